@@ -1,0 +1,100 @@
+package maps
+
+import (
+	"fmt"
+	"iter"
+)
+
+// FakeTable is a [Table] in memory, for tests.
+type FakeTable[K comparable, V any] struct {
+	TableName string
+	Capacity  int // zero: no limit
+	Entries   map[K]V
+
+	// Fail, when set, is asked before every write; the write does not happen
+	// if it returns an error.
+	Fail func(table, operation string) error
+	// Wrote, when set, is called after every write that happened.
+	Wrote func(table, operation string)
+}
+
+// Name implements [Table].
+func (t *FakeTable[K, V]) Name() string { return t.TableName }
+
+// Put implements [Table].
+func (t *FakeTable[K, V]) Put(k K, v V) error {
+	if _, ok := t.Entries[k]; !ok && t.Capacity != 0 && len(t.Entries) >= t.Capacity {
+		return fmt.Errorf("map %s, %d entries: %w", t.TableName, t.Capacity, ErrFull)
+	}
+
+	return t.write("put", func() { t.Entries[k] = v })
+}
+
+// Delete implements [Table].
+func (t *FakeTable[K, V]) Delete(k K) error {
+	return t.write("delete", func() { delete(t.Entries, k) })
+}
+
+func (t *FakeTable[K, V]) write(operation string, do func()) error {
+	if t.Fail != nil {
+		if err := t.Fail(t.TableName, operation); err != nil {
+			return fmt.Errorf("map %s: %s: %w", t.TableName, operation, err)
+		}
+	}
+	do()
+	if t.Wrote != nil {
+		t.Wrote(t.TableName, operation)
+	}
+
+	return nil
+}
+
+// Lookup implements [Table].
+func (t *FakeTable[K, V]) Lookup(k K) (V, bool, error) {
+	v, ok := t.Entries[k]
+
+	return v, ok, nil
+}
+
+// All implements [Table].
+func (t *FakeTable[K, V]) All() iter.Seq2[Entry[K, V], error] {
+	return func(yield func(Entry[K, V], error) bool) {
+		for k, v := range t.Entries {
+			if !yield(Entry[K, V]{k, v}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// FakeSlots are [Slots] in memory, for tests.
+type FakeSlots struct {
+	IDs []uint32
+	// Wrote, when set, is called after every write.
+	Wrote func()
+}
+
+// Len implements [Slots].
+func (s *FakeSlots) Len() int { return len(s.IDs) }
+
+// Set implements [Slots].
+func (s *FakeSlots) Set(i, id uint32) error {
+	if int(i) >= len(s.IDs) {
+		return fmt.Errorf("slot %d: there are %d slots", i, len(s.IDs))
+	}
+	s.IDs[i] = id
+	if s.Wrote != nil {
+		s.Wrote()
+	}
+
+	return nil
+}
+
+// Get implements [Slots].
+func (s *FakeSlots) Get(i uint32) (uint32, error) {
+	if int(i) >= len(s.IDs) {
+		return 0, fmt.Errorf("slot %d: there are %d slots", i, len(s.IDs))
+	}
+
+	return s.IDs[i], nil
+}

@@ -1,0 +1,17 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Compiled for its BTF alone: the maps, and the types that no map holds. */
+#include "maps.h"
+
+const enum scope *btf_scope __attribute__((unused));
+const enum kind *btf_kind __attribute__((unused));
+const enum frontend_flag *btf_frontend_flag __attribute__((unused));
+const enum backend_flag *btf_backend_flag __attribute__((unused));
+const enum node_addr_flag *btf_node_addr_flag __attribute__((unused));
+const enum reason *btf_reason __attribute__((unused));
+const enum client_kind *btf_client_kind __attribute__((unused));
+const enum udp_pin_way *btf_udp_pin_way __attribute__((unused));
+const struct translated_sock *btf_translated_sock __attribute__((unused));
+
+char maps_license[] SEC("license") = "Dual BSD/GPL";

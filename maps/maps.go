@@ -1,0 +1,195 @@
+// Package maps is the treaty between the agent and the datapath: every map,
+// and every byte that both sides touch. C owns the layout (types.h, maps.h),
+// this package owns the names.
+package maps
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strings"
+)
+
+// The types that maps hold. Ports in them are in network byte order: see
+// [Port] and the constructors below.
+type (
+	Addr           = treatyAddr
+	FrontendKey    = treatyFrontendKey
+	Frontend       = treatyFrontend
+	Backend        = treatyBackend
+	ServicePort    = treatyServicePort
+	NodeAddr       = treatyNodeAddr
+	SourceRangeKey = treatySourceRangeKey
+	ServiceCIDRKey = treatyServiceCidrKey
+	AffinityKey    = treatyAffinityKey
+	Affinity       = treatyAffinity
+	SockState      = treatySockState
+	UDPPinKey      = treatyUdpPinKey
+	UDPPin         = treatyUdpPin
+	// TranslatedSock is a socket that Sluice translated, as the iterator
+	// over sock_state tells it. It is in no map.
+	TranslatedSock = treatyTranslatedSock
+)
+
+// Where a lookup starts.
+const (
+	ScopeInternal = uint8(treatyScopeSCOPE_INTERNAL)
+	ScopeExternal = uint8(treatyScopeSCOPE_EXTERNAL)
+)
+
+// What makes an address a frontend.
+const (
+	KindClusterIP    = uint8(treatyKindKIND_CLUSTER_IP)
+	KindExternalIP   = uint8(treatyKindKIND_EXTERNAL_IP)
+	KindLoadBalancer = uint8(treatyKindKIND_LOAD_BALANCER)
+	KindNodePort     = uint8(treatyKindKIND_NODE_PORT)
+)
+
+// Flags of a [Frontend].
+const (
+	FrontendDropIfEmpty  = uint16(treatyFrontendFlagFRONTEND_DROP_IF_EMPTY)
+	FrontendSourceRanges = uint16(treatyFrontendFlagFRONTEND_SOURCE_RANGES)
+	FrontendNodeInRanges = uint16(treatyFrontendFlagFRONTEND_NODE_IN_RANGES)
+)
+
+// Flags of a [Backend].
+const (
+	BackendLocal       = uint16(treatyBackendFlagBACKEND_LOCAL)
+	BackendTerminating = uint16(treatyBackendFlagBACKEND_TERMINATING)
+)
+
+// NodeAddrNodePort says that node ports answer on a [NodeAddr].
+const NodeAddrNodePort = uint32(treatyNodeAddrFlagNODE_ADDR_NODE_PORT)
+
+// What a client is, in an [AffinityKey].
+const (
+	ClientNetns = uint32(treatyClientKindCLIENT_NETNS)
+	ClientAddr  = uint32(treatyClientKindCLIENT_ADDR)
+)
+
+// Which way a [UDPPin] is looked up.
+const (
+	UDPPinSend    = uint16(treatyUdpPinWayUDP_PIN_SEND)
+	UDPPinReceive = uint16(treatyUdpPinWayUDP_PIN_RECEIVE)
+)
+
+// AddrOf returns a as maps hold it: IPv4 is mapped into ::ffff:0:0/96.
+func AddrOf(a netip.Addr) Addr {
+	return Addr{Bytes: a.As16()}
+}
+
+// IP returns the address that a stands for, IPv4 unmapped.
+func (a Addr) IP() netip.Addr {
+	return netip.AddrFrom16(a.Bytes).Unmap()
+}
+
+// Port converts a port between host and network byte order.
+func Port(p uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], p)
+
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+// FrontendKeyOf returns the key of what a client dials at addr:port. Protocol
+// is an IP protocol number, scope one of the Scope constants.
+func FrontendKeyOf(addr netip.Addr, port uint16, protocol, scope uint8) FrontendKey {
+	return FrontendKey{Addr: AddrOf(addr), Port: Port(port), Proto: protocol, Scope: scope}
+}
+
+// AddrPort returns the address and port of k.
+func (k FrontendKey) AddrPort() netip.AddrPort {
+	return netip.AddrPortFrom(k.Addr.IP(), Port(k.Port))
+}
+
+// BackendOf returns the backend of the service port frontendID that answers
+// at addr.
+func BackendOf(addr netip.AddrPort, frontendID uint32, flags uint16) Backend {
+	return Backend{
+		Addr:       AddrOf(addr.Addr()),
+		Port:       Port(addr.Port()),
+		FrontendId: frontendID,
+		Flags:      flags,
+	}
+}
+
+// AddrPort returns the address and port at which b answers.
+func (b Backend) AddrPort() netip.AddrPort {
+	return netip.AddrPortFrom(b.Addr.IP(), Port(b.Port))
+}
+
+// SourceRangeKeyOf returns the key that allows prefix at the frontends with
+// frontendID.
+func SourceRangeKeyOf(frontendID uint32, prefix netip.Prefix) SourceRangeKey {
+	return SourceRangeKey{
+		PrefixLen:  32 + mappedBits(prefix),
+		FrontendId: frontendID,
+		Addr:       AddrOf(prefix.Addr()),
+	}
+}
+
+// Prefix returns the source range that k allows.
+func (k SourceRangeKey) Prefix() netip.Prefix {
+	return prefixOf(k.Addr, k.PrefixLen-32)
+}
+
+// ServiceCIDRKeyOf returns the key of a range that ClusterIPs come from.
+func ServiceCIDRKeyOf(prefix netip.Prefix) ServiceCIDRKey {
+	return ServiceCIDRKey{PrefixLen: mappedBits(prefix), Addr: AddrOf(prefix.Addr())}
+}
+
+// Prefix returns the range of k.
+func (k ServiceCIDRKey) Prefix() netip.Prefix {
+	return prefixOf(k.Addr, k.PrefixLen)
+}
+
+// mappedBits returns the length of p as a prefix of 128-bit addresses.
+func mappedBits(p netip.Prefix) uint32 {
+	if p.Addr().Is4() {
+		return uint32(96 + p.Bits())
+	}
+
+	return uint32(p.Bits())
+}
+
+func prefixOf(a Addr, bits uint32) netip.Prefix {
+	addr := a.IP()
+	if addr.Is4() {
+		bits -= 96
+	}
+
+	return netip.PrefixFrom(addr, int(bits))
+}
+
+// ServicePortOf returns the name of a service port. Kubernetes limits each
+// part to 63 bytes; what is longer is cut.
+func ServicePortOf(namespace, name, port string, protocol, family uint8) ServicePort {
+	sp := ServicePort{Proto: protocol, Family: family}
+	copy(sp.Namespace[:len(sp.Namespace)-1], namespace)
+	copy(sp.Name[:len(sp.Name)-1], name)
+	copy(sp.Port[:len(sp.Port)-1], port)
+
+	return sp
+}
+
+// Parts returns the namespace and name of the Service, and the name of its
+// port (empty when it has none).
+func (sp ServicePort) Parts() (namespace, name, port string) {
+	return cString(sp.Namespace[:]), cString(sp.Name[:]), cString(sp.Port[:])
+}
+
+// String returns "namespace/name:port", or "namespace/name" for an unnamed
+// port.
+func (sp ServicePort) String() string {
+	namespace, name, port := sp.Parts()
+	if port == "" {
+		return namespace + "/" + name
+	}
+
+	return namespace + "/" + name + ":" + port
+}
+
+func cString(b []uint8) string {
+	s, _, _ := strings.Cut(string(b), "\x00")
+
+	return s
+}

@@ -1,0 +1,270 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Version names the layout of everything below it in the pin path. It changes
+// whenever a type or a map in types.h or maps.h does.
+const Version = "v1"
+
+// ErrStale is returned when a pinned map has another layout than this build.
+var ErrStale = errors.New("pinned map has another layout")
+
+// prefix starts the kernel name of every map; pins go without.
+const prefix = "sl_"
+
+// Pinned are the maps in the kernel, pinned below a bpffs directory. They
+// outlive the process that made them.
+type Pinned struct {
+	Tables
+	Affinity *Map[AffinityKey, Affinity]
+	UDPPins  *Map[UDPPinKey, UDPPin]
+
+	dir    string
+	byName map[string]*ebpf.Map
+}
+
+// Options are the choices that [Create] leaves open.
+type Options struct {
+	// Capacities overrides how many entries a map has room for, by the name
+	// of its pin. It only counts for maps that are not there yet.
+	Capacities map[string]uint32
+}
+
+// Create adopts the maps that are pinned below root (in the folder of this
+// [Version]) and creates and pins those that are not. It returns an error
+// wrapping [ErrStale] if a pinned map has another layout; nothing is changed
+// then. The caller closes the result, which leaves the pins.
+func Create(root string, opts Options) (*Pinned, error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("limit of locked memory, which maps count against before Linux 5.11: %w", err)
+	}
+	specs, err := mapSpecs()
+	if err != nil {
+		return nil, err
+	}
+	for name := range opts.Capacities {
+		if specs[name] == nil {
+			return nil, fmt.Errorf("capacity of map %q: there is no such map", name)
+		}
+	}
+	dir := filepath.Join(root, Version)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("pin directory: %w", err)
+	}
+
+	return open(dir, specs, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+		m, err := adopt(dir, name, spec)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return m, err
+		}
+		if n, ok := opts.Capacities[name]; ok {
+			spec.MaxEntries = n
+		}
+
+		return create(dir, name, spec)
+	})
+}
+
+// Load opens the maps that an agent has pinned below root. It returns an
+// error wrapping [fs.ErrNotExist] if one is not there, and [ErrStale] if one
+// has another layout. The caller closes the result.
+func Load(root string) (*Pinned, error) {
+	specs, err := mapSpecs()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(root, Version)
+
+	return open(dir, specs, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+		return adopt(dir, name, spec)
+	})
+}
+
+// mapSpecs returns the specification of every map by the name of its pin.
+func mapSpecs() (map[string]*ebpf.MapSpec, error) {
+	treaty, err := loadTreaty()
+	if err != nil {
+		return nil, fmt.Errorf("embedded maps: %w", err)
+	}
+	specs := make(map[string]*ebpf.MapSpec)
+	for name, spec := range treaty.Maps {
+		if pin, ok := strings.CutPrefix(name, prefix); ok {
+			specs[pin] = spec
+		}
+	}
+
+	return specs, nil
+}
+
+func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Pinned, error) {
+	p := &Pinned{dir: dir, byName: make(map[string]*ebpf.Map, len(specs))}
+	for _, name := range slices.Sorted(maps.Keys(specs)) {
+		m, err := get(name, specs[name])
+		if err != nil {
+			return nil, errors.Join(err, p.Close())
+		}
+		p.byName[name] = m
+	}
+	slots, err := mapSlots(p.byName[NameSlots])
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	p.Tables = Tables{
+		Frontends:    table[FrontendKey, Frontend](p, NameFrontends),
+		Slots:        slots,
+		Backends:     table[uint32, Backend](p, NameBackends),
+		ServicePorts: table[uint32, ServicePort](p, NameServicePorts),
+		NodeAddrs:    table[Addr, NodeAddr](p, NameNodeAddrs),
+		SourceRanges: table[SourceRangeKey, uint32](p, NameSourceRanges),
+		ServiceCIDRs: table[ServiceCIDRKey, uint32](p, NameServiceCIDRs),
+	}
+	p.Affinity = table[AffinityKey, Affinity](p, NameAffinity)
+	p.UDPPins = table[UDPPinKey, UDPPin](p, NameUDPPins)
+
+	return p, nil
+}
+
+func table[K comparable, V any](p *Pinned, name string) *Map[K, V] {
+	return &Map[K, V]{name: name, m: p.byName[name]}
+}
+
+// adopt opens the pin of a map and checks that its layout is that of spec.
+// How many entries it has room for may differ.
+func adopt(dir, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	path := filepath.Join(dir, name)
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("pinned map %s: %w", path, err)
+	}
+	have := fmt.Sprintf("%s, key %d bytes, value %d bytes, flags %#x", m.Type(), m.KeySize(), m.ValueSize(), m.Flags())
+	want := fmt.Sprintf("%s, key %d bytes, value %d bytes, flags %#x", spec.Type, spec.KeySize, spec.ValueSize, spec.Flags)
+	if have != want {
+		m.Close()
+
+		return nil, fmt.Errorf("pinned map %s: %w: it is %s; this build has %s", path, ErrStale, have, want)
+	}
+
+	return m, nil
+}
+
+func create(dir, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		return nil, fmt.Errorf("map %s: %w", name, err)
+	}
+	if err := m.Pin(filepath.Join(dir, name)); err != nil {
+		m.Close()
+
+		return nil, fmt.Errorf("map %s: pin: %w", name, err)
+	}
+
+	return m, nil
+}
+
+// Replacements returns the maps by their names in C, for loading programs
+// that share them. The maps stay owned by p.
+func (p *Pinned) Replacements() map[string]*ebpf.Map {
+	replacements := make(map[string]*ebpf.Map, len(p.byName))
+	for name, m := range p.byName {
+		replacements[prefix+name] = m
+	}
+
+	return replacements
+}
+
+// Fill is how full a map is.
+type Fill struct {
+	Name     string
+	Entries  int
+	Capacity int
+}
+
+// Fills counts the entries of every hash map, sorted by name. It reads all of
+// them, so it is for people who ask and not for every second.
+func (p *Pinned) Fills() ([]Fill, error) {
+	var fills []Fill
+	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
+		m := p.byName[name]
+		switch m.Type() {
+		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+		default:
+			continue
+		}
+		n, err := countKeys(m)
+		if err != nil {
+			return nil, fmt.Errorf("map %s: count: %w", name, err)
+		}
+		fills = append(fills, Fill{Name: name, Entries: n, Capacity: int(m.MaxEntries())})
+	}
+
+	return fills, nil
+}
+
+func countKeys(m *ebpf.Map) (int, error) {
+	key := make([]byte, m.KeySize())
+	err := m.NextKey(nil, key)
+	n := 0
+	for ; err == nil; n++ {
+		if uint32(n) > m.MaxEntries() { // deletions meanwhile start it over
+			return int(m.MaxEntries()), nil
+		}
+		err = m.NextKey(key, key)
+	}
+	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, err
+	}
+
+	return n, nil
+}
+
+// SockState returns the map of socket-local storage, for an iterator over it.
+// It stays owned by p.
+func (p *Pinned) SockState() *ebpf.Map { return p.byName[NameSockState] }
+
+// ReasonCounts returns how often each reason was given, on all CPUs together.
+func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
+	counts := make(map[Reason]uint64)
+	for _, r := range Reasons() {
+		var perCPU []uint64
+		if err := p.byName[NameReasons].Lookup(uint32(r), &perCPU); err != nil {
+			return nil, fmt.Errorf("map %s: %s: %w", NameReasons, r, err)
+		}
+		for _, n := range perCPU {
+			counts[r] += n
+		}
+	}
+
+	return counts, nil
+}
+
+// Unpin removes the pins. The maps live on as long as a program or a process
+// uses them.
+func (p *Pinned) Unpin() error {
+	if err := os.RemoveAll(p.dir); err != nil {
+		return fmt.Errorf("pin directory: %w", err)
+	}
+
+	return nil
+}
+
+// Close closes the maps and leaves their pins.
+func (p *Pinned) Close() error {
+	var errs []error
+	for _, m := range p.byName {
+		errs = append(errs, m.Close())
+	}
+
+	return errors.Join(errs...)
+}

@@ -1,0 +1,57 @@
+package maps
+
+import "fmt"
+
+// Reason is why a hook stopped where it did.
+type Reason uint32
+
+// The reasons.
+const (
+	ReasonNext                   = Reason(treatyReasonREASON_NEXT)
+	ReasonTranslated             = Reason(treatyReasonREASON_TRANSLATED)
+	ReasonTranslatedUnremembered = Reason(treatyReasonREASON_TRANSLATED_UNREMEMBERED)
+	ReasonPassProtocol           = Reason(treatyReasonREASON_PASS_PROTOCOL)
+	ReasonPassNoFrontend         = Reason(treatyReasonREASON_PASS_NO_FRONTEND)
+	ReasonPassDisabled           = Reason(treatyReasonREASON_PASS_DISABLED)
+	ReasonRejectNoBackend        = Reason(treatyReasonREASON_REJECT_NO_BACKEND)
+	ReasonRejectNoPort           = Reason(treatyReasonREASON_REJECT_NO_PORT)
+	ReasonDropNoLocalBackend     = Reason(treatyReasonREASON_DROP_NO_LOCAL_BACKEND)
+	ReasonDropSourceRange        = Reason(treatyReasonREASON_DROP_SOURCE_RANGE)
+	ReasonDropUnallocated        = Reason(treatyReasonREASON_DROP_UNALLOCATED)
+	ReasonDropBackendMissing     = Reason(treatyReasonREASON_DROP_BACKEND_MISSING)
+	reasonCount                  = Reason(treatyReasonREASON_COUNT)
+)
+
+// The words are an operator's: what happened, to what.
+var reasonWords = [reasonCount]string{
+	ReasonNext:                   "not decided",
+	ReasonTranslated:             "sent to a backend",
+	ReasonTranslatedUnremembered: "sent to a backend, but the socket has no room to remember what it dialled",
+	ReasonPassProtocol:           "passed: neither TCP nor UDP",
+	ReasonPassNoFrontend:         "passed: not the address of a Service",
+	ReasonPassDisabled:           "passed: UDP is not translated at the socket",
+	ReasonRejectNoBackend:        "refused: the Service has no usable endpoint",
+	ReasonRejectNoPort:           "refused: the ClusterIP has no such port",
+	ReasonDropNoLocalBackend:     "dropped: traffic policy Local, and no usable endpoint on this node",
+	ReasonDropSourceRange:        "dropped: the source is not in loadBalancerSourceRanges",
+	ReasonDropUnallocated:        "dropped: the address is in a ServiceCIDR, but belongs to no Service",
+	ReasonDropBackendMissing:     "dropped: the slot names a backend that does not exist",
+}
+
+// Reasons returns every reason a hook can give, in the order of their numbers.
+func Reasons() []Reason {
+	all := make([]Reason, 0, reasonCount-1)
+	for r := ReasonNext + 1; r < reasonCount; r++ {
+		all = append(all, r)
+	}
+
+	return all
+}
+
+func (r Reason) String() string {
+	if r >= reasonCount {
+		return fmt.Sprintf("reason %d", uint32(r))
+	}
+
+	return reasonWords[r]
+}

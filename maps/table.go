@@ -1,0 +1,101 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// ErrFull is returned by Put when the map has no room for another entry.
+var ErrFull = errors.New("map is full")
+
+// Entry is one key with its value.
+type Entry[K comparable, V any] struct {
+	Key   K
+	Value V
+}
+
+// Table is a BPF map seen through its Go types. [Map] is the kernel's,
+// [FakeTable] is a test's.
+type Table[K comparable, V any] interface {
+	// Name returns the name of the map, as its pin has it.
+	Name() string
+	// Put creates or replaces the entry at k. It returns an error wrapping
+	// ErrFull if the map has no room.
+	Put(k K, v V) error
+	// Delete removes the entry at k. Removing an absent entry is not an error.
+	Delete(k K) error
+	// Lookup returns the value at k, and whether there is one.
+	Lookup(k K) (V, bool, error)
+	// All yields every entry, in no order. It stops after the first error.
+	All() iter.Seq2[Entry[K, V], error]
+}
+
+// Map is a Table in the kernel.
+type Map[K comparable, V any] struct {
+	name string
+	m    *ebpf.Map
+}
+
+// Name implements [Table].
+func (t *Map[K, V]) Name() string { return t.name }
+
+// Capacity returns how many entries the map can hold.
+func (t *Map[K, V]) Capacity() int { return int(t.m.MaxEntries()) }
+
+// Put implements [Table].
+func (t *Map[K, V]) Put(k K, v V) error {
+	err := t.m.Put(&k, &v)
+	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("map %s, %d entries: %w", t.name, t.m.MaxEntries(), ErrFull)
+	}
+	if err != nil {
+		return fmt.Errorf("map %s: put: %w", t.name, err)
+	}
+
+	return nil
+}
+
+// Delete implements [Table].
+func (t *Map[K, V]) Delete(k K) error {
+	err := t.m.Delete(&k)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("map %s: delete: %w", t.name, err)
+	}
+
+	return nil
+}
+
+// Lookup implements [Table].
+func (t *Map[K, V]) Lookup(k K) (V, bool, error) {
+	var v V
+	err := t.m.Lookup(&k, &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return v, false, nil
+	}
+	if err != nil {
+		return v, false, fmt.Errorf("map %s: lookup: %w", t.name, err)
+	}
+
+	return v, true, nil
+}
+
+// All implements [Table]. Entries that come or go meanwhile may be missed or
+// seen twice.
+func (t *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
+	return func(yield func(Entry[K, V], error) bool) {
+		var e Entry[K, V]
+		it := t.m.Iterate()
+		for it.Next(&e.Key, &e.Value) {
+			if !yield(e, nil) {
+				return
+			}
+		}
+		if err := it.Err(); err != nil {
+			yield(Entry[K, V]{}, fmt.Errorf("map %s: iterate: %w", t.name, err))
+		}
+	}
+}
