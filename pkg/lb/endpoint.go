@@ -1,0 +1,60 @@
+package lb
+
+import (
+	"cmp"
+	"net/netip"
+	"strings"
+)
+
+// SliceName identifies an EndpointSlice.
+type SliceName struct {
+	Namespace string
+	Name      string
+}
+
+func (n SliceName) String() string { return n.Namespace + "/" + n.Name }
+
+func (n SliceName) compare(m SliceName) int {
+	return cmp.Or(strings.Compare(n.Namespace, m.Namespace), strings.Compare(n.Name, m.Name))
+}
+
+// EndpointSlice is what an EndpointSlice object says, parsed and without what
+// a Service proxy never reads.
+type EndpointSlice struct {
+	Name      SliceName
+	Service   ServiceName
+	Family    Family
+	Ports     []EndpointPort
+	Endpoints []Endpoint
+}
+
+// EndpointPort is a port that all endpoints of a slice have.
+type EndpointPort struct {
+	Name     string
+	Protocol Protocol
+	Port     uint16 // never zero
+}
+
+// Endpoint is one endpoint of a slice. Conditions that the object leaves out
+// have their meaning filled in: ready, serving, not terminating.
+type Endpoint struct {
+	Addr        netip.Addr
+	NodeName    string // empty: on no known node, so never local
+	Zone        string // for display; no policy reads it
+	Ready       bool
+	Serving     bool
+	Terminating bool
+	ForZones    []string // hints.forZones
+	ForNodes    []string // hints.forNodes
+}
+
+// Node is what the policy needs to know of the node that we run on.
+type Node struct {
+	Name string // as in Endpoint.NodeName
+	Zone string // label topology.kubernetes.io/zone; empty: none
+
+	// PrimaryIPs holds at most one address a family: the node IP that
+	// loadBalancerSourceRanges are held against for the node's own traffic,
+	// and the meaning of nodePortAddresses "primary".
+	PrimaryIPs []netip.Addr
+}

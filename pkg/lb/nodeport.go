@@ -1,0 +1,79 @@
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// NodePortAddresses says which of the node's addresses answer on node ports:
+// those in one of the ranges. A family without a range has all of its
+// addresses selected.
+//
+// The zero value, kube-proxy's default in nftables mode, is "primary": the
+// node's primary IPs are the ranges. (The default of its iptables mode is
+// 0.0.0.0/0 and ::/0.)
+type NodePortAddresses struct {
+	Prefixes []netip.Prefix
+}
+
+// ParseNodePortAddresses parses the list of kube-proxy's nodePortAddresses:
+// address ranges, or the word "primary" alone. An empty list is "primary" too.
+// The error names the bad element.
+func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
+	var n NodePortAddresses
+	if len(list) == 1 && list[0] == "primary" {
+		return n, nil
+	}
+	for i, s := range list {
+		prefix, err := ParsePrefix(s)
+		if s == "primary" {
+			err = errors.New(`"primary" stands alone`)
+		}
+		if err != nil {
+			return NodePortAddresses{}, fmt.Errorf("nodePortAddresses[%d]: %w", i, err)
+		}
+		n.Prefixes = append(n.Prefixes, prefix)
+	}
+	return n, nil
+}
+
+// Select returns the addresses of local, the node's own, that answer on node
+// ports, in their order. Loopback addresses never do (a socket of the node that
+// dials one is another matter).
+func (n NodePortAddresses) Select(local []netip.Addr, node *Node) []netip.Addr {
+	var selected []netip.Addr
+	for _, addr := range local {
+		if !addr.IsLoopback() && n.contains(addr, node) {
+			selected = append(selected, addr)
+		}
+	}
+	return selected
+}
+
+func (n NodePortAddresses) contains(addr netip.Addr, node *Node) bool {
+	prefixes := n.Prefixes
+	if len(prefixes) == 0 {
+		prefixes = node.primaryPrefixes()
+	}
+	restricted := false
+	for _, p := range prefixes {
+		if p.Contains(addr) {
+			return true
+		}
+		restricted = restricted || FamilyOf(p.Addr()) == FamilyOf(addr)
+	}
+	return !restricted
+}
+
+// primaryPrefixes returns the node IPs. A loopback address is none: it stands
+// for one that is not known.
+func (n *Node) primaryPrefixes() []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, ip := range n.PrimaryIPs {
+		if !ip.IsLoopback() {
+			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
+		}
+	}
+	return prefixes
+}

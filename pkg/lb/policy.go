@@ -1,0 +1,25 @@
+package lb
+
+// externalPolicy returns the external traffic policy, which only counts for a
+// Service that is meant to be dialled from outside (by its type or by having
+// external IPs, of whichever family).
+func (s *Service) externalPolicy() TrafficPolicy {
+	if s.ExternalPolicy != Local || s.Type == ClusterIP && len(s.ExternalIPs) == 0 {
+		return Cluster
+	}
+	return Local
+}
+
+// internalPolicy returns the internal traffic policy. It only counts for
+// ClusterIPs.
+func (s *Service) internalPolicy() TrafficPolicy {
+	if s.InternalPolicy == Local {
+		return Local
+	}
+	return Cluster
+}
+
+// wantsLocal says whether any of the policies is Local.
+func (s *Service) wantsLocal() bool {
+	return s.internalPolicy() == Local || s.externalPolicy() == Local
+}

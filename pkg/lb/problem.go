@@ -1,0 +1,94 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Problem is a part of an object that was left out, and why. Everything else
+// of the object is in force.
+type Problem struct {
+	Object  string // "Service ns/name", "EndpointSlice ns/name", …
+	Field   string // "spec.externalIPs[1]"
+	Message string
+}
+
+func (p Problem) String() string {
+	return fmt.Sprintf("%s: %s: %s", p.Object, p.Field, p.Message)
+}
+
+// checkService notes what the Service asks for and does not get.
+func (r *resolver) checkService() {
+	s := r.svc
+	for i, ip := range s.ClusterIPs {
+		if ip.IsValid() && s.clusterIP(FamilyOf(ip)) != ip {
+			r.problem(fmt.Sprintf("spec.clusterIPs[%d]", i), "%s is not in use: spec.ipFamilies does not have its family there", ip)
+		}
+	}
+	for i, ip := range s.ExternalIPs {
+		r.checkAddress("spec.externalIPs[%d]", i, ip)
+	}
+	for i, lb := range s.LoadBalancers {
+		if !lb.Proxy {
+			r.checkAddress("status.loadBalancer.ingress[%d].ip", i, lb.Addr)
+		}
+	}
+	if s.Type == LoadBalancer && s.externalPolicy() == Local && s.HealthCheckNodePort == 0 {
+		r.problem("spec.healthCheckNodePort", "missing: load balancers cannot find out which nodes have local endpoints")
+	}
+	r.checkSourceRanges()
+}
+
+// checkAddress notes an address that nobody can dial, element i of a list.
+func (r *resolver) checkAddress(list string, i int, ip netip.Addr) {
+	switch family := FamilyOf(ip); {
+	case !ip.IsValid():
+	case ip.IsUnspecified():
+		r.problem(fmt.Sprintf(list, i), "%s is not an address of one destination", ip)
+	case !r.svc.clusterIP(family).IsValid():
+		r.problem(fmt.Sprintf(list, i), "%s is not in use: the Service has no %s ClusterIP", ip, family)
+	}
+}
+
+// checkSourceRanges notes where source ranges keep nobody out although there
+// are some.
+func (r *resolver) checkSourceRanges() {
+	if len(r.svc.SourceRanges) == 0 {
+		return
+	}
+	for _, family := range []Family{IPv4, IPv6} {
+		dialled := r.svc.clusterIP(family).IsValid() && len(r.svc.ownPrefixes(family)) > 0
+		ranged := slices.ContainsFunc(r.svc.SourceRanges, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })
+		if dialled && !ranged {
+			r.problem("spec.loadBalancerSourceRanges", "none of family %s: everybody may connect to the %s load balancers", family, family)
+		}
+	}
+}
+
+// checkSlices notes the endpoints that join has to skip.
+func (r *resolver) checkSlices() {
+	for _, slice := range r.slices {
+		if slice.Service != r.svc.Name {
+			continue
+		}
+		for i := range slice.Endpoints {
+			if addr := slice.Endpoints[i].Addr; addr.IsValid() && FamilyOf(addr) != slice.Family {
+				r.out.Problems = append(r.out.Problems, Problem{
+					Object:  "EndpointSlice " + slice.Name.String(),
+					Field:   fmt.Sprintf("endpoints[%d].addresses[0]", i),
+					Message: fmt.Sprintf("%s is not an %s address", addr, slice.Family),
+				})
+			}
+		}
+	}
+}
+
+// problem notes that a part of the Service is left out.
+func (r *resolver) problem(field, format string, args ...any) {
+	r.out.Problems = append(r.out.Problems, Problem{
+		Object:  "Service " + r.svc.Name.String(),
+		Field:   field,
+		Message: fmt.Sprintf(format, args...),
+	})
+}

@@ -1,0 +1,212 @@
+package lb
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestWhichServicesCount(t *testing.T) {
+	external := func(s *Service) { s.ExternalIPs = ips("192.0.2.1"); balanced(s) }
+	for _, test := range []struct {
+		name  string
+		svc   *Service
+		count int
+	}{
+		{"one with a ClusterIP", web(), 4},
+		{"not a headless one", web(external, func(s *Service) { s.ClusterIPs = nil }), 0},
+		{"not an ExternalName, even with a ClusterIP", web(external, func(s *Service) { s.Type = ExternalName }), 0},
+		{"not one whose ClusterIP is no address", web(external, func(s *Service) { s.ClusterIPs = []netip.Addr{{}} }), 0},
+		{"not one without ports", web(func(s *Service) { s.Ports = nil }), 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := Resolve(test.svc, []*EndpointSlice{slice("a", endpoint("10.0.2.1"))}, &testNode)
+			if len(got.Frontends) != test.count {
+				t.Errorf("%d frontends, want %d: %v", len(got.Frontends), test.count, lines(got))
+			}
+		})
+	}
+}
+
+func TestFamilies(t *testing.T) {
+	everything := func(s *Service) {
+		s.Type = LoadBalancer
+		s.LoadBalancers = vips("1.2.3.4", "2001:db8:f::4")
+		s.ExternalIPs = ips("192.0.2.1", "2001:db8:e::1")
+		s.Ports[0].NodePort = 30080
+	}
+	onlyV4 := []string{"10.96.0.1", "1.2.3.4", "192.0.2.1", "0.0.0.0"}
+	onlyV6 := []string{"fd00::1", "2001:db8:f::4", "2001:db8:e::1", "::"}
+	for _, test := range []struct {
+		name       string
+		clusterIPs []netip.Addr
+		families   []Family
+		want       []string
+	}{
+		{"both, each with its own", ips("10.96.0.1", "fd00::1"), []Family{IPv4, IPv6}, slices.Concat(onlyV4, onlyV6)},
+		{"both, IPv6 first", ips("fd00::1", "10.96.0.1"), []Family{IPv6, IPv4}, slices.Concat(onlyV4, onlyV6)},
+		{"nothing of a family without ClusterIP", ips("10.96.0.1"), []Family{IPv4}, onlyV4},
+		{"nothing of IPv4 in an IPv6 Service", ips("fd00::1"), []Family{IPv6}, onlyV6},
+		{"that of the first address if none are listed", ips("fd00::1", "10.96.0.1"), nil, onlyV6},
+		{"not one that is listed without an address", ips("10.96.0.1"), []Family{IPv4, IPv6}, onlyV4},
+		{"not one that is not listed", ips("10.96.0.1", "fd00::1"), []Family{IPv4}, onlyV4},
+		{"not one whose address is of the other", ips("10.96.0.1", "10.96.0.2"), []Family{IPv4, IPv6}, onlyV4},
+		{"none if both are listed the other way round", ips("10.96.0.1", "fd00::1"), []Family{IPv6, IPv4}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			svc := web(everything, func(s *Service) { s.ClusterIPs, s.Families = test.clusterIPs, test.families })
+			var got []string
+			for _, f := range Resolve(svc, nil, &testNode).Frontends {
+				if addr := f.Key.Addr.String(); f.Key.Scope == Internal && f.Key.Port != 0 {
+					got = append(got, addr)
+				}
+			}
+			checkLines(t, got, test.want...)
+		})
+	}
+}
+
+func TestBackendsStayInTheirFamily(t *testing.T) {
+	svc := web(dualStack, func(s *Service) { s.Ports[0].NodePort = 30080 })
+	got := Resolve(svc, []*EndpointSlice{slice("a", endpoint("10.0.2.1")), slice("b", endpoint("fd00:2::1"))}, &testNode)
+	checkLines(t, lines(got),
+		"10.96.0.1:80/TCP internal -> 10.0.2.1:8080",
+		"10.96.0.1:80/TCP external -> 10.0.2.1:8080",
+		"0.0.0.0:30080/TCP internal -> 10.0.2.1:8080",
+		"0.0.0.0:30080/TCP external -> 10.0.2.1:8080",
+		"[fd00::1]:80/TCP internal -> [fd00:2::1]:8080",
+		"[fd00::1]:80/TCP external -> [fd00:2::1]:8080",
+		"[::]:30080/TCP internal -> [fd00:2::1]:8080",
+		"[::]:30080/TCP external -> [fd00:2::1]:8080",
+	)
+}
+
+func TestKinds(t *testing.T) {
+	proxied := func(s *Service) {
+		s.LoadBalancers = append(s.LoadBalancers, LoadBalancerIP{Addr: ip("1.2.3.5"), Proxy: true})
+	}
+	external := func(list ...string) func(*Service) { return func(s *Service) { s.ExternalIPs = ips(list...) } }
+	for _, test := range []struct {
+		name string
+		svc  *Service
+		want []string
+	}{
+		{"a ClusterIP", web(), []string{"10.96.0.1:80 ClusterIP"}},
+		{"a node port, whatever the type", web(func(s *Service) { s.Ports[0].NodePort = 30080 }),
+			[]string{"10.96.0.1:80 ClusterIP", "0.0.0.0:30080 NodePort"}},
+		{"an external IP, whatever the type", web(external("192.0.2.1")),
+			[]string{"10.96.0.1:80 ClusterIP", "192.0.2.1:80 ExternalIP"}},
+		{"a load balancer's, whatever the type", web(func(s *Service) { s.LoadBalancers = vips("1.2.3.4") }),
+			[]string{"10.96.0.1:80 ClusterIP", "1.2.3.4:80 LoadBalancer"}},
+		{"not a load balancer's that proxies", web(balanced, proxied),
+			[]string{"10.96.0.1:80 ClusterIP", "1.2.3.4:80 LoadBalancer", "0.0.0.0:30080 NodePort"}},
+		{"a load balancer's without node port", web(balanced, func(s *Service) { s.Ports[0].NodePort = 0 }),
+			[]string{"10.96.0.1:80 ClusterIP", "1.2.3.4:80 LoadBalancer"}},
+		{"one of each address, however often it is listed", web(external("192.0.2.1", "192.0.2.1")),
+			[]string{"10.96.0.1:80 ClusterIP", "192.0.2.1:80 ExternalIP"}},
+		{"a load balancer's before an external IP", web(balanced, external("1.2.3.4")),
+			[]string{"10.96.0.1:80 ClusterIP", "1.2.3.4:80 LoadBalancer", "0.0.0.0:30080 NodePort"}},
+		{"a ClusterIP before anything", web(external("10.96.0.1"), func(s *Service) { s.LoadBalancers = vips("10.96.0.1") }),
+			[]string{"10.96.0.1:80 ClusterIP"}},
+		{"not what is no address", web(func(s *Service) { s.ExternalIPs = []netip.Addr{{}, ip("0.0.0.0")} }),
+			[]string{"10.96.0.1:80 ClusterIP"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var got []string
+			for _, f := range Resolve(test.svc, nil, &testNode).Frontends {
+				if f.Key.Scope == Internal && f.Key.Port != 0 {
+					got = append(got, netip.AddrPortFrom(f.Key.Addr, f.Key.Port).String()+" "+f.Kind.String())
+				}
+			}
+			checkLines(t, got, test.want...)
+		})
+	}
+}
+
+func TestClusterIPRefusesOtherPorts(t *testing.T) {
+	svc := web(dualStack, balanced, func(s *Service) {
+		s.Ports = append(s.Ports, ServicePort{Name: "dns", Protocol: UDP, Port: 53})
+		s.Affinity = time.Hour
+	})
+	got := Resolve(svc, []*EndpointSlice{slice("a", endpoint("10.0.2.1"))}, &testNode)
+	var catchAlls []string
+	for _, f := range got.Frontends {
+		if f.Key.Port == 0 {
+			catchAlls = append(catchAlls, f.Key.String()+" "+target(f)+" "+f.Port.String())
+		}
+	}
+	checkLines(t, catchAlls,
+		"10.96.0.1:*/any internal reject ns/web", "10.96.0.1:*/any external reject ns/web",
+		"[fd00::1]:*/any internal reject ns/web", "[fd00::1]:*/any external reject ns/web")
+}
+
+func TestProtocolsAreIndependent(t *testing.T) {
+	svc := web(func(s *Service) {
+		s.Ports = []ServicePort{
+			{Name: "t", Protocol: TCP, Port: 53, NodePort: 30053},
+			{Name: "u", Protocol: UDP, Port: 53, NodePort: 30053},
+			{Name: "s", Protocol: SCTP, Port: 53, NodePort: 30053},
+		}
+	})
+	endpoints := slice("a", endpoint("10.0.2.1"))
+	endpoints.Ports = []EndpointPort{{"t", TCP, 1}, {"u", UDP, 2}, {"s", SCTP, 3}}
+	got := Resolve(svc, []*EndpointSlice{endpoints}, &testNode)
+	checkProblems(t, got)
+	for _, key := range []string{"10.96.0.1:53", "0.0.0.0:30053"} {
+		for protocol, want := range map[string]string{"TCP": "10.0.2.1:1", "UDP": "10.0.2.1:2", "SCTP": "10.0.2.1:3"} {
+			if f := mustFrontend(t, got, key+"/"+protocol+" external"); target(f) != want {
+				t.Errorf("%s leads to %s, want %s", f.Key, target(f), want)
+			}
+		}
+	}
+}
+
+func TestEveryFrontendHasTheServicesAffinity(t *testing.T) {
+	svc := web(dualStack, balanced, func(s *Service) { s.Affinity = time.Hour; s.ExternalIPs = ips("192.0.2.1") })
+	for _, f := range Resolve(svc, nil, &testNode).Frontends {
+		if f.Key.Port != 0 && f.Affinity != time.Hour {
+			t.Errorf("%s keeps clients for %v", f.Key, f.Affinity)
+		}
+	}
+}
+
+func TestBackends(t *testing.T) {
+	got := Resolve(web(), []*EndpointSlice{slice("a",
+		endpoint("10.0.2.10", published),
+		endpoint("10.0.2.9"),
+		endpoint("10.0.1.1", here),
+	)}, &testNode)
+	want := []Backend{
+		{Addr: netip.MustParseAddrPort("10.0.1.1:8080"), Local: true},
+		{Addr: netip.MustParseAddrPort("10.0.2.9:8080")},
+		{Addr: netip.MustParseAddrPort("10.0.2.10:8080"), Terminating: true},
+	}
+	if f := mustFrontend(t, got, "10.96.0.1:80/TCP internal"); !slices.Equal(f.Backends, want) {
+		t.Errorf("backends are %v, want %v", f.Backends, want)
+	}
+}
+
+func TestEqualBackendsShareMemory(t *testing.T) {
+	svc := web(balanced, externalLocal)
+	got := Resolve(svc, []*EndpointSlice{slice("a", endpoint("10.0.1.1", here), endpoint("10.0.1.2", here))}, &testNode)
+	first := &got.Frontends[0].Backends[0]
+	for _, f := range got.Frontends {
+		if f.Key.Port != 0 && &f.Backends[0] != first {
+			t.Errorf("%s has its own copy", f.Key)
+		}
+	}
+}
+
+func TestResolveLeavesItsInputAlone(t *testing.T) {
+	svc := web(dualStack, balanced, externalLocal, func(s *Service) { s.SourceRanges = prefixes("203.0.113.0/24", "192.168.0.0/16") })
+	endpoints := slice("a", endpoint("10.0.2.2"), endpoint("10.0.2.1"), endpoint("10.0.2.2", draining))
+	before := *svc
+	before.SourceRanges = slices.Clone(svc.SourceRanges)
+	sliceBefore := *endpoints
+	sliceBefore.Endpoints = slices.Clone(endpoints.Endpoints)
+	Resolve(svc, []*EndpointSlice{endpoints}, &testNode)
+	if !svc.equal(&before) || !endpoints.equal(&sliceBefore) {
+		t.Error("Resolve changed what it was given")
+	}
+}

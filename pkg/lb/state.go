@@ -1,0 +1,195 @@
+package lb
+
+import (
+	"iter"
+	"maps"
+	"slices"
+)
+
+// State is the model: the Services, EndpointSlices and the node as last heard
+// of, and which Services a change touches. One goroutine at a time may use it.
+//
+// What is handed to a State belongs to it: the caller changes nothing that a
+// value refers to afterwards.
+type State struct {
+	node     Node
+	services map[ServiceName]*serviceState
+	slices   map[SliceName]*EndpointSlice
+	touched  map[ServiceName]struct{}
+	words    words
+}
+
+// serviceState is what is known about one name of a Service. Slices may come
+// before it and stay after it.
+type serviceState struct {
+	service *Service         // nil: there is none
+	slices  []*EndpointSlice // sorted by name
+}
+
+// NewState returns the model of a cluster of which only the node is known.
+func NewState(node Node) *State {
+	return &State{
+		node:     node,
+		services: make(map[ServiceName]*serviceState),
+		slices:   make(map[SliceName]*EndpointSlice),
+		touched:  make(map[ServiceName]struct{}),
+		words:    make(words),
+	}
+}
+
+// SetService creates or replaces a Service. One that is equal to what is known
+// touches nothing.
+func (s *State) SetService(service Service) {
+	known := s.at(service.Name)
+	if known.service != nil && known.service.equal(&service) {
+		return
+	}
+	known.service = &service
+	s.touch(service.Name)
+}
+
+// DeleteService removes a Service, if it is known. Its slices stay.
+func (s *State) DeleteService(name ServiceName) {
+	known := s.services[name]
+	if known == nil || known.service == nil {
+		return
+	}
+	s.touch(name)
+	known.service = nil
+	s.forget(name)
+}
+
+// SetSlice creates or replaces an EndpointSlice. It touches its Service, and
+// the one that it belonged to before; if it is equal to what is known, nothing.
+func (s *State) SetSlice(slice EndpointSlice) {
+	old := s.slices[slice.Name]
+	if old != nil && old.equal(&slice) {
+		return
+	}
+	if old != nil && old.Service != slice.Service {
+		s.DeleteSlice(slice.Name)
+	}
+	s.words.intern(&slice)
+	s.slices[slice.Name] = &slice
+	known := s.at(slice.Service)
+	i, found := known.find(slice.Name)
+	if found {
+		known.slices[i] = &slice
+	} else {
+		known.slices = slices.Insert(known.slices, i, &slice)
+	}
+	s.touch(slice.Service)
+}
+
+// DeleteSlice removes an EndpointSlice, if it is known.
+func (s *State) DeleteSlice(name SliceName) {
+	slice := s.slices[name]
+	if slice == nil {
+		return
+	}
+	delete(s.slices, name)
+	known := s.services[slice.Service]
+	if i, found := known.find(name); found {
+		known.slices = slices.Delete(known.slices, i, i+1)
+	}
+	s.touch(slice.Service)
+	s.forget(slice.Service)
+}
+
+// SetNode replaces the node. If it is not equal to what is known, every
+// Service is touched.
+func (s *State) SetNode(node Node) {
+	if s.node.equal(&node) {
+		return
+	}
+	s.node = node
+	s.touchAll()
+}
+
+// Touched returns the Services that may resolve differently than at the last
+// call, sorted by name. Those that have been deleted are among them.
+func (s *State) Touched() []ServiceName {
+	names := slices.SortedFunc(maps.Keys(s.touched), ServiceName.compare)
+	clear(s.touched)
+	return names
+}
+
+// Resolve returns what follows from a Service, or false if there is no such
+// Service.
+func (s *State) Resolve(name ServiceName) (Resolution, bool) {
+	service := s.Service(name)
+	if service == nil {
+		return Resolution{}, false
+	}
+	return Resolve(service, s.services[name].slices, &s.node), true
+}
+
+// Service returns a Service, or nil if there is none of that name. It is the
+// State's own: read only.
+func (s *State) Service(name ServiceName) *Service {
+	known := s.services[name]
+	if known == nil {
+		return nil
+	}
+	return known.service
+}
+
+// Len returns the number of Services.
+func (s *State) Len() int {
+	n := 0
+	for _, known := range s.services {
+		if known.service != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// Services yields every Service, sorted by name. They are the State's own: read
+// only. The State must not be changed meanwhile.
+func (s *State) Services() iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		for _, name := range slices.SortedFunc(maps.Keys(s.services), ServiceName.compare) {
+			if service := s.services[name].service; service != nil && !yield(service) {
+				return
+			}
+		}
+	}
+}
+
+// at returns what is known about a name, after making room for it.
+func (s *State) at(name ServiceName) *serviceState {
+	known := s.services[name]
+	if known == nil {
+		known = &serviceState{}
+		s.services[name] = known
+	}
+	return known
+}
+
+// touch notes a change. Slices of no Service change nothing.
+func (s *State) touch(name ServiceName) {
+	if s.services[name].service != nil {
+		s.touched[name] = struct{}{}
+	}
+}
+
+func (s *State) touchAll() {
+	for name := range s.services {
+		s.touch(name)
+	}
+}
+
+// forget drops a name of which nothing is known any more.
+func (s *State) forget(name ServiceName) {
+	if known := s.services[name]; known.service == nil && len(known.slices) == 0 {
+		delete(s.services, name)
+	}
+}
+
+// find returns where the slice is or belongs.
+func (s *serviceState) find(name SliceName) (int, bool) {
+	return slices.BinarySearchFunc(s.slices, name, func(slice *EndpointSlice, name SliceName) int {
+		return slice.Name.compare(name)
+	})
+}

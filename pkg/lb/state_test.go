@@ -1,0 +1,214 @@
+package lb
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// mustTouch checks which Services of the namespace have been touched since the
+// last call.
+func mustTouch(t *testing.T, s *State, want ...string) {
+	t.Helper()
+	var got []string
+	for _, name := range s.Touched() {
+		got = append(got, name.Name)
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Fatalf("touched %v, want %v", got, want)
+	}
+}
+
+// mustLead checks where the ClusterIP of a Service leads.
+func mustLead(t *testing.T, s *State, service, want string) {
+	t.Helper()
+	r, ok := s.Resolve(ServiceName{"ns", service})
+	if !ok {
+		t.Fatalf("there is no Service %s", service)
+	}
+	if got := target(r.Frontends[0]); got != want {
+		t.Fatalf("%s leads to %s, want %s", service, got, want)
+	}
+}
+
+// service returns a Service like web under another name.
+func service(name string, options ...func(*Service)) Service {
+	svc := web(options...)
+	svc.Name.Name = name
+	return *svc
+}
+
+// sliceOf returns a slice like [slice] of another Service.
+func sliceOf(service, name string, endpoints ...Endpoint) EndpointSlice {
+	s := slice(name, endpoints...)
+	s.Service.Name = service
+	return *s
+}
+
+// A Service comes, gets endpoints, changes and goes away; its slices come
+// before it and stay after it.
+func TestLifeOfAService(t *testing.T) {
+	s := NewState(testNode)
+	mustTouch(t, s)
+
+	s.SetSlice(sliceOf("a", "a-1", endpoint("10.0.0.1")))
+	mustTouch(t, s)
+	if _, ok := s.Resolve(ServiceName{"ns", "a"}); ok {
+		t.Fatal("a slice made a Service")
+	}
+
+	s.SetService(service("a"))
+	mustTouch(t, s, "a")
+	mustTouch(t, s)
+	mustLead(t, s, "a", "10.0.0.1:8080")
+
+	s.SetSlice(sliceOf("a", "a-2", endpoint("10.0.0.2")))
+	mustTouch(t, s, "a")
+	mustLead(t, s, "a", "10.0.0.1:8080 10.0.0.2:8080")
+
+	s.SetSlice(sliceOf("a", "a-2", endpoint("10.0.0.3")))
+	mustTouch(t, s, "a")
+	mustLead(t, s, "a", "10.0.0.1:8080 10.0.0.3:8080")
+
+	s.DeleteSlice(SliceName{"ns", "a-1"})
+	mustTouch(t, s, "a")
+	mustLead(t, s, "a", "10.0.0.3:8080")
+
+	s.DeleteService(ServiceName{"ns", "a"})
+	mustTouch(t, s, "a")
+	if _, ok := s.Resolve(ServiceName{"ns", "a"}); ok {
+		t.Fatal("a deleted Service resolves")
+	}
+
+	s.SetService(service("a"))
+	mustTouch(t, s, "a")
+	mustLead(t, s, "a", "10.0.0.3:8080")
+
+	s.DeleteService(ServiceName{"ns", "a"})
+	s.DeleteSlice(SliceName{"ns", "a-2"})
+	mustTouch(t, s, "a")
+	mustBeEmpty(t, s)
+
+	s.SetService(service("a"))
+	s.DeleteService(ServiceName{"ns", "a"})
+	mustTouch(t, s, "a")
+	mustBeEmpty(t, s)
+}
+
+func mustBeEmpty(t *testing.T, s *State) {
+	t.Helper()
+	if len(s.services)+len(s.slices) != 0 {
+		t.Fatalf("something is left: %v, %v", s.services, s.slices)
+	}
+}
+
+func TestWhatTouchesNothing(t *testing.T) {
+	s := NewState(testNode)
+	s.SetService(service("a", balanced))
+	s.SetSlice(sliceOf("a", "a-1", endpoint("10.0.0.1", zones("za"))))
+	s.Touched()
+
+	s.SetService(service("a", balanced))
+	s.SetSlice(sliceOf("a", "a-1", endpoint("10.0.0.1", zones("za"))))
+	s.SetNode(Node{Name: "n1", Zone: "za", PrimaryIPs: ips("192.168.0.2", "2001:db8::2")})
+	s.DeleteService(ServiceName{"ns", "b"})
+	s.DeleteSlice(SliceName{"ns", "b-1"})
+	s.SetSlice(sliceOf("b", "b-1", endpoint("10.0.0.1")))
+	s.DeleteService(ServiceName{"ns", "b"})
+	s.DeleteSlice(SliceName{"ns", "b-1"})
+	mustTouch(t, s)
+}
+
+func TestSliceThatChangesItsService(t *testing.T) {
+	s := NewState(testNode)
+	s.SetService(service("a"))
+	s.SetService(service("b"))
+	s.SetSlice(sliceOf("a", "x", endpoint("10.0.0.1")))
+	s.Touched()
+
+	s.SetSlice(sliceOf("b", "x", endpoint("10.0.0.1")))
+	mustTouch(t, s, "a", "b")
+	mustLead(t, s, "a", "reject")
+	mustLead(t, s, "b", "10.0.0.1:8080")
+}
+
+func TestNodeTouchesAll(t *testing.T) {
+	s := NewState(testNode)
+	s.SetService(service("b"))
+	s.SetService(service("a"))
+	s.SetService(service("c", func(s *Service) { s.Name.Namespace = "earlier" }))
+	s.SetSlice(sliceOf("a", "a-1", endpoint("10.0.0.1", zones("za")), endpoint("10.0.0.2", zones("zb"))))
+	s.SetSlice(sliceOf("nobody", "nobody-1", endpoint("10.0.0.1")))
+	s.Touched()
+	mustLead(t, s, "a", "10.0.0.1:8080")
+
+	s.SetNode(Node{Name: "n1", Zone: "zb", PrimaryIPs: testNode.PrimaryIPs})
+	mustTouch(t, s, "c", "a", "b")
+	mustLead(t, s, "a", "10.0.0.2:8080")
+
+	s.SetNode(Node{Name: "n1", Zone: "zb", PrimaryIPs: ips("192.168.0.3")})
+	mustTouch(t, s, "c", "a", "b")
+}
+
+// Which of two slices counts does not depend on which came first.
+func TestOrderOfSlices(t *testing.T) {
+	on := func(node string) Endpoint {
+		return endpoint("10.0.0.1", func(e *Endpoint) { e.NodeName = node })
+	}
+	slices := []EndpointSlice{sliceOf("a", "a-1", on("n1")), sliceOf("a", "a-2", on("n2")), sliceOf("a", "a-3", on("n3"))}
+	for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+		s := NewState(testNode)
+		s.SetService(service("a"))
+		for _, i := range order {
+			s.SetSlice(slices[i])
+		}
+		r, _ := s.Resolve(ServiceName{"ns", "a"})
+		if len(r.Endpoints) != 1 || r.Endpoints[0].NodeName != "n3" {
+			t.Errorf("order %v: %+v", order, r.Endpoints)
+		}
+	}
+}
+
+func TestServices(t *testing.T) {
+	s := NewState(testNode)
+	for _, name := range []string{"b", "c", "a"} {
+		s.SetService(service(name))
+	}
+	s.SetSlice(sliceOf("nobody", "nobody-1"))
+	var got []string
+	for svc := range s.Services() {
+		got = append(got, svc.Name.Name)
+		if svc.Name.Name == "b" {
+			break
+		}
+	}
+	checkLines(t, got, "a", "b")
+}
+
+func TestWordsAreShared(t *testing.T) {
+	s := NewState(testNode)
+	named := func(i int) Endpoint {
+		return endpoint(fmt.Sprintf("10.0.0.%d", i), zones(strings.Clone("zone")), nodes("n1", "n2"))
+	}
+	s.SetSlice(sliceOf("a", "a-1", named(1)))
+	s.SetSlice(sliceOf("a", "a-2", named(2)))
+	first, second := s.slices[SliceName{"ns", "a-1"}].Endpoints[0], s.slices[SliceName{"ns", "a-2"}].Endpoints[0]
+	if &first.ForZones[0] != &second.ForZones[0] {
+		t.Error("two endpoints have their own hints")
+	}
+	if fmt.Sprint(second.ForZones, second.ForNodes) != "[zone] [n1 n2]" {
+		t.Errorf("hints are %v %v", second.ForZones, second.ForNodes)
+	}
+}
+
+func TestWordsAreBounded(t *testing.T) {
+	w := make(words)
+	for i := range 3 * maxWords {
+		if word := fmt.Sprint(i); w.list(word)[0] != word {
+			t.Fatalf("%q became %q", word, w.list(word)[0])
+		}
+	}
+	if len(w) > maxWords {
+		t.Errorf("%d words", len(w))
+	}
+}
