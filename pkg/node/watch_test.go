@@ -1,0 +1,362 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	os.Exit(m.Run())
+}
+
+// eyes see what a watch tells.
+type eyes struct {
+	t       testing.TB
+	updates chan []Address
+	log     *lockedBuffer
+}
+
+// mustWatch watches a namespace until the test ends.
+func mustWatch(t testing.TB, ns *lab.Namespace, config Config) eyes {
+	t.Helper()
+	file, err := os.Open(ns.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Netns = file
+
+	return startWatch(t, config, func(watch func()) { watch() })
+}
+
+// startWatch watches, on a goroutine that on prepares.
+func startWatch(t testing.TB, config Config, on func(watch func())) eyes {
+	e := eyes{t: t, updates: make(chan []Address, 1000), log: &lockedBuffer{}}
+	config.Update = func(addresses []Address) { e.updates <- addresses }
+	config.Log = slog.New(slog.NewTextHandler(e.log, nil))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go on(func() { ended <- Watch(ctx, config) })
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("watch: %v", err)
+		}
+		if config.Netns != nil {
+			config.Netns.Close()
+		}
+	})
+
+	return e
+}
+
+// want waits until exactly these addresses are told, link-local ones apart.
+func (e eyes) want(want ...string) {
+	e.t.Helper()
+	var got []string
+	for deadline := time.After(5 * time.Second); ; {
+		select {
+		case addresses := <-e.updates:
+			got = nil
+			for _, address := range addresses {
+				if !address.Addr.IsLinkLocalUnicast() {
+					got = append(got, address.Addr.String())
+				}
+			}
+			if slices.Equal(got, want) {
+				return
+			}
+		case <-deadline:
+			e.t.Fatalf("addresses are %v, want %v", got, want)
+		}
+	}
+}
+
+// wantSilence waits a while and fails if anything is told.
+func (e eyes) wantSilence(while time.Duration) {
+	e.t.Helper()
+	select {
+	case addresses := <-e.updates:
+		e.t.Fatalf("told %v, want nothing", addresses)
+	case <-time.After(while):
+	}
+}
+
+type lockedBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buffer.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buffer.String()
+}
+
+func mustAdd(t testing.TB, ns *lab.Namespace, device, address string) {
+	t.Helper()
+	if err := ns.AddAddress(device, netip.MustParsePrefix(address)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustRemove(t testing.TB, ns *lab.Namespace, device, address string) {
+	t.Helper()
+	if err := ns.RemoveAddress(device, netip.MustParsePrefix(address)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWatchTellsEveryChange(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
+	watch := mustWatch(t, ns, Config{})
+	watch.want("127.0.0.1", "::1")
+
+	mustAdd(t, ns, "lo", "192.0.2.1/32")
+	watch.want("127.0.0.1", "192.0.2.1", "::1")
+	mustAdd(t, ns, "eth0", "10.0.0.1/24")
+	watch.want("10.0.0.1", "127.0.0.1", "192.0.2.1", "::1")
+	mustAdd(t, ns, "eth0", "fd00::1/64")
+	watch.want("10.0.0.1", "127.0.0.1", "192.0.2.1", "::1", "fd00::1")
+	mustRemove(t, ns, "lo", "192.0.2.1/32")
+	watch.want("10.0.0.1", "127.0.0.1", "::1", "fd00::1")
+
+	if err := peer.RemoveDevice("eth0"); err != nil {
+		t.Fatal(err)
+	}
+	watch.want("127.0.0.1", "::1")
+}
+
+func TestWatchTellsWhereAnAddressIs(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
+	for _, device := range []string{"lo", "eth0"} {
+		mustAdd(t, ns, device, "10.0.0.1/32")
+	}
+	mustAdd(t, ns, "eth0", "10.0.0.1/24") // again, with another prefix
+	link, err := ns.Netlink().LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	addresses := slices.DeleteFunc(<-mustWatch(t, ns, Config{}).updates, func(a Address) bool {
+		return a.Addr != netip.MustParseAddr("10.0.0.1")
+	})
+	want := []Address{
+		{Addr: netip.MustParseAddr("10.0.0.1"), IfIndex: 1, IsLoopback: true},
+		{Addr: netip.MustParseAddr("10.0.0.1"), IfIndex: link.Attrs().Index},
+	}
+	if !slices.Equal(addresses, want) {
+		t.Errorf("addresses are %+v, want %+v", addresses, want)
+	}
+}
+
+func TestWatchTellsALinkLocalAddress(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	watch := mustWatch(t, ns, Config{})
+	watch.want("127.0.0.1", "::1")
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
+
+	addresses := <-watch.updates
+	if i := slices.IndexFunc(addresses, func(a Address) bool { return a.Addr.IsLinkLocalUnicast() }); i < 0 {
+		t.Errorf("addresses are %v, want a link-local one", addresses)
+	}
+}
+
+func TestWatchLeavesOutWhatIsNotUsable(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	lab.MustVeth(t,
+		lab.End{Namespace: ns, Device: "eth0"},
+		lab.End{Namespace: peer, Device: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("fd00::bad/64")}},
+	)
+	for _, name := range []string{"all", "eth0"} {
+		if err := ns.Sysctl("net/ipv6/conf/"+name+"/accept_dad", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	watch := mustWatch(t, ns, Config{})
+	watch.want("127.0.0.1", "::1")
+	addDetected := func(address string) {
+		t.Helper()
+		addr, err := netlink.ParseAddr(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		link, err := ns.Netlink().LinkByName("eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ns.Netlink().AddrAdd(link, addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	start := time.Now()
+	addDetected("fd00::bad/64")  // the peer has it
+	addDetected("fd00::900d/64") // nobody has it
+	watch.want("127.0.0.1", "::1", "fd00::900d")
+	if time.Since(start) < 100*time.Millisecond {
+		t.Error("the address appeared before duplicate address detection can have ended")
+	}
+}
+
+func TestWatchGathersABurst(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	watch := mustWatch(t, ns, Config{})
+	watch.want("127.0.0.1", "::1")
+
+	const count = 500
+	want := []string{}
+	start := time.Now()
+	for i := range count {
+		address := fmt.Sprintf("10.9.%d.%d", i/250, i%250)
+		mustAdd(t, ns, "lo", address+"/32")
+		want = append(want, address)
+	}
+	burst := time.Since(start)
+	slices.SortFunc(want, func(a, b string) int { return netip.MustParseAddr(a).Compare(netip.MustParseAddr(b)) })
+	want = append(want, "127.0.0.1", "::1")
+
+	updates := 0
+	for last := []Address(nil); len(last) != len(want); updates++ {
+		select {
+		case last = <-watch.updates:
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%d of %d addresses told", len(last), len(want))
+		}
+	}
+	if most := int(burst/quietTime) + 3; updates > most {
+		t.Errorf("told %d times in %v, want at most %d", updates, burst, most)
+	}
+	watch.wantSilence(2 * quietTime)
+}
+
+func TestWatchTellsTheFirstChangeAtOnce(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	watch := mustWatch(t, ns, Config{})
+	watch.want("127.0.0.1", "::1")
+	fastest := time.Hour
+	for i := range 5 {
+		time.Sleep(2 * quietTime)
+		start := time.Now()
+		mustAdd(t, ns, "lo", fmt.Sprintf("10.0.0.%d/32", i))
+		<-watch.updates
+		fastest = min(fastest, time.Since(start))
+	}
+	if fastest > quietTime/2 {
+		t.Errorf("a change took %v, want less than %v", fastest, quietTime/2)
+	}
+}
+
+func TestWatchSurvivesAnOverrun(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	watch := mustWatch(t, ns, Config{receiveBuffer: 1}) // the kernel makes it its smallest
+	watch.want("127.0.0.1", "::1")
+	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(watch.log.String(), "overrun=true"); {
+		if time.Now().After(deadline) {
+			t.Fatalf("no overrun; log is %s", watch.log)
+		}
+		lab.MustDo(t, ns, churn)
+	}
+	mustAdd(t, ns, "lo", "10.1.1.1/32")
+	watch.want("10.1.1.1", "127.0.0.1", "::1")
+}
+
+// churn adds and removes an address a few hundred times.
+func churn() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr("10.2.2.2/32")
+	if err != nil {
+		return err
+	}
+	for range 200 {
+		if err := netlink.AddrAdd(lo, addr); err != nil {
+			return err
+		}
+		if err := netlink.AddrDel(lo, addr); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+func TestWatchStaysInTheNamespaceOfItsThread(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	mustAdd(t, ns, "lo", "10.3.3.3/32")
+	watch := startWatch(t, Config{receiveBuffer: 1}, func(watch func()) {
+		runtime.LockOSThread() // and never unlock: the thread ends with us
+		if err := netns.Set(ns.Handle()); err != nil {
+			t.Error(err)
+		}
+		watch()
+	})
+	watch.want("10.3.3.3", "127.0.0.1", "::1")
+
+	mustAdd(t, ns, "lo", "10.3.3.4/32")
+	watch.want("10.3.3.3", "10.3.3.4", "127.0.0.1", "::1")
+}
+
+func TestWatchFindsAChangeThatNobodyTold(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	updates := make(chan []Address, 10)
+	w := watcher{
+		config:     Config{Update: func(addresses []Address) { updates <- addresses }},
+		relistTime: 10 * time.Millisecond,
+	}
+	deaf := &subscription{handle: ns.Netlink(), changed: make(chan struct{}), broken: make(chan error)}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.heed(ctx, deaf) }()
+	watch := eyes{t: t, updates: updates}
+	watch.want("127.0.0.1", "::1")
+
+	mustAdd(t, ns, "lo", "10.4.4.4/32")
+	watch.want("10.4.4.4", "127.0.0.1", "::1")
+	watch.wantSilence(50 * time.Millisecond)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWatchRefusesWhatItCannotDo(t *testing.T) {
+	if err := Watch(t.Context(), Config{}); err == nil {
+		t.Error("no error without Update")
+	}
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := Watch(t.Context(), Config{Netns: file, Update: func([]Address) {}}); err == nil {
+		t.Error("no error for a file that is no namespace")
+	}
+}

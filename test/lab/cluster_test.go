@@ -1,0 +1,95 @@
+package lab
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestClusterReaches(t *testing.T) {
+	cluster := MustNew(t, Config{Nodes: 2, PodsPerNode: 2, Client: true})
+	first, second := cluster.Nodes[0], cluster.Nodes[1]
+	for _, pod := range cluster.Pods() {
+		MustServe(t, pod.Namespace, pod.Name, pod.At(8080)...)
+	}
+	for _, node := range cluster.Nodes {
+		MustServe(t, node.Namespace, node.Name, node.At(8080)...)
+	}
+
+	for _, test := range []struct {
+		name   string
+		from   *Namespace
+		to     []string
+		server string
+		client []netip.Addr
+	}{
+		{"a pod on the same node", first.Pods[0].Namespace, first.Pods[1].At(8080), "pod-1-1", []netip.Addr{first.Pods[0].IPv4, first.Pods[0].IPv6}},
+		{"a pod on another node", first.Pods[0].Namespace, second.Pods[1].At(8080), "pod-2-1", []netip.Addr{first.Pods[0].IPv4, first.Pods[0].IPv6}},
+		{"itself", first.Pods[0].Namespace, first.Pods[0].At(8080), "pod-1-0", []netip.Addr{first.Pods[0].IPv4, first.Pods[0].IPv6}},
+		{"its node", first.Pods[0].Namespace, first.At(8080), "node-1", []netip.Addr{first.Pods[0].IPv4, first.Pods[0].IPv6}},
+		{"another node", first.Namespace, second.At(8080), "node-2", []netip.Addr{first.IPv4, first.IPv6}},
+		{"a node from outside", cluster.Client.Namespace, second.At(8080), "node-2", []netip.Addr{cluster.Client.IPv4, cluster.Client.IPv6}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			caller := MustCaller(t, test.from, nil)
+			for i, address := range test.to {
+				for _, network := range []string{"tcp", "udp"} {
+					reply, err := caller.Request(network, address)
+					if err != nil {
+						t.Fatalf("%s %s: %v", network, address, err)
+					}
+					answer, err := ParseAnswer(reply.Text)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if answer.Name != test.server || answer.Client.Addr() != test.client[i] {
+						t.Errorf("%s %s: %s, want %s and %s", network, address, answer, test.server, test.client[i])
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestClusterLosesWhatGoesAstray(t *testing.T) {
+	cluster := MustNew(t, Config{Nodes: 1, PodsPerNode: 1})
+	caller := MustCaller(t, cluster.Nodes[0].Pods[0].Namespace, nil)
+
+	for _, address := range []string{"10.96.0.1:80", "[fd00:96::1]:80"} {
+		_, err := caller.Exchange(Exchange{Network: "tcp", Address: address, Timeout: 50 * time.Millisecond})
+		if Errno(err) != unix.ETIMEDOUT {
+			t.Errorf("%s: %v, want ETIMEDOUT", address, err)
+		}
+	}
+}
+
+func TestPodComesAndGoes(t *testing.T) {
+	cluster := MustNew(t, Config{Nodes: 1, PodsPerNode: 1})
+	node := cluster.Nodes[0]
+	pod, err := node.AddPod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pod.IPv4 != netip.MustParseAddr("10.244.1.3") || len(node.Pods) != 2 {
+		t.Errorf("second of %d pods has %s", len(node.Pods), pod.IPv4)
+	}
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.Netlink().LinkByName(pod.Device); err == nil {
+		t.Errorf("device %s is still there", pod.Device)
+	}
+	if len(node.Pods) != 1 {
+		t.Errorf("%d pods left, want 1", len(node.Pods))
+	}
+}
+
+func BenchmarkCluster(b *testing.B) {
+	for b.Loop() {
+		if err := MustNew(b, Config{Nodes: 2, PodsPerNode: 3, Client: true}).Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

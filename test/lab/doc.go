@@ -1,0 +1,45 @@
+// Package lab builds nodes and pods out of network namespaces, sends real
+// traffic between them, and leaves nothing behind. Tests, benchmarks and the demo
+// use it. It is not a container runtime: namespaces share the machine's files,
+// processes and kernel.
+//
+// A [Cluster] of two nodes with two pods each, and a client:
+//
+//	┌ node-1 ─────────────────────┐       ┌ node-2 ─────────────────────┐
+//	│ pod-1-0        pod-1-1      │       │ pod-2-0        pod-2-1      │
+//	│ 10.244.1.2     10.244.1.3   │       │ 10.244.2.2     10.244.2.3   │
+//	│   eth0           eth0       │       │   eth0           eth0       │
+//	│    ┊ veth         ┊         │       │    ┊              ┊         │
+//	│   pod0           pod1       │       │   pod0           pod1       │
+//	│ ┌──┴──── br0 ─────┴───────┐ │       │ ┌──┴──── br0 ─────┴───────┐ │
+//	│ └──── 10.244.1.1/24 ──────┘ │       │ └──── 10.244.2.1/24 ──────┘ │
+//	│   forwarding                │       │   forwarding                │
+//	│ eth0 192.168.50.1           │       │ eth0 192.168.50.2           │
+//	└──┬──────────────────────────┘       └──┬──────────────────────────┘
+//	   ┊ node-1                              ┊ node-2
+//	┌──┴────── uplink: br0 192.168.50.254 ───┴────────────────┐
+//	└──┬──────────────────────────────────────────────────────┘
+//	   ┊ client
+//	  eth0 192.168.50.100: the client
+//
+// Everybody has IPv6 addresses of the same plan:
+//
+//	              IPv4              IPv6
+//	node n        192.168.50.n      fd00:50::n
+//	client        192.168.50.100    fd00:50::100
+//	gateway       192.168.50.254    fd00:50::254
+//	br0 of n      10.244.n.1/24     fd00:10:244:n::1/64
+//	pod i of n    10.244.n.(2+i)    fd00:10:244:n::(2+i)     i from 0
+//
+// Nodes route to each other's pods. The client knows the segment only; a test
+// gives it a route to pods or to a virtual address with [Namespace.AddRoute].
+// Whatever has no route goes to the gateway, which drops it: what a hook failed
+// to translate times out, and is not refused.
+//
+// Who dials is a [Caller]: a process in a namespace and in a [Cgroup], so that
+// socket hooks attached there see what it does. Who answers is a [Server], whose
+// answers tell who it is and whom it saw.
+//
+// The core knows no testing.T: constructors return errors and everything has a
+// Close. The Must functions are the same for tests.
+package lab

@@ -1,0 +1,144 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// End is one end of a veth pair.
+type End struct {
+	Namespace *Namespace
+	Device    string         // its name
+	Addresses []netip.Prefix // that it gets
+	Bridge    string         // the bridge it becomes a port of, "" for none
+}
+
+// Veth joins two namespaces by a pair of devices, both up. The pair goes with
+// either namespace.
+func Veth(a, b End) error {
+	pair := &netlink.Veth{
+		LinkAttrs:     netlink.NewLinkAttrs(),
+		PeerName:      b.Device,
+		PeerNamespace: netlink.NsFd(b.Namespace.Handle()),
+	}
+	pair.Name = a.Device
+	if err := a.Namespace.handle.LinkAdd(pair); err != nil {
+		return fmt.Errorf("veth %s to %s: %w", a.Device, b.Device, err)
+	}
+
+	return errors.Join(a.setUp(), b.setUp())
+}
+
+func (e End) setUp() error {
+	if e.Bridge != "" {
+		if err := e.Namespace.addPort(e.Bridge, e.Device); err != nil {
+			return err
+		}
+	}
+	if err := e.Namespace.SetUp(e.Device); err != nil {
+		return err
+	}
+	for _, address := range e.Addresses {
+		if err := e.Namespace.AddAddress(e.Device, address); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// AddBridge makes a bridge that forwards at once and to all, and gives it
+// addresses.
+func (ns *Namespace) AddBridge(device string, addresses ...netip.Prefix) error {
+	snooping := false
+	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs(), MulticastSnooping: &snooping}
+	bridge.Name = device
+	if err := ns.handle.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("bridge %s: %w", device, err)
+	}
+
+	return End{Namespace: ns, Device: device, Addresses: addresses}.setUp()
+}
+
+func (ns *Namespace) addPort(bridge, device string) error {
+	return ns.onLink(device, func(link netlink.Link) error {
+		master, err := ns.handle.LinkByName(bridge)
+		if err != nil {
+			return err
+		}
+		return ns.handle.LinkSetMaster(link, master)
+	})
+}
+
+// onLink does something with a device, found by its name.
+func (ns *Namespace) onLink(device string, do func(netlink.Link) error) error {
+	link, err := ns.handle.LinkByName(device)
+	if err == nil {
+		err = do(link)
+	}
+	if err != nil {
+		return fmt.Errorf("device %s in %s: %w", device, ns.name, err)
+	}
+
+	return nil
+}
+
+// SetUp sets a device up.
+func (ns *Namespace) SetUp(device string) error { return ns.onLink(device, ns.handle.LinkSetUp) }
+
+// SetDown sets a device down. It loses its IPv6 addresses and all routes.
+func (ns *Namespace) SetDown(device string) error { return ns.onLink(device, ns.handle.LinkSetDown) }
+
+// RemoveDevice removes a device, and its peer if it is one end of a pair.
+func (ns *Namespace) RemoveDevice(device string) error {
+	return ns.onLink(device, ns.handle.LinkDel)
+}
+
+// AddAddress gives a device an address, which is usable at once.
+func (ns *Namespace) AddAddress(device string, address netip.Prefix) error {
+	addr := netlinkAddr(address)
+	if address.Addr().Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return ns.onLink(device, func(link netlink.Link) error {
+		if err := ns.handle.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("add address %s: %w", address, err)
+		}
+		return nil
+	})
+}
+
+// RemoveAddress takes an address away.
+func (ns *Namespace) RemoveAddress(device string, address netip.Prefix) error {
+	return ns.onLink(device, func(link netlink.Link) error {
+		if err := ns.handle.AddrDel(link, netlinkAddr(address)); err != nil {
+			return fmt.Errorf("remove address %s: %w", address, err)
+		}
+		return nil
+	})
+}
+
+// AddRoute leads a prefix to a gateway. A route to the prefix that is there
+// already is replaced.
+func (ns *Namespace) AddRoute(to netip.Prefix, via netip.Addr) error {
+	err := ns.handle.RouteReplace(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()})
+	if err != nil {
+		return fmt.Errorf("route to %s via %s in %s: %w", to, via, ns.name, err)
+	}
+
+	return nil
+}
+
+func netlinkAddr(address netip.Prefix) *netlink.Addr { return &netlink.Addr{IPNet: ipNet(address)} }
+
+func ipNet(prefix netip.Prefix) *net.IPNet {
+	return &net.IPNet{
+		IP:   prefix.Addr().AsSlice(),
+		Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()),
+	}
+}

@@ -1,0 +1,129 @@
+package lab
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+)
+
+func currentNetns(t testing.TB) string {
+	t.Helper()
+	name, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return name
+}
+
+func TestNamespaceDo(t *testing.T) {
+	outer, inner := MustNamespace(t, "outer"), MustNamespace(t, "inner")
+	home := currentNetns(t)
+
+	t.Run("inside, and back after it", func(t *testing.T) {
+		var inside string
+		MustDo(t, outer, func() error {
+			inside = currentNetns(t)
+			return nil
+		})
+		if inside == home || currentNetns(t) != home {
+			t.Errorf("inside it was %s, then %s; home is %s", inside, currentNetns(t), home)
+		}
+	})
+	t.Run("nested", func(t *testing.T) {
+		var before, within, after string
+		MustDo(t, outer, func() error {
+			before = currentNetns(t)
+			err := inner.Do(func() error {
+				within = currentNetns(t)
+				return nil
+			})
+			after = currentNetns(t)
+			return err
+		})
+		if before != after || within == before || within == home {
+			t.Errorf("it was %s, %s, %s; home is %s", before, within, after, home)
+		}
+	})
+	t.Run("back after a panic", func(t *testing.T) {
+		func() {
+			defer func() { _ = recover() }()
+			MustDo(t, outer, func() error { panic("in the namespace") })
+		}()
+		if currentNetns(t) != home {
+			t.Errorf("it is in %s, home is %s", currentNetns(t), home)
+		}
+	})
+	t.Run("handing the error on", func(t *testing.T) {
+		if err := outer.Do(func() error { return fs.ErrInvalid }); !errors.Is(err, fs.ErrInvalid) {
+			t.Errorf("error is %v, want ErrInvalid", err)
+		}
+	})
+}
+
+func TestNamespaceCookie(t *testing.T) {
+	one, other := MustNamespace(t, "one"), MustNamespace(t, "other")
+	first, err := one.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := other.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first == 0 || first == second {
+		t.Errorf("cookies are %d and %d", first, second)
+	}
+}
+
+func TestNamespaceListensAndDials(t *testing.T) {
+	ns := MustNamespace(t, "dial")
+	listener, err := ns.Listen("tcp", "127.0.0.1:8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+
+	conn, err := ns.Dial("tcp", "127.0.0.1:8080", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if elsewhere, err := MustNamespace(t, "elsewhere").Dial("tcp", "127.0.0.1:8080", time.Second); err == nil {
+		elsewhere.Close()
+		t.Error("the listener is reached from another namespace")
+	}
+}
+
+func TestNamespaceHasUsableAddressesAtOnce(t *testing.T) {
+	a, b := MustNamespace(t, "a"), MustNamespace(t, "b")
+	MustVeth(t,
+		End{Namespace: a, Device: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("fd00::1/64")}},
+		End{Namespace: b, Device: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("fd00::2/64")}},
+	)
+	MustServe(t, b, "b", "[fd00::2]:80")
+	caller := MustCaller(t, a, nil)
+
+	if _, err := caller.Request("tcp", "[fd00::2]:80"); err != nil {
+		t.Error(err)
+	}
+	if err := b.RemoveAddress("eth0", netip.MustParsePrefix("fd00::2/64")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNamespaceIsGoneAfterClose(t *testing.T) {
+	ns := MustNamespace(t, "short")
+	if err := ns.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(ns.Path()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: %v, want no such file", ns.Path(), err)
+	}
+	if err := ns.Close(); err != nil {
+		t.Errorf("second close: %v", err)
+	}
+}

@@ -1,0 +1,167 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Pods have addresses from .2 on, and .255 is none.
+const maxPods = 200
+
+// Node is a host that forwards: pods hang on its bridge br0, which is their
+// default gateway, and it knows the way to the pods of all other nodes.
+type Node struct {
+	Host
+	Number   int // from 1
+	PodCIDRs []netip.Prefix
+	Pods     []*Pod
+
+	podsMade int
+}
+
+// Pod is a namespace with one device, eth0, that leads to its node.
+type Pod struct {
+	*Namespace
+	Name   string // "pod-1-0": the first of node 1
+	Node   *Node
+	Device string // the node's end of the pair: "pod0"
+	IPv4   netip.Addr
+	IPv6   netip.Addr
+}
+
+// addNode makes a node and the routes between its pods and those of the nodes
+// that are there.
+func (c *Cluster) addNode(number int) error {
+	host, err := c.newHost(fmt.Sprintf("node-%d", number), number)
+	if err != nil {
+		return err
+	}
+	node := &Node{Host: *host, Number: number, PodCIDRs: podCIDRs(number)}
+	c.Nodes = append(c.Nodes, node)
+
+	for _, setting := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := node.Sysctl(setting, "1"); err != nil {
+			return err
+		}
+	}
+	if err := node.AddBridge("br0", podPrefixes(number, 1)...); err != nil {
+		return err
+	}
+	for _, other := range c.Nodes[:len(c.Nodes)-1] {
+		if err := errors.Join(node.addRoutesTo(other), other.addRoutesTo(node)); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+func (n *Node) addRoutesTo(other *Node) error {
+	return errors.Join(
+		n.AddRoute(other.PodCIDRs[0], other.IPv4),
+		n.AddRoute(other.PodCIDRs[1], other.IPv6),
+	)
+}
+
+// AddPod starts another pod. Its addresses are new, also after a pod was
+// removed.
+func (n *Node) AddPod() (*Pod, error) {
+	if n.podsMade >= maxPods {
+		return nil, fmt.Errorf("%s has had all its %d pods", n.Name, maxPods)
+	}
+	number := n.podsMade
+	n.podsMade++
+
+	name := fmt.Sprintf("pod-%d-%d", n.Number, number)
+	addresses := podPrefixes(n.Number, number+2)
+	ns, err := NewNamespace(name)
+	if err != nil {
+		return nil, err
+	}
+	pod := &Pod{
+		Namespace: ns,
+		Name:      name,
+		Node:      n,
+		Device:    fmt.Sprintf("pod%d", number),
+		IPv4:      addresses[0].Addr(),
+		IPv6:      addresses[1].Addr(),
+	}
+	if err := pod.attach(addresses); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), ns.Close())
+	}
+	n.Pods = append(n.Pods, pod)
+
+	return pod, nil
+}
+
+func (p *Pod) attach(addresses []netip.Prefix) error {
+	err := Veth(
+		End{Namespace: p.Namespace, Device: "eth0", Addresses: addresses},
+		End{Namespace: p.Node.Namespace, Device: p.Device, Bridge: "br0"},
+	)
+	gateways := podPrefixes(p.Node.Number, 1)
+	for i := 0; i < len(gateways) && err == nil; i++ {
+		err = p.AddRoute(defaultRoutes[i], gateways[i].Addr())
+	}
+
+	return err
+}
+
+// At is where a server of the pod listens, for [Serve]: the port on both its
+// addresses.
+func (p *Pod) At(port uint16) []string { return at(port, p.IPv4, p.IPv6) }
+
+// At is where a server of the host listens, for [Serve]: the port on both its
+// addresses.
+func (h *Host) At(port uint16) []string { return at(port, h.IPv4, h.IPv6) }
+
+func at(port uint16, addresses ...netip.Addr) []string {
+	var texts []string
+	for _, address := range addresses {
+		texts = append(texts, netip.AddrPortFrom(address, port).String())
+	}
+
+	return texts
+}
+
+// Close removes the pod and, at once, its device on the node.
+func (p *Pod) Close() error {
+	n := p.Node
+	i := slices.Index(n.Pods, p)
+	if i < 0 {
+		return nil
+	}
+	n.Pods = slices.Delete(n.Pods, i, i+1)
+
+	return errors.Join(n.RemoveDevice(p.Device), p.Namespace.Close())
+}
+
+// Close removes the node with its pods.
+func (n *Node) Close() error {
+	var err error
+	for _, pod := range slices.Backward(slices.Clone(n.Pods)) {
+		err = errors.Join(err, pod.Close())
+	}
+
+	return errors.Join(err, n.Namespace.Close())
+}
+
+func podCIDRs(node int) []netip.Prefix {
+	var cidrs []netip.Prefix
+	for _, prefix := range podPrefixes(node, 0) {
+		cidrs = append(cidrs, prefix.Masked())
+	}
+
+	return cidrs
+}
+
+// podPrefixes is 10.244.n.x/24 and fd00:10:244:n::x/64, with n and x in decimal
+// in both.
+func podPrefixes(node, number int) []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("10.244.%d.%d/24", node, number)),
+		netip.MustParsePrefix(fmt.Sprintf("fd00:10:244:%d::%d/64", node, number)),
+	}
+}

@@ -1,0 +1,97 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sweep removes the namespaces and cgroups, and ends the processes in those
+// cgroups, that dead runs have left behind. The lab calls it once when it makes
+// its first namespace or cgroup.
+func Sweep() error { return sweep(isGone) }
+
+// sweep removes what belongs to owners that are gone.
+func sweep(gone func(pid int) bool) error {
+	err := sweepDir(netnsDir, gone, func(path string) error {
+		return removeNetns(filepath.Base(path))
+	})
+	root, notMounted := CgroupRoot()
+	if notMounted != nil {
+		return errors.Join(err, notMounted)
+	}
+
+	return errors.Join(sweepDir(root, gone, removeCgroup), err)
+}
+
+func sweepDir(dir string, gone func(pid int) bool, remove func(path string) error) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	err = nil
+	for _, entry := range entries {
+		if owner, ours := ownerOf(entry.Name()); ours && gone(owner) {
+			err = errors.Join(err, remove(filepath.Join(dir, entry.Name())))
+		}
+	}
+
+	return err
+}
+
+// prepare runs before the first thing is made. Neither part is worth failing
+// for: what is left behind disturbs nobody, and the next run tries again.
+var prepare = sync.OnceFunc(func() {
+	_ = Sweep()
+	if mainCalled.Load() {
+		_ = startGuardian()
+	}
+})
+
+// startGuardian starts the process that cleans up should this one die without
+// doing so: a panic, a test that timed out, Ctrl-C. It learns of the death from
+// the end of its standard input, and outlives signals to our process group.
+func startGuardian() error {
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	// Our end of the pipe, pipe[1], is for the kernel to close.
+	stdin := os.NewFile(uintptr(pipe[0]), "guardian")
+	cmd := again(roleGuardian, strconv.Itoa(os.Getpid()))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Stdin = stdin
+
+	return errors.Join(cmd.Start(), stdin.Close())
+}
+
+// guard waits for the end of the process that args name, our parent, and cleans
+// up after it.
+func guard(stdin io.Reader, args []string) error {
+	if len(args) != 1 {
+		return errors.New("guardian: want one argument, the process to look after")
+	}
+	parent, err := strconv.Atoi(args[0])
+	if err != nil {
+		return fmt.Errorf("guardian: %w", err)
+	}
+	if _, err := io.Copy(io.Discard, stdin); err != nil {
+		return fmt.Errorf("guardian: %w", err)
+	}
+	// A dying process closes its files a moment before its children see another
+	// parent; until then it might still make something.
+	for os.Getppid() == parent {
+		time.Sleep(time.Millisecond)
+	}
+
+	return sweep(func(pid int) bool { return pid == parent })
+}
