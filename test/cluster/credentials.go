@@ -1,0 +1,126 @@
+package cluster
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+)
+
+// credentials is what the API server and its clients prove themselves with.
+// Except for the last two fields they are paths of files.
+type credentials struct {
+	certificate       string // the API server's; its own authority
+	key               string // of the certificate
+	serviceAccountKey string // signs the tokens of ServiceAccounts
+	tokens            string // static tokens: one, in system:masters
+	kubeconfig        string
+
+	token     string
+	authority []byte // the certificate, PEM
+}
+
+// config returns how the client with the token reaches url.
+func (c *credentials) config(url string) *rest.Config {
+	return &rest.Config{
+		Host:            url,
+		BearerToken:     c.token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.authority},
+		QPS:             -1, // no limit
+	}
+}
+
+// mustWriteCredentials makes new credentials, good for a day, for an API
+// server at url.
+func mustWriteCredentials(t testing.TB, directory, url string) credentials {
+	t.Helper()
+
+	c := credentials{
+		certificate:       filepath.Join(directory, "apiserver.crt"),
+		key:               filepath.Join(directory, "apiserver.key"),
+		serviceAccountKey: filepath.Join(directory, "serviceaccounts.key"),
+		tokens:            filepath.Join(directory, "tokens.csv"),
+		kubeconfig:        filepath.Join(directory, "kubeconfig"),
+		token:             rand.Text(),
+	}
+
+	key := mustWriteKey(t, c.key)
+	mustWriteKey(t, c.serviceAccountKey)
+	c.authority = mustCertify(t, key)
+	mustWrite(t, c.certificate, c.authority)
+	mustWrite(t, c.tokens, []byte(c.token+`,admin,admin,"system:masters"`+"\n"))
+
+	config := api.NewConfig()
+	config.Clusters["test"] = &api.Cluster{Server: url, CertificateAuthorityData: c.authority}
+	config.AuthInfos["admin"] = &api.AuthInfo{Token: c.token}
+	config.Contexts["test"] = &api.Context{Cluster: "test", AuthInfo: "admin"}
+	config.CurrentContext = "test"
+	if err := clientcmd.WriteToFile(*config, c.kubeconfig); err != nil {
+		t.Fatalf("kubeconfig: %v", err)
+	}
+
+	return c
+}
+
+// mustCertify returns the PEM form of a certificate for key, signed by itself,
+// for all the names by which the API server may be dialled: its address, and
+// those of the Service default/kubernetes.
+func mustCertify(t testing.TB, key *ecdsa.PrivateKey) []byte {
+	t.Helper()
+
+	now := time.Now()
+	template := x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "kube-apiserver"},
+		NotBefore:             now.Add(-time.Hour),
+		NotAfter:              now.Add(24 * time.Hour),
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		DNSNames:              []string{"localhost", "kubernetes.default.svc"},
+		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1), net.IPv6loopback},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key)
+	if err != nil {
+		t.Fatalf("certificate of the API server: %v", err)
+	}
+
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func mustWriteKey(t testing.TB, path string) *ecdsa.PrivateKey {
+	t.Helper()
+
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatalf("new key: %v", err)
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatalf("encoding of a key: %v", err)
+	}
+	mustWrite(t, path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
+
+	return key
+}
+
+func mustWrite(t testing.TB, path string, content []byte) {
+	t.Helper()
+
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatalf("credentials: %v", err)
+	}
+}
