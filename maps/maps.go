@@ -6,7 +6,6 @@ package maps
 import (
 	"encoding/binary"
 	"net/netip"
-	"strings"
 )
 
 // The types that maps hold. Ports in them are in network byte order: see
@@ -164,9 +163,9 @@ func prefixOf(a Addr, bits uint32) netip.Prefix {
 // part to 63 bytes; what is longer is cut.
 func ServicePortOf(namespace, name, port string, protocol, family uint8) ServicePort {
 	sp := ServicePort{Proto: protocol, Family: family}
-	copy(sp.Namespace[:len(sp.Namespace)-1], namespace)
-	copy(sp.Name[:len(sp.Name)-1], name)
-	copy(sp.Port[:len(sp.Port)-1], port)
+	putString(&sp.Namespace, namespace)
+	putString(&sp.Name, name)
+	putString(&sp.Port, port)
 
 	return sp
 }
@@ -174,7 +173,7 @@ func ServicePortOf(namespace, name, port string, protocol, family uint8) Service
 // Parts returns the namespace and name of the Service, and the name of its
 // port (empty when it has none).
 func (sp ServicePort) Parts() (namespace, name, port string) {
-	return cString(sp.Namespace[:]), cString(sp.Name[:]), cString(sp.Port[:])
+	return getString(&sp.Namespace), getString(&sp.Name), getString(&sp.Port)
 }
 
 // String returns "namespace/name:port", or "namespace/name" for an unnamed
@@ -188,8 +187,21 @@ func (sp ServicePort) String() string {
 	return namespace + "/" + name + ":" + port
 }
 
-func cString(b []uint8) string {
-	s, _, _ := strings.Cut(string(b), "\x00")
+// putString writes s with a NUL at its end, as C has it.
+func putString(to *[64]int8, s string) {
+	for i := range min(len(s), len(to)-1) {
+		to[i] = int8(s[i])
+	}
+}
 
-	return s
+func getString(from *[64]int8) string {
+	var b []byte
+	for _, c := range from {
+		if c == 0 {
+			break
+		}
+		b = append(b, byte(c))
+	}
+
+	return string(b)
 }

@@ -135,9 +135,9 @@ type treatyServiceCidrKey struct {
 
 type treatyServicePort struct {
 	_         structs.HostLayout
-	Namespace [64]uint8
-	Name      [64]uint8
-	Port      [64]uint8
+	Namespace [64]int8
+	Name      [64]int8
+	Port      [64]int8
 	Proto     uint8
 	Family    uint8
 	Reserved  [2]uint8

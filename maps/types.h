@@ -103,9 +103,9 @@ struct backend {
 
 /* What a frontend id stands for, in the words of the Service object. */
 struct service_port {
-	__u8 namespace[64]; /* NUL-terminated, as are the others */
-	__u8 name[64];
-	__u8 port[64];
+	char namespace[64]; /* NUL-terminated, as are the others */
+	char name[64];
+	char port[64];
 	__u8 proto; /* IPPROTO_* */
 	__u8 family; /* 4 or 6 */
 	__u8 reserved[2];
