@@ -1,0 +1,316 @@
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// fakeAPI is an API server as far as list and watch go. It sends what it has,
+// whatever the selectors: a test that is about them looks at the requests.
+type fakeAPI struct {
+	server *httptest.Server
+
+	mu       sync.Mutex
+	version  int
+	oldest   int // watches from before it are answered 410 Gone
+	objects  map[string]map[string]apiObject
+	watches  map[chan apiEvent]string // to the resource
+	history  []pastEvent
+	requests []request
+
+	streams  bool            // answers sendInitialEvents
+	absent   map[string]bool // resources that it does not know
+	held     map[string]bool // resources whose lists never come
+	failures int             // requests yet to be answered 503
+}
+
+type apiObject interface {
+	runtime.Object
+	metav1.Object
+}
+
+type apiEvent struct {
+	Type   watch.EventType `json:"type"`
+	Object any             `json:"object"`
+}
+
+type pastEvent struct {
+	version  int
+	resource string
+	event    apiEvent
+}
+
+type request struct {
+	resource string
+	query    url.Values
+}
+
+func newFakeAPI(t *testing.T) *fakeAPI {
+	f := &fakeAPI{
+		version: 1,
+		objects: map[string]map[string]apiObject{"services": {}, "endpointslices": {}, "nodes": {}, "servicecidrs": {}},
+		watches: map[chan apiEvent]string{},
+		absent:  map[string]bool{},
+		held:    map[string]bool{},
+	}
+	f.server = httptest.NewServer(f)
+	t.Cleanup(func() {
+		f.cut()
+		f.server.CloseClientConnections()
+		f.server.Close()
+	})
+	return f
+}
+
+func (f *fakeAPI) config(t *testing.T, sink Sink) Config {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: f.server.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{
+		Client:   client,
+		NodeName: "node1",
+		Sink:     sink,
+		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
+		backoff:  wait.Backoff{Duration: 10 * time.Millisecond, Steps: 1},
+	}
+}
+
+// mustWatch runs a Watcher until the test ends.
+func mustWatch(t *testing.T, cfg Config) *Watcher {
+	t.Helper()
+	w, err := NewWatcher(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, w.Run)
+	return w
+}
+
+// set creates or changes an object, and tells the watches.
+func (f *fakeAPI) set(objects ...apiObject) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, obj := range objects {
+		resource, name := resourceOf(obj), obj.GetNamespace()+"/"+obj.GetName()
+		event := apiEvent{watch.Added, obj}
+		if f.objects[resource][name] != nil {
+			event.Type = watch.Modified
+		}
+		f.version++
+		obj.SetResourceVersion(strconv.Itoa(f.version))
+		f.objects[resource][name] = obj
+		f.send(resource, event)
+	}
+}
+
+// delete deletes an object, or makes it match the selectors no more.
+func (f *fakeAPI) delete(obj apiObject) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	obj = obj.DeepCopyObject().(apiObject)
+	obj.SetResourceVersion(strconv.Itoa(f.version))
+	delete(f.objects[resourceOf(obj)], obj.GetNamespace()+"/"+obj.GetName())
+	f.send(resourceOf(obj), apiEvent{watch.Deleted, obj})
+}
+
+func (f *fakeAPI) send(resource string, event apiEvent) {
+	f.history = append(f.history, pastEvent{f.version, resource, event})
+	for events, of := range f.watches {
+		if of == resource {
+			events <- event
+		}
+	}
+}
+
+// cut ends all watches.
+func (f *fakeAPI) cut() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for events := range f.watches {
+		close(events)
+	}
+	clear(f.watches)
+}
+
+// outage ends all watches, lets the world change unseen, and forgets how.
+func (f *fakeAPI) outage(change func()) {
+	f.mu.Lock()
+	f.failures = 1 << 30
+	f.mu.Unlock()
+	f.cut()
+	change()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	f.oldest = f.version
+	f.failures = 0
+}
+
+func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	resource, query := path.Base(r.URL.Path), r.URL.Query()
+	f.mu.Lock()
+	f.requests = append(f.requests, request{resource, query})
+	fails, absent, held := f.failures > 0, f.absent[resource], f.held[resource]
+	if fails {
+		f.failures--
+	}
+	f.mu.Unlock()
+	switch {
+	case fails:
+		refuse(w, apierrors.NewServiceUnavailable("not now"))
+	case absent:
+		http.NotFound(w, r)
+	case held:
+		<-r.Context().Done()
+	case query.Get("watch") == "":
+		f.list(w, resource)
+	case query.Get("sendInitialEvents") != "" && !f.streams:
+		refuse(w, apierrors.NewInvalid(metav1.Unversioned.WithKind("ListOptions").GroupKind(), "", nil))
+	default:
+		f.watch(w, r, resource)
+	}
+}
+
+func (f *fakeAPI) list(w http.ResponseWriter, resource string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	reply(w, map[string]any{
+		"apiVersion": apiKinds[resource][0],
+		"kind":       apiKinds[resource][1] + "List",
+		"metadata":   map[string]string{"resourceVersion": strconv.Itoa(f.version)},
+		"items":      slices.Collect(maps.Values(f.objects[resource])),
+	})
+}
+
+func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string) {
+	query := r.URL.Query()
+	events := make(chan apiEvent, 100)
+	f.mu.Lock()
+	from, _ := strconv.Atoi(query.Get("resourceVersion"))
+	if from < f.oldest && query.Get("sendInitialEvents") == "" {
+		f.mu.Unlock()
+		reply(w, apiEvent{watch.Error, apierrors.NewResourceExpired("too old").Status()})
+		return
+	}
+	if query.Get("sendInitialEvents") != "" {
+		for _, obj := range f.objects[resource] {
+			events <- apiEvent{watch.Added, obj}
+		}
+		events <- apiEvent{watch.Bookmark, f.bookmark(resource)}
+		from = f.version
+	}
+	for _, past := range f.history {
+		if past.version > from && past.resource == resource {
+			events <- past.event
+		}
+	}
+	f.watches[events] = resource
+	f.mu.Unlock()
+
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	for {
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case event, ok := <-events:
+			if !ok {
+				return
+			}
+			_ = json.NewEncoder(w).Encode(event)
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// bookmark says that all initial events are sent.
+func (f *fakeAPI) bookmark(resource string) map[string]any {
+	return map[string]any{
+		"apiVersion": apiKinds[resource][0],
+		"kind":       apiKinds[resource][1],
+		"metadata": map[string]any{
+			"resourceVersion": strconv.Itoa(f.version),
+			"annotations":     map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		},
+	}
+}
+
+// asked returns the queries for a resource so far.
+func (f *fakeAPI) asked(resource string) []url.Values {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var queries []url.Values
+	for _, r := range f.requests {
+		if r.resource == resource {
+			queries = append(queries, r.query)
+		}
+	}
+	return queries
+}
+
+func reply(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func refuse(w http.ResponseWriter, err *apierrors.StatusError) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(int(err.ErrStatus.Code))
+	status := err.Status()
+	status.Kind, status.APIVersion = "Status", "v1"
+	_ = json.NewEncoder(w).Encode(status)
+}
+
+// apiKinds is the API version and kind of each resource.
+var apiKinds = map[string][2]string{
+	"services":       {"v1", "Service"},
+	"endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"},
+	"nodes":          {"v1", "Node"},
+	"servicecidrs":   {"networking.k8s.io/v1", "ServiceCIDR"},
+}
+
+// resourceOf returns the resource of an object, and makes the object say what
+// it is.
+func resourceOf(obj apiObject) string {
+	var resource string
+	var is *metav1.TypeMeta
+	switch obj := obj.(type) {
+	case *corev1.Service:
+		resource, is = "services", &obj.TypeMeta
+	case *discoveryv1.EndpointSlice:
+		resource, is = "endpointslices", &obj.TypeMeta
+	case *corev1.Node:
+		resource, is = "nodes", &obj.TypeMeta
+	case *networkingv1.ServiceCIDR:
+		resource, is = "servicecidrs", &obj.TypeMeta
+	default:
+		panic(fmt.Sprintf("no resource has %T", obj))
+	}
+	is.APIVersion, is.Kind = apiKinds[resource][0], apiKinds[resource][1]
+	return resource
+}

@@ -1,0 +1,207 @@
+package kube
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+var update = flag.Bool("update", false, "rewrite the scripts in testdata with what happens")
+
+// The scripts change a directory of manifests. The command scan reads it as
+// after a notice and prints what the sink is told.
+func TestManifestScripts(t *testing.T) {
+	type script struct{}
+	type following struct {
+		*Manifests
+		sink *recorder
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:           "testdata",
+		UpdateScripts: *update,
+		Setup: func(env *testscript.Env) error {
+			sink := newRecorder()
+			m, err := NewManifests(ManifestsConfig{Dir: filepath.Join(env.WorkDir, "manifests"), NodeName: "node1", Sink: sink})
+			env.Values[script{}] = following{m, sink}
+			return err
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"scan": func(ts *testscript.TestScript, _ bool, _ []string) {
+				m := ts.Value(script{}).(following)
+				for name := range m.files {
+					m.doubt(name)
+				}
+				m.scan()
+				out := ts.Stdout()
+				for _, call := range m.sink.take() {
+					fmt.Fprintln(out, call)
+				}
+			},
+		},
+	})
+}
+
+func TestManifestsFollow(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "manifests")
+	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
+	mustMkdir(t, dir)
+	mustWrite(t, a, serviceYAML("one", "10.96.0.1"))
+	mustDate(t, a)
+	sink := newRecorder()
+	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink, rescan: time.Hour})
+	mustHave(t, sink, "Service default/one")
+
+	// In place, of the same length, and of the same time.
+	mustWrite(t, a, serviceYAML("one", "10.96.0.2"))
+	mustDate(t, a)
+	mustBecome(t, sink, "Service default/one", "[10.96.0.2] [IPv4] [80/TCP]")
+
+	mustWrite(t, b, serviceYAML("two", "10.96.0.3"))
+	mustHave(t, sink, "Service default/one", "Service default/two")
+
+	mustWrite(t, filepath.Join(dir, ".b.new"), serviceYAML("three", "10.96.0.3"))
+	mustRename(t, filepath.Join(dir, ".b.new"), b)
+	mustHave(t, sink, "Service default/one", "Service default/three")
+
+	mustRemove(t, a)
+	mustHave(t, sink, "Service default/three")
+}
+
+// Nobody gives notice of a change behind a link.
+func TestManifestsBehindALink(t *testing.T) {
+	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "one")
+	mustWrite(t, elsewhere, serviceYAML("one", "10.96.0.1"))
+	mustLink(t, elsewhere, filepath.Join(dir, "a.yaml"))
+	sink := newRecorder()
+	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink, rescan: 10 * time.Millisecond})
+	mustHave(t, sink, "Service default/one")
+	mustWrite(t, elsewhere, serviceYAML("another", "10.96.0.1"))
+	mustHave(t, sink, "Service default/another")
+}
+
+// The kubelet mounts a ConfigMap as links into a directory that is replaced.
+func TestManifestsOfAConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	mustMkdir(t, filepath.Join(dir, "..1"))
+	mustWrite(t, filepath.Join(dir, "..1", "a.yaml"), serviceYAML("one", "10.96.0.1"))
+	mustLink(t, "..1", filepath.Join(dir, "..data"))
+	mustLink(t, filepath.Join("..data", "a.yaml"), filepath.Join(dir, "a.yaml"))
+	sink := newRecorder()
+	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink, rescan: time.Hour})
+	mustBecome(t, sink, "Service default/one", "[10.96.0.1] [IPv4] [80/TCP]")
+
+	mustMkdir(t, filepath.Join(dir, "..2"))
+	mustWrite(t, filepath.Join(dir, "..2", "a.yaml"), serviceYAML("one", "10.96.0.2"))
+	mustLink(t, "..2", filepath.Join(dir, "..data_tmp"))
+	mustRename(t, filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data"))
+	mustRemove(t, filepath.Join(dir, "..1"))
+	mustBecome(t, sink, "Service default/one", "[10.96.0.2] [IPv4] [80/TCP]")
+}
+
+// A directory that goes away takes nothing with it, and another one in its
+// place is followed.
+func TestManifestsDirectoryReplaced(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "manifests")
+	mustMkdir(t, dir)
+	mustWrite(t, filepath.Join(dir, "a.yaml"), serviceYAML("one", "10.96.0.1"))
+	sink := newRecorder()
+	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.scan()
+	mustHave(t, sink, "Service default/one")
+
+	mustRemove(t, dir)
+	m.scan()
+	mustHave(t, sink, "Service default/one")
+	if got := sink.problems("manifests"); len(got) != 1 || !strings.Contains(got[0].String(), "no such file") {
+		t.Errorf("reported is %v, want that the directory is missing", got)
+	}
+
+	mustMkdir(t, dir)
+	mustWrite(t, filepath.Join(dir, "b.yaml"), serviceYAML("two", "10.96.0.2"))
+	m.scan()
+	mustHave(t, sink, "Service default/two")
+	if got := sink.problems("manifests"); got != nil {
+		t.Errorf("still reported: %v", got)
+	}
+}
+
+func TestManifestsUnreadableFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.yaml")
+	mustWrite(t, path, serviceYAML("one", "10.96.0.1"))
+	sink := newRecorder()
+	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.scan()
+
+	// A link to nowhere is what anybody cannot read, root included.
+	mustRemove(t, path)
+	mustLink(t, "nowhere", path)
+	m.scan()
+	mustHave(t, sink, "Service default/one")
+	if got := sink.problems("a.yaml"); len(got) != 1 {
+		t.Errorf("reported is %v, want one problem", got)
+	}
+
+	mustRemove(t, path)
+	m.scan()
+	mustHave(t, sink)
+	if got := sink.problems("a.yaml"); got != nil {
+		t.Errorf("still reported: %v", got)
+	}
+}
+
+func TestManifestsWithoutDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "nowhere")
+	_, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: newRecorder()})
+	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("NewManifests returned %v, want an error that names the directory", err)
+	}
+}
+
+func mustFollow(t *testing.T, cfg ManifestsConfig) {
+	t.Helper()
+	m, err := NewManifests(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, m.Run)
+	mustClose(t, "the first scan", m.Synced())
+}
+
+func serviceYAML(name, clusterIP string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n", name, clusterIP)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustMkdir(t *testing.T, path string) { t.Helper(); must(t, os.Mkdir(path, 0o755)) }
+func mustWrite(t *testing.T, path, text string) {
+	t.Helper()
+	must(t, os.WriteFile(path, []byte(text), 0o644))
+}
+func mustRename(t *testing.T, from, to string) { t.Helper(); must(t, os.Rename(from, to)) }
+func mustDate(t *testing.T, path string) {
+	t.Helper()
+	must(t, os.Chtimes(path, time.Time{}, time.Unix(1e9, 0)))
+}
+func mustRemove(t *testing.T, path string)   { t.Helper(); must(t, os.RemoveAll(path)) }
+func mustLink(t *testing.T, to, path string) { t.Helper(); must(t, os.Symlink(to, path)) }

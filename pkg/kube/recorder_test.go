@@ -1,0 +1,172 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// recorder is a Sink that remembers every call, and what is in force.
+type recorder struct {
+	mu      sync.Mutex
+	calls   []string
+	inForce map[string]string
+	reports map[string][]lb.Problem
+}
+
+func newRecorder() *recorder {
+	return &recorder{inForce: map[string]string{}, reports: map[string][]lb.Problem{}}
+}
+
+func (r *recorder) set(name, value string, problems []lb.Problem) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, "set "+name+" "+value)
+	for _, p := range problems {
+		r.calls = append(r.calls, "  "+p.String())
+	}
+	r.inForce[name] = value
+}
+
+func (r *recorder) delete(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, "delete "+name)
+	delete(r.inForce, name)
+}
+
+func (r *recorder) SetService(s lb.Service, problems []lb.Problem) {
+	var ports []string
+	for _, p := range s.Ports {
+		ports = append(ports, strings.TrimPrefix(fmt.Sprintf("%s:%d/%s", p.Name, p.Port, p.Protocol), ":"))
+	}
+	r.set("Service "+s.Name.String(), fmt.Sprint(s.ClusterIPs, s.Families, ports), problems)
+}
+
+func (r *recorder) SetSlice(s Slice, problems []lb.Problem) {
+	var ports, endpoints []string
+	for _, p := range s.Ports {
+		ports = append(ports, strings.TrimPrefix(fmt.Sprintf("%s:%d/%s", p.Name, p.Port, p.Protocol), ":"))
+	}
+	for _, e := range s.Endpoints {
+		endpoints = append(endpoints, e.Addr.String())
+	}
+	r.set("EndpointSlice "+s.Name.String(), fmt.Sprint(s.Service, " ", ports, endpoints), problems)
+}
+
+func (r *recorder) SetNode(n Node, problems []lb.Problem) {
+	r.set("Node "+n.Name, fmt.Sprintf("exists=%v zone=%q %v", n.Exists, n.Zone, n.PrimaryIPs), problems)
+}
+
+func (r *recorder) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Problem) {
+	r.set("ServiceCIDRs", fmt.Sprint(prefixes), problems)
+}
+
+func (r *recorder) DeleteService(name lb.ServiceName) { r.delete("Service " + name.String()) }
+func (r *recorder) DeleteSlice(name lb.SliceName)     { r.delete("EndpointSlice " + name.String()) }
+
+func (r *recorder) Report(source string, problems []lb.Problem) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	source = source[strings.LastIndexByte(source, '/')+1:]
+	r.calls = append(r.calls, fmt.Sprintf("report %s: %d", source, len(problems)))
+	for _, p := range problems {
+		r.calls = append(r.calls, "  "+p.String())
+	}
+	r.reports[source] = problems
+	if len(problems) == 0 {
+		delete(r.reports, source)
+	}
+}
+
+// take returns the calls since the last take.
+func (r *recorder) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	calls := r.calls
+	r.calls = nil
+	return calls
+}
+
+// names returns what is in force.
+func (r *recorder) names() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.inForce))
+}
+
+func (r *recorder) value(name string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.inForce[name]
+}
+
+func (r *recorder) problems(source string) []lb.Problem {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.reports[source]
+}
+
+// mustHave waits until exactly these objects are in force.
+func mustHave(t *testing.T, r *recorder, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	deadline := time.Now().Add(10 * time.Second)
+	for !slices.Equal(r.names(), want) {
+		if time.Now().After(deadline) {
+			t.Fatalf("in force (-want +got):\n%s", cmp.Diff(want, r.names()))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// mustBecome waits until an object is in force with a value.
+func mustBecome(t *testing.T, r *recorder, name, want string) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for r.value(name) != want {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is %q, want %q", name, r.value(name), want)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// mustClose waits until a channel is closed.
+func mustClose(t *testing.T, what string, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s does not come", what)
+	}
+}
+
+// mustRun runs until the test ends, and then waits for it to end too.
+func mustRun(t *testing.T, run func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("Run returned %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("Run does not end with its context")
+		}
+	})
+}

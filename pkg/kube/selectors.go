@@ -1,0 +1,47 @@
+package kube
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+)
+
+// labelServiceProxyName leaves a Service to another proxy, whatever its value.
+const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// The select functions say what an API server is asked for: exactly what
+// kube-proxy asks for. An object that stops matching comes as deleted.
+
+func selectServices(options *metav1.ListOptions) {
+	options.LabelSelector = "!" + labelServiceProxyName
+	options.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
+}
+
+func selectSlices(options *metav1.ListOptions) {
+	options.LabelSelector = "!" + corev1.IsHeadlessService
+}
+
+func selectNode(name string) func(*metav1.ListOptions) {
+	return func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	}
+}
+
+func selectAll(*metav1.ListOptions) {}
+
+// selected says of an object from a manifest what an API server says by
+// sending it or not.
+func selected(obj any, nodeName string) bool {
+	switch obj := obj.(type) {
+	case *corev1.Service:
+		_, optedOut := obj.Labels[labelServiceProxyName]
+		return !optedOut && obj.Spec.ClusterIP != corev1.ClusterIPNone
+	case *discoveryv1.EndpointSlice:
+		_, headless := obj.Labels[corev1.IsHeadlessService]
+		return !headless
+	case *corev1.Node:
+		return obj.Name == nodeName
+	}
+	return true
+}

@@ -1,0 +1,199 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// translateService reads a Service. Defaults that an API server fills in are
+// filled in here too, so that an object from elsewhere means the same.
+func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
+	p := &parser{object: keyOf(kindService, &obj.ObjectMeta)}
+	spec := &obj.Spec
+	service := lb.Service{
+		Name:                lb.ServiceName{Namespace: p.object.namespace, Name: p.object.name},
+		Created:             obj.CreationTimestamp.Time,
+		Type:                p.serviceType(spec.Type),
+		ExternalIPs:         p.addrs("spec.externalIPs", spec.ExternalIPs),
+		LoadBalancers:       p.loadBalancers(obj.Status.LoadBalancer.Ingress),
+		SourceRanges:        p.prefixes("spec.loadBalancerSourceRanges", spec.LoadBalancerSourceRanges),
+		Affinity:            p.affinity(spec),
+		HealthCheckNodePort: p.port("spec.healthCheckNodePort", spec.HealthCheckNodePort),
+		Ports:               p.servicePorts(spec.Ports),
+	}
+	service.ClusterIPs, service.Families = p.clusterIPs(spec)
+	if ptr.Deref(spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal {
+		service.InternalPolicy = lb.Local
+	}
+	if spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		service.ExternalPolicy = lb.Local
+	}
+	return service, p.problems
+}
+
+func (p *parser) serviceType(t corev1.ServiceType) lb.ServiceType {
+	switch t {
+	case corev1.ServiceTypeClusterIP, "":
+		return lb.ClusterIP
+	case corev1.ServiceTypeNodePort:
+		return lb.NodePort
+	case corev1.ServiceTypeLoadBalancer:
+		return lb.LoadBalancer
+	case corev1.ServiceTypeExternalName:
+		return lb.ExternalName
+	}
+	p.add("spec.type", "unknown type %q is taken for ClusterIP", t)
+	return lb.ClusterIP
+}
+
+// clusterIPs returns the cluster IPs and, index by index, their families. What
+// is no address is the zero one, so that the others keep their family.
+func (p *parser) clusterIPs(spec *corev1.ServiceSpec) ([]netip.Addr, []lb.Family) {
+	families := p.families(spec.IPFamilies)
+	switch {
+	case spec.ClusterIP == corev1.ClusterIPNone:
+		return nil, families
+	case len(spec.ClusterIPs) == 0 && spec.ClusterIP != "":
+		return []netip.Addr{p.addr("spec.clusterIP", spec.ClusterIP)}, families
+	}
+	return p.addrs("spec.clusterIPs", spec.ClusterIPs), families
+}
+
+func (p *parser) families(text []corev1.IPFamily) []lb.Family {
+	var families []lb.Family
+	for i, t := range text {
+		switch t {
+		case corev1.IPv4Protocol:
+			families = append(families, lb.IPv4)
+		case corev1.IPv6Protocol:
+			families = append(families, lb.IPv6)
+		default:
+			p.add(fmt.Sprintf("spec.ipFamilies[%d]", i), "unknown family %q", t)
+			families = append(families, 0)
+		}
+	}
+	return families
+}
+
+// loadBalancers returns the addresses of a load balancer. An entry that has but
+// a hostname is the zero address: its traffic does not come here.
+func (p *parser) loadBalancers(ingress []corev1.LoadBalancerIngress) []lb.LoadBalancerIP {
+	if len(ingress) == 0 {
+		return nil
+	}
+	ips := make([]lb.LoadBalancerIP, len(ingress))
+	for i := range ingress {
+		entry := &ingress[i]
+		if entry.IP == "" {
+			continue
+		}
+		ips[i].Addr = p.addr(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), entry.IP)
+		ips[i].Proxy = ptr.Deref(entry.IPMode, corev1.LoadBalancerIPModeVIP) != corev1.LoadBalancerIPModeVIP
+	}
+	return ips
+}
+
+func (p *parser) affinity(spec *corev1.ServiceSpec) time.Duration {
+	if spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil {
+		seconds = ptr.Deref(c.ClientIP.TimeoutSeconds, seconds)
+	}
+	if seconds <= 0 {
+		p.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is no time to remember a client for: the default is used", seconds)
+		seconds = corev1.DefaultClientIPServiceAffinitySeconds
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+func (p *parser) servicePorts(specs []corev1.ServicePort) []lb.ServicePort {
+	ports := make([]lb.ServicePort, 0, len(specs))
+	for i := range specs {
+		spec := &specs[i]
+		field := fmt.Sprintf("spec.ports[%d]", i)
+		protocol, ok := p.protocol(field+".protocol", spec.Protocol)
+		if !ok {
+			continue
+		}
+		ports = append(ports, lb.ServicePort{
+			Name:     spec.Name,
+			Protocol: protocol,
+			Port:     p.port(field+".port", spec.Port),
+			NodePort: p.port(field+".nodePort", spec.NodePort),
+		})
+	}
+	return ports
+}
+
+// protocol reads a protocol; none is TCP.
+func (p *parser) protocol(field string, text corev1.Protocol) (lb.Protocol, bool) {
+	switch text {
+	case corev1.ProtocolTCP, "":
+		return lb.TCP, true
+	case corev1.ProtocolUDP:
+		return lb.UDP, true
+	case corev1.ProtocolSCTP:
+		return lb.SCTP, true
+	}
+	p.add(field, "unknown protocol %q", text)
+	return 0, false
+}
+
+// port reads a port number; what is none is zero.
+func (p *parser) port(field string, number int32) uint16 {
+	if number < 0 || number > 65535 {
+		p.add(field, "%d is not a port number", number)
+		return 0
+	}
+	return uint16(number)
+}
+
+// addrs reads addresses. What is none is the zero address, with a problem
+// unless it is blank.
+func (p *parser) addrs(field string, text []string) []netip.Addr {
+	if len(text) == 0 {
+		return nil
+	}
+	addrs := make([]netip.Addr, len(text))
+	for i, t := range text {
+		if strings.TrimSpace(t) != "" {
+			addrs[i] = p.addr(fmt.Sprintf("%s[%d]", field, i), t)
+		}
+	}
+	return addrs
+}
+
+func (p *parser) addr(field, text string) netip.Addr {
+	addr, err := lb.ParseAddr(text)
+	if err != nil {
+		p.add(field, "%v", err)
+	}
+	return addr
+}
+
+// prefixes reads prefixes and leaves out what is none, with a problem unless
+// it is blank.
+func (p *parser) prefixes(field string, text []string) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for i, t := range text {
+		if strings.TrimSpace(t) == "" {
+			continue
+		}
+		prefix, err := lb.ParsePrefix(t)
+		if err != nil {
+			p.add(fmt.Sprintf("%s[%d]", field, i), "%v", err)
+			continue
+		}
+		prefixes = append(prefixes, prefix)
+	}
+	return prefixes
+}

@@ -1,0 +1,145 @@
+package kube
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// translateSlice reads an EndpointSlice. It returns false if the slice is
+// nobody's: one of names instead of addresses, or of no Service.
+func translateSlice(obj *discoveryv1.EndpointSlice) (Slice, []lb.Problem, bool) {
+	p := &parser{object: keyOf(kindSlice, &obj.ObjectMeta)}
+	family := p.addressFamily(obj.AddressType)
+	service := obj.Labels[discoveryv1.LabelServiceName]
+	if service == "" {
+		p.add("metadata.labels", "no %s: the slice is ignored", discoveryv1.LabelServiceName)
+	}
+	if family == 0 || service == "" {
+		return Slice{}, p.problems, false
+	}
+
+	namespace := p.object.namespace
+	return Slice{
+		EndpointSlice: lb.EndpointSlice{
+			Name:      lb.SliceName{Namespace: namespace, Name: obj.Name},
+			Service:   lb.ServiceName{Namespace: namespace, Name: service},
+			Family:    family,
+			Ports:     p.endpointPorts(obj.Ports),
+			Endpoints: p.endpoints(obj.Endpoints, family),
+		},
+		Triggered: triggered(obj),
+	}, p.problems, true
+}
+
+// addressFamily returns zero if the addresses of a slice are of no use.
+func (p *parser) addressFamily(t discoveryv1.AddressType) lb.Family {
+	switch t {
+	case discoveryv1.AddressTypeIPv4:
+		return lb.IPv4
+	case discoveryv1.AddressTypeIPv6:
+		return lb.IPv6
+	}
+	p.add("addressType", "%q is neither IPv4 nor IPv6: the slice is ignored", t)
+	return 0
+}
+
+// endpointPorts returns the ports that have what it takes to be joined with a
+// Service's: a name, if an empty one, and a number.
+func (p *parser) endpointPorts(ports []discoveryv1.EndpointPort) []lb.EndpointPort {
+	var out []lb.EndpointPort
+	for i := range ports {
+		field := fmt.Sprintf("ports[%d]", i)
+		port, ok := p.endpointPort(field, &ports[i])
+		if ok {
+			out = append(out, port)
+		}
+	}
+	return out
+}
+
+func (p *parser) endpointPort(field string, port *discoveryv1.EndpointPort) (lb.EndpointPort, bool) {
+	if port.Name == nil {
+		p.add(field+".name", "missing: the port is ignored")
+		return lb.EndpointPort{}, false
+	}
+	if port.Port == nil || *port.Port == 0 {
+		p.add(field+".port", "missing or zero: the port is ignored")
+		return lb.EndpointPort{}, false
+	}
+	number := p.port(field+".port", *port.Port)
+	if number == 0 {
+		return lb.EndpointPort{}, false
+	}
+	protocol, ok := p.protocol(field+".protocol", ptr.Deref(port.Protocol, corev1.ProtocolTCP))
+	return lb.EndpointPort{Name: *port.Name, Protocol: protocol, Port: number}, ok
+}
+
+func (p *parser) endpoints(endpoints []discoveryv1.Endpoint, family lb.Family) []lb.Endpoint {
+	if len(endpoints) == 0 {
+		return nil
+	}
+	out := make([]lb.Endpoint, 0, len(endpoints))
+	for i := range endpoints {
+		endpoint, ok := p.endpoint(i, &endpoints[i], family)
+		if ok {
+			out = append(out, endpoint)
+		}
+	}
+	return out
+}
+
+// endpoint reads one endpoint. Only its first address counts, as in kube-proxy.
+func (p *parser) endpoint(i int, endpoint *discoveryv1.Endpoint, family lb.Family) (lb.Endpoint, bool) {
+	if len(endpoint.Addresses) == 0 {
+		p.add(fmt.Sprintf("endpoints[%d].addresses", i), "empty: the endpoint is ignored")
+		return lb.Endpoint{}, false
+	}
+	addr, err := lb.ParseAddr(endpoint.Addresses[0])
+	if err != nil {
+		p.add(fmt.Sprintf("endpoints[%d].addresses[0]", i), "%v: the endpoint is ignored", err)
+		return lb.Endpoint{}, false
+	}
+	if lb.FamilyOf(addr) != family {
+		p.add(fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s in a slice of %s: the endpoint is ignored", addr, family)
+		return lb.Endpoint{}, false
+	}
+
+	conditions := &endpoint.Conditions
+	out := lb.Endpoint{
+		Addr:        addr,
+		NodeName:    ptr.Deref(endpoint.NodeName, ""),
+		Zone:        ptr.Deref(endpoint.Zone, ""),
+		Ready:       ptr.Deref(conditions.Ready, true),
+		Serving:     ptr.Deref(conditions.Serving, true),
+		Terminating: ptr.Deref(conditions.Terminating, false),
+	}
+	if hints := endpoint.Hints; hints != nil {
+		for _, zone := range hints.ForZones {
+			out.ForZones = append(out.ForZones, zone.Name)
+		}
+		for _, node := range hints.ForNodes {
+			out.ForNodes = append(out.ForNodes, node.Name)
+		}
+	}
+	return out, true
+}
+
+// triggered returns when what a slice tells of happened, zero if it is not
+// said, or not legibly.
+func triggered(obj *discoveryv1.EndpointSlice) time.Time {
+	text, ok := obj.Annotations[corev1.EndpointsLastChangeTriggerTime]
+	if !ok {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}

@@ -1,0 +1,138 @@
+package kube
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// Each row is an EndpointSlice that is in order but for one thing.
+var sliceTests = []struct {
+	name     string
+	edit     func(*discoveryv1.EndpointSlice)
+	want     func(*Slice)
+	problems []string // fields
+}{
+	{
+		"as it was",
+		func(*discoveryv1.EndpointSlice) {},
+		func(*Slice) {}, nil,
+	}, {
+		"of an endpoint that says all there is to say",
+		func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0] = discoveryv1.Endpoint{
+				Addresses:  []string{"10.0.1.7", "10.0.1.8"},
+				NodeName:   ptr.To("node1"),
+				Zone:       ptr.To("z1"),
+				Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(false), Terminating: ptr.To(true)},
+				Hints: &discoveryv1.EndpointHints{
+					ForZones: []discoveryv1.ForZone{{Name: "z1"}, {Name: "z2"}},
+					ForNodes: []discoveryv1.ForNode{{Name: "node1"}},
+				},
+			}
+		},
+		func(s *Slice) {
+			s.Endpoints[0] = lb.Endpoint{
+				Addr: netip.MustParseAddr("10.0.1.7"), NodeName: "node1", Zone: "z1",
+				Terminating: true, ForZones: []string{"z1", "z2"}, ForNodes: []string{"node1"},
+			}
+		}, nil,
+	}, {
+		"of IPv6",
+		func(s *discoveryv1.EndpointSlice) {
+			s.AddressType, s.Endpoints[0].Addresses = discoveryv1.AddressTypeIPv6, []string{"FD00::0007"}
+		},
+		func(s *Slice) { s.Family, s.Endpoints[0].Addr = lb.IPv6, netip.MustParseAddr("fd00::7") }, nil,
+	}, {
+		"with leading zeros in an address",
+		func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"10.0.001.007"} },
+		func(*Slice) {}, nil,
+	}, {
+		"of names instead of addresses",
+		func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN },
+		nil, []string{"addressType"},
+	}, {
+		"of no Service",
+		func(s *discoveryv1.EndpointSlice) { s.Labels = nil },
+		nil, []string{"metadata.labels"},
+	}, {
+		"of a Service without a name",
+		func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "" },
+		nil, []string{"metadata.labels"},
+	}, {
+		"without ports",
+		func(s *discoveryv1.EndpointSlice) { s.Ports = nil },
+		func(s *Slice) { s.Ports = nil }, nil,
+	}, {
+		"with a port for each mistake",
+		func(s *discoveryv1.EndpointSlice) {
+			s.Ports = append([]discoveryv1.EndpointPort{
+				{Port: ptr.To(int32(1))},
+				{Name: ptr.To("a")},
+				{Name: ptr.To("a"), Port: ptr.To(int32(0))},
+				{Name: ptr.To("a"), Port: ptr.To(int32(1 << 16))},
+				{Name: ptr.To("a"), Port: ptr.To(int32(1)), Protocol: ptr.To(corev1.Protocol("QUIC"))},
+			}, s.Ports...)
+		},
+		func(*Slice) {},
+		[]string{"ports[0].name", "ports[1].port", "ports[2].port", "ports[3].port", "ports[4].protocol"},
+	}, {
+		"with an endpoint for each mistake",
+		func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints = append([]discoveryv1.Endpoint{
+				{},
+				{Addresses: []string{"web.example.org"}},
+				{Addresses: []string{""}},
+				{Addresses: []string{"fd00::7"}},
+			}, s.Endpoints...)
+		},
+		func(*Slice) {},
+		[]string{"endpoints[0].addresses", "endpoints[1].addresses[0]", "endpoints[2].addresses[0]", "endpoints[3].addresses[0]"},
+	}, {
+		"of a change at a known time",
+		func(s *discoveryv1.EndpointSlice) {
+			s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-02T03:04:05.6Z"}
+		},
+		func(s *Slice) { s.Triggered = time.Date(2026, 1, 2, 3, 4, 5, 600e6, time.UTC) }, nil,
+	}, {
+		"of a change at no time",
+		func(s *discoveryv1.EndpointSlice) {
+			s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "yesterday"}
+		},
+		func(*Slice) {}, nil,
+	},
+}
+
+func TestTranslateSlice(t *testing.T) {
+	for _, test := range sliceTests {
+		t.Run(test.name, func(t *testing.T) {
+			obj := slice("web-1", "web", "10.0.1.7")
+			want := Slice{EndpointSlice: lb.EndpointSlice{
+				Name:      lb.SliceName{Namespace: "default", Name: "web-1"},
+				Service:   lb.ServiceName{Namespace: "default", Name: "web"},
+				Family:    lb.IPv4,
+				Ports:     []lb.EndpointPort{{Protocol: lb.TCP, Port: 8080}},
+				Endpoints: []lb.Endpoint{{Addr: netip.MustParseAddr("10.0.1.7"), Ready: true, Serving: true}},
+			}}
+			test.edit(obj)
+			got, problems, counts := translateSlice(obj)
+			if counts != (test.want != nil) {
+				t.Fatalf("it counts: %v", counts)
+			}
+			if test.want != nil {
+				test.want(&want)
+				if diff := cmp.Diff(want, got, compareAddrs); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			}
+			mustBlame(t, "EndpointSlice default/web-1", problems, test.problems)
+		})
+	}
+}

@@ -1,0 +1,154 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// What is told about comes out of the store, however it came in.
+func TestStore(t *testing.T) {
+	sink := newRecorder()
+	replaced := 0
+	s := &store{ledger: newLedger(sink), replaced: func() { replaced++ }}
+	must(t, s.Replace([]any{service("a", "10.96.0.1"), service("b", "10.96.0.2")}, "1"))
+	mustHave(t, sink, "Service default/a", "Service default/b")
+
+	must(t, s.Add(service("c", "10.96.0.3")))
+	must(t, s.Update(service("b", "10.96.0.9")))
+	must(t, s.Delete(service("a", "10.96.0.1")))
+	must(t, s.Delete(service("unknown", "10.96.0.1")))
+	must(t, s.Resync())
+	mustHave(t, sink, "Service default/b", "Service default/c")
+	mustBecome(t, sink, "Service default/b", "[10.96.0.9] [] [80/TCP]")
+
+	streamed, err := s.Transformer()(service("d", "10.96.0.4"))
+	must(t, err)
+	must(t, s.Replace([]any{streamed, service("c", "10.96.0.3")}, "2"))
+	mustHave(t, sink, "Service default/c", "Service default/d")
+
+	must(t, s.Replace(nil, "3"))
+	mustHave(t, sink)
+	if replaced != 3 {
+		t.Errorf("replaced was called %d times, want 3", replaced)
+	}
+	if n := len(s.ledger.told); n != 0 {
+		t.Errorf("%d names are kept of nothing", n)
+	}
+}
+
+// A slice that is no longer anybody's is taken back, and the report ends with
+// the slice.
+func TestStoreIgnoredSlice(t *testing.T) {
+	sink := newRecorder()
+	s := &store{ledger: newLedger(sink), replaced: func() {}}
+	lost := slice("web-1", "", "10.0.1.7")
+	for _, step := range []struct {
+		do       func() error
+		inForce  int
+		reported int
+	}{
+		{func() error { return s.Add(slice("web-1", "web", "10.0.1.7")) }, 1, 0},
+		{func() error { return s.Update(lost) }, 0, 1},
+		{func() error { return s.Replace([]any{lost}, "1") }, 0, 1},
+		{func() error { return s.Update(slice("web-1", "web", "10.0.1.7")) }, 1, 0},
+		{func() error { return s.Update(lost) }, 0, 1},
+		{func() error { return s.Replace(nil, "2") }, 0, 0},
+	} {
+		must(t, step.do())
+		if got := len(sink.names()); got != step.inForce {
+			t.Errorf("%d slices are in force, want %d", got, step.inForce)
+		}
+		if got := len(sink.problems("web-1")); got != step.reported {
+			t.Errorf("%d problems are reported, want %d", got, step.reported)
+		}
+	}
+}
+
+// A prefix that two ServiceCIDRs name stays until both are gone.
+func TestStoreServiceCIDRs(t *testing.T) {
+	sink := newRecorder()
+	s := &store{ledger: newLedger(sink), replaced: func() {}}
+	other := cidr("10.97.0.0/16", "10.96.0.0/16")
+	other.Name = "other"
+	must(t, s.Replace([]any{cidr("10.96.0.0/16"), other}, "1"))
+	mustBecome(t, sink, "ServiceCIDRs", "[10.96.0.0/16 10.97.0.0/16]")
+	must(t, s.Delete(cidr()))
+	mustBecome(t, sink, "ServiceCIDRs", "[10.96.0.0/16 10.97.0.0/16]")
+	must(t, s.Delete(other))
+	mustBecome(t, sink, "ServiceCIDRs", "[]")
+}
+
+// BenchmarkStore lists 10,000 Services and as many slices of 10 endpoints.
+// retained-B/object is what this package keeps of each; the heap before it
+// has the objects' names, which a Sink keeps anyway.
+func BenchmarkStore(b *testing.B) {
+	const n = 10_000
+	objects := make([]any, 0, 2*n)
+	for i := range n {
+		objects = append(objects, benchService(i), benchSlice(i))
+	}
+	var retained uint64
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		before := heap()
+		b.StartTimer()
+		s := &store{ledger: newLedger(nowhere{}), replaced: func() {}}
+		if err := s.Replace(objects, "1"); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		retained += heap() - before
+		runtime.KeepAlive(s)
+		b.StartTimer()
+	}
+	runtime.KeepAlive(objects)
+	b.ReportMetric(float64(retained)/float64(b.N)/(2*n), "retained-B/object")
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/(2*n), "ns/object")
+}
+
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+func benchService(i int) *corev1.Service {
+	s := service(fmt.Sprintf("service-%d", i), fmt.Sprintf("10.96.%d.%d", i/250, i%250+1))
+	s.Namespace = fmt.Sprintf("namespace-%d", i%100)
+	return s
+}
+
+func benchSlice(i int) *discoveryv1.EndpointSlice {
+	s := slice(fmt.Sprintf("service-%d-x", i), fmt.Sprintf("service-%d", i))
+	s.Namespace = fmt.Sprintf("namespace-%d", i%100)
+	for e := range 10 {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{fmt.Sprintf("10.%d.%d.%d", e, i/250, i%250)},
+			NodeName:  ptr.To(fmt.Sprintf("node-%d", i%1000)),
+			Zone:      ptr.To("zone-a"),
+		})
+	}
+	return s
+}
+
+// nowhere is a Sink that keeps nothing.
+type nowhere struct{}
+
+func (nowhere) SetService(lb.Service, []lb.Problem)          {}
+func (nowhere) DeleteService(lb.ServiceName)                 {}
+func (nowhere) SetSlice(Slice, []lb.Problem)                 {}
+func (nowhere) DeleteSlice(lb.SliceName)                     {}
+func (nowhere) SetNode(Node, []lb.Problem)                   {}
+func (nowhere) SetServiceCIDRs([]netip.Prefix, []lb.Problem) {}
+func (nowhere) Report(string, []lb.Problem)                  {}

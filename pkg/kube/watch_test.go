@@ -1,0 +1,285 @@
+package kube
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/ptr"
+)
+
+// Servers that stream lists and servers that do not must look the same.
+var bothLists = []struct {
+	name    string
+	streams bool
+}{
+	{"streamed", true},
+	{"listed", false},
+}
+
+func TestWatch(t *testing.T) {
+	for _, test := range bothLists {
+		t.Run(test.name, func(t *testing.T) {
+			api, sink := newFakeAPI(t), newRecorder()
+			api.streams = test.streams
+			api.set(service("web", "10.96.0.1"), slice("web-1", "web", "10.0.1.7"), node("node1", "z1"), cidr("10.96.0.0/16"))
+			w := mustWatch(t, api.config(t, sink))
+			mustClose(t, "Synced", w.Synced())
+			mustClose(t, "NodeSynced", w.NodeSynced())
+			mustHave(t, sink, "Service default/web", "EndpointSlice default/web-1", "Node node1", "ServiceCIDRs")
+
+			api.set(service("web", "10.96.0.2"), slice("web-2", "web", "10.0.1.8"), node("node1", "z2"))
+			mustBecome(t, sink, "Service default/web", "[10.96.0.2] [] [80/TCP]")
+			mustBecome(t, sink, "EndpointSlice default/web-2", "default/web [8080/TCP] [10.0.1.8]")
+			mustBecome(t, sink, "Node node1", `exists=true zone="z2" []`)
+
+			// A label that a selector excludes is a deletion, its removal an addition.
+			api.delete(service("web", "10.96.0.2"))
+			api.delete(slice("web-1", "web", "10.0.1.7"))
+			api.delete(node("node1", "z2"))
+			api.delete(cidr("10.96.0.0/16"))
+			mustHave(t, sink, "EndpointSlice default/web-2", "Node node1", "ServiceCIDRs")
+			mustBecome(t, sink, "Node node1", `exists=false zone="" []`)
+			mustBecome(t, sink, "ServiceCIDRs", "[]")
+			api.set(service("web", "10.96.0.3"))
+			mustBecome(t, sink, "Service default/web", "[10.96.0.3] [] [80/TCP]")
+		})
+	}
+}
+
+// RBAC rules and API server load are those of kube-proxy if the requests are.
+func TestWatchRequests(t *testing.T) {
+	for _, test := range []struct {
+		resource, labels, fields string
+	}{
+		{"services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"},
+		{"endpointslices", "!service.kubernetes.io/headless", ""},
+		{"nodes", "", "metadata.name=node1"},
+		{"servicecidrs", "", ""},
+	} {
+		t.Run("for "+test.resource, func(t *testing.T) {
+			api, sink := newFakeAPI(t), newRecorder()
+			mustClose(t, "Synced", mustWatch(t, api.config(t, sink)).Synced())
+			mustAsk(t, api, test.resource, 3)
+			for i, query := range api.asked(test.resource)[:3] {
+				if got := query.Get("labelSelector"); got != test.labels {
+					t.Errorf("request %d has label selector %q, want %q", i, got, test.labels)
+				}
+				if got := query.Get("fieldSelector"); got != test.fields {
+					t.Errorf("request %d has field selector %q, want %q", i, got, test.fields)
+				}
+			}
+			if first := api.asked(test.resource)[0]; first.Get("sendInitialEvents") != "true" {
+				t.Errorf("the first request is %v, want a streamed list", first)
+			}
+		})
+	}
+}
+
+// What is deleted while the API server cannot be watched is found by the list
+// that follows 410 Gone.
+func TestWatchOutage(t *testing.T) {
+	for _, test := range bothLists {
+		t.Run(test.name, func(t *testing.T) {
+			api, sink := newFakeAPI(t), newRecorder()
+			api.streams = test.streams
+			api.set(service("stays", "10.96.0.1"), service("goes", "10.96.0.2"), slice("goes-1", "goes", "10.0.1.7"))
+			api.set(node("node1", ""), cidr("10.96.0.0/16"))
+			mustClose(t, "Synced", mustWatch(t, api.config(t, sink)).Synced())
+			mustHave(t, sink, "Service default/stays", "Service default/goes", "EndpointSlice default/goes-1", "Node node1", "ServiceCIDRs")
+
+			api.outage(func() {
+				api.delete(service("goes", "10.96.0.2"))
+				api.delete(slice("goes-1", "goes", "10.0.1.7"))
+				api.delete(node("node1", ""))
+				api.delete(cidr("10.96.0.0/16"))
+				api.set(service("new", "10.96.0.3"))
+			})
+			mustHave(t, sink, "Service default/stays", "Service default/new", "Node node1", "ServiceCIDRs")
+			mustBecome(t, sink, "Node node1", `exists=false zone="" []`)
+			mustBecome(t, sink, "ServiceCIDRs", "[]")
+		})
+	}
+}
+
+// A server that does not answer is reported until it does, and takes nothing
+// back.
+func TestWatchFailing(t *testing.T) {
+	api, sink := newFakeAPI(t), newRecorder()
+	api.set(service("web", "10.96.0.1"))
+	mustClose(t, "Synced", mustWatch(t, api.config(t, sink)).Synced())
+
+	api.mu.Lock()
+	api.failures = 1 << 30
+	api.mu.Unlock()
+	api.cut()
+	mustReport(t, sink, "services", true)
+	mustAsk(t, api, "services", len(api.asked("services"))+5)
+	mustHave(t, sink, "Service default/web")
+
+	api.mu.Lock()
+	api.failures = 0
+	api.mu.Unlock()
+	mustReport(t, sink, "services", false)
+	times := 0
+	for _, call := range sink.take() {
+		if call == "report services: 1" {
+			times++
+		}
+	}
+	if times != 1 {
+		t.Errorf("the failure was reported %d times, want once", times)
+	}
+}
+
+// ServiceCIDRs are new in Kubernetes 1.33: without them all else must work.
+func TestWatchWithoutServiceCIDRs(t *testing.T) {
+	api, sink := newFakeAPI(t), newRecorder()
+	api.absent["servicecidrs"] = true
+	api.set(service("web", "10.96.0.1"))
+	mustClose(t, "Synced", mustWatch(t, api.config(t, sink)).Synced())
+	mustReport(t, sink, "servicecidrs", true)
+	mustHave(t, sink, "Service default/web")
+
+	time.Sleep(100 * time.Millisecond) // ten times the backoff
+	if n := len(api.asked("servicecidrs")); n != 2 {
+		t.Errorf("asked %d times, want once for a stream and once for a list", n)
+	}
+}
+
+func TestWatchSyncedIsBoth(t *testing.T) {
+	api, sink := newFakeAPI(t), newRecorder()
+	api.held["endpointslices"] = true
+	api.streams = true
+	api.set(service("web", "10.96.0.1"))
+	w := mustWatch(t, api.config(t, sink))
+	mustHave(t, sink, "Service default/web")
+	mustClose(t, "NodeSynced", w.NodeSynced())
+	select {
+	case <-w.Synced():
+		t.Error("synced without EndpointSlices")
+	case <-time.After(50 * time.Millisecond):
+	}
+}
+
+// A Reflector that backs off does not look at its context.
+func TestWatchEndsDuringBackoff(t *testing.T) {
+	api := newFakeAPI(t)
+	cfg := api.config(t, newRecorder())
+	cfg.backoff = wait.Backoff{Duration: time.Hour, Steps: 1}
+	api.server.Close()
+	w, err := NewWatcher(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	begin := time.Now()
+	if err := w.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("Run took %v to end", took)
+	}
+}
+
+// client-go's own fake cannot stream; tests of the agent may use it all the same.
+func TestWatchFakeClientset(t *testing.T) {
+	sink := newRecorder()
+	client := fake.NewClientset(service("web", "10.96.0.1"), slice("web-1", "web", "10.0.1.7"), node("node1", "z1"))
+	w := mustWatch(t, Config{Client: client, NodeName: "node1", Sink: sink})
+	mustClose(t, "Synced", w.Synced())
+	mustClose(t, "NodeSynced", w.NodeSynced())
+	mustHave(t, sink, "Service default/web", "EndpointSlice default/web-1", "Node node1")
+}
+
+func TestConfigValidate(t *testing.T) {
+	full := Config{Client: fake.NewClientset(), NodeName: "node1", Sink: newRecorder()}
+	for _, test := range []struct {
+		name string
+		edit func(*Config)
+		want string
+	}{
+		{"valid", func(*Config) {}, ""},
+		{"without a client", func(c *Config) { c.Client = nil }, "Client"},
+		{"without a node name", func(c *Config) { c.NodeName = "" }, "NodeName"},
+		{"without a sink", func(c *Config) { c.Sink = nil }, "Sink"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cfg := full
+			test.edit(&cfg)
+			_, err := NewWatcher(cfg)
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("NewWatcher returned %v, want an error with %q", err, test.want)
+			}
+		})
+	}
+}
+
+// mustAsk waits until a resource was asked for n times.
+func mustAsk(t *testing.T, api *fakeAPI, resource string, n int) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for len(api.asked(resource)) < n {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s was asked for %d times, want %d", resource, len(api.asked(resource)), n)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// mustReport waits until a source has problems, or none.
+func mustReport(t *testing.T, sink *recorder, source string, want bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for len(sink.problems(source)) > 0 != want {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s has problems %v, want some: %v", source, sink.problems(source), want)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func service(name, clusterIP string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: clusterIP,
+			Ports:     []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
+	}
+}
+
+func slice(name, service string, addrs ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default",
+			Name:      name,
+			Labels:    map[string]string{discoveryv1.LabelServiceName: service},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To(""), Port: ptr.To(int32(8080))}},
+	}
+	for _, addr := range addrs {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr}})
+	}
+	return s
+}
+
+func node(name, zone string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: zone}}}
+}
+
+func cidr(prefixes ...string) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: prefixes},
+	}
+}
