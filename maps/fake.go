@@ -5,7 +5,7 @@ import (
 	"iter"
 )
 
-// FakeTable is a [Table] in memory, for tests.
+// FakeTable is a [Table] in memory, for tests and dry runs.
 type FakeTable[K comparable, V any] struct {
 	TableName string
 	Capacity  int // zero: no limit
@@ -67,7 +67,7 @@ func (t *FakeTable[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	}
 }
 
-// FakeSlots are [Slots] in memory, for tests.
+// FakeSlots are [Slots] in memory, for tests and dry runs.
 type FakeSlots struct {
 	IDs []uint32
 	// Wrote, when set, is called after every write.

@@ -83,19 +83,48 @@ func (t *Map[K, V]) Lookup(k K) (V, bool, error) {
 	return v, true, nil
 }
 
+// batch is how many entries one system call reads.
+const batch = 4096
+
 // All implements [Table]. Entries that come or go meanwhile may be missed or
 // seen twice.
 func (t *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	return func(yield func(Entry[K, V], error) bool) {
-		var e Entry[K, V]
-		it := t.m.Iterate()
-		for it.Next(&e.Key, &e.Value) {
-			if !yield(e, nil) {
+		var cursor ebpf.MapBatchCursor
+		keys, values := make([]K, batch), make([]V, batch)
+		for {
+			n, err := t.m.BatchLookup(&cursor, keys, values, nil)
+			if errors.Is(err, ebpf.ErrNotSupported) {
+				t.each(yield) // Linux before 5.16 has no batches of tries
+				return
+			}
+			last := errors.Is(err, ebpf.ErrKeyNotExist)
+			if err != nil && !last {
+				yield(Entry[K, V]{}, fmt.Errorf("map %s: read: %w", t.name, err))
+				return
+			}
+			for i := range n {
+				if !yield(Entry[K, V]{keys[i], values[i]}, nil) {
+					return
+				}
+			}
+			if last {
 				return
 			}
 		}
-		if err := it.Err(); err != nil {
-			yield(Entry[K, V]{}, fmt.Errorf("map %s: iterate: %w", t.name, err))
+	}
+}
+
+// each yields entry by entry.
+func (t *Map[K, V]) each(yield func(Entry[K, V], error) bool) {
+	var e Entry[K, V]
+	it := t.m.Iterate()
+	for it.Next(&e.Key, &e.Value) {
+		if !yield(e, nil) {
+			return
 		}
+	}
+	if err := it.Err(); err != nil {
+		yield(Entry[K, V]{}, fmt.Errorf("map %s: iterate: %w", t.name, err))
 	}
 }

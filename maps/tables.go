@@ -26,7 +26,7 @@ const (
 	NameReasons      = "reasons"
 )
 
-// Fakes are [Tables] in memory, for tests.
+// Fakes are [Tables] in memory, for tests and dry runs.
 type Fakes struct {
 	Tables
 	Frontends    *FakeTable[FrontendKey, Frontend]

@@ -1,0 +1,220 @@
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// clusterIP returns a ClusterIP Service with n endpoints, as lb.Resolve does:
+// one port and a catch-all, in both scopes. Number and generation make its
+// addresses; of two generations the first endpoint differs.
+func clusterIP(number, n, generation int) (lb.ServiceName, lb.Resolution) {
+	name := lb.ServiceName{Namespace: "default", Name: fmt.Sprint("service-", number)}
+	port := lb.PortName{Service: name, Port: "http", Protocol: lb.TCP}
+	vip := netip.AddrFrom4([4]byte{10, 96, byte(number >> 8), byte(number)})
+	var res lb.Resolution
+	backends := make([]lb.Backend, n)
+	for i := range backends {
+		host := byte(i)
+		if i == 0 {
+			host = byte(n + generation%100)
+		}
+		addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(number >> 8), byte(number), host}), 8080)
+		backends[i] = lb.Backend{Addr: addr}
+		res.Endpoints = append(res.Endpoints, lb.EndpointState{Port: port, Addr: addr, Use: lb.Used, Ready: true, Alive: true})
+	}
+	for _, scope := range []lb.Scope{lb.Internal, lb.External} {
+		res.Frontends = append(res.Frontends, lb.Frontend{
+			Key:  lb.FrontendKey{Addr: vip, Port: 80, Protocol: lb.TCP, Scope: scope},
+			Kind: lb.KindClusterIP, Port: port, Backends: backends,
+		})
+	}
+	for _, scope := range []lb.Scope{lb.Internal, lb.External} {
+		res.Frontends = append(res.Frontends, lb.Frontend{
+			Key:  lb.FrontendKey{Addr: vip, Scope: scope},
+			Kind: lb.KindClusterIP, Port: lb.PortName{Service: name},
+		})
+	}
+
+	return name, res
+}
+
+// written returns how many writes there were: to maps by system call, and to
+// slots.
+func written(r *Reconciler) (calls, slots uint64) {
+	for name, w := range r.Counters().Writes {
+		if name == maps.NameSlots {
+			slots += w.Puts
+		} else {
+			calls += w.Puts + w.Deletes
+		}
+	}
+
+	return calls, slots
+}
+
+// What a change costs is what changed.
+func TestWriteCounts(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*lb.Resolution)
+		calls  uint64
+		slots  uint64
+	}{
+		{"nothing changed", func(*lb.Resolution) {}, 0, 0},
+		{"an endpoint replaced", func(res *lb.Resolution) { _, *res = clusterIP(1, 10, 1) }, 4, 10},
+		{"an endpoint terminating", func(res *lb.Resolution) { res.Frontends[0].Backends[3].Terminating = true }, 1, 0},
+		{"affinity", func(res *lb.Resolution) { res.Frontends[0].Affinity = time.Hour }, 1, 0},
+		{"no endpoints", func(res *lb.Resolution) { _, *res = clusterIP(1, 0, 0) }, 12, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			clock := newTestClock()
+			r := mustNew(t, maps.NewFakes(1000).Tables, clock)
+			name, res := clusterIP(1, 10, 0)
+			r.Set(name, time.Time{}, res)
+			mustApply(t, r)
+			callsBefore, slotsBefore := written(r)
+
+			test.change(&res)
+			r.Set(name, time.Time{}, res)
+			mustApply(t, r)
+			settle(t, r, clock)
+			calls, slots := written(r)
+			if calls-callsBefore != test.calls || slots-slotsBefore != test.slots {
+				t.Errorf("%d calls and %d slots written, want %d and %d",
+					calls-callsBefore, slots-slotsBefore, test.calls, test.slots)
+			}
+		})
+	}
+}
+
+// costCapacities are room for 10,000 Services with 10 endpoints.
+var costCapacities = map[string]uint32{
+	maps.NameFrontends: 1 << 16, maps.NameSlots: 1 << 18, maps.NameBackends: 1 << 18,
+	maps.NameServicePorts: 1 << 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
+}
+
+// benchmarkTables runs a benchmark on fake and on real maps.
+func benchmarkTables(b *testing.B, run func(*testing.B, func() maps.Tables)) {
+	b.Run("fake", func(b *testing.B) {
+		run(b, func() maps.Tables { return maps.NewFakes(1 << 18).Tables })
+	})
+	b.Run("real", func(b *testing.B) {
+		if os.Geteuid() != 0 {
+			b.Skip("maps in the kernel need root")
+		}
+		run(b, func() maps.Tables { return mustCreateTables(b, costCapacities) })
+	})
+}
+
+// BenchmarkProgram programs 10,000 Services with 10 endpoints each.
+func BenchmarkProgram(b *testing.B) {
+	benchmarkTables(b, func(b *testing.B, tables func() maps.Tables) {
+		names, resolutions := manyServices()
+		for b.Loop() {
+			b.StopTimer()
+			r := mustNew(b, tables(), newTestClock())
+			before := heapInUse()
+			b.StartTimer()
+			for i, name := range names {
+				r.Set(name, time.Time{}, resolutions[i])
+			}
+			mustApply(b, r)
+			b.StopTimer()
+			calls, slots := written(r)
+			b.ReportMetric(float64(calls)/float64(len(names)), "calls/service")
+			b.ReportMetric(float64(slots)/float64(len(names)), "slots/service")
+			b.ReportMetric(float64(heapInUse()-before)/float64(len(names)), "B/service")
+			runtime.KeepAlive(r)
+			b.StartTimer()
+		}
+	})
+}
+
+func manyServices() ([]lb.ServiceName, []lb.Resolution) {
+	names := make([]lb.ServiceName, 10000)
+	resolutions := make([]lb.Resolution, len(names))
+	for i := range names {
+		names[i], resolutions[i] = clusterIP(i, 10, 0)
+	}
+
+	return names, resolutions
+}
+
+func heapInUse() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+
+	return stats.HeapAlloc
+}
+
+// BenchmarkEndpoint replaces one endpoint of one Service among 10,000.
+func BenchmarkEndpoint(b *testing.B) {
+	benchmarkTables(b, func(b *testing.B, tables func() maps.Tables) {
+		clock := newTestClock()
+		r := mustNew(b, tables(), clock)
+		names, resolutions := manyServices()
+		for i, name := range names {
+			r.Set(name, time.Time{}, resolutions[i])
+		}
+		mustApply(b, r)
+		var changed [2]lb.Resolution
+		for generation := range changed {
+			_, changed[generation] = clusterIP(77, 10, generation+1)
+		}
+		before, _ := written(r)
+		n := 0
+		for b.Loop() {
+			r.Set(names[77], time.Time{}, changed[n%2])
+			mustApply(b, r)
+			clock.pass(time.Second)
+			mustApply(b, r)
+			n++
+		}
+		calls, _ := written(r)
+		b.ReportMetric(float64(calls-before)/float64(n), "calls/op")
+	})
+}
+
+// BenchmarkAdopt starts anew on the maps of 10,000 Services, and is told the
+// same of all of them.
+func BenchmarkAdopt(b *testing.B) {
+	benchmarkTables(b, func(b *testing.B, tables func() maps.Tables) {
+		shared := tables()
+		names, resolutions := manyServices()
+		for b.Loop() {
+			r := mustNew(b, shared, newTestClock())
+			for i, name := range names {
+				r.Set(name, time.Time{}, resolutions[i])
+			}
+			r.Prune()
+			mustApply(b, r)
+		}
+	})
+}
+
+// BenchmarkDrift compares the maps of 10,000 Services.
+func BenchmarkDrift(b *testing.B) {
+	benchmarkTables(b, func(b *testing.B, tables func() maps.Tables) {
+		r := mustNew(b, tables(), newTestClock())
+		names, resolutions := manyServices()
+		for i, name := range names {
+			r.Set(name, time.Time{}, resolutions[i])
+		}
+		mustApply(b, r)
+		for b.Loop() {
+			if found, err := r.Drift(false); len(found) > 0 || err != nil {
+				b.Fatal(found, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,246 @@
+package reconcile
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+var (
+	firstSeed = flag.Uint64("seed", 0, "first seed of TestNeverDangling")
+	seeds     = flag.Uint64("seeds", 200, "how many seeds TestNeverDangling tries")
+)
+
+// A packet may arrive between any two writes, and any write may fail. At each
+// such moment every frontend must lead to backends that exist. When writes
+// stop to fail, the maps end up as if nothing had ever gone wrong.
+//
+// To replay one seed: go test -run TestNeverDangling -seed 17 -seeds 1
+func TestNeverDangling(t *testing.T) {
+	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			newOrdeal(t, seed).run()
+		})
+	}
+}
+
+// ordeal is one random history of a Reconciler.
+type ordeal struct {
+	*world
+	t       *testing.T
+	clock   *testClock
+	guard   *guard
+	r       *Reconciler
+	failing int           // of 100 writes
+	slow    time.Duration // how long a write takes
+	log     writeLog      // what happened, for who replays a seed
+	step    int
+}
+
+func newOrdeal(t *testing.T, seed uint64) *ordeal {
+	o := &ordeal{world: newWorld(seed), t: t, clock: newTestClock()}
+	o.guard = newGuard(maps.NewFakes(20000), o.clock)
+	o.failing = o.IntN(4) * 10
+	if o.chance(50) {
+		o.slow = DefaultGrace / 4
+	}
+	if o.chance(50) {
+		o.guard.fences = make(map[lb.ServiceName][][]netip.Prefix)
+	}
+	if o.chance(30) {
+		o.guard.Fakes.Backends.Capacity = 5 + o.IntN(30)
+		o.guard.Fakes.Frontends.Capacity = 5 + o.IntN(40)
+		o.guard.Fakes.ServicePorts.Capacity = 5 + o.IntN(20)
+	}
+	o.guard.Observe(o.fail, func(table, operation string) {
+		o.guard.check()
+		o.clock.pass(o.slow)
+	})
+	o.r = mustNew(t, loggedTables(o.guard.tables(), &o.log), o.clock)
+
+	return o
+}
+
+var errInjected = errors.New("injected")
+
+func (o *ordeal) fail(table, operation string) error {
+	if table == maps.NameSourceRanges && o.guard.fences != nil {
+		return nil // else they may be incomplete
+	}
+	if o.chance(o.failing) {
+		return errInjected
+	}
+
+	return nil
+}
+
+func (o *ordeal) run() {
+	for o.step = range 60 {
+		o.happen()
+		o.examine()
+	}
+	o.recover()
+	o.compareWithFresh()
+	o.deleteAll()
+}
+
+// happen lets one thing happen.
+func (o *ordeal) happen() {
+	i := o.IntN(len(o.services))
+	switch n := o.IntN(100); {
+	case n < 60:
+		o.set(o.change(i))
+	case n < 70:
+		o.services[i].exists = false
+		o.set(o.services[i])
+	case n < 75:
+		o.restart()
+	default:
+		o.clock.pass(time.Duration(o.IntN(2000)) * time.Millisecond)
+	}
+	if o.chance(80) {
+		o.apply()
+		o.settled()
+	}
+}
+
+func (o *ordeal) apply() {
+	o.log.add("step %d: apply at %v", o.step, o.clock.now)
+	_ = o.r.Apply()
+	o.r.Gone()
+}
+
+// settled forgets the source ranges that Services do not have any more.
+func (o *ordeal) settled() {
+	for status := range o.r.Statuses() {
+		if !status.Programmed {
+			return
+		}
+	}
+	for name, fences := range o.guard.fences {
+		o.guard.fences[name] = fences[len(fences)-1:]
+	}
+}
+
+func (o *ordeal) set(s *worldService) {
+	o.log.add("step %d: %+v", o.step, *s)
+	if s.exists {
+		if o.guard.fences != nil {
+			fence := append(s.sourceRanges(0), s.sourceRanges(1)...)
+			o.guard.fences[s.name] = append(o.guard.fences[s.name], fence)
+		}
+		o.r.Set(s.name, s.created, s.resolve())
+	} else {
+		o.r.Delete(s.name)
+	}
+}
+
+// restart starts anew on the same maps. Services are heard of in any order, and
+// things may happen before all have been. Nothing that ran at the time of the
+// last agent runs any more.
+func (o *ordeal) restart() {
+	o.log.add("step %d: restart", o.step)
+	clear(o.guard.reading)
+	o.r = mustNew(o.t, loggedTables(o.guard.tables(), &o.log), o.clock)
+	o.examine()
+	for _, i := range o.Perm(len(o.services)) {
+		o.set(o.services[i])
+		if o.chance(50) {
+			o.clock.pass(time.Duration(o.IntN(1000)) * time.Millisecond)
+			o.apply()
+		}
+	}
+	o.r.Prune()
+}
+
+// examine fails the test if anything was wrong since the last time.
+func (o *ordeal) examine() {
+	o.t.Helper()
+	if err := o.guard.err(); err != nil {
+		if *seeds == 1 {
+			o.t.Log(o.log.take())
+		}
+		o.t.Fatalf("step %d: %v", o.step, err)
+	}
+	found, err := o.r.Drift(false)
+	if len(found) > 0 || err != nil {
+		o.t.Fatalf("step %d: drift: %v %v", o.step, found, err)
+	}
+}
+
+// recover lets writes succeed again, and everything come to rest.
+func (o *ordeal) recover() {
+	o.slow = 0
+	o.failing = 0
+	o.guard.Fakes.Backends.Capacity = 0
+	o.guard.Fakes.Frontends.Capacity = 0
+	o.guard.Fakes.ServicePorts.Capacity = 0
+	settle(o.t, o.r, o.clock)
+	o.examine()
+}
+
+func (o *ordeal) compareWithFresh() {
+	fakes := maps.NewFakes(20000)
+	fresh := mustNew(o.t, fakes.Tables, o.clock)
+	for _, i := range o.Perm(len(o.services)) {
+		if s := o.services[i]; s.exists {
+			fresh.Set(s.name, s.created, s.resolve())
+		}
+	}
+	settle(o.t, fresh, o.clock)
+	if diff := cmp.Diff(meaning(fakes), meaning(o.guard.Fakes)); diff != "" {
+		o.t.Fatalf("not as if programmed afresh (-fresh +have):\n%s", diff)
+	}
+	o.compareFill(fresh.Counters().Fill, o.r.Counters().Fill)
+	for _, s := range o.services {
+		have, ok := o.r.Status(s.name)
+		want, _ := fresh.Status(s.name)
+		if !reflect.DeepEqual(want, have) || ok != s.exists {
+			o.t.Errorf("status is %+v, if programmed afresh %+v", have, want)
+		}
+	}
+}
+
+// compareFill compares how full the maps are. Backends that drain, and the ids
+// of Services that have lost their addresses, are more than a fresh agent has.
+func (o *ordeal) compareFill(fresh, have map[string]Fill) {
+	more := map[string]bool{maps.NameBackends: true, maps.NameServicePorts: true}
+	for name, want := range fresh {
+		if used := have[name].Used; used < want.Used || used > want.Used && !more[name] {
+			o.t.Errorf("%s: %d in use, %d if programmed afresh", name, used, want.Used)
+		}
+	}
+}
+
+// deleteAll deletes everything, and nothing must be left of it.
+func (o *ordeal) deleteAll() {
+	for _, s := range o.services {
+		o.r.Delete(s.name)
+	}
+	settle(o.t, o.r, o.clock)
+	o.examine()
+	if left := dump(o.t, o.guard.Tables); left != "" {
+		o.t.Errorf("left in the maps:\n%s", left)
+	}
+	r := o.r
+	left := len(r.services) + len(r.ports) + len(r.frontends) + len(r.broken) + len(r.starved) +
+		len(r.frontendIDs.used) + len(r.backendIDs.used) + r.tables.slots.spans.used
+	if left > 0 {
+		o.t.Errorf("left in memory: %d", left)
+	}
+	for name, fill := range r.Counters().Fill {
+		if fill.Used != 0 {
+			o.t.Errorf("%s: counts %d in use", name, fill.Used)
+		}
+	}
+}

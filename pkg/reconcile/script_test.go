@@ -1,0 +1,316 @@
+package reconcile
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+	"golang.org/x/tools/txtar"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+var update = flag.Bool("update", false, "rewrite what the scripts in testdata expect")
+
+// defaultCapacities are those of scripts.
+var defaultCapacities = map[string]uint32{
+	maps.NameFrontends: 1000, maps.NameSlots: 1000, maps.NameBackends: 1000, maps.NameServicePorts: 1000,
+	maps.NameAffinity: 16, maps.NameUDPPins: 16,
+}
+
+// TestScripts runs testdata/*.txtar. A script is a list of steps; those that
+// say something (maps, writes, status, drift, repair, gone) are compared with
+// what they should say. The other steps are:
+//
+//	capacity    how many entries maps have room for: "backends 3"
+//	want        all Services there are: see mustParseWishes
+//	node-addrs  addresses of the node
+//	cidrs       ranges of ClusterIPs
+//	apply       nothing else
+//	wait 1s     time passes
+//	restart     the agent starts anew; nothing is wanted yet
+//	prune       every Service that is wanted is known
+//	tamper      somebody else writes: see script.tamper
+func TestScripts(t *testing.T) {
+	for _, path := range mustGlob(t) {
+		t.Run(scriptName(path), func(t *testing.T) {
+			t.Parallel()
+			runScript(t, path, fakeTables)
+		})
+	}
+}
+
+// TestScriptsOnRealMaps runs the same scripts on maps in the kernel.
+func TestScriptsOnRealMaps(t *testing.T) {
+	if *update {
+		t.Skip("scripts are updated on fake maps")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("maps in the kernel need root")
+	}
+	for _, path := range mustGlob(t) {
+		t.Run(scriptName(path), func(t *testing.T) {
+			runScript(t, path, mustCreateTables)
+		})
+	}
+}
+
+func mustGlob(t *testing.T) []string {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(paths) == 0 {
+		t.Fatal("no scripts", err)
+	}
+
+	return paths
+}
+
+func scriptName(path string) string { return strings.TrimSuffix(filepath.Base(path), ".txtar") }
+
+func fakeTables(_ testing.TB, capacities map[string]uint32) maps.Tables {
+	f := maps.NewFakes(int(capacities[maps.NameSlots]))
+	f.Frontends.Capacity = int(capacities[maps.NameFrontends])
+	f.Backends.Capacity = int(capacities[maps.NameBackends])
+	f.ServicePorts.Capacity = int(capacities[maps.NameServicePorts])
+
+	return f.Tables
+}
+
+// mustCreateTables returns maps in the kernel that go with the test.
+func mustCreateTables(t testing.TB, capacities map[string]uint32) maps.Tables {
+	t.Helper()
+	root := mustMountBPF(t)
+	dir, err := os.MkdirTemp(root, "sluice-reconcile-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	pinned, err := maps.Create(dir, maps.Options{Capacities: capacities})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pinned.Close() })
+
+	return pinned.Tables
+}
+
+// mustMountBPF returns the BPF file system, after mounting it if need be.
+func mustMountBPF(t testing.TB) string {
+	t.Helper()
+	const path = "/sys/fs/bpf"
+	var stat unix.Statfs_t
+	if err := unix.Statfs(path, &stat); err == nil && stat.Type == unix.BPF_FS_MAGIC {
+		return path
+	}
+	if err := unix.Mount("bpf", path, "bpf", 0, ""); err != nil {
+		t.Fatalf("mount %s: %v", path, err)
+	}
+
+	return path
+}
+
+// script is one run of a script.
+type script struct {
+	t      *testing.T
+	tables maps.Tables
+	clock  *testClock
+	log    writeLog
+	r      *Reconciler
+	set    []lb.ServiceName
+}
+
+func runScript(t *testing.T, path string, tables func(testing.TB, map[string]uint32) maps.Tables) {
+	archive, err := txtar.ParseFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	capacities := make(map[string]uint32)
+	for name, n := range defaultCapacities {
+		capacities[name] = n
+	}
+	for _, file := range archive.Files {
+		if file.Name == "capacity" {
+			mustParseCapacities(t, string(file.Data), capacities)
+		}
+	}
+	s := &script{t: t, tables: tables(t, capacities), clock: newTestClock()}
+	s.restart()
+	for i, file := range archive.Files {
+		said, says := s.step(file.Name, string(file.Data))
+		if !says {
+			continue
+		}
+		if *update {
+			archive.Files[i].Data = []byte(said)
+
+			continue
+		}
+		if diff := cmp.Diff(lines(string(file.Data)), lines(said), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("step %d, %s (-want +got):\n%s", i+1, file.Name, diff)
+		}
+	}
+	if *update {
+		if err := os.WriteFile(path, txtar.Format(archive), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func mustParseCapacities(t *testing.T, text string, capacities map[string]uint32) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		var name string
+		var n uint32
+		if _, err := fmt.Sscan(line, &name, &n); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		capacities[name] = n
+	}
+}
+
+func lines(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
+}
+
+// step takes one step. It returns what it says, and whether it says anything.
+func (s *script) step(name, body string) (string, bool) {
+	verb, argument, _ := strings.Cut(name, " ")
+	switch verb {
+	case "capacity":
+	case "want":
+		s.want(body)
+	case "node-addrs":
+		s.r.SetNodeAddrs(mustParseNodeAddrs(s.t, body))
+		s.apply()
+	case "cidrs":
+		s.r.SetServiceCIDRs(mustParsePrefixes(s.t, body))
+		s.apply()
+	case "wait":
+		d, err := time.ParseDuration(argument)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.clock.pass(d)
+		s.apply()
+	case "apply":
+		s.apply()
+	case "restart":
+		s.restart()
+	case "prune":
+		s.r.Prune()
+		s.apply()
+	case "tamper":
+		s.tamper(body)
+	default:
+		return s.say(verb), true
+	}
+
+	return "", false
+}
+
+func (s *script) say(what string) string {
+	s.t.Helper()
+	switch what {
+	case "maps":
+		return dump(s.t, s.tables)
+	case "writes":
+		return s.log.take()
+	case "status":
+		return s.status()
+	case "drift":
+		return s.drift(false)
+	case "repair":
+		return s.drift(true)
+	case "gone":
+		return s.gone()
+	default:
+		s.t.Fatalf("there is no step %q", what)
+
+		return ""
+	}
+}
+
+func (s *script) restart() {
+	s.r = mustNew(s.t, loggedTables(s.tables, &s.log), s.clock)
+	s.set = nil
+}
+
+// apply ignores errors: the step status tells them.
+func (s *script) apply() { _ = s.r.Apply() }
+
+func (s *script) want(body string) {
+	wishes := mustParseWishes(s.t, body)
+	var names []lb.ServiceName
+	for _, w := range wishes {
+		names = append(names, w.name)
+	}
+	for _, name := range s.set {
+		if !slices.Contains(names, name) {
+			s.r.Delete(name)
+		}
+	}
+	for _, w := range wishes {
+		s.r.Set(w.name, w.created, w.res)
+	}
+	s.set = names
+	s.apply()
+}
+
+func (s *script) status() string {
+	all := slices.SortedFunc(s.r.Statuses(), func(a, b Status) int { return compareNames(a.Service, b.Service) })
+	var out []string
+	for _, status := range all {
+		words := "programmed"
+		if !status.Programmed {
+			words = fmt.Sprintf("not programmed, retry in %v", status.Retry.Sub(s.clock.now).Round(time.Millisecond))
+		}
+		out = append(out, fmt.Sprintf("%s: %s", status.Service, words))
+		for _, failure := range status.Failures {
+			out = append(out, "  "+failure.Error())
+		}
+		for _, loss := range status.Lost {
+			out = append(out, fmt.Sprintf("  %s belongs to %s", loss.Frontend, loss.Owner))
+		}
+	}
+
+	return strings.Join(out, "\n")
+}
+
+func (s *script) drift(repair bool) string {
+	found, err := s.r.Drift(repair)
+	if err != nil {
+		s.t.Error(err)
+	}
+	var out []string
+	for _, d := range found {
+		if d.Repaired != repair {
+			s.t.Errorf("%s: repaired is %v", d, d.Repaired)
+		}
+		out = append(out, d.String())
+	}
+
+	return strings.Join(out, "\n")
+}
+
+func (s *script) gone() string {
+	gone := s.r.Gone()
+	var out []string
+	for _, b := range gone.Backends {
+		out = append(out, fmt.Sprintf("backend %d of id %d: %s", b.BackendID, b.FrontendID, b.Addr))
+	}
+	for _, f := range gone.Frontends {
+		out = append(out, fmt.Sprintf("frontend %s of id %d", f.Key, f.FrontendID))
+	}
+	slices.Sort(out)
+
+	return strings.Join(out, "\n")
+}

@@ -1,0 +1,208 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// Failure is a write that failed, and is tried again.
+type Failure struct {
+	What string // "backend 10.0.1.7:8080", "frontend 10.96.0.1:80/TCP internal"
+	Err  error  // wraps maps.ErrFull if the map it names is full
+}
+
+func (f Failure) Error() string { return f.What + ": " + f.Err.Error() }
+
+func (f Failure) Unwrap() error { return f.Err }
+
+// Loss is a frontend that another Service has, whose claim is better. It is
+// this Service's as soon as the owner goes.
+type Loss struct {
+	Frontend lb.FrontendKey
+	Owner    lb.ServiceName
+}
+
+// Status is what became of one Service.
+type Status struct {
+	Service lb.ServiceName
+	// Programmed: the maps say what the Service wants, except for Lost. What
+	// it had before may still be on its way out.
+	Programmed bool
+	Failures   []Failure
+	Retry      time.Time // when failures are tried again; zero if there are none
+	Lost       []Loss
+}
+
+// Status returns what became of a Service, and false if it is not Set.
+func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
+	svc := r.services[name]
+	if svc == nil || !svc.wanted {
+		return Status{}, false
+	}
+
+	return r.status(svc), true
+}
+
+// Statuses yields the status of every Service that is Set, and of deleted ones
+// that could not be retired yet, in no order.
+func (r *Reconciler) Statuses() iter.Seq[Status] {
+	return func(yield func(Status) bool) {
+		for _, svc := range r.services {
+			if (svc.wanted || len(svc.failures) > 0) && !yield(r.status(svc)) {
+				return
+			}
+		}
+	}
+}
+
+func (r *Reconciler) status(svc *service) Status {
+	s := Status{Service: svc.name, Programmed: !svc.dirty, Failures: svc.failures}
+	if svc.dirty && svc.retry.at > 0 {
+		s.Retry = r.clock.time(svc.retry.at)
+	}
+	for _, c := range svc.claims {
+		if owner := c.frontend.owner(); owner != svc {
+			s.Lost = append(s.Lost, Loss{Frontend: modelKey(c.frontend.key), Owner: owner.name})
+		}
+	}
+
+	return s
+}
+
+// owner returns the Service that f belongs to, claimed by somebody.
+func (f *frontend) owner() *service {
+	if f.held() {
+		return f.port.svc
+	}
+
+	return f.first.port.svc
+}
+
+// Fill is how full a map is.
+type Fill struct {
+	Used     int
+	Capacity int // zero: unknown
+}
+
+// Counters are numbers over all maps.
+type Counters struct {
+	Services int // that are Set
+	Failing  int // with a write that failed
+	Writes   map[string]Writes
+	Fill     map[string]Fill
+}
+
+// Counters returns what was written since New, and how full the maps are, by
+// the names of the maps.
+func (r *Reconciler) Counters() Counters {
+	c := Counters{Writes: make(map[string]Writes), Fill: make(map[string]Fill)}
+	for _, svc := range r.services {
+		if svc.wanted {
+			c.Services++
+		}
+		if len(svc.failures) > 0 {
+			c.Failing++
+		}
+	}
+	t := &r.tables
+	count(&c, &t.frontends)
+	count(&c, &t.backends)
+	count(&c, &t.servicePorts)
+	count(&c, &t.nodeAddrs)
+	count(&c, &t.sourceRanges)
+	count(&c, &t.serviceCIDRs)
+	c.Writes[maps.NameSlots] = t.slots.writes
+	c.Fill[maps.NameSlots] = Fill{Used: t.slots.spans.used, Capacity: t.slots.array.Len()}
+
+	return c
+}
+
+func count[K comparable, V any](c *Counters, t *table[K, V]) {
+	c.Writes[t.Name()] = t.writes
+	c.Fill[t.Name()] = Fill{Used: t.used, Capacity: t.capacity}
+}
+
+// GoneBackend is a backend of a UDP service port that is in no map any more.
+type GoneBackend struct {
+	FrontendID uint32
+	BackendID  uint32
+	Addr       netip.AddrPort
+}
+
+// GoneFrontend is a UDP frontend that does not lead to this id any more. Its
+// backends may live on behind other frontends.
+type GoneFrontend struct {
+	FrontendID uint32
+	Key        lb.FrontendKey
+}
+
+// Gone is where connected UDP sockets must not stay.
+type Gone struct {
+	Backends  []GoneBackend
+	Frontends []GoneFrontend
+}
+
+// Gone returns what went since the last call. No program that starts now finds
+// it. Call it after every Apply.
+func (r *Reconciler) Gone() Gone {
+	gone := r.gone
+	r.gone = Gone{}
+
+	return gone
+}
+
+func (p *port) String() string {
+	name := lb.PortName{Service: p.svc.name, Port: p.name, Protocol: p.protocol}
+
+	return fmt.Sprintf("%s/%s %s", name, p.protocol, p.family)
+}
+
+func (svc *service) fail(what string, err error) {
+	svc.failures = append(svc.failures, Failure{What: what, Err: err})
+}
+
+// errorOf names the Service of what failed.
+func (svc *service) errorOf(failed []Failure) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	errs := make([]error, len(failed))
+	for i, f := range failed {
+		errs[i] = f
+	}
+
+	return fmt.Errorf("service %s: %w", svc.name, errors.Join(errs...))
+}
+
+// maxErrors is how many errors one Apply spells out.
+const maxErrors = 10
+
+// failures gathers what fails in one Apply.
+type failures struct {
+	errs []error
+	more int
+}
+
+func (f *failures) add(err error) {
+	switch {
+	case err == nil:
+	case len(f.errs) < maxErrors:
+		f.errs = append(f.errs, err)
+	default:
+		f.more++
+	}
+}
+
+func (f *failures) err() error {
+	if f.more > 0 {
+		return errors.Join(append(f.errs, fmt.Errorf("and %d more Services", f.more))...)
+	}
+
+	return errors.Join(f.errs...)
+}

@@ -1,0 +1,58 @@
+package reconcile
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// These return a key and a value of a map as people read them.
+
+func servicePortText(id uint32, v maps.ServicePort) (string, string) {
+	return fmt.Sprintf("id %d", id), fmt.Sprintf("%s/%s %s", v, lb.Protocol(v.Proto), lb.Family(v.Family))
+}
+
+func backendText(id uint32, v maps.Backend) (string, string) {
+	words := []string{v.AddrPort().String(), fmt.Sprintf("of=%d", v.FrontendId)}
+	words = appendFlag(words, v.Flags, maps.BackendLocal, "local")
+	words = appendFlag(words, v.Flags, maps.BackendTerminating, "terminating")
+
+	return fmt.Sprintf("backend %d", id), strings.Join(words, " ")
+}
+
+func frontendText(k maps.FrontendKey, v maps.Frontend) (string, string) {
+	words := []string{fmt.Sprintf("id=%d", v.Id), "slots=0", lb.Kind(v.Kind).String()}
+	if v.SlotCount > 0 {
+		words[1] = fmt.Sprintf("slots=%d+%d", v.SlotBase, v.SlotCount)
+	}
+	if v.AffinitySeconds > 0 {
+		words = append(words, fmt.Sprintf("affinity=%ds", v.AffinitySeconds))
+	}
+	words = appendFlag(words, v.Flags, maps.FrontendDropIfEmpty, "drop")
+	words = appendFlag(words, v.Flags, maps.FrontendSourceRanges, "ranges")
+	words = appendFlag(words, v.Flags, maps.FrontendNodeInRanges, "node")
+
+	return modelKey(k).String(), strings.Join(words, " ")
+}
+
+func sourceRangeText(k maps.SourceRangeKey, v uint32) (string, string) {
+	return fmt.Sprintf("%s for id %d", k.Prefix(), k.FrontendId), fmt.Sprint(v)
+}
+
+func nodeAddrText(k maps.Addr, v maps.NodeAddr) (string, string) {
+	return k.IP().String(), fmt.Sprintf("ifindex=%d flags=%#x", v.Ifindex, v.Flags)
+}
+
+func serviceCIDRText(k maps.ServiceCIDRKey, v uint32) (string, string) {
+	return k.Prefix().String(), fmt.Sprint(v)
+}
+
+func appendFlag(words []string, flags, flag uint16, word string) []string {
+	if flags&flag != 0 {
+		return append(words, word)
+	}
+
+	return words
+}
