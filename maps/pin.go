@@ -63,6 +63,9 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pin directory: %w", err)
 	}
+	if err := checkPins(dir, specs); err != nil {
+		return nil, err
+	}
 
 	return open(dir, specs, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		m, err := adopt(dir, name, spec)
@@ -75,6 +78,22 @@ func Create(root string, opts Options) (*Pinned, error) {
 
 		return create(dir, name, spec)
 	})
+}
+
+// checkPins returns an error if a pinned map cannot be adopted.
+func checkPins(dir string, specs map[string]*ebpf.MapSpec) error {
+	for name, spec := range specs {
+		m, err := adopt(dir, name, spec)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		m.Close()
+	}
+
+	return nil
 }
 
 // Load opens the maps that an agent has pinned below root. It returns an

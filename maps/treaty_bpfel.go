@@ -165,6 +165,7 @@ type treatyTranslatedSock struct {
 	Cookie     uint64
 	State      treatySockState
 	Netns      uint32
+	Device     uint32
 	Source     treatyAddr
 	Peer       treatyAddr
 	SourcePort uint16
@@ -172,6 +173,7 @@ type treatyTranslatedSock struct {
 	Family     uint16
 	Proto      uint8
 	Connected  uint8
+	Reserved   uint32
 }
 
 type treatyUdpPin struct {

@@ -193,6 +193,7 @@ struct translated_sock {
 	__u64 cookie;
 	struct sock_state state;
 	__u32 netns; /* inode number */
+	__u32 device; /* that the socket is bound to, or 0 */
 	struct addr source;
 	struct addr peer; /* as the kernel has it now */
 	__be16 source_port;
@@ -200,6 +201,7 @@ struct translated_sock {
 	__u16 family; /* AF_INET or AF_INET6 */
 	__u8 proto; /* IPPROTO_* */
 	__u8 connected;
+	__u32 reserved;
 };
 
 #endif

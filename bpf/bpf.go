@@ -1,0 +1,150 @@
+// Package bpf holds the datapath's programs, compiled, and loads them.
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// UDPMode says which UDP sockets are translated.
+type UDPMode uint32
+
+// The UDP modes.
+const (
+	UDPOff       = UDPMode(sockUdpModeUDP_OFF)       // none
+	UDPConnected = UDPMode(sockUdpModeUDP_CONNECTED) // those that connect
+	UDPAll       = UDPMode(sockUdpModeUDP_ALL)       // and each datagram that names an address
+)
+
+// DefaultUDPIdle is how long a UDP flow without a datagram keeps its backend,
+// unless the configuration says otherwise: netfilter's timeout of a stream.
+const DefaultUDPIdle = 120 * time.Second
+
+// Config is what programs are told before they are loaded.
+type Config struct {
+	UDP     UDPMode
+	UDPIdle time.Duration // zero: DefaultUDPIdle
+
+	// HostNetnsCookie is the cookie of the node's network namespace; zero is
+	// the first namespace of the kernel.
+	HostNetnsCookie uint64
+
+	// SetRetval says that connect and sendmsg hooks may call bpf_set_retval
+	// (Linux 6.1). Without it a refused connect is sent to a closed port of
+	// loopback, and a refused sendto gets EPERM.
+	SetRetval bool
+}
+
+// Hook is a program with the place where it wants to be attached.
+type Hook struct {
+	Name    string // "connect4", …
+	Attach  ebpf.AttachType
+	Program *ebpf.Program
+}
+
+// Programs are loaded and not yet attached.
+type Programs struct {
+	// Sock are the cgroup hooks.
+	Sock []Hook
+	// Socks iterates over the sock_state map and writes one
+	// [maps.TranslatedSock] for each socket.
+	Socks *ebpf.Program
+}
+
+// Load loads all programs, on the maps m. Errors of the verifier can be had
+// with errors.As as *ebpf.VerifierError. The caller closes the result.
+func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
+	var sock sockPrograms
+	spec, err := sockSpec(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("socket programs: %w", err)
+	}
+	if err := loadOn(m, spec, &sock); err != nil {
+		return nil, fmt.Errorf("socket programs: %w", err)
+	}
+	programs := &Programs{Sock: sockHooks(&sock)}
+
+	var iter iterPrograms
+	spec, err = loadIter()
+	if err == nil {
+		err = loadOn(m, spec, &iter)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("socket iterator: %w", err), programs.Close())
+	}
+	programs.Socks = iter.SluiceSocks
+
+	return programs, nil
+}
+
+// loadOn loads the programs of spec on the maps m. How much a map holds was
+// decided when it was created.
+func loadOn(m *maps.Pinned, spec *ebpf.CollectionSpec, programs any) error {
+	replacements := m.Replacements()
+	for name, replacement := range replacements {
+		if own := spec.Maps[name]; own != nil {
+			own.MaxEntries = replacement.MaxEntries()
+		}
+	}
+
+	return spec.LoadAndAssign(programs, &ebpf.CollectionOptions{MapReplacements: replacements})
+}
+
+// SockHooks names the socket hooks, without programs.
+func SockHooks() []Hook { return sockHooks(&sockPrograms{}) }
+
+func sockHooks(programs *sockPrograms) []Hook {
+	return []Hook{
+		{"connect4", ebpf.AttachCGroupInet4Connect, programs.SluiceConnect4},
+		{"connect6", ebpf.AttachCGroupInet6Connect, programs.SluiceConnect6},
+		{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg, programs.SluiceSendmsg4},
+		{"sendmsg6", ebpf.AttachCGroupUDP6Sendmsg, programs.SluiceSendmsg6},
+		{"recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, programs.SluiceRecvmsg4},
+		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, programs.SluiceRecvmsg6},
+		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, programs.SluiceGetpeer4},
+		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, programs.SluiceGetpeer6},
+		{"sock_release", ebpf.AttachCgroupInetSockRelease, programs.SluiceRelease},
+	}
+}
+
+// sockSpec is the socket programs, told what cfg says.
+func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
+	spec, err := loadSock()
+	if err != nil {
+		return nil, err
+	}
+	idle := cfg.UDPIdle
+	if idle == 0 {
+		idle = DefaultUDPIdle
+	}
+	for name, value := range map[string]any{
+		sockVarConfigUdpMode:         uint32(cfg.UDP),
+		sockVarConfigUdpIdleNs:       uint64(idle.Nanoseconds()),
+		sockVarConfigHostNetnsCookie: cfg.HostNetnsCookie,
+		sockVarConfigHasSetRetval:    cfg.SetRetval,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("variable %s: %w", name, err)
+		}
+	}
+
+	return spec, nil
+}
+
+// Close closes the programs; attached ones stay attached.
+func (p *Programs) Close() error {
+	var errs []error
+	for _, hook := range p.Sock {
+		errs = append(errs, hook.Program.Close())
+	}
+	if p.Socks != nil {
+		errs = append(errs, p.Socks.Close())
+	}
+
+	return errors.Join(errs...)
+}

@@ -1,0 +1,103 @@
+package bpf
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// budgets are how many instructions the verifier may walk, path by path, until
+// it believes a program. They stand well below the kernel's million, and well
+// above the present number on any kernel that we test. They are raised on
+// purpose only: what doubles a number may break on the next kernel.
+var budgets = map[string]uint32{
+	"connect4":     60_000,
+	"connect6":     60_000,
+	"sendmsg4":     100_000,
+	"sendmsg6":     80_000,
+	"recvmsg4":     200,
+	"recvmsg6":     250,
+	"getpeername4": 100,
+	"getpeername6": 100,
+	"sock_release": 150,
+	"socks":        400,
+}
+
+func TestVerifierBudget(t *testing.T) {
+	m := mustMaps(t)
+	for _, mode := range []UDPMode{UDPOff, UDPConnected, UDPAll} {
+		for _, setRetval := range []bool{true, false} {
+			t.Run(fmt.Sprintf("kept with UDP mode %d and set_retval %v", mode, setRetval), func(t *testing.T) {
+				if setRetval && features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) != nil {
+					t.Skip("this kernel has no bpf_set_retval (Linux 6.1)")
+				}
+				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second})
+				for _, hook := range append(programs.Sock, Hook{Name: "socks", Program: programs.Socks}) {
+					checkBudget(t, hook)
+				}
+			})
+		}
+	}
+}
+
+func checkBudget(t *testing.T, hook Hook) {
+	t.Helper()
+	info, err := hook.Program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	walked, ok := info.VerifiedInstructions()
+	if !ok {
+		t.Skip("this kernel does not tell how many instructions it verified (Linux 5.16)")
+	}
+	t.Logf("%s: %d", hook.Name, walked)
+	if budget, ok := budgets[hook.Name]; !ok || walked > budget {
+		t.Errorf("%s: %d instructions walked, budget %d", hook.Name, walked, budget)
+	}
+}
+
+func mustMaps(t *testing.T) *maps.Pinned {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := "/sys/fs/bpf/sluice-bpf-test-" + rand.Text()[:8]
+	m, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{maps.NameSlots: 1024, maps.NameUDPPins: 1024}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(m.Close(), os.RemoveAll(root)); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return m
+}
+
+func mustLoad(t *testing.T, m *maps.Pinned, cfg Config) *Programs {
+	t.Helper()
+	programs, err := Load(m, cfg)
+	if verifier := new(ebpf.VerifierError); errors.As(err, &verifier) {
+		t.Fatalf("%+v", verifier)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := programs.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return programs
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* From what a client dialled to the frontend that takes it. */
+#ifndef SLUICE_FRONTEND_H
+#define SLUICE_FRONTEND_H
+
+#include <stdbool.h>
+
+#include "../../maps/maps.h"
+#include "addr.h"
+#include "read.h"
+
+/* find_frontend finds what has this very address, port and protocol. */
+static __always_inline bool find_frontend(const struct frontend_key *dialled, struct frontend *fe)
+{
+	return read_value(&sl_frontends, dialled, fe, sizeof(*fe));
+}
+
+/* Node ports are written once, at the unspecified address of their family. */
+static __always_inline bool find_node_port(const struct frontend_key *dialled, struct frontend *fe)
+{
+	struct frontend_key key = *dialled;
+
+	key.addr = addr_any(&dialled->addr);
+	return find_frontend(&key, fe);
+}
+
+static __always_inline bool is_node_port_addr(const struct addr *a)
+{
+	const struct node_addr *node = bpf_map_lookup_elem(&sl_node_addrs, a);
+
+	return node && node->flags & NODE_ADDR_NODE_PORT;
+}
+
+static __always_inline bool is_cluster_ip(const struct frontend_key *dialled)
+{
+	struct frontend_key key = *dialled;
+
+	key.port = 0;
+	key.proto = 0;
+	return bpf_map_lookup_elem(&sl_frontends, &key);
+}
+
+static __always_inline bool is_service_cidr(const struct addr *a)
+{
+	struct service_cidr_key key = { .prefix_len = 128, .addr = *a };
+
+	return bpf_map_lookup_elem(&sl_service_cidrs, &key);
+}
+
+/* why_no_frontend says what becomes of a client that dialled no frontend. */
+static __always_inline enum reason why_no_frontend(const struct frontend_key *dialled)
+{
+	if (is_cluster_ip(dialled))
+		return REASON_REJECT_NO_PORT;
+	if (is_service_cidr(&dialled->addr))
+		return REASON_DROP_UNALLOCATED;
+	return REASON_PASS_NO_FRONTEND;
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The few fields of kernel structures that we read. The loader moves them to
+ * where the running kernel has them (CO-RE).
+ */
+#ifndef SLUICE_KERNEL_H
+#define SLUICE_KERNEL_H
+
+#include <linux/in6.h>
+#include <linux/types.h>
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct list_head {
+	struct list_head *next;
+};
+
+struct ns_common {
+	unsigned int inum;
+};
+
+struct net {
+	struct ns_common ns;
+	struct list_head dev_base_head;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct in_ifaddr {
+	struct in_ifaddr *ifa_next;
+	__be32 ifa_local;
+	unsigned char ifa_scope;
+};
+
+struct in_device {
+	struct in_ifaddr *ifa_list;
+};
+
+struct inet6_ifaddr {
+	struct in6_addr addr;
+	struct list_head if_list;
+	__u16 scope;
+};
+
+struct inet6_dev {
+	struct list_head addr_list;
+};
+
+struct net_device {
+	unsigned int flags;
+	struct list_head dev_list;
+	struct in_device *ip_ptr;
+	struct inet6_dev *ip6_ptr;
+};
+
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
+	__be16 skc_dport;
+	__u16 skc_num;
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	int skc_bound_dev_if;
+	possible_net_t skc_net;
+	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
+	atomic64_t skc_cookie;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	__u16 sk_protocol;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	void *map;
+	struct sock *sk;
+	void *value;
+};
+
+#pragma clang attribute pop
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Reasons: every way out is counted. */
+#ifndef SLUICE_REASON_H
+#define SLUICE_REASON_H
+
+#include <stdbool.h>
+
+#include "../../maps/maps.h"
+
+static __always_inline void count(enum reason why)
+{
+	__u32 key = why;
+	__u64 *n = bpf_map_lookup_elem(&sl_reasons, &key);
+
+	if (n)
+		*n += 1;
+}
+
+/* is_pass says that what was dialled is none of our business. */
+static __always_inline bool is_pass(enum reason why)
+{
+	return why == REASON_PASS_PROTOCOL || why == REASON_PASS_DISABLED ||
+	       why == REASON_PASS_NO_FRONTEND;
+}
+
+#endif

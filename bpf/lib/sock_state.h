@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a socket dialled: remembered in the socket itself. */
+#ifndef SLUICE_SOCK_STATE_H
+#define SLUICE_SOCK_STATE_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+
+#include "../../maps/maps.h"
+#include "addr.h"
+#include "backend.h"
+#include "sock_addr.h"
+
+/* state_of returns NULL for a socket that we never translated. */
+static __always_inline const struct sock_state *state_of(struct bpf_sock_addr *ctx)
+{
+	return bpf_sk_storage_get(&sl_sock_state, ctx->sk, NULL, 0);
+}
+
+static __always_inline enum reason remember_dialled(struct bpf_sock_addr *ctx,
+						    const struct frontend_key *dialled,
+						    const struct frontend *fe,
+						    const struct choice *to)
+{
+	struct sock_state *state;
+
+	state = bpf_sk_storage_get(&sl_sock_state, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!state)
+		return REASON_TRANSLATED_UNREMEMBERED;
+
+	/* Asked for, so that the iterator over the state finds it in the socket. */
+	bpf_get_socket_cookie(ctx);
+
+	state->dialled = dialled->addr;
+	state->dialled_port = dialled->port;
+	state->backend = to->be.addr;
+	state->backend_port = to->be.port;
+	state->frontend_id = fe->id;
+	state->backend_id = to->id;
+	return REASON_TRANSLATED;
+}
+
+/* forget_dialled is for a socket that now connects to no Service. */
+static __always_inline void forget_dialled(struct bpf_sock_addr *ctx)
+{
+	bpf_sk_storage_delete(&sl_sock_state, ctx->sk);
+}
+
+/* has_backend says that peer is the backend the socket was given. */
+static __always_inline bool has_backend(const struct sock_state *state, const struct addr *peer,
+					__be16 port)
+{
+	return state->backend_port == port && addr_equal(&state->backend, peer);
+}
+
+/*
+ * pick_connected chooses the backend to which the socket is connected, if it
+ * was connected by way of what it dials now.
+ */
+static __always_inline bool pick_connected(struct bpf_sock_addr *ctx, const struct frontend *fe,
+					   const struct frontend_key *dialled, struct choice *to)
+{
+	const struct sock_state *state;
+
+	if (!is_connected(ctx))
+		return false;
+	state = state_of(ctx);
+	if (!state || state->dialled_port != dialled->port ||
+	    !addr_equal(&state->dialled, &dialled->addr))
+		return false;
+	return pick_id(fe, state->backend_id, to);
+}
+
+#endif

@@ -1,0 +1,165 @@
+package maps
+
+import (
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// mustRoot returns a bpf root that goes with the test.
+func mustRoot(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := "/sys/fs/bpf/sluice-maps-test-" + rand.Text()[:8]
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return root
+}
+
+// small keeps what tests create small.
+func small() Options {
+	return Options{Capacities: map[string]uint32{
+		NameFrontends: 16, NameSlots: 1024, NameBackends: 16, NameAffinity: 16, NameUDPPins: 16,
+	}}
+}
+
+func mustCreate(t *testing.T, root string, opts Options) *Pinned {
+	t.Helper()
+	p, err := Create(root, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+
+	return p
+}
+
+var (
+	web     = FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, 6, ScopeInternal)
+	webPort = Frontend{Id: 7, SlotBase: 3, SlotCount: 2}
+)
+
+func TestCreateAdopts(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	if err := errors.Join(first.Frontends.Put(web, webPort), first.Slots.Set(3, 99), first.Close()); err != nil {
+		t.Fatal(err)
+	}
+
+	for name, open := range map[string]func() (*Pinned, error){
+		"Create":                       func() (*Pinned, error) { return Create(root, small()) },
+		"Create with other capacities": func() (*Pinned, error) { return Create(root, Options{}) },
+		"Load":                         func() (*Pinned, error) { return Load(root) },
+	} {
+		t.Run("complete after "+name, func(t *testing.T) {
+			p, err := open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			if got, ok, err := p.Frontends.Lookup(web); got != webPort || !ok || err != nil {
+				t.Errorf("frontend %v, %v, %v, want %v", got, ok, err, webPort)
+			}
+			if id, err := p.Slots.Get(3); id != 99 || err != nil {
+				t.Errorf("slot 3: %d, %v, want 99", id, err)
+			}
+			if n := p.Slots.Len(); n != 1024 {
+				t.Errorf("%d slots, want the 1024 it was created with", n)
+			}
+		})
+	}
+}
+
+func TestCapacities(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	if n := p.byName[NameFrontends].MaxEntries(); n != 16 {
+		t.Errorf("room for %d frontends, want 16", n)
+	}
+	if n := p.byName[NameNodeAddrs].MaxEntries(); n != 4096 {
+		t.Errorf("room for %d node addresses, want the 4096 of maps.h", n)
+	}
+	_, err := Create(mustRoot(t), Options{Capacities: map[string]uint32{"frontend": 1}})
+	if err == nil || !strings.Contains(err.Error(), `"frontend"`) {
+		t.Errorf("capacity of a map that is not there: %v", err)
+	}
+}
+
+func TestLoadWithoutPins(t *testing.T) {
+	root := mustRoot(t)
+	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without any pin: %v, want %v", err, fs.ErrNotExist)
+	}
+	p := mustCreate(t, root, small())
+	if err := os.Remove(filepath.Join(p.dir, NameReasons)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without one pin: %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+func TestStalePins(t *testing.T) {
+	for name, change := range map[string]func(*ebpf.MapSpec){
+		"of another type":       func(s *ebpf.MapSpec) { s.Type, s.Flags = ebpf.LRUHash, 0 },
+		"with other keys":       func(s *ebpf.MapSpec) { s.KeySize, s.Key = 8, nil },
+		"with other values":     func(s *ebpf.MapSpec) { s.ValueSize, s.Value = 80, nil },
+		"with other protection": func(s *ebpf.MapSpec) { s.Flags &^= 1 << 7 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := mustRoot(t)
+			specs, err := mapSpecs()
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec := specs[NameServicePorts]
+			change(spec)
+			dir := filepath.Join(root, Version)
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			m, err := create(dir, NameServicePorts, spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+
+			if _, err := Create(root, small()); !errors.Is(err, ErrStale) {
+				t.Errorf("create: %v, want %v", err, ErrStale)
+			}
+			if _, err := Load(root); err == nil {
+				t.Error("load: no error")
+			}
+			pins, err := os.ReadDir(dir)
+			if err != nil || len(pins) != 1 {
+				t.Errorf("%v, %v; want nothing changed", pins, err)
+			}
+		})
+	}
+}
+
+func TestUnpin(t *testing.T) {
+	root := mustRoot(t)
+	p := mustCreate(t, root, small())
+	if err := p.Unpin(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("load: %v, want %v", err, fs.ErrNotExist)
+	}
+	if err := p.Frontends.Put(web, webPort); err != nil {
+		t.Errorf("the maps do not live on: %v", err)
+	}
+}

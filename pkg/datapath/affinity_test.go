@@ -1,0 +1,165 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// The same client meets the same backend for as long as it keeps coming.
+func TestAffinity(t *testing.T) {
+	w := newWorld(t)
+	const vip, external = "10.96.0.1:80", "203.0.113.1:80"
+	s := w.add(t, service{proto: "tcp", at: []string{vip, external}, to: w.all4(), affinity: 1})
+	pod := w.pod(t)
+	who := func(client *lab.Caller, at string) string {
+		t.Helper()
+		reply, err := client.Request("tcp4", at)
+		must(t, err)
+
+		return mustAnswer(t, reply.Text).Name
+	}
+
+	t.Run("kept by all processes of a namespace", func(t *testing.T) {
+		first := who(pod, vip)
+		for range 10 {
+			if got := who(w.pod(t), vip); got != first {
+				t.Fatalf("%s answered, want %s", got, first)
+			}
+		}
+	})
+	t.Run("kept at the other address of the service port", func(t *testing.T) {
+		for range 5 {
+			if one, two := who(pod, vip), who(pod, external); one != two {
+				t.Fatalf("%s and %s answered", one, two)
+			}
+		}
+	})
+	t.Run("independent of other namespaces", func(t *testing.T) {
+		eventually(t, "another backend than the pod's", func() bool {
+			must(t, w.Maps().Affinity.Delete(w.affinityKey(t, w.node.Namespace, s)))
+
+			return who(w.host(t), vip) != who(pod, vip)
+		})
+	})
+	t.Run("prolonged by every connection", func(t *testing.T) {
+		first := who(pod, vip)
+		for range 8 {
+			time.Sleep(300 * time.Millisecond) // 2.4 s in all
+			if got := who(pod, vip); got != first {
+				t.Fatalf("%s answered, want %s", got, first)
+			}
+		}
+	})
+	t.Run("over after the timeout", func(t *testing.T) {
+		first := who(pod, vip)
+		for range 8 {
+			time.Sleep(1050 * time.Millisecond)
+			if who(pod, vip) != first {
+				return
+			}
+		}
+		t.Errorf("%s answered 9 times, each more than a second after the last", first)
+	})
+	t.Run("over when the backend leaves the slots", func(t *testing.T) {
+		first := who(pod, vip)
+		had, ok, err := w.Maps().Affinity.Lookup(w.affinityKey(t, w.client.Namespace, s))
+		if !ok || err != nil {
+			t.Fatalf("nothing remembered: %v", err)
+		}
+		w.publish(t, s, s.without(had.BackendId)...)
+		moved := who(pod, vip)
+		if moved == first {
+			t.Fatalf("%s answered, which has no slot", moved)
+		}
+		w.publish(t, s, s.backends...)
+		if got := who(pod, vip); got != moved {
+			t.Errorf("%s answered, want %s: it was remembered since", got, moved)
+		}
+	})
+}
+
+func (w *world) affinityKey(t testing.TB, ns *lab.Namespace, s *service) maps.AffinityKey {
+	t.Helper()
+
+	key := maps.AffinityKey{FrontendId: s.id, ClientKind: maps.ClientNetns}
+	binary.NativeEndian.PutUint64(key.Client[:], mustCookie(t, ns))
+
+	return key
+}
+
+// Affinity finds any slot of an extent, and nothing that is in none.
+func TestAffinitySelection(t *testing.T) {
+	w := newWorld(t)
+	client := w.pod(t)
+	for i, size := range extentSizes {
+		at := fmt.Sprintf("10.96.0.%d:53", i+1)
+		s := w.addLarge(t, size, service{at: []string{at}, affinity: 100})
+		t.Run(fmt.Sprintf("the slot remembered of %d", size), func(t *testing.T) {
+			for _, n := range []int{0, 1, 2, size / 3, size / 2, size - 2, size - 1} {
+				if n < 0 || n >= size {
+					continue
+				}
+				w.remember(t, s, s.backends[n])
+				if got := w.connected(t, client, at); got != s.backends[n] {
+					t.Errorf("slot %d: backend %d, want %d", n, got, s.backends[n])
+				}
+			}
+		})
+		if size == 1 {
+			continue
+		}
+		t.Run(fmt.Sprintf("not what left the %d slots", size), func(t *testing.T) {
+			left := s.backends[size/2]
+			w.publish(t, s, s.without(left)...)
+			for range 5 {
+				w.remember(t, s, left)
+				if got := w.connected(t, client, at); got == left {
+					t.Errorf("backend %d, which has no slot", got)
+				}
+			}
+		})
+	}
+}
+
+// remember makes the client pod a client that has a backend of s.
+func (w *world) remember(t testing.TB, s *service, backend uint32) {
+	t.Helper()
+	var now unix.Timespec
+	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+	must(t, w.Maps().Affinity.Put(w.affinityKey(t, w.client.Namespace, s),
+		maps.Affinity{BackendId: backend, LastUsed: uint64(now.Nano())}))
+}
+
+// connected returns the backend that a new UDP socket is given.
+func (w *world) connected(t testing.TB, client *lab.Caller, at string) uint32 {
+	t.Helper()
+	socket := mustSocket(t, client, network("udp", at))
+	defer socket.Close()
+	must(t, socket.Connect(at))
+
+	return w.stateOf(t, socket).BackendId
+}
+
+// stateOf returns what a socket remembers.
+func (w *world) stateOf(t testing.TB, s *lab.Socket) maps.SockState {
+	t.Helper()
+	cookie, err := s.Cookie()
+	must(t, err)
+	socks, err := w.TranslatedSocks()
+	must(t, err)
+	for _, sock := range socks {
+		if sock.Cookie == cookie {
+			return sock.State
+		}
+	}
+	t.Fatal("the socket was not translated")
+
+	return maps.SockState{}
+}

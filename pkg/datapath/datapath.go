@@ -1,0 +1,111 @@
+// Package datapath puts the programs of package bpf into the kernel: it loads,
+// pins, attaches, replaces, verifies and removes them.
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Config says where the datapath lives and what it does.
+type Config struct {
+	// CgroupRoot is a folder of a cgroup2 mount: sockets of processes in it
+	// and below are translated.
+	CgroupRoot string
+	// BPFRoot is a folder on bpffs. Maps and links are pinned below it.
+	BPFRoot string
+	// UDP says which UDP sockets are translated.
+	UDP bpf.UDPMode
+	// UDPIdle is how long a UDP flow without a datagram keeps its backend;
+	// zero is bpf.DefaultUDPIdle.
+	UDPIdle time.Duration
+	// Capacities overrides the sizes of maps, see [maps.Options].
+	Capacities map[string]uint32
+}
+
+// Validate returns an error that names the field and what is wrong with it.
+func (c Config) Validate() error {
+	if err := checkCgroup2(c.CgroupRoot); err != nil {
+		return fmt.Errorf("cgroup root %q: %w", c.CgroupRoot, err)
+	}
+	if err := checkBPFFS(c.BPFRoot); err != nil {
+		return fmt.Errorf("bpf root %q: %w", c.BPFRoot, err)
+	}
+	if c.UDP > bpf.UDPAll {
+		return fmt.Errorf("UDP mode %d: there is no such mode", c.UDP)
+	}
+
+	return nil
+}
+
+// Datapath is the kernel's side of Sluice. What it attaches stays attached
+// when it is closed.
+type Datapath struct {
+	cfg      Config
+	features Features
+	maps     *maps.Pinned
+	programs *bpf.Programs
+}
+
+// Open adopts the pinned maps, or creates them, and loads the programs. It
+// must be called in the network namespace of the node. Nothing is attached yet.
+// The error wraps [maps.ErrStale] if the pinned maps have another layout.
+func Open(cfg Config) (*Datapath, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	features, err := ProbeFeatures()
+	if err != nil {
+		return nil, err
+	}
+
+	return open(cfg, features)
+}
+
+// open loads for a kernel with these features.
+func open(cfg Config, features Features) (*Datapath, error) {
+	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{Capacities: cfg.Capacities})
+	if err != nil {
+		return nil, err
+	}
+	programs, err := bpf.Load(pinned, bpf.Config{
+		UDP:             cfg.UDP,
+		UDPIdle:         cfg.UDPIdle,
+		HostNetnsCookie: features.NetnsCookie,
+		SetRetval:       features.SetRetval,
+	})
+	if err != nil {
+		return nil, errors.Join(err, pinned.Close())
+	}
+
+	return &Datapath{cfg: cfg, features: features, maps: pinned, programs: programs}, nil
+}
+
+// Maps returns the maps. They stay owned by d.
+func (d *Datapath) Maps() *maps.Pinned { return d.maps }
+
+// Features returns what the kernel has.
+func (d *Datapath) Features() Features { return d.features }
+
+// Close releases what this process holds. Pins and links stay in force.
+func (d *Datapath) Close() error {
+	return errors.Join(d.programs.Close(), d.maps.Close())
+}
+
+// Remove detaches all programs and removes all pins below bpfRoot, those of
+// other versions too. Removing what is not there is not an error.
+func Remove(bpfRoot string) error {
+	if err := removeLinks(bpfRoot); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(bpfRoot); err != nil {
+		return fmt.Errorf("pins: %w", err)
+	}
+
+	return nil
+}

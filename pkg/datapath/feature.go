@@ -1,0 +1,64 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+)
+
+// Features is what the running kernel has, probed once.
+type Features struct {
+	// SetRetval: connect and sendmsg hooks may choose their errno (Linux 6.1).
+	SetRetval bool
+	// NetnsCookie is the cookie of the calling thread's network namespace,
+	// or zero where the kernel does not tell it (before Linux 5.14): then
+	// the node's namespace must be the kernel's first.
+	NetnsCookie uint64
+}
+
+// ErrNoBTF is returned when the kernel was built without its own type
+// information.
+var ErrNoBTF = errors.New("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
+
+// ProbeFeatures asks the kernel. The error wraps [ErrNoBTF] if Sluice cannot
+// run on it.
+func ProbeFeatures() (Features, error) {
+	if _, err := btf.LoadKernelSpec(); err != nil {
+		return Features{}, fmt.Errorf("%w: %w", ErrNoBTF, err)
+	}
+	err := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval)
+	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) {
+		return Features{}, fmt.Errorf("probe of bpf_set_retval: %w", err)
+	}
+	cookie, err2 := netnsCookie()
+	if err2 != nil {
+		return Features{}, err2
+	}
+
+	return Features{SetRetval: err == nil, NetnsCookie: cookie}, nil
+}
+
+// netnsCookie returns the cookie of the calling thread's network namespace, or
+// zero before Linux 5.14.
+func netnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("socket for the namespace cookie: %w", err)
+	}
+	defer unix.Close(fd)
+
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("namespace cookie: %w", err)
+	}
+
+	return cookie, nil
+}

@@ -1,0 +1,176 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bpf"
+)
+
+// linkDir is below the bpf root, and not in the folder of a map version: links
+// outlive layouts, so that a new one takes over without a gap.
+func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
+
+// Attach attaches every program to the cgroup root, or puts it, in one step,
+// in the place of the one that an earlier agent attached. After an error, what
+// was attached before is still in force, and Attach can be called again.
+func (d *Datapath) Attach() error {
+	dir := linkDir(d.cfg.BPFRoot)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("link directory: %w", err)
+	}
+	cgroup, err := cgroupID(d.cfg.CgroupRoot)
+	if err != nil {
+		return err
+	}
+	// What answers goes before what asks: no socket may see a backend's
+	// address because its hook came late.
+	for _, hook := range slices.Backward(d.programs.Sock) {
+		if err := attachHook(filepath.Join(dir, hook.Name), d.cfg.CgroupRoot, cgroup, hook); err != nil {
+			return fmt.Errorf("hook %s: %w", hook.Name, err)
+		}
+	}
+
+	return d.removeForeignLinks(dir)
+}
+
+// attachHook updates the pinned link, if it is on the right cgroup and that
+// still exists. Otherwise a new link is pinned in its place.
+func attachHook(pin, cgroupRoot string, cgroup uint64, hook bpf.Hook) error {
+	pinned, err := link.LoadPinnedLink(pin, nil)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("pinned link: %w", err)
+	}
+	if err == nil {
+		defer pinned.Close()
+		if on, err := linkCgroup(pinned); err == nil && on == cgroup {
+			err := pinned.Update(hook.Program)
+			if !errors.Is(err, unix.ENOLINK) {
+				return err
+			}
+		}
+	}
+
+	attached, err := link.AttachCgroup(link.CgroupOptions{
+		Path: cgroupRoot, Attach: hook.Attach, Program: hook.Program,
+	})
+	if err != nil {
+		return fmt.Errorf("attach to %s: %w", cgroupRoot, err)
+	}
+	defer attached.Close()
+	if err := replacePin(pin, attached); err != nil {
+		return err
+	}
+
+	return detach(pinned)
+}
+
+// replacePin pins a link, in one step in the place of the one before.
+func replacePin(pin string, attached link.Link) error {
+	next := pin + "_next"
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("unfinished pin of an earlier agent: %w", err)
+	}
+	if err := attached.Pin(next); err != nil {
+		return fmt.Errorf("pin link: %w", err)
+	}
+	if err := os.Rename(next, pin); err != nil {
+		return fmt.Errorf("pin link in its place: %w", err)
+	}
+
+	return nil
+}
+
+// removeForeignLinks detaches the hooks of an earlier build that this one does
+// not have.
+func (d *Datapath) removeForeignLinks(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("link directory: %w", err)
+	}
+	for _, entry := range entries {
+		ours := slices.ContainsFunc(d.programs.Sock, func(h bpf.Hook) bool { return h.Name == entry.Name() })
+		if ours {
+			continue
+		}
+		if err := removeLink(filepath.Join(dir, entry.Name())); err != nil {
+			return fmt.Errorf("link of another build: %w", err)
+		}
+	}
+
+	return nil
+}
+
+func removeLinks(bpfRoot string) error {
+	entries, err := os.ReadDir(linkDir(bpfRoot))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("link directory: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		// Connects end before answers do: the reverse of Attach.
+		errs = append(errs, removeLink(filepath.Join(linkDir(bpfRoot), entry.Name())))
+	}
+
+	return errors.Join(errs...)
+}
+
+// removeLink detaches a pinned link and removes the pin. The end of the pin
+// alone would detach it as well, but some time later.
+func removeLink(pin string) error {
+	pinned, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return fmt.Errorf("pinned link: %w", err)
+	}
+	defer pinned.Close()
+	if err := detach(pinned); err != nil {
+		return err
+	}
+
+	return os.Remove(pin)
+}
+
+// detach detaches a link, if there is one and its cgroup still exists.
+func detach(l link.Link) error {
+	if l == nil {
+		return nil
+	}
+	if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
+		return fmt.Errorf("detach: %w", err)
+	}
+
+	return nil
+}
+
+func linkCgroup(l link.Link) (uint64, error) {
+	info, err := l.Info()
+	if err != nil {
+		return 0, fmt.Errorf("link: %w", err)
+	}
+	cgroup := info.Cgroup()
+	if cgroup == nil {
+		return 0, errors.New("link is not on a cgroup")
+	}
+
+	return cgroup.CgroupId, nil
+}
+
+// cgroupID returns the kernel's id of a cgroup2 folder: its inode number.
+func cgroupID(path string) (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return 0, fmt.Errorf("cgroup %s: %w", path, err)
+	}
+
+	return stat.Ino, nil
+}

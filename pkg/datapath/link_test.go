@@ -1,0 +1,232 @@
+package datapath
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+const webVIP = "10.96.0.1:80"
+
+func newWebWorld(t testing.TB) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.add(t, service{proto: "tcp", at: []string{webVIP}, to: w.all4()})
+
+	return w
+}
+
+// One agent after another takes over, while clients connect all the time.
+func TestReplacement(t *testing.T) {
+	w := newWebWorld(t)
+	before := mustLinkID(t, w, "connect4")
+	load, err := w.pod(t).StartLoad(lab.Load{Exchange: lab.Exchange{Network: "tcp4", Address: webVIP}, Rate: 500})
+	must(t, err)
+	for range 5 {
+		time.Sleep(100 * time.Millisecond)
+		must(t, w.Close()) // the old agent dies
+		time.Sleep(50 * time.Millisecond)
+		w.Datapath = w.mustOpen(t, w.cfg)
+		w.mustAttach(t)
+	}
+	report, err := load.Stop()
+	must(t, err)
+	if report.Succeeded < 200 || len(report.Failures) > 0 {
+		t.Errorf("%d of %d connects succeeded; failures: %v", report.Succeeded, report.Started, report.Failures)
+	}
+	if n := len(effective(t, w.cfg.CgroupRoot, ebpf.AttachCGroupInet4Connect)); n != 1 {
+		t.Errorf("%d programs at connect4, want 1", n)
+	}
+	if after := mustLinkID(t, w, "connect4"); after != before {
+		t.Errorf("link %d, want %d with its program replaced", after, before)
+	}
+}
+
+// mustLinkID returns the kernel's number of a pinned link.
+func mustLinkID(t testing.TB, w *world, hook string) link.ID {
+	t.Helper()
+	pinned, err := link.LoadPinnedLink(filepath.Join(linkDir(w.cfg.BPFRoot), hook), nil)
+	must(t, err)
+	defer pinned.Close()
+	info, err := pinned.Info()
+	must(t, err)
+
+	return info.ID
+}
+
+// effective returns the programs that run at a hook of a cgroup.
+func effective(t testing.TB, path string, hook ebpf.AttachType) []link.AttachedProgram {
+	t.Helper()
+	cgroup, err := os.Open(path)
+	must(t, err)
+	defer cgroup.Close()
+	result, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: hook})
+	must(t, err)
+
+	return result.Programs
+}
+
+// Without an agent, everything goes on.
+func TestClosed(t *testing.T) {
+	w := newWebWorld(t)
+	w.add(t, service{proto: "udp", at: []string{webVIP}, to: w.all4()})
+	must(t, w.Close())
+	client := w.pod(t)
+	for _, x := range []lab.Exchange{
+		{Network: "tcp4", Address: webVIP},
+		{Network: "udp4", Address: webVIP},
+		{Network: "udp4", Address: webVIP, Unconnected: true},
+	} {
+		if _, err := client.Exchange(x); err != nil {
+			t.Errorf("%s: %v", x.Network, err)
+		}
+	}
+}
+
+// The links follow the configuration to another cgroup.
+func TestAnotherCgroupRoot(t *testing.T) {
+	w := newWebWorld(t)
+	old := w.pod(t)
+	next := lab.MustCgroup(t, "next")
+	moved := *w
+	moved.cfg.CgroupRoot, moved.cgroup = next.Path(), next
+	moved.Datapath = w.mustOpen(t, moved.cfg)
+	moved.mustAttach(t)
+
+	if _, err := moved.pod(t).Request("tcp4", webVIP); err != nil {
+		t.Errorf("in the new cgroup: %v", err)
+	}
+	if _, err := old.Exchange(lab.Exchange{Network: "tcp4", Address: webVIP, Timeout: 200 * time.Millisecond}); err == nil {
+		t.Error("the old cgroup is still translated")
+	}
+	wantHooks(t, moved.cfg, "")
+	wantHooks(t, w.cfg, "not effective on")
+}
+
+// wantHooks fails the test unless each hook has a problem like this.
+func wantHooks(t testing.TB, cfg Config, problem string) {
+	t.Helper()
+	states, err := Hooks(cfg.BPFRoot, cfg.CgroupRoot)
+	must(t, err)
+	if len(states) != len(bpf.SockHooks()) {
+		t.Errorf("%d hooks, want %d", len(states), len(bpf.SockHooks()))
+	}
+	for _, state := range states {
+		if !strings.HasPrefix(state.Problem, problem) || (problem == "") != (state.Problem == "") {
+			t.Errorf("hook %s: %q, want %q", state.Name, state.Problem, problem)
+		}
+	}
+}
+
+// A cgroup that was removed, and made again by the same name, is another one.
+func TestRecreatedCgroup(t *testing.T) {
+	w := newWebWorld(t)
+	child, err := w.cgroup.Child("again")
+	must(t, err)
+	w.cfg.CgroupRoot = child.Path()
+	w.Datapath = w.mustOpen(t, w.cfg)
+	w.mustAttach(t)
+	must(t, child.Close())
+	child, err = w.cgroup.Child("again")
+	must(t, err)
+	t.Cleanup(func() { child.Close() })
+	wantHooks(t, w.cfg, "not effective on")
+
+	w.mustAttach(t)
+	wantHooks(t, w.cfg, "")
+	w.cgroup = child
+	if _, err := w.pod(t).Request("tcp4", webVIP); err != nil {
+		t.Error(err)
+	}
+}
+
+// Programs of others stay where they are.
+func TestForeignPrograms(t *testing.T) {
+	w := buildWorld(t)
+	foreign, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+	})
+	must(t, err)
+	defer foreign.Close()
+	theirs, err := link.AttachCgroup(link.CgroupOptions{
+		Path: w.cfg.CgroupRoot, Attach: ebpf.AttachCGroupInet4Connect, Program: foreign,
+	})
+	must(t, err)
+	defer theirs.Close()
+	counts := func(want int) {
+		t.Helper()
+		if n := len(effective(t, w.cfg.CgroupRoot, ebpf.AttachCGroupInet4Connect)); n != want {
+			t.Errorf("%d programs at connect4, want %d", n, want)
+		}
+	}
+
+	w.Datapath = w.mustOpen(t, w.cfg)
+	w.mustAttach(t)
+	counts(2)
+	w.mustAttach(t)
+	counts(2)
+	must(t, Remove(w.cfg.BPFRoot))
+	counts(1)
+}
+
+func TestRemove(t *testing.T) {
+	w := newWebWorld(t)
+	must(t, os.Mkdir(filepath.Join(w.cfg.BPFRoot, "v0"), 0o700)) // of another version
+	for range 2 {
+		must(t, Remove(w.cfg.BPFRoot))
+		if _, err := os.Stat(w.cfg.BPFRoot); !os.IsNotExist(err) {
+			t.Errorf("pins are left: %v", err)
+		}
+		for _, hook := range bpf.SockHooks() {
+			if programs := effective(t, w.cfg.CgroupRoot, hook.Attach); len(programs) > 0 {
+				t.Errorf("%s: %v is attached", hook.Name, programs)
+			}
+		}
+	}
+	wantHooks(t, w.cfg, "not attached")
+}
+
+// Hooks names the one that is not there.
+func TestHooks(t *testing.T) {
+	w := newWebWorld(t)
+	wantHooks(t, w.cfg, "")
+	must(t, os.Remove(filepath.Join(linkDir(w.cfg.BPFRoot), "sendmsg6")))
+	states, err := Hooks(w.cfg.BPFRoot, w.cfg.CgroupRoot)
+	must(t, err)
+	for _, state := range states {
+		if missing := state.Problem != ""; missing != (state.Name == "sendmsg6") {
+			t.Errorf("%s: %q", state.Name, state.Problem)
+		}
+	}
+	w.mustAttach(t)
+	wantHooks(t, w.cfg, "")
+	t.Run("an error without the cgroup root", func(t *testing.T) {
+		if _, err := Hooks(w.cfg.BPFRoot, "/sys/fs/cgroup/none"); err == nil {
+			t.Error("no error")
+		}
+	})
+}
+
+// A hook of an earlier build that this one does not have is detached.
+func TestHookOfAnotherBuild(t *testing.T) {
+	w := newWebWorld(t)
+	dir := linkDir(w.cfg.BPFRoot)
+	must(t, os.Rename(filepath.Join(dir, "sock_release"), filepath.Join(dir, "post_bind4")))
+	w.mustAttach(t)
+	if _, err := os.Stat(filepath.Join(dir, "post_bind4")); !os.IsNotExist(err) {
+		t.Errorf("the link is still there: %v", err)
+	}
+	if n := len(effective(t, w.cfg.CgroupRoot, ebpf.AttachCgroupInetSockRelease)); n != 1 {
+		t.Errorf("%d programs at sock_release, want 1", n)
+	}
+}

@@ -1,0 +1,95 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ProbeAddr is the reserved frontend: TCP, without a backend. The address is
+// the IPv4 dummy address (RFC 7600), which no packet may carry; the port is
+// discard.
+var ProbeAddr = netip.MustParseAddrPort("192.0.0.8:9")
+
+// ProbeVerb is the argument with which [Verify] starts this program's own
+// executable; main calls [ProbeMain] then.
+const ProbeVerb = "probe-hooks"
+
+// ErrNotEffective is returned when a socket in the cgroup root does not meet
+// our programs, whatever the kernel says of their attachment.
+var ErrNotEffective = errors.New("hooks are attached, but sockets do not meet them")
+
+// Verify starts a process in cgroupRoot that dials the reserved frontend. It
+// returns an error wrapping [ErrNotEffective] if that is not refused by our
+// programs. The reserved frontend must be programmed. No packet leaves the
+// process.
+func Verify(ctx context.Context, cgroupRoot string) error {
+	cgroup, err := os.Open(cgroupRoot)
+	if err != nil {
+		return fmt.Errorf("cgroup root: %w", err)
+	}
+	defer cgroup.Close()
+
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", ProbeVerb)
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
+	out, err := cmd.CombinedOutput()
+	exit := new(exec.ExitError)
+	if errors.As(err, &exit) && exit.ExitCode() == probeNotEffective {
+		return fmt.Errorf("%w: %s", ErrNotEffective, strings.TrimSpace(string(out)))
+	}
+	if err != nil {
+		return fmt.Errorf("probe process: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+
+	return nil
+}
+
+const probeNotEffective = 3
+
+// ProbeMain is what the process does that [Verify] starts. It returns the exit
+// code.
+func ProbeMain() int {
+	v4 := &unix.SockaddrInet4{Port: int(ProbeAddr.Port()), Addr: ProbeAddr.Addr().As4()}
+	v6 := &unix.SockaddrInet6{Port: v4.Port, Addr: ProbeAddr.Addr().As16()}
+	mapped := netip.MustParseAddr("::ffff:127.0.0.1").As16()
+
+	code := 0
+	for _, probe := range []struct {
+		hook       string
+		family     int
+		bind, dial unix.Sockaddr
+	}{
+		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, v4},
+		{"connect6", unix.AF_INET6, &unix.SockaddrInet6{Addr: mapped}, v6},
+	} {
+		err := dialBound(probe.family, probe.bind, probe.dial)
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			fmt.Printf("%s: connect to %s: %v, want %v\n", probe.hook, ProbeAddr, err, unix.ECONNREFUSED)
+			code = probeNotEffective
+		}
+	}
+
+	return code
+}
+
+// dialBound connects a TCP socket that is bound to loopback: without our
+// programs the kernel finds no way from there to the dummy address (EINVAL).
+func dialBound(family int, bind, dial unix.Sockaddr) error {
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, bind); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+
+	return unix.Connect(fd, dial)
+}

@@ -1,0 +1,52 @@
+package datapath
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestVerify(t *testing.T) {
+	w := newWorld(t)
+	w.add(t, service{proto: "tcp", at: []string{ProbeAddr.String()}})
+
+	t.Run("effective when attached", func(t *testing.T) {
+		if err := Verify(t.Context(), w.cfg.CgroupRoot); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("not effective in another cgroup", func(t *testing.T) {
+		err := Verify(t.Context(), lab.MustCgroup(t, "elsewhere").Path())
+		if !errors.Is(err, ErrNotEffective) {
+			t.Errorf("got %v, want %v", err, ErrNotEffective)
+		}
+	})
+	t.Run("not effective without the reserved frontend", func(t *testing.T) {
+		must(t, w.Maps().Frontends.Delete((&service{proto: "tcp"}).key(ProbeAddr.String())))
+		if err := Verify(t.Context(), w.cfg.CgroupRoot); !errors.Is(err, ErrNotEffective) {
+			t.Errorf("got %v, want %v", err, ErrNotEffective)
+		}
+	})
+	w.add(t, service{proto: "tcp", at: []string{ProbeAddr.String()}})
+	t.Run("not effective when detached", func(t *testing.T) {
+		must(t, Remove(w.cfg.BPFRoot))
+		if err := Verify(t.Context(), w.cfg.CgroupRoot); !errors.Is(err, ErrNotEffective) {
+			t.Errorf("got %v, want %v", err, ErrNotEffective)
+		}
+	})
+	t.Run("an error without the cgroup", func(t *testing.T) {
+		if err := Verify(t.Context(), "/sys/fs/cgroup/none"); err == nil || errors.Is(err, ErrNotEffective) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// Old kernels refuse by other means.
+func TestVerifyOldKernels(t *testing.T) {
+	w := newOldWorld(t)
+	w.add(t, service{proto: "tcp", at: []string{ProbeAddr.String()}})
+	if err := Verify(t.Context(), w.cfg.CgroupRoot); err != nil {
+		t.Error(err)
+	}
+}

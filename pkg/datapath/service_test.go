@@ -1,0 +1,109 @@
+package datapath
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// service is one service port, written into the maps by hand.
+type service struct {
+	proto     string   // tcp or udp
+	at        []string // its frontends; port 0 is a catch-all, 0.0.0.0 a node port
+	to        []string // its backends
+	affinity  uint32   // seconds
+	flags     uint16   // of its frontends
+	ranges    []string // source ranges
+	id        uint32   // of its frontends: given by add, or kept
+	backends  []uint32 // ids
+	slotBase  uint32
+	slotCount uint32
+}
+
+func protocol(name string) uint8 {
+	return map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}[name]
+}
+
+// add publishes a service, from the bottom up.
+func (w *world) add(t testing.TB, s service) *service {
+	t.Helper()
+	if s.id == 0 {
+		w.frontends++
+		s.id = w.frontends
+	}
+	for _, to := range s.to {
+		w.backends++
+		s.backends = append(s.backends, w.backends)
+		must(t, w.Maps().Backends.Put(w.backends, maps.BackendOf(netip.MustParseAddrPort(to), s.id, 0)))
+	}
+	for _, prefix := range s.ranges {
+		s.flags |= maps.FrontendSourceRanges
+		must(t, w.Maps().SourceRanges.Put(maps.SourceRangeKeyOf(s.id, netip.MustParsePrefix(prefix)), 1))
+	}
+	w.publish(t, &s, s.backends...)
+
+	return &s
+}
+
+// publish gives a service a new extent with these backends.
+func (w *world) publish(t testing.TB, s *service, backends ...uint32) {
+	t.Helper()
+	s.slotBase, s.slotCount = w.slots, uint32(len(backends))
+	w.slots += s.slotCount
+	for i, id := range slices.Sorted(slices.Values(backends)) {
+		must(t, w.Maps().Slots.Set(s.slotBase+uint32(i), id))
+	}
+	for _, at := range s.at {
+		must(t, w.Maps().Frontends.Put(s.key(at), s.frontend()))
+	}
+}
+
+func (s *service) key(at string) maps.FrontendKey {
+	a := netip.MustParseAddrPort(at)
+	proto := protocol(s.proto)
+	if a.Port() == 0 {
+		proto = 0
+	}
+
+	return maps.FrontendKeyOf(a.Addr(), a.Port(), proto, maps.ScopeInternal)
+}
+
+func (s *service) frontend() maps.Frontend {
+	return maps.Frontend{
+		Id: s.id, SlotBase: s.slotBase, SlotCount: s.slotCount,
+		AffinitySeconds: s.affinity, Flags: s.flags, Kind: maps.KindClusterIP,
+	}
+}
+
+// forget removes backends from the backends map.
+func (w *world) forget(t testing.TB, backends ...uint32) {
+	t.Helper()
+	for _, id := range backends {
+		must(t, w.Maps().Backends.Delete(id))
+	}
+}
+
+// without returns the backends of s but one.
+func (s *service) without(backend uint32) []uint32 {
+	return slices.DeleteFunc(slices.Clone(s.backends), func(id uint32) bool { return id == backend })
+}
+
+// nodePortsAt makes node ports answer on these addresses of the node.
+func (w *world) nodePortsAt(t testing.TB, addrs ...netip.Addr) {
+	t.Helper()
+	for _, a := range addrs {
+		must(t, w.Maps().NodeAddrs.Put(maps.AddrOf(a), maps.NodeAddr{Flags: maps.NodeAddrNodePort}))
+	}
+}
+
+// serviceCIDRs says where ClusterIPs come from.
+func (w *world) serviceCIDRs(t testing.TB, prefixes ...string) {
+	t.Helper()
+	for _, prefix := range prefixes {
+		must(t, w.Maps().ServiceCIDRs.Put(maps.ServiceCIDRKeyOf(netip.MustParsePrefix(prefix)), 1))
+	}
+}

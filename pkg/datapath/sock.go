@@ -1,0 +1,42 @@
+package datapath
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cilium/ebpf/link"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// TranslatedSocks returns every socket that Sluice translated, in every
+// network namespace.
+func (d *Datapath) TranslatedSocks() ([]maps.TranslatedSock, error) {
+	it, err := link.AttachIter(link.IterOptions{Program: d.programs.Socks, Map: d.maps.SockState()})
+	if err != nil {
+		return nil, fmt.Errorf("socket iterator: %w", err)
+	}
+	defer it.Close()
+	out, err := it.Open()
+	if err != nil {
+		return nil, fmt.Errorf("socket iterator: open: %w", err)
+	}
+	defer out.Close()
+
+	r := bufio.NewReaderSize(out, 1<<16) // every read is a walk of the kernel's
+	var socks []maps.TranslatedSock
+	for {
+		var sock maps.TranslatedSock
+		err := binary.Read(r, binary.NativeEndian, &sock)
+		if errors.Is(err, io.EOF) {
+			return socks, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("socket iterator: read: %w", err)
+		}
+		socks = append(socks, sock)
+	}
+}

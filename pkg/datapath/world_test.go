@@ -1,0 +1,211 @@
+package datapath
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// world is a node with a client pod and three pods that answer, and a Datapath
+// on the cgroup in which the test starts its clients. Nobody but the test
+// writes into the maps.
+//
+//	node 192.168.50.1 ─┬─ client  10.244.1.2
+//	                   ├─ red     10.244.1.3:8080
+//	                   ├─ green   10.244.1.4:8080
+//	                   └─ blue    10.244.1.5:8080
+//
+// IPv6: fd00:50::1, fd00:10:244:1::2 and so on.
+type world struct {
+	*Datapath
+	cfg     Config
+	cgroup  *lab.Cgroup
+	node    *lab.Node
+	client  *lab.Pod
+	answers []*lab.Pod // red, green, blue
+	servers []*lab.Server
+
+	frontends, backends, slots uint32 // numbers in use
+}
+
+var colours = []string{"red", "green", "blue"}
+
+const serverPort = 8080
+
+// smallMaps makes a world cheap.
+func smallMaps() map[string]uint32 {
+	return map[string]uint32{
+		maps.NameFrontends: 4096, maps.NameSlots: 65536, maps.NameBackends: 65536,
+		maps.NameAffinity: 4096, maps.NameUDPPins: 32768,
+	}
+}
+
+// newWorld makes a world with the programs attached. The options change its
+// configuration.
+func newWorld(t testing.TB, options ...func(*Config)) *world {
+	t.Helper()
+	w := buildWorld(t, options...)
+	w.Datapath = w.mustOpen(t, w.cfg)
+	w.mustAttach(t)
+
+	return w
+}
+
+// newOldWorld is a world on a kernel on which hooks cannot choose their error.
+func newOldWorld(t testing.TB) *world {
+	t.Helper()
+	w := buildWorld(t)
+	lab.MustDo(t, w.node.Namespace, func() error {
+		features, err := ProbeFeatures()
+		if err != nil {
+			return err
+		}
+		features.SetRetval = false
+		w.Datapath, err = open(w.cfg, features)
+
+		return err
+	})
+	t.Cleanup(func() { w.Datapath.Close() })
+	w.mustAttach(t)
+
+	return w
+}
+
+// buildWorld makes everything but the Datapath.
+func buildWorld(t testing.TB, options ...func(*Config)) *world {
+	t.Helper()
+	w := &world{cgroup: lab.MustCgroup(t, "datapath")}
+	w.cfg = Config{
+		CgroupRoot: w.cgroup.Path(),
+		BPFRoot:    fmt.Sprintf(rootPattern, os.Getpid(), rand.Text()[:6]),
+		UDP:        bpf.UDPAll,
+		Capacities: smallMaps(),
+	}
+	for _, option := range options {
+		option(&w.cfg)
+	}
+	t.Cleanup(func() {
+		if err := Remove(w.cfg.BPFRoot); err != nil {
+			t.Error(err)
+		}
+	})
+	w.node = lab.MustNew(t, lab.Config{Nodes: 1, PodsPerNode: 1 + len(colours)}).Nodes[0]
+	w.client, w.answers = w.node.Pods[0], w.node.Pods[1:]
+	for i, colour := range colours {
+		pod := w.answers[i]
+		w.servers = append(w.servers, lab.MustServe(t, pod.Namespace, colour, pod.At(serverPort)...))
+	}
+
+	return w
+}
+
+// mustOpen opens a Datapath as the agent of the node does.
+func (w *world) mustOpen(t testing.TB, cfg Config) *Datapath {
+	t.Helper()
+	var d *Datapath
+	lab.MustDo(t, w.node.Namespace, func() (err error) {
+		d, err = Open(cfg)
+
+		return err
+	})
+	t.Cleanup(func() { d.Close() })
+
+	return d
+}
+
+func (w *world) mustAttach(t testing.TB) {
+	t.Helper()
+	if err := w.Attach(); err != nil {
+		t.Fatalf("attach: %v", err)
+	}
+}
+
+// mustCookie returns the cookie of a namespace. Without cookies no namespace of
+// the lab can be the node's: the test is skipped.
+func mustCookie(t testing.TB, ns *lab.Namespace) uint64 {
+	t.Helper()
+	cookie, err := ns.Cookie()
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		t.Skip("this kernel tells no cookie of a network namespace (Linux 5.14)")
+	}
+	must(t, err)
+
+	return cookie
+}
+
+// v4 and v6 are the addresses at which a colour answers.
+func (w *world) v4(colour int) string {
+	return netip.AddrPortFrom(w.answers[colour].IPv4, serverPort).String()
+}
+
+func (w *world) v6(colour int) string {
+	return netip.AddrPortFrom(w.answers[colour].IPv6, serverPort).String()
+}
+
+// all4 and all6 are the addresses of all colours.
+func (w *world) all4() []string { return []string{w.v4(0), w.v4(1), w.v4(2)} }
+func (w *world) all6() []string { return []string{w.v6(0), w.v6(1), w.v6(2)} }
+
+// pod starts a client in the client pod, host one on the node.
+func (w *world) pod(t testing.TB) *lab.Caller {
+	t.Helper()
+
+	return lab.MustCaller(t, w.client.Namespace, w.cgroup)
+}
+
+func (w *world) host(t testing.TB) *lab.Caller {
+	t.Helper()
+	mustCookie(t, w.node.Namespace)
+
+	return lab.MustCaller(t, w.node.Namespace, w.cgroup)
+}
+
+// counted returns how often each reason was given while f ran.
+func (w *world) counted(t testing.TB, f func()) map[maps.Reason]uint64 {
+	t.Helper()
+	before, err := w.Maps().ReasonCounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f()
+	after, err := w.Maps().ReasonCounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	delta := make(map[maps.Reason]uint64)
+	for reason, n := range after {
+		if n != before[reason] {
+			delta[reason] = n - before[reason]
+		}
+	}
+
+	return delta
+}
+
+// eventually waits until check holds.
+func eventually(t testing.TB, what string, check func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(3 * time.Second); !check(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not after 3 s", what)
+		}
+	}
+}
+
+// must fails the test if one of the errors is one.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
