@@ -1,0 +1,31 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+)
+
+func newCleanup(where *places) *cobra.Command {
+	return &cobra.Command{
+		Use:   "cleanup",
+		Short: "Detach all programs and remove all pins; connections that are open stay open",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := agent.NewClient(where.socket).Status(cmd.Context())
+			if !errors.Is(err, agent.ErrNotRunning) {
+				return errors.New("an agent is running: stop it first")
+			}
+			if err := datapath.Remove(where.bpfRoot); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "no program is attached and nothing is pinned below %s\n", where.bpfRoot)
+
+			return nil
+		},
+	}
+}

@@ -1,0 +1,84 @@
+// Sluice is a replacement for kube-proxy: `sluice agent` runs on every node,
+// the other verbs show what it does.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+)
+
+// version is set by the build.
+var version = "unknown"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer stop()
+
+	if err := newRoot().ExecuteContext(ctx); err != nil {
+		printError(err)
+		os.Exit(1)
+	}
+}
+
+// printError shows what the verifier said, should it have refused a program.
+func printError(err error) {
+	if log := datapath.VerifierLog(err); log != "" {
+		fmt.Fprintln(os.Stderr, log)
+	}
+	fmt.Fprintf(os.Stderr, "sluice: %v\n", err)
+}
+
+// places are the flags that every verb shares: where to find things.
+type places struct {
+	cgroupRoot string
+	bpfRoot    string
+	socket     string
+}
+
+func newRoot() *cobra.Command {
+	var where places
+	root := &cobra.Command{
+		Use:           "sluice",
+		Short:         "Kubernetes Services without kube-proxy",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&where.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: where cgroup2 is mounted)")
+	flags.StringVar(&where.bpfRoot, "bpf-root", datapath.DefaultBPFRoot, "pin maps and links below this folder on bpffs")
+	flags.StringVar(&where.socket, "socket", agent.DefaultSocket, "where the agent answers the other verbs")
+
+	root.AddCommand(
+		newAgent(&where),
+		newStatus(&where),
+		newServices(&where),
+		newBackends(&where),
+		newVerify(&where),
+		newCleanup(&where),
+		newVersion(),
+		newProbe(),
+	)
+
+	return root
+}
+
+// cgroup returns --cgroup-root, or where cgroup2 is mounted.
+func (p *places) cgroup() (string, error) {
+	if p.cgroupRoot != "" {
+		return p.cgroupRoot, nil
+	}
+	root, err := datapath.FindCgroupRoot()
+	if err != nil {
+		return "", fmt.Errorf("--cgroup-root is not set: %w", err)
+	}
+
+	return root, nil
+}

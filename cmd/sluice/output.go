@@ -1,0 +1,74 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+// output is the flag -o and what it means.
+type output struct {
+	format string
+}
+
+func newOutput() *output { return &output{format: "table"} }
+
+func (o *output) flag(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&o.format, "output", "o", o.format, "table, json or yaml")
+}
+
+// print writes v as the flag says; as a table it is what draw draws.
+func (o *output) print(w io.Writer, v any, draw func(*table)) error {
+	switch o.format {
+	case "table":
+		t := &table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
+		draw(t)
+
+		return t.w.Flush()
+	case "json":
+		text, err := json.MarshalIndent(v, "", "  ")
+		if err != nil {
+			return fmt.Errorf("output: %w", err)
+		}
+		_, err = fmt.Fprintf(w, "%s\n", text)
+
+		return err
+	case "yaml":
+		text, err := yaml.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("output: %w", err)
+		}
+		_, err = w.Write(text)
+
+		return err
+	default:
+		return fmt.Errorf("--output %q: it is table, json or yaml", o.format)
+	}
+}
+
+// table is text in columns. A blank line or a note ends the columns.
+type table struct {
+	w *tabwriter.Writer
+}
+
+// row writes one line of cells; empty cells show as "-".
+func (t *table) row(cells ...string) {
+	for i, cell := range cells {
+		if cell == "" {
+			cells[i] = "-"
+		}
+	}
+	fmt.Fprintln(t.w, strings.Join(cells, "\t"))
+}
+
+// note writes a line that is no row.
+func (t *table) note(text string) {
+	t.w.Flush()
+	fmt.Fprintln(t.w, text)
+	t.w.Flush()
+}

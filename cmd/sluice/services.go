@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+func newServices(where *places) *cobra.Command {
+	out := newOutput()
+	cmd := &cobra.Command{
+		Use:   "services [NAMESPACE/NAME]",
+		Short: "List Services with the addresses that lead to them, or show one with its backends",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			services, err := readServices(cmd.Context(), where, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				return out.print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) })
+			}
+			svc, err := findService(services, args[0])
+			if err != nil {
+				return err
+			}
+
+			return out.print(cmd.OutOrStdout(), svc, func(t *table) { drawService(t, svc) })
+		},
+	}
+	out.flag(cmd)
+
+	return cmd
+}
+
+func newBackends(where *places) *cobra.Command {
+	out := newOutput()
+	cmd := &cobra.Command{
+		Use:   "backends [NAMESPACE/NAME]",
+		Short: "List the endpoints of Services: those that get new connections, and why others do not",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			services, err := readServices(cmd.Context(), where, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				svc, err := findService(services, args[0])
+				if err != nil {
+					return err
+				}
+				services = []agent.Service{svc}
+			}
+			backends := []agent.Backend{}
+			for _, svc := range services {
+				for _, port := range svc.Ports {
+					backends = append(backends, port.Backends...)
+				}
+			}
+
+			return out.print(cmd.OutOrStdout(), backends, func(t *table) { drawBackends(t, backends) })
+		},
+	}
+	out.flag(cmd)
+
+	return cmd
+}
+
+// readServices asks the agent. Without one it reads the maps, which keep
+// working, but do not know why an endpoint gets no traffic.
+func readServices(ctx context.Context, where *places, notes io.Writer) ([]agent.Service, error) {
+	services, err := agent.NewClient(where.socket).Services(ctx)
+	if !errors.Is(err, agent.ErrNotRunning) {
+		return services, err
+	}
+	fmt.Fprintf(notes, "%v\nShown is what is programmed; endpoints that get no traffic are not known.\n\n", err)
+
+	pinned, err := maps.Load(where.bpfRoot)
+	if err != nil {
+		return nil, fmt.Errorf("nothing is programmed: %w", err)
+	}
+	defer pinned.Close()
+
+	return agent.ProgrammedServices(pinned.Tables)
+}
+
+func findService(services []agent.Service, name string) (agent.Service, error) {
+	var found []agent.Service
+	for _, svc := range services {
+		if svc.Name == name {
+			return svc, nil
+		}
+		if _, short, _ := strings.Cut(svc.Name, "/"); short == name {
+			found = append(found, svc)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return agent.Service{}, fmt.Errorf("Service %q: there is none of that name here", name)
+	case 1:
+		return found[0], nil
+	default:
+		return agent.Service{}, fmt.Errorf("Service %q: in %d namespaces; say NAMESPACE/NAME", name, len(found))
+	}
+}
+
+func drawServices(t *table, services []agent.Service) {
+	t.row("SERVICE", "KIND", "ADDRESS", "PROTOCOL", "BACKENDS", "STATE")
+	for _, svc := range services {
+		for _, port := range svc.Ports {
+			for i, f := range port.Frontends {
+				if f.Scope != lb.Internal && i > 0 && port.Frontends[i-1].Address == f.Address {
+					continue // drawn with the other scope
+				}
+				t.row(port.Name, f.Kind.String(), f.Address.String(), f.Protocol.String(),
+					backendCount(port, f), serviceState(svc))
+			}
+		}
+		if len(svc.Ports) == 0 {
+			t.row(svc.Name, svc.Type, "", "", "", serviceState(svc))
+		}
+	}
+}
+
+// backendCount says how many backends an address has, by scope where the
+// traffic policy makes a difference.
+func backendCount(port agent.ServicePort, f agent.Frontend) string {
+	counts := map[lb.Scope]string{}
+	for _, other := range port.Frontends {
+		if other.Address == f.Address && other.Protocol == f.Protocol {
+			counts[other.Scope] = fmt.Sprint(len(other.Backends))
+			if other.WhenEmpty != "" {
+				counts[other.Scope] += " (" + other.WhenEmpty + ")"
+			}
+		}
+	}
+	internal, external := counts[lb.Internal], counts[lb.External]
+	if internal == external || external == "" {
+		return internal
+	}
+	if internal == "" {
+		return external + " from outside"
+	}
+
+	return internal + ", " + external + " from outside"
+}
+
+func serviceState(svc agent.Service) string {
+	switch {
+	case svc.Error != "":
+		return svc.Error
+	case len(svc.Problems) > 0:
+		return fmt.Sprintf("ok, %d problems", len(svc.Problems))
+	default:
+		return "ok"
+	}
+}
+
+func drawService(t *table, svc agent.Service) {
+	t.note(fmt.Sprintf("%s (%s): %s", svc.Name, svc.Type, serviceState(svc)))
+	for _, p := range svc.Problems {
+		t.note("  " + p.String())
+	}
+	t.note("")
+	drawServices(t, []agent.Service{svc})
+	t.note("")
+	var backends []agent.Backend
+	for _, port := range svc.Ports {
+		backends = append(backends, port.Backends...)
+	}
+	drawBackends(t, backends)
+}
+
+func drawBackends(t *table, backends []agent.Backend) {
+	t.row("SERVICE", "BACKEND", "PROTOCOL", "STATE", "NODE", "ZONE")
+	for _, b := range backends {
+		state := "active"
+		if !b.Active {
+			state = "inactive: " + b.Reason
+		}
+		t.row(b.Service, b.Address.String(), b.Protocol.String(), state, b.Node, b.Zone)
+	}
+}

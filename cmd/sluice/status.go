@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/pkg/agent"
+)
+
+// errUnwell makes the exit code say what the table says.
+var errUnwell = errors.New("not all is well, see above")
+
+func newStatus(where *places) *cobra.Command {
+	out := newOutput()
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show whether the agent runs, its programs take effect, and what is wrong",
+		Long:  "Show whether the agent runs, its programs take effect, and what is wrong.\nThe exit code is 1 if Services may not work as they should.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			status, err := readStatus(cmd.Context(), where)
+			if err != nil {
+				return err
+			}
+			if err := out.print(cmd.OutOrStdout(), status, func(t *table) { drawStatus(t, status) }); err != nil {
+				return err
+			}
+			if !status.Well() {
+				return errUnwell
+			}
+
+			return nil
+		},
+	}
+	out.flag(cmd)
+
+	return cmd
+}
+
+// readStatus asks the agent, and the kernel when there is none.
+func readStatus(ctx context.Context, where *places) (agent.Status, error) {
+	status, err := agent.NewClient(where.socket).Status(ctx)
+	if !errors.Is(err, agent.ErrNotRunning) {
+		return status, err
+	}
+	cgroupRoot, err := where.cgroup()
+	if err != nil {
+		return agent.Status{}, err
+	}
+
+	return agent.KernelStatus(ctx, where.bpfRoot, cgroupRoot)
+}
+
+func drawStatus(t *table, s agent.Status) {
+	drawAgent(t, s)
+	drawHooks(t, s)
+	t.note("")
+	t.row("MAP", "ENTRIES", "CAPACITY")
+	for _, m := range s.Maps {
+		t.row(m.Name, fmt.Sprint(m.Entries), fmt.Sprint(m.Capacity))
+	}
+	t.note("")
+	t.row("DIALLED", "WHAT BECAME OF IT")
+	for _, reason := range slices.Sorted(maps.Keys(s.Counts)) {
+		if n := s.Counts[reason]; n > 0 {
+			t.row(fmt.Sprint(n), reason)
+		}
+	}
+	for _, e := range s.Errors {
+		t.note(fmt.Sprintf("error: Service %s: %s", e.Service, e.Error))
+	}
+	for _, p := range s.Problems {
+		t.note("left out: " + p.String())
+	}
+}
+
+func drawAgent(t *table, s agent.Status) {
+	switch {
+	case !s.Running && len(s.Maps) == 0:
+		t.note("agent     not running, and nothing is programmed")
+	case !s.Running:
+		t.note("agent     not running: what is programmed stays in force, changes are not followed")
+	case !s.Synced:
+		t.note(fmt.Sprintf("agent     %s, waiting for the first complete list of Services from %s", s.Version, s.Source))
+	default:
+		t.note(fmt.Sprintf("agent     %s, up %s, node %s, following %s", s.Version,
+			time.Since(s.Started).Round(time.Second), s.Node, s.Source))
+		t.note(fmt.Sprintf("services  %d", s.Services))
+	}
+	t.note(fmt.Sprintf("pins      %s", s.BPFRoot))
+}
+
+func drawHooks(t *table, s agent.Status) {
+	effective := "and sockets meet them"
+	if s.Effective != "" {
+		effective = "BUT " + s.Effective
+	}
+	attached := 0
+	for _, hook := range s.Hooks {
+		if hook.Problem == "" {
+			attached++
+		}
+	}
+	t.note(fmt.Sprintf("hooks     %d of %d attached to %s, %s", attached, len(s.Hooks), s.CgroupRoot, effective))
+	for _, hook := range s.Hooks {
+		if hook.Problem != "" {
+			t.note(fmt.Sprintf("          %s: %s", hook.Name, hook.Problem))
+		}
+	}
+}

@@ -1,0 +1,169 @@
+// Package agent wires the parts of Sluice together: it follows the cluster and
+// the node, decides, and programs the datapath.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// Config is what an agent needs to know.
+type Config struct {
+	Version  string
+	NodeName string // of this node's Node object, in lower case
+
+	// Services come from the folder Manifests, or else from the API server
+	// that Client talks to. APIServer is its address, for people.
+	Manifests string
+	Client    kubernetes.Interface
+	APIServer string
+
+	Datapath          datapath.Config
+	NodePortAddresses lb.NodePortAddresses
+
+	Socket string // where the agent answers the other verbs
+
+	// DriftInterval is how often everything in the maps is compared with what
+	// should be there; zero is ten minutes.
+	DriftInterval time.Duration
+	// VerifyInterval is how often the attachment is checked, and mended;
+	// zero is 30 seconds.
+	VerifyInterval time.Duration
+
+	Log *slog.Logger
+}
+
+// Validate returns an error that names the first field that cannot be used.
+func (c Config) Validate() error {
+	switch {
+	case c.NodeName == "":
+		return errors.New("NodeName is empty")
+	case c.Manifests == "" && c.Client == nil:
+		return errors.New("neither Manifests nor Client is set")
+	case c.Socket == "":
+		return errors.New("Socket is empty")
+	case c.Log == nil:
+		return errors.New("Log is nil")
+	}
+
+	return c.Datapath.Validate()
+}
+
+// ParseUDPMode reads "all", "connected" or "off".
+func ParseUDPMode(text string) (bpf.UDPMode, error) {
+	switch text {
+	case "all":
+		return bpf.UDPAll, nil
+	case "connected":
+		return bpf.UDPConnected, nil
+	case "off":
+		return bpf.UDPOff, nil
+	}
+
+	return 0, fmt.Errorf("%q: it is all, connected or off", text)
+}
+
+// source is what tells of the cluster.
+type source interface {
+	Run(ctx context.Context) error
+	// Synced is closed when all Services and endpoints were told once.
+	Synced() <-chan struct{}
+	// NodeSynced is closed when the Node was told, or there is none.
+	NodeSynced() <-chan struct{}
+}
+
+// agent is a running agent. The goroutine of [agent.loop] owns all of it but
+// what says otherwise.
+type agent struct {
+	cfg      Config
+	started  time.Time
+	datapath *datapath.Datapath
+	writer   *reconcile.Reconciler
+	model    *model
+	synced   bool
+
+	mail   *mailbox // posted to by anybody
+	source source   // runs on its own
+	keeper *keeper  // runs on its own
+}
+
+// Run runs an agent until ctx ends. It must be called in the network namespace
+// of the node. What it has programmed and attached stays in force afterwards.
+func Run(ctx context.Context, cfg Config) (err error) {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	dp, err := datapath.Open(cfg.Datapath)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dp.Close()) }()
+
+	writer, err := reconcile.New(reconcile.Config{Tables: dp.Maps().Tables})
+	if err != nil {
+		return err
+	}
+	a := &agent{
+		cfg:      cfg,
+		started:  time.Now(),
+		datapath: dp,
+		writer:   writer,
+		model:    newModel(cfg),
+		mail:     newMailbox(),
+	}
+	a.keeper = newKeeper(a)
+	a.source, err = newSource(cfg, sink{a.mail})
+	if err != nil {
+		return err
+	}
+
+	return a.run(ctx)
+}
+
+func newSource(cfg Config, to kube.Sink) (source, error) {
+	if cfg.Manifests != "" {
+		return kube.NewManifests(kube.ManifestsConfig{
+			Dir: cfg.Manifests, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
+		})
+	}
+
+	return kube.NewWatcher(kube.Config{
+		Client: cfg.Client, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
+	})
+}
+
+func (a *agent) run(ctx context.Context) error {
+	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
+	a.apply()
+	if err := a.datapath.Attach(); err != nil {
+		return err
+	}
+	a.cfg.Log.Info("attached", "version", a.cfg.Version, "cgroup", a.cfg.Datapath.CgroupRoot,
+		"pins", a.cfg.Datapath.BPFRoot, "kernel", a.datapath.Features())
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.source.Run(ctx) })
+	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setLocalAddrs}) })
+	group.Go(func() error { return a.serve(ctx) })
+	group.Go(func() error { return a.keeper.run(ctx) })
+	group.Go(func() error { return a.loop(ctx) })
+
+	return group.Wait()
+}
+
+func (a *agent) setLocalAddrs(addrs []node.Address) {
+	a.mail.post(func(m *model) { m.setLocalAddrs(addrs) })
+}

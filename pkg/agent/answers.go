@@ -1,0 +1,179 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// KernelStatus is the status without an agent: what is pinned and attached. It
+// starts this program's own executable, see [datapath.Verify].
+func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, error) {
+	status := Status{BPFRoot: bpfRoot, CgroupRoot: cgroupRoot}
+	if err := datapath.Verify(ctx, cgroupRoot); err != nil {
+		status.Effective = err.Error()
+	}
+	hooks, err := datapath.Hooks(bpfRoot, cgroupRoot)
+	if err != nil {
+		return status, err
+	}
+	status.Hooks = hooks
+	pinned, err := maps.Load(bpfRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return status, nil
+	}
+	if err != nil {
+		return status, err
+	}
+	defer pinned.Close()
+
+	return status, status.readMaps(pinned)
+}
+
+// Well says that Services work as they should.
+func (s Status) Well() bool {
+	for _, hook := range s.Hooks {
+		if hook.Problem != "" {
+			return false
+		}
+	}
+
+	return s.Running && s.Synced && s.Effective == "" && len(s.Errors) == 0
+}
+
+func (s *Status) readMaps(m *maps.Pinned) error {
+	fills, err := m.Fills()
+	if err != nil {
+		return err
+	}
+	for _, f := range fills {
+		s.Maps = append(s.Maps, MapFill(f))
+	}
+	counts, err := m.ReasonCounts()
+	if err != nil {
+		return err
+	}
+	s.Counts = countsOf(counts)
+
+	return nil
+}
+
+// status asks the goroutine that owns the model, and then the kernel, which
+// takes longer.
+func (a *agent) status(ctx context.Context) (Status, error) {
+	status, err := inLoop(ctx, a, a.modelStatus)
+	if err != nil {
+		return status, err
+	}
+	if err := a.keeper.checked(); err != nil {
+		status.Effective = err.Error()
+	}
+	status.Hooks, err = datapath.Hooks(status.BPFRoot, status.CgroupRoot)
+	if err != nil {
+		return status, err
+	}
+
+	return status, status.readMaps(a.datapath.Maps())
+}
+
+func (a *agent) modelStatus() Status {
+	status := Status{
+		Running:    true,
+		Version:    a.cfg.Version,
+		Node:       a.cfg.NodeName,
+		Source:     a.cfg.APIServer,
+		Started:    a.started,
+		Synced:     a.synced,
+		CgroupRoot: a.cfg.Datapath.CgroupRoot,
+		BPFRoot:    a.cfg.Datapath.BPFRoot,
+		Services:   a.model.state.Len(),
+		Problems:   a.model.allProblems(),
+		Errors:     a.errors(),
+		Writes:     a.writes(),
+	}
+	if a.cfg.Manifests != "" {
+		status.Source = "manifests in " + a.cfg.Manifests
+	}
+
+	return status
+}
+
+func (a *agent) writes() map[string]uint64 {
+	writes := make(map[string]uint64)
+	for name, w := range a.writer.Counters().Writes {
+		writes[name] = w.Puts + w.Deletes
+	}
+
+	return writes
+}
+
+func (a *agent) services() []Service {
+	failed := map[string]string{}
+	for _, e := range a.errors() {
+		failed[e.Service] = e.Error
+	}
+	services := []Service{}
+	for svc := range a.model.state.Services() {
+		res, _ := a.model.state.Resolve(svc.Name)
+		view := serviceOf(svc, res)
+		view.Problems = slices.Concat(a.model.problems["Service "+view.Name], view.Problems)
+		view.Problems = slices.Concat(a.model.problems["Service "+view.Name], view.Problems)
+		view.Error = failed[view.Name]
+		services = append(services, view)
+	}
+
+	return services
+}
+
+// desired returns the frontends that should be in the maps: what all Services
+// want, without what another one has.
+func (a *agent) desired() []Frontend {
+	lost := map[lb.FrontendKey]lb.ServiceName{} // key: who has it
+	for status := range a.writer.Statuses() {
+		for _, l := range status.Lost {
+			lost[l.Frontend] = l.Owner
+		}
+	}
+	frontends := []Frontend{frontendOf(probeFrontend())}
+	for svc := range a.model.state.Services() {
+		res, _ := a.model.state.Resolve(svc.Name)
+		for _, f := range res.Frontends {
+			if owner, ok := lost[f.Key]; !ok || owner == svc.Name {
+				frontends = append(frontends, frontendOf(f))
+			}
+		}
+	}
+	slices.SortFunc(frontends, compareFrontends)
+
+	return frontends
+}
+
+// errors returns what is not in the maps as it should be, by Service.
+func (a *agent) errors() []ServiceError {
+	errs := []ServiceError{}
+	for status := range a.writer.Statuses() {
+		for _, failure := range status.Failures {
+			errs = append(errs, ServiceError{
+				Service: status.Service.String(), Error: failure.Error(), Retry: status.Retry,
+			})
+		}
+		for _, l := range status.Lost {
+			errs = append(errs, ServiceError{
+				Service: status.Service.String(),
+				Error:   fmt.Sprintf("%s belongs to Service %s", l.Frontend, l.Owner),
+			})
+		}
+	}
+	slices.SortFunc(errs, func(x, y ServiceError) int {
+		return cmp.Or(cmp.Compare(x.Service, y.Service), cmp.Compare(x.Error, y.Error))
+	})
+
+	return errs
+}

@@ -1,0 +1,105 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
+)
+
+// keeper sees to what takes its time: that hooks stay attached and sockets
+// meet them, and that UDP sockets do not stay with backends that are gone.
+type keeper struct {
+	agent  *agent
+	orphan chan struct{}
+
+	mu        sync.Mutex
+	effective error // the last check of the hooks
+}
+
+var errNotChecked = errors.New("not checked yet")
+
+func newKeeper(a *agent) *keeper {
+	return &keeper{agent: a, orphan: make(chan struct{}, 1), effective: errNotChecked}
+}
+
+// endOrphans has the sockets of backends that are gone ended, soon.
+func (k *keeper) endOrphans() {
+	select {
+	case k.orphan <- struct{}{}:
+	default:
+	}
+}
+
+// checked returns what the last check of the hooks found.
+func (k *keeper) checked() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+
+	return k.effective
+}
+
+func (k *keeper) run(ctx context.Context) error {
+	check := time.NewTicker(orDefault(k.agent.cfg.VerifyInterval, 30*time.Second))
+	defer check.Stop()
+	k.checkHooks(ctx)
+
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-k.orphan:
+			k.destroyOrphans()
+		case <-check.C:
+			k.checkHooks(ctx)
+		}
+	}
+}
+
+// checkHooks attaches again what somebody detached, and dials the reserved
+// frontend.
+func (k *keeper) checkHooks(ctx context.Context) {
+	dp, cfg := k.agent.datapath, k.agent.cfg
+	err := k.mendHooks()
+	if err == nil {
+		err = datapath.Verify(ctx, cfg.Datapath.CgroupRoot)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil && !errors.Is(k.checked(), err) {
+		cfg.Log.Error("hooks are not effective", "error", err, "features", dp.Features())
+	}
+	k.mu.Lock()
+	k.effective = err
+	k.mu.Unlock()
+}
+
+func (k *keeper) mendHooks() error {
+	cfg := k.agent.cfg
+	hooks, err := datapath.Hooks(cfg.Datapath.BPFRoot, cfg.Datapath.CgroupRoot)
+	if err != nil {
+		return err
+	}
+	for _, hook := range hooks {
+		if hook.Problem != "" {
+			cfg.Log.Warn("attaching again", "hook", hook.Name, "problem", hook.Problem)
+
+			return k.agent.datapath.Attach()
+		}
+	}
+
+	return nil
+}
+
+func (k *keeper) destroyOrphans() {
+	n, err := k.agent.datapath.DestroyOrphans()
+	if n > 0 {
+		k.agent.cfg.Log.Info("ended UDP sockets whose backend is gone", "sockets", n)
+	}
+	if err != nil {
+		k.agent.cfg.Log.Error("UDP sockets may stay with backends that are gone", "error", err)
+	}
+}

@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// probeService owns the frontend that [datapath.Verify] dials. No Service of
+// the cluster can have its name: a namespace has no dot.
+var probeService = lb.ServiceName{Namespace: "sluice.internal", Name: "probe"}
+
+// probeFrontend refuses whoever dials it.
+func probeFrontend() lb.Frontend {
+	return lb.Frontend{
+		Key: lb.FrontendKey{
+			Addr: datapath.ProbeAddr.Addr(), Port: datapath.ProbeAddr.Port(),
+			Protocol: lb.TCP, Scope: lb.Internal,
+		},
+		Kind: lb.KindClusterIP,
+		Port: lb.PortName{Service: probeService, Protocol: lb.TCP},
+	}
+}
+
+// nodeWait is how long the first programming waits for the Node object, and
+// node ports for its addresses. kube-proxy waits as long.
+const nodeWait = 30 * time.Second
+
+// loop owns the model and the maps: whatever happens is worked off here.
+func (a *agent) loop(ctx context.Context) error {
+	drift := time.NewTicker(orDefault(a.cfg.DriftInterval, 10*time.Minute))
+	defer drift.Stop()
+	due := time.NewTimer(0)
+	defer due.Stop()
+	services, self, patience := a.source.Synced(), a.source.NodeSynced(), time.After(nodeWait)
+
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.mail.ready:
+		case <-services:
+			services = nil
+		case <-self:
+			self = nil
+			a.mail.post((*model).nodeTold)
+		case <-patience:
+			self = nil
+			a.mail.post((*model).stopWaiting)
+		case <-due.C:
+			a.apply()
+		case <-drift.C:
+			a.checkDrift()
+		}
+		a.readMail()
+		if !a.synced && services == nil && self == nil && a.model.localAddrs != nil {
+			a.sync()
+		}
+		if at, ok := a.writer.Next(); ok {
+			due.Reset(time.Until(at))
+		}
+	}
+}
+
+// readMail takes in what happened, and programs what follows from it.
+func (a *agent) readMail() {
+	for _, change := range a.mail.take() {
+		change(a.model)
+	}
+	if a.synced {
+		a.program()
+	}
+}
+
+// sync is for the moment at which everything is known: only now can we tell
+// what an earlier agent programmed and no Service has any more.
+func (a *agent) sync() {
+	begin := time.Now()
+	a.synced = true
+	a.program()
+	a.writer.Prune()
+	a.apply()
+	a.keeper.endOrphans() // of an agent that was killed before it could
+	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
+}
+
+// program brings the maps up to the model. ServiceCIDRs come last: whoever
+// dials an address in them that has no frontend is dropped.
+func (a *agent) program() {
+	touched := a.model.state.Touched()
+	for _, name := range touched {
+		svc := a.model.state.Service(name)
+		res, _ := a.model.state.Resolve(name)
+		a.model.report("decisions about Service "+name.String(), res.Problems)
+		if svc != nil {
+			a.writer.Set(name, svc.Created, res)
+		} else {
+			a.writer.Delete(name)
+		}
+	}
+	changed := len(touched) > 0
+	if addrs, ok := a.model.newNodeAddrs(); ok {
+		a.writer.SetNodeAddrs(addrs)
+		changed = true
+	}
+	if changed {
+		a.apply()
+	}
+	if a.model.serviceCIDRsChanged {
+		a.model.serviceCIDRsChanged = false
+		a.writer.SetServiceCIDRs(a.model.serviceCIDRs)
+		a.apply()
+	}
+}
+
+// apply writes what is due, and ends the UDP sockets of backends that went.
+func (a *agent) apply() {
+	if err := a.writer.Apply(); err != nil {
+		a.cfg.Log.Error("not everything is programmed", "error", err)
+	}
+	if gone := a.writer.Gone(); len(gone.Backends)+len(gone.Frontends) > 0 {
+		a.keeper.endOrphans()
+	}
+}
+
+func (a *agent) checkDrift() {
+	if !a.synced {
+		return
+	}
+	drifted, err := a.writer.Drift(true)
+	if err != nil {
+		a.cfg.Log.Error("drift check", "error", err)
+	}
+	for _, d := range drifted {
+		a.cfg.Log.Warn("a map was not as programmed; mended", "map", d.Map, "entry", d.Key, "problem", d.Problem)
+	}
+}
+
+func orDefault(d, otherwise time.Duration) time.Duration {
+	if d == 0 {
+		return otherwise
+	}
+
+	return d
+}

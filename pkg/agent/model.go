@@ -1,0 +1,124 @@
+package agent
+
+import (
+	"log/slog"
+	stdmaps "maps"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/node"
+)
+
+// model is what the agent knows of the cluster and of the node. One goroutine
+// owns it.
+type model struct {
+	state *lb.State
+
+	node       lb.Node
+	nodeExists bool
+
+	localAddrs        []node.Address // nil: not known yet
+	nodeAddrsChanged  bool
+	nodePortAddresses lb.NodePortAddresses
+	// awaitsNode: the Node object may still tell which address is primary.
+	awaitsNode bool
+
+	serviceCIDRs        []netip.Prefix
+	serviceCIDRsChanged bool
+
+	// problems are what had to be left out: when objects were read, by object
+	// or source, and when their frontends were decided, by Service.
+	problems map[string][]lb.Problem
+	log      *slog.Logger
+}
+
+func newModel(cfg Config) *model {
+	self := lb.Node{Name: cfg.NodeName}
+
+	return &model{
+		state:             lb.NewState(self),
+		node:              self,
+		nodePortAddresses: cfg.NodePortAddresses,
+		awaitsNode:        true,
+		problems:          map[string][]lb.Problem{},
+		log:               cfg.Log,
+	}
+}
+
+func (m *model) setNode(n kube.Node) {
+	m.node, m.nodeExists = n.Node, n.Exists
+	m.nodeAddrsChanged = true // "primary" may mean another address
+	m.state.SetNode(n.Node)
+}
+
+// nodeTold is for when the Node was told, if there is one.
+func (m *model) nodeTold() {
+	if !m.nodeExists {
+		m.stopWaiting()
+	}
+}
+
+// stopWaiting settles for what is known of the Node.
+func (m *model) stopWaiting() {
+	m.awaitsNode = false
+	m.nodeAddrsChanged = true
+}
+
+func (m *model) setLocalAddrs(addrs []node.Address) {
+	m.localAddrs = addrs
+	m.nodeAddrsChanged = true
+}
+
+// newNodeAddrs returns the addresses of this node, and on which of them node
+// ports answer, if that may have changed and enough is known to tell.
+func (m *model) newNodeAddrs() (map[netip.Addr]maps.NodeAddr, bool) {
+	primary := len(m.nodePortAddresses.Prefixes) == 0
+	unsure := m.localAddrs == nil || primary && m.awaitsNode && len(m.node.PrimaryIPs) == 0
+	if !m.nodeAddrsChanged || unsure {
+		return nil, false
+	}
+	m.nodeAddrsChanged = false
+
+	addrs := make(map[netip.Addr]maps.NodeAddr, len(m.localAddrs))
+	local := make([]netip.Addr, 0, len(m.localAddrs))
+	for _, a := range m.localAddrs {
+		local = append(local, a.Addr)
+		addrs[a.Addr] = maps.NodeAddr{Ifindex: uint32(a.IfIndex)}
+	}
+	for _, a := range m.nodePortAddresses.Select(local, &m.node) {
+		entry := addrs[a]
+		entry.Flags |= maps.NodeAddrNodePort
+		addrs[a] = entry
+	}
+
+	return addrs, true
+}
+
+// report replaces the problems of one source, and logs those that are new.
+func (m *model) report(source string, problems []lb.Problem) {
+	known := m.problems[source]
+	for _, p := range problems {
+		if !slices.Contains(known, p) {
+			m.log.Warn("left out", "object", p.Object, "field", p.Field, "problem", p.Message)
+		}
+	}
+	if len(problems) == 0 {
+		delete(m.problems, source)
+
+		return
+	}
+	m.problems[source] = problems
+}
+
+// allProblems returns what had to be left out, sorted by source.
+func (m *model) allProblems() []lb.Problem {
+	all := []lb.Problem{}
+	for _, source := range slices.Sorted(stdmaps.Keys(m.problems)) {
+		all = append(all, m.problems[source]...)
+	}
+
+	return all
+}

@@ -1,0 +1,175 @@
+package agent
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// web is a Service with everything that a frontend can have.
+func web() *lb.Service {
+	return &lb.Service{
+		Name:           lb.ServiceName{Namespace: "ns", Name: "web"},
+		Type:           lb.LoadBalancer,
+		ClusterIPs:     []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00::1")},
+		Families:       []lb.Family{lb.IPv4, lb.IPv6},
+		LoadBalancers:  []lb.LoadBalancerIP{{Addr: netip.MustParseAddr("192.0.2.1")}},
+		SourceRanges:   []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("10.0.0.0/8")},
+		ExternalPolicy: lb.Local,
+		Affinity:       time.Hour,
+		Ports: []lb.ServicePort{
+			{Name: "http", Protocol: lb.TCP, Port: 80, NodePort: 30080},
+			{Name: "dns", Protocol: lb.UDP, Port: 53},
+		},
+	}
+}
+
+func webSlice() *lb.EndpointSlice {
+	endpoint := func(addr, node string) lb.Endpoint {
+		return lb.Endpoint{Addr: netip.MustParseAddr(addr), NodeName: node, Ready: true, Serving: true}
+	}
+
+	return &lb.EndpointSlice{
+		Name:    lb.SliceName{Namespace: "ns", Name: "web-1"},
+		Service: web().Name,
+		Family:  lb.IPv4,
+		Ports:   []lb.EndpointPort{{Name: "http", Protocol: lb.TCP, Port: 8080}},
+		Endpoints: []lb.Endpoint{
+			endpoint("10.0.1.10", "node-1"), endpoint("10.0.1.9", "node-2"),
+			{Addr: netip.MustParseAddr("10.0.1.11"), NodeName: "node-1"},
+		},
+	}
+}
+
+// programmed returns fake maps that hold web, and what should be in them.
+func programmed(t *testing.T) (*maps.Fakes, []Frontend) {
+	t.Helper()
+	node := &lb.Node{Name: "node-1", PrimaryIPs: []netip.Addr{netip.MustParseAddr("10.1.1.1")}}
+	res := lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, node)
+	fakes := maps.NewFakes(100)
+	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer.Set(web().Name, time.Time{}, res)
+	if err := writer.Apply(); err != nil {
+		t.Fatal(err)
+	}
+	var desired []Frontend
+	for _, f := range res.Frontends {
+		desired = append(desired, frontendOf(f))
+	}
+
+	return fakes, desired
+}
+
+func TestProgrammedIsWhatWasDesired(t *testing.T) {
+	fakes, desired := programmed(t)
+	have, problems, err := Programmed(fakes.Tables)
+	if err != nil || len(problems) > 0 {
+		t.Fatal(err, problems)
+	}
+	options := []cmp.Option{
+		cmpopts.EquateComparable(netip.AddrPort{}, netip.Prefix{}), cmpopts.EquateEmpty(),
+		cmpopts.SortSlices(func(a, b Frontend) bool { return compareFrontends(a, b) < 0 }),
+	}
+	if diff := cmp.Diff(desired, have, options...); diff != "" {
+		t.Errorf("programmed (+) is not what is desired (-):\n%s", diff)
+	}
+	if differences := Compare(desired, have); len(differences) > 0 {
+		t.Error(differences)
+	}
+}
+
+// Whatever somebody does to a map, Compare or Programmed names it.
+func TestCompareFinds(t *testing.T) {
+	key := maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, uint8(lb.TCP), maps.ScopeInternal)
+	vip := maps.FrontendKeyOf(netip.MustParseAddr("192.0.2.1"), 80, uint8(lb.TCP), maps.ScopeExternal)
+
+	for _, test := range []struct {
+		name string
+		edit func(*maps.Fakes)
+		want string
+	}{
+		{"a frontend that is missing", func(f *maps.Fakes) { delete(f.Frontends.Entries, key) },
+			"ns/web:http: frontend 10.96.0.1:80/TCP internal is not programmed"},
+		{"a frontend too many", func(f *maps.Fakes) {
+			other := key
+			other.Port = maps.Port(81)
+			f.Frontends.Entries[other] = f.Frontends.Entries[key]
+		}, "frontend 10.96.0.1:81/TCP internal is programmed, but no Service has it"},
+		{"fewer backends", func(f *maps.Fakes) {
+			v := f.Frontends.Entries[key]
+			v.SlotCount--
+			f.Frontends.Entries[key] = v
+		}, "frontend 10.96.0.1:80/TCP internal: backends is"},
+		{"a source range that is gone", func(f *maps.Fakes) {
+			for k := range f.SourceRanges.Entries {
+				if k.FrontendId == f.Frontends.Entries[vip].Id {
+					delete(f.SourceRanges.Entries, k)
+
+					break
+				}
+			}
+		}, "frontend 192.0.2.1:80/TCP external: sourceRanges"},
+		{"a backend that does not exist", func(f *maps.Fakes) { clear(f.Backends.Entries) },
+			"frontend 10.96.0.1:80/TCP internal: slot"},
+		{"a backend of somebody else", func(f *maps.Fakes) {
+			for id, b := range f.Backends.Entries {
+				b.FrontendId += 1000
+				f.Backends.Entries[id] = b
+			}
+		}, "belongs to id"},
+		{"an id without a name", func(f *maps.Fakes) { clear(f.ServicePorts.Entries) }, "its id has no name"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			fakes, desired := programmed(t)
+			test.edit(fakes)
+			have, problems, err := Programmed(fakes.Tables)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := strings.Join(append(problems, Compare(desired, have)...), "\n")
+			if !strings.Contains(found, test.want) {
+				t.Errorf("found %q, want %q in it", found, test.want)
+			}
+		})
+	}
+}
+
+func TestProgrammedServices(t *testing.T) {
+	fakes, _ := programmed(t)
+	services, err := ProgrammedServices(fakes.Tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(services) != 1 || services[0].Name != "ns/web" || len(services[0].Ports) != 2 {
+		t.Fatalf("services are %+v, want ns/web with two ports", services)
+	}
+	// Without an agent, the endpoint that is not ready is not known.
+	http := services[0].Ports[1]
+	if http.Name != "ns/web:http" || len(http.Backends) != 2 {
+		t.Errorf("port is %q with backends %v, want ns/web:http with two", http.Name, http.Backends)
+	}
+}
+
+func TestServiceShowsWhyBackendsAreInactive(t *testing.T) {
+	res := lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"})
+	view := serviceOf(web(), res)
+	reasons := map[string]string{}
+	for _, b := range view.Ports[0].Backends {
+		reasons[b.Address.String()] = b.Reason
+	}
+	want := map[string]string{"10.0.1.9:8080": "", "10.0.1.10:8080": "", "10.0.1.11:8080": "not ready"}
+	if diff := cmp.Diff(want, reasons); diff != "" {
+		t.Error(diff)
+	}
+}

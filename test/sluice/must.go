@@ -1,0 +1,63 @@
+package sluice
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+)
+
+var built = sync.OnceValues(func() (string, error) {
+	return Build(binaries(), "test")
+})
+
+// MustBinary returns the binary, built once for all tests of the process.
+func MustBinary(t testing.TB) string {
+	t.Helper()
+	path, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return path
+}
+
+// MustNode starts an agent and waits until all is well with it. It ends with
+// the test. Binary and NodeName have defaults.
+func MustNode(t testing.TB, cfg Config) *Node {
+	t.Helper()
+	if cfg.Binary == "" {
+		cfg.Binary = MustBinary(t)
+	}
+	if cfg.NodeName == "" {
+		cfg.NodeName = "node-1"
+	}
+	n, err := NewNode(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("agent:\n%s", n.Log())
+		}
+	})
+	if err := n.Start(); err != nil {
+		t.Fatal(err)
+	}
+	MustWait(t, n)
+
+	return n
+}
+
+// MustWait is [Node.Wait], for 30 seconds.
+func MustWait(t testing.TB, n *Node) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := n.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,275 @@
+// Package sluice runs the real binary, for tests and for the demo: agents in
+// namespaces and cgroups of the lab, and the other verbs against them.
+package sluice
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Build builds the binary with a version of its own into dir, and returns its
+// path.
+func Build(dir, version string) (string, error) {
+	path := filepath.Join(dir, "sluice-"+version)
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version="+version,
+		"-o", path, "github.com/sluice-lb/sluice/cmd/sluice")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build of sluice: %w: %s", err, out)
+	}
+
+	return path, nil
+}
+
+// Config says where a node's Sluice lives.
+type Config struct {
+	Binary    string         // see [Build]
+	Namespace *lab.Namespace // the node's
+	Cgroup    *lab.Cgroup    // what the agent attaches to; the agent itself is not in it
+	NodeName  string
+
+	// One of these says where Services come from.
+	Manifests  string
+	Kubeconfig string
+
+	Args []string // more flags of `sluice agent`
+}
+
+// Node is one node's Sluice: places for pins and a socket of its own, and an
+// agent while one is started.
+type Node struct {
+	cfg     Config
+	bpfRoot string
+	dir     string
+	cgroup  *lab.Cgroup // the agent's own, so that it ends with the test also if that is killed
+
+	mu      sync.Mutex
+	log     bytes.Buffer
+	running *exec.Cmd
+	done    chan error
+}
+
+// NewNode makes the places, and starts nothing. The caller closes it.
+func NewNode(cfg Config) (*Node, error) {
+	if err := mountBPFFS(); err != nil {
+		return nil, err
+	}
+	sweep()
+	dir, err := os.MkdirTemp("", fmt.Sprintf(nodePattern, os.Getpid(), "*"))
+	if err != nil {
+		return nil, fmt.Errorf("folder of the node: %w", err)
+	}
+	cgroup, err := lab.NewCgroup("agent")
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+
+	return &Node{
+		cfg:     cfg,
+		bpfRoot: filepath.Join(bpffs, filepath.Base(dir)),
+		dir:     dir,
+		cgroup:  cgroup,
+	}, nil
+}
+
+func mountBPFFS() error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(bpffs, &stat); err != nil {
+		return fmt.Errorf("%s: %w", bpffs, err)
+	}
+	if stat.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	if err := unix.Mount("bpf", bpffs, "bpf", 0, ""); err != nil {
+		return fmt.Errorf("mount of %s: %w", bpffs, err)
+	}
+
+	return nil
+}
+
+// BPFRoot is where the node's maps and links are pinned.
+func (n *Node) BPFRoot() string { return n.bpfRoot }
+
+// Binary is what Start and Run start; another one may be set while no agent runs.
+func (n *Node) Binary() string { return n.cfg.Binary }
+
+// SetBinary is for an upgrade.
+func (n *Node) SetBinary(path string) { n.cfg.Binary = path }
+
+func (n *Node) places() []string {
+	return []string{
+		"--bpf-root", n.bpfRoot,
+		"--cgroup-root", n.cfg.Cgroup.Path(),
+		"--socket", filepath.Join(n.dir, "agent.sock"),
+	}
+}
+
+// Start starts the agent in the node's namespace and returns at once.
+func (n *Node) Start() error {
+	args := append(n.places(), "agent", "--hostname-override", n.cfg.NodeName)
+	if n.cfg.Manifests != "" {
+		args = append(args, "--manifests", n.cfg.Manifests)
+	}
+	if n.cfg.Kubeconfig != "" {
+		args = append(args, "--kubeconfig", n.cfg.Kubeconfig)
+	}
+	cmd := exec.Command(n.cfg.Binary, append(args, n.cfg.Args...)...)
+	cmd.Stdout, cmd.Stderr = n, n
+	if err := lab.Start(n.cfg.Namespace, n.cgroup, cmd); err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	n.running, n.done = cmd, make(chan error, 1)
+	go func(done chan<- error) { done <- cmd.Wait() }(n.done)
+
+	return nil
+}
+
+// Write takes the agent's output.
+func (n *Node) Write(p []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+
+	return n.log.Write(p)
+}
+
+// Log returns what agents of this node have printed.
+func (n *Node) Log() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+
+	return n.log.String()
+}
+
+// PID is the agent's process, or zero.
+func (n *Node) PID() int {
+	if n.running == nil {
+		return 0
+	}
+
+	return n.running.Process.Pid
+}
+
+// Kill ends the agent with SIGKILL and waits for its end.
+func (n *Node) Kill() error { return n.end(unix.SIGKILL) }
+
+// Stop ends the agent with SIGTERM and waits for its end.
+func (n *Node) Stop() error { return n.end(unix.SIGTERM) }
+
+func (n *Node) end(signal unix.Signal) error {
+	if n.running == nil {
+		return nil
+	}
+	if err := n.running.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("agent: %w", err)
+	}
+	err := <-n.done
+	n.running = nil
+	if signal == unix.SIGTERM && err != nil {
+		return fmt.Errorf("agent: %w: %s", err, n.Log())
+	}
+
+	return nil
+}
+
+// Run runs another verb, in the node's namespace, and returns what it printed.
+// The error of one that fails says what it printed, too.
+func (n *Node) Run(verb ...string) (string, error) {
+	return lab.Output(n.cfg.Namespace, n.cgroup, n.cfg.Binary, append(n.places(), verb...)...)
+}
+
+// Exec is Run with two outputs and without words around the error. The verb's
+// own flags come after those that say where the node's Sluice lives, so that
+// they may say otherwise.
+func (n *Node) Exec(stdout, stderr io.Writer, verb ...string) error {
+	cmd := exec.Command(n.cfg.Binary, append(n.places(), verb...)...)
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	if err := lab.Start(n.cfg.Namespace, n.cgroup, cmd); err != nil {
+		return err
+	}
+
+	return cmd.Wait()
+}
+
+// Status runs `sluice status`, whatever its exit code.
+func (n *Node) Status() (agent.Status, error) {
+	var stdout, stderr bytes.Buffer
+	err := n.Exec(&stdout, &stderr, "status", "-o", "json")
+	var status agent.Status
+	if jsonErr := json.Unmarshal(stdout.Bytes(), &status); jsonErr != nil {
+		return status, errors.Join(fmt.Errorf("sluice status: %w: %s", jsonErr, &stderr), err)
+	}
+
+	return status, nil
+}
+
+// Services runs `sluice services`.
+func (n *Node) Services() ([]agent.Service, error) {
+	out, err := n.Run("services", "-o", "json")
+	if err != nil {
+		return nil, err
+	}
+	var services []agent.Service
+	if err := json.Unmarshal([]byte(out), &services); err != nil {
+		return nil, fmt.Errorf("sluice services: %w", err)
+	}
+
+	return services, nil
+}
+
+// Wait waits until the agent is all well, or ctx ends.
+func (n *Node) Wait(ctx context.Context) error {
+	return n.wait(ctx, agent.Status.Well)
+}
+
+// WaitSynced waits until the agent has programmed what it could, and checked
+// its hooks, or ctx ends.
+func (n *Node) WaitSynced(ctx context.Context) error {
+	return n.wait(ctx, func(s agent.Status) bool { return s.Synced && s.Effective == "" })
+}
+
+func (n *Node) wait(ctx context.Context, well func(agent.Status) bool) error {
+	client := agent.NewClient(filepath.Join(n.dir, "agent.sock"))
+	var last error
+	for {
+		status, err := client.Status(ctx)
+		if err == nil && well(status) {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("agent is not well: synced %t, effective %q, errors %v", status.Synced, status.Effective, status.Errors)
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w; it printed: %s", ctx.Err(), last, strings.TrimSpace(n.Log()))
+		case end := <-n.done:
+			n.done <- end
+
+			return fmt.Errorf("agent ended: %w: %s", end, strings.TrimSpace(n.Log()))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// Close ends the agent, detaches everything and removes the places.
+func (n *Node) Close() error {
+	return errors.Join(n.Kill(), n.cgroup.Close(), datapath.Remove(n.bpfRoot), os.RemoveAll(n.dir))
+}
