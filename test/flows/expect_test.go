@@ -1,0 +1,101 @@
+package flows
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// expected is what connections of a flow may come to: "address:port" of whoever
+// answers, or what is refused with.
+type expected struct {
+	outcomes []string
+
+	// sticky: one of the outcomes, and then always that one, for the client is
+	// remembered (CONTRACT.md 1.9).
+	sticky bool
+
+	note string // why this is not word for word what the fixture says
+}
+
+// expect says what a flow must come to: what the fixture says, but for the
+// differences that DESIGN.md 6 lists. (Of those, 1 and 4 change no first packet's
+// way, and 2 is how [drop] looks to a socket.)
+func (s *scenario) expect(f flow) expected {
+	want := expected{outcomes: f.Output, sticky: s.isSticky()}
+	if from, _ := s.sourceOf(f); from == fromNode && isLocalhost(f.DestIP) {
+		of := familyOf(f.DestIP)
+		if svc, port, found := s.nodePort(of, f.Protocol, f.DestPort); found {
+			want.outcomes = s.clusterBackends(svc, port, of)
+			want.note = "listed difference 3: the node port answers on loopback"
+			if len(want.outcomes) == 0 {
+				want.outcomes = []string{reject}
+			}
+		}
+	}
+	if len(want.outcomes) == 0 {
+		want.outcomes = []string{f.dest().String()}
+		want.note = "untouched: whoever has that address answers"
+	}
+
+	return want
+}
+
+// isLocalhost is true for 127.0.0.1 and ::1, and for no other loopback address.
+func isLocalhost(ip netip.Addr) bool {
+	return ip == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || ip == netip.IPv6Loopback()
+}
+
+// isSticky says that Services remember their clients. A scenario in which only
+// some do is judged as if all did.
+func (s *scenario) isSticky() bool {
+	return slices.ContainsFunc(s.Services, func(svc service) bool {
+		return svc.SessionAffinity == corev1.ServiceAffinityClientIP
+	})
+}
+
+// attempts is how often to connect so that each of n equally likely targets, and
+// a further one that should not be, is seen but for one case in 10⁹.
+func attempts(n int) int {
+	all := float64(n + 1)
+
+	return int(math.Ceil(math.Log(1e-9/all) / math.Log(1-1/all)))
+}
+
+// stray says which outcome is none that may be.
+func (e expected) stray(seen map[string]int) string {
+	for _, outcome := range slices.Sorted(maps.Keys(seen)) {
+		if !slices.Contains(e.outcomes, outcome) {
+			return fmt.Sprintf("%s, want %s", outcome, strings.Join(e.outcomes, " "))
+		}
+	}
+
+	return ""
+}
+
+// judge compares what connections came to with what they should have. It returns
+// "" if all is well.
+func (e expected) judge(seen map[string]int) string {
+	if wrong := e.stray(seen); wrong != "" {
+		return wrong
+	}
+	if e.sticky {
+		if len(seen) != 1 {
+			return fmt.Sprintf("a client that is remembered met %v", slices.Sorted(maps.Keys(seen)))
+		}
+
+		return ""
+	}
+	for _, outcome := range e.outcomes {
+		if seen[outcome] == 0 {
+			return fmt.Sprintf("never %s, want %s", outcome, strings.Join(e.outcomes, " "))
+		}
+	}
+
+	return ""
+}

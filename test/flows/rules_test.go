@@ -1,0 +1,97 @@
+package flows
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What these tests are about are the tests: the rules by which they judge.
+
+func TestReadNamesWhatItCannotRead(t *testing.T) {
+	for _, test := range []struct{ name, old, new, want string }{
+		{"a field that it does not know", "zone: za", "zoen: za", `scenario "x": `},
+		{"and which one", "zone: za", "zoen: za", `"zoen"`},
+		{"a field of a Service", "type: ClusterIP", "typ: ClusterIP", `"typ"`},
+		{"a value of the wrong type", "destPort: 80", "destPort: eighty", "destPort"},
+		{"a flow without output", ", output: [DROP]", "", `flow "f": output: missing`},
+		{"an output that is none", "[DROP]", "[LOST]", `flow "f": output[0]`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			const text = `name: x
+node: {name: n, zone: za}
+services: [{namespace: ns1, name: s, type: ClusterIP}]
+flows: [{name: f, sourceIP: 10.0.0.2, destIP: 1.2.3.4, destPort: 80, protocol: TCP, output: [DROP]}]
+`
+			if _, err := read(strings.NewReader(text)); err != nil {
+				t.Fatal(err)
+			}
+			_, err := read(strings.NewReader(strings.Replace(text, test.old, test.new, 1)))
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error is %v, want one with %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestJudge(t *testing.T) {
+	two := []string{"10.0.0.1:80", "10.0.0.2:80"}
+	for _, test := range []struct {
+		name string
+		want expected
+		seen map[string]int
+		ok   bool
+	}{
+		{"all that may be", expected{outcomes: two}, map[string]int{two[0]: 20, two[1]: 34}, true},
+		{"one of two only", expected{outcomes: two}, map[string]int{two[0]: 54}, false},
+		{"one too many", expected{outcomes: two[:1]}, map[string]int{two[0]: 30, two[1]: 1}, false},
+		{"a rejection", expected{outcomes: []string{reject}}, map[string]int{reject: 31}, true},
+		{"dropped instead of rejected", expected{outcomes: []string{reject}}, map[string]int{drop: 31}, false},
+		{"rejected late", expected{outcomes: []string{reject}}, map[string]int{reject + " after 2s": 1}, false},
+		{"remembered", expected{outcomes: two, sticky: true}, map[string]int{two[1]: 54}, true},
+		{"forgotten", expected{outcomes: two, sticky: true}, map[string]int{two[0]: 1, two[1]: 53}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if wrong := test.want.judge(test.seen); (wrong == "") != test.ok {
+				t.Errorf("judged %q", wrong)
+			}
+		})
+	}
+}
+
+// One case in 10⁹ may be unlucky: with n+1 targets and k connections, one of them
+// stays unseen with a chance of (n+1)·(1-1/(n+1))^k.
+func TestAttempts(t *testing.T) {
+	for n, want := range map[int]int{1: 31, 2: 54, 3: 77} {
+		if got := attempts(n); got != want {
+			t.Errorf("attempts(%d) = %d, want %d", n, got, want)
+		}
+	}
+}
+
+// A listed difference needs backends that no fixture names. Where the fixtures
+// name them, the rule must say the same.
+func TestNodePortRuleAgreesWithFixtures(t *testing.T) {
+	checked := 0
+	for _, path := range []string{"../testdata/packetflows.yaml", "../testdata/extra.yaml"} {
+		for _, s := range mustRead(t, path) {
+			for _, f := range s.Flows {
+				svc, port, found := s.nodePort(familyOf(f.DestIP), f.Protocol, f.DestPort)
+				if !found || f.DestIP != s.Node.PrimaryIP || !slices.Contains(s.Node.LocalIPs, f.SourceIP) {
+					continue
+				}
+				checked++
+				got := s.clusterBackends(svc, port, familyOf(f.DestIP))
+				if len(got) == 0 {
+					got = []string{reject}
+				}
+				if !slices.Equal(got, f.Output) {
+					t.Errorf("%s / %s: rule says %v, fixture %v", s.Name, f.Name, got, f.Output)
+				}
+			}
+		}
+	}
+	if checked == 0 {
+		t.Error("no flow from the node to a node port")
+	}
+}
