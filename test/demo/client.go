@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// client is a program that dials: a process of its own, in a namespace and in
+// the cgroup.
+type client struct {
+	*lab.Caller
+	name string // of its pod, or of the node
+}
+
+func (s *stage) startClient(ns *lab.Namespace, name string) (*client, error) {
+	caller, err := lab.StartCaller(ns, s.cgroup)
+	if err != nil {
+		return nil, err
+	}
+	s.made("process", procOf(caller.PID()), caller.Close)
+
+	return &client{caller, name}, nil
+}
+
+// talk is a question and its answer, as both sides saw them.
+type talk struct {
+	client lab.Reply
+	server lab.Answer
+}
+
+// ask has a client ask n times, each time with a new socket, and returns an
+// error unless a backend answers every time.
+func (c *client) ask(ctx context.Context, n int, x lab.Exchange) ([]talk, error) {
+	talks := make([]talk, n)
+	for i := range talks {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		reply, err := c.Exchange(x)
+		if err != nil {
+			return nil, fmt.Errorf("%s asks %s: %w; want an answer", c.name, x.Address, err)
+		}
+		answer, err := lab.ParseAnswer(reply.Text)
+		if err != nil {
+			return nil, fmt.Errorf("%s asks %s: %w", c.name, x.Address, err)
+		}
+		talks[i] = talk{reply, answer}
+	}
+
+	return talks, nil
+}
+
+// tally counts who has answered: every backend must have done its share, which
+// chance makes up to a third of what it is on average.
+func (s *stage) tally(talks []talk, port uint16) (map[string]int, error) {
+	counts := make(map[string]int)
+	for _, t := range talks {
+		isBackend := slices.ContainsFunc(s.backends, func(p *lab.Pod) bool {
+			return t.server.Name == p.Name && (t.server.Local == netip.AddrPortFrom(p.IPv4, port) ||
+				t.server.Local == netip.AddrPortFrom(p.IPv6, port))
+		})
+		if !isBackend {
+			return nil, fmt.Errorf("%s has answered at %s; want a backend at its own address", t.server.Name, t.server.Local)
+		}
+		counts[t.server.Name]++
+	}
+	for _, pod := range s.backends {
+		if counts[pod.Name] < len(talks)/len(s.backends)/3 {
+			return nil, fmt.Errorf("%d of %d answers are from %s; want about one in %d", counts[pod.Name], len(talks), pod.Name, len(s.backends))
+		}
+	}
+
+	return counts, nil
+}
+
+// shares is a tally in a line: "pod-1-0 34, pod-1-1 29, pod-1-2 37".
+func (s *stage) shares(counts map[string]int) string {
+	text := ""
+	for i, pod := range s.backends {
+		if i > 0 {
+			text += ", "
+		}
+		text += fmt.Sprintf("%s %d", pod.Name, counts[pod.Name])
+	}
+
+	return text
+}
+
+// believes returns an error unless every client has seen the address that it
+// dialled as that of its peer, by getpeername, or by recvfrom over UDP.
+func believes(talks []talk, dialled string) error {
+	want := netip.MustParseAddrPort(dialled)
+	for _, t := range talks {
+		if got := t.client.Peer; got.IsValid() && got != want {
+			return fmt.Errorf("getpeername says %s after connect to %s", got, dialled)
+		}
+		if got := t.client.From; got.IsValid() && got != want {
+			return fmt.Errorf("recvfrom says that %s has answered, asked was %s", got, dialled)
+		}
+		if !t.client.Peer.IsValid() && !t.client.From.IsValid() {
+			return fmt.Errorf("nothing says who has answered for %s", dialled)
+		}
+	}
+
+	return nil
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+func playVerbs(ctx context.Context, s *stage) error {
+	for _, verb := range []string{"services", "backends", "verify"} {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		printed, err := s.agent.Run(verb)
+		if err != nil {
+			return err
+		}
+		s.out.command("sluice %s", verb)
+		s.out.printed(printed)
+	}
+
+	return s.showMap(filepath.Join(s.agent.BPFRoot(), maps.Version, maps.NameFrontends))
+}
+
+// showMap shows an entry of a map, if there is a program to show it.
+func (s *stage) showMap(pin string) error {
+	s.out.command("bpftool map dump pinned %s", pin)
+	bpftool, err := exec.LookPath("bpftool")
+	if err != nil {
+		s.out.printed("(bpftool is not installed; any map can be read with it, while the agent runs or not)")
+		return nil
+	}
+	dump, err := exec.Command(bpftool, "map", "dump", "pinned", pin).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("bpftool map dump: %w: %s", err, dump)
+	}
+	s.out.printed(entryOf(string(dump), webBytes, `"slot_count": 3`))
+
+	return nil
+}
+
+// entryOf cuts the entry that has all these words out of a dump, from its value
+// on, or else the first one.
+func entryOf(dump string, words ...string) string {
+	entries := strings.Split(dump, "},{\n")
+	for _, entry := range entries {
+		found := true
+		for _, word := range words {
+			found = found && strings.Contains(entry, word)
+		}
+		if _, value, cut := strings.Cut(entry, `"value"`); found && cut {
+			return "… the entry of " + webIPv4 + ":\n        \"value\"" + value + "…\n"
+		}
+	}
+
+	return entries[0] + "…\n"
+}
