@@ -1,0 +1,48 @@
+# What a person does here, a verb each. A verb sees to what it needs: tools,
+# mounts and root, by test/setup.sh, which takes no time when all is there.
+
+version := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
+
+.PHONY: help setup build test lint generate demo bench kernels clean
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+
+setup: ## makes this machine ready for everything below
+	test/setup.sh
+
+build: ## bin/sluice, static
+	$(go_build) -o bin/sluice ./cmd/sluice
+
+demo: ready-demo build ## shows what Sluice does, in a minute, on this machine
+	$(go_build) -o bin/sluice-demo ./test/demo
+	bin/sluice-demo
+
+# The kernel is an input of the tests that go's cache of results does not know.
+test: ready-test ## all tests; the first time it builds a Kubernetes to test against
+	go test -count=1 -timeout 20m ./...
+
+bench: ready-bench ## the control plane's benchmarks
+	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/agent
+
+kernels: ## the tests on older kernels, in virtual machines
+	test/kernels/run.sh
+
+# Not ST1005: what is wrong may have a capital in its name, as a Service has.
+lint: ready-lint ## what a reviewer should not have to say
+	gofmt -d .
+	go vet ./...
+	go tool staticcheck -checks inherit,-ST1005 ./...
+	clang-format-19 --dry-run -Werror bpf/*.c bpf/lib/*.h maps/*.c maps/*.h
+	shellcheck .ci/run $$(find test -name '*.sh')
+	go mod tidy -diff
+
+generate: ready-generate ## the Go types and objects that are made from C
+	go generate ./...
+
+clean:
+	rm -rf bin
+
+ready-%:
+	@test/setup.sh $*
