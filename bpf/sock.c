@@ -57,11 +57,18 @@ static __always_inline bool has_node_ports(struct bpf_sock_addr *ctx, const stru
 static __always_inline enum reason
 lookup_frontend(struct bpf_sock_addr *ctx, const struct frontend_key *dialled, struct frontend *fe)
 {
-	if (find_frontend(dialled, fe))
+	enum reason why;
+
+	if (find_frontend(dialled, false, fe))
 		return REASON_NEXT;
 	if (has_node_ports(ctx, &dialled->addr) && find_node_port(dialled, fe))
 		return REASON_NEXT;
-	return why_no_frontend(dialled);
+
+	why = why_no_frontend(dialled);
+	/* Nobody is refused because a lookup missed. */
+	if (!is_pass(why) && find_frontend(dialled, true, fe))
+		return REASON_NEXT;
+	return why;
 }
 
 /* pick_for_socket chooses for a new flow of this socket. */

@@ -27,7 +27,7 @@ struct choice {
 static __always_inline bool pick_id(const struct frontend *fe, __u32 id, struct choice *to)
 {
 	to->id = id;
-	return read_value(&sl_backends, &id, &to->be, sizeof(to->be)) &&
+	return read_value(&sl_backends, &id, &to->be, sizeof(to->be), true) &&
 	       to->be.frontend_id == fe->id;
 }
 

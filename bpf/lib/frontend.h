@@ -9,10 +9,14 @@
 #include "addr.h"
 #include "read.h"
 
-/* find_frontend finds what has this very address, port and protocol. */
-static __always_inline bool find_frontend(const struct frontend_key *dialled, struct frontend *fe)
+/*
+ * find_frontend finds what has this very address, port and protocol. expected:
+ * see read_value; what dials no Service should not pay for it.
+ */
+static __always_inline bool find_frontend(const struct frontend_key *dialled, bool expected,
+					  struct frontend *fe)
 {
-	return read_value(&sl_frontends, dialled, fe, sizeof(*fe));
+	return read_value(&sl_frontends, dialled, fe, sizeof(*fe), expected);
 }
 
 /* Node ports are written once, at the unspecified address of their family. */
@@ -21,7 +25,7 @@ static __always_inline bool find_node_port(const struct frontend_key *dialled, s
 	struct frontend_key key = *dialled;
 
 	key.addr = addr_any(&dialled->addr);
-	return find_frontend(&key, fe);
+	return find_frontend(&key, true, fe);
 }
 
 static __always_inline bool is_node_port_addr(const struct addr *a)

@@ -7,7 +7,7 @@
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
 
-/* How often an element is read until two copies agree, or it counts as absent. */
+/* How often an element is read until two copies agree, or the last one has to do. */
 #define MAX_READS 4
 
 /* same compares without branches: each would be one more path to verify. */
@@ -28,24 +28,31 @@ static __always_inline bool same(const __u32 *a, const __u32 *b, __u32 size)
  * reads it: under our eyes, one Service's frontend can become another's. So we
  * look it up and read it until two copies agree. (That the second lookup finds
  * the same element says little: two updates later, it is back.)
+ *
+ * For the same reason a lookup can miss a key whose element is being replaced:
+ * it meets the old one when that has another key already, and is in no other
+ * bucket yet. Where the key is expected to be there, one miss does not count.
  */
-static __always_inline bool read_value(void *map, const void *key, void *value, __u32 size)
+static __always_inline bool read_value(void *map, const void *key, void *value, __u32 size,
+				       bool expected)
 {
 	const void *at = bpf_map_lookup_elem(map, key);
 	int i;
 
+	if (!at && expected)
+		at = bpf_map_lookup_elem(map, key);
 	if (!at)
 		return false;
 	__builtin_memcpy(value, at, size);
 	for (i = 1; i < MAX_READS; i++) {
 		at = bpf_map_lookup_elem(map, key);
 		if (!at)
-			return false;
+			continue;
 		if (same(value, at, size))
-			return true;
+			break;
 		__builtin_memcpy(value, at, size);
 	}
-	return false;
+	return true;
 }
 
 #endif

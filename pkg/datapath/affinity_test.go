@@ -14,9 +14,10 @@ import (
 
 // The same client meets the same backend for as long as it keeps coming.
 func TestAffinity(t *testing.T) {
+	t.Parallel() // it sleeps
 	w := newWorld(t)
 	const vip, external = "10.96.0.1:80", "203.0.113.1:80"
-	s := w.add(t, service{proto: "tcp", at: []string{vip, external}, to: w.all4(), affinity: 1})
+	s := w.add(t, service{proto: "tcp", at: []string{vip, external}, to: w.all4(), affinity: 2})
 	pod := w.pod(t)
 	who := func(client *lab.Caller, at string) string {
 		t.Helper()
@@ -50,8 +51,8 @@ func TestAffinity(t *testing.T) {
 	})
 	t.Run("prolonged by every connection", func(t *testing.T) {
 		first := who(pod, vip)
-		for range 8 {
-			time.Sleep(300 * time.Millisecond) // 2.4 s in all
+		for range 6 {
+			time.Sleep(500 * time.Millisecond) // 3 s in all
 			if got := who(pod, vip); got != first {
 				t.Fatalf("%s answered, want %s", got, first)
 			}
@@ -60,12 +61,12 @@ func TestAffinity(t *testing.T) {
 	t.Run("over after the timeout", func(t *testing.T) {
 		first := who(pod, vip)
 		for range 8 {
-			time.Sleep(1050 * time.Millisecond)
+			time.Sleep(2050 * time.Millisecond)
 			if who(pod, vip) != first {
 				return
 			}
 		}
-		t.Errorf("%s answered 9 times, each more than a second after the last", first)
+		t.Errorf("%s answered 9 times, each more than two seconds after the last", first)
 	})
 	t.Run("over when the backend leaves the slots", func(t *testing.T) {
 		first := who(pod, vip)

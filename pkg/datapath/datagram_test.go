@@ -11,15 +11,25 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Datagrams of unconnected sockets: each names the Service.
-func TestDatagrams(t *testing.T) {
+const dns, time1, time2, log, trace = "10.96.0.1:53", "10.96.0.2:123", "10.96.0.3:123", "10.96.0.4:514", "10.96.0.5:4317"
+
+// newDatagramWorld has five UDP services: two of them share two backends, and
+// two of them share one.
+func newDatagramWorld(t testing.TB) *world {
+	t.Helper()
 	w := newWorld(t)
-	const dns, time1, time2, log, trace = "10.96.0.1:53", "10.96.0.2:123", "10.96.0.3:123", "10.96.0.4:514", "10.96.0.5:4317"
 	w.add(t, service{proto: "udp", at: []string{dns}, to: w.all4()})
 	w.add(t, service{proto: "udp", at: []string{time1}, to: []string{w.v4(0), w.v4(1)}})
 	w.add(t, service{proto: "udp", at: []string{time2}, to: []string{w.v4(0), w.v4(1)}})
 	w.add(t, service{proto: "udp", at: []string{log}, to: []string{w.v4(2)}})
 	w.add(t, service{proto: "udp", at: []string{trace}, to: []string{w.v4(2)}})
+
+	return w
+}
+
+// Datagrams of unconnected sockets: each names the Service.
+func TestDatagrams(t *testing.T) {
+	w := newDatagramWorld(t)
 	client := w.pod(t)
 
 	t.Run("kept together", func(t *testing.T) {
@@ -72,6 +82,13 @@ func TestDatagrams(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Datagrams of sockets that also do something else.
+func TestDatagramsAmongOthers(t *testing.T) {
+	w := newDatagramWorld(t)
+	client := w.pod(t)
+
 	t.Run("from the connected backend when the socket is connected, too", func(t *testing.T) {
 		for range 20 {
 			s := mustSocket(t, client, "udp4")
@@ -130,6 +147,7 @@ func sceneCork(args []string) (string, error) {
 }
 
 func TestUDPModes(t *testing.T) {
+	t.Parallel() // it waits for answers that do not come
 	for _, test := range []struct {
 		name            string
 		mode            bpf.UDPMode

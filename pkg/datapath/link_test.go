@@ -27,6 +27,7 @@ func newWebWorld(t testing.TB) *world {
 
 // One agent after another takes over, while clients connect all the time.
 func TestReplacement(t *testing.T) {
+	t.Parallel() // it sleeps
 	w := newWebWorld(t)
 	before := mustLinkID(t, w, "connect4")
 	load, err := w.pod(t).StartLoad(lab.Load{Exchange: lab.Exchange{Network: "tcp4", Address: webVIP}, Rate: 500})

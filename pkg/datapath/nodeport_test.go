@@ -13,6 +13,7 @@ import (
 // the node itself. A pod's loopback is its own.
 func TestNodePorts(t *testing.T) {
 	w := newWorld(t)
+	w.needsNode(t)
 	w.add(t, service{proto: "tcp", at: []string{"0.0.0.0:30080"}, to: []string{w.v4(0)}})
 	w.add(t, service{proto: "tcp", at: []string{"[::]:30080"}, to: []string{w.v6(0)}})
 	w.add(t, service{proto: "udp", at: []string{"0.0.0.0:30080"}, to: []string{w.v4(0)}})

@@ -3,17 +3,18 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// DestroyOrphans ends the connected UDP sockets that were given a backend
-// which is not in the backends map any more, in every network namespace. Their
-// next receive fails with ECONNABORTED, a send before it with EDESTADDRREQ, and
-// applications connect anew. Sockets that Sluice did not translate, and
-// unconnected ones, are left alone.
+// DestroyOrphans ends connected UDP sockets, in every network namespace, if the
+// backend that they were given is gone, or if what they dialled does not lead
+// to its Service any more. Their next receive fails with ECONNABORTED, a send
+// before it with EDESTADDRREQ, and applications connect anew. Sockets that
+// Sluice did not translate, and unconnected ones, are left alone.
 //
 // It returns how many it ended, also next to an error.
 func (d *Datapath) DestroyOrphans() (int, error) {
@@ -43,29 +44,63 @@ func (d *Datapath) DestroyOrphans() (int, error) {
 	return destroyed, errors.Join(errs...)
 }
 
-// orphans returns the sockets whose backend is gone, by network namespace.
+// orphans returns the sockets that must connect anew, by network namespace.
 func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.TranslatedSock, error) {
-	type backend struct{ id, frontend uint32 }
-	lives := make(map[backend]bool)
+	stays := make(map[maps.SockState]bool)
 	orphans := make(map[uint32][]maps.TranslatedSock)
 	for _, sock := range socks {
 		if !isConnectedUDP(sock) {
 			continue
 		}
-		has := backend{sock.State.BackendId, sock.State.FrontendId}
-		if _, known := lives[has]; !known {
-			found, ok, err := d.maps.Backends.Lookup(has.id)
+		if _, known := stays[sock.State]; !known {
+			lives, err := d.hasBackend(sock.State)
 			if err != nil {
 				return nil, err
 			}
-			lives[has] = ok && found.FrontendId == has.frontend
+			leads, err := d.hasFrontend(sock.State)
+			if err != nil {
+				return nil, err
+			}
+			stays[sock.State] = lives && leads
 		}
-		if !lives[has] {
+		if !stays[sock.State] {
 			orphans[sock.Netns] = append(orphans[sock.Netns], sock)
 		}
 	}
 
 	return orphans, nil
+}
+
+// hasBackend says that the backend which a socket was given is still there, and
+// not another one under its id.
+func (d *Datapath) hasBackend(given maps.SockState) (bool, error) {
+	b, ok, err := d.maps.Backends.Lookup(given.BackendId)
+
+	return ok && b.FrontendId == given.FrontendId && b.Addr == given.Backend && b.Port == given.BackendPort, err
+}
+
+// hasFrontend says that what a socket dialled still leads to the service port
+// that it led to then: by itself, or as the port of a node.
+func (d *Datapath) hasFrontend(given maps.SockState) (bool, error) {
+	key := maps.FrontendKey{
+		Addr: given.Dialled, Port: given.DialledPort,
+		Proto: unix.IPPROTO_UDP, Scope: maps.ScopeInternal,
+	}
+	f, ok, err := d.maps.Frontends.Lookup(key)
+	if err == nil && !ok {
+		key.Addr = maps.AddrOf(unspecified(given.Dialled.IP()))
+		f, ok, err = d.maps.Frontends.Lookup(key)
+	}
+
+	return ok && f.Id == given.FrontendId, err
+}
+
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+
+	return netip.IPv6Unspecified()
 }
 
 // isConnectedUDP says that the socket is connected to the backend it was given.

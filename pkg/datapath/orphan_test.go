@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -117,4 +118,39 @@ func TestOrphanConnectsAnew(t *testing.T) {
 		t.Errorf("%s answered from %s, want green from %s", name, from, vip)
 	}
 	mustDestroy(t, w, 0)
+}
+
+// A backend that lives on is no reason to stay, when what was dialled leads
+// elsewhere.
+func TestOrphanOfAnAddress(t *testing.T) {
+	const vip, kept = "10.96.0.1:53", "10.96.0.2:53"
+	for _, test := range []struct {
+		name string
+		do   func(*testing.T, *world, *service)
+		want int
+	}{
+		{"left alone while nothing changes", func(*testing.T, *world, *service) {}, 0},
+		{"destroyed when the address is no frontend any more", func(t *testing.T, w *world, s *service) {
+			must(t, w.maps.Frontends.Delete(s.key(vip)))
+		}, 1},
+		{"destroyed when the address belongs to another Service", func(t *testing.T, w *world, _ *service) {
+			w.add(t, service{proto: "udp", at: []string{vip}, to: []string{w.v4(1)}})
+		}, 1},
+		{"destroyed when the id is another backend's", func(t *testing.T, w *world, s *service) {
+			id := s.backends[0]
+			b, _, err := w.maps.Backends.Lookup(id)
+			must(t, err)
+			b.Addr = maps.AddrOf(netip.MustParseAddrPort(w.v4(1)).Addr())
+			must(t, w.maps.Backends.Put(id, b))
+		}, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.add(t, service{proto: "udp", at: []string{vip, kept}, to: []string{w.v4(0)}})
+			client := w.pod(t)
+			must(t, mustSocket(t, client, "udp4").Connect(vip), mustSocket(t, client, "udp4").Connect(kept))
+			test.do(t, w, s)
+			mustDestroy(t, w, test.want)
+		})
+	}
 }

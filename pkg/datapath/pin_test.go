@@ -10,7 +10,8 @@ import (
 
 // How long an unconnected UDP socket keeps the backend of a Service.
 func TestPins(t *testing.T) {
-	const idle = 150 * time.Millisecond
+	t.Parallel() // it sleeps
+	const idle = 500 * time.Millisecond
 	w := newWorld(t, func(c *Config) { c.UDPIdle = idle })
 	const dns = "10.96.0.1:53"
 	s := w.add(t, service{proto: "udp", at: []string{dns}, to: w.all4()})
@@ -19,7 +20,7 @@ func TestPins(t *testing.T) {
 	t.Run("kept while datagrams flow", func(t *testing.T) {
 		socket := mustSocket(t, client, "udp4")
 		first, _ := ask(t, socket, dns)
-		for range 12 {
+		for range 8 {
 			time.Sleep(idle / 4)
 			if name, _ := ask(t, socket, dns); name != first {
 				t.Fatalf("%s answered, want %s", name, first)
@@ -34,7 +35,7 @@ func TestPins(t *testing.T) {
 			sockets = append(sockets, socket)
 			before[socket], _ = ask(t, socket, dns)
 		}
-		time.Sleep(2 * idle)
+		time.Sleep(idle * 3 / 2)
 		moved := 0
 		for _, socket := range sockets {
 			if name, _ := ask(t, socket, dns); name != before[socket] {

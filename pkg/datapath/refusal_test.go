@@ -43,9 +43,7 @@ var refusals = []struct {
 // What an application is told when its Service does not take it.
 func TestRefusals(t *testing.T) {
 	w := newWorld(t)
-	if !w.Features().SetRetval {
-		t.Skip("this kernel lets no hook choose its error (Linux 6.1): see TestRefusalsOfOldKernels")
-	}
+	w.needsErrors(t)
 	w.addRefusals(t)
 	client := w.pod(t)
 

@@ -16,6 +16,7 @@ import (
 // one Service must not meet another's backend for that.
 func TestReplacedElements(t *testing.T) {
 	w := newWorld(t)
+	w.serviceCIDRs(t, "10.96.0.0/16")
 	mine := w.add(t, service{proto: "udp", at: []string{"10.96.0.1:53"}, to: []string{"127.0.0.1:9"}})
 	other := w.add(t, service{proto: "udp", at: []string{"10.96.0.2:53"}, to: []string{w.v4(0)}})
 

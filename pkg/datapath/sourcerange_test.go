@@ -14,6 +14,7 @@ import (
 // chosen the client's address yet when the hook decides.
 func TestSourceRanges(t *testing.T) {
 	w := newWorld(t)
+	w.needsNode(t)
 	const pods4, pods6 = "203.0.113.1:80", "[2001:db8::1]:80"
 	const node4, node6 = "203.0.113.2:80", "[2001:db8::2]:80"
 	for _, proto := range []string{"tcp", "udp"} {

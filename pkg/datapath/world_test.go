@@ -165,9 +165,23 @@ func (w *world) pod(t testing.TB) *lab.Caller {
 
 func (w *world) host(t testing.TB) *lab.Caller {
 	t.Helper()
-	mustCookie(t, w.node.Namespace)
 
 	return lab.MustCaller(t, w.node.Namespace, w.cgroup)
+}
+
+// needsNode skips a test that is about the node's own namespace where that can
+// only be the kernel's first one.
+func (w *world) needsNode(t testing.TB) {
+	t.Helper()
+	mustCookie(t, w.node.Namespace)
+}
+
+// needsErrors skips a test where hooks cannot choose the error of a call.
+func (w *world) needsErrors(t testing.TB) {
+	t.Helper()
+	if !w.Features().SetRetval {
+		t.Skip("this kernel lets no hook choose its error (Linux 6.1): see TestRefusalsOfOldKernels")
+	}
 }
 
 // counted returns how often each reason was given while f ran.
