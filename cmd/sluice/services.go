@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -84,8 +85,11 @@ func readServices(ctx context.Context, where *places, notes io.Writer) ([]agent.
 	fmt.Fprintf(notes, "%v\nShown is what is programmed; endpoints that get no traffic are not known.\n\n", err)
 
 	pinned, err := maps.Load(where.bpfRoot)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("nothing is programmed: %w", err)
+	}
+	if err != nil {
+		return nil, err
 	}
 	defer pinned.Close()
 

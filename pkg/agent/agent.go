@@ -106,6 +106,11 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
+	mail := newMailbox()
+	source, err := newSource(cfg, sink{mail})
+	if err != nil {
+		return err
+	}
 	dp, err := datapath.Open(cfg.Datapath)
 	if err != nil {
 		return err
@@ -122,13 +127,10 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		datapath: dp,
 		writer:   writer,
 		model:    newModel(cfg),
-		mail:     newMailbox(),
+		mail:     mail,
+		source:   source,
 	}
 	a.keeper = newKeeper(a)
-	a.source, err = newSource(cfg, sink{a.mail})
-	if err != nil {
-		return err
-	}
 
 	return a.run(ctx)
 }

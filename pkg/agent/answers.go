@@ -124,7 +124,6 @@ func (a *agent) services() []Service {
 		res, _ := a.model.state.Resolve(svc.Name)
 		view := serviceOf(svc, res)
 		view.Problems = slices.Concat(a.model.problems["Service "+view.Name], view.Problems)
-		view.Problems = slices.Concat(a.model.problems["Service "+view.Name], view.Problems)
 		view.Error = failed[view.Name]
 		services = append(services, view)
 	}
