@@ -52,7 +52,7 @@ type Programs struct {
 	// Sock are the cgroup hooks.
 	Sock []Hook
 	// Socks iterates over the sock_state map and writes one
-	// [maps.TranslatedSock] for each socket.
+	// [maps.TranslatedSock] for each connected UDP socket.
 	Socks *ebpf.Program
 }
 

@@ -1,7 +1,9 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reads the sockets that Sluice translated, in every network namespace. */
+/* Reads the connected UDP sockets that Sluice translated, in every network namespace. */
+#include <linux/in.h>
+
 #include "../maps/maps.h"
 #include "lib/addr.h"
 #include "lib/kernel.h"
@@ -24,14 +26,14 @@ int sluice_socks(struct bpf_iter__bpf_sk_storage_map *ctx)
 
 	if (!sk || !state)
 		return 0;
+	if (sk->sk_protocol != IPPROTO_UDP || sk->__sk_common.skc_state != TCP_ESTABLISHED)
+		return 0;
 
 	out.cookie = sk->__sk_common.skc_cookie.counter;
 	out.state = *state;
 	out.netns = sk->__sk_common.skc_net.net->ns.inum;
 	out.device = sk->__sk_common.skc_bound_dev_if;
 	out.family = sk->__sk_common.skc_family;
-	out.proto = sk->sk_protocol;
-	out.connected = sk->__sk_common.skc_state == TCP_ESTABLISHED;
 	out.source_port = bpf_htons(sk->__sk_common.skc_num);
 	out.peer_port = sk->__sk_common.skc_dport;
 	if (out.family == AF_INET) {

@@ -24,8 +24,8 @@ type (
 	SockState      = treatySockState
 	UDPPinKey      = treatyUdpPinKey
 	UDPPin         = treatyUdpPin
-	// TranslatedSock is a socket that Sluice translated, as the iterator
-	// over sock_state tells it. It is in no map.
+	// TranslatedSock is a connected UDP socket that Sluice translated, as the
+	// iterator over sock_state tells it. It is in no map.
 	TranslatedSock = treatyTranslatedSock
 )
 

@@ -31,8 +31,9 @@ type Pinned struct {
 	Affinity *Map[AffinityKey, Affinity]
 	UDPPins  *Map[UDPPinKey, UDPPin]
 
-	dir    string
-	byName map[string]*ebpf.Map
+	dir     string
+	byName  map[string]*ebpf.Map
+	counted []countable
 }
 
 // Options are the choices that [Create] leaves open.
@@ -156,7 +157,10 @@ func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.Map
 }
 
 func table[K comparable, V any](p *Pinned, name string) *Map[K, V] {
-	return &Map[K, V]{name: name, m: p.byName[name]}
+	t := &Map[K, V]{name: name, m: p.byName[name]}
+	p.counted = append(p.counted, t)
+
+	return t
 }
 
 // adopt opens the pin of a map and checks that its layout is that of spec.
@@ -210,42 +214,27 @@ type Fill struct {
 	Capacity int
 }
 
-// Fills counts the entries of every hash map, sorted by name. It reads all of
-// them, so it is for people who ask and not for every second.
+// Fills counts the entries of every hash map and trie, sorted by name. It reads
+// all of them, so it is for people who ask and not for every second.
 func (p *Pinned) Fills() ([]Fill, error) {
 	var fills []Fill
-	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
-		m := p.byName[name]
-		switch m.Type() {
-		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
-		default:
-			continue
-		}
-		n, err := countKeys(m)
+	for _, t := range p.counted {
+		n, err := t.count()
 		if err != nil {
-			return nil, fmt.Errorf("map %s: count: %w", name, err)
+			return nil, err
 		}
-		fills = append(fills, Fill{Name: name, Entries: n, Capacity: int(m.MaxEntries())})
+		fills = append(fills, Fill{Name: t.Name(), Entries: n, Capacity: t.Capacity()})
 	}
+	slices.SortFunc(fills, func(a, b Fill) int { return strings.Compare(a.Name, b.Name) })
 
 	return fills, nil
 }
 
-func countKeys(m *ebpf.Map) (int, error) {
-	key := make([]byte, m.KeySize())
-	err := m.NextKey(nil, key)
-	n := 0
-	for ; err == nil; n++ {
-		if uint32(n) > m.MaxEntries() { // deletions meanwhile start it over
-			return int(m.MaxEntries()), nil
-		}
-		err = m.NextKey(key, key)
-	}
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return 0, err
-	}
-
-	return n, nil
+// countable is a [Map] of any types.
+type countable interface {
+	Name() string
+	Capacity() int
+	count() (int, error)
 }
 
 // SockState returns the map of socket-local storage, for an iterator over it.

@@ -115,6 +115,19 @@ func (t *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	}
 }
 
+// count returns how many entries there are.
+func (t *Map[K, V]) count() (int, error) {
+	n := 0
+	for _, err := range t.All() {
+		if err != nil {
+			return 0, err
+		}
+		n++
+	}
+
+	return n, nil
+}
+
 // each yields entry by entry.
 func (t *Map[K, V]) each(yield func(Entry[K, V], error) bool) {
 	var e Entry[K, V]

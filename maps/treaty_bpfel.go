@@ -171,9 +171,7 @@ type treatyTranslatedSock struct {
 	SourcePort uint16
 	PeerPort   uint16
 	Family     uint16
-	Proto      uint8
-	Connected  uint8
-	Reserved   uint32
+	Reserved   [3]uint16
 }
 
 type treatyUdpPin struct {

@@ -188,7 +188,7 @@ struct udp_pin {
 	__u32 reserved2;
 };
 
-/* A socket that Sluice translated, as the iterator over sock_state tells it. */
+/* A connected UDP socket that Sluice translated, as the iterator tells it. */
 struct translated_sock {
 	__u64 cookie;
 	struct sock_state state;
@@ -199,9 +199,7 @@ struct translated_sock {
 	__be16 source_port;
 	__be16 peer_port;
 	__u16 family; /* AF_INET or AF_INET6 */
-	__u8 proto; /* IPPROTO_* */
-	__u8 connected;
-	__u32 reserved;
+	__u16 reserved[3];
 };
 
 #endif

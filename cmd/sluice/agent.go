@@ -31,6 +31,7 @@ type agentFlags struct {
 
 func newAgent(where *places) *cobra.Command {
 	var flags agentFlags
+	out := newOutput()
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Program this node's Services, until stopped; what is programmed stays in force afterwards",
@@ -41,7 +42,7 @@ func newAgent(where *places) *cobra.Command {
 				return err
 			}
 			if flags.dryRun {
-				return dryRun(cmd, cfg)
+				return dryRun(cmd, cfg, out)
 			}
 
 			return agent.Run(cmd.Context(), cfg)
@@ -54,25 +55,30 @@ func newAgent(where *places) *cobra.Command {
 	f.StringVar(&flags.hostnameOverride, "hostname-override", "", "name of this node's Node object (default: the host name)")
 	f.StringSliceVar(&flags.nodePortAddresses, "nodeport-addresses", nil, `on which local addresses node ports answer: CIDRs, or "primary" for the node IPs (the default)`)
 	f.StringVar(&flags.udp, "udp", "all", "which UDP sockets are translated: all, connected (those that connect only), off")
-	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as `sluice services` does, and change nothing")
+	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as 'sluice services' does, and change nothing")
+	f.StringVarP(&out.format, "output", "o", out.format, "with --dry-run: table, json or yaml")
 
 	return cmd
 }
 
-func dryRun(cmd *cobra.Command, cfg agent.Config) error {
+func dryRun(cmd *cobra.Command, cfg agent.Config, out *output) error {
 	services, err := agent.DryRun(cmd.Context(), cfg)
 	if err != nil {
 		return err
 	}
 
-	return newOutput().print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) })
+	return out.print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) })
 }
 
 func (f agentFlags) config(where *places) (agent.Config, error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	klog.SetSlogLogger(log)
 
-	cgroupRoot, err := where.cgroup()
+	var cgroupRoot string
+	var err error
+	if !f.dryRun {
+		cgroupRoot, err = where.cgroup()
+	}
 	if err != nil {
 		return agent.Config{}, err
 	}

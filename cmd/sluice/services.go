@@ -119,8 +119,10 @@ func findService(services []agent.Service, name string) (agent.Service, error) {
 func drawServices(t *table, services []agent.Service) {
 	t.row("SERVICE", "KIND", "ADDRESS", "PROTOCOL", "BACKENDS", "STATE")
 	for _, svc := range services {
+		drawn := false
 		for _, port := range svc.Ports {
 			for i, f := range port.Frontends {
+				drawn = true
 				if f.Scope != lb.Internal && i > 0 && port.Frontends[i-1].Address == f.Address {
 					continue // drawn with the other scope
 				}
@@ -128,7 +130,7 @@ func drawServices(t *table, services []agent.Service) {
 					backendCount(port, f), serviceState(svc))
 			}
 		}
-		if len(svc.Ports) == 0 {
+		if !drawn {
 			t.row(svc.Name, svc.Type, "", "", "", serviceState(svc))
 		}
 	}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +24,7 @@ func newVerify(where *places) *cobra.Command {
 		Long:  "Compare what Services say with what is in the maps, and check that the programs take effect.\nThe exit code is 1 if anything differs.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report, err := verify(cmd, where)
+			report, err := verify(cmd.Context(), where)
 			if err != nil {
 				return err
 			}
@@ -46,42 +49,61 @@ type verifyReport struct {
 	Differences []string `json:"differences"`
 }
 
-func verify(cmd *cobra.Command, where *places) (verifyReport, error) {
-	cgroupRoot, err := where.cgroup()
+func verify(ctx context.Context, where *places) (verifyReport, error) {
+	client := agent.NewClient(where.socket)
+	status, err := client.Status(ctx)
 	if err != nil {
 		return verifyReport{}, err
 	}
-	desired, err := agent.NewClient(where.socket).Desired(cmd.Context())
-	if err != nil {
-		return verifyReport{}, err
+	if !status.Synced {
+		return verifyReport{}, errors.New("the agent waits for the first complete list of Services: there is nothing to compare with yet")
 	}
-	pinned, err := maps.Load(where.bpfRoot)
+	pinned, err := maps.Load(status.BPFRoot)
 	if err != nil {
 		return verifyReport{}, err
 	}
 	defer pinned.Close()
-	have, problems, err := agent.Programmed(pinned.Tables)
-	if err != nil {
-		return verifyReport{}, err
-	}
-	hooks, err := datapath.Hooks(where.bpfRoot, cgroupRoot)
-	if err != nil {
-		return verifyReport{}, err
-	}
 
-	report := verifyReport{Frontends: len(desired), Hooks: len(hooks), Differences: []string{}}
-	report.Differences = append(report.Differences, problems...)
-	report.Differences = append(report.Differences, agent.Compare(desired, have)...)
-	for _, hook := range hooks {
+	report := verifyReport{Hooks: len(status.Hooks)}
+	report.Frontends, report.Differences, err = compareMaps(ctx, client, pinned.Tables)
+	if err != nil {
+		return verifyReport{}, err
+	}
+	for _, hook := range status.Hooks {
 		if hook.Problem != "" {
 			report.Differences = append(report.Differences, fmt.Sprintf("hook %s: %s", hook.Name, hook.Problem))
 		}
 	}
-	if err := datapath.Verify(cmd.Context(), cgroupRoot); err != nil {
+	if err := datapath.Verify(ctx, status.CgroupRoot); err != nil {
 		report.Differences = append(report.Differences, err.Error())
 	}
 
 	return report, nil
+}
+
+// compareMaps returns how many frontends it compared, and the differences that
+// it saw three times over, a second apart: those of a change under way go.
+func compareMaps(ctx context.Context, client *agent.Client, tables maps.Tables) (int, []string, error) {
+	lasting := []string{}
+	for look := 1; ; look++ {
+		desired, err := client.Desired(ctx)
+		if err != nil {
+			return 0, nil, err
+		}
+		have, problems, err := agent.Programmed(tables)
+		if err != nil {
+			return 0, nil, err
+		}
+		differences := append(problems, agent.Compare(desired, have)...)
+		if look == 1 {
+			lasting = append(lasting, differences...)
+		}
+		lasting = slices.DeleteFunc(lasting, func(d string) bool { return !slices.Contains(differences, d) })
+		if len(lasting) == 0 || look == 3 {
+			return len(desired), lasting, nil
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 func (r verifyReport) draw(t *table) {

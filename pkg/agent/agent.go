@@ -94,6 +94,7 @@ type agent struct {
 	writer   *reconcile.Reconciler
 	model    *model
 	synced   bool
+	attached chan struct{} // closed when our programs are in force
 
 	mail   *mailbox // posted to by anybody
 	source source   // runs on its own
@@ -106,6 +107,11 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
+	release, err := Lock(cfg.Socket)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
 	mail := newMailbox()
 	source, err := newSource(cfg, sink{mail})
 	if err != nil {
@@ -127,6 +133,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		datapath: dp,
 		writer:   writer,
 		model:    newModel(cfg),
+		attached: make(chan struct{}),
 		mail:     mail,
 		source:   source,
 	}
@@ -150,15 +157,13 @@ func newSource(cfg Config, to kube.Sink) (source, error) {
 func (a *agent) run(ctx context.Context) error {
 	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
 	a.apply()
-	if err := a.datapath.Attach(); err != nil {
+	if err := a.attachFirst(); err != nil {
 		return err
 	}
-	a.cfg.Log.Info("attached", "version", a.cfg.Version, "cgroup", a.cfg.Datapath.CgroupRoot,
-		"pins", a.cfg.Datapath.BPFRoot, "kernel", a.datapath.Features())
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.source.Run(ctx) })
-	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setLocalAddrs}) })
+	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setLocalAddrs, Log: a.cfg.Log}) })
 	group.Go(func() error { return a.serve(ctx) })
 	group.Go(func() error { return a.keeper.run(ctx) })
 	group.Go(func() error { return a.loop(ctx) })

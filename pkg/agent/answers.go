@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	stdmaps "maps"
 	"slices"
+	"strings"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -114,44 +116,52 @@ func (a *agent) writes() map[string]uint64 {
 	return writes
 }
 
-func (a *agent) services() []Service {
-	failed := map[string]string{}
+// services gathers what is needed to show every Service, sorted by name.
+func (a *agent) services() func() []Service {
+	failed := map[string][]string{}
 	for _, e := range a.errors() {
-		failed[e.Service] = e.Error
+		failed[e.Service] = append(failed[e.Service], e.Error)
 	}
-	services := []Service{}
-	for svc := range a.model.state.Services() {
-		res, _ := a.model.state.Resolve(svc.Name)
-		view := serviceOf(svc, res)
-		view.Problems = slices.Concat(a.model.problems["Service "+view.Name], view.Problems)
-		view.Error = failed[view.Name]
-		services = append(services, view)
-	}
+	problems := stdmaps.Clone(a.model.problems)
+	services := slices.Collect(a.model.state.Snapshots())
 
-	return services
+	return func() []Service {
+		views := []Service{}
+		for _, svc := range services {
+			view := serviceOf(svc.Service, svc.Resolve())
+			view.Problems = slices.Concat(problems["Service "+view.Name], view.Problems)
+			view.Error = strings.Join(failed[view.Name], "; ")
+			views = append(views, view)
+		}
+
+		return views
+	}
 }
 
-// desired returns the frontends that should be in the maps: what all Services
-// want, without what another one has.
-func (a *agent) desired() []Frontend {
+// desired gathers what is needed to tell the frontends that should be in the
+// maps: what all Services want, without what another one has.
+func (a *agent) desired() func() []Frontend {
 	lost := map[lb.FrontendKey]lb.ServiceName{} // key: who has it
 	for status := range a.writer.Statuses() {
 		for _, l := range status.Lost {
 			lost[l.Frontend] = l.Owner
 		}
 	}
-	frontends := []Frontend{frontendOf(probeFrontend())}
-	for svc := range a.model.state.Services() {
-		res, _ := a.model.state.Resolve(svc.Name)
-		for _, f := range res.Frontends {
-			if owner, ok := lost[f.Key]; !ok || owner == svc.Name {
-				frontends = append(frontends, frontendOf(f))
+	services := slices.Collect(a.model.state.Snapshots())
+
+	return func() []Frontend {
+		frontends := []Frontend{frontendOf(probeFrontend())}
+		for _, svc := range services {
+			for _, f := range svc.Resolve().Frontends {
+				if owner, ok := lost[f.Key]; !ok || owner == svc.Service.Name {
+					frontends = append(frontends, frontendOf(f))
+				}
 			}
 		}
-	}
-	slices.SortFunc(frontends, compareFrontends)
+		slices.SortFunc(frontends, compareFrontends)
 
-	return frontends
+		return frontends
+	}
 }
 
 // errors returns what is not in the maps as it should be, by Service.

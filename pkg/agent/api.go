@@ -11,8 +11,9 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // DefaultSocket is where the agent answers the other verbs, unless the
@@ -26,9 +27,6 @@ var ErrNotRunning = errors.New("no agent is running")
 // ends.
 func (a *agent) serve(ctx context.Context) error {
 	path := a.cfg.Socket
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("socket directory: %w", err)
-	}
 	// A socket that an earlier agent left would refuse the new one.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("socket of an earlier agent: %w", err)
@@ -37,14 +35,16 @@ func (a *agent) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
+	// Whoever comes next removes it; our own end must not remove theirs.
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	if err := os.Chmod(path, 0o600); err != nil {
 		return errors.Join(fmt.Errorf("socket: %w", err), listener.Close())
 	}
 
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", a.answer(func(ctx context.Context) (any, error) { return a.status(ctx) }))
-	mux.HandleFunc("GET /services", a.answer(func(ctx context.Context) (any, error) { return inLoop(ctx, a, a.services) }))
-	mux.HandleFunc("GET /desired", a.answer(func(ctx context.Context) (any, error) { return inLoop(ctx, a, a.desired) }))
+	mux.HandleFunc("GET /services", a.answer(func(ctx context.Context) (any, error) { return later(ctx, a, a.services) }))
+	mux.HandleFunc("GET /desired", a.answer(func(ctx context.Context) (any, error) { return later(ctx, a, a.desired) }))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
@@ -85,6 +85,19 @@ func inLoop[T any](ctx context.Context, a *agent, compute func() T) (T, error) {
 	}
 }
 
+// later has the goroutine that owns the model gather what an answer needs, and
+// computes it on its own: thousands of Services take their time.
+func later[T any](ctx context.Context, a *agent, gather func() func() T) (T, error) {
+	compute, err := inLoop(ctx, a, gather)
+	if err != nil {
+		var none T
+
+		return none, err
+	}
+
+	return compute(), nil
+}
+
 // Client asks a running agent.
 type Client struct {
 	http *http.Client
@@ -94,11 +107,11 @@ type Client struct {
 func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
-		if err != nil {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOTSOCK) {
 			return nil, fmt.Errorf("%w: %w", ErrNotRunning, err)
 		}
 
-		return conn, nil
+		return conn, err
 	}
 
 	return &Client{http: &http.Client{

@@ -41,7 +41,7 @@ func DryRun(ctx context.Context, cfg Config) ([]Service, error) {
 	a.synced = true
 	a.readMail()
 
-	return a.services(), nil
+	return a.services()(), nil
 }
 
 // waitForSource waits until everything was told; for the Node not forever.

@@ -12,8 +12,9 @@ import (
 // keeper sees to what takes its time: that hooks stay attached and sockets
 // meet them, and that UDP sockets do not stay with backends that are gone.
 type keeper struct {
-	agent  *agent
-	orphan chan struct{}
+	agent       *agent
+	orphan      chan struct{}
+	orphansLeft bool // the last round ended none or not all
 
 	mu        sync.Mutex
 	effective error // the last check of the hooks
@@ -42,6 +43,11 @@ func (k *keeper) checked() error {
 }
 
 func (k *keeper) run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-k.agent.attached:
+	}
 	check := time.NewTicker(orDefault(k.agent.cfg.VerifyInterval, 30*time.Second))
 	defer check.Stop()
 	k.checkHooks(ctx)
@@ -54,6 +60,9 @@ func (k *keeper) run(ctx context.Context) error {
 			k.destroyOrphans()
 		case <-check.C:
 			k.checkHooks(ctx)
+			if k.orphansLeft {
+				k.destroyOrphans()
+			}
 		}
 	}
 }
@@ -69,7 +78,7 @@ func (k *keeper) checkHooks(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	if err != nil && !errors.Is(k.checked(), err) {
+	if known := k.checked(); err != nil && (known == nil || known.Error() != err.Error()) {
 		cfg.Log.Error("hooks are not effective", "error", err, "features", dp.Features())
 	}
 	k.mu.Lock()
@@ -100,6 +109,7 @@ func (k *keeper) destroyOrphans() {
 		k.agent.cfg.Log.Info("ended UDP sockets whose backend is gone", "sockets", n)
 	}
 	if err != nil {
-		k.agent.cfg.Log.Error("UDP sockets may stay with backends that are gone", "error", err)
+		k.agent.cfg.Log.Error("UDP sockets stay with backends that are gone; trying again", "error", err)
 	}
+	k.orphansLeft = err != nil
 }

@@ -56,7 +56,9 @@ func (a *agent) loop(ctx context.Context) error {
 		}
 		a.readMail()
 		if !a.synced && services == nil && self == nil && a.model.localAddrs != nil {
-			a.sync()
+			if err := a.sync(); err != nil {
+				return err
+			}
 		}
 		if at, ok := a.writer.Next(); ok {
 			due.Reset(time.Until(at))
@@ -76,7 +78,7 @@ func (a *agent) readMail() {
 
 // sync is for the moment at which everything is known: only now can we tell
 // what an earlier agent programmed and no Service has any more.
-func (a *agent) sync() {
+func (a *agent) sync() error {
 	begin := time.Now()
 	a.synced = true
 	a.program()
@@ -84,6 +86,8 @@ func (a *agent) sync() {
 	a.apply()
 	a.keeper.endOrphans() // of an agent that was killed before it could
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
+
+	return a.attachSynced()
 }
 
 // program brings the maps up to the model. ServiceCIDRs come last: whoever

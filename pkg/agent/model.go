@@ -43,14 +43,21 @@ func newModel(cfg Config) *model {
 		node:              self,
 		nodePortAddresses: cfg.NodePortAddresses,
 		awaitsNode:        true,
-		problems:          map[string][]lb.Problem{},
-		log:               cfg.Log,
+		// If nobody tells any, those of an earlier agent have to go.
+		serviceCIDRsChanged: true,
+		problems:            map[string][]lb.Problem{},
+		log:                 cfg.Log,
 	}
 }
 
 func (m *model) setNode(n kube.Node) {
+	// A Node that is gone, or has no addresses for a moment, is no reason to
+	// open node ports on every address: "primary" stays what it was.
+	if len(n.PrimaryIPs) == 0 {
+		n.PrimaryIPs = m.node.PrimaryIPs
+	}
 	m.node, m.nodeExists = n.Node, n.Exists
-	m.nodeAddrsChanged = true // "primary" may mean another address
+	m.nodeAddrsChanged = true
 	m.state.SetNode(n.Node)
 }
 

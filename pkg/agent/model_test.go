@@ -50,6 +50,12 @@ func TestNodeAddrs(t *testing.T) {
 			m.setLocalAddrs(local())
 			m.setNode(told(primary))
 		}, []netip.Addr{primary}},
+		{"the primary address still when the Node is gone", func(m *model) {
+			m.setLocalAddrs(local())
+			m.setNode(told(primary))
+			m.setNode(kube.Node{Node: lb.Node{Name: "node-1"}})
+			m.nodeTold()
+		}, []netip.Addr{primary}},
 		{"every address if there is no Node", func(m *model) {
 			m.setLocalAddrs(local())
 			m.nodeTold()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 )
 
 // Compare says, in sentences, where what is programmed is not what is desired.
@@ -42,7 +43,9 @@ func difference(want, have Frontend) string {
 			continue
 		}
 		if !reflect.DeepEqual(a.Interface(), b.Interface()) {
-			return fmt.Sprintf("%s is %v, should be %v", w.Type().Field(i).Tag.Get("json"), b, a)
+			name, _, _ := strings.Cut(w.Type().Field(i).Tag.Get("json"), ",")
+
+			return fmt.Sprintf("%s is %v, should be %v", name, b, a)
 		}
 	}
 

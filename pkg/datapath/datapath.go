@@ -5,8 +5,12 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
@@ -98,12 +102,27 @@ func (d *Datapath) Close() error {
 }
 
 // Remove detaches all programs and removes all pins below bpfRoot, those of
-// other versions too. Removing what is not there is not an error.
+// other versions too, and nothing else. Removing what is not there is not an
+// error; a folder that is not on bpffs is one.
 func Remove(bpfRoot string) error {
+	if err := checkBPFFS(bpfRoot); err != nil {
+		return fmt.Errorf("bpf root %q: %w", bpfRoot, err)
+	}
 	if err := removeLinks(bpfRoot); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(bpfRoot); err != nil {
+	versions, err := filepath.Glob(filepath.Join(bpfRoot, "v[0-9]*"))
+	if err != nil {
+		return fmt.Errorf("pins: %w", err)
+	}
+	for _, dir := range append(versions, linkDir(bpfRoot)) {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("pins: %w", err)
+		}
+	}
+	// What else is in the folder is not ours, nor is the root of bpffs.
+	err = os.Remove(bpfRoot)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("pins: %w", err)
 	}
 

@@ -116,9 +116,13 @@ func removeLinks(bpfRoot string) error {
 	if err != nil {
 		return fmt.Errorf("link directory: %w", err)
 	}
+	// What asks goes before what answers: the reverse of Attach.
+	order := func(entry fs.DirEntry) int {
+		return slices.IndexFunc(bpf.SockHooks(), func(h bpf.Hook) bool { return h.Name == entry.Name() })
+	}
+	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return order(a) - order(b) })
 	var errs []error
 	for _, entry := range entries {
-		// Connects end before answers do: the reverse of Attach.
 		errs = append(errs, removeLink(filepath.Join(linkDir(bpfRoot), entry.Name())))
 	}
 

@@ -15,11 +15,14 @@ import (
 const DefaultBPFRoot = "/sys/fs/bpf/sluice"
 
 // ErrNoCgroup2 is returned when no cgroup2 file system is mounted.
-var ErrNoCgroup2 = errors.New("no cgroup2 file system is mounted (mount -t cgroup2 none /sys/fs/cgroup)")
+var ErrNoCgroup2 = errors.New("no mount shows the root of cgroup2 (mount -t cgroup2 none /sys/fs/cgroup; in a container, mount the host's)")
+
+// rootCgroupID is the id of the root of cgroup2, whatever a namespace shows.
+const rootCgroupID = 1
 
 // FindCgroupRoot returns the mount point of the cgroup2 file system: the
-// first mount that shows its root. The error wraps [ErrNoCgroup2] if there is
-// none.
+// first mount that shows its root, and not what a cgroup namespace calls so.
+// The error wraps [ErrNoCgroup2] if there is none.
 func FindCgroupRoot() (string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -32,7 +35,10 @@ func FindCgroupRoot() (string, error) {
 		// ID parent major:minor root mountpoint options … - type source …
 		mount, kind, _ := strings.Cut(lines.Text(), " - ")
 		fields := strings.Fields(mount)
-		if strings.HasPrefix(kind, "cgroup2 ") && len(fields) > 4 && fields[3] == "/" {
+		if !strings.HasPrefix(kind, "cgroup2 ") || len(fields) < 5 || fields[3] != "/" {
+			continue
+		}
+		if id, err := cgroupID(fields[4]); err == nil && id == rootCgroupID {
 			return fields[4], nil
 		}
 	}

@@ -15,47 +15,70 @@ import (
 // entered: no process that we can see is in it.
 var ErrNetnsNotFound = errors.New("network namespace not found (the agent needs the host's /proc)")
 
-// netnsPaths returns a path for every network namespace that a process is in
-// or that has a name, by inode number.
-func netnsPaths() (map[uint32]string, error) {
-	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	if err != nil {
-		return nil, fmt.Errorf("network namespaces of processes: %w", err)
-	}
+// netnsPaths returns the paths of every network namespace that a process is in
+// or that has a name, by inode number; names come first, since they stay.
+func netnsPaths() (map[uint32][]string, error) {
 	named, err := filepath.Glob("/run/netns/*")
 	if err != nil {
 		return nil, fmt.Errorf("named network namespaces: %w", err)
 	}
-	paths := make(map[uint32]string)
-	for _, path := range slices.Concat(processes, named) {
+	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("network namespaces of processes: %w", err)
+	}
+	paths := make(map[uint32][]string)
+	for _, path := range slices.Concat(named, processes) {
 		var stat unix.Stat_t
 		if unix.Stat(path, &stat) == nil { // the process may be gone
-			paths[uint32(stat.Ino)] = path
+			paths[uint32(stat.Ino)] = append(paths[uint32(stat.Ino)], path)
 		}
 	}
 
 	return paths, nil
 }
 
-// inNetns runs f on a thread in another network namespace. A thread that
-// cannot come back is not used again.
-func inNetns(path string, f func() error) error {
-	target, err := os.Open(path)
+// inNetns runs f in another network namespace, which has one of these paths.
+// Should the way back fail, the thread ends with its goroutine, and nobody
+// else gets it.
+func inNetns(paths []string, f func() error) error {
+	target, err := openFirst(paths)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNetnsNotFound, err)
+		return err
 	}
 	defer target.Close()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return fmt.Errorf("network namespace of this thread: %w", err)
+	}
+	defer home.Close()
 
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread()
 		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
+			runtime.UnlockOSThread()
 			done <- fmt.Errorf("setns: %w", err)
 
 			return
 		}
-		done <- f()
+		err := f()
+		back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
+		if back == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- errors.Join(err, back)
 	}()
 
 	return <-done
+}
+
+// openFirst opens the first path that still exists.
+func openFirst(paths []string) (*os.File, error) {
+	for _, path := range paths {
+		if f, err := os.Open(path); err == nil {
+			return f, nil
+		}
+	}
+
+	return nil, ErrNetnsNotFound
 }

@@ -49,8 +49,8 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.Trans
 	stays := make(map[maps.SockState]bool)
 	orphans := make(map[uint32][]maps.TranslatedSock)
 	for _, sock := range socks {
-		if !isConnectedUDP(sock) {
-			continue
+		if sock.Peer != sock.State.Backend || sock.PeerPort != sock.State.BackendPort {
+			continue // it is connected to something else by now
 		}
 		if _, known := stays[sock.State]; !known {
 			lives, err := d.hasBackend(sock.State)
@@ -103,18 +103,9 @@ func unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// isConnectedUDP says that the socket is connected to the backend it was given.
-func isConnectedUDP(sock maps.TranslatedSock) bool {
-	return sock.Proto == unix.IPPROTO_UDP && sock.Connected != 0 &&
-		sock.Peer == sock.State.Backend && sock.PeerPort == sock.State.BackendPort
-}
-
-func destroyIn(path string, socks []maps.TranslatedSock) (int, error) {
-	if path == "" {
-		return 0, ErrNetnsNotFound
-	}
+func destroyIn(paths []string, socks []maps.TranslatedSock) (int, error) {
 	destroyed := 0
-	err := inNetns(path, func() error {
+	err := inNetns(paths, func() error {
 		var errs []error
 		for _, sock := range socks {
 			err := destroyUDP(sock)

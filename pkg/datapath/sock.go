@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// TranslatedSocks returns every socket that Sluice translated, in every
-// network namespace.
+// TranslatedSocks returns the connected UDP sockets that Sluice translated, in
+// every network namespace.
 func (d *Datapath) TranslatedSocks() ([]maps.TranslatedSock, error) {
 	it, err := link.AttachIter(link.IterOptions{Program: d.programs.Socks, Map: d.maps.SockState()})
 	if err != nil {

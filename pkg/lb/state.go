@@ -145,12 +145,29 @@ func (s *State) Len() int {
 	return n
 }
 
-// Services yields every Service, sorted by name. They are the State's own: read
-// only. The State must not be changed meanwhile.
-func (s *State) Services() iter.Seq[*Service] {
-	return func(yield func(*Service) bool) {
+// Snapshot is a Service with all that it is resolved from, as it was at one
+// moment. Any goroutine may use it; what it refers to is read only.
+type Snapshot struct {
+	Service *Service
+	slices  []*EndpointSlice
+	node    *Node
+}
+
+// Resolve returns what followed from the Service then.
+func (s Snapshot) Resolve() Resolution { return Resolve(s.Service, s.slices, s.node) }
+
+// Snapshots yields every Service, sorted by name. The State must not be changed
+// meanwhile, but may be afterwards.
+func (s *State) Snapshots() iter.Seq[Snapshot] {
+	node := s.node
+
+	return func(yield func(Snapshot) bool) {
 		for _, name := range slices.SortedFunc(maps.Keys(s.services), ServiceName.compare) {
-			if service := s.services[name].service; service != nil && !yield(service) {
+			known := s.services[name]
+			if known.service == nil {
+				continue
+			}
+			if !yield(Snapshot{known.service, slices.Clone(known.slices), &node}) {
 				return
 			}
 		}

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 )
@@ -169,20 +170,28 @@ func TestOrderOfSlices(t *testing.T) {
 	}
 }
 
-func TestServices(t *testing.T) {
+func TestSnapshots(t *testing.T) {
 	s := NewState(testNode)
 	for _, name := range []string{"b", "c", "a"} {
 		s.SetService(service(name))
 	}
 	s.SetSlice(sliceOf("nobody", "nobody-1"))
+	s.SetSlice(sliceOf("b", "b-1", Endpoint{Addr: netip.MustParseAddr("10.0.0.1"), Ready: true, Serving: true}))
 	var got []string
-	for svc := range s.Services() {
-		got = append(got, svc.Name.Name)
-		if svc.Name.Name == "b" {
+	var kept Snapshot
+	for svc := range s.Snapshots() {
+		got = append(got, svc.Service.Name.Name)
+		if svc.Service.Name.Name == "b" {
+			kept = svc
 			break
 		}
 	}
 	checkLines(t, got, "a", "b")
+
+	s.DeleteSlice(SliceName{Namespace: kept.Service.Name.Namespace, Name: "b-1"})
+	if n := len(kept.Resolve().Endpoints); n == 0 {
+		t.Error("a change of the State reached what was kept of it")
+	}
 }
 
 func TestWordsAreShared(t *testing.T) {
