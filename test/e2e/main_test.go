@@ -1,0 +1,24 @@
+// Package e2e runs the real binary against a real API server, with real
+// traffic, and does to them what clusters do.
+//
+// A test has a [scene] of its own: nodes, pods and an agent. All scenes share
+// one API server, in which each has a namespace.
+package e2e
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+var update = flag.Bool("update", false, "rewrite what the scripts in testdata want")
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	flag.Parse()
+	code := m.Run()
+	binary.end(code != 0)
+	os.Exit(code)
+}
