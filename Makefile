@@ -24,7 +24,7 @@ test: ready-test ## all tests; the first time it builds a Kubernetes to test aga
 	go test -count=1 -timeout 20m ./...
 
 bench: ready-bench ## the control plane's benchmarks
-	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/agent
+	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bench/scale
 
 kernels: ## the tests on older kernels, in virtual machines
 	test/kernels/run.sh

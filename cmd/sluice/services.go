@@ -108,11 +108,11 @@ func findService(services []agent.Service, name string) (agent.Service, error) {
 	}
 	switch len(found) {
 	case 0:
-		return agent.Service{}, fmt.Errorf("Service %q: there is none of that name here", name)
+		return agent.Service{}, fmt.Errorf("no Service is called %q", name)
 	case 1:
 		return found[0], nil
 	default:
-		return agent.Service{}, fmt.Errorf("Service %q: in %d namespaces; say NAMESPACE/NAME", name, len(found))
+		return agent.Service{}, fmt.Errorf("%d Services are called %q: say NAMESPACE/NAME", len(found), name)
 	}
 }
 

@@ -50,13 +50,13 @@ type Config struct {
 func (c Config) Validate() error {
 	switch {
 	case c.NodeName == "":
-		return errors.New("NodeName is empty")
+		return errors.New("config: NodeName is empty")
 	case c.Manifests == "" && c.Client == nil:
-		return errors.New("neither Manifests nor Client is set")
+		return errors.New("config: neither Manifests nor Client is set")
 	case c.Socket == "":
-		return errors.New("Socket is empty")
+		return errors.New("config: Socket is empty")
 	case c.Log == nil:
-		return errors.New("Log is nil")
+		return errors.New("config: Log is nil")
 	}
 
 	return c.Datapath.Validate()

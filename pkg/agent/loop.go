@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"runtime/debug"
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -87,7 +88,10 @@ func (a *agent) sync() error {
 	a.keeper.endOrphans() // of an agent that was killed before it could
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
 
-	return a.attachSynced()
+	err := a.attachSynced()
+	go debug.FreeOSMemory() // the first lists were much larger than what is kept of them
+
+	return err
 }
 
 // program brings the maps up to the model. ServiceCIDRs come last: whoever

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -111,9 +110,9 @@ func Remove(bpfRoot string) error {
 	if err := removeLinks(bpfRoot); err != nil {
 		return err
 	}
-	versions, err := filepath.Glob(filepath.Join(bpfRoot, "v[0-9]*"))
+	versions, err := versionDirs(bpfRoot)
 	if err != nil {
-		return fmt.Errorf("pins: %w", err)
+		return err
 	}
 	for _, dir := range append(versions, linkDir(bpfRoot)) {
 		if err := os.RemoveAll(dir); err != nil {

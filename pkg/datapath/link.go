@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
 )
 
 // linkDir is below the bpf root, and not in the folder of a map version: links
@@ -38,7 +39,40 @@ func (d *Datapath) Attach() error {
 		}
 	}
 
-	return d.removeForeignLinks(dir)
+	if err := d.removeForeignLinks(dir); err != nil {
+		return err
+	}
+
+	return d.removeOtherVersions()
+}
+
+// removeOtherVersions unpins the maps of builds with another layout: no program
+// uses them any more.
+func (d *Datapath) removeOtherVersions() error {
+	dirs, err := versionDirs(d.cfg.BPFRoot)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if filepath.Base(dir) == maps.Version {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("maps of another version: %w", err)
+		}
+	}
+
+	return nil
+}
+
+// versionDirs returns the folders of maps, of all versions.
+func versionDirs(bpfRoot string) ([]string, error) {
+	dirs, err := filepath.Glob(filepath.Join(bpfRoot, "v[0-9]*"))
+	if err != nil {
+		return nil, fmt.Errorf("versions of the maps: %w", err)
+	}
+
+	return dirs, nil
 }
 
 // attachHook updates the pinned link, if it is on the right cgroup and that

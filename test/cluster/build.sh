@@ -36,7 +36,7 @@ done
 
 # The tags are those of Kubernetes' own releases, except for SELinux.
 # Debug information would be a sixth of the compiler's work.
-flags=(-mod=readonly -trimpath -tags=notest,grpcnotrace -gcflags=all=-dwarf=false "-ldflags=$ldflags")
+flags=(-mod=readonly -trimpath "-tags=notest,grpcnotrace" -gcflags=all=-dwarf=false "-ldflags=$ldflags")
 
 key=$({
 	go env GOVERSION GOOS GOARCH

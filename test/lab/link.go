@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -58,6 +59,13 @@ func (ns *Namespace) AddBridge(device string, addresses ...netip.Prefix) error {
 	snooping := false
 	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs(), MulticastSnooping: &snooping}
 	bridge.Name = device
+	// One that is given stays. Otherwise a bridge takes the lowest of its ports',
+	// and when a new port has a lower one, neighbours talk to nobody for a while.
+	mac, err := randomMAC()
+	if err != nil {
+		return err
+	}
+	bridge.HardwareAddr = mac
 	if err := ns.handle.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("bridge %s: %w", device, err)
 	}
@@ -141,4 +149,15 @@ func ipNet(prefix netip.Prefix) *net.IPNet {
 		IP:   prefix.Addr().AsSlice(),
 		Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()),
 	}
+}
+
+// randomMAC returns a locally administered unicast address.
+func randomMAC() (net.HardwareAddr, error) {
+	mac := make(net.HardwareAddr, 6)
+	if _, err := rand.Read(mac); err != nil {
+		return nil, fmt.Errorf("random MAC address: %w", err)
+	}
+	mac[0] = mac[0]&^1 | 2
+
+	return mac, nil
 }

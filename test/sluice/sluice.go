@@ -24,17 +24,27 @@ import (
 )
 
 // Build builds the binary with a version of its own into dir, and returns its
-// path.
+// path. The binary appears there at once and complete: tests of other packages
+// may build and run the same one.
 func Build(dir, version string) (string, error) {
-	path := filepath.Join(dir, "sluice-"+version)
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version="+version,
-		"-o", path, "github.com/sluice-lb/sluice/cmd/sluice")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("folder of binaries: %w", err)
+	}
+	aside, err := os.MkdirTemp(dir, "build-")
+	if err != nil {
+		return "", fmt.Errorf("folder of binaries: %w", err)
+	}
+	defer os.RemoveAll(aside)
+	name := "sluice-" + version
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version="+version,
+		"-o", filepath.Join(aside, name), "github.com/sluice-lb/sluice/cmd/sluice")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build of sluice: %w: %s", err, out)
 	}
+	path := filepath.Join(dir, name)
 
-	return path, nil
+	return path, os.Rename(filepath.Join(aside, name), path)
 }
 
 // Config says where a node's Sluice lives.

@@ -1,0 +1,174 @@
+package scale
+
+import (
+	"bufio"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
+)
+
+// node is a node with an agent.
+//
+//	API server 127.0.0.1 ── node-1 192.168.50.1
+type node struct {
+	*sluice.Node
+	api *apiServer // nil: a real one
+}
+
+// mustNode starts nothing but a fake API server.
+func mustNode(b *testing.B, cluster map[string][]byte) *node {
+	b.Helper()
+	ns := lab.MustNew(b, lab.Config{Nodes: 1}).Nodes[0].Namespace
+	api := mustServe(b, ns, cluster)
+	n := mustNodeOf(b, ns, api.kubeconfig)
+	n.api = api
+
+	return n
+}
+
+func mustNodeOf(b *testing.B, ns *lab.Namespace, kubeconfig string) *node {
+	b.Helper()
+	n, err := sluice.NewNode(sluice.Config{
+		Binary:     sluice.MustBinary(b),
+		Namespace:  ns,
+		Cgroup:     lab.MustCgroup(b, "scale"),
+		NodeName:   nodeName,
+		Kubeconfig: kubeconfig,
+	})
+	must(b, err)
+	b.Cleanup(func() { must(b, n.Close()) })
+
+	return &node{Node: n}
+}
+
+// mustStart starts the agent and waits until it has programmed everything. It
+// looks at what the agent prints: to be asked takes its time.
+func (n *node) mustStart(b *testing.B) {
+	b.Helper()
+	synced := strings.Count(n.Log(), "msg=synced")
+	must(b, n.Start())
+	for deadline := time.Now().Add(time.Minute); strings.Count(n.Log(), "msg=synced") == synced; {
+		if time.Now().After(deadline) {
+			b.Fatalf("agent: not synced after a minute:\n%s", n.Log())
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (n *node) mustMaps(b *testing.B) *maps.Pinned {
+	b.Helper()
+	pinned, err := maps.Load(n.BPFRoot())
+	must(b, err)
+	b.Cleanup(func() { pinned.Close() })
+
+	return pinned
+}
+
+// mustHold fails the benchmark unless all Services are in the maps.
+func mustHold(b *testing.B, pinned *maps.Pinned) {
+	b.Helper()
+	fills, err := pinned.Fills()
+	must(b, err)
+	for _, fill := range fills {
+		if fill.Name == maps.NameBackends && fill.Entries != serviceCount*endpointCount {
+			b.Fatalf("there are %d backends in the maps, want %d", fill.Entries, serviceCount*endpointCount)
+		}
+	}
+}
+
+// mustCountWrites returns how often the agent has written to each map: the
+// slots, which cost no system call, and all others.
+func (n *node) mustCountWrites(b *testing.B) (calls, slots uint64) {
+	b.Helper()
+	status, err := n.Status()
+	must(b, err)
+	for name, writes := range status.Writes {
+		if name == maps.NameSlots {
+			slots += writes
+		} else {
+			calls += writes
+		}
+	}
+
+	return calls, slots
+}
+
+// mustReadMemory returns a value of the agent's /proc/PID/status, in bytes.
+func (n *node) mustReadMemory(b *testing.B, name string) float64 {
+	b.Helper()
+	file, err := os.Open(fmt.Sprintf("/proc/%d/status", n.PID()))
+	must(b, err)
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		var kilobytes float64
+		if text, ok := strings.CutPrefix(lines.Text(), name+":"); ok {
+			_, err := fmt.Sscan(text, &kilobytes)
+			must(b, err)
+
+			return kilobytes * 1024
+		}
+	}
+	b.Fatalf("/proc does not tell %s", name)
+
+	return 0
+}
+
+// mustReadCPU returns how long the agent has run on a processor so far, of
+// which /proc tells in hundredths of a second.
+func (n *node) mustReadCPU(b *testing.B) time.Duration {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))
+	must(b, err)
+	_, after, _ := strings.Cut(string(stat), ") ") // the name of the program
+	fields := strings.Fields(after)
+	var user, system time.Duration
+	_, err = fmt.Sscan(fields[11]+" "+fields[12], &user, &system)
+	must(b, err)
+
+	return (user + system) * 10 * time.Millisecond
+}
+
+// mustReadMapMemory returns how many bytes the kernel has for a node's maps.
+func (n *node) mustReadMapMemory(b *testing.B) float64 {
+	b.Helper()
+	pins, err := filepath.Glob(filepath.Join(n.BPFRoot(), maps.Version, "*"))
+	must(b, err)
+	var sum float64
+	for _, pin := range pins {
+		m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+		must(b, err)
+		info, err := m.Info()
+		must(b, err, m.Close())
+		bytes, _ := info.Memlock() // none: an empty trie
+		b.Logf("%-14s %7.1f MB", filepath.Base(pin), float64(bytes)/1e6)
+		sum += float64(bytes)
+	}
+
+	return sum
+}
+
+// frontendOf is the key of Service i.
+func frontendOf(i int) maps.FrontendKey {
+	addr := netip.AddrPortFrom(clusterIP(i), 80)
+
+	return maps.FrontendKeyOf(addr.Addr(), addr.Port(), 6, maps.ScopeInternal)
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

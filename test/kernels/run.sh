@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+#
+# run.sh [VERSION...]
+#
+# Runs the tests of this tree on Debian's kernels (default: 5.10 6.1 6.12), each
+# in a virtual machine, and fails if one fails. Listens to the environment:
+#
+#   SLUICE_TEST_PACKAGES  which packages, if not those below
+#   SLUICE_TEST_RUN       which tests, as go test -run
+#   SLUICE_TEST_SECONDS   how long a machine may take (default 2400)
+#   SLUICE_TEST_ACCEL     what qemu runs on: tcg (default) or kvm
+#   SLUICE_TEST_CACHE     where kernels and logs are kept, see kernel.sh
+#   SLUICE_DEBIAN_MIRROR  where kernels come from
+
+set -euo pipefail
+
+if [[ $# -eq 0 ]]; then
+	set -- 5.10 6.1 6.12
+fi
+read -ra packages <<<"${SLUICE_TEST_PACKAGES:-./maps ./bpf ./pkg/datapath ./pkg/reconcile ./pkg/node ./test/lab ./test}"
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$here/../.."
+
+# install_missing installs the package of each file that is not there.
+install_missing() {
+	local packages=() file
+
+	while read -r file package; do
+		[[ -e $file ]] || packages+=("$package")
+	done <<-EOF
+		/usr/bin/qemu-system-x86_64 qemu-system-x86
+		/usr/share/doc/busybox-static busybox-static
+		/usr/bin/cpio cpio
+		/sbin/depmod kmod
+		/usr/bin/xz xz-utils
+		/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
+	EOF
+	[[ ${#packages[@]} -gt 0 ]] || return 0
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${packages[@]}"
+}
+
+# build_tests compiles the tests of packages into a folder as they lie in the
+# tree. Packages without tests are left out of plan, which says what is to be run.
+build_tests() {
+	local tests=$1 plan=$2 package
+
+	find . -name testdata -type d -exec cp -r --parents -t "$tests" {} +
+	for package in "${packages[@]}"; do
+		compgen -G "$package/*_test.go" >/dev/null || continue
+		mkdir -p "$tests/$package"
+		if CGO_ENABLED=0 go test -c -o "$tests/$package/a.test" "$package"; then
+			echo "$package" >>"$plan"
+		else
+			echo "FAIL $package does not compile"
+			failed=1
+		fi
+	done
+}
+
+failed=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+install_missing
+mkdir -p "$work"/root/{etc,tests}
+build_tests "$work/root/tests" "$work/root/etc/plan"
+echo "${SLUICE_TEST_RUN:-.}" >"$work/root/etc/run"
+cp "$here/init" "$work/root/init"
+
+for version; do
+	kernel=$("$here/kernel.sh" "$version" | tail -n 1)
+	log=$(dirname "$kernel")/$version
+	exec {lock}>"$log.lock"
+	flock "$lock"
+	rm -f "$log".{console,tests}
+
+	setpriv --pdeathsig TERM "$here/machine.sh" "$kernel" "$work/root" "$log" || echo "The machine of Linux $version was ended."
+	if ! awk -f "$here/summary.awk" "$work/root/etc/plan" "$log.tests"; then
+		echo "  see $log.tests and $log.console"
+		failed=1
+	fi
+	exec {lock}>&-
+done
+exit $failed
