@@ -139,9 +139,21 @@ func removeEmptyCgroups(path string) error {
 	return err
 }
 
+// writeExisting writes to a file that it does not create: of one that is not
+// there, cgroupfs would say that it may not be created.
+func writeExisting(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+
+	return errors.Join(err, f.Close())
+}
+
 // killCgroup ends every process below path.
 func killCgroup(path string) error {
-	err := os.WriteFile(filepath.Join(path, "cgroup.kill"), []byte("1"), 0)
+	err := writeExisting(filepath.Join(path, "cgroup.kill"), "1")
 	if !errors.Is(err, fs.ErrNotExist) {
 		return ignoreGone(err)
 	}
