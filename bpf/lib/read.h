@@ -8,7 +8,7 @@
 #include <bpf/bpf_helpers.h>
 
 /* How often an element is read until two copies agree, or the last one has to do. */
-#define MAX_READS 4
+#define MAX_READS 8
 
 /* same compares without branches: each would be one more path to verify. */
 static __always_inline bool same(const __u32 *a, const __u32 *b, __u32 size)
