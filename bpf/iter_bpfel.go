@@ -16,10 +16,18 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	iterMapSlAddrs        = "sl_addrs"
 	iterMapSlAffinity     = "sl_affinity"
 	iterMapSlBackends     = "sl_backends"
+	iterMapSlDevices      = "sl_devices"
+	iterMapSlEgressUse    = "sl_egress_use"
+	iterMapSlFlowCounts   = "sl_flow_counts"
+	iterMapSlFlows        = "sl_flows"
+	iterMapSlFragments    = "sl_fragments"
 	iterMapSlFrontends    = "sl_frontends"
-	iterMapSlNodeAddrs    = "sl_node_addrs"
+	iterMapSlHalfOpen     = "sl_half_open"
+	iterMapSlIcmpBudgets  = "sl_icmp_budgets"
+	iterMapSlLocalCidrs   = "sl_local_cidrs"
 	iterMapSlReasons      = "sl_reasons"
 	iterMapSlServiceCidrs = "sl_service_cidrs"
 	iterMapSlServicePorts = "sl_service_ports"
@@ -79,10 +87,18 @@ type iterProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type iterMapSpecs struct {
+	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
+	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
+	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
-	SlNodeAddrs    *ebpf.MapSpec `ebpf:"sl_node_addrs"`
+	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -118,10 +134,18 @@ func (o *iterObjects) Close() error {
 //
 // It can be passed to loadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type iterMaps struct {
+	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
+	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
+	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
+	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
+	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
-	SlNodeAddrs    *ebpf.Map `ebpf:"sl_node_addrs"`
+	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
+	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
@@ -133,10 +157,18 @@ type iterMaps struct {
 
 func (m *iterMaps) Close() error {
 	return _IterClose(
+		m.SlAddrs,
 		m.SlAffinity,
 		m.SlBackends,
+		m.SlDevices,
+		m.SlEgressUse,
+		m.SlFlowCounts,
+		m.SlFlows,
+		m.SlFragments,
 		m.SlFrontends,
-		m.SlNodeAddrs,
+		m.SlHalfOpen,
+		m.SlIcmpBudgets,
+		m.SlLocalCidrs,
 		m.SlReasons,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

@@ -24,10 +24,18 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	sockMapSlAddrs               = "sl_addrs"
 	sockMapSlAffinity            = "sl_affinity"
 	sockMapSlBackends            = "sl_backends"
+	sockMapSlDevices             = "sl_devices"
+	sockMapSlEgressUse           = "sl_egress_use"
+	sockMapSlFlowCounts          = "sl_flow_counts"
+	sockMapSlFlows               = "sl_flows"
+	sockMapSlFragments           = "sl_fragments"
 	sockMapSlFrontends           = "sl_frontends"
-	sockMapSlNodeAddrs           = "sl_node_addrs"
+	sockMapSlHalfOpen            = "sl_half_open"
+	sockMapSlIcmpBudgets         = "sl_icmp_budgets"
+	sockMapSlLocalCidrs          = "sl_local_cidrs"
 	sockMapSlReasons             = "sl_reasons"
 	sockMapSlServiceCidrs        = "sl_service_cidrs"
 	sockMapSlServicePorts        = "sl_service_ports"
@@ -108,10 +116,18 @@ type sockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockMapSpecs struct {
+	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
+	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
+	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
-	SlNodeAddrs    *ebpf.MapSpec `ebpf:"sl_node_addrs"`
+	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -152,10 +168,18 @@ func (o *sockObjects) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockMaps struct {
+	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
+	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
+	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
+	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
+	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
-	SlNodeAddrs    *ebpf.Map `ebpf:"sl_node_addrs"`
+	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
+	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
@@ -167,10 +191,18 @@ type sockMaps struct {
 
 func (m *sockMaps) Close() error {
 	return _SockClose(
+		m.SlAddrs,
 		m.SlAffinity,
 		m.SlBackends,
+		m.SlDevices,
+		m.SlEgressUse,
+		m.SlFlowCounts,
+		m.SlFlows,
+		m.SlFragments,
 		m.SlFrontends,
-		m.SlNodeAddrs,
+		m.SlHalfOpen,
+		m.SlIcmpBudgets,
+		m.SlLocalCidrs,
 		m.SlReasons,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

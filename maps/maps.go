@@ -16,14 +16,17 @@ type (
 	Frontend       = treatyFrontend
 	Backend        = treatyBackend
 	ServicePort    = treatyServicePort
-	NodeAddr       = treatyNodeAddr
+	AddrUse        = treatyAddrUse
+	Device         = treatyDevice
 	SourceRangeKey = treatySourceRangeKey
-	ServiceCIDRKey = treatyServiceCidrKey
+	CIDRKey        = treatyCidrKey
 	AffinityKey    = treatyAffinityKey
 	Affinity       = treatyAffinity
 	SockState      = treatySockState
 	UDPPinKey      = treatyUdpPinKey
 	UDPPin         = treatyUdpPin
+	FlowKey        = treatyFlowKey
+	Flow           = treatyFlow
 	// TranslatedSock is a connected UDP socket that Sluice translated, as the
 	// iterator over sock_state tells it. It is in no map.
 	TranslatedSock = treatyTranslatedSock
@@ -48,6 +51,7 @@ const (
 	FrontendDropIfEmpty  = uint16(treatyFrontendFlagFRONTEND_DROP_IF_EMPTY)
 	FrontendSourceRanges = uint16(treatyFrontendFlagFRONTEND_SOURCE_RANGES)
 	FrontendNodeInRanges = uint16(treatyFrontendFlagFRONTEND_NODE_IN_RANGES)
+	FrontendMasquerade   = uint16(treatyFrontendFlagFRONTEND_MASQUERADE)
 )
 
 // Flags of a [Backend].
@@ -56,8 +60,12 @@ const (
 	BackendTerminating = uint16(treatyBackendFlagBACKEND_TERMINATING)
 )
 
-// NodeAddrNodePort says that node ports answer on a [NodeAddr].
-const NodeAddrNodePort = uint32(treatyNodeAddrFlagNODE_ADDR_NODE_PORT)
+// Flags of an [AddrUse].
+const (
+	AddrNode     = uint32(treatyAddrFlagADDR_NODE)
+	AddrNodePort = uint32(treatyAddrFlagADDR_NODE_PORT)
+	AddrService  = uint32(treatyAddrFlagADDR_SERVICE)
+)
 
 // What a client is, in an [AffinityKey].
 const (
@@ -131,13 +139,13 @@ func (k SourceRangeKey) Prefix() netip.Prefix {
 	return prefixOf(k.Addr, k.PrefixLen-32)
 }
 
-// ServiceCIDRKeyOf returns the key of a range that ClusterIPs come from.
-func ServiceCIDRKeyOf(prefix netip.Prefix) ServiceCIDRKey {
-	return ServiceCIDRKey{PrefixLen: mappedBits(prefix), Addr: AddrOf(prefix.Addr())}
+// CIDRKeyOf returns the key of a range of addresses.
+func CIDRKeyOf(prefix netip.Prefix) CIDRKey {
+	return CIDRKey{PrefixLen: mappedBits(prefix), Addr: AddrOf(prefix.Addr())}
 }
 
 // Prefix returns the range of k.
-func (k ServiceCIDRKey) Prefix() netip.Prefix {
+func (k CIDRKey) Prefix() netip.Prefix {
 	return prefixOf(k.Addr, k.PrefixLen)
 }
 

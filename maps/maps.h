@@ -50,11 +50,20 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536); /* kube-ipvs0 has every ClusterIP */
+	__uint(max_entries, 262144);
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
 	__type(key, struct addr);
-	__type(value, struct node_addr);
-} sl_node_addrs SEC(".maps");
+	__type(value, struct addr_use);
+} sl_addrs SEC(".maps");
+
+/* By ifindex. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
+	__type(key, __u32);
+	__type(value, struct device);
+} sl_devices SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -68,9 +77,18 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 1024);
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
-	__type(key, struct service_cidr_key);
+	__type(key, struct cidr_key);
 	__type(value, __u32);
 } sl_service_cidrs SEC(".maps");
+
+/* Whose traffic is that of pods, where detectLocalMode goes by addresses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
+	__type(key, struct cidr_key);
+	__type(value, __u32);
+} sl_local_cidrs SEC(".maps");
 
 /* Written by the datapath. */
 
@@ -95,6 +113,64 @@ struct {
 	__type(key, struct udp_pin_key);
 	__type(value, struct udp_pin);
 } sl_udp_pins SEC(".maps");
+
+/*
+ * What devices translate. The agent says how much memory they may take, and
+ * deletes what is idle, stale or over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 262144);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} sl_flows SEC(".maps");
+
+/*
+ * Flows that may never come to be: TCP and SCTP before the client's second
+ * packet, UDP before the first answer. They live apart, so that a flood of
+ * first packets cannot push out a connection that works.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} sl_half_open SEC(".maps");
+
+/*
+ * By enum device_class: when a flow was last created or seen that needs the
+ * egress hook of such devices, or 0 if the agent found no such flow.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DEVICE_CLASS_COUNT);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_egress_use SEC(".maps");
+
+/* By enum flow_count. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FLOW_COUNT_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_flow_counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment);
+} sl_fragments SEC(".maps");
+
+/* By the address that errors go to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct addr);
+	__type(value, struct icmp_budget);
+} sl_icmp_budgets SEC(".maps");
 
 /* By enum reason. */
 struct {

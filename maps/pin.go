@@ -30,6 +30,10 @@ type Pinned struct {
 	Tables
 	Affinity *Map[AffinityKey, Affinity]
 	UDPPins  *Map[UDPPinKey, UDPPin]
+	// Flows and HalfOpen are what devices translate.
+	Flows     *Map[FlowKey, Flow]
+	HalfOpen  *Map[FlowKey, Flow]
+	EgressUse *EgressUse
 
 	dir     string
 	byName  map[string]*ebpf.Map
@@ -138,6 +142,9 @@ func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.Map
 		p.byName[name] = m
 	}
 	slots, err := mapSlots(p.byName[NameSlots])
+	if err == nil {
+		p.EgressUse, err = mapEgressUse(p.byName[NameEgressUse])
+	}
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -146,12 +153,16 @@ func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.Map
 		Slots:        slots,
 		Backends:     table[uint32, Backend](p, NameBackends),
 		ServicePorts: table[uint32, ServicePort](p, NameServicePorts),
-		NodeAddrs:    table[Addr, NodeAddr](p, NameNodeAddrs),
+		Addrs:        table[Addr, AddrUse](p, NameAddrs),
 		SourceRanges: table[SourceRangeKey, uint32](p, NameSourceRanges),
-		ServiceCIDRs: table[ServiceCIDRKey, uint32](p, NameServiceCIDRs),
+		ServiceCIDRs: table[CIDRKey, uint32](p, NameServiceCIDRs),
+		LocalCIDRs:   table[CIDRKey, uint32](p, NameLocalCIDRs),
+		Devices:      table[uint32, Device](p, NameDevices),
 	}
 	p.Affinity = table[AffinityKey, Affinity](p, NameAffinity)
 	p.UDPPins = table[UDPPinKey, UDPPin](p, NameUDPPins)
+	p.Flows = table[FlowKey, Flow](p, NameFlows)
+	p.HalfOpen = table[FlowKey, Flow](p, NameHalfOpen)
 
 	return p, nil
 }
@@ -245,13 +256,11 @@ func (p *Pinned) SockState() *ebpf.Map { return p.byName[NameSockState] }
 func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 	counts := make(map[Reason]uint64)
 	for _, r := range Reasons() {
-		var perCPU []uint64
-		if err := p.byName[NameReasons].Lookup(uint32(r), &perCPU); err != nil {
+		n, err := sumPerCPU(p.byName[NameReasons], uint32(r))
+		if err != nil {
 			return nil, fmt.Errorf("map %s: %s: %w", NameReasons, r, err)
 		}
-		for _, n := range perCPU {
-			counts[r] += n
-		}
+		counts[r] = n
 	}
 
 	return counts, nil
@@ -269,7 +278,7 @@ func (p *Pinned) Unpin() error {
 
 // Close closes the maps and leaves their pins.
 func (p *Pinned) Close() error {
-	var errs []error
+	errs := []error{p.EgressUse.close()}
 	for _, m := range p.byName {
 		errs = append(errs, m.Close())
 	}

@@ -88,8 +88,8 @@ func TestCapacities(t *testing.T) {
 	if n := p.byName[NameFrontends].MaxEntries(); n != 16 {
 		t.Errorf("room for %d frontends, want 16", n)
 	}
-	if n := p.byName[NameNodeAddrs].MaxEntries(); n != 65536 {
-		t.Errorf("room for %d node addresses, want the 65536 of maps.h", n)
+	if n := p.byName[NameAddrs].MaxEntries(); n != 262144 {
+		t.Errorf("room for %d node addresses, want the 262144 of maps.h", n)
 	}
 	_, err := Create(mustRoot(t), Options{Capacities: map[string]uint32{"frontend": 1}})
 	if err == nil || !strings.Contains(err.Error(), `"frontend"`) {

@@ -19,6 +19,18 @@ const (
 	ReasonDropSourceRange        = Reason(treatyReasonREASON_DROP_SOURCE_RANGE)
 	ReasonDropUnallocated        = Reason(treatyReasonREASON_DROP_UNALLOCATED)
 	ReasonDropBackendMissing     = Reason(treatyReasonREASON_DROP_BACKEND_MISSING)
+	ReasonFlow                   = Reason(treatyReasonREASON_FLOW)
+	ReasonFlowError              = Reason(treatyReasonREASON_FLOW_ERROR)
+	ReasonPassBystander          = Reason(treatyReasonREASON_PASS_BYSTANDER)
+	ReasonPassNoFlow             = Reason(treatyReasonREASON_PASS_NO_FLOW)
+	ReasonPassFragment           = Reason(treatyReasonREASON_PASS_FRAGMENT)
+	ReasonPassMalformed          = Reason(treatyReasonREASON_PASS_MALFORMED)
+	ReasonRejectLimited          = Reason(treatyReasonREASON_REJECT_LIMITED)
+	ReasonDropMasqueradeAddr     = Reason(treatyReasonREASON_DROP_MASQUERADE_ADDR)
+	ReasonDropMasqueradePort     = Reason(treatyReasonREASON_DROP_MASQUERADE_PORT)
+	ReasonDropFlowTable          = Reason(treatyReasonREASON_DROP_FLOW_TABLE)
+	ReasonDropRedirect           = Reason(treatyReasonREASON_DROP_REDIRECT)
+	ReasonDropRewrite            = Reason(treatyReasonREASON_DROP_REWRITE)
 	reasonCount                  = Reason(treatyReasonREASON_COUNT)
 )
 
@@ -36,6 +48,18 @@ var reasonWords = [reasonCount]string{
 	ReasonDropSourceRange:        "dropped: the source is not in loadBalancerSourceRanges",
 	ReasonDropUnallocated:        "dropped: the address is in a ServiceCIDR, but belongs to no Service",
 	ReasonDropBackendMissing:     "dropped: the slot names a backend that does not exist",
+	ReasonFlow:                   "translated: a packet of a known flow",
+	ReasonFlowError:              "translated: an ICMP error about a known flow",
+	ReasonPassBystander:          "passed: not to an address of a Service or of this node",
+	ReasonPassNoFlow:             "passed: not the first packet of a flow, and of none that is known",
+	ReasonPassFragment:           "passed: a fragment whose first one was not seen",
+	ReasonPassMalformed:          "passed: the headers are cut short, or too many",
+	ReasonRejectLimited:          "refused in silence: the client had its share of ICMP errors",
+	ReasonDropMasqueradeAddr:     "dropped: this node has no address to masquerade with on the way to the backend",
+	ReasonDropMasqueradePort:     "dropped: no free port to masquerade with was found",
+	ReasonDropFlowTable:          "dropped: the flow table has no room",
+	ReasonDropRedirect:           "dropped: an ICMP redirect that would lead the client past this node",
+	ReasonDropRewrite:            "dropped: the packet could not be written",
 }
 
 // Reasons returns every reason a hook can give, in the order of their numbers.

@@ -6,9 +6,11 @@ type Tables struct {
 	Slots        Slots
 	Backends     Table[uint32, Backend]        // by backend id
 	ServicePorts Table[uint32, ServicePort]    // by frontend id
-	NodeAddrs    Table[Addr, NodeAddr]         //
+	Addrs        Table[Addr, AddrUse]          //
+	Devices      Table[uint32, Device]         // by ifindex
 	SourceRanges Table[SourceRangeKey, uint32] // the value is always 1
-	ServiceCIDRs Table[ServiceCIDRKey, uint32] // the value is always 1
+	ServiceCIDRs Table[CIDRKey, uint32]        // the value is always 1
+	LocalCIDRs   Table[CIDRKey, uint32]        // the value is always 1
 }
 
 // Names of the maps, as their pins have them.
@@ -17,12 +19,20 @@ const (
 	NameSlots        = "slots"
 	NameBackends     = "backends"
 	NameServicePorts = "service_ports"
-	NameNodeAddrs    = "node_addrs"
+	NameAddrs        = "addrs"
+	NameDevices      = "devices"
 	NameSourceRanges = "source_ranges"
 	NameServiceCIDRs = "service_cidrs"
+	NameLocalCIDRs   = "local_cidrs"
 	NameAffinity     = "affinity"
 	NameSockState    = "sock_state"
 	NameUDPPins      = "udp_pins"
+	NameFlows        = "flows"
+	NameHalfOpen     = "half_open"
+	NameEgressUse    = "egress_use"
+	NameFlowCounts   = "flow_counts"
+	NameFragments    = "fragments"
+	NameICMPBudgets  = "icmp_budgets"
 	NameReasons      = "reasons"
 )
 
@@ -33,9 +43,11 @@ type Fakes struct {
 	Slots        *FakeSlots
 	Backends     *FakeTable[uint32, Backend]
 	ServicePorts *FakeTable[uint32, ServicePort]
-	NodeAddrs    *FakeTable[Addr, NodeAddr]
+	Addrs        *FakeTable[Addr, AddrUse]
 	SourceRanges *FakeTable[SourceRangeKey, uint32]
-	ServiceCIDRs *FakeTable[ServiceCIDRKey, uint32]
+	ServiceCIDRs *FakeTable[CIDRKey, uint32]
+	LocalCIDRs   *FakeTable[CIDRKey, uint32]
+	Devices      *FakeTable[uint32, Device]
 }
 
 // NewFakes returns empty fake tables with room for slots slots.
@@ -45,14 +57,17 @@ func NewFakes(slots int) *Fakes {
 		Slots:        &FakeSlots{IDs: make([]uint32, slots)},
 		Backends:     newFakeTable[uint32, Backend](NameBackends),
 		ServicePorts: newFakeTable[uint32, ServicePort](NameServicePorts),
-		NodeAddrs:    newFakeTable[Addr, NodeAddr](NameNodeAddrs),
+		Addrs:        newFakeTable[Addr, AddrUse](NameAddrs),
 		SourceRanges: newFakeTable[SourceRangeKey, uint32](NameSourceRanges),
-		ServiceCIDRs: newFakeTable[ServiceCIDRKey, uint32](NameServiceCIDRs),
+		ServiceCIDRs: newFakeTable[CIDRKey, uint32](NameServiceCIDRs),
+		LocalCIDRs:   newFakeTable[CIDRKey, uint32](NameLocalCIDRs),
+		Devices:      newFakeTable[uint32, Device](NameDevices),
 	}
 	f.Tables = Tables{
 		Frontends: f.Frontends, Slots: f.Slots, Backends: f.Backends,
-		ServicePorts: f.ServicePorts, NodeAddrs: f.NodeAddrs,
+		ServicePorts: f.ServicePorts, Addrs: f.Addrs,
 		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
+		LocalCIDRs: f.LocalCIDRs, Devices: f.Devices,
 	}
 
 	return f
@@ -64,9 +79,11 @@ func (f *Fakes) Observe(fail func(table, operation string) error, wrote func(tab
 	f.Frontends.Fail, f.Frontends.Wrote = fail, wrote
 	f.Backends.Fail, f.Backends.Wrote = fail, wrote
 	f.ServicePorts.Fail, f.ServicePorts.Wrote = fail, wrote
-	f.NodeAddrs.Fail, f.NodeAddrs.Wrote = fail, wrote
+	f.Addrs.Fail, f.Addrs.Wrote = fail, wrote
 	f.SourceRanges.Fail, f.SourceRanges.Wrote = fail, wrote
 	f.ServiceCIDRs.Fail, f.ServiceCIDRs.Wrote = fail, wrote
+	f.LocalCIDRs.Fail, f.LocalCIDRs.Wrote = fail, wrote
+	f.Devices.Fail, f.Devices.Wrote = fail, wrote
 	f.Slots.Wrote = nil
 	if wrote != nil {
 		f.Slots.Wrote = func() { wrote(NameSlots, "put") }

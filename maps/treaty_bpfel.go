@@ -18,6 +18,20 @@ type treatyAddr struct {
 	Bytes [16]uint8
 }
 
+type treatyAddrFlag uint32
+
+const (
+	treatyAddrFlagADDR_NODE      treatyAddrFlag = 1
+	treatyAddrFlagADDR_NODE_PORT treatyAddrFlag = 2
+	treatyAddrFlagADDR_SERVICE   treatyAddrFlag = 4
+)
+
+type treatyAddrUse struct {
+	_       structs.HostLayout
+	Ifindex uint32
+	Flags   uint32
+}
+
 type treatyAffinity struct {
 	_         structs.HostLayout
 	LastUsed  uint64
@@ -47,12 +61,121 @@ const (
 	treatyBackendFlagBACKEND_TERMINATING treatyBackendFlag = 2
 )
 
+type treatyCidrKey struct {
+	_         structs.HostLayout
+	PrefixLen uint32
+	Addr      treatyAddr
+}
+
 type treatyClientKind uint32
 
 const (
 	treatyClientKindCLIENT_NETNS treatyClientKind = 1
 	treatyClientKindCLIENT_ADDR  treatyClientKind = 2
 )
+
+type treatyDevice struct {
+	_        structs.HostLayout
+	SourceV4 treatyAddr
+	SourceV6 treatyAddr
+	Bridge   uint32
+	Reserved uint32
+}
+
+type treatyDeviceClass uint32
+
+const (
+	treatyDeviceClassDEVICE_PODS        treatyDeviceClass = 0
+	treatyDeviceClassDEVICE_UPLINK      treatyDeviceClass = 1
+	treatyDeviceClassDEVICE_CLASS_COUNT treatyDeviceClass = 2
+)
+
+type treatyFlow struct {
+	_              structs.HostLayout
+	Client         treatyAddr
+	Dialled        treatyAddr
+	Backend        treatyAddr
+	Masquerade     treatyAddr
+	ClientPort     uint16
+	DialledPort    uint16
+	BackendPort    uint16
+	MasqueradePort uint16
+	StackPort      uint16
+	Proto          uint8
+	Role           uint8
+	State          uint8
+	Flags          uint8
+	Reserved       uint16
+	FrontendId     uint32
+	BackendId      uint32
+	Created        uint64
+	LastSeen       uint64
+}
+
+type treatyFlowCount uint32
+
+const (
+	treatyFlowCountCOUNT_FLOWS_PUT          treatyFlowCount = 0
+	treatyFlowCountCOUNT_FLOWS_DELETED      treatyFlowCount = 1
+	treatyFlowCountCOUNT_HALF_OPEN_PUT      treatyFlowCount = 2
+	treatyFlowCountCOUNT_HALF_OPEN_DELETED  treatyFlowCount = 3
+	treatyFlowCountCOUNT_FLOWS_REPAIRED     treatyFlowCount = 4
+	treatyFlowCountCOUNT_MASQUERADE_RETRIES treatyFlowCount = 5
+	treatyFlowCountCOUNT_STACK_PORTS        treatyFlowCount = 6
+	treatyFlowCountFLOW_COUNT_COUNT         treatyFlowCount = 7
+)
+
+type treatyFlowFlag uint32
+
+const (
+	treatyFlowFlagFLOW_MASQUERADED treatyFlowFlag = 1
+	treatyFlowFlagFLOW_AT_PODS     treatyFlowFlag = 2
+	treatyFlowFlagFLOW_AT_UPLINKS  treatyFlowFlag = 4
+)
+
+type treatyFlowKey struct {
+	_        structs.HostLayout
+	Src      treatyAddr
+	Dst      treatyAddr
+	SrcPort  uint16
+	DstPort  uint16
+	Proto    uint8
+	Hook     uint8
+	Reserved uint16
+}
+
+type treatyFlowRole uint32
+
+const (
+	treatyFlowRoleFLOW_FROM_CLIENT  treatyFlowRole = 1
+	treatyFlowRoleFLOW_TO_CLIENT    treatyFlowRole = 2
+	treatyFlowRoleFLOW_TO_BACKEND   treatyFlowRole = 3
+	treatyFlowRoleFLOW_FROM_BACKEND treatyFlowRole = 4
+)
+
+type treatyFlowState uint32
+
+const (
+	treatyFlowStateFLOW_NEW   treatyFlowState = 0
+	treatyFlowStateFLOW_OPEN  treatyFlowState = 1
+	treatyFlowStateFLOW_FIN   treatyFlowState = 2
+	treatyFlowStateFLOW_RESET treatyFlowState = 3
+)
+
+type treatyFragment struct {
+	_       structs.HostLayout
+	SrcPort uint16
+	DstPort uint16
+}
+
+type treatyFragmentKey struct {
+	_        structs.HostLayout
+	Src      treatyAddr
+	Dst      treatyAddr
+	Id       uint32
+	Proto    uint8
+	Reserved [3]uint8
+}
 
 type treatyFrontend struct {
 	_               structs.HostLayout
@@ -71,6 +194,7 @@ const (
 	treatyFrontendFlagFRONTEND_DROP_IF_EMPTY  treatyFrontendFlag = 1
 	treatyFrontendFlagFRONTEND_SOURCE_RANGES  treatyFrontendFlag = 2
 	treatyFrontendFlagFRONTEND_NODE_IN_RANGES treatyFrontendFlag = 4
+	treatyFrontendFlagFRONTEND_MASQUERADE     treatyFrontendFlag = 8
 )
 
 type treatyFrontendKey struct {
@@ -81,6 +205,19 @@ type treatyFrontendKey struct {
 	Scope uint8
 }
 
+type treatyHook uint32
+
+const (
+	treatyHookHOOK_INGRESS treatyHook = 1
+	treatyHookHOOK_EGRESS  treatyHook = 2
+)
+
+type treatyIcmpBudget struct {
+	_      structs.HostLayout
+	Last   uint64
+	Tokens uint64
+}
+
 type treatyKind uint32
 
 const (
@@ -88,18 +225,6 @@ const (
 	treatyKindKIND_EXTERNAL_IP   treatyKind = 2
 	treatyKindKIND_LOAD_BALANCER treatyKind = 3
 	treatyKindKIND_NODE_PORT     treatyKind = 4
-)
-
-type treatyNodeAddr struct {
-	_       structs.HostLayout
-	Ifindex uint32
-	Flags   uint32
-}
-
-type treatyNodeAddrFlag uint32
-
-const (
-	treatyNodeAddrFlagNODE_ADDR_NODE_PORT treatyNodeAddrFlag = 1
 )
 
 type treatyReason uint32
@@ -117,7 +242,19 @@ const (
 	treatyReasonREASON_DROP_SOURCE_RANGE       treatyReason = 9
 	treatyReasonREASON_DROP_UNALLOCATED        treatyReason = 10
 	treatyReasonREASON_DROP_BACKEND_MISSING    treatyReason = 11
-	treatyReasonREASON_COUNT                   treatyReason = 12
+	treatyReasonREASON_FLOW                    treatyReason = 12
+	treatyReasonREASON_FLOW_ERROR              treatyReason = 13
+	treatyReasonREASON_PASS_BYSTANDER          treatyReason = 14
+	treatyReasonREASON_PASS_NO_FLOW            treatyReason = 15
+	treatyReasonREASON_PASS_FRAGMENT           treatyReason = 16
+	treatyReasonREASON_PASS_MALFORMED          treatyReason = 17
+	treatyReasonREASON_REJECT_LIMITED          treatyReason = 18
+	treatyReasonREASON_DROP_MASQUERADE_ADDR    treatyReason = 19
+	treatyReasonREASON_DROP_MASQUERADE_PORT    treatyReason = 20
+	treatyReasonREASON_DROP_FLOW_TABLE         treatyReason = 21
+	treatyReasonREASON_DROP_REDIRECT           treatyReason = 22
+	treatyReasonREASON_DROP_REWRITE            treatyReason = 23
+	treatyReasonREASON_COUNT                   treatyReason = 24
 )
 
 type treatyScope uint32
@@ -126,12 +263,6 @@ const (
 	treatyScopeSCOPE_INTERNAL treatyScope = 1
 	treatyScopeSCOPE_EXTERNAL treatyScope = 2
 )
-
-type treatyServiceCidrKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Addr      treatyAddr
-}
 
 type treatyServicePort struct {
 	_         structs.HostLayout
@@ -205,10 +336,18 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	treatyMapSlAddrs           = "sl_addrs"
 	treatyMapSlAffinity        = "sl_affinity"
 	treatyMapSlBackends        = "sl_backends"
+	treatyMapSlDevices         = "sl_devices"
+	treatyMapSlEgressUse       = "sl_egress_use"
+	treatyMapSlFlowCounts      = "sl_flow_counts"
+	treatyMapSlFlows           = "sl_flows"
+	treatyMapSlFragments       = "sl_fragments"
 	treatyMapSlFrontends       = "sl_frontends"
-	treatyMapSlNodeAddrs       = "sl_node_addrs"
+	treatyMapSlHalfOpen        = "sl_half_open"
+	treatyMapSlIcmpBudgets     = "sl_icmp_budgets"
+	treatyMapSlLocalCidrs      = "sl_local_cidrs"
 	treatyMapSlReasons         = "sl_reasons"
 	treatyMapSlServiceCidrs    = "sl_service_cidrs"
 	treatyMapSlServicePorts    = "sl_service_ports"
@@ -216,11 +355,17 @@ const (
 	treatyMapSlSockState       = "sl_sock_state"
 	treatyMapSlSourceRanges    = "sl_source_ranges"
 	treatyMapSlUdpPins         = "sl_udp_pins"
+	treatyVarBtfAddrFlag       = "btf_addr_flag"
 	treatyVarBtfBackendFlag    = "btf_backend_flag"
 	treatyVarBtfClientKind     = "btf_client_kind"
+	treatyVarBtfDeviceClass    = "btf_device_class"
+	treatyVarBtfFlowCount      = "btf_flow_count"
+	treatyVarBtfFlowFlag       = "btf_flow_flag"
+	treatyVarBtfFlowRole       = "btf_flow_role"
+	treatyVarBtfFlowState      = "btf_flow_state"
 	treatyVarBtfFrontendFlag   = "btf_frontend_flag"
+	treatyVarBtfHook           = "btf_hook"
 	treatyVarBtfKind           = "btf_kind"
-	treatyVarBtfNodeAddrFlag   = "btf_node_addr_flag"
 	treatyVarBtfReason         = "btf_reason"
 	treatyVarBtfScope          = "btf_scope"
 	treatyVarBtfTranslatedSock = "btf_translated_sock"
@@ -275,10 +420,18 @@ type treatyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type treatyMapSpecs struct {
+	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
+	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
+	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
-	SlNodeAddrs    *ebpf.MapSpec `ebpf:"sl_node_addrs"`
+	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -292,11 +445,17 @@ type treatyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type treatyVariableSpecs struct {
+	BtfAddrFlag       *ebpf.VariableSpec `ebpf:"btf_addr_flag"`
 	BtfBackendFlag    *ebpf.VariableSpec `ebpf:"btf_backend_flag"`
 	BtfClientKind     *ebpf.VariableSpec `ebpf:"btf_client_kind"`
+	BtfDeviceClass    *ebpf.VariableSpec `ebpf:"btf_device_class"`
+	BtfFlowCount      *ebpf.VariableSpec `ebpf:"btf_flow_count"`
+	BtfFlowFlag       *ebpf.VariableSpec `ebpf:"btf_flow_flag"`
+	BtfFlowRole       *ebpf.VariableSpec `ebpf:"btf_flow_role"`
+	BtfFlowState      *ebpf.VariableSpec `ebpf:"btf_flow_state"`
 	BtfFrontendFlag   *ebpf.VariableSpec `ebpf:"btf_frontend_flag"`
+	BtfHook           *ebpf.VariableSpec `ebpf:"btf_hook"`
 	BtfKind           *ebpf.VariableSpec `ebpf:"btf_kind"`
-	BtfNodeAddrFlag   *ebpf.VariableSpec `ebpf:"btf_node_addr_flag"`
 	BtfReason         *ebpf.VariableSpec `ebpf:"btf_reason"`
 	BtfScope          *ebpf.VariableSpec `ebpf:"btf_scope"`
 	BtfTranslatedSock *ebpf.VariableSpec `ebpf:"btf_translated_sock"`
@@ -323,10 +482,18 @@ func (o *treatyObjects) Close() error {
 //
 // It can be passed to loadTreatyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type treatyMaps struct {
+	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
+	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
+	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
+	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
+	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
-	SlNodeAddrs    *ebpf.Map `ebpf:"sl_node_addrs"`
+	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
+	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
@@ -338,10 +505,18 @@ type treatyMaps struct {
 
 func (m *treatyMaps) Close() error {
 	return _TreatyClose(
+		m.SlAddrs,
 		m.SlAffinity,
 		m.SlBackends,
+		m.SlDevices,
+		m.SlEgressUse,
+		m.SlFlowCounts,
+		m.SlFlows,
+		m.SlFragments,
 		m.SlFrontends,
-		m.SlNodeAddrs,
+		m.SlHalfOpen,
+		m.SlIcmpBudgets,
+		m.SlLocalCidrs,
 		m.SlReasons,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
@@ -356,11 +531,17 @@ func (m *treatyMaps) Close() error {
 //
 // It can be passed to loadTreatyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type treatyVariables struct {
+	BtfAddrFlag       *ebpf.Variable `ebpf:"btf_addr_flag"`
 	BtfBackendFlag    *ebpf.Variable `ebpf:"btf_backend_flag"`
 	BtfClientKind     *ebpf.Variable `ebpf:"btf_client_kind"`
+	BtfDeviceClass    *ebpf.Variable `ebpf:"btf_device_class"`
+	BtfFlowCount      *ebpf.Variable `ebpf:"btf_flow_count"`
+	BtfFlowFlag       *ebpf.Variable `ebpf:"btf_flow_flag"`
+	BtfFlowRole       *ebpf.Variable `ebpf:"btf_flow_role"`
+	BtfFlowState      *ebpf.Variable `ebpf:"btf_flow_state"`
 	BtfFrontendFlag   *ebpf.Variable `ebpf:"btf_frontend_flag"`
+	BtfHook           *ebpf.Variable `ebpf:"btf_hook"`
 	BtfKind           *ebpf.Variable `ebpf:"btf_kind"`
-	BtfNodeAddrFlag   *ebpf.Variable `ebpf:"btf_node_addr_flag"`
 	BtfReason         *ebpf.Variable `ebpf:"btf_reason"`
 	BtfScope          *ebpf.Variable `ebpf:"btf_scope"`
 	BtfTranslatedSock *ebpf.Variable `ebpf:"btf_translated_sock"`

@@ -28,6 +28,7 @@ enum frontend_flag {
 	FRONTEND_DROP_IF_EMPTY = 1, /* no usable backend here, but on another node */
 	FRONTEND_SOURCE_RANGES = 2, /* source_ranges says who may connect */
 	FRONTEND_NODE_IN_RANGES = 4, /* and this node may */
+	FRONTEND_MASQUERADE = 8, /* whoever connects, a backend sees this node */
 };
 
 /* backend.flags */
@@ -36,9 +37,18 @@ enum backend_flag {
 	BACKEND_TERMINATING = 2,
 };
 
-/* node_addr.flags */
-enum node_addr_flag {
-	NODE_ADDR_NODE_PORT = 1, /* node ports answer here */
+/* addr_use.flags */
+enum addr_flag {
+	ADDR_NODE = 1, /* an address of this node */
+	ADDR_NODE_PORT = 2, /* node ports answer here */
+	ADDR_SERVICE = 4, /* of a frontend: a ClusterIP, an external IP, a load balancer's */
+};
+
+/* What a device leads to. */
+enum device_class {
+	DEVICE_PODS = 0, /* its clients are pods of this node: replies always pass here */
+	DEVICE_UPLINK = 1, /* everybody else's */
+	DEVICE_CLASS_COUNT = 2,
 };
 
 /*
@@ -58,7 +68,19 @@ enum reason {
 	REASON_DROP_SOURCE_RANGE = 9,
 	REASON_DROP_UNALLOCATED = 10,
 	REASON_DROP_BACKEND_MISSING = 11,
-	REASON_COUNT = 12,
+	REASON_FLOW = 12, /* a packet of a known flow */
+	REASON_FLOW_ERROR = 13, /* an ICMP error about one */
+	REASON_PASS_BYSTANDER = 14, /* a packet to none of our addresses */
+	REASON_PASS_NO_FLOW = 15, /* not the first packet of a flow, and of none that we know */
+	REASON_PASS_FRAGMENT = 16, /* a fragment whose first one was not seen */
+	REASON_PASS_MALFORMED = 17, /* headers that are cut short, or too many */
+	REASON_REJECT_LIMITED = 18, /* refused without a word: the client had its share of ICMP */
+	REASON_DROP_MASQUERADE_ADDR = 19, /* this node has no address on the way to the backend */
+	REASON_DROP_MASQUERADE_PORT = 20, /* all ports that were tried are taken */
+	REASON_DROP_FLOW_TABLE = 21, /* no room for the flow */
+	REASON_DROP_REDIRECT = 22, /* an ICMP redirect would lead the client past us */
+	REASON_DROP_REWRITE = 23, /* the kernel would not let us write the packet */
+	REASON_COUNT = 24,
 };
 
 /* An IPv6 address, or an IPv4 address mapped into ::ffff:0:0/96. */
@@ -111,9 +133,18 @@ struct service_port {
 	__u8 reserved[2];
 };
 
-struct node_addr {
-	__u32 ifindex;
-	__u32 flags; /* enum node_addr_flag */
+/* What an address is to us. An address that is in no map is none of our business. */
+struct addr_use {
+	__u32 ifindex; /* of the device that has it, or 0 */
+	__u32 flags; /* enum addr_flag */
+};
+
+/* A device of this node, by its ifindex. */
+struct device {
+	struct addr source_v4; /* what this node sends there, if a route does not say otherwise */
+	struct addr source_v6; /* unspecified: none but link-local addresses */
+	__u32 bridge; /* ifindex of the bridge that it is a port of, or 0 */
+	__u32 reserved;
 };
 
 /* Prefix lengths count from the first bit after prefix_len. */
@@ -123,7 +154,7 @@ struct source_range_key {
 	struct addr addr;
 };
 
-struct service_cidr_key {
+struct cidr_key {
 	__u32 prefix_len;
 	struct addr addr;
 };
@@ -186,6 +217,121 @@ struct udp_pin {
 	__u32 frontend_id;
 	__u32 backend_id;
 	__u32 reserved2;
+};
+
+/* Where a device sees a packet. */
+enum hook {
+	HOOK_INGRESS = 1, /* wire to stack */
+	HOOK_EGRESS = 2, /* stack to wire */
+};
+
+/* A packet as it comes to a hook. */
+struct flow_key {
+	struct addr src;
+	struct addr dst;
+	__be16 src_port;
+	__be16 dst_port;
+	__u8 proto; /* IPPROTO_* */
+	__u8 hook; /* enum hook */
+	__u16 reserved;
+};
+
+_Static_assert(sizeof(struct flow_key) == 40, "flow_key is hashed: no hidden padding");
+
+/*
+ * Which packets of a flow an entry is for, and what becomes of them:
+ *
+ *	role          hook     as it comes               as it goes
+ *	FROM_CLIENT   ingress  client -> dialled         client' -> backend
+ *	TO_CLIENT     egress   backend -> client'        dialled -> client
+ *
+ * and if the flow is masqueraded, also
+ *
+ *	TO_BACKEND    egress   client' -> backend        masquerade -> backend
+ *	FROM_BACKEND  ingress  backend -> masquerade     backend -> client'
+ *
+ * client' is the client at stack_port: its own port, unless another flow of
+ * that port has the same backend.
+ */
+enum flow_role {
+	FLOW_FROM_CLIENT = 1,
+	FLOW_TO_CLIENT = 2,
+	FLOW_TO_BACKEND = 3,
+	FLOW_FROM_BACKEND = 4,
+};
+
+/* What the packets of one entry have come to. UDP knows the first two. */
+enum flow_state {
+	FLOW_NEW = 0, /* none, or the first one, perhaps again */
+	FLOW_OPEN = 1,
+	FLOW_FIN = 2, /* this side has said its last */
+	FLOW_RESET = 3,
+};
+
+/* flow.flags */
+enum flow_flag {
+	FLOW_MASQUERADED = 1,
+	FLOW_AT_PODS = 2, /* egress entries are needed at devices of class DEVICE_PODS */
+	FLOW_AT_UPLINKS = 4, /* and of class DEVICE_UPLINK */
+};
+
+/*
+ * One flow, told in full by each of its entries, so that any can bring back the
+ * others. The addresses that a packet is recognized by come first: see flow.h.
+ */
+struct flow {
+	struct addr client;
+	struct addr dialled;
+	struct addr backend;
+	struct addr masquerade;
+	__be16 client_port;
+	__be16 dialled_port;
+	__be16 backend_port;
+	__be16 masquerade_port;
+	__be16 stack_port;
+	__u8 proto; /* IPPROTO_* */
+	__u8 role; /* enum flow_role */
+	__u8 state; /* enum flow_state */
+	__u8 flags; /* enum flow_flag */
+	__u16 reserved;
+	__u32 frontend_id;
+	__u32 backend_id;
+	__u64 created;
+	__u64 last_seen; /* within a second */
+};
+
+/* What is counted of flows, in entries. */
+enum flow_count {
+	COUNT_FLOWS_PUT = 0,
+	COUNT_FLOWS_DELETED = 1, /* by programs; the agent knows what it deletes */
+	COUNT_HALF_OPEN_PUT = 2,
+	COUNT_HALF_OPEN_DELETED = 3,
+	COUNT_FLOWS_REPAIRED = 4, /* put because a sibling had lost it */
+	COUNT_MASQUERADE_RETRIES = 5, /* a port was taken */
+	COUNT_STACK_PORTS = 6, /* flows whose client port another flow had */
+	FLOW_COUNT_COUNT = 7,
+};
+
+/* A datagram in fragments: only the first one has ports. */
+struct fragment_key {
+	struct addr src;
+	struct addr dst;
+	__u32 id;
+	__u8 proto; /* IPPROTO_* */
+	__u8 reserved[3];
+};
+
+_Static_assert(sizeof(struct fragment_key) == 40, "fragment_key is hashed: no hidden padding");
+
+struct fragment {
+	__be16 src_port;
+	__be16 dst_port;
+};
+
+/* How much ICMP a client has had: the kernel's rule, a token a second and six at most. */
+struct icmp_budget {
+	__u64 last;
+	__u64 tokens; /* nanoseconds */
 };
 
 /* A connected UDP socket that Sluice translated, as the iterator tells it. */

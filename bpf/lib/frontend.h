@@ -30,9 +30,9 @@ static __always_inline bool find_node_port(const struct frontend_key *dialled, s
 
 static __always_inline bool is_node_port_addr(const struct addr *a)
 {
-	const struct node_addr *node = bpf_map_lookup_elem(&sl_node_addrs, a);
+	const struct addr_use *node = bpf_map_lookup_elem(&sl_addrs, a);
 
-	return node && node->flags & NODE_ADDR_NODE_PORT;
+	return node && node->flags & ADDR_NODE_PORT;
 }
 
 static __always_inline bool is_cluster_ip(const struct frontend_key *dialled)
@@ -46,7 +46,7 @@ static __always_inline bool is_cluster_ip(const struct frontend_key *dialled)
 
 static __always_inline bool is_service_cidr(const struct addr *a)
 {
-	struct service_cidr_key key = { .prefix_len = 128, .addr = *a };
+	struct cidr_key key = { .prefix_len = 128, .addr = *a };
 
 	return bpf_map_lookup_elem(&sl_service_cidrs, &key);
 }

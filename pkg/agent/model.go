@@ -81,7 +81,7 @@ func (m *model) setLocalAddrs(addrs []node.Address) {
 
 // newNodeAddrs returns the addresses of this node, and on which of them node
 // ports answer, if that may have changed and enough is known to tell.
-func (m *model) newNodeAddrs() (map[netip.Addr]maps.NodeAddr, bool) {
+func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 	primary := len(m.nodePortAddresses.Prefixes) == 0
 	unsure := m.localAddrs == nil || primary && m.awaitsNode && len(m.node.PrimaryIPs) == 0
 	if !m.nodeAddrsChanged || unsure {
@@ -89,15 +89,15 @@ func (m *model) newNodeAddrs() (map[netip.Addr]maps.NodeAddr, bool) {
 	}
 	m.nodeAddrsChanged = false
 
-	addrs := make(map[netip.Addr]maps.NodeAddr, len(m.localAddrs))
+	addrs := make(map[netip.Addr]maps.AddrUse, len(m.localAddrs))
 	local := make([]netip.Addr, 0, len(m.localAddrs))
 	for _, a := range m.localAddrs {
 		local = append(local, a.Addr)
-		addrs[a.Addr] = maps.NodeAddr{Ifindex: uint32(a.IfIndex)}
+		addrs[a.Addr] = maps.AddrUse{Ifindex: uint32(a.IfIndex)}
 	}
 	for _, a := range m.nodePortAddresses.Select(local, &m.node) {
 		entry := addrs[a]
-		entry.Flags |= maps.NodeAddrNodePort
+		entry.Flags |= maps.AddrNodePort
 		addrs[a] = entry
 	}
 

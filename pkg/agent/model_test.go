@@ -74,7 +74,7 @@ func TestNodeAddrs(t *testing.T) {
 				t.Fatalf("known is %t, want %t", ok, test.want != nil)
 			}
 			for _, addr := range []netip.Addr{primary, secondary, loopback} {
-				have := addrs[addr].Flags&maps.NodeAddrNodePort != 0
+				have := addrs[addr].Flags&maps.AddrNodePort != 0
 				want := false
 				for _, a := range test.want {
 					want = want || a == addr

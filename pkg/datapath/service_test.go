@@ -96,7 +96,7 @@ func (s *service) without(backend uint32) []uint32 {
 func (w *world) nodePortsAt(t testing.TB, addrs ...netip.Addr) {
 	t.Helper()
 	for _, a := range addrs {
-		must(t, w.Maps().NodeAddrs.Put(maps.AddrOf(a), maps.NodeAddr{Flags: maps.NodeAddrNodePort}))
+		must(t, w.Maps().Addrs.Put(maps.AddrOf(a), maps.AddrUse{Flags: maps.AddrNodePort}))
 	}
 }
 
@@ -104,6 +104,6 @@ func (w *world) nodePortsAt(t testing.TB, addrs ...netip.Addr) {
 func (w *world) serviceCIDRs(t testing.TB, prefixes ...string) {
 	t.Helper()
 	for _, prefix := range prefixes {
-		must(t, w.Maps().ServiceCIDRs.Put(maps.ServiceCIDRKeyOf(netip.MustParsePrefix(prefix)), 1))
+		must(t, w.Maps().ServiceCIDRs.Put(maps.CIDRKeyOf(netip.MustParsePrefix(prefix)), 1))
 	}
 }

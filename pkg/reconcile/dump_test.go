@@ -21,7 +21,7 @@ func dump(t testing.TB, m maps.Tables) string {
 
 		return key, value + leadsTo(t, m.Slots, v)
 	})...)
-	lines = append(lines, dumpTable(t, "node", m.NodeAddrs, nodeAddrText)...)
+	lines = append(lines, dumpTable(t, "node", m.Addrs, nodeAddrText)...)
 	lines = append(lines, dumpTable(t, "cidr", m.ServiceCIDRs, serviceCIDRText)...)
 
 	return strings.Join(lines, "\n")

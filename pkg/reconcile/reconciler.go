@@ -39,7 +39,7 @@ type Config struct {
 func (c Config) Validate() error {
 	t := c.Tables
 	if t.Frontends == nil || t.Slots == nil || t.Backends == nil || t.ServicePorts == nil ||
-		t.NodeAddrs == nil || t.SourceRanges == nil || t.ServiceCIDRs == nil {
+		t.Addrs == nil || t.SourceRanges == nil || t.ServiceCIDRs == nil {
 		return errors.New("reconcile: a map is missing")
 	}
 	if c.Grace < 0 {
@@ -64,8 +64,8 @@ type Reconciler struct {
 	broken    map[maps.FrontendKey]string // adopted frontends that lead to nowhere, and why
 	ports     map[uint32]*port            // by frontend id
 
-	nodeAddrs    mirror[maps.Addr, maps.NodeAddr]
-	serviceCIDRs mirror[maps.ServiceCIDRKey, uint32]
+	nodeAddrs    mirror[maps.Addr, maps.AddrUse]
+	serviceCIDRs mirror[maps.CIDRKey, uint32]
 
 	queue   queue
 	starved map[*service]struct{} // some map was full for them
@@ -137,8 +137,8 @@ func (r *Reconciler) Prune() {
 
 // SetNodeAddrs says which addresses this node has. What was adopted stays until
 // the first call.
-func (r *Reconciler) SetNodeAddrs(addrs map[netip.Addr]maps.NodeAddr) {
-	want := make(map[maps.Addr]maps.NodeAddr, len(addrs))
+func (r *Reconciler) SetNodeAddrs(addrs map[netip.Addr]maps.AddrUse) {
+	want := make(map[maps.Addr]maps.AddrUse, len(addrs))
 	for addr, v := range addrs {
 		want[maps.AddrOf(addr)] = v
 	}
@@ -149,9 +149,9 @@ func (r *Reconciler) SetNodeAddrs(addrs map[netip.Addr]maps.NodeAddr) {
 // address in them that belongs to no Service are dropped, so call it once the
 // Services are programmed. What was adopted stays until the first call.
 func (r *Reconciler) SetServiceCIDRs(prefixes []netip.Prefix) {
-	want := make(map[maps.ServiceCIDRKey]uint32, len(prefixes))
+	want := make(map[maps.CIDRKey]uint32, len(prefixes))
 	for _, prefix := range prefixes {
-		want[maps.ServiceCIDRKeyOf(prefix.Masked())] = 1
+		want[maps.CIDRKeyOf(prefix.Masked())] = 1
 	}
 	r.serviceCIDRs.set(want)
 }

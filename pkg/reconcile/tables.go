@@ -13,9 +13,9 @@ type tables struct {
 	slots        slots
 	backends     table[uint32, maps.Backend]
 	servicePorts table[uint32, maps.ServicePort]
-	nodeAddrs    table[maps.Addr, maps.NodeAddr]
+	nodeAddrs    table[maps.Addr, maps.AddrUse]
 	sourceRanges table[maps.SourceRangeKey, uint32]
-	serviceCIDRs table[maps.ServiceCIDRKey, uint32]
+	serviceCIDRs table[maps.CIDRKey, uint32]
 }
 
 func newTables(t maps.Tables) tables {
@@ -24,7 +24,7 @@ func newTables(t maps.Tables) tables {
 		slots:        slots{array: t.Slots, spans: newSpans(t.Slots.Len())},
 		backends:     newTable(t.Backends),
 		servicePorts: newTable(t.ServicePorts),
-		nodeAddrs:    newTable(t.NodeAddrs),
+		nodeAddrs:    newTable(t.Addrs),
 		sourceRanges: newTable(t.SourceRanges),
 		serviceCIDRs: newTable(t.ServiceCIDRs),
 	}

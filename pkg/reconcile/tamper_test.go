@@ -83,11 +83,11 @@ func (s *script) number(text string) uint32 {
 	return uint32(n)
 }
 
-func mustParseNodeAddrs(t *testing.T, body string) map[netip.Addr]maps.NodeAddr {
+func mustParseNodeAddrs(t *testing.T, body string) map[netip.Addr]maps.AddrUse {
 	t.Helper()
-	addrs := make(map[netip.Addr]maps.NodeAddr)
+	addrs := make(map[netip.Addr]maps.AddrUse)
 	for line := range strings.Lines(body) {
-		addrs[netip.MustParseAddr(strings.TrimSpace(line))] = maps.NodeAddr{Ifindex: 2, Flags: maps.NodeAddrNodePort}
+		addrs[netip.MustParseAddr(strings.TrimSpace(line))] = maps.AddrUse{Ifindex: 2, Flags: maps.AddrNodePort}
 	}
 
 	return addrs

@@ -41,11 +41,11 @@ func sourceRangeText(k maps.SourceRangeKey, v uint32) (string, string) {
 	return fmt.Sprintf("%s for id %d", k.Prefix(), k.FrontendId), fmt.Sprint(v)
 }
 
-func nodeAddrText(k maps.Addr, v maps.NodeAddr) (string, string) {
+func nodeAddrText(k maps.Addr, v maps.AddrUse) (string, string) {
 	return k.IP().String(), fmt.Sprintf("ifindex=%d flags=%#x", v.Ifindex, v.Flags)
 }
 
-func serviceCIDRText(k maps.ServiceCIDRKey, v uint32) (string, string) {
+func serviceCIDRText(k maps.CIDRKey, v uint32) (string, string) {
 	return k.Prefix().String(), fmt.Sprint(v)
 }
 

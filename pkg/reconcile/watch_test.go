@@ -77,9 +77,9 @@ func loggedTables(t maps.Tables, log *writeLog) maps.Tables {
 		Slots:        loggedSlots{t.Slots, log},
 		Backends:     logged[uint32, maps.Backend]{t.Backends, log, backendText},
 		ServicePorts: logged[uint32, maps.ServicePort]{t.ServicePorts, log, servicePortText},
-		NodeAddrs:    logged[maps.Addr, maps.NodeAddr]{t.NodeAddrs, log, nodeAddrText},
+		Addrs:    logged[maps.Addr, maps.AddrUse]{t.Addrs, log, nodeAddrText},
 		SourceRanges: logged[maps.SourceRangeKey, uint32]{t.SourceRanges, log, sourceRangeText},
-		ServiceCIDRs: logged[maps.ServiceCIDRKey, uint32]{t.ServiceCIDRs, log, serviceCIDRText},
+		ServiceCIDRs: logged[maps.CIDRKey, uint32]{t.ServiceCIDRs, log, serviceCIDRText},
 	}
 }
 

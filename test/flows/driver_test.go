@@ -82,7 +82,7 @@ func mustKnow(t *testing.T, node *sluice.Node, s *scenario) {
 			t.Fatal(err)
 		}
 		if slices.ContainsFunc(status.Maps, func(m agent.MapFill) bool {
-			return m.Name == "node_addrs" && m.Entries >= len(s.Node.LocalIPs)
+			return m.Name == "addrs" && m.Entries >= len(s.Node.LocalIPs)
 		}) {
 			return
 		}

@@ -1,0 +1,55 @@
+package maps
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// FlowCounts are what programs have counted of flows since the maps were
+// created, in entries.
+type FlowCounts struct {
+	FlowsPut          uint64 // into flows
+	FlowsDeleted      uint64 // by programs, from flows
+	HalfOpenPut       uint64 // into half_open
+	HalfOpenDeleted   uint64 // by programs, from half_open
+	Repaired          uint64 // put because a sibling had lost it
+	MasqueradeRetries uint64 // a port was taken
+	StackPorts        uint64 // flows whose client port another flow had
+}
+
+// FlowCounts reads the counters, of all CPUs together.
+func (p *Pinned) FlowCounts() (FlowCounts, error) {
+	var c FlowCounts
+	for index, count := range map[treatyFlowCount]*uint64{
+		treatyFlowCountCOUNT_FLOWS_PUT:          &c.FlowsPut,
+		treatyFlowCountCOUNT_FLOWS_DELETED:      &c.FlowsDeleted,
+		treatyFlowCountCOUNT_HALF_OPEN_PUT:      &c.HalfOpenPut,
+		treatyFlowCountCOUNT_HALF_OPEN_DELETED:  &c.HalfOpenDeleted,
+		treatyFlowCountCOUNT_FLOWS_REPAIRED:     &c.Repaired,
+		treatyFlowCountCOUNT_MASQUERADE_RETRIES: &c.MasqueradeRetries,
+		treatyFlowCountCOUNT_STACK_PORTS:        &c.StackPorts,
+	} {
+		n, err := sumPerCPU(p.byName[NameFlowCounts], uint32(index))
+		if err != nil {
+			return c, fmt.Errorf("map %s: %w", NameFlowCounts, err)
+		}
+		*count = n
+	}
+
+	return c, nil
+}
+
+// sumPerCPU adds up what the CPUs have at an index of a per-CPU array.
+func sumPerCPU(m *ebpf.Map, index uint32) (uint64, error) {
+	var perCPU []uint64
+	if err := m.Lookup(index, &perCPU); err != nil {
+		return 0, fmt.Errorf("index %d: %w", index, err)
+	}
+	var sum uint64
+	for _, n := range perCPU {
+		sum += n
+	}
+
+	return sum, nil
+}

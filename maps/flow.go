@@ -1,0 +1,100 @@
+package maps
+
+import (
+	"net/netip"
+)
+
+// Where a device sees a packet, in a [FlowKey].
+const (
+	HookIngress = uint8(treatyHookHOOK_INGRESS)
+	HookEgress  = uint8(treatyHookHOOK_EGRESS)
+)
+
+// Which packets of a flow an entry is for. types.h draws them.
+const (
+	FlowFromClient  = uint8(treatyFlowRoleFLOW_FROM_CLIENT)
+	FlowToClient    = uint8(treatyFlowRoleFLOW_TO_CLIENT)
+	FlowToBackend   = uint8(treatyFlowRoleFLOW_TO_BACKEND)
+	FlowFromBackend = uint8(treatyFlowRoleFLOW_FROM_BACKEND)
+)
+
+// What the packets of one entry have come to.
+const (
+	FlowNew   = uint8(treatyFlowStateFLOW_NEW)
+	FlowOpen  = uint8(treatyFlowStateFLOW_OPEN)
+	FlowFin   = uint8(treatyFlowStateFLOW_FIN)
+	FlowReset = uint8(treatyFlowStateFLOW_RESET)
+)
+
+// Flags of a [Flow].
+const (
+	FlowMasqueraded = uint8(treatyFlowFlagFLOW_MASQUERADED)
+	FlowAtPods      = uint8(treatyFlowFlagFLOW_AT_PODS)
+	FlowAtUplinks   = uint8(treatyFlowFlagFLOW_AT_UPLINKS)
+)
+
+// FlowKeyOf returns the key of a packet as it comes to a hook.
+func FlowKeyOf(hook, protocol uint8, src, dst netip.AddrPort) FlowKey {
+	return FlowKey{
+		Src: AddrOf(src.Addr()), SrcPort: Port(src.Port()),
+		Dst: AddrOf(dst.Addr()), DstPort: Port(dst.Port()),
+		Proto: protocol, Hook: hook,
+	}
+}
+
+// Source returns where the packet comes from.
+func (k FlowKey) Source() netip.AddrPort { return addrPort(k.Src, k.SrcPort) }
+
+// Destination returns where the packet goes.
+func (k FlowKey) Destination() netip.AddrPort { return addrPort(k.Dst, k.DstPort) }
+
+// ClientAddrPort returns the client, as the wire has it.
+func (f Flow) ClientAddrPort() netip.AddrPort { return addrPort(f.Client, f.ClientPort) }
+
+// StackAddrPort returns the client as the node's own network stack, netfilter
+// and a backend on this node see it.
+func (f Flow) StackAddrPort() netip.AddrPort { return addrPort(f.Client, f.StackPort) }
+
+// DialledAddrPort returns the frontend that the client dialled.
+func (f Flow) DialledAddrPort() netip.AddrPort { return addrPort(f.Dialled, f.DialledPort) }
+
+// BackendAddrPort returns the backend.
+func (f Flow) BackendAddrPort() netip.AddrPort { return addrPort(f.Backend, f.BackendPort) }
+
+// MasqueradeAddrPort returns what the backend sees, if the flow is masqueraded.
+func (f Flow) MasqueradeAddrPort() netip.AddrPort { return addrPort(f.Masquerade, f.MasqueradePort) }
+
+// IsMasqueraded says that the backend sees this node, not the client.
+func (f Flow) IsMasqueraded() bool { return f.Flags&FlowMasqueraded != 0 }
+
+// Roles returns which entries the flow has: two, or four if it is masqueraded.
+func (f Flow) Roles() []uint8 {
+	if f.IsMasqueraded() {
+		return []uint8{FlowFromClient, FlowToClient, FlowToBackend, FlowFromBackend}
+	}
+
+	return []uint8{FlowFromClient, FlowToClient}
+}
+
+// Key returns the key of the entry of f that has this role.
+func (f Flow) Key(role uint8) FlowKey {
+	k := FlowKey{Proto: f.Proto, Hook: HookIngress}
+	switch role {
+	case FlowFromClient:
+		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Client, f.ClientPort, f.Dialled, f.DialledPort
+	case FlowToClient:
+		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Backend, f.BackendPort, f.Client, f.StackPort
+		k.Hook = HookEgress
+	case FlowToBackend:
+		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Client, f.StackPort, f.Backend, f.BackendPort
+		k.Hook = HookEgress
+	case FlowFromBackend:
+		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Backend, f.BackendPort, f.Masquerade, f.MasqueradePort
+	}
+
+	return k
+}
+
+func addrPort(a Addr, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(a.IP(), Port(port))
+}
