@@ -118,22 +118,13 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 	if err != nil {
 		return nil, err
 	}
-	idle := cfg.UDPIdle
-	if idle == 0 {
-		idle = DefaultUDPIdle
-	}
-	for name, value := range map[string]any{
+
+	return spec, setVariables(spec, map[string]any{
 		sockVarConfigUdpMode:         uint32(cfg.UDP),
-		sockVarConfigUdpIdleNs:       uint64(idle.Nanoseconds()),
+		sockVarConfigUdpIdleNs:       nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		sockVarConfigHostNetnsCookie: cfg.HostNetnsCookie,
 		sockVarConfigHasSetRetval:    cfg.SetRetval,
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("variable %s: %w", name, err)
-		}
-	}
-
-	return spec, nil
+	})
 }
 
 // Close closes the programs; attached ones stay attached.

@@ -30,6 +30,8 @@ var budgets = map[string]uint32{
 	"getpeername6": 100,
 	"sock_release": 150,
 	"socks":        400,
+	"ingress":      350_000,
+	"egress":       40_000,
 }
 
 func TestVerifierBudget(t *testing.T) {
@@ -44,6 +46,28 @@ func TestVerifierBudget(t *testing.T) {
 				for _, hook := range append(programs.Sock, Hook{Name: "socks", Program: programs.Socks}) {
 					checkBudget(t, hook)
 				}
+			})
+		}
+	}
+}
+
+// Every kind of device has programs of its own.
+func TestDeviceVerifierBudget(t *testing.T) {
+	m := mustMaps(t)
+	for _, class := range []uint32{maps.DevicePods, maps.DeviceUplink} {
+		for _, flags := range []DeviceConfig{
+			{},
+			{FIBSource: true, ChecksumIPv6: true},
+			{NoEthernet: true},
+			{BridgePort: true},
+			{BridgePort: true, ScopeBySource: true, FIBSource: true, ChecksumIPv6: true},
+		} {
+			cfg := flags
+			cfg.Class = class
+			t.Run(fmt.Sprintf("kept with %+v", cfg), func(t *testing.T) {
+				programs := mustLoadDevice(t, m, cfg)
+				checkBudget(t, Hook{Name: "ingress", Program: programs.Ingress})
+				checkBudget(t, Hook{Name: "egress", Program: programs.Egress})
 			})
 		}
 	}
@@ -65,7 +89,7 @@ func checkBudget(t *testing.T, hook Hook) {
 	}
 }
 
-func mustMaps(t *testing.T) *maps.Pinned {
+func mustMaps(t testing.TB) *maps.Pinned {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -82,6 +106,24 @@ func mustMaps(t *testing.T) *maps.Pinned {
 	})
 
 	return m
+}
+
+func mustLoadDevice(t testing.TB, m *maps.Pinned, cfg DeviceConfig) *DevicePrograms {
+	t.Helper()
+	programs, err := LoadDevice(m, cfg)
+	if verifier := new(ebpf.VerifierError); errors.As(err, &verifier) {
+		t.Fatalf("%+v", verifier)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := programs.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return programs
 }
 
 func mustLoad(t *testing.T, m *maps.Pinned, cfg Config) *Programs {

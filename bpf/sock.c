@@ -6,8 +6,8 @@
 #include "lib/frontend.h"
 #include "lib/netns.h"
 #include "lib/sock_addr.h"
+#include "lib/sock_source.h"
 #include "lib/sock_state.h"
-#include "lib/source_range.h"
 #include "lib/udp_pin.h"
 #include "lib/verdict.h"
 

@@ -78,6 +78,10 @@ struct sock {
 	__u16 sk_protocol;
 };
 
+struct sk_buff {
+	__u8 ip_summed : 2;
+};
+
 struct seq_file;
 
 struct bpf_iter_meta {

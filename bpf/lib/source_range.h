@@ -6,8 +6,6 @@
 #include <stdbool.h>
 
 #include "../../maps/maps.h"
-#include "netns.h"
-#include "sock_addr.h"
 
 /* is_in_ranges says whether source_ranges lets src connect to fe. */
 static __always_inline bool is_in_ranges(const struct frontend *fe, const struct addr *src)
@@ -19,28 +17,6 @@ static __always_inline bool is_in_ranges(const struct frontend *fe, const struct
 	};
 
 	return bpf_map_lookup_elem(&sl_source_ranges, &key);
-}
-
-/*
- * check_source holds the client against loadBalancerSourceRanges. The kernel
- * has not chosen a source address yet: the node's own traffic is judged by the
- * node IP, as kube-proxy's rules do, and a pod's by the address of the pod.
- */
-static __always_inline enum reason check_source(struct bpf_sock_addr *ctx, bool v6,
-						const struct frontend *fe, const struct addr *to)
-{
-	struct addr source;
-
-	if (!(fe->flags & FRONTEND_SOURCE_RANGES))
-		return REASON_NEXT;
-	if (!bound_addr(ctx, v6, &source)) {
-		if (is_host_netns(ctx))
-			return fe->flags & FRONTEND_NODE_IN_RANGES ? REASON_NEXT :
-								     REASON_DROP_SOURCE_RANGE;
-		if (!netns_addr(ctx, to, &source))
-			return REASON_DROP_SOURCE_RANGE;
-	}
-	return is_in_ranges(fe, &source) ? REASON_NEXT : REASON_DROP_SOURCE_RANGE;
 }
 
 #endif

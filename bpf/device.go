@@ -1,0 +1,112 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// DefaultMasqueradePorts are outside of the kernel's ephemeral ports and of
+// Kubernetes' node ports, as both are by default.
+var DefaultMasqueradePorts = PortRange{Low: 10000, High: 29999}
+
+// DefaultUDPUnanswered is how long a UDP flow that nobody answered keeps its
+// backend at a device: netfilter's timeout.
+const DefaultUDPUnanswered = 30 * time.Second
+
+// PortRange is a range of ports, both ends included.
+type PortRange struct{ Low, High uint16 }
+
+// DeviceConfig is what the programs of a kind of device are told before they
+// are loaded.
+type DeviceConfig struct {
+	Class      uint32 // maps.DevicePods or maps.DeviceUplink
+	NoEthernet bool   // packets begin with the IP header
+	BridgePort bool   // the devices are ports of a bridge
+
+	// ScopeBySource: the local_cidrs map decides who looks up the internal
+	// scope, and not the class.
+	ScopeBySource bool
+
+	MasqueradePorts PortRange     // zero: DefaultMasqueradePorts
+	UDPIdle         time.Duration // zero: DefaultUDPIdle
+	UDPUnanswered   time.Duration // zero: DefaultUDPUnanswered
+
+	FIBSource    bool // bpf_fib_lookup tells source addresses (Linux 6.7)
+	ChecksumIPv6 bool // bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16)
+}
+
+// DevicePrograms are what is attached to devices of a kind. They are loaded
+// and not yet attached.
+type DevicePrograms struct {
+	Ingress *ebpf.Program
+	Egress  *ebpf.Program
+}
+
+// LoadDevice loads the programs of a kind of device, on the maps m. Errors of
+// the verifier can be had with errors.As as *ebpf.VerifierError. The caller
+// closes the result.
+func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
+	spec, err := deviceSpec(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("device programs: %w", err)
+	}
+	var programs devicePrograms
+	if err := loadOn(m, spec, &programs); err != nil {
+		return nil, fmt.Errorf("device programs: %w", err)
+	}
+
+	return &DevicePrograms{Ingress: programs.SluiceIngress, Egress: programs.SluiceEgress}, nil
+}
+
+func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
+	spec, err := loadDevice()
+	if err != nil {
+		return nil, err
+	}
+	ports := cfg.MasqueradePorts
+	if ports == (PortRange{}) {
+		ports = DefaultMasqueradePorts
+	}
+
+	return spec, setVariables(spec, map[string]any{
+		deviceVarConfigDeviceClass:     cfg.Class,
+		deviceVarConfigEthernet:        !cfg.NoEthernet,
+		deviceVarConfigBridgePort:      cfg.BridgePort,
+		deviceVarConfigScopeBySource:   cfg.ScopeBySource,
+		deviceVarConfigMasqueradeLow:   ports.Low,
+		deviceVarConfigMasqueradeHigh:  ports.High,
+		deviceVarConfigFibSource:       cfg.FIBSource,
+		deviceVarConfigCsumIpv6:        cfg.ChecksumIPv6,
+		deviceVarConfigUdpIdleNs:       nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
+		deviceVarConfigUdpUnansweredNs: nanoseconds(cfg.UDPUnanswered, DefaultUDPUnanswered),
+	})
+}
+
+// setVariables tells the programs of spec what was decided.
+func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
+	for name, value := range values {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("variable %s: %w", name, err)
+		}
+	}
+
+	return nil
+}
+
+func nanoseconds(d, otherwise time.Duration) uint64 {
+	if d == 0 {
+		d = otherwise
+	}
+
+	return uint64(d.Nanoseconds())
+}
+
+// Close closes the programs; attached ones stay attached.
+func (p *DevicePrograms) Close() error {
+	return errors.Join(p.Ingress.Close(), p.Egress.Close())
+}

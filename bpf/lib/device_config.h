@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the agent decides for a kind of device before it loads: the verifier prunes the rest. */
+#ifndef SLUICE_DEVICE_CONFIG_H
+#define SLUICE_DEVICE_CONFIG_H
+
+#include <stdbool.h>
+#include <linux/types.h>
+
+#include "../../maps/types.h"
+
+/* An enum device_class. */
+volatile const __u32 config_device_class = DEVICE_UPLINK;
+
+/* Packets begin with an Ethernet header, and not with that of IP. */
+volatile const bool config_ethernet = true;
+
+/* The devices are ports of a bridge. */
+volatile const bool config_bridge_port = false;
+
+/* local_cidrs says whose traffic is that of pods, and not the device. */
+volatile const bool config_scope_by_source = false;
+
+/* Which ports a masquerade may use, in host byte order, both included. */
+volatile const __u16 config_masquerade_low = 10000;
+volatile const __u16 config_masquerade_high = 29999;
+
+/* Linux 6.7: bpf_fib_lookup tells the source address. */
+volatile const bool config_fib_source = true;
+
+/* Linux 6.16: bpf_l4_csum_replace knows BPF_F_IPV6. */
+volatile const bool config_csum_ipv6 = true;
+
+/* How long a UDP flow without a datagram keeps its backend, and how long if it was never answered. */
+volatile const __u64 config_udp_idle_ns = 120ULL * 1000 * 1000 * 1000;
+volatile const __u64 config_udp_unanswered_ns = 30ULL * 1000 * 1000 * 1000;
+
+#endif

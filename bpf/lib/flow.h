@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Flows: which packets belong to them, and what becomes of these. types.h draws the roles. */
+#ifndef SLUICE_FLOW_H
+#define SLUICE_FLOW_H
+
+#include <stddef.h>
+#include <linux/errno.h>
+
+#include "packet.h"
+
+#define REFRESH_NS 1000000000ULL
+
+/* An entry that is over may be taken by another flow after this time. */
+#define CLOSING_NS (10 * 1000000000ULL)
+#define OPENING_NS (120 * 1000000000ULL)
+
+/* barrier keeps the compiler from moving reads of memory across it. */
+#define barrier() asm volatile("" ::: "memory")
+
+static __always_inline void count_flows(__u32 what, __u32 entries)
+{
+	__u64 *n = bpf_map_lookup_elem(&sl_flow_counts, &what);
+
+	if (n)
+		*n += entries;
+}
+
+static __always_inline bool is_masqueraded(const struct flow *f)
+{
+	return f->flags & FLOW_MASQUERADED;
+}
+
+/* comes_as is a packet of f in this role, as it comes to the hook. */
+static __always_inline void comes_as(const struct flow *f, __u8 role, struct flow_key *key)
+{
+	bool to_client = role == FLOW_TO_CLIENT, from_backend = role == FLOW_FROM_BACKEND;
+
+	key->proto = f->proto;
+	key->hook = to_client || role == FLOW_TO_BACKEND ? HOOK_EGRESS : HOOK_INGRESS;
+	key->reserved = 0;
+	if (to_client || from_backend) {
+		key->src = f->backend;
+		key->src_port = f->backend_port;
+		key->dst = to_client ? f->client : f->masquerade;
+		key->dst_port = to_client ? f->stack_port : f->masquerade_port;
+	} else {
+		key->src = f->client;
+		key->src_port = role == FLOW_FROM_CLIENT ? f->client_port : f->stack_port;
+		key->dst = role == FLOW_FROM_CLIENT ? f->dialled : f->backend;
+		key->dst_port = role == FLOW_FROM_CLIENT ? f->dialled_port : f->backend_port;
+	}
+}
+
+/* goes_as is that packet, as it leaves the hook. */
+static __always_inline void goes_as(const struct flow *f, __u8 role, struct flow_key *key)
+{
+	bool to_client = role == FLOW_TO_CLIENT, from_backend = role == FLOW_FROM_BACKEND;
+
+	if (to_client || from_backend) {
+		key->src = to_client ? f->dialled : f->backend;
+		key->src_port = to_client ? f->dialled_port : f->backend_port;
+		key->dst = f->client;
+		key->dst_port = to_client ? f->client_port : f->stack_port;
+	} else {
+		key->src = role == FLOW_FROM_CLIENT ? f->client : f->masquerade;
+		key->src_port = role == FLOW_FROM_CLIENT ? f->stack_port : f->masquerade_port;
+		key->dst = f->backend;
+		key->dst_port = f->backend_port;
+	}
+}
+
+/* same_tuple compares without branches: each would be one more path to verify. */
+static __always_inline bool same_tuple(const struct flow_key *a, const struct flow_key *b)
+{
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
+	__u32 differ = 0, i;
+
+	for (i = 0; i < offsetof(struct flow_key, proto) / sizeof(*x); i++)
+		differ |= x[i] ^ y[i];
+	asm volatile("" : "+r"(differ)); /* or the compiler makes branches of it */
+	return !differ;
+}
+
+/*
+ * goes reads what becomes of the packets of key, and is false if f is no longer
+ * theirs: a full table gives the memory of an entry to another flow, also while
+ * we read it. Whoever writes it begins with what a packet is recognized by, so we
+ * read that last.
+ */
+static __always_inline bool goes(struct packet *pkt, const struct flow *f,
+				 const struct flow_key *key)
+{
+	goes_as(f, f->role, &pkt->to);
+	barrier();
+	comes_as(f, f->role, &pkt->key);
+	return same_tuple(&pkt->key, key);
+}
+
+/* is_over says that an entry of another flow need not be respected any more. */
+static __always_inline bool is_over(const struct flow *f, __u64 now)
+{
+	__u64 idle = now - f->last_seen;
+
+	if (f->state == FLOW_RESET)
+		return true;
+	if (f->proto == IPPROTO_UDP)
+		return idle > config_udp_idle_ns;
+	if (f->state == FLOW_NEW)
+		return idle > OPENING_NS;
+	return f->state == FLOW_FIN && idle > CLOSING_NS;
+}
+
+/* is_same says that two entries are of one and the same client's flow to what it dialled. */
+static __always_inline bool is_same(const struct flow *a, const struct flow *b)
+{
+	return addr_equal(&a->client, &b->client) && a->client_port == b->client_port &&
+	       addr_equal(&a->dialled, &b->dialled) && a->dialled_port == b->dialled_port;
+}
+
+/* drop_flow deletes an entry from flows, and counts it. */
+static __always_inline void drop_flow(const struct flow_key *key)
+{
+	if (!bpf_map_delete_elem(&sl_flows, key))
+		count_flows(COUNT_FLOWS_DELETED, 1);
+}
+
+static __always_inline void drop_half_open(const struct flow_key *key)
+{
+	if (!bpf_map_delete_elem(&sl_half_open, key))
+		count_flows(COUNT_HALF_OPEN_DELETED, 1);
+}
+
+/* is_free says whether f may take the place of the entry had. */
+static __always_inline bool is_free(const struct flow *had, const struct flow *f, __u64 now)
+{
+	return !had || is_same(had, f) || is_over(had, now);
+}
+
+/*
+ * reserve puts the entry of pkt->flow that has this role into half_open, unless
+ * another flow that lives has its tuple. Two CPUs may want one tuple at once: one
+ * gets it.
+ */
+static __noinline int reserve(struct packet *pkt, __u32 role)
+{
+	struct flow *f = &pkt->flow;
+
+	comes_as(f, role, &pkt->key);
+	f->role = role;
+	if (!is_free(bpf_map_lookup_elem(&sl_flows, &pkt->key), f, pkt->now) ||
+	    !is_free(bpf_map_lookup_elem(&sl_half_open, &pkt->key), f, pkt->now))
+		return REASON_DROP_MASQUERADE_PORT;
+	drop_half_open(&pkt->key);
+	switch (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST)) {
+	case 0:
+		break;
+	case -EEXIST:
+		return REASON_DROP_MASQUERADE_PORT;
+	default:
+		return REASON_DROP_FLOW_TABLE;
+	}
+	count_flows(COUNT_HALF_OPEN_PUT, 1);
+	drop_flow(&pkt->key); /* of a flow that is over: it would be found first */
+	return REASON_NEXT;
+}
+
+/* release takes the entry of pkt->flow that has this role out of half_open. */
+static __noinline int release(struct packet *pkt, __u32 role)
+{
+	comes_as(&pkt->flow, role, &pkt->key);
+	drop_half_open(&pkt->key);
+	return 0;
+}
+
+/* note_egress_use has the egress hooks look for this flow. */
+static __always_inline void note_egress_use(const struct flow *f, __u64 now)
+{
+	__u32 class;
+
+	for (class = 0; class < DEVICE_CLASS_COUNT; class ++) {
+		__u32 flag = class == DEVICE_PODS ? FLOW_AT_PODS : FLOW_AT_UPLINKS;
+		__u32 key = class;
+		__u64 *used = bpf_map_lookup_elem(&sl_egress_use, &key);
+
+		if (used && f->flags & flag)
+			*used = now;
+	}
+}
+
+/*
+ * put_back puts the entry of pkt->flow that has this role into flows, if it is
+ * missing there. A flow that has begun since, and is half open yet, keeps the
+ * tuple.
+ */
+static __noinline int put_back(struct packet *pkt, __u32 role)
+{
+	const struct flow *opening;
+	struct flow *f = &pkt->flow;
+
+	comes_as(f, role, &pkt->key);
+	f->role = role;
+	opening = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	if (opening && opening->created != f->created)
+		return 0;
+	if (bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST))
+		return 0;
+	count_flows(COUNT_FLOWS_PUT, 1);
+	return 1;
+}
+
+/* put_back_all puts back all entries of pkt->flow, and returns how many were missing. */
+static __always_inline int put_back_all(struct packet *pkt)
+{
+	int put = put_back(pkt, FLOW_FROM_CLIENT) + put_back(pkt, FLOW_TO_CLIENT);
+
+	if (is_masqueraded(&pkt->flow))
+		put += put_back(pkt, FLOW_TO_BACKEND) + put_back(pkt, FLOW_FROM_BACKEND);
+	return put;
+}
+
+/* release_all takes all entries of pkt->flow out of half_open. */
+static __always_inline void release_all(struct packet *pkt)
+{
+	release(pkt, FLOW_FROM_CLIENT);
+	release(pkt, FLOW_TO_CLIENT);
+	if (is_masqueraded(&pkt->flow)) {
+		release(pkt, FLOW_TO_BACKEND);
+		release(pkt, FLOW_FROM_BACKEND);
+	}
+}
+
+#endif

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * ICMP errors about our flows. An error quotes a packet that somebody sent the
+ * other way: where packets a -> b become a' -> b', errors about b -> a are errors
+ * about b' -> a'.
+ */
+#ifndef SLUICE_ICMP_ERROR_H
+#define SLUICE_ICMP_ERROR_H
+
+#include "fragment.h"
+#include "rewrite.h"
+
+/* Between the ICMP header and the packet that it quotes lies nothing. */
+#define ICMP_CHECKSUM 2 /* offset, in both families */
+
+static __always_inline bool is_error_type(__u8 type, bool v6)
+{
+	if (v6)
+		return type == ICMPV6_DEST_UNREACH || type == ICMPV6_PKT_TOOBIG ||
+		       type == ICMPV6_TIME_EXCEED || type == ICMPV6_PARAMPROB;
+	return type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||
+	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
+}
+
+/* read_icmp finds out whether this is an error. */
+static __always_inline enum reason read_icmp(struct __sk_buff *ctx, struct packet *pkt)
+{
+	const __u8 *type;
+
+	if (pkt->ip.later)
+		return REASON_PASS_FRAGMENT;
+	type = peek(ctx, pkt->ip.l4, sizeof(*type));
+	if (!type)
+		return REASON_PASS_MALFORMED;
+	pkt->icmp_type = *type;
+	pkt->is_error = is_error_type(pkt->icmp_type, pkt->ip.v6);
+	return REASON_NEXT;
+}
+
+/* read_quoted reads the headers of the packet that an error quotes. */
+static __always_inline enum reason read_quoted(struct __sk_buff *ctx, struct packet *pkt,
+					       struct headers *quoted)
+{
+	enum reason why;
+
+	why = read_ip(ctx, quoted, pkt->ip.l4 + sizeof(struct icmp_header), pkt->ip.v6);
+	if (!why && quoted->v6)
+		why = skip_extensions(ctx, quoted);
+	if (why)
+		return why;
+	if (!has_ports(quoted->key.proto) || quoted->later)
+		return REASON_PASS_NO_FLOW;
+	return read_ports(ctx, quoted);
+}
+
+/* reversed is the tuple of the packets that the quoted one answers. */
+static __always_inline void reversed(const struct flow_key *tuple, struct flow_key *to)
+{
+	to->src = tuple->dst;
+	to->dst = tuple->src;
+	to->src_port = tuple->dst_port;
+	to->dst_port = tuple->src_port;
+	to->proto = tuple->proto;
+	to->reserved = 0;
+}
+
+/* quote_store writes into the quoted packet, and into the checksum of the error. */
+static __always_inline bool quote_store(struct __sk_buff *ctx, struct packet *pkt, __u32 at,
+					void *old, void *new, __u32 size)
+{
+	__s64 diff = bpf_csum_diff(old, size, new, size, 0);
+
+	return !bpf_skb_store_bytes(ctx, at, new, size, 0) &&
+	       !bpf_l4_csum_replace(ctx, pkt->ip.l4 + ICMP_CHECKSUM, 0, diff, 0);
+}
+
+/*
+ * quote_checksum changes a checksum inside the quoted packet by diff. What the
+ * quote does not reach, and a UDP checksum that is none, is left alone.
+ */
+static __always_inline bool quote_checksum(struct __sk_buff *ctx, struct packet *pkt, __u32 at,
+					   __s64 diff, bool udp)
+{
+	__u32 old = 0, new = 0; /* of 16 bits: bpf_csum_diff wants 32 */
+	__u16 check;
+
+	if (bpf_skb_load_bytes(ctx, at, &check, sizeof(check)) || (udp && !check))
+		return true;
+	old = check;
+	new = fold((__u64)(__u16)~check + ((__u64)diff & 0xffffffff));
+	if (udp && !new)
+		new = 0xffff;
+	diff = bpf_csum_diff(&old, sizeof(old), &new, sizeof(new), 0);
+	check = new;
+	return !bpf_skb_store_bytes(ctx, at, &check, sizeof(check), 0) &&
+	       !bpf_l4_csum_replace(ctx, pkt->ip.l4 + ICMP_CHECKSUM, 0, diff, 0);
+}
+
+/* rewrite_quoted_addrs writes the addresses, and the IP checksum over them. */
+static __always_inline bool rewrite_quoted_addrs(struct __sk_buff *ctx, struct packet *pkt,
+						 const struct headers *quoted,
+						 const struct flow_key *to, __s64 diff)
+{
+	__be32 old[2] = { quoted->key.src.words[3], quoted->key.dst.words[3] };
+	__be32 new[2] = { to->src.words[3], to->dst.words[3] };
+
+	if (quoted->v6)
+		return quote_store(ctx, pkt, quoted->l3 + offsetof(struct ipv6hdr, saddr),
+				   (void *)&quoted->key, (void *)to, 2 * sizeof(struct addr));
+	return quote_store(ctx, pkt, quoted->l3 + offsetof(struct iphdr, saddr), old, new,
+			   sizeof(new)) &&
+	       quote_checksum(ctx, pkt, quoted->l3 + offsetof(struct iphdr, check), diff, false);
+}
+
+/* rewrite_quoted turns the quoted packet into one of the tuple to. */
+static __always_inline bool rewrite_quoted(struct __sk_buff *ctx, struct packet *pkt,
+					   const struct headers *quoted, const struct flow_key *to)
+{
+	__u32 from = ports_of(&quoted->key), ports = ports_of(to);
+	__s64 diff = addrs_diff(&quoted->key, to);
+	__u32 check = checksum_at(quoted);
+
+	if (!rewrite_quoted_addrs(ctx, pkt, quoted, to, diff))
+		return false;
+	if (check) {
+		diff = bpf_csum_diff(&from, sizeof(from), &ports, sizeof(ports), diff);
+		if (!quote_checksum(ctx, pkt, check, diff, quoted->key.proto == IPPROTO_UDP))
+			return false;
+	}
+	return from == ports || quote_store(ctx, pkt, quoted->l4, &from, &ports, sizeof(ports));
+}
+
+/*
+ * rewrite_error translates an error about the packets that come as pkt->came to this
+ * hook, and leave as pkt->to. Its own addresses change where they are those
+ * of the flow: a router on the way keeps its name.
+ */
+static __noinline int rewrite_error(struct __sk_buff *ctx, struct packet *pkt)
+{
+	const struct flow_key *came = &pkt->came, *goes = &pkt->to;
+
+	reversed(goes, &pkt->key);
+	if (!rewrite_quoted(ctx, pkt, &pkt->quoted, &pkt->key))
+		return REASON_DROP_REWRITE;
+	pkt->key = pkt->ip.key;
+	if (addr_equal(&pkt->key.src, &came->src))
+		pkt->key.src = goes->src;
+	if (addr_equal(&pkt->key.dst, &came->dst))
+		pkt->key.dst = goes->dst;
+	return rewrite_addrs(ctx, pkt, &pkt->key) ? REASON_FLOW_ERROR : REASON_DROP_REWRITE;
+}
+
+#endif

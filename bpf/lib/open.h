@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The first packet of a flow: who gets it, and what has to be remembered. */
+#ifndef SLUICE_OPEN_H
+#define SLUICE_OPEN_H
+
+#include "affinity.h"
+#include "masquerade.h"
+
+/* How many backends are tried when another flow of the client's port has the first. */
+#define MAX_BACKENDS 3
+
+/* addr_client is everybody behind one address. */
+static __always_inline struct affinity_key addr_client(const struct frontend *fe,
+						       const struct addr *src)
+{
+	struct affinity_key client = { .frontend_id = fe->id, .client_kind = CLIENT_ADDR };
+
+	client.addr = *src;
+	return client;
+}
+
+static __always_inline bool is_node_addr(const struct addr *a)
+{
+	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, a);
+
+	return use && use->flags & ADDR_NODE;
+}
+
+/*
+ * wants_masquerade says whether the backend's reply would miss this node, or the
+ * backend would answer itself. What this node itself answers never leaves it.
+ */
+static __always_inline bool wants_masquerade(const struct frontend *fe, const struct choice *to,
+					     const struct addr *client)
+{
+	bool remote = !(to->be.flags & BACKEND_LOCAL) && config_device_class == DEVICE_UPLINK;
+	bool hairpin = addr_equal(&to->be.addr, client);
+
+	return (remote || hairpin || fe->flags & FRONTEND_MASQUERADE) &&
+	       !is_node_addr(&to->be.addr);
+}
+
+static __always_inline void set_backend(struct flow *f, const struct choice *to)
+{
+	f->backend = to->be.addr;
+	f->backend_port = to->be.port;
+	f->backend_id = to->id;
+	f->stack_port = f->client_port;
+}
+
+/*
+ * reserve_reply makes the backend's replies those of pkt->flow. If another flow of
+ * the client's port has that very backend, it chooses another backend, or changes
+ * the client's port, for the node's stack and the backend.
+ */
+static __always_inline int reserve_reply(struct packet *pkt, const struct frontend *fe,
+					 struct choice *to)
+{
+	int why, i;
+
+	for (i = 0; i < MAX_BACKENDS; i++) {
+		set_backend(&pkt->flow, to);
+		why = reserve(pkt, FLOW_TO_CLIENT);
+		if (why != REASON_DROP_MASQUERADE_PORT)
+			return why;
+		if (fe->affinity_seconds)
+			break;
+		why = pick_random(fe, to);
+		if (why)
+			return why;
+	}
+	count_flows(COUNT_STACK_PORTS, 1);
+	set_backend(&pkt->flow, to);
+	return reserve_port(pkt, FLOW_TO_CLIENT);
+}
+
+/* egress_classes says at which devices pkt->flow has to be looked for. */
+static __always_inline __u8 egress_classes(struct __sk_buff *ctx, struct packet *pkt, bool local)
+{
+	__u8 classes = config_device_class == DEVICE_PODS ? FLOW_AT_PODS : FLOW_AT_UPLINKS;
+	const struct flow *f = &pkt->flow;
+	struct route back;
+
+	if (is_masqueraded(f))
+		classes |= local ? FLOW_AT_PODS : FLOW_AT_UPLINKS;
+	/* Who comes by one device may be answered by another. */
+	if (!find_route(ctx, &f->backend, &f->client, &back) || back.ifindex != ctx->ifindex)
+		classes |= FLOW_AT_PODS | FLOW_AT_UPLINKS;
+	return classes;
+}
+
+/*
+ * put_opening puts an entry of pkt->flow that needs no reservation: nobody else can
+ * have its tuple.
+ */
+static __noinline int put_opening(struct packet *pkt, __u32 role)
+{
+	bool had;
+
+	comes_as(&pkt->flow, role, &pkt->key);
+	pkt->flow.role = role;
+	had = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	if (bpf_map_update_elem(&sl_half_open, &pkt->key, &pkt->flow, BPF_ANY))
+		return REASON_DROP_FLOW_TABLE;
+	if (!had)
+		count_flows(COUNT_HALF_OPEN_PUT, 1);
+	drop_flow(&pkt->key);
+	return REASON_NEXT;
+}
+
+/*
+ * put_entries puts what is left of the entries, and again those that were reserved
+ * before all was decided: each tells all of the flow. That of the client's packets
+ * comes last.
+ */
+static __always_inline int put_entries(struct packet *pkt)
+{
+	int why = put_opening(pkt, FLOW_TO_CLIENT);
+
+	if (!why && is_masqueraded(&pkt->flow)) {
+		why = put_opening(pkt, FLOW_FROM_BACKEND);
+		if (!why)
+			why = put_opening(pkt, FLOW_TO_BACKEND);
+	}
+	return why ?: put_opening(pkt, FLOW_FROM_CLIENT);
+}
+
+/* remember makes flow entries of what was decided. */
+static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
+				    const struct frontend *fe, struct choice *to)
+{
+	bool local;
+	int why;
+
+	why = reserve_reply(pkt, fe, to);
+	if (why)
+		return why;
+	local = to->be.flags & BACKEND_LOCAL;
+	if (wants_masquerade(fe, to, &pkt->flow.client)) {
+		pkt->flow.flags |= FLOW_MASQUERADED;
+		why = masquerade(ctx, pkt);
+	}
+	if (!why) {
+		pkt->flow.flags |= egress_classes(ctx, pkt, local);
+		why = put_entries(pkt);
+	}
+	if (why)
+		release(pkt, FLOW_TO_CLIENT);
+	else
+		note_egress_use(&pkt->flow, pkt->now);
+	return why;
+}
+
+/* open_flow chooses a backend for a new flow, and turns its first packet towards it. */
+static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packet *pkt,
+					     const struct frontend *fe)
+{
+	const struct flow_key *came = &pkt->ip.key;
+	struct affinity_key client = addr_client(fe, &came->src);
+	struct choice choice;
+	enum reason why;
+
+	why = pick_backend(fe, &client, pkt->now, &choice);
+	if (why)
+		return why;
+
+	pkt->flow = (struct flow){
+		.client = came->src,
+		.client_port = came->src_port,
+		.dialled = came->dst,
+		.dialled_port = came->dst_port,
+		.proto = came->proto,
+		.frontend_id = fe->id,
+		.created = pkt->now,
+		.last_seen = pkt->now,
+	};
+	why = remember(ctx, pkt, fe, &choice);
+	if (why)
+		return why;
+
+	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
+	return REASON_TRANSLATED;
+}
+
+#endif

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A packet at a device: where its headers are, and what they say. */
+#ifndef SLUICE_PACKET_H
+#define SLUICE_PACKET_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/icmpv6.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include "../../maps/maps.h"
+#include "addr.h"
+#include "device_config.h"
+
+#define MAX_VLAN_TAGS 2
+
+/* Where the last header that we read may begin. */
+#define MAX_OFFSET 1000
+
+#define MAX_EXTENSIONS 6
+
+/* How much of a packet our errors quote: all headers, and a little more. */
+#define MAX_QUOTE 128
+
+#define V4_FRAGMENT_OFFSET bpf_htons(0x1fff)
+#define V4_MORE_FRAGMENTS bpf_htons(0x2000)
+#define V6_FRAGMENT_OFFSET bpf_htons(0xfff8)
+#define V6_MORE_FRAGMENTS bpf_htons(0x0001)
+
+#define EXTENSION_AUTH 51
+
+/* linux/icmp.h has these, and half of the C library. */
+#define ICMP_DEST_UNREACH 3
+#define ICMP_SOURCE_QUENCH 4
+#define ICMP_REDIRECT 5
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETERPROB 12
+#define ICMP_PORT_UNREACH 3
+
+/* The header of an ICMP error, of both families. */
+struct icmp_header {
+	__u8 type;
+	__u8 code;
+	__u16 checksum;
+	__be32 rest;
+};
+
+/* What a packet says about the flow that it is of. */
+enum signal {
+	SIGNAL_NONE = 0,
+	SIGNAL_FIRST = 1, /* opens a flow */
+	SIGNAL_FIN = 2, /* nothing will follow */
+	SIGNAL_RESET = 3, /* it is over */
+};
+
+/* Where the headers of an IP packet are, from the start of the frame, and who sends it to whom. */
+struct headers {
+	__u32 l3;
+	__u32 l4;
+	__u32 end; /* of the packet, as the IP header has it */
+	__u32 fragment_id;
+	struct flow_key key;
+	__u8 v6;
+	__u8 fragment; /* of a datagram in several */
+	__u8 later; /* and not the first one: no ports here */
+};
+
+/*
+ * A packet on its way through a hook, and what is found out about it. It lies in
+ * a map: what the verifier does not know of its fields, it need not tell apart.
+ */
+struct packet {
+	struct headers ip;
+	struct headers quoted; /* of the packet that an ICMP error is about */
+	struct flow_key came; /* the flow that it is about */
+	struct flow_key to; /* what the packet becomes */
+	struct flow_key key; /* of the entry at hand */
+	struct flow flow; /* the entry at hand */
+	__be32 quote[MAX_QUOTE / 4]; /* what an error of ours quotes */
+	__u64 now;
+	__u32 pos; /* what take(ctx) takes next */
+	__u8 signal; /* enum signal */
+	__u8 icmp_type;
+	__u8 is_error; /* an ICMP error */
+};
+
+/* One for each hook, and CPU: a program is not interrupted by itself. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct packet);
+} sl_packet SEC(".maps");
+
+static __always_inline struct packet *new_packet(enum hook hook)
+{
+	__u32 key = hook - HOOK_INGRESS;
+	struct packet *pkt = bpf_map_lookup_elem(&sl_packet, &key);
+
+	if (pkt) {
+		pkt->ip.key.hook = hook;
+		pkt->ip.key.reserved = 0;
+		pkt->signal = SIGNAL_NONE;
+		pkt->is_error = false;
+	}
+	return pkt;
+}
+
+/*
+ * peek returns the len bytes at an offset from the start of the frame, or NULL if
+ * there are none, or so far away that we do not look. A device may have left them
+ * where programs cannot read them: then it pulls them, and what was peeked before
+ * is void.
+ */
+static __always_inline void *peek(struct __sk_buff *ctx, __u32 at, __u32 len)
+{
+	__u64 offset = at;
+	void *pos;
+
+	asm volatile(
+		""
+		: "+r"(offset)); /* the bound below is for the verifier, and of this register */
+	if (offset > MAX_OFFSET)
+		return NULL;
+	pos = (void *)(long)ctx->data + offset;
+	if (pos + len <= (void *)(long)ctx->data_end)
+		return pos;
+	if (bpf_skb_pull_data(ctx, offset + len))
+		return NULL;
+	pos = (void *)(long)ctx->data + offset;
+	return pos + len <= (void *)(long)ctx->data_end ? pos : NULL;
+}
+
+/* skip_vlan steps over the tags that are still in the frame, and returns the type of what follows. */
+static __always_inline __be16 skip_vlan(struct __sk_buff *ctx, __be16 type, __u32 *at)
+{
+	const __be16 *tag;
+	int i;
+
+	for (i = 0; i < MAX_VLAN_TAGS; i++) {
+		if (type != bpf_htons(ETH_P_8021Q) && type != bpf_htons(ETH_P_8021AD))
+			break;
+		tag = peek(ctx, *at, 2 * sizeof(*tag));
+		if (!tag)
+			return 0;
+		type = tag[1];
+		*at += 2 * sizeof(*tag);
+	}
+	return type;
+}
+
+/* read_link finds the IP header, and of which version it is. */
+static __always_inline enum reason read_link(struct __sk_buff *ctx, __u32 *at, bool *v6)
+{
+	const struct ethhdr *eth;
+	const __u8 *version;
+	__be16 type;
+
+	if (config_ethernet) {
+		*at = sizeof(*eth);
+		eth = peek(ctx, 0, sizeof(*eth));
+		if (!eth)
+			return REASON_PASS_BYSTANDER;
+		type = skip_vlan(ctx, eth->h_proto, at);
+		*v6 = type == bpf_htons(ETH_P_IPV6);
+		return *v6 || type == bpf_htons(ETH_P_IP) ? REASON_NEXT : REASON_PASS_BYSTANDER;
+	}
+	*at = 0;
+	version = peek(ctx, 0, sizeof(*version));
+	if (!version)
+		return REASON_PASS_BYSTANDER;
+	*v6 = *version >> 4 == 6;
+	return *v6 || *version >> 4 == 4 ? REASON_NEXT : REASON_PASS_BYSTANDER;
+}
+
+static __always_inline enum reason read_v4(struct __sk_buff *ctx, struct headers *ip)
+{
+	const struct iphdr *hdr = peek(ctx, ip->l3, sizeof(*hdr));
+
+	if (!hdr || hdr->version != 4 || hdr->ihl < 5)
+		return REASON_PASS_MALFORMED;
+	ip->l4 = ip->l3 + hdr->ihl * 4;
+	ip->end = ip->l3 + bpf_ntohs(hdr->tot_len);
+	ip->key.src = addr_of_v4(hdr->saddr);
+	ip->key.dst = addr_of_v4(hdr->daddr);
+	ip->key.proto = hdr->protocol;
+	ip->later = !!(hdr->frag_off & V4_FRAGMENT_OFFSET);
+	ip->fragment = !!(hdr->frag_off & (V4_FRAGMENT_OFFSET | V4_MORE_FRAGMENTS));
+	ip->fragment_id = hdr->id;
+	return REASON_NEXT;
+}
+
+static __always_inline enum reason read_v6(struct __sk_buff *ctx, struct headers *ip)
+{
+	const struct ipv6hdr *hdr = peek(ctx, ip->l3, sizeof(*hdr));
+
+	if (!hdr || hdr->version != 6)
+		return REASON_PASS_MALFORMED;
+	ip->end = ip->l3 + sizeof(*hdr) + bpf_ntohs(hdr->payload_len);
+	__builtin_memcpy(&ip->key.src, &hdr->saddr, sizeof(ip->key.src));
+	__builtin_memcpy(&ip->key.dst, &hdr->daddr, sizeof(ip->key.dst));
+	ip->key.proto = hdr->nexthdr;
+	ip->later = false;
+	ip->fragment = false;
+	return REASON_NEXT;
+}
+
+/* read_ip reads the IP header at an offset: who sends to whom. */
+static __always_inline enum reason read_ip(struct __sk_buff *ctx, struct headers *ip, __u32 at,
+					   bool v6)
+{
+	ip->l3 = at;
+	ip->v6 = v6;
+	return v6 ? read_v6(ctx, ip) : read_v4(ctx, ip);
+}
+
+/* The beginning of an extension header; but for the first two bytes, of that of a fragment. */
+struct extension {
+	__u8 next;
+	__u8 len;
+	__be16 offset;
+	__be32 id;
+};
+
+/* note_v6_fragment takes the fragment header, but for its first two bytes. */
+static __always_inline void note_v6_fragment(struct headers *ip, __be16 offset, __be32 id)
+{
+	ip->later = !!(offset & V6_FRAGMENT_OFFSET);
+	ip->fragment = !!(offset & (V6_FRAGMENT_OFFSET | V6_MORE_FRAGMENTS));
+	ip->fragment_id = id;
+}
+
+/* skip_extensions goes on to the transport header, through the extension headers of IPv6. */
+static __always_inline enum reason skip_extensions(struct __sk_buff *ctx, struct headers *ip)
+{
+	__u32 at = ip->l3 + sizeof(struct ipv6hdr);
+	__u8 proto = ip->key.proto;
+	const struct extension *ext;
+	int i;
+
+	for (i = 0; i < MAX_EXTENSIONS; i++) {
+		if (proto != IPPROTO_HOPOPTS && proto != IPPROTO_ROUTING &&
+		    proto != IPPROTO_DSTOPTS && proto != IPPROTO_FRAGMENT &&
+		    proto != EXTENSION_AUTH)
+			break;
+		ext = peek(ctx, at, sizeof(*ext));
+		if (!ext)
+			return REASON_PASS_MALFORMED;
+		if (proto == IPPROTO_FRAGMENT) {
+			note_v6_fragment(ip, ext->offset, ext->id);
+			at += sizeof(*ext);
+		} else if (proto == EXTENSION_AUTH) {
+			at += (ext->len + 2) * 4;
+		} else {
+			at += (ext->len + 1) * 8;
+		}
+		proto = ext->next;
+		if (ip->later)
+			break;
+	}
+	ip->key.proto = proto;
+	ip->l4 = at;
+	return i < MAX_EXTENSIONS ? REASON_NEXT : REASON_PASS_MALFORMED;
+}
+
+/* has_ports is true of the protocols that Services have. */
+static __always_inline bool has_ports(__u8 proto)
+{
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
+}
+
+/* read_ports reads the ports at l4. */
+static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct headers *ip)
+{
+	const __be16 *ports = peek(ctx, ip->l4, 2 * sizeof(*ports));
+
+	if (!ports)
+		return REASON_PASS_MALFORMED;
+	ip->key.src_port = ports[0];
+	ip->key.dst_port = ports[1];
+	return REASON_NEXT;
+}
+
+#define TCP_FLAGS 13 /* offset */
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+static __always_inline enum reason read_tcp_signal(struct __sk_buff *ctx, struct packet *pkt)
+{
+	const __u8 *at = peek(ctx, pkt->ip.l4 + TCP_FLAGS, sizeof(*at));
+	__u8 flags;
+
+	if (!at)
+		return REASON_PASS_MALFORMED;
+	flags = *at;
+	if (flags & TCP_RST)
+		pkt->signal = SIGNAL_RESET;
+	else if (flags & TCP_FIN)
+		pkt->signal = SIGNAL_FIN;
+	else if (flags & TCP_SYN && !(flags & TCP_ACK))
+		pkt->signal = SIGNAL_FIRST;
+	return REASON_NEXT;
+}
+
+#define SCTP_CHUNK 12 /* offset of the first chunk's type */
+#define SCTP_INIT 1
+#define SCTP_ABORT 6
+#define SCTP_SHUTDOWN 7
+#define SCTP_SHUTDOWN_ACK 8
+#define SCTP_SHUTDOWN_COMPLETE 14
+
+static __always_inline enum reason read_sctp_signal(struct __sk_buff *ctx, struct packet *pkt)
+{
+	const __u8 *at = peek(ctx, pkt->ip.l4 + SCTP_CHUNK, sizeof(*at));
+	__u8 chunk;
+
+	if (!at)
+		return REASON_PASS_MALFORMED;
+	chunk = *at;
+	if (chunk == SCTP_ABORT)
+		pkt->signal = SIGNAL_RESET;
+	else if (chunk == SCTP_SHUTDOWN || chunk == SCTP_SHUTDOWN_ACK ||
+		 chunk == SCTP_SHUTDOWN_COMPLETE)
+		pkt->signal = SIGNAL_FIN;
+	else if (chunk == SCTP_INIT)
+		pkt->signal = SIGNAL_FIRST;
+	return REASON_NEXT;
+}
+
+/* read_signal reads what a packet with ports says about its flow. */
+static __always_inline enum reason read_signal(struct __sk_buff *ctx, struct packet *pkt)
+{
+	if (pkt->ip.later)
+		return REASON_NEXT;
+	if (pkt->ip.key.proto == IPPROTO_TCP)
+		return read_tcp_signal(ctx, pkt);
+	if (pkt->ip.key.proto == IPPROTO_SCTP)
+		return read_sctp_signal(ctx, pkt);
+	pkt->signal = SIGNAL_FIRST; /* any datagram may open a flow */
+	return REASON_NEXT;
+}
+
+#endif

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Refusing a packet: an ICMP port unreachable goes back the way it came. */
+#ifndef SLUICE_REJECT_H
+#define SLUICE_REJECT_H
+
+#include "icmp_error.h"
+#include "kernel.h"
+#include "reason.h"
+#include "route.h"
+
+#include <bpf/bpf_core_read.h>
+
+/* The kernel's rule for errors to one host (icmp_ratelimit). */
+#define TOKEN_NS 1000000000ULL
+#define MAX_TOKENS 6
+
+#define TOS_ERROR 0xc0 /* internetwork control, as the kernel's errors have it */
+#define ERROR_TTL 64
+#define CHECKSUM_PARTIAL 3
+
+/* The headers of an error. */
+struct error_v4 {
+	struct iphdr ip;
+	struct icmp_header icmp;
+};
+
+struct error_v6 {
+	struct ipv6hdr ip;
+	struct icmp_header icmp;
+};
+
+/* may_answer spends one of the tokens that the client has. */
+static __always_inline bool may_answer(const struct addr *client, __u64 now)
+{
+	struct icmp_budget *had = bpf_map_lookup_elem(&sl_icmp_budgets, client);
+	struct icmp_budget budget = { .last = now, .tokens = MAX_TOKENS * TOKEN_NS };
+
+	if (had) {
+		budget.tokens = had->tokens + (now - had->last);
+		if (budget.tokens > MAX_TOKENS * TOKEN_NS)
+			budget.tokens = MAX_TOKENS * TOKEN_NS;
+	}
+	if (budget.tokens < TOKEN_NS)
+		return false;
+	budget.tokens -= TOKEN_NS;
+	bpf_map_update_elem(&sl_icmp_budgets, client, &budget, BPF_ANY);
+	return true;
+}
+
+/* is_one_host says that errors may go to a: not to groups, and not to nobody. */
+static __always_inline bool is_one_host(const struct addr *a)
+{
+	__u32 v4 = bpf_ntohl(a->words[3]);
+
+	if (addr_is_any(a))
+		return false;
+	if (!addr_is_v4(a))
+		return a->bytes[0] != 0xff;
+	return v4 >> 28 < 0xe && v4 >> 24 != 0x7f;
+}
+
+/* is_partial says that the device will write the transport checksum, when the packet leaves. */
+static __always_inline bool is_partial(struct __sk_buff *ctx)
+{
+	struct __sk_buff *held = ctx;
+	const struct sk_buff *skb;
+
+	/* A context may be read field by field, but not as a kernel structure:
+	 * take its address as a number. */
+	if (bpf_probe_read_kernel(&skb, sizeof(skb), &held))
+		return false;
+	return BPF_CORE_READ_BITFIELD_PROBED(skb, ip_summed) == CHECKSUM_PARTIAL;
+}
+
+/*
+ * quote_sum adds up the quoted packet. Where the device has yet to write the
+ * transport checksum, it does so in the quote: the whole transport part then
+ * adds up to nothing, if the checksum is zero before.
+ */
+static __always_inline bool quote_sum(struct __sk_buff *ctx, struct packet *pkt, __u32 len,
+				      __s64 *sum)
+{
+	__u32 check = checksum_at(&pkt->ip);
+	__u16 none = 0;
+	__u64 size;
+
+	if (check && is_partial(ctx)) {
+		if (bpf_skb_store_bytes(ctx, check, &none, sizeof(none), 0))
+			return false;
+		len = pkt->ip.l4 - pkt->ip.l3;
+	}
+	size = len;
+	__builtin_memset(pkt->quote, 0, sizeof(pkt->quote));
+	asm volatile(
+		""
+		: "+r"(size)); /* the bounds below are for the verifier, and of this register */
+	if (size < 1 || size > MAX_QUOTE || bpf_skb_load_bytes(ctx, pkt->ip.l3, pkt->quote, size))
+		return false;
+	*sum = bpf_csum_diff(NULL, 0, pkt->quote, sizeof(pkt->quote), 0);
+	return true;
+}
+
+/* error_source is who says so: what was dialled, if that is this node, or else the node's address
+ * on the way to the client. */
+static __always_inline void error_source(struct __sk_buff *ctx, const struct packet *pkt,
+					 struct addr *source)
+{
+	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, &pkt->ip.key.dst);
+	struct route way;
+
+	*source = pkt->ip.key.dst;
+	if (use && use->flags & ADDR_NODE)
+		return;
+	if (find_route(ctx, source, &pkt->ip.key.src, &way) && !addr_is_any(&way.source))
+		*source = way.source;
+}
+
+static __always_inline bool write_error_v4(struct __sk_buff *ctx, struct packet *pkt,
+					   const struct addr *from, __u32 quoted, __s64 sum)
+{
+	struct error_v4 hdr = {
+		.ip = {
+			.version = 4,
+			.ihl = 5,
+			.tos = TOS_ERROR,
+			.tot_len = bpf_htons(sizeof(hdr) + quoted),
+			.ttl = ERROR_TTL,
+			.protocol = IPPROTO_ICMP,
+			.saddr = from->words[3],
+			.daddr = pkt->ip.key.src.words[3],
+		},
+		.icmp = { .type = ICMP_DEST_UNREACH, .code = ICMP_PORT_UNREACH },
+	};
+
+	hdr.ip.check = fold(bpf_csum_diff(NULL, 0, (void *)&hdr.ip, sizeof(hdr.ip), 0));
+	hdr.icmp.checksum = fold(bpf_csum_diff(NULL, 0, (void *)&hdr.icmp, sizeof(hdr.icmp), sum));
+	return !bpf_skb_store_bytes(ctx, pkt->ip.l3, &hdr, sizeof(hdr), 0);
+}
+
+static __always_inline bool write_error_v6(struct __sk_buff *ctx, struct packet *pkt,
+					   const struct addr *from, __u32 quoted, __s64 sum)
+{
+	__u16 payload = sizeof(struct icmp_header) + quoted;
+	__be32 pseudo[2] = { bpf_htonl(payload), bpf_htonl(IPPROTO_ICMPV6) };
+	struct error_v6 hdr = {
+		.ip = {
+			.version = 6,
+			.priority = TOS_ERROR >> 4,
+			.payload_len = bpf_htons(payload),
+			.nexthdr = IPPROTO_ICMPV6,
+			.hop_limit = ERROR_TTL,
+		},
+		.icmp = { .type = ICMPV6_DEST_UNREACH, .code = ICMPV6_PORT_UNREACH },
+	};
+
+	__builtin_memcpy(&hdr.ip.saddr, from, sizeof(hdr.ip.saddr));
+	__builtin_memcpy(&hdr.ip.daddr, &pkt->ip.key.src, sizeof(hdr.ip.daddr));
+	sum = bpf_csum_diff(NULL, 0, (void *)&hdr.ip.saddr, 2 * sizeof(hdr.ip.saddr), sum);
+	sum = bpf_csum_diff(NULL, 0, pseudo, sizeof(pseudo), sum);
+	hdr.icmp.checksum = fold(bpf_csum_diff(NULL, 0, (void *)&hdr.icmp, sizeof(hdr.icmp), sum));
+	return !bpf_skb_store_bytes(ctx, pkt->ip.l3, &hdr, sizeof(hdr), 0);
+}
+
+/* turn_round swaps the Ethernet addresses. */
+static __always_inline bool turn_round(struct __sk_buff *ctx)
+{
+	__u8 came[2][ETH_ALEN], goes[2][ETH_ALEN];
+
+	if (!config_ethernet)
+		return true;
+	if (bpf_skb_load_bytes(ctx, 0, came, sizeof(came)))
+		return false;
+	__builtin_memcpy(goes[0], came[1], ETH_ALEN);
+	__builtin_memcpy(goes[1], came[0], ETH_ALEN);
+	return !bpf_skb_store_bytes(ctx, 0, goes, sizeof(goes), 0);
+}
+
+/* make_error turns the packet into the error about it. */
+static __always_inline bool make_error(struct __sk_buff *ctx, struct packet *pkt,
+				       const struct addr *from)
+{
+	__u32 room = pkt->ip.v6 ? sizeof(struct error_v6) : sizeof(struct error_v4);
+	__u32 quoted = pkt->ip.end - pkt->ip.l3;
+	__s64 sum;
+
+	if (quoted > MAX_QUOTE)
+		quoted = MAX_QUOTE;
+	if (bpf_skb_change_tail(ctx, pkt->ip.l3 + quoted, 0) || !quote_sum(ctx, pkt, quoted, &sum))
+		return false;
+	if (bpf_skb_adjust_room(ctx, room, BPF_ADJ_ROOM_MAC, 0) || !turn_round(ctx))
+		return false;
+	return pkt->ip.v6 ? write_error_v6(ctx, pkt, from, quoted, sum) :
+			    write_error_v4(ctx, pkt, from, quoted, sum);
+}
+
+/*
+ * refuse makes the packet an error to its sender. It returns why, or
+ * REASON_REJECT_LIMITED if it is to be dropped without a word.
+ */
+static __noinline int refuse(struct __sk_buff *ctx, struct packet *pkt, int why)
+{
+	const struct addr *client = &pkt->ip.key.src;
+	struct addr from;
+
+	if (pkt->ip.later || !is_one_host(client) || !may_answer(client, pkt->now))
+		return REASON_REJECT_LIMITED;
+	error_source(ctx, pkt, &from);
+	return make_error(ctx, pkt, &from) ? why : REASON_DROP_REWRITE;
+}
+
+#endif

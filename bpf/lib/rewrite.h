@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Writing a packet. Checksums are changed by what changes, with the kernel's
+ * functions: they know whether the device has yet to compute them, or has
+ * already.
+ */
+#ifndef SLUICE_REWRITE_H
+#define SLUICE_REWRITE_H
+
+#include <stddef.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include "packet.h"
+#include "sctp.h"
+
+#ifndef BPF_F_IPV6
+#define BPF_F_IPV6 (1ULL << 7)
+#endif
+
+#define SCTP_CHECKSUM 8 /* offset */
+
+/* checksum_at returns the offset of the transport checksum, if it is one over a
+ * pseudo header; otherwise 0. */
+static __always_inline __u32 checksum_at(const struct headers *ip)
+{
+	switch (ip->key.proto) {
+	case IPPROTO_TCP:
+		return ip->l4 + offsetof(struct tcphdr, check);
+	case IPPROTO_UDP:
+		return ip->l4 + offsetof(struct udphdr, check);
+	case IPPROTO_ICMPV6:
+		return ip->l4 + offsetof(struct icmp6hdr, icmp6_cksum);
+	default:
+		return 0;
+	}
+}
+
+/* A UDP checksum of zero is none, and stays so. */
+static __always_inline __u64 checksum_flags(const struct headers *ip)
+{
+	return ip->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+}
+
+/* addrs_diff is what changes between the addresses of two tuples, for checksums. */
+static __always_inline __u32 addrs_diff(const struct flow_key *from, const struct flow_key *to)
+{
+	const __u32 *old = (const __u32 *)from, *new = (const __u32 *)to;
+	__u64 sum = 0;
+	__u32 i;
+
+	for (i = 0; i < 2 * sizeof(struct addr) / sizeof(*old); i++)
+		sum += (__u64)(__u32)~old[i] + new[i];
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (sum & 0xffffffff) + (sum >> 32);
+}
+
+/* fold makes a 16-bit checksum of a sum. */
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+/* write_v4 writes the addresses, and the header's checksum. */
+static __always_inline bool write_v4(struct __sk_buff *ctx, const struct headers *ip,
+				     const struct flow_key *to, __u32 diff)
+{
+	struct iphdr *hdr = peek(ctx, ip->l3, sizeof(*hdr));
+
+	if (!hdr)
+		return false;
+	hdr->check = fold((__u64)(__u16)~hdr->check + diff);
+	hdr->saddr = to->src.words[3];
+	hdr->daddr = to->dst.words[3];
+	return true;
+}
+
+static __always_inline bool write_v6(struct __sk_buff *ctx, const struct headers *ip,
+				     const struct flow_key *to)
+{
+	struct ipv6hdr *hdr = peek(ctx, ip->l3, sizeof(*hdr));
+
+	if (!hdr)
+		return false;
+	__builtin_memcpy(&hdr->saddr, &to->src, sizeof(hdr->saddr));
+	__builtin_memcpy(&hdr->daddr, &to->dst, sizeof(hdr->daddr));
+	return true;
+}
+
+/* rewrite_addrs gives a packet the addresses of to. */
+static __always_inline bool rewrite_addrs(struct __sk_buff *ctx, struct packet *pkt,
+					  const struct flow_key *to)
+{
+	const struct headers *ip = &pkt->ip;
+	__u32 diff = addrs_diff(&ip->key, to);
+	__u32 check = checksum_at(ip);
+	__u64 flags = BPF_F_PSEUDO_HDR | checksum_flags(ip);
+
+	if (ip->v6 && config_csum_ipv6)
+		flags |= BPF_F_IPV6;
+	if (check && !ip->later && bpf_l4_csum_replace(ctx, check, 0, diff, flags))
+		return false;
+	return ip->v6 ? write_v6(ctx, ip, to) : write_v4(ctx, ip, to, diff);
+}
+
+/* ports_of returns both ports, as they lie in memory. */
+static __always_inline __u32 ports_of(const struct flow_key *tuple)
+{
+	return tuple->src_port | (__u32)tuple->dst_port << 16;
+}
+
+/*
+ * rewrite_sctp_checksum follows a change of ports. A checksum that the device has
+ * yet to compute is 0. That of a packet in fragments is beyond us: there is no
+ * telling how long it is.
+ */
+static __always_inline bool rewrite_sctp_checksum(struct __sk_buff *ctx, struct packet *pkt,
+						  __u32 diff)
+{
+	const struct headers *ip = &pkt->ip;
+	__u32 at = ip->l4 + SCTP_CHECKSUM, crc;
+
+	if (bpf_skb_load_bytes(ctx, at, &crc, sizeof(crc)))
+		return false;
+	if (!crc)
+		return true;
+	if (ip->fragment)
+		return false;
+	crc ^= crc_change(diff, ip->end - ip->l4);
+	return !bpf_skb_store_bytes(ctx, at, &crc, sizeof(crc), 0);
+}
+
+/* rewrite_ports gives a packet the ports of to. */
+static __always_inline bool rewrite_ports(struct __sk_buff *ctx, struct packet *pkt,
+					  const struct flow_key *to)
+{
+	const struct headers *ip = &pkt->ip;
+	__u32 from = ports_of(&ip->key), ports = ports_of(to);
+	__be16 *at;
+
+	if (from == ports || ip->later)
+		return true;
+	if (ip->key.proto == IPPROTO_SCTP) {
+		if (!rewrite_sctp_checksum(ctx, pkt, from ^ ports))
+			return false;
+	} else if (bpf_l4_csum_replace(ctx, checksum_at(ip), from, ports,
+				       sizeof(ports) | checksum_flags(ip))) {
+		return false;
+	}
+	at = peek(ctx, ip->l4, 2 * sizeof(*at));
+	if (!at)
+		return false;
+	at[0] = to->src_port;
+	at[1] = to->dst_port;
+	return true;
+}
+
+/* rewrite turns a packet into one of the tuple to. */
+static __always_inline enum reason rewrite(struct __sk_buff *ctx, struct packet *pkt,
+					   const struct flow_key *to)
+{
+	return rewrite_ports(ctx, pkt, to) && rewrite_addrs(ctx, pkt, to) ? REASON_NEXT :
+									    REASON_DROP_REWRITE;
+}
+
+#endif

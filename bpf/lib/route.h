@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Which way the node would send a packet, and with which address of its own. */
+#ifndef SLUICE_ROUTE_H
+#define SLUICE_ROUTE_H
+
+#include <stdbool.h>
+
+#include "packet.h"
+
+#ifndef BPF_FIB_LOOKUP_SRC
+#define BPF_FIB_LOOKUP_SRC (1U << 4)
+#endif
+
+#define AF_INET 2
+#define AF_INET6 10
+
+struct route {
+	__u32 ifindex; /* of the device it leaves by */
+	bool neighbour; /* mac is who gets it there */
+	__u8 mac[ETH_ALEN];
+	struct addr source; /* of this node, on that way; or unspecified */
+};
+
+static __always_inline bool is_link_local(const struct addr *a)
+{
+	if (addr_is_v4(a))
+		return (a->words[3] & bpf_htonl(0xffff0000)) == bpf_htonl(0xa9fe0000);
+	return (a->words[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
+static __always_inline void set_fib_addrs(struct bpf_fib_lookup *fib, const struct addr *src,
+					  const struct addr *dst)
+{
+	if (addr_is_v4(dst)) {
+		fib->family = AF_INET;
+		fib->ipv4_src = src->words[3];
+		fib->ipv4_dst = dst->words[3];
+	} else {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, src, sizeof(*src));
+		__builtin_memcpy(fib->ipv6_dst, dst, sizeof(*dst));
+	}
+}
+
+/* device_source is what this node sends by a device, if no route says otherwise. */
+static __always_inline void device_source(__u32 ifindex, bool v4, struct addr *source)
+{
+	const struct device *dev = bpf_map_lookup_elem(&sl_devices, &ifindex);
+
+	if (dev)
+		*source = v4 ? dev->source_v4 : dev->source_v6;
+}
+
+/*
+ * find_route asks the kernel for the way from src to dst, and is false if there
+ * is none, or if dst is this node.
+ */
+static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
+				  const struct addr *dst, struct route *to)
+{
+	struct bpf_fib_lookup fib = { .ifindex = ctx->ifindex };
+	bool v4 = addr_is_v4(dst);
+	long found;
+
+	set_fib_addrs(&fib, src, dst);
+	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), config_fib_source ? BPF_FIB_LOOKUP_SRC : 0);
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return false;
+
+	to->ifindex = fib.ifindex;
+	to->neighbour = found == BPF_FIB_LKUP_RET_SUCCESS;
+	__builtin_memcpy(to->mac, fib.dmac, sizeof(to->mac));
+	if (!config_fib_source)
+		to->source = addr_any(dst);
+	else if (v4)
+		to->source = addr_of_v4(fib.ipv4_src);
+	else
+		__builtin_memcpy(&to->source, fib.ipv6_src, sizeof(to->source));
+	if (addr_is_any(&to->source) || is_link_local(&to->source))
+		device_source(to->ifindex, v4, &to->source);
+	return true;
+}
+
+#endif

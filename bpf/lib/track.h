@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Following a flow: what each of its packets changes about it. */
+#ifndef SLUICE_TRACK_H
+#define SLUICE_TRACK_H
+
+#include "backend.h"
+#include "flow.h"
+
+/* next_state is what a packet makes of an entry's state. */
+static __always_inline __u8 next_state(const struct flow *f, const struct packet *pkt)
+{
+	if (pkt->signal == SIGNAL_RESET)
+		return FLOW_RESET;
+	if (pkt->signal == SIGNAL_FIN && f->state != FLOW_RESET)
+		return FLOW_FIN;
+	if (f->state != FLOW_NEW)
+		return f->state;
+	if (f->proto == IPPROTO_UDP)
+		return FLOW_OPEN;
+	return pkt->signal == SIGNAL_FIRST ? FLOW_NEW : FLOW_OPEN;
+}
+
+/*
+ * is_proven says that a packet shows that its flow is one: the client's second
+ * packet, which nobody can send who forged the first; or the answer to a datagram.
+ */
+static __always_inline bool is_proven(const struct flow *f, const struct packet *pkt)
+{
+	if (f->proto == IPPROTO_UDP)
+		return f->role == FLOW_TO_CLIENT || f->role == FLOW_FROM_BACKEND;
+	return f->role == FLOW_FROM_CLIENT && pkt->signal != SIGNAL_FIRST &&
+	       pkt->signal != SIGNAL_RESET;
+}
+
+/* prove moves a flow from half_open to flows. */
+static __noinline int prove(struct packet *pkt, const struct flow *f)
+{
+	pkt->flow = *f;
+	pkt->flow.last_seen = pkt->now;
+	pkt->flow.state = FLOW_OPEN;
+	put_back_all(pkt);
+	release_all(pkt);
+	return 0;
+}
+
+/* refresh is for now and then: what another entry has lost is put back. */
+static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open)
+{
+	int put;
+
+	f->last_seen = pkt->now;
+	note_egress_use(f, pkt->now);
+	if (half_open)
+		return 0;
+	pkt->flow = *f;
+	put = put_back_all(pkt);
+	if (put)
+		count_flows(COUNT_FLOWS_REPAIRED, put);
+	return 0;
+}
+
+/* track follows a packet of the entry f. */
+static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
+{
+	__u8 state = next_state(f, pkt);
+
+	if (f->state != state)
+		f->state = state;
+	if (pkt->now - f->last_seen > REFRESH_NS)
+		refresh(pkt, f, half_open);
+	if (half_open && is_proven(f, pkt))
+		prove(pkt, f);
+}
+
+/* sibling returns the entry of the same flow in another role, or NULL. */
+static __always_inline const struct flow *sibling(struct packet *pkt, const struct flow *f,
+						  __u8 role, bool half_open)
+{
+	comes_as(f, role, &pkt->key);
+	return half_open ? bpf_map_lookup_elem(&sl_half_open, &pkt->key) :
+			   bpf_map_lookup_elem(&sl_flows, &pkt->key);
+}
+
+static __always_inline bool has_backend(const struct flow *f)
+{
+	__u32 id = f->backend_id;
+	struct backend be;
+
+	return read_value(&sl_backends, &id, &be, sizeof(be), true) &&
+	       be.frontend_id == f->frontend_id;
+}
+
+/* is_closing says that a side of a TCP or SCTP flow has said its last. */
+static __always_inline bool is_closing(struct packet *pkt, const struct flow *f, bool half_open)
+{
+	const struct flow *answers;
+
+	if (f->state == FLOW_FIN || f->state == FLOW_RESET)
+		return true;
+	answers = sibling(pkt, f, FLOW_TO_CLIENT, half_open);
+	return answers && (answers->state == FLOW_FIN || answers->state == FLOW_RESET);
+}
+
+/* is_idle says that nobody has used a UDP flow for so long that it is over. */
+static __always_inline bool is_idle(struct packet *pkt, const struct flow *f, bool half_open)
+{
+	__u64 limit = half_open ? config_udp_unanswered_ns : config_udp_idle_ns;
+	const struct flow *answers;
+
+	if (pkt->now - f->last_seen <= limit)
+		return false;
+	answers = sibling(pkt, f, FLOW_TO_CLIENT, half_open);
+	return !answers || pkt->now - answers->last_seen > limit;
+}
+
+/*
+ * begins_anew says that this packet, though it has an entry, is the first one of
+ * another flow: what the client dials now is chosen now.
+ */
+static __noinline bool begins_anew(struct packet *pkt, const struct flow *f, bool half_open)
+{
+	if (pkt->signal != SIGNAL_FIRST || f->role != FLOW_FROM_CLIENT)
+		return false;
+	if (f->proto == IPPROTO_UDP)
+		return pkt->now - f->last_seen > REFRESH_NS &&
+		       (is_idle(pkt, f, half_open) || !has_backend(f));
+	return is_closing(pkt, f, half_open) || !has_backend(f);
+}
+
+#endif

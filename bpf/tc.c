@@ -1,0 +1,236 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Services, translated where packets pass a device. */
+#include "lib/bridge.h"
+#include "lib/device_verdict.h"
+#include "lib/frontend.h"
+#include "lib/open.h"
+#include "lib/source_range.h"
+#include "lib/track.h"
+
+/* is_concerned is the cheap test that all others' packets pay: is dst an address of a Service, or
+ * of this node? */
+static __always_inline bool is_concerned(const struct addr *dst, __u32 *flags)
+{
+	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, dst);
+
+	*flags = use ? use->flags : 0;
+	return use || is_service_cidr(dst);
+}
+
+/* read_rest reads what comes after the IP header. */
+static __always_inline enum reason read_rest(struct __sk_buff *ctx, struct packet *pkt)
+{
+	enum reason why;
+
+	if (pkt->ip.v6) {
+		why = skip_extensions(ctx, &pkt->ip);
+		if (why)
+			return why;
+	}
+	if (has_ports(pkt->ip.key.proto)) {
+		why = read_transport(ctx, &pkt->ip);
+		return why ?: read_signal(ctx, pkt);
+	}
+	if (pkt->ip.key.proto == (pkt->ip.v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
+		return read_icmp(ctx, pkt);
+	return REASON_NEXT;
+}
+
+/* find_flow finds the entry of key, and what becomes of its packets: pkt->to. */
+static __always_inline struct flow *find_flow(struct packet *pkt, const struct flow_key *key,
+					      bool *half_open)
+{
+	struct flow *f = bpf_map_lookup_elem(&sl_flows, key);
+
+	*half_open = !f;
+	if (!f)
+		f = bpf_map_lookup_elem(&sl_half_open, key);
+	return f && goes(pkt, f, key) ? f : NULL;
+}
+
+/* translate_error translates an ICMP error, if it is about a flow of ours. */
+static __always_inline enum reason translate_error(struct __sk_buff *ctx, struct packet *pkt)
+{
+	enum reason why;
+	bool half_open;
+
+	why = read_quoted(ctx, pkt, &pkt->quoted);
+	if (why)
+		return why;
+	reversed(&pkt->quoted.key, &pkt->came);
+	pkt->came.hook = pkt->ip.key.hook;
+	if (!find_flow(pkt, &pkt->came, &half_open))
+		return REASON_PASS_NO_FLOW;
+	if (!pkt->ip.v6 && pkt->icmp_type == ICMP_REDIRECT)
+		return REASON_DROP_REDIRECT;
+	return rewrite_error(ctx, pkt);
+}
+
+/* scope_of says whose frontends a client sees. */
+static __always_inline __u8 scope_of(const struct addr *src)
+{
+	struct cidr_key key = { .prefix_len = 128, .addr = *src };
+
+	if (config_scope_by_source)
+		return bpf_map_lookup_elem(&sl_local_cidrs, &key) ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
+	return config_device_class == DEVICE_PODS ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
+}
+
+static __always_inline enum reason lookup_frontend(const struct flow_key *came, __u32 flags,
+						   struct frontend *fe)
+{
+	struct frontend_key dialled = {
+		.addr = came->dst,
+		.port = came->dst_port,
+		.proto = came->proto,
+		.scope = scope_of(&came->src),
+	};
+	bool has_frontends = has_ports(came->proto);
+	enum reason why;
+
+	if (has_frontends && flags & ADDR_SERVICE && find_frontend(&dialled, true, fe))
+		return REASON_NEXT;
+	if (has_frontends && flags & ADDR_NODE_PORT && find_node_port(&dialled, fe))
+		return REASON_NEXT;
+	if (flags & ADDR_NODE)
+		return REASON_PASS_NO_FRONTEND; /* also where it is that of a Service: nobody locks the node out */
+	why = why_no_frontend(&dialled);
+	/* Nobody is refused because a lookup missed. */
+	if (!is_pass(why) && has_frontends && find_frontend(&dialled, true, fe))
+		return REASON_NEXT;
+	return why;
+}
+
+static __always_inline enum reason check_source_range(const struct frontend *fe,
+						      const struct addr *src)
+{
+	if (!(fe->flags & FRONTEND_SOURCE_RANGES) || is_in_ranges(fe, src))
+		return REASON_NEXT;
+	return REASON_DROP_SOURCE_RANGE;
+}
+
+/* begin_flow is for the first packet of a flow. */
+static __always_inline enum reason begin_flow(struct __sk_buff *ctx, struct packet *pkt,
+					      __u32 flags)
+{
+	const struct flow_key *came = &pkt->ip.key;
+	struct frontend fe;
+	enum reason why;
+
+	if (has_ports(came->proto) && (pkt->signal != SIGNAL_FIRST || pkt->ip.later))
+		return REASON_PASS_NO_FLOW;
+	why = lookup_frontend(came, flags, &fe);
+	if (why)
+		return why;
+	why = check_source_range(&fe, &came->src);
+	if (why)
+		return why;
+	return open_flow(ctx, pkt, &fe);
+}
+
+/* way_of finds out what becomes of a packet from the wire. */
+static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *pkt, __u32 flags)
+{
+	bool half_open;
+	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
+
+	if (!f || begins_anew(pkt, f, half_open))
+		return begin_flow(ctx, pkt, flags);
+	track(pkt, f, half_open);
+	return REASON_FLOW;
+}
+
+/* read_network reads who sends to whom. */
+static __always_inline enum reason read_network(struct __sk_buff *ctx, struct packet *pkt)
+{
+	enum reason why;
+	__u32 at;
+	bool v6;
+
+	why = read_link(ctx, &at, &v6);
+	return why ?: read_ip(ctx, &pkt->ip, at, v6);
+}
+
+/* The way of a packet from the wire to the stack through the house, top to bottom. */
+static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet *pkt)
+{
+	enum reason why;
+	__u32 flags;
+
+	why = read_network(ctx, pkt);
+	if (why)
+		return why;
+	if (!is_concerned(&pkt->ip.key.dst, &flags))
+		return REASON_PASS_BYSTANDER;
+	why = read_rest(ctx, pkt);
+	if (why)
+		return why;
+	if (pkt->is_error)
+		return translate_error(ctx, pkt);
+
+	pkt->now = bpf_ktime_get_ns();
+	why = way_of(ctx, pkt, flags);
+	if (!is_translated(why))
+		return why;
+	if (rewrite(ctx, pkt, &pkt->to) || !shortcut(ctx, &pkt->to))
+		return REASON_DROP_REWRITE;
+	return why;
+}
+
+/* The way of a packet from the stack to the wire: what belongs to no flow is none of ours. */
+static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt)
+{
+	enum reason why;
+	bool half_open;
+	struct flow *f;
+
+	why = read_network(ctx, pkt);
+	if (why)
+		return why;
+	why = read_rest(ctx, pkt);
+	if (why)
+		return why;
+	if (pkt->is_error)
+		return translate_error(ctx, pkt);
+	if (!has_ports(pkt->ip.key.proto))
+		return REASON_PASS_BYSTANDER;
+
+	f = find_flow(pkt, &pkt->ip.key, &half_open);
+	if (!f)
+		return REASON_PASS_BYSTANDER;
+	pkt->now = bpf_ktime_get_ns();
+	track(pkt, f, half_open);
+	return rewrite(ctx, pkt, &pkt->to) ?: REASON_FLOW;
+}
+
+/* is_in_use says whether any flow needs the egress of such devices. */
+static __always_inline bool is_in_use(void)
+{
+	__u32 class = config_device_class;
+	const __u64 *used = bpf_map_lookup_elem(&sl_egress_use, &class);
+
+	return used && *used;
+}
+
+SEC("tc")
+int sluice_ingress(struct __sk_buff *ctx)
+{
+	struct packet *pkt = new_packet(HOOK_INGRESS);
+
+	return pkt ? finish(ctx, pkt, balance(ctx, pkt)) : VERDICT_NEXT;
+}
+
+SEC("tc")
+int sluice_egress(struct __sk_buff *ctx)
+{
+	struct packet *pkt;
+
+	if (!is_in_use())
+		return VERDICT_NEXT;
+	pkt = new_packet(HOOK_EGRESS);
+	return pkt ? finish(ctx, pkt, reverse(ctx, pkt)) : VERDICT_NEXT;
+}
+
+char tc_license[] SEC("license") = "Dual BSD/GPL";
