@@ -35,6 +35,8 @@ static __always_inline enum reason read_rest(struct __sk_buff *ctx, struct packe
 	}
 	if (pkt->ip.key.proto == (pkt->ip.v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
 		return read_icmp(ctx, pkt);
+	pkt->ip.key.src_port = 0;
+	pkt->ip.key.dst_port = 0;
 	return REASON_NEXT;
 }
 

@@ -10,21 +10,28 @@
 
 #include "route.h"
 
-/* shortcut sends a packet to a backend behind the bridge of this device right there. */
+/* is_behind says that the way from src to dst leaves by this device; mac is who is next on it. */
+static __always_inline bool is_behind(struct __sk_buff *ctx, __u32 device, const struct addr *src,
+				      const struct addr *dst, struct route *way)
+{
+	return find_route(ctx, src, dst, way) && way->ifindex == device;
+}
+
+/* shortcut sends a packet right there, if client and backend are behind the bridge of this device. */
 static __always_inline bool shortcut(struct __sk_buff *ctx, const struct flow_key *to)
 {
 	__u32 port = ctx->ifindex;
 	const struct device *dev;
 	struct route way;
+	__u32 bridge;
 
-	if (!config_bridge_port || !config_ethernet || addr_equal(&to->src, &to->dst))
+	if (!config_bridge_port || !config_ethernet || config_device_class != DEVICE_PODS ||
+	    addr_equal(&to->src, &to->dst))
 		return true;
 	dev = bpf_map_lookup_elem(&sl_devices, &port);
-	if (!dev || !dev->bridge)
-		return true;
-	if (!find_route(ctx, &to->src, &to->dst, &way))
-		return true;
-	if (way.ifindex != dev->bridge || !way.neighbour)
+	bridge = dev ? dev->bridge : 0;
+	if (!bridge || !is_behind(ctx, bridge, &to->dst, &to->src, &way) ||
+	    !is_behind(ctx, bridge, &to->src, &to->dst, &way) || !way.neighbour)
 		return true;
 	return !bpf_skb_store_bytes(ctx, 0, way.mac, sizeof(way.mac), 0);
 }

@@ -33,6 +33,8 @@ static __always_inline enum reason read_icmp(struct __sk_buff *ctx, struct packe
 	if (!type)
 		return REASON_PASS_MALFORMED;
 	pkt->icmp_type = *type;
+	pkt->ip.key.src_port = 0;
+	pkt->ip.key.dst_port = 0;
 	pkt->is_error = is_error_type(pkt->icmp_type, pkt->ip.v6);
 	return REASON_NEXT;
 }

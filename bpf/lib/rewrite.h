@@ -36,10 +36,34 @@ static __always_inline __u32 checksum_at(const struct headers *ip)
 	}
 }
 
-/* A UDP checksum of zero is none, and stays so. */
+/* has_checksum is false of a UDP checksum of zero, which is none, and of a fragment that has none. */
+static __always_inline bool has_checksum(struct __sk_buff *ctx, const struct headers *ip)
+{
+	__u32 at = checksum_at(ip);
+	const __u16 *check;
+
+	if (!at || ip->later)
+		return false;
+	if (ip->key.proto != IPPROTO_UDP)
+		return true;
+	check = peek(ctx, at, sizeof(*check));
+	return check && *check;
+}
+
+/* A UDP checksum never becomes zero. */
 static __always_inline __u64 checksum_flags(const struct headers *ip)
 {
 	return ip->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+}
+
+/*
+ * note_sum tells the kernel of a change that no checksum in the packet makes up
+ * for. It matters where the device has added up the whole packet, and is refused
+ * where not.
+ */
+static __always_inline void note_sum(struct __sk_buff *ctx, __u32 diff)
+{
+	bpf_csum_update(ctx, diff);
 }
 
 /* addrs_diff is what changes between the addresses of two tuples, for checksums. */
@@ -97,13 +121,17 @@ static __always_inline bool rewrite_addrs(struct __sk_buff *ctx, struct packet *
 {
 	const struct headers *ip = &pkt->ip;
 	__u32 diff = addrs_diff(&ip->key, to);
-	__u32 check = checksum_at(ip);
 	__u64 flags = BPF_F_PSEUDO_HDR | checksum_flags(ip);
+	bool checked = has_checksum(ctx, ip);
 
 	if (ip->v6 && config_csum_ipv6)
 		flags |= BPF_F_IPV6;
-	if (check && !ip->later && bpf_l4_csum_replace(ctx, check, 0, diff, flags))
+	if (checked && bpf_l4_csum_replace(ctx, checksum_at(ip), 0, diff, flags))
 		return false;
+	/* The header of IPv6 has no checksum that makes up for its addresses; and
+	 * before BPF_F_IPV6, the kernel took it for one that has. */
+	if (ip->v6 && (!checked || !config_csum_ipv6))
+		note_sum(ctx, diff);
 	return ip->v6 ? write_v6(ctx, ip, to) : write_v4(ctx, ip, to, diff);
 }
 
@@ -118,20 +146,37 @@ static __always_inline __u32 ports_of(const struct flow_key *tuple)
  * yet to compute is 0. That of a packet in fragments is beyond us: there is no
  * telling how long it is.
  */
-static __always_inline bool rewrite_sctp_checksum(struct __sk_buff *ctx, struct packet *pkt,
+static __always_inline bool rewrite_sctp_checksum(struct __sk_buff *ctx, const struct headers *ip,
 						  __u32 diff)
 {
-	const struct headers *ip = &pkt->ip;
-	__u32 at = ip->l4 + SCTP_CHECKSUM, crc;
+	__u32 *crc = peek(ctx, ip->l4 + SCTP_CHECKSUM, sizeof(*crc));
+	__u32 old, new;
 
-	if (bpf_skb_load_bytes(ctx, at, &crc, sizeof(crc)))
-		return false;
 	if (!crc)
+		return false;
+	old = *crc;
+	if (!old)
 		return true;
 	if (ip->fragment)
 		return false;
-	crc ^= crc_change(diff, ip->end - ip->l4);
-	return !bpf_skb_store_bytes(ctx, at, &crc, sizeof(crc), 0);
+	new = old ^ crc_change(diff, ip->end - ip->l4);
+	crc = peek(ctx, ip->l4 + SCTP_CHECKSUM, sizeof(*crc));
+	if (!crc)
+		return false;
+	*crc = new;
+	note_sum(ctx, bpf_csum_diff(&old, sizeof(old), &new, sizeof(new), 0));
+	return true;
+}
+
+/* rewrite_ports_checksum follows a change of ports. */
+static __always_inline bool rewrite_ports_checksum(struct __sk_buff *ctx, const struct headers *ip,
+						   __u32 from, __u32 to)
+{
+	if (has_checksum(ctx, ip))
+		return !bpf_l4_csum_replace(ctx, checksum_at(ip), from, to,
+					    sizeof(to) | checksum_flags(ip));
+	note_sum(ctx, bpf_csum_diff(&from, sizeof(from), &to, sizeof(to), 0));
+	return ip->key.proto != IPPROTO_SCTP || rewrite_sctp_checksum(ctx, ip, from ^ to);
 }
 
 /* rewrite_ports gives a packet the ports of to. */
@@ -144,13 +189,8 @@ static __always_inline bool rewrite_ports(struct __sk_buff *ctx, struct packet *
 
 	if (from == ports || ip->later)
 		return true;
-	if (ip->key.proto == IPPROTO_SCTP) {
-		if (!rewrite_sctp_checksum(ctx, pkt, from ^ ports))
-			return false;
-	} else if (bpf_l4_csum_replace(ctx, checksum_at(ip), from, ports,
-				       sizeof(ports) | checksum_flags(ip))) {
+	if (!rewrite_ports_checksum(ctx, ip, from, ports))
 		return false;
-	}
 	at = peek(ctx, ip->l4, 2 * sizeof(*at));
 	if (!at)
 		return false;
