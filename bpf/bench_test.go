@@ -40,6 +40,11 @@ func BenchmarkPacket(b *testing.B) {
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			m := mustMaps(b)
+			for _, cidr := range []string{"10.96.0.0/12", "fd00:10:96::/112"} {
+				if err := m.ServiceCIDRs.Put(maps.CIDRKeyOf(netip.MustParsePrefix(cidr)), 1); err != nil {
+					b.Fatal(err)
+				}
+			}
 			programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
 			if !bench.idle {
 				// A repeated run goes on with what the last one has written. So

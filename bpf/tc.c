@@ -9,14 +9,48 @@
 #include "lib/source_range.h"
 #include "lib/track.h"
 
-/* is_concerned is the cheap test that all others' packets pay: is dst an address of a Service, or
- * of this node? */
-static __always_inline bool is_concerned(const struct addr *dst, __u32 *flags)
+/* read_dst reads who a packet is to, and nothing else. */
+static __always_inline enum reason read_dst(struct __sk_buff *ctx, struct network *net,
+					    struct addr *dst)
 {
-	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, dst);
+	const struct ipv6hdr *v6;
+	const struct iphdr *v4;
+	enum reason why;
 
+	why = read_link(ctx, net);
+	if (why)
+		return why;
+	if (net->v6) {
+		v6 = peek(ctx, net->at, sizeof(*v6));
+		if (!v6)
+			return REASON_PASS_MALFORMED;
+		__builtin_memcpy(dst, &v6->daddr, sizeof(*dst));
+	} else {
+		v4 = peek(ctx, net->at, sizeof(*v4));
+		if (!v4)
+			return REASON_PASS_MALFORMED;
+		*dst = addr_of_v4(v4->daddr);
+	}
+	return REASON_NEXT;
+}
+
+/*
+ * is_concerned is the cheap test that everybody's packets pay: are they to an
+ * address of a Service, or of this node? flags: what it is to us.
+ */
+static __always_inline enum reason is_concerned(struct __sk_buff *ctx, struct network *net,
+						__u32 *flags)
+{
+	const struct addr_use *use;
+	struct addr dst;
+	enum reason why;
+
+	why = read_dst(ctx, net, &dst);
+	if (why)
+		return why;
+	use = bpf_map_lookup_elem(&sl_addrs, &dst);
 	*flags = use ? use->flags : 0;
-	return use || is_service_cidr(dst);
+	return use || is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_BYSTANDER;
 }
 
 /* read_rest reads what comes after the IP header. */
@@ -65,7 +99,7 @@ static __always_inline enum reason translate_error(struct __sk_buff *ctx, struct
 	pkt->came.hook = pkt->ip.key.hook;
 	if (!find_flow(pkt, &pkt->came, &half_open))
 		return REASON_PASS_NO_FLOW;
-	if (!pkt->ip.v6 && pkt->icmp_type == ICMP_REDIRECT)
+	if (is_redirect(pkt->icmp_type, pkt->ip.v6))
 		return REASON_DROP_REDIRECT;
 	return rewrite_error(ctx, pkt);
 }
@@ -144,28 +178,15 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 	return REASON_FLOW;
 }
 
-/* read_network reads who sends to whom. */
-static __always_inline enum reason read_network(struct __sk_buff *ctx, struct packet *pkt)
-{
-	enum reason why;
-	__u32 at;
-	bool v6;
-
-	why = read_link(ctx, &at, &v6);
-	return why ?: read_ip(ctx, &pkt->ip, at, v6);
-}
-
 /* The way of a packet from the wire to the stack through the house, top to bottom. */
-static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet *pkt)
+static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet *pkt,
+					   const struct network *net, __u32 flags)
 {
 	enum reason why;
-	__u32 flags;
 
-	why = read_network(ctx, pkt);
+	why = read_ip(ctx, &pkt->ip, net->at, net->v6);
 	if (why)
 		return why;
-	if (!is_concerned(&pkt->ip.key.dst, &flags))
-		return REASON_PASS_BYSTANDER;
 	why = read_rest(ctx, pkt);
 	if (why)
 		return why;
@@ -184,11 +205,15 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
 /* The way of a packet from the stack to the wire: what belongs to no flow is none of ours. */
 static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt)
 {
+	struct network net;
 	enum reason why;
 	bool half_open;
 	struct flow *f;
 
-	why = read_network(ctx, pkt);
+	why = read_link(ctx, &net);
+	if (why)
+		return why;
+	why = read_ip(ctx, &pkt->ip, net.at, net.v6);
 	if (why)
 		return why;
 	why = read_rest(ctx, pkt);
@@ -219,9 +244,16 @@ static __always_inline bool is_in_use(void)
 SEC("tc")
 int sluice_ingress(struct __sk_buff *ctx)
 {
-	struct packet *pkt = new_packet(HOOK_INGRESS);
+	struct network net;
+	struct packet *pkt;
+	enum reason why;
+	__u32 flags;
 
-	return pkt ? finish(ctx, pkt, balance(ctx, pkt)) : VERDICT_NEXT;
+	why = is_concerned(ctx, &net, &flags);
+	if (why)
+		return pass(why);
+	pkt = new_packet(HOOK_INGRESS);
+	return pkt ? finish(ctx, pkt, balance(ctx, pkt, &net, flags)) : VERDICT_NEXT;
 }
 
 SEC("tc")

@@ -40,6 +40,13 @@ static __always_inline bool is_drop(enum reason why)
 	}
 }
 
+/* pass is for a packet that is not looked at any closer. */
+static __always_inline int pass(enum reason why)
+{
+	count(why);
+	return VERDICT_NEXT;
+}
+
 /* finish turns the reason into the verdict, and counts it. */
 static __always_inline int finish(struct __sk_buff *ctx, struct packet *pkt, enum reason why)
 {

@@ -10,15 +10,29 @@
 #include "fragment.h"
 #include "rewrite.h"
 
-/* Between the ICMP header and the packet that it quotes lies nothing. */
 #define ICMP_CHECKSUM 2 /* offset, in both families */
+
+/* A redirect of IPv6 quotes the packet in an option, perhaps behind another one. */
+#define NDISC_REDIRECT 137
+#define NDISC_OPTIONS 40 /* offset from the ICMP header */
+#define NDISC_LINK_ADDR 2
+#define NDISC_QUOTE 4
+#define NDISC_QUOTE_HEADER 8
+
+/* A redirect is no error in IPv6, but quotes a packet, too. */
+static __always_inline bool is_redirect(__u8 type, bool v6)
+{
+	return type == (v6 ? NDISC_REDIRECT : ICMP_REDIRECT);
+}
 
 static __always_inline bool is_error_type(__u8 type, bool v6)
 {
+	if (is_redirect(type, v6))
+		return true;
 	if (v6)
 		return type == ICMPV6_DEST_UNREACH || type == ICMPV6_PKT_TOOBIG ||
 		       type == ICMPV6_TIME_EXCEED || type == ICMPV6_PARAMPROB;
-	return type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||
+	return type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH ||
 	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
 
@@ -39,13 +53,36 @@ static __always_inline enum reason read_icmp(struct __sk_buff *ctx, struct packe
 	return REASON_NEXT;
 }
 
+/* find_quoted finds the packet that an error quotes. */
+static __always_inline bool find_quoted(struct __sk_buff *ctx, const struct packet *pkt, __u32 *at)
+{
+	const __u8 *option;
+
+	*at = pkt->ip.l4 + sizeof(struct icmp_header);
+	if (!pkt->ip.v6 || pkt->icmp_type != NDISC_REDIRECT)
+		return true;
+	*at = pkt->ip.l4 + NDISC_OPTIONS;
+	option = peek(ctx, *at, 2);
+	if (option && option[0] == NDISC_LINK_ADDR) {
+		*at += option[1] * 8;
+		option = peek(ctx, *at, 2);
+	}
+	if (!option || option[0] != NDISC_QUOTE)
+		return false;
+	*at += NDISC_QUOTE_HEADER;
+	return true;
+}
+
 /* read_quoted reads the headers of the packet that an error quotes. */
 static __always_inline enum reason read_quoted(struct __sk_buff *ctx, struct packet *pkt,
 					       struct headers *quoted)
 {
 	enum reason why;
+	__u32 at;
 
-	why = read_ip(ctx, quoted, pkt->ip.l4 + sizeof(struct icmp_header), pkt->ip.v6);
+	if (!find_quoted(ctx, pkt, &at))
+		return REASON_PASS_NO_FLOW;
+	why = read_ip(ctx, quoted, at, pkt->ip.v6);
 	if (!why && quoted->v6)
 		why = skip_extensions(ctx, quoted);
 	if (why)

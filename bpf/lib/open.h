@@ -48,6 +48,13 @@ static __always_inline void set_backend(struct flow *f, const struct choice *to)
 	f->stack_port = f->client_port;
 }
 
+/* answers_itself says that the backend dials from the very port on which it answers: requests and
+ * replies would be one and the same to the stack. */
+static __always_inline bool answers_itself(const struct flow *f)
+{
+	return addr_equal(&f->client, &f->backend) && f->client_port == f->backend_port;
+}
+
 /*
  * reserve_reply makes the backend's replies those of pkt->flow. If another flow of
  * the client's port has that very backend, it chooses another backend, or changes
@@ -60,7 +67,8 @@ static __always_inline int reserve_reply(struct packet *pkt, const struct fronte
 
 	for (i = 0; i < MAX_BACKENDS; i++) {
 		set_backend(&pkt->flow, to);
-		why = reserve(pkt, FLOW_TO_CLIENT);
+		why = answers_itself(&pkt->flow) ? REASON_DROP_MASQUERADE_PORT :
+						   reserve(pkt, FLOW_TO_CLIENT);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			return why;
 		if (fe->affinity_seconds)

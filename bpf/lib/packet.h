@@ -153,28 +153,39 @@ static __always_inline __be16 skip_vlan(struct __sk_buff *ctx, __be16 type, __u3
 	return type;
 }
 
-/* read_link finds the IP header, and of which version it is. */
-static __always_inline enum reason read_link(struct __sk_buff *ctx, __u32 *at, bool *v6)
+/* Where the IP header of a frame begins, and of which version it is. */
+struct network {
+	__u32 at;
+	bool v6;
+};
+
+/* read_ethernet finds the IP header behind the Ethernet header. */
+static __always_inline enum reason read_ethernet(struct __sk_buff *ctx, struct network *net)
 {
-	const struct ethhdr *eth;
-	const __u8 *version;
+	const struct ethhdr *eth = peek(ctx, 0, sizeof(*eth));
 	__be16 type;
 
-	if (config_ethernet) {
-		*at = sizeof(*eth);
-		eth = peek(ctx, 0, sizeof(*eth));
-		if (!eth)
-			return REASON_PASS_BYSTANDER;
-		type = skip_vlan(ctx, eth->h_proto, at);
-		*v6 = type == bpf_htons(ETH_P_IPV6);
-		return *v6 || type == bpf_htons(ETH_P_IP) ? REASON_NEXT : REASON_PASS_BYSTANDER;
-	}
-	*at = 0;
+	if (!eth)
+		return REASON_PASS_BYSTANDER;
+	net->at = sizeof(*eth);
+	type = skip_vlan(ctx, eth->h_proto, &net->at);
+	net->v6 = type == bpf_htons(ETH_P_IPV6);
+	return net->v6 || type == bpf_htons(ETH_P_IP) ? REASON_NEXT : REASON_PASS_BYSTANDER;
+}
+
+/* read_link finds the IP header. */
+static __always_inline enum reason read_link(struct __sk_buff *ctx, struct network *net)
+{
+	const __u8 *version;
+
+	if (config_ethernet)
+		return read_ethernet(ctx, net);
 	version = peek(ctx, 0, sizeof(*version));
 	if (!version)
 		return REASON_PASS_BYSTANDER;
-	*v6 = *version >> 4 == 6;
-	return *v6 || *version >> 4 == 4 ? REASON_NEXT : REASON_PASS_BYSTANDER;
+	net->at = 0;
+	net->v6 = *version >> 4 == 6;
+	return net->v6 || *version >> 4 == 4 ? REASON_NEXT : REASON_PASS_BYSTANDER;
 }
 
 static __always_inline enum reason read_v4(struct __sk_buff *ctx, struct headers *ip)

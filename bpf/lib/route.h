@@ -58,7 +58,8 @@ static __always_inline void device_source(__u32 ifindex, bool v4, struct addr *s
 static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 				  const struct addr *dst, struct route *to)
 {
-	struct bpf_fib_lookup fib = { .ifindex = ctx->ifindex };
+	/* Of one byte: what becomes of a packet that is too long for the way is the stack's to say. */
+	struct bpf_fib_lookup fib = { .ifindex = ctx->ifindex, .tot_len = 1 };
 	bool v4 = addr_is_v4(dst);
 	long found;
 
