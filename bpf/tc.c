@@ -95,6 +95,8 @@ static __always_inline enum reason translate_error(struct __sk_buff *ctx, struct
 	why = read_quoted(ctx, pkt, &pkt->quoted);
 	if (why)
 		return why;
+	if (!addr_equal(&pkt->quoted.key.src, &pkt->ip.key.dst))
+		return REASON_PASS_NO_FLOW; /* whoever gets this did not send that */
 	reversed(&pkt->quoted.key, &pkt->came);
 	pkt->came.hook = pkt->ip.key.hook;
 	if (!find_flow(pkt, &pkt->came, &half_open))

@@ -44,7 +44,7 @@ static __always_inline enum reason read_transport(struct __sk_buff *ctx, struct 
 
 	if (ip->later)
 		return recall_fragment(ip);
-	why = read_ports(ctx, ip);
+	why = read_ports(ctx, ip, ip->end);
 	if (!why && ip->fragment)
 		remember_fragment(ip);
 	return why;

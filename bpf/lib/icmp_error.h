@@ -89,7 +89,7 @@ static __always_inline enum reason read_quoted(struct __sk_buff *ctx, struct pac
 		return why;
 	if (!has_ports(quoted->key.proto) || quoted->later)
 		return REASON_PASS_NO_FLOW;
-	return read_ports(ctx, quoted);
+	return read_ports(ctx, quoted, pkt->ip.end);
 }
 
 /* reversed is the tuple of the packets that the quoted one answers. */

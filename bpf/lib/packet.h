@@ -188,6 +188,16 @@ static __always_inline enum reason read_link(struct __sk_buff *ctx, struct netwo
 	return net->v6 || *version >> 4 == 4 ? REASON_NEXT : REASON_PASS_BYSTANDER;
 }
 
+/*
+ * packet_end is where len bytes end. A frame may go on behind the packet; and
+ * one that is to be cut into several has no length, if it is longer than can be
+ * said.
+ */
+static __always_inline __u32 packet_end(struct __sk_buff *ctx, __u32 at, __u32 len)
+{
+	return len ? at + len : ctx->len;
+}
+
 static __always_inline enum reason read_v4(struct __sk_buff *ctx, struct headers *ip)
 {
 	const struct iphdr *hdr = peek(ctx, ip->l3, sizeof(*hdr));
@@ -195,7 +205,7 @@ static __always_inline enum reason read_v4(struct __sk_buff *ctx, struct headers
 	if (!hdr || hdr->version != 4 || hdr->ihl < 5)
 		return REASON_PASS_MALFORMED;
 	ip->l4 = ip->l3 + hdr->ihl * 4;
-	ip->end = ip->l3 + bpf_ntohs(hdr->tot_len);
+	ip->end = packet_end(ctx, ip->l3, bpf_ntohs(hdr->tot_len));
 	ip->key.src = addr_of_v4(hdr->saddr);
 	ip->key.dst = addr_of_v4(hdr->daddr);
 	ip->key.proto = hdr->protocol;
@@ -211,7 +221,7 @@ static __always_inline enum reason read_v6(struct __sk_buff *ctx, struct headers
 
 	if (!hdr || hdr->version != 6)
 		return REASON_PASS_MALFORMED;
-	ip->end = ip->l3 + sizeof(*hdr) + bpf_ntohs(hdr->payload_len);
+	ip->end = packet_end(ctx, ip->l3 + sizeof(*hdr), bpf_ntohs(hdr->payload_len));
 	__builtin_memcpy(&ip->key.src, &hdr->saddr, sizeof(ip->key.src));
 	__builtin_memcpy(&ip->key.dst, &hdr->daddr, sizeof(ip->key.dst));
 	ip->key.proto = hdr->nexthdr;
@@ -284,12 +294,12 @@ static __always_inline bool has_ports(__u8 proto)
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
 }
 
-/* read_ports reads the ports at l4. */
-static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct headers *ip)
+/* read_ports reads the ports at l4, of a packet that is there up to end. */
+static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct headers *ip, __u32 end)
 {
 	const __be16 *ports = peek(ctx, ip->l4, 2 * sizeof(*ports));
 
-	if (!ports)
+	if (!ports || ip->l4 + 2 * sizeof(*ports) > end)
 		return REASON_PASS_MALFORMED;
 	ip->key.src_port = ports[0];
 	ip->key.dst_port = ports[1];
@@ -307,7 +317,7 @@ static __always_inline enum reason read_tcp_signal(struct __sk_buff *ctx, struct
 	const __u8 *at = peek(ctx, pkt->ip.l4 + TCP_FLAGS, sizeof(*at));
 	__u8 flags;
 
-	if (!at)
+	if (!at || pkt->ip.l4 + TCP_FLAGS >= pkt->ip.end)
 		return REASON_PASS_MALFORMED;
 	flags = *at;
 	if (flags & TCP_RST)
@@ -331,7 +341,7 @@ static __always_inline enum reason read_sctp_signal(struct __sk_buff *ctx, struc
 	const __u8 *at = peek(ctx, pkt->ip.l4 + SCTP_CHUNK, sizeof(*at));
 	__u8 chunk;
 
-	if (!at)
+	if (!at || pkt->ip.l4 + SCTP_CHUNK >= pkt->ip.end)
 		return REASON_PASS_MALFORMED;
 	chunk = *at;
 	if (chunk == SCTP_ABORT)

@@ -18,6 +18,10 @@
 #define ERROR_TTL 64
 #define CHECKSUM_PARTIAL 3
 
+/* __sk_buff.pkt_type */
+#define PACKET_BROADCAST 1
+#define PACKET_MULTICAST 2
+
 /* The headers of an error. */
 struct error_v4 {
 	struct iphdr ip;
@@ -59,6 +63,12 @@ static __always_inline bool is_one_host(const struct addr *a)
 	return v4 >> 28 < 0xe && v4 >> 24 != 0x7f;
 }
 
+/* Nobody answers, with an error, what came to everybody on the wire. */
+static __always_inline bool is_to_one_host(struct __sk_buff *ctx)
+{
+	return ctx->pkt_type != PACKET_BROADCAST && ctx->pkt_type != PACKET_MULTICAST;
+}
+
 /* is_partial says that the device will write the transport checksum, when the packet leaves. */
 static __always_inline bool is_partial(struct __sk_buff *ctx)
 {
@@ -94,7 +104,8 @@ static __always_inline bool quote_sum(struct __sk_buff *ctx, struct packet *pkt,
 	asm volatile(
 		""
 		: "+r"(size)); /* the bounds below are for the verifier, and of this register */
-	if (size < 1 || size > MAX_QUOTE || bpf_skb_load_bytes(ctx, pkt->ip.l3, pkt->quote, size))
+	if (size < sizeof(struct iphdr) || size > MAX_QUOTE ||
+	    bpf_skb_load_bytes(ctx, pkt->ip.l3, pkt->quote, size))
 		return false;
 	*sum = bpf_csum_diff(NULL, 0, pkt->quote, sizeof(pkt->quote), 0);
 	return true;
@@ -202,7 +213,8 @@ static __noinline int refuse(struct __sk_buff *ctx, struct packet *pkt, int why)
 	const struct addr *client = &pkt->ip.key.src;
 	struct addr from;
 
-	if (pkt->ip.later || !is_one_host(client) || !may_answer(client, pkt->now))
+	if (pkt->ip.later || !is_to_one_host(ctx) || !is_one_host(client) ||
+	    !may_answer(client, pkt->now))
 		return REASON_REJECT_LIMITED;
 	error_source(ctx, pkt, &from);
 	return make_error(ctx, pkt, &from) ? why : REASON_DROP_REWRITE;
