@@ -1,7 +1,11 @@
 package maps
 
 import (
+	"fmt"
+	"math/bits"
 	"net/netip"
+	"sort"
+	"unsafe"
 )
 
 // Where a device sees a packet, in a [FlowKey].
@@ -93,6 +97,53 @@ func (f Flow) Key(role uint8) FlowKey {
 	}
 
 	return k
+}
+
+// What the kernel needs for an LRU hash map, beside keys and values.
+const (
+	lruElementBytes = 48
+	lruBucketBytes  = 16 // there is a power of two of them, no fewer than elements
+)
+
+// FlowMemory returns how many bytes flows or half_open take of the kernel's
+// memory, in use or not, with room for so many entries.
+func FlowMemory(entries int) uint64 {
+	if entries < 1 {
+		return 0
+	}
+	element := lruElementBytes + uint64(unsafe.Sizeof(FlowKey{})+unsafe.Sizeof(Flow{}))
+	buckets := uint64(1) << bits.Len(uint(entries-1))
+
+	return uint64(entries)*element + buckets*lruBucketBytes
+}
+
+// What FlowCapacities can share out: four fifths are for flows that work.
+const (
+	minFlowMemory = 1 << 20
+	maxFlowMemory = 1 << 36
+	flowsShare    = 5
+)
+
+// FlowCapacities returns the capacities of flows and half_open, for [Options],
+// with which both together take no more than so many bytes. A map that is there
+// keeps the size it was made with.
+func FlowCapacities(memory uint64) (map[string]uint32, error) {
+	if memory < minFlowMemory || memory > maxFlowMemory {
+		return nil, fmt.Errorf("memory for flows of %d bytes: it is from %d to %d", memory, minFlowMemory, maxFlowMemory)
+	}
+	halfOpen := memory / flowsShare
+
+	return map[string]uint32{
+		NameFlows:    flowsIn(memory - halfOpen),
+		NameHalfOpen: flowsIn(halfOpen),
+	}, nil
+}
+
+// flowsIn returns how many entries fit into so many bytes.
+func flowsIn(memory uint64) uint32 {
+	tooMany := sort.Search(1<<31, func(entries int) bool { return FlowMemory(entries) > memory })
+
+	return uint32(tooMany - 1)
 }
 
 func addrPort(a Addr, port uint16) netip.AddrPort {

@@ -61,12 +61,22 @@ func (t *Map[K, V]) Put(k K, v V) error {
 
 // Delete implements [Table].
 func (t *Map[K, V]) Delete(k K) error {
+	_, err := t.Remove(k)
+
+	return err
+}
+
+// Remove is Delete that says whether there was an entry at k.
+func (t *Map[K, V]) Remove(k K) (bool, error) {
 	err := t.m.Delete(&k)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("map %s: delete: %w", t.name, err)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("map %s: delete: %w", t.name, err)
 	}
 
-	return nil
+	return true, nil
 }
 
 // Lookup implements [Table].

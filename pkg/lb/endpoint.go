@@ -57,4 +57,8 @@ type Node struct {
 	// loadBalancerSourceRanges are held against for the node's own traffic,
 	// and the meaning of nodePortAddresses "primary".
 	PrimaryIPs []netip.Addr
+
+	// MasqueradeAll is an option of the agent, and not of the Node object:
+	// see [Frontend.Masquerade].
+	MasqueradeAll bool
 }

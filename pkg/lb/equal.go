@@ -31,5 +31,6 @@ func (e Endpoint) equal(f Endpoint) bool {
 }
 
 func (n *Node) equal(m *Node) bool {
-	return n.Name == m.Name && n.Zone == m.Zone && slices.Equal(n.PrimaryIPs, m.PrimaryIPs)
+	return n.Name == m.Name && n.Zone == m.Zone && n.MasqueradeAll == m.MasqueradeAll &&
+		slices.Equal(n.PrimaryIPs, m.PrimaryIPs)
 }

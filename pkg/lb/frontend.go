@@ -74,6 +74,12 @@ type Frontend struct {
 
 	Affinity time.Duration // zero: none; a catch-all has none
 
+	// Masquerade: whoever connects, a backend sees this node. It is set where
+	// kube-proxy's masqueradeAll, if it is on, hides the client: at ClusterIPs,
+	// and at what the world outside can dial if the external traffic policy is
+	// Cluster. (Without, it is left to who sees the packet.)
+	Masquerade bool
+
 	// SourceRanges restricts who may connect, from inside the cluster too;
 	// empty is everybody. Only load balancers' addresses have them: kind
 	// LoadBalancer, or a ClusterIP that is a load balancer's address as well.

@@ -62,6 +62,7 @@ func (r *resolver) dial(c claim, addr address, fence fence, endpoints *selection
 		f.SourceRanges, f.NodeInRanges = fence.ranges, fence.nodeInside
 	}
 	if addr.kind == KindClusterIP {
+		f.Masquerade = r.node.MasqueradeAll
 		policy := r.svc.internalPolicy()
 		r.add(f, Internal, policy, endpoints)
 		r.add(f, External, policy, endpoints)
@@ -81,10 +82,13 @@ func (r *resolver) dialNodePort(c claim, family Family, endpoints *selection) {
 
 // addExternal adds an address that the world outside can dial. From inside,
 // the external traffic policy does not bind: that traffic never leaves the
-// node towards a load balancer that would find a better one.
+// node towards a load balancer that would find a better one. But Local promises
+// the client's address to the backends, and that promise is kept to all.
 func (r *resolver) addExternal(f Frontend, endpoints *selection) {
+	policy := r.svc.externalPolicy()
+	f.Masquerade = r.node.MasqueradeAll && policy == Cluster
 	r.add(f, Internal, Cluster, endpoints)
-	r.add(f, External, r.svc.externalPolicy(), endpoints)
+	r.add(f, External, policy, endpoints)
 }
 
 // add adds f under a scope, with the backends that policy allows there.

@@ -210,3 +210,80 @@ func TestResolveLeavesItsInputAlone(t *testing.T) {
 		t.Error("Resolve changed what it was given")
 	}
 }
+
+// masqueraded says of each frontend that has a port whether backends see this
+// node there, in place of the client.
+func masqueraded(r Resolution) []string {
+	var all []string
+	for _, f := range r.Frontends {
+		if f.Key.Port == 0 {
+			continue
+		}
+		sees := "client"
+		if f.Masquerade {
+			sees = "node"
+		}
+		all = append(all, f.Key.String()+" "+sees)
+	}
+	return all
+}
+
+func TestMasqueradeAll(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		off      bool
+		svc      *Service
+		cluster  string // what backends see through the ClusterIP
+		external string // and through the others, whatever the scope
+	}{
+		{"nobody if it is off", true, web(balanced), "client", "client"},
+		{"everybody", false, web(balanced), "node", "node"},
+		{"only ClusterIPs' clients under external Local", false, web(balanced, externalLocal), "node", "client"},
+		{"everybody under internal Local", false, web(balanced, internalLocal), "node", "node"},
+		{"only ClusterIPs' clients under both", false, web(balanced, internalLocal, externalLocal), "node", "client"},
+		{"everybody under an unknown policy", false, web(balanced, func(s *Service) { s.ExternalPolicy = 7 }), "node", "node"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			node := testNode
+			node.MasqueradeAll = !test.off
+			test.svc.ExternalIPs = ips("192.0.2.1")
+			r := Resolve(test.svc, []*EndpointSlice{slice("a", endpoint("10.0.1.1", here), endpoint("10.0.2.1"))}, &node)
+			checkLines(t, masqueraded(r),
+				"10.96.0.1:80/TCP internal "+test.cluster,
+				"10.96.0.1:80/TCP external "+test.cluster,
+				"1.2.3.4:80/TCP internal "+test.external,
+				"1.2.3.4:80/TCP external "+test.external,
+				"192.0.2.1:80/TCP internal "+test.external,
+				"192.0.2.1:80/TCP external "+test.external,
+				"0.0.0.0:30080/TCP internal "+test.external,
+				"0.0.0.0:30080/TCP external "+test.external,
+			)
+		})
+	}
+}
+
+// Where the external policy does not count, it promises nothing either: a
+// Service of type ClusterIP with nothing but a load balancer's address.
+func TestMasqueradeAllWherePolicyDoesNotCount(t *testing.T) {
+	node := testNode
+	node.MasqueradeAll = true
+	svc := web(externalLocal, func(s *Service) { s.LoadBalancers = vips("1.2.3.4") })
+	for _, f := range Resolve(svc, nil, &node).Frontends {
+		if f.Masquerade != (f.Key.Port != 0) {
+			t.Errorf("%s: masqueraded is %t", f.Key, f.Masquerade)
+		}
+	}
+}
+
+// A load balancer's address that is a ClusterIP too is dialled as a ClusterIP.
+func TestMasqueradeAllAtSharedAddress(t *testing.T) {
+	node := testNode
+	node.MasqueradeAll = true
+	svc := web(balanced, externalLocal, func(s *Service) { s.LoadBalancers = vips("10.96.0.1") })
+	r := Resolve(svc, nil, &node)
+	for _, scope := range []string{"internal", "external"} {
+		if !mustFrontend(t, r, "10.96.0.1:80/TCP "+scope).Masquerade {
+			t.Errorf("not masqueraded in the %s scope", scope)
+		}
+	}
+}

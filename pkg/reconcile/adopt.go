@@ -19,8 +19,10 @@ func (r *Reconciler) adopt() error {
 		func() error { return r.adoptBackends(backends) },
 		r.adoptRanges,
 		func() error { return r.adoptFrontends(backends) },
-		r.nodeAddrs.adopt,
+		r.addrs.adopt,
+		r.devices.adopt,
 		r.serviceCIDRs.adopt,
+		r.localCIDRs.adopt,
 	} {
 		if err := step(); err != nil {
 			return fmt.Errorf("adopt: %w", err)

@@ -88,25 +88,3 @@ func TestChangeEndsBackoff(t *testing.T) {
 		t.Error("the change was not tried")
 	}
 }
-
-// The mirrors have a backoff of their own.
-func TestMirrorBackoff(t *testing.T) {
-	clock := newTestClock()
-	fakes := maps.NewFakes(100)
-	fakes.ServiceCIDRs.Fail = func(string, string) error { return errInjected }
-	r := mustNew(t, fakes.Tables, clock)
-	r.SetServiceCIDRs(mustParsePrefixes(t, "10.96.0.0/12"))
-	if err := r.Apply(); err == nil {
-		t.Fatal("no error")
-	}
-	at, ok := r.Next()
-	if !ok || at.Sub(clock.now) != time.Second {
-		t.Fatalf("due at %v, %v", at, ok)
-	}
-	fakes.ServiceCIDRs.Fail = nil
-	clock.now = at
-	mustApply(t, r)
-	if _, ok := r.Next(); ok || len(fakes.ServiceCIDRs.Entries) != 1 {
-		t.Error("it was not tried again")
-	}
-}

@@ -94,6 +94,7 @@ func (r *Reconciler) link(c *claim) {
 	}
 	c.next, *at = *at, c
 	c.port.claims++
+	r.addrs.claim(f.key, 1)
 	if c.extent != nil {
 		c.extent.claims++
 	}
@@ -110,6 +111,7 @@ func (r *Reconciler) unlink(c *claim) {
 	}
 	*at = c.next
 	c.port.claims--
+	r.addrs.claim(f.key, -1)
 	if c.extent != nil {
 		c.extent.claims--
 	}

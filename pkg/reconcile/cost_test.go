@@ -98,7 +98,8 @@ func TestWriteCounts(t *testing.T) {
 // costCapacities are room for 10,000 Services with 10 endpoints.
 var costCapacities = map[string]uint32{
 	maps.NameFrontends: 1 << 16, maps.NameSlots: 1 << 18, maps.NameBackends: 1 << 18,
-	maps.NameServicePorts: 1 << 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
+	maps.NameServicePorts: 1 << 16, maps.NameAddrs: 1 << 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
+	maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameFragments: 16, maps.NameICMPBudgets: 16,
 }
 
 // benchmarkTables runs a benchmark on fake and on real maps.

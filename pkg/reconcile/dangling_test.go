@@ -21,8 +21,9 @@ var (
 )
 
 // A packet may arrive between any two writes, and any write may fail. At each
-// such moment every frontend must lead to backends that exist. When writes
-// stop to fail, the maps end up as if nothing had ever gone wrong.
+// such moment every frontend must lead to backends that exist, and its address
+// must be known as a Service's. When writes stop to fail, the maps end up as if
+// nothing had ever gone wrong.
 //
 // To replay one seed: go test -run TestNeverDangling -seed 17 -seeds 1
 func TestNeverDangling(t *testing.T) {
@@ -61,6 +62,7 @@ func newOrdeal(t *testing.T, seed uint64) *ordeal {
 		o.guard.Fakes.Backends.Capacity = 5 + o.IntN(30)
 		o.guard.Fakes.Frontends.Capacity = 5 + o.IntN(40)
 		o.guard.Fakes.ServicePorts.Capacity = 5 + o.IntN(20)
+		o.guard.Fakes.Addrs.Capacity = 3 + o.IntN(10)
 	}
 	o.guard.Observe(o.fail, func(table, operation string) {
 		o.guard.check()
@@ -105,6 +107,9 @@ func (o *ordeal) happen() {
 		o.set(o.services[i])
 	case n < 75:
 		o.restart()
+	case n < 80:
+		o.changeNode()
+		o.setNode()
 	default:
 		o.clock.pass(time.Duration(o.IntN(2000)) * time.Millisecond)
 	}
@@ -145,16 +150,31 @@ func (o *ordeal) set(s *worldService) {
 	}
 }
 
-// restart starts anew on the same maps. Services are heard of in any order, and
-// things may happen before all have been. Nothing that ran at the time of the
-// last agent runs any more.
+// setNode tells of the node's addresses.
+func (o *ordeal) setNode() {
+	o.log.add("step %d: node has %v", o.step, o.node)
+	o.guard.node = make(map[maps.Addr]maps.AddrUse)
+	for addr, use := range o.node {
+		use.Flags |= maps.AddrNode
+		o.guard.node[maps.AddrOf(addr)] = use
+	}
+	o.r.SetNodeAddrs(o.node)
+}
+
+// restart starts anew on the same maps. Services and the node are heard of in
+// any order, and things may happen before all have been. Nothing that ran at
+// the time of the last agent runs any more.
 func (o *ordeal) restart() {
 	o.log.add("step %d: restart", o.step)
 	clear(o.guard.reading)
 	o.r = mustNew(o.t, loggedTables(o.guard.tables(), &o.log), o.clock)
 	o.examine()
-	for _, i := range o.Perm(len(o.services)) {
-		o.set(o.services[i])
+	for _, i := range o.Perm(len(o.services) + 1) {
+		if i == len(o.services) {
+			o.setNode()
+		} else {
+			o.set(o.services[i])
+		}
 		if o.chance(50) {
 			o.clock.pass(time.Duration(o.IntN(1000)) * time.Millisecond)
 			o.apply()
@@ -185,6 +205,7 @@ func (o *ordeal) recover() {
 	o.guard.Fakes.Backends.Capacity = 0
 	o.guard.Fakes.Frontends.Capacity = 0
 	o.guard.Fakes.ServicePorts.Capacity = 0
+	o.guard.Fakes.Addrs.Capacity = 0
 	settle(o.t, o.r, o.clock)
 	o.examine()
 }
@@ -192,6 +213,7 @@ func (o *ordeal) recover() {
 func (o *ordeal) compareWithFresh() {
 	fakes := maps.NewFakes(20000)
 	fresh := mustNew(o.t, fakes.Tables, o.clock)
+	fresh.SetNodeAddrs(o.node)
 	for _, i := range o.Perm(len(o.services)) {
 		if s := o.services[i]; s.exists {
 			fresh.Set(s.name, s.created, s.resolve())
@@ -227,6 +249,8 @@ func (o *ordeal) deleteAll() {
 	for _, s := range o.services {
 		o.r.Delete(s.name)
 	}
+	o.node = nil
+	o.setNode()
 	settle(o.t, o.r, o.clock)
 	o.examine()
 	if left := dump(o.t, o.guard.Tables); left != "" {
@@ -234,7 +258,7 @@ func (o *ordeal) deleteAll() {
 	}
 	r := o.r
 	left := len(r.services) + len(r.ports) + len(r.frontends) + len(r.broken) + len(r.starved) +
-		len(r.frontendIDs.used) + len(r.backendIDs.used) + r.tables.slots.spans.used
+		len(r.addrs.uses) + len(r.addrs.stale) + len(r.frontendIDs.used) + len(r.backendIDs.used) + r.tables.slots.spans.used
 	if left > 0 {
 		o.t.Errorf("left in memory: %d", left)
 	}

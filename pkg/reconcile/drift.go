@@ -37,9 +37,11 @@ func (r *Reconciler) Drift(repair bool) ([]Drift, error) {
 	c.add(compareTable(&t.backends, r.believedBackends(), backendText))
 	c.add(r.compareSlots())
 	c.add(compareTable(&t.sourceRanges, r.believedRanges(), sourceRangeText))
+	c.add(compareTable(&t.addrs, r.addrs.believed(), addrText))
+	c.add(compareTable(&t.devices, stdmaps.All(r.devices.have), deviceText))
+	c.add(compareTable(&t.localCIDRs, stdmaps.All(r.localCIDRs.have), cidrText))
 	c.add(r.compareFrontends())
-	c.add(compareTable(&t.nodeAddrs, stdmaps.All(r.nodeAddrs.have), nodeAddrText))
-	c.add(compareTable(&t.serviceCIDRs, stdmaps.All(r.serviceCIDRs.have), serviceCIDRText))
+	c.add(compareTable(&t.serviceCIDRs, stdmaps.All(r.serviceCIDRs.have), cidrText))
 	if repair && len(c.errs) == 0 {
 		c.repair()
 	}

@@ -21,8 +21,10 @@ func dump(t testing.TB, m maps.Tables) string {
 
 		return key, value + leadsTo(t, m.Slots, v)
 	})...)
-	lines = append(lines, dumpTable(t, "node", m.Addrs, nodeAddrText)...)
-	lines = append(lines, dumpTable(t, "cidr", m.ServiceCIDRs, serviceCIDRText)...)
+	lines = append(lines, dumpTable(t, "addr", m.Addrs, addrText)...)
+	lines = append(lines, dumpTable(t, "", m.Devices, deviceText)...)
+	lines = append(lines, dumpTable(t, "service-cidr", m.ServiceCIDRs, cidrText)...)
+	lines = append(lines, dumpTable(t, "local-cidr", m.LocalCIDRs, cidrText)...)
 
 	return strings.Join(lines, "\n")
 }

@@ -24,7 +24,9 @@ type guard struct {
 	// fences are the source ranges that a Service may have now: those that it
 	// has had since it was last programmed. Nil: any.
 	fences map[lb.ServiceName][][]netip.Prefix
-	errs   []error
+	// node is what is known of the node's own addresses.
+	node map[maps.Addr]maps.AddrUse
+	errs []error
 }
 
 func newGuard(f *maps.Fakes, clock *testClock) *guard {
@@ -36,6 +38,7 @@ func (g *guard) tables() maps.Tables {
 	t := g.Tables
 	t.Backends = guardedBackends{g.Tables.Backends, g}
 	t.Slots = guardedSlots{g.Tables.Slots, g}
+	t.Addrs = guardedAddrs{g.Tables.Addrs, g}
 
 	return t
 }
@@ -68,11 +71,46 @@ func (s guardedSlots) Set(i, id uint32) error {
 	return s.Slots.Set(i, id)
 }
 
+// guardedAddrs refuse to write what is there, and to forget what the node has.
+type guardedAddrs struct {
+	maps.Table[maps.Addr, maps.AddrUse]
+	g *guard
+}
+
+func (t guardedAddrs) Put(k maps.Addr, v maps.AddrUse) error {
+	have, there := t.g.Addrs.Entries[k]
+	if there && have == v {
+		t.g.errs = append(t.g.errs, fmt.Errorf("address %s is written without a change", k.IP()))
+	}
+	t.keepsNode(k, have, v)
+
+	return t.Table.Put(k, v)
+}
+
+func (t guardedAddrs) Delete(k maps.Addr) error {
+	t.keepsNode(k, t.g.Addrs.Entries[k], maps.AddrUse{})
+
+	return t.Table.Delete(k)
+}
+
+// keepsNode refuses to replace what is right about an address of the node.
+func (t guardedAddrs) keepsNode(k maps.Addr, have, v maps.AddrUse) {
+	have.Flags &^= maps.AddrService
+	v.Flags &^= maps.AddrService
+	if want, ok := t.g.node[k]; ok && have == want && v != want {
+		t.g.errs = append(t.g.errs, fmt.Errorf("address %s is the node's, and stops to be", k.IP()))
+	}
+}
+
 // check notes what is wrong now.
 func (g *guard) check() {
 	owners := make(map[uint32]span) // slot → extent
 	for key, f := range g.Frontends.Entries {
-		if err := g.checkFrontend(f, owners); err != nil {
+		err := g.checkFrontend(f, owners)
+		if addr := key.AddrPort().Addr(); !addr.IsUnspecified() && g.Addrs.Entries[key.Addr].Flags&maps.AddrService == 0 {
+			err = errors.Join(err, fmt.Errorf("address %s is not known as a Service's", addr))
+		}
+		if err != nil {
 			g.errs = append(g.errs, fmt.Errorf("frontend %s: %w", modelKey(key), err))
 		}
 	}
@@ -169,6 +207,10 @@ func meaning(f *maps.Fakes) []string {
 	for key := range f.SourceRanges.Entries {
 		name := f.ServicePorts.Entries[key.FrontendId]
 		lines = append(lines, fmt.Sprintf("range %s/%d/%d: %s", name, name.Proto, name.Family, key.Prefix()))
+	}
+	for key, v := range f.Addrs.Entries {
+		addr, use := addrText(key, v)
+		lines = append(lines, fmt.Sprintf("addr %s: %s", addr, use))
 	}
 	slices.Sort(lines)
 

@@ -64,6 +64,9 @@ func (r *Reconciler) planFrontend(svc *service, want *lb.Frontend) {
 	if want.DropIfEmpty && len(want.Backends) == 0 {
 		c.flags |= maps.FrontendDropIfEmpty
 	}
+	if want.Masquerade {
+		c.flags |= maps.FrontendMasquerade
+	}
 	if len(want.SourceRanges) > 0 {
 		c.flags |= maps.FrontendSourceRanges
 		if want.NodeInRanges {

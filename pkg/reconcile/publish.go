@@ -8,8 +8,8 @@ import (
 )
 
 // publish writes what svc wants and the maps do not say, from the bottom up:
-// names, backends and source ranges, then slots, then the frontends that lead
-// to them. What fails is noted, and the rest goes on.
+// names, backends and source ranges, then slots and addresses, then the
+// frontends that need them. What fails is noted, and the rest goes on.
 func (r *Reconciler) publish(svc *service) {
 	svc.weigh()
 	for _, p := range svc.ports {
@@ -131,6 +131,9 @@ func (r *Reconciler) publishFrontend(c *claim) error {
 	if f.present && f.have == v && r.broken[f.key] == "" {
 		return nil
 	}
+	if err := r.addrs.mark(f.key); err != nil {
+		return err
+	}
 	if err := r.tables.frontends.put(f.key, v, f.present); err != nil {
 		return err
 	}
@@ -174,6 +177,7 @@ func (r *Reconciler) lead(f *frontend, p *port, e *extent, v maps.Frontend) {
 	r.unlead(f, p)
 	f.present, f.have, f.port, f.extent = true, v, p, e
 	p.frontends++
+	r.addrs.lead(f.key, 1)
 	if v.Flags&maps.FrontendSourceRanges != 0 {
 		p.fenced++
 	}
@@ -195,6 +199,7 @@ func (r *Reconciler) unlead(f *frontend, to *port) {
 	}
 	was := f.port
 	was.frontends--
+	r.addrs.lead(f.key, -1)
 	if f.have.Flags&maps.FrontendSourceRanges != 0 {
 		was.fenced--
 	}

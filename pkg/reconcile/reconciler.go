@@ -39,7 +39,7 @@ type Config struct {
 func (c Config) Validate() error {
 	t := c.Tables
 	if t.Frontends == nil || t.Slots == nil || t.Backends == nil || t.ServicePorts == nil ||
-		t.Addrs == nil || t.SourceRanges == nil || t.ServiceCIDRs == nil {
+		t.Addrs == nil || t.Devices == nil || t.SourceRanges == nil || t.ServiceCIDRs == nil || t.LocalCIDRs == nil {
 		return errors.New("reconcile: a map is missing")
 	}
 	if c.Grace < 0 {
@@ -64,8 +64,10 @@ type Reconciler struct {
 	broken    map[maps.FrontendKey]string // adopted frontends that lead to nowhere, and why
 	ports     map[uint32]*port            // by frontend id
 
-	nodeAddrs    mirror[maps.Addr, maps.AddrUse]
+	addrs        addrs
+	devices      mirror[uint32, maps.Device]
 	serviceCIDRs mirror[maps.CIDRKey, uint32]
+	localCIDRs   mirror[maps.CIDRKey, uint32]
 
 	queue   queue
 	starved map[*service]struct{} // some map was full for them
@@ -95,8 +97,10 @@ func New(cfg Config) (*Reconciler, error) {
 		ports:       make(map[uint32]*port),
 		starved:     make(map[*service]struct{}),
 	}
-	r.nodeAddrs = newMirror(&r.tables.nodeAddrs)
+	r.addrs = newAddrs(&r.tables.addrs)
+	r.devices = newMirror(&r.tables.devices)
 	r.serviceCIDRs = newMirror(&r.tables.serviceCIDRs)
+	r.localCIDRs = newMirror(&r.tables.localCIDRs)
 	if err := r.adopt(); err != nil {
 		return nil, err
 	}
@@ -135,25 +139,48 @@ func (r *Reconciler) Prune() {
 	}
 }
 
-// SetNodeAddrs says which addresses this node has. What was adopted stays until
-// the first call.
+// SetNodeAddrs says which addresses this node has, on which of its devices, and
+// whether node ports answer there ([maps.AddrNodePort]); what else the map says
+// of an address follows from that and from the frontends. What was adopted
+// stays until the first call.
 func (r *Reconciler) SetNodeAddrs(addrs map[netip.Addr]maps.AddrUse) {
 	want := make(map[maps.Addr]maps.AddrUse, len(addrs))
 	for addr, v := range addrs {
+		v.Flags = v.Flags&maps.AddrNodePort | maps.AddrNode
 		want[maps.AddrOf(addr)] = v
 	}
-	r.nodeAddrs.set(want)
+	r.addrs.setNode(want)
+}
+
+// SetDevices says which devices this node has, by ifindex. What was adopted
+// stays until the first call.
+func (r *Reconciler) SetDevices(devices map[uint32]maps.Device) {
+	want := make(map[uint32]maps.Device, len(devices))
+	stdmaps.Copy(want, devices)
+	r.devices.set(want)
 }
 
 // SetServiceCIDRs says from which ranges ClusterIPs are allocated: clients of an
 // address in them that belongs to no Service are dropped, so call it once the
 // Services are programmed. What was adopted stays until the first call.
 func (r *Reconciler) SetServiceCIDRs(prefixes []netip.Prefix) {
+	r.serviceCIDRs.set(cidrs(prefixes))
+}
+
+// SetLocalCIDRs says which addresses are those of pods, where that and not the
+// device decides which scope a client looks up. What was adopted stays until
+// the first call.
+func (r *Reconciler) SetLocalCIDRs(prefixes []netip.Prefix) {
+	r.localCIDRs.set(cidrs(prefixes))
+}
+
+func cidrs(prefixes []netip.Prefix) map[maps.CIDRKey]uint32 {
 	want := make(map[maps.CIDRKey]uint32, len(prefixes))
 	for _, prefix := range prefixes {
 		want[maps.CIDRKeyOf(prefix.Masked())] = 1
 	}
-	r.serviceCIDRs.set(want)
+
+	return want
 }
 
 // Apply makes the maps say what was Set, as far as it is due: changes at once,
@@ -163,9 +190,15 @@ func (r *Reconciler) SetServiceCIDRs(prefixes []netip.Prefix) {
 func (r *Reconciler) Apply() error {
 	now := r.clock.now()
 	var failed failures
-	failed.add(r.nodeAddrs.apply(now))
+	failed.add(r.addrs.apply(now))
+	failed.add(r.devices.apply(now))
+	failed.add(r.localCIDRs.apply(now))
 	for svc := r.next(now); svc != nil; svc = r.next(now) {
 		failed.add(r.work(svc))
+		if r.queue.empty(now) {
+			// Addresses that have lost their last frontend make room for others.
+			failed.add(r.addrs.apply(now))
+		}
 	}
 	failed.add(r.serviceCIDRs.apply(now))
 
@@ -248,7 +281,7 @@ func (r *Reconciler) touch(svc *service) {
 // Next returns when Apply has something to do, and false if it never will
 // unless something is Set.
 func (r *Reconciler) Next() (time.Time, bool) {
-	at := earlier(r.queue.first(), earlier(r.nodeAddrs.due(), r.serviceCIDRs.due()))
+	at := min(r.queue.first(), r.addrs.due(), r.devices.due(), r.serviceCIDRs.due(), r.localCIDRs.due())
 	if at == never {
 		return time.Time{}, false
 	}

@@ -24,7 +24,8 @@ var update = flag.Bool("update", false, "rewrite what the scripts in testdata ex
 // defaultCapacities are those of scripts.
 var defaultCapacities = map[string]uint32{
 	maps.NameFrontends: 1000, maps.NameSlots: 1000, maps.NameBackends: 1000, maps.NameServicePorts: 1000,
-	maps.NameAffinity: 16, maps.NameUDPPins: 16,
+	maps.NameAddrs: 1000, maps.NameAffinity: 16, maps.NameUDPPins: 16,
+	maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameFragments: 16, maps.NameICMPBudgets: 16,
 }
 
 // TestScripts runs testdata/*.txtar. A script is a list of steps; those that
@@ -33,8 +34,10 @@ var defaultCapacities = map[string]uint32{
 //
 //	capacity    how many entries maps have room for: "backends 3"
 //	want        all Services there are: see mustParseWishes
-//	node-addrs  addresses of the node
+//	node-addrs  addresses of the node: see mustParseNodeAddrs
+//	devices     devices of the node: see mustParseDevices
 //	cidrs       ranges of ClusterIPs
+//	local-cidrs ranges of pods
 //	apply       nothing else
 //	wait 1s     time passes
 //	restart     the agent starts anew; nothing is wanted yet
@@ -81,6 +84,7 @@ func fakeTables(_ testing.TB, capacities map[string]uint32) maps.Tables {
 	f.Frontends.Capacity = int(capacities[maps.NameFrontends])
 	f.Backends.Capacity = int(capacities[maps.NameBackends])
 	f.ServicePorts.Capacity = int(capacities[maps.NameServicePorts])
+	f.Addrs.Capacity = int(capacities[maps.NameAddrs])
 
 	return f.Tables
 }
@@ -193,6 +197,12 @@ func (s *script) step(name, body string) (string, bool) {
 		s.apply()
 	case "cidrs":
 		s.r.SetServiceCIDRs(mustParsePrefixes(s.t, body))
+		s.apply()
+	case "local-cidrs":
+		s.r.SetLocalCIDRs(mustParsePrefixes(s.t, body))
+		s.apply()
+	case "devices":
+		s.r.SetDevices(mustParseDevices(s.t, body))
 		s.apply()
 	case "wait":
 		d, err := time.ParseDuration(argument)

@@ -114,9 +114,11 @@ func (r *Reconciler) Counters() Counters {
 	count(&c, &t.frontends)
 	count(&c, &t.backends)
 	count(&c, &t.servicePorts)
-	count(&c, &t.nodeAddrs)
+	count(&c, &t.addrs)
+	count(&c, &t.devices)
 	count(&c, &t.sourceRanges)
 	count(&c, &t.serviceCIDRs)
+	count(&c, &t.localCIDRs)
 	c.Writes[maps.NameSlots] = t.slots.writes
 	c.Fill[maps.NameSlots] = Fill{Used: t.slots.spans.used, Capacity: t.slots.array.Len()}
 

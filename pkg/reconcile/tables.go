@@ -13,9 +13,11 @@ type tables struct {
 	slots        slots
 	backends     table[uint32, maps.Backend]
 	servicePorts table[uint32, maps.ServicePort]
-	nodeAddrs    table[maps.Addr, maps.AddrUse]
+	addrs        table[maps.Addr, maps.AddrUse]
+	devices      table[uint32, maps.Device]
 	sourceRanges table[maps.SourceRangeKey, uint32]
 	serviceCIDRs table[maps.CIDRKey, uint32]
+	localCIDRs   table[maps.CIDRKey, uint32]
 }
 
 func newTables(t maps.Tables) tables {
@@ -24,9 +26,11 @@ func newTables(t maps.Tables) tables {
 		slots:        slots{array: t.Slots, spans: newSpans(t.Slots.Len())},
 		backends:     newTable(t.Backends),
 		servicePorts: newTable(t.ServicePorts),
-		nodeAddrs:    newTable(t.Addrs),
+		addrs:        newTable(t.Addrs),
+		devices:      newTable(t.Devices),
 		sourceRanges: newTable(t.SourceRanges),
 		serviceCIDRs: newTable(t.ServiceCIDRs),
+		localCIDRs:   newTable(t.LocalCIDRs),
 	}
 }
 
@@ -35,7 +39,7 @@ func (t *tables) fed() bool {
 	fed := false
 	for _, h := range []*hunger{
 		&t.frontends.hunger, &t.slots.hunger, &t.backends.hunger,
-		&t.servicePorts.hunger, &t.sourceRanges.hunger,
+		&t.servicePorts.hunger, &t.sourceRanges.hunger, &t.addrs.hunger,
 	} {
 		fed = fed || h.full && h.freed
 		if h.freed {

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -16,9 +17,15 @@ import (
 //	backend 9 = 10.0.1.7:8080 3
 //	name 7 = default/web
 //	frontend 10.96.0.9:80 = id base count
+//	addr 10.96.0.9 = ifindex flags
+//	device 3 = 192.168.1.2
+//	local-cidr 10.244.0.0/16 = 1
 //	delete backend 1
 //	delete frontend 10.96.0.1:80
 //	delete name 1
+//	delete addr 10.96.0.1
+//	delete device 2
+//	delete local-cidr 10.244.0.0/16
 func (s *script) tamper(body string) {
 	s.t.Helper()
 	for line := range strings.Lines(body) {
@@ -43,6 +50,12 @@ func (s *script) tamperDelete(what, key string) error {
 		return s.tables.ServicePorts.Delete(s.number(key))
 	case "frontend":
 		return s.tables.Frontends.Delete(s.internalKey(key))
+	case "addr":
+		return s.tables.Addrs.Delete(maps.AddrOf(netip.MustParseAddr(key)))
+	case "device":
+		return s.tables.Devices.Delete(s.number(key))
+	case "local-cidr":
+		return s.tables.LocalCIDRs.Delete(maps.CIDRKeyOf(netip.MustParsePrefix(key)))
 	default:
 		return errors.New("delete what?")
 	}
@@ -62,6 +75,12 @@ func (s *script) tamperPut(what, key string, value []string) error {
 		return s.tables.Frontends.Put(s.internalKey(key), maps.Frontend{
 			Id: s.number(value[0]), SlotBase: s.number(value[1]), SlotCount: s.number(value[2]), Kind: maps.KindClusterIP,
 		})
+	case "addr":
+		return s.tables.Addrs.Put(maps.AddrOf(netip.MustParseAddr(key)), maps.AddrUse{Ifindex: s.number(value[0]), Flags: s.number(value[1])})
+	case "device":
+		return s.tables.Devices.Put(s.number(key), maps.Device{SourceV4: maps.AddrOf(netip.MustParseAddr(value[0]))})
+	case "local-cidr":
+		return s.tables.LocalCIDRs.Put(maps.CIDRKeyOf(netip.MustParsePrefix(key)), s.number(value[0]))
 	default:
 		return errors.New("put what?")
 	}
@@ -83,14 +102,50 @@ func (s *script) number(text string) uint32 {
 	return uint32(n)
 }
 
+// mustParseNodeAddrs reads "192.168.1.2", an address of device 2, or
+// "192.168.1.2 node-port".
 func mustParseNodeAddrs(t *testing.T, body string) map[netip.Addr]maps.AddrUse {
 	t.Helper()
 	addrs := make(map[netip.Addr]maps.AddrUse)
 	for line := range strings.Lines(body) {
-		addrs[netip.MustParseAddr(strings.TrimSpace(line))] = maps.AddrUse{Ifindex: 2, Flags: maps.AddrNodePort}
+		addr, option, _ := strings.Cut(strings.TrimSpace(line), " ")
+		use := maps.AddrUse{Ifindex: 2}
+		if option == "node-port" {
+			use.Flags = maps.AddrNodePort
+		}
+		addrs[netip.MustParseAddr(addr)] = use
 	}
 
 	return addrs
+}
+
+// mustParseDevices reads "2 192.168.1.2 fd00::1 bridge=7".
+func mustParseDevices(t *testing.T, body string) map[uint32]maps.Device {
+	t.Helper()
+	devices := make(map[uint32]maps.Device)
+	for line := range strings.Lines(body) {
+		var ifindex uint32
+		var device maps.Device
+		for i, word := range strings.Fields(line) {
+			var err error
+			switch addr, none := netip.ParseAddr(word); {
+			case i == 0:
+				_, err = fmt.Sscan(word, &ifindex)
+			case none != nil:
+				_, err = fmt.Sscanf(word, "bridge=%d", &device.Bridge)
+			case addr.Is4():
+				device.SourceV4 = maps.AddrOf(addr)
+			default:
+				device.SourceV6 = maps.AddrOf(addr)
+			}
+			if err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+		}
+		devices[ifindex] = device
+	}
+
+	return devices
 }
 
 func mustParsePrefixes(t *testing.T, body string) []netip.Prefix {

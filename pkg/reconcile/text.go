@@ -31,6 +31,7 @@ func frontendText(k maps.FrontendKey, v maps.Frontend) (string, string) {
 		words = append(words, fmt.Sprintf("affinity=%ds", v.AffinitySeconds))
 	}
 	words = appendFlag(words, v.Flags, maps.FrontendDropIfEmpty, "drop")
+	words = appendFlag(words, v.Flags, maps.FrontendMasquerade, "masquerade")
 	words = appendFlag(words, v.Flags, maps.FrontendSourceRanges, "ranges")
 	words = appendFlag(words, v.Flags, maps.FrontendNodeInRanges, "node")
 
@@ -41,15 +42,45 @@ func sourceRangeText(k maps.SourceRangeKey, v uint32) (string, string) {
 	return fmt.Sprintf("%s for id %d", k.Prefix(), k.FrontendId), fmt.Sprint(v)
 }
 
-func nodeAddrText(k maps.Addr, v maps.AddrUse) (string, string) {
-	return k.IP().String(), fmt.Sprintf("ifindex=%d flags=%#x", v.Ifindex, v.Flags)
+func addrText(k maps.Addr, v maps.AddrUse) (string, string) {
+	var words []string
+	words = appendFlag(words, v.Flags, maps.AddrNode, "node")
+	words = appendFlag(words, v.Flags, maps.AddrNodePort, "node-port")
+	words = appendFlag(words, v.Flags, maps.AddrService, "service")
+	if v.Ifindex != 0 {
+		words = append(words, fmt.Sprintf("ifindex=%d", v.Ifindex))
+	}
+
+	return k.IP().String(), orNothing(words)
 }
 
-func serviceCIDRText(k maps.CIDRKey, v uint32) (string, string) {
+func deviceText(ifindex uint32, v maps.Device) (string, string) {
+	var words []string
+	for _, source := range []maps.Addr{v.SourceV4, v.SourceV6} {
+		if !source.IP().IsUnspecified() {
+			words = append(words, "source="+source.IP().String())
+		}
+	}
+	if v.Bridge != 0 {
+		words = append(words, fmt.Sprintf("bridge=%d", v.Bridge))
+	}
+
+	return fmt.Sprintf("device %d", ifindex), orNothing(words)
+}
+
+func orNothing(words []string) string {
+	if len(words) == 0 {
+		return "nothing"
+	}
+
+	return strings.Join(words, " ")
+}
+
+func cidrText(k maps.CIDRKey, v uint32) (string, string) {
 	return k.Prefix().String(), fmt.Sprint(v)
 }
 
-func appendFlag(words []string, flags, flag uint16, word string) []string {
+func appendFlag[F uint16 | uint32](words []string, flags, flag F, word string) []string {
 	if flags&flag != 0 {
 		return append(words, word)
 	}

@@ -77,9 +77,11 @@ func loggedTables(t maps.Tables, log *writeLog) maps.Tables {
 		Slots:        loggedSlots{t.Slots, log},
 		Backends:     logged[uint32, maps.Backend]{t.Backends, log, backendText},
 		ServicePorts: logged[uint32, maps.ServicePort]{t.ServicePorts, log, servicePortText},
-		Addrs:    logged[maps.Addr, maps.AddrUse]{t.Addrs, log, nodeAddrText},
+		Addrs:        logged[maps.Addr, maps.AddrUse]{t.Addrs, log, addrText},
+		Devices:      logged[uint32, maps.Device]{t.Devices, log, deviceText},
 		SourceRanges: logged[maps.SourceRangeKey, uint32]{t.SourceRanges, log, sourceRangeText},
-		ServiceCIDRs: logged[maps.CIDRKey, uint32]{t.ServiceCIDRs, log, serviceCIDRText},
+		ServiceCIDRs: logged[maps.CIDRKey, uint32]{t.ServiceCIDRs, log, cidrText},
+		LocalCIDRs:   logged[maps.CIDRKey, uint32]{t.LocalCIDRs, log, cidrText},
 	}
 }
 

@@ -22,7 +22,7 @@ type wish struct {
 // of the Service that the last line "service namespace/name created=N" named,
 // of default/web before the first:
 //
-//	10.96.0.1:80/UDP external LoadBalancer port=dns drop affinity=60s ranges=10.0.0.0/8 node -> 10.0.1.7:53 10.0.2.7:53(local,terminating)
+//	10.96.0.1:80/UDP external LoadBalancer port=dns drop masquerade affinity=60s ranges=10.0.0.0/8 node -> 10.0.1.7:53 10.0.2.7:53(local,terminating)
 //	10.96.0.1:*
 //	alive port=dns 10.0.3.7:53/UDP
 //
@@ -122,6 +122,8 @@ func mustParseOption(t testing.TB, f *lb.Frontend, word string) {
 		f.Port.Port = value
 	case "drop":
 		f.DropIfEmpty = true
+	case "masquerade":
+		f.Masquerade = true
 	case "node":
 		f.NodeInRanges = true
 	case "affinity":

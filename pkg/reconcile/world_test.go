@@ -6,13 +6,16 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// world makes up Services that collide, roll and change their policies.
+// world makes up Services that collide, roll and change their policies, and a
+// node that has some of their addresses.
 type world struct {
 	*rand.Rand
 	services [6]*worldService
+	node     map[netip.Addr]maps.AddrUse
 }
 
 // worldService is one Service of a world.
@@ -53,6 +56,19 @@ func newWorld(seed uint64) *world {
 
 // chance is true in n of 100 cases.
 func (w *world) chance(n int) bool { return w.IntN(100) < n }
+
+// changeNode makes up which addresses the node has.
+func (w *world) changeNode() {
+	w.node = make(map[netip.Addr]maps.AddrUse)
+	for range w.IntN(6) {
+		addr := w.services[0].addr(w.IntN(2), 96+w.IntN(3), w.IntN(4))
+		use := maps.AddrUse{Ifindex: uint32(1 + w.IntN(2))}
+		if w.chance(50) {
+			use.Flags = maps.AddrNodePort
+		}
+		w.node[addr] = use
+	}
+}
 
 // change makes up something that happens to a Service.
 func (w *world) change(i int) *worldService {

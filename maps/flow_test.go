@@ -1,0 +1,181 @@
+package maps
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	gocmp "github.com/google/go-cmp/cmp"
+)
+
+// A client whose port another flow has, and a backend that sees this node.
+var drawn = Flow{
+	Client: AddrOf(netip.MustParseAddr("198.51.100.7")), ClientPort: Port(40000),
+	Dialled: AddrOf(netip.MustParseAddr("203.0.113.1")), DialledPort: Port(80),
+	Backend: AddrOf(netip.MustParseAddr("10.244.2.2")), BackendPort: Port(8080),
+	Masquerade: AddrOf(netip.MustParseAddr("192.168.50.1")), MasqueradePort: Port(10001),
+	StackPort: Port(10002), Proto: 6, Flags: FlowMasqueraded,
+}
+
+// The table above enum flow_role in types.h, in addresses.
+func TestFlowKeys(t *testing.T) {
+	const client, dialled = "198.51.100.7:40000", "203.0.113.1:80"
+	const stack, backend, masquerade = "198.51.100.7:10002", "10.244.2.2:8080", "192.168.50.1:10001"
+	want := map[uint8]string{
+		FlowFromClient:  "hook 1: " + client + " -> " + dialled,
+		FlowToClient:    "hook 2: " + backend + " -> " + stack,
+		FlowToBackend:   "hook 2: " + stack + " -> " + backend,
+		FlowFromBackend: "hook 1: " + backend + " -> " + masquerade,
+	}
+	have := map[uint8]string{}
+	for _, role := range drawn.Roles() {
+		key := drawn.Key(role)
+		have[role] = fmt.Sprintf("hook %d: %s -> %s", key.Hook, key.Source(), key.Destination())
+		if again := FlowKeyOf(key.Hook, 6, key.Source(), key.Destination()); again != key {
+			t.Errorf("role %d: FlowKeyOf makes %v of what %v says", role, again, key)
+		}
+	}
+	if diff := gocmp.Diff(want, have); diff != "" {
+		t.Errorf("keys of a masqueraded flow (-want +have):\n%s", diff)
+	}
+
+	plain := drawn
+	plain.Flags = FlowAtPods
+	if diff := gocmp.Diff([]uint8{FlowFromClient, FlowToClient}, plain.Roles()); diff != "" {
+		t.Errorf("roles of a flow that is not masqueraded (-want +have):\n%s", diff)
+	}
+}
+
+func TestFlowAddresses(t *testing.T) {
+	for what, test := range map[string]struct{ have, want any }{
+		"client":     {drawn.ClientAddrPort(), netip.MustParseAddrPort("198.51.100.7:40000")},
+		"stack":      {drawn.StackAddrPort(), netip.MustParseAddrPort("198.51.100.7:10002")},
+		"dialled":    {drawn.DialledAddrPort(), netip.MustParseAddrPort("203.0.113.1:80")},
+		"backend":    {drawn.BackendAddrPort(), netip.MustParseAddrPort("10.244.2.2:8080")},
+		"masquerade": {drawn.MasqueradeAddrPort(), netip.MustParseAddrPort("192.168.50.1:10001")},
+	} {
+		if test.have != test.want {
+			t.Errorf("%s: %v, want %v", what, test.have, test.want)
+		}
+	}
+}
+
+// What the kernel says that a map takes is what we say. Before Linux 6.4 it only
+// estimates, by keys and values alone.
+func TestFlowMemory(t *testing.T) {
+	const little = 4096 // for the map itself
+	for _, entries := range []uint32{1000, 1024, 65536, 100000} {
+		t.Run(fmt.Sprintf("of %d entries", entries), func(t *testing.T) {
+			opts := small()
+			opts.Capacities[NameHalfOpen] = entries
+			opts.Capacities[NameFlows] = 16
+			p := mustCreate(t, mustRoot(t), opts)
+			facts, err := p.byName[NameHalfOpen].Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			kernel, ok := facts.Memlock()
+			have := FlowMemory(p.HalfOpen.Capacity())
+			estimate := uint64(entries) * (40 + 104)
+			exact := have <= kernel && kernel <= have+little
+			if !ok || !exact && kernel/4096 != (estimate+4095)/4096 {
+				t.Errorf("%d bytes, the kernel says %d (and its estimate would be %d)", have, kernel, estimate)
+			}
+		})
+	}
+}
+
+func TestFlowCapacities(t *testing.T) {
+	for _, memory := range []uint64{1 << 20, 10_000_000, 64 << 20, 3 << 30, 1 << 36} {
+		t.Run(fmt.Sprintf("of %d bytes", memory), func(t *testing.T) {
+			room, err := FlowCapacities(memory)
+			if err != nil {
+				t.Fatal(err)
+			}
+			flows, halfOpen := FlowMemory(int(room[NameFlows])), FlowMemory(int(room[NameHalfOpen]))
+			if flows+halfOpen > memory {
+				t.Errorf("flows take %d and half_open %d bytes, together more than %d", flows, halfOpen, memory)
+			}
+			// One more may need twice the buckets.
+			if more := FlowMemory(int(room[NameFlows])+1) + FlowMemory(int(room[NameHalfOpen])+1); more <= memory {
+				t.Errorf("%v leave %d bytes unused", room, memory-more)
+			}
+			if flows < 3*halfOpen || flows > 5*halfOpen {
+				t.Errorf("flows take %d bytes, half_open %d; want four times as many", flows, halfOpen)
+			}
+		})
+	}
+	for _, memory := range []uint64{0, 1<<20 - 1, 1<<36 + 1} {
+		if room, err := FlowCapacities(memory); err == nil {
+			t.Errorf("%d bytes: %v, want an error", memory, room)
+		}
+	}
+}
+
+// Remove tells who deleted an entry that two delete at once.
+func TestRemove(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	if err := p.Flows.Put(drawn.Key(FlowFromClient), drawn); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []bool{true, false} {
+		if was, err := p.Flows.Remove(drawn.Key(FlowFromClient)); was != want || err != nil {
+			t.Errorf("time %d: %v, %v, want %v", i+1, was, err, want)
+		}
+	}
+}
+
+func TestFlowCounts(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	counters := p.byName[NameFlowCounts]
+	for index := range counters.MaxEntries() {
+		perCPU := make([]uint64, ebpf.MustPossibleCPU())
+		for cpu := range perCPU {
+			perCPU[cpu] = 1000 + uint64(index)
+		}
+		if err := counters.Put(index, perCPU); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := p.FlowCounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cpus := uint64(ebpf.MustPossibleCPU())
+	want := FlowCounts{
+		FlowsPut: 1000 * cpus, FlowsDeleted: 1001 * cpus,
+		HalfOpenPut: 1002 * cpus, HalfOpenDeleted: 1003 * cpus,
+		Repaired: 1004 * cpus, MasqueradeRetries: 1005 * cpus, StackPorts: 1006 * cpus,
+	}
+	if have != want {
+		t.Errorf("%+v, want %+v", have, want)
+	}
+}
+
+// Clear loses no use that a program notes meanwhile.
+func TestEgressUse(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	note := func(class uint32, now uint64) {
+		t.Helper()
+		if err := p.byName[NameEgressUse].Put(class, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if seen := p.EgressUse.Load(DeviceUplink); seen != 0 {
+		t.Errorf("%d of a new map, want 0", seen)
+	}
+	note(DeviceUplink, 100)
+	note(DevicePods, 50)
+	seen := p.EgressUse.Load(DeviceUplink)
+	note(DeviceUplink, 101)
+	if p.EgressUse.Clear(DeviceUplink, seen) || p.EgressUse.Load(DeviceUplink) != 101 {
+		t.Errorf("seen at %d, noted at 101, and cleared to %d", seen, p.EgressUse.Load(DeviceUplink))
+	}
+	if !p.EgressUse.Clear(DeviceUplink, 101) || p.EgressUse.Load(DeviceUplink) != 0 {
+		t.Errorf("not cleared: %d", p.EgressUse.Load(DeviceUplink))
+	}
+	if got := p.EgressUse.Load(DevicePods); got != 50 {
+		t.Errorf("the other class has %d, want 50", got)
+	}
+}

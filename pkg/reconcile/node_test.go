@@ -1,0 +1,115 @@
+package reconcile
+
+import (
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// nodeTables are the maps that hold what is no Service's, with what sets one
+// entry of them.
+var nodeTables = map[string]func(*Reconciler){
+	maps.NameAddrs: func(r *Reconciler) {
+		r.SetNodeAddrs(map[netip.Addr]maps.AddrUse{netip.MustParseAddr("192.168.1.2"): {Ifindex: 2}})
+	},
+	maps.NameDevices: func(r *Reconciler) { r.SetDevices(map[uint32]maps.Device{2: {Bridge: 7}}) },
+	maps.NameServiceCIDRs: func(r *Reconciler) {
+		r.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")})
+	},
+	maps.NameLocalCIDRs: func(r *Reconciler) {
+		r.SetLocalCIDRs([]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")})
+	},
+}
+
+// What the node has is tried again, too, each map with a backoff of its own.
+func TestNodeBackoff(t *testing.T) {
+	for name, set := range nodeTables {
+		t.Run(name, func(t *testing.T) {
+			clock := newTestClock()
+			fakes := maps.NewFakes(100)
+			failing := true
+			fakes.Observe(func(table, _ string) error {
+				if failing && table == name {
+					return errInjected
+				}
+
+				return nil
+			}, nil)
+			r := mustNew(t, fakes.Tables, clock)
+			for _, set := range nodeTables {
+				set(r)
+			}
+			if err := r.Apply(); err == nil {
+				t.Fatal("no error")
+			}
+			for other := range nodeTables {
+				if used := r.Counters().Fill[other].Used; used == 0 && other != name {
+					t.Errorf("%s was not written", other)
+				}
+			}
+			at, ok := r.Next()
+			if !ok || at.Sub(clock.now) != time.Second {
+				t.Fatalf("due at %v, %v", at, ok)
+			}
+			failing = false
+			mustApply(t, r)
+			if used := r.Counters().Fill[name].Used; used != 0 {
+				t.Fatal("did not wait")
+			}
+			clock.now = at
+			mustApply(t, r)
+			if _, ok := r.Next(); ok {
+				t.Error("something is due still")
+			}
+			set(r)
+			mustApply(t, r)
+			for other := range nodeTables {
+				if got := r.Counters().Writes[other]; got != (Writes{Puts: 1}) {
+					t.Errorf("%s: %d puts and %d deletes, want one put", other, got.Puts, got.Deletes)
+				}
+				if used := r.Counters().Fill[other].Used; used != 1 {
+					t.Errorf("%s: counts %d in use, want 1", other, used)
+				}
+			}
+		})
+	}
+}
+
+// What was handed over is the caller's again, and may be sloppy.
+func TestNodeIsCopied(t *testing.T) {
+	fakes := maps.NewFakes(100)
+	r := mustNew(t, fakes.Tables, newTestClock())
+	addr := netip.MustParseAddr("192.168.1.2")
+	addrs := map[netip.Addr]maps.AddrUse{addr: {Ifindex: 2, Flags: maps.AddrService | maps.AddrNodePort}}
+	devices := map[uint32]maps.Device{2: {Bridge: 7}}
+	r.SetNodeAddrs(addrs)
+	r.SetDevices(devices)
+	r.SetLocalCIDRs([]netip.Prefix{netip.MustParsePrefix("10.244.1.2/16")})
+	clear(addrs)
+	clear(devices)
+	mustApply(t, r)
+	want := maps.AddrUse{Ifindex: 2, Flags: maps.AddrNode | maps.AddrNodePort}
+	if got := fakes.Addrs.Entries[maps.AddrOf(addr)]; got != want {
+		t.Errorf("the address is %+v, want %+v", got, want)
+	}
+	if got := fakes.Devices.Entries[2].Bridge; got != 7 {
+		t.Errorf("the bridge of device 2 is %d, want 7", got)
+	}
+	cidr := maps.CIDRKeyOf(netip.MustParsePrefix("10.244.0.0/16"))
+	if _, ok := fakes.LocalCIDRs.Entries[cidr]; !ok || len(fakes.LocalCIDRs.Entries) != 1 {
+		t.Errorf("local CIDRs are %v", fakes.LocalCIDRs.Entries)
+	}
+}
+
+func TestEveryMapIsNeeded(t *testing.T) {
+	for i := range reflect.TypeFor[maps.Tables]().NumField() {
+		tables := maps.NewFakes(100).Tables
+		reflect.ValueOf(&tables).Elem().Field(i).SetZero()
+		if _, err := New(Config{Tables: tables}); err == nil {
+			t.Errorf("no error without %s", reflect.TypeFor[maps.Tables]().Field(i).Name)
+		}
+	}
+}
