@@ -10,9 +10,13 @@
 
 #define REFRESH_NS 1000000000ULL
 
-/* An entry that is over may be taken by another flow after this time. */
+/*
+ * After this time without a packet another flow may take the tuple of an entry:
+ * when it has said its last; and when it has said nothing but its first, or a flood
+ * of first packets would hold all ports of a masquerade.
+ */
 #define CLOSING_NS (10 * 1000000000ULL)
-#define OPENING_NS (120 * 1000000000ULL)
+#define OPENING_NS (3 * 1000000000ULL)
 
 /* barrier keeps the compiler from moving reads of memory across it. */
 #define barrier() asm volatile("" ::: "memory")

@@ -61,6 +61,7 @@ func newRoot() *cobra.Command {
 		newStatus(&where),
 		newServices(&where),
 		newBackends(&where),
+		newFlows(&where),
 		newVerify(&where),
 		newCleanup(&where),
 		newVersion(),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -60,6 +61,8 @@ func readStatus(ctx context.Context, where *places) (agent.Status, error) {
 func drawStatus(t *table, s agent.Status) {
 	drawAgent(t, s)
 	drawHooks(t, s)
+	drawDevices(t, s.Devices)
+	drawFlowTables(t, s.Flows)
 	t.note("")
 	t.row("MAP", "ENTRIES", "CAPACITY")
 	for _, m := range s.Maps {
@@ -112,5 +115,17 @@ func drawHooks(t *table, s agent.Status) {
 		if hook.Problem != "" {
 			t.note(fmt.Sprintf("          %s: %s", hook.Name, hook.Problem))
 		}
+	}
+}
+
+func drawDevices(t *table, devices []agent.Device) {
+	t.note("")
+	t.row("DEVICE", "CLASS", "ATTACHED", "WHY")
+	for _, d := range devices {
+		why := d.Reason
+		if d.Problem != "" {
+			why = strings.TrimPrefix(why+"; BUT "+d.Problem, "; ")
+		}
+		t.row(d.Name, d.Class, d.Attached, why)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
@@ -33,6 +34,12 @@ type Config struct {
 
 	Datapath          datapath.Config
 	NodePortAddresses lb.NodePortAddresses
+	// Local says how devices tell pods from everybody else.
+	Local LocalDetector
+	// Devices says which devices programs are attached to.
+	Devices node.Rules
+	// MasqueradeAll is kube-proxy's: backends see this node, whoever connects.
+	MasqueradeAll bool
 
 	Socket string // where the agent answers the other verbs
 
@@ -57,6 +64,9 @@ func (c Config) Validate() error {
 		return errors.New("config: Socket is empty")
 	case c.Log == nil:
 		return errors.New("config: Log is nil")
+	}
+	if err := c.Local.Validate(); err != nil {
+		return err
 	}
 
 	return c.Datapath.Validate()
@@ -96,9 +106,11 @@ type agent struct {
 	synced   bool
 	attached chan struct{} // closed when our programs are in force
 
-	mail   *mailbox // posted to by anybody
-	source source   // runs on its own
-	keeper *keeper  // runs on its own
+	mail    *mailbox      // posted to by anybody
+	source  source        // runs on its own
+	keeper  *keeper       // runs on its own
+	devices *deviceKeeper // runs on its own
+	flows   *flowKeeper   // runs on its own
 }
 
 // Run runs an agent until ctx ends. It must be called in the network namespace
@@ -107,6 +119,10 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
+	if cfg.Devices, err = deviceRules(cfg); err != nil {
+		return err
+	}
+	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
 	release, err := Lock(cfg.Socket)
 	if err != nil {
 		return err
@@ -137,7 +153,15 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		mail:     mail,
 		source:   source,
 	}
+	a.devices = newDeviceKeeper(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval))
 	a.keeper = newKeeper(a)
+	a.flows, err = newFlowKeeper(flow.Config{
+		Maps:     dp.Maps(),
+		Timeouts: flow.Timeouts{UDPAnswered: cfg.Datapath.UDPIdle}, // as programs have it
+	}, cfg.Log)
+	if err != nil {
+		return err
+	}
 
 	return a.run(ctx)
 }
@@ -163,14 +187,19 @@ func (a *agent) run(ctx context.Context) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.source.Run(ctx) })
-	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setLocalAddrs, Log: a.cfg.Log}) })
+	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setState, Log: a.cfg.Log}) })
 	group.Go(func() error { return a.serve(ctx) })
 	group.Go(func() error { return a.keeper.run(ctx) })
+	group.Go(func() error { return a.devices.run(ctx, a.attached) })
+	group.Go(func() error { return a.flows.run(ctx) })
 	group.Go(func() error { return a.loop(ctx) })
 
 	return group.Wait()
 }
 
-func (a *agent) setLocalAddrs(addrs []node.Address) {
-	a.mail.post(func(m *model) { m.setLocalAddrs(addrs) })
+func (a *agent) setState(state node.State) {
+	a.mail.post(func(m *model) {
+		m.setLocalAddrs(state.Addresses)
+		m.setDevices(state.Devices)
+	})
 }

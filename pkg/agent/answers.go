@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
@@ -27,6 +28,9 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 		return status, err
 	}
 	status.Hooks = hooks
+	if status.Devices, err = kernelDevices(bpfRoot); err != nil {
+		return status, err
+	}
 	pinned, err := maps.Load(bpfRoot)
 	if errors.Is(err, fs.ErrNotExist) {
 		return status, nil
@@ -35,6 +39,9 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 		return status, err
 	}
 	defer pinned.Close()
+	if status.Flows, err = flow.Look(pinned); err != nil {
+		return status, err
+	}
 
 	return status, status.readMaps(pinned)
 }
@@ -46,8 +53,13 @@ func (s Status) Well() bool {
 			return false
 		}
 	}
+	for _, device := range s.Devices {
+		if device.Problem != "" {
+			return false
+		}
+	}
 
-	return s.Running && s.Synced && s.Effective == "" && len(s.Errors) == 0
+	return s.Running && s.Synced && s.Effective == "" && s.Flows.Emergency == "" && len(s.Errors) == 0
 }
 
 func (s *Status) readMaps(m *maps.Pinned) error {
@@ -77,7 +89,12 @@ func (a *agent) status(ctx context.Context) (Status, error) {
 	if err := a.keeper.checked(); err != nil {
 		status.Effective = err.Error()
 	}
+	status.Flows = a.flows.known()
 	status.Hooks, err = datapath.Hooks(status.BPFRoot, status.CgroupRoot)
+	if err != nil {
+		return status, err
+	}
+	status.Devices, err = a.devices.status(status.BPFRoot)
 	if err != nil {
 		return status, err
 	}

@@ -20,6 +20,10 @@ type keeper struct {
 	effective error // the last check of the hooks
 }
 
+// verifyInterval is how often attachments are checked, unless the configuration
+// says otherwise.
+const verifyInterval = 30 * time.Second
+
 var errNotChecked = errors.New("not checked yet")
 
 func newKeeper(a *agent) *keeper {
@@ -48,7 +52,7 @@ func (k *keeper) run(ctx context.Context) error {
 		return nil
 	case <-k.agent.attached:
 	}
-	check := time.NewTicker(orDefault(k.agent.cfg.VerifyInterval, 30*time.Second))
+	check := time.NewTicker(orDefault(k.agent.cfg.VerifyInterval, verifyInterval))
 	defer check.Stop()
 	k.checkHooks(ctx)
 

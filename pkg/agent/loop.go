@@ -86,6 +86,7 @@ func (a *agent) sync() error {
 	a.writer.Prune()
 	a.apply()
 	a.keeper.endOrphans() // of an agent that was killed before it could
+	a.flows.endStale()
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
 
 	err := a.attachSynced()
@@ -113,8 +114,20 @@ func (a *agent) program() {
 		a.writer.SetNodeAddrs(addrs)
 		changed = true
 	}
+	if cidrs, ok := a.model.newLocalCIDRs(); ok {
+		a.writer.SetLocalCIDRs(cidrs)
+		changed = true
+	}
+	decisions, redecided := a.model.newDecisions()
+	if redecided {
+		a.writer.SetDevices(deviceEntries(decisions))
+		changed = true
+	}
 	if changed {
 		a.apply()
+	}
+	if redecided {
+		a.devices.set(decisions)
 	}
 	if a.model.serviceCIDRsChanged {
 		a.model.serviceCIDRsChanged = false
@@ -130,6 +143,7 @@ func (a *agent) apply() {
 	}
 	if gone := a.writer.Gone(); len(gone.Backends)+len(gone.Frontends) > 0 {
 		a.keeper.endOrphans()
+		a.flows.endStale()
 	}
 }
 

@@ -23,8 +23,17 @@ type model struct {
 	localAddrs        []node.Address // nil: not known yet
 	nodeAddrsChanged  bool
 	nodePortAddresses lb.NodePortAddresses
-	// awaitsNode: the Node object may still tell which address is primary.
+	// awaitsNode: the Node object may still tell which address is primary, and
+	// from which ranges its pods' are.
 	awaitsNode bool
+
+	deviceRules    node.Rules
+	devices        []node.Device
+	devicesChanged bool
+
+	detector          LocalDetector
+	podCIDRs          []netip.Prefix // the Node's
+	localCIDRsChanged bool
 
 	serviceCIDRs        []netip.Prefix
 	serviceCIDRsChanged bool
@@ -36,14 +45,17 @@ type model struct {
 }
 
 func newModel(cfg Config) *model {
-	self := lb.Node{Name: cfg.NodeName}
+	self := lb.Node{Name: cfg.NodeName, MasqueradeAll: cfg.MasqueradeAll}
 
 	return &model{
 		state:             lb.NewState(self),
 		node:              self,
 		nodePortAddresses: cfg.NodePortAddresses,
 		awaitsNode:        true,
+		deviceRules:       cfg.Devices,
+		detector:          cfg.Local,
 		// If nobody tells any, those of an earlier agent have to go.
+		localCIDRsChanged:   true,
 		serviceCIDRsChanged: true,
 		problems:            map[string][]lb.Problem{},
 		log:                 cfg.Log,
@@ -56,9 +68,21 @@ func (m *model) setNode(n kube.Node) {
 	if len(n.PrimaryIPs) == 0 {
 		n.PrimaryIPs = m.node.PrimaryIPs
 	}
+	n.MasqueradeAll = m.node.MasqueradeAll
 	m.node, m.nodeExists = n.Node, n.Exists
 	m.nodeAddrsChanged = true
 	m.state.SetNode(n.Node)
+	m.setPodCIDRs(n.PodCIDRs)
+}
+
+// setPodCIDRs follows the Node's podCIDRs. As with its addresses, none is no
+// reason to forget those that were: its pods would be strangers.
+func (m *model) setPodCIDRs(podCIDRs []netip.Prefix) {
+	if len(podCIDRs) == 0 || slices.Equal(podCIDRs, m.podCIDRs) {
+		return
+	}
+	m.podCIDRs = podCIDRs
+	m.localCIDRsChanged = true
 }
 
 // nodeTold is for when the Node was told, if there is one.
@@ -79,8 +103,23 @@ func (m *model) setLocalAddrs(addrs []node.Address) {
 	m.nodeAddrsChanged = true
 }
 
+func (m *model) setDevices(devices []node.Device) {
+	m.devices = devices
+	m.devicesChanged = true
+}
+
+// newDecisions returns what becomes of every device, if that may have changed.
+func (m *model) newDecisions() ([]node.Decision, bool) {
+	if !m.devicesChanged {
+		return nil, false
+	}
+	m.devicesChanged = false
+
+	return node.Decide(m.devices, m.deviceRules), true
+}
+
 // newNodeAddrs returns the addresses of this node, and on which of them node
-// ports answer, if that may have changed and enough is known to tell.
+// ports answer ([maps.AddrNodePort]), if that may have changed and enough is known to tell.
 func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 	primary := len(m.nodePortAddresses.Prefixes) == 0
 	unsure := m.localAddrs == nil || primary && m.awaitsNode && len(m.node.PrimaryIPs) == 0
@@ -102,6 +141,26 @@ func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 	}
 
 	return addrs, true
+}
+
+// newLocalCIDRs returns from which ranges pods' addresses are, if that may have
+// changed and enough is known to tell. There are none if addresses do not tell
+// pods from everybody else.
+func (m *model) newLocalCIDRs() ([]netip.Prefix, bool) {
+	mode := m.detector.Effective()
+	unsure := mode == LocalNodeCIDR && m.awaitsNode && len(m.podCIDRs) == 0
+	if !m.localCIDRsChanged || unsure {
+		return nil, false
+	}
+	m.localCIDRsChanged = false
+	switch mode {
+	case LocalClusterCIDR:
+		return firstOfEachFamily(m.detector.ClusterCIDRs), true
+	case LocalNodeCIDR:
+		return firstOfEachFamily(m.podCIDRs), true
+	}
+
+	return nil, true
 }
 
 // report replaces the problems of one source, and logs those that are new.

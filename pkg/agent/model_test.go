@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -73,7 +74,10 @@ func TestNodeAddrs(t *testing.T) {
 			if ok != (test.want != nil) {
 				t.Fatalf("known is %t, want %t", ok, test.want != nil)
 			}
-			for _, addr := range []netip.Addr{primary, secondary, loopback} {
+			for i, addr := range []netip.Addr{primary, secondary, loopback} {
+				if use, has := addrs[addr]; has != ok || ok && use.Ifindex != []uint32{2, 3, 1}[i] {
+					t.Errorf("the node has %s: %t, on device %d", addr, has, use.Ifindex)
+				}
 				have := addrs[addr].Flags&maps.AddrNodePort != 0
 				want := false
 				for _, a := range test.want {
@@ -87,6 +91,86 @@ func TestNodeAddrs(t *testing.T) {
 				t.Error("unchanged addresses count as new")
 			}
 		})
+	}
+}
+
+// Whose traffic is that of pods: nobody may be a stranger because something is
+// not known yet.
+func TestLocalCIDRs(t *testing.T) {
+	cluster := mustPrefixes(t, "10.244.0.0/16", "fd00::/48")
+	podCIDRs := mustPrefixes(t, "10.244.1.0/24", "10.244.2.0/24", "fd00:1::/64")
+	first := mustPrefixes(t, "10.244.1.0/24", "fd00:1::/64")
+	node := func(podCIDRs []netip.Prefix) kube.Node {
+		n := told(primary)
+		n.PodCIDRs = podCIDRs
+
+		return n
+	}
+	byNode := LocalDetector{Mode: LocalNodeCIDR}
+	for _, test := range []struct {
+		name     string
+		detector LocalDetector
+		do       func(*model)
+		known    bool
+		want     []netip.Prefix
+	}{
+		{"none by device, at once", LocalDetector{}, func(*model) {}, true, nil},
+		{"none by device, whatever the Node has", LocalDetector{}, func(m *model) { m.setNode(node(podCIDRs)) }, true, nil},
+		{"none by bridge, whatever the cluster has", LocalDetector{Mode: LocalBridgeInterface, ClusterCIDRs: cluster}, func(*model) {}, true, nil},
+		{"the cluster's, at once", LocalDetector{ClusterCIDRs: cluster}, func(*model) {}, true, cluster},
+		{"the cluster's, whatever the Node has", LocalDetector{ClusterCIDRs: cluster}, func(m *model) { m.setNode(node(podCIDRs)) }, true, cluster},
+		{"too early before the Node is told", byNode, func(*model) {}, false, nil},
+		{"too early before the Node has them", byNode, func(m *model) { m.setNode(node(nil)); m.nodeTold() }, false, nil},
+		{"the Node's first of each family", byNode, func(m *model) { m.setNode(node(podCIDRs)) }, true, first},
+		{"the Node's, not the cluster's", LocalDetector{Mode: LocalNodeCIDR, ClusterCIDRs: cluster}, func(m *model) { m.setNode(node(podCIDRs)) }, true, first},
+		{"the Node's new ones", byNode, func(m *model) {
+			m.setNode(node(podCIDRs))
+			m.newLocalCIDRs()
+			m.setNode(node(podCIDRs[1:]))
+		}, true, podCIDRs[1:]},
+		{"the Node's still when it is gone", byNode, func(m *model) {
+			m.setNode(node(podCIDRs))
+			m.setNode(kube.Node{Node: lb.Node{Name: "node-1"}})
+			m.nodeTold()
+		}, true, first},
+		{"none if there is no Node", byNode, (*model).nodeTold, true, nil},
+		{"the Node's when they come after all", byNode, func(m *model) {
+			m.stopWaiting()
+			m.newLocalCIDRs()
+			m.setNode(node(podCIDRs))
+		}, true, first},
+		{"none when waiting is over", byNode, func(m *model) { m.setNode(node(nil)); m.stopWaiting() }, true, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := newModel(Config{NodeName: "node-1", Local: test.detector, Log: slog.New(slog.DiscardHandler)})
+			test.do(m)
+			got, known := m.newLocalCIDRs()
+			if known != test.known || !slices.Equal(got, test.want) {
+				t.Errorf("they are %v (known: %t), want %v (%t)", got, known, test.want, test.known)
+			}
+			m.setNode(node(m.podCIDRs))
+			if again, changed := m.newLocalCIDRs(); changed && known {
+				t.Errorf("unchanged ranges count as new: %v", again)
+			}
+		})
+	}
+}
+
+// MasqueradeAll is the agent's, and no Node object takes it away.
+func TestMasqueradeAllStays(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		m := newModel(Config{NodeName: "node-1", MasqueradeAll: on, Log: slog.New(slog.DiscardHandler)})
+		m.state.SetService(*web())
+		masqueraded := func() bool {
+			res, _ := m.state.Resolve(web().Name)
+
+			return res.Frontends[0].Masquerade
+		}
+		before := masqueraded()
+		m.setNode(told(primary))
+		if after := masqueraded(); before != on || after != on {
+			t.Errorf("masqueraded is %t, and %t once the Node is told, want %t", before, after, on)
+		}
 	}
 }
 

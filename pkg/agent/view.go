@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
@@ -30,9 +31,12 @@ type Status struct {
 	// our programs, else it says what happened instead.
 	Effective string `json:"effective,omitempty"`
 
+	Devices []Device `json:"devices"`
+
 	Services int               `json:"services"`
 	Maps     []MapFill         `json:"maps"`
 	Counts   map[string]uint64 `json:"counts"` // by reason
+	Flows    flow.Status       `json:"flows"`
 	// Writes is how often the agent wrote to each map since it started.
 	Writes map[string]uint64 `json:"writes,omitempty"`
 

@@ -27,6 +27,15 @@ type Config struct {
 	// UDPIdle is how long a UDP flow without a datagram keeps its backend;
 	// zero is bpf.DefaultUDPIdle.
 	UDPIdle time.Duration
+	// Attachment is how programs are attached to devices; empty is [TCX]
+	// where the kernel has it, else [Clsact].
+	Attachment Attachment
+	// ScopeBySource: packets tell pods by their source address, and not by the
+	// class of the device.
+	ScopeBySource bool
+	// MasqueradePorts are what devices send masqueraded flows from; zero is
+	// bpf.DefaultMasqueradePorts.
+	MasqueradePorts bpf.PortRange
 	// Capacities overrides the sizes of maps, see [maps.Options].
 	Capacities map[string]uint32
 }
@@ -42,6 +51,12 @@ func (c Config) Validate() error {
 	if c.UDP > bpf.UDPAll {
 		return fmt.Errorf("UDP mode %d: there is no such mode", c.UDP)
 	}
+	if _, err := ParseAttachment(string(c.Attachment)); err != nil {
+		return fmt.Errorf("attachment to devices: %w", err)
+	}
+	if ports := c.MasqueradePorts; ports.Low > ports.High {
+		return fmt.Errorf("masquerade ports %d to %d: there are none", ports.Low, ports.High)
+	}
 
 	return nil
 }
@@ -53,6 +68,7 @@ type Datapath struct {
 	features Features
 	maps     *maps.Pinned
 	programs *bpf.Programs
+	devices  devicePrograms
 }
 
 // Open adopts the pinned maps, or creates them, and loads the programs. It
@@ -72,6 +88,9 @@ func Open(cfg Config) (*Datapath, error) {
 
 // open loads for a kernel with these features.
 func open(cfg Config, features Features) (*Datapath, error) {
+	if cfg.Attachment == TCX && !features.TCX {
+		return nil, errors.New("attachment to devices: this kernel has no tcx (Linux 6.6)")
+	}
 	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{Capacities: cfg.Capacities})
 	if err != nil {
 		return nil, err
@@ -86,7 +105,10 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		return nil, errors.Join(err, pinned.Close())
 	}
 
-	return &Datapath{cfg: cfg, features: features, maps: pinned, programs: programs}, nil
+	return &Datapath{
+		cfg: cfg, features: features, maps: pinned, programs: programs,
+		devices: devicePrograms{loaded: make(map[variant]*bpf.DevicePrograms), filtered: make(map[int]bool)},
+	}, nil
 }
 
 // Maps returns the maps. They stay owned by d.
@@ -97,17 +119,18 @@ func (d *Datapath) Features() Features { return d.features }
 
 // Close releases what this process holds. Pins and links stay in force.
 func (d *Datapath) Close() error {
-	return errors.Join(d.programs.Close(), d.maps.Close())
+	return errors.Join(d.devices.close(), d.programs.Close(), d.maps.Close())
 }
 
 // Remove detaches all programs and removes all pins below bpfRoot, those of
-// other versions too, and nothing else. Removing what is not there is not an
-// error; a folder that is not on bpffs is one.
+// other versions too, and nothing else. From devices, it detaches what is pinned
+// there, and the filters of the network namespace that it is called in. Removing
+// what is not there is not an error; a folder that is not on bpffs is one.
 func Remove(bpfRoot string) error {
 	if err := checkBPFFS(bpfRoot); err != nil {
 		return fmt.Errorf("bpf root %q: %w", bpfRoot, err)
 	}
-	if err := removeLinks(bpfRoot); err != nil {
+	if err := errors.Join(removeLinks(bpfRoot), removeDevices(bpfRoot)); err != nil {
 		return err
 	}
 	versions, err := versionDirs(bpfRoot)

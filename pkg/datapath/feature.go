@@ -19,6 +19,13 @@ type Features struct {
 	// or zero where the kernel does not tell it (before Linux 5.14): then
 	// the node's namespace must be the kernel's first.
 	NetnsCookie uint64
+	// TCX: programs can be attached to devices as links (Linux 6.6).
+	TCX bool
+	// FIBSource: bpf_fib_lookup tells source addresses (Linux 6.7).
+	FIBSource bool
+	// ChecksumIPv6: bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16, and
+	// later versions of older ones).
+	ChecksumIPv6 bool
 }
 
 // ErrNoBTF is returned when the kernel was built without its own type
@@ -35,12 +42,12 @@ func ProbeFeatures() (Features, error) {
 	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) {
 		return Features{}, fmt.Errorf("probe of bpf_set_retval: %w", err)
 	}
-	cookie, err2 := netnsCookie()
-	if err2 != nil {
-		return Features{}, err2
+	probed := Features{SetRetval: err == nil}
+	if probed.NetnsCookie, err = netnsCookie(); err != nil {
+		return Features{}, err
 	}
 
-	return Features{SetRetval: err == nil, NetnsCookie: cookie}, nil
+	return probed, probed.probeDevices()
 }
 
 // netnsCookie returns the cookie of the calling thread's network namespace, or

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -75,28 +76,46 @@ func versionDirs(bpfRoot string) ([]string, error) {
 	return dirs, nil
 }
 
-// attachHook updates the pinned link, if it is on the right cgroup and that
-// still exists. Otherwise a new link is pinned in its place.
+// attachHook attaches a hook to a cgroup, see [attachLink].
 func attachHook(pin, cgroupRoot string, cgroup uint64, hook bpf.Hook) error {
+	isThere := func(l link.Link) bool {
+		on, err := linkCgroup(l)
+
+		return err == nil && on == cgroup
+	}
+
+	return attachLink(pin, hook.Program, isThere, func() (link.Link, error) {
+		attached, err := link.AttachCgroup(link.CgroupOptions{
+			Path: cgroupRoot, Attach: hook.Attach, Program: hook.Program,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("attach to %s: %w", cgroupRoot, err)
+		}
+
+		return attached, nil
+	})
+}
+
+// attachLink updates the pinned link, if it is where it should be and that still
+// exists. Otherwise a new link is pinned in its place.
+func attachLink(pin string, program *ebpf.Program, isThere func(link.Link) bool, attach func() (link.Link, error)) error {
 	pinned, err := link.LoadPinnedLink(pin, nil)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("pinned link: %w", err)
 	}
 	if err == nil {
 		defer pinned.Close()
-		if on, err := linkCgroup(pinned); err == nil && on == cgroup {
-			err := pinned.Update(hook.Program)
+		if isThere(pinned) {
+			err := pinned.Update(program)
 			if !errors.Is(err, unix.ENOLINK) {
 				return err
 			}
 		}
 	}
 
-	attached, err := link.AttachCgroup(link.CgroupOptions{
-		Path: cgroupRoot, Attach: hook.Attach, Program: hook.Program,
-	})
+	attached, err := attach()
 	if err != nil {
-		return fmt.Errorf("attach to %s: %w", cgroupRoot, err)
+		return err
 	}
 	defer attached.Close()
 	if err := replacePin(pin, attached); err != nil {
@@ -131,7 +150,7 @@ func (d *Datapath) removeForeignLinks(dir string) error {
 	}
 	for _, entry := range entries {
 		ours := slices.ContainsFunc(d.programs.Sock, func(h bpf.Hook) bool { return h.Name == entry.Name() })
-		if ours {
+		if ours || entry.IsDir() { // see deviceDir
 			continue
 		}
 		if err := removeLink(filepath.Join(dir, entry.Name())); err != nil {
@@ -157,7 +176,9 @@ func removeLinks(bpfRoot string) error {
 	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return order(a) - order(b) })
 	var errs []error
 	for _, entry := range entries {
-		errs = append(errs, removeLink(filepath.Join(linkDir(bpfRoot), entry.Name())))
+		if !entry.IsDir() { // see deviceDir
+			errs = append(errs, removeLink(filepath.Join(linkDir(bpfRoot), entry.Name())))
+		}
 	}
 
 	return errors.Join(errs...)

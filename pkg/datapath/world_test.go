@@ -47,6 +47,7 @@ func smallMaps() map[string]uint32 {
 	return map[string]uint32{
 		maps.NameFrontends: 4096, maps.NameSlots: 65536, maps.NameBackends: 65536,
 		maps.NameAffinity: 4096, maps.NameUDPPins: 32768,
+		maps.NameFlows: 8192, maps.NameHalfOpen: 1024, maps.NameFragments: 1024, maps.NameICMPBudgets: 1024,
 	}
 }
 

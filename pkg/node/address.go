@@ -1,12 +1,10 @@
 // Package node watches the addresses of this node, which are where NodePorts
-// answer. It is not a view of the Kubernetes Node object: it asks the kernel, by
-// netlink.
+// answer, and its devices, and decides which of those are to be attached to. It
+// is not a view of the Kubernetes Node object: it asks the kernel, by netlink.
 package node
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -37,15 +35,12 @@ func (a Address) compare(b Address) int {
 func addressesOf(listed []netlink.Addr) []Address {
 	addresses := make([]Address, 0, len(listed))
 	for _, addr := range listed {
-		if addr.IPNet == nil || !isUsable(addr.Flags) {
+		ip, ok := addressOf(addr)
+		if !ok || !isUsable(addr.Flags) {
 			continue
 		}
-		ip, ok := netip.AddrFromSlice(addr.IP)
-		if !ok {
-			continue // neither IPv4 nor IPv6
-		}
 		addresses = append(addresses, Address{
-			Addr:       ip.Unmap(),
+			Addr:       ip,
 			IfIndex:    addr.LinkIndex,
 			IsLoopback: addr.LinkIndex == loopbackIndex,
 		})
@@ -56,6 +51,17 @@ func addressesOf(listed []netlink.Addr) []Address {
 	return slices.Compact(addresses)
 }
 
+// addressOf returns the address itself. It is false for one that is neither IPv4
+// nor IPv6.
+func addressOf(addr netlink.Addr) (netip.Addr, bool) {
+	if addr.IPNet == nil {
+		return netip.Addr{}, false
+	}
+	ip, ok := netip.AddrFromSlice(addr.IP)
+
+	return ip.Unmap(), ok
+}
+
 // isUsable reports whether the kernel accepts packets to an address with these
 // flags: an IPv6 address must not be waiting for the end of duplicate address
 // detection, unless it is optimistic, nor have failed it.
@@ -63,20 +69,4 @@ func isUsable(flags int) bool {
 	tentative := flags&unix.IFA_F_TENTATIVE != 0 && flags&unix.IFA_F_OPTIMISTIC == 0
 
 	return !tentative && flags&unix.IFA_F_DADFAILED == 0
-}
-
-// list asks the kernel for all addresses. A list during which something changed
-// may lack some, so it is asked for again.
-func list(handle *netlink.Handle) ([]Address, error) {
-	const tries = 10
-	var listed []netlink.Addr
-	var err error = netlink.ErrDumpInterrupted
-	for i := 0; i < tries && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
-		listed, err = handle.AddrList(nil, netlink.FAMILY_ALL)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-
-	return addressesOf(listed), nil
 }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// subscription tells that something about the addresses of a namespace has
-// changed; not what: that is asked for with its handle.
+// subscription tells that something about the devices, addresses or routes of a
+// namespace has changed; not what: that is asked for with its handle.
 type subscription struct {
 	socket *nl.NetlinkSocket
 	handle *netlink.Handle
@@ -25,15 +25,14 @@ type subscription struct {
 func subscribe(ns netns.NsHandle, receiveBuffer int) (*subscription, error) {
 	// Both sockets are made on this thread, in that namespace, where they stay.
 	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE,
-		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to addresses: %w", err)
+		return nil, fmt.Errorf("subscribe to changes of the node: %w", err)
 	}
-	if receiveBuffer > 0 {
-		if err := socket.SetReceiveBufferSize(receiveBuffer, false); err != nil {
-			socket.Close()
-			return nil, fmt.Errorf("receive buffer: %w", err)
-		}
+	if err := socket.SetReceiveBufferSize(receiveBuffer, true); err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("receive buffer: %w", err)
 	}
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -57,7 +56,7 @@ func (s *subscription) read() {
 	for {
 		_, from, err := s.socket.Receive()
 		if err != nil {
-			s.broken <- fmt.Errorf("receive changes of addresses: %w", err)
+			s.broken <- fmt.Errorf("receive changes of the node: %w", err)
 			return
 		}
 		if from.Pid != nl.PidKernel {

@@ -6,29 +6,31 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netns"
 )
 
 const (
-	// quietTime is how long after one look at the addresses the next may come.
-	quietTime = 50 * time.Millisecond
+	// quietTime is how long after one look at the node the next may come. On a
+	// node with a great many routes it is a multiple of what a look takes.
+	quietTime     = 50 * time.Millisecond
+	quietMultiple = 10
 	// relistTime is after how long we look although nothing seems to have changed.
 	relistTime = time.Minute
 	// A subscription that breaks again and again is renewed ever more slowly.
 	firstRetry = quietTime
 	lastRetry  = 10 * time.Second
+	// receiveBuffer has room for what a hundred new pods cause at once.
+	receiveBuffer = 4 << 20
 )
 
 // Config says what to watch and whom to tell.
 type Config struct {
-	// Update gets all usable addresses, sorted by address and device: at once,
-	// and again whenever the set has changed. It may keep the slice. It is
-	// called by Watch itself, never twice at a time; while it runs, changes
-	// gather.
-	Update func([]Address)
+	// Update gets all there is: at once, and again whenever something of it has
+	// changed. It may keep the slices. It is called by Watch itself, never twice
+	// at a time; while it runs, changes gather.
+	Update func(State)
 	// Netns is the network namespace to watch, which may be closed when Watch
 	// has returned. Nil means that of the calling thread.
 	Netns *os.File
@@ -36,7 +38,7 @@ type Config struct {
 	// no log.
 	Log *slog.Logger
 
-	receiveBuffer int           // bytes; 0 leaves it to the kernel
+	receiveBuffer int           // bytes; 0 means the constant
 	relistTime    time.Duration // 0 means the constant
 }
 
@@ -49,8 +51,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Watch tells the addresses of this node, and every change, until ctx ends; then
-// it returns nil. The first change after a quiet time is told at once, those of
+// Watch tells the addresses and devices of this node, and every change, until ctx
+// ends; then it returns nil. The first change after a quiet time is told at once, those of
 // a burst together, at most 50 ms late. IPv6 addresses count from the end of
 // duplicate address detection.
 //
@@ -66,6 +68,9 @@ func Watch(ctx context.Context, config Config) error {
 	}
 	if w.relistTime == 0 {
 		w.relistTime = relistTime
+	}
+	if w.config.receiveBuffer == 0 {
+		w.config.receiveBuffer = receiveBuffer
 	}
 	if config.Netns != nil {
 		w.ns = netns.NsHandle(config.Netns.Fd())
@@ -89,9 +94,9 @@ type watcher struct {
 	ns         netns.NsHandle
 	relistTime time.Duration
 
-	told   []Address // nil before the first time
-	looked time.Time
-	retry  time.Duration
+	told  *State // nil before the first time
+	next  time.Time
+	retry time.Duration
 }
 
 // run follows one subscription after the other.
@@ -104,7 +109,7 @@ func (w *watcher) run(ctx context.Context) error {
 		if w.told == nil {
 			return err
 		}
-		w.log.Warn("Watch of node addresses is renewed", "overrun", overrun(err), "err", err)
+		w.log.Warn("Watch of the node is renewed", "overrun", overrun(err), "err", err)
 		if !sleep(ctx, w.retry) {
 			return nil
 		}
@@ -139,7 +144,7 @@ func (w *watcher) heed(ctx context.Context, s *subscription) error {
 			return err
 		case <-relist.C:
 		case <-s.changed:
-			if !sleep(ctx, time.Until(w.looked.Add(quietTime))) {
+			if !sleep(ctx, time.Until(w.next)) {
 				return nil
 			}
 		}
@@ -149,20 +154,22 @@ func (w *watcher) heed(ctx context.Context, s *subscription) error {
 	}
 }
 
-// look lists the addresses and tells them if they are others than before.
+// look lists what there is and tells it if it is not as before.
 func (w *watcher) look(s *subscription) error {
 	select {
 	case <-s.changed: // the list that follows has it
 	default:
 	}
-	addresses, err := list(s.handle)
+	begin := time.Now()
+	state, err := list(s.handle)
 	if err != nil {
 		return err
 	}
-	w.looked, w.retry = time.Now(), firstRetry
-	if w.told == nil || !slices.Equal(w.told, addresses) {
-		w.told = addresses
-		w.config.Update(slices.Clone(addresses))
+	took := time.Since(begin)
+	w.next, w.retry = begin.Add(took+max(quietTime, quietMultiple*took)), firstRetry
+	if w.told == nil || !w.told.equal(state) {
+		w.told = &state
+		w.config.Update(state.clone())
 	}
 
 	return nil

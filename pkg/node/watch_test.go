@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 // eyes see what a watch tells.
 type eyes struct {
 	t       testing.TB
-	updates chan []Address
+	updates chan State
 	log     *lockedBuffer
 }
 
@@ -46,8 +46,8 @@ func mustWatch(t testing.TB, ns *lab.Namespace, config Config) eyes {
 
 // startWatch watches, on a goroutine that on prepares.
 func startWatch(t testing.TB, config Config, on func(watch func())) eyes {
-	e := eyes{t: t, updates: make(chan []Address, 1000), log: &lockedBuffer{}}
-	config.Update = func(addresses []Address) { e.updates <- addresses }
+	e := eyes{t: t, updates: make(chan State, 1000), log: &lockedBuffer{}}
+	config.Update = func(state State) { e.updates <- state }
 	config.Log = slog.New(slog.NewTextHandler(e.log, nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -68,21 +68,30 @@ func startWatch(t testing.TB, config Config, on func(watch func())) eyes {
 // want waits until exactly these addresses are told, link-local ones apart.
 func (e eyes) want(want ...string) {
 	e.t.Helper()
-	var got []string
+	e.until(fmt.Sprintf("state with the addresses %v", want), func(state State) bool {
+		var got []string
+		for _, address := range state.Addresses {
+			if !address.Addr.IsLinkLocalUnicast() {
+				got = append(got, address.Addr.String())
+			}
+		}
+
+		return slices.Equal(got, want)
+	})
+}
+
+// until waits for a state in which something is so.
+func (e eyes) until(what string, is func(State) bool) State {
+	e.t.Helper()
+	var last State
 	for deadline := time.After(5 * time.Second); ; {
 		select {
-		case addresses := <-e.updates:
-			got = nil
-			for _, address := range addresses {
-				if !address.Addr.IsLinkLocalUnicast() {
-					got = append(got, address.Addr.String())
-				}
-			}
-			if slices.Equal(got, want) {
-				return
+		case last = <-e.updates:
+			if is(last) {
+				return last
 			}
 		case <-deadline:
-			e.t.Fatalf("addresses are %v, want %v", got, want)
+			e.t.Fatalf("no %s; the last state is %+v", what, last)
 		}
 	}
 }
@@ -91,8 +100,8 @@ func (e eyes) want(want ...string) {
 func (e eyes) wantSilence(while time.Duration) {
 	e.t.Helper()
 	select {
-	case addresses := <-e.updates:
-		e.t.Fatalf("told %v, want nothing", addresses)
+	case state := <-e.updates:
+		e.t.Fatalf("told %+v, want nothing", state)
 	case <-time.After(while):
 	}
 }
@@ -163,7 +172,7 @@ func TestWatchTellsWhereAnAddressIs(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	addresses := slices.DeleteFunc(<-mustWatch(t, ns, Config{}).updates, func(a Address) bool {
+	addresses := slices.DeleteFunc((<-mustWatch(t, ns, Config{}).updates).Addresses, func(a Address) bool {
 		return a.Addr != netip.MustParseAddr("10.0.0.1")
 	})
 	want := []Address{
@@ -181,10 +190,9 @@ func TestWatchTellsALinkLocalAddress(t *testing.T) {
 	watch.want("127.0.0.1", "::1")
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
 
-	addresses := <-watch.updates
-	if i := slices.IndexFunc(addresses, func(a Address) bool { return a.Addr.IsLinkLocalUnicast() }); i < 0 {
-		t.Errorf("addresses are %v, want a link-local one", addresses)
-	}
+	watch.until("a link-local address", func(state State) bool {
+		return slices.ContainsFunc(state.Addresses, func(a Address) bool { return a.Addr.IsLinkLocalUnicast() })
+	})
 }
 
 func TestWatchLeavesOutWhatIsNotUsable(t *testing.T) {
@@ -242,11 +250,11 @@ func TestWatchGathersABurst(t *testing.T) {
 	want = append(want, "127.0.0.1", "::1")
 
 	updates := 0
-	for last := []Address(nil); len(last) != len(want); updates++ {
+	for last := (State{}); len(last.Addresses) != len(want); updates++ {
 		select {
 		case last = <-watch.updates:
 		case <-time.After(5 * time.Second):
-			t.Fatalf("%d of %d addresses told", len(last), len(want))
+			t.Fatalf("%d of %d addresses told", len(last.Addresses), len(want))
 		}
 	}
 	if most := int(burst/quietTime) + 3; updates > most {
@@ -326,9 +334,9 @@ func TestWatchStaysInTheNamespaceOfItsThread(t *testing.T) {
 
 func TestWatchFindsAChangeThatNobodyTold(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
-	updates := make(chan []Address, 10)
+	updates := make(chan State, 10)
 	w := watcher{
-		config:     Config{Update: func(addresses []Address) { updates <- addresses }},
+		config:     Config{Update: func(state State) { updates <- state }},
 		relistTime: 10 * time.Millisecond,
 	}
 	deaf := &subscription{handle: ns.Netlink(), changed: make(chan struct{}), broken: make(chan error)}
@@ -356,7 +364,7 @@ func TestWatchRefusesWhatItCannotDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if err := Watch(t.Context(), Config{Netns: file, Update: func([]Address) {}}); err == nil {
+	if err := Watch(t.Context(), Config{Netns: file, Update: func(State) {}}); err == nil {
 		t.Error("no error for a file that is no namespace")
 	}
 }

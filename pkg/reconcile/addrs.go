@@ -6,19 +6,25 @@ import (
 	"iter"
 	stdmaps "maps"
 	"slices"
+	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 )
 
 // addrs keeps the map that says what each address is to us. Programs look into
 // it before any other: a frontend at an address that is not marked as a
-// Service's does not exist for them. So the mark comes before the first
-// frontend of an address and goes after the last.
+// Service's does not exist for them, and neither does a flow to one. So the mark
+// comes before the first frontend of an address. Flows outlive their frontends:
+// when the last one of an address has gone, the address lingers. It keeps the
+// mark until a look at all flows, begun after that moment, has found none that
+// dialled it. Nothing else comes of it: there is no frontend to find.
 //
 // An entry is only written when it changes: a program that looks while one is
 // being replaced may find none.
 type addrs struct {
 	table *table[maps.Addr, maps.AddrUse]
+	clock clock
+	grace time.Duration
 	uses  map[maps.Addr]*addrUse
 	stale map[maps.Addr]struct{} // of which the map says something else
 	retry backoff
@@ -29,20 +35,26 @@ type addrUse struct {
 	node      maps.AddrUse // as the node's own; zero: it is not
 	claims    int          // to frontends that have it, whoever wins
 	frontends int          // in the map that have it
+	// lingers is when a look at all flows may begin that can tell whether any
+	// needs the mark still; zero: the address does not linger.
+	lingers instant
 
 	have    maps.AddrUse // as the map has it
 	written bool
 }
 
-func newAddrs(t *table[maps.Addr, maps.AddrUse]) addrs {
-	return addrs{table: t, uses: make(map[maps.Addr]*addrUse), stale: make(map[maps.Addr]struct{})}
+func newAddrs(t *table[maps.Addr, maps.AddrUse], c clock, grace time.Duration) addrs {
+	return addrs{
+		table: t, clock: c, grace: grace,
+		uses: make(map[maps.Addr]*addrUse), stale: make(map[maps.Addr]struct{}),
+	}
 }
 
 // want is what the map should say; zero: nothing. Who claims an address and
 // could not write a frontend yet keeps the mark that it has got.
 func (u *addrUse) want() maps.AddrUse {
 	want := u.node
-	if u.frontends > 0 || u.claims > 0 && u.marked() {
+	if u.frontends > 0 || u.lingers != 0 || u.claims > 0 && u.marked() {
 		want.Flags |= maps.AddrService
 	}
 
@@ -84,7 +96,8 @@ func (a *addrs) weigh(k maps.Addr, u *addrUse) {
 }
 
 // adopt takes over what the map holds, after all frontends have been. What
-// marks no Service's address stays the node's until setNode says otherwise.
+// marks no Service's address stays the node's until setNode says otherwise. A
+// mark without a frontend lingers: nobody knows whose flows it is for.
 func (a *addrs) adopt() error {
 	for e, err := range a.table.All() {
 		if err != nil {
@@ -93,6 +106,9 @@ func (a *addrs) adopt() error {
 		u := a.use(e.Key)
 		u.have, u.written, u.node = e.Value, true, e.Value
 		u.node.Flags &^= maps.AddrService
+		if u.marked() && u.frontends == 0 {
+			a.linger(u)
+		}
 		a.table.used++
 		a.weigh(e.Key, u)
 	}
@@ -129,7 +145,29 @@ func (a *addrs) lead(key maps.FrontendKey, more int) {
 	if !ofEveryAddr(key) {
 		u := a.use(key.Addr)
 		u.frontends += more
+		u.lingers = 0
+		if u.frontends == 0 {
+			a.linger(u)
+		}
 		a.weigh(key.Addr, u)
+	}
+}
+
+// linger has u keep its mark without a frontend. A program that is still running
+// may have read the last one, and begin a flow.
+func (a *addrs) linger(u *addrUse) { u.lingers = a.clock.now().add(a.grace) }
+
+// prune ends the lingering of addresses of which a look at all flows, begun at
+// begin, has found none.
+func (a *addrs) prune(dialled map[maps.Addr]struct{}, begin instant) {
+	for k, u := range a.uses {
+		if u.lingers == 0 || u.lingers > begin {
+			continue
+		}
+		if _, needed := dialled[k]; !needed {
+			u.lingers = 0
+			a.weigh(k, u)
+		}
 	}
 }
 

@@ -32,7 +32,9 @@ func newClock(read func() time.Time) clock {
 	return clock{read: read, start: read().Add(-1)}
 }
 
-func (c clock) now() instant { return instant(c.read().Sub(c.start)) }
+func (c clock) now() instant { return c.instant(c.read()) }
+
+func (c clock) instant(t time.Time) instant { return instant(t.Sub(c.start)) }
 
 func (c clock) time(i instant) time.Time { return c.start.Add(time.Duration(i)) }
 

@@ -97,7 +97,7 @@ func New(cfg Config) (*Reconciler, error) {
 		ports:       make(map[uint32]*port),
 		starved:     make(map[*service]struct{}),
 	}
-	r.addrs = newAddrs(&r.tables.addrs)
+	r.addrs = newAddrs(&r.tables.addrs, r.clock, r.grace)
 	r.devices = newMirror(&r.tables.devices)
 	r.serviceCIDRs = newMirror(&r.tables.serviceCIDRs)
 	r.localCIDRs = newMirror(&r.tables.localCIDRs)
@@ -137,6 +137,16 @@ func (r *Reconciler) Prune() {
 			r.Delete(svc.name)
 		}
 	}
+}
+
+// PruneAddrs says what flows have dialled: the addresses that a look at all of
+// them has found, which began at begin, a time of [Config].Now. Connections
+// outlive the Service that they were made to (CONTRACT 1.11.3), and programs
+// take a packet to an address that no map knows for nobody's. An address that
+// has lost its last frontend is therefore kept until it is in no such look that
+// began after the loss and the grace period. Without calls, such addresses stay.
+func (r *Reconciler) PruneAddrs(dialled map[maps.Addr]struct{}, begin time.Time) {
+	r.addrs.prune(dialled, r.clock.instant(begin))
 }
 
 // SetNodeAddrs says which addresses this node has, on which of its devices, and
@@ -195,10 +205,6 @@ func (r *Reconciler) Apply() error {
 	failed.add(r.localCIDRs.apply(now))
 	for svc := r.next(now); svc != nil; svc = r.next(now) {
 		failed.add(r.work(svc))
-		if r.queue.empty(now) {
-			// Addresses that have lost their last frontend make room for others.
-			failed.add(r.addrs.apply(now))
-		}
 	}
 	failed.add(r.serviceCIDRs.apply(now))
 

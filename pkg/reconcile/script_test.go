@@ -3,6 +3,7 @@ package reconcile
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,7 +40,8 @@ var defaultCapacities = map[string]uint32{
 //	cidrs       ranges of ClusterIPs
 //	local-cidrs ranges of pods
 //	apply       nothing else
-//	wait 1s     time passes
+//	flows       addresses that flows have dialled: none until it is said
+//	wait 1s     time passes, then somebody looks at all flows
 //	restart     the agent starts anew; nothing is wanted yet
 //	prune       every Service that is wanted is known
 //	tamper      somebody else writes: see script.tamper
@@ -130,6 +132,7 @@ type script struct {
 	log    writeLog
 	r      *Reconciler
 	set    []lb.ServiceName
+	flows  map[maps.Addr]struct{}
 }
 
 func runScript(t *testing.T, path string, tables func(testing.TB, map[string]uint32) maps.Tables) {
@@ -204,12 +207,18 @@ func (s *script) step(name, body string) (string, bool) {
 	case "devices":
 		s.r.SetDevices(mustParseDevices(s.t, body))
 		s.apply()
+	case "flows":
+		s.flows = make(map[maps.Addr]struct{})
+		for line := range strings.Lines(body) {
+			s.flows[maps.AddrOf(netip.MustParseAddr(strings.TrimSpace(line)))] = struct{}{}
+		}
 	case "wait":
 		d, err := time.ParseDuration(argument)
 		if err != nil {
 			s.t.Fatal(err)
 		}
 		s.clock.pass(d)
+		s.r.PruneAddrs(s.flows, s.clock.now)
 		s.apply()
 	case "apply":
 		s.apply()

@@ -132,7 +132,8 @@ func (n *Node) places() []string {
 
 // Start starts the agent in the node's namespace and returns at once.
 func (n *Node) Start() error {
-	args := append(n.places(), "agent", "--hostname-override", n.cfg.NodeName)
+	// Many agents share the machine; the last of several flags counts.
+	args := append(n.places(), "agent", "--hostname-override", n.cfg.NodeName, "--flow-table-memory", "4Mi")
 	if n.cfg.Manifests != "" {
 		args = append(args, "--manifests", n.cfg.Manifests)
 	}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/flow"
+)
+
+func newFlows(where *places) *cobra.Command {
+	out := newOutput()
+	cmd := &cobra.Command{
+		Use:   "flows [NAMESPACE/NAME]",
+		Short: "List the flows that are translated at devices: who dialled what, and got which backend",
+		Long:  "List the flows that are translated at devices: who dialled what, and got which backend.\nConnections of this node's sockets and of hooked pods are translated when they are made, and are not among them.",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			flows, err := readFlows(where.bpfRoot, args)
+			if err != nil {
+				return err
+			}
+
+			return printFlows(cmd.OutOrStdout(), out.format, flows)
+		},
+	}
+	out.flag(cmd)
+
+	return cmd
+}
+
+// readFlows reads the maps; an agent knows no more.
+func readFlows(bpfRoot string, args []string) ([]flow.Flow, error) {
+	pinned, err := maps.Load(bpfRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("nothing is programmed: %w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer pinned.Close()
+	service := ""
+	if len(args) == 1 {
+		if service, err = namedService(pinned, args[0]); err != nil {
+			return nil, err
+		}
+	}
+
+	return flow.List(pinned, service, flow.Now())
+}
+
+// namedService returns the namespace and name of the Service that people call
+// name.
+func namedService(pinned *maps.Pinned, name string) (string, error) {
+	known := make(map[string]bool)
+	var services []agent.Service
+	for entry, err := range pinned.ServicePorts.All() {
+		if err != nil {
+			return "", err
+		}
+		namespace, short, _ := entry.Value.Parts()
+		if full := namespace + "/" + short; !known[full] {
+			known[full] = true
+			services = append(services, agent.Service{Name: full})
+		}
+	}
+	svc, err := findService(services, name)
+
+	return svc.Name, err
+}
+
+// printFlows writes flow by flow, not all of them at once: there may be millions.
+func printFlows(w io.Writer, format string, flows []flow.Flow) error {
+	switch {
+	case len(flows) == 0 || format != "table" && format != "json" && format != "yaml":
+		return (&output{format}).print(w, flows, drawFlowsHeader)
+	case format == "json":
+		return printJSON(w, flows)
+	case format == "yaml":
+		return printYAML(w, flows)
+	default:
+		return printTable(w, flows)
+	}
+}
+
+func printJSON(w io.Writer, flows []flow.Flow) error {
+	before := "[\n  "
+	for _, f := range flows {
+		text, err := json.MarshalIndent(f, "  ", "  ")
+		if err != nil {
+			return fmt.Errorf("output: %w", err)
+		}
+		if _, err := fmt.Fprintf(w, "%s%s", before, text); err != nil {
+			return err
+		}
+		before = ",\n  "
+	}
+	_, err := fmt.Fprint(w, "\n]\n")
+
+	return err
+}
+
+func printYAML(w io.Writer, flows []flow.Flow) error {
+	for i := range flows {
+		text, err := yaml.Marshal(flows[i : i+1])
+		if err != nil {
+			return fmt.Errorf("output: %w", err)
+		}
+		if _, err := w.Write(text); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// rowsTogether is how many rows of a table share the widths of their columns.
+const rowsTogether = 10000
+
+func printTable(w io.Writer, flows []flow.Flow) error {
+	t := &table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
+	drawFlowsHeader(t)
+	for i, f := range flows {
+		drawFlow(t, f)
+		if (i+1)%rowsTogether == 0 {
+			if err := t.w.Flush(); err != nil {
+				return err
+			}
+		}
+	}
+
+	return t.w.Flush()
+}
+
+func drawFlowsHeader(t *table) {
+	t.row("SERVICE", "PROTOCOL", "CLIENT", "DIALLED", "BACKEND", "MASQUERADE", "STACK PORT", "STATE", "AGE", "IDLE")
+}
+
+func drawFlow(t *table, f flow.Flow) {
+	masquerade, stackPort := "", ""
+	if f.Masquerade.IsValid() {
+		masquerade = f.Masquerade.String()
+	}
+	if f.StackPort != 0 {
+		stackPort = fmt.Sprint(f.StackPort)
+	}
+	t.row(f.Service, f.Protocol, f.Client.String(), f.Dialled.String(), f.Backend.String(), masquerade, stackPort,
+		string(f.State), seconds(f.AgeSeconds), seconds(f.IdleSeconds))
+}
+
+func seconds(n int64) string { return (time.Duration(n) * time.Second).String() }
+
+// drawFlowTables tells how full the tables are, if there are any.
+func drawFlowTables(t *table, s flow.Status) {
+	if s.Flows.Capacity == 0 {
+		return
+	}
+	t.note(fmt.Sprintf("flows     %s, %d MiB", s.Flows, s.Flows.Bytes>>20))
+	t.note(fmt.Sprintf("          half open: %s, %d MiB", s.HalfOpen, s.HalfOpen.Bytes>>20))
+	if s.Emergency != "" {
+		t.note("          EMERGENCY: " + s.Emergency)
+	}
+	if s.Flood != "" {
+		t.note("          " + s.Flood)
+	}
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
+)
+
+// mustPin pins maps with a few flows and Services, and returns where.
+func mustPin(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := "/sys/fs/bpf/sluice-cmd-test-" + rand.Text()[:8]
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
+		maps.NameFrontends: 16, maps.NameSlots: 16, maps.NameBackends: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pinned.Close()
+	for id, name := range map[uint32]string{1: "web", 2: "dns", 3: "quiet"} {
+		if err := pinned.ServicePorts.Put(id, maps.ServicePortOf("shop", name, "main", 6, 4)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := func(text string) (maps.Addr, uint16) {
+		a := netip.MustParseAddrPort(text)
+
+		return maps.AddrOf(a.Addr()), maps.Port(a.Port())
+	}
+	for i, id := range []uint32{1, 2, 1} {
+		f := maps.Flow{Proto: 6, State: maps.FlowOpen, Role: maps.FlowFromClient, FrontendId: id, BackendId: id}
+		f.Client, f.ClientPort = at(fmt.Sprintf("198.51.100.7:%d", 40000+i))
+		f.StackPort = f.ClientPort
+		f.Dialled, f.DialledPort = at("10.96.0.1:80")
+		f.Backend, f.BackendPort = at("10.244.2.2:8080")
+		if id == 2 {
+			f.Masquerade, f.MasqueradePort = at("192.168.50.1:10001")
+			f.Flags, f.StackPort = maps.FlowMasqueraded, maps.Port(10002)
+		}
+		f.LastSeen = flow.Now() - 5e9
+		f.Created = f.LastSeen - 3600e9
+		if err := pinned.Flows.Put(f.Key(f.Role), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	return root
+}
+
+func runVerb(root string, args ...string) (string, error) {
+	var out bytes.Buffer
+	cmd := newRoot()
+	cmd.SetArgs(append([]string{"--bpf-root", root}, args...))
+	cmd.SetOut(&out)
+	err := cmd.Execute()
+
+	return out.String(), err
+}
+
+// As they are with one blank between columns.
+const (
+	header = "SERVICE PROTOCOL CLIENT DIALLED BACKEND MASQUERADE STACK PORT STATE AGE IDLE\n"
+	dns    = "shop/dns:main TCP 198.51.100.7:40001 10.96.0.1:80 10.244.2.2:8080 192.168.50.1:10001 10002 established 1h0m5s 5s\n"
+	first  = "shop/web:main TCP 198.51.100.7:40000 10.96.0.1:80 10.244.2.2:8080 - - established 1h0m5s 5s\n"
+	third  = "shop/web:main TCP 198.51.100.7:40002 10.96.0.1:80 10.244.2.2:8080 - - established 1h0m5s 5s\n"
+)
+
+// squeeze makes one blank of many: how wide columns are depends on what is in
+// them.
+func squeeze(text string) string { return regexp.MustCompile(` +`).ReplaceAllString(text, " ") }
+
+func TestFlows(t *testing.T) {
+	root := mustPin(t)
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"flows"}, header + dns + first + third},
+		{[]string{"flows", "web"}, header + first + third},
+		{[]string{"flows", "shop/dns"}, header + dns},
+		{[]string{"flows", "shop/quiet"}, header},
+		{[]string{"flows", "shop/quiet", "-o", "json"}, "[]\n"},
+		{[]string{"flows", "shop/quiet", "-o", "yaml"}, "[]\n"},
+	} {
+		have, err := runVerb(root, test.args...)
+		have = squeeze(have)
+		// The test may take some seconds.
+		have = regexp.MustCompile(`1h0m\d+s \d+s`).ReplaceAllString(have, "1h0m5s 5s")
+		if diff := cmp.Diff(strings.Split(test.want, "\n"), strings.Split(have, "\n")); diff != "" || err != nil {
+			t.Errorf("%v: %v (-want +have):\n%s", test.args, err, diff)
+		}
+	}
+	for want, args := range map[string][]string{
+		`no Service is called "nosuch"`: {"flows", "nosuch"},
+		`"xml"`:                         {"flows", "-o", "xml"},
+	} {
+		if _, err := runVerb(root, args...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want an error with %s", args, err, want)
+		}
+	}
+	if _, err := runVerb(root+"-nosuch", "flows"); err == nil || !strings.Contains(err.Error(), "nothing is programmed") {
+		t.Errorf("without maps: %v", err)
+	}
+}
+
+// What is written flow by flow is what would be written of all at once.
+func TestPrintFlows(t *testing.T) {
+	var flows []flow.Flow
+	for i := range rowsTogether + 10 {
+		flows = append(flows, flow.Flow{Service: "shop/web", StackPort: uint16(i), State: flow.Opening})
+	}
+	whole := map[string]func(any) ([]byte, error){
+		"json": func(v any) ([]byte, error) {
+			text, err := json.MarshalIndent(v, "", "  ")
+
+			return append(text, '\n'), err
+		},
+		"yaml": func(v any) ([]byte, error) { return yaml.Marshal(v) },
+	}
+	for format, marshal := range whole {
+		var have bytes.Buffer
+		want, err := marshal(flows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := printFlows(&have, format, flows); err != nil || have.String() != string(want) {
+			t.Errorf("%s: %v, it begins with\n%.200s\nwant\n%.200s", format, err, &have, want)
+		}
+	}
+	var have bytes.Buffer
+	if err := printFlows(&have, "table", flows); err != nil || strings.Count(have.String(), "\n") != len(flows)+1 {
+		t.Errorf("table: %v, %d lines, want %d", err, strings.Count(have.String(), "\n"), len(flows)+1)
+	}
+}

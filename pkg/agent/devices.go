@@ -1,0 +1,229 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/node"
+)
+
+// Device is one device of the node, and what became of it.
+type Device struct {
+	Index int    `json:"index"`
+	Name  string `json:"name"`
+	// Class is what the device leads to, "pods" or "uplink", if it is to be
+	// attached to. Only an agent knows.
+	Class string `json:"class,omitempty"`
+	// Attached says how our programs are attached: "tcx", "clsact", or empty if
+	// they are not.
+	Attached string `json:"attached,omitempty"`
+	// Reason says why the device is of its class, or of none.
+	Reason  string `json:"reason,omitempty"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// deviceKeeper keeps programs attached to the devices for which that was
+// decided. It runs on its own: the kernel takes its time for each of them.
+type deviceKeeper struct {
+	datapath *datapath.Datapath
+	log      *slog.Logger
+	interval time.Duration // from one check to the next
+	changed  chan struct{}
+
+	mu        sync.Mutex
+	decisions []node.Decision
+	failed    map[int]string // what went wrong, by index
+}
+
+// deviceRetry is how long after a failure the next try comes: the device may be
+// about to go, or somebody else at work on it.
+const deviceRetry = time.Second
+
+func newDeviceKeeper(dp *datapath.Datapath, log *slog.Logger, interval time.Duration) *deviceKeeper {
+	return &deviceKeeper{datapath: dp, log: log, interval: interval, changed: make(chan struct{}, 1)}
+}
+
+// run attaches once attached is closed, after each change, and now and then,
+// since somebody may have undone it.
+func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-attached:
+	}
+	check := time.NewTicker(k.interval)
+	defer check.Stop()
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-k.changed:
+		case <-check.C:
+		case <-retry.C:
+		}
+		if !k.attach() {
+			retry.Reset(deviceRetry)
+		}
+	}
+}
+
+// set tells what was decided of every device, and logs what is new.
+func (k *deviceKeeper) set(decisions []node.Decision) {
+	k.mu.Lock()
+	known := k.decisions
+	k.decisions = decisions
+	k.mu.Unlock()
+
+	for _, d := range decisions {
+		same := func(o node.Decision) bool {
+			return o.Index == d.Index && o.Name == d.Name && o.Class == d.Class && o.Reason == d.Reason
+		}
+		if !slices.ContainsFunc(known, same) {
+			k.log.Info("device", "name", d.Name, "index", d.Index, "class", d.Class, "reason", d.Reason)
+		}
+	}
+	select {
+	case k.changed <- struct{}{}:
+	default:
+	}
+}
+
+// attach makes the kernel's state that which was decided, and says whether all of
+// it is.
+func (k *deviceKeeper) attach() bool {
+	k.mu.Lock()
+	decisions, known := k.decisions, k.failed
+	k.mu.Unlock()
+	if decisions == nil {
+		return true // not told yet: whatever an earlier agent attached stays
+	}
+	var devices []datapath.Device
+	names := make(map[int]string)
+	for _, d := range decisions {
+		names[d.Index] = d.Name
+		if d.Class != node.ClassNone {
+			devices = append(devices, deviceOf(d))
+		}
+	}
+	errs, err := k.datapath.AttachDevices(devices)
+	failed := make(map[int]string, len(errs))
+	for index, err := range errs {
+		failed[index] = err.Error()
+	}
+	if err != nil {
+		names[noDevice], failed[noDevice] = "all", err.Error()
+	}
+	for index, text := range failed {
+		if known[index] != text {
+			k.log.Error("not all is attached to a device as it should be; trying again", "name", names[index], "error", text)
+		}
+	}
+	k.mu.Lock()
+	k.failed = failed
+	k.mu.Unlock()
+
+	return len(failed) == 0
+}
+
+// noDevice stands for what is wrong with none in particular.
+const noDevice = 0
+
+func deviceOf(d node.Decision) datapath.Device {
+	device := datapath.Device{
+		Index:      d.Index,
+		Class:      maps.DeviceUplink,
+		NoEthernet: d.LinkLayer == node.LinkIP,
+		BridgePort: d.Bridge != 0,
+	}
+	if d.Class == node.ClassPods {
+		device.Class = maps.DevicePods
+	}
+
+	return device
+}
+
+// status returns every device, by the kernel's own word.
+func (k *deviceKeeper) status(bpfRoot string) ([]Device, error) {
+	devices, err := kernelDevices(bpfRoot)
+	if err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range devices {
+		d := &devices[i]
+		at := slices.IndexFunc(k.decisions, func(o node.Decision) bool { return o.Index == d.Index })
+		if at < 0 {
+			continue // it has just come
+		}
+		decision := k.decisions[at]
+		d.Class, d.Reason = decision.Class.String(), decision.Reason
+		wanted := decision.Class != node.ClassNone
+		problems := []string{d.Problem, k.failed[d.Index]}
+		if wanted && d.Attached == "" {
+			problems = append(problems, "not attached")
+		}
+		d.Problem = strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; ")
+	}
+
+	return devices, nil
+}
+
+// kernelDevices is what the kernel says of all devices.
+func kernelDevices(bpfRoot string) ([]Device, error) {
+	states, err := datapath.Devices(bpfRoot)
+	if err != nil {
+		return nil, err
+	}
+	devices := make([]Device, 0, len(states))
+	for _, s := range states {
+		devices = append(devices, Device{
+			Index: s.Index, Name: s.Name, Attached: string(s.Attached), Problem: s.Problem,
+		})
+	}
+
+	return devices, nil
+}
+
+// deviceEntries are the devices as programs see them.
+func deviceEntries(decisions []node.Decision) map[uint32]maps.Device {
+	entries := make(map[uint32]maps.Device, len(decisions))
+	for _, d := range decisions {
+		entry := maps.Device{Bridge: uint32(d.Bridge)}
+		if d.SourceV4.IsValid() {
+			entry.SourceV4 = maps.AddrOf(d.SourceV4)
+		}
+		if d.SourceV6.IsValid() {
+			entry.SourceV6 = maps.AddrOf(d.SourceV6)
+		}
+		entries[uint32(d.Index)] = entry
+	}
+
+	return entries
+}
+
+// deviceRules adds to the configured rules what detectLocalMode says of devices.
+func deviceRules(cfg Config) (node.Rules, error) {
+	rules := cfg.Devices
+	switch cfg.Local.Effective() {
+	case LocalBridgeInterface:
+		rules.PodBridge = cfg.Local.BridgeInterface
+	case LocalInterfaceNamePrefix:
+		rules.PodPrefix = cfg.Local.InterfaceNamePrefix
+	}
+	if err := rules.Validate(); err != nil {
+		return rules, fmt.Errorf("config: Devices: %w", err)
+	}
+
+	return rules, nil
+}

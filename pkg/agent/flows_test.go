@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
+)
+
+// mustKeepFlows returns a keeper of the flows of maps that only the test has,
+// and what it logs. The clock is *now.
+func mustKeepFlows(t *testing.T, now *uint64) (*flowKeeper, *maps.Pinned, *bytes.Buffer) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := "/sys/fs/bpf/sluice-agent-test-" + rand.Text()[:8]
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
+		maps.NameSlots: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 256, maps.NameHalfOpen: 256,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pinned.Close() })
+	log := new(bytes.Buffer)
+	k, err := newFlowKeeper(flow.Config{Maps: pinned, Now: func() uint64 { return *now }}, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return k, pinned, log
+}
+
+// mustPutFlow puts a UDP flow of one entry, to a backend that does not exist.
+func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int, seen uint64) maps.FlowKey {
+	t.Helper()
+	f := maps.Flow{
+		Client: maps.AddrOf(netip.MustParseAddr("198.51.100.7")), ClientPort: uint16(client),
+		Dialled: maps.AddrOf(netip.MustParseAddr("10.96.0.1")), DialledPort: maps.Port(53),
+		Proto: 17, Role: maps.FlowFromClient, State: maps.FlowOpen, LastSeen: seen,
+	}
+	if err := m.Put(f.Key(f.Role), f); err != nil {
+		t.Fatal(err)
+	}
+
+	return f.Key(f.Role)
+}
+
+// An emergency and a flood are told when they begin and when they are over, with
+// numbers, and not each time.
+func TestFlowsAtTheirLimit(t *testing.T) {
+	const puts, begin = 1000, uint64(time.Hour)
+	for _, test := range []struct {
+		table, level, tells, over string
+		index                     uint32 // in flow_counts
+	}{
+		{"flows", "ERROR", "--flow-table-memory", "the table of flows has room again", 0},
+		{"half open", "WARN", "flood", "the flood of new flows is over", 2},
+	} {
+		t.Run(test.table, func(t *testing.T) {
+			now := begin
+			k, pinned, log := mustKeepFlows(t, &now)
+			k.sweep()
+			if log.Len() > 0 {
+				t.Errorf("logged at the start: %s", log)
+			}
+			table := pinned.Flows
+			if test.index != 0 {
+				table = pinned.HalfOpen
+			}
+			for n := range puts {
+				mustPutFlow(t, table, n, now)
+			}
+			perCPU := make([]uint64, ebpf.MustPossibleCPU())
+			perCPU[0] = puts
+			if err := pinned.Replacements()["sl_flow_counts"].Put(test.index, perCPU); err != nil {
+				t.Fatal(err)
+			}
+			k.sweep()
+			k.sweep()
+			status := k.known()
+			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), test.tells) ||
+				!strings.Contains(log.String(), "level="+test.level) || !strings.Contains(log.String(), "capacity=256") {
+				t.Errorf("logged, in %d lines, want one with %s and %s:\n%s", lines, test.level, test.tells, log)
+			}
+			if status.Emergencies+status.Floods != 1 || status.Flows.Evicted+status.HalfOpen.Evicted < puts-256 {
+				t.Errorf("status %+v, want one alarm and at least %d evictions", status, puts-256)
+			}
+			log.Reset()
+			now += uint64(time.Hour)
+			k.sweep()
+			k.sweep()
+			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), test.over) {
+				t.Errorf("logged, in %d lines, want one with %q:\n%s", lines, test.over, log)
+			}
+		})
+	}
+}
+
+// What fails again and again is logged once.
+func TestFlowsFailing(t *testing.T) {
+	var now uint64
+	k, pinned, log := mustKeepFlows(t, &now)
+	if err := pinned.Replacements()["sl_flows"].Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		k.sweep()
+		if k.searchStale() {
+			t.Error("nothing stale is said to be left, but nobody could look")
+		}
+	}
+	if lines := strings.Count(log.String(), "\n"); lines != 2 {
+		t.Errorf("logged, in %d lines, want one of sweeps and one of stale flows:\n%s", lines, log)
+	}
+}
+
+// The keeper sweeps at once, and ends stale flows when it is told to.
+func TestFlowKeeperRuns(t *testing.T) {
+	now := uint64(time.Hour)
+	k, pinned, log := mustKeepFlows(t, &now)
+	idle := mustPutFlow(t, pinned.Flows, 1, 0)
+	stale := mustPutFlow(t, pinned.Flows, 2, now)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- k.run(ctx) }()
+	mustVanish(t, pinned, idle)
+	if _, ok, err := pinned.Flows.Lookup(stale); !ok || err != nil {
+		t.Errorf("the stale flow: %v, %v; want it there until somebody says that there is one", ok, err)
+	}
+	k.endStale()
+	mustVanish(t, pinned, stale)
+	another := mustPutFlow(t, pinned.HalfOpen, 3, now)
+	begin := time.Now()
+	k.endStale()
+	mustVanish(t, pinned, another)
+	if took := time.Since(begin); took < staleRest/2 {
+		t.Errorf("searched again after %v, want a rest of %v", took, staleRest)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(log.String(), "ended UDP flows"); n != 2 {
+		t.Errorf("logged %d times, want 2:\n%s", n, log)
+	}
+	if status := k.known(); status.Flows.Capacity != 256 || status.Expired != 1 {
+		t.Errorf("status %+v, want a capacity of 256 and one flow expired", status)
+	}
+}
+
+// mustVanish waits for the end of a flow, in whichever table it is.
+func mustVanish(t *testing.T, pinned *maps.Pinned, key maps.FlowKey) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		_, inFlows, err := pinned.Flows.Lookup(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, inHalfOpen, err := pinned.HalfOpen.Lookup(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !inFlows && !inHalfOpen {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the flow does not end")
+		}
+	}
+}

@@ -1,0 +1,232 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// filterHandle is the number of our filter among those of its priority.
+	filterHandle = 0x51ce
+	// filterPrefix begins the name of our filters, in every build.
+	filterPrefix = "sluice_"
+)
+
+// attachFilter attaches a program as a filter, in one step in the place of the
+// one that an earlier agent attached.
+func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string) error {
+	if err := ensureClsact(index, qdiscs); err != nil {
+		return err
+	}
+	filters, err := filtersAt(index, hook)
+	if err != nil {
+		return err
+	}
+	info, err := program.Info()
+	if err != nil {
+		return fmt.Errorf("program: %w", err)
+	}
+	id, _ := info.ID()
+	want := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: index, Parent: hook.parent, Handle: filterHandle,
+			Priority: priorityFor(hook, filters), Protocol: unix.ETH_P_ALL,
+		},
+		Fd: program.FD(), Name: hook.filter, DirectAction: true,
+	}
+	for _, have := range ours(filters) {
+		if have.FilterAttrs.Priority == want.Priority && have.Handle == want.Handle && have.Id == int(id) {
+			return nil
+		}
+	}
+	if err := netlink.FilterReplace(want); err != nil {
+		return fmt.Errorf("filter: %w", err)
+	}
+	for _, have := range ours(filters) { // of a build that had other numbers
+		if have.FilterAttrs.Priority != want.Priority || have.Handle != want.Handle {
+			if err := removeFilter(have); err != nil {
+				return err
+			}
+		}
+	}
+
+	return nil
+}
+
+// ensureClsact adds the qdisc that filters hang on, unless it is there.
+func ensureClsact(index int, qdiscs map[int]string) error {
+	switch qdiscs[index] {
+	case "clsact":
+		return nil
+	case "":
+		if err := netlink.QdiscAdd(clsactOf(index)); err != nil {
+			return fmt.Errorf("qdisc clsact: %w", err)
+		}
+		qdiscs[index] = "clsact"
+
+		return nil
+	default:
+		// It has no egress: a filter for there would run at ingress.
+		return fmt.Errorf("there is a qdisc %s, which leaves no room for clsact", qdiscs[index])
+	}
+}
+
+func clsactOf(index int) *netlink.Clsact {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+}
+
+// listQdiscs returns the kind of qdisc that has a device's filters, by its index:
+// "clsact", or "ingress".
+func listQdiscs() (map[int]string, error) {
+	listed, err := complete(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
+	if err != nil {
+		return nil, fmt.Errorf("list qdiscs: %w", err)
+	}
+	qdiscs := make(map[int]string)
+	for _, qdisc := range listed {
+		if qdisc.Attrs().Parent == netlink.HANDLE_CLSACT {
+			qdiscs[qdisc.Attrs().LinkIndex] = qdisc.Type()
+		}
+	}
+
+	return qdiscs, nil
+}
+
+// filtersAt returns all filters at a hook, whoever they belong to.
+func filtersAt(index int, hook deviceHook) ([]netlink.Filter, error) {
+	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	filters, err := complete(func() ([]netlink.Filter, error) { return netlink.FilterList(device, hook.parent) })
+
+	return filters, wrap("list filters", err)
+}
+
+// complete asks for a list again if something changed meanwhile: some of it may
+// be missing then.
+func complete[T any](ask func() ([]T, error)) ([]T, error) {
+	const tries = 10
+	var listed []T
+	var err error = netlink.ErrDumpInterrupted
+	for i := 0; i < tries && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
+		listed, err = ask()
+	}
+
+	return listed, err
+}
+
+// ours returns those filters that some build of Sluice attached.
+func ours(filters []netlink.Filter) []*netlink.BpfFilter {
+	var found []*netlink.BpfFilter
+	for _, filter := range filters {
+		if f, ok := filter.(*netlink.BpfFilter); ok && strings.HasPrefix(f.Name, filterPrefix) {
+			found = append(found, f)
+		}
+	}
+
+	return found
+}
+
+// priorityFor returns our priority at a hook: that of the hook, which we can
+// share with programs of others, or the next one, if other filters have that.
+func priorityFor(hook deviceHook, filters []netlink.Filter) uint16 {
+	taken := make(map[uint16]bool)
+	for _, filter := range filters {
+		attrs := filter.Attrs()
+		if filter.Type() != "bpf" || attrs.Protocol != unix.ETH_P_ALL {
+			taken[attrs.Priority] = true
+		}
+	}
+	priority := hook.priority
+	for taken[priority] {
+		if hook.priority == 1 {
+			priority++
+		} else {
+			priority--
+		}
+	}
+
+	return priority
+}
+
+// detachFilters detaches our filters from devices that keep does not want: among
+// these, or, if among is nil, among all.
+func detachFilters(among map[int]bool, keep func(index int) bool) error {
+	qdiscs, err := listQdiscs()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for index, kind := range qdiscs {
+		if kind != "clsact" || keep(index) || among != nil && !among[index] {
+			continue
+		}
+		if err := removeFilters(index); err != nil && !errors.Is(err, unix.ENODEV) {
+			errs = append(errs, fmt.Errorf("device %d: %w", index, err))
+		}
+	}
+
+	return errors.Join(errs...)
+}
+
+// removeFilters detaches our filters from one device, in the reverse order of
+// attaching, and removes the qdisc if that leaves nothing there.
+func removeFilters(index int) error {
+	removed, left := 0, 0
+	hooks := deviceHooks()
+	for i := range hooks {
+		filters, err := filtersAt(index, hooks[len(hooks)-1-i])
+		if err != nil {
+			return err
+		}
+		mine := ours(filters)
+		for _, filter := range mine {
+			if err := removeFilter(filter); err != nil {
+				return err
+			}
+		}
+		removed += len(mine)
+		left += len(filters) - len(mine)
+	}
+	if removed == 0 || left > 0 {
+		return nil
+	}
+
+	return wrap("remove qdisc clsact", netlink.QdiscDel(clsactOf(index)))
+}
+
+func removeFilter(filter *netlink.BpfFilter) error {
+	err := netlink.FilterDel(filter)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+
+	return wrap("remove filter", err)
+}
+
+// filterProgram returns the program of our filter at a hook, or 0.
+func filterProgram(index int, hook deviceHook) (ebpf.ProgramID, error) {
+	filters, err := filtersAt(index, hook)
+	if err != nil {
+		return 0, err
+	}
+	for _, filter := range ours(filters) {
+		return ebpf.ProgramID(filter.Id), nil
+	}
+
+	return 0, nil
+}
+
+// wrap says what failed, if anything did.
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+
+	return fmt.Errorf("%s: %w", what, err)
+}

@@ -1,0 +1,217 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bpf"
+)
+
+// Attachment is a way to attach programs to devices.
+type Attachment string
+
+// The attachments.
+const (
+	TCX    Attachment = "tcx"    // links (Linux 6.6)
+	Clsact Attachment = "clsact" // filters of the qdisc clsact
+)
+
+// ParseAttachment reads an Attachment; nothing leaves it to the kernel.
+func ParseAttachment(text string) (Attachment, error) {
+	switch a := Attachment(text); a {
+	case "", TCX, Clsact:
+		return a, nil
+	}
+
+	return "", fmt.Errorf("%q: it is %s or %s", text, TCX, Clsact)
+}
+
+// Device is a device that programs are attached to.
+type Device struct {
+	Index      int
+	Class      uint32 // maps.DevicePods or maps.DeviceUplink
+	NoEthernet bool   // packets begin with the IP header
+	BridgePort bool
+}
+
+// deviceHook is one of the two places of a program at a device.
+type deviceHook struct {
+	name    string // that of its pin
+	attach  ebpf.AttachType
+	anchor  link.Anchor
+	program func(*bpf.DevicePrograms) *ebpf.Program
+
+	parent   uint32 // of filters
+	filter   string // the name of ours
+	priority uint16
+}
+
+// deviceHooks returns the hooks in the order in which they are attached: what
+// answers goes before what asks. Our programs are the outermost ones, so that
+// those of others see the connection as the stack does.
+func deviceHooks() []deviceHook {
+	return []deviceHook{
+		{
+			name: "egress", attach: ebpf.AttachTCXEgress, anchor: link.Tail(),
+			program: func(p *bpf.DevicePrograms) *ebpf.Program { return p.Egress },
+			parent:  netlink.HANDLE_MIN_EGRESS, filter: "sluice_egress", priority: 0xffff,
+		},
+		{
+			name: "ingress", attach: ebpf.AttachTCXIngress, anchor: link.Head(),
+			program: func(p *bpf.DevicePrograms) *ebpf.Program { return p.Ingress },
+			parent:  netlink.HANDLE_MIN_INGRESS, filter: "sluice_ingress", priority: 1,
+		},
+	}
+}
+
+// Attachment returns how this Datapath attaches to devices.
+func (d *Datapath) Attachment() Attachment {
+	switch {
+	case d.cfg.Attachment != "":
+		return d.cfg.Attachment
+	case d.features.TCX:
+		return TCX
+	default:
+		return Clsact
+	}
+}
+
+// AttachDevices attaches our programs to these devices, or puts them, each in
+// one step, in the place of those that are there; and detaches them from all
+// other devices of the calling thread's network namespace, which must be the
+// node's. It mends what somebody else undid. It must not be called twice at a
+// time.
+//
+// It returns what failed, by index, and whatever else failed. A device that is
+// gone has not failed. After an error, AttachDevices can be called again.
+func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
+	qdiscs, err := listQdiscs()
+	if err != nil {
+		return nil, err
+	}
+	failed := make(map[int]error)
+	for _, hook := range deviceHooks() {
+		for _, device := range devices {
+			if failed[device.Index] != nil {
+				continue
+			}
+			err := d.attachDevice(device, hook, qdiscs)
+			if err != nil && !errors.Is(err, unix.ENODEV) {
+				failed[device.Index] = fmt.Errorf("%s: %w", hook.name, err)
+			}
+		}
+	}
+
+	return failed, d.detachOthers(devices, failed)
+}
+
+func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]string) error {
+	programs, err := d.devices.load(d, variantOf(device))
+	if err != nil {
+		return err
+	}
+	if d.Attachment() == TCX {
+		return attachTCX(d.cfg.BPFRoot, device.Index, hook, hook.program(programs))
+	}
+	d.devices.filtered[device.Index] = true
+
+	return attachFilter(device.Index, hook, hook.program(programs), qdiscs)
+}
+
+// detachOthers detaches from what is not among devices, and from those what is
+// attached in the way that is not ours. A device that failed keeps what it has.
+func (d *Datapath) detachOthers(devices []Device, failed map[int]error) error {
+	keep := func(by Attachment) func(int) bool {
+		return func(index int) bool {
+			wanted := slices.ContainsFunc(devices, func(device Device) bool { return device.Index == index })
+
+			return wanted && (by == d.Attachment() || failed[index] != nil)
+		}
+	}
+	err := detachTCX(d.cfg.BPFRoot, keep(TCX))
+
+	return errors.Join(err, d.devices.detachFilters(keep(Clsact), len(failed) == 0))
+}
+
+// removeDevices detaches our programs from all devices of this namespace, in
+// whichever way and by whichever build they were attached.
+func removeDevices(bpfRoot string) error {
+	none := func(int) bool { return false }
+
+	return errors.Join(detachTCX(bpfRoot, none), detachFilters(nil, none))
+}
+
+// variant is what distinguishes the programs of one device from those of another.
+type variant struct {
+	class      uint32
+	noEthernet bool
+	bridgePort bool
+}
+
+func variantOf(device Device) variant {
+	return variant{device.Class, device.NoEthernet, device.BridgePort}
+}
+
+// devicePrograms are loaded when a device is the first to need them.
+type devicePrograms struct {
+	loaded   map[variant]*bpf.DevicePrograms
+	filtered map[int]bool // devices that may have a filter of ours, by index
+	swept    bool         // there is none on any other
+}
+
+// detachFilters detaches the filters that keep does not want: at first on all
+// devices, since an earlier agent may have left them, and once that was done in
+// full, on those that had them from us.
+func (p *devicePrograms) detachFilters(keep func(int) bool, full bool) error {
+	among := p.filtered
+	if !p.swept {
+		among = nil
+	} else if len(among) == 0 {
+		return nil
+	}
+	if err := detachFilters(among, keep); err != nil {
+		return err
+	}
+	maps.DeleteFunc(p.filtered, func(index int, _ bool) bool { return !keep(index) })
+	p.swept = p.swept || full
+
+	return nil
+}
+
+func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, error) {
+	if programs := p.loaded[v]; programs != nil {
+		return programs, nil
+	}
+	programs, err := bpf.LoadDevice(d.maps, bpf.DeviceConfig{
+		Class:           v.class,
+		NoEthernet:      v.noEthernet,
+		BridgePort:      v.bridgePort,
+		ScopeBySource:   d.cfg.ScopeBySource,
+		MasqueradePorts: d.cfg.MasqueradePorts,
+		UDPIdle:         d.cfg.UDPIdle,
+		FIBSource:       d.features.FIBSource,
+		ChecksumIPv6:    d.features.ChecksumIPv6,
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.loaded[v] = programs
+
+	return programs, nil
+}
+
+func (p *devicePrograms) close() error {
+	var errs []error
+	for _, programs := range p.loaded {
+		errs = append(errs, programs.Close())
+	}
+
+	return errors.Join(errs...)
+}

@@ -1,0 +1,90 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// probeDevices asks for what programs of devices can use.
+func (f *Features) probeDevices() error {
+	_, err := link.QueryPrograms(link.QueryOptions{Target: loopbackIndex, Attach: ebpf.AttachTCXIngress})
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) {
+		return fmt.Errorf("probe of tcx: %w", err)
+	}
+	f.TCX = err == nil
+
+	// Helpers look at flags first: one that they do not know is EINVAL, and
+	// what is wrong besides another error.
+	if f.FIBSource, err = helperKnows(unix.EAFNOSUPPORT, fibLookup(fibLookupSource)); err != nil {
+		return fmt.Errorf("probe of bpf_fib_lookup: %w", err)
+	}
+	if f.ChecksumIPv6, err = helperKnows(unix.EFAULT, replaceChecksum(checksumIPv6)); err != nil {
+		return fmt.Errorf("probe of bpf_l4_csum_replace: %w", err)
+	}
+
+	return nil
+}
+
+const (
+	loopbackIndex   = 1
+	fibLookupSource = 1 << 4 // BPF_FIB_LOOKUP_SRC
+	checksumIPv6    = 1 << 7 // BPF_F_IPV6
+)
+
+// helperKnows runs a program whose result is that of a helper. It is false if
+// that is EINVAL, and an error unless that or known.
+func helperKnows(known unix.Errno, call asm.Instructions) (bool, error) {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "sluice_probe", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: append(call, asm.Return()),
+	})
+	if err != nil {
+		return false, err
+	}
+	defer program.Close()
+	result, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+	if err != nil {
+		return false, err
+	}
+	switch got := unix.Errno(-int32(result)); got {
+	case known:
+		return true, nil
+	case unix.EINVAL:
+		return false, nil
+	default:
+		return false, fmt.Errorf("it says %w", got)
+	}
+}
+
+// fibLookup looks up an address of no family.
+func fibLookup(flags int32) asm.Instructions {
+	const size = 64 // of struct bpf_fib_lookup
+	call := asm.Instructions{asm.Mov.Imm(asm.R0, 0)}
+	for offset := int16(-size); offset < 0; offset += 8 {
+		call = append(call, asm.StoreMem(asm.RFP, offset, asm.R0, asm.DWord))
+	}
+
+	return append(call,
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -size),
+		asm.Mov.Imm(asm.R3, size),
+		asm.Mov.Imm(asm.R4, flags),
+		asm.FnFibLookup.Call(),
+	)
+}
+
+// replaceChecksum replaces a checksum at an odd offset.
+func replaceChecksum(flags int32) asm.Instructions {
+	return asm.Instructions{
+		asm.Mov.Imm(asm.R2, 1),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.Mov.Imm(asm.R4, 0),
+		asm.Mov.Imm(asm.R5, flags),
+		asm.FnL4CsumReplace.Call(),
+	}
+}

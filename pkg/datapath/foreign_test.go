@@ -1,0 +1,110 @@
+package datapath
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Programs of others run before, beside and after ours, whoever came first, and
+// stay when ours go.
+func TestForeignDevicePrograms(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		for _, test := range []struct {
+			name  string
+			first bool // theirs are there before ours
+		}{{"which were there before", true}, {"which come later", false}} {
+			t.Run(test.name, func(t *testing.T) {
+				p := newPort(t, by)
+				if test.first {
+					p.attachTheirs()
+				}
+				p.attach(p.device())
+				if !test.first {
+					p.attachTheirs()
+				}
+				theirs := []*counter{p.theirs["ingress"], p.theirs["egress"]}
+				p.wantCounts(true, slices.Concat(theirs, []*counter{p.ours[0].ingress, p.ours[0].egress})...)
+				must(t, p.Close())
+				p.open(by)
+				p.attach(p.device())
+				p.wantCounts(true, slices.Concat(theirs, []*counter{p.ours[1].ingress, p.ours[1].egress})...)
+				p.attach()
+				p.wantCounts(true, theirs...)
+				p.attach(p.device())
+				lab.MustDo(t, p.node, func() error { return Remove(p.cfg.BPFRoot) })
+				p.wantCounts(true, theirs...)
+				p.wantCounts(false, p.ours[1].ingress, p.ours[1].egress)
+				if by == Clsact && !p.hasClsact() {
+					t.Error("the qdisc clsact is gone")
+				}
+			})
+		}
+	})
+}
+
+// Ours is the first at ingress, also where somebody else had the first place: what
+// ends the others' chain does not keep packets from us.
+func TestOursIsFirstAtIngress(t *testing.T) {
+	const ok = 0 // TC_ACT_OK ends the chain
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		p := newPort(t, by)
+		ends := newCounter(t, ok)
+		p.attachTheir(deviceHooks()[1], ends, 1)
+		p.attach(p.device())
+		p.wantCounts(true, ends, p.ours[0].ingress)
+	})
+}
+
+// Ours is the last at egress: what somebody else drops there, we do not see.
+func TestOursIsLastAtEgress(t *testing.T) {
+	const shot = 2 // TC_ACT_SHOT
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		p := newPort(t, by)
+		p.attach(p.device())
+		drops := newCounter(t, shot)
+		p.attachTheir(deviceHooks()[0], drops, 100)
+		before := p.ours[0].egress.count()
+		lab.MustDo(t, p.node, func() error { // the other side hears nothing, and must not wait
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+
+			return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{10, 0, 0, 2}})
+		})
+		eventually(t, "something is dropped", func() bool { return drops.count() > 0 })
+		if got := p.ours[0].egress.count() - before; got != 0 {
+			t.Errorf("ours saw %d packets that were dropped before", got)
+		}
+	})
+}
+
+// Where the first priority is not for programs, ours takes the next.
+func TestPriorityThatIsTaken(t *testing.T) {
+	p := newPort(t, Clsact)
+	lab.MustDo(t, p.node, func() error {
+		if err := netlink.QdiscAdd(clsactOf(p.index)); err != nil {
+			return err
+		}
+
+		return netlink.FilterAdd(&netlink.U32{FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: p.index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Protocol: unix.ETH_P_ALL,
+		}, ClassId: 1})
+	})
+	p.attach(p.device())
+	p.attach(p.device())
+	p.wantState("eth0", Clsact, "")
+	if names := p.filterNames(); !slices.Equal(names, []string{"u32", "sluice_ingress", "sluice_egress"}) {
+		t.Errorf("filters are %v", names)
+	}
+	p.attach()
+	if names := p.filterNames(); !slices.Equal(names, []string{"u32"}) || !p.hasClsact() {
+		t.Errorf("filters are %v", names)
+	}
+}

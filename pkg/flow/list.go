@@ -1,0 +1,149 @@
+package flow
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Flow is one flow, for people.
+type Flow struct {
+	Service  string         `json:"service"` // namespace/name:port
+	Protocol string         `json:"protocol"`
+	Client   netip.AddrPort `json:"client"`
+	Dialled  netip.AddrPort `json:"dialled"`
+	Backend  netip.AddrPort `json:"backend"`
+	// Masquerade is what the backend sees instead of the client, if it does.
+	Masquerade netip.AddrPort `json:"masquerade,omitzero"`
+	// StackPort is the port that the client has for this node's network stack
+	// and a backend on it, if another flow has the client's own.
+	StackPort   uint16 `json:"stackPort,omitempty"`
+	State       State  `json:"state"`
+	AgeSeconds  int64  `json:"ageSeconds"`
+	IdleSeconds int64  `json:"idleSeconds"` // since a packet was seen, give or take one
+}
+
+// List returns the flows, sorted by Service and by what was dialled. It needs no
+// agent. In memory they take about half of what they take in the kernel. Of a
+// Service that is gone only the id is known, and given as its name. With a
+// service (namespace/name), only its flows are listed.
+func List(m *maps.Pinned, service string, now uint64) ([]Flow, error) {
+	l := lister{maps: m, tables: tablesOf(m), names: make(map[uint32]name)}
+	flows, err := l.list(service, now)
+	if err != nil {
+		return nil, fmt.Errorf("flows: %w", err)
+	}
+
+	return flows, nil
+}
+
+func compare(a, b Flow) int {
+	return cmp.Or(
+		cmp.Compare(a.Service, b.Service),
+		cmp.Compare(a.Protocol, b.Protocol),
+		a.Dialled.Compare(b.Dialled),
+		a.Client.Compare(b.Client),
+		a.Backend.Compare(b.Backend),
+		a.Masquerade.Compare(b.Masquerade),
+	)
+}
+
+// name is what a frontend id stands for.
+type name struct{ service, port string }
+
+type lister struct {
+	maps   *maps.Pinned
+	tables [2]table
+	names  map[uint32]name
+}
+
+func (l *lister) list(service string, now uint64) ([]Flow, error) {
+	flows := []Flow{}
+	for _, t := range l.tables {
+		for e, err := range t.All() {
+			if err != nil {
+				return nil, err
+			}
+			f, ok, err := l.flow(t, e, service, now)
+			if err != nil {
+				return nil, err
+			}
+			if ok {
+				flows = append(flows, f)
+			}
+		}
+	}
+	slices.SortFunc(flows, compare)
+
+	// What moved from one table to the other was seen in both.
+	return slices.CompactFunc(flows, func(a, b Flow) bool { return compare(a, b) == 0 }), nil
+}
+
+// flow returns the flow of an entry, unless another entry stands for it.
+func (l *lister) flow(t table, e maps.Entry[maps.FlowKey, maps.Flow], service string, now uint64) (Flow, bool, error) {
+	name, err := l.name(e.Value.FrontendId)
+	if err != nil || service != "" && name.service != service {
+		return Flow{}, false, err
+	}
+	g, err := gather(l.tables, e.Value)
+	if err != nil || len(g.entries) == 0 {
+		return Flow{}, false, err
+	}
+	if first := g.entries[0]; first.table != t || first.key != e.Key {
+		return Flow{}, false, nil
+	}
+	f := Flow{
+		Service:     name.port,
+		Protocol:    protocolName(g.told.Proto),
+		Client:      g.told.ClientAddrPort(),
+		Dialled:     g.told.DialledAddrPort(),
+		Backend:     g.told.BackendAddrPort(),
+		State:       g.state(),
+		AgeSeconds:  int64(since(g.created(), now) / time.Second),
+		IdleSeconds: int64(since(g.lastSeen(), now) / time.Second),
+	}
+	if g.told.IsMasqueraded() {
+		f.Masquerade = g.told.MasqueradeAddrPort()
+	}
+	if g.told.StackPort != g.told.ClientPort {
+		f.StackPort = g.told.StackAddrPort().Port()
+	}
+
+	return f, true, nil
+}
+
+// name returns what people call a frontend id.
+func (l *lister) name(id uint32) (name, error) {
+	if n, ok := l.names[id]; ok {
+		return n, nil
+	}
+	port, ok, err := l.maps.ServicePorts.Lookup(id)
+	if err != nil {
+		return name{}, err
+	}
+	n := name{port: fmt.Sprintf("id %d", id)}
+	if ok {
+		namespace, service, _ := port.Parts()
+		n = name{service: namespace + "/" + service, port: port.String()}
+	}
+	l.names[id] = n
+
+	return n, nil
+}
+
+func protocolName(protocol uint8) string {
+	switch protocol {
+	case 6:
+		return "TCP"
+	case protoUDP:
+		return "UDP"
+	case 132:
+		return "SCTP"
+	default:
+		return fmt.Sprintf("protocol %d", protocol)
+	}
+}

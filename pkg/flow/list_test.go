@@ -1,0 +1,89 @@
+package flow
+
+import (
+	"testing"
+	"time"
+
+	"net/netip"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+func TestList(t *testing.T) {
+	w := newWorld(t, 1024)
+	must(t,
+		w.ServicePorts.Put(1, maps.ServicePortOf("shop", "web", "http", tcp, 4)),
+		w.ServicePorts.Put(2, maps.ServicePortOf("kube-system", "dns", "", udp, 4)),
+	)
+	created := func(f maps.Flow, ago time.Duration) maps.Flow {
+		f.Created = w.clock - uint64(ago)
+
+		return f
+	}
+	w.put(t, created(flowOf(tcp, 40000), time.Hour), note{fromClient, maps.FlowOpen, false, 90 * time.Second}, note{toClient, maps.FlowOpen, false, 30*time.Second + 1})
+	dns := created(masqueraded(flowOf(udp, 53000)), 10*time.Second)
+	dns.FrontendId, dns.StackPort = 2, maps.Port(10007)
+	w.put(t, dns, note{fromClient, maps.FlowOpen, true, 0}, note{fromBackend, maps.FlowNew, true, 9 * time.Second})
+	begun := created(dialled(flowOf(sctp, 1), "[fd00:10:96::1]:80"), 0)
+	begun.Client, begun.Backend, begun.FrontendId = addr("fd00::7"), addr("fd00::2"), 7
+	w.put(t, begun, note{toClient, maps.FlowNew, true, 0})
+	// It was seen before it moved, and after.
+	// Packets of it were seen after we looked at the clock.
+	moved := created(flowOf(tcp, 39999), -3*time.Second)
+	w.put(t, moved, note{fromClient, maps.FlowOpen, false, -3 * time.Second}, note{fromClient, maps.FlowNew, true, 0})
+
+	client := func(port uint16) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr("198.51.100.7"), port)
+	}
+	vip, backend := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.244.2.2:8080")
+	web := []Flow{
+		{Service: "shop/web:http", Protocol: "TCP", Client: client(39999), Dialled: vip, Backend: backend, State: Established},
+		{Service: "shop/web:http", Protocol: "TCP", Client: client(40000), Dialled: vip, Backend: backend, State: Established, AgeSeconds: 3600, IdleSeconds: 30},
+	}
+	all := append([]Flow{
+		{
+			Service: "id 7", Protocol: "SCTP", State: Opening, Client: netip.MustParseAddrPort("[fd00::7]:1"),
+			Dialled: netip.MustParseAddrPort("[fd00:10:96::1]:80"), Backend: netip.MustParseAddrPort("[fd00::2]:8080"),
+		},
+		{
+			Service: "kube-system/dns", Protocol: "UDP", Client: client(53000), Dialled: vip, Backend: backend, State: Unanswered,
+			Masquerade: netip.MustParseAddrPort("192.168.50.1:53000"), StackPort: 10007, AgeSeconds: 10,
+		},
+	}, web...)
+	for service, want := range map[string][]Flow{"": all, "shop/web": web, "shop/nosuch": {}, "kube-system/dns": all[1:2]} {
+		have, err := List(w.Pinned, service, w.clock)
+		must(t, err)
+		if diff := cmp.Diff(want, have, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+			t.Errorf("of Service %q (-want +have):\n%s", service, diff)
+		}
+	}
+}
+
+// A flow that moves from one table to the other while they are read is listed
+// once, whenever it moves.
+func TestListOfMovingFlow(t *testing.T) {
+	for _, at := range []int{1, 2} {
+		w := newWorld(t, 1024)
+		f := flowOf(tcp, 1)
+		w.put(t, f, note{fromClient, maps.FlowNew, true, 0})
+		passes := 0
+		h := &hooked{all: func() {
+			if passes++; passes == at {
+				w.put(t, f, note{fromClient, maps.FlowOpen, false, 0})
+				must(t, w.HalfOpen.Delete(f.Key(fromClient)))
+			}
+		}}
+		tables := tablesOf(w.Pinned)
+		first, second := *h, *h
+		first.entries, second.entries = tables[0].entries, tables[1].entries
+		tables[0].entries, tables[1].entries = &first, &second
+		l := lister{maps: w.Pinned, tables: tables, names: make(map[uint32]name)}
+		flows, err := l.list("", w.clock)
+		must(t, err)
+		if len(flows) != 1 {
+			t.Errorf("moved before pass %d: listed %d times", at, len(flows))
+		}
+	}
+}

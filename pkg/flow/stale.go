@@ -1,0 +1,144 @@
+package flow
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// EndStale ends the UDP flows whose backend is gone, or which were dialled at
+// what does not lead to their service port any more, and no others: a client
+// that goes on sending is sent to whoever answers now. It returns how many it
+// ended, also next to an error.
+//
+// Connections of TCP and SCTP are left alone, as kube-proxy leaves them; so are
+// flows to a backend that gets no new ones but is still in the backends map. A
+// flow does not tell in which scope it was dialled: it stays if either scope
+// leads to its service port.
+func (s *Sweeper) EndStale() (int, error) {
+	ended := 0
+	for {
+		stale, err := s.findStale()
+		if err != nil {
+			return ended, fmt.Errorf("stale flows: %w", err)
+		}
+		n := 0
+		for f := range stale {
+			was, err := s.endStale(f)
+			if err != nil {
+				return ended, fmt.Errorf("stale flow: %w", err)
+			}
+			if was {
+				n++
+			}
+		}
+		ended += n
+		s.status.Stale += uint64(n)
+		if n == 0 || len(stale) < atOnce {
+			return ended, nil
+		}
+	}
+}
+
+// lead is where a flow goes, and by way of what.
+type lead struct {
+	dialled, backend         maps.Addr
+	dialledPort, backendPort uint16
+	frontendID, backendID    uint32
+}
+
+func leadOf(f *maps.Flow) lead {
+	return lead{
+		dialled: f.Dialled, dialledPort: f.DialledPort, frontendID: f.FrontendId,
+		backend: f.Backend, backendPort: f.BackendPort, backendID: f.BackendId,
+	}
+}
+
+// findStale returns the identities of flows that seem to be stale.
+func (s *Sweeper) findStale() (map[maps.Flow]bool, error) {
+	stale := make(map[maps.Flow]bool)
+	known := make(map[lead]bool)
+	for _, t := range s.tables {
+		for e, err := range t.All() {
+			if err != nil {
+				return nil, err
+			}
+			if e.Value.Proto != protoUDP {
+				continue
+			}
+			l := leadOf(&e.Value)
+			stays, ok := known[l]
+			if !ok {
+				if stays, err = s.stands(l); err != nil {
+					return nil, err
+				}
+				known[l] = stays
+			}
+			if !stays && len(stale) < atOnce {
+				stale[identity(e.Value)] = true
+			}
+		}
+	}
+
+	return stale, nil
+}
+
+// endStale ends the flow that f tells, and says whether it did. What was found
+// stale may have come back meanwhile. A packet may put entries back while we
+// delete others, though hardly twice: programs do so once in a second.
+func (s *Sweeper) endStale(f maps.Flow) (ended bool, err error) {
+	if stays, err := s.stands(leadOf(&f)); err != nil || stays {
+		return false, err
+	}
+	const tries = 4
+	for range tries {
+		g, err := gather(s.tables, f)
+		if err != nil || len(g.entries) == 0 {
+			return ended, err
+		}
+		if err := g.remove(s.countDeleted); err != nil {
+			return ended, err
+		}
+		ended = true
+	}
+
+	return ended, nil
+}
+
+// stands says whether a lead still leads from the frontend to the backend.
+func (s *Sweeper) stands(l lead) (bool, error) {
+	b, ok, err := s.maps.Backends.Lookup(l.backendID)
+	if err != nil || !ok || b.FrontendId != l.frontendID || b.Addr != l.backend || b.Port != l.backendPort {
+		return false, err
+	}
+	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
+		if leads, err := s.leads(l, scope); err != nil || leads {
+			return leads, err
+		}
+	}
+
+	return false, nil
+}
+
+// leads looks up what was dialled, as programs do: by itself, or as the port of
+// a node.
+func (s *Sweeper) leads(l lead, scope uint8) (bool, error) {
+	key := maps.FrontendKey{Addr: l.dialled, Port: l.dialledPort, Proto: protoUDP, Scope: scope}
+	fe, ok, err := s.maps.Frontends.Lookup(key)
+	if err == nil && !ok {
+		key.Addr = anyNode(l.dialled.IP())
+		fe, ok, err = s.maps.Frontends.Lookup(key)
+	}
+
+	return ok && fe.Id == l.frontendID, err
+}
+
+// anyNode is the address of a node port's frontend, of the family of a.
+func anyNode(a netip.Addr) maps.Addr {
+	if a.Is4() {
+		return maps.AddrOf(netip.IPv4Unspecified())
+	}
+
+	return maps.AddrOf(netip.IPv6Unspecified())
+}

@@ -1,0 +1,207 @@
+package flow
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// frontend makes what is dialled at addr:port lead to an id.
+func (w *world) frontend(t testing.TB, at string, proto, scope uint8, id uint32) {
+	t.Helper()
+	to := netip.MustParseAddrPort(at)
+	must(t, w.Frontends.Put(maps.FrontendKeyOf(to.Addr(), to.Port(), proto, scope), maps.Frontend{Id: id}))
+}
+
+// backend makes an id that of a backend.
+func (w *world) backend(t testing.TB, id uint32, at string, frontendID uint32) {
+	t.Helper()
+	must(t, w.Backends.Put(id, maps.BackendOf(netip.MustParseAddrPort(at), frontendID, 0)))
+}
+
+func (w *world) mustEndStale(t testing.TB, s *Sweeper, want int) {
+	t.Helper()
+	if n, err := s.EndStale(); n != want || err != nil {
+		t.Errorf("%d flows ended, %v, want %d", n, err, want)
+	}
+}
+
+func dialled(f maps.Flow, at string) maps.Flow {
+	to := netip.MustParseAddrPort(at)
+	f.Dialled, f.DialledPort = maps.AddrOf(to.Addr()), maps.Port(to.Port())
+
+	return f
+}
+
+var live = []note{{fromClient, 1, false, 0}, {toClient, 1, false, 0}, {toBackend, 1, false, 0}, {fromBackend, 1, false, 0}}
+
+func TestStale(t *testing.T) {
+	const vip, node4, node6 = "10.96.0.1:80", "192.168.50.1:30080", "[fd00::1]:30080"
+	for _, test := range []struct {
+		name string
+		flow maps.Flow
+		do   func(*world)
+		ends bool
+	}{
+		{"kept while nothing changes", flowOf(udp, 1), func(*world) {}, false},
+		{"kept by either scope, internal", flowOf(udp, 1), func(w *world) {
+			must(t, w.Frontends.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeExternal)))
+		}, false},
+		{"kept by either scope, external", flowOf(udp, 1), func(w *world) {
+			must(t, w.Frontends.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeInternal)))
+		}, false},
+		{"kept at a node port", dialled(flowOf(udp, 1), node4), func(*world) {}, false},
+		{"kept at a node port of IPv6", dialled(flowOf(udp, 1), node6), func(*world) {}, false},
+		{"kept though its frontend has no slots", flowOf(udp, 1), func(*world) {}, false},
+		{"ended with its backend", flowOf(udp, 1), func(w *world) { must(t, w.Backends.Delete(1)) }, true},
+		{"ended when the id is a backend of another", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.2:8080", 2) }, true},
+		{"ended when the id is at another address", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.3:8080", 1) }, true},
+		{"ended when the id is at another port", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.2:8081", 1) }, true},
+		{"ended with its frontend", flowOf(udp, 1), func(w *world) {
+			for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
+				must(t, w.Frontends.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, scope)))
+			}
+		}, true},
+		{"ended when its frontend is another's", flowOf(udp, 1), func(w *world) {
+			w.frontend(t, vip, udp, maps.ScopeInternal, 2)
+			w.frontend(t, vip, udp, maps.ScopeExternal, 2)
+		}, true},
+		{"ended when a frontend takes a node port's address", dialled(flowOf(udp, 1), node4), func(w *world) {
+			w.frontend(t, node4, udp, maps.ScopeInternal, 2)
+			w.frontend(t, node4, udp, maps.ScopeExternal, 2)
+		}, true},
+		{"ended if only TCP has the frontend", dialled(flowOf(udp, 1), "10.96.0.1:443"), func(w *world) {
+			w.frontend(t, "10.96.0.1:443", tcp, maps.ScopeInternal, 1)
+		}, true},
+		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { must(t, w.Backends.Delete(1)) }, false},
+		{"kept if it is of SCTP, without a backend", flowOf(sctp, 1), func(w *world) { must(t, w.Backends.Delete(1)) }, false},
+	} {
+		for _, halfOpen := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, half open %v", test.name, halfOpen), func(t *testing.T) {
+				w := newWorld(t, 1024)
+				w.backend(t, 1, "10.244.2.2:8080", 1)
+				for _, at := range []string{vip, "0.0.0.0:30080", "[::]:30080"} {
+					w.frontend(t, at, udp, maps.ScopeInternal, 1)
+					w.frontend(t, at, udp, maps.ScopeExternal, 1)
+				}
+				f := masqueraded(test.flow)
+				for _, n := range live {
+					n.halfOpen = halfOpen
+					w.put(t, f, n)
+				}
+				test.do(w)
+				s := w.sweeper(t)
+				ended, left := 0, 4
+				if test.ends {
+					ended, left = 1, 0
+				}
+				w.mustEndStale(t, s, ended)
+				if n := w.count(t, f); n != left {
+					t.Errorf("%d entries are left, want %d", n, left)
+				}
+				if status := w.mustSweep(t, s); status.Stale != uint64(ended) {
+					t.Errorf("the status has %d stale flows, want %d", status.Stale, ended)
+				}
+			})
+		}
+	}
+}
+
+// Over random tables: of all flows, those of UDP end whose backend or frontend
+// is gone, with all their entries, and no entry of any other.
+func TestStaleIsExact(t *testing.T) {
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			w, r := newWorld(t, 1<<14), rand.New(rand.NewPCG(seed, 0))
+			gone := map[uint32]bool{}
+			for i := range uint32(40) {
+				gone[i] = r.IntN(3) == 0
+				if !gone[i] {
+					w.backend(t, i, fmt.Sprintf("10.244.3.%d:8080", i), i/4)
+				}
+			}
+			closed := map[string]bool{}
+			for i := range uint32(20) {
+				at := fmt.Sprintf("10.96.0.%d:80", i)
+				closed[at] = r.IntN(4) == 0
+				if !closed[at] {
+					w.frontend(t, at, udp, uint8(r.IntN(2)+1), i/2)
+				}
+			}
+			all, dead := mustMake(t, w, r, 0), map[int]bool{}
+			for i := range 1500 {
+				id := uint32(r.IntN(40))
+				at := fmt.Sprintf("10.96.0.%d:80", id/4*2+uint32(r.IntN(2)))
+				f := dialled(flowOf([]uint8{udp, tcp}[r.IntN(2)], i+1), at)
+				f.FrontendId, f.BackendId, f.Backend = id/4, id, addr(fmt.Sprintf("10.244.3.%d", id))
+				if r.IntN(2) == 0 {
+					f = masqueraded(f)
+				}
+				m := made{flow: f}
+				for _, role := range f.Roles() {
+					if r.IntN(8) > 0 {
+						m.notes = append(m.notes, note{role, 1, r.IntN(2) == 0, 25 * time.Hour})
+					}
+				}
+				m.put(t, w, false)
+				all = append(all, m)
+				if f.Proto == udp && (gone[id] || closed[at]) && len(m.notes) > 0 {
+					dead[i] = true
+				}
+			}
+			w.mustEndStale(t, w.sweeper(t), len(dead))
+			for i := range all {
+				want := len(all[i].notes)
+				if dead[i] {
+					want = 0
+				}
+				if left := all[i].left(t, w); len(left) != want {
+					t.Errorf("flow %d has %d entries left, want %d", i, len(left), want)
+				}
+			}
+		})
+	}
+}
+
+// Who reads all flows sees a backend that is gone. If it is back when they are
+// to be ended, they stay.
+func TestStaleNoMore(t *testing.T) {
+	w := newWorld(t, 1024)
+	w.frontend(t, "10.96.0.1:80", udp, maps.ScopeInternal, 1)
+	f := flowOf(udp, 1)
+	w.put(t, f, live[:2]...)
+	s := w.sweeper(t)
+	stale, err := s.findStale()
+	must(t, err)
+	w.backend(t, 1, "10.244.2.2:8080", 1)
+	for f := range stale {
+		if ended, err := s.endStale(f); ended || err != nil {
+			t.Errorf("ended: %v, %v", ended, err)
+		}
+	}
+	if n := w.count(t, f); len(stale) != 1 || n != 2 {
+		t.Errorf("%d flows were found, and %d entries are left; want 1 and 2", len(stale), n)
+	}
+}
+
+// A packet of a stale flow puts an entry back while others are deleted.
+func TestStalePutBack(t *testing.T) {
+	w := newWorld(t, 1024)
+	f := masqueraded(flowOf(udp, 1))
+	w.put(t, f, live...)
+	s := w.sweeper(t)
+	packets := 0
+	s.hook(false, &hooked{remove: func(k maps.FlowKey) {
+		if packets++; k == f.Key(fromBackend) && packets <= 4 {
+			w.put(t, f, live[:2]...)
+		}
+	}})
+	w.mustEndStale(t, s, 1)
+	if n := w.count(t, f); n != 0 {
+		t.Errorf("%d entries are left", n)
+	}
+}

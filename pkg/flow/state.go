@@ -1,0 +1,52 @@
+package flow
+
+import "github.com/sluice-lb/sluice/maps"
+
+// State is what a flow has come to, by all of its entries.
+type State string
+
+// The states of TCP and SCTP flows, and of UDP flows.
+const (
+	Opening     State = "opening"     // the client has not sent a second packet
+	Established State = "established" //
+	Closing     State = "closing"     // one side has said its last
+	Closed      State = "closed"      // both have, or one has reset the other
+
+	Unanswered State = "unanswered" // the backend has not sent anything
+	Answered   State = "answered"   //
+)
+
+const protoUDP = 17
+
+// state merges what the entries say. Either side's packets pass two entries if
+// the flow is masqueraded, so two that have seen the last of a side need not be
+// of both sides.
+func (g *group) state() State {
+	proven, reset := false, false
+	var saidLast struct{ client, backend bool }
+	for _, e := range g.entries {
+		proven = proven || !e.table.halfOpen
+		switch e.value.State {
+		case maps.FlowReset:
+			reset = true
+		case maps.FlowFin:
+			fromClient := e.value.Role == maps.FlowFromClient || e.value.Role == maps.FlowToBackend
+			saidLast.client = saidLast.client || fromClient
+			saidLast.backend = saidLast.backend || !fromClient
+		}
+	}
+	switch {
+	case g.told.Proto == protoUDP && proven:
+		return Answered
+	case g.told.Proto == protoUDP:
+		return Unanswered
+	case reset, saidLast.client && saidLast.backend:
+		return Closed
+	case saidLast.client || saidLast.backend:
+		return Closing
+	case proven:
+		return Established
+	default:
+		return Opening
+	}
+}

@@ -1,0 +1,193 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Config is what a [Sweeper] needs.
+type Config struct {
+	Maps     *maps.Pinned // stay the caller's
+	Timeouts Timeouts
+	Now      func() uint64 // nil: [Now]
+}
+
+// Sweeper ends flows. There is one at a time, of the one agent of a node: it
+// counts what it deletes. It has no locks; one goroutine owns it.
+type Sweeper struct {
+	maps     *maps.Pinned
+	tables   [2]table
+	timeouts Timeouts
+	now      func() uint64
+
+	deleted struct{ flows, halfOpen uint64 } // entries
+	took    time.Duration                    // the last sweep
+	more    bool                             // it left idle flows
+	lost    struct{ flows, halfOpen evictions }
+	alarms  struct{ flows, halfOpen alarm }
+	status  Status
+}
+
+// New returns a Sweeper that has ended nothing yet.
+func New(cfg Config) (*Sweeper, error) {
+	if cfg.Maps == nil {
+		return nil, errors.New("flow: no maps")
+	}
+	if cfg.Now == nil {
+		cfg.Now = Now
+	}
+
+	return &Sweeper{
+		maps:     cfg.Maps,
+		tables:   tablesOf(cfg.Maps),
+		timeouts: cfg.Timeouts.orDefault(),
+		now:      cfg.Now,
+	}, nil
+}
+
+// atOnce is how many flows are ended before the tables are read again. It bounds
+// what a sweep holds in memory, and how long it takes.
+const atOnce = 1 << 14
+
+// How soon the next sweep is due, and how much longer than one sweep takes.
+const (
+	usualPace   = 10 * time.Second
+	hurriedPace = time.Second
+	minRest     = 20
+)
+
+// Next returns how long after the last sweep the next one is due.
+func (s *Sweeper) Next() time.Duration {
+	pace := usualPace
+	if s.more || s.alarms.flows.on {
+		pace = hurriedPace
+	}
+
+	return max(pace, minRest*s.took)
+}
+
+// Sweep ends flows that have been idle for too long, tells egress programs of
+// device classes that no flow needs that they can rest, and takes stock. After
+// an error the status says what was known before.
+func (s *Sweeper) Sweep() (Status, error) {
+	begin := time.Now()
+	defer func() { s.took = time.Since(begin) }()
+	timeouts := s.timeouts
+	if s.alarms.flows.on {
+		timeouts = timeouts.hurried()
+	}
+	var used [maps.DeviceClassCount]uint64
+	for class := range used {
+		used[class] = s.maps.EgressUse.Load(uint32(class))
+	}
+	stock, err := s.scan(timeouts)
+	if err != nil {
+		return s.status, fmt.Errorf("flows: %w", err)
+	}
+	s.takeStock(stock)
+	needed, err := s.expire(stock, timeouts)
+	if err != nil {
+		return s.status, fmt.Errorf("idle flows: %w", err)
+	}
+	for class, seen := range used {
+		if needed&classFlag(uint32(class)) == 0 {
+			s.maps.EgressUse.Clear(uint32(class), seen)
+		}
+	}
+
+	return s.status, nil
+}
+
+// stock is what was found in the tables.
+type stock struct {
+	at                  uint64
+	before, after       maps.FlowCounts
+	inFlows, inHalfOpen int
+	idle                map[maps.Flow]bool // the identities of flows that may be over
+	more                bool               // there were more of them
+	flags               uint8              // of the others
+}
+
+// scan reads both tables once, and changes nothing.
+func (s *Sweeper) scan(timeouts Timeouts) (stock, error) {
+	st := stock{at: s.now(), idle: make(map[maps.Flow]bool)}
+	var err error
+	if st.before, err = s.maps.FlowCounts(); err != nil {
+		return st, err
+	}
+	for _, t := range s.tables {
+		for e, err := range t.All() {
+			if err != nil {
+				return st, err
+			}
+			st.add(t, &e.Value, timeouts)
+		}
+	}
+	st.after, err = s.maps.FlowCounts()
+
+	return st, err
+}
+
+func (st *stock) add(t table, f *maps.Flow, timeouts Timeouts) {
+	if t.halfOpen {
+		st.inHalfOpen++
+	} else {
+		st.inFlows++
+	}
+	if since(f.LastSeen, st.at) <= timeouts.soonest(f, t.halfOpen)+refresh {
+		st.flags |= f.Flags
+
+		return
+	}
+	if id := identity(*f); len(st.idle) < atOnce || st.idle[id] {
+		st.idle[id] = true
+	} else {
+		st.flags |= f.Flags
+		st.more = true
+	}
+}
+
+// expire ends the flows that are over by what all their entries say now, and
+// returns the flags of those that live.
+func (s *Sweeper) expire(st stock, timeouts Timeouts) (flags uint8, err error) {
+	flags = st.flags
+	for f := range st.idle {
+		g, err := gather(s.tables, f)
+		if err != nil {
+			return flags, err
+		}
+		switch {
+		case len(g.entries) == 0: // ended by itself
+		case since(g.lastSeen(), st.at) <= timeouts.of(g.state())+refresh:
+			flags |= g.flags()
+		default:
+			if err := g.remove(s.countDeleted); err != nil {
+				return flags, err
+			}
+			s.status.Expired++
+		}
+	}
+	s.more = st.more
+
+	return flags, nil
+}
+
+func (s *Sweeper) countDeleted(t table) {
+	if t.halfOpen {
+		s.deleted.halfOpen++
+	} else {
+		s.deleted.flows++
+	}
+}
+
+// classFlag is how a flow says that it needs the egress programs of a class.
+func classFlag(class uint32) uint8 {
+	if class == maps.DevicePods {
+		return maps.FlowAtPods
+	}
+
+	return maps.FlowAtUplinks
+}

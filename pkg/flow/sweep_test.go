@@ -1,0 +1,292 @@
+package flow
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+const (
+	tcp  = unix.IPPROTO_TCP
+	udp  = unix.IPPROTO_UDP
+	sctp = unix.IPPROTO_SCTP
+
+	fromClient  = maps.FlowFromClient
+	toClient    = maps.FlowToClient
+	toBackend   = maps.FlowToBackend
+	fromBackend = maps.FlowFromBackend
+)
+
+// What becomes of flows, by what their entries say.
+func TestStates(t *testing.T) {
+	const newly, open, fin, reset = maps.FlowNew, maps.FlowOpen, maps.FlowFin, maps.FlowReset
+	for _, test := range []struct {
+		name    string
+		proto   uint8
+		notes   []note
+		want    State
+		timeout time.Duration
+	}{
+		{"opening after a SYN", tcp, []note{{fromClient, newly, true, 0}, {toClient, newly, true, 0}}, Opening, 120 * time.Second},
+		{"opening after its answer", tcp, []note{{fromClient, newly, true, 0}, {toClient, open, true, 0}}, Opening, 120 * time.Second},
+		{"opening after an INIT", sctp, []note{{fromClient, newly, true, 0}, {toClient, newly, true, 0}}, Opening, 120 * time.Second},
+		{"established", tcp, []note{{fromClient, open, false, 0}, {toClient, open, false, 0}}, Established, 24 * time.Hour},
+		{"established, of SCTP", sctp, []note{{fromClient, open, false, 0}, {toClient, open, false, 0}}, Established, 24 * time.Hour},
+		{"established by the one entry that has moved", tcp, []note{{fromClient, open, false, 0}, {toClient, open, true, 0}}, Established, 24 * time.Hour},
+		{"established by the one entry that is left", tcp, []note{{toBackend, open, false, 0}}, Established, 24 * time.Hour},
+		{"closing by the client", tcp, []note{{fromClient, fin, false, 0}, {toClient, open, false, 0}}, Closing, time.Hour},
+		{"closing by the backend", tcp, []note{{fromClient, open, false, 0}, {toClient, fin, false, 0}}, Closing, time.Hour},
+		{"closing by the client, whom two entries saw", tcp, []note{{fromClient, fin, false, 0}, {toBackend, fin, false, 0}, {toClient, open, false, 0}}, Closing, time.Hour},
+		{"closing by the backend, whom two entries saw", tcp, []note{{fromBackend, fin, false, 0}, {toClient, fin, false, 0}}, Closing, time.Hour},
+		{"closed by both", tcp, []note{{fromClient, fin, false, 0}, {toClient, fin, false, 0}}, Closed, 10 * time.Second},
+		{"closed by both, as the backend's side saw them", sctp, []note{{toBackend, fin, false, 0}, {fromBackend, fin, false, 0}}, Closed, 10 * time.Second},
+		{"closed by a reset of the client", tcp, []note{{fromClient, reset, false, 0}, {toClient, open, false, 0}}, Closed, 10 * time.Second},
+		{"closed by a refusal", tcp, []note{{fromClient, newly, true, 0}, {toClient, reset, true, 0}}, Closed, 10 * time.Second},
+		{"unanswered", udp, []note{{fromClient, open, true, 0}, {toClient, newly, true, 0}}, Unanswered, 30 * time.Second},
+		{"answered", udp, []note{{fromClient, open, false, 0}, {toClient, open, false, 0}}, Answered, 120 * time.Second},
+		{"answered, and on the move", udp, []note{{fromClient, open, true, 0}, {toClient, open, false, 0}}, Answered, 120 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t, 1024)
+			f := masqueraded(flowOf(test.proto, 1))
+			w.put(t, f, test.notes...)
+			g, err := gather(tablesOf(w.Pinned), f)
+			must(t, err)
+			if have := g.state(); have != test.want || len(g.entries) != len(test.notes) {
+				t.Errorf("%s by %d entries, want %s by %d", have, len(g.entries), test.want, len(test.notes))
+			}
+
+			s := w.sweeper(t)
+			w.clock += uint64(test.timeout + refresh)
+			w.mustSweep(t, s)
+			if n := w.count(t, f); n != len(test.notes) {
+				t.Errorf("%d of %d entries are left at the end of %v", n, len(test.notes), test.timeout)
+			}
+			w.clock++
+			status := w.mustSweep(t, s)
+			if n := w.count(t, f); n != 0 || status.Expired != 1 {
+				t.Errorf("%d entries are left after %v, and %d flows expired, want 0 and 1", n, test.timeout, status.Expired)
+			}
+		})
+	}
+}
+
+// Timeouts that are given are kept.
+func TestTimeouts(t *testing.T) {
+	w := newWorld(t, 1024)
+	s, err := New(Config{Maps: w.Pinned, Now: func() uint64 { return w.clock }, Timeouts: Timeouts{
+		Opening: time.Second, Established: 2 * time.Second, Closing: 3 * time.Second,
+		Closed: 4 * time.Second, UDPUnanswered: 5 * time.Second, UDPAnswered: 6 * time.Second,
+	}})
+	must(t, err)
+	flows := map[time.Duration]maps.Flow{}
+	for i, n := range []note{
+		{fromClient, maps.FlowNew, true, 0}, {fromClient, maps.FlowOpen, false, 0},
+		{fromClient, maps.FlowFin, false, 0}, {fromClient, maps.FlowReset, false, 0},
+		{fromClient, maps.FlowOpen, true, 0}, {fromClient, maps.FlowOpen, false, 0},
+	} {
+		f := flowOf(tcp, i+1)
+		if i >= 4 {
+			f.Proto = udp
+		}
+		flows[time.Duration(i+1)*time.Second] = f
+		w.put(t, f, n)
+	}
+	for passed := time.Duration(0); passed <= 8*time.Second; passed += time.Second {
+		for timeout, f := range flows {
+			if n, lives := w.count(t, f), passed <= timeout+refresh+1; (n == 1) != lives {
+				t.Errorf("after %v, a flow with a timeout of %v has %d entries", passed, timeout, n)
+			}
+		}
+		w.clock = epoch + uint64(passed) + 1
+		w.mustSweep(t, s)
+	}
+}
+
+// A packet that comes when the tables have been read saves its flow, whole,
+// whichever entry it is of, and even if it moves the flow.
+func TestSeenSince(t *testing.T) {
+	f := masqueraded(flowOf(udp, 1))
+	all := []note{{fromClient, 1, true, time.Hour}, {toClient, 1, true, time.Hour}, {toBackend, 1, true, time.Hour}, {fromBackend, 1, true, time.Hour}}
+	packets := map[string]func(*world){
+		"answered": func(w *world) {
+			must(t, w.HalfOpen.Delete(f.Key(fromClient)), w.HalfOpen.Delete(f.Key(toClient)),
+				w.HalfOpen.Delete(f.Key(toBackend)), w.HalfOpen.Delete(f.Key(fromBackend)))
+			w.put(t, f, note{fromClient, 1, false, 0}, note{toClient, 1, false, 0}, note{toBackend, 1, false, 0}, note{fromBackend, 1, false, 0})
+		},
+		"not at all": func(*world) {},
+	}
+	for _, role := range roles {
+		packets[fmt.Sprintf("by an entry of role %d", role)] = func(w *world) { w.put(t, f, note{role, 1, true, 0}) }
+	}
+	for name, packet := range packets {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1024)
+			w.put(t, f, all...)
+			s := w.sweeper(t)
+			stock, err := s.scan(s.timeouts)
+			must(t, err)
+			packet(w)
+			_, err = s.expire(stock, s.timeouts)
+			must(t, err)
+			want := 4
+			if name == "not at all" {
+				want = 0
+			}
+			if n := w.count(t, f); n != want {
+				t.Errorf("%d entries are left, want %d", n, want)
+			}
+		})
+	}
+}
+
+// A flow that moves from one table to the other while both are read is read.
+func TestSeenMoving(t *testing.T) {
+	w := newWorld(t, 1024)
+	f := flowOf(tcp, 1)
+	f.Flags = maps.FlowAtPods
+	w.put(t, f, note{fromClient, 1, true, 0})
+	w.use(t, maps.DevicePods, 77)
+	s := w.sweeper(t)
+	moves := 0
+	move := func() {
+		if moves++; moves == 2 { // between the two
+			w.put(t, f, note{fromClient, 1, false, 0})
+			must(t, w.HalfOpen.Delete(f.Key(fromClient)))
+		}
+	}
+	s.hook(true, &hooked{all: move})
+	s.hook(false, &hooked{all: move})
+	if w.mustSweep(t, s); w.EgressUse.Load(maps.DevicePods) == 0 {
+		t.Error("the flow was missed: its device class was told to rest")
+	}
+}
+
+// More idle flows than are ended at once are ended soon.
+func TestMoreThanAtOnce(t *testing.T) {
+	w := newWorld(t, 1<<18)
+	for n := range atOnce + 1000 {
+		w.put(t, flowOf(udp, n), note{fromClient, 1, false, time.Hour})
+	}
+	s := w.sweeper(t)
+	next := func() time.Duration {
+		s.took = 0 // however busy this machine is
+
+		return s.Next()
+	}
+	if status := w.mustSweep(t, s); status.Expired != atOnce || next() != hurriedPace {
+		t.Errorf("%d flows ended and %v until the next sweep, want %d and %v", status.Expired, next(), atOnce, hurriedPace)
+	}
+	if status := w.mustSweep(t, s); status.Expired != atOnce+1000 || next() != usualPace {
+		t.Errorf("%d flows ended and %v until the next sweep, want %d and %v", status.Expired, next(), atOnce+1000, usualPace)
+	}
+}
+
+// A sweep that takes long is not followed by the next at once.
+func TestRest(t *testing.T) {
+	s := Sweeper{took: 3 * time.Second}
+	if next := s.Next(); next != time.Minute {
+		t.Errorf("the next sweep is after %v, want a minute", next)
+	}
+}
+
+// Egress programs of a class rest when no flow needs them, and not before.
+func TestEgressRests(t *testing.T) {
+	const idle = time.Hour
+	for _, test := range []struct {
+		name          string
+		flags         uint8
+		idle          time.Duration
+		packet        bool // comes while the tables are read
+		pods, uplinks bool
+	}{
+		{"at rest without a flow", 0, 0, false, false, false},
+		{"at work for pods", maps.FlowAtPods, 0, false, true, false},
+		{"at work for uplinks", maps.FlowAtUplinks, 0, false, false, true},
+		{"at work for both", maps.FlowAtPods | maps.FlowAtUplinks, 0, false, true, true},
+		{"at rest after a flow that is over", maps.FlowAtPods, idle, false, false, false},
+		{"at work for a flow that nobody has read", 0, 0, true, true, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t, 1024)
+			w.use(t, maps.DevicePods, 77)
+			w.use(t, maps.DeviceUplink, 88)
+			s := w.sweeper(t)
+			if test.flags != 0 {
+				f := flowOf(udp, 1)
+				f.Flags = test.flags
+				w.put(t, f, note{fromClient, 1, false, test.idle}, note{toClient, 1, false, test.idle})
+			}
+			if test.packet {
+				s.hook(false, &hooked{all: func() { w.use(t, maps.DevicePods, 99) }})
+			}
+			w.mustSweep(t, s)
+			if pods, uplinks := w.EgressUse.Load(maps.DevicePods) != 0, w.EgressUse.Load(maps.DeviceUplink) != 0; pods != test.pods || uplinks != test.uplinks {
+				t.Errorf("at work: pods %v, uplinks %v; want %v, %v", pods, uplinks, test.pods, test.uplinks)
+			}
+		})
+	}
+}
+
+// A flow of which one entry is idle, and another is not, needs the class that
+// either tells of.
+func TestEgressOfHalfIdleFlow(t *testing.T) {
+	for _, idle := range []uint8{fromClient, toClient} {
+		w := newWorld(t, 1024)
+		f := flowOf(udp, 1)
+		w.put(t, f, live[:2]...)
+		f.Flags = maps.FlowAtUplinks
+		w.put(t, f, note{idle, 1, false, time.Hour})
+		w.use(t, maps.DeviceUplink, 88)
+		if w.mustSweep(t, w.sweeper(t)); w.EgressUse.Load(maps.DeviceUplink) == 0 {
+			t.Errorf("role %d is idle: its device class was told to rest", idle)
+		}
+	}
+}
+
+// A sweep of many flows takes little of a CPU, and not much more if it ends as
+// many as it may. The limits leave room for a machine that does other things, too.
+func TestSweepIsCheap(t *testing.T) {
+	const flows = 50000
+	w := newWorld(t, 1<<18)
+	for n := range flows {
+		w.put(t, flowOf(tcp, n), note{fromClient, 1, false, 0}, note{toClient, 1, false, 0})
+	}
+	s := w.sweeper(t)
+	for _, test := range []struct {
+		expired uint64
+		limit   time.Duration
+	}{{0, 500 * time.Millisecond}, {atOnce, 2 * time.Second}} {
+		begin := processTime()
+		status := w.mustSweep(t, s)
+		took := processTime() - begin
+		t.Logf("%d flows of two entries, %d of them ended: %v", flows, test.expired, took)
+		if status.Expired != test.expired || took > test.limit {
+			t.Errorf("%d flows ended within %v, want %d within %v", status.Expired, took, test.expired, test.limit)
+		}
+		w.clock += uint64(25 * time.Hour)
+	}
+}
+
+func processTime() time.Duration {
+	var used unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used)
+
+	return time.Duration(used.Nano())
+}
+
+// The clock is that of programs, whose bpf_ktime_get_ns is CLOCK_MONOTONIC: the
+// kernel has no other that is as old as a device's first packet may be.
+func TestNow(t *testing.T) {
+	var before, after unix.Timespec
+	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &before))
+	now := Now()
+	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &after))
+	if now < uint64(before.Nano()) || now > uint64(after.Nano()) {
+		t.Errorf("%d is not between %d and %d", now, before.Nano(), after.Nano())
+	}
+}

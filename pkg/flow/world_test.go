@@ -1,0 +1,196 @@
+package flow
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// world is a node's maps, and a clock. Nobody but the test uses them.
+type world struct {
+	*maps.Pinned
+	clock uint64
+}
+
+// epoch is when worlds begin: later than any timeout.
+const epoch = uint64(1000 * time.Hour)
+
+func newWorld(t testing.TB, capacity uint32) *world {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := "/sys/fs/bpf/sluice-flow-test-" + rand.Text()[:8]
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
+		maps.NameFrontends: 1024, maps.NameSlots: 16, maps.NameBackends: 1024, maps.NameServicePorts: 1024,
+		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity,
+	}})
+	must(t, err)
+	t.Cleanup(func() { pinned.Close() })
+
+	return &world{Pinned: pinned, clock: epoch}
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) sweeper(t testing.TB) *Sweeper {
+	t.Helper()
+	s, err := New(Config{Maps: w.Pinned, Now: func() uint64 { return w.clock }})
+	must(t, err)
+
+	return s
+}
+
+func (w *world) mustSweep(t testing.TB, s *Sweeper) Status {
+	t.Helper()
+	status, err := s.Sweep()
+	must(t, err)
+
+	return status
+}
+
+// flowOf returns the nth of many flows; n may be up to 65535.
+func flowOf(proto uint8, n int) maps.Flow {
+	return maps.Flow{
+		Client: addr("198.51.100.7"), ClientPort: maps.Port(uint16(n)), StackPort: maps.Port(uint16(n)),
+		Dialled: addr("10.96.0.1"), DialledPort: maps.Port(80),
+		Backend: addr("10.244.2.2"), BackendPort: maps.Port(8080),
+		Proto: proto, FrontendId: 1, BackendId: 1,
+		Created: epoch - uint64(100*time.Hour),
+	}
+}
+
+func masqueraded(f maps.Flow) maps.Flow {
+	f.Masquerade, f.MasqueradePort = addr("192.168.50.1"), f.ClientPort
+	f.Flags |= maps.FlowMasqueraded
+
+	return f
+}
+
+func addr(a string) maps.Addr { return maps.AddrOf(netip.MustParseAddr(a)) }
+
+// note is what an entry says beside its flow.
+type note struct {
+	role     uint8
+	state    uint8
+	halfOpen bool
+	idle     time.Duration
+}
+
+// put puts one entry for each note.
+func (w *world) put(t testing.TB, f maps.Flow, notes ...note) {
+	t.Helper()
+	for _, n := range notes {
+		f.Role, f.State, f.LastSeen = n.role, n.state, w.clock-uint64(n.idle)
+		in := w.Flows
+		if n.halfOpen {
+			in = w.HalfOpen
+		}
+		must(t, in.Put(f.Key(n.role), f))
+	}
+}
+
+// count returns how many entries of f there are, as its keys have it.
+func (w *world) count(t testing.TB, f maps.Flow) int {
+	t.Helper()
+	n := 0
+	for _, role := range f.Roles() {
+		for _, in := range tablesOf(w.Pinned) {
+			v, ok, err := in.Lookup(f.Key(role))
+			must(t, err)
+			if ok && v.BackendId == f.BackendId {
+				n++
+			}
+		}
+	}
+
+	return n
+}
+
+// The indices of flow_counts.
+const (
+	flowsPut = iota
+	flowsDeleted
+	halfOpenPut
+	halfOpenDeleted
+)
+
+// tell has programs have counted n.
+func (w *world) tell(t testing.TB, index uint32, n int) {
+	t.Helper()
+	perCPU := make([]uint64, ebpf.MustPossibleCPU())
+	perCPU[len(perCPU)-1] = uint64(n)
+	must(t, w.Replacements()["sl_flow_counts"].Put(index, perCPU))
+}
+
+// use has a program have noted that it needs the egress hooks of a class.
+func (w *world) use(t testing.TB, class uint32, at uint64) {
+	t.Helper()
+	must(t, w.Replacements()["sl_egress_use"].Put(class, at))
+}
+
+// hooked is a map of flows between whose calls something happens.
+type hooked struct {
+	entries
+	all    func()             // before a pass
+	looked func(maps.FlowKey) // after a lookup
+	remove func(maps.FlowKey) // before a delete
+}
+
+func (h *hooked) All() iter.Seq2[maps.Entry[maps.FlowKey, maps.Flow], error] {
+	if h.all != nil {
+		h.all()
+	}
+
+	return h.entries.All()
+}
+
+func (h *hooked) Lookup(k maps.FlowKey) (maps.Flow, bool, error) {
+	v, ok, err := h.entries.Lookup(k)
+	if h.looked != nil {
+		h.looked(k)
+	}
+
+	return v, ok, err
+}
+
+func (h *hooked) Remove(k maps.FlowKey) (bool, error) {
+	if h.remove != nil {
+		h.remove(k)
+	}
+
+	return h.entries.Remove(k)
+}
+
+// hook puts h before the map of flows, or of flows half open.
+func (s *Sweeper) hook(halfOpen bool, h *hooked) {
+	for i := range s.tables {
+		if s.tables[i].halfOpen == halfOpen {
+			h.entries = s.tables[i].entries
+			s.tables[i].entries = h
+		}
+	}
+}
+
+func (n note) String() string {
+	return fmt.Sprintf("role %d state %d half open %v idle %v", n.role, n.state, n.halfOpen, n.idle)
+}

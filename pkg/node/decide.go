@@ -1,0 +1,177 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Decision is what becomes of a device.
+type Decision struct {
+	Device
+	Class Class
+	// Bridge is the bridge that the device is a port of, or 0.
+	Bridge int
+	// Reason says why, to people.
+	Reason string
+}
+
+// Decide says of every device whether to attach to it and what it leads to, in
+// the order of devices.
+func Decide(devices []Device, rules Rules) []Decision {
+	d := decider{rules: rules, devices: make(map[int]Device, len(devices)), masters: make(map[int]bool)}
+	for _, device := range devices {
+		d.devices[device.Index] = device
+		d.masters[device.Master] = true
+	}
+	decisions := make([]Decision, 0, len(devices))
+	for _, device := range devices {
+		class, reason := d.decide(device)
+		decision := Decision{Device: device, Class: class, Reason: reason}
+		if d.devices[device.Master].Kind == "bridge" {
+			decision.Bridge = device.Master
+		}
+		decisions = append(decisions, decision)
+	}
+
+	return decisions
+}
+
+// decider knows all devices: what one of them is, others may tell.
+type decider struct {
+	rules   Rules
+	devices map[int]Device // by index
+	masters map[int]bool   // by index: has members
+}
+
+// decide asks one question after the other.
+func (d *decider) decide(device Device) (Class, string) {
+	if p, ok := find(d.rules.Never, device.Name); ok {
+		return ClassNone, "excluded by --exclude-devices " + p.String()
+	}
+	only, named := find(d.rules.Only, device.Name)
+	if !named && len(d.rules.Only) > 0 {
+		return ClassNone, "not among --devices"
+	}
+	if obstacle := d.obstacle(device); obstacle != "" {
+		return ClassNone, obstacle
+	}
+	if only.Class != ClassNone {
+		return only.Class, "--devices " + only.String()
+	}
+	class, reason := d.appearance(device)
+	if class == ClassNone {
+		return class, reason
+	}
+	if d.rules.PodBridge != "" || d.rules.PodPrefix != "" {
+		return d.detectLocal(device)
+	}
+
+	return class, reason
+}
+
+// quiet are the kinds of devices that no packet of the stack passes, with what
+// they are.
+var quiet = map[string]string{
+	"dummy":   "dummy: what is sent there is gone",
+	"ifb":     "ifb: packets pass the device that it shapes",
+	"macvtap": "macvtap: its packets pass the device below, and not the stack",
+	"ipvtap":  "ipvtap: its packets pass the device below, and not the stack",
+}
+
+// obstacle says why programs on a device would be of no use, or in the way.
+func (d *decider) obstacle(device Device) string {
+	reason, isQuiet := quiet[device.Kind]
+	switch {
+	case device.IsLoopback:
+		return "loopback"
+	case device.Kind == "bridge":
+		return "bridge: its ports are attached"
+	case device.Kind == "vrf":
+		return "vrf: its members are attached"
+	case device.Kind == "openvswitch" && (d.masters[device.Index] || device.Name == "ovs-system"):
+		return "openvswitch: its internal ports are attached"
+	case isQuiet:
+		return reason
+	case device.LinkLayer == LinkOther:
+		return "neither Ethernet nor IP"
+	case device.Master != 0:
+		return d.masterObstacle(d.devices[device.Master])
+	}
+
+	return ""
+}
+
+// masterObstacle says why a member of master is not attached to: what comes by
+// it comes by master as well.
+func (d *decider) masterObstacle(master Device) string {
+	switch master.Kind {
+	case "bridge", "vrf":
+		return ""
+	case "openvswitch":
+		return "port of " + master.Name + ": its internal ports are attached"
+	default:
+		return "slave of " + master.Name
+	}
+}
+
+// appearance tells what a device leads to by what it is.
+func (d *decider) appearance(device Device) (Class, string) {
+	isTap := device.Kind == "tun" && device.LinkLayer == LinkEthernet
+	peer, here := d.devices[device.Peer]
+	switch {
+	case !device.isPair() && !isTap:
+		return ClassUplink, kindOf(device) + " device" + d.portOf(device)
+	case device.Network.IsValid():
+		return ClassUplink, fmt.Sprintf("%s with the network of %s", kindOf(device), device.Network)
+	case device.Gateway.IsValid():
+		return ClassUplink, fmt.Sprintf("%s to the gateway %s", kindOf(device), device.Gateway)
+	case here:
+		return ClassNone, fmt.Sprintf("both ends of the %s pair are on the node: the other is %s", device.Kind, peer.Name)
+	case isTap:
+		return ClassPods, "tap of a virtual machine" + d.portOf(device)
+	default:
+		return ClassPods, "host end of a " + device.Kind + " pair" + d.portOf(device)
+	}
+}
+
+func kindOf(device Device) string {
+	switch {
+	case device.Kind == "":
+		return "physical"
+	case device.Kind == "tun" && device.LinkLayer == LinkEthernet:
+		return "tap"
+	default:
+		return device.Kind
+	}
+}
+
+// portOf is the end of a sentence about a port of a bridge.
+func (d *decider) portOf(device Device) string {
+	if master := d.devices[device.Master]; master.Kind == "bridge" {
+		return ", port of " + master.Name
+	}
+
+	return ""
+}
+
+// detectLocal tells pods as kube-proxy does, by where packets come from to IP: by
+// a bridge, if they came by its port.
+func (d *decider) detectLocal(device Device) (Class, string) {
+	names := []string{device.Name}
+	if master := d.devices[device.Master]; master.Kind == "bridge" {
+		names = append(names, master.Name)
+	}
+	mode, wanted := "BridgeInterface", d.rules.PodBridge
+	is := func(name string) bool { return name == wanted }
+	if d.rules.PodPrefix != "" {
+		mode, wanted = "InterfaceNamePrefix", d.rules.PodPrefix
+		is = func(name string) bool { return strings.HasPrefix(name, wanted) }
+	}
+	for _, name := range names {
+		if is(name) {
+			return ClassPods, fmt.Sprintf("--detect-local-mode %s: %s", mode, name)
+		}
+	}
+
+	return ClassUplink, fmt.Sprintf("--detect-local-mode %s: not %s", mode, wanted)
+}

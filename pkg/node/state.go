@@ -1,0 +1,63 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// State is what the kernel says of this node.
+type State struct {
+	// Addresses are all usable ones, sorted by address and device.
+	Addresses []Address
+	// Devices are all there are, in the kernel's order.
+	Devices []Device
+}
+
+func (s State) equal(o State) bool {
+	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Devices, o.Devices)
+}
+
+func (s State) clone() State {
+	return State{Addresses: slices.Clone(s.Addresses), Devices: slices.Clone(s.Devices)}
+}
+
+// list asks the kernel for everything.
+func list(handle *netlink.Handle) (State, error) {
+	links, err := complete(handle.LinkList)
+	if err != nil {
+		return State{}, fmt.Errorf("list devices: %w", err)
+	}
+	addrs, err := complete(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return State{}, fmt.Errorf("list addresses: %w", err)
+	}
+	var routes []netlink.Route
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		more, err := complete(func() ([]netlink.Route, error) {
+			return handle.RouteListFiltered(family, &netlink.Route{}, 0) // those of the main table
+		})
+		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return State{}, fmt.Errorf("list routes: %w", err)
+		}
+		routes = append(routes, more...)
+	}
+
+	return State{Addresses: addressesOf(addrs), Devices: devicesOf(links, addrs, routes)}, nil
+}
+
+// complete asks for a list again if something changed meanwhile: some of it may
+// be missing then.
+func complete[T any](ask func() ([]T, error)) ([]T, error) {
+	const tries = 10
+	var listed []T
+	var err error = netlink.ErrDumpInterrupted
+	for i := 0; i < tries && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
+		listed, err = ask()
+	}
+
+	return listed, err
+}
