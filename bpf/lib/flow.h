@@ -200,13 +200,19 @@ static __noinline int put_back(struct packet *pkt, __u32 role)
 {
 	const struct flow *opening;
 	struct flow *f = &pkt->flow;
+	__u8 state = f->state;
+	long failed;
 
 	comes_as(f, role, &pkt->key);
 	f->role = role;
 	opening = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
 	if (opening && opening->created != f->created)
 		return 0;
-	if (bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST))
+	if (opening)
+		f->state = opening->state ?: FLOW_OPEN;
+	failed = bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST);
+	f->state = state;
+	if (failed)
 		return 0;
 	count_flows(COUNT_FLOWS_PUT, 1);
 	return 1;

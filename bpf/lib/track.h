@@ -37,10 +37,52 @@ static __noinline int prove(struct packet *pkt, const struct flow *f)
 {
 	pkt->flow = *f;
 	pkt->flow.last_seen = pkt->now;
-	pkt->flow.state = FLOW_OPEN;
 	put_back_all(pkt);
 	release_all(pkt);
 	return 0;
+}
+
+/*
+ * opening returns the entry of a half-open flow in another role, or NULL if it was
+ * lost or robbed. It may be open by now: another CPU has seen the proof.
+ */
+static __always_inline struct flow *opening(struct packet *pkt, const struct flow *f, __u8 role)
+{
+	struct flow *entry;
+
+	comes_as(f, role, &pkt->key);
+	entry = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	if (entry && entry->created == f->created)
+		return entry;
+	entry = bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	return entry && entry->created == f->created ? entry : NULL;
+}
+
+static __noinline int touch_opening(struct packet *pkt, const struct flow *f, __u32 role)
+{
+	struct flow *entry = opening(pkt, f, role);
+
+	if (entry)
+		entry->last_seen = pkt->now;
+	return 0;
+}
+
+/* keep_opening keeps the tuples of a client that tries again. */
+static __always_inline void keep_opening(struct packet *pkt, const struct flow *f)
+{
+	touch_opening(pkt, f, FLOW_FROM_CLIENT);
+	touch_opening(pkt, f, FLOW_TO_CLIENT);
+	if (is_masqueraded(f)) {
+		touch_opening(pkt, f, FLOW_TO_BACKEND);
+		touch_opening(pkt, f, FLOW_FROM_BACKEND);
+	}
+}
+
+/* is_robbed says that a half-open flow has lost a tuple, perhaps to another one. */
+static __always_inline bool is_robbed(struct packet *pkt, const struct flow *f)
+{
+	return !opening(pkt, f, FLOW_TO_CLIENT) ||
+	       (is_masqueraded(f) && !opening(pkt, f, FLOW_FROM_BACKEND));
 }
 
 /* refresh is for now and then: what another entry has lost is put back. */
@@ -50,8 +92,10 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 
 	f->last_seen = pkt->now;
 	note_egress_use(f, pkt->now);
-	if (half_open)
+	if (half_open) {
+		keep_opening(pkt, f);
 		return 0;
+	}
 	pkt->flow = *f;
 	put = put_back_all(pkt);
 	if (put)
@@ -121,6 +165,8 @@ static __noinline bool begins_anew(struct packet *pkt, const struct flow *f, boo
 {
 	if (pkt->signal != SIGNAL_FIRST || f->role != FLOW_FROM_CLIENT)
 		return false;
+	if (half_open && is_robbed(pkt, f))
+		return true;
 	if (f->proto == IPPROTO_UDP)
 		return pkt->now - f->last_seen > REFRESH_NS &&
 		       (is_idle(pkt, f, half_open) || !has_backend(f));
