@@ -39,6 +39,9 @@ func (u *EgressUse) word(class uint32) *uint64 {
 // Load returns when a class was last used, or zero if it is not in use.
 func (u *EgressUse) Load(class uint32) uint64 { return atomic.LoadUint64(u.word(class)) }
 
+// Mark says that a flow needs the class, as programs do.
+func (u *EgressUse) Mark(class uint32, now uint64) { atomic.StoreUint64(u.word(class), now) }
+
 // Clear says that no flow needs the class, unless a program has seen one since
 // Load returned seen.
 func (u *EgressUse) Clear(class uint32, seen uint64) bool {

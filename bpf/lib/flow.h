@@ -194,7 +194,7 @@ static __always_inline void note_egress_use(const struct flow *f, __u64 now)
 /*
  * put_back puts the entry of pkt->flow that has this role into flows, if it is
  * missing there. A flow that has begun since, and is half open yet, keeps the
- * tuple.
+ * tuple. An entry that is half open itself keeps its state, but is open now.
  */
 static __noinline int put_back(struct packet *pkt, __u32 role)
 {

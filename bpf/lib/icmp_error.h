@@ -87,6 +87,8 @@ static __always_inline enum reason read_quoted(struct __sk_buff *ctx, struct pac
 		why = skip_extensions(ctx, quoted);
 	if (why)
 		return why;
+	if (quoted->l4 > pkt->ip.end)
+		return REASON_PASS_MALFORMED;
 	if (!has_ports(quoted->key.proto) || quoted->later)
 		return REASON_PASS_NO_FLOW;
 	return read_ports(ctx, quoted, pkt->ip.end);
@@ -123,7 +125,8 @@ static __always_inline bool quote_checksum(struct __sk_buff *ctx, struct packet 
 	__u32 old = 0, new = 0; /* of 16 bits: bpf_csum_diff wants 32 */
 	__u16 check;
 
-	if (bpf_skb_load_bytes(ctx, at, &check, sizeof(check)) || (udp && !check))
+	if (at + sizeof(check) > pkt->ip.end ||
+	    bpf_skb_load_bytes(ctx, at, &check, sizeof(check)) || (udp && !check))
 		return true;
 	old = check;
 	new = fold((__u64)(__u16)~check + ((__u64)diff & 0xffffffff));

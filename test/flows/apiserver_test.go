@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -68,7 +67,7 @@ current-context: flows
 
 // ServeHTTP implements [http.Handler].
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	resource, query := path.Base(r.URL.Path), r.URL.Query()
+	resource, query := filepath.Base(r.URL.Path), r.URL.Query()
 	w.Header().Set("Content-Type", "application/json")
 	switch {
 	case query.Get("sendInitialEvents") != "":

@@ -13,37 +13,55 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// atOnce is how long an error may take that a hook returns. The kernel's own
-// come after three seconds (no such neighbour) or never.
-const atOnce = time.Second
+const (
+	// atOnce is how long an error may take that Sluice makes. The kernel's own
+	// come after three seconds (no such neighbour) or never.
+	atOnce = time.Second
 
-// way is one of the ways in which a program can send a flow.
+	// silence is how long nothing comes back from who drops. Somebody who
+	// answers later is not believed to have dropped: see [driver.drive].
+	silence = 300 * time.Millisecond
+)
+
+// way is one of the ways in which a program can send a flow on a path.
 type way struct {
 	lab.Exchange
+	path path
 	name string
+
+	// masquerades says which address of the node a target sees instead of the
+	// client's, if it does.
+	masquerades func(target netip.AddrPort) (netip.Addr, bool)
 }
 
 // ways are the ways in which a program could send this flow.
-func (s *scenario) ways(f flow, want expected) []way {
-	protocol := strings.ToLower(string(f.Protocol))
-	plain := lab.Exchange{Network: protocol, Address: f.dest().String()}
+func (s *scenario) ways(f flow, p path, want expected) []way {
+	plain := lab.Exchange{Network: strings.ToLower(string(f.Protocol)), Address: f.dest().String()}
 	bound, mapped := plain, plain
 	bound.From = netip.AddrPortFrom(f.SourceIP, 0).String()
+	if !p.socket {
+		// What differs between programs, a device does not see.
+		if slices.Equal(want.outcomes, []string{drop}) {
+			bound.Timeout = silence
+		}
+
+		return []way{{Exchange: bound, path: p, name: "packets"}}
+	}
 	mapped.Network += "6"
 	mapped.Address = netip.AddrPortFrom(netip.AddrFrom16(f.DestIP.As16()), f.DestPort).String()
 
 	var ways []way
-	canBind, needNotBind := s.binding(f, want)
+	canBind, needNotBind := s.binding(f, p, want)
 	if canBind {
-		ways = append(ways, way{bound, "bound"})
+		ways = append(ways, way{Exchange: bound, path: p, name: "bound"})
 	}
 	if needNotBind {
-		ways = append(ways, way{plain, "unbound"})
+		ways = append(ways, way{Exchange: plain, path: p, name: "unbound"})
 	}
 	if needNotBind && f.DestIP.Is4() {
-		ways = append(ways, way{mapped, "v4-mapped"})
+		ways = append(ways, way{Exchange: mapped, path: p, name: "v4-mapped"})
 	}
-	if protocol == "udp" {
+	if plain.Network == "udp" {
 		for _, w := range ways {
 			w.Unconnected = true
 			w.name += " sendto"
@@ -56,7 +74,7 @@ func (s *scenario) ways(f flow, want expected) []way {
 
 // binding says whether a socket can be bound to a flow's source, and whether one
 // that is bound to nothing has that source, too.
-func (s *scenario) binding(f flow, want expected) (can, needNot bool) {
+func (s *scenario) binding(f flow, p path, want expected) (can, needNot bool) {
 	if f.SourceIP.IsLoopback() {
 		// A socket of 127.0.0.1 reaches nobody but the node itself: the kernel
 		// says EINVAL. Who dials 127.0.0.1 unbound, however, is one.
@@ -64,9 +82,8 @@ func (s *scenario) binding(f flow, want expected) (can, needNot bool) {
 
 		return can, f.DestIP.IsLoopback() || !can
 	}
-	from, _ := s.sourceOf(f)
 
-	return true, from == fromPod || f.SourceIP == s.Node.PrimaryIP
+	return true, p.from == inPod || f.SourceIP == s.Node.PrimaryIP
 }
 
 func leavesNode(outcome string) bool {
@@ -75,12 +92,11 @@ func leavesNode(outcome string) bool {
 	return err == nil && !target.Addr().IsLoopback()
 }
 
-// dial sends a flow once, and returns what it came to: who answered, [reject] or
-// [drop], or else what is wrong in a word.
-func dial(caller *lab.Caller, w way) string {
-	reply, err := caller.Exchange(w.Exchange)
+// outcome says what an exchange came to: who answered, [reject] or [drop], or
+// else what is wrong in a word.
+func (w way) outcome(reply lab.Reply, err error) string {
 	if err != nil {
-		return refusal(err, reply.Latency)
+		return w.refusal(err, reply.Latency)
 	}
 	answer, err := lab.ParseAnswer(reply.Text)
 	if err != nil {
@@ -93,13 +109,17 @@ func dial(caller *lab.Caller, w way) string {
 	return answer.Local.String()
 }
 
-func refusal(err error, after time.Duration) string {
+// refusal reads an error. A hook refuses a socket with an error of its own; a
+// device that drops says nothing.
+func (w way) refusal(err error, after time.Duration) string {
 	outcome := err.Error()
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		outcome = reject
-	case errors.Is(err, unix.EHOSTUNREACH):
+	case w.path.socket && errors.Is(err, unix.EHOSTUNREACH):
 		outcome = drop
+	case !w.path.socket && isSilence(err):
+		return drop
 	}
 	if after > atOnce {
 		outcome += fmt.Sprintf(" after %s", after)
@@ -120,8 +140,24 @@ func (w way) inconsistency(reply lab.Reply, answer lab.Answer) string {
 	case w.From == "":
 		return ""
 	}
-	if from := netip.MustParseAddrPort(w.From).Addr(); answer.Client.Addr() != from {
-		return "it saw " + answer.Client.String()
+	client := netip.AddrPortFrom(netip.MustParseAddrPort(w.From).Addr(), unmapped(reply.Local).Port())
+	if instead, masqueraded := w.masquerades(answer.Local); masqueraded {
+		return strangeMasquerade(answer.Client, instead)
+	}
+	if answer.Client != client {
+		return fmt.Sprintf("it saw %s, want %s", answer.Client, client)
+	}
+
+	return ""
+}
+
+// strangeMasquerade says what is wrong with what a masqueraded client looks like.
+// Its port is neither privileged, nor a node port, nor one that the kernel hands out.
+func strangeMasquerade(seen netip.AddrPort, want netip.Addr) string {
+	const privileged, nodePorts, handedOut = 1023, 30000, 60999
+	port := seen.Port()
+	if seen.Addr() != want || port <= privileged || port >= nodePorts && port <= handedOut {
+		return fmt.Sprintf("it saw %s, want %s and a port that is nobody's", seen, want)
 	}
 
 	return ""

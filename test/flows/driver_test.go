@@ -1,14 +1,12 @@
 package flows
 
 import (
-	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
@@ -17,7 +15,15 @@ import (
 type driver struct {
 	world   *world
 	cgroup  *lab.Cgroup
-	callers map[*lab.Namespace]*lab.Caller
+	maps    *datapathMaps
+	callers map[origin]*lab.Caller
+	ports   uint16 // of clients whose packets come by a device, used so far
+}
+
+// origin is where a process runs.
+type origin struct {
+	ns     *lab.Namespace
+	hooked bool // in the cgroup that Sluice has its hooks on
 }
 
 func mustDriver(t *testing.T, s *scenario) *driver {
@@ -25,7 +31,7 @@ func mustDriver(t *testing.T, s *scenario) *driver {
 	d := &driver{
 		world:   mustWorld(t, s),
 		cgroup:  lab.MustCgroup(t, "flows"),
-		callers: map[*lab.Namespace]*lab.Caller{},
+		callers: map[origin]*lab.Caller{},
 	}
 	d.mustStart(t, s)
 
@@ -40,7 +46,7 @@ func (d *driver) mustStart(t *testing.T, s *scenario) {
 		Namespace: d.world.node,
 		Cgroup:    d.cgroup,
 		NodeName:  s.Node.Name,
-		Args:      []string{"--nodeport-addresses", s.Node.nodePortAddresses()},
+		Args:      s.Node.flags(),
 	}
 	if s.completedByManifests() {
 		cfg.Kubeconfig = mustAPIServer(t, d.world.node, s)
@@ -62,81 +68,134 @@ func (d *driver) mustStart(t *testing.T, s *scenario) {
 	if err := node.Start(); err != nil {
 		t.Fatal(err)
 	}
-	mustKnow(t, node, s)
+	d.mustKnow(t, node, s)
 }
 
-// mustKnow waits until the agent is at work and has heard of the node's addresses,
-// which come from the kernel and not with the objects. If the Node object names no
-// address, it first waits half a minute for one, as kube-proxy does. All need not
-// be well with it: two Services that want one address are a scenario, too.
-func mustKnow(t *testing.T, node *sluice.Node, s *scenario) {
+// caller is a process where a flow starts: in the cgroup of the node, in a child
+// of it for a pod, or in neither if its packets come by a device.
+func (d *driver) caller(t *testing.T, f flow, p path) *lab.Caller {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := node.WaitSynced(ctx); err != nil {
-		t.Fatal(err)
-	}
-	for ctx.Err() == nil {
-		status, err := node.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if slices.ContainsFunc(status.Maps, func(m agent.MapFill) bool {
-			return m.Name == "addrs" && m.Entries >= len(s.Node.LocalIPs)
-		}) {
-			return
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	t.Fatal("agent does not know the node's addresses")
-}
-
-// caller is a process where a flow starts: in the cgroup of the node, or in a
-// child of it for a pod.
-func (d *driver) caller(t *testing.T, f flow) *lab.Caller {
-	t.Helper()
-	ns := d.world.place(f)
-	if d.callers[ns] == nil {
-		cgroup := d.cgroup
-		if ns != d.world.node {
+	at := origin{d.world.start(f, p.from), p.socket}
+	if d.callers[at] == nil {
+		var cgroup *lab.Cgroup
+		switch {
+		case p.socket && p.from == onNode:
+			cgroup = d.cgroup
+		case p.socket:
 			child, err := d.cgroup.Child(fmt.Sprintf("pod%d", len(d.callers)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			cgroup = child
 		}
-		d.callers[ns] = lab.MustCaller(t, ns, cgroup)
+		d.callers[at] = lab.MustCaller(t, at.ns, cgroup)
 	}
 
-	return d.callers[ns]
+	return d.callers[at]
 }
 
-// drive sends a flow in all ways, often enough. It returns what a reader of the
-// verdict should know, or what is wrong.
-func (d *driver) drive(t *testing.T, s *scenario, f flow, want expected) (detail, wrong string) {
+// drive sends a flow on a path in all ways, often enough. It returns what a reader
+// of the verdict should know, or what is wrong.
+func (d *driver) drive(t *testing.T, s *scenario, f flow, p path) (detail, wrong string) {
 	t.Helper()
-	caller := d.caller(t, f)
+	d.world.mustSettle(t, f.SourceIP, p.from)
+	defer d.world.mustSettle(t, f.SourceIP, d.world.home(f.SourceIP))
+	want := s.expect(f, p)
 	var names []string
-	for _, w := range s.ways(f, want) {
-		names = append(names, w.name)
-		seen := map[string]int{}
-		for range attempts(len(want.outcomes)) {
-			seen[dial(caller, w)]++
-			if wrong = want.stray(seen); wrong != "" {
-				return "", w.name + ": " + wrong
+	for _, w := range s.ways(f, p, want) {
+		w.masquerades = func(target netip.AddrPort) (netip.Addr, bool) {
+			if !s.masquerades(f, p, target) {
+				return netip.Addr{}, false
 			}
+
+			return d.world.sourceTo(target.Addr()), true
 		}
-		if wrong = want.judge(seen); wrong != "" {
+		names = append(names, w.name)
+		if wrong := d.driveOne(t, f, w, want); wrong != "" {
 			return "", w.name + ": " + wrong
 		}
 	}
+	note, wrong := s.checkMasquerade(f, p, want)
+	if wrong != "" {
+		return "", wrong
+	}
 	detail = fmt.Sprintf("%s (%s)", strings.Join(want.outcomes, " "), strings.Join(names, ", "))
-	if !slices.Contains(names, "bound") {
+	if p.socket && !slices.Contains(names, "bound") {
 		detail += "; a socket bound to " + f.SourceIP.String() + " cannot leave the node"
 	}
-	if want.note != "" {
-		detail += "; " + want.note
+	for _, note := range []string{want.note, note} {
+		if note != "" {
+			detail += "; " + note
+		}
 	}
 
 	return detail, ""
+}
+
+// driveOne sends a flow in one way. Silence alone is no proof that Sluice dropped,
+// nor is a refusal one that Sluice refused: what it counted is.
+func (d *driver) driveOne(t *testing.T, f flow, w way, want expected) (wrong string) {
+	t.Helper()
+	seen := map[string]int{}
+	n := attempts(len(want.outcomes))
+	before := d.maps.counts(t)
+	switch w.Timeout {
+	case silence:
+		seen = d.attemptAtOnce(t, f, w, n)
+	default:
+		for i := 0; i < n && want.stray(seen) == ""; i++ {
+			if slices.Contains(want.outcomes, reject) {
+				d.maps.forgetBudgets(t)
+			}
+			seen[d.attempt(t, f, w)()]++
+		}
+	}
+	if wrong := want.judge(seen); wrong != "" {
+		return wrong
+	}
+
+	return want.judgeCounts(n, before, d.maps.counts(t))
+}
+
+// attemptAtOnce is for what takes its time and no power.
+func (d *driver) attemptAtOnce(t *testing.T, f flow, w way, n int) map[string]int {
+	t.Helper()
+	outcomes := make(chan string, n)
+	for range n {
+		attempt := d.attempt(t, f, w)
+		go func() { outcomes <- attempt() }()
+	}
+	seen := map[string]int{}
+	for range n {
+		seen[<-outcomes]++
+	}
+
+	return seen
+}
+
+// attempt returns what sends a flow once, and says what that came to. What comes by
+// a device has a port that nothing had before: what Sluice knows of an earlier flow
+// is not asked about.
+func (d *driver) attempt(t *testing.T, f flow, w way) func() string {
+	t.Helper()
+	port := d.port()
+	if !w.path.socket {
+		w.From = netip.AddrPortFrom(f.SourceIP, port).String()
+	}
+	if isRaw(f.Protocol) {
+		ns := d.world.start(f, w.path.from)
+
+		return func() string { return w.outcome(exchangeRaw(ns, f, port, w.Timeout)) }
+	}
+	caller := d.caller(t, f, w.path)
+
+	return func() string { return w.outcome(caller.Exchange(w.Exchange)) }
+}
+
+// port is one of those that the kernel gives to nobody.
+func (d *driver) port() uint16 {
+	const first, count = 61000, 4000
+	d.ports++
+
+	return first + d.ports%count
 }

@@ -20,30 +20,64 @@ type expected struct {
 	// remembered (CONTRACT.md 1.9).
 	sticky bool
 
+	// kernels: it is the kernel that refuses or drops, and not Sluice.
+	kernels bool
+
 	note string // why this is not word for word what the fixture says
 }
 
-// expect says what a flow must come to: what the fixture says, but for the
-// differences that DESIGN.md 6 lists. (Of those, 1 and 4 change no first packet's
-// way, and 2 is how [drop] looks to a socket.)
-func (s *scenario) expect(f flow) expected {
+// expect says what a flow must come to on a path: what the fixture says, but for
+// what Sluice does otherwise. (Of the differences that DESIGN.md 6 lists, 1 and 4
+// change no first packet's way, and 2 is how [drop] looks to a socket.)
+func (s *scenario) expect(f flow, p path) expected {
 	want := expected{outcomes: f.Output, sticky: s.isSticky()}
-	if from, _ := s.sourceOf(f); from == fromNode && isLocalhost(f.DestIP) {
-		of := familyOf(f.DestIP)
-		if svc, port, found := s.nodePort(of, f.Protocol, f.DestPort); found {
-			want.outcomes = s.clusterBackends(svc, port, of)
-			want.note = "listed difference 3: the node port answers on loopback"
-			if len(want.outcomes) == 0 {
-				want.outcomes = []string{reject}
-			}
-		}
+	switch {
+	case p.from == onNode && !p.socket:
+		want.outcomes, want.note = nil, "no hook sees what the node itself sends by "+string(f.Protocol)
+	case p.from == onNode && isLocalhost(f.DestIP):
+		s.expectOnLoopback(f, &want)
+	case p.from == inPod && !s.Node.LocalCIDR.IsValid():
+		s.expectOfPod(f, &want)
+	case p.from == beyond && f.DestIP.IsLoopback():
+		want.outcomes, want.kernels = []string{drop}, true
+		want.note = "the kernel drops what comes to a loopback address by a device"
 	}
 	if len(want.outcomes) == 0 {
 		want.outcomes = []string{f.dest().String()}
-		want.note = "untouched: whoever has that address answers"
+		want.note = strings.TrimPrefix(want.note+"; untouched: whoever has that address answers", "; ")
 	}
 
 	return want
+}
+
+// expectOnLoopback knows that node ports answer on loopback.
+func (s *scenario) expectOnLoopback(f flow, want *expected) {
+	of := familyOf(f.DestIP)
+	svc, port, found := s.nodePort(of, f.Protocol, f.DestPort)
+	if !found {
+		return
+	}
+	want.outcomes = s.clusterBackends(svc, port, of)
+	want.note = "listed difference 3: the node port answers on loopback"
+	if len(want.outcomes) == 0 {
+		want.outcomes = []string{reject}
+	}
+}
+
+// expectOfPod knows that without a detector, a pod of this node is told by its
+// device or its socket. To kube-proxy it is an outsider (CONTRACT.md 1.5.2).
+func (s *scenario) expectOfPod(f flow, want *expected) {
+	claims := s.claims(f)
+	if len(claims) != 1 || claims[0].internal || !claims[0].service.isExternalLocal() {
+		return
+	}
+	c := claims[0]
+	backends := s.clusterBackends(c.service, c.port, familyOf(f.DestIP))
+	if len(backends) == 0 || c.balancer && !c.service.admits(f.SourceIP) {
+		return
+	}
+	want.outcomes = backends
+	want.note = "no detector: Sluice tells pods of this node by their devices and sockets (DESIGN.md 2.2)"
 }
 
 // isLocalhost is true for 127.0.0.1 and ::1, and for no other loopback address.

@@ -155,6 +155,8 @@ func (f *flow) complete() error {
 		return errors.New("destIP: missing")
 	case f.Output == nil:
 		return errors.New("output: missing")
+	case !slices.Contains([]corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP, protocolICMP}, f.Protocol):
+		return fmt.Errorf("protocol: unknown: %q", f.Protocol)
 	}
 	for i, text := range f.Output {
 		if text == "REJECT" || text == "DROP" {

@@ -1,10 +1,13 @@
 // Package flows drives packet flows, as a file describes them, through a real
-// agent and real sockets. It has nothing but tests.
+// agent: from real sockets, and as packets that come by real devices. It has nothing but tests.
 package flows
 
 import (
 	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -43,7 +46,7 @@ func testFile(t *testing.T, path string) {
 	}
 }
 
-// play runs all flows of a scenario and prints a verdict on each.
+// play runs all flows of a scenario on all their paths and prints a verdict on each.
 func play(t *testing.T, s *scenario, all *tally) {
 	next := 0
 	defer func() {
@@ -51,21 +54,23 @@ func play(t *testing.T, s *scenario, all *tally) {
 			return
 		}
 		for _, f := range s.Flows[next:] {
-			all.add(failed)
+			all.add(nil)
 			fmt.Fprintf(t.Output(), "%s %s / %s: not played\n", failed, s.Name, f.Name)
 		}
 	}()
-	var d *driver
-	if len(s.driven()) > 0 {
-		d = mustDriver(t, s)
-	}
+	d := mustDriver(t, s)
 	for ; next < len(s.Flows); next++ {
-		v, text := d.verdict(t, s, s.Flows[next])
-		all.add(v)
-		fmt.Fprintln(t.Output(), text)
-		if v == failed {
-			t.Fail()
+		f := s.Flows[next]
+		verdicts := map[path]verdict{}
+		for _, p := range s.paths(f) {
+			v, text := d.verdict(t, s, f, p)
+			verdicts[p] = v
+			fmt.Fprintf(t.Output(), "%s %s %s / %s: %s\n", v, p, s.Name, f.Name, text)
+			if v == failed {
+				t.Fail()
+			}
 		}
+		all.add(verdicts)
 	}
 }
 
@@ -73,48 +78,56 @@ func play(t *testing.T, s *scenario, all *tally) {
 type verdict string
 
 const (
-	passed   verdict = "ok"
-	failed   verdict = "FAIL"
-	toDevice verdict = "device" // not for sockets to judge
+	passed verdict = "ok"
+	failed verdict = "FAIL"
 )
 
-// verdict drives a flow, if that can be done from a socket. The driver may be nil
-// if no flow of the scenario can.
-func (d *driver) verdict(t *testing.T, s *scenario, f flow) (v verdict, text string) {
+// verdict drives a flow on a path.
+func (d *driver) verdict(t *testing.T, s *scenario, f flow, p path) (v verdict, text string) {
 	t.Helper()
-	title := s.Name + " / " + f.Name
-	from, why := s.sourceOf(f)
-	if from == fromDevice {
-		return toDevice, fmt.Sprintf("%s %s (%s)", toDevice, title, why)
-	}
-	detail, wrong := d.drive(t, s, f, s.expect(f))
+	detail, wrong := d.drive(t, s, f, p)
 	if wrong != "" {
-		return failed, fmt.Sprintf("%s socket %s %s: %s", failed, from, title, wrong)
+		return failed, wrong
 	}
 
-	return passed, fmt.Sprintf("%s socket %s %s: %s", passed, from, title, detail)
+	return passed, detail
 }
 
-// tally counts verdicts.
+// tally counts cases, and what became of them on each path.
 type tally struct {
 	mu     sync.Mutex
-	counts map[verdict]int
+	cases  map[verdict]int
+	driven map[string]int // by path
 }
 
-func (a *tally) add(v verdict) {
+// add counts a case. One that was driven nowhere has failed.
+func (a *tally) add(verdicts map[path]verdict) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.counts == nil {
-		a.counts = map[verdict]int{}
+	if a.cases == nil {
+		a.cases, a.driven = map[verdict]int{}, map[string]int{}
 	}
-	a.counts[v]++
+	of := passed
+	if len(verdicts) == 0 {
+		of = failed
+	}
+	for p, v := range verdicts {
+		a.driven[p.String()]++
+		if v == failed {
+			of = failed
+		}
+	}
+	a.cases[of]++
 }
 
 func (a *tally) String() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	sockets := a.counts[passed] + a.counts[failed]
+	var driven []string
+	for _, p := range slices.Sorted(maps.Keys(a.driven)) {
+		driven = append(driven, fmt.Sprintf("%d %s", a.driven[p], p))
+	}
 
-	return fmt.Sprintf("%d cases: %d from sockets (%d ok, %d failed), %d belong to the device datapath",
-		sockets+a.counts[toDevice], sockets, a.counts[passed], a.counts[failed], a.counts[toDevice])
+	return fmt.Sprintf("%d cases: %d ok, %d failed; driven: %s",
+		a.cases[passed]+a.cases[failed], a.cases[passed], a.cases[failed], strings.Join(driven, ", "))
 }

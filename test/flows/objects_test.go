@@ -137,12 +137,20 @@ func (s *scenario) completedByManifests() bool {
 	})
 }
 
-// nodePortAddresses is what --nodeport-addresses says. To a scenario no list
-// means every address, to the agent the node IPs.
-func (n *node) nodePortAddresses() string {
-	if len(n.NodePortAddresses) == 0 {
-		return "0.0.0.0/0,::/0"
+// flags are what the agent is told beside the objects. To a scenario no list of
+// addresses means every one, to the agent the node IPs.
+func (n *node) flags() []string {
+	addresses := "0.0.0.0/0,::/0"
+	if len(n.NodePortAddresses) > 0 {
+		addresses = strings.Join(n.NodePortAddresses, ",")
+	}
+	flags := []string{"--nodeport-addresses", addresses}
+	if n.LocalCIDR.IsValid() {
+		flags = append(flags, "--cluster-cidr", n.LocalCIDR.String())
+	}
+	if n.MasqueradeAll {
+		flags = append(flags, "--masquerade-all")
 	}
 
-	return strings.Join(n.NodePortAddresses, ",")
+	return flags
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-lb/sluice/maps"
 )
 
 // What these tests are about are the tests: the rules by which they judge.
@@ -15,6 +17,7 @@ func TestReadNamesWhatItCannotRead(t *testing.T) {
 		{"a field of a Service", "type: ClusterIP", "typ: ClusterIP", `"typ"`},
 		{"a value of the wrong type", "destPort: 80", "destPort: eighty", "destPort"},
 		{"a flow without output", ", output: [DROP]", "", `flow "f": output: missing`},
+		{"a protocol that it does not know", "protocol: TCP", "protocol: TPC", `flow "f": protocol`},
 		{"an output that is none", "[DROP]", "[LOST]", `flow "f": output[0]`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -59,6 +62,34 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// Who refuses or drops tells why. Silence and refusals that nobody counted are
+// somebody else's.
+func TestJudgeCounts(t *testing.T) {
+	rejected, dropped := expected{outcomes: []string{reject}}, expected{outcomes: []string{drop}}
+	for _, test := range []struct {
+		name    string
+		want    expected
+		reason  maps.Reason
+		counted uint64
+		ok      bool
+	}{
+		{"rejections", rejected, maps.ReasonRejectNoPort, 31, true},
+		{"one rejection too few", rejected, maps.ReasonRejectNoPort, 30, false},
+		{"drops", dropped, maps.ReasonDropSourceRange, 31, true},
+		{"drops for another reason", dropped, maps.ReasonDropFlowTable, 31, false},
+		{"rejections instead of drops", dropped, maps.ReasonRejectNoBackend, 31, false},
+		{"connections", expected{outcomes: []string{"10.0.0.1:80"}}, maps.ReasonTranslated, 0, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := map[maps.Reason]uint64{test.reason: 7}
+			after := map[maps.Reason]uint64{test.reason: 7 + test.counted}
+			if wrong := test.want.judgeCounts(31, before, after); (wrong == "") != test.ok {
+				t.Errorf("judged %q", wrong)
+			}
+		})
+	}
+}
+
 // One case in 10⁹ may be unlucky: with n+1 targets and k connections, one of them
 // stays unseen with a chance of (n+1)·(1-1/(n+1))^k.
 func TestAttempts(t *testing.T) {
@@ -93,5 +124,17 @@ func TestNodePortRuleAgreesWithFixtures(t *testing.T) {
 	}
 	if checked == 0 {
 		t.Error("no flow from the node to a node port")
+	}
+}
+
+func TestSCTPPacket(t *testing.T) {
+	p := sctpPacket(61000, 38412, chunkInitAck, "odd")
+	from, to, chunk, cookie, err := parseSCTP(slices.Clone(p))
+	if err != nil || from != 61000 || to != 38412 || chunk != chunkInitAck || cookie != "odd" || len(p)%4 != 0 {
+		t.Errorf("%d to %d, chunk %d, cookie %q: %v", from, to, chunk, cookie, err)
+	}
+	p[3]++ // a port that somebody has rewritten, and forgot the checksum
+	if _, _, _, _, err := parseSCTP(p); err == nil {
+		t.Error("taken with a wrong checksum")
 	}
 }

@@ -5,150 +5,214 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // world is where a scenario plays:
 //
-//	┌ node ─────────────────────────────┐
-//	│ eth0: localIPs       pod0    pod1 │   forwards
-//	└──┊────────────────────┊───────┊───┘
-//	   ┊ eth0               ┊ eth0  ┊ eth0
-//	 outside               pod 0   pod 1      one for each pod that dials
-//	   lo: whatever else
-//	       may be dialled
+//	┌ node ─────────────────────────────────────────┐
+//	│ eth0: localIPs        pods    pod0    pod1    │   forwards
+//	└──┊─────────────────────┊───────┊───────┊──────┘
+//	   ┊                     ┊ eth0  ┊ eth0  ┊ eth0
+//	┌──┊─ elsewhere ─────┐  local   pod 0   pod 1       one for each pod that dials
+//	│ node      clients  │
+//	│  └── br0 ────┴┊    │
+//	│ lo: all others┊    │
+//	└───────────────┊────┘
+//	                ┊ eth0
+//	             clients
 //
-// An address belongs to the node, to a pod or, all others, to the outside: other
-// nodes' pods, pods that only answer, and the virtual addresses themselves, so
-// that what was not translated is answered, too, and tells where it went.
+// An address belongs to the node, to a pod that dials, to the pods of this node
+// that only answer, to a client beyond the uplink or, all others, to elsewhere:
+// pods of other nodes, and the virtual addresses themselves, so that what was not
+// translated is answered, too, and tells where it went.
+//
+// A pod that dials has a twin among the clients, as a pod of another node. Routes
+// lead to one of them at a time.
 type world struct {
-	node    *lab.Namespace
-	outside *lab.Namespace
-	local   map[netip.Addr]bool
-	pods    map[netip.Addr]*lab.Namespace
+	node      *lab.Namespace
+	elsewhere *lab.Namespace
+	clients   *lab.Namespace
+	local     *lab.Namespace
 
-	listeners map[*lab.Namespace][]string // as [lab.Serve] takes them
+	addresses []netip.Addr // the node's
+	answering []netip.Addr // of local
+	dialling  []netip.Addr // of clients
+	pods      map[netip.Addr]hop
+
+	nodeToClients, elsewhereToClients, elsewhereToNode hop
+
+	listeners map[*lab.Namespace][]string // see mustServe
 }
 
 func mustWorld(t *testing.T, s *scenario) *world {
 	t.Helper()
 	w := &world{
 		node:      lab.MustNamespace(t, "node"),
-		outside:   lab.MustNamespace(t, "outside"),
-		local:     map[netip.Addr]bool{},
-		pods:      map[netip.Addr]*lab.Namespace{},
+		elsewhere: lab.MustNamespace(t, "elsewhere"),
+		clients:   lab.MustNamespace(t, "clients"),
+		local:     lab.MustNamespace(t, "local"),
+		addresses: s.Node.LocalIPs,
+		pods:      map[netip.Addr]hop{},
 		listeners: map[*lab.Namespace][]string{},
 	}
 	err := errors.Join(
 		w.node.Sysctl("net/ipv4/ip_forward", "1"),
 		w.node.Sysctl("net/ipv6/conf/all/forwarding", "1"),
-		w.addOutside(s),
+		w.addUplink(s.Node.PrimaryIP),
 	)
-	for _, f := range s.driven() {
-		if from, _ := s.sourceOf(f); from == fromPod && w.pods[f.SourceIP] == nil {
-			w.pods[f.SourceIP] = lab.MustNamespace(t, "pod")
-			err = errors.Join(err, w.attachPod(f.SourceIP, len(w.pods)-1))
+	for _, f := range s.Flows {
+		for _, p := range s.paths(f) {
+			err = errors.Join(err, w.addClient(t, f.SourceIP, p.from))
 		}
 	}
-	for _, f := range s.driven() {
+	err = errors.Join(err, w.addLocal(s.localEndpoints()))
+	for _, f := range s.Flows {
 		err = errors.Join(err, w.addServers(s, f))
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	for ns, at := range w.listeners {
-		lab.MustServe(t, ns, "server", at...)
+		mustServe(t, ns, at)
 	}
 
 	return w
 }
 
-// addOutside leads node and outside to each other.
-func (w *world) addOutside(s *scenario) error {
-	var local []netip.Prefix
-	for _, ip := range s.Node.LocalIPs {
-		if !w.local[ip] && !ip.IsLoopback() {
-			local = append(local, single(ip))
+// addUplink leads the node, elsewhere and the clients to each other.
+func (w *world) addUplink(primary netip.Addr) error {
+	var addresses []netip.Prefix
+	for _, ip := range w.addresses {
+		if !ip.IsLoopback() && !slices.Contains(addresses, single(ip)) {
+			addresses = append(addresses, single(ip))
 		}
-		w.local[ip] = true
 	}
-	node := lab.End{Namespace: w.node, Device: "eth0", Addresses: local}
-	outside := lab.End{Namespace: w.outside, Device: "eth0"}
-	if err := lab.Veth(node, outside); err != nil {
+	node := lab.End{Namespace: w.node, Device: "eth0", Addresses: addresses}
+	clients := lab.End{Namespace: w.clients, Device: "eth0"}
+	elsewhere := lab.End{Namespace: w.elsewhere, Device: "br0"}
+	err := errors.Join(
+		w.elsewhere.AddBridge(elsewhere.Device),
+		lab.Veth(node, lab.End{Namespace: w.elsewhere, Device: "node", Bridge: elsewhere.Device}),
+		lab.Veth(clients, lab.End{Namespace: w.elsewhere, Device: "clients", Bridge: elsewhere.Device}),
+	)
+	if err != nil {
 		return err
 	}
-	var routes []error
+	w.elsewhereToNode = hopTo(elsewhere, node, 1)
+	w.elsewhereToClients = hopTo(elsewhere, clients, 3)
+	w.nodeToClients = hopTo(node, clients, 3)
 	for _, all := range everywhere {
 		// What a process of the node sends has the node IP, unless it says otherwise.
 		var preferred netip.Addr
-		if ip := s.Node.PrimaryIP; w.local[ip] && ip.Is4() == all.Addr().Is4() {
-			preferred = ip
+		if slices.Contains(w.addresses, primary) && primary.Is4() == all.Addr().Is4() {
+			preferred = primary
 		}
-		routes = append(routes, lead(node, outside, all, preferred), lead(outside, node, all, netip.Addr{}))
+		err = errors.Join(err, hopTo(node, elsewhere, 2).lead(all, preferred))
 	}
 
-	return errors.Join(routes...)
+	return errors.Join(err, w.elsewhereToNode.leadAll(), hopTo(clients, node, 1).leadEven())
 }
 
-// attachPod leads node and pod to each other.
-func (w *world) attachPod(ip netip.Addr, number int) error {
-	pod := lab.End{Namespace: w.pods[ip], Device: "eth0", Addresses: []netip.Prefix{single(ip)}}
-	node := lab.End{Namespace: w.node, Device: fmt.Sprintf("pod%d", number)}
-	if err := lab.Veth(pod, node); err != nil {
+// addClient makes sure that somebody with this address is there.
+func (w *world) addClient(t *testing.T, ip netip.Addr, at place) error {
+	t.Helper()
+	if _, known := w.pods[ip]; at == inPod && !known {
+		h, err := w.attach(lab.MustNamespace(t, "pod"), fmt.Sprintf("pod%d", len(w.pods)), ip)
+		w.pods[ip] = h
+
 		return err
 	}
+	if at == beyond && !slices.Contains(w.dialling, ip) {
+		w.dialling = append(w.dialling, ip)
 
-	return errors.Join(
-		lead(pod, node, everywhere[familyIndex(ip)], netip.Addr{}),
-		lead(node, pod, single(ip), netip.Addr{}),
-	)
+		return errors.Join(w.clients.AddAddress("lo", single(ip)), w.settle(ip, w.home(ip)))
+	}
+
+	return nil
 }
 
-// place is the namespace that a flow starts in.
-func (w *world) place(f flow) *lab.Namespace {
-	if pod := w.pods[f.SourceIP]; pod != nil {
-		return pod
+// addLocal makes pods of this node that only answer: all of them in one namespace.
+func (w *world) addLocal(ips []netip.Addr) error {
+	for _, ip := range ips {
+		if _, dials := w.pods[ip]; !dials && !slices.Contains(w.answering, ip) {
+			w.answering = append(w.answering, ip)
+		}
+	}
+	_, err := w.attach(w.local, "pods", w.answering...)
+
+	return err
+}
+
+// attach leads the node and a pod to each other, and returns the way there.
+func (w *world) attach(pod *lab.Namespace, device string, ips ...netip.Addr) (hop, error) {
+	there := lab.End{Namespace: pod, Device: "eth0"}
+	for _, ip := range ips {
+		there.Addresses = append(there.Addresses, single(ip))
+	}
+	here := lab.End{Namespace: w.node, Device: device}
+	h := hopTo(here, there, 4)
+	err := errors.Join(lab.Veth(there, here), hopTo(there, here, 1).leadAll())
+	for _, ip := range ips {
+		err = errors.Join(err, h.leadTo(ip))
+	}
+
+	return h, err
+}
+
+// home is where a client is when it does not dial.
+func (w *world) home(ip netip.Addr) place {
+	if _, isPod := w.pods[ip]; isPod {
+		return inPod
+	}
+	if slices.Contains(w.dialling, ip) {
+		return beyond
+	}
+
+	return onNode
+}
+
+// settle makes everybody find a client where it is now. Who is beyond the uplink
+// can be reached without this node.
+func (w *world) settle(ip netip.Addr, at place) error {
+	switch at {
+	case inPod:
+		return errors.Join(w.pods[ip].leadTo(ip), w.elsewhereToNode.lead(single(ip), netip.Addr{}))
+	case beyond:
+		return errors.Join(w.nodeToClients.lead(single(ip), netip.Addr{}), w.elsewhereToClients.lead(single(ip), netip.Addr{}))
+	}
+
+	return nil
+}
+
+func (w *world) mustSettle(t *testing.T, ip netip.Addr, at place) {
+	t.Helper()
+	if err := w.settle(ip, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// start is the namespace in which a flow starts.
+func (w *world) start(f flow, at place) *lab.Namespace {
+	switch at {
+	case inPod:
+		return w.pods[f.SourceIP].to.Namespace
+	case beyond:
+		return w.clients
 	}
 
 	return w.node
 }
 
-// owner is the namespace that an address leads to, from a flow's place.
-func (w *world) owner(f flow, addr netip.Addr) *lab.Namespace {
-	switch {
-	case addr.IsLoopback():
-		return w.place(f)
-	case w.local[addr]:
-		return w.node
-	case w.pods[addr] != nil:
-		return w.pods[addr]
+// sourceTo is what the node's kernel sends to an address with.
+func (w *world) sourceTo(ip netip.Addr) netip.Addr {
+	routes, err := w.node.Netlink().RouteGet(ip.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return netip.Addr{}
 	}
+	source, _ := netip.AddrFromSlice(routes[0].Src)
 
-	return w.outside
-}
-
-// addServers puts a server wherever a flow may end: where it is dialled, and at
-// every target that the scenario has, so that also a wrong one answers.
-func (w *world) addServers(s *scenario, f flow) error {
-	for _, end := range append(s.targets(), f.dest()) {
-		ns := w.owner(f, end.Addr())
-		at := strings.ToLower(string(f.Protocol)) + "/" + end.String()
-		if slices.Contains(w.listeners[ns], at) || end.Addr().IsUnspecified() {
-			continue
-		}
-		w.listeners[ns] = append(w.listeners[ns], at)
-		if ns != w.outside {
-			continue
-		}
-		if err := ns.AddAddress("lo", single(end.Addr())); err != nil && !errors.Is(err, unix.EEXIST) {
-			return err
-		}
-	}
-
-	return nil
+	return source.Unmap()
 }

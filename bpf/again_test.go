@@ -1,0 +1,230 @@
+package bpf
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// many are backends, so many that choosing anew is choosing another one.
+func many(n int) []string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf("8.0.4.%d:8080", i+10))
+	}
+
+	return all
+}
+
+// What becomes of a client's first packet if there is a flow already.
+func TestFirstPacketAgain(t *testing.T) {
+	type says func(c *conversation, t *testing.T)
+	client := func(p packet) says { return func(c *conversation, t *testing.T) { c.says(t, p) } }
+	backend := func(p packet) says { return func(c *conversation, t *testing.T) { c.hears(t, p) } }
+	tcpWith := func(flags string) packet { return tcp(stranger, stranger, flags) }
+	sctpWith := func(chunk uint8) packet { return sctp(stranger, stranger, chunk) }
+
+	for _, test := range []struct {
+		name  string
+		proto layers.IPProtocol
+		after []says
+		anew  bool
+	}{
+		{name: "a retransmitted SYN", proto: layers.IPProtocolTCP},
+		{name: "a SYN whose answer got lost", proto: layers.IPProtocolTCP, after: []says{backend(tcpWith("S."))}},
+		{name: "a SYN on an established connection", proto: layers.IPProtocolTCP, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), backend(tcpWith("."))}},
+		{name: "a SYN after the client's FIN", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), client(tcpWith("F."))}},
+		{name: "a SYN after the backend's FIN", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), backend(tcpWith("F."))}},
+		{name: "a SYN after the client's RST", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), client(tcpWith("R"))}},
+		{name: "a SYN after the backend's RST", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), backend(tcpWith("R."))}},
+		{name: "a SYN after a refused one", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("R."))}},
+		{name: "a retransmitted INIT", proto: layers.IPProtocolSCTP},
+		{name: "an INIT on an association", proto: layers.IPProtocolSCTP, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho))}},
+		{name: "an INIT after an ABORT", proto: layers.IPProtocolSCTP, anew: true, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho)), backend(sctpWith(chunkAbort))}},
+		{name: "an INIT after a SHUTDOWN", proto: layers.IPProtocolSCTP, anew: true, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho)), client(sctpWith(chunkShutdown))}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				backends := many(16)
+				w.serve(t, service{at: []string{clusterIP}, proto: test.proto, to: backends})
+				in := first(test.proto, p.client, clusterIP)
+				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
+				c := &conversation{w: w, place: p, proto: test.proto, dialled: clusterIP}
+				c.backend = w.backendOf(t, w.flowOf(t, p.client, clusterIP), backends...)
+				for _, says := range test.after {
+					says(c, t)
+				}
+				if test.anew {
+					w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
+
+					return
+				}
+				for range 10 {
+					c.first(t, maps.ReasonFlow)
+				}
+			})
+		})
+	}
+}
+
+// A SYN on a flow that is over gets a backend like any other first packet, and
+// what the old backend still has to say does no harm.
+func TestNewFlowInThePlaceOfAnOldOne(t *testing.T) {
+	for _, backends := range [][2]string{{portPod, tapPod}, {remotePod, farPod}} {
+		t.Run(fmt.Sprintf("from %s to %s", backends[0], backends[1]), func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, p, layers.IPProtocolTCP, backends[0])
+				c.establish(t)
+				c.hears(t, tcp(client, client, "F."))
+				c.says(t, tcp(client, client, "F."))
+
+				old := *c
+				w.serve(t, service{at: []string{clusterIP}, to: backends[1:]})
+				c.backend = backends[1]
+				c.first(t, maps.ReasonTranslated)
+				c.masqueradedPort = maps.Port(w.flowOf(t, client, clusterIP).MasqueradePort)
+				c.first(t, maps.ReasonFlow)
+
+				w.wait(t, 1100*time.Millisecond)
+				late := tcp(old.backend, p.client, "F.") // again, for its ACK got lost
+				w.egress(t, p, late)
+				if old.masqueradedPort != 0 {
+					w.ingress(t, uplink, late.to(node).toPort(old.masqueradedPort))
+				}
+				c.first(t, maps.ReasonFlow)
+				c.establishFrom(t)
+				w.wait(t, 1100*time.Millisecond)
+				w.egress(t, p, late)
+				c.says(t, tcp(client, client, "P.").with("go on"))
+			})
+		})
+	}
+}
+
+// establishFrom is establish, whatever way the backend is reached.
+func (c *conversation) establishFrom(t *testing.T) {
+	t.Helper()
+	c.hears(t, answer(c.proto, c.backend, c.place.client))
+	c.says(t, second(c.proto, c.place.client, c.dialled))
+}
+
+// An open connection stays with its backend when that is removed, and a client
+// that connects anew gets another one.
+func TestBackendGone(t *testing.T) {
+	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolSCTP} {
+		for _, established := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, established: %v", proto, established), func(t *testing.T) {
+				each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+					s := w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{portPod}})
+					c := &conversation{w: w, place: p, proto: proto, dialled: clusterIP, backend: portPod}
+					c.first(t, maps.ReasonTranslated)
+					if established {
+						c.establish(t)
+					}
+					w.removeBackend(t, s, portPod)
+					w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{tapPod}})
+					if established {
+						c.says(t, second(proto, client, clusterIP))
+						c.hears(t, answer(proto, portPod, client))
+					}
+					c.backend = tapPod
+					c.first(t, maps.ReasonTranslated)
+				})
+			})
+		}
+	}
+}
+
+// A backend's id may have been given to another Service meanwhile.
+func TestBackendIDOfAnotherService(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
+		in := tcp(p.client, clusterIP, "S")
+		w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)
+
+		other := w.serve(t, service{at: []string{"8.0.96.9:80"}})
+		must(t, w.maps.Backends.Put(s.backends[portPod], maps.BackendOf(w.family.addrPort(at(tapPod)), other.id, maps.BackendLocal)))
+		w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})
+		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
+	})
+}
+
+// How long a UDP flow keeps its backend.
+func TestUDPFlowEnds(t *testing.T) {
+	const second = time.Second
+	for _, test := range []struct {
+		name     string
+		answered bool
+		quiet    []time.Duration // pauses; after each, the backend says something, but not after the last
+		gone     bool            // the backend, from the map
+		drains   bool            // from the slots
+		anew     bool
+	}{
+		{name: "not after 29 s without an answer", quiet: []time.Duration{29 * second}},
+		{name: "after 31 s without an answer", quiet: []time.Duration{31 * second}, anew: true},
+		{name: "not after 119 s", answered: true, quiet: []time.Duration{119 * second}},
+		{name: "after 121 s", answered: true, quiet: []time.Duration{121 * second}, anew: true},
+		{name: "not while the backend speaks", answered: true, quiet: []time.Duration{100 * second, 100 * second, 100 * second}},
+		{name: "when the backend is gone", answered: true, quiet: []time.Duration{2 * second}, gone: true, anew: true},
+		{name: "when a backend that did not answer is gone", quiet: []time.Duration{2 * second}, gone: true, anew: true},
+		{name: "not when the backend drains", answered: true, quiet: []time.Duration{2 * second}, drains: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				s := w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{portPod}})
+				c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, dialled: clusterIP, backend: portPod}
+				c.first(t, maps.ReasonTranslated)
+				if test.answered {
+					c.hears(t, udp(portPod, client))
+				}
+				for i, pause := range test.quiet {
+					w.wait(t, pause)
+					if i < len(test.quiet)-1 {
+						c.hears(t, udp(portPod, client))
+					}
+				}
+				if test.gone {
+					w.removeBackend(t, s, portPod)
+				}
+				// What is chosen anew is another backend. It has the flow's id: a
+				// backend that drains belongs to the same Service.
+				w.last++
+				id := w.last
+				must(t, w.maps.Backends.Put(id, maps.BackendOf(w.family.addrPort(at(tapPod)), s.id, maps.BackendLocal)))
+				must(t, w.maps.Slots.Set(id, id))
+				must(t, w.maps.Frontends.Put(
+					maps.FrontendKeyOf(w.family.addr(at(clusterIP).Addr()), 80, uint8(layers.IPProtocolUDP), maps.ScopeExternal),
+					maps.Frontend{Id: s.id, SlotBase: id, SlotCount: 1, Kind: maps.KindClusterIP}))
+				if test.anew {
+					c.backend = tapPod
+					c.first(t, maps.ReasonTranslated)
+					return
+				}
+				c.first(t, maps.ReasonFlow)
+			})
+		})
+	}
+}
+
+// What is in the middle of a flow that nobody knows is none of ours: it belongs
+// to a kube-proxy that was here before, or to the host.
+func TestMiddleOfAnUnknownFlow(t *testing.T) {
+	each(t, everyplace, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
+		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolSCTP, to: []string{portPod}})
+		w.serve(t, service{at: []string{"8.0.96.2:80"}}) // without backends: nobody is refused, either
+		for _, vip := range []string{clusterIP, "8.0.96.2:80", "8.0.96.2:81"} {
+			for _, flags := range []string{".", "P.", "F.", "R", "R.", "S.", ""} {
+				w.ingress(t, p, tcp(p.client, vip, flags)).passes(maps.ReasonPassNoFlow)
+			}
+		}
+		for _, chunk := range []uint8{chunkData, chunkInitAck, chunkCookieEcho, chunkAbort, chunkShutdown} {
+			w.ingress(t, p, sctp(p.client, clusterIP, chunk)).passes(maps.ReasonPassNoFlow)
+		}
+		w.holds(t, 0, false)
+	})
+}

@@ -1,0 +1,198 @@
+package bpf
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// farRouter is on the way to a backend of another node.
+const farRouter = "8.0.50.2:0"
+
+// tales are the errors that are passed on.
+var tales = map[string]tale{
+	"too big": tooBig, "port unreachable": portUnreachable, "host unreachable": hostUnreachable,
+	"time exceeded": timeExceeded, "bad parameter": badParameter,
+}
+
+// quotes are how a packet may be quoted: in full, or as far as its ports.
+var quotes = []struct {
+	name  string
+	proto layers.IPProtocol
+	shape func(packet) packet
+	cut   int // bytes of the transport header that are quoted; 0: everything
+}{
+	{name: "all of TCP", proto: layers.IPProtocolTCP, shape: func(p packet) packet { return p.with("abc") }},
+	{name: "eight bytes of TCP", proto: layers.IPProtocolTCP, shape: unchanged, cut: 8},
+	{name: "TCP up to its checksum", proto: layers.IPProtocolTCP, shape: unchanged, cut: 18},
+	{name: "all of UDP", proto: layers.IPProtocolUDP, shape: unchanged},
+	{name: "eight bytes of UDP", proto: layers.IPProtocolUDP, shape: unchanged, cut: 8},
+	{name: "UDP without a checksum", proto: layers.IPProtocolUDP, shape: packet.withoutSum},
+	{name: "eight bytes of SCTP", proto: layers.IPProtocolSCTP, shape: unchanged, cut: 8},
+	{name: "options and all of UDP", proto: layers.IPProtocolUDP, shape: func(p packet) packet { return p.withExtras(2) }},
+}
+
+// errorWorld is a conversation with a function that makes errors about it.
+type errorWorld struct {
+	*conversation
+	shape func(packet) packet
+	cut   int
+}
+
+// about is an error about a packet of the conversation.
+func (e errorWorld) about(what tale, src, dst string, quoted packet) packet {
+	quoted = e.shape(quoted)
+	in := tell(what, src, dst, quoted)
+	if e.cut > 0 {
+		ip := len(quoted.network(e.w.family)) - len(quoted.transport(e.w.family))
+		in = in.quoting(ip + e.cut)
+	}
+
+	return in
+}
+
+// eachError runs a test for each error and quote.
+func eachError(t *testing.T, places []place, backend string, run func(*testing.T, errorWorld, tale)) {
+	t.Helper()
+	for _, quote := range quotes {
+		t.Run("quoting "+quote.name, func(t *testing.T) {
+			each(t, places, func(t *testing.T, w *world, p place) {
+				e := errorWorld{begin(t, w, p, quote.proto, backend), quote.shape, quote.cut}
+				e.establish(t)
+				for name, what := range tales {
+					t.Run(name, func(t *testing.T) { run(t, e, what) })
+				}
+			})
+		})
+	}
+}
+
+// What routers and clients outside say about our answers reaches the backend,
+// and what it and others say about the client's packets reaches the client.
+func TestErrorsAboutPlainFlows(t *testing.T) {
+	eachError(t, []place{uplink, podTun}, tapPod, func(t *testing.T, e errorWorld, what tale) {
+		w, p, from := e.w, e.place, e.place.client
+		sent := answer(e.proto, clusterIP, from)
+		for _, src := range []string{router, from} {
+			w.ingress(t, p, e.about(what, src, clusterIP, sent)).
+				becomes(e.about(what, src, tapPod, sent.from(tapPod)), maps.ReasonFlowError)
+		}
+		got := second(e.proto, from, tapPod)
+		for src, speaker := range map[string]string{tapPod: clusterIP, nodeAt(p): nodeAt(p)} {
+			w.egress(t, p, e.about(what, src, from, got)).
+				becomes(e.about(what, speaker, from, got.to(clusterIP)), maps.ReasonFlowError)
+		}
+		w.states(t, map[uint8]uint8{maps.FlowFromClient: maps.FlowOpen, maps.FlowToClient: maps.FlowOpen})
+	})
+}
+
+// And so it is with masqueraded flows, through two hooks each.
+func TestErrorsAboutMasqueradedFlows(t *testing.T) {
+	eachError(t, []place{uplink}, remotePod, func(t *testing.T, e errorWorld, what tale) {
+		w, p, port := e.w, e.place, e.masqueradedPort
+
+		// About an answer, from the side of the client.
+		sent := answer(e.proto, clusterIP, client)
+		w.ingress(t, p, e.about(what, router, clusterIP, sent)).
+			becomes(e.about(what, router, remotePod, sent.from(remotePod)), maps.ReasonFlowError)
+		seen := sent.from(remotePod)
+		w.egress(t, p, e.about(what, router, remotePod, seen)).
+			becomes(e.about(what, router, remotePod, seen.to(node).toPort(port)), maps.ReasonFlowError)
+		w.egress(t, p, e.about(what, client, remotePod, seen)).
+			becomes(e.about(what, node, remotePod, seen.to(node).toPort(port)), maps.ReasonFlowError)
+
+		// About what the client sent, from the side of the backend.
+		left := second(e.proto, client, remotePod)
+		for src, speaker := range map[string]string{remotePod: clusterIP, farRouter: farRouter} {
+			w.ingress(t, p, e.about(what, src, node, left.from(node).fromPort(port))).
+				becomes(e.about(what, src, client, left), maps.ReasonFlowError)
+			w.egress(t, p, e.about(what, src, client, left)).
+				becomes(e.about(what, speaker, client, left.to(clusterIP)), maps.ReasonFlowError)
+		}
+	})
+}
+
+// The client's port that the stack sees is another, and errors tell of the right one.
+func TestErrorsAboutAChangedPort(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		for _, vip := range []string{clusterIP, otherIP} {
+			w.serve(t, service{at: []string{vip}, proto: layers.IPProtocolUDP, to: []string{portPod}})
+			w.ingress(t, p, udp(p.client, vip)).ends(verdictNext, maps.ReasonTranslated)
+		}
+		seen := maps.Port(w.flowOf(t, p.client, otherIP).StackPort)
+		sent := udp(otherIP, p.client)
+		w.ingress(t, p, tell(tooBig, router, otherIP, sent)).
+			becomes(tell(tooBig, router, portPod, sent.from(portPod).toPort(seen)), maps.ReasonFlowError)
+		got := udp(p.client, portPod).fromPort(seen)
+		w.egress(t, p, tell(portUnreachable, portPod, p.client, got)).
+			becomes(tell(portUnreachable, otherIP, p.client, udp(p.client, otherIP)), maps.ReasonFlowError)
+	})
+}
+
+// Errors in frames and packets of every shape.
+func TestShapesOfErrors(t *testing.T) {
+	for name, shape := range map[string]func(packet) packet{
+		"tagged":       func(p packet) packet { return p.tagged(3, 4) },
+		"with options": func(p packet) packet { return p.withExtras(2) },
+		"filled up":    func(p packet) packet { return p.quoting(28).padded(20) },
+		"long":         func(p packet) packet { q := p.quote.long(500); p.quote = &q; return p },
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				if name == "filled up" && w.family == ipv6 {
+					return
+				}
+				c := begin(t, w, p, layers.IPProtocolUDP, portPod)
+				c.establish(t)
+				sent := udp(clusterIP, client)
+				w.ingress(t, p, shape(tell(tooBig, router, clusterIP, sent))).
+					becomes(shape(tell(tooBig, router, portPod, sent.from(portPod))), maps.ReasonFlowError)
+				got := udp(client, portPod)
+				w.egress(t, p, shape(tell(portUnreachable, portPod, client, got))).
+					becomes(shape(tell(portUnreachable, clusterIP, client, got.to(clusterIP))), maps.ReasonFlowError)
+			})
+		})
+	}
+}
+
+// Errors about what is none of ours stay as they are.
+func TestErrorsAboutOthers(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		in   packet
+		why  maps.Reason
+	}{
+		{"a flow that nobody knows", tell(tooBig, router, clusterIP, tcp(clusterIP, stranger, ".")), maps.ReasonPassNoFlow},
+		{"another port", tell(tooBig, router, clusterIP, tcp(clusterIP, client, ".").fromPort(81)), maps.ReasonPassNoFlow},
+		{"another protocol", tell(tooBig, router, clusterIP, udp(clusterIP, client)), maps.ReasonPassNoFlow},
+		{"one without ports", tell(timeExceeded, router, clusterIP, ping(clusterIP, client)), maps.ReasonPassNoFlow},
+		{"a later fragment", tell(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".").long(400).rest(256)), maps.ReasonPassNoFlow},
+		{"a packet of which nothing is said", tell(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".")).quoting(1), maps.ReasonPassMalformed},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink, podTun}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, uplink, layers.IPProtocolTCP, portPod)
+				c.establish(t)
+				w.ingress(t, p, test.in).passes(test.why)
+			})
+		})
+	}
+}
+
+// A redirect about one of our flows would send the client past us, or us past the router.
+func TestRedirectsAreDropped(t *testing.T) {
+	for _, proto := range transports {
+		t.Run(fmt.Sprint(proto), func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, p, proto, portPod)
+				c.establish(t)
+				w.egress(t, p, tell(redirect, node, client, second(proto, client, portPod))).drops(maps.ReasonDropRedirect)
+				w.egress(t, p, tell(redirect, node, client, second(proto, client, bystander))).passes(maps.ReasonPassNoFlow)
+				w.ingress(t, p, tell(redirect, router, clusterIP, answer(proto, clusterIP, client))).drops(maps.ReasonDropRedirect)
+			})
+		})
+	}
+}

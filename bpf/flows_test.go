@@ -1,0 +1,150 @@
+package bpf
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// entry is one of a flow, in either table.
+type entry struct {
+	key      maps.FlowKey
+	flow     maps.Flow
+	halfOpen bool
+}
+
+// entries are all of them.
+func (w *world) entries(t testing.TB) []entry {
+	t.Helper()
+	var all []entry
+	for e, err := range w.maps.Flows.All() {
+		must(t, err)
+		all = append(all, entry{key: e.Key, flow: e.Value})
+	}
+	for e, err := range w.maps.HalfOpen.All() {
+		must(t, err)
+		all = append(all, entry{key: e.Key, flow: e.Value, halfOpen: true})
+	}
+
+	return all
+}
+
+// role returns the only entry that has it.
+func (w *world) role(t testing.TB, role uint8) entry {
+	t.Helper()
+	var found []entry
+	for _, e := range w.entries(t) {
+		if e.flow.Role == role {
+			found = append(found, e)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d entries have role %d, want one: %+v", len(found), role, found)
+	}
+
+	return found[0]
+}
+
+// flowOf returns the entry of what a client dialled.
+func (w *world) flowOf(t testing.TB, client, dialled string) maps.Flow {
+	t.Helper()
+	for _, e := range w.entries(t) {
+		if e.flow.Role == maps.FlowFromClient && e.flow.ClientAddrPort() == w.family.addrPort(at(client)) &&
+			e.flow.DialledAddrPort() == w.family.addrPort(at(dialled)) {
+			return e.flow
+		}
+	}
+	t.Fatalf("there is no flow from %s to %s", client, dialled)
+
+	return maps.Flow{}
+}
+
+// backendOf returns which of some backends a flow has.
+func (w *world) backendOf(t testing.TB, f maps.Flow, of ...string) string {
+	t.Helper()
+	i := slices.IndexFunc(of, func(backend string) bool { return w.family.addrPort(at(backend)) == f.BackendAddrPort() })
+	if i < 0 {
+		t.Fatalf("the backend is %s, want one of %v", f.BackendAddrPort(), of)
+	}
+
+	return of[i]
+}
+
+// holds checks which entries there are: so many, all in one table, every one
+// under its key.
+func (w *world) holds(t testing.TB, n int, halfOpen bool) {
+	t.Helper()
+	all := w.entries(t)
+	if len(all) != n {
+		t.Errorf("%d entries, want %d: %+v", len(all), n, all)
+	}
+	for _, e := range all {
+		if e.halfOpen != halfOpen {
+			t.Errorf("entry of role %d: half open is %v, want %v", e.flow.Role, e.halfOpen, halfOpen)
+		}
+		if e.key != e.flow.Key(e.flow.Role) {
+			t.Errorf("entry of role %d has the key %+v, want %+v", e.flow.Role, e.key, e.flow.Key(e.flow.Role))
+		}
+	}
+}
+
+// states checks the states of entries, by role.
+func (w *world) states(t testing.TB, want map[uint8]uint8) {
+	t.Helper()
+	for role, state := range want {
+		if e := w.role(t, role); e.flow.State != state {
+			t.Errorf("entry of role %d is in state %d, want %d", role, e.flow.State, state)
+		}
+	}
+}
+
+// put replaces an entry.
+func (w *world) put(t testing.TB, e entry) {
+	t.Helper()
+	if e.halfOpen {
+		must(t, w.maps.HalfOpen.Put(e.key, e.flow))
+	} else {
+		must(t, w.maps.Flows.Put(e.key, e.flow))
+	}
+}
+
+// wait makes all entries older, as if time had passed without a packet.
+func (w *world) wait(t testing.TB, d time.Duration) {
+	t.Helper()
+	for _, e := range w.entries(t) {
+		e.flow.LastSeen -= uint64(d)
+		e.flow.Created -= uint64(d)
+		w.put(t, e)
+	}
+}
+
+// delete removes an entry, as a full table does.
+func (w *world) delete(t testing.TB, e entry) {
+	t.Helper()
+	if e.halfOpen {
+		must(t, w.maps.HalfOpen.Delete(e.key))
+	} else {
+		must(t, w.maps.Flows.Delete(e.key))
+	}
+}
+
+// counted returns what programs counted of flows while f ran.
+func (w *world) counted(t testing.TB, f func()) maps.FlowCounts {
+	t.Helper()
+	before, err := w.maps.FlowCounts()
+	must(t, err)
+	f()
+	after, err := w.maps.FlowCounts()
+	must(t, err)
+	after.FlowsPut -= before.FlowsPut
+	after.FlowsDeleted -= before.FlowsDeleted
+	after.HalfOpenPut -= before.HalfOpenPut
+	after.HalfOpenDeleted -= before.HalfOpenDeleted
+	after.Repaired -= before.Repaired
+	after.MasqueradeRetries -= before.MasqueradeRetries
+	after.StackPorts -= before.StackPorts
+
+	return after
+}

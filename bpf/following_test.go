@@ -1,0 +1,142 @@
+package bpf
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Each entry brings back the others, should a full table have evicted them; not
+// at every packet, but once a second.
+func TestEntriesBringBackEachOther(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		c.establish(t)
+		pass := map[uint8]func(){
+			maps.FlowFromClient:  func() { c.says(t, second(c.proto, client, clusterIP)) },
+			maps.FlowToClient:    func() { c.hears(t, answer(c.proto, portPod, client)) },
+			maps.FlowToBackend:   func() { c.leaves(t, second(c.proto, client, clusterIP)) },
+			maps.FlowFromBackend: func() { c.returns(t, answer(c.proto, portPod, client)) },
+		}
+		n := c.entryCount()
+		for _, survivor := range c.w.role(t, maps.FlowFromClient).flow.Roles() {
+			for _, e := range c.w.entries(t) {
+				if e.flow.Role != survivor {
+					c.w.delete(t, e)
+				}
+			}
+			pass[survivor]()
+			c.w.holds(t, 1, false)
+
+			c.w.wait(t, 1100*time.Millisecond)
+			counts := c.w.counted(t, pass[survivor])
+			c.w.holds(t, n, false)
+			if counts.Repaired != uint64(n-1) || counts.FlowsPut != uint64(n-1) {
+				t.Errorf("counted %+v, want %d repaired", counts, n-1)
+			}
+			for role := range pass {
+				if n == 4 || role == maps.FlowFromClient || role == maps.FlowToClient {
+					pass[role]()
+				}
+			}
+		}
+	})
+}
+
+// An entry knows when it was last seen, to the second, and the egress hooks are
+// told that it is still there.
+func TestRefresh(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		c.establish(t)
+		seen := c.w.role(t, maps.FlowFromClient).flow.LastSeen
+		c.says(t, second(c.proto, client, clusterIP))
+		if again := c.w.role(t, maps.FlowFromClient).flow.LastSeen; again != seen {
+			t.Errorf("it was written again after %d ns", again-seen)
+		}
+
+		c.w.wait(t, 10*time.Second)
+		use := c.w.maps.EgressUse
+		use.Clear(maps.DeviceUplink, use.Load(maps.DeviceUplink))
+		c.says(t, second(c.proto, client, clusterIP))
+		if idle := now(t) - c.w.role(t, maps.FlowFromClient).flow.LastSeen; idle > 5e9 {
+			t.Errorf("it was last seen %d ns ago", idle)
+		}
+		if use.Load(maps.DeviceUplink) == 0 {
+			t.Error("nobody looks for it at the egress of uplinks")
+		}
+	})
+}
+
+// heard is a packet, and the states that it leaves: of what the client says, and
+// of what it is told.
+type heard struct {
+	client bool
+	packet packet
+	states [2]uint8
+}
+
+// What packets say about the end of a flow is kept with the side that said it.
+func TestStates(t *testing.T) {
+	const (
+		isNew, open, fin, reset = maps.FlowNew, maps.FlowOpen, maps.FlowFin, maps.FlowReset
+	)
+	say := func(p packet, from, to uint8) heard { return heard{true, p, [2]uint8{from, to}} }
+	hear := func(p packet, from, to uint8) heard { return heard{false, p, [2]uint8{from, to}} }
+	tcpWith := func(flags string) packet { return tcp(client, client, flags) }
+	sctpWith := func(chunk uint8) packet { return sctp(client, client, chunk) }
+
+	for _, test := range []struct {
+		name  string
+		proto layers.IPProtocol
+		heard []heard
+	}{
+		{"TCP, closed by both", layers.IPProtocolTCP, []heard{
+			say(tcpWith("S"), isNew, isNew), hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open),
+			say(tcpWith("F."), fin, open), say(tcpWith("."), fin, open), hear(tcpWith("F."), fin, fin), say(tcpWith("."), fin, fin),
+		}},
+		{"TCP, reset by the client", layers.IPProtocolTCP, []heard{
+			hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open), say(tcpWith("R"), reset, open), hear(tcpWith("."), reset, open),
+		}},
+		{"TCP, reset by the backend after the client's FIN", layers.IPProtocolTCP, []heard{
+			hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open), say(tcpWith("F."), fin, open), hear(tcpWith("R."), fin, reset),
+		}},
+		{"TCP, closed by the client before it said anything else", layers.IPProtocolTCP, []heard{
+			hear(tcpWith("S."), isNew, open), say(tcpWith("F."), fin, open), hear(tcpWith("F."), fin, fin),
+		}},
+		{"TCP, closed by the backend before the client said anything", layers.IPProtocolTCP, []heard{
+			hear(tcpWith("S."), isNew, open), hear(tcpWith("F."), isNew, fin), say(tcpWith("."), open, fin),
+		}},
+		{"TCP, refused", layers.IPProtocolTCP, []heard{hear(tcpWith("R."), isNew, reset)}},
+		{"TCP, FIN after RST", layers.IPProtocolTCP, []heard{say(tcpWith("."), open, open), say(tcpWith("R"), reset, open), say(tcpWith("F."), reset, open)}},
+		{"SCTP, shut down", layers.IPProtocolSCTP, []heard{
+			hear(sctpWith(chunkInitAck), isNew, open), say(sctpWith(chunkCookieEcho), open, open), hear(sctpWith(chunkCookieAck), open, open),
+			say(sctpWith(chunkData), open, open), say(sctpWith(chunkShutdown), fin, open), hear(sctpWith(chunkShutdownAck), fin, fin), say(sctpWith(chunkShutdownDone), fin, fin),
+		}},
+		{"SCTP, aborted", layers.IPProtocolSCTP, []heard{say(sctpWith(chunkCookieEcho), open, open), hear(sctpWith(chunkAbort), open, reset)}},
+		{"UDP", layers.IPProtocolUDP, []heard{hear(udp(client, client), open, open), say(udp(client, client), open, open)}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				listen(t, begin(t, w, p, test.proto, portPod), test.heard)
+			})
+		})
+	}
+}
+
+// listen has a conversation go on and checks the states after each packet.
+func listen(t *testing.T, c *conversation, all []heard) {
+	t.Helper()
+	for i, heard := range all {
+		if heard.client {
+			c.says(t, heard.packet)
+		} else {
+			c.hears(t, heard.packet)
+		}
+		have := [2]uint8{c.w.role(t, maps.FlowFromClient).flow.State, c.w.role(t, maps.FlowToClient).flow.State}
+		if have != heard.states {
+			t.Errorf("after packet %d the states are %v, want %v", i+1, have, heard.states)
+		}
+	}
+}

@@ -1,0 +1,19 @@
+package bpf
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	code := m.Run()
+	if err := closeRig(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}

@@ -1,0 +1,292 @@
+package bpf
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Who is masqueraded: whose reply would miss this node, and who would talk to itself.
+func TestWhoIsMasqueraded(t *testing.T) {
+	bridged := place{device: "port0", client: "8.0.1.2:40000", class: maps.DevicePods, bridgePort: true}
+	routed := place{device: "tap0", client: "8.0.4.2:40000", class: maps.DevicePods}
+	for _, test := range []struct {
+		name    string
+		at      []place
+		backend string
+		flags   uint16
+		source  string // of what the backend sees; "" is the client
+	}{
+		{name: "not a client outside, of a pod here", at: uplinks, backend: tapPod},
+		{name: "a client outside, of a pod on another node", at: uplinks, backend: remotePod, source: node},
+		{name: "not a pod, of a pod here", at: podPlaces, backend: tapPod},
+		{name: "not a pod, of a pod on another node", at: podPlaces, backend: remotePod},
+		{name: "not a client outside, of this node", at: uplinks, backend: hostPod},
+		{name: "not anybody, of this node", at: everyplace, backend: hostPod, flags: maps.FrontendMasquerade},
+		{name: "everybody, of a pod here, if the frontend says so", at: everyplace, backend: portPodToo, flags: maps.FrontendMasquerade, source: bridge},
+		{name: "everybody, of a pod elsewhere, if the frontend says so", at: everyplace, backend: remotePod, flags: maps.FrontendMasquerade, source: node},
+		{name: "a pod of a bridge that dials itself", at: []place{bridged}, backend: portPod, source: bridge},
+		{name: "a pod that dials itself", at: []place{routed}, backend: tapPod, source: "8.0.4.1:0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, test.at, func(t *testing.T, w *world, p place) {
+				w.serve(t, service{at: []string{clusterIP}, to: []string{test.backend}, flags: test.flags})
+				in := tcp(p.client, clusterIP, "S")
+				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
+				f := w.flowOf(t, p.client, clusterIP)
+				if f.IsMasqueraded() != (test.source != "") {
+					t.Fatalf("masqueraded is %v: %+v", f.IsMasqueraded(), f)
+				}
+				if test.source == "" {
+					w.holds(t, 2, true)
+
+					return
+				}
+				w.holds(t, 4, true)
+				source := f.MasqueradeAddrPort()
+				if want := w.family.addr(at(test.source).Addr()); source.Addr() != want {
+					t.Errorf("the backend sees %s, want %s", source.Addr(), want)
+				}
+				if source.Port() < DefaultMasqueradePorts.Low || source.Port() > DefaultMasqueradePorts.High {
+					t.Errorf("port %d is outside of the window", source.Port())
+				}
+			})
+		})
+	}
+}
+
+// All four ways of a masqueraded flow, from wherever the client is.
+func TestMasquerade(t *testing.T) {
+	for _, proto := range transports {
+		t.Run(fmt.Sprint(proto), func(t *testing.T) {
+			each(t, everyplace, func(t *testing.T, w *world, p place) {
+				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}, flags: maps.FrontendMasquerade})
+				converseMasqueraded(t, w, p, proto, unchanged)
+				w.holds(t, 4, false)
+			})
+		})
+	}
+}
+
+// A pod that dials itself sees the node, also if it dials from the very port at
+// which it answers.
+func TestHairpin(t *testing.T) {
+	for _, proto := range transports {
+		t.Run(fmt.Sprint(proto), func(t *testing.T) {
+			for _, test := range []struct {
+				at           place
+				self, source string
+			}{
+				{place{device: "port0", client: "8.0.1.2:40000", class: maps.DevicePods, bridgePort: true}, portPod, bridge},
+				{place{device: "tap0", client: "8.0.4.2:40000", class: maps.DevicePods}, tapPod, "8.0.4.1:0"},
+				{place{device: "port0", client: portPod, class: maps.DevicePods, bridgePort: true}, portPod, bridge},
+			} {
+				t.Run("from "+test.at.client, func(t *testing.T) {
+					each(t, []place{test.at}, func(t *testing.T, w *world, p place) {
+						w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{test.self}})
+						dialItself(t, w, p, proto, test.self, test.source)
+					})
+				})
+			}
+		})
+	}
+}
+
+func dialItself(t *testing.T, w *world, p place, proto layers.IPProtocol, self, source string) {
+	t.Helper()
+	in := first(proto, p.client, clusterIP)
+	o := w.ingress(t, p, in)
+	f := w.flowOf(t, p.client, clusterIP)
+	seen, port := maps.Port(f.StackPort), maps.Port(f.MasqueradePort)
+	if (seen != in.src.Port()) != (p.client == self) {
+		t.Errorf("the stack sees port %d of %s", seen, p.client)
+	}
+	o.becomes(in.to(self).fromPort(seen), maps.ReasonTranslated)
+	for range 2 {
+		out := in.to(self).fromPort(seen)
+		w.egress(t, p, out).becomes(out.from(source).fromPort(port), maps.ReasonFlow)
+		back := answer(proto, self, source).toPort(port)
+		w.ingress(t, p, back).becomes(back.to(p.client).toPort(seen), maps.ReasonFlow)
+		back = back.to(p.client).toPort(seen)
+		w.egress(t, p, back).becomes(back.from(clusterIP).to(p.client), maps.ReasonFlow)
+		in = second(proto, p.client, clusterIP)
+		w.ingress(t, p, in).becomes(in.to(self).fromPort(seen), maps.ReasonFlow)
+	}
+	w.holds(t, 4, false)
+}
+
+// The source is the one the kernel would choose on the way to the backend, if the
+// kernel tells it, or else that of the device; never one that is good on one link only.
+func TestMasqueradeSource(t *testing.T) {
+	kernelTells := func(c *DeviceConfig) { c.FIBSource = true }
+	deviceTells := func(c *DeviceConfig) { c.FIBSource, c.ChecksumIPv6 = false, false }
+	for _, test := range []struct {
+		name    string
+		old     bool // the kernel does not tell
+		only    family
+		backend string
+		source  string // "": there is none
+	}{
+		{name: "of the uplink", backend: remotePod, source: node},
+		{name: "of the uplink, on an old kernel", old: true, backend: remotePod, source: node},
+		{name: "of the route", backend: farPod, source: nodePrefers},
+		{name: "of the other uplink, on an old kernel", old: true, backend: farPod, source: nodeOther},
+		{name: "not there, where all is link-local", only: ipv4, backend: lonelyPod},
+		{name: "not there, where all is link-local, on an old kernel", old: true, backend: lonelyPod},
+		{name: "not there, without a way", backend: nowhere},
+		{name: "not there, without a way, on an old kernel", old: true, backend: nowhere},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			option := kernelTells
+			if test.old {
+				option = deviceTells
+			} else if !atLeast(t, 6, 7) {
+				t.Skip("this kernel does not tell sources (Linux 6.7)")
+			}
+			each(t, uplinks, func(t *testing.T, w *world, p place) {
+				if test.only != 0 && test.only != w.family {
+					return
+				}
+				w.unsummed = true
+				w.serve(t, service{at: []string{clusterIP}, to: []string{test.backend}})
+				in := tcp(p.client, clusterIP, "S")
+				if test.source == "" {
+					w.ingress(t, p, in).drops(maps.ReasonDropMasqueradeAddr)
+					w.holds(t, 0, false)
+
+					return
+				}
+				w.ingress(t, p, in).becomes(in.to(test.backend), maps.ReasonTranslated)
+				have, want := w.flowOf(t, p.client, clusterIP).MasqueradeAddrPort().Addr(), w.family.addr(at(test.source).Addr())
+				if have != want {
+					t.Errorf("source is %s, want %s", have, want)
+				}
+			}, option)
+		})
+	}
+}
+
+// A device without an IPv6 address of its own may use another's, as the kernel
+// does, but not a link-local one.
+func TestMasqueradeSourceOfALinkLocalDevice(t *testing.T) {
+	if !atLeast(t, 6, 7) {
+		t.Skip("this kernel does not tell sources (Linux 6.7)")
+	}
+	w := newWorld(t, ipv6)
+	w.serve(t, service{at: []string{clusterIP}, to: []string{lonelyPod}})
+	in := tcp(client, clusterIP, "S")
+	w.ingress(t, uplink, in).becomes(in.to(lonelyPod), maps.ReasonTranslated)
+	source := w.flowOf(t, client, clusterIP).MasqueradeAddrPort().Addr()
+	use, ok, err := w.maps.Addrs.Lookup(maps.AddrOf(source))
+	must(t, err)
+	if !ok || use.Flags&maps.AddrNode == 0 || source.IsLinkLocalUnicast() {
+		t.Errorf("source is %s", source)
+	}
+}
+
+// clientAt is a client's address by number.
+func clientAt(i int) string { return fmt.Sprintf("8.0.100.%d:%d", 10+i/100, 41000+i%100) }
+
+// The same client asks for the same port first, so that a node that lost its
+// flows gives a connection the port it had.
+func TestMasqueradePortIsDerived(t *testing.T) {
+	eachFamily(t, func(t *testing.T, f family) {
+		var ports [2][]uint16
+		for round := range ports {
+			w := newWorld(t, f)
+			w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
+			for i := range 20 {
+				w.ingress(t, uplink, tcp(clientAt(i), clusterIP, "S")).ends(verdictNext, maps.ReasonTranslated)
+				ports[round] = append(ports[round], w.flowOf(t, clientAt(i), clusterIP).MasqueradePort)
+			}
+		}
+		if fmt.Sprint(ports[0]) != fmt.Sprint(ports[1]) {
+			t.Errorf("ports are %v, they were %v", ports[1], ports[0])
+		}
+	})
+}
+
+// A window of two ports: two flows to a backend have one each, another backend
+// has two of its own, and the third flow has none.
+func TestMasqueradePortsRunOut(t *testing.T) {
+	window := func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20001} }
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		const otherPod, otherIP = "8.0.2.8:8080", "8.0.96.2:80"
+		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
+		w.serve(t, service{at: []string{otherIP}, to: []string{otherPod}})
+		for _, vip := range []string{clusterIP, otherIP} {
+			taken := make(map[uint16]bool)
+			for i := range 2 {
+				w.ingress(t, p, tcp(clientAt(i), vip, "S")).ends(verdictNext, maps.ReasonTranslated)
+				port := maps.Port(w.flowOf(t, clientAt(i), vip).MasqueradePort)
+				if port < 20000 || port > 20001 || taken[port] {
+					t.Errorf("port is %d, taken are %v", port, taken)
+				}
+				taken[port] = true
+			}
+		}
+		w.holds(t, 16, true)
+		counts := w.counted(t, func() {
+			w.ingress(t, p, tcp(clientAt(2), clusterIP, "S")).drops(maps.ReasonDropMasqueradePort)
+		})
+		w.holds(t, 16, true)
+		if counts.MasqueradeRetries != 32 {
+			t.Errorf("%d retries, want 32", counts.MasqueradeRetries)
+		}
+		for _, e := range w.entries(t) {
+			if e.flow.MasqueradePort != 0 && e.flow.Client == w.mapAddr(clientAt(2)) && e.flow.ClientPort == maps.Port(at(clientAt(2)).Port()) {
+				t.Errorf("an entry is left of a flow that is none: %+v", e)
+			}
+		}
+	}, window)
+}
+
+// A port that was lent is free again when its flow is over.
+func TestMasqueradePortIsFreeAgain(t *testing.T) {
+	window := func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000} }
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
+		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod, masqueradedPort: 20000}
+		c.first(t, maps.ReasonTranslated)
+		c.establish(t)
+		in := tcp(stranger, clusterIP, "S")
+		w.ingress(t, p, in).drops(maps.ReasonDropMasqueradePort)
+
+		c.returns(t, tcp(client, client, "R.")) // and it was reset
+		w.ingress(t, p, in).becomes(in.to(remotePod), maps.ReasonTranslated)
+		reply := tcp(remotePod, node, "S.").toPort(20000)
+		w.ingress(t, p, reply).becomes(reply.to(stranger), maps.ReasonFlow)
+	}, window)
+}
+
+// A flood of first packets must not hold all ports for long: where nobody went on,
+// a port is free again soon. A client that tries again still wants its own.
+func TestMasqueradePortOfAFlowThatNobodyContinued(t *testing.T) {
+	window := func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000} }
+	for name, retries := range map[string]bool{"free": false, "kept by a retransmission": true} {
+		t.Run(name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
+				c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod, masqueradedPort: 20000}
+				c.first(t, maps.ReasonTranslated)
+				w.wait(t, 2*time.Second)
+				if retries {
+					c.first(t, maps.ReasonFlow)
+					c.leaves(t, tcp(client, client, "S"))
+				}
+				w.wait(t, 2*time.Second)
+				in := tcp(stranger, clusterIP, "S")
+				if retries {
+					w.ingress(t, p, in).drops(maps.ReasonDropMasqueradePort)
+
+					return
+				}
+				w.ingress(t, p, in).becomes(in.to(remotePod), maps.ReasonTranslated)
+			}, window)
+		})
+	}
+}

@@ -1,0 +1,256 @@
+package bpf
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// conversation is a flow that a test follows: a client, what it dialled, and
+// what answers.
+type conversation struct {
+	w               *world
+	place           place
+	proto           layers.IPProtocol
+	dialled         string
+	backend         string
+	masqueradedPort uint16 // 0: not masqueraded
+}
+
+// begin publishes the ClusterIP with a backend, and has the client of a place send its first packet.
+func begin(t *testing.T, w *world, p place, proto layers.IPProtocol, backend string) *conversation {
+	t.Helper()
+	w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{backend}})
+	c := &conversation{w: w, place: p, proto: proto, dialled: clusterIP, backend: backend}
+	c.first(t, maps.ReasonTranslated)
+	c.masqueradedPort = maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort)
+
+	return c
+}
+
+// first sends the client's first packet, perhaps again.
+func (c *conversation) first(t *testing.T, why maps.Reason) {
+	t.Helper()
+	in := first(c.proto, c.place.client, c.dialled)
+	c.w.ingress(t, c.place, in).becomes(in.to(c.backend), why)
+}
+
+// says has the client send a packet.
+func (c *conversation) says(t *testing.T, in packet) {
+	t.Helper()
+	c.w.ingress(t, c.place, in.from(c.place.client).to(c.dialled)).
+		becomes(in.from(c.place.client).to(c.backend), maps.ReasonFlow)
+}
+
+// leaves has the packets of a masqueraded flow leave for the backend.
+func (c *conversation) leaves(t *testing.T, in packet) {
+	t.Helper()
+	in = in.from(c.place.client).to(c.backend)
+	c.w.egress(t, uplink, in).becomes(in.from(node).fromPort(c.masqueradedPort), maps.ReasonFlow)
+}
+
+// returns has the backend of a masqueraded flow answer.
+func (c *conversation) returns(t *testing.T, in packet) {
+	t.Helper()
+	in = in.from(c.backend).to(node).toPort(c.masqueradedPort)
+	c.w.ingress(t, uplink, in).becomes(in.to(c.place.client), maps.ReasonFlow)
+}
+
+// hears has an answer leave for the client.
+func (c *conversation) hears(t *testing.T, in packet) {
+	t.Helper()
+	in = in.from(c.backend).to(c.place.client)
+	c.w.egress(t, c.place, in).becomes(in.from(c.dialled), maps.ReasonFlow)
+}
+
+// establish has the flow come to be.
+func (c *conversation) establish(t *testing.T) {
+	t.Helper()
+	if c.masqueradedPort != 0 {
+		c.leaves(t, first(c.proto, c.place.client, c.backend))
+		c.returns(t, answer(c.proto, c.backend, node))
+	}
+	c.hears(t, answer(c.proto, c.backend, c.place.client))
+	c.says(t, second(c.proto, c.place.client, c.dialled))
+	if c.masqueradedPort != 0 {
+		c.leaves(t, second(c.proto, c.place.client, c.backend))
+	}
+}
+
+// entryCount is how many entries the flow has.
+func (c *conversation) entryCount() int {
+	if c.masqueradedPort != 0 {
+		return 4
+	}
+
+	return 2
+}
+
+// eachConversation runs a test on flows of every protocol, plain and masqueraded.
+func eachConversation(t *testing.T, run func(*testing.T, *conversation)) {
+	t.Helper()
+	for _, proto := range transports {
+		for _, backend := range []struct{ name, at string }{{"plain", portPod}, {"masqueraded", remotePod}} {
+			t.Run(fmt.Sprintf("%s %s", backend.name, proto), func(t *testing.T) {
+				each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+					run(t, begin(t, w, p, proto, backend.at))
+				})
+			})
+		}
+	}
+}
+
+// A flow lives apart until it has shown that it is one. No entry gets lost on
+// the way from one table to the other.
+func TestFlowsBeginHalfOpen(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		w, n := c.w, uint64(c.entryCount())
+		w.holds(t, int(n), true)
+		c.first(t, maps.ReasonFlow) // again
+		w.holds(t, int(n), true)
+
+		counts := w.counted(t, func() { c.establish(t) })
+		w.holds(t, int(n), false)
+		if counts.FlowsPut != n || counts.HalfOpenDeleted != n || counts.HalfOpenPut != 0 || counts.FlowsDeleted != 0 || counts.Repaired != 0 {
+			t.Errorf("counted %+v, want %d moved", counts, n)
+		}
+	})
+}
+
+// Nor if some had been lost before.
+func TestLostEntriesAreMovedAsWell(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		if c.proto == layers.IPProtocolUDP {
+			return // the answer is what proves it
+		}
+		for _, e := range c.w.entries(t) {
+			if e.flow.Role != maps.FlowFromClient {
+				c.w.delete(t, e)
+			}
+		}
+		c.says(t, second(c.proto, c.place.client, c.dialled))
+		c.w.holds(t, c.entryCount(), false)
+		c.hears(t, answer(c.proto, c.backend, c.place.client))
+	})
+}
+
+// A flow is told in full by each of its entries.
+func TestEntriesTellTheFlow(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		c.establish(t)
+		f := c.w.role(t, maps.FlowFromClient).flow
+		for _, role := range f.Roles() {
+			e := c.w.role(t, role).flow
+			e.Role, e.State, e.LastSeen = f.Role, f.State, f.LastSeen
+			if e != f {
+				t.Errorf("entry of role %d tells %+v, want %+v", role, e, f)
+			}
+		}
+		created := f.Created
+		f.Created, f.LastSeen, f.State, f.Role, f.BackendId, f.FrontendId = 0, 0, 0, 0, 0, 0
+		family := c.w.family
+		want := maps.Flow{
+			Client: c.w.mapAddr(c.place.client), ClientPort: maps.Port(40000), StackPort: maps.Port(40000),
+			Dialled: c.w.mapAddr(c.dialled), DialledPort: maps.Port(80),
+			Backend: c.w.mapAddr(c.backend), BackendPort: maps.Port(at(c.backend).Port()),
+			Proto: uint8(c.proto), Flags: maps.FlowAtUplinks,
+		}
+		if c.masqueradedPort != 0 {
+			want.Masquerade, want.MasqueradePort = c.w.mapAddr(node), maps.Port(c.masqueradedPort)
+			want.Flags |= maps.FlowMasqueraded
+		}
+		if f != want {
+			t.Errorf("%s: flow is %+v, want %+v", family, f, want)
+		}
+		if age := now(t) - created; age > 60e9 {
+			t.Errorf("it was created %d ns ago", age)
+		}
+	})
+}
+
+// What proves a flow, and what does not.
+func TestProof(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		proto  layers.IPProtocol
+		client []packet // what the client says
+		answer []packet // what it is told, after that
+		proven bool
+	}{
+		{name: "not TCP's SYN+ACK", proto: layers.IPProtocolTCP, answer: []packet{tcp(client, client, "S.")}},
+		{name: "the client's ACK", proto: layers.IPProtocolTCP, client: []packet{tcp(client, client, ".")}, proven: true},
+		{name: "the client's FIN", proto: layers.IPProtocolTCP, client: []packet{tcp(client, client, "F.")}, proven: true},
+		{name: "not its RST", proto: layers.IPProtocolTCP, client: []packet{tcp(client, client, "R")}},
+		{name: "not a second datagram", proto: layers.IPProtocolUDP, client: []packet{udp(client, client), udp(client, client)}},
+		{name: "the answer to one", proto: layers.IPProtocolUDP, answer: []packet{udp(client, client)}, proven: true},
+		{name: "not SCTP's INIT-ACK", proto: layers.IPProtocolSCTP, answer: []packet{sctp(client, client, chunkInitAck)}},
+		{name: "SCTP's COOKIE-ECHO", proto: layers.IPProtocolSCTP, client: []packet{sctp(client, client, chunkCookieEcho)}, proven: true},
+		{name: "not its ABORT", proto: layers.IPProtocolSCTP, client: []packet{sctp(client, client, chunkAbort)}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, p, test.proto, portPod)
+				for _, in := range test.client {
+					c.says(t, in)
+				}
+				for _, in := range test.answer {
+					c.hears(t, in)
+				}
+				w.holds(t, 2, !test.proven)
+			})
+		})
+	}
+}
+
+// The egress hook of a class of devices does nothing, not even count, until a
+// flow needs it.
+func TestEgressIsIdleUntilAFlowNeedsIt(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		at      place
+		backend string
+		flags   uint16
+		used    []uint32
+	}{
+		{name: "of a client outside", at: uplink, backend: portPod, used: []uint32{maps.DeviceUplink}},
+		{name: "of a client outside, masqueraded", at: uplink, backend: remotePod, used: []uint32{maps.DeviceUplink}},
+		{name: "of a client outside, masqueraded, to a pod here", at: uplink, backend: portPod, flags: maps.FrontendMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
+		{name: "of a pod", at: podVeth, backend: remotePod, used: []uint32{maps.DevicePods}},
+		{name: "of a pod, masqueraded", at: podVeth, backend: remotePod, flags: maps.FrontendMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
+		{name: "of a client that is answered by another device", at: place{device: "eth1", client: client, class: maps.DeviceUplink}, backend: portPod, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{test.at}, func(t *testing.T, w *world, p place) {
+				reply := tcp(test.backend, p.client, "S.")
+				w.egress(t, p, reply).passes(maps.ReasonNext)
+				w.serve(t, service{at: []string{clusterIP}, to: []string{test.backend}, flags: test.flags})
+				w.ingress(t, p, tcp(p.client, clusterIP, "S")).becomes(tcp(p.client, test.backend, "S"), maps.ReasonTranslated)
+				for class := range maps.DeviceClassCount {
+					used, want := w.maps.EgressUse.Load(class) != 0, contains(test.used, class)
+					if used != want {
+						t.Errorf("class %d: in use is %v, want %v", class, used, want)
+					}
+				}
+				w.egress(t, p, reply).becomes(reply.from(clusterIP), maps.ReasonFlow)
+
+				if !w.maps.EgressUse.Clear(p.class, w.maps.EgressUse.Load(p.class)) {
+					t.Fatal("use was not cleared")
+				}
+				w.egress(t, p, reply).passes(maps.ReasonNext)
+			})
+		})
+	}
+}
+
+func contains[T comparable](all []T, one T) bool {
+	for _, x := range all {
+		if x == one {
+			return true
+		}
+	}
+
+	return false
+}

@@ -1,0 +1,178 @@
+package bpf
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/gopacket/gopacket/layers"
+)
+
+// packet is what a frame says. It is told in the addresses of the plan, which
+// are of IPv4; frame.go makes its bytes, in either family. A packet is changed
+// by making another: what comes out is told as in.to(backend).
+type packet struct {
+	tags     []uint16 // VLANs, the outermost first
+	ether    layers.EthernetType
+	src, dst netip.AddrPort
+	proto    layers.IPProtocol // ICMPv4 stands for that of IPv6 as well
+	hops     uint8             // TTL, hop limit
+	tos      uint8             // or traffic class
+	extras   int               // so many options of IPv4, or extension headers of IPv6
+	flags    string            // of TCP, as tcpdump writes them: "S", "S.", ".", "F.", "R"
+	chunk    uint8             // SCTP's first
+	unsummed bool              // UDP without a checksum
+	own      bool              // of this node, which writes neither an ID nor a flow label
+	toAll    bool              // to all stations of the Ethernet
+	echo     bool              // an ICMP echo request, else an error
+	tells    tale              // which error
+	quote    *packet           // by an error
+	quoted   int               // how many bytes of it, 0 for all
+	payload  string
+	padding  int // bytes that follow the packet in the frame
+	piece    *piece
+}
+
+// piece is the part of a datagram that one fragment has.
+type piece struct {
+	offset, length int // in bytes; the last one is as long as it takes
+	last           bool
+}
+
+// SCTP's chunks.
+const (
+	chunkData         = 0
+	chunkInit         = 1
+	chunkInitAck      = 2
+	chunkAbort        = 6
+	chunkShutdown     = 7
+	chunkShutdownAck  = 8
+	chunkCookieEcho   = 10
+	chunkCookieAck    = 11
+	chunkShutdownDone = 14
+)
+
+func tcp(src, dst, flags string) packet {
+	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolTCP, hops: 64, flags: flags}
+}
+
+// udp is a datagram with an odd number of bytes, which a checksum has to fill up.
+func udp(src, dst string) packet {
+	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolUDP, hops: 64, payload: "who answers"}
+}
+
+func sctp(src, dst string, chunk uint8) packet {
+	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolSCTP, hops: 64, chunk: chunk, payload: "association!"}
+}
+
+func ping(src, dst string) packet {
+	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolICMPv4, hops: 64, echo: true, payload: "ping"}
+}
+
+// protocol is a packet of a protocol that nobody knows.
+func protocol(number layers.IPProtocol, src, dst string) packet {
+	return packet{src: at(src), dst: at(dst), proto: number, hops: 64, payload: "something else"}
+}
+
+// first is the first packet of a client, in each protocol.
+func first(proto layers.IPProtocol, src, dst string) packet {
+	switch proto {
+	case layers.IPProtocolTCP:
+		return tcp(src, dst, "S")
+	case layers.IPProtocolSCTP:
+		return sctp(src, dst, chunkInit)
+	default:
+		return udp(src, dst)
+	}
+}
+
+// second is what a client sends when it was answered.
+func second(proto layers.IPProtocol, src, dst string) packet {
+	switch proto {
+	case layers.IPProtocolTCP:
+		return tcp(src, dst, ".")
+	case layers.IPProtocolSCTP:
+		return sctp(src, dst, chunkCookieEcho)
+	default:
+		return udp(src, dst)
+	}
+}
+
+// answer is what is said to a client's first packet.
+func answer(proto layers.IPProtocol, src, dst string) packet {
+	switch proto {
+	case layers.IPProtocolTCP:
+		return tcp(src, dst, "S.")
+	case layers.IPProtocolSCTP:
+		return sctp(src, dst, chunkInitAck)
+	default:
+		return udp(src, dst).with("it is me")
+	}
+}
+
+// transports are the protocols that Services have.
+var transports = []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP, layers.IPProtocolSCTP}
+
+func (p packet) from(src string) packet { p.src = at(src); return p }
+func (p packet) to(dst string) packet   { p.dst = at(dst); return p }
+func (p packet) fromPort(port uint16) packet {
+	p.src = netip.AddrPortFrom(p.src.Addr(), port)
+	return p
+}
+func (p packet) toPort(port uint16) packet  { p.dst = netip.AddrPortFrom(p.dst.Addr(), port); return p }
+func (p packet) with(payload string) packet { p.payload = payload; return p }
+func (p packet) long(bytes int) packet {
+	return p.with(strings.Repeat("long payload ", bytes/13+1)[:bytes])
+}
+func (p packet) tagged(vlans ...uint16) packet { p.tags = vlans; return p }
+func (p packet) withExtras(n int) packet       { p.extras = n; return p }
+func (p packet) withHops(n uint8) packet       { p.hops = n; return p }
+func (p packet) withTOS(tos uint8) packet      { p.tos = tos; return p }
+func (p packet) withoutSum() packet            { p.unsummed = true; return p }
+func (p packet) broadcast() packet             { p.toAll = true; return p }
+
+// padded adds bytes after the end of the packet, as short Ethernet frames have them.
+func (p packet) padded(bytes int) packet { p.padding = bytes; return p }
+
+// fragment is a part of the packet, seen as one datagram.
+func (p packet) fragment(offset, length int) packet {
+	p.piece = &piece{offset: offset, length: length}
+
+	return p
+}
+
+// rest is the last fragment.
+func (p packet) rest(offset int) packet {
+	p.piece = &piece{offset: offset, last: true}
+
+	return p
+}
+
+// tale is what an ICMP error tells of a packet.
+type tale struct {
+	v4   layers.ICMPv4TypeCode
+	v6   layers.ICMPv6TypeCode
+	rest uint32 // of the header: a router, an MTU
+}
+
+func tellV4(kind, code uint8) layers.ICMPv4TypeCode { return layers.CreateICMPv4TypeCode(kind, code) }
+func tellV6(kind, code uint8) layers.ICMPv6TypeCode { return layers.CreateICMPv6TypeCode(kind, code) }
+
+var (
+	tooBig          = tale{v4: tellV4(3, 4), v6: tellV6(2, 0), rest: 1280}
+	portUnreachable = tale{v4: tellV4(3, 3), v6: tellV6(1, 4)}
+	hostUnreachable = tale{v4: tellV4(3, 1), v6: tellV6(1, 3)}
+	timeExceeded    = tale{v4: tellV4(11, 0), v6: tellV6(3, 0)}
+	badParameter    = tale{v4: tellV4(12, 0), v6: tellV6(4, 0), rest: 6}
+	redirect        = tale{v4: tellV4(5, 1), v6: tellV6(137, 0)}
+)
+
+// tell is an ICMP error about a packet.
+func tell(what tale, src, dst string, about packet) packet {
+	return packet{
+		src: at(src), dst: at(dst), proto: layers.IPProtocolICMPv4, hops: 64,
+		tells: what, quote: &about,
+	}
+}
+
+// quoting cuts what an error quotes.
+func (p packet) quoting(bytes int) packet { p.quoted = bytes; return p }

@@ -1,0 +1,237 @@
+package bpf
+
+import (
+	"testing"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// remember makes a client one that had a backend.
+func (w *world) remember(t testing.TB, s published, client, backend string, when uint64) {
+	t.Helper()
+	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, FrontendId: s.id, ClientKind: maps.ClientAddr}
+	must(t, w.maps.Affinity.Put(key, maps.Affinity{LastUsed: when, BackendId: s.backends[backend]}))
+}
+
+// Which backends a client may get goes by where it is.
+func TestScopeOfTheDevice(t *testing.T) {
+	each(t, everyplace, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{portPodToo}})
+		want := map[uint32]string{maps.DevicePods: tapPod, maps.DeviceUplink: portPodToo}[p.class]
+		in := tcp(p.client, balancer, "S")
+		w.ingress(t, p, in).becomes(in.to(want), maps.ReasonTranslated)
+	})
+}
+
+// Or, if detectLocalMode says so, by who it is.
+func TestScopeOfTheSource(t *testing.T) {
+	bySource := func(c *DeviceConfig) { c.ScopeBySource = true }
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		must(t, w.maps.LocalCIDRs.Put(maps.CIDRKeyOf(w.family.prefix("8.0.4.0/24")), 1))
+		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{portPodToo}})
+		in := tcp("8.0.4.9:40000", balancer, "S")
+		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
+		in = tcp("8.0.5.9:40000", balancer, "S")
+		w.ingress(t, p, in).becomes(in.to(portPodToo), maps.ReasonTranslated)
+	}, bySource)
+}
+
+// Traffic policy Local, and no backend here.
+func TestNoLocalBackend(t *testing.T) {
+	each(t, []place{uplink, tunnel, podVeth}, func(t *testing.T, w *world, p place) {
+		for _, proto := range transports {
+			w.serve(t, service{at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{}, flags: maps.FrontendDropIfEmpty})
+			in := first(proto, p.client, balancer)
+			if p.class == maps.DevicePods {
+				w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
+			} else {
+				w.ingress(t, p, in).drops(maps.ReasonDropNoLocalBackend)
+			}
+		}
+	})
+}
+
+// Node ports answer at the node's addresses that were selected, and nowhere else.
+func TestNodePorts(t *testing.T) {
+	for _, proto := range transports {
+		t.Run(proto.String(), func(t *testing.T) {
+			each(t, everyplace, func(t *testing.T, w *world, p place) {
+				w.serve(t, service{at: []string{nodePort}, proto: proto, kind: maps.KindNodePort, to: []string{tapPod}})
+				w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolTCP, to: []string{tapPod}})
+				const from = "8.0.100.7:999"
+				for i, dialled := range []string{node, nodeOther, nodePrefers} {
+					in := first(proto, from, dialled).toPort(30080).fromPort(uint16(1000 + i))
+					w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
+					f := w.flowOf(t, in.src.String(), in.dst.String())
+					if f.BackendAddrPort() != w.family.addrPort(at(tapPod)) {
+						t.Errorf("%s: the backend is %s", dialled, f.BackendAddrPort())
+					}
+				}
+				w.ingress(t, p, first(proto, from, bridge).toPort(30080)).passes(maps.ReasonPassNoFrontend)
+				w.ingress(t, p, first(proto, from, node).toPort(30081)).passes(maps.ReasonPassNoFrontend)
+				w.ingress(t, p, first(proto, from, bystander).toPort(30080)).passes(maps.ReasonPassBystander)
+				if proto == layers.IPProtocolTCP {
+					w.refused(t, uplink, first(proto, from, clusterIP).toPort(30080)).ends(verdictRedirect, maps.ReasonRejectNoPort)
+				}
+			})
+		})
+	}
+}
+
+// An address of the node that is a Service's as well: the Service's port wins
+// over the node port, and what it does not have is the node's.
+func TestServiceAtANodeAddress(t *testing.T) {
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		vip := at(node).Addr().String() + ":30080"
+		w.serve(t, service{at: []string{nodePort}, kind: maps.KindNodePort, to: []string{tapPod}})
+		w.serve(t, service{at: []string{vip}, kind: maps.KindExternalIP, to: []string{portPodToo}})
+		in := tcp(p.client, vip, "S")
+		w.ingress(t, p, in).becomes(in.to(portPodToo), maps.ReasonTranslated)
+		w.ingress(t, p, in.toPort(22)).passes(maps.ReasonPassNoFrontend)
+		w.ingress(t, p, ping(p.client, node)).passes(maps.ReasonPassNoFrontend)
+	})
+}
+
+// A load balancer's address has no port but its own, and nobody is refused at others.
+func TestOtherPortOfAnExternalAddress(t *testing.T) {
+	each(t, everyplace, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}})
+		w.ingress(t, p, tcp(p.client, balancer, "S").toPort(81)).passes(maps.ReasonPassNoFrontend)
+		w.ingress(t, p, udp(p.client, balancer)).passes(maps.ReasonPassNoFrontend)
+		w.ingress(t, p, ping(p.client, balancer)).passes(maps.ReasonPassNoFrontend)
+	})
+}
+
+// loadBalancerSourceRanges are asked before all else, also before whether there
+// is any backend.
+func TestSourceRanges(t *testing.T) {
+	const allowed, other = "8.0.20.5:40000", "8.0.21.5:40000"
+	each(t, everyplace, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}, ranges: []string{"8.0.20.0/24", "8.0.22.1/32"}})
+		w.serve(t, service{at: []string{"8.0.30.2:80"}, kind: maps.KindLoadBalancer, ranges: []string{"8.0.20.0/24"}})
+		w.serve(t, service{at: []string{"8.0.30.3:80"}, kind: maps.KindLoadBalancer, to: []string{tapPod}, ranges: []string{"8.0.21.0/24"}})
+		for _, src := range []string{allowed, "8.0.22.1:40000"} {
+			in := tcp(src, balancer, "S")
+			w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
+		}
+		for _, src := range []string{other, "8.0.22.2:40000"} {
+			w.ingress(t, p, tcp(src, balancer, "S")).drops(maps.ReasonDropSourceRange)
+			w.ingress(t, p, tcp(src, "8.0.30.2:80", "S")).drops(maps.ReasonDropSourceRange)
+		}
+		w.refused(t, uplink, tcp(allowed, "8.0.30.2:80", "S")).ends(verdictRedirect, maps.ReasonRejectNoBackend)
+		w.ingress(t, p, tcp(allowed, "8.0.30.3:80", "S")).drops(maps.ReasonDropSourceRange)
+	})
+}
+
+// Ranges that change concern new flows only.
+func TestSourceRangesLeaveFlowsAlone(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
+		c.establish(t)
+		w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}, ranges: []string{"8.0.20.0/24"}})
+		c.says(t, tcp(client, client, "P.").with("still here"))
+		w.ingress(t, p, tcp(stranger, clusterIP, "S")).drops(maps.ReasonDropSourceRange)
+	})
+}
+
+// A client keeps its backend, from whatever port it comes, as long as it comes
+// back in time and the backend is there.
+func TestAffinity(t *testing.T) {
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		backends := many(16)
+		s := w.serve(t, service{at: []string{clusterIP, "8.0.30.9:443"}, to: backends, affinity: 100})
+		choose := func(port uint16, dialled string) string {
+			in := tcp(p.client, dialled, "S").fromPort(port)
+			w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
+
+			return w.backendOf(t, w.flowOf(t, in.src.String(), dialled), backends...)
+		}
+		had := choose(1000, clusterIP)
+		for port := range uint16(10) {
+			if got := choose(2000+port, clusterIP); got != had {
+				t.Errorf("backend is %s, it was %s", got, had)
+			}
+		}
+		if got := choose(3000, "8.0.30.9:443"); got != had {
+			t.Errorf("at another address, the backend is %s, it was %s", got, had)
+		}
+
+		// Each new flow begins the time anew.
+		w.remember(t, s, p.client, backends[3], now(t)-99e9)
+		if got := choose(4000, clusterIP); got != backends[3] {
+			t.Errorf("after 99 s the backend is %s, want %s", got, backends[3])
+		}
+		if used := w.remembered(t, s, p.client).LastUsed; now(t)-used > 50e9 {
+			t.Errorf("last used %d ns ago", now(t)-used)
+		}
+	})
+}
+
+func (w *world) remembered(t testing.TB, s published, client string) maps.Affinity {
+	t.Helper()
+	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, FrontendId: s.id, ClientKind: maps.ClientAddr}
+	value, ok, err := w.maps.Affinity.Lookup(key)
+	must(t, err)
+	if !ok {
+		t.Fatalf("%s is not remembered", client)
+	}
+
+	return value
+}
+
+// When affinity ends: late, or with the backend, or with its slot.
+func TestAffinityEnds(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		end  func(t *testing.T, w *world, s published)
+	}{
+		{"after the timeout", func(t *testing.T, w *world, s published) { w.remember(t, s, client, portPod, now(t)-101e9) }},
+		{"with the backend", func(t *testing.T, w *world, s published) { w.removeBackend(t, s, portPod) }},
+		{"with the slot", func(t *testing.T, w *world, s published) {
+			w.last++
+			id := w.last
+			must(t, w.maps.Backends.Put(id, maps.BackendOf(w.family.addrPort(at(tapPod)), s.id, maps.BackendLocal)))
+			must(t, w.maps.Slots.Set(id, id))
+			key := maps.FrontendKeyOf(w.family.addr(at(clusterIP).Addr()), 80, uint8(layers.IPProtocolTCP), maps.ScopeExternal)
+			must(t, w.maps.Frontends.Put(key, maps.Frontend{Id: s.id, SlotBase: id, SlotCount: 1, AffinitySeconds: 100, Kind: maps.KindClusterIP}))
+		}},
+		{"not of another client", func(t *testing.T, w *world, s published) { w.remember(t, s, stranger, portPod, now(t)) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				backends := append(many(40), portPod)
+				s := w.serve(t, service{at: []string{clusterIP}, to: backends, affinity: 100})
+				if test.name != "not of another client" {
+					w.remember(t, s, client, portPod, now(t))
+				}
+				test.end(t, w, s)
+				in := tcp(client, clusterIP, "S")
+				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
+				chosen := w.flowOf(t, client, clusterIP).BackendAddrPort()
+				id := w.remembered(t, s, client).BackendId
+				backend, ok, err := w.maps.Backends.Lookup(id)
+				must(t, err)
+				if !ok || backend.AddrPort() != chosen {
+					t.Errorf("backend %s was chosen, %s is remembered", chosen, backend.AddrPort())
+				}
+				if chosen == w.family.addrPort(at(portPod)) && test.name != "not of another client" {
+					// One time in 41, after the timeout. Not where it is gone.
+					if test.name != "after the timeout" {
+						t.Errorf("the old backend was chosen")
+					}
+				}
+			})
+		})
+	}
+}
+
+// A slot that names a backend which does not exist, in all that is tried.
+func TestBackendMissing(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
+		w.removeBackend(t, s, portPod)
+		w.ingress(t, p, tcp(p.client, clusterIP, "S")).drops(maps.ReasonDropBackendMissing)
+	})
+}

@@ -1,0 +1,257 @@
+package bpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// crowd is a world in which much is going on: Services of every kind and flows
+// of every protocol.
+type crowd struct {
+	*world
+	ours map[netip.Addr]bool // what a packet to is concerned by a Service, or by the node
+	flow map[netip.Addr]bool // who sends packets that egress hooks may know
+}
+
+func newCrowd(t testing.TB, f family) *crowd {
+	t.Helper()
+	w := newWorld(t, f)
+	w.lenient = true
+	for _, proto := range transports {
+		w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{tapPod}})
+		w.serve(t, service{at: []string{otherIP}, proto: proto, to: []string{remotePod}})
+		w.serve(t, service{at: []string{"8.0.96.5:80"}, proto: proto})
+		w.serve(t, service{at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{portPod, tapPod}, ranges: []string{"8.0.100.0/24"}})
+		w.serve(t, service{at: []string{nodePort}, proto: proto, kind: maps.KindNodePort, to: []string{portPod}, affinity: 10})
+		w.serve(t, service{at: []string{"8.0.30.5:80"}, proto: proto, kind: maps.KindExternalIP, outside: []string{}, to: []string{tapPod}, flags: maps.FrontendDropIfEmpty})
+		for _, dialled := range []string{clusterIP, otherIP, balancer, node} {
+			in := first(proto, client, dialled)
+			if dialled == node {
+				in = in.toPort(30080)
+			}
+			w.ingress(t, uplink, in).ends(verdictNext, maps.ReasonTranslated)
+		}
+	}
+	must(t, w.maps.ServiceCIDRs.Put(maps.CIDRKeyOf(f.prefix("8.0.97.0/24")), 1))
+	c := &crowd{world: w, ours: make(map[netip.Addr]bool), flow: make(map[netip.Addr]bool)}
+	for e, err := range w.maps.Addrs.All() {
+		must(t, err)
+		c.ours[e.Key.IP()] = true
+	}
+	for _, text := range []string{client, stranger, tapPod, portPod, remotePod} {
+		c.flow[f.addr(at(text).Addr())] = true
+	}
+
+	return c
+}
+
+// seeds are packets of all the kinds that the tables have. Those of a crowd's
+// flows are among them.
+func seeds() []packet {
+	var all []packet
+	for _, proto := range transports {
+		for _, dialled := range []string{clusterIP, otherIP, "8.0.96.5:80", "8.0.96.6:80", "8.0.97.9:80", balancer, "8.0.30.5:80", "8.0.50.1:30080", bystander} {
+			all = append(all, first(proto, client, dialled), second(proto, client, dialled), first(proto, stranger, dialled))
+		}
+		in := first(proto, client, clusterIP)
+		all = append(all, answer(proto, tapPod, client), answer(proto, portPod, client), answer(proto, remotePod, client),
+			in.withExtras(3), in.tagged(4), in.tagged(4, 5), in.long(1000), in.padded(20), in.toPort(81),
+			in.long(3000).fragment(0, 1024), in.long(3000).fragment(1024, 1024), in.long(3000).rest(2048),
+			second(proto, client, tapPod), second(proto, client, remotePod))
+		for _, what := range []tale{tooBig, portUnreachable, timeExceeded, redirect} {
+			all = append(all, tell(what, router, clusterIP, answer(proto, clusterIP, client)),
+				tell(what, router, clusterIP, answer(proto, clusterIP, client).withExtras(1)).quoting(100),
+				tell(what, tapPod, client, second(proto, client, tapPod)))
+		}
+	}
+
+	return append(all, ping(client, clusterIP), ping(client, node), udp(client, clusterIP).withoutSum(),
+		tcp(client, clusterIP, "F."), tcp(client, clusterIP, "R"), protocol(47, client, clusterIP), protocol(0, client, clusterIP))
+}
+
+// seedFrame is a seed as it comes to a hook of a place.
+func (c *crowd) seedFrame(p place, in packet) []byte {
+	return c.bytes(p, in, ends{src: macOf(in.src.Addr()), dst: c.links[p.device].Attrs().HardwareAddr})
+}
+
+// check runs a frame, whatever is in it, and checks what has to hold for any.
+func (c *crowd) check(t testing.TB, p place, egress bool, frame []byte) {
+	t.Helper()
+	if p.noEthernet && len(frame) < shortestRun {
+		frame = append(slices.Clip(frame), make([]byte, shortestRun-len(frame))...)
+	}
+	if !isRunnable(frame, !p.noEthernet) {
+		return
+	}
+	programs := c.programs(t, p)
+	program := programs.Ingress
+	if egress {
+		program = programs.Egress
+	}
+	if problem := c.problem(t, p, egress, program, frame); problem != "" {
+		t.Errorf("%s, at %s, egress: %v:\n%s", problem, p, egress, hex.Dump(frame))
+	}
+}
+
+// isRunnable says whether the kernel runs a frame for a test: not if it says that
+// it is IP, and is too short for that.
+func isRunnable(frame []byte, ethernet bool) bool {
+	if !ethernet {
+		return true // it is filled up
+	}
+	if len(frame) < 14 {
+		return false
+	}
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x0800:
+		return len(frame) >= 14+20
+	case 0x86dd:
+		return len(frame) >= 14+40
+	default:
+		return true
+	}
+}
+
+func (c *crowd) problem(t testing.TB, p place, egress bool, program *ebpf.Program, frame []byte) string {
+	t.Helper()
+	got, verdict := c.runBytes(t, program, p, frame)
+	ethernet := !p.noEthernet
+	switch {
+	case verdict == verdictDrop:
+		if !c.concerns(frame, ethernet, egress) {
+			return "a bystander was dropped"
+		}
+
+		return ""
+	case verdict == verdictRedirect && !egress:
+		if !c.concerns(frame, ethernet, egress) {
+			return "a bystander was refused"
+		}
+		if names := wrong(got, ethernet); ethernet && slices.ContainsFunc(names, isOwnSum) {
+			return fmt.Sprintf("an error has wrong checksums, %v:\n%s", names, hex.Dump(got))
+		}
+
+		return ""
+	case verdict != verdictNext:
+		return fmt.Sprintf("verdict %d", verdict)
+	case bytes.Equal(got, frame):
+		return ""
+	case !c.concerns(frame, ethernet, egress):
+		return "a bystander was changed"
+	case len(got) != len(frame):
+		return fmt.Sprintf("%d bytes became %d", len(frame), len(got))
+	case !bytes.Equal(anonymous(frame, ethernet), anonymous(got, ethernet)):
+		return fmt.Sprintf("more was changed than addresses, ports and checksums:\n%s", hex.Dump(got))
+	}
+
+	return sumsDiffer(sums(frame, ethernet), sums(got, ethernet), got)
+}
+
+// isOwnSum says that a checksum is the error's own, and not of what it quotes.
+func isOwnSum(what string) bool { return what == "ip" || what == "protocol 1" || what == "protocol 58" }
+
+// sumsDiffer holds checksums against each other: what was right is right, and
+// what was wrong is not made to look right.
+func sumsDiffer(before, after []sum, got []byte) string {
+	if len(before) != len(after) {
+		return "checksums came or went"
+	}
+	for i, s := range before {
+		if s.what == after[i].what && s.none == after[i].none && s.known == after[i].known && s.right == after[i].right {
+			continue
+		}
+
+		return fmt.Sprintf("checksum was %+v and is %+v:\n%s", s, after[i], hex.Dump(got))
+	}
+
+	return ""
+}
+
+// concerns says whether a packet may be changed at all, by its addresses.
+func (c *crowd) concerns(frame []byte, ethernet, egress bool) bool {
+	at, ok := 0, true
+	if ethernet {
+		at, ok = skipLink(frame)
+	}
+	if !ok {
+		return false
+	}
+	src, dst, ok := addresses(frame, at)
+	if !ok {
+		return false
+	}
+	if !egress {
+		return c.ours[dst] || c.family.prefix("8.0.97.0/24").Contains(dst)
+	}
+	// At egress, errors may come from any router on the way.
+	d, ok := dissect(frame, at)
+
+	return c.flow[dst] && (c.flow[src] || !ok || d.proto == 1 || d.proto == 58)
+}
+
+// addresses reads who sends to whom.
+func addresses(frame []byte, at int) (src, dst netip.Addr, ok bool) {
+	switch {
+	case len(frame) >= at+20 && frame[at]>>4 == 4:
+		return netip.AddrFrom4([4]byte(frame[at+12:])), netip.AddrFrom4([4]byte(frame[at+16:])), true
+	case len(frame) >= at+40 && frame[at]>>4 == 6:
+		return netip.AddrFrom16([16]byte(frame[at+8:])), netip.AddrFrom16([16]byte(frame[at+24:])), true
+	default:
+		return src, dst, false
+	}
+}
+
+// anonymous is the frame without addresses, ports and checksums, its own and
+// those of what it quotes, and without the neighbour's Ethernet address.
+func anonymous(frame []byte, ethernet bool) []byte {
+	at := 0
+	out := slices.Clone(frame)
+	if ethernet {
+		at, _ = skipLink(frame)
+		clear(out[:6])
+	}
+	clearIdentity(out, frame, at, true)
+
+	return out
+}
+
+func clearIdentity(out, frame []byte, at int, outer bool) {
+	d, ok := dissect(frame, at)
+	if !ok {
+		return
+	}
+	if d.six {
+		clear(out[at+8 : at+40])
+	} else {
+		clear(out[at+10 : at+20])
+	}
+	if d.later {
+		return
+	}
+	inner := d.transport + 8
+	if outer && isErrorAt(d, frame) {
+		clear(out[d.transport+2 : d.transport+4])
+		clearIdentity(out, frame, inner, false)
+
+		return
+	}
+	for proto, sum := range map[uint8][2]int{6: {16, 18}, 17: {6, 8}, 132: {8, 12}} {
+		if d.proto == proto {
+			clear(out[d.transport:min(len(out), d.transport+4)])
+			clear(out[min(len(out), d.transport+sum[0]):min(len(out), d.transport+sum[1])])
+		}
+	}
+}
+
+func isErrorAt(d dissected, frame []byte) bool {
+	return len(frame) >= d.transport+8 && isError(d, frame)
+}

@@ -1,0 +1,95 @@
+package flows
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// datapathMaps are what the programs of a node have written.
+type datapathMaps struct {
+	pinned  *maps.Pinned
+	budgets *ebpf.Map
+}
+
+func mustMaps(t *testing.T, root string) *datapathMaps {
+	t.Helper()
+	pinned, err := maps.Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := pinned.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	budgets, err := ebpf.LoadPinnedMap(filepath.Join(root, maps.Version, maps.NameICMPBudgets), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := budgets.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return &datapathMaps{pinned, budgets}
+}
+
+// counts are how often each reason was given so far.
+func (m *datapathMaps) counts(t *testing.T) map[maps.Reason]uint64 {
+	t.Helper()
+	counts, err := m.pinned.ReasonCounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return counts
+}
+
+// forgetBudgets makes everybody worth an ICMP error again, without a wait.
+func (m *datapathMaps) forgetBudgets(t *testing.T) {
+	t.Helper()
+	var client maps.Addr
+	for m.budgets.NextKey(nil, &client) == nil {
+		if err := m.budgets.Delete(&client); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The reasons for which somebody is refused, and dropped.
+var (
+	rejections = []maps.Reason{maps.ReasonRejectNoBackend, maps.ReasonRejectNoPort}
+	drops      = []maps.Reason{maps.ReasonDropNoLocalBackend, maps.ReasonDropSourceRange, maps.ReasonDropUnallocated}
+)
+
+// judgeCounts says whether each of n attempts was refused, or dropped, for a
+// reason that is counted, if that is what was expected.
+func (e expected) judgeCounts(n int, before, after map[maps.Reason]uint64) string {
+	var reasons []maps.Reason
+	switch {
+	case e.kernels:
+		return ""
+	case slices.Equal(e.outcomes, []string{reject}):
+		reasons = rejections
+	case slices.Equal(e.outcomes, []string{drop}):
+		reasons = drops
+	default:
+		return ""
+	}
+	counted := 0
+	for _, reason := range reasons {
+		counted += int(after[reason] - before[reason])
+	}
+	if counted < n {
+		return fmt.Sprintf("%s: %d attempts, but Sluice counted %d", e.outcomes[0], n, counted)
+	}
+
+	return ""
+}

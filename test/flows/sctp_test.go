@@ -1,0 +1,141 @@
+package flows
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Sluice needs no SCTP module, and neither does this: raw sockets send the first
+// packet of an association, and answer it.
+
+const protocolSCTP = 132
+
+// The chunks that open an association (RFC 9260, 3.3.2 and 3.3.3).
+const (
+	chunkInit    = 1
+	chunkInitAck = 2
+)
+
+// Offsets in a packet that has one chunk.
+const (
+	sctpChecksum = 8  // in the common header
+	sctpChunk    = 12 // after it
+	sctpCookie   = sctpChunk + 4 + 16
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sctpPacket returns an INIT, or an INIT ACK with a text as the state cookie.
+func sctpPacket(from, to uint16, chunk byte, cookie string) []byte {
+	p := binary.BigEndian.AppendUint16(nil, from)
+	p = binary.BigEndian.AppendUint16(p, to)
+	p = append(p, make([]byte, 8)...) // verification tag, checksum
+
+	length := 20
+	if cookie != "" {
+		length += 4 + len(cookie)
+	}
+	p = append(p, chunk, 0)
+	p = binary.BigEndian.AppendUint16(p, uint16(length))
+	p = append(p,
+		1, 2, 3, 4, // initiate tag
+		0, 1, 0, 0, // window
+		0, 1, 0, 1, // streams
+		0, 0, 0, 1, // first TSN
+	)
+	if cookie != "" {
+		p = binary.BigEndian.AppendUint16(p, 7)
+		p = binary.BigEndian.AppendUint16(p, uint16(4+len(cookie)))
+		p = append(p, cookie...)
+		p = append(p, make([]byte, -len(p)&3)...)
+	}
+	binary.LittleEndian.PutUint32(p[sctpChecksum:], crc32.Checksum(p, castagnoli))
+
+	return p
+}
+
+// parseSCTP returns what sctpPacket was given. Nobody takes a packet whose
+// checksum is wrong.
+func parseSCTP(p []byte) (from, to uint16, chunk byte, cookie string, err error) {
+	if len(p) < sctpCookie {
+		return 0, 0, 0, "", fmt.Errorf("SCTP packet of %d bytes", len(p))
+	}
+	got := binary.LittleEndian.Uint32(p[sctpChecksum:])
+	clear(p[sctpChecksum:sctpChunk])
+	if want := crc32.Checksum(p, castagnoli); got != want {
+		return 0, 0, 0, "", fmt.Errorf("SCTP checksum is %#x, want %#x", got, want)
+	}
+	if len(p) > sctpCookie+4 {
+		size := int(binary.BigEndian.Uint16(p[sctpCookie+2:]))
+		if size < 4 || sctpCookie+size > len(p) {
+			return 0, 0, 0, "", fmt.Errorf("SCTP cookie of %d bytes", size)
+		}
+		cookie = string(p[sctpCookie+4 : sctpCookie+size])
+	}
+
+	return binary.BigEndian.Uint16(p), binary.BigEndian.Uint16(p[2:]), p[sctpChunk], cookie, nil
+}
+
+// mustServeSCTP answers every INIT that arrives at an address with who is there
+// and whom it saw, as a [lab.Server] does.
+func mustServeSCTP(t *testing.T, ns *lab.Namespace, at netip.AddrPort) {
+	t.Helper()
+	var conn *net.IPConn
+	err := ns.Do(func() (err error) {
+		conn, err = net.ListenIP(rawNetwork(at.Addr(), protocolSCTP), ipAddr(at.Addr()))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		answerSCTP(conn, at)
+	}()
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+		<-stopped
+	})
+}
+
+func answerSCTP(conn *net.IPConn, at netip.AddrPort) {
+	buffer := make([]byte, 1<<16)
+	for {
+		size, client, err := conn.ReadFromIP(buffer)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // an ICMP error for an earlier answer
+		}
+		from, to, chunk, _, err := parseSCTP(buffer[:size])
+		if err != nil || to != at.Port() || chunk != chunkInit {
+			continue
+		}
+		source, _ := netip.AddrFromSlice(client.IP)
+		answer := lab.Answer{Name: "server", Local: at, Client: netip.AddrPortFrom(source.Unmap(), from)}
+		// Like any packet, an answer may get lost.
+		_, _ = conn.WriteToIP(sctpPacket(to, from, chunkInitAck, answer.String()), client)
+	}
+}
+
+func ipAddr(ip netip.Addr) *net.IPAddr { return &net.IPAddr{IP: ip.AsSlice()} }
+
+// rawNetwork is what package net calls a protocol of the family of an address.
+func rawNetwork(ip netip.Addr, protocol int) string {
+	if ip.Is4() {
+		return fmt.Sprintf("ip4:%d", protocol)
+	}
+
+	return fmt.Sprintf("ip6:%d", protocol)
+}
