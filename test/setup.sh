@@ -17,7 +17,11 @@ die() {
 # needs_of lists files that a verb needs, each with the package that has it.
 needs_of() {
 	case $1 in
-	demo | bench | test) ;;
+	demo | bench) ;;
+	test)
+		# The firewall of the lab's nodes.
+		echo /usr/sbin/nft nftables
+		;;
 	lint)
 		echo /usr/bin/clang-format-19 clang-format-19
 		echo /usr/bin/shellcheck shellcheck

@@ -3,12 +3,10 @@ package lab
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"net/netip"
 	"slices"
 )
 
-// Config says how large a [Cluster] is.
+// Config says how large a [Cluster] is, and what joins its parts.
 type Config struct {
 	// Nodes is how many nodes there are, at most 99.
 	Nodes int
@@ -16,6 +14,20 @@ type Config struct {
 	PodsPerNode int
 	// Client adds a host outside of the cluster, on the same segment.
 	Client bool
+
+	// Attachment is how pods hang on their node.
+	Attachment Attachment
+	// PodMTU is that of the pods' devices; 0: OverlayMTU, or without an overlay
+	// 1500.
+	PodMTU int
+
+	// OverlayMTU makes the nodes reach each other's pods by VXLAN, by a device
+	// of this MTU. 0: by routes on the segment.
+	OverlayMTU int
+
+	// SecondUplink adds a second segment, with a device on each node and on the
+	// client.
+	SecondUplink bool
 }
 
 // Validate says what is wrong with the configuration.
@@ -25,6 +37,12 @@ func (c Config) Validate() error {
 	}
 	if c.PodsPerNode < 0 || c.PodsPerNode > maxPods {
 		return fmt.Errorf("%d pods per node: want 0 to %d", c.PodsPerNode, maxPods)
+	}
+	// IPv6 works with no less; the segment carries 50 bytes more than the tunnel.
+	for _, mtu := range []int{c.PodMTU, c.OverlayMTU} {
+		if mtu != 0 && (mtu < minMTU || mtu > segmentMTU) {
+			return fmt.Errorf("MTU %d: want %d to %d", mtu, minMTU, segmentMTU)
+		}
 	}
 
 	return nil
@@ -39,29 +57,24 @@ type Cluster struct {
 	// everybody's default gateway; it forwards nothing, so what goes astray is
 	// lost in silence.
 	Uplink *Namespace
-}
+	// Second is the second segment, nil unless configured. Nobody's default
+	// gateway is there.
+	Second *Namespace
 
-// Host is a machine on the uplink segment, by its device eth0.
-type Host struct {
-	*Namespace
-	Name string // "node-1", "client"
-	IPv4 netip.Addr
-	IPv6 netip.Addr
+	config Config
 }
 
 const (
-	gatewayNumber = 254
-	clientNumber  = 100
+	minMTU     = 1280
+	segmentMTU = 1500
 )
-
-var defaultRoutes = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
 // New builds a cluster. The caller closes it.
 func New(config Config) (*Cluster, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	cluster := &Cluster{}
+	cluster := &Cluster{config: config}
 	if err := cluster.build(config); err != nil {
 		return nil, errors.Join(fmt.Errorf("build cluster: %w", err), cluster.Close())
 	}
@@ -70,8 +83,13 @@ func New(config Config) (*Cluster, error) {
 }
 
 func (c *Cluster) build(config Config) (err error) {
-	if c.Uplink, err = newUplink(); err != nil {
+	if c.Uplink, err = newSegment("uplink", firstSegment); err != nil {
 		return err
+	}
+	if config.SecondUplink {
+		if c.Second, err = newSegment("second", secondSegment); err != nil {
+			return err
+		}
 	}
 	for number := 1; number <= config.Nodes; number++ {
 		if err := c.addNode(number); err != nil {
@@ -94,46 +112,6 @@ func (c *Cluster) build(config Config) (err error) {
 	return nil
 }
 
-func newUplink() (*Namespace, error) {
-	ns, err := NewNamespace("uplink")
-	if err != nil {
-		return nil, err
-	}
-	// A switch does not filter what it switches.
-	for _, setting := range []string{"bridge-nf-call-iptables", "bridge-nf-call-ip6tables"} {
-		if err := ns.Sysctl("net/bridge/"+setting, "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, errors.Join(err, ns.Close())
-		}
-	}
-	if err := ns.AddBridge("br0", uplinkPrefixes(gatewayNumber)...); err != nil {
-		return nil, errors.Join(err, ns.Close())
-	}
-
-	return ns, nil
-}
-
-// newHost makes a machine on the uplink segment.
-func (c *Cluster) newHost(name string, number int) (*Host, error) {
-	ns, err := NewNamespace(name)
-	if err != nil {
-		return nil, err
-	}
-	err = Veth(
-		End{Namespace: ns, Device: "eth0", Addresses: uplinkPrefixes(number)},
-		End{Namespace: c.Uplink, Device: name, Bridge: "br0"},
-	)
-	gateways := uplinkPrefixes(gatewayNumber)
-	for i := 0; i < len(gateways) && err == nil; i++ {
-		err = ns.AddRoute(defaultRoutes[i], gateways[i].Addr())
-	}
-	if err != nil {
-		return nil, errors.Join(err, ns.Close())
-	}
-	addresses := uplinkPrefixes(number)
-
-	return &Host{Namespace: ns, Name: name, IPv4: addresses[0].Addr(), IPv6: addresses[1].Addr()}, nil
-}
-
 // Pods are those of all nodes, node by node.
 func (c *Cluster) Pods() []*Pod {
 	var pods []*Pod
@@ -153,17 +131,11 @@ func (c *Cluster) Close() error {
 	for _, node := range slices.Backward(c.Nodes) {
 		err = errors.Join(err, node.Close())
 	}
-	if c.Uplink != nil {
-		err = errors.Join(err, c.Uplink.Close())
+	for _, segment := range []*Namespace{c.Second, c.Uplink} {
+		if segment != nil {
+			err = errors.Join(err, segment.Close())
+		}
 	}
 
 	return err
-}
-
-// uplinkPrefixes is 192.168.50.n/24 and fd00:50::n/64.
-func uplinkPrefixes(number int) []netip.Prefix {
-	return []netip.Prefix{
-		netip.MustParsePrefix(fmt.Sprintf("192.168.50.%d/24", number)),
-		netip.MustParsePrefix(fmt.Sprintf("fd00:50::%d/64", number)),
-	}
 }

@@ -9,13 +9,42 @@ import (
 )
 
 func TestClusterReaches(t *testing.T) {
-	cluster := MustNew(t, Config{Nodes: 2, PodsPerNode: 2, Client: true})
+	for _, test := range []struct {
+		name   string
+		config Config
+	}{
+		{"bridged", Config{}},
+		{"routed", Config{Attachment: Routed}},
+		{"point to point", Config{Attachment: PointToPoint}},
+		{"bridged, with an overlay", Config{OverlayMTU: 1450, SecondUplink: true}},
+		{"routed, with an overlay", Config{Attachment: Routed, OverlayMTU: 1300, PodMTU: 1400}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			config := test.config
+			config.Nodes, config.PodsPerNode, config.Client = 2, 2, true
+			cluster := MustNew(t, config)
+			for _, node := range cluster.Nodes {
+				if err := node.Sysctl("net/ipv4/conf/all/rp_filter", "1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			testReach(t, cluster)
+		})
+	}
+}
+
+// testReach says that everybody can talk to everybody.
+func testReach(t *testing.T, cluster *Cluster) {
 	first, second := cluster.Nodes[0], cluster.Nodes[1]
 	for _, pod := range cluster.Pods() {
 		MustServe(t, pod.Namespace, pod.Name, pod.At(8080)...)
 	}
 	for _, node := range cluster.Nodes {
 		MustServe(t, node.Namespace, node.Name, node.At(8080)...)
+	}
+	sources := []netip.Addr{first.IPv4, first.IPv6}
+	if cluster.config.OverlayMTU != 0 {
+		sources = first.OverlayIPs()
 	}
 
 	for _, test := range []struct {
@@ -30,6 +59,7 @@ func TestClusterReaches(t *testing.T) {
 		{"itself", first.Pods[0].Namespace, first.Pods[0].At(8080), "pod-1-0", []netip.Addr{first.Pods[0].IPv4, first.Pods[0].IPv6}},
 		{"its node", first.Pods[0].Namespace, first.At(8080), "node-1", []netip.Addr{first.Pods[0].IPv4, first.Pods[0].IPv6}},
 		{"another node", first.Namespace, second.At(8080), "node-2", []netip.Addr{first.IPv4, first.IPv6}},
+		{"a pod from another node", first.Namespace, second.Pods[1].At(8080), "pod-2-1", sources},
 		{"a node from outside", cluster.Client.Namespace, second.At(8080), "node-2", []netip.Addr{cluster.Client.IPv4, cluster.Client.IPv6}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

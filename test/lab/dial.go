@@ -22,13 +22,15 @@ func (ns *Namespace) Listen(network, address string) (listener net.Listener, err
 	return listener, err
 }
 
-// ListenPacket opens a UDP socket inside the namespace, which tells with every
-// datagram where it was sent to.
+// ListenPacket opens a UDP socket or, as "ip4:132", a raw one inside the namespace,
+// which tells with every datagram where it was sent to.
 func (ns *Namespace) ListenPacket(network, address string) (conn net.PacketConn, err error) {
 	config := net.ListenConfig{Control: func(network, _ string, raw syscall.RawConn) (err error) {
 		controlErr := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
-			if err == nil && network == "udp6" {
+			if network != "ip6" { // udp6 may be both
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+			}
+			if err == nil && (network == "udp6" || network == "ip6") {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
 			}
 		})

@@ -31,6 +31,11 @@
 //	br0 of n      10.244.n.1/24     fd00:10:244:n::1/64
 //	pod i of n    10.244.n.(2+i)    fd00:10:244:n::(2+i)     i from 0
 //
+// A [Config] may say otherwise: pods on devices of their own, as Calico's and
+// kindnet's are ([Attachment]); a VXLAN between the nodes, by a device vxlan0 with
+// the addresses 10.244.n.0 and fd00:10:244:n::, as flannel's is; a second segment,
+// by devices eth1 with addresses 192.168.51.x and fd00:51::x.
+//
 // Nodes route to each other's pods. The client knows the segment only; a test
 // gives it a route to pods or to a virtual address with [Namespace.AddRoute].
 // Whatever has no route goes to the gateway, which drops it: what a hook failed

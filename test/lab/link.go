@@ -17,6 +17,7 @@ type End struct {
 	Device    string         // its name
 	Addresses []netip.Prefix // that it gets
 	Bridge    string         // the bridge it becomes a port of, "" for none
+	MTU       int            // 0: 1500
 }
 
 // Veth joins two namespaces by a pair of devices, both up. The pair goes with
@@ -36,6 +37,11 @@ func Veth(a, b End) error {
 }
 
 func (e End) setUp() error {
+	if e.MTU != 0 {
+		if err := e.Namespace.SetMTU(e.Device, e.MTU); err != nil {
+			return err
+		}
+	}
 	if e.Bridge != "" {
 		if err := e.Namespace.addPort(e.Bridge, e.Device); err != nil {
 			return err
@@ -102,6 +108,11 @@ func (ns *Namespace) SetUp(device string) error { return ns.onLink(device, ns.ha
 // SetDown sets a device down. It loses its IPv6 addresses and all routes.
 func (ns *Namespace) SetDown(device string) error { return ns.onLink(device, ns.handle.LinkSetDown) }
 
+// SetMTU says how large a packet a device sends.
+func (ns *Namespace) SetMTU(device string, mtu int) error {
+	return ns.onLink(device, func(link netlink.Link) error { return ns.handle.LinkSetMTU(link, mtu) })
+}
+
 // RemoveDevice removes a device, and its peer if it is one end of a pair.
 func (ns *Namespace) RemoveDevice(device string) error {
 	return ns.onLink(device, ns.handle.LinkDel)
@@ -140,6 +151,37 @@ func (ns *Namespace) AddRoute(to netip.Prefix, via netip.Addr) error {
 	}
 
 	return nil
+}
+
+// AddDeviceRoute leads a prefix to a device, behind which it is. A route to the
+// prefix that is there already is replaced.
+func (ns *Namespace) AddDeviceRoute(to netip.Prefix, device string) error {
+	return ns.onLink(device, func(link netlink.Link) error {
+		route := &netlink.Route{Dst: ipNet(to), LinkIndex: link.Attrs().Index}
+		if to.Addr().Is4() {
+			route.Scope = netlink.SCOPE_LINK
+		}
+		if err := ns.handle.RouteReplace(route); err != nil {
+			return fmt.Errorf("route to %s: %w", to, err)
+		}
+		return nil
+	})
+}
+
+// SourceTo is the address that the kernel of the namespace chooses for what it
+// sends to another.
+func (ns *Namespace) SourceTo(to netip.Addr) (netip.Addr, error) {
+	routes, err := ns.handle.RouteGet(to.AsSlice())
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("route to %s in %s: %w", to, ns.name, err)
+	}
+	for _, route := range routes {
+		if source, ok := netip.AddrFromSlice(route.Src); ok {
+			return source.Unmap(), nil
+		}
+	}
+
+	return netip.Addr{}, fmt.Errorf("route to %s in %s has no source", to, ns.name)
 }
 
 func netlinkAddr(address netip.Prefix) *netlink.Addr { return &netlink.Addr{IPNet: ipNet(address)} }

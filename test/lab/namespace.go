@@ -13,7 +13,8 @@ import (
 )
 
 // Namespace is a network namespace of the lab: lo is up, and IPv6 addresses are
-// usable at once (no duplicate address detection, no router solicitation). It
+// usable at once (no duplicate address detection, no router solicitation). No
+// packet is refused for where it comes from (rp_filter), unless a test says so. It
 // has a name under /run/netns, so that `ip netns` shows it and
 // `nsenter --net=/run/netns/NAME` enters it.
 type Namespace struct {
@@ -59,6 +60,12 @@ func openNamespace(name string) (*Namespace, error) {
 }
 
 func (ns *Namespace) makeUsable() error {
+	// Otherwise it is what the machine has, which differs.
+	for _, conf := range []string{"all", "default"} {
+		if err := ns.Sysctl("net/ipv4/conf/"+conf+"/rp_filter", "0"); err != nil {
+			return err
+		}
+	}
 	for _, conf := range []string{"all", "default"} {
 		for _, setting := range []string{"accept_dad", "router_solicitations", "accept_ra"} {
 			if err := ns.Sysctl("net/ipv6/conf/"+conf+"/"+setting, "0"); err != nil {

@@ -10,14 +10,16 @@ import (
 // Pods have addresses from .2 on, and .255 is none.
 const maxPods = 200
 
-// Node is a host that forwards: pods hang on its bridge br0, which is their
-// default gateway, and it knows the way to the pods of all other nodes.
+// Node is a host that forwards: it is the default gateway of its pods, which
+// hang on its bridge br0 or each on a device of its own, and it knows the way to
+// the pods of all other nodes.
 type Node struct {
 	Host
 	Number   int // from 1
 	PodCIDRs []netip.Prefix
 	Pods     []*Pod
 
+	config   Config
 	podsMade int
 }
 
@@ -38,7 +40,7 @@ func (c *Cluster) addNode(number int) error {
 	if err != nil {
 		return err
 	}
-	node := &Node{Host: *host, Number: number, PodCIDRs: podCIDRs(number)}
+	node := &Node{Host: *host, Number: number, PodCIDRs: podCIDRs(number), config: c.config}
 	c.Nodes = append(c.Nodes, node)
 
 	for _, setting := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
@@ -46,8 +48,15 @@ func (c *Cluster) addNode(number int) error {
 			return err
 		}
 	}
-	if err := node.AddBridge("br0", podPrefixes(number, 1)...); err != nil {
-		return err
+	if c.config.Attachment == Bridged {
+		if err := node.AddBridge("br0", podPrefixes(number, 1)...); err != nil {
+			return err
+		}
+	}
+	if c.config.OverlayMTU != 0 {
+		if err := node.addOverlay(c.config.OverlayMTU); err != nil {
+			return err
+		}
 	}
 	for _, other := range c.Nodes[:len(c.Nodes)-1] {
 		if err := errors.Join(node.addRoutesTo(other), other.addRoutesTo(node)); err != nil {
@@ -59,6 +68,10 @@ func (c *Cluster) addNode(number int) error {
 }
 
 func (n *Node) addRoutesTo(other *Node) error {
+	if n.config.OverlayMTU != 0 {
+		return n.addTunnelTo(other)
+	}
+
 	return errors.Join(
 		n.AddRoute(other.PodCIDRs[0], other.IPv4),
 		n.AddRoute(other.PodCIDRs[1], other.IPv6),
@@ -96,26 +109,9 @@ func (n *Node) AddPod() (*Pod, error) {
 	return pod, nil
 }
 
-func (p *Pod) attach(addresses []netip.Prefix) error {
-	err := Veth(
-		End{Namespace: p.Namespace, Device: "eth0", Addresses: addresses},
-		End{Namespace: p.Node.Namespace, Device: p.Device, Bridge: "br0"},
-	)
-	gateways := podPrefixes(p.Node.Number, 1)
-	for i := 0; i < len(gateways) && err == nil; i++ {
-		err = p.AddRoute(defaultRoutes[i], gateways[i].Addr())
-	}
-
-	return err
-}
-
 // At is where a server of the pod listens, for [Serve]: the port on both its
 // addresses.
 func (p *Pod) At(port uint16) []string { return at(port, p.IPv4, p.IPv6) }
-
-// At is where a server of the host listens, for [Serve]: the port on both its
-// addresses.
-func (h *Host) At(port uint16) []string { return at(port, h.IPv4, h.IPv6) }
 
 func at(port uint16, addresses ...netip.Addr) []string {
 	var texts []string

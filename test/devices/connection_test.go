@@ -1,0 +1,123 @@
+package devices
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+const bulkPort = 9000
+
+// mustSwallow makes every pod take bulk on bulkPort.
+func (w *world) mustSwallow(t *testing.T) {
+	t.Helper()
+	for _, pod := range w.Pods() {
+		for _, at := range pod.At(bulkPort) {
+			mustSwallow(t, pod.Namespace, at)
+		}
+	}
+}
+
+// mustSwallow starts a server that takes as many bytes as the client says, then
+// sends as many as it says. Both are of a kind that tells when one is not in its
+// place.
+func mustSwallow(t *testing.T, ns *lab.Namespace, address string) {
+	t.Helper()
+	listener, err := ns.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // the test is over
+			}
+			go func() {
+				defer conn.Close()
+				var sizes struct{ Up, Down uint64 }
+				if binary.Read(conn, binary.BigEndian, &sizes) == nil && receive(conn, sizes.Up) == nil {
+					_ = send(conn, sizes.Down) // the client sees whether it did
+				}
+			}()
+		}
+	}()
+}
+
+// transfer sends bytes both ways over a new connection, and returns how many
+// there were a second.
+func transfer(from *lab.Namespace, address string, up, down uint64) (upRate, downRate float64, err error) {
+	conn, err := from.Dial("tcp", address, patience)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(6 * patience)); err != nil {
+		return 0, 0, err
+	}
+	start := time.Now()
+	err = errors.Join(binary.Write(conn, binary.BigEndian, struct{ Up, Down uint64 }{up, down}), send(conn, up))
+	if err != nil {
+		return 0, 0, fmt.Errorf("up: %w", err)
+	}
+	// The first byte back says that the last one has arrived.
+	answers := lateReader{Conn: conn}
+	if err := receive(&answers, down); err != nil {
+		return 0, 0, fmt.Errorf("down: %w", err)
+	}
+
+	return float64(up) / answers.first.Sub(start).Seconds(), float64(down) / time.Since(answers.first).Seconds(), nil
+}
+
+// lateReader notes when the first byte came.
+type lateReader struct {
+	net.Conn
+	first time.Time
+}
+
+func (r *lateReader) Read(p []byte) (int, error) {
+	size, err := r.Conn.Read(p)
+	if r.first.IsZero() {
+		r.first = time.Now()
+	}
+
+	return size, err
+}
+
+// noise is an endless stream that both ends know.
+func noise() *rand.ChaCha8 { return rand.NewChaCha8([32]byte{}) }
+
+func send(to io.Writer, size uint64) error {
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, io.LimitReader(noise(), int64(size)), make([]byte, 1<<18))
+
+	return err
+}
+
+func receive(from io.Reader, size uint64) error {
+	want, got, buffer := noise(), uint64(0), make([]byte, 1<<18)
+	known := make([]byte, len(buffer))
+	for got < size {
+		n, err := from.Read(buffer[:min(uint64(len(buffer)), size-got)])
+		if _, err := want.Read(known[:n]); err != nil {
+			return err
+		}
+		if !bytes.Equal(buffer[:n], known[:n]) {
+			return fmt.Errorf("bytes %d to %d are not those that were sent", got, got+uint64(n))
+		}
+		got += uint64(n)
+		if err != nil && got < size {
+			return fmt.Errorf("after %d of %d bytes: %w", got, size, err)
+		}
+	}
+
+	return nil
+}

@@ -1,0 +1,165 @@
+package devices
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// TestFlood has the client send 200,000 first packets with forged sources, much
+// more than the tables have room for, while 50 connections are open. Those that
+// are in use go on, those that are not are there when they are needed again.
+//
+//	client ══ 50 connections ═══▶ load balancer ─┬─ pod-1-1
+//	     └─── SYN, SYN, SYN … ───▶               └─ pod-2-0, masqueraded
+//
+// What is found invalid is not counted: when a forged connection has been pushed
+// out, its backend's answer is of no connection that anybody knows.
+func TestFlood(t *testing.T) {
+	t.Parallel()
+	const connections, syns = 50, 200_000
+	w := mustWorld(t, setting{
+		Config: lab.Config{OverlayMTU: 1450},
+		filter: podMasquerade, // see above
+		agent:  []string{"--flow-table-memory", "4Mi"},
+	})
+	w.mustBeStrict(t)
+	c := casesOf(w)
+	w.start(t, c.local, c.remote)
+
+	var talks []*talk
+	for i := range connections {
+		to := []service{c.local, c.remote}[i%2]
+		conn, err := w.Client.Dial("tcp", to.at(loadBalancer, families[i/2%2], nil), patience)
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
+		talks = append(talks, newTalk(conn))
+		must(t, talks[i].ask("who"))
+	}
+	idle, busy := talks[:connections/2], talks[connections/2:]
+	stopBusy := keepBusy(busy)
+	mustFlood(t, w.Client.Namespace, syns, c.local.at(loadBalancer, ipv4, nil), c.remote.at(loadBalancer, ipv4, nil))
+	asked, err := stopBusy()
+	if err != nil || asked == 0 {
+		t.Errorf("connections in use: %d questions, %v", asked, err)
+	}
+	for i, talk := range idle {
+		if err := talk.ask("who"); err != nil {
+			t.Errorf("connection %d, which was not in use: %v", i, err)
+		}
+	}
+	eventually(t, "the status tells of the flood", func() error {
+		status, err := w.agents[0].Status()
+		if err == nil && status.Flows.HalfOpen.Evicted == 0 {
+			err = fmt.Errorf("flows: %+v", status.Flows)
+		}
+		return err
+	})
+	if !strings.Contains(w.agents[0].Log(), "more flows are begun than can be remembered") {
+		t.Error("the log does not tell of the flood")
+	}
+}
+
+// talk is a connection to a [lab.Server].
+type talk struct {
+	net.Conn
+	lines *bufio.Reader
+}
+
+func newTalk(conn net.Conn) *talk { return &talk{Conn: conn, lines: bufio.NewReader(conn)} }
+
+func (c *talk) ask(question string) error {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(c, question); err != nil {
+		return err
+	}
+	line, err := c.lines.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	_, err = lab.ParseAnswer(line)
+
+	return err
+}
+
+// keepBusy asks on every connection until it is told to stop.
+func keepBusy(talks []*talk) (stop func() (asked int64, err error)) {
+	var stopped atomic.Bool
+	var count atomic.Int64
+	var asking sync.WaitGroup
+	errs := make([]error, len(talks))
+	for i, talk := range talks {
+		asking.Go(func() {
+			for errs[i] == nil && !stopped.Load() {
+				errs[i] = talk.ask("wait 5ms")
+				count.Add(1)
+			}
+		})
+	}
+
+	return func() (int64, error) {
+		stopped.Store(true)
+		asking.Wait()
+		return count.Load(), errors.Join(errs...)
+	}
+}
+
+// mustFlood sends the first packets of connections that never come to be, from
+// addresses that nobody has: 198.18.0.0/15, which is for that.
+func mustFlood(t *testing.T, from *lab.Namespace, count int, targets ...string) {
+	t.Helper()
+	must(t, from.Do(func() error {
+		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(socket)
+		for i := range count {
+			to := netip.MustParseAddrPort(targets[i%len(targets)])
+			frame, err := syn(netip.AddrFrom4([4]byte{198, 18, byte(rand.Uint32()), byte(rand.Uint32())}), to)
+			if err != nil {
+				return err
+			}
+			err = unix.Sendto(socket, frame, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
+			if err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// syn is a first packet from some port.
+func syn(from netip.Addr, to netip.AddrPort) ([]byte, error) {
+	ip := &layers.IPv4{
+		Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP,
+		SrcIP: from.AsSlice(), DstIP: to.Addr().AsSlice(),
+	}
+	tcp := &layers.TCP{
+		SrcPort: layers.TCPPort(1024 + rand.IntN(60_000)), DstPort: layers.TCPPort(to.Port()),
+		Seq: rand.Uint32(), SYN: true, Window: 64_000,
+	}
+	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
+		return nil, err
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, tcp)
+
+	return buffer.Bytes(), err
+}

@@ -1,0 +1,133 @@
+package devices
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// TestManyMasqueraded holds ten thousand connections from one address to one
+// backend open at once, and uses each again when all are there.
+//
+//	client ══ load balancer ══ node-1 ══ vxlan0 ══ pod-2-0 sees node-1, each time another port
+func TestManyMasqueraded(t *testing.T) {
+	t.Parallel()
+	const many, rate = 10_000, 2_000
+	w := mustWorld(t, setting{
+		Config: lab.Config{OverlayMTU: 1450},
+		filter: bridgeCNI,
+		agent:  []string{"--flow-table-memory", "64Mi"}, // the default of an agent, if not of a test
+	})
+	w.mustBeStrict(t)
+	c := casesOf(w)
+	w.start(t, c.remote)
+	caller, backend := w.outside(t), c.remote.backends[0]
+	exchange := lab.Exchange{Network: "tcp", Address: c.remote.at(loadBalancer, ipv4, nil), Timeout: 6 * patience}
+	reply, err := caller.Exchange(exchange)
+	must(t, err, expect(reply, backend.name, sourcesTo(t, w.Nodes[0], backend)[ipv4]))
+
+	before := w.servers[backend.name].Connections()
+	load, err := caller.StartLoad(lab.Load{
+		Exchange: exchange,
+		Keep:     many,
+		Rate:     rate,
+		Duration: 2 * many * time.Second / rate, // two rounds
+	})
+	must(t, err)
+	report, err := load.Wait()
+	must(t, err)
+	if report.Succeeded != 2*many {
+		t.Errorf("%d of %d exchanges succeeded; failures: %v", report.Succeeded, report.Started, first(report.Failures))
+	}
+	// A connection that had failed would have been opened again.
+	if made := w.servers[backend.name].Connections() - before; made != many {
+		t.Errorf("%d connections came to the backend, want %d", made, many)
+	}
+}
+
+// TestOnePortToTwoServices has a client use one port of its own for several
+// Services, and for several addresses of one, which have one backend. To that they
+// would all be the same connection.
+//
+//	client:2222 ─┬─ load balancer of one ───────┐
+//	             ├─ external IP of one ─────────┼─ pod-1-1, pod-2-0 or node-1
+//	             └─ load balancer of another ───┘
+func TestOnePortToTwoServices(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, Attachment: lab.Routed}, filter: bridgeCNI})
+	w.mustBeStrict(t)
+	c := casesOf(w)
+	another := func(s service, number int) service {
+		s.number = number
+		return s
+	}
+	pairs := [][2]service{
+		{c.local, another(c.local, 21)}, {c.remote, another(c.remote, 22)}, {c.host, another(c.host, 23)},
+	}
+	var all []service
+	for _, pair := range pairs {
+		all = append(all, pair[:]...)
+	}
+	w.start(t, all...)
+	client, pod := w.outside(t), w.optedOut(t, w.Nodes[0].Pods[0])
+
+	for _, f := range families {
+		for _, network := range networks {
+			for i, pair := range pairs {
+				dialled := []string{pair[0].at(loadBalancer, f, nil), pair[0].at(externalIP, f, nil), pair[1].at(loadBalancer, f, nil)}
+				from := fmt.Sprintf("%s, %s to %s", f, network, pair[0].backends[0].name)
+				t.Run("client, "+from, func(t *testing.T) {
+					mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], uint16(2222+i)), dialled...)
+				})
+				t.Run("pod, "+from, func(t *testing.T) {
+					mustShare(t, pod, network, netip.AddrPortFrom(podIPs(w.Nodes[0].Pods[0])[f], uint16(2222+i)), dialled...)
+				})
+			}
+		}
+	}
+}
+
+// mustShare dials from one port to several addresses, keeps all connections, and
+// asks each of them twice.
+func mustShare(t *testing.T, from *lab.Caller, network string, port netip.AddrPort, dialled ...string) {
+	t.Helper()
+	network += map[bool]string{false: "4", true: "6"}[port.Addr().Is6()]
+	var sockets []*lab.Socket
+	for _, address := range dialled {
+		socket, err := from.Socket(network)
+		must(t, err)
+		defer socket.Close()
+		must(t,
+			socket.SetTimeout(patience),
+			socket.SetOption(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+			socket.SetOption(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
+			socket.Bind(port.String()),
+			socket.Connect(address),
+		)
+		sockets = append(sockets, socket)
+	}
+	seen := make(map[netip.AddrPort]int)
+	for round := range 2 {
+		for i, socket := range sockets {
+			must(t, socket.Send("who\n"))
+			text, _, err := socket.Recv()
+			if err != nil {
+				t.Fatalf("%s, question %d: %v", dialled[i], round+1, err)
+			}
+			answer, err := lab.ParseAnswer(text)
+			must(t, err)
+			if other, ok := seen[answer.Client]; ok && other != i {
+				t.Errorf("%s and %s are both %s to %s", dialled[other], dialled[i], answer.Client, answer.Name)
+			}
+			seen[answer.Client] = i
+		}
+	}
+	if len(seen) != len(dialled) {
+		t.Errorf("backend saw %v, want one client port per address", seen)
+	}
+}

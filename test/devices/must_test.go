@@ -1,0 +1,27 @@
+package devices
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// must fails the test if one of the errors is one.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until check says nothing.
+func eventually(t testing.TB, what string, check func() error) {
+	t.Helper()
+	err := check()
+	for deadline := time.Now().Add(patience); err != nil; err = check() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not after %v: %s: %v", patience, what, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}

@@ -1,0 +1,104 @@
+package devices
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
+)
+
+// TestRestart has agents go and come back under a client that dials 300 new
+// connections a second and keeps some others: nothing fails, also while there are
+// no agents.
+//
+//	client ─┬─ node port, load balancer ─┬─ pod-1-1
+//	pod-1-0 ┴─ cluster IP ───────────────┴─ pod-2-0
+func TestRestart(t *testing.T) {
+	newer, err := sluice.Build(t.TempDir(), "newer")
+	must(t, err)
+	for _, attach := range []string{"tcx", "clsact"} {
+		t.Run(attach, func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, setting{
+				Config: lab.Config{OverlayMTU: 1450, Attachment: lab.Routed},
+				filter: bridgeCNI,
+				agent:  []string{"--device-attach", attach},
+			})
+			w.mustBeStrict(t)
+			c := casesOf(w)
+			w.start(t, c.local, c.remote)
+			load := w.mustLoad(t, c)
+			for _, test := range []struct {
+				name string
+				end  func(*sluice.Node) error
+			}{
+				{"killed", (*sluice.Node).Kill},
+				{"stopped", (*sluice.Node).Stop},
+				{"upgraded", func(agent *sluice.Node) error {
+					err := agent.Stop()
+					agent.SetBinary(newer)
+					return err
+				}},
+			} {
+				for _, agent := range w.agents {
+					must(t, test.end(agent))
+				}
+				time.Sleep(300 * time.Millisecond) // nobody there
+				w.restart(t)
+				time.Sleep(200 * time.Millisecond)
+				t.Logf("%s, and started again", test.name)
+			}
+			load.mustHaveWorked(t)
+		})
+	}
+}
+
+// loads are under way at once.
+type loads []*lab.RunningLoad
+
+// mustLoad starts new connections, and some that stay, from the client and from a
+// pod that no socket hook sees, each to both Services.
+func (w *world) mustLoad(t *testing.T, c *cases) loads {
+	t.Helper()
+	var all loads
+	start := func(from *lab.Caller, network, address string, rate, keep int) {
+		load, err := from.StartLoad(lab.Load{
+			Exchange: lab.Exchange{Network: network, Address: address, Timeout: patience},
+			Rate:     rate,
+			Keep:     keep,
+		})
+		must(t, err)
+		all = append(all, load)
+	}
+	client, pod := w.outside(t), w.optedOut(t, w.Nodes[0].Pods[0])
+	for i, s := range []service{c.local, c.remote} {
+		f := families[i]
+		start(client, "tcp", s.at(nodePort, f, w.Nodes[0]), 80, 0)
+		start(client, "udp", s.at(loadBalancer, f, nil), 40, 0)
+		start(client, "tcp", s.at(loadBalancer, f, nil), 40, 10)
+		start(client, "udp", s.at(nodePort, f, w.Nodes[0]), 40, 10)
+		start(pod, "tcp", s.at(clusterIP, f, nil), 30, 0)
+		start(pod, "tcp", s.at(clusterIP, f, nil), 20, 5)
+	}
+
+	return all
+}
+
+// mustHaveWorked stops the loads, and wants every exchange to have succeeded.
+func (l loads) mustHaveWorked(t *testing.T) {
+	t.Helper()
+	var errs error
+	for i, load := range l {
+		report, err := load.Stop()
+		errs = errors.Join(errs, err)
+		if report.Succeeded == 0 || len(report.Failures) > 0 {
+			t.Errorf("load %d: %d of %d exchanges succeeded; failures: %v", i, report.Succeeded, report.Started, first(report.Failures))
+		}
+	}
+	must(t, errs)
+}
+
+// first is enough to see what went wrong.
+func first(failures []lab.LoadFailure) []lab.LoadFailure { return failures[:min(len(failures), 5)] }

@@ -1,0 +1,100 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+)
+
+// Host is a machine on the uplink segment, by its device eth0, and on the second
+// one, by eth1.
+type Host struct {
+	*Namespace
+	Name string // "node-1", "client"
+	IPv4 netip.Addr
+	IPv6 netip.Addr
+
+	// SecondIPv4 and SecondIPv6 are those of eth1, zero without a second uplink.
+	SecondIPv4 netip.Addr
+	SecondIPv6 netip.Addr
+}
+
+const (
+	firstSegment  = 50
+	secondSegment = 51
+
+	gatewayNumber = 254
+	clientNumber  = 100
+)
+
+var defaultRoutes = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
+// newSegment makes a switch with an address for those who look for a gateway.
+func newSegment(name string, segment int) (*Namespace, error) {
+	ns, err := NewNamespace(name)
+	if err != nil {
+		return nil, err
+	}
+	// A switch does not filter what it switches.
+	for _, setting := range []string{"bridge-nf-call-iptables", "bridge-nf-call-ip6tables"} {
+		if err := ns.Sysctl("net/bridge/"+setting, "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, errors.Join(err, ns.Close())
+		}
+	}
+	if err := ns.AddBridge("br0", segmentPrefixes(segment, gatewayNumber)...); err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+
+	return ns, nil
+}
+
+// newHost makes a machine on the uplink segments.
+func (c *Cluster) newHost(name string, number int) (*Host, error) {
+	ns, err := NewNamespace(name)
+	if err != nil {
+		return nil, err
+	}
+	host := &Host{Namespace: ns, Name: name}
+	if err := host.attach(c, number); err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+
+	return host, nil
+}
+
+func (h *Host) attach(c *Cluster, number int) error {
+	addresses := segmentPrefixes(firstSegment, number)
+	h.IPv4, h.IPv6 = addresses[0].Addr(), addresses[1].Addr()
+	err := Veth(
+		End{Namespace: h.Namespace, Device: "eth0", Addresses: addresses},
+		End{Namespace: c.Uplink, Device: h.Name, Bridge: "br0"},
+	)
+	gateways := segmentPrefixes(firstSegment, gatewayNumber)
+	for i := 0; i < len(gateways) && err == nil; i++ {
+		err = h.AddRoute(defaultRoutes[i], gateways[i].Addr())
+	}
+	if err != nil || c.Second == nil {
+		return err
+	}
+	addresses = segmentPrefixes(secondSegment, number)
+	h.SecondIPv4, h.SecondIPv6 = addresses[0].Addr(), addresses[1].Addr()
+
+	return Veth(
+		End{Namespace: h.Namespace, Device: "eth1", Addresses: addresses},
+		End{Namespace: c.Second, Device: h.Name, Bridge: "br0"},
+	)
+}
+
+// At is where a server of the host listens, for [Serve]: the port on both its
+// addresses.
+func (h *Host) At(port uint16) []string { return at(port, h.IPv4, h.IPv6) }
+
+// segmentPrefixes is 192.168.s.n/24 and fd00:s::n/64, with s and n in decimal in
+// both.
+func segmentPrefixes(segment, number int) []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("192.168.%d.%d/24", segment, number)),
+		netip.MustParsePrefix(fmt.Sprintf("fd00:%d::%d/64", segment, number)),
+	}
+}
