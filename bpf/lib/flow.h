@@ -194,7 +194,8 @@ static __always_inline void note_egress_use(const struct flow *f, __u64 now)
 /*
  * put_back puts the entry of pkt->flow that has this role into flows, if it is
  * missing there. A flow that has begun since, and is half open yet, keeps the
- * tuple. An entry that is half open itself keeps its state, but is open now.
+ * tuple. An entry that is half open itself keeps its state, but is open now; what
+ * one has lost that was open, nobody else knows.
  */
 static __noinline int put_back(struct packet *pkt, __u32 role)
 {
@@ -208,8 +209,7 @@ static __noinline int put_back(struct packet *pkt, __u32 role)
 	opening = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
 	if (opening && opening->created != f->created)
 		return 0;
-	if (opening)
-		f->state = opening->state ?: FLOW_OPEN;
+	f->state = opening && opening->state ? opening->state : FLOW_OPEN;
 	failed = bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST);
 	f->state = state;
 	if (failed)

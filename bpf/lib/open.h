@@ -103,15 +103,14 @@ static __always_inline __u8 egress_classes(struct __sk_buff *ctx, struct packet 
  */
 static __noinline int put_opening(struct packet *pkt, __u32 role)
 {
-	bool had;
+	struct flow *f = &pkt->flow;
 
-	comes_as(&pkt->flow, role, &pkt->key);
-	pkt->flow.role = role;
-	had = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
-	if (bpf_map_update_elem(&sl_half_open, &pkt->key, &pkt->flow, BPF_ANY))
-		return REASON_DROP_FLOW_TABLE;
-	if (!had)
+	comes_as(f, role, &pkt->key);
+	f->role = role;
+	if (!bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST))
 		count_flows(COUNT_HALF_OPEN_PUT, 1);
+	else if (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_ANY))
+		return REASON_DROP_FLOW_TABLE;
 	drop_flow(&pkt->key);
 	return REASON_NEXT;
 }

@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
-	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -146,7 +145,10 @@ func (f agentFlags) setDevices(cfg *agent.Config) error {
 	if cfg.Devices.Only, err = parsePatterns(f.devices); err != nil {
 		return fmt.Errorf("--devices: %w", err)
 	}
-	if cfg.Devices.Never, err = parsePatterns(f.excludeDevices); err != nil {
+	if cfg.Devices.Never, err = parsePatterns(f.excludeDevices); err == nil {
+		err = cfg.Devices.Validate()
+	}
+	if err != nil {
 		return fmt.Errorf("--exclude-devices: %w", err)
 	}
 	if cfg.Datapath.Attachment, err = datapath.ParseAttachment(f.deviceAttach); err != nil {
@@ -159,13 +161,6 @@ func (f agentFlags) setDevices(cfg *agent.Config) error {
 	}
 	if err != nil {
 		return fmt.Errorf("--flow-table-memory %q: %w", f.flowTableMemory, err)
-	}
-	ports, ok, err := node.MasqueradePorts()
-	if err != nil {
-		return err
-	}
-	if ok {
-		cfg.Datapath.MasqueradePorts = bpf.PortRange(ports)
 	}
 
 	return f.setLocal(&cfg.Local)

@@ -37,8 +37,8 @@ func mustPin(t *testing.T) string {
 		t.Fatal(err)
 	}
 	defer pinned.Close()
-	for id, name := range map[uint32]string{1: "web", 2: "dns", 3: "quiet"} {
-		if err := pinned.ServicePorts.Put(id, maps.ServicePortOf("shop", name, "main", 6, 4)); err != nil {
+	for id, name := range map[uint32][2]string{1: {"web", "main"}, 2: {"dns", "main"}, 3: {"quiet", "main"}, 4: {"web", "other"}} {
+		if err := pinned.ServicePorts.Put(id, maps.ServicePortOf("shop", name[0], name[1], 6, 4)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -123,9 +123,13 @@ func drawDevices(t *table, devices []agent.Device) {
 	t.row("DEVICE", "CLASS", "ATTACHED", "WHY")
 	for _, d := range devices {
 		why := d.Reason
-		if d.Problem != "" {
-			why = strings.TrimPrefix(why+"; BUT "+d.Problem, "; ")
+		if len(d.Ahead) > 0 {
+			why += "; runs after " + strings.Join(d.Ahead, ", ")
 		}
+		if d.Problem != "" {
+			why += "; BUT " + d.Problem
+		}
+		why = strings.TrimPrefix(why, "; ")
 		t.row(d.Name, d.Class, d.Attached, why)
 	}
 }

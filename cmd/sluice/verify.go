@@ -74,6 +74,11 @@ func verify(ctx context.Context, where *places) (verifyReport, error) {
 			report.Differences = append(report.Differences, fmt.Sprintf("hook %s: %s", hook.Name, hook.Problem))
 		}
 	}
+	for _, device := range status.Devices {
+		if device.Problem != "" {
+			report.Differences = append(report.Differences, fmt.Sprintf("device %s: %s", device.Name, device.Problem))
+		}
+	}
 	if err := datapath.Verify(ctx, status.CgroupRoot); err != nil {
 		report.Differences = append(report.Differences, err.Error())
 	}

@@ -123,6 +123,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
+	if cfg.Datapath.MasqueradePorts, err = masqueradePorts(cfg); err != nil {
+		return err
+	}
 	release, err := Lock(cfg.Socket)
 	if err != nil {
 		return err
@@ -139,6 +142,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	defer func() { err = errors.Join(err, dp.Close()) }()
 
+	if err := logMaps(cfg.Log, dp); err != nil {
+		return err
+	}
 	writer, err := reconcile.New(reconcile.Config{Tables: dp.Maps().Tables})
 	if err != nil {
 		return err
@@ -158,7 +164,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	a.flows, err = newFlowKeeper(flow.Config{
 		Maps:     dp.Maps(),
 		Timeouts: flow.Timeouts{UDPAnswered: cfg.Datapath.UDPIdle}, // as programs have it
-	}, cfg.Log)
+	}, cfg.Log, a.pruneAddrs)
 	if err != nil {
 		return err
 	}

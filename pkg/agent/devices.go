@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/node"
@@ -27,6 +28,9 @@ type Device struct {
 	// Reason says why the device is of its class, or of none.
 	Reason  string `json:"reason,omitempty"`
 	Problem string `json:"problem,omitempty"`
+	// Ahead are programs of others that run before ours, as "egress: NAME". What
+	// they drop, or keep from programs behind them, does not come to us.
+	Ahead []string `json:"ahead,omitempty"`
 }
 
 // deviceKeeper keeps programs attached to the devices for which that was
@@ -36,6 +40,8 @@ type deviceKeeper struct {
 	log      *slog.Logger
 	interval time.Duration // from one check to the next
 	changed  chan struct{}
+
+	attached bool // to all, for the first time
 
 	mu        sync.Mutex
 	decisions []node.Decision
@@ -115,6 +121,7 @@ func (k *deviceKeeper) attach() bool {
 			devices = append(devices, deviceOf(d))
 		}
 	}
+	begin := time.Now()
 	errs, err := k.datapath.AttachDevices(devices)
 	failed := make(map[int]string, len(errs))
 	for index, err := range errs {
@@ -131,6 +138,10 @@ func (k *deviceKeeper) attach() bool {
 	k.mu.Lock()
 	k.failed = failed
 	k.mu.Unlock()
+	if len(failed) == 0 && !k.attached {
+		k.attached = true
+		k.log.Info("attached to devices", "devices", len(devices), "by", k.datapath.Attachment(), "took", time.Since(begin))
+	}
 
 	return len(failed) == 0
 }
@@ -168,10 +179,13 @@ func (k *deviceKeeper) status(bpfRoot string) ([]Device, error) {
 		}
 		decision := k.decisions[at]
 		d.Class, d.Reason = decision.Class.String(), decision.Reason
-		wanted := decision.Class != node.ClassNone
 		problems := []string{d.Problem, k.failed[d.Index]}
-		if wanted && d.Attached == "" {
+		wanted, attached := decision.Class != node.ClassNone, d.Attached != ""
+		switch {
+		case wanted && !attached:
 			problems = append(problems, "not attached")
+		case !wanted && attached:
+			problems = append(problems, "still attached")
 		}
 		d.Problem = strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; ")
 	}
@@ -188,7 +202,7 @@ func kernelDevices(bpfRoot string) ([]Device, error) {
 	devices := make([]Device, 0, len(states))
 	for _, s := range states {
 		devices = append(devices, Device{
-			Index: s.Index, Name: s.Name, Attached: string(s.Attached), Problem: s.Problem,
+			Index: s.Index, Name: s.Name, Attached: string(s.Attached), Problem: s.Problem, Ahead: s.Ahead,
 		})
 	}
 
@@ -226,4 +240,42 @@ func deviceRules(cfg Config) (node.Rules, error) {
 	}
 
 	return rules, nil
+}
+
+// masqueradePorts returns what masqueraded flows are sent from.
+func masqueradePorts(cfg Config) (bpf.PortRange, error) {
+	if ports := cfg.Datapath.MasqueradePorts; ports != (bpf.PortRange{}) {
+		return ports, nil
+	}
+	free, ok, err := node.MasqueradePorts()
+	if err != nil {
+		return bpf.PortRange{}, err
+	}
+	if !ok {
+		cfg.Log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
+			"can collide with; narrow net.ipv4.ip_local_port_range, or reserve ports in net.ipv4.ip_local_reserved_ports",
+			"masquerade", node.PortRange(bpf.DefaultMasqueradePorts))
+
+		return bpf.DefaultMasqueradePorts, nil
+	}
+	cfg.Log.Info("ports of masqueraded flows", "ports", free)
+
+	return bpf.PortRange(free), nil
+}
+
+// logMaps logs how large each map is.
+func logMaps(log *slog.Logger, dp *datapath.Datapath) error {
+	sizes, err := dp.MapSizes()
+	if err != nil {
+		return err
+	}
+	var total uint64
+	var attrs []any
+	for _, size := range sizes {
+		attrs = append(attrs, slog.String(size.Name, fmt.Sprintf("%d entries, %d KiB", size.Entries, size.Bytes>>10)))
+		total += size.Bytes
+	}
+	log.Info("maps", append(attrs, slog.String("all", fmt.Sprintf("%d MiB", total>>20)))...)
+
+	return nil
 }

@@ -14,6 +14,7 @@ import (
 type flowKeeper struct {
 	sweeper *flow.Sweeper
 	log     *slog.Logger
+	swept   func(flow.Dialled) // told what each sweep found
 	stale   chan struct{}
 	failing map[string]string // what the last round failed with, by what was done
 
@@ -25,7 +26,7 @@ type flowKeeper struct {
 // each reads all flows, and backends may go one by one.
 const staleRest = time.Second
 
-func newFlowKeeper(cfg flow.Config, log *slog.Logger) (*flowKeeper, error) {
+func newFlowKeeper(cfg flow.Config, log *slog.Logger, swept func(flow.Dialled)) (*flowKeeper, error) {
 	sweeper, err := flow.New(cfg)
 	if err != nil {
 		return nil, err
@@ -34,6 +35,7 @@ func newFlowKeeper(cfg flow.Config, log *slog.Logger) (*flowKeeper, error) {
 	return &flowKeeper{
 		sweeper: sweeper,
 		log:     log,
+		swept:   swept,
 		stale:   make(chan struct{}, 1),
 		failing: make(map[string]string),
 	}, nil
@@ -81,7 +83,7 @@ func (k *flowKeeper) run(ctx context.Context) error {
 	}
 }
 
-// sweep ends idle flows, and takes stock.
+// sweep ends idle flows, takes stock, and tells what flows have dialled.
 func (k *flowKeeper) sweep() {
 	before := k.known()
 	now, err := k.sweeper.Sweep()
@@ -101,6 +103,9 @@ func (k *flowKeeper) sweep() {
 	k.mu.Lock()
 	k.status = now
 	k.mu.Unlock()
+	if err == nil {
+		k.swept(k.sweeper.Dialled())
+	}
 }
 
 // searchStale ends stale flows, and says whether none is left.

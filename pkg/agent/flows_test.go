@@ -17,6 +17,10 @@ import (
 	"github.com/sluice-lb/sluice/pkg/flow"
 )
 
+// capacity is that of both tables: of a smaller one the kernel keeps a large part
+// free for each CPU.
+const capacity = 4096
+
 // mustKeepFlows returns a keeper of the flows of maps that only the test has,
 // and what it logs. The clock is *now.
 func mustKeepFlows(t *testing.T, now *uint64) (*flowKeeper, *maps.Pinned, *bytes.Buffer) {
@@ -31,14 +35,14 @@ func mustKeepFlows(t *testing.T, now *uint64) (*flowKeeper, *maps.Pinned, *bytes
 		}
 	})
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameSlots: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 256, maps.NameHalfOpen: 256,
+		maps.NameSlots: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity,
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pinned.Close() })
 	log := new(bytes.Buffer)
-	k, err := newFlowKeeper(flow.Config{Maps: pinned, Now: func() uint64 { return *now }}, slog.New(slog.NewTextHandler(log, nil)))
+	k, err := newFlowKeeper(flow.Config{Maps: pinned, Now: func() uint64 { return *now }}, slog.New(slog.NewTextHandler(log, nil)), func(flow.Dialled) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +68,7 @@ func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int,
 // An emergency and a flood are told when they begin and when they are over, with
 // numbers, and not each time.
 func TestFlowsAtTheirLimit(t *testing.T) {
-	const puts, begin = 1000, uint64(time.Hour)
+	const puts, begin = 2 * capacity, uint64(time.Hour)
 	for _, test := range []struct {
 		table, level, tells, over string
 		index                     uint32 // in flow_counts
@@ -95,11 +99,11 @@ func TestFlowsAtTheirLimit(t *testing.T) {
 			k.sweep()
 			status := k.known()
 			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), test.tells) ||
-				!strings.Contains(log.String(), "level="+test.level) || !strings.Contains(log.String(), "capacity=256") {
+				!strings.Contains(log.String(), "level="+test.level) || !strings.Contains(log.String(), "capacity=4096") {
 				t.Errorf("logged, in %d lines, want one with %s and %s:\n%s", lines, test.level, test.tells, log)
 			}
-			if status.Emergencies+status.Floods != 1 || status.Flows.Evicted+status.HalfOpen.Evicted < puts-256 {
-				t.Errorf("status %+v, want one alarm and at least %d evictions", status, puts-256)
+			if status.Emergencies+status.Floods != 1 || status.Flows.Evicted+status.HalfOpen.Evicted < puts-capacity {
+				t.Errorf("status %+v, want one alarm and at least %d evictions", status, puts-capacity)
 			}
 			log.Reset()
 			now += uint64(time.Hour)
@@ -159,15 +163,37 @@ func TestFlowKeeperRuns(t *testing.T) {
 	if n := strings.Count(log.String(), "ended UDP flows"); n != 2 {
 		t.Errorf("logged %d times, want 2:\n%s", n, log)
 	}
-	if status := k.known(); status.Flows.Capacity != 256 || status.Expired != 1 {
-		t.Errorf("status %+v, want a capacity of 256 and one flow expired", status)
+	if status := k.known(); status.Flows.Capacity != capacity || status.Expired != 1 {
+		t.Errorf("status %+v, want a capacity of %d and one flow expired", status, capacity)
+	}
+}
+
+// While the table is full, the keeper sweeps every second.
+func TestFlowKeeperHurries(t *testing.T) {
+	now := uint64(time.Hour)
+	k, pinned, _ := mustKeepFlows(t, &now)
+	for n := range pinned.Flows.Capacity() {
+		mustPutFlow(t, pinned.Flows, n, now)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- k.run(ctx) }()
+	for deadline := time.Now().Add(10 * time.Second); k.known().Emergency == ""; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no emergency with all of the table filled: %+v", k.known())
+		}
+	}
+	mustVanish(t, pinned, mustPutFlow(t, pinned.Flows, 65000, 0))
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 
 // mustVanish waits for the end of a flow, in whichever table it is.
 func mustVanish(t *testing.T, pinned *maps.Pinned, key maps.FlowKey) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(8 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		_, inFlows, err := pinned.Flows.Lookup(key)
 		if err != nil {
 			t.Fatal(err)

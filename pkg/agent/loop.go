@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
@@ -145,6 +146,12 @@ func (a *agent) apply() {
 		a.keeper.endOrphans()
 		a.flows.endStale()
 	}
+}
+
+// pruneAddrs has addresses forgotten that no Service has any more and no flow has
+// dialled. Anybody may call it.
+func (a *agent) pruneAddrs(dialled flow.Dialled) {
+	a.mail.post(func(*model) { a.writer.PruneAddrs(dialled.Addrs, dialled.Begin) }) // then the writer is due
 }
 
 func (a *agent) checkDrift() {

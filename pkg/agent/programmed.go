@@ -65,6 +65,7 @@ func programmedFrontend(m maps.Tables, key maps.FrontendKey, v maps.Frontend) (F
 		Kind:            lb.Kind(v.Kind),
 		AffinitySeconds: v.AffinitySeconds,
 		NodeInRanges:    v.Flags&maps.FrontendNodeInRanges != 0,
+		Masquerade:      v.Flags&maps.FrontendMasquerade != 0,
 		WhenEmpty:       whenEmpty(int(v.SlotCount), v.Flags&maps.FrontendDropIfEmpty != 0),
 	}
 	var problems []string

@@ -52,7 +52,7 @@ func webSlice() *lb.EndpointSlice {
 // programmed returns fake maps that hold web, and what should be in them.
 func programmed(t *testing.T) (*maps.Fakes, []Frontend) {
 	t.Helper()
-	node := &lb.Node{Name: "node-1", PrimaryIPs: []netip.Addr{netip.MustParseAddr("10.1.1.1")}}
+	node := &lb.Node{Name: "node-1", PrimaryIPs: []netip.Addr{netip.MustParseAddr("10.1.1.1")}, MasqueradeAll: true}
 	res := lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, node)
 	fakes := maps.NewFakes(100)
 	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
@@ -111,6 +111,11 @@ func TestCompareFinds(t *testing.T) {
 			v.SlotCount--
 			f.Frontends.Entries[key] = v
 		}, "frontend 10.96.0.1:80/TCP internal: backends is"},
+		{"a masquerade that is gone", func(f *maps.Fakes) {
+			v := f.Frontends.Entries[key]
+			v.Flags &^= maps.FrontendMasquerade
+			f.Frontends.Entries[key] = v
+		}, "frontend 10.96.0.1:80/TCP internal: masquerade is false, should be true"},
 		{"a source range that is gone", func(f *maps.Fakes) {
 			for k := range f.SourceRanges.Entries {
 				if k.FrontendId == f.Frontends.Entries[vip].Id {

@@ -90,6 +90,8 @@ type Frontend struct {
 	SourceRanges    []netip.Prefix   `json:"sourceRanges,omitempty"`
 	// NodeInRanges: SourceRanges hold the node's own address.
 	NodeInRanges bool `json:"nodeInRanges,omitempty"`
+	// Masquerade: backends see this node, whoever connects.
+	Masquerade bool `json:"masquerade,omitempty"`
 }
 
 // Backend is one endpoint of a service port.
@@ -128,6 +130,7 @@ func frontendOf(f lb.Frontend) Frontend {
 		AffinitySeconds: uint32(f.Affinity / time.Second),
 		SourceRanges:    slices.SortedFunc(slices.Values(f.SourceRanges), netip.Prefix.Compare),
 		NodeInRanges:    f.NodeInRanges,
+		Masquerade:      f.Masquerade,
 	}
 	for _, b := range f.Backends {
 		view.Backends = append(view.Backends, b.Addr)

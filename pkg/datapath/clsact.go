@@ -209,17 +209,27 @@ func removeFilter(filter *netlink.BpfFilter) error {
 	return wrap("remove filter", err)
 }
 
-// filterProgram returns the program of our filter at a hook, or 0.
-func filterProgram(index int, hook deviceHook) (ebpf.ProgramID, error) {
+// findFilter returns how our filter runs at a hook. The kernel lists filters in
+// the order in which they run.
+func findFilter(index int, hook deviceHook) (found, error) {
 	filters, err := filtersAt(index, hook)
 	if err != nil {
-		return 0, err
+		return found{}, err
 	}
-	for _, filter := range ours(filters) {
-		return ebpf.ProgramID(filter.Id), nil
+	var ahead []string
+	for _, filter := range filters {
+		f, isBPF := filter.(*netlink.BpfFilter)
+		switch {
+		case isBPF && strings.HasPrefix(f.Name, filterPrefix):
+			return found{is: true, ahead: ahead}, nil
+		case isBPF:
+			ahead = append(ahead, f.Name)
+		default:
+			ahead = append(ahead, filter.Type())
+		}
 	}
 
-	return 0, nil
+	return found{}, nil
 }
 
 // wrap says what failed, if anything did.

@@ -1,11 +1,10 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -155,134 +154,6 @@ func (p *port) wantEachSeen(once bool) {
 	}
 }
 
-// A device goes, comes back under another number, gets another name, and goes to
-// another namespace and back.
-func TestDeviceComesAndGoes(t *testing.T) {
-	eachAttachment(t, func(t *testing.T, by Attachment) {
-		p := newPort(t, by)
-		p.attach(p.device())
-		must(t, p.node.RemoveDevice("eth0"))
-		p.attach(p.device()) // it is gone, and nobody has told us: no failure
-		p.attach()
-		if left, err := filepath.Glob(deviceDir(p.cfg.BPFRoot) + "/*"); err != nil || len(left) > 0 {
-			t.Errorf("pins are left: %v, %v", left, err)
-		}
-
-		lab.MustVeth(t, lab.End{Namespace: p.node, Device: "eth0"}, lab.End{Namespace: p.peer, Device: "eth0"})
-		p.index = p.indexOf("eth0")
-		p.attach(p.device())
-		p.wantState("eth0", by, "")
-
-		eth0, err := p.node.Netlink().LinkByIndex(p.index)
-		must(t, err, p.node.SetDown("eth0"), p.node.Netlink().LinkSetName(eth0, "uplink"), p.node.SetUp("uplink"))
-		p.wantState("uplink", by, "")
-
-		// In another namespace it is none of our business.
-		other := lab.MustNamespace(t, "other")
-		must(t, p.node.Netlink().LinkSetNsFd(eth0, int(other.Handle())))
-		p.attach()
-		moved, err := other.Netlink().LinkByName("uplink")
-		must(t, err)
-		lab.MustDo(t, other, func() error {
-			for _, hook := range deviceHooks() {
-				if n := programsAt(t, moved.Attrs().Index, hook, by); n != 0 {
-					t.Errorf("%d programs at %s of the other namespace", n, hook.name)
-				}
-			}
-
-			return nil
-		})
-		must(t, other.Netlink().LinkSetNsFd(moved, int(p.node.Handle())))
-		p.index = p.indexOf("uplink")
-		p.attach(p.device())
-		p.wantState("uplink", by, "")
-	})
-}
-
-// programsAt counts all programs at a hook of a device of the thread's namespace.
-func programsAt(t testing.TB, index int, hook deviceHook, by Attachment) int {
-	t.Helper()
-	if by == Clsact {
-		filters, err := filtersAt(index, hook)
-		must(t, err)
-
-		return len(filters)
-	}
-	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: hook.attach})
-	must(t, err)
-
-	return len(result.Programs)
-}
-
-// A link to a device in another namespace is not taken for one to that which has
-// its number here.
-func TestDeviceThatHasTheNumberOfAnother(t *testing.T) {
-	p := newPort(t, TCX)
-	p.attach(p.device())
-	other := lab.MustNamespace(t, "other")
-	eth0, err := p.node.Netlink().LinkByIndex(p.index)
-	must(t, err, p.node.Netlink().LinkSetNsFd(eth0, int(other.Handle())))
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Index = "eth0", p.index
-	must(t, p.node.Netlink().LinkAdd(&netlink.Ifb{LinkAttrs: attrs}))
-	p.wantState("eth0", "", "egress: the link is pinned, but its program does not run there; "+
-		"ingress: the link is pinned, but its program does not run there")
-	p.attach(p.device())
-	p.wantState("eth0", TCX, "")
-}
-
-// What somebody else undoes is told, and mended.
-func TestDeviceMending(t *testing.T) {
-	for _, test := range []struct {
-		name    string
-		by      Attachment
-		harm    func(p *port) error
-		problem string
-	}{
-		{"a pin", TCX, func(p *port) error {
-			return os.Remove(devicePin(p.cfg.BPFRoot, p.index, deviceHooks()[0]))
-		}, "only ingress is attached"},
-		{"all pins", TCX, func(p *port) error { return os.RemoveAll(deviceDir(p.cfg.BPFRoot)) }, ""},
-		{"a link", TCX, func(p *port) error {
-			l, err := link.LoadPinnedLink(devicePin(p.cfg.BPFRoot, p.index, deviceHooks()[1]), nil)
-			if err != nil {
-				return err
-			}
-			defer l.Close()
-
-			return l.Detach()
-		}, "ingress: the link is pinned, but its program does not run there; only egress is attached"},
-		{"a filter", Clsact, func(p *port) error {
-			filters, err := filtersAt(p.index, deviceHooks()[1])
-			if err != nil {
-				return err
-			}
-
-			return netlink.FilterDel(filters[0])
-		}, "only egress is attached"},
-		{"the qdisc", Clsact, func(p *port) error { return netlink.QdiscDel(clsactOf(p.index)) }, ""},
-	} {
-		t.Run("it mends "+test.name, func(t *testing.T) {
-			p := newPort(t, test.by)
-			p.attach(p.device())
-			lab.MustDo(t, p.node, func() error { return test.harm(p) })
-			attached := test.by
-			if test.problem == "" {
-				attached = ""
-			}
-			eventually(t, "what was undone is gone", func() bool { // the kernel takes its time
-				state := p.states()["eth0"]
-
-				return state.Problem == test.problem && state.Attached == attached
-			})
-
-			eventually(t, "the device is attached again", func() bool { return len(p.tryAttach(p.device())) == 0 })
-			p.wantState("eth0", test.by, "")
-			p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
-		})
-	}
-}
-
 // Class and other traits choose among programs; those that nobody needs are not
 // loaded.
 func TestDeviceVariants(t *testing.T) {
@@ -308,12 +179,7 @@ func TestDeviceVariants(t *testing.T) {
 func TestRealDevicePrograms(t *testing.T) {
 	p := newPort(t, Clsact)
 	clear(p.devices.loaded)
-	must(t, p.node.Do(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "tun0"
-
-		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN})
-	}))
+	p.addTun("tun0")
 	attachments := []Attachment{Clsact}
 	if p.Features().TCX {
 		attachments = append(attachments, TCX)
@@ -333,6 +199,24 @@ func TestRealDevicePrograms(t *testing.T) {
 	if n := len(p.devices.loaded); n != 6 {
 		t.Errorf("%d variants are loaded, want 6", n)
 	}
+}
+
+// addTun adds a device whose packets begin with the IP header.
+func (p *port) addTun(name string) {
+	p.t.Helper()
+	// Where no udev is, nobody has made this.
+	err := os.MkdirAll("/dev/net", 0o755)
+	if err == nil {
+		err = unix.Mknod("/dev/net/tun", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 200)))
+	}
+	if !errors.Is(err, unix.EEXIST) {
+		must(p.t, err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	lab.MustDo(p.t, p.node, func() error {
+		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN})
+	})
 }
 
 func TestManyDevicesAtOnce(t *testing.T) {
@@ -409,83 +293,5 @@ func TestAttachmentIsChosen(t *testing.T) {
 		if err == nil {
 			must(t, d.Close())
 		}
-	}
-}
-
-// Cleanup takes away both kinds of attachment, those of other builds too, and
-// leaves what belongs to others.
-func TestRemoveDevices(t *testing.T) {
-	p := newPort(t, Clsact)
-	p.attach(p.device())
-	lab.MustDo(t, p.node, func() error { // one with other numbers, as another build may have
-		return netlink.FilterAdd(&netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{
-				LinkIndex: p.index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 7, Priority: 77, Protocol: unix.ETH_P_ALL,
-			},
-			Fd: p.theirs["egress"].program.FD(), Name: "sluice_v0", DirectAction: true,
-		})
-	})
-	if p.Features().TCX {
-		p.open(TCX)
-		hook := deviceHooks()[1]
-		lab.MustDo(t, p.node, func() error {
-			return attachTCX(p.cfg.BPFRoot, p.index, hook, p.ours[1].ingress.program)
-		})
-		p.wantState("eth0", TCX, "only ingress is attached; attached to tcx and to clsact")
-	}
-	for range 2 {
-		lab.MustDo(t, p.node, func() error { return Remove(p.cfg.BPFRoot) })
-		if _, err := os.Stat(p.cfg.BPFRoot); !os.IsNotExist(err) {
-			t.Errorf("pins are left: %v", err)
-		}
-		p.wantState("eth0", "", "")
-		if p.hasClsact() {
-			t.Errorf("the qdisc clsact is left, with %v", p.filterNames())
-		}
-	}
-	for _, c := range p.ours {
-		p.wantCounts(false, c.ingress, c.egress)
-	}
-}
-
-// A build that had other numbers is taken over, too.
-func TestFilterOfAnotherBuild(t *testing.T) {
-	p := newPort(t, Clsact)
-	old := newCounter(t, -1)
-	lab.MustDo(t, p.node, func() error {
-		if err := netlink.QdiscAdd(clsactOf(p.index)); err != nil {
-			return err
-		}
-
-		return netlink.FilterAdd(&netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{
-				LinkIndex: p.index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 7, Priority: 77, Protocol: unix.ETH_P_ALL,
-			},
-			Fd: old.program.FD(), Name: "sluice_ingress", DirectAction: true,
-		})
-	})
-	p.attach(p.device())
-	if names := p.filterNames(); !slices.Equal(names, []string{"sluice_ingress", "sluice_egress"}) {
-		t.Errorf("filters are %v", names)
-	}
-	p.wantCounts(false, old)
-	p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
-}
-
-// Links of hooks and devices that another build left below a device are gone with
-// the device.
-func TestLinkOfAnotherBuildBelowADevice(t *testing.T) {
-	p := newPort(t, TCX)
-	p.attach(p.device())
-	dir := filepath.Dir(devicePin(p.cfg.BPFRoot, p.index, deviceHooks()[0]))
-	must(t, os.Rename(filepath.Join(dir, "egress"), filepath.Join(dir, "v0")))
-	p.attach()
-	if _, err := os.Stat(dir); !os.IsNotExist(err) {
-		t.Errorf("the folder is left: %v", err)
-	}
-	p.wantCounts(false, p.ours[0].ingress, p.ours[0].egress)
-	must(t, p.Attach()) // the socket hooks do not mind the folder of devices
-	if _, err := fs.Stat(os.DirFS(deviceDir(p.cfg.BPFRoot)), "."); err != nil {
-		t.Error(err)
 	}
 }

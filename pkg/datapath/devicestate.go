@@ -15,6 +15,15 @@ type DeviceState struct {
 	Attached Attachment
 	// Problem is empty if they are attached whole, or not at all.
 	Problem string
+	// Ahead are programs and filters of others that run before ours, as
+	// "egress: NAME". What they end does not come to us.
+	Ahead []string
+}
+
+// found is what the kernel says of our program at one hook.
+type found struct {
+	is    bool
+	ahead []string
 }
 
 // Devices asks the kernel to which devices of the calling thread's network
@@ -41,37 +50,35 @@ func Devices(bpfRoot string) ([]DeviceState, error) {
 func queryDevice(bpfRoot string, index int, name string, clsact bool) DeviceState {
 	state := DeviceState{Index: index, Name: name}
 	var problems []string
-	found := map[Attachment][]string{} // the hooks
+	attached := map[Attachment][]string{} // the hooks
 	for _, hook := range deviceHooks() {
-		id, err := tcxProgram(bpfRoot, index, hook)
-		if err != nil {
-			problems = append(problems, fmt.Sprintf("%s: %s", hook.name, err))
+		take := func(by Attachment, f found, err error) {
+			if err != nil {
+				problems = append(problems, fmt.Sprintf("%s: %s", hook.name, err))
+			}
+			if f.is {
+				attached[by] = append(attached[by], hook.name)
+			}
+			for _, other := range f.ahead {
+				state.Ahead = append(state.Ahead, hook.name+": "+other)
+			}
 		}
-		if id != 0 {
-			found[TCX] = append(found[TCX], hook.name)
-		}
-		if !clsact {
-			continue
-		}
-		id, err = filterProgram(index, hook)
-		if err != nil {
-			problems = append(problems, fmt.Sprintf("%s: %s", hook.name, err))
-		}
-		if id != 0 {
-			found[Clsact] = append(found[Clsact], hook.name)
+		f, err := findLink(bpfRoot, index, hook)
+		take(TCX, f, err)
+		if clsact {
+			f, err := findFilter(index, hook)
+			take(Clsact, f, err)
 		}
 	}
 	for _, by := range []Attachment{Clsact, TCX} {
-		switch hooks := found[by]; len(hooks) {
-		case 0:
-		case 1:
+		if hooks := attached[by]; len(hooks) > 0 {
 			state.Attached = by
-			problems = append(problems, "only "+hooks[0]+" is attached")
-		default:
-			state.Attached = by
+			if len(hooks) == 1 {
+				problems = append(problems, "only "+hooks[0]+" is attached")
+			}
 		}
 	}
-	if len(found) > 1 {
+	if len(attached) > 1 {
 		problems = append(problems, "attached to tcx and to clsact")
 	}
 	state.Problem = strings.ReplaceAll(strings.Join(problems, "; "), "\n", "; ")

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -28,7 +29,13 @@ func TestForeignDevicePrograms(t *testing.T) {
 					p.attachTheirs()
 				}
 				theirs := []*counter{p.theirs["ingress"], p.theirs["egress"]}
+				if !test.first { // one that takes the first place from ours
+					ahead := newCounter(t, -1)
+					p.attachTheir(deviceHooks()[1], ahead, link.Head(), 1)
+					theirs = append(theirs, ahead)
+				}
 				p.wantCounts(true, slices.Concat(theirs, []*counter{p.ours[0].ingress, p.ours[0].egress})...)
+				p.wantAhead(by, !test.first)
 				must(t, p.Close())
 				p.open(by)
 				p.attach(p.device())
@@ -47,6 +54,19 @@ func TestForeignDevicePrograms(t *testing.T) {
 	})
 }
 
+// wantAhead fails the test unless status tells who runs before ours.
+func (p *port) wantAhead(by Attachment, alsoAtIngress bool) {
+	p.t.Helper()
+	name := map[Attachment]string{TCX: "counter", Clsact: "theirs"}[by]
+	want := []string{"egress: " + name}
+	if alsoAtIngress {
+		want = append(want, "ingress: "+name)
+	}
+	if got := p.states()["eth0"].Ahead; !slices.Equal(got, want) {
+		p.t.Errorf("ahead of ours are %q, want %q", got, want)
+	}
+}
+
 // Ours is the first at ingress, also where somebody else had the first place: what
 // ends the others' chain does not keep packets from us.
 func TestOursIsFirstAtIngress(t *testing.T) {
@@ -54,7 +74,7 @@ func TestOursIsFirstAtIngress(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
 		ends := newCounter(t, ok)
-		p.attachTheir(deviceHooks()[1], ends, 1)
+		p.attachTheir(deviceHooks()[1], ends, link.Head(), 1)
 		p.attach(p.device())
 		p.wantCounts(true, ends, p.ours[0].ingress)
 	})
@@ -65,9 +85,9 @@ func TestOursIsLastAtEgress(t *testing.T) {
 	const shot = 2 // TC_ACT_SHOT
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
-		p.attach(p.device())
 		drops := newCounter(t, shot)
-		p.attachTheir(deviceHooks()[0], drops, 100)
+		p.attachTheir(deviceHooks()[0], drops, link.Tail(), 100)
+		p.attach(p.device())
 		before := p.ours[0].egress.count()
 		lab.MustDo(t, p.node, func() error { // the other side hears nothing, and must not wait
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

@@ -175,22 +175,23 @@ func (p *port) wantState(device string, attached Attachment, problem string) {
 	}
 }
 
-// attachTheirs attaches the programs of somebody else, for good.
+// attachTheirs attaches the programs of somebody else, for good: nearer to the
+// stack than ours.
 func (p *port) attachTheirs() {
 	p.t.Helper()
 	for _, hook := range deviceHooks() {
-		p.attachTheir(hook, p.theirs[hook.name], 100)
+		anchor := link.Tail()
+		if hook.name == "egress" {
+			anchor = link.Head()
+		}
+		p.attachTheir(hook, p.theirs[hook.name], anchor, 100)
 	}
 }
 
-// attachTheir attaches one, as this Datapath would, but behind all others at
-// ingress and before all at egress.
-func (p *port) attachTheir(hook deviceHook, c *counter, priority uint16) {
+// attachTheir attaches one in the way in which this Datapath attaches. Only one of
+// anchor and priority counts.
+func (p *port) attachTheir(hook deviceHook, c *counter, anchor link.Anchor, priority uint16) {
 	p.t.Helper()
-	anchor := link.Tail()
-	if hook.name == "egress" {
-		anchor = link.Head()
-	}
 	lab.MustDo(p.t, p.node, func() error {
 		if p.cfg.Attachment == TCX {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: p.index, Program: c.program, Attach: hook.attach, Anchor: anchor})

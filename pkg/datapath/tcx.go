@@ -28,7 +28,7 @@ func attachTCX(bpfRoot string, index int, hook deviceHook, program *ebpf.Program
 		return fmt.Errorf("link directory: %w", err)
 	}
 	isThere := func(l link.Link) bool {
-		id, err := runningAt(l, index, hook)
+		id, _, err := runningAt(l, index, hook)
 
 		return err == nil && id != 0
 	}
@@ -41,23 +41,26 @@ func attachTCX(bpfRoot string, index int, hook deviceHook, program *ebpf.Program
 }
 
 // runningAt returns the program of a link, if it runs at this hook of a device of
-// our namespace, or 0. The link alone does not tell the namespace.
-func runningAt(l link.Link, index int, hook deviceHook) (ebpf.ProgramID, error) {
+// our namespace, or 0, and the programs that run before it. The link alone does
+// not tell the namespace.
+func runningAt(l link.Link, index int, hook deviceHook) (ebpf.ProgramID, []ebpf.ProgramID, error) {
 	info, err := l.Info()
 	if err != nil {
-		return 0, fmt.Errorf("link: %w", err)
+		return 0, nil, fmt.Errorf("link: %w", err)
 	}
 	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: hook.attach})
 	if err != nil {
-		return 0, fmt.Errorf("query: %w", err)
+		return 0, nil, fmt.Errorf("query: %w", err)
 	}
+	var ahead []ebpf.ProgramID
 	for _, program := range result.Programs {
 		if id, ok := program.LinkID(); ok && id == info.ID {
-			return program.ID, nil
+			return program.ID, ahead, nil
 		}
+		ahead = append(ahead, program.ID)
 	}
 
-	return 0, nil
+	return 0, nil, nil
 }
 
 // detachTCX detaches all links to devices that keep does not want: also from
@@ -104,21 +107,40 @@ func removeDeviceLinks(dir string) error {
 	return os.Remove(dir)
 }
 
-// tcxProgram returns the program of our pinned link, if the kernel says that it
-// runs at the hook. It is 0 if there is no such link.
-func tcxProgram(bpfRoot string, index int, hook deviceHook) (ebpf.ProgramID, error) {
+// findLink returns how our pinned link runs at a hook, by the kernel's word.
+func findLink(bpfRoot string, index int, hook deviceHook) (found, error) {
 	pinned, err := link.LoadPinnedLink(devicePin(bpfRoot, index, hook), nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+		return found{}, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("pinned link: %w", err)
+		return found{}, fmt.Errorf("pinned link: %w", err)
 	}
 	defer pinned.Close()
-	id, err := runningAt(pinned, index, hook)
+	id, ahead, err := runningAt(pinned, index, hook)
 	if err == nil && id == 0 {
 		err = errors.New("the link is pinned, but its program does not run there")
 	}
+	f := found{is: id != 0}
+	for _, id := range ahead {
+		f.ahead = append(f.ahead, programName(id))
+	}
 
-	return id, err
+	return f, err
+}
+
+// programName returns the name of a program, or its number if it has none, or
+// has just gone.
+func programName(id ebpf.ProgramID) string {
+	name := fmt.Sprintf("program %d", id)
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return name
+	}
+	defer program.Close()
+	if info, err := program.Info(); err == nil && info.Name != "" {
+		return info.Name
+	}
+
+	return name
 }

@@ -1,12 +1,14 @@
 package flow
 
 import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"net/netip"
-
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -55,9 +57,42 @@ func TestList(t *testing.T) {
 	for service, want := range map[string][]Flow{"": all, "shop/web": web, "shop/nosuch": {}, "kube-system/dns": all[1:2]} {
 		have, err := List(w.Pinned, service, w.clock)
 		must(t, err)
-		if diff := cmp.Diff(want, have, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		if diff := gocmp.Diff(want, have, gocmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("of Service %q (-want +have):\n%s", service, diff)
 		}
+	}
+}
+
+// One entry stands for its flow, though all are read; and the list is in order.
+func TestListOfMany(t *testing.T) {
+	w := newWorld(t, 1024)
+	for n := range 100 {
+		f := masqueraded(flowOf(tcp, 1000-n))
+		f.FrontendId = uint32(1 + n%2)
+		w.put(t, f, live...)
+		if n%3 == 0 {
+			w.put(t, f, note{fromClient, maps.FlowNew, true, 0}) // left behind
+		}
+	}
+	l := lister{maps: w.Pinned, tables: tablesOf(w.Pinned), names: make(map[uint32]name)}
+	standing := 0
+	for _, table := range l.tables {
+		for e, err := range table.All() {
+			must(t, err)
+			_, ok, err := l.flow(table, e, "", w.clock)
+			must(t, err)
+			if ok {
+				standing++
+			}
+		}
+	}
+	flows, err := List(w.Pinned, "", w.clock)
+	must(t, err)
+	inOrder := slices.IsSortedFunc(flows, func(a, b Flow) int {
+		return cmp.Or(strings.Compare(a.Service, b.Service), int(a.Client.Port())-int(b.Client.Port()))
+	})
+	if standing != 100 || len(flows) != 100 || !inOrder {
+		t.Errorf("%d entries stand for %d flows, in order: %v; want 100 and 100 in order", standing, len(flows), inOrder)
 	}
 }
 

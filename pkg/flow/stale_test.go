@@ -40,7 +40,7 @@ func dialled(f maps.Flow, at string) maps.Flow {
 var live = []note{{fromClient, 1, false, 0}, {toClient, 1, false, 0}, {toBackend, 1, false, 0}, {fromBackend, 1, false, 0}}
 
 func TestStale(t *testing.T) {
-	const vip, node4, node6 = "10.96.0.1:80", "192.168.50.1:30080", "[fd00::1]:30080"
+	const vip, node4, node6 = "10.96.0.1:80", "192.168.50.1:30080", "[fd00::1]:30081"
 	for _, test := range []struct {
 		name string
 		flow maps.Flow
@@ -84,7 +84,7 @@ func TestStale(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, half open %v", test.name, halfOpen), func(t *testing.T) {
 				w := newWorld(t, 1024)
 				w.backend(t, 1, "10.244.2.2:8080", 1)
-				for _, at := range []string{vip, "0.0.0.0:30080", "[::]:30080"} {
+				for _, at := range []string{vip, "0.0.0.0:30080", "[::]:30081"} {
 					w.frontend(t, at, udp, maps.ScopeInternal, 1)
 					w.frontend(t, at, udp, maps.ScopeExternal, 1)
 				}
@@ -175,16 +175,10 @@ func TestStaleNoMore(t *testing.T) {
 	f := flowOf(udp, 1)
 	w.put(t, f, live[:2]...)
 	s := w.sweeper(t)
-	stale, err := s.findStale()
-	must(t, err)
-	w.backend(t, 1, "10.244.2.2:8080", 1)
-	for f := range stale {
-		if ended, err := s.endStale(f); ended || err != nil {
-			t.Errorf("ended: %v, %v", ended, err)
-		}
-	}
-	if n := w.count(t, f); len(stale) != 1 || n != 2 {
-		t.Errorf("%d flows were found, and %d entries are left; want 1 and 2", len(stale), n)
+	s.hook(false, &hooked{read: func() { w.backend(t, 1, "10.244.2.2:8080", 1) }})
+	w.mustEndStale(t, s, 0)
+	if n := w.count(t, f); n != 2 {
+		t.Errorf("%d entries are left of 2", n)
 	}
 }
 

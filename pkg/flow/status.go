@@ -66,7 +66,7 @@ func (s *Sweeper) takeStock(st stock) {
 	v.Emergency, v.Flood = "", ""
 	v.Emergencies, v.Floods = s.alarms.flows.times, s.alarms.halfOpen.times
 	if s.alarms.flows.on {
-		v.Emergency = fmt.Sprintf("the table of flows is at its limit: %s. Connections that work may break. Give a larger --flow-table-memory than the %d MiB of now",
+		v.Emergency = fmt.Sprintf("the table of flows is at its limit: %s. Connections that work may break. Give a larger --flow-table-memory than the %d MiB of now: it counts after 'sluice cleanup', when the tables are created anew",
 			v.Flows, (v.Flows.Bytes+v.HalfOpen.Bytes)>>20)
 	}
 	if s.alarms.halfOpen.on {

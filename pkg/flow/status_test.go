@@ -80,7 +80,11 @@ func TestEvictionsAreTrue(t *testing.T) {
 			if n := r.IntN(len(buckets)); buckets[n] > 0 {
 				ours, buckets[n] = ours+1, buckets[n]-1
 			}
-			look(r.IntN(6))
+			was := e.total
+			fresh := look(r.IntN(6))
+			if e.total-was != fresh || fresh > evicted {
+				t.Fatalf("seed %d: %d evictions more, after %d of %d", seed, fresh, was, e.total)
+			}
 			if e.total > evicted-before {
 				t.Fatalf("seed %d: %d evictions, but there were %d", seed, e.total, evicted-before)
 			}

@@ -26,6 +26,7 @@ type Sweeper struct {
 	deleted struct{ flows, halfOpen uint64 } // entries
 	took    time.Duration                    // the last sweep
 	more    bool                             // it left idle flows
+	dialled Dialled                          // by the flows of the last sweep
 	lost    struct{ flows, halfOpen evictions }
 	alarms  struct{ flows, halfOpen alarm }
 	status  Status
@@ -69,6 +70,17 @@ func (s *Sweeper) Next() time.Duration {
 	return max(pace, minRest*s.took)
 }
 
+// Dialled is what flows have dialled, by a look at all of them.
+type Dialled struct {
+	Addrs map[maps.Addr]struct{}
+	Begin time.Time // of the look: younger flows may be missing
+}
+
+// Dialled returns what the flows have dialled that the last sweep has found. The
+// caller may keep it. Those that the sweep ended are among them, so that no
+// address is given up for which a packet has saved its flow in the last moment.
+func (s *Sweeper) Dialled() Dialled { return s.dialled }
+
 // Sweep ends flows that have been idle for too long, tells egress programs of
 // device classes that no flow needs that they can rest, and takes stock. After
 // an error the status says what was known before.
@@ -97,6 +109,7 @@ func (s *Sweeper) Sweep() (Status, error) {
 			s.maps.EgressUse.Clear(uint32(class), seen)
 		}
 	}
+	s.dialled = Dialled{Addrs: stock.dialled, Begin: begin}
 
 	return s.status, nil
 }
@@ -109,11 +122,12 @@ type stock struct {
 	idle                map[maps.Flow]bool // the identities of flows that may be over
 	more                bool               // there were more of them
 	flags               uint8              // of the others
+	dialled             map[maps.Addr]struct{}
 }
 
 // scan reads both tables once, and changes nothing.
 func (s *Sweeper) scan(timeouts Timeouts) (stock, error) {
-	st := stock{at: s.now(), idle: make(map[maps.Flow]bool)}
+	st := stock{at: s.now(), idle: make(map[maps.Flow]bool), dialled: make(map[maps.Addr]struct{})}
 	var err error
 	if st.before, err = s.maps.FlowCounts(); err != nil {
 		return st, err
@@ -137,6 +151,7 @@ func (st *stock) add(t table, f *maps.Flow, timeouts Timeouts) {
 	} else {
 		st.inFlows++
 	}
+	st.dialled[f.Dialled] = struct{}{}
 	if since(f.LastSeen, st.at) <= timeouts.soonest(f, t.halfOpen)+refresh {
 		st.flags |= f.Flags
 

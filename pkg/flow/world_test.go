@@ -152,6 +152,7 @@ func (w *world) use(t testing.TB, class uint32, at uint64) {
 type hooked struct {
 	entries
 	all    func()             // before a pass
+	read   func()             // after one
 	looked func(maps.FlowKey) // after a lookup
 	remove func(maps.FlowKey) // before a delete
 }
@@ -161,7 +162,16 @@ func (h *hooked) All() iter.Seq2[maps.Entry[maps.FlowKey, maps.Flow], error] {
 		h.all()
 	}
 
-	return h.entries.All()
+	return func(yield func(maps.Entry[maps.FlowKey, maps.Flow], error) bool) {
+		for e, err := range h.entries.All() {
+			if !yield(e, err) {
+				return
+			}
+		}
+		if h.read != nil {
+			h.read()
+		}
+	}
 }
 
 func (h *hooked) Lookup(k maps.FlowKey) (maps.Flow, bool, error) {

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -39,6 +41,18 @@ func mustAddLink(t testing.TB, ns *lab.Namespace, link netlink.Link) {
 	// For a tap, the thread has to be there.
 	if err := ns.Do(func() error { return netlink.LinkAdd(link) }); err != nil {
 		t.Fatalf("add %s %s: %v", link.Type(), link.Attrs().Name, err)
+	}
+}
+
+// mustTun makes what tap and tun devices come from, where no udev has.
+func mustTun(t testing.TB) {
+	t.Helper()
+	err := os.MkdirAll("/dev/net", 0o755)
+	if err == nil {
+		err = unix.Mknod("/dev/net/tun", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 200)))
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		t.Fatal(err)
 	}
 }
 
@@ -86,6 +100,7 @@ func TestDevicesAreTold(t *testing.T) {
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "here"}, lab.End{Namespace: ns, Device: "there"})
 	mustAddLink(t, ns, &netlink.Vxlan{LinkAttrs: named("flannel.1"), VxlanId: 1, Port: 8472})
 	mustAddLink(t, ns, &netlink.Ifb{LinkAttrs: named("ifb0")})
+	mustTun(t)
 	mustAddLink(t, ns, &netlink.Tuntap{LinkAttrs: named("tap0"), Mode: netlink.TUNTAP_MODE_TAP})
 	mustAddLink(t, ns, &netlink.Tuntap{LinkAttrs: named("tun0"), Mode: netlink.TUNTAP_MODE_TUN})
 	below, err := ns.Netlink().LinkByName("here")

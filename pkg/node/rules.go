@@ -95,11 +95,11 @@ type Rules struct {
 func (r Rules) Validate() error {
 	for _, p := range r.Never {
 		if p.Class != ClassNone {
-			return fmt.Errorf("node: Rules.Never: %s: what is not attached to has no class", p)
+			return fmt.Errorf("%s: what is not attached to has no class", p)
 		}
 	}
 	if r.PodBridge != "" && r.PodPrefix != "" {
-		return errors.New("node: Rules: PodBridge and PodPrefix are both set")
+		return errors.New("rules: PodBridge and PodPrefix are both set")
 	}
 
 	return nil

@@ -17,7 +17,7 @@ import (
 // comes before the first frontend of an address. Flows outlive their frontends:
 // when the last one of an address has gone, the address lingers. It keeps the
 // mark until a look at all flows, begun after that moment, has found none that
-// dialled it. Nothing else comes of it: there is no frontend to find.
+// dialled it. Nothing else comes of the mark: there is no frontend to find.
 //
 // An entry is only written when it changes: a program that looks while one is
 // being replaced may find none.

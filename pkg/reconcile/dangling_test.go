@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,8 +23,9 @@ var (
 
 // A packet may arrive between any two writes, and any write may fail. At each
 // such moment every frontend must lead to backends that exist, and its address
-// must be known as a Service's. When writes stop to fail, the maps end up as if
-// nothing had ever gone wrong.
+// must be known as a Service's, as must that which a flow has dialled, however
+// long the flow lives. When writes stop to fail, and flows have ended, the maps
+// end up as if nothing had ever gone wrong.
 //
 // To replay one seed: go test -run TestNeverDangling -seed 17 -seeds 1
 func TestNeverDangling(t *testing.T) {
@@ -44,6 +46,8 @@ type ordeal struct {
 	r       *Reconciler
 	failing int           // of 100 writes
 	slow    time.Duration // how long a write takes
+	busy    int           // at how many of 100 writes a flow begins, or ends
+	look    *look         // at all flows, that somebody has begun
 	log     writeLog      // what happened, for who replays a seed
 	step    int
 }
@@ -52,6 +56,7 @@ func newOrdeal(t *testing.T, seed uint64) *ordeal {
 	o := &ordeal{world: newWorld(seed), t: t, clock: newTestClock()}
 	o.guard = newGuard(maps.NewFakes(20000), o.clock)
 	o.failing = o.IntN(4) * 10
+	o.busy = 10
 	if o.chance(50) {
 		o.slow = DefaultGrace / 4
 	}
@@ -67,6 +72,7 @@ func newOrdeal(t *testing.T, seed uint64) *ordeal {
 	o.guard.Observe(o.fail, func(table, operation string) {
 		o.guard.check()
 		o.clock.pass(o.slow)
+		o.traffic()
 	})
 	o.r = mustNew(t, loggedTables(o.guard.tables(), &o.log), o.clock)
 
@@ -113,6 +119,10 @@ func (o *ordeal) happen() {
 	default:
 		o.clock.pass(time.Duration(o.IntN(2000)) * time.Millisecond)
 	}
+	o.traffic()
+	if o.chance(50) {
+		o.lookOn()
+	}
 	if o.chance(80) {
 		o.apply()
 		o.settled()
@@ -123,6 +133,43 @@ func (o *ordeal) apply() {
 	o.log.add("step %d: apply at %v", o.step, o.clock.now)
 	_ = o.r.Apply()
 	o.r.Gone()
+}
+
+// traffic lets a flow begin, or end.
+func (o *ordeal) traffic() {
+	if !o.chance(o.busy) {
+		return
+	}
+	if o.chance(50) {
+		o.guard.endFlow(o.Rand)
+	} else {
+		o.guard.beginFlow(o.Rand)
+	}
+}
+
+// look is a look at all flows, as pkg/flow takes one.
+type look struct {
+	begin time.Time
+	flows []*guardedFlow // those of its begin
+}
+
+// lookOn begins to look at all flows, or comes to the end. What has begun or
+// ended meanwhile was missed.
+func (o *ordeal) lookOn() {
+	if o.look == nil {
+		o.look = &look{begin: o.clock.now, flows: slices.Clone(o.guard.flows)}
+
+		return
+	}
+	dialled := make(map[maps.Addr]struct{})
+	for _, f := range o.look.flows {
+		if !f.ended {
+			dialled[f.dialled] = struct{}{}
+		}
+	}
+	o.log.add("step %d: %d addresses were dialled by flows, of which all since %v were missed", o.step, len(dialled), o.look.begin)
+	o.r.PruneAddrs(dialled, o.look.begin)
+	o.look = nil
 }
 
 // settled forgets the source ranges that Services do not have any more.
@@ -167,6 +214,7 @@ func (o *ordeal) setNode() {
 func (o *ordeal) restart() {
 	o.log.add("step %d: restart", o.step)
 	clear(o.guard.reading)
+	o.look = nil
 	o.r = mustNew(o.t, loggedTables(o.guard.tables(), &o.log), o.clock)
 	o.examine()
 	for _, i := range o.Perm(len(o.services) + 1) {
@@ -198,16 +246,24 @@ func (o *ordeal) examine() {
 	}
 }
 
-// recover lets writes succeed again, and everything come to rest.
+// rest lets everything come to rest, and all flows end.
+func (o *ordeal) rest() {
+	settle(o.t, o.r, o.clock)
+	o.guard.flows = nil
+	o.clock.pass(DefaultGrace)
+	o.r.PruneAddrs(nil, o.clock.now)
+	settle(o.t, o.r, o.clock)
+	o.examine()
+}
+
+// recover lets writes succeed again.
 func (o *ordeal) recover() {
-	o.slow = 0
-	o.failing = 0
+	o.slow, o.failing, o.busy = 0, 0, 0
 	o.guard.Fakes.Backends.Capacity = 0
 	o.guard.Fakes.Frontends.Capacity = 0
 	o.guard.Fakes.ServicePorts.Capacity = 0
 	o.guard.Fakes.Addrs.Capacity = 0
-	settle(o.t, o.r, o.clock)
-	o.examine()
+	o.rest()
 }
 
 func (o *ordeal) compareWithFresh() {
@@ -251,8 +307,7 @@ func (o *ordeal) deleteAll() {
 	}
 	o.node = nil
 	o.setNode()
-	settle(o.t, o.r, o.clock)
-	o.examine()
+	o.rest()
 	if left := dump(o.t, o.guard.Tables); left != "" {
 		o.t.Errorf("left in the maps:\n%s", left)
 	}

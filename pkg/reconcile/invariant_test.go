@@ -3,6 +3,7 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"time"
@@ -26,11 +27,47 @@ type guard struct {
 	fences map[lb.ServiceName][][]netip.Prefix
 	// node is what is known of the node's own addresses.
 	node map[maps.Addr]maps.AddrUse
-	errs []error
+	// dialling is until when programs may begin flows to an address: they may
+	// have looked at a frontend that had it.
+	dialling map[maps.Addr]time.Time
+	flows    []*guardedFlow // that live
+	errs     []error
 }
 
 func newGuard(f *maps.Fakes, clock *testClock) *guard {
-	return &guard{Fakes: f, clock: clock, needed: make(map[uint32]time.Time), reading: make(map[uint32]time.Time)}
+	return &guard{
+		Fakes: f, clock: clock, needed: make(map[uint32]time.Time), reading: make(map[uint32]time.Time),
+		dialling: make(map[maps.Addr]time.Time),
+	}
+}
+
+// guardedFlow is a flow that must not be cut.
+type guardedFlow struct {
+	dialled maps.Addr
+	ended   bool
+}
+
+// beginFlow has a client dial what any client can, if there is anything.
+func (g *guard) beginFlow(r *rand.Rand) {
+	var addrs []maps.Addr
+	for addr, until := range g.dialling {
+		if g.clock.now.Before(until) {
+			addrs = append(addrs, addr)
+		}
+	}
+	if len(addrs) > 0 {
+		slices.SortFunc(addrs, compareAddrs)
+		g.flows = append(g.flows, &guardedFlow{dialled: addrs[r.IntN(len(addrs))]})
+	}
+}
+
+// endFlow ends any flow.
+func (g *guard) endFlow(r *rand.Rand) {
+	if n := len(g.flows); n > 0 {
+		i := r.IntN(n)
+		g.flows[i].ended = true
+		g.flows = slices.Delete(g.flows, i, i+1)
+	}
 }
 
 // tables returns the maps with the guard before them.
@@ -107,11 +144,17 @@ func (g *guard) check() {
 	owners := make(map[uint32]span) // slot → extent
 	for key, f := range g.Frontends.Entries {
 		err := g.checkFrontend(f, owners)
-		if addr := key.AddrPort().Addr(); !addr.IsUnspecified() && g.Addrs.Entries[key.Addr].Flags&maps.AddrService == 0 {
-			err = errors.Join(err, fmt.Errorf("address %s is not known as a Service's", addr))
+		if !ofEveryAddr(key) {
+			err = errors.Join(err, g.checkAddr(key.Addr))
+			g.dialling[key.Addr] = g.clock.now.Add(DefaultGrace)
 		}
 		if err != nil {
 			g.errs = append(g.errs, fmt.Errorf("frontend %s: %w", modelKey(key), err))
+		}
+	}
+	for _, f := range g.flows {
+		if err := g.checkAddr(f.dialled); err != nil {
+			g.errs = append(g.errs, fmt.Errorf("a flow is cut: %w", err))
 		}
 	}
 	for id, b := range g.Backends.Entries {
@@ -119,6 +162,14 @@ func (g *guard) check() {
 			g.errs = append(g.errs, fmt.Errorf("backend %d: id %d has no name", id, b.FrontendId))
 		}
 	}
+}
+
+func (g *guard) checkAddr(addr maps.Addr) error {
+	if g.Addrs.Entries[addr].Flags&maps.AddrService == 0 {
+		return fmt.Errorf("address %s is not known as a Service's", addr.IP())
+	}
+
+	return nil
 }
 
 func (g *guard) checkFrontend(f maps.Frontend, owners map[uint32]span) error {

@@ -55,6 +55,7 @@ func TestNodeBackoff(t *testing.T) {
 				t.Fatalf("due at %v, %v", at, ok)
 			}
 			failing = false
+			r.PruneAddrs(nil, clock.now)
 			mustApply(t, r)
 			if used := r.Counters().Fill[name].Used; used != 0 {
 				t.Fatal("did not wait")

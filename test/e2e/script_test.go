@@ -100,7 +100,7 @@ func runAgent(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(node.Kill())
 	case "start":
 		ts.Check(node.Start())
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // see sluice.MustWait
 		defer cancel()
 		ts.Check(node.WaitSynced(ctx))
 	default:

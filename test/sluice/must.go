@@ -52,10 +52,11 @@ func MustNode(t testing.TB, cfg Config) *Node {
 	return n
 }
 
-// MustWait is [Node.Wait], for 30 seconds.
+// MustWait is [Node.Wait], for a minute: on a busy machine the kernel takes
+// seconds to verify the programs of each kind of device.
 func MustWait(t testing.TB, n *Node) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := n.Wait(ctx); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -58,7 +59,9 @@ type Config struct {
 	Manifests  string
 	Kubeconfig string
 
-	Args []string // more flags of `sluice agent`
+	// Args are more flags of `sluice agent`. They win over its own idea of what
+	// suits many agents on one machine: small tables of flows.
+	Args []string
 }
 
 // Node is one node's Sluice: places for pins and a socket of its own, and an
@@ -121,6 +124,9 @@ func (n *Node) Binary() string { return n.cfg.Binary }
 
 // SetBinary is for an upgrade.
 func (n *Node) SetBinary(path string) { n.cfg.Binary = path }
+
+// SetArgs is for other flags, see [Config]; they count for the next agent.
+func (n *Node) SetArgs(args ...string) { n.cfg.Args = args }
 
 func (n *Node) places() []string {
 	return []string{
@@ -248,10 +254,14 @@ func (n *Node) Wait(ctx context.Context) error {
 	return n.wait(ctx, agent.Status.Well)
 }
 
-// WaitSynced waits until the agent has programmed what it could, and checked
-// its hooks, or ctx ends.
+// WaitSynced waits until the agent has programmed what it could, checked its
+// hooks, and attached to devices, or ctx ends.
 func (n *Node) WaitSynced(ctx context.Context) error {
-	return n.wait(ctx, func(s agent.Status) bool { return s.Synced && s.Effective == "" })
+	return n.wait(ctx, func(s agent.Status) bool {
+		unattached := slices.ContainsFunc(s.Devices, func(d agent.Device) bool { return d.Problem != "" })
+
+		return s.Synced && s.Effective == "" && !unattached
+	})
 }
 
 func (n *Node) wait(ctx context.Context, well func(agent.Status) bool) error {
@@ -263,7 +273,8 @@ func (n *Node) wait(ctx context.Context, well func(agent.Status) bool) error {
 			return nil
 		}
 		if err == nil {
-			err = fmt.Errorf("agent is not well: synced %t, effective %q, errors %v", status.Synced, status.Effective, status.Errors)
+			err = fmt.Errorf("agent is not well: synced %t, effective %q, errors %v, devices %+v",
+				status.Synced, status.Effective, status.Errors, status.Devices)
 		}
 		if ctx.Err() == nil {
 			last = err
@@ -282,5 +293,7 @@ func (n *Node) wait(ctx context.Context, well func(agent.Status) bool) error {
 
 // Close ends the agent, detaches everything and removes the places.
 func (n *Node) Close() error {
-	return errors.Join(n.Kill(), n.cgroup.Close(), datapath.Remove(n.bpfRoot), os.RemoveAll(n.dir))
+	remove := func() error { return datapath.Remove(n.bpfRoot) }
+
+	return errors.Join(n.Kill(), n.cgroup.Close(), n.cfg.Namespace.Do(remove), os.RemoveAll(n.dir))
 }

@@ -1,0 +1,117 @@
+package agent
+
+import (
+	"bytes"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// What programs and maps are told of a device.
+func TestDeviceIsHandedOn(t *testing.T) {
+	v4, v6 := netip.MustParseAddr("192.168.50.1"), netip.MustParseAddr("fd00:50::1")
+	for _, test := range []struct {
+		name     string
+		decision node.Decision
+		device   datapath.Device
+		entry    maps.Device
+	}{
+		{
+			"an uplink with addresses",
+			node.Decision{Device: node.Device{Index: 2, LinkLayer: node.LinkEthernet, SourceV4: v4, SourceV6: v6}, Class: node.ClassUplink},
+			datapath.Device{Index: 2, Class: maps.DeviceUplink},
+			maps.Device{SourceV4: maps.AddrOf(v4), SourceV6: maps.AddrOf(v6)},
+		},
+		{
+			"a tunnel without addresses",
+			node.Decision{Device: node.Device{Index: 3, LinkLayer: node.LinkIP}, Class: node.ClassUplink},
+			datapath.Device{Index: 3, Class: maps.DeviceUplink, NoEthernet: true},
+			maps.Device{},
+		},
+		{
+			"a pod's on a bridge",
+			node.Decision{Device: node.Device{Index: 4, LinkLayer: node.LinkEthernet, SourceV4: v4}, Class: node.ClassPods, Bridge: 7},
+			datapath.Device{Index: 4, Class: maps.DevicePods, BridgePort: true},
+			maps.Device{SourceV4: maps.AddrOf(v4), Bridge: 7},
+		},
+	} {
+		t.Run("it is "+test.name, func(t *testing.T) {
+			if diff := cmp.Diff(test.device, deviceOf(test.decision)); diff != "" {
+				t.Errorf("programs (-want +got):\n%s", diff)
+			}
+			want := map[uint32]maps.Device{uint32(test.device.Index): test.entry}
+			if diff := cmp.Diff(want, deviceEntries([]node.Decision{test.decision})); diff != "" {
+				t.Errorf("maps (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Of the local modes, those that go by device become rules.
+func TestDeviceRules(t *testing.T) {
+	only := []node.Pattern{{Glob: "eth*"}}
+	for mode, want := range map[LocalMode]node.Rules{
+		LocalByDevice:            {Only: only},
+		LocalClusterCIDR:         {Only: only},
+		LocalNodeCIDR:            {Only: only},
+		LocalBridgeInterface:     {Only: only, PodBridge: "cbr0"},
+		LocalInterfaceNamePrefix: {Only: only, PodPrefix: "cali"},
+	} {
+		got, err := deviceRules(Config{
+			Devices: node.Rules{Only: only},
+			Local:   LocalDetector{Mode: mode, BridgeInterface: "cbr0", InterfaceNamePrefix: "cali"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", mode, diff)
+		}
+	}
+	wrong := node.Rules{Never: []node.Pattern{{Glob: "eth0", Class: node.ClassPods}}}
+	if _, err := deviceRules(Config{Devices: wrong}); err == nil {
+		t.Error("no error for rules that make no sense")
+	}
+}
+
+func TestMasqueradePortsAreChosen(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		ephemeral string
+		cfg, want bpf.PortRange
+		log       string
+	}{
+		{"those that are free", "32768 60999", bpf.PortRange{}, bpf.PortRange{Low: 1024, High: 29999}, "ports=1024-29999"},
+		{"the default, with a warning, if none is", "1024 65535", bpf.PortRange{}, bpf.DefaultMasqueradePorts, "level=WARN"},
+		{"those of the configuration", "1024 65535", bpf.PortRange{Low: 5, High: 6}, bpf.PortRange{Low: 5, High: 6}, ""},
+	} {
+		t.Run("they are "+test.name, func(t *testing.T) {
+			ns := lab.MustNamespace(t, "node")
+			if err := ns.Sysctl("net/ipv4/ip_local_port_range", test.ephemeral); err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			cfg := Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Datapath: datapath.Config{MasqueradePorts: test.cfg}}
+			lab.MustDo(t, ns, func() error {
+				got, err := masqueradePorts(cfg)
+				if got != test.want {
+					t.Errorf("ports are %v, want %v", got, test.want)
+				}
+
+				return err
+			})
+			if text := out.String(); !strings.Contains(text, test.log) || (text == "") != (test.log == "") {
+				t.Errorf("log is %q, want %q", text, test.log)
+			}
+		})
+	}
+}

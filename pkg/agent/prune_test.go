@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// The addresses of a Service that is deleted stay known for the flows to them:
+// each until a sweep has found none.
+func TestAddressesOutliveTheirService(t *testing.T) {
+	now := uint64(time.Hour)
+	k, pinned, _ := mustKeepFlows(t, &now)
+	a := mustLoop(t, k, pinned)
+	dialled, idle := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("192.0.2.1")
+	sink{a.mail}.SetService(*web(), nil)
+	mustBeKnown(t, pinned, dialled, true)
+	mustBeKnown(t, pinned, idle, true)
+	flow := mustPutFlow(t, pinned.Flows, 1, now)
+
+	sink{a.mail}.DeleteService(web().Name)
+	mustHaveNoFrontends(t, a)
+	mustBeKnown(t, pinned, dialled, true)
+	mustBeKnown(t, pinned, idle, true)
+
+	k.sweep()
+	mustBeKnown(t, pinned, idle, false)
+	mustBeKnown(t, pinned, dialled, true)
+
+	if err := pinned.Flows.Delete(flow); err != nil {
+		t.Fatal(err)
+	}
+	k.sweep()
+	mustBeKnown(t, pinned, dialled, false)
+}
+
+// silence is a cluster that tells nothing by itself.
+type silence struct{}
+
+func (silence) Run(context.Context) error   { return nil }
+func (silence) Synced() <-chan struct{}     { return nil }
+func (silence) NodeSynced() <-chan struct{} { return nil }
+
+// mustLoop returns an agent whose loop runs, on maps that have no programs.
+func mustLoop(t *testing.T, flows *flowKeeper, pinned *maps.Pinned) *agent {
+	t.Helper()
+	writer, err := reconcile.New(reconcile.Config{Tables: pinned.Tables, Grace: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
+	a := &agent{cfg: cfg, synced: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{}, flows: flows}
+	a.keeper = newKeeper(a)
+	flows.swept = a.pruneAddrs
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- a.loop(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+
+	return a
+}
+
+// mustHaveNoFrontends waits until the writer knows that all frontends have gone.
+func mustHaveNoFrontends(t *testing.T, a *agent) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		used, err := inLoop(t.Context(), a, func() int { return a.writer.Counters().Fill[maps.NameFrontends].Used })
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case used == 0:
+			return
+		case time.Now().After(deadline):
+			t.Fatalf("%d frontends are left", used)
+		}
+	}
+}
+
+// mustBeKnown waits until an address is known as a Service's, or is not.
+func mustBeKnown(t *testing.T, pinned *maps.Pinned, addr netip.Addr, want bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		use, _, err := pinned.Addrs.Lookup(maps.AddrOf(addr))
+		switch known := use.Flags&maps.AddrService != 0; {
+		case err != nil:
+			t.Fatal(err)
+		case known == want:
+			return
+		case time.Now().After(deadline):
+			t.Fatalf("%s: known as a Service's is %v, want %v", addr, known, want)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package datapath
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Cleanup takes away both kinds of attachment, those of other builds too, and
+// leaves what belongs to others.
+func TestRemoveDevices(t *testing.T) {
+	p := newPort(t, Clsact)
+	p.attach(p.device())
+	lab.MustDo(t, p.node, func() error { // one with other numbers, as another build may have
+		return netlink.FilterAdd(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{
+				LinkIndex: p.index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 7, Priority: 77, Protocol: unix.ETH_P_ALL,
+			},
+			Fd: p.theirs["egress"].program.FD(), Name: "sluice_v0", DirectAction: true,
+		})
+	})
+	if p.Features().TCX {
+		p.open(TCX)
+		hook := deviceHooks()[1]
+		lab.MustDo(t, p.node, func() error {
+			return attachTCX(p.cfg.BPFRoot, p.index, hook, p.ours[1].ingress.program)
+		})
+		p.wantState("eth0", TCX, "only ingress is attached; attached to tcx and to clsact")
+	}
+	for range 2 {
+		lab.MustDo(t, p.node, func() error { return Remove(p.cfg.BPFRoot) })
+		if _, err := os.Stat(p.cfg.BPFRoot); !os.IsNotExist(err) {
+			t.Errorf("pins are left: %v", err)
+		}
+		p.wantState("eth0", "", "")
+		if p.hasClsact() {
+			t.Errorf("the qdisc clsact is left, with %v", p.filterNames())
+		}
+	}
+	for _, c := range p.ours {
+		p.wantCounts(false, c.ingress, c.egress)
+	}
+}
+
+// A build that had other numbers is taken over, too.
+func TestFilterOfAnotherBuild(t *testing.T) {
+	p := newPort(t, Clsact)
+	old := newCounter(t, -1)
+	lab.MustDo(t, p.node, func() error {
+		if err := netlink.QdiscAdd(clsactOf(p.index)); err != nil {
+			return err
+		}
+
+		return netlink.FilterAdd(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{
+				LinkIndex: p.index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 7, Priority: 77, Protocol: unix.ETH_P_ALL,
+			},
+			Fd: old.program.FD(), Name: "sluice_ingress", DirectAction: true,
+		})
+	})
+	p.attach(p.device())
+	if names := p.filterNames(); !slices.Equal(names, []string{"sluice_ingress", "sluice_egress"}) {
+		t.Errorf("filters are %v", names)
+	}
+	p.wantCounts(false, old)
+	p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
+}
+
+// Links of hooks and devices that another build left below a device are gone with
+// the device.
+func TestLinkOfAnotherBuildBelowADevice(t *testing.T) {
+	p := newPort(t, TCX)
+	p.attach(p.device())
+	dir := filepath.Dir(devicePin(p.cfg.BPFRoot, p.index, deviceHooks()[0]))
+	must(t, os.Rename(filepath.Join(dir, "egress"), filepath.Join(dir, "v0")))
+	p.attach()
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("the folder is left: %v", err)
+	}
+	p.wantCounts(false, p.ours[0].ingress, p.ours[0].egress)
+	must(t, p.Attach()) // the socket hooks do not mind the folder of devices
+	if _, err := fs.Stat(os.DirFS(deviceDir(p.cfg.BPFRoot)), "."); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,281 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
+)
+
+// deviceNode is a node that has an agent and no Services: it is about its
+// devices.
+type deviceNode struct {
+	*sluice.Node
+	t   testing.TB
+	lab *lab.Node
+}
+
+// mustDeviceNode makes the first node of a cluster such a node. All is well with
+// the agent.
+func mustDeviceNode(t testing.TB, cluster lab.Config, args ...string) *deviceNode {
+	t.Helper()
+	n := &deviceNode{t: t, lab: lab.MustNew(t, cluster).Nodes[0]}
+	n.Node = sluice.MustNode(t, sluice.Config{
+		Namespace: n.lab.Namespace,
+		Cgroup:    lab.MustCgroup(t, "devices"),
+		Manifests: t.TempDir(),
+		Args:      args,
+	})
+
+	return n
+}
+
+// restart starts the next agent, with other flags.
+func (n *deviceNode) restart(args ...string) {
+	n.t.Helper()
+	must(n.t, n.Stop())
+	n.SetArgs(args...)
+	must(n.t, n.Start())
+	sluice.MustWait(n.t, n.Node)
+}
+
+// device is what `sluice status` says of one; it is empty if there is none.
+func (n *deviceNode) device(name string) agent.Device {
+	n.t.Helper()
+	status, err := n.Status()
+	must(n.t, err)
+	i := slices.IndexFunc(status.Devices, func(d agent.Device) bool { return d.Name == name })
+	if i < 0 {
+		return agent.Device{}
+	}
+
+	return status.Devices[i]
+}
+
+// devicePatience is long: the programs of each kind of device are verified when
+// the first one appears.
+const devicePatience = time.Minute
+
+// becomes waits until a device is of a class, and attached to, or neither.
+func (n *deviceNode) becomes(name, class string) {
+	n.t.Helper()
+	var last agent.Device
+	for deadline := time.Now().Add(devicePatience); ; time.Sleep(20 * time.Millisecond) {
+		last = n.device(name)
+		if last.Name == name && last.Class == class && (last.Attached != "") == (class != "") && last.Problem == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			n.t.Fatalf("%s is %+v, want class %q", name, last, class)
+		}
+	}
+}
+
+func (n *deviceNode) veth(name string, peer *lab.Namespace) {
+	n.t.Helper()
+	lab.MustVeth(n.t, lab.End{Namespace: n.lab.Namespace, Device: name}, lab.End{Namespace: peer, Device: name})
+}
+
+// Defaults are right whatever the CNI plugin does.
+func TestDeviceDefaults(t *testing.T) {
+	const uplinks = "eth0 uplink veth with the network of 192.168.50.1/24\n" +
+		"eth1 uplink veth with the network of 192.168.51.1/24\n"
+	for _, test := range []struct {
+		name   string
+		config lab.Config
+		want   string
+	}{
+		{"bridge", lab.Config{Attachment: lab.Bridged}, uplinks +
+			"br0  bridge: its ports are attached\n" +
+			"pod0 pods host end of a veth pair, port of br0\n" +
+			"pod1 pods host end of a veth pair, port of br0\n"},
+		{"Calico", lab.Config{Attachment: lab.Routed}, uplinks +
+			"pod0 pods host end of a veth pair\n" +
+			"pod1 pods host end of a veth pair\n"},
+		{"kindnet", lab.Config{Attachment: lab.PointToPoint}, uplinks +
+			"pod0 pods host end of a veth pair\n" +
+			"pod1 pods host end of a veth pair\n"},
+		{"flannel", lab.Config{Attachment: lab.Bridged, OverlayMTU: 1450}, uplinks +
+			"vxlan0 uplink vxlan device\n" +
+			"br0  bridge: its ports are attached\n" +
+			"pod0 pods host end of a veth pair, port of br0\n" +
+			"pod1 pods host end of a veth pair, port of br0\n"},
+	} {
+		t.Run("of "+test.name, func(t *testing.T) {
+			t.Parallel()
+			test.config.Nodes, test.config.PodsPerNode, test.config.SecondUplink = 2, 2, true
+			n := mustDeviceNode(t, test.config)
+			status, err := n.Status()
+			must(t, err)
+			var got []string
+			for _, d := range status.Devices {
+				got = append(got, strings.Join([]string{d.Name, d.Class, d.Reason}, " "))
+				if (d.Attached != "") != (d.Class != "") || d.Problem != "" {
+					t.Errorf("device %+v", d)
+				}
+			}
+			want := strings.Split("lo  loopback\n"+strings.TrimSpace(test.want), "\n")
+			slices.Sort(got)
+			slices.Sort(want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+			if out, err := n.Run("status"); err != nil || t.Failed() {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// eachAttachment runs a test with each way to attach that the kernel has.
+func eachAttachment(t *testing.T, test func(t *testing.T, attach string)) {
+	t.Helper()
+	features, err := datapath.ProbeFeatures()
+	must(t, err)
+	for _, attach := range []string{"tcx", "clsact"} {
+		t.Run(attach, func(t *testing.T) {
+			if attach == "tcx" && !features.TCX {
+				t.Skip("this kernel has no tcx (Linux 6.6)")
+			}
+			t.Parallel()
+			test(t, attach)
+		})
+	}
+}
+
+// Devices appear, a hundred at once, and change in every way in which devices can.
+func TestDevicesComeAndGo(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, attach string) {
+		n := mustDeviceNode(t, lab.Config{Nodes: 1}, "--device-attach", attach)
+		pod := lab.MustNamespace(t, "pod")
+		handle := n.lab.Netlink()
+		n.becomes("eth0", "uplink")
+
+		n.veth("veth1", pod)
+		n.becomes("veth1", "pods")
+		if d := n.device("veth1"); d.Attached != attach {
+			t.Errorf("veth1 is attached by %s, want %s", d.Attached, attach)
+		}
+		must(t, n.lab.AddAddress("veth1", netip.MustParsePrefix("10.9.0.1/24")))
+		n.becomes("veth1", "uplink")
+		must(t, n.lab.RemoveAddress("veth1", netip.MustParsePrefix("10.9.0.1/24")))
+		n.becomes("veth1", "pods")
+
+		link, err := handle.LinkByName("veth1")
+		must(t, err, n.lab.SetDown("veth1"), handle.LinkSetName(link, "veth2"))
+		n.becomes("veth2", "pods")
+		must(t, handle.LinkSetNsFd(link, int(pod.Handle())))
+		eventually(t, "veth2 is gone", func() bool { return n.device("veth2").Name == "" })
+		link, err = pod.Netlink().LinkByName("veth2")
+		must(t, err, pod.Netlink().LinkSetNsFd(link, int(n.lab.Handle())))
+		n.becomes("veth2", "pods")
+		must(t, n.lab.RemoveDevice("veth2"))
+		eventually(t, "veth2 is gone", func() bool { return n.device("veth2").Name == "" })
+
+		const count = 100
+		start := time.Now()
+		for i := range count {
+			n.veth(fmt.Sprintf("many%d", i), pod)
+		}
+		made := time.Since(start)
+		n.becomes(fmt.Sprintf("many%d", count-1), "pods")
+		sluice.MustWait(t, n.Node)
+		t.Logf("%d devices: made in %v, attached after %v", count, made, time.Since(start))
+		for i := range count {
+			must(t, n.lab.RemoveDevice(fmt.Sprintf("many%d", i)))
+		}
+		eventually(t, "all are gone", func() bool { return n.device(fmt.Sprintf("many%d", count-1)).Name == "" })
+		sluice.MustWait(t, n.Node)
+		if !strings.Contains(n.Log(), "msg=device name=veth1") {
+			t.Error("no decision is logged")
+		}
+	})
+}
+
+// Flags say which devices, and how; another agent may say otherwise.
+func TestDeviceFlags(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, attach string) {
+		other := map[string]string{"tcx": "clsact", "clsact": "tcx"}[attach]
+		n := mustDeviceNode(t, lab.Config{Nodes: 1, PodsPerNode: 2}, "--device-attach", attach)
+		n.becomes("pod0", "pods")
+
+		n.restart("--device-attach", attach, "--exclude-devices", "pod1,x*")
+		n.becomes("pod0", "pods")
+		n.becomes("pod1", "")
+		if reason := n.device("pod1").Reason; reason != "excluded by --exclude-devices pod1" {
+			t.Errorf("pod1: %q", reason)
+		}
+		n.restart("--device-attach", attach, "--devices", "eth*,pod1=uplink", "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "eth")
+		n.becomes("eth0", "pods")
+		n.becomes("pod0", "")
+		n.becomes("pod1", "uplink")
+
+		if features, err := datapath.ProbeFeatures(); err != nil || !features.TCX {
+			return // there is no other
+		}
+		n.restart("--device-attach", other)
+		for _, name := range []string{"eth0", "pod0", "pod1"} {
+			if d := n.device(name); d.Attached != other || d.Problem != "" {
+				t.Errorf("%s is %+v, want %s", name, d, other)
+			}
+		}
+	})
+}
+
+// What is attached stays without an agent, and goes with a cleanup.
+func TestDevicesWithoutAnAgent(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, attach string) {
+		n := mustDeviceNode(t, lab.Config{Nodes: 1, PodsPerNode: 1}, "--device-attach", attach)
+		n.becomes("pod0", "pods")
+		must(t, n.Kill())
+		for _, name := range []string{"eth0", "pod0"} {
+			if d := n.device(name); d.Attached != attach || d.Problem != "" || d.Class != "" {
+				t.Errorf("%s is %+v, want %s", name, d, attach)
+			}
+		}
+		_, err := n.Run("cleanup")
+		must(t, err)
+		status, err := n.Status()
+		must(t, err)
+		for _, d := range status.Devices {
+			if d.Attached != "" || d.Problem != "" {
+				t.Errorf("%+v is left", d)
+			}
+		}
+	})
+}
+
+// Somebody detaches our programs: status says so, and the agent mends it.
+func TestDevicesAreMended(t *testing.T) {
+	t.Parallel() // it waits for the agent's next check, 30 s
+	n := mustDeviceNode(t, lab.Config{Nodes: 1, PodsPerNode: 1}, "--device-attach", "clsact")
+	n.becomes("pod0", "pods")
+	link, err := n.lab.Netlink().LinkByName("pod0")
+	must(t, err)
+	qdiscs, err := n.lab.Netlink().QdiscList(link)
+	must(t, err)
+	for _, qdisc := range qdiscs {
+		if qdisc.Type() == "clsact" {
+			must(t, n.lab.Netlink().QdiscDel(qdisc))
+		}
+	}
+	status, err := n.Status()
+	must(t, err)
+	if d := n.device("pod0"); d.Problem != "not attached" || status.Well() {
+		t.Errorf("pod0 is %+v; all is well: %t", d, status.Well())
+	}
+	for deadline := time.Now().Add(40 * time.Second); n.device("pod0").Attached == ""; time.Sleep(time.Second) {
+		if time.Now().After(deadline) {
+			t.Fatal("pod0 is not attached again")
+		}
+	}
+}
