@@ -3,6 +3,7 @@ package bpf
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket/layers"
 
@@ -117,6 +118,7 @@ func TestReplyTupleOfAFlowThatIsOver(t *testing.T) {
 		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
 		c.establish(t)
 		c.hears(t, tcp(client, client, "R."))
+		w.wait(t, 11*time.Second)
 		w.serve(t, service{at: []string{otherIP}, to: []string{portPod}})
 		in := tcp(p.client, otherIP, "S")
 		w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)

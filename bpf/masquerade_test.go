@@ -257,7 +257,10 @@ func TestMasqueradePortIsFreeAgain(t *testing.T) {
 		w.ingress(t, p, in).drops(maps.ReasonDropMasqueradePort)
 
 		c.returns(t, tcp(client, client, "R.")) // and it was reset
+		w.ingress(t, p, in).drops(maps.ReasonDropMasqueradePort)
+		w.wait(t, 11*time.Second)
 		w.ingress(t, p, in).becomes(in.to(remotePod), maps.ReasonTranslated)
+		w.egress(t, p, in.to(remotePod)).becomes(in.from(node).fromPort(20000).to(remotePod), maps.ReasonFlow)
 		reply := tcp(remotePod, node, "S.").toPort(20000)
 		w.ingress(t, p, reply).becomes(reply.to(stranger), maps.ReasonFlow)
 	}, window)

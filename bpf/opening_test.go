@@ -160,7 +160,7 @@ func TestEntriesTellTheFlow(t *testing.T) {
 		}
 		if c.masqueradedPort != 0 {
 			want.Masquerade, want.MasqueradePort = c.w.mapAddr(node), maps.Port(c.masqueradedPort)
-			want.Flags |= maps.FlowMasqueraded
+			want.Flags |= maps.FlowMasqueraded | maps.FlowSent | maps.FlowAtPods
 		}
 		if f != want {
 			t.Errorf("%s: flow is %+v, want %+v", family, f, want)
@@ -216,7 +216,7 @@ func TestEgressIsIdleUntilAFlowNeedsIt(t *testing.T) {
 		used    []uint32
 	}{
 		{name: "of a client outside", at: uplink, backend: portPod, used: []uint32{maps.DeviceUplink}},
-		{name: "of a client outside, masqueraded", at: uplink, backend: remotePod, used: []uint32{maps.DeviceUplink}},
+		{name: "of a client outside, masqueraded", at: uplink, backend: remotePod, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
 		{name: "of a client outside, masqueraded, to a pod here", at: uplink, backend: portPod, flags: maps.FrontendMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
 		{name: "of a pod", at: podVeth, backend: remotePod, used: []uint32{maps.DevicePods}},
 		{name: "of a pod, masqueraded", at: podVeth, backend: remotePod, flags: maps.FrontendMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},

@@ -83,7 +83,14 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 	*half_open = !f;
 	if (!f)
 		f = bpf_map_lookup_elem(&sl_half_open, key);
-	return f && goes(pkt, f, key) ? f : NULL;
+	if (!f) {
+		/* It may have moved in between. */
+		f = bpf_map_lookup_elem(&sl_flows, key);
+		*half_open = false;
+	}
+	if (!f || !goes(pkt, f, key))
+		return NULL;
+	return f->role == FLOW_FROM_BACKEND && !(f->flags & FLOW_SENT) ? NULL : f;
 }
 
 /* translate_error translates an ICMP error, if it is about a flow of ours. */
@@ -204,6 +211,16 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
 	return why;
 }
 
+/*
+ * is_of_another says that a backend accepts a connection, where our flow of that
+ * tuple has ended: the client has dialled it directly.
+ */
+static __always_inline bool is_of_another(const struct flow *f, const struct packet *pkt)
+{
+	return pkt->signal == SIGNAL_ACCEPT && f->role == FLOW_TO_CLIENT &&
+	       (f->state == FLOW_FIN || f->state == FLOW_RESET);
+}
+
 /* The way of a packet from the stack to the wire: what belongs to no flow is none of ours. */
 static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt)
 {
@@ -227,7 +244,7 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 		return REASON_PASS_BYSTANDER;
 
 	f = find_flow(pkt, &pkt->ip.key, &half_open);
-	if (!f)
+	if (!f || is_of_another(f, pkt))
 		return REASON_PASS_BYSTANDER;
 	pkt->now = bpf_ktime_get_ns();
 	track(pkt, f, half_open);
@@ -251,6 +268,9 @@ int sluice_ingress(struct __sk_buff *ctx)
 	enum reason why;
 	__u32 flags;
 
+	/* A frame to another machine, which the stack would drop; a bridge would not. */
+	if (config_ethernet && !config_bridge_port && ctx->pkt_type == PACKET_OTHERHOST)
+		return pass(REASON_PASS_BYSTANDER);
 	why = is_concerned(ctx, &net, &flags);
 	if (why)
 		return pass(why);

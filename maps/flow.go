@@ -35,6 +35,7 @@ const (
 	FlowMasqueraded = uint8(treatyFlowFlagFLOW_MASQUERADED)
 	FlowAtPods      = uint8(treatyFlowFlagFLOW_AT_PODS)
 	FlowAtUplinks   = uint8(treatyFlowFlagFLOW_AT_UPLINKS)
+	FlowSent        = uint8(treatyFlowFlagFLOW_SENT)
 )
 
 // FlowKeyOf returns the key of a packet as it comes to a hook.

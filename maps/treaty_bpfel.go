@@ -131,6 +131,7 @@ const (
 	treatyFlowFlagFLOW_MASQUERADED treatyFlowFlag = 1
 	treatyFlowFlagFLOW_AT_PODS     treatyFlowFlag = 2
 	treatyFlowFlagFLOW_AT_UPLINKS  treatyFlowFlag = 4
+	treatyFlowFlagFLOW_SENT        treatyFlowFlag = 8
 )
 
 type treatyFlowKey struct {

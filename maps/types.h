@@ -41,7 +41,7 @@ enum backend_flag {
 enum addr_flag {
 	ADDR_NODE = 1, /* an address of this node */
 	ADDR_NODE_PORT = 2, /* node ports answer here */
-	ADDR_SERVICE = 4, /* of a frontend: a ClusterIP, an external IP, a load balancer's */
+	ADDR_SERVICE = 4, /* of a frontend, or of one that flows outlive */
 };
 
 /* What a device leads to. */
@@ -273,6 +273,7 @@ enum flow_flag {
 	FLOW_MASQUERADED = 1,
 	FLOW_AT_PODS = 2, /* egress entries are needed at devices of class DEVICE_PODS */
 	FLOW_AT_UPLINKS = 4, /* and of class DEVICE_UPLINK */
+	FLOW_SENT = 8, /* a packet has left as the masquerade */
 };
 
 /*

@@ -105,13 +105,11 @@ static __always_inline bool is_over(const struct flow *f, __u64 now)
 {
 	__u64 idle = now - f->last_seen;
 
-	if (f->state == FLOW_RESET)
-		return true;
 	if (f->proto == IPPROTO_UDP)
 		return idle > config_udp_idle_ns;
 	if (f->state == FLOW_NEW)
 		return idle > OPENING_NS;
-	return f->state == FLOW_FIN && idle > CLOSING_NS;
+	return f->state != FLOW_OPEN && idle > CLOSING_NS;
 }
 
 /* is_same says that two entries are of one and the same client's flow to what it dialled. */
@@ -148,13 +146,17 @@ static __always_inline bool is_free(const struct flow *had, const struct flow *f
 static __noinline int reserve(struct packet *pkt, __u32 role)
 {
 	struct flow *f = &pkt->flow;
+	const struct flow *had;
 
 	comes_as(f, role, &pkt->key);
 	f->role = role;
-	if (!is_free(bpf_map_lookup_elem(&sl_flows, &pkt->key), f, pkt->now) ||
-	    !is_free(bpf_map_lookup_elem(&sl_half_open, &pkt->key), f, pkt->now))
+	if (!is_free(bpf_map_lookup_elem(&sl_flows, &pkt->key), f, pkt->now))
 		return REASON_DROP_MASQUERADE_PORT;
-	drop_half_open(&pkt->key);
+	had = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	if (!is_free(had, f, pkt->now))
+		return REASON_DROP_MASQUERADE_PORT;
+	if (had)
+		drop_half_open(&pkt->key);
 	switch (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST)) {
 	case 0:
 		break;
@@ -168,11 +170,15 @@ static __noinline int reserve(struct packet *pkt, __u32 role)
 	return REASON_NEXT;
 }
 
-/* release takes the entry of pkt->flow that has this role out of half_open. */
+/* release takes the entry of pkt->flow that has this role out of half_open, if it is still its own. */
 static __noinline int release(struct packet *pkt, __u32 role)
 {
+	const struct flow *had;
+
 	comes_as(&pkt->flow, role, &pkt->key);
-	drop_half_open(&pkt->key);
+	had = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	if (had && had->created == pkt->flow.created)
+		drop_half_open(&pkt->key);
 	return 0;
 }
 

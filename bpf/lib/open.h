@@ -83,16 +83,15 @@ static __always_inline int reserve_reply(struct packet *pkt, const struct fronte
 }
 
 /* egress_classes says at which devices pkt->flow has to be looked for. */
-static __always_inline __u8 egress_classes(struct __sk_buff *ctx, struct packet *pkt, bool local)
+static __always_inline __u8 egress_classes(struct __sk_buff *ctx, struct packet *pkt)
 {
 	__u8 classes = config_device_class == DEVICE_PODS ? FLOW_AT_PODS : FLOW_AT_UPLINKS;
 	const struct flow *f = &pkt->flow;
 	struct route back;
 
-	if (is_masqueraded(f))
-		classes |= local ? FLOW_AT_PODS : FLOW_AT_UPLINKS;
-	/* Who comes by one device may be answered by another. */
-	if (!find_route(ctx, &f->backend, &f->client, &back) || back.ifindex != ctx->ifindex)
+	/* Who comes by one device may be answered by another; where the backend is, no class tells. */
+	if (is_masqueraded(f) || !find_route(ctx, &f->backend, &f->client, &back) ||
+	    back.ifindex != device_in(ctx))
 		classes |= FLOW_AT_PODS | FLOW_AT_UPLINKS;
 	return classes;
 }
@@ -136,19 +135,17 @@ static __always_inline int put_entries(struct packet *pkt)
 static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 				    const struct frontend *fe, struct choice *to)
 {
-	bool local;
 	int why;
 
 	why = reserve_reply(pkt, fe, to);
 	if (why)
 		return why;
-	local = to->be.flags & BACKEND_LOCAL;
 	if (wants_masquerade(fe, to, &pkt->flow.client)) {
 		pkt->flow.flags |= FLOW_MASQUERADED;
 		why = masquerade(ctx, pkt);
 	}
 	if (!why) {
-		pkt->flow.flags |= egress_classes(ctx, pkt, local);
+		pkt->flow.flags |= egress_classes(ctx, pkt);
 		why = put_entries(pkt);
 	}
 	if (why)

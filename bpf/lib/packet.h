@@ -49,12 +49,18 @@ struct icmp_header {
 	__be32 rest;
 };
 
+/* __sk_buff.pkt_type */
+#define PACKET_BROADCAST 1
+#define PACKET_MULTICAST 2
+#define PACKET_OTHERHOST 3
+
 /* What a packet says about the flow that it is of. */
 enum signal {
 	SIGNAL_NONE = 0,
 	SIGNAL_FIRST = 1, /* opens a flow */
 	SIGNAL_FIN = 2, /* nothing will follow */
 	SIGNAL_RESET = 3, /* it is over */
+	SIGNAL_ACCEPT = 4, /* agrees to open one */
 };
 
 /* Where the headers of an IP packet are, from the start of the frame, and who sends it to whom. */
@@ -224,6 +230,9 @@ static __always_inline enum reason read_v6(struct __sk_buff *ctx, struct headers
 	ip->end = packet_end(ctx, ip->l3 + sizeof(*hdr), bpf_ntohs(hdr->payload_len));
 	__builtin_memcpy(&ip->key.src, &hdr->saddr, sizeof(ip->key.src));
 	__builtin_memcpy(&ip->key.dst, &hdr->daddr, sizeof(ip->key.dst));
+	/* No router lets these pass: they would be taken for IPv4. */
+	if (addr_is_v4(&ip->key.src) || addr_is_v4(&ip->key.dst))
+		return REASON_PASS_BYSTANDER;
 	ip->key.proto = hdr->nexthdr;
 	ip->later = false;
 	ip->fragment = false;
@@ -326,6 +335,8 @@ static __always_inline enum reason read_tcp_signal(struct __sk_buff *ctx, struct
 		pkt->signal = SIGNAL_FIN;
 	else if (flags & TCP_SYN && !(flags & TCP_ACK))
 		pkt->signal = SIGNAL_FIRST;
+	else if (flags & TCP_SYN)
+		pkt->signal = SIGNAL_ACCEPT;
 	return REASON_NEXT;
 }
 

@@ -18,10 +18,6 @@
 #define ERROR_TTL 64
 #define CHECKSUM_PARTIAL 3
 
-/* __sk_buff.pkt_type */
-#define PACKET_BROADCAST 1
-#define PACKET_MULTICAST 2
-
 /* The headers of an error. */
 struct error_v4 {
 	struct iphdr ip;

@@ -51,6 +51,18 @@ static __always_inline void device_source(__u32 ifindex, bool v4, struct addr *s
 		*source = v4 ? dev->source_v4 : dev->source_v6;
 }
 
+/* device_in is the device by which the stack sees a packet come: of a bridge, not its port. */
+static __always_inline __u32 device_in(struct __sk_buff *ctx)
+{
+	__u32 ifindex = ctx->ifindex;
+	const struct device *dev;
+
+	if (!config_bridge_port)
+		return ifindex;
+	dev = bpf_map_lookup_elem(&sl_devices, &ifindex);
+	return dev && dev->bridge ? dev->bridge : ifindex;
+}
+
 /*
  * find_route asks the kernel for the way from src to dst, and is false if there
  * is none, or if dst is this node.
@@ -59,12 +71,18 @@ static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 				  const struct addr *dst, struct route *to)
 {
 	/* Of one byte: what becomes of a packet that is too long for the way is the stack's to say. */
-	struct bpf_fib_lookup fib = { .ifindex = ctx->ifindex, .tot_len = 1 };
+	struct bpf_fib_lookup fib = { .ifindex = device_in(ctx), .tot_len = 1 };
 	bool v4 = addr_is_v4(dst);
 	long found;
 
 	set_fib_addrs(&fib, src, dst);
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), config_fib_source ? BPF_FIB_LOOKUP_SRC : 0);
+	if (found == BPF_FIB_LKUP_RET_UNSUPP_LWT || found == BPF_FIB_LKUP_RET_FWD_DISABLED) {
+		/* There is a way, but the kernel does not tell it. */
+		*to = (struct route){};
+		device_source(device_in(ctx), v4, &to->source);
+		return true;
+	}
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return false;
 

@@ -13,6 +13,9 @@ static __always_inline __u8 next_state(const struct flow *f, const struct packet
 		return FLOW_RESET;
 	if (pkt->signal == SIGNAL_FIN && f->state != FLOW_RESET)
 		return FLOW_FIN;
+	/* Whoever goes on after a reset has not taken it for one. */
+	if (f->state == FLOW_RESET && pkt->signal == SIGNAL_NONE)
+		return FLOW_OPEN;
 	if (f->state != FLOW_NEW)
 		return f->state;
 	if (f->proto == IPPROTO_UDP)
@@ -43,10 +46,10 @@ static __noinline int prove(struct packet *pkt, const struct flow *f)
 }
 
 /*
- * opening returns the entry of a half-open flow in another role, or NULL if it was
- * lost or robbed. It may be open by now: another CPU has seen the proof.
+ * entry_of returns the entry of f in another role, or NULL if it was lost or robbed.
+ * It need not be in the table where f is: another CPU may have seen the proof.
  */
-static __always_inline struct flow *opening(struct packet *pkt, const struct flow *f, __u8 role)
+static __always_inline struct flow *entry_of(struct packet *pkt, const struct flow *f, __u8 role)
 {
 	struct flow *entry;
 
@@ -58,31 +61,31 @@ static __always_inline struct flow *opening(struct packet *pkt, const struct flo
 	return entry && entry->created == f->created ? entry : NULL;
 }
 
-static __noinline int touch_opening(struct packet *pkt, const struct flow *f, __u32 role)
+static __noinline int touch(struct packet *pkt, const struct flow *f, __u32 role)
 {
-	struct flow *entry = opening(pkt, f, role);
+	struct flow *entry = entry_of(pkt, f, role);
 
 	if (entry)
 		entry->last_seen = pkt->now;
 	return 0;
 }
 
-/* keep_opening keeps the tuples of a client that tries again. */
-static __always_inline void keep_opening(struct packet *pkt, const struct flow *f)
+/* keep_all keeps the tuples of a flow of which one side is silent. */
+static __always_inline void keep_all(struct packet *pkt, const struct flow *f)
 {
-	touch_opening(pkt, f, FLOW_FROM_CLIENT);
-	touch_opening(pkt, f, FLOW_TO_CLIENT);
+	touch(pkt, f, FLOW_FROM_CLIENT);
+	touch(pkt, f, FLOW_TO_CLIENT);
 	if (is_masqueraded(f)) {
-		touch_opening(pkt, f, FLOW_TO_BACKEND);
-		touch_opening(pkt, f, FLOW_FROM_BACKEND);
+		touch(pkt, f, FLOW_TO_BACKEND);
+		touch(pkt, f, FLOW_FROM_BACKEND);
 	}
 }
 
 /* is_robbed says that a half-open flow has lost a tuple, perhaps to another one. */
 static __always_inline bool is_robbed(struct packet *pkt, const struct flow *f)
 {
-	return !opening(pkt, f, FLOW_TO_CLIENT) ||
-	       (is_masqueraded(f) && !opening(pkt, f, FLOW_FROM_BACKEND));
+	return !entry_of(pkt, f, FLOW_TO_CLIENT) ||
+	       (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND));
 }
 
 /* refresh is for now and then: what another entry has lost is put back. */
@@ -92,15 +95,37 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 
 	f->last_seen = pkt->now;
 	note_egress_use(f, pkt->now);
-	if (half_open) {
-		keep_opening(pkt, f);
+	if (half_open || f->proto == IPPROTO_UDP)
+		keep_all(pkt, f);
+	if (half_open)
 		return 0;
-	}
 	pkt->flow = *f;
 	put = put_back_all(pkt);
 	if (put)
 		count_flows(COUNT_FLOWS_REPAIRED, put);
 	return 0;
+}
+
+static __noinline int mark_sent(struct packet *pkt, const struct flow *f, __u32 role)
+{
+	struct flow *entry = entry_of(pkt, f, role);
+
+	if (entry)
+		entry->flags |= FLOW_SENT;
+	return 0;
+}
+
+/*
+ * note_sent is for the first packet that leaves as the masquerade: from now on there
+ * are replies to it. Where netfilter masquerades before we do (flannel), there never
+ * are, and what comes back to a port of ours is netfilter's.
+ */
+static __always_inline void note_sent(struct packet *pkt, const struct flow *f)
+{
+	mark_sent(pkt, f, FLOW_FROM_CLIENT);
+	mark_sent(pkt, f, FLOW_TO_CLIENT);
+	mark_sent(pkt, f, FLOW_FROM_BACKEND);
+	mark_sent(pkt, f, FLOW_TO_BACKEND);
 }
 
 /* track follows a packet of the entry f. */
@@ -110,6 +135,8 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 
 	if (f->state != state)
 		f->state = state;
+	if (f->role == FLOW_TO_BACKEND && !(f->flags & FLOW_SENT))
+		note_sent(pkt, f);
 	if (pkt->now - f->last_seen > REFRESH_NS)
 		refresh(pkt, f, half_open);
 	if (half_open && is_proven(f, pkt))

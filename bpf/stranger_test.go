@@ -1,0 +1,89 @@
+package bpf
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// What looks like a packet of a flow, and is somebody else's.
+
+// Netfilter may masquerade a packet before we would: then what comes back to that
+// port is for netfilter, also if a flow of ours was given the same one.
+func TestReplyToSomebodyElsesMasquerade(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, remotePod)
+		reply := tcp(remotePod, node, "S.").toPort(c.masqueradedPort)
+		w.ingress(t, p, reply).passes(maps.ReasonPassNoFlow)
+
+		c.leaves(t, tcp(client, client, "S"))
+		c.returns(t, tcp(client, client, "S."))
+	})
+}
+
+// A client may dial a pod directly, from the port of a connection to its Service
+// that has just ended.
+func TestDirectConnectionAfterAFlow(t *testing.T) {
+	for name, end := range map[string]string{"closed": "F.", "reset": "R."} {
+		t.Run(name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, p, layers.IPProtocolTCP, portPod)
+				c.establish(t)
+				c.hears(t, tcp(client, client, end))
+				c.says(t, tcp(client, client, end))
+				w.egress(t, p, tcp(portPod, p.client, "S.")).passes(maps.ReasonPassBystander)
+			})
+		})
+	}
+}
+
+// A promiscuous device, or a switch that does not know better, shows us frames to
+// other machines.
+func TestFrameToAnotherMachine(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
+		in := tcp(p.client, clusterIP, "S")
+		between := ends{src: macOf(in.src.Addr()), dst: net.HardwareAddr{2, 9, 9, 9, 9, 9}}
+		w.run(t, w.programs(t, p).Ingress, p, in, between).passes(maps.ReasonPassBystander)
+		w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)
+	})
+}
+
+// A client that only sends keeps the port that it was lent.
+func TestMasqueradePortOfAClientThatOnlySends(t *testing.T) {
+	window := func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000} }
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{remotePod}})
+		c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, dialled: clusterIP, backend: remotePod, masqueradedPort: 20000}
+		c.first(t, maps.ReasonTranslated)
+		c.establish(t)
+		for range 3 {
+			w.wait(t, 60*time.Second)
+			c.says(t, udp(client, client))
+			c.leaves(t, udp(client, client))
+		}
+		w.ingress(t, p, udp(stranger, clusterIP)).drops(maps.ReasonDropMasqueradePort)
+		c.returns(t, udp(client, client))
+	}, window)
+}
+
+// A backend that is gone may answer after the client was given another one.
+func TestLateAnswerOfABackendThatIsGone(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		first := w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{portPod}})
+		in := udp(p.client, clusterIP)
+		w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)
+		w.removeBackend(t, first, portPod)
+		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{portPodToo}})
+		w.wait(t, 2*time.Second)
+		w.ingress(t, p, in).becomes(in.to(portPodToo), maps.ReasonTranslated)
+
+		late := udp(portPod, p.client)
+		w.egress(t, p, late).becomes(late.from(clusterIP), maps.ReasonFlow)
+		w.ingress(t, p, in).becomes(in.to(portPodToo), maps.ReasonFlow)
+	})
+}
