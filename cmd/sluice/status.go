@@ -61,8 +61,8 @@ func readStatus(ctx context.Context, where *places) (agent.Status, error) {
 func drawStatus(t *table, s agent.Status) {
 	drawAgent(t, s)
 	drawHooks(t, s)
-	drawDevices(t, s.Devices)
 	drawFlowTables(t, s.Flows)
+	drawDevices(t, s.Devices)
 	t.note("")
 	t.row("MAP", "ENTRIES", "CAPACITY")
 	for _, m := range s.Maps {

@@ -90,6 +90,28 @@ func TestDeviceSwitch(t *testing.T) {
 	p.wantEachSeen(false)
 }
 
+// A device that cannot be attached keeps what it has, however that is attached,
+// until it can.
+func TestDeviceSwitchThatFails(t *testing.T) {
+	p := newPort(t, Clsact)
+	p.attach(p.device())
+	must(t, p.Close())
+	needsAttachment(t, TCX)
+	p.open(TCX)
+	obstacle := devicePin(p.cfg.BPFRoot, p.index, deviceHooks()[0])
+	must(t, os.MkdirAll(obstacle, 0o700))
+	if failed := p.tryAttach(p.device()); len(failed) != 1 || failed[p.index] == nil {
+		t.Errorf("devices failed: %v", failed)
+	}
+	p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
+	must(t, os.Remove(obstacle))
+	p.attach(p.device())
+	p.wantState("eth0", TCX, "")
+	if p.hasClsact() {
+		t.Errorf("the qdisc clsact is left, with %v", p.filterNames())
+	}
+}
+
 // linkID returns the kernel's number of the link at ingress, if it is one.
 func (p *port) linkID() link.ID {
 	p.t.Helper()

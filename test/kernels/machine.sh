@@ -14,7 +14,7 @@ kernel=$1 folder=$2 log=$3
 linux=$(basename "$kernel"/lib/modules/*)
 
 # Loaded when somebody asks for them, as on a node. Dependencies come along.
-modules=(veth bridge dummy vxlan inet_diag tcp_diag udp_diag sch_ingress cls_bpf
+modules=(veth bridge dummy tun vxlan inet_diag tcp_diag udp_diag sch_ingress cls_bpf
 	nf_conntrack nf_tables nft_ct nft_nat nft_chain_nat nft_masq)
 
 work=$(mktemp -d)
