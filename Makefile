@@ -23,8 +23,8 @@ demo: ready-demo build ## shows what Sluice does, in a minute, on this machine
 test: ready-test ## all tests; the first time it builds a Kubernetes to test against
 	go test -count=1 -timeout 20m ./...
 
-bench: ready-bench ## the control plane's benchmarks
-	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bench/scale
+bench: ready-bench ## what the control plane takes, and what a packet pays
+	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf ./bench/scale ./bench/forward
 
 kernels: ## the tests on older kernels, in virtual machines
 	test/kernels/run.sh
