@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	rounds   = 21
-	packets  = 50_000 // of a round, sent one after the other
+	rounds   = 201
+	packets  = 3_000 // of a round, sent one after the other
 	services = 10_000
 )
 
@@ -75,8 +75,11 @@ func measure(b *testing.B, flows bool) {
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(median(without), "without-ns")
 	b.ReportMetric(median(with), "with-ns")
-	b.ReportMetric(100*(slices.Min(with)/slices.Min(without)-1), "tax-%(best)")
-	b.ReportMetric(100*(median(with)/median(without)-1), "tax-%(median)")
+	var ratios []float64 // of neighbours: what disturbs both is in neither
+	for i := range with {
+		ratios = append(ratios, with[i]/without[i])
+	}
+	b.ReportMetric(100*(median(ratios)-1), "tax-%")
 }
 
 func median(of []float64) float64 {
