@@ -38,6 +38,11 @@ type Config struct {
 	// (Linux 6.1). Without it a refused connect is sent to a closed port of
 	// loopback, and a refused sendto gets EPERM.
 	SetRetval bool
+
+	// NoStats: nobody wants to know what each frontend has seen.
+	NoStats bool
+	// NoLocalhostNodePorts: node ports do not answer on loopback.
+	NoLocalhostNodePorts bool
 }
 
 // Hook is a program with the place where it wants to be attached.
@@ -67,7 +72,15 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 	if err := loadOn(m, spec, &sock); err != nil {
 		return nil, fmt.Errorf("socket programs: %w", err)
 	}
-	programs := &Programs{Sock: sockHooks(&sock)}
+	var ops opsPrograms
+	spec, err = opsSpec(cfg)
+	if err == nil {
+		err = loadOn(m, spec, &ops)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("connection programs: %w", err), sock.Close())
+	}
+	programs := &Programs{Sock: sockHooks(&sock, &ops)}
 
 	var iter iterPrograms
 	spec, err = loadIter()
@@ -96,9 +109,9 @@ func loadOn(m *maps.Pinned, spec *ebpf.CollectionSpec, programs any) error {
 }
 
 // SockHooks names the socket hooks, without programs.
-func SockHooks() []Hook { return sockHooks(&sockPrograms{}) }
+func SockHooks() []Hook { return sockHooks(&sockPrograms{}, &opsPrograms{}) }
 
-func sockHooks(programs *sockPrograms) []Hook {
+func sockHooks(programs *sockPrograms, ops *opsPrograms) []Hook {
 	return []Hook{
 		{"connect4", ebpf.AttachCGroupInet4Connect, programs.SluiceConnect4},
 		{"connect6", ebpf.AttachCGroupInet6Connect, programs.SluiceConnect6},
@@ -109,6 +122,7 @@ func sockHooks(programs *sockPrograms) []Hook {
 		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, programs.SluiceGetpeer4},
 		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, programs.SluiceGetpeer6},
 		{"sock_release", ebpf.AttachCgroupInetSockRelease, programs.SluiceRelease},
+		{"sock_ops", ebpf.AttachCGroupSockOps, ops.SluiceSockOps},
 	}
 }
 
@@ -124,7 +138,20 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		sockVarConfigUdpIdleNs:       nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		sockVarConfigHostNetnsCookie: cfg.HostNetnsCookie,
 		sockVarConfigHasSetRetval:    cfg.SetRetval,
+		sockVarConfigStats:           !cfg.NoStats,
+
+		sockVarConfigLocalhostNodePorts: !cfg.NoLocalhostNodePorts,
 	})
+}
+
+// opsSpec is the program of TCP connections, told what cfg says.
+func opsSpec(cfg Config) (*ebpf.CollectionSpec, error) {
+	spec, err := loadOps()
+	if err != nil {
+		return nil, err
+	}
+
+	return spec, setVariables(spec, map[string]any{opsVarConfigStats: !cfg.NoStats})
 }
 
 // Close closes the programs; attached ones stay attached.

@@ -38,6 +38,8 @@ type DeviceConfig struct {
 
 	FIBSource    bool // bpf_fib_lookup tells source addresses (Linux 6.7)
 	ChecksumIPv6 bool // bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16)
+
+	NoStats bool // see [Config]
 }
 
 // DevicePrograms are what is attached to devices of a kind. They are loaded
@@ -82,6 +84,7 @@ func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
 		deviceVarConfigMasqueradeHigh:  ports.High,
 		deviceVarConfigFibSource:       cfg.FIBSource,
 		deviceVarConfigCsumIpv6:        cfg.ChecksumIPv6,
+		deviceVarConfigStats:           !cfg.NoStats,
 		deviceVarConfigUdpIdleNs:       nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		deviceVarConfigUdpUnansweredNs: nanoseconds(cfg.UDPUnanswered, DefaultUDPUnanswered),
 	})

@@ -18,6 +18,7 @@ import (
 const (
 	deviceMapSlAddrs               = "sl_addrs"
 	deviceMapSlAffinity            = "sl_affinity"
+	deviceMapSlBackendLoad         = "sl_backend_load"
 	deviceMapSlBackends            = "sl_backends"
 	deviceMapSlDevices             = "sl_devices"
 	deviceMapSlEgressUse           = "sl_egress_use"
@@ -35,6 +36,8 @@ const (
 	deviceMapSlSlots               = "sl_slots"
 	deviceMapSlSockState           = "sl_sock_state"
 	deviceMapSlSourceRanges        = "sl_source_ranges"
+	deviceMapSlStats               = "sl_stats"
+	deviceMapSlTurns               = "sl_turns"
 	deviceMapSlUdpPins             = "sl_udp_pins"
 	deviceProgSluiceEgress         = "sluice_egress"
 	deviceProgSluiceIngress        = "sluice_ingress"
@@ -46,6 +49,7 @@ const (
 	deviceVarConfigMasqueradeHigh  = "config_masquerade_high"
 	deviceVarConfigMasqueradeLow   = "config_masquerade_low"
 	deviceVarConfigScopeBySource   = "config_scope_by_source"
+	deviceVarConfigStats           = "config_stats"
 	deviceVarConfigUdpIdleNs       = "config_udp_idle_ns"
 	deviceVarConfigUdpUnansweredNs = "config_udp_unanswered_ns"
 )
@@ -102,6 +106,7 @@ type deviceProgramSpecs struct {
 type deviceMapSpecs struct {
 	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
@@ -119,6 +124,8 @@ type deviceMapSpecs struct {
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlStats        *ebpf.MapSpec `ebpf:"sl_stats"`
+	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
 }
 
@@ -134,6 +141,7 @@ type deviceVariableSpecs struct {
 	ConfigMasqueradeHigh  *ebpf.VariableSpec `ebpf:"config_masquerade_high"`
 	ConfigMasqueradeLow   *ebpf.VariableSpec `ebpf:"config_masquerade_low"`
 	ConfigScopeBySource   *ebpf.VariableSpec `ebpf:"config_scope_by_source"`
+	ConfigStats           *ebpf.VariableSpec `ebpf:"config_stats"`
 	ConfigUdpIdleNs       *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
 	ConfigUdpUnansweredNs *ebpf.VariableSpec `ebpf:"config_udp_unanswered_ns"`
 }
@@ -160,6 +168,7 @@ func (o *deviceObjects) Close() error {
 type deviceMaps struct {
 	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
@@ -177,6 +186,8 @@ type deviceMaps struct {
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlStats        *ebpf.Map `ebpf:"sl_stats"`
+	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
 }
 
@@ -184,6 +195,7 @@ func (m *deviceMaps) Close() error {
 	return _DeviceClose(
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlDevices,
 		m.SlEgressUse,
@@ -201,6 +213,8 @@ func (m *deviceMaps) Close() error {
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceRanges,
+		m.SlStats,
+		m.SlTurns,
 		m.SlUdpPins,
 	)
 }
@@ -217,6 +231,7 @@ type deviceVariables struct {
 	ConfigMasqueradeHigh  *ebpf.Variable `ebpf:"config_masquerade_high"`
 	ConfigMasqueradeLow   *ebpf.Variable `ebpf:"config_masquerade_low"`
 	ConfigScopeBySource   *ebpf.Variable `ebpf:"config_scope_by_source"`
+	ConfigStats           *ebpf.Variable `ebpf:"config_stats"`
 	ConfigUdpIdleNs       *ebpf.Variable `ebpf:"config_udp_idle_ns"`
 	ConfigUdpUnansweredNs *ebpf.Variable `ebpf:"config_udp_unanswered_ns"`
 }

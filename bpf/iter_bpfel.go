@@ -18,6 +18,7 @@ import (
 const (
 	iterMapSlAddrs        = "sl_addrs"
 	iterMapSlAffinity     = "sl_affinity"
+	iterMapSlBackendLoad  = "sl_backend_load"
 	iterMapSlBackends     = "sl_backends"
 	iterMapSlDevices      = "sl_devices"
 	iterMapSlEgressUse    = "sl_egress_use"
@@ -34,6 +35,8 @@ const (
 	iterMapSlSlots        = "sl_slots"
 	iterMapSlSockState    = "sl_sock_state"
 	iterMapSlSourceRanges = "sl_source_ranges"
+	iterMapSlStats        = "sl_stats"
+	iterMapSlTurns        = "sl_turns"
 	iterMapSlUdpPins      = "sl_udp_pins"
 	iterProgSluiceSocks   = "sluice_socks"
 )
@@ -89,6 +92,7 @@ type iterProgramSpecs struct {
 type iterMapSpecs struct {
 	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
@@ -105,6 +109,8 @@ type iterMapSpecs struct {
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlStats        *ebpf.MapSpec `ebpf:"sl_stats"`
+	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
 }
 
@@ -136,6 +142,7 @@ func (o *iterObjects) Close() error {
 type iterMaps struct {
 	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
@@ -152,6 +159,8 @@ type iterMaps struct {
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlStats        *ebpf.Map `ebpf:"sl_stats"`
+	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
 }
 
@@ -159,6 +168,7 @@ func (m *iterMaps) Close() error {
 	return _IterClose(
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlDevices,
 		m.SlEgressUse,
@@ -175,6 +185,8 @@ func (m *iterMaps) Close() error {
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceRanges,
+		m.SlStats,
+		m.SlTurns,
 		m.SlUdpPins,
 	)
 }

@@ -144,19 +144,19 @@ func TestEntriesTellTheFlow(t *testing.T) {
 		f := c.w.role(t, maps.FlowFromClient).flow
 		for _, role := range f.Roles() {
 			e := c.w.role(t, role).flow
-			e.Role, e.State, e.LastSeen = f.Role, f.State, f.LastSeen
+			e.Role, e.State, e.LastSeen, e.Bytes = f.Role, f.State, f.LastSeen, f.Bytes
 			if e != f {
 				t.Errorf("entry of role %d tells %+v, want %+v", role, e, f)
 			}
 		}
 		created := f.Created
-		f.Created, f.LastSeen, f.State, f.Role, f.BackendId, f.FrontendId = 0, 0, 0, 0, 0, 0
+		f.Created, f.LastSeen, f.State, f.Role, f.BackendId, f.FrontendId, f.Bytes = 0, 0, 0, 0, 0, 0, 0
 		family := c.w.family
 		want := maps.Flow{
 			Client: c.w.mapAddr(c.place.client), ClientPort: maps.Port(40000), StackPort: maps.Port(40000),
 			Dialled: c.w.mapAddr(c.dialled), DialledPort: maps.Port(80),
 			Backend: c.w.mapAddr(c.backend), BackendPort: maps.Port(at(c.backend).Port()),
-			Proto: uint8(c.proto), Flags: maps.FlowAtUplinks,
+			Proto: uint8(c.proto), Flags: maps.FlowAtUplinks | maps.FlowCounted,
 		}
 		if c.masqueradedPort != 0 {
 			want.Masquerade, want.MasqueradePort = c.w.mapAddr(node), maps.Port(c.masqueradedPort)

@@ -8,6 +8,7 @@
 #include "lib/sock_addr.h"
 #include "lib/sock_source.h"
 #include "lib/sock_state.h"
+#include "lib/stat.h"
 #include "lib/udp_pin.h"
 #include "lib/verdict.h"
 
@@ -50,7 +51,7 @@ static __always_inline bool has_node_ports(struct bpf_sock_addr *ctx, const stru
 	struct addr loopback = addr_loopback(a);
 
 	if (addr_equal(a, &loopback))
-		return is_host_netns(ctx);
+		return config_localhost_node_ports && is_host_netns(ctx);
 	return is_node_port_addr(a);
 }
 
@@ -71,19 +72,40 @@ lookup_frontend(struct bpf_sock_addr *ctx, const struct frontend_key *dialled, s
 	return why;
 }
 
-/* pick_for_socket chooses for a new flow of this socket. */
+/*
+ * seed_of_socket is what fe's algorithm goes by: a socket that dials has no address
+ * and no port yet, so the client is its network namespace, and each flow another one.
+ */
+static __always_inline __u32 seed_of_socket(const struct frontend *fe, __u64 netns,
+					    const struct addr *dialled)
+{
+	switch (fe->algorithm) {
+	case ALGORITHM_RR:
+		return fe->id;
+	case ALGORITHM_SH:
+		return hash(&netns, sizeof(netns));
+	case ALGORITHM_DH:
+		return hash(dialled, sizeof(*dialled));
+	default:
+		return bpf_get_prandom_u32();
+	}
+}
+
+/* pick_for_socket chooses for a new flow of this socket, and counts what came of it. */
 static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bool v6,
 						   const struct frontend *fe,
 						   const struct addr *dialled, __u64 now,
 						   struct choice *to)
 {
-	struct affinity_key client = netns_client(fe, bpf_get_netns_cookie(ctx));
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	struct affinity_key client = netns_client(fe, netns);
 	enum reason why;
 
 	why = check_source(ctx, v6, fe, dialled);
-	if (why)
-		return why;
-	return pick_backend(fe, &client, now, to);
+	if (!why)
+		why = pick_backend(fe, &client, seed_of_socket(fe, netns, dialled), now, to);
+	add_stat(fe->id, why ?: REASON_TRANSLATED, 1);
+	return why;
 }
 
 /* The way of a connect() through the house, top to bottom. */
@@ -91,7 +113,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 {
 	struct frontend_key dialled = dialled_key(ctx, v6);
 	struct frontend fe;
-	struct choice to;
+	struct choice to = {};
 	enum reason why;
 
 	why = translates_connects(ctx);
@@ -169,7 +191,7 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 {
 	struct frontend_key dialled = dialled_key(ctx, v6);
 	struct frontend fe;
-	struct choice to;
+	struct choice to = {};
 	enum reason why;
 
 	why = translates_sends(ctx);
@@ -280,8 +302,11 @@ int sluice_release(struct bpf_sock *ctx)
 	if (ctx->protocol != IPPROTO_UDP)
 		return 1;
 	last = bpf_sk_storage_get(&sl_sock_state, ctx, NULL, 0);
-	if (last)
-		unpin(bpf_get_socket_cookie(ctx), last);
+	if (!last)
+		return 1;
+	if (last->counted)
+		add_sockets(last->backend_id, -1);
+	unpin(bpf_get_socket_cookie(ctx), last);
 	return 1;
 }
 

@@ -24,39 +24,44 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	sockMapSlAddrs               = "sl_addrs"
-	sockMapSlAffinity            = "sl_affinity"
-	sockMapSlBackends            = "sl_backends"
-	sockMapSlDevices             = "sl_devices"
-	sockMapSlEgressUse           = "sl_egress_use"
-	sockMapSlFlowCounts          = "sl_flow_counts"
-	sockMapSlFlows               = "sl_flows"
-	sockMapSlFragments           = "sl_fragments"
-	sockMapSlFrontends           = "sl_frontends"
-	sockMapSlHalfOpen            = "sl_half_open"
-	sockMapSlIcmpBudgets         = "sl_icmp_budgets"
-	sockMapSlLocalCidrs          = "sl_local_cidrs"
-	sockMapSlReasons             = "sl_reasons"
-	sockMapSlServiceCidrs        = "sl_service_cidrs"
-	sockMapSlServicePorts        = "sl_service_ports"
-	sockMapSlSlots               = "sl_slots"
-	sockMapSlSockState           = "sl_sock_state"
-	sockMapSlSourceRanges        = "sl_source_ranges"
-	sockMapSlUdpPins             = "sl_udp_pins"
-	sockProgSluiceConnect4       = "sluice_connect4"
-	sockProgSluiceConnect6       = "sluice_connect6"
-	sockProgSluiceGetpeer4       = "sluice_getpeer4"
-	sockProgSluiceGetpeer6       = "sluice_getpeer6"
-	sockProgSluiceRecvmsg4       = "sluice_recvmsg4"
-	sockProgSluiceRecvmsg6       = "sluice_recvmsg6"
-	sockProgSluiceRelease        = "sluice_release"
-	sockProgSluiceSendmsg4       = "sluice_sendmsg4"
-	sockProgSluiceSendmsg6       = "sluice_sendmsg6"
-	sockVarBtfUdpMode            = "btf_udp_mode"
-	sockVarConfigHasSetRetval    = "config_has_set_retval"
-	sockVarConfigHostNetnsCookie = "config_host_netns_cookie"
-	sockVarConfigUdpIdleNs       = "config_udp_idle_ns"
-	sockVarConfigUdpMode         = "config_udp_mode"
+	sockMapSlAddrs                  = "sl_addrs"
+	sockMapSlAffinity               = "sl_affinity"
+	sockMapSlBackendLoad            = "sl_backend_load"
+	sockMapSlBackends               = "sl_backends"
+	sockMapSlDevices                = "sl_devices"
+	sockMapSlEgressUse              = "sl_egress_use"
+	sockMapSlFlowCounts             = "sl_flow_counts"
+	sockMapSlFlows                  = "sl_flows"
+	sockMapSlFragments              = "sl_fragments"
+	sockMapSlFrontends              = "sl_frontends"
+	sockMapSlHalfOpen               = "sl_half_open"
+	sockMapSlIcmpBudgets            = "sl_icmp_budgets"
+	sockMapSlLocalCidrs             = "sl_local_cidrs"
+	sockMapSlReasons                = "sl_reasons"
+	sockMapSlServiceCidrs           = "sl_service_cidrs"
+	sockMapSlServicePorts           = "sl_service_ports"
+	sockMapSlSlots                  = "sl_slots"
+	sockMapSlSockState              = "sl_sock_state"
+	sockMapSlSourceRanges           = "sl_source_ranges"
+	sockMapSlStats                  = "sl_stats"
+	sockMapSlTurns                  = "sl_turns"
+	sockMapSlUdpPins                = "sl_udp_pins"
+	sockProgSluiceConnect4          = "sluice_connect4"
+	sockProgSluiceConnect6          = "sluice_connect6"
+	sockProgSluiceGetpeer4          = "sluice_getpeer4"
+	sockProgSluiceGetpeer6          = "sluice_getpeer6"
+	sockProgSluiceRecvmsg4          = "sluice_recvmsg4"
+	sockProgSluiceRecvmsg6          = "sluice_recvmsg6"
+	sockProgSluiceRelease           = "sluice_release"
+	sockProgSluiceSendmsg4          = "sluice_sendmsg4"
+	sockProgSluiceSendmsg6          = "sluice_sendmsg6"
+	sockVarBtfUdpMode               = "btf_udp_mode"
+	sockVarConfigHasSetRetval       = "config_has_set_retval"
+	sockVarConfigHostNetnsCookie    = "config_host_netns_cookie"
+	sockVarConfigLocalhostNodePorts = "config_localhost_node_ports"
+	sockVarConfigStats              = "config_stats"
+	sockVarConfigUdpIdleNs          = "config_udp_idle_ns"
+	sockVarConfigUdpMode            = "config_udp_mode"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -118,6 +123,7 @@ type sockProgramSpecs struct {
 type sockMapSpecs struct {
 	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
@@ -134,6 +140,8 @@ type sockMapSpecs struct {
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlStats        *ebpf.MapSpec `ebpf:"sl_stats"`
+	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
 }
 
@@ -141,11 +149,13 @@ type sockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
-	BtfUdpMode            *ebpf.VariableSpec `ebpf:"btf_udp_mode"`
-	ConfigHasSetRetval    *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
-	ConfigHostNetnsCookie *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
-	ConfigUdpIdleNs       *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
-	ConfigUdpMode         *ebpf.VariableSpec `ebpf:"config_udp_mode"`
+	BtfUdpMode               *ebpf.VariableSpec `ebpf:"btf_udp_mode"`
+	ConfigHasSetRetval       *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
+	ConfigHostNetnsCookie    *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
+	ConfigLocalhostNodePorts *ebpf.VariableSpec `ebpf:"config_localhost_node_ports"`
+	ConfigStats              *ebpf.VariableSpec `ebpf:"config_stats"`
+	ConfigUdpIdleNs          *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
+	ConfigUdpMode            *ebpf.VariableSpec `ebpf:"config_udp_mode"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -170,6 +180,7 @@ func (o *sockObjects) Close() error {
 type sockMaps struct {
 	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
@@ -186,6 +197,8 @@ type sockMaps struct {
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlStats        *ebpf.Map `ebpf:"sl_stats"`
+	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
 }
 
@@ -193,6 +206,7 @@ func (m *sockMaps) Close() error {
 	return _SockClose(
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlDevices,
 		m.SlEgressUse,
@@ -209,6 +223,8 @@ func (m *sockMaps) Close() error {
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceRanges,
+		m.SlStats,
+		m.SlTurns,
 		m.SlUdpPins,
 	)
 }
@@ -217,11 +233,13 @@ func (m *sockMaps) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
-	BtfUdpMode            *ebpf.Variable `ebpf:"btf_udp_mode"`
-	ConfigHasSetRetval    *ebpf.Variable `ebpf:"config_has_set_retval"`
-	ConfigHostNetnsCookie *ebpf.Variable `ebpf:"config_host_netns_cookie"`
-	ConfigUdpIdleNs       *ebpf.Variable `ebpf:"config_udp_idle_ns"`
-	ConfigUdpMode         *ebpf.Variable `ebpf:"config_udp_mode"`
+	BtfUdpMode               *ebpf.Variable `ebpf:"btf_udp_mode"`
+	ConfigHasSetRetval       *ebpf.Variable `ebpf:"config_has_set_retval"`
+	ConfigHostNetnsCookie    *ebpf.Variable `ebpf:"config_host_netns_cookie"`
+	ConfigLocalhostNodePorts *ebpf.Variable `ebpf:"config_localhost_node_ports"`
+	ConfigStats              *ebpf.Variable `ebpf:"config_stats"`
+	ConfigUdpIdleNs          *ebpf.Variable `ebpf:"config_udp_idle_ns"`
+	ConfigUdpMode            *ebpf.Variable `ebpf:"config_udp_mode"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.

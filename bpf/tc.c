@@ -93,12 +93,18 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 	return f->role == FLOW_FROM_BACKEND && !(f->flags & FLOW_SENT) ? NULL : f;
 }
 
-/* translate_error translates an ICMP error, if it is about a flow of ours. */
-static __always_inline enum reason translate_error(struct __sk_buff *ctx, struct packet *pkt)
+/*
+ * translate_error translates an ICMP error, if it is about a flow of ours. It is
+ * global, as begin_flow is.
+ */
+__noinline int translate_error(struct __sk_buff *ctx, __u32 hook)
 {
+	struct packet *pkt = packet_at(hook);
 	enum reason why;
 	bool half_open;
 
+	if (!pkt)
+		return REASON_PASS_BYSTANDER;
 	why = read_quoted(ctx, pkt, &pkt->quoted);
 	if (why)
 		return why;
@@ -156,23 +162,28 @@ static __always_inline enum reason check_source_range(const struct frontend *fe,
 	return REASON_DROP_SOURCE_RANGE;
 }
 
-/* begin_flow is for the first packet of a flow. */
-static __always_inline enum reason begin_flow(struct __sk_buff *ctx, struct packet *pkt,
-					      __u32 flags)
+/*
+ * begin_flow is for the first packet of a flow. It is global, and finds the packet by
+ * itself: the verifier looks at it once, and not on each way that leads here.
+ */
+__noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 {
-	const struct flow_key *came = &pkt->ip.key;
+	struct packet *pkt = packet_at(HOOK_INGRESS);
 	struct frontend fe;
 	enum reason why;
 
-	if (has_ports(came->proto) && (pkt->signal != SIGNAL_FIRST || pkt->ip.later))
+	if (!pkt)
+		return REASON_PASS_BYSTANDER;
+	if (has_ports(pkt->ip.key.proto) && (pkt->signal != SIGNAL_FIRST || pkt->ip.later))
 		return REASON_PASS_NO_FLOW;
-	why = lookup_frontend(came, flags, &fe);
+	why = lookup_frontend(&pkt->ip.key, flags, &fe);
 	if (why)
 		return why;
-	why = check_source_range(&fe, &came->src);
-	if (why)
-		return why;
-	return open_flow(ctx, pkt, &fe);
+	why = check_source_range(&fe, &pkt->ip.key.src);
+	if (!why)
+		why = open_flow(ctx, pkt, &fe);
+	add_stat(fe.id, why, 1);
+	return why;
 }
 
 /* way_of finds out what becomes of a packet from the wire. */
@@ -181,8 +192,12 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 	bool half_open;
 	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
 
-	if (!f || begins_anew(pkt, f, half_open))
-		return begin_flow(ctx, pkt, flags);
+	if (!f)
+		return begin_flow(ctx, flags);
+	if (begins_anew(pkt, f, half_open)) {
+		uncount(f);
+		return begin_flow(ctx, flags);
+	}
 	track(pkt, f, half_open);
 	return REASON_FLOW;
 }
@@ -200,7 +215,7 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
 	if (why)
 		return why;
 	if (pkt->is_error)
-		return translate_error(ctx, pkt);
+		return translate_error(ctx, HOOK_INGRESS);
 
 	pkt->now = bpf_ktime_get_ns();
 	why = way_of(ctx, pkt, flags);
@@ -239,7 +254,7 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (why)
 		return why;
 	if (pkt->is_error)
-		return translate_error(ctx, pkt);
+		return translate_error(ctx, HOOK_EGRESS);
 	if (!has_ports(pkt->ip.key.proto))
 		return REASON_PASS_BYSTANDER;
 
@@ -275,7 +290,7 @@ int sluice_ingress(struct __sk_buff *ctx)
 	if (why)
 		return pass(why);
 	pkt = new_packet(HOOK_INGRESS);
-	return pkt ? finish(ctx, pkt, balance(ctx, pkt, &net, flags)) : VERDICT_NEXT;
+	return pkt ? finish(ctx, balance(ctx, pkt, &net, flags)) : VERDICT_NEXT;
 }
 
 SEC("tc")
@@ -286,7 +301,7 @@ int sluice_egress(struct __sk_buff *ctx)
 	if (!is_in_use())
 		return VERDICT_NEXT;
 	pkt = new_packet(HOOK_EGRESS);
-	return pkt ? finish(ctx, pkt, reverse(ctx, pkt)) : VERDICT_NEXT;
+	return pkt ? finish(ctx, reverse(ctx, pkt)) : VERDICT_NEXT;
 }
 
 char tc_license[] SEC("license") = "Dual BSD/GPL";

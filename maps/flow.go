@@ -36,6 +36,7 @@ const (
 	FlowAtPods      = uint8(treatyFlowFlagFLOW_AT_PODS)
 	FlowAtUplinks   = uint8(treatyFlowFlagFLOW_AT_UPLINKS)
 	FlowSent        = uint8(treatyFlowFlagFLOW_SENT)
+	FlowCounted     = uint8(treatyFlowFlagFLOW_COUNTED)
 )
 
 // FlowKeyOf returns the key of a packet as it comes to a hook.

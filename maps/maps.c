@@ -6,6 +6,7 @@
 
 const enum scope *btf_scope __attribute__((unused));
 const enum kind *btf_kind __attribute__((unused));
+const enum algorithm *btf_algorithm __attribute__((unused));
 const enum frontend_flag *btf_frontend_flag __attribute__((unused));
 const enum backend_flag *btf_backend_flag __attribute__((unused));
 const enum addr_flag *btf_addr_flag __attribute__((unused));
@@ -16,6 +17,8 @@ const enum flow_state *btf_flow_state __attribute__((unused));
 const enum flow_flag *btf_flow_flag __attribute__((unused));
 const enum flow_count *btf_flow_count __attribute__((unused));
 const enum reason *btf_reason __attribute__((unused));
+const enum stat *btf_stat __attribute__((unused));
+const enum load_limit *btf_load_limit __attribute__((unused));
 const enum client_kind *btf_client_kind __attribute__((unused));
 const enum udp_pin_way *btf_udp_pin_way __attribute__((unused));
 const struct translated_sock *btf_translated_sock __attribute__((unused));

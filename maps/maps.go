@@ -46,6 +46,18 @@ const (
 	KindNodePort     = uint8(treatyKindKIND_NODE_PORT)
 )
 
+// How a [Frontend] chooses a backend.
+const (
+	AlgorithmRandom = uint8(treatyAlgorithmALGORITHM_RANDOM)
+	AlgorithmRR     = uint8(treatyAlgorithmALGORITHM_RR)
+	AlgorithmLC     = uint8(treatyAlgorithmALGORITHM_LC)
+	AlgorithmSED    = uint8(treatyAlgorithmALGORITHM_SED)
+	AlgorithmNQ     = uint8(treatyAlgorithmALGORITHM_NQ)
+	AlgorithmSH     = uint8(treatyAlgorithmALGORITHM_SH)
+	AlgorithmDH     = uint8(treatyAlgorithmALGORITHM_DH)
+	AlgorithmMaglev = uint8(treatyAlgorithmALGORITHM_MAGLEV)
+)
+
 // Flags of a [Frontend].
 const (
 	FrontendDropIfEmpty  = uint16(treatyFrontendFlagFRONTEND_DROP_IF_EMPTY)

@@ -172,6 +172,31 @@ struct {
 	__type(value, struct icmp_budget);
 } sl_icmp_budgets SEC(".maps");
 
+/* Memory-mapped by the agent, which puts right what evicted flows leave behind. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LOAD_CELLS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct backend_load);
+} sl_backend_load SEC(".maps");
+
+/* By frontend id: whose turn it is, for ALGORITHM_RR. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, __u32);
+} sl_turns SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct stat_key);
+	__type(value, __u64);
+} sl_stats SEC(".maps");
+
 /* By enum reason. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

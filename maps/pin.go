@@ -34,6 +34,9 @@ type Pinned struct {
 	Flows     *Map[FlowKey, Flow]
 	HalfOpen  *Map[FlowKey, Flow]
 	EgressUse *EgressUse
+	// BackendLoad is what [Tables] has as Loads.
+	BackendLoad *MappedLoads
+	Stats       *Stats
 
 	dir     string
 	byName  map[string]*ebpf.Map
@@ -145,6 +148,9 @@ func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.Map
 	if err == nil {
 		p.EgressUse, err = mapEgressUse(p.byName[NameEgressUse])
 	}
+	if err == nil {
+		p.BackendLoad, err = mapLoads(p.byName[NameBackendLoad])
+	}
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -158,7 +164,9 @@ func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.Map
 		ServiceCIDRs: table[CIDRKey, uint32](p, NameServiceCIDRs),
 		LocalCIDRs:   table[CIDRKey, uint32](p, NameLocalCIDRs),
 		Devices:      table[uint32, Device](p, NameDevices),
+		Loads:        p.BackendLoad,
 	}
+	p.Stats = &Stats{m: p.byName[NameStats]}
 	p.Affinity = table[AffinityKey, Affinity](p, NameAffinity)
 	p.UDPPins = table[UDPPinKey, UDPPin](p, NameUDPPins)
 	p.Flows = table[FlowKey, Flow](p, NameFlows)
@@ -278,7 +286,7 @@ func (p *Pinned) Unpin() error {
 
 // Close closes the maps and leaves their pins.
 func (p *Pinned) Close() error {
-	errs := []error{p.EgressUse.close()}
+	errs := []error{p.EgressUse.close(), p.BackendLoad.close()}
 	for _, m := range p.byName {
 		errs = append(errs, m.Close())
 	}

@@ -11,6 +11,7 @@ type Tables struct {
 	SourceRanges Table[SourceRangeKey, uint32] // the value is always 1
 	ServiceCIDRs Table[CIDRKey, uint32]        // the value is always 1
 	LocalCIDRs   Table[CIDRKey, uint32]        // the value is always 1
+	Loads        Loads                         // programs and package flow write them
 }
 
 // Names of the maps, as their pins have them.
@@ -34,6 +35,9 @@ const (
 	NameFragments    = "fragments"
 	NameICMPBudgets  = "icmp_budgets"
 	NameReasons      = "reasons"
+	NameBackendLoad  = "backend_load"
+	NameTurns        = "turns"
+	NameStats        = "stats"
 )
 
 // Fakes are [Tables] in memory, for tests and dry runs.
@@ -48,6 +52,7 @@ type Fakes struct {
 	ServiceCIDRs *FakeTable[CIDRKey, uint32]
 	LocalCIDRs   *FakeTable[CIDRKey, uint32]
 	Devices      *FakeTable[uint32, Device]
+	Loads        FakeLoads
 }
 
 // NewFakes returns empty fake tables with room for slots slots.
@@ -62,12 +67,13 @@ func NewFakes(slots int) *Fakes {
 		ServiceCIDRs: newFakeTable[CIDRKey, uint32](NameServiceCIDRs),
 		LocalCIDRs:   newFakeTable[CIDRKey, uint32](NameLocalCIDRs),
 		Devices:      newFakeTable[uint32, Device](NameDevices),
+		Loads:        FakeLoads{},
 	}
 	f.Tables = Tables{
 		Frontends: f.Frontends, Slots: f.Slots, Backends: f.Backends,
 		ServicePorts: f.ServicePorts, Addrs: f.Addrs,
 		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
-		LocalCIDRs: f.LocalCIDRs, Devices: f.Devices,
+		LocalCIDRs: f.LocalCIDRs, Devices: f.Devices, Loads: f.Loads,
 	}
 
 	return f

@@ -46,6 +46,19 @@ type treatyAffinityKey struct {
 	ClientKind uint32
 }
 
+type treatyAlgorithm uint32
+
+const (
+	treatyAlgorithmALGORITHM_RANDOM treatyAlgorithm = 0
+	treatyAlgorithmALGORITHM_RR     treatyAlgorithm = 1
+	treatyAlgorithmALGORITHM_LC     treatyAlgorithm = 2
+	treatyAlgorithmALGORITHM_SED    treatyAlgorithm = 3
+	treatyAlgorithmALGORITHM_NQ     treatyAlgorithm = 4
+	treatyAlgorithmALGORITHM_SH     treatyAlgorithm = 5
+	treatyAlgorithmALGORITHM_DH     treatyAlgorithm = 6
+	treatyAlgorithmALGORITHM_MAGLEV treatyAlgorithm = 7
+)
+
 type treatyBackend struct {
 	_          structs.HostLayout
 	Addr       treatyAddr
@@ -60,6 +73,12 @@ const (
 	treatyBackendFlagBACKEND_LOCAL       treatyBackendFlag = 1
 	treatyBackendFlagBACKEND_TERMINATING treatyBackendFlag = 2
 )
+
+type treatyBackendLoad struct {
+	_       structs.HostLayout
+	Sockets int32
+	Flows   int32
+}
 
 type treatyCidrKey struct {
 	_         structs.HostLayout
@@ -110,6 +129,7 @@ type treatyFlow struct {
 	BackendId      uint32
 	Created        uint64
 	LastSeen       uint64
+	Bytes          uint64
 }
 
 type treatyFlowCount uint32
@@ -132,6 +152,7 @@ const (
 	treatyFlowFlagFLOW_AT_PODS     treatyFlowFlag = 2
 	treatyFlowFlagFLOW_AT_UPLINKS  treatyFlowFlag = 4
 	treatyFlowFlagFLOW_SENT        treatyFlowFlag = 8
+	treatyFlowFlagFLOW_COUNTED     treatyFlowFlag = 16
 )
 
 type treatyFlowKey struct {
@@ -183,10 +204,11 @@ type treatyFrontend struct {
 	Id              uint32
 	SlotBase        uint32
 	SlotCount       uint32
+	TableSize       uint32
 	AffinitySeconds uint32
 	Flags           uint16
 	Kind            uint8
-	Reserved        uint8
+	Algorithm       uint8
 }
 
 type treatyFrontendFlag uint32
@@ -226,6 +248,12 @@ const (
 	treatyKindKIND_EXTERNAL_IP   treatyKind = 2
 	treatyKindKIND_LOAD_BALANCER treatyKind = 3
 	treatyKindKIND_NODE_PORT     treatyKind = 4
+)
+
+type treatyLoadLimit uint32
+
+const (
+	treatyLoadLimitLOAD_CELLS treatyLoadLimit = 1048576
 )
 
 type treatyReason uint32
@@ -283,6 +311,11 @@ type treatySockState struct {
 	BackendPort uint16
 	FrontendId  uint32
 	BackendId   uint32
+	Counted     uint32
+	Lock        struct {
+		_   structs.HostLayout
+		Val uint32
+	}
 }
 
 type treatySourceRangeKey struct {
@@ -290,6 +323,19 @@ type treatySourceRangeKey struct {
 	PrefixLen  uint32
 	FrontendId uint32
 	Addr       treatyAddr
+}
+
+type treatyStat uint32
+
+const (
+	treatyStatSTAT_BYTES_SENT     treatyStat = 256
+	treatyStatSTAT_BYTES_RECEIVED treatyStat = 257
+)
+
+type treatyStatKey struct {
+	_          structs.HostLayout
+	FrontendId uint32
+	What       uint32
 }
 
 type treatyTranslatedSock struct {
@@ -339,6 +385,7 @@ const (
 const (
 	treatyMapSlAddrs           = "sl_addrs"
 	treatyMapSlAffinity        = "sl_affinity"
+	treatyMapSlBackendLoad     = "sl_backend_load"
 	treatyMapSlBackends        = "sl_backends"
 	treatyMapSlDevices         = "sl_devices"
 	treatyMapSlEgressUse       = "sl_egress_use"
@@ -355,8 +402,11 @@ const (
 	treatyMapSlSlots           = "sl_slots"
 	treatyMapSlSockState       = "sl_sock_state"
 	treatyMapSlSourceRanges    = "sl_source_ranges"
+	treatyMapSlStats           = "sl_stats"
+	treatyMapSlTurns           = "sl_turns"
 	treatyMapSlUdpPins         = "sl_udp_pins"
 	treatyVarBtfAddrFlag       = "btf_addr_flag"
+	treatyVarBtfAlgorithm      = "btf_algorithm"
 	treatyVarBtfBackendFlag    = "btf_backend_flag"
 	treatyVarBtfClientKind     = "btf_client_kind"
 	treatyVarBtfDeviceClass    = "btf_device_class"
@@ -367,8 +417,10 @@ const (
 	treatyVarBtfFrontendFlag   = "btf_frontend_flag"
 	treatyVarBtfHook           = "btf_hook"
 	treatyVarBtfKind           = "btf_kind"
+	treatyVarBtfLoadLimit      = "btf_load_limit"
 	treatyVarBtfReason         = "btf_reason"
 	treatyVarBtfScope          = "btf_scope"
+	treatyVarBtfStat           = "btf_stat"
 	treatyVarBtfTranslatedSock = "btf_translated_sock"
 	treatyVarBtfUdpPinWay      = "btf_udp_pin_way"
 )
@@ -423,6 +475,7 @@ type treatyProgramSpecs struct {
 type treatyMapSpecs struct {
 	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
@@ -439,6 +492,8 @@ type treatyMapSpecs struct {
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlStats        *ebpf.MapSpec `ebpf:"sl_stats"`
+	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
 }
 
@@ -447,6 +502,7 @@ type treatyMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type treatyVariableSpecs struct {
 	BtfAddrFlag       *ebpf.VariableSpec `ebpf:"btf_addr_flag"`
+	BtfAlgorithm      *ebpf.VariableSpec `ebpf:"btf_algorithm"`
 	BtfBackendFlag    *ebpf.VariableSpec `ebpf:"btf_backend_flag"`
 	BtfClientKind     *ebpf.VariableSpec `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.VariableSpec `ebpf:"btf_device_class"`
@@ -457,8 +513,10 @@ type treatyVariableSpecs struct {
 	BtfFrontendFlag   *ebpf.VariableSpec `ebpf:"btf_frontend_flag"`
 	BtfHook           *ebpf.VariableSpec `ebpf:"btf_hook"`
 	BtfKind           *ebpf.VariableSpec `ebpf:"btf_kind"`
+	BtfLoadLimit      *ebpf.VariableSpec `ebpf:"btf_load_limit"`
 	BtfReason         *ebpf.VariableSpec `ebpf:"btf_reason"`
 	BtfScope          *ebpf.VariableSpec `ebpf:"btf_scope"`
+	BtfStat           *ebpf.VariableSpec `ebpf:"btf_stat"`
 	BtfTranslatedSock *ebpf.VariableSpec `ebpf:"btf_translated_sock"`
 	BtfUdpPinWay      *ebpf.VariableSpec `ebpf:"btf_udp_pin_way"`
 }
@@ -485,6 +543,7 @@ func (o *treatyObjects) Close() error {
 type treatyMaps struct {
 	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
@@ -501,6 +560,8 @@ type treatyMaps struct {
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlStats        *ebpf.Map `ebpf:"sl_stats"`
+	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
 }
 
@@ -508,6 +569,7 @@ func (m *treatyMaps) Close() error {
 	return _TreatyClose(
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlDevices,
 		m.SlEgressUse,
@@ -524,6 +586,8 @@ func (m *treatyMaps) Close() error {
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceRanges,
+		m.SlStats,
+		m.SlTurns,
 		m.SlUdpPins,
 	)
 }
@@ -533,6 +597,7 @@ func (m *treatyMaps) Close() error {
 // It can be passed to loadTreatyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type treatyVariables struct {
 	BtfAddrFlag       *ebpf.Variable `ebpf:"btf_addr_flag"`
+	BtfAlgorithm      *ebpf.Variable `ebpf:"btf_algorithm"`
 	BtfBackendFlag    *ebpf.Variable `ebpf:"btf_backend_flag"`
 	BtfClientKind     *ebpf.Variable `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.Variable `ebpf:"btf_device_class"`
@@ -543,8 +608,10 @@ type treatyVariables struct {
 	BtfFrontendFlag   *ebpf.Variable `ebpf:"btf_frontend_flag"`
 	BtfHook           *ebpf.Variable `ebpf:"btf_hook"`
 	BtfKind           *ebpf.Variable `ebpf:"btf_kind"`
+	BtfLoadLimit      *ebpf.Variable `ebpf:"btf_load_limit"`
 	BtfReason         *ebpf.Variable `ebpf:"btf_reason"`
 	BtfScope          *ebpf.Variable `ebpf:"btf_scope"`
+	BtfStat           *ebpf.Variable `ebpf:"btf_stat"`
 	BtfTranslatedSock *ebpf.Variable `ebpf:"btf_translated_sock"`
 	BtfUdpPinWay      *ebpf.Variable `ebpf:"btf_udp_pin_way"`
 }

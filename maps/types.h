@@ -7,6 +7,7 @@
 #ifndef SLUICE_TYPES_H
 #define SLUICE_TYPES_H
 
+#include <linux/bpf.h>
 #include <linux/types.h>
 
 /* Where a lookup starts. */
@@ -21,6 +22,21 @@ enum kind {
 	KIND_EXTERNAL_IP = 2,
 	KIND_LOAD_BALANCER = 3,
 	KIND_NODE_PORT = 4,
+};
+
+/*
+ * How a frontend chooses a backend for a new flow. Those that hash choose in the
+ * frontend's table (see struct frontend).
+ */
+enum algorithm {
+	ALGORITHM_RANDOM = 0,
+	ALGORITHM_RR = 1, /* one after the other */
+	ALGORITHM_LC = 2, /* of two at random, the one with fewer live connections */
+	ALGORITHM_SED = 3, /* of all, or of 64 at least, the one with the fewest */
+	ALGORITHM_NQ = 4, /* the first that has none, else as sed */
+	ALGORITHM_SH = 5, /* by the client */
+	ALGORITHM_DH = 6, /* by the address that was dialled */
+	ALGORITHM_MAGLEV = 7, /* by the whole flow */
 };
 
 /* frontend.flags */
@@ -103,16 +119,19 @@ _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key is hashed: no hi
 
 /*
  * A frontend's backends are the slots [slot_base, slot_base + slot_count), in
- * ascending order of backend id. Frontends of one service port and family share their id.
+ * ascending order of backend id. Behind them, where the algorithm hashes, come
+ * table_size slots more: the table that it looks a hash up in. Frontends of one
+ * service port and family share their id.
  */
 struct frontend {
 	__u32 id;
 	__u32 slot_base;
 	__u32 slot_count;
+	__u32 table_size;
 	__u32 affinity_seconds; /* 0: no session affinity */
 	__u16 flags; /* enum frontend_flag */
 	__u8 kind; /* enum kind */
-	__u8 reserved;
+	__u8 algorithm; /* enum algorithm */
 };
 
 /* What answers. */
@@ -121,6 +140,35 @@ struct backend {
 	__u32 frontend_id; /* whose backend it is: ids in slots may be stale */
 	__be16 port;
 	__u16 flags; /* enum backend_flag */
+};
+
+/*
+ * How much a backend has to do for clients that this node translates: TCP sockets
+ * from their first SYN until they are closed, UDP sockets from the moment they dial
+ * until they dial another or are closed, and flows of devices. Ids share a cell if
+ * they are equal modulo LOAD_CELLS.
+ */
+struct backend_load {
+	__s32 sockets;
+	__s32 flows;
+};
+
+enum load_limit {
+	LOAD_CELLS = 1048576, /* a power of two */
+};
+
+/*
+ * What is counted of each frontend id: what became of new flows, by enum reason,
+ * and beyond these the bytes that its clients have sent and received.
+ */
+enum stat {
+	STAT_BYTES_SENT = 256,
+	STAT_BYTES_RECEIVED = 257,
+};
+
+struct stat_key {
+	__u32 frontend_id;
+	__u32 what; /* enum reason or enum stat */
 };
 
 /* What a frontend id stands for, in the words of the Service object. */
@@ -191,6 +239,8 @@ struct sock_state {
 	__be16 backend_port;
 	__u32 frontend_id;
 	__u32 backend_id;
+	__u32 counted; /* in the backend's load */
+	struct bpf_spin_lock lock;
 };
 
 /* Which way a udp_pin is looked up. */
@@ -274,6 +324,7 @@ enum flow_flag {
 	FLOW_AT_PODS = 2, /* egress entries are needed at devices of class DEVICE_PODS */
 	FLOW_AT_UPLINKS = 4, /* and of class DEVICE_UPLINK */
 	FLOW_SENT = 8, /* a packet has left as the masquerade */
+	FLOW_COUNTED = 16, /* in the backend's load; what FLOW_FROM_CLIENT says counts */
 };
 
 /*
@@ -299,6 +350,7 @@ struct flow {
 	__u32 backend_id;
 	__u64 created;
 	__u64 last_seen; /* within a second */
+	__u64 bytes; /* of packets that came to this entry, and are in no stat yet */
 };
 
 /* What is counted of flows, in entries. */

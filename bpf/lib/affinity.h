@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 #include "../../maps/maps.h"
-#include "backend.h"
+#include "balance.h"
 
 #define NS_PER_SECOND 1000000000ULL
 
@@ -40,22 +40,22 @@ static __always_inline bool pick_remembered(const struct frontend *fe,
 }
 
 /*
- * pick_backend chooses for a new flow of client. Two CPUs may choose for a new
- * client at once; the later one is remembered.
+ * pick_backend chooses for a new flow of client; seed: see choose. Two CPUs may
+ * choose for a new client at once; the later one is remembered.
  */
 static __always_inline enum reason pick_backend(const struct frontend *fe,
-						const struct affinity_key *client, __u64 now,
-						struct choice *to)
+						const struct affinity_key *client, __u32 seed,
+						__u64 now, struct choice *to)
 {
 	struct affinity has = { .last_used = now };
 	enum reason why;
 
 	if (!fe->affinity_seconds)
-		return pick_random(fe, to);
+		return pick_new(fe, seed, to);
 	if (pick_remembered(fe, client, now, to))
 		return REASON_NEXT;
 
-	why = pick_random(fe, to);
+	why = pick_new(fe, seed, to);
 	if (why)
 		return why;
 

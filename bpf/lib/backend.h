@@ -31,13 +31,18 @@ static __always_inline bool pick_id(const struct frontend *fe, __u32 id, struct 
 	       to->be.frontend_id == fe->id;
 }
 
-/* slot returns the backend id in the i-th slot of fe; ids start at 1. */
-static __always_inline __u32 slot(const struct frontend *fe, __u32 i)
+/* slot_at returns the backend id in a slot; ids start at 1. */
+static __always_inline __u32 slot_at(__u32 at)
 {
-	__u32 at = fe->slot_base + i;
 	const __u32 *id = bpf_map_lookup_elem(&sl_slots, &at);
 
 	return id ? *id : 0;
+}
+
+/* slot returns the backend id in the i-th slot of fe. */
+static __always_inline __u32 slot(const struct frontend *fe, __u32 i)
+{
+	return slot_at(fe->slot_base + i);
 }
 
 /* has_slot says whether a slot of fe holds id. Slots are sorted by it. */

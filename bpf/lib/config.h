@@ -24,4 +24,7 @@ volatile const __u64 config_host_netns_cookie = 0;
 /* Linux 6.1: connect and sendmsg hooks may choose their errno. */
 volatile const bool config_has_set_retval = true;
 
+/* Node ports answer the node's own processes on loopback, too. */
+volatile const bool config_localhost_node_ports = true;
+
 #endif

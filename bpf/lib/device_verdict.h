@@ -48,12 +48,12 @@ static __always_inline int pass(enum reason why)
 }
 
 /* finish turns the reason into the verdict, and counts it. */
-static __always_inline int finish(struct __sk_buff *ctx, struct packet *pkt, enum reason why)
+static __always_inline int finish(struct __sk_buff *ctx, enum reason why)
 {
 	bool refused = is_reject(why);
 
 	if (refused)
-		why = refuse(ctx, pkt, why);
+		why = refuse(ctx, why);
 	count(why);
 	if (is_drop(why))
 		return VERDICT_DROP;

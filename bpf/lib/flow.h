@@ -7,6 +7,7 @@
 #include <linux/errno.h>
 
 #include "packet.h"
+#include "stat.h"
 
 #define REFRESH_NS 1000000000ULL
 
@@ -139,15 +140,19 @@ static __always_inline bool is_free(const struct flow *had, const struct flow *f
 }
 
 /*
- * reserve puts the entry of pkt->flow that has this role into half_open, unless
- * another flow that lives has its tuple. Two CPUs may want one tuple at once: one
- * gets it.
+ * reserve puts the entry of the packet's flow that has this role into half_open,
+ * unless another flow that lives has its tuple. Two CPUs may want one tuple at once:
+ * one gets it. It is for ingress; and global, so that the verifier looks at it once.
  */
-static __noinline int reserve(struct packet *pkt, __u32 role)
+__noinline int reserve(__u32 role)
 {
-	struct flow *f = &pkt->flow;
+	struct packet *pkt = packet_at(HOOK_INGRESS);
 	const struct flow *had;
+	struct flow *f;
 
+	if (!pkt)
+		return REASON_DROP_FLOW_TABLE;
+	f = &pkt->flow;
 	comes_as(f, role, &pkt->key);
 	f->role = role;
 	if (!is_free(bpf_map_lookup_elem(&sl_flows, &pkt->key), f, pkt->now))
@@ -170,15 +175,35 @@ static __noinline int reserve(struct packet *pkt, __u32 role)
 	return REASON_NEXT;
 }
 
-/* release takes the entry of pkt->flow that has this role out of half_open, if it is still its own. */
-static __noinline int release(struct packet *pkt, __u32 role)
+/* tell_bytes counts what an entry has seen. */
+static __always_inline void tell_bytes(struct flow *f)
 {
-	const struct flow *had;
+	__u64 bytes = f->bytes;
 
+	if (!bytes)
+		return;
+	f->bytes = 0;
+	add_stat(f->frontend_id,
+		 f->role == FLOW_FROM_CLIENT ? STAT_BYTES_SENT : STAT_BYTES_RECEIVED, bytes);
+}
+
+/*
+ * release takes the entry of the flow of the packet at a hook that has this role out of
+ * half_open, if it is still its own. See reserve.
+ */
+__noinline int release(__u32 hook, __u32 role)
+{
+	struct packet *pkt = packet_at(hook);
+	struct flow *had;
+
+	if (!pkt)
+		return 0;
 	comes_as(&pkt->flow, role, &pkt->key);
 	had = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
-	if (had && had->created == pkt->flow.created)
+	if (had && had->created == pkt->flow.created) {
+		tell_bytes(had);
 		drop_half_open(&pkt->key);
+	}
 	return 0;
 }
 
@@ -198,18 +223,23 @@ static __always_inline void note_egress_use(const struct flow *f, __u64 now)
 }
 
 /*
- * put_back puts the entry of pkt->flow that has this role into flows, if it is
- * missing there. A flow that has begun since, and is half open yet, keeps the
+ * put_back puts the entry of the flow of the packet at a hook that has this role into
+ * flows, if it is missing there, and returns 1 then. A flow that has begun since, and is half open yet, keeps the
  * tuple. An entry that is half open itself keeps its state, but is open now; what
  * one has lost that was open, nobody else knows.
  */
-static __noinline int put_back(struct packet *pkt, __u32 role)
+__noinline int put_back(__u32 hook, __u32 role)
 {
+	struct packet *pkt = packet_at(hook);
 	const struct flow *opening;
-	struct flow *f = &pkt->flow;
-	__u8 state = f->state;
+	struct flow *f;
+	__u8 state;
 	long failed;
 
+	if (!pkt)
+		return 0;
+	f = &pkt->flow;
+	state = f->state;
 	comes_as(f, role, &pkt->key);
 	f->role = role;
 	opening = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
@@ -227,21 +257,24 @@ static __noinline int put_back(struct packet *pkt, __u32 role)
 /* put_back_all puts back all entries of pkt->flow, and returns how many were missing. */
 static __always_inline int put_back_all(struct packet *pkt)
 {
-	int put = put_back(pkt, FLOW_FROM_CLIENT) + put_back(pkt, FLOW_TO_CLIENT);
+	__u32 hook = pkt->ip.key.hook;
+	int put = put_back(hook, FLOW_FROM_CLIENT) + put_back(hook, FLOW_TO_CLIENT);
 
 	if (is_masqueraded(&pkt->flow))
-		put += put_back(pkt, FLOW_TO_BACKEND) + put_back(pkt, FLOW_FROM_BACKEND);
+		put += put_back(hook, FLOW_TO_BACKEND) + put_back(hook, FLOW_FROM_BACKEND);
 	return put;
 }
 
 /* release_all takes all entries of pkt->flow out of half_open. */
 static __always_inline void release_all(struct packet *pkt)
 {
-	release(pkt, FLOW_FROM_CLIENT);
-	release(pkt, FLOW_TO_CLIENT);
+	__u32 hook = pkt->ip.key.hook;
+
+	release(hook, FLOW_FROM_CLIENT);
+	release(hook, FLOW_TO_CLIENT);
 	if (is_masqueraded(&pkt->flow)) {
-		release(pkt, FLOW_TO_BACKEND);
-		release(pkt, FLOW_FROM_BACKEND);
+		release(hook, FLOW_TO_BACKEND);
+		release(hook, FLOW_FROM_BACKEND);
 	}
 }
 

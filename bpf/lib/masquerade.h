@@ -27,15 +27,19 @@ static __always_inline __be16 port_of_window(__u32 number)
 }
 
 /*
- * reserve_port finds a port of the window with which the entry of pkt->flow that
- * has this role is nobody else's, and puts it into half_open.
+ * reserve_port finds a port of the window with which the entry of the packet's flow
+ * that has this role is nobody else's, and puts it into half_open. See reserve.
  */
-static __noinline int reserve_port(struct packet *pkt, __u32 role)
+__noinline int reserve_port(__u32 role)
 {
-	__u32 number = tuple_hash(&pkt->flow);
+	struct packet *pkt = packet_at(HOOK_INGRESS);
 	int why = REASON_DROP_MASQUERADE_PORT;
+	__u32 number;
 	int i;
 
+	if (!pkt)
+		return why;
+	number = tuple_hash(&pkt->flow);
 	for (i = 0; i < MAX_PORT_TRIES; i++) {
 		__be16 port = port_of_window(number);
 
@@ -43,7 +47,7 @@ static __noinline int reserve_port(struct packet *pkt, __u32 role)
 			pkt->flow.masquerade_port = port;
 		else
 			pkt->flow.stack_port = port;
-		why = reserve(pkt, role);
+		why = reserve(role);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			break;
 		count_flows(COUNT_MASQUERADE_RETRIES, 1);
@@ -61,7 +65,7 @@ static __always_inline int masquerade(struct __sk_buff *ctx, struct packet *pkt)
 	if (!find_route(ctx, &f->client, &f->backend, &way) || addr_is_any(&way.source))
 		return REASON_DROP_MASQUERADE_ADDR;
 	f->masquerade = way.source;
-	return reserve_port(pkt, FLOW_FROM_BACKEND);
+	return reserve_port(FLOW_FROM_BACKEND);
 }
 
 #endif

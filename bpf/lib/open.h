@@ -68,7 +68,7 @@ static __always_inline int reserve_reply(struct packet *pkt, const struct fronte
 	for (i = 0; i < MAX_BACKENDS; i++) {
 		set_backend(&pkt->flow, to);
 		why = answers_itself(&pkt->flow) ? REASON_DROP_MASQUERADE_PORT :
-						   reserve(pkt, FLOW_TO_CLIENT);
+						   reserve(FLOW_TO_CLIENT);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			return why;
 		if (fe->affinity_seconds)
@@ -79,7 +79,7 @@ static __always_inline int reserve_reply(struct packet *pkt, const struct fronte
 	}
 	count_flows(COUNT_STACK_PORTS, 1);
 	set_backend(&pkt->flow, to);
-	return reserve_port(pkt, FLOW_TO_CLIENT);
+	return reserve_port(FLOW_TO_CLIENT);
 }
 
 /* egress_classes says at which devices pkt->flow has to be looked for. */
@@ -149,10 +149,25 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 		why = put_entries(pkt);
 	}
 	if (why)
-		release(pkt, FLOW_TO_CLIENT);
+		release(HOOK_INGRESS, FLOW_TO_CLIENT);
 	else
 		note_egress_use(&pkt->flow, pkt->now);
 	return why;
+}
+
+/* seed_of_packet is what fe's algorithm goes by. */
+static __always_inline __u32 seed_of_packet(const struct frontend *fe, const struct flow_key *came)
+{
+	switch (fe->algorithm) {
+	case ALGORITHM_RR:
+		return fe->id;
+	case ALGORITHM_SH:
+		return hash(&came->src, sizeof(came->src));
+	case ALGORITHM_DH:
+		return hash(&came->dst, sizeof(came->dst));
+	default:
+		return hash(came, sizeof(*came));
+	}
 }
 
 /* open_flow chooses a backend for a new flow, and turns its first packet towards it. */
@@ -161,10 +176,10 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 {
 	const struct flow_key *came = &pkt->ip.key;
 	struct affinity_key client = addr_client(fe, &came->src);
-	struct choice choice;
+	struct choice choice = {};
 	enum reason why;
 
-	why = pick_backend(fe, &client, pkt->now, &choice);
+	why = pick_backend(fe, &client, seed_of_packet(fe, came), pkt->now, &choice);
 	if (why)
 		return why;
 
@@ -177,10 +192,14 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.frontend_id = fe->id,
 		.created = pkt->now,
 		.last_seen = pkt->now,
+		.flags = FLOW_COUNTED,
 	};
 	why = remember(ctx, pkt, fe, &choice);
 	if (why)
 		return why;
+
+	add_flows(pkt->flow.backend_id, 1);
+	add_stat(fe->id, STAT_BYTES_SENT, pkt->ip.end - pkt->ip.l3);
 
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	return REASON_TRANSLATED;

@@ -102,10 +102,17 @@ struct {
 	__type(value, struct packet);
 } sl_packet SEC(".maps");
 
-static __always_inline struct packet *new_packet(enum hook hook)
+/* packet_at returns the packet that is at a hook of this CPU; it is never NULL. */
+static __always_inline struct packet *packet_at(enum hook hook)
 {
 	__u32 key = hook - HOOK_INGRESS;
-	struct packet *pkt = bpf_map_lookup_elem(&sl_packet, &key);
+
+	return bpf_map_lookup_elem(&sl_packet, &key);
+}
+
+static __always_inline struct packet *new_packet(enum hook hook)
+{
+	struct packet *pkt = packet_at(hook);
 
 	if (pkt) {
 		pkt->ip.key.hook = hook;

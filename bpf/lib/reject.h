@@ -202,13 +202,18 @@ static __always_inline bool make_error(struct __sk_buff *ctx, struct packet *pkt
 
 /*
  * refuse makes the packet an error to its sender. It returns why, or
- * REASON_REJECT_LIMITED if it is to be dropped without a word.
+ * REASON_REJECT_LIMITED if it is to be dropped without a word. It is for ingress; and
+ * global, so that the verifier looks at it once.
  */
-static __noinline int refuse(struct __sk_buff *ctx, struct packet *pkt, int why)
+__noinline int refuse(struct __sk_buff *ctx, int why)
 {
-	const struct addr *client = &pkt->ip.key.src;
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	const struct addr *client;
 	struct addr from;
 
+	if (!pkt)
+		return REASON_REJECT_LIMITED;
+	client = &pkt->ip.key.src;
 	if (pkt->ip.later || !is_to_one_host(ctx) || !is_one_host(client) ||
 	    !may_answer(client, pkt->now))
 		return REASON_REJECT_LIMITED;

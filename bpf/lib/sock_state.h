@@ -5,10 +5,12 @@
 
 #include <stdbool.h>
 #include <linux/bpf.h>
+#include <linux/in.h>
 
 #include "../../maps/maps.h"
 #include "addr.h"
 #include "backend.h"
+#include "load.h"
 #include "sock_addr.h"
 
 /* state_of returns NULL for a socket that we never translated. */
@@ -17,11 +19,47 @@ static __always_inline const struct sock_state *state_of(struct bpf_sock_addr *c
 	return bpf_sk_storage_get(&sl_sock_state, ctx->sk, NULL, 0);
 }
 
+/*
+ * replace_state puts what a socket got in the place of what it had. Threads may send
+ * by one UDP socket at once: each takes out of the load what it replaces.
+ */
+static __always_inline void replace_state(struct sock_state *state, const struct sock_state *next)
+{
+	__u32 had, counted;
+
+	bpf_spin_lock(&state->lock);
+	had = state->backend_id;
+	counted = state->counted;
+	state->dialled = next->dialled;
+	state->backend = next->backend;
+	state->dialled_port = next->dialled_port;
+	state->backend_port = next->backend_port;
+	state->frontend_id = next->frontend_id;
+	state->backend_id = next->backend_id;
+	state->counted = next->counted;
+	bpf_spin_unlock(&state->lock);
+
+	if (counted)
+		add_sockets(had, -1);
+	if (next->counted)
+		add_sockets(next->backend_id, 1);
+}
+
+/* A TCP socket counts when it sends its SYN: see ops.c. */
 static __always_inline enum reason remember_dialled(struct bpf_sock_addr *ctx,
 						    const struct frontend_key *dialled,
 						    const struct frontend *fe,
 						    const struct choice *to)
 {
+	struct sock_state next = {
+		.dialled = dialled->addr,
+		.dialled_port = dialled->port,
+		.backend = to->be.addr,
+		.backend_port = to->be.port,
+		.frontend_id = fe->id,
+		.backend_id = to->id,
+		.counted = ctx->protocol == IPPROTO_UDP,
+	};
 	struct sock_state *state;
 
 	state = bpf_sk_storage_get(&sl_sock_state, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
@@ -31,18 +69,19 @@ static __always_inline enum reason remember_dialled(struct bpf_sock_addr *ctx,
 	/* Asked for, so that the iterator over the state finds it in the socket. */
 	bpf_get_socket_cookie(ctx);
 
-	state->dialled = dialled->addr;
-	state->dialled_port = dialled->port;
-	state->backend = to->be.addr;
-	state->backend_port = to->be.port;
-	state->frontend_id = fe->id;
-	state->backend_id = to->id;
+	replace_state(state, &next);
 	return REASON_TRANSLATED;
 }
 
 /* forget_dialled is for a socket that now connects to no Service. */
 static __always_inline void forget_dialled(struct bpf_sock_addr *ctx)
 {
+	const struct sock_state *state = state_of(ctx);
+
+	if (!state)
+		return;
+	if (state->counted)
+		add_sockets(state->backend_id, -1);
 	bpf_sk_storage_delete(&sl_sock_state, ctx->sk);
 }
 

@@ -5,6 +5,7 @@
 
 #include "backend.h"
 #include "flow.h"
+#include "load.h"
 
 /* next_state is what a packet makes of an entry's state. */
 static __always_inline __u8 next_state(const struct flow *f, const struct packet *pkt)
@@ -35,11 +36,27 @@ static __always_inline bool is_proven(const struct flow *f, const struct packet 
 	       pkt->signal != SIGNAL_RESET;
 }
 
+/* is_silent says that a side of a flow has said its last. */
+static __always_inline bool is_silent(const struct flow *entry)
+{
+	return entry->state == FLOW_FIN || entry->state == FLOW_RESET;
+}
+
+/* uncount takes a flow out of its backend's load, unless it is already. */
+static __always_inline void uncount(struct flow *from_client)
+{
+	if (!(from_client->flags & FLOW_COUNTED))
+		return;
+	from_client->flags &= ~FLOW_COUNTED;
+	add_flows(from_client->backend_id, -1);
+}
+
 /* prove moves a flow from half_open to flows. */
 static __noinline int prove(struct packet *pkt, const struct flow *f)
 {
 	pkt->flow = *f;
 	pkt->flow.last_seen = pkt->now;
+	pkt->flow.bytes = 0;
 	put_back_all(pkt);
 	release_all(pkt);
 	return 0;
@@ -94,6 +111,7 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 	int put;
 
 	f->last_seen = pkt->now;
+	tell_bytes(f);
 	note_egress_use(f, pkt->now);
 	if (half_open || f->proto == IPPROTO_UDP)
 		keep_all(pkt, f);
@@ -103,6 +121,27 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 	put = put_back_all(pkt);
 	if (put)
 		count_flows(COUNT_FLOWS_REPAIRED, put);
+	return 0;
+}
+
+/*
+ * settle is for a side of a flow that has changed its state: as long as not both have
+ * said their last, the flow is in its backend's load.
+ */
+static __noinline int settle(struct packet *pkt, struct flow *f)
+{
+	struct flow *from, *to;
+
+	from = f->role == FLOW_FROM_CLIENT ? f : entry_of(pkt, f, FLOW_FROM_CLIENT);
+	to = f->role == FLOW_TO_CLIENT ? f : entry_of(pkt, f, FLOW_TO_CLIENT);
+	if (!from || !to)
+		return 0;
+	if (f->state == FLOW_RESET || (is_silent(from) && is_silent(to))) {
+		uncount(from);
+	} else if (!(from->flags & FLOW_COUNTED)) {
+		from->flags |= FLOW_COUNTED;
+		add_flows(from->backend_id, 1);
+	}
 	return 0;
 }
 
@@ -132,9 +171,17 @@ static __always_inline void note_sent(struct packet *pkt, const struct flow *f)
 static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
 {
 	__u8 state = next_state(f, pkt);
+	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT;
 
-	if (f->state != state)
+	if (at_client)
+		f->bytes += pkt->ip.end - pkt->ip.l3;
+	if (f->state != state) {
+		bool was_silent = is_silent(f);
+
 		f->state = state;
+		if (at_client && (was_silent || is_silent(f)))
+			settle(pkt, f);
+	}
 	if (f->role == FLOW_TO_BACKEND && !(f->flags & FLOW_SENT))
 		note_sent(pkt, f);
 	if (pkt->now - f->last_seen > REFRESH_NS)

@@ -36,6 +36,10 @@ type Config struct {
 	// MasqueradePorts are what devices send masqueraded flows from; zero is
 	// bpf.DefaultMasqueradePorts.
 	MasqueradePorts bpf.PortRange
+	// NoStats: nobody wants to know what each frontend has seen.
+	NoStats bool
+	// NoLocalhostNodePorts: node ports do not answer on 127.0.0.1 and ::1.
+	NoLocalhostNodePorts bool
 	// Capacities overrides the sizes of maps, see [maps.Options].
 	Capacities map[string]uint32
 }
@@ -100,6 +104,9 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		UDPIdle:         cfg.UDPIdle,
 		HostNetnsCookie: features.NetnsCookie,
 		SetRetval:       features.SetRetval,
+		NoStats:         cfg.NoStats,
+
+		NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
 	})
 	if err != nil {
 		return nil, errors.Join(err, pinned.Close())

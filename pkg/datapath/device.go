@@ -196,6 +196,7 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 		ScopeBySource:   d.cfg.ScopeBySource,
 		MasqueradePorts: d.cfg.MasqueradePorts,
 		UDPIdle:         d.cfg.UDPIdle,
+		NoStats:         d.cfg.NoStats,
 		FIBSource:       d.features.FIBSource,
 		ChecksumIPv6:    d.features.ChecksumIPv6,
 	})

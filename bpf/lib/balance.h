@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The algorithms: which of a frontend's backends a new flow gets. */
+#ifndef SLUICE_BALANCE_H
+#define SLUICE_BALANCE_H
+
+#include "backend.h"
+#include "load.h"
+
+/* Of so many backends at most, beginning anywhere, the least busy one is looked for. */
+#define MAX_COMPARED 64
+
+/* mix spreads a difference of any bit over all of them. */
+static __always_inline __u32 mix(__u32 h)
+{
+	h = (h ^ h >> 16) * 0x85ebca6b;
+	h = (h ^ h >> 13) * 0xc2b2ae35;
+	return h ^ h >> 16;
+}
+
+/* hash is the same on every node. */
+static __always_inline __u32 hash(const void *bytes, __u32 size)
+{
+	const __u32 *words = bytes;
+	__u32 h = size, i;
+
+	for (i = 0; i < size / sizeof(*words); i++)
+		h = mix(h ^ words[i]);
+	return h;
+}
+
+/* take_turn counts the flows of a frontend. Two CPUs may get the same number. */
+static __always_inline __u32 take_turn(__u32 frontend_id)
+{
+	__u32 first = bpf_get_prandom_u32(); /* or every node would begin with the same backend */
+	__u32 *turn = bpf_map_lookup_elem(&sl_turns, &frontend_id);
+	__u32 mine;
+
+	if (!turn) {
+		bpf_map_update_elem(&sl_turns, &frontend_id, &first, BPF_NOEXIST);
+		turn = bpf_map_lookup_elem(&sl_turns, &frontend_id);
+	}
+	if (!turn)
+		return first;
+	mine = *turn;
+	__sync_fetch_and_add(turn, 1);
+	return mine;
+}
+
+/* less_busy returns the one of two backends, at random, that has fewer connections. */
+static __always_inline __u32 less_busy(__u32 base, __u32 count)
+{
+	__u32 first = random_below(count);
+	__u32 second = first + 1 + random_below(count - 1);
+	__u32 a = slot_at(base + first), b;
+
+	if (count < 2)
+		return a;
+	b = slot_at(base + (second < count ? second : second - count));
+	return live_connections(b) < live_connections(a) ? b : a;
+}
+
+/*
+ * least_busy returns the backend with the fewest connections, or with any_idle the
+ * first that has none. It compares without branches: the verifier would walk all ways
+ * in which 64 backends can be ordered.
+ */
+static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
+{
+	__s64 best = 0x7fffffffffffffff; /* connections, and below them the id */
+	__u32 first = random_below(count), i;
+
+	for (i = 0; i < MAX_COMPARED && i < count; i++) {
+		__u32 id = slot_at(base + (first + i) % count);
+		__s64 live = live_connections(id);
+		__s64 other = live << 32 | id;
+
+		best += (other - best) & ((other - best) >> 63);
+		if (any_idle && !live)
+			break;
+	}
+	return (__u32)best;
+}
+
+/*
+ * choose returns the id of the backend that an algorithm chooses, for a frontend
+ * with count slots from base on and a table of table_size slots behind them. seed:
+ * whose turn it is (RR, a frontend id), or a hash. It is global: the verifier looks
+ * at it once.
+ */
+__noinline __u32 choose(__u32 base, __u32 count, __u32 table_size, __u32 algorithm, __u32 seed)
+{
+	switch (algorithm) {
+	case ALGORITHM_RR:
+		return slot_at(base + take_turn(seed) % count);
+	case ALGORITHM_LC:
+		return less_busy(base, count);
+	case ALGORITHM_SED:
+		return least_busy(base, count, false);
+	case ALGORITHM_NQ:
+		return least_busy(base, count, true);
+	default:
+		return slot_at(base + count + (((__u64)seed * table_size) >> 32));
+	}
+}
+
+/* pick_new chooses a backend of fe for a new flow. seed: see choose. */
+static __always_inline enum reason pick_new(const struct frontend *fe, __u32 seed,
+					    struct choice *to)
+{
+	if (fe->algorithm != ALGORITHM_RANDOM && fe->slot_count &&
+	    pick_id(fe, choose(fe->slot_base, fe->slot_count, fe->table_size, fe->algorithm, seed),
+		    to))
+		return REASON_NEXT;
+	return pick_random(fe, to);
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* How much backends have to do: see struct backend_load. */
+#ifndef SLUICE_LOAD_H
+#define SLUICE_LOAD_H
+
+#include "../../maps/maps.h"
+
+static __always_inline struct backend_load *load_of(__u32 backend_id)
+{
+	__u32 cell = backend_id % LOAD_CELLS;
+
+	return bpf_map_lookup_elem(&sl_backend_load, &cell);
+}
+
+/*
+ * live_connections returns what the backend has now; it may change any moment. What
+ * evicted flows leave behind can make it negative, for a while.
+ */
+static __always_inline __s32 live_connections(__u32 backend_id)
+{
+	const struct backend_load *load = load_of(backend_id);
+	__s32 live = load ? load->sockets + load->flows : 0;
+
+	return live & ~(live >> 31); /* without a branch: see least_busy */
+}
+
+static __always_inline void add_sockets(__u32 backend_id, __s32 n)
+{
+	struct backend_load *load = load_of(backend_id);
+
+	if (load)
+		__sync_fetch_and_add(&load->sockets, n);
+}
+
+static __always_inline void add_flows(__u32 backend_id, __s32 n)
+{
+	struct backend_load *load = load_of(backend_id);
+
+	if (load)
+		__sync_fetch_and_add(&load->flows, n);
+}
+
+#endif
