@@ -244,7 +244,7 @@ func (r *rig) mustPrograms(t testing.TB, cfg DeviceConfig) *DevicePrograms {
 func (r *rig) empty() error {
 	for name, m := range r.maps.Replacements() {
 		switch m.Type() {
-		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.PerCPUHash:
 		default:
 			continue
 		}
@@ -259,6 +259,11 @@ func (r *rig) empty() error {
 			if key == nil {
 				break
 			}
+		}
+	}
+	for id := range maps.LoadCells {
+		if load := r.maps.BackendLoad.Load(id); load.Flows != 0 {
+			r.maps.BackendLoad.AddFlows(id, -load.Flows)
 		}
 	}
 	for class := range maps.DeviceClassCount {

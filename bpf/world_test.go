@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/maglev"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // place is a device at which packets pass, and a client that is there.
@@ -120,12 +122,15 @@ type service struct {
 	flags    uint16
 	affinity uint32 // seconds
 	ranges   []string
+
+	algorithm uint8
 }
 
 // published is a service that is in the maps.
 type published struct {
 	id       uint32
 	backends map[string]uint32 // ids
+	table    []string          // backends, as the table of the external scope has them
 }
 
 // serve publishes a service, in both scopes.
@@ -168,7 +173,11 @@ func (w *world) publish(t testing.TB, p *published, s service, scope uint8, to [
 		w.last++
 		must(t, w.maps.Slots.Set(w.last, id))
 	}
-	value := maps.Frontend{Id: p.id, SlotBase: base, SlotCount: uint32(len(to)), AffinitySeconds: s.affinity, Flags: s.flags, Kind: s.kind}
+	w.putTable(t, p, s.algorithm, to)
+	value := maps.Frontend{
+		Id: p.id, SlotBase: base, SlotCount: uint32(len(to)), TableSize: uint32(len(p.table)),
+		AffinitySeconds: s.affinity, Flags: s.flags, Kind: s.kind, Algorithm: s.algorithm,
+	}
 	if len(to) > 0 {
 		value.Flags &^= maps.FrontendDropIfEmpty
 	}
@@ -181,6 +190,24 @@ func (w *world) publish(t testing.TB, p *published, s service, scope uint8, to [
 			w.putAddr(t, dialled, maps.AddrService)
 		}
 		must(t, w.maps.Frontends.Put(maps.FrontendKeyOf(a.Addr(), a.Port(), uint8(s.proto), scope), value))
+	}
+}
+
+// putTable writes the table of these backends behind them, if the algorithm hashes.
+func (w *world) putTable(t testing.TB, p *published, algorithm uint8, to []string) {
+	t.Helper()
+	p.table = nil
+	if !reconcile.Hashes(algorithm) {
+		return
+	}
+	addrs := make([]netip.AddrPort, len(to))
+	for i, backend := range to {
+		addrs[i] = w.family.addrPort(at(backend))
+	}
+	for _, i := range maglev.Table(addrs) {
+		w.last++
+		must(t, w.maps.Slots.Set(w.last, p.backends[to[i]]))
+		p.table = append(p.table, to[i])
 	}
 }
 

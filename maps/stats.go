@@ -24,26 +24,48 @@ type Stats struct {
 	m *ebpf.Map
 }
 
+// Capacity returns how many counts the map can hold.
+func (s *Stats) Capacity() int { return int(s.m.MaxEntries()) }
+
 // All yields every count, of all CPUs together, in no order. It stops after the
 // first error. Counts that come or go meanwhile may be missed or seen twice.
 func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 	return func(yield func(Entry[StatKey, uint64], error) bool) {
-		var key StatKey
-		var perCPU []uint64
-		it := s.m.Iterate()
-		for it.Next(&key, &perCPU) {
-			var sum uint64
-			for _, n := range perCPU {
-				sum += n
+		cpus, err := ebpf.PossibleCPU()
+		if err != nil {
+			yield(Entry[StatKey, uint64]{}, fmt.Errorf("map %s: CPUs: %w", NameStats, err))
+
+			return
+		}
+		var cursor ebpf.MapBatchCursor
+		keys, perCPU := make([]StatKey, batch), make([]uint64, batch*cpus)
+		for {
+			n, err := s.m.BatchLookup(&cursor, keys, perCPU, nil)
+			last := errors.Is(err, ebpf.ErrKeyNotExist)
+			if err != nil && !last {
+				yield(Entry[StatKey, uint64]{}, fmt.Errorf("map %s: read: %w", NameStats, err))
+
+				return
 			}
-			if !yield(Entry[StatKey, uint64]{key, sum}, nil) {
+			for i := range n {
+				if !yield(Entry[StatKey, uint64]{keys[i], sum(perCPU[i*cpus:][:cpus])}, nil) {
+					return
+				}
+			}
+			if last {
 				return
 			}
 		}
-		if err := it.Err(); err != nil {
-			yield(Entry[StatKey, uint64]{}, fmt.Errorf("map %s: iterate: %w", NameStats, err))
-		}
 	}
+}
+
+func sum(perCPU []uint64) uint64 {
+	var all uint64
+	for _, n := range perCPU {
+		all += n
+	}
+
+	return all
 }
 
 // Delete forgets a count. Forgetting an absent one is not an error.

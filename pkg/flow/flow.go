@@ -123,7 +123,7 @@ func isSame(a, b maps.Flow) bool {
 // them.
 func identity(f maps.Flow) maps.Flow {
 	f.Flags &= maps.FlowMasqueraded
-	f.Role, f.State, f.Reserved, f.Created, f.LastSeen = 0, 0, 0, 0, 0
+	f.Role, f.State, f.Reserved, f.Created, f.LastSeen, f.Bytes = 0, 0, 0, 0, 0, 0
 
 	return f
 }
@@ -161,14 +161,14 @@ func (g *group) flags() uint8 {
 }
 
 // remove deletes the entries, and tells deleted of those that were still there.
-func (g *group) remove(deleted func(table)) error {
+func (g *group) remove(deleted func(entry)) error {
 	for _, e := range g.entries {
 		was, err := e.table.Remove(e.key)
 		if err != nil {
 			return err
 		}
 		if was {
-			deleted(e.table)
+			deleted(e)
 		}
 	}
 

@@ -31,6 +31,7 @@ func (s *Sweeper) EndStale() (int, error) {
 			}
 			if was {
 				n++
+				s.ended.add(f.Dialled)
 			}
 		}
 		ended += n
@@ -91,13 +92,21 @@ func (s *Sweeper) endStale(f maps.Flow) (ended bool, err error) {
 	if stays, err := s.stands(leadOf(&f)); err != nil || stays {
 		return false, err
 	}
+	counted := false // once, however often a packet puts it back
+	defer func() {
+		if counted {
+			s.maps.BackendLoad.AddFlows(f.BackendId, -1)
+		}
+	}()
 	const tries = 4
 	for range tries {
 		g, err := gather(s.tables, f)
 		if err != nil || len(g.entries) == 0 {
 			return ended, err
 		}
-		if err := g.remove(s.countDeleted); err != nil {
+		had, err := s.remove(&g)
+		counted = counted || had
+		if err != nil {
 			return ended, err
 		}
 		ended = true

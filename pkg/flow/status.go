@@ -36,6 +36,8 @@ type Status struct {
 
 	Expired uint64 `json:"expired"` // flows that were ended because nobody used them
 	Stale   uint64 `json:"stale"`   // UDP flows whose backend or frontend went
+	// LoadsRepaired is by how many flows the loads of backends were put right.
+	LoadsRepaired uint64 `json:"loadsRepaired"`
 
 	// Since the maps were made:
 	Repaired          uint64 `json:"repaired"`          // entries that were pushed out, and put back

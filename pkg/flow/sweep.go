@@ -27,9 +27,11 @@ type Sweeper struct {
 	took    time.Duration                    // the last sweep
 	more    bool                             // it left idle flows
 	dialled Dialled                          // by the flows of the last sweep
+	bytes   tallies
 	lost    struct{ flows, halfOpen evictions }
 	alarms  struct{ flows, halfOpen alarm }
 	status  Status
+	ended   Ended // by EndStale, in all
 }
 
 // New returns a Sweeper that has ended nothing yet.
@@ -100,6 +102,7 @@ func (s *Sweeper) Sweep() (Status, error) {
 		return s.status, fmt.Errorf("flows: %w", err)
 	}
 	s.takeStock(stock)
+	s.repairLoads(stock)
 	needed, err := s.expire(stock, timeouts)
 	if err != nil {
 		return s.status, fmt.Errorf("idle flows: %w", err)
@@ -110,6 +113,9 @@ func (s *Sweeper) Sweep() (Status, error) {
 		}
 	}
 	s.dialled = Dialled{Addrs: stock.dialled, Begin: begin}
+	if err := s.forgetTallies(); err != nil {
+		return s.status, err
+	}
 
 	return s.status, nil
 }
@@ -123,6 +129,7 @@ type stock struct {
 	more                bool               // there were more of them
 	flags               uint8              // of the others
 	dialled             map[maps.Addr]struct{}
+	loads               loads
 }
 
 // scan reads both tables once, and changes nothing.
@@ -132,14 +139,17 @@ func (s *Sweeper) scan(timeouts Timeouts) (stock, error) {
 	if st.before, err = s.maps.FlowCounts(); err != nil {
 		return st, err
 	}
+	st.loads = s.readLoads()
 	for _, t := range s.tables {
 		for e, err := range t.All() {
 			if err != nil {
 				return st, err
 			}
 			st.add(t, &e.Value, timeouts)
+			st.loads.add(t, e.Key, &e.Value)
 		}
 	}
+	s.readLoadsAgain(&st.loads)
 	st.after, err = s.maps.FlowCounts()
 
 	return st, err
@@ -179,7 +189,7 @@ func (s *Sweeper) expire(st stock, timeouts Timeouts) (flags uint8, err error) {
 		case since(g.lastSeen(), st.at) <= timeouts.of(g.state())+refresh:
 			flags |= g.flags()
 		default:
-			if err := g.remove(s.countDeleted); err != nil {
+			if err := s.end(&g); err != nil {
 				return flags, err
 			}
 			s.status.Expired++
@@ -190,12 +200,30 @@ func (s *Sweeper) expire(st stock, timeouts Timeouts) (flags uint8, err error) {
 	return flags, nil
 }
 
-func (s *Sweeper) countDeleted(t table) {
-	if t.halfOpen {
-		s.deleted.halfOpen++
-	} else {
-		s.deleted.flows++
+// end deletes the entries of a flow, and takes it out of its backend's load.
+func (s *Sweeper) end(g *group) error {
+	counted, err := s.remove(g)
+	if counted {
+		s.maps.BackendLoad.AddFlows(g.told.BackendId, -1)
 	}
+
+	return err
+}
+
+// remove deletes the entries of a flow, and says whether one of them had it in
+// its backend's load.
+func (s *Sweeper) remove(g *group) (counted bool, err error) {
+	err = g.remove(func(e entry) {
+		if e.table.halfOpen {
+			s.deleted.halfOpen++
+		} else {
+			s.deleted.flows++
+		}
+		s.bytes.add(&e.value)
+		counted = counted || isCounted(&e.value)
+	})
+
+	return counted, err
 }
 
 // classFlag is how a flow says that it needs the egress programs of a class.

@@ -50,7 +50,11 @@ func (r *recorder) SetService(s lb.Service, problems []lb.Problem) {
 	for _, p := range s.Ports {
 		ports = append(ports, strings.TrimPrefix(fmt.Sprintf("%s:%d/%s", p.Name, p.Port, p.Protocol), ":"))
 	}
-	r.set("Service "+s.Name.String(), fmt.Sprint(s.ClusterIPs, s.Families, ports), problems)
+	value := fmt.Sprint(s.ClusterIPs, s.Families, ports)
+	if s.Algorithm != lb.DefaultAlgorithm {
+		value += " by " + s.Algorithm.String()
+	}
+	r.set("Service "+s.Name.String(), value, problems)
 }
 
 func (r *recorder) SetSlice(s Slice, problems []lb.Problem) {

@@ -12,6 +12,11 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
+// AlgorithmAnnotation on a Service says by which algorithm a backend is chosen for
+// a new flow, as [lb.ParseAlgorithm] reads it. A Service without one has the
+// node's; so has one whose annotation names none, with a problem.
+const AlgorithmAnnotation = "sluice-lb.io/algorithm"
+
 // translateService reads a Service. Defaults that an API server fills in are
 // filled in here too, so that an object from elsewhere means the same.
 func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
@@ -25,6 +30,7 @@ func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
 		LoadBalancers:       p.loadBalancers(obj.Status.LoadBalancer.Ingress),
 		SourceRanges:        p.prefixes("spec.loadBalancerSourceRanges", spec.LoadBalancerSourceRanges),
 		Affinity:            p.affinity(spec),
+		Algorithm:           p.algorithm(obj.Annotations),
 		HealthCheckNodePort: p.port("spec.healthCheckNodePort", spec.HealthCheckNodePort),
 		Ports:               p.servicePorts(spec.Ports),
 	}
@@ -54,14 +60,16 @@ func (p *parser) serviceType(t corev1.ServiceType) lb.ServiceType {
 }
 
 // clusterIPs returns the cluster IPs and, index by index, their families. What
-// is no address is the zero one, so that the others keep their family.
+// is no address is the zero one, so that the others keep their family. Without
+// spec.clusterIP there is none, whatever the list has, and without families it
+// stands alone.
 func (p *parser) clusterIPs(spec *corev1.ServiceSpec) ([]netip.Addr, []lb.Family) {
 	families := p.families(spec.IPFamilies)
 	switch {
-	case spec.ClusterIP == corev1.ClusterIPNone:
+	case spec.ClusterIP == corev1.ClusterIPNone, spec.ClusterIP == "":
 		return nil, families
-	case len(spec.ClusterIPs) == 0 && spec.ClusterIP != "":
-		return []netip.Addr{p.addr("spec.clusterIP", spec.ClusterIP)}, families
+	case len(families) == 0:
+		return []netip.Addr{p.addr("spec.clusterIP", spec.ClusterIP)}, nil
 	}
 	return p.addrs("spec.clusterIPs", spec.ClusterIPs), families
 }
@@ -113,6 +121,18 @@ func (p *parser) affinity(spec *corev1.ServiceSpec) time.Duration {
 		seconds = corev1.DefaultClientIPServiceAffinitySeconds
 	}
 	return time.Duration(seconds) * time.Second
+}
+
+func (p *parser) algorithm(annotations map[string]string) lb.Algorithm {
+	text, ok := annotations[AlgorithmAnnotation]
+	if !ok {
+		return lb.DefaultAlgorithm
+	}
+	algorithm, err := lb.ParseAlgorithm(text)
+	if err != nil {
+		p.add("metadata.annotations["+AlgorithmAnnotation+"]", "%v: the default is used", err)
+	}
+	return algorithm
 }
 
 func (p *parser) servicePorts(specs []corev1.ServicePort) []lb.ServicePort {

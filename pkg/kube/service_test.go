@@ -38,6 +38,7 @@ func TestTranslateService(t *testing.T) {
 		InternalPolicy:      lb.Local,
 		ExternalPolicy:      lb.Local,
 		Affinity:            time.Minute,
+		Algorithm:           lb.Maglev,
 		HealthCheckNodePort: 32000,
 		Ports: []lb.ServicePort{
 			{Name: "http", Protocol: lb.TCP, Port: 80, NodePort: 30080},
@@ -57,7 +58,10 @@ func TestTranslateService(t *testing.T) {
 // fullService has something in every field that is read.
 func fullService() *corev1.Service {
 	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: "web", CreationTimestamp: metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "prod", Name: "web", CreationTimestamp: metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+			Annotations: map[string]string{"sluice-lb.io/algorithm": "maglev"},
+		},
 		Spec: corev1.ServiceSpec{
 			Type:                     corev1.ServiceTypeLoadBalancer,
 			ClusterIP:                "10.96.0.041",
@@ -171,6 +175,22 @@ var serviceTests = []struct {
 			s.Spec.SessionAffinity = corev1.ServiceAffinityNone
 			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(60))}}
 		},
+		func(*lb.Service) {}, nil,
+	}, {
+		"with an algorithm",
+		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/algorithm": "lc"} },
+		func(s *lb.Service) { s.Algorithm = lb.LeastConnections }, nil,
+	}, {
+		"with an algorithm that is none",
+		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/algorithm": "wrr"} },
+		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/algorithm]"},
+	}, {
+		"with no algorithm after all",
+		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/algorithm": ""} },
+		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/algorithm]"},
+	}, {
+		"with an annotation of somebody else",
+		func(s *corev1.Service) { s.Annotations = map[string]string{"example.org/algorithm": "lc"} },
 		func(*lb.Service) {}, nil,
 	}, {
 		"without a protocol",

@@ -17,8 +17,9 @@ type address struct {
 // of that family.
 //
 // An address that is several of these is the first of them, and guarded by the
-// source ranges if one of them is a load balancer's.
-func (s *Service) addresses(family Family) []address {
+// source ranges if one of them is a load balancer's. External IPs that the node
+// ignores are none of them.
+func (s *Service) addresses(family Family, node *Node) []address {
 	clusterIP := s.clusterIP(family)
 	if !clusterIP.IsValid() {
 		return nil
@@ -41,8 +42,10 @@ func (s *Service) addresses(family Family) []address {
 			add(lb.Addr, KindLoadBalancer, true)
 		}
 	}
-	for _, ip := range s.ExternalIPs {
-		add(ip, KindExternalIP, false)
+	if !node.IgnoreExternalIPs {
+		for _, ip := range s.ExternalIPs {
+			add(ip, KindExternalIP, false)
+		}
 	}
 	return found
 }

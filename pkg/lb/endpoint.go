@@ -61,4 +61,12 @@ type Node struct {
 	// MasqueradeAll is an option of the agent, and not of the Node object:
 	// see [Frontend.Masquerade].
 	MasqueradeAll bool
+
+	// Algorithm is that of Services which do not name one; [DefaultAlgorithm] is
+	// [Random]. An option of the agent, too.
+	Algorithm Algorithm
+
+	// IgnoreExternalIPs is kube-proxy's feature gate AllowServiceExternalIPs,
+	// switched off: nobody can dial spec.externalIPs. An option of the agent.
+	IgnoreExternalIPs bool
 }

@@ -32,5 +32,6 @@ func (e Endpoint) equal(f Endpoint) bool {
 
 func (n *Node) equal(m *Node) bool {
 	return n.Name == m.Name && n.Zone == m.Zone && n.MasqueradeAll == m.MasqueradeAll &&
+		n.Algorithm == m.Algorithm && n.IgnoreExternalIPs == m.IgnoreExternalIPs &&
 		slices.Equal(n.PrimaryIPs, m.PrimaryIPs)
 }

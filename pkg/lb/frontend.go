@@ -74,6 +74,10 @@ type Frontend struct {
 
 	Affinity time.Duration // zero: none; a catch-all has none
 
+	// Algorithm chooses among Backends. It is never [DefaultAlgorithm], but on a
+	// catch-all, which has no backends.
+	Algorithm Algorithm
+
 	// Masquerade: whoever connects, a backend sees this node. It is set where
 	// kube-proxy's masqueradeAll, if it is on, hides the client: at ClusterIPs,
 	// and at what the world outside can dial if the external traffic policy is

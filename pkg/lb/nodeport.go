@@ -51,13 +51,31 @@ func (n NodePortAddresses) Select(local []netip.Addr, node *Node) []netip.Addr {
 	return selected
 }
 
-func (n NodePortAddresses) contains(addr netip.Addr, node *Node) bool {
-	prefixes := n.Prefixes
-	if len(prefixes) == 0 {
-		prefixes = node.primaryPrefixes()
-	}
+// All says whether every address of a family is selected, now and later: the
+// unspecified address stands for them, and its loopback is among them.
+func (n NodePortAddresses) All(family Family, node *Node) bool {
 	restricted := false
-	for _, p := range prefixes {
+	for _, p := range n.prefixes(node) {
+		if FamilyOf(p.Addr()) == family {
+			if p.Bits() == 0 {
+				return true
+			}
+			restricted = true
+		}
+	}
+	return !restricted
+}
+
+func (n NodePortAddresses) prefixes(node *Node) []netip.Prefix {
+	if len(n.Prefixes) == 0 {
+		return node.primaryPrefixes()
+	}
+	return n.Prefixes
+}
+
+func (n NodePortAddresses) contains(addr netip.Addr, node *Node) bool {
+	restricted := false
+	for _, p := range n.prefixes(node) {
 		if p.Contains(addr) {
 			return true
 		}

@@ -18,17 +18,18 @@ func TestNodePortAddresses(t *testing.T) {
 		list    []string
 		primary []netip.Addr
 		want    string
+		all     string // families
 	}{
-		{"the node IPs by default", nil, ips("192.168.0.2", "2001:db8::2"), "192.168.0.2 2001:db8::2"},
-		{"the node IPs as primary", []string{"primary"}, ips("192.168.0.2", "2001:db8::2"), "192.168.0.2 2001:db8::2"},
-		{"all of a family without node IP", nil, ips("192.168.0.2"), "192.168.0.2 " + allV6},
-		{"all without node IPs", nil, nil, allV4 + " " + allV6},
-		{"all if the node IPs are loopback", nil, ips("127.0.0.1", "::1"), allV4 + " " + allV6},
-		{"none if the node IP is not the node's", nil, ips("192.0.2.1", "2001:db8:2::"), ""},
-		{"those in the ranges", []string{"192.168.0.0/16", "2001:db8:1::/48"}, nil, "192.168.0.2 192.168.1.2 2001:db8:1::2"},
-		{"all of a family without range", []string{"192.168.0.0/24"}, nil, "192.168.0.2 " + allV6},
-		{"all with a range of everything", []string{"192.168.0.0/24", "0.0.0.0/0", "2001:db8:1::/48"}, nil, allV4 + " 2001:db8:1::2"},
-		{"never loopback", []string{"127.0.0.0/8", "::1/128"}, nil, ""},
+		{"the node IPs by default", nil, ips("192.168.0.2", "2001:db8::2"), "192.168.0.2 2001:db8::2", ""},
+		{"the node IPs as primary", []string{"primary"}, ips("192.168.0.2", "2001:db8::2"), "192.168.0.2 2001:db8::2", ""},
+		{"all of a family without node IP", nil, ips("192.168.0.2"), "192.168.0.2 " + allV6, "IPv6"},
+		{"all without node IPs", nil, nil, allV4 + " " + allV6, "IPv4 IPv6"},
+		{"all if the node IPs are loopback", nil, ips("127.0.0.1", "::1"), allV4 + " " + allV6, "IPv4 IPv6"},
+		{"none if the node IP is not the node's", nil, ips("192.0.2.1", "2001:db8:2::"), "", ""},
+		{"those in the ranges", []string{"192.168.0.0/16", "2001:db8:1::/48"}, nil, "192.168.0.2 192.168.1.2 2001:db8:1::2", ""},
+		{"all of a family without range", []string{"192.168.0.0/24"}, nil, "192.168.0.2 " + allV6, "IPv6"},
+		{"all with a range of everything", []string{"192.168.0.0/24", "0.0.0.0/0", "2001:db8:1::/48"}, nil, allV4 + " 2001:db8:1::2", "IPv4"},
+		{"never loopback", []string{"127.0.0.0/8", "::1/128"}, nil, "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n, err := ParseNodePortAddresses(test.list)
@@ -38,6 +39,15 @@ func TestNodePortAddresses(t *testing.T) {
 			selected := n.Select(local, &Node{PrimaryIPs: test.primary})
 			if got := strings.Trim(fmt.Sprint(selected), "[]"); got != test.want {
 				t.Errorf("selected %s, want %s", got, test.want)
+			}
+			var all []string
+			for _, family := range []Family{IPv4, IPv6} {
+				if n.All(family, &Node{PrimaryIPs: test.primary}) {
+					all = append(all, family.String())
+				}
+			}
+			if got := strings.Join(all, " "); got != test.all {
+				t.Errorf("all are selected of %q, want %q", got, test.all)
 			}
 		})
 	}

@@ -26,9 +26,7 @@ func (r *resolver) checkService() {
 			r.problem(fmt.Sprintf("spec.clusterIPs[%d]", i), "%s is not in use: spec.ipFamilies does not have its family there", ip)
 		}
 	}
-	for i, ip := range s.ExternalIPs {
-		r.checkAddress("spec.externalIPs[%d]", i, ip)
-	}
+	r.checkExternalIPs()
 	for i, lb := range s.LoadBalancers {
 		if !lb.Proxy {
 			r.checkAddress("status.loadBalancer.ingress[%d].ip", i, lb.Addr)
@@ -38,6 +36,19 @@ func (r *resolver) checkService() {
 		r.problem("spec.healthCheckNodePort", "missing: load balancers cannot find out which nodes have local endpoints")
 	}
 	r.checkSourceRanges()
+}
+
+// checkExternalIPs notes the external IPs that nobody can dial: if the node ignores
+// them, all.
+func (r *resolver) checkExternalIPs() {
+	for i, ip := range r.svc.ExternalIPs {
+		switch {
+		case !r.node.IgnoreExternalIPs:
+			r.checkAddress("spec.externalIPs[%d]", i, ip)
+		case ip.IsValid():
+			r.problem(fmt.Sprintf("spec.externalIPs[%d]", i), "%s is not in use: the feature gate AllowServiceExternalIPs is off", ip)
+		}
+	}
 }
 
 // checkAddress notes an address that nobody can dial, element i of a list.

@@ -53,6 +53,17 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+// External IPs that the node ignores are the one problem that its options make.
+func TestProblemOfIgnoredExternalIPs(t *testing.T) {
+	node := testNode
+	node.IgnoreExternalIPs = true
+	svc := web(func(s *Service) { s.ExternalIPs = []netip.Addr{ip("192.0.2.1"), {}, ip("2001:db8::1")} })
+	checkProblems(t, Resolve(svc, nil, &node),
+		"Service ns/web: spec.externalIPs[0]: 192.0.2.1 is not in use: the feature gate AllowServiceExternalIPs is off",
+		"Service ns/web: spec.externalIPs[2]: 2001:db8::1 is not in use: the feature gate AllowServiceExternalIPs is off")
+	checkProblems(t, Resolve(web(), nil, &node))
+}
+
 func TestProblemOfASlice(t *testing.T) {
 	bad := slice("a", endpoint("10.0.2.1"), endpoint("fd00::1"), Endpoint{Ready: true})
 	other := slice("b", endpoint("10.0.2.1"), endpoint("fd00::1"))

@@ -1,5 +1,7 @@
 package lb
 
+import "cmp"
+
 // Resolve decides what clients can dial at a Service, which backends answer
 // there, and what became of every endpoint. It does so as kube-proxy does.
 //
@@ -35,7 +37,7 @@ type resolver struct {
 
 // resolveFamily resolves what the Service has of one family.
 func (r *resolver) resolveFamily(family Family, claims []claim) {
-	addrs := r.svc.addresses(family)
+	addrs := r.svc.addresses(family, r.node)
 	fence := r.svc.fence(family, r.node)
 	for _, c := range claims {
 		endpoints := selectEndpoints(r.join(c.name, family), r.node, r.svc.wantsLocal())
@@ -95,9 +97,15 @@ func (r *resolver) addExternal(f Frontend, endpoints *selection) {
 func (r *resolver) add(f Frontend, scope Scope, policy TrafficPolicy, endpoints *selection) {
 	f.Key.Scope = scope
 	f.Affinity = r.svc.Affinity
+	f.Algorithm = r.algorithm()
 	f.Backends = endpoints.dial(policy)
 	f.DropIfEmpty = len(f.Backends) == 0 && endpoints.any()
 	r.out.Frontends = append(r.out.Frontends, f)
+}
+
+// algorithm is what chooses a backend: the Service's, or else the node's.
+func (r *resolver) algorithm() Algorithm {
+	return cmp.Or(r.svc.Algorithm, r.node.Algorithm, Random)
 }
 
 // catchAll makes a ClusterIP refuse what is none of the Service's ports.

@@ -171,6 +171,57 @@ func TestEveryFrontendHasTheServicesAffinity(t *testing.T) {
 	}
 }
 
+func TestAlgorithms(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		service Algorithm
+		node    Algorithm
+		want    Algorithm
+	}{
+		{"random if nobody says anything", DefaultAlgorithm, DefaultAlgorithm, Random},
+		{"the node's", DefaultAlgorithm, Maglev, Maglev},
+		{"the Service's", LeastConnections, DefaultAlgorithm, LeastConnections},
+		{"the Service's, and not the node's", SourceHash, RoundRobin, SourceHash},
+		{"the Service's, also if it is random", Random, NeverQueue, Random},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			node := testNode
+			node.Algorithm = test.node
+			svc := web(dualStack, balanced, func(s *Service) { s.Algorithm = test.service })
+			for _, f := range Resolve(svc, []*EndpointSlice{slice("a", endpoint("10.0.2.1"))}, &node).Frontends {
+				want := test.want
+				if f.Key.Port == 0 {
+					want = DefaultAlgorithm
+				}
+				if f.Algorithm != want {
+					t.Errorf("%s chooses by %s, want %s", f.Key, f.Algorithm, want)
+				}
+			}
+		})
+	}
+}
+
+// kube-proxy's gate AllowServiceExternalIPs, off: nothing leads to external IPs,
+// whatever they are beside; but they decide whether the external policy counts.
+func TestIgnoreExternalIPs(t *testing.T) {
+	node := testNode
+	node.IgnoreExternalIPs = true
+	both := []*EndpointSlice{slice("a", endpoint("10.0.1.1", here), endpoint("10.0.2.1"))}
+	const all = "10.0.1.1:8080 10.0.2.1:8080"
+	svc := web(externalLocal, func(s *Service) {
+		s.ExternalIPs = ips("192.0.2.1", "1.2.3.4", "10.96.0.1")
+		s.LoadBalancers = vips("1.2.3.4")
+	})
+	checkLines(t, lines(Resolve(svc, both, &node)),
+		"10.96.0.1:80/TCP internal -> "+all,
+		"10.96.0.1:80/TCP external -> "+all,
+		"1.2.3.4:80/TCP internal -> "+all,
+		"1.2.3.4:80/TCP external -> 10.0.1.1:8080",
+	)
+	svc.ExternalIPs = nil
+	checkLines(t, lines(Resolve(svc, both, &node))[3:], "1.2.3.4:80/TCP external -> "+all)
+}
+
 func TestBackends(t *testing.T) {
 	got := Resolve(web(), []*EndpointSlice{slice("a",
 		endpoint("10.0.2.10", published),

@@ -103,9 +103,9 @@ type Service struct {
 	Created time.Time // decides who owns an address that two Services claim
 	Type    ServiceType
 
-	// ClusterIPs is spec.clusterIPs, or spec.clusterIP alone where that list
-	// is empty. A headless Service has none. Families is spec.ipFamilies,
-	// index by index the family of ClusterIPs; it may be empty.
+	// ClusterIPs is spec.clusterIPs, or spec.clusterIP alone where
+	// spec.ipFamilies is empty. A headless Service has none. Families is
+	// spec.ipFamilies, index by index the family of ClusterIPs.
 	ClusterIPs []netip.Addr
 	Families   []Family
 
@@ -123,6 +123,9 @@ type Service struct {
 	// flow, whichever address of the service port it dials; zero is no session
 	// affinity.
 	Affinity time.Duration
+
+	// Algorithm is how its frontends choose a backend.
+	Algorithm Algorithm
 
 	HealthCheckNodePort uint16 // zero: none
 	Ports               []ServicePort

@@ -134,6 +134,10 @@ func (s *State) Service(name ServiceName) *Service {
 	return known.service
 }
 
+// Slice returns an EndpointSlice, or nil if there is none of that name. It is the
+// State's own: read only. Setting one that is equal leaves it as it is.
+func (s *State) Slice(name SliceName) *EndpointSlice { return s.slices[name] }
+
 // Len returns the number of Services.
 func (s *State) Len() int {
 	n := 0

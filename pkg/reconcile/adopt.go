@@ -153,28 +153,64 @@ func (r *Reconciler) adoptExtent(p *port, v maps.Frontend, backends map[uint32]u
 		return nil, ""
 	}
 	for _, e := range p.extents {
-		if e.base == v.SlotBase && len(e.ids) == int(v.SlotCount) {
+		if e.base == v.SlotBase && len(e.ids) == int(v.SlotCount) && len(e.table) == int(v.TableSize) {
 			return e, ""
 		}
 	}
-	if v.SlotBase == 0 || uint64(v.SlotBase)+uint64(v.SlotCount) > uint64(r.tables.slots.array.Len()) {
-		return nil, fmt.Sprintf("slots %d+%d do not exist", v.SlotBase, v.SlotCount)
+	end := uint64(v.SlotBase) + uint64(v.SlotCount) + uint64(v.TableSize)
+	if v.SlotBase == 0 || end > uint64(r.tables.slots.array.Len()) {
+		return nil, fmt.Sprintf("slots %s do not exist", slotsText(v))
 	}
-	ids, why := r.readSlots(v, backends)
+	e, why := r.readExtent(v, backends)
 	if why != "" {
 		return nil, why
 	}
-	if !r.tables.slots.mark(span{v.SlotBase, v.SlotCount}) {
-		return nil, fmt.Sprintf("slots %d+%d are another frontend's too", v.SlotBase, v.SlotCount)
+	if !r.tables.slots.mark(span{v.SlotBase, v.SlotCount + v.TableSize}) {
+		return nil, fmt.Sprintf("slots %s are another frontend's too", slotsText(v))
 	}
-	e := &extent{ids: ids, base: v.SlotBase}
 	p.extents = append(p.extents, e)
 
 	return e, ""
 }
 
-// readSlots returns the backends that v leads to, or why it does not.
-func (r *Reconciler) readSlots(v maps.Frontend, backends map[uint32]uint32) ([]uint32, string) {
+// readExtent reads the extent that v leads to, or returns why it is none.
+func (r *Reconciler) readExtent(v maps.Frontend, backends map[uint32]uint32) (*extent, string) {
+	ids, why := r.readBackends(v, backends)
+	if why != "" {
+		return nil, why
+	}
+	e := &extent{ids: ids, base: v.SlotBase, foreign: v.TableSize > 0}
+	switch {
+	case v.TableSize > 0:
+		e.table, why = r.readTable(v, e)
+	case Hashes(v.Algorithm):
+		why = fmt.Sprintf("slots %s have no table for %s", slotsText(v), AlgorithmText(v.Algorithm))
+	}
+
+	return e, why
+}
+
+// readTable returns the table that v has behind its backends, or why it has none.
+func (r *Reconciler) readTable(v maps.Frontend, e *extent) ([]uint32, string) {
+	base := v.SlotBase + v.SlotCount
+	table := make([]uint32, v.TableSize)
+	for i := range table {
+		slot := base + uint32(i)
+		id, err := r.tables.slots.array.Get(slot)
+		if err != nil {
+			return nil, err.Error()
+		}
+		if !e.holds(id) {
+			return nil, fmt.Sprintf("slot %d: backend %d is in the table only", slot, id)
+		}
+		table[i] = id
+	}
+
+	return table, ""
+}
+
+// readBackends returns the backends that v leads to, or why it does not.
+func (r *Reconciler) readBackends(v maps.Frontend, backends map[uint32]uint32) ([]uint32, string) {
 	ids := make([]uint32, 0, min(v.SlotCount, 1<<16))
 	for i := v.SlotBase; i < v.SlotBase+v.SlotCount; i++ {
 		id, err := r.tables.slots.array.Get(i)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -25,12 +26,14 @@ type frontend struct {
 type claim struct {
 	port     *port
 	frontend *frontend
-	extent   *extent // nil: no backends
-	next     *claim  // the next in precedence
+	extent   *extent   // nil: no backends
+	next     *claim    // the next in precedence
+	created  time.Time // of the Service that claims: another of its name may follow
 
 	affinitySeconds uint32
 	flags           uint16
 	kind            uint8
+	algorithm       uint8
 }
 
 // kindRank orders the kinds of frontends: whose claim to an address is better.
@@ -49,7 +52,7 @@ func (c *claim) compare(d *claim) int {
 
 	return cmp.Or(
 		cmp.Compare(kindRank[c.kind], kindRank[d.kind]),
-		a.created.Compare(b.created),
+		c.created.Compare(d.created),
 		compareNames(a.name, b.name),
 		strings.Compare(c.port.name, d.port.name),
 		cmp.Compare(c.port.protocol, d.port.protocol),
@@ -75,9 +78,10 @@ func (c *claim) value(e *extent) maps.Frontend {
 		AffinitySeconds: c.affinitySeconds,
 		Flags:           c.flags,
 		Kind:            c.kind,
+		Algorithm:       c.algorithm,
 	}
 	if e != nil {
-		v.SlotBase, v.SlotCount = e.base, uint32(len(e.ids))
+		v.SlotBase, v.SlotCount, v.TableSize = e.base, uint32(len(e.ids)), uint32(len(e.table))
 	}
 
 	return v

@@ -72,6 +72,10 @@ func TestWriteCounts(t *testing.T) {
 		{"an endpoint replaced", func(res *lb.Resolution) { _, *res = clusterIP(1, 10, 1) }, 4, 10},
 		{"an endpoint terminating", func(res *lb.Resolution) { res.Frontends[0].Backends[3].Terminating = true }, 1, 0},
 		{"affinity", func(res *lb.Resolution) { res.Frontends[0].Affinity = time.Hour }, 1, 0},
+		{"an algorithm", func(res *lb.Resolution) { res.Frontends[0].Algorithm = lb.RoundRobin }, 1, 0},
+		{"an algorithm with a table, both frontends", func(res *lb.Resolution) {
+			res.Frontends[0].Algorithm, res.Frontends[1].Algorithm = lb.SourceHash, lb.Maglev
+		}, 2, 10 + 193},
 		{"no endpoints", func(res *lb.Resolution) { _, *res = clusterIP(1, 0, 0) }, 12, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -73,6 +73,7 @@ func newOrdeal(t *testing.T, seed uint64) *ordeal {
 		o.guard.check()
 		o.clock.pass(o.slow)
 		o.traffic()
+		o.changeLoads()
 	})
 	o.r = mustNew(t, loggedTables(o.guard.tables(), &o.log), o.clock)
 
@@ -216,6 +217,7 @@ func (o *ordeal) restart() {
 	clear(o.guard.reading)
 	o.look = nil
 	o.r = mustNew(o.t, loggedTables(o.guard.tables(), &o.log), o.clock)
+	o.wrap()
 	o.examine()
 	for _, i := range o.Perm(len(o.services) + 1) {
 		if i == len(o.services) {

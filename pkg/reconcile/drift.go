@@ -147,11 +147,10 @@ func (r *Reconciler) compareSlots() (differences, error) {
 	var d differences
 	for _, p := range r.ports {
 		for _, e := range p.extents {
-			for i, id := range e.ids {
-				if e.base == 0 {
-					break
-				}
-				slot := e.base + uint32(i)
+			if e.base == 0 {
+				continue
+			}
+			for slot, id := range e.slots() {
 				is, err := r.tables.slots.array.Get(slot)
 				if err != nil {
 					return d, err

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	stdmaps "maps"
 	"slices"
 	"strings"
 	"testing"
@@ -44,7 +45,8 @@ func dumpTable[K comparable, V any](t testing.TB, kind string, table maps.Table[
 	return lines
 }
 
-// leadsTo returns the ids in the slots of v.
+// leadsTo returns the ids in the slots of v, and how many entries of its table
+// each of them has.
 func leadsTo(t testing.TB, slots maps.Slots, v maps.Frontend) string {
 	t.Helper()
 	if v.SlotCount == 0 {
@@ -57,6 +59,27 @@ func leadsTo(t testing.TB, slots maps.Slots, v maps.Frontend) string {
 			return text + " " + err.Error()
 		}
 		text += fmt.Sprintf(" %d", id)
+	}
+
+	return text + tableText(t, slots, v)
+}
+
+func tableText(t testing.TB, slots maps.Slots, v maps.Frontend) string {
+	t.Helper()
+	if v.TableSize == 0 {
+		return ""
+	}
+	entries := make(map[uint32]int)
+	for i := range v.TableSize {
+		id, err := slots.Get(v.SlotBase + v.SlotCount + i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries[id]++
+	}
+	text := " table"
+	for _, id := range slices.Sorted(stdmaps.Keys(entries)) {
+		text += fmt.Sprintf(" %d:%d", id, entries[id])
 	}
 
 	return text

@@ -1,13 +1,24 @@
 package reconcile
 
-import "slices"
+import (
+	"iter"
+	"net/netip"
+	"slices"
 
-// extent is a set of backends, and the run of slots that holds them. Frontends
-// of one port with equal sets share it. Once in slots it is never written
-// again: another set is another extent.
+	"github.com/sluice-lb/sluice/pkg/maglev"
+)
+
+// extent is a set of backends, and the run of slots that holds them: first each
+// once, and behind them, for algorithms that hash, the table that has each many
+// times. Frontends of one port with equal sets share it, if they agree about the
+// table. Once in slots it is never written again: another set is another extent.
 type extent struct {
-	ids  []uint32 // of backends, ascending
-	base uint32   // zero: not in slots
+	ids   []uint32 // of backends, ascending
+	table []uint32 // of the same backends; nil: none
+	base  uint32   // zero: not in slots
+	// foreign: the table was found in slots, and not compared with what this
+	// agent would write.
+	foreign bool
 
 	claims    int  // that want it
 	frontends int  // that lead to it
@@ -28,21 +39,66 @@ func (e *extent) holds(id uint32) bool {
 	return ok
 }
 
-// extent returns the extent of p with these backends, after making it if need
-// be. Without backends there is none: nil.
-func (p *port) extent(ids []uint32) *extent {
+// length returns how many slots e takes.
+func (e *extent) length() int { return len(e.ids) + len(e.table) }
+
+// slots yields every slot of e, which is in slots, with the backend in it.
+func (e *extent) slots() iter.Seq2[uint32, uint32] {
+	return func(yield func(slot, id uint32) bool) {
+		slot := e.base
+		for _, run := range [][]uint32{e.ids, e.table} {
+			for _, id := range run {
+				if !yield(slot, id) {
+					return
+				}
+				slot++
+			}
+		}
+	}
+}
+
+// extent returns the extent of p with these backends, and with a table if
+// tabled, after making it if need be. Without backends there is none: nil.
+func (p *port) extent(ids []uint32, tabled bool) *extent {
 	if len(ids) == 0 {
 		return nil
 	}
 	for _, e := range p.extents {
-		if slices.Equal(e.ids, ids) {
+		if tabled == (e.table != nil) && slices.Equal(e.ids, ids) && p.knows(e) {
 			return e
 		}
 	}
 	e := &extent{ids: slices.Clone(ids)}
+	if tabled {
+		e.table = p.table(ids)
+	}
 	p.extents = append(p.extents, e)
 
 	return e
+}
+
+// knows says whether e is as this agent would write it. An earlier one may have
+// had other tables.
+func (p *port) knows(e *extent) bool {
+	e.foreign = e.foreign && !slices.Equal(e.table, p.table(e.ids))
+
+	return !e.foreign
+}
+
+// table returns the table of backends of p, whose ids are ascending.
+func (p *port) table(ids []uint32) []uint32 {
+	addrs := make([]netip.AddrPort, len(ids))
+	for i := range p.backends {
+		if at, ok := slices.BinarySearch(ids, p.backends[i].id); ok {
+			addrs[at] = p.backends[i].addrPort()
+		}
+	}
+	table := make([]uint32, 0, maglev.Size(len(ids)))
+	for _, i := range maglev.Table(addrs) {
+		table = append(table, ids[i])
+	}
+
+	return table
 }
 
 // leadsTo says whether an extent of p that passes the test holds id.

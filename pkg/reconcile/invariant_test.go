@@ -31,13 +31,14 @@ type guard struct {
 	// have looked at a frontend that had it.
 	dialling map[maps.Addr]time.Time
 	flows    []*guardedFlow // that live
+	loads    *guardedLoads
 	errs     []error
 }
 
 func newGuard(f *maps.Fakes, clock *testClock) *guard {
 	return &guard{
 		Fakes: f, clock: clock, needed: make(map[uint32]time.Time), reading: make(map[uint32]time.Time),
-		dialling: make(map[maps.Addr]time.Time),
+		dialling: make(map[maps.Addr]time.Time), loads: newGuardedLoads(),
 	}
 }
 
@@ -76,14 +77,24 @@ func (g *guard) tables() maps.Tables {
 	t.Backends = guardedBackends{g.Tables.Backends, g}
 	t.Slots = guardedSlots{g.Tables.Slots, g}
 	t.Addrs = guardedAddrs{g.Tables.Addrs, g}
+	t.Loads = g.loads
 
 	return t
 }
 
-// guardedBackends refuse to delete what programs may still read.
+// guardedBackends refuse to delete what programs may still read, and to have one
+// backend be taken for another.
 type guardedBackends struct {
 	maps.Table[uint32, maps.Backend]
 	g *guard
+}
+
+func (t guardedBackends) Put(id uint32, b maps.Backend) error {
+	if err := t.g.loads.begin(id, b); err != nil {
+		t.g.errs = append(t.g.errs, err)
+	}
+
+	return t.Table.Put(id, b)
 }
 
 func (t guardedBackends) Delete(id uint32) error {
@@ -182,13 +193,19 @@ func (g *guard) checkFrontend(f maps.Frontend, owners map[uint32]span) error {
 	if f.SlotCount > 0 && f.SlotBase == 0 {
 		return errors.New("slot 0 is used")
 	}
-	extent := span{f.SlotBase, f.SlotCount}
-	var last uint32
+	extent := span{f.SlotBase, f.SlotCount + f.TableSize}
 	for i := extent.base; i < extent.end(); i++ {
 		if owner, ok := owners[i]; ok && owner != extent {
 			return fmt.Errorf("extents %v and %v overlap", owner, extent)
 		}
 		owners[i] = extent
+		g.reading[i] = g.clock.now.Add(DefaultGrace)
+	}
+	if err := g.checkTable(f); err != nil {
+		return err
+	}
+	var last uint32
+	for i := f.SlotBase; i < f.SlotBase+f.SlotCount; i++ {
 		id, err := g.Slots.Get(i)
 		if err != nil {
 			return err
@@ -204,7 +221,6 @@ func (g *guard) checkFrontend(f maps.Frontend, owners map[uint32]span) error {
 		}
 		last = id
 		g.needed[id] = g.clock.now.Add(DefaultGrace)
-		g.reading[i] = g.clock.now.Add(DefaultGrace)
 	}
 
 	return nil
@@ -247,6 +263,7 @@ func meaning(f *maps.Fakes) []string {
 		name := f.ServicePorts.Entries[v.Id]
 		line := fmt.Sprintf("frontend %s: %s/%d/%d kind=%d flags=%d affinity=%d",
 			modelKey(key), name, name.Proto, name.Family, v.Kind, v.Flags, v.AffinitySeconds)
+		line += fmt.Sprintf(" algorithm=%d table=%d", v.Algorithm, v.TableSize)
 		var backends []string
 		for i := v.SlotBase; i < v.SlotBase+v.SlotCount; i++ {
 			b := f.Backends.Entries[f.Slots.IDs[i]]

@@ -57,8 +57,10 @@ func (r *Reconciler) planFrontend(svc *service, want *lb.Frontend) {
 	c := &claim{
 		port:            p,
 		frontend:        r.frontend(keyOf(want.Key)),
-		extent:          r.planBackends(p, want.Backends),
+		created:         svc.created,
+		extent:          r.planBackends(p, want.Backends, want.Algorithm.Hashes()),
 		affinitySeconds: seconds(want.Affinity),
+		algorithm:       programmable(want.Algorithm),
 		kind:            min(uint8(want.Kind), uint8(len(kindRank)-1)),
 	}
 	if want.DropIfEmpty && len(want.Backends) == 0 {
@@ -80,8 +82,9 @@ func (r *Reconciler) planFrontend(svc *service, want *lb.Frontend) {
 	svc.claims = append(svc.claims, c)
 }
 
-// planBackends returns the extent of p with these backends, nil for none.
-func (r *Reconciler) planBackends(p *port, want []lb.Backend) *extent {
+// planBackends returns the extent of p with these backends, and with a table if
+// tabled; nil for none.
+func (r *Reconciler) planBackends(p *port, want []lb.Backend, tabled bool) *extent {
 	ids := r.scratch[:0]
 	if p.backends == nil {
 		p.backends = make([]backend, 0, len(want))
@@ -94,7 +97,7 @@ func (r *Reconciler) planBackends(p *port, want []lb.Backend) *extent {
 	slices.Sort(ids)
 	r.scratch = ids
 
-	return p.extent(slices.Compact(ids))
+	return p.extent(slices.Compact(ids), tabled)
 }
 
 // planEndpoints marks the backends that keep their flows.

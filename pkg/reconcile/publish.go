@@ -123,7 +123,7 @@ func (r *Reconciler) publishFrontend(c *claim) error {
 		return err
 	}
 	if e != nil && e.base == 0 {
-		if e.base, err = r.tables.slots.put(e.ids); err != nil {
+		if e.base, err = r.tables.slots.put(e.ids, e.table); err != nil {
 			return err
 		}
 	}
@@ -166,7 +166,7 @@ func (r *Reconciler) writtenExtent(c *claim) (*extent, error) {
 	case len(ids) == 0 && !r.tables.backends.full:
 		return nil, errNoBackends
 	default:
-		return c.port.extent(ids), nil
+		return c.port.extent(ids, c.extent.table != nil), nil
 	}
 }
 

@@ -25,7 +25,8 @@ const DefaultGrace = 500 * time.Millisecond
 
 // Config is what a [Reconciler] needs.
 type Config struct {
-	// Tables are the maps. Nobody else writes to them.
+	// Tables are the maps. Nobody else writes to them, but to Loads, which are
+	// only read.
 	Tables maps.Tables
 	// Grace is how long backends and slots that no frontend leads to any more
 	// stay readable, for programs that are still running. Zero means
@@ -39,7 +40,8 @@ type Config struct {
 func (c Config) Validate() error {
 	t := c.Tables
 	if t.Frontends == nil || t.Slots == nil || t.Backends == nil || t.ServicePorts == nil ||
-		t.Addrs == nil || t.Devices == nil || t.SourceRanges == nil || t.ServiceCIDRs == nil || t.LocalCIDRs == nil {
+		t.Addrs == nil || t.Devices == nil || t.SourceRanges == nil || t.ServiceCIDRs == nil || t.LocalCIDRs == nil ||
+		t.Loads == nil {
 		return errors.New("reconcile: a map is missing")
 	}
 	if c.Grace < 0 {
@@ -57,7 +59,7 @@ type Reconciler struct {
 
 	tables      tables
 	frontendIDs ids
-	backendIDs  ids
+	backendIDs  backendIDs
 
 	services  map[lb.ServiceName]*service
 	frontends map[maps.FrontendKey]*frontend
@@ -90,7 +92,7 @@ func New(cfg Config) (*Reconciler, error) {
 		clock:       newClock(cfg.Now),
 		tables:      newTables(cfg.Tables),
 		frontendIDs: newIDs(),
-		backendIDs:  newIDs(),
+		backendIDs:  newBackendIDs(cfg.Tables.Loads),
 		services:    make(map[lb.ServiceName]*service),
 		frontends:   make(map[maps.FrontendKey]*frontend),
 		broken:      make(map[maps.FrontendKey]string),

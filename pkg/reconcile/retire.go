@@ -72,7 +72,7 @@ func (s *sweeper) ripe(needed bool, due *instant) bool {
 
 func (s *sweeper) sweepExtent(e *extent) bool {
 	if e.base != 0 && s.ripe(e.live(), &e.due) {
-		s.r.tables.slots.remove(e.base, len(e.ids))
+		s.r.tables.slots.remove(e.base, e.length())
 		e.base, e.due = 0, 0
 	}
 
@@ -108,10 +108,11 @@ func (s *sweeper) deleteBackend(p *port, b *backend) {
 	}
 }
 
-// sweepRange deletes g, unless frontends of p need it. It is remembered like a
-// backend.
+// sweepRange deletes g, unless frontends of p need it. Where others take its
+// place it goes at once: whom it let in must not come in any more. It is
+// remembered like a backend.
 func (s *sweeper) sweepRange(p *port, g *sourceRange) bool {
-	if g.written && s.ripe(p.needsRange(g), &g.due) {
+	if g.written && (p.replacesRange(g) || s.ripe(p.needsRange(g), &g.due)) {
 		if err := s.r.tables.sourceRanges.remove(g.key); err != nil {
 			p.svc.fail("source range "+g.key.Prefix().String(), err)
 		} else {

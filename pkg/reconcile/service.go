@@ -125,7 +125,16 @@ func (p *port) needsRange(g *sourceRange) bool {
 		return p.wanted || p.fenced > 0
 	}
 
-	return p.fenced > 0 && !slices.ContainsFunc(p.ranges, func(g sourceRange) bool { return g.wanted })
+	return p.fenced > 0 && !p.wantsRanges()
+}
+
+// replacesRange says whether frontends of p are restricted to other ranges than g.
+func (p *port) replacesRange(g *sourceRange) bool {
+	return !g.wanted && p.fenced > 0 && p.wantsRanges()
+}
+
+func (p *port) wantsRanges() bool {
+	return slices.ContainsFunc(p.ranges, func(g sourceRange) bool { return g.wanted })
 }
 
 // mayBeUDP says whether connected UDP sockets may have dialled p. Of a port

@@ -144,26 +144,41 @@ type slots struct {
 	hunger
 }
 
-// put writes ids to free slots and returns the first. The error wraps
-// [maps.ErrFull] if there are not enough of them in one place.
-func (s *slots) put(ids []uint32) (uint32, error) {
-	place, ok := s.take(len(ids))
+// put writes the ids of a set of backends, and behind them their table, to free
+// slots and returns the first. The error wraps [maps.ErrFull] if there are not
+// enough of them in one place.
+func (s *slots) put(ids, table []uint32) (uint32, error) {
+	count := len(ids) + len(table)
+	place, ok := s.take(count)
 	if !ok {
 		s.full, s.freed = true, false
 
 		return 0, fmt.Errorf("map %s, %d of %d in use, none has room for %d: %w",
-			maps.NameSlots, s.used, s.array.Len(), len(ids), maps.ErrFull)
+			maps.NameSlots, s.used, s.array.Len(), count, maps.ErrFull)
 	}
-	for i, id := range ids {
-		if err := s.array.Set(place.base+uint32(i), id); err != nil {
-			s.spans.free(place)
+	err := s.set(place.base, ids)
+	if err == nil {
+		err = s.set(place.base+uint32(len(ids)), table)
+	}
+	if err != nil {
+		s.spans.free(place)
 
-			return 0, fmt.Errorf("map %s: %w", maps.NameSlots, err)
+		return 0, fmt.Errorf("map %s: %w", maps.NameSlots, err)
+	}
+
+	return place.base, nil
+}
+
+// set writes ids to slots from base on.
+func (s *slots) set(base uint32, ids []uint32) error {
+	for i, id := range ids {
+		if err := s.array.Set(base+uint32(i), id); err != nil {
+			return err
 		}
 		s.writes.Puts++
 	}
 
-	return place.base, nil
+	return nil
 }
 
 // remove gives the slots of an extent back. They keep what they hold.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // tamper writes to the maps behind the Reconciler's back:
@@ -16,7 +17,7 @@ import (
 //	slot 1 = 99
 //	backend 9 = 10.0.1.7:8080 3
 //	name 7 = default/web
-//	frontend 10.96.0.9:80 = id base count
+//	frontend 10.96.0.9:80 = id base count, or id base count table algorithm
 //	addr 10.96.0.9 = ifindex flags
 //	device 3 = 192.168.1.2
 //	local-cidr 10.244.0.0/16 = 1
@@ -72,9 +73,7 @@ func (s *script) tamperPut(what, key string, value []string) error {
 
 		return s.tables.ServicePorts.Put(s.number(key), maps.ServicePortOf(namespace, name, "", 6, 4))
 	case "frontend":
-		return s.tables.Frontends.Put(s.internalKey(key), maps.Frontend{
-			Id: s.number(value[0]), SlotBase: s.number(value[1]), SlotCount: s.number(value[2]), Kind: maps.KindClusterIP,
-		})
+		return s.tables.Frontends.Put(s.internalKey(key), s.frontend(value))
 	case "addr":
 		return s.tables.Addrs.Put(maps.AddrOf(netip.MustParseAddr(key)), maps.AddrUse{Ifindex: s.number(value[0]), Flags: s.number(value[1])})
 	case "device":
@@ -84,6 +83,21 @@ func (s *script) tamperPut(what, key string, value []string) error {
 	default:
 		return errors.New("put what?")
 	}
+}
+
+func (s *script) frontend(value []string) maps.Frontend {
+	f := maps.Frontend{
+		Id: s.number(value[0]), SlotBase: s.number(value[1]), SlotCount: s.number(value[2]), Kind: maps.KindClusterIP,
+	}
+	if len(value) > 3 {
+		algorithm, err := lb.ParseAlgorithm(value[4])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		f.TableSize, f.Algorithm = s.number(value[3]), programmable(algorithm)
+	}
+
+	return f
 }
 
 func (s *script) internalKey(text string) maps.FrontendKey {

@@ -25,7 +25,10 @@ func backendText(id uint32, v maps.Backend) (string, string) {
 func frontendText(k maps.FrontendKey, v maps.Frontend) (string, string) {
 	words := []string{fmt.Sprintf("id=%d", v.Id), "slots=0", lb.Kind(v.Kind).String()}
 	if v.SlotCount > 0 {
-		words[1] = fmt.Sprintf("slots=%d+%d", v.SlotBase, v.SlotCount)
+		words[1] = "slots=" + slotsText(v)
+	}
+	if v.Algorithm != maps.AlgorithmRandom {
+		words = append(words, "by="+AlgorithmText(v.Algorithm))
 	}
 	if v.AffinitySeconds > 0 {
 		words = append(words, fmt.Sprintf("affinity=%ds", v.AffinitySeconds))
@@ -36,6 +39,17 @@ func frontendText(k maps.FrontendKey, v maps.Frontend) (string, string) {
 	words = appendFlag(words, v.Flags, maps.FrontendNodeInRanges, "node")
 
 	return modelKey(k).String(), strings.Join(words, " ")
+}
+
+// slotsText is "7+3" for three slots from 7 on, and "7+3+67" if a table of 67
+// follows.
+func slotsText(v maps.Frontend) string {
+	text := fmt.Sprintf("%d+%d", v.SlotBase, v.SlotCount)
+	if v.TableSize > 0 {
+		text += fmt.Sprintf("+%d", v.TableSize)
+	}
+
+	return text
 }
 
 func sourceRangeText(k maps.SourceRangeKey, v uint32) (string, string) {

@@ -56,16 +56,36 @@ func settle(t testing.TB, r *Reconciler, clock *testClock) {
 }
 
 // writeLog takes down writes as people read them.
-type writeLog struct{ lines []string }
+type writeLog struct {
+	lines []string
+	slots int // of the last lines, how many are writes to slots in a row
+}
 
 func (l *writeLog) add(format string, args ...any) {
 	l.lines = append(l.lines, fmt.Sprintf(format, args...))
+	l.slots = 0
+}
+
+// manySlots is how many writes to slots in a row are taken down one by one.
+const manySlots = 8
+
+// addSlot takes down a write to a slot. Many in a row are a table: they are
+// counted.
+func (l *writeLog) addSlot(slot, id uint32, err error) {
+	before := l.slots
+	if before >= manySlots {
+		l.lines = l.lines[:len(l.lines)-1]
+		l.add("put slots: %d more up to slot %d%s", before+1-manySlots+1, slot, outcome(err))
+	} else {
+		l.add("put slots: slot %d: backend %d%s", slot, id, outcome(err))
+	}
+	l.slots = before + 1
 }
 
 // take returns what was written since the last call.
 func (l *writeLog) take() string {
 	lines := l.lines
-	l.lines = nil
+	*l = writeLog{}
 
 	return strings.Join(lines, "\n")
 }
@@ -82,6 +102,7 @@ func loggedTables(t maps.Tables, log *writeLog) maps.Tables {
 		SourceRanges: logged[maps.SourceRangeKey, uint32]{t.SourceRanges, log, sourceRangeText},
 		ServiceCIDRs: logged[maps.CIDRKey, uint32]{t.ServiceCIDRs, log, cidrText},
 		LocalCIDRs:   logged[maps.CIDRKey, uint32]{t.LocalCIDRs, log, cidrText},
+		Loads:        t.Loads,
 	}
 }
 
@@ -115,7 +136,7 @@ type loggedSlots struct {
 
 func (s loggedSlots) Set(i, id uint32) error {
 	err := s.Slots.Set(i, id)
-	s.log.add("put slots: slot %d: backend %d%s", i, id, outcome(err))
+	s.log.addSlot(i, id, err)
 
 	return err
 }

@@ -22,11 +22,11 @@ type wish struct {
 // of the Service that the last line "service namespace/name created=N" named,
 // of default/web before the first:
 //
-//	10.96.0.1:80/UDP external LoadBalancer port=dns drop masquerade affinity=60s ranges=10.0.0.0/8 node -> 10.0.1.7:53 10.0.2.7:53(local,terminating)
+//	10.96.0.1:80/UDP external LoadBalancer by=rr port=dns drop masquerade affinity=60s ranges=10.0.0.0/8 node -> 10.0.1.7:53 10.0.2.7:53(local,terminating)
 //	10.96.0.1:*
 //	alive port=dns 10.0.3.7:53/UDP
 //
-// What is left out means TCP, internal, ClusterIP and an unnamed port. Backends
+// What is left out means TCP, internal, ClusterIP, random and an unnamed port. Backends
 // are alive.
 func mustParseWishes(t testing.TB, text string) []wish {
 	t.Helper()
@@ -126,6 +126,12 @@ func mustParseOption(t testing.TB, f *lb.Frontend, word string) {
 		f.Masquerade = true
 	case "node":
 		f.NodeInRanges = true
+	case "by":
+		algorithm, err := lb.ParseAlgorithm(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Algorithm = algorithm
 	case "affinity":
 		d, err := time.ParseDuration(value)
 		if err != nil {

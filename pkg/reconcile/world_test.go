@@ -33,6 +33,7 @@ type worldService struct {
 	local     bool // externalTrafficPolicy
 	ranges    int  // bits: which source ranges
 	affinity  time.Duration
+	algorithm lb.Algorithm
 	endpoints [5]worldEndpoint
 }
 
@@ -85,7 +86,7 @@ func (w *world) change(i int) *worldService {
 }
 
 func (w *world) changeOne(s *worldService) {
-	switch w.IntN(14) {
+	switch w.IntN(16) {
 	case 0:
 		s.ports = w.IntN(3)
 	case 1:
@@ -108,6 +109,8 @@ func (w *world) changeOne(s *worldService) {
 		}
 	case 9:
 		s.bare = !s.bare
+	case 10, 11:
+		s.algorithm = lb.Random + lb.Algorithm(w.IntN(int(lb.Maglev)))
 	default:
 		s.endpoints[w.IntN(len(s.endpoints))] = worldEndpoint(w.IntN(4))
 	}
@@ -154,7 +157,7 @@ func (s *worldService) resolvePort(res *lb.Resolution, family, port int) {
 			f := lb.Frontend{
 				Key:  lb.FrontendKey{Addr: addr, Port: number, Protocol: s.portName(port).Protocol, Scope: scope},
 				Kind: kind, Port: s.portName(port), Backends: all,
-				Affinity: s.affinity, SourceRanges: ranges,
+				Affinity: s.affinity, Algorithm: s.algorithm, SourceRanges: ranges,
 			}
 			if s.local && kind != lb.KindClusterIP && scope == lb.External {
 				f.Backends, f.DropIfEmpty = local, len(local) == 0

@@ -1,0 +1,305 @@
+package bpf
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
+)
+
+// live is how many flows the backend of a conversation has.
+func (c *conversation) live(t testing.TB) int {
+	t.Helper()
+	f := c.w.flowOf(t, c.place.client, c.dialled)
+
+	return int(c.w.maps.BackendLoad.Load(f.BackendId).Flows)
+}
+
+// A flow is in its backend's load until both sides have said their last, and again
+// if one goes on.
+func TestLoadOfFlows(t *testing.T) {
+	tcpWith := func(flags string) packet { return tcp(stranger, stranger, flags) }
+	sctpWith := func(chunk uint8) packet { return sctp(stranger, stranger, chunk) }
+	type said struct {
+		client bool
+		packet packet
+		live   int // afterwards
+	}
+	for _, test := range []struct {
+		name  string
+		proto layers.IPProtocol
+		said  []said
+	}{
+		{"refused", layers.IPProtocolTCP, []said{{false, tcpWith("R."), 0}, {false, tcpWith("R."), 0}}},
+		{"closed by the client first", layers.IPProtocolTCP, []said{
+			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("F."), 1}, {false, tcpWith("."), 1},
+			{false, tcpWith("F."), 0}, {true, tcpWith("."), 0}, {false, tcpWith("F."), 0}, {true, tcpWith("F."), 0},
+		}},
+		{"closed by the backend first", layers.IPProtocolTCP, []said{
+			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {false, tcpWith("F."), 1}, {true, tcpWith("P."), 1},
+			{true, tcpWith("F."), 0}, {false, tcpWith("."), 0},
+		}},
+		{"closed before it was proven", layers.IPProtocolTCP, []said{{false, tcpWith("S."), 1}, {false, tcpWith("F."), 1}, {true, tcpWith("F."), 0}}},
+		{"reset by the client", layers.IPProtocolTCP, []said{{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("R"), 0}, {true, tcpWith("R"), 0}}},
+		{"reset by the backend", layers.IPProtocolTCP, []said{{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {false, tcpWith("R."), 0}}},
+		{"reset after one side had closed", layers.IPProtocolTCP, []said{
+			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("F."), 1}, {false, tcpWith("R."), 0},
+		}},
+		{"reset by somebody whom nobody believes", layers.IPProtocolTCP, []said{
+			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("R"), 0}, {true, tcpWith("P."), 1}, {true, tcpWith("P."), 1},
+		}},
+		{"shut down by both", layers.IPProtocolSCTP, []said{
+			{false, sctpWith(chunkInitAck), 1}, {true, sctpWith(chunkCookieEcho), 1}, {true, sctpWith(chunkShutdown), 1}, {false, sctpWith(chunkShutdown), 0},
+		}},
+		{"aborted", layers.IPProtocolSCTP, []said{{false, sctpWith(chunkInitAck), 1}, {true, sctpWith(chunkCookieEcho), 1}, {false, sctpWith(chunkAbort), 0}}},
+		{"datagrams", layers.IPProtocolUDP, []said{
+			{true, udp(stranger, stranger), 1}, {false, udp(stranger, stranger), 1}, {true, udp(stranger, stranger), 1},
+		}},
+	} {
+		for _, backend := range []string{portPod, remotePod} { // the second is masqueraded
+			t.Run(fmt.Sprintf("%s, to %s", test.name, backend), func(t *testing.T) {
+				each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+					c := begin(t, w, p, test.proto, backend)
+					if live := c.live(t); live != 1 {
+						t.Fatalf("after the first packet there are %d connections", live)
+					}
+					c.first(t, maps.ReasonFlow) // again
+					for i, said := range test.said {
+						if said.client {
+							c.says(t, said.packet)
+						} else {
+							c.hears(t, said.packet)
+						}
+						if live := c.live(t); live != said.live {
+							t.Fatalf("after packet %d there are %d connections, want %d", i+1, live, said.live)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A client that uses its port anew has one connection, to the new backend.
+func TestLoadOfFlowsThatBeginAnew(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		ends func(c *conversation, t *testing.T)
+	}{
+		{"closed", func(c *conversation, t *testing.T) {
+			c.establishFrom(t)
+			c.hears(t, tcp(client, client, "F."))
+			c.says(t, tcp(client, client, "F."))
+		}},
+		{"half closed", func(c *conversation, t *testing.T) {
+			c.establishFrom(t)
+			c.says(t, tcp(client, client, "F."))
+		}},
+		{"refused", func(c *conversation, t *testing.T) { c.hears(t, tcp(client, client, "R.")) }},
+		{"of a backend that is gone", func(c *conversation, t *testing.T) {
+			c.establishFrom(t)
+			must(t, c.w.maps.Backends.Delete(c.w.flowOf(t, c.place.client, c.dialled).BackendId))
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+				old := w.serve(t, service{at: []string{clusterIP}, to: []string{portPodToo}})
+				c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: portPodToo}
+				c.first(t, maps.ReasonTranslated)
+				test.ends(c, t)
+				next := w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})
+				c.backend = tapPod
+				for range 3 {
+					w.ingress(t, p, tcp(p.client, clusterIP, "S"))
+					if was, is := w.load(old, portPodToo), w.load(next, tapPod); was != 0 || is != 1 {
+						t.Errorf("the backends have %d and %d connections, want 0 and 1", was, is)
+					}
+				}
+			})
+		})
+	}
+}
+
+// What is not translated is no load.
+func TestLoadOfFailures(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		s := w.serve(t, service{at: []string{clusterIP}, to: []string{nowhere}})
+		w.ingress(t, p, tcp(p.client, clusterIP, "S")).drops(maps.ReasonDropMasqueradeAddr)
+		if live := w.load(s, nowhere); live != 0 {
+			t.Errorf("%d connections, want none", live)
+		}
+		w.holds(t, 0, false)
+	})
+}
+
+// sweep has the agent look at all flows, when so much time has passed.
+func (w *world) sweep(t testing.TB, later time.Duration) *flow.Sweeper {
+	t.Helper()
+	s, err := flow.New(flow.Config{Maps: w.maps, Now: func() uint64 { return flow.Now() + uint64(later) }})
+	must(t, err)
+	_, err = s.Sweep()
+	must(t, err)
+
+	return s
+}
+
+// What the agent ends is no load any more; nor is what a full table has pushed out,
+// once the agent has looked. If it comes back, it is one again.
+func TestLoadOfSweptFlows(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		c.establish(t)
+		backend := c.w.flowOf(t, c.place.client, c.dialled).BackendId
+		mustLoad := func(want int32, when string) {
+			t.Helper()
+			if have := c.w.maps.BackendLoad.Load(backend).Flows; have != want {
+				t.Fatalf("%s, there are %d connections, want %d", when, have, want)
+			}
+		}
+		c.w.sweep(t, 0)
+		mustLoad(1, "after a sweep")
+		pushed := c.w.role(t, maps.FlowFromClient)
+		c.w.delete(t, pushed)
+		c.w.sweep(t, 0)
+		mustLoad(0, "without the client's entry")
+		c.w.wait(t, 1100*time.Millisecond)
+		c.hears(t, answer(c.proto, c.backend, c.place.client)) // puts it back
+		c.w.sweep(t, 0)
+		mustLoad(1, "with the client's entry again")
+		for _, e := range c.w.entries(t) {
+			c.w.delete(t, e)
+		}
+		c.w.sweep(t, 0)
+		mustLoad(0, "without any entry")
+		c.first(t, maps.ReasonTranslated)
+		mustLoad(1, "begun anew")
+		c.w.sweep(t, 100*time.Hour)
+		mustLoad(0, "idle for long")
+		c.w.holds(t, 0, false)
+	})
+}
+
+// tally is what is counted of a frontend id, and what is still in entries.
+func (c *conversation) tally(t testing.TB) (sent, received uint64, whys map[maps.Reason]uint64) {
+	t.Helper()
+	whys = make(map[maps.Reason]uint64)
+	for e, err := range c.w.maps.Stats.All() {
+		must(t, err)
+		switch e.Key.What {
+		case maps.StatBytesSent:
+			sent += e.Value
+		case maps.StatBytesReceived:
+			received += e.Value
+		default:
+			whys[maps.Reason(e.Key.What)] += e.Value
+		}
+	}
+	for _, e := range c.w.entries(t) {
+		switch e.flow.Role {
+		case maps.FlowFromClient:
+			sent += e.flow.Bytes
+		case maps.FlowToClient:
+			received += e.flow.Bytes
+		default:
+			if e.flow.Bytes != 0 {
+				t.Errorf("an entry of role %d has %d bytes: they count twice", e.flow.Role, e.flow.Bytes)
+			}
+		}
+	}
+
+	return sent, received, whys
+}
+
+// Every byte of IP is counted once, at any moment: in the stats, in an entry, or by
+// the agent that ends the flow.
+func TestBytesOfFlows(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		f := c.w.family
+		said := uint64(len(first(c.proto, c.place.client, c.dialled).network(f)))
+		var heard uint64
+		check := func(when string) {
+			t.Helper()
+			if sent, received, _ := c.tally(t); sent != said || received != heard {
+				t.Fatalf("%s: %d bytes sent and %d received, want %d and %d", when, sent, received, said, heard)
+			}
+		}
+		says := func(in packet) {
+			said += uint64(len(in.from(c.place.client).to(c.dialled).network(f)))
+			c.says(t, in)
+		}
+		hears := func(in packet) {
+			heard += uint64(len(in.from(c.backend).to(c.place.client).network(f)))
+			c.hears(t, in)
+		}
+		check("after the first packet")
+		hears(answer(c.proto, c.backend, c.place.client))
+		check("after its answer")
+		says(second(c.proto, c.place.client, c.dialled))
+		check("once it is open")
+		says(second(c.proto, c.place.client, c.dialled).padded(10))
+		check("with an Ethernet frame that was filled up")
+		for i := range 5 {
+			c.w.wait(t, time.Duration(i%2)*1100*time.Millisecond)
+			says(second(c.proto, c.place.client, c.dialled).with("some bytes"))
+			hears(answer(c.proto, c.backend, c.place.client))
+			check("while it is open")
+			if c.masqueradedPort != 0 {
+				c.leaves(t, second(c.proto, c.place.client, c.backend).with("some bytes"))
+				c.returns(t, answer(c.proto, c.backend, node))
+				check("on its way to the backend")
+			}
+		}
+		ended := c.w.sweep(t, 100*time.Hour).Bytes()
+		sent, received, whys := c.tally(t)
+		for _, b := range ended {
+			sent, received = sent+b.Sent, received+b.Received
+		}
+		if sent != said || received != heard || len(ended) != 1 {
+			t.Errorf("after its end: %d bytes sent and %d received, %v of them by the agent, want %d and %d", sent, received, ended, said, heard)
+		}
+		if whys[maps.ReasonTranslated] != 1 || len(whys) != 1 {
+			t.Errorf("new flows: %v, want one that was translated", whys)
+		}
+	})
+}
+
+// What became of new flows is counted for their frontend.
+func TestStatsOfNewFlows(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		counts := func(s published) map[uint32]uint64 {
+			have := make(map[uint32]uint64)
+			for e, err := range w.maps.Stats.All() {
+				must(t, err)
+				if e.Key.FrontendId == s.id && e.Key.What < maps.StatBytesSent {
+					have[e.Key.What] = e.Value
+				}
+			}
+
+			return have
+		}
+		for i, test := range []struct {
+			service service
+			want    maps.Reason
+		}{
+			{service{to: []string{tapPod}}, maps.ReasonTranslated},
+			{service{}, maps.ReasonRejectNoBackend},
+			{service{flags: maps.FrontendDropIfEmpty}, maps.ReasonDropNoLocalBackend},
+			{service{to: []string{tapPod}, ranges: []string{"203.0.113.0/24"}}, maps.ReasonDropSourceRange},
+			{service{to: []string{nowhere}}, maps.ReasonDropMasqueradeAddr},
+		} {
+			test.service.at = []string{fmt.Sprintf("8.0.97.%d:80", i+1)}
+			test.service.kind = maps.KindExternalIP
+			s := w.serve(t, test.service)
+			w.unsummed = true // a refusal has no sum
+			for n := range 3 {
+				w.ingress(t, p, tcp(p.client, test.service.at[0], "S").fromPort(uint16(100+n)))
+			}
+			if have := counts(s); len(have) != 1 || have[uint32(test.want)] != 3 {
+				t.Errorf("%s: %v is counted, want 3 times %s", test.service.at[0], have, test.want)
+			}
+		}
+	})
+}

@@ -1,0 +1,111 @@
+package flow
+
+import (
+	"hash/maphash"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// loads is what a look at all flows says about the loads of backends, by the cell
+// of their ids.
+//
+// Programs count a flow where it begins and where both sides have said their last,
+// and we where we end it. One that is pushed out of its table goes uncounted. Flows
+// begin and end while we look, so what is found is not what there was at any one
+// moment; but it is known how far it can be off. Only what is certainly wrong is
+// put right, and that is all of it as soon as there is a look in which no flow
+// began.
+type loads struct {
+	before, after map[uint32]int32 // what cells said; zeros are left out
+	found         map[uint32]int32
+	// halfOpen are the flows that were found half open: they may be open, and
+	// found again, a moment later.
+	halfOpen map[uint64]struct{}
+	seed     maphash.Seed
+}
+
+// readLoads begins a look.
+func (s *Sweeper) readLoads() loads {
+	l := loads{
+		before: make(map[uint32]int32), after: make(map[uint32]int32), found: make(map[uint32]int32),
+		halfOpen: make(map[uint64]struct{}), seed: maphash.MakeSeed(),
+	}
+	for cell := range maps.LoadCells {
+		if n := s.maps.BackendLoad.Load(cell).Flows; n != 0 {
+			l.before[cell] = n
+		}
+	}
+
+	return l
+}
+
+// isCounted says that an entry has its flow in the load of its backend. The flag is
+// in all entries, but only kept right in this one.
+func isCounted(f *maps.Flow) bool {
+	return f.Role == maps.FlowFromClient && f.Flags&maps.FlowCounted != 0
+}
+
+func (l *loads) add(t table, key maps.FlowKey, f *maps.Flow) {
+	if !isCounted(f) {
+		return
+	}
+	type opening struct {
+		key     maps.FlowKey
+		created uint64
+	}
+	id := maphash.Comparable(l.seed, opening{key, f.Created})
+	if _, again := l.halfOpen[id]; again {
+		return
+	}
+	if t.halfOpen {
+		l.halfOpen[id] = struct{}{}
+	}
+	l.found[f.BackendId%maps.LoadCells]++
+}
+
+// readLoadsAgain ends a look.
+func (s *Sweeper) readLoadsAgain(l *loads) {
+	for _, cells := range []map[uint32]int32{l.before, l.found} {
+		for cell := range cells {
+			l.after[cell] = s.maps.BackendLoad.Load(cell).Flows
+		}
+	}
+}
+
+// excess returns by how many flows the load of a cell is certainly too high, or too
+// low if it is negative. No more than begun flows began during the look.
+//
+// If none ended either, all of begun may have been missed, or found: the load that
+// was said before is found, but for that. Those that ended may have been missed,
+// too: they are the ones that began, less by what the load has grown.
+func (l *loads) excess(cell uint32, begun int32) int32 {
+	most := l.before[cell] - l.found[cell] + begun
+	least := l.after[cell] - l.found[cell] - begun
+	switch {
+	case least > most: // what happened was something else
+		return 0
+	case least > 0:
+		return least
+	case most < 0:
+		return most
+	default:
+		return 0
+	}
+}
+
+// repairLoads puts right what is certainly wrong about the loads of backends.
+func (s *Sweeper) repairLoads(st stock) {
+	if st.after.Repaired != st.before.Repaired {
+		return // flows came back that had not gone by anybody's count
+	}
+	// Each flow that begins puts one entry at least where there was none.
+	begun := int32(st.after.HalfOpenPut - st.before.HalfOpenPut)
+	for cell := range st.loads.after {
+		n := st.loads.excess(cell, begun)
+		if n == 0 {
+			continue
+		}
+		s.maps.BackendLoad.AddFlows(cell, -n)
+		s.status.LoadsRepaired += uint64(max(n, -n))
+	}
+}

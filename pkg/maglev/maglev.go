@@ -1,0 +1,81 @@
+// Package maglev makes the tables in which hashing algorithms look up a backend:
+// Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer",
+// NSDI 2016, section 3.4. It is pure: the same backends have the same table on
+// every node and in every version.
+package maglev
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Table returns a table for backends, whose entries are indices of backends. A
+// hash is looked up at its remainder by the length of the table, which is that of
+// [Size].
+//
+// All backends have equally many entries, but for one more or less. What a table
+// says depends on the addresses and not on their order; when one backend comes or
+// goes and the size stays, few entries change that need not. Backends must not
+// repeat. Without any, the table is nil.
+func Table(backends []netip.AddrPort) []int {
+	table := make([]int, Size(len(backends)))
+	for i := range table {
+		table[i] = vacant
+	}
+	preferences := preferencesOf(backends, len(table))
+	for filled := 0; filled < len(table); {
+		for i := range preferences {
+			if filled == len(table) {
+				return table
+			}
+			p := &preferences[i]
+			for table[p.next] != vacant {
+				p.pass()
+			}
+			table[p.next] = p.backend
+			p.pass()
+			filled++
+		}
+	}
+
+	return table
+}
+
+// vacant is an entry that no backend has taken yet.
+const vacant = -1
+
+// preference is the order in which one backend wants the entries of a table:
+// every skip-th, which visits all because the size is prime.
+type preference struct {
+	backend int
+	next    uint32
+	skip    uint32
+	size    uint32
+}
+
+// pass goes on to the next entry.
+func (p *preference) pass() {
+	if p.next += p.skip; p.next >= p.size {
+		p.next -= p.size
+	}
+}
+
+// preferencesOf returns what the backends want, in the order in which they choose.
+func preferencesOf(backends []netip.AddrPort, size int) []preference {
+	order := make([]int, len(backends))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return backends[a].Compare(backends[b]) })
+
+	preferences := make([]preference, len(order))
+	for i, backend := range order {
+		first, step := hashes(backends[backend])
+		preferences[i] = preference{backend: backend, size: uint32(size), next: uint32(first % uint64(size))}
+		if size > 1 {
+			preferences[i].skip = uint32(1 + step%uint64(size-1))
+		}
+	}
+
+	return preferences
+}
