@@ -12,15 +12,15 @@ const underAgent = "pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/he
 
 // Which of ours a package may import: imports point one way.
 var ours = map[string]string{
-	"cmd/sluice": "pkg/agent " + underAgent, "pkg/agent": underAgent,
-	"pkg/kube": "pkg/lb", "pkg/node": "pkg/lb", "pkg/health": "pkg/lb",
+	"cmd/sluice": "pkg/agent pkg/config " + underAgent, "pkg/agent": underAgent,
+	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb", "pkg/health": "pkg/lb",
 	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "bpf maps",
-	"pkg/flow": "maps", "pkg/metrics": "maps", "bpf": "maps",
+	"pkg/flow": "maps", "pkg/metrics": "maps pkg/lb", "bpf": "maps",
 }
 
 // Who may import what is not ours. What is not listed, all but pkg/lb may.
 var theirs = map[string]string{
-	"k8s.io/":                 "cmd/sluice pkg/agent pkg/kube",
+	"k8s.io/":                 "cmd/sluice pkg/agent pkg/config pkg/kube",
 	"github.com/cilium/ebpf":  "bpf maps pkg/datapath pkg/flow",
 	"github.com/vishvananda/": "pkg/datapath pkg/node",
 	"github.com/prometheus/":  "pkg/agent pkg/metrics",

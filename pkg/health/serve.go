@@ -1,0 +1,86 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+)
+
+const (
+	// listenRetry is how long after a failure an address is tried again.
+	// kube-proxy waits as long.
+	listenRetry = 5 * time.Second
+	// headerTimeout is how long a client may take to ask.
+	headerTimeout = 5 * time.Second
+)
+
+// Server is where a handler answers, until it is told to end.
+type Server struct {
+	// Name is for the log.
+	Name string
+	// Address is what to listen on. An unspecified one means all addresses of
+	// both families.
+	Address netip.AddrPort
+	Handler http.Handler
+	// HardFail makes an address that cannot be listened on an error. Without, it
+	// is tried again.
+	HardFail bool
+	// Listen is [net.Listen], unless it is set.
+	Listen func(network, address string) (net.Listener, error)
+	Log    *slog.Logger
+
+	retry time.Duration // zero: listenRetry
+}
+
+// Run serves until ctx ends, then returns nil.
+func (s Server) Run(ctx context.Context) error {
+	if s.Listen == nil {
+		s.Listen = net.Listen
+	}
+	if s.retry == 0 {
+		s.retry = listenRetry
+	}
+	failure := ""
+	for {
+		err := s.serve(ctx, func() { failure = "" })
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case s.HardFail:
+			return fmt.Errorf("%s at %s: %w", s.Name, s.Address, err)
+		case err.Error() != failure:
+			failure = err.Error()
+			s.Log.Error("server does not answer; trying again", "server", s.Name, "address", s.Address, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(s.retry):
+		}
+	}
+}
+
+// serve serves until something goes wrong or ctx ends.
+func (s Server) serve(ctx context.Context, listening func()) error {
+	// To listen on the unspecified address of either family with "tcp" means
+	// both families.
+	listener, err := s.Listen("tcp", s.Address.String())
+	if err != nil {
+		return err
+	}
+	listening()
+	s.Log.Info("listening", "server", s.Name, "address", listener.Addr())
+	server := &http.Server{Handler: s.Handler, ReadHeaderTimeout: headerTimeout}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return errors.Join(err, server.Close())
+	}
+
+	return nil
+}

@@ -1,0 +1,224 @@
+package health
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	os.Exit(m.Run())
+}
+
+// patience is for a machine that is busy.
+const patience = time.Minute
+
+// eventually waits until check returns no error.
+func eventually(t testing.TB, check func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %v", patience, err)
+		}
+	}
+}
+
+// mustRun runs something until the test ends.
+func mustRun(t testing.TB, run func(context.Context) error) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// get asks for a page from a network namespace.
+func get(ns *lab.Namespace, method, address, path string) (int, string, http.Header, error) {
+	client := &http.Client{Timeout: patience, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+			return ns.Dial(network, address, 5*time.Second)
+		},
+	}}
+	request, err := http.NewRequest(method, "http://"+address+path, nil)
+	if err != nil {
+		return 0, "", nil, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, "", nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+
+	return response.StatusCode, string(body), response.Header, err
+}
+
+// lockedBuffer is a log that several goroutines write.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) count(text string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return bytes.Count(b.buf.Bytes(), []byte(text))
+}
+
+func hello() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") })
+}
+
+// The unspecified address of either family is all addresses of both, also where
+// IPv6 is switched off.
+func TestServerListens(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		address   string
+		noIPv6    bool
+		reached   []string
+		unreached []string
+	}{
+		{"on both families by 0.0.0.0", "0.0.0.0:10256", false, []string{"127.0.0.1:10256", "10.9.8.7:10256", "[::1]:10256"}, nil},
+		{"on both families by ::", "[::]:10256", false, []string{"127.0.0.1:10256", "10.9.8.7:10256", "[::1]:10256"}, nil},
+		{"on one address", "127.0.0.1:10256", false, []string{"127.0.0.1:10256"}, []string{"10.9.8.7:10256", "[::1]:10256"}},
+		{"on one IPv6 address", "[::1]:10256", false, []string{"[::1]:10256"}, []string{"127.0.0.1:10256"}},
+		{"on IPv4 without IPv6", "0.0.0.0:10256", true, []string{"127.0.0.1:10256"}, []string{"[::1]:10256"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ns := lab.MustNamespace(t, "health")
+			if test.noIPv6 {
+				if err := ns.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := ns.AddAddress("lo", netip.MustParsePrefix("10.9.8.7/32")); err != nil {
+				t.Fatal(err)
+			}
+			mustRun(t, Server{
+				Name: "test", Address: netip.MustParseAddrPort(test.address), Handler: hello(),
+				Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
+			}.Run)
+			for _, address := range test.reached {
+				eventually(t, func() error {
+					_, body, _, err := get(ns, "GET", address, "/")
+					if err == nil && body != "hello" {
+						err = fmt.Errorf("%s answers %q", address, body)
+					}
+
+					return err
+				})
+			}
+			for _, address := range test.unreached {
+				if _, body, _, err := get(ns, "GET", address, "/"); err == nil {
+					t.Errorf("%s answers %q, and should not", address, body)
+				}
+			}
+		})
+	}
+}
+
+// An address that somebody else has is taken as soon as it is free. It is logged
+// once, not once a try.
+func TestServerTriesAgain(t *testing.T) {
+	ns := lab.MustNamespace(t, "health")
+	other, err := ns.Listen("tcp", "127.0.0.1:10256")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tries := make(chan struct{}, 1000)
+	var log lockedBuffer
+	mustRun(t, Server{
+		Name: "test", Address: netip.MustParseAddrPort("127.0.0.1:10256"), Handler: hello(),
+		Listen: func(network, address string) (net.Listener, error) {
+			tries <- struct{}{}
+
+			return ns.Listen(network, address)
+		},
+		Log: slog.New(slog.NewTextHandler(&log, nil)), retry: time.Millisecond,
+	}.Run)
+	for range 3 {
+		<-tries
+	}
+	other.Close()
+	eventually(t, func() error {
+		_, _, _, err := get(ns, "GET", "127.0.0.1:10256", "/")
+
+		return err
+	})
+	if n := log.count("address already in use"); n != 1 {
+		t.Errorf("logged %d times, want once", n)
+	}
+}
+
+func TestServerFailsHard(t *testing.T) {
+	ns := lab.MustNamespace(t, "health")
+	other, err := ns.Listen("tcp", "127.0.0.1:10256")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	err = Server{
+		Name: "test", Address: netip.MustParseAddrPort("127.0.0.1:10256"), Handler: hello(), HardFail: true,
+		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
+	}.Run(t.Context())
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("the error is %v, want one that wraps %v", err, syscall.EADDRINUSE)
+	}
+}
+
+// The end of a server, hard failing or not, is no error.
+func TestServerEnds(t *testing.T) {
+	ns := lab.MustNamespace(t, "health")
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	server := Server{
+		Name: "test", Address: netip.MustParseAddrPort("127.0.0.1:10256"), Handler: hello(), HardFail: true,
+		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
+	}
+	go func() { ended <- server.Run(ctx) }()
+	eventually(t, func() error {
+		_, _, _, err := get(ns, "GET", "127.0.0.1:10256", "/")
+
+		return err
+	})
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if _, _, _, err := get(ns, "GET", "127.0.0.1:10256", "/"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("afterwards: %v, want %v", err, syscall.ECONNREFUSED)
+	}
+}

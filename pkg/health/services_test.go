@@ -1,0 +1,281 @@
+package health
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+var web = lb.ServiceName{Namespace: "ns1", Name: "svc1"}
+
+// checker is a Services in a namespace whose lo has two addresses of each family
+// that can be dialled.
+type checker struct {
+	*Services
+	ns      *lab.Namespace
+	sick    atomic.Bool
+	mu      sync.Mutex
+	failed  []string
+	failure chan struct{} // readable after each failure
+	listens atomic.Int64  // tries
+}
+
+func mustCheck(t *testing.T) *checker {
+	t.Helper()
+	c := &checker{ns: lab.MustNamespace(t, "health"), failure: make(chan struct{}, 100)}
+	for _, address := range []string{"10.0.0.1/32", "10.0.0.2/32", "fd00::1/128", "fd00::2/128"} {
+		if err := c.ns.AddAddress("lo", netip.MustParsePrefix(address)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Services = NewServices(ServicesConfig{
+		Healthy: func() bool { return !c.sick.Load() },
+		Failed: func(service lb.ServiceName, address netip.AddrPort, err error) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.failed = append(c.failed, fmt.Sprint(service, " ", address, " ", errors.Is(err, syscall.EADDRINUSE)))
+			c.failure <- struct{}{}
+		},
+		Listen: func(network, address string) (net.Listener, error) {
+			c.listens.Add(1)
+
+			return c.ns.Listen(network, address)
+		},
+		retry: 5 * time.Millisecond,
+	})
+	mustRun(t, c.Run)
+
+	return c
+}
+
+func addrs(texts ...string) []netip.Addr {
+	var all []netip.Addr
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+
+	return all
+}
+
+// ready is a Check with so many endpoints.
+func ready(port uint16, v4, v6 int) Check {
+	return Check{Port: port, Ready: map[lb.Family]int{lb.IPv4: v4, lb.IPv6: v6}}
+}
+
+// mustCount waits until an address answers with a count.
+func (c *checker) mustCount(t *testing.T, address string, count int) {
+	t.Helper()
+	eventually(t, func() error {
+		_, _, header, err := get(c.ns, "GET", address, "/")
+		if got := header.Get("X-Load-Balancing-Endpoint-Weight"); err == nil && got != fmt.Sprint(count) {
+			err = fmt.Errorf("%s counts %q, want %d", address, got, count)
+		}
+
+		return err
+	})
+}
+
+// mustRefuse waits until nobody listens at the addresses.
+func (c *checker) mustRefuse(t *testing.T, addresses ...string) {
+	t.Helper()
+	for _, address := range addresses {
+		eventually(t, func() error {
+			_, body, _, err := get(c.ns, "GET", address, "/")
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				return nil
+			}
+
+			return fmt.Errorf("%s answers %q, %w", address, body, err)
+		})
+	}
+}
+
+// The answer is kube-proxy's, byte by byte, whatever is asked for.
+func TestServiceAnswer(t *testing.T) {
+	c := mustCheck(t)
+	c.SetAddresses(addrs("0.0.0.0", "::"))
+	for _, test := range []struct {
+		name    string
+		count   int
+		sick    bool
+		code    int
+		body    string
+		request string
+	}{
+		{"200 with endpoints", 2, false, 200, "{\n\t\"service\": {\n\t\t\"namespace\": \"ns1\",\n\t\t\"name\": \"svc1\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}", "GET /"},
+		{"503 without endpoints", 0, false, 503, "{\n\t\"service\": {\n\t\t\"namespace\": \"ns1\",\n\t\t\"name\": \"svc1\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}", "GET /"},
+		{"503 of a sick proxy, with the true count", 3, true, 503, "{\n\t\"service\": {\n\t\t\"namespace\": \"ns1\",\n\t\t\"name\": \"svc1\"\n\t},\n\t\"localEndpoints\": 3,\n\t\"serviceProxyHealthy\": false\n}", "GET /"},
+		{"503 of a sick proxy without endpoints", 0, true, 503, "{\n\t\"service\": {\n\t\t\"namespace\": \"ns1\",\n\t\t\"name\": \"svc1\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": false\n}", "GET /healthz"},
+		{"the same for another path and method", 1, false, 200, "{\n\t\"service\": {\n\t\t\"namespace\": \"ns1\",\n\t\t\"name\": \"svc1\"\n\t},\n\t\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": true\n}", "POST /a//../b?c=d"},
+		{"without a body for HEAD", 1, false, 200, "", "HEAD /"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c.sick.Store(test.sick)
+			c.Set(web, ready(30000, test.count, 0))
+			c.mustCount(t, "10.0.0.1:30000", test.count)
+			method, path, _ := strings.Cut(test.request, " ")
+			code, body, header, err := get(c.ns, method, "10.0.0.1:30000", path)
+			if err != nil || code != test.code || body != test.body {
+				t.Errorf("it is %d, %v\n%s\nwant %d\n%s", code, err, body, test.code, test.body)
+			}
+			want := http.Header{
+				"Content-Type":                     {"application/json"},
+				"X-Content-Type-Options":           {"nosniff"},
+				"X-Load-Balancing-Endpoint-Weight": {fmt.Sprint(test.count)},
+			}
+			for name := range want {
+				if got := header.Get(name); got != want.Get(name) {
+					t.Errorf("%s is %q, want %q", name, got, want.Get(name))
+				}
+			}
+		})
+	}
+}
+
+// One Service on all addresses, then on some; its port changes, a family comes,
+// and it goes.
+func TestServiceListens(t *testing.T) {
+	c := mustCheck(t)
+	c.Set(web, Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1}})
+	c.SetAddresses(addrs("0.0.0.0", "::"))
+	c.mustCount(t, "10.0.0.1:30000", 1)
+	c.mustCount(t, "10.0.0.2:30000", 1)
+	c.mustCount(t, "127.0.0.1:30000", 1)
+	c.mustRefuse(t, "[fd00::1]:30000") // the Service has no such family
+
+	c.Set(web, ready(30000, 1, 4))
+	c.mustCount(t, "[fd00::1]:30000", 4)
+	c.mustCount(t, "[fd00::2]:30000", 4)
+	c.mustCount(t, "10.0.0.1:30000", 1)
+
+	c.SetAddresses(addrs("10.0.0.1", "fd00::2"))
+	c.mustRefuse(t, "10.0.0.2:30000", "127.0.0.1:30000", "[fd00::1]:30000")
+	c.mustCount(t, "10.0.0.1:30000", 1)
+	c.mustCount(t, "[fd00::2]:30000", 4)
+
+	c.SetAddresses(addrs("10.0.0.1", "10.0.0.2", "fd00::2")) // one is added
+	c.mustCount(t, "10.0.0.2:30000", 1)
+
+	c.Set(web, ready(30001, 2, 4))
+	c.mustCount(t, "10.0.0.1:30001", 2)
+	c.mustRefuse(t, "10.0.0.1:30000", "10.0.0.2:30000", "[fd00::2]:30000")
+
+	c.SetAddresses(addrs("0.0.0.0", "::")) // the same numbers, more widely
+	c.mustCount(t, "127.0.0.1:30001", 2)
+	c.mustCount(t, "[::1]:30001", 4)
+
+	c.SetAddresses(nil)
+	c.mustRefuse(t, "10.0.0.1:30001", "[fd00::2]:30001")
+	c.SetAddresses(addrs("10.0.0.1"))
+	c.mustCount(t, "10.0.0.1:30001", 2)
+	c.Delete(web)
+	c.mustRefuse(t, "10.0.0.1:30001")
+}
+
+// A changed count changes nothing about connections; a Service that goes cuts
+// them.
+func TestServiceCutsConnections(t *testing.T) {
+	c := mustCheck(t)
+	c.SetAddresses(addrs("0.0.0.0"))
+	c.Set(web, ready(30000, 1, 0))
+	c.mustCount(t, "10.0.0.1:30000", 1)
+	conn, err := c.ns.Dial("tcp", "10.0.0.1:30000", patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ask := func() error {
+		if _, err := fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+			return err
+		}
+		var answer [4096]byte
+		_, err := conn.Read(answer[:])
+
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	c.Set(web, ready(30000, 2, 0))
+	c.mustCount(t, "10.0.0.1:30000", 2)
+	if err := ask(); err != nil {
+		t.Errorf("a count cut a connection: %v", err)
+	}
+	c.Delete(web)
+	c.mustRefuse(t, "10.0.0.1:30000")
+	if err := ask(); err == nil {
+		t.Error("the connection outlived the Service")
+	}
+}
+
+// A port that somebody else has is reported once, not once a try, and taken when
+// it is free. The other addresses and Services do not wait for it.
+func TestServicePortInUse(t *testing.T) {
+	c := mustCheck(t)
+	other, err := c.ns.Listen("tcp", "10.0.0.1:30000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetAddresses(addrs("10.0.0.1", "10.0.0.2"))
+	c.Set(web, ready(30000, 1, 0))
+	c.Set(lb.ServiceName{Namespace: "ns1", Name: "svc2"}, ready(30001, 5, 0))
+	<-c.failure
+	c.mustCount(t, "10.0.0.2:30000", 1)
+	c.mustCount(t, "10.0.0.1:30001", 5)
+	before := c.listens.Load()
+	eventually(t, func() error {
+		if tries := c.listens.Load() - before; tries < 5 {
+			return fmt.Errorf("%d tries", tries)
+		}
+
+		return nil
+	})
+	other.Close()
+	c.mustCount(t, "10.0.0.1:30000", 1)
+
+	other, err = c.ns.Listen("tcp", "10.0.0.1:30002")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	c.Set(web, ready(30002, 1, 0))
+	<-c.failure // another port is another failure
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	want := fmt.Sprint([]string{"ns1/svc1 10.0.0.1:30000 true", "ns1/svc1 10.0.0.1:30002 true"})
+	if got := fmt.Sprint(c.failed); got != want {
+		t.Errorf("failures are %s, want %s", got, want)
+	}
+}
+
+// A port passes from one Service to another.
+func TestServicePortChangesHands(t *testing.T) {
+	c := mustCheck(t)
+	other := lb.ServiceName{Namespace: "ns1", Name: "svc2"}
+	c.SetAddresses(addrs("0.0.0.0"))
+	c.Set(web, ready(30000, 1, 0))
+	c.Set(other, ready(30001, 2, 0))
+	c.mustCount(t, "10.0.0.1:30000", 1)
+	c.mustCount(t, "10.0.0.1:30001", 2)
+	for range 20 {
+		c.Set(web, ready(30001, 1, 0))
+		c.Set(other, ready(30000, 2, 0))
+		c.mustCount(t, "10.0.0.1:30001", 1)
+		c.mustCount(t, "10.0.0.1:30000", 2)
+		c.Set(web, ready(30000, 1, 0))
+		c.Set(other, ready(30001, 2, 0))
+		c.mustCount(t, "10.0.0.1:30000", 1)
+		c.mustCount(t, "10.0.0.1:30001", 2)
+	}
+}

@@ -1,0 +1,425 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// eventAPI is an API server as far as Events go, with a Service ns/web and a Node
+// node1.
+type eventAPI struct {
+	server *httptest.Server
+
+	mu      sync.Mutex
+	events  map[string]*eventsv1.Event // by namespace/name
+	creates int
+	patches int
+	lists   int
+	refuse  func(r *http.Request) *apierrors.StatusError // nil: nobody
+}
+
+func newEventAPI(t *testing.T) *eventAPI {
+	f := &eventAPI{events: map[string]*eventsv1.Event{}}
+	f.server = httptest.NewServer(f)
+	t.Cleanup(f.server.Close)
+
+	return f
+}
+
+func (f *eventAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refuse != nil {
+		if err := f.refuse(r); err != nil {
+			sendJSON(w, int(err.ErrStatus.Code), &err.ErrStatus)
+
+			return
+		}
+	}
+	switch r.Method {
+	case http.MethodGet:
+		f.lists++
+		sendJSON(w, http.StatusOK, list(r))
+	case http.MethodPost:
+		f.create(w, r)
+	case http.MethodPatch:
+		f.patch(w, r)
+	}
+}
+
+func list(r *http.Request) any {
+	name := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	switch {
+	case strings.HasSuffix(r.URL.Path, "/nodes"):
+		nodes := &corev1.NodeList{}
+		if name == "node1" {
+			nodes.Items = append(nodes.Items, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-of-node1"}})
+		}
+
+		return nodes
+	case r.URL.Path == "/api/v1/namespaces/ns/services" && name == "web":
+		return &corev1.ServiceList{Items: []corev1.Service{{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-of-web"}}}}
+	}
+
+	return &corev1.ServiceList{}
+}
+
+func (f *eventAPI) create(w http.ResponseWriter, r *http.Request) {
+	var event eventsv1.Event
+	if err := json.NewDecoder(r.Body).Decode(&event); err != nil {
+		panic(err)
+	}
+	f.creates++
+	key := event.Namespace + "/" + event.Name
+	if f.events[key] != nil {
+		known := apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, event.Name)
+		sendJSON(w, http.StatusConflict, &known.ErrStatus)
+
+		return
+	}
+	f.events[key] = &event
+	sendJSON(w, http.StatusCreated, &event)
+}
+
+func (f *eventAPI) patch(w http.ResponseWriter, r *http.Request) {
+	f.patches++
+	parts := strings.Split(r.URL.Path, "/")
+	event := f.events[parts[len(parts)-3]+"/"+path.Base(r.URL.Path)]
+	if event == nil {
+		absent := apierrors.NewNotFound(schema.GroupResource{Resource: "events"}, path.Base(r.URL.Path))
+		sendJSON(w, http.StatusNotFound, &absent.ErrStatus)
+
+		return
+	}
+	if err := json.NewDecoder(r.Body).Decode(event); err != nil {
+		panic(err)
+	}
+	sendJSON(w, http.StatusOK, event)
+}
+
+func sendJSON(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+// told returns the Events there are.
+func (f *eventAPI) told() []eventsv1.Event {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []eventsv1.Event
+	for _, e := range f.events {
+		all = append(all, *e)
+	}
+
+	return all
+}
+
+func (f *eventAPI) counts() (creates, patches, lists int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	return f.creates, f.patches, f.lists
+}
+
+func (f *eventAPI) client(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(&rest.Config{
+		Host: f.server.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return client
+}
+
+// mustRecord starts a Recorder of a node. End ends it, and with it all that was
+// recorded has been told.
+func (f *eventAPI) mustRecord(t *testing.T, node string, change ...func(*RecorderConfig)) (r *Recorder, end func()) {
+	t.Helper()
+	cfg := RecorderConfig{
+		Client: f.client(t), NodeName: node, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		lookupRetry: time.Millisecond,
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	r = NewRecorder(cfg)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	end = sync.OnceFunc(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(end)
+
+	return r, end
+}
+
+var webName = lb.ServiceName{Namespace: "ns", Name: "web"}
+
+func TestEventSaysAll(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		node  string
+		event Event
+		want  eventsv1.Event
+	}{
+		{
+			"of a Service", "node1",
+			Event{Service: webName, Field: "spec.externalIPs[1]", Reason: ReasonIgnored, Action: "Read", Note: "100 % wrong"},
+			eventsv1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "ns"},
+				Regarding: corev1.ObjectReference{
+					APIVersion: "v1", Kind: "Service", Namespace: "ns", Name: "web", UID: "uid-of-web", FieldPath: "spec.externalIPs[1]",
+				},
+				Type: "Warning", Reason: "FieldIgnored", Action: "Read", Note: "100 % wrong",
+			},
+		}, {
+			"of the Node", "node1",
+			Event{Normal: true, Reason: ReasonStarting, Action: "StartSluice"},
+			eventsv1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default"},
+				Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "uid-of-node1"},
+				Type:       "Normal", Reason: "Starting", Action: "StartSluice",
+			},
+		}, {
+			"of a Node that there is not yet", "node2",
+			Event{Reason: ReasonHooks, Action: "Check"},
+			eventsv1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default"},
+				Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "node2", UID: "node2"},
+				Type:       "Warning", Reason: "HooksNotEffective", Action: "Check",
+			},
+		},
+	} {
+		t.Run("it is one "+test.name, func(t *testing.T) {
+			api := newEventAPI(t)
+			r, end := api.mustRecord(t, test.node)
+			r.Record(test.event)
+			end()
+			events := api.told()
+			if len(events) != 1 {
+				t.Fatalf("%d events are told, want 1", len(events))
+			}
+			got := events[0]
+			if got.EventTime.IsZero() || !strings.HasPrefix(got.Name, test.want.Regarding.Name+".") {
+				t.Errorf("it is called %q, of %v", got.Name, got.EventTime)
+			}
+			want := test.want
+			want.ReportingController, want.ReportingInstance = "sluice", "sluice-"+test.node
+			got.TypeMeta, got.Name, got.EventTime = metav1.TypeMeta{}, "", metav1.MicroTime{}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEventOfAServiceThatIsGone(t *testing.T) {
+	api := newEventAPI(t)
+	r, end := api.mustRecord(t, "node1")
+	r.Record(Event{Service: lb.ServiceName{Namespace: "ns", Name: "gone"}, Reason: ReasonNotProgrammed, Action: "Program"})
+	r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program"})
+	end()
+	if events := api.told(); len(events) != 1 || events[0].Regarding.Name != "web" {
+		t.Errorf("told are %+v, want one of web", events)
+	}
+}
+
+// What every node finds out is told once in the cluster; what is one node's, once
+// a node.
+func TestEventsOfManyNodes(t *testing.T) {
+	for _, test := range []struct {
+		reason string
+		want   int
+	}{{ReasonIgnored, 1}, {ReasonAddressTaken, 1}, {ReasonNotProgrammed, 5}, {ReasonCheckFailed, 5}} {
+		t.Run(test.reason, func(t *testing.T) {
+			api := newEventAPI(t)
+			for i := range 5 {
+				r, end := api.mustRecord(t, fmt.Sprint("node", i))
+				r.Record(Event{Service: webName, Field: "f", Reason: test.reason, Action: "Read", Note: "wrong"})
+				end()
+			}
+			if creates, _, _ := api.counts(); creates != 5 || len(api.told()) != test.want {
+				t.Errorf("%d events are told in %d requests, want %d in 5", len(api.told()), creates, test.want)
+			}
+		})
+	}
+}
+
+// Two things that are wrong with one Service are two Events, even at once.
+func TestEventsOfTwoFields(t *testing.T) {
+	api := newEventAPI(t)
+	r, end := api.mustRecord(t, "node1")
+	for _, field := range []string{"spec.externalIPs[0]", "spec.externalIPs[1]"} {
+		r.Record(Event{Service: webName, Field: field, Reason: ReasonIgnored, Action: "Read", Note: "not an address"})
+	}
+	end()
+	if events := api.told(); len(events) != 2 {
+		t.Errorf("%d events are told, want 2", len(events))
+	}
+}
+
+// One that recurs is counted, not told anew.
+func TestEventRecurs(t *testing.T) {
+	api := newEventAPI(t)
+	r, end := api.mustRecord(t, "node1")
+	for range 5 {
+		r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program", Note: "full"})
+	}
+	end()
+	events := api.told()
+	if creates, patches, _ := api.counts(); len(events) != 1 || creates > 2 || patches > 2 {
+		t.Errorf("%d events are told in %d and %d requests", len(events), creates, patches)
+	}
+}
+
+// Ten thousand bad Services are not told of one by one, but how many were not is.
+func TestEventsAreNotTooMany(t *testing.T) {
+	api := newEventAPI(t)
+	r, end := api.mustRecord(t, "node1", func(cfg *RecorderConfig) {
+		cfg.missedInterval = 10 * time.Millisecond
+	})
+	begin := time.Now()
+	for i := range 10_000 {
+		r.Record(Event{Service: webName, Field: fmt.Sprint("f", i), Reason: ReasonIgnored, Action: "Read", Note: "wrong"})
+	}
+	r.Record(Event{Reason: ReasonHooks, Action: "Check"}) // is not drowned
+	summed := 0
+	for deadline := time.Now().Add(time.Minute); summed == 0; time.Sleep(5 * time.Millisecond) {
+		for _, e := range api.told() {
+			if e.Reason == ReasonNotTold {
+				_, _ = fmt.Sscanf(e.Note, "%d events", &summed)
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody says that events were not told")
+		}
+	}
+	end()
+	var hooks, fields int
+	for _, e := range api.told() {
+		switch e.Reason {
+		case ReasonHooks:
+			hooks++
+		case ReasonIgnored:
+			fields++
+		}
+	}
+	most := eventBurst + 1 + int(time.Since(begin)/eventInterval)
+	if fields < eventBurst || fields > most {
+		t.Errorf("%d are told, want %d to %d", fields, eventBurst, most)
+	}
+	if hooks != 1 {
+		t.Errorf("%d events of the Node are told, want 1", hooks)
+	}
+	if summed < 1 || summed > 10_000-eventBurst {
+		t.Errorf("%d are said not to be told", summed)
+	}
+}
+
+// Recording does not wait for an API server that does not answer.
+func TestRecordDoesNotWait(t *testing.T) {
+	stuck := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-stuck }))
+	defer server.Close()
+	defer close(stuck)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewRecorder(RecorderConfig{Client: client, NodeName: "node1", limit: flowcontrol.NewFakeAlwaysRateLimiter()})
+	mustRun(t, r.Run)
+	for range 10_000 { // it would never come to an end
+		r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program"})
+	}
+	if n := r.missed.Load(); n < 9_000 {
+		t.Errorf("%d were given up, want nearly all", n)
+	}
+}
+
+// While the API server fails, Events wait. One that refuses to list gets them
+// without UID.
+func TestEventsMeetErrors(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		err  *apierrors.StatusError
+		uid  types.UID
+	}{
+		{"an API server that is busy for a while", apierrors.NewTooManyRequests("busy", 0), "uid-of-web"},
+		{"one that forbids to list", apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, "", nil), ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			api := newEventAPI(t)
+			failures := 3
+			api.refuse = func(r *http.Request) *apierrors.StatusError {
+				if r.Method != http.MethodGet || failures == 0 {
+					return nil
+				}
+				failures--
+
+				return test.err
+			}
+			r, end := api.mustRecord(t, "node1")
+			r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program"})
+			for deadline := time.Now().Add(time.Minute); len(api.told()) == 0; time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("it is never told")
+				}
+			}
+			end()
+			if got := api.told()[0].Regarding.UID; got != test.uid {
+				t.Errorf("its UID is %q, want %q", got, test.uid)
+			}
+		})
+	}
+}
+
+func TestLongNoteIsCut(t *testing.T) {
+	api := newEventAPI(t)
+	r, end := api.mustRecord(t, "node1")
+	r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program", Note: strings.Repeat("ä", 600)})
+	end()
+	events := api.told()
+	if len(events) != 1 {
+		t.Fatalf("%d events are told, want 1", len(events))
+	}
+	note := events[0].Note
+	if len(note) > 1024 || len(note) < 1020 || !utf8.ValidString(note) || !strings.HasSuffix(note, "ä…") {
+		t.Errorf("the note is %d bytes: %q", len(note), note)
+	}
+}
+
+// Without an API server there is nobody to tell.
+func TestNilRecorder(*testing.T) {
+	var r *Recorder
+	r.Record(Event{Reason: ReasonStarting})
+}
