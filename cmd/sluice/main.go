@@ -53,7 +53,7 @@ func newRoot() *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&where.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: where cgroup2 is mounted)")
-	flags.StringVar(&where.bpfRoot, "bpf-root", datapath.DefaultBPFRoot, "pin maps and links below this folder on bpffs")
+	flags.StringVar(&where.bpfRoot, "bpf-root", datapath.FindBPFRoot(), "pin maps and links below this folder on bpffs")
 	flags.StringVar(&where.socket, "socket", agent.DefaultSocket, "where the agent answers the other verbs")
 
 	root.AddCommand(

@@ -127,13 +127,22 @@ func drawServices(t *table, services []agent.Service) {
 					continue // drawn with the other scope
 				}
 				t.row(port.Name, f.Kind.String(), f.Address.String(), f.Protocol.String(),
-					backendCount(port, f), serviceState(svc))
+					backendCount(port, f)+algorithmNote(f), serviceState(svc))
 			}
 		}
 		if !drawn {
 			t.row(svc.Name, svc.Type, "", "", "", serviceState(svc))
 		}
 	}
+}
+
+// algorithmNote says how a backend is chosen, if not at random as everywhere.
+func algorithmNote(f agent.Frontend) string {
+	if f.Algorithm == lb.Random.String() || len(f.Backends) == 0 {
+		return ""
+	}
+
+	return " (" + f.Algorithm + ")"
 }
 
 // backendCount says how many backends an address has, by scope where the
@@ -186,12 +195,12 @@ func drawService(t *table, svc agent.Service) {
 }
 
 func drawBackends(t *table, backends []agent.Backend) {
-	t.row("SERVICE", "BACKEND", "PROTOCOL", "STATE", "NODE", "ZONE")
+	t.row("SERVICE", "BACKEND", "PROTOCOL", "CONNECTIONS", "STATE", "NODE", "ZONE")
 	for _, b := range backends {
 		state := "active"
 		if !b.Active {
 			state = "inactive: " + b.Reason
 		}
-		t.row(b.Service, b.Address.String(), b.Protocol.String(), state, b.Node, b.Zone)
+		t.row(b.Service, b.Address.String(), b.Protocol.String(), fmt.Sprint(b.Connections), state, b.Node, b.Zone)
 	}
 }

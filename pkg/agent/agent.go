@@ -7,16 +7,21 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
@@ -40,6 +45,42 @@ type Config struct {
 	Devices node.Rules
 	// MasqueradeAll is kube-proxy's: backends see this node, whoever connects.
 	MasqueradeAll bool
+	// Algorithm is that of Services which do not name one.
+	Algorithm lb.Algorithm
+	// IgnoreExternalIPs is kube-proxy's feature gate AllowServiceExternalIPs,
+	// switched off.
+	IgnoreExternalIPs bool
+	// NodeIP takes the place of the Node's primary address of its family, and
+	// makes that family the first one. The zero value leaves it to the Node.
+	NodeIP netip.Addr
+	// FlowTimeouts say when devices forget flows.
+	FlowTimeouts flow.Timeouts
+
+	// HealthzAddress is where /healthz, /livez and /readyz are answered; the
+	// zero value is nowhere. MetricsAddress is where metrics and the like are.
+	HealthzAddress netip.AddrPort
+	MetricsAddress netip.AddrPort
+	// BindAddressHardFail: an address that cannot be listened on ends the agent.
+	// Without, it is tried again and again.
+	BindAddressHardFail bool
+	// Profiling serves /debug/pprof and /debug/flags/v beside the metrics.
+	Profiling bool
+	// ServiceMetrics is how many Services have metrics of their own; the others
+	// share one. Zero switches them off.
+	ServiceMetrics int
+	// Configz is what /configz shows, nil for nothing: kube-proxy's configuration
+	// in its effect.
+	Configz any
+	// SyncPeriod is kube-proxy's: changes that are not programmed for twice as
+	// long make the node unhealthy. Zero is 30 seconds.
+	SyncPeriod time.Duration
+
+	// FailFast: an agent that cannot attach everything at the first try ends.
+	// Without, it tries again and again.
+	FailFast bool
+	// CheckNode is told what is known of the node, once, before anything is
+	// programmed; nil is nobody. An error ends the agent.
+	CheckNode func(NodeFacts) error
 
 	Socket string // where the agent answers the other verbs
 
@@ -51,6 +92,8 @@ type Config struct {
 	VerifyInterval time.Duration
 
 	Log *slog.Logger
+
+	events func(kube.Event) // nil: nobody to tell
 }
 
 // Validate returns an error that names the first field that cannot be used.
@@ -104,13 +147,29 @@ type agent struct {
 	writer   *reconcile.Reconciler
 	model    *model
 	synced   bool
-	attached chan struct{} // closed when our programs are in force
+	attached chan struct{}    // closed when our programs are in force
+	again    <-chan time.Time // when they are to be attached once more; nil: they need not
+
+	failing    bool  // a write failed since all was known to be in force
+	unwritten  bool  // a write failed in this round
+	unwritable error // nothing can be written
+	frontends  maps.Table[maps.FrontendKey, maps.Frontend]
+	stock      stock
 
 	mail    *mailbox      // posted to by anybody
 	source  source        // runs on its own
 	keeper  *keeper       // runs on its own
 	devices *deviceKeeper // runs on its own
 	flows   *flowKeeper   // runs on its own
+
+	proxy  *health.Proxy    // anybody's
+	known  atomic.Bool      // synced, for anybody
+	checks *health.Services // run on their own
+	events *kube.Recorder   // runs on its own; nil: nobody to tell
+
+	counts  *metrics.Services // anybody's; nil: nobody wants to know
+	written atomic.Uint64     // moves when ids do
+	lookout lookout           // anybody's
 }
 
 // Run runs an agent until ctx ends. It must be called in the network namespace
@@ -123,6 +182,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
+	cfg.Datapath.NoStats = cfg.ServiceMetrics == 0
 	if cfg.Datapath.MasqueradePorts, err = masqueradePorts(cfg); err != nil {
 		return err
 	}
@@ -131,7 +191,10 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
+	events := newRecorder(&cfg)
+	proxy := newProxy(cfg)
 	mail := newMailbox()
+	mail.posted = proxy.Queued
 	source, err := newSource(cfg, sink{mail})
 	if err != nil {
 		return err
@@ -158,14 +221,25 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		attached: make(chan struct{}),
 		mail:     mail,
 		source:   source,
+
+		frontends: dp.Maps().Frontends,
+		proxy:     proxy,
+		checks:    newHealthServices(cfg, proxy),
+		events:    events,
 	}
 	a.devices = newDeviceKeeper(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval))
+	a.devices.failFast = cfg.FailFast
 	a.keeper = newKeeper(a)
 	a.flows, err = newFlowKeeper(flow.Config{
 		Maps:     dp.Maps(),
-		Timeouts: flow.Timeouts{UDPAnswered: cfg.Datapath.UDPIdle}, // as programs have it
+		Timeouts: cfg.flowTimeouts(),
 	}, cfg.Log, a.pruneAddrs)
 	if err != nil {
+		return err
+	}
+	a.flows.record = cfg.record
+	a.flows.metrics = mail.metrics
+	if a.counts, err = a.newServiceMetrics(); err != nil {
 		return err
 	}
 
@@ -185,22 +259,35 @@ func newSource(cfg Config, to kube.Sink) (source, error) {
 }
 
 func (a *agent) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.serveHealth(ctx) })
+	group.Go(func() error { return a.serveMetrics(ctx) })
+	group.Go(func() error { return a.runServiceMetrics(ctx) })
+	group.Go(func() error { return a.runEvents(ctx) })
+	group.Go(func() error { return a.start(ctx, group) })
+
+	return group.Wait()
+}
+
+// start has the hooks attached, if nobody's are, and starts what works from then
+// on.
+func (a *agent) start(ctx context.Context, group *errgroup.Group) error {
 	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
 	a.apply()
 	if err := a.attachFirst(); err != nil {
 		return err
 	}
-
-	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.source.Run(ctx) })
 	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setState, Log: a.cfg.Log}) })
 	group.Go(func() error { return a.serve(ctx) })
 	group.Go(func() error { return a.keeper.run(ctx) })
 	group.Go(func() error { return a.devices.run(ctx, a.attached) })
 	group.Go(func() error { return a.flows.run(ctx) })
+	group.Go(func() error { return a.checks.Run(ctx) })
 	group.Go(func() error { return a.loop(ctx) })
+	a.cfg.record(kube.Event{Reason: kube.ReasonStarting, Action: actionStart, Normal: true, Note: "Sluice " + a.cfg.Version})
 
-	return group.Wait()
+	return nil
 }
 
 func (a *agent) setState(state node.State) {

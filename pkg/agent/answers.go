@@ -133,6 +133,16 @@ func (a *agent) writes() map[string]uint64 {
 	return writes
 }
 
+// answerServices asks the goroutine that owns the model, and then the maps.
+func (a *agent) answerServices(ctx context.Context) ([]Service, error) {
+	services, err := later(ctx, a, a.services)
+	if err != nil {
+		return nil, err
+	}
+
+	return services, addConnections(services, a.datapath.Maps().Tables)
+}
+
 // services gathers what is needed to show every Service, sorted by name.
 func (a *agent) services() func() []Service {
 	failed := map[string][]string{}

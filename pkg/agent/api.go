@@ -43,7 +43,7 @@ func (a *agent) serve(ctx context.Context) error {
 
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", a.answer(func(ctx context.Context) (any, error) { return a.status(ctx) }))
-	mux.HandleFunc("GET /services", a.answer(func(ctx context.Context) (any, error) { return later(ctx, a, a.services) }))
+	mux.HandleFunc("GET /services", a.answer(func(ctx context.Context) (any, error) { return a.answerServices(ctx) }))
 	mux.HandleFunc("GET /desired", a.answer(func(ctx context.Context) (any, error) { return later(ctx, a, a.desired) }))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { server.Close() })

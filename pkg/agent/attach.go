@@ -1,6 +1,10 @@
 package agent
 
-import "github.com/sluice-lb/sluice/pkg/datapath"
+import (
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
+)
 
 // attachFirst attaches our programs at once, unless those of an earlier agent
 // are at work. They stay until ours know every Service: their maps may be of
@@ -29,11 +33,25 @@ func (a *agent) attachSynced() error {
 	}
 }
 
+// attachRetry is how long after a failure the next try comes.
+const attachRetry = 5 * time.Second
+
+// attach attaches our programs, or has it tried again: somebody may have to make
+// room first. With FailFast, an error is the end.
 func (a *agent) attach() error {
+	a.again = nil
 	if err := a.datapath.Attach(); err != nil {
-		return err
+		if a.cfg.FailFast {
+			return err
+		}
+		a.cfg.Log.Error("not attached; trying again", "error", err)
+		a.keeper.setEffective(err)
+		a.again = time.After(attachRetry)
+
+		return nil
 	}
 	close(a.attached)
+	a.recordFeatures()
 	a.cfg.Log.Info("attached", "version", a.cfg.Version, "cgroup", a.cfg.Datapath.CgroupRoot,
 		"pins", a.cfg.Datapath.BPFRoot, "kernel", a.datapath.Features())
 

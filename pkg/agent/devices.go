@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	stdmaps "maps"
 	"slices"
 	"strings"
 	"sync"
@@ -40,12 +42,12 @@ type deviceKeeper struct {
 	log      *slog.Logger
 	interval time.Duration // from one check to the next
 	changed  chan struct{}
-
-	attached bool // to all, for the first time
+	failFast bool // a first try that fails is the end
 
 	mu        sync.Mutex
 	decisions []node.Decision
 	failed    map[int]string // what went wrong, by index
+	attached  bool           // to all, once
 }
 
 // deviceRetry is how long after a failure the next try comes: the device may be
@@ -77,9 +79,13 @@ func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error 
 		case <-check.C:
 		case <-retry.C:
 		}
-		if !k.attach() {
-			retry.Reset(deviceRetry)
+		if k.attach() {
+			continue
 		}
+		if k.failFast && !k.everAttached() {
+			return errors.New("--fail-fast: " + strings.Join(k.obstacles(), "; "))
+		}
+		retry.Reset(deviceRetry)
 	}
 }
 
@@ -136,14 +142,41 @@ func (k *deviceKeeper) attach() bool {
 		}
 	}
 	k.mu.Lock()
-	k.failed = failed
+	first := len(failed) == 0 && !k.attached
+	k.failed, k.attached = failed, k.attached || first
 	k.mu.Unlock()
-	if len(failed) == 0 && !k.attached {
-		k.attached = true
+	if first {
 		k.log.Info("attached to devices", "devices", len(devices), "by", k.datapath.Attachment(), "took", time.Since(begin))
 	}
 
 	return len(failed) == 0
+}
+
+// everAttached says that all was attached once.
+func (k *deviceKeeper) everAttached() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+
+	return k.attached
+}
+
+// obstacles says why not all is attached that should be. Any goroutine may call it.
+func (k *deviceKeeper) obstacles() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.failed) == 0 && !k.attached {
+		return []string{"devices are not attached yet"}
+	}
+	var reasons []string
+	for _, index := range slices.Sorted(stdmaps.Keys(k.failed)) {
+		name := "all"
+		if at := slices.IndexFunc(k.decisions, func(d node.Decision) bool { return d.Index == index }); at >= 0 {
+			name = k.decisions[at].Name
+		}
+		reasons = append(reasons, fmt.Sprintf("device %s: %s", name, k.failed[index]))
+	}
+
+	return reasons
 }
 
 // noDevice stands for what is wrong with none in particular.

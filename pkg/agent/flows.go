@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
 // flowKeeper ends flows that are idle, or whose backend or frontend is gone. It
@@ -15,6 +17,8 @@ type flowKeeper struct {
 	sweeper *flow.Sweeper
 	log     *slog.Logger
 	swept   func(flow.Dialled) // told what each sweep found
+	record  func(kube.Event)   // nil: nobody to tell
+	metrics *metrics.Sync      // nil: nobody to tell
 	stale   chan struct{}
 	failing map[string]string // what the last round failed with, by what was done
 
@@ -88,6 +92,7 @@ func (k *flowKeeper) sweep() {
 	before := k.known()
 	now, err := k.sweeper.Sweep()
 	k.failed("flows are not swept; trying again", err)
+	k.recordEmergency(before, now)
 	switch {
 	case before.Emergency == "" && now.Emergency != "":
 		k.log.Error("emergency: "+now.Emergency, "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
@@ -110,7 +115,11 @@ func (k *flowKeeper) sweep() {
 
 // searchStale ends stale flows, and says whether none is left.
 func (k *flowKeeper) searchStale() bool {
+	begin, before := time.Now(), k.sweeper.EndedStale()
 	n, err := k.sweeper.EndStale()
+	if k.metrics != nil {
+		k.metrics.Cleaned(begin, endedSince(before, k.sweeper.EndedStale()))
+	}
 	if n > 0 {
 		k.log.Info("ended UDP flows whose backend or frontend is gone", "flows", n)
 	}
@@ -129,4 +138,12 @@ func (k *flowKeeper) failed(what string, err error) {
 		k.log.Error(what, "error", err)
 	}
 	k.failing[what] = text
+}
+
+// flowTimeouts are the configured ones, but for UDP as programs have it.
+func (c Config) flowTimeouts() flow.Timeouts {
+	timeouts := c.FlowTimeouts
+	timeouts.UDPAnswered = c.Datapath.UDPIdle
+
+	return timeouts
 }

@@ -85,9 +85,16 @@ func (k *keeper) checkHooks(ctx context.Context) {
 	if known := k.checked(); err != nil && (known == nil || known.Error() != err.Error()) {
 		cfg.Log.Error("hooks are not effective", "error", err, "features", dp.Features())
 	}
+	k.setEffective(err)
+}
+
+// setEffective notes whether hooks are effective, and has those told who go by it.
+func (k *keeper) setEffective(err error) {
+	k.agent.cfg.recordHooks(k.checked(), err)
+	k.agent.proxy.Effective(err == nil)
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.effective = err
-	k.mu.Unlock()
 }
 
 func (k *keeper) mendHooks() error {
@@ -111,6 +118,7 @@ func (k *keeper) destroyOrphans() {
 	n, err := k.agent.datapath.DestroyOrphans()
 	if n > 0 {
 		k.agent.cfg.Log.Info("ended UDP sockets whose backend is gone", "sockets", n)
+		k.agent.mail.metrics.SocketsEnded(n)
 	}
 	if err != nil {
 		k.agent.cfg.Log.Error("UDP sockets stay with backends that are gone; trying again", "error", err)

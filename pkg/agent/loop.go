@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
 // probeService owns the frontend that [datapath.Verify] dials. No Service of
@@ -23,6 +24,8 @@ func probeFrontend() lb.Frontend {
 		},
 		Kind: lb.KindClusterIP,
 		Port: lb.PortName{Service: probeService, Protocol: lb.TCP},
+
+		Algorithm: lb.Random,
 	}
 }
 
@@ -36,6 +39,9 @@ func (a *agent) loop(ctx context.Context) error {
 	defer drift.Stop()
 	due := time.NewTimer(0)
 	defer due.Stop()
+	stock := time.NewTicker(stockInterval)
+	defer stock.Stop()
+	a.proxy.Started()
 	services, self, patience := a.source.Synced(), a.source.NodeSynced(), time.After(nodeWait)
 
 	for {
@@ -52,16 +58,26 @@ func (a *agent) loop(ctx context.Context) error {
 			self = nil
 			a.mail.post((*model).stopWaiting)
 		case <-due.C:
-			a.apply()
+			a.proxy.Taken()
+			a.measure(metrics.Round{Retry: true}, a.apply)
 		case <-drift.C:
-			a.checkDrift()
+			a.proxy.Taken()
+			a.measure(metrics.Round{Full: true}, a.checkDrift)
+		case <-stock.C:
+			a.takeStock()
+		case <-a.again:
+			if err := a.attach(); err != nil {
+				return err
+			}
 		}
+		a.proxy.Taken()
 		a.readMail()
 		if !a.synced && services == nil && self == nil && a.model.localAddrs != nil {
 			if err := a.sync(); err != nil {
 				return err
 			}
 		}
+		a.settle()
 		if at, ok := a.writer.Next(); ok {
 			due.Reset(time.Until(at))
 		}
@@ -74,18 +90,18 @@ func (a *agent) readMail() {
 		change(a.model)
 	}
 	if a.synced {
-		a.program()
+		a.measure(metrics.Round{}, a.program)
 	}
 }
 
 // sync is for the moment at which everything is known: only now can we tell
 // what an earlier agent programmed and no Service has any more.
 func (a *agent) sync() error {
+	if err := a.checkNode(); err != nil {
+		return err
+	}
 	begin := time.Now()
-	a.synced = true
-	a.program()
-	a.writer.Prune()
-	a.apply()
+	a.measure(metrics.Round{Full: true}, a.takeOver)
 	a.keeper.endOrphans() // of an agent that was killed before it could
 	a.flows.endStale()
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
@@ -96,6 +112,14 @@ func (a *agent) sync() error {
 	return err
 }
 
+// takeOver programs all that is known, and retires what no Service has any more.
+func (a *agent) takeOver() {
+	a.synced = true
+	a.program()
+	a.writer.Prune()
+	a.apply()
+}
+
 // program brings the maps up to the model. ServiceCIDRs come last: whoever
 // dials an address in them that has no frontend is dropped.
 func (a *agent) program() {
@@ -103,7 +127,9 @@ func (a *agent) program() {
 	for _, name := range touched {
 		svc := a.model.state.Service(name)
 		res, _ := a.model.state.Resolve(name)
+		a.mail.metrics.Resolved(name, res)
 		a.model.report("decisions about Service "+name.String(), res.Problems)
+		a.model.checks.plan(name, svc, res)
 		if svc != nil {
 			a.writer.Set(name, svc.Created, res)
 		} else {
@@ -113,6 +139,7 @@ func (a *agent) program() {
 	changed := len(touched) > 0
 	if addrs, ok := a.model.newNodeAddrs(); ok {
 		a.writer.SetNodeAddrs(addrs)
+		a.model.checks.addrs = a.model.checkAddrs()
 		changed = true
 	}
 	if cidrs, ok := a.model.newLocalCIDRs(); ok {
@@ -139,9 +166,12 @@ func (a *agent) program() {
 
 // apply writes what is due, and ends the UDP sockets of backends that went.
 func (a *agent) apply() {
+	a.stock.stale = true
 	if err := a.writer.Apply(); err != nil {
 		a.cfg.Log.Error("not everything is programmed", "error", err)
+		a.failing, a.unwritten = true, true
 	}
+	a.written.Store(a.writer.Written())
 	if gone := a.writer.Gone(); len(gone.Backends)+len(gone.Frontends) > 0 {
 		a.keeper.endOrphans()
 		a.flows.endStale()
@@ -161,8 +191,10 @@ func (a *agent) checkDrift() {
 	drifted, err := a.writer.Drift(true)
 	if err != nil {
 		a.cfg.Log.Error("drift check", "error", err)
+		a.unwritten = true
 	}
 	for _, d := range drifted {
+		a.mail.metrics.Mended(d.Map)
 		a.cfg.Log.Warn("a map was not as programmed; mended", "map", d.Map, "entry", d.Key, "problem", d.Problem)
 	}
 }

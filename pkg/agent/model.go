@@ -5,6 +5,7 @@ import (
 	stdmaps "maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/kube"
@@ -19,6 +20,12 @@ type model struct {
 
 	node       lb.Node
 	nodeExists bool
+	nodeIPs    []netip.Addr // the Node's own, at most one a family
+	nodeIP     netip.Addr   // takes the place of one of them, unless it is zero
+	// eligible: load balancers may send new connections to this node. Anybody's.
+	eligible *atomic.Bool
+
+	checks *serviceChecks
 
 	localAddrs        []node.Address // nil: not known yet
 	nodeAddrsChanged  bool
@@ -42,12 +49,22 @@ type model struct {
 	// or source, and when their frontends were decided, by Service.
 	problems map[string][]lb.Problem
 	log      *slog.Logger
+	record   func(kube.Event)
 }
 
 func newModel(cfg Config) *model {
-	self := lb.Node{Name: cfg.NodeName, MasqueradeAll: cfg.MasqueradeAll}
+	self := lb.Node{
+		Name: cfg.NodeName, MasqueradeAll: cfg.MasqueradeAll,
+		Algorithm: cfg.Algorithm, IgnoreExternalIPs: cfg.IgnoreExternalIPs,
+	}
+
+	self.PrimaryIPs = withNodeIP(nil, cfg.NodeIP)
 
 	return &model{
+		nodeIP:            cfg.NodeIP,
+		eligible:          new(atomic.Bool),
+		checks:            newServiceChecks(),
+		record:            cfg.record,
 		state:             lb.NewState(self),
 		node:              self,
 		nodePortAddresses: cfg.NodePortAddresses,
@@ -63,12 +80,11 @@ func newModel(cfg Config) *model {
 }
 
 func (m *model) setNode(n kube.Node) {
-	// A Node that is gone, or has no addresses for a moment, is no reason to
-	// open node ports on every address: "primary" stays what it was.
-	if len(n.PrimaryIPs) == 0 {
-		n.PrimaryIPs = m.node.PrimaryIPs
-	}
+	m.nodeIPs = lastingIPs(n.PrimaryIPs, m.nodeIPs)
+	n.PrimaryIPs = withNodeIP(m.nodeIPs, m.nodeIP)
+	m.eligible.Store(n.Exists && !n.Leaving)
 	n.MasqueradeAll = m.node.MasqueradeAll
+	n.Algorithm, n.IgnoreExternalIPs = m.node.Algorithm, m.node.IgnoreExternalIPs
 	m.node, m.nodeExists = n.Node, n.Exists
 	m.nodeAddrsChanged = true
 	m.state.SetNode(n.Node)
@@ -122,7 +138,7 @@ func (m *model) newDecisions() ([]node.Decision, bool) {
 // ports answer ([maps.AddrNodePort]), if that may have changed and enough is known to tell.
 func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 	primary := len(m.nodePortAddresses.Prefixes) == 0
-	unsure := m.localAddrs == nil || primary && m.awaitsNode && len(m.node.PrimaryIPs) == 0
+	unsure := m.localAddrs == nil || primary && m.awaitsNode && len(m.nodeIPs) == 0
 	if !m.nodeAddrsChanged || unsure {
 		return nil, false
 	}
@@ -169,6 +185,9 @@ func (m *model) report(source string, problems []lb.Problem) {
 	for _, p := range problems {
 		if !slices.Contains(known, p) {
 			m.log.Warn("left out", "object", p.Object, "field", p.Field, "problem", p.Message)
+			if e, ok := m.eventOf(p); ok {
+				m.record(e)
+			}
 		}
 	}
 	if len(problems) == 0 {

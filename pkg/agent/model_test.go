@@ -174,6 +174,30 @@ func TestMasqueradeAllStays(t *testing.T) {
 	}
 }
 
+// So are the algorithm and whether external IPs count.
+func TestNodeOptionsStay(t *testing.T) {
+	m := newModel(Config{
+		NodeName: "node-1", Algorithm: lb.Maglev, IgnoreExternalIPs: true, Log: slog.New(slog.DiscardHandler),
+	})
+	svc := *web()
+	svc.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	m.state.SetService(svc)
+	check := func(when string) {
+		t.Helper()
+		res, _ := m.state.Resolve(svc.Name)
+		for _, f := range res.Frontends {
+			if f.Kind == lb.KindExternalIP || f.Key.Port != 0 && f.Algorithm != lb.Maglev {
+				t.Errorf("%s, there is %s, by %s", when, f.Key, f.Algorithm)
+			}
+		}
+	}
+	check("at first")
+	m.setNode(told(primary))
+	check("once the Node is told")
+	m.setNode(kube.Node{Node: lb.Node{Name: "node-1"}})
+	check("when the Node is gone")
+}
+
 func TestReportLogsWhatIsNew(t *testing.T) {
 	var log bytes.Buffer
 	m := newModel(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})

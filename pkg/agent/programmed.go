@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // Programmed reads what the maps say, sorted by Service and address. It needs
@@ -68,6 +69,9 @@ func programmedFrontend(m maps.Tables, key maps.FrontendKey, v maps.Frontend) (F
 		Masquerade:      v.Flags&maps.FrontendMasquerade != 0,
 		WhenEmpty:       whenEmpty(int(v.SlotCount), v.Flags&maps.FrontendDropIfEmpty != 0),
 	}
+	if key.Port != 0 {
+		f.Algorithm = reconcile.AlgorithmText(v.Algorithm)
+	}
 	var problems []string
 	port, ok, err := m.ServicePorts.Lookup(v.Id)
 	if err != nil {
@@ -91,8 +95,34 @@ func programmedFrontend(m maps.Tables, key maps.FrontendKey, v maps.Frontend) (F
 		f.Backends = append(f.Backends, addr)
 	}
 	slices.SortFunc(f.Backends, netip.AddrPort.Compare)
+	problems = append(problems, tableProblems(m.Slots, v)...)
 
 	return f, problems, nil
+}
+
+// tableProblems says what is wrong with the table of a frontend: that somebody is
+// in it who is not among its backends.
+func tableProblems(slots maps.Slots, v maps.Frontend) []string {
+	if v.SlotCount == 0 {
+		return nil
+	}
+	if v.TableSize == 0 && reconcile.Hashes(v.Algorithm) {
+		return []string{"it has no table for its algorithm"}
+	}
+	backends := make(map[uint32]bool, v.SlotCount)
+	for i := range v.SlotCount + v.TableSize {
+		id, err := slots.Get(v.SlotBase + i)
+		switch {
+		case err != nil:
+			return []string{err.Error()}
+		case i < v.SlotCount:
+			backends[id] = true
+		case !backends[id]:
+			return []string{fmt.Sprintf("slot %d: backend %d is in the table only", v.SlotBase+i, id)}
+		}
+	}
+
+	return nil
 }
 
 // slotBackend returns the address of the backend in slot i, or what is wrong
@@ -140,7 +170,7 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 		addFrontend(&services[len(services)-1], f)
 	}
 
-	return services, nil
+	return services, addConnections(services, m)
 }
 
 func addFrontend(svc *Service, f Frontend) {

@@ -56,6 +56,9 @@ func mustLoop(t *testing.T, flows *flowKeeper, pinned *maps.Pinned) *agent {
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	a := &agent{cfg: cfg, synced: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{}, flows: flows}
 	a.keeper = newKeeper(a)
+	a.proxy = newProxy(cfg)
+	a.checks = newHealthServices(cfg, a.proxy)
+	a.frontends = pinned.Frontends
 	flows.swept = a.pruneAddrs
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	stdmaps "maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -52,9 +53,11 @@ func webSlice() *lb.EndpointSlice {
 // programmed returns fake maps that hold web, and what should be in them.
 func programmed(t *testing.T) (*maps.Fakes, []Frontend) {
 	t.Helper()
-	node := &lb.Node{Name: "node-1", PrimaryIPs: []netip.Addr{netip.MustParseAddr("10.1.1.1")}, MasqueradeAll: true}
+	node := &lb.Node{
+		Name: "node-1", PrimaryIPs: []netip.Addr{netip.MustParseAddr("10.1.1.1")}, MasqueradeAll: true, Algorithm: lb.Maglev,
+	}
 	res := lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, node)
-	fakes := maps.NewFakes(100)
+	fakes := maps.NewFakes(1000)
 	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
 	if err != nil {
 		t.Fatal(err)
@@ -116,6 +119,20 @@ func TestCompareFinds(t *testing.T) {
 			v.Flags &^= maps.FrontendMasquerade
 			f.Frontends.Entries[key] = v
 		}, "frontend 10.96.0.1:80/TCP internal: masquerade is false, should be true"},
+		{"another algorithm", func(f *maps.Fakes) {
+			v := f.Frontends.Entries[key]
+			v.Algorithm = maps.AlgorithmSH
+			f.Frontends.Entries[key] = v
+		}, "frontend 10.96.0.1:80/TCP internal: algorithm is sh, should be maglev"},
+		{"a stranger in the table", func(f *maps.Fakes) {
+			v := f.Frontends.Entries[key]
+			f.Slots.IDs[v.SlotBase+v.SlotCount+v.TableSize-1] = 9
+		}, "frontend 10.96.0.1:80/TCP internal: slot 69: backend 9 is in the table only"},
+		{"no table", func(f *maps.Fakes) {
+			v := f.Frontends.Entries[key]
+			v.TableSize = 0
+			f.Frontends.Entries[key] = v
+		}, "frontend 10.96.0.1:80/TCP internal: it has no table for its algorithm"},
 		{"a source range that is gone", func(f *maps.Fakes) {
 			for k := range f.SourceRanges.Entries {
 				if k.FrontendId == f.Frontends.Entries[vip].Id {
@@ -163,6 +180,51 @@ func TestProgrammedServices(t *testing.T) {
 	http := services[0].Ports[1]
 	if http.Name != "ns/web:http" || len(http.Backends) != 2 {
 		t.Errorf("port is %q with backends %v, want ns/web:http with two", http.Name, http.Backends)
+	}
+}
+
+// How many connections a backend has is told with an agent, and without one:
+// those of one service port alone, wherever they were counted.
+func TestConnections(t *testing.T) {
+	fakes, _ := programmed(t)
+	const drains = 77 // the second endpoint, as another backend than the one of now
+	for id, b := range stdmaps.Clone(fakes.Backends.Entries) {
+		switch b.AddrPort().String() {
+		case "10.0.1.9:8080":
+			fakes.Loads[id] = maps.BackendLoad{Sockets: 2, Flows: 3}
+			fakes.Backends.Entries[drains] = b
+			other := b
+			other.FrontendId = 99
+			fakes.Backends.Entries[drains+1] = other
+		case "10.0.1.10:8080":
+			fakes.Loads[id] = maps.BackendLoad{Sockets: -1}
+		}
+	}
+	fakes.Loads[drains] = maps.BackendLoad{Sockets: 10}
+	fakes.Loads[drains+1] = maps.BackendLoad{Sockets: 100}
+	want := map[string]int{"10.0.1.9:8080": 15, "10.0.1.10:8080": 0}
+	without, err := ProgrammedServices(fakes.Tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkConnections(t, without[0].Ports[1], want)
+
+	with := []Service{serviceOf(web(), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
+	if err := addConnections(with, fakes.Tables); err != nil {
+		t.Fatal(err)
+	}
+	want["10.0.1.11:8080"] = 0 // not ready
+	checkConnections(t, with[0].Ports[0], want)
+}
+
+func checkConnections(t *testing.T, port ServicePort, want map[string]int) {
+	t.Helper()
+	have := make(map[string]int)
+	for _, b := range port.Backends {
+		have[b.Address.String()] = b.Connections
+	}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("%s (-want +have):\n%s", port.Name, diff)
 	}
 }
 

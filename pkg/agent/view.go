@@ -84,10 +84,12 @@ type Frontend struct {
 	Kind     lb.Kind        `json:"kind"`
 	// Backends are the addresses that new flows go to. Without any, WhenEmpty
 	// is what happens to clients: "reject" or "drop".
-	Backends        []netip.AddrPort `json:"backends"`
-	WhenEmpty       string           `json:"whenEmpty,omitempty"`
-	AffinitySeconds uint32           `json:"affinitySeconds,omitempty"`
-	SourceRanges    []netip.Prefix   `json:"sourceRanges,omitempty"`
+	Backends  []netip.AddrPort `json:"backends"`
+	WhenEmpty string           `json:"whenEmpty,omitempty"`
+	// Algorithm chooses among Backends; a catch-all has none.
+	Algorithm       string         `json:"algorithm,omitempty"`
+	AffinitySeconds uint32         `json:"affinitySeconds,omitempty"`
+	SourceRanges    []netip.Prefix `json:"sourceRanges,omitempty"`
 	// NodeInRanges: SourceRanges hold the node's own address.
 	NodeInRanges bool `json:"nodeInRanges,omitempty"`
 	// Masquerade: backends see this node, whoever connects.
@@ -104,6 +106,9 @@ type Backend struct {
 	Local    bool           `json:"local"`
 	Active   bool           `json:"active"`
 	Reason   string         `json:"reason,omitempty"` // why it is not active
+	// Connections are those that clients translated by this node have to it, at
+	// whichever address of the Service: see maps.BackendLoad.
+	Connections int `json:"connections"`
 }
 
 // frontendKey is what makes a Frontend the same one.
@@ -134,6 +139,9 @@ func frontendOf(f lb.Frontend) Frontend {
 	}
 	for _, b := range f.Backends {
 		view.Backends = append(view.Backends, b.Addr)
+	}
+	if f.Key.Port != 0 {
+		view.Algorithm = f.Algorithm.String()
 	}
 	slices.SortFunc(view.Backends, netip.AddrPort.Compare)
 	view.WhenEmpty = whenEmpty(len(f.Backends), f.DropIfEmpty)

@@ -12,8 +12,9 @@ import (
 )
 
 // ErrNetnsNotFound is returned when a socket's network namespace cannot be
-// entered: no process that we can see is in it.
-var ErrNetnsNotFound = errors.New("network namespace not found (the agent needs the host's /proc)")
+// entered: it has no name that we can see, and no process in it that we may
+// look at, which takes CAP_SYS_PTRACE.
+var ErrNetnsNotFound = errors.New("network namespace not found (the agent needs the host's /run/netns, or its /proc and CAP_SYS_PTRACE)")
 
 // netnsPaths returns the paths of every network namespace that a process is in
 // or that has a name, by inode number; names come first, since they stay.

@@ -30,6 +30,9 @@ var ErrNotEffective = errors.New("hooks are attached, but sockets do not meet th
 // returns an error wrapping [ErrNotEffective] if that is not refused by our
 // programs. The reserved frontend must be programmed. No packet leaves the
 // process.
+//
+// Below the root of cgroup2 every process is: there the process is not moved,
+// which a cgroup namespace may forbid (nsdelegate), and clone3 a seccomp profile.
 func Verify(ctx context.Context, cgroupRoot string) error {
 	cgroup, err := os.Open(cgroupRoot)
 	if err != nil {
@@ -38,7 +41,9 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 	defer cgroup.Close()
 
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", ProbeVerb)
-	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
+	if id, err := cgroupID(cgroupRoot); err != nil || id != rootCgroupID {
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
+	}
 	out, err := cmd.CombinedOutput()
 	exit := new(exec.ExitError)
 	if errors.As(err, &exit) && exit.ExitCode() == probeNotEffective {

@@ -35,6 +35,9 @@ func scenes() map[string]scene {
 		"time connect":         sceneTimeConnect,
 		"time send":            sceneTimeSend,
 		"connect again":        sceneConnectAgain,
+		"linger":               sceneLinger,
+		"half close":           sceneHalfClose,
+		"hand on":              sceneHandOn,
 	}
 }
 

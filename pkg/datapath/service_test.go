@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/maglev"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // service is one service port, written into the maps by hand.
@@ -17,11 +19,13 @@ type service struct {
 	to        []string // its backends
 	affinity  uint32   // seconds
 	flags     uint16   // of its frontends
+	algorithm uint8
 	ranges    []string // source ranges
 	id        uint32   // of its frontends: given by add, or kept
 	backends  []uint32 // ids
 	slotBase  uint32
 	slotCount uint32
+	table     []uint32 // of backends, if the algorithm hashes
 }
 
 func protocol(name string) uint8 {
@@ -53,13 +57,31 @@ func (w *world) add(t testing.TB, s service) *service {
 func (w *world) publish(t testing.TB, s *service, backends ...uint32) {
 	t.Helper()
 	s.slotBase, s.slotCount = w.slots, uint32(len(backends))
-	w.slots += s.slotCount
-	for i, id := range slices.Sorted(slices.Values(backends)) {
+	s.table = s.newTable(backends)
+	w.slots += s.slotCount + uint32(len(s.table))
+	for i, id := range slices.Concat(slices.Sorted(slices.Values(backends)), s.table) {
 		must(t, w.Maps().Slots.Set(s.slotBase+uint32(i), id))
 	}
 	for _, at := range s.at {
 		must(t, w.Maps().Frontends.Put(s.key(at), s.frontend()))
 	}
+}
+
+// newTable returns the table of these backends, nil if the algorithm needs none.
+func (s *service) newTable(backends []uint32) []uint32 {
+	if !reconcile.Hashes(s.algorithm) {
+		return nil
+	}
+	addrs := make([]netip.AddrPort, len(backends))
+	for i, id := range backends {
+		addrs[i] = netip.MustParseAddrPort(s.to[slices.Index(s.backends, id)])
+	}
+	var table []uint32
+	for _, i := range maglev.Table(addrs) {
+		table = append(table, backends[i])
+	}
+
+	return table
 }
 
 func (s *service) key(at string) maps.FrontendKey {
@@ -74,8 +96,8 @@ func (s *service) key(at string) maps.FrontendKey {
 
 func (s *service) frontend() maps.Frontend {
 	return maps.Frontend{
-		Id: s.id, SlotBase: s.slotBase, SlotCount: s.slotCount,
-		AffinitySeconds: s.affinity, Flags: s.flags, Kind: maps.KindClusterIP,
+		Id: s.id, SlotBase: s.slotBase, SlotCount: s.slotCount, TableSize: uint32(len(s.table)),
+		AffinitySeconds: s.affinity, Flags: s.flags, Kind: maps.KindClusterIP, Algorithm: s.algorithm,
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// mustFindBinaries returns the folder of etcd, kube-apiserver and kubectl, and
-// builds them if they are missing.
+// mustFindBinaries returns the folder of etcd, kube-apiserver, kubectl and
+// kube-proxy, and builds them if they are missing.
 func mustFindBinaries(t testing.TB) string {
 	t.Helper()
 

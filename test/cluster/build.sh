@@ -3,9 +3,8 @@
 # build.sh [etcd|kube-apiserver|kubectl|kube-proxy]...
 #
 # Builds the servers and tools that package cluster runs, from the module in
-# binaries/, which pins them. Without names it builds what Start needs: etcd,
-# kube-apiserver and kubectl. The last line of its output is the folder they
-# are in:
+# binaries/, which pins them; without names, all of them. The last line of its
+# output is the folder they are in:
 #
 #   ${SLUICE_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice/cluster}/<version key>
 #
@@ -57,7 +56,7 @@ package_of() {
 }
 
 if [[ $# -eq 0 ]]; then
-	set -- etcd kube-apiserver kubectl
+	set -- etcd kube-apiserver kubectl kube-proxy
 fi
 
 mkdir -p "$folder"

@@ -42,6 +42,7 @@ const (
 type Cluster struct {
 	binaries  string // folder of the executables
 	directory string // all files of this cluster
+	flags     []string
 	namespace *namespace
 
 	etcdURL string
@@ -66,16 +67,19 @@ type Cluster struct {
 // build.sh. With SLUICE_TEST_BINARIES set, it takes them from that folder
 // instead, which needs neither the Go toolchain nor the source tree.
 //
+// The API server gets these flags besides its own.
+//
 // If the calling goroutine is locked to a thread in another network namespace,
 // the servers listen on the loopback device of that one, which the caller has
 // brought up. [Cluster.Config] and [Cluster.Kubectl] then reach them from any
 // thread; for everybody else it takes a thread or process in that namespace.
 // This needs CAP_SYS_ADMIN.
-func Start(t testing.TB) *Cluster {
+func Start(t testing.TB, flags ...string) *Cluster {
 	t.Helper()
 
 	c := &Cluster{
 		directory: t.TempDir(),
+		flags:     flags,
 		binaries:  mustFindBinaries(t),
 		namespace: mustCurrentNamespace(t),
 		port:      mustReservePort(t),
@@ -119,6 +123,12 @@ func (c *Cluster) URL() string {
 	return fmt.Sprintf("https://127.0.0.1:%d", c.port)
 }
 
+// Binary returns the path of one of the executables that build.sh builds, such as
+// kube-proxy.
+func (c *Cluster) Binary(name string) string {
+	return filepath.Join(c.binaries, name)
+}
+
 // Kubectl runs kubectl as cluster-admin and returns what it writes to its
 // standard output. The test fails if kubectl does.
 func (c *Cluster) Kubectl(t testing.TB, args ...string) string {
@@ -133,7 +143,7 @@ func (c *Cluster) KubectlInput(t testing.TB, input string, args ...string) strin
 	t.Helper()
 
 	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(filepath.Join(c.binaries, "kubectl"), args...)
+	cmd := exec.Command(c.Binary("kubectl"), args...)
 	cmd.Stdin = strings.NewReader(input)
 	cmd.Stdout = &stdout
 	cmd.Stderr = &stderr
@@ -189,7 +199,7 @@ func (c *Cluster) etcdArgs() []string {
 }
 
 func (c *Cluster) apiServerArgs() []string {
-	return []string{
+	return append([]string{
 		"--etcd-servers=" + c.etcdURL,
 
 		"--bind-address=127.0.0.1",
@@ -213,7 +223,7 @@ func (c *Cluster) apiServerArgs() []string {
 		"--disable-admission-plugins=ServiceAccount,StorageObjectInUseProtection,TaintNodesByCondition",
 		"--allow-privileged",
 		"--enable-priority-and-fairness=false",
-	}
+	}, c.flags...)
 }
 
 // mustRun starts one of the binaries, which logs to a file of its name.
@@ -226,7 +236,7 @@ func (c *Cluster) mustRun(t testing.TB, name string, args []string) *process {
 	}
 	defer log.Close()
 
-	cmd := exec.Command(filepath.Join(c.binaries, name), args...)
+	cmd := exec.Command(c.Binary(name), args...)
 	cmd.Stdout = log
 	cmd.Stderr = log
 	p, err := c.namespace.start(cmd)

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	componentconfig "k8s.io/component-base/config/v1alpha1"
+)
+
+// newClient returns a client of the API server, and where that is. Inside a
+// cluster, the address is that of the `kubernetes` Service: once Sluice is the
+// only proxy of the node, a kubeconfig or --master should give another.
+func newClient(connection componentconfig.ClientConnectionConfiguration, master string) (kubernetes.Interface, string, error) {
+	cfg, err := restConfig(connection, master)
+	if err != nil {
+		return nil, "", err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, "", fmt.Errorf("API server %s: %w", cfg.Host, err)
+	}
+
+	return client, cfg.Host, nil
+}
+
+func restConfig(connection componentconfig.ClientConnectionConfiguration, master string) (*rest.Config, error) {
+	var cfg *rest.Config
+	var err error
+	if connection.Kubeconfig == "" && master == "" {
+		cfg, err = rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("API server: %w; give --kubeconfig, --master or --manifests", err)
+		}
+	} else {
+		cfg, err = clientcmd.BuildConfigFromFlags(master, connection.Kubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("kubeconfig %q, --master %q: %w", connection.Kubeconfig, master, err)
+		}
+	}
+	cfg.ContentType, cfg.AcceptContentTypes = connection.ContentType, connection.AcceptContentTypes
+	cfg.QPS, cfg.Burst = connection.QPS, int(connection.Burst)
+	cfg.UserAgent = "sluice/" + version
+
+	return cfg, nil
+}

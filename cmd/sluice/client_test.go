@@ -1,0 +1,67 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const kubeconfig = `
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://192.0.2.1:6443"}}]
+users: [{name: u, user: {token: secret}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`
+
+func TestRestConfig(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	mustWrite(t, path, []byte(kubeconfig))
+	for _, test := range []struct {
+		name, fields string
+		args         []string
+		host         string
+		contentType  string
+		accept       string
+		qps          float32
+		burst        int
+	}{
+		{"the flags", "none", []string{"--kubeconfig=" + path, "--kube-api-qps=7.5", "--kube-api-burst=70", "--kube-api-content-type=application/json"},
+			"https://192.0.2.1:6443", "application/json", "", 7.5, 70},
+		{"the defaults", "none", []string{"--kubeconfig=" + path}, "https://192.0.2.1:6443", "application/vnd.kubernetes.protobuf", "", 5, 10},
+		{"the file", "clientConnection: {kubeconfig: " + path + ", qps: 8, burst: 80, contentType: application/json, acceptContentTypes: 'application/json,*/*'}", nil,
+			"https://192.0.2.1:6443", "application/json", "application/json,*/*", 8, 80},
+		{"--master beside the file", "clientConnection: {kubeconfig: " + path + "}", []string{"--master=https://192.0.2.2"},
+			"https://192.0.2.2", "application/vnd.kubernetes.protobuf", "", 5, 10},
+		{"--master alone", "none", []string{"--master=https://192.0.2.3"}, "https://192.0.2.3", "application/vnd.kubernetes.protobuf", "", 5, 10},
+	} {
+		t.Run("it is as said by "+test.name, func(t *testing.T) {
+			flags := parse(t, test.fields, test.args...)
+			cfg, err := restConfig(mustSettle(t, flags).kubeProxy.ClientConnection, flags.master)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if cfg.Host != test.host || cfg.ContentType != test.contentType || cfg.AcceptContentTypes != test.accept ||
+				cfg.QPS != test.qps || cfg.Burst != test.burst || !strings.HasPrefix(cfg.UserAgent, "sluice/") {
+				t.Errorf("host %s, content %s, accept %q, %g a second, burst %d, user agent %s", cfg.Host, cfg.ContentType, cfg.AcceptContentTypes, cfg.QPS, cfg.Burst, cfg.UserAgent)
+			}
+			if test.host == "https://192.0.2.1:6443" && cfg.BearerToken != "secret" {
+				t.Error("the credentials of the kubeconfig are lost")
+			}
+		})
+	}
+}
+
+func TestVersionFlag(t *testing.T) {
+	for arg, want := range map[string]string{"--version": "sluice unknown, maps v", "--version=true": "sluice unknown, maps v", "--version=raw": `"version": "unknown"`} {
+		var out strings.Builder
+		// What is wrong otherwise does not matter.
+		if err := execute(&out, "agent", arg, "--oom-score-adj=5000"); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: %v: %s", arg, err, &out)
+		}
+	}
+	if err := execute(new(strings.Builder), "agent", "--version=false", "--oom-score-adj=5000"); err == nil {
+		t.Error("--version=false prints the version")
+	}
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+	netutils "k8s.io/utils/net"
+
+	"github.com/sluice-lb/sluice/pkg/config"
+)
+
+// ipFlag is an address. An empty one leaves the default.
+type ipFlag struct{ address *string }
+
+func (f *ipFlag) Type() string   { return "ip" }
+func (f *ipFlag) String() string { return *f.address }
+
+func (f *ipFlag) Set(text string) error {
+	if text == "" {
+		return nil
+	}
+	if netutils.ParseIPSloppy(text) == nil {
+		return fmt.Errorf("%q is no IP address", text)
+	}
+	*f.address = text
+
+	return nil
+}
+
+// ipPortFlag is an address with a port, or without. An empty one leaves the
+// default.
+type ipPortFlag struct{ address *string }
+
+func (f *ipPortFlag) Type() string   { return "ipport" }
+func (f *ipPortFlag) String() string { return *f.address }
+
+func (f *ipPortFlag) Set(text string) error {
+	if text == "" {
+		return nil
+	}
+	// One without a port gets it when all flags are known.
+	if _, err := config.ParseAddrPort(config.WithPort(text, 1)); err != nil {
+		return err
+	}
+	*f.address = text
+
+	return nil
+}
+
+// modeFlag and localModeFlag are checked with the rest of the configuration.
+type modeFlag v1alpha1.ProxyMode
+
+func (f *modeFlag) Type() string   { return "ProxyMode" }
+func (f *modeFlag) String() string { return string(*f) }
+
+func (f *modeFlag) Set(text string) error {
+	*f = modeFlag(text)
+
+	return nil
+}
+
+type localModeFlag v1alpha1.LocalMode
+
+func (f *localModeFlag) Type() string   { return "LocalMode" }
+func (f *localModeFlag) String() string { return string(*f) }
+
+func (f *localModeFlag) Set(text string) error {
+	*f = localModeFlag(text)
+
+	return nil
+}
+
+// versionFlag asks for the version: true, false or raw.
+type versionFlag string
+
+func (f *versionFlag) Type() string     { return "version" }
+func (f *versionFlag) IsBoolFlag() bool { return true }
+
+func (f *versionFlag) String() string {
+	if *f == "" {
+		return "false"
+	}
+
+	return string(*f)
+}
+
+func (f *versionFlag) Set(text string) error {
+	if text != "raw" {
+		if _, err := strconv.ParseBool(text); err != nil {
+			return fmt.Errorf("it is true, false or raw")
+		}
+	}
+	*f = versionFlag(text)
+
+	return nil
+}
+
+// asked says that the version is to be printed, and raw how.
+func (f *versionFlag) asked() (asked, raw bool) {
+	if *f == "raw" {
+		return true, true
+	}
+	asked, _ = strconv.ParseBool(f.String()) // Set has checked it
+
+	return asked, false
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-lb/sluice/test/compat"
+)
+
+// testdata/kube-proxy-flags.txt was printed by a program that links kube-proxy
+// 1.36.3 and walks the flags of its command: name, shorthand, type, default, what
+// a flag without a value means, whether it is hidden, and deprecated.
+func TestFlagsAreKubeProxys(t *testing.T) {
+	text, err := os.ReadFile("testdata/kube-proxy-flags.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := agentFlagSet(t)
+	count := 0
+	for line := range strings.Lines(string(text)) {
+		count++
+		name, _, _ := strings.Cut(line, "\t")
+		flag := flags.Lookup(name)
+		if flag == nil {
+			t.Errorf("there is no --%s", name)
+			continue
+		}
+		got := fmt.Sprintf("%s\t%s\t%s\t%q\t%q\t%t\t%t\n", flag.Name, flag.Shorthand, flag.Value.Type(), flag.DefValue,
+			flag.NoOptDefVal, flag.Hidden, flag.Deprecated != "")
+		if got != line {
+			t.Errorf("--%s is\n%swant\n%s", name, got, line)
+		}
+	}
+	if count != 59 {
+		t.Errorf("%d flags, kube-proxy has 59", count)
+	}
+}
+
+func agentFlagSet(t *testing.T) *pflag.FlagSet {
+	t.Helper()
+	agent, _, err := newRoot().Find([]string{"agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent.InitDefaultHelpFlag()
+
+	return agent.LocalFlags()
+}
+
+// The rows of docs/kube-proxy.md speak of flags that there are, with the defaults
+// that they have, and of all that there are.
+func TestRowsOfFlags(t *testing.T) {
+	sections, err := compat.Read("../../test/compat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := agentFlagSet(t)
+	rows := make(map[string]compat.Row)
+	for _, row := range sections[0].Rows {
+		name := strings.TrimPrefix(row.Name, "--")
+		rows[name] = row
+		flag := flags.Lookup(name)
+		if flag == nil {
+			t.Errorf("%s: there is no such flag", row.Name)
+			continue
+		}
+		if shown := strings.TrimSuffix(strings.TrimPrefix(flag.DefValue, "["), "]"); row.Default != shown {
+			t.Errorf("%s: the default is %q, and the row says %q", row.Name, shown, row.Default)
+		}
+	}
+	flags.VisitAll(func(flag *pflag.Flag) {
+		if _, ok := rows[flag.Name]; !ok {
+			t.Errorf("--%s has no row in flags.yaml", flag.Name)
+		}
+	})
+}

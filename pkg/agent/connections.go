@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// backendKey is what makes a Backend the same one.
+type backendKey struct {
+	service  string // namespace/name:port
+	protocol lb.Protocol
+	address  netip.AddrPort
+}
+
+// addConnections tells of each backend how many connections it has, by what is
+// programmed.
+func addConnections(services []Service, m maps.Tables) error {
+	connections, err := readConnections(m)
+	if err != nil {
+		return err
+	}
+	for _, svc := range services {
+		for _, port := range svc.Ports {
+			for i := range port.Backends {
+				b := &port.Backends[i]
+				b.Connections = connections[backendKey{b.Service, b.Protocol, b.Address}]
+			}
+		}
+	}
+
+	return nil
+}
+
+// readConnections returns the connections of the backends that have any.
+func readConnections(m maps.Tables) (map[backendKey]int, error) {
+	ports := make(map[uint32]maps.ServicePort)
+	for e, err := range m.ServicePorts.All() {
+		if err != nil {
+			return nil, err
+		}
+		ports[e.Key] = e.Value
+	}
+	connections := make(map[backendKey]int)
+	for e, err := range m.Backends.All() {
+		if err != nil {
+			return nil, err
+		}
+		port, known := ports[e.Value.FrontendId]
+		if n := m.Loads.Load(e.Key).Live(); known && n > 0 {
+			connections[backendKey{port.String(), lb.Protocol(port.Proto), e.Value.AddrPort()}] += n
+		}
+	}
+
+	return connections, nil
+}

@@ -1,0 +1,199 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// What was being done, in Events.
+const (
+	actionStart   = "StartSluice"
+	actionRead    = "Read"
+	actionProgram = "Program"
+	actionCheck   = "Check"
+)
+
+// record tells an Event, if there is an API server to tell it to.
+func (c *Config) record(e kube.Event) {
+	if c.events != nil {
+		c.events(e)
+	}
+}
+
+// eventOf returns the Event of a part of an object that was left out, and false
+// if nobody looks for Events there.
+func (m *model) eventOf(p lb.Problem) (kube.Event, bool) {
+	e := kube.Event{
+		Field: p.Field, Reason: kube.ReasonIgnored, Action: actionRead,
+		Note: p.Field + ": " + p.Message,
+	}
+	if name, ok := strings.CutPrefix(p.Object, "Service "); ok {
+		e.Service.Namespace, e.Service.Name, ok = strings.Cut(name, "/")
+
+		return e, ok
+	}
+
+	return e, p.Object == "Node "+m.node.Name
+}
+
+// stockInterval is how long what cannot be programmed may take to be told: much
+// of it is programmed at the second try.
+const stockInterval = 5 * time.Second
+
+// stock is what was told about Services that are not programmed as they should
+// be.
+type stock struct {
+	stale  bool                      // something was programmed since
+	failed map[lb.ServiceName]string // what failed
+	taken  map[lb.ServiceName]string // who has their addresses
+}
+
+// takeStock tells what has newly become of Services that are not programmed as
+// they should be.
+func (a *agent) takeStock() {
+	if !a.synced || !a.stock.stale {
+		return
+	}
+	now := stock{failed: make(map[lb.ServiceName]string), taken: make(map[lb.ServiceName]string)}
+	for status := range a.writer.Statuses() {
+		if len(status.Failures) > 0 {
+			now.failed[status.Service] = failuresText(status.Failures)
+		}
+		if len(status.Lost) > 0 {
+			now.taken[status.Service] = lostText(status.Lost)
+		}
+	}
+	a.recordNew(now.failed, a.stock.failed, kube.ReasonNotProgrammed)
+	a.recordNew(now.taken, a.stock.taken, kube.ReasonAddressTaken)
+	a.stock = now
+}
+
+// recordNew records the notes that are not known, in the order of the Services.
+func (a *agent) recordNew(notes, known map[lb.ServiceName]string, reason string) {
+	byName := func(x, y lb.ServiceName) int { return strings.Compare(x.String(), y.String()) }
+	for _, name := range slices.SortedFunc(maps.Keys(notes), byName) {
+		if note := notes[name]; note != known[name] && name != probeService {
+			a.cfg.record(kube.Event{Service: name, Reason: reason, Action: actionProgram, Note: note})
+		}
+	}
+}
+
+// spelledOut is how many failures of one Service a note spells out.
+const spelledOut = 3
+
+func failuresText(failures []reconcile.Failure) string {
+	texts := make([]string, len(failures))
+	for i, f := range failures {
+		texts[i] = f.Error()
+	}
+
+	return listText(texts)
+}
+
+// lostText names each address once, whatever the scopes.
+func lostText(lost []reconcile.Loss) string {
+	var texts []string
+	for _, l := range lost {
+		f := l.Frontend
+		what := fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.Addr, f.Port), f.Protocol)
+		switch {
+		case f.Addr.IsUnspecified():
+			what = fmt.Sprintf("node port %d/%s", f.Port, f.Protocol)
+		case f.Port == 0: // of a ClusterIP, the rest
+			what = f.Addr.String()
+		}
+		texts = append(texts, what+" belongs to Service "+l.Owner.String())
+	}
+	slices.Sort(texts)
+
+	return listText(slices.Compact(texts))
+}
+
+func listText(texts []string) string {
+	if more := len(texts) - spelledOut; more > 0 {
+		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:spelledOut], "; "), more)
+	}
+
+	return strings.Join(texts, "; ")
+}
+
+// missingFeatures says what the kernel lacks, and what that costs.
+func missingFeatures(f datapath.Features) []string {
+	var missing []string
+	for _, feature := range []struct {
+		has  bool
+		text string
+	}{
+		{f.SetRetval, "no bpf_set_retval (Linux 6.1): a refused sendto fails with EPERM"},
+		{f.NetnsCookie != 0, "no network namespace cookies (Linux 5.14): the node must be in the kernel's first namespace"},
+		{f.TCX, "no tcx (Linux 6.6): devices have clsact filters, which others can replace"},
+		{f.FIBSource, "no source addresses from bpf_fib_lookup (Linux 6.7): a route's own preferred source is not used to masquerade"},
+	} {
+		if !feature.has {
+			missing = append(missing, feature.text)
+		}
+	}
+
+	return missing
+}
+
+// recordFeatures tells what the kernel lacks.
+func (a *agent) recordFeatures() {
+	if missing := missingFeatures(a.datapath.Features()); len(missing) > 0 {
+		a.cfg.record(kube.Event{
+			Reason: kube.ReasonFeatureMissing, Action: actionStart, Note: strings.Join(missing, "; "),
+		})
+	}
+}
+
+// recordHooks tells that hooks are not effective any more, or are again.
+func (c *Config) recordHooks(before, now error) {
+	switch {
+	case now != nil && (before == nil || before.Error() != now.Error()):
+		c.record(kube.Event{Reason: kube.ReasonHooks, Action: actionCheck, Note: "sockets do not meet the programs of Services: " + now.Error()})
+	case now == nil && before != nil && before != errNotChecked:
+		c.record(kube.Event{Reason: kube.ReasonHooksBack, Action: actionCheck, Normal: true, Note: "sockets meet the programs of Services again"})
+	}
+}
+
+// newRecorder returns who tells Events, or nil if there is no API server to tell
+// them to.
+func newRecorder(cfg *Config) *kube.Recorder {
+	if cfg.Manifests != "" || cfg.Client == nil {
+		return nil
+	}
+	r := kube.NewRecorder(kube.RecorderConfig{Client: cfg.Client, NodeName: cfg.NodeName, Log: cfg.Log})
+	cfg.events = r.Record
+
+	return r
+}
+
+func (a *agent) runEvents(ctx context.Context) error {
+	if a.events == nil {
+		return nil
+	}
+
+	return a.events.Run(ctx)
+}
+
+// recordEmergency tells that the table of flows is too small, or is not any more.
+func (k *flowKeeper) recordEmergency(before, now flow.Status) {
+	switch {
+	case k.record == nil || (before.Emergency == "") == (now.Emergency == ""):
+	case now.Emergency != "":
+		k.record(kube.Event{Reason: kube.ReasonFlowTableFull, Action: actionCheck, Note: now.Emergency})
+	default:
+		k.record(kube.Event{Reason: kube.ReasonFlowTableRelief, Action: actionCheck, Normal: true, Note: "the table of flows has room again"})
+	}
+}

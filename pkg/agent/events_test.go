@@ -1,0 +1,198 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// remembering returns a configuration that remembers the Events.
+func remembering() (Config, *[]kube.Event) {
+	var events []kube.Event
+	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
+	cfg.events = func(e kube.Event) { events = append(events, e) }
+
+	return cfg, &events
+}
+
+// A part of an object that is left out is told once, as long as it is.
+func TestProblemsAreEvents(t *testing.T) {
+	cfg, events := remembering()
+	m := newModel(cfg)
+	bad := lb.Problem{Object: "Service ns/web", Field: "metadata.annotations[sluice-lb.io/algorithm]", Message: "no such thing"}
+	worse := lb.Problem{Object: "Service ns/web", Field: "spec.externalIPs[0]", Message: "not an address"}
+	m.report("Service ns/web", []lb.Problem{bad})
+	m.report("Service ns/web", []lb.Problem{bad})
+	m.report("Service ns/web", []lb.Problem{bad, worse})
+	m.report("Service ns/web", nil)
+	m.report("Service ns/web", []lb.Problem{bad})
+	m.report("Node node-1", []lb.Problem{{Object: "Node node-1", Field: "spec.podCIDRs[0]", Message: "m"}})
+	for _, object := range []string{"EndpointSlice ns/web-1", "/etc/manifests/a.yaml", "API server", "Node other"} {
+		m.report("other", []lb.Problem{{Object: object, Field: "f", Message: "m"}})
+	}
+	event := func(field, note string) kube.Event {
+		return kube.Event{
+			Service: lb.ServiceName{Namespace: "ns", Name: "web"}, Field: field,
+			Reason: "FieldIgnored", Action: "Read", Note: note,
+		}
+	}
+	annotation := event(bad.Field, "metadata.annotations[sluice-lb.io/algorithm]: no such thing")
+	want := []kube.Event{
+		annotation, event(worse.Field, "spec.externalIPs[0]: not an address"), annotation,
+		{Field: "spec.podCIDRs[0]", Reason: "FieldIgnored", Action: "Read", Note: "spec.podCIDRs[0]: m"},
+	}
+	if diff := cmp.Diff(want, *events); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// What cannot be programmed is told when it is new, and again when it is
+// something else, or came back.
+func TestStock(t *testing.T) {
+	cfg, events := remembering()
+	fakes := maps.NewFakes(100)
+	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{cfg: cfg, synced: true, writer: writer, model: newModel(cfg), keeper: &keeper{}, flows: &flowKeeper{}}
+	refuse := errors.New("refused")
+	set := func(name string, created int64) {
+		svc := *web()
+		svc.Name.Name = name
+		res := lb.Resolve(&svc, nil, &lb.Node{})
+		writer.Set(svc.Name, time.Unix(created, 0), res)
+		a.apply()
+	}
+	mustTell := func(when string, want ...string) {
+		t.Helper()
+		a.takeStock()
+		a.takeStock()
+		var got []string
+		for _, e := range *events {
+			got = append(got, e.Service.Name+" "+e.Reason+" "+e.Note)
+		}
+		*events = nil
+		match := slices.EqualFunc(got, want, strings.HasPrefix)
+		if !match {
+			t.Errorf("%s, told is\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+	set("a", 2)
+	mustTell("while all is well")
+	set("b", 1)
+	mustTell("when an older Service claims the same", "a AddressTaken 10.96.0.1 belongs to Service ns/b; 10.96.0.1:53/UDP belongs to Service ns/b; 10.96.0.1:80/TCP belongs to Service ns/b; and 6 more")
+	set("b", 1)
+	mustTell("when nothing has changed")
+	writer.Delete(lb.ServiceName{Namespace: "ns", Name: "b"})
+	a.apply()
+	mustTell("when that is gone")
+
+	fakes.Observe(func(table, operation string) error {
+		if table == maps.NameFrontends && operation == "put" {
+			return refuse
+		}
+
+		return nil
+	}, nil)
+	set("c", 3)
+	mustTell("when writes fail", "c AddressTaken ") // its claims are worse, so it writes nothing
+	writer.Delete(lb.ServiceName{Namespace: "ns", Name: "a"})
+	a.apply()
+	mustTell("when it is its turn", "c FrontendsNotProgrammed frontend ")
+}
+
+func TestListText(t *testing.T) {
+	for n, want := range []string{"", "x", "x; x", "x; x; x", "x; x; x; and 1 more", "x; x; x; and 2 more"} {
+		if got := listText(slices.Repeat([]string{"x"}, n)); got != want {
+			t.Errorf("of %d: %q, want %q", n, got, want)
+		}
+	}
+}
+
+// Hooks that lose their effect, or have it again, are told once.
+func TestHookEvents(t *testing.T) {
+	cfg, events := remembering()
+	gone, other := errors.New("gone"), errors.New("other")
+	before := errNotChecked
+	for _, now := range []error{nil, nil, gone, gone, other, nil, nil} {
+		cfg.recordHooks(before, now)
+		before = now
+	}
+	cfg.recordHooks(errNotChecked, gone)
+	var got []string
+	for _, e := range *events {
+		got = append(got, fmt.Sprint(e.Reason, " ", e.Normal))
+	}
+	want := []string{"HooksNotEffective false", "HooksNotEffective false", "HooksEffective true", "HooksNotEffective false"}
+	if !slices.Equal(got, want) {
+		t.Errorf("told is %q, want %q", got, want)
+	}
+}
+
+func TestFlowTableEvents(t *testing.T) {
+	cfg, events := remembering()
+	k := &flowKeeper{record: cfg.record}
+	before := flow.Status{}
+	for _, emergency := range []string{"", "full", "fuller", "", ""} {
+		now := flow.Status{Emergency: emergency}
+		k.recordEmergency(before, now)
+		before = now
+	}
+	want := []kube.Event{
+		{Reason: "FlowTableFull", Action: "Check", Note: "full"},
+		{Reason: "FlowTableNotFull", Action: "Check", Normal: true, Note: "the table of flows has room again"},
+	}
+	if diff := cmp.Diff(want, *events); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Each feature that the kernel lacks is named, with the kernel that has it.
+func TestMissingFeatures(t *testing.T) {
+	all := datapath.Features{SetRetval: true, NetnsCookie: 1, TCX: true, FIBSource: true, ChecksumIPv6: true}
+	if missing := missingFeatures(all); len(missing) != 0 {
+		t.Errorf("nothing is missing, but told is %q", missing)
+	}
+	missing := strings.Join(missingFeatures(datapath.Features{}), "; ")
+	for _, kernel := range []string{"5.14", "6.1)", "6.6", "6.7"} {
+		if !strings.Contains(missing, "Linux "+kernel) {
+			t.Errorf("nothing of Linux %s in %q", kernel, missing)
+		}
+	}
+	if len(missing) > 1024 {
+		t.Errorf("%d bytes do not fit into an Event", len(missing))
+	}
+}
+
+// A folder of manifests has nobody to tell Events to.
+func TestEventsNeedAnAPIServer(t *testing.T) {
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://192.0.2.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		cfg  Config
+		want bool
+	}{{Config{Manifests: "folder"}, false}, {Config{Client: client}, true}} {
+		if got := newRecorder(&test.cfg) != nil; got != test.want || (test.cfg.events != nil) != test.want {
+			t.Errorf("with %+v there is a recorder: %t, want %t", test.cfg, got, test.want)
+		}
+		test.cfg.record(kube.Event{Reason: kube.ReasonStarting})
+	}
+}

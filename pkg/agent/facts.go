@@ -1,0 +1,36 @@
+package agent
+
+import (
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// NodeFacts are what a configuration may not fit, see [Config.CheckNode].
+type NodeFacts struct {
+	// Primary is the family of the node's primary address, IPv4 if that is not
+	// known.
+	Primary lb.Family
+	// IPs are its primary addresses, one of a family at most.
+	IPs []netip.Addr
+	// PodCIDRs are the Node object's.
+	PodCIDRs []netip.Prefix
+}
+
+func (m *model) facts() NodeFacts {
+	facts := NodeFacts{Primary: lb.IPv4, IPs: m.node.PrimaryIPs, PodCIDRs: m.podCIDRs}
+	if len(facts.IPs) > 0 {
+		facts.Primary = lb.FamilyOf(facts.IPs[0])
+	}
+
+	return facts
+}
+
+// checkNode asks whether the configuration fits the node.
+func (a *agent) checkNode() error {
+	if a.cfg.CheckNode == nil {
+		return nil
+	}
+
+	return a.cfg.CheckNode(a.model.facts())
+}

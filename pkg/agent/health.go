@@ -1,0 +1,98 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/health"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/node"
+)
+
+// syncPeriod is kube-proxy's default.
+const syncPeriod = 30 * time.Second
+
+func newProxy(cfg Config) *health.Proxy {
+	return health.NewProxy(health.ProxyConfig{
+		Families: node.Families(),
+		Timeout:  2 * orDefault(cfg.SyncPeriod, syncPeriod),
+	})
+}
+
+// serveHealth answers the kubelet and load balancers until ctx ends. It asks
+// nobody who could be busy.
+func (a *agent) serveHealth(ctx context.Context) error {
+	if !a.cfg.HealthzAddress.IsValid() {
+		return nil
+	}
+	err := health.Server{
+		Name:    "healthz",
+		Address: a.cfg.HealthzAddress,
+		Handler: health.Handler(health.Config{
+			Proxy:    a.proxy,
+			Eligible: a.model.eligible.Load,
+			Ready:    a.unready,
+			Observe:  a.mail.metrics.Probed,
+		}),
+		HardFail: a.cfg.BindAddressHardFail,
+		Log:      a.cfg.Log,
+	}.Run(ctx)
+	if err != nil {
+		a.cfg.record(kube.Event{Reason: kube.ReasonHealthzFailed, Action: actionStart, Note: err.Error()})
+	}
+
+	return err
+}
+
+// unready says why the agent is not ready to be relied on: it knows the Services,
+// and clients meet the programs. Any goroutine may call it.
+func (a *agent) unready() []string {
+	var reasons []string
+	if !a.known.Load() {
+		reasons = append(reasons, "not all Services and endpoints are known and programmed yet")
+	}
+	if err := a.keeper.checked(); err != nil {
+		reasons = append(reasons, fmt.Sprintf("hooks are not effective: %v", err))
+	}
+
+	return append(reasons, a.devices.obstacles()...)
+}
+
+// settle says of all that was taken up that it is in force, unless nothing can
+// be written. Services of which only their own writes fail are told of
+// elsewhere: others work.
+func (a *agent) settle() {
+	if !a.synced {
+		return // starting
+	}
+	a.known.Store(true)
+	if a.failing {
+		if err := tryWrite(a.frontends); err != nil {
+			if a.unwritable == nil {
+				a.cfg.Log.Error("nothing can be programmed; trying again", "error", err)
+			}
+			a.unwritable = err
+
+			return
+		}
+		a.failing, a.unwritable = false, nil
+	}
+	a.model.checks.publish(a.checks)
+	a.proxy.Applied()
+}
+
+// tryWrite says whether a map can be written, by writing what it says already. A
+// map without the probe's frontend is left alone: hooks are not effective then,
+// which is told too.
+func tryWrite(frontends maps.Table[maps.FrontendKey, maps.Frontend]) error {
+	k := probeFrontend().Key
+	key := maps.FrontendKeyOf(k.Addr, k.Port, uint8(k.Protocol), uint8(k.Scope))
+	value, ok, err := frontends.Lookup(key)
+	if err != nil || !ok {
+		return err
+	}
+
+	return frontends.Put(key, value)
+}

@@ -1,0 +1,215 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/health"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// patient is an agent on fake maps whose loop runs, and a clock that a test turns.
+type patient struct {
+	*agent
+	fakes  *maps.Fakes
+	passed atomic.Int64 // time.Duration
+	broken atomic.Bool  // every write fails
+}
+
+func mustHeal(t *testing.T) *patient {
+	t.Helper()
+	p := &patient{fakes: maps.NewFakes(100)}
+	p.fakes.Observe(func(string, string) error {
+		if p.broken.Load() {
+			return errors.New("broken")
+		}
+
+		return nil
+	}, nil)
+	begin := time.Now()
+	now := func() time.Time { return begin.Add(time.Duration(p.passed.Load())) }
+	writer, err := reconcile.New(reconcile.Config{Tables: p.fakes.Tables, Grace: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
+	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
+	p.agent = &agent{
+		cfg: cfg, synced: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{},
+		frontends: p.fakes.Frontends, proxy: proxy, checks: newHealthServices(cfg, proxy),
+		flows: &flowKeeper{stale: make(chan struct{}, 1)}, devices: newDeviceKeeper(nil, cfg.Log, time.Minute),
+	}
+	p.keeper = newKeeper(p.agent)
+	p.mail.posted = proxy.Queued
+	p.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
+	p.apply()
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.loop(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	p.mustPass(t, true)
+
+	return p
+}
+
+// mustPass waits until the loop has worked off all, and for it to be healthy or not
+// once two minutes have passed.
+func (p *patient) mustPass(t *testing.T, healthy bool) {
+	t.Helper()
+	if _, err := inLoop(t.Context(), p.agent, func() struct{} { return struct{}{} }); err != nil {
+		t.Fatal(err)
+	}
+	p.passed.Add(int64(2 * time.Minute))
+	eventuallyIs(t, "healthy", p.proxy.Healthy, healthy)
+}
+
+func eventuallyIs(t *testing.T, what string, is func() bool, want bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); is() != want; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is %t, want %t", what, !want, want)
+		}
+	}
+}
+
+// A Service that cannot be programmed is no reason to take the node out of
+// service: others work.
+func TestOneFailingServiceIsHealthy(t *testing.T) {
+	p := mustHeal(t)
+	post(t, p, func(*model) { p.fakes.Frontends.Capacity = len(p.fakes.Frontends.Entries) + 2 })
+	sink{p.mail}.SetService(*web(), nil)
+	p.mustPass(t, true)
+	errs, err := inLoop(t.Context(), p.agent, p.agent.errors)
+	if err != nil || len(errs) == 0 {
+		t.Fatalf("no Service fails: %v", err)
+	}
+	p.mustPass(t, true)
+}
+
+// If nothing can be written, the node is unhealthy after a while, also when
+// nothing changes any more, and well again when writes succeed.
+func TestNothingCanBeProgrammed(t *testing.T) {
+	p := mustHeal(t)
+	p.broken.Store(true)
+	sink{p.mail}.SetService(*web(), nil)
+	p.mustPass(t, false)
+	p.mustPass(t, false)
+	post(t, p, func(*model) {}) // nothing that is written
+	p.mustPass(t, false)
+	p.broken.Store(false)
+	sink{p.mail}.DeleteService(web().Name)
+	p.mustPass(t, true)
+}
+
+// The same, but for the retries alone.
+func TestProgrammedByARetry(t *testing.T) {
+	p := mustHeal(t)
+	p.broken.Store(true)
+	sink{p.mail}.SetService(*web(), nil)
+	p.mustPass(t, false)
+	p.broken.Store(false)
+	eventuallyIs(t, "healthy", p.proxy.Healthy, true)
+}
+
+func post(t *testing.T, p *patient, change func(*model)) {
+	t.Helper()
+	if _, err := inLoop(t.Context(), p.agent, func() struct{} { change(p.model); return struct{}{} }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A loop that hangs is found out by those who ask, who do not hang.
+func TestHangingLoop(t *testing.T) {
+	p := mustHeal(t)
+	hung, release := make(chan struct{}), make(chan struct{})
+	p.mail.post(func(*model) { close(hung); <-release })
+	<-hung
+	if !p.proxy.Healthy() {
+		t.Error("unhealthy at once")
+	}
+	p.passed.Add(int64(2 * time.Minute))
+	w := httptest.NewRecorder()
+	health.Handler(health.Config{Proxy: p.proxy, Eligible: p.model.eligible.Load, Ready: p.unready}).
+		ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/livez", nil))
+	if w.Code != http.StatusServiceUnavailable {
+		t.Errorf("/livez is %d: %s", w.Code, w.Body)
+	}
+	close(release)
+	p.mustPass(t, true)
+}
+
+// Hooks without effect make the node unhealthy, once they have been for long.
+func TestHooksWithoutEffect(t *testing.T) {
+	p := mustHeal(t)
+	p.proxy.Effective(false)
+	p.mustPass(t, false)
+	p.proxy.Effective(true)
+	p.mustPass(t, true)
+}
+
+// Load balancers find this node while its Node exists and is to stay.
+func TestEligible(t *testing.T) {
+	m := newModel(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)})
+	for _, step := range []struct {
+		name string
+		node kube.Node
+		want bool
+	}{
+		{"a Node", told(primary), true},
+		{"one that is leaving", kube.Node{Node: lb.Node{Name: "node-1"}, Exists: true, Leaving: true}, false},
+		{"one that stays after all", told(primary), true},
+		{"none", kube.Node{Node: lb.Node{Name: "node-1"}}, false},
+		{"one that is back", told(), true},
+	} {
+		m.setNode(step.node)
+		if got := m.eligible.Load(); got != step.want {
+			t.Errorf("with %s: %t, want %t", step.name, got, step.want)
+		}
+	}
+	if newModel(Config{Log: slog.New(slog.DiscardHandler)}).eligible.Load() {
+		t.Error("eligible without any Node")
+	}
+}
+
+// Each reason not to be ready is told.
+func TestUnready(t *testing.T) {
+	p := mustHeal(t)
+	mustReasons := func(want ...string) {
+		t.Helper()
+		reasons := p.unready()
+		match := slices.EqualFunc(reasons, want, func(reason, part string) bool { return strings.Contains(reason, part) })
+		if !match {
+			t.Errorf("reasons are %q, want %q", reasons, want)
+		}
+	}
+	p.known.Store(false)
+	mustReasons("not all Services", "not checked yet", "devices are not attached yet")
+	p.known.Store(true)
+	p.keeper.effective = errors.New("somebody detached them")
+	mustReasons("hooks are not effective: somebody detached them", "devices are not attached yet")
+	p.keeper.effective = nil
+	p.devices.attached = true
+	mustReasons()
+	p.devices.decisions = []node.Decision{{Device: node.Device{Index: 7, Name: "eth0"}}}
+	p.devices.failed = map[int]string{noDevice: "x", 7: "no room"}
+	mustReasons("device all: x", "device eth0: no room")
+	p.devices.failed = nil
+	mustReasons()
+}

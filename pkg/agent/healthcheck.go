@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/sluice-lb/sluice/pkg/health"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// serviceChecks are what load balancers may ask Services for. The model's owner
+// plans them, and publishes them when what they follow from is programmed.
+type serviceChecks struct {
+	told  map[lb.ServiceName]struct{}
+	due   map[lb.ServiceName]*health.Check // nil: there is none any more
+	addrs []netip.Addr                     // where they are answered, nil: as before
+}
+
+func newServiceChecks() *serviceChecks {
+	return &serviceChecks{
+		told: make(map[lb.ServiceName]struct{}),
+		due:  make(map[lb.ServiceName]*health.Check),
+	}
+}
+
+// newHealthServices returns who answers at health check node ports.
+func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
+	return health.NewServices(health.ServicesConfig{
+		Healthy: proxy.Healthy,
+		Failed: func(service lb.ServiceName, address netip.AddrPort, err error) {
+			cfg.Log.Error("health check node port does not answer; trying again", "service", service, "address", address, "error", err)
+			cfg.record(kube.Event{
+				Service: service, Reason: kube.ReasonCheckFailed, Action: "Listen",
+				Note: "node " + cfg.NodeName + " cannot answer at the health check node port: " + err.Error(),
+			})
+		},
+	})
+}
+
+// plan notes what follows from a Service, nil if it is gone. It counts from the
+// next publish on.
+func (c *serviceChecks) plan(name lb.ServiceName, svc *lb.Service, res lb.Resolution) {
+	if check := checkOf(svc, res); check != nil {
+		c.due[name] = check
+	} else if _, known := c.told[name]; known {
+		c.due[name] = nil
+	}
+}
+
+// publish has everybody answered by what was planned.
+func (c *serviceChecks) publish(answers *health.Services) {
+	if c.addrs != nil {
+		answers.SetAddresses(c.addrs)
+		c.addrs = nil
+	}
+	for name, check := range c.due {
+		if check == nil {
+			delete(c.told, name)
+			answers.Delete(name)
+		} else {
+			c.told[name] = struct{}{}
+			answers.Set(name, *check)
+		}
+	}
+	clear(c.due)
+}
+
+// checkOf returns what load balancers ask a Service for, or nil: those that keep
+// clients' addresses look for nodes with endpoints.
+func checkOf(svc *lb.Service, res lb.Resolution) *health.Check {
+	if svc == nil || svc.Type != lb.LoadBalancer || svc.ExternalPolicy != lb.Local || svc.HealthCheckNodePort == 0 {
+		return nil
+	}
+	check := &health.Check{Port: svc.HealthCheckNodePort, Ready: make(map[lb.Family]int)}
+	for _, f := range res.Frontends {
+		family := lb.FamilyOf(f.Key.Addr)
+		if _, has := check.Ready[family]; !has && f.Kind == lb.KindClusterIP {
+			check.Ready[family] = res.LocalReady(family)
+		}
+	}
+
+	return check
+}
+
+// checkAddrs returns where health check node ports answer: on the addresses of
+// node ports, the unspecified address for all of a family. Of a family that the
+// node does not have there are none.
+func (m *model) checkAddrs() []netip.Addr {
+	addrs := []netip.Addr{}
+	for _, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		family := lb.FamilyOf(all)
+		every := m.nodePortAddresses.All(family, &m.node)
+		for _, a := range m.localAddrs {
+			addr := a.Addr
+			if lb.FamilyOf(addr) != family {
+				continue
+			}
+			if every {
+				addrs = append(addrs, all)
+
+				break
+			}
+			if len(m.nodePortAddresses.Select([]netip.Addr{addr}, &m.node)) == 0 {
+				continue
+			}
+			if addr.Is6() && addr.IsLinkLocalUnicast() {
+				addr = addr.WithZone(strconv.Itoa(a.IfIndex))
+			}
+			if !slices.Contains(addrs, addr) {
+				addrs = append(addrs, addr)
+			}
+		}
+	}
+
+	return addrs
+}

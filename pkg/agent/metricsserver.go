@@ -1,0 +1,138 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/pprof"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_*
+	"k8s.io/component-base/metrics/prometheus/slis"
+	"k8s.io/klog/v2"
+
+	"github.com/sluice-lb/sluice/pkg/health"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/metrics"
+)
+
+// proxyMode is what /proxyMode answers.
+const proxyMode = "sluice"
+
+// configzName is the name of kube-proxy's configuration in /configz.
+const configzName = "kubeproxy.config.k8s.io"
+
+// serveMetrics answers those who ask for metrics, and more that kube-proxy tells
+// at the same address, until ctx ends.
+func (a *agent) serveMetrics(ctx context.Context) error {
+	if !a.cfg.MetricsAddress.IsValid() {
+		return nil
+	}
+	registry, err := metrics.NewRegistry(a.mail.metrics, metrics.NewNodeCollector(a.cfg.Version, a.look))
+	if err != nil {
+		return err
+	}
+	// Kubernetes' packages have a registry of their own, with what they and the Go
+	// runtime tell.
+	gatherers := metrics.Gatherers{registry, legacyregistry.DefaultGatherer}
+	if a.counts != nil {
+		gatherers = append(gatherers, a.counts)
+	}
+	err = health.Server{
+		Name:     "metrics",
+		Address:  a.cfg.MetricsAddress,
+		Handler:  metricsHandler(a.cfg, gatherers),
+		HardFail: a.cfg.BindAddressHardFail,
+		Log:      a.cfg.Log,
+	}.Run(ctx)
+	if err != nil {
+		a.cfg.record(kube.Event{Reason: kube.ReasonMetricsFailed, Action: actionStart, Note: err.Error()})
+	}
+
+	return err
+}
+
+// metricsHandler answers what kube-proxy answers at its metrics address, and the
+// same. Anything else is not found.
+func metricsHandler(cfg Config, from prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{
+		// What cannot be told is left out, and all else is there.
+		ErrorHandling: promhttp.ContinueOnError,
+		ErrorLog:      slog.NewLogLogger(cfg.Log.Handler(), slog.LevelError),
+	}))
+	slis.SLIMetricsWithReset{}.Install(mux)
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
+		_ = slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success)
+		sendText(w, "ok")
+	})
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { sendText(w, proxyMode) })
+	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) { sendConfigz(w, cfg.Configz) })
+	if cfg.Profiling {
+		addProfiling(mux)
+	}
+
+	return mux
+}
+
+func sendText(w http.ResponseWriter, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, _ = io.WriteString(w, text) // whoever asked may have gone
+}
+
+func sendConfigz(w http.ResponseWriter, config any) {
+	configs := map[string]any{}
+	if config != nil {
+		configs[configzName] = config
+	}
+	text, err := json.Marshal(configs)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("error marshaling json: %v", err), http.StatusInternalServerError)
+
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, _ = w.Write(text)
+}
+
+// addProfiling serves Go's profiles, and lets the log's verbosity be changed.
+func addProfiling(mux *http.ServeMux) {
+	mux.HandleFunc("/debug/pprof", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "/debug/pprof/", http.StatusFound)
+	})
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("/debug/flags/v", setVerbosity)
+}
+
+// setVerbosity sets klog's -v, which the agent's log follows.
+func setVerbosity(w http.ResponseWriter, r *http.Request) {
+	code, text := http.StatusNotAcceptable, "unsupported http method"
+	if r.Method == http.MethodPut {
+		code, text = http.StatusOK, ""
+		level, err := io.ReadAll(io.LimitReader(r.Body, 64))
+		if err == nil {
+			var flags flag.FlagSet
+			klog.InitFlags(&flags)
+			err = flags.Set("v", string(level))
+			text = "successfully set klog.logging.verbosity to " + string(level)
+		}
+		if err != nil {
+			code, text = http.StatusBadRequest, err.Error()
+		}
+	}
+	w.Header().Set("Content-Type", "text/plain")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = fmt.Fprintln(w, text)
+}

@@ -1,0 +1,59 @@
+// Package config reads kube-proxy's configuration, KubeProxyConfiguration
+// v1alpha1, fills in its defaults, checks it, and says what of it means nothing
+// to Sluice. It knows neither flags nor the agent.
+package config
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	kubeproxyconfig "k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+)
+
+// KubeProxy is kube-proxy's configuration.
+type KubeProxy = kubeproxyconfig.KubeProxyConfiguration
+
+// kind is what a file says that it is.
+const kind = "KubeProxyConfiguration"
+
+// Decode reads YAML or JSON and fills in all defaults. What the text has and
+// kube-proxy does not know is ignored; unknown names it then, or is nil. The
+// result is not complete and not validated yet: see [Complete] and [Validate].
+func Decode(text []byte) (cfg *KubeProxy, unknown, err error) {
+	cfg, err = decode(text, serializer.EnableStrict)
+	if runtime.IsStrictDecodingError(err) {
+		unknown = err
+		cfg, err = decode(text, serializer.DisableStrict)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	SetDefaults(cfg)
+
+	return cfg, unknown, nil
+}
+
+func decode(text []byte, strict serializer.CodecFactoryOptionsMutator) (*KubeProxy, error) {
+	scheme := runtime.NewScheme()
+	if err := kubeproxyconfig.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	object, found, err := serializer.NewCodecFactory(scheme, strict).UniversalDeserializer().Decode(text, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	cfg, ok := object.(*KubeProxy)
+	if !ok {
+		return nil, fmt.Errorf("it is a %s, and not a %s", found, kind)
+	}
+
+	return cfg, nil
+}
+
+// Encode returns YAML that [Decode] reads, as kube-proxy's --write-config-to
+// writes it: see [Shown].
+func Encode(cfg *KubeProxy) ([]byte, error) {
+	return yaml.Marshal(Shown(cfg))
+}

@@ -1,0 +1,120 @@
+package config
+
+import (
+	"net"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	netutils "k8s.io/utils/net"
+)
+
+// The ports of kube-proxy.
+const (
+	HealthzPort = 10256
+	MetricsPort = 10249
+)
+
+// What fields are that a configuration does not set.
+const (
+	defaultBindAddress   = "0.0.0.0"
+	defaultSyncPeriod    = 30 * time.Second
+	defaultMinSyncPeriod = time.Second
+	defaultMasqueradeBit = 14
+	defaultContentType   = "application/vnd.kubernetes.protobuf"
+	defaultOOMScoreAdj   = -999
+)
+
+// Default returns what holds without a configuration file and without flags.
+func Default() *KubeProxy {
+	cfg := new(KubeProxy)
+	SetDefaults(cfg)
+
+	return cfg
+}
+
+// SetDefaults sets every field that has its zero value and another default, as
+// kube-proxy does when it has read a file. What follows from other fields is
+// not among them, see [Complete].
+func SetDefaults(cfg *KubeProxy) {
+	setString(&cfg.BindAddress, defaultBindAddress)
+	healthz, metrics := defaultBindAddress, "127.0.0.1"
+	if netutils.IPFamilyOfString(cfg.BindAddress) == netutils.IPv6 {
+		healthz, metrics = "::", "::1"
+	}
+	setString(&cfg.HealthzBindAddress, healthz)
+	cfg.HealthzBindAddress = WithPort(cfg.HealthzBindAddress, HealthzPort)
+	setString(&cfg.MetricsBindAddress, metrics)
+	cfg.MetricsBindAddress = WithPort(cfg.MetricsBindAddress, MetricsPort)
+
+	setPointer(&cfg.IPTables.MasqueradeBit, defaultMasqueradeBit)
+	setPointer(&cfg.IPTables.LocalhostNodePorts, true)
+	setDuration(&cfg.IPTables.SyncPeriod, defaultSyncPeriod)
+	setDuration(&cfg.IPTables.MinSyncPeriod, defaultMinSyncPeriod)
+	setDuration(&cfg.IPVS.SyncPeriod, defaultSyncPeriod)
+	setPointer(&cfg.NFTables.MasqueradeBit, defaultMasqueradeBit)
+	setDuration(&cfg.NFTables.SyncPeriod, defaultSyncPeriod)
+	setDuration(&cfg.NFTables.MinSyncPeriod, defaultMinSyncPeriod)
+
+	setPointer(&cfg.OOMScoreAdj, defaultOOMScoreAdj)
+	setPointer(&cfg.Conntrack.MaxPerCore, 32<<10)
+	setPointer(&cfg.Conntrack.Min, 128<<10)
+	setPointer(&cfg.Conntrack.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
+	setPointer(&cfg.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
+	setDuration(&cfg.ConfigSyncPeriod, 15*time.Minute)
+
+	setString(&cfg.ClientConnection.ContentType, defaultContentType)
+	if cfg.ClientConnection.QPS == 0 {
+		cfg.ClientConnection.QPS = 5
+	}
+	if cfg.ClientConnection.Burst == 0 {
+		cfg.ClientConnection.Burst = 10
+	}
+	if cfg.FeatureGates == nil {
+		cfg.FeatureGates = make(map[string]bool)
+	}
+	logsapi.SetRecommendedLoggingConfiguration(&cfg.Logging)
+}
+
+// Complete sets what follows from other fields, once all have their values: the
+// mode, how pods are told from others, and which addresses have node ports.
+func Complete(cfg *KubeProxy) {
+	if cfg.Mode == "" {
+		cfg.Mode = ModeIPTables
+	}
+	if cfg.Mode == ModeNFTables && len(cfg.NodePortAddresses) == 0 {
+		cfg.NodePortAddresses = []string{Primary}
+	}
+	if cfg.DetectLocalMode == "" {
+		cfg.DetectLocalMode = LocalClusterCIDR
+	}
+}
+
+// WithPort appends port to an address that has none. What is no address is
+// returned as it is, for validation to find.
+func WithPort(address string, port int) string {
+	if _, _, err := net.SplitHostPort(address); err == nil || netutils.ParseIPSloppy(address) == nil {
+		return address
+	}
+
+	return net.JoinHostPort(address, strconv.Itoa(port))
+}
+
+func setString(field *string, value string) {
+	if *field == "" {
+		*field = value
+	}
+}
+
+func setDuration(field *metav1.Duration, value time.Duration) {
+	if field.Duration == 0 {
+		field.Duration = value
+	}
+}
+
+func setPointer[T any](field **T, value T) {
+	if *field == nil {
+		*field = &value
+	}
+}

@@ -1,0 +1,204 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// patience is for what must happen; it costs nothing where it does.
+const patience = time.Minute
+
+func mustOpen(t *testing.T, path string) *File {
+	t.Helper()
+	f, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+
+	return f
+}
+
+func mustRename(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustLink(t *testing.T, target, path string) {
+	t.Helper()
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustMkdir(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mounted makes dir look like the volume of a ConfigMap, and swap another one in
+// as the kubelet does.
+func mounted(t *testing.T, dir, text string) (swap func(text string)) {
+	t.Helper()
+	generation := 0
+	swap = func(text string) {
+		generation++
+		name := filepath.Join(dir, "..generation"+string(rune('0'+generation)))
+		mustMkdir(t, name)
+		mustWrite(t, filepath.Join(name, "config.conf"), text)
+		mustLink(t, filepath.Base(name), filepath.Join(dir, "..data_tmp"))
+		mustRename(t, filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data"))
+	}
+	swap(text)
+	mustLink(t, "..data/config.conf", filepath.Join(dir, "config.conf"))
+
+	return swap
+}
+
+// Whatever makes the path lead to another text ends the process.
+func TestFollow(t *testing.T) {
+	const before, after = header, header + "oomScoreAdj: 1"
+	for _, test := range []struct {
+		name   string
+		change func(t *testing.T, dir string) (path string, change func())
+	}{
+		{"a write", func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "config.conf")
+			mustWrite(t, path, before)
+
+			return path, func() { mustWrite(t, path, after) }
+		}},
+		{"a file that takes its place", func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "config.conf")
+			mustWrite(t, path, before)
+
+			return path, func() {
+				mustWrite(t, path+".new", after)
+				mustRename(t, path+".new", path)
+			}
+		}},
+		{"a file that comes after it went", func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "config.conf")
+			mustWrite(t, path, before)
+
+			return path, func() {
+				mustRename(t, path, path+".old")
+				mustWrite(t, path, after)
+			}
+		}},
+		{"a swap of the mounted folder", func(t *testing.T, dir string) (string, func()) {
+			swap := mounted(t, dir, before)
+
+			return filepath.Join(dir, "config.conf"), func() { swap(after) }
+		}},
+		{"the second swap, if the first changes nothing", func(t *testing.T, dir string) (string, func()) {
+			swap := mounted(t, dir, before)
+
+			return filepath.Join(dir, "config.conf"), func() { swap(before); swap(before); swap(after) }
+		}},
+		{"a link on the way that leads elsewhere", func(t *testing.T, dir string) (string, func()) {
+			mustMkdir(t, filepath.Join(dir, "a", "in"))
+			mustMkdir(t, filepath.Join(dir, "b", "in"))
+			mustWrite(t, filepath.Join(dir, "a/in/config.conf"), before)
+			mustWrite(t, filepath.Join(dir, "b/in/config.conf"), after)
+			mustLink(t, filepath.Join(dir, "a"), filepath.Join(dir, "now"))
+
+			return filepath.Join(dir, "now/in/config.conf"), func() {
+				mustLink(t, filepath.Join(dir, "b"), filepath.Join(dir, "next"))
+				mustRename(t, filepath.Join(dir, "next"), filepath.Join(dir, "now"))
+			}
+		}},
+		{"a write by another name of the file", func(t *testing.T, dir string) (string, func()) {
+			mustMkdir(t, filepath.Join(dir, "other"))
+			path, other := filepath.Join(dir, "config.conf"), filepath.Join(dir, "other/config.conf")
+			mustWrite(t, other, before)
+			if err := os.Link(other, path); err != nil {
+				t.Fatal(err)
+			}
+
+			return path, func() { mustWrite(t, other, after) }
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path, change := test.change(t, t.TempDir())
+			f := mustOpen(t, path)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() { ended <- f.Follow(ctx) }()
+			change()
+			if err := <-ended; !errors.Is(err, ErrChanged) {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}
+
+// What happens between the read and Follow counts, too.
+func TestFollowWhatWasChangedBefore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.conf")
+	mustWrite(t, path, header)
+	f := mustOpen(t, path)
+	mustWrite(t, path, header+"oomScoreAdj: 1")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := f.Follow(ctx); !errors.Is(err, ErrChanged) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// Other files, a file that is gone, and one that is written as it was, are no
+// reason to end: of all that happens here, only the last change is one.
+func TestFollowIsNotHasty(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.conf")
+	mustWrite(t, path, header)
+	f := mustOpen(t, path)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- f.Follow(ctx) }()
+
+	mustWrite(t, filepath.Join(dir, "other"), "x")
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	mustWrite(t, path+".new", header)
+	mustRename(t, path+".new", path)
+	select {
+	case err := <-ended:
+		t.Fatalf("it ended with %v", err)
+	case <-time.After(100 * time.Millisecond): // for an end that must not come
+	}
+	mustWrite(t, path, header+"oomScoreAdj: 1")
+	if err := <-ended; !errors.Is(err, ErrChanged) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+func TestFollowEndsWithItsContext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.conf")
+	mustWrite(t, path, header)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := mustOpen(t, path).Follow(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpenWithoutFile(t *testing.T) {
+	if _, err := Open(filepath.Join(t.TempDir(), "nosuch")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error is %v", err)
+	}
+}

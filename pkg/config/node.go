@@ -1,0 +1,116 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// Node is what a configuration is checked against once the node is known.
+type Node struct {
+	// Families are those that the kernel has.
+	Families []lb.Family
+	// Primary is the family of the node's primary address.
+	Primary lb.Family
+	// IPs are the node's primary addresses, one of a family at most.
+	IPs []netip.Addr
+	// PodCIDRs are the Node object's.
+	PodCIDRs []netip.Prefix
+}
+
+// CheckNode returns what in a valid configuration does not fit the node: what
+// the operator should know, and what kube-proxy would refuse to start with.
+func CheckNode(cfg *KubeProxy, node Node) (warnings []string, err error) {
+	if !slices.Contains(node.Families, node.Primary) {
+		return nil, fmt.Errorf("the node's primary address is of %s, which the kernel does not have", node.Primary)
+	}
+	other := otherFamily(node.Primary)
+	alone := !slices.Contains(node.Families, other)
+	clusterCIDRs := parsePrefixes(strings.Split(cfg.ClusterCIDR, ","))
+	if only(clusterCIDRs, other) {
+		text := fmt.Sprintf("clusterCIDR %s has only %s addresses, and the node's primary address is of %s", cfg.ClusterCIDR, other, node.Primary)
+		if cfg.DetectLocalMode == LocalClusterCIDR && alone {
+			err = errors.New(text + "; detectLocalMode ClusterCIDR needs one of these")
+		} else {
+			warnings = append(warnings, text)
+		}
+	}
+	if only(node.PodCIDRs, other) && cfg.DetectLocalMode == LocalNodeCIDR {
+		err = errors.Join(err, fmt.Errorf("the Node's podCIDRs %v have only %s addresses, and its primary address is of %s; "+
+			"detectLocalMode NodeCIDR needs one of these", node.PodCIDRs, other, node.Primary))
+	}
+	warnings = append(warnings, checkNodePorts(cfg, node, other, dual(clusterCIDRs) || dual(node.PodCIDRs))...)
+	if alone {
+		warnings = append(warnings, checkListening("healthzBindAddress", cfg.HealthzBindAddress, other)...)
+		warnings = append(warnings, checkListening("metricsBindAddress", cfg.MetricsBindAddress, other)...)
+	}
+
+	return warnings, err
+}
+
+// checkNodePorts warns of families whose every address has node ports though
+// nobody said so. dualCluster says that other parts of the configuration have
+// both families.
+func checkNodePorts(cfg *KubeProxy, node Node, other lb.Family, dualCluster bool) []string {
+	prefixes := parsePrefixes(cfg.NodePortAddresses)
+	if slices.Equal(cfg.NodePortAddresses, []string{Primary}) {
+		for _, ip := range node.IPs {
+			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
+		}
+	}
+	const open = "all addresses of the node have node ports"
+	switch {
+	case len(prefixes) == 0:
+		return []string{"nodePortAddresses is not set: " + open + `; consider "primary"`}
+	case only(prefixes, node.Primary) && dualCluster:
+		return []string{fmt.Sprintf("nodePortAddresses has no %s addresses, and the cluster seems to have both families: of %s, %s", other, other, open)}
+	case only(prefixes, other):
+		return []string{fmt.Sprintf("nodePortAddresses has only %s addresses: of %s, %s", other, node.Primary, open)}
+	}
+
+	return nil
+}
+
+func checkListening(name, address string, missing lb.Family) []string {
+	addr, err := ParseAddrPort(address)
+	if err != nil || addr.Addr().IsUnspecified() || lb.FamilyOf(addr.Addr()) != missing {
+		return nil
+	}
+
+	return []string{fmt.Sprintf("%s %s is of %s, which the kernel does not have", name, address, missing)}
+}
+
+// parsePrefixes returns those of the texts that are address ranges.
+func parsePrefixes(texts []string) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, text := range texts {
+		if prefix, err := lb.ParsePrefix(text); err == nil {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+
+	return prefixes
+}
+
+func has(prefixes []netip.Prefix, family lb.Family) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return lb.FamilyOf(p.Addr()) == family })
+}
+
+// only says that there are prefixes of this family, and none of the other.
+func only(prefixes []netip.Prefix, family lb.Family) bool {
+	return has(prefixes, family) && !has(prefixes, otherFamily(family))
+}
+
+func dual(prefixes []netip.Prefix) bool { return has(prefixes, lb.IPv4) && has(prefixes, lb.IPv6) }
+
+func otherFamily(family lb.Family) lb.Family {
+	if family == lb.IPv4 {
+		return lb.IPv6
+	}
+
+	return lb.IPv4
+}

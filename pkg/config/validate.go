@@ -1,0 +1,227 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	netutils "k8s.io/utils/net"
+)
+
+// hiddenMetricsVersion is the only one that kube-proxy 1.36 accepts.
+const hiddenMetricsVersion = "1.35"
+
+const notNegative = "must not be negative"
+
+// problems are what is wrong with a configuration.
+type problems struct{ list field.ErrorList }
+
+// path is that of a field, by its name below the root.
+func path(name string) *field.Path {
+	return field.NewPath("kubeproxyconfig", strings.Split(name, ".")...)
+}
+
+// add tells that the field of that name has a value that cannot be.
+func (p *problems) add(name string, value any, what string) {
+	p.list = append(p.list, field.Invalid(path(name), value, what))
+}
+
+func (p *problems) addAt(name string, index int, value any, what string) {
+	p.list = append(p.list, field.Invalid(path(name).Index(index), value, what))
+}
+
+// inRange is for a field that may be unset.
+func (p *problems) inRange(name string, value *int32, low, high int32) {
+	if value != nil && (*value < low || *value > high) {
+		p.add(name, *value, fmt.Sprintf("must be from %d to %d", low, high))
+	}
+}
+
+// Validate returns all that is wrong with a configuration whose defaults are
+// filled in and which is complete. Each error has the path of its field. What
+// kube-proxy refuses is refused, and besides an ipvs.scheduler that no
+// algorithm is like, and two servers at one address.
+func Validate(cfg *KubeProxy) error {
+	var p problems
+	p.checkMode(cfg)
+	p.checkPeriods(cfg)
+	p.checkConntrack(cfg)
+	p.checkAddresses(cfg)
+	p.checkNodePortAddresses(cfg.NodePortAddresses)
+	p.checkLocal(cfg)
+	p.checkLogging(cfg)
+	p.inRange("oomScoreAdj", cfg.OOMScoreAdj, -1000, 1000)
+	p.notNegativeCount("clientConnection.burst", cfg.ClientConnection.Burst)
+	if v := cfg.ShowHiddenMetricsForVersion; v != "" && v != hiddenMetricsVersion {
+		p.add("showHiddenMetricsForVersion", v, "only "+hiddenMetricsVersion+" can be given")
+	}
+
+	return p.list.ToAggregate()
+}
+
+// checkMode checks the sections. As in kube-proxy, that of iptables counts in
+// every mode, the others in their own.
+func (p *problems) checkMode(cfg *KubeProxy) {
+	p.inRange("iptables.masqueradeBit", cfg.IPTables.MasqueradeBit, 0, 31)
+	switch cfg.Mode {
+	case ModeIPTables:
+	case ModeNFTables:
+		p.inRange("nftables.masqueradeBit", cfg.NFTables.MasqueradeBit, 0, 31)
+	case ModeIPVS:
+		p.notNegative("ipvs.tcpTimeout", cfg.IPVS.TCPTimeout)
+		p.notNegative("ipvs.tcpFinTimeout", cfg.IPVS.TCPFinTimeout)
+		p.notNegative("ipvs.udpTimeout", cfg.IPVS.UDPTimeout)
+		p.checkCIDRs("ipvs.excludeCIDRs", cfg.IPVS.ExcludeCIDRs)
+	default:
+		p.add("mode", string(cfg.Mode), "must be iptables, ipvs, nftables or empty")
+	}
+	if err := checkScheduler(cfg.IPVS.Scheduler); err != nil {
+		p.add("ipvs.scheduler", cfg.IPVS.Scheduler, err.Error())
+	}
+}
+
+func (p *problems) checkCIDRs(name string, cidrs []string) {
+	for i, cidr := range cidrs {
+		if _, _, err := netutils.ParseCIDRSloppy(cidr); err != nil {
+			p.addAt(name, i, cidr, "must be an address range, as 10.0.0.0/8")
+		}
+	}
+}
+
+// checkAddresses checks where to listen, and what the node's address is.
+func (p *problems) checkAddresses(cfg *KubeProxy) {
+	if netutils.ParseIPSloppy(cfg.BindAddress) == nil {
+		p.add("bindAddress", cfg.BindAddress, "must be an IP address")
+	}
+	var healthz netip.AddrPort
+	if cfg.HealthzBindAddress != "" { // --healthz-port 0
+		healthz = p.listenAddress("healthzBindAddress", cfg.HealthzBindAddress)
+	}
+	metrics := p.listenAddress("metricsBindAddress", cfg.MetricsBindAddress)
+	if healthz.IsValid() && metrics.IsValid() && overlap(healthz, metrics) {
+		p.add("metricsBindAddress", cfg.MetricsBindAddress,
+			fmt.Sprintf("%s is %s: both cannot listen there", path("healthzBindAddress"), cfg.HealthzBindAddress))
+	}
+}
+
+// overlap says that two servers cannot listen on these at the same time. An
+// unspecified address is all of its family, and of IPv4 too if it is IPv6's.
+func overlap(a, b netip.AddrPort) bool {
+	covers := func(a, b netip.Addr) bool { return a.IsUnspecified() && (a.Is6() || b.Is4()) }
+
+	return a.Port() == b.Port() && (a.Addr() == b.Addr() || covers(a.Addr(), b.Addr()) || covers(b.Addr(), a.Addr()))
+}
+
+// listenAddress returns the address, or the zero value if it is none.
+func (p *problems) listenAddress(name, text string) netip.AddrPort {
+	addr, err := ParseAddrPort(text)
+	if err != nil {
+		p.add(name, text, err.Error())
+	}
+
+	return addr
+}
+
+// ParseAddrPort reads an address as kube-proxy does, which allows for zeros in
+// front of a number.
+func ParseAddrPort(text string) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("must be IP:port")
+	}
+	addr, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(host))
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("%q is no IP address", host)
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || number == 0 {
+		return netip.AddrPort{}, fmt.Errorf("%q is no port from 1 to 65535", port)
+	}
+
+	return netip.AddrPortFrom(addr.Unmap(), uint16(number)), nil
+}
+
+func (p *problems) checkNodePortAddresses(addresses []string) {
+	if i := slices.Index(addresses, Primary); i >= 0 {
+		if len(addresses) > 1 {
+			p.addAt("nodePortAddresses", i, Primary, "stands alone, and not beside address ranges")
+		}
+		addresses = addresses[:i]
+	}
+	p.checkCIDRs("nodePortAddresses", addresses)
+}
+
+// checkLocal checks what tells pods from others. What the mode does not use may
+// be anything.
+func (p *problems) checkLocal(cfg *KubeProxy) {
+	switch cfg.DetectLocalMode {
+	case LocalNodeCIDR:
+	case LocalClusterCIDR:
+		p.checkClusterCIDR(cfg.ClusterCIDR)
+	case LocalBridgeInterface:
+		if cfg.DetectLocal.BridgeInterface == "" {
+			p.add("detectLocal.bridgeInterface", "", fmt.Sprintf("%s BridgeInterface needs it", path("detectLocalMode")))
+		}
+	case LocalInterfaceNamePrefix:
+		if cfg.DetectLocal.InterfaceNamePrefix == "" {
+			p.add("detectLocal.interfaceNamePrefix", "", fmt.Sprintf("%s InterfaceNamePrefix needs it", path("detectLocalMode")))
+		}
+	default:
+		p.add("detectLocalMode", string(cfg.DetectLocalMode),
+			"must be ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix or empty")
+	}
+}
+
+func (p *problems) checkClusterCIDR(text string) {
+	if text == "" {
+		return
+	}
+	cidrs := strings.Split(text, ",")
+	for _, cidr := range cidrs {
+		if _, _, err := netutils.ParseCIDRSloppy(cidr); err != nil {
+			p.add("clusterCIDR", text, fmt.Sprintf("%q must be an address range, as 10.0.0.0/8", cidr))
+			return
+		}
+	}
+	dual, err := netutils.IsDualStackCIDRStrings(cidrs)
+	if len(cidrs) > 2 || len(cidrs) == 2 && (err != nil || !dual) {
+		p.add("clusterCIDR", text, "must be one address range, or one of each family")
+	}
+}
+
+// checkLogging checks the feature gates, and the logging that they allow.
+func (p *problems) checkLogging(cfg *KubeProxy) {
+	RegisterLogFormats()
+	good := make(map[string]bool)
+	for _, name := range slices.Sorted(maps.Keys(cfg.FeatureGates)) {
+		on := cfg.FeatureGates[name]
+		if _, err := Gates(map[string]bool{name: on}); err != nil {
+			p.list = append(p.list, field.Invalid(path("featureGates").Key(name), on, err.Error()))
+			continue
+		}
+		good[name] = on
+	}
+	gates, err := Gates(good)
+	if err != nil {
+		p.add("featureGates", good, err.Error())
+
+		return
+	}
+	p.list = append(p.list, logsapi.Validate(&cfg.Logging, gates, path("logging"))...)
+}
+
+// RegisterLogFormats makes the names of formats known to the flags and the
+// validation of logging. Only the names: cmd has loggers of its own.
+func RegisterLogFormats() { registerLogFormats() }
+
+var registerLogFormats = sync.OnceFunc(func() {
+	// An error says that it is known already.
+	_ = logsapi.RegisterLogFormat(logsapi.JSONLogFormat, nil, logsapi.LoggingBetaOptions)
+})

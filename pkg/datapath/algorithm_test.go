@@ -1,0 +1,327 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// allAlgorithms are those that a frontend can have.
+var allAlgorithms = []uint8{
+	maps.AlgorithmRandom, maps.AlgorithmRR, maps.AlgorithmLC, maps.AlgorithmSED,
+	maps.AlgorithmNQ, maps.AlgorithmSH, maps.AlgorithmDH, maps.AlgorithmMaglev,
+}
+
+// way is how a client begins a flow.
+type way struct {
+	name        string
+	network     string
+	unconnected bool
+}
+
+var ways = []way{
+	{"TCP", "tcp4", false}, {"TCP over IPv6", "tcp6", false},
+	{"connected UDP", "udp4", false}, {"connected UDP over IPv6", "udp6", false},
+	{"datagrams", "udp4", true}, {"datagrams over IPv6", "udp6", true},
+}
+
+// balanced is a service that any way can dial.
+type balanced struct {
+	*service
+	w   *world
+	way way
+}
+
+// balance publishes a service of the colours for one way to dial it, with several
+// addresses.
+func (w *world) balance(t testing.TB, way way, algorithm uint8, affinity uint32) balanced {
+	t.Helper()
+	s := service{
+		proto: way.network[:3], algorithm: algorithm, affinity: affinity, to: w.all4(),
+		at: []string{"10.96.0.1:80", "10.96.0.2:80", "10.96.0.3:80"},
+	}
+	if strings.HasSuffix(way.network, "6") {
+		s.at, s.to = []string{"[fd00:96::1]:80", "[fd00:96::2]:80", "[fd00:96::3]:80"}, w.all6()
+	}
+
+	return balanced{w.add(t, s), w, way}
+}
+
+// ask has a client begin a flow, and returns which backend answers.
+func (b balanced) ask(t testing.TB, client *lab.Caller, at string) uint32 {
+	t.Helper()
+	reply, err := client.Exchange(lab.Exchange{Network: b.way.network, Address: at, Unconnected: b.way.unconnected})
+	must(t, err)
+	i := slices.Index(b.to, mustAnswer(t, reply.Text).Local.String())
+	if i < 0 {
+		t.Fatalf("%s is no backend", reply.Text)
+	}
+
+	return b.backends[i]
+}
+
+// load is how much a backend has to do.
+func (w *world) load(id uint32) int { return w.Maps().BackendLoad.Load(id).Live() }
+
+// busy gives the backends of a service something to do, each its number, and waits
+// until nobody else does.
+func (w *world) busy(t testing.TB, s *service, loads ...int) {
+	t.Helper()
+	for i, load := range loads {
+		w.Maps().BackendLoad.AddFlows(s.backends[i], int32(load))
+	}
+	w.mustRest(t, s, loads...)
+}
+
+// mustRest waits until the backends of a service have so much to do.
+func (w *world) mustRest(t testing.TB, s *service, loads ...int) {
+	t.Helper()
+	var have []int
+	eventually(t, fmt.Sprintf("loads of %d", loads), func() bool {
+		have = have[:0]
+		for _, id := range s.backends[:len(loads)] {
+			have = append(have, w.load(id))
+		}
+
+		return slices.Equal(have, loads)
+	})
+}
+
+// Which backend a new flow gets, by whatever way it begins.
+func TestAlgorithms(t *testing.T) {
+	w := newWorld(t)
+	client := w.pod(t)
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			t.Run("by rr, one after the other", func(t *testing.T) {
+				b := w.balance(t, way, maps.AlgorithmRR, 0)
+				before := b.ask(t, client, b.at[0])
+				for range 7 {
+					now := b.ask(t, client, b.at[0])
+					if want := b.backends[(slices.Index(b.backends, before)+1)%3]; now != want {
+						t.Fatalf("backend %d after %d, want %d", now, before, want)
+					}
+					before = now
+				}
+			})
+			t.Run("by lc, never the busiest", func(t *testing.T) {
+				b := w.balance(t, way, maps.AlgorithmLC, 0)
+				w.busy(t, b.service, 20, 40, 0)
+				seen := map[uint32]int{}
+				for range 30 {
+					seen[b.ask(t, client, b.at[0])]++
+				}
+				if seen[b.backends[1]] > 0 || seen[b.backends[0]] == 0 || seen[b.backends[2]] == 0 {
+					t.Errorf("with 20, 40 and 0 connections, they got %v more", seen)
+				}
+			})
+			t.Run("by sed, the least busy", func(t *testing.T) {
+				b := w.balance(t, way, maps.AlgorithmSED, 0)
+				w.busy(t, b.service, 30, 31, 10)
+				for range 8 {
+					if got := b.ask(t, client, b.at[0]); got != b.backends[2] {
+						t.Fatalf("with 30, 31 and 10 connections, backend %d got one more", got)
+					}
+				}
+			})
+			t.Run("by nq, an idle one", func(t *testing.T) {
+				b := w.balance(t, way, maps.AlgorithmNQ, 0)
+				w.busy(t, b.service, 1, 0, 2)
+				for range 8 {
+					if got := b.ask(t, client, b.at[0]); got != b.backends[1] {
+						t.Fatalf("with 1, 0 and 2 connections, backend %d got one more", got)
+					}
+					w.mustRest(t, b.service, 1, 0, 2)
+				}
+			})
+			t.Run("by nq, the least busy if none is idle", func(t *testing.T) {
+				b := w.balance(t, way, maps.AlgorithmNQ, 0)
+				w.busy(t, b.service, 41, 60, 20)
+				for range 8 {
+					if got := b.ask(t, client, b.at[0]); got != b.backends[2] {
+						t.Fatalf("with 41, 60 and 20 connections, backend %d got one more", got)
+					}
+				}
+			})
+			t.Run("by sh, that of the client", func(t *testing.T) { w.testSourceHash(t, way, client) })
+			t.Run("by dh, that of the address", func(t *testing.T) { w.testDestinationHash(t, way, client) })
+			t.Run("by maglev, each its share", func(t *testing.T) {
+				b := w.balance(t, way, maps.AlgorithmMaglev, 0)
+				seen := map[uint32]int{}
+				for range 60 {
+					seen[b.ask(t, client, b.at[0])]++
+				}
+				for _, id := range b.backends { // 20 each; fewer than 4 come once in a million times
+					if seen[id] < 4 {
+						t.Errorf("of 60 flows, they got %v", seen)
+					}
+				}
+			})
+		})
+	}
+}
+
+// testSourceHash: a client is its network namespace, and the table says whose it
+// is, whichever address it dials.
+func (w *world) testSourceHash(t *testing.T, way way, pod *lab.Caller) {
+	b := w.balance(t, way, maps.AlgorithmSH, 0)
+	clients := map[*lab.Caller]*lab.Namespace{
+		pod: w.client.Namespace, w.host(t): w.node.Namespace, w.pod(t): w.client.Namespace,
+	}
+	for client, ns := range clients {
+		want := b.inTable(hash(binary.NativeEndian.AppendUint64(nil, mustCookie(t, ns))))
+		for i := range 6 {
+			if got := b.ask(t, client, b.at[i%3]); got != want {
+				t.Fatalf("backend %d, want %d", got, want)
+			}
+		}
+	}
+}
+
+// testDestinationHash: an address has its backend, whoever dials it.
+func (w *world) testDestinationHash(t *testing.T, way way, pod *lab.Caller) {
+	b := w.balance(t, way, maps.AlgorithmDH, 0)
+	for _, at := range b.at {
+		addr := netip.MustParseAddrPort(at).Addr().As16()
+		want := b.inTable(hash(addr[:]))
+		for _, client := range []*lab.Caller{pod, w.host(t), pod} {
+			if got := b.ask(t, client, at); got != want {
+				t.Fatalf("%s leads to backend %d, want %d", at, got, want)
+			}
+		}
+	}
+}
+
+// inTable returns whose a hash is.
+func (s *service) inTable(hash uint32) uint32 {
+	return s.table[uint64(hash)*uint64(len(s.table))>>32]
+}
+
+// hash is that of balance.h. Nodes of different versions must agree on it.
+func hash(bytes []byte) uint32 {
+	h := uint32(len(bytes))
+	for ; len(bytes) > 0; bytes = bytes[4:] {
+		h ^= binary.NativeEndian.Uint32(bytes)
+		h = (h ^ h>>16) * 0x85ebca6b
+		h = (h ^ h>>13) * 0xc2b2ae35
+		h ^= h >> 16
+	}
+
+	return h
+}
+
+// Whatever the algorithm, a client keeps the backend that affinity remembers; no
+// backend that has gone is chosen, and where there is one or none, that is all.
+func TestAllAlgorithms(t *testing.T) {
+	w := newWorld(t)
+	w.needsErrors(t)
+	client := w.pod(t)
+	for _, algorithm := range allAlgorithms {
+		t.Run(reconcile.AlgorithmText(algorithm), func(t *testing.T) {
+			for _, way := range []way{ways[0], ways[3], ways[4]} {
+				kept := w.balance(t, way, algorithm, 1000)
+				first := kept.ask(t, client, kept.at[0])
+				for i := range 8 {
+					if got := kept.ask(t, client, kept.at[i%3]); got != first {
+						t.Fatalf("%s, with affinity: backend %d after %d", way.name, got, first)
+					}
+				}
+				b := w.balance(t, way, algorithm, 0)
+				w.forget(t, b.backends[1])
+				for i := range 12 {
+					b.ask(t, client, b.at[i%3]) // fails if nobody answers
+				}
+				if got, want := w.countOf(t, b.id), uint64(12); got != want {
+					t.Errorf("%s: %d flows of the Service were translated, want %d", way.name, got, want)
+				}
+				w.publish(t, b.service, b.backends[2])
+				for range 5 {
+					if got := b.ask(t, client, b.at[0]); got != b.backends[2] {
+						t.Fatalf("%s, with one backend: %d", way.name, got)
+					}
+				}
+				w.publish(t, b.service)
+				if _, err := client.Exchange(lab.Exchange{Network: way.network, Address: b.at[0], Unconnected: way.unconnected}); err == nil {
+					t.Errorf("%s, without backends: somebody answers", way.name)
+				}
+			}
+		})
+	}
+}
+
+// countOf returns how many new flows of a frontend id were translated.
+func (w *world) countOf(t testing.TB, id uint32) uint64 {
+	t.Helper()
+
+	return w.stats(t, id)[uint32(maps.ReasonTranslated)]
+}
+
+// stats returns all that is counted of a frontend id.
+func (w *world) stats(t testing.TB, id uint32) map[uint32]uint64 {
+	t.Helper()
+	counts := make(map[uint32]uint64)
+	for e, err := range w.Maps().Stats.All() {
+		must(t, err)
+		if e.Key.FrontendId == id {
+			counts[e.Key.What] = e.Value
+		}
+	}
+
+	return counts
+}
+
+// The least busy of up to 64 backends is found; of more, it is one of 64.
+func TestLeastBusyOfMany(t *testing.T) {
+	w := newWorld(t)
+	client := w.pod(t)
+	for i, algorithm := range []uint8{maps.AlgorithmSED, maps.AlgorithmNQ} {
+		at := fmt.Sprintf("10.96.0.%d:53", i+1)
+		s := w.addLarge(t, 64, service{at: []string{at}, algorithm: algorithm})
+		for j, id := range s.backends {
+			if j != 40 {
+				w.Maps().BackendLoad.AddFlows(id, int32(3+j%5))
+			}
+		}
+		for range 20 {
+			if got := w.connected(t, client, at); got != s.backends[40] {
+				t.Fatalf("backend %d of 64 with connections, though one has none", got)
+			}
+		}
+		many := fmt.Sprintf("10.96.1.%d:53", i+1)
+		large := w.addLarge(t, 1000, service{at: []string{many}, algorithm: algorithm})
+		idle := map[uint32]bool{}
+		for j, id := range large.backends {
+			if idle[id] = j%32 == 0; !idle[id] {
+				w.Maps().BackendLoad.AddFlows(id, 1)
+			}
+		}
+		for range 20 {
+			if got := w.connected(t, client, many); !idle[got] {
+				t.Fatalf("backend %d of 1000 has a connection, and there is one without in any 64", got)
+			}
+		}
+	}
+}
+
+// Every slot of a table is found equally often by the flows of sockets.
+func TestMaglevSelection(t *testing.T) {
+	w := newWorld(t)
+	const connects, size = 10000, 10
+	s := w.addLarge(t, size, service{at: []string{"10.96.0.1:53"}, algorithm: maps.AlgorithmMaglev})
+	many := w.start(t, w.client.Namespace, "connect many", s.at[0], fmt.Sprint(connects))
+	many.line(t)
+	chosen := w.chosen(t, s)
+	many.rest(t)
+	for _, id := range s.backends {
+		if n := chosen[id]; n < connects/size*3/4 || n > connects/size*5/4 { // eight standard deviations
+			t.Errorf("backend %d has %d of %d flows", id, n, connects)
+		}
+	}
+}

@@ -1,0 +1,301 @@
+package datapath
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// loaded is a world with services whose backends behave in different ways, each
+// of TCP and UDP.
+type loaded struct {
+	*world
+	client *lab.Caller
+	at     map[string]*service // by protocol and behaviour
+}
+
+// Where the services of a loaded world are, by behaviour of their backends.
+var behaviours = map[string]string{
+	"answers":     "10.96.0.1:80",
+	"other":       "10.96.0.2:80",
+	"refuses":     "10.96.0.3:80",
+	"is silent":   "10.96.0.4:80",
+	"unreachable": "10.96.0.5:80",
+	"nobody":      "10.96.0.6:80",
+	"v6":          "[fd00:96::1]:80",
+}
+
+func newLoaded(t testing.TB) *loaded {
+	t.Helper()
+	l := &loaded{world: newWorld(t), at: make(map[string]*service)}
+	l.client = l.pod(t)
+	backends := map[string][]string{
+		"answers": {l.v4(0)}, "other": {l.v4(1)}, "v6": {l.v6(0)},
+		"refuses":     {strings.Replace(l.v4(0), ":8080", ":1", 1)},
+		"is silent":   {"198.51.100.9:80"}, // the gateway drops it
+		"unreachable": {"224.0.0.1:80"},    // connect fails before there is a SYN
+		"nobody":      nil,
+	}
+	for _, proto := range []string{"tcp", "udp"} {
+		for how, at := range behaviours {
+			l.at[proto+" "+how] = l.add(t, service{proto: proto, at: []string{at}, to: backends[how]})
+		}
+	}
+
+	return l
+}
+
+// mustHave waits until the backend of a service has so many connections, and no
+// other of its protocol any.
+func (l *loaded) mustHave(t testing.TB, n int, of string) {
+	t.Helper()
+	var have string
+	eventually(t, fmt.Sprintf("%d connections of %s", n, of), func() bool {
+		have = ""
+		for name, s := range l.at {
+			for _, id := range s.backends {
+				if live := l.load(id); live != 0 {
+					have += fmt.Sprintf("%d %s;", live, name)
+				}
+			}
+		}
+
+		return n == 0 && have == "" || have == fmt.Sprintf("%d %s;", n, of)
+	})
+}
+
+// mustKeep checks that the backend of a service has so many connections, and no
+// other any, once everything has had the time to go wrong: a connection to another
+// backend has begun and ended meanwhile.
+func (l *loaded) mustKeep(t testing.TB, n int, of string) {
+	t.Helper()
+	s := mustSocket(t, l.client, "udp4")
+	must(t, s.Connect(behaviours["other"]), s.Close())
+	l.mustHave(t, n, of)
+}
+
+// A TCP socket counts from its first SYN until neither side has anything to say.
+func TestLoadOfTCP(t *testing.T) {
+	l := newLoaded(t)
+	for _, family := range []string{"4", "6"} {
+		how := map[string]string{"4": "answers", "6": "v6"}[family]
+		dial := func(t *testing.T) *lab.Socket {
+			t.Helper()
+			s := mustSocket(t, l.client, "tcp"+family)
+			must(t, s.Connect(behaviours[how]))
+			l.mustHave(t, 1, "tcp "+how)
+
+			return s
+		}
+		t.Run("until the client closes, IPv"+family, func(t *testing.T) {
+			s := dial(t)
+			ask(t, s, "")
+			l.mustKeep(t, 1, "tcp "+how)
+			must(t, s.Close())
+			l.mustHave(t, 0, "")
+		})
+		t.Run("until the client closes after the server, IPv"+family, func(t *testing.T) {
+			s := dial(t)
+			must(t, s.Send("bye\n"))
+			hear(t, s)
+			if rest, _, err := s.Recv(); rest != "" || err != nil {
+				t.Fatalf("%q, %v, want the end", rest, err)
+			}
+			l.mustKeep(t, 1, "tcp "+how)
+			must(t, s.Close())
+			l.mustHave(t, 0, "")
+		})
+		t.Run("each on its own, IPv"+family, func(t *testing.T) {
+			var open []*lab.Socket
+			for n := range 5 {
+				s := mustSocket(t, l.client, "tcp"+family)
+				must(t, s.Connect(behaviours[how]))
+				open = append(open, s)
+				l.mustHave(t, n+1, "tcp "+how)
+			}
+			for n, s := range open {
+				must(t, s.Close())
+				l.mustHave(t, 4-n, "tcp "+how)
+			}
+		})
+	}
+}
+
+// Whatever becomes of a connect, nothing stays behind.
+func TestLoadOfFailedConnects(t *testing.T) {
+	l := newLoaded(t)
+	l.needsErrors(t)
+	for _, test := range []struct {
+		how  string
+		err  unix.Errno
+		live int // until the socket is closed
+	}{
+		{"refuses", unix.ECONNREFUSED, 0},
+		{"unreachable", unix.ENETUNREACH, 0},
+		{"nobody", unix.ECONNREFUSED, 0},
+		{"is silent", unix.ETIMEDOUT, 1},
+	} {
+		t.Run(test.how, func(t *testing.T) {
+			s := mustSocket(t, l.client, "tcp4")
+			must(t, s.SetTimeout(200*time.Millisecond))
+			if err := s.Connect(behaviours[test.how]); lab.Errno(err) != test.err {
+				t.Fatalf("connect: %v, want %v", err, test.err)
+			}
+			l.mustKeep(t, test.live, "tcp "+test.how)
+			must(t, s.Close())
+			l.mustHave(t, 0, "")
+		})
+	}
+	t.Run("given up by the kernel", func(t *testing.T) {
+		s := mustSocket(t, l.client, "tcp4")
+		must(t, s.SetOption(unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 300), s.SetTimeout(20*time.Second))
+		if err := s.Connect(behaviours["is silent"]); lab.Errno(err) != unix.ETIMEDOUT {
+			t.Fatalf("connect: %v, want %v", err, unix.ETIMEDOUT)
+		}
+		l.mustKeep(t, 0, "")
+	})
+}
+
+// A connect of a socket that has a connection, or is about to, changes nothing:
+// programs ask by it whether they are connected.
+func TestLoadOfRepeatedConnects(t *testing.T) {
+	l := newLoaded(t)
+	for _, again := range []string{"answers", "other", "nobody"} {
+		t.Run("connected, and "+again, func(t *testing.T) {
+			s := mustSocket(t, l.client, "tcp4")
+			must(t, s.Connect(behaviours["answers"]))
+			mustBeConnected(t, s, behaviours[again])
+			l.mustKeep(t, 1, "tcp answers")
+			if peer, err := s.Peer(); err != nil || peer.String() != behaviours["answers"] {
+				t.Errorf("getpeername: %s, %v, want %s", peer, err, behaviours["answers"])
+			}
+			must(t, s.Close())
+			l.mustHave(t, 0, "")
+		})
+	}
+	t.Run("connected, and no Service", func(t *testing.T) {
+		s := mustSocket(t, l.client, "tcp4")
+		must(t, s.Connect(behaviours["answers"]))
+		mustBeConnected(t, s, l.v4(2))
+		l.mustKeep(t, 1, "tcp answers")
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
+	})
+	t.Run("connecting", func(t *testing.T) {
+		s := mustSocket(t, l.client, "tcp4")
+		must(t, s.SetTimeout(100*time.Millisecond))
+		for range 3 {
+			if err := s.Connect(behaviours["is silent"]); err == nil {
+				t.Error("somebody answers")
+			}
+			l.mustKeep(t, 1, "tcp is silent")
+		}
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
+	})
+	t.Run("after a disconnect", func(t *testing.T) {
+		s := mustSocket(t, l.client, "tcp4")
+		for _, how := range []string{"answers", "other", "answers"} {
+			must(t, s.Connect(behaviours[how]))
+			l.mustHave(t, 1, "tcp "+how)
+			must(t, s.Disconnect())
+			l.mustHave(t, 0, "")
+		}
+	})
+	t.Run("after a refusal", func(t *testing.T) {
+		s := mustSocket(t, l.client, "tcp4")
+		if err := s.Connect(behaviours["refuses"]); lab.Errno(err) != unix.ECONNREFUSED {
+			t.Fatalf("connect: %v, want %v", err, unix.ECONNREFUSED)
+		}
+		must(t, connectAnew(s, behaviours["answers"]))
+		l.mustHave(t, 1, "tcp answers")
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
+	})
+}
+
+// mustBeConnected connects a socket that is connected: a connect that did not block
+// succeeds once more.
+func mustBeConnected(t testing.TB, s *lab.Socket, to string) {
+	t.Helper()
+	for _, want := range []unix.Errno{0, unix.EISCONN} {
+		if err := s.Connect(to); lab.Errno(err) != want {
+			t.Errorf("connect to %s: %v, want %v", to, err, want)
+		}
+	}
+}
+
+// A UDP socket counts from the moment it dials until it dials another or is closed.
+func TestLoadOfUDP(t *testing.T) {
+	l := newLoaded(t)
+	t.Run("connected", func(t *testing.T) {
+		s := mustSocket(t, l.client, "udp4")
+		for _, how := range []string{"answers", "answers", "other", "refuses"} {
+			must(t, s.Connect(behaviours[how]))
+			l.mustHave(t, 1, "udp "+how)
+		}
+		must(t, s.Connect(l.v4(2))) // no Service
+		l.mustHave(t, 0, "")
+		must(t, s.Connect(behaviours["answers"]))
+		ask(t, s, "")
+		l.mustKeep(t, 1, "udp answers")
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
+	})
+	t.Run("connected over IPv6", func(t *testing.T) {
+		s := mustSocket(t, l.client, "udp6")
+		must(t, s.Connect(behaviours["v6"]))
+		l.mustHave(t, 1, "udp v6")
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
+	})
+	t.Run("refused with what it had", func(t *testing.T) {
+		l.needsErrors(t)
+		s := mustSocket(t, l.client, "udp4")
+		must(t, s.Connect(behaviours["answers"]))
+		if err := s.Connect(behaviours["nobody"]); lab.Errno(err) != unix.ECONNREFUSED {
+			t.Fatalf("connect: %v, want %v", err, unix.ECONNREFUSED)
+		}
+		l.mustKeep(t, 1, "udp answers")
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
+	})
+	t.Run("of datagrams", func(t *testing.T) {
+		s := mustSocket(t, l.client, "udp4")
+		for range 3 {
+			ask(t, s, behaviours["answers"])
+			l.mustHave(t, 1, "udp answers")
+		}
+		ask(t, s, behaviours["other"])
+		l.mustHave(t, 1, "udp other")
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
+	})
+}
+
+// A process that is killed leaves nothing behind.
+func TestLoadOfKilledProcess(t *testing.T) {
+	l := newLoaded(t)
+	client := l.pod(t)
+	for _, network := range []string{"tcp4", "tcp4", "tcp4", "udp4"} {
+		s := mustSocket(t, client, network)
+		must(t, s.Connect(behaviours["answers"]))
+	}
+	dead := mustSocket(t, client, "tcp4")
+	must(t, dead.SetTimeout(50*time.Millisecond))
+	if err := dead.Connect(behaviours["is silent"]); err == nil {
+		t.Error("somebody answers")
+	}
+	for of, want := range map[string]int{"tcp answers": 3, "udp answers": 1, "tcp is silent": 1} {
+		if have := l.load(l.at[of].backends[0]); have != want {
+			t.Errorf("%s: %d connections, want %d", of, have, want)
+		}
+	}
+	must(t, client.Close())
+	l.mustHave(t, 0, "")
+}

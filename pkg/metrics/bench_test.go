@@ -1,0 +1,107 @@
+package metrics
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
+)
+
+// A scrape of 10,000 Services with series of their own, with 100,000 backends,
+// after everything has changed: maps are read in memory here, see
+// BenchmarkKernelMaps for those of the kernel.
+func BenchmarkScrape(b *testing.B) {
+	w := newWorld()
+	w.crowd(10_000)
+	services := w.services(b, 10_000)
+	registry, err := NewRegistry(NewSync(func() time.Time { return w.now }))
+	if err != nil {
+		b.Fatal(err)
+	}
+	handler := promhttp.HandlerFor(Gatherers{registry, services}, promhttp.HandlerOpts{})
+	for _, bench := range []struct {
+		name    string
+		between func()
+	}{
+		{"nothing changed", func() { w.later() }},
+		{"all changed", func() { w.later(); w.moved++ }},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			defer reportCPU(b)()
+			for b.Loop() {
+				bench.between()
+				answer := httptest.NewRecorder()
+				handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+				b.ReportMetric(float64(answer.Body.Len())/1e6, "MB")
+			}
+		})
+	}
+}
+
+// The same with the maps of a kernel.
+func BenchmarkKernelMaps(b *testing.B) {
+	w := newWorld()
+	w.crowd(10_000)
+	pinned := mustCreate(b)
+	services, err := NewServices(ServicesConfig{
+		Tables: Tables{ServicePorts: pinned.ServicePorts, Backends: pinned.Backends, Loads: pinned.Loads},
+		Stats:  pinned.Stats,
+		Limit:  10_000,
+		Moved:  func() uint64 { return w.moved },
+		Now:    func() time.Time { return w.now },
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for id, port := range w.ServicePorts.Entries {
+		must(b, pinned.ServicePorts.Put(id, port))
+	}
+	for id, backend := range w.Backends.Entries {
+		must(b, pinned.Backends.Put(id, backend))
+	}
+	counts := mustOpenStats(b, pinned)
+	perCPU := make([]uint64, ebpf.MustPossibleCPU())
+	for key, n := range w.stats.counts {
+		perCPU[0] = n
+		must(b, counts.Put(key, perCPU))
+	}
+	w.moved++
+	for _, bench := range []struct {
+		name    string
+		between func()
+	}{
+		{"nothing changed", func() { w.later() }},
+		{"all changed", func() { w.later(); w.moved++ }},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			defer reportCPU(b)()
+			for b.Loop() {
+				bench.between()
+				families, err := services.Gather()
+				must(b, err)
+				if n := len(families[0].GetMetric()); n != 10_000 {
+					b.Fatalf("%d Services", n)
+				}
+			}
+		})
+	}
+}
+
+// reportCPU reports what a benchmark has used, garbage collection included: on a
+// machine that others use, that tells more than the time it took.
+func reportCPU(b *testing.B) func() {
+	begin := cpuTime(b)
+
+	return func() { b.ReportMetric(float64((cpuTime(b)-begin).Microseconds())/1e3/float64(b.N), "cpu-ms/op") }
+}
+
+func cpuTime(b *testing.B) time.Duration {
+	var usage unix.Rusage
+	must(b, unix.Getrusage(unix.RUSAGE_SELF, &usage))
+
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}

@@ -1,0 +1,140 @@
+package metrics
+
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// othersName is the service of those that have no series of their own.
+const othersName = "(others)"
+
+var _ prometheus.Gatherer = (*Services)(nil)
+
+// Gather implements [prometheus.Gatherer]. It is none of a registry's collectors:
+// a registry sorts and checks series by series, which takes half a second for
+// 10,000 Services. What is returned is the caller's.
+func (s *Services) Gather() ([]*dto.MetricFamily, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := s.cfg.Now(); now.Sub(s.read) >= freshness || !s.built {
+		if err := s.refresh(now, strayGrace); err != nil {
+			s.built = false
+
+			return nil, err
+		}
+	}
+	listed := make([]seen, 0, s.index.own+1)
+	others := seen{name: serviceName{name: othersName}, counts: slices.Clone(s.others)}
+	shared := len(s.index.services) > s.index.own || len(others.counts) > 0
+	if shared {
+		listed = append(listed, others) // its empty namespace is the first one
+	}
+	for _, svc := range s.index.sorted {
+		live := svc.live(s.cfg.Tables.Loads)
+		if svc.own {
+			listed = append(listed, seen{name: svc.name, counts: svc.sums, live: live})
+		} else {
+			listed[0].counts.addAll(svc.sums)
+			listed[0].live += live
+		}
+	}
+
+	return append(families(listed),
+		single(serviceSeries, float64(s.index.own)), single(serviceSeriesLimit, float64(s.cfg.Limit))), nil
+}
+
+// seen is what one pair of labels shows.
+type seen struct {
+	name   serviceName
+	counts tally
+	live   int
+}
+
+// families are the series of all that is listed, sorted by name. Series and labels
+// of one kind are allocated at once: there may be tens of thousands.
+func families(listed []seen) []*dto.MetricFamily {
+	labels := labelsOf(listed)
+	all := []*dto.MetricFamily{
+		serviceConnections.family(labels, func(i int) float64 { return float64(listed[i].counts.connections()) }),
+		serviceSent.family(labels, func(i int) float64 { return float64(listed[i].counts.get(maps.StatBytesSent)) }),
+		serviceReceived.family(labels, func(i int) float64 { return float64(listed[i].counts.get(maps.StatBytesReceived)) }),
+		serviceActive.family(labels, func(i int) float64 { return float64(listed[i].live) }),
+	}
+
+	reasons := make(map[maps.Reason]*dto.LabelPair)
+	var failed [][]*dto.LabelPair
+	var counts []float64
+	for i := range listed {
+		for reason, n := range listed[i].counts.failures() {
+			if reasons[reason] == nil {
+				reasons[reason] = &dto.LabelPair{Name: new("reason"), Value: new(reasonLabel(reason))}
+			}
+			failed = append(failed, []*dto.LabelPair{labels[i][0], reasons[reason], labels[i][1]})
+			counts = append(counts, float64(n))
+		}
+	}
+	all = append(all, serviceFailures.family(failed, func(i int) float64 { return counts[i] }))
+
+	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return len(f.Metric) == 0 })
+}
+
+// labelsOf returns the labels of each that is listed, sorted by their names.
+func labelsOf(listed []seen) [][]*dto.LabelPair {
+	namespace, service := "namespace", "service"
+	pairs := make([]dto.LabelPair, 2*len(listed))
+	labels := make([][]*dto.LabelPair, len(listed))
+	for i := range listed {
+		first, second := &pairs[2*i], &pairs[2*i+1]
+		first.Name, first.Value = &namespace, &listed[i].name.namespace
+		second.Name, second.Value = &service, &listed[i].name.name
+		labels[i] = []*dto.LabelPair{first, second}
+	}
+
+	return labels
+}
+
+// family returns a series for each of some labels.
+func (m *metric) family(labels [][]*dto.LabelPair, value func(i int) float64) *dto.MetricFamily {
+	n := len(labels)
+	values, series, all := make([]float64, n), make([]dto.Metric, n), make([]*dto.Metric, n)
+	var counters []dto.Counter
+	var gauges []dto.Gauge
+	kind := dto.MetricType_GAUGE
+	if m.kind == counterKind {
+		kind = dto.MetricType_COUNTER
+		counters = make([]dto.Counter, n)
+	} else {
+		gauges = make([]dto.Gauge, n)
+	}
+	for i := range labels {
+		values[i] = value(i)
+		all[i] = &series[i]
+		series[i].Label = labels[i]
+		if counters != nil {
+			counters[i].Value = &values[i]
+			series[i].Counter = &counters[i]
+		} else {
+			gauges[i].Value = &values[i]
+			series[i].Gauge = &gauges[i]
+		}
+	}
+
+	return &dto.MetricFamily{Name: &m.name, Help: &m.help, Type: &kind, Metric: all}
+}
+
+// single is a metric without labels.
+func single(m *metric, value float64) *dto.MetricFamily {
+	return m.family([][]*dto.LabelPair{nil}, func(int) float64 { return value })
+}
+
+// Entries returns how many counts there were at the last look.
+func (s *Services) Entries() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.count
+}

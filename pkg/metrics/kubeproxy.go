@@ -1,0 +1,91 @@
+package metrics
+
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Buckets, in seconds, are kube-proxy's: dashboards and alerts of old go on
+// making sense.
+var (
+	roundBuckets   = prometheus.ExponentialBuckets(0.001, 2, 15)
+	latencyBuckets = slices.Concat(
+		prometheus.LinearBuckets(0.25, 0.25, 2),
+		prometheus.LinearBuckets(1, 1, 59),
+		prometheus.LinearBuckets(60, 5, 12),
+		prometheus.LinearBuckets(120, 30, 7),
+	)
+)
+
+// byFamily is the label of what is measured for IPv4 and IPv6 apart.
+var byFamily = []string{"ip_family"}
+
+// make makes what is registered under kube-proxy's names, of which one ends in
+// _total and is no counter, and two of ours.
+func (s *Sync) make() {
+	s.rounds = duration("sync_proxy_rules_duration_seconds",
+		"How long it took to write what had changed to the maps, by round.", roundBuckets)
+	s.full = duration("sync_full_proxy_rules_duration_seconds",
+		"How long it took to write everything, or to compare it with the maps.", roundBuckets)
+	s.partial = duration("sync_partial_proxy_rules_duration_seconds",
+		"How long it took to write what had changed to the maps, where not everything had.", roundBuckets)
+	s.programmed = gauges("sync_proxy_rules_last_timestamp_seconds",
+		"When all that had been heard of was last in the maps, in Unix time.", byFamily...)
+	s.queued = gauges("sync_proxy_rules_last_queued_timestamp_seconds",
+		"When something was last heard of that may have to be written, in Unix time.", byFamily...)
+	s.slicesLeft = gauge("sync_proxy_rules_endpoint_changes_pending",
+		"EndpointSlices that were heard of and not worked off yet.")
+	s.slices = counter("sync_proxy_rules_endpoint_changes_total",
+		"How often an EndpointSlice was heard of, changed or not.")
+	s.serviceLeft = gauge("sync_proxy_rules_service_changes_pending",
+		"Services that were heard of and not worked off yet.")
+	s.services = counter("sync_proxy_rules_service_changes_total",
+		"How often a Service was heard of, changed or not.")
+	s.healthz = counters("proxy_healthz_total", "Answers at /healthz of the health port, by status code.", "code")
+	s.livez = counters("proxy_livez_total", "Answers at /livez of the health port, by status code.", "code")
+	s.latency = duration("network_programming_duration_seconds",
+		"How long after the change of a pod or a Service, by the clock of whoever told of it, its endpoints were in the maps.", latencyBuckets)
+	s.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total",
+		"Service ports with a traffic policy Local and endpoints, none of which is on this node.", "traffic_policy", "ip_family")
+	s.cleanUps = duration("conntrack_reconciler_sync_duration_seconds",
+		"How long it took to look for UDP flows of backends or frontends that are gone.", roundBuckets)
+	s.cleaned = counters("conntrack_reconciler_deleted_entries_total",
+		"UDP flows that were ended because their backend or frontend was gone.", byFamily...)
+	s.mended = prometheus.NewCounterVec(prometheus.CounterOpts{Name: mapMended.name, Help: mapMended.help}, mapMended.labels)
+	s.sockets = prometheus.NewCounter(prometheus.CounterOpts{Name: socketsEnded.name, Help: socketsEnded.help})
+}
+
+// collectors returns all that make made.
+func (s *Sync) collectors() []prometheus.Collector {
+	return []prometheus.Collector{
+		s.rounds, s.full, s.partial, s.programmed, s.queued,
+		s.slicesLeft, s.slices, s.serviceLeft, s.services,
+		s.healthz, s.livez, s.latency, s.noLocal, s.cleanUps, s.cleaned,
+		s.mended, s.sockets,
+	}
+}
+
+const subsystem = "kubeproxy"
+
+func duration(name, help string, buckets []float64) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Subsystem: subsystem, Name: name, Help: help, Buckets: buckets,
+	}, byFamily)
+}
+
+func gauges(name, help string, labels ...string) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Subsystem: subsystem, Name: name, Help: help}, labels)
+}
+
+func gauge(name, help string) prometheus.Gauge {
+	return prometheus.NewGauge(prometheus.GaugeOpts{Subsystem: subsystem, Name: name, Help: help})
+}
+
+func counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Subsystem: subsystem, Name: name, Help: help}, labels)
+}
+
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Subsystem: subsystem, Name: name, Help: help})
+}

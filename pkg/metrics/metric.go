@@ -1,0 +1,110 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metric is one of ours: what docs/metrics.md says of it, and what it is made of.
+type metric struct {
+	name   string
+	kind   prometheus.ValueType
+	labels []string
+	help   string
+	desc   *prometheus.Desc
+}
+
+const (
+	counterKind = prometheus.CounterValue
+	gaugeKind   = prometheus.GaugeValue
+)
+
+func newMetric(name string, kind prometheus.ValueType, help string, labels ...string) *metric {
+	name = "sluice_" + name
+
+	return &metric{
+		name: name, kind: kind, labels: labels, help: help,
+		desc: prometheus.NewDesc(name, help, labels, nil),
+	}
+}
+
+// send sends one series.
+func (m *metric) send(to chan<- prometheus.Metric, value float64, labels ...string) {
+	to <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
+}
+
+// sendBool sends one series that is 1 or 0.
+func (m *metric) sendBool(to chan<- prometheus.Metric, value bool, labels ...string) {
+	if value {
+		m.send(to, 1, labels...)
+	} else {
+		m.send(to, 0, labels...)
+	}
+}
+
+// What there is of each Service.
+var (
+	serviceLabels = []string{"namespace", "service"}
+
+	serviceConnections = newMetric("service_connections_total", counterKind,
+		"New flows of a Service's clients that got a backend.", serviceLabels...)
+	serviceFailures = newMetric("service_failures_total", counterKind,
+		"New flows of a Service's clients that got none, by reason.", "namespace", "service", "reason")
+	serviceSent = newMetric("service_sent_bytes_total", counterKind,
+		"Bytes that a Service's clients have sent: by TCP sockets that are closed, and in packets that devices translate. UDP sockets are not counted.", serviceLabels...)
+	serviceReceived = newMetric("service_received_bytes_total", counterKind,
+		"Bytes that a Service's clients have received, of the same.", serviceLabels...)
+	serviceActive = newMetric("service_active_connections", gaugeKind,
+		"Connections that clients which this node translates have with a Service's backends.", serviceLabels...)
+	serviceSeries = newMetric("service_series", gaugeKind,
+		"Services with series of their own.")
+	serviceSeriesLimit = newMetric("service_series_limit", gaugeKind,
+		"How many Services can have series of their own; the others share those of the empty namespace.")
+)
+
+// What there is of the agent and its node.
+var (
+	buildInfo = newMetric("build_info", gaugeKind,
+		"Always 1: the version of the agent and what it was built with.", "version", "go_version")
+	synced = newMetric("synced", gaugeKind,
+		"1 once all Services have been programmed for the first time.")
+	knownServices = newMetric("services", gaugeKind,
+		"Services that the agent knows.")
+	problems = newMetric("problems", gaugeKind,
+		"What had to be left out of Kubernetes objects, because it could not be read or made no sense.")
+	impaired = newMetric("services_impaired", gaugeKind,
+		"Services that are not in the maps as they should be: a write has failed and is tried again (failed), or another Service has an address of theirs (taken).", "why")
+	mapEntries = newMetric("map_entries", gaugeKind,
+		"Entries of a map. Those that only programs write are counted once in a minute at most.", "map")
+	mapCapacity = newMetric("map_capacity", gaugeKind,
+		"Entries that a map has room for.", "map")
+	mapWrites = newMetric("map_writes_total", counterKind,
+		"What the agent has written to a map since it started.", "map", "operation")
+	mapMended = newMetric("map_mended_total", counterKind,
+		"Entries of a map that were not as the agent had written them, and were put right.", "map")
+	decisions = newMetric("decisions_total", counterKind,
+		"What hooks have decided, of packets and of system calls, since the maps were created.", "reason")
+	effective = newMetric("hooks_effective", gaugeKind,
+		"1 if sockets of this node meet the programs, by a connection to an address that only these know.")
+	hookAttached = newMetric("hook_attached", gaugeKind,
+		"1 if the program of a hook of the cgroup is attached.", "hook")
+	devices = newMetric("devices", gaugeKind,
+		"Devices of this node by class: those that lead to pods, uplinks, and others, which nothing is attached to.", "class")
+	deviceProblems = newMetric("device_problems", gaugeKind,
+		"Devices that are not attached to as they should be.")
+	evictions = newMetric("flow_evictions_total", counterKind,
+		"Entries that were pushed out of a flow table to make room, since the agent started.", "map")
+	alarm = newMetric("flow_alarm", gaugeKind,
+		"1 while a flow table is at its limit: flows that work may break (flows), or new ones fail (half_open).", "map")
+	alarms = newMetric("flow_alarms_total", counterKind,
+		"How often a flow table came to its limit, since the agent started.", "map")
+	flowsEnded = newMetric("flows_ended_total", counterKind,
+		"Flows that the agent has ended: idle ones, and stale ones of UDP, whose backend or frontend was gone.", "why")
+	flowsRepaired = newMetric("flow_repairs_total", counterKind,
+		"Entries of flows that were pushed out and put back, since the maps were created.")
+	loadsRepaired = newMetric("load_repairs_total", counterKind,
+		"By how many connections the loads of backends were put right, since the agent started.")
+	masqueradeRetries = newMetric("masquerade_retries_total", counterKind,
+		"How often a port for a masqueraded flow was taken, since the maps were created.")
+	stackPorts = newMetric("stack_ports_total", counterKind,
+		"Flows whose client port another flow had, since the maps were created.")
+	socketsEnded = newMetric("udp_sockets_ended_total", counterKind,
+		"UDP sockets that the agent has ended because their backend was gone.")
+)

@@ -1,0 +1,141 @@
+package metrics
+
+import (
+	"runtime"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Node is what an agent and its node are like at one moment.
+type Node struct {
+	Synced    bool
+	Services  int
+	Problems  int // of objects that were read
+	Failed    int // Services of which a write is tried again
+	Taken     int // Services of which another one has a frontend
+	Writes    map[string]Writes
+	Fills     map[string]Fill // by map
+	Decisions map[maps.Reason]uint64
+
+	Effective      bool
+	Hooks          map[string]bool // whether they are attached
+	Devices        map[string]int  // by class
+	DeviceProblems int
+
+	FlowTables        map[string]FlowTable
+	FlowsIdle         uint64 // ended
+	FlowsStale        uint64
+	FlowsRepaired     uint64
+	LoadsRepaired     uint64
+	MasqueradeRetries uint64
+	StackPorts        uint64
+}
+
+// Writes is what was written to a map.
+type Writes struct{ Puts, Deletes uint64 }
+
+// Fill is how full a map is. A capacity of zero is not known.
+type Fill struct{ Entries, Capacity int }
+
+// FlowTable is what happened to a table of flows.
+type FlowTable struct {
+	Evicted uint64
+	Alarm   bool
+	Alarms  uint64
+}
+
+// NodeCollector tells of a [Node], asked for at each scrape.
+type NodeCollector struct {
+	version    string
+	look       func() (Node, error)
+	kubernetes prometheus.Metric
+}
+
+// NewNodeCollector returns a collector for an agent of this version. An error of
+// look is told to whoever scrapes, next to all else.
+func NewNodeCollector(version string, look func() (Node, error)) *NodeCollector {
+	return &NodeCollector{version: version, look: look, kubernetes: kubernetesBuild(version)}
+}
+
+// kubernetesBuild is what every component of Kubernetes says of its build. The
+// version is Sluice's own; what is not known of it is empty.
+func kubernetesBuild(version string) prometheus.Metric {
+	return prometheus.MustNewConstMetric(prometheus.NewDesc(
+		"kubernetes_build_info", "Always 1: the version of this component, which is Sluice, and what it was built with.", nil,
+		prometheus.Labels{
+			"major": "", "minor": "", "git_version": version, "git_commit": "", "git_tree_state": "", "build_date": "",
+			"go_version": runtime.Version(), "compiler": runtime.Compiler, "platform": runtime.GOOS + "/" + runtime.GOARCH,
+		},
+	), prometheus.GaugeValue, 1)
+}
+
+// Describe implements [prometheus.Collector].
+func (c *NodeCollector) Describe(to chan<- *prometheus.Desc) {
+	for _, m := range nodeMetrics() {
+		to <- m.desc
+	}
+	to <- c.kubernetes.Desc()
+}
+
+// Collect implements [prometheus.Collector].
+func (c *NodeCollector) Collect(to chan<- prometheus.Metric) {
+	buildInfo.send(to, 1, c.version, runtime.Version())
+	to <- c.kubernetes
+	node, err := c.look()
+	if err != nil {
+		to <- prometheus.NewInvalidMetric(synced.desc, err)
+
+		return
+	}
+	synced.sendBool(to, node.Synced)
+	knownServices.send(to, float64(node.Services))
+	problems.send(to, float64(node.Problems))
+	impaired.send(to, float64(node.Failed), "failed")
+	impaired.send(to, float64(node.Taken), "taken")
+	node.sendMaps(to)
+	node.sendHooks(to)
+	node.sendFlows(to)
+}
+
+func (n *Node) sendMaps(to chan<- prometheus.Metric) {
+	for name, writes := range n.Writes {
+		mapWrites.send(to, float64(writes.Puts), name, "put")
+		mapWrites.send(to, float64(writes.Deletes), name, "delete")
+	}
+	for name, fill := range n.Fills {
+		mapEntries.send(to, float64(fill.Entries), name)
+		if fill.Capacity > 0 {
+			mapCapacity.send(to, float64(fill.Capacity), name)
+		}
+	}
+}
+
+func (n *Node) sendHooks(to chan<- prometheus.Metric) {
+	for reason, count := range n.Decisions {
+		decisions.send(to, float64(count), reasonLabel(reason))
+	}
+	effective.sendBool(to, n.Effective)
+	for name, attached := range n.Hooks {
+		hookAttached.sendBool(to, attached, name)
+	}
+	for class, count := range n.Devices {
+		devices.send(to, float64(count), class)
+	}
+	deviceProblems.send(to, float64(n.DeviceProblems))
+}
+
+func (n *Node) sendFlows(to chan<- prometheus.Metric) {
+	for name, table := range n.FlowTables {
+		evictions.send(to, float64(table.Evicted), name)
+		alarm.sendBool(to, table.Alarm, name)
+		alarms.send(to, float64(table.Alarms), name)
+	}
+	flowsEnded.send(to, float64(n.FlowsIdle), "idle")
+	flowsEnded.send(to, float64(n.FlowsStale), "stale")
+	flowsRepaired.send(to, float64(n.FlowsRepaired))
+	loadsRepaired.send(to, float64(n.LoadsRepaired))
+	masqueradeRetries.send(to, float64(n.MasqueradeRetries))
+	stackPorts.send(to, float64(n.StackPorts))
+}

@@ -1,0 +1,151 @@
+package metrics
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/exposition.txt and docs/metrics.md")
+
+// golden holds what the file has against got, or rewrites it.
+func golden(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		must(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	must(t, err)
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
+	}
+}
+
+// exposition is a scrape of an agent to which everything has happened.
+func exposition(t *testing.T) []byte {
+	t.Helper()
+	s := newStory(t)
+	s.ServiceQueued(Both)
+	s.SliceQueued(IPv4)
+	s.SliceQueued(IPv6)
+	s.SliceQueued(IPv6)
+	s.SliceQueued(IPv6)
+	s.SliceRead(slice("web", lb.IPv4), true, s.now)
+	s.round(Round{Full: true, Failed: true})
+	s.SliceRead(slice("web", lb.IPv6), true, s.now)
+	s.SliceRead(slice("web", lb.IPv4), true, s.now)
+	s.round(Round{})
+	s.Probed("/healthz", 200)
+	s.Probed("/livez", 503)
+	s.Cleaned(s.now, map[lb.Family]int{lb.IPv4: 1, lb.IPv6: 1})
+	s.Mended(maps.NameSlots)
+	s.SocketsEnded(2)
+
+	w := newWorld()
+	w.Fakes.Loads[1] = maps.BackendLoad{Sockets: 2, Flows: 1}
+	w.add(1, "ns", "web", "http", 1)
+	w.add(2, "ns", "dns", "dns", 2)
+	services := w.services(t, 1)
+	for id := uint32(1); id <= 2; id++ {
+		w.count(id, sent, 3)
+		w.count(id, noBackend, 1)
+		w.count(id, maps.StatBytesSent, 100)
+	}
+	w.later()
+	registry, err := NewRegistry(s.Sync, NewNodeCollector("v1", func() (Node, error) { return busyNode(), nil }))
+	must(t, err)
+	families, err := Gatherers{registry, services}.Gather()
+	must(t, err)
+	var text bytes.Buffer
+	for _, f := range families {
+		_, err := expfmt.MetricFamilyToText(&text, f)
+		must(t, err)
+	}
+
+	return regexp.MustCompile(`(go_version|platform)="[^"]*"`).ReplaceAll(text.Bytes(), []byte(`$1="here"`))
+}
+
+func busyNode() Node {
+	return Node{
+		Synced: true, Services: 2, Problems: 3, Failed: 1, Taken: 2,
+		Writes:    map[string]Writes{maps.NameSlots: {Puts: 5}, maps.NameBackends: {Puts: 4, Deletes: 1}},
+		Fills:     map[string]Fill{maps.NameSlots: {Entries: 5, Capacity: 100}, maps.NameAddrs: {Entries: 1}},
+		Decisions: map[maps.Reason]uint64{maps.ReasonTranslated: 6, maps.ReasonDropUnallocated: 7, 999: 1},
+		Effective: true,
+		Hooks:     map[string]bool{"connect4": true, "connect6": false},
+		Devices:   map[string]int{"pods": 10, "uplink": 1, "none": 2}, DeviceProblems: 1,
+		FlowTables: map[string]FlowTable{maps.NameFlows: {Evicted: 8, Alarm: true, Alarms: 9}, maps.NameHalfOpen: {}},
+		FlowsIdle:  10, FlowsStale: 11, FlowsRepaired: 12, LoadsRepaired: 13, MasqueradeRetries: 14, StackPorts: 15,
+	}
+}
+
+func TestExposition(t *testing.T) {
+	golden(t, "testdata/exposition.txt", string(exposition(t)))
+}
+
+// Names, units and helps are as Prometheus wants them, but where kube-proxy has
+// others.
+func TestLint(t *testing.T) {
+	problems, err := promlint.New(bytes.NewReader(exposition(t))).Lint()
+	must(t, err)
+	for _, p := range problems {
+		theirs := p.Metric == "kubeproxy_sync_proxy_rules_no_local_endpoints_total" // a gauge
+		if !theirs {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+	if len(problems) == 0 {
+		t.Error("not even the gauge of kube-proxy that ends in _total is found")
+	}
+}
+
+// What cannot be looked up is an error to whoever scrapes, next to all else.
+func TestNodeUnknown(t *testing.T) {
+	registry, err := NewRegistry(NewSync(standingClock()), NewNodeCollector("v1", func() (Node, error) { return Node{}, errBroken }))
+	must(t, err)
+	families, err := registry.Gather()
+	if err == nil || !strings.Contains(err.Error(), errBroken.Error()) {
+		t.Errorf("the error is %v", err)
+	}
+	if !slices.ContainsFunc(names(families), func(name string) bool { return name == "sluice_build_info" }) {
+		t.Errorf("of what is known there is only %v", names(families))
+	}
+}
+
+// Every reason has a label of its own, in words that need no quotes.
+func TestReasonLabels(t *testing.T) {
+	known := make(map[string]maps.Reason)
+	for _, r := range maps.Reasons() {
+		label := reasonLabel(r)
+		if other, ok := known[label]; ok {
+			t.Errorf("%q and %q are both %s", other, r, label)
+		}
+		known[label] = r
+		if !regexp.MustCompile(`^[a-z_]+$`).MatchString(label) || label == "unknown" {
+			t.Errorf("%q has the label %q", r, label)
+		}
+	}
+	if got := reasonLabel(maps.Reason(999)); got != "unknown" {
+		t.Errorf("a reason of the future has the label %q", got)
+	}
+}
+
+// Two collectors of the same are an error, and no panic.
+func TestRegistryRefuses(t *testing.T) {
+	node := func() prometheus.Collector { return NewNodeCollector("v1", nil) }
+	if _, err := NewRegistry(NewSync(standingClock()), node(), node()); err == nil {
+		t.Error("two collectors of a node are no error")
+	}
+}

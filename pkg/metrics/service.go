@@ -1,0 +1,156 @@
+package metrics
+
+import (
+	"cmp"
+	stdmaps "maps"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// service is a Service that is in the maps.
+type service struct {
+	name     serviceName
+	own      bool     // it has series of its own
+	judged   bool     // that was decided
+	ids      int      // how many frontend ids lead to it
+	first    uint32   // the lowest of them
+	backends []uint32 // their ids
+	// base is what was counted for ids that it has no more, sums that and what is
+	// counted for all others.
+	base, sums tally
+}
+
+type serviceName struct{ namespace, name string }
+
+func (n serviceName) compare(m serviceName) int {
+	return cmp.Or(strings.Compare(n.namespace, m.namespace), strings.Compare(n.name, m.name))
+}
+
+// index says which Service an id belongs to. It is rebuilt when the maps have
+// changed, so that a scrape of maps that have not reads counts only.
+type index struct {
+	limit    int // of Services with series of their own
+	services map[serviceName]*service
+	sorted   []*service // by name
+	// owners has a Service's ids as long as there is the Service, also those that
+	// it has no more: connections that began there go on, and are counted at
+	// their end.
+	owners map[uint32]owner
+	builds uint32     // how often it was rebuilt
+	own    int        // Services with series of their own
+	gone   []*service // found by the last rebuild
+}
+
+type owner struct {
+	*service
+	build uint32 // the last one that has found the id in the maps
+}
+
+// has says whether the maps have an id, as far as the index knows.
+func (x *index) has(o owner) bool { return o.build == x.builds }
+
+func newIndex(limit int) index {
+	return index{limit: limit, services: make(map[serviceName]*service), owners: make(map[uint32]owner)}
+}
+
+// rebuild reads the maps. Services that are gone stay in gone, with their ids,
+// until the caller has taken what was counted for them, and calls forget.
+func (x *index) rebuild(t Tables) error {
+	x.builds++
+	for _, svc := range x.services {
+		svc.ids, svc.backends = 0, svc.backends[:0]
+	}
+	for e, err := range t.ServicePorts.All() {
+		if err != nil {
+			return err
+		}
+		x.meet(e.Key, &e.Value)
+	}
+	for e, err := range t.Backends.All() {
+		if err != nil {
+			return err
+		}
+		if o, ok := x.owners[e.Value.FrontendId]; ok {
+			o.backends = append(o.backends, e.Key)
+		}
+	}
+	x.findGone()
+	x.judge()
+	x.sorted = slices.SortedFunc(stdmaps.Values(x.services), func(a, b *service) int { return a.name.compare(b.name) })
+
+	return nil
+}
+
+// meet notes that the maps have an id, and that it belongs to a Service.
+func (x *index) meet(id uint32, port *maps.ServicePort) {
+	svc := x.owners[id].service // an id does not change its owner
+	if svc == nil {
+		var name serviceName
+		name.namespace, name.name, _ = port.Parts()
+		// Long names are cut, perhaps in the middle of a letter.
+		name.namespace, name.name = strings.ToValidUTF8(name.namespace, ""), strings.ToValidUTF8(name.name, "")
+		if strings.Contains(name.namespace, ".") {
+			return // no namespace of a cluster: the agent's own probe
+		}
+		if svc = x.services[name]; svc == nil {
+			svc = &service{name: name}
+			x.services[name] = svc
+		}
+	}
+	if svc.ids == 0 || id < svc.first {
+		svc.first = id
+	}
+	svc.ids++
+	x.owners[id] = owner{svc, x.builds}
+}
+
+func (x *index) findGone() {
+	for name, svc := range x.services {
+		if svc.ids > 0 {
+			continue
+		}
+		delete(x.services, name)
+		x.gone = append(x.gone, svc)
+		if svc.own {
+			x.own--
+		}
+	}
+}
+
+// judge gives new Services series of their own, as long as there are some left.
+// Low ids are older, also those that an earlier agent gave out.
+func (x *index) judge() {
+	var fresh []*service
+	for _, svc := range x.services {
+		if !svc.judged {
+			fresh = append(fresh, svc)
+		}
+	}
+	slices.SortFunc(fresh, func(a, b *service) int { return cmp.Compare(a.first, b.first) })
+	for _, svc := range fresh {
+		svc.judged = true
+		if x.own < x.limit {
+			svc.own = true
+			x.own++
+		}
+	}
+}
+
+// forget drops the Services that are gone, and their ids.
+func (x *index) forget() {
+	if len(x.gone) == 0 {
+		return
+	}
+	gone := make(map[*service]bool, len(x.gone))
+	for _, svc := range x.gone {
+		gone[svc] = true
+	}
+	for id, o := range x.owners {
+		if gone[o.service] {
+			delete(x.owners, id)
+		}
+	}
+	x.gone = nil
+}

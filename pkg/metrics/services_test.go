@@ -1,0 +1,329 @@
+package metrics
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	treaty "github.com/sluice-lb/sluice/maps"
+)
+
+const (
+	noBackend = uint32(treaty.ReasonRejectNoBackend)
+	fenced    = uint32(treaty.ReasonDropSourceRange)
+)
+
+// show returns what a scrape shows of Services, without "sluice_service_" and
+// labels' names: "connections_total ns/web".
+func show(t testing.TB, s *Services) map[string]float64 {
+	t.Helper()
+	shown := make(map[string]float64)
+	for name, value := range gather(t, s) {
+		name = strings.TrimPrefix(name, "sluice_service_")
+		name = strings.NewReplacer(" namespace=", " ", " service=", "/", " reason=", " ").Replace(name)
+		shown[name] = value
+	}
+
+	return shown
+}
+
+// only returns what is shown of one thing.
+func only(shown map[string]float64, prefix string) map[string]float64 {
+	shown = maps.Clone(shown)
+	maps.DeleteFunc(shown, func(name string, _ float64) bool { return !strings.HasPrefix(name, prefix+" ") })
+
+	return shown
+}
+
+func expect(t *testing.T, when string, got, want map[string]float64) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", when, diff)
+	}
+}
+
+// All ports and both families of a Service are one, and nobody else's.
+func TestServices(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "http", 1, 2)
+	w.add(2, "ns", "web", "https", 3)
+	w.add(3, "ns", "dns", "", 4)
+	w.add(4, "sluice.internal", "probe", "")
+	s := w.services(t, 10)
+	w.count(1, sent, 3)
+	w.count(1, uint32(treaty.ReasonTranslatedUnremembered), 1)
+	w.count(2, sent, 10)
+	w.count(2, noBackend, 2)
+	w.count(2, fenced, 1)
+	w.count(1, treaty.StatBytesSent, 1000)
+	w.count(2, treaty.StatBytesReceived, 2000)
+	w.count(4, sent, 1)
+	w.Fakes.Loads[1] = treaty.BackendLoad{Sockets: 2, Flows: 1}
+	w.Fakes.Loads[3] = treaty.BackendLoad{Flows: 4}
+	w.Fakes.Loads[4] = treaty.BackendLoad{Flows: -1}
+	w.Fakes.Loads[9] = treaty.BackendLoad{Flows: 100}
+	w.later()
+	expect(t, "a scrape", show(t, s), map[string]float64{
+		"connections_total ns/web": 14, "connections_total ns/dns": 0,
+		"sent_bytes_total ns/web": 1000, "sent_bytes_total ns/dns": 0,
+		"received_bytes_total ns/web": 2000, "received_bytes_total ns/dns": 0,
+		"active_connections ns/web": 7, "active_connections ns/dns": 0,
+		"failures_total ns reject_no_backend/web": 2, "failures_total ns drop_source_range/web": 1,
+		"series": 2, "series_limit": 10,
+	})
+}
+
+// Counters go on when ids come and go, and what was counted for those that went is
+// deleted from the map.
+func TestIdsComeAndGo(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "http")
+	w.add(2, "ns", "web", "https")
+	s := w.services(t, 10)
+	connections := func(when string, want float64) {
+		t.Helper()
+		expect(t, when, only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": want})
+	}
+	w.count(1, sent, 5)
+	w.count(2, sent, 7)
+	w.later()
+	connections("at first", 12)
+
+	w.remove(2)
+	w.later()
+	connections("when a port is gone", 12)
+	w.count(2, sent, 1) // a flow that began before is over
+	w.later()
+	connections("and its flows end", 13)
+	if n := w.stats.counts[treaty.StatKey{FrontendId: 2, What: sent}]; n != 0 {
+		t.Errorf("the map still has %d for the id that is gone", n)
+	}
+	w.count(2, sent, 2)
+	w.later()
+	connections("later still", 15)
+	w.add(3, "ns", "web", "https")
+	w.count(3, sent, 4)
+	w.later()
+	connections("when a port comes", 19)
+	w.later()
+	connections("at last", 19)
+	if len(w.stats.counts) != 2 || s.Entries() != 2 {
+		t.Errorf("the map has %v, and %d is shown: 2 ids are in use", w.stats.counts, s.Entries())
+	}
+}
+
+// What is counted for nobody is deleted, once it is certain that nobody has it.
+func TestStrayCounts(t *testing.T) {
+	w := newWorld()
+	w.count(7, sent, 1) // of an agent of old
+	w.add(1, "ns", "web", "http")
+	s := w.services(t, 10)
+	if len(w.stats.counts) != 0 {
+		t.Errorf("counts of an earlier agent's ids are left: %v", w.stats.counts)
+	}
+	w.count(8, sent, 1) // an id that is just being given out
+	if err := s.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	w.add(8, "ns", "dns", "dns")
+	w.count(9, sent, 1)
+	w.later()
+	expect(t, "an id that has come", only(show(t, s), "connections_total"), map[string]float64{
+		"connections_total ns/web": 0, "connections_total ns/dns": 1,
+	})
+	w.now = w.now.Add(strayGrace - time.Second)
+	if err := s.Sweep(); err != nil || len(w.stats.counts) != 2 {
+		t.Errorf("within the grace period: %v, %v", w.stats.counts, err)
+	}
+	w.now = w.now.Add(time.Second)
+	if err := s.Sweep(); err != nil || len(w.stats.counts) != 1 {
+		t.Errorf("after it: %v, %v", w.stats.counts, err)
+	}
+}
+
+// After a restart everything begins at zero, and nothing with a leap.
+func TestRestart(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "http")
+	w.count(1, sent, 100)
+	w.count(1, noBackend, 10)
+	s := w.services(t, 10)
+	w.later()
+	expect(t, "at first", only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": 0})
+	w.count(1, sent, 3)
+	w.later()
+	expect(t, "later", only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": 3})
+	expect(t, "later", only(show(t, s), "failures_total"), map[string]float64{"failures_total ns reject_no_backend/web": 0})
+}
+
+// A Service without series of its own is among the others as long as it exists,
+// and its counts stay there afterwards: counters do not fall.
+func TestOthers(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "a", "")
+	w.add(2, "ns", "b", "")
+	w.add(3, "ns", "c", "", 3)
+	w.Fakes.Loads[3] = treaty.BackendLoad{Sockets: 5}
+	s := w.services(t, 2)
+	connections := func(when string, want map[string]float64) {
+		t.Helper()
+		w.later()
+		got := make(map[string]float64)
+		for name, n := range only(show(t, s), "connections_total") {
+			got[strings.TrimPrefix(name, "connections_total ")] = n
+		}
+		expect(t, when, got, want)
+	}
+	for id := range uint32(3) {
+		w.count(id+1, sent, 1)
+	}
+	connections("the first two", map[string]float64{"ns/a": 1, "ns/b": 1, "/(others)": 1})
+	expect(t, "of the others", only(show(t, s), "active_connections"), map[string]float64{
+		"active_connections ns/a": 0, "active_connections ns/b": 0, "active_connections /(others)": 5,
+	})
+	w.remove(1)
+	connections("a place is free", map[string]float64{"ns/b": 1, "/(others)": 1})
+	w.add(4, "ns", "d", "")
+	w.add(5, "ns", "a", "")
+	w.count(4, sent, 4)
+	w.count(5, sent, 5)
+	connections("whoever comes next has it", map[string]float64{"ns/b": 1, "ns/d": 4, "/(others)": 6})
+	w.remove(3)
+	w.remove(5)
+	connections("the others are gone", map[string]float64{"ns/b": 1, "ns/d": 4, "/(others)": 6})
+	w.remove(2)
+	w.remove(4)
+	connections("all are gone", map[string]float64{"/(others)": 6})
+	w.later()
+	if err := s.Sweep(); err != nil || len(w.stats.counts) != 0 {
+		t.Errorf("what was counted for them is left: %v, %v", w.stats.counts, err)
+	}
+}
+
+// However many Services there are, the series are not more.
+func TestBoundedCardinality(t *testing.T) {
+	w := newWorld()
+	w.crowd(50_000)
+	s := w.services(t, 500)
+	w.later()
+	for id := range uint32(100_000) {
+		w.count(id+1, sent, 1)
+	}
+	shown := show(t, s)
+	connections := only(shown, "connections_total")
+	if len(connections) != 501 || len(shown) != 5*501+2 {
+		t.Errorf("%d series of connections, %d in all, want 501 and %d", len(connections), len(shown), 5*501+2)
+	}
+	if n := connections["connections_total /(others)"]; n != 2*49_500 {
+		t.Errorf("the others have %v connections, want %d", n, 2*49_500)
+	}
+	for i := range 500 { // the lowest ids
+		name := fmt.Sprintf("connections_total namespace/service-%d", i)
+		if n, ok := connections[name]; !ok || n != 2 {
+			t.Fatalf("%s: %v, %v", name, n, ok)
+		}
+	}
+}
+
+// Bytes of flows that the agent ended are the Service's as well.
+func TestEndedFlows(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "http")
+	ended := map[uint32]Bytes{1: {Sent: 50, Received: 60}, 9: {Sent: 1}}
+	s, err := NewServices(ServicesConfig{
+		Tables: Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads},
+		Stats:  &w.stats, Limit: 1,
+		Moved: func() uint64 { return w.moved },
+		Ended: func() iter.Seq2[uint32, Bytes] { return maps.All(ended) },
+		Now:   func() time.Time { return w.now },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytes := func(when string, sent, received float64) {
+		t.Helper()
+		w.later()
+		shown := show(t, s)
+		if shown["sent_bytes_total ns/web"] != sent || shown["received_bytes_total ns/web"] != received {
+			t.Errorf("%s: %v sent and %v received, want %v and %v", when,
+				shown["sent_bytes_total ns/web"], shown["received_bytes_total ns/web"], sent, received)
+		}
+	}
+	bytes("at first", 0, 0)
+	ended[1] = Bytes{Sent: 55, Received: 60}
+	w.count(1, treaty.StatBytesSent, 1000)
+	bytes("one more ended", 1005, 0)
+	bytes("nothing happened", 1005, 0)
+	ended[1] = Bytes{Sent: 55, Received: 66}
+	bytes("another", 1005, 6)
+}
+
+// Within a few seconds maps are read once, and ids only if they have changed.
+func TestReadsAreRare(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "http")
+	s := w.services(t, 10)
+	for range 10 {
+		show(t, s)
+	}
+	if w.stats.reads != 1 {
+		t.Errorf("the counts were read %d times at once", w.stats.reads)
+	}
+	w.later()
+	show(t, s)
+	if w.stats.reads != 2 || s.index.builds != 1 {
+		t.Errorf("later: counts were read %d times, ids %d times", w.stats.reads, s.index.builds)
+	}
+	w.add(2, "ns", "dns", "dns")
+	w.later()
+	show(t, s)
+	if s.index.builds != 2 {
+		t.Errorf("ids changed, and were read %d times", s.index.builds)
+	}
+}
+
+// What cannot be read is an error, and neither zero nor less than before.
+func TestUnreadable(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "http")
+	s := w.services(t, 10)
+	w.count(1, sent, 5)
+	w.later()
+	w.stats.fail = errBroken
+	for range 2 {
+		if families, err := s.Gather(); !errors.Is(err, errBroken) || len(families) != 0 {
+			t.Errorf("%d families, %v; want none, and %v", len(families), err, errBroken)
+		}
+	}
+	w.stats.fail = nil
+	expect(t, "once it can", only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": 5})
+}
+
+func TestServicesConfig(t *testing.T) {
+	w := newWorld()
+	whole := ServicesConfig{
+		Tables: Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads},
+		Stats:  &w.stats, Limit: 1, Moved: func() uint64 { return 0 },
+	}
+	for field, breakIt := range map[string]func(*ServicesConfig){
+		"Tables": func(c *ServicesConfig) { c.Tables.Loads = nil },
+		"Stats":  func(c *ServicesConfig) { c.Stats = nil },
+		"Moved":  func(c *ServicesConfig) { c.Moved = nil },
+		"Limit":  func(c *ServicesConfig) { c.Limit = 0 },
+	} {
+		cfg := whole
+		breakIt(&cfg)
+		if _, err := NewServices(cfg); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("without %s: %v", field, err)
+		}
+	}
+	if _, err := NewServices(whole); err != nil {
+		t.Error(err)
+	}
+}

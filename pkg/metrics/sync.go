@@ -1,0 +1,215 @@
+package metrics
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// Families is a set of IP families: those that a change is about.
+type Families uint8
+
+// The sets of families.
+const (
+	None Families = 0
+	IPv4 Families = 1 << 0
+	IPv6 Families = 1 << 1
+	Both          = IPv4 | IPv6
+)
+
+// FamilyOf returns the set of one family.
+func FamilyOf(f lb.Family) Families {
+	switch f {
+	case lb.IPv4:
+		return IPv4
+	case lb.IPv6:
+		return IPv6
+	}
+
+	return None
+}
+
+// FamiliesOf returns the families of a Service's ClusterIPs, none for nil.
+func FamiliesOf(svc *lb.Service) Families {
+	if svc == nil {
+		return None
+	}
+	families := None
+	for _, f := range svc.Families {
+		families |= FamilyOf(f)
+	}
+	for _, addr := range svc.ClusterIPs {
+		families |= FamilyOf(lb.FamilyOf(addr))
+	}
+
+	return families
+}
+
+// names yields the values of the label ip_family.
+func (f Families) names(yield func(string) bool) {
+	if f&IPv4 != 0 && !yield(lb.IPv4.String()) {
+		return
+	}
+	if f&IPv6 != 0 {
+		yield(lb.IPv6.String())
+	}
+}
+
+// Sync measures how changes of the cluster come into force, under the names that
+// kube-proxy has for it, and what is put right. A change is queued by whoever hears of it, read by the
+// goroutine that owns the model, and in force at the end of a round. Any goroutine
+// may use it.
+type Sync struct {
+	now   func() time.Time
+	start time.Time
+
+	rounds, full, partial   *prometheus.HistogramVec
+	programmed, queued      *prometheus.GaugeVec
+	slices, services        prometheus.Counter
+	slicesLeft, serviceLeft prometheus.Gauge
+	healthz, livez          *prometheus.CounterVec
+	latency                 *prometheus.HistogramVec
+	noLocal                 *prometheus.GaugeVec
+	cleanUps                *prometheus.HistogramVec
+	cleaned                 *prometheus.CounterVec
+	mended                  *prometheus.CounterVec
+	sockets                 prometheus.Counter
+
+	mu    sync.Mutex
+	read  counts   // in this round
+	heard Families // of changes that this round has read, or earlier ones that failed
+	due   Families // of those that made a difference
+	retry Families // of changes whose round has failed
+	// triggered is when what slices told of happened, by Service and family: of
+	// those that are not in force yet.
+	triggered map[triggerKey][]time.Time
+	local     map[lb.ServiceName]noLocal // only those that lack something
+	lacking   noLocal                    // their sum
+}
+
+type counts struct{ slices, services int }
+
+type triggerKey struct {
+	service lb.ServiceName
+	family  lb.Family
+}
+
+// NewSync returns a Sync that begins now, on the clock now.
+func NewSync(now func() time.Time) *Sync {
+	s := &Sync{
+		now:       now,
+		start:     now(),
+		triggered: make(map[triggerKey][]time.Time),
+		local:     make(map[lb.ServiceName]noLocal),
+	}
+	s.make()
+	s.stamp(s.queued, Both) // as kube-proxy does: it waits for the first lists
+
+	return s
+}
+
+// stamp sets a gauge of each family to the clock.
+func (s *Sync) stamp(gauge *prometheus.GaugeVec, families Families) {
+	seconds := float64(s.now().UnixNano()) / 1e9
+	for name := range families.names {
+		gauge.WithLabelValues(name).Set(seconds)
+	}
+}
+
+// Queued says that something was heard, of a Node or a ServiceCIDR.
+func (s *Sync) Queued(families Families) { s.stamp(s.queued, families) }
+
+// ServiceQueued says that a Service was heard of.
+func (s *Sync) ServiceQueued(families Families) {
+	s.services.Inc()
+	s.serviceLeft.Inc()
+	s.Queued(families)
+}
+
+// SliceQueued says that an EndpointSlice was heard of.
+func (s *Sync) SliceQueued(families Families) {
+	s.slices.Inc()
+	s.slicesLeft.Inc()
+	s.Queued(families)
+}
+
+// Read says that this round reads something that was [Sync.Queued], and whether
+// it makes a difference.
+func (s *Sync) Read(families Families, changed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.add(families, changed)
+}
+
+func (s *Sync) add(families Families, changed bool) {
+	s.heard |= families
+	if changed {
+		s.due |= families
+	}
+}
+
+// ServiceRead says that this round reads a Service, and whether it makes a
+// difference.
+func (s *Sync) ServiceRead(families Families, changed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.read.services++
+	s.add(families, changed)
+}
+
+// SliceRead says that this round reads an EndpointSlice, whether it makes a
+// difference, and when what it tells of happened; zero if it does not say.
+func (s *Sync) SliceRead(slice *lb.EndpointSlice, changed bool, triggered time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.read.slices++
+	s.add(FamilyOf(slice.Family), changed)
+	// What happened before we were there says nothing of how fast we are.
+	if changed && triggered.After(s.start) {
+		key := triggerKey{slice.Service, slice.Family}
+		s.triggered[key] = append(s.triggered[key], triggered)
+	}
+}
+
+// SliceGone says that this round reads that an EndpointSlice is gone; nil if
+// nobody knew it. As in kube-proxy, nobody can tell when what it told of
+// happened, nor what happened to its siblings.
+func (s *Sync) SliceGone(slice *lb.EndpointSlice) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.read.slices++
+	if slice != nil {
+		delete(s.triggered, triggerKey{slice.Service, slice.Family})
+		s.add(FamilyOf(slice.Family), true)
+	}
+}
+
+// Probed says how a probe of /healthz or /livez was answered.
+func (s *Sync) Probed(path string, code int) {
+	total := s.healthz
+	if path == "/livez" {
+		total = s.livez
+	}
+	total.WithLabelValues(strconv.Itoa(code)).Inc()
+}
+
+// Cleaned says that UDP flows of backends or frontends that are gone were looked
+// for, since begin, and how many were ended of each family.
+func (s *Sync) Cleaned(begin time.Time, ended map[lb.Family]int) {
+	for name := range Both.names {
+		s.cleanUps.WithLabelValues(name).Observe(s.now().Sub(begin).Seconds())
+	}
+	for family, n := range ended {
+		s.cleaned.WithLabelValues(family.String()).Add(float64(n))
+	}
+}
+
+// Mended says that an entry of a map was not as it had been written.
+func (s *Sync) Mended(table string) { s.mended.WithLabelValues(table).Inc() }
+
+// SocketsEnded says that UDP sockets were ended whose backend was gone.
+func (s *Sync) SocketsEnded(n int) { s.sockets.Add(float64(n)) }

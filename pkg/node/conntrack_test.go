@@ -1,0 +1,160 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestConntrackMax(t *testing.T) {
+	for _, test := range []struct {
+		name                       string
+		perCore, least, cores, max int
+	}{
+		{"so many for each core", 32768, 131072, 8, 262144},
+		{"the least number on a small machine", 32768, 131072, 2, 131072},
+		{"a million at most", 32768, 131072, 64, 1048576},
+		{"a million at most, whatever the least number is", 1048577, 2000000, 1, 1048576},
+		{"left alone without a number for each core", 0, 131072, 8, 0},
+		{"so many without a least number", 100, 0, 3, 300},
+	} {
+		if got := ConntrackMax(test.perCore, test.least, test.cores); got != test.max {
+			t.Errorf("%s: %d, want %d", test.name, got, test.max)
+		}
+	}
+}
+
+// kernelFiles is a folder with those files of the kernel, and four cores.
+func kernelFiles(t *testing.T, values map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	values["sys/devices/system/cpu/online"] = "0-2,4\n"
+	for name, value := range values {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	return root
+}
+
+const (
+	sysctls = "proc/sys/net/netfilter/nf_conntrack_"
+	buckets = "sys/module/nf_conntrack/parameters/hashsize"
+)
+
+func TestConntrackSet(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		want   Conntrack
+		before map[string]string
+		set    []string
+		err    string
+	}{
+		{
+			"all of it", Conntrack{100, 1, time.Hour, time.Minute, true, 30 * time.Second, 2 * time.Minute},
+			map[string]string{
+				sysctls + "max": "1\n", buckets: "1\n", sysctls + "tcp_timeout_established": "1\n", sysctls + "tcp_timeout_close_wait": "1\n",
+				sysctls + "tcp_be_liberal": "0\n", sysctls + "udp_timeout": "1\n", sysctls + "udp_timeout_stream": "1\n",
+			},
+			[]string{
+				"nf_conntrack_max=400", "hashsize=100", "nf_conntrack_tcp_timeout_established=3600", "nf_conntrack_tcp_timeout_close_wait=60",
+				"nf_conntrack_udp_timeout=30", "nf_conntrack_udp_timeout_stream=120", "nf_conntrack_tcp_be_liberal=1",
+			}, "",
+		},
+		{"nothing that is so already", Conntrack{MaxPerCore: 100, TCPEstablished: time.Hour},
+			map[string]string{sysctls + "max": "400\n", buckets: "100\n", sysctls + "tcp_timeout_established": "3600\n"}, nil, ""},
+		{"no smaller table", Conntrack{MaxPerCore: 100},
+			map[string]string{sysctls + "max": "9\n", buckets: "101\n"}, []string{"nf_conntrack_max=400"}, ""},
+		{"a larger table also if only that is too small", Conntrack{MaxPerCore: 100},
+			map[string]string{sysctls + "max": "400\n", buckets: "99\n"}, []string{"hashsize=100"}, ""},
+		{"nothing that is zero", Conntrack{}, map[string]string{sysctls + "max": "9\n"}, nil, ""},
+		{"the rest after an error", Conntrack{MaxPerCore: 100, TCPEstablished: time.Hour, UDPAnswered: time.Hour},
+			map[string]string{sysctls + "max": "nonsense\n", sysctls + "udp_timeout_stream": "1\n"},
+			[]string{"nf_conntrack_udp_timeout_stream=3600"}, "nf_conntrack_max=400: strconv"},
+		{"nothing without conntrack", Conntrack{MaxPerCore: 100, TCPEstablished: time.Hour}, map[string]string{}, nil, ErrNoConntrack.Error()},
+	} {
+		t.Run("it sets "+test.name, func(t *testing.T) {
+			root := kernelFiles(t, test.before)
+			set, err := test.want.setBelow(root)
+			if diff := cmp.Diff(test.set, set); diff != "" {
+				t.Errorf("set (-want +got):\n%s", diff)
+			}
+			if test.err == "" && err != nil || test.err != "" && (err == nil || !strings.Contains(err.Error(), test.err)) {
+				t.Errorf("error is %v, want %q", err, test.err)
+			}
+			for _, line := range set {
+				name, value, _ := strings.Cut(line, "=")
+				path := filepath.Join(root, "proc/sys/net/netfilter", name)
+				if name == "hashsize" {
+					path = filepath.Join(root, buckets)
+				}
+				if got, err := os.ReadFile(path); err != nil || string(got) != value {
+					t.Errorf("%s has %q, %v, want %s", name, got, err, value)
+				}
+			}
+		})
+	}
+}
+
+// In a network namespace of its own, where the kernel tracks connections if it
+// does so anywhere.
+func TestConntrackSetInKernel(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	var set []string
+	read := make(map[string]string)
+	err := ns.Do(func() error {
+		var err error
+		set, err = Conntrack{TCPEstablished: 4321 * time.Second, TCPCloseWait: 1234 * time.Second, TCPBeLiberal: true, UDPUnanswered: 12 * time.Second, UDPAnswered: 34 * time.Second}.Set()
+		for _, line := range set {
+			name, _, _ := strings.Cut(line, "=")
+			value, readErr := os.ReadFile(filepath.Join("/proc/sys/net/netfilter", name))
+			read[name] = strings.TrimSpace(string(value))
+			err = errors.Join(err, readErr)
+		}
+
+		return err
+	})
+	if errors.Is(err, ErrNoConntrack) {
+		t.Logf("nothing to set: %v", err)
+
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"nf_conntrack_tcp_timeout_established": "4321", "nf_conntrack_tcp_timeout_close_wait": "1234", "nf_conntrack_tcp_be_liberal": "1",
+		"nf_conntrack_udp_timeout": "12", "nf_conntrack_udp_timeout_stream": "34",
+	}
+	if diff := cmp.Diff(want, read); diff != "" {
+		t.Errorf("the kernel has (-want +got):\n%s", diff)
+	}
+}
+
+func TestFamilies(t *testing.T) {
+	for disabled, want := range map[string][]lb.Family{"0": {lb.IPv4, lb.IPv6}, "1": {lb.IPv4}} {
+		ns := lab.MustNamespace(t, "node")
+		mustSysctl(t, ns, "net/ipv6/conf/all/disable_ipv6", disabled)
+		var got []lb.Family
+		if err := ns.Do(func() error { got = Families(); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("disable_ipv6=%s: %v, want %v", disabled, got, want)
+		}
+	}
+}

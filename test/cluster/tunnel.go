@@ -1,0 +1,116 @@
+package cluster
+
+import (
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"testing"
+)
+
+// Listener is a network namespace in which one can listen.
+type Listener interface {
+	Listen(network, address string) (net.Listener, error)
+}
+
+// Tunnel leads from a node to the API server: whoever dials the API server's
+// address on the node's loopback device is connected to the real one. It can
+// be cut.
+type Tunnel struct {
+	node    Listener
+	address string
+
+	mu       sync.Mutex
+	listener net.Listener // nil while cut
+	conns    map[net.Conn]struct{}
+}
+
+// MustTunnel opens a tunnel to the API server. It ends with the test.
+func (c *Cluster) MustTunnel(t testing.TB, node Listener) *Tunnel {
+	t.Helper()
+	target, err := url.Parse(c.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &Tunnel{node: node, address: target.Host, conns: make(map[net.Conn]struct{})}
+	w.Mend(t)
+	t.Cleanup(w.Cut)
+
+	return w
+}
+
+// Mend opens the tunnel again.
+func (w *Tunnel) Mend(t testing.TB) {
+	t.Helper()
+	listener, err := w.node.Listen("tcp", w.address)
+	if err != nil {
+		t.Fatalf("tunnel to the API server: %v", err)
+	}
+	w.mu.Lock()
+	w.listener = listener
+	w.mu.Unlock()
+	go func() {
+		for {
+			near, err := listener.Accept()
+			if err != nil {
+				return // cut
+			}
+			go w.join(near)
+		}
+	}()
+}
+
+// Cut ends every connection, and refuses new ones.
+func (w *Tunnel) Cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.listener != nil {
+		w.listener.Close()
+		w.listener = nil
+	}
+	for conn := range w.conns {
+		conn.Close()
+	}
+}
+
+// join carries a connection until either end closes it.
+func (w *Tunnel) join(near net.Conn) {
+	defer near.Close()
+	far, err := net.Dial("tcp", w.address)
+	if err != nil {
+		return // as refused by the API server
+	}
+	defer far.Close()
+	if !w.note(near, far) {
+		return
+	}
+	defer w.forget(near, far)
+
+	done := make(chan struct{}, 2)
+	carry := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from) // the other end learns of it
+		done <- struct{}{}
+	}
+	go carry(near, far)
+	go carry(far, near)
+	<-done
+}
+
+// note is false if the tunnel has been cut meanwhile.
+func (w *Tunnel) note(conns ...net.Conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, conn := range conns {
+		w.conns[conn] = struct{}{}
+	}
+
+	return w.listener != nil
+}
+
+func (w *Tunnel) forget(conns ...net.Conn) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, conn := range conns {
+		delete(w.conns, conn)
+	}
+}

@@ -1,0 +1,94 @@
+package compat
+
+import (
+	"fmt"
+	"strings"
+)
+
+const head = `# kube-proxy's contract, row by row
+
+What kube-proxy 1.36 shows to the outside, and what of it Sluice has. This page is made from test/compat/*.yaml by
+` + "`go test ./test/compat -update`" + `; the same test fails if a flag or field of kube-proxy has no row, if a row speaks of a flag
+that ` + "`sluice agent`" + ` does not have, or if a named test does not exist.
+
+- **supported**: it means what it means to kube-proxy.
+- **mapped**: it means something of the same purpose; the row says what.
+- **meaningless**: it is accepted, named once in the log if it is set to something else than its default, and nothing follows.
+- **added**: kube-proxy has no such thing.
+`
+
+func sections() []Section {
+	return []Section{
+		{
+			Title: "Flags", File: "flags.yaml",
+			Lead: "Flags of `sluice agent`. With `--config`, those of kube-proxy are ignored except `--config`, `--master`, `--hostname-override`, `--cleanup`,\n" +
+				"`--init-only`, `--write-config-to`, `--version` and the logging flags, as there. Sluice's own always count.",
+		},
+		{
+			Title: "Configuration file", File: "fields.yaml",
+			Lead: "Fields of KubeProxyConfiguration, `kubeproxy.config.k8s.io/v1alpha1`, as `--config` reads it.",
+		},
+		{Title: "Endpoints", File: "endpoints.yaml", Lead: "What is answered, and on which port by default."},
+		{Title: "Metrics", File: "metrics.yaml", Lead: "At `/metrics` of the metrics address."},
+		{Title: "Events", File: "events.yaml", Lead: "Events are about the Node or a Service, by their reasons."},
+	}
+}
+
+// Page returns the Markdown of all sections.
+func Page(sections []Section) string {
+	var b strings.Builder
+	b.WriteString(head)
+	for _, s := range sections {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", s.Title, s.Lead)
+		s.draw(&b)
+	}
+
+	return b.String()
+}
+
+// draw writes the table. A column that no row fills is left out.
+func (s Section) draw(b *strings.Builder) {
+	columns := []struct {
+		title string
+		cell  func(Row) string
+	}{
+		{"Name", func(r Row) string { return code(r.Name) }},
+		{"Labels", func(r Row) string { return code(r.Labels) }},
+		{"Default", func(r Row) string { return code(r.Default) }},
+		{"State", func(r Row) string { return string(r.State) }},
+		{"Here", func(r Row) string { return r.Here }},
+		{"Shown by", func(r Row) string { return code(strings.Join(r.Tests, "`, `")) }},
+	}
+	var titles, rule []string
+	lines := make([][]string, len(s.Rows))
+	for _, c := range columns {
+		cells, filled := make([]string, len(s.Rows)), false
+		for i, row := range s.Rows {
+			cells[i] = cell(c.cell(row))
+			filled = filled || cells[i] != ""
+		}
+		if !filled {
+			continue
+		}
+		titles, rule = append(titles, c.title), append(rule, "---")
+		for i := range lines {
+			lines[i] = append(lines[i], cells[i])
+		}
+	}
+	for _, line := range append([][]string{titles, rule}, lines...) {
+		fmt.Fprintf(b, "| %s |\n", strings.Join(line, " | "))
+	}
+}
+
+func code(text string) string {
+	if text == "" {
+		return ""
+	}
+
+	return "`" + text + "`"
+}
+
+// cell is text that can stand in a table.
+func cell(text string) string {
+	return strings.ReplaceAll(strings.Join(strings.Fields(text), " "), "|", `\|`)
+}
