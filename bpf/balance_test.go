@@ -93,6 +93,26 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
+// Two CPUs count at the same time, and the one that takes away may be first: a load
+// below zero is none.
+func TestLoadBelowZero(t *testing.T) {
+	for _, algorithm := range []uint8{maps.AlgorithmLC, maps.AlgorithmSED, maps.AlgorithmNQ} {
+		t.Run(reconcile.AlgorithmText(algorithm), func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				two := three[:2]
+				s := w.serve(t, service{at: []string{clusterIP}, to: two, algorithm: algorithm})
+				for i := range 16 { // it may be compared first, or last
+					w.busy(s, map[string]int32{two[0]: -1 - int32(w.load(s, two[0])), two[1]: 2 - int32(w.load(s, two[1]))})
+					in := tcp(p.client, clusterIP, "S").fromPort(uint16(7000 + i))
+					if got := w.opens(t, p, in, two...); got != two[0] {
+						t.Fatalf("with -1 and 2 connections, flow %d goes to %s", i+1, got)
+					}
+				}
+			})
+		})
+	}
+}
+
 // hash is that of balance.h.
 func hash(bytes []byte) uint32 {
 	h := uint32(len(bytes))

@@ -35,10 +35,32 @@ func TestDirectConnectionAfterAFlow(t *testing.T) {
 				c.establish(t)
 				c.hears(t, tcp(client, client, end))
 				c.says(t, tcp(client, client, end))
-				w.egress(t, p, tcp(portPod, p.client, "S.")).passes(maps.ReasonPassBystander)
+				for _, flags := range []string{"S.", ".", "P.", "F."} {
+					w.egress(t, p, tcp(portPod, p.client, flags)).passes(maps.ReasonPassBystander)
+				}
+				if left := w.entries(t); len(left) > 0 {
+					t.Errorf("%d entries of the flow are left", len(left))
+				}
 			})
 		})
 	}
+}
+
+// Nor is a client that dials a backend directly masqueraded, because a flow of that
+// tuple was.
+func TestDirectConnectionAfterAMasqueradedFlow(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, remotePod)
+		c.establish(t)
+		c.says(t, tcp(client, client, "F."))
+		c.leaves(t, tcp(client, client, "F."))
+		c.returns(t, tcp(client, client, "F."))
+		c.hears(t, tcp(client, client, "F."))
+		for _, flags := range []string{"S", ".", "P."} {
+			w.egress(t, p, tcp(p.client, remotePod, flags)).passes(maps.ReasonPassBystander)
+		}
+		w.egress(t, p, tcp(remotePod, p.client, "S.")).passes(maps.ReasonPassBystander)
+	})
 }
 
 // A promiscuous device, or a switch that does not know better, shows us frames to

@@ -227,13 +227,14 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
 }
 
 /*
- * is_of_another says that a backend accepts a connection, where our flow of that
- * tuple has ended: the client has dialled it directly.
+ * is_of_another says that a client dials a backend directly, or that the backend
+ * accepts that, where our flow of that tuple has ended. A Service's next flow would
+ * have begun its entries anew.
  */
 static __always_inline bool is_of_another(const struct flow *f, const struct packet *pkt)
 {
-	return pkt->signal == SIGNAL_ACCEPT && f->role == FLOW_TO_CLIENT &&
-	       (f->state == FLOW_FIN || f->state == FLOW_RESET);
+	return is_silent(f) && ((pkt->signal == SIGNAL_FIRST && f->role == FLOW_TO_BACKEND) ||
+				(pkt->signal == SIGNAL_ACCEPT && f->role == FLOW_TO_CLIENT));
 }
 
 /* The way of a packet from the stack to the wire: what belongs to no flow is none of ours. */
@@ -259,8 +260,12 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 		return REASON_PASS_BYSTANDER;
 
 	f = find_flow(pkt, &pkt->ip.key, &half_open);
-	if (!f || is_of_another(f, pkt))
+	if (!f)
 		return REASON_PASS_BYSTANDER;
+	if (is_of_another(f, pkt)) {
+		forget_all(pkt, f);
+		return REASON_PASS_BYSTANDER;
+	}
 	pkt->now = bpf_ktime_get_ns();
 	track(pkt, f, half_open);
 	return rewrite(ctx, pkt, &pkt->to) ?: REASON_FLOW;

@@ -190,6 +190,49 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 		prove(pkt, f);
 }
 
+/* gives_up is for an entry that is about to be deleted: true if it is one of f, and settled. */
+static __always_inline bool gives_up(struct flow *entry, const struct flow *f, __u32 role)
+{
+	if (!entry || entry->created != f->created)
+		return false;
+	if (role == FLOW_FROM_CLIENT)
+		uncount(entry);
+	tell_bytes(entry);
+	return true;
+}
+
+/*
+ * forget deletes the entry of the flow of the packet at a hook that has this role. See
+ * reserve.
+ */
+__noinline int forget(__u32 hook, __u32 role)
+{
+	struct packet *pkt = packet_at(hook);
+
+	if (!pkt)
+		return 0;
+	comes_as(&pkt->flow, role, &pkt->key);
+	if (gives_up(bpf_map_lookup_elem(&sl_half_open, &pkt->key), &pkt->flow, role))
+		drop_half_open(&pkt->key);
+	if (gives_up(bpf_map_lookup_elem(&sl_flows, &pkt->key), &pkt->flow, role))
+		drop_flow(&pkt->key);
+	return 0;
+}
+
+/* forget_all is for a flow whose tuple somebody else has now. */
+static __always_inline void forget_all(struct packet *pkt, const struct flow *f)
+{
+	__u32 hook = pkt->ip.key.hook;
+
+	pkt->flow = *f;
+	forget(hook, FLOW_FROM_CLIENT);
+	forget(hook, FLOW_TO_CLIENT);
+	if (is_masqueraded(&pkt->flow)) {
+		forget(hook, FLOW_TO_BACKEND);
+		forget(hook, FLOW_FROM_BACKEND);
+	}
+}
+
 /* sibling returns the entry of the same flow in another role, or NULL. */
 static __always_inline const struct flow *sibling(struct packet *pkt, const struct flow *f,
 						  __u8 role, bool half_open)
