@@ -4,7 +4,7 @@
 version := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: help setup build test lint generate demo bench kernels clean
+.PHONY: help setup build image test lint generate demo bench kernels clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -14,6 +14,9 @@ setup: ## makes this machine ready for everything below
 
 build: ## bin/sluice, static
 	$(go_build) -o bin/sluice ./cmd/sluice
+
+image: ## bin/image, the container image as an OCI layout, without Docker
+	go run ./deploy/image -version '$(version)' -o bin/image
 
 demo: ready-demo build ## shows what Sluice does, in a minute, on this machine
 	$(go_build) -o bin/sluice-demo ./test/demo

@@ -1,0 +1,159 @@
+package deploy
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// apiServer is a real one, which notes what our ServiceAccount asks for. It has
+// kube-proxy's ConfigMap, as kubeadm makes it, the Node, and our manifests.
+type apiServer struct {
+	*cluster.Cluster
+	manifests
+	client kubernetes.Interface
+	audit  string
+}
+
+const auditPolicy = `
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  users: ["system:serviceaccount:kube-system:sluice"]
+- level: None
+`
+
+// mustAPIServer starts one on the loopback device of a node.
+func mustAPIServer(t testing.TB, node *lab.Node) *apiServer {
+	t.Helper()
+	folder := t.TempDir()
+	a := &apiServer{audit: filepath.Join(folder, "audit")}
+	policy := filepath.Join(folder, "policy")
+	must(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
+	must(t, node.Do(func() error {
+		// Without lists that are streamed, clients ask for lists, as they do of
+		// older API servers.
+		a.Cluster = cluster.Start(t, "--audit-policy-file="+policy, "--audit-log-path="+a.audit,
+			"--feature-gates=WatchList=false")
+
+		return nil
+	}))
+	cfg := a.Config()
+	cfg.WarningHandler = rest.NoWarnings{}
+	var err error
+	a.client, err = kubernetes.NewForConfig(cfg)
+	must(t, err)
+	text, err := os.ReadFile("testdata/kubeadm.yaml")
+	must(t, err)
+	a.KubectlInput(t, strings.ReplaceAll(string(text), "SERVER", a.URL()), "apply", "-f", "-")
+	_, err = a.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: a.nodeName()},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: node.IPv4.String()},
+			{Type: corev1.NodeInternalIP, Address: node.IPv6.String()},
+		}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	a.manifests = mustBuild(t, "overlays/kubeadm")
+	a.KubectlInput(t, a.text, "apply", "--server-side", "--validate=strict", "-f", "-")
+
+	return a
+}
+
+// nodeName is not the host name of anybody.
+func (a *apiServer) nodeName() string { return "worker-1" }
+
+// mustToken is what is projected into the pods of a ServiceAccount.
+func (a *apiServer) mustToken(t testing.TB, account string) map[string]string {
+	t.Helper()
+	request, err := a.client.CoreV1().ServiceAccounts("kube-system").CreateToken(
+		t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	must(t, err)
+
+	return map[string]string{
+		"token": request.Status.Token, "ca.crt": string(a.Config().CAData), "namespace": "kube-system",
+	}
+}
+
+// mustService creates a Service of two ports, TCP and UDP, and its endpoints.
+// It returns the ClusterIP.
+func (a *apiServer) mustService(t testing.TB, name string, backends ...*lab.Pod) string {
+	t.Helper()
+	svc, err := a.client.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{
+			{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80}, {Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80},
+		}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports: []discoveryv1.EndpointPort{
+			{Name: new("tcp"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))},
+			{Name: new("udp"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(8080))},
+		},
+	}
+	for _, pod := range backends {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{pod.IPv4.String()}, NodeName: new(a.nodeName()),
+		})
+	}
+	_, err = a.client.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice, metav1.CreateOptions{})
+	must(t, err)
+
+	return svc.Spec.ClusterIP
+}
+
+// request is what somebody asked for, and the answer's code.
+type request struct {
+	verb, group, resource string
+}
+
+// mustRequests returns what our ServiceAccount has asked for so far, and how
+// often it was answered with which code.
+func (a *apiServer) mustRequests(t testing.TB) map[request]map[int]int {
+	t.Helper()
+	file, err := os.Open(a.audit)
+	must(t, err)
+	defer file.Close()
+	asked := make(map[request]map[int]int)
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var event struct {
+			Verb, RequestURI string
+			ObjectRef        struct{ Resource, APIGroup string }
+			ResponseStatus   struct{ Code int }
+		}
+		if json.Unmarshal(lines.Bytes(), &event) != nil {
+			break // it is being written
+		}
+		is := request{event.Verb, event.ObjectRef.APIGroup, event.ObjectRef.Resource}
+		if is.resource == "" {
+			is.resource = event.RequestURI
+		}
+		if asked[is] == nil {
+			asked[is] = make(map[int]int)
+		}
+		asked[is][event.ResponseStatus.Code]++
+	}
+	must(t, lines.Err())
+
+	return asked
+}

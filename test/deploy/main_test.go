@@ -1,0 +1,14 @@
+package deploy
+
+import (
+	"os"
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	becomeContainer()
+	lab.Main()
+	os.Exit(m.Run())
+}

@@ -1,0 +1,189 @@
+package deploy
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// patience is for what takes milliseconds, on a machine that may be compiling.
+const patience = 3 * time.Minute
+
+// machine is a node as a kubelet knows it: a network, a root of cgroup2 and
+// folders. Those that all nodes of the lab would share have stand-ins.
+//
+//	pod-1-0 10.244.1.2  client ─┬─ node-1 192.168.50.1 ── 192.168.50.100 client
+//	pod-1-1 10.244.1.3:8080    ─┤  API server, agent
+//	pod-1-2 10.244.1.4:8080    ─┘
+type machine struct {
+	lab    *lab.Cluster
+	node   *lab.Node
+	cgroup *lab.Cgroup // in place of the root
+	pods   *lab.Cgroup // below, where the agent is
+	bpffs  string      // a folder in place of the root
+	files  string      // all other folders of the node
+	image  string      // the files of the image
+}
+
+func mustMachine(t testing.TB) *machine {
+	t.Helper()
+	cluster := lab.MustNew(t, lab.Config{Nodes: 1, PodsPerNode: 3, Client: true})
+	m := &machine{
+		lab:    cluster,
+		node:   cluster.Nodes[0],
+		cgroup: lab.MustCgroup(t, "deploy"),
+		files:  t.TempDir(),
+		image:  mustExtract(t),
+	}
+	var err error
+	if m.pods, err = m.cgroup.Child("kubepods"); err != nil {
+		t.Fatal(err)
+	}
+	m.mustPinFolder(t)
+	for _, pod := range m.node.Pods[1:] {
+		lab.MustServe(t, pod.Namespace, pod.Name, pod.At(8080)...)
+	}
+
+	return m
+}
+
+const pinPattern = "/sys/fs/bpf/sluice-deploy-%d"
+
+// mustPinFolder makes a place for pins. What an earlier run left that died goes.
+func (m *machine) mustPinFolder(t testing.TB) {
+	t.Helper()
+	left, _ := filepath.Glob(strings.Replace(pinPattern, "%d", "*", 1))
+	for _, folder := range left {
+		var owner int
+		if _, err := fmt.Sscanf(folder, pinPattern, &owner); err == nil && unix.Kill(owner, 0) == unix.ESRCH {
+			_ = errors.Join(datapath.Remove(filepath.Join(folder, "sluice")), os.Remove(folder)) // the next run tries again
+		}
+	}
+	m.bpffs = fmt.Sprintf(pinPattern, os.Getpid())
+	if err := os.Mkdir(m.bpffs, 0o700); err != nil {
+		t.Fatalf("folder of pins: %v", err)
+	}
+	t.Cleanup(func() {
+		remove := func() error { return datapath.Remove(filepath.Join(m.bpffs, "sluice")) }
+		if err := errors.Join(m.node.Do(remove), os.Remove(m.bpffs)); err != nil {
+			t.Errorf("folder of pins: %v", err)
+		}
+	})
+}
+
+// path is where a folder of the node is.
+func (m *machine) path(path string) string {
+	switch path {
+	case "/sys/fs/cgroup":
+		return m.cgroup.Path()
+	case "/sys/fs/bpf":
+		return m.bpffs
+	case "/run/netns":
+		return path // the names of the lab are there
+	}
+
+	return filepath.Join(m.files, path)
+}
+
+// mustExtract writes the image for this machine as `make image` does, and
+// returns a folder with its files.
+func mustExtract(t testing.TB) string {
+	t.Helper()
+	folder := filepath.Join(t.TempDir(), "layout")
+	cmd := exec.Command("go", "run", "../../deploy/image", "-version", "test",
+		"-platforms", "linux/"+runtime.GOARCH, "-o", folder)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("image: %v: %s", err, out)
+	}
+	root, err := layout.ImageIndexFromPath(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// One index, of one image.
+	manifest, err := root.IndexManifest()
+	if err == nil {
+		root, err = root.ImageIndex(manifest.Manifests[0].Digest)
+	}
+	if err == nil {
+		manifest, err = root.IndexManifest()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := root.Image(manifest.Manifests[0].Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := t.TempDir()
+	content := mutate.Extract(image)
+	defer content.Close()
+	if err := untar(content, files); err != nil {
+		t.Fatalf("files of the image: %v", err)
+	}
+
+	return files
+}
+
+func untar(from io.Reader, to string) error {
+	for r := tar.NewReader(from); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(to, header.Name)
+		if header.Typeflag == tar.TypeDir {
+			if err := os.MkdirAll(path, header.FileInfo().Mode()); err != nil {
+				return err
+			}
+
+			continue
+		}
+		content, err := io.ReadAll(r)
+		if err == nil {
+			err = os.WriteFile(path, content, header.FileInfo().Mode())
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// eventually waits until check returns no error.
+func eventually(t testing.TB, what string, check func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not after %v: %s: %v", patience, what, err)
+		}
+	}
+}
+
+// must fails the test if one of the errors is one.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,153 @@
+package deploy
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// TestDeploy applies the manifests to a real API server, and is the kubelet of a
+// node: it runs the image as the DaemonSet says, with kube-proxy's own ConfigMap,
+// no more capabilities than are granted, and seccomp. The parts follow each
+// other: what one leaves programmed is there for the next.
+func TestDeploy(t *testing.T) {
+	m := mustMachine(t)
+	k := &kubelet{machine: m, apiServer: mustAPIServer(t, m.node)}
+	t.Run("applied", func(t *testing.T) { testApply(t, k.apiServer) })
+	t.Run("pod", func(t *testing.T) { testPod(t, k) })
+	t.Run("capabilities", func(t *testing.T) { testCapabilities(t, k) })
+	t.Run("node", func(t *testing.T) { testNode(t, k) })
+	t.Run("privileged-init", func(t *testing.T) { testInit(t, k) })
+}
+
+func testPod(t *testing.T, k *kubelet) {
+	spec := k.mustSpec(t)
+	agent := k.mustRun(t, spec)
+	k.mustBeReady(t, agent)
+	t.Run("has what the manifest grants", func(t *testing.T) { testGrants(t, agent) })
+
+	backends := k.node.Pods[1:]
+	ip := k.mustService(t, "web", backends...) + ":80"
+	pod := lab.MustCaller(t, k.node.Pods[0].Namespace, k.cgroup)
+	node := lab.MustCaller(t, k.node.Namespace, k.cgroup)
+	outside := lab.MustCaller(t, k.lab.Client.Namespace, nil)
+	t.Run("sockets are translated", func(t *testing.T) {
+		for _, from := range []*lab.Caller{pod, node} {
+			mustReach(t, from, "tcp", ip, backends...)
+			mustReach(t, from, "udp", ip, backends...)
+		}
+	})
+	t.Run("packets are translated", func(t *testing.T) {
+		svc, err := k.client.CoreV1().Services("default").Get(t.Context(), "web", metav1.GetOptions{})
+		must(t, err)
+		for i, network := range []string{"tcp", "udp"} {
+			address := fmt.Sprintf("%s:%d", k.node.IPv4, svc.Spec.Ports[i].NodePort)
+			mustReach(t, outside, network, address, backends...)
+		}
+	})
+	t.Run("sockets of every namespace are ended", func(t *testing.T) { testOrphans(t, k, node, pod) })
+	t.Run("verbs find the agent", func(t *testing.T) { testVerbs(t, k, spec) })
+	t.Run("requests are what the role grants", func(t *testing.T) { testRequests(t, k) })
+	t.Run("restarted", func(t *testing.T) {
+		agent.mustStop(t)
+		mustReach(t, pod, "tcp", ip, backends...)
+		again := k.mustSpec(t)
+		agent = k.mustRun(t, again)
+		mustReach(t, pod, "tcp", ip, backends...)
+		k.mustBeReady(t, agent)
+		mustReach(t, pod, "tcp", ip, backends...)
+		testChange(t, k, agent, again)
+		mustReach(t, pod, "tcp", ip, backends...)
+	})
+	t.Run("removed", func(t *testing.T) {
+		if out, code := k.mustExec(t, spec, "cleanup"); code != 0 {
+			t.Errorf("sluice cleanup: exit code %d: %s", code, out)
+		}
+		left, err := os.ReadDir(k.bpffs)
+		must(t, err)
+		if len(left) > 0 {
+			t.Errorf("pins are left: %v", left)
+		}
+		if reply, err := pod.Request("tcp", ip); err == nil {
+			t.Errorf("%s, and nobody translates", reply.Text)
+		}
+	})
+}
+
+// testGrants asks the kernel what the agent may do.
+func testGrants(t *testing.T, agent *container) {
+	var mask uint64
+	for _, name := range granted {
+		if held(string(name)) {
+			mask |= 1 << capabilities[string(name)]
+		}
+	}
+	want := fmt.Sprintf("%016x", mask)
+	for name, want := range map[string]string{
+		"CapBnd": want, "CapPrm": want, "CapEff": want, "CapInh": "0000000000000000", "CapAmb": "0000000000000000",
+		"NoNewPrivs": "1", "Seccomp": "2",
+	} {
+		if got := agent.status(t, name); got != want {
+			t.Errorf("%s of the agent is %s, want %s", name, got, want)
+		}
+	}
+	if !held("SYS_RESOURCE") {
+		t.Log("root has no SYS_RESOURCE on this machine: oom_score_adj is not seen to be set")
+
+		return
+	}
+	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", agent.cmd.Process.Pid))
+	must(t, err)
+	if got := strings.TrimSpace(string(score)); got != "-999" { // kube-proxy's default
+		t.Errorf("the agent's oom_score_adj is %s, want -999", got)
+	}
+}
+
+// testChange: a kubelet shows another version of the ConfigMap, and the agent ends
+// with an error, to be started again.
+func testChange(t *testing.T, k *kubelet, agent *container, spec containerSpec) {
+	t.Helper()
+	configMap, err := k.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{})
+	must(t, err)
+	configMap.Data["config.conf"] += "\n# changed"
+	mustSwap(t, mustMount(t, spec, "/var/lib/kube-proxy").From, "..second", configMap.Data)
+	eventually(t, "the agent ends", agent.ended)
+	if agent.err == nil || !strings.Contains(agent.output(), "/var/lib/kube-proxy/config.conf") {
+		t.Errorf("the agent ended with %v, want an error that names the file: %s", agent.err, agent.output())
+	}
+}
+
+// testOrphans: also those of pods that came after the agent.
+func testOrphans(t *testing.T, k *kubelet, node, pod *lab.Caller) {
+	late, err := k.node.AddPod()
+	must(t, err)
+	ip := k.mustService(t, "dns", k.node.Pods[1]) + ":80"
+	sockets := make(map[string]*lab.Socket)
+	for name, from := range map[string]*lab.Caller{
+		"node": node, "pod": pod, "late pod": lab.MustCaller(t, late.Namespace, k.cgroup),
+	} {
+		mustReach(t, from, "udp", ip, k.node.Pods[1])
+		sockets[name] = mustConnect(t, from, ip)
+	}
+	k.mustRemoveEndpoints(t, "dns")
+	for name, socket := range sockets {
+		eventually(t, "the socket of the "+name+" is ended", func() error { return aborted(socket) })
+	}
+}
+
+// testVerbs is an operator with kubectl exec, who gives no flags.
+func testVerbs(t *testing.T, k *kubelet, spec containerSpec) {
+	for verb, want := range map[string]string{
+		"status": k.nodeName(), "services": "default/web", "backends": k.node.Pods[1].IPv4.String(), "flows": "default/web",
+	} {
+		out, code := k.mustExec(t, spec, verb)
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("sluice %s: exit code %d, want %q in: %s", verb, code, want, out)
+		}
+	}
+}

@@ -1,0 +1,81 @@
+package deploy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// mustReach waits until all of these pods answer, and nobody else.
+func mustReach(t testing.TB, from *lab.Caller, network, address string, want ...*lab.Pod) {
+	t.Helper()
+	var names []string
+	for _, pod := range want {
+		names = append(names, pod.Name)
+	}
+	eventually(t, fmt.Sprintf("%s %s leads to %v", network, address, names), func() error {
+		met := make(map[string]bool)
+		for range 40 * len(names) {
+			reply, err := from.Exchange(lab.Exchange{Network: network, Address: address, Timeout: time.Second})
+			if err != nil {
+				return err
+			}
+			answer, err := lab.ParseAnswer(reply.Text)
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(names, answer.Name) {
+				return fmt.Errorf("%s answers", answer.Name)
+			}
+			met[answer.Name] = true
+		}
+		if len(met) < len(names) {
+			return fmt.Errorf("only %v answer", met)
+		}
+
+		return nil
+	})
+}
+
+// mustConnect returns a UDP socket that is connected to the Service, and has
+// been answered.
+func mustConnect(t testing.TB, from *lab.Caller, address string) *lab.Socket {
+	t.Helper()
+	socket, err := from.Socket("udp4")
+	must(t, err)
+	must(t, socket.Connect(address), socket.Send("who\n"))
+	_, _, err = socket.Recv()
+	must(t, err)
+
+	return socket
+}
+
+// aborted returns no error if the agent has ended a socket.
+func aborted(socket *lab.Socket) error {
+	pending, err := socket.Option(unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && unix.Errno(pending) != unix.ECONNABORTED {
+		err = errors.New("the socket stays with its backend")
+	}
+
+	return err
+}
+
+// mustRemoveEndpoints leaves a Service without any.
+func (a *apiServer) mustRemoveEndpoints(t testing.TB, name string) {
+	t.Helper()
+	slices := a.client.DiscoveryV1().EndpointSlices("default")
+	slice, err := slices.Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	slice.Endpoints = []discoveryv1.Endpoint{}
+	_, err = slices.Update(t.Context(), slice, metav1.UpdateOptions{})
+	must(t, err)
+}
