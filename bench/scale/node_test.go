@@ -103,10 +103,17 @@ func (n *node) mustCountWrites(b *testing.B) (calls, slots uint64) {
 	return calls, slots
 }
 
-// mustReadMemory returns a value of the agent's /proc/PID/status, in bytes.
+// mustReadMemory is [mustReadMemoryOf] the agent.
 func (n *node) mustReadMemory(b *testing.B, name string) float64 {
 	b.Helper()
-	file, err := os.Open(fmt.Sprintf("/proc/%d/status", n.PID()))
+
+	return mustReadMemoryOf(b, n.PID(), name)
+}
+
+// mustReadMemoryOf returns a value of a process' /proc/PID/status, in bytes.
+func mustReadMemoryOf(b *testing.B, pid int, name string) float64 {
+	b.Helper()
+	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	must(b, err)
 	defer file.Close()
 	for lines := bufio.NewScanner(file); lines.Scan(); {
@@ -123,19 +130,30 @@ func (n *node) mustReadMemory(b *testing.B, name string) float64 {
 	return 0
 }
 
-// mustReadCPU returns how long the agent has run on a processor so far, of
-// which /proc tells in hundredths of a second.
+// mustReadCPU is [mustReadCPUOf] the agent.
 func (n *node) mustReadCPU(b *testing.B) time.Duration {
 	b.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))
+
+	return mustReadCPUOf(b, n.PID())
+}
+
+// mustReadCPUOf returns how long a process and the children that it has waited for
+// have run on a processor so far, of which /proc tells in hundredths of a second.
+func mustReadCPUOf(b *testing.B, pid int) time.Duration {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	must(b, err)
 	_, after, _ := strings.Cut(string(stat), ") ") // the name of the program
 	fields := strings.Fields(after)
-	var user, system time.Duration
-	_, err = fmt.Sscan(fields[11]+" "+fields[12], &user, &system)
-	must(b, err)
+	var ticks time.Duration
+	for _, field := range fields[11:15] { // user, system, and both of its children
+		var n time.Duration
+		_, err = fmt.Sscan(field, &n)
+		must(b, err)
+		ticks += n
+	}
 
-	return (user + system) * 10 * time.Millisecond
+	return ticks * 10 * time.Millisecond
 }
 
 // mustReadMapMemory returns how many bytes the kernel has for a node's maps.

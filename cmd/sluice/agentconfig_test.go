@@ -34,60 +34,63 @@ func toConfig(t *testing.T, fields string, args ...string) (agent.Config, error)
 	return flags.agentConfig(&places{}, mustSettle(t, flags), slog.New(slog.DiscardHandler))
 }
 
+// configs are settings, and what the agent is told of them.
+var configs = []struct {
+	name   string
+	fields string
+	args   []string
+	got    func(agent.Config) any
+	want   any
+}{
+	{"masquerading of the mode's section", "iptables: {masqueradeAll: true}", nil, func(c agent.Config) any { return c.MasqueradeAll }, true},
+	{"no masquerading of another section", "mode: nftables\niptables: {masqueradeAll: true}", nil, func(c agent.Config) any { return c.MasqueradeAll }, false},
+	{"masquerading in nftables mode", "mode: nftables\nnftables: {masqueradeAll: true}", nil, func(c agent.Config) any { return c.MasqueradeAll }, true},
+	{"masquerading by a flag", "none", []string{"--masquerade-all", "--proxy-mode=nftables"}, func(c agent.Config) any { return c.MasqueradeAll }, true},
+	{"random by default", "none", nil, algorithm, lb.Random},
+	{"what the scheduler selects", "ipvs: {scheduler: sh}", nil, algorithm, lb.SourceHash},
+	{"what the scheduler's flag selects", "none", []string{"--ipvs-scheduler=nq"}, algorithm, lb.NeverQueue},
+	{"rr in IPVS mode", "none", []string{"--proxy-mode=ipvs"}, algorithm, lb.RoundRobin},
+	{"--algorithm before the scheduler", "mode: ipvs\nipvs: {scheduler: sh}", []string{"--algorithm=maglev"}, algorithm, lb.Maglev},
+	{"external IPs by default", "none", nil, ignoreExternalIPs, false},
+	{"no external IPs without the gate", "featureGates: {AllowServiceExternalIPs: false}", nil, ignoreExternalIPs, true},
+	{"no external IPs by a flag", "none", []string{"--feature-gates=AllowServiceExternalIPs=false"}, ignoreExternalIPs, true},
+	{"no node IP by default", "none", nil, nodeIP, netip.Addr{}},
+	{"no node IP if it is not specified", `bindAddress: "::"`, nil, nodeIP, netip.Addr{}},
+	{"the bind address as node IP", "bindAddress: 2001:db8::1", nil, nodeIP, netip.MustParseAddr("2001:db8::1")},
+	{"the bind address by a flag", "none", []string{"--bind-address=192.0.2.7"}, nodeIP, netip.MustParseAddr("192.0.2.7")},
+	{"the addresses of servers", "none", nil, servers, "0.0.0.0:10256 127.0.0.1:10249"},
+	{"the addresses of servers from a file", "healthzBindAddress: '[::1]:1'\nmetricsBindAddress: 192.0.2.1", nil, servers, "[::1]:1 192.0.2.1:10249"},
+	{"no health checks", "none", []string{"--healthz-port=0"}, servers, "invalid AddrPort 127.0.0.1:10249"},
+	{"a hard fail", "bindAddressHardFail: true", nil, func(c agent.Config) any { return c.BindAddressHardFail }, true},
+	{"a hard fail by a flag", "none", []string{"--bind-address-hard-fail"}, func(c agent.Config) any { return c.BindAddressHardFail }, true},
+	{"profiling", "enableProfiling: true", nil, func(c agent.Config) any { return c.Profiling }, true},
+	{"profiling by a flag", "none", []string{"--profiling"}, func(c agent.Config) any { return c.Profiling }, true},
+	{"kube-proxy's periods", "none", nil, periods, "30s 15m0s"},
+	{"the periods of the mode", "mode: ipvs\niptables: {syncPeriod: 1m}\nipvs: {syncPeriod: 2m}\nconfigSyncPeriod: 3m", nil, periods, "2m0s 3m0s"},
+	{"the periods of flags", "none", []string{"--iptables-sync-period=1m", "--config-sync-period=2m"}, periods, "1m0s 2m0s"},
+	{"kube-proxy's timeouts", "none", nil, timeouts, flow.Timeouts{Established: 24 * time.Hour, Closing: time.Hour}},
+	{"the timeouts of a file", "conntrack: {tcpEstablishedTimeout: 1s, tcpCloseWaitTimeout: 2s, udpTimeout: 3s, udpStreamTimeout: 4s}", nil, timeouts,
+		flow.Timeouts{Established: time.Second, Closing: 2 * time.Second, UDPUnanswered: 3 * time.Second, UDPAnswered: 4 * time.Second}},
+	{"the timeouts of flags", "none", []string{"--conntrack-tcp-timeout-established=1s", "--conntrack-tcp-timeout-close-wait=2s", "--conntrack-udp-timeout=3s", "--conntrack-udp-timeout-stream=4s"}, timeouts,
+		flow.Timeouts{Established: time.Second, Closing: 2 * time.Second, UDPUnanswered: 3 * time.Second, UDPAnswered: 4 * time.Second}},
+	{"UDP's timeout also at sockets", "conntrack: {udpStreamTimeout: 4s}", nil, func(c agent.Config) any { return c.Datapath.UDPIdle }, 4 * time.Second},
+	{"node ports at loopback", "none", nil, noLocalhost, false},
+	{"no node ports at loopback", "iptables: {localhostNodePorts: false}", nil, noLocalhost, true},
+	{"no node ports at loopback, by a flag", "none", []string{"--iptables-localhost-nodeports=false"}, noLocalhost, true},
+	{"node ports at primary addresses", "none", nil, nodePortRanges, "[]"},
+	{"node ports at all addresses", "", nil, nodePortRanges, "[0.0.0.0/0 ::/0]"},
+	{"node ports at all addresses in IPVS mode", "mode: ipvs", nil, nodePortRanges, "[0.0.0.0/0 ::/0]"},
+	{"node ports at primary addresses in nftables mode", "mode: nftables", nil, nodePortRanges, "[]"},
+	{"node ports at some addresses", "nodePortAddresses: [10.0.0.0/8]", nil, nodePortRanges, "[10.0.0.0/8]"},
+	{"the node's name", "hostnameOverride: ' File '", nil, func(c agent.Config) any { return c.NodeName }, "file"},
+	{"the number of Services with metrics", "", []string{"--service-metrics=7"}, func(c agent.Config) any { return c.ServiceMetrics }, 7},
+	{"a thousand Services with metrics", "", nil, func(c agent.Config) any { return c.ServiceMetrics }, 1000},
+	{"quick to fail", "", []string{"--fail-fast"}, func(c agent.Config) any { return c.FailFast }, true},
+	{"patient", "", nil, func(c agent.Config) any { return c.FailFast }, false},
+}
+
 func TestAgentConfig(t *testing.T) {
-	for _, test := range []struct {
-		name   string
-		fields string
-		args   []string
-		got    func(agent.Config) any
-		want   any
-	}{
-		{"masquerading of the mode's section", "iptables: {masqueradeAll: true}", nil, func(c agent.Config) any { return c.MasqueradeAll }, true},
-		{"no masquerading of another section", "mode: nftables\niptables: {masqueradeAll: true}", nil, func(c agent.Config) any { return c.MasqueradeAll }, false},
-		{"masquerading in nftables mode", "mode: nftables\nnftables: {masqueradeAll: true}", nil, func(c agent.Config) any { return c.MasqueradeAll }, true},
-		{"masquerading by a flag", "none", []string{"--masquerade-all", "--proxy-mode=nftables"}, func(c agent.Config) any { return c.MasqueradeAll }, true},
-		{"random by default", "none", nil, algorithm, lb.Random},
-		{"what the scheduler selects", "ipvs: {scheduler: sh}", nil, algorithm, lb.SourceHash},
-		{"what the scheduler's flag selects", "none", []string{"--ipvs-scheduler=nq"}, algorithm, lb.NeverQueue},
-		{"rr in IPVS mode", "none", []string{"--proxy-mode=ipvs"}, algorithm, lb.RoundRobin},
-		{"--algorithm before the scheduler", "mode: ipvs\nipvs: {scheduler: sh}", []string{"--algorithm=maglev"}, algorithm, lb.Maglev},
-		{"external IPs by default", "none", nil, ignoreExternalIPs, false},
-		{"no external IPs without the gate", "featureGates: {AllowServiceExternalIPs: false}", nil, ignoreExternalIPs, true},
-		{"no external IPs by a flag", "none", []string{"--feature-gates=AllowServiceExternalIPs=false"}, ignoreExternalIPs, true},
-		{"no node IP by default", "none", nil, nodeIP, netip.Addr{}},
-		{"no node IP if it is not specified", `bindAddress: "::"`, nil, nodeIP, netip.Addr{}},
-		{"the bind address as node IP", "bindAddress: 2001:db8::1", nil, nodeIP, netip.MustParseAddr("2001:db8::1")},
-		{"the bind address by a flag", "none", []string{"--bind-address=192.0.2.7"}, nodeIP, netip.MustParseAddr("192.0.2.7")},
-		{"the addresses of servers", "none", nil, servers, "0.0.0.0:10256 127.0.0.1:10249"},
-		{"the addresses of servers from a file", "healthzBindAddress: '[::1]:1'\nmetricsBindAddress: 192.0.2.1", nil, servers, "[::1]:1 192.0.2.1:10249"},
-		{"no health checks", "none", []string{"--healthz-port=0"}, servers, "invalid AddrPort 127.0.0.1:10249"},
-		{"a hard fail", "bindAddressHardFail: true", nil, func(c agent.Config) any { return c.BindAddressHardFail }, true},
-		{"a hard fail by a flag", "none", []string{"--bind-address-hard-fail"}, func(c agent.Config) any { return c.BindAddressHardFail }, true},
-		{"profiling", "enableProfiling: true", nil, func(c agent.Config) any { return c.Profiling }, true},
-		{"profiling by a flag", "none", []string{"--profiling"}, func(c agent.Config) any { return c.Profiling }, true},
-		{"kube-proxy's periods", "none", nil, periods, "30s 15m0s"},
-		{"the periods of the mode", "mode: ipvs\niptables: {syncPeriod: 1m}\nipvs: {syncPeriod: 2m}\nconfigSyncPeriod: 3m", nil, periods, "2m0s 3m0s"},
-		{"the periods of flags", "none", []string{"--iptables-sync-period=1m", "--config-sync-period=2m"}, periods, "1m0s 2m0s"},
-		{"kube-proxy's timeouts", "none", nil, timeouts, flow.Timeouts{Established: 24 * time.Hour, Closing: time.Hour}},
-		{"the timeouts of a file", "conntrack: {tcpEstablishedTimeout: 1s, tcpCloseWaitTimeout: 2s, udpTimeout: 3s, udpStreamTimeout: 4s}", nil, timeouts,
-			flow.Timeouts{Established: time.Second, Closing: 2 * time.Second, UDPUnanswered: 3 * time.Second, UDPAnswered: 4 * time.Second}},
-		{"the timeouts of flags", "none", []string{"--conntrack-tcp-timeout-established=1s", "--conntrack-tcp-timeout-close-wait=2s", "--conntrack-udp-timeout=3s", "--conntrack-udp-timeout-stream=4s"}, timeouts,
-			flow.Timeouts{Established: time.Second, Closing: 2 * time.Second, UDPUnanswered: 3 * time.Second, UDPAnswered: 4 * time.Second}},
-		{"UDP's timeout also at sockets", "conntrack: {udpStreamTimeout: 4s}", nil, func(c agent.Config) any { return c.Datapath.UDPIdle }, 4 * time.Second},
-		{"node ports at loopback", "none", nil, noLocalhost, false},
-		{"no node ports at loopback", "iptables: {localhostNodePorts: false}", nil, noLocalhost, true},
-		{"no node ports at loopback, by a flag", "none", []string{"--iptables-localhost-nodeports=false"}, noLocalhost, true},
-		{"node ports at primary addresses", "none", nil, nodePortRanges, "[]"},
-		{"node ports at all addresses", "", nil, nodePortRanges, "[0.0.0.0/0 ::/0]"},
-		{"node ports at all addresses in IPVS mode", "mode: ipvs", nil, nodePortRanges, "[0.0.0.0/0 ::/0]"},
-		{"node ports at primary addresses in nftables mode", "mode: nftables", nil, nodePortRanges, "[]"},
-		{"node ports at some addresses", "nodePortAddresses: [10.0.0.0/8]", nil, nodePortRanges, "[10.0.0.0/8]"},
-		{"the node's name", "hostnameOverride: ' File '", nil, func(c agent.Config) any { return c.NodeName }, "file"},
-		{"the number of Services with metrics", "", []string{"--service-metrics=7"}, func(c agent.Config) any { return c.ServiceMetrics }, 7},
-		{"a thousand Services with metrics", "", nil, func(c agent.Config) any { return c.ServiceMetrics }, 1000},
-		{"quick to fail", "", []string{"--fail-fast"}, func(c agent.Config) any { return c.FailFast }, true},
-		{"patient", "", nil, func(c agent.Config) any { return c.FailFast }, false},
-	} {
+	for _, test := range configs {
 		t.Run("it has "+test.name, func(t *testing.T) {
 			got := test.got(mustConfig(t, test.fields, test.args...))
 			if diff := cmp.Diff(fmt.Sprint(test.want), fmt.Sprint(got)); diff != "" {

@@ -23,6 +23,8 @@ type settings struct {
 	unknown error
 	// ignored are flags that are set and do not count beside a file.
 	ignored []string
+	// unused are fields and flags that are set and mean nothing to Sluice.
+	unused []string
 }
 
 // settle returns the settings, complete and valid. Which flags count beside a
@@ -44,6 +46,15 @@ func (f *kubeProxyFlags) settle() (*settings, error) {
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.close())
+	}
+	s.unused = config.Unused(s.kubeProxy)
+	if f.file == "" && !f.set.Changed("ipvs-min-sync-period") { // its default is another than the file's
+		s.unused = slices.DeleteFunc(s.unused, func(name string) bool { return name == "ipvs.minSyncPeriod" })
+	}
+	for _, name := range []string{"boot-id-file", "machine-id-file"} { // they are no fields
+		if f.file == "" && f.set.Changed(name) {
+			s.unused = append(s.unused, "--"+name)
+		}
 	}
 
 	return s, nil
@@ -163,8 +174,8 @@ func (s *settings) tell(log *slog.Logger) {
 	if len(s.ignored) > 0 {
 		log.Warn("flags do not count beside a configuration file", "flags", s.ignored)
 	}
-	if unused := config.Unused(s.kubeProxy); len(unused) > 0 {
-		log.Info("settings that mean nothing to Sluice", "fields", unused)
+	if len(s.unused) > 0 {
+		log.Info("settings that mean nothing to Sluice", "fields", s.unused)
 	}
 }
 

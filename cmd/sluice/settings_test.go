@@ -152,3 +152,19 @@ func TestIgnoredFlags(t *testing.T) {
 		t.Errorf("ignored are %q, without a file", s.ignored)
 	}
 }
+
+// Of flags that mean nothing, those that are fields are named as such.
+func TestUnusedFlags(t *testing.T) {
+	args := []string{"--ipvs-strict-arp", "--iptables-masquerade-bit=3", "--boot-id-file=x", "--machine-id-file=x", "--proxy-mode=ipvs"}
+	want := []string{"iptables.masqueradeBit", "ipvs.strictARP", "--boot-id-file", "--machine-id-file"}
+	if got := mustSettle(t, parse(t, "none", args...)).unused; !slices.Equal(got, want) {
+		t.Errorf("unused are %q, want %q", got, want)
+	}
+	args = []string{"--ipvs-min-sync-period=1s", "--proxy-mode=ipvs"}
+	if got := mustSettle(t, parse(t, "none", args...)).unused; !slices.Equal(got, []string{"ipvs.minSyncPeriod"}) {
+		t.Errorf("unused are %q, want ipvs.minSyncPeriod", got)
+	}
+	if got := mustSettle(t, parse(t, "none")).unused; len(got) > 0 {
+		t.Errorf("unused are %q, and nothing is set", got)
+	}
+}

@@ -154,6 +154,7 @@ type agent struct {
 	unwritten  bool  // a write failed in this round
 	unwritable error // nothing can be written
 	frontends  maps.Table[maps.FrontendKey, maps.Frontend]
+	tables     maps.Tables // written by writer, read by anybody
 	stock      stock
 
 	mail    *mailbox      // posted to by anybody
@@ -205,12 +206,24 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	defer func() { err = errors.Join(err, dp.Close()) }()
 
-	if err := logMaps(cfg.Log, dp); err != nil {
+	a, err := newAgent(cfg, dp, mail, proxy)
+	if err != nil {
 		return err
+	}
+	a.source, a.events = source, events
+
+	return a.run(ctx)
+}
+
+// newAgent returns an agent that knows of no cluster yet, on maps that it takes
+// over as they are.
+func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Proxy) (*agent, error) {
+	if err := logMaps(cfg.Log, dp); err != nil {
+		return nil, err
 	}
 	writer, err := reconcile.New(reconcile.Config{Tables: dp.Maps().Tables})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	a := &agent{
 		cfg:      cfg,
@@ -220,12 +233,11 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		model:    newModel(cfg),
 		attached: make(chan struct{}),
 		mail:     mail,
-		source:   source,
 
 		frontends: dp.Maps().Frontends,
+		tables:    dp.Maps().Tables,
 		proxy:     proxy,
 		checks:    newHealthServices(cfg, proxy),
-		events:    events,
 	}
 	a.devices = newDeviceKeeper(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval))
 	a.devices.failFast = cfg.FailFast
@@ -235,15 +247,13 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		Timeouts: cfg.flowTimeouts(),
 	}, cfg.Log, a.pruneAddrs)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	a.flows.record = cfg.record
 	a.flows.metrics = mail.metrics
-	if a.counts, err = a.newServiceMetrics(); err != nil {
-		return err
-	}
+	a.counts, err = a.newServiceMetrics()
 
-	return a.run(ctx)
+	return a, err
 }
 
 func newSource(cfg Config, to kube.Sink) (source, error) {

@@ -140,7 +140,7 @@ func (a *agent) answerServices(ctx context.Context) ([]Service, error) {
 		return nil, err
 	}
 
-	return services, addConnections(services, a.datapath.Maps().Tables)
+	return services, addConnections(services, a.tables)
 }
 
 // services gathers what is needed to show every Service, sorted by name.

@@ -27,11 +27,12 @@ func serving(t *testing.T) (*agent, *Client) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { release() })
-	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(100).Tables})
+	tables := maps.NewFakes(100).Tables
+	writer, err := reconcile.New(reconcile.Config{Tables: tables})
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{cfg: cfg, writer: writer, model: newModel(cfg), mail: newMailbox(), synced: true}
+	a := &agent{cfg: cfg, tables: tables, writer: writer, model: newModel(cfg), mail: newMailbox(), synced: true}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- a.serve(ctx) }()

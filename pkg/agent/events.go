@@ -54,7 +54,7 @@ const stockInterval = 5 * time.Second
 // stock is what was told about Services that are not programmed as they should
 // be.
 type stock struct {
-	stale  bool                      // something was programmed since
+	stale  bool                      // a write has failed since
 	failed map[lb.ServiceName]string // what failed
 	taken  map[lb.ServiceName]string // who has their addresses
 }
@@ -62,9 +62,11 @@ type stock struct {
 // takeStock tells what has newly become of Services that are not programmed as
 // they should be.
 func (a *agent) takeStock() {
-	if !a.synced || !a.stock.stale {
+	// Endpoints come and go all the time, and there may be thousands of Services.
+	if !a.synced || !a.stock.stale && !a.model.claimsChanged && len(a.stock.failed) == 0 {
 		return
 	}
+	a.model.claimsChanged = false
 	now := stock{failed: make(map[lb.ServiceName]string), taken: make(map[lb.ServiceName]string)}
 	for status := range a.writer.Statuses() {
 		if len(status.Failures) > 0 {

@@ -61,9 +61,15 @@ func TestProblemsAreEvents(t *testing.T) {
 	}
 }
 
-// What cannot be programmed is told when it is new, and again when it is
-// something else, or came back.
-func TestStock(t *testing.T) {
+// shelf is an agent whose stock is taken.
+type shelf struct {
+	*agent
+	fakes  *maps.Fakes
+	events *[]kube.Event
+}
+
+func mustStock(t *testing.T) *shelf {
+	t.Helper()
 	cfg, events := remembering()
 	fakes := maps.NewFakes(100)
 	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
@@ -71,50 +77,76 @@ func TestStock(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &agent{cfg: cfg, synced: true, writer: writer, model: newModel(cfg), keeper: &keeper{}, flows: &flowKeeper{}}
-	refuse := errors.New("refused")
-	set := func(name string, created int64) {
-		svc := *web()
-		svc.Name.Name = name
-		res := lb.Resolve(&svc, nil, &lb.Node{})
-		writer.Set(svc.Name, time.Unix(created, 0), res)
-		a.apply()
-	}
-	mustTell := func(when string, want ...string) {
-		t.Helper()
-		a.takeStock()
-		a.takeStock()
-		var got []string
-		for _, e := range *events {
-			got = append(got, e.Service.Name+" "+e.Reason+" "+e.Note)
-		}
-		*events = nil
-		match := slices.EqualFunc(got, want, strings.HasPrefix)
-		if !match {
-			t.Errorf("%s, told is\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
-		}
-	}
-	set("a", 2)
-	mustTell("while all is well")
-	set("b", 1)
-	mustTell("when an older Service claims the same", "a AddressTaken 10.96.0.1 belongs to Service ns/b; 10.96.0.1:53/UDP belongs to Service ns/b; 10.96.0.1:80/TCP belongs to Service ns/b; and 6 more")
-	set("b", 1)
-	mustTell("when nothing has changed")
-	writer.Delete(lb.ServiceName{Namespace: "ns", Name: "b"})
-	a.apply()
-	mustTell("when that is gone")
 
-	fakes.Observe(func(table, operation string) error {
-		if table == maps.NameFrontends && operation == "put" {
-			return refuse
+	return &shelf{agent: a, fakes: fakes, events: events}
+}
+
+// set has a Service claim what web does.
+func (s *shelf) set(name string, created int64) {
+	svc := *web()
+	svc.Name.Name = name
+	s.writer.Set(svc.Name, time.Unix(created, 0), lb.Resolve(&svc, nil, &lb.Node{}))
+	s.model.claimsChanged = true
+	s.apply()
+}
+
+func (s *shelf) delete(name string) {
+	s.writer.Delete(lb.ServiceName{Namespace: "ns", Name: name})
+	s.model.claimsChanged = true
+	s.apply()
+}
+
+// fail has writes to tables of these names fail, of any without names.
+func (s *shelf) fail(tables ...string) {
+	s.fakes.Observe(func(table, operation string) error {
+		if len(tables) == 0 || operation == "put" && slices.Contains(tables, table) {
+			return errors.New("refused")
 		}
 
 		return nil
 	}, nil)
-	set("c", 3)
-	mustTell("when writes fail", "c AddressTaken ") // its claims are worse, so it writes nothing
-	writer.Delete(lb.ServiceName{Namespace: "ns", Name: "a"})
-	a.apply()
-	mustTell("when it is its turn", "c FrontendsNotProgrammed frontend ")
+}
+
+// mustTell takes stock, and expects Events that begin so.
+func (s *shelf) mustTell(t *testing.T, when string, want ...string) {
+	t.Helper()
+	s.takeStock()
+	s.takeStock()
+	var got []string
+	for _, e := range *s.events {
+		got = append(got, e.Service.Name+" "+e.Reason+" "+e.Note)
+	}
+	*s.events = nil
+	if !slices.EqualFunc(got, want, strings.HasPrefix) {
+		t.Errorf("%s, told is\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// What cannot be programmed is told when it is new, and again when it is
+// something else, or came back.
+func TestStock(t *testing.T) {
+	s := mustStock(t)
+	s.set("a", 2)
+	s.mustTell(t, "while all is well")
+	s.set("b", 1)
+	s.mustTell(t, "when an older Service claims the same", "a AddressTaken 10.96.0.1 belongs to Service ns/b; "+
+		"10.96.0.1:53/UDP belongs to Service ns/b; 10.96.0.1:80/TCP belongs to Service ns/b; and 6 more")
+	s.set("b", 1)
+	s.mustTell(t, "when nothing has changed")
+	s.delete("b")
+	s.mustTell(t, "when that is gone")
+
+	s.fail(maps.NameFrontends)
+	s.set("c", 3)
+	s.mustTell(t, "when writes fail", "c AddressTaken ") // its claims are worse, so it writes nothing
+	s.delete("a")
+	s.mustTell(t, "when it is its turn", "c FrontendsNotProgrammed frontend ")
+	s.fakes.Observe(nil, nil)
+	s.set("c", 3)
+	s.mustTell(t, "when it works")
+	s.fail()
+	s.set("d", 0)
+	s.mustTell(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
 }
 
 func TestListText(t *testing.T) {

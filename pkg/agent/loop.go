@@ -166,10 +166,9 @@ func (a *agent) program() {
 
 // apply writes what is due, and ends the UDP sockets of backends that went.
 func (a *agent) apply() {
-	a.stock.stale = true
 	if err := a.writer.Apply(); err != nil {
 		a.cfg.Log.Error("not everything is programmed", "error", err)
-		a.failing, a.unwritten = true, true
+		a.failing, a.unwritten, a.stock.stale = true, true, true
 	}
 	a.written.Store(a.writer.Written())
 	if gone := a.writer.Gone(); len(gone.Backends)+len(gone.Frontends) > 0 {

@@ -64,6 +64,7 @@ func (s sink) SetService(svc lb.Service, problems []lb.Problem) {
 	s.post(func(m *model) {
 		known := m.state.Service(svc.Name)
 		m.state.SetService(svc)
+		m.claimsChanged = true
 		s.metrics.ServiceRead(metrics.FamiliesOf(&svc)|metrics.FamiliesOf(known), m.state.Service(svc.Name) != known)
 		m.report("Service "+svc.Name.String(), problems)
 	})
@@ -75,6 +76,7 @@ func (s sink) DeleteService(name lb.ServiceName) {
 	s.post(func(m *model) {
 		s.metrics.ServiceRead(metrics.Both, m.state.Service(name) != nil)
 		m.state.DeleteService(name)
+		m.claimsChanged = true
 		m.report("Service "+name.String(), nil)
 	})
 }

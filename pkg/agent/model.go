@@ -26,6 +26,8 @@ type model struct {
 	eligible *atomic.Bool
 
 	checks *serviceChecks
+	// claimsChanged: who owns an address may have changed, since stock was taken.
+	claimsChanged bool
 
 	localAddrs        []node.Address // nil: not known yet
 	nodeAddrsChanged  bool

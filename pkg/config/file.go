@@ -70,12 +70,13 @@ func (f *File) Follow(ctx context.Context) error {
 			return fmt.Errorf("watch of %s: %w", f.path, err)
 		case <-f.watcher.Events:
 		}
+		// Links may lead elsewhere now. What happens there after this read is told.
+		if err := f.watch(); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 		text, err := os.ReadFile(f.path)
 		if err == nil && !bytes.Equal(text, f.text) {
 			return fmt.Errorf("%s: %w", f.path, ErrChanged)
-		}
-		if err := f.watch(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
 		}
 	}
 }

@@ -63,70 +63,91 @@ func mounted(t *testing.T, dir, text string) (swap func(text string)) {
 	return swap
 }
 
+const before, after = header, header + "oomScoreAdj: 1"
+
+// changes are ways in which a path comes to lead to another text. Each makes a
+// file in dir, and returns its path and what changes it.
+var changes = []struct {
+	name   string
+	change func(t *testing.T, dir string) (path string, change func())
+}{
+	{"a write", func(t *testing.T, dir string) (string, func()) {
+		path := filepath.Join(dir, "config.conf")
+		mustWrite(t, path, before)
+
+		return path, func() { mustWrite(t, path, after) }
+	}},
+	{"a file that takes its place", func(t *testing.T, dir string) (string, func()) {
+		path := filepath.Join(dir, "config.conf")
+		mustWrite(t, path, before)
+
+		return path, func() {
+			mustWrite(t, path+".new", after)
+			mustRename(t, path+".new", path)
+		}
+	}},
+	{"a file that comes after it went", func(t *testing.T, dir string) (string, func()) {
+		path := filepath.Join(dir, "config.conf")
+		mustWrite(t, path, before)
+
+		return path, func() {
+			mustRename(t, path, path+".old")
+			mustWrite(t, path, after)
+		}
+	}},
+	{"a swap of the mounted folder", func(t *testing.T, dir string) (string, func()) {
+		swap := mounted(t, dir, before)
+
+		return filepath.Join(dir, "config.conf"), func() { swap(after) }
+	}},
+	{"the second swap, if the first changes nothing", func(t *testing.T, dir string) (string, func()) {
+		swap := mounted(t, dir, before)
+
+		return filepath.Join(dir, "config.conf"), func() { swap(before); swap(before); swap(after) }
+	}},
+	{"a link on the way that leads elsewhere", func(t *testing.T, dir string) (string, func()) {
+		mustMkdir(t, filepath.Join(dir, "a", "in"))
+		mustMkdir(t, filepath.Join(dir, "b", "in"))
+		mustWrite(t, filepath.Join(dir, "a/in/config.conf"), before)
+		mustWrite(t, filepath.Join(dir, "b/in/config.conf"), after)
+		mustLink(t, filepath.Join(dir, "a"), filepath.Join(dir, "now"))
+
+		return filepath.Join(dir, "now/in/config.conf"), func() {
+			mustLink(t, filepath.Join(dir, "b"), filepath.Join(dir, "next"))
+			mustRename(t, filepath.Join(dir, "next"), filepath.Join(dir, "now"))
+		}
+	}},
+	{"a write where the link leads after it was swapped", func(t *testing.T, dir string) (string, func()) {
+		mustMkdir(t, filepath.Join(dir, "links"))
+		mustMkdir(t, filepath.Join(dir, "a"))
+		mustMkdir(t, filepath.Join(dir, "b"))
+		mustWrite(t, filepath.Join(dir, "a/config.conf"), before)
+		mustWrite(t, filepath.Join(dir, "b/config.conf"), before)
+		link := filepath.Join(dir, "links", "config.conf")
+		mustLink(t, filepath.Join(dir, "a/config.conf"), link)
+
+		return link, func() {
+			mustLink(t, filepath.Join(dir, "b/config.conf"), link+".next")
+			mustRename(t, link+".next", link)
+			time.Sleep(100 * time.Millisecond) // not needed: it makes the write a change of its own
+			mustWrite(t, filepath.Join(dir, "b/config.conf"), after)
+		}
+	}},
+	{"a write by another name of the file", func(t *testing.T, dir string) (string, func()) {
+		mustMkdir(t, filepath.Join(dir, "other"))
+		path, other := filepath.Join(dir, "config.conf"), filepath.Join(dir, "other/config.conf")
+		mustWrite(t, other, before)
+		if err := os.Link(other, path); err != nil {
+			t.Fatal(err)
+		}
+
+		return path, func() { mustWrite(t, other, after) }
+	}},
+}
+
 // Whatever makes the path lead to another text ends the process.
 func TestFollow(t *testing.T) {
-	const before, after = header, header + "oomScoreAdj: 1"
-	for _, test := range []struct {
-		name   string
-		change func(t *testing.T, dir string) (path string, change func())
-	}{
-		{"a write", func(t *testing.T, dir string) (string, func()) {
-			path := filepath.Join(dir, "config.conf")
-			mustWrite(t, path, before)
-
-			return path, func() { mustWrite(t, path, after) }
-		}},
-		{"a file that takes its place", func(t *testing.T, dir string) (string, func()) {
-			path := filepath.Join(dir, "config.conf")
-			mustWrite(t, path, before)
-
-			return path, func() {
-				mustWrite(t, path+".new", after)
-				mustRename(t, path+".new", path)
-			}
-		}},
-		{"a file that comes after it went", func(t *testing.T, dir string) (string, func()) {
-			path := filepath.Join(dir, "config.conf")
-			mustWrite(t, path, before)
-
-			return path, func() {
-				mustRename(t, path, path+".old")
-				mustWrite(t, path, after)
-			}
-		}},
-		{"a swap of the mounted folder", func(t *testing.T, dir string) (string, func()) {
-			swap := mounted(t, dir, before)
-
-			return filepath.Join(dir, "config.conf"), func() { swap(after) }
-		}},
-		{"the second swap, if the first changes nothing", func(t *testing.T, dir string) (string, func()) {
-			swap := mounted(t, dir, before)
-
-			return filepath.Join(dir, "config.conf"), func() { swap(before); swap(before); swap(after) }
-		}},
-		{"a link on the way that leads elsewhere", func(t *testing.T, dir string) (string, func()) {
-			mustMkdir(t, filepath.Join(dir, "a", "in"))
-			mustMkdir(t, filepath.Join(dir, "b", "in"))
-			mustWrite(t, filepath.Join(dir, "a/in/config.conf"), before)
-			mustWrite(t, filepath.Join(dir, "b/in/config.conf"), after)
-			mustLink(t, filepath.Join(dir, "a"), filepath.Join(dir, "now"))
-
-			return filepath.Join(dir, "now/in/config.conf"), func() {
-				mustLink(t, filepath.Join(dir, "b"), filepath.Join(dir, "next"))
-				mustRename(t, filepath.Join(dir, "next"), filepath.Join(dir, "now"))
-			}
-		}},
-		{"a write by another name of the file", func(t *testing.T, dir string) (string, func()) {
-			mustMkdir(t, filepath.Join(dir, "other"))
-			path, other := filepath.Join(dir, "config.conf"), filepath.Join(dir, "other/config.conf")
-			mustWrite(t, other, before)
-			if err := os.Link(other, path); err != nil {
-				t.Fatal(err)
-			}
-
-			return path, func() { mustWrite(t, other, after) }
-		}},
-	} {
+	for _, test := range changes {
 		t.Run(test.name, func(t *testing.T) {
 			path, change := test.change(t, t.TempDir())
 			f := mustOpen(t, path)

@@ -63,6 +63,7 @@ var refused = []struct {
 	{"something else than ranges for node ports", "nodePortAddresses: [10.0.0.0/8, 10.0.0.1]", `nodePortAddresses[1]: Invalid value: "10.0.0.1": must be an address range, as 10.0.0.0/8`, false},
 	{"primary before a range", "nodePortAddresses: [primary, 10.0.0.0/8]", `nodePortAddresses[0]: Invalid value: "primary": stands alone, and not beside address ranges`, false},
 	{"primary after a range", "nodePortAddresses: [10.0.0.0/8, primary]", `nodePortAddresses[1]: Invalid value: "primary": stands alone, and not beside address ranges`, false},
+	{"primary after what is no range", "nodePortAddresses: [x, primary]", `nodePortAddresses[1]: Invalid value: "primary": stands alone, and not beside address ranges` + "\n" + `nodePortAddresses[0]: Invalid value: "x": must be an address range, as 10.0.0.0/8`, false},
 	{"a way to tell pods that there is not", "detectLocalMode: Guess", `detectLocalMode: Invalid value: "Guess": must be ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix or empty`, false},
 	{"no bridge", "detectLocalMode: BridgeInterface", `detectLocal.bridgeInterface: Invalid value: "": kubeproxyconfig.detectLocalMode BridgeInterface needs it`, false},
 	{"no prefix", "detectLocalMode: InterfaceNamePrefix", `detectLocal.interfaceNamePrefix: Invalid value: "": kubeproxyconfig.detectLocalMode InterfaceNamePrefix needs it`, false},

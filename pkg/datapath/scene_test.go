@@ -38,6 +38,7 @@ func scenes() map[string]scene {
 		"linger":               sceneLinger,
 		"half close":           sceneHalfClose,
 		"hand on":              sceneHandOn,
+		"storm":                sceneStorm,
 	}
 }
 

@@ -71,6 +71,7 @@ func (m *made) put(t *testing.T, w *world, half bool) {
 			f = told(f)
 		}
 		f.Flags |= uint8(n.idle.Seconds()) & (maps.FlowAtPods | maps.FlowAtUplinks) // one may know more than others
+		f.Bytes = uint64(n.role)                                                    // each has its own
 		w.put(t, f, n)
 	}
 }

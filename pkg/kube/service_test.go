@@ -106,6 +106,14 @@ var serviceTests = []struct {
 		func(s *corev1.Service) { s.Spec.ClusterIPs, s.Spec.IPFamilies = nil, nil },
 		func(s *lb.Service) { s.Families = nil }, nil,
 	}, {
+		"with a list, but no cluster IP",
+		func(s *corev1.Service) { s.Spec.ClusterIP = "" },
+		func(s *lb.Service) { s.ClusterIPs = nil }, nil,
+	}, {
+		"with families, but no list",
+		func(s *corev1.Service) { s.Spec.ClusterIPs = nil },
+		func(s *lb.Service) { s.ClusterIPs = nil }, nil,
+	}, {
 		"headless",
 		func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} },
 		func(s *lb.Service) { s.ClusterIPs = nil }, nil,

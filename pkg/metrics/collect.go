@@ -20,10 +20,8 @@ var _ prometheus.Gatherer = (*Services)(nil)
 func (s *Services) Gather() ([]*dto.MetricFamily, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := s.cfg.Now(); now.Sub(s.read) >= freshness || !s.built {
+	if now := s.cfg.Now(); now.Sub(s.read) >= freshness {
 		if err := s.refresh(now, strayGrace); err != nil {
-			s.built = false
-
 			return nil, err
 		}
 	}

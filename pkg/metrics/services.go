@@ -145,6 +145,7 @@ func (s *Services) Sweep() error {
 // refresh reads the maps, and deletes the counts of ids that have been gone for
 // longer than grace.
 func (s *Services) refresh(now time.Time, grace time.Duration) error {
+	s.read = time.Time{} // a sum of half the counts is shown to nobody
 	if moved := s.cfg.Moved(); !s.built || moved != s.moved {
 		s.built = false
 		if err := s.index.rebuild(s.cfg.Tables); err != nil {

@@ -209,22 +209,24 @@ func TestOthers(t *testing.T) {
 // However many Services there are, the series are not more.
 func TestBoundedCardinality(t *testing.T) {
 	w := newWorld()
-	w.crowd(50_000)
+	for id := range uint32(50_000) {
+		w.add(id+1, "ns", fmt.Sprintf("s%d", id), "http")
+	}
 	s := w.services(t, 500)
 	w.later()
-	for id := range uint32(100_000) {
-		w.count(id+1, sent, 1)
+	for id := range uint32(50_000) {
+		w.count(id+1, sent, 2)
 	}
 	shown := show(t, s)
 	connections := only(shown, "connections_total")
-	if len(connections) != 501 || len(shown) != 5*501+2 {
-		t.Errorf("%d series of connections, %d in all, want 501 and %d", len(connections), len(shown), 5*501+2)
+	if len(connections) != 501 || len(shown) != 4*501+2 {
+		t.Errorf("%d series of connections, %d in all, want 501 and %d", len(connections), len(shown), 4*501+2)
 	}
 	if n := connections["connections_total /(others)"]; n != 2*49_500 {
 		t.Errorf("the others have %v connections, want %d", n, 2*49_500)
 	}
 	for i := range 500 { // the lowest ids
-		name := fmt.Sprintf("connections_total namespace/service-%d", i)
+		name := fmt.Sprintf("connections_total ns/s%d", i)
 		if n, ok := connections[name]; !ok || n != 2 {
 			t.Fatalf("%s: %v, %v", name, n, ok)
 		}
@@ -300,6 +302,15 @@ func TestUnreadable(t *testing.T) {
 		if families, err := s.Gather(); !errors.Is(err, errBroken) || len(families) != 0 {
 			t.Errorf("%d families, %v; want none, and %v", len(families), err, errBroken)
 		}
+	}
+	w.stats.fail = nil
+	show(t, s)
+	w.stats.fail = errBroken
+	if err := s.Sweep(); !errors.Is(err, errBroken) {
+		t.Errorf("the sweep: %v", err)
+	}
+	if families, err := s.Gather(); err == nil {
+		t.Errorf("right after it, half of what there is is shown: %d families", len(families))
 	}
 	w.stats.fail = nil
 	expect(t, "once it can", only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": 5})

@@ -83,7 +83,7 @@ func TestConntrackSet(t *testing.T) {
 			map[string]string{sysctls + "max": "400\n", buckets: "99\n"}, []string{"hashsize=100"}, ""},
 		{"nothing that is zero", Conntrack{}, map[string]string{sysctls + "max": "9\n"}, nil, ""},
 		{"the rest after an error", Conntrack{MaxPerCore: 100, TCPEstablished: time.Hour, UDPAnswered: time.Hour},
-			map[string]string{sysctls + "max": "nonsense\n", sysctls + "udp_timeout_stream": "1\n"},
+			map[string]string{sysctls + "max": "nonsense\n", buckets: "1\n", sysctls + "udp_timeout_stream": "1\n"},
 			[]string{"nf_conntrack_udp_timeout_stream=3600"}, "nf_conntrack_max=400: strconv"},
 		{"nothing without conntrack", Conntrack{MaxPerCore: 100, TCPEstablished: time.Hour}, map[string]string{}, nil, ErrNoConntrack.Error()},
 	} {

@@ -8,7 +8,7 @@ import (
 const head = `# kube-proxy's contract, row by row
 
 What kube-proxy 1.36 shows to the outside, and what of it Sluice has. This page is made from test/compat/*.yaml by
-` + "`go test ./test/compat -update`" + `; the same test fails if a flag or field of kube-proxy has no row, if a row speaks of a flag
+` + "`go test ./test/compat -update`" + `. Tests fail if a flag or field of kube-proxy has no row, if a row speaks of a flag or a default
 that ` + "`sluice agent`" + ` does not have, or if a named test does not exist.
 
 - **supported**: it means what it means to kube-proxy.

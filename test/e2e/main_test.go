@@ -7,9 +7,9 @@ package e2e
 
 import (
 	"flag"
-	"os"
 	"testing"
 
+	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -18,7 +18,5 @@ var update = flag.Bool("update", false, "rewrite what the scripts in testdata wa
 func TestMain(m *testing.M) {
 	lab.Main()
 	flag.Parse()
-	code := m.Run()
-	binary.end(code != 0)
-	os.Exit(code)
+	cluster.Run(m)
 }

@@ -21,8 +21,8 @@ func TestAPIServerRestart(t *testing.T) {
 	load := mustDial(t, 100, dial{s.pod, "tcp", ip}, dial{s.node, "tcp", ip}, dial{s.node, "udp", ip})
 
 	begin := time.Now()
-	shared.cluster.StopAPIServer(t)
-	shared.cluster.StartAPIServer(t)
+	mustCluster(t).StopAPIServer(t)
+	mustCluster(t).StartAPIServer(t)
 	t.Logf("the API server was away for %v", time.Since(begin))
 	s.setEndpoints(t, "web", readyAll(before, after)...)
 	mustReachAfterOutage(t, dial{s.pod, "tcp", ip}, before.Name, after.Name)
@@ -48,18 +48,18 @@ func TestCutOff(t *testing.T) {
 	connected := mustConnect(t, s.pod, gone)
 	load := mustDial(t, 100, dial{s.pod, "tcp", web}, dial{s.node, "udp", web}, dial{s.node, "tcp", gone})
 
-	s.tunnel.cut()
+	s.tunnel.Cut()
 	s.setEndpoints(t, "web", readyAll(stays)...)
 	s.deleteSlice(t, "gone-v4")
 	s.deleteService(t, "gone")
 	// A new API server does not remember what the old one could have told.
-	shared.cluster.StopAPIServer(t)
-	shared.cluster.StartAPIServer(t)
+	mustCluster(t).StopAPIServer(t)
+	mustCluster(t).StartAPIServer(t)
 	mustReach(t, dial{s.pod, "tcp", web}, leaves.Name, stays.Name)
 	mustReach(t, dial{s.pod, "tcp", gone}, leaves.Name)
 	load.mustHaveWorked(t)
 
-	s.tunnel.mend(t)
+	s.tunnel.Mend(t)
 	mustReachAfterOutage(t, dial{s.pod, "tcp", web}, stays.Name)
 	mustFail(t, dial{s.pod, "tcp", gone}, unix.EHOSTUNREACH)
 	mustBeAborted(t, connected)

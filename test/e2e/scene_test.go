@@ -7,6 +7,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
@@ -25,7 +26,7 @@ import (
 // are called after the test.
 type scene struct {
 	*api
-	tunnel *tunnel
+	tunnel *cluster.Tunnel
 	lab    *lab.Cluster
 	cgroup *lab.Cgroup
 	agent  *sluice.Node
@@ -37,6 +38,13 @@ type scene struct {
 }
 
 const serverPort = 8080
+
+// mustCluster returns the API server that all tests share.
+func mustCluster(t testing.TB) *cluster.Cluster {
+	t.Helper()
+
+	return cluster.Shared(t)
+}
 
 // mustScene sets a scene, with an agent to which all is well.
 func mustScene(t testing.TB) *scene {
@@ -58,7 +66,7 @@ func mustScene(t testing.TB) *scene {
 		s.serve(t, pod)
 	}
 	self := s.lab.Nodes[0]
-	s.tunnel = mustTunnel(t, self.Namespace, shared.URL())
+	s.tunnel = shared.MustTunnel(t, self.Namespace)
 	s.agent = sluice.MustNode(t, sluice.Config{
 		Namespace:  self.Namespace,
 		Cgroup:     s.cgroup,

@@ -1,0 +1,25 @@
+// Package contract shows kube-proxy's contract row by row, with objects in a
+// real API server, the real agent, and real traffic from pods, the node and
+// outside. What shows which row is in [rows].
+package contract
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	flag.Parse()
+	// Tests wait for what others do more than they do anything.
+	parallel := flag.Lookup("test.parallel")
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f == parallel })
+	if !given {
+		_ = parallel.Value.Set("6") // a number
+	}
+	cluster.Run(m)
+}

@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
+)
+
+// What keeps an agent from attaching everything, and how that goes away.
+var obstacles = []struct {
+	name string
+	args []string
+	put  func(t *testing.T, ns *lab.Namespace, cgroup *lab.Cgroup) (remove func())
+	log  string
+}{
+	// A program that bears no other on its cgroup.
+	{"a hook", nil, mustOccupy, "not attached; trying again"},
+	// A qdisc that leaves no room.
+	{"a device", []string{"--device-attach=clsact"}, mustIngress, "not all is attached to a device"},
+}
+
+func mustOccupy(t *testing.T, _ *lab.Namespace, cgroup *lab.Cgroup) func() {
+	t.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { program.Close() })
+	folder, err := os.Open(cgroup.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { folder.Close() })
+	target := int(folder.Fd())
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: target, Program: program, Attach: ebpf.AttachCGroupInet4Connect}); err != nil {
+		t.Fatal(err)
+	}
+
+	return func() {
+		if err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: target, Program: program, Attach: ebpf.AttachCGroupInet4Connect}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func mustIngress(t *testing.T, ns *lab.Namespace, _ *lab.Cgroup) func() {
+	t.Helper()
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "pod0"}, lab.End{Namespace: lab.MustNamespace(t, "pod"), Device: "eth0"})
+	device, err := ns.Netlink().LinkByName("pod0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: device.Attrs().Index, Parent: netlink.HANDLE_INGRESS}}
+	if err := ns.Netlink().QdiscAdd(qdisc); err != nil {
+		t.Fatal(err)
+	}
+
+	return func() {
+		if err := ns.Netlink().QdiscDel(qdisc); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// With --fail-fast, an agent that cannot attach everything ends and says why.
+// Without, it goes on and attaches when it can.
+func TestFailFast(t *testing.T) {
+	for _, obstacle := range obstacles {
+		t.Run("it minds "+obstacle.name, func(t *testing.T) {
+			ns, cgroup := lab.MustNamespace(t, "node"), lab.MustCgroup(t, "e2e")
+			remove := obstacle.put(t, ns, cgroup)
+			node, err := sluice.NewNode(sluice.Config{
+				Binary: sluice.MustBinary(t), Namespace: ns, Cgroup: cgroup, NodeName: "node-1", Manifests: t.TempDir(),
+				Args: append([]string{"--fail-fast"}, obstacle.args...),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { node.Close() })
+			if err := node.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if end := mustEnd(t, node); !strings.Contains(end, "exit status 1") {
+				t.Errorf("it ended with %s", end)
+			}
+			if err := node.Kill(); err != nil {
+				t.Fatal(err)
+			}
+
+			tries := strings.Count(node.Log(), obstacle.log)
+			node.SetArgs(obstacle.args...)
+			if err := node.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for begin := time.Now(); strings.Count(node.Log(), obstacle.log) == tries; time.Sleep(10 * time.Millisecond) {
+				if time.Since(begin) > patience {
+					t.Fatalf("it does not try:\n%s", node.Log())
+				}
+			}
+			remove()
+			sluice.MustWait(t, node)
+		})
+	}
+}
+
+// mustEnd waits for the end of the agent, and says what it ended with.
+func mustEnd(t *testing.T, node *sluice.Node) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		err := node.Wait(ctx)
+		if err != nil && strings.Contains(err.Error(), "agent ended") {
+			return err.Error()
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("the agent still runs: %v", err)
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
+)
+
+// restart ends the agent, and starts one with more flags.
+func (s *scene) restart(t testing.TB, args ...string) {
+	t.Helper()
+	must(t, s.agent.Stop())
+	s.agent.SetArgs(args...)
+	must(t, s.agent.Start())
+	sluice.MustWait(t, s.agent)
+}
+
+// changeNode changes the Node object of a node.
+func (a *api) changeNode(t testing.TB, node *lab.Node, change func(*corev1.Node)) {
+	t.Helper()
+	nodes := a.client.CoreV1().Nodes()
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		object, err := nodes.Get(t.Context(), a.nodeName(node), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(object)
+		_, err = nodes.Update(t.Context(), object, metav1.UpdateOptions{})
+
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (a *api) deleteNode(t testing.TB, node *lab.Node) {
+	t.Helper()
+	must(t, a.client.CoreV1().Nodes().Delete(t.Context(), a.nodeName(node), metav1.DeleteOptions{}))
+}
+
+// A node that is about to go, or gone, is drained by load balancers (/healthz),
+// and its proxy goes on (/livez, /readyz).
+//
+//	node-1 192.168.50.1:10256, [fd00:50::1]:10256
+func TestHealthz(t *testing.T) {
+	s := mustScene(t)
+	self := s.lab.Nodes[0]
+	s.restart(t, "--healthz-bind-address=0.0.0.0:10256")
+	outside := in(s.lab.Nodes[1].Namespace)
+	addresses := []string{at(self.IPv4.String(), 10256), at(self.IPv6.String(), 10256)}
+	const both = `"status":{"IPv4":{`
+	mustServe := func(healthz int, eligible string) {
+		t.Helper()
+		for _, address := range addresses {
+			mustAnswer(t, outside, address, "/healthz", healthz, `"nodeEligible":`+eligible, `"healthy":true`, both, `"IPv6":{`)
+			got := mustAnswer(t, outside, address, "/livez", 200, `"healthy":true`, both)
+			if strings.Contains(got.body, "nodeEligible") {
+				t.Errorf("/livez is about the node: %s", got.body)
+			}
+			mustAnswer(t, outside, address, "/readyz", 200, `{"ready":true}`)
+		}
+	}
+	mustServe(200, "true")
+	got := mustAnswer(t, of(s.node), "127.0.0.1:10256", "/healthz", 200)
+	if got.header.Get("Content-Type") != "application/json" || got.header.Get("X-Content-Type-Options") != "nosniff" {
+		t.Errorf("headers are %v", got.header)
+	}
+	mustAnswer(t, of(s.pod), addresses[0], "/metrics", 404)
+
+	s.changeNode(t, self, func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Value: "1", Effect: corev1.TaintEffectNoSchedule}}
+	})
+	mustServe(503, "false")
+	s.changeNode(t, self, func(n *corev1.Node) { n.Spec.Taints = nil })
+	mustServe(200, "true")
+	s.deleteNode(t, self)
+	mustServe(503, "false")
+	s.createNode(t, self)
+	mustServe(200, "true")
+}
+
+// A proxy whose API server does not answer is starting: alive, but not ready.
+func TestHealthzWithoutAPIServer(t *testing.T) {
+	s := mustScene(t)
+	s.tunnel.Cut()
+	must(t, s.agent.Stop())
+	s.agent.SetArgs("--healthz-bind-address=127.0.0.1:10256")
+	must(t, s.agent.Start())
+	node := of(s.node)
+	const address = "127.0.0.1:10256"
+	eventuallyIn(t, time.Minute, "the agent answers", func() bool {
+		_, err := node(address, "/livez")
+
+		return err == nil
+	})
+	mustAnswer(t, node, address, "/livez", 200, `"healthy":true`)
+	mustAnswer(t, node, address, "/healthz", 503, `"healthy":true`, `"nodeEligible":false`)
+	mustAnswer(t, node, address, "/readyz", 503, `"ready":false`, "not all Services")
+	s.tunnel.Mend(t)
+	sluice.MustWait(t, s.agent)
+	mustAnswer(t, node, address, "/readyz", 200)
+	mustAnswer(t, node, address, "/healthz", 200)
+}
+
+// eventuallyIn is [eventually] with other patience.
+func eventuallyIn(t testing.TB, patience time.Duration, what string, check func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !check(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not after %v: %s", patience, what)
+		}
+	}
+}
+
+// balancer makes a Service one that keeps clients' addresses.
+func balancer(spec *corev1.ServiceSpec) {
+	spec.Type = corev1.ServiceTypeLoadBalancer
+	spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+}
+
+// Load balancers find out which nodes have endpoints, in the life of pods.
+//
+//	web, health check at node-1:port ─┬─ pod-1-1, pod-1-2
+//	                                  └─ pod-2-0
+func TestHealthCheckNodePort(t *testing.T) {
+	s := mustScene(t)
+	self, one, two, far := s.lab.Nodes[0], s.local()[0], s.local()[1], s.remote()[0]
+	s.setEndpoints(t, "web", readyAll(one, two, far)...)
+	web := s.createService(t, "web", balancer)
+	v4, v6 := at(self.IPv4.String(), web.Spec.HealthCheckNodePort), at(self.IPv6.String(), web.Spec.HealthCheckNodePort)
+	nodePort := at(self.IPv4.String(), web.Spec.Ports[0].NodePort)
+	askers := []asker{of(s.node), of(s.pod), in(s.lab.Nodes[1].Namespace)}
+	mustCount := func(code int, count string, addresses ...string) {
+		t.Helper()
+		for _, ask := range askers {
+			for _, address := range addresses {
+				got := mustAnswer(t, ask, address, "/", code, `"localEndpoints": `+count+",")
+				want := "{\n\t\"service\": {\n\t\t\"namespace\": \"" + s.namespace + "\",\n\t\t\"name\": \"web\"\n\t},\n" +
+					"\t\"localEndpoints\": " + count + ",\n\t\"serviceProxyHealthy\": true\n}"
+				if got.body != want || got.header.Get("X-Load-Balancing-Endpoint-Weight") != count {
+					t.Errorf("%s: weight %q and\n%s\nwant\n%s", address, got.header.Get("X-Load-Balancing-Endpoint-Weight"), got.body, want)
+				}
+			}
+		}
+	}
+	mustCount(200, "2", v4, v6)
+	s.setEndpoints(t, "web", endpoint{pod: one, is: ready}, endpoint{pod: two, is: draining}, endpoint{pod: far, is: ready})
+	mustCount(200, "1", v4, v6)
+	s.setEndpoints(t, "web", endpoint{pod: one, is: draining}, endpoint{pod: two, is: draining}, endpoint{pod: far, is: ready})
+	mustCount(503, "0", v4, v6)
+	mustReach(t, dial{s.node, "tcp", nodePort}, far.Name) // Services work all the time
+	s.setEndpoints(t, "web", endpoint{pod: one, is: starting}, endpoint{pod: two, is: ready})
+	mustCount(200, "1", v4, v6)
+	s.deleteSlice(t, "web-v6")
+	mustCount(503, "0", v6)
+	mustCount(200, "1", v4)
+	s.setEndpoints(t, "web", readyAll(one, two)...)
+	mustCount(200, "2", v4, v6)
+
+	// The taint is about new connections to any Service, and not about this.
+	s.changeNode(t, self, func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}}
+	})
+	mustCount(200, "2", v4, v6)
+
+	s.changeService(t, "web", func(svc *corev1.Service) {
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+		svc.Spec.HealthCheckNodePort = 0
+	})
+	mustNotAnswer(t, askers[2], v4)
+	mustNotAnswer(t, askers[2], v6)
+	web = s.changeService(t, "web", func(svc *corev1.Service) {
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	})
+	v4, v6 = at(self.IPv4.String(), web.Spec.HealthCheckNodePort), at(self.IPv6.String(), web.Spec.HealthCheckNodePort)
+	mustCount(200, "2", v4, v6)
+	s.deleteService(t, "web")
+	mustNotAnswer(t, askers[2], v4)
+	mustNotAnswer(t, askers[2], v6)
+}
+
+// Health check node ports answer on the addresses of node ports, also on one that
+// comes later; kube-proxy looks for them when it starts only.
+//
+//	node-1 192.168.50.1, and 10.77.0.1 later ── web
+func TestHealthCheckAddresses(t *testing.T) {
+	s := mustScene(t)
+	self := s.lab.Nodes[0]
+	s.restart(t, "--nodeport-addresses=10.77.0.0/16,fd00:50::/64")
+	s.setEndpoints(t, "web", readyAll(s.local()...)...)
+	port := s.createService(t, "web", balancer).Spec.HealthCheckNodePort
+	node := of(s.node)
+	mustAnswer(t, node, at(self.IPv6.String(), port), "/", 200)
+	later := netip.MustParsePrefix("10.77.0.1/32")
+	mustNotAnswer(t, node, at(self.IPv4.String(), port))
+	for range 2 {
+		must(t, self.Namespace.AddAddress("lo", later))
+		mustAnswer(t, node, at("10.77.0.1", port), "/", 200)
+		if !listens(t, s.agent, later.Addr(), port) {
+			t.Fatal("it answers, but nobody listens")
+		}
+		must(t, self.Namespace.RemoveAddress("lo", later))
+		eventually(t, "the agent does not listen on an address that is gone", func() bool { return !listens(t, s.agent, later.Addr(), port) })
+	}
+	mustNotAnswer(t, node, at(self.IPv4.String(), port))
+	mustNotAnswer(t, node, at("127.0.0.1", port))
+}
+
+// listens says whether somebody on the agent's node listens at a port of an
+// address, which the node need not have.
+func listens(t testing.TB, agent *sluice.Node, addr netip.Addr, port int32) bool {
+	t.Helper()
+	sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", agent.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := addr.As4() // printed as a number of this machine's byte order
+	slices.Reverse(ip[:])
+	const listening = "00000000:0000 0A"
+
+	return strings.Contains(string(sockets), fmt.Sprintf(" %X:%04X %s", ip[:], port, listening))
+}

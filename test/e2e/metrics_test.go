@@ -1,0 +1,229 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const metricsAddress = "127.0.0.1:10249" // kube-proxy's, and the default
+
+// series are the values of a scrape, by name and labels.
+type series map[string]float64
+
+var sample = regexp.MustCompile(`(?m)^([a-z_]+(?:\{[^\n]*\})?) ([-+.0-9a-zA-Z]+)$`)
+
+func (s *scene) scrape(t testing.TB) series {
+	t.Helper()
+	got := mustAnswer(t, in(s.lab.Nodes[0].Namespace), metricsAddress, "/metrics", 200)
+	values := make(series)
+	for _, match := range sample.FindAllStringSubmatch(got.body, -1) {
+		value, err := strconv.ParseFloat(match[2], 64)
+		must(t, err)
+		values[match[1]] = value
+	}
+
+	return values
+}
+
+// countsAge is how long the counts of Services that a scrape shows may be old, and
+// much more.
+const countsAge = 3 * patience
+
+// mustMeasure waits until a series has a value.
+func (s *scene) mustMeasure(t testing.TB, name string, want float64) {
+	t.Helper()
+	var got float64
+	var ok bool
+	for deadline := time.Now().Add(countsAge); ; time.Sleep(50 * time.Millisecond) {
+		if got, ok = s.scrape(t)[name]; ok && got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %s is %v (%t), want %v", countsAge, name, got, ok, want)
+		}
+	}
+}
+
+// What kube-proxy answers at its metrics address is answered, and there is every
+// metric that the docs promise of an agent to which nothing bad has happened.
+func TestMetrics(t *testing.T) {
+	s := mustScene(t)
+	s.restart(t, "--profiling", "--healthz-bind-address=127.0.0.1:10256")
+	local := in(s.lab.Nodes[0].Namespace)
+	for _, test := range []struct {
+		path string
+		code int
+		body string
+	}{
+		{"/healthz", 200, "ok"},
+		{"/proxyMode", 200, "sluice"},
+		{"/configz", 200, `"kind":"KubeProxyConfiguration"`},
+		{"/configz", 200, `"apiVersion":"kubeproxy.config.k8s.io/v1alpha1"`},
+		{"/metrics/slis", 200, `kubernetes_healthcheck{name="ping",type="healthz"} 1`},
+		{"/debug/pprof/goroutine?debug=1", 200, "goroutine profile"},
+		{"/debug/flags/v", 406, ""},
+		{"/flagz", 404, ""},
+		{"/statusz", 404, ""},
+		{"/livez", 404, ""},
+		{"/", 404, ""},
+	} {
+		mustAnswer(t, local, metricsAddress, test.path, test.code, test.body)
+	}
+	mustAnswer(t, local, "127.0.0.1:10256", "/healthz", 200)
+	mustAnswer(t, local, "127.0.0.1:10256", "/livez", 200)
+
+	values := s.scrape(t)
+	for name, want := range map[string]float64{
+		`kubeproxy_proxy_healthz_total{code="200"}`:                                1,
+		`kubeproxy_proxy_livez_total{code="200"}`:                                  1,
+		`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"}`: 1,
+		`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"}`: 1,
+		`kubernetes_feature_enabled{name="AllowServiceExternalIPs",stage=""}`:      1,
+		`kubernetes_feature_enabled{name="MultiCIDRServiceAllocator",stage=""}`:    1,
+		`sluice_synced`: 1, `sluice_hooks_effective`: 1, `sluice_hook_attached{hook="connect4"}`: 1, `sluice_device_problems`: 0,
+	} {
+		if got, ok := values[name]; !ok || got != want {
+			t.Errorf("%s is %v (%t), want %v", name, got, ok, want)
+		}
+	}
+	for _, name := range append(documented(t),
+		"go_goroutines", "process_cpu_seconds_total", "rest_client_requests_total", "rest_client_request_duration_seconds_bucket",
+		"kubernetes_build_info", "registered_metrics_total", "hidden_metrics_total", "disabled_metrics_total",
+		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+	) {
+		if !values.has(name) {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	for name := range values {
+		if strings.HasPrefix(name, "apiserver_") || strings.HasPrefix(name, "aggregator_") {
+			t.Errorf("there is %s", name)
+		}
+	}
+}
+
+func (s series) has(name string) bool {
+	for n := range s {
+		if n == name || strings.HasPrefix(n, name+"{") {
+			return true
+		}
+	}
+
+	return false
+}
+
+// documented returns the names in docs/metrics.md that need no misfortune.
+func documented(t testing.TB) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/metrics.md")
+	must(t, err)
+	var names []string
+	for _, match := range regexp.MustCompile("(?m)^\\| `(sluice_[a-z_]+)`").FindAllStringSubmatch(string(text), -1) {
+		if match[1] != "sluice_service_failures_total" && match[1] != "sluice_map_mended_total" {
+			names = append(names, match[1])
+		}
+	}
+	if len(names) < 20 {
+		t.Fatalf("docs/metrics.md has only %v", names)
+	}
+
+	return names
+}
+
+// Latency is measured from the annotation of a slice: not from a bad one, nor
+// from one of before the agent.
+func TestNetworkProgrammingLatency(t *testing.T) {
+	s := mustScene(t)
+	s.restart(t)
+	s.createService(t, "web")
+	const count = `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"}`
+	tell := func(trigger string, endpoints ...endpoint) {
+		t.Helper()
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+				Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger},
+			},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: new("tcp"), Port: new(int32(serverPort)), Protocol: new(corev1.ProtocolTCP)}},
+		}
+		for _, e := range endpoints {
+			slice.Endpoints = append(slice.Endpoints, s.endpointOf(e, discoveryv1.AddressTypeIPv4))
+		}
+		s.putSlice(t, slice)
+	}
+	pods := s.pods()
+	now := func() string { return time.Now().UTC().Format(time.RFC3339Nano) }
+	tell("yesterday", readyAll(pods[:1]...)...)
+	tell(time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano), readyAll(pods[:2]...)...)
+	begin := time.Now()
+	tell(now(), readyAll(pods[:3]...)...)
+	s.mustMeasure(t, count, 1)
+	tell(now(), readyAll(pods[:3]...)...) // the same endpoints
+	tell(now(), readyAll(pods[:2]...)...)
+	s.mustMeasure(t, count, 2)
+	values := s.scrape(t)
+	sum := values[strings.Replace(count, "_count", "_sum", 1)]
+	if limit := 2 * time.Since(begin).Seconds(); sum <= 0 || sum > limit {
+		t.Errorf("latencies come to %v seconds, want more than none and at most %v", sum, limit)
+	}
+	if values.has(`kubeproxy_network_programming_duration_seconds_count{ip_family="IPv6"}`) {
+		t.Error("IPv6 has a latency, though there was no such slice")
+	}
+	if n := values["kubeproxy_sync_proxy_rules_endpoint_changes_total"]; n < 5 {
+		t.Errorf("%v EndpointSlices were heard of, want at least 5", n)
+	}
+}
+
+// Each Service has its own counts: of connections that got a backend, by what
+// failed, of bytes, and of connections that there are.
+//
+//	web:80 ── pod-1-1    dead:80 (no endpoints)
+func TestServiceMetrics(t *testing.T) {
+	s := mustScene(t)
+	s.restart(t)
+	pod := s.local()[0]
+	s.setEndpoints(t, "web", readyAll(pod)...)
+	web := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
+	dead := at(s.createService(t, "dead").Spec.ClusterIPs[0], 80)
+	name := func(what, service, more string) string {
+		return fmt.Sprintf(`sluice_service_%s{namespace="%s",%sservice="%s"}`, what, s.namespace, more, service)
+	}
+	mustFail(t, dial{s.pod, "tcp", dead}, unix.ECONNREFUSED)
+	socket, err := s.pod.Socket("tcp4")
+	must(t, err)
+	must(t, socket.SetTimeout(patience))
+	eventually(t, "web answers", func() bool { return socket.Connect(web) == nil })
+	s.mustMeasure(t, name("active_connections", "web", ""), 1)
+	s.mustMeasure(t, name("connections_total", "web", ""), 1)
+	must(t, socket.Close())
+	_, err = s.pod.Request("tcp", web)
+	must(t, err)
+	s.mustMeasure(t, name("connections_total", "web", ""), 2)
+	s.mustMeasure(t, name("active_connections", "web", ""), 0)
+	s.mustMeasure(t, name("connections_total", "dead", ""), 0)
+	for _, grows := range []string{
+		name("sent_bytes_total", "web", ""), name("received_bytes_total", "web", ""),
+		name("failures_total", "dead", `reason="reject_no_backend",`),
+	} {
+		eventuallyIn(t, countsAge, grows+" is not zero", func() bool { return s.scrape(t)[grows] > 0 })
+	}
+	if n := s.scrape(t)[name("sent_bytes_total", "dead", "")]; n != 0 {
+		t.Errorf("%v bytes were sent to nobody", n)
+	}
+
+	s.deleteService(t, "web")
+	eventuallyIn(t, countsAge, "web has no series any more", func() bool {
+		return !s.scrape(t).has(name("connections_total", "web", ""))
+	})
+}

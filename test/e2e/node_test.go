@@ -1,0 +1,235 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// setNode replaces a Node object, which is called after the test.
+func (a *api) setNode(t testing.TB, node *lab.Node, podCIDR string, addresses ...string) {
+	t.Helper()
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: a.nodeName(node)}}
+	for _, address := range addresses {
+		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
+	}
+	if podCIDR != "" {
+		object.Spec.PodCIDR, object.Spec.PodCIDRs = podCIDR, []string{podCIDR}
+	}
+	a.deleteNode(t, node)
+	if _, err := a.client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// setNodeAddresses is what a kubelet writes.
+func (a *api) setNodeAddresses(t testing.TB, node *lab.Node, addresses ...string) {
+	t.Helper()
+	nodes := a.client.CoreV1().Nodes()
+	object, err := nodes.Get(t.Context(), a.nodeName(node), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	object.Status.Addresses = nil
+	for _, address := range addresses {
+		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
+	}
+	if _, err := nodes.UpdateStatus(t.Context(), object, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// nodePortScene is a scene with a Service on a node port, and two more addresses
+// of node-1.
+type nodePortScene struct {
+	*scene
+	self *lab.Node
+	web  *corev1.Service
+	pod  string
+}
+
+const secondIPv4, secondIPv6 = "10.77.0.1", "fd00:77::1"
+
+func mustNodePortScene(t testing.TB) *nodePortScene {
+	s := &nodePortScene{scene: mustScene(t)}
+	s.self, s.pod = s.lab.Nodes[0], s.local()[0].Name
+	for _, address := range []string{secondIPv4, secondIPv6} {
+		addr := netip.MustParseAddr(address)
+		must(t, s.self.Namespace.AddAddress("lo", netip.PrefixFrom(addr, addr.BitLen())))
+	}
+	s.setEndpoints(t, "web", readyAll(s.local()[0])...)
+	s.web = s.createService(t, "web", balancer)
+
+	return s
+}
+
+// mustServe waits until node ports answer where they should and nowhere else,
+// and health check node ports, too.
+func (s *nodePortScene) mustServe(t testing.TB, want ...string) {
+	t.Helper()
+	for _, address := range []string{s.self.IPv4.String(), secondIPv4, s.self.IPv6.String(), secondIPv6} {
+		nodePort := dial{s.node, "tcp", at(address, s.web.Spec.Ports[0].NodePort)}
+		check := at(address, s.web.Spec.HealthCheckNodePort)
+		if strings.Contains(" "+strings.Join(want, " ")+" ", " "+address+" ") {
+			mustReach(t, nodePort, s.pod)
+			mustAnswer(t, of(s.node), check, "/", 200)
+		} else {
+			mustFail(t, nodePort, unix.ECONNREFUSED) // by the node: nobody listens
+			mustNotAnswer(t, of(s.node), check)
+		}
+	}
+}
+
+// "Primary" follows the Node's addresses: those that it gets, loses for a moment,
+// and has when it comes back. The agent goes on all the time.
+//
+//	node-1 192.168.50.1, 10.77.0.1, fd00:50::1, fd00:77::1 ── web ── pod-1-1
+func TestNodeAddresses(t *testing.T) {
+	s := mustNodePortScene(t)
+	first4, first6 := s.self.IPv4.String(), s.self.IPv6.String()
+	pid := s.agent.PID()
+	s.mustServe(t, first4, first6)
+	s.setNodeAddresses(t, s.self, secondIPv6, secondIPv4)
+	s.mustServe(t, secondIPv4, secondIPv6)
+	s.setNodeAddresses(t, s.self) // the kubelet has lost them
+	s.setNodeAddresses(t, s.self, first4)
+	s.mustServe(t, first4, secondIPv6)
+	s.deleteNode(t, s.self)
+	s.mustServe(t, first4, secondIPv6)
+	s.createNode(t, s.self)
+	s.mustServe(t, first4, first6)
+	if s.agent.PID() != pid || strings.Count(s.agent.Log(), "msg=synced") != 1 {
+		t.Error("it is another agent")
+	}
+
+	// A Node of one family says nothing about the other: all its addresses answer.
+	s.setNode(t, s.self, "", first4)
+	s.restart(t)
+	s.mustServe(t, first4, first6, secondIPv6)
+	// Of no Node, nothing is known at all; until there is one.
+	s.deleteNode(t, s.self)
+	s.restart(t)
+	s.mustServe(t, first4, secondIPv4, first6, secondIPv6)
+	s.createNode(t, s.self)
+	s.mustServe(t, first4, first6)
+}
+
+// --bind-address takes the place of the Node's address of its family, whatever
+// the Node says later, and the node's own traffic is held against source ranges
+// by it.
+func TestBindAddress(t *testing.T) {
+	s := mustNodePortScene(t)
+	first6 := s.self.IPv6.String()
+	s.restart(t, "--bind-address="+secondIPv4, "--healthz-bind-address=127.0.0.1:10256")
+	s.mustServe(t, secondIPv4, first6)
+	s.setNodeAddresses(t, s.self, s.self.IPv4.String(), secondIPv6)
+	s.mustServe(t, secondIPv4, secondIPv6)
+
+	s.setLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: "203.0.113.7"})
+	vip := dial{s.node, "tcp", "203.0.113.7:80"}
+	mustReach(t, vip, s.pod)
+	ranges := func(ranges ...string) {
+		s.changeService(t, "web", func(svc *corev1.Service) { svc.Spec.LoadBalancerSourceRanges = ranges })
+	}
+	ranges(s.self.IPv4.String() + "/32")
+	mustFail(t, vip, unix.EHOSTUNREACH)
+	ranges(secondIPv4 + "/32")
+	mustReach(t, vip, s.pod)
+}
+
+// A zone comes, changes and goes, and so do the endpoints that are hinted for it.
+//
+//	web:80 ─┬─ pod-1-1  for zone a
+//	        └─ pod-2-0  for zone b
+func TestZoneToggled(t *testing.T) {
+	s := mustScene(t)
+	self := s.lab.Nodes[0]
+	a, b := s.local()[0], s.remote()[0]
+	s.setEndpoints(t, "web",
+		endpoint{pod: a, is: ready, zones: []string{"a"}},
+		endpoint{pod: b, is: ready, zones: []string{"b"}})
+	ip := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
+	pid := s.agent.PID()
+	mustReach(t, dial{s.pod, "tcp", ip}, a.Name, b.Name)
+	for range 2 {
+		s.labelNode(t, self, corev1.LabelTopologyZone, "b")
+		mustReach(t, dial{s.pod, "tcp", ip}, b.Name)
+		s.changeNode(t, self, func(n *corev1.Node) { n.Labels = nil })
+		mustReach(t, dial{s.pod, "tcp", ip}, a.Name, b.Name)
+	}
+	s.labelNode(t, self, corev1.LabelTopologyZone, "a")
+	mustReach(t, dial{s.pod, "tcp", ip}, a.Name)
+	if s.agent.PID() != pid {
+		t.Error("it is another agent")
+	}
+}
+
+// With detectLocalMode NodeCIDR, the Node's podCIDRs say who is a pod of this node:
+// for those, externalTrafficPolicy Local does not bind. They change with the Node,
+// and the agent goes on; kube-proxy exits.
+//
+//	pod-1-0 10.244.1.2 ── past the hooks ── 198.51.100.7:80 ── pod-2-0
+func TestPodCIDRs(t *testing.T) {
+	s := mustScene(t)
+	self := s.lab.Nodes[0]
+	address := self.IPv4.String()
+	s.setNode(t, self, "10.244.1.0/24", address)
+	s.restart(t, "--detect-local-mode=NodeCIDR")
+	s.setEndpoints(t, "web", readyAll(s.remote()[0])...)
+	s.createService(t, "web", balancer, withExternalIP("198.51.100.7"))
+	pid := s.agent.PID()
+	connects := func() error {
+		conn, err := self.Pods[0].Namespace.Dial("tcp", "198.51.100.7:80", 500*time.Millisecond)
+		if err == nil {
+			conn.Close()
+		}
+
+		return err
+	}
+	mustConnect := func(is string, want bool) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("the pod is %s", is), func() bool { return (connects() == nil) == want })
+	}
+	mustConnect("one of the node's", true)
+	s.setNode(t, self, "10.99.1.0/24", address)
+	mustConnect("a stranger", false)
+	s.setNode(t, self, "", address) // not allocated again yet: who was a pod stays one
+	mustConnect("a stranger still", false)
+	s.setNode(t, self, "10.244.1.0/24", address)
+	mustConnect("one of the node's again", true)
+	s.deleteNode(t, self)
+	mustConnect("one of the node's still", true)
+	s.createNode(t, self)
+	if s.agent.PID() != pid {
+		t.Error("it is another agent")
+	}
+}
+
+// On a node without IPv6 the agent does what there is to do, and IPv6 is not
+// judged.
+func TestNodeWithoutIPv6(t *testing.T) {
+	s := mustScene(t)
+	self := s.lab.Nodes[0]
+	must(t, self.Namespace.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
+	s.restart(t, "--healthz-bind-address=0.0.0.0:10256")
+	s.setEndpoints(t, "web", readyAll(s.local()[0])...)
+	web := s.createService(t, "web", balancer)
+	mustReach(t, dial{s.node, "tcp", at(web.Spec.ClusterIPs[0], 80)}, s.local()[0].Name)
+	mustReach(t, dial{s.node, "tcp", at(self.IPv4.String(), web.Spec.Ports[0].NodePort)}, s.local()[0].Name)
+	mustAnswer(t, of(s.node), at(self.IPv4.String(), web.Spec.HealthCheckNodePort), "/", 200)
+	got := mustAnswer(t, of(s.node), at(self.IPv4.String(), 10256), "/healthz", 200, `"IPv4":{`)
+	if strings.Contains(got.body, "IPv6") {
+		t.Errorf("IPv6 is judged: %s", got.body)
+	}
+	if status, err := s.agent.Status(); err != nil || !status.Well() {
+		t.Errorf("the agent is not well: %+v, %v", status, err)
+	}
+}

@@ -1,0 +1,120 @@
+package scene
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Objects writes what people, controllers and kubelets would, into one
+// namespace. All of it goes with the test.
+type Objects struct {
+	Client    kubernetes.Interface
+	Namespace string
+
+	stage *Stage
+}
+
+// mustObjects makes a namespace that is called after the test.
+func mustObjects(t testing.TB, stage *Stage) *Objects {
+	t.Helper()
+	o := &Objects{Client: MustClient(t), Namespace: namespaceOf(t), stage: stage}
+	t.Cleanup(func() {
+		if err := o.clear(); err != nil {
+			t.Errorf("objects of the test: %v", err)
+		}
+	})
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.Namespace}}
+	_, err := o.Client.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) { // go test -count 2
+		t.Fatal(err)
+	}
+
+	return o
+}
+
+// clear removes what is in the namespace, which nobody does when that goes:
+// there are no controllers.
+func (o *Objects) clear() error {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	now := metav1.DeleteOptions{}
+	errs := []error{o.Client.DiscoveryV1().EndpointSlices(o.Namespace).DeleteCollection(ctx, now, metav1.ListOptions{})}
+	services, err := o.Client.CoreV1().Services(o.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, svc := range services.Items {
+		errs = append(errs, o.Client.CoreV1().Services(o.Namespace).Delete(ctx, svc.Name, now))
+	}
+
+	return errors.Join(errs...)
+}
+
+// mustCreateNodes tells the API server of the stage's nodes. The addresses are
+// the first node's, nil for both that it has.
+func (s *Stage) mustCreateNodes(t testing.TB, addresses []netip.Addr) {
+	t.Helper()
+	nodes := MustClient(t).CoreV1().Nodes()
+	for _, node := range s.Lab.Nodes {
+		if addresses == nil {
+			addresses = []netip.Addr{node.IPv4, node.IPv6}
+		}
+		object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.NodeName(node)}}
+		for _, ip := range addresses {
+			object.Status.Addresses = append(object.Status.Addresses,
+				corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
+		}
+		addresses = nil
+		_, err := nodes.Create(t.Context(), object, metav1.CreateOptions{})
+		Must(t, err)
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			if err := nodes.Delete(ctx, object.Name, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// LabelNode gives a node a label, or changes it; "" takes it away.
+func (o *Objects) LabelNode(t testing.TB, node *lab.Node, key, value string) {
+	t.Helper()
+	nodes := o.Client.CoreV1().Nodes()
+	Must(t, retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		object, err := nodes.Get(t.Context(), o.stage.NodeName(node), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if metav1.SetMetaDataLabel(&object.ObjectMeta, key, value); value == "" {
+			delete(object.Labels, key)
+		}
+		_, err = nodes.Update(t.Context(), object, metav1.UpdateOptions{})
+
+		return err
+	}))
+}
+
+var virtualAddresses atomic.Int32
+
+// VirtualIPs returns an address of each family that no other test uses, and
+// that the machine outside sends to node-1: for a load balancer, or an external
+// IP.
+func VirtualIPs() (v4, v6 string) {
+	n := virtualAddresses.Add(1)
+
+	return fmt.Sprintf("203.0.113.%d", n), fmt.Sprintf("2001:db8:113::%x", n)
+}

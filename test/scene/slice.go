@@ -1,0 +1,119 @@
+package scene
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Condition is what the endpoint controller says of a pod, in the order of a
+// pod's life.
+type Condition int
+
+const (
+	// Starting is a pod that is not ready yet.
+	Starting Condition = iota
+	// Ready is one that may be dialled.
+	Ready
+	// Draining is terminating, and it still serves.
+	Draining
+	// Ending is terminating, and it does not.
+	Ending
+)
+
+// Endpoint is a pod in an EndpointSlice, with the hints that the controller gives
+// it.
+type Endpoint struct {
+	Pod   *lab.Pod
+	Is    Condition
+	Zones []string
+	Nodes []string
+}
+
+// ReadyAll are pods that are all ready.
+func ReadyAll(pods ...*lab.Pod) []Endpoint {
+	var all []Endpoint
+	for _, pod := range pods {
+		all = append(all, Endpoint{Pod: pod, Is: Ready})
+	}
+
+	return all
+}
+
+// SetEndpoints makes the slices of a Service say what its endpoints are: one
+// slice of each family, named after it.
+func (o *Objects) SetEndpoints(t testing.TB, service string, endpoints ...Endpoint) {
+	t.Helper()
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		o.PutSlice(t, o.Slice(service, family, endpoints...))
+	}
+}
+
+// Slice is what SetEndpoints writes for a family.
+func (o *Objects) Slice(service string, family discoveryv1.AddressType, endpoints ...Endpoint) *discoveryv1.EndpointSlice {
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   service + map[discoveryv1.AddressType]string{"IPv4": "-v4", "IPv6": "-v6"}[family],
+			Labels: map[string]string{discoveryv1.LabelServiceName: service},
+		},
+		AddressType: family,
+		Ports: []discoveryv1.EndpointPort{
+			{Name: new("tcp"), Port: new(int32(PodPort)), Protocol: new(corev1.ProtocolTCP)},
+			{Name: new("udp"), Port: new(int32(PodPort)), Protocol: new(corev1.ProtocolUDP)},
+		},
+	}
+	for _, e := range endpoints {
+		slice.Endpoints = append(slice.Endpoints, o.endpointOf(e, family))
+	}
+
+	return slice
+}
+
+func (o *Objects) endpointOf(e Endpoint, family discoveryv1.AddressType) discoveryv1.Endpoint {
+	address := e.Pod.IPv4
+	if family == discoveryv1.AddressTypeIPv6 {
+		address = e.Pod.IPv6
+	}
+	object := discoveryv1.Endpoint{
+		Addresses: []string{address.String()},
+		NodeName:  new(o.stage.NodeName(e.Pod.Node)),
+		Conditions: discoveryv1.EndpointConditions{
+			Ready:       new(e.Is == Ready),
+			Serving:     new(e.Is == Ready || e.Is == Draining),
+			Terminating: new(e.Is >= Draining),
+		},
+	}
+	if len(e.Zones)+len(e.Nodes) > 0 {
+		object.Hints = &discoveryv1.EndpointHints{}
+	}
+	for _, zone := range e.Zones {
+		object.Hints.ForZones = append(object.Hints.ForZones, discoveryv1.ForZone{Name: zone})
+	}
+	for _, node := range e.Nodes {
+		object.Hints.ForNodes = append(object.Hints.ForNodes, discoveryv1.ForNode{Name: node})
+	}
+
+	return object
+}
+
+// PutSlice creates or replaces a slice.
+func (o *Objects) PutSlice(t testing.TB, slice *discoveryv1.EndpointSlice) {
+	t.Helper()
+	all := o.Client.DiscoveryV1().EndpointSlices(o.Namespace)
+	_, err := all.Update(t.Context(), slice, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = all.Create(t.Context(), slice, metav1.CreateOptions{})
+	}
+	Must(t, err)
+}
+
+// DeleteSlice deletes a slice by its name.
+func (o *Objects) DeleteSlice(t testing.TB, name string) {
+	t.Helper()
+	Must(t, o.Client.DiscoveryV1().EndpointSlices(o.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+}

@@ -1,0 +1,174 @@
+package scene
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
+)
+
+// Config says what is special about a [Stage]. The zero value is the one that
+// tests share.
+type Config struct {
+	// Lab is how the lab is built. There are two nodes and a client, whatever it
+	// says, and four pods a node if it says nothing.
+	Lab lab.Config
+	// Args are further flags of the agent.
+	Args []string
+	// Kubeconfig is how the agent reaches the API server; "" is as cluster-admin.
+	Kubeconfig string
+	// NodeAddresses are those of the first Node object, as InternalIPs; nil is
+	// both addresses of the node.
+	NodeAddresses []netip.Addr
+	// Unready leaves it to the test to wait for the agent.
+	Unready bool
+}
+
+// Stage is a lab whose first node has an agent.
+type Stage struct {
+	Lab    *lab.Cluster
+	Cgroup *lab.Cgroup // of whom socket hooks see
+	Agent  *sluice.Node
+	Tunnel *cluster.Tunnel
+
+	prefix string // of the names that the nodes have in the API server
+
+	mu      sync.Mutex
+	servers map[string]*lab.Server // by pod
+	clients int                    // outside clients so far
+}
+
+// virtual are the addresses that the client outside sends to node-1.
+var virtual = []string{cluster.ServiceRangeIPv4, cluster.ServiceRangeIPv6, "203.0.113.0/24", "2001:db8:113::/64", "10.99.0.0/16"}
+
+// mustStage builds a stage that ends with t.
+func mustStage(t testing.TB, prefix string, cfg Config) *Stage {
+	t.Helper()
+	cfg.Lab.Nodes, cfg.Lab.Client = 2, true
+	cfg.Lab.PodsPerNode = cmp.Or(cfg.Lab.PodsPerNode, 4)
+	s := &Stage{
+		Lab:     lab.MustNew(t, cfg.Lab),
+		Cgroup:  lab.MustCgroup(t, "scene"),
+		prefix:  prefix,
+		servers: make(map[string]*lab.Server),
+	}
+	for _, pod := range s.Lab.Pods() {
+		s.Serve(t, pod)
+	}
+	self := s.Lab.Nodes[0]
+	// Else node-1 would lead it past itself to what is no Service yet.
+	for _, setting := range []string{"ipv4/conf/all", "ipv4/conf/eth0", "ipv6/conf/all", "ipv6/conf/eth0"} {
+		Must(t, s.Lab.Client.Sysctl("net/"+setting+"/accept_redirects", "0"))
+	}
+	for _, text := range virtual {
+		to, via := netip.MustParsePrefix(text), self.IPv4
+		if to.Addr().Is6() {
+			via = self.IPv6
+		}
+		Must(t, s.Lab.Client.AddRoute(to, via))
+	}
+	s.mustCreateNodes(t, cfg.NodeAddresses)
+	s.Tunnel = cluster.Shared(t).MustTunnel(t, self.Namespace)
+	agent := sluice.Config{
+		Binary:     sluice.MustBinary(t),
+		Namespace:  self.Namespace,
+		Cgroup:     s.Cgroup,
+		NodeName:   s.NodeName(self),
+		Kubeconfig: cmp.Or(cfg.Kubeconfig, cluster.Shared(t).Kubeconfig()),
+		Args:       cfg.Args,
+	}
+	if !cfg.Unready {
+		s.Agent = sluice.MustNode(t, agent)
+
+		return s
+	}
+	var err error
+	if s.Agent, err = sluice.NewNode(agent); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Agent.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return s
+}
+
+// NodeName is how the API server calls a node of the lab.
+func (s *Stage) NodeName(node *lab.Node) string { return s.prefix + "-" + node.Name }
+
+// Local and Remote are the backends that there are from the beginning: those of
+// node-1 and those of node-2.
+func (s *Stage) Local() []*lab.Pod  { return s.backends(0) }
+func (s *Stage) Remote() []*lab.Pod { return s.backends(1) }
+
+func (s *Stage) backends(node int) []*lab.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return slices.DeleteFunc(slices.Clone(s.Lab.Nodes[node].Pods), func(pod *lab.Pod) bool {
+		return s.servers[pod.Name] == nil
+	})
+}
+
+// Serve has a pod answer on both its addresses.
+func (s *Stage) Serve(t testing.TB, pod *lab.Pod) {
+	t.Helper()
+	server := lab.MustServe(t, pod.Namespace, pod.Name, pod.At(PodPort)...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.servers[pod.Name] = server
+}
+
+// addPod starts a pod that ends with the test.
+func (s *Stage) addPod(t testing.TB, node *lab.Node) *lab.Pod {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pod, err := node.AddPod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err := pod.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return pod
+}
+
+// Stop ends a backend, as if its process had died.
+func (s *Stage) Stop(t testing.TB, pod *lab.Pod) {
+	t.Helper()
+	s.mu.Lock()
+	server := s.servers[pod.Name]
+	delete(s.servers, pod.Name)
+	s.mu.Unlock()
+	Must(t, server.Stop())
+}
+
+// mustNewAddresses gives the machine outside another address of each family.
+func (s *Stage) mustNewAddresses(t testing.TB) (v4, v6 netip.Addr) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clients++
+	v4 = netip.MustParseAddr(fmt.Sprintf("192.168.50.%d", 100+s.clients))
+	v6 = netip.MustParseAddr(fmt.Sprintf("fd00:50::%d", 100+s.clients))
+	for _, address := range []netip.Addr{v4, v6} {
+		bits := map[bool]int{false: 24, true: 64}[address.Is6()]
+		Must(t, s.Lab.Client.AddAddress("eth0", netip.PrefixFrom(address, bits)))
+	}
+
+	return v4, v6
+}
