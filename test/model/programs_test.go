@@ -1,0 +1,238 @@
+package model
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// programs answers from the maps as the programs in bpf/ do: dial is sock.c, come
+// is tc.c. Nothing is written; what cannot be is a panic (see wrong).
+type programs struct {
+	*maps.Fakes
+	options options
+	ranges  map[uint32][]maps.SourceRangeKey // by frontend id
+	names   map[uint32]string                // of service ports, by frontend id
+	cidrs   []maps.CIDRKey
+	locals  []maps.CIDRKey
+}
+
+// wrong is a state of the maps in which no program can answer.
+type wrong string
+
+// openPrograms looks at the maps as they are now.
+func openPrograms(f *maps.Fakes, o options) *programs {
+	p := &programs{Fakes: f, options: o, ranges: map[uint32][]maps.SourceRangeKey{}, names: map[uint32]string{}}
+	for id, sp := range f.ServicePorts.Entries {
+		p.names[id] = portText(sp)
+	}
+	for k := range f.SourceRanges.Entries {
+		p.ranges[k.FrontendId] = append(p.ranges[k.FrontendId], k)
+	}
+	for k := range f.ServiceCIDRs.Entries {
+		p.cidrs = append(p.cidrs, k)
+	}
+	for k := range f.LocalCIDRs.Entries {
+		p.locals = append(p.locals, k)
+	}
+	return p
+}
+
+// answer is what becomes of a packet.
+func (m *programs) answer(p packet) answer {
+	if p.path == nodeSocket || p.path == podSocket {
+		return m.dial(p)
+	}
+	return m.come(p)
+}
+
+// dial is resolve_connect in sock.c.
+func (m *programs) dial(p packet) answer {
+	dialled := keyOfPacket(p, maps.ScopeInternal)
+	fe, found := m.Frontends.Entries[dialled]
+	if !found && m.hasNodePorts(p, dialled.Addr) {
+		fe, found = m.nodePort(dialled)
+	}
+	if !found {
+		return m.whyNoFrontend(dialled)
+	}
+	if !m.admitsSocket(p, fe) {
+		return answer{verdict: drop}
+	}
+	return m.pick(p, fe)
+}
+
+func (m *programs) hasNodePorts(p packet, dst maps.Addr) bool {
+	if p.dst == loopback(familyOf(p.dst)) {
+		return m.options.loopbackNodePorts && p.path == nodeSocket
+	}
+	return m.Addrs.Entries[dst].Flags&maps.AddrNodePort != 0
+}
+
+// admitsSocket is check_source in sock_source.h.
+func (m *programs) admitsSocket(p packet, fe maps.Frontend) bool {
+	if fe.Flags&maps.FrontendSourceRanges == 0 {
+		return true
+	}
+	if p.unbound && p.path == nodeSocket {
+		return fe.Flags&maps.FrontendNodeInRanges != 0
+	}
+	return m.isInRanges(fe, p.src)
+}
+
+// come is is_concerned and begin_flow in tc.c.
+func (m *programs) come(p packet) answer {
+	dialled := keyOfPacket(p, m.scopeOf(p))
+	use, known := m.Addrs.Entries[dialled.Addr]
+	if !known && !covers(m.cidrs, dialled.Addr) {
+		return answer{verdict: untouched}
+	}
+	fe, found := maps.Frontend{}, false
+	if p.port != 0 && use.Flags&maps.AddrService != 0 {
+		fe, found = m.Frontends.Entries[dialled]
+	}
+	if !found && p.port != 0 && use.Flags&maps.AddrNodePort != 0 {
+		fe, found = m.nodePort(dialled)
+	}
+	switch {
+	case !found && use.Flags&maps.AddrNode != 0:
+		return answer{verdict: untouched}
+	case !found:
+		return m.whyNoFrontend(dialled)
+	case fe.Flags&maps.FrontendSourceRanges != 0 && !m.isInRanges(fe, p.src):
+		return answer{verdict: drop}
+	}
+	return m.pick(p, fe)
+}
+
+func (m *programs) scopeOf(p packet) uint8 {
+	internal := p.path == podDevice
+	if m.options.detect != byDevice {
+		internal = covers(m.locals, maps.AddrOf(p.src))
+	}
+	if internal {
+		return maps.ScopeInternal
+	}
+	return maps.ScopeExternal
+}
+
+func (m *programs) nodePort(dialled maps.FrontendKey) (maps.Frontend, bool) {
+	any := netip.IPv6Unspecified()
+	if dialled.Addr.IP().Is4() {
+		any = netip.IPv4Unspecified()
+	}
+	dialled.Addr = maps.AddrOf(any)
+	fe, found := m.Frontends.Entries[dialled]
+	return fe, found
+}
+
+func (m *programs) whyNoFrontend(dialled maps.FrontendKey) answer {
+	all := dialled
+	all.Port, all.Proto = 0, 0
+	if _, isClusterIP := m.Frontends.Entries[all]; isClusterIP {
+		return answer{verdict: reject}
+	}
+	if covers(m.cidrs, dialled.Addr) {
+		return answer{verdict: drop}
+	}
+	return answer{verdict: untouched}
+}
+
+// pick is pick_backend: all that it may choose.
+func (m *programs) pick(p packet, fe maps.Frontend) answer {
+	if fe.SlotCount == 0 {
+		if fe.Flags&maps.FrontendDropIfEmpty != 0 {
+			return answer{verdict: drop}
+		}
+		return answer{verdict: reject}
+	}
+	a := answer{verdict: balance, port: m.names[fe.Id], affinity: int32(fe.AffinitySeconds), algorithm: algorithmText(fe.Algorithm)}
+	for _, id := range m.choices(fe) {
+		be, there := m.Backends.Entries[id]
+		if !there || be.FrontendId != fe.Id {
+			panic(wrong(fmt.Sprintf("%s: backend %d is missing or another's", a.port, id)))
+		}
+		a.targets = append(a.targets, m.target(p, fe, be))
+	}
+	slices.SortFunc(a.targets, target.compare)
+	return a
+}
+
+// choices are the backend ids that a new flow may get. Clients are remembered by
+// them, so slots must be in order (has_slot); what a table has must be in them.
+func (m *programs) choices(fe maps.Frontend) []uint32 {
+	ids := m.Slots.IDs[fe.SlotBase : fe.SlotBase+fe.SlotCount]
+	if !slices.IsSorted(ids) {
+		panic(wrong(fmt.Sprintf("slots %d+%d are out of order: %v", fe.SlotBase, fe.SlotCount, ids)))
+	}
+	if fe.Algorithm < maps.AlgorithmSH {
+		return ids
+	}
+	first := fe.SlotBase + fe.SlotCount
+	table := slices.Clone(m.Slots.IDs[first : first+fe.TableSize])
+	slices.Sort(table)
+	if table = slices.Compact(table); !slices.Equal(table, ids) {
+		panic(wrong(fmt.Sprintf("a table of %d has %v, the slots have %v", fe.TableSize, table, ids)))
+	}
+	return table
+}
+
+// target is wants_masquerade in open.h; sockets have no such thing.
+func (m *programs) target(p packet, fe maps.Frontend, be maps.Backend) target {
+	t := target{
+		at:          be.AddrPort(),
+		local:       be.Flags&maps.BackendLocal != 0,
+		terminating: be.Flags&maps.BackendTerminating != 0,
+	}
+	if p.path == podDevice || p.path == uplink {
+		remote := !t.local && p.path == uplink
+		hairpin := t.at.Addr() == p.src
+		t.masquerade = (remote || hairpin || fe.Flags&maps.FrontendMasquerade != 0) &&
+			m.Addrs.Entries[be.Addr].Flags&maps.AddrNode == 0
+	}
+	return t
+}
+
+func (m *programs) isInRanges(fe maps.Frontend, src netip.Addr) bool {
+	return slices.ContainsFunc(m.ranges[fe.Id], func(k maps.SourceRangeKey) bool {
+		return hasPrefix(maps.AddrOf(src), k.Addr, int(k.PrefixLen)-32)
+	})
+}
+
+func covers(cidrs []maps.CIDRKey, ip maps.Addr) bool {
+	return slices.ContainsFunc(cidrs, func(k maps.CIDRKey) bool { return hasPrefix(ip, k.Addr, int(k.PrefixLen)) })
+}
+
+func hasPrefix(ip, prefix maps.Addr, bits int) bool {
+	whole, rest := bits/8, bits%8
+	if !bytes.Equal(ip.Bytes[:whole], prefix.Bytes[:whole]) {
+		return false
+	}
+	return rest == 0 || (ip.Bytes[whole]^prefix.Bytes[whole])>>(8-rest) == 0
+}
+
+func keyOfPacket(p packet, scope uint8) maps.FrontendKey {
+	return maps.FrontendKeyOf(p.dst, uint16(p.port), protocolNumbers[p.protocol], scope)
+}
+
+// icmp stands for protocols that no Service can have.
+const icmp corev1.Protocol = "ICMP"
+
+var protocolNumbers = map[corev1.Protocol]uint8{corev1.ProtocolTCP: 6, corev1.ProtocolUDP: 17, corev1.ProtocolSCTP: 132, icmp: 1}
+
+func portText(sp maps.ServicePort) string {
+	protocol := map[uint8]string{6: "TCP", 17: "UDP", 132: "SCTP"}[sp.Proto]
+	return fmt.Sprintf("%s %s IPv%d", sp, protocol, sp.Family)
+}
+
+func algorithmText(a uint8) string {
+	if int(a) < len(algorithms) {
+		return algorithms[a]
+	}
+	return fmt.Sprintf("algorithm %d", a)
+}

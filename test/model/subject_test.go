@@ -1,0 +1,170 @@
+package model
+
+import (
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// subject is Sluice, from what an API server sends to the maps.
+type subject struct {
+	options options
+	tables  maps.Tables
+	fakes   *maps.Fakes // what tables is, but in the kernel
+	now     time.Time
+
+	writer *reconcile.Reconciler
+	agent  *agent.Rehearsal
+	feed   *kube.Feed
+}
+
+const slots = 1 << 13
+
+// newSubject returns Sluice at empty maps; it has to be told all there is, and
+// then to work.
+func newSubject(o options) (*subject, error) {
+	fakes := maps.NewFakes(slots)
+	s, err := newSubjectOn(o, fakes.Tables)
+	s.fakes = fakes
+	return s, err
+}
+
+// newSubjectOn is newSubject on these maps.
+func newSubjectOn(o options, tables maps.Tables) (*subject, error) {
+	s := &subject{options: o, tables: tables, now: time.Unix(1_000_000, 0)}
+	return s, s.start()
+}
+
+// start is what an agent does that finds the maps as another left them.
+func (s *subject) start() error {
+	var err error
+	s.writer, err = reconcile.New(reconcile.Config{Tables: s.tables, Now: func() time.Time { return s.now }})
+	if err != nil {
+		return err
+	}
+	cfg, err := s.options.config()
+	if err != nil {
+		return err
+	}
+	s.agent = agent.NewRehearsal(cfg, s.writer)
+	s.feed = kube.NewFeed(nodeName, s.agent.Sink())
+	return nil
+}
+
+func (o options) config() (agent.Config, error) {
+	cfg := agent.Config{
+		NodeName:          nodeName,
+		MasqueradeAll:     o.masqueradeAll,
+		IgnoreExternalIPs: o.ignoreExternalIPs,
+		NodeIP:            parse(o.nodeIP),
+		Log:               slog.New(slog.DiscardHandler),
+	}
+	cfg.Local.ClusterCIDRs = parsePrefixes(o.clusterCIDRs)
+	if o.detect == byNodeCIDR {
+		cfg.Local.Mode = agent.LocalNodeCIDR
+	}
+	var errs [2]error
+	cfg.NodePortAddresses, errs[0] = lb.ParseNodePortAddresses(o.nodePortAddresses)
+	cfg.Algorithm, errs[1] = lb.ParseAlgorithm(o.algorithm)
+	return cfg, errors.Join(errs[:]...)
+}
+
+// setAddrs says which addresses the node's devices have.
+func (s *subject) setAddrs(addrs []netip.Addr) {
+	told := []node.Address{}
+	for i, addr := range addrs {
+		told = append(told, node.Address{Addr: addr, IfIndex: i + 1, IsLoopback: addr.IsLoopback()})
+	}
+	s.agent.SetAddresses(told)
+}
+
+var errInjected = errors.New("injected")
+
+// fail has writes fail at random. The kernel's do not: then it says no.
+func (s *subject) fail(seed uint64) bool {
+	if s.fakes == nil {
+		return false
+	}
+	rng := rand.New(rand.NewPCG(seed, 3))
+	oneIn := 2 + rng.IntN(8)
+	s.fakes.Observe(func(string, string) error {
+		if rng.IntN(oneIn) == 0 {
+			return errInjected
+		}
+		return nil
+	}, nil)
+	return true
+}
+
+// squeeze leaves no room for more in some maps, but for the kernel's.
+func (s *subject) squeeze(seed uint64) bool {
+	if s.fakes == nil {
+		return false
+	}
+	rng := rand.New(rand.NewPCG(seed, 4))
+	room := func(entries int) int { return max(1, entries+rng.IntN(3)) }
+	s.fakes.Frontends.Capacity = room(len(s.fakes.Frontends.Entries))
+	s.fakes.Backends.Capacity = room(len(s.fakes.Backends.Entries))
+	s.fakes.SourceRanges.Capacity = room(len(s.fakes.SourceRanges.Entries))
+	s.fakes.Addrs.Capacity = room(len(s.fakes.Addrs.Entries))
+	s.fakes.ServicePorts.Capacity = room(len(s.fakes.ServicePorts.Entries))
+	return true
+}
+
+// recover ends what fail and squeeze began.
+func (s *subject) recover() {
+	s.fakes.Observe(nil, nil)
+	s.fakes.Frontends.Capacity = 0
+	s.fakes.Backends.Capacity = 0
+	s.fakes.SourceRanges.Capacity = 0
+	s.fakes.Addrs.Capacity = 0
+	s.fakes.ServicePorts.Capacity = 0
+}
+
+// turns is how often Apply may be due without anybody saying anything.
+const turns = 1000
+
+// settle lets time pass until the writer has nothing left to do.
+func (s *subject) settle() error {
+	for range turns {
+		at, due := s.writer.Next()
+		if !due {
+			return nil
+		}
+		if at.After(s.now) {
+			s.now = at
+		}
+		if err := s.writer.Apply(); err != nil && !errors.Is(err, errInjected) && !errors.Is(err, maps.ErrFull) {
+			return err
+		}
+	}
+	return errors.New("the writer never comes to rest")
+}
+
+// pass lets a few retries come and go.
+func (s *subject) pass() {
+	for range 3 {
+		if at, due := s.writer.Next(); due {
+			s.now = latest(s.now, at)
+			_ = s.writer.Apply() // it fails on purpose
+		}
+	}
+}
+
+func latest(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
+
+// forgetAddrs is a look at all flows that found none.
+func (s *subject) forgetAddrs() {
+	s.now = s.now.Add(time.Minute)
+	s.writer.PruneAddrs(nil, s.now)
+}
