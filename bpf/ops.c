@@ -16,15 +16,20 @@ static __always_inline struct sock_state *state_of(struct bpf_sock_ops *ctx)
 	return sk ? bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0) : NULL;
 }
 
+/* wants_states has us told of the socket's states. Other programs may want to hear of other things. */
+static __always_inline bool wants_states(struct bpf_sock_ops *ctx)
+{
+	__u32 flags = ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG;
+
+	return !bpf_sock_ops_cb_flags_set(ctx, flags);
+}
+
 /* opens is for a socket that is about to send its SYN. */
 static __always_inline void opens(struct bpf_sock_ops *ctx)
 {
 	struct sock_state *state = state_of(ctx);
 
-	if (!state || state->counted)
-		return;
-	/* Other programs may want to hear of other things. */
-	if (bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG))
+	if (!state || state->counted || !wants_states(ctx))
 		return;
 	state->counted = true;
 	add_sockets(state->backend_id, 1);
@@ -43,11 +48,22 @@ static __always_inline void closes(struct bpf_sock_ops *ctx)
 	add_stat(state->frontend_id, STAT_BYTES_RECEIVED, ctx->bytes_received);
 }
 
+/* stays is for a socket that is connected: other programs may have set flags without regard to ours. */
+static __always_inline void stays(struct bpf_sock_ops *ctx)
+{
+	const struct sock_state *state = state_of(ctx);
+
+	if (state && state->counted)
+		wants_states(ctx);
+}
+
 SEC("sockops")
 int sluice_sock_ops(struct bpf_sock_ops *ctx)
 {
 	if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
 		opens(ctx);
+	else if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB)
+		stays(ctx);
 	else if (ctx->op == BPF_SOCK_OPS_STATE_CB && ctx->args[1] == BPF_TCP_CLOSE)
 		closes(ctx);
 	return 1;

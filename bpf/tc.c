@@ -196,6 +196,7 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 		return begin_flow(ctx, flags);
 	if (begins_anew(pkt, f, half_open)) {
 		uncount(f);
+		tell_bytes(f);
 		return begin_flow(ctx, flags);
 	}
 	track(pkt, f, half_open);
@@ -231,10 +232,12 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
  * accepts that, where our flow of that tuple has ended. A Service's next flow would
  * have begun its entries anew.
  */
-static __always_inline bool is_of_another(const struct flow *f, const struct packet *pkt)
+static __always_inline bool is_of_another(struct packet *pkt, const struct flow *f)
 {
-	return is_silent(f) && ((pkt->signal == SIGNAL_FIRST && f->role == FLOW_TO_BACKEND) ||
-				(pkt->signal == SIGNAL_ACCEPT && f->role == FLOW_TO_CLIENT));
+	bool asks = pkt->signal == SIGNAL_FIRST && f->role == FLOW_TO_BACKEND;
+	bool accepts = pkt->signal == SIGNAL_ACCEPT && f->role == FLOW_TO_CLIENT;
+
+	return (asks || accepts) && has_ended(pkt, f);
 }
 
 /* The way of a packet from the stack to the wire: what belongs to no flow is none of ours. */
@@ -262,7 +265,7 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	f = find_flow(pkt, &pkt->ip.key, &half_open);
 	if (!f)
 		return REASON_PASS_BYSTANDER;
-	if (is_of_another(f, pkt)) {
+	if (is_of_another(pkt, f)) {
 		forget_all(pkt, f);
 		return REASON_PASS_BYSTANDER;
 	}

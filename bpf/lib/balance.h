@@ -61,24 +61,25 @@ static __always_inline __u32 less_busy(__u32 base, __u32 count)
 
 /*
  * least_busy returns the backend with the fewest connections, or with any_idle the
- * first that has none. It compares without branches: the verifier would walk all ways
- * in which 64 backends can be ordered.
+ * first that has none. Of several it is the first from a place at random: or all nodes
+ * would have the same favourite. It compares without branches: the verifier would walk
+ * all ways in which 64 backends can be ordered.
  */
 static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
 {
-	__s64 best = 0x7fffffffffffffff; /* connections, and below them the id */
+	__s64 best = 0x7fffffffffffffff; /* connections, and below them which it is */
 	__u32 first = random_below(count), i;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++) {
 		__u32 id = slot_at(base + (first + i) % count);
 		__s64 live = live_connections(id);
-		__s64 other = live << 32 | id;
+		__s64 other = live << 32 | i;
 
 		best += (other - best) & ((other - best) >> 63);
 		if (any_idle && !live)
 			break;
 	}
-	return (__u32)best;
+	return slot_at(base + (first + (__u32)best) % count);
 }
 
 /*
@@ -99,6 +100,8 @@ __noinline __u32 choose(__u32 base, __u32 count, __u32 table_size, __u32 algorit
 	case ALGORITHM_NQ:
 		return least_busy(base, count, true);
 	default:
+		if (!table_size)
+			return slot_at(base + (((__u64)seed * count) >> 32));
 		return slot_at(base + count + (((__u64)seed * table_size) >> 32));
 	}
 }

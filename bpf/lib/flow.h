@@ -139,6 +139,18 @@ static __always_inline bool is_free(const struct flow *had, const struct flow *f
 	return !had || is_same(had, f) || is_over(had, now);
 }
 
+/* tell_bytes counts what an entry has seen. */
+static __always_inline void tell_bytes(struct flow *f)
+{
+	__u64 bytes = f->bytes;
+
+	if (!bytes)
+		return;
+	f->bytes = 0;
+	add_stat(f->frontend_id,
+		 f->role == FLOW_FROM_CLIENT ? STAT_BYTES_SENT : STAT_BYTES_RECEIVED, bytes);
+}
+
 /*
  * reserve puts the entry of the packet's flow that has this role into half_open,
  * unless another flow that lives has its tuple. Two CPUs may want one tuple at once:
@@ -147,21 +159,25 @@ static __always_inline bool is_free(const struct flow *had, const struct flow *f
 __noinline int reserve(__u32 role)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
-	const struct flow *had;
-	struct flow *f;
+	struct flow *had, *opening, *f;
 
 	if (!pkt)
 		return REASON_DROP_FLOW_TABLE;
 	f = &pkt->flow;
 	comes_as(f, role, &pkt->key);
 	f->role = role;
-	if (!is_free(bpf_map_lookup_elem(&sl_flows, &pkt->key), f, pkt->now))
-		return REASON_DROP_MASQUERADE_PORT;
-	had = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	had = bpf_map_lookup_elem(&sl_flows, &pkt->key);
 	if (!is_free(had, f, pkt->now))
 		return REASON_DROP_MASQUERADE_PORT;
+	opening = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	if (!is_free(opening, f, pkt->now))
+		return REASON_DROP_MASQUERADE_PORT;
 	if (had)
+		tell_bytes(had);
+	if (opening) {
+		tell_bytes(opening);
 		drop_half_open(&pkt->key);
+	}
 	switch (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST)) {
 	case 0:
 		break;
@@ -173,18 +189,6 @@ __noinline int reserve(__u32 role)
 	count_flows(COUNT_HALF_OPEN_PUT, 1);
 	drop_flow(&pkt->key); /* of a flow that is over: it would be found first */
 	return REASON_NEXT;
-}
-
-/* tell_bytes counts what an entry has seen. */
-static __always_inline void tell_bytes(struct flow *f)
-{
-	__u64 bytes = f->bytes;
-
-	if (!bytes)
-		return;
-	f->bytes = 0;
-	add_stat(f->frontend_id,
-		 f->role == FLOW_FROM_CLIENT ? STAT_BYTES_SENT : STAT_BYTES_RECEIVED, bytes);
 }
 
 /*

@@ -28,7 +28,7 @@ __noinline int add_stat(__u32 frontend_id, __u32 what, __u64 n)
 		have = bpf_map_lookup_elem(&sl_stats, &key); /* another CPU was first */
 	}
 	if (have)
-		*have += n;
+		__sync_fetch_and_add(have, n); /* sockets' hooks are interrupted by devices' */
 	return 0;
 }
 

@@ -124,19 +124,29 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 	return 0;
 }
 
-/*
- * settle is for a side of a flow that has changed its state: as long as not both have
- * said their last, the flow is in its backend's load.
- */
-static __noinline int settle(struct packet *pkt, struct flow *f)
+/* has_ended says that both sides of a flow have said their last, or one has reset it. */
+static __always_inline bool has_ended(struct packet *pkt, const struct flow *f)
 {
-	struct flow *from, *to;
+	const struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
+	const struct flow *to = entry_of(pkt, f, FLOW_TO_CLIENT);
 
-	from = f->role == FLOW_FROM_CLIENT ? f : entry_of(pkt, f, FLOW_FROM_CLIENT);
-	to = f->role == FLOW_TO_CLIENT ? f : entry_of(pkt, f, FLOW_TO_CLIENT);
-	if (!from || !to)
+	if (f->state == FLOW_RESET || !from || !to)
+		return f->state == FLOW_RESET;
+	return from->state == FLOW_RESET || to->state == FLOW_RESET ||
+	       (is_silent(from) && is_silent(to));
+}
+
+/*
+ * settle is for a side of a flow that has changed its state: as long as the flow has not
+ * ended, it is in its backend's load.
+ */
+static __noinline int settle(struct packet *pkt, const struct flow *f)
+{
+	struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
+
+	if (!from)
 		return 0;
-	if (f->state == FLOW_RESET || (is_silent(from) && is_silent(to))) {
+	if (has_ended(pkt, f)) {
 		uncount(from);
 	} else if (!(from->flags & FLOW_COUNTED)) {
 		from->flags |= FLOW_COUNTED;
