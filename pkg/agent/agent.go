@@ -241,6 +241,7 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 	}
 	a.devices = newDeviceKeeper(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval))
 	a.devices.failFast = cfg.FailFast
+	a.devices.reaches = proxy.Attached
 	a.keeper = newKeeper(a)
 	a.flows, err = newFlowKeeper(flow.Config{
 		Maps:     dp.Maps(),

@@ -42,7 +42,8 @@ type deviceKeeper struct {
 	log      *slog.Logger
 	interval time.Duration // from one check to the next
 	changed  chan struct{}
-	failFast bool // a first try that fails is the end
+	failFast bool               // a first try that fails is the end
+	reaches  func(uplinks bool) // told after each try
 
 	mu        sync.Mutex
 	decisions []node.Decision
@@ -145,6 +146,7 @@ func (k *deviceKeeper) attach() bool {
 	first := len(failed) == 0 && !k.attached
 	k.failed, k.attached = failed, k.attached || first
 	k.mu.Unlock()
+	k.reaches(reachesUplinks(devices, failed))
 	if first {
 		k.log.Info("attached to devices", "devices", len(devices), "by", k.datapath.Attachment(), "took", time.Since(begin))
 	}
@@ -177,6 +179,20 @@ func (k *deviceKeeper) obstacles() []string {
 	}
 
 	return reasons
+}
+
+// reachesUplinks says whether no uplink is among what failed. A pod's device may be
+// about to go, and is that pod's trouble.
+func reachesUplinks(devices []datapath.Device, failed map[int]string) bool {
+	if _, all := failed[noDevice]; all {
+		return false
+	}
+
+	return !slices.ContainsFunc(devices, func(d datapath.Device) bool {
+		_, failed := failed[d.Index]
+
+		return failed && d.Class == maps.DeviceUplink
+	})
 }
 
 // noDevice stands for what is wrong with none in particular.

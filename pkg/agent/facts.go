@@ -28,7 +28,8 @@ func (m *model) facts() NodeFacts {
 
 // checkNode asks whether the configuration fits the node.
 func (a *agent) checkNode() error {
-	if a.cfg.CheckNode == nil {
+	// A Node without addresses yet has not said which family is the first one.
+	if a.cfg.CheckNode == nil || a.model.awaitsNode && len(a.model.node.PrimaryIPs) == 0 {
 		return nil
 	}
 

@@ -91,7 +91,10 @@ func (k *keeper) checkHooks(ctx context.Context) {
 // setEffective notes whether hooks are effective, and has those told who go by it.
 func (k *keeper) setEffective(err error) {
 	k.agent.cfg.recordHooks(k.checked(), err)
-	k.agent.proxy.Effective(err == nil)
+	// That a process could not be started says nothing about the hooks.
+	if !errors.Is(err, datapath.ErrNotProbed) {
+		k.agent.proxy.Effective(err == nil)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.effective = err

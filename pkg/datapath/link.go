@@ -21,7 +21,9 @@ import (
 func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
 
 // Attach attaches every program to the cgroup root, or puts it, in one step,
-// in the place of the one that an earlier agent attached. After an error, what
+// in the place of the one that an earlier agent attached. That which counts
+// connections may fail, where somebody else's suffers no other beside it: [Hooks]
+// tells. After an error, what
 // was attached before is still in force, and Attach can be called again.
 func (d *Datapath) Attach() error {
 	dir := linkDir(d.cfg.BPFRoot)
@@ -35,7 +37,8 @@ func (d *Datapath) Attach() error {
 	// What answers goes before what asks: no socket may see a backend's
 	// address because its hook came late.
 	for _, hook := range slices.Backward(d.programs.Sock) {
-		if err := attachHook(filepath.Join(dir, hook.Name), d.cfg.CgroupRoot, cgroup, hook); err != nil {
+		err := attachHook(filepath.Join(dir, hook.Name), d.cfg.CgroupRoot, cgroup, hook)
+		if err != nil && !isCounter(hook) {
 			return fmt.Errorf("hook %s: %w", hook.Name, err)
 		}
 	}
@@ -46,6 +49,9 @@ func (d *Datapath) Attach() error {
 
 	return d.removeOtherVersions()
 }
+
+// isCounter says that Services work without the hook: it counts, and decides nothing.
+func isCounter(hook bpf.Hook) bool { return hook.Attach == ebpf.AttachCGroupSockOps }
 
 // removeOtherVersions unpins the maps of builds with another layout: no program
 // uses them any more.

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,10 +27,22 @@ const ProbeVerb = "probe-hooks"
 // our programs, whatever the kernel says of their attachment.
 var ErrNotEffective = errors.New("hooks are attached, but sockets do not meet them")
 
+// ErrNotProbed is returned when nothing is known: the process that would find out
+// did not run to its end.
+var ErrNotProbed = errors.New("probe process")
+
+// probeTimeout is how long that process may take, and dialTimeout each of its two
+// sockets: where the kernel routes loopback addresses (route_localnet, which
+// kube-proxy in iptables mode leaves behind), nobody answers.
+const (
+	probeTimeout = 10 * time.Second
+	dialTimeout  = time.Second
+)
+
 // Verify starts a process in cgroupRoot that dials the reserved frontend. It
 // returns an error wrapping [ErrNotEffective] if that is not refused by our
-// programs. The reserved frontend must be programmed. No packet leaves the
-// process.
+// programs, and one wrapping [ErrNotProbed] if it could not be tried. The reserved
+// frontend must be programmed. No packet leaves the node.
 //
 // Below the root of cgroup2 every process is: there the process is not moved,
 // which a cgroup namespace may forbid (nsdelegate), and clone3 a seccomp profile.
@@ -40,6 +53,8 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 	}
 	defer cgroup.Close()
 
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", ProbeVerb)
 	if id, err := cgroupID(cgroupRoot); err != nil || id != rootCgroupID {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
@@ -50,7 +65,7 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 		return fmt.Errorf("%w: %s", ErrNotEffective, strings.TrimSpace(string(out)))
 	}
 	if err != nil {
-		return fmt.Errorf("probe process: %w: %s", err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("%w: %w: %s", ErrNotProbed, err, strings.TrimSpace(string(out)))
 	}
 
 	return nil
@@ -88,7 +103,8 @@ func ProbeMain() int {
 }
 
 // dialBound connects a TCP socket that is bound to loopback: without our
-// programs the kernel finds no way from there to the dummy address (EINVAL).
+// programs the kernel finds no way from there to the dummy address (EINVAL), or
+// its SYN goes no further than the next hop.
 func dialBound(family int, bind, dial unix.Sockaddr) error {
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -97,6 +113,13 @@ func dialBound(family int, bind, dial unix.Sockaddr) error {
 	defer unix.Close(fd)
 	if err := unix.Bind(fd, bind); err != nil {
 		return fmt.Errorf("bind: %w", err)
+	}
+	patience := unix.NsecToTimeval(dialTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience); err != nil {
+		return fmt.Errorf("timeout: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 1); err != nil {
+		return fmt.Errorf("time to live: %w", err)
 	}
 
 	return unix.Connect(fd, dial)

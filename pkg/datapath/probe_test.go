@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -33,6 +34,16 @@ func TestVerify(t *testing.T) {
 		must(t, Remove(w.cfg.BPFRoot))
 		if err := Verify(t.Context(), w.cfg.CgroupRoot); !errors.Is(err, ErrNotEffective) {
 			t.Errorf("got %v, want %v", err, ErrNotEffective)
+		}
+	})
+	t.Run("not effective, at once, where the kernel routes loopback addresses", func(t *testing.T) {
+		must(t, w.node.Sysctl("net/ipv4/conf/all/route_localnet", "1"))
+		begin := time.Now()
+		if err := Verify(t.Context(), w.cfg.CgroupRoot); !errors.Is(err, ErrNotEffective) {
+			t.Errorf("got %v, want %v", err, ErrNotEffective)
+		}
+		if took := time.Since(begin); took > time.Minute {
+			t.Errorf("it took %v", took)
 		}
 	})
 	t.Run("an error without the cgroup", func(t *testing.T) {

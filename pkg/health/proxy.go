@@ -37,6 +37,7 @@ type Proxy struct {
 	waiting time.Time // since when there is a change that nobody has taken up
 	working time.Time // since when there is one that was taken up and is not in force
 	without time.Time // since when programs are without effect
+	apart   time.Time // since when they are not where packets from outside come by
 }
 
 // NewProxy returns a Proxy that has not started.
@@ -96,6 +97,17 @@ func (p *Proxy) Effective(effective bool) {
 	}
 }
 
+// Attached says whether programs are where packets from outside come by.
+func (p *Proxy) Attached(attached bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if attached {
+		p.apart = time.Time{}
+	} else {
+		p.apart = earliest(p.apart, p.cfg.Now())
+	}
+}
+
 // Healthy says whether no change waits for too long, and programs take effect.
 func (p *Proxy) Healthy() bool {
 	p.mu.Lock()
@@ -108,7 +120,7 @@ func (p *Proxy) healthy(now time.Time) bool {
 	if !p.judged {
 		return true
 	}
-	since := earliest(earliest(p.waiting, p.working), p.without)
+	since := earliest(earliest(p.waiting, p.working), earliest(p.without, p.apart))
 
 	return since.IsZero() || now.Sub(since) < p.cfg.Timeout
 }

@@ -25,7 +25,8 @@ func newTestProxy() (*Proxy, *fakeClock) {
 
 // What happens to a proxy, one letter each:
 //
-//	S started  Q queued  T taken up  A applied  + effective  - without effect  . half a minute passes
+//	S started  Q queued  T taken up  A applied  + effective  - without effect
+//	U attached to uplinks  D not so  . half a minute passes
 func live(p *Proxy, clock *fakeClock, life string) {
 	for _, event := range life {
 		switch event {
@@ -41,6 +42,10 @@ func live(p *Proxy, clock *fakeClock, life string) {
 			p.Effective(true)
 		case '-':
 			p.Effective(false)
+		case 'U':
+			p.Attached(true)
+		case 'D':
+			p.Attached(false)
 		case '.':
 			clock.wait(30 * time.Second)
 		default:
@@ -57,6 +62,10 @@ func TestHealthy(t *testing.T) {
 	}{
 		{"healthy before it starts", "", true},
 		{"healthy while it starts, however long that takes", "SQT....Q....", true},
+		{"healthy when an uplink was out of reach for less than a minute", "SQTAD.DU.", true},
+		{"healthy when it is out of reach for half a minute", "SQTAD.D", true},
+		{"unhealthy when an uplink is out of reach for a minute", "SQTAD..", false},
+		{"healthy when that is over", "SQTAD...U", true},
 		{"healthy when nothing was ever applied, and hooks are without effect", "S-....", true},
 		{"healthy with nothing to do", "STA....", true},
 		{"healthy while a change is not late", "STAQ.", true},

@@ -161,6 +161,10 @@ func (s *Sync) ServiceRead(families Families, changed bool) {
 	s.add(families, changed)
 }
 
+// maxTriggers is how many changes of one Service and family wait for their latency to be
+// known, the oldest: a Service that cannot be programmed may wait for days.
+const maxTriggers = 100
+
 // SliceRead says that this round reads an EndpointSlice, whether it makes a
 // difference, and when what it tells of happened; zero if it does not say.
 func (s *Sync) SliceRead(slice *lb.EndpointSlice, changed bool, triggered time.Time) {
@@ -171,7 +175,9 @@ func (s *Sync) SliceRead(slice *lb.EndpointSlice, changed bool, triggered time.T
 	// What happened before we were there says nothing of how fast we are.
 	if changed && triggered.After(s.start) {
 		key := triggerKey{slice.Service, slice.Family}
-		s.triggered[key] = append(s.triggered[key], triggered)
+		if len(s.triggered[key]) < maxTriggers {
+			s.triggered[key] = append(s.triggered[key], triggered)
+		}
 	}
 }
 

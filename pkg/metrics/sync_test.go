@@ -230,6 +230,20 @@ func TestDeletionDiscards(t *testing.T) {
 	s.check("after the round", map[string]float64{latency + v4: 1, latency + v6: 2})
 }
 
+// A Service that waits for days does not fill the memory.
+func TestTriggersAreBounded(t *testing.T) {
+	s := newStory(t)
+	s.wait(time.Minute)
+	s.failing[nameOf("web")] = true
+	for range 10 * maxTriggers {
+		s.SliceRead(slice("web", lb.IPv4), true, s.now)
+		s.round(Round{Failed: true})
+	}
+	delete(s.failing, nameOf("web"))
+	s.round(Round{Full: true})
+	s.check("after the failures", map[string]float64{latency + v4: maxTriggers})
+}
+
 // What could not be programmed is observed when it is, with all the time that it
 // took. Other Services do not wait for it.
 func TestFailureKeepsTriggers(t *testing.T) {

@@ -46,7 +46,21 @@ func list(handle *netlink.Handle) (State, error) {
 		routes = append(routes, more...)
 	}
 
-	return State{Addresses: addressesOf(addrs), Devices: devicesOf(links, addrs, routes)}, nil
+	return State{Addresses: addressesOf(withoutIPVS(addrs, links)), Devices: devicesOf(links, addrs, routes)}, nil
+}
+
+// ipvsDevice is where kube-proxy in IPVS mode puts the addresses of Services, and
+// leaves them when it ends. They are none of the node's own.
+const ipvsDevice = "kube-ipvs0"
+
+func withoutIPVS(addrs []netlink.Addr, links []netlink.Link) []netlink.Addr {
+	i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ipvsDevice })
+	if i < 0 {
+		return addrs
+	}
+	index := links[i].Attrs().Index
+
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netlink.Addr) bool { return a.LinkIndex == index })
 }
 
 // complete asks for a list again if something changed meanwhile: some of it may

@@ -81,6 +81,16 @@ func TestWatchTellsWhereAnAddressIs(t *testing.T) {
 	}
 }
 
+// kube-proxy in IPVS mode leaves the addresses of Services behind.
+func TestWatchLeavesOutWhatIPVSLeft(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	if err := ns.AddBridge(ipvsDevice); err != nil {
+		t.Fatal(err)
+	}
+	mustAdd(t, ns, ipvsDevice, "10.96.0.10/32")
+	mustWatch(t, ns, Config{}).want("127.0.0.1", "::1")
+}
+
 func TestWatchTellsALinkLocalAddress(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	watch := mustWatch(t, ns, Config{})

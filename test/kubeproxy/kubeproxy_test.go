@@ -28,10 +28,11 @@ func TestLikeKubeProxy(t *testing.T) {
 			with := randomSettings(r)
 			t.Logf("settings: %+v", with)
 			p := mustPlay(t, c, a, with, with, seen)
-			p.playDirected(t, r)
+			p.playDirected(t)
 			p.playRandom(t, r, *rounds)
 		})
 		if !ok {
+			t.Logf("again: go test ./test/kubeproxy -run TestLikeKubeProxy -seed %d -rounds %d", seed, *rounds)
 			return
 		}
 	}
@@ -47,6 +48,8 @@ func TestLikeKubeProxy(t *testing.T) {
 type play struct {
 	*comparison
 	*api
+	dialled []frontend // in the last round
+	pairs   []*lasting // since then
 }
 
 // mustPlay sets both sides up. Settings differ if it is to fail.
@@ -73,44 +76,51 @@ func mustPlay(t testing.TB, c *cluster.Cluster, a *api, reference, candidate set
 }
 
 // playDirected makes changes that chance seldom makes.
-func (p *play) playDirected(t *testing.T, r *rand.Rand) {
+func (p *play) playDirected(t *testing.T) {
 	before, after := directed()
-	pairs := p.mustRound(t, r, "before", before, objects{}, nil)
-	pairs = p.mustRound(t, r, "after", after, before, pairs)
-	p.mustRound(t, r, "gone", objects{}, after, pairs)
+	p.mustRound(t, "before", before, objects{})
+	p.mustConnect(t, manyPairs)
+	p.mustRound(t, "after", after, before)
+	p.mustConnect(t, somePairs)
+	p.mustRound(t, "gone", objects{}, after)
 }
 
 // playRandom makes random changes, and compares after each.
 func (p *play) playRandom(t *testing.T, r *rand.Rand, rounds int) {
 	now, before := randomObjects(r, serviceCount), objects{}
-	var pairs []*lasting
 	for round := range rounds {
-		pairs = p.mustRound(t, r, fmt.Sprint("round ", round), now, before, pairs)
+		p.mustRound(t, fmt.Sprint("round ", round), now, before)
+		p.mustConnect(t, somePairs)
 		now, before = randomChange(r, now, serviceCount), now
 	}
 }
 
-// mustRound publishes objects and compares. Pairs of connections have lasted since
-// the objects before; it returns new ones.
-func (p *play) mustRound(t *testing.T, r *rand.Rand, name string, now, before objects, pairs []*lasting) []*lasting {
+// mustConnect opens pairs of connections, which last until after the next change.
+func (p *play) mustConnect(t *testing.T, limit int) {
+	t.Helper()
+	var err error
+	p.pairs, err = p.connect(p.dialled, limit)
+	must(t, err)
+}
+
+// mustRound publishes objects and compares.
+func (p *play) mustRound(t *testing.T, name string, now, before objects) {
 	t.Helper()
 	start := time.Now()
 	must(t, p.publish(t, now))
 	p.objects, p.comparison.way = now, p.api.way
 	published := time.Since(start)
-	dials, all := p.dials, p.settings.frontends(now, before)
+	dials := p.dials
+	p.dialled = p.settings.frontends(now, before)
 	// Connections first: dialling may bring something about.
-	must(t, p.compareFates(pairs), p.compare(all), p.compareHealth())
+	must(t, p.compareFates(p.pairs), p.compare(p.dialled), p.compareHealth())
 	t.Logf("%s: %d Services, %d slices, published in %v; %d connections lasted, %d dials, in %v",
 		name, len(now.services), len(now.slices), published.Round(time.Millisecond),
-		len(pairs), p.dials-dials, (time.Since(start) - published).Round(time.Millisecond))
+		len(p.pairs), p.dials-dials, (time.Since(start) - published).Round(time.Millisecond))
+	p.pairs = nil
 	if len(p.wrongs) > 0 {
 		t.Fatalf("%s:\n%s\nbefore:\n%s\nafter:\n%s", name, p.report(), p.describe(before), p.describe(now))
 	}
-	pairs, err := p.connect(r, all)
-	must(t, err)
-
-	return pairs
 }
 
 // publish writes objects, and waits until both proxies have taken them in.

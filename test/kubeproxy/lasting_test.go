@@ -43,16 +43,20 @@ func (f fate) String() string {
 	case f.other.failure != "":
 		return string(f.other.failure)
 	default:
-		return "moved to " + f.other.String()
+		return "moved to " + f.other.at.String()
 	}
 }
 
-// lastingPerRound is how many pairs there are at most.
-const lastingPerRound = 24
+// How many pairs there are at most: some over random changes, and many over those
+// after which every difference must have been seen.
+const (
+	somePairs = 24
+	manyPairs = 120
+)
 
 // connect opens pairs of connections by frontends that backends answer by, as many
-// for UDP as for TCP.
-func (c *comparison) connect(r *rand.Rand, all []frontend) ([]*lasting, error) {
+// for UDP as for TCP. Which, is left to chance: no seed says what was reached.
+func (c *comparison) connect(all []frontend, limit int) ([]*lasting, error) {
 	var may []*lasting
 	for _, f := range all {
 		for _, from := range clients {
@@ -62,10 +66,10 @@ func (c *comparison) connect(r *rand.Rand, all []frontend) ([]*lasting, error) {
 			}
 		}
 	}
-	r.Shuffle(len(may), func(i, k int) { may[i], may[k] = may[k], may[i] })
+	rand.Shuffle(len(may), func(i, k int) { may[i], may[k] = may[k], may[i] })
 	slices.SortStableFunc(may, func(a, b *lasting) int { return cmp.Compare(b.frontend.protocol, a.frontend.protocol) })
-	if len(may) > lastingPerRound {
-		may = slices.Concat(may[:lastingPerRound/2], may[len(may)-lastingPerRound/2:])
+	if len(may) > limit {
+		may = slices.Concat(may[:limit/2], may[len(may)-limit/2:])
 	}
 	var pairs []*lasting
 	for _, l := range may {

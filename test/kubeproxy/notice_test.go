@@ -40,7 +40,7 @@ func TestNoticesWhatDiffers(t *testing.T) {
 	}
 
 	p.wrongs = nil
-	pairs, err := p.connect(rand.New(rand.NewPCG(1, 0)), all)
+	pairs, err := p.connect(all, somePairs)
 	must(t, err, p.publish(t, later))
 	p.objects, p.comparison.way = later, p.api.way
 	p.listed = nil

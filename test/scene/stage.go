@@ -81,7 +81,8 @@ func mustStage(t testing.TB, prefix string, cfg Config) *Stage {
 		Cgroup:     s.Cgroup,
 		NodeName:   s.NodeName(self),
 		Kubeconfig: cmp.Or(cfg.Kubeconfig, cluster.Shared(t).Kubeconfig()),
-		Args:       cfg.Args,
+		// Many tests share an agent, and some open thousands of flows.
+		Args: append([]string{"--flow-table-memory", "64Mi"}, cfg.Args...),
 	}
 	if !cfg.Unready {
 		s.Agent = sluice.MustNode(t, agent)
