@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// crowd is clients that never pause, each in its own manner. It knows who answers
+// crowd is clients that go on and on, each in its own manner. It knows who answers
 // whom, so that a backend can be ended when nobody needs it any more.
 type crowd struct {
 	stop    atomic.Bool
@@ -47,10 +47,15 @@ func (c *crowd) join(requests int, dials ...scene.Dial) {
 					c.fail(fmt.Sprintf("%s, connection %d: %v", d, m.rounds.Load(), err))
 				}
 				m.rounds.Add(1)
+				time.Sleep(breath)
 			}
 		})
 	}
 }
+
+// breath is what a client takes after each connection: two CPUs have to serve
+// everybody else, too, the agent among them.
+const breath = 5 * time.Millisecond
 
 func (c *crowd) fail(text string) {
 	c.mu.Lock()

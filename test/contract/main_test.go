@@ -14,12 +14,13 @@ import (
 func TestMain(m *testing.M) {
 	lab.Main()
 	flag.Parse()
-	// Tests wait for what others do more than they do anything.
+	// Tests wait for what others do more than they do anything. Those with a crowd
+	// are not parallel.
 	parallel := flag.Lookup("test.parallel")
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f == parallel })
 	if !given {
-		_ = parallel.Value.Set("6") // a number
+		_ = parallel.Value.Set("4") // a number
 	}
 	cluster.Run(m)
 }

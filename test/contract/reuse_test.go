@@ -20,7 +20,6 @@ const othersPod = "the-others-pod"
 //	           │          └─ the address, at first
 //	           └─ other:80 ─ the address, then
 func TestAddressReuse(t *testing.T) {
-	t.Parallel()
 	s := scene.MustShare(t)
 	stays, moves := s.Local()[0], s.AnotherPod(t, s.Lab.Nodes[1])
 	s.SetEndpoints(t, "web", scene.ReadyAll(stays, moves)...)
@@ -64,7 +63,6 @@ func TestAddressReuse(t *testing.T) {
 //	everybody ── web:80 ─┬─ pod-1-0
 //	                     └─ pod-2-0, in two slices
 func TestAddressListedTwice(t *testing.T) {
-	t.Parallel()
 	s := scene.MustShare(t)
 	here, there := s.Local()[0], s.Remote()[0]
 	put := func(name string, endpoints ...scene.Endpoint) {

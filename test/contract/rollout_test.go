@@ -53,7 +53,6 @@ func (r *rollout) startAll(t *testing.T, n int) []*lab.Pod {
 //
 //	everybody ── web, at all its addresses ── 20 pods, of two versions, on two nodes
 func TestRollingUpdate(t *testing.T) {
-	t.Parallel()
 	const batch = 5
 	r := &rollout{balanced: mustBalance(t)}
 	serving := r.startAll(t, 20)
@@ -98,7 +97,6 @@ func TestRollingUpdate(t *testing.T) {
 //	everybody ── web:80 ─┬─ pod-1-n
 //	                     └─ pod-2-n
 func TestAllPodsLeave(t *testing.T) {
-	t.Parallel()
 	r := &rollout{balanced: mustBalance(t)}
 	pods := r.startAll(t, 2)
 	r.set(t, scene.Ready, pods...)
