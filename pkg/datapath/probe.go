@@ -42,7 +42,8 @@ const (
 // Verify starts a process in cgroupRoot that dials the reserved frontend. It
 // returns an error wrapping [ErrNotEffective] if that is not refused by our
 // programs, and one wrapping [ErrNotProbed] if it could not be tried. The reserved
-// frontend must be programmed. No packet leaves the node.
+// frontend must be programmed. At most a SYN leaves the node, which gets no further
+// than the next hop, and that only where hooks have no effect.
 //
 // Below the root of cgroup2 every process is: there the process is not moved,
 // which a cgroup namespace may forbid (nsdelegate), and clone3 a seccomp profile.

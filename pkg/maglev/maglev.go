@@ -10,7 +10,7 @@ import (
 )
 
 // Table returns a table for backends, whose entries are indices of backends. A
-// hash is looked up at its remainder by the length of the table, which is that of
+// hash is looked up at its place in the table (hash * length / 2^32), which is that of
 // [Size].
 //
 // All backends have equally many entries, but for one more or less. What a table
