@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,8 +39,9 @@ type Config struct {
 	// no log.
 	Log *slog.Logger
 
-	receiveBuffer int           // bytes; 0 means the constant
-	relistTime    time.Duration // 0 means the constant
+	// 0 means the constants.
+	receiveBuffer         int // bytes
+	relistTime, quietTime time.Duration
 }
 
 // Validate says what is wrong with the configuration.
@@ -62,15 +64,12 @@ func Watch(ctx context.Context, config Config) error {
 	if err := config.Validate(); err != nil {
 		return err
 	}
-	w := watcher{config: config, log: config.Log, relistTime: config.relistTime}
+	config.receiveBuffer = cmp.Or(config.receiveBuffer, receiveBuffer)
+	config.relistTime = cmp.Or(config.relistTime, relistTime)
+	config.quietTime = cmp.Or(config.quietTime, quietTime)
+	w := watcher{config: config, log: config.Log}
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
-	}
-	if w.relistTime == 0 {
-		w.relistTime = relistTime
-	}
-	if w.config.receiveBuffer == 0 {
-		w.config.receiveBuffer = receiveBuffer
 	}
 	if config.Netns != nil {
 		w.ns = netns.NsHandle(config.Netns.Fd())
@@ -89,10 +88,9 @@ func Watch(ctx context.Context, config Config) error {
 
 // watcher is a Watch under way.
 type watcher struct {
-	config     Config
-	log        *slog.Logger
-	ns         netns.NsHandle
-	relistTime time.Duration
+	config Config
+	log    *slog.Logger
+	ns     netns.NsHandle
 
 	told  *State // nil before the first time
 	next  time.Time
@@ -134,7 +132,7 @@ func (w *watcher) heed(ctx context.Context, s *subscription) error {
 	if err := w.look(s); err != nil {
 		return err
 	}
-	relist := time.NewTicker(w.relistTime)
+	relist := time.NewTicker(w.config.relistTime)
 	defer relist.Stop()
 	for {
 		select {
@@ -166,7 +164,7 @@ func (w *watcher) look(s *subscription) error {
 		return err
 	}
 	took := time.Since(begin)
-	w.next, w.retry = begin.Add(took+max(quietTime, quietMultiple*took)), firstRetry
+	w.next, w.retry = begin.Add(took+max(w.config.quietTime, quietMultiple*took)), firstRetry
 	if w.told == nil || !w.told.equal(state) {
 		w.told = &state
 		w.config.Update(state.clone())
