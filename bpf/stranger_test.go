@@ -46,6 +46,26 @@ func TestDirectConnectionAfterAFlow(t *testing.T) {
 	}
 }
 
+// Nor one to the backend of a connection in whose place the client has begun another
+// one, with another backend.
+func TestDirectConnectionToABackendThatAFlowHasLeft(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
+		c.establish(t)
+		c.hears(t, tcp(client, client, "F."))
+		c.says(t, tcp(client, client, "F."))
+		w.serve(t, service{at: []string{clusterIP}, to: []string{portPodToo}})
+		again := tcp(p.client, clusterIP, "S")
+		w.ingress(t, p, again).becomes(again.to(portPodToo), maps.ReasonTranslated)
+
+		for _, flags := range []string{"S.", ".", "P.", "F."} {
+			w.egress(t, p, tcp(portPod, p.client, flags)).passes(maps.ReasonPassBystander)
+		}
+		answer := tcp(portPodToo, p.client, "S.")
+		w.egress(t, p, answer).becomes(answer.from(clusterIP), maps.ReasonFlow)
+	})
+}
+
 // Nor is a client that dials a backend directly masqueraded, because a flow of that
 // tuple was.
 func TestDirectConnectionAfterAMasqueradedFlow(t *testing.T) {

@@ -124,14 +124,17 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 	return 0;
 }
 
-/* has_ended says that both sides of a flow have said their last, or one has reset it. */
+/*
+ * has_ended says that both sides of a flow have said their last, or one has reset it; or
+ * that its client has begun another one in its place, with another backend.
+ */
 static __always_inline bool has_ended(struct packet *pkt, const struct flow *f)
 {
 	const struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
 	const struct flow *to = entry_of(pkt, f, FLOW_TO_CLIENT);
 
 	if (f->state == FLOW_RESET || !from || !to)
-		return f->state == FLOW_RESET;
+		return f->state == FLOW_RESET || !from;
 	return from->state == FLOW_RESET || to->state == FLOW_RESET ||
 	       (is_silent(from) && is_silent(to));
 }
