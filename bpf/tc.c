@@ -229,15 +229,15 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
 
 /*
  * is_of_another says that a client dials a backend directly, or that the backend
- * accepts that, where our flow of that tuple has ended. A Service's next flow would
- * have begun its entries anew.
+ * accepts that, where our flow of that tuple has ended, or its client has gone on to
+ * another backend. A Service's next flow would have begun its entries anew.
  */
 static __always_inline bool is_of_another(struct packet *pkt, const struct flow *f)
 {
 	bool asks = pkt->signal == SIGNAL_FIRST && f->role == FLOW_TO_BACKEND;
 	bool accepts = pkt->signal == SIGNAL_ACCEPT && f->role == FLOW_TO_CLIENT;
 
-	return (asks || accepts) && has_ended(pkt, f);
+	return (asks || accepts) && (has_ended(pkt, f) || is_replaced(pkt, f));
 }
 
 /* The way of a packet from the stack to the wire: what belongs to no flow is none of ours. */

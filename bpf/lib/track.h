@@ -124,19 +124,28 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 	return 0;
 }
 
-/*
- * has_ended says that both sides of a flow have said their last, or one has reset it; or
- * that its client has begun another one in its place, with another backend.
- */
+/* has_ended says that both sides of a flow have said their last, or one has reset it. */
 static __always_inline bool has_ended(struct packet *pkt, const struct flow *f)
 {
 	const struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
 	const struct flow *to = entry_of(pkt, f, FLOW_TO_CLIENT);
 
 	if (f->state == FLOW_RESET || !from || !to)
-		return f->state == FLOW_RESET || !from;
+		return f->state == FLOW_RESET;
 	return from->state == FLOW_RESET || to->state == FLOW_RESET ||
 	       (is_silent(from) && is_silent(to));
+}
+
+/* is_replaced says that the client of a flow has begun another one in its place. */
+static __always_inline bool is_replaced(struct packet *pkt, const struct flow *f)
+{
+	const struct flow *from;
+
+	comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
+	from = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	if (!from)
+		from = bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	return from && from->created != f->created;
 }
 
 /*
