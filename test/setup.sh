@@ -17,10 +17,13 @@ die() {
 # needs_of lists files that a verb needs, each with the package that has it.
 needs_of() {
 	case $1 in
-	demo | bench) ;;
-	test)
-		# The firewall of the lab's nodes.
+	demo) ;;
+	bench | test)
+		# What kube-proxy programs, and the firewall of the lab's nodes.
 		echo /usr/sbin/nft nftables
+		echo /usr/sbin/iptables iptables
+		# Loads that are as large as can be.
+		echo /usr/bin/iperf3 iperf3
 		;;
 	lint)
 		echo /usr/bin/clang-format-19 clang-format-19
@@ -95,4 +98,4 @@ type -P go >/dev/null || die "go is not in PATH: see https://go.dev/dl (and mind
 
 install_missing "$@"
 case " $* " in *" demo "* | *" bench "* | *" test "*) prepare_kernel ;; esac
-case " $* " in *" test "*) "$(dirname "$0")/cluster/build.sh" >/dev/null ;; esac
+case " $* " in *" bench "* | *" test "*) "$(dirname "$0")/cluster/build.sh" >/dev/null ;; esac

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,31 +9,28 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"testing"
 )
 
-// mustFindBinaries returns the folder of etcd, kube-apiserver, kubectl and
+// findBinaries returns the folder of etcd, kube-apiserver, kubectl and
 // kube-proxy, and builds them if they are missing.
-func mustFindBinaries(t testing.TB) string {
-	t.Helper()
-
+func findBinaries(ctx context.Context) (string, error) {
 	if folder := os.Getenv("SLUICE_TEST_BINARIES"); folder != "" {
-		return folder
+		return folder, nil
 	}
 	script, err := findScript()
 	if err != nil {
-		t.Fatalf("search for build.sh: %v", err)
+		return "", fmt.Errorf("search for build.sh: %w", err)
 	}
 
-	cmd := exec.Command(script)
+	cmd := exec.CommandContext(ctx, script)
 	cmd.Stderr = os.Stderr // where it says what it builds, as soon as it begins
 	stdout, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("build of the cluster's binaries: %v", err)
+		return "", fmt.Errorf("build of the cluster's binaries: %w", err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(stdout)), "\n")
 
-	return lines[len(lines)-1]
+	return lines[len(lines)-1], nil
 }
 
 // findScript looks for build.sh in the source tree around the working

@@ -7,11 +7,11 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
-	"testing"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -42,11 +42,9 @@ func (c *credentials) config(url string) *rest.Config {
 	}
 }
 
-// mustWriteCredentials makes new credentials, good for a day, for an API
-// server at url.
-func mustWriteCredentials(t testing.TB, directory, url string) credentials {
-	t.Helper()
-
+// writeCredentials makes new credentials, good for a day, for an API server at
+// url.
+func writeCredentials(directory, url string) (credentials, error) {
 	c := credentials{
 		certificate:       filepath.Join(directory, "apiserver.crt"),
 		key:               filepath.Join(directory, "apiserver.key"),
@@ -55,31 +53,45 @@ func mustWriteCredentials(t testing.TB, directory, url string) credentials {
 		kubeconfig:        filepath.Join(directory, "kubeconfig"),
 		token:             rand.Text(),
 	}
+	if err := c.write(url); err != nil {
+		return credentials{}, fmt.Errorf("credentials: %w", err)
+	}
 
-	key := mustWriteKey(t, c.key)
-	mustWriteKey(t, c.serviceAccountKey)
-	c.authority = mustCertify(t, key)
-	mustWrite(t, c.certificate, c.authority)
-	mustWrite(t, c.tokens, []byte(c.token+`,admin,admin,"system:masters"`+"\n"))
+	return c, nil
+}
+
+// write writes the files, and sets the authority.
+func (c *credentials) write(url string) error {
+	key, err := writeKey(c.key)
+	if err != nil {
+		return err
+	}
+	if c.authority, err = certify(key); err != nil {
+		return err
+	}
+	if _, err := writeKey(c.serviceAccountKey); err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.certificate, c.authority, 0o600); err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.tokens, []byte(c.token+`,admin,admin,"system:masters"`+"\n"), 0o600); err != nil {
+		return err
+	}
 
 	config := api.NewConfig()
 	config.Clusters["test"] = &api.Cluster{Server: url, CertificateAuthorityData: c.authority}
 	config.AuthInfos["admin"] = &api.AuthInfo{Token: c.token}
 	config.Contexts["test"] = &api.Context{Cluster: "test", AuthInfo: "admin"}
 	config.CurrentContext = "test"
-	if err := clientcmd.WriteToFile(*config, c.kubeconfig); err != nil {
-		t.Fatalf("kubeconfig: %v", err)
-	}
 
-	return c
+	return clientcmd.WriteToFile(*config, c.kubeconfig)
 }
 
-// mustCertify returns the PEM form of a certificate for key, signed by itself,
-// for all the names by which the API server may be dialled: its address, and
-// those of the Service default/kubernetes.
-func mustCertify(t testing.TB, key *ecdsa.PrivateKey) []byte {
-	t.Helper()
-
+// certify returns the PEM form of a certificate for key, signed by itself, for
+// all the names by which the API server may be dialled: its address, and those
+// of the Service default/kubernetes.
+func certify(key *ecdsa.PrivateKey) ([]byte, error) {
 	now := time.Now()
 	template := x509.Certificate{
 		SerialNumber:          big.NewInt(1),
@@ -95,32 +107,21 @@ func mustCertify(t testing.TB, key *ecdsa.PrivateKey) []byte {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key)
 	if err != nil {
-		t.Fatalf("certificate of the API server: %v", err)
+		return nil, fmt.Errorf("certificate of the API server: %w", err)
 	}
 
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
-func mustWriteKey(t testing.TB, path string) *ecdsa.PrivateKey {
-	t.Helper()
-
+func writeKey(path string) (*ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatalf("new key: %v", err)
+		return nil, err
 	}
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
-		t.Fatalf("encoding of a key: %v", err)
+		return nil, err
 	}
-	mustWrite(t, path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
 
-	return key
-}
-
-func mustWrite(t testing.TB, path string, content []byte) {
-	t.Helper()
-
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatalf("credentials: %v", err)
-	}
+	return key, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
 }

@@ -2,11 +2,11 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"runtime"
-	"testing"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,19 +17,16 @@ type namespace struct {
 	foreign bool // threads are elsewhere unless they have been moved
 }
 
-// mustCurrentNamespace returns the namespace of the calling thread. It can be
-// used until the test ends.
-func mustCurrentNamespace(t testing.TB) *namespace {
-	t.Helper()
-
+// currentNamespace returns the namespace of the calling thread. The caller
+// closes it.
+func currentNamespace() (*namespace, error) {
 	file, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
-		t.Fatalf("network namespace of the thread: %v", err)
+		return nil, fmt.Errorf("network namespace of the thread: %w", err)
 	}
-	t.Cleanup(func() { file.Close() })
 	own, err := file.Stat()
 	if err != nil {
-		t.Fatalf("network namespace of the thread: %v", err)
+		return nil, errors.Join(fmt.Errorf("network namespace of the thread: %w", err), file.Close())
 	}
 
 	// A new goroutine is not on this thread if this one is locked to it.
@@ -41,10 +38,19 @@ func mustCurrentNamespace(t testing.TB) *namespace {
 	}()
 	<-done
 	if err != nil {
-		t.Fatalf("network namespace of the process: %v", err)
+		return nil, errors.Join(fmt.Errorf("network namespace of the process: %w", err), file.Close())
 	}
 
-	return &namespace{file: file, foreign: !os.SameFile(own, usual)}
+	return &namespace{file: file, foreign: !os.SameFile(own, usual)}, nil
+}
+
+// close lets go of the namespace. Closing twice is not an error.
+func (n *namespace) close() error {
+	if err := n.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+
+	return nil
 }
 
 // do calls f on a thread in the namespace, which is f's own until it returns.

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// process is a child of the test. The kernel kills it if the test binary ends
-// first.
+// process is a child of this one. The kernel kills it if this one ends first. What
+// is typed at a terminal (Ctrl-C) does not reach it.
 type process struct {
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when it has ended
@@ -41,8 +41,8 @@ func (n *namespace) start(cmd *exec.Cmd) (*process, error) {
 	started := make(chan error, 1)
 
 	// The signal is sent when the thread that is the parent ends, which need
-	// not be the end of the test binary. So the thread waits for its child.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// not be the end of the process. So the thread waits for its child.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	go func() {
 		started <- n.do(func() error {
 			if err := cmd.Start(); err != nil {

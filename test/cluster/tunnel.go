@@ -1,11 +1,10 @@
 package cluster
 
 import (
+	"fmt"
 	"io"
 	"net"
-	"net/url"
 	"sync"
-	"testing"
 )
 
 // Listener is a network namespace in which one can listen.
@@ -25,26 +24,20 @@ type Tunnel struct {
 	conns    map[net.Conn]struct{}
 }
 
-// MustTunnel opens a tunnel to the API server. It ends with the test.
-func (c *Cluster) MustTunnel(t testing.TB, node Listener) *Tunnel {
-	t.Helper()
-	target, err := url.Parse(c.URL())
-	if err != nil {
-		t.Fatal(err)
+// Tunnel opens a tunnel to the API server. The caller closes it.
+func (c *Cluster) Tunnel(node Listener) (*Tunnel, error) {
+	w := &Tunnel{node: node, address: c.address(), conns: make(map[net.Conn]struct{})}
+	if err := w.open(); err != nil {
+		return nil, err
 	}
-	w := &Tunnel{node: node, address: target.Host, conns: make(map[net.Conn]struct{})}
-	w.Mend(t)
-	t.Cleanup(w.Cut)
 
-	return w
+	return w, nil
 }
 
-// Mend opens the tunnel again.
-func (w *Tunnel) Mend(t testing.TB) {
-	t.Helper()
+func (w *Tunnel) open() error {
 	listener, err := w.node.Listen("tcp", w.address)
 	if err != nil {
-		t.Fatalf("tunnel to the API server: %v", err)
+		return fmt.Errorf("tunnel to the API server: %w", err)
 	}
 	w.mu.Lock()
 	w.listener = listener
@@ -58,6 +51,15 @@ func (w *Tunnel) Mend(t testing.TB) {
 			go w.join(near)
 		}
 	}()
+
+	return nil
+}
+
+// Close is [Tunnel.Cut]. It returns nil.
+func (w *Tunnel) Close() error {
+	w.Cut()
+
+	return nil
 }
 
 // Cut ends every connection, and refuses new ones.

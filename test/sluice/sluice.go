@@ -59,8 +59,10 @@ type Config struct {
 	Manifests  string
 	Kubeconfig string
 
-	// Args are more flags of `sluice agent`. They win over its own idea of what
-	// suits many agents on one machine: small tables of flows.
+	// Production leaves the agent its own defaults. Otherwise it gets what suits
+	// many agents on one machine: small tables of flows.
+	Production bool
+	// Args are more flags of `sluice agent`, which win over all others.
 	Args []string
 }
 
@@ -119,6 +121,12 @@ func mountBPFFS() error {
 // BPFRoot is where the node's maps and links are pinned.
 func (n *Node) BPFRoot() string { return n.bpfRoot }
 
+// AgentCgroup is that of the agent and of other verbs, and of nothing else.
+func (n *Node) AgentCgroup() *lab.Cgroup { return n.cgroup }
+
+// Client asks the agent without a process in between.
+func (n *Node) Client() *agent.Client { return agent.NewClient(filepath.Join(n.dir, "agent.sock")) }
+
 // Binary is what Start and Run start; another one may be set while no agent runs.
 func (n *Node) Binary() string { return n.cfg.Binary }
 
@@ -138,8 +146,10 @@ func (n *Node) places() []string {
 
 // Start starts the agent in the node's namespace and returns at once.
 func (n *Node) Start() error {
-	// Many agents share the machine; the last of several flags counts.
-	args := append(n.places(), "agent", "--hostname-override", n.cfg.NodeName, "--flow-table-memory", "4Mi")
+	args := append(n.places(), "agent", "--hostname-override", n.cfg.NodeName)
+	if !n.cfg.Production {
+		args = append(args, "--flow-table-memory", "4Mi") // the last of several counts
+	}
 	if n.cfg.Manifests != "" {
 		args = append(args, "--manifests", n.cfg.Manifests)
 	}
@@ -265,7 +275,7 @@ func (n *Node) WaitSynced(ctx context.Context) error {
 }
 
 func (n *Node) wait(ctx context.Context, well func(agent.Status) bool) error {
-	client := agent.NewClient(filepath.Join(n.dir, "agent.sock"))
+	client := n.Client()
 	var last error
 	for {
 		status, err := client.Status(ctx)
