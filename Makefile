@@ -4,7 +4,7 @@
 version := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: help setup build image test lint generate demo bench kernels clean
+.PHONY: help setup build image test lint generate demo bench microbench kernels clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -26,7 +26,12 @@ demo: ready-demo build ## shows what Sluice does, in a minute, on this machine
 test: ready-test ## all tests; the first time it builds a Kubernetes to test against
 	go test -count=1 -timeout 20m ./...
 
-bench: ready-bench ## what the control plane takes, and what a packet pays
+# Some ten minutes; docs/performance.md says what its options are for.
+bench: ready-bench build ## measures Sluice beside the real kube-proxy, and writes bench-report/
+	$(go_build) -o bin/sluice-bench ./bench/run
+	bin/sluice-bench --sluice bin/sluice
+
+microbench: ready-bench ## what single steps take: a packet, a system call, a start of the agent
 	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf ./bench/scale ./bench/forward
 
 kernels: ## the tests on older kernels, in virtual machines

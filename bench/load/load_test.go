@@ -1,0 +1,291 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	Main()
+	lab.Main()
+	if os.Getenv(parentVariable) != "" {
+		beParent()
+	}
+	os.Exit(m.Run())
+}
+
+const port = 8080
+
+// pair is a client and a server at the two ends of a veth pair. The server is
+// whoever one asks for in 100.64.0.0/12 and fd00:64::/64.
+//
+//	client 10.0.0.1, fd00::1 ┄┄ 10.0.0.2, fd00::2 server
+type pair struct {
+	client, server *lab.Namespace
+}
+
+func mustPair(t testing.TB) pair {
+	t.Helper()
+	p := pair{client: lab.MustNamespace(t, "client"), server: lab.MustNamespace(t, "server")}
+	lab.MustVeth(t,
+		lab.End{Namespace: p.client, Device: "eth0", Addresses: prefixes("10.0.0.1/24", "fd00::1/64")},
+		lab.End{Namespace: p.server, Device: "eth0", Addresses: prefixes("10.0.0.2/24", "fd00::2/64")})
+	for i, prefix := range prefixes("100.64.0.0/12", "fd00:64::/64") {
+		gateways := []string{"10.0.0.2", "fd00::2"}
+		must(t, Own(p.server, prefix))
+		must(t, p.client.AddRoute(prefix, netip.MustParseAddr(gateways[i])))
+	}
+
+	return p
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+
+	return all
+}
+
+// targets are addresses of the test's port.
+func targets(addresses ...string) []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, address := range addresses {
+		all = append(all, netip.AddrPortFrom(netip.MustParseAddr(address), port))
+	}
+
+	return all
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustServe(t testing.TB, ns *lab.Namespace) *Server {
+	t.Helper()
+	server, err := Serve(ns, port)
+	must(t, err)
+	t.Cleanup(func() { must(t, server.Close()) })
+
+	return server
+}
+
+func mustRun(t testing.TB, ns *lab.Namespace, w Work) Result {
+	t.Helper()
+	result, err := Run(t.Context(), ns, nil, w)
+	must(t, err)
+	t.Logf("%s: %d of %d, %.0f/s, p50 %v, p99 %v, %+v %s", w.Kind, result.Succeeded, result.Started,
+		result.PerSecond(), result.Latencies.Quantile(0.5), result.Latencies.Quantile(0.99), result.Machine, result.FirstError)
+
+	return result
+}
+
+var kinds = []Kind{Connect, Exchange, UDPConnected, UDPUnconnected, UDPNew}
+
+// Every client of every kind gets answers, and no exchange is lost from the count.
+func TestKinds(t *testing.T) {
+	p := mustPair(t)
+	mustServe(t, p.server)
+	for _, family := range []struct {
+		name    string
+		targets []netip.AddrPort
+	}{
+		{"IPv4", targets("100.64.0.7", "100.65.1.2", "10.0.0.2")},
+		{"IPv6", targets("fd00:64::7", "fd00:64::1:8", "fd00::2")},
+	} {
+		for _, kind := range kinds {
+			t.Run(string(kind)+" "+family.name, func(t *testing.T) {
+				result := mustRun(t, p.client, Work{
+					Kind:     kind,
+					Targets:  family.targets,
+					Clients:  4,
+					Pause:    time.Millisecond,
+					WarmUp:   20 * time.Millisecond,
+					Duration: 100 * time.Millisecond,
+					Request:  100,
+					Response: 3000, // more than a packet
+				})
+				if result.Succeeded == 0 || result.Failed != 0 {
+					t.Errorf("%d succeeded, %d failed (%s), want some and none", result.Succeeded, result.Failed, result.FirstError)
+				}
+				if result.Started != result.Succeeded || len(result.Latencies) != result.Succeeded || result.Elapsed != 100*time.Millisecond {
+					t.Errorf("%d started, %d succeeded in %v, with %d latencies", result.Started, result.Succeeded, result.Elapsed, len(result.Latencies))
+				}
+			})
+		}
+	}
+}
+
+// A rate is exact: what is due in the window is what is counted, also on a machine
+// that is behind.
+func TestRateIsExact(t *testing.T) {
+	p := mustPair(t)
+	mustServe(t, p.server)
+	for _, kind := range kinds {
+		t.Run(string(kind), func(t *testing.T) {
+			result := mustRun(t, p.client, Work{
+				Kind:     kind,
+				Targets:  targets("100.64.0.7", "100.64.0.8"),
+				Clients:  3,
+				Rate:     700,
+				WarmUp:   100 * time.Millisecond,
+				Duration: 300 * time.Millisecond,
+			})
+			if result.Started != 210 || result.Succeeded != 210 || len(result.Lateness) != 210 {
+				t.Errorf("%d started, %d succeeded, %d were late: want 210 each (%s)",
+					result.Started, result.Succeeded, len(result.Lateness), result.FirstError)
+			}
+			for i, late := range result.Lateness {
+				if late < 0 || late > result.Latencies[i] {
+					t.Fatalf("the %dth of the latenesses is %v, of the latencies %v", i, late, result.Latencies[i])
+				}
+			}
+		})
+	}
+}
+
+// The second target does not answer. The client asks it in its second turn, and
+// when it has waited for that, time is over.
+func TestTargetsAreTakenInTurn(t *testing.T) {
+	p := mustPair(t)
+	mustServe(t, p.server)
+	mustLose(t, p)
+	for _, kind := range []Kind{Connect, UDPUnconnected, UDPNew} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			result := mustRun(t, p.client, Work{
+				Kind:     kind,
+				Targets:  targets("100.64.0.7", "100.96.0.1"),
+				Pause:    time.Millisecond,
+				Duration: 500 * time.Millisecond,
+			})
+			if result.Succeeded != 1 || result.Failed != 1 {
+				t.Errorf("%d succeeded and %d failed, want 1 and 1 (%s)", result.Succeeded, result.Failed, result.FirstError)
+			}
+		})
+	}
+}
+
+// mustLose makes packets to 100.96.0.0/12 get lost.
+func mustLose(t testing.TB, p pair) {
+	t.Helper()
+	must(t, p.client.AddRoute(netip.MustParsePrefix("100.96.0.0/12"), netip.MustParseAddr("10.0.0.2")))
+}
+
+func TestFailuresAreCounted(t *testing.T) {
+	p := mustPair(t)
+	mustServe(t, p.server)
+	mustLose(t, p)
+	// Otherwise only the first datagrams are refused, and the others lost.
+	must(t, p.server.Sysctl("net/ipv4/icmp_ratelimit", "0"))
+	for _, test := range []struct {
+		name, target, why string
+	}{
+		{"refused", "10.0.0.2:9", "10.0.0.2:9: connection refused"},
+		{"lost", "100.96.0.1:8080", "100.96.0.1:8080: connection timed out"},
+		{"without a route", "192.0.2.1:8080", "192.0.2.1:8080: network is unreachable"},
+	} {
+		for _, kind := range kinds {
+			for _, rate := range []int{0, 50} {
+				t.Run(string(kind)+" "+test.name, func(t *testing.T) {
+					t.Parallel()
+					result := mustRun(t, p.client, Work{
+						Kind:     kind,
+						Targets:  []netip.AddrPort{netip.MustParseAddrPort(test.target)},
+						Clients:  2,
+						Rate:     rate,
+						Duration: 100 * time.Millisecond,
+					})
+					if result.Succeeded != 0 || result.Failed == 0 || result.Started != result.Failed || len(result.Latencies) != 0 {
+						t.Errorf("%d started, %d succeeded, %d failed, want all failed", result.Started, result.Succeeded, result.Failed)
+					}
+					if rate > 0 && result.Started != 5 {
+						t.Errorf("%d started, want the 5 that were due", result.Started)
+					}
+					if test.name == "refused" && kind == UDPUnconnected {
+						return // such a socket is not told
+					}
+					if !strings.HasSuffix(result.FirstError, test.why) {
+						t.Errorf("first error is %q, want …%s", result.FirstError, test.why)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	p := mustPair(t)
+	mustServe(t, p.server)
+	cgroup := lab.MustCgroup(t, "load")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	enough := errors.New("enough")
+	ended := make(chan error)
+	go func() {
+		_, err := Run(ctx, p.client, cgroup, Work{Kind: Exchange, Targets: targets("10.0.0.2"), Pause: time.Millisecond, Duration: time.Hour})
+		ended <- err
+	}()
+	mustHaveProcesses(t, cgroup, 1)
+	cancel(enough)
+	if err := <-ended; !errors.Is(err, enough) {
+		t.Errorf("error is %v, want %v", err, enough)
+	}
+	mustHaveProcesses(t, cgroup, 0)
+}
+
+// mustHaveProcesses waits until a cgroup has so many processes.
+func mustHaveProcesses(t testing.TB, cgroup *lab.Cgroup, want int) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		pids, err := cgroup.Processes()
+		must(t, err)
+		if len(pids) == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("cgroup has processes %v, want %d", pids, want)
+		}
+	}
+}
+
+func TestRunRefusesWorkThatMakesNoSense(t *testing.T) {
+	fine := Work{Kind: Connect, Targets: targets("10.0.0.2"), Duration: time.Second}
+	must(t, fine.Validate())
+	for name, spoil := range map[string]func(*Work){
+		"unknown kind":        func(w *Work) { w.Kind = "tcp" },
+		"no targets":          func(w *Work) { w.Targets = nil },
+		"targets of both":     func(w *Work) { w.Targets = targets("10.0.0.2", "fd00::2") },
+		"zero target":         func(w *Work) { w.Targets = make([]netip.AddrPort, 1) },
+		"negative clients":    func(w *Work) { w.Clients = -1 },
+		"no duration":         func(w *Work) { w.Duration = 0 },
+		"a rate and a pause":  func(w *Work) { w.Rate, w.Pause = 1, 1 },
+		"request too small":   func(w *Work) { w.Request = 9 },
+		"request too large":   func(w *Work) { w.Request = 1025 },
+		"response too small":  func(w *Work) { w.Response = 9 },
+		"response too large":  func(w *Work) { w.Response = 65001 },
+		"negative warm-up":    func(w *Work) { w.WarmUp = -1 },
+		"too many clients":    func(w *Work) { w.Clients = 1001 },
+		"negative rate":       func(w *Work) { w.Rate = -1 },
+		"negative pause":      func(w *Work) { w.Pause = -1 },
+		"negative duration":   func(w *Work) { w.Duration = -1 },
+		"no kind":             func(w *Work) { w.Kind = "" },
+		"target without port": func(w *Work) { w.Targets = []netip.AddrPort{netip.AddrPortFrom(w.Targets[0].Addr(), 0)} },
+	} {
+		w := fine
+		spoil(&w)
+		if _, err := Run(t.Context(), nil, nil, w); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}

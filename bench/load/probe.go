@@ -1,0 +1,180 @@
+package load
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Probe is a process that sees when a Service leads to a new backend: it connects
+// to it again and again, asks who answers, and tells when it is the one that is
+// waited for.
+type Probe struct {
+	process *process
+	answers *bufio.Reader
+
+	mu   sync.Mutex
+	busy bool
+}
+
+// question is what a probe is told: whom to ask until who answers; without a
+// target, to give up.
+type question struct {
+	Target netip.AddrPort
+	Want   netip.Addr
+}
+
+// news is what it says: when it has begun, with Begun, and at the end.
+type news struct {
+	Begun           bool
+	GaveUp          bool
+	First           int64 // ns, of the kernel's CLOCK_MONOTONIC
+	Tries, Failures int
+}
+
+// StartProbe starts a probe in a namespace and a cgroup, each of which may be nil.
+// The caller closes it.
+func StartProbe(ns *lab.Namespace, cg *lab.Cgroup) (*Probe, error) {
+	if !mainCalled.Load() {
+		return nil, errMainNotCalled
+	}
+	err := widenPorts(ns)
+	var p *process
+	if err == nil {
+		p, err = startProcess(ns, cg, again(roleProbe, probeThreads))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start probe: %w", err)
+	}
+
+	return &Probe{process: p, answers: bufio.NewReader(p.stdout)}, nil
+}
+
+// PID is the process.
+func (p *Probe) PID() int { return p.process.cmd.Process.Pid }
+
+// Close ends the process. Closing twice is not an error.
+func (p *Probe) Close() error { return p.process.close() }
+
+// Awaited is a backend that a [Probe] waits for.
+type Awaited struct {
+	probe *Probe
+	end   chan outcome // gets one
+}
+
+// outcome is what came of waiting.
+type outcome struct {
+	news
+	err error
+}
+
+// Await begins to ask target, until a server at the address want answers. It
+// returns when the first try is over, whoever answered. A probe waits for one
+// backend at a time, so that [Awaited.Wait] must be called before the next.
+func (p *Probe) Await(ctx context.Context, target netip.AddrPort, want netip.Addr) (*Awaited, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.busy {
+		return nil, errors.New("probe: already waits for a backend")
+	}
+	p.busy = true
+	a := &Awaited{probe: p, end: make(chan outcome, 1)}
+	begun := make(chan error, 2) // that it has begun, or not, and that its process has ended
+	go a.read(begun)
+	if err := p.tell(question{Target: target, Want: want}); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+
+	select {
+	case err := <-begun:
+		if err != nil {
+			return nil, err
+		}
+
+		return a, nil
+	case <-ctx.Done():
+		// A try takes 20 ms at most: the process is not well.
+		return nil, errors.Join(context.Cause(ctx), p.Close())
+	}
+}
+
+func (p *Probe) tell(q question) error {
+	if err := json.NewEncoder(p.process.stdin).Encode(q); err != nil {
+		return fmt.Errorf("tell probe: %w", err)
+	}
+
+	return nil
+}
+
+// read reads that it has begun, and how it ended.
+func (a *Awaited) read(begun chan<- error) {
+	var o outcome
+	for o.Begun = true; o.Begun && o.err == nil; {
+		line, err := a.probe.answers.ReadBytes('\n')
+		o = outcome{}
+		if err == nil {
+			o.err = json.Unmarshal(line, &o.news)
+		} else {
+			o.err = fmt.Errorf("probe has ended: %w", errors.Join(err, a.probe.process.wait()))
+		}
+		if o.Begun || o.err != nil {
+			begun <- o.err
+		}
+	}
+	a.end <- o
+}
+
+// Wait waits until the backend has answered. First is when the connect call
+// returned of the first connection that it answered; tries are how many connections
+// were tried, that one included, and failures how many of them nobody
+// answered. The end of the context ends the attempt; then the error wraps its
+// cause.
+func (a *Awaited) Wait(ctx context.Context) (first time.Time, tries, failures int, err error) {
+	var o outcome
+	select {
+	case o = <-a.end:
+	case <-ctx.Done():
+		if o.err = a.probe.tell(question{}); o.err == nil {
+			o = <-a.end
+		}
+		if o.err == nil && o.GaveUp {
+			o.err = fmt.Errorf("probe: gave up after %d tries, %d of them failed: %w", o.Tries, o.Failures, context.Cause(ctx))
+		}
+	}
+	a.probe.mu.Lock()
+	defer a.probe.mu.Unlock()
+	a.probe.busy = false
+	if o.err != nil {
+		return time.Time{}, o.Tries, o.Failures, o.err
+	}
+	first, err = timeAt(o.First)
+
+	return first, o.Tries, o.Failures, err
+}
+
+// timeAt turns a reading of CLOCK_MONOTONIC, which is the same for all processes,
+// into a time that can be compared with others of this process.
+func timeAt(monotonic int64) (time.Time, error) {
+	reading, err := readMonotonic()
+
+	return time.Now().Add(time.Duration(monotonic - reading)), err
+}
+
+// readMonotonic reads CLOCK_MONOTONIC, in ns.
+func readMonotonic() (int64, error) {
+	var reading unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &reading); err != nil {
+		return 0, fmt.Errorf("read clock: %w", err)
+	}
+
+	return reading.Nano(), nil
+}

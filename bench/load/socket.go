@@ -1,0 +1,148 @@
+package load
+
+import (
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The system calls of the measured loop, without anything of the runtime around
+// them: a thread that blocks in one blocks, as it does in C. Errors are errnos; a
+// time-out is always ETIMEDOUT.
+
+// patience is how long a client waits for one system call.
+const patience = time.Second
+
+func openSocket(family, kind int) (fd int, errno syscall.Errno) {
+	r, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(family), uintptr(kind|unix.SOCK_CLOEXEC), 0)
+
+	return int(r), errno
+}
+
+// setPatience limits how long connect and send, and receive, may take.
+func setPatience(fd int, limit *unix.Timeval) syscall.Errno {
+	for _, option := range [...]uintptr{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
+		errno := setOption(fd, unix.SOL_SOCKET, option, unsafe.Pointer(limit), unsafe.Sizeof(*limit))
+		if errno != 0 {
+			return errno
+		}
+	}
+
+	return 0
+}
+
+func setOption(fd int, level, option uintptr, value unsafe.Pointer, size uintptr) syscall.Errno {
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), level, option, uintptr(value), size, 0)
+
+	return errno
+}
+
+func connectSocket(fd int, to *sockaddr) syscall.Errno {
+	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to.bytes)), uintptr(to.size))
+	if errno == unix.EINPROGRESS {
+		return unix.ETIMEDOUT
+	}
+
+	return errno
+}
+
+// send sends all of what there is, to where the socket is connected to or, if that
+// is not nil, to another address.
+func send(fd int, what []byte, to *sockaddr) syscall.Errno {
+	var address unsafe.Pointer
+	var size uintptr
+	if to != nil {
+		address, size = unsafe.Pointer(&to.bytes), uintptr(to.size)
+	}
+	for len(what) > 0 {
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&what[0])),
+			uintptr(len(what)), unix.MSG_NOSIGNAL, uintptr(address), size)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			return timeOut(errno)
+		}
+		what = what[n:]
+	}
+
+	return 0
+}
+
+// receive receives what there is. The address, if it is not nil, becomes that of
+// the sender. Nothing received, without an error, is the end of a connection.
+func receive(fd int, into []byte, from *sockaddr) (int, syscall.Errno) {
+	var address, size unsafe.Pointer
+	if from != nil {
+		from.size = uint32(len(from.bytes))
+		address, size = unsafe.Pointer(&from.bytes), unsafe.Pointer(&from.size)
+	}
+	for {
+		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&into[0])),
+			uintptr(len(into)), 0, uintptr(address), uintptr(size))
+		switch errno {
+		case 0:
+			return int(n), 0
+		case unix.EINTR: // the process was stopped meanwhile, and goes on
+		default:
+			return 0, timeOut(errno)
+		}
+	}
+}
+
+// receiveAll fills a buffer from a connection. The end of the connection before
+// that is ENODATA.
+func receiveAll(fd int, into []byte) syscall.Errno {
+	for len(into) > 0 {
+		n, errno := receive(fd, into, nil)
+		if errno != 0 {
+			return errno
+		}
+		if n == 0 {
+			return unix.ENODATA
+		}
+		into = into[n:]
+	}
+
+	return 0
+}
+
+// read reads what there is from a file; nothing, without an error, is its end.
+func read(fd int, into []byte) (int, syscall.Errno) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&into[0])), uintptr(len(into)))
+		switch errno {
+		case 0:
+			return int(n), 0
+		case unix.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}
+
+func closeSocket(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
+
+func timeOut(errno syscall.Errno) syscall.Errno {
+	if errno == unix.EAGAIN {
+		return unix.ETIMEDOUT
+	}
+
+	return errno
+}
+
+// pause lets the thread sleep.
+func pause(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	left := unix.NsecToTimespec(int64(d))
+	_, _, _ = unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, 0,
+		uintptr(unsafe.Pointer(&left)), 0, 0, 0)
+}
+
+// wakeInTime makes the kernel wake this thread when it is time, and not, to save
+// power, up to 50 µs later.
+func wakeInTime() error { return unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) }

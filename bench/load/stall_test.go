@@ -1,0 +1,81 @@
+package load
+
+import (
+	"testing"
+	"time"
+)
+
+// stall is how long the server of a test stands still.
+const stall = 300 * time.Millisecond
+
+// runWithStall does work of a second while the server stands still once.
+func runWithStall(t *testing.T, p pair, server *Server, w Work) Result {
+	t.Helper()
+	w.Kind, w.Targets, w.Duration = Exchange, targets("10.0.0.2"), time.Second
+	ended := make(chan Result, 1)
+	go func() {
+		result, _ := Run(t.Context(), p.client, nil, w)
+		ended <- result
+	}()
+	time.Sleep(w.Duration / 3) // at any moment of it
+	must(t, server.Pause())
+	time.Sleep(stall)
+	must(t, server.Resume())
+	result := <-ended
+	if result.Succeeded == 0 || result.Failed != 0 {
+		t.Fatalf("%d succeeded, %d failed: %s", result.Succeeded, result.Failed, result.FirstError)
+	}
+
+	return result
+}
+
+// The server stands still for 300 ms. With a rate, whatever was due in that time
+// has waited, and says so. The client of a closed loop asks nothing meanwhile, and
+// knows of one slow exchange: that is coordinated omission.
+func TestStallIsSeenWithRateOnly(t *testing.T) {
+	p := mustPair(t)
+	server := mustServe(t, p.server)
+
+	due := runWithStall(t, p, server, Work{Rate: 1000})
+	closed := runWithStall(t, p, server, Work{Pause: time.Millisecond})
+
+	// Those due in the first two thirds of the stall waited for more than a third.
+	if slow := slowerThan(due.Latencies, stall/3); slow < 200 {
+		t.Errorf("with a rate, %d of %d waited for %v, want 200 or more", slow, len(due.Latencies), stall/3)
+	}
+	if late := slowerThan(due.Lateness, stall/3); late < 199 {
+		t.Errorf("with a rate, %d of %d began %v late, want 199 or more", late, len(due.Lateness), stall/3)
+	}
+	if longest := closed.Latencies.Quantile(1); longest < stall/2 {
+		t.Errorf("in a closed loop, the slowest took %v, want the stall to be there", longest)
+	}
+	t.Logf("slower than %v: %d of %d with a rate, %d of %d in a closed loop", stall/3,
+		slowerThan(due.Latencies, stall/3), len(due.Latencies), slowerThan(closed.Latencies, stall/3), len(closed.Latencies))
+	if slow := slowerThan(closed.Latencies, stall/3); slow > 20 {
+		t.Errorf("in a closed loop, %d waited for %v, want hardly more than one", slow, stall/3)
+	}
+}
+
+func slowerThan(l Latencies, limit time.Duration) (n int) {
+	for _, latency := range l {
+		if latency > limit {
+			n++
+		}
+	}
+
+	return n
+}
+
+// A server that stands still for longer than the window: all of what was due fails,
+// soon.
+func TestWhatNeverBeginsIsCounted(t *testing.T) {
+	p := mustPair(t)
+	server := mustServe(t, p.server)
+	must(t, server.Pause())
+	result := mustRun(t, p.client, Work{
+		Kind: Exchange, Targets: targets("10.0.0.2"), Clients: 2, Rate: 1000, Duration: 200 * time.Millisecond,
+	})
+	if result.Started != 200 || result.Failed != 200 || result.FirstError == "" {
+		t.Errorf("%d of %d failed, want 200 of 200 (%q)", result.Failed, result.Started, result.FirstError)
+	}
+}

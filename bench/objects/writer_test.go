@@ -1,0 +1,143 @@
+package objects
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/sluice-lb/sluice/test/cluster"
+)
+
+// A real API server takes a plan, then others that are larger and smaller, each
+// of which costs what is different only; and watchers see changes.
+func TestWriter(t *testing.T) {
+	c := cluster.Start(t, "--service-cluster-ip-range="+ServiceRange)
+	client, err := kubernetes.NewForConfig(c.Config())
+	must(t, err)
+	w, err := NewWriter(c.Config())
+	must(t, err)
+
+	mustCost(t, w, planOf(20, 3), 20)
+	mustHold(t, client, planOf(20, 3))
+	mustCost(t, w, planOf(50, 3), 31) // 30 new ones, and number 19 is not the last any more
+	mustHold(t, client, planOf(50, 3))
+	mustCost(t, w, planOf(50, 2), 50)
+	mustCost(t, w, planOf(30, 2), 21)
+	mustHold(t, client, planOf(30, 2))
+	mustCost(t, w, planOf(30, 2), 0)
+
+	watch, err := client.DiscoveryV1().EndpointSlices("").Watch(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	defer watch.Stop()
+	seen := func(address string) bool {
+		t.Helper()
+		timeout := time.After(time.Minute)
+		for {
+			select {
+			case event := <-watch.ResultChan():
+				slice, ok := event.Object.(*discoveryv1.EndpointSlice)
+				if ok && slices.Contains(slice.Endpoints[0].Addresses, address) {
+					return true
+				}
+			case <-timeout:
+				return false
+			}
+		}
+	}
+	must(t, w.Change(t.Context(), 7, 3))
+	if want := planOf(30, 2).EndpointAddress(7, 0, 3).String(); !seen(want) {
+		t.Errorf("nobody sees %s", want)
+	}
+	must(t, w.ChangeSingle(t.Context(), 5))
+	if want := planOf(30, 2).SingleAddress(5).String(); !seen(want) {
+		t.Errorf("nobody sees %s", want)
+	}
+}
+
+// Who has given up filling can go on.
+func TestFillInterrupted(t *testing.T) {
+	c := cluster.Start(t, "--service-cluster-ip-range="+ServiceRange)
+	client, err := kubernetes.NewForConfig(c.Config())
+	must(t, err)
+	w, err := NewWriter(c.Config())
+	must(t, err)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	err = w.Fill(ctx, planOf(200, 2), func(done, _ int) {
+		if done == 50 {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the error is %v, want that it was given up", err)
+	}
+	must(t, w.Fill(t.Context(), planOf(200, 2), nil))
+	mustHold(t, client, planOf(200, 2))
+}
+
+// mustCost fills, and wants it to take writes of so many Services.
+func mustCost(t *testing.T, w *Writer, plan Plan, want int) {
+	t.Helper()
+	got, total, start := 0, 0, time.Now()
+	must(t, w.Fill(t.Context(), plan, func(done, all int) { got, total = done, all }))
+	if got != want || total != want {
+		t.Errorf("plan of %d × %d: %d of %d Services written, want %d", plan.Services, plan.Endpoints, got, total, want)
+	}
+	t.Logf("%d Services written in %v", got, time.Since(start))
+}
+
+// mustHold wants the API server to hold a plan, no more and no less.
+func mustHold(t *testing.T, client kubernetes.Interface, plan Plan) {
+	t.Helper()
+	services, err := client.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	slices, err := client.DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	nodes, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+
+	got, want := make(map[string]int), map[string]int{"kubernetes": 1, "bulk": 2, "near": 3, "far": 3, "single": 1}
+	for i := range plan.Services {
+		want[name(i)] = len(plan.Service(i).Spec.Ports)
+	}
+	for _, service := range services.Items {
+		got[service.Name] = len(service.Spec.Ports)
+	}
+	mustBeSame(t, "ports of Services", got, want)
+
+	got, want = make(map[string]int), map[string]int{"bulk": 1, "near": 1, "far": 1, "single": 1}
+	for i := range plan.Services {
+		want[name(i)] = plan.Endpoints
+	}
+	for _, slice := range slices.Items {
+		got[slice.Labels[discoveryv1.LabelServiceName]] += len(slice.Endpoints)
+	}
+	mustBeSame(t, "endpoints of Services", got, want)
+
+	got, want = make(map[string]int), map[string]int{plan.Local.Address.String(): 1, plan.Remote.Address.String(): 1}
+	for _, node := range nodes.Items {
+		got[node.Status.Addresses[0].Address]++
+	}
+	mustBeSame(t, "addresses of nodes", got, want)
+}
+
+func mustBeSame(t *testing.T, what string, got, want map[string]int) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,130 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
+)
+
+// agent is Sluice.
+type agent struct {
+	cfg  Config
+	node *sluice.Node // nil before start
+}
+
+func (a *agent) start() error {
+	// Its addresses of node ports are those of kube-proxy in this mode.
+	config, err := writeConfig(a.cfg, "nftables")
+	if err != nil {
+		return err
+	}
+	a.node, err = sluice.NewNode(sluice.Config{
+		Binary:     a.cfg.Binary,
+		Namespace:  a.cfg.Namespace,
+		Cgroup:     a.cfg.Cgroup,
+		NodeName:   a.cfg.NodeName,
+		Production: true,
+		Args:       []string{"--config", config},
+	})
+	if err != nil {
+		return err
+	}
+
+	return a.node.Start()
+}
+
+func (a *agent) pid() int { return a.node.PID() }
+
+func (a *agent) cgroup() *lab.Cgroup { return a.node.AgentCgroup() }
+
+// synced looks at what the agent prints, and asks it only when that says that it is
+// worth it.
+func (a *agent) synced(ctx context.Context) error {
+	for !strings.Contains(a.node.Log(), "msg=synced") {
+		if unix.Kill(a.pid(), 0) != nil {
+			return fmt.Errorf("it ended: %s", tail(a.node.Log()))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; it printed: %s", ctx.Err(), tail(a.node.Log()))
+		case <-time.After(pollInterval):
+		}
+	}
+
+	return a.node.WaitSynced(ctx)
+}
+
+// order has nothing to say: Sluice looks Services up.
+func (a *agent) order(addresses []netip.Addr) ([]netip.Addr, error) { return addresses, nil }
+
+func (a *agent) version() (string, error) {
+	out, err := a.node.Run("version")
+	line, _, _ := strings.Cut(strings.TrimSpace(out), "\n")
+
+	return line, err
+}
+
+func (a *agent) writes() (uint64, error) {
+	status, err := a.node.Client().Status(context.Background()) // it has a timeout
+	if err != nil {
+		return 0, fmt.Errorf("map writes: %w", err)
+	}
+	var sum uint64
+	for name, writes := range status.Writes {
+		if name != maps.NameSlots {
+			sum += writes
+		}
+	}
+
+	return sum, nil
+}
+
+func (a *agent) mapMemory() (int64, error) {
+	pins, err := filepath.Glob(filepath.Join(a.node.BPFRoot(), maps.Version, "*"))
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for _, pin := range pins {
+		bytes, err := memoryOf(pin)
+		if err != nil {
+			return 0, fmt.Errorf("memory of map %s: %w", filepath.Base(pin), err)
+		}
+		sum += bytes
+	}
+
+	return sum, nil
+}
+
+func memoryOf(pin string) (int64, error) {
+	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return 0, err
+	}
+	info, err := m.Info()
+	if err := errors.Join(err, m.Close()); err != nil {
+		return 0, err
+	}
+	bytes, _ := info.Memlock() // false: an empty trie
+
+	return int64(bytes), nil
+}
+
+func (a *agent) close() error {
+	if a.node == nil {
+		return nil
+	}
+
+	return a.node.Close()
+}

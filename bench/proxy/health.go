@@ -1,0 +1,87 @@
+package proxy
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Where kube-proxy tells how it is, by default.
+const (
+	healthURL  = "http://127.0.0.1:10256/livez"
+	metricsURL = "http://127.0.0.1:10249/metrics"
+)
+
+// lookout says whether the kube-proxy of a namespace has programmed IPv4 once. That
+// is in its metrics, which are a lot of work; so it looks at them only when its
+// health says that there is something new.
+type lookout struct {
+	ns      *lab.Namespace
+	updated string // IPv4, when last seen
+}
+
+var errNoSync = errors.New("it has not programmed IPv4")
+
+// look returns nil once IPv4 is programmed.
+func (l *lookout) look() error {
+	text, err := l.get(healthURL)
+	if err != nil {
+		return err
+	}
+	var health struct {
+		Status map[string]struct{ LastUpdated string }
+	}
+	if err := json.Unmarshal(text, &health); err != nil {
+		return fmt.Errorf("health of kube-proxy: %w", err)
+	}
+	updated := health.Status["IPv4"].LastUpdated // also when it has only begun
+	if updated == l.updated {
+		return errNoSync
+	}
+	metrics, err := l.get(metricsURL)
+	if err != nil {
+		return err
+	}
+	const gauge = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `
+	_, value, ok := strings.Cut(string(metrics), gauge)
+	if !ok || strings.HasPrefix(value, "0\n") {
+		l.updated = updated
+		return errNoSync
+	}
+
+	return nil
+}
+
+// get asks for a page inside the namespace.
+func (l *lookout) get(url string) ([]byte, error) {
+	request, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Close = true
+	conn, err := l.ns.Dial("tcp", request.URL.Host, time.Second)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		return nil, err
+	}
+	if err := request.Write(conn); err != nil {
+		return nil, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+
+	return io.ReadAll(response.Body)
+}

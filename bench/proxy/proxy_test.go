@@ -1,0 +1,197 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/bench/objects"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Every proxy programs what the API server has, tells what it took, and leaves
+// nothing behind.
+func TestProxies(t *testing.T) {
+	for _, kind := range []Kind{Sluice, IPTables, IPTablesLegacy, NFTables} {
+		t.Run(string(kind), func(t *testing.T) {
+			must(t, Missing(kind))
+			w := mustWorld(t)
+			p, err := Start(w.config(t, kind))
+			must(t, err)
+			t.Cleanup(func() { p.Close() })
+			mustSync(t, p)
+
+			for _, i := range []int{0, 7, 19} {
+				must(t, w.answers(i, "tcp", objects.Port))
+			}
+			must(t, w.answers(0, "udp", objects.DNSPort), w.answers(19, "udp", objects.DNSPort))
+			checkTold(t, w, p)
+			traces := tracesOf(p)
+			must(t, p.Close(), p.Close())
+			for _, trace := range traces {
+				if exists(trace) {
+					t.Errorf("%s is still there", trace)
+				}
+			}
+			if rules := mustRules(t, w.Nodes[0].Namespace); strings.Contains(rules, "KUBE") || strings.Contains(rules, "kube") {
+				t.Errorf("there are rules left: %s", rules)
+			}
+			if err := w.answers(7, "tcp", objects.Port); err == nil {
+				t.Error("a Service answers without a proxy")
+			}
+		})
+	}
+}
+
+// checkTold checks what a proxy tells of itself.
+func checkTold(t *testing.T, w *world, p *Proxy) {
+	t.Helper()
+	costs, err := p.Costs()
+	must(t, err)
+	if costs.CPU < time.Millisecond || costs.Anonymous < 1<<20 || costs.RSS < costs.Anonymous || costs.PeakRSS < costs.RSS {
+		t.Errorf("the costs are %+v", costs)
+	}
+	program := "v1.36.3"
+	if p.Kind() == Sluice {
+		program = "sluice"
+	}
+	if !strings.Contains(p.Version(), program) {
+		t.Errorf("the version is %q, want one with %s", p.Version(), program)
+	}
+	t.Logf("%s: %+v", p.Version(), costs)
+
+	var all []netip.Addr
+	for i := range w.plan.Services {
+		all = append(all, w.plan.ClusterIP(i))
+	}
+	ordered, err := p.Order(all)
+	must(t, err)
+	if !slices.Equal(slices.SortedFunc(slices.Values(ordered), netip.Addr.Compare), all) {
+		t.Errorf("the order is %v, want all of %v", ordered, all)
+	}
+	// By chance, once in 20!.
+	if inOrder, byChain := slices.Equal(ordered, all), strings.HasPrefix(string(p.Kind()), "iptables"); inOrder == byChain {
+		t.Errorf("the order is %v, want another one than %v: %t", ordered, all, byChain)
+	}
+
+	writes, counted, err := p.Writes()
+	must(t, err)
+	memory, known, err := p.MapMemory()
+	must(t, err)
+	// Two backends and one frontend for each Service, at least.
+	if sluice := p.Kind() == Sluice; counted != sluice || known != sluice || sluice && (writes < 60 || memory < 1<<20) {
+		t.Errorf("map writes: %d (%t), memory: %d (%t)", writes, counted, memory, known)
+	}
+}
+
+// tracesOf are files that are there as long as a proxy is.
+func tracesOf(p *Proxy) []string {
+	traces := []string{fmt.Sprintf("/proc/%d", p.PID()), p.program.cgroup().Path()}
+	if sluice, ok := p.program.(*agent); ok {
+		traces = append(traces, sluice.node.BPFRoot())
+	}
+
+	return traces
+}
+
+// mustRules returns the namespace's rules of all kinds.
+func mustRules(t *testing.T, ns *lab.Namespace) string {
+	t.Helper()
+	var all string
+	for _, command := range [][]string{
+		{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"},
+	} {
+		path, err := findProgram(command[0])
+		must(t, err)
+		rules, err := lab.Output(ns, nil, path, command[1:]...)
+		must(t, err)
+		all += rules
+	}
+
+	return all
+}
+
+// Without a proxy, there is nothing to wait for, to pay and to clean up.
+func TestNone(t *testing.T) {
+	p, err := Start(Config{Kind: None})
+	must(t, err)
+	must(t, Missing(None), p.Synced(t.Context()))
+	costs, err := p.Costs()
+	must(t, err, p.Close())
+	if costs != (Costs{}) || p.PID() != 0 {
+		t.Errorf("no proxy costs %+v, in process %d", costs, p.PID())
+	}
+}
+
+// A proxy that ends is no proxy that one waits for, and the error says why it ended.
+func TestSyncedOfEnded(t *testing.T) {
+	for _, kind := range []Kind{Sluice, NFTables} {
+		t.Run(string(kind), func(t *testing.T) {
+			cfg := mustWorld(t).config(t, kind)
+			cfg.Kubeconfig = "/nonexistent/kubeconfig"
+			p, err := Start(cfg)
+			must(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+			defer cancel()
+			if err := p.Synced(ctx); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), cfg.Kubeconfig) {
+				t.Errorf("the error is %v, want one that says why it ended", err)
+			}
+			must(t, p.Close())
+		})
+	}
+}
+
+// What there is no kind of is refused, and what this machine lacks is said.
+func TestMissing(t *testing.T) {
+	if _, err := Start(Config{Kind: "userspace"}); err == nil {
+		t.Error("a proxy of a kind that there is not has started")
+	}
+	if err := try("no rules", "/usr/sbin/nft", "-f", "-"); err == nil {
+		t.Error("nft takes what are no rules")
+	}
+	_, err := exec.Command("modprobe", "--dry-run", "ip_vs").Output()
+	hasIPVS := exists("/proc/net/ip_vs") || err == nil
+	if err := Missing(IPVS); (err == nil) != hasIPVS {
+		t.Errorf("IPVS is missing: %v, want that it is there: %t", err, hasIPVS)
+	}
+}
+
+// The costs have what the processes of a proxy took that have ended.
+func TestReadCPU(t *testing.T) {
+	cgroup := lab.MustCgroup(t, "cpu")
+	_, err := lab.Output(nil, cgroup, "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")
+	must(t, err)
+	got, err := readCPU(cgroup)
+	must(t, err)
+	if got < time.Millisecond || got > time.Minute {
+		t.Errorf("it took %v", got)
+	}
+}
+
+// The kernel's memory has what a map takes. Others use the machine meanwhile, so it
+// may take several looks.
+func TestReadKernelMemory(t *testing.T) {
+	const size = 64 << 20
+	var all []int64
+	for range 20 {
+		before, err := ReadKernelMemory()
+		must(t, err)
+		array, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 1 << 20, MaxEntries: size >> 20})
+		must(t, err)
+		after, err := ReadKernelMemory()
+		must(t, err, array.Close())
+		got := after - before
+		if got > size*9/10 && got < size*11/10 {
+			return
+		}
+		all = append(all, got>>20)
+	}
+	t.Errorf("%d MiB in the kernel count as %d MiB", size>>20, all)
+}

@@ -1,0 +1,99 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// Summary is what all rounds together say of one value. It is in the JSON for
+// those who do not want to work it out; samples are what counts.
+type Summary struct {
+	Services int    `json:"services"`
+	Case     string `json:"case"`
+	Path     string `json:"path,omitempty"`
+	Side     string `json:"side"`
+	Metric   string `json:"metric"`
+	Unit     string `json:"unit"`
+	Value    Spread `json:"value"`
+	// Ratios of the same round, where there are some: to the node without a proxy,
+	// to the endpoints' own addresses, and of Sluice to each mode of kube-proxy.
+	ToRef    *Spread           `json:"toRef,omitempty"`
+	ToDirect *Spread           `json:"toDirect,omitempty"`
+	ToSides  map[string]Spread `json:"toSides,omitempty"`
+}
+
+// document is a run as JSON.
+type document struct {
+	*Run
+	Cases     []Case    `json:"cases"`
+	Paths     []Path    `json:"paths"`
+	Metrics   []Metric  `json:"metrics"`
+	Summaries []Summary `json:"summaries"`
+}
+
+// WriteJSON writes everything, with what the names stand for and what the
+// rounds come to.
+func (r *Run) WriteJSON(w io.Writer) error {
+	out := json.NewEncoder(w)
+	out.SetIndent("", " ")
+	out.SetEscapeHTML(false)
+	err := out.Encode(document{r, Cases, Paths, Metrics, r.view().summaries()})
+	if err != nil {
+		return fmt.Errorf("run as JSON: %w", err)
+	}
+
+	return nil
+}
+
+// ReadJSON reads what [Run.WriteJSON] wrote.
+func ReadJSON(in io.Reader) (*Run, error) {
+	d := document{Run: new(Run)}
+	if err := json.NewDecoder(in).Decode(&d); err != nil {
+		return nil, fmt.Errorf("run from JSON: %w", err)
+	}
+
+	return d.Run, nil
+}
+
+// summaries returns a summary of each value, in an order that is always the
+// same.
+func (v *view) summaries() []Summary {
+	all := make([]Summary, 0, len(v.values))
+	for k := range v.values {
+		s := Summary{Services: k.services, Case: k.name, Path: k.path, Side: k.side, Metric: k.metric,
+			Unit: metricOf(k.metric).Unit, Value: v.values.spread(k)}
+		s.ToRef = some(v.values.toRef(k))
+		s.ToDirect = some(v.values.toDirect(k))
+		for _, side := range v.allSides() {
+			ratio := v.values.toSide(k, side)
+			if k.side == Sluice && isRival(side) && ratio.Rounds > 0 {
+				if s.ToSides == nil {
+					s.ToSides = make(map[string]Spread)
+				}
+				s.ToSides[side] = ratio
+			}
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b Summary) int {
+		if a.Services != b.Services {
+			return a.Services - b.Services
+		}
+
+		return slices.CompareFunc([]string{a.Case, a.Path, a.Side, a.Metric}, []string{b.Case, b.Path, b.Side, b.Metric}, strings.Compare)
+	})
+
+	return all
+}
+
+// some returns nil for a spread of nothing.
+func some(s Spread) *Spread {
+	if s.Rounds == 0 {
+		return nil
+	}
+
+	return &s
+}

@@ -1,0 +1,68 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// What was written is what is read, and the text that comes of it is the same.
+func TestJSONRoundTrip(t *testing.T) {
+	for name, run := range map[string]*Run{"full": madeRun(), "empty": new(Run)} {
+		t.Run(name, func(t *testing.T) {
+			var file bytes.Buffer
+			if err := run.WriteJSON(&file); err != nil {
+				t.Fatal(err)
+			}
+			got, err := ReadJSON(&file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(run, got); diff != "" {
+				t.Errorf("run (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Others find in the JSON what the rounds come to, as it is in the tables.
+func TestSummaries(t *testing.T) {
+	var file bytes.Buffer
+	if err := madeRun().WriteJSON(&file); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Cases, Paths, Metrics []struct{ Name string }
+		Summaries             []Summary
+	}
+	if err := json.NewDecoder(&file).Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Cases) != len(Cases) || len(got.Paths) != len(Paths) || len(got.Metrics) != len(Metrics) {
+		t.Errorf("%d cases, %d paths, %d metrics are explained", len(got.Cases), len(got.Paths), len(got.Metrics))
+	}
+	for _, s := range got.Summaries {
+		if s.Services != 1000 || s.Case != Bulk || s.Side != Sluice {
+			continue
+		}
+		by := func(a, b float64) float64 { return a / b } // not exactly, as constants would be
+		want := Summary{1000, Bulk, ServiceRemote, Sluice, Throughput, "Gbit/s", spreadOf([]float64{20, 20.05, 19.85}),
+			some(spreadOf([]float64{by(20, 20.1), by(20.05, 20), by(19.85, 19.8)})), nil,
+			map[string]Spread{IPTables: spreadOf([]float64{by(20, 18), by(20.05, 17.9)})}}
+		if diff := cmp.Diff(want, s); diff != "" {
+			t.Errorf("summary (-want +got):\n%s", diff)
+		}
+
+		return
+	}
+	t.Error("there is no summary of Sluice's bulk throughput")
+}
+
+func TestReadJSONRefuses(t *testing.T) {
+	if _, err := ReadJSON(strings.NewReader(`{"samples": 3}`)); err == nil {
+		t.Error("samples that are none were read")
+	}
+}

@@ -1,0 +1,114 @@
+package report
+
+// Metric is a kind of value.
+type Metric struct {
+	Name  string `json:"name"`
+	Title string `json:"title"` // what it is called in tables
+	Unit  string `json:"unit"`
+	// Higher says that more is better; otherwise less is.
+	Higher bool `json:"higherIsBetter"`
+	// Better and Worse say what somebody is whose value is better, or worse.
+	Better string `json:"-"`
+	Worse  string `json:"-"`
+	// Only is the one side that has this metric; none: all have it.
+	Only string `json:"-"`
+}
+
+// Names of metrics.
+const (
+	Rate       = "rate"       // of what the case does
+	P50        = "p50"        // latency
+	P99        = "p99"        // latency
+	CPU        = "cpu"        // busy time of all processors for each thing that the case does
+	SoftIRQ    = "softirq"    // part of the busy time that was in soft interrupts
+	Throughput = "throughput" // of payload
+	CPUPerGbit = "cpu-gbit"   // busy time of all processors
+	Packets    = "packets"    // that were received
+
+	WriteP50     = "write-p50"     // from the moment at which the API server is told, until a client gets the new endpoint
+	WriteP99     = "write-p99"     // likewise
+	EventP50     = "event-p50"     // from the moment at which the API server tells
+	EventP99     = "event-p99"     // likewise
+	CPUPerChange = "cpu-change"    // of the proxy and its children
+	MapWrites    = "map-writes"    // for each change
+	CPUThousand  = "cpu-1000"      // of the proxy and its children, for 1,000 updates
+	StartTime    = "start-time"    // from the start of the process until all is programmed
+	StartCPU     = "start-cpu"     // of the proxy and its children until then
+	RSS          = "rss"           // of the proxy, after a while
+	PeakRSS      = "peak-rss"      // of the proxy
+	KernelMemory = "kernel-memory" // of tables in the kernel
+)
+
+// Metrics are all metrics, in the order of the tables.
+var Metrics = []Metric{
+	{Rate, "rate", "1/s", true, "faster", "slower", ""},
+	{Throughput, "throughput", "Gbit/s", true, "faster", "slower", ""},
+	{Packets, "packets received", "1/s", true, "faster", "slower", ""},
+	{P50, "p50", "µs", false, "faster", "slower", ""},
+	{P99, "p99", "µs", false, "faster", "slower", ""},
+	{CPU, "CPU for each", "µs", false, "cheaper", "dearer", ""},
+	{CPUPerGbit, "CPU for each Gbit", "s", false, "cheaper", "dearer", ""},
+	{SoftIRQ, "softirq part of the CPU", "%", false, "less", "more", ""},
+	{WriteP50, "p50 from the API write", "ms", false, "faster", "slower", ""},
+	{WriteP99, "p99 from the API write", "ms", false, "faster", "slower", ""},
+	{EventP50, "p50 from the API event", "ms", false, "faster", "slower", ""},
+	{EventP99, "p99 from the API event", "ms", false, "faster", "slower", ""},
+	{CPUPerChange, "CPU for each change", "ms", false, "cheaper", "dearer", ""},
+	{MapWrites, "map writes for each change", "", false, "fewer", "more", Sluice},
+	{CPUThousand, "CPU for 1,000 updates", "s", false, "cheaper", "dearer", ""},
+	{StartTime, "until all is programmed", "s", false, "faster", "slower", ""},
+	{StartCPU, "CPU until then", "s", false, "cheaper", "dearer", ""},
+	{RSS, "resident", "MiB", false, "smaller", "larger", ""},
+	{PeakRSS, "resident at its peak", "MiB", false, "smaller", "larger", ""},
+	{KernelMemory, "tables in the kernel", "MiB", false, "smaller", "larger", ""},
+}
+
+// metricOf returns a metric by its name. One that is not in the table has just
+// that.
+func metricOf(name string) Metric {
+	for _, metric := range Metrics {
+		if metric.Name == name {
+			return metric
+		}
+	}
+
+	return Metric{Name: name, Title: name, Better: "less", Worse: "more"}
+}
+
+// describe says what a metric is in a case, and which way is better.
+func (m Metric) describe(c Case) string {
+	unit := m.Unit
+	switch {
+	case c.Each == "":
+	case m.Name == Rate:
+		unit = c.Each + "s/s"
+	case m.Name == CPU:
+		unit += "/" + c.Each
+	}
+	text := m.Title
+	if unit != "" {
+		text += ", " + unit
+	}
+	if m.Higher {
+		return text + " (more is better)"
+	}
+
+	return text + " (less is better)"
+}
+
+// compare says what Sluice is beside a rival, of whose value Sluice's is as
+// many times as the ratio says. It begins with + for a win, - for a loss, and =
+// if the rounds are not of one mind.
+func (m Metric) compare(ratio Spread, rival string) string {
+	text := formatRatio(ratio.Median) + " × " + rival + formatRange(ratio)
+	switch {
+	case ratio.Rounds == 0:
+		return ""
+	case ratio.Low <= 1 && 1 <= ratio.High:
+		return "= level: " + text
+	case m.Higher == (ratio.Median > 1):
+		return "+ " + m.Better + ": " + text
+	default:
+		return "- " + m.Worse + ": " + text
+	}
+}

@@ -1,0 +1,143 @@
+package report
+
+import (
+	"encoding/xml"
+	"errors"
+	"image/png"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Of the made-up run there are plots of what it has, in both formats, which can
+// be read and say what they show.
+func TestPlots(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "plots") // is made
+	names, err := madeRun().WritePlots(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, file := range []string{"change-quiet", "connect-p50", "connect-rate", "memory", "no-service"} {
+		want = append(want, filepath.Join(folder, file+".png"), filepath.Join(folder, file+".svg"))
+	}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, ".png") {
+			mustBePNG(t, name)
+		}
+	}
+	text := mustReadSVG(t, filepath.Join(folder, "connect-p50.svg"))
+	for _, words := range []string{"Latency of connect() to a ClusterIP", "↑ median latency, µs", "Services in the cluster, logarithmic →",
+		"1,000", "ref", "sluice, last", "iptables, last", "nftables, last", "Medians of 3 rounds,"} {
+		if !slices.Contains(text, words) {
+			t.Errorf("%q is not in the plot: %q", words, text)
+		}
+	}
+	content, err := os.ReadFile(filepath.Join(folder, "connect-p50.svg"))
+	if err != nil || !strings.Contains(string(content), "Arial") {
+		t.Errorf("the plot has no typeface for those who lack ours: %v", err)
+	}
+	if slices.Contains(text, "sluice, first") {
+		t.Error("the plot has a curve without values")
+	}
+}
+
+// mustBePNG fails the test unless a file is an image on which there is something.
+func mustBePNG(t *testing.T, name string) {
+	t.Helper()
+	file, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	image, err := png.Decode(file)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	colors := make(map[any]bool)
+	for y := range image.Bounds().Dy() {
+		for x := range image.Bounds().Dx() {
+			colors[image.At(x, y)] = true
+		}
+	}
+	for _, side := range []string{Sluice, IPTables} {
+		if strings.Contains(name, "connect") && !colors[lookOf(side).color] {
+			t.Errorf("%s: nothing has the colour of %s", name, side)
+		}
+	}
+	if image.Bounds().Dx() < 900 || len(colors) < 10 {
+		t.Errorf("%s: %d pixels wide, with %d colours", name, image.Bounds().Dx(), len(colors))
+	}
+}
+
+// mustReadSVG returns all words of a file.
+func mustReadSVG(t *testing.T, name string) []string {
+	t.Helper()
+	file, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var words []string
+	for decoder := xml.NewDecoder(file); ; {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return words
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if text, ok := token.(xml.CharData); ok && strings.TrimSpace(string(text)) != "" {
+			words = append(words, strings.TrimSpace(string(text)))
+		}
+	}
+}
+
+// Values that no axis likes are drawn as well as they can be.
+func TestPlotsOfOddValues(t *testing.T) {
+	for name, values := range map[string][]float64{
+		"it is zero": {0, 0}, "it is negative": {-3, 5}, "one is zero": {0, 5}, "it is tiny": {1e-7, 1e-9}, "it is huge": {1, 1e12}, "it is one value": {5}, "they are all alike": {1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := new(Run)
+			for i, value := range values {
+				for _, side := range []string{Ref, Sluice} {
+					r.Add(Sample{i * 10, Connect, controlOf(ServiceLast), side, P50, 0, value}, Sample{i * 10, Connect, ServiceLast, side, P50, 0, value},
+						Sample{i * 10, Connect, ServiceLast, side, Rate, 0, value}, Sample{i * 10, Memory, "", side, RSS, 0, value})
+				}
+			}
+			if _, err := r.WritePlots(t.TempDir()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestPlotsNowhere(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := madeRun().WritePlots(file); err == nil {
+		t.Error("plots were written into a file")
+	}
+}
+
+// Each side can be told from any other in every plot.
+func TestLooks(t *testing.T) {
+	for i, side := range Sides {
+		for _, other := range Sides[:i] {
+			if lookOf(side).color == lookOf(other).color || lookOf(side).shape == lookOf(other).shape {
+				t.Errorf("%s and %s look alike", side, other)
+			}
+		}
+	}
+}

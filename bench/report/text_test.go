@@ -1,0 +1,69 @@
+package report
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write what comes out to testdata")
+
+// What people read of a run in which things went wrong.
+func TestText(t *testing.T) {
+	for _, test := range []struct {
+		golden string
+		write  func(out *bytes.Buffer) error
+	}{
+		{"run.txt", func(out *bytes.Buffer) error { return madeRun().WriteText(out) }},
+		{"run.md", func(out *bytes.Buffer) error { return madeRun().WriteMarkdown(out) }},
+		{"run-1000.md", func(out *bytes.Buffer) error { return madeRun().WriteMarkdown(out, 1000) }},
+		{"once.txt", func(out *bytes.Buffer) error { return onceRun().WriteText(out) }},
+		{"empty.txt", func(out *bytes.Buffer) error { return new(Run).WriteText(out) }},
+	} {
+		t.Run(test.golden, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := test.write(&out); err != nil {
+				t.Fatal(err)
+			}
+			name := filepath.Join("testdata", test.golden)
+			if *update {
+				if err := os.WriteFile(name, out.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), out.String()); diff != "" {
+				t.Errorf("text (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What somebody reads who watches the run.
+func TestProgress(t *testing.T) {
+	want := []string{
+		"connect direct rate:  ref 40,000 ±0.6 %  sluice 39,600 ±0.6 % (0.99 × ref)  iptables 36,000 ±0.6 % (0.90 × ref)  nftables 38,000 ±0.6 % (0.95 × ref)",
+		"connect service-last rate:  sluice 39,200 ±0.6 % (0.98 × ref)  iptables 16,000 ±0.6 % (0.40 × ref)  nftables 40,400 ±0.6 % (1.01 × ref)",
+	}
+	if diff := cmp.Diff(want, madeRun().Summary(1000, Connect)); diff != "" {
+		t.Errorf("connections (-want +got):\n%s", diff)
+	}
+	want = []string{"memory resident:  sluice 41.0 ±0.9 %  nftables 51.0 ±1.0 %"}
+	if diff := cmp.Diff(want, madeRun().Summary(10, Memory)); diff != "" {
+		t.Errorf("memory (-want +got):\n%s", diff)
+	}
+	if got := madeRun().Summary(10, UDPNew); got != nil {
+		t.Errorf("of what was not measured there is %q", got)
+	}
+	sample := Sample{10, Connect, ServiceLast, Sluice, P50, 1, 103.2}
+	if got := sample.String(); got != "sluice connect service-last: p50 103 µs" {
+		t.Errorf("sample is %q", got)
+	}
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/bench/proxy"
+	"github.com/sluice-lb/sluice/bench/report"
+)
+
+// options are what the command line says.
+type options struct {
+	services  []int
+	endpoints int
+	proxies   []string
+	only      string
+
+	rounds  int
+	starts  int
+	changes int
+	updates int
+	churn   int
+
+	warmUp   time.Duration
+	duration time.Duration
+	clients  int
+	rate     int
+	rest     time.Duration
+
+	output string
+	sluice string
+
+	cases *regexp.Regexp // of only
+}
+
+func command() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:           "bench",
+		Short:         "measures Sluice beside the real kube-proxy, on this machine",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+
+			return bench(cmd.Context(), &o, cmd.ErrOrStderr(), cmd.OutOrStdout())
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.IntSliceVar(&o.services, "services", []int{10, 1000}, "how many Services there are: one size after the other")
+	f.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service")
+	f.StringSliceVar(&o.proxies, "proxies", []string{report.Sluice, report.IPTables, report.NFTables},
+		"who is measured beside the node without a proxy: sluice, and kube-proxy's iptables, iptables-legacy, nftables, ipvs")
+	f.StringVar(&o.only, "only", "", "measure only the cases whose name this regular expression finds")
+	f.IntVar(&o.rounds, "rounds", 5, "how often traffic is measured, all proxies in turn")
+	f.IntVar(&o.starts, "starts", 1, "how often each proxy is started, and its control plane measured")
+	f.IntVar(&o.changes, "changes", 50, "endpoint changes whose latency is measured, of each kind and start")
+	f.IntVar(&o.updates, "updates", 1000, "endpoint changes whose CPU is measured, of each start")
+	f.IntVar(&o.churn, "churn", 100, "endpoint changes a second, where there is churn")
+	f.DurationVar(&o.warmUp, "warm-up", 100*time.Millisecond, "traffic before each measurement")
+	f.DurationVar(&o.duration, "duration", 500*time.Millisecond, "of each measurement of traffic")
+	f.IntVar(&o.clients, "clients", 16, "clients that dial at the same time")
+	f.IntVar(&o.rate, "rate", 2000, "connections a second, where the rate is fixed")
+	f.DurationVar(&o.rest, "rest", 5*time.Second, "how long after its start a proxy's memory is read")
+	f.StringVar(&o.output, "output", "bench-report", "folder for report.txt, report.md, report.json and the plots")
+	f.StringVar(&o.sluice, "sluice", "", "the binary to measure (built from this tree)")
+
+	return cmd
+}
+
+// validate says what is wrong with the options, and names the flag.
+func (o *options) validate() error {
+	var errs []error
+	positive := func(flag string, value int) {
+		if value <= 0 {
+			errs = append(errs, fmt.Errorf("--%s: %d, must be positive", flag, value))
+		}
+	}
+	if o.endpoints < 2 {
+		errs = append(errs, fmt.Errorf("--endpoints: %d, must be 2 or more: one here, one on the other node", o.endpoints))
+	}
+	positive("rounds", o.rounds)
+	positive("starts", o.starts)
+	positive("changes", o.changes)
+	positive("updates", o.updates)
+	positive("churn", o.churn)
+	positive("clients", o.clients)
+	positive("rate", o.rate)
+	positive("duration", int(o.duration))
+	slices.Sort(o.services) // Services are added, never taken away
+	for _, n := range o.services {
+		positive("services", n)
+	}
+	for _, kind := range o.proxies {
+		errs = append(errs, name("proxies", proxy.Missing(proxy.Kind(kind))))
+	}
+	cases, err := regexp.Compile(o.only)
+	errs = append(errs, name("only", err))
+	o.cases = cases
+
+	return errors.Join(errs...)
+}
+
+// name says which flag an error is about.
+func name(flag string, err error) error {
+	if err == nil {
+		return nil
+	}
+
+	return fmt.Errorf("--%s: %w", flag, err)
+}

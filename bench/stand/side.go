@@ -1,0 +1,170 @@
+// Package stand builds what traffic is measured in: for each proxy a cluster of its
+// own, out of network namespaces, so that the proxies can be measured in turns.
+//
+//	┌ node-1: the proxy ───────────────┐      ┌ node-2: no proxy ──────┐
+//	│ pod-1-0      pod-1-1             │      │ pod-2-0                │
+//	│ the client   server              │      │ server                 │
+//	│              100.64.0.0/12       │      │ 100.80.0.0/12          │
+//	│ 192.168.50.1                     │      │ 192.168.50.2           │
+//	└──┬───────────────────────────────┘      └──┬─────────────────────┘
+//	   ┊                                         ┊
+//	───┴───────────────── uplink ────────────────┴───┬──────────────────
+//	                                                 ┊
+//	                             client 192.168.50.100: outside
+//
+// Servers answer for whole ranges of addresses, so each of a million endpoints has
+// one of its own, and a process behind it.
+//
+// It measures nothing and starts no proxy.
+package stand
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/bench/load"
+	"github.com/sluice-lb/sluice/bench/objects"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Side is the cluster of one proxy.
+type Side struct {
+	*lab.Cluster
+
+	// Cgroup is that of whoever dials from a pod: what Sluice attaches to. There
+	// is one on all sides.
+	Cgroup *lab.Cgroup
+
+	closers []io.Closer
+}
+
+// New builds a side, with servers that answer. The caller closes it.
+func New() (*Side, error) {
+	s := new(Side)
+	if err := s.build(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+
+	return s, nil
+}
+
+func (s *Side) build() error {
+	cgroup, err := lab.NewCgroup("bench")
+	if err != nil {
+		return err
+	}
+	s.Cgroup = cgroup
+	s.closers = append(s.closers, cgroup)
+	s.Cluster, err = lab.New(lab.Config{Nodes: 2, PodsPerNode: 2, Client: true, Attachment: lab.PointToPoint})
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, s.Cluster)
+	if err := s.lead(); err != nil {
+		return err
+	}
+	for _, pod := range []*lab.Pod{s.Near(), s.Far()} {
+		if err := s.serve(pod); err != nil {
+			return err
+		}
+	}
+
+	return s.settle()
+}
+
+// Places are where the endpoints of a [objects.Plan] are: here, and on the other
+// node. They are the same on all sides.
+func (s *Side) Places() (local, remote objects.Place) {
+	place := func(n *lab.Node, pod *lab.Pod) objects.Place {
+		return objects.Place{Node: n.Name, Address: n.IPv4, Pod: pod.IPv4}
+	}
+
+	return place(s.Nodes[0], s.Near()), place(s.Nodes[1], s.Far())
+}
+
+// Node is the node with the proxy.
+func (s *Side) Node() *lab.Node { return s.Nodes[0] }
+
+// Pod is the client in the cluster.
+func (s *Side) Pod() *lab.Pod { return s.Nodes[0].Pods[0] }
+
+// Near is the pod of the servers on the client's node.
+func (s *Side) Near() *lab.Pod { return s.Nodes[0].Pods[1] }
+
+// Far is the pod of the servers on the other node.
+func (s *Side) Far() *lab.Pod { return s.Nodes[1].Pods[0] }
+
+// lead leads the ranges of endpoints to the pods that have them.
+func (s *Side) lead() error {
+	near, far := s.Nodes[0], s.Nodes[1]
+
+	return errors.Join(
+		own(s.Near().Namespace, objects.LocalPrefix),
+		own(s.Far().Namespace, objects.RemotePrefix),
+		near.AddRoute(objects.LocalPrefix, s.Near().IPv4),
+		near.AddRoute(objects.RemotePrefix, far.IPv4),
+		far.AddRoute(objects.RemotePrefix, s.Far().IPv4),
+		far.AddRoute(objects.LocalPrefix, near.IPv4),
+		s.Client.AddRoute(netip.PrefixFrom(s.Near().IPv4, 32), near.IPv4),
+		s.Client.AddRoute(netip.PrefixFrom(s.Far().IPv4, 32), far.IPv4),
+		s.Client.AddRoute(objects.RemotePrefix, near.IPv4), // through the node with the proxy
+		// What no proxy takes is refused at once, and does not time out.
+		near.Netlink().RouteReplace(&netlink.Route{Dst: ipNet(netip.MustParsePrefix(objects.ServiceRange)), Type: unreachable}),
+	)
+}
+
+// serve starts the servers of a pod.
+func (s *Side) serve(pod *lab.Pod) error {
+	server, err := load.Serve(pod.Namespace, objects.BackendPort)
+	if err != nil {
+		return fmt.Errorf("server in %s: %w", pod.Name, err)
+	}
+	s.closers = append(s.closers, server)
+	bulk, err := load.ServeBulk(pod.Namespace, objects.BulkPort)
+	if err != nil {
+		return fmt.Errorf("iperf3 in %s: %w", pod.Name, err)
+	}
+	s.closers = append(s.closers, bulk)
+
+	return nil
+}
+
+// settle lifts limits that tens of thousands of connections a second between a few
+// addresses would meet, and those of real clusters between many would not.
+func (s *Side) settle() error {
+	err := s.Node().Sysctl("net/ipv4/icmp_ratelimit", "0")
+	for _, pod := range []*lab.Pod{s.Near(), s.Far()} {
+		err = errors.Join(err, pod.Sysctl("net/core/somaxconn", "4096"))
+	}
+
+	return err
+}
+
+// ForgetSoon lets the node's netfilter forget connections and datagrams soon after
+// their end: with its own limits, its table would be full after seconds of such
+// traffic. A node without connection tracking is left alone.
+func (s *Side) ForgetSoon() error {
+	for _, name := range []string{"nf_conntrack_tcp_timeout_time_wait", "nf_conntrack_udp_timeout", "nf_conntrack_udp_timeout_stream"} {
+		if err := s.Node().Sysctl("net/netfilter/"+name, "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// Close removes everything. Closing twice is not an error.
+func (s *Side) Close() error {
+	var err error
+	for _, c := range slices.Backward(s.closers) {
+		err = errors.Join(err, c.Close())
+	}
+
+	return err
+}
