@@ -2,7 +2,6 @@ package load
 
 import (
 	"bytes"
-	"encoding/binary"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -131,7 +130,8 @@ func (c *client) keep(kind int) (f fault) {
 	return fault{}
 }
 
-// keepUnless closes the client's socket after a fault.
+// keepUnless closes the client's socket after a fault: an answer that is late must
+// not be that to another request.
 func (c *client) keepUnless(f fault) {
 	if f.call != "" && c.kept >= 0 {
 		closeSocket(c.kept)
@@ -154,7 +154,6 @@ func (c *client) ask(fd int) fault {
 
 // askByDatagram exchanges two datagrams, with where the socket is connected to or,
 // if it is not nil, with another address, from which the answer must come, too.
-// Answers to earlier requests, which came too late, are passed over.
 func (c *client) askByDatagram(fd int, to *sockaddr) fault {
 	c.countRequest()
 	if errno := send(fd, c.request, to); errno != 0 {
@@ -164,23 +163,17 @@ func (c *client) askByDatagram(fd int, to *sockaddr) fault {
 	if to != nil {
 		from = &c.source
 	}
-	for {
-		n, errno := receive(fd, c.answer, from)
-		if errno != 0 {
-			return fault{"receive from", errno}
-		}
-		if n >= headerSize && binary.BigEndian.Uint32(c.answer[6:]) != c.sent {
-			continue
-		}
-		if n != len(c.answer) {
-			return fault{"answer of", unix.EBADMSG}
-		}
-		if to != nil && !from.is(to) {
-			return fault{"answer of", unix.EREMCHG}
-		}
-
-		return c.check()
+	n, errno := receive(fd, c.answer, from)
+	switch {
+	case errno != 0:
+		return fault{"receive from", errno}
+	case n != len(c.answer):
+		return fault{"answer of", unix.EBADMSG}
+	case to != nil && !from.is(to):
+		return fault{"answer of", unix.EREMCHG}
 	}
+
+	return c.check()
 }
 
 // countRequest gives the request its number.

@@ -46,7 +46,9 @@ func Run(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, w Work) (Result
 	if err != nil {
 		_ = p.stdin.Close() // so that it ends
 	}
-	err = errors.Join(p.wait(), err)
+	if failed := p.wait(); failed != nil {
+		err = failed // which says why there is no result
+	}
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

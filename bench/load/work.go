@@ -58,7 +58,8 @@ const (
 	maxRequest  = 1024
 	maxResponse = 65000
 
-	maxClients = 1000
+	// The runtime looks at each a hundred times a second.
+	maxClients = 256
 )
 
 // withDefaults fills in what was left at 0.

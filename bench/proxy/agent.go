@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -19,23 +20,26 @@ import (
 
 // agent is Sluice.
 type agent struct {
-	cfg  Config
-	node *sluice.Node // nil before start
+	cfg    Config
+	config string       // file
+	node   *sluice.Node // nil before start and after close
 }
 
-func (a *agent) start() error {
+func (a *agent) prepare() (err error) {
 	// Its addresses of node ports are those of kube-proxy in this mode.
-	config, err := writeConfig(a.cfg, "nftables")
-	if err != nil {
-		return err
-	}
+	a.config, err = writeConfig(a.cfg, "nftables")
+
+	return err
+}
+
+func (a *agent) start() (err error) {
 	a.node, err = sluice.NewNode(sluice.Config{
 		Binary:     a.cfg.Binary,
 		Namespace:  a.cfg.Namespace,
 		Cgroup:     a.cfg.Cgroup,
 		NodeName:   a.cfg.NodeName,
 		Production: true,
-		Args:       []string{"--config", config},
+		Args:       []string{"--config", a.config},
 	})
 	if err != nil {
 		return err
@@ -44,33 +48,46 @@ func (a *agent) start() error {
 	return a.node.Start()
 }
 
-func (a *agent) pid() int { return a.node.PID() }
+func (a *agent) pid() int {
+	if a.node == nil {
+		return 0
+	}
+
+	return a.node.PID()
+}
 
 func (a *agent) cgroup() *lab.Cgroup { return a.node.AgentCgroup() }
 
-// synced looks at what the agent prints, and asks it only when that says that it is
-// worth it.
+// synced asks the agent, which is a lot of work for it, only when it has printed
+// something that makes it worth asking, or nothing for a second.
 func (a *agent) synced(ctx context.Context) error {
-	for !strings.Contains(a.node.Log(), "msg=synced") {
+	var asked time.Time
+	for seen := ""; ; {
+		log := a.node.Log()
+		if strings.Contains(log, "msg=synced") && (log != seen || time.Since(asked) > time.Second) {
+			seen, asked = log, time.Now()
+			status, err := a.node.Client().Status(ctx)
+			if err == nil && sluice.Synced(status) {
+				return nil
+			}
+		}
 		if unix.Kill(a.pid(), 0) != nil {
-			return fmt.Errorf("it ended: %s", tail(a.node.Log()))
+			return fmt.Errorf("it ended: %s", tail(log))
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w; it printed: %s", ctx.Err(), tail(a.node.Log()))
+			return fmt.Errorf("%w; it printed: %s", ctx.Err(), tail(log))
 		case <-time.After(pollInterval):
 		}
 	}
-
-	return a.node.WaitSynced(ctx)
 }
 
 // order has nothing to say: Sluice looks Services up.
 func (a *agent) order(addresses []netip.Addr) ([]netip.Addr, error) { return addresses, nil }
 
 func (a *agent) version() (string, error) {
-	out, err := a.node.Run("version")
-	line, _, _ := strings.Cut(strings.TrimSpace(out), "\n")
+	out, err := exec.Command(a.cfg.Binary, "version").Output()
+	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 
 	return line, err
 }
@@ -125,6 +142,8 @@ func (a *agent) close() error {
 	if a.node == nil {
 		return nil
 	}
+	err := a.node.Close()
+	a.node = nil
 
-	return a.node.Close()
+	return err
 }

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,11 +26,11 @@ type Costs struct {
 
 // Costs returns what the proxy has taken since its start.
 func (p *Proxy) Costs() (Costs, error) {
-	pid, cgroup := p.program.pid(), p.program.cgroup()
+	pid := p.program.pid()
 	if pid == 0 {
 		return Costs{}, nil
 	}
-	cpu, err := readCPU(cgroup)
+	cpu, err := readCPU(p.program.cgroup())
 	if err != nil {
 		return Costs{}, fmt.Errorf("costs of %s: %w", p.cfg.Kind, err)
 	}
@@ -66,7 +67,7 @@ func readCPU(cgroup *lab.Cgroup) (time.Duration, error) {
 // ReadKernelMemory returns how many bytes the kernel has now for tables of its own:
 // small objects that it cannot give back, large areas, and what each processor has.
 // The difference over the start of a proxy is its rules and maps, and whatever else
-// happened on the machine; the kernel may free memory some seconds late.
+// happened on the machine. See [SettledKernelMemory] for what has ended shortly before.
 func ReadKernelMemory() (int64, error) {
 	memory, err := readFields("/proc/meminfo")
 	if err != nil {
@@ -82,6 +83,31 @@ func ReadKernelMemory() (int64, error) {
 	}
 
 	return sum, nil
+}
+
+// SettledKernelMemory is [ReadKernelMemory] once that hardly changes any more, or after
+// ten seconds: the kernel frees what a proxy had some time after its end.
+func SettledKernelMemory(ctx context.Context) (int64, error) {
+	const (
+		pause  = 500 * time.Millisecond
+		hardly = 1 << 20
+	)
+	before, err := ReadKernelMemory()
+	for deadline := time.Now().Add(10 * time.Second); err == nil; {
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(pause):
+		}
+		var now int64
+		now, err = ReadKernelMemory()
+		if max(now-before, before-now) < hardly || time.Now().After(deadline) {
+			return now, err
+		}
+		before = now
+	}
+
+	return 0, err
 }
 
 // readFields reads a file of lines like "VmRSS:  12 kB", in bytes. Other lines are

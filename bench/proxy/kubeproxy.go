@@ -18,24 +18,26 @@ const pollInterval = 10 * time.Millisecond
 
 // kubeProxy is the real one.
 type kubeProxy struct {
-	cfg   Config
-	tools string // folder of the programs that it finds
-	own   *lab.Cgroup
-	log   string // file
-	cmd   *exec.Cmd
+	cfg    Config
+	tools  string // folder of the programs that it finds
+	config string // file
+	own    *lab.Cgroup
+	log    string // file
+	cmd    *exec.Cmd
 
 	exited chan struct{} // closed when it has ended
 }
 
-func (k *kubeProxy) start() error {
-	var err error
+func (k *kubeProxy) prepare() (err error) {
 	if k.tools, err = linkTools(k.cfg.Kind, k.cfg.Directory); err != nil {
 		return err
 	}
-	config, err := writeConfig(k.cfg, k.mode())
-	if err != nil {
-		return err
-	}
+	k.config, err = writeConfig(k.cfg, k.mode())
+
+	return err
+}
+
+func (k *kubeProxy) start() (err error) {
 	if k.own, err = lab.NewCgroup("kube-proxy"); err != nil {
 		return err
 	}
@@ -46,7 +48,7 @@ func (k *kubeProxy) start() error {
 	}
 	defer log.Close()
 
-	cmd := k.command(k.cfg.Binary, "--config", config)
+	cmd := k.command(k.cfg.Binary, "--config", k.config)
 	cmd.Stdout, cmd.Stderr = log, log
 	// Ctrl-C is for the one who measures.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -153,6 +155,7 @@ func (k *kubeProxy) close() error {
 		<-k.exited
 		err = errors.Join(err, k.clean())
 	}
+	k.own, k.cmd = nil, nil
 
 	return err
 }

@@ -56,17 +56,20 @@ type Proxy struct {
 	cfg     Config
 	program program
 	version string
+	started time.Time
 }
 
 // program is the difference between the kinds.
 type program interface {
+	// prepare writes what start needs.
+	prepare() error
+	version() (string, error)
 	start() error
-	// pid is 0, and cgroup nil, if there is no process.
-	pid() int
+	pid() int // 0: there is no process
+	// The others are for a program that runs.
 	cgroup() *lab.Cgroup
 	synced(ctx context.Context) error
 	order(addresses []netip.Addr) ([]netip.Addr, error)
-	version() (string, error)
 	close() error
 }
 
@@ -84,15 +87,23 @@ func Start(cfg Config) (*Proxy, error) {
 	default:
 		return nil, fmt.Errorf("unknown kind of proxy %q: want one of %q", cfg.Kind, Kinds())
 	}
-	err := p.program.start()
-	if err == nil {
-		p.version, err = p.program.version()
-	}
-	if err != nil {
+	if err := p.start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("start of %s: %w", cfg.Kind, err), p.Close())
 	}
 
 	return p, nil
+}
+
+func (p *Proxy) start() (err error) {
+	if err := p.program.prepare(); err != nil {
+		return err
+	}
+	if p.version, err = p.program.version(); err != nil {
+		return err
+	}
+	p.started = time.Now()
+
+	return p.program.start()
 }
 
 // Kind is what runs.
@@ -101,6 +112,9 @@ func (p *Proxy) Kind() Kind { return p.cfg.Kind }
 // Version is that of the program, and of the tools that it uses: "kube-proxy
 // v1.36.3, nftables v1.0.6 (Lester Gooch #5)".
 func (p *Proxy) Version() string { return p.version }
+
+// Started is when Start, all else being prepared, was about to start the process.
+func (p *Proxy) Started() time.Time { return p.started }
 
 // PID is the proxy's process, or 0 if there is none.
 func (p *Proxy) PID() int { return p.program.pid() }
@@ -130,8 +144,8 @@ func (p *Proxy) Order(addresses []netip.Addr) ([]netip.Addr, error) {
 }
 
 // Writes returns how many system calls the proxy has made so far to write to its
-// maps. That is not what it writes through memory: see [maps.NameSlots]. It is false
-// for all but Sluice.
+// maps; slots, which it writes through memory, are not among them. It is false for all
+// but Sluice, and takes some milliseconds of the agent's CPU.
 func (p *Proxy) Writes() (uint64, bool, error) {
 	sluice, ok := p.program.(*agent)
 	if !ok {
@@ -169,6 +183,7 @@ func (p *Proxy) Close() error {
 // nothing is no proxy.
 type nothing struct{}
 
+func (nothing) prepare() error                                     { return nil }
 func (nothing) start() error                                       { return nil }
 func (nothing) pid() int                                           { return 0 }
 func (nothing) cgroup() *lab.Cgroup                                { return nil }

@@ -93,10 +93,9 @@ func (c *control) start(ctx context.Context) (values, error) {
 	if c.probe, err = load.StartProbe(c.Pod().Namespace, c.Cgroup); err != nil {
 		return nil, err
 	}
-	if c.kernelBefore, err = proxy.ReadKernelMemory(); err != nil {
+	if c.kernelBefore, err = proxy.SettledKernelMemory(ctx); err != nil {
 		return nil, err
 	}
-	begin := time.Now()
 	if err := c.bencher.start(ctx, c.side, 0); err != nil {
 		return nil, err
 	}
@@ -107,7 +106,7 @@ func (c *control) start(ctx context.Context) (values, error) {
 			return nil, err
 		}
 	}
-	took := time.Since(begin)
+	took := time.Since(c.proxy.Started())
 	costs, err := c.proxy.Costs()
 	if err != nil {
 		return nil, err
@@ -127,7 +126,7 @@ func (c *control) memory(ctx context.Context) (values, error) {
 	if err != nil {
 		return nil, err
 	}
-	kernel, err := proxy.ReadKernelMemory()
+	kernel, err := proxy.SettledKernelMemory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -158,11 +157,11 @@ func (c *control) churning(ctx context.Context) (values, error) {
 
 // updates measures what many changes cost the proxy.
 func (c *control) updates(ctx context.Context) (values, error) {
-	before, err := c.proxy.Costs()
+	writes, counts, err := c.proxy.Writes() // which costs the agent something, too
 	if err != nil {
 		return nil, err
 	}
-	writes, counts, err := c.proxy.Writes()
+	before, err := c.proxy.Costs()
 	if err != nil {
 		return nil, err
 	}

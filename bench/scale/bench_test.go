@@ -1,20 +1,21 @@
 // Package scale measures an agent, the real binary, in a cluster of 10,000
-// Services with 10 endpoints each. It is no benchmark of traffic.
+// Services with 10 endpoints each, or as many as its flags say. It is no
+// benchmark of traffic.
 package scale
 
 import (
+	"flag"
 	"os"
-	"slices"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	flag.IntVar(&serviceCount, "services", serviceCount, "how many Services there are")
+	flag.IntVar(&endpointCount, "endpoints", endpointCount, "how many endpoints each of them has")
 	os.Exit(m.Run())
 }
 
@@ -68,50 +69,4 @@ func (n *node) report(b *testing.B, cpu time.Duration) {
 	b.ReportMetric(n.mustReadMemory(b, "VmRSS")/mega, "rss-MB")
 	b.ReportMetric(n.mustReadMemory(b, "RssAnon")/mega, "anon-MB")
 	b.ReportMetric(n.mustReadMapMemory(b)/mega, "maps-MB")
-}
-
-// How long it takes from the moment at which the API server tells of a pod
-// that replaces another one until clients get the new one, and how many writes
-// that costs. The old one's retirement is among the writes.
-func BenchmarkChange(b *testing.B) {
-	n := mustNode(b, mustEncodeCluster(b))
-	n.mustStart(b)
-	pinned := n.mustMaps(b)
-	calls, slots := n.mustCountWrites(b)
-	var latencies []time.Duration
-	for b.Loop() {
-		b.StopTimer()
-		generation := len(latencies) + 1
-		i := 1 + generation%serviceCount
-		event := mustEncodeSlice(b, sliceOf(i, generation))
-		before, _, err := pinned.Frontends.Lookup(frontendOf(i))
-		must(b, err)
-		time.Sleep(5 * time.Millisecond) // until all is quiet
-		b.StartTimer()
-
-		start := time.Now()
-		n.api.mustSend(b, "endpointslices", event)
-		for now := before; now == before; {
-			leave()
-			now, _, err = pinned.Frontends.Lookup(frontendOf(i))
-			must(b, err)
-		}
-		latencies = append(latencies, time.Since(start))
-	}
-	b.StopTimer()
-	time.Sleep(time.Second) // the grace of the last
-
-	slices.Sort(latencies)
-	count := float64(len(latencies))
-	b.ReportMetric(float64(latencies[len(latencies)/2].Microseconds()), "p50-µs")
-	b.ReportMetric(float64(latencies[len(latencies)*99/100].Microseconds()), "p99-µs")
-	callsAfter, slotsAfter := n.mustCountWrites(b)
-	b.ReportMetric(float64(callsAfter-calls)/count, "writes/op")
-	b.ReportMetric(float64(slotsAfter-slots)/count, "slots/op")
-}
-
-// leave leaves the processor to the agent for some 60 µs. Go's own sleep would
-// take a millisecond.
-func leave() {
-	_ = unix.Nanosleep(&unix.Timespec{Nsec: 10_000}, nil) // one that is cut short is as good
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -22,7 +23,7 @@ import (
 //	API server 127.0.0.1 ── node-1 192.168.50.1
 type node struct {
 	*sluice.Node
-	api *apiServer // nil: a real one
+	api *apiServer
 }
 
 // mustNode starts nothing but a fake API server.
@@ -30,25 +31,17 @@ func mustNode(b *testing.B, cluster map[string][]byte) *node {
 	b.Helper()
 	ns := lab.MustNew(b, lab.Config{Nodes: 1}).Nodes[0].Namespace
 	api := mustServe(b, ns, cluster)
-	n := mustNodeOf(b, ns, api.kubeconfig)
-	n.api = api
-
-	return n
-}
-
-func mustNodeOf(b *testing.B, ns *lab.Namespace, kubeconfig string) *node {
-	b.Helper()
 	n, err := sluice.NewNode(sluice.Config{
 		Binary:     sluice.MustBinary(b),
 		Namespace:  ns,
 		Cgroup:     lab.MustCgroup(b, "scale"),
 		NodeName:   nodeName,
-		Kubeconfig: kubeconfig,
+		Kubeconfig: api.kubeconfig,
 	})
 	must(b, err)
 	b.Cleanup(func() { must(b, n.Close()) })
 
-	return &node{Node: n}
+	return &node{Node: n, api: api}
 }
 
 // mustStart starts the agent and waits until it has programmed everything. It
@@ -103,17 +96,10 @@ func (n *node) mustCountWrites(b *testing.B) (calls, slots uint64) {
 	return calls, slots
 }
 
-// mustReadMemory is [mustReadMemoryOf] the agent.
+// mustReadMemory returns a value of the agent's /proc/PID/status, in bytes.
 func (n *node) mustReadMemory(b *testing.B, name string) float64 {
 	b.Helper()
-
-	return mustReadMemoryOf(b, n.PID(), name)
-}
-
-// mustReadMemoryOf returns a value of a process' /proc/PID/status, in bytes.
-func mustReadMemoryOf(b *testing.B, pid int, name string) float64 {
-	b.Helper()
-	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	file, err := os.Open(fmt.Sprintf("/proc/%d/status", n.PID()))
 	must(b, err)
 	defer file.Close()
 	for lines := bufio.NewScanner(file); lines.Scan(); {
@@ -130,23 +116,16 @@ func mustReadMemoryOf(b *testing.B, pid int, name string) float64 {
 	return 0
 }
 
-// mustReadCPU is [mustReadCPUOf] the agent.
+// mustReadCPU returns how long the agent has run on a processor so far, of which
+// /proc tells in hundredths of a second.
 func (n *node) mustReadCPU(b *testing.B) time.Duration {
 	b.Helper()
-
-	return mustReadCPUOf(b, n.PID())
-}
-
-// mustReadCPUOf returns how long a process and the children that it has waited for
-// have run on a processor so far, of which /proc tells in hundredths of a second.
-func mustReadCPUOf(b *testing.B, pid int) time.Duration {
-	b.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))
 	must(b, err)
 	_, after, _ := strings.Cut(string(stat), ") ") // the name of the program
 	fields := strings.Fields(after)
 	var ticks time.Duration
-	for _, field := range fields[11:15] { // user, system, and both of its children
+	for _, field := range fields[11:13] { // user, system
 		var n time.Duration
 		_, err = fmt.Sscan(field, &n)
 		must(b, err)
@@ -154,6 +133,16 @@ func mustReadCPUOf(b *testing.B, pid int) time.Duration {
 	}
 
 	return ticks * 10 * time.Millisecond
+}
+
+// mustReadClock returns how long the agent has run on a processor so far, to the
+// nanosecond, and without its children.
+func (n *node) mustReadClock(b *testing.B) time.Duration {
+	b.Helper()
+	var spec unix.Timespec
+	must(b, unix.ClockGettime(int32(^n.PID()<<3|2), &spec)) // CPUCLOCK_SCHED of a process
+
+	return time.Duration(spec.Nano())
 }
 
 // mustReadMapMemory returns how many bytes the kernel has for a node's maps.

@@ -13,21 +13,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// How large the cluster is.
-const (
+// How large the cluster is; flags say otherwise.
+var (
 	serviceCount  = 10_000
-	endpointCount = 10  // of each Service
-	teams         = 100 // namespaces
+	endpointCount = 10 // of each Service
 )
+
+const teams = 100 // namespaces
 
 const (
 	nodeName    = "node-1"
 	backendPort = 8080
 )
 
-// clusterIP is the address of Service i.
+// clusterIP is the address of Service i, of which there are almost 2²⁰. The first 256
+// are the API server's own.
 func clusterIP(i int) netip.Addr {
-	return netip.AddrFrom4([4]byte{10, 96, byte(1 + i>>8), byte(i)})
+	i += 256
+
+	return netip.AddrFrom4([4]byte{10, byte(96 + i>>16), byte(i >> 8), byte(i)})
 }
 
 // podIP is the address of a pod, of which there are 2²⁴.
@@ -130,7 +134,7 @@ func mustEncodeCluster(t testing.TB) map[string][]byte {
 	}
 	cidr := &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", ResourceVersion: "1"},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}},
 	}
 
 	return map[string][]byte{

@@ -264,14 +264,17 @@ func (n *Node) Wait(ctx context.Context) error {
 	return n.wait(ctx, agent.Status.Well)
 }
 
-// WaitSynced waits until the agent has programmed what it could, checked its
-// hooks, and attached to devices, or ctx ends.
+// WaitSynced waits until the agent is synced, see [Synced], or ctx ends.
 func (n *Node) WaitSynced(ctx context.Context) error {
-	return n.wait(ctx, func(s agent.Status) bool {
-		unattached := slices.ContainsFunc(s.Devices, func(d agent.Device) bool { return d.Problem != "" })
+	return n.wait(ctx, Synced)
+}
 
-		return s.Synced && s.Effective == "" && !unattached
-	})
+// Synced says whether an agent has programmed what it could, checked its hooks, and
+// attached to devices.
+func Synced(s agent.Status) bool {
+	unattached := slices.ContainsFunc(s.Devices, func(d agent.Device) bool { return d.Problem != "" })
+
+	return s.Synced && s.Effective == "" && !unattached
 }
 
 func (n *Node) wait(ctx context.Context, well func(agent.Status) bool) error {
