@@ -28,10 +28,11 @@ const (
 	serverThreads = conversations4 + conversations6 + 2*answerers + 1
 
 	backlog = 4096
-	// After so many seconds of silence, and ever so many, the server asks whether the
-	// client is still there. A time-out of its own would cost it a timer for every
-	// wait.
-	keepAlive = 10
+	// A connection is accepted when its first request is there, or after so many
+	// seconds. Otherwise the handshake would wake a thread, on the processor of the
+	// client, and what the clock of a connect shows would be how the kernel schedules
+	// the two.
+	requestPatience = 1
 )
 
 // serve is the server's process. It returns only if it cannot serve.
@@ -116,9 +117,7 @@ func prepareToListen(fd, family, kind int) error {
 		options = append(options,
 			option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
 			option{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
-			option{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-			option{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAlive},
-			option{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAlive})
+			option{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, requestPatience})
 	case family == unix.AF_INET:
 		options = append(options, option{unix.IPPROTO_IP, unix.IP_PKTINFO, 1})
 	default:

@@ -59,9 +59,6 @@ func send(fd int, what []byte, to *sockaddr) syscall.Errno {
 	for len(what) > 0 {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&what[0])),
 			uintptr(len(what)), unix.MSG_NOSIGNAL, uintptr(address), size)
-		if errno == unix.EINTR {
-			continue
-		}
 		if errno != 0 {
 			return timeOut(errno)
 		}
@@ -111,16 +108,12 @@ func receiveAll(fd int, into []byte) syscall.Errno {
 
 // read reads what there is from a file; nothing, without an error, is its end.
 func read(fd int, into []byte) (int, syscall.Errno) {
-	for {
-		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&into[0])), uintptr(len(into)))
-		switch errno {
-		case 0:
-			return int(n), 0
-		case unix.EINTR:
-		default:
-			return 0, errno
-		}
+	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&into[0])), uintptr(len(into)))
+	if errno != 0 {
+		return 0, errno
 	}
+
+	return int(n), 0
 }
 
 func closeSocket(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }

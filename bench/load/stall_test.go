@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -16,14 +18,21 @@ const stall = 300 * time.Millisecond
 func runWithStall(t *testing.T, p pair, server *Server, w Work) Result {
 	t.Helper()
 	w.Kind, w.Targets, w.Duration = Exchange, targets("10.0.0.2"), 2*time.Second
+	cgroup := lab.MustCgroup(t, "stall")
 	ended := make(chan Result, 1)
 	go func() {
-		result, _ := Run(t.Context(), p.client, nil, w)
+		result, _ := Run(t.Context(), p.client, cgroup, w)
 		ended <- result
 	}()
 	mustHaveConnection(t, p.client)
 	must(t, server.Pause())
-	time.Sleep(stall)
+	time.Sleep(stall / 2)
+	// Who is stopped while it waits, as by Ctrl-Z, goes on waiting.
+	pids, err := cgroup.Processes()
+	must(t, err)
+	must(t, unix.Kill(pids[0], unix.SIGSTOP))
+	must(t, unix.Kill(pids[0], unix.SIGCONT))
+	time.Sleep(stall / 2)
 	must(t, server.Resume())
 	result := <-ended
 	if result.Succeeded == 0 || result.Failed != 0 {

@@ -25,6 +25,7 @@ const (
 	Updates        = "updates"
 	Start          = "start"
 	Memory         = "memory"
+	Profile        = "profile"
 )
 
 // Cases are all cases, in the order of the tables.
@@ -44,6 +45,7 @@ var Cases = []Case{
 	{Updates, "1,000 endpoints are replaced", ""},
 	{Start, "Cold start: the first start on a node", ""},
 	{Memory, "Memory after a cold start", ""},
+	{Profile, "Sluice's programs under the load of \"connect\": runs for each connection, and how long a run is (ns), by the kernel's statistics, which cost each run some 30 ns", ""},
 }
 
 // caseOf returns a case by its name.

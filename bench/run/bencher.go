@@ -32,6 +32,8 @@ type bencher struct {
 	events  *events
 	singles int // how often the endpoint of the Service "single" was replaced
 	changed int // how many others were
+
+	stolen []float64 // of each measurement of traffic, what the hypervisor took
 }
 
 // side is a proxy, and the cluster that it has for itself.
@@ -50,6 +52,7 @@ func bench(ctx context.Context, o *options, progress, text io.Writer) error {
 		b.measure(ctx)
 	}
 	b.report.Interrupted = ctx.Err() != nil
+	b.noteStolen()
 	b.report.Environment.Elapsed = time.Since(b.report.Environment.Started)
 	err = errors.Join(err, b.Close())
 	if len(b.report.Samples) > 0 {
@@ -121,6 +124,9 @@ func (b *bencher) addSide(kind string) error {
 	}
 	b.closers = append(b.closers, s.Side)
 	b.sides = append(b.sides, s)
+	if err := s.Pause(); err != nil {
+		return err
+	}
 	if kind == report.Ref {
 		return nil
 	}

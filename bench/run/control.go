@@ -44,6 +44,7 @@ func (b *bencher) control(ctx context.Context, s *side, plan objects.Plan, round
 	if s.kind == report.Ref || ctx.Err() != nil {
 		return
 	}
+	defer b.wake(s)()
 	c := &control{bencher: b, side: s, plan: plan, round: round}
 	steps := []struct {
 		name    string

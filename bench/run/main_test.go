@@ -48,6 +48,9 @@ func TestRun(t *testing.T) {
 			}
 		}
 	}
+	for _, path := range profiled {
+		mustHave(t, run, report.Sluice, report.Profile, path)
+	}
 	if after := traces(t); !slices.Equal(before, after) {
 		t.Errorf("before the run there were %q, and after it %q", before, after)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/bench/objects"
+	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/bench/report"
 )
 
@@ -44,6 +45,11 @@ func (b *bencher) traffic(ctx context.Context, plan objects.Plan) {
 		}
 		b.sayCase(t, plan)
 	}
+	for _, s := range running {
+		if s.kind == proxy.Sluice && b.cases.MatchString(report.Profile) {
+			b.profile(ctx, s, plan)
+		}
+	}
 	for _, s := range b.sides {
 		if err := s.stop(); err != nil {
 			b.fail(fmt.Errorf("end of %s: %w", s.kind, err))
@@ -69,6 +75,7 @@ func (b *bencher) prepare(ctx context.Context, s *side, plan objects.Plan) (neti
 
 // round measures a case once at one side, on all of its paths.
 func (b *bencher) round(ctx context.Context, t traffic, s *side, plan objects.Plan, last netip.Addr, round int) {
+	defer b.wake(s)()
 	for _, path := range t.paths {
 		if s.kind == report.Ref && !isControl(path) {
 			continue
@@ -82,11 +89,50 @@ func (b *bencher) round(ctx context.Context, t traffic, s *side, plan objects.Pl
 	}
 }
 
-// grace is how much longer than it should a measurement may take.
+// wake lets a side's servers go on, until the function that it returns is called.
+func (b *bencher) wake(s *side) (sleep func()) {
+	if err := s.Resume(); err != nil {
+		b.fail(err)
+	}
+
+	return func() {
+		if err := s.Pause(); err != nil {
+			b.fail(err)
+		}
+	}
+}
+
+// grace is how much longer than it should an attempt may take.
 const grace = 20 * time.Second
 
-// once does one measurement.
+// A measurement during which the hypervisor took more than tolerable from us is made
+// again, attempts times in all; that from which it took least counts.
+const (
+	tolerable = 0.05
+	attempts  = 3
+)
+
+// once measures what is to be measured once.
 func (b *bencher) once(ctx context.Context, t traffic, from client, to []netip.AddrPort) (values, error) {
+	best := measured{stolen: 1}
+	for range attempts {
+		m, err := b.attempt(ctx, t, from, to)
+		if err != nil {
+			return nil, err
+		}
+		if m.stolen <= best.stolen {
+			best = m
+		}
+		if best.stolen <= tolerable {
+			break
+		}
+	}
+	b.stolen = append(b.stolen, best.stolen)
+
+	return best.values, nil
+}
+
+func (b *bencher) attempt(ctx context.Context, t traffic, from client, to []netip.AddrPort) (measured, error) {
 	most := b.warmUp + b.duration + grace
 	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("not done after %v", most))
 	defer cancel()

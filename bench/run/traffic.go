@@ -19,11 +19,19 @@ import (
 // values are what one measurement yields, by metric.
 type values map[string]float64
 
+// measured is what came of one measurement of traffic.
+type measured struct {
+	values
+	// stolen is the part of the processors' time that the hypervisor gave to
+	// somebody else, 0 to 1.
+	stolen float64
+}
+
 // traffic is a case that sends something.
 type traffic struct {
 	name    string
 	paths   []string
-	measure func(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error)
+	measure func(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error)
 	port    portOf
 }
 
@@ -123,38 +131,33 @@ func isControl(path string) bool {
 }
 
 // connect is closed: each client dials again as soon as it has been answered.
-func connect(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error) {
+func connect(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
 	return b.load(ctx, from, load.Work{Kind: load.Connect, Clients: b.clients, Targets: to})
 }
 
 // arrivals is open: a connection is due when it is due. So many clients wait for
 // one to be due that none is late because another one takes long.
-func arrivals(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error) {
-	v, err := b.load(ctx, from, load.Work{Kind: load.Connect, Clients: 4 * b.clients, Rate: b.rate, Targets: to})
-	if err != nil {
-		return nil, err
-	}
-
-	return values{report.P50: v[report.P50], report.P99: v[report.P99]}, nil
+func arrivals(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
+	return b.latency(ctx, from, load.Work{Kind: load.Connect, Clients: 4 * b.clients, Rate: b.rate, Targets: to})
 }
 
 // pause is between two of the cases that do one thing at a time.
 const pause = time.Millisecond
 
-func firstTCP(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error) {
+func firstTCP(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
 	return b.latency(ctx, from, load.Work{Kind: load.Connect, Clients: 1, Pause: pause, Targets: to})
 }
 
-func firstUDP(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error) {
+func firstUDP(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
 	return b.latency(ctx, from, load.Work{Kind: load.UDPNew, Clients: 1, Pause: pause, Targets: to})
 }
 
-func exchange(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error) {
+func exchange(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
 	return b.load(ctx, from, load.Work{Kind: load.Exchange, Clients: b.clients, Targets: to})
 }
 
-func udp(kind load.Kind) func(context.Context, *bencher, client, []netip.AddrPort) (values, error) {
-	return func(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error) {
+func udp(kind load.Kind) func(context.Context, *bencher, client, []netip.AddrPort) (measured, error) {
+	return func(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
 		return b.load(ctx, from, load.Work{Kind: kind, Clients: b.clients, Targets: to})
 	}
 }
@@ -164,61 +167,69 @@ func udp(kind load.Kind) func(context.Context, *bencher, client, []netip.AddrPor
 const tries = 10
 
 // load does some work, and fails if any of it did.
-func (b *bencher) load(ctx context.Context, from client, work load.Work) (values, error) {
+func (b *bencher) load(ctx context.Context, from client, work load.Work) (measured, error) {
 	work.WarmUp, work.Duration = b.warmUp, b.duration
 	var r load.Result
 	for range tries {
 		var err error
 		if r, err = load.Run(ctx, from.ns, from.cgroup, work); err != nil {
-			return nil, err
+			return measured{}, err
 		}
 		if r.Started > 0 {
 			break
 		}
 	}
 	if r.Failed > 0 || r.Succeeded == 0 {
-		return nil, fmt.Errorf("%d of %d failed in %v: %s", r.Failed, r.Started, r.Elapsed, r.FirstError)
+		return measured{}, fmt.Errorf("%d of %d failed in %v: %s", r.Failed, r.Started, r.Elapsed, r.FirstError)
 	}
 	busy := r.Machine.Busy()
 
-	return values{
-		report.Rate:    float64(r.Succeeded) / r.Elapsed.Seconds(),
+	return measured{values{
+		report.Rate:    r.PerSecond(),
 		report.P50:     micros(r.Latencies.Quantile(0.5)),
 		report.P99:     micros(r.Latencies.Quantile(0.99)),
 		report.CPU:     micros(busy) / float64(r.Succeeded),
 		report.SoftIRQ: 100 * r.Machine.SoftIRQ.Seconds() / busy.Seconds(),
-	}, nil
+	}, stolen(r.Machine)}, nil
 }
 
-// latency is load without what says nothing where clients pause.
-func (b *bencher) latency(ctx context.Context, from client, work load.Work) (values, error) {
-	v, err := b.load(ctx, from, work)
-	if err != nil {
-		return nil, err
-	}
+func stolen(m load.CPU) float64 {
+	return m.Steal.Seconds() / max(m.Busy()+m.Idle+m.Steal, time.Millisecond).Seconds()
+}
 
-	return values{report.P50: v[report.P50], report.P99: v[report.P99]}, nil
+// latency is load without what says nothing where clients wait.
+func (b *bencher) latency(ctx context.Context, from client, work load.Work) (measured, error) {
+	m, err := b.load(ctx, from, work)
+	if err != nil {
+		return m, err
+	}
+	m.values = values{report.P50: m.values[report.P50], report.P99: m.values[report.P99]}
+
+	return m, nil
 }
 
 // bulk is iperf3's, with one TCP connection.
-func bulk(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error) {
+func bulk(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
 	r, err := load.Bulk(ctx, from.ns, from.cgroup, to[0], "--time", b.wholeSeconds())
 	if err != nil {
-		return nil, err
+		return measured{}, err
 	}
 	gbit := r.BitsPerSecond * r.Elapsed.Seconds() / 1e9
 
-	return values{report.Throughput: r.BitsPerSecond / 1e9, report.CPUPerGbit: r.Machine.Busy().Seconds() / gbit}, nil
+	return measured{values{
+		report.Throughput: r.BitsPerSecond / 1e9,
+		report.CPUPerGbit: r.Machine.Busy().Seconds() / gbit,
+	}, stolen(r.Machine)}, nil
 }
 
 // datagrams is iperf3's, with as many datagrams of 64 bytes as it can send.
-func datagrams(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (values, error) {
+func datagrams(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
 	r, err := load.Bulk(ctx, from.ns, from.cgroup, to[0], "--udp", "--bitrate", "0", "--length", "64", "--time", b.wholeSeconds())
 	if err != nil {
-		return nil, err
+		return measured{}, err
 	}
 
-	return values{report.Packets: r.PacketsPerSecond}, nil
+	return measured{values{report.Packets: r.PacketsPerSecond}, stolen(r.Machine)}, nil
 }
 
 // wholeSeconds is a measurement's duration for iperf3, which knows no shorter one.

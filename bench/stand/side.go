@@ -26,8 +26,6 @@ import (
 	"os"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/sluice-lb/sluice/bench/load"
 	"github.com/sluice-lb/sluice/bench/objects"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -41,6 +39,7 @@ type Side struct {
 	// is one on all sides.
 	Cgroup *lab.Cgroup
 
+	servers []*load.Server
 	closers []io.Closer
 }
 
@@ -78,6 +77,22 @@ func (s *Side) build() error {
 	return s.settle()
 }
 
+// Pause makes the servers stand still: they cost the side that is measured something,
+// also with nothing to do. A side begins with servers that run.
+func (s *Side) Pause() error { return s.toServers((*load.Server).Pause) }
+
+// Resume lets the servers go on.
+func (s *Side) Resume() error { return s.toServers((*load.Server).Resume) }
+
+func (s *Side) toServers(do func(*load.Server) error) error {
+	var errs []error
+	for _, server := range s.servers {
+		errs = append(errs, do(server))
+	}
+
+	return errors.Join(errs...)
+}
+
 // Places are where the endpoints of a [objects.Plan] are: here, and on the other
 // node. They are the same on all sides.
 func (s *Side) Places() (local, remote objects.Place) {
@@ -105,8 +120,8 @@ func (s *Side) lead() error {
 	near, far := s.Nodes[0], s.Nodes[1]
 
 	return errors.Join(
-		own(s.Near().Namespace, objects.LocalPrefix),
-		own(s.Far().Namespace, objects.RemotePrefix),
+		load.Own(s.Near().Namespace, objects.LocalPrefix),
+		load.Own(s.Far().Namespace, objects.RemotePrefix),
 		near.AddRoute(objects.LocalPrefix, s.Near().IPv4),
 		near.AddRoute(objects.RemotePrefix, far.IPv4),
 		far.AddRoute(objects.RemotePrefix, s.Far().IPv4),
@@ -115,7 +130,7 @@ func (s *Side) lead() error {
 		s.Client.AddRoute(netip.PrefixFrom(s.Far().IPv4, 32), far.IPv4),
 		s.Client.AddRoute(objects.RemotePrefix, near.IPv4), // through the node with the proxy
 		// What no proxy takes is refused at once, and does not time out.
-		near.Netlink().RouteReplace(&netlink.Route{Dst: ipNet(netip.MustParsePrefix(objects.ServiceRange)), Type: unreachable}),
+		refuse(near.Namespace, netip.MustParsePrefix(objects.ServiceRange)),
 	)
 }
 
@@ -125,6 +140,7 @@ func (s *Side) serve(pod *lab.Pod) error {
 	if err != nil {
 		return fmt.Errorf("server in %s: %w", pod.Name, err)
 	}
+	s.servers = append(s.servers, server)
 	s.closers = append(s.closers, server)
 	bulk, err := load.ServeBulk(pod.Namespace, objects.BulkPort)
 	if err != nil {

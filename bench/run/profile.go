@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bench/objects"
+	"github.com/sluice-lb/sluice/bench/report"
+)
+
+// profiled are the paths on which Sluice's programs are watched, with the traffic
+// of the case "connect".
+var profiled = []string{report.Direct, report.ServiceFirst, report.NodePortNear, report.NodePortFar}
+
+// profile finds out how often each of Sluice's programs runs for a connection, and
+// how long that takes. The kernel's statistics are on only meanwhile.
+func (b *bencher) profile(ctx context.Context, s *side, plan objects.Plan) {
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	if err != nil {
+		b.fail(fmt.Errorf("statistics of programs: %w", err))
+
+		return
+	}
+	defer stats.Close()
+	defer b.wake(s)()
+	for _, path := range profiled {
+		if ctx.Err() != nil {
+			return
+		}
+		v, err := b.watchPrograms(ctx, s, plan, path)
+		b.record(ctx, report.Sample{Services: plan.Services, Case: report.Profile, Path: path, Side: string(s.kind)}, v, err)
+	}
+}
+
+// watchPrograms returns, by program, the runs for each connection and the
+// nanoseconds of each run.
+func (b *bencher) watchPrograms(ctx context.Context, s *side, plan objects.Plan, path string) (values, error) {
+	t := traffic{name: report.Connect, port: tcpPort, measure: connect}
+	before, err := readPrograms()
+	if err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	m, err := b.attempt(ctx, t, clientOf(s.Side, path), t.targets(s.Side, plan, path, plan.ClusterIP(plan.Services-1)))
+	if err != nil {
+		return nil, err
+	}
+	after, err := readPrograms()
+	if err != nil {
+		return nil, err
+	}
+	// The warm-up ran, too.
+	connections := m.values[report.Rate] * min(time.Since(begin), b.warmUp+b.duration).Seconds()
+	v := make(values)
+	for name, now := range after {
+		runs, took := now.runs-before[name].runs, now.took-before[name].took
+		if perConnection := float64(runs) / connections; perConnection > 0.01 {
+			v[name+" runs"] = perConnection
+			v[name+" ns"] = float64(took.Nanoseconds()) / float64(runs)
+		}
+	}
+
+	return v, nil
+}
+
+// programRuns are all that programs of one name have done so far.
+type programRuns struct {
+	runs uint64
+	took time.Duration
+}
+
+// readPrograms reads the statistics of Sluice's programs, by name.
+func readPrograms() (map[string]programRuns, error) {
+	all := make(map[string]programRuns)
+	for id := ebpf.ProgramID(0); ; {
+		var err error
+		if id, err = ebpf.ProgramGetNextID(id); errors.Is(err, unix.ENOENT) {
+			return all, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("list of programs: %w", err)
+		}
+		if err := readProgram(id, all); err != nil && !errors.Is(err, unix.ENOENT) { // it may have gone
+			return nil, fmt.Errorf("program %d: %w", id, err)
+		}
+	}
+}
+
+func readProgram(id ebpf.ProgramID, into map[string]programRuns) error {
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return err
+	}
+	stats, err := program.Stats()
+	if err != nil {
+		return err
+	}
+	if strings.HasPrefix(info.Name, "sluice_") {
+		sum := into[info.Name]
+		into[info.Name] = programRuns{sum.runs + stats.RunCount, sum.took + stats.Runtime}
+	}
+
+	return nil
+}
