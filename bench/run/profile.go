@@ -57,27 +57,34 @@ func (b *bencher) watchPrograms(ctx context.Context, s *side, plan objects.Plan,
 	}
 	// The warm-up ran, too.
 	connections := m.values[report.Rate] * min(time.Since(begin), b.warmUp+b.duration).Seconds()
+	sums := make(map[string]program)
+	for id, now := range after {
+		if then, ok := before[id]; ok {
+			sum := sums[now.name]
+			sums[now.name] = program{now.name, sum.runs + now.runs - then.runs, sum.took + now.took - then.took}
+		}
+	}
 	v := make(values)
-	for name, now := range after {
-		runs, took := now.runs-before[name].runs, now.took-before[name].took
-		if perConnection := float64(runs) / connections; perConnection > 0.01 {
+	for name, sum := range sums {
+		if perConnection := float64(sum.runs) / connections; perConnection > 0.01 {
 			v[name+" runs"] = perConnection
-			v[name+" ns"] = float64(took.Nanoseconds()) / float64(runs)
+			v[name+" ns"] = float64(sum.took.Nanoseconds()) / float64(sum.runs)
 		}
 	}
 
 	return v, nil
 }
 
-// programRuns are all that programs of one name have done so far.
-type programRuns struct {
+// program is what one has done so far.
+type program struct {
+	name string
 	runs uint64
 	took time.Duration
 }
 
-// readPrograms reads the statistics of Sluice's programs, by name.
-func readPrograms() (map[string]programRuns, error) {
-	all := make(map[string]programRuns)
+// readPrograms reads the statistics of Sluice's programs.
+func readPrograms() (map[ebpf.ProgramID]program, error) {
+	all := make(map[ebpf.ProgramID]program)
 	for id := ebpf.ProgramID(0); ; {
 		var err error
 		if id, err = ebpf.ProgramGetNextID(id); errors.Is(err, unix.ENOENT) {
@@ -85,30 +92,30 @@ func readPrograms() (map[string]programRuns, error) {
 		} else if err != nil {
 			return nil, fmt.Errorf("list of programs: %w", err)
 		}
-		if err := readProgram(id, all); err != nil && !errors.Is(err, unix.ENOENT) { // it may have gone
+		p, err := readProgram(id)
+		if err != nil && !errors.Is(err, unix.ENOENT) { // it may have gone
 			return nil, fmt.Errorf("program %d: %w", id, err)
+		}
+		if strings.HasPrefix(p.name, "sluice_") {
+			all[id] = p
 		}
 	}
 }
 
-func readProgram(id ebpf.ProgramID, into map[string]programRuns) error {
-	program, err := ebpf.NewProgramFromID(id)
+func readProgram(id ebpf.ProgramID) (program, error) {
+	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
-		return err
+		return program{}, err
 	}
-	defer program.Close()
-	info, err := program.Info()
+	defer p.Close()
+	info, err := p.Info()
 	if err != nil {
-		return err
+		return program{}, err
 	}
-	stats, err := program.Stats()
+	stats, err := p.Stats()
 	if err != nil {
-		return err
-	}
-	if strings.HasPrefix(info.Name, "sluice_") {
-		sum := into[info.Name]
-		into[info.Name] = programRuns{sum.runs + stats.RunCount, sum.took + stats.Runtime}
+		return program{}, err
 	}
 
-	return nil
+	return program{info.Name, stats.RunCount, stats.Runtime}, nil
 }

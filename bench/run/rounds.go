@@ -83,9 +83,12 @@ func (b *bencher) round(ctx context.Context, t traffic, s *side, plan objects.Pl
 		if ctx.Err() != nil {
 			return
 		}
-		v, err := b.once(ctx, t, clientOf(s.Side, path), t.targets(s.Side, plan, path, last))
+		m, err := b.once(ctx, t, clientOf(s.Side, path), t.targets(s.Side, plan, path, last))
 		at := report.Sample{Services: plan.Services, Case: t.name, Path: path, Side: string(s.kind), Round: round}
-		b.record(ctx, at, v, err)
+		b.record(ctx, at, m.values, err)
+		if m.failed != nil {
+			b.fail(fmt.Errorf("%s %s %s with %d Services: %w", s.kind, t.name, path, plan.Services, m.failed))
+		}
 	}
 }
 
@@ -113,12 +116,12 @@ const (
 )
 
 // once measures what is to be measured once.
-func (b *bencher) once(ctx context.Context, t traffic, from client, to []netip.AddrPort) (values, error) {
+func (b *bencher) once(ctx context.Context, t traffic, from client, to []netip.AddrPort) (measured, error) {
 	best := measured{stolen: 1}
 	for range attempts {
 		m, err := b.attempt(ctx, t, from, to)
 		if err != nil {
-			return nil, err
+			return measured{}, err
 		}
 		if m.stolen <= best.stolen {
 			best = m
@@ -129,7 +132,7 @@ func (b *bencher) once(ctx context.Context, t traffic, from client, to []netip.A
 	}
 	b.stolen = append(b.stolen, best.stolen)
 
-	return best.values, nil
+	return best, nil
 }
 
 func (b *bencher) attempt(ctx context.Context, t traffic, from client, to []netip.AddrPort) (measured, error) {

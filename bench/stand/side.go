@@ -166,8 +166,12 @@ func (s *Side) settle() error {
 // their end: with its own limits, its table would be full after seconds of such
 // traffic. A node without connection tracking is left alone.
 func (s *Side) ForgetSoon() error {
-	for _, name := range []string{"nf_conntrack_tcp_timeout_time_wait", "nf_conntrack_udp_timeout", "nf_conntrack_udp_timeout_stream"} {
-		if err := s.Node().Sysctl("net/netfilter/"+name, "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for name, seconds := range map[string]string{
+		"nf_conntrack_tcp_timeout_time_wait": "1",
+		"nf_conntrack_udp_timeout":           "5", // answers may be late on a busy machine
+		"nf_conntrack_udp_timeout_stream":    "5",
+	} {
+		if err := s.Node().Sysctl("net/netfilter/"+name, seconds); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
