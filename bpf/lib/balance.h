@@ -60,6 +60,16 @@ static __always_inline __u32 less_busy(__u32 base, __u32 count)
 }
 
 /*
+ * weigh returns how many connections the backend in a slot has, and below them i. It
+ * is global: the verifier looks at it once, and not once for each of 64 backends and
+ * all that can be said of those before it.
+ */
+__noinline __s64 weigh(__u32 slot, __u32 i)
+{
+	return (__s64)live_connections(slot_at(slot)) << 32 | i;
+}
+
+/*
  * least_busy returns the backend with the fewest connections, or with any_idle the
  * first that has none. Of several it is the first from a place at random: or all nodes
  * would have the same favourite. It compares without branches: the verifier would walk
@@ -71,12 +81,10 @@ static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
 	__u32 first = random_below(count), i;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++) {
-		__u32 id = slot_at(base + (first + i) % count);
-		__s64 live = live_connections(id);
-		__s64 other = live << 32 | i;
+		__s64 other = weigh(base + (first + i) % count, i);
 
 		best += (other - best) & ((other - best) >> 63);
-		if (any_idle && !live)
+		if (any_idle && !(other >> 32))
 			break;
 	}
 	return slot_at(base + (first + (__u32)best) % count);
