@@ -4,9 +4,11 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	stdmaps "maps"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -43,6 +45,10 @@ type Config struct {
 	NoStats bool
 	// NoLocalhostNodePorts: node ports do not answer on loopback.
 	NoLocalhostNodePorts bool
+
+	// Kernel has the kernel's types, which take their time to be read; nil: they
+	// are read anew.
+	Kernel *btf.Cache
 }
 
 // Hook is a program with the place where it wants to be attached.
@@ -64,65 +70,45 @@ type Programs struct {
 // Load loads all programs, on the maps m. Errors of the verifier can be had
 // with errors.As as *ebpf.VerifierError. The caller closes the result.
 func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
-	var sock sockPrograms
-	spec, err := sockSpec(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("socket programs: %w", err)
-	}
-	if err := loadOn(m, spec, &sock); err != nil {
-		return nil, fmt.Errorf("socket programs: %w", err)
-	}
-	var ops opsPrograms
-	spec, err = opsSpec(cfg)
-	if err == nil {
-		err = loadOn(m, spec, &ops)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("connection programs: %w", err), sock.Close())
-	}
-	programs := &Programs{Sock: sockHooks(&sock, &ops)}
-
-	var iter iterPrograms
-	spec, err = loadIter()
-	if err == nil {
-		err = loadOn(m, spec, &iter)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("socket iterator: %w", err), programs.Close())
-	}
-	programs.Socks = iter.SluiceSocks
-
-	return programs, nil
-}
-
-// loadOn loads the programs of spec on the maps m. How much a map holds was
-// decided when it was created.
-func loadOn(m *maps.Pinned, spec *ebpf.CollectionSpec, programs any) error {
-	replacements := m.Replacements()
-	for name, replacement := range replacements {
-		if own := spec.Maps[name]; own != nil {
-			own.MaxEntries = replacement.MaxEntries()
+	programs := make(map[string]*ebpf.Program)
+	load := newLoader(m, cfg.Kernel).load
+	for _, part := range []struct {
+		name string
+		spec func(Config) (*ebpf.CollectionSpec, error)
+	}{
+		{"socket programs", sockSpec},
+		{"connection programs", opsSpec},
+		{"socket iterator", func(Config) (*ebpf.CollectionSpec, error) { return loadIter() }},
+	} {
+		spec, err := part.spec(cfg)
+		var loaded map[string]*ebpf.Program
+		if err == nil {
+			loaded, err = load(spec)
 		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", part.name, err), closePrograms(programs))
+		}
+		stdmaps.Copy(programs, loaded)
 	}
 
-	return spec.LoadAndAssign(programs, &ebpf.CollectionOptions{MapReplacements: replacements})
+	return &Programs{Sock: sockHooks(programs), Socks: programs[iterProgSluiceSocks]}, nil
 }
 
 // SockHooks names the socket hooks, without programs.
-func SockHooks() []Hook { return sockHooks(&sockPrograms{}, &opsPrograms{}) }
+func SockHooks() []Hook { return sockHooks(nil) }
 
-func sockHooks(programs *sockPrograms, ops *opsPrograms) []Hook {
+func sockHooks(programs map[string]*ebpf.Program) []Hook {
 	return []Hook{
-		{"connect4", ebpf.AttachCGroupInet4Connect, programs.SluiceConnect4},
-		{"connect6", ebpf.AttachCGroupInet6Connect, programs.SluiceConnect6},
-		{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg, programs.SluiceSendmsg4},
-		{"sendmsg6", ebpf.AttachCGroupUDP6Sendmsg, programs.SluiceSendmsg6},
-		{"recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, programs.SluiceRecvmsg4},
-		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, programs.SluiceRecvmsg6},
-		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, programs.SluiceGetpeer4},
-		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, programs.SluiceGetpeer6},
-		{"sock_release", ebpf.AttachCgroupInetSockRelease, programs.SluiceRelease},
-		{"sock_ops", ebpf.AttachCGroupSockOps, ops.SluiceSockOps},
+		{"connect4", ebpf.AttachCGroupInet4Connect, programs[sockProgSluiceConnect4]},
+		{"connect6", ebpf.AttachCGroupInet6Connect, programs[sockProgSluiceConnect6]},
+		{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg, programs[sockProgSluiceSendmsg4]},
+		{"sendmsg6", ebpf.AttachCGroupUDP6Sendmsg, programs[sockProgSluiceSendmsg6]},
+		{"recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, programs[sockProgSluiceRecvmsg4]},
+		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, programs[sockProgSluiceRecvmsg6]},
+		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, programs[sockProgSluiceGetpeer4]},
+		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, programs[sockProgSluiceGetpeer6]},
+		{"sock_release", ebpf.AttachCgroupInetSockRelease, programs[sockProgSluiceRelease]},
+		{"sock_ops", ebpf.AttachCGroupSockOps, programs[opsProgSluiceSockOps]},
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -40,6 +41,8 @@ type DeviceConfig struct {
 	ChecksumIPv6 bool // bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16)
 
 	NoStats bool // see [Config]
+
+	Kernel *btf.Cache // see [Config]
 }
 
 // DevicePrograms are what is attached to devices of a kind. They are loaded
@@ -57,12 +60,12 @@ func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
-	var programs devicePrograms
-	if err := loadOn(m, spec, &programs); err != nil {
+	programs, err := newLoader(m, cfg.Kernel).load(spec)
+	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
 
-	return &DevicePrograms{Ingress: programs.SluiceIngress, Egress: programs.SluiceEgress}, nil
+	return &DevicePrograms{Ingress: programs[deviceProgSluiceIngress], Egress: programs[deviceProgSluiceEgress]}, nil
 }
 
 func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {

@@ -1,7 +1,7 @@
 package maps
 
 import (
-	"fmt"
+	"iter"
 	"sync/atomic"
 	"unsafe"
 
@@ -30,43 +30,72 @@ type Loads interface {
 // MappedLoads are the backend_load map in this process' memory. Programs count
 // in it at the same time.
 type MappedLoads struct {
-	memory []byte
+	*windows
 }
 
-func mapLoads(m *ebpf.Map) (*MappedLoads, error) {
-	size := int(LoadCells) * int(unsafe.Sizeof(BackendLoad{}))
-	memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+// loadSize is the size of a cell, in bytes.
+const loadSize = int(unsafe.Sizeof(BackendLoad{}))
+
+func mapLoads(m *ebpf.Map) *MappedLoads {
+	return &MappedLoads{newWindows(NameBackendLoad, m, loadSize)}
+}
+
+// cell returns where a load is. One that the process has no memory for counts for
+// nothing; what is wrong with it is put right later.
+func (l *MappedLoads) cell(id uint32) *BackendLoad {
+	at, err := l.at(int(id%LoadCells) * loadSize)
 	if err != nil {
-		return nil, fmt.Errorf("map %s: memory: %w", NameBackendLoad, err)
+		return new(BackendLoad)
 	}
 
-	return &MappedLoads{memory: memory}, nil
-}
-
-func (l *MappedLoads) cell(id uint32) *BackendLoad {
-	at := uintptr(id%LoadCells) * unsafe.Sizeof(BackendLoad{})
-
-	return (*BackendLoad)(unsafe.Pointer(&l.memory[at]))
+	return (*BackendLoad)(at)
 }
 
 // Load implements [Loads].
-func (l *MappedLoads) Load(id uint32) BackendLoad {
-	cell := l.cell(id)
+func (l *MappedLoads) Load(id uint32) BackendLoad { return l.cell(id).read() }
 
-	return BackendLoad{Sockets: atomic.LoadInt32(&cell.Sockets), Flows: atomic.LoadInt32(&cell.Flows)}
+func (l *treatyBackendLoad) read() BackendLoad {
+	return BackendLoad{Sockets: atomic.LoadInt32(&l.Sockets), Flows: atomic.LoadInt32(&l.Flows)}
 }
 
 // AddFlows adds n, which may be negative, to the flows of backend id.
 func (l *MappedLoads) AddFlows(id uint32, n int32) { atomic.AddInt32(&l.cell(id).Flows, n) }
 
-func (l *MappedLoads) close() error {
-	if l == nil || l.memory == nil {
-		return nil
-	}
-	err := unix.Munmap(l.memory)
-	l.memory = nil
+// All yields every cell that is not zero, in order. It stops after the first error.
+// The memory that it takes for that is the process' only meanwhile.
+func (l *MappedLoads) All() iter.Seq2[Entry[uint32, BackendLoad], error] {
+	return func(yield func(Entry[uint32, BackendLoad], error) bool) {
+		for i := range l.first {
+			memory, err := l.look(i)
+			if err != nil {
+				yield(Entry[uint32, BackendLoad]{}, err)
 
-	return err
+				return
+			}
+			more := yieldLoads(memory, uint32(i*windowSize/loadSize), yield)
+			if err := unix.Munmap(memory); err != nil {
+				yield(Entry[uint32, BackendLoad]{}, err)
+
+				return
+			}
+			if !more {
+				return
+			}
+		}
+	}
+}
+
+// yieldLoads yields the cells in memory, of which base is the first.
+func yieldLoads(memory []byte, base uint32, yield func(Entry[uint32, BackendLoad], error) bool) bool {
+	cells := unsafe.Slice((*BackendLoad)(unsafe.Pointer(&memory[0])), len(memory)/loadSize)
+	for i := range cells {
+		load := cells[i].read()
+		if load != (BackendLoad{}) && !yield(Entry[uint32, BackendLoad]{base + uint32(i), load}, nil) {
+			return false
+		}
+	}
+
+	return true
 }
 
 // FakeLoads are [Loads] in memory, by id.

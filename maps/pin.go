@@ -38,6 +38,7 @@ type Pinned struct {
 	BackendLoad *MappedLoads
 	Stats       *Stats
 
+	slots   *MappedSlots
 	dir     string
 	byName  map[string]*ebpf.Map
 	counted []countable
@@ -144,19 +145,15 @@ func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.Map
 		}
 		p.byName[name] = m
 	}
-	slots, err := mapSlots(p.byName[NameSlots])
-	if err == nil {
-		p.EgressUse, err = mapEgressUse(p.byName[NameEgressUse])
-	}
-	if err == nil {
-		p.BackendLoad, err = mapLoads(p.byName[NameBackendLoad])
-	}
-	if err != nil {
+	var err error
+	if p.EgressUse, err = mapEgressUse(p.byName[NameEgressUse]); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
+	p.slots = mapSlots(p.byName[NameSlots])
+	p.BackendLoad = mapLoads(p.byName[NameBackendLoad])
 	p.Tables = Tables{
 		Frontends:    table[FrontendKey, Frontend](p, NameFrontends),
-		Slots:        slots,
+		Slots:        p.slots,
 		Backends:     table[uint32, Backend](p, NameBackends),
 		ServicePorts: table[uint32, ServicePort](p, NameServicePorts),
 		Addrs:        table[Addr, AddrUse](p, NameAddrs),
@@ -286,7 +283,10 @@ func (p *Pinned) Unpin() error {
 
 // Close closes the maps and leaves their pins.
 func (p *Pinned) Close() error {
-	errs := []error{p.EgressUse.close(), p.BackendLoad.close()}
+	errs := []error{p.EgressUse.close()}
+	if p.slots != nil {
+		errs = append(errs, p.slots.close(), p.BackendLoad.close())
+	}
 	for _, m := range p.byName {
 		errs = append(errs, m.Close())
 	}

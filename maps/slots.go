@@ -1,8 +1,8 @@
 package maps
 
 import (
-	"encoding/binary"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 )
@@ -25,17 +25,11 @@ type Slots interface {
 // MappedSlots are the slots map in this process' memory: a write costs no
 // system call.
 type MappedSlots struct {
-	m      *ebpf.Map
-	memory *ebpf.Memory
+	*windows
 }
 
-func mapSlots(m *ebpf.Map) (*MappedSlots, error) {
-	memory, err := m.Memory()
-	if err != nil {
-		return nil, fmt.Errorf("map slots: memory: %w", err)
-	}
-
-	return &MappedSlots{m: m, memory: memory}, nil
+func mapSlots(m *ebpf.Map) *MappedSlots {
+	return &MappedSlots{newWindows(NameSlots, m, slotStride)}
 }
 
 // Len implements [Slots].
@@ -43,21 +37,29 @@ func (s *MappedSlots) Len() int { return int(s.m.MaxEntries()) }
 
 // Set implements [Slots].
 func (s *MappedSlots) Set(i, id uint32) error {
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], id)
-	if _, err := s.memory.WriteAt(b[:], int64(i)*slotStride); err != nil {
-		return fmt.Errorf("slot %d: %w", i, err)
+	word, err := s.word(i)
+	if err == nil {
+		atomic.StoreUint32(word, id)
 	}
 
-	return nil
+	return err
 }
 
 // Get implements [Slots].
 func (s *MappedSlots) Get(i uint32) (uint32, error) {
-	var b [4]byte
-	if _, err := s.memory.ReadAt(b[:], int64(i)*slotStride); err != nil {
-		return 0, fmt.Errorf("slot %d: %w", i, err)
+	word, err := s.word(i)
+	if err != nil {
+		return 0, err
 	}
 
-	return binary.NativeEndian.Uint32(b[:]), nil
+	return atomic.LoadUint32(word), nil
+}
+
+func (s *MappedSlots) word(i uint32) (*uint32, error) {
+	at, err := s.at(int(i) * slotStride)
+	if err != nil {
+		return nil, fmt.Errorf("slot %d: %w", i, err)
+	}
+
+	return (*uint32)(at), nil
 }

@@ -50,9 +50,9 @@ func (n *node) mustStart(b *testing.B) {
 	b.Helper()
 	synced := strings.Count(n.Log(), "msg=synced")
 	must(b, n.Start())
-	for deadline := time.Now().Add(time.Minute); strings.Count(n.Log(), "msg=synced") == synced; {
+	for deadline := time.Now().Add(10 * time.Minute); strings.Count(n.Log(), "msg=synced") == synced; {
 		if time.Now().After(deadline) {
-			b.Fatalf("agent: not synced after a minute:\n%s", n.Log())
+			b.Fatalf("agent: not synced after ten minutes:\n%s", n.Log())
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -147,6 +147,8 @@ type agent struct {
 	writer   *reconcile.Reconciler
 	model    *model
 	synced   bool
+	collect  func()           // has garbage collected as usual
+	loaded   <-chan struct{}  // closed when our programs can be attached; nil: that was seen to
 	attached chan struct{}    // closed when our programs are in force
 	again    <-chan time.Time // when they are to be attached once more; nil: they need not
 
@@ -200,19 +202,27 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	dp, err := datapath.Open(cfg.Datapath)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dp.Close()) }()
+	// What the cluster says is read while the kernel makes maps and verifies
+	// programs: both take their time.
+	collect := collectSeldom()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return source.Run(ctx) })
+	group.Go(func() (err error) {
+		dp, err := datapath.Open(cfg.Datapath)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, dp.Close()) }()
+		a, err := newAgent(cfg, dp, mail, proxy)
+		if err != nil {
+			return err
+		}
+		a.source, a.events, a.collect = source, events, collect
 
-	a, err := newAgent(cfg, dp, mail, proxy)
-	if err != nil {
-		return err
-	}
-	a.source, a.events = source, events
+		return a.run(ctx)
+	})
 
-	return a.run(ctx)
+	return group.Wait()
 }
 
 // newAgent returns an agent that knows of no cluster yet, on maps that it takes
@@ -231,6 +241,7 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 		datapath: dp,
 		writer:   writer,
 		model:    newModel(cfg),
+		loaded:   whenLoaded(dp),
 		attached: make(chan struct{}),
 		mail:     mail,
 
@@ -275,20 +286,8 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return a.serveMetrics(ctx) })
 	group.Go(func() error { return a.runServiceMetrics(ctx) })
 	group.Go(func() error { return a.runEvents(ctx) })
-	group.Go(func() error { return a.start(ctx, group) })
-
-	return group.Wait()
-}
-
-// start has the hooks attached, if nobody's are, and starts what works from then
-// on.
-func (a *agent) start(ctx context.Context, group *errgroup.Group) error {
 	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
 	a.apply()
-	if err := a.attachFirst(); err != nil {
-		return err
-	}
-	group.Go(func() error { return a.source.Run(ctx) })
 	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setState, Log: a.cfg.Log}) })
 	group.Go(func() error { return a.serve(ctx) })
 	group.Go(func() error { return a.keeper.run(ctx) })
@@ -298,7 +297,7 @@ func (a *agent) start(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return a.loop(ctx) })
 	a.cfg.record(kube.Event{Reason: kube.ReasonStarting, Action: actionStart, Normal: true, Note: "Sluice " + a.cfg.Version})
 
-	return nil
+	return group.Wait()
 }
 
 func (a *agent) setState(state node.State) {

@@ -6,10 +6,29 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
-// attachFirst attaches our programs at once, unless those of an earlier agent
+// whenLoaded is closed when the programs of hooks are loaded, or cannot be.
+func whenLoaded(dp *datapath.Datapath) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = dp.Loaded() // attach returns it
+	}()
+
+	return done
+}
+
+// attachFirst attaches our programs once they are loaded, unless those of an earlier agent
 // are at work. They stay until ours know every Service: their maps may be of
 // another layout, and full, when ours are new and empty.
 func (a *agent) attachFirst() error {
+	if err := a.datapath.Loaded(); err != nil {
+		return err
+	}
+	select {
+	case <-a.attached:
+		return nil // by sync
+	default:
+	}
 	hooks, err := datapath.Hooks(a.cfg.Datapath.BPFRoot, a.cfg.Datapath.CgroupRoot)
 	if err != nil {
 		return err
@@ -37,9 +56,13 @@ func (a *agent) attachSynced() error {
 const attachRetry = 5 * time.Second
 
 // attach attaches our programs, or has it tried again: somebody may have to make
-// room first. With FailFast, an error is the end.
+// room first. With FailFast, an error is the end; that programs cannot be loaded
+// always is.
 func (a *agent) attach() error {
 	a.again = nil
+	if err := a.datapath.Loaded(); err != nil {
+		return err
+	}
 	if err := a.datapath.Attach(); err != nil {
 		if a.cfg.FailFast {
 			return err

@@ -42,6 +42,8 @@ type deviceKeeper struct {
 	log      *slog.Logger
 	interval time.Duration // from one check to the next
 	changed  chan struct{}
+	expected chan []datapath.Device
+	foreseen sync.Once
 	failFast bool               // a first try that fails is the end
 	reaches  func(uplinks bool) // told after each try
 
@@ -56,16 +58,27 @@ type deviceKeeper struct {
 const deviceRetry = time.Second
 
 func newDeviceKeeper(dp *datapath.Datapath, log *slog.Logger, interval time.Duration) *deviceKeeper {
-	return &deviceKeeper{datapath: dp, log: log, interval: interval, changed: make(chan struct{}, 1)}
+	return &deviceKeeper{datapath: dp, log: log, interval: interval, changed: make(chan struct{}, 1), expected: make(chan []datapath.Device, 1)}
+}
+
+// expect tells what will probably be decided, so that the verifier can begin with the
+// programs of these devices. It counts once.
+func (k *deviceKeeper) expect(decide func() []node.Decision) {
+	k.foreseen.Do(func() { k.expected <- devicesOf(decide()) })
 }
 
 // run attaches once attached is closed, after each change, and now and then,
 // since somebody may have undone it.
 func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-attached:
+	for waiting := true; waiting; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case devices := <-k.expected:
+			_ = k.datapath.LoadDevices(devices) // attach tries again, and tells
+		case <-attached:
+			waiting = false
+		}
 	}
 	check := time.NewTicker(k.interval)
 	defer check.Stop()
@@ -120,13 +133,9 @@ func (k *deviceKeeper) attach() bool {
 	if decisions == nil {
 		return true // not told yet: whatever an earlier agent attached stays
 	}
-	var devices []datapath.Device
-	names := make(map[int]string)
+	devices, names := devicesOf(decisions), make(map[int]string)
 	for _, d := range decisions {
 		names[d.Index] = d.Name
-		if d.Class != node.ClassNone {
-			devices = append(devices, deviceOf(d))
-		}
 	}
 	begin := time.Now()
 	errs, err := k.datapath.AttachDevices(devices)
@@ -197,6 +206,18 @@ func reachesUplinks(devices []datapath.Device, failed map[int]string) bool {
 
 // noDevice stands for what is wrong with none in particular.
 const noDevice = 0
+
+// devicesOf returns the devices that programs are to be attached to.
+func devicesOf(decisions []node.Decision) []datapath.Device {
+	var devices []datapath.Device
+	for _, d := range decisions {
+		if d.Class != node.ClassNone {
+			devices = append(devices, deviceOf(d))
+		}
+	}
+
+	return devices
+}
 
 func deviceOf(d node.Decision) datapath.Device {
 	device := datapath.Device{
@@ -310,21 +331,4 @@ func masqueradePorts(cfg Config) (bpf.PortRange, error) {
 	cfg.Log.Info("ports of masqueraded flows", "ports", free)
 
 	return bpf.PortRange(free), nil
-}
-
-// logMaps logs how large each map is.
-func logMaps(log *slog.Logger, dp *datapath.Datapath) error {
-	sizes, err := dp.MapSizes()
-	if err != nil {
-		return err
-	}
-	var total uint64
-	var attrs []any
-	for _, size := range sizes {
-		attrs = append(attrs, slog.String(size.Name, fmt.Sprintf("%d entries, %d KiB", size.Entries, size.Bytes>>10)))
-		total += size.Bytes
-	}
-	log.Info("maps", append(attrs, slog.String("all", fmt.Sprintf("%d MiB", total>>20)))...)
-
-	return nil
 }

@@ -2,13 +2,13 @@ package agent
 
 import (
 	"context"
-	"runtime/debug"
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // probeService owns the frontend that [datapath.Verify] dials. No Service of
@@ -33,6 +33,10 @@ func probeFrontend() lb.Frontend {
 // node ports for its addresses. kube-proxy waits as long.
 const nodeWait = 30 * time.Second
 
+// restTime is how long after all is programmed what belongs to a start is over: the
+// programs of devices are loaded, and what was retired is gone.
+const restTime = 2 * time.Second
+
 // loop owns the model and the maps: whatever happens is worked off here.
 func (a *agent) loop(ctx context.Context) error {
 	drift := time.NewTicker(orDefault(a.cfg.DriftInterval, 10*time.Minute))
@@ -49,6 +53,11 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-a.mail.ready:
+		case <-a.loaded:
+			a.loaded = nil
+			if err := a.attachFirst(); err != nil {
+				return err
+			}
 		case <-services:
 			services = nil
 		case <-self:
@@ -79,9 +88,22 @@ func (a *agent) loop(ctx context.Context) error {
 		}
 		a.settle()
 		if at, ok := a.writer.Next(); ok {
-			due.Reset(time.Until(at))
+			due.Reset(untilBeat(time.Until(at)))
 		}
 	}
+}
+
+// beat is how exact the writer's dates are kept: what endpoints that come and go one
+// by one leave behind is retired together.
+const beat = 250 * time.Millisecond
+
+// untilBeat is how long to wait for what is due after d.
+func untilBeat(d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+
+	return d + beat
 }
 
 // readMail takes in what happened, and programs what follows from it.
@@ -89,8 +111,11 @@ func (a *agent) readMail() {
 	for _, change := range a.mail.take() {
 		change(a.model)
 	}
-	if a.synced {
+	switch {
+	case a.synced:
 		a.measure(metrics.Round{}, a.program)
+	case a.model.devicesChanged && a.devices != nil:
+		a.devices.expect(func() []node.Decision { return node.Decide(a.model.devices, a.model.deviceRules) })
 	}
 }
 
@@ -104,10 +129,10 @@ func (a *agent) sync() error {
 	a.measure(metrics.Round{Full: true}, a.takeOver)
 	a.keeper.endOrphans() // of an agent that was killed before it could
 	a.flows.endStale()
-	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
-
 	err := a.attachSynced()
-	go debug.FreeOSMemory() // the first lists were much larger than what is kept of them
+	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
+	a.collect()
+	time.AfterFunc(restTime, func() { giveBack(a.cfg.Log) })
 
 	return err
 }

@@ -19,7 +19,7 @@ func Prepare(cfg Config) error {
 	if err == nil {
 		var dp *datapath.Datapath
 		if dp, err = datapath.Open(cfg.Datapath); err == nil {
-			err = dp.Close()
+			err = errors.Join(dp.Loaded(), dp.Close())
 		}
 	}
 

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"sync"
 	"time"
 
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
@@ -71,11 +73,13 @@ type Datapath struct {
 	cfg      Config
 	features Features
 	maps     *maps.Pinned
-	programs *bpf.Programs
+	programs func() (*bpf.Programs, error) // waits until they are loaded
 	devices  devicePrograms
+	kernel   *btf.Cache // nil: no more programs are about to be loaded
 }
 
-// Open adopts the pinned maps, or creates them, and loads the programs. It
+// Open adopts the pinned maps, or creates them, and begins to load the programs:
+// the verifier takes longer than all else together, see [Datapath.Loaded]. It
 // must be called in the network namespace of the node. Nothing is attached yet.
 // The error wraps [maps.ErrStale] if the pinned maps have another layout.
 func Open(cfg Config) (*Datapath, error) {
@@ -99,23 +103,33 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
-	programs, err := bpf.Load(pinned, bpf.Config{
-		UDP:             cfg.UDP,
-		UDPIdle:         cfg.UDPIdle,
-		HostNetnsCookie: features.NetnsCookie,
-		SetRetval:       features.SetRetval,
-		NoStats:         cfg.NoStats,
+	kernel := btf.NewCache()
+	programs := sync.OnceValues(func() (*bpf.Programs, error) {
+		return bpf.Load(pinned, bpf.Config{
+			UDP:             cfg.UDP,
+			UDPIdle:         cfg.UDPIdle,
+			HostNetnsCookie: features.NetnsCookie,
+			SetRetval:       features.SetRetval,
+			NoStats:         cfg.NoStats,
+			Kernel:          kernel,
 
-		NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
+			NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
+		})
 	})
-	if err != nil {
-		return nil, errors.Join(err, pinned.Close())
-	}
+	go programs()
 
 	return &Datapath{
-		cfg: cfg, features: features, maps: pinned, programs: programs,
+		cfg: cfg, features: features, maps: pinned, programs: programs, kernel: kernel,
 		devices: devicePrograms{loaded: make(map[variant]*bpf.DevicePrograms), filtered: make(map[int]bool)},
 	}, nil
+}
+
+// Loaded waits until the programs that are attached to sockets are loaded, and
+// returns why they could not be.
+func (d *Datapath) Loaded() error {
+	_, err := d.programs()
+
+	return err
 }
 
 // Maps returns the maps. They stay owned by d.
@@ -126,7 +140,12 @@ func (d *Datapath) Features() Features { return d.features }
 
 // Close releases what this process holds. Pins and links stay in force.
 func (d *Datapath) Close() error {
-	return errors.Join(d.devices.close(), d.programs.Close(), d.maps.Close())
+	errs := []error{d.devices.close()}
+	if programs, err := d.programs(); err == nil {
+		errs = append(errs, programs.Close())
+	}
+
+	return errors.Join(append(errs, d.maps.Close())...)
 }
 
 // Remove detaches all programs and removes all pins below bpfRoot, those of

@@ -96,6 +96,7 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer func() { d.kernel = nil }() // a device of another kind comes seldom
 	failed := make(map[int]error)
 	for _, hook := range deviceHooks() {
 		for _, device := range devices {
@@ -110,6 +111,18 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	}
 
 	return failed, d.detachOthers(devices, failed)
+}
+
+// LoadDevices loads the programs for these devices, ahead of [Datapath.AttachDevices],
+// which loads those that are missing. It must not be called at the same time.
+func (d *Datapath) LoadDevices(devices []Device) error {
+	var errs []error
+	for _, device := range devices {
+		_, err := d.devices.load(d, variantOf(device))
+		errs = append(errs, err)
+	}
+
+	return errors.Join(errs...)
 }
 
 func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]string) error {
@@ -197,6 +210,7 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 		MasqueradePorts: d.cfg.MasqueradePorts,
 		UDPIdle:         d.cfg.UDPIdle,
 		NoStats:         d.cfg.NoStats,
+		Kernel:          d.kernel,
 		FIBSource:       d.features.FIBSource,
 		ChecksumIPv6:    d.features.ChecksumIPv6,
 	})

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -35,7 +36,7 @@ var ErrNoBTF = errors.New("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
 // ProbeFeatures asks the kernel. The error wraps [ErrNoBTF] if Sluice cannot
 // run on it.
 func ProbeFeatures() (Features, error) {
-	if _, err := btf.LoadKernelSpec(); err != nil {
+	if err := haveBTF(); err != nil {
 		return Features{}, fmt.Errorf("%w: %w", ErrNoBTF, err)
 	}
 	err := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval)
@@ -48,6 +49,17 @@ func ProbeFeatures() (Features, error) {
 	}
 
 	return probed, probed.probeDevices()
+}
+
+// haveBTF says whether the kernel's types can be had. They are not read where the
+// kernel has them: that takes a while, and is done when programs are loaded.
+func haveBTF() error {
+	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err == nil {
+		return nil
+	}
+	_, err := btf.LoadKernelSpec()
+
+	return err
 }
 
 // netnsCookie returns the cookie of the calling thread's network namespace, or

@@ -24,8 +24,13 @@ func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
 // in the place of the one that an earlier agent attached. That which counts
 // connections may fail, where somebody else's suffers no other beside it: [Hooks]
 // tells. After an error, what
-// was attached before is still in force, and Attach can be called again.
+// was attached before is still in force, and Attach can be called again. It waits
+// for [Datapath.Loaded].
 func (d *Datapath) Attach() error {
+	programs, err := d.programs()
+	if err != nil {
+		return err
+	}
 	dir := linkDir(d.cfg.BPFRoot)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("link directory: %w", err)
@@ -36,7 +41,7 @@ func (d *Datapath) Attach() error {
 	}
 	// What answers goes before what asks: no socket may see a backend's
 	// address because its hook came late.
-	for _, hook := range slices.Backward(d.programs.Sock) {
+	for _, hook := range slices.Backward(programs.Sock) {
 		err := attachHook(filepath.Join(dir, hook.Name), d.cfg.CgroupRoot, cgroup, hook)
 		if err != nil && !isCounter(hook) {
 			return fmt.Errorf("hook %s: %w", hook.Name, err)
@@ -155,7 +160,7 @@ func (d *Datapath) removeForeignLinks(dir string) error {
 		return fmt.Errorf("link directory: %w", err)
 	}
 	for _, entry := range entries {
-		ours := slices.ContainsFunc(d.programs.Sock, func(h bpf.Hook) bool { return h.Name == entry.Name() })
+		ours := slices.ContainsFunc(bpf.SockHooks(), func(h bpf.Hook) bool { return h.Name == entry.Name() })
 		if ours || entry.IsDir() { // see deviceDir
 			continue
 		}

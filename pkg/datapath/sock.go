@@ -15,7 +15,11 @@ import (
 // TranslatedSocks returns the connected UDP sockets that Sluice translated, in
 // every network namespace.
 func (d *Datapath) TranslatedSocks() ([]maps.TranslatedSock, error) {
-	it, err := link.AttachIter(link.IterOptions{Program: d.programs.Socks, Map: d.maps.SockState()})
+	programs, err := d.programs()
+	if err != nil {
+		return nil, err
+	}
+	it, err := link.AttachIter(link.IterOptions{Program: programs.Socks, Map: d.maps.SockState()})
 	if err != nil {
 		return nil, fmt.Errorf("socket iterator: %w", err)
 	}

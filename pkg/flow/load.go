@@ -25,18 +25,21 @@ type loads struct {
 }
 
 // readLoads begins a look.
-func (s *Sweeper) readLoads() loads {
+func (s *Sweeper) readLoads() (loads, error) {
 	l := loads{
 		before: make(map[uint32]int32), after: make(map[uint32]int32), found: make(map[uint32]int32),
 		halfOpen: make(map[uint64]struct{}), seed: maphash.MakeSeed(),
 	}
-	for cell := range maps.LoadCells {
-		if n := s.maps.BackendLoad.Load(cell).Flows; n != 0 {
-			l.before[cell] = n
+	for e, err := range s.maps.BackendLoad.All() {
+		if err != nil {
+			return l, err
+		}
+		if n := e.Value.Flows; n != 0 {
+			l.before[e.Key] = n
 		}
 	}
 
-	return l
+	return l, nil
 }
 
 // isCounted says that an entry has its flow in the load of its backend. The flag is

@@ -139,7 +139,9 @@ func (s *Sweeper) scan(timeouts Timeouts) (stock, error) {
 	if st.before, err = s.maps.FlowCounts(); err != nil {
 		return st, err
 	}
-	st.loads = s.readLoads()
+	if st.loads, err = s.readLoads(); err != nil {
+		return st, err
+	}
 	for _, t := range s.tables {
 		for e, err := range t.All() {
 			if err != nil {

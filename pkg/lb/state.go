@@ -15,7 +15,7 @@ type State struct {
 	node     Node
 	services map[ServiceName]*serviceState
 	slices   map[SliceName]*EndpointSlice
-	touched  map[ServiceName]struct{}
+	touched  []ServiceName // some of them twice
 	words    words
 }
 
@@ -24,6 +24,7 @@ type State struct {
 type serviceState struct {
 	service *Service         // nil: there is none
 	slices  []*EndpointSlice // sorted by name
+	touched bool             // its name is among the State's
 }
 
 // NewState returns the model of a cluster of which only the node is known.
@@ -32,7 +33,6 @@ func NewState(node Node) *State {
 		node:     node,
 		services: make(map[ServiceName]*serviceState),
 		slices:   make(map[SliceName]*EndpointSlice),
-		touched:  make(map[ServiceName]struct{}),
 		words:    make(words),
 	}
 }
@@ -109,8 +109,15 @@ func (s *State) SetNode(node Node) {
 // Touched returns the Services that may resolve differently than at the last
 // call, sorted by name. Those that have been deleted are among them.
 func (s *State) Touched() []ServiceName {
-	names := slices.SortedFunc(maps.Keys(s.touched), ServiceName.compare)
-	clear(s.touched)
+	names := s.touched
+	s.touched = nil
+	slices.SortFunc(names, ServiceName.compare)
+	names = slices.Compact(names)
+	for _, name := range names {
+		if known := s.services[name]; known != nil {
+			known.touched = false
+		}
+	}
 	return names
 }
 
@@ -190,8 +197,9 @@ func (s *State) at(name ServiceName) *serviceState {
 
 // touch notes a change. Slices of no Service change nothing.
 func (s *State) touch(name ServiceName) {
-	if s.services[name].service != nil {
-		s.touched[name] = struct{}{}
+	if known := s.services[name]; known.service != nil && !known.touched {
+		known.touched = true
+		s.touched = append(s.touched, name)
 	}
 }
 

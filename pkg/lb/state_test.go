@@ -94,6 +94,12 @@ func TestLifeOfAService(t *testing.T) {
 	s.DeleteService(ServiceName{"ns", "a"})
 	mustTouch(t, s, "a")
 	mustBeEmpty(t, s)
+
+	s.SetService(service("a"))
+	s.DeleteService(ServiceName{"ns", "a"})
+	s.SetService(service("a"))
+	mustTouch(t, s, "a")
+	mustTouch(t, s)
 }
 
 func mustBeEmpty(t *testing.T, s *State) {

@@ -1,0 +1,89 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// loader loads programs.
+type loader struct {
+	maps   *maps.Pinned
+	kernel *btf.Cache
+}
+
+// newLoader returns a loader on the maps m, which reads the kernel's types anew if
+// kernel is nil.
+func newLoader(m *maps.Pinned, kernel *btf.Cache) loader {
+	if kernel == nil {
+		kernel = btf.NewCache()
+	}
+
+	return loader{m, kernel}
+}
+
+// load loads all programs of spec at once: the verifier walks each of them for a
+// while. The caller closes them.
+func (l loader) load(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
+	programs := make(map[string]*ebpf.Program, len(spec.Programs))
+	var errs []error
+	var mu sync.Mutex
+	var loading sync.WaitGroup
+	for name := range spec.Programs {
+		own := l.single(spec, name)
+		loading.Go(func() {
+			program, err := l.loadOne(own, name)
+			mu.Lock()
+			defer mu.Unlock()
+			programs[name] = program
+			errs = append(errs, err)
+		})
+	}
+	loading.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, errors.Join(err, closePrograms(programs))
+	}
+
+	return programs, nil
+}
+
+// single returns what one program of spec needs, and shares nothing with spec. How
+// much a map holds was decided when it was created.
+func (l loader) single(spec *ebpf.CollectionSpec, name string) *ebpf.CollectionSpec {
+	own := *spec
+	own.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
+	single := own.Copy()
+	for name, m := range l.maps.Replacements() {
+		if spec := single.Maps[name]; spec != nil {
+			spec.MaxEntries = m.MaxEntries()
+		}
+	}
+
+	return single
+}
+
+func (l loader) loadOne(spec *ebpf.CollectionSpec, name string) (*ebpf.Program, error) {
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		MapReplacements: l.maps.Replacements(), Cache: l.kernel,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("program %s: %w", name, err)
+	}
+	defer collection.Close()
+
+	return collection.DetachProgram(name), nil
+}
+
+func closePrograms(programs map[string]*ebpf.Program) error {
+	var errs []error
+	for _, program := range programs {
+		errs = append(errs, program.Close()) // nil closes, too
+	}
+
+	return errors.Join(errs...)
+}
