@@ -56,7 +56,7 @@ func command() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.IntSliceVar(&o.services, "services", []int{10, 1000}, "how many Services there are: one size after the other")
+	f.IntSliceVar(&o.services, "services", []int{10, 1000, 10000}, "how many Services there are: one size after the other")
 	f.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service")
 	f.StringSliceVar(&o.proxies, "proxies", []string{report.Sluice, report.IPTables, report.NFTables},
 		"who is measured beside the node without a proxy: sluice, and kube-proxy's iptables, iptables-legacy, nftables, ipvs")

@@ -111,8 +111,8 @@ const grace = 20 * time.Second
 // A measurement during which the hypervisor took more than tolerable from us is made
 // again, attempts times in all; that from which it took least counts.
 const (
-	tolerable = 0.05
-	attempts  = 3
+	tolerable = 0.10
+	attempts  = 2
 )
 
 // once measures what is to be measured once.
