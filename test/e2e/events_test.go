@@ -18,26 +18,34 @@ import (
 // algorithmAnnotation names the algorithm of a Service.
 const algorithmAnnotation = "sluice-lb.io/algorithm"
 
-// eventPatience: what is told comes seconds after what is done.
-const eventPatience = time.Minute
+// eventPatience: what is told comes seconds after what is done, and on a busy machine
+// much later.
+const eventPatience = 3 * time.Minute
 
 // mustTell waits until there is an Event about an object, and returns it.
 func (s *scene) mustTell(t testing.TB, namespace, object, reason, note string) eventsv1.Event {
 	t.Helper()
-	var found eventsv1.Event
-	eventuallyIn(t, eventPatience, "event "+reason+" about "+object+": "+note, func() bool {
-		for _, e := range s.told(t, namespace, object) {
+	for deadline := time.Now().Add(eventPatience); ; time.Sleep(50 * time.Millisecond) {
+		told := s.told(t, namespace, object)
+		for _, e := range told {
 			if e.Reason == reason && strings.Contains(e.Note, note) {
-				found = e
-
-				return true
+				return e
 			}
 		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no event %s about %s: %q, but %q", reason, object, note, notes(told))
+		}
+	}
+}
 
-		return false
-	})
+// notes are what Events say.
+func notes(events []eventsv1.Event) []string {
+	var all []string
+	for _, e := range events {
+		all = append(all, fmt.Sprintf("%s by %s: %s", e.Reason, e.ReportingInstance, e.Note))
+	}
 
-	return found
+	return all
 }
 
 // told returns the Events about an object.
@@ -102,13 +110,13 @@ func TestServiceEvents(t *testing.T) {
 	s.mustTell(t, s.namespace, "younger", "AddressTaken", "198.51.100.9:80/TCP belongs to Service "+s.namespace+"/older")
 	mustDescribe(t, kubectl, []string{"service", "-n", s.namespace, "younger"}, "AddressTaken", s.namespace+"/older")
 	if events := s.told(t, s.namespace, "older"); len(events) != 0 {
-		t.Errorf("told about older is %+v", events)
+		t.Errorf("told about older is %q", notes(events))
 	}
 	if !strings.Contains(kubectl.Kubectl(t, "get", "events", "-n", s.namespace), "service/younger") {
 		t.Error("kubectl get events does not show them")
 	}
 	if events := s.told(t, s.namespace, "bad"); len(events) != 2 {
-		t.Errorf("%d events about bad, want one for each field, from both agents together: %+v", len(events), events)
+		t.Errorf("%d events about bad, want one for each field, from both agents together: %q", len(events), notes(events))
 	}
 }
 
