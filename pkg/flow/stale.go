@@ -3,13 +3,20 @@ package flow
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 )
 
+// lateAnswers is how long a backend that is gone may still answer what it was asked
+// before.
+const lateAnswers = 50 * time.Millisecond
+
 // EndStale ends the UDP flows whose backend is gone, or which were dialled at
 // what does not lead to their service port any more, and no others: a client
-// that goes on sending is sent to whoever answers now. It returns how many it
+// that goes on sending is sent to whoever answers now. What was asked before is
+// still answered: the way back goes last, 50 ms later. It returns how many it
 // ended, also next to an error.
 //
 // Connections of TCP and SCTP are left alone, as kube-proxy leaves them; so are
@@ -23,13 +30,20 @@ func (s *Sweeper) EndStale() (int, error) {
 		if err != nil {
 			return ended, fmt.Errorf("stale flows: %w", err)
 		}
-		n := 0
-		for f := range stale {
-			was, err := s.endStale(f)
-			if err != nil {
+		for f, e := range stale {
+			if err := s.turnAway(f, e); err != nil {
 				return ended, fmt.Errorf("stale flow: %w", err)
 			}
-			if was {
+		}
+		if len(stale) > 0 {
+			time.Sleep(lateAnswers)
+		}
+		n := 0
+		for f, e := range stale {
+			if err := s.endStale(f, e); err != nil {
+				return ended, fmt.Errorf("stale flow: %w", err)
+			}
+			if e.ended {
 				n++
 				s.ended.add(f.Dialled)
 			}
@@ -56,9 +70,15 @@ func leadOf(f *maps.Flow) lead {
 	}
 }
 
+// ending is what has been done about a stale flow.
+type ending struct {
+	ended   bool // some entry was deleted
+	counted bool // it was taken out of its backend's load, once however often a packet puts it back
+}
+
 // findStale returns the identities of flows that seem to be stale.
-func (s *Sweeper) findStale() (map[maps.Flow]bool, error) {
-	stale := make(map[maps.Flow]bool)
+func (s *Sweeper) findStale() (map[maps.Flow]*ending, error) {
+	stale := make(map[maps.Flow]*ending)
 	known := make(map[lead]bool)
 	for _, t := range s.tables {
 		for e, err := range t.All() {
@@ -77,7 +97,7 @@ func (s *Sweeper) findStale() (map[maps.Flow]bool, error) {
 				known[l] = stays
 			}
 			if !stays && len(stale) < atOnce {
-				stale[identity(e.Value)] = true
+				stale[identity(e.Value)] = new(ending)
 			}
 		}
 	}
@@ -85,34 +105,52 @@ func (s *Sweeper) findStale() (map[maps.Flow]bool, error) {
 	return stale, nil
 }
 
-// endStale ends the flow that f tells, and says whether it did. What was found
-// stale may have come back meanwhile. A packet may put entries back while we
-// delete others, though hardly twice: programs do so once in a second.
-func (s *Sweeper) endStale(f maps.Flow) (ended bool, err error) {
+// turnAway has what the client of the flow that f tells sends next begin another flow.
+// What was found stale may have come back meanwhile.
+func (s *Sweeper) turnAway(f maps.Flow, so *ending) error {
 	if stays, err := s.stands(leadOf(&f)); err != nil || stays {
-		return false, err
+		return err
 	}
-	counted := false // once, however often a packet puts it back
-	defer func() {
-		if counted {
-			s.maps.BackendLoad.AddFlows(f.BackendId, -1)
-		}
-	}()
+	g, err := gather(s.tables, f)
+	if err != nil {
+		return err
+	}
+	g.entries = slices.DeleteFunc(g.entries, func(e entry) bool { return e.value.Role != maps.FlowFromClient })
+
+	return s.removeStale(&g, so)
+}
+
+// endStale ends the flow that f tells. What was found stale may have come back
+// meanwhile. A packet may put entries back while we delete others, though hardly
+// twice: programs do so once in a second.
+func (s *Sweeper) endStale(f maps.Flow, so *ending) error {
+	if stays, err := s.stands(leadOf(&f)); err != nil || stays {
+		return err
+	}
 	const tries = 4
 	for range tries {
 		g, err := gather(s.tables, f)
 		if err != nil || len(g.entries) == 0 {
-			return ended, err
+			return err
 		}
-		had, err := s.remove(&g)
-		counted = counted || had
-		if err != nil {
-			return ended, err
+		if err := s.removeStale(&g, so); err != nil {
+			return err
 		}
-		ended = true
 	}
 
-	return ended, nil
+	return nil
+}
+
+// removeStale deletes entries of a stale flow.
+func (s *Sweeper) removeStale(g *group, so *ending) error {
+	counted, err := s.remove(g)
+	if counted && !so.counted {
+		so.counted = true
+		s.maps.BackendLoad.AddFlows(g.told.BackendId, -1)
+	}
+	so.ended = so.ended || len(g.entries) > 0
+
+	return err
 }
 
 // stands says whether a lead still leads from the frontend to the backend.

@@ -182,6 +182,31 @@ func TestStaleNoMore(t *testing.T) {
 	}
 }
 
+// What a backend was asked before it was gone it can still answer: the client is sent
+// elsewhere first, and the way back goes later.
+func TestStaleAnswers(t *testing.T) {
+	w := newWorld(t, 1024)
+	f := masqueraded(flowOf(udp, 1))
+	w.put(t, f, live...)
+	s := w.sweeper(t)
+	var first maps.FlowKey
+	var turned time.Time
+	s.hook(false, &hooked{remove: func(k maps.FlowKey) {
+		if turned.IsZero() {
+			first, turned = k, time.Now()
+		} else if after := time.Since(turned); after < lateAnswers {
+			t.Errorf("entry %v is deleted %v after the first one", k, after)
+		}
+	}})
+	w.mustEndStale(t, s, 1)
+	if first != f.Key(fromClient) {
+		t.Errorf("the first to be deleted is %v", first)
+	}
+	if n := w.count(t, f); n != 0 {
+		t.Errorf("%d entries are left", n)
+	}
+}
+
 // A packet of a stale flow puts an entry back while others are deleted.
 func TestStalePutBack(t *testing.T) {
 	w := newWorld(t, 1024)
