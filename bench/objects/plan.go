@@ -56,13 +56,22 @@ type Plan struct {
 	Local, Remote Place
 }
 
-// Validate says what is wrong with the plan.
-func (p Plan) Validate() error {
+// Fits says whether there are too many Services or endpoints, or too few.
+func (p Plan) Fits() error {
 	if p.Services < 0 || p.Endpoints < 1 || p.Endpoints > maxSlice {
 		return fmt.Errorf("plan of %d Services with %d endpoints: want at least none with 1 to %d", p.Services, p.Endpoints, maxSlice)
 	}
 	if p.Services*p.perPlace() > spares {
 		return fmt.Errorf("plan of %d Services with %d endpoints: there are %d addresses for each place", p.Services, p.Endpoints, spares)
+	}
+
+	return nil
+}
+
+// Validate says what is wrong with the plan.
+func (p Plan) Validate() error {
+	if err := p.Fits(); err != nil {
+		return err
 	}
 	for _, place := range []Place{p.Local, p.Remote} {
 		if place.Node == "" || !place.Address.Is4() || !place.Pod.Is4() {

@@ -40,8 +40,12 @@ type control struct {
 	kernelBefore int64 // the kernel's memory before the start, in bytes
 }
 
+// ofControl are the cases of the control plane.
+var ofControl = []string{report.Start, report.Memory, report.ChangeQuiet, report.ChangeChurn, report.Updates}
+
 func (b *bencher) control(ctx context.Context, s *side, plan objects.Plan, round int) {
-	if s.kind == report.Ref || ctx.Err() != nil {
+	wanted := slices.ContainsFunc(ofControl, b.cases.MatchString)
+	if s.kind == report.Ref || !wanted || ctx.Err() != nil {
 		return
 	}
 	defer b.wake(s)()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/bench/objects"
 	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/bench/report"
 )
@@ -96,12 +97,23 @@ func (o *options) validate() error {
 	positive("clients", o.clients)
 	positive("rate", o.rate)
 	positive("duration", int(o.duration))
+	if o.warmUp < 0 || o.rest < 0 {
+		errs = append(errs, fmt.Errorf("--warm-up, --rest: %v, %v, must not be negative", o.warmUp, o.rest))
+	}
 	slices.Sort(o.services) // Services are added, never taken away
 	for _, n := range o.services {
 		positive("services", n)
+		errs = append(errs, name("services", objects.Plan{Services: n, Endpoints: o.endpoints}.Fits()))
 	}
-	for _, kind := range o.proxies {
-		errs = append(errs, name("proxies", proxy.Missing(proxy.Kind(kind))))
+	for i, kind := range o.proxies {
+		switch k := proxy.Kind(kind); {
+		case k == proxy.None || !slices.Contains(proxy.Kinds(), k):
+			errs = append(errs, fmt.Errorf("--proxies: %q, must be of %q", kind, proxy.Kinds()[1:]))
+		case slices.Contains(o.proxies[:i], kind):
+			errs = append(errs, fmt.Errorf("--proxies: %s is there twice", kind))
+		default:
+			errs = append(errs, name("proxies", proxy.Missing(k)))
+		}
 	}
 	cases, err := regexp.Compile(o.only)
 	errs = append(errs, name("only", err))
