@@ -45,31 +45,29 @@ static __always_inline enum reason translates_sends(struct bpf_sock_addr *ctx)
 	return config_udp_mode >= UDP_ALL ? REASON_NEXT : REASON_PASS_DISABLED;
 }
 
-/* Node ports answer on loopback too, but only there where the node's own is. */
-static __always_inline bool has_node_ports(struct bpf_sock_addr *ctx, const struct addr *a)
-{
-	struct addr loopback = addr_loopback(a);
-
-	if (addr_equal(a, &loopback))
-		return config_localhost_node_ports && is_host_netns(ctx);
-	return is_node_port_addr(a);
-}
-
 static __always_inline enum reason
 lookup_frontend(struct bpf_sock_addr *ctx, const struct frontend_key *dialled, struct frontend *fe)
 {
-	enum reason why;
+	struct addr loopback = addr_loopback(&dialled->addr);
+	bool node_ports;
+	__u32 flags;
 
 	if (find_frontend(dialled, false, fe))
 		return REASON_NEXT;
-	if (has_node_ports(ctx, &dialled->addr) && find_node_port(dialled, fe))
-		return REASON_NEXT;
 
-	why = why_no_frontend(dialled);
-	/* Nobody is refused because a lookup missed. */
-	if (!is_pass(why) && find_frontend(dialled, true, fe))
+	if (addr_equal(&dialled->addr, &loopback)) {
+		/* Node ports answer on loopback too, but only where it is the node's own. */
+		node_ports = config_localhost_node_ports && is_host_netns(ctx);
+	} else {
+		flags = addr_flags(&dialled->addr);
+		/* A lookup can miss a frontend that is just being replaced. */
+		if (flags & ADDR_SERVICE && find_frontend(dialled, true, fe))
+			return REASON_NEXT;
+		node_ports = flags & ADDR_NODE_PORT;
+	}
+	if (node_ports && find_node_port(dialled, fe))
 		return REASON_NEXT;
-	return why;
+	return why_no_frontend(dialled);
 }
 
 /*

@@ -41,16 +41,14 @@ static __always_inline enum reason read_dst(struct __sk_buff *ctx, struct networ
 static __always_inline enum reason is_concerned(struct __sk_buff *ctx, struct network *net,
 						__u32 *flags)
 {
-	const struct addr_use *use;
 	struct addr dst;
 	enum reason why;
 
 	why = read_dst(ctx, net, &dst);
 	if (why)
 		return why;
-	use = bpf_map_lookup_elem(&sl_addrs, &dst);
-	*flags = use ? use->flags : 0;
-	return use || is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_BYSTANDER;
+	*flags = addr_flags(&dst);
+	return *flags || is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_BYSTANDER;
 }
 
 /* read_rest reads what comes after the IP header. */

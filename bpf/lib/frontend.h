@@ -28,11 +28,12 @@ static __always_inline bool find_node_port(const struct frontend_key *dialled, s
 	return find_frontend(&key, true, fe);
 }
 
-static __always_inline bool is_node_port_addr(const struct addr *a)
+/* addr_flags returns what an address is to us: enum addr_flags, or 0. */
+static __always_inline __u32 addr_flags(const struct addr *a)
 {
-	const struct addr_use *node = bpf_map_lookup_elem(&sl_addrs, a);
+	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, a);
 
-	return node && node->flags & ADDR_NODE_PORT;
+	return use ? use->flags : 0;
 }
 
 static __always_inline bool is_cluster_ip(const struct frontend_key *dialled)

@@ -4,6 +4,7 @@
 #define SLUICE_OPEN_H
 
 #include "affinity.h"
+#include "frontend.h"
 #include "masquerade.h"
 
 /* How many backends are tried when another flow of the client's port has the first. */
@@ -19,13 +20,6 @@ static __always_inline struct affinity_key addr_client(const struct frontend *fe
 	return client;
 }
 
-static __always_inline bool is_node_addr(const struct addr *a)
-{
-	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, a);
-
-	return use && use->flags & ADDR_NODE;
-}
-
 /*
  * wants_masquerade says whether the backend's reply would miss this node, or the
  * backend would answer itself. What this node itself answers never leaves it.
@@ -37,7 +31,7 @@ static __always_inline bool wants_masquerade(const struct frontend *fe, const st
 	bool hairpin = addr_equal(&to->be.addr, client);
 
 	return (remote || hairpin || fe->flags & FRONTEND_MASQUERADE) &&
-	       !is_node_addr(&to->be.addr);
+	       !(addr_flags(&to->be.addr) & ADDR_NODE);
 }
 
 static __always_inline void set_backend(struct flow *f, const struct choice *to)

@@ -3,6 +3,7 @@
 #ifndef SLUICE_REJECT_H
 #define SLUICE_REJECT_H
 
+#include "frontend.h"
 #include "icmp_error.h"
 #include "kernel.h"
 #include "reason.h"
@@ -112,11 +113,10 @@ static __always_inline bool quote_sum(struct __sk_buff *ctx, struct packet *pkt,
 static __always_inline void error_source(struct __sk_buff *ctx, const struct packet *pkt,
 					 struct addr *source)
 {
-	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, &pkt->ip.key.dst);
 	struct route way;
 
 	*source = pkt->ip.key.dst;
-	if (use && use->flags & ADDR_NODE)
+	if (addr_flags(&pkt->ip.key.dst) & ADDR_NODE)
 		return;
 	if (find_route(ctx, source, &pkt->ip.key.src, &way) && !addr_is_any(&way.source))
 		*source = way.source;

@@ -63,8 +63,20 @@ func (w *world) publish(t testing.TB, s *service, backends ...uint32) {
 		must(t, w.Maps().Slots.Set(s.slotBase+uint32(i), id))
 	}
 	for _, at := range s.at {
+		if a := netip.MustParseAddrPort(at).Addr(); !a.IsUnspecified() {
+			w.mark(t, a, maps.AddrService)
+		}
 		must(t, w.Maps().Frontends.Put(s.key(at), s.frontend()))
 	}
+}
+
+// mark says one more thing of an address.
+func (w *world) mark(t testing.TB, a netip.Addr, flag uint32) {
+	t.Helper()
+	use, _, err := w.Maps().Addrs.Lookup(maps.AddrOf(a))
+	must(t, err)
+	use.Flags |= flag
+	must(t, w.Maps().Addrs.Put(maps.AddrOf(a), use))
 }
 
 // newTable returns the table of these backends, nil if the algorithm needs none.
@@ -118,7 +130,7 @@ func (s *service) without(backend uint32) []uint32 {
 func (w *world) nodePortsAt(t testing.TB, addrs ...netip.Addr) {
 	t.Helper()
 	for _, a := range addrs {
-		must(t, w.Maps().Addrs.Put(maps.AddrOf(a), maps.AddrUse{Flags: maps.AddrNodePort}))
+		w.mark(t, a, maps.AddrNodePort)
 	}
 }
 
