@@ -29,8 +29,8 @@ type DeviceConfig struct {
 	NoEthernet bool   // packets begin with the IP header
 	BridgePort bool   // the devices are ports of a bridge
 
-	// ScopeBySource: the local_cidrs map decides who looks up the internal
-	// scope, and not the class.
+	// ScopeBySource: of what comes by devices that lead to pods, only sources in
+	// the local_cidrs map look up the internal scope.
 	ScopeBySource bool
 
 	MasqueradePorts PortRange     // zero: DefaultMasqueradePorts

@@ -25,14 +25,16 @@ func TestScopeOfTheDevice(t *testing.T) {
 	})
 }
 
-// Or, if detectLocalMode says so, by who it is.
+// detectLocalMode may find outsiders among what comes by a device of pods. It finds no
+// pod of this node among what comes by an uplink or a tunnel.
 func TestScopeOfTheSource(t *testing.T) {
 	bySource := func(c *DeviceConfig) { c.ScopeBySource = true }
-	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+	each(t, []place{uplink, tunnel, podVeth}, func(t *testing.T, w *world, p place) {
 		must(t, w.maps.LocalCIDRs.Put(maps.CIDRKeyOf(w.family.prefix("8.0.4.0/24")), 1))
 		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{portPodToo}})
+		ofPod := map[uint32]string{maps.DevicePods: tapPod, maps.DeviceUplink: portPodToo}[p.class]
 		in := tcp("8.0.4.9:40000", balancer, "S")
-		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
+		w.ingress(t, p, in).becomes(in.to(ofPod), maps.ReasonTranslated)
 		in = tcp("8.0.5.9:40000", balancer, "S")
 		w.ingress(t, p, in).becomes(in.to(portPodToo), maps.ReasonTranslated)
 	}, bySource)

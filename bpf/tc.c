@@ -117,14 +117,20 @@ __noinline int translate_error(struct __sk_buff *ctx, __u32 hook)
 	return rewrite_error(ctx, pkt);
 }
 
-/* scope_of says whose frontends a client sees. */
+/*
+ * scope_of returns whose frontends a client sees. Internal is for pods of this node: what
+ * comes by a device that leads to them, if detectLocalMode does not tell it from them by
+ * its source. By an uplink or a tunnel even a pod's address comes from another node.
+ */
 static __always_inline __u8 scope_of(const struct addr *src)
 {
 	struct cidr_key key = { .prefix_len = 128, .addr = *src };
 
-	if (config_scope_by_source)
-		return bpf_map_lookup_elem(&sl_local_cidrs, &key) ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
-	return config_device_class == DEVICE_PODS ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
+	if (config_device_class != DEVICE_PODS)
+		return SCOPE_EXTERNAL;
+	if (config_scope_by_source && !bpf_map_lookup_elem(&sl_local_cidrs, &key))
+		return SCOPE_EXTERNAL;
+	return SCOPE_INTERNAL;
 }
 
 static __always_inline enum reason lookup_frontend(const struct flow_key *came, __u32 flags,

@@ -17,7 +17,7 @@ volatile const bool config_ethernet = true;
 /* The devices are ports of a bridge. */
 volatile const bool config_bridge_port = false;
 
-/* local_cidrs says whose traffic is that of pods, and not the device. */
+/* Of what comes by a device of pods, only sources in local_cidrs are pods. */
 volatile const bool config_scope_by_source = false;
 
 /* Which ports a masquerade may use, in host byte order, both included. */

@@ -10,9 +10,10 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// LocalMode is how a device tells clients that are pods of the cluster, who
-// look up the internal scope, from everybody else. The names are those of
-// kube-proxy's detectLocalMode.
+// LocalMode is how a device tells clients that are pods of this node, who look
+// up the internal scope, from others. The names are those of kube-proxy's
+// detectLocalMode. A mode can exclude what a device of pods brings; it makes no
+// pod of what an uplink or a tunnel brings, whatever its source.
 type LocalMode string
 
 // The modes.
@@ -20,15 +21,16 @@ const (
 	// LocalByDevice goes by the class of the device: those that lead to pods
 	// are found out. The default; kube-proxy has no such mode.
 	LocalByDevice LocalMode = ""
-	// LocalClusterCIDR goes by the source address: in a cluster CIDR or not.
+	// LocalClusterCIDR asks, too, that the source address is in a cluster CIDR.
 	LocalClusterCIDR LocalMode = "ClusterCIDR"
-	// LocalNodeCIDR goes by the source address: in one of the Node's podCIDRs
-	// or not.
+	// LocalNodeCIDR asks, too, that the source address is in one of the Node's
+	// podCIDRs.
 	LocalNodeCIDR LocalMode = "NodeCIDR"
-	// LocalBridgeInterface says that one device leads to pods and no other.
+	// LocalBridgeInterface asks, too, that the device is this bridge, or a port
+	// of it.
 	LocalBridgeInterface LocalMode = "BridgeInterface"
-	// LocalInterfaceNamePrefix says that devices named so lead to pods and no
-	// others.
+	// LocalInterfaceNamePrefix asks, too, that the device is named so, or is a
+	// port of a bridge that is.
 	LocalInterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
 )
 
@@ -114,7 +116,7 @@ func (d LocalDetector) Effective() LocalMode {
 	return d.Mode
 }
 
-// BySource says that a client's address decides, and not the device that it
+// BySource reports whether a client's address counts beside the device that it
 // comes by.
 func (d LocalDetector) BySource() bool {
 	mode := d.Effective()

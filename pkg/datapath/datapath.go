@@ -32,8 +32,8 @@ type Config struct {
 	// Attachment is how programs are attached to devices; empty is [TCX]
 	// where the kernel has it, else [Clsact].
 	Attachment Attachment
-	// ScopeBySource: packets tell pods by their source address, and not by the
-	// class of the device.
+	// ScopeBySource: of what comes by devices that lead to pods, only sources in
+	// the map of local CIDRs are pods.
 	ScopeBySource bool
 	// MasqueradePorts are what devices send masqueraded flows from; zero is
 	// bpf.DefaultMasqueradePorts.

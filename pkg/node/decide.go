@@ -59,10 +59,9 @@ func (d *decider) decide(device Device) (Class, string) {
 		return only.Class, "--devices " + only.String()
 	}
 	class, reason := d.appearance(device)
-	if class == ClassNone {
-		return class, reason
-	}
-	if d.rules.PodBridge != "" || d.rules.PodPrefix != "" {
+	// What is behind the internal port of a switch, it does not show.
+	mayLeadToPods := class == ClassPods || class == ClassUplink && device.Kind == "openvswitch"
+	if mayLeadToPods && (d.rules.PodBridge != "" || d.rules.PodPrefix != "") {
 		return d.detectLocal(device)
 	}
 
@@ -154,8 +153,9 @@ func (d *decider) portOf(device Device) string {
 	return ""
 }
 
-// detectLocal tells pods as kube-proxy does, by where packets come from to IP: by
-// a bridge, if they came by its port.
+// detectLocal tells devices of pods from others as kube-proxy does: by the name of
+// the device by which packets come to IP, which for the port of a bridge is the
+// bridge.
 func (d *decider) detectLocal(device Device) (Class, string) {
 	names := []string{device.Name}
 	if master := d.devices[device.Master]; master.Kind == "bridge" {

@@ -150,15 +150,22 @@ bond0 bond -> uplink: --devices *=uplink
 	{"BridgeInterface", "--pod-bridge-interface=cbr0", `
 cbr0  bridge net=10.244.1.1/24 -> -: bridge: its ports are attached
 veth1 veth   master=cbr0 -> pods: --detect-local-mode BridgeInterface: cbr0
-eth2  -      master=cbr0 -> pods: --detect-local-mode BridgeInterface: cbr0
+eth2  -      master=cbr0 -> uplink: physical device, port of cbr0
 veth2 veth   master=cbr01 -> uplink: --detect-local-mode BridgeInterface: not cbr0
 cbr01 bridge -> -: bridge: its ports are attached
 veth3 veth   -> uplink: --detect-local-mode BridgeInterface: not cbr0
-eth0  -      net=192.168.50.1/24 -> uplink: --detect-local-mode BridgeInterface: not cbr0
+eth0  -      net=192.168.50.1/24 -> uplink: physical device
 `},
 	{"BridgeInterface that is none", "--pod-bridge-interface=antrea-gw0", `
 antrea-gw0 openvswitch net=10.10.1.1/24 -> pods: --detect-local-mode BridgeInterface: antrea-gw0
-eth0       - -> uplink: --detect-local-mode BridgeInterface: not antrea-gw0
+br-ex      openvswitch net=192.168.50.1/24 -> uplink: --detect-local-mode BridgeInterface: not antrea-gw0
+eth0       - -> uplink: physical device
+`},
+	{"a mode makes no pods of uplinks and tunnels", "--pod-interface-name-prefix=e", `
+eth0   -     net=192.168.50.1/24 -> uplink: physical device
+eth1   veth  net=172.18.0.2/16 gw=172.18.0.1 -> uplink: veth with the network of 172.18.0.2/16
+evx0   vxlan gw=10.244.2.0 -> uplink: vxlan device
+eni1   veth  -> pods: --detect-local-mode InterfaceNamePrefix: eni1
 `},
 	{"InterfaceNamePrefix", "--pod-interface-name-prefix=cali --devices=calico=uplink,*", `
 cali1  veth -> pods: --detect-local-mode InterfaceNamePrefix: cali1

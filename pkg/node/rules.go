@@ -85,8 +85,8 @@ type Rules struct {
 	// Never are not attached to, whatever else is said.
 	Never []Pattern
 	// PodBridge and PodPrefix are kube-proxy's detectLocalMode BridgeInterface
-	// and InterfaceNamePrefix: what comes by this device, or by one named so, is
-	// from pods, all else is not.
+	// and InterfaceNamePrefix: devices that look like those of pods are so only
+	// if they are this bridge or named so, or ports of a bridge that is.
 	PodBridge string
 	PodPrefix string
 }

@@ -215,7 +215,7 @@ func TestDeviceFlags(t *testing.T) {
 			t.Errorf("pod1: %q", reason)
 		}
 		n.restart("--device-attach", attach, "--devices", "eth*,pod1=uplink", "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "eth")
-		n.becomes("eth0", "pods")
+		n.becomes("eth0", "uplink")
 		n.becomes("pod0", "")
 		n.becomes("pod1", "uplink")
 

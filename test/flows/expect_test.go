@@ -38,6 +38,8 @@ func (s *scenario) expect(f flow, p path) expected {
 		s.expectOnLoopback(f, &want)
 	case p.from == inPod && !s.Node.LocalCIDR.IsValid():
 		s.expectOfPod(f, &want)
+	case p.from == beyond && s.Node.LocalCIDR.Contains(f.SourceIP) && !f.DestIP.IsLoopback():
+		s.expectOfPodElsewhere(f, &want)
 	case p.from == beyond && f.DestIP.IsLoopback():
 		want.outcomes, want.kernels = []string{drop}, true
 		want.note = "the kernel drops what comes to a loopback address by a device"
@@ -78,6 +80,23 @@ func (s *scenario) expectOfPod(f flow, want *expected) {
 	}
 	want.outcomes = backends
 	want.note = "no detector: Sluice tells pods of this node by their devices and sockets (DESIGN.md 2.2)"
+}
+
+// expectOfPodElsewhere knows that a pod of another node is external. To kube-proxy
+// it is one of this node's, by its address, but what reaches a backend on its own
+// node is not answered by this one.
+func (s *scenario) expectOfPodElsewhere(f flow, want *expected) {
+	claims := s.claims(f)
+	if len(claims) != 1 || claims[0].internal || !claims[0].service.isExternalLocal() || slices.ContainsFunc(f.Output, isRefusal) {
+		return
+	}
+	want.outcomes = s.localBackends(claims[0].service, claims[0].port, familyOf(f.DestIP))
+	if len(want.outcomes) == 0 {
+		want.outcomes = []string{drop}
+	}
+	if !slices.Equal(want.outcomes, f.Output) {
+		want.note = "a pod of another node is external (DESIGN.md 2.2)"
+	}
 }
 
 // isLocalhost is true for 127.0.0.1 and ::1, and for no other loopback address.

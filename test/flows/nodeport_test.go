@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -50,6 +51,38 @@ func (s *service) clusterIP(of family) netip.Addr {
 // clusterBackends are those of a Service port that traffic without a Local
 // policy may reach from this node, sorted (CONTRACT.md 1.2, 1.3.1, 1.4).
 func (s *scenario) clusterBackends(svc *service, port corev1.ServicePort, of family) []string {
+	known := s.endpoints(svc, port, of)
+	if ready := where(known, isReady); len(ready) > 0 {
+		return targetsOf(s.Node.prefer(ready))
+	}
+
+	return targetsOf(where(known, isLastResort))
+}
+
+// localBackends are those that traffic with a Local policy may reach
+// (CONTRACT.md 1.3.2).
+func (s *scenario) localBackends(svc *service, port corev1.ServicePort, of family) []string {
+	local := where(s.endpoints(svc, port, of), func(e endpoint) bool {
+		return e.NodeName != nil && *e.NodeName == s.Node.Name
+	})
+	if ready := where(local, isReady); len(ready) > 0 {
+		return targetsOf(ready)
+	}
+
+	return targetsOf(where(local, isLastResort))
+}
+
+func isReady(e endpoint) bool { return isTrue(e.Ready, true) }
+
+// isLastResort is true for what still serves while it terminates.
+func isLastResort(e endpoint) bool { return isTrue(e.Serving, true) && isTrue(e.Terminating, false) }
+
+func targetsOf(endpoints map[string]endpoint) []string {
+	return slices.Sorted(maps.Keys(endpoints))
+}
+
+// endpoints are all of a Service port, by where they answer.
+func (s *scenario) endpoints(svc *service, port corev1.ServicePort, of family) map[string]endpoint {
 	known := map[string]endpoint{}
 	for _, es := range s.EndpointSlices {
 		if es.Service != svc.Namespace+"/"+svc.Name || es.AddressType != discoveryv1.AddressType(of) {
@@ -63,19 +96,8 @@ func (s *scenario) clusterBackends(svc *service, port corev1.ServicePort, of fam
 			}
 		}
 	}
-	ready := where(known, func(e endpoint) bool { return isTrue(e.Ready, true) })
-	if len(ready) == 0 {
-		ready = where(known, func(e endpoint) bool { return isTrue(e.Serving, true) && isTrue(e.Terminating, false) })
-	} else {
-		ready = s.Node.prefer(ready)
-	}
-	var targets []string
-	for target := range ready {
-		targets = append(targets, target)
-	}
-	slices.Sort(targets)
 
-	return targets
+	return known
 }
 
 // at is where an endpoint answers for a Service port.

@@ -127,6 +127,29 @@ func TestNodePortRuleAgreesWithFixtures(t *testing.T) {
 	}
 }
 
+// So must the rule of the Local policy.
+func TestLocalRuleAgreesWithFixtures(t *testing.T) {
+	checked := 0
+	for _, path := range []string{"../testdata/packetflows.yaml", "../testdata/extra.yaml"} {
+		for _, s := range mustRead(t, path) {
+			for _, f := range s.Flows {
+				claims := s.claims(f)
+				isOutsider := s.Node.LocalCIDR.IsValid() && !s.Node.LocalCIDR.Contains(f.SourceIP) && !s.Node.has(f.SourceIP)
+				if !isOutsider || len(claims) != 1 || claims[0].internal || !claims[0].service.isExternalLocal() || slices.ContainsFunc(f.Output, isRefusal) {
+					continue
+				}
+				checked++
+				if got := s.localBackends(claims[0].service, claims[0].port, familyOf(f.DestIP)); !slices.Equal(got, f.Output) {
+					t.Errorf("%s / %s: rule says %v, fixture %v", s.Name, f.Name, got, f.Output)
+				}
+			}
+		}
+	}
+	if checked == 0 {
+		t.Error("no flow from outside with a Local policy")
+	}
+}
+
 func TestSCTPPacket(t *testing.T) {
 	p := sctpPacket(61000, 38412, chunkInitAck, "odd")
 	from, to, chunk, cookie, err := parseSCTP(slices.Clone(p))

@@ -9,16 +9,17 @@ import (
 type place int
 
 const (
-	onNode  place = iota // on node-1, in no pod
-	inPod                // in a pod of node-1
-	outside              // on the segment, in no node
+	onNode    place = iota // on node-1, in no pod
+	inPod                  // in a pod of node-1
+	outside                // on the segment, in no node
+	otherNode              // in a pod of node-2
 )
 
 // client is who dials, on both sides alike.
 type client struct {
 	name  string
 	place place
-	pod   int // of node-1, with inPod
+	pod   int // of its node, with inPod and otherNode
 
 	// socket: hooks see its sockets. Otherwise its packets come by a device.
 	// To kube-proxy, it is all the same.
@@ -34,8 +35,9 @@ type client struct {
 }
 
 var (
-	podSpares = prefixes("10.244.1.128/25", "fd00:10:244:1::80/121")
-	outsiders = prefixes("10.99.0.0/25", "fd00:99::/121")
+	podSpares   = prefixes("10.244.1.128/25", "fd00:10:244:1::80/121")
+	otherSpares = prefixes("10.244.2.128/25", "fd00:10:244:2::80/121")
+	outsiders   = prefixes("10.99.0.0/25", "fd00:99::/121")
 )
 
 var clients = []*client{
@@ -45,10 +47,12 @@ var clients = []*client{
 	{name: "outside", place: outside, spares: spares(outsiders)},
 	{name: "backend", place: inPod, pod: 1, socket: true, answers: "pod-1-1"},
 	{name: "backend by device", place: inPod, pod: 2, answers: "pod-1-2"},
+	{name: "pod of node-2", place: otherNode, pod: 2, spares: spares(otherSpares)},
 }
 
-// podClient is the one by which backends learn whether they are some.
-var podClient = clients[1]
+// podClient is the one by which backends learn whether they are some. outsider is
+// no pod, wherever it is.
+var podClient, outsider = clients[1], clients[3]
 
 func spares(ranges []netip.Prefix) [2][]netip.Addr {
 	return [2][]netip.Addr{addressesOf(ranges[0]), addressesOf(ranges[1])}
@@ -65,7 +69,7 @@ func (c *client) from(f family, n int) string {
 }
 
 // local says that replies to it pass node-1 anyway.
-func (c *client) local() bool { return c.place != outside }
+func (c *client) local() bool { return c.place != outside && c.place != otherNode }
 
 // isOwn says that an address is the client's. The node has many; which one it
 // shows is compared.
@@ -76,6 +80,8 @@ func (c *client) isOwn(a netip.Addr) bool {
 	case outside:
 		return a == netip.MustParseAddr("192.168.50.100") || a == netip.MustParseAddr("fd00:50::100") ||
 			slices.ContainsFunc(outsiders, func(p netip.Prefix) bool { return p.Contains(a) })
+	case otherNode:
+		return slices.ContainsFunc(otherSpares, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
 	for _, p := range podAddresses(c.pod) {
 		if p == a {

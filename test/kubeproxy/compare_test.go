@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // comparison dials frontends on both sides, and says where Sluice is not what
@@ -131,6 +132,13 @@ func (c *comparison) one(from *client, f frontend) error {
 		}
 		c.log("after %v: %s", timeouts[i], wrong{from, f, text})
 	}
+	if text == "" && c.reference(from, f) != from {
+		more, err := c.answersPodElsewhere(from, f, got)
+		if err != nil {
+			return err
+		}
+		used = append(used, more...)
+	}
 	if text == "" && f.like.IsValid() {
 		more, err := c.answersAlone(from, f, got)
 		if err != nil {
@@ -168,7 +176,11 @@ func (c *comparison) sample(from *client, f frontend, attempt int) ([2]outcomes,
 			if i == 0 && f.like.IsValid() {
 				to = f.like
 			}
-			o, err := s.dial(from, f.protocol, to, n+f.number()+11*attempt, timeouts[attempt])
+			by := from
+			if i == 0 {
+				by = c.reference(from, f)
+			}
+			o, err := s.dial(by, f.protocol, to, n+f.number()+11*attempt, timeouts[attempt])
 			got[i][o]++
 
 			return err
@@ -240,6 +252,36 @@ func (c *comparison) answersAlone(from *client, f frontend, got [2]outcomes) ([]
 	}
 
 	return []string{string(f.kind)}, nil
+}
+
+// reference is the client that kube-proxy must answer as Sluice answers this one:
+// itself, but for what [podElsewhere] is about.
+func (c *comparison) reference(from *client, f frontend) *client {
+	svc := c.objects.services[f.service]
+	if from.place == otherNode && c.settings.detect == "ClusterCIDR" &&
+		svc != nil && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		return outsider
+	}
+
+	return from
+}
+
+// answersPodElsewhere says that Sluice answers a pod of another node and kube-proxy
+// does not. Where Sluice does not, kube-proxy must not, either.
+func (c *comparison) answersPodElsewhere(from *client, f frontend, got [2]outcomes) ([]string, error) {
+	o, err := c.sides[0].dial(from, f.protocol, f.address, f.number(), timeouts[0])
+	switch {
+	case err != nil:
+		return nil, err
+	case answers(got[1]) == 0 && o.failure == "":
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.wrongs = append(c.wrongs, wrong{from, f, fmt.Sprintf("kube-proxy: %s, sluice: %s", o, got[1])})
+	case answers(got[1]) > 0 && o.failure == silence:
+		return []string{podElsewhere}, nil
+	}
+
+	return nil, nil
 }
 
 // report is everything that was wrong, by Service.

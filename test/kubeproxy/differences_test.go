@@ -24,7 +24,7 @@ type difference struct {
 	where string // it is decided
 
 	// changes says whether kube-proxy's outcome is another one with Sluice, and
-	// which. Nil: see [frontend.like], and fates_test.go.
+	// which. Nil: see [frontend.like], [comparison.reference] and fates_test.go.
 	changes func(p probe, o outcome) (outcome, bool)
 }
 
@@ -35,6 +35,7 @@ var differences = []difference{
 	{"a socket that dials itself sees itself", "DESIGN.md 2.1", hairpinOfSocket},
 	{"a socket learns at once of a drop", "DESIGN.md 6.2", tellsOfDrop},
 	{"the node dials a VIP of its own by its node IP", "docs/decisions.md", judgesByNodeIP},
+	{podElsewhere, "DESIGN.md 2.2", nil},
 	{"a rejected datagram of the node is refused", "DESIGN.md 6.2", tellsOfRejection},
 	{string(loopback), "DESIGN.md 6.3", nil},
 	{string(lateAddress), "DESIGN.md 6.3", nil},
@@ -42,6 +43,11 @@ var differences = []difference{
 	{endsSocket, "DESIGN.md 2.1", nil},
 	{keepsUnserved, "docs/decisions.md", nil},
 }
+
+// podElsewhere is that of a pod of another node, which detectLocalMode ClusterCIDR
+// takes for one of this node's: with externalTrafficPolicy Local, kube-proxy sends it
+// to backends whose answers never find their way. To Sluice it is an outsider.
+const podElsewhere = "a pod of another node is external"
 
 // With externalTrafficPolicy Cluster, and whenever kube-proxy masquerades: if the
 // reply comes back through this node anyway, the client's address is preserved.

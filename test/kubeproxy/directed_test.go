@@ -15,8 +15,9 @@ import (
 //	pod-1-2  ready, serving   goes
 //	pod-2-0                   comes
 //
-// The other has a VIP that is node-1's own, and admits that alone; one of its
-// backends is node-1 itself.
+// The second has a VIP that is node-1's own, and admits that alone; one of its
+// backends is node-1 itself. The third has externalTrafficPolicy Local, on node-1
+// only what terminates, and on node-2 what is ready.
 func directed() (before, after objects) {
 	states := [2]objects{}
 	for i, is := range [2]map[string]discoveryv1.EndpointConditions{
@@ -26,6 +27,11 @@ func directed() (before, after objects) {
 		states[i] = objects{services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
 		flows, balancer := directedService(flowsNumber, corev1.ServiceTypeNodePort), directedService(balancerNumber, corev1.ServiceTypeLoadBalancer)
 		flows.Spec.PublishNotReadyAddresses = true
+		local := directedService(localNumber, corev1.ServiceTypeNodePort)
+		local.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		states[i].put(local, directedSlices(map[string]discoveryv1.EndpointConditions{
+			"pod-1-1": {Ready: new(false), Serving: new(true), Terminating: new(true)}, "pod-2-0": {},
+		}))
 		for _, own := range boundVIPs {
 			balancer.Spec.LoadBalancerSourceRanges = append(balancer.Spec.LoadBalancerSourceRanges, own.String())
 			balancer.Status.LoadBalancer.Ingress = append(balancer.Status.LoadBalancer.Ingress,
@@ -41,6 +47,7 @@ func directed() (before, after objects) {
 const (
 	flowsNumber    = 9
 	balancerNumber = 8
+	localNumber    = 7
 )
 
 func directedService(number int, of corev1.ServiceType) *corev1.Service {

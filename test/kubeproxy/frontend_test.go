@@ -185,6 +185,8 @@ func (c *client) dials(f frontend) bool {
 	switch {
 	case f.kind == loopback:
 		return c.place == onNode
+	case c.place == otherNode: // VIPs are its own node's affair
+		return f.kind == nodePort && f.address.Addr() == hostAddresses(1)[familyOf(f.address.Addr())]
 	case c.place == outside && (f.address.Addr() == netip.MustParseAddr("10.244.1.1") || f.address.Addr() == netip.MustParseAddr("fd00:10:244:1::1")):
 		return false // it knows no way
 	}

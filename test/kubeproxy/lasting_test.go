@@ -61,7 +61,7 @@ func (c *comparison) connect(all []frontend, limit int) ([]*lasting, error) {
 	for _, f := range all {
 		for _, from := range clients {
 			got, ok := c.reached[visit{from, f.key()}]
-			if ok && !f.like.IsValid() && len(backendsIn(got[0])) > 0 && len(backendsIn(got[1])) > 0 {
+			if ok && !f.like.IsValid() && c.reference(from, f) == from && len(backendsIn(got[0])) > 0 && len(backendsIn(got[1])) > 0 {
 				may = append(may, &lasting{client: from, frontend: f, service: f.service})
 			}
 		}

@@ -53,7 +53,7 @@ func TestNoticesWhatDiffers(t *testing.T) {
 
 // Each difference changes what it is about, and nothing else.
 func TestDifferences(t *testing.T) {
-	node, pod, guest, outsider, backend := clients[0], clients[1], clients[2], clients[3], clients[4]
+	node, pod, guest, backend, podOfOther := clients[0], clients[1], clients[2], clients[4], clients[6]
 	local, remote := netip.MustParseAddrPort("10.244.1.4:8080"), netip.MustParseAddrPort("10.244.2.2:8080")
 	answer := func(server string, at netip.AddrPort, seen string) outcome {
 		return outcome{server: server, at: at, seen: seen}
@@ -70,6 +70,7 @@ func TestDifferences(t *testing.T) {
 		{"an outsider is preserved for a backend here", outsider, false, localSeen, answer("pod-1-2", local, theClient)},
 		{"an outsider is not preserved for a backend elsewhere", outsider, false, remoteSeen, remoteSeen},
 		{"an outsider is not preserved with masqueradeAll", outsider, true, localSeen, localSeen},
+		{"a pod of another node is not preserved for a backend elsewhere", podOfOther, false, remoteSeen, remoteSeen},
 		{"a pod is preserved", guest, false, remoteSeen, answer("pod-2-0", remote, theClient)},
 		{"a pod is not preserved at its device with masqueradeAll", guest, true, remoteSeen, remoteSeen},
 		{"a pod's socket is preserved with masqueradeAll", pod, true, remoteSeen, answer("pod-2-0", remote, theClient)},

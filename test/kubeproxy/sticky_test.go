@@ -49,7 +49,7 @@ func (c *comparison) compareSticky(all []frontend) error {
 
 // oneSticky is for one client and frontend.
 func (c *comparison) oneSticky(from *client, f frontend) error {
-	if f.like.IsValid() || c.isHopeless() {
+	if f.like.IsValid() || c.reference(from, f) != from || c.isHopeless() {
 		return nil
 	}
 

@@ -19,7 +19,8 @@ import (
 //	        client, the proxy    192.168.51.1  ├─ pod-1-1 10.244.1.3  client, servers
 //	        servers       lo     192.168.60.6  └─ pod-1-2 10.244.1.4  client, servers
 //	                      node-2 192.168.50.2 ─┬─ pod-2-0 10.244.2.2  servers
-//	        servers              192.168.51.2  └─ pod-2-1 10.244.2.3  servers
+//	        servers              192.168.51.2  ├─ pod-2-1 10.244.2.3  servers
+//	                                           └─ pod-2-2 10.244.2.4  client
 //	                      client 192.168.50.100  outside
 //
 // Servers are at serverPorts. Whoever is outside sends what is for Services to
@@ -90,6 +91,8 @@ func (s *side) at(c *client) *lab.Namespace {
 		return s.Nodes[0].Namespace
 	case outside:
 		return s.Client.Namespace
+	case otherNode:
+		return s.Nodes[1].Pods[c.pod].Namespace
 	default:
 		return s.Nodes[0].Pods[c.pod].Namespace
 	}
@@ -135,19 +138,20 @@ var sysctls = map[string]string{
 	"net/ipv6/conf/eth0/accept_redirects": "0",
 }
 
-// giveSpares gives clients more addresses. The pod's are behind its device, and not
+// giveSpares gives clients more addresses. A pod's are behind its device, and not
 // behind a gateway there, which would be an uplink's.
 func (s *side) giveSpares() error {
-	pod := s.Nodes[0].Pods[0]
 	var err error
-	for i := range podSpares {
-		for _, spare := range addressesOf(podSpares[i]) {
-			err = errors.Join(err, pod.AddAddress("eth0", netip.PrefixFrom(spare, spare.BitLen())))
+	for i := range outsiders {
+		for pod, spares := range map[*lab.Pod][]netip.Prefix{s.Nodes[0].Pods[0]: podSpares, s.Nodes[1].Pods[2]: otherSpares} {
+			for _, spare := range addressesOf(spares[i]) {
+				err = errors.Join(err, pod.AddAddress("eth0", netip.PrefixFrom(spare, spare.BitLen())))
+			}
+			err = errors.Join(err, pod.Node.AddDeviceRoute(spares[i], pod.Device))
 		}
 		for _, spare := range addressesOf(outsiders[i]) {
 			err = errors.Join(err, s.Client.AddAddress("eth0", netip.PrefixFrom(spare, spare.BitLen())))
 		}
-		err = errors.Join(err, s.Nodes[0].AddDeviceRoute(podSpares[i], pod.Device))
 		for _, node := range s.Nodes {
 			err = errors.Join(err, node.AddRoute(outsiders[i], ofFamily(outsiders[i].Addr(), s.Client.IPv4, s.Client.IPv6)))
 		}

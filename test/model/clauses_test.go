@@ -81,6 +81,7 @@ const (
 
 	differsLoopback
 	differsPodSocket
+	differsPodElsewhere
 	differsNodeAtDevice
 	differsInputAtSocket
 	differsSocketSource
@@ -168,6 +169,7 @@ var clauseText = [clauseCount]string{
 
 	differsLoopback:      "difference: NodePorts on loopback",
 	differsPodSocket:     "difference: a pod's socket, whatever the detector says",
+	differsPodElsewhere:  "difference: a pod of another node is external",
 	differsNodeAtDevice:  "difference: a node's address as source at a device",
 	differsInputAtSocket: "difference: an address of the node, dialled by a pod's socket",
 	differsSocketSource:  "difference: sockets are not masqueraded",

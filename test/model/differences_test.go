@@ -61,6 +61,10 @@ func (c *cluster) decideAsSluice(p packet) decision {
 		c.noteIf(differsInputAtSocket, f.input && (c.isClusterIP(p.dst) || c.isServiceCIDR(p.dst)))
 		f.input = false
 	case p.path == podDevice, p.path == uplink:
+		// DESIGN.md 2.2: what comes by an uplink is from no pod of this node, also
+		// where its address is one of the cluster's pods.
+		c.noteIf(differsPodElsewhere, p.path == uplink && f.localPod)
+		f.localPod = f.localPod && p.path == podDevice
 		// docs/decisions.md: what this node sends starts in sockets. Who comes by a
 		// device with an address of the node is no exception.
 		c.noteIf(differsNodeAtDevice, f.ofNode)

@@ -111,11 +111,8 @@ func (m *programs) come(p packet) answer {
 }
 
 func (m *programs) scopeOf(p packet) uint8 {
-	internal := p.path == podDevice
-	if m.options.detect != byDevice {
-		internal = covers(m.locals, maps.AddrOf(p.src))
-	}
-	if internal {
+	isPod := m.options.detect == byDevice || covers(m.locals, maps.AddrOf(p.src))
+	if p.path == podDevice && isPod {
 		return maps.ScopeInternal
 	}
 	return maps.ScopeExternal
