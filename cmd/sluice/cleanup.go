@@ -22,14 +22,14 @@ func newCleanup(where *places) *cobra.Command {
 }
 
 func cleanUp(cmd *cobra.Command, where *places) error {
-	release, err := agent.Lock(where.socket)
+	lock, err := agent.LockMaps(where.bpfRoot)
 	if errors.Is(err, agent.ErrRunning) {
-		return errors.New("an agent is running: stop it first")
+		return fmt.Errorf("bpf root %q: an agent is running: stop it first", where.bpfRoot)
 	}
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(datapath.Remove(where.bpfRoot), release()); err != nil {
+	if err := errors.Join(datapath.Remove(where.bpfRoot), lock.Release()); err != nil {
 		return err
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "no program is attached and nothing is pinned below %s\n", where.bpfRoot)

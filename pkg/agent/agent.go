@@ -176,7 +176,8 @@ type agent struct {
 }
 
 // Run runs an agent until ctx ends. It must be called in the network namespace
-// of the node. What it has programmed and attached stays in force afterwards.
+// of the node. What it has programmed and attached stays in force afterwards. The
+// error wraps [ErrRunning] if another agent has the maps or the socket.
 func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -189,11 +190,16 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if cfg.Datapath.MasqueradePorts, err = masqueradePorts(cfg); err != nil {
 		return err
 	}
-	release, err := Lock(cfg.Socket)
+	unlockSocket, err := lockSocket(cfg.Socket)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, release()) }()
+	defer func() { err = errors.Join(err, unlockSocket()) }()
+	lock, err := LockMaps(cfg.Datapath.BPFRoot)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Release()) }()
 	events := newRecorder(&cfg)
 	proxy := newProxy(cfg)
 	mail := newMailbox()

@@ -22,7 +22,7 @@ func serving(t *testing.T) (*agent, *Client) {
 		Socket:   filepath.Join(t.TempDir(), "below", "agent.sock"),
 		Log:      slog.New(slog.DiscardHandler),
 	}
-	release, err := Lock(cfg.Socket)
+	release, err := lockSocket(cfg.Socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,23 +103,4 @@ func TestClientKnowsThatNobodyAnswers(t *testing.T) {
 	if _, err := NewClient(path).Status(t.Context()); !errors.Is(err, ErrNotRunning) {
 		t.Errorf("with a dead socket: %v, want %v", err, ErrNotRunning)
 	}
-}
-
-func TestLockKeepsASecondAgentOut(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "agent.sock")
-	release, err := Lock(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Lock(path); !errors.Is(err, ErrRunning) {
-		t.Errorf("while one runs: %v, want %v", err, ErrRunning)
-	}
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
-	release, err = Lock(path)
-	if err != nil {
-		t.Fatalf("after its end: %v", err)
-	}
-	release()
 }

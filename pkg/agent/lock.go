@@ -3,35 +3,139 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
-// ErrRunning is returned when an agent runs already: two would give out the
-// same ids.
+// ErrRunning is returned when another process has what only one may have.
 var ErrRunning = errors.New("another agent is running")
 
-// Lock makes sure that no agent runs with this socket, and none starts until
-// release is called. The error wraps [ErrRunning] if one runs.
-func Lock(socket string) (release func() error, err error) {
+// MapsLock is held by the one process that may write the maps pinned below a bpf
+// root: two agents would give out the same ids, and a cleanup would take the
+// programs of an agent that runs. What is locked is the folder itself, which is the
+// same one wherever the node's bpffs is mounted: containers have it at paths of
+// their own, and may share no other folder. The kernel releases the lock when the
+// process ends.
+type MapsLock struct {
+	bpfRoot string
+	folder  *os.File // open and locked; nil: none is
+}
+
+// LockMaps takes the lock of a bpf root, and makes the folder if it is missing. The
+// error wraps [ErrRunning] if another process has the lock. The caller releases it.
+func LockMaps(bpfRoot string) (*MapsLock, error) {
+	l := &MapsLock{bpfRoot: bpfRoot}
+	if err := l.Renew(); err != nil {
+		return nil, errors.Join(err, l.Release())
+	}
+
+	return l, nil
+}
+
+// Renew takes the lock of the folder that is at the bpf root now, and makes it if it
+// is missing. It changes nothing if that is the folder which is locked. It is for an
+// agent that pins anew because its folder was removed, or another bpffs is mounted
+// there. The error wraps [ErrRunning] if another process was faster.
+func (l *MapsLock) Renew() error {
+	if err := datapath.CheckBPFRoot(l.bpfRoot); err != nil {
+		return err
+	}
+	for {
+		// The folder may have been removed before it was locked, by a cleanup that
+		// had the lock. Then another process can make and lock a folder of the same
+		// name, so only the folder that the path leads to counts.
+		locked, err := l.leadsToLocked()
+		if err != nil || locked {
+			return err
+		}
+		err = os.Mkdir(l.bpfRoot, 0o700)
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("bpf root: %w", err)
+		}
+		folder, err := os.OpenFile(l.bpfRoot, os.O_RDONLY|unix.O_DIRECTORY, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("bpf root: %w", err)
+		}
+		if err := flock(folder); err != nil {
+			return errors.Join(fmt.Errorf("bpf root %q: %w", l.bpfRoot, err), folder.Close())
+		}
+		if err := l.Release(); err != nil {
+			return errors.Join(err, folder.Close())
+		}
+		l.folder = folder
+	}
+}
+
+// leadsToLocked reports whether the folder at the bpf root is the one that is
+// locked.
+func (l *MapsLock) leadsToLocked() (bool, error) {
+	if l.folder == nil {
+		return false, nil
+	}
+	locked, err := l.folder.Stat()
+	if err != nil {
+		return false, fmt.Errorf("bpf root: %w", err)
+	}
+	now, err := os.Stat(l.bpfRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("bpf root: %w", err)
+	}
+
+	return os.SameFile(locked, now), nil
+}
+
+// Release lets others have the lock. To release one that is not held is not an error.
+func (l *MapsLock) Release() error {
+	if l.folder == nil {
+		return nil
+	}
+	folder := l.folder
+	l.folder = nil
+
+	return folder.Close()
+}
+
+// lockSocket makes sure that no other agent answers at this socket, and none begins
+// to until release is called: an agent that starts removes the socket that it finds.
+// It makes the socket's folder if it is missing. The error wraps [ErrRunning] if
+// another agent answers there.
+func lockSocket(socket string) (release func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
 		return nil, fmt.Errorf("socket directory: %w", err)
 	}
-	// The file stays: one that is removed while somebody waits for it locks
-	// nobody out. The kernel unlocks it when its process ends.
+	// The file stays: a process that waits for a removed file would lock out no one.
 	f, err := os.OpenFile(socket+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
+		return nil, fmt.Errorf("lock of the socket: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = ErrRunning
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+	if err := flock(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("socket %q: %w", socket, err), f.Close())
 	}
 
 	return f.Close, nil
+}
+
+// flock locks an open file or folder until it is closed. The error is [ErrRunning] if
+// another process has it locked.
+func flock(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return ErrRunning
+	}
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+
+	return nil
 }

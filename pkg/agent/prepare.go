@@ -9,19 +9,20 @@ import (
 // Prepare mounts bpffs where it is missing, and makes the maps and loads the
 // programs once, as [Run] does before it attaches anything, so that a kernel that
 // refuses them is found out. The maps stay pinned. It must be called in the network
-// namespace of the node.
-func Prepare(cfg Config) error {
-	release, err := Lock(cfg.Socket)
+// namespace of the node. The error wraps [ErrRunning] if an agent has the maps.
+func Prepare(cfg Config) (err error) {
+	if err := datapath.MountBPFFS(cfg.Datapath.BPFRoot); err != nil {
+		return err
+	}
+	lock, err := LockMaps(cfg.Datapath.BPFRoot)
 	if err != nil {
 		return err
 	}
-	err = datapath.MountBPFFS(cfg.Datapath.BPFRoot)
-	if err == nil {
-		var dp *datapath.Datapath
-		if dp, err = datapath.Open(cfg.Datapath); err == nil {
-			err = errors.Join(dp.Loaded(), dp.Close())
-		}
+	defer func() { err = errors.Join(err, lock.Release()) }()
+	dp, err := datapath.Open(cfg.Datapath)
+	if err != nil {
+		return err
 	}
 
-	return errors.Join(err, release())
+	return errors.Join(dp.Loaded(), dp.Close())
 }

@@ -51,8 +51,8 @@ func (c Config) Validate() error {
 	if err := checkCgroup2(c.CgroupRoot); err != nil {
 		return fmt.Errorf("cgroup root %q: %w", c.CgroupRoot, err)
 	}
-	if err := checkBPFFS(c.BPFRoot); err != nil {
-		return fmt.Errorf("bpf root %q: %w", c.BPFRoot, err)
+	if err := CheckBPFRoot(c.BPFRoot); err != nil {
+		return err
 	}
 	if c.UDP > bpf.UDPAll {
 		return fmt.Errorf("UDP mode %d: there is no such mode", c.UDP)
@@ -153,8 +153,8 @@ func (d *Datapath) Close() error {
 // there, and the filters of the network namespace that it is called in. Removing
 // what is not there is not an error; a folder that is not on bpffs is one.
 func Remove(bpfRoot string) error {
-	if err := checkBPFFS(bpfRoot); err != nil {
-		return fmt.Errorf("bpf root %q: %w", bpfRoot, err)
+	if err := CheckBPFRoot(bpfRoot); err != nil {
+		return err
 	}
 	if err := errors.Join(removeLinks(bpfRoot), removeDevices(bpfRoot)); err != nil {
 		return err

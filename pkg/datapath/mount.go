@@ -117,6 +117,16 @@ func checkCgroup2(path string) error {
 	return nil
 }
 
+// CheckBPFRoot returns an error that names the folder and what is wrong with it
+// unless it is on bpffs, or can be made there.
+func CheckBPFRoot(bpfRoot string) error {
+	if err := checkBPFFS(bpfRoot); err != nil {
+		return fmt.Errorf("bpf root %q: %w", bpfRoot, err)
+	}
+
+	return nil
+}
+
 // checkBPFFS accepts folders that do not exist yet, if their parent is on bpffs.
 func checkBPFFS(path string) error {
 	if path == "" {

@@ -52,6 +52,7 @@ func testPod(t *testing.T, k *kubelet) {
 	})
 	t.Run("sockets of every namespace are ended", func(t *testing.T) { testOrphans(t, k, node, pod) })
 	t.Run("verbs find the agent", func(t *testing.T) { testVerbs(t, k, spec) })
+	t.Run("a cleanup in a pod without its socket is refused", func(t *testing.T) { testForeignCleanup(t, k, pod, ip, backends) })
 	t.Run("requests are what the role grants", func(t *testing.T) { testRequests(t, k) })
 	t.Run("restarted", func(t *testing.T) {
 		agent.mustStop(t)
@@ -150,4 +151,18 @@ func testVerbs(t *testing.T, k *kubelet, spec containerSpec) {
 			t.Errorf("sluice %s: exit code %d, want %q in: %s", verb, code, want, out)
 		}
 	}
+}
+
+// testForeignCleanup: a container of kubectl debug shares no folder with the agent's
+// but the node's bpffs, which it has at another path.
+func testForeignCleanup(t *testing.T, k *kubelet, from *lab.Caller, ip string, backends []*lab.Pod) {
+	t.Helper()
+	spec := k.mustSpec(t)
+	mustMount(t, spec, "/run/sluice").From = t.TempDir()
+	mustMount(t, spec, "/host/bpf").To = "/host/sys/fs/bpf"
+	out, code := k.mustExec(t, spec, "cleanup", "--bpf-root=/host/sys/fs/bpf/sluice")
+	if code == 0 || !strings.Contains(out, "an agent is running: stop it first") {
+		t.Errorf("sluice cleanup: exit code %d: %s", code, out)
+	}
+	mustReach(t, from, "tcp", ip, backends...)
 }

@@ -124,8 +124,11 @@ func (n *Node) BPFRoot() string { return n.bpfRoot }
 // AgentCgroup is that of the agent and of other verbs, and of nothing else.
 func (n *Node) AgentCgroup() *lab.Cgroup { return n.cgroup }
 
+// Socket is where the node's agent answers.
+func (n *Node) Socket() string { return filepath.Join(n.dir, "agent.sock") }
+
 // Client asks the agent without a process in between.
-func (n *Node) Client() *agent.Client { return agent.NewClient(filepath.Join(n.dir, "agent.sock")) }
+func (n *Node) Client() *agent.Client { return agent.NewClient(n.Socket()) }
 
 // Binary is what Start and Run start; another one may be set while no agent runs.
 func (n *Node) Binary() string { return n.cfg.Binary }
@@ -140,7 +143,7 @@ func (n *Node) places() []string {
 	return []string{
 		"--bpf-root", n.bpfRoot,
 		"--cgroup-root", n.cfg.Cgroup.Path(),
-		"--socket", filepath.Join(n.dir, "agent.sock"),
+		"--socket", n.Socket(),
 	}
 }
 
