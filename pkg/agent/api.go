@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/health"
 )
 
 // DefaultSocket is where the agent answers the other verbs, unless the
@@ -45,7 +47,7 @@ func (a *agent) serve(ctx context.Context) error {
 	mux.HandleFunc("GET /status", a.answer(func(ctx context.Context) (any, error) { return a.status(ctx) }))
 	mux.HandleFunc("GET /services", a.answer(func(ctx context.Context) (any, error) { return a.answerServices(ctx) }))
 	mux.HandleFunc("GET /desired", a.answer(func(ctx context.Context) (any, error) { return later(ctx, a, a.desired) }))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	server := health.NewHTTPServer(mux, new(health.Connections))
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

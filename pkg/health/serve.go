@@ -11,13 +11,9 @@ import (
 	"time"
 )
 
-const (
-	// listenRetry is how long after a failure an address is tried again.
-	// kube-proxy waits as long.
-	listenRetry = 5 * time.Second
-	// headerTimeout is how long a client may take to ask.
-	headerTimeout = 5 * time.Second
-)
+// listenRetry is how long after a failure an address is tried again. kube-proxy waits
+// as long.
+const listenRetry = 5 * time.Second
 
 // Server is where a handler answers, until it is told to end.
 type Server struct {
@@ -75,7 +71,7 @@ func (s Server) serve(ctx context.Context, listening func()) error {
 	}
 	listening()
 	s.Log.Info("listening", "server", s.Name, "address", listener.Addr())
-	server := &http.Server{Handler: s.Handler, ReadHeaderTimeout: headerTimeout}
+	server := NewHTTPServer(s.Handler, new(Connections))
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

@@ -46,8 +46,9 @@ type Check struct {
 // out which nodes have endpoints. All methods but Run return at once, and any
 // goroutine may call them.
 type Services struct {
-	cfg     ServicesConfig
-	changed chan struct{}
+	cfg         ServicesConfig
+	changed     chan struct{}
+	connections Connections // of all ports: there may be thousands
 
 	mu     sync.Mutex
 	checks map[lb.ServiceName]Check
@@ -202,10 +203,7 @@ func (s *Services) listen(p port) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.answer(w, p) }),
-		ReadHeaderTimeout: headerTimeout,
-	}
+	server := NewHTTPServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.answer(w, p) }), &s.connections)
 	s.mu.Lock()
 	s.open[p] = server
 	s.mu.Unlock()
