@@ -83,49 +83,56 @@ func parseSCTP(p []byte) (from, to uint16, chunk byte, cookie string, err error)
 	return binary.BigEndian.Uint16(p), binary.BigEndian.Uint16(p[2:]), p[sctpChunk], cookie, nil
 }
 
-// mustServeSCTP answers every INIT that arrives at an address with who is there
-// and whom it saw, as a [lab.Server] does.
-func mustServeSCTP(t *testing.T, ns *lab.Namespace, at netip.AddrPort) {
+// mustServeSCTP answers every INIT that arrives at a port, whichever address of the
+// namespace it is for, with who is there and whom it saw, as a [lab.Server] does.
+func mustServeSCTP(t *testing.T, ns *lab.Namespace, ports map[uint16]bool) {
 	t.Helper()
-	var conn *net.IPConn
-	err := ns.Do(func() (err error) {
-		conn, err = net.ListenIP(rawNetwork(at.Addr(), protocolSCTP), ipAddr(at.Addr()))
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		answerSCTP(conn, at)
-	}()
-	t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			t.Error(err)
+	for _, all := range everywhere {
+		conn, err := ns.ListenPacket(rawNetwork(all.Addr(), protocolSCTP), all.Addr().String())
+		if err != nil {
+			t.Fatal(err)
 		}
-		<-stopped
-	})
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			answerSCTP(conn.(*net.IPConn), all.Addr().Is4(), ports)
+		}()
+		t.Cleanup(func() {
+			if err := conn.Close(); err != nil {
+				t.Error(err)
+			}
+			<-stopped
+		})
+	}
 }
 
-func answerSCTP(conn *net.IPConn, at netip.AddrPort) {
-	buffer := make([]byte, 1<<16)
+func answerSCTP(conn *net.IPConn, is4 bool, ports map[uint16]bool) {
+	buffer, control := make([]byte, 1<<16), make([]byte, 128)
 	for {
-		size, client, err := conn.ReadFromIP(buffer)
+		size, controlSize, _, client, err := conn.ReadMsgIP(buffer, control)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
 			continue // an ICMP error for an earlier answer
 		}
-		from, to, chunk, _, err := parseSCTP(buffer[:size])
-		if err != nil || to != at.Port() || chunk != chunkInit {
+		packet := buffer[:size]
+		if is4 && size > 0 {
+			packet = packet[min(size, int(packet[0]&0xf)*4):] // the kernel delivers the IPv4 header, too
+		}
+		local, source := lab.PacketInfo(control[:controlSize])
+		from, to, chunk, _, err := parseSCTP(packet)
+		if err != nil || !ports[to] || chunk != chunkInit {
 			continue
 		}
-		source, _ := netip.AddrFromSlice(client.IP)
-		answer := lab.Answer{Name: "server", Local: at, Client: netip.AddrPortFrom(source.Unmap(), from)}
+		remote, _ := netip.AddrFromSlice(client.IP)
+		answer := lab.Answer{
+			Name:   "server",
+			Local:  netip.AddrPortFrom(local, to),
+			Client: netip.AddrPortFrom(remote.Unmap(), from),
+		}
 		// Like any packet, an answer may get lost.
-		_, _ = conn.WriteToIP(sctpPacket(to, from, chunkInitAck, answer.String()), client)
+		_, _, _ = conn.WriteMsgIP(sctpPacket(to, from, chunkInitAck, answer.String()), source, client)
 	}
 }
 

@@ -3,6 +3,7 @@ package flows
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -37,14 +38,15 @@ type world struct {
 	clients   *lab.Namespace
 	local     *lab.Namespace
 
-	addresses []netip.Addr // the node's
-	answering []netip.Addr // of local
-	dialling  []netip.Addr // of clients
+	addresses []netip.Addr        // the node's
+	answering map[netip.Addr]bool // of local
+	dialling  map[netip.Addr]bool // of clients
+	others    map[netip.Addr]bool // of elsewhere
 	pods      map[netip.Addr]hop
 
 	nodeToClients, elsewhereToClients, elsewhereToNode hop
 
-	listeners map[*lab.Namespace][]string // see mustServe
+	listeners map[*lab.Namespace]map[listener]bool // see mustServe
 }
 
 func mustWorld(t *testing.T, s *scenario) *world {
@@ -55,8 +57,11 @@ func mustWorld(t *testing.T, s *scenario) *world {
 		clients:   lab.MustNamespace(t, "clients"),
 		local:     lab.MustNamespace(t, "local"),
 		addresses: s.Node.LocalIPs,
+		answering: map[netip.Addr]bool{},
+		dialling:  map[netip.Addr]bool{},
+		others:    map[netip.Addr]bool{},
 		pods:      map[netip.Addr]hop{},
-		listeners: map[*lab.Namespace][]string{},
+		listeners: map[*lab.Namespace]map[listener]bool{},
 	}
 	err := errors.Join(
 		w.node.Sysctl("net/ipv4/ip_forward", "1"),
@@ -68,15 +73,12 @@ func mustWorld(t *testing.T, s *scenario) *world {
 			err = errors.Join(err, w.addClient(t, f.SourceIP, p.from))
 		}
 	}
-	err = errors.Join(err, w.addLocal(s.localEndpoints()))
-	for _, f := range s.Flows {
-		err = errors.Join(err, w.addServers(s, f))
-	}
+	err = errors.Join(err, w.addLocal(s.localEndpoints()), w.addServers(s))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for ns, at := range w.listeners {
-		mustServe(t, ns, at)
+	for ns, listeners := range w.listeners {
+		mustServe(t, ns, listeners)
 	}
 
 	return w
@@ -125,8 +127,8 @@ func (w *world) addClient(t *testing.T, ip netip.Addr, at place) error {
 
 		return err
 	}
-	if at == beyond && !slices.Contains(w.dialling, ip) {
-		w.dialling = append(w.dialling, ip)
+	if at == beyond && !w.dialling[ip] {
+		w.dialling[ip] = true
 
 		return errors.Join(w.clients.AddAddress("lo", single(ip)), w.settle(ip, w.home(ip)))
 	}
@@ -137,11 +139,11 @@ func (w *world) addClient(t *testing.T, ip netip.Addr, at place) error {
 // addLocal makes pods of this node that only answer: all of them in one namespace.
 func (w *world) addLocal(ips []netip.Addr) error {
 	for _, ip := range ips {
-		if _, dials := w.pods[ip]; !dials && !slices.Contains(w.answering, ip) {
-			w.answering = append(w.answering, ip)
+		if _, dials := w.pods[ip]; !dials {
+			w.answering[ip] = true
 		}
 	}
-	_, err := w.attach(w.local, "pods", w.answering...)
+	_, err := w.attach(w.local, "pods", slices.Collect(maps.Keys(w.answering))...)
 
 	return err
 }
@@ -167,7 +169,7 @@ func (w *world) home(ip netip.Addr) place {
 	if _, isPod := w.pods[ip]; isPod {
 		return inPod
 	}
-	if slices.Contains(w.dialling, ip) {
+	if w.dialling[ip] {
 		return beyond
 	}
 

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// packetInfo reads from a datagram's control messages where it was sent to, and
+// PacketInfo reads from a datagram's control messages where it was sent to, and
 // returns the control message that sends the answer from there. Both are zero if
 // the messages do not say.
-func packetInfo(control []byte) (to netip.Addr, source []byte) {
+func PacketInfo(control []byte) (to netip.Addr, source []byte) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return netip.Addr{}, nil

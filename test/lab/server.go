@@ -187,7 +187,7 @@ func (s *Server) answerDatagrams(conn *net.UDPConn) {
 		if err != nil {
 			continue // an ICMP error for an earlier answer
 		}
-		to, source := packetInfo(control[:controlSize])
+		to, source := PacketInfo(control[:controlSize])
 		if !to.IsValid() {
 			to = bound.Addr()
 		}
