@@ -17,7 +17,7 @@ type driver struct {
 	cgroup  *lab.Cgroup
 	maps    *datapathMaps
 	callers map[origin]*lab.Caller
-	ports   uint16 // of clients whose packets come by a device, used so far
+	ports   []uint16 // that no client had yet whose packets come by a device
 }
 
 // origin is where a process runs.
@@ -32,6 +32,7 @@ func mustDriver(t *testing.T, s *scenario) *driver {
 		world:   mustWorld(t, s),
 		cgroup:  lab.MustCgroup(t, "flows"),
 		callers: map[origin]*lab.Caller{},
+		ports:   s.clientPorts(),
 	}
 	d.mustStart(t, s)
 
@@ -178,24 +179,28 @@ func (d *driver) attemptAtOnce(t *testing.T, f flow, w way, n int) map[string]in
 // is not asked about.
 func (d *driver) attempt(t *testing.T, f flow, w way) func() string {
 	t.Helper()
-	port := d.port()
 	if !w.path.socket {
+		port := d.mustPort(t)
 		w.From = netip.AddrPortFrom(f.SourceIP, port).String()
-	}
-	if isRaw(f.Protocol) {
-		ns := d.world.start(f, w.path.from)
+		if isRaw(f.Protocol) {
+			ns := d.world.start(f, w.path.from)
 
-		return func() string { return w.outcome(exchangeRaw(ns, f, port, w.Timeout)) }
+			return func() string { return w.outcome(exchangeRaw(ns, f, port, w.Timeout)) }
+		}
 	}
 	caller := d.caller(t, f, w.path)
 
 	return func() string { return w.outcome(caller.Exchange(w.Exchange)) }
 }
 
-// port is one of those that the kernel gives to nobody.
-func (d *driver) port() uint16 {
-	const first, count = 61000, 4000
-	d.ports++
+// mustPort returns a port that no client had before.
+func (d *driver) mustPort(t *testing.T) uint16 {
+	t.Helper()
+	if len(d.ports) == 0 {
+		t.Fatal("this flow has too many targets: all ports of clients are used up")
+	}
+	port := d.ports[0]
+	d.ports = d.ports[1:]
 
-	return first + d.ports%count
+	return port
 }

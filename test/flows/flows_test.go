@@ -41,13 +41,29 @@ func testFile(t *testing.T, path string) {
 	for i := range scenarios {
 		t.Run(scenarios[i].Name, func(t *testing.T) {
 			t.Parallel()
-			play(t, &scenarios[i], &all)
+			play(t, &scenarios[i], portsOfWorld, &all)
 		})
 	}
 }
 
-// play runs all flows of a scenario on all their paths and prints a verdict on each.
-func play(t *testing.T, s *scenario, all *tally) {
+// play plays a scenario in one world, or in several if its flows need more than so
+// many ports.
+func play(t *testing.T, s *scenario, ports int, all *tally) {
+	parts := s.parts(ports)
+	if len(parts) == 1 {
+		playPart(t, s, all)
+		return
+	}
+	for i := range parts {
+		t.Run(fmt.Sprintf("part %d of %d", i+1, len(parts)), func(t *testing.T) {
+			t.Parallel()
+			playPart(t, &parts[i], all)
+		})
+	}
+}
+
+// playPart runs flows in a new world, on all their paths, and prints a verdict on each.
+func playPart(t *testing.T, s *scenario, all *tally) {
 	next := 0
 	defer func() {
 		if t.Skipped() {

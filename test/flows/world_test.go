@@ -52,9 +52,9 @@ type world struct {
 func mustWorld(t *testing.T, s *scenario) *world {
 	t.Helper()
 	w := &world{
-		node:      lab.MustNamespace(t, "node"),
+		node:      mustClients(t, "node"),
 		elsewhere: lab.MustNamespace(t, "elsewhere"),
-		clients:   lab.MustNamespace(t, "clients"),
+		clients:   mustClients(t, "clients"),
 		local:     lab.MustNamespace(t, "local"),
 		addresses: s.Node.LocalIPs,
 		answering: map[netip.Addr]bool{},
@@ -82,6 +82,19 @@ func mustWorld(t *testing.T, s *scenario) *world {
 	}
 
 	return w
+}
+
+// mustClients returns a namespace in which the port of a client is free when its
+// connection ends. Otherwise the kernel holds it for a minute (TIME-WAIT), and flows
+// that dial faster than that run out of ports.
+func mustClients(t *testing.T, what string) *lab.Namespace {
+	t.Helper()
+	ns := lab.MustNamespace(t, what)
+	if err := ns.Sysctl("net/ipv4/tcp_max_tw_buckets", "0"); err != nil {
+		t.Fatal(err)
+	}
+
+	return ns
 }
 
 // addUplink leads the node, elsewhere and the clients to each other.
@@ -122,7 +135,7 @@ func (w *world) addUplink(primary netip.Addr) error {
 func (w *world) addClient(t *testing.T, ip netip.Addr, at place) error {
 	t.Helper()
 	if _, known := w.pods[ip]; at == inPod && !known {
-		h, err := w.attach(lab.MustNamespace(t, "pod"), fmt.Sprintf("pod%d", len(w.pods)), ip)
+		h, err := w.attach(mustClients(t, "pod"), fmt.Sprintf("pod%d", len(w.pods)), ip)
 		w.pods[ip] = h
 
 		return err
