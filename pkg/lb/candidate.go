@@ -21,7 +21,8 @@ func (e *candidate) draining() bool { return e.Serving && e.Terminating }
 //
 // An endpoint may be in several slices, while it moves from one to another or
 // when a new pod got the address of an old one. The last one that is not
-// terminating counts, else the first.
+// terminating counts, else the first. As to kube-proxy, it does not matter whether
+// one is ready or on this node.
 func (r *resolver) join(port PortName, family Family) []candidate {
 	all := make([]candidate, 0, r.endpointCount(port, family))
 	for _, slice := range r.slices {

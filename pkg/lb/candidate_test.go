@@ -76,6 +76,12 @@ func TestDuplicates(t *testing.T) {
 		{"the running one, not an older terminating one", on("first", draining), on("second"), "second"},
 		{"the first of two that terminate", on("first", draining), on("second", stopped), "first"},
 		{"the running one, not one published while terminating", on("first"), on("second", published), "first"},
+		{"the running one elsewhere, not a terminating one here", on("other"), on("n1", draining), "other"},
+		{"the running one elsewhere, not an older terminating one here", on("n1", draining), on("other"), "other"},
+		{"the unready one elsewhere, not one published here while terminating", on("n1", published), on("other", unready), "other"},
+		{"the running one here, not a terminating one elsewhere", on("n1"), on("other", draining), "n1"},
+		{"the last one, not the one that is here", on("n1"), on("other"), "other"},
+		{"the first of two that terminate, not the one that is here", on("other", draining), on("n1", draining), "other"},
 	} {
 		t.Run("across slices it is "+test.name, func(t *testing.T) {
 			r := Resolve(web(), []*EndpointSlice{slice("a", test.first), slice("b", test.second)}, &testNode)
@@ -112,5 +118,7 @@ func checkDuplicate(t *testing.T, r Resolution, want string) {
 	t.Helper()
 	if len(r.Endpoints) != 1 || r.Endpoints[0].NodeName != want {
 		t.Errorf("endpoints are %+v, want the %s alone", r.Endpoints, want)
+	} else if e := r.Endpoints[0]; e.Local != (want == testNode.Name) {
+		t.Errorf("endpoint on %s is local: %t", e.NodeName, e.Local)
 	}
 }

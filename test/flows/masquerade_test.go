@@ -18,7 +18,7 @@ func (s *scenario) masquerades(f flow, p path, target netip.AddrPort) bool {
 		return false
 	case target.Addr() == f.SourceIP:
 		return true
-	case p.from == beyond && !s.isLocalEndpoint(target.Addr()):
+	case p.from == beyond && !s.isLocalTarget(f, target):
 		return true
 	}
 
@@ -46,7 +46,7 @@ func (s *scenario) masqueradeDiffers(f flow, p path, target netip.AddrPort) stri
 	switch masquerades := s.masquerades(f, p, target); {
 	case masquerades == f.Masq:
 		return sameMasquerade
-	case masquerades && hairpin && !s.isLocalEndpoint(f.SourceIP):
+	case masquerades && hairpin && !s.isLocalTarget(f, target):
 		return remoteHairpin
 	case masquerades && !s.Node.LocalCIDR.IsValid():
 		return withoutDetector
@@ -72,7 +72,7 @@ func (s *scenario) isHairpin(f flow) bool {
 	return slices.ContainsFunc(f.Output, func(text string) bool {
 		target, err := netip.ParseAddrPort(text)
 
-		return err == nil && target.Addr() == f.SourceIP && s.isLocalEndpoint(f.SourceIP)
+		return err == nil && target.Addr() == f.SourceIP && s.isLocalTarget(f, target)
 	})
 }
 

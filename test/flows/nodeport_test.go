@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -62,9 +63,7 @@ func (s *scenario) clusterBackends(svc *service, port corev1.ServicePort, of fam
 // localBackends are those that traffic with a Local policy may reach
 // (CONTRACT.md 1.3.2).
 func (s *scenario) localBackends(svc *service, port corev1.ServicePort, of family) []string {
-	local := where(s.endpoints(svc, port, of), func(e endpoint) bool {
-		return e.NodeName != nil && *e.NodeName == s.Node.Name
-	})
+	local := where(s.endpoints(svc, port, of), s.Node.runs)
 	if ready := where(local, isReady); len(ready) > 0 {
 		return targetsOf(ready)
 	}
@@ -81,10 +80,14 @@ func targetsOf(endpoints map[string]endpoint) []string {
 	return slices.Sorted(maps.Keys(endpoints))
 }
 
-// endpoints are all of a Service port, by where they answer.
+// endpoints are those of a Service port, by where they answer, each once
+// (CONTRACT.md 1.2.7): one that is not terminating replaces any other, whatever node
+// either is on, and a terminating one replaces none. Where kube-proxy goes through
+// slices in no order, Sluice's is that of their names.
 func (s *scenario) endpoints(svc *service, port corev1.ServicePort, of family) map[string]endpoint {
+	inOrder := slices.SortedStableFunc(slices.Values(s.EndpointSlices), func(a, b slice) int { return strings.Compare(a.Name, b.Name) })
 	known := map[string]endpoint{}
-	for _, es := range s.EndpointSlices {
+	for _, es := range inOrder {
 		if es.Service != svc.Namespace+"/"+svc.Name || es.AddressType != discoveryv1.AddressType(of) {
 			continue
 		}
@@ -98,6 +101,18 @@ func (s *scenario) endpoints(svc *service, port corev1.ServicePort, of family) m
 	}
 
 	return known
+}
+
+// isLocalTarget reports whether a target of a flow is on this node, to the Service
+// port that the flow dials. Where no Service port has it, the address decides.
+func (s *scenario) isLocalTarget(f flow, target netip.AddrPort) bool {
+	for _, c := range s.claims(f) {
+		if e, found := s.endpoints(c.service, c.port, familyOf(f.DestIP))[target.String()]; found {
+			return s.Node.runs(e)
+		}
+	}
+
+	return s.isLocalEndpoint(target.Addr())
 }
 
 // at is where an endpoint answers for a Service port.

@@ -68,6 +68,12 @@ func (n *node) has(ip netip.Addr) bool {
 	return ip.IsLoopback() || slices.Contains(n.LocalIPs, ip)
 }
 
+// runs reports whether an endpoint is on this node.
+func (n *node) runs(e endpoint) bool { return e.NodeName != nil && *e.NodeName == n.Name }
+
+// isLocalEndpoint reports whether a pod of this node has an address: any endpoint
+// that says so counts, also one that is replaced by another. A pod that is here for
+// one Service port may be elsewhere for another: see [scenario.isLocalTarget].
 func (s *scenario) isLocalEndpoint(ip netip.Addr) bool {
 	return slices.Contains(s.localEndpoints(), ip)
 }
@@ -77,7 +83,7 @@ func (s *scenario) localEndpoints() []netip.Addr {
 	var all []netip.Addr
 	for _, es := range s.EndpointSlices {
 		for _, e := range es.Endpoints {
-			if e.NodeName == nil || *e.NodeName != s.Node.Name {
+			if !s.Node.runs(e) {
 				continue
 			}
 			for _, address := range e.Addresses {

@@ -36,17 +36,22 @@ func (o objects) slicesOf(service string) []*discoveryv1.EndpointSlice {
 }
 
 // sayLocal says that an endpoint of a Service is on node-1. Who is nowhere is not,
-// wherever it is.
+// wherever it is. One that is not terminating replaces one that is.
 func (o objects) sayLocal(service string, at netip.AddrPort) bool {
+	local := false
 	for _, slice := range o.slicesOf(service) {
 		for _, e := range slice.Endpoints {
-			if e.Addresses[0] == at.Addr().String() {
-				return e.NodeName != nil && *e.NodeName == firstNode
+			if e.Addresses[0] != at.Addr().String() {
+				continue
+			}
+			local = e.NodeName != nil && *e.NodeName == firstNode
+			if e.Conditions.Terminating == nil || !*e.Conditions.Terminating {
+				return local
 			}
 		}
 	}
 
-	return false
+	return local
 }
 
 // remove removes a Service, and its slices.
