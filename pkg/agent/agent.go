@@ -237,6 +237,10 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 	if err := logMaps(cfg.Log, dp); err != nil {
 		return nil, err
 	}
+	hadNodePorts, err := nodePortAddrs(dp.Maps().Addrs)
+	if err != nil {
+		return nil, err
+	}
 	writer, err := reconcile.New(reconcile.Config{Tables: dp.Maps().Tables})
 	if err != nil {
 		return nil, err
@@ -256,6 +260,7 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 		proxy:     proxy,
 		checks:    newHealthServices(cfg, proxy),
 	}
+	a.model.hadNodePorts = hadNodePorts
 	a.devices = newDeviceKeeper(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval))
 	a.devices.failFast = cfg.FailFast
 	a.devices.reaches = proxy.Attached
@@ -272,6 +277,21 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 	a.counts, err = a.newServiceMetrics()
 
 	return a, err
+}
+
+// nodePortAddrs returns the addresses on which node ports answer, by the map.
+func nodePortAddrs(addrs maps.Table[maps.Addr, maps.AddrUse]) (map[netip.Addr]bool, error) {
+	answer := make(map[netip.Addr]bool)
+	for e, err := range addrs.All() {
+		if err != nil {
+			return nil, err
+		}
+		if e.Value.Flags&maps.AddrNodePort != 0 {
+			answer[e.Key.IP()] = true
+		}
+	}
+
+	return answer, nil
 }
 
 func newSource(cfg Config, to kube.Sink) (source, error) {

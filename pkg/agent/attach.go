@@ -17,29 +17,20 @@ func whenLoaded(dp *datapath.Datapath) <-chan struct{} {
 	return done
 }
 
-// attachFirst attaches our programs once they are loaded, unless those of an earlier agent
-// are at work. They stay until ours know every Service: their maps may be of
-// another layout, and full, when ours are new and empty.
+// attachFirst attaches our programs once they are loaded, also if the API server
+// cannot be asked: they work on the maps that an earlier agent filled. If its
+// programs work on maps of another layout, they stay until ours know every Service:
+// our maps are new and empty.
 func (a *agent) attachFirst() error {
 	if err := a.datapath.Loaded(); err != nil {
 		return err
 	}
-	select {
-	case <-a.attached:
-		return nil // by sync
-	default:
-	}
-	hooks, err := datapath.Hooks(a.cfg.Datapath.BPFRoot, a.cfg.Datapath.CgroupRoot)
-	if err != nil {
+	other, err := datapath.RunsOnOtherLayout(a.cfg.Datapath.BPFRoot, a.cfg.Datapath.CgroupRoot)
+	if err != nil || other {
 		return err
 	}
-	for _, hook := range hooks {
-		if hook.Problem == "" {
-			return nil
-		}
-	}
 
-	return a.attach()
+	return a.attachSynced()
 }
 
 // attachSynced attaches our programs if they are not yet.

@@ -42,8 +42,6 @@ type deviceKeeper struct {
 	log      *slog.Logger
 	interval time.Duration // from one check to the next
 	changed  chan struct{}
-	expected chan []datapath.Device
-	foreseen sync.Once
 	failFast bool               // a first try that fails is the end
 	reaches  func(uplinks bool) // told after each try
 
@@ -58,24 +56,18 @@ type deviceKeeper struct {
 const deviceRetry = time.Second
 
 func newDeviceKeeper(dp *datapath.Datapath, log *slog.Logger, interval time.Duration) *deviceKeeper {
-	return &deviceKeeper{datapath: dp, log: log, interval: interval, changed: make(chan struct{}, 1), expected: make(chan []datapath.Device, 1)}
-}
-
-// expect tells what will probably be decided, so that the verifier can begin with the
-// programs of these devices. It counts once.
-func (k *deviceKeeper) expect(decide func() []node.Decision) {
-	k.foreseen.Do(func() { k.expected <- devicesOf(decide()) })
+	return &deviceKeeper{datapath: dp, log: log, interval: interval, changed: make(chan struct{}, 1)}
 }
 
 // run attaches once attached is closed, after each change, and now and then,
-// since somebody may have undone it.
+// since another program may have undone it. The verifier begins before.
 func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error {
 	for waiting := true; waiting; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case devices := <-k.expected:
-			_ = k.datapath.LoadDevices(devices) // attach tries again, and tells
+		case <-k.changed:
+			_ = k.datapath.LoadDevices(devicesOf(k.decided())) // attach tries again, and tells
 		case <-attached:
 			waiting = false
 		}
@@ -122,6 +114,14 @@ func (k *deviceKeeper) set(decisions []node.Decision) {
 	case k.changed <- struct{}{}:
 	default:
 	}
+}
+
+// decided returns what was decided of every device; nil: nothing yet.
+func (k *deviceKeeper) decided() []node.Decision {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+
+	return k.decisions
 }
 
 // attach makes the kernel's state that which was decided, and says whether all of

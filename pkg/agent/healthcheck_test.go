@@ -139,8 +139,8 @@ func TestNodeIPBeforeTheNode(t *testing.T) {
 		t.Error("the node is in none of the source ranges")
 	}
 	m.setLocalAddrs(local())
-	if _, ok := m.newNodeAddrs(); ok {
-		t.Error("node ports do not wait for the Node")
+	if addrs, ok := m.newNodeAddrs(); !ok || addrs[primary].Flags != 0 || addrs[secondary].Flags != 0 {
+		t.Errorf("node ports do not wait for the Node: they answer at %v (known: %t)", addrs, ok)
 	}
 	m.setNode(told(secondary))
 	if addrs, ok := m.newNodeAddrs(); !ok || addrs[primary].Flags == 0 || addrs[secondary].Flags != 0 {

@@ -8,7 +8,6 @@ import (
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
-	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // probeService owns the frontend that [datapath.Verify] dials. No Service of
@@ -29,8 +28,8 @@ func probeFrontend() lb.Frontend {
 	}
 }
 
-// nodeWait is how long the first programming waits for the Node object, and
-// node ports for its addresses. kube-proxy waits as long.
+// nodeWait is how long, once all Services are known, the first programming waits for
+// the Node object, and node ports for its addresses. kube-proxy waits as long.
 const nodeWait = 30 * time.Second
 
 // restTime is how long after all is programmed what belongs to a start is over: the
@@ -46,7 +45,8 @@ func (a *agent) loop(ctx context.Context) error {
 	stock := time.NewTicker(stockInterval)
 	defer stock.Stop()
 	a.proxy.Started()
-	services, self, patience := a.source.Synced(), a.source.NodeSynced(), time.After(nodeWait)
+	services, self := a.source.Synced(), a.source.NodeSynced()
+	var nodeTimeout <-chan time.Time
 
 	for {
 		select {
@@ -59,11 +59,11 @@ func (a *agent) loop(ctx context.Context) error {
 				return err
 			}
 		case <-services:
-			services = nil
+			services, nodeTimeout = nil, time.After(nodeWait)
 		case <-self:
 			self = nil
 			a.mail.post((*model).nodeTold)
-		case <-patience:
+		case <-nodeTimeout:
 			self = nil
 			a.mail.post((*model).stopWaiting)
 		case <-due.C:
@@ -111,11 +111,10 @@ func (a *agent) readMail() {
 	for _, change := range a.mail.take() {
 		change(a.model)
 	}
-	switch {
-	case a.synced:
+	if a.synced {
 		a.measure(metrics.Round{}, a.program)
-	case a.model.devicesChanged && a.devices != nil:
-		a.devices.expect(func() []node.Decision { return node.Decide(a.model.devices, a.model.deviceRules) })
+	} else {
+		a.programNode()
 	}
 }
 
@@ -161,10 +160,26 @@ func (a *agent) program() {
 			a.writer.Delete(name)
 		}
 	}
-	changed := len(touched) > 0
+	if !a.programNode() && len(touched) > 0 {
+		a.apply()
+	}
+	if a.model.serviceCIDRsChanged {
+		a.model.serviceCIDRsChanged = false
+		a.writer.SetServiceCIDRs(a.model.serviceCIDRs)
+		a.apply()
+	}
+}
+
+// programNode brings the maps up to what is known of the node: its addresses, its
+// devices, and from where its pods come. That needs no API server. It applies
+// everything if anything changed, and reports whether it did.
+func (a *agent) programNode() bool {
+	changed := false
 	if addrs, ok := a.model.newNodeAddrs(); ok {
 		a.writer.SetNodeAddrs(addrs)
-		a.model.checks.addrs = a.model.checkAddrs()
+		if !a.model.awaitsPrimary() {
+			a.model.checks.addrs = a.model.checkAddrs()
+		}
 		changed = true
 	}
 	if cidrs, ok := a.model.newLocalCIDRs(); ok {
@@ -182,11 +197,8 @@ func (a *agent) program() {
 	if redecided {
 		a.devices.set(decisions)
 	}
-	if a.model.serviceCIDRsChanged {
-		a.model.serviceCIDRsChanged = false
-		a.writer.SetServiceCIDRs(a.model.serviceCIDRs)
-		a.apply()
-	}
+
+	return changed
 }
 
 // apply writes what is due, and ends the UDP sockets of backends that went.

@@ -32,6 +32,9 @@ type model struct {
 	localAddrs        []node.Address // nil: not known yet
 	nodeAddrsChanged  bool
 	nodePortAddresses lb.NodePortAddresses
+	// hadNodePorts are the addresses on which node ports answered when the agent
+	// started. They still do as long as it is not known which address is primary.
+	hadNodePorts map[netip.Addr]bool
 	// awaitsNode: the Node object may still tell which address is primary, and
 	// from which ranges its pods' are.
 	awaitsNode bool
@@ -136,12 +139,16 @@ func (m *model) newDecisions() ([]node.Decision, bool) {
 	return node.Decide(m.devices, m.deviceRules), true
 }
 
+// awaitsPrimary reports whether the Node object may still tell which address is
+// primary, where node ports answer on that one.
+func (m *model) awaitsPrimary() bool {
+	return len(m.nodePortAddresses.Prefixes) == 0 && m.awaitsNode && len(m.nodeIPs) == 0
+}
+
 // newNodeAddrs returns the addresses of this node, and on which of them node
-// ports answer ([maps.AddrNodePort]), if that may have changed and enough is known to tell.
+// ports answer ([maps.AddrNodePort]), if that may have changed.
 func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
-	primary := len(m.nodePortAddresses.Prefixes) == 0
-	unsure := m.localAddrs == nil || primary && m.awaitsNode && len(m.nodeIPs) == 0
-	if !m.nodeAddrsChanged || unsure {
+	if !m.nodeAddrsChanged || m.localAddrs == nil {
 		return nil, false
 	}
 	m.nodeAddrsChanged = false
@@ -152,7 +159,11 @@ func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 		local = append(local, a.Addr)
 		addrs[a.Addr] = maps.AddrUse{Ifindex: uint32(a.IfIndex)}
 	}
-	for _, a := range m.nodePortAddresses.Select(local, &m.node) {
+	selected := m.nodePortAddresses.Select(local, &m.node)
+	if m.awaitsPrimary() {
+		selected = slices.DeleteFunc(local, func(a netip.Addr) bool { return !m.hadNodePorts[a] })
+	}
+	for _, a := range selected {
 		entry := addrs[a]
 		entry.Flags |= maps.AddrNodePort
 		addrs[a] = entry

@@ -41,12 +41,21 @@ func TestNodeAddrs(t *testing.T) {
 		want []netip.Addr // nil: too early to tell
 	}{
 		{"too early without local addresses", func(m *model) { m.setNode(told(primary)) }, nil},
-		{"too early before the Node is told", func(m *model) { m.setLocalAddrs(local()) }, nil},
-		{"too early before the Node has addresses", func(m *model) {
+		{"none before the Node is told", func(m *model) { m.setLocalAddrs(local()) }, []netip.Addr{}},
+		{"none before the Node has addresses", func(m *model) {
 			m.setLocalAddrs(local())
 			m.setNode(told())
 			m.nodeTold()
-		}, nil},
+		}, []netip.Addr{}},
+		{"the address of an earlier agent's node ports before the Node is told", func(m *model) {
+			m.hadNodePorts = map[netip.Addr]bool{secondary: true, netip.MustParseAddr("192.0.2.9"): true}
+			m.setLocalAddrs(local())
+		}, []netip.Addr{secondary}},
+		{"the primary address, whatever an earlier agent's was", func(m *model) {
+			m.hadNodePorts = map[netip.Addr]bool{secondary: true}
+			m.setLocalAddrs(local())
+			m.setNode(told(primary))
+		}, []netip.Addr{primary}},
 		{"the primary address", func(m *model) {
 			m.setLocalAddrs(local())
 			m.setNode(told(primary))

@@ -77,6 +77,22 @@ func (d *Datapath) removeOtherVersions() error {
 	return nil
 }
 
+// RunsOnOtherLayout reports whether programs are attached that work on maps of
+// another layout than this build's, as an agent of another build has left them.
+func RunsOnOtherLayout(bpfRoot, cgroupRoot string) (bool, error) {
+	dirs, err := versionDirs(bpfRoot)
+	if err != nil {
+		return false, err
+	}
+	isOther := func(dir string) bool { return filepath.Base(dir) != maps.Version }
+	if !slices.ContainsFunc(dirs, isOther) {
+		return false, nil
+	}
+	hooks, err := Hooks(bpfRoot, cgroupRoot)
+
+	return slices.ContainsFunc(hooks, func(h HookState) bool { return h.Problem == "" }), err
+}
+
 // versionDirs returns the folders of maps, of all versions.
 func versionDirs(bpfRoot string) ([]string, error) {
 	dirs, err := filepath.Glob(filepath.Join(bpfRoot, "v[0-9]*"))
