@@ -21,8 +21,8 @@ func newFlows(where *places) *cobra.Command {
 	out := newOutput()
 	cmd := &cobra.Command{
 		Use:   "flows [NAMESPACE/NAME]",
-		Short: "List the flows that are translated at devices: who dialled what, and got which backend",
-		Long:  "List the flows that are translated at devices: who dialled what, and got which backend.\nConnections of this node's sockets and of hooked pods are translated when they are made, and are not among them.",
+		Short: "List the flows that are translated at devices: client, original destination and backend",
+		Long:  "List the flows that are translated at devices: client, original destination and backend.\nConnections of this node's sockets and of hooked pods are translated when they are made, and are not among them.",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flows, err := readFlows(where.bpfRoot, args)
@@ -142,7 +142,7 @@ func printTable(w io.Writer, flows []flow.Flow) error {
 }
 
 func drawFlowsHeader(t *table) {
-	t.row("SERVICE", "PROTOCOL", "CLIENT", "DIALLED", "BACKEND", "MASQUERADE", "STACK PORT", "STATE", "AGE", "IDLE")
+	t.row("SERVICE", "PROTOCOL", "CLIENT", "DESTINATION", "BACKEND", "MASQUERADE", "STACK PORT", "STATE", "AGE", "IDLE")
 }
 
 func drawFlow(t *table, f flow.Flow) {

@@ -80,7 +80,7 @@ func runVerb(root string, args ...string) (string, error) {
 
 // As they are with one blank between columns.
 const (
-	header = "SERVICE PROTOCOL CLIENT DIALLED BACKEND MASQUERADE STACK PORT STATE AGE IDLE\n"
+	header = "SERVICE PROTOCOL CLIENT DESTINATION BACKEND MASQUERADE STACK PORT STATE AGE IDLE\n"
 	dns    = "shop/dns:main TCP 198.51.100.7:40001 10.96.0.1:80 10.244.2.2:8080 192.168.50.1:10001 10002 established 2s 1s\n"
 	first  = "shop/web:main TCP 198.51.100.7:40000 10.96.0.1:80 10.244.2.2:8080 - - established 2s 1s\n"
 	third  = "shop/web:main TCP 198.51.100.7:40002 10.96.0.1:80 10.244.2.2:8080 - - established 2s 1s\n"

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
 // errUnwell makes the exit code say what the table says.
@@ -69,7 +70,7 @@ func drawStatus(t *table, s agent.Status) {
 		t.row(m.Name, fmt.Sprint(m.Entries), fmt.Sprint(m.Capacity))
 	}
 	t.note("")
-	t.row("DIALLED", "WHAT BECAME OF IT")
+	t.row("COUNT", "OUTCOME")
 	for _, reason := range slices.Sorted(maps.Keys(s.Counts)) {
 		if n := s.Counts[reason]; n > 0 {
 			t.row(fmt.Sprint(n), reason)
@@ -100,9 +101,11 @@ func drawAgent(t *table, s agent.Status) {
 }
 
 func drawHooks(t *table, s agent.Status) {
-	effective := "and sockets meet them"
-	if s.Effective != "" {
-		effective = "BUT " + s.Effective
+	effective := "effective"
+	if strings.HasPrefix(s.Effective, datapath.ErrNotEffective.Error()) {
+		effective = "but NOT effective: " + s.Effective
+	} else if s.Effective != "" {
+		effective = "but " + s.Effective
 	}
 	attached := 0
 	for _, hook := range s.Hooks {
@@ -127,7 +130,7 @@ func drawDevices(t *table, devices []agent.Device) {
 			why += "; runs after " + strings.Join(d.Ahead, ", ")
 		}
 		if d.Problem != "" {
-			why += "; BUT " + d.Problem
+			why += "; but " + d.Problem
 		}
 		why = strings.TrimPrefix(why, "; ")
 		t.row(d.Name, d.Class, d.Attached, why)

@@ -163,9 +163,9 @@ func (a *agent) recordFeatures() {
 func (c *Config) recordHooks(before, now error) {
 	switch {
 	case now != nil && (before == nil || before.Error() != now.Error()):
-		c.record(kube.Event{Reason: kube.ReasonHooks, Action: actionCheck, Note: "sockets do not meet the programs of Services: " + now.Error()})
+		c.record(kube.Event{Reason: kube.ReasonHooks, Action: actionCheck, Note: "hooks are not effective: " + now.Error()})
 	case now == nil && before != nil && before != errNotChecked:
-		c.record(kube.Event{Reason: kube.ReasonHooksBack, Action: actionCheck, Normal: true, Note: "sockets meet the programs of Services again"})
+		c.record(kube.Event{Reason: kube.ReasonHooksBack, Action: actionCheck, Normal: true, Note: "hooks are effective again"})
 	}
 }
 

@@ -47,7 +47,7 @@ func (a *agent) serveHealth(ctx context.Context) error {
 }
 
 // unready says why the agent is not ready to be relied on: it knows the Services,
-// and clients meet the programs. Any goroutine may call it.
+// and hooks are effective. Any goroutine may call it.
 func (a *agent) unready() []string {
 	var reasons []string
 	if !a.known.Load() {

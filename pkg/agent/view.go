@@ -27,8 +27,8 @@ type Status struct {
 	CgroupRoot string               `json:"cgroupRoot"`
 	BPFRoot    string               `json:"bpfRoot"`
 	Hooks      []datapath.HookState `json:"hooks"`
-	// Effective is empty when a socket that dials a reserved address meets
-	// our programs, else it says what happened instead.
+	// Effective is empty when our programs refuse a connection to a reserved
+	// address, else it says what happened instead.
 	Effective string `json:"effective,omitempty"`
 
 	Devices []Device `json:"devices"`

@@ -23,13 +23,13 @@ var ProbeAddr = netip.MustParseAddrPort("192.0.0.8:9")
 // executable; main calls [ProbeMain] then.
 const ProbeVerb = "probe-hooks"
 
-// ErrNotEffective is returned when a socket in the cgroup root does not meet
-// our programs, whatever the kernel says of their attachment.
-var ErrNotEffective = errors.New("hooks are attached, but sockets do not meet them")
+// ErrNotEffective is returned when a socket in the cgroup root is not translated,
+// whatever the kernel says of the attachment of our programs.
+var ErrNotEffective = errors.New("sockets are not translated")
 
 // ErrNotProbed is returned when nothing is known: the process that would find out
 // did not run to its end.
-var ErrNotProbed = errors.New("probe process")
+var ErrNotProbed = errors.New("no process could try them")
 
 // probeTimeout is how long that process may take, and dialTimeout each of its two
 // sockets: where the kernel routes loopback addresses (route_localnet, which

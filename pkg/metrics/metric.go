@@ -82,7 +82,7 @@ var (
 	decisions = newMetric("decisions_total", counterKind,
 		"What hooks have decided, of packets and of system calls, since the maps were created.", "reason")
 	effective = newMetric("hooks_effective", gaugeKind,
-		"1 if sockets of this node meet the programs, by a connection to an address that only these know.")
+		"1 if hooks are effective on this node: they refuse a connection to an address that only they know.")
 	hookAttached = newMetric("hook_attached", gaugeKind,
 		"1 if the program of a hook of the cgroup is attached.", "hook")
 	devices = newMetric("devices", gaugeKind,

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+)
+
+func TestStatusOfHooks(t *testing.T) {
+	hooks := []datapath.HookState{{Name: "connect4", Problem: "not attached"}, {Name: "connect6"}}
+	for _, test := range []struct {
+		name   string
+		status agent.Status
+		want   string
+	}{
+		{"effective", agent.Status{Hooks: hooks[1:]}, "hooks     1 of 1 attached to /cgroup, effective\n"},
+		{
+			"not effective",
+			agent.Status{Hooks: hooks, Effective: fmt.Errorf("%w: connect4: connect to 192.0.0.8:9", datapath.ErrNotEffective).Error()},
+			"hooks     1 of 2 attached to /cgroup, but NOT effective: sockets are not translated: connect4: connect to 192.0.0.8:9\n" +
+				"          connect4: not attached\n",
+		},
+		{
+			"not known to be effective",
+			agent.Status{Hooks: hooks[1:], Effective: fmt.Errorf("%w: fork", datapath.ErrNotProbed).Error()},
+			"hooks     1 of 1 attached to /cgroup, but no process could try them: fork\n",
+		},
+	} {
+		test.status.CgroupRoot = "/cgroup"
+		test.status.Counts = map[string]uint64{"sent to a backend": 7}
+		var out bytes.Buffer
+		if err := newOutput().print(&out, nil, func(t *table) { drawStatus(t, test.status) }); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), test.want) {
+			t.Errorf("%s: got\n%swant\n%s", test.name, out.String(), test.want)
+		}
+		if want := "COUNT   OUTCOME\n7       sent to a backend\n"; !strings.HasSuffix(out.String(), want) {
+			t.Errorf("%s: got\n%swant at its end\n%s", test.name, out.String(), want)
+		}
+	}
+}
