@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
 func newAgent(where *places) *cobra.Command {
@@ -63,8 +65,26 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 		return agent.Prepare(cfg)
 	}
 	setOOMScore(*s.kubeProxy.OOMScoreAdj, log)
+	logCgroup(cfg.Datapath.CgroupRoot, where.cgroupRoot != "", log)
 
 	return runAgent(cmd.Context(), cfg, s)
+}
+
+// logCgroup says which processes' sockets are translated, and which are not. It
+// warns only of what was not asked for by --cgroup-root. What is no cgroup is an
+// error of the agent.
+func logCgroup(root string, asked bool, log *slog.Logger) {
+	cgroup, err := datapath.LookupCgroup(root)
+	switch {
+	case err != nil:
+	case cgroup.WholeMachine:
+		log.Info("sockets of every process are translated", "cgroupRoot", root)
+	case asked:
+		log.Info("sockets of processes in one cgroup are translated", "cgroupRoot", root, "notCovered", cgroup.NotCovered())
+	default:
+		log.Warn("no mount shows the root of cgroup2: sockets of processes in one cgroup are translated",
+			"cgroupRoot", root, "relative", cgroup.Relative, "notCovered", cgroup.NotCovered())
+	}
 }
 
 // runAgent runs the agent until ctx ends or the configuration file changes.

@@ -52,7 +52,7 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&where.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: where cgroup2 is mounted)")
+	flags.StringVar(&where.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: the root of cgroup2, or the widest cgroup that is mounted)")
 	flags.StringVar(&where.bpfRoot, "bpf-root", datapath.FindBPFRoot(), "pin maps and links below this folder on bpffs")
 	flags.StringVar(&where.socket, "socket", agent.DefaultSocket, "where the agent answers the other verbs")
 
@@ -71,15 +71,15 @@ func newRoot() *cobra.Command {
 	return root
 }
 
-// cgroup returns --cgroup-root, or where cgroup2 is mounted.
+// cgroup returns --cgroup-root, or the widest cgroup that is mounted.
 func (p *places) cgroup() (string, error) {
 	if p.cgroupRoot != "" {
 		return p.cgroupRoot, nil
 	}
-	root, err := datapath.FindCgroupRoot()
+	found, err := datapath.FindCgroupRoot()
 	if err != nil {
 		return "", fmt.Errorf("--cgroup-root is not set: %w", err)
 	}
 
-	return root, nil
+	return found.Path, nil
 }

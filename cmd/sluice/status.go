@@ -114,6 +114,9 @@ func drawHooks(t *table, s agent.Status) {
 		}
 	}
 	t.note(fmt.Sprintf("hooks     %d of %d attached to %s, %s", attached, len(s.Hooks), s.CgroupRoot, effective))
+	if s.NotCovered != "" {
+		t.note("          not covered: " + s.NotCovered)
+	}
 	for _, hook := range s.Hooks {
 		if hook.Problem != "" {
 			t.note(fmt.Sprintf("          %s: %s", hook.Name, hook.Problem))

@@ -29,6 +29,12 @@ func TestStatusOfHooks(t *testing.T) {
 			agent.Status{Hooks: hooks[1:], Effective: fmt.Errorf("%w: fork", datapath.ErrNotProbed).Error()},
 			"hooks     1 of 1 attached to /cgroup, but no process could try them: fork\n",
 		},
+		{
+			"effective in a part of the machine",
+			agent.Status{Hooks: hooks[1:], NotCovered: "sockets of processes outside of this cgroup"},
+			"hooks     1 of 1 attached to /cgroup, effective\n" +
+				"          not covered: sockets of processes outside of this cgroup\n",
+		},
 	} {
 		test.status.CgroupRoot = "/cgroup"
 		test.status.Counts = map[string]uint64{"sent to a backend": 7}

@@ -19,7 +19,7 @@ import (
 // KernelStatus is the status without an agent: what is pinned and attached. It
 // starts this program's own executable, see [datapath.Verify].
 func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, error) {
-	status := Status{BPFRoot: bpfRoot, CgroupRoot: cgroupRoot}
+	status := Status{BPFRoot: bpfRoot, CgroupRoot: cgroupRoot, NotCovered: notCovered(cgroupRoot)}
 	if err := datapath.Verify(ctx, cgroupRoot); err != nil {
 		status.Effective = err.Error()
 	}
@@ -44,6 +44,16 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 	}
 
 	return status, status.readMaps(pinned)
+}
+
+// notCovered is empty for what is no cgroup: the hooks are not effective there.
+func notCovered(cgroupRoot string) string {
+	cgroup, err := datapath.LookupCgroup(cgroupRoot)
+	if err != nil {
+		return ""
+	}
+
+	return cgroup.NotCovered()
 }
 
 // Well says that Services work as they should.
@@ -111,6 +121,7 @@ func (a *agent) modelStatus() Status {
 		Started:    a.started,
 		Synced:     a.synced,
 		CgroupRoot: a.cfg.Datapath.CgroupRoot,
+		NotCovered: notCovered(a.cfg.Datapath.CgroupRoot),
 		BPFRoot:    a.cfg.Datapath.BPFRoot,
 		Services:   a.model.state.Len(),
 		Problems:   a.model.allProblems(),

@@ -24,7 +24,10 @@ type Status struct {
 	// but for Errors.
 	Synced bool `json:"synced"`
 
-	CgroupRoot string               `json:"cgroupRoot"`
+	CgroupRoot string `json:"cgroupRoot"`
+	// NotCovered is which sockets are not of processes below CgroupRoot; empty if
+	// all of the machine are.
+	NotCovered string               `json:"notCovered,omitempty"`
 	BPFRoot    string               `json:"bpfRoot"`
 	Hooks      []datapath.HookState `json:"hooks"`
 	// Effective is empty when our programs refuse a connection to a reserved

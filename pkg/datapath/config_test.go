@@ -43,11 +43,3 @@ func TestConfigValidate(t *testing.T) {
 		}
 	})
 }
-
-func TestFindCgroupRoot(t *testing.T) {
-	root, err := FindCgroupRoot()
-	must(t, err)
-	if err := checkCgroup2(root); err != nil {
-		t.Errorf("%s: %v", root, err)
-	}
-}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -22,25 +23,19 @@ func FindBPFRoot() string {
 	if checkBPFFS(DefaultBPFRoot) == nil {
 		return DefaultBPFRoot
 	}
-	found := DefaultBPFRoot // for the error that says what is missing
-	_ = eachMount("bpf", func(path string) bool {
-		root := filepath.Join(path, filepath.Base(DefaultBPFRoot))
-		if checkBPFFS(root) != nil {
-			return false
+	mounts, err := mountPoints("bpf")
+	if err != nil {
+		return DefaultBPFRoot // which the agent refuses, saying what is missing
+	}
+	for _, mount := range mounts {
+		root := filepath.Join(mount.path, filepath.Base(DefaultBPFRoot))
+		if checkBPFFS(root) == nil {
+			return root
 		}
-		found = root
+	}
 
-		return true
-	})
-
-	return found
+	return DefaultBPFRoot
 }
-
-// ErrNoCgroup2 is returned when no cgroup2 file system is mounted.
-var ErrNoCgroup2 = errors.New("no mount shows the root of cgroup2 (mount -t cgroup2 none /sys/fs/cgroup; in a container, mount the host's)")
-
-// rootCgroupID is the id of the root of cgroup2, whatever a namespace shows.
-const rootCgroupID = 1
 
 // MountBPFFS mounts bpffs at the folder of bpfRoot, unless it is there. That takes
 // a privilege that nothing else does.
@@ -56,65 +51,69 @@ func MountBPFFS(bpfRoot string) error {
 	return nil
 }
 
-// FindCgroupRoot returns the mount point of the cgroup2 file system: the
-// first mount that shows its root, and not what a cgroup namespace calls so.
-// The error wraps [ErrNoCgroup2] if there is none.
-func FindCgroupRoot() (string, error) {
-	found := ""
-	err := eachMount("cgroup2", func(path string) bool {
-		id, err := cgroupID(path)
-		if err == nil && id == rootCgroupID && checkCgroup2(path) == nil {
-			found = path
-		}
-
-		return found != ""
-	})
-	if err == nil && found == "" {
-		err = ErrNoCgroup2
-	}
-
-	return found, err
+// mountPoint is a line of /proc/self/mountinfo.
+type mountPoint struct {
+	id   uint64
+	kind string // the type of file system
+	// root is the folder of the file system that is seen at path. In a cgroup
+	// file system it is a path from the root of this process' cgroup namespace.
+	root string
+	path string
 }
 
-// eachMount calls f with the mount points of a type of file system, until f says
-// that it has seen enough. Which part of the file system each shows is not told:
-// of a cgroup, mountinfo says where it is below this process' cgroup namespace.
-func eachMount(kind string, f func(path string) (enough bool)) error {
+// mountPoints returns the mounts of a type of file system that a path leads to,
+// in the order of mountinfo. One that another mount hides is not among them.
+func mountPoints(kind string) ([]mountPoint, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return fmt.Errorf("mounts: %w", err)
+		return nil, fmt.Errorf("mounts: %w", err)
 	}
 	defer mounts.Close()
 
+	var found []mountPoint
 	lines := bufio.NewScanner(mounts)
 	for lines.Scan() {
-		// ID parent major:minor root mountpoint options … - type source …
-		mount, is, _ := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(mount)
-		if strings.HasPrefix(is, kind+" ") && len(fields) > 4 && f(fields[4]) {
-			return nil
+		mount, ok := parseMountPoint(lines.Text())
+		if !ok || mount.kind != kind {
+			continue
+		}
+		if id, err := mountID(mount.path); err == nil && id == mount.id {
+			found = append(found, mount)
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return fmt.Errorf("mounts: %w", err)
+		return nil, fmt.Errorf("mounts: %w", err)
 	}
 
-	return nil
+	return found, nil
 }
 
-func checkCgroup2(path string) error {
-	if path == "" {
-		return errors.New("a path is required")
+// parseMountPoint reads "ID parent major:minor root path options … - type source …".
+func parseMountPoint(line string) (mountPoint, bool) {
+	mount, is, _ := strings.Cut(line, " - ")
+	fields := strings.Fields(mount)
+	kind, _, ok := strings.Cut(is, " ")
+	if !ok || len(fields) < 5 {
+		return mountPoint{}, false
 	}
-	magic, err := fileSystem(path)
-	if err != nil {
-		return err
-	}
-	if magic != unix.CGROUP2_SUPER_MAGIC {
-		return errors.New("not on a cgroup2 file system (mount -t cgroup2 none /sys/fs/cgroup, or see /proc/mounts for where it is)")
+	id, err := strconv.ParseUint(fields[0], 10, 64)
+
+	return mountPoint{id: id, kind: kind, root: unescape(fields[3]), path: unescape(fields[4])}, err == nil
+}
+
+// unescape undoes what the kernel does to white space in the paths of mountinfo.
+func unescape(path string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
+}
+
+// mountID returns the id of the mount that a path is in (Linux 5.8).
+func mountID(path string) (uint64, error) {
+	var stat unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_MNT_ID, &stat); err != nil {
+		return 0, fmt.Errorf("mount of %s: %w", path, err)
 	}
 
-	return nil
+	return stat.Mnt_id, nil
 }
 
 // CheckBPFRoot returns an error that names the folder and what is wrong with it

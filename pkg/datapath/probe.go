@@ -45,8 +45,10 @@ const (
 // frontend must be programmed. At most a SYN leaves the node, which gets no further
 // than the next hop, and that only where hooks have no effect.
 //
-// Below the root of cgroup2 every process is: there the process is not moved,
-// which a cgroup namespace may forbid (nsdelegate), and clone3 a seccomp profile.
+// Where this process is in that cgroup already, the process it starts is, too, and
+// is not moved: the kernel lets no process into a cgroup with controllers for its
+// children (EBUSY), nor out of a cgroup namespace if nsdelegate is set (ENOENT),
+// and a seccomp profile may forbid clone3.
 func Verify(ctx context.Context, cgroupRoot string) error {
 	cgroup, err := os.Open(cgroupRoot)
 	if err != nil {
@@ -57,7 +59,7 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", ProbeVerb)
-	if id, err := cgroupID(cgroupRoot); err != nil || id != rootCgroupID {
+	if !holdsThisProcess(cgroupRoot) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	}
 	out, err := cmd.CombinedOutput()

@@ -27,7 +27,8 @@ type containerSpec struct {
 	Capabilities []string // "NET_ADMIN"; no others can be had
 	NoNewPrivs   bool
 	HostPID      bool
-	Privileged   bool // all capabilities, all system calls, and /proc/sys can be written to
+	Node         cgroupNode // whose container it is
+	Privileged   bool       // all capabilities, all system calls, and /proc/sys can be written to
 }
 
 // mount is a folder of the node that a container sees.

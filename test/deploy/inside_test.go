@@ -32,15 +32,25 @@ func becomeContainer() {
 }
 
 func (spec containerSpec) become() error {
-	// Not by clone: its root would be the cgroup of whoever started us.
-	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
-		return fmt.Errorf("cgroup namespace: %w", err)
+	if err := spec.Node.enter(); err != nil {
+		return err
+	}
+	if !spec.Node.Hybrid {
+		// Not by clone: its root would be the cgroup of whoever started us.
+		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+			return fmt.Errorf("cgroup namespace: %w", err)
+		}
 	}
 	if err := spec.mountAll(); err != nil {
 		return err
 	}
 	if err := spec.pivot(); err != nil {
 		return err
+	}
+	if spec.attaches() {
+		if err := refuseRootOfCgroup2(); err != nil {
+			return err
+		}
 	}
 	if !spec.Privileged {
 		if err := spec.confine(); err != nil {
@@ -77,6 +87,10 @@ func (spec containerSpec) mountAll() error {
 	}
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	volumes := slices.Clone(spec.Mounts)
+	cgroup := "cgroup2"
+	if spec.Node.Hybrid {
+		cgroup = "tmpfs" // for mounts of cgroup v1, which do not matter here
+	}
 	if !spec.Privileged {
 		volumes = append(volumes, mount{From: filepath.Join(spec.Root, "proc/sys"), To: "/proc/sys", ReadOnly: true})
 	}
@@ -86,7 +100,7 @@ func (spec containerSpec) mountAll() error {
 	}{
 		{"/proc", "proc", flags},
 		{"/sys", "sysfs", flags | unix.MS_RDONLY},
-		{"/sys/fs/cgroup", "cgroup2", flags | unix.MS_RDONLY},
+		{"/sys/fs/cgroup", cgroup, flags | unix.MS_RDONLY},
 		{"/dev", "tmpfs", unix.MS_NOSUID},
 	} {
 		to, err := spec.folder(m.to)

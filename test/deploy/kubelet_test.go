@@ -47,6 +47,7 @@ func (k *kubelet) mustSpecOf(t testing.TB, pod corev1.PodSpec, is corev1.Contain
 		Privileged: *security.Privileged,
 		NoNewPrivs: security.AllowPrivilegeEscalation != nil && !*security.AllowPrivilegeEscalation,
 		HostPID:    pod.HostPID,
+		Node:       k.cgroups.node,
 		// Every container is told of the Service `kubernetes`. Nobody answers there.
 		Env: []string{"PATH=/usr/bin", "KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"},
 	}
@@ -118,11 +119,8 @@ func (k *kubelet) mustMounts(t testing.TB, pod corev1.PodSpec, is corev1.Contain
 // mustRun starts an agent.
 func (k *kubelet) mustRun(t testing.TB, spec containerSpec) *container {
 	t.Helper()
-	// The one flag that is not in the manifest: the machine's own root of cgroup2
-	// is not for tests.
-	spec.Args = append(spec.Args, "--cgroup-root=/host/cgroup")
 
-	return mustRun(t, k.node.Namespace, k.pods, spec)
+	return mustRun(t, k.node.Namespace, k.cgroups.agent, spec)
 }
 
 // mustExec is kubectl exec: another process with all that the container has. It
@@ -130,7 +128,7 @@ func (k *kubelet) mustRun(t testing.TB, spec containerSpec) *container {
 func (k *kubelet) mustExec(t testing.TB, spec containerSpec, verb ...string) (string, int) {
 	t.Helper()
 	spec.Args = append([]string{spec.Args[0]}, verb...)
-	c := mustRun(t, k.node.Namespace, k.pods, spec)
+	c := mustRun(t, k.node.Namespace, k.cgroups.agent, spec)
 	<-c.done
 
 	return c.output(), c.cmd.ProcessState.ExitCode()

@@ -8,6 +8,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	becomeNode()
 	becomeContainer()
 	lab.Main()
 	os.Exit(m.Run())

@@ -24,35 +24,30 @@ import (
 // patience is for what takes milliseconds, on a machine that may be compiling.
 const patience = 3 * time.Minute
 
-// machine is a node as a kubelet knows it: a network, a root of cgroup2 and
-// folders. Those that all nodes of the lab would share have stand-ins.
+// machine is a node as a kubelet knows it: a network, cgroups and folders. Those
+// that all nodes of the lab would share have stand-ins.
 //
 //	pod-1-0 10.244.1.2  client ─┬─ node-1 192.168.50.1 ── 192.168.50.100 client
 //	pod-1-1 10.244.1.3:8080    ─┤  API server, agent
 //	pod-1-2 10.244.1.4:8080    ─┘
 type machine struct {
-	lab    *lab.Cluster
-	node   *lab.Node
-	cgroup *lab.Cgroup // in place of the root
-	pods   *lab.Cgroup // below, where the agent is
-	bpffs  string      // a folder in place of the root
-	files  string      // all other folders of the node
-	image  string      // the files of the image
+	lab     *lab.Cluster
+	node    *lab.Node
+	cgroups *cgroups
+	bpffs   string // a folder in place of the root
+	files   string // all other folders of the node
+	image   string // the files of the image
 }
 
 func mustMachine(t testing.TB) *machine {
 	t.Helper()
 	cluster := lab.MustNew(t, lab.Config{Nodes: 1, PodsPerNode: 3, Client: true})
 	m := &machine{
-		lab:    cluster,
-		node:   cluster.Nodes[0],
-		cgroup: lab.MustCgroup(t, "deploy"),
-		files:  t.TempDir(),
-		image:  mustExtract(t),
-	}
-	var err error
-	if m.pods, err = m.cgroup.Child("kubepods"); err != nil {
-		t.Fatal(err)
+		lab:     cluster,
+		node:    cluster.Nodes[0],
+		cgroups: mustCgroups(t, unified),
+		files:   t.TempDir(),
+		image:   mustExtract(t),
 	}
 	m.mustPinFolder(t)
 	for _, pod := range m.node.Pods[1:] {
@@ -89,12 +84,10 @@ func (m *machine) mustPinFolder(t testing.TB) {
 // path is where a folder of the node is.
 func (m *machine) path(path string) string {
 	switch path {
-	case "/sys/fs/cgroup":
-		return m.cgroup.Path()
 	case "/sys/fs/bpf":
 		return m.bpffs
-	case "/run/netns":
-		return path // the names of the lab are there
+	case "/sys/fs/cgroup", "/run/netns":
+		return path // the node has its own mounts there, and the names of the lab
 	}
 
 	return filepath.Join(m.files, path)

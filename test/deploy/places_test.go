@@ -15,6 +15,7 @@ func testNode(t *testing.T, k *kubelet) {
 	must(t, err)
 	t.Run("the root of cgroup2 is found", func(t *testing.T) {
 		spec := k.mustSpec(t)
+		spec.Node = cgroupNode{} // this machine
 		mustMount(t, spec, "/host/cgroup").From = cgroup
 		out, _ := k.mustExec(t, spec, "status", "-o", "json") // it says that no agent runs
 		for _, want := range []string{`"cgroupRoot": "/host/cgroup"`, `"bpfRoot": "/host/bpf/sluice"`} {

@@ -22,6 +22,7 @@ func TestDeploy(t *testing.T) {
 	t.Run("pod", func(t *testing.T) { testPod(t, k) })
 	t.Run("capabilities", func(t *testing.T) { testCapabilities(t, k) })
 	t.Run("node", func(t *testing.T) { testNode(t, k) })
+	t.Run("cgroups", func(t *testing.T) { testCgroups(t, k) })
 	t.Run("privileged-init", func(t *testing.T) { testInit(t, k) })
 }
 
@@ -30,11 +31,14 @@ func testPod(t *testing.T, k *kubelet) {
 	agent := k.mustRun(t, spec)
 	k.mustBeReady(t, agent)
 	t.Run("has what the manifest grants", func(t *testing.T) { testGrants(t, agent) })
+	t.Run("says what is not covered", func(t *testing.T) {
+		k.mustSayNotCovered(t, agent, spec, "/host/cgroup", "/../..", "those of the machine's other containers")
+	})
 
 	backends := k.node.Pods[1:]
 	ip := k.mustService(t, "web", backends...) + ":80"
-	pod := lab.MustCaller(t, k.node.Pods[0].Namespace, k.cgroup)
-	node := lab.MustCaller(t, k.node.Namespace, k.cgroup)
+	pod := lab.MustCaller(t, k.node.Pods[0].Namespace, k.cgroups.others)
+	node := lab.MustCaller(t, k.node.Namespace, k.cgroups.others)
 	outside := lab.MustCaller(t, k.lab.Client.Namespace, nil)
 	t.Run("sockets are translated", func(t *testing.T) {
 		for _, from := range []*lab.Caller{pod, node} {
@@ -130,7 +134,7 @@ func testOrphans(t *testing.T, k *kubelet, node, pod *lab.Caller) {
 	ip := k.mustService(t, "dns", k.node.Pods[1]) + ":80"
 	sockets := make(map[string]*lab.Socket)
 	for name, from := range map[string]*lab.Caller{
-		"node": node, "pod": pod, "late pod": lab.MustCaller(t, late.Namespace, k.cgroup),
+		"node": node, "pod": pod, "late pod": lab.MustCaller(t, late.Namespace, k.cgroups.others),
 	} {
 		mustReach(t, from, "udp", ip, k.node.Pods[1])
 		sockets[name] = mustConnect(t, from, ip)
@@ -144,7 +148,7 @@ func testOrphans(t *testing.T, k *kubelet, node, pod *lab.Caller) {
 // testVerbs is an operator with kubectl exec, who gives no flags.
 func testVerbs(t *testing.T, k *kubelet, spec containerSpec) {
 	for verb, want := range map[string]string{
-		"status": k.nodeName(), "services": "default/web", "backends": k.node.Pods[1].IPv4.String(), "flows": "default/web",
+		"status": k.nodeName(), "verify": " 0 differences", "services": "default/web", "backends": k.node.Pods[1].IPv4.String(), "flows": "default/web",
 	} {
 		out, code := k.mustExec(t, spec, verb)
 		if code != 0 || !strings.Contains(out, want) {
