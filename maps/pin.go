@@ -57,7 +57,7 @@ type Options struct {
 // then. The caller closes the result, which leaves the pins.
 func Create(root string, opts Options) (*Pinned, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("limit of locked memory, which maps count against before Linux 5.11: %w", err)
+		return nil, fmt.Errorf("limit of locked memory, which maps count against before Linux 5.11, and which takes SYS_RESOURCE: %w", err)
 	}
 	specs, err := mapSpecs()
 	if err != nil {

@@ -1,14 +1,12 @@
 package deploy
 
 import (
-	"fmt"
-	"os"
 	"strings"
 	"testing"
 )
 
-// testCapabilities: each one that the manifest grants is needed, and the larger
-// one cannot be had smaller.
+// testCapabilities: each one that the manifest grants is needed, the larger one
+// cannot be had smaller, and the one of a component is good for something.
 func testCapabilities(t *testing.T, k *kubelet) {
 	all := k.mustSpec(t).Capabilities
 	start := func(t *testing.T, capabilities ...string) *container {
@@ -28,19 +26,18 @@ func testCapabilities(t *testing.T, k *kubelet) {
 	t.Run("without NET_ADMIN it cannot follow the node", func(t *testing.T) {
 		k.mustEnd(t, start(t, without(all, "NET_ADMIN")...), "receive buffer")
 	})
-	t.Run("without SYS_RESOURCE anybody is killed before it", func(t *testing.T) {
+	t.Run("with SYS_RESOURCE, which a component adds, its oom_score_adj is as configured", func(t *testing.T) {
 		if !held("SYS_RESOURCE") {
 			t.Skip("root has no SYS_RESOURCE on this machine: what it is good for cannot be seen")
 		}
-		agent := start(t, without(all, "SYS_RESOURCE")...)
+		pod := *mustBuild(t, "overlays/kubeadm", "sys-resource").pod()
+		agent := start(t, k.mustSpecOf(t, pod, pod.Containers[0]).Capabilities...)
 		k.mustBeReady(t, agent)
-		score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", agent.cmd.Process.Pid))
-		must(t, err)
-		if got := strings.TrimSpace(string(score)); got == "-999" {
-			t.Error("the agent's oom_score_adj is -999 without SYS_RESOURCE: it is not needed")
+		if got := agent.oomScore(t); got != "-999" { // kube-proxy's default
+			t.Errorf("the agent's oom_score_adj is %s, want -999", got)
 		}
-		if !strings.Contains(agent.output(), "oom") {
-			t.Errorf("the agent does not tell of it: %s", agent.output())
+		if out := agent.output(); strings.Contains(out, "oom_score_adj") {
+			t.Errorf("the agent speaks of its oom_score_adj: %s", out)
 		}
 	})
 }

@@ -148,6 +148,17 @@ func (c *container) status(t testing.TB, name string) string {
 	return ""
 }
 
+// oomScore returns how soon the kernel ends the process when memory runs out.
+func (c *container) oomScore(t testing.TB) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", c.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return strings.TrimSpace(string(text))
+}
+
 // without is a list without one of its elements.
 func without(all []string, one string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(is string) bool { return is == one })

@@ -52,6 +52,11 @@ func (spec containerSpec) become() error {
 			return err
 		}
 	}
+	if held("SYS_RESOURCE") {
+		if err := os.WriteFile("/proc/self/oom_score_adj", []byte(kubeletScore), 0); err != nil {
+			return err
+		}
+	}
 	if !spec.Privileged {
 		if err := spec.confine(); err != nil {
 			return err
@@ -176,6 +181,9 @@ func (spec containerSpec) pivot() error {
 
 	return nil
 }
+
+// kubeletScore is the oom_score_adj of pods that are critical for their node.
+const kubeletScore = "-997"
 
 // capabilities are those that anybody here asks for.
 var capabilities = map[string]uint{

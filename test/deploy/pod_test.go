@@ -101,15 +101,22 @@ func testGrants(t *testing.T, agent *container) {
 			t.Errorf("%s of the agent is %s, want %s", name, got, want)
 		}
 	}
-	if !held("SYS_RESOURCE") {
-		t.Log("root has no SYS_RESOURCE on this machine: oom_score_adj is not seen to be set")
-
-		return
+	// Lower than what the kubelet gives it takes a capability that is not granted.
+	want, level := kubeletScore, "level=INFO "
+	if !held("SYS_RESOURCE") { // this machine is as a nested runtime
+		want, level = "0", "level=WARN "
 	}
-	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", agent.cmd.Process.Pid))
-	must(t, err)
-	if got := strings.TrimSpace(string(score)); got != "-999" { // kube-proxy's default
-		t.Errorf("the agent's oom_score_adj is %s, want -999", got)
+	if got := agent.oomScore(t); got != want {
+		t.Errorf("the agent's oom_score_adj is %s, want %s", got, want)
+	}
+	var said []string
+	for line := range strings.Lines(agent.output()) {
+		if strings.Contains(line, "oom_score_adj") {
+			said = append(said, line)
+		}
+	}
+	if len(said) != 1 || !strings.Contains(said[0], level) || !strings.Contains(said[0], "oomScoreAdj="+want+" configured=-999") {
+		t.Errorf("of its oom_score_adj the agent says %q, want %s once, with %s", said, level, want)
 	}
 }
 
