@@ -96,9 +96,13 @@ func mustCgroups(t testing.TB, layout string) *cgroups {
 	return c
 }
 
+// enabledMark is an attribute of the root of cgroup2 that says that tests enabled a
+// controller there. Runs at the same time share it.
+const enabledMark = "trusted.sluice-deploy"
+
 // mustController returns a controller that cgroups of the machine can give to
-// their children, after which they refuse processes. If it must be enabled for
-// that, it is disabled when the test ends.
+// their children, after which they refuse processes, or "" if there is none. If a
+// test enabled it for that, the last one that uses it disables it.
 func mustController(t testing.TB) string {
 	t.Helper()
 	root, err := lab.CgroupRoot()
@@ -112,9 +116,9 @@ func mustController(t testing.TB) string {
 				continue
 			}
 			if file == "cgroup.controllers" {
-				must(t, writeControl(root, "+"+name))
-				t.Cleanup(func() { disableController(t, root, name) })
+				must(t, unix.Setxattr(root, enabledMark, []byte(name), 0), writeControl(root, "+"+name))
 			}
+			t.Cleanup(func() { disableController(t, root, name) })
 
 			return name
 		}
@@ -123,18 +127,18 @@ func mustController(t testing.TB) string {
 	return ""
 }
 
-// disableController waits for other runs of this test, which may use it as well.
+// disableController does nothing if the machine has it enabled, or if another run
+// still uses it.
 func disableController(t testing.TB, root, name string) {
-	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		err := writeControl(root, "-"+name)
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("the controller %s stays enabled: %v", name, err)
-
-			return
-		}
+	if _, err := unix.Getxattr(root, enabledMark, make([]byte, len(name))); err != nil {
+		return
+	}
+	err := writeControl(root, "-"+name)
+	if err == nil {
+		err = unix.Removexattr(root, enabledMark)
+	}
+	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODATA) {
+		t.Errorf("the controller %s stays enabled: %v", name, err)
 	}
 }
 
