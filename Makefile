@@ -15,7 +15,7 @@ setup: ## makes this machine ready for everything below
 build: ## bin/sluice, static
 	$(go_build) -o bin/sluice ./cmd/sluice
 
-image: ## bin/image, the container image as an OCI layout, without Docker
+image: ## bin/image and bin/image.tar, the container image as an OCI layout, without Docker
 	go run ./deploy/image -version '$(version)' -o bin/image
 
 demo: ready-demo build ## shows what Sluice does, in a minute, on this machine

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -16,6 +18,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
+
+// repository is the image's name as far as this machine and the nodes of a
+// development cluster go. Nothing is pulled from such a name.
+const repository = "localhost/sluice"
 
 // binaryPath is where the binary is in the image, and all that is there.
 const binaryPath = "/usr/bin/sluice"
@@ -44,8 +50,12 @@ type part struct {
 }
 
 // write makes the layout, in place of what is in the folder, and returns the
-// digest of the index. Nothing in it tells the time.
+// digest of the index. Nothing in it tells the time. The version must be a tag.
 func write(folder, version string, parts []part) (v1.Hash, error) {
+	tag, err := name.NewTag(repository+":"+version, name.StrictValidation)
+	if err != nil {
+		return v1.Hash{}, fmt.Errorf("version %q: %w", version, err)
+	}
 	var index v1.ImageIndex = mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, p := range parts {
 		image, err := p.image(version)
@@ -61,14 +71,49 @@ func write(folder, version string, parts []part) (v1.Hash, error) {
 	}
 	root, err := layout.Write(folder, empty.Index)
 	if err == nil {
-		name := map[string]string{"org.opencontainers.image.ref.name": version}
-		err = root.AppendIndex(index, layout.WithAnnotations(name))
+		err = root.AppendIndex(index, layout.WithAnnotations(map[string]string{
+			"org.opencontainers.image.ref.name": version,
+			"io.containerd.image.name":          tag.Name(), // ctr images import
+		}))
 	}
 	if err != nil {
 		return v1.Hash{}, fmt.Errorf("layout: %w", err)
 	}
 
 	return index.Digest()
+}
+
+// archive writes the files of a layout into a tar file, which containerd imports.
+// Nothing in it tells the time.
+func archive(folder, file string) error {
+	out, err := os.Create(file)
+	if err != nil {
+		return fmt.Errorf("archive: %w", err)
+	}
+	w := tar.NewWriter(out)
+	files := os.DirFS(folder)
+	err = fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || path == "." {
+			return err
+		}
+		if entry.IsDir() {
+			return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: path + "/", Mode: 0o755})
+		}
+		content, err := fs.ReadFile(files, path)
+		if err == nil {
+			err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path, Mode: 0o644, Size: int64(len(content))})
+		}
+		if err == nil {
+			_, err = w.Write(content)
+		}
+
+		return err
+	})
+	if err := errors.Join(err, w.Close(), out.Close()); err != nil {
+		return fmt.Errorf("archive: %w", err)
+	}
+
+	return nil
 }
 
 func (p part) image(version string) (v1.Image, error) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -185,4 +187,72 @@ func mustRead(t *testing.T, folder string) map[string]string {
 	}
 
 	return files
+}
+
+// containerd takes the name from the entry of the layout's index.
+func TestLayoutHasAName(t *testing.T) {
+	folder, _ := mustWrite(t, "v1.2-3-gabc-dirty")
+	root, err := layout.ImageIndexFromPath(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := root.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"io.containerd.image.name":          "localhost/sluice:v1.2-3-gabc-dirty",
+		"org.opencontainers.image.ref.name": "v1.2-3-gabc-dirty",
+	}
+	if diff := cmp.Diff(want, manifest.Manifests[0].Annotations); diff != "" {
+		t.Errorf("the annotations are not as wanted:\n%s", diff)
+	}
+	if _, err := write(folder, "v1+meta", nil); err == nil || !strings.Contains(err.Error(), "v1+meta") {
+		t.Errorf("a version that is no tag: %v", err)
+	}
+}
+
+// The archive has the files of the layout, those of every platform, and is the
+// same whenever it is written.
+func TestArchive(t *testing.T) {
+	folder, _ := mustWrite(t, "v1")
+	var archives [2][]byte
+	for i := range archives {
+		file := folder + ".tar"
+		if err := archive(folder, file); err != nil {
+			t.Fatal(err)
+		}
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		archives[i] = content
+		later := time.Now().Add(time.Hour)
+		if err := os.Chtimes(filepath.Join(folder, "index.json"), later, later); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(archives[0], archives[1]) {
+		t.Error("the archive is written otherwise the second time")
+	}
+	got := make(map[string]string)
+	for r := tar.NewReader(bytes.NewReader(archives[0])); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header.Typeflag != tar.TypeDir {
+			got[header.Name] = string(content)
+		}
+	}
+	if diff := cmp.Diff(mustRead(t, folder), got); diff != "" {
+		t.Errorf("the archive is not the layout:\n%s", diff)
+	}
 }

@@ -1,6 +1,6 @@
-// Image writes the container image of Sluice as an OCI layout, without a
-// container engine. It is the image that the Dockerfile describes. The same
-// source, version and Go give the same digest.
+// Image writes the container image of Sluice as an OCI layout and as a tar file of
+// that, without a container engine. It is the image that the Dockerfile describes.
+// The same source, version and Go give the same digest.
 package main
 
 import (
@@ -15,17 +15,20 @@ import (
 )
 
 func main() {
-	version := flag.String("version", "unknown", "what `sluice version` says")
+	version := flag.String("version", "unknown", "what `sluice version` says, and the tag of the image")
 	platforms := flag.String("platforms", "linux/amd64,linux/arm64", "for what to build")
-	out := flag.String("o", "bin/image", "folder of the layout; what is there goes")
+	out := flag.String("o", "bin/image", "folder of the layout; what is there goes. The tar file is beside it")
 	flag.Parse()
 
 	digest, err := run(*out, *version, strings.Split(*platforms, ","))
+	if err == nil {
+		err = archive(*out, *out+".tar")
+	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "image: %v\n", err)
 		os.Exit(1)
 	}
-	fmt.Printf("%s %s\n", *out, digest)
+	fmt.Printf("%s %s\n%s.tar %s:%s\n", *out, digest, *out, repository, *version)
 }
 
 func run(out, version string, platforms []string) (v1.Hash, error) {
