@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,9 +25,14 @@ var installations = []struct {
 	hostPID    bool
 	init       bool // a privileged container comes first
 	k8sApp     string
+	image      string // "" is that an operator sets it: images, name sluice
 }{
 	{name: "kubeadm", folder: "overlays/kubeadm", configMap: "kube-proxy", k8sApp: "sluice"},
 	{name: "standalone", folder: "overlays/standalone", configMap: "sluice-…", k8sApp: "sluice"},
+	{
+		name: "kind", folder: "overlays/kind", configMap: "kube-proxy", init: true, k8sApp: "sluice",
+		image: "localhost/sluice:dev",
+	},
 	{
 		name: "kubeadm, SYS_RESOURCE", folder: "overlays/kubeadm", components: []string{"sys-resource"},
 		configMap: "kube-proxy", added: []corev1.Capability{"SYS_RESOURCE"}, k8sApp: "sluice",
@@ -61,13 +67,12 @@ func TestPolicy(t *testing.T) {
 				// One that is named is required, and not every node has AppArmor.
 				"no AppArmor profile by name": pod.SecurityContext.AppArmorProfile == nil && security.AppArmorProfile == nil,
 				"no capability by default":    slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}),
-				// An operator sets it: images, name sluice.
-				"the image by a name alone": m.container().Image == "sluice",
-				"these capabilities":        slices.Equal(security.Capabilities.Add, slices.Concat(granted, is.added)),
-				"requests, and no limits":   len(m.container().Resources.Requests) == 2 && len(m.container().Resources.Limits) == 0,
-				"its own selector":          !strings.Contains(m.daemonSet.Spec.Selector.String(), "kube-proxy"),
-				"its label":                 m.daemonSet.Spec.Template.Labels["k8s-app"] == is.k8sApp,
-				"few pods at a time":        m.daemonSet.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String() == "10%",
+				"the image by a name alone":   m.container().Image == cmp.Or(is.image, "sluice"),
+				"these capabilities":          slices.Equal(security.Capabilities.Add, slices.Concat(granted, is.added)),
+				"requests, and no limits":     len(m.container().Resources.Requests) == 2 && len(m.container().Resources.Limits) == 0,
+				"its own selector":            !strings.Contains(m.daemonSet.Spec.Selector.String(), "kube-proxy"),
+				"its label":                   m.daemonSet.Spec.Template.Labels["k8s-app"] == is.k8sApp,
+				"few pods at a time":          m.daemonSet.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String() == "10%",
 			} {
 				if !kept {
 					t.Errorf("broken: %s", rule)
