@@ -240,8 +240,11 @@ func refuseRootOfCgroup2() error {
 		}
 		path := strings.Fields(mount)[4]
 		var stat unix.Stat_t
-		if err := unix.Stat(path, &stat); err != nil || stat.Ino == 1 {
-			return fmt.Errorf("%s may be the machine's root of cgroup2 (inode %d, %w): no agent of a test is started", path, stat.Ino, err)
+		if err := unix.Stat(path, &stat); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if stat.Ino == 1 {
+			return fmt.Errorf("%s is the machine's root of cgroup2: no agent of a test is started", path)
 		}
 	}
 
@@ -280,6 +283,17 @@ func testCgroups(t *testing.T, k *kubelet) {
 			t.Errorf("a socket of the node is translated: %s", reply.Text)
 		}
 		agent.mustStop(t)
+	})
+	t.Run("the machine's is for no agent of a test", func(t *testing.T) {
+		cgroup, err := lab.CgroupRoot()
+		must(t, err)
+		spec := k.mustSpec(t)
+		spec.Node = cgroupNode{} // this machine
+		mustMount(t, spec, "/host/cgroup").From = cgroup
+		out, code := k.mustExec(t, spec, "agent", "--version")
+		if code != 125 || !strings.Contains(out, "/host/cgroup is the machine's root of cgroup2") {
+			t.Errorf("a container with it is started: exit code %d: %s", code, out)
+		}
 	})
 	t.Run("none is mounted", func(t *testing.T) {
 		spec := k.mustSpec(t)
