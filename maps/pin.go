@@ -271,6 +271,32 @@ func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 	return counts, nil
 }
 
+// PinAgain pins the maps whose pins are missing, and returns their pins. The folder
+// must be on bpffs.
+func (p *Pinned) PinAgain() ([]string, error) {
+	var missing []string
+	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
+		path := filepath.Join(p.dir, name)
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		missing = append(missing, path)
+		if err := os.MkdirAll(p.dir, 0o700); err != nil {
+			return missing, fmt.Errorf("pin directory: %w", err)
+		}
+		// The map itself was pinned already, and would only be moved.
+		m, err := p.byName[name].Clone()
+		if err == nil {
+			err = errors.Join(m.Pin(path), m.Close())
+		}
+		if err != nil {
+			return missing, fmt.Errorf("map %s: pin: %w", name, err)
+		}
+	}
+
+	return missing, nil
+}
+
 // Unpin removes the pins. The maps live on as long as a program or a process
 // uses them.
 func (p *Pinned) Unpin() error {

@@ -97,7 +97,11 @@ func drawAgent(t *table, s agent.Status) {
 			time.Since(s.Started).Round(time.Second), s.Node, s.Source))
 		t.note(fmt.Sprintf("services  %d", s.Services))
 	}
-	t.note(fmt.Sprintf("pins      %s", s.BPFRoot))
+	pins := "pins      " + s.BPFRoot
+	if s.Unpinned != "" {
+		pins += ", but " + s.Unpinned
+	}
+	t.note(pins)
 }
 
 func drawHooks(t *table, s agent.Status) {

@@ -161,6 +161,7 @@ type agent struct {
 
 	mail    *mailbox      // posted to by anybody
 	source  source        // runs on its own
+	lock    *MapsLock     // the keeper's
 	keeper  *keeper       // runs on its own
 	devices *deviceKeeper // runs on its own
 	flows   *flowKeeper   // runs on its own
@@ -223,7 +224,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		if err != nil {
 			return err
 		}
-		a.source, a.events, a.collect = source, events, collect
+		a.source, a.lock, a.events, a.collect = source, lock, events, collect
 
 		return a.run(ctx)
 	})

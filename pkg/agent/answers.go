@@ -28,7 +28,7 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 		return status, err
 	}
 	status.Hooks = hooks
-	if status.Devices, err = kernelDevices(bpfRoot); err != nil {
+	if status.Devices, err = devicesIn(func() ([]datapath.DeviceState, error) { return datapath.Devices(bpfRoot) }); err != nil {
 		return status, err
 	}
 	pinned, err := maps.Load(bpfRoot)
@@ -69,7 +69,7 @@ func (s Status) Well() bool {
 		}
 	}
 
-	return s.Running && s.Synced && s.Effective == "" && s.Flows.Emergency == "" && len(s.Errors) == 0
+	return s.Running && s.Synced && s.Effective == "" && s.Unpinned == "" && s.Flows.Emergency == "" && len(s.Errors) == 0
 }
 
 func (s *Status) readMaps(m *maps.Pinned) error {
@@ -100,11 +100,14 @@ func (a *agent) status(ctx context.Context) (Status, error) {
 		status.Effective = err.Error()
 	}
 	status.Flows = a.flows.known()
-	status.Hooks, err = datapath.Hooks(status.BPFRoot, status.CgroupRoot)
+	if err := a.keeper.pinned(); err != nil {
+		status.Unpinned = err.Error()
+	}
+	status.Hooks, err = a.datapath.Hooks()
 	if err != nil {
 		return status, err
 	}
-	status.Devices, err = a.devices.status(status.BPFRoot)
+	status.Devices, err = a.devices.status()
 	if err != nil {
 		return status, err
 	}

@@ -234,8 +234,8 @@ func deviceOf(d node.Decision) datapath.Device {
 }
 
 // status returns every device, by the kernel's own word.
-func (k *deviceKeeper) status(bpfRoot string) ([]Device, error) {
-	devices, err := kernelDevices(bpfRoot)
+func (k *deviceKeeper) status() ([]Device, error) {
+	devices, err := devicesIn(k.datapath.Devices)
 	if err != nil {
 		return nil, err
 	}
@@ -263,9 +263,9 @@ func (k *deviceKeeper) status(bpfRoot string) ([]Device, error) {
 	return devices, nil
 }
 
-// kernelDevices is what the kernel says of all devices.
-func kernelDevices(bpfRoot string) ([]Device, error) {
-	states, err := datapath.Devices(bpfRoot)
+// devicesIn is what the kernel says of all devices.
+func devicesIn(query func() ([]datapath.DeviceState, error)) ([]Device, error) {
+	states, err := query()
 	if err != nil {
 		return nil, err
 	}

@@ -57,6 +57,10 @@ func (a *agent) unready() []string {
 		reasons = append(reasons, fmt.Sprintf("hooks are not effective: %v", err))
 	}
 
+	if err := a.keeper.pinned(); err != nil {
+		reasons = append(reasons, err.Error())
+	}
+
 	return append(reasons, a.devices.obstacles()...)
 }
 

@@ -3,14 +3,16 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/kube"
 )
 
-// keeper sees to what takes its time: that hooks stay attached and sockets
-// meet them, and that UDP sockets do not stay with backends that are gone.
+// keeper sees to what takes its time: that hooks stay attached, effective and
+// pinned, and that UDP sockets do not stay with backends that are gone.
 type keeper struct {
 	agent       *agent
 	orphan      chan struct{}
@@ -18,6 +20,7 @@ type keeper struct {
 
 	mu        sync.Mutex
 	effective error // the last check of the hooks
+	unpinned  error // why pins are missing, by the last check
 }
 
 // verifyInterval is how often attachments are checked, unless the configuration
@@ -36,6 +39,14 @@ func (k *keeper) endOrphans() {
 	case k.orphan <- struct{}{}:
 	default:
 	}
+}
+
+// pinned returns why pins are missing, and nil if they are not.
+func (k *keeper) pinned() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+
+	return k.unpinned
 }
 
 // checked returns what the last check of the hooks found.
@@ -75,6 +86,7 @@ func (k *keeper) run(ctx context.Context) error {
 // frontend.
 func (k *keeper) checkHooks(ctx context.Context) {
 	dp, cfg := k.agent.datapath, k.agent.cfg
+	k.mendPins()
 	err := k.mendHooks()
 	if err == nil {
 		err = datapath.Verify(ctx, cfg.Datapath.CgroupRoot)
@@ -100,9 +112,38 @@ func (k *keeper) setEffective(err error) {
 	k.effective = err
 }
 
+// mendPins makes pins anew that are missing, as after bpffs was unmounted or emptied.
+// Services work all the same: hooks and devices are checked, and told of, apart.
+func (k *keeper) mendPins() {
+	cfg := k.agent.cfg
+	var missing []string
+	err := k.agent.lock.Renew()
+	if err == nil {
+		missing, err = k.agent.datapath.MendPins()
+	}
+	if err != nil {
+		err = fmt.Errorf("pins are missing, and cannot be made: %w", err)
+	}
+	known := k.pinned()
+	switch {
+	case err != nil && (known == nil || known.Error() != err.Error()):
+		cfg.Log.Error("without pins the next agent finds neither maps nor programs", "error", err)
+		cfg.record(kube.Event{Reason: kube.ReasonPinsMissing, Action: actionCheck, Note: err.Error()})
+	case err == nil && len(missing) > 0:
+		cfg.Log.Warn("pins were missing; made again", "pins", missing)
+		cfg.record(kube.Event{
+			Reason: kube.ReasonPinsMissing, Action: actionCheck,
+			Note: fmt.Sprintf("%d pins below %s were missing, and are made again", len(missing), cfg.Datapath.BPFRoot),
+		})
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.unpinned = err
+}
+
 func (k *keeper) mendHooks() error {
 	cfg := k.agent.cfg
-	hooks, err := datapath.Hooks(cfg.Datapath.BPFRoot, cfg.Datapath.CgroupRoot)
+	hooks, err := k.agent.datapath.Hooks()
 	if err != nil {
 		return err
 	}

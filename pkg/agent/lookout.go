@@ -46,7 +46,7 @@ func (a *agent) look() (metrics.Node, error) {
 	if n.Decisions, err = a.datapath.Maps().ReasonCounts(); err != nil {
 		return n, err
 	}
-	n.Hooks, err = hookStates(a.cfg.Datapath)
+	n.Hooks, err = hookStates(a.datapath)
 
 	return n, err
 }
@@ -75,8 +75,8 @@ func (a *agent) modelNode() metrics.Node {
 	return n
 }
 
-func hookStates(cfg datapath.Config) (map[string]bool, error) {
-	hooks, err := datapath.Hooks(cfg.BPFRoot, cfg.CgroupRoot)
+func hookStates(dp *datapath.Datapath) (map[string]bool, error) {
+	hooks, err := dp.Hooks()
 	attached := make(map[string]bool, len(hooks))
 	for _, hook := range hooks {
 		attached[hook.Name] = hook.Problem == ""

@@ -27,9 +27,11 @@ type Status struct {
 	CgroupRoot string `json:"cgroupRoot"`
 	// NotCovered is which sockets are not of processes below CgroupRoot; empty if
 	// all of the machine are.
-	NotCovered string               `json:"notCovered,omitempty"`
-	BPFRoot    string               `json:"bpfRoot"`
-	Hooks      []datapath.HookState `json:"hooks"`
+	NotCovered string `json:"notCovered,omitempty"`
+	BPFRoot    string `json:"bpfRoot"`
+	// Unpinned is why pins are missing below BPFRoot, empty if none is.
+	Unpinned string               `json:"unpinned,omitempty"`
+	Hooks    []datapath.HookState `json:"hooks"`
 	// Effective is empty when our programs refuse a connection to a reserved
 	// address, else it says what happened instead.
 	Effective string `json:"effective,omitempty"`

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
@@ -74,6 +76,7 @@ type Datapath struct {
 	features Features
 	maps     *maps.Pinned
 	programs func() (*bpf.Programs, error) // waits until they are loaded
+	links    *links
 	devices  devicePrograms
 	kernel   *btf.Cache // nil: no more programs are about to be loaded
 }
@@ -120,6 +123,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 
 	return &Datapath{
 		cfg: cfg, features: features, maps: pinned, programs: programs, kernel: kernel,
+		links:   &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link)},
 		devices: devicePrograms{loaded: make(map[variant]*bpf.DevicePrograms), filtered: make(map[int]bool)},
 	}, nil
 }
@@ -138,9 +142,23 @@ func (d *Datapath) Maps() *maps.Pinned { return d.maps }
 // Features returns what the kernel has.
 func (d *Datapath) Features() Features { return d.features }
 
-// Close releases what this process holds. Pins and links stay in force.
+// MendPins pins again what is open and whose pin is missing: maps, and links of
+// attached programs. All of it works without; but the next agent would find
+// nothing, and what is not pinned ends with this process. It returns the pins that
+// were missing.
+func (d *Datapath) MendPins() ([]string, error) {
+	if err := CheckBPFRoot(d.cfg.BPFRoot); err != nil {
+		return nil, err
+	}
+	ofMaps, err := d.maps.PinAgain()
+	ofLinks, linkErr := d.links.pinAgain()
+
+	return slices.Concat(ofMaps, ofLinks), errors.Join(err, linkErr)
+}
+
+// Close releases what this process holds. What is pinned stays in force.
 func (d *Datapath) Close() error {
-	errs := []error{d.devices.close()}
+	errs := []error{d.devices.close(), d.links.close()}
 	if programs, err := d.programs(); err == nil {
 		errs = append(errs, programs.Close())
 	}

@@ -131,7 +131,7 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 		return err
 	}
 	if d.Attachment() == TCX {
-		return attachTCX(d.cfg.BPFRoot, device.Index, hook, hook.program(programs))
+		return d.links.attachTCX(device.Index, hook, hook.program(programs))
 	}
 	d.devices.filtered[device.Index] = true
 
@@ -148,7 +148,7 @@ func (d *Datapath) detachOthers(devices []Device, failed map[int]error) error {
 			return wanted && (by == d.Attachment() || failed[index] != nil)
 		}
 	}
-	err := detachTCX(d.cfg.BPFRoot, keep(TCX))
+	err := d.links.detachDevices(keep(TCX))
 
 	return errors.Join(err, d.devices.detachFilters(keep(Clsact), len(failed) == 0))
 }

@@ -81,8 +81,8 @@ func TestDeviceThatHasTheNumberOfAnother(t *testing.T) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index = "eth0", p.index
 	must(t, p.node.Netlink().LinkAdd(&netlink.Ifb{LinkAttrs: attrs}))
-	p.wantState("eth0", "", "egress: the link is pinned, but its program does not run there; "+
-		"ingress: the link is pinned, but its program does not run there")
+	p.wantState("eth0", "", "egress: there is a link, but its program does not run there; "+
+		"ingress: there is a link, but its program does not run there")
 	p.attach(p.device())
 	p.wantState("eth0", TCX, "")
 }
@@ -107,7 +107,7 @@ func TestDeviceMending(t *testing.T) {
 			defer l.Close()
 
 			return l.Detach()
-		}, "ingress: the link is pinned, but its program does not run there; only egress is attached"},
+		}, "ingress: there is a link, but its program does not run there; only egress is attached"},
 		{"a filter", Clsact, func(p *port) error {
 			filters, err := filtersAt(p.index, deviceHooks()[1])
 			if err != nil {

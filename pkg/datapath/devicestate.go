@@ -27,9 +27,14 @@ type found struct {
 }
 
 // Devices asks the kernel to which devices of the calling thread's network
-// namespace our programs are attached. It returns all devices, in the kernel's
-// order, and works without an agent.
-func Devices(bpfRoot string) ([]DeviceState, error) {
+// namespace our programs are attached, by their pins. It returns all devices, in the
+// kernel's order, and works without an agent.
+func Devices(bpfRoot string) ([]DeviceState, error) { return queryDevices(loadPinned, bpfRoot) }
+
+// Devices is [Devices], also of what is attached and not pinned.
+func (d *Datapath) Devices() ([]DeviceState, error) { return queryDevices(d.links.get, d.cfg.BPFRoot) }
+
+func queryDevices(get linkGetter, bpfRoot string) ([]DeviceState, error) {
 	links, err := complete(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
@@ -41,13 +46,13 @@ func Devices(bpfRoot string) ([]DeviceState, error) {
 	var states []DeviceState
 	for _, l := range links {
 		index := l.Attrs().Index
-		states = append(states, queryDevice(bpfRoot, index, l.Attrs().Name, qdiscs[index] == "clsact"))
+		states = append(states, queryDevice(get, bpfRoot, index, l.Attrs().Name, qdiscs[index] == "clsact"))
 	}
 
 	return states, nil
 }
 
-func queryDevice(bpfRoot string, index int, name string, clsact bool) DeviceState {
+func queryDevice(get linkGetter, bpfRoot string, index int, name string, clsact bool) DeviceState {
 	state := DeviceState{Index: index, Name: name}
 	var problems []string
 	attached := map[Attachment][]string{} // the hooks
@@ -63,7 +68,7 @@ func queryDevice(bpfRoot string, index int, name string, clsact bool) DeviceStat
 				state.Ahead = append(state.Ahead, hook.name+": "+other)
 			}
 		}
-		f, err := findLink(bpfRoot, index, hook)
+		f, err := findLink(get, bpfRoot, index, hook)
 		take(TCX, f, err)
 		if clsact {
 			f, err := findFilter(index, hook)

@@ -17,13 +17,26 @@ import (
 // HookState is one hook as the kernel has it.
 type HookState struct {
 	Name string `json:"name"`
-	// Problem is empty when the program of this agent's pinned link runs.
+	// Problem is empty when the program of our link runs.
 	Problem string `json:"problem,omitempty"`
 }
 
-// Hooks asks the kernel which of our hooks are attached to the cgroup root.
-// It works without an agent.
+// linkGetter returns the link that belongs to a pin. The error wraps [fs.ErrNotExist]
+// if there is none. The caller closes it.
+type linkGetter func(pin string) (link.Link, error)
+
+// Hooks asks the kernel which of our hooks are attached to the cgroup root, by their
+// pins. It works without an agent.
 func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
+	return queryHooks(loadPinned, bpfRoot, cgroupRoot)
+}
+
+// Hooks is [Hooks], also of what is attached and not pinned.
+func (d *Datapath) Hooks() ([]HookState, error) {
+	return queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot)
+}
+
+func queryHooks(get linkGetter, bpfRoot, cgroupRoot string) ([]HookState, error) {
 	cgroup, err := os.Open(cgroupRoot)
 	if err != nil {
 		return nil, fmt.Errorf("cgroup root: %w", err)
@@ -33,7 +46,7 @@ func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
 	var states []HookState
 	for _, hook := range bpf.SockHooks() {
 		state := HookState{Name: hook.Name}
-		if err := queryHook(filepath.Join(linkDir(bpfRoot), hook.Name), cgroup, hook); err != nil {
+		if err := queryHook(get, filepath.Join(linkDir(bpfRoot), hook.Name), cgroup, hook); err != nil {
 			state.Problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
 		states = append(states, state)
@@ -42,13 +55,13 @@ func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
 	return states, nil
 }
 
-func queryHook(pin string, cgroup *os.File, hook bpf.Hook) error {
-	l, err := link.LoadPinnedLink(pin, nil)
+func queryHook(get linkGetter, pin string, cgroup *os.File, hook bpf.Hook) error {
+	l, err := get(pin)
 	if errors.Is(err, fs.ErrNotExist) {
 		return errors.New("not attached: there is no pinned link")
 	}
 	if err != nil {
-		return fmt.Errorf("pinned link: %w", err)
+		return err
 	}
 	defer l.Close()
 	info, err := l.Info()
@@ -67,5 +80,5 @@ func queryHook(pin string, cgroup *os.File, hook bpf.Hook) error {
 		}
 	}
 
-	return fmt.Errorf("not effective on %s: the link is pinned, but its program does not run there", cgroup.Name())
+	return fmt.Errorf("not effective on %s: there is a link, but its program does not run there", cgroup.Name())
 }

@@ -32,9 +32,6 @@ func (d *Datapath) Attach() error {
 		return err
 	}
 	dir := linkDir(d.cfg.BPFRoot)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("link directory: %w", err)
-	}
 	cgroup, err := cgroupID(d.cfg.CgroupRoot)
 	if err != nil {
 		return err
@@ -42,7 +39,7 @@ func (d *Datapath) Attach() error {
 	// What answers goes before what asks: no socket may see a backend's
 	// address because its hook came late.
 	for _, hook := range slices.Backward(programs.Sock) {
-		err := attachHook(filepath.Join(dir, hook.Name), d.cfg.CgroupRoot, cgroup, hook)
+		err := d.attachHook(filepath.Join(dir, hook.Name), cgroup, hook)
 		if err != nil && !isCounter(hook) {
 			return fmt.Errorf("hook %s: %w", hook.Name, err)
 		}
@@ -103,76 +100,31 @@ func versionDirs(bpfRoot string) ([]string, error) {
 	return dirs, nil
 }
 
-// attachHook attaches a hook to a cgroup, see [attachLink].
-func attachHook(pin, cgroupRoot string, cgroup uint64, hook bpf.Hook) error {
+// attachHook attaches a hook to a cgroup, see [links.attach].
+func (d *Datapath) attachHook(pin string, cgroup uint64, hook bpf.Hook) error {
 	isThere := func(l link.Link) bool {
 		on, err := linkCgroup(l)
 
 		return err == nil && on == cgroup
 	}
 
-	return attachLink(pin, hook.Program, isThere, func() (link.Link, error) {
+	return d.links.attach(pin, hook.Program, isThere, func() (link.Link, error) {
 		attached, err := link.AttachCgroup(link.CgroupOptions{
-			Path: cgroupRoot, Attach: hook.Attach, Program: hook.Program,
+			Path: d.cfg.CgroupRoot, Attach: hook.Attach, Program: hook.Program,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("attach to %s: %w", cgroupRoot, err)
+			return nil, fmt.Errorf("attach to %s: %w", d.cfg.CgroupRoot, err)
 		}
 
 		return attached, nil
 	})
 }
 
-// attachLink updates the pinned link, if it is where it should be and that still
-// exists. Otherwise a new link is pinned in its place.
-func attachLink(pin string, program *ebpf.Program, isThere func(link.Link) bool, attach func() (link.Link, error)) error {
-	pinned, err := link.LoadPinnedLink(pin, nil)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("pinned link: %w", err)
-	}
-	if err == nil {
-		defer pinned.Close()
-		if isThere(pinned) {
-			err := pinned.Update(program)
-			if !errors.Is(err, unix.ENOLINK) {
-				return err
-			}
-		}
-	}
-
-	attached, err := attach()
-	if err != nil {
-		return err
-	}
-	defer attached.Close()
-	if err := replacePin(pin, attached); err != nil {
-		return err
-	}
-
-	return detach(pinned)
-}
-
-// replacePin pins a link, in one step in the place of the one before.
-func replacePin(pin string, attached link.Link) error {
-	next := pin + "_next"
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("unfinished pin of an earlier agent: %w", err)
-	}
-	if err := attached.Pin(next); err != nil {
-		return fmt.Errorf("pin link: %w", err)
-	}
-	if err := os.Rename(next, pin); err != nil {
-		return fmt.Errorf("pin link in its place: %w", err)
-	}
-
-	return nil
-}
-
 // removeForeignLinks detaches the hooks of an earlier build that this one does
 // not have.
 func (d *Datapath) removeForeignLinks(dir string) error {
 	entries, err := os.ReadDir(dir)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("link directory: %w", err)
 	}
 	for _, entry := range entries {

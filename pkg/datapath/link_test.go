@@ -3,6 +3,7 @@ package datapath
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -218,11 +220,88 @@ func TestHooks(t *testing.T) {
 	})
 }
 
+// Everything goes on without pins. What is pinned again is what was pinned before: the
+// next agent takes it over.
+func TestPinsThatAreMissing(t *testing.T) {
+	t.Run("hooks", func(t *testing.T) {
+		w := newWebWorld(t)
+		client := w.pod(t)
+		loseAndMendPins(t, w.Datapath, filepath.Join(linkDir(w.cfg.BPFRoot), "connect4"), func() {
+			if n := len(effective(t, w.cfg.CgroupRoot, ebpf.AttachCGroupInet4Connect)); n != 1 {
+				t.Errorf("%d programs are attached, want 1", n)
+			}
+			if _, err := client.Request("tcp4", webVIP); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	t.Run("devices", func(t *testing.T) {
+		p := newPort(t, TCX)
+		p.attach(p.device())
+		ingress := deviceHooks()[1]
+		loseAndMendPins(t, p.Datapath, devicePin(p.cfg.BPFRoot, p.index, ingress), func() {
+			lab.MustDo(t, p.node, func() error {
+				if n := programsAt(t, p.index, ingress, TCX); n != 1 {
+					t.Errorf("%d programs are attached, want 1", n)
+				}
+
+				return nil
+			})
+		})
+	})
+}
+
+// loseAndMendPins removes all pins of a Datapath that has this one, has them made
+// again, and closes it. The check must hold at each moment.
+func loseAndMendPins(t *testing.T, d *Datapath, pin string, check func()) {
+	t.Helper()
+	root := d.cfg.BPFRoot
+	before := pinnedIDs(t, root, pin)
+	must(t, os.RemoveAll(root))
+	time.Sleep(100 * time.Millisecond) // the kernel takes its time to detach what has no reference
+	check()
+
+	missing, err := d.MendPins()
+	must(t, err)
+	if !slices.Contains(missing, pin) || !slices.Contains(missing, filepath.Join(root, maps.Version, maps.NameFlows)) {
+		t.Errorf("missing were %v", missing)
+	}
+	if after := pinnedIDs(t, root, pin); after != before {
+		t.Errorf("ids of a link and a map are %v, were %v", after, before)
+	}
+	if missing, err := d.MendPins(); err != nil || len(missing) > 0 {
+		t.Errorf("nothing is missing, but %v: %v", missing, err)
+	}
+	must(t, d.Close())
+	time.Sleep(100 * time.Millisecond)
+	check()
+}
+
+// pinnedIDs returns the kernel's numbers of a pinned link and of the pinned map of flows.
+func pinnedIDs(t *testing.T, bpfRoot, pin string) [2]uint32 {
+	t.Helper()
+	l, err := link.LoadPinnedLink(pin, nil)
+	must(t, err)
+	defer l.Close()
+	info, err := l.Info()
+	must(t, err)
+	flows, err := ebpf.LoadPinnedMap(filepath.Join(bpfRoot, maps.Version, maps.NameFlows), nil)
+	must(t, err)
+	defer flows.Close()
+	ofFlows, err := flows.Info()
+	must(t, err)
+	id, _ := ofFlows.ID()
+
+	return [2]uint32{uint32(info.ID), uint32(id)}
+}
+
 // A hook of an earlier build that this one does not have is detached.
 func TestHookOfAnotherBuild(t *testing.T) {
 	w := newWebWorld(t)
 	dir := linkDir(w.cfg.BPFRoot)
 	must(t, os.Rename(filepath.Join(dir, "sock_release"), filepath.Join(dir, "post_bind4")))
+	must(t, w.Close())
+	w.Datapath = w.mustOpen(t, w.cfg)
 	w.mustAttach(t)
 	if _, err := os.Stat(filepath.Join(dir, "post_bind4")); !os.IsNotExist(err) {
 		t.Errorf("the link is still there: %v", err)

@@ -21,19 +21,15 @@ func devicePin(bpfRoot string, index int, hook deviceHook) string {
 	return filepath.Join(deviceDir(bpfRoot), strconv.Itoa(index), hook.name)
 }
 
-// attachTCX attaches a program as a pinned link, see [attachLink].
-func attachTCX(bpfRoot string, index int, hook deviceHook, program *ebpf.Program) error {
-	pin := devicePin(bpfRoot, index, hook)
-	if err := os.MkdirAll(filepath.Dir(pin), 0o700); err != nil {
-		return fmt.Errorf("link directory: %w", err)
-	}
+// attachTCX attaches a program to a device, see [links.attach].
+func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program) error {
 	isThere := func(l link.Link) bool {
 		id, _, err := runningAt(l, index, hook)
 
 		return err == nil && id != 0
 	}
 
-	return attachLink(pin, program, isThere, func() (link.Link, error) {
+	return ls.attach(devicePin(ls.bpfRoot, index, hook), program, isThere, func() (link.Link, error) {
 		return link.AttachTCX(link.TCXOptions{
 			Interface: index, Program: program, Attach: hook.attach, Anchor: hook.anchor,
 		})
@@ -107,19 +103,19 @@ func removeDeviceLinks(dir string) error {
 	return os.Remove(dir)
 }
 
-// findLink returns how our pinned link runs at a hook, by the kernel's word.
-func findLink(bpfRoot string, index int, hook deviceHook) (found, error) {
-	pinned, err := link.LoadPinnedLink(devicePin(bpfRoot, index, hook), nil)
+// findLink returns how our link runs at a hook, by the kernel's word.
+func findLink(get linkGetter, bpfRoot string, index int, hook deviceHook) (found, error) {
+	l, err := get(devicePin(bpfRoot, index, hook))
 	if errors.Is(err, fs.ErrNotExist) {
 		return found{}, nil
 	}
 	if err != nil {
-		return found{}, fmt.Errorf("pinned link: %w", err)
+		return found{}, err
 	}
-	defer pinned.Close()
-	id, ahead, err := runningAt(pinned, index, hook)
+	defer l.Close()
+	id, ahead, err := runningAt(l, index, hook)
 	if err == nil && id == 0 {
-		err = errors.New("the link is pinned, but its program does not run there")
+		err = errors.New("there is a link, but its program does not run there")
 	}
 	f := found{is: id != 0}
 	for _, id := range ahead {

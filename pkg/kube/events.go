@@ -33,6 +33,7 @@ const (
 	ReasonNotProgrammed   = "FrontendsNotProgrammed" // writes failed, and are tried again
 	ReasonHooks           = "HooksNotEffective"
 	ReasonHooksBack       = "HooksEffective"
+	ReasonPinsMissing     = "PinsMissing"
 	ReasonFeatureMissing  = "KernelFeatureMissing"
 	ReasonFlowTableFull   = "FlowTableFull"
 	ReasonFlowTableRelief = "FlowTableNotFull"
