@@ -37,6 +37,11 @@ type DeviceConfig struct {
 	UDPIdle         time.Duration // zero: DefaultUDPIdle
 	UDPUnanswered   time.Duration // zero: DefaultUDPUnanswered
 
+	// ICMPPerSecond is how many refused packets are answered with an ICMP error in a
+	// second, and ICMPBurst how many at once; without the first there is no limit but
+	// that of each client.
+	ICMPPerSecond, ICMPBurst uint32
+
 	FIBSource    bool // bpf_fib_lookup tells source addresses (Linux 6.7)
 	ChecksumIPv6 bool // bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16)
 
@@ -77,6 +82,10 @@ func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
 	if ports == (PortRange{}) {
 		ports = DefaultMasqueradePorts
 	}
+	var token time.Duration
+	if cfg.ICMPPerSecond > 0 {
+		token = time.Second / time.Duration(cfg.ICMPPerSecond)
+	}
 
 	return spec, setVariables(spec, map[string]any{
 		deviceVarConfigDeviceClass:     cfg.Class,
@@ -85,6 +94,8 @@ func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
 		deviceVarConfigScopeBySource:   cfg.ScopeBySource,
 		deviceVarConfigMasqueradeLow:   ports.Low,
 		deviceVarConfigMasqueradeHigh:  ports.High,
+		deviceVarConfigIcmpTokenNs:     uint64(token),
+		deviceVarConfigIcmpTokens:      uint64(cfg.ICMPBurst),
 		deviceVarConfigFibSource:       cfg.FIBSource,
 		deviceVarConfigCsumIpv6:        cfg.ChecksumIPv6,
 		deviceVarConfigStats:           !cfg.NoStats,

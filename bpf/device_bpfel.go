@@ -46,6 +46,8 @@ const (
 	deviceVarConfigDeviceClass     = "config_device_class"
 	deviceVarConfigEthernet        = "config_ethernet"
 	deviceVarConfigFibSource       = "config_fib_source"
+	deviceVarConfigIcmpTokenNs     = "config_icmp_token_ns"
+	deviceVarConfigIcmpTokens      = "config_icmp_tokens"
 	deviceVarConfigMasqueradeHigh  = "config_masquerade_high"
 	deviceVarConfigMasqueradeLow   = "config_masquerade_low"
 	deviceVarConfigScopeBySource   = "config_scope_by_source"
@@ -138,6 +140,8 @@ type deviceVariableSpecs struct {
 	ConfigDeviceClass     *ebpf.VariableSpec `ebpf:"config_device_class"`
 	ConfigEthernet        *ebpf.VariableSpec `ebpf:"config_ethernet"`
 	ConfigFibSource       *ebpf.VariableSpec `ebpf:"config_fib_source"`
+	ConfigIcmpTokenNs     *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
+	ConfigIcmpTokens      *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
 	ConfigMasqueradeHigh  *ebpf.VariableSpec `ebpf:"config_masquerade_high"`
 	ConfigMasqueradeLow   *ebpf.VariableSpec `ebpf:"config_masquerade_low"`
 	ConfigScopeBySource   *ebpf.VariableSpec `ebpf:"config_scope_by_source"`
@@ -228,6 +232,8 @@ type deviceVariables struct {
 	ConfigDeviceClass     *ebpf.Variable `ebpf:"config_device_class"`
 	ConfigEthernet        *ebpf.Variable `ebpf:"config_ethernet"`
 	ConfigFibSource       *ebpf.Variable `ebpf:"config_fib_source"`
+	ConfigIcmpTokenNs     *ebpf.Variable `ebpf:"config_icmp_token_ns"`
+	ConfigIcmpTokens      *ebpf.Variable `ebpf:"config_icmp_tokens"`
 	ConfigMasqueradeHigh  *ebpf.Variable `ebpf:"config_masquerade_high"`
 	ConfigMasqueradeLow   *ebpf.Variable `ebpf:"config_masquerade_low"`
 	ConfigScopeBySource   *ebpf.Variable `ebpf:"config_scope_by_source"`

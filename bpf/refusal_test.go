@@ -172,6 +172,23 @@ func TestRefusalsAreLimited(t *testing.T) {
 	})
 }
 
+// All clients together get as many errors as the node may send: sources can be forged.
+func TestRefusalsOfAllAreLimited(t *testing.T) {
+	limited := func(c *DeviceConfig) { c.ICMPPerSecond, c.ICMPBurst = 1, 20 }
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}})
+		answered := 0
+		for i := range 200 {
+			o := w.refused(t, p, tcp(fmt.Sprintf("8.0.100.%d:40000", i+1), clusterIP, "S"))
+			answered += int(o.reasons[maps.ReasonRejectNoBackend])
+		}
+		// The test itself may take some seconds.
+		if answered < 20 || answered > 40 {
+			t.Errorf("%d of 200 clients were answered, want some 20", answered)
+		}
+	}, limited)
+}
+
 // What is in a ServiceCIDR and nobody's is dropped, whatever it is.
 func TestUnallocated(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {

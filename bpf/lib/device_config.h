@@ -24,6 +24,10 @@ volatile const bool config_scope_by_source = false;
 volatile const __u16 config_masquerade_low = 10000;
 volatile const __u16 config_masquerade_high = 29999;
 
+/* The limit of ICMP errors to all hosts: a token each so often, and so many at once. 0: none. */
+volatile const __u64 config_icmp_token_ns = 0;
+volatile const __u64 config_icmp_tokens = 0;
+
 /* Linux 6.7: bpf_fib_lookup tells the source address. */
 volatile const bool config_fib_source = true;
 

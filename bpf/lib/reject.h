@@ -11,9 +11,9 @@
 
 #include <bpf/bpf_core_read.h>
 
-/* The kernel's rule for errors to one host (icmp_ratelimit). */
-#define TOKEN_NS 1000000000ULL
-#define MAX_TOKENS 6
+/* The kernel's rule for errors to one host (icmp_ratelimit): one a second, six at once. */
+#define CLIENT_TOKEN_NS 1000000000ULL
+#define CLIENT_TOKENS 6
 
 #define TOS_ERROR 0xc0 /* internetwork control, as the kernel's errors have it */
 #define ERROR_TTL 64
@@ -30,22 +30,36 @@ struct error_v6 {
 	struct icmp_header icmp;
 };
 
-/* may_answer spends one of the tokens that the client has. */
-static __always_inline bool may_answer(const struct addr *client, __u64 now)
+/* spend takes one token of token_ns from a budget of so many, and is false if there is none. */
+static __always_inline bool spend(const struct addr *owner, __u64 now, __u64 token_ns, __u64 most)
 {
-	struct icmp_budget *had = bpf_map_lookup_elem(&sl_icmp_budgets, client);
-	struct icmp_budget budget = { .last = now, .tokens = MAX_TOKENS * TOKEN_NS };
+	struct icmp_budget *had = bpf_map_lookup_elem(&sl_icmp_budgets, owner);
+	struct icmp_budget budget = { .last = now, .tokens = most * token_ns };
 
 	if (had) {
 		budget.tokens = had->tokens + (now - had->last);
-		if (budget.tokens > MAX_TOKENS * TOKEN_NS)
-			budget.tokens = MAX_TOKENS * TOKEN_NS;
+		if (budget.tokens > most * token_ns)
+			budget.tokens = most * token_ns;
 	}
-	if (budget.tokens < TOKEN_NS)
+	if (budget.tokens < token_ns)
 		return false;
-	budget.tokens -= TOKEN_NS;
-	bpf_map_update_elem(&sl_icmp_budgets, client, &budget, BPF_ANY);
+	budget.tokens -= token_ns;
+	bpf_map_update_elem(&sl_icmp_budgets, owner, &budget, BPF_ANY);
 	return true;
+}
+
+/*
+ * may_answer spends a token of the client, and one of those that all clients have together:
+ * sources can be forged, and the error goes to the real owner of the address. The budget of
+ * all is that of the unspecified address, which no client has.
+ */
+static __always_inline bool may_answer(const struct addr *client, __u64 now)
+{
+	const struct addr all = {};
+
+	return spend(client, now, CLIENT_TOKEN_NS, CLIENT_TOKENS) &&
+	       (!config_icmp_token_ns ||
+		spend(&all, now, config_icmp_token_ns, config_icmp_tokens));
 }
 
 /* is_one_host says that errors may go to a: not to groups, and not to nobody. */

@@ -191,6 +191,11 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if cfg.Datapath.MasqueradePorts, err = masqueradePorts(cfg); err != nil {
 		return err
 	}
+	icmp, err := node.ReadICMPLimit()
+	if err != nil {
+		return err
+	}
+	cfg.Datapath.ICMPPerSecond, cfg.Datapath.ICMPBurst = icmp.PerSecond, icmp.Burst
 	unlockSocket, err := lockSocket(cfg.Socket)
 	if err != nil {
 		return err

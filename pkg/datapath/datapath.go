@@ -40,6 +40,9 @@ type Config struct {
 	// MasqueradePorts are what devices send masqueraded flows from; zero is
 	// bpf.DefaultMasqueradePorts.
 	MasqueradePorts bpf.PortRange
+	// ICMPPerSecond and ICMPBurst limit the ICMP errors that devices answer with, see
+	// [bpf.DeviceConfig].
+	ICMPPerSecond, ICMPBurst uint32
 	// NoStats: nobody wants to know what each frontend has seen.
 	NoStats bool
 	// NoLocalhostNodePorts: node ports do not answer on 127.0.0.1 and ::1.

@@ -208,6 +208,8 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 		BridgePort:      v.bridgePort,
 		ScopeBySource:   d.cfg.ScopeBySource,
 		MasqueradePorts: d.cfg.MasqueradePorts,
+		ICMPPerSecond:   d.cfg.ICMPPerSecond,
+		ICMPBurst:       d.cfg.ICMPBurst,
 		UDPIdle:         d.cfg.UDPIdle,
 		NoStats:         d.cfg.NoStats,
 		Kernel:          d.kernel,

@@ -1,0 +1,42 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// ICMPLimit is how many ICMP errors a node sends at most, to all hosts together.
+type ICMPLimit struct {
+	PerSecond uint32 // 0: as many as there are
+	Burst     uint32 // at once
+}
+
+// defaultICMPLimit is the kernel's.
+var defaultICMPLimit = ICMPLimit{PerSecond: 1000, Burst: 50}
+
+// ReadICMPLimit returns the limit of the calling thread's network namespace, and the
+// kernel's default where it is not told: older kernels have it in their first
+// namespace alone.
+func ReadICMPLimit() (ICMPLimit, error) {
+	limit := defaultICMPLimit
+	for name, value := range map[string]*uint32{"icmp_msgs_per_sec": &limit.PerSecond, "icmp_msgs_burst": &limit.Burst} {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/" + name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return limit, fmt.Errorf("limit of ICMP errors: %w", err)
+		}
+		number, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 31)
+		if err != nil {
+			return limit, fmt.Errorf("limit of ICMP errors: %s: %w", name, err)
+		}
+		*value = uint32(number)
+	}
+
+	return limit, nil
+}
