@@ -81,7 +81,7 @@ struct {
 	__type(value, __u32);
 } sl_service_cidrs SEC(".maps");
 
-/* Whose traffic is that of pods, where detectLocalMode goes by addresses. */
+/* Which sources are pods', among what comes by their devices, where detectLocalMode asks for addresses. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 1024);

@@ -253,6 +253,17 @@ type countable interface {
 	count() (int, error)
 }
 
+// ID returns the kernel's number of a map.
+func (p *Pinned) ID(name string) (ebpf.MapID, error) {
+	info, err := p.byName[name].Info()
+	if err != nil {
+		return 0, fmt.Errorf("map %s: %w", name, err)
+	}
+	id, _ := info.ID()
+
+	return id, nil
+}
+
 // SockState returns the map of socket-local storage, for an iterator over it.
 // It stays owned by p.
 func (p *Pinned) SockState() *ebpf.Map { return p.byName[NameSockState] }
@@ -269,6 +280,16 @@ func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 	}
 
 	return counts, nil
+}
+
+// Pins returns where the maps are pinned, sorted.
+func (p *Pinned) Pins() []string {
+	var pins []string
+	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
+		pins = append(pins, filepath.Join(p.dir, name))
+	}
+
+	return pins
 }
 
 // PinAgain pins the maps whose pins are missing, and returns their pins. The folder

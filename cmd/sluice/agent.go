@@ -70,13 +70,13 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 	return runAgent(cmd.Context(), cfg, s)
 }
 
-// logCgroup says which processes' sockets are translated, and which are not. It
-// warns only of what was not asked for by --cgroup-root. What is no cgroup is an
-// error of the agent.
+// logCgroup logs which processes' sockets are translated, and which are not. It
+// warns only of what was not asked for by --cgroup-root.
 func logCgroup(root string, asked bool, log *slog.Logger) {
 	cgroup, err := datapath.LookupCgroup(root)
 	switch {
 	case err != nil:
+		log.Info("which sockets are translated is not known", "cgroupRoot", root, "error", err)
 	case cgroup.WholeMachine:
 		log.Info("sockets of every process are translated", "cgroupRoot", root)
 	case asked:

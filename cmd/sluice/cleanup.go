@@ -22,14 +22,21 @@ func newCleanup(where *places) *cobra.Command {
 }
 
 func cleanUp(cmd *cobra.Command, where *places) error {
-	lock, err := agent.LockMaps(where.bpfRoot)
+	unlockSocket, err := agent.LockUsedSocket(where.socket)
 	if errors.Is(err, agent.ErrRunning) {
-		return fmt.Errorf("bpf root %q: an agent is running: stop it first", where.bpfRoot)
+		return fmt.Errorf("socket %q: an agent is running: stop it first", where.socket)
 	}
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(datapath.Remove(where.bpfRoot), lock.Release()); err != nil {
+	lock, err := agent.LockMaps(where.bpfRoot)
+	if errors.Is(err, agent.ErrRunning) {
+		err = fmt.Errorf("bpf root %q: an agent is running: stop it first", where.bpfRoot)
+	}
+	if err == nil {
+		err = errors.Join(datapath.Remove(where.bpfRoot), lock.Release())
+	}
+	if err := errors.Join(err, unlockSocket()); err != nil {
 		return err
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "no program is attached and nothing is pinned below %s\n", where.bpfRoot)

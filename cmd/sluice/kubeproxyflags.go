@@ -103,7 +103,7 @@ func (f *kubeProxyFlags) addSync(set *pflag.FlagSet) {
 
 func (f *kubeProxyFlags) addLocal(set *pflag.FlagSet) {
 	cfg := f.cfg
-	set.Var((*localModeFlag)(&cfg.DetectLocalMode), "detect-local-mode", "what tells traffic of pods from other: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix (default: ClusterCIDR if --cluster-cidr is given, else the device that it comes by)")
+	set.Var((*localModeFlag)(&cfg.DetectLocalMode), "detect-local-mode", "what is asked of traffic by devices of pods, to be that of pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix (default: ClusterCIDR if --cluster-cidr is given, else nothing)")
 	set.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "addresses of all pods, for --detect-local-mode ClusterCIDR: one range, or one of each family")
 	set.StringVar(&cfg.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "the bridge of the pods, for --detect-local-mode BridgeInterface")
 	set.StringVar(&cfg.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "how the devices of pods begin, for --detect-local-mode InterfaceNamePrefix")

@@ -69,6 +69,9 @@ func verify(ctx context.Context, where *places) (verifyReport, error) {
 	if err != nil {
 		return verifyReport{}, err
 	}
+	if status.Unpinned != "" {
+		report.Differences = append(report.Differences, status.Unpinned)
+	}
 	for _, hook := range status.Hooks {
 		if hook.Problem != "" {
 			report.Differences = append(report.Differences, fmt.Sprintf("hook %s: %s", hook.Name, hook.Problem))

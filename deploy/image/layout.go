@@ -50,7 +50,7 @@ type part struct {
 }
 
 // write makes the layout, in place of what is in the folder, and returns the
-// digest of the index. Nothing in it tells the time. The version must be a tag.
+// digest of the index. It has no timestamps. The version must be a tag.
 func write(folder, version string, parts []part) (v1.Hash, error) {
 	tag, err := name.NewTag(repository+":"+version, name.StrictValidation)
 	if err != nil {
@@ -84,7 +84,7 @@ func write(folder, version string, parts []part) (v1.Hash, error) {
 }
 
 // archive writes the files of a layout into a tar file, which containerd imports.
-// Nothing in it tells the time.
+// It has no timestamps.
 func archive(folder, file string) error {
 	out, err := os.Create(file)
 	if err != nil {

@@ -201,11 +201,6 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, unlockSocket()) }()
-	lock, err := LockMaps(cfg.Datapath.BPFRoot)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, lock.Release()) }()
 	events := newRecorder(&cfg)
 	proxy := newProxy(cfg)
 	mail := newMailbox()
@@ -214,6 +209,11 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
+	lock, err := LockMaps(cfg.Datapath.BPFRoot)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Release()) }()
 	// What the cluster says is read while the kernel makes maps and verifies
 	// programs: both take their time.
 	collect := collectSeldom()

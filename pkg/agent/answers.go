@@ -100,6 +100,9 @@ func (a *agent) status(ctx context.Context) (Status, error) {
 		status.Effective = err.Error()
 	}
 	status.Flows = a.flows.known()
+	if missing := a.datapath.MissingPins(); len(missing) > 0 {
+		status.Unpinned = fmt.Sprintf("%d pins are missing: %s", len(missing), missing[0])
+	}
 	if err := a.keeper.pinned(); err != nil {
 		status.Unpinned = err.Error()
 	}

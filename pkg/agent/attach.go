@@ -19,14 +19,14 @@ func whenLoaded(dp *datapath.Datapath) <-chan struct{} {
 
 // attachFirst attaches our programs once they are loaded, also if the API server
 // cannot be asked: they work on the maps that an earlier agent filled. If its
-// programs work on maps of another layout, they stay until ours know every Service:
-// our maps are new and empty.
+// programs work on other maps, they stay until ours know every Service: our maps are
+// new and empty.
 func (a *agent) attachFirst() error {
 	if err := a.datapath.Loaded(); err != nil {
 		return err
 	}
-	other, err := datapath.RunsOnOtherLayout(a.cfg.Datapath.BPFRoot, a.cfg.Datapath.CgroupRoot)
-	if err != nil || other {
+	others, err := a.datapath.OthersWork()
+	if err != nil || others {
 		return err
 	}
 

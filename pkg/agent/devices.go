@@ -67,7 +67,7 @@ func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error 
 		case <-ctx.Done():
 			return nil
 		case <-k.changed:
-			_ = k.datapath.LoadDevices(devicesOf(k.decided())) // attach tries again, and tells
+			_ = k.datapath.LoadDevices(devicesOf(k.decided())) // attach tries again, and logs
 		case <-attached:
 			waiting = false
 		}

@@ -46,8 +46,9 @@ func (a *agent) serveHealth(ctx context.Context) error {
 	return err
 }
 
-// unready says why the agent is not ready to be relied on: it knows the Services,
-// and hooks are effective. Any goroutine may call it.
+// unready returns why the agent cannot be relied on: Services are not known, hooks are
+// not effective, pins are missing, or devices are not attached. Any goroutine may call
+// it.
 func (a *agent) unready() []string {
 	var reasons []string
 	if !a.known.Load() {

@@ -206,6 +206,9 @@ func TestUnready(t *testing.T) {
 	mustReasons("hooks are not effective: somebody detached them", "devices are not attached yet")
 	p.keeper.effective = nil
 	p.devices.attached = true
+	p.keeper.unpinned = errors.New("no bpffs")
+	mustReasons("no bpffs")
+	p.keeper.unpinned = nil
 	mustReasons()
 	p.devices.decisions = []node.Decision{{Device: node.Device{Index: 7, Name: "eth0"}}}
 	p.devices.failed = map[int]string{noDevice: "x", 7: "no room"}

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/kube"
 )
 
-// keeper sees to what takes its time: that hooks stay attached, effective and
-// pinned, and that UDP sockets do not stay with backends that are gone.
+// keeper keeps hooks attached, effective and pinned, and ends UDP sockets whose
+// backends are gone. Both take too long for the loop.
 type keeper struct {
 	agent       *agent
 	orphan      chan struct{}
@@ -65,7 +65,9 @@ func (k *keeper) run(ctx context.Context) error {
 	}
 	check := time.NewTicker(orDefault(k.agent.cfg.VerifyInterval, verifyInterval))
 	defer check.Stop()
-	k.checkHooks(ctx)
+	if err := k.check(ctx); err != nil {
+		return err
+	}
 
 	for {
 		select {
@@ -74,7 +76,9 @@ func (k *keeper) run(ctx context.Context) error {
 		case <-k.orphan:
 			k.destroyOrphans()
 		case <-check.C:
-			k.checkHooks(ctx)
+			if err := k.check(ctx); err != nil {
+				return err
+			}
 			if k.orphansLeft {
 				k.destroyOrphans()
 			}
@@ -82,11 +86,21 @@ func (k *keeper) run(ctx context.Context) error {
 	}
 }
 
-// checkHooks attaches again what somebody detached, and dials the reserved
+// check makes lost pins anew and attaches again what was detached. The error wraps
+// [ErrRunning] if another agent has the maps now.
+func (k *keeper) check(ctx context.Context) error {
+	if err := k.mendPins(); err != nil {
+		return err
+	}
+	k.checkHooks(ctx)
+
+	return nil
+}
+
+// checkHooks attaches again what another program detached, and dials the reserved
 // frontend.
 func (k *keeper) checkHooks(ctx context.Context) {
 	dp, cfg := k.agent.datapath, k.agent.cfg
-	k.mendPins()
 	err := k.mendHooks()
 	if err == nil {
 		err = datapath.Verify(ctx, cfg.Datapath.CgroupRoot)
@@ -113,11 +127,15 @@ func (k *keeper) setEffective(err error) {
 }
 
 // mendPins makes pins anew that are missing, as after bpffs was unmounted or emptied.
-// Services work all the same: hooks and devices are checked, and told of, apart.
-func (k *keeper) mendPins() {
+// Services work all the same. The folder that is there now is locked first: the error
+// wraps [ErrRunning] if another agent was faster.
+func (k *keeper) mendPins() error {
 	cfg := k.agent.cfg
 	var missing []string
 	err := k.agent.lock.Renew()
+	if errors.Is(err, ErrRunning) {
+		return fmt.Errorf("pins were lost, and another agent made new ones: %w", err)
+	}
 	if err == nil {
 		missing, err = k.agent.datapath.MendPins()
 	}
@@ -132,13 +150,17 @@ func (k *keeper) mendPins() {
 	case err == nil && len(missing) > 0:
 		cfg.Log.Warn("pins were missing; made again", "pins", missing)
 		cfg.record(kube.Event{
-			Reason: kube.ReasonPinsMissing, Action: actionCheck,
+			Reason: kube.ReasonPinsMadeAgain, Action: actionCheck,
 			Note: fmt.Sprintf("%d pins below %s were missing, and are made again", len(missing), cfg.Datapath.BPFRoot),
 		})
+	case err == nil && known != nil:
+		cfg.Log.Info("pins are in place again")
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.unpinned = err
+
+	return nil
 }
 
 func (k *keeper) mendHooks() error {

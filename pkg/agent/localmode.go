@@ -12,8 +12,8 @@ import (
 
 // LocalMode is how a device tells clients that are pods of this node, who look
 // up the internal scope, from others. The names are those of kube-proxy's
-// detectLocalMode. A mode can exclude what a device of pods brings; it makes no
-// pod of what an uplink or a tunnel brings, whatever its source.
+// detectLocalMode. A mode can exclude what a device of pods brings. What comes
+// by an uplink or a tunnel is external, whatever its source.
 type LocalMode string
 
 // The modes.

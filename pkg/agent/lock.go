@@ -115,7 +115,23 @@ func lockSocket(socket string) (release func() error, err error) {
 		return nil, fmt.Errorf("socket directory: %w", err)
 	}
 	// The file stays: a process that waits for a removed file would lock out no one.
-	f, err := os.OpenFile(socket+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	return lockFile(socket, os.O_CREATE|os.O_RDWR)
+}
+
+// LockUsedSocket is for a process that no agent may run beside, whatever its build:
+// some lock nothing but their socket. Where none has used this one, nothing is locked.
+// The error wraps [ErrRunning] if an agent answers there.
+func LockUsedSocket(socket string) (release func() error, err error) {
+	release, err = lockFile(socket, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return func() error { return nil }, nil
+	}
+
+	return release, err
+}
+
+func lockFile(socket string, flags int) (release func() error, err error) {
+	f, err := os.OpenFile(socket+".lock", flags, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock of the socket: %w", err)
 	}

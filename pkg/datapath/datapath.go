@@ -145,6 +145,12 @@ func (d *Datapath) Maps() *maps.Pinned { return d.maps }
 // Features returns what the kernel has.
 func (d *Datapath) Features() Features { return d.features }
 
+// MissingPins returns the pins that are missing of maps and of links, see
+// [Datapath.MendPins].
+func (d *Datapath) MissingPins() []string {
+	return slices.Concat(missingFiles(d.maps.Pins()), d.links.unpinned())
+}
+
 // MendPins pins again what is open and whose pin is missing: maps, and links of
 // attached programs. All of it works without; but the next agent would find
 // nothing, and what is not pinned ends with this process. It returns the pins that

@@ -133,6 +133,8 @@ func TestDeviceMending(t *testing.T) {
 			})
 
 			eventually(t, "the device is attached again", func() bool { return len(p.tryAttach(p.device())) == 0 })
+			_, err := p.MendPins()
+			must(t, err)
 			p.wantState("eth0", test.by, "")
 			p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
 		})

@@ -58,7 +58,7 @@ func queryHooks(get linkGetter, bpfRoot, cgroupRoot string) ([]HookState, error)
 func queryHook(get linkGetter, pin string, cgroup *os.File, hook bpf.Hook) error {
 	l, err := get(pin)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("not attached: there is no pinned link")
+		return errors.New("not attached: there is no link")
 	}
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -74,20 +75,61 @@ func (d *Datapath) removeOtherVersions() error {
 	return nil
 }
 
-// RunsOnOtherLayout reports whether programs are attached that work on maps of
-// another layout than this build's, as an agent of another build has left them.
-func RunsOnOtherLayout(bpfRoot, cgroupRoot string) (bool, error) {
-	dirs, err := versionDirs(bpfRoot)
+// OthersWork reports whether the programs that an earlier agent attached are at work,
+// and work on other maps than ours: of another layout, or such whose pins were lost.
+func (d *Datapath) OthersWork() (bool, error) {
+	hooks, err := Hooks(d.cfg.BPFRoot, d.cfg.CgroupRoot)
 	if err != nil {
 		return false, err
 	}
-	isOther := func(dir string) bool { return filepath.Base(dir) != maps.Version }
-	if !slices.ContainsFunc(dirs, isOther) {
-		return false, nil
+	ours, err := d.maps.ID(maps.NameFrontends)
+	if err != nil {
+		return false, err
 	}
-	hooks, err := Hooks(bpfRoot, cgroupRoot)
+	for _, hook := range hooks {
+		if hook.Problem != "" || !looksUpFrontends(hook.Name) {
+			continue
+		}
+		used, err := mapsOf(filepath.Join(linkDir(d.cfg.BPFRoot), hook.Name))
+		if err != nil {
+			return false, fmt.Errorf("hook %s: %w", hook.Name, err)
+		}
+		if !slices.Contains(used, ours) {
+			return true, nil
+		}
+	}
 
-	return slices.ContainsFunc(hooks, func(h HookState) bool { return h.Problem == "" }), err
+	return false, nil
+}
+
+// looksUpFrontends reports whether the program of a hook does, in every build.
+func looksUpFrontends(hook string) bool {
+	return strings.HasPrefix(hook, "connect") || strings.HasPrefix(hook, "sendmsg")
+}
+
+// mapsOf returns the maps that the program of a pinned link uses.
+func mapsOf(pin string) ([]ebpf.MapID, error) {
+	pinned, err := loadPinned(pin)
+	if err != nil {
+		return nil, err
+	}
+	defer pinned.Close()
+	info, err := pinned.Info()
+	if err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	program, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", info.Program, err)
+	}
+	defer program.Close()
+	ofProgram, err := program.Info()
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", info.Program, err)
+	}
+	used, _ := ofProgram.MapIDs()
+
+	return used, nil
 }
 
 // versionDirs returns the folders of maps, of all versions.

@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"errors"
+	stdmaps "maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -211,7 +213,9 @@ func TestHooks(t *testing.T) {
 			t.Errorf("%s: %q", state.Name, state.Problem)
 		}
 	}
-	w.mustAttach(t)
+	if _, err := w.MendPins(); err != nil {
+		t.Fatal(err)
+	}
 	wantHooks(t, w.cfg, "")
 	t.Run("an error without the cgroup root", func(t *testing.T) {
 		if _, err := Hooks(w.cfg.BPFRoot, "/sys/fs/cgroup/none"); err == nil {
@@ -226,7 +230,7 @@ func TestPinsThatAreMissing(t *testing.T) {
 	t.Run("hooks", func(t *testing.T) {
 		w := newWebWorld(t)
 		client := w.pod(t)
-		loseAndMendPins(t, w.Datapath, filepath.Join(linkDir(w.cfg.BPFRoot), "connect4"), func() {
+		loseAndMendPins(t, w.Datapath, filepath.Join(linkDir(w.cfg.BPFRoot), "connect4"), w.Attach, func() {
 			if n := len(effective(t, w.cfg.CgroupRoot, ebpf.AttachCGroupInet4Connect)); n != 1 {
 				t.Errorf("%d programs are attached, want 1", n)
 			}
@@ -239,7 +243,8 @@ func TestPinsThatAreMissing(t *testing.T) {
 		p := newPort(t, TCX)
 		p.attach(p.device())
 		ingress := deviceHooks()[1]
-		loseAndMendPins(t, p.Datapath, devicePin(p.cfg.BPFRoot, p.index, ingress), func() {
+		attach := func() error { return errors.Join(slices.Collect(stdmaps.Values(p.tryAttach(p.device())))...) }
+		loseAndMendPins(t, p.Datapath, devicePin(p.cfg.BPFRoot, p.index, ingress), attach, func() {
 			lab.MustDo(t, p.node, func() error {
 				if n := programsAt(t, p.index, ingress, TCX); n != 1 {
 					t.Errorf("%d programs are attached, want 1", n)
@@ -251,16 +256,22 @@ func TestPinsThatAreMissing(t *testing.T) {
 	})
 }
 
-// loseAndMendPins removes all pins of a Datapath that has this one, has them made
-// again, and closes it. The check must hold at each moment.
-func loseAndMendPins(t *testing.T, d *Datapath, pin string, check func()) {
+// loseAndMendPins removes all pins of a Datapath that has this one, has it attach
+// without, has them made again, and closes it. The check must hold at each moment.
+func loseAndMendPins(t *testing.T, d *Datapath, pin string, attach func() error, check func()) {
 	t.Helper()
 	root := d.cfg.BPFRoot
 	before := pinnedIDs(t, root, pin)
 	must(t, os.RemoveAll(root))
 	time.Sleep(100 * time.Millisecond) // the kernel takes its time to detach what has no reference
 	check()
+	must(t, mustOpenLink(t, d, pin).Detach(), attach())
+	if !slices.Contains(d.MissingPins(), pin) {
+		t.Errorf("missing are %v", d.MissingPins())
+	}
+	check()
 
+	before[0] = idOf(t, mustOpenLink(t, d, pin))
 	missing, err := d.MendPins()
 	must(t, err)
 	if !slices.Contains(missing, pin) || !slices.Contains(missing, filepath.Join(root, maps.Version, maps.NameFlows)) {
@@ -277,14 +288,30 @@ func loseAndMendPins(t *testing.T, d *Datapath, pin string, check func()) {
 	check()
 }
 
+// mustOpenLink returns the link that a Datapath has open for a pin.
+func mustOpenLink(t *testing.T, d *Datapath, pin string) link.Link {
+	t.Helper()
+	l, err := d.links.get(pin)
+	must(t, err)
+	t.Cleanup(func() { l.Close() })
+
+	return l
+}
+
+func idOf(t *testing.T, l link.Link) uint32 {
+	t.Helper()
+	info, err := l.Info()
+	must(t, err)
+
+	return uint32(info.ID)
+}
+
 // pinnedIDs returns the kernel's numbers of a pinned link and of the pinned map of flows.
 func pinnedIDs(t *testing.T, bpfRoot, pin string) [2]uint32 {
 	t.Helper()
 	l, err := link.LoadPinnedLink(pin, nil)
 	must(t, err)
 	defer l.Close()
-	info, err := l.Info()
-	must(t, err)
 	flows, err := ebpf.LoadPinnedMap(filepath.Join(bpfRoot, maps.Version, maps.NameFlows), nil)
 	must(t, err)
 	defer flows.Close()
@@ -292,7 +319,26 @@ func pinnedIDs(t *testing.T, bpfRoot, pin string) [2]uint32 {
 	must(t, err)
 	id, _ := ofFlows.ID()
 
-	return [2]uint32{uint32(info.ID), uint32(id)}
+	return [2]uint32{idOf(t, l), uint32(id)}
+}
+
+// An agent whose maps are not those of the programs at work knows it.
+func TestOthersWork(t *testing.T) {
+	w := newWebWorld(t)
+	mustWork := func(d *Datapath, want bool) {
+		t.Helper()
+		if others, err := d.OthersWork(); err != nil || others != want {
+			t.Errorf("programs on other maps are at work: %t, %v, want %t", others, err, want)
+		}
+	}
+	mustWork(w.mustOpen(t, w.cfg), false)
+	must(t, os.RemoveAll(filepath.Join(w.cfg.BPFRoot, maps.Version)))
+	next := w.mustOpen(t, w.cfg)
+	mustWork(next, true)
+	must(t, next.Attach())
+	mustWork(next, false)
+	must(t, Remove(w.cfg.BPFRoot))
+	mustWork(w.mustOpen(t, w.cfg), false)
 }
 
 // A hook of an earlier build that this one does not have is detached.

@@ -19,7 +19,7 @@ import (
 // links are the links of attached programs, open as long as this process runs. A
 // link ends with its last reference. The pins make it outlive the process; that the
 // process has it open as well makes it outlive the pins, which go when bpffs is
-// unmounted or somebody empties it. Any goroutine may use them.
+// unmounted or emptied. Any goroutine may use them.
 type links struct {
 	bpfRoot string
 
@@ -28,17 +28,17 @@ type links struct {
 }
 
 // attach updates the link that belongs to a pin, if it is where it should be and that
-// still exists. Otherwise a new link takes its place. Either is pinned afterwards: an
-// error may say that it is attached, and could not be.
+// still exists. Otherwise a new link takes its place. A new link that cannot be pinned
+// is attached all the same: see [links.pinAgain].
 func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Link) bool, attach func() (link.Link, error)) error {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 
 	current := ls.open[pin]
 	if current == nil {
-		pinned, err := link.LoadPinnedLink(pin, nil)
+		pinned, err := loadPinned(pin)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("pinned link: %w", err)
+			return err
 		}
 		if err == nil {
 			current, ls.open[pin] = pinned, pinned
@@ -46,9 +46,6 @@ func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Lin
 	}
 	if current != nil && isThere(current) {
 		err := current.Update(program)
-		if err == nil {
-			return ls.ensurePin(pin, current)
-		}
 		if !errors.Is(err, unix.ENOLINK) {
 			return err
 		}
@@ -59,28 +56,19 @@ func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Lin
 		return err
 	}
 	ls.open[pin] = attached
-	err = ls.replacePin(pin, attached)
+	_ = ls.replacePin(pin, attached) // pinAgain tries again, and returns why it fails
 	if current != nil {
-		err = errors.Join(err, detach(current), current.Close())
+		err = errors.Join(detach(current), current.Close())
 	}
 
 	return err
 }
 
-// ensurePin pins a link whose pin is missing.
-func (ls *links) ensurePin(pin string, l link.Link) error {
-	_, err := os.Lstat(pin)
-	if errors.Is(err, fs.ErrNotExist) {
-		return ls.replacePin(pin, l)
-	}
-
-	return wrap("pinned link", err)
-}
-
-// replacePin pins a link, in one step in the place of the one before.
+// replacePin pins a link, in one step in the place of the one before. The folder of
+// all pins must be there: it has a lock, which belongs to who made it.
 func (ls *links) replacePin(pin string, l link.Link) error {
-	if err := CheckBPFRoot(ls.bpfRoot); err != nil {
-		return err // or the folder would be made on another file system
+	if _, err := os.Stat(ls.bpfRoot); err != nil {
+		return fmt.Errorf("bpf root: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(pin), 0o700); err != nil {
 		return fmt.Errorf("link directory: %w", err)
@@ -89,8 +77,8 @@ func (ls *links) replacePin(pin string, l link.Link) error {
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unfinished pin of an earlier agent: %w", err)
 	}
-	// A link that was pinned once is moved from there, whatever is there now. Another
-	// reference to the same link has no such past.
+	// The library would move the pin that it knows a link to have. It knows of none for
+	// a new reference.
 	fresh, err := reopen(l)
 	if err != nil {
 		return err
@@ -120,21 +108,34 @@ func reopen(l link.Link) (link.Link, error) {
 	return fresh, nil
 }
 
+// unpinned returns the pins that are missing, sorted.
+func (ls *links) unpinned() []string {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+
+	return missingFiles(slices.Sorted(maps.Keys(ls.open)))
+}
+
 // pinAgain pins the links whose pins are missing, and returns their pins.
 func (ls *links) pinAgain() ([]string, error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	var missing []string
+	missing := missingFiles(slices.Sorted(maps.Keys(ls.open)))
 	var errs []error
-	for _, pin := range slices.Sorted(maps.Keys(ls.open)) {
-		if _, err := os.Lstat(pin); !errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		missing = append(missing, pin)
+	for _, pin := range missing {
 		errs = append(errs, ls.replacePin(pin, ls.open[pin]))
 	}
 
 	return missing, errors.Join(errs...)
+}
+
+// missingFiles returns the files that are not there.
+func missingFiles(paths []string) []string {
+	return slices.DeleteFunc(paths, func(path string) bool {
+		_, err := os.Lstat(path)
+
+		return !errors.Is(err, fs.ErrNotExist)
+	})
 }
 
 // get returns the link that belongs to a pin, if it is pinned or not. The error wraps
@@ -160,10 +161,11 @@ func loadPinned(pin string) (link.Link, error) {
 // detachDevices detaches our links from the devices that keep does not want, pinned
 // or not.
 func (ls *links) detachDevices(keep func(index int) bool) error {
-	err := detachTCX(ls.bpfRoot, keep)
+	// Together, or pinAgain would pin what is being detached.
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	// What asks goes before what answers: the reverse of the order of attaching.
+	err := detachTCX(ls.bpfRoot, keep)
+	// In the reverse order of attaching, see deviceHooks.
 	for _, hook := range slices.Backward(deviceHooks()) {
 		for pin, l := range ls.open {
 			index, notDevice := strconv.Atoi(filepath.Base(filepath.Dir(pin)))

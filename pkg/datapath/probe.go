@@ -29,7 +29,7 @@ var ErrNotEffective = errors.New("sockets are not translated")
 
 // ErrNotProbed is returned when nothing is known: the process that would find out
 // did not run to its end.
-var ErrNotProbed = errors.New("no process could try them")
+var ErrNotProbed = errors.New("hooks could not be tried")
 
 // probeTimeout is how long that process may take, and dialTimeout each of its two
 // sockets: where the kernel routes loopback addresses (route_localnet, which
@@ -59,7 +59,7 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", ProbeVerb)
-	if !holdsThisProcess(cgroupRoot) {
+	if id, err := cgroupID(cgroupRoot); (err != nil || id != rootCgroupID) && !holdsThisProcess(cgroupRoot) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	}
 	out, err := cmd.CombinedOutput()

@@ -25,7 +25,7 @@ const request = "GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 // ask asks on a connection that stays open.
 func ask(conn net.Conn) error {
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(conn, request); err != nil {
@@ -44,7 +44,7 @@ func ask(conn net.Conn) error {
 func mustDialFrom(t *testing.T, ns *lab.Namespace, from, to string) net.Conn {
 	t.Helper()
 	var conn net.Conn
-	dialer := net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))}
+	dialer := net.Dialer{Timeout: timeout, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))}
 	err := ns.Do(func() (err error) {
 		conn, err = dialer.Dial("tcp", to)
 
@@ -206,7 +206,7 @@ func TestServerCutsSlowClients(t *testing.T) {
 		conn := mustDialFrom(t, ns, "127.0.0.1", address)
 		group.Go(func() {
 			_, err := io.WriteString(conn, text)
-			err = errors.Join(err, conn.SetReadDeadline(begin.Add(patience/2)))
+			err = errors.Join(err, conn.SetReadDeadline(begin.Add(timeout/2)))
 			_, readErr := io.Copy(io.Discard, conn)
 			var timeout net.Error
 			if errors.As(readErr, &timeout) && timeout.Timeout() {
@@ -283,7 +283,7 @@ func TestTimeouts(t *testing.T) {
 		{"a client that does not read", func(conn net.Conn) {
 			_, err := io.WriteString(conn, request)
 			for err == nil {
-				_, err = io.WriteString(conn, request) // waits until somebody reads
+				_, err = io.WriteString(conn, request) // blocks until the other end reads
 			}
 		}, answerTimeout},
 	} {

@@ -24,19 +24,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// patience is for a machine that is busy.
-const patience = time.Minute
+// timeout is for a machine that is busy.
+const timeout = time.Minute
 
 // eventually waits until check returns no error.
 func eventually(t testing.TB, check func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
 		err := check()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", patience, err)
+			t.Fatalf("after %v: %v", timeout, err)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func mustRun(t testing.TB, run func(context.Context) error) {
 
 // get asks for a page from a network namespace.
 func get(ns *lab.Namespace, method, address, path string) (int, string, http.Header, error) {
-	client := &http.Client{Timeout: patience, Transport: &http.Transport{
+	client := &http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
 			return ns.Dial(network, address, 5*time.Second)

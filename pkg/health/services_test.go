@@ -190,7 +190,7 @@ func TestServiceCutsConnections(t *testing.T) {
 	c.SetAddresses(addrs("0.0.0.0"))
 	c.Set(web, ready(30000, 1, 0))
 	c.mustCount(t, "10.0.0.1:30000", 1)
-	conn, err := c.ns.Dial("tcp", "10.0.0.1:30000", patience)
+	conn, err := c.ns.Dial("tcp", "10.0.0.1:30000", timeout)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,6 +34,7 @@ const (
 	ReasonHooks           = "HooksNotEffective"
 	ReasonHooksBack       = "HooksEffective"
 	ReasonPinsMissing     = "PinsMissing"
+	ReasonPinsMadeAgain   = "PinsMadeAgain"
 	ReasonFeatureMissing  = "KernelFeatureMissing"
 	ReasonFlowTableFull   = "FlowTableFull"
 	ReasonFlowTableRelief = "FlowTableNotFull"

@@ -179,9 +179,8 @@ func (r *Reconciler) SetServiceCIDRs(prefixes []netip.Prefix) {
 	r.serviceCIDRs.set(cidrs(prefixes))
 }
 
-// SetLocalCIDRs says which addresses are those of pods, where that and not the
-// device decides which scope a client looks up. What was adopted stays until
-// the first call.
+// SetLocalCIDRs sets which addresses are those of pods, where detectLocalMode asks for
+// them. What was adopted stays until the first call.
 func (r *Reconciler) SetLocalCIDRs(prefixes []netip.Prefix) {
 	r.localCIDRs.set(cidrs(prefixes))
 }

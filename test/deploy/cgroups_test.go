@@ -115,10 +115,11 @@ func mustController(t testing.TB) string {
 			if !slices.Contains([]string{"memory", "io", "hugetlb", "rdma", "misc"}, name) {
 				continue
 			}
+			t.Cleanup(func() { disableController(t, root) })
 			if file == "cgroup.controllers" {
-				must(t, unix.Setxattr(root, enabledMark, []byte(name), 0), writeControl(root, "+"+name))
+				must(t, unix.Setxattr(root, enabledMark, []byte(name), 0))
+				must(t, writeControl(root, "+"+name))
 			}
-			t.Cleanup(func() { disableController(t, root, name) })
 
 			return name
 		}
@@ -127,13 +128,18 @@ func mustController(t testing.TB) string {
 	return ""
 }
 
-// disableController does nothing if the machine has it enabled, or if another run
-// still uses it.
-func disableController(t testing.TB, root, name string) {
-	if _, err := unix.Getxattr(root, enabledMark, make([]byte, len(name))); err != nil {
+// disableController disables the controller that a test enabled, unless another run
+// still uses it. It does nothing if the machine has one enabled.
+func disableController(t testing.TB, root string) {
+	mark := make([]byte, 64)
+	n, err := unix.Getxattr(root, enabledMark, mark)
+	if errors.Is(err, unix.ENODATA) {
 		return
 	}
-	err := writeControl(root, "-"+name)
+	name := string(mark[:max(n, 0)])
+	if err == nil {
+		err = writeControl(root, "-"+name)
+	}
 	if err == nil {
 		err = unix.Removexattr(root, enabledMark)
 	}

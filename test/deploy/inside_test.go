@@ -36,7 +36,7 @@ func (spec containerSpec) become() error {
 		return err
 	}
 	if !spec.Node.Hybrid {
-		// Not by clone: its root would be the cgroup of whoever started us.
+		// Not by clone: its root would be the cgroup of the process that started this one.
 		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 			return fmt.Errorf("cgroup namespace: %w", err)
 		}

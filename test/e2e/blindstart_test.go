@@ -40,8 +40,7 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	must(t, err)
 	newer := netip.MustParsePrefix("192.168.50.77/24")
 	must(t, self.AddAddress("eth0", newer))
-	mustDetach(t, connect4)
-	must(t, s.agent.Start())
+	must(t, detachLink(connect4), s.agent.Start())
 
 	eventually(t, "the new pod's device is attached", func() bool {
 		status, err := s.agent.Status()
@@ -68,7 +67,7 @@ func TestStartWithoutAPIServer(t *testing.T) {
 		t.Errorf("without the API server the agent says that all is well: %+v, %v", status, err)
 	}
 
-	mustDetach(t, connect4)
+	must(t, detachLink(connect4))
 	eventuallyIn(t, 45*time.Second, "the hook is attached again", hooksWork)
 	mustReach(t, dial{s.node, "tcp", clusterIP}, before.Name)
 
@@ -81,11 +80,13 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// mustDetach detaches a pinned link, as another program might.
-func mustDetach(t *testing.T, pin string) {
-	t.Helper()
+// detachLink detaches a pinned link, as another program might.
+func detachLink(pin string) error {
 	pinned, err := link.LoadPinnedLink(pin, nil)
-	must(t, err)
+	if err != nil {
+		return err
+	}
 	defer pinned.Close()
-	must(t, pinned.Detach())
+
+	return pinned.Detach()
 }

@@ -24,7 +24,7 @@ type asker func(address, path string) (page, error)
 
 const question = "GET %s HTTP/1.0\r\nHost: test\r\n\r\n"
 
-// of asks from a process whose sockets meet the hooks.
+// of asks from a process whose sockets the hooks see.
 func of(from *lab.Caller) asker {
 	return func(address, path string) (page, error) {
 		socket, err := from.Socket(networkOf(address))

@@ -1,9 +1,9 @@
 package e2e
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,7 +29,7 @@ func TestPinsAreLost(t *testing.T) {
 		harm    func(bpfRoot string) error
 	}{
 		{"removed", func(*testing.T, *sluice.Node) {}, os.RemoveAll},
-		{"unmounted", mustMountOwnBPFFS, func(bpfRoot string) error { return unix.Unmount(bpfRoot, unix.MNT_DETACH) }},
+		{"unmounted", func(t *testing.T, agent *sluice.Node) { mustMount(t, agent, "bpf") }, unmount},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel() // it waits for the agent's next check, 30 s
@@ -57,7 +57,7 @@ func TestPinsAreLost(t *testing.T) {
 				_, err := os.Stat(connect4)
 				return err == nil
 			})
-			s.mustTell(t, "default", s.nodeName(s.lab.Nodes[0]), "PinsMissing", "are made again")
+			s.mustTell(t, "default", s.nodeName(s.lab.Nodes[0]), "PinsMadeAgain", "are made again")
 			pinned, err := maps.Load(s.agent.BPFRoot())
 			if err != nil {
 				t.Fatalf("maps are not pinned again: %v", err)
@@ -79,18 +79,71 @@ func TestPinsAreLost(t *testing.T) {
 	}
 }
 
-// mustMountOwnBPFFS gives a node a bpffs of its own, at its bpf root.
-func mustMountOwnBPFFS(t *testing.T, agent *sluice.Node) {
+// Where no bpffs is left, nothing can be pinned. That is told, and nothing else
+// suffers: new devices are attached, hooks stay effective, and neither load balancers
+// nor the kubelet turn away from the node. When bpffs is back, so are the pins.
+//
+//	node-2 ── node port of node-1 ── pod-1-1
+//	pod-1-3, comes meanwhile, past the hooks ── web:80
+func TestWithoutBPFFS(t *testing.T) {
+	t.Parallel() // it waits for the agent's next check, 30 s
+	s := mustScene(t)
+	// A node is unhealthy after twice the period.
+	s.agent.SetArgs("--proxy-mode=iptables", "--iptables-sync-period=2s", "--healthz-bind-address=0.0.0.0:10256")
+	mustMount(t, s.agent, "tmpfs", "bpf")
+	self, server := s.lab.Nodes[0], s.local()[0]
+	outside := lab.MustCaller(t, s.lab.Nodes[1].Namespace, nil)
+	s.setEndpoints(t, "web", readyAll(server)...)
+	web := s.createService(t, "web", func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort })
+	clusterIP, nodePort := at(web.Spec.ClusterIPs[0], 80), at(self.IPv4.String(), web.Spec.Ports[0].NodePort)
+	mustReach(t, dial{outside, "tcp", nodePort}, server.Name)
+	load := mustDial(t, 50, dial{s.pod, "tcp", clusterIP}, dial{outside, "tcp", nodePort})
+
+	must(t, unmount(s.agent.BPFRoot()))
+	pod, err := self.AddPod()
+	must(t, err)
+	guest := lab.MustCaller(t, pod.Namespace, nil)
+	mustReach(t, dial{guest, "tcp", clusterIP}, server.Name)
+	s.mustTell(t, "default", s.nodeName(self), "PinsMissing", "cannot be made")
+	status, err := s.agent.Status()
+	must(t, err)
+	if status.Well() || status.Effective != "" || !strings.Contains(status.Unpinned, "not on a bpf file system") {
+		t.Errorf("status is %+v", status)
+	}
+	for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Second) {
+		for _, path := range []string{"/healthz", "/livez"} {
+			mustAnswer(t, of(s.node), at(self.IPv4.String(), 10256), path, 200)
+		}
+		mustAnswer(t, of(s.node), at(self.IPv4.String(), 10256), "/readyz", 503, "pins are missing")
+	}
+
+	must(t, unix.Mount("bpf", s.agent.BPFRoot(), "bpf", 0, ""))
+	s.mustTell(t, "default", s.nodeName(self), "PinsMadeAgain", "are made again")
+	sluice.MustWait(t, s.agent)
+	must(t, s.agent.Kill())
+	time.Sleep(time.Second) // the kernel takes its time to detach what has no reference
+	must(t, s.agent.Start())
+	sluice.MustWait(t, s.agent)
+	load.mustHaveWorked(t)
+}
+
+// mustMount mounts file systems at a node's bpf root, one above the other, and starts
+// its agent anew.
+func mustMount(t *testing.T, agent *sluice.Node, kinds ...string) {
 	t.Helper()
 	must(t, agent.Stop())
 	if _, err := agent.Run("cleanup"); err != nil {
 		t.Fatal(err)
 	}
 	must(t, os.Mkdir(agent.BPFRoot(), 0o700))
-	if err := unix.Mount("bpf", agent.BPFRoot(), "bpf", 0, ""); err != nil {
-		t.Fatal(fmt.Errorf("mount of bpffs at %s: %w", agent.BPFRoot(), err))
+	for _, kind := range kinds {
+		if err := unix.Mount(kind, agent.BPFRoot(), kind, 0, ""); err != nil {
+			t.Fatalf("mount of %s at %s: %v", kind, agent.BPFRoot(), err)
+		}
+		t.Cleanup(func() { _ = unmount(agent.BPFRoot()) }) // unless the test has
 	}
-	t.Cleanup(func() { _ = unix.Unmount(agent.BPFRoot(), unix.MNT_DETACH) }) // unless the test has
 	must(t, agent.Start())
 	sluice.MustWait(t, agent)
 }
+
+func unmount(path string) error { return unix.Unmount(path, unix.MNT_DETACH) }

@@ -44,6 +44,7 @@ func TestScripts(t *testing.T) {
 			"agent":           runAgent,
 			"until":           runUntil,
 			"delete-frontend": deleteFrontend,
+			"detach":          detach,
 			"lead-astray":     leadAstray,
 			"restyle":         restyle,
 		},
@@ -136,6 +137,18 @@ func deleteFrontend(ts *testscript.TestScript, _ bool, args []string) {
 	addr := netip.MustParseAddrPort(args[0])
 	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
 		ts.Check(pinnedOf(ts).Frontends.Delete(maps.FrontendKeyOf(addr.Addr(), addr.Port(), 6, scope)))
+	}
+}
+
+// detach detaches the links whose pins match, as another program might.
+func detach(ts *testscript.TestScript, _ bool, args []string) {
+	pins, err := filepath.Glob(filepath.Join(nodeOf(ts).BPFRoot(), "links", args[0]))
+	ts.Check(err)
+	if len(pins) == 0 {
+		ts.Fatalf("no link is pinned as %s", args[0])
+	}
+	for _, pin := range pins {
+		ts.Check(detachLink(pin))
 	}
 }
 
