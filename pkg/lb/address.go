@@ -1,9 +1,6 @@
 package lb
 
-import (
-	"net/netip"
-	"slices"
-)
+import "net/netip"
 
 // address is one address at which all ports of a Service can be dialled.
 type address struct {
@@ -26,12 +23,15 @@ func (s *Service) addresses(family Family, node *Node) []address {
 	}
 	found := make([]address, 1, 1+len(s.LoadBalancers)+len(s.ExternalIPs))
 	found[0] = address{ip: clusterIP, kind: KindClusterIP}
+	index := make(map[netip.Addr]int) // of found
+	index[clusterIP] = 0
 	add := func(ip netip.Addr, kind Kind, fenced bool) {
 		if FamilyOf(ip) != family || ip.IsUnspecified() {
 			return
 		}
-		i := slices.IndexFunc(found, func(a address) bool { return a.ip == ip })
-		if i < 0 {
+		i, listed := index[ip]
+		if !listed {
+			index[ip] = len(found)
 			found = append(found, address{ip: ip, kind: kind, fenced: fenced})
 			return
 		}

@@ -1,8 +1,10 @@
 package lb
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // candidate is an endpoint at one port.
@@ -16,6 +18,53 @@ type candidate struct {
 // draining says that e is on its way out and may still serve new flows.
 func (e *candidate) draining() bool { return e.Serving && e.Terminating }
 
+// servedPort is one port of one slice of the Service, by what it joins on.
+type servedPort struct {
+	name     string
+	protocol Protocol
+	family   Family
+	number   uint16
+	slice    *EndpointSlice
+}
+
+func (p servedPort) compare(q servedPort) int {
+	return cmp.Or(cmp.Compare(p.family, q.family), cmp.Compare(p.protocol, q.protocol), strings.Compare(p.name, q.name))
+}
+
+// indexSlices sorts the ports of the Service's slices by what they join on, and
+// those that are equal in it as their slices are.
+func (r *resolver) indexSlices() {
+	count := 0
+	for _, slice := range r.slices {
+		count += len(slice.Ports)
+	}
+	r.served = make([]servedPort, 0, count)
+	for _, slice := range r.slices {
+		if slice.Service != r.svc.Name {
+			continue
+		}
+		for _, p := range slice.Ports {
+			if p.Port != 0 {
+				r.served = append(r.served, servedPort{p.Name, p.Protocol, slice.Family, p.Port, slice})
+			}
+		}
+	}
+	slices.SortStableFunc(r.served, servedPort.compare)
+}
+
+// serving returns the slices' ports behind a service port in one family, and how
+// many endpoints they have, duplicates included.
+func (r *resolver) serving(port PortName, family Family) (found []servedPort, endpoints int) {
+	want := servedPort{name: port.Port, protocol: port.Protocol, family: family}
+	first, _ := slices.BinarySearchFunc(r.served, want, servedPort.compare)
+	last := first
+	for last < len(r.served) && r.served[last].compare(want) == 0 {
+		endpoints += len(r.served[last].slice.Endpoints)
+		last++
+	}
+	return r.served[first:last], endpoints
+}
+
 // join returns the endpoints of one family behind a service port, sorted by
 // address and port. A slice's port belongs to it if name and protocol are equal.
 //
@@ -24,43 +73,20 @@ func (e *candidate) draining() bool { return e.Serving && e.Terminating }
 // terminating counts, else the first. As to kube-proxy, it does not matter whether
 // one is ready or on this node.
 func (r *resolver) join(port PortName, family Family) []candidate {
-	all := make([]candidate, 0, r.endpointCount(port, family))
-	for _, slice := range r.slices {
-		for _, p := range slice.Ports {
-			if !slice.serves(p, port, family) {
+	serving, endpoints := r.serving(port, family)
+	all := make([]candidate, 0, endpoints)
+	for _, p := range serving {
+		for i := range p.slice.Endpoints {
+			e := &p.slice.Endpoints[i]
+			if FamilyOf(e.Addr) != family {
 				continue
 			}
-			for i := range slice.Endpoints {
-				e := &slice.Endpoints[i]
-				if FamilyOf(e.Addr) != family {
-					continue
-				}
-				local := e.NodeName != "" && e.NodeName == r.node.Name
-				all = append(all, candidate{Endpoint: e, addr: netip.AddrPortFrom(e.Addr, p.Port), local: local})
-			}
+			local := e.NodeName != "" && e.NodeName == r.node.Name
+			all = append(all, candidate{Endpoint: e, addr: netip.AddrPortFrom(e.Addr, p.number), local: local})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int { return a.addr.Compare(b.addr) })
 	return unique(all)
-}
-
-// endpointCount returns how many endpoints join can find, duplicates included.
-func (r *resolver) endpointCount(port PortName, family Family) int {
-	count := 0
-	for _, slice := range r.slices {
-		for _, p := range slice.Ports {
-			if slice.serves(p, port, family) {
-				count += len(slice.Endpoints)
-			}
-		}
-	}
-	return count
-}
-
-// serves says whether p, one of the slice's ports, is the port of a Service.
-func (s *EndpointSlice) serves(p EndpointPort, port PortName, family Family) bool {
-	return p.Name == port.Port && p.Protocol == port.Protocol && p.Port != 0 &&
-		s.Family == family && s.Service == port.Service
 }
 
 // unique drops all but one of the candidates that have the same address. They

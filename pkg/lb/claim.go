@@ -1,9 +1,6 @@
 package lb
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // claim is a service port and the numbers that clients dial for it. A number
 // that another port of the Service has is zero.
@@ -13,34 +10,44 @@ type claim struct {
 	nodePort uint16 // at the node's; zero: none
 }
 
+// portID is what the ports of a Service must not have in common: a name, or a
+// number, each with its protocol.
+type portID[T string | uint16] struct {
+	id       T
+	protocol Protocol
+}
+
 // claims returns the ports of the Service. Of two that want the same number,
 // the first has it.
 func (r *resolver) claims() []claim {
 	claims := make([]claim, 0, len(r.svc.Ports))
+	names := make(map[portID[string]]struct{})
+	ports := make(map[portID[uint16]]string) // the name of the port that has the number
+	nodePorts := make(map[portID[uint16]]string)
 	for i, p := range r.svc.Ports {
-		c := claim{
+		if !r.checkPort(i, p, names) {
+			continue
+		}
+		names[portID[string]{p.Name, p.Protocol}] = struct{}{}
+		claims = append(claims, claim{
 			name:     PortName{Service: r.svc.Name, Port: p.Name, Protocol: p.Protocol},
-			port:     p.Port,
-			nodePort: p.NodePort,
-		}
-		if r.checkPort(i, p, claims) {
-			c.port = r.unclaimed(i, "port", c, claims, func(c claim) uint16 { return c.port })
-			c.nodePort = r.unclaimed(i, "nodePort", c, claims, func(c claim) uint16 { return c.nodePort })
-			claims = append(claims, c)
-		}
+			port:     r.unclaimed(i, "port", p, p.Port, ports),
+			nodePort: r.unclaimed(i, "nodePort", p, p.NodePort, nodePorts),
+		})
 	}
 	return claims
 }
 
-// checkPort says whether p, the port at index i, can be a port at all.
-func (r *resolver) checkPort(i int, p ServicePort, earlier []claim) bool {
-	sameName := func(c claim) bool { return c.name.Port == p.Name && c.name.Protocol == p.Protocol }
+// checkPort says whether p, the port at index i, can be a port at all. Earlier are
+// the names of those before it.
+func (r *resolver) checkPort(i int, p ServicePort, earlier map[portID[string]]struct{}) bool {
+	_, named := earlier[portID[string]{p.Name, p.Protocol}]
 	switch {
 	case p.Port == 0:
 		r.problem(fmt.Sprintf("spec.ports[%d].port", i), "must not be zero")
 	case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
 		r.problem(fmt.Sprintf("spec.ports[%d].protocol", i), "neither TCP nor UDP nor SCTP")
-	case slices.ContainsFunc(earlier, sameName):
+	case named:
 		r.problem(fmt.Sprintf("spec.ports[%d].name", i), "an earlier port has the name %q too", p.Name)
 	default:
 		return true
@@ -48,18 +55,17 @@ func (r *resolver) checkPort(i int, p ServicePort, earlier []claim) bool {
 	return false
 }
 
-// unclaimed returns number(c), or zero if an earlier port of the same protocol
-// has it.
-func (r *resolver) unclaimed(i int, field string, c claim, earlier []claim, number func(claim) uint16) uint16 {
-	want := number(c)
+// unclaimed returns the number that p, the port at index i, wants, or zero if an
+// earlier port of the same protocol has it. It enters p in earlier.
+func (r *resolver) unclaimed(i int, field string, p ServicePort, want uint16, earlier map[portID[uint16]]string) uint16 {
 	if want == 0 {
 		return 0
 	}
-	for _, e := range earlier {
-		if e.name.Protocol == c.name.Protocol && number(e) == want {
-			r.problem(fmt.Sprintf("spec.ports[%d].%s", i, field), "%d/%s is that of port %q already", want, c.name.Protocol, e.name.Port)
-			return 0
-		}
+	number := portID[uint16]{want, p.Protocol}
+	if owner, claimed := earlier[number]; claimed {
+		r.problem(fmt.Sprintf("spec.ports[%d].%s", i, field), "%d/%s is that of port %q already", want, p.Protocol, owner)
+		return 0
 	}
+	earlier[number] = p.Name
 	return want
 }

@@ -19,11 +19,12 @@ func Resolve(svc *Service, slices []*EndpointSlice, node *Node) Resolution {
 	r := resolver{svc: svc, slices: slices, node: node}
 	r.checkService()
 	r.checkSlices()
+	r.indexSlices()
 	claims := r.claims()
-	r.allocate(claims)
-	for _, family := range []Family{IPv4, IPv6} {
-		r.resolveFamily(family, claims)
-	}
+	addrs4, addrs6 := svc.addresses(IPv4, node), svc.addresses(IPv6, node)
+	r.allocate(claims, len(addrs4)+len(addrs6))
+	r.resolveFamily(IPv4, addrs4, claims)
+	r.resolveFamily(IPv6, addrs6, claims)
 	return r.out
 }
 
@@ -32,12 +33,12 @@ type resolver struct {
 	svc    *Service
 	slices []*EndpointSlice
 	node   *Node
+	served []servedPort // of slices, sorted by what they join on
 	out    Resolution
 }
 
 // resolveFamily resolves what the Service has of one family.
-func (r *resolver) resolveFamily(family Family, claims []claim) {
-	addrs := r.svc.addresses(family, r.node)
+func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim) {
 	fence := r.svc.fence(family, r.node)
 	for _, c := range claims {
 		endpoints := selectEndpoints(r.join(c.name, family), r.node, r.svc.wantsLocal())
@@ -136,20 +137,19 @@ func (r *resolver) report(port PortName, endpoints *selection) {
 	}
 }
 
-// allocate makes room for what claims and slices can lead to.
-func (r *resolver) allocate(claims []claim) {
-	addrs := len(r.svc.ClusterIPs) + len(r.svc.ExternalIPs) + len(r.svc.LoadBalancers)
-	nodePorts := 0
+// allocate makes room for what claims lead to at so many addresses. It counts what
+// joins and not what the slices have: most of that may be no port of the Service.
+func (r *resolver) allocate(claims []claim, addrs int) {
+	nodePorts, endpoints := 0, 0
 	for _, c := range claims {
 		if c.nodePort != 0 {
 			nodePorts += len(r.svc.ClusterIPs)
 		}
+		for _, family := range []Family{IPv4, IPv6} {
+			_, count := r.serving(c.name, family)
+			endpoints += count
+		}
 	}
 	r.out.Frontends = make([]Frontend, 0, 2*(addrs*len(claims)+nodePorts+len(r.svc.ClusterIPs)))
-
-	endpoints := 0
-	for _, slice := range r.slices {
-		endpoints += len(slice.Ports) * len(slice.Endpoints)
-	}
 	r.out.Endpoints = make([]EndpointState, 0, endpoints)
 }

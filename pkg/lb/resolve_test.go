@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -336,5 +337,26 @@ func TestMasqueradeAllAtSharedAddress(t *testing.T) {
 		if !mustFrontend(t, r, "10.96.0.1:80/TCP "+scope).Masquerade {
 			t.Errorf("not masqueraded in the %s scope", scope)
 		}
+	}
+}
+
+// Room is made for what comes of it, which may be much less than what the objects
+// list.
+func TestRoom(t *testing.T) {
+	svc := web(func(s *Service) {
+		for range 1000 {
+			s.ExternalIPs = append(s.ExternalIPs, ip("192.0.2.1"))
+		}
+	})
+	many := slice("a", endpoint("10.0.2.1"), endpoint("10.0.2.2"))
+	for i := range 1000 {
+		many.Ports = append(many.Ports, EndpointPort{Name: fmt.Sprint("p", i), Protocol: TCP, Port: 9090})
+	}
+	got := Resolve(svc, []*EndpointSlice{many}, &testNode)
+	if len(got.Frontends) != 6 || cap(got.Frontends) > 8 {
+		t.Errorf("%d frontends, room for %d", len(got.Frontends), cap(got.Frontends))
+	}
+	if len(got.Endpoints) != 2 || cap(got.Endpoints) > 4 {
+		t.Errorf("%d endpoints, room for %d", len(got.Endpoints), cap(got.Endpoints))
 	}
 }
