@@ -62,6 +62,9 @@ type backendIDs struct {
 	ids
 	loads maps.Loads
 	cells []uint16 // how many used ids have each cell
+	// passed counts the ids passed over since one was found or given back. Once it
+	// is that of all cells, none is free, and take does not look for one.
+	passed uint32
 }
 
 func newBackendIDs(loads maps.Loads) backendIDs {
@@ -75,7 +78,17 @@ func (s *backendIDs) adopt(id uint32) {
 
 func (s *backendIDs) take() uint32 {
 	id := s.takeUnless(func(id uint32) bool {
-		return s.cells[id%maps.LoadCells] > 0 || s.loads.Load(id) != maps.BackendLoad{}
+		if s.passed >= maps.LoadCells {
+			return false
+		}
+		free := s.cells[id%maps.LoadCells] == 0 && s.loads.Load(id) == maps.BackendLoad{}
+		if free {
+			s.passed = 0
+		} else {
+			s.passed++
+		}
+
+		return !free
 	})
 	s.cells[id%maps.LoadCells]++
 
@@ -85,4 +98,5 @@ func (s *backendIDs) take() uint32 {
 func (s *backendIDs) free(id uint32) {
 	s.ids.free(id)
 	s.cells[id%maps.LoadCells]--
+	s.passed = 0
 }

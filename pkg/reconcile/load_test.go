@@ -114,3 +114,31 @@ func TestBackendIDsAreFoundSoon(t *testing.T) {
 type busyLoads struct{}
 
 func (busyLoads) Load(uint32) maps.BackendLoad { return maps.BackendLoad{Sockets: 1} }
+
+// Where no cell is free, take looks for one once and not for every id, until an id
+// is given back.
+func TestBackendIDsOfFullCells(t *testing.T) {
+	var asked int
+	s := newBackendIDs(countedLoads{&asked})
+	taken := s.take()
+	for range 1000 {
+		taken = s.take()
+	}
+	if limit := int(maps.LoadCells) + maxPassed; asked > limit {
+		t.Errorf("looked at %d loads, want at most %d", asked, limit)
+	}
+	s.free(taken)
+	asked = 0
+	if s.take(); asked == 0 {
+		t.Error("does not look for a free cell after one was given back")
+	}
+}
+
+// countedLoads has connections everywhere.
+type countedLoads struct{ asked *int }
+
+func (l countedLoads) Load(uint32) maps.BackendLoad {
+	*l.asked++
+
+	return maps.BackendLoad{Sockets: 1}
+}
