@@ -3,7 +3,6 @@ package reconcile
 import (
 	"cmp"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 type frontend struct {
 	key     maps.FrontendKey
 	present bool          // in the map
-	leaving bool          // in the leaving list of port.svc
+	leaving int32         // its index in the leaving list of port.svc, plus one; zero: not in it
 	have    maps.Frontend // as the map has it
 	port    *port         // that have.Id stands for
 	extent  *extent       // that have leads to
@@ -141,18 +140,18 @@ func (r *Reconciler) contest(f *frontend, was *claim) {
 
 // leave notes that nobody claims f, which is in the map.
 func (r *Reconciler) leave(f *frontend) {
-	if !f.leaving {
-		f.leaving = true
-		f.port.svc.leaving = append(f.port.svc.leaving, f)
+	if svc := f.port.svc; f.leaving == 0 {
+		svc.leaving = append(svc.leaving, f)
+		f.leaving = int32(len(svc.leaving))
 	}
 }
 
-// stay takes f, which somebody claims again, off the list of its Service.
+// stay takes f, which somebody claims again, off the list of its Service. Its
+// place is empty until withdraw.
 func (r *Reconciler) stay(f *frontend) {
-	if f.leaving {
-		f.leaving = false
-		svc := f.port.svc
-		svc.leaving = slices.DeleteFunc(svc.leaving, func(g *frontend) bool { return g == f })
+	if f.leaving != 0 {
+		f.port.svc.leaving[f.leaving-1] = nil
+		f.leaving = 0
 	}
 }
 
@@ -164,7 +163,7 @@ func (r *Reconciler) release(svc *service) {
 	}
 	svc.adopted = false
 	for _, f := range svc.leaving {
-		if f.first != nil {
+		if f != nil && f.first != nil {
 			r.touch(f.first.port.svc)
 		}
 	}

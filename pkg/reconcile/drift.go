@@ -172,13 +172,15 @@ func (r *Reconciler) compareSlots() (differences, error) {
 // count as such until somebody's claim has replaced them.
 func (r *Reconciler) compareFrontends() (differences, error) {
 	d, err := compareTable(&r.tables.frontends, r.believedFrontends(), frontendText)
+	broken := make(map[string]maps.FrontendKey, len(r.broken)) // by what d calls them
+	for key := range r.broken {
+		broken[modelKey(key).String()] = key
+	}
 	for i := range d.deletes {
 		stray := &d.deletes[i]
-		for key, why := range r.broken {
-			if modelKey(key).String() == stray.Key {
-				stray.Problem = "leads to nowhere: " + why
-				stray.repair = func() error { return r.repairBroken(key) }
-			}
+		if key, ok := broken[stray.Key]; ok {
+			stray.Problem = "leads to nowhere: " + r.broken[key]
+			stray.repair = func() error { return r.repairBroken(key) }
 		}
 	}
 

@@ -4,6 +4,7 @@ import "slices"
 
 // withdraw deletes the frontends of svc that nobody claims, catch-alls first.
 func (r *Reconciler) withdraw(svc *service) {
+	svc.leaving = slices.DeleteFunc(svc.leaving, func(f *frontend) bool { return f == nil })
 	slices.SortStableFunc(svc.leaving, func(a, b *frontend) int { return catchAllLast(b, a) })
 	svc.leaving = slices.DeleteFunc(svc.leaving, func(f *frontend) bool {
 		err := r.withdrawFrontend(f)
@@ -13,6 +14,9 @@ func (r *Reconciler) withdraw(svc *service) {
 
 		return err == nil
 	})
+	for i, f := range svc.leaving {
+		f.leaving = int32(i) + 1
+	}
 }
 
 func (r *Reconciler) withdrawFrontend(f *frontend) error {
@@ -23,7 +27,7 @@ func (r *Reconciler) withdrawFrontend(f *frontend) error {
 		r.unlead(f, nil)
 		delete(r.frontends, f.key)
 	}
-	f.leaving = false
+	f.leaving = 0
 
 	return nil
 }

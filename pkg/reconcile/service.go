@@ -23,7 +23,7 @@ type service struct {
 
 	ports   []*port
 	claims  []*claim    // catch-alls last
-	leaving []*frontend // in the maps as ours, and maybe claimed by nobody
+	leaving []*frontend // in the maps as ours, and maybe claimed by nobody; nil: an empty place
 
 	dirty    bool // publish has something to do
 	retry    backoff
