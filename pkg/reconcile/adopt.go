@@ -108,7 +108,8 @@ func (r *Reconciler) adoptRanges() error {
 		if err != nil {
 			return err
 		}
-		r.adoptPort(e.Key.FrontendId).sourceRange(e.Key).written = true
+		p := r.adoptPort(e.Key.FrontendId)
+		p.ranges = append(p.ranges, sourceRange{key: e.Key, written: true})
 		r.tables.sourceRanges.used++
 	}
 

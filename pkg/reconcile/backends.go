@@ -35,36 +35,42 @@ func (b *backend) compare(addr maps.Addr, port uint16) int {
 	return cmp.Or(bytes.Compare(b.addr.Bytes[:], addr.Bytes[:]), cmp.Compare(b.port, port))
 }
 
-func (p *port) search(addr maps.Addr, port uint16) (int, bool) {
-	return slices.BinarySearchFunc(p.backends, port, func(b backend, port uint16) int {
+// search returns where in sorted the backend that answers at addr and port is, or
+// belongs.
+func search(sorted []backend, addr maps.Addr, port uint16) (int, bool) {
+	return slices.BinarySearchFunc(sorted, port, func(b backend, port uint16) int {
 		return b.compare(addr, port)
 	})
+}
+
+// merge returns both lists, which are sorted and have no backend in common, as one.
+func merge(list, more []backend) []backend {
+	if len(list) == 0 {
+		return more
+	}
+	from := len(list) - 1
+	list = append(list, more...)
+	for to := len(list) - 1; len(more) > 0; to-- {
+		last := &more[len(more)-1]
+		if from >= 0 && list[from].compare(last.addr, last.port) > 0 {
+			list[to] = list[from]
+			from--
+		} else {
+			list[to] = *last
+			more = more[:len(more)-1]
+		}
+	}
+
+	return list
 }
 
 // find returns the backend of p that answers at addr, or nil. The pointer is
 // good until the next backend comes or goes.
 func (p *port) findBackend(addr netip.AddrPort) *backend {
-	i, ok := p.search(maps.AddrOf(addr.Addr()), addr.Port())
+	i, ok := search(p.backends, maps.AddrOf(addr.Addr()), addr.Port())
 	if !ok {
 		return nil
 	}
 
 	return &p.backends[i]
-}
-
-// backend returns the backend of p that answers at addr, after giving it an id
-// if it is new.
-func (r *Reconciler) backend(p *port, addr netip.AddrPort) *backend {
-	key := maps.AddrOf(addr.Addr())
-	i, ok := p.search(key, addr.Port())
-	if !ok {
-		p.backends = slices.Insert(p.backends, i, backend{addr: key, port: addr.Port(), id: r.backendIDs.take()})
-	}
-
-	return &p.backends[i]
-}
-
-// hasWritten says whether the backend of p with this id is in the map.
-func (p *port) hasWritten(id uint32) bool {
-	return slices.ContainsFunc(p.backends, func(b backend) bool { return b.id == id && b.written })
 }

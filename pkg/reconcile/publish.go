@@ -3,6 +3,7 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -32,6 +33,7 @@ func (r *Reconciler) publish(svc *service) {
 			svc.fail("frontend "+modelKey(c.frontend.key).String(), err)
 		}
 	}
+	r.parts = nil
 }
 
 // weigh notes which ports and extents have a claim that has its address. The
@@ -153,21 +155,37 @@ func (r *Reconciler) writtenExtent(c *claim) (*extent, error) {
 	if c.extent == nil || c.extent.base != 0 || !c.port.short {
 		return c.extent, nil
 	}
+	part, known := r.parts[c.extent]
+	if !known {
+		part = r.writtenPart(c.port, c.extent)
+		if r.parts == nil {
+			r.parts = make(map[*extent]*extent)
+		}
+		r.parts[c.extent] = part
+	}
+	if part == nil && !r.tables.backends.full {
+		return nil, errNoBackends
+	}
+
+	return part, nil
+}
+
+// writtenPart returns the extent of those backends of e that are in the map: e
+// itself if all are, nil if none is.
+func (r *Reconciler) writtenPart(p *port, e *extent) *extent {
 	ids := r.scratch[:0]
-	for _, id := range c.extent.ids {
-		if c.port.hasWritten(id) {
-			ids = append(ids, id)
+	for i := range p.backends {
+		if b := &p.backends[i]; b.written && e.holds(b.id) {
+			ids = append(ids, b.id)
 		}
 	}
+	slices.Sort(ids)
 	r.scratch = ids
-	switch {
-	case len(ids) == len(c.extent.ids):
-		return c.extent, nil
-	case len(ids) == 0 && !r.tables.backends.full:
-		return nil, errNoBackends
-	default:
-		return c.port.extent(ids, c.extent.table != nil), nil
+	if len(ids) == len(e.ids) {
+		return e
 	}
+
+	return p.extent(ids, e.table != nil)
 }
 
 // lead notes that the map says v at f: f leads to e now, and no more to what

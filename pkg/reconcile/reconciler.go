@@ -74,7 +74,11 @@ type Reconciler struct {
 	queue   queue
 	starved map[*service]struct{} // some map was full for them
 	gone    Gone
+	planner planner
 	scratch []uint32
+	// parts has, while one Service is published, what of its extents could be
+	// written ([Reconciler.writtenPart]).
+	parts map[*extent]*extent
 }
 
 // New returns the writer of cfg.Tables. It adopts what they hold: ids, slots,

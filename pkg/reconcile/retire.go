@@ -40,7 +40,8 @@ func (r *Reconciler) sweep(svc *service, now instant) instant {
 	for _, p := range svc.ports {
 		p.extents = slices.DeleteFunc(p.extents, s.sweepExtent)
 		p.backends = deleteFunc(p.backends, func(b *backend) bool { return s.sweepBackend(p, b) })
-		p.ranges = deleteFunc(p.ranges, func(g *sourceRange) bool { return s.sweepRange(p, g) })
+		wantsRanges := p.wantsRanges()
+		p.ranges = deleteFunc(p.ranges, func(g *sourceRange) bool { return s.sweepRange(p, g, wantsRanges) })
 		p.left = deleteFunc(p.left, func(l *leftFrontend) bool { return s.sweepLeft(p, l) })
 	}
 	svc.ports = slices.DeleteFunc(svc.ports, s.sweepPort)
@@ -115,8 +116,8 @@ func (s *sweeper) deleteBackend(p *port, b *backend) {
 // sweepRange deletes g, unless frontends of p need it. Where others take its
 // place it goes at once: whom it let in must not come in any more. It is
 // remembered like a backend.
-func (s *sweeper) sweepRange(p *port, g *sourceRange) bool {
-	if g.written && (p.replacesRange(g) || s.ripe(p.needsRange(g), &g.due)) {
+func (s *sweeper) sweepRange(p *port, g *sourceRange, wantsRanges bool) bool {
+	if g.written && (p.replacesRange(g, wantsRanges) || s.ripe(p.needsRange(g, wantsRanges), &g.due)) {
 		if err := s.r.tables.sourceRanges.remove(g.key); err != nil {
 			p.svc.fail("source range "+g.key.Prefix().String(), err)
 		} else {

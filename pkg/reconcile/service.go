@@ -79,25 +79,14 @@ func (r *Reconciler) service(name lb.ServiceName) *service {
 	return svc
 }
 
-// find returns the port with this name, or nil.
-func (svc *service) find(name string, protocol lb.Protocol, family lb.Family) *port {
-	for _, p := range svc.ports {
-		if p.name == name && p.protocol == protocol && p.family == family {
-			return p
-		}
-	}
-
-	return nil
+// portName identifies one port of a Service.
+type portName struct {
+	name     string
+	protocol lb.Protocol
+	family   lb.Family
 }
 
-// port returns the port with this name, after giving it an id if it is new.
-func (r *Reconciler) port(svc *service, name string, protocol lb.Protocol, family lb.Family) *port {
-	if p := svc.find(name, protocol, family); p != nil {
-		return p
-	}
-
-	return r.addPort(&port{svc: svc, name: name, protocol: protocol, family: family, id: r.frontendIDs.take()})
-}
+func (p *port) portName() portName { return portName{p.name, p.protocol, p.family} }
 
 func (r *Reconciler) addPort(p *port) *port {
 	p.svc.ports = append(p.svc.ports, p)
@@ -119,20 +108,21 @@ func (p *port) empty() bool {
 
 // needsRange says whether frontends of p have or shall have source range g.
 // Where there shall be no restriction any more, those that still have one need
-// all ranges: without, they would let nobody in.
-func (p *port) needsRange(g *sourceRange) bool {
+// all ranges: without, they would let nobody in. WantsRanges is that of p.
+func (p *port) needsRange(g *sourceRange, wantsRanges bool) bool {
 	if g.wanted {
 		return p.wanted || p.fenced > 0
 	}
 
-	return p.fenced > 0 && !p.wantsRanges()
+	return p.fenced > 0 && !wantsRanges
 }
 
 // replacesRange says whether frontends of p are restricted to other ranges than g.
-func (p *port) replacesRange(g *sourceRange) bool {
-	return !g.wanted && p.fenced > 0 && p.wantsRanges()
+func (p *port) replacesRange(g *sourceRange, wantsRanges bool) bool {
+	return !g.wanted && p.fenced > 0 && wantsRanges
 }
 
+// wantsRanges says whether any source range of p is wanted. It goes through them.
 func (p *port) wantsRanges() bool {
 	return slices.ContainsFunc(p.ranges, func(g sourceRange) bool { return g.wanted })
 }
@@ -146,15 +136,14 @@ func (p *port) label() maps.ServicePort {
 	return maps.ServicePortOf(p.svc.name.Namespace, p.svc.name.Name, p.name, uint8(p.protocol), uint8(p.family))
 }
 
-// sourceRange returns p's range with this key, after adding it if it is new.
-func (p *port) sourceRange(key maps.SourceRangeKey) *sourceRange {
-	i := slices.IndexFunc(p.ranges, func(s sourceRange) bool { return s.key == key })
-	if i < 0 {
-		i = len(p.ranges)
-		p.ranges = append(p.ranges, sourceRange{key: key})
+// indexRanges returns where in p.ranges each key is.
+func (p *port) indexRanges() map[maps.SourceRangeKey]int {
+	index := make(map[maps.SourceRangeKey]int, len(p.ranges))
+	for i := range p.ranges {
+		index[p.ranges[i].key] = i
 	}
 
-	return &p.ranges[i]
+	return index
 }
 
 func compareNames(a, b lb.ServiceName) int {
