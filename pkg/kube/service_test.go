@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -253,5 +254,24 @@ func mustBlame(t *testing.T, object string, problems []lb.Problem, fields []stri
 	}
 	if diff := cmp.Diff(fields, got); diff != "" {
 		t.Errorf("fields with problems (-want +got):\n%s", diff)
+	}
+}
+
+// BenchmarkTranslateHeavy reads Services as large as an object can be, each at two
+// sizes: the second takes twice the time of the first.
+func BenchmarkTranslateHeavy(b *testing.B) {
+	for _, n := range []int{10_000, 20_000} {
+		obj := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "heavy"}}
+		for i := range n {
+			ip := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
+			obj.Spec.ExternalIPs = append(obj.Spec.ExternalIPs, ip)
+			obj.Spec.LoadBalancerSourceRanges = append(obj.Spec.LoadBalancerSourceRanges, ip+"/33", ip+"/32")
+			obj.Spec.Ports = append(obj.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
+		}
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				translate(obj)
+			}
+		})
 	}
 }

@@ -1,0 +1,260 @@
+package reconcile
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// heavy is a Service as large as an object can make it, with its slices.
+type heavy struct {
+	svc    lb.Service
+	slices []*lb.EndpointSlice
+}
+
+// newHeavy returns a Service of one load balancer with so many of each.
+// Endpoints come in slices of 1,000, which is what the API allows.
+func newHeavy(ports, ranges, externalIPs, endpoints int) *heavy {
+	h := &heavy{svc: lb.Service{
+		Name:          lb.ServiceName{Namespace: "default", Name: "heavy"},
+		Type:          lb.LoadBalancer,
+		ClusterIPs:    []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Families:      []lb.Family{lb.IPv4},
+		LoadBalancers: []lb.LoadBalancerIP{{Addr: netip.MustParseAddr("192.0.2.1")}},
+	}}
+	number := func(net byte, i int) netip.Addr {
+		var addr [4]byte
+		binary.BigEndian.PutUint32(addr[:], uint32(net)<<24|uint32(i))
+
+		return netip.AddrFrom4(addr)
+	}
+	var slicePorts []lb.EndpointPort
+	for i := range ports {
+		name := fmt.Sprint("port-", i)
+		h.svc.Ports = append(h.svc.Ports, lb.ServicePort{Name: name, Protocol: lb.TCP, Port: uint16(1 + i)})
+		slicePorts = append(slicePorts, lb.EndpointPort{Name: name, Protocol: lb.TCP, Port: uint16(1 + i)})
+	}
+	for i := range ranges {
+		h.svc.SourceRanges = append(h.svc.SourceRanges, netip.PrefixFrom(number(100, 256*i), 24))
+	}
+	for i := range externalIPs {
+		h.svc.ExternalIPs = append(h.svc.ExternalIPs, number(20, i))
+	}
+	for i := range endpoints {
+		if i%1000 == 0 {
+			h.slices = append(h.slices, &lb.EndpointSlice{
+				Name:    lb.SliceName{Namespace: "default", Name: fmt.Sprintf("heavy-%05d", i)},
+				Service: h.svc.Name, Family: lb.IPv4, Ports: slicePorts,
+			})
+		}
+		last := h.slices[len(h.slices)-1]
+		last.Endpoints = append(last.Endpoints, lb.Endpoint{Addr: number(10, 2*i), Ready: true, Serving: true})
+	}
+
+	return h
+}
+
+func (h *heavy) resolve() lb.Resolution { return lb.Resolve(&h.svc, h.slices, &lb.Node{Name: "n1"}) }
+
+// moveEndpoint gives the first endpoint another address.
+func (h *heavy) moveEndpoint() {
+	e := &h.slices[0].Endpoints[0]
+	e.Addr = e.Addr.Next()
+}
+
+// moveEndpoints gives all endpoints another address, each between two others.
+func (h *heavy) moveEndpoints() {
+	for _, slice := range h.slices {
+		for i := range slice.Endpoints {
+			slice.Endpoints[i].Addr = slice.Endpoints[i].Addr.Next()
+		}
+	}
+}
+
+// moveRanges replaces all source ranges.
+func (h *heavy) moveRanges() {
+	for i, p := range h.svc.SourceRanges {
+		h.svc.SourceRanges[i] = netip.PrefixFrom(p.Addr(), 25)
+	}
+}
+
+// live takes h through its life, and calls took after each step.
+func (h *heavy) live(t testing.TB, took func(step string)) {
+	clock := newTestClock()
+	tables := maps.NewFakes(1 << 25).Tables
+	r := mustNew(t, tables, clock)
+	var res lb.Resolution
+	program := func() {
+		r.Set(h.svc.Name, time.Time{}, res)
+		mustApply(t, r)
+		settle(t, r, clock)
+	}
+	took("")
+	res = h.resolve()
+	took("resolve")
+	program()
+	took("program")
+	h.moveEndpoint()
+	res = h.resolve()
+	took("")
+	program()
+	took("endpoint")
+	h.moveEndpoints()
+	res = h.resolve()
+	took("")
+	program()
+	took("endpoints")
+	// A new agent, for which another endpoint has moved.
+	r = mustNew(t, tables, clock)
+	took("adopt")
+	h.moveEndpoint()
+	res = h.resolve()
+	took("")
+	program()
+	took("again")
+	if len(h.svc.SourceRanges) > 0 {
+		h.moveRanges()
+		res = h.resolve()
+		took("")
+		program()
+		took("ranges")
+		open := *h
+		open.svc.SourceRanges = nil
+		res = open.resolve()
+		took("")
+		program()
+		took("no-ranges")
+		res = h.resolve()
+		program()
+		took("")
+	}
+	r.Delete(h.svc.Name)
+	mustApply(t, r)
+	settle(t, r, clock)
+	took("delete")
+}
+
+// heavyTime is how long the processor may work for one heavy Service. It takes a
+// tenth of it, with the race detector a half; work that grows with the square of
+// the object takes more than all of it.
+const heavyTime = 20 * time.Second
+
+// What a Service costs grows with its object, and not with the square of it.
+func TestHeavyServices(t *testing.T) {
+	for _, test := range []struct {
+		name                                  string
+		ports, ranges, externalIPs, endpoints int
+	}{
+		{name: "many source ranges", ports: 10, ranges: 20_000, endpoints: 2},
+		{name: "many external IPs", ports: 5, externalIPs: 15_000, endpoints: 2},
+		{name: "many ports", ports: 20_000, endpoints: 2},
+		{name: "many endpoints at many external IPs", ports: 1, externalIPs: 5000, endpoints: 5000},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newHeavy(test.ports, test.ranges, test.externalIPs, test.endpoints)
+			begin := processorTime(t)
+			last := begin
+			h.live(t, func(step string) {
+				now := processorTime(t)
+				if step != "" {
+					t.Log(step, now-last)
+				}
+				last = now
+			})
+			if took := last - begin; took > heavyTime {
+				t.Errorf("took %s, more than %s", took, heavyTime)
+			}
+		})
+	}
+}
+
+// A Service of which only half of the backends find room is gone through as often as
+// one that has room.
+func TestHeavyServiceWithoutRoom(t *testing.T) {
+	h := newHeavy(1, 0, 2000, 5000)
+	fakes := maps.NewFakes(1 << 20)
+	fakes.Backends.Capacity = 2500
+	clock := newTestClock()
+	r := mustNew(t, fakes.Tables, clock)
+	res := h.resolve()
+
+	begin := processorTime(t)
+	r.Set(h.svc.Name, time.Time{}, res)
+	if err := r.Apply(); !errors.Is(err, maps.ErrFull) {
+		t.Errorf("Apply: %v, want a full map", err)
+	}
+	if took := processorTime(t) - begin; took > heavyTime {
+		t.Errorf("took %s, more than %s", took, heavyTime)
+	}
+	for key, v := range fakes.Frontends.Entries {
+		if key.Port != 0 && v.SlotCount != 2500 {
+			t.Fatalf("%s leads to %d backends, want 2500", modelKey(key), v.SlotCount)
+		}
+	}
+	r.Delete(h.svc.Name)
+	settle(t, r, clock)
+	if len(fakes.Backends.Entries) > 0 {
+		t.Errorf("%d backends are left", len(fakes.Backends.Entries))
+	}
+}
+
+// BenchmarkHeavy takes Services through their lives, each at two sizes: the second
+// takes a little more than twice the time of the first. It is the processor's time,
+// garbage collection included.
+func BenchmarkHeavy(b *testing.B) {
+	for _, bench := range []struct {
+		what                                  string
+		ports, ranges, externalIPs, endpoints int
+	}{
+		{what: "5000 source ranges of 10 ports", ports: 10, ranges: 5000, endpoints: 2},
+		{what: "10000 source ranges of 10 ports", ports: 10, ranges: 10_000, endpoints: 2},
+		{what: "25000 external IPs of 5 ports", ports: 5, externalIPs: 25_000, endpoints: 2},
+		{what: "50000 external IPs of 5 ports", ports: 5, externalIPs: 50_000, endpoints: 2},
+		{what: "5000 ports", ports: 5000, endpoints: 2},
+		{what: "10000 ports", ports: 10_000, endpoints: 2},
+		{what: "5000 endpoints", ports: 1, endpoints: 5000},
+		{what: "10000 endpoints", ports: 1, endpoints: 10_000},
+		{what: "500 ports of 1000 endpoints", ports: 500, endpoints: 1000},
+		{what: "1000 ports of 1000 endpoints", ports: 1000, endpoints: 1000},
+		{what: "1000 external IPs of 1000 endpoints", ports: 1, externalIPs: 1000, endpoints: 1000},
+		{what: "2000 external IPs of 2000 endpoints", ports: 1, externalIPs: 2000, endpoints: 2000},
+	} {
+		b.Run(bench.what, func(b *testing.B) {
+			times := make(map[string]time.Duration)
+			n := 0
+			for b.Loop() {
+				h := newHeavy(bench.ports, bench.ranges, bench.externalIPs, bench.endpoints)
+				last := processorTime(b)
+				h.live(b, func(step string) {
+					now := processorTime(b)
+					times[step] += now - last
+					last = now
+				})
+				n++
+			}
+			delete(times, "")
+			for step, d := range times {
+				b.ReportMetric(float64(d.Microseconds())/1000/float64(n), step+"-ms")
+			}
+		})
+	}
+}
+
+// processorTime returns how long this process has run, on all processors.
+func processorTime(t testing.TB) time.Duration {
+	t.Helper()
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		t.Fatal(err)
+	}
+
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
