@@ -27,7 +27,7 @@ func TestStatusOfHooks(t *testing.T) {
 		{
 			"not known to be effective",
 			agent.Status{Hooks: hooks[1:], Effective: fmt.Errorf("%w: fork", datapath.ErrNotProbed).Error()},
-			"hooks     1 of 1 attached to /cgroup, but no process could try them: fork\n",
+			"hooks     1 of 1 attached to /cgroup, but hooks could not be tried: fork\n",
 		},
 		{
 			"effective in a part of the machine",
