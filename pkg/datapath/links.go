@@ -56,7 +56,11 @@ func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Lin
 		return err
 	}
 	ls.open[pin] = attached
-	_ = ls.replacePin(pin, attached) // pinAgain tries again, and returns why it fails
+	if ls.replacePin(pin, attached) != nil {
+		// What may be there leads to the old link. Without, pinAgain tries again, and
+		// returns why it fails.
+		_ = os.Remove(pin)
+	}
 	if current != nil {
 		err = errors.Join(detach(current), current.Close())
 	}
