@@ -45,7 +45,7 @@ func TestMissedFrontend(t *testing.T) {
 // nothing, until the test ends.
 func (w *world) attachMissing(t *testing.T, cgroup *lab.Cgroup) {
 	t.Helper()
-	spec, err := sockSpec(Config{UDP: UDPAll, SetRetval: true})
+	spec, err := sockSpec(Config{UDP: UDPAll, SetRetval: atLeast(t, 6, 1)})
 	must(t, err)
 	for name, attach := range map[string]ebpf.AttachType{
 		sockProgSluiceConnect4: ebpf.AttachCGroupInet4Connect, sockProgSluiceConnect6: ebpf.AttachCGroupInet6Connect,
