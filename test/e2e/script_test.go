@@ -100,10 +100,16 @@ func runAgent(ts *testscript.TestScript, _ bool, args []string) {
 	case "kill":
 		ts.Check(node.Kill())
 	case "start":
+		logged := len(node.Log())
 		ts.Check(node.Start())
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // see sluice.MustWait
 		defer cancel()
 		ts.Check(node.WaitSynced(ctx))
+		// Or what a script does to a device could still be undone by the first attempt.
+		for !strings.Contains(node.Log()[logged:], "attached to devices") {
+			ts.Check(ctx.Err())
+			time.Sleep(10 * time.Millisecond)
+		}
 	default:
 		ts.Fatalf("usage: agent start | kill")
 	}
