@@ -104,11 +104,14 @@ func TestWithoutBPFFS(t *testing.T) {
 	must(t, err)
 	guest := lab.MustCaller(t, pod.Namespace, nil)
 	mustReach(t, dial{guest, "tcp", clusterIP}, server.Name)
+	eventuallyIn(t, 45*time.Second, "the agent knows that nothing can be pinned", func() bool {
+		status, err := s.agent.Status()
+
+		return err == nil && strings.Contains(status.Unpinned, "not on a bpf file system")
+	})
 	s.mustTell(t, "default", s.nodeName(self), "PinsMissing", "cannot be made")
-	status, err := s.agent.Status()
-	must(t, err)
-	if status.Well() || status.Effective != "" || !strings.Contains(status.Unpinned, "not on a bpf file system") {
-		t.Errorf("status is %+v", status)
+	if status, err := s.agent.Status(); err != nil || status.Well() || status.Effective != "" {
+		t.Errorf("status is %+v, %v", status, err)
 	}
 	for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Second) {
 		for _, path := range []string{"/healthz", "/livez"} {
