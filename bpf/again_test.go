@@ -147,7 +147,8 @@ func TestBackendIDOfAnotherService(t *testing.T) {
 		w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)
 
 		other := w.serve(t, service{at: []string{"8.0.96.9:80"}})
-		must(t, w.maps.Backends.Put(s.backends[portPod], maps.BackendOf(w.family.addrPort(at(tapPod)), other.id, maps.BackendLocal)))
+		id := s.backends[portPod]
+		must(t, w.maps.Backends.Put(id, maps.BackendOf(id, other.id, w.family.addrPort(at(tapPod)), maps.BackendLocal)))
 		w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})
 		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
 	})
@@ -190,15 +191,8 @@ func TestUDPFlowEnds(t *testing.T) {
 				if test.gone {
 					w.removeBackend(t, s, portPod)
 				}
-				// What is chosen anew is another backend. It has the flow's id: a
-				// backend that drains belongs to the same Service.
-				w.last++
-				id := w.last
-				must(t, w.maps.Backends.Put(id, maps.BackendOf(w.family.addrPort(at(tapPod)), s.id, maps.BackendLocal)))
-				must(t, w.maps.Slots.Set(id, id))
-				must(t, w.maps.Frontends.Put(
-					maps.FrontendKeyOf(w.family.addr(at(clusterIP).Addr()), 80, uint8(layers.IPProtocolUDP), maps.ScopeExternal),
-					maps.Frontend{Id: s.id, SlotBase: id, SlotCount: 1, Kind: maps.KindClusterIP}))
+				// What is chosen anew is another backend of the same Service.
+				w.replace(t, clusterIP, layers.IPProtocolUDP, maps.Pool{ServicePortId: s.id}, w.putBackend(t, s.id, tapPod))
 				if test.anew {
 					c.backend = tapPod
 					c.first(t, maps.ReasonTranslated)

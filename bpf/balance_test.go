@@ -9,7 +9,6 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // three are backends of which none is another's place.
@@ -25,13 +24,13 @@ func (w *world) opens(t testing.TB, p place, in packet, of ...string) string {
 
 // load is how many flows a backend has.
 func (w *world) load(s published, backend string) int {
-	return int(w.maps.BackendLoad.Load(s.backends[backend]).Flows)
+	return int(w.maps.Loads.Load(s.backends[backend]).Flows)
 }
 
 // busy gives backends something to do.
 func (w *world) busy(s published, loads map[string]int32) {
 	for backend, load := range loads {
-		w.maps.BackendLoad.AddFlows(s.backends[backend], load)
+		w.maps.Loads.AddFlows(s.backends[backend], load)
 	}
 }
 
@@ -97,7 +96,7 @@ func TestAlgorithms(t *testing.T) {
 // below zero is none.
 func TestLoadBelowZero(t *testing.T) {
 	for _, algorithm := range []uint8{maps.AlgorithmLC, maps.AlgorithmSED, maps.AlgorithmNQ} {
-		t.Run(reconcile.AlgorithmText(algorithm), func(t *testing.T) {
+		t.Run(fmt.Sprintf("algorithm %d", algorithm), func(t *testing.T) {
 			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 				two := three[:2]
 				s := w.serve(t, service{at: []string{clusterIP}, to: two, algorithm: algorithm})
@@ -203,7 +202,7 @@ func TestAllAlgorithms(t *testing.T) {
 		maps.AlgorithmRandom, maps.AlgorithmRR, maps.AlgorithmLC, maps.AlgorithmSED,
 		maps.AlgorithmNQ, maps.AlgorithmSH, maps.AlgorithmDH, maps.AlgorithmMaglev,
 	} {
-		t.Run(reconcile.AlgorithmText(algorithm), func(t *testing.T) {
+		t.Run(fmt.Sprintf("algorithm %d", algorithm), func(t *testing.T) {
 			each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 				from := uint16(5000)
 				next := func(s service) string {

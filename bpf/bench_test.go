@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 )
 
 // What a packet pays at each hook, beyond an empty program, in nanoseconds as
@@ -49,8 +50,9 @@ func BenchmarkPacket(b *testing.B) {
 			if !bench.idle {
 				// A repeated run goes on with what the last one has written. So
 				// there are two flows, each of which undoes what the other does.
-				mustOpenFlow(b, m, programs, 1, client, vip, backend)
-				mustOpenFlow(b, m, programs, 2, client, backend, vip)
+				hand := mapstest.New(m.Tables)
+				mustOpenFlow(b, m, hand, programs, client, vip, backend)
+				mustOpenFlow(b, m, hand, programs, client, backend, vip)
 			}
 			program := programs.Ingress
 			if bench.hook == maps.HookEgress {
@@ -67,7 +69,7 @@ func BenchmarkNewFlow(b *testing.B) {
 	m := mustMaps(b)
 	vip, backend := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.1.7:8080")
 	programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
-	mustProgramService(b, m, 1, vip, backend)
+	mustProgramService(b, mapstest.New(m.Tables), vip, backend)
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
 		b.Fatal(err)
@@ -128,29 +130,26 @@ func mustEmptyProgram(b *testing.B) *ebpf.Program {
 }
 
 // mustProgramService writes a Service with one backend, which is on this node.
-func mustProgramService(t testing.TB, m *maps.Pinned, id uint32, vip, backend netip.AddrPort) {
+func mustProgramService(t testing.TB, hand *mapstest.Writer, vip, backend netip.AddrPort) {
 	t.Helper()
+	port, err := hand.ServicePort()
+	must(t, err)
+	id, err := hand.Backend(port, backend, maps.BackendLocal)
+	must(t, err)
+	pool, err := hand.Pool(maps.Pool{ServicePortId: port}, []uint32{id}, nil)
+	must(t, err, hand.Mark(maps.AddrOf(vip.Addr()), maps.AddrService, 0))
 	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
 		key := maps.FrontendKeyOf(vip.Addr(), vip.Port(), unix.IPPROTO_TCP, scope)
-		if err := m.Frontends.Put(key, maps.Frontend{Id: id, SlotBase: id, SlotCount: 1, Kind: maps.KindClusterIP}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := m.Slots.Set(id, id); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Backends.Put(id, maps.BackendOf(backend, id, maps.BackendLocal)); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Addrs.Put(maps.AddrOf(vip.Addr()), maps.AddrUse{Flags: maps.AddrService}); err != nil {
-		t.Fatal(err)
+		must(t, hand.Frontend(key, maps.KindClusterIP, pool))
 	}
 }
 
 // mustOpenFlow makes a Service and shakes hands with it through the programs.
-func mustOpenFlow(t testing.TB, m *maps.Pinned, programs *DevicePrograms, id uint32, client, vip, backend netip.AddrPort) {
+func mustOpenFlow(t testing.TB, m *maps.Pinned, hand *mapstest.Writer, programs *DevicePrograms, client, vip, backend netip.AddrPort) {
 	t.Helper()
-	mustProgramService(t, m, id, vip, backend)
+	mustProgramService(t, hand, vip, backend)
+	before, err := m.FlowCounts()
+	must(t, err)
 	for _, step := range []struct {
 		program  *ebpf.Program
 		from, to netip.AddrPort
@@ -164,8 +163,8 @@ func mustOpenFlow(t testing.TB, m *maps.Pinned, programs *DevicePrograms, id uin
 			t.Fatal(err)
 		}
 	}
-	if counts, err := m.FlowCounts(); err != nil || counts.FlowsPut != 2*uint64(id) {
-		t.Fatalf("%d entries of flows after %d handshakes, %v", counts.FlowsPut, id, err)
+	if after, err := m.FlowCounts(); err != nil || after.FlowsPut != before.FlowsPut+2 {
+		t.Fatalf("%d entries of flows after %d and a handshake, %v", after.FlowsPut, before.FlowsPut, err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	stdmaps "maps"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -43,6 +44,9 @@ type Config struct {
 
 	// NoStats: nobody wants to know what each frontend has seen.
 	NoStats bool
+	// CountBytes adds the hook sock_ops, which counts the bytes of TCP connections. It
+	// runs several times for every TCP socket.
+	CountBytes bool
 	// NoLocalhostNodePorts: node ports do not answer on loopback.
 	NoLocalhostNodePorts bool
 
@@ -57,6 +61,9 @@ type Hook struct {
 	Attach  ebpf.AttachType
 	Program *ebpf.Program
 }
+
+// Optional reports whether Services work without the hook: it counts, and decides nothing.
+func (h Hook) Optional() bool { return h.Attach == ebpf.AttachCGroupSockOps }
 
 // Programs are loaded and not yet attached.
 type Programs struct {
@@ -73,13 +80,17 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 	programs := make(map[string]*ebpf.Program)
 	load := newLoader(m, cfg.Kernel).load
 	for _, part := range []struct {
-		name string
-		spec func(Config) (*ebpf.CollectionSpec, error)
+		name   string
+		wanted bool
+		spec   func(Config) (*ebpf.CollectionSpec, error)
 	}{
-		{"socket programs", sockSpec},
-		{"connection programs", opsSpec},
-		{"socket iterator", func(Config) (*ebpf.CollectionSpec, error) { return loadIter() }},
+		{"socket programs", true, sockSpec},
+		{"byte counter", cfg.CountBytes && !cfg.NoStats, func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
+		{"socket iterator", true, func(Config) (*ebpf.CollectionSpec, error) { return loadIter() }},
 	} {
+		if !part.wanted {
+			continue
+		}
 		spec, err := part.spec(cfg)
 		var loaded map[string]*ebpf.Program
 		if err == nil {
@@ -91,10 +102,16 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		stdmaps.Copy(programs, loaded)
 	}
 
-	return &Programs{Sock: sockHooks(programs), Socks: programs[iterProgSluiceSocks]}, nil
+	missing := func(h Hook) bool { return h.Program == nil }
+
+	return &Programs{
+		Sock:  slices.DeleteFunc(sockHooks(programs), missing),
+		Socks: programs[iterProgSluiceSocks],
+	}, nil
 }
 
-// SockHooks names the socket hooks, without programs.
+// SockHooks names the socket hooks, without programs, those as well that are not always
+// wanted ([Hook.Optional]).
 func SockHooks() []Hook { return sockHooks(nil) }
 
 func sockHooks(programs map[string]*ebpf.Program) []Hook {
@@ -128,16 +145,6 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 
 		sockVarConfigLocalhostNodePorts: !cfg.NoLocalhostNodePorts,
 	})
-}
-
-// opsSpec is the program of TCP connections, told what cfg says.
-func opsSpec(cfg Config) (*ebpf.CollectionSpec, error) {
-	spec, err := loadOps()
-	if err != nil {
-		return nil, err
-	}
-
-	return spec, setVariables(spec, map[string]any{opsVarConfigStats: !cfg.NoStats})
 }
 
 // Close closes the programs; attached ones stay attached.

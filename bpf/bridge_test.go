@@ -49,7 +49,7 @@ func TestShortcut(t *testing.T) {
 // Two pods of a bridge with the node in between: both ways pass the same hooks.
 func TestMasqueradeBehindABridge(t *testing.T) {
 	each(t, []place{podPort}, func(t *testing.T, w *world, p place) {
-		w.serve(t, service{at: []string{clusterIP}, to: []string{portPodToo}, flags: maps.FrontendMasquerade})
+		w.serve(t, service{at: []string{clusterIP}, to: []string{portPodToo}, flags: maps.PoolMasquerade})
 		in := tcp(p.client, clusterIP, "S")
 		w.ingress(t, p, in).becomes(in.to(portPodToo), maps.ReasonTranslated)
 		port := maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort)

@@ -16,6 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	deviceMapSlAddrFilter          = "sl_addr_filter"
 	deviceMapSlAddrs               = "sl_addrs"
 	deviceMapSlAffinity            = "sl_affinity"
 	deviceMapSlBackendLoad         = "sl_backend_load"
@@ -25,19 +26,23 @@ const (
 	deviceMapSlFlowCounts          = "sl_flow_counts"
 	deviceMapSlFlows               = "sl_flows"
 	deviceMapSlFragments           = "sl_fragments"
+	deviceMapSlFrontendIds         = "sl_frontend_ids"
 	deviceMapSlFrontends           = "sl_frontends"
 	deviceMapSlHalfOpen            = "sl_half_open"
 	deviceMapSlIcmpBudgets         = "sl_icmp_budgets"
 	deviceMapSlLocalCidrs          = "sl_local_cidrs"
 	deviceMapSlPacket              = "sl_packet"
+	deviceMapSlPools               = "sl_pools"
+	deviceMapSlPortCounts          = "sl_port_counts"
 	deviceMapSlReasons             = "sl_reasons"
+	deviceMapSlRefusals            = "sl_refusals"
 	deviceMapSlServiceCidrs        = "sl_service_cidrs"
 	deviceMapSlServicePorts        = "sl_service_ports"
 	deviceMapSlSlots               = "sl_slots"
 	deviceMapSlSockState           = "sl_sock_state"
 	deviceMapSlSourceRanges        = "sl_source_ranges"
-	deviceMapSlStats               = "sl_stats"
 	deviceMapSlTurns               = "sl_turns"
+	deviceMapSlUdpDials            = "sl_udp_dials"
 	deviceMapSlUdpPins             = "sl_udp_pins"
 	deviceProgSluiceEgress         = "sluice_egress"
 	deviceProgSluiceIngress        = "sluice_ingress"
@@ -106,6 +111,7 @@ type deviceProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type deviceMapSpecs struct {
+	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
 	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
@@ -115,19 +121,23 @@ type deviceMapSpecs struct {
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlPacket       *ebpf.MapSpec `ebpf:"sl_packet"`
+	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlStats        *ebpf.MapSpec `ebpf:"sl_stats"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
 }
 
@@ -170,6 +180,7 @@ func (o *deviceObjects) Close() error {
 //
 // It can be passed to loadDeviceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type deviceMaps struct {
+	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
 	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
@@ -179,24 +190,29 @@ type deviceMaps struct {
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlPacket       *ebpf.Map `ebpf:"sl_packet"`
+	SlPools        *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlStats        *ebpf.Map `ebpf:"sl_stats"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
 }
 
 func (m *deviceMaps) Close() error {
 	return _DeviceClose(
+		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
 		m.SlBackendLoad,
@@ -206,19 +222,23 @@ func (m *deviceMaps) Close() error {
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
+		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
 		m.SlPacket,
+		m.SlPools,
+		m.SlPortCounts,
 		m.SlReasons,
+		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceRanges,
-		m.SlStats,
 		m.SlTurns,
+		m.SlUdpDials,
 		m.SlUdpPins,
 	)
 }

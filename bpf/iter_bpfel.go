@@ -16,6 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	iterMapSlAddrFilter   = "sl_addr_filter"
 	iterMapSlAddrs        = "sl_addrs"
 	iterMapSlAffinity     = "sl_affinity"
 	iterMapSlBackendLoad  = "sl_backend_load"
@@ -25,18 +26,22 @@ const (
 	iterMapSlFlowCounts   = "sl_flow_counts"
 	iterMapSlFlows        = "sl_flows"
 	iterMapSlFragments    = "sl_fragments"
+	iterMapSlFrontendIds  = "sl_frontend_ids"
 	iterMapSlFrontends    = "sl_frontends"
 	iterMapSlHalfOpen     = "sl_half_open"
 	iterMapSlIcmpBudgets  = "sl_icmp_budgets"
 	iterMapSlLocalCidrs   = "sl_local_cidrs"
+	iterMapSlPools        = "sl_pools"
+	iterMapSlPortCounts   = "sl_port_counts"
 	iterMapSlReasons      = "sl_reasons"
+	iterMapSlRefusals     = "sl_refusals"
 	iterMapSlServiceCidrs = "sl_service_cidrs"
 	iterMapSlServicePorts = "sl_service_ports"
 	iterMapSlSlots        = "sl_slots"
 	iterMapSlSockState    = "sl_sock_state"
 	iterMapSlSourceRanges = "sl_source_ranges"
-	iterMapSlStats        = "sl_stats"
 	iterMapSlTurns        = "sl_turns"
+	iterMapSlUdpDials     = "sl_udp_dials"
 	iterMapSlUdpPins      = "sl_udp_pins"
 	iterProgSluiceSocks   = "sluice_socks"
 )
@@ -90,6 +95,7 @@ type iterProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type iterMapSpecs struct {
+	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
 	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
@@ -99,18 +105,22 @@ type iterMapSpecs struct {
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlStats        *ebpf.MapSpec `ebpf:"sl_stats"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
 }
 
@@ -140,6 +150,7 @@ func (o *iterObjects) Close() error {
 //
 // It can be passed to loadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type iterMaps struct {
+	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
 	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
@@ -149,23 +160,28 @@ type iterMaps struct {
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlPools        *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlStats        *ebpf.Map `ebpf:"sl_stats"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
 }
 
 func (m *iterMaps) Close() error {
 	return _IterClose(
+		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
 		m.SlBackendLoad,
@@ -175,18 +191,22 @@ func (m *iterMaps) Close() error {
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
+		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
+		m.SlPools,
+		m.SlPortCounts,
 		m.SlReasons,
+		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceRanges,
-		m.SlStats,
 		m.SlTurns,
+		m.SlUdpDials,
 		m.SlUdpPins,
 	)
 }

@@ -16,7 +16,7 @@ func (c *conversation) live(t testing.TB) int {
 	t.Helper()
 	f := c.w.flowOf(t, c.place.client, c.dialled)
 
-	return int(c.w.maps.BackendLoad.Load(f.BackendId).Flows)
+	return int(c.w.maps.Loads.Load(f.BackendId).Flows)
 }
 
 // A flow is in its backend's load until both sides have said their last, and again
@@ -102,7 +102,7 @@ func TestLoadOfFlowsThatBeginAnew(t *testing.T) {
 		{"refused", func(c *conversation, t *testing.T) { c.hears(t, tcp(client, client, "R.")) }},
 		{"of a backend that is gone", func(c *conversation, t *testing.T) {
 			c.establishFrom(t)
-			must(t, c.w.maps.Backends.Delete(c.w.flowOf(t, c.place.client, c.dialled).BackendId))
+			must(t, c.w.hand.RemoveBackend(c.w.flowOf(t, c.place.client, c.dialled).BackendId))
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestLoadOfSweptFlows(t *testing.T) {
 		backend := c.w.flowOf(t, c.place.client, c.dialled).BackendId
 		mustLoad := func(want int32, when string) {
 			t.Helper()
-			if have := c.w.maps.BackendLoad.Load(backend).Flows; have != want {
+			if have := c.w.maps.Loads.Load(backend).Flows; have != want {
 				t.Fatalf("%s, there are %d connections, want %d", when, have, want)
 			}
 		}
@@ -182,7 +182,7 @@ func TestLoadOfSweptFlows(t *testing.T) {
 	})
 }
 
-// tally is what is counted of a frontend id, and what is still in entries.
+// tally is what is counted of a service port, and what is still in entries.
 func (c *conversation) tally(t testing.TB) (sent, received uint64, whys map[maps.Reason]uint64) {
 	t.Helper()
 	whys = make(map[maps.Reason]uint64)
@@ -273,7 +273,7 @@ func TestStatsOfNewFlows(t *testing.T) {
 			have := make(map[uint32]uint64)
 			for e, err := range w.maps.Stats.All() {
 				must(t, err)
-				if e.Key.FrontendId == s.id && e.Key.What < maps.StatBytesSent {
+				if e.Key.ServicePortId == s.id && e.Key.What < maps.StatBytesSent {
 					have[e.Key.What] = e.Value
 				}
 			}
@@ -286,7 +286,7 @@ func TestStatsOfNewFlows(t *testing.T) {
 		}{
 			{service{to: []string{tapPod}}, maps.ReasonTranslated},
 			{service{}, maps.ReasonRejectNoBackend},
-			{service{flags: maps.FrontendDropIfEmpty}, maps.ReasonDropNoLocalBackend},
+			{service{flags: maps.PoolDropIfEmpty}, maps.ReasonDropNoLocalBackend},
 			{service{to: []string{tapPod}, ranges: []string{"203.0.113.0/24"}}, maps.ReasonDropSourceRange},
 			{service{to: []string{nowhere}}, maps.ReasonDropMasqueradeAddr},
 		} {

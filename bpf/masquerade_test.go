@@ -26,9 +26,9 @@ func TestWhoIsMasqueraded(t *testing.T) {
 		{name: "not a pod, of a pod here", at: podPlaces, backend: tapPod},
 		{name: "not a pod, of a pod on another node", at: podPlaces, backend: remotePod},
 		{name: "not a client outside, of this node", at: uplinks, backend: hostPod},
-		{name: "not anybody, of this node", at: everyplace, backend: hostPod, flags: maps.FrontendMasquerade},
-		{name: "everybody, of a pod here, if the frontend says so", at: everyplace, backend: portPodToo, flags: maps.FrontendMasquerade, source: bridge},
-		{name: "everybody, of a pod elsewhere, if the frontend says so", at: everyplace, backend: remotePod, flags: maps.FrontendMasquerade, source: node},
+		{name: "not anybody, of this node", at: everyplace, backend: hostPod, flags: maps.PoolMasquerade},
+		{name: "everybody, of a pod here, if the frontend says so", at: everyplace, backend: portPodToo, flags: maps.PoolMasquerade, source: bridge},
+		{name: "everybody, of a pod elsewhere, if the frontend says so", at: everyplace, backend: remotePod, flags: maps.PoolMasquerade, source: node},
 		{name: "a pod of a bridge that dials itself", at: []place{bridged}, backend: portPod, source: bridge},
 		{name: "a pod that dials itself", at: []place{routed}, backend: tapPod, source: "8.0.4.1:0"},
 	} {
@@ -64,7 +64,7 @@ func TestMasquerade(t *testing.T) {
 	for _, proto := range transports {
 		t.Run(fmt.Sprint(proto), func(t *testing.T) {
 			each(t, everyplace, func(t *testing.T, w *world, p place) {
-				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}, flags: maps.FrontendMasquerade})
+				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}, flags: maps.PoolMasquerade})
 				converseMasqueraded(t, w, p, proto, unchanged)
 				w.holds(t, 4, false)
 			})

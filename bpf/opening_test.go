@@ -150,7 +150,7 @@ func TestEntriesTellTheFlow(t *testing.T) {
 			}
 		}
 		created := f.Created
-		f.Created, f.LastSeen, f.State, f.Role, f.BackendId, f.FrontendId, f.Bytes = 0, 0, 0, 0, 0, 0, 0
+		f.Created, f.LastSeen, f.State, f.Role, f.BackendId, f.ServicePortId, f.Bytes = 0, 0, 0, 0, 0, 0, 0
 		family := c.w.family
 		want := maps.Flow{
 			Client: c.w.mapAddr(c.place.client), ClientPort: maps.Port(40000), StackPort: maps.Port(40000),
@@ -217,9 +217,9 @@ func TestEgressIsIdleUntilAFlowNeedsIt(t *testing.T) {
 	}{
 		{name: "of a client outside", at: uplink, backend: portPod, used: []uint32{maps.DeviceUplink}},
 		{name: "of a client outside, masqueraded", at: uplink, backend: remotePod, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
-		{name: "of a client outside, masqueraded, to a pod here", at: uplink, backend: portPod, flags: maps.FrontendMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
+		{name: "of a client outside, masqueraded, to a pod here", at: uplink, backend: portPod, flags: maps.PoolMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
 		{name: "of a pod", at: podVeth, backend: remotePod, used: []uint32{maps.DevicePods}},
-		{name: "of a pod, masqueraded", at: podVeth, backend: remotePod, flags: maps.FrontendMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
+		{name: "of a pod, masqueraded", at: podVeth, backend: remotePod, flags: maps.PoolMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
 		{name: "of a client that is answered by another device", at: place{device: "eth1", client: client, class: maps.DeviceUplink}, backend: portPod, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

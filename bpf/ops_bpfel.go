@@ -16,6 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	opsMapSlAddrFilter   = "sl_addr_filter"
 	opsMapSlAddrs        = "sl_addrs"
 	opsMapSlAffinity     = "sl_affinity"
 	opsMapSlBackendLoad  = "sl_backend_load"
@@ -25,18 +26,22 @@ const (
 	opsMapSlFlowCounts   = "sl_flow_counts"
 	opsMapSlFlows        = "sl_flows"
 	opsMapSlFragments    = "sl_fragments"
+	opsMapSlFrontendIds  = "sl_frontend_ids"
 	opsMapSlFrontends    = "sl_frontends"
 	opsMapSlHalfOpen     = "sl_half_open"
 	opsMapSlIcmpBudgets  = "sl_icmp_budgets"
 	opsMapSlLocalCidrs   = "sl_local_cidrs"
+	opsMapSlPools        = "sl_pools"
+	opsMapSlPortCounts   = "sl_port_counts"
 	opsMapSlReasons      = "sl_reasons"
+	opsMapSlRefusals     = "sl_refusals"
 	opsMapSlServiceCidrs = "sl_service_cidrs"
 	opsMapSlServicePorts = "sl_service_ports"
 	opsMapSlSlots        = "sl_slots"
 	opsMapSlSockState    = "sl_sock_state"
 	opsMapSlSourceRanges = "sl_source_ranges"
-	opsMapSlStats        = "sl_stats"
 	opsMapSlTurns        = "sl_turns"
+	opsMapSlUdpDials     = "sl_udp_dials"
 	opsMapSlUdpPins      = "sl_udp_pins"
 	opsProgSluiceSockOps = "sluice_sock_ops"
 	opsVarConfigStats    = "config_stats"
@@ -91,6 +96,7 @@ type opsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type opsMapSpecs struct {
+	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
 	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
@@ -100,18 +106,22 @@ type opsMapSpecs struct {
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlStats        *ebpf.MapSpec `ebpf:"sl_stats"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
 }
 
@@ -142,6 +152,7 @@ func (o *opsObjects) Close() error {
 //
 // It can be passed to loadOpsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type opsMaps struct {
+	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
 	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
@@ -151,23 +162,28 @@ type opsMaps struct {
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlPools        *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlStats        *ebpf.Map `ebpf:"sl_stats"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
 }
 
 func (m *opsMaps) Close() error {
 	return _OpsClose(
+		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
 		m.SlBackendLoad,
@@ -177,18 +193,22 @@ func (m *opsMaps) Close() error {
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
+		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
+		m.SlPools,
+		m.SlPortCounts,
 		m.SlReasons,
+		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceRanges,
-		m.SlStats,
 		m.SlTurns,
+		m.SlUdpDials,
 		m.SlUdpPins,
 	)
 }

@@ -11,7 +11,7 @@ import (
 // remember makes a client one that had a backend.
 func (w *world) remember(t testing.TB, s published, client, backend string, when uint64) {
 	t.Helper()
-	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, FrontendId: s.id, ClientKind: maps.ClientAddr}
+	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, ServicePortId: s.id, ClientKind: maps.ClientAddr}
 	must(t, w.maps.Affinity.Put(key, maps.Affinity{LastUsed: when, BackendId: s.backends[backend]}))
 }
 
@@ -44,7 +44,7 @@ func TestScopeOfTheSource(t *testing.T) {
 func TestNoLocalBackend(t *testing.T) {
 	each(t, []place{uplink, tunnel, podVeth}, func(t *testing.T, w *world, p place) {
 		for _, proto := range transports {
-			w.serve(t, service{at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{}, flags: maps.FrontendDropIfEmpty})
+			w.serve(t, service{at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{}, flags: maps.PoolDropIfEmpty})
 			in := first(proto, p.client, balancer)
 			if p.class == maps.DevicePods {
 				w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
@@ -173,7 +173,7 @@ func TestAffinity(t *testing.T) {
 
 func (w *world) remembered(t testing.TB, s published, client string) maps.Affinity {
 	t.Helper()
-	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, FrontendId: s.id, ClientKind: maps.ClientAddr}
+	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, ServicePortId: s.id, ClientKind: maps.ClientAddr}
 	value, ok, err := w.maps.Affinity.Lookup(key)
 	must(t, err)
 	if !ok {
@@ -192,12 +192,7 @@ func TestAffinityEnds(t *testing.T) {
 		{"after the timeout", func(t *testing.T, w *world, s published) { w.remember(t, s, client, portPod, now(t)-101e9) }},
 		{"with the backend", func(t *testing.T, w *world, s published) { w.removeBackend(t, s, portPod) }},
 		{"with the slot", func(t *testing.T, w *world, s published) {
-			w.last++
-			id := w.last
-			must(t, w.maps.Backends.Put(id, maps.BackendOf(w.family.addrPort(at(tapPod)), s.id, maps.BackendLocal)))
-			must(t, w.maps.Slots.Set(id, id))
-			key := maps.FrontendKeyOf(w.family.addr(at(clusterIP).Addr()), 80, uint8(layers.IPProtocolTCP), maps.ScopeExternal)
-			must(t, w.maps.Frontends.Put(key, maps.Frontend{Id: s.id, SlotBase: id, SlotCount: 1, AffinitySeconds: 100, Kind: maps.KindClusterIP}))
+			w.replace(t, clusterIP, layers.IPProtocolTCP, maps.Pool{ServicePortId: s.id, AffinitySeconds: 100}, w.putBackend(t, s.id, tapPod))
 		}},
 		{"not of another client", func(t *testing.T, w *world, s published) { w.remember(t, s, stranger, portPod, now(t)) }},
 	} {
@@ -213,9 +208,8 @@ func TestAffinityEnds(t *testing.T) {
 				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
 				chosen := w.flowOf(t, client, clusterIP).BackendAddrPort()
 				id := w.remembered(t, s, client).BackendId
-				backend, ok, err := w.maps.Backends.Lookup(id)
-				must(t, err)
-				if !ok || backend.AddrPort() != chosen {
+				backend := w.maps.Backends.Get(maps.Index(id))
+				if backend.Id != id || backend.AddrPort() != chosen {
 					t.Errorf("backend %s was chosen, %s is remembered", chosen, backend.AddrPort())
 				}
 				if chosen == w.family.addrPort(at(portPod)) && test.name != "not of another client" {

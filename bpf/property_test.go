@@ -32,7 +32,7 @@ func newCrowd(t testing.TB, f family) *crowd {
 		w.serve(t, service{at: []string{"8.0.96.5:80"}, proto: proto})
 		w.serve(t, service{at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{portPod, tapPod}, ranges: []string{"8.0.100.0/24"}})
 		w.serve(t, service{at: []string{nodePort}, proto: proto, kind: maps.KindNodePort, to: []string{portPod}, affinity: 10})
-		w.serve(t, service{at: []string{"8.0.30.5:80"}, proto: proto, kind: maps.KindExternalIP, outside: []string{}, to: []string{tapPod}, flags: maps.FrontendDropIfEmpty})
+		w.serve(t, service{at: []string{"8.0.30.5:80"}, proto: proto, kind: maps.KindExternalIP, outside: []string{}, to: []string{tapPod}, flags: maps.PoolDropIfEmpty})
 		for _, dialled := range []string{clusterIP, otherIP, balancer, node} {
 			in := first(proto, client, dialled)
 			if dialled == node {

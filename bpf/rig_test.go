@@ -76,7 +76,7 @@ func openRig() (*rig, error) {
 	rigOpened = append(rigOpened, r.outside)
 	root := "/sys/fs/bpf/sluice-tables-" + rand.Text()[:8]
 	r.maps, err = maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFrontends: 4096, maps.NameSlots: 1024, maps.NameBackends: 4096, maps.NameAddrs: 4096,
+		maps.NameFrontendIDs: 4096, maps.NameAddrs: 4096,
 		maps.NameServicePorts: 64, maps.NameAffinity: 4096, maps.NameUDPPins: 1024,
 		maps.NameFlows: 8192, maps.NameHalfOpen: 8192, maps.NameFragments: 4096, maps.NameICMPBudgets: 4096,
 	}})
@@ -262,8 +262,8 @@ func (r *rig) empty() error {
 		}
 	}
 	for id := range uint32(4096) { // there are no more backends
-		if load := r.maps.BackendLoad.Load(id); load.Flows != 0 {
-			r.maps.BackendLoad.AddFlows(id, -load.Flows)
+		if load := r.maps.Loads.Load(id); load.Flows != 0 {
+			r.maps.Loads.AddFlows(id, -load.Flows)
 		}
 	}
 	for class := range maps.DeviceClassCount {

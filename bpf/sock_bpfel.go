@@ -24,6 +24,7 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	sockMapSlAddrFilter             = "sl_addr_filter"
 	sockMapSlAddrs                  = "sl_addrs"
 	sockMapSlAffinity               = "sl_affinity"
 	sockMapSlBackendLoad            = "sl_backend_load"
@@ -33,18 +34,22 @@ const (
 	sockMapSlFlowCounts             = "sl_flow_counts"
 	sockMapSlFlows                  = "sl_flows"
 	sockMapSlFragments              = "sl_fragments"
+	sockMapSlFrontendIds            = "sl_frontend_ids"
 	sockMapSlFrontends              = "sl_frontends"
 	sockMapSlHalfOpen               = "sl_half_open"
 	sockMapSlIcmpBudgets            = "sl_icmp_budgets"
 	sockMapSlLocalCidrs             = "sl_local_cidrs"
+	sockMapSlPools                  = "sl_pools"
+	sockMapSlPortCounts             = "sl_port_counts"
 	sockMapSlReasons                = "sl_reasons"
+	sockMapSlRefusals               = "sl_refusals"
 	sockMapSlServiceCidrs           = "sl_service_cidrs"
 	sockMapSlServicePorts           = "sl_service_ports"
 	sockMapSlSlots                  = "sl_slots"
 	sockMapSlSockState              = "sl_sock_state"
 	sockMapSlSourceRanges           = "sl_source_ranges"
-	sockMapSlStats                  = "sl_stats"
 	sockMapSlTurns                  = "sl_turns"
+	sockMapSlUdpDials               = "sl_udp_dials"
 	sockMapSlUdpPins                = "sl_udp_pins"
 	sockProgSluiceConnect4          = "sluice_connect4"
 	sockProgSluiceConnect6          = "sluice_connect6"
@@ -121,6 +126,7 @@ type sockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockMapSpecs struct {
+	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
 	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
@@ -130,18 +136,22 @@ type sockMapSpecs struct {
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlStats        *ebpf.MapSpec `ebpf:"sl_stats"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
 }
 
@@ -178,6 +188,7 @@ func (o *sockObjects) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockMaps struct {
+	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
 	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
@@ -187,23 +198,28 @@ type sockMaps struct {
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlPools        *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlStats        *ebpf.Map `ebpf:"sl_stats"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
 }
 
 func (m *sockMaps) Close() error {
 	return _SockClose(
+		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
 		m.SlBackendLoad,
@@ -213,18 +229,22 @@ func (m *sockMaps) Close() error {
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
+		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
+		m.SlPools,
+		m.SlPortCounts,
 		m.SlReasons,
+		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceRanges,
-		m.SlStats,
 		m.SlTurns,
+		m.SlUdpDials,
 		m.SlUdpPins,
 	)
 }

@@ -4,6 +4,7 @@
 /* Services, translated where packets pass a device. */
 #include "lib/bridge.h"
 #include "lib/device_verdict.h"
+#include "lib/filter.h"
 #include "lib/frontend.h"
 #include "lib/open.h"
 #include "lib/source_range.h"
@@ -47,7 +48,7 @@ static __always_inline enum reason is_concerned(struct __sk_buff *ctx, struct ne
 	why = read_dst(ctx, net, &dst);
 	if (why)
 		return why;
-	*flags = addr_flags(&dst);
+	*flags = may_be_ours(&dst) ? addr_flags(&dst) : 0;
 	return *flags || is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_BYSTANDER;
 }
 
@@ -134,7 +135,7 @@ static __always_inline __u8 scope_of(const struct addr *src)
 }
 
 static __always_inline enum reason lookup_frontend(const struct flow_key *came, __u32 flags,
-						   struct frontend *fe)
+						   struct pool *pool)
 {
 	struct frontend_key dialled = {
 		.addr = came->dst,
@@ -142,26 +143,24 @@ static __always_inline enum reason lookup_frontend(const struct flow_key *came, 
 		.proto = came->proto,
 		.scope = scope_of(&came->src),
 	};
-	bool has_frontends = has_ports(came->proto);
-	enum reason why;
+	enum reason why = REASON_PASS_NO_FRONTEND;
 
-	if (has_frontends && flags & ADDR_SERVICE && find_frontend(&dialled, true, fe))
-		return REASON_NEXT;
-	if (has_frontends && flags & ADDR_NODE_PORT && find_node_port(&dialled, fe))
-		return REASON_NEXT;
-	if (flags & ADDR_NODE)
-		return REASON_PASS_NO_FRONTEND; /* also where it is that of a Service: nobody locks the node out */
-	why = why_no_frontend(&dialled);
-	/* Nobody is refused because a lookup missed. */
-	if (!is_pass(why) && has_frontends && find_frontend(&dialled, true, fe))
-		return REASON_NEXT;
-	return why;
+	if (has_ports(came->proto)) {
+		if (flags & ADDR_SERVICE)
+			why = find_pool(&dialled, pool);
+		if (why == REASON_PASS_NO_FRONTEND && flags & ADDR_NODE_PORT)
+			why = find_node_port(&dialled, pool);
+	}
+	/* What a node answers itself is not refused, so that a Service locks no one out of it. */
+	if (why != REASON_PASS_NO_FRONTEND || flags & ADDR_NODE)
+		return why;
+	return why_no_frontend(&dialled);
 }
 
-static __always_inline enum reason check_source_range(const struct frontend *fe,
+static __always_inline enum reason check_source_range(const struct pool *pool,
 						      const struct addr *src)
 {
-	if (!(fe->flags & FRONTEND_SOURCE_RANGES) || is_in_ranges(fe, src))
+	if (!(pool->flags & POOL_SOURCE_RANGES) || is_in_ranges(pool, src))
 		return REASON_NEXT;
 	return REASON_DROP_SOURCE_RANGE;
 }
@@ -173,20 +172,20 @@ static __always_inline enum reason check_source_range(const struct frontend *fe,
 __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
-	struct frontend fe;
+	struct pool pool;
 	enum reason why;
 
 	if (!pkt)
 		return REASON_PASS_BYSTANDER;
 	if (has_ports(pkt->ip.key.proto) && (pkt->signal != SIGNAL_FIRST || pkt->ip.later))
 		return REASON_PASS_NO_FLOW;
-	why = lookup_frontend(&pkt->ip.key, flags, &fe);
+	why = lookup_frontend(&pkt->ip.key, flags, &pool);
 	if (why)
 		return why;
-	why = check_source_range(&fe, &pkt->ip.key.src);
+	why = check_source_range(&pool, &pkt->ip.key.src);
 	if (!why)
-		why = open_flow(ctx, pkt, &fe);
-	add_stat(fe.id, why, 1);
+		why = open_flow(ctx, pkt, &pool);
+	count_new(pool.service_port_id, why);
 	return why;
 }
 

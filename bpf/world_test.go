@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/maglev"
-	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // place is a device at which packets pass, and a client that is there.
@@ -56,15 +57,16 @@ type world struct {
 	gsoSize  uint32 // of the packets that are run
 	unsummed bool   // no device has added them up
 	lenient  bool   // nor is that expected of those that go no further
-	last     uint32 // id or slot in use
+	hand     *mapstest.Writer
 }
 
 // newWorld empties the maps, and tells them what the node is. Options change how
 // the programs are loaded.
 func newWorld(t testing.TB, f family, options ...func(*DeviceConfig)) *world {
 	t.Helper()
-	w := &world{rig: mustRig(t), family: f, options: options, last: 10}
+	w := &world{rig: mustRig(t), family: f, options: options}
 	must(t, w.empty())
+	w.hand = mapstest.New(w.maps.Tables)
 	for _, addr := range []struct {
 		addr   string
 		device string
@@ -78,8 +80,7 @@ func newWorld(t testing.TB, f family, options ...func(*DeviceConfig)) *world {
 		{"8.0.4.1:0", "tap0", maps.AddrNode},
 		{"8.0.6.1:0", "tun0", maps.AddrNode},
 	} {
-		use := maps.AddrUse{Ifindex: w.index(addr.device), Flags: addr.flags}
-		must(t, w.maps.Addrs.Put(w.mapAddr(addr.addr), use))
+		must(t, w.hand.Mark(w.mapAddr(addr.addr), addr.flags, w.index(addr.device)))
 	}
 	w.putDevices(t)
 
@@ -136,8 +137,9 @@ type published struct {
 // serve publishes a service, in both scopes.
 func (w *world) serve(t testing.TB, s service) published {
 	t.Helper()
-	w.last++
-	p := published{id: w.last, backends: make(map[string]uint32)}
+	id, err := w.hand.ServicePort()
+	must(t, err)
+	p := published{id: id, backends: make(map[string]uint32)}
 	if s.proto == 0 {
 		s.proto = layers.IPProtocolTCP
 	}
@@ -145,7 +147,7 @@ func (w *world) serve(t testing.TB, s service) published {
 		s.kind = maps.KindClusterIP
 	}
 	if len(s.ranges) > 0 {
-		s.flags |= maps.FrontendSourceRanges
+		s.flags |= maps.PoolSourceRanges
 	}
 	for _, r := range s.ranges {
 		must(t, w.maps.SourceRanges.Put(maps.SourceRangeKeyOf(p.id, w.family.prefix(r)), 1))
@@ -162,78 +164,77 @@ func (w *world) serve(t testing.TB, s service) published {
 // publish writes the frontends of one scope, their backends first.
 func (w *world) publish(t testing.TB, p *published, s service, scope uint8, to []string) {
 	t.Helper()
-	base := w.last + 1
+	var ids []uint32
 	for _, backend := range to {
-		id := p.backends[backend]
-		if id == 0 {
-			id = w.last + 1
-			p.backends[backend] = id
-			w.putBackend(t, *p, backend)
+		if p.backends[backend] == 0 {
+			p.backends[backend] = w.putBackend(t, p.id, backend)
 		}
-		w.last++
-		must(t, w.maps.Slots.Set(w.last, id))
+		ids = append(ids, p.backends[backend])
 	}
-	w.putTable(t, p, s.algorithm, to)
-	value := maps.Frontend{
-		Id: p.id, SlotBase: base, SlotCount: uint32(len(to)), TableSize: uint32(len(p.table)),
-		AffinitySeconds: s.affinity, Flags: s.flags, Kind: s.kind, Algorithm: s.algorithm,
-	}
+	pool := maps.Pool{ServicePortId: p.id, AffinitySeconds: s.affinity, Flags: s.flags, Algorithm: s.algorithm}
 	if len(to) > 0 {
-		value.Flags &^= maps.FrontendDropIfEmpty
+		pool.Flags &^= maps.PoolDropIfEmpty
 	}
+	id, err := w.hand.Pool(pool, ids, w.newTable(p, s.algorithm, to))
+	must(t, err)
 	for _, dialled := range s.at {
 		a := w.family.addrPort(at(dialled))
-		if s.kind == maps.KindClusterIP {
-			w.putAddr(t, dialled, maps.AddrService)
-			must(t, w.maps.Frontends.Put(maps.FrontendKeyOf(a.Addr(), 0, 0, scope), maps.Frontend{Id: p.id, Kind: s.kind}))
-		} else if s.kind != maps.KindNodePort {
-			w.putAddr(t, dialled, maps.AddrService)
+		if s.kind != maps.KindNodePort {
+			must(t, w.hand.Mark(w.mapAddr(dialled), maps.AddrService, 0))
 		}
-		must(t, w.maps.Frontends.Put(maps.FrontendKeyOf(a.Addr(), a.Port(), uint8(s.proto), scope), value))
+		if s.kind == maps.KindClusterIP {
+			nobody, err := w.hand.Pool(maps.Pool{ServicePortId: p.id}, nil, nil)
+			must(t, err, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), 0, 0, scope), s.kind, nobody))
+		}
+		must(t, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), a.Port(), uint8(s.proto), scope), s.kind, id))
 	}
 }
 
-// putTable writes the table of these backends behind them, if the algorithm hashes.
-func (w *world) putTable(t testing.TB, p *published, algorithm uint8, to []string) {
-	t.Helper()
+// newTable returns the table of these backends, nil if the algorithm needs none.
+func (w *world) newTable(p *published, algorithm uint8, to []string) []uint32 {
 	p.table = nil
-	if !reconcile.Hashes(algorithm) {
-		return
+	if !maps.Hashes(algorithm) {
+		return nil
 	}
 	addrs := make([]netip.AddrPort, len(to))
 	for i, backend := range to {
 		addrs[i] = w.family.addrPort(at(backend))
 	}
+	var ids []uint32
 	for _, i := range maglev.Table(addrs) {
-		w.last++
-		must(t, w.maps.Slots.Set(w.last, p.backends[to[i]]))
+		ids = append(ids, p.backends[to[i]])
 		p.table = append(p.table, to[i])
 	}
+
+	return ids
 }
 
-// putAddr adds flags to what an address is.
-func (w *world) putAddr(t testing.TB, text string, flags uint32) {
+// putBackend publishes another backend of a service port.
+func (w *world) putBackend(t testing.TB, servicePort uint32, text string) uint32 {
 	t.Helper()
-	use, _, err := w.maps.Addrs.Lookup(w.mapAddr(text))
-	must(t, err)
-	use.Flags |= flags
-	must(t, w.maps.Addrs.Put(w.mapAddr(text), use))
-}
-
-func (w *world) putBackend(t testing.TB, p published, text string) {
-	t.Helper()
-	var flags uint16
+	var flags uint32
 	addr := at(text).Addr().As4()
 	if slices.Contains([]uint8{1, 4, 6, 50, 51}, addr[2]) {
 		flags = maps.BackendLocal
 	}
-	must(t, w.maps.Backends.Put(p.backends[text], maps.BackendOf(w.family.addrPort(at(text)), p.id, flags)))
+	id, err := w.hand.Backend(servicePort, w.family.addrPort(at(text)), flags)
+	must(t, err)
+
+	return id
+}
+
+// replace makes one backend the only one of what clients of the external scope dial.
+func (w *world) replace(t testing.TB, dialled string, proto layers.IPProtocol, pool maps.Pool, backend uint32) {
+	t.Helper()
+	id, err := w.hand.Pool(pool, []uint32{backend}, nil)
+	key := maps.FrontendKeyOf(w.family.addr(at(dialled).Addr()), at(dialled).Port(), uint8(proto), maps.ScopeExternal)
+	must(t, err, w.hand.Frontend(key, maps.KindClusterIP, id))
 }
 
 // removeBackend takes a backend away; slots that name it stay.
 func (w *world) removeBackend(t testing.TB, p published, text string) {
 	t.Helper()
-	must(t, w.maps.Backends.Delete(p.backends[text]))
+	must(t, w.hand.RemoveBackend(p.backends[text]))
 }
 
 // now is the clock of programs.
@@ -263,9 +264,9 @@ func each(t *testing.T, places []place, run func(*testing.T, *world, place), opt
 	})
 }
 
-func must(t testing.TB, err error) {
+func must(t testing.TB, errs ...error) {
 	t.Helper()
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -21,14 +21,14 @@ type FlowCounts struct {
 // FlowCounts reads the counters, of all CPUs together.
 func (p *Pinned) FlowCounts() (FlowCounts, error) {
 	var c FlowCounts
-	for index, count := range map[treatyFlowCount]*uint64{
-		treatyFlowCountCOUNT_FLOWS_PUT:          &c.FlowsPut,
-		treatyFlowCountCOUNT_FLOWS_DELETED:      &c.FlowsDeleted,
-		treatyFlowCountCOUNT_HALF_OPEN_PUT:      &c.HalfOpenPut,
-		treatyFlowCountCOUNT_HALF_OPEN_DELETED:  &c.HalfOpenDeleted,
-		treatyFlowCountCOUNT_FLOWS_REPAIRED:     &c.Repaired,
-		treatyFlowCountCOUNT_MASQUERADE_RETRIES: &c.MasqueradeRetries,
-		treatyFlowCountCOUNT_STACK_PORTS:        &c.StackPorts,
+	for index, count := range map[abiFlowCount]*uint64{
+		abiFlowCountCOUNT_FLOWS_PUT:          &c.FlowsPut,
+		abiFlowCountCOUNT_FLOWS_DELETED:      &c.FlowsDeleted,
+		abiFlowCountCOUNT_HALF_OPEN_PUT:      &c.HalfOpenPut,
+		abiFlowCountCOUNT_HALF_OPEN_DELETED:  &c.HalfOpenDeleted,
+		abiFlowCountCOUNT_FLOWS_REPAIRED:     &c.Repaired,
+		abiFlowCountCOUNT_MASQUERADE_RETRIES: &c.MasqueradeRetries,
+		abiFlowCountCOUNT_STACK_PORTS:        &c.StackPorts,
 	} {
 		n, err := sumPerCPU(p.byName[NameFlowCounts], uint32(index))
 		if err != nil {

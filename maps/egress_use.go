@@ -11,9 +11,9 @@ import (
 
 // What a device leads to: the indices of [EgressUse].
 const (
-	DevicePods       = uint32(treatyDeviceClassDEVICE_PODS)
-	DeviceUplink     = uint32(treatyDeviceClassDEVICE_UPLINK)
-	DeviceClassCount = uint32(treatyDeviceClassDEVICE_CLASS_COUNT)
+	DevicePods       = uint32(abiDeviceClassDEVICE_PODS)
+	DeviceUplink     = uint32(abiDeviceClassDEVICE_UPLINK)
+	DeviceClassCount = uint32(abiDeviceClassDEVICE_CLASS_COUNT)
 )
 
 // EgressUse tells the egress programs of a device class whether any flow needs

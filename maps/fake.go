@@ -66,35 +66,3 @@ func (t *FakeTable[K, V]) All() iter.Seq2[Entry[K, V], error] {
 		}
 	}
 }
-
-// FakeSlots are [Slots] in memory, for tests and dry runs.
-type FakeSlots struct {
-	IDs []uint32
-	// Wrote, when set, is called after every write.
-	Wrote func()
-}
-
-// Len implements [Slots].
-func (s *FakeSlots) Len() int { return len(s.IDs) }
-
-// Set implements [Slots].
-func (s *FakeSlots) Set(i, id uint32) error {
-	if int(i) >= len(s.IDs) {
-		return fmt.Errorf("slot %d: there are %d slots", i, len(s.IDs))
-	}
-	s.IDs[i] = id
-	if s.Wrote != nil {
-		s.Wrote()
-	}
-
-	return nil
-}
-
-// Get implements [Slots].
-func (s *FakeSlots) Get(i uint32) (uint32, error) {
-	if int(i) >= len(s.IDs) {
-		return 0, fmt.Errorf("slot %d: there are %d slots", i, len(s.IDs))
-	}
-
-	return s.IDs[i], nil
-}

@@ -10,33 +10,33 @@ import (
 
 // Where a device sees a packet, in a [FlowKey].
 const (
-	HookIngress = uint8(treatyHookHOOK_INGRESS)
-	HookEgress  = uint8(treatyHookHOOK_EGRESS)
+	HookIngress = uint8(abiHookHOOK_INGRESS)
+	HookEgress  = uint8(abiHookHOOK_EGRESS)
 )
 
 // Which packets of a flow an entry is for. types.h draws them.
 const (
-	FlowFromClient  = uint8(treatyFlowRoleFLOW_FROM_CLIENT)
-	FlowToClient    = uint8(treatyFlowRoleFLOW_TO_CLIENT)
-	FlowToBackend   = uint8(treatyFlowRoleFLOW_TO_BACKEND)
-	FlowFromBackend = uint8(treatyFlowRoleFLOW_FROM_BACKEND)
+	FlowFromClient  = uint8(abiFlowRoleFLOW_FROM_CLIENT)
+	FlowToClient    = uint8(abiFlowRoleFLOW_TO_CLIENT)
+	FlowToBackend   = uint8(abiFlowRoleFLOW_TO_BACKEND)
+	FlowFromBackend = uint8(abiFlowRoleFLOW_FROM_BACKEND)
 )
 
 // What the packets of one entry have come to.
 const (
-	FlowNew   = uint8(treatyFlowStateFLOW_NEW)
-	FlowOpen  = uint8(treatyFlowStateFLOW_OPEN)
-	FlowFin   = uint8(treatyFlowStateFLOW_FIN)
-	FlowReset = uint8(treatyFlowStateFLOW_RESET)
+	FlowNew   = uint8(abiFlowStateFLOW_NEW)
+	FlowOpen  = uint8(abiFlowStateFLOW_OPEN)
+	FlowFin   = uint8(abiFlowStateFLOW_FIN)
+	FlowReset = uint8(abiFlowStateFLOW_RESET)
 )
 
 // Flags of a [Flow].
 const (
-	FlowMasqueraded = uint8(treatyFlowFlagFLOW_MASQUERADED)
-	FlowAtPods      = uint8(treatyFlowFlagFLOW_AT_PODS)
-	FlowAtUplinks   = uint8(treatyFlowFlagFLOW_AT_UPLINKS)
-	FlowSent        = uint8(treatyFlowFlagFLOW_SENT)
-	FlowCounted     = uint8(treatyFlowFlagFLOW_COUNTED)
+	FlowMasqueraded = uint8(abiFlowFlagFLOW_MASQUERADED)
+	FlowAtPods      = uint8(abiFlowFlagFLOW_AT_PODS)
+	FlowAtUplinks   = uint8(abiFlowFlagFLOW_AT_UPLINKS)
+	FlowSent        = uint8(abiFlowFlagFLOW_SENT)
+	FlowCounted     = uint8(abiFlowFlagFLOW_COUNTED)
 )
 
 // FlowKeyOf returns the key of a packet as it comes to a hook.

@@ -41,22 +41,26 @@ go test ./maps -run Layout -update`, Version, diff)
 	}
 }
 
-// mustDescribeLayout lists the types and maps of the treaty, byte for byte. How
-// many entries a map has room for is not part of it.
+// mustDescribeLayout lists the types and maps of the map ABI, byte for byte. How
+// many entries a map has room for is not part of it, but for chunks.
 func mustDescribeLayout(t *testing.T) string {
 	t.Helper()
 
-	treaty, err := loadTreaty()
+	abi, err := loadAbi()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var text strings.Builder
-	for _, typ := range mustFindTypes(t, treaty.Types) {
+	for _, typ := range mustFindTypes(t, abi.Types) {
 		describe(&text, typ)
 	}
-	for _, name := range slices.Sorted(maps.Keys(treaty.Maps)) {
-		if m := treaty.Maps[name]; strings.HasPrefix(name, prefix) { // not .bss
+	for _, name := range slices.Sorted(maps.Keys(abi.Maps)) {
+		if m := abi.Maps[name]; strings.HasPrefix(name, prefix) { // not .bss
 			fmt.Fprintf(&text, "map %s: %s, flags %#x\n", name, m.Type, m.Flags)
+			if inner := m.InnerMap; inner != nil {
+				fmt.Fprintf(&text, "\t%s -> %s of %d, flags %#x\n", nameOf(m.Key), inner.Type, inner.MaxEntries, inner.Flags)
+				m = inner
+			}
 			fmt.Fprintf(&text, "\t%s -> %s\n\n", nameOf(m.Key), nameOf(m.Value))
 		}
 	}
@@ -75,7 +79,8 @@ func mustFindTypes(t *testing.T, spec *btf.Spec) []btf.Type {
 		}
 		switch typ.(type) {
 		case *btf.Struct, *btf.Enum:
-			if typ.TypeName() != "" {
+			// A chunk is no value, but how maps.h describes a map.
+			if name := typ.TypeName(); name != "" && !strings.HasSuffix(name, "_chunk") {
 				found = append(found, typ)
 			}
 		}

@@ -7,7 +7,7 @@
 const enum scope *btf_scope __attribute__((unused));
 const enum kind *btf_kind __attribute__((unused));
 const enum algorithm *btf_algorithm __attribute__((unused));
-const enum frontend_flag *btf_frontend_flag __attribute__((unused));
+const enum pool_flag *btf_pool_flag __attribute__((unused));
 const enum backend_flag *btf_backend_flag __attribute__((unused));
 const enum addr_flag *btf_addr_flag __attribute__((unused));
 const enum device_class *btf_device_class __attribute__((unused));
@@ -17,9 +17,11 @@ const enum flow_state *btf_flow_state __attribute__((unused));
 const enum flow_flag *btf_flow_flag __attribute__((unused));
 const enum flow_count *btf_flow_count __attribute__((unused));
 const enum reason *btf_reason __attribute__((unused));
-const enum stat *btf_stat __attribute__((unused));
-const enum load_limit *btf_load_limit __attribute__((unused));
+const enum id_layout *btf_id_layout __attribute__((unused));
+const enum chunk *btf_chunk __attribute__((unused));
+const enum addr_filter *btf_addr_filter __attribute__((unused));
 const enum client_kind *btf_client_kind __attribute__((unused));
+const enum udp_dial_limit *btf_udp_dial_limit __attribute__((unused));
 const enum udp_pin_way *btf_udp_pin_way __attribute__((unused));
 const struct translated_sock *btf_translated_sock __attribute__((unused));
 

@@ -1,4 +1,4 @@
-// Package maps is the treaty between the agent and the datapath: every map,
+// Package maps is the map ABI between the agent and the datapath: every map,
 // and every byte that both sides touch. C owns the layout (types.h, maps.h),
 // this package owns the names.
 package maps
@@ -11,84 +11,90 @@ import (
 // The types that maps hold. Ports in them are in network byte order: see
 // [Port] and the constructors below.
 type (
-	Addr           = treatyAddr
-	FrontendKey    = treatyFrontendKey
-	Frontend       = treatyFrontend
-	Backend        = treatyBackend
-	ServicePort    = treatyServicePort
-	AddrUse        = treatyAddrUse
-	Device         = treatyDevice
-	SourceRangeKey = treatySourceRangeKey
-	CIDRKey        = treatyCidrKey
-	AffinityKey    = treatyAffinityKey
-	Affinity       = treatyAffinity
-	SockState      = treatySockState
-	UDPPinKey      = treatyUdpPinKey
-	UDPPin         = treatyUdpPin
-	FlowKey        = treatyFlowKey
-	Flow           = treatyFlow
+	Addr           = abiAddr
+	FrontendKey    = abiFrontendKey
+	Frontend       = abiFrontend
+	Pool           = abiPool
+	Backend        = abiBackend
+	ServicePort    = abiServicePort
+	AddrUse        = abiAddrUse
+	Device         = abiDevice
+	SourceRangeKey = abiSourceRangeKey
+	CIDRKey        = abiCidrKey
+	AffinityKey    = abiAffinityKey
+	Affinity       = abiAffinity
+	SockState      = abiSockState
+	UDPPinKey      = abiUdpPinKey
+	UDPPin         = abiUdpPin
+	FlowKey        = abiFlowKey
+	Flow           = abiFlow
 	// TranslatedSock is a connected UDP socket that Sluice translated, as the
 	// iterator over sock_state tells it. It is in no map.
-	TranslatedSock = treatyTranslatedSock
+	TranslatedSock = abiTranslatedSock
 )
 
 // Where a lookup starts.
 const (
-	ScopeInternal = uint8(treatyScopeSCOPE_INTERNAL)
-	ScopeExternal = uint8(treatyScopeSCOPE_EXTERNAL)
+	ScopeInternal = uint8(abiScopeSCOPE_INTERNAL)
+	ScopeExternal = uint8(abiScopeSCOPE_EXTERNAL)
 )
 
 // What makes an address a frontend.
 const (
-	KindClusterIP    = uint8(treatyKindKIND_CLUSTER_IP)
-	KindExternalIP   = uint8(treatyKindKIND_EXTERNAL_IP)
-	KindLoadBalancer = uint8(treatyKindKIND_LOAD_BALANCER)
-	KindNodePort     = uint8(treatyKindKIND_NODE_PORT)
+	KindClusterIP    = uint8(abiKindKIND_CLUSTER_IP)
+	KindExternalIP   = uint8(abiKindKIND_EXTERNAL_IP)
+	KindLoadBalancer = uint8(abiKindKIND_LOAD_BALANCER)
+	KindNodePort     = uint8(abiKindKIND_NODE_PORT)
 )
 
-// How a [Frontend] chooses a backend.
+// How a [Pool] chooses a backend.
 const (
-	AlgorithmRandom = uint8(treatyAlgorithmALGORITHM_RANDOM)
-	AlgorithmRR     = uint8(treatyAlgorithmALGORITHM_RR)
-	AlgorithmLC     = uint8(treatyAlgorithmALGORITHM_LC)
-	AlgorithmSED    = uint8(treatyAlgorithmALGORITHM_SED)
-	AlgorithmNQ     = uint8(treatyAlgorithmALGORITHM_NQ)
-	AlgorithmSH     = uint8(treatyAlgorithmALGORITHM_SH)
-	AlgorithmDH     = uint8(treatyAlgorithmALGORITHM_DH)
-	AlgorithmMaglev = uint8(treatyAlgorithmALGORITHM_MAGLEV)
+	AlgorithmRandom = uint8(abiAlgorithmALGORITHM_RANDOM)
+	AlgorithmRR     = uint8(abiAlgorithmALGORITHM_RR)
+	AlgorithmLC     = uint8(abiAlgorithmALGORITHM_LC)
+	AlgorithmSED    = uint8(abiAlgorithmALGORITHM_SED)
+	AlgorithmNQ     = uint8(abiAlgorithmALGORITHM_NQ)
+	AlgorithmSH     = uint8(abiAlgorithmALGORITHM_SH)
+	AlgorithmDH     = uint8(abiAlgorithmALGORITHM_DH)
+	AlgorithmMaglev = uint8(abiAlgorithmALGORITHM_MAGLEV)
 )
 
-// Flags of a [Frontend].
+// Hashes says whether an algorithm looks a hash up in a table of the pool.
+func Hashes(algorithm uint8) bool {
+	return algorithm == AlgorithmSH || algorithm == AlgorithmDH || algorithm == AlgorithmMaglev
+}
+
+// Flags of a [Pool].
 const (
-	FrontendDropIfEmpty  = uint16(treatyFrontendFlagFRONTEND_DROP_IF_EMPTY)
-	FrontendSourceRanges = uint16(treatyFrontendFlagFRONTEND_SOURCE_RANGES)
-	FrontendNodeInRanges = uint16(treatyFrontendFlagFRONTEND_NODE_IN_RANGES)
-	FrontendMasquerade   = uint16(treatyFrontendFlagFRONTEND_MASQUERADE)
+	PoolDropIfEmpty  = uint16(abiPoolFlagPOOL_DROP_IF_EMPTY)
+	PoolSourceRanges = uint16(abiPoolFlagPOOL_SOURCE_RANGES)
+	PoolNodeInRanges = uint16(abiPoolFlagPOOL_NODE_IN_RANGES)
+	PoolMasquerade   = uint16(abiPoolFlagPOOL_MASQUERADE)
 )
 
 // Flags of a [Backend].
 const (
-	BackendLocal       = uint16(treatyBackendFlagBACKEND_LOCAL)
-	BackendTerminating = uint16(treatyBackendFlagBACKEND_TERMINATING)
+	BackendLocal       = uint32(abiBackendFlagBACKEND_LOCAL)
+	BackendTerminating = uint32(abiBackendFlagBACKEND_TERMINATING)
 )
 
 // Flags of an [AddrUse].
 const (
-	AddrNode     = uint32(treatyAddrFlagADDR_NODE)
-	AddrNodePort = uint32(treatyAddrFlagADDR_NODE_PORT)
-	AddrService  = uint32(treatyAddrFlagADDR_SERVICE)
+	AddrNode     = uint32(abiAddrFlagADDR_NODE)
+	AddrNodePort = uint32(abiAddrFlagADDR_NODE_PORT)
+	AddrService  = uint32(abiAddrFlagADDR_SERVICE)
 )
 
 // What a client is, in an [AffinityKey].
 const (
-	ClientNetns = uint32(treatyClientKindCLIENT_NETNS)
-	ClientAddr  = uint32(treatyClientKindCLIENT_ADDR)
+	ClientNetns = uint32(abiClientKindCLIENT_NETNS)
+	ClientAddr  = uint32(abiClientKindCLIENT_ADDR)
 )
 
 // Which way a [UDPPin] is looked up.
 const (
-	UDPPinSend    = uint16(treatyUdpPinWayUDP_PIN_SEND)
-	UDPPinReceive = uint16(treatyUdpPinWayUDP_PIN_RECEIVE)
+	UDPPinSend    = uint16(abiUdpPinWayUDP_PIN_SEND)
+	UDPPinReceive = uint16(abiUdpPinWayUDP_PIN_RECEIVE)
 )
 
 // AddrOf returns a as maps hold it: IPv4 is mapped into ::ffff:0:0/96.
@@ -120,14 +126,17 @@ func (k FrontendKey) AddrPort() netip.AddrPort {
 	return netip.AddrPortFrom(k.Addr.IP(), Port(k.Port))
 }
 
-// BackendOf returns the backend of the service port frontendID that answers
-// at addr.
-func BackendOf(addr netip.AddrPort, frontendID uint32, flags uint16) Backend {
+// BackendOf returns the backend with this id, of a service port, that answers at addr. Its
+// reserved word is the generation of the next backend in its place, which an agent reads
+// there that starts anew.
+func BackendOf(id, servicePortID uint32, addr netip.AddrPort, flags uint32) Backend {
 	return Backend{
-		Addr:       AddrOf(addr.Addr()),
-		Port:       Port(addr.Port()),
-		FrontendId: frontendID,
-		Flags:      flags,
+		Id:            id,
+		ServicePortId: servicePortID,
+		Addr:          AddrOf(addr.Addr()),
+		Port:          Port(addr.Port()),
+		Reserved:      uint16(Generation(id) + 1),
+		Flags:         flags,
 	}
 }
 
@@ -136,13 +145,12 @@ func (b Backend) AddrPort() netip.AddrPort {
 	return netip.AddrPortFrom(b.Addr.IP(), Port(b.Port))
 }
 
-// SourceRangeKeyOf returns the key that allows prefix at the frontends with
-// frontendID.
-func SourceRangeKeyOf(frontendID uint32, prefix netip.Prefix) SourceRangeKey {
+// SourceRangeKeyOf returns the key that allows prefix at the frontends of a service port.
+func SourceRangeKeyOf(servicePortID uint32, prefix netip.Prefix) SourceRangeKey {
 	return SourceRangeKey{
-		PrefixLen:  32 + mappedBits(prefix),
-		FrontendId: frontendID,
-		Addr:       AddrOf(prefix.Addr()),
+		PrefixLen:     32 + mappedBits(prefix),
+		ServicePortId: servicePortID,
+		Addr:          AddrOf(prefix.Addr()),
 	}
 }
 

@@ -10,36 +10,94 @@
 
 /* Written by the agent; programs cannot. */
 
+/*
+ * Arrays that the agent fills are arrays of chunks: it adds a chunk when there is no
+ * room, and has them in its memory, so that a write is a store and no system call. They
+ * lack BPF_F_RDONLY_PROG because the kernel does not let anyone write to the memory of
+ * a map that has it; that no program writes to them is up to us.
+ */
+
+/* BTF describes the values of chunks, which bpftool prints, only if a variable does, too. */
+static const struct frontend *const btf_frontend __attribute__((used));
+static const struct pool *const btf_pool __attribute__((used));
+static const struct backend *const btf_backend __attribute__((used));
+static const struct backend_load *const btf_backend_load __attribute__((used));
+static const struct port_counts *const btf_port_counts __attribute__((used));
+
+/* The frontend id of what a client dials. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 524288);
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
 	__type(key, struct frontend_key);
+	__type(value, __u32);
+} sl_frontend_ids SEC(".maps");
+
+struct frontend_chunk {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CHUNK_FRONTENDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
 	__type(value, struct frontend);
+};
+
+/* By frontend id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct frontend_chunk);
 } sl_frontends SEC(".maps");
 
-/*
- * Backend ids. Memory-mapped by the agent, and therefore without
- * BPF_F_RDONLY_PROG: the kernel lets nobody write into the memory of a map
- * that has it. The stride is 8 bytes anyhow.
- */
-struct {
+struct pool_chunk {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2097152);
+	__uint(max_entries, CHUNK_POOLS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct pool);
+};
+
+/* By pool id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct pool_chunk);
+} sl_pools SEC(".maps");
+
+struct slot_chunk {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CHUNK_SLOTS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, __u32);
+};
+
+/* Backend ids. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct slot_chunk);
 } sl_slots SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1048576);
-	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
+struct backend_chunk {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CHUNK_BACKENDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct backend);
+};
+
+/* By the index of a backend id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct backend_chunk);
 } sl_backends SEC(".maps");
 
-/* By frontend id. Only people read it: a name for every number. */
+/* By service port id. Only people read it: a name for every number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 524288);
@@ -47,6 +105,15 @@ struct {
 	__type(key, __u32);
 	__type(value, struct service_port);
 } sl_service_ports SEC(".maps");
+
+/* 64 bits of enum addr_filter each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ADDR_FILTER_WORDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_addr_filter SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -106,6 +173,13 @@ struct {
 	__type(key, int);
 	__type(value, struct sock_state);
 } sl_sock_state SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct udp_dials);
+} sl_udp_dials SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -172,16 +246,26 @@ struct {
 	__type(value, struct icmp_budget);
 } sl_icmp_budgets SEC(".maps");
 
-/* Memory-mapped by the agent, which puts right what evicted flows leave behind. */
-struct {
+struct load_chunk {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, LOAD_CELLS);
+	__uint(max_entries, CHUNK_BACKENDS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct backend_load);
+};
+
+/*
+ * By the index of a backend id. The agent adds a chunk with each of backends, and puts
+ * right what evicted flows leave behind.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct load_chunk);
 } sl_backend_load SEC(".maps");
 
-/* By frontend id: whose turn it is, for ALGORITHM_RR. */
+/* By service port id: whose turn it is, for ALGORITHM_RR. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -189,13 +273,28 @@ struct {
 	__type(value, __u32);
 } sl_turns SEC(".maps");
 
+struct count_chunk {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, CHUNK_COUNTS);
+	__type(key, __u32);
+	__type(value, struct port_counts);
+};
+
+/* By the index of a service port id. The agent adds the chunks. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(max_entries, 262144);
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct count_chunk);
+} sl_port_counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct stat_key);
+	__type(key, struct refusal_key);
 	__type(value, __u64);
-} sl_stats SEC(".maps");
+} sl_refusals SEC(".maps");
 
 /* By enum reason. */
 struct {

@@ -16,7 +16,7 @@ import (
 
 // Version names the layout of everything below it in the pin path. It changes
 // whenever a type or a map in types.h or maps.h does.
-const Version = "v1"
+const Version = "v2"
 
 // ErrStale is returned when a pinned map has another layout than this build.
 var ErrStale = errors.New("pinned map has another layout")
@@ -34,11 +34,9 @@ type Pinned struct {
 	Flows     *Map[FlowKey, Flow]
 	HalfOpen  *Map[FlowKey, Flow]
 	EgressUse *EgressUse
-	// BackendLoad is what [Tables] has as Loads.
-	BackendLoad *MappedLoads
-	Stats       *Stats
+	Stats     *Stats
 
-	slots   *MappedSlots
+	chunked map[string]*chunked
 	dir     string
 	byName  map[string]*ebpf.Map
 	counted []countable
@@ -47,7 +45,8 @@ type Pinned struct {
 // Options are the choices that [Create] leaves open.
 type Options struct {
 	// Capacities overrides how many entries a map has room for, by the name
-	// of its pin. It only counts for maps that are not there yet.
+	// of its pin; for arrays that grow, how many chunks. It only counts for maps that
+	// are not there yet.
 	Capacities map[string]uint32
 }
 
@@ -76,7 +75,7 @@ func Create(root string, opts Options) (*Pinned, error) {
 		return nil, err
 	}
 
-	return open(dir, specs, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	return open(dir, specs, 1, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		m, err := adopt(dir, name, spec)
 		if !errors.Is(err, fs.ErrNotExist) {
 			return m, err
@@ -100,6 +99,13 @@ func checkPins(dir string, specs map[string]*ebpf.MapSpec) error {
 			return err
 		}
 		m.Close()
+		if spec.InnerMap == nil {
+			continue
+		}
+		c := &chunked{name: name, inner: spec.InnerMap, dir: dir}
+		if err := errors.Join(c.openPinned(), c.close()); err != nil {
+			return err
+		}
 	}
 
 	return nil
@@ -115,19 +121,19 @@ func Load(root string) (*Pinned, error) {
 	}
 	dir := filepath.Join(root, Version)
 
-	return open(dir, specs, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	return open(dir, specs, 0, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		return adopt(dir, name, spec)
 	})
 }
 
 // mapSpecs returns the specification of every map by the name of its pin.
 func mapSpecs() (map[string]*ebpf.MapSpec, error) {
-	treaty, err := loadTreaty()
+	abi, err := loadAbi()
 	if err != nil {
 		return nil, fmt.Errorf("embedded maps: %w", err)
 	}
 	specs := make(map[string]*ebpf.MapSpec)
-	for name, spec := range treaty.Maps {
+	for name, spec := range abi.Maps {
 		if pin, ok := strings.CutPrefix(name, prefix); ok {
 			specs[pin] = spec
 		}
@@ -136,34 +142,44 @@ func mapSpecs() (map[string]*ebpf.MapSpec, error) {
 	return specs, nil
 }
 
-func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Pinned, error) {
-	p := &Pinned{dir: dir, byName: make(map[string]*ebpf.Map, len(specs))}
+// open returns the maps that get returns, of which arrays have so many chunks at least.
+func open(dir string, specs map[string]*ebpf.MapSpec, chunks int, get func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Pinned, error) {
+	p := &Pinned{dir: dir, byName: make(map[string]*ebpf.Map, len(specs)), chunked: make(map[string]*chunked)}
 	for _, name := range slices.Sorted(maps.Keys(specs)) {
 		m, err := get(name, specs[name])
 		if err != nil {
 			return nil, errors.Join(err, p.Close())
 		}
 		p.byName[name] = m
+		if inner := specs[name].InnerMap; inner != nil {
+			p.chunked[name] = &chunked{name: name, outer: m, inner: inner, dir: dir}
+			if err := p.chunked[name].adopt(); err != nil {
+				return nil, errors.Join(err, p.Close())
+			}
+		}
 	}
 	var err error
 	if p.EgressUse, err = mapEgressUse(p.byName[NameEgressUse]); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	p.slots = mapSlots(p.byName[NameSlots])
-	p.BackendLoad = mapLoads(p.byName[NameBackendLoad])
-	p.Tables = Tables{
-		Frontends:    table[FrontendKey, Frontend](p, NameFrontends),
-		Slots:        p.slots,
-		Backends:     table[uint32, Backend](p, NameBackends),
-		ServicePorts: table[uint32, ServicePort](p, NameServicePorts),
-		Addrs:        table[Addr, AddrUse](p, NameAddrs),
-		SourceRanges: table[SourceRangeKey, uint32](p, NameSourceRanges),
-		ServiceCIDRs: table[CIDRKey, uint32](p, NameServiceCIDRs),
-		LocalCIDRs:   table[CIDRKey, uint32](p, NameLocalCIDRs),
-		Devices:      table[uint32, Device](p, NameDevices),
-		Loads:        p.BackendLoad,
+	if p.AddrFilter, err = mapAddrFilter(p.byName[NameAddrFilter]); err != nil {
+		return nil, errors.Join(err, p.Close())
 	}
-	p.Stats = &Stats{m: p.byName[NameStats]}
+	if err := p.mapArrays(chunks); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	p.FrontendIDs = table[FrontendKey, uint32](p, NameFrontendIDs)
+	servicePorts := table[uint32, ServicePort](p, NameServicePorts)
+	p.ServicePorts = servicePorts
+	p.Addrs = table[Addr, AddrUse](p, NameAddrs)
+	p.SourceRanges = table[SourceRangeKey, uint32](p, NameSourceRanges)
+	p.ServiceCIDRs = table[CIDRKey, uint32](p, NameServiceCIDRs)
+	p.LocalCIDRs = table[CIDRKey, uint32](p, NameLocalCIDRs)
+	p.Devices = table[uint32, Device](p, NameDevices)
+	p.Stats = &Stats{
+		counts: p.chunked[NamePortCounts], refusals: table[RefusalKey, uint64](p, NameRefusals), ports: servicePorts,
+	}
+	p.Counts = p.Stats
 	p.Affinity = table[AffinityKey, Affinity](p, NameAffinity)
 	p.UDPPins = table[UDPPinKey, UDPPin](p, NameUDPPins)
 	p.Flows = table[FlowKey, Flow](p, NameFlows)
@@ -171,6 +187,23 @@ func open(dir string, specs map[string]*ebpf.MapSpec, get func(string, *ebpf.Map
 
 	return p, nil
 }
+
+// mapArrays brings the arrays into this process' memory.
+func (p *Pinned) mapArrays(chunks int) error {
+	var errs [5]error
+	p.Frontends, errs[0] = mapArray[Frontend](p.chunked[NameFrontends], chunks)
+	p.Pools, errs[1] = mapArray[Pool](p.chunked[NamePools], chunks)
+	p.Slots, errs[2] = mapArray[uint32](p.chunked[NameSlots], chunks)
+	p.Backends, errs[3] = mapArray[Backend](p.chunked[NameBackends], chunks)
+	p.Loads.Array, errs[4] = mapArray[BackendLoad](p.chunked[NameBackendLoad], chunks)
+
+	return errors.Join(errs[:]...)
+}
+
+// WaitForPrograms returns when every program has ended that was running before: what was
+// taken out of the maps before the call, no program knows any more. It takes some 10 ms as
+// a rule, and seconds on a busy machine.
+func (p *Pinned) WaitForPrograms() error { return p.chunked[NameFrontends].wait() }
 
 func table[K comparable, V any](p *Pinned, name string) *Map[K, V] {
 	t := &Map[K, V]{name: name, m: p.byName[name]}
@@ -187,15 +220,23 @@ func adopt(dir, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pinned map %s: %w", path, err)
 	}
-	have := fmt.Sprintf("%s, key %d bytes, value %d bytes, flags %#x", m.Type(), m.KeySize(), m.ValueSize(), m.Flags())
-	want := fmt.Sprintf("%s, key %d bytes, value %d bytes, flags %#x", spec.Type, spec.KeySize, spec.ValueSize, spec.Flags)
-	if have != want {
-		m.Close()
-
-		return nil, fmt.Errorf("pinned map %s: %w: it is %s; this build has %s", path, ErrStale, have, want)
+	if err := sameLayout(m, spec); err != nil {
+		return nil, errors.Join(fmt.Errorf("pinned map %s: %w", path, err), m.Close())
 	}
 
 	return m, nil
+}
+
+// sameLayout returns an error wrapping [ErrStale] if m is not as spec has it, but for how
+// many entries it has room for.
+func sameLayout(m *ebpf.Map, spec *ebpf.MapSpec) error {
+	have := fmt.Sprintf("%s, key %d bytes, value %d bytes, flags %#x", m.Type(), m.KeySize(), m.ValueSize(), m.Flags())
+	want := fmt.Sprintf("%s, key %d bytes, value %d bytes, flags %#x", spec.Type, spec.KeySize, spec.ValueSize, spec.Flags)
+	if have != want {
+		return fmt.Errorf("%w: it is %s; this build has %s", ErrStale, have, want)
+	}
+
+	return nil
 }
 
 func create(dir, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
@@ -230,8 +271,43 @@ type Fill struct {
 	Capacity int
 }
 
-// Fills counts the entries of every hash map and trie, sorted by name. It reads
-// all of them, so it is for people who ask and not for every second.
+// Size is how large a map is.
+type Size struct {
+	Name    string // of its pin
+	Entries uint32 // that it has room for now
+	Bytes   uint64 // that it takes now, by the kernel's word: some only take what is in use
+}
+
+// Sizes returns the sizes of all maps, with their chunks, sorted by name.
+func (p *Pinned) Sizes() ([]Size, error) {
+	var sizes []Size
+	for name, m := range p.byName {
+		size := Size{Name: name, Entries: m.MaxEntries()}
+		all := []*ebpf.Map{m}
+		if c := p.chunked[name]; c != nil {
+			size.Entries = 0
+			for i := 0; c.have(i) != nil; i++ {
+				all = append(all, c.have(i))
+				size.Entries += c.have(i).MaxEntries()
+			}
+		}
+		for _, m := range all {
+			info, err := m.Info()
+			if err != nil {
+				return nil, fmt.Errorf("map %s: %w", name, err)
+			}
+			bytes, _ := info.Memlock()
+			size.Bytes += bytes
+		}
+		sizes = append(sizes, size)
+	}
+	slices.SortFunc(sizes, func(a, b Size) int { return strings.Compare(a.Name, b.Name) })
+
+	return sizes, nil
+}
+
+// Fills counts the entries of every hash map and trie, and the backends, sorted by name.
+// It reads all of them, so it is for people who ask and not for every second.
 func (p *Pinned) Fills() ([]Fill, error) {
 	var fills []Fill
 	for _, t := range p.counted {
@@ -241,6 +317,13 @@ func (p *Pinned) Fills() ([]Fill, error) {
 		}
 		fills = append(fills, Fill{Name: t.Name(), Entries: n, Capacity: t.Capacity()})
 	}
+	backends := 0
+	for _, b := range p.Backends.All() {
+		if b.Id != 0 {
+			backends++
+		}
+	}
+	fills = append(fills, Fill{Name: NameBackends, Entries: backends, Capacity: p.Backends.Limit()})
 	slices.SortFunc(fills, func(a, b Fill) int { return strings.Compare(a.Name, b.Name) })
 
 	return fills, nil
@@ -282,36 +365,44 @@ func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 	return counts, nil
 }
 
-// Pins returns where the maps are pinned, sorted.
-func (p *Pinned) Pins() []string {
-	var pins []string
-	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
-		pins = append(pins, filepath.Join(p.dir, name))
+// pinned returns every map, chunks as well, by where it is pinned.
+func (p *Pinned) pinned() map[string]*ebpf.Map {
+	pins := make(map[string]*ebpf.Map)
+	for name, m := range p.byName {
+		pins[filepath.Join(p.dir, name)] = m
+	}
+	for _, c := range p.chunked {
+		for i := 0; c.have(i) != nil; i++ {
+			pins[c.pin(i)] = c.have(i)
+		}
 	}
 
 	return pins
 }
 
+// Pins returns where the maps are pinned, sorted.
+func (p *Pinned) Pins() []string { return slices.Sorted(maps.Keys(p.pinned())) }
+
 // PinAgain pins the maps whose pins are missing, and returns their pins. The folder
 // must be on bpffs.
 func (p *Pinned) PinAgain() ([]string, error) {
 	var missing []string
-	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
-		path := filepath.Join(p.dir, name)
+	pins := p.pinned()
+	for _, path := range slices.Sorted(maps.Keys(pins)) {
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		missing = append(missing, path)
-		if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return missing, fmt.Errorf("pin directory: %w", err)
 		}
 		// The map itself was pinned already, and would only be moved.
-		m, err := p.byName[name].Clone()
+		m, err := pins[path].Clone()
 		if err == nil {
 			err = errors.Join(m.Pin(path), m.Close())
 		}
 		if err != nil {
-			return missing, fmt.Errorf("map %s: pin: %w", name, err)
+			return missing, fmt.Errorf("map %s: pin: %w", filepath.Base(path), err)
 		}
 	}
 
@@ -330,9 +421,9 @@ func (p *Pinned) Unpin() error {
 
 // Close closes the maps and leaves their pins.
 func (p *Pinned) Close() error {
-	errs := []error{p.EgressUse.close()}
-	if p.slots != nil {
-		errs = append(errs, p.slots.close(), p.BackendLoad.close())
+	errs := []error{p.EgressUse.close(), p.AddrFilter.close()}
+	for _, c := range p.chunked {
+		errs = append(errs, c.close())
 	}
 	for _, m := range p.byName {
 		errs = append(errs, m.Close())

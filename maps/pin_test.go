@@ -32,7 +32,7 @@ func mustRoot(t *testing.T) string {
 // small keeps what tests create small.
 func small() Options {
 	return Options{Capacities: map[string]uint32{
-		NameFrontends: 16, NameSlots: 1024, NameBackends: 16, NameAffinity: 16, NameUDPPins: 16,
+		NameFrontendIDs: 16, NameServicePorts: 16, NameRefusals: 16, NameAffinity: 16, NameUDPPins: 16,
 	}}
 }
 
@@ -48,14 +48,17 @@ func mustCreate(t *testing.T, root string, opts Options) *Pinned {
 }
 
 var (
-	web     = FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, 6, ScopeInternal)
-	webPort = Frontend{Id: 7, SlotBase: 3, SlotCount: 2}
+	web         = FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, 6, ScopeInternal)
+	webFrontend = Frontend{Key: web, PoolId: 5, Kind: KindClusterIP}
+	webPool     = Pool{SlotBase: 3, SlotCount: 2, ServicePortId: ID(7, 1)}
 )
 
 func TestCreateAdopts(t *testing.T) {
 	root := mustRoot(t)
 	first := mustCreate(t, root, small())
-	if err := errors.Join(first.Frontends.Put(web, webPort), first.Slots.Set(3, 99), first.Close()); err != nil {
+	err := errors.Join(first.FrontendIDs.Put(web, 9), first.Frontends.Put(9, webFrontend),
+		first.Pools.Put(5, webPool), first.Slots.Put(3, 99), first.Close())
+	if err != nil {
 		t.Fatal(err)
 	}
 
@@ -70,14 +73,20 @@ func TestCreateAdopts(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer p.Close()
-			if got, ok, err := p.Frontends.Lookup(web); got != webPort || !ok || err != nil {
-				t.Errorf("frontend %v, %v, %v, want %v", got, ok, err, webPort)
+			if got, ok, err := p.FrontendIDs.Lookup(web); got != 9 || !ok || err != nil {
+				t.Errorf("frontend id %v, %v, %v, want 9", got, ok, err)
 			}
-			if id, err := p.Slots.Get(3); id != 99 || err != nil {
-				t.Errorf("slot 3: %d, %v, want 99", id, err)
+			if got := p.Frontends.Get(9); got != webFrontend {
+				t.Errorf("frontend %v, want %v", got, webFrontend)
 			}
-			if n := p.Slots.Len(); n != 1024 {
-				t.Errorf("%d slots, want the 1024 it was created with", n)
+			if got := p.Pools.Get(5); got != webPool {
+				t.Errorf("pool %v, want %v", got, webPool)
+			}
+			if id := p.Slots.Get(3); id != 99 {
+				t.Errorf("slot 3: %d, want 99", id)
+			}
+			if n := p.byName[NameFrontendIDs].MaxEntries(); n != 16 {
+				t.Errorf("room for %d frontends, want the 16 it was created with", n)
 			}
 		})
 	}
@@ -85,11 +94,18 @@ func TestCreateAdopts(t *testing.T) {
 
 func TestCapacities(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
-	if n := p.byName[NameFrontends].MaxEntries(); n != 16 {
+	if n := p.byName[NameFrontendIDs].MaxEntries(); n != 16 {
 		t.Errorf("room for %d frontends, want 16", n)
 	}
 	if n := p.byName[NameAddrs].MaxEntries(); n != 262144 {
 		t.Errorf("room for %d node addresses, want the 262144 of maps.h", n)
+	}
+	few := mustCreate(t, mustRoot(t), Options{Capacities: map[string]uint32{NameSlots: 2}})
+	if n := few.Slots.Limit(); n != 2*int(abiChunkCHUNK_SLOTS) {
+		t.Errorf("room for %d slots, want 2 chunks", n)
+	}
+	if err := few.Slots.Put(2*uint32(abiChunkCHUNK_SLOTS), 1); !errors.Is(err, ErrFull) {
+		t.Errorf("a slot in the third chunk: %v, want %v", err, ErrFull)
 	}
 	_, err := Create(mustRoot(t), Options{Capacities: map[string]uint32{"frontend": 1}})
 	if err == nil || !strings.Contains(err.Error(), `"frontend"`) {
@@ -159,7 +175,7 @@ func TestUnpin(t *testing.T) {
 	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("load: %v, want %v", err, fs.ErrNotExist)
 	}
-	if err := p.Frontends.Put(web, webPort); err != nil {
+	if err := errors.Join(p.FrontendIDs.Put(web, 9), p.Frontends.Put(9, webFrontend)); err != nil {
 		t.Errorf("the maps do not live on: %v", err)
 	}
 }

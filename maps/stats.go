@@ -4,74 +4,192 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
+	"sync"
 
 	"github.com/cilium/ebpf"
 )
 
 // What [Stats] counts beside reasons.
 const (
-	StatBytesSent     = uint32(treatyStatSTAT_BYTES_SENT)
-	StatBytesReceived = uint32(treatyStatSTAT_BYTES_RECEIVED)
+	StatBytesSent     = uint32(256)
+	StatBytesReceived = uint32(257)
 )
 
-// StatKey says what is counted, of which frontend id: new flows by what became
-// of them (What is a [Reason]), or bytes (one of the Stat constants).
-type StatKey = treatyStatKey
-
-// Stats is the stats map: what programs have counted of each frontend id. Those
-// of ids that nobody uses any more stay until Delete.
-type Stats struct {
-	m *ebpf.Map
+// StatKey says what is counted, of which service port id: new flows by what became of
+// them (What is a [Reason]), or bytes (one of the Stat constants).
+type StatKey struct {
+	ServicePortId uint32
+	What          uint32
 }
 
-// Capacity returns how many counts the map can hold.
-func (s *Stats) Capacity() int { return int(s.m.MaxEntries()) }
+// PortCounts is what programs count of each service port, on one CPU.
+type PortCounts = abiPortCounts
 
-// All yields every count, of all CPUs together, in no order. It stops after the
-// first error. Counts that come or go meanwhile may be missed or seen twice.
+// RefusalKey says whose new flows were refused, and why.
+type RefusalKey = abiRefusalKey
+
+// Stats are the maps port_counts and refusals: what programs have counted of each service
+// port in service_ports.
+type Stats struct {
+	counts   *chunked
+	refusals *Map[RefusalKey, uint64]
+	ports    *Map[uint32, ServicePort]
+
+	mu    sync.Mutex
+	ended map[StatKey]uint64 // not yet taken by Ended; nil before its first call
+}
+
+// Capacity returns how many refusals, by service port and reason, can be counted.
+func (s *Stats) Capacity() int { return s.refusals.Capacity() }
+
+// All yields every count that is not zero, of all CPUs together, in no order. It stops
+// after the first error.
 func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 	return func(yield func(Entry[StatKey, uint64], error) bool) {
-		cpus, err := ebpf.PossibleCPU()
-		if err != nil {
-			yield(Entry[StatKey, uint64]{}, fmt.Errorf("map %s: CPUs: %w", NameStats, err))
-
-			return
-		}
-		var cursor ebpf.MapBatchCursor
-		keys, perCPU := make([]StatKey, batch), make([]uint64, batch*cpus)
-		for {
-			n, err := s.m.BatchLookup(&cursor, keys, perCPU, nil)
-			last := errors.Is(err, ebpf.ErrKeyNotExist)
-			if err != nil && !last {
-				yield(Entry[StatKey, uint64]{}, fmt.Errorf("map %s: read: %w", NameStats, err))
+		for port, err := range s.ports.All() {
+			if err != nil {
+				yield(Entry[StatKey, uint64]{}, err)
 
 				return
 			}
-			for i := range n {
-				if !yield(Entry[StatKey, uint64]{keys[i], sum(perCPU[i*cpus:][:cpus])}, nil) {
+			counts, err := s.port(port.Key)
+			if err != nil {
+				yield(Entry[StatKey, uint64]{}, err)
+
+				return
+			}
+			for what, n := range whats(counts) {
+				if n != 0 && !yield(Entry[StatKey, uint64]{StatKey{port.Key, what}, n}, nil) {
 					return
 				}
 			}
-			if last {
+		}
+		for refused, err := range s.refusals.All() {
+			key := StatKey{refused.Key.ServicePortId, refused.Key.Reason}
+			if !yield(Entry[StatKey, uint64]{key, refused.Value}, err) || err != nil {
 				return
 			}
 		}
 	}
 }
 
-func sum(perCPU []uint64) uint64 {
-	var all uint64
-	for _, n := range perCPU {
-		all += n
+// whats yields what c counts.
+func whats(c PortCounts) iter.Seq2[uint32, uint64] {
+	return func(yield func(uint32, uint64) bool) {
+		_ = yield(uint32(ReasonTranslated), c.Connections) &&
+			yield(StatBytesSent, c.BytesSent) && yield(StatBytesReceived, c.BytesReceived)
 	}
-
-	return all
 }
 
-// Delete forgets a count. Forgetting an absent one is not an error.
-func (s *Stats) Delete(key StatKey) error {
-	if err := s.m.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("map %s: delete: %w", NameStats, err)
+// port returns what was counted of a service port, on all CPUs.
+func (s *Stats) port(id uint32) (PortCounts, error) {
+	var sum PortCounts
+	m, at := s.place(id)
+	if m == nil {
+		return sum, nil
+	}
+	var perCPU []PortCounts
+	if err := m.Lookup(at, &perCPU); err != nil {
+		return sum, fmt.Errorf("map %s: lookup: %w", NamePortCounts, err)
+	}
+	for _, c := range perCPU {
+		sum.Connections += c.Connections
+		sum.BytesSent += c.BytesSent
+		sum.BytesReceived += c.BytesReceived
+	}
+
+	return sum, nil
+}
+
+// place returns the chunk that has the counts of a service port, or nil, and where.
+func (s *Stats) place(id uint32) (*ebpf.Map, uint32) {
+	perChunk := s.counts.inner.MaxEntries
+
+	return s.counts.have(int(Index(id) / perChunk)), Index(id) % perChunk
+}
+
+// Begin makes room to count of a service port that is given its id, from zero.
+func (s *Stats) Begin(id uint32) error {
+	chunk := int(Index(id) / s.counts.inner.MaxEntries)
+	if s.counts.have(chunk) == nil {
+		// By half at least, as an Array does.
+		if err := s.counts.extend(max(chunk+1, min(chunk*3/2, maxChunks))); err != nil {
+			return fmt.Errorf("map %s, chunk %d: %w: %w", NamePortCounts, chunk, ErrFull, err)
+		}
+	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("map %s: CPUs: %w", NamePortCounts, err)
+	}
+	m, at := s.place(id)
+	if err := m.Put(at, make([]PortCounts, cpus)); err != nil {
+		return fmt.Errorf("map %s: put: %w", NamePortCounts, err)
+	}
+
+	return nil
+}
+
+// End implements [Counts]. What was counted until now is kept for [Stats.Ended].
+func (s *Stats) End(id uint32) error {
+	last := make(map[StatKey]uint64)
+	counts, err := s.port(id)
+	errs := []error{err}
+	for what, n := range whats(counts) {
+		if n != 0 {
+			last[StatKey{id, what}] = n
+		}
+	}
+	for reason := range uint32(reasonCount) {
+		key := RefusalKey{ServicePortId: id, Reason: reason}
+		n, ok, err := s.refusals.Lookup(key)
+		if ok {
+			last[StatKey{id, reason}] = n
+			err = s.refusals.Delete(key)
+		}
+		errs = append(errs, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != nil {
+		maps.Copy(s.ended, last)
+	}
+
+	return errors.Join(errs...)
+}
+
+// Ended returns what was counted in all of service ports whose ids were given back since
+// the last call; the first call returns nothing.
+func (s *Stats) Ended() map[StatKey]uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ended := s.ended
+	s.ended = make(map[StatKey]uint64)
+
+	return ended
+}
+
+// Prune forgets the refusals of ids that no service port has, and of which [Stats.End] does
+// not know: an agent that was killed has left them. No other goroutine may call End or
+// Begin meanwhile.
+func (s *Stats) Prune() error {
+	var gone []RefusalKey // deleted afterwards: that would upset the iteration
+	for e, err := range s.refusals.All() {
+		if err != nil {
+			return err
+		}
+		_, ok, err := s.ports.Lookup(e.Key.ServicePortId)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			gone = append(gone, e.Key)
+		}
+	}
+	for _, key := range gone {
+		if err := s.refusals.Delete(key); err != nil {
+			return err
+		}
 	}
 
 	return nil

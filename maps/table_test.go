@@ -8,16 +8,14 @@ import (
 // The kernel's map keeps the promises of [Table].
 func TestMap(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
-	table := p.Frontends
+	table := p.FrontendIDs
 	if _, ok, err := table.Lookup(web); ok || err != nil {
 		t.Errorf("lookup of nothing: %v, %v", ok, err)
 	}
 	if err := table.Delete(web); err != nil {
 		t.Errorf("delete of nothing: %v", err)
 	}
-	changed := webPort
-	changed.SlotCount = 5
-	for _, want := range []Frontend{webPort, changed} {
+	for _, want := range []uint32{9, 5} {
 		if err := table.Put(web, want); err != nil {
 			t.Fatal(err)
 		}
@@ -26,7 +24,7 @@ func TestMap(t *testing.T) {
 		}
 	}
 	for e, err := range table.All() {
-		if e.Key != web || e.Value != changed || err != nil {
+		if e.Key != web || e.Value != 5 || err != nil {
 			t.Errorf("all: %v, %v", e, err)
 		}
 	}
@@ -41,17 +39,17 @@ func TestMap(t *testing.T) {
 func TestFullMap(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	for id := range uint32(16) {
-		if err := p.Backends.Put(id, Backend{}); err != nil {
-			t.Fatalf("backend %d of 16: %v", id, err)
+		if err := p.ServicePorts.Put(id, ServicePort{}); err != nil {
+			t.Fatalf("service port %d of 16: %v", id, err)
 		}
 	}
-	if err := p.Backends.Put(16, Backend{}); !errors.Is(err, ErrFull) {
+	if err := p.ServicePorts.Put(16, ServicePort{}); !errors.Is(err, ErrFull) {
 		t.Errorf("one more: %v, want %v", err, ErrFull)
 	}
-	if err := p.Backends.Put(3, Backend{Port: 1}); err != nil {
+	if err := p.ServicePorts.Put(3, ServicePort{Proto: 6}); err != nil {
 		t.Errorf("replacing one: %v", err)
 	}
-	if err := errors.Join(p.Backends.Delete(3), p.Backends.Put(16, Backend{})); err != nil {
+	if err := errors.Join(p.ServicePorts.Delete(3), p.ServicePorts.Put(16, ServicePort{})); err != nil {
 		t.Errorf("after a delete: %v", err)
 	}
 }

@@ -1,32 +1,80 @@
 package maps
 
+import "fmt"
+
 // Tables are the maps that the agent writes.
 type Tables struct {
-	Frontends    Table[FrontendKey, Frontend]
-	Slots        Slots
-	Backends     Table[uint32, Backend]        // by backend id
-	ServicePorts Table[uint32, ServicePort]    // by frontend id
+	FrontendIDs  Table[FrontendKey, uint32]
+	Frontends    *Array[Frontend]              // by frontend id
+	Pools        *Array[Pool]                  // by pool id
+	Slots        *Array[uint32]                // backend ids
+	Backends     *Array[Backend]               // by the index of a backend id
+	ServicePorts Table[uint32, ServicePort]    // by service port id
 	Addrs        Table[Addr, AddrUse]          //
+	AddrFilter   *AddrFilter                   // a bit for each of Addrs
 	Devices      Table[uint32, Device]         // by ifindex
 	SourceRanges Table[SourceRangeKey, uint32] // the value is always 1
 	ServiceCIDRs Table[CIDRKey, uint32]        // the value is always 1
 	LocalCIDRs   Table[CIDRKey, uint32]        // the value is always 1
 	Loads        Loads                         // programs and package flow write them
+	Counts       Counts
+}
+
+// Counts is what programs count of service ports: [Stats], or a test's.
+type Counts interface {
+	// Begin makes room to count of a service port that is given its id, from zero. The
+	// error wraps [ErrFull] if there is no room.
+	Begin(servicePortID uint32) error
+	// End forgets what was counted of a service port whose id nobody has any more.
+	End(servicePortID uint32) error
+}
+
+// frontendTries is how often a frontend is looked up that changes meanwhile.
+const frontendTries = 4
+
+// FrontendOf returns the frontend that a client dials at a key, and the pool that it leads
+// to, as programs find them; false if there is no such frontend.
+func (t *Tables) FrontendOf(key FrontendKey) (Frontend, Pool, bool, error) {
+	for range frontendTries {
+		id, ok, err := t.FrontendIDs.Lookup(key)
+		if err != nil || !ok {
+			return Frontend{}, Pool{}, false, err
+		}
+		f := t.Frontends.Get(id)
+		p := t.Pools.Get(f.PoolId)
+		// The agent waits for programs before it uses a place again, not for us.
+		if f.Key == key && t.Frontends.Get(id) == f {
+			return f, p, true, nil
+		}
+	}
+
+	return Frontend{}, Pool{}, false, fmt.Errorf("frontend %s: its id leads to another frontend", key.AddrPort())
+}
+
+// BackendOf returns the backend with this id; false if there is none any more.
+func (t *Tables) BackendOf(id uint32) (Backend, bool) {
+	b := t.Backends.Get(Index(id))
+
+	return b, id != 0 && b.Id == id
 }
 
 // Names of the maps, as their pins have them.
 const (
+	NameFrontendIDs  = "frontend_ids"
 	NameFrontends    = "frontends"
+	NamePools        = "pools"
 	NameSlots        = "slots"
 	NameBackends     = "backends"
 	NameServicePorts = "service_ports"
 	NameAddrs        = "addrs"
+	NameAddrFilter   = "addr_filter"
 	NameDevices      = "devices"
 	NameSourceRanges = "source_ranges"
 	NameServiceCIDRs = "service_cidrs"
 	NameLocalCIDRs   = "local_cidrs"
 	NameAffinity     = "affinity"
 	NameSockState    = "sock_state"
+	NameUDPDials     = "udp_dials"
 	NameUDPPins      = "udp_pins"
 	NameFlows        = "flows"
 	NameHalfOpen     = "half_open"
@@ -37,52 +85,63 @@ const (
 	NameReasons      = "reasons"
 	NameBackendLoad  = "backend_load"
 	NameTurns        = "turns"
-	NameStats        = "stats"
+	NamePortCounts   = "port_counts"
+	NameRefusals     = "refusals"
 )
 
 // Fakes are [Tables] in memory, for tests and dry runs.
 type Fakes struct {
 	Tables
-	Frontends    *FakeTable[FrontendKey, Frontend]
-	Slots        *FakeSlots
-	Backends     *FakeTable[uint32, Backend]
+	FrontendIDs  *FakeTable[FrontendKey, uint32]
 	ServicePorts *FakeTable[uint32, ServicePort]
 	Addrs        *FakeTable[Addr, AddrUse]
 	SourceRanges *FakeTable[SourceRangeKey, uint32]
 	ServiceCIDRs *FakeTable[CIDRKey, uint32]
 	LocalCIDRs   *FakeTable[CIDRKey, uint32]
 	Devices      *FakeTable[uint32, Device]
-	Loads        FakeLoads
 }
 
 // NewFakes returns empty fake tables with room for slots slots.
 func NewFakes(slots int) *Fakes {
+	const places = 1 << 20
 	f := &Fakes{
-		Frontends:    newFakeTable[FrontendKey, Frontend](NameFrontends),
-		Slots:        &FakeSlots{IDs: make([]uint32, slots)},
-		Backends:     newFakeTable[uint32, Backend](NameBackends),
+		FrontendIDs:  newFakeTable[FrontendKey, uint32](NameFrontendIDs),
 		ServicePorts: newFakeTable[uint32, ServicePort](NameServicePorts),
 		Addrs:        newFakeTable[Addr, AddrUse](NameAddrs),
 		SourceRanges: newFakeTable[SourceRangeKey, uint32](NameSourceRanges),
 		ServiceCIDRs: newFakeTable[CIDRKey, uint32](NameServiceCIDRs),
 		LocalCIDRs:   newFakeTable[CIDRKey, uint32](NameLocalCIDRs),
 		Devices:      newFakeTable[uint32, Device](NameDevices),
-		Loads:        FakeLoads{},
 	}
 	f.Tables = Tables{
-		Frontends: f.Frontends, Slots: f.Slots, Backends: f.Backends,
-		ServicePorts: f.ServicePorts, Addrs: f.Addrs,
+		FrontendIDs:  f.FrontendIDs,
+		Frontends:    NewFakeArray[Frontend](NameFrontends, places),
+		Pools:        NewFakeArray[Pool](NamePools, places),
+		Slots:        NewFakeArray[uint32](NameSlots, slots),
+		Backends:     NewFakeArray[Backend](NameBackends, places),
+		ServicePorts: f.ServicePorts, Addrs: f.Addrs, AddrFilter: NewFakeAddrFilter(),
 		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
-		LocalCIDRs: f.LocalCIDRs, Devices: f.Devices, Loads: f.Loads,
+		LocalCIDRs: f.LocalCIDRs, Devices: f.Devices,
+		Loads:  Loads{NewFakeArray[BackendLoad](NameBackendLoad, places)},
+		Counts: noCounts{},
 	}
 
 	return f
 }
 
-// Observe sets Fail and Wrote of every table (the slots have no Fail: memory
-// does not refuse a write).
+// noCounts are [Counts] of tables that no program uses.
+type noCounts struct{}
+
+func (noCounts) Begin(uint32) error { return nil }
+
+func (noCounts) End(uint32) error { return nil }
+
+// Observe sets Fail and Wrote of every table.
 func (f *Fakes) Observe(fail func(table, operation string) error, wrote func(table, operation string)) {
+	f.FrontendIDs.Fail, f.FrontendIDs.Wrote = fail, wrote
 	f.Frontends.Fail, f.Frontends.Wrote = fail, wrote
+	f.Pools.Fail, f.Pools.Wrote = fail, wrote
+	f.Slots.Fail, f.Slots.Wrote = fail, wrote
 	f.Backends.Fail, f.Backends.Wrote = fail, wrote
 	f.ServicePorts.Fail, f.ServicePorts.Wrote = fail, wrote
 	f.Addrs.Fail, f.Addrs.Wrote = fail, wrote
@@ -90,10 +149,6 @@ func (f *Fakes) Observe(fail func(table, operation string) error, wrote func(tab
 	f.ServiceCIDRs.Fail, f.ServiceCIDRs.Wrote = fail, wrote
 	f.LocalCIDRs.Fail, f.LocalCIDRs.Wrote = fail, wrote
 	f.Devices.Fail, f.Devices.Wrote = fail, wrote
-	f.Slots.Wrote = nil
-	if wrote != nil {
-		f.Slots.Wrote = func() { wrote(NameSlots, "put") }
-	}
 }
 
 func newFakeTable[K comparable, V any](name string) *FakeTable[K, V] {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The treaty: every byte that the agent and the datapath both touch. C owns
+ * The map ABI: every byte that the agent and the datapath both touch. C owns
  * the layout; bpf2go makes the Go types from it. Ports are in network byte
  * order, times in nanoseconds since boot.
  */
@@ -25,8 +25,8 @@ enum kind {
 };
 
 /*
- * How a frontend chooses a backend for a new flow. Those that hash choose in the
- * frontend's table (see struct frontend).
+ * How a pool chooses a backend for a new flow. Those that hash choose in the
+ * pool's table (see struct pool).
  */
 enum algorithm {
 	ALGORITHM_RANDOM = 0,
@@ -39,12 +39,12 @@ enum algorithm {
 	ALGORITHM_MAGLEV = 7, /* by the whole flow */
 };
 
-/* frontend.flags */
-enum frontend_flag {
-	FRONTEND_DROP_IF_EMPTY = 1, /* no usable backend here, but on another node */
-	FRONTEND_SOURCE_RANGES = 2, /* source_ranges says who may connect */
-	FRONTEND_NODE_IN_RANGES = 4, /* and this node may */
-	FRONTEND_MASQUERADE = 8, /* whoever connects, a backend sees this node */
+/* pool.flags */
+enum pool_flag {
+	POOL_DROP_IF_EMPTY = 1, /* no usable backend here, but on another node */
+	POOL_SOURCE_RANGES = 2, /* source_ranges lists the allowed clients */
+	POOL_NODE_IN_RANGES = 4, /* and this node is one of them */
+	POOL_MASQUERADE = 8, /* backends see this node instead of the client */
 };
 
 /* backend.flags */
@@ -118,60 +118,102 @@ struct frontend_key {
 _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key is hashed: no hidden padding");
 
 /*
- * A frontend's backends are the slots [slot_base, slot_base + slot_count), in
- * ascending order of backend id. Behind them, where the algorithm hashes, come
- * table_size slots more: the table that it looks a hash up in. Frontends of one
- * service port and family share their id.
+ * Ids of service ports and backends outlive a program's run: sockets, flows and
+ * affinity remember them. Such an id is the index of a place in an array and, above
+ * INDEX_BITS, the generation of that place, which changes each time it is given to
+ * another service port or backend. Place 0 is never used, so no id is 0.
  */
-struct frontend {
-	__u32 id;
-	__u32 slot_base;
-	__u32 slot_count;
-	__u32 table_size;
-	__u32 affinity_seconds; /* 0: no session affinity */
-	__u16 flags; /* enum frontend_flag */
-	__u8 kind; /* enum kind */
-	__u8 algorithm; /* enum algorithm */
+enum id_layout {
+	INDEX_BITS = 24,
+	INDEX_MASK = 0xffffff,
 };
 
-/* What answers. */
+/*
+ * How many values one chunk of a growing array has, and how many chunks there can be:
+ * see maps.h.
+ */
+enum chunk {
+	CHUNK_FRONTENDS = 4096,
+	CHUNK_POOLS = 4096,
+	CHUNK_SLOTS = 16384,
+	CHUNK_BACKENDS = 4096,
+	CHUNK_COUNTS = 256,
+	MAX_CHUNKS = 1024,
+};
+
+/*
+ * A frontend, by frontend id. The key never changes while frontend_ids leads here;
+ * pool_id is one word that the agent switches whenever the frontend gets other
+ * backends, other settings or another owner.
+ */
+struct frontend {
+	struct frontend_key key;
+	__u32 pool_id;
+	__u8 kind; /* enum kind; only people read it */
+	__u8 reserved[3];
+};
+
+/*
+ * A set of backends, and how to choose among them. What a program reads here does not
+ * change, but for backends that are taken out of it: slot_count can only become less.
+ *
+ * The backends are the slots [slot_base, slot_base + slot_count), ascending by id.
+ * Where the algorithm hashes, the slots [table_base, table_base + table_size) hold the
+ * same backends many times: the table in which it looks a hash up.
+ */
+struct pool {
+	__u32 slot_base;
+	__u32 slot_count;
+	__u32 table_base;
+	__u32 table_size;
+	__u32 service_port_id;
+	__u32 affinity_seconds; /* 0: no session affinity */
+	__u16 flags; /* enum pool_flag */
+	__u8 algorithm; /* enum algorithm */
+	__u8 reserved;
+};
+
+/*
+ * What answers. The id says whether the backend that a program remembers is still the
+ * one in this place; the agent writes it last, and clears it first.
+ */
 struct backend {
+	__u32 id;
+	__u32 service_port_id;
 	struct addr addr;
-	__u32 frontend_id; /* whose backend it is: ids in slots may be stale */
 	__be16 port;
-	__u16 flags; /* enum backend_flag */
+	__u16 reserved;
+	__u32 flags; /* enum backend_flag */
 };
 
 /*
  * How much a backend has to do for clients that this node translates: TCP sockets
  * from their first SYN until they are closed, UDP sockets from the moment they dial
- * until they dial another or are closed, and flows of devices. Ids share a cell if
- * they are equal modulo LOAD_CELLS.
+ * until they dial another or are closed, and flows of devices. By the index of the
+ * backend's id.
  */
 struct backend_load {
 	__s32 sockets;
 	__s32 flows;
 };
 
-enum load_limit {
-	LOAD_CELLS = 1048576, /* a power of two */
-};
-
 /*
- * What is counted of each frontend id: what became of new flows, by enum reason,
- * and beyond these the bytes that its clients have sent and received.
+ * What is counted of a service port, on each CPU, by the index of its id: new flows
+ * that got a backend, and the bytes that its clients sent and received.
  */
-enum stat {
-	STAT_BYTES_SENT = 256,
-	STAT_BYTES_RECEIVED = 257,
+struct port_counts {
+	__u64 connections;
+	__u64 bytes_sent;
+	__u64 bytes_received;
 };
 
-struct stat_key {
-	__u32 frontend_id;
-	__u32 what; /* enum reason or enum stat */
+/* New flows that got no backend. */
+struct refusal_key {
+	__u32 service_port_id;
+	__u32 reason; /* enum reason */
 };
 
-/* What a frontend id stands for, in the words of the Service object. */
+/* What a service port id stands for, in the words of the Service object. */
 struct service_port {
 	char namespace[64]; /* NUL-terminated, as are the others */
 	char name[64];
@@ -179,6 +221,16 @@ struct service_port {
 	__u8 proto; /* IPPROTO_* */
 	__u8 family; /* 4 or 6 */
 	__u8 reserved[2];
+};
+
+/*
+ * A bit for every address that is in addrs, by a hash: an address whose bit is clear is
+ * none of ours. (A set bit says nothing.) The bit is set before the address is in addrs,
+ * and cleared after.
+ */
+enum addr_filter {
+	ADDR_FILTER_BITS = 1048576,
+	ADDR_FILTER_WORDS = ADDR_FILTER_BITS / 64,
 };
 
 /* What an address is to us. An address that is in no map is none of our business. */
@@ -198,7 +250,7 @@ struct device {
 /* Prefix lengths count from the first bit after prefix_len. */
 struct source_range_key {
 	__u32 prefix_len;
-	__u32 frontend_id;
+	__u32 service_port_id;
 	struct addr addr;
 };
 
@@ -219,7 +271,7 @@ struct affinity_key {
 		__u64 netns_cookie;
 		struct addr addr;
 	};
-	__u32 frontend_id;
+	__u32 service_port_id;
 	__u32 client_kind; /* enum client_kind */
 };
 
@@ -237,9 +289,35 @@ struct sock_state {
 	struct addr backend;
 	__be16 dialled_port;
 	__be16 backend_port;
-	__u32 frontend_id;
+	__u32 service_port_id;
 	__u32 backend_id;
 	__u32 counted; /* in the backend's load */
+	struct bpf_spin_lock lock;
+};
+
+/*
+ * What a UDP socket that names an address with each datagram dialled, and what it got:
+ * one place for each destination.
+ */
+struct udp_dial {
+	struct addr dialled;
+	struct addr backend;
+	__be16 dialled_port;
+	__be16 backend_port;
+	__u32 service_port_id;
+	__u32 backend_id; /* 0: the place is free */
+	__u32 answers; /* what comes from the backend is shown as coming from what was dialled */
+	__u64 last_used;
+};
+
+enum udp_dial_limit {
+	UDP_DIALS = 4,
+};
+
+/* The destinations beyond are in udp_pins. */
+struct udp_dials {
+	struct udp_dial dials[UDP_DIALS];
+	__u32 pinned; /* there are some in udp_pins */
 	struct bpf_spin_lock lock;
 };
 
@@ -264,7 +342,7 @@ struct udp_pin {
 	struct addr addr;
 	__be16 port;
 	__u16 reserved;
-	__u32 frontend_id;
+	__u32 service_port_id;
 	__u32 backend_id;
 	__u32 reserved2;
 };
@@ -346,7 +424,7 @@ struct flow {
 	__u8 state; /* enum flow_state */
 	__u8 flags; /* enum flow_flag */
 	__u16 reserved;
-	__u32 frontend_id;
+	__u32 service_port_id;
 	__u32 backend_id;
 	__u64 created;
 	__u64 last_seen; /* within a second */

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -99,7 +97,9 @@ func (a *agent) writes() (uint64, error) {
 	}
 	var sum uint64
 	for name, writes := range status.Writes {
-		if name != maps.NameSlots {
+		switch name {
+		case maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends: // in memory
+		default:
 			sum += writes
 		}
 	}
@@ -108,34 +108,20 @@ func (a *agent) writes() (uint64, error) {
 }
 
 func (a *agent) mapMemory() (int64, error) {
-	pins, err := filepath.Glob(filepath.Join(a.node.BPFRoot(), maps.Version, "*"))
+	pinned, err := maps.Load(a.node.BPFRoot())
 	if err != nil {
+		return 0, err
+	}
+	sizes, err := pinned.Sizes()
+	if err := errors.Join(err, pinned.Close()); err != nil {
 		return 0, err
 	}
 	var sum int64
-	for _, pin := range pins {
-		bytes, err := memoryOf(pin)
-		if err != nil {
-			return 0, fmt.Errorf("memory of map %s: %w", filepath.Base(pin), err)
-		}
-		sum += bytes
+	for _, size := range sizes {
+		sum += int64(size.Bytes)
 	}
 
 	return sum, nil
-}
-
-func memoryOf(pin string) (int64, error) {
-	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
-	if err != nil {
-		return 0, err
-	}
-	info, err := m.Info()
-	if err := errors.Join(err, m.Close()); err != nil {
-		return 0, err
-	}
-	bytes, _ := info.Memlock() // false: an empty trie
-
-	return int64(bytes), nil
 }
 
 func (a *agent) close() error {

@@ -23,6 +23,7 @@ type Kind string
 const (
 	None           Kind = "ref" // no proxy at all
 	Sluice         Kind = "sluice"
+	Baseline       Kind = "baseline"        // another build of Sluice
 	IPTables       Kind = "iptables"        // kube-proxy, with the iptables that writes nf_tables, as Debian's does
 	IPTablesLegacy Kind = "iptables-legacy" // kube-proxy, with the iptables of old
 	NFTables       Kind = "nftables"        // kube-proxy
@@ -31,7 +32,7 @@ const (
 
 // Kinds returns all there are.
 func Kinds() []Kind {
-	return []Kind{None, Sluice, IPTables, IPTablesLegacy, NFTables, IPVS}
+	return []Kind{None, Sluice, Baseline, IPTables, IPTablesLegacy, NFTables, IPVS}
 }
 
 // Config says what to run, and where.
@@ -80,7 +81,7 @@ func Start(cfg Config) (*Proxy, error) {
 	switch {
 	case cfg.Kind == None:
 		p.program = nothing{}
-	case cfg.Kind == Sluice:
+	case cfg.Kind == Sluice || cfg.Kind == Baseline:
 		p.program = &agent{cfg: cfg}
 	case slices.Contains(Kinds(), cfg.Kind):
 		p.program = &kubeProxy{cfg: cfg}
@@ -148,8 +149,8 @@ func (p *Proxy) Order(addresses []netip.Addr) ([]netip.Addr, error) {
 // but Sluice, and takes some milliseconds of the agent's CPU.
 func (p *Proxy) Writes() (uint64, bool, error) {
 	sluice, ok := p.program.(*agent)
-	if !ok {
-		return 0, false, nil
+	if !ok || p.cfg.Kind == Baseline {
+		return 0, false, nil // another build counts in its own way
 	}
 	writes, err := sluice.writes()
 
@@ -160,8 +161,8 @@ func (p *Proxy) Writes() (uint64, bool, error) {
 // it tells. It is false for all but Sluice.
 func (p *Proxy) MapMemory() (int64, bool, error) {
 	sluice, ok := p.program.(*agent)
-	if !ok {
-		return 0, false, nil
+	if !ok || p.cfg.Kind == Baseline {
+		return 0, false, nil // its maps may have another layout
 	}
 	bytes, err := sluice.mapMemory()
 

@@ -4,17 +4,18 @@ import "slices"
 
 // Names of sides.
 const (
-	Ref            = "ref"    // a node on which there never was a proxy
-	Sluice         = "sluice" // this project
+	Ref            = "ref"      // a node on which there never was a proxy
+	Sluice         = "sluice"   // this project
+	Baseline       = "baseline" // another build of it
 	IPTables       = "iptables"
 	IPTablesLegacy = "iptables-legacy"
 	NFTables       = "nftables"
 	IPVS           = "ipvs"
 )
 
-// Sides are all sides, in the order of the tables. All but the first two are
+// Sides are all sides, in the order of the tables. All but the first three are
 // modes of kube-proxy.
-var Sides = []string{Ref, Sluice, IPTables, IPTablesLegacy, NFTables, IPVS}
+var Sides = []string{Ref, Sluice, Baseline, IPTables, IPTablesLegacy, NFTables, IPVS}
 
 // isRival says whether Sluice is compared with a side.
 func isRival(side string) bool {

@@ -224,8 +224,11 @@ func (s *side) stop() error {
 }
 
 func (b *bencher) binary(kind proxy.Kind) string {
-	if kind == proxy.Sluice {
+	switch kind {
+	case proxy.Sluice:
 		return b.sluice
+	case proxy.Baseline:
+		return b.baseline
 	}
 
 	return b.api.Binary("kube-proxy")

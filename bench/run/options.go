@@ -35,6 +35,8 @@ type options struct {
 
 	output string
 	sluice string
+	// baseline is another build, to measure this one against; empty: none.
+	baseline string
 
 	cases *regexp.Regexp // of only
 }
@@ -60,7 +62,7 @@ func command() *cobra.Command {
 	f.IntSliceVar(&o.services, "services", []int{10, 1000, 10000}, "how many Services there are: one size after the other")
 	f.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service")
 	f.StringSliceVar(&o.proxies, "proxies", []string{report.Sluice, report.IPTables, report.NFTables},
-		"who is measured beside the node without a proxy: sluice, and kube-proxy's iptables, iptables-legacy, nftables, ipvs")
+		"who is measured beside the node without a proxy: sluice, baseline (another build of it), and kube-proxy's iptables, iptables-legacy, nftables, ipvs")
 	f.StringVar(&o.only, "only", "", "measure only the cases whose name this regular expression finds")
 	f.IntVar(&o.rounds, "rounds", 5, "how often traffic is measured, all proxies in turn")
 	f.IntVar(&o.starts, "starts", 1, "how often each proxy is started, and its control plane measured")
@@ -74,6 +76,7 @@ func command() *cobra.Command {
 	f.DurationVar(&o.rest, "rest", 5*time.Second, "how long after its start a proxy's memory is read")
 	f.StringVar(&o.output, "output", "bench-report", "folder for report.txt, report.md, report.json and the plots")
 	f.StringVar(&o.sluice, "sluice", "", "the binary to measure (built from this tree)")
+	f.StringVar(&o.baseline, "baseline", "", "another build of it, which --proxies calls baseline")
 
 	return cmd
 }
@@ -104,6 +107,9 @@ func (o *options) validate() error {
 	for _, n := range o.services {
 		positive("services", n)
 		errs = append(errs, name("services", objects.Plan{Services: n, Endpoints: o.endpoints}.Fits()))
+	}
+	if slices.Contains(o.proxies, string(proxy.Baseline)) != (o.baseline != "") {
+		errs = append(errs, errors.New("--baseline: it goes with baseline in --proxies"))
 	}
 	for i, kind := range o.proxies {
 		switch k := proxy.Kind(kind); {

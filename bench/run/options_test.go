@@ -15,6 +15,8 @@ func TestBadFlags(t *testing.T) {
 		{"--proxies", "haproxy", `--proxies: "haproxy"`},
 		{"--proxies", "ref", `--proxies: "ref"`},
 		{"--proxies", "sluice,sluice", "--proxies: sluice is there twice"},
+		{"--proxies", "baseline", "--baseline: it goes with"},
+		{"--baseline", "sluice", "--baseline: it goes with"},
 		{"--only", "(", "--only: error parsing regexp"},
 		{"--rounds", "0", "--rounds: 0"},
 		{"--duration", "-1s", "--duration: "},

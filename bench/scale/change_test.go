@@ -50,13 +50,14 @@ func (c *changes) next(b *testing.B) (event []byte, i int) {
 
 // mustMeasure measures b.N changes.
 func (c *changes) mustMeasure(b *testing.B) {
-	calls, slots := c.node.mustCountWrites(b)
+	calls, stores := c.node.mustCountWrites(b)
 	var latencies []time.Duration
 	for b.Loop() {
 		b.StopTimer()
 		event, i := c.next(b)
-		before, _, err := c.pinned.Frontends.Lookup(frontendOf(i))
+		id, _, err := c.pinned.FrontendIDs.Lookup(frontendOf(i))
 		must(b, err)
+		before := c.pinned.Frontends.Get(id)
 		time.Sleep(5 * time.Millisecond) // until all is quiet
 		b.StartTimer()
 
@@ -64,21 +65,20 @@ func (c *changes) mustMeasure(b *testing.B) {
 		c.node.api.mustSend(b, "endpointslices", event)
 		for now := before; now == before; {
 			leave()
-			now, _, err = c.pinned.Frontends.Lookup(frontendOf(i))
-			must(b, err)
+			now = c.pinned.Frontends.Get(id)
 		}
 		latencies = append(latencies, time.Since(start))
 	}
 	b.StopTimer()
-	time.Sleep(time.Second) // the grace of the last
+	time.Sleep(time.Second) // until the last one is retired
 
 	slices.Sort(latencies)
 	count := float64(len(latencies))
 	b.ReportMetric(float64(latencies[len(latencies)/2].Microseconds()), "p50-µs")
 	b.ReportMetric(float64(latencies[len(latencies)*99/100].Microseconds()), "p99-µs")
-	callsAfter, slotsAfter := c.node.mustCountWrites(b)
+	callsAfter, storesAfter := c.node.mustCountWrites(b)
 	b.ReportMetric(float64(callsAfter-calls)/count, "writes/op")
-	b.ReportMetric(float64(slotsAfter-slots)/count, "slots/op")
+	b.ReportMetric(float64(storesAfter-stores)/count, "stores/op")
 }
 
 // churn changes other Services until what it returns is called.
@@ -117,8 +117,7 @@ func BenchmarkUpdates(b *testing.B) {
 	b.Run("burst", func(b *testing.B) { c.mustMeasureCPU(b, 0) })
 }
 
-// settleTime is longer than the grace of what is retired, and than the agent
-// waits with whatever else follows a change.
+// settleTime is longer than the agent waits with what follows a change.
 const settleTime = 2 * time.Second
 
 // mustMeasureCPU sends b.N changes.

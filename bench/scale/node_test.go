@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -79,21 +77,22 @@ func mustHold(b *testing.B, pinned *maps.Pinned) {
 	}
 }
 
-// mustCountWrites returns how often the agent has written to each map: the
-// slots, which cost no system call, and all others.
-func (n *node) mustCountWrites(b *testing.B) (calls, slots uint64) {
+// mustCountWrites returns how often the agent has written to maps: by system calls, and to
+// arrays, which are in its memory.
+func (n *node) mustCountWrites(b *testing.B) (calls, stores uint64) {
 	b.Helper()
 	status, err := n.Status()
 	must(b, err)
 	for name, writes := range status.Writes {
-		if name == maps.NameSlots {
-			slots += writes
-		} else {
+		switch name {
+		case maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends:
+			stores += writes
+		default:
 			calls += writes
 		}
 	}
 
-	return calls, slots
+	return calls, stores
 }
 
 // mustReadMemory returns a value of the agent's /proc/PID/status, in bytes.
@@ -148,17 +147,12 @@ func (n *node) mustReadClock(b *testing.B) time.Duration {
 // mustReadMapMemory returns how many bytes the kernel has for a node's maps.
 func (n *node) mustReadMapMemory(b *testing.B) float64 {
 	b.Helper()
-	pins, err := filepath.Glob(filepath.Join(n.BPFRoot(), maps.Version, "*"))
+	sizes, err := n.mustMaps(b).Sizes()
 	must(b, err)
 	var sum float64
-	for _, pin := range pins {
-		m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
-		must(b, err)
-		info, err := m.Info()
-		must(b, err, m.Close())
-		bytes, _ := info.Memlock() // none: an empty trie
-		b.Logf("%-14s %7.1f MB", filepath.Base(pin), float64(bytes)/1e6)
-		sum += float64(bytes)
+	for _, size := range sizes {
+		b.Logf("%-14s %7.1f MB", size.Name, float64(size.Bytes)/1e6)
+		sum += float64(size.Bytes)
 	}
 
 	return sum

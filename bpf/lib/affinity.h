@@ -11,9 +11,12 @@
 #define NS_PER_SECOND 1000000000ULL
 
 /* netns_client is all sockets of one network namespace. */
-static __always_inline struct affinity_key netns_client(const struct frontend *fe, __u64 cookie)
+static __always_inline struct affinity_key netns_client(const struct pool *pool, __u64 cookie)
 {
-	struct affinity_key client = { .frontend_id = fe->id, .client_kind = CLIENT_NETNS };
+	struct affinity_key client = {
+		.service_port_id = pool->service_port_id,
+		.client_kind = CLIENT_NETNS,
+	};
 
 	/* Not in the initializer: that would leave the rest of the union as it is. */
 	client.netns_cookie = cookie;
@@ -21,47 +24,47 @@ static __always_inline struct affinity_key netns_client(const struct frontend *f
 }
 
 /*
- * pick_remembered chooses the backend that client had, if new flows may still
- * choose it and the client was here within the timeout.
+ * pick_remembered returns the backend that client had, if new flows may still choose it
+ * and the client was here within the timeout.
  */
-static __always_inline bool pick_remembered(const struct frontend *fe,
-					    const struct affinity_key *client, __u64 now,
-					    struct choice *to)
+static __always_inline const struct backend *
+pick_remembered(const struct pool *pool, const struct affinity_key *client, __u64 now)
 {
 	struct affinity *had = bpf_map_lookup_elem(&sl_affinity, client);
+	const struct backend *be;
 
-	if (!had || now - had->last_used >= fe->affinity_seconds * NS_PER_SECOND)
-		return false;
-	if (!has_slot(fe, had->backend_id) || !pick_id(fe, had->backend_id, to))
-		return false;
-
-	had->last_used = now;
-	return true;
+	if (!had || now - had->last_used >= pool->affinity_seconds * NS_PER_SECOND)
+		return NULL;
+	if (!has_slot(pool, had->backend_id))
+		return NULL;
+	be = pick_id(pool, had->backend_id);
+	if (be)
+		had->last_used = now;
+	return be;
 }
 
 /*
- * pick_backend chooses for a new flow of client; seed: see choose. Two CPUs may
- * choose for a new client at once; the later one is remembered.
+ * pick_backend returns a backend for a new flow of client, or NULL; seed: see choose.
+ * Two CPUs may choose for a new client at once; the later one is remembered.
  */
-static __always_inline enum reason pick_backend(const struct frontend *fe,
-						const struct affinity_key *client, __u32 seed,
-						__u64 now, struct choice *to)
+static __always_inline const struct backend *
+pick_backend(const struct pool *pool, const struct affinity_key *client, __u32 seed, __u64 now)
 {
 	struct affinity has = { .last_used = now };
-	enum reason why;
+	const struct backend *be;
 
-	if (!fe->affinity_seconds)
-		return pick_new(fe, seed, to);
-	if (pick_remembered(fe, client, now, to))
-		return REASON_NEXT;
+	if (!pool->affinity_seconds)
+		return pick_new(pool, seed);
+	be = pick_remembered(pool, client, now);
+	if (be)
+		return be;
 
-	why = pick_new(fe, seed, to);
-	if (why)
-		return why;
-
-	has.backend_id = to->id;
-	bpf_map_update_elem(&sl_affinity, client, &has, BPF_ANY);
-	return REASON_NEXT;
+	be = pick_new(pool, seed);
+	if (be) {
+		has.backend_id = be->id;
+		bpf_map_update_elem(&sl_affinity, client, &has, BPF_ANY);
+	}
+	return be;
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The algorithms: which of a frontend's backends a new flow gets. */
+/* The algorithms: which of a pool's backends a new flow gets. */
 #ifndef SLUICE_BALANCE_H
 #define SLUICE_BALANCE_H
 
@@ -28,16 +28,16 @@ static __always_inline __u32 hash(const void *bytes, __u32 size)
 	return h;
 }
 
-/* take_turn counts the flows of a frontend. Two CPUs may get the same number. */
-static __always_inline __u32 take_turn(__u32 frontend_id)
+/* take_turn counts the flows of a service port. Two CPUs may get the same number. */
+static __always_inline __u32 take_turn(__u32 service_port_id)
 {
 	__u32 first = bpf_get_prandom_u32(); /* or every node would begin with the same backend */
-	__u32 *turn = bpf_map_lookup_elem(&sl_turns, &frontend_id);
+	__u32 *turn = bpf_map_lookup_elem(&sl_turns, &service_port_id);
 	__u32 mine;
 
 	if (!turn) {
-		bpf_map_update_elem(&sl_turns, &frontend_id, &first, BPF_NOEXIST);
-		turn = bpf_map_lookup_elem(&sl_turns, &frontend_id);
+		bpf_map_update_elem(&sl_turns, &service_port_id, &first, BPF_NOEXIST);
+		turn = bpf_map_lookup_elem(&sl_turns, &service_port_id);
 	}
 	if (!turn)
 		return first;
@@ -91,12 +91,11 @@ static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
 }
 
 /*
- * choose returns the id of the backend that an algorithm chooses, for a frontend
- * with count slots from base on and a table of table_size slots behind them. seed:
- * whose turn it is (RR, a frontend id), or a hash. It is global: the verifier looks
- * at it once.
+ * choose returns the id of the backend that an algorithm chooses among count slots from
+ * base on. seed: whose turn it is (RR, a service port id), or a hash. It is global: the
+ * verifier looks at it once.
  */
-__noinline __u32 choose(__u32 base, __u32 count, __u32 table_size, __u32 algorithm, __u32 seed)
+__noinline __u32 choose(__u32 base, __u32 count, __u32 algorithm, __u32 seed)
 {
 	switch (algorithm) {
 	case ALGORITHM_RR:
@@ -108,21 +107,23 @@ __noinline __u32 choose(__u32 base, __u32 count, __u32 table_size, __u32 algorit
 	case ALGORITHM_NQ:
 		return least_busy(base, count, true);
 	default:
-		if (!table_size)
-			return slot_at(base + (((__u64)seed * count) >> 32));
-		return slot_at(base + count + (((__u64)seed * table_size) >> 32));
+		return slot_at(base + (((__u64)seed * count) >> 32));
 	}
 }
 
-/* pick_new chooses a backend of fe for a new flow. seed: see choose. */
-static __always_inline enum reason pick_new(const struct frontend *fe, __u32 seed,
-					    struct choice *to)
+/* pick_new returns a backend for a new flow, or NULL. seed: see choose. */
+static __always_inline const struct backend *pick_new(const struct pool *pool, __u32 seed)
 {
-	if (fe->algorithm != ALGORITHM_RANDOM && fe->slot_count &&
-	    pick_id(fe, choose(fe->slot_base, fe->slot_count, fe->table_size, fe->algorithm, seed),
-		    to))
-		return REASON_NEXT;
-	return pick_random(fe, to);
+	const struct backend *be;
+	__u32 base = pool->table_size ? pool->table_base : pool->slot_base;
+	__u32 count = pool->table_size ?: pool->slot_count;
+
+	if (pool->algorithm != ALGORITHM_RANDOM && count) {
+		be = pick_id(pool, choose(base, count, pool->algorithm, seed));
+		if (be)
+			return be;
+	}
+	return pick_random(pool);
 }
 
 #endif

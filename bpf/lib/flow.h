@@ -147,8 +147,10 @@ static __always_inline void tell_bytes(struct flow *f)
 	if (!bytes)
 		return;
 	f->bytes = 0;
-	add_stat(f->frontend_id,
-		 f->role == FLOW_FROM_CLIENT ? STAT_BYTES_SENT : STAT_BYTES_RECEIVED, bytes);
+	if (f->role == FLOW_FROM_CLIENT)
+		count_bytes(f->service_port_id, bytes, 0);
+	else
+		count_bytes(f->service_port_id, 0, bytes);
 }
 
 /*

@@ -76,6 +76,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
+	__u8 sk_kern_sock : 1;
 };
 
 struct sk_buff {

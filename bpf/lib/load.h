@@ -7,9 +7,11 @@
 
 static __always_inline struct backend_load *load_of(__u32 backend_id)
 {
-	__u32 cell = backend_id % LOAD_CELLS;
+	__u32 chunk = (backend_id & INDEX_MASK) / CHUNK_BACKENDS;
+	__u32 place = (backend_id & INDEX_MASK) % CHUNK_BACKENDS;
+	void *places = bpf_map_lookup_elem(&sl_backend_load, &chunk);
 
-	return bpf_map_lookup_elem(&sl_backend_load, &cell);
+	return places ? bpf_map_lookup_elem(places, &place) : NULL;
 }
 
 /*

@@ -31,6 +31,28 @@ static __always_inline bool is_host_netns(struct bpf_sock_addr *ctx)
 	return bpf_get_netns_cookie(ctx) == host;
 }
 
+/*
+ * sock_of returns the kernel's structure of the socket, or NULL. A program may read a
+ * socket field by field, but not as a kernel structure, unless it takes its address as a
+ * number.
+ */
+static __always_inline const struct sock *sock_of(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *held = ctx->sk;
+	const struct sock *sk = NULL;
+
+	bpf_probe_read_kernel(&sk, sizeof(sk), &held);
+	return sk;
+}
+
+/* is_kernels is true of a socket of the kernel itself (NFS, ceph). */
+static __always_inline bool is_kernels(struct bpf_sock_addr *ctx)
+{
+	const struct sock *sk = sock_of(ctx);
+
+	return BPF_CORE_READ_BITFIELD_PROBED(sk, sk_kern_sock);
+}
+
 static __always_inline bool device_v4_addr(const struct net_device *dev, struct addr *a)
 {
 	const struct in_device *in = BPF_CORE_READ(dev, ip_ptr);
@@ -83,16 +105,10 @@ static __always_inline bool device_v6_addr(const struct net_device *dev, struct 
 static __always_inline bool netns_addr(struct bpf_sock_addr *ctx, const struct addr *to,
 				       struct addr *a)
 {
-	struct bpf_sock *held = ctx->sk;
+	const struct sock *sk = sock_of(ctx);
 	const struct list_head *at;
-	const struct sock *sk;
 	const struct net *net;
 	int i;
-
-	/* A socket may be read field by field, but not as a kernel structure:
-	 * take its address as a number. */
-	if (bpf_probe_read_kernel(&sk, sizeof(sk), &held))
-		return false;
 
 	net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
 	at = BPF_CORE_READ(net, dev_base_head.next);

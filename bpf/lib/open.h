@@ -11,10 +11,13 @@
 #define MAX_BACKENDS 3
 
 /* addr_client is everybody behind one address. */
-static __always_inline struct affinity_key addr_client(const struct frontend *fe,
+static __always_inline struct affinity_key addr_client(const struct pool *pool,
 						       const struct addr *src)
 {
-	struct affinity_key client = { .frontend_id = fe->id, .client_kind = CLIENT_ADDR };
+	struct affinity_key client = {
+		.service_port_id = pool->service_port_id,
+		.client_kind = CLIENT_ADDR,
+	};
 
 	client.addr = *src;
 	return client;
@@ -24,21 +27,21 @@ static __always_inline struct affinity_key addr_client(const struct frontend *fe
  * wants_masquerade says whether the backend's reply would miss this node, or the
  * backend would answer itself. What this node itself answers never leaves it.
  */
-static __always_inline bool wants_masquerade(const struct frontend *fe, const struct choice *to,
+static __always_inline bool wants_masquerade(const struct pool *pool, const struct backend *be,
 					     const struct addr *client)
 {
-	bool remote = !(to->be.flags & BACKEND_LOCAL) && config_device_class == DEVICE_UPLINK;
-	bool hairpin = addr_equal(&to->be.addr, client);
+	bool remote = !(be->flags & BACKEND_LOCAL) && config_device_class == DEVICE_UPLINK;
+	bool hairpin = addr_equal(&be->addr, client);
 
-	return (remote || hairpin || fe->flags & FRONTEND_MASQUERADE) &&
-	       !(addr_flags(&to->be.addr) & ADDR_NODE);
+	return (remote || hairpin || pool->flags & POOL_MASQUERADE) &&
+	       !(addr_flags(&be->addr) & ADDR_NODE);
 }
 
-static __always_inline void set_backend(struct flow *f, const struct choice *to)
+static __always_inline void set_backend(struct flow *f, const struct backend *be)
 {
-	f->backend = to->be.addr;
-	f->backend_port = to->be.port;
-	f->backend_id = to->id;
+	f->backend = be->addr;
+	f->backend_port = be->port;
+	f->backend_id = be->id;
 	f->stack_port = f->client_port;
 }
 
@@ -54,25 +57,27 @@ static __always_inline bool answers_itself(const struct flow *f)
  * the client's port has that very backend, it chooses another backend, or changes
  * the client's port, for the node's stack and the backend.
  */
-static __always_inline int reserve_reply(struct packet *pkt, const struct frontend *fe,
-					 struct choice *to)
+static __always_inline int reserve_reply(struct packet *pkt, const struct pool *pool,
+					 const struct backend **be)
 {
+	const struct backend *other;
 	int why, i;
 
 	for (i = 0; i < MAX_BACKENDS; i++) {
-		set_backend(&pkt->flow, to);
+		set_backend(&pkt->flow, *be);
 		why = answers_itself(&pkt->flow) ? REASON_DROP_MASQUERADE_PORT :
 						   reserve(FLOW_TO_CLIENT);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			return why;
-		if (fe->affinity_seconds)
+		if (pool->affinity_seconds)
 			break;
-		why = pick_random(fe, to);
-		if (why)
-			return why;
+		other = pick_random(pool);
+		if (!other)
+			break;
+		*be = other;
 	}
 	count_flows(COUNT_STACK_PORTS, 1);
-	set_backend(&pkt->flow, to);
+	set_backend(&pkt->flow, *be);
 	return reserve_port(FLOW_TO_CLIENT);
 }
 
@@ -127,14 +132,14 @@ static __always_inline int put_entries(struct packet *pkt)
 
 /* remember makes flow entries of what was decided. */
 static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
-				    const struct frontend *fe, struct choice *to)
+				    const struct pool *pool, const struct backend *be)
 {
 	int why;
 
-	why = reserve_reply(pkt, fe, to);
+	why = reserve_reply(pkt, pool, &be);
 	if (why)
 		return why;
-	if (wants_masquerade(fe, to, &pkt->flow.client)) {
+	if (wants_masquerade(pool, be, &pkt->flow.client)) {
 		pkt->flow.flags |= FLOW_MASQUERADED;
 		why = masquerade(ctx, pkt);
 	}
@@ -149,12 +154,12 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 	return why;
 }
 
-/* seed_of_packet is what fe's algorithm goes by. */
-static __always_inline __u32 seed_of_packet(const struct frontend *fe, const struct flow_key *came)
+/* seed_of_packet is what the pool's algorithm goes by. */
+static __always_inline __u32 seed_of_packet(const struct pool *pool, const struct flow_key *came)
 {
-	switch (fe->algorithm) {
+	switch (pool->algorithm) {
 	case ALGORITHM_RR:
-		return fe->id;
+		return pool->service_port_id;
 	case ALGORITHM_SH:
 		return hash(&came->src, sizeof(came->src));
 	case ALGORITHM_DH:
@@ -166,16 +171,16 @@ static __always_inline __u32 seed_of_packet(const struct frontend *fe, const str
 
 /* open_flow chooses a backend for a new flow, and turns its first packet towards it. */
 static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packet *pkt,
-					     const struct frontend *fe)
+					     const struct pool *pool)
 {
 	const struct flow_key *came = &pkt->ip.key;
-	struct affinity_key client = addr_client(fe, &came->src);
-	struct choice choice = {};
+	struct affinity_key client = addr_client(pool, &came->src);
+	const struct backend *be;
 	enum reason why;
 
-	why = pick_backend(fe, &client, seed_of_packet(fe, came), pkt->now, &choice);
-	if (why)
-		return why;
+	be = pick_backend(pool, &client, seed_of_packet(pool, came), pkt->now);
+	if (!be)
+		return why_no_backend(pool);
 
 	pkt->flow = (struct flow){
 		.client = came->src,
@@ -183,17 +188,17 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.dialled = came->dst,
 		.dialled_port = came->dst_port,
 		.proto = came->proto,
-		.frontend_id = fe->id,
+		.service_port_id = pool->service_port_id,
 		.created = pkt->now,
 		.last_seen = pkt->now,
 		.flags = FLOW_COUNTED,
 	};
-	why = remember(ctx, pkt, fe, &choice);
+	why = remember(ctx, pkt, pool, be);
 	if (why)
 		return why;
 
 	add_flows(pkt->flow.backend_id, 1);
-	add_stat(fe->id, STAT_BYTES_SENT, pkt->ip.end - pkt->ip.l3);
+	count_bytes(pool->service_port_id, pkt->ip.end - pkt->ip.l3, 0);
 
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	return REASON_TRANSLATED;

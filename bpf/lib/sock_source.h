@@ -15,20 +15,20 @@
  * node IP, as kube-proxy's rules do, and a pod's by the address of the pod.
  */
 static __always_inline enum reason check_source(struct bpf_sock_addr *ctx, bool v6,
-						const struct frontend *fe, const struct addr *to)
+						const struct pool *pool, const struct addr *to)
 {
 	struct addr source;
 
-	if (!(fe->flags & FRONTEND_SOURCE_RANGES))
+	if (!(pool->flags & POOL_SOURCE_RANGES))
 		return REASON_NEXT;
 	if (!bound_addr(ctx, v6, &source)) {
 		if (is_host_netns(ctx))
-			return fe->flags & FRONTEND_NODE_IN_RANGES ? REASON_NEXT :
-								     REASON_DROP_SOURCE_RANGE;
+			return pool->flags & POOL_NODE_IN_RANGES ? REASON_NEXT :
+								   REASON_DROP_SOURCE_RANGE;
 		if (!netns_addr(ctx, to, &source))
 			return REASON_DROP_SOURCE_RANGE;
 	}
-	return is_in_ranges(fe, &source) ? REASON_NEXT : REASON_DROP_SOURCE_RANGE;
+	return is_in_ranges(pool, &source) ? REASON_NEXT : REASON_DROP_SOURCE_RANGE;
 }
 
 #endif

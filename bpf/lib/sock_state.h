@@ -11,6 +11,7 @@
 #include "addr.h"
 #include "backend.h"
 #include "load.h"
+#include "netns.h"
 #include "sock_addr.h"
 
 /* state_of returns NULL for a socket that we never translated. */
@@ -34,7 +35,7 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	state->backend = next->backend;
 	state->dialled_port = next->dialled_port;
 	state->backend_port = next->backend_port;
-	state->frontend_id = next->frontend_id;
+	state->service_port_id = next->service_port_id;
 	state->backend_id = next->backend_id;
 	state->counted = next->counted;
 	bpf_spin_unlock(&state->lock);
@@ -45,20 +46,19 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 		add_sockets(next->backend_id, 1);
 }
 
-/* A TCP socket counts when it sends its SYN: see ops.c. */
+/* A socket counts until it is closed. There is no program for the end of the kernel's own. */
 static __always_inline enum reason remember_dialled(struct bpf_sock_addr *ctx,
 						    const struct frontend_key *dialled,
-						    const struct frontend *fe,
-						    const struct choice *to)
+						    const struct backend *be)
 {
 	struct sock_state next = {
 		.dialled = dialled->addr,
 		.dialled_port = dialled->port,
-		.backend = to->be.addr,
-		.backend_port = to->be.port,
-		.frontend_id = fe->id,
-		.backend_id = to->id,
-		.counted = ctx->protocol == IPPROTO_UDP,
+		.backend = be->addr,
+		.backend_port = be->port,
+		.service_port_id = be->service_port_id,
+		.backend_id = be->id,
+		.counted = !is_kernels(ctx),
 	};
 	struct sock_state *state;
 
@@ -93,21 +93,22 @@ static __always_inline bool has_backend(const struct sock_state *state, const st
 }
 
 /*
- * pick_connected chooses the backend to which the socket is connected, if it
- * was connected by way of what it dials now.
+ * pick_connected returns the backend to which the socket is connected, if it was
+ * connected by way of what it dials now, else NULL.
  */
-static __always_inline bool pick_connected(struct bpf_sock_addr *ctx, const struct frontend *fe,
-					   const struct frontend_key *dialled, struct choice *to)
+static __always_inline const struct backend *pick_connected(struct bpf_sock_addr *ctx,
+							    const struct pool *pool,
+							    const struct frontend_key *dialled)
 {
 	const struct sock_state *state;
 
 	if (!is_connected(ctx))
-		return false;
+		return NULL;
 	state = state_of(ctx);
 	if (!state || state->dialled_port != dialled->port ||
 	    !addr_equal(&state->dialled, &dialled->addr))
-		return false;
-	return pick_id(fe, state->backend_id, to);
+		return NULL;
+	return pick_id(pool, state->backend_id);
 }
 
 #endif

@@ -7,12 +7,12 @@
 
 #include "../../maps/maps.h"
 
-/* is_in_ranges says whether source_ranges lets src connect to fe. */
-static __always_inline bool is_in_ranges(const struct frontend *fe, const struct addr *src)
+/* is_in_ranges says whether source_ranges lets src connect to a frontend of the pool. */
+static __always_inline bool is_in_ranges(const struct pool *pool, const struct addr *src)
 {
 	struct source_range_key key = {
 		.prefix_len = 32 + 128,
-		.frontend_id = fe->id,
+		.service_port_id = pool->service_port_id,
 		.addr = *src,
 	};
 

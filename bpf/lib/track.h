@@ -264,13 +264,12 @@ static __always_inline const struct flow *sibling(struct packet *pkt, const stru
 			   bpf_map_lookup_elem(&sl_flows, &pkt->key);
 }
 
+/* has_backend says whether the backend of a flow is in the maps, also if it drains. */
 static __always_inline bool has_backend(const struct flow *f)
 {
-	__u32 id = f->backend_id;
-	struct backend be;
+	const struct backend *be = backend_at(f->backend_id);
 
-	return read_value(&sl_backends, &id, &be, sizeof(be), true) &&
-	       be.frontend_id == f->frontend_id;
+	return be && be->service_port_id == f->service_port_id;
 }
 
 /* is_closing says that a side of a TCP or SCTP flow has said its last. */

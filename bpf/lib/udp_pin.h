@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Datagrams of one socket to one frontend stay together: two pins, one for
- * each way, keep the choice while datagrams flow. A hit on one brings back the
- * other, should the map have evicted it.
+ * What udp_dial.h has no place for: two pins, one for each way, keep the choice while
+ * datagrams flow. A hit on one brings back the other, should the map have evicted it.
  */
 #ifndef SLUICE_UDP_PIN_H
 #define SLUICE_UDP_PIN_H
@@ -20,11 +19,11 @@ static __always_inline struct udp_pin_key udp_pin_key(__u64 cookie, const struct
 	return (struct udp_pin_key){ .cookie = cookie, .addr = *a, .port = port, .way = way };
 }
 
-/* receive_key is the key of the way back, when send is answered by to. */
+/* receive_key is the key of the way back, when send is answered by be. */
 static __always_inline struct udp_pin_key receive_key(const struct udp_pin_key *send,
-						      const struct choice *to)
+						      const struct backend *be)
 {
-	return udp_pin_key(send->cookie, &to->be.addr, to->be.port, UDP_PIN_RECEIVE);
+	return udp_pin_key(send->cookie, &be->addr, be->port, UDP_PIN_RECEIVE);
 }
 
 /* live_pin returns the pin at key, or NULL if its flow has ended. */
@@ -43,79 +42,56 @@ static __always_inline bool answers_for(const struct udp_pin *receive,
 }
 
 /*
- * pick_pinned chooses the backend that the flow has, as long as it lives: one
+ * pick_pinned returns the backend that the flow has, as long as it lives, else NULL: one
  * that drains has no slot any more, but keeps its flows.
  */
-static __always_inline bool pick_pinned(const struct frontend *fe, const struct udp_pin_key *send,
-					__u64 now, struct choice *to)
+static __always_inline const struct backend *pick_pinned(const struct pool *pool,
+							 const struct udp_pin_key *send, __u64 now)
 {
 	struct udp_pin *pin = live_pin(send, now);
+	const struct backend *be = pin ? pick_id(pool, pin->backend_id) : NULL;
 
-	if (!pin || !pick_id(fe, pin->backend_id, to))
-		return false;
-
-	pin->last_used = now;
-	return true;
+	if (be)
+		pin->last_used = now;
+	return be;
 }
 
-/* is_taken says that the backend answers this socket for another frontend. */
-static __always_inline bool is_taken(const struct udp_pin_key *send, const struct choice *to,
-				     __u64 now)
+/* is_pinned says whether the backend answers this socket for another frontend. */
+static __always_inline bool is_pinned(const struct udp_pin_key *send, const struct backend *be,
+				      __u64 now)
 {
-	struct udp_pin_key key = receive_key(send, to);
+	struct udp_pin_key key = receive_key(send, be);
 	const struct udp_pin *pin = live_pin(&key, now);
 
 	return pin && !answers_for(pin, send);
 }
 
-/*
- * pick_free chooses another backend of fe if the chosen one is taken: its
- * answers could come from either frontend. If all that we look at are, the
- * choice stays, and answers come from the frontend that was dialled last.
- */
-static __always_inline void pick_free(const struct frontend *fe, const struct udp_pin_key *send,
-				      __u64 now, struct choice *to)
-{
-	struct choice other;
-	__u32 first, try;
-
-	if (!is_taken(send, to, now))
-		return;
-	first = random_below(fe->slot_count);
-	for (try = 0; try < MAX_PICKS; try++) {
-		if (!pick_slot(fe, first, try, &other) || is_taken(send, &other, now))
-			continue;
-		*to = other;
-		return;
-	}
-}
-
-static __always_inline void pin_send(const struct frontend *fe, const struct udp_pin_key *send,
-				     __u64 now, const struct choice *to)
+static __always_inline void pin_send(const struct udp_pin_key *send, __u64 now,
+				     const struct backend *be)
 {
 	struct udp_pin pin = {
 		.last_used = now,
-		.addr = to->be.addr,
-		.port = to->be.port,
-		.frontend_id = fe->id,
-		.backend_id = to->id,
+		.addr = be->addr,
+		.port = be->port,
+		.service_port_id = be->service_port_id,
+		.backend_id = be->id,
 	};
 
 	bpf_map_update_elem(&sl_udp_pins, send, &pin, BPF_ANY);
 }
 
 /* pin_receive makes the backend's datagrams come from what was dialled. */
-static __always_inline void pin_receive(const struct frontend *fe, const struct udp_pin_key *send,
-					__u64 now, const struct choice *to)
+static __always_inline void pin_receive(const struct udp_pin_key *send, __u64 now,
+					const struct backend *be)
 {
-	struct udp_pin_key key = receive_key(send, to);
+	struct udp_pin_key key = receive_key(send, be);
 	struct udp_pin *have = bpf_map_lookup_elem(&sl_udp_pins, &key);
 	struct udp_pin pin = {
 		.last_used = now,
 		.addr = send->addr,
 		.port = send->port,
-		.frontend_id = fe->id,
-		.backend_id = to->id,
+		.service_port_id = be->service_port_id,
+		.backend_id = be->id,
 	};
 
 	if (have && answers_for(have, send)) {
@@ -146,16 +122,6 @@ static __always_inline void unpin_source(__u64 cookie, const struct addr *peer, 
 	struct udp_pin_key key = udp_pin_key(cookie, peer, port, UDP_PIN_RECEIVE);
 
 	bpf_map_delete_elem(&sl_udp_pins, &key);
-}
-
-/* unpin removes the pins of the last frontend that a closing socket used. */
-static __always_inline void unpin(__u64 cookie, const struct sock_state *last)
-{
-	struct udp_pin_key send =
-		udp_pin_key(cookie, &last->dialled, last->dialled_port, UDP_PIN_SEND);
-
-	bpf_map_delete_elem(&sl_udp_pins, &send);
-	unpin_source(cookie, &last->backend, last->backend_port);
 }
 
 #endif

@@ -24,7 +24,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	cfg := agent.Config{
 		Version:        version,
 		Manifests:      f.manifests,
-		Datapath:       datapath.Config{BPFRoot: where.bpfRoot},
+		Datapath:       datapath.Config{BPFRoot: where.bpfRoot, CountBytes: f.countBytes},
 		ServiceMetrics: f.serviceMetrics,
 		FailFast:       f.failFast,
 		Socket:         where.socket,

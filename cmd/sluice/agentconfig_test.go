@@ -83,6 +83,7 @@ var configs = []struct {
 	{"node ports at primary addresses in nftables mode", "mode: nftables", nil, nodePortRanges, "[]"},
 	{"node ports at some addresses", "nodePortAddresses: [10.0.0.0/8]", nil, nodePortRanges, "[10.0.0.0/8]"},
 	{"the node's name", "hostnameOverride: ' File '", nil, func(c agent.Config) any { return c.NodeName }, "file"},
+	{"whether bytes are counted", "", []string{"--count-bytes"}, func(c agent.Config) any { return c.Datapath.CountBytes }, true},
 	{"the number of Services with metrics", "", []string{"--service-metrics=7"}, func(c agent.Config) any { return c.ServiceMetrics }, 7},
 	{"a thousand Services with metrics", "", nil, func(c agent.Config) any { return c.ServiceMetrics }, 1000},
 	{"quick to fail", "", []string{"--fail-fast"}, func(c agent.Config) any { return c.FailFast }, true},

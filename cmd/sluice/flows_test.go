@@ -31,7 +31,7 @@ func mustPin(t *testing.T) string {
 		}
 	})
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFrontends: 16, maps.NameSlots: 16, maps.NameBackends: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024,
+		maps.NameFrontendIDs: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024,
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func mustPin(t *testing.T) string {
 		return maps.AddrOf(a.Addr()), maps.Port(a.Port())
 	}
 	for i, id := range []uint32{1, 2, 1} {
-		f := maps.Flow{Proto: 6, State: maps.FlowOpen, Role: maps.FlowFromClient, FrontendId: id, BackendId: id}
+		f := maps.Flow{Proto: 6, State: maps.FlowOpen, Role: maps.FlowFromClient, ServicePortId: id, BackendId: id}
 		f.Client, f.ClientPort = at(fmt.Sprintf("198.51.100.7:%d", 40000+i))
 		f.StackPort = f.ClientPort
 		f.Dialled, f.DialledPort = at("10.96.0.1:80")

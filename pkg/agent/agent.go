@@ -145,6 +145,7 @@ type agent struct {
 	started  time.Time
 	datapath *datapath.Datapath
 	writer   *reconcile.Reconciler
+	now      func() time.Time // the clock of writer; nil: [time.Now]
 	model    *model
 	synced   bool
 	collect  func()           // has garbage collected as usual
@@ -155,9 +156,10 @@ type agent struct {
 	failing    bool  // a write failed since all was known to be in force
 	unwritten  bool  // a write failed in this round
 	unwritable error // nothing can be written
-	frontends  maps.Table[maps.FrontendKey, maps.Frontend]
+	frontends  maps.Table[maps.FrontendKey, uint32]
 	tables     maps.Tables // written by writer, read by anybody
 	stock      stock
+	grace      grace
 
 	mail    *mailbox      // posted to by anybody
 	source  source        // runs on its own
@@ -261,7 +263,8 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 		attached: make(chan struct{}),
 		mail:     mail,
 
-		frontends: dp.Maps().Frontends,
+		frontends: dp.Maps().FrontendIDs,
+		grace:     grace{wait: dp.Maps().WaitForPrograms},
 		tables:    dp.Maps().Tables,
 		proxy:     proxy,
 		checks:    newHealthServices(cfg, proxy),

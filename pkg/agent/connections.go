@@ -43,13 +43,10 @@ func readConnections(m maps.Tables) (map[backendKey]int, error) {
 		ports[e.Key] = e.Value
 	}
 	connections := make(map[backendKey]int)
-	for e, err := range m.Backends.All() {
-		if err != nil {
-			return nil, err
-		}
-		port, known := ports[e.Value.FrontendId]
-		if n := m.Loads.Load(e.Key).Live(); known && n > 0 {
-			connections[backendKey{port.String(), lb.Protocol(port.Proto), e.Value.AddrPort()}] += n
+	for _, b := range m.Backends.All() {
+		port, known := ports[b.ServicePortId]
+		if n := m.Loads.Load(b.Id).Live(); b.Id != 0 && known && n > 0 {
+			connections[backendKey{port.String(), lb.Protocol(port.Proto), b.AddrPort()}] += n
 		}
 	}
 

@@ -40,6 +40,7 @@ func DryRun(ctx context.Context, cfg Config) ([]Service, error) {
 	}
 	a.synced = true
 	a.readMail()
+	a.applyAll()
 
 	return a.services()(), nil
 }

@@ -35,7 +35,7 @@ func mustKeepFlows(t *testing.T, now *uint64) (*flowKeeper, *maps.Pinned, *bytes
 		}
 	})
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameSlots: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity,
+		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity,
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -66,11 +66,11 @@ func (a *agent) unready() []string {
 }
 
 // settle says of all that was taken up that it is in force, unless nothing can
-// be written. Services of which only their own writes fail are told of
+// be written, or not all was. Services of which only their own writes fail are told of
 // elsewhere: others work.
 func (a *agent) settle() {
-	if !a.synced {
-		return // starting
+	if !a.synced || a.busy() {
+		return
 	}
 	a.known.Store(true)
 	if a.failing {
@@ -91,7 +91,7 @@ func (a *agent) settle() {
 // tryWrite says whether a map can be written, by writing what it says already. A
 // map without the probe's frontend is left alone: hooks are not effective then,
 // which is told too.
-func tryWrite(frontends maps.Table[maps.FrontendKey, maps.Frontend]) error {
+func tryWrite(frontends maps.Table[maps.FrontendKey, uint32]) error {
 	k := probeFrontend().Key
 	key := maps.FrontendKeyOf(k.Addr, k.Port, uint8(k.Protocol), uint8(k.Scope))
 	value, ok, err := frontends.Lookup(key)

@@ -26,6 +26,8 @@ type patient struct {
 	fakes  *maps.Fakes
 	passed atomic.Int64 // time.Duration
 	broken atomic.Bool  // every write fails
+	// wait is what waiting for programs does; nil: nothing.
+	wait atomic.Pointer[func() error]
 }
 
 func mustHeal(t *testing.T) *patient {
@@ -40,7 +42,7 @@ func mustHeal(t *testing.T) *patient {
 	}, nil)
 	begin := time.Now()
 	now := func() time.Time { return begin.Add(time.Duration(p.passed.Load())) }
-	writer, err := reconcile.New(reconcile.Config{Tables: p.fakes.Tables, Grace: 1})
+	writer, err := reconcile.New(reconcile.Config{Tables: p.fakes.Tables})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,8 +50,15 @@ func mustHeal(t *testing.T) *patient {
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
 	p.agent = &agent{
 		cfg: cfg, synced: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{},
-		frontends: p.fakes.Frontends, proxy: proxy, checks: newHealthServices(cfg, proxy),
+		frontends: p.fakes.FrontendIDs, proxy: proxy, checks: newHealthServices(cfg, proxy),
 		flows: &flowKeeper{stale: make(chan struct{}, 1)}, devices: newDeviceKeeper(nil, cfg.Log, time.Minute),
+	}
+	p.grace.wait = func() error {
+		if wait := p.wait.Load(); wait != nil {
+			return (*wait)()
+		}
+
+		return nil
 	}
 	p.keeper = newKeeper(p.agent)
 	p.mail.posted = proxy.Queued
@@ -93,7 +102,7 @@ func eventuallyIs(t *testing.T, what string, is func() bool, want bool) {
 // service: others work.
 func TestOneFailingServiceIsHealthy(t *testing.T) {
 	p := mustHeal(t)
-	post(t, p, func(*model) { p.fakes.Frontends.Capacity = len(p.fakes.Frontends.Entries) + 2 })
+	post(t, p, func(*model) { p.fakes.FrontendIDs.Capacity = len(p.fakes.FrontendIDs.Entries) + 2 })
 	sink{p.mail}.SetService(*web(), nil)
 	p.mustPass(t, true)
 	errs, err := inLoop(t.Context(), p.agent, p.agent.errors)

@@ -109,7 +109,7 @@ func (a *agent) tellFills(n *metrics.Node) error {
 	fills[maps.NameFlows] = metrics.Fill{Entries: flows.Flows.Entries, Capacity: flows.Flows.Capacity}
 	fills[maps.NameHalfOpen] = metrics.Fill{Entries: flows.HalfOpen.Entries, Capacity: flows.HalfOpen.Capacity}
 	if a.counts != nil {
-		fills[maps.NameStats] = metrics.Fill{Entries: a.counts.Entries(), Capacity: m.Stats.Capacity()}
+		fills[maps.NameRefusals] = metrics.Fill{Entries: a.counts.Refusals(), Capacity: m.Stats.Capacity()}
 	}
 	n.Fills = fills
 

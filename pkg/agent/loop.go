@@ -44,6 +44,8 @@ func (a *agent) loop(ctx context.Context) error {
 	defer due.Stop()
 	stock := time.NewTicker(stockInterval)
 	defer stock.Stop()
+	retired := time.NewTimer(0)
+	defer retired.Stop()
 	a.proxy.Started()
 	services, self := a.source.Synced(), a.source.NodeSynced()
 	var nodeTimeout <-chan time.Time
@@ -74,6 +76,7 @@ func (a *agent) loop(ctx context.Context) error {
 			a.measure(metrics.Round{Full: true}, a.checkDrift)
 		case <-stock.C:
 			a.takeStock()
+		case <-retired.C: // a grace period may begin
 		case <-a.again:
 			if err := a.attach(); err != nil {
 				return err
@@ -87,23 +90,25 @@ func (a *agent) loop(ctx context.Context) error {
 			}
 		}
 		a.settle()
+		if rest := a.beginGrace(ctx); rest > 0 {
+			retired.Reset(rest)
+		}
 		if at, ok := a.writer.Next(); ok {
-			due.Reset(untilBeat(time.Until(at)))
+			due.Reset(time.Until(at))
 		}
 	}
 }
 
-// beat is how exact the writer's dates are kept: what endpoints that come and go one
-// by one leave behind is retired together.
-const beat = 250 * time.Millisecond
-
-// untilBeat is how long to wait for what is due after d.
-func untilBeat(d time.Duration) time.Duration {
-	if d <= 0 {
-		return 0
+// busy reports whether the writer has something to write now: it writes slice by slice, so
+// that what happens meanwhile need not wait for all of it.
+func (a *agent) busy() bool {
+	now := time.Now
+	if a.now != nil {
+		now = a.now
 	}
+	at, ok := a.writer.Next()
 
-	return d + beat
+	return ok && !at.After(now())
 }
 
 // readMail takes in what happened, and programs what follows from it.
@@ -140,12 +145,20 @@ func (a *agent) sync() error {
 func (a *agent) takeOver() {
 	a.synced = true
 	a.program()
+	a.applyAll()
+	a.programServiceCIDRs()
 	a.writer.Prune()
-	a.apply()
+	a.applyAll()
 }
 
-// program brings the maps up to the model. ServiceCIDRs come last: whoever
-// dials an address in them that has no frontend is dropped.
+// applyAll writes all that is due.
+func (a *agent) applyAll() {
+	for a.apply(); a.busy(); {
+		a.apply()
+	}
+}
+
+// program brings the maps up to the model.
 func (a *agent) program() {
 	touched := a.model.state.Touched()
 	for _, name := range touched {
@@ -163,11 +176,18 @@ func (a *agent) program() {
 	if !a.programNode() && len(touched) > 0 {
 		a.apply()
 	}
-	if a.model.serviceCIDRsChanged {
-		a.model.serviceCIDRsChanged = false
-		a.writer.SetServiceCIDRs(a.model.serviceCIDRs)
-		a.apply()
+	a.programServiceCIDRs()
+}
+
+// programServiceCIDRs programs changed ServiceCIDRs once all else is written: a client that
+// dials an address in them that has no frontend is dropped.
+func (a *agent) programServiceCIDRs() {
+	if !a.model.serviceCIDRsChanged || a.busy() {
+		return
 	}
+	a.model.serviceCIDRsChanged = false
+	a.writer.SetServiceCIDRs(a.model.serviceCIDRs)
+	a.apply()
 }
 
 // programNode brings the maps up to what is known of the node: its addresses, its

@@ -9,7 +9,7 @@ import (
 
 // logMaps logs how large each map is.
 func logMaps(log *slog.Logger, dp *datapath.Datapath) error {
-	sizes, err := dp.MapSizes()
+	sizes, err := dp.Maps().Sizes()
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ func (a *agent) measure(r metrics.Round, do func()) {
 	if !a.synced {
 		return
 	}
-	r.Failed, r.Programmed = a.unwritten, a.isProgrammed
+	r.Failed, r.Programmed = a.unwritten || a.busy(), a.isProgrammed
 	a.mail.metrics.Done(r)
 }
 

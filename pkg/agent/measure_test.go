@@ -33,7 +33,7 @@ func newMeasured(t *testing.T) *measured {
 		t.Fatal(err)
 	}
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
-	m.agent = &agent{cfg: cfg, writer: writer, model: newModel(cfg), mail: newMailbox()}
+	m.agent = &agent{cfg: cfg, writer: writer, now: func() time.Time { return m.now }, model: newModel(cfg), mail: newMailbox()}
 	m.mail.metrics = metrics.NewSync(func() time.Time { return m.now })
 
 	return m
@@ -219,8 +219,8 @@ func TestMeasuresDrift(t *testing.T) {
 	m.check("before all is known", rounds, ipv4, 0)
 	m.sink().SetService(*web(), nil)
 	m.sync()
-	for key := range m.fakes.Frontends.Entries {
-		delete(m.fakes.Frontends.Entries, key)
+	for key := range m.fakes.FrontendIDs.Entries {
+		delete(m.fakes.FrontendIDs.Entries, key)
 
 		break
 	}
@@ -230,7 +230,7 @@ func TestMeasuresDrift(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := scraped(t, registry, "sluice_map_mended_total", map[string]string{"map": maps.NameFrontends}); n != 1 {
+	if n := scraped(t, registry, "sluice_map_mended_total", map[string]string{"map": maps.NameFrontendIDs}); n != 1 {
 		t.Errorf("%v frontends were mended, want 1", n)
 	}
 }
@@ -263,8 +263,8 @@ func TestLookout(t *testing.T) {
 	if !n.Synced || n.Services != 1 || n.Problems != 2 || n.Failed != 1 || n.Taken != 0 {
 		t.Errorf("told: %+v", n)
 	}
-	if fill := n.Fills[maps.NameFrontends]; fill.Entries != len(m.fakes.Frontends.Entries) {
-		t.Errorf("%d frontends are told, there are %d", fill.Entries, len(m.fakes.Frontends.Entries))
+	if fill := n.Fills[maps.NameFrontendIDs]; fill.Entries != len(m.fakes.FrontendIDs.Entries) {
+		t.Errorf("%d frontends are told, there are %d", fill.Entries, len(m.fakes.FrontendIDs.Entries))
 	}
 	if w := n.Writes[maps.NameBackends]; w.Puts != 1 || w.Deletes != 0 {
 		t.Errorf("writes of backends: %+v, want 1", w)

@@ -21,16 +21,23 @@ func Programmed(m maps.Tables) ([]Frontend, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	for entry, err := range m.Frontends.All() {
+	for entry, err := range m.FrontendIDs.All() {
 		if err != nil {
 			return nil, nil, err
 		}
-		f, wrong, err := programmedFrontend(m, entry.Key, entry.Value)
+		v, pool, ok, err := m.FrontendOf(entry.Key)
+		if err != nil {
+			problems = append(problems, err.Error())
+		}
+		if !ok {
+			continue // it has gone meanwhile
+		}
+		f, wrong, err := programmedFrontend(m, v, pool)
 		if err != nil {
 			return nil, nil, err
 		}
-		if entry.Value.Flags&maps.FrontendSourceRanges != 0 {
-			f.SourceRanges = ranges[entry.Value.Id]
+		if pool.Flags&maps.PoolSourceRanges != 0 {
+			f.SourceRanges = ranges[pool.ServicePortId]
 		}
 		frontends = append(frontends, f)
 		for _, w := range wrong {
@@ -49,7 +56,7 @@ func sourceRanges(m maps.Tables) (map[uint32][]netip.Prefix, error) {
 		if err != nil {
 			return nil, err
 		}
-		ranges[entry.Key.FrontendId] = append(ranges[entry.Key.FrontendId], entry.Key.Prefix())
+		ranges[entry.Key.ServicePortId] = append(ranges[entry.Key.ServicePortId], entry.Key.Prefix())
 	}
 	for _, prefixes := range ranges {
 		slices.SortFunc(prefixes, netip.Prefix.Compare)
@@ -58,35 +65,32 @@ func sourceRanges(m maps.Tables) (map[uint32][]netip.Prefix, error) {
 	return ranges, nil
 }
 
-func programmedFrontend(m maps.Tables, key maps.FrontendKey, v maps.Frontend) (Frontend, []string, error) {
+func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Frontend, []string, error) {
 	f := Frontend{
-		Address:         key.AddrPort(),
-		Protocol:        lb.Protocol(key.Proto),
-		Scope:           lb.Scope(key.Scope),
+		Address:         v.Key.AddrPort(),
+		Protocol:        lb.Protocol(v.Key.Proto),
+		Scope:           lb.Scope(v.Key.Scope),
 		Kind:            lb.Kind(v.Kind),
-		AffinitySeconds: v.AffinitySeconds,
-		NodeInRanges:    v.Flags&maps.FrontendNodeInRanges != 0,
-		Masquerade:      v.Flags&maps.FrontendMasquerade != 0,
-		WhenEmpty:       whenEmpty(int(v.SlotCount), v.Flags&maps.FrontendDropIfEmpty != 0),
+		AffinitySeconds: pool.AffinitySeconds,
+		NodeInRanges:    pool.Flags&maps.PoolNodeInRanges != 0,
+		Masquerade:      pool.Flags&maps.PoolMasquerade != 0,
+		WhenEmpty:       whenEmpty(int(pool.SlotCount), pool.Flags&maps.PoolDropIfEmpty != 0),
 	}
-	if key.Port != 0 {
-		f.Algorithm = reconcile.AlgorithmText(v.Algorithm)
+	if v.Key.Port != 0 {
+		f.Algorithm = reconcile.AlgorithmText(pool.Algorithm)
 	}
 	var problems []string
-	port, ok, err := m.ServicePorts.Lookup(v.Id)
+	port, ok, err := m.ServicePorts.Lookup(pool.ServicePortId)
 	if err != nil {
 		return f, nil, err
 	}
 	f.Service = port.String()
 	if !ok {
-		f.Service = fmt.Sprintf("id %d", v.Id)
-		problems = append(problems, "its id has no name")
+		f.Service = fmt.Sprintf("id %d", pool.ServicePortId)
+		problems = append(problems, "its service port id has no name")
 	}
-	for i := v.SlotBase; i < v.SlotBase+v.SlotCount; i++ {
-		addr, wrong, err := slotBackend(m, i, v.Id)
-		if err != nil {
-			return f, nil, err
-		}
+	for i := range pool.SlotCount {
+		addr, wrong := slotBackend(m, pool.SlotBase+i, pool.ServicePortId)
 		if wrong != "" {
 			problems = append(problems, wrong)
 
@@ -95,55 +99,45 @@ func programmedFrontend(m maps.Tables, key maps.FrontendKey, v maps.Frontend) (F
 		f.Backends = append(f.Backends, addr)
 	}
 	slices.SortFunc(f.Backends, netip.AddrPort.Compare)
-	problems = append(problems, tableProblems(m.Slots, v)...)
+	problems = append(problems, tableProblems(m.Slots, pool)...)
 
 	return f, problems, nil
 }
 
-// tableProblems says what is wrong with the table of a frontend: that somebody is
-// in it who is not among its backends.
-func tableProblems(slots maps.Slots, v maps.Frontend) []string {
-	if v.SlotCount == 0 {
+// tableProblems returns what is wrong with the table of a pool: that it is missing, or has
+// a backend that is not among the pool's.
+func tableProblems(slots *maps.Array[uint32], pool maps.Pool) []string {
+	if pool.SlotCount == 0 {
 		return nil
 	}
-	if v.TableSize == 0 && reconcile.Hashes(v.Algorithm) {
+	if pool.TableSize == 0 && reconcile.Hashes(pool.Algorithm) {
 		return []string{"it has no table for its algorithm"}
 	}
-	backends := make(map[uint32]bool, v.SlotCount)
-	for i := range v.SlotCount + v.TableSize {
-		id, err := slots.Get(v.SlotBase + i)
-		switch {
-		case err != nil:
-			return []string{err.Error()}
-		case i < v.SlotCount:
-			backends[id] = true
-		case !backends[id]:
-			return []string{fmt.Sprintf("slot %d: backend %d is in the table only", v.SlotBase+i, id)}
+	backends := make(map[uint32]bool, pool.SlotCount)
+	for i := range pool.SlotCount {
+		backends[slots.Get(pool.SlotBase+i)] = true
+	}
+	for i := range pool.TableSize {
+		if id := slots.Get(pool.TableBase + i); !backends[id] {
+			return []string{fmt.Sprintf("slot %d: backend %d is in the table only", pool.TableBase+i, id)}
 		}
 	}
 
 	return nil
 }
 
-// slotBackend returns the address of the backend in slot i, or what is wrong
-// with it.
-func slotBackend(m maps.Tables, i, frontendID uint32) (netip.AddrPort, string, error) {
-	id, err := m.Slots.Get(i)
-	if err != nil {
-		return netip.AddrPort{}, err.Error(), nil
-	}
-	b, ok, err := m.Backends.Lookup(id)
-	if err != nil {
-		return netip.AddrPort{}, "", err
-	}
+// slotBackend returns the address of the backend in slot i, or what is wrong with it.
+func slotBackend(m maps.Tables, i, servicePortID uint32) (netip.AddrPort, string) {
+	id := m.Slots.Get(i)
+	b, ok := m.BackendOf(id)
 	if !ok {
-		return netip.AddrPort{}, fmt.Sprintf("slot %d: backend %d does not exist", i, id), nil
+		return netip.AddrPort{}, fmt.Sprintf("slot %d: backend %d does not exist", i, id)
 	}
-	if b.FrontendId != frontendID {
-		return netip.AddrPort{}, fmt.Sprintf("slot %d: backend %d belongs to id %d", i, id, b.FrontendId), nil
+	if b.ServicePortId != servicePortID {
+		return netip.AddrPort{}, fmt.Sprintf("slot %d: backend %d belongs to service port id %d", i, id, b.ServicePortId)
 	}
 
-	return b.AddrPort(), "", nil
+	return b.AddrPort(), ""
 }
 
 // ProgrammedServices groups what is programmed by Service, for when no agent

@@ -25,10 +25,14 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 
 	sink{a.mail}.DeleteService(web().Name)
 	mustHaveNoFrontends(t, a)
+	a.mustRetireAll(t)
 	mustBeKnown(t, pinned, dialled, true)
 	mustBeKnown(t, pinned, idle, true)
 
-	k.sweep()
+	// The look must have begun after the grace period of the last frontend.
+	for deadline := time.Now().Add(10 * time.Second); isKnown(t, pinned, idle) && time.Now().Before(deadline); {
+		k.sweep()
+	}
 	mustBeKnown(t, pinned, idle, false)
 	mustBeKnown(t, pinned, dialled, true)
 
@@ -49,7 +53,7 @@ func (silence) NodeSynced() <-chan struct{} { return nil }
 // mustLoop returns an agent whose loop runs, on maps that have no programs.
 func mustLoop(t *testing.T, flows *flowKeeper, pinned *maps.Pinned) *agent {
 	t.Helper()
-	writer, err := reconcile.New(reconcile.Config{Tables: pinned.Tables, Grace: 1})
+	writer, err := reconcile.New(reconcile.Config{Tables: pinned.Tables})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +62,7 @@ func mustLoop(t *testing.T, flows *flowKeeper, pinned *maps.Pinned) *agent {
 	a.keeper = newKeeper(a)
 	a.proxy = newProxy(cfg)
 	a.checks = newHealthServices(cfg, a.proxy)
-	a.frontends = pinned.Frontends
+	a.frontends, a.grace.wait = pinned.FrontendIDs, pinned.WaitForPrograms
 	flows.swept = a.pruneAddrs
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -77,7 +81,7 @@ func mustLoop(t *testing.T, flows *flowKeeper, pinned *maps.Pinned) *agent {
 func mustHaveNoFrontends(t *testing.T, a *agent) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		used, err := inLoop(t.Context(), a, func() int { return a.writer.Counters().Fill[maps.NameFrontends].Used })
+		used, err := inLoop(t.Context(), a, func() int { return a.writer.Counters().Fill[maps.NameFrontendIDs].Used })
 		switch {
 		case err != nil:
 			t.Fatal(err)
@@ -89,14 +93,22 @@ func mustHaveNoFrontends(t *testing.T, a *agent) {
 	}
 }
 
+// isKnown reports whether an address is known as a Service's.
+func isKnown(t *testing.T, pinned *maps.Pinned, addr netip.Addr) bool {
+	t.Helper()
+	use, _, err := pinned.Addrs.Lookup(maps.AddrOf(addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return use.Flags&maps.AddrService != 0
+}
+
 // mustBeKnown waits until an address is known as a Service's, or is not.
 func mustBeKnown(t *testing.T, pinned *maps.Pinned, addr netip.Addr, want bool) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		use, _, err := pinned.Addrs.Lookup(maps.AddrOf(addr))
-		switch known := use.Flags&maps.AddrService != 0; {
-		case err != nil:
-			t.Fatal(err)
+		switch known := isKnown(t, pinned, addr); {
 		case known == want:
 			return
 		case time.Now().After(deadline):

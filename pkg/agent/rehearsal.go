@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"time"
+
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
@@ -12,10 +14,10 @@ import (
 // when it is worked off. One goroutine at a time may use it.
 type Rehearsal struct{ agent *agent }
 
-// NewRehearsal returns an agent that writes with writer. Of cfg it needs what is
+// NewRehearsal returns an agent that writes with writer, whose clock is now. Of cfg it needs what is
 // about Services, and a Log.
-func NewRehearsal(cfg Config, writer *reconcile.Reconciler) *Rehearsal {
-	a := &agent{cfg: cfg, writer: writer, model: newModel(cfg), mail: newMailbox()}
+func NewRehearsal(cfg Config, writer *reconcile.Reconciler, now func() time.Time) *Rehearsal {
+	a := &agent{cfg: cfg, writer: writer, now: now, model: newModel(cfg), mail: newMailbox()}
 	// Nobody runs these: they note what they would have to do.
 	a.keeper = newKeeper(a)
 	a.flows = &flowKeeper{stale: make(chan struct{}, 1)}
@@ -32,11 +34,12 @@ func (r *Rehearsal) SetAddresses(addrs []node.Address) {
 }
 
 // Work takes in what was told since the last call, and programs what follows
-// from it; what fails or has to wait is the writer's. At the first call all that
+// from it; what fails, and what waits for a grace period, is the writer's. At the first call all that
 // there is must have been told.
 func (r *Rehearsal) Work() {
 	if r.agent.synced {
 		r.agent.readMail()
+		r.agent.applyAll()
 
 		return
 	}

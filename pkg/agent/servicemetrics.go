@@ -25,7 +25,7 @@ func (a *agent) newServiceMetrics() (*metrics.Services, error) {
 }
 
 // endedBytes yields what clients of flows have sent and received that were ended,
-// by frontend id.
+// by service port id.
 func (a *agent) endedBytes() iter.Seq2[uint32, metrics.Bytes] {
 	return func(yield func(uint32, metrics.Bytes) bool) {
 		for id, b := range a.flows.sweeper.Bytes() {
@@ -36,7 +36,7 @@ func (a *agent) endedBytes() iter.Seq2[uint32, metrics.Bytes] {
 	}
 }
 
-// runServiceMetrics deletes counts of what is gone, until ctx ends.
+// runServiceMetrics takes over counts of what is gone, until ctx ends.
 func (a *agent) runServiceMetrics(ctx context.Context) error {
 	if a.counts == nil {
 		return nil
@@ -44,7 +44,7 @@ func (a *agent) runServiceMetrics(ctx context.Context) error {
 
 	return a.counts.Run(ctx, func(err error) {
 		if err != nil {
-			a.cfg.Log.Error("counts of Services that are gone are not deleted; trying again", "error", err)
+			a.cfg.Log.Error("counts of Services are not read; trying again", "error", err)
 		}
 	})
 }

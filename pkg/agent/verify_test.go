@@ -102,55 +102,56 @@ func TestCompareFinds(t *testing.T) {
 		edit func(*maps.Fakes)
 		want string
 	}{
-		{"a frontend that is missing", func(f *maps.Fakes) { delete(f.Frontends.Entries, key) },
+		{"a frontend that is missing", func(f *maps.Fakes) { delete(f.FrontendIDs.Entries, key) },
 			"ns/web:http: frontend 10.96.0.1:80/TCP internal is not programmed"},
 		{"a frontend too many", func(f *maps.Fakes) {
-			other := key
-			other.Port = maps.Port(81)
-			f.Frontends.Entries[other] = f.Frontends.Entries[key]
+			const id = 900
+			other := f.Frontends.Get(f.FrontendIDs.Entries[key])
+			other.Key.Port = maps.Port(81)
+			mustPut(t, f.Frontends, id, other)
+			f.FrontendIDs.Entries[other.Key] = id
 		}, "frontend 10.96.0.1:81/TCP internal is programmed, but no Service has it"},
-		{"fewer backends", func(f *maps.Fakes) {
-			v := f.Frontends.Entries[key]
-			v.SlotCount--
-			f.Frontends.Entries[key] = v
-		}, "frontend 10.96.0.1:80/TCP internal: backends is"},
-		{"a masquerade that is gone", func(f *maps.Fakes) {
-			v := f.Frontends.Entries[key]
-			v.Flags &^= maps.FrontendMasquerade
-			f.Frontends.Entries[key] = v
-		}, "frontend 10.96.0.1:80/TCP internal: masquerade is false, should be true"},
-		{"another algorithm", func(f *maps.Fakes) {
-			v := f.Frontends.Entries[key]
-			v.Algorithm = maps.AlgorithmSH
-			f.Frontends.Entries[key] = v
-		}, "frontend 10.96.0.1:80/TCP internal: algorithm is sh, should be maglev"},
+		{"an id of another frontend", func(f *maps.Fakes) {
+			id := f.FrontendIDs.Entries[key]
+			other := f.Frontends.Get(id)
+			other.Key = vip
+			mustPut(t, f.Frontends, id, other)
+		}, "frontend 10.96.0.1:80: its id leads to another frontend"},
+		{"fewer backends", editPool(t, key, func(p *maps.Pool) { p.SlotCount-- }),
+			"frontend 10.96.0.1:80/TCP internal: backends is"},
+		{"a masquerade that is gone", editPool(t, key, func(p *maps.Pool) { p.Flags &^= maps.PoolMasquerade }),
+			"frontend 10.96.0.1:80/TCP internal: masquerade is false, should be true"},
+		{"another algorithm", editPool(t, key, func(p *maps.Pool) { p.Algorithm = maps.AlgorithmSH }),
+			"frontend 10.96.0.1:80/TCP internal: algorithm is sh, should be maglev"},
 		{"a stranger in the table", func(f *maps.Fakes) {
-			v := f.Frontends.Entries[key]
-			f.Slots.IDs[v.SlotBase+v.SlotCount+v.TableSize-1] = 9
-		}, "frontend 10.96.0.1:80/TCP internal: slot 69: backend 9 is in the table only"},
-		{"no table", func(f *maps.Fakes) {
-			v := f.Frontends.Entries[key]
-			v.TableSize = 0
-			f.Frontends.Entries[key] = v
-		}, "frontend 10.96.0.1:80/TCP internal: it has no table for its algorithm"},
+			pool := poolOf(f, key)
+			mustPut(t, f.Slots, pool.TableBase+pool.TableSize-1, 9)
+		}, "backend 9 is in the table only"},
+		{"no table", editPool(t, key, func(p *maps.Pool) { p.TableSize = 0 }),
+			"frontend 10.96.0.1:80/TCP internal: it has no table for its algorithm"},
 		{"a source range that is gone", func(f *maps.Fakes) {
 			for k := range f.SourceRanges.Entries {
-				if k.FrontendId == f.Frontends.Entries[vip].Id {
+				if k.ServicePortId == poolOf(f, vip).ServicePortId {
 					delete(f.SourceRanges.Entries, k)
 
 					break
 				}
 			}
 		}, "frontend 192.0.2.1:80/TCP external: sourceRanges"},
-		{"a backend that does not exist", func(f *maps.Fakes) { clear(f.Backends.Entries) },
-			"frontend 10.96.0.1:80/TCP internal: slot"},
-		{"a backend of somebody else", func(f *maps.Fakes) {
-			for id, b := range f.Backends.Entries {
-				b.FrontendId += 1000
-				f.Backends.Entries[id] = b
+		{"a backend that does not exist", func(f *maps.Fakes) {
+			for i := range f.Backends.All() {
+				if err := f.Backends.Clear(i); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}, "belongs to id"},
-		{"an id without a name", func(f *maps.Fakes) { clear(f.ServicePorts.Entries) }, "its id has no name"},
+		}, "frontend 10.96.0.1:80/TCP internal: slot"},
+		{"a backend of another service port", func(f *maps.Fakes) {
+			for i, b := range f.Backends.All() {
+				b.ServicePortId += 1000
+				mustPut(t, f.Backends, i, b)
+			}
+		}, "belongs to service port id"},
+		{"an id without a name", func(f *maps.Fakes) { clear(f.ServicePorts.Entries) }, "its service port id has no name"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			fakes, desired := programmed(t)
@@ -164,6 +165,26 @@ func TestCompareFinds(t *testing.T) {
 				t.Errorf("found %q, want %q in it", found, test.want)
 			}
 		})
+	}
+}
+
+func poolOf(f *maps.Fakes, key maps.FrontendKey) maps.Pool {
+	return f.Pools.Get(f.Frontends.Get(f.FrontendIDs.Entries[key]).PoolId)
+}
+
+// editPool changes the pool of a frontend.
+func editPool(t *testing.T, key maps.FrontendKey, edit func(*maps.Pool)) func(*maps.Fakes) {
+	return func(f *maps.Fakes) {
+		pool := poolOf(f, key)
+		edit(&pool)
+		mustPut(t, f.Pools, f.Frontends.Get(f.FrontendIDs.Entries[key]).PoolId, pool)
+	}
+}
+
+func mustPut[V any](t *testing.T, a *maps.Array[V], i uint32, v V) {
+	t.Helper()
+	if err := a.Put(i, v); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -188,20 +209,20 @@ func TestProgrammedServices(t *testing.T) {
 func TestConnections(t *testing.T) {
 	fakes, _ := programmed(t)
 	const drains = 77 // the second endpoint, as another backend than the one of now
-	for id, b := range stdmaps.Clone(fakes.Backends.Entries) {
+	for i, b := range stdmaps.Collect(fakes.Backends.All()) {
 		switch b.AddrPort().String() {
 		case "10.0.1.9:8080":
-			fakes.Loads[id] = maps.BackendLoad{Sockets: 2, Flows: 3}
-			fakes.Backends.Entries[drains] = b
-			other := b
-			other.FrontendId = 99
-			fakes.Backends.Entries[drains+1] = other
+			mustPut(t, fakes.Loads.Array, i, maps.BackendLoad{Sockets: 2, Flows: 3})
+			b.Id = drains
+			mustPut(t, fakes.Backends, drains, b)
+			b.Id, b.ServicePortId = drains+1, 99
+			mustPut(t, fakes.Backends, drains+1, b)
 		case "10.0.1.10:8080":
-			fakes.Loads[id] = maps.BackendLoad{Sockets: -1}
+			mustPut(t, fakes.Loads.Array, i, maps.BackendLoad{Sockets: -1})
 		}
 	}
-	fakes.Loads[drains] = maps.BackendLoad{Sockets: 10}
-	fakes.Loads[drains+1] = maps.BackendLoad{Sockets: 100}
+	mustPut(t, fakes.Loads.Array, drains, maps.BackendLoad{Sockets: 10})
+	mustPut(t, fakes.Loads.Array, drains+1, maps.BackendLoad{Sockets: 100})
 	want := map[string]int{"10.0.1.9:8080": 15, "10.0.1.10:8080": 0}
 	without, err := ProgrammedServices(fakes.Tables)
 	if err != nil {

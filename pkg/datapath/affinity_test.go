@@ -89,7 +89,7 @@ func TestAffinity(t *testing.T) {
 func (w *world) affinityKey(t testing.TB, ns *lab.Namespace, s *service) maps.AffinityKey {
 	t.Helper()
 
-	key := maps.AffinityKey{FrontendId: s.id, ClientKind: maps.ClientNetns}
+	key := maps.AffinityKey{ServicePortId: s.id, ClientKind: maps.ClientNetns}
 	binary.NativeEndian.PutUint64(key.Client[:], mustCookie(t, ns))
 
 	return key

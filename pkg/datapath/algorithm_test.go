@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -68,14 +67,14 @@ func (b balanced) ask(t testing.TB, client *lab.Caller, at string) uint32 {
 }
 
 // load is how much a backend has to do.
-func (w *world) load(id uint32) int { return w.Maps().BackendLoad.Load(id).Live() }
+func (w *world) load(id uint32) int { return w.Maps().Loads.Load(id).Live() }
 
 // busy gives the backends of a service something to do, each its number, and waits
 // until nobody else does.
 func (w *world) busy(t testing.TB, s *service, loads ...int) {
 	t.Helper()
 	for i, load := range loads {
-		w.Maps().BackendLoad.AddFlows(s.backends[i], int32(load))
+		w.Maps().Loads.AddFlows(s.backends[i], int32(load))
 	}
 	w.mustRest(t, s, loads...)
 }
@@ -224,7 +223,7 @@ func TestAllAlgorithms(t *testing.T) {
 	w.needsErrors(t)
 	client := w.pod(t)
 	for _, algorithm := range allAlgorithms {
-		t.Run(reconcile.AlgorithmText(algorithm), func(t *testing.T) {
+		t.Run(fmt.Sprintf("algorithm %d", algorithm), func(t *testing.T) {
 			for _, way := range []way{ways[0], ways[3], ways[4]} {
 				kept := w.balance(t, way, algorithm, 1000)
 				first := kept.ask(t, client, kept.at[0])
@@ -256,20 +255,20 @@ func TestAllAlgorithms(t *testing.T) {
 	}
 }
 
-// countOf returns how many new flows of a frontend id were translated.
+// countOf returns how many new flows of a service port were translated.
 func (w *world) countOf(t testing.TB, id uint32) uint64 {
 	t.Helper()
 
 	return w.stats(t, id)[uint32(maps.ReasonTranslated)]
 }
 
-// stats returns all that is counted of a frontend id.
+// stats returns all that is counted of a service port.
 func (w *world) stats(t testing.TB, id uint32) map[uint32]uint64 {
 	t.Helper()
 	counts := make(map[uint32]uint64)
 	for e, err := range w.Maps().Stats.All() {
 		must(t, err)
-		if e.Key.FrontendId == id {
+		if e.Key.ServicePortId == id {
 			counts[e.Key.What] = e.Value
 		}
 	}
@@ -286,7 +285,7 @@ func TestLeastBusyOfMany(t *testing.T) {
 		s := w.addLarge(t, 64, service{at: []string{at}, algorithm: algorithm})
 		for j, id := range s.backends {
 			if j != 40 {
-				w.Maps().BackendLoad.AddFlows(id, int32(3+j%5))
+				w.Maps().Loads.AddFlows(id, int32(3+j%5))
 			}
 		}
 		for range 20 {
@@ -299,7 +298,7 @@ func TestLeastBusyOfMany(t *testing.T) {
 		idle := map[uint32]bool{}
 		for j, id := range large.backends {
 			if idle[id] = j%32 == 0; !idle[id] {
-				w.Maps().BackendLoad.AddFlows(id, 1)
+				w.Maps().Loads.AddFlows(id, 1)
 			}
 		}
 		for range 20 {

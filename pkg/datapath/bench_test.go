@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -17,6 +18,9 @@ import (
 //	go test ./pkg/datapath -run xxx -bench . -benchtime 200000x
 func BenchmarkConnect(b *testing.B) { benchmarkScene(b, "time connect") }
 func BenchmarkSend(b *testing.B)    { benchmarkScene(b, "time send") }
+
+// BenchmarkSocket is the whole life of a socket that sends one datagram.
+func BenchmarkSocket(b *testing.B) { benchmarkScene(b, "time socket") }
 
 func benchmarkScene(b *testing.B, scene string) {
 	const vip = "10.96.0.1:53"
@@ -104,4 +108,94 @@ func sceneTimeSend(args []string) (string, error) {
 	to, question := sockaddr(args[0]), []byte("who\n")
 
 	return timed(args[1], func() error { return unix.Sendto(fd, question, 0, to) })
+}
+
+func sceneTimeSocket(args []string) (string, error) {
+	to, question := sockaddr(args[0]), []byte("who\n")
+
+	return timed(args[1], func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.Sendto(fd, question, 0, to); err != nil {
+			return err
+		}
+
+		return unix.Close(fd)
+	})
+}
+
+// BenchmarkTCP is the whole life of a TCP connection to a server on loopback, in ns of CPU
+// time of both sides: without hooks, with them, and with the bytes of connections counted.
+func BenchmarkTCP(b *testing.B) {
+	for _, bench := range []struct {
+		name     string
+		at       string
+		attached bool
+		bytes    bool
+	}{
+		{"no hooks", "127.0.0.1:8089", false, false},
+		{"not a Service", "127.0.0.1:8089", true, false},
+		{"not a Service, bytes counted", "127.0.0.1:8089", true, true},
+		{"ClusterIP", "10.96.0.1:80", true, false},
+		{"ClusterIP, bytes counted", "10.96.0.1:80", true, true},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			w := buildWorld(b)
+			w.cfg.CountBytes = bench.bytes
+			w.Datapath = w.mustOpen(b, w.cfg)
+			w.add(b, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: []string{"127.0.0.1:8089"}})
+			w.serviceCIDRs(b, "10.96.0.0/16")
+			if bench.attached {
+				w.mustAttach(b)
+			}
+			said := w.play(b, w.client.Namespace, "time tcp", bench.at, strconv.Itoa(b.N))
+			ns, err := strconv.ParseFloat(said, 64)
+			if err != nil {
+				b.Fatal(said)
+			}
+			b.ReportMetric(ns, "ns/op")
+		})
+	}
+}
+
+// sceneTimeTCP serves at 127.0.0.1:8089 and connects to args[0].
+func sceneTimeTCP(args []string) (string, error) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:8089")
+	if err != nil {
+		return "", err
+	}
+	file, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		return "", err
+	}
+	at := int(file.Fd())
+	if err := unix.SetNonblock(at, false); err != nil {
+		return "", err
+	}
+	to := sockaddr(args[0])
+	text, err := timed(args[1], func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+			return err
+		}
+		if err := unix.Connect(fd, to); err != nil {
+			return fmt.Errorf("connect: %w", err)
+		}
+		accepted, _, err := unix.Accept(at)
+		if err != nil {
+			return err
+		}
+		if err := unix.Close(fd); err != nil {
+			return err
+		}
+
+		return unix.Close(accepted)
+	})
+
+	return text, errors.Join(err, file.Close(), listener.Close())
 }

@@ -45,6 +45,8 @@ type Config struct {
 	ICMPPerSecond, ICMPBurst uint32
 	// NoStats: nobody wants to know what each frontend has seen.
 	NoStats bool
+	// CountBytes attaches the hook that counts the bytes of TCP connections.
+	CountBytes bool
 	// NoLocalhostNodePorts: node ports do not answer on 127.0.0.1 and ::1.
 	NoLocalhostNodePorts bool
 	// Capacities overrides the sizes of maps, see [maps.Options].
@@ -117,6 +119,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 			HostNetnsCookie: features.NetnsCookie,
 			SetRetval:       features.SetRetval,
 			NoStats:         cfg.NoStats,
+			CountBytes:      cfg.CountBytes,
 			Kernel:          kernel,
 
 			NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,

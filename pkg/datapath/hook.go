@@ -28,15 +28,20 @@ type linkGetter func(pin string) (link.Link, error)
 // Hooks asks the kernel which of our hooks are attached to the cgroup root, by their
 // pins. It works without an agent.
 func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
-	return queryHooks(loadPinned, bpfRoot, cgroupRoot)
+	return queryHooks(loadPinned, bpfRoot, cgroupRoot, false)
 }
 
 // Hooks is [Hooks], also of what is attached and not pinned.
 func (d *Datapath) Hooks() ([]HookState, error) {
-	return queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot)
+	return queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, d.cfg.CountBytes)
 }
 
-func queryHooks(get linkGetter, bpfRoot, cgroupRoot string) ([]HookState, error) {
+// errNoLink is why a hook does not run to which nothing was attached.
+var errNoLink = errors.New("not attached: there is no link")
+
+// queryHooks asks for all hooks; for those that are optional only if they are attached, or
+// wanted.
+func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, optional bool) ([]HookState, error) {
 	cgroup, err := os.Open(cgroupRoot)
 	if err != nil {
 		return nil, fmt.Errorf("cgroup root: %w", err)
@@ -46,7 +51,11 @@ func queryHooks(get linkGetter, bpfRoot, cgroupRoot string) ([]HookState, error)
 	var states []HookState
 	for _, hook := range bpf.SockHooks() {
 		state := HookState{Name: hook.Name}
-		if err := queryHook(get, filepath.Join(linkDir(bpfRoot), hook.Name), cgroup, hook); err != nil {
+		err := queryHook(get, filepath.Join(linkDir(bpfRoot), hook.Name), cgroup, hook)
+		if errors.Is(err, errNoLink) && hook.Optional() && !optional {
+			continue
+		}
+		if err != nil {
 			state.Problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
 		states = append(states, state)
@@ -58,7 +67,7 @@ func queryHooks(get linkGetter, bpfRoot, cgroupRoot string) ([]HookState, error)
 func queryHook(get linkGetter, pin string, cgroup *os.File, hook bpf.Hook) error {
 	l, err := get(pin)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("not attached: there is no link")
+		return errNoLink
 	}
 	if err != nil {
 		return err

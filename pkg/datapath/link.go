@@ -22,10 +22,9 @@ import (
 func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
 
 // Attach attaches every program to the cgroup root, or puts it, in one step,
-// in the place of the one that an earlier agent attached. That which counts
-// connections may fail, where somebody else's suffers no other beside it: [Hooks]
-// tells. After an error, what
-// was attached before is still in force, and Attach can be called again. It waits
+// in the place of the one that an earlier agent attached. An optional one may fail
+// where another program allows none beside it: [Hooks] tells. After an error, what was
+// attached before is still in force, and Attach can be called again. It waits
 // for [Datapath.Loaded].
 func (d *Datapath) Attach() error {
 	programs, err := d.programs()
@@ -41,20 +40,17 @@ func (d *Datapath) Attach() error {
 	// address because its hook came late.
 	for _, hook := range slices.Backward(programs.Sock) {
 		err := d.attachHook(filepath.Join(dir, hook.Name), cgroup, hook)
-		if err != nil && !isCounter(hook) {
+		if err != nil && !hook.Optional() {
 			return fmt.Errorf("hook %s: %w", hook.Name, err)
 		}
 	}
 
-	if err := d.removeForeignLinks(dir); err != nil {
+	if err := removeForeignLinks(dir, programs.Sock); err != nil {
 		return err
 	}
 
 	return d.removeOtherVersions()
 }
-
-// isCounter says that Services work without the hook: it counts, and decides nothing.
-func isCounter(hook bpf.Hook) bool { return hook.Attach == ebpf.AttachCGroupSockOps }
 
 // removeOtherVersions unpins the maps of builds with another layout: no program
 // uses them any more.
@@ -162,15 +158,15 @@ func (d *Datapath) attachHook(pin string, cgroup uint64, hook bpf.Hook) error {
 	})
 }
 
-// removeForeignLinks detaches the hooks of an earlier build that this one does
-// not have.
-func (d *Datapath) removeForeignLinks(dir string) error {
+// removeForeignLinks detaches the hooks that an earlier agent attached, and that are none
+// of these.
+func removeForeignLinks(dir string, hooks []bpf.Hook) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("link directory: %w", err)
 	}
 	for _, entry := range entries {
-		ours := slices.ContainsFunc(bpf.SockHooks(), func(h bpf.Hook) bool { return h.Name == entry.Name() })
+		ours := slices.ContainsFunc(hooks, func(h bpf.Hook) bool { return h.Name == entry.Name() })
 		if ours || entry.IsDir() { // see deviceDir
 			continue
 		}

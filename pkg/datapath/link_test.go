@@ -122,8 +122,8 @@ func wantHooks(t testing.TB, cfg Config, problem string) {
 	t.Helper()
 	states, err := Hooks(cfg.BPFRoot, cfg.CgroupRoot)
 	must(t, err)
-	if len(states) != len(bpf.SockHooks()) {
-		t.Errorf("%d hooks, want %d", len(states), len(bpf.SockHooks()))
+	if optional := 1; len(states) < len(bpf.SockHooks())-optional {
+		t.Errorf("%d hooks of %d", len(states), len(bpf.SockHooks()))
 	}
 	for _, state := range states {
 		if !strings.HasPrefix(state.Problem, problem) || (problem == "") != (state.Problem == "") {

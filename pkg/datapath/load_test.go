@@ -79,7 +79,7 @@ func (l *loaded) mustKeep(t testing.TB, n int, of string) {
 	l.mustHave(t, n, of)
 }
 
-// A TCP socket counts from its first SYN until neither side has anything to say.
+// A TCP socket counts from its connect() until it is closed.
 func TestLoadOfTCP(t *testing.T) {
 	l := newLoaded(t)
 	for _, family := range []string{"4", "6"} {
@@ -126,7 +126,7 @@ func TestLoadOfTCP(t *testing.T) {
 	}
 }
 
-// Whatever becomes of a connect, nothing stays behind.
+// Whatever the outcome of a connect, it counts until the socket is closed, and no longer.
 func TestLoadOfFailedConnects(t *testing.T) {
 	l := newLoaded(t)
 	l.needsErrors(t)
@@ -135,8 +135,8 @@ func TestLoadOfFailedConnects(t *testing.T) {
 		err  unix.Errno
 		live int // until the socket is closed
 	}{
-		{"refuses", unix.ECONNREFUSED, 0},
-		{"unreachable", unix.ENETUNREACH, 0},
+		{"refuses", unix.ECONNREFUSED, 1},
+		{"unreachable", unix.ENETUNREACH, 1},
 		{"nobody", unix.ECONNREFUSED, 0},
 		{"is silent", unix.ETIMEDOUT, 1},
 	} {
@@ -157,7 +157,9 @@ func TestLoadOfFailedConnects(t *testing.T) {
 		if err := s.Connect(behaviours["is silent"]); lab.Errno(err) != unix.ETIMEDOUT {
 			t.Fatalf("connect: %v, want %v", err, unix.ETIMEDOUT)
 		}
-		l.mustKeep(t, 0, "")
+		l.mustKeep(t, 1, "tcp is silent")
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
 	})
 }
 
@@ -204,8 +206,10 @@ func TestLoadOfRepeatedConnects(t *testing.T) {
 			must(t, s.Connect(behaviours[how]))
 			l.mustHave(t, 1, "tcp "+how)
 			must(t, s.Disconnect())
-			l.mustHave(t, 0, "")
 		}
+		l.mustHave(t, 1, "tcp answers")
+		must(t, s.Close())
+		l.mustHave(t, 0, "")
 	})
 	t.Run("after a refusal", func(t *testing.T) {
 		s := mustSocket(t, l.client, "tcp4")
@@ -230,7 +234,7 @@ func mustBeConnected(t testing.TB, s *lab.Socket, to string) {
 	}
 }
 
-// A UDP socket counts from the moment it dials until it dials another or is closed.
+// A UDP socket counts from the moment it dials until it is closed, or connects to another.
 func TestLoadOfUDP(t *testing.T) {
 	l := newLoaded(t)
 	t.Run("connected", func(t *testing.T) {
@@ -272,7 +276,11 @@ func TestLoadOfUDP(t *testing.T) {
 			l.mustHave(t, 1, "udp answers")
 		}
 		ask(t, s, behaviours["other"])
-		l.mustHave(t, 1, "udp other")
+		for _, how := range []string{"answers", "other"} {
+			if n := l.load(l.at["udp "+how].backends[0]); n != 1 {
+				t.Errorf("%d connections of udp %s, want 1", n, how)
+			}
+		}
 		must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})

@@ -53,15 +53,11 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.Trans
 			continue // it is connected to something else by now
 		}
 		if _, known := stays[sock.State]; !known {
-			lives, err := d.hasBackend(sock.State)
-			if err != nil {
-				return nil, err
-			}
 			leads, err := d.hasFrontend(sock.State)
 			if err != nil {
 				return nil, err
 			}
-			stays[sock.State] = lives && leads
+			stays[sock.State] = leads && d.hasBackend(sock.State)
 		}
 		if !stays[sock.State] {
 			orphans[sock.Netns] = append(orphans[sock.Netns], sock)
@@ -73,10 +69,10 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.Trans
 
 // hasBackend says that the backend which a socket was given is still there, and
 // not another one under its id.
-func (d *Datapath) hasBackend(given maps.SockState) (bool, error) {
-	b, ok, err := d.maps.Backends.Lookup(given.BackendId)
+func (d *Datapath) hasBackend(given maps.SockState) bool {
+	b, ok := d.maps.BackendOf(given.BackendId)
 
-	return ok && b.FrontendId == given.FrontendId && b.Addr == given.Backend && b.Port == given.BackendPort, err
+	return ok && b.ServicePortId == given.ServicePortId && b.Addr == given.Backend && b.Port == given.BackendPort
 }
 
 // hasFrontend says that what a socket dialled still leads to the service port
@@ -86,13 +82,13 @@ func (d *Datapath) hasFrontend(given maps.SockState) (bool, error) {
 		Addr: given.Dialled, Port: given.DialledPort,
 		Proto: unix.IPPROTO_UDP, Scope: maps.ScopeInternal,
 	}
-	f, ok, err := d.maps.Frontends.Lookup(key)
+	_, pool, ok, err := d.maps.FrontendOf(key)
 	if err == nil && !ok {
 		key.Addr = maps.AddrOf(unspecified(given.Dialled.IP()))
-		f, ok, err = d.maps.Frontends.Lookup(key)
+		_, pool, ok, err = d.maps.FrontendOf(key)
 	}
 
-	return ok && f.Id == given.FrontendId, err
+	return ok && pool.ServicePortId == given.ServicePortId, err
 }
 
 func unspecified(a netip.Addr) netip.Addr {

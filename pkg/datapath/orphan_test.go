@@ -131,15 +131,14 @@ func TestOrphanOfAnAddress(t *testing.T) {
 	}{
 		{"left alone while nothing changes", func(*testing.T, *world, *service) {}, 0},
 		{"destroyed when the address is no frontend any more", func(t *testing.T, w *world, s *service) {
-			must(t, w.maps.Frontends.Delete(s.key(vip)))
+			must(t, w.maps.FrontendIDs.Delete(s.key(vip)))
 		}, 1},
 		{"destroyed when the address belongs to another Service", func(t *testing.T, w *world, _ *service) {
 			w.add(t, service{proto: "udp", at: []string{vip}, to: []string{w.v4(1)}})
 		}, 1},
 		{"destroyed when the id is another backend's", func(t *testing.T, w *world, s *service) {
 			id := s.backends[0]
-			b, _, err := w.maps.Backends.Lookup(id)
-			must(t, err)
+			b := w.maps.Backends.Get(id)
 			b.Addr = maps.AddrOf(netip.MustParseAddrPort(w.v4(1)).Addr())
 			must(t, w.maps.Backends.Put(id, b))
 		}, 2},

@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -50,7 +52,7 @@ func TestPins(t *testing.T) {
 		defer w.publish(t, s, s.backends...)
 		socket := mustSocket(t, client, "udp4")
 		first, _ := ask(t, socket, dns)
-		w.publish(t, s, s.without(w.backendOf(t, socket))...)
+		w.publish(t, s, s.without(w.named(t, s, first))...)
 		for range 20 {
 			if name, _ := ask(t, socket, dns); name != first {
 				t.Fatalf("%s answered, want %s, which drains", name, first)
@@ -62,7 +64,7 @@ func TestPins(t *testing.T) {
 		first, _ := ask(t, socket, dns)
 		port, err := socket.Local()
 		must(t, err)
-		gone := w.backendOf(t, socket)
+		gone := w.named(t, s, first)
 		w.publish(t, s, s.without(gone)...)
 		w.forget(t, gone)
 		if n, err := w.DestroyOrphans(); n != 0 || err != nil {
@@ -76,35 +78,58 @@ func TestPins(t *testing.T) {
 			t.Errorf("the socket is at %s, %v, want %s", now, err, port)
 		}
 	})
-	t.Run("gone with the socket", func(t *testing.T) {
-		socket := mustSocket(t, client, "udp4")
-		ask(t, socket, dns)
-		if n := len(w.pinsOf(t, socket)); n != 2 {
-			t.Fatalf("%d pins, want one for each way", n)
-		}
-		cookie, err := socket.Cookie()
-		must(t, err, socket.Close())
-		if pins := w.pins(t, cookie); len(pins) != 0 {
-			t.Errorf("%v after close", pins)
-		}
-	})
 }
 
-// pins returns the pins of the socket with this cookie, by their ways.
-func (w *world) pins(t testing.TB, cookie uint64) map[uint16]maps.UDPPin {
+// A socket keeps a few destinations itself, and those beyond are pinned. All answers come
+// from what was dialled, and a socket that sends to a backend itself hears that.
+func TestManyDestinations(t *testing.T) {
+	w := newWorld(t)
+	client := w.pod(t)
+	socket := mustSocket(t, client, "udp4")
+	const own, all = 4, 7
+	var at, backends []string
+	for n := range all {
+		at = append(at, fmt.Sprintf("10.96.1.%d:53", n+1))
+		backends = append(backends, w.v4(n%len(w.answers)))
+		w.add(t, service{proto: "udp", at: at[n:], to: backends[n:]})
+	}
+	for range 2 {
+		for n, vip := range at {
+			if _, from := ask(t, socket, vip); from.String() != vip {
+				t.Errorf("what was sent to %s is answered from %s", vip, from)
+			}
+			if have, want := len(w.pinsOf(t, socket)), 2*max(n+1-own, 0); have < want {
+				t.Errorf("%d pins with %d destinations, want %d", have, n+1, want)
+			}
+		}
+	}
+	for _, backend := range backends {
+		if _, from := ask(t, socket, backend); from.String() != backend {
+			t.Errorf("what was sent to %s itself is answered from %s", backend, from)
+		}
+	}
+	for _, vip := range at {
+		if _, from := ask(t, socket, vip); from.String() != vip {
+			t.Errorf("once more: what was sent to %s is answered from %s", vip, from)
+		}
+	}
+}
+
+// pins returns the pins of the socket with this cookie.
+func (w *world) pins(t testing.TB, cookie uint64) map[maps.UDPPinKey]maps.UDPPin {
 	t.Helper()
-	pins := make(map[uint16]maps.UDPPin)
+	pins := make(map[maps.UDPPinKey]maps.UDPPin)
 	for pin, err := range w.Maps().UDPPins.All() {
 		must(t, err)
 		if pin.Key.Cookie == cookie {
-			pins[pin.Key.Way] = pin.Value
+			pins[pin.Key] = pin.Value
 		}
 	}
 
 	return pins
 }
 
-func (w *world) pinsOf(t testing.TB, s *lab.Socket) map[uint16]maps.UDPPin {
+func (w *world) pinsOf(t testing.TB, s *lab.Socket) map[maps.UDPPinKey]maps.UDPPin {
 	t.Helper()
 	cookie, err := s.Cookie()
 	must(t, err)
@@ -112,13 +137,13 @@ func (w *world) pinsOf(t testing.TB, s *lab.Socket) map[uint16]maps.UDPPin {
 	return w.pins(t, cookie)
 }
 
-// backendOf returns the backend to which a socket's datagrams are pinned.
-func (w *world) backendOf(t testing.TB, s *lab.Socket) uint32 {
+// named returns the backend of s whose pod has this name.
+func (w *world) named(t testing.TB, s *service, name string) uint32 {
 	t.Helper()
-	pin, ok := w.pinsOf(t, s)[maps.UDPPinSend]
-	if !ok {
-		t.Fatal("the socket has no pin")
+	at := slices.Index(colours, name)
+	if at < 0 || at >= len(s.backends) {
+		t.Fatalf("no backend is %q", name)
 	}
 
-	return pin.BackendId
+	return s.backends[at]
 }

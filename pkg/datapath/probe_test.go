@@ -24,7 +24,7 @@ func TestVerify(t *testing.T) {
 		}
 	})
 	t.Run("not effective without the reserved frontend", func(t *testing.T) {
-		must(t, w.Maps().Frontends.Delete((&service{proto: "tcp"}).key(ProbeAddr.String())))
+		must(t, w.Maps().FrontendIDs.Delete((&service{proto: "tcp"}).key(ProbeAddr.String())))
 		if err := Verify(t.Context(), w.cfg.CgroupRoot); !errors.Is(err, ErrNotEffective) {
 			t.Errorf("got %v, want %v", err, ErrNotEffective)
 		}

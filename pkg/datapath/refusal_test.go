@@ -20,7 +20,7 @@ func (w *world) addRefusals(t testing.TB) {
 	for _, proto := range []string{"tcp", "udp"} {
 		w.add(t, service{proto: proto, at: []string{"10.96.0.1:80"}, to: w.all4()})
 		w.add(t, service{proto: proto, at: []string{"10.96.0.2:80", "[fd00:96::2]:80"}})
-		w.add(t, service{proto: proto, at: []string{"10.96.0.3:80", "[fd00:96::3]:80"}, flags: maps.FrontendDropIfEmpty})
+		w.add(t, service{proto: proto, at: []string{"10.96.0.3:80", "[fd00:96::3]:80"}, flags: maps.PoolDropIfEmpty})
 		broken := w.add(t, service{proto: proto, at: []string{"10.96.0.4:80", "[fd00:96::4]:80"}, to: w.all4()})
 		w.forget(t, broken.backends...)
 	}

@@ -34,6 +34,8 @@ func scenes() map[string]scene {
 		"listen after connect": sceneListenAfterConnect,
 		"time connect":         sceneTimeConnect,
 		"time send":            sceneTimeSend,
+		"time socket":          sceneTimeSocket,
+		"time tcp":             sceneTimeTCP,
 		"connect again":        sceneConnectAgain,
 		"linger":               sceneLinger,
 		"half close":           sceneHalfClose,

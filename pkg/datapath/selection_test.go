@@ -60,7 +60,7 @@ func (w *world) chosen(t testing.TB, s *service) map[uint32]int {
 	must(t, err)
 	chosen := make(map[uint32]int)
 	for _, sock := range socks {
-		if sock.State.FrontendId == s.id {
+		if sock.State.ServicePortId == s.id {
 			chosen[sock.State.BackendId]++
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/maglev"
-	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // service is one service port, written into the maps by hand.
@@ -18,13 +18,11 @@ type service struct {
 	at        []string // its frontends; port 0 is a catch-all, 0.0.0.0 a node port
 	to        []string // its backends
 	affinity  uint32   // seconds
-	flags     uint16   // of its frontends
+	flags     uint16   // of its pools
 	algorithm uint8
 	ranges    []string // source ranges
-	id        uint32   // of its frontends: given by add, or kept
+	id        uint32   // of the service port: given by add, or kept
 	backends  []uint32 // ids
-	slotBase  uint32
-	slotCount uint32
 	table     []uint32 // of backends, if the algorithm hashes
 }
 
@@ -35,17 +33,18 @@ func protocol(name string) uint8 {
 // add publishes a service, from the bottom up.
 func (w *world) add(t testing.TB, s service) *service {
 	t.Helper()
+	var err error
 	if s.id == 0 {
-		w.frontends++
-		s.id = w.frontends
+		s.id, err = w.hand().ServicePort()
+		must(t, err)
 	}
 	for _, to := range s.to {
-		w.backends++
-		s.backends = append(s.backends, w.backends)
-		must(t, w.Maps().Backends.Put(w.backends, maps.BackendOf(netip.MustParseAddrPort(to), s.id, 0)))
+		id, err := w.hand().Backend(s.id, netip.MustParseAddrPort(to), 0)
+		must(t, err)
+		s.backends = append(s.backends, id)
 	}
 	for _, prefix := range s.ranges {
-		s.flags |= maps.FrontendSourceRanges
+		s.flags |= maps.PoolSourceRanges
 		must(t, w.Maps().SourceRanges.Put(maps.SourceRangeKeyOf(s.id, netip.MustParsePrefix(prefix)), 1))
 	}
 	w.publish(t, &s, s.backends...)
@@ -53,35 +52,40 @@ func (w *world) add(t testing.TB, s service) *service {
 	return &s
 }
 
-// publish gives a service a new extent with these backends.
+// hand returns what writes into the maps of this world.
+func (w *world) hand() *mapstest.Writer {
+	if w.writer == nil {
+		w.writer = mapstest.New(w.Maps().Tables)
+	}
+
+	return w.writer
+}
+
+// publish gives a service a new pool of these backends.
 func (w *world) publish(t testing.TB, s *service, backends ...uint32) {
 	t.Helper()
-	s.slotBase, s.slotCount = w.slots, uint32(len(backends))
 	s.table = s.newTable(backends)
-	w.slots += s.slotCount + uint32(len(s.table))
-	for i, id := range slices.Concat(slices.Sorted(slices.Values(backends)), s.table) {
-		must(t, w.Maps().Slots.Set(s.slotBase+uint32(i), id))
-	}
+	pool, err := w.hand().Pool(maps.Pool{
+		ServicePortId: s.id, AffinitySeconds: s.affinity, Flags: s.flags, Algorithm: s.algorithm,
+	}, backends, s.table)
+	must(t, err)
 	for _, at := range s.at {
 		if a := netip.MustParseAddrPort(at).Addr(); !a.IsUnspecified() {
 			w.mark(t, a, maps.AddrService)
 		}
-		must(t, w.Maps().Frontends.Put(s.key(at), s.frontend()))
+		must(t, w.hand().Frontend(s.key(at), maps.KindClusterIP, pool))
 	}
 }
 
 // mark says one more thing of an address.
 func (w *world) mark(t testing.TB, a netip.Addr, flag uint32) {
 	t.Helper()
-	use, _, err := w.Maps().Addrs.Lookup(maps.AddrOf(a))
-	must(t, err)
-	use.Flags |= flag
-	must(t, w.Maps().Addrs.Put(maps.AddrOf(a), use))
+	must(t, w.hand().Mark(maps.AddrOf(a), flag, 0))
 }
 
 // newTable returns the table of these backends, nil if the algorithm needs none.
 func (s *service) newTable(backends []uint32) []uint32 {
-	if !reconcile.Hashes(s.algorithm) {
+	if !maps.Hashes(s.algorithm) {
 		return nil
 	}
 	addrs := make([]netip.AddrPort, len(backends))
@@ -106,18 +110,11 @@ func (s *service) key(at string) maps.FrontendKey {
 	return maps.FrontendKeyOf(a.Addr(), a.Port(), proto, maps.ScopeInternal)
 }
 
-func (s *service) frontend() maps.Frontend {
-	return maps.Frontend{
-		Id: s.id, SlotBase: s.slotBase, SlotCount: s.slotCount, TableSize: uint32(len(s.table)),
-		AffinitySeconds: s.affinity, Flags: s.flags, Kind: maps.KindClusterIP, Algorithm: s.algorithm,
-	}
-}
-
 // forget removes backends from the backends map.
 func (w *world) forget(t testing.TB, backends ...uint32) {
 	t.Helper()
 	for _, id := range backends {
-		must(t, w.Maps().Backends.Delete(id))
+		must(t, w.hand().RemoveBackend(id))
 	}
 }
 

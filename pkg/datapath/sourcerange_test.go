@@ -23,8 +23,8 @@ func TestSourceRanges(t *testing.T) {
 		}
 		add(pods4, w.v4(0), 0, "10.244.1.2/32", "10.9.1.0/24")
 		add(pods6, w.v6(0), 0, "fd00:10:244:1::2/128", "fd00:9:1::/64")
-		add(node4, w.v4(0), maps.FrontendNodeInRanges, "192.168.50.0/24", "10.9.2.0/24")
-		add(node6, w.v6(0), maps.FrontendNodeInRanges, "fd00:50::/64")
+		add(node4, w.v4(0), maps.PoolNodeInRanges, "192.168.50.0/24", "10.9.2.0/24")
+		add(node6, w.v6(0), maps.PoolNodeInRanges, "fd00:50::/64")
 	}
 	pod, host := w.pod(t), w.host(t)
 	multi := lab.MustCaller(t, w.multiHomed(t), w.cgroup)
@@ -82,7 +82,7 @@ func TestSourceRanges(t *testing.T) {
 		}
 	}
 	t.Run("nobody without ranges of the family", func(t *testing.T) {
-		w.add(t, service{proto: "udp", at: []string{"203.0.113.3:80"}, to: []string{w.v4(0)}, flags: maps.FrontendSourceRanges})
+		w.add(t, service{proto: "udp", at: []string{"203.0.113.3:80"}, to: []string{w.v4(0)}, flags: maps.PoolSourceRanges})
 		counted := w.counted(t, func() { _ = mustSocket(t, pod, "udp4").Connect("203.0.113.3:80") })
 		if counted[maps.ReasonDropSourceRange] != 1 {
 			t.Errorf("counted %v", counted)

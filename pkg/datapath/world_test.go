@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -35,7 +36,7 @@ type world struct {
 	answers []*lab.Pod // red, green, blue
 	servers []*lab.Server
 
-	frontends, backends, slots uint32 // numbers in use
+	writer *mapstest.Writer // see hand
 }
 
 var colours = []string{"red", "green", "blue"}
@@ -45,8 +46,8 @@ const serverPort = 8080
 // smallMaps makes a world cheap.
 func smallMaps() map[string]uint32 {
 	return map[string]uint32{
-		maps.NameFrontends: 4096, maps.NameSlots: 65536, maps.NameBackends: 65536,
-		maps.NameAffinity: 4096, maps.NameUDPPins: 32768,
+		maps.NameFrontendIDs: 4096,
+		maps.NameAffinity:    4096, maps.NameUDPPins: 32768,
 		maps.NameFlows: 8192, maps.NameHalfOpen: 1024, maps.NameFragments: 1024, maps.NameICMPBudgets: 1024,
 	}
 }
@@ -87,6 +88,7 @@ func buildWorld(t testing.TB, options ...func(*Config)) *world {
 	t.Helper()
 	w := &world{cgroup: lab.MustCgroup(t, "datapath")}
 	w.cfg = Config{
+		CountBytes: true,
 		CgroupRoot: w.cgroup.Path(),
 		BPFRoot:    fmt.Sprintf(rootPattern, os.Getpid(), rand.Text()[:6]),
 		UDP:        bpf.UDPAll,

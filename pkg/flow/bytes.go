@@ -7,16 +7,16 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Bytes is what the clients of a frontend have sent and received.
+// Bytes is what the clients of a service port have sent and received.
 type Bytes struct {
 	Sent, Received uint64
 }
 
-// tallies are the bytes of flows that the Sweeper has ended, by frontend id: those
+// tallies are the bytes of flows that the Sweeper has ended, by service port id: those
 // that programs had not counted yet.
 type tallies struct {
-	mu      sync.Mutex
-	byFront map[uint32]Bytes
+	mu     sync.Mutex
+	byPort map[uint32]Bytes
 }
 
 // add takes over what an entry that is deleted has not told.
@@ -26,33 +26,33 @@ func (t *tallies) add(f *maps.Flow) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.byFront == nil {
-		t.byFront = make(map[uint32]Bytes)
+	if t.byPort == nil {
+		t.byPort = make(map[uint32]Bytes)
 	}
-	b := t.byFront[f.FrontendId]
+	b := t.byPort[f.ServicePortId]
 	if f.Role == maps.FlowFromClient {
 		b.Sent += f.Bytes
 	} else {
 		b.Received += f.Bytes
 	}
-	t.byFront[f.FrontendId] = b
+	t.byPort[f.ServicePortId] = b
 }
 
 // Bytes returns what the flows that this Sweeper has ended had sent and received
-// since programs last counted it, by frontend id: it is in no entry of
+// since programs last counted it, by service port id: it is in no count of
 // [maps.Stats]. Ids that have gone are forgotten now and then. Any goroutine may
 // call it.
 func (s *Sweeper) Bytes() map[uint32]Bytes {
 	s.bytes.mu.Lock()
 	defer s.bytes.mu.Unlock()
 
-	return stdmaps.Clone(s.bytes.byFront)
+	return stdmaps.Clone(s.bytes.byPort)
 }
 
 // manyTallies is when those of ids that have gone are looked for.
 const manyTallies = 4096
 
-// forgetTallies drops the tallies of frontend ids that stand for nothing any more.
+// forgetTallies drops the tallies of service port ids that stand for nothing any more.
 func (s *Sweeper) forgetTallies() error {
 	known := s.Bytes()
 	if len(known) < manyTallies {
@@ -65,7 +65,7 @@ func (s *Sweeper) forgetTallies() error {
 		}
 		if !ok {
 			s.bytes.mu.Lock()
-			delete(s.bytes.byFront, id)
+			delete(s.bytes.byPort, id)
 			s.bytes.mu.Unlock()
 		}
 	}

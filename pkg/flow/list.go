@@ -52,7 +52,7 @@ func compare(a, b Flow) int {
 	)
 }
 
-// name is what a frontend id stands for.
+// name is what a service port id stands for.
 type name struct{ service, port string }
 
 type lister struct {
@@ -85,7 +85,7 @@ func (l *lister) list(service string, now uint64) ([]Flow, error) {
 
 // flow returns the flow of an entry, unless another entry stands for it.
 func (l *lister) flow(t table, e maps.Entry[maps.FlowKey, maps.Flow], service string, now uint64) (Flow, bool, error) {
-	name, err := l.name(e.Value.FrontendId)
+	name, err := l.name(e.Value.ServicePortId)
 	if err != nil || service != "" && name.service != service {
 		return Flow{}, false, err
 	}
@@ -116,7 +116,7 @@ func (l *lister) flow(t table, e maps.Entry[maps.FlowKey, maps.Flow], service st
 	return f, true, nil
 }
 
-// name returns what people call a frontend id.
+// name returns what people call a service port id.
 func (l *lister) name(id uint32) (name, error) {
 	if n, ok := l.names[id]; ok {
 		return n, nil

@@ -26,10 +26,10 @@ func TestList(t *testing.T) {
 	}
 	w.put(t, created(flowOf(tcp, 40000), time.Hour), note{fromClient, maps.FlowOpen, false, 90 * time.Second}, note{toClient, maps.FlowOpen, false, 30*time.Second + 1})
 	dns := created(masqueraded(flowOf(udp, 53000)), 10*time.Second)
-	dns.FrontendId, dns.StackPort = 2, maps.Port(10007)
+	dns.ServicePortId, dns.StackPort = 2, maps.Port(10007)
 	w.put(t, dns, note{fromClient, maps.FlowOpen, true, 0}, note{fromBackend, maps.FlowNew, true, 9 * time.Second})
 	begun := created(dialled(flowOf(sctp, 1), "[fd00:10:96::1]:80"), 0)
-	begun.Client, begun.Backend, begun.FrontendId = addr("fd00::7"), addr("fd00::2"), 7
+	begun.Client, begun.Backend, begun.ServicePortId = addr("fd00::7"), addr("fd00::2"), 7
 	w.put(t, begun, note{toClient, maps.FlowNew, true, 0})
 	// It was seen before it moved, and after.
 	// Packets of it were seen after we looked at the clock.
@@ -68,7 +68,7 @@ func TestListOfMany(t *testing.T) {
 	w := newWorld(t, 1024)
 	for n := range 100 {
 		f := masqueraded(flowOf(tcp, 1000-n))
-		f.FrontendId = uint32(1 + n%2)
+		f.ServicePortId = uint32(1 + n%2)
 		w.put(t, f, live...)
 		if n%3 == 0 {
 			w.put(t, f, note{fromClient, maps.FlowNew, true, 0}) // left behind

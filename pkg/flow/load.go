@@ -6,8 +6,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// loads is what a look at all flows says about the loads of backends, by the cell
-// of their ids.
+// loads is what a look at all flows says about the loads of backends, by the
+// index of their ids.
 //
 // Programs count a flow where it begins and where both sides have said their last,
 // and we where we end it. One that is pushed out of its table goes uncounted. Flows
@@ -16,7 +16,7 @@ import (
 // put right, and that is all of it as soon as there is a look in which no flow
 // began.
 type loads struct {
-	before, after map[uint32]int32 // what cells said; zeros are left out
+	before, after map[uint32]int32 // what the map said; zeros are left out
 	found         map[uint32]int32
 	// halfOpen are the flows that were found half open: they may be open, and
 	// found again, a moment later.
@@ -25,21 +25,18 @@ type loads struct {
 }
 
 // readLoads begins a look.
-func (s *Sweeper) readLoads() (loads, error) {
+func (s *Sweeper) readLoads() loads {
 	l := loads{
 		before: make(map[uint32]int32), after: make(map[uint32]int32), found: make(map[uint32]int32),
 		halfOpen: make(map[uint64]struct{}), seed: maphash.MakeSeed(),
 	}
-	for e, err := range s.maps.BackendLoad.All() {
-		if err != nil {
-			return l, err
-		}
-		if n := e.Value.Flows; n != 0 {
-			l.before[e.Key] = n
+	for index, load := range s.maps.Loads.All() {
+		if load.Flows != 0 {
+			l.before[index] = load.Flows
 		}
 	}
 
-	return l, nil
+	return l
 }
 
 // isCounted says that an entry has its flow in the load of its backend. The flag is
@@ -63,27 +60,27 @@ func (l *loads) add(t table, key maps.FlowKey, f *maps.Flow) {
 	if t.halfOpen {
 		l.halfOpen[id] = struct{}{}
 	}
-	l.found[f.BackendId%maps.LoadCells]++
+	l.found[maps.Index(f.BackendId)]++
 }
 
 // readLoadsAgain ends a look.
 func (s *Sweeper) readLoadsAgain(l *loads) {
-	for _, cells := range []map[uint32]int32{l.before, l.found} {
-		for cell := range cells {
-			l.after[cell] = s.maps.BackendLoad.Load(cell).Flows
+	for _, loads := range []map[uint32]int32{l.before, l.found} {
+		for index := range loads {
+			l.after[index] = s.maps.Loads.Get(index).Flows
 		}
 	}
 }
 
-// excess returns by how many flows the load of a cell is certainly too high, or too
+// excess returns by how many flows the load of a backend is certainly too high, or too
 // low if it is negative. No more than begun flows began during the look.
 //
 // If none ended either, all of begun may have been missed, or found: the load that
 // was said before is found, but for that. Those that ended may have been missed,
 // too: they are the ones that began, less by what the load has grown.
-func (l *loads) excess(cell uint32, begun int32) int32 {
-	most := l.before[cell] - l.found[cell] + begun
-	least := l.after[cell] - l.found[cell] - begun
+func (l *loads) excess(index uint32, begun int32) int32 {
+	most := l.before[index] - l.found[index] + begun
+	least := l.after[index] - l.found[index] - begun
 	switch {
 	case least > most: // what happened was something else
 		return 0
@@ -103,12 +100,12 @@ func (s *Sweeper) repairLoads(st stock) {
 	}
 	// Each flow that begins puts one entry at least where there was none.
 	begun := int32(st.after.HalfOpenPut - st.before.HalfOpenPut)
-	for cell := range st.loads.after {
-		n := st.loads.excess(cell, begun)
+	for index := range st.loads.after {
+		n := st.loads.excess(index, begun)
 		if n == 0 {
 			continue
 		}
-		s.maps.BackendLoad.AddFlows(cell, -n)
+		s.maps.Loads.AddFlows(index, -n)
 		s.status.LoadsRepaired += uint64(max(n, -n))
 	}
 }

@@ -20,7 +20,7 @@ func counted(f maps.Flow, backend uint32) maps.Flow {
 
 func (w *world) mustHaveFlows(t testing.TB, backend uint32, want int) {
 	t.Helper()
-	if have := w.BackendLoad.Load(backend).Flows; have != int32(want) {
+	if have := w.Loads.Load(backend).Flows; have != int32(want) {
 		t.Errorf("backend %d has a load of %d flows, want %d", backend, have, want)
 	}
 }
@@ -34,9 +34,9 @@ func TestLoadIsRepaired(t *testing.T) {
 	w.put(t, counted(masqueraded(flowOf(udp, 3)), 1), live...)
 	w.put(t, flowOf(tcp, 4), note{fromClient, maps.FlowFin, false, 0}, note{toClient, maps.FlowFin, false, 0}) // counts no more
 	w.put(t, counted(flowOf(tcp, 5), 2), note{toClient, 1, false, 0})                                          // nobody knows
-	w.put(t, counted(flowOf(tcp, 6), 3+maps.LoadCells), note{fromClient, 1, false, 0})
+	w.put(t, counted(flowOf(tcp, 6), maps.ID(3, 1)), note{fromClient, 1, false, 0})
 	for id, load := range map[uint32]int32{1: 1, 2: 1, 3: -2, 4: 7, 5: -1} {
-		w.BackendLoad.AddFlows(id, load)
+		w.Loads.AddFlows(id, load)
 	}
 	s := w.sweeper(t)
 	status := w.mustSweep(t, s)
@@ -73,7 +73,7 @@ func TestEndedFlowsAreNoLoad(t *testing.T) {
 			f := masqueraded(flowOf(tcp, 1))
 			f.Flags |= test.flags
 			w.put(t, f, test.notes...)
-			w.BackendLoad.AddFlows(1, test.begin+5)
+			w.Loads.AddFlows(1, test.begin+5)
 			for n := range 5 {
 				w.put(t, counted(flowOf(tcp, 100+n), 1), live[:2]...)
 			}
@@ -94,7 +94,7 @@ func TestStaleFlowsAreNoLoad(t *testing.T) {
 	for n := range 3 {
 		w.put(t, counted(flowOf(udp, n+1), 7), live[:2]...)
 	}
-	w.BackendLoad.AddFlows(7, 3)
+	w.Loads.AddFlows(7, 3)
 	again := counted(flowOf(udp, 2), 7)
 	back := false
 	s.hook(false, &hooked{remove: func(k maps.FlowKey) {
@@ -120,7 +120,7 @@ func TestBytesOfEndedFlows(t *testing.T) {
 	}
 	const idle = 1000 * time.Hour
 	f, other, stale := flowOf(tcp, 1), flowOf(tcp, 2), flowOf(udp, 3)
-	other.FrontendId, stale.FrontendId = 2, 3
+	other.ServicePortId, stale.ServicePortId = 2, 3
 	put(f, 100, note{fromClient, 1, false, idle})
 	put(f, 7000, note{toClient, 1, false, idle})
 	put(other, 11, note{fromClient, 1, false, idle})
@@ -135,7 +135,7 @@ func TestBytesOfEndedFlows(t *testing.T) {
 	w.mustEndStale(t, s, 1)
 	for id, want := range map[uint32]Bytes{1: {101, 7000}, 2: {11, 0}, 3: {0, 40}} {
 		if have := s.Bytes()[id]; have != want {
-			t.Errorf("frontend id %d: %+v, want %+v", id, have, want)
+			t.Errorf("service port id %d: %+v, want %+v", id, have, want)
 		}
 	}
 }
@@ -147,7 +147,7 @@ func TestBytesAreForgotten(t *testing.T) {
 	must(t, w.ServicePorts.Put(5, maps.ServicePortOf("ns", "web", "", tcp, 4)))
 	for n := range manyTallies + 1 {
 		f := flowOf(tcp, n+1)
-		f.FrontendId, f.Bytes = uint32(n+1), 1
+		f.ServicePortId, f.Bytes = uint32(n+1), 1
 		w.put(t, f, note{fromClient, 1, false, 1000 * time.Hour})
 	}
 	w.mustSweep(t, s)
@@ -183,7 +183,7 @@ func (r *traffic) begin() {
 	r.world.put(r.t, f, note{toClient, 0, true, 0}, note{fromClient, 0, true, 0})
 	r.put += 2
 	r.tell(r.t, halfOpenPut, r.put)
-	r.BackendLoad.AddFlows(f.BackendId, 1)
+	r.Loads.AddFlows(f.BackendId, 1)
 	r.flows[r.next] = f
 	r.loads[f.BackendId]++
 }
@@ -221,7 +221,7 @@ func (r *traffic) end() {
 	must(r.t, err)
 	f.Flags &^= maps.FlowCounted
 	r.world.put(r.t, f, note{fromClient, maps.FlowFin, halfOpen, 0})
-	r.BackendLoad.AddFlows(f.BackendId, -1)
+	r.Loads.AddFlows(f.BackendId, -1)
 	r.loads[f.BackendId]--
 	delete(r.flows, n)
 }
@@ -321,7 +321,7 @@ func TestLoadsWhileFlowsComeAndGo(t *testing.T) {
 func (r *traffic) mustAgree(after string) {
 	r.t.Helper()
 	for id := uint32(1); id <= 3; id++ {
-		if have := r.BackendLoad.Load(id).Flows; have != int32(r.loads[id]) {
+		if have := r.Loads.Load(id).Flows; have != int32(r.loads[id]) {
 			r.t.Fatalf("after %s: backend %d has a load of %d flows, want %d", after, id, have, r.loads[id])
 		}
 	}
@@ -334,11 +334,11 @@ func TestLargeDriftIsRepairedWhileBusy(t *testing.T) {
 	s := r.sweeper(t)
 	s.hook(false, &hooked{all: func() { r.begin(); r.begin() }})
 	for _, drift := range []int32{1000, -1000} {
-		r.BackendLoad.AddFlows(1, drift)
+		r.Loads.AddFlows(1, drift)
 		r.mustSweep(t, s)
-		if off := r.BackendLoad.Load(1).Flows - int32(r.loads[1]); off < -4 || off > 4 {
+		if off := r.Loads.Load(1).Flows - int32(r.loads[1]); off < -4 || off > 4 {
 			t.Errorf("the load is off by %d flows, of %d", off, drift)
 		}
-		r.BackendLoad.AddFlows(1, int32(r.loads[1])-r.BackendLoad.Load(1).Flows)
+		r.Loads.AddFlows(1, int32(r.loads[1])-r.Loads.Load(1).Flows)
 	}
 }

@@ -20,7 +20,7 @@ const lateAnswers = 50 * time.Millisecond
 // ended, also next to an error.
 //
 // Connections of TCP and SCTP are left alone, as kube-proxy leaves them; so are
-// flows to a backend that gets no new ones but is still in the backends map. A
+// flows to a backend that gets no new ones but is still among the backends. A
 // flow does not tell in which scope it was dialled: it stays if either scope
 // leads to its service port.
 func (s *Sweeper) EndStale() (int, error) {
@@ -60,12 +60,12 @@ func (s *Sweeper) EndStale() (int, error) {
 type lead struct {
 	dialled, backend         maps.Addr
 	dialledPort, backendPort uint16
-	frontendID, backendID    uint32
+	servicePortID, backendID uint32
 }
 
 func leadOf(f *maps.Flow) lead {
 	return lead{
-		dialled: f.Dialled, dialledPort: f.DialledPort, frontendID: f.FrontendId,
+		dialled: f.Dialled, dialledPort: f.DialledPort, servicePortID: f.ServicePortId,
 		backend: f.Backend, backendPort: f.BackendPort, backendID: f.BackendId,
 	}
 }
@@ -146,7 +146,7 @@ func (s *Sweeper) removeStale(g *group, so *ending) error {
 	counted, err := s.remove(g)
 	if counted && !so.counted {
 		so.counted = true
-		s.maps.BackendLoad.AddFlows(g.told.BackendId, -1)
+		s.maps.Loads.AddFlows(g.told.BackendId, -1)
 	}
 	so.ended = so.ended || len(g.entries) > 0
 
@@ -155,9 +155,9 @@ func (s *Sweeper) removeStale(g *group, so *ending) error {
 
 // stands says whether a lead still leads from the frontend to the backend.
 func (s *Sweeper) stands(l lead) (bool, error) {
-	b, ok, err := s.maps.Backends.Lookup(l.backendID)
-	if err != nil || !ok || b.FrontendId != l.frontendID || b.Addr != l.backend || b.Port != l.backendPort {
-		return false, err
+	b, ok := s.maps.BackendOf(l.backendID)
+	if !ok || b.ServicePortId != l.servicePortID || b.Addr != l.backend || b.Port != l.backendPort {
+		return false, nil
 	}
 	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
 		if leads, err := s.leads(l, scope); err != nil || leads {
@@ -172,13 +172,13 @@ func (s *Sweeper) stands(l lead) (bool, error) {
 // a node.
 func (s *Sweeper) leads(l lead, scope uint8) (bool, error) {
 	key := maps.FrontendKey{Addr: l.dialled, Port: l.dialledPort, Proto: protoUDP, Scope: scope}
-	fe, ok, err := s.maps.Frontends.Lookup(key)
+	_, pool, ok, err := s.maps.FrontendOf(key)
 	if err == nil && !ok {
 		key.Addr = anyNode(l.dialled.IP())
-		fe, ok, err = s.maps.Frontends.Lookup(key)
+		_, pool, ok, err = s.maps.FrontendOf(key)
 	}
 
-	return ok && fe.Id == l.frontendID, err
+	return ok && pool.ServicePortId == l.servicePortID, err
 }
 
 // anyNode is the address of a node port's frontend, of the family of a.

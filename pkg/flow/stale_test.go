@@ -10,17 +10,18 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// frontend makes what is dialled at addr:port lead to an id.
-func (w *world) frontend(t testing.TB, at string, proto, scope uint8, id uint32) {
+// frontend makes what is dialled at addr:port lead to a service port.
+func (w *world) frontend(t testing.TB, at string, proto, scope uint8, servicePortID uint32) {
 	t.Helper()
 	to := netip.MustParseAddrPort(at)
-	must(t, w.Frontends.Put(maps.FrontendKeyOf(to.Addr(), to.Port(), proto, scope), maps.Frontend{Id: id}))
+	pool, err := w.writer.Pool(maps.Pool{ServicePortId: servicePortID}, nil, nil)
+	must(t, err, w.writer.Frontend(maps.FrontendKeyOf(to.Addr(), to.Port(), proto, scope), maps.KindClusterIP, pool))
 }
 
 // backend makes an id that of a backend.
-func (w *world) backend(t testing.TB, id uint32, at string, frontendID uint32) {
+func (w *world) backend(t testing.TB, id uint32, at string, servicePortID uint32) {
 	t.Helper()
-	must(t, w.Backends.Put(id, maps.BackendOf(netip.MustParseAddrPort(at), frontendID, 0)))
+	must(t, w.Backends.Put(maps.Index(id), maps.BackendOf(id, servicePortID, netip.MustParseAddrPort(at), 0)))
 }
 
 func (w *world) mustEndStale(t testing.TB, s *Sweeper, want int) {
@@ -49,21 +50,22 @@ func TestStale(t *testing.T) {
 	}{
 		{"kept while nothing changes", flowOf(udp, 1), func(*world) {}, false},
 		{"kept by either scope, internal", flowOf(udp, 1), func(w *world) {
-			must(t, w.Frontends.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeExternal)))
+			must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeExternal)))
 		}, false},
 		{"kept by either scope, external", flowOf(udp, 1), func(w *world) {
-			must(t, w.Frontends.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeInternal)))
+			must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeInternal)))
 		}, false},
 		{"kept at a node port", dialled(flowOf(udp, 1), node4), func(*world) {}, false},
 		{"kept at a node port of IPv6", dialled(flowOf(udp, 1), node6), func(*world) {}, false},
 		{"kept though its frontend has no slots", flowOf(udp, 1), func(*world) {}, false},
-		{"ended with its backend", flowOf(udp, 1), func(w *world) { must(t, w.Backends.Delete(1)) }, true},
+		{"ended with its backend", flowOf(udp, 1), func(w *world) { must(t, w.Backends.Clear(1)) }, true},
 		{"ended when the id is a backend of another", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.2:8080", 2) }, true},
+		{"ended when the place has another generation", flowOf(udp, 1), func(w *world) { w.backend(t, maps.ID(1, 1), "10.244.2.2:8080", 1) }, true},
 		{"ended when the id is at another address", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.3:8080", 1) }, true},
 		{"ended when the id is at another port", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.2:8081", 1) }, true},
 		{"ended with its frontend", flowOf(udp, 1), func(w *world) {
 			for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-				must(t, w.Frontends.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, scope)))
+				must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, scope)))
 			}
 		}, true},
 		{"ended when its frontend is another's", flowOf(udp, 1), func(w *world) {
@@ -77,8 +79,8 @@ func TestStale(t *testing.T) {
 		{"ended if only TCP has the frontend", dialled(flowOf(udp, 1), "10.96.0.1:443"), func(w *world) {
 			w.frontend(t, "10.96.0.1:443", tcp, maps.ScopeInternal, 1)
 		}, true},
-		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { must(t, w.Backends.Delete(1)) }, false},
-		{"kept if it is of SCTP, without a backend", flowOf(sctp, 1), func(w *world) { must(t, w.Backends.Delete(1)) }, false},
+		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { must(t, w.Backends.Clear(1)) }, false},
+		{"kept if it is of SCTP, without a backend", flowOf(sctp, 1), func(w *world) { must(t, w.Backends.Clear(1)) }, false},
 	} {
 		for _, halfOpen := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, half open %v", test.name, halfOpen), func(t *testing.T) {
@@ -121,7 +123,7 @@ func TestStaleIsExact(t *testing.T) {
 			for i := range uint32(40) {
 				gone[i] = r.IntN(3) == 0
 				if !gone[i] {
-					w.backend(t, i, fmt.Sprintf("10.244.3.%d:8080", i), i/4)
+					w.backend(t, i+1, fmt.Sprintf("10.244.3.%d:8080", i), i/4)
 				}
 			}
 			closed := map[string]bool{}
@@ -137,7 +139,7 @@ func TestStaleIsExact(t *testing.T) {
 				id := uint32(r.IntN(40))
 				at := fmt.Sprintf("10.96.0.%d:80", id/4*2+uint32(r.IntN(2)))
 				f := dialled(flowOf([]uint8{udp, tcp}[r.IntN(2)], i+1), at)
-				f.FrontendId, f.BackendId, f.Backend = id/4, id, addr(fmt.Sprintf("10.244.3.%d", id))
+				f.ServicePortId, f.BackendId, f.Backend = id/4, id+1, addr(fmt.Sprintf("10.244.3.%d", id))
 				if r.IntN(2) == 0 {
 					f = masqueraded(f)
 				}

@@ -139,9 +139,7 @@ func (s *Sweeper) scan(timeouts Timeouts) (stock, error) {
 	if st.before, err = s.maps.FlowCounts(); err != nil {
 		return st, err
 	}
-	if st.loads, err = s.readLoads(); err != nil {
-		return st, err
-	}
+	st.loads = s.readLoads()
 	for _, t := range s.tables {
 		for e, err := range t.All() {
 			if err != nil {
@@ -206,7 +204,7 @@ func (s *Sweeper) expire(st stock, timeouts Timeouts) (flags uint8, err error) {
 func (s *Sweeper) end(g *group) error {
 	counted, err := s.remove(g)
 	if counted {
-		s.maps.BackendLoad.AddFlows(g.told.BackendId, -1)
+		s.maps.Loads.AddFlows(g.told.BackendId, -1)
 	}
 
 	return err

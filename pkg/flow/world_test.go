@@ -13,12 +13,14 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 )
 
 // world is a node's maps, and a clock. Nobody but the test uses them.
 type world struct {
 	*maps.Pinned
-	clock uint64
+	writer *mapstest.Writer
+	clock  uint64
 }
 
 // epoch is when worlds begin: later than any timeout.
@@ -36,13 +38,13 @@ func newWorld(t testing.TB, capacity uint32) *world {
 		}
 	})
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFrontends: 1024, maps.NameSlots: 16, maps.NameBackends: 1024, maps.NameServicePorts: 1024,
+		maps.NameFrontendIDs: 1024, maps.NameServicePorts: 1024, maps.NameRefusals: 16,
 		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity,
 	}})
 	must(t, err)
 	t.Cleanup(func() { pinned.Close() })
 
-	return &world{Pinned: pinned, clock: epoch}
+	return &world{Pinned: pinned, writer: mapstest.New(pinned.Tables), clock: epoch}
 }
 
 func must(t testing.TB, errs ...error) {
@@ -74,7 +76,7 @@ func flowOf(proto uint8, n int) maps.Flow {
 		Client: addr("198.51.100.7"), ClientPort: maps.Port(uint16(n)), StackPort: maps.Port(uint16(n)),
 		Dialled: addr("10.96.0.1"), DialledPort: maps.Port(80),
 		Backend: addr("10.244.2.2"), BackendPort: maps.Port(8080),
-		Proto: proto, FrontendId: 1, BackendId: 1,
+		Proto: proto, ServicePortId: 1, BackendId: 1,
 		Created: epoch - uint64(100*time.Hour),
 	}
 }

@@ -6,9 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
 )
 
 // A scrape of 10,000 Services with series of their own, with 100,000 backends,
@@ -58,16 +59,12 @@ func BenchmarkKernelMaps(b *testing.B) {
 		b.Fatal(err)
 	}
 	for id, port := range w.ServicePorts.Entries {
-		must(b, pinned.ServicePorts.Put(id, port))
+		must(b, pinned.Stats.Begin(id), pinned.ServicePorts.Put(id, port))
+		mustCount(b, pinned, id, maps.PortCounts{Connections: 7, BytesSent: 100, BytesReceived: 1000})
+		must(b, refusals(pinned).Put(maps.RefusalKey{ServicePortId: id, Reason: noBackend}, uint64(1)))
 	}
-	for id, backend := range w.Backends.Entries {
-		must(b, pinned.Backends.Put(id, backend))
-	}
-	counts := mustOpenStats(b, pinned)
-	perCPU := make([]uint64, ebpf.MustPossibleCPU())
-	for key, n := range w.stats.counts {
-		perCPU[0] = n
-		must(b, counts.Put(key, perCPU))
+	for i, backend := range w.Backends.All() {
+		must(b, pinned.Backends.Put(i, backend))
 	}
 	w.moved++
 	for _, bench := range []struct {

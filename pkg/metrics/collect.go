@@ -21,7 +21,7 @@ func (s *Services) Gather() ([]*dto.MetricFamily, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now := s.cfg.Now(); now.Sub(s.read) >= freshness {
-		if err := s.refresh(now, strayGrace); err != nil {
+		if err := s.refresh(now); err != nil {
 			return nil, err
 		}
 	}
@@ -129,8 +129,8 @@ func single(m *metric, value float64) *dto.MetricFamily {
 	return m.family([][]*dto.LabelPair{nil}, func(int) float64 { return value })
 }
 
-// Entries returns how many counts there were at the last look.
-func (s *Services) Entries() int {
+// Refusals returns how many counts of refusals there were at the last look.
+func (s *Services) Refusals() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 

@@ -21,7 +21,7 @@ func mustCreate(t testing.TB) *maps.Pinned {
 	root := "/sys/fs/bpf/sluice-metrics-test-" + rand.Text()[:8]
 	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameSlots: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
+		maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
 	}})
 	must(t, err)
 	t.Cleanup(func() { must(t, pinned.Close()) })
@@ -29,16 +29,24 @@ func mustCreate(t testing.TB) *maps.Pinned {
 	return pinned
 }
 
-// mustOpenStats returns the map of counts, to write what programs would.
-func mustOpenStats(t testing.TB, pinned *maps.Pinned) *ebpf.Map {
+// mustCount makes every CPU count what programs would, of a service port that has begun.
+func mustCount(t testing.TB, pinned *maps.Pinned, id uint32, c maps.PortCounts) {
 	t.Helper()
-	m := pinned.Replacements()["sl_stats"]
-	if m == nil {
-		t.Fatal("there is no map of counts")
+	const perChunk = 256
+	var chunk ebpf.MapID
+	must(t, pinned.Replacements()["sl_port_counts"].Lookup(maps.Index(id)/perChunk, &chunk))
+	m, err := ebpf.NewMapFromID(chunk)
+	must(t, err)
+	defer m.Close()
+	perCPU := make([]maps.PortCounts, ebpf.MustPossibleCPU())
+	for cpu := range perCPU {
+		perCPU[cpu] = c
 	}
-
-	return m
+	must(t, m.Put(maps.Index(id)%perChunk, perCPU))
 }
+
+// refusals is the map of new flows that got no backend.
+func refusals(pinned *maps.Pinned) *ebpf.Map { return pinned.Replacements()["sl_refusals"] }
 
 func must(t testing.TB, errs ...error) {
 	t.Helper()
@@ -47,34 +55,40 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// With real maps, counts of all CPUs come together, and those of an id that is
-// gone are deleted.
+// With real maps, counts of all CPUs come together, also those of an id that was given
+// back, and what is left of an id that is gone is deleted.
 func TestKernelMaps(t *testing.T) {
 	pinned := mustCreate(t)
-	counts := mustOpenStats(t, pinned)
-	perCPU := make([]uint64, ebpf.MustPossibleCPU())
-	for i := range perCPU {
-		perCPU[i] = 2
-	}
+	web, https, stray := uint32(1), maps.ID(300, 1), maps.RefusalKey{ServicePortId: 9, Reason: noBackend}
 	must(t,
-		pinned.ServicePorts.Put(1, maps.ServicePortOf("ns", "web", "http", 6, 4)),
-		counts.Put(maps.StatKey{FrontendId: 9, What: sent}, perCPU),
+		pinned.Stats.Begin(web), pinned.Stats.Begin(https),
+		pinned.ServicePorts.Put(web, maps.ServicePortOf("ns", "web", "http", 6, 4)),
+		pinned.ServicePorts.Put(https, maps.ServicePortOf("ns", "web", "https", 6, 4)),
+		refusals(pinned).Put(stray, uint64(3)),
 	)
-	now := time.Now()
+	now, moved := time.Now(), uint64(0)
 	s, err := NewServices(ServicesConfig{
 		Tables: Tables{ServicePorts: pinned.ServicePorts, Backends: pinned.Backends, Loads: pinned.Loads},
 		Stats:  pinned.Stats, Limit: 1,
-		Moved: func() uint64 { return 0 },
+		Moved: func() uint64 { return moved },
 		Now:   func() time.Time { return now },
 	})
 	must(t, err)
-	var stray []uint64
-	if err := counts.Lookup(maps.StatKey{FrontendId: 9, What: sent}, &stray); !errors.Is(err, ebpf.ErrKeyNotExist) {
-		t.Errorf("counts of an id that is gone: %v, %v", stray, err)
+	var left uint64
+	if err := refusals(pinned).Lookup(stray, &left); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Errorf("refusals of an id that is gone: %v, %v", left, err)
 	}
-	must(t, counts.Put(maps.StatKey{FrontendId: 1, What: sent}, perCPU))
-	now = now.Add(time.Minute)
-	expect(t, "all CPUs", only(show(t, s), "connections_total"), map[string]float64{
-		"connections_total ns/web": float64(2 * len(perCPU)),
-	})
+	cpus := float64(ebpf.MustPossibleCPU())
+	mustCount(t, pinned, web, maps.PortCounts{Connections: 2})
+	mustCount(t, pinned, https, maps.PortCounts{Connections: 1})
+	connections := func(when string, want float64) {
+		t.Helper()
+		now = now.Add(time.Minute)
+		expect(t, when, only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": want})
+	}
+	connections("all CPUs", 3*cpus)
+	mustCount(t, pinned, https, maps.PortCounts{Connections: 5})
+	must(t, pinned.ServicePorts.Delete(https), pinned.Stats.End(https), pinned.Stats.Begin(maps.ID(300, 2)))
+	moved++
+	connections("an id that was given back", 7*cpus)
 }

@@ -54,7 +54,7 @@ func exposition(t *testing.T) []byte {
 	s.SocketsEnded(2)
 
 	w := newWorld()
-	w.Fakes.Loads[1] = maps.BackendLoad{Sockets: 2, Flows: 1}
+	w.load(1, maps.BackendLoad{Sockets: 2, Flows: 1})
 	w.add(1, "ns", "web", "http", 1)
 	w.add(2, "ns", "dns", "dns", 2)
 	services := w.services(t, 1)

@@ -13,7 +13,7 @@ type Round struct {
 	Full bool
 	// Retry: the round is about what failed before.
 	Retry bool
-	// Failed: some write of this round did.
+	// Failed: some write of this round did, or is still to come.
 	Failed bool
 	// Programmed says whether what was read of a Service is in force, or there is
 	// no such Service.

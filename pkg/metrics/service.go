@@ -14,7 +14,7 @@ type service struct {
 	name     serviceName
 	own      bool     // it has series of its own
 	judged   bool     // that was decided
-	ids      int      // how many frontend ids lead to it
+	ids      int      // how many service port ids it has
 	first    uint32   // the lowest of them
 	backends []uint32 // their ids
 	// base is what was counted for ids that it has no more, sums that and what is
@@ -45,11 +45,8 @@ type index struct {
 
 type owner struct {
 	*service
-	build uint32 // the last one that has found the id in the maps
+	past bool // the id was given back, and may be another Service's when it comes again
 }
-
-// has says whether the maps have an id, as far as the index knows.
-func (x *index) has(o owner) bool { return o.build == x.builds }
 
 func newIndex(limit int) index {
 	return index{limit: limit, services: make(map[serviceName]*service), owners: make(map[uint32]owner)}
@@ -68,12 +65,9 @@ func (x *index) rebuild(t Tables) error {
 		}
 		x.meet(e.Key, &e.Value)
 	}
-	for e, err := range t.Backends.All() {
-		if err != nil {
-			return err
-		}
-		if o, ok := x.owners[e.Value.FrontendId]; ok {
-			o.backends = append(o.backends, e.Key)
+	for _, b := range t.Backends.All() {
+		if o, ok := x.owners[b.ServicePortId]; ok && b.Id != 0 {
+			o.backends = append(o.backends, b.Id)
 		}
 	}
 	x.findGone()
@@ -85,8 +79,8 @@ func (x *index) rebuild(t Tables) error {
 
 // meet notes that the maps have an id, and that it belongs to a Service.
 func (x *index) meet(id uint32, port *maps.ServicePort) {
-	svc := x.owners[id].service // an id does not change its owner
-	if svc == nil {
+	svc := x.owners[id].service
+	if svc == nil || x.owners[id].past {
 		var name serviceName
 		name.namespace, name.name, _ = port.Parts()
 		// Long names are cut, perhaps in the middle of a letter.
@@ -103,7 +97,7 @@ func (x *index) meet(id uint32, port *maps.ServicePort) {
 		svc.first = id
 	}
 	svc.ids++
-	x.owners[id] = owner{svc, x.builds}
+	x.owners[id] = owner{service: svc}
 }
 
 func (x *index) findGone() {
@@ -120,7 +114,7 @@ func (x *index) findGone() {
 }
 
 // judge gives new Services series of their own, as long as there are some left.
-// Low ids are older, also those that an earlier agent gave out.
+// Low ids tend to be older, also those that an earlier agent gave out.
 func (x *index) judge() {
 	var fresh []*service
 	for _, svc := range x.services {
@@ -138,10 +132,11 @@ func (x *index) judge() {
 	}
 }
 
-// forget drops the Services that are gone, and their ids.
-func (x *index) forget() {
+// forget drops the Services that are gone, and returns their ids.
+func (x *index) forget() map[uint32]bool {
+	ids := make(map[uint32]bool)
 	if len(x.gone) == 0 {
-		return
+		return ids
 	}
 	gone := make(map[*service]bool, len(x.gone))
 	for _, svc := range x.gone {
@@ -149,8 +144,11 @@ func (x *index) forget() {
 	}
 	for id, o := range x.owners {
 		if gone[o.service] {
+			ids[id] = true
 			delete(x.owners, id)
 		}
 	}
 	x.gone = nil
+
+	return ids
 }

@@ -12,15 +12,19 @@ import (
 
 // Tables are the maps that say which Service an id belongs to.
 type Tables struct {
-	ServicePorts maps.Table[uint32, maps.ServicePort] // by frontend id
-	Backends     maps.Table[uint32, maps.Backend]     // by backend id
+	ServicePorts maps.Table[uint32, maps.ServicePort] // by service port id
+	Backends     *maps.Array[maps.Backend]            // by the index of a backend id
 	Loads        maps.Loads
 }
 
 // Stats is what programs have counted: [maps.Stats], or a test's.
 type Stats interface {
+	// All yields the counts of the service ports that the maps have.
 	All() iter.Seq2[maps.Entry[maps.StatKey, uint64], error]
-	Delete(maps.StatKey) error
+	// Ended returns the last counts of those whose ids were given back since the last call.
+	Ended() map[maps.StatKey]uint64
+	// Prune forgets what an earlier agent has left.
+	Prune() error
 }
 
 // Bytes is what clients have sent and received.
@@ -30,7 +34,7 @@ type Bytes struct{ Sent, Received uint64 }
 type ServicesConfig struct {
 	Tables Tables
 	Stats  Stats
-	// Ended yields, by frontend id, what the clients of flows have sent and
+	// Ended yields, by service port id, what the clients of flows have sent and
 	// received that the agent has ended, and programs had not counted yet. Counts
 	// grow until the id is gone; nil: nobody ends flows.
 	Ended func() iter.Seq2[uint32, Bytes]
@@ -48,7 +52,7 @@ type ServicesConfig struct {
 // Validate returns an error that names the field that cannot be used.
 func (c ServicesConfig) Validate() error {
 	switch {
-	case c.Tables.ServicePorts == nil || c.Tables.Backends == nil || c.Tables.Loads == nil:
+	case c.Tables.ServicePorts == nil || c.Tables.Backends == nil || c.Tables.Loads.Array == nil:
 		return errors.New("metrics: Tables: a map is missing")
 	case c.Stats == nil:
 		return errors.New("metrics: Stats is nil")
@@ -62,8 +66,8 @@ func (c ServicesConfig) Validate() error {
 }
 
 // Services knows what the clients of each Service have done, by what programs
-// have counted. It reads their maps when it is asked, though not all the time,
-// and deletes what was counted for ids that are no more. Any goroutine may use it.
+// have counted. It reads their maps when it is asked, though not all the time. Any
+// goroutine may use it.
 type Services struct {
 	cfg ServicesConfig
 
@@ -71,26 +75,21 @@ type Services struct {
 	index  index
 	moved  uint64 // as the index was built
 	built  bool
-	strays map[uint32]time.Time // ids in no map, and when that was found first
+	counts map[uint32]tally // of each id that was not given back yet, as it was last seen
 	read   time.Time
 	ended  map[uint32]Bytes // that were added to the Services
 	others tally            // of those Services without series that are gone
-	count  int              // entries in the map of counts
+	count  int              // of refusals, at the last look
 }
 
 const (
 	// freshness is how old the counts are that a scrape may be given.
 	freshness = 5 * time.Second
-	// strayGrace is how long after an id is gone its counts are deleted. Programs
-	// that have just looked it up have long ended then, and so has the reading of
-	// maps that did not see an id which is new.
-	strayGrace = 30 * time.Second
-	// sweepInterval is how often stray counts are looked for, where nobody scrapes.
+	// sweepInterval is how often counts are taken over where no one scrapes.
 	sweepInterval = 10 * time.Minute
 )
 
-// NewServices reads the maps for the first time, and deletes what was counted for
-// ids that are gone: call it before new ones are given out, which may be the same.
+// NewServices reads the maps for the first time. Call it before ids are given out or back.
 //
 // What was counted before does not count. Not all that an earlier agent has shown
 // is in the maps, and a counter that falls by a little is to Prometheus one that
@@ -105,8 +104,11 @@ func NewServices(cfg ServicesConfig) (*Services, error) {
 	if cfg.Ended == nil {
 		cfg.Ended = func() iter.Seq2[uint32, Bytes] { return func(func(uint32, Bytes) bool) {} }
 	}
-	s := &Services{cfg: cfg, index: newIndex(cfg.Limit)}
-	if err := s.refresh(cfg.Now(), 0); err != nil {
+	s := &Services{cfg: cfg, index: newIndex(cfg.Limit), counts: make(map[uint32]tally)}
+	if err := cfg.Stats.Prune(); err != nil {
+		return nil, err
+	}
+	if err := s.refresh(cfg.Now()); err != nil {
 		return nil, err
 	}
 	for _, svc := range s.index.services {
@@ -119,8 +121,8 @@ func NewServices(cfg ServicesConfig) (*Services, error) {
 	return s, nil
 }
 
-// Run deletes stray counts now and then, until ctx ends. What goes wrong is told
-// to failed, nil once nothing does.
+// Run takes over counts now and then, until ctx ends. It calls failed with what went
+// wrong, or nil.
 func (s *Services) Run(ctx context.Context, failed func(error)) error {
 	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
@@ -134,17 +136,16 @@ func (s *Services) Run(ctx context.Context, failed func(error)) error {
 	}
 }
 
-// Sweep reads the maps, and deletes the counts of ids that have been gone for long.
+// Sweep reads the maps, so that the counts of ids that were given back need not be kept.
 func (s *Services) Sweep() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	return s.refresh(s.cfg.Now(), strayGrace)
+	return s.refresh(s.cfg.Now())
 }
 
-// refresh reads the maps, and deletes the counts of ids that have been gone for
-// longer than grace.
-func (s *Services) refresh(now time.Time, grace time.Duration) error {
+// refresh reads the maps.
+func (s *Services) refresh(now time.Time) error {
 	s.read = time.Time{} // a sum of half the counts is shown to nobody
 	if moved := s.cfg.Moved(); !s.built || moved != s.moved {
 		s.built = false
@@ -154,7 +155,7 @@ func (s *Services) refresh(now time.Time, grace time.Duration) error {
 		s.moved, s.built = moved, true
 	}
 	s.addEnded()
-	if err := s.sum(now, grace); err != nil {
+	if err := s.sum(); err != nil {
 		return err
 	}
 	// What is gone keeps what was counted for it, as far as others show it.
@@ -163,7 +164,9 @@ func (s *Services) refresh(now time.Time, grace time.Duration) error {
 			s.others.addAll(svc.sums)
 		}
 	}
-	s.index.forget()
+	for id := range s.index.forget() {
+		delete(s.counts, id)
+	}
 	s.read = now
 
 	return nil
@@ -183,55 +186,47 @@ func (s *Services) addEnded() {
 	s.ended = ended
 }
 
-// sum reads all counts, and deletes those of ids that have been gone for longer
-// than grace. A Service that lives keeps what they came to.
-func (s *Services) sum(now time.Time, grace time.Duration) error {
+// sum reads all counts. A Service that lives keeps what ids that it has no more came to.
+func (s *Services) sum() error {
+	refusals := 0
+	for e, err := range s.cfg.Stats.All() {
+		if err != nil {
+			return err
+		}
+		id, what := e.Key.ServicePortId, e.Key.What
+		if what < maps.StatBytesSent && !translated(maps.Reason(what)) {
+			refusals++
+		}
+		counts := s.counts[id]
+		counts.set(what, e.Value)
+		s.counts[id] = counts
+	}
+	s.count = refusals
+	// An id may be gone from the maps, and not be given back yet: it keeps its counts
+	// until the last ones are known.
+	last := make(map[uint32]tally)
+	for key, n := range s.cfg.Stats.Ended() {
+		counts := last[key.ServicePortId]
+		counts.set(key.What, n)
+		last[key.ServicePortId] = counts
+	}
+	for id, counts := range last {
+		delete(s.counts, id)
+		if o, ok := s.index.owners[id]; ok {
+			o.base.addAll(counts)
+			s.index.owners[id] = owner{o.service, true}
+		}
+	}
+
 	for _, svc := range s.index.services {
 		svc.reset()
 	}
 	for _, svc := range s.index.gone {
 		svc.reset()
 	}
-	s.count = 0
-	strays := make(map[uint32]time.Time)
-	var over []maps.Entry[maps.StatKey, uint64] // deleted afterwards: that would upset the iteration
-	for e, err := range s.cfg.Stats.All() {
-		if err != nil {
-			return err
-		}
-		s.count++
-		id := e.Key.FrontendId
-		o, owned := s.index.owners[id]
-		if owned {
-			o.sums.add(e.Key.What, e.Value)
-		}
-		if owned && s.index.has(o) {
-			continue
-		}
-		since, known := s.strays[id]
-		if !known {
-			since = now
-		}
-		if now.Sub(since) >= grace {
-			over = append(over, e)
-		} else {
-			strays[id] = since
-		}
-	}
-	s.strays = strays
-
-	return s.fold(over)
-}
-
-// fold deletes counts.
-func (s *Services) fold(over []maps.Entry[maps.StatKey, uint64]) error {
-	for _, e := range over {
-		if err := s.cfg.Stats.Delete(e.Key); err != nil {
-			return err
-		}
-		s.count--
-		if o, ok := s.index.owners[e.Key.FrontendId]; ok {
-			o.base.add(e.Key.What, e.Value)
+	for id, counts := range s.counts {
+		if o, ok := s.index.owners[id]; ok {
+			o.sums.addAll(counts)
 		}
 	}
 

@@ -11,12 +11,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	treaty "github.com/sluice-lb/sluice/maps"
+	abi "github.com/sluice-lb/sluice/maps"
 )
 
 const (
-	noBackend = uint32(treaty.ReasonRejectNoBackend)
-	fenced    = uint32(treaty.ReasonDropSourceRange)
+	noBackend = uint32(abi.ReasonRejectNoBackend)
+	fenced    = uint32(abi.ReasonDropSourceRange)
 )
 
 // show returns what a scrape shows of Services, without "sluice_service_" and
@@ -57,17 +57,17 @@ func TestServices(t *testing.T) {
 	w.add(4, "sluice.internal", "probe", "")
 	s := w.services(t, 10)
 	w.count(1, sent, 3)
-	w.count(1, uint32(treaty.ReasonTranslatedUnremembered), 1)
+	w.count(1, uint32(abi.ReasonTranslatedUnremembered), 1)
 	w.count(2, sent, 10)
 	w.count(2, noBackend, 2)
 	w.count(2, fenced, 1)
-	w.count(1, treaty.StatBytesSent, 1000)
-	w.count(2, treaty.StatBytesReceived, 2000)
+	w.count(1, abi.StatBytesSent, 1000)
+	w.count(2, abi.StatBytesReceived, 2000)
 	w.count(4, sent, 1)
-	w.Fakes.Loads[1] = treaty.BackendLoad{Sockets: 2, Flows: 1}
-	w.Fakes.Loads[3] = treaty.BackendLoad{Flows: 4}
-	w.Fakes.Loads[4] = treaty.BackendLoad{Flows: -1}
-	w.Fakes.Loads[9] = treaty.BackendLoad{Flows: 100}
+	w.load(1, abi.BackendLoad{Sockets: 2, Flows: 1})
+	w.load(3, abi.BackendLoad{Flows: 4})
+	w.load(4, abi.BackendLoad{Flows: -1})
+	w.load(9, abi.BackendLoad{Flows: 100})
 	w.later()
 	expect(t, "a scrape", show(t, s), map[string]float64{
 		"connections_total ns/web": 14, "connections_total ns/dns": 0,
@@ -79,8 +79,8 @@ func TestServices(t *testing.T) {
 	})
 }
 
-// Counters go on when ids come and go, and what was counted for those that went is
-// deleted from the map.
+// Counters go on when ids come and go: what is counted until an id is given back counts,
+// and what is counted for its place afterwards is another's.
 func TestIdsComeAndGo(t *testing.T) {
 	w := newWorld()
 	w.add(1, "ns", "web", "http")
@@ -88,63 +88,60 @@ func TestIdsComeAndGo(t *testing.T) {
 	s := w.services(t, 10)
 	connections := func(when string, want float64) {
 		t.Helper()
+		w.later()
 		expect(t, when, only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": want})
 	}
 	w.count(1, sent, 5)
 	w.count(2, sent, 7)
-	w.later()
 	connections("at first", 12)
 
 	w.remove(2)
-	w.later()
+	w.count(2, sent, 1) // by a program that had found it before
+	counts := maps.Clone(w.stats.counts)
+	maps.DeleteFunc(w.stats.counts, func(key abi.StatKey, _ uint64) bool { return key.ServicePortId == 2 })
 	connections("when a port is gone", 12)
-	w.count(2, sent, 1) // a flow that began before is over
-	w.later()
-	connections("and its flows end", 13)
-	if n := w.stats.counts[treaty.StatKey{FrontendId: 2, What: sent}]; n != 0 {
-		t.Errorf("the map still has %d for the id that is gone", n)
-	}
-	w.count(2, sent, 2)
-	w.later()
-	connections("later still", 15)
+	w.stats.counts = counts
+	w.stats.end(2)
+	connections("when its id is given back", 13)
+	connections("later still", 13)
 	w.add(3, "ns", "web", "https")
 	w.count(3, sent, 4)
+	connections("when a port comes", 17)
+	w.remove(3)
+	w.stats.end(3)
+	connections("when it goes at once", 17)
+
+	// An id comes again, after many generations of its place, as that of another Service.
+	w.add(2, "ns", "dns", "")
+	w.count(2, sent, 100)
 	w.later()
-	connections("when a port comes", 19)
-	w.later()
-	connections("at last", 19)
-	if len(w.stats.counts) != 2 || s.Entries() != 2 {
-		t.Errorf("the map has %v, and %d is shown: 2 ids are in use", w.stats.counts, s.Entries())
+	expect(t, "an id that comes again", only(show(t, s), "connections_total"), map[string]float64{
+		"connections_total ns/web": 17, "connections_total ns/dns": 100,
+	})
+}
+
+// What an earlier agent has left is forgotten before ids are given out.
+func TestStrayCounts(t *testing.T) {
+	w := newWorld()
+	w.services(t, 10)
+	if w.stats.pruned != 1 {
+		t.Errorf("pruned %d times, want once", w.stats.pruned)
 	}
 }
 
-// What is counted for nobody is deleted, once it is certain that nobody has it.
-func TestStrayCounts(t *testing.T) {
+// What is counted for an id before the maps have its name counts for it afterwards.
+func TestEarlyCounts(t *testing.T) {
 	w := newWorld()
-	w.count(7, sent, 1) // of an agent of old
 	w.add(1, "ns", "web", "http")
 	s := w.services(t, 10)
-	if len(w.stats.counts) != 0 {
-		t.Errorf("counts of an earlier agent's ids are left: %v", w.stats.counts)
-	}
-	w.count(8, sent, 1) // an id that is just being given out
-	if err := s.Sweep(); err != nil {
-		t.Fatal(err)
-	}
-	w.add(8, "ns", "dns", "dns")
-	w.count(9, sent, 1)
+	w.count(8, sent, 1)
 	w.later()
-	expect(t, "an id that has come", only(show(t, s), "connections_total"), map[string]float64{
+	expect(t, "before", only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": 0})
+	w.add(8, "ns", "dns", "dns")
+	w.later()
+	expect(t, "after", only(show(t, s), "connections_total"), map[string]float64{
 		"connections_total ns/web": 0, "connections_total ns/dns": 1,
 	})
-	w.now = w.now.Add(strayGrace - time.Second)
-	if err := s.Sweep(); err != nil || len(w.stats.counts) != 2 {
-		t.Errorf("within the grace period: %v, %v", w.stats.counts, err)
-	}
-	w.now = w.now.Add(time.Second)
-	if err := s.Sweep(); err != nil || len(w.stats.counts) != 1 {
-		t.Errorf("after it: %v, %v", w.stats.counts, err)
-	}
 }
 
 // After a restart everything begins at zero, and nothing with a leap.
@@ -169,7 +166,7 @@ func TestOthers(t *testing.T) {
 	w.add(1, "ns", "a", "")
 	w.add(2, "ns", "b", "")
 	w.add(3, "ns", "c", "", 3)
-	w.Fakes.Loads[3] = treaty.BackendLoad{Sockets: 5}
+	w.load(3, abi.BackendLoad{Sockets: 5})
 	s := w.services(t, 2)
 	connections := func(when string, want map[string]float64) {
 		t.Helper()
@@ -200,9 +197,14 @@ func TestOthers(t *testing.T) {
 	w.remove(2)
 	w.remove(4)
 	connections("all are gone", map[string]float64{"/(others)": 6})
-	w.later()
-	if err := s.Sweep(); err != nil || len(w.stats.counts) != 0 {
-		t.Errorf("what was counted for them is left: %v, %v", w.stats.counts, err)
+	for id := range uint32(5) {
+		w.stats.end(id + 1)
+		if err := s.Sweep(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.counts) != 0 {
+		t.Errorf("what was counted for them is kept: %v", s.counts)
 	}
 }
 
@@ -259,7 +261,7 @@ func TestEndedFlows(t *testing.T) {
 	}
 	bytes("at first", 0, 0)
 	ended[1] = Bytes{Sent: 55, Received: 60}
-	w.count(1, treaty.StatBytesSent, 1000)
+	w.count(1, abi.StatBytesSent, 1000)
 	bytes("one more ended", 1005, 0)
 	bytes("nothing happened", 1005, 0)
 	ended[1] = Bytes{Sent: 55, Received: 66}
@@ -323,7 +325,7 @@ func TestServicesConfig(t *testing.T) {
 		Stats:  &w.stats, Limit: 1, Moved: func() uint64 { return 0 },
 	}
 	for field, breakIt := range map[string]func(*ServicesConfig){
-		"Tables": func(c *ServicesConfig) { c.Tables.Loads = nil },
+		"Tables": func(c *ServicesConfig) { c.Tables.Loads = abi.Loads{} },
 		"Stats":  func(c *ServicesConfig) { c.Stats = nil },
 		"Moved":  func(c *ServicesConfig) { c.Moved = nil },
 		"Limit":  func(c *ServicesConfig) { c.Limit = 0 },

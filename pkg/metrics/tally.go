@@ -27,6 +27,8 @@ func (t *tally) add(what uint32, n uint64) {
 	*t = append(*t, counted{what, n})
 }
 
+func (t *tally) set(what uint32, n uint64) { t.add(what, n-t.get(what)) }
+
 func (t *tally) addAll(other tally) {
 	for _, c := range other {
 		t.add(c.what, c.n)

@@ -12,53 +12,70 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	treaty "github.com/sluice-lb/sluice/maps"
+	abi "github.com/sluice-lb/sluice/maps"
 )
 
 // world is a cluster's maps, and what programs have counted.
 type world struct {
-	*treaty.Fakes
+	*abi.Fakes
 	stats fakeStats
 	moved uint64
 	now   time.Time
 }
 
 type fakeStats struct {
-	counts map[treaty.StatKey]uint64
+	counts map[abi.StatKey]uint64
+	ended  map[abi.StatKey]uint64
+	pruned int
 	reads  int
 	fail   error
 }
 
-func (s *fakeStats) All() iter.Seq2[treaty.Entry[treaty.StatKey, uint64], error] {
+func (s *fakeStats) All() iter.Seq2[abi.Entry[abi.StatKey, uint64], error] {
 	s.reads++
 
-	return func(yield func(treaty.Entry[treaty.StatKey, uint64], error) bool) {
+	return func(yield func(abi.Entry[abi.StatKey, uint64], error) bool) {
 		for k, v := range maps.Clone(s.counts) {
-			if !yield(treaty.Entry[treaty.StatKey, uint64]{Key: k, Value: v}, nil) {
+			if !yield(abi.Entry[abi.StatKey, uint64]{Key: k, Value: v}, nil) {
 				return
 			}
 		}
 		if s.fail != nil {
-			yield(treaty.Entry[treaty.StatKey, uint64]{}, s.fail)
+			yield(abi.Entry[abi.StatKey, uint64]{}, s.fail)
 		}
 	}
 }
 
-func (s *fakeStats) Delete(k treaty.StatKey) error {
-	if s.fail != nil {
-		return s.fail
-	}
-	delete(s.counts, k)
+func (s *fakeStats) Ended() map[abi.StatKey]uint64 {
+	ended := s.ended
+	s.ended = nil
 
-	return nil
+	return ended
+}
+
+func (s *fakeStats) Prune() error {
+	s.pruned++
+
+	return s.fail
+}
+
+// end is what the writer does when an id is given back.
+func (s *fakeStats) end(id uint32) {
+	s.ended = make(map[abi.StatKey]uint64)
+	for key, n := range s.counts {
+		if key.ServicePortId == id {
+			s.ended[key] = n
+			delete(s.counts, key)
+		}
+	}
 }
 
 var errBroken = errors.New("broken")
 
 func newWorld() *world {
 	return &world{
-		Fakes: treaty.NewFakes(0),
-		stats: fakeStats{counts: make(map[treaty.StatKey]uint64)},
+		Fakes: abi.NewFakes(0),
+		stats: fakeStats{counts: make(map[abi.StatKey]uint64)},
 		now:   time.Unix(1_700_000_000, 0),
 	}
 }
@@ -82,44 +99,64 @@ func (w *world) services(t testing.TB, limit int) *Services {
 
 // add gives a Service's port an id, and backends.
 func (w *world) add(id uint32, namespace, name, port string, backends ...uint32) {
-	w.ServicePorts.Entries[id] = treaty.ServicePortOf(namespace, name, port, 6, 4)
+	w.ServicePorts.Entries[id] = abi.ServicePortOf(namespace, name, port, 6, 4)
 	for _, backend := range backends {
-		w.Backends.Entries[backend] = treaty.BackendOf(netip.MustParseAddrPort("10.0.0.1:80"), id, 0)
+		w.putBackend(backend, id)
 	}
 	w.moved++
 }
 
-// remove takes an id away, with its backends.
+func (w *world) putBackend(id, servicePortID uint32) {
+	b := abi.BackendOf(id, servicePortID, netip.MustParseAddrPort("10.0.0.1:80"), 0)
+	if err := w.Backends.Put(abi.Index(id), b); err != nil {
+		panic(err)
+	}
+}
+
+// load gives a backend so much to do.
+func (w *world) load(backend uint32, load abi.BackendLoad) {
+	if err := w.Loads.Put(abi.Index(backend), load); err != nil {
+		panic(err)
+	}
+}
+
+// remove takes an id away, with its backends. It is not given back yet.
 func (w *world) remove(id uint32) {
 	delete(w.ServicePorts.Entries, id)
-	maps.DeleteFunc(w.Backends.Entries, func(_ uint32, b treaty.Backend) bool { return b.FrontendId == id })
+	for i, b := range w.Backends.All() {
+		if b.ServicePortId == id {
+			if err := w.Backends.Clear(i); err != nil {
+				panic(err)
+			}
+		}
+	}
 	w.moved++
 }
 
 // count counts n more for an id.
 func (w *world) count(id uint32, what uint32, n uint64) {
-	w.stats.counts[treaty.StatKey{FrontendId: id, What: what}] += n
+	w.stats.counts[abi.StatKey{ServicePortId: id, What: what}] += n
 }
 
 // later lets what was read become old.
-func (w *world) later() { w.now = w.now.Add(strayGrace) }
+func (w *world) later() { w.now = w.now.Add(freshness) }
 
-const sent = uint32(treaty.ReasonTranslated)
+const sent = uint32(abi.ReasonTranslated)
 
 // crowd fills the world with n Services of two ids, each with ten backends.
 func (w *world) crowd(n int) {
 	for i := range n {
 		for j := range 2 {
 			id := uint32(2*i + j + 1)
-			w.ServicePorts.Entries[id] = treaty.ServicePortOf("namespace", fmt.Sprintf("service-%d", i), "http", 6, 4)
+			w.ServicePorts.Entries[id] = abi.ServicePortOf("namespace", fmt.Sprintf("service-%d", i), "http", 6, 4)
 			for b := range uint32(5) {
 				backend := id*5 + b
-				w.Backends.Entries[backend] = treaty.BackendOf(netip.MustParseAddrPort("10.0.0.1:80"), id, 0)
+				w.putBackend(backend, id)
 			}
 			w.count(id, sent, 7)
-			w.count(id, uint32(treaty.ReasonRejectNoBackend), 1)
-			w.count(id, treaty.StatBytesSent, 100)
-			w.count(id, treaty.StatBytesReceived, 1000)
+			w.count(id, uint32(abi.ReasonRejectNoBackend), 1)
+			w.count(id, abi.StatBytesSent, 100)
+			w.count(id, abi.StatBytesReceived, 1000)
 		}
 	}
 	w.moved++

@@ -3,71 +3,53 @@ package reconcile
 import (
 	"bytes"
 	"errors"
-	"iter"
-	stdmaps "maps"
 	"slices"
-	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// addrs keeps the map that says what each address is to us. Programs look into
-// it before any other: a frontend at an address that is not marked as a
-// Service's does not exist for them, and neither does a flow to one. So the mark
-// comes before the first frontend of an address. Flows outlive their frontends:
-// when the last one of an address has gone, the address lingers. It keeps the
-// mark until a look at all flows, begun after that moment, has found none that
-// dialled it. Nothing else comes of the mark: there is no frontend to find.
+// addrs keeps the map that says what each address is to us, and the filter before it.
+// Programs look there before anywhere else: a frontend at an address that is not marked as a
+// Service's does not exist for them, and neither does a flow to one. So the mark comes before
+// the first frontend of an address. Flows outlive their frontends: when the last one of an
+// address has gone, the address lingers. It keeps the mark until a look at all flows, begun
+// after that moment, has found none that dialled it.
 //
-// An entry is only written when it changes: a program that looks while one is
-// being replaced may find none.
+// An entry is only written when it changes: a program that looks while one is being replaced
+// may find none.
 type addrs struct {
-	table *table[maps.Addr, maps.AddrUse]
-	clock clock
-	grace time.Duration
-	uses  map[maps.Addr]*addrUse
-	stale map[maps.Addr]struct{} // of which the map says something else
-	retry backoff
+	mirror[maps.Addr, maps.AddrUse]
+	filter *maps.AddrFilter
+	clock  clock
+	uses   map[maps.Addr]*addrUse
+	stale  map[maps.Addr]struct{} // of which the map says something else
+	retry  backoff
 }
 
 // addrUse is what one address is to us.
 type addrUse struct {
 	node      maps.AddrUse // as the node's own; zero: it is not
-	claims    int          // to frontends that have it, whoever wins
-	frontends int          // in the map that have it
-	// lingers is when a look at all flows may begin that can tell whether any
-	// needs the mark still; zero: the address does not linger.
+	frontends int          // in the map that have it, or in their grace period
+	// lingers is when a look at all flows may begin that can tell whether any needs the
+	// mark still, never as long as that is not known; zero: the address does not linger.
 	lingers instant
-
-	have    maps.AddrUse // as the map has it
-	written bool
 }
 
-func newAddrs(t *table[maps.Addr, maps.AddrUse], c clock, grace time.Duration) addrs {
+func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, c clock) addrs {
 	return addrs{
-		table: t, clock: c, grace: grace,
+		mirror: m, filter: filter, clock: c,
 		uses: make(map[maps.Addr]*addrUse), stale: make(map[maps.Addr]struct{}),
 	}
 }
 
-// want is what the map should say; zero: nothing. Who claims an address and
-// could not write a frontend yet keeps the mark that it has got.
+// want is what the map should say; zero: nothing.
 func (u *addrUse) want() maps.AddrUse {
 	want := u.node
-	if u.frontends > 0 || u.lingers != 0 || u.claims > 0 && u.marked() {
+	if u.frontends > 0 || u.lingers != 0 {
 		want.Flags |= maps.AddrService
 	}
 
 	return want
-}
-
-// marked says whether the map says that the address is a Service's.
-func (u *addrUse) marked() bool { return u.have.Flags&maps.AddrService != 0 }
-
-func (u *addrUse) settled() bool {
-	want := u.want()
-
-	return u.have == want && u.written == (want != maps.AddrUse{})
 }
 
 func (a *addrs) use(k maps.Addr) *addrUse {
@@ -80,10 +62,11 @@ func (a *addrs) use(k maps.Addr) *addrUse {
 	return u
 }
 
-// weigh notes whether the map says what it should of an address, after either
-// has changed, and forgets one that is nothing to us any more.
-func (a *addrs) weigh(k maps.Addr, u *addrUse) {
-	if !u.settled() {
+// compare notes whether the map says what it should of an address, after either has changed,
+// and forgets one that is nothing to us any more.
+func (a *addrs) compare(k maps.Addr, u *addrUse) {
+	have, there := a.have[k]
+	if want := u.want(); have != want || there != (want != maps.AddrUse{}) {
 		a.stale[k] = struct{}{}
 		a.retry.at = 0
 
@@ -95,99 +78,123 @@ func (a *addrs) weigh(k maps.Addr, u *addrUse) {
 	}
 }
 
-// adopt takes over what the map holds, after all frontends have been. What
-// marks no Service's address stays the node's until setNode says otherwise. A
-// mark without a frontend lingers: nobody knows whose flows it is for.
+// adopt takes over what the map holds, after all frontends have been. What marks no
+// Service's address stays the node's until setNode says otherwise. A mark without a
+// frontend lingers: any flow may need it.
 func (a *addrs) adopt() error {
-	for e, err := range a.table.All() {
-		if err != nil {
-			return err
-		}
-		u := a.use(e.Key)
-		u.have, u.written, u.node = e.Value, true, e.Value
-		u.node.Flags &^= maps.AddrService
-		if u.marked() && u.frontends == 0 {
-			a.linger(u)
-		}
-		a.table.used++
-		a.weigh(e.Key, u)
+	if err := a.mirror.adopt(); err != nil {
+		return err
 	}
+	for k, v := range a.have {
+		a.filter.Add(k)
+		u := a.use(k)
+		u.node = v
+		u.node.Flags &^= maps.AddrService
+		if v.Flags&maps.AddrService != 0 && u.frontends == 0 {
+			u.lingers = never
+		}
+	}
+	for k, u := range a.uses {
+		a.compare(k, u)
+	}
+	a.filter.Trim()
 
 	return nil
+}
+
+// lingers reports whether addresses were adopted without a frontend.
+func (a *addrs) lingers() bool {
+	for _, u := range a.uses {
+		if u.lingers == never {
+			return true
+		}
+	}
+
+	return false
+}
+
+// lingerAll begins the lingering of the addresses that were adopted without a frontend, when
+// no program runs any more that ran then.
+func (a *addrs) lingerAll() {
+	for _, u := range a.uses {
+		if u.lingers == never {
+			u.lingers = a.clock.now()
+		}
+	}
 }
 
 // setNode says which addresses are the node's.
 func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
 	for k, u := range a.uses {
-		if _, still := node[k]; !still {
+		if _, still := node[k]; !still && u.node != (maps.AddrUse{}) {
 			u.node = maps.AddrUse{}
-			a.weigh(k, u)
+			a.compare(k, u)
 		}
 	}
 	for k, v := range node {
 		u := a.use(k)
 		u.node = v
-		a.weigh(k, u)
+		a.compare(k, u)
 	}
 }
 
-// claim counts the claims to frontends that have an address.
-func (a *addrs) claim(key maps.FrontendKey, more int) {
-	if !ofEveryAddr(key) {
-		u := a.use(key.Addr)
-		u.claims += more
-		a.weigh(key.Addr, u)
-	}
-}
-
-// lead counts the frontends in the map that have an address.
-func (a *addrs) lead(key maps.FrontendKey, more int) {
-	if !ofEveryAddr(key) {
-		u := a.use(key.Addr)
-		u.frontends += more
-		u.lingers = 0
-		if u.frontends == 0 {
-			a.linger(u)
-		}
-		a.weigh(key.Addr, u)
-	}
-}
-
-// linger has u keep its mark without a frontend. A program that is still running
-// may have read the last one, and begin a flow.
-func (a *addrs) linger(u *addrUse) { u.lingers = a.clock.now().add(a.grace) }
-
-// prune ends the lingering of addresses of which a look at all flows, begun at
-// begin, has found none.
-func (a *addrs) prune(dialled map[maps.Addr]struct{}, begin instant) {
-	for k, u := range a.uses {
-		if u.lingers == 0 || u.lingers > begin {
-			continue
-		}
-		if _, needed := dialled[k]; !needed {
-			u.lingers = 0
-			a.weigh(k, u)
-		}
-	}
-}
-
-// ofEveryAddr says whether key is that of a node port: it has no address of
-// its own.
+// ofEveryAddr reports whether key is that of a node port: it has no address of its own.
 func ofEveryAddr(key maps.FrontendKey) bool { return key.Addr.IP().IsUnspecified() }
 
 // mark makes the address of a frontend a Service's, before it is written.
 func (a *addrs) mark(key maps.FrontendKey) error {
-	if ofEveryAddr(key) {
+	if ofEveryAddr(key) || a.have[key.Addr].Flags&maps.AddrService != 0 {
 		return nil
 	}
 	u := a.use(key.Addr)
-	if u.marked() {
-		return nil
-	}
 	v := u.node
 	v.Flags |= maps.AddrService
+	if err := a.write(key.Addr, v); err != nil {
+		a.compare(key.Addr, u)
 
-	return a.write(key.Addr, u, v)
+		return err
+	}
+	if u.frontends == 0 {
+		u.lingers = a.clock.now() // until the frontend is written
+	}
+	a.compare(key.Addr, u)
+
+	return nil
+}
+
+// lead notes that a frontend is in the map.
+func (a *addrs) lead(key maps.FrontendKey) {
+	if !ofEveryAddr(key) {
+		u := a.use(key.Addr)
+		u.frontends++
+		u.lingers = 0
+		a.compare(key.Addr, u)
+	}
+}
+
+// unlead notes that no program knows a frontend any more that was in the map.
+func (a *addrs) unlead(key maps.FrontendKey) {
+	if !ofEveryAddr(key) {
+		u := a.use(key.Addr)
+		if u.frontends--; u.frontends == 0 {
+			u.lingers = a.clock.now()
+		}
+		a.compare(key.Addr, u)
+	}
+}
+
+// prune ends the lingering of addresses of which a look at all flows, begun at begin, has
+// found none.
+func (a *addrs) prune(dialled map[maps.Addr]struct{}, begin instant) {
+	for k, u := range a.uses {
+		if u.lingers == 0 || u.lingers >= begin {
+			continue
+		}
+		if _, needed := dialled[k]; !needed {
+			u.lingers = 0
+			a.compare(k, u)
+		}
+	}
 }
 
 // due returns when apply has something to do, or never.
@@ -199,72 +206,71 @@ func (a *addrs) due() instant {
 	return a.retry.at
 }
 
-// apply makes the map say what it should of every address.
+// apply makes the map say what it should of every address, or of as many as there are
+// operations left in this Apply: it writes what is new or different, then deletes what is to
+// go, and if there was no room before, writes again.
 func (a *addrs) apply(now instant) error {
-	if a.due() > now {
+	if a.due() > now || a.spent() {
 		return nil
 	}
-	err := a.settle()
-	if err != nil && a.table.full && a.table.freed {
-		err = a.settle() // what went has made room
+	keys := make([]maps.Addr, 0, min(len(a.stale), a.left))
+	for k := range a.stale {
+		if len(keys) == cap(keys) {
+			break
+		}
+		keys = append(keys, k)
 	}
-	if err != nil {
-		a.retry.fail(now)
-	} else {
-		a.retry = backoff{}
+	slices.SortFunc(keys, compareAddrs)
+	err := a.writeAll(keys)
+	var failed []error
+	for _, k := range keys {
+		if u := a.uses[k]; u != nil && u.want() == (maps.AddrUse{}) {
+			failed = append(failed, a.remove(k, u))
+		}
 	}
+	if err != nil && a.full && a.freed {
+		err = a.writeAll(keys)
+	}
+	err = errors.Join(append(failed, err)...)
+	a.retry.after(err, now)
 
 	return err
 }
 
-// settle writes what is new or different, then deletes what is to go.
-func (a *addrs) settle() error {
+func (a *addrs) writeAll(keys []maps.Addr) error {
 	var failed []error
-	var gone []maps.Addr
-	for _, k := range slices.SortedFunc(stdmaps.Keys(a.stale), compareAddrs) {
-		u := a.uses[k]
-		if want := u.want(); want != (maps.AddrUse{}) {
-			failed = append(failed, a.write(k, u, want))
-		} else {
-			gone = append(gone, k)
+	for _, k := range keys {
+		if u := a.uses[k]; u != nil && u.want() != (maps.AddrUse{}) {
+			failed = append(failed, a.write(k, u.want()))
+			a.compare(k, u)
 		}
-	}
-	for _, k := range gone {
-		failed = append(failed, a.remove(k, a.uses[k]))
 	}
 
 	return errors.Join(failed...)
 }
 
-func (a *addrs) write(k maps.Addr, u *addrUse, v maps.AddrUse) error {
-	if err := a.table.put(k, v, u.written); err != nil {
-		return err
+// write sets the bit of an address in the filter before it is in the map.
+func (a *addrs) write(k maps.Addr, v maps.AddrUse) error {
+	_, there := a.have[k]
+	if !there {
+		a.filter.Add(k)
 	}
-	u.have, u.written = v, true
-	a.weigh(k, u)
+	err := a.set(k, v)
+	if err != nil && !there {
+		a.filter.Remove(k)
+	}
 
-	return nil
+	return err
 }
 
 func (a *addrs) remove(k maps.Addr, u *addrUse) error {
-	if err := a.table.remove(k); err != nil {
+	if err := a.unset(k); err != nil {
 		return err
 	}
-	u.have, u.written = maps.AddrUse{}, false
-	a.weigh(k, u)
+	a.filter.Remove(k)
+	a.compare(k, u)
 
 	return nil
-}
-
-// believed yields what the map was made to say.
-func (a *addrs) believed() iter.Seq2[maps.Addr, maps.AddrUse] {
-	return func(yield func(maps.Addr, maps.AddrUse) bool) {
-		for k, u := range a.uses {
-			if u.written && !yield(k, u.have) {
-				return
-			}
-		}
-	}
 }
 
 func compareAddrs(a, b maps.Addr) int { return bytes.Compare(a.Bytes[:], b.Bytes[:]) }

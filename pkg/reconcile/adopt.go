@@ -3,234 +3,287 @@ package reconcile
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
+	stdmaps "maps"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// adopt takes over what the maps hold. Everything in them belongs to a Service
-// afterwards, if need be to the nameless one.
+// adopt takes over what the maps hold. Everything in them that makes sense belongs to a
+// Service afterwards, if need be to the nameless one. What nothing leads to may still be read
+// by programs that the last agent did not wait for: it is free after a grace period.
 func (r *Reconciler) adopt() error {
-	backends := make(map[uint32]uint32) // id → frontend id
+	end := adoptedEnds{
+		frontends: r.frontends.adopt(), pools: r.pools.adopt(), slots: r.slots.adopt(), backends: r.backends.adopt(),
+	}
+	r.poolsByID = make([]*pool, end.pools)
+	r.uses = make([]backendUse, end.backends)
 	for _, step := range []func() error{
 		r.adoptNames,
-		func() error { return r.adoptBackends(backends) },
+		r.adoptBackends,
 		r.adoptRanges,
-		func() error { return r.adoptFrontends(backends) },
+		r.adoptFrontends,
 		r.addrs.adopt,
 		r.devices.adopt,
 		r.serviceCIDRs.adopt,
 		r.localCIDRs.adopt,
 	} {
 		if err := step(); err != nil {
-			return fmt.Errorf("adopt: %w", err)
+			return err
 		}
 	}
 	for _, svc := range r.services {
 		slices.SortFunc(svc.ports, func(a, b *port) int { return cmp.Compare(a.id, b.id) })
-		for _, p := range svc.ports {
-			p.sort()
+		for i, p := range svc.ports {
+			p.number = i
+			r.sortBackends(p.backends)
 		}
 	}
+	r.freeUnused(end)
 
 	return nil
 }
 
+// adoptedEnds are the places of the arrays from which on there was nothing.
+type adoptedEnds struct{ frontends, pools, slots, backends uint32 }
+
 func (r *Reconciler) adoptNames() error {
-	for e, err := range r.tables.servicePorts.All() {
+	for e, err := range r.servicePorts.All() {
 		if err != nil {
 			return err
 		}
-		namespace, name, portName := e.Value.Parts()
-		svc := r.adoptService(lb.ServiceName{Namespace: namespace, Name: name})
-		r.frontendIDs.adopt(e.Key)
-		r.addPort(&port{
-			svc: svc, name: portName,
-			protocol: lb.Protocol(e.Value.Proto), family: lb.Family(e.Value.Family),
-			id: e.Key, named: true,
+		namespace, name, port := e.Value.Parts()
+		p := r.adoptPort(e.Key, lb.ServiceName{Namespace: namespace, Name: name}, portName{
+			name: port, protocol: lb.Protocol(e.Value.Proto), family: lb.Family(e.Value.Family),
 		})
-		r.tables.servicePorts.used++
+		p.named = true
+		r.servicePorts.used++
 	}
 
 	return nil
 }
 
-func (r *Reconciler) adoptService(name lb.ServiceName) *service {
-	svc := r.service(name)
+func (r *Reconciler) adoptPort(id uint32, of lb.ServiceName, name portName) *port {
+	svc := r.service(of)
 	svc.adopted = true
+	r.portPlaces.setGeneration(maps.Index(id), uint8(maps.Generation(id)))
 
-	return svc
+	return r.addPort(&port{svc: svc, portName: name, id: id})
 }
 
-// adoptPort returns the port with this frontend id. One without a name belongs
-// to the nameless Service.
-func (r *Reconciler) adoptPort(id uint32) *port {
+// portOf returns the port with this id. One without a name belongs to the nameless Service.
+func (r *Reconciler) portOf(id uint32) *port {
 	if p := r.ports[id]; p != nil {
 		return p
 	}
-	r.frontendIDs.adopt(id)
 
-	return r.addPort(&port{svc: r.adoptService(nameless), name: fmt.Sprintf("id %d", id), id: id})
+	return r.adoptPort(id, nameless, portName{name: fmt.Sprintf("id %d", id)})
 }
 
-func (r *Reconciler) adoptBackends(frontendOf map[uint32]uint32) error {
-	for e, err := range r.tables.backends.All() {
-		if err != nil {
-			return err
+func (r *Reconciler) adoptBackends() error {
+	for place, v := range r.backends.have {
+		// A place that is free has what its next generation is.
+		r.backendPlaces.setGeneration(uint32(place), uint8(v.Reserved))
+		if r.isBackend(uint32(place)) {
+			r.backendPlaces.setGeneration(uint32(place), uint8(maps.Generation(v.Id)))
+			p := r.portOf(v.ServicePortId)
+			p.backends = append(p.backends, v.Id)
 		}
-		id, v := e.Key, e.Value
-		frontendOf[id] = v.FrontendId
-		r.backendIDs.adopt(id)
-		p := r.adoptPort(v.FrontendId)
-		p.backends = append(p.backends, backend{
-			addr: v.Addr, port: v.AddrPort().Port(), id: id,
-			flags: v.Flags, have: v.Flags, written: true,
-		})
-		r.tables.backends.used++
 	}
 
 	return nil
 }
 
-func (p *port) sort() {
-	slices.SortFunc(p.backends, func(a, b backend) int {
-		return cmp.Or(a.compare(b.addr, b.port), cmp.Compare(a.id, b.id))
-	})
-	slices.SortFunc(p.ranges, func(a, b sourceRange) int {
-		return cmp.Or(bytes.Compare(a.key.Addr.Bytes[:], b.key.Addr.Bytes[:]), cmp.Compare(a.key.PrefixLen, b.key.PrefixLen))
-	})
+// isBackend reports whether there is a backend at a place, which has the id of that place.
+func (r *Reconciler) isBackend(place uint32) bool {
+	v := r.backends.at(place)
+
+	return place != 0 && v.Id != 0 && maps.Index(v.Id) == place && maps.Index(v.ServicePortId) != 0
 }
 
 func (r *Reconciler) adoptRanges() error {
-	for e, err := range r.tables.sourceRanges.All() {
-		if err != nil {
-			return err
-		}
-		p := r.adoptPort(e.Key.FrontendId)
-		p.ranges = append(p.ranges, sourceRange{key: e.Key, written: true})
-		r.tables.sourceRanges.used++
+	if err := r.sourceRanges.adopt(); err != nil {
+		return err
+	}
+	for key := range r.sourceRanges.have {
+		p := r.portOf(key.ServicePortId)
+		p.ranges = append(p.ranges, key)
+	}
+	for _, p := range r.ports {
+		slices.SortFunc(p.ranges, func(a, b maps.SourceRangeKey) int {
+			return cmp.Or(bytes.Compare(a.Addr.Bytes[:], b.Addr.Bytes[:]), cmp.Compare(a.PrefixLen, b.PrefixLen))
+		})
 	}
 
 	return nil
 }
 
-func (r *Reconciler) adoptFrontends(backends map[uint32]uint32) error {
-	var entries []maps.Entry[maps.FrontendKey, maps.Frontend]
-	for e, err := range r.tables.frontends.All() {
-		if err != nil {
-			return err
-		}
-		entries = append(entries, e)
+// adoptFrontends takes over the frontends, in a fixed order: of two pools that overlap, the
+// first counts.
+func (r *Reconciler) adoptFrontends() error {
+	if err := r.frontendIDs.adopt(); err != nil {
+		return err
 	}
-	// In a fixed order: of two extents that overlap, the first is believed.
-	slices.SortFunc(entries, func(a, b maps.Entry[maps.FrontendKey, maps.Frontend]) int {
-		return compareKeys(a.Key, b.Key)
-	})
-	for _, e := range entries {
-		r.tables.frontends.used++
-		r.adoptFrontend(e.Key, e.Value, backends)
-	}
-
-	return nil
-}
-
-// adoptFrontend believes one frontend, if it leads to where frontends lead.
-func (r *Reconciler) adoptFrontend(key maps.FrontendKey, v maps.Frontend, backends map[uint32]uint32) {
-	p := r.adoptPort(v.Id)
-	e, why := r.adoptExtent(p, v, backends)
-	f := r.frontend(key)
-	r.lead(f, p, e, v)
-	r.leave(f)
-	if why != "" {
-		r.broken[key] = why
-	}
-}
-
-// adoptExtent returns the extent of p that v leads to, or why it is none.
-func (r *Reconciler) adoptExtent(p *port, v maps.Frontend, backends map[uint32]uint32) (*extent, string) {
-	if v.SlotCount == 0 {
-		return nil, ""
-	}
-	for _, e := range p.extents {
-		if e.base == v.SlotBase && len(e.ids) == int(v.SlotCount) && len(e.table) == int(v.TableSize) {
-			return e, ""
-		}
-	}
-	end := uint64(v.SlotBase) + uint64(v.SlotCount) + uint64(v.TableSize)
-	if v.SlotBase == 0 || end > uint64(r.tables.slots.array.Len()) {
-		return nil, fmt.Sprintf("slots %s do not exist", slotsText(v))
-	}
-	e, why := r.readExtent(v, backends)
-	if why != "" {
-		return nil, why
-	}
-	if !r.tables.slots.mark(span{v.SlotBase, v.SlotCount + v.TableSize}) {
-		return nil, fmt.Sprintf("slots %s are another frontend's too", slotsText(v))
-	}
-	p.extents = append(p.extents, e)
-
-	return e, ""
-}
-
-// readExtent reads the extent that v leads to, or returns why it is none.
-func (r *Reconciler) readExtent(v maps.Frontend, backends map[uint32]uint32) (*extent, string) {
-	ids, why := r.readBackends(v, backends)
-	if why != "" {
-		return nil, why
-	}
-	e := &extent{ids: ids, base: v.SlotBase, foreign: v.TableSize > 0}
-	switch {
-	case v.TableSize > 0:
-		e.table, why = r.readTable(v, e)
-	case Hashes(v.Algorithm):
-		why = fmt.Sprintf("slots %s have no table for %s", slotsText(v), AlgorithmText(v.Algorithm))
-	}
-
-	return e, why
-}
-
-// readTable returns the table that v has behind its backends, or why it has none.
-func (r *Reconciler) readTable(v maps.Frontend, e *extent) ([]uint32, string) {
-	base := v.SlotBase + v.SlotCount
-	table := make([]uint32, v.TableSize)
-	for i := range table {
-		slot := base + uint32(i)
-		id, err := r.tables.slots.array.Get(slot)
-		if err != nil {
-			return nil, err.Error()
-		}
-		if !e.holds(id) {
-			return nil, fmt.Sprintf("slot %d: backend %d is in the table only", slot, id)
-		}
-		table[i] = id
-	}
-
-	return table, ""
-}
-
-// readBackends returns the backends that v leads to, or why it does not.
-func (r *Reconciler) readBackends(v maps.Frontend, backends map[uint32]uint32) ([]uint32, string) {
-	ids := make([]uint32, 0, min(v.SlotCount, 1<<16))
-	for i := v.SlotBase; i < v.SlotBase+v.SlotCount; i++ {
-		id, err := r.tables.slots.array.Get(i)
-		if err != nil {
-			return nil, err.Error()
-		}
-		owner, ok := backends[id]
+	why := make(map[uint32]string) // a pool is none
+	for _, key := range slices.SortedFunc(stdmaps.Keys(r.frontendIDs.have), compareKeys) {
+		id := r.frontendIDs.have[key]
+		f := r.frontends.at(id)
+		svc := r.services[nameless]
 		switch {
-		case !ok:
-			return nil, fmt.Sprintf("slot %d: backend %d does not exist", i, id)
-		case owner != v.Id:
-			return nil, fmt.Sprintf("slot %d: backend %d belongs to id %d, not %d", i, id, owner, v.Id)
-		case len(ids) > 0 && id <= ids[len(ids)-1]:
-			return nil, fmt.Sprintf("slot %d: backend %d is out of order", i, id)
+		case f == (maps.Frontend{}):
+			r.broken[key] = fmt.Sprintf("frontend %d does not exist", id)
+		case f.Key != key:
+			r.broken[key] = fmt.Sprintf("frontend %d is %s", id, modelKey(f.Key))
+		default:
+			pl := r.adoptPool(f.PoolId, why)
+			if pl == nil {
+				r.broken[key] = why[f.PoolId]
+
+				break
+			}
+			pl.frontends++
+			r.addrs.lead(key)
+			svc = pl.port.svc
 		}
-		ids = append(ids, id)
+		if _, broken := r.broken[key]; broken {
+			svc = r.service(nameless)
+			svc.adopted = true
+		}
+		r.leave(svc, key)
 	}
 
-	return ids, ""
+	return nil
+}
+
+// adoptPool returns the pool with this id, or nil after noting why it is none.
+func (r *Reconciler) adoptPool(id uint32, why map[uint32]string) *pool {
+	if why[id] != "" {
+		return nil
+	}
+	if int(id) < len(r.poolsByID) && r.poolsByID[id] != nil {
+		return r.poolsByID[id]
+	}
+	v := r.pools.at(id)
+	if id == 0 || maps.Index(v.ServicePortId) == 0 {
+		why[id] = fmt.Sprintf("pool %d does not exist", id)
+
+		return nil
+	}
+	pl := &pool{
+		id: id, port: r.portOf(v.ServicePortId), foreign: v.TableSize > 0,
+		slots: span{v.SlotBase, v.SlotCount}, table: span{v.TableBase, v.TableSize},
+	}
+	if why[id] = r.whyNoPool(v); why[id] != "" {
+		return nil
+	}
+	if !r.spans.mark(pl.slots) {
+		why[id] = fmt.Sprintf("slots %s are another pool's too", pl.slots)
+
+		return nil
+	}
+	if !r.spans.mark(pl.table) {
+		r.spans.give(pl.slots)
+		why[id] = fmt.Sprintf("slots %s are another pool's too", pl.table)
+
+		return nil
+	}
+	r.poolsByID[id] = pl
+	pl.port.pools = append(pl.port.pools, pl)
+	for _, backend := range r.backendsOf(pl) {
+		r.uses[maps.Index(backend)].pools++
+	}
+
+	return pl
+}
+
+// whyNoPool returns what is wrong with the slots of a pool, or "".
+func (r *Reconciler) whyNoPool(v maps.Pool) string {
+	for _, s := range []span{{v.SlotBase, v.SlotCount}, {v.TableBase, v.TableSize}} {
+		if s.count > 0 && (s.base == 0 || s.end() > uint64(len(r.slots.have))) {
+			return fmt.Sprintf("slots %s do not exist", s)
+		}
+	}
+	var members []uint32
+	for i := range v.SlotCount {
+		slot := v.SlotBase + i
+		id := r.slots.at(slot)
+		b := r.backends.at(maps.Index(id))
+		switch {
+		case !r.isBackend(maps.Index(id)) || b.Id != id:
+			return fmt.Sprintf("slot %d: backend %d does not exist", slot, id)
+		case b.ServicePortId != v.ServicePortId:
+			return fmt.Sprintf("slot %d: backend %d belongs to id %d, not %d", slot, id, b.ServicePortId, v.ServicePortId)
+		case i > 0 && id < members[i-1]:
+			return fmt.Sprintf("slot %d: backend %d is out of order", slot, id)
+		}
+		members = append(members, id)
+	}
+	for i := range v.TableSize {
+		slot := v.TableBase + i
+		if id := r.slots.at(slot); !holds(members, id) {
+			return fmt.Sprintf("slot %d: backend %d is in the table only", slot, id)
+		}
+	}
+	if Hashes(v.Algorithm) && v.SlotCount > 0 && v.TableSize == 0 {
+		return fmt.Sprintf("slots %s have no table for %s", span{v.SlotBase, v.SlotCount}, AlgorithmText(v.Algorithm))
+	}
+
+	return ""
+}
+
+// freeUnused says which places are in use, and frees the others after a grace period.
+func (r *Reconciler) freeUnused(end adoptedEnds) {
+	frontends := r.frontendPlaces.adopt(end.frontends, func(place uint32) bool {
+		key := r.frontends.at(place).Key
+		id, there := r.frontendIDs.have[key]
+
+		return there && id == place
+	})
+	pools := r.poolPlaces.adopt(end.pools, func(place uint32) bool { return r.poolsByID[place] != nil })
+	backends := r.backendPlaces.adopt(end.backends, r.isBackend)
+	used := make(map[uint32]bool)
+	portEnd := uint32(1)
+	for id := range r.ports {
+		used[maps.Index(id)] = true
+		portEnd = max(portEnd, maps.Index(id)+1)
+	}
+	ports := r.portPlaces.adopt(portEnd, func(place uint32) bool { return used[place] })
+	holes := r.spans.below(end.slots)
+
+	if len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && !r.addrs.lingers() {
+		return
+	}
+	r.later(func() error {
+		var errs []error
+		for _, place := range frontends {
+			errs = append(errs, r.frontends.clear(place, maps.Frontend{}))
+		}
+		for _, place := range pools {
+			errs = append(errs, r.pools.clear(place, maps.Pool{}))
+		}
+		for _, place := range backends {
+			errs = append(errs, r.backends.clear(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place))}))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		for _, place := range ports { // the generations that it had are not known
+			r.portPlaces.setGeneration(place, uint8(r.clock.start.Unix()))
+		}
+		r.frontendPlaces.give(frontends...)
+		r.poolPlaces.give(pools...)
+		r.backendPlaces.give(backends...)
+		r.portPlaces.give(ports...)
+		for _, hole := range holes {
+			r.spans.give(hole)
+		}
+		r.addrs.lingerAll()
+
+		return nil
+	})
 }
 
 func compareKeys(a, b maps.FrontendKey) int {

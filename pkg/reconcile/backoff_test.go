@@ -15,7 +15,7 @@ func TestBackoff(t *testing.T) {
 	fakes := maps.NewFakes(100)
 	attempts := 0
 	fail := true
-	fakes.Frontends.Fail = func(string, string) error {
+	fakes.FrontendIDs.Fail = func(string, string) error {
 		attempts++
 		if fail {
 			return errInjected
@@ -59,7 +59,7 @@ func TestBackoff(t *testing.T) {
 	if at, ok := r.Next(); ok {
 		t.Errorf("something is due at %v", at)
 	}
-	if len(fakes.Frontends.Entries) != 1 {
+	if len(fakes.FrontendIDs.Entries) != 1 {
 		t.Error("the frontend is not there")
 	}
 }
@@ -68,7 +68,7 @@ func TestBackoff(t *testing.T) {
 func TestChangeEndsBackoff(t *testing.T) {
 	clock := newTestClock()
 	fakes := maps.NewFakes(100)
-	fakes.Frontends.Fail = func(string, string) error { return errInjected }
+	fakes.FrontendIDs.Fail = func(string, string) error { return errInjected }
 	r := mustNew(t, fakes.Tables, clock)
 	set := func(text string) {
 		for _, w := range mustParseWishes(t, text) {
@@ -77,14 +77,14 @@ func TestChangeEndsBackoff(t *testing.T) {
 	}
 	set("10.96.0.1:80 -> 10.0.1.7:8080")
 	_ = r.Apply()
-	fakes.Frontends.Fail = nil
+	fakes.FrontendIDs.Fail = nil
 	mustApply(t, r)
-	if len(fakes.Frontends.Entries) != 0 {
+	if len(fakes.FrontendIDs.Entries) != 0 {
 		t.Fatal("did not wait")
 	}
 	set("10.96.0.1:80 -> 10.0.1.8:8080")
 	mustApply(t, r)
-	if len(fakes.Frontends.Entries) != 1 {
+	if len(fakes.FrontendIDs.Entries) != 1 {
 		t.Error("the change was not tried")
 	}
 }

@@ -46,37 +46,44 @@ func clusterIP(number, n, generation int) (lb.ServiceName, lb.Resolution) {
 	return name, res
 }
 
-// written returns how many writes there were: to maps by system call, and to
-// slots.
-func written(r *Reconciler) (calls, slots uint64) {
+// written returns how many writes there were: to hash maps, each a system call, to places of
+// arrays, and to slots.
+func written(r *Reconciler) (calls, places, slots int) {
 	for name, w := range r.Counters().Writes {
-		if name == maps.NameSlots {
-			slots += w.Puts
-		} else {
-			calls += w.Puts + w.Deletes
+		switch n := int(w.Puts + w.Deletes); name {
+		case maps.NameSlots:
+			slots += n
+		case maps.NameFrontends, maps.NamePools, maps.NameBackends:
+			places += n
+		default:
+			calls += n
 		}
 	}
 
-	return calls, slots
+	return calls, places, slots
 }
 
-// What a change costs is what changed.
+// What a change costs is what changed, what is retired included.
 func TestWriteCounts(t *testing.T) {
 	for _, test := range []struct {
-		name   string
-		change func(*lb.Resolution)
-		calls  uint64
-		slots  uint64
+		name                 string
+		change               func(*lb.Resolution)
+		calls, places, slots int
 	}{
-		{"nothing changed", func(*lb.Resolution) {}, 0, 0},
-		{"an endpoint replaced", func(res *lb.Resolution) { _, *res = clusterIP(1, 10, 1) }, 4, 10},
-		{"an endpoint terminating", func(res *lb.Resolution) { res.Frontends[0].Backends[3].Terminating = true }, 1, 0},
-		{"affinity", func(res *lb.Resolution) { res.Frontends[0].Affinity = time.Hour }, 1, 0},
-		{"an algorithm", func(res *lb.Resolution) { res.Frontends[0].Algorithm = lb.RoundRobin }, 1, 0},
+		{"nothing changed", func(*lb.Resolution) {}, 0, 0, 0},
+		// The backend, the pool, two frontends; then the old pool and, twice, the old backend.
+		{"an endpoint replaced", func(res *lb.Resolution) { _, *res = clusterIP(1, 10, 1) }, 0, 7, 10},
+		{"an endpoint terminating", func(res *lb.Resolution) { res.Frontends[0].Backends[3].Terminating = true }, 0, 1, 0},
+		{"affinity", func(res *lb.Resolution) { res.Frontends[0].Affinity = time.Hour }, 0, 2, 10},
+		{"an algorithm", func(res *lb.Resolution) { res.Frontends[0].Algorithm = lb.RoundRobin }, 0, 2, 10},
 		{"an algorithm with a table, both frontends", func(res *lb.Resolution) {
 			res.Frontends[0].Algorithm, res.Frontends[1].Algorithm = lb.SourceHash, lb.Maglev
-		}, 2, 10 + 193},
-		{"no endpoints", func(res *lb.Resolution) { _, *res = clusterIP(1, 0, 0) }, 12, 0},
+		}, 0, 5, 2 * (10 + 193)},
+		{"no endpoints", func(res *lb.Resolution) { _, *res = clusterIP(1, 0, 0) }, 0, 24, 0},
+		{"another port", func(res *lb.Resolution) {
+			res.Frontends[0].Key.Port, res.Frontends[1].Key.Port = 81, 81
+		}, 4, 4, 0},
+		{"deleted", func(res *lb.Resolution) { *res = lb.Resolution{} }, 4 + 2 + 1, 4 + 2 + 20, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			clock := newTestClock()
@@ -84,16 +91,20 @@ func TestWriteCounts(t *testing.T) {
 			name, res := clusterIP(1, 10, 0)
 			r.Set(name, time.Time{}, res)
 			mustApply(t, r)
-			callsBefore, slotsBefore := written(r)
+			calls, places, slots := written(r)
 
 			test.change(&res)
 			r.Set(name, time.Time{}, res)
 			mustApply(t, r)
 			settle(t, r, clock)
-			calls, slots := written(r)
-			if calls-callsBefore != test.calls || slots-slotsBefore != test.slots {
-				t.Errorf("%d calls and %d slots written, want %d and %d",
-					calls-callsBefore, slots-slotsBefore, test.calls, test.slots)
+			clock.pass(1)
+			r.PruneAddrs(nil, clock.now)
+			settle(t, r, clock)
+			callsAfter, placesAfter, slotsAfter := written(r)
+			if calls, places, slots = callsAfter-calls, placesAfter-places, slotsAfter-slots; calls != test.calls ||
+				places != test.places || slots != test.slots {
+				t.Errorf("%d calls, %d places and %d slots written, want %d, %d and %d",
+					calls, places, slots, test.calls, test.places, test.slots)
 			}
 		})
 	}
@@ -101,7 +112,8 @@ func TestWriteCounts(t *testing.T) {
 
 // costCapacities are room for 10,000 Services with 10 endpoints.
 var costCapacities = map[string]uint32{
-	maps.NameFrontends: 1 << 16, maps.NameSlots: 1 << 18, maps.NameBackends: 1 << 18,
+	maps.NameFrontendIDs: 1 << 16, maps.NameFrontends: 1 << 16, maps.NamePools: 1 << 16,
+	maps.NameSlots: 1 << 18, maps.NameBackends: 1 << 18,
 	maps.NameServicePorts: 1 << 16, maps.NameAddrs: 1 << 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
 	maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameFragments: 16, maps.NameICMPBudgets: 16,
 }
@@ -133,8 +145,9 @@ func BenchmarkProgram(b *testing.B) {
 			}
 			mustApply(b, r)
 			b.StopTimer()
-			calls, slots := written(r)
+			calls, places, slots := written(r)
 			b.ReportMetric(float64(calls)/float64(len(names)), "calls/service")
+			b.ReportMetric(float64(places)/float64(len(names)), "places/service")
 			b.ReportMetric(float64(slots)/float64(len(names)), "slots/service")
 			b.ReportMetric(float64(heapInUse()-before)/float64(len(names)), "B/service")
 			runtime.KeepAlive(r)
@@ -176,17 +189,19 @@ func BenchmarkEndpoint(b *testing.B) {
 		for generation := range changed {
 			_, changed[generation] = clusterIP(77, 10, generation+1)
 		}
-		before, _ := written(r)
+		before, placesBefore, _ := written(r)
 		n := 0
 		for b.Loop() {
 			r.Set(names[77], time.Time{}, changed[n%2])
 			mustApply(b, r)
-			clock.pass(time.Second)
+			r.BeginGrace()
+			r.EndGrace()
 			mustApply(b, r)
 			n++
 		}
-		calls, _ := written(r)
+		calls, places, _ := written(r)
 		b.ReportMetric(float64(calls-before)/float64(n), "calls/op")
+		b.ReportMetric(float64(places-placesBefore)/float64(n), "places/op")
 	})
 }
 

@@ -44,11 +44,14 @@ type ordeal struct {
 	clock   *testClock
 	guard   *guard
 	r       *Reconciler
-	failing int           // of 100 writes
-	slow    time.Duration // how long a write takes
-	busy    int           // at how many of 100 writes a flow begins, or ends
-	look    *look         // at all flows, that somebody has begun
-	log     writeLog      // what happened, for who replays a seed
+	failing int               // of 100 writes
+	slow    time.Duration     // how long a write takes
+	busy    int               // at how many of 100 writes a flow begins, or ends
+	look    *look             // at all flows, that somebody has begun
+	log     writeLog          // what happened, for who replays a seed
+	guests  map[uint32]uint32 // by place: the last backend there
+	running bool              // a grace period
+	slice   int
 	step    int
 }
 
@@ -57,33 +60,67 @@ func newOrdeal(t *testing.T, seed uint64) *ordeal {
 	o.guard = newGuard(maps.NewFakes(20000), o.clock)
 	o.failing = o.IntN(4) * 10
 	o.busy = 10
+	o.guests = make(map[uint32]uint32)
+	o.slice = 1 << 30
 	if o.chance(50) {
-		o.slow = DefaultGrace / 4
+		o.slow = time.Second / 8
 	}
 	if o.chance(50) {
-		o.guard.fences = make(map[lb.ServiceName][][]netip.Prefix)
+		o.slice = 1 + o.IntN(30)
+	}
+	if o.chance(50) {
+		o.guard.ranges = make(map[lb.ServiceName][][]netip.Prefix)
 	}
 	if o.chance(30) {
-		o.guard.Fakes.Backends.Capacity = 5 + o.IntN(30)
-		o.guard.Fakes.Frontends.Capacity = 5 + o.IntN(40)
-		o.guard.Fakes.ServicePorts.Capacity = 5 + o.IntN(20)
-		o.guard.Fakes.Addrs.Capacity = 3 + o.IntN(10)
+		o.guard.Tables.Backends.SetLimit(6 + o.IntN(30))
+		o.guard.Tables.Frontends.SetLimit(6 + o.IntN(40))
+		o.guard.Pools.SetLimit(6 + o.IntN(40))
+		o.guard.Slots.SetLimit(10 + o.IntN(300))
+		o.guard.ServicePorts.Capacity = 5 + o.IntN(20)
+		o.guard.Addrs.Capacity = 3 + o.IntN(10)
 	}
 	o.guard.Observe(o.fail, func(table, operation string) {
 		o.guard.check()
 		o.clock.pass(o.slow)
+		o.grace()
 		o.traffic()
 		o.changeLoads()
 	})
-	o.r = mustNew(t, loggedTables(o.guard.tables(), &o.log), o.clock)
+	o.begin()
 
 	return o
+}
+
+// begin begins a Reconciler on the maps.
+func (o *ordeal) begin() {
+	r, err := New(Config{Tables: o.guard.tables(), Now: o.clock.read, Slice: o.slice})
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	o.r = r
+	if o.chance(80) {
+		o.r.backendPlaces.spare, o.r.portPlaces.spare = 0, 0
+	}
+}
+
+// grace lets a grace period begin, or end, also in the middle of everything.
+func (o *ordeal) grace() { // between any two stores
+	switch {
+	case !o.running && o.r != nil && o.r.Retired() && o.chance(20):
+		o.r.BeginGrace()
+		o.guard.beginGrace()
+		o.running = true
+	case o.running && o.chance(20):
+		o.guard.endGrace()
+		o.r.EndGrace()
+		o.running = false
+	}
 }
 
 var errInjected = errors.New("injected")
 
 func (o *ordeal) fail(table, operation string) error {
-	if table == maps.NameSourceRanges && o.guard.fences != nil {
+	if table == maps.NameSourceRanges && o.guard.ranges != nil {
 		return nil // else they may be incomplete
 	}
 	if o.chance(o.failing) {
@@ -180,17 +217,17 @@ func (o *ordeal) settled() {
 			return
 		}
 	}
-	for name, fences := range o.guard.fences {
-		o.guard.fences[name] = fences[len(fences)-1:]
+	for name, ranges := range o.guard.ranges {
+		o.guard.ranges[name] = ranges[len(ranges)-1:]
 	}
 }
 
 func (o *ordeal) set(s *worldService) {
 	o.log.add("step %d: %+v", o.step, *s)
 	if s.exists {
-		if o.guard.fences != nil {
-			fence := append(s.sourceRanges(0), s.sourceRanges(1)...)
-			o.guard.fences[s.name] = append(o.guard.fences[s.name], fence)
+		if o.guard.ranges != nil {
+			ranges := append(s.sourceRanges(0), s.sourceRanges(1)...)
+			o.guard.ranges[s.name] = append(o.guard.ranges[s.name], ranges)
 		}
 		o.r.Set(s.name, s.created, s.resolve())
 	} else {
@@ -210,14 +247,13 @@ func (o *ordeal) setNode() {
 }
 
 // restart starts anew on the same maps. Services and the node are heard of in
-// any order, and things may happen before all have been. Nothing that ran at
-// the time of the last agent runs any more.
+// any order, and things may happen before all have been. Programs that ran at
+// the time of the last agent may run on.
 func (o *ordeal) restart() {
 	o.log.add("step %d: restart", o.step)
-	clear(o.guard.reading)
-	o.look = nil
-	o.r = mustNew(o.t, loggedTables(o.guard.tables(), &o.log), o.clock)
-	o.wrap()
+	o.look, o.running = nil, false
+	o.guard.restart()
+	o.begin()
 	o.examine()
 	for _, i := range o.Perm(len(o.services) + 1) {
 		if i == len(o.services) {
@@ -250,21 +286,51 @@ func (o *ordeal) examine() {
 
 // rest lets everything come to rest, and all flows end.
 func (o *ordeal) rest() {
-	settle(o.t, o.r, o.clock)
+	o.settle()
 	o.guard.flows = nil
-	o.clock.pass(DefaultGrace)
+	o.clock.pass(1)
 	o.r.PruneAddrs(nil, o.clock.now)
-	settle(o.t, o.r, o.clock)
+	o.settle()
 	o.examine()
+}
+
+// settle is [settle] with the guard told of grace periods.
+func (o *ordeal) settle() {
+	for range 100000 {
+		if o.running {
+			o.guard.endGrace()
+			o.r.EndGrace()
+			o.running = false
+		}
+		at, ok := o.r.Next()
+		if !ok && !o.r.Retired() {
+			return
+		}
+		if ok && at.After(o.clock.now) {
+			o.clock.now = at
+		}
+		_ = o.r.Apply()
+		if o.r.Retired() {
+			o.r.BeginGrace()
+			o.guard.beginGrace()
+			o.running = true
+		}
+	}
+	o.t.Fatal("it never comes to rest")
 }
 
 // recover lets writes succeed again.
 func (o *ordeal) recover() {
 	o.slow, o.failing, o.busy = 0, 0, 0
-	o.guard.Fakes.Backends.Capacity = 0
-	o.guard.Fakes.Frontends.Capacity = 0
-	o.guard.Fakes.ServicePorts.Capacity = 0
-	o.guard.Fakes.Addrs.Capacity = 0
+	for place := range uint32(o.guard.Tables.Backends.Len()) {
+		_ = o.guard.Loads.Put(place, maps.BackendLoad{})
+	}
+	o.guard.Tables.Backends.SetLimit(1 << 20)
+	o.guard.Tables.Frontends.SetLimit(1 << 20)
+	o.guard.Pools.SetLimit(1 << 20)
+	o.guard.Slots.SetLimit(20000)
+	o.guard.ServicePorts.Capacity = 0
+	o.guard.Addrs.Capacity = 0
 	o.rest()
 }
 
@@ -314,8 +380,9 @@ func (o *ordeal) deleteAll() {
 		o.t.Errorf("left in the maps:\n%s", left)
 	}
 	r := o.r
-	left := len(r.services) + len(r.ports) + len(r.frontends) + len(r.broken) + len(r.starved) +
-		len(r.addrs.uses) + len(r.addrs.stale) + len(r.frontendIDs.used) + len(r.backendIDs.used) + r.tables.slots.spans.used
+	left := len(r.services) + len(r.ports) + len(r.frontendIDs.have) + len(r.broken) + len(r.blocked) + len(r.waiting) + len(r.due) +
+		len(r.addrs.uses) + len(r.addrs.stale) + r.frontendPlaces.used + r.backendPlaces.used + r.poolPlaces.used + r.portPlaces.used +
+		r.spans.used + r.claims.Len() + len(r.retirement.queue)
 	if left > 0 {
 		o.t.Errorf("left in memory: %d", left)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Drift is one place where a map does not say what it was made to say: somebody
-// else wrote to it, or there is a bug.
+// Drift is one place where a map does not say what it was made to say: something else wrote
+// to it, or there is a bug.
 type Drift struct {
 	Map      string
 	Key      string // as people read it: "10.96.0.1:80/TCP internal", "backend 7"
@@ -24,97 +24,96 @@ func (d Drift) String() string {
 	return fmt.Sprintf("%s: %s %s", d.Map, d.Key, d.Problem)
 }
 
-// Drift compares all that the maps hold with what was written to them. With
-// repair set it puts them right, in the order of all writes: bottom-up what is
-// missing or differs, then top-down what should not exist. It returns what it
-// found, sorted by map and key; the error is about maps that could not be read
-// (then nothing is repaired) and repairs that failed. It takes time and memory
-// in proportion to the maps.
+// Drift compares all that the maps hold with what was written to them. With repair set it
+// puts them right, in the order of all writes: bottom-up what is missing or differs, then
+// top-down what should not exist. It returns what it found, sorted by map and key; the error
+// is about maps that could not be read (then nothing is repaired) and repairs that failed. It
+// takes time and memory in proportion to the maps.
 func (r *Reconciler) Drift(repair bool) ([]Drift, error) {
-	t := &r.tables
 	var c comparison
-	c.add(compareTable(&t.servicePorts, r.believedNames(), servicePortText))
-	c.add(compareTable(&t.backends, r.believedBackends(), backendText))
-	c.add(r.compareSlots())
-	c.add(compareTable(&t.sourceRanges, r.believedRanges(), sourceRangeText))
-	c.add(compareTable(&t.addrs, r.addrs.believed(), addrText))
-	c.add(compareTable(&t.devices, stdmaps.All(r.devices.have), deviceText))
-	c.add(compareTable(&t.localCIDRs, stdmaps.All(r.localCIDRs.have), cidrText))
-	c.add(r.compareFrontends())
-	c.add(compareTable(&t.serviceCIDRs, stdmaps.All(r.serviceCIDRs.have), cidrText))
+	compareTable(&c, &r.servicePorts, r.names(), servicePortText)
+	compareTable(&c, &r.sourceRanges.table, stdmaps.All(r.sourceRanges.have), sourceRangeText)
+	r.compareFilter(&c)
+	compareTable(&c, &r.addrs.table, stdmaps.All(r.addrs.have), addrText)
+	compareTable(&c, &r.devices.table, stdmaps.All(r.devices.have), deviceText)
+	compareTable(&c, &r.localCIDRs.table, stdmaps.All(r.localCIDRs.have), cidrText)
+	compareArray(&c, &r.backends)
+	compareArray(&c, &r.slots)
+	compareArray(&c, &r.pools)
+	compareArray(&c, &r.frontends)
+	compareTable(&c, &r.frontendIDs.table, stdmaps.All(r.frontendIDs.have), frontendIDText)
+	r.compareBroken(&c)
+	compareTable(&c, &r.serviceCIDRs.table, stdmaps.All(r.serviceCIDRs.have), cidrText)
 	if repair && len(c.errs) == 0 {
 		c.repair()
 	}
+	found := make([]Drift, len(c.found))
+	for i := range c.found {
+		found[i] = c.found[i].Drift
+	}
+	slices.SortFunc(found, func(a, b Drift) int {
+		return cmp.Or(cmp.Compare(a.Map, b.Map), cmp.Compare(a.Key, b.Key))
+	})
 
-	return c.found(), errors.Join(c.errs...)
+	return found, errors.Join(c.errs...)
 }
 
 // comparison gathers the differences of all maps, from the bottom up.
 type comparison struct {
-	maps []differences
-	errs []error
-}
-
-// differences are those of one map.
-type differences struct {
-	puts, deletes []difference
+	found []difference
+	errs  []error
 }
 
 // difference is a drift, and what undoes it.
 type difference struct {
 	Drift
-	repair func() error
+	stray bool // it should not exist
+	undo  func() error
 }
 
-func (c *comparison) add(d differences, err error) {
-	c.maps = append(c.maps, d)
-	if err != nil {
-		c.errs = append(c.errs, err)
-	}
+func (c *comparison) add(table, key, problem string, stray bool, undo func() error) {
+	c.found = append(c.found, difference{Drift{Map: table, Key: key, Problem: problem}, stray, undo})
 }
 
 func (c *comparison) repair() {
-	for _, d := range c.maps {
-		c.repairEach(d.puts)
-	}
-	for _, d := range slices.Backward(c.maps) {
-		c.repairEach(d.deletes)
-	}
-}
-
-func (c *comparison) repairEach(differences []difference) {
-	for i := range differences {
-		d := &differences[i]
-		err := d.repair()
-		d.Repaired = err == nil
-		if err != nil {
+	undo := func(d *difference) {
+		err := d.undo()
+		if d.Repaired = err == nil; !d.Repaired {
 			c.errs = append(c.errs, fmt.Errorf("repair %s: %w", d.Key, err))
 		}
 	}
-}
-
-func (c *comparison) found() []Drift {
-	var all []Drift
-	for _, d := range c.maps {
-		for _, one := range slices.Concat(d.puts, d.deletes) {
-			all = append(all, one.Drift)
+	for i := range c.found {
+		if d := &c.found[i]; !d.stray {
+			undo(d)
 		}
 	}
-	slices.SortFunc(all, func(a, b Drift) int {
-		return cmp.Or(cmp.Compare(a.Map, b.Map), cmp.Compare(a.Key, b.Key))
-	})
-
-	return all
+	for i := range slices.Backward(c.found) {
+		if d := &c.found[i]; d.stray {
+			undo(d)
+		}
+	}
 }
 
-// compareTable compares a map with what it should hold. Text returns a key and
-// a value as people read them.
-func compareTable[K, V comparable](t *table[K, V], want iter.Seq2[K, V], text func(K, V) (string, string)) (differences, error) {
-	var d differences
+// names yields what service_ports was made to say.
+func (r *Reconciler) names() iter.Seq2[uint32, maps.ServicePort] {
+	return func(yield func(uint32, maps.ServicePort) bool) {
+		for id, p := range r.ports {
+			if p.named && !yield(id, p.label()) {
+				return
+			}
+		}
+	}
+}
+
+// compareTable compares a map with what it should hold. Text returns a key and a value as
+// people read them.
+func compareTable[K, V comparable](c *comparison, t *table[K, V], want iter.Seq2[K, V], text func(K, V) (string, string)) {
 	have := make(map[K]V)
 	for e, err := range t.All() {
 		if err != nil {
-			return d, err
+			c.errs = append(c.errs, err)
+
+			return
 		}
 		have[e.Key] = e.Value
 	}
@@ -130,119 +129,53 @@ func compareTable[K, V comparable](t *table[K, V], want iter.Seq2[K, V], text fu
 			_, is := text(k, is)
 			problem = fmt.Sprintf("is %s, should be %s", is, should)
 		}
-		repair := func() error { return t.replace(k, v) }
-		d.puts = append(d.puts, difference{Drift{Map: t.Name(), Key: key, Problem: problem}, repair})
+		c.add(t.Name(), key, problem, false, func() error { return t.put(k, v, true) })
 	}
 	for k, v := range have {
 		key, _ := text(k, v)
-		repair := func() error { return t.removeStray(k) }
-		d.deletes = append(d.deletes, difference{Drift{Map: t.Name(), Key: key, Problem: "should not exist"}, repair})
+		c.add(t.Name(), key, "should not exist", true, func() error { return t.remove(k, false) })
 	}
-
-	return d, nil
 }
 
-// compareSlots compares the slots of every extent.
-func (r *Reconciler) compareSlots() (differences, error) {
-	var d differences
-	for _, p := range r.ports {
-		for _, e := range p.extents {
-			if e.base == 0 {
-				continue
-			}
-			for slot, id := range e.slots() {
-				is, err := r.tables.slots.array.Get(slot)
-				if err != nil {
-					return d, err
-				}
-				if is == id {
-					continue
-				}
-				problem := fmt.Sprintf("is backend %d, should be backend %d", is, id)
-				repair := func() error { return r.tables.slots.repair(slot, id) }
-				d.puts = append(d.puts, difference{Drift{Map: maps.NameSlots, Key: fmt.Sprintf("slot %d", slot), Problem: problem}, repair})
-			}
+// compareArray compares every place of an array.
+func compareArray[V comparable](c *comparison, a *array[V]) {
+	for i := range uint32(max(len(a.have), a.Len())) {
+		is, should := a.Get(i), a.at(i)
+		if is == should {
+			continue
 		}
+		key, isText := a.text(i, is)
+		_, shouldText := a.text(i, should)
+		problem := fmt.Sprintf("is %s, should be %s", isText, shouldText)
+		c.add(a.Name(), key, problem, shouldText == nothing, func() error { return a.store(i, should) })
 	}
-
-	return d, nil
 }
 
-// compareFrontends compares the frontends. Those that were adopted broken
-// count as such until somebody's claim has replaced them.
-func (r *Reconciler) compareFrontends() (differences, error) {
-	d, err := compareTable(&r.tables.frontends, r.believedFrontends(), frontendText)
-	broken := make(map[string]maps.FrontendKey, len(r.broken)) // by what d calls them
-	for key := range r.broken {
-		broken[modelKey(key).String()] = key
-	}
-	for i := range d.deletes {
-		stray := &d.deletes[i]
-		if key, ok := broken[stray.Key]; ok {
-			stray.Problem = "leads to nowhere: " + r.broken[key]
-			stray.repair = func() error { return r.repairBroken(key) }
-		}
-	}
+// compareFilter looks for addresses that the filter does not let through.
+func (r *Reconciler) compareFilter(c *comparison) {
+	for k := range r.addrs.have {
+		if !r.addrs.filter.May(k) {
+			c.add(maps.NameAddrFilter, k.IP().String(), "is missing", false, func() error {
+				r.addrs.filter.Add(k)
+				r.addrs.filter.Remove(k) // it was counted before
 
-	return d, err
-}
-
-// repairBroken deletes a frontend that was adopted broken. Who claims it is
-// due.
-func (r *Reconciler) repairBroken(key maps.FrontendKey) error {
-	if err := r.tables.frontends.remove(key); err != nil {
-		return err
-	}
-	f := r.frontends[key]
-	r.touch(f.port.svc)
-	r.stay(f)
-	r.unlead(f, nil)
-	r.contest(f, nil)
-
-	return nil
-}
-
-func (r *Reconciler) believedNames() iter.Seq2[uint32, maps.ServicePort] {
-	return func(yield func(uint32, maps.ServicePort) bool) {
-		for id, p := range r.ports {
-			if p.named && !yield(id, p.label()) {
-				return
-			}
+				return nil
+			})
 		}
 	}
 }
 
-func (r *Reconciler) believedBackends() iter.Seq2[uint32, maps.Backend] {
-	return func(yield func(uint32, maps.Backend) bool) {
-		for id, p := range r.ports {
-			for i := range p.backends {
-				b := &p.backends[i]
-				if b.written && !yield(b.id, maps.BackendOf(b.addrPort(), id, b.have)) {
-					return
-				}
+// compareBroken adds the frontends that were adopted although they lead to nowhere, until a
+// Service that claims them has replaced them.
+func (r *Reconciler) compareBroken(c *comparison) {
+	for key, why := range r.broken {
+		c.add(maps.NameFrontendIDs, modelKey(key).String(), "leads to nowhere: "+why, true, func() error {
+			err := r.removeBroken(key)
+			if owner := r.claims.Owner(modelKey(key)); err == nil && owner != nil {
+				r.touch(r.services[owner.Name])
 			}
-		}
-	}
-}
 
-func (r *Reconciler) believedRanges() iter.Seq2[maps.SourceRangeKey, uint32] {
-	return func(yield func(maps.SourceRangeKey, uint32) bool) {
-		for _, p := range r.ports {
-			for _, g := range p.ranges {
-				if g.written && !yield(g.key, 1) {
-					return
-				}
-			}
-		}
-	}
-}
-
-func (r *Reconciler) believedFrontends() iter.Seq2[maps.FrontendKey, maps.Frontend] {
-	return func(yield func(maps.FrontendKey, maps.Frontend) bool) {
-		for key, f := range r.frontends {
-			if f.present && r.broken[key] == "" && !yield(key, f.have) {
-				return
-			}
-		}
+			return err
+		})
 	}
 }

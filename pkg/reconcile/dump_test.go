@@ -10,18 +10,33 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// dump returns what all maps hold, a line for each entry, sorted.
+// dump returns what all maps hold, a line for each entry, sorted. Of arrays it tells what is
+// in use: pools that a frontend leads to, and backends that have an id.
 func dump(t testing.TB, m maps.Tables) string {
 	t.Helper()
 	var lines []string
 	lines = append(lines, dumpTable(t, "name", m.ServicePorts, servicePortText)...)
-	lines = append(lines, dumpTable(t, "", m.Backends, backendText)...)
+	for place, v := range m.Backends.All() {
+		if v.Id != 0 {
+			key, value := backendText(place, v)
+			lines = append(lines, key+": "+value)
+		}
+	}
 	lines = append(lines, dumpTable(t, "range", m.SourceRanges, sourceRangeText)...)
-	lines = append(lines, dumpTable(t, "frontend", m.Frontends, func(k maps.FrontendKey, v maps.Frontend) (string, string) {
-		key, value := frontendText(k, v)
+	pools := make(map[uint32]bool)
+	lines = append(lines, dumpTable(t, "frontend", m.FrontendIDs, func(k maps.FrontendKey, id uint32) (string, string) {
+		f := m.Frontends.Get(id)
+		pools[f.PoolId] = true
+		_, value := frontendText(id, f)
+		value, _ = strings.CutPrefix(value, modelKey(k).String()+" ")
 
-		return key, value + leadsTo(t, m.Slots, v)
+		return modelKey(k).String(), fmt.Sprintf("id=%d %s", id, value)
 	})...)
+	for _, id := range slices.Sorted(stdmaps.Keys(pools)) {
+		v := m.Pools.Get(id)
+		key, value := poolText(id, v)
+		lines = append(lines, key+": "+value+leadsToText(m.Slots, v))
+	}
 	lines = append(lines, dumpTable(t, "addr", m.Addrs, addrText)...)
 	lines = append(lines, dumpTable(t, "", m.Devices, deviceText)...)
 	lines = append(lines, dumpTable(t, "service-cidr", m.ServiceCIDRs, cidrText)...)
@@ -45,39 +60,24 @@ func dumpTable[K comparable, V any](t testing.TB, kind string, table maps.Table[
 	return lines
 }
 
-// leadsTo returns the ids in the slots of v, and how many entries of its table
-// each of them has.
-func leadsTo(t testing.TB, slots maps.Slots, v maps.Frontend) string {
-	t.Helper()
+// leadsToText returns the ids in the slots of v, and how many entries of its table each of
+// them has.
+func leadsToText(slots *maps.Array[uint32], v maps.Pool) string {
 	if v.SlotCount == 0 {
 		return ""
 	}
 	text := " ->"
-	for i := v.SlotBase; i < v.SlotBase+v.SlotCount; i++ {
-		id, err := slots.Get(i)
-		if err != nil {
-			return text + " " + err.Error()
-		}
-		text += fmt.Sprintf(" %d", id)
+	for i := range min(v.SlotCount, 100) {
+		text += fmt.Sprintf(" %d", slots.Get(v.SlotBase+i))
 	}
-
-	return text + tableText(t, slots, v)
-}
-
-func tableText(t testing.TB, slots maps.Slots, v maps.Frontend) string {
-	t.Helper()
 	if v.TableSize == 0 {
-		return ""
+		return text
 	}
 	entries := make(map[uint32]int)
 	for i := range v.TableSize {
-		id, err := slots.Get(v.SlotBase + v.SlotCount + i)
-		if err != nil {
-			t.Fatal(err)
-		}
-		entries[id]++
+		entries[slots.Get(v.TableBase+i)]++
 	}
-	text := " table"
+	text += " table"
 	for _, id := range slices.Sorted(stdmaps.Keys(entries)) {
 		text += fmt.Sprintf(" %d:%d", id, entries[id])
 	}

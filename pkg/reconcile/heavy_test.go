@@ -181,7 +181,7 @@ func TestHeavyServices(t *testing.T) {
 func TestHeavyServiceWithoutRoom(t *testing.T) {
 	h := newHeavy(1, 0, 2000, 5000)
 	fakes := maps.NewFakes(1 << 20)
-	fakes.Backends.Capacity = 2500
+	fakes.Tables.Backends.SetLimit(2501)
 	clock := newTestClock()
 	r := mustNew(t, fakes.Tables, clock)
 	res := h.resolve()
@@ -194,15 +194,15 @@ func TestHeavyServiceWithoutRoom(t *testing.T) {
 	if took := processorTime(t) - begin; took > heavyTime {
 		t.Errorf("took %s, more than %s", took, heavyTime)
 	}
-	for key, v := range fakes.Frontends.Entries {
-		if key.Port != 0 && v.SlotCount != 2500 {
+	for key, id := range fakes.FrontendIDs.Entries {
+		if v := fakes.Pools.Get(fakes.Frontends.Get(id).PoolId); key.Port != 0 && v.SlotCount != 2500 {
 			t.Fatalf("%s leads to %d backends, want 2500", modelKey(key), v.SlotCount)
 		}
 	}
 	r.Delete(h.svc.Name)
 	settle(t, r, clock)
-	if len(fakes.Backends.Entries) > 0 {
-		t.Errorf("%d backends are left", len(fakes.Backends.Entries))
+	if left := r.Counters().Fill[maps.NameBackends].Used; left > 0 {
+		t.Errorf("%d backends are left", left)
 	}
 }
 

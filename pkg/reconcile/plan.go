@@ -9,248 +9,278 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// plan makes svc want what res says. It writes nothing; what it gives ids to
-// and nobody ends up wanting, sweep forgets.
-func (r *Reconciler) plan(svc *service, res lb.Resolution) {
-	r.release(svc)
-	for _, p := range svc.ports {
-		p.forget()
-	}
-	before := svc.claims
-	svc.claims = make([]*claim, 0, len(res.Frontends))
-	pl := &r.planner
-	pl.begin(r, svc)
-	for i := range res.Frontends {
-		pl.planFrontend(&res.Frontends[i])
-	}
-	slices.SortStableFunc(svc.claims, func(a, b *claim) int { return catchAllLast(a.frontend, b.frontend) })
-	pl.planEndpoints(res.Endpoints)
-	pl.end()
-	// The old claims go last, so that a frontend never looks unclaimed between.
-	for _, c := range before {
-		r.unlink(c)
-	}
-	r.touch(svc)
+// plan is what a Service wants in the maps: the rows that follow from its resolution, but
+// for ids and places.
+type plan struct {
+	ports     []plannedPort
+	frontends []plannedFrontend // catch-alls last: one refuses what comes after it
 }
 
-// planner is what one call of plan knows besides. The frontends of a port share their lists, which
-// may be long: each list is gone through once, and not once for every frontend.
-type planner struct {
-	r       *Reconciler
-	svc     *service
-	ports   map[portName]*port      // of svc
-	extents map[backendList]*extent // of the lists gone through; nil: no backends
-	ranges  map[rangeList]struct{}  // that have been gone through
+// portName identifies one port of a Service in one family.
+type portName struct {
+	name     string
+	protocol lb.Protocol
+	family   lb.Family
 }
 
-// begin makes pl ready for svc.
-func (pl *planner) begin(r *Reconciler, svc *service) {
-	if pl.ports == nil {
-		pl.ports = make(map[portName]*port)
-		pl.extents = make(map[backendList]*extent)
-		pl.ranges = make(map[rangeList]struct{})
+// plannedPort is all that a service port id stands for.
+type plannedPort struct {
+	portName
+	backends []plannedBackend
+	pools    []plannedPool
+	ranges   []netip.Prefix // from which its frontends may be dialled
+
+	// Where the plan is being carried out:
+	have  *port // nil: it has no id yet
+	owned int   // how many of its frontends the Service owns
+}
+
+// plannedBackend is an endpoint that pools lead to, or that is alive: then it keeps the
+// flows that it has.
+type plannedBackend struct {
+	endpoint
+	flags  uint32
+	pooled bool
+	id     uint32 // zero: it is not in the maps
+}
+
+// endpoint is where a backend answers.
+type endpoint struct {
+	addr maps.Addr
+	port uint16 // in host byte order
+}
+
+func (e endpoint) addrPort() netip.AddrPort { return netip.AddrPortFrom(e.addr.IP(), e.port) }
+
+func endpointOf(a netip.AddrPort) endpoint { return endpoint{maps.AddrOf(a.Addr()), a.Port()} }
+
+// plannedPool is one set of backends, and how to choose among them. Frontends of a service
+// port that agree in both share it.
+type plannedPool struct {
+	settings
+	members []int32 // of the port's backends
+
+	have  *pool // nil: it is not in the maps
+	owned int   // how many of its frontends the Service owns
+}
+
+// settings are those of a pool.
+type settings struct {
+	affinitySeconds uint32
+	flags           uint16
+	algorithm       uint8
+}
+
+// plannedFrontend is one frontend that the Service claims. The number of the claim is where
+// it is in the plan.
+type plannedFrontend struct {
+	key   maps.FrontendKey
+	kind  uint8
+	owned bool
+	port  int32 // of the plan
+	pool  int32 // of the port
+}
+
+// planOf returns what a Service wants. It takes time in proportion to the resolution: the
+// frontends of a port share their lists, which may be long, and each list is gone through
+// once for a port.
+func planOf(res *lb.Resolution) plan {
+	pl := planner{
+		ports: make(map[portName]int32),
+		lists: make(map[list]int),
+		pools: make(map[poolKey]int32),
 	}
-	pl.r, pl.svc = r, svc
-	for _, p := range svc.ports {
-		if name := p.portName(); pl.ports[name] == nil { // the first, if the maps had two
-			pl.ports[name] = p
+	pl.plan.frontends = make([]plannedFrontend, 0, len(res.Frontends))
+	for _, catchAll := range []bool{false, true} {
+		for i := range res.Frontends {
+			if f := &res.Frontends[i]; (f.Key.Port == 0 && f.Key.Protocol == lb.AnyProtocol) == catchAll {
+				pl.planFrontend(f)
+			}
 		}
 	}
+	pl.planEndpoints(res.Endpoints)
+
+	return pl.plan
 }
 
-// end empties pl, which must not hold on to a Resolution. Its maps are used again,
-// unless they have become large: to empty them would cost every Service that
-// follows.
-func (pl *planner) end() {
-	const large = 64
-	if len(pl.ports)+len(pl.extents)+len(pl.ranges) > large {
-		*pl = planner{}
-
-		return
-	}
-	clear(pl.ports)
-	clear(pl.extents)
-	clear(pl.ranges)
-	pl.svc = nil
+type planner struct {
+	plan    plan
+	ports   map[portName]int32
+	perPort []portLists       // of each port
+	members [][]int32         // lists of backends, as indices into those of a port
+	lists   map[list]int      // which of members
+	pools   map[poolKey]int32 // which of a port's pools
+	ranges  [2]rangeList      // of which a copy was made last, by whether IPv6
 }
 
-// backendList is a list of backends, by where it is in memory, and what a port
-// makes of it.
-type backendList struct {
-	port   *port
-	first  *lb.Backend
-	count  int
-	tabled bool
+// portLists is what a port has so far.
+type portLists struct {
+	backends map[endpoint]int32 // where they are in its plan
+	lists    []int              // which of the planner's members
 }
 
-// rangeList is a list of source ranges, by where it is in memory, for a port.
-type rangeList struct {
-	port  *port
-	first *netip.Prefix
+// list is a list of backends of a port, by where it is in memory.
+type list struct {
+	port  int32
+	first *lb.Backend
 	count int
 }
 
-// forget makes p want nothing.
-func (p *port) forget() {
-	for i := range p.backends {
-		p.backends[i].alive = false
-	}
-	for i := range p.ranges {
-		p.ranges[i].wanted = false
-	}
+type poolKey struct {
+	port     int32
+	backends int
+	settings settings
 }
 
-// catchAllLast orders frontends for publishing: a catch-all refuses what comes
-// after it.
-func catchAllLast(a, b *frontend) int {
-	switch {
-	case a.catchAll() == b.catchAll():
-		return 0
-	case b.catchAll():
-		return -1
-	default:
-		return 1
-	}
+// rangeList is a list of source ranges, by where it is in memory, and a copy.
+type rangeList struct {
+	first *netip.Prefix
+	copy  []netip.Prefix
 }
 
-func (pl *planner) planFrontend(want *lb.Frontend) {
-	p := pl.port(portName{want.Port.Port, want.Port.Protocol, familyOf(want.Key.Addr)})
-	c := &claim{
-		port:            p,
-		frontend:        pl.r.frontend(keyOf(want.Key)),
-		created:         pl.svc.created,
-		extent:          pl.planBackends(p, want.Backends, want.Algorithm.Hashes()),
-		affinitySeconds: seconds(want.Affinity),
-		algorithm:       programmable(want.Algorithm),
-		kind:            min(uint8(want.Kind), uint8(len(kindRank)-1)),
+func (pl *planner) planFrontend(f *lb.Frontend) {
+	at := pl.port(portName{f.Port.Port, f.Port.Protocol, familyOf(f.Key.Addr)})
+	s := settings{affinitySeconds: seconds(f.Affinity), algorithm: programmable(f.Algorithm)}
+	if f.DropIfEmpty && len(f.Backends) == 0 {
+		s.flags |= maps.PoolDropIfEmpty
 	}
-	if want.DropIfEmpty && len(want.Backends) == 0 {
-		c.flags |= maps.FrontendDropIfEmpty
+	if f.Masquerade {
+		s.flags |= maps.PoolMasquerade
 	}
-	if want.Masquerade {
-		c.flags |= maps.FrontendMasquerade
-	}
-	if len(want.SourceRanges) > 0 {
-		c.flags |= maps.FrontendSourceRanges
-		if want.NodeInRanges {
-			c.flags |= maps.FrontendNodeInRanges
+	if len(f.SourceRanges) > 0 {
+		s.flags |= maps.PoolSourceRanges
+		if f.NodeInRanges {
+			s.flags |= maps.PoolNodeInRanges
 		}
+		pl.planRanges(at, f.SourceRanges)
 	}
-	pl.planRanges(p, want.SourceRanges)
-	pl.r.link(c)
-	pl.svc.claims = append(pl.svc.claims, c)
+	key := poolKey{at, pl.planBackends(at, f.Backends), s}
+	p := &pl.plan.ports[at]
+	pool, known := pl.pools[key]
+	if !known {
+		pool = int32(len(p.pools))
+		pl.pools[key] = pool
+		p.pools = append(p.pools, plannedPool{settings: s, members: pl.members[key.backends]})
+	}
+	pl.plan.frontends = append(pl.plan.frontends, plannedFrontend{
+		key: keyOf(f.Key), kind: uint8(f.Kind), port: at, pool: pool,
+	})
 }
 
-// port returns the port with this name, after giving it an id if it is new.
-func (pl *planner) port(name portName) *port {
-	p := pl.ports[name]
-	if p == nil {
-		p = pl.r.addPort(&port{
-			svc: pl.svc, name: name.name, protocol: name.protocol, family: name.family,
-			id: pl.r.frontendIDs.take(),
-		})
-		pl.ports[name] = p
+func (pl *planner) port(name portName) int32 {
+	at, known := pl.ports[name]
+	if !known {
+		at = int32(len(pl.plan.ports))
+		pl.ports[name] = at
+		pl.plan.ports = append(pl.plan.ports, plannedPort{portName: name})
+		pl.perPort = append(pl.perPort, portLists{backends: make(map[endpoint]int32)})
 	}
 
-	return p
+	return at
 }
 
-// planBackends returns the extent of p with these backends, and with a table if
-// tabled; nil for none.
-func (pl *planner) planBackends(p *port, want []lb.Backend, tabled bool) *extent {
-	if len(want) == 0 {
-		return nil
+// planBackends returns which of pl.members is this list of a port's backends.
+func (pl *planner) planBackends(port int32, want []lb.Backend) int {
+	key := list{port: port, count: len(want)}
+	if len(want) > 0 {
+		key.first = &want[0]
 	}
-	list := backendList{port: p, first: &want[0], count: len(want), tabled: tabled}
-	e, done := pl.extents[list]
-	if !done {
-		ids := pl.r.planBackends(p, want)
-		e = p.extent(ids, tabled)
-		pl.extents[list] = e
+	n, known := pl.lists[key]
+	if known {
+		return n
 	}
-
-	return e
-}
-
-// planBackends returns the ids of these backends of p, ascending, after giving
-// one to those that are new. They are good until the next call.
-func (r *Reconciler) planBackends(p *port, want []lb.Backend) []uint32 {
-	ids := r.scratch[:0]
-	var added []backend // sorted; put among the others at once, which may be many
-	if len(p.backends) == 0 {
-		added = make([]backend, 0, len(want))
-	}
+	members := make([]int32, len(want))
 	for i := range want {
-		addr, number := maps.AddrOf(want[i].Addr.Addr()), want[i].Addr.Port()
-		among := p.backends
-		at, known := search(among, addr, number)
-		if !known {
-			if at, known = search(added, addr, number); !known {
-				added = slices.Insert(added, at, backend{addr: addr, port: number, id: r.backendIDs.take()})
-			}
-			among = added
-		}
-		among[at].flags = flagsOf(&want[i])
-		ids = append(ids, among[at].id)
+		b := &want[i]
+		members[i] = pl.backend(port, b.Addr)
+		to := &pl.plan.ports[port].backends[members[i]]
+		to.pooled, to.flags = true, flagsOf(b)
 	}
-	p.backends = merge(p.backends, added)
-	slices.Sort(ids)
-	r.scratch = ids
+	slices.Sort(members)
+	members = slices.Compact(members)
+	// Lists that are equal, though not the same, make the same pool.
+	for _, n := range pl.perPort[port].lists {
+		if slices.Equal(pl.members[n], members) {
+			pl.lists[key] = n
 
-	return slices.Compact(ids)
+			return n
+		}
+	}
+	n = len(pl.members)
+	pl.lists[key] = n
+	pl.perPort[port].lists = append(pl.perPort[port].lists, n)
+	pl.members = append(pl.members, members)
+
+	return n
 }
 
-// planRanges makes p want these source ranges.
-func (pl *planner) planRanges(p *port, want []netip.Prefix) {
-	if len(want) == 0 {
+// backend returns which backend of a port answers at addr, after adding it if need be.
+func (pl *planner) backend(port int32, addr netip.AddrPort) int32 {
+	e, p := endpointOf(addr), &pl.plan.ports[port]
+	at, known := pl.perPort[port].backends[e]
+	if !known {
+		at = int32(len(p.backends))
+		pl.perPort[port].backends[e] = at
+		p.backends = append(p.backends, plannedBackend{endpoint: e})
+	}
+
+	return at
+}
+
+// planRanges gives a port its source ranges. The frontends of a Service share those of
+// their family.
+func (pl *planner) planRanges(port int32, want []netip.Prefix) {
+	last := &pl.ranges[0]
+	if want[0].Addr().Is6() {
+		last = &pl.ranges[1]
+	}
+	p := &pl.plan.ports[port]
+	switch {
+	case last.first != &want[0] || len(last.copy) != len(want):
+		*last = rangeList{&want[0], slices.Clone(want)}
+	case len(p.ranges) > 0 && &p.ranges[0] == &last.copy[0]:
 		return
 	}
-	list := rangeList{port: p, first: &want[0], count: len(want)}
-	if _, done := pl.ranges[list]; done {
+	if len(p.ranges) == 0 {
+		p.ranges = last.copy
+
 		return
 	}
-	pl.ranges[list] = struct{}{}
-	var index map[maps.SourceRangeKey]int // of p.ranges
-	for i, prefix := range want {
-		key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
-		at := i // as a rule, they are those of before
-		if at >= len(p.ranges) || p.ranges[at].key != key {
-			if index == nil {
-				index = p.indexRanges()
-			}
-			var known bool
-			if at, known = index[key]; !known {
-				at = len(p.ranges)
-				p.ranges = append(p.ranges, sourceRange{key: key})
-				index[key] = at
-			}
+	// Frontends of one port with different ranges: any of them will do.
+	known := make(map[netip.Prefix]struct{}, len(p.ranges))
+	for _, prefix := range p.ranges {
+		known[prefix] = struct{}{}
+	}
+	p.ranges = slices.Clip(p.ranges)
+	for _, prefix := range want {
+		if _, twice := known[prefix]; !twice {
+			p.ranges = append(p.ranges, prefix)
 		}
-		p.ranges[at].wanted = true
 	}
 }
 
-// planEndpoints marks the backends that keep their flows.
+// planEndpoints adds the endpoints that keep their flows although no pool leads to them.
 func (pl *planner) planEndpoints(endpoints []lb.EndpointState) {
-	var p *port
 	for i := range endpoints {
 		e := &endpoints[i]
 		if !e.Alive {
 			continue
 		}
-		family := familyOf(e.Addr.Addr())
-		if p == nil || p.name != e.Port.Port || p.protocol != e.Port.Protocol || p.family != family {
-			if p = pl.ports[portName{e.Port.Port, e.Port.Protocol, family}]; p == nil {
-				continue
-			}
-		}
-		if b := p.findBackend(e.Addr); b != nil {
-			b.alive = true
+		if at, ok := pl.ports[portName{e.Port.Port, e.Port.Protocol, familyOf(e.Addr.Addr())}]; ok {
+			pl.backend(at, e.Addr)
 		}
 	}
 }
 
-func flagsOf(b *lb.Backend) uint16 {
-	var flags uint16
+// claimsAs reports whether two plans claim the same frontends, in the same order.
+func (p *plan) claimsAs(q *plan) bool {
+	return slices.EqualFunc(p.frontends, q.frontends, func(a, b plannedFrontend) bool {
+		return a.key == b.key && a.kind == b.kind
+	})
+}
+
+func flagsOf(b *lb.Backend) uint32 {
+	var flags uint32
 	if b.Local {
 		flags |= maps.BackendLocal
 	}
@@ -261,7 +291,23 @@ func flagsOf(b *lb.Backend) uint16 {
 	return flags
 }
 
-// seconds rounds up, so that no affinity is not what a short one becomes.
+// seconds rounds up, so that a short affinity does not become none.
 func seconds(d time.Duration) uint32 {
 	return uint32((max(d, 0) + time.Second - 1) / time.Second)
 }
+
+func isCatchAll(k maps.FrontendKey) bool { return k.Port == 0 && k.Proto == 0 }
+
+// keyOf returns k as the map has it.
+func keyOf(k lb.FrontendKey) maps.FrontendKey {
+	return maps.FrontendKeyOf(k.Addr, k.Port, uint8(k.Protocol), uint8(k.Scope))
+}
+
+// modelKey returns k as package lb has it.
+func modelKey(k maps.FrontendKey) lb.FrontendKey {
+	at := k.AddrPort()
+
+	return lb.FrontendKey{Addr: at.Addr(), Port: at.Port(), Protocol: lb.Protocol(k.Proto), Scope: lb.Scope(k.Scope)}
+}
+
+func familyOf(addr netip.Addr) lb.Family { return lb.FamilyOf(addr.Unmap()) }

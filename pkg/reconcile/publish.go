@@ -2,254 +2,334 @@ package reconcile
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// publish writes what svc wants and the maps do not say, from the bottom up:
-// names, backends and source ranges, then slots and addresses, then the
-// frontends that need them. What fails is noted, and the rest goes on.
-func (r *Reconciler) publish(svc *service) {
-	svc.weigh()
-	for _, p := range svc.ports {
-		switch {
-		case p.wanted:
-			r.publishPort(p)
-		case p.fenced > 0: // whoever has its address now could not be written yet
-			p.note("source range", r.publishRanges(p))
-		}
-	}
-	for _, c := range svc.claims {
-		if !c.wins() || !c.port.named {
-			continue
-		}
-		// A catch-all would refuse the ports that could not be published.
-		if c.frontend.catchAll() && !c.frontend.present && len(svc.failures) > 0 {
-			continue
-		}
-		if err := r.publishFrontend(c); err != nil {
-			svc.fail("frontend "+modelKey(c.frontend.key).String(), err)
-		}
-	}
-	r.parts = nil
-}
+// step is how far a Service is published.
+type step uint8
 
-// weigh notes which ports and extents have a claim that has its address. The
-// others are not written.
-func (svc *service) weigh() {
-	for _, p := range svc.ports {
-		p.wanted = false
-		for _, e := range p.extents {
-			e.wanted = false
-		}
-	}
-	for _, c := range svc.claims {
-		if c.wins() {
-			c.port.wanted = true
-			if c.extent != nil {
-				c.extent.wanted = true
+const (
+	publishPorts step = iota // what frontends lead to
+	publishFrontends
+	publishDone
+)
+
+// publish writes what svc wants and the maps do not have, from the bottom up: for each port
+// its name, backends, source ranges and pools, then the frontends that lead to them,
+// catch-alls last. What fails is noted, and the rest goes on. It returns false if it was cut
+// short, because the operations of this Apply are spent: then it goes on where it stopped.
+func (r *Reconciler) publish(svc *service) bool {
+	if svc.step == publishPorts {
+		for ; svc.at < len(svc.plan.ports); svc.at++ {
+			if !r.publishPort(svc, &svc.plan.ports[svc.at]) {
+				return false
 			}
 		}
+		svc.step, svc.at = publishFrontends, 0
 	}
+	for ; svc.at < len(svc.plan.frontends); svc.at++ {
+		if r.spent() {
+			return false
+		}
+		f := &svc.plan.frontends[svc.at]
+		if err := r.publishFrontend(svc, f); err != nil {
+			svc.fail("frontend "+modelKey(f.key).String(), err)
+		}
+	}
+	svc.step = publishDone
+
+	return true
 }
 
-// publishPort writes what frontends of p need before they can be written.
-func (r *Reconciler) publishPort(p *port) {
-	if err := r.publishName(p); err != nil {
-		p.svc.fail("port "+p.String(), err)
-
-		return
+// publishPort writes what frontends of a service port lead to. Called again after it was cut
+// short, it passes over what it has written. If the Service owns none of the frontends,
+// nothing is written, but for the source ranges of those that could not be taken away yet.
+func (r *Reconciler) publishPort(svc *service, want *plannedPort) bool {
+	if want.owned == 0 {
+		return want.have == nil || !r.restricted(want.have) || r.publishRanges(want)
 	}
-	backends := r.publishBackends(p)
-	p.short = backends.count > 0
-	p.note("backend", backends)
-	p.note("source range", r.publishRanges(p))
+	if want.have == nil {
+		p, err := r.publishName(svc, want.portName)
+		if err != nil {
+			svc.fail("port "+portText(svc.Name, want.portName), err)
+
+			return true
+		}
+		want.have, p.planned = p, want
+	}
+	if !r.publishBackends(want) || !r.publishRanges(want) {
+		return false
+	}
+	for i := range want.pools {
+		pool := &want.pools[i]
+		pool.have = nil
+		if pool.owned == 0 {
+			continue
+		}
+		if r.spent() {
+			return false
+		}
+		var err error
+		if pool.have, err = r.publishPool(want, pool); err != nil {
+			svc.fail("pool of "+want.have.String(), err)
+			r.takeOut(want)
+		}
+	}
+
+	return true
 }
 
-func (r *Reconciler) publishName(p *port) error {
-	if p.named {
+// publishName gives a service port its id.
+func (r *Reconciler) publishName(svc *service, name portName) (*port, error) {
+	place, err := r.portPlaces.take()
+	if err != nil {
+		return nil, err
+	}
+	p := &port{svc: svc, portName: name, id: r.portPlaces.id(place), named: true}
+	if err = r.counts.Begin(p.id); err == nil {
+		err = r.servicePorts.put(p.id, p.label(), false)
+	}
+	if err != nil {
+		r.portPlaces.untake(place)
+
+		return nil, err
+	}
+
+	return r.addPort(p), nil
+}
+
+// publishBackends writes the backends of a port's pools. Those that cannot be written are
+// left out of the pools.
+func (r *Reconciler) publishBackends(want *plannedPort) bool {
+	p := want.have
+	known := len(p.backends)
+	defer func() {
+		if len(p.backends) > known {
+			r.sortBackends(p.backends)
+		}
+	}()
+	for i := range want.backends {
+		b := &want.backends[i]
+		if !b.pooled {
+			continue
+		}
+		if r.spent() {
+			return false
+		}
+		var err error
+		if b.id != 0 {
+			v := r.backends.at(maps.Index(b.id))
+			v.Flags = b.flags
+			err = r.backends.put(maps.Index(b.id), v)
+		} else if b.id, err = r.publishBackend(p, b); err == nil {
+			p.backends = append(p.backends, b.id)
+		}
+		if err != nil {
+			p.svc.fail("backend "+b.addrPort().String(), err)
+		}
+	}
+
+	return true
+}
+
+func (r *Reconciler) publishBackend(p *port, b *plannedBackend) (uint32, error) {
+	place, err := r.backendPlaces.take()
+	if err != nil {
+		return 0, r.backends.note(err)
+	}
+	id := r.backendPlaces.id(place)
+	if err = r.backends.note(r.loads.Reserve(int(place) + 1)); err == nil {
+		err = r.backends.put(place, maps.BackendOf(id, p.id, b.addrPort(), b.flags))
+	}
+	if err != nil {
+		r.backendPlaces.untake(place)
+
+		return 0, err
+	}
+	for int(place) >= len(r.uses) {
+		r.uses = append(r.uses, backendUse{})
+	}
+	r.uses[place] = backendUse{planned: true}
+
+	return id, nil
+}
+
+// publishRanges adds to a port's source ranges. When that fails, pools are written
+// nevertheless: they are too narrow then, but never open.
+func (r *Reconciler) publishRanges(want *plannedPort) bool {
+	p := want.have
+	for _, prefix := range want.ranges {
+		key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
+		if _, there := r.sourceRanges.have[key]; there {
+			continue
+		}
+		if r.spent() {
+			return false
+		}
+		if err := r.sourceRanges.set(key, 1); err != nil {
+			p.svc.fail("source range "+prefix.String(), err)
+		} else {
+			p.ranges = append(p.ranges, key)
+		}
+	}
+
+	return true
+}
+
+// publishPool returns the pool with these backends, as far as they are in the maps, and
+// these settings, after writing it if there is none. One that was about to be taken out of
+// the maps stays.
+func (r *Reconciler) publishPool(want *plannedPort, planned *plannedPool) (*pool, error) {
+	p := want.have
+	ids := r.scratch[:0]
+	for _, member := range planned.members {
+		if id := want.backends[member].id; id != 0 {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	r.scratch = ids
+	hashed := Hashes(planned.algorithm) && len(ids) > 0
+	for _, have := range p.pools {
+		if r.isPool(have, ids, planned.settings, hashed) {
+			have.retired = 0
+			r.sweepLater(p) // in case that no frontend can be made to lead to it
+
+			return have, nil
+		}
+	}
+	var table []uint32
+	if hashed {
+		table = r.tableOf(ids)
+	}
+
+	return r.writePool(p, planned.settings, ids, table)
+}
+
+// isPool reports whether a pool in the maps has these settings and backends, and the table
+// that they need.
+func (r *Reconciler) isPool(have *pool, ids []uint32, s settings, hashed bool) bool {
+	members, v := r.members(have)
+	if (settings{v.AffinitySeconds, v.Flags, v.Algorithm}) != s || !slices.Equal(members, ids) || v.TableSize > 0 != hashed {
+		return false
+	}
+	if have.foreign {
+		have.foreign = !slices.Equal(r.slots.have[v.TableBase:v.TableBase+v.TableSize], r.tableOf(ids))
+	}
+
+	return !have.foreign
+}
+
+// writePool writes a pool, which no frontend leads to yet: its slots and its table, then the
+// pool.
+func (r *Reconciler) writePool(p *port, s settings, ids, table []uint32) (*pool, error) {
+	id, err := r.poolPlaces.take()
+	if err != nil {
+		return nil, r.pools.note(err)
+	}
+	pl := &pool{id: id, port: p}
+	if pl.slots, err = r.spans.take(len(ids)); err == nil {
+		pl.table, err = r.spans.take(len(table))
+	}
+	if r.slots.note(err) == nil {
+		err = errors.Join(putAll(&r.slots, pl.slots.base, ids), putAll(&r.slots, pl.table.base, table))
+	}
+	if err == nil {
+		err = r.pools.put(id, maps.Pool{
+			SlotBase: pl.slots.base, SlotCount: uint32(len(ids)), TableBase: pl.table.base, TableSize: uint32(len(table)),
+			ServicePortId: p.id, AffinitySeconds: s.affinitySeconds, Flags: s.flags, Algorithm: s.algorithm,
+		})
+	}
+	if err != nil {
+		r.spans.give(pl.slots)
+		r.spans.give(pl.table)
+		r.poolPlaces.untake(id)
+
+		return nil, err
+	}
+	for _, id := range ids {
+		r.uses[maps.Index(id)].pools++
+	}
+	for int(id) >= len(r.poolsByID) {
+		r.poolsByID = append(r.poolsByID, nil)
+	}
+	r.poolsByID[id] = pl
+	p.pools = append(p.pools, pl)
+	r.sweepLater(p)
+
+	return pl, nil
+}
+
+// publishFrontend makes a frontend that svc claims lead to its pool, if svc owns it.
+func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend) error {
+	want := &svc.plan.ports[f.port]
+	pl := want.pools[f.pool].have
+	if !f.owned || want.have == nil || pl == nil {
 		return nil
 	}
-	err := r.tables.servicePorts.insert(p.id, p.label())
-	p.named = err == nil
-
-	return err
-}
-
-// publishBackends writes the backends of p's wanted extents.
-func (r *Reconciler) publishBackends(p *port) shortfall {
-	var short shortfall
-	for i := range p.backends {
-		b := &p.backends[i]
-		if b.written && b.have == b.flags || !p.leadsTo(b.id, (*extent).isWanted) {
-			continue
-		}
-		if err := r.tables.backends.put(b.id, b.value(p), b.written); err != nil {
-			short.add(b.addrPort(), err)
-
-			continue
-		}
-		b.written, b.have = true, b.flags
-	}
-
-	return short
-}
-
-// publishRanges adds to p's source ranges. When that fails, frontends are
-// written nevertheless: they are too narrow then, but never open.
-func (r *Reconciler) publishRanges(p *port) shortfall {
-	var short shortfall
-	for i := range p.ranges {
-		s := &p.ranges[i]
-		if !s.wanted || s.written {
-			continue
-		}
-		if err := r.tables.sourceRanges.insert(s.key, 1); err != nil {
-			short.add(s.key.Prefix(), err)
-
-			continue
-		}
-		s.written = true
-	}
-
-	return short
-}
-
-// publishFrontend makes c's frontend lead to c's backends, with one write.
-func (r *Reconciler) publishFrontend(c *claim) error {
-	f := c.frontend
-	e, err := r.writtenExtent(c)
-	if err != nil {
-		return err
-	}
-	if e != nil && e.base == 0 {
-		if e.base, err = r.tables.slots.put(e.ids, e.table); err != nil {
+	if _, broken := r.broken[f.key]; broken {
+		if err := r.removeBroken(f.key); err != nil {
 			return err
 		}
 	}
-	v := c.value(e)
-	if f.present && f.have == v && r.broken[f.key] == "" {
+	id, there := r.frontendIDs.have[f.key]
+	if there {
+		return r.switchFrontend(id, f, pl)
+	}
+	if isCatchAll(f.key) && len(svc.failures) > 0 {
+		return nil // it would refuse the ports that could not be published
+	}
+	if err := r.addrs.mark(f.key); err != nil {
+		return err
+	}
+	id, err := r.frontendPlaces.take()
+	if err != nil {
+		return r.frontends.note(err)
+	}
+	if err := r.frontends.put(id, maps.Frontend{Key: f.key, PoolId: pl.id, Kind: f.kind}); err != nil {
+		r.frontendPlaces.untake(id)
+
+		return err
+	}
+	if err := r.frontendIDs.set(f.key, id); err != nil {
+		r.freeFrontend(id, func() {})
+
+		return err
+	}
+	r.addrs.lead(f.key)
+	pl.frontends++
+
+	return nil
+}
+
+// switchFrontend makes a frontend that is in the maps lead to another pool, with one store.
+func (r *Reconciler) switchFrontend(id uint32, f *plannedFrontend, pl *pool) error {
+	have := r.frontends.at(id)
+	want := maps.Frontend{Key: f.key, PoolId: pl.id, Kind: f.kind}
+	if have == want || r.holder(f.key) != nil {
 		return nil
 	}
 	if err := r.addrs.mark(f.key); err != nil {
 		return err
 	}
-	if err := r.tables.frontends.put(f.key, v, f.present); err != nil {
+	was := r.poolsByID[have.PoolId]
+	if err := r.frontends.put(id, want); err != nil {
 		return err
 	}
-	r.lead(f, c.port, e, v)
+	if pl == was {
+		return nil
+	}
+	pl.frontends++
+	r.unlead(was)
+	if was.port != pl.port {
+		r.later(func() error {
+			r.frontendGone(f.key, was.port)
+
+			return nil
+		})
+	}
 
 	return nil
-}
-
-// errNoBackends is why a frontend stays as it is: none of the backends it
-// should lead to could be written. Their own errors say why.
-var errNoBackends = errors.New("none of its backends is in the map")
-
-// writtenExtent returns the extent that c's frontend can lead to: c's own, or
-// what of it could be written. When that is nothing the frontend keeps what it
-// has, except if the map of backends is full: then what it has must make room.
-func (r *Reconciler) writtenExtent(c *claim) (*extent, error) {
-	if c.extent == nil || c.extent.base != 0 || !c.port.short {
-		return c.extent, nil
-	}
-	part, known := r.parts[c.extent]
-	if !known {
-		part = r.writtenPart(c.port, c.extent)
-		if r.parts == nil {
-			r.parts = make(map[*extent]*extent)
-		}
-		r.parts[c.extent] = part
-	}
-	if part == nil && !r.tables.backends.full {
-		return nil, errNoBackends
-	}
-
-	return part, nil
-}
-
-// writtenPart returns the extent of those backends of e that are in the map: e
-// itself if all are, nil if none is.
-func (r *Reconciler) writtenPart(p *port, e *extent) *extent {
-	ids := r.scratch[:0]
-	for i := range p.backends {
-		if b := &p.backends[i]; b.written && e.holds(b.id) {
-			ids = append(ids, b.id)
-		}
-	}
-	slices.Sort(ids)
-	r.scratch = ids
-	if len(ids) == len(e.ids) {
-		return e
-	}
-
-	return p.extent(ids, e.table != nil)
-}
-
-// lead notes that the map says v at f: f leads to e now, and no more to what
-// it led to.
-func (r *Reconciler) lead(f *frontend, p *port, e *extent, v maps.Frontend) {
-	r.stay(f)
-	r.unlead(f, p)
-	f.present, f.have, f.port, f.extent = true, v, p, e
-	p.frontends++
-	r.addrs.lead(f.key, 1)
-	if v.Flags&maps.FrontendSourceRanges != 0 {
-		p.fenced++
-	}
-	if e != nil {
-		e.frontends++
-	}
-}
-
-// unlead notes that f does not lead any more to what it led to. If that was
-// another Service's than to's, it is due.
-func (r *Reconciler) unlead(f *frontend, to *port) {
-	delete(r.broken, f.key)
-	if !f.present {
-		return
-	}
-	f.present = false
-	if f.extent != nil {
-		f.extent.frontends--
-	}
-	was := f.port
-	was.frontends--
-	r.addrs.lead(f.key, -1)
-	if f.have.Flags&maps.FrontendSourceRanges != 0 {
-		was.fenced--
-	}
-	if to != was && was.mayBeUDP() {
-		was.left = append(was.left, leftFrontend{key: f.key})
-	}
-	if to != nil && to.svc != was.svc {
-		r.queue.add(was.svc, 0)
-	}
-}
-
-// shortfall is what of a port could not be written: the first of it, and how
-// many in all.
-type shortfall struct {
-	first fmt.Stringer
-	err   error
-	count int
-}
-
-func (s *shortfall) add(what fmt.Stringer, err error) {
-	if s.count == 0 {
-		s.first, s.err = what, err
-	}
-	s.count++
-}
-
-func (p *port) note(kind string, short shortfall) {
-	switch short.count {
-	case 0:
-	case 1:
-		p.svc.fail(fmt.Sprintf("%s %s", kind, short.first), short.err)
-	default:
-		p.svc.fail(fmt.Sprintf("%s %s and %d more", kind, short.first, short.count-1), short.err)
-	}
 }

@@ -1,180 +1,457 @@
 package reconcile
 
-import "slices"
+import (
+	"net/netip"
+	"slices"
 
-// withdraw deletes the frontends of svc that nobody claims, catch-alls first.
-func (r *Reconciler) withdraw(svc *service) {
-	svc.leaving = slices.DeleteFunc(svc.leaving, func(f *frontend) bool { return f == nil })
-	slices.SortStableFunc(svc.leaving, func(a, b *frontend) int { return catchAllLast(b, a) })
-	svc.leaving = slices.DeleteFunc(svc.leaving, func(f *frontend) bool {
-		err := r.withdrawFrontend(f)
-		if err != nil {
-			svc.fail("frontend "+modelKey(f.key).String(), err)
-		}
+	"github.com/sluice-lb/sluice/maps"
+)
 
-		return err == nil
-	})
-	for i, f := range svc.leaving {
-		f.leaving = int32(i) + 1
+// retirement is the queue of what comes after a grace period: what was taken out of the maps
+// may be used again only when every program has ended that ran at that time. What follows
+// upon it may be taken out then, and waits for the next grace period.
+//
+//	frontend key deleted  -> its place is cleared and free; its address lingers
+//	pool without frontend -> its id and slots are free; backends in no other pool are cleared
+//	backend cleared       -> its place is free
+//	name deleted          -> the id of the service port is free
+type retirement struct {
+	queue []func() error
+	runs  bool   // a grace period
+	begun int    // of the first, how many belong to it
+	over  int    // of the first, how many have had theirs
+	count uint64 // of pools that were retired
+}
+
+// later has do done after a grace period that begins after this. If do fails, it is done
+// again after another one.
+func (r *Reconciler) later(do func() error) {
+	r.retirement.queue = append(r.retirement.queue, do)
+}
+
+// Retired reports whether something was taken out of the maps and waits for a grace period
+// to begin.
+func (r *Reconciler) Retired() bool {
+	q := &r.retirement
+
+	return len(q.queue) > max(q.begun, q.over)
+}
+
+// BeginGrace begins a grace period: of all that was taken out of the maps so far. It is for
+// the caller to wait until every program has ended that is running now, and to call EndGrace
+// then. There is one grace period at a time.
+func (r *Reconciler) BeginGrace() {
+	if q := &r.retirement; !q.runs {
+		q.runs, q.begun = true, len(q.queue)
 	}
 }
 
-func (r *Reconciler) withdrawFrontend(f *frontend) error {
-	if f.first == nil && f.present {
-		if err := r.tables.frontends.remove(f.key); err != nil {
-			return err
+// EndGrace ends the grace period: what was taken out of the maps before it is free. Apply
+// does what follows from that, and Next returns at once if there is anything.
+func (r *Reconciler) EndGrace() {
+	q := &r.retirement
+	q.over, q.begun, q.runs = max(q.over, q.begun), 0, false
+}
+
+// reuse does what comes after the grace periods that are over.
+func (r *Reconciler) reuse() {
+	for q := &r.retirement; q.over > 0 && !r.spent(); {
+		do := q.queue[0]
+		q.queue[0] = nil
+		q.queue = q.queue[1:]
+		q.over--
+		q.begun = max(q.begun-1, 0)
+		r.left--
+		if do() != nil {
+			r.later(do)
 		}
-		r.unlead(f, nil)
-		delete(r.frontends, f.key)
 	}
-	f.leaving = 0
+}
+
+// withdraw deletes the frontends in the maps that no Service claims any more, catch-alls
+// first. It returns false if it was cut short.
+func (r *Reconciler) withdraw(svc *service) bool {
+	for which := range svc.leaving {
+		var failed []maps.FrontendKey
+		for len(svc.leaving[which]) > 0 {
+			if r.spent() {
+				svc.leaving[which] = append(svc.leaving[which], failed...)
+
+				return false
+			}
+			key := svc.leaving[which][0]
+			svc.leaving[which] = svc.leaving[which][1:]
+			if err := r.withdrawFrontend(svc, key); err != nil {
+				svc.fail("frontend "+modelKey(key).String(), err)
+				failed = append(failed, key)
+			}
+		}
+		svc.leaving[which] = failed
+	}
+
+	return true
+}
+
+// withdrawFrontend deletes a frontend, unless a Service claims it again or it is another
+// Service's meanwhile.
+func (r *Reconciler) withdrawFrontend(svc *service, key maps.FrontendKey) error {
+	if r.claims.Owner(modelKey(key)) != nil {
+		return nil
+	}
+	if _, broken := r.broken[key]; broken {
+		return r.removeBroken(key)
+	}
+	pl := r.leadsTo(key)
+	if pl == nil || pl.port.svc != svc {
+		return nil
+	}
+	id := r.frontendIDs.have[key]
+	if err := r.frontendIDs.unset(key); err != nil {
+		return err
+	}
+	p := pl.port
+	r.unlead(pl)
+	r.freeFrontend(id, func() {
+		r.addrs.unlead(key)
+		r.frontendGone(key, p)
+	})
 
 	return nil
 }
 
-// sweep retires what of svc no frontend has led to for the grace period: slots
-// and backends, source ranges, names. It returns when something else will be
-// due; what fails is due with the next retry of svc.
-func (r *Reconciler) sweep(svc *service, now instant) instant {
-	s := sweeper{r: r, now: now, wake: never}
-	for _, p := range svc.ports {
-		p.extents = slices.DeleteFunc(p.extents, s.sweepExtent)
-		p.backends = deleteFunc(p.backends, func(b *backend) bool { return s.sweepBackend(p, b) })
-		wantsRanges := p.wantsRanges()
-		p.ranges = deleteFunc(p.ranges, func(g *sourceRange) bool { return s.sweepRange(p, g, wantsRanges) })
-		p.left = deleteFunc(p.left, func(l *leftFrontend) bool { return s.sweepLeft(p, l) })
-	}
-	svc.ports = slices.DeleteFunc(svc.ports, s.sweepPort)
+// freeFrontend gives the place of a frontend back, to which no key leads any more, and does
+// what comes then.
+func (r *Reconciler) freeFrontend(id uint32, then func()) {
+	r.later(func() error {
+		if err := r.frontends.clear(id, maps.Frontend{}); err != nil {
+			return err
+		}
+		r.frontendPlaces.give(id)
+		r.frontends.freed = true
+		then()
 
-	return s.wake
+		return nil
+	})
 }
 
-// sweeper is one sweep. Each of its methods says whether the Reconciler can
-// forget what it looked at.
-type sweeper struct {
-	r    *Reconciler
-	now  instant
-	wake instant // when something will be ripe
+// removeBroken deletes a frontend that was adopted although it leads to nowhere.
+func (r *Reconciler) removeBroken(key maps.FrontendKey) error {
+	id := r.frontendIDs.have[key]
+	if err := r.frontendIDs.unset(key); err != nil {
+		return err
+	}
+	delete(r.broken, key)
+	if r.frontends.at(id).Key == key {
+		r.freeFrontend(id, func() {})
+	}
+
+	return nil
 }
 
-// ripe says whether something goes now: that nothing has needed for the grace
-// period. Due is its own note of when that ends.
-func (s *sweeper) ripe(needed bool, due *instant) bool {
-	if needed {
-		*due = 0
-
-		return false
-	}
-	if *due == 0 {
-		*due = s.now.add(s.r.grace)
-	}
-	if *due > s.now {
-		s.wake = earlier(s.wake, *due)
-	}
-
-	return *due <= s.now
-}
-
-func (s *sweeper) sweepExtent(e *extent) bool {
-	if e.base != 0 && s.ripe(e.live(), &e.due) {
-		s.r.tables.slots.remove(e.base, e.length())
-		e.base, e.due = 0, 0
-	}
-
-	return e.base == 0 && e.claims == 0
-}
-
-// sweepBackend deletes b, unless a frontend leads to it or it keeps its flows.
-// It is remembered as long as a claim wants it that another one keeps from its
-// address.
-func (s *sweeper) sweepBackend(p *port, b *backend) bool {
-	needed := b.alive || p.leadsTo(b.id, (*extent).live)
-	if b.written && s.ripe(needed, &b.due) {
-		s.deleteBackend(p, b)
-	}
-	if b.written || p.leadsTo(b.id, (*extent).any) {
-		return false
-	}
-	s.r.backendIDs.free(b.id)
-
-	return true
-}
-
-func (s *sweeper) deleteBackend(p *port, b *backend) {
-	if err := s.r.tables.backends.remove(b.id); err != nil {
-		p.svc.fail("backend "+b.addrPort().String(), err)
-
-		return
-	}
-	b.written, b.due = false, 0
-	if p.mayBeUDP() {
-		gone := GoneBackend{FrontendID: p.id, BackendID: b.id, Addr: b.addrPort()}
-		s.r.gone.Backends = append(s.r.gone.Backends, gone)
+// frontendGone tells UDP sockets that dialled a frontend of p that it is gone, if it does not
+// lead to p again.
+func (r *Reconciler) frontendGone(key maps.FrontendKey, p *port) {
+	if to := r.leadsTo(key); p.mayBeUDP() && (to == nil || to.port != p) {
+		r.gone.Frontends = append(r.gone.Frontends, GoneFrontend{ServicePortID: p.id, Key: modelKey(key)})
 	}
 }
 
-// sweepRange deletes g, unless frontends of p need it. Where others take its
-// place it goes at once: whom it let in must not come in any more. It is
-// remembered like a backend.
-func (s *sweeper) sweepRange(p *port, g *sourceRange, wantsRanges bool) bool {
-	if g.written && (p.replacesRange(g, wantsRanges) || s.ripe(p.needsRange(g, wantsRanges), &g.due)) {
-		if err := s.r.tables.sourceRanges.remove(g.key); err != nil {
-			p.svc.fail("source range "+g.key.Prefix().String(), err)
-		} else {
-			g.written, g.due = false, 0
+// unlead notes that a frontend less leads to a pool.
+func (r *Reconciler) unlead(pl *pool) {
+	if pl.frontends--; pl.frontends == 0 {
+		r.sweepLater(pl.port)
+	}
+}
+
+// retirePool frees the id and the slots of a pool to which no frontend leads, after the grace
+// period and if none does then. Backends that no other pool leads to can go.
+func (r *Reconciler) retirePool(pl *pool) {
+	r.retirement.count++
+	retired := r.retirement.count
+	pl.retired = retired
+	r.later(func() error {
+		if pl.retired != retired {
+			return nil
+		}
+		backends := r.backendsOf(pl)
+		if err := r.pools.clear(pl.id, maps.Pool{}); err != nil {
+			return err
+		}
+		r.unuse(backends)
+		r.poolsByID[pl.id] = nil
+		r.poolPlaces.give(pl.id)
+		r.spans.give(pl.slots)
+		r.spans.give(pl.table)
+		r.pools.freed, r.slots.freed = true, true
+		p := pl.port
+		p.pools = slices.DeleteFunc(p.pools, func(other *pool) bool { return other == pl })
+		r.sweepLater(p)
+
+		return nil
+	})
+}
+
+// backendsOf returns the backends of a pool, each once.
+func (r *Reconciler) backendsOf(pl *pool) []uint32 {
+	members, _ := r.members(pl)
+
+	return slices.Compact(slices.Clone(members))
+}
+
+// holds reports whether an id is among ids, which ascend.
+func holds(ids []uint32, id uint32) bool {
+	_, ok := slices.BinarySearch(ids, id)
+
+	return ok
+}
+
+// unuse notes that a pool does not lead to these backends any more.
+func (r *Reconciler) unuse(ids []uint32) {
+	for _, id := range ids {
+		r.uses[maps.Index(id)].pools--
+	}
+}
+
+// sweepLater has the Service of p look for what of p nothing needs any more.
+func (r *Reconciler) sweepLater(p *port) {
+	if !p.sweeps {
+		p.sweeps = true
+		p.svc.sweep = append(p.svc.sweep, p)
+	}
+	r.wake(p.svc)
+}
+
+// sweepPorts takes out of the maps what of svc's ports nothing needs any more. It returns
+// false if it was cut short.
+func (r *Reconciler) sweepPorts(svc *service) bool {
+	var failed []*port
+	for len(svc.sweep) > 0 && !r.spent() {
+		p := svc.sweep[0]
+		before := svc.fails
+		if !r.sweepPort(p) {
+			break
+		}
+		svc.sweep = svc.sweep[1:]
+		if p.sweeps = svc.fails > before; p.sweeps {
+			failed = append(failed, p)
 		}
 	}
+	done := len(svc.sweep) == 0
+	svc.sweep = append(svc.sweep, failed...)
 
-	return !g.written && !g.wanted
+	return done
 }
 
-// sweepLeft reports a frontend as gone, unless it has come back.
-func (s *sweeper) sweepLeft(p *port, l *leftFrontend) bool {
-	if f := s.r.frontends[l.key]; f != nil && f.present && f.port == p {
-		return true
+// sweepPort retires what of p nothing needs any more: pools to which no frontend leads,
+// backends that are neither in a pool nor alive, source ranges, and in the end its name.
+func (r *Reconciler) sweepPort(p *port) bool {
+	for _, pl := range p.pools {
+		if pl.frontends == 0 && pl.retired == 0 {
+			r.retirePool(pl)
+		}
 	}
-	if !s.ripe(false, &l.due) {
+	if !r.sweepBackends(p) || !r.sweepRanges(p) {
 		return false
 	}
-	gone := GoneFrontend{FrontendID: p.id, Key: modelKey(l.key)}
-	s.r.gone.Frontends = append(s.r.gone.Frontends, gone)
+	if len(p.pools)+len(p.backends)+len(p.ranges) > 0 || p.owned() {
+		return true
+	}
+	if p.named {
+		if err := r.servicePorts.remove(p.id, true); err != nil {
+			p.svc.fail("port "+p.String(), err)
+
+			return true
+		}
+		p.named = false
+	}
+	if err := r.counts.End(p.id); err != nil {
+		p.svc.fail("port "+p.String(), err)
+
+		return true
+	}
+	r.removePort(p)
+	if p.planned != nil {
+		p.planned.have = nil
+	}
+	if place := maps.Index(p.id); place != 0 {
+		r.later(func() error {
+			r.portPlaces.give(place)
+			r.servicePorts.freed = true
+
+			return nil
+		})
+	}
 
 	return true
 }
 
-// sweepPort deletes the name of p when nothing else is left of it.
-func (s *sweeper) sweepPort(p *port) bool {
-	ripe := s.ripe(p.inUse(), &p.due)
-	if !p.empty() || p.named && !ripe {
-		return false
-	}
-	if p.named {
-		if err := s.r.tables.servicePorts.remove(p.id); err != nil {
-			p.svc.fail("port "+p.String(), err)
+// sweepBackends clears the ids of p's backends that are in no pool and not planned: whoever
+// remembers one finds that it is gone. Their places are free after the grace period.
+func (r *Reconciler) sweepBackends(p *port) bool {
+	kept := p.backends[:0]
+	for i, id := range p.backends {
+		place := maps.Index(id)
+		if use := r.uses[place]; use.pools > 0 || use.planned {
+			kept = append(kept, id)
+
+			continue
+		}
+		if r.spent() {
+			p.backends = append(kept, p.backends[i:]...)
 
 			return false
 		}
+		v := r.backends.at(place)
+		cleared := v
+		cleared.Id = 0
+		if err := r.backends.clear(place, cleared); err != nil {
+			p.svc.fail("backend "+v.AddrPort().String(), err)
+			kept = append(kept, id)
+
+			continue
+		}
+		if p.mayBeUDP() {
+			r.gone.Backends = append(r.gone.Backends, GoneBackend{ServicePortID: p.id, BackendID: id, Addr: v.AddrPort()})
+		}
+		r.freeBackend(place)
 	}
-	delete(s.r.ports, p.id)
-	s.r.frontendIDs.free(p.id)
+	if p.backends = kept; len(kept) == 0 {
+		p.backends = nil
+	}
 
 	return true
 }
 
-// deleteFunc is [slices.DeleteFunc] for elements that del changes. It gives the
-// memory back when nothing is left.
-func deleteFunc[E any](s []E, del func(*E) bool) []E {
-	kept := 0
-	for i := range s {
-		if !del(&s[i]) {
-			s[kept] = s[i]
-			kept++
+// freeBackend gives the place of a backend back, of which the id was cleared. The generation
+// stays there, for the next agent.
+func (r *Reconciler) freeBackend(place uint32) {
+	r.later(func() error {
+		if err := r.backends.put(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place)) + 1}); err != nil {
+			return err
+		}
+		r.backendPlaces.give(place)
+		r.backends.freed = true
+
+		return nil
+	})
+}
+
+// sweepRanges deletes source ranges of p. Where others take their place they go at once:
+// whom they let in must not come in any more. Where a restriction ends they stay until no
+// program can have read a pool that has it.
+func (r *Reconciler) sweepRanges(p *port) bool {
+	restricted := r.restricted(p)
+	var planned []netip.Prefix
+	if p.planned != nil && (restricted || p.owned()) {
+		planned = p.planned.ranges
+	}
+	key := func(prefix netip.Prefix) maps.SourceRangeKey { return maps.SourceRangeKeyOf(p.id, prefix.Masked()) }
+	if restricted && len(planned) == 0 || slices.EqualFunc(planned, p.ranges, func(prefix netip.Prefix, have maps.SourceRangeKey) bool {
+		return key(prefix) == have
+	}) {
+		return true
+	}
+	wanted := make(map[maps.SourceRangeKey]struct{}, len(planned))
+	for _, prefix := range planned {
+		wanted[key(prefix)] = struct{}{}
+	}
+	var kept []maps.SourceRangeKey
+	for i, key := range p.ranges {
+		if _, ok := wanted[key]; ok {
+			kept = append(kept, key)
+
+			continue
+		}
+		if r.spent() {
+			p.ranges = append(kept, p.ranges[i:]...)
+
+			return false
+		}
+		if err := r.sourceRanges.unset(key); err != nil {
+			p.svc.fail("source range "+key.Prefix().String(), err)
+			kept = append(kept, key)
 		}
 	}
-	clear(s[kept:])
-	if kept == 0 {
-		return nil
-	}
+	p.ranges = kept
 
-	return s[:kept]
+	return true
+}
+
+// takeOut takes backends that are not planned any more out of the pools of a port, where they
+// are: there is no room for other pools, and new flows must not go to a backend that is gone.
+func (r *Reconciler) takeOut(want *plannedPort) {
+	p := want.have
+	pooled := make(map[uint32]bool, len(want.backends))
+	for i := range want.backends {
+		if b := &want.backends[i]; b.pooled && b.id != 0 {
+			pooled[b.id] = true
+		}
+	}
+	for _, pl := range p.pools {
+		before := r.backendsOf(pl)
+		if pl.frontends == 0 || !slices.ContainsFunc(before, func(id uint32) bool { return !pooled[id] }) {
+			continue
+		}
+		if err := r.shrinkPool(pl, pooled); err != nil {
+			p.svc.fail("pool of "+p.String(), err)
+		}
+		after, v := r.backendsOf(pl), r.pools.at(pl.id)
+		r.later(func() error {
+			r.unuse(slices.DeleteFunc(before, func(id uint32) bool { return holds(after, id) }))
+			r.trimPool(pl, v)
+			r.sweepLater(p)
+
+			return nil
+		})
+	}
+}
+
+// trimPool frees the slots of a pool beyond what it shrank to.
+func (r *Reconciler) trimPool(pl *pool, v maps.Pool) {
+	r.spans.give(span{pl.slots.base + v.SlotCount, pl.slots.count - v.SlotCount})
+	pl.slots.count = v.SlotCount
+	if v.TableSize == 0 {
+		r.spans.give(pl.table)
+		pl.table = span{}
+	}
+	r.slots.freed = true
+}
+
+// shrinkPool takes the backends out of a pool that are not to stay. After every store, the
+// pool is sorted and has no other backends than before.
+func (r *Reconciler) shrinkPool(pl *pool, stay map[uint32]bool) error {
+	members, v := r.members(pl)
+	old := slices.Clone(members)
+	kept := slices.DeleteFunc(slices.Clone(members), func(id uint32) bool { return !stay[id] })
+	pl.foreign = true
+	if len(kept) == 0 {
+		v.SlotCount, v.TableSize = 0, 0
+
+		return r.pools.put(pl.id, v)
+	}
+	for i := range v.TableSize {
+		if slot := v.TableBase + i; !stay[r.slots.at(slot)] {
+			if err := r.slots.put(slot, kept[int(i)%len(kept)]); err != nil {
+				return err
+			}
+		}
+	}
+	// The last ones that go are cut off. Then each slot, from the last to the first, gets
+	// the backend that it shall have or, beyond the new end, the last one.
+	count := len(old)
+	for !stay[old[count-1]] {
+		count--
+	}
+	v.SlotCount = uint32(count)
+	if err := r.pools.put(pl.id, v); err != nil {
+		return err
+	}
+	for i := count - 1; i >= 0; i-- {
+		if err := r.slots.put(v.SlotBase+uint32(i), kept[min(i, len(kept)-1)]); err != nil {
+			return err
+		}
+	}
+	v.SlotCount = uint32(len(kept))
+
+	return r.pools.put(pl.id, v)
 }

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"flag"
 	"fmt"
+	stdmaps "maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -24,7 +25,8 @@ var update = flag.Bool("update", false, "rewrite what the scripts in testdata ex
 
 // defaultCapacities are those of scripts.
 var defaultCapacities = map[string]uint32{
-	maps.NameFrontends: 1000, maps.NameSlots: 1000, maps.NameBackends: 1000, maps.NameServicePorts: 1000,
+	maps.NameFrontendIDs: 1000, maps.NameSlots: 1000, maps.NameBackends: 1000, maps.NameServicePorts: 1000,
+	maps.NameFrontends: 1000, maps.NamePools: 1000,
 	maps.NameAddrs: 1000, maps.NameAffinity: 16, maps.NameUDPPins: 16,
 	maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameFragments: 16, maps.NameICMPBudgets: 16,
 }
@@ -41,10 +43,11 @@ var defaultCapacities = map[string]uint32{
 //	local-cidrs ranges of pods
 //	apply       nothing else
 //	flows       addresses that flows have dialled: none until it is said
-//	wait 1s     time passes, then somebody looks at all flows
+//	grace       a grace period passes
+//	wait 1s     time passes, and all grace periods, then all flows are looked at
 //	restart     the agent starts anew; nothing is wanted yet
 //	prune       every Service that is wanted is known
-//	tamper      somebody else writes: see script.tamper
+//	tamper      something else writes: see script.tamper
 func TestScripts(t *testing.T) {
 	for _, path := range mustGlob(t) {
 		t.Run(scriptName(path), func(t *testing.T) {
@@ -83,12 +86,20 @@ func scriptName(path string) string { return strings.TrimSuffix(filepath.Base(pa
 
 func fakeTables(_ testing.TB, capacities map[string]uint32) maps.Tables {
 	f := maps.NewFakes(int(capacities[maps.NameSlots]))
-	f.Frontends.Capacity = int(capacities[maps.NameFrontends])
-	f.Backends.Capacity = int(capacities[maps.NameBackends])
+	f.FrontendIDs.Capacity = int(capacities[maps.NameFrontendIDs])
 	f.ServicePorts.Capacity = int(capacities[maps.NameServicePorts])
 	f.Addrs.Capacity = int(capacities[maps.NameAddrs])
+	limitArrays(f.Tables, capacities)
 
 	return f.Tables
+}
+
+// limitArrays gives arrays room for so many, place 0 not counted.
+func limitArrays(t maps.Tables, capacities map[string]uint32) {
+	t.Frontends.SetLimit(int(capacities[maps.NameFrontends]) + 1)
+	t.Pools.SetLimit(int(capacities[maps.NamePools]) + 1)
+	t.Slots.SetLimit(int(capacities[maps.NameSlots]) + 1)
+	t.Backends.SetLimit(int(capacities[maps.NameBackends]) + 1)
 }
 
 // mustCreateTables returns maps in the kernel that go with the test.
@@ -100,11 +111,16 @@ func mustCreateTables(t testing.TB, capacities map[string]uint32) maps.Tables {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	pinned, err := maps.Create(dir, maps.Options{Capacities: capacities})
+	hashes := stdmaps.Clone(capacities)
+	for _, name := range []string{maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends} {
+		delete(hashes, name)
+	}
+	pinned, err := maps.Create(dir, maps.Options{Capacities: hashes})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pinned.Close() })
+	limitArrays(pinned.Tables, capacities)
 
 	return pinned.Tables
 }
@@ -218,7 +234,14 @@ func (s *script) step(name, body string) (string, bool) {
 			s.t.Fatal(err)
 		}
 		s.clock.pass(d)
+		s.apply()
+		graces(s.r)
+		s.clock.pass(1)
 		s.r.PruneAddrs(s.flows, s.clock.now)
+		s.apply()
+	case "grace":
+		s.r.BeginGrace()
+		s.r.EndGrace()
 		s.apply()
 	case "apply":
 		s.apply()
@@ -324,10 +347,10 @@ func (s *script) gone() string {
 	gone := s.r.Gone()
 	var out []string
 	for _, b := range gone.Backends {
-		out = append(out, fmt.Sprintf("backend %d of id %d: %s", b.BackendID, b.FrontendID, b.Addr))
+		out = append(out, fmt.Sprintf("backend %d of id %d: %s", b.BackendID, b.ServicePortID, b.Addr))
 	}
 	for _, f := range gone.Frontends {
-		out = append(out, fmt.Sprintf("frontend %s of id %d", f.Key, f.FrontendID))
+		out = append(out, fmt.Sprintf("frontend %s of id %d", f.Key, f.ServicePortID))
 	}
 	slices.Sort(out)
 

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 )
@@ -16,18 +17,18 @@ func TestSpans(t *testing.T) {
 func testSpans(t *testing.T, random *rand.Rand) {
 	t.Helper()
 	const size = 200
-	s := newSpans(size)
+	s := newSpans(func() int { return size })
 	var taken [size]bool
 	var live []span
 	for range 2000 {
 		switch n := random.IntN(3); {
 		case n == 0 && len(live) > 0:
 			i := random.IntN(len(live))
-			s.free(live[i])
+			s.give(live[i])
 			setAll(&taken, live[i], false)
 			live = append(live[:i], live[i+1:]...)
 		case n == 1:
-			want := span{uint32(random.IntN(size + 10)), uint32(random.IntN(8))}
+			want := span{uint32(random.IntN(size - 8)), uint32(1 + random.IntN(8))}
 			if ok := s.mark(want); ok != isFree(taken[:], want) {
 				t.Fatalf("mark %v: %v", want, ok)
 			} else if ok {
@@ -36,7 +37,8 @@ func testSpans(t *testing.T, random *rand.Rand) {
 			}
 		default:
 			count := 1 + random.IntN(12)
-			got, ok := s.take(count)
+			got, err := s.take(count)
+			ok := err == nil
 			if ok && (int(got.count) != count || !isFree(taken[:], got)) {
 				t.Fatalf("take %d: %v", count, got)
 			}
@@ -55,9 +57,9 @@ func testSpans(t *testing.T, random *rand.Rand) {
 // checkSpans compares s with what is taken, and looks for holes that touch.
 func checkSpans(t *testing.T, s spans, taken []bool) {
 	t.Helper()
-	used, end := 0, uint32(0)
+	used, end := 0, uint64(0)
 	for _, hole := range s.holes {
-		if hole.base <= end || hole.count == 0 || !isFree(taken, hole) {
+		if uint64(hole.base) <= end || hole.count == 0 || !isFree(taken, clip(hole, len(taken))) {
 			t.Fatalf("holes %v", s.holes)
 		}
 		end = hole.end()
@@ -73,10 +75,13 @@ func checkSpans(t *testing.T, s spans, taken []bool) {
 }
 
 func isFree(taken []bool, s span) bool {
-	if s.base == 0 || s.count == 0 || int(s.end()) > len(taken) {
+	if s.count == 0 {
+		return true
+	}
+	if s.base == 0 || int(s.end()) > len(taken) {
 		return false
 	}
-	for i := s.base; i < s.end(); i++ {
+	for i := uint64(s.base); i < s.end(); i++ {
 		if taken[i] {
 			return false
 		}
@@ -86,7 +91,7 @@ func isFree(taken []bool, s span) bool {
 }
 
 func setAll(taken *[200]bool, s span, to bool) {
-	for i := s.base; i < s.end(); i++ {
+	for i := uint64(s.base); i < s.end(); i++ {
 		taken[i] = to
 	}
 }
@@ -101,10 +106,19 @@ func hasRoom(taken []bool, count int) bool {
 	return false
 }
 
+// clip is the part of a span below an end.
+func clip(s span, end int) span {
+	if s.end() > uint64(end) {
+		s.count = uint32(max(end-int(s.base), 0))
+	}
+
+	return s
+}
+
 func TestSpansOfNothing(t *testing.T) {
 	for _, n := range []int{0, 1} {
-		s := newSpans(n)
-		if got, ok := s.take(1); ok {
+		s := newSpans(func() int { return n })
+		if got, err := s.take(1); err == nil {
 			t.Errorf("%d slots: took %v", n, got)
 		}
 		if s.mark(span{0, 1}) {
@@ -115,27 +129,43 @@ func TestSpansOfNothing(t *testing.T) {
 
 // A span at the end of the numbers does not wrap around.
 func TestMarkDoesNotWrap(t *testing.T) {
-	s := newSpans(100)
-	for _, want := range []span{{50, 1<<32 - 1}, {1<<32 - 1, 1}, {1<<32 - 1, 1<<32 - 1}, {99, 2}} {
+	s := newSpans(func() int { return 100 })
+	if !s.mark(span{1<<32 - 2, 1}) {
+		t.Error("did not mark the one before the last")
+	}
+	for _, want := range []span{{50, 1<<32 - 1}, {1<<32 - 1, 2}, {1<<32 - 1, 1<<32 - 1}, {1<<32 - 3, 2}} {
 		if s.mark(want) {
 			t.Errorf("marked %v", want)
 		}
 	}
 }
 
+// What was adopted is taken, and what lies between as well.
+func TestSpansBelow(t *testing.T) {
+	s := newSpans(func() int { return 100 })
+	s.mark(span{3, 2})
+	s.mark(span{8, 1})
+	if got, want := fmt.Sprint(s.below(11)), "[1+2 5+3 9+2]"; got != want {
+		t.Errorf("below 11 %s were free, want %s", got, want)
+	}
+	if got, err := s.take(2); got.base != 11 || err != nil {
+		t.Errorf("took %v, %v, want 11+2", got, err)
+	}
+}
+
 func BenchmarkTakeFromManyHoles(b *testing.B) {
-	s := newSpans(1 << 21)
+	s := newSpans(func() int { return 1 << 21 })
 	var live []span
 	for range 40000 {
 		got, _ := s.take(10)
 		live = append(live, got)
 	}
 	for i := 0; i < len(live); i += 2 {
-		s.free(live[i])
+		s.give(live[i])
 	}
 	b.ReportMetric(float64(len(s.holes)), "holes")
 	for b.Loop() {
 		got, _ := s.take(11)
-		s.free(got)
+		s.give(got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -34,7 +35,7 @@ type Status struct {
 	// Programmed: the maps say what the Service wants, except for Lost. What
 	// it had before may still be on its way out.
 	Programmed bool
-	Failures   []Failure
+	Failures   []Failure // the first ones
 	Retry      time.Time // when failures are tried again; zero if there are none
 	Lost       []Loss
 }
@@ -62,26 +63,22 @@ func (r *Reconciler) Statuses() iter.Seq[Status] {
 }
 
 func (r *Reconciler) status(svc *service) Status {
-	s := Status{Service: svc.name, Programmed: !svc.dirty, Failures: svc.failures}
+	s := Status{Service: svc.Name, Programmed: !svc.dirty, Failures: svc.failures}
 	if svc.dirty && svc.retry.at > 0 {
 		s.Retry = r.clock.time(svc.retry.at)
 	}
-	for _, c := range svc.claims {
-		if owner := c.frontend.owner(); owner != svc {
-			s.Lost = append(s.Lost, Loss{Frontend: modelKey(c.frontend.key), Owner: owner.name})
+	for i := range svc.plan.frontends {
+		key := svc.plan.frontends[i].key
+		owner := r.claims.Owner(modelKey(key))
+		if holder := r.holder(key); holder != nil {
+			owner = &holder.Claimant
+		}
+		if owner != nil && owner != &svc.Claimant {
+			s.Lost = append(s.Lost, Loss{Frontend: modelKey(key), Owner: owner.Name})
 		}
 	}
 
 	return s
-}
-
-// owner returns the Service that f belongs to, claimed by somebody.
-func (f *frontend) owner() *service {
-	if f.held() {
-		return f.port.svc
-	}
-
-	return f.first.port.svc
 }
 
 // Fill is how full a map is.
@@ -110,38 +107,51 @@ func (r *Reconciler) Counters() Counters {
 			c.Failing++
 		}
 	}
-	t := &r.tables
-	count(&c, &t.frontends)
-	count(&c, &t.backends)
-	count(&c, &t.servicePorts)
-	count(&c, &t.addrs)
-	count(&c, &t.devices)
-	count(&c, &t.sourceRanges)
-	count(&c, &t.serviceCIDRs)
-	count(&c, &t.localCIDRs)
-	c.Writes[maps.NameSlots] = t.slots.writes
-	c.Fill[maps.NameSlots] = Fill{Used: t.slots.spans.used, Capacity: t.slots.array.Len()}
+	count(&c, &r.frontendIDs.table)
+	count(&c, &r.servicePorts)
+	count(&c, &r.sourceRanges.table)
+	count(&c, &r.addrs.table)
+	count(&c, &r.devices.table)
+	count(&c, &r.serviceCIDRs.table)
+	count(&c, &r.localCIDRs.table)
+	countArray(&c, &r.frontends, r.frontendPlaces.used)
+	countArray(&c, &r.pools, r.poolPlaces.used)
+	countArray(&c, &r.slots, r.spans.used)
+	countArray(&c, &r.backends, r.backendPlaces.used)
 
 	return c
 }
 
-func count[K comparable, V any](c *Counters, t *table[K, V]) {
+func count[K, V comparable](c *Counters, t *table[K, V]) {
 	c.Writes[t.Name()] = t.writes
 	c.Fill[t.Name()] = Fill{Used: t.used, Capacity: t.capacity}
 }
 
-// GoneBackend is a backend of a UDP service port that is in no map any more.
-type GoneBackend struct {
-	FrontendID uint32
-	BackendID  uint32
-	Addr       netip.AddrPort
+func countArray[V comparable](c *Counters, a *array[V], used int) {
+	c.Writes[a.Name()] = a.writes
+	c.Fill[a.Name()] = Fill{Used: used, Capacity: a.Limit()}
 }
 
-// GoneFrontend is a UDP frontend that does not lead to this id any more. Its
+// Written returns a number that changes whenever ids of service ports or backends are given
+// to something, or taken away.
+func (r *Reconciler) Written() uint64 {
+	ports, backends := r.servicePorts.writes, r.backends.writes
+
+	return ports.Puts + ports.Deletes + backends.Puts + backends.Deletes
+}
+
+// GoneBackend is a backend of a UDP service port that is not in the maps any more.
+type GoneBackend struct {
+	ServicePortID uint32
+	BackendID     uint32
+	Addr          netip.AddrPort
+}
+
+// GoneFrontend is a UDP frontend that does not lead to this service port any more. Its
 // backends may live on behind other frontends.
 type GoneFrontend struct {
-	FrontendID uint32
-	Key        lb.FrontendKey
+	ServicePortID uint32
+	Key           lb.FrontendKey
 }
 
 // Gone is where connected UDP sockets must not stay.
@@ -159,14 +169,18 @@ func (r *Reconciler) Gone() Gone {
 	return gone
 }
 
-func (p *port) String() string {
-	name := lb.PortName{Service: p.svc.name, Port: p.name, Protocol: p.protocol}
+// maxFailures is how many failures of one Service are kept: of a map that is full, there may
+// be as many as the Service wants entries.
+const maxFailures = 10
 
-	return fmt.Sprintf("%s/%s %s", name, p.protocol, p.family)
-}
-
+// fail notes what failed, once.
 func (svc *service) fail(what string, err error) {
-	svc.failures = append(svc.failures, Failure{What: what, Err: err})
+	svc.fails++
+	again := slices.ContainsFunc(svc.failures, func(f Failure) bool { return f.What == what })
+	if !again && len(svc.failures) < maxFailures {
+		svc.failures = append(svc.failures, Failure{What: what, Err: err})
+	}
+	svc.blocked = svc.blocked || errors.Is(err, maps.ErrFull)
 }
 
 // errorOf names the Service of what failed.
@@ -179,7 +193,7 @@ func (svc *service) errorOf(failed []Failure) error {
 		errs[i] = f
 	}
 
-	return fmt.Errorf("service %s: %w", svc.name, errors.Join(errs...))
+	return fmt.Errorf("service %s: %w", svc.Name, errors.Join(errs...))
 }
 
 // maxErrors is how many errors one Apply spells out.

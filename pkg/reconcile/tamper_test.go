@@ -17,7 +17,9 @@ import (
 //	slot 1 = 99
 //	backend 9 = 10.0.1.7:8080 3
 //	name 7 = default/web
-//	frontend 10.96.0.9:80 = id base count, or id base count table algorithm
+//	pool 3 = service-port base count, or service-port base count table-base table-size algorithm
+//	place 7 = 10.96.0.9:80 pool
+//	frontend 10.96.0.9:80 = frontend-id
 //	addr 10.96.0.9 = ifindex flags
 //	device 3 = 192.168.1.2
 //	local-cidr 10.244.0.0/16 = 1
@@ -46,11 +48,11 @@ func (s *script) tamper(body string) {
 func (s *script) tamperDelete(what, key string) error {
 	switch what {
 	case "backend":
-		return s.tables.Backends.Delete(s.number(key))
+		return s.tables.Backends.Put(s.number(key), maps.Backend{})
 	case "name":
 		return s.tables.ServicePorts.Delete(s.number(key))
 	case "frontend":
-		return s.tables.Frontends.Delete(s.internalKey(key))
+		return s.tables.FrontendIDs.Delete(s.internalKey(key))
 	case "addr":
 		return s.tables.Addrs.Delete(maps.AddrOf(netip.MustParseAddr(key)))
 	case "device":
@@ -65,15 +67,21 @@ func (s *script) tamperDelete(what, key string) error {
 func (s *script) tamperPut(what, key string, value []string) error {
 	switch what {
 	case "slot":
-		return s.tables.Slots.Set(s.number(key), s.number(value[0]))
+		return s.tables.Slots.Put(s.number(key), s.number(value[0]))
 	case "backend":
-		return s.tables.Backends.Put(s.number(key), maps.BackendOf(netip.MustParseAddrPort(value[0]), s.number(value[1]), 0))
+		return s.tables.Backends.Put(s.number(key), maps.BackendOf(s.number(key), s.number(value[1]), netip.MustParseAddrPort(value[0]), 0))
 	case "name":
 		namespace, name, _ := strings.Cut(value[0], "/")
 
 		return s.tables.ServicePorts.Put(s.number(key), maps.ServicePortOf(namespace, name, "", 6, 4))
 	case "frontend":
-		return s.tables.Frontends.Put(s.internalKey(key), s.frontend(value))
+		return s.tables.FrontendIDs.Put(s.internalKey(key), s.number(value[0]))
+	case "place":
+		return s.tables.Frontends.Put(s.number(key), maps.Frontend{
+			Key: s.internalKey(value[0]), PoolId: s.number(value[1]), Kind: maps.KindClusterIP,
+		})
+	case "pool":
+		return s.tables.Pools.Put(s.number(key), s.pool(value))
 	case "addr":
 		return s.tables.Addrs.Put(maps.AddrOf(netip.MustParseAddr(key)), maps.AddrUse{Ifindex: s.number(value[0]), Flags: s.number(value[1])})
 	case "device":
@@ -85,19 +93,17 @@ func (s *script) tamperPut(what, key string, value []string) error {
 	}
 }
 
-func (s *script) frontend(value []string) maps.Frontend {
-	f := maps.Frontend{
-		Id: s.number(value[0]), SlotBase: s.number(value[1]), SlotCount: s.number(value[2]), Kind: maps.KindClusterIP,
-	}
+func (s *script) pool(value []string) maps.Pool {
+	v := maps.Pool{ServicePortId: s.number(value[0]), SlotBase: s.number(value[1]), SlotCount: s.number(value[2])}
 	if len(value) > 3 {
-		algorithm, err := lb.ParseAlgorithm(value[4])
+		algorithm, err := lb.ParseAlgorithm(value[5])
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		f.TableSize, f.Algorithm = s.number(value[3]), programmable(algorithm)
+		v.TableBase, v.TableSize, v.Algorithm = s.number(value[3]), s.number(value[4]), programmable(algorithm)
 	}
 
-	return f
+	return v
 }
 
 func (s *script) internalKey(text string) maps.FrontendKey {

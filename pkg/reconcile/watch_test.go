@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	stdmaps "maps"
 	"strings"
 	"testing"
 	"time"
@@ -20,10 +21,10 @@ func (c *testClock) read() time.Time { return c.now }
 
 func (c *testClock) pass(d time.Duration) { c.now = c.now.Add(d) }
 
-// mustNew returns a Reconciler of these tables.
+// mustNew returns a Reconciler of these tables, which is not cut short.
 func mustNew(t testing.TB, tables maps.Tables, clock *testClock) *Reconciler {
 	t.Helper()
-	r, err := New(Config{Tables: tables, Now: clock.read})
+	r, err := New(Config{Tables: tables, Now: clock.read, Slice: 1 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,16 +40,34 @@ func mustApply(t testing.TB, r *Reconciler) {
 	}
 }
 
-// settle applies whenever something is due, until nothing ever is.
-func settle(t testing.TB, r *Reconciler, clock *testClock) {
-	t.Helper()
+// graces lets grace periods pass until nothing waits for one.
+func graces(r *Reconciler) {
 	for range 1000 {
-		at, ok := r.Next()
-		if !ok {
+		if !r.Retired() {
 			return
 		}
-		if at.After(clock.now) {
+		r.BeginGrace()
+		r.EndGrace()
+		_ = r.Apply()
+	}
+	panic("it never comes to rest")
+}
+
+// settle applies whenever something is due, until nothing ever is, and lets grace periods
+// pass.
+func settle(t testing.TB, r *Reconciler, clock *testClock) {
+	t.Helper()
+	for range 100000 {
+		at, ok := r.Next()
+		if !ok && !r.Retired() {
+			return
+		}
+		if ok && at.After(clock.now) {
 			clock.now = at
+		}
+		if r.Retired() {
+			r.BeginGrace()
+			r.EndGrace()
 		}
 		_ = r.Apply()
 	}
@@ -58,28 +77,38 @@ func settle(t testing.TB, r *Reconciler, clock *testClock) {
 // writeLog takes down writes as people read them.
 type writeLog struct {
 	lines []string
-	slots int // of the last lines, how many are writes to slots in a row
+	place string // of which the last line tells
+	slots int    // of the last lines, how many are writes to slots in a row
 }
 
 func (l *writeLog) add(format string, args ...any) {
 	l.lines = append(l.lines, fmt.Sprintf(format, args...))
-	l.slots = 0
+	l.place, l.slots = "", 0
 }
 
 // manySlots is how many writes to slots in a row are taken down one by one.
 const manySlots = 8
 
-// addSlot takes down a write to a slot. Many in a row are a table: they are
-// counted.
-func (l *writeLog) addSlot(slot, id uint32, err error) {
+// addSlot takes down a write to a slot. Many in a row are a table: they are counted.
+func (l *writeLog) addSlot(key, value string) {
 	before := l.slots
 	if before >= manySlots {
 		l.lines = l.lines[:len(l.lines)-1]
-		l.add("put slots: %d more up to slot %d%s", before+1-manySlots+1, slot, outcome(err))
+		l.add("put slots: %d more up to %s", before+1-manySlots+1, key)
 	} else {
-		l.add("put slots: slot %d: backend %d%s", slot, id, outcome(err))
+		l.add("put slots: %s: %s", key, value)
 	}
 	l.slots = before + 1
+}
+
+// addPlace takes down a store to a place of an array. Those to one place in a row are told
+// once.
+func (l *writeLog) addPlace(name, key, value string) {
+	if l.place == key {
+		l.lines = l.lines[:len(l.lines)-1]
+	}
+	l.add("put %s: %s: %s", name, key, value)
+	l.place = key
 }
 
 // take returns what was written since the last call.
@@ -92,18 +121,19 @@ func (l *writeLog) take() string {
 
 // loggedTables returns tables whose writes are taken down.
 func loggedTables(t maps.Tables, log *writeLog) maps.Tables {
-	return maps.Tables{
-		Frontends:    logged[maps.FrontendKey, maps.Frontend]{t.Frontends, log, frontendText},
-		Slots:        loggedSlots{t.Slots, log},
-		Backends:     logged[uint32, maps.Backend]{t.Backends, log, backendText},
-		ServicePorts: logged[uint32, maps.ServicePort]{t.ServicePorts, log, servicePortText},
-		Addrs:        logged[maps.Addr, maps.AddrUse]{t.Addrs, log, addrText},
-		Devices:      logged[uint32, maps.Device]{t.Devices, log, deviceText},
-		SourceRanges: logged[maps.SourceRangeKey, uint32]{t.SourceRanges, log, sourceRangeText},
-		ServiceCIDRs: logged[maps.CIDRKey, uint32]{t.ServiceCIDRs, log, cidrText},
-		LocalCIDRs:   logged[maps.CIDRKey, uint32]{t.LocalCIDRs, log, cidrText},
-		Loads:        t.Loads,
-	}
+	t.FrontendIDs = logged[maps.FrontendKey, uint32]{t.FrontendIDs, log, frontendIDText}
+	t.ServicePorts = logged[uint32, maps.ServicePort]{t.ServicePorts, log, servicePortText}
+	t.Addrs = logged[maps.Addr, maps.AddrUse]{t.Addrs, log, addrText}
+	t.Devices = logged[uint32, maps.Device]{t.Devices, log, deviceText}
+	t.SourceRanges = logged[maps.SourceRangeKey, uint32]{t.SourceRanges, log, sourceRangeText}
+	t.ServiceCIDRs = logged[maps.CIDRKey, uint32]{t.ServiceCIDRs, log, cidrText}
+	t.LocalCIDRs = logged[maps.CIDRKey, uint32]{t.LocalCIDRs, log, cidrText}
+	logArray(t.Frontends, log, frontendText)
+	logArray(t.Pools, log, poolText)
+	logArray(t.Backends, log, backendText)
+	logArray(t.Slots, log, slotText)
+
+	return t
 }
 
 type logged[K comparable, V any] struct {
@@ -129,16 +159,30 @@ func (t logged[K, V]) Delete(k K) error {
 	return err
 }
 
-type loggedSlots struct {
-	maps.Slots
-	log *writeLog
-}
-
-func (s loggedSlots) Set(i, id uint32) error {
-	err := s.Slots.Set(i, id)
-	s.log.addSlot(i, id, err)
-
-	return err
+// logArray takes down the stores to an array. Which place they are to is seen by what has
+// changed.
+func logArray[V comparable](a *maps.Array[V], log *writeLog, text func(uint32, V) (string, string)) {
+	before := stdmaps.Collect(a.All())
+	a.Wrote = func(name, _ string) {
+		after := stdmaps.Collect(a.All())
+		for place := range before {
+			if _, there := after[place]; !there {
+				after[place] = *new(V)
+			}
+		}
+		for place, v := range after {
+			if before[place] == v {
+				continue
+			}
+			key, value := text(place, v)
+			if name == maps.NameSlots {
+				log.addSlot(key, value)
+			} else {
+				log.addPlace(name, key, value)
+			}
+		}
+		before = after
+	}
 }
 
 func outcome(err error) string {

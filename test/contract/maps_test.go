@@ -36,10 +36,10 @@ func backendIDs(t *testing.T, s *scene.Scene, pinned *maps.Pinned, service strin
 	t.Helper()
 	ports := mustRead(t, pinned.ServicePorts)
 	var ids []uint32
-	for id, backend := range mustRead(t, pinned.Backends) {
-		port := ports[backend.FrontendId]
-		if strings.HasPrefix(port.String(), s.Objects.Namespace+"/"+service+":") {
-			ids = append(ids, id)
+	for _, backend := range pinned.Backends.All() {
+		port := ports[backend.ServicePortId]
+		if backend.Id != 0 && strings.HasPrefix(port.String(), s.Objects.Namespace+"/"+service+":") {
+			ids = append(ids, backend.Id)
 		}
 	}
 	slices.Sort(ids)

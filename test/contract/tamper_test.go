@@ -20,7 +20,8 @@ type tampered struct {
 	address   string
 	names     []string // who answers
 	pinned    *maps.Pinned
-	frontends map[maps.FrontendKey]maps.Frontend
+	frontends map[maps.FrontendKey]uint32 // their ids
+	pools     map[uint32]maps.Pool
 	backends  map[uint32]maps.Backend
 }
 
@@ -30,7 +31,8 @@ func mustTamper(t *testing.T) *tampered {
 	m := &tampered{
 		Scene:     s,
 		names:     scene.Names(s.Local()[0], s.Remote()[0]),
-		frontends: make(map[maps.FrontendKey]maps.Frontend),
+		frontends: make(map[maps.FrontendKey]uint32),
+		pools:     make(map[uint32]maps.Pool),
 		backends:  make(map[uint32]maps.Backend),
 	}
 	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()[0], s.Remote()[0])...)
@@ -38,14 +40,15 @@ func mustTamper(t *testing.T) *tampered {
 	m.address = scene.At(ip, 80)
 	m.mustWork(t)
 	m.pinned = mustLoad(t, s)
-	for key, value := range mustRead(t, m.pinned.Frontends) {
+	for key, id := range mustRead(t, m.pinned.FrontendIDs) {
 		if key.AddrPort().Addr() == netip.MustParseAddr(ip) {
-			m.frontends[key] = value
+			m.frontends[key] = id
+			pool := m.pinned.Frontends.Get(id).PoolId
+			m.pools[pool] = m.pinned.Pools.Get(pool)
 		}
 	}
-	all := mustRead(t, m.pinned.Backends)
 	for _, id := range backendIDs(t, s, m.pinned, "web") {
-		m.backends[id] = all[id]
+		m.backends[id], _ = m.pinned.BackendOf(id)
 	}
 
 	return m
@@ -68,10 +71,13 @@ func (m *tampered) mustWork(t *testing.T) {
 func (m *tampered) putBack(t *testing.T) {
 	t.Helper()
 	for id, backend := range m.backends {
-		scene.Must(t, m.pinned.Backends.Put(id, backend))
+		scene.Must(t, m.pinned.Backends.Put(maps.Index(id), backend))
 	}
-	for key, frontend := range m.frontends {
-		scene.Must(t, m.pinned.Frontends.Put(key, frontend))
+	for id, pool := range m.pools {
+		scene.Must(t, m.pinned.Pools.Put(id, pool))
+	}
+	for key, id := range m.frontends {
+		scene.Must(t, m.pinned.FrontendIDs.Put(key, id))
 	}
 }
 
@@ -87,24 +93,24 @@ func TestTampering(t *testing.T) {
 	}{
 		{"a frontend is deleted", func(t *testing.T) {
 			for key := range m.frontends {
-				scene.Must(t, m.pinned.Frontends.Delete(key))
+				scene.Must(t, m.pinned.FrontendIDs.Delete(key))
 			}
 		}, "is not programmed"},
 		{"a backend leads astray", func(t *testing.T) {
 			for id, backend := range m.backends {
 				backend.Addr = maps.AddrOf(netip.MustParseAddr("192.0.2.1"))
-				scene.Must(t, m.pinned.Backends.Put(id, backend))
+				scene.Must(t, m.pinned.Backends.Put(maps.Index(id), backend))
 			}
 		}, "192.0.2.1"},
 		{"backends are deleted", func(t *testing.T) {
 			for id := range m.backends {
-				scene.Must(t, m.pinned.Backends.Delete(id))
+				scene.Must(t, m.pinned.Backends.Clear(maps.Index(id)))
 			}
 		}, m.Objects.Namespace + "/web"},
-		{"a frontend has no slots", func(t *testing.T) {
-			for key, frontend := range m.frontends {
-				frontend.SlotCount = 0
-				scene.Must(t, m.pinned.Frontends.Put(key, frontend))
+		{"a pool has no slots", func(t *testing.T) {
+			for id, pool := range m.pools {
+				pool.SlotCount = 0
+				scene.Must(t, m.pinned.Pools.Put(id, pool))
 			}
 		}, m.Objects.Namespace + "/web"},
 	}

@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	gomaps "maps"
+	"net/netip"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -24,7 +24,7 @@ func playKilled(ctx context.Context, s *stage) error {
 	if err := s.awaitConnections(ctx, made+openConnections); err != nil {
 		return err
 	}
-	had, err := s.frontendIDs()
+	had, err := s.backendIDs()
 	if err != nil {
 		return err
 	}
@@ -83,35 +83,34 @@ func (s *stage) tellWithoutAgent(ctx context.Context, x lab.Exchange) error {
 
 // tellRestart starts the agent again. What it has programmed must be what it
 // has found.
-func (s *stage) tellRestart(ctx context.Context, had map[maps.FrontendKey]uint32) error {
+func (s *stage) tellRestart(ctx context.Context, had map[uint32]netip.AddrPort) error {
 	begin := time.Now()
 	if err := s.runAgent(ctx); err != nil {
 		return err
 	}
-	has, err := s.frontendIDs()
+	has, err := s.backendIDs()
 	if err != nil {
 		return err
 	}
 	if !gomaps.Equal(had, has) {
-		return fmt.Errorf("the new agent has given frontends other ids: had %v, has %v", had, has)
+		return fmt.Errorf("the new agent has given backends other ids: had %v, has %v", had, has)
 	}
-	s.out.seen("the next agent was ready after %s, and has kept all %d frontends with their ids", short(time.Since(begin)), len(has))
+	s.out.seen("the next agent was ready after %s, and has kept all %d backends with their ids", short(time.Since(begin)), len(has))
 
 	return nil
 }
 
-// frontendIDs reads which address has which id in the maps.
-func (s *stage) frontendIDs() (map[maps.FrontendKey]uint32, error) {
+// backendIDs reads which address each id has in the maps.
+func (s *stage) backendIDs() (map[uint32]netip.AddrPort, error) {
 	pinned, err := maps.Load(s.agent.BPFRoot())
 	if err != nil {
 		return nil, err
 	}
-	ids := make(map[maps.FrontendKey]uint32)
-	for entry, err := range pinned.Tables.Frontends.All() {
-		if err != nil {
-			return nil, errors.Join(err, pinned.Close())
+	ids := make(map[uint32]netip.AddrPort)
+	for _, backend := range pinned.Backends.All() {
+		if backend.Id != 0 {
+			ids[backend.Id] = backend.AddrPort()
 		}
-		ids[entry.Key] = entry.Value.Id
 	}
 
 	return ids, pinned.Close()

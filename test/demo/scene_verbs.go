@@ -23,7 +23,7 @@ func playVerbs(ctx context.Context, s *stage) error {
 		s.out.printed(printed)
 	}
 
-	return s.showMap(filepath.Join(s.agent.BPFRoot(), maps.Version, maps.NameFrontends))
+	return s.showMap(filepath.Join(s.agent.BPFRoot(), maps.Version, "chunks", maps.NameFrontends+"_0"))
 }
 
 // showMap shows an entry of a map, if there is a program to show it.
@@ -38,7 +38,7 @@ func (s *stage) showMap(pin string) error {
 	if err != nil {
 		return fmt.Errorf("bpftool map dump: %w: %s", err, dump)
 	}
-	s.out.printed(entryOf(string(dump), webBytes, `"slot_count": 3`))
+	s.out.printed(entryOf(string(dump), webBytes, `"kind": 1`))
 
 	return nil
 }

@@ -126,7 +126,7 @@ func (w *world) bytes(t *testing.T, pinned *maps.Pinned, s service) map[uint32]u
 	sum := make(map[uint32]uint64)
 	for e, err := range pinned.Stats.All() {
 		must(t, err)
-		if mine[e.Key.FrontendId] {
+		if mine[e.Key.ServicePortId] {
 			sum[e.Key.What] += e.Value
 		}
 	}
@@ -134,7 +134,7 @@ func (w *world) bytes(t *testing.T, pinned *maps.Pinned, s service) map[uint32]u
 		for e, err := range table.All() {
 			must(t, err)
 			switch {
-			case !mine[e.Value.FrontendId]:
+			case !mine[e.Value.ServicePortId]:
 			case e.Value.Role == maps.FlowFromClient:
 				sum[maps.StatBytesSent] += e.Value.Bytes
 			case e.Value.Role == maps.FlowToClient:

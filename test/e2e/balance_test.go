@@ -78,11 +78,12 @@ func hasAlgorithm(t testing.TB, pinned *maps.Pinned, service, algorithm string) 
 	t.Helper()
 	ports := mustRead(t, pinned.ServicePorts)
 	found := 0
-	for key, f := range mustRead(t, pinned.Frontends) {
-		if key.Port == 0 || !strings.HasPrefix(ports[f.Id].String(), service+":") {
+	for key, id := range mustRead(t, pinned.FrontendIDs) {
+		pool := pinned.Pools.Get(pinned.Frontends.Get(id).PoolId)
+		if key.Port == 0 || !strings.HasPrefix(ports[pool.ServicePortId].String(), service+":") {
 			continue
 		}
-		if reconcile.AlgorithmText(f.Algorithm) != algorithm {
+		if reconcile.AlgorithmText(pool.Algorithm) != algorithm {
 			return false
 		}
 		found++

@@ -12,9 +12,17 @@ import (
 
 // dump is what the maps hold, with its ids and slots.
 type dump struct {
-	Frontends map[maps.FrontendKey]maps.Frontend
-	Backends  map[uint32]maps.Backend
+	Frontends map[maps.FrontendKey]frontend
+	Backends  map[uint32]maps.Backend // by id
 	Ports     map[uint32]maps.ServicePort
+}
+
+// frontend is what a client reaches.
+type frontend struct {
+	ID       uint32
+	Frontend maps.Frontend
+	Pool     maps.Pool
+	Slots    []uint32 // of the pool's backends
 }
 
 // mustLoad opens the maps that an agent has pinned. They are closed with the
@@ -33,11 +41,35 @@ func mustLoad(t testing.TB, n *sluice.Node) *maps.Pinned {
 func mustDump(t testing.TB, pinned *maps.Pinned) dump {
 	t.Helper()
 
-	return dump{
-		Frontends: mustRead(t, pinned.Frontends),
-		Backends:  mustRead(t, pinned.Backends),
+	d := dump{
+		Frontends: make(map[maps.FrontendKey]frontend),
+		Backends:  mustReadBackends(t, pinned),
 		Ports:     mustRead(t, pinned.ServicePorts),
 	}
+	for key, id := range mustRead(t, pinned.FrontendIDs) {
+		f := frontend{ID: id, Frontend: pinned.Frontends.Get(id)}
+		f.Pool = pinned.Pools.Get(f.Frontend.PoolId)
+		for i := range f.Pool.SlotCount {
+			f.Slots = append(f.Slots, pinned.Slots.Get(f.Pool.SlotBase+i))
+		}
+		d.Frontends[key] = f
+	}
+
+	return d
+}
+
+// mustReadBackends returns the backends by their ids, of the chunks that there were when the
+// maps were opened.
+func mustReadBackends(t testing.TB, pinned *maps.Pinned) map[uint32]maps.Backend {
+	t.Helper()
+	backends := make(map[uint32]maps.Backend)
+	for _, b := range pinned.Backends.All() {
+		if b.Id != 0 {
+			backends[b.Id] = b
+		}
+	}
+
+	return backends
 }
 
 func mustRead[K comparable, V any](t testing.TB, table maps.Table[K, V]) map[K]V {

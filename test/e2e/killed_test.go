@@ -48,24 +48,28 @@ func TestKilledWhileProgramming(t *testing.T) {
 	}
 }
 
-// mustBegin waits until an agent has written the backend with this id, and
-// returns the maps.
-func mustBegin(t testing.TB, agent *sluice.Node, id uint32) (pinned *maps.Pinned) {
+// mustBegin waits until an agent has written a backend at this place, and returns the maps.
+func mustBegin(t testing.TB, agent *sluice.Node, place uint32) *maps.Pinned {
 	t.Helper()
-	eventually(t, "there are maps", func() (ok bool) {
+	var pinned *maps.Pinned
+	eventually(t, "there are maps with room for it", func() bool {
 		var err error
-		pinned, err = maps.Load(agent.BPFRoot())
+		if pinned, err = maps.Load(agent.BPFRoot()); err != nil {
+			return false
+		}
+		if pinned.Backends.Len() <= int(place) {
+			must(t, pinned.Close())
 
-		return err == nil
+			return false
+		}
+
+		return true
 	})
 	t.Cleanup(func() { pinned.Close() })
-	for deadline := time.Now().Add(patience); ; {
-		if _, ok, err := pinned.Backends.Lookup(id); err != nil || ok || time.Now().After(deadline) {
-			must(t, err)
-
-			return pinned
-		}
+	for deadline := time.Now().Add(patience); pinned.Backends.Get(place).Id == 0 && time.Now().Before(deadline); {
 	}
+
+	return pinned
 }
 
 // The Services of [manyManifests], and how many endpoints each has.

@@ -191,7 +191,7 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 //	web:80 ── pod-1-1    dead:80 (no endpoints)
 func TestServiceMetrics(t *testing.T) {
 	s := mustScene(t)
-	s.restart(t)
+	s.restart(t, "--count-bytes")
 	pod := s.local()[0]
 	s.setEndpoints(t, "web", readyAll(pod)...)
 	web := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)

@@ -142,7 +142,7 @@ func pinnedOf(ts *testscript.TestScript) *maps.Pinned {
 func deleteFrontend(ts *testscript.TestScript, _ bool, args []string) {
 	addr := netip.MustParseAddrPort(args[0])
 	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-		ts.Check(pinnedOf(ts).Frontends.Delete(maps.FrontendKeyOf(addr.Addr(), addr.Port(), 6, scope)))
+		ts.Check(pinnedOf(ts).FrontendIDs.Delete(maps.FrontendKeyOf(addr.Addr(), addr.Port(), 6, scope)))
 	}
 }
 
@@ -161,10 +161,9 @@ func detach(ts *testscript.TestScript, _ bool, args []string) {
 func leadAstray(ts *testscript.TestScript, _ bool, args []string) {
 	from, to := netip.MustParseAddrPort(args[0]), netip.MustParseAddrPort(args[1])
 	backends := pinnedOf(ts).Backends
-	for entry, err := range backends.All() {
-		ts.Check(err)
-		if entry.Value.AddrPort() == from {
-			ts.Check(backends.Put(entry.Key, maps.BackendOf(to, entry.Value.FrontendId, entry.Value.Flags)))
+	for i, b := range backends.All() {
+		if b.Id != 0 && b.AddrPort() == from {
+			ts.Check(backends.Put(i, maps.BackendOf(b.Id, b.ServicePortId, to, b.Flags)))
 
 			return
 		}

@@ -82,12 +82,14 @@ func mustMachine(t *testing.T) *machine {
 	closeLater(outside, err)
 	root := "/sys/fs/bpf/sluice-model-" + rand.Text()[:8]
 	m.maps, err = maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFrontends: 4096, maps.NameSlots: slots, maps.NameBackends: 4096, maps.NameAddrs: 4096, maps.NameServicePorts: 1024,
+		maps.NameFrontendIDs: 4096, maps.NameAddrs: 4096, maps.NameServicePorts: 1024,
 		maps.NameAffinity: 4096, maps.NameUDPPins: 64, maps.NameFlows: 4096, maps.NameHalfOpen: 4096, maps.NameFragments: 64, maps.NameICMPBudgets: 4096,
 	}})
-	if removed := os.RemoveAll(root); removed != nil { // no pin has to be cleaned up later
-		t.Error(removed)
-	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
 	closeLater(m.maps, err)
 	if err := m.build(outside); err != nil {
 		t.Fatal(err)

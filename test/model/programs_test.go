@@ -16,8 +16,8 @@ import (
 type programs struct {
 	*maps.Fakes
 	options options
-	ranges  map[uint32][]maps.SourceRangeKey // by frontend id
-	names   map[uint32]string                // of service ports, by frontend id
+	ranges  map[uint32][]maps.SourceRangeKey // by service port id
+	names   map[uint32]string                // of service ports, by id
 	cidrs   []maps.CIDRKey
 	locals  []maps.CIDRKey
 }
@@ -32,7 +32,7 @@ func openPrograms(f *maps.Fakes, o options) *programs {
 		p.names[id] = portText(sp)
 	}
 	for k := range f.SourceRanges.Entries {
-		p.ranges[k.FrontendId] = append(p.ranges[k.FrontendId], k)
+		p.ranges[k.ServicePortId] = append(p.ranges[k.ServicePortId], k)
 	}
 	for k := range f.ServiceCIDRs.Entries {
 		p.cidrs = append(p.cidrs, k)
@@ -54,17 +54,17 @@ func (m *programs) answer(p packet) answer {
 // dial is resolve_connect in sock.c.
 func (m *programs) dial(p packet) answer {
 	dialled := keyOfPacket(p, maps.ScopeInternal)
-	fe, found := m.Frontends.Entries[dialled]
+	pool, found := m.lookup(dialled)
 	if !found && m.hasNodePorts(p, dialled.Addr) {
-		fe, found = m.nodePort(dialled)
+		pool, found = m.nodePort(dialled)
 	}
 	if !found {
 		return m.whyNoFrontend(dialled)
 	}
-	if !m.admitsSocket(p, fe) {
+	if !m.admitsSocket(p, pool) {
 		return answer{verdict: drop}
 	}
-	return m.pick(p, fe)
+	return m.pick(p, pool)
 }
 
 func (m *programs) hasNodePorts(p packet, dst maps.Addr) bool {
@@ -75,39 +75,59 @@ func (m *programs) hasNodePorts(p packet, dst maps.Addr) bool {
 }
 
 // admitsSocket is check_source in sock_source.h.
-func (m *programs) admitsSocket(p packet, fe maps.Frontend) bool {
-	if fe.Flags&maps.FrontendSourceRanges == 0 {
+func (m *programs) admitsSocket(p packet, pool maps.Pool) bool {
+	if pool.Flags&maps.PoolSourceRanges == 0 {
 		return true
 	}
 	if p.unbound && p.path == nodeSocket {
-		return fe.Flags&maps.FrontendNodeInRanges != 0
+		return pool.Flags&maps.PoolNodeInRanges != 0
 	}
-	return m.isInRanges(fe, p.src)
+	return m.isInRanges(pool, p.src)
+}
+
+// lookup follows a frontend to its pool, as lookup_frontend in lib/frontend.h does.
+func (m *programs) lookup(key maps.FrontendKey) (maps.Pool, bool) {
+	id, found := m.FrontendIDs.Entries[key]
+	if !found {
+		return maps.Pool{}, false
+	}
+	fe := m.Frontends.Get(id)
+	if fe.Key != key {
+		panic(wrong(fmt.Sprintf("the id of frontend %s leads to %s", key.AddrPort(), fe.Key.AddrPort())))
+	}
+	pool := m.Pools.Get(fe.PoolId)
+	if fe.PoolId == 0 || pool.ServicePortId == 0 {
+		panic(wrong(fmt.Sprintf("frontend %s leads to no pool: %d", key.AddrPort(), fe.PoolId)))
+	}
+	return pool, true
 }
 
 // come is is_concerned and begin_flow in tc.c.
 func (m *programs) come(p packet) answer {
 	dialled := keyOfPacket(p, m.scopeOf(p))
 	use, known := m.Addrs.Entries[dialled.Addr]
+	if known && !m.AddrFilter.May(dialled.Addr) {
+		panic(wrong(fmt.Sprintf("%s is in addrs, and not in the filter", dialled.Addr.IP())))
+	}
 	if !known && !covers(m.cidrs, dialled.Addr) {
 		return answer{verdict: untouched}
 	}
-	fe, found := maps.Frontend{}, false
+	pool, found := maps.Pool{}, false
 	if p.port != 0 && use.Flags&maps.AddrService != 0 {
-		fe, found = m.Frontends.Entries[dialled]
+		pool, found = m.lookup(dialled)
 	}
 	if !found && p.port != 0 && use.Flags&maps.AddrNodePort != 0 {
-		fe, found = m.nodePort(dialled)
+		pool, found = m.nodePort(dialled)
 	}
 	switch {
 	case !found && use.Flags&maps.AddrNode != 0:
 		return answer{verdict: untouched}
 	case !found:
 		return m.whyNoFrontend(dialled)
-	case fe.Flags&maps.FrontendSourceRanges != 0 && !m.isInRanges(fe, p.src):
+	case pool.Flags&maps.PoolSourceRanges != 0 && !m.isInRanges(pool, p.src):
 		return answer{verdict: drop}
 	}
-	return m.pick(p, fe)
+	return m.pick(p, pool)
 }
 
 func (m *programs) scopeOf(p packet) uint8 {
@@ -118,20 +138,19 @@ func (m *programs) scopeOf(p packet) uint8 {
 	return maps.ScopeExternal
 }
 
-func (m *programs) nodePort(dialled maps.FrontendKey) (maps.Frontend, bool) {
+func (m *programs) nodePort(dialled maps.FrontendKey) (maps.Pool, bool) {
 	any := netip.IPv6Unspecified()
 	if dialled.Addr.IP().Is4() {
 		any = netip.IPv4Unspecified()
 	}
 	dialled.Addr = maps.AddrOf(any)
-	fe, found := m.Frontends.Entries[dialled]
-	return fe, found
+	return m.lookup(dialled)
 }
 
 func (m *programs) whyNoFrontend(dialled maps.FrontendKey) answer {
 	all := dialled
 	all.Port, all.Proto = 0, 0
-	if _, isClusterIP := m.Frontends.Entries[all]; isClusterIP {
+	if _, isClusterIP := m.lookup(all); isClusterIP {
 		return answer{verdict: reject}
 	}
 	if covers(m.cidrs, dialled.Addr) {
@@ -141,20 +160,20 @@ func (m *programs) whyNoFrontend(dialled maps.FrontendKey) answer {
 }
 
 // pick is pick_backend: all that it may choose.
-func (m *programs) pick(p packet, fe maps.Frontend) answer {
-	if fe.SlotCount == 0 {
-		if fe.Flags&maps.FrontendDropIfEmpty != 0 {
+func (m *programs) pick(p packet, pool maps.Pool) answer {
+	if pool.SlotCount == 0 {
+		if pool.Flags&maps.PoolDropIfEmpty != 0 {
 			return answer{verdict: drop}
 		}
 		return answer{verdict: reject}
 	}
-	a := answer{verdict: balance, port: m.names[fe.Id], affinity: int32(fe.AffinitySeconds), algorithm: algorithmText(fe.Algorithm)}
-	for _, id := range m.choices(fe) {
-		be, there := m.Backends.Entries[id]
-		if !there || be.FrontendId != fe.Id {
+	a := answer{verdict: balance, port: m.names[pool.ServicePortId], affinity: int32(pool.AffinitySeconds), algorithm: algorithmText(pool.Algorithm)}
+	for _, id := range m.choices(pool) {
+		be, there := m.BackendOf(id)
+		if !there || be.ServicePortId != pool.ServicePortId {
 			panic(wrong(fmt.Sprintf("%s: backend %d is missing or another's", a.port, id)))
 		}
-		a.targets = append(a.targets, m.target(p, fe, be))
+		a.targets = append(a.targets, m.target(p, pool, be))
 	}
 	slices.SortFunc(a.targets, target.compare)
 	return a
@@ -162,25 +181,32 @@ func (m *programs) pick(p packet, fe maps.Frontend) answer {
 
 // choices are the backend ids that a new flow may get. Clients are remembered by
 // them, so slots must be in order (has_slot); what a table has must be in them.
-func (m *programs) choices(fe maps.Frontend) []uint32 {
-	ids := m.Slots.IDs[fe.SlotBase : fe.SlotBase+fe.SlotCount]
+func (m *programs) choices(pool maps.Pool) []uint32 {
+	ids := m.slots(pool.SlotBase, pool.SlotCount)
 	if !slices.IsSorted(ids) {
-		panic(wrong(fmt.Sprintf("slots %d+%d are out of order: %v", fe.SlotBase, fe.SlotCount, ids)))
+		panic(wrong(fmt.Sprintf("slots %d+%d are out of order: %v", pool.SlotBase, pool.SlotCount, ids)))
 	}
-	if fe.Algorithm < maps.AlgorithmSH {
+	if pool.Algorithm < maps.AlgorithmSH {
 		return ids
 	}
-	first := fe.SlotBase + fe.SlotCount
-	table := slices.Clone(m.Slots.IDs[first : first+fe.TableSize])
+	table := m.slots(pool.TableBase, pool.TableSize)
 	slices.Sort(table)
 	if table = slices.Compact(table); !slices.Equal(table, ids) {
-		panic(wrong(fmt.Sprintf("a table of %d has %v, the slots have %v", fe.TableSize, table, ids)))
+		panic(wrong(fmt.Sprintf("a table of %d has %v, the slots have %v", pool.TableSize, table, ids)))
 	}
 	return table
 }
 
+func (m *programs) slots(base, count uint32) []uint32 {
+	var ids []uint32
+	for i := range count {
+		ids = append(ids, m.Slots.Get(base+i))
+	}
+	return ids
+}
+
 // target is wants_masquerade in open.h; sockets have no such thing.
-func (m *programs) target(p packet, fe maps.Frontend, be maps.Backend) target {
+func (m *programs) target(p packet, pool maps.Pool, be maps.Backend) target {
 	t := target{
 		at:          be.AddrPort(),
 		local:       be.Flags&maps.BackendLocal != 0,
@@ -189,14 +215,14 @@ func (m *programs) target(p packet, fe maps.Frontend, be maps.Backend) target {
 	if p.path == podDevice || p.path == uplink {
 		remote := !t.local && p.path == uplink
 		hairpin := t.at.Addr() == p.src
-		t.masquerade = (remote || hairpin || fe.Flags&maps.FrontendMasquerade != 0) &&
+		t.masquerade = (remote || hairpin || pool.Flags&maps.PoolMasquerade != 0) &&
 			m.Addrs.Entries[be.Addr].Flags&maps.AddrNode == 0
 	}
 	return t
 }
 
-func (m *programs) isInRanges(fe maps.Frontend, src netip.Addr) bool {
-	return slices.ContainsFunc(m.ranges[fe.Id], func(k maps.SourceRangeKey) bool {
+func (m *programs) isInRanges(pool maps.Pool, src netip.Addr) bool {
+	return slices.ContainsFunc(m.ranges[pool.ServicePortId], func(k maps.SourceRangeKey) bool {
 		return hasPrefix(maps.AddrOf(src), k.Addr, int(k.PrefixLen)-32)
 	})
 }

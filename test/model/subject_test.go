@@ -56,7 +56,7 @@ func (s *subject) start() error {
 	if err != nil {
 		return err
 	}
-	s.agent = agent.NewRehearsal(cfg, s.writer)
+	s.agent = agent.NewRehearsal(cfg, s.writer, func() time.Time { return s.now })
 	s.feed = kube.NewFeed(nodeName, s.agent.Sink())
 	return nil
 }
@@ -113,19 +113,32 @@ func (s *subject) squeeze(seed uint64) bool {
 	}
 	rng := rand.New(rand.NewPCG(seed, 4))
 	room := func(entries int) int { return max(1, entries+rng.IntN(3)) }
-	s.fakes.Frontends.Capacity = room(len(s.fakes.Frontends.Entries))
-	s.fakes.Backends.Capacity = room(len(s.fakes.Backends.Entries))
+	s.fakes.FrontendIDs.Capacity = room(len(s.fakes.FrontendIDs.Entries))
+	s.fakes.Backends.SetLimit(room(used(s.fakes.Backends)))
+	s.fakes.Pools.SetLimit(room(used(s.fakes.Pools)))
+	s.fakes.Slots.SetLimit(room(used(s.fakes.Slots)))
 	s.fakes.SourceRanges.Capacity = room(len(s.fakes.SourceRanges.Entries))
 	s.fakes.Addrs.Capacity = room(len(s.fakes.Addrs.Entries))
 	s.fakes.ServicePorts.Capacity = room(len(s.fakes.ServicePorts.Entries))
 	return true
 }
 
+// used is how many places of an array are below the end of those in use.
+func used[V any](a *maps.Array[V]) int {
+	end := 1 // place 0 is never used
+	for i := range a.All() {
+		end = int(i) + 1
+	}
+	return end
+}
+
 // recover ends what fail and squeeze began.
 func (s *subject) recover() {
 	s.fakes.Observe(nil, nil)
-	s.fakes.Frontends.Capacity = 0
-	s.fakes.Backends.Capacity = 0
+	s.fakes.FrontendIDs.Capacity = 0
+	s.fakes.Backends.SetLimit(slots)
+	s.fakes.Pools.SetLimit(slots)
+	s.fakes.Slots.SetLimit(slots)
 	s.fakes.SourceRanges.Capacity = 0
 	s.fakes.Addrs.Capacity = 0
 	s.fakes.ServicePorts.Capacity = 0
@@ -138,8 +151,12 @@ const turns = 1000
 func (s *subject) settle() error {
 	for range turns {
 		at, due := s.writer.Next()
-		if !due {
+		if !due && !s.writer.Retired() {
 			return nil
+		}
+		if !due {
+			s.passGrace()
+			continue
 		}
 		if at.After(s.now) {
 			s.now = at
@@ -151,9 +168,16 @@ func (s *subject) settle() error {
 	return errors.New("the writer never comes to rest")
 }
 
+// passGrace lets all programs end that run.
+func (s *subject) passGrace() {
+	s.writer.BeginGrace()
+	s.writer.EndGrace()
+}
+
 // pass lets a few retries come and go.
 func (s *subject) pass() {
 	for range 3 {
+		s.passGrace()
 		if at, due := s.writer.Next(); due {
 			s.now = latest(s.now, at)
 			_ = s.writer.Apply() // it fails on purpose

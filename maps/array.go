@@ -1,0 +1,225 @@
+package maps
+
+import (
+	"fmt"
+	"iter"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Array is one of the arrays that the agent fills, in this process' memory: a write is a
+// few stores, and no system call. It grows by chunks as places are written. [NewFakeArray]
+// makes one that no kernel knows, for tests and dry runs.
+//
+// Every store is of one 32-bit word, with release order: whoever sees it sees what was
+// stored before. Any goroutine may read; one writes.
+type Array[V any] struct {
+	// Fail, when set, is asked before every write; the write does not happen if it
+	// returns an error. For tests.
+	Fail func(table, operation string) error
+	// Wrote, when set, is called after every store of a word. For tests.
+	Wrote func(table, operation string)
+
+	name     string
+	perChunk int
+	limit    atomic.Int64 // places that there can be
+	grow     func(chunks int) ([]unsafe.Pointer, error)
+
+	adding sync.Mutex
+	chunks []atomic.Pointer[byte] // where each is in memory; nil: it does not exist
+}
+
+// newArray returns an array without chunks. Grow makes those that are missing of so many,
+// and returns where all are in memory.
+func newArray[V any](name string, perChunk int, grow func(chunks int) ([]unsafe.Pointer, error)) *Array[V] {
+	a := &Array[V]{name: name, perChunk: perChunk, grow: grow, chunks: make([]atomic.Pointer[byte], maxChunks)}
+	a.limit.Store(int64(perChunk) * int64(maxChunks))
+
+	return a
+}
+
+// NewFakeArray returns an array in ordinary memory, with room for limit values.
+func NewFakeArray[V any](name string, limit int) *Array[V] {
+	perChunk := max(64, (limit+maxChunks-1)/maxChunks)
+	var memory []unsafe.Pointer
+	a := newArray[V](name, perChunk, func(chunks int) ([]unsafe.Pointer, error) {
+		for len(memory) < chunks {
+			words := make([]uint64, perChunk*stride[V]()/8)
+			memory = append(memory, unsafe.Pointer(&words[0]))
+		}
+
+		return memory, nil
+	})
+	a.SetLimit(limit)
+
+	return a
+}
+
+// stride is the distance of two values: the kernel rounds them up to eight bytes.
+func stride[V any]() int {
+	var v V
+
+	return (int(unsafe.Sizeof(v)) + 7) / 8 * 8
+}
+
+// wordsOf are the 32-bit words of a value, of which it must consist.
+func wordsOf[V any](v *V) []uint32 {
+	return unsafe.Slice((*uint32)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/4)
+}
+
+// Name returns the name of the map, as its pin has it.
+func (a *Array[V]) Name() string { return a.name }
+
+// Limit returns how many places there can be.
+func (a *Array[V]) Limit() int { return int(a.limit.Load()) }
+
+// SetLimit makes the limit lower than what the map itself allows.
+func (a *Array[V]) SetLimit(places int) { a.limit.Store(int64(min(places, a.perChunk*maxChunks))) }
+
+// Len returns how many places there are now: all below the end of the last chunk.
+func (a *Array[V]) Len() int {
+	for i := len(a.chunks) - 1; i >= 0; i-- {
+		if a.chunks[i].Load() != nil {
+			return min((i+1)*a.perChunk, a.Limit())
+		}
+	}
+
+	return 0
+}
+
+// place returns the words at a place, or nil if its chunk does not exist.
+func (a *Array[V]) place(i uint32) []uint32 {
+	if int(i)/a.perChunk >= len(a.chunks) {
+		return nil
+	}
+	chunk := a.chunks[int(i)/a.perChunk].Load()
+	if chunk == nil {
+		return nil
+	}
+	v := (*V)(unsafe.Add(unsafe.Pointer(chunk), int(i)%a.perChunk*stride[V]()))
+
+	return wordsOf(v)
+}
+
+// Reserve makes places 0 to n-1 exist. It returns an error wrapping [ErrFull] if there
+// cannot be so many, or the kernel has no memory for them.
+func (a *Array[V]) Reserve(n int) error {
+	if n > a.Limit() {
+		return fmt.Errorf("map %s, %d places: %w", a.name, a.Limit(), ErrFull)
+	}
+	if n > 0 && a.place(uint32(n-1)) != nil {
+		return nil
+	}
+	a.adding.Lock()
+	defer a.adding.Unlock()
+	have := (a.Len() + a.perChunk - 1) / a.perChunk
+	need := (n + a.perChunk - 1) / a.perChunk
+	if need <= have {
+		return nil
+	}
+	// By half at least: programs must have ended before the kernel says that it is done.
+	most := (a.Limit() + a.perChunk - 1) / a.perChunk
+	memory, err := a.grow(min(max(need, have+have/2), most))
+	if err != nil && len(memory) < need {
+		return fmt.Errorf("map %s, %d places: %w: %w", a.name, a.Len(), ErrFull, err)
+	}
+	for i := have; i < len(memory); i++ {
+		a.chunks[i].Store((*byte)(memory[i]))
+	}
+
+	return nil
+}
+
+// Get returns the value at a place; a place that does not exist is zero.
+func (a *Array[V]) Get(i uint32) V {
+	var v V
+	if int(i) < a.Limit() {
+		to := wordsOf(&v)
+		for w, from := 0, a.place(i); w < len(from); w++ {
+			to[w] = atomic.LoadUint32(&from[w])
+		}
+	}
+
+	return v
+}
+
+// Put makes the value at a place v. It stores the words that differ, the first word of V
+// last: where that says whose place it is, the rest is there by then. The error wraps
+// [ErrFull] if the place cannot exist.
+func (a *Array[V]) Put(i uint32, v V) error {
+	if err := a.refused("put"); err != nil {
+		return err
+	}
+	if int(i) >= a.Limit() || a.place(i) == nil {
+		if err := a.Reserve(int(i) + 1); err != nil {
+			return err
+		}
+	}
+	from, to := wordsOf(&v), a.place(i)
+	for w := len(to) - 1; w >= 0; w-- {
+		if atomic.LoadUint32(&to[w]) != from[w] {
+			a.store(&to[w], from[w], "put")
+		}
+	}
+
+	return nil
+}
+
+// Clear makes the first word of a place zero, and leaves the rest.
+func (a *Array[V]) Clear(i uint32) error {
+	if err := a.refused("clear"); err != nil {
+		return err
+	}
+	if to := a.place(i); to != nil {
+		a.store(&to[0], 0, "clear")
+	}
+
+	return nil
+}
+
+func (a *Array[V]) refused(operation string) error {
+	if a.Fail == nil {
+		return nil
+	}
+	if err := a.Fail(a.name, operation); err != nil {
+		return fmt.Errorf("map %s: %s: %w", a.name, operation, err)
+	}
+
+	return nil
+}
+
+func (a *Array[V]) store(word *uint32, value uint32, operation string) {
+	atomic.StoreUint32(word, value)
+	if a.Wrote != nil {
+		a.Wrote(a.name, operation)
+	}
+}
+
+// All yields every value that is not all zero, in order.
+func (a *Array[V]) All() iter.Seq2[uint32, V] {
+	return func(yield func(uint32, V) bool) {
+		for c := range a.chunks {
+			if a.chunks[c].Load() == nil {
+				continue
+			}
+			for n := range a.perChunk {
+				i := uint32(c*a.perChunk + n)
+				v := a.Get(i)
+				if !isZero(wordsOf(&v)) && !yield(i, v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func isZero(words []uint32) bool {
+	for _, w := range words {
+		if w != 0 {
+			return false
+		}
+	}
+
+	return true
+}

@@ -1,0 +1,220 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+const maxChunks = int(abiChunkMAX_CHUNKS)
+
+// chunked is an array of chunks in the kernel. The chunks are pinned, too: an agent may
+// not open a map by its number, which takes SYS_ADMIN.
+type chunked struct {
+	name  string
+	outer *ebpf.Map
+	inner *ebpf.MapSpec
+	dir   string // where chunks are pinned
+
+	mu     sync.Mutex
+	chunks []*ebpf.Map // those that exist, by number
+	memory [][]byte    // of those in memory, by number
+}
+
+// chunksFolder is where, below the pins, the chunks are pinned.
+const chunksFolder = "chunks"
+
+func (c *chunked) pin(chunk int) string {
+	return filepath.Join(c.dir, chunksFolder, fmt.Sprintf("%s_%d", c.name, chunk))
+}
+
+// adopt opens the chunks that are pinned, and makes programs find those that an agent
+// which was killed has left half added.
+func (c *chunked) adopt() error {
+	if err := c.openPinned(); err != nil {
+		return err
+	}
+	for i, m := range c.chunks {
+		info, err := m.Info()
+		if err != nil {
+			return fmt.Errorf("map %s: chunk %d: %w", c.name, i, err)
+		}
+		var found uint32
+		if id, _ := info.ID(); c.outer.Lookup(uint32(i), &found) == nil && found == uint32(id) {
+			continue
+		}
+		if err := c.outer.Put(uint32(i), m); err != nil {
+			return fmt.Errorf("map %s: chunk %d: %w", c.name, i, err)
+		}
+	}
+
+	return nil
+}
+
+// openPinned opens the chunks that are pinned, beyond those that are open. It returns an
+// error wrapping [ErrStale] if one has another layout, or another size.
+func (c *chunked) openPinned() error {
+	for i := len(c.chunks); ; i++ {
+		m, err := ebpf.LoadPinnedMap(c.pin(i), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("map %s: chunk %d: %w", c.name, i, err)
+		}
+		if err := sameChunk(m, c.inner); err != nil {
+			return errors.Join(fmt.Errorf("map %s: chunk %d: %w", c.name, i, err), m.Close())
+		}
+		c.chunks = append(c.chunks, m)
+	}
+}
+
+func sameChunk(m *ebpf.Map, spec *ebpf.MapSpec) error {
+	if err := sameLayout(m, spec); err != nil {
+		return err
+	}
+	if m.MaxEntries() != spec.MaxEntries {
+		return fmt.Errorf("%w: it has %d values; in this build, a chunk has %d", ErrStale, m.MaxEntries(), spec.MaxEntries)
+	}
+
+	return nil
+}
+
+// have returns chunk i, or nil.
+func (c *chunked) have(i int) *ebpf.Map {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i < len(c.chunks) {
+		return c.chunks[i]
+	}
+
+	return nil
+}
+
+// extend makes the chunks that are missing of n, as many as there is memory for. They are
+// pinned first: what programs find must be found again by the next agent. Those that are
+// pinned already were made by another process, or by an attempt that failed. The kernel
+// adds a chunk once all programs that run have ended, so all are added at the same time.
+func (c *chunked) extend(n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	have := len(c.chunks)
+	failed := c.openPinned()
+	for i := len(c.chunks); i < n && failed == nil; i++ {
+		var m *ebpf.Map
+		if m, failed = c.create(i); failed == nil {
+			c.chunks = append(c.chunks, m)
+		}
+	}
+	more := c.chunks[have:]
+	errs := make([]error, len(more))
+	var adding sync.WaitGroup
+	for i, m := range more {
+		adding.Go(func() { errs[i] = c.outer.Put(uint32(have+i), m) })
+	}
+	adding.Wait()
+	if err := errors.Join(errs...); err != nil {
+		c.chunks = c.chunks[:have]
+
+		return errors.Join(failed, err, closeAll(more))
+	}
+
+	return failed
+}
+
+func (c *chunked) create(i int) (*ebpf.Map, error) {
+	if err := os.MkdirAll(filepath.Join(c.dir, chunksFolder), 0o700); err != nil {
+		return nil, err
+	}
+	m, err := ebpf.NewMap(c.inner)
+	if err != nil {
+		return nil, err
+	}
+	err = m.Pin(c.pin(i))
+	if errors.Is(err, fs.ErrExist) { // another process was faster
+		if err := m.Close(); err != nil {
+			return nil, err
+		}
+
+		return ebpf.LoadPinnedMap(c.pin(i), nil)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+
+	return m, nil
+}
+
+func closeAll(chunks []*ebpf.Map) error {
+	var errs []error
+	for _, m := range chunks {
+		errs = append(errs, m.Close())
+	}
+
+	return errors.Join(errs...)
+}
+
+// open makes the chunks that are missing of n, and returns where all are in memory.
+func (c *chunked) open(n int) ([]unsafe.Pointer, error) {
+	failed := c.extend(n)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	page := os.Getpagesize()
+	var at []unsafe.Pointer
+	for i, m := range c.chunks {
+		if i == len(c.memory) {
+			size := (int(m.MaxEntries())*((int(m.ValueSize())+7)/8*8) + page - 1) / page * page
+			memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			if err != nil {
+				return at, errors.Join(failed, fmt.Errorf("memory: %w", err))
+			}
+			c.memory = append(c.memory, memory)
+		}
+		at = append(at, unsafe.Pointer(&c.memory[i][0]))
+	}
+
+	return at, failed
+}
+
+// wait returns when every program has ended that was running before. So says the kernel of
+// an update of an array of maps (maybe_wait_bpf_programs, since Linux 4.20), also where the
+// element stays what it was.
+func (c *chunked) wait() error {
+	if err := c.outer.Put(uint32(0), c.have(0)); err != nil {
+		return fmt.Errorf("map %s: wait for programs: %w", c.name, err)
+	}
+
+	return nil
+}
+
+func (c *chunked) close() error {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	for _, memory := range c.memory {
+		errs = append(errs, unix.Munmap(memory))
+	}
+	errs = append(errs, closeAll(c.chunks))
+	c.memory, c.chunks = nil, nil
+
+	return errors.Join(errs...)
+}
+
+// mapArray returns the array of which c has the chunks. All that exist are in memory, and
+// as many as there must be at least.
+func mapArray[V any](c *chunked, least int) (*Array[V], error) {
+	a := newArray[V](c.name, int(c.inner.MaxEntries), c.open)
+	a.SetLimit(int(c.outer.MaxEntries()) * a.perChunk)
+
+	return a, a.Reserve(max(len(c.chunks), least) * a.perChunk)
+}

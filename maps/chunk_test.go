@@ -1,0 +1,387 @@
+package maps
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
+	gocmp "github.com/google/go-cmp/cmp"
+)
+
+const perChunk = uint32(abiChunkCHUNK_BACKENDS)
+
+// mustLookup returns a backend as programs find it: through the outer map.
+func mustLookup(t *testing.T, p *Pinned, i uint32) Backend {
+	t.Helper()
+	var id ebpf.MapID
+	if err := p.byName[NameBackends].Lookup(i/perChunk, &id); err != nil {
+		t.Fatalf("chunk %d: %v", i/perChunk, err)
+	}
+	chunk, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chunk.Close()
+	var b Backend
+	if err := chunk.Lookup(i%perChunk, &b); err != nil {
+		t.Fatal(err)
+	}
+
+	return b
+}
+
+// What is written into memory is what programs look up.
+func TestMappedArray(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	for _, i := range []uint32{1, perChunk - 1, perChunk, 3*perChunk + 5} {
+		if err := p.Backends.Put(i, backendNo(i)); err != nil {
+			t.Fatal(err)
+		}
+		if got := mustLookup(t, p, i); got != backendNo(i) {
+			t.Errorf("place %d: programs find %+v", i, got)
+		}
+	}
+}
+
+// What programs count is found in every chunk, also by another id of the place.
+func TestMappedLoads(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	if err := p.Loads.Reserve(2 * int(perChunk)); err != nil {
+		t.Fatal(err)
+	}
+	want := map[uint32]BackendLoad{1: {Flows: 3}, 7: {Flows: -1}, perChunk + 1: {Sockets: 2}}
+	for i, load := range want {
+		if err := p.chunked[NameBackendLoad].chunks[i/perChunk].Put(i%perChunk, load); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have := map[uint32]BackendLoad{}
+	for i, load := range p.Loads.All() {
+		have[i] = load
+	}
+	if diff := gocmp.Diff(want, have, gocmp.Comparer(func(a, b BackendLoad) bool { return a == b })); diff != "" {
+		t.Errorf("all loads (-want +have):\n%s", diff)
+	}
+	p.Loads.AddFlows(ID(7, 9), 5)
+	if load := p.Loads.Load(ID(7, 3)); load != (BackendLoad{Flows: 4}) {
+		t.Errorf("load of 7: %+v", load)
+	}
+	for _, id := range []uint32{ID(5*perChunk, 0), ID(1<<24-1, 0)} {
+		p.Loads.AddFlows(id, 1)
+		if load := p.Loads.Load(id); load != (BackendLoad{}) {
+			t.Errorf("load of a place that does not exist: %+v", load)
+		}
+	}
+}
+
+// Every chunk has a pin, and Pins and PinAgain know it.
+func TestChunkPins(t *testing.T) {
+	root := mustRoot(t)
+	p := mustCreate(t, root, small())
+	if err := p.Backends.Put(perChunk, backendNo(1)); err != nil {
+		t.Fatal(err)
+	}
+	chunks, err := os.ReadDir(filepath.Join(root, Version, chunksFolder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have []string
+	for _, c := range chunks {
+		have = append(have, c.Name())
+		if !slices.Contains(p.Pins(), filepath.Join(root, Version, chunksFolder, c.Name())) {
+			t.Errorf("%s is not among the pins", c.Name())
+		}
+	}
+	want := []string{"backend_load_0", "backends_0", "backends_1", "frontends_0", "pools_0", "slots_0"}
+	if diff := gocmp.Diff(want, have); diff != "" {
+		t.Errorf("pins of chunks (-want +have):\n%s", diff)
+	}
+
+	if err := os.RemoveAll(filepath.Join(root, Version)); err != nil {
+		t.Fatal(err)
+	}
+	again, err := p.PinAgain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := gocmp.Diff(p.Pins(), again); diff != "" {
+		t.Errorf("pinned again (-want +have):\n%s", diff)
+	}
+	if got := mustLookup(t, mustCreate(t, root, small()), perChunk); got != backendNo(1) {
+		t.Errorf("the next agent finds %+v", got)
+	}
+}
+
+// An agent that is killed leaves chunks that are pinned and that programs do not find.
+// The next one adds them. It finds what is in the others.
+func TestCreateAdoptsChunks(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	for _, i := range []uint32{1, perChunk + 1} {
+		if err := first.Backends.Put(i, backendNo(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := first.chunked[NameBackends]
+	m, err := c.create(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{m.Close(), c.outer.Delete(uint32(1)), first.Close()} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	p := mustCreate(t, root, small())
+	if n := p.Backends.Len(); n != 3*int(perChunk) {
+		t.Errorf("%d places, want %d", n, 3*perChunk)
+	}
+	if err := p.Backends.Put(2*perChunk, backendNo(3)); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range map[uint32]Backend{
+		1: backendNo(1), perChunk + 1: backendNo(perChunk + 1), 2 * perChunk: backendNo(3),
+	} {
+		if got := p.Backends.Get(i); got != want {
+			t.Errorf("place %d: %+v, want %+v", i, got, want)
+		}
+		if got := mustLookup(t, p, i); got != want {
+			t.Errorf("place %d: programs find %+v, want %+v", i, got, want)
+		}
+	}
+}
+
+// An array grows while another process has the maps open, and either can go on.
+func TestGrowsBesideAnother(t *testing.T) {
+	root := mustRoot(t)
+	agent := mustCreate(t, root, small())
+	reader, err := Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	for _, i := range []uint32{1, perChunk + 1} {
+		if err := agent.Backends.Put(i, backendNo(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := reader.Backends.Get(1); got != backendNo(1) {
+		t.Errorf("a chunk that was there: %+v", got)
+	}
+	if got := reader.Backends.Get(perChunk + 1); got != (Backend{}) {
+		t.Errorf("a chunk that was not: %+v, want none", got)
+	}
+	later, err := Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer later.Close()
+	if got := later.Backends.Get(perChunk + 1); got != backendNo(perChunk+1) {
+		t.Errorf("one that opens the maps now finds %+v", got)
+	}
+
+	// The chunk that a process lacks is the one that the other has added.
+	if err := reader.Backends.Put(perChunk+2, backendNo(2)); err != nil {
+		t.Fatal(err)
+	}
+	for what, p := range map[string]*Pinned{"the one": agent, "the other": reader} {
+		if p.Backends.Get(perChunk+1) != backendNo(perChunk+1) || p.Backends.Get(perChunk+2) != backendNo(2) {
+			t.Errorf("%s has %+v and %+v", what, p.Backends.Get(perChunk+1), p.Backends.Get(perChunk+2))
+		}
+	}
+	if got := mustLookup(t, agent, perChunk+2); got != backendNo(2) {
+		t.Errorf("programs find %+v", got)
+	}
+}
+
+// One process that makes a chunk while another does gets the same.
+func TestCreatesBesideAnother(t *testing.T) {
+	root := mustRoot(t)
+	one := mustCreate(t, root, small())
+	c := one.chunked[NameBackends]
+	var made [2]*ebpf.Map
+	var ids [2]ebpf.MapID
+	for i := range made {
+		var err error
+		if made[i], err = c.create(1); err != nil {
+			t.Fatal(err)
+		}
+		defer made[i].Close()
+		info, err := made[i].Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[i], _ = info.ID()
+	}
+	if ids[0] != ids[1] {
+		t.Errorf("two maps for one chunk: %v", ids)
+	}
+}
+
+// A reader makes no chunks.
+func TestLoadCreatesNothing(t *testing.T) {
+	root := mustRoot(t)
+	mustCreate(t, root, small())
+	if err := os.RemoveAll(filepath.Join(root, Version, chunksFolder)); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if n := p.Backends.Len(); n != 0 || p.Backends.Get(1) != (Backend{}) {
+		t.Errorf("%d places, and %+v", n, p.Backends.Get(1))
+	}
+	if _, err := os.Stat(filepath.Join(root, Version, chunksFolder)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a folder of chunks: %v", err)
+	}
+}
+
+// A chunk of another layout is not adopted, and nothing is changed.
+func TestStaleChunk(t *testing.T) {
+	for name, change := range map[string]func(*ebpf.MapSpec){
+		"with other values": func(s *ebpf.MapSpec) { s.ValueSize, s.Value = 80, nil },
+		"of another size":   func(s *ebpf.MapSpec) { s.MaxEntries *= 2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := mustRoot(t)
+			specs, err := mapSpecs()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := filepath.Join(root, Version)
+			c := &chunked{name: NamePools, inner: specs[NamePools].InnerMap.Copy(), dir: dir}
+			change(c.inner)
+			for _, err := range []error{os.MkdirAll(dir, 0o700), c.pinOuter(specs[NamePools].Copy())} {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			m, err := c.create(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			if _, err := Create(root, small()); !errors.Is(err, ErrStale) || !strings.Contains(err.Error(), "chunk 0") {
+				t.Errorf("create: %v, want %v of chunk 0", err, ErrStale)
+			}
+			pins, err := os.ReadDir(dir)
+			if err != nil || len(pins) != 2 {
+				t.Errorf("%v, %v; want nothing changed", pins, err)
+			}
+		})
+	}
+}
+
+// pinOuter pins an empty array of such chunks.
+func (c *chunked) pinOuter(spec *ebpf.MapSpec) error {
+	spec.InnerMap = c.inner
+	m, err := create(c.dir, c.name, spec)
+	if err != nil {
+		return err
+	}
+
+	return m.Close()
+}
+
+// WaitForPrograms returns when a program has ended that was running, and leaves the maps as
+// they are.
+func TestWaitForPrograms(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	if err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop); err != nil {
+		t.Skipf("no program can run for long: %v", err)
+	}
+	if err := p.Frontends.Put(1, webFrontend); err != nil {
+		t.Fatal(err)
+	}
+	run := mustLongProgram(t)
+	for range 3 {
+		began, ended := run()
+		for !began() {
+		}
+		if err := p.WaitForPrograms(); err != nil {
+			t.Fatal(err)
+		}
+		if !ended() {
+			t.Error("the program runs still")
+		}
+	}
+	if got := p.Frontends.Get(1); got != webFrontend {
+		t.Errorf("frontend 1: %+v", got)
+	}
+}
+
+// mustLongProgram returns what starts a program that runs for some time, and tells whether
+// it has begun and ended.
+func mustLongProgram(t *testing.T) func() (began, ended func() bool) {
+	t.Helper()
+	words, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { words.Close() })
+	i32 := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
+	u32 := &btf.Int{Name: "u32", Size: 4}
+	proto := func(params ...btf.FuncParam) *btf.FuncProto { return &btf.FuncProto{Return: i32, Params: params} }
+	main := btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0).WithSymbol("main"), &btf.Func{
+		Name: "main", Linkage: btf.GlobalFunc, Type: proto(btf.FuncParam{Name: "ctx", Type: &btf.Pointer{Target: &btf.Void{}}}),
+	})
+	again := btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0).WithSymbol("again"), &btf.Func{
+		Name: "again", Linkage: btf.StaticFunc,
+		Type: proto(btf.FuncParam{Name: "i", Type: u32}, btf.FuncParam{Name: "ctx", Type: &btf.Pointer{Target: &btf.Void{}}}),
+	})
+	say := func(word int32) asm.Instructions {
+		return asm.Instructions{
+			asm.Mov.Imm(asm.R1, word), asm.StoreMem(asm.R10, -4, asm.R1, asm.Word),
+			asm.Mov.Imm(asm.R1, 1), asm.StoreMem(asm.R10, -16, asm.R1, asm.DWord),
+			asm.LoadMapPtr(asm.R1, words.FD()),
+			asm.Mov.Reg(asm.R2, asm.R10), asm.Add.Imm(asm.R2, -4),
+			asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, -16),
+			asm.Mov.Imm(asm.R4, 0),
+			asm.FnMapUpdateElem.Call(),
+		}
+	}
+	instructions := slices.Concat(asm.Instructions{main}, say(0), asm.Instructions{
+		asm.Mov.Imm(asm.R1, 1<<23),
+		asm.Instruction{OpCode: asm.LoadImmOp(asm.DWord), Dst: asm.R2, Src: asm.PseudoFunc, Constant: -1}.WithReference("again"),
+		asm.Mov.Imm(asm.R3, 0), asm.Mov.Imm(asm.R4, 0),
+		asm.FnLoop.Call(),
+	}, say(1), asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return(), again, asm.Return()})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "GPL", Instructions: instructions})
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(func() { program.Close() })
+	said := func(word uint32) bool {
+		var one uint64
+
+		return words.Lookup(word, &one) == nil && one == 1
+	}
+
+	return func() (began, ended func() bool) {
+		if err := errors.Join(words.Put(uint32(0), uint64(0)), words.Put(uint32(1), uint64(0))); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() {
+			_, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 14)})
+			done <- err
+		}()
+		t.Cleanup(func() {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+
+		return func() bool { return said(0) }, func() bool { return said(1) }
+	}
+}

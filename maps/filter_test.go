@@ -1,0 +1,128 @@
+package maps
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+)
+
+// numbered returns one of many addresses.
+func numbered(i int) Addr {
+	var a Addr
+	a.Bytes[10], a.Bytes[11] = 0xff, 0xff
+	binary.BigEndian.PutUint32(a.Bytes[12:], 0x0a600000+uint32(i))
+
+	return a
+}
+
+// mustShareBit returns two addresses that have the same bit.
+func mustShareBit(t *testing.T) (Addr, Addr) {
+	t.Helper()
+	seen := map[uint32]Addr{}
+	for i := range 1 << 20 {
+		a := numbered(i)
+		if b, ok := seen[filterBit(a)]; ok {
+			return a, b
+		}
+		seen[filterBit(a)] = a
+	}
+	t.Fatal("no two addresses share a bit")
+
+	return Addr{}, Addr{}
+}
+
+// A bit stays until the last address that has it is removed.
+func TestAddrFilterCounts(t *testing.T) {
+	f := NewFakeAddrFilter()
+	a, b := mustShareBit(t)
+	for _, step := range []struct {
+		what string
+		do   func(Addr)
+		addr Addr
+		want bool
+	}{
+		{"one added", f.Add, a, true},
+		{"both added", f.Add, b, true},
+		{"one removed", f.Remove, a, true},
+		{"added again", f.Add, a, true},
+		{"removed again", f.Remove, a, true},
+		{"both removed", f.Remove, b, false},
+		{"added at last", f.Add, b, true},
+	} {
+		step.do(step.addr)
+		if f.May(a) != step.want || f.May(b) != step.want {
+			t.Errorf("%s: %v and %v, want %v", step.what, f.May(a), f.May(b), step.want)
+		}
+	}
+}
+
+// The hash spreads the addresses of a cluster: of many that are not ours, few have a bit.
+func TestAddrFilterSpreads(t *testing.T) {
+	f := NewFakeAddrFilter()
+	const ours = 10_000
+	for i := range ours {
+		f.Add(numbered(i))
+	}
+	wrong := 0
+	for i := range ours {
+		if !f.May(numbered(i)) {
+			t.Fatalf("address %d was added, and its bit is clear", i)
+		}
+		if f.May(numbered(1<<20 + i)) {
+			wrong++
+		}
+	}
+	if wrong > 2*ours*ours/int(abiAddrFilterADDR_FILTER_BITS) {
+		t.Errorf("%d of %d addresses that are not ours have a bit of ours", wrong, ours)
+	}
+}
+
+// What an earlier agent has set is set until Trim; what is adopted stays.
+func TestAddrFilterAdopts(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	for i := range 3 {
+		first.AddrFilter.Add(numbered(i))
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	p := mustCreate(t, root, small())
+	may := func() [4]bool {
+		return [4]bool{
+			p.AddrFilter.May(numbered(0)), p.AddrFilter.May(numbered(1)),
+			p.AddrFilter.May(numbered(2)), p.AddrFilter.May(numbered(3)),
+		}
+	}
+	if got, want := may(), [4]bool{true, true, true, false}; got != want {
+		t.Errorf("found %v, want %v", got, want)
+	}
+	p.AddrFilter.Add(numbered(1))
+	p.AddrFilter.Add(numbered(3))
+	if got, want := may(), [4]bool{true, true, true, true}; got != want {
+		t.Errorf("before Trim: %v, want %v", got, want)
+	}
+	p.AddrFilter.Trim()
+	if got, want := may(), [4]bool{false, true, false, true}; got != want {
+		t.Errorf("after Trim: %v, want %v", got, want)
+	}
+	p.AddrFilter.Remove(numbered(1))
+	if got, want := may(), [4]bool{false, false, false, true}; got != want {
+		t.Errorf("after Remove: %v, want %v", got, want)
+	}
+}
+
+// The bits in memory are those that the kernel, and so a program, looks up.
+func TestMappedAddrFilter(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	p.AddrFilter.Add(numbered(5))
+	bit := filterBit(numbered(5))
+	var word uint64
+	if err := p.byName[NameAddrFilter].Lookup(bit/64, &word); err != nil || word != 1<<(bit%64) {
+		t.Errorf("word %d: %#x, %v, want bit %d", bit/64, word, err, bit%64)
+	}
+	if err := errors.Join(p.AddrFilter.close(), p.AddrFilter.close()); err != nil {
+		t.Errorf("close: %v", err)
+	}
+}

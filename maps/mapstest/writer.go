@@ -1,0 +1,91 @@
+// Package mapstest writes Services into the maps by hand, for tests of the programs that
+// read them.
+package mapstest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Writer publishes frontends and what they lead to. It uses every place once.
+type Writer struct {
+	tables                                          maps.Tables
+	servicePorts, frontends, pools, slots, backends uint32 // last in use
+}
+
+// New returns a writer of these maps, in which it is alone.
+func New(tables maps.Tables) *Writer { return &Writer{tables: tables} }
+
+// ServicePort returns the id of another service port.
+func (w *Writer) ServicePort() (uint32, error) {
+	w.servicePorts++
+	id := w.servicePorts
+	name := maps.ServicePortOf("test", fmt.Sprintf("service-%d", id), "", 0, 0)
+
+	return id, errors.Join(w.tables.Counts.Begin(id), w.tables.ServicePorts.Put(id, name))
+}
+
+// Backend publishes another backend of a service port, and returns its id.
+func (w *Writer) Backend(servicePort uint32, addr netip.AddrPort, flags uint32) (uint32, error) {
+	w.backends++
+	id := w.backends
+
+	return id, errors.Join(
+		w.tables.Loads.Reserve(int(id)+1),
+		w.tables.Backends.Put(id, maps.BackendOf(id, servicePort, addr, flags)),
+	)
+}
+
+// RemoveBackend takes a backend away; slots that hold its id stay.
+func (w *Writer) RemoveBackend(id uint32) error { return w.tables.Backends.Clear(maps.Index(id)) }
+
+// Pool publishes a pool: the settings of p, these backends, and the table in which its
+// algorithm looks a hash up. It returns the pool's id.
+func (w *Writer) Pool(p maps.Pool, backends, table []uint32) (uint32, error) {
+	p.SlotBase, p.SlotCount = w.slots+1, uint32(len(backends))
+	p.TableBase, p.TableSize = p.SlotBase+p.SlotCount, uint32(len(table))
+	var errs []error
+	for _, id := range slices.Concat(slices.Sorted(slices.Values(backends)), table) {
+		w.slots++
+		errs = append(errs, w.tables.Slots.Put(w.slots, id))
+	}
+	w.pools++
+
+	return w.pools, errors.Join(append(errs, w.tables.Pools.Put(w.pools, p))...)
+}
+
+// Frontend makes a frontend lead to a pool. Its address must be marked by [Writer.Mark].
+func (w *Writer) Frontend(key maps.FrontendKey, kind uint8, pool uint32) error {
+	id, there, err := w.tables.FrontendIDs.Lookup(key)
+	if err != nil {
+		return err
+	}
+	if !there {
+		w.frontends++
+		id = w.frontends
+	}
+	if err := w.tables.Frontends.Put(id, maps.Frontend{Key: key, PoolId: pool, Kind: kind}); err != nil || there {
+		return err
+	}
+
+	return w.tables.FrontendIDs.Put(key, id)
+}
+
+// Mark adds flags to what an address is.
+func (w *Writer) Mark(addr maps.Addr, flags, ifindex uint32) error {
+	use, there, err := w.tables.Addrs.Lookup(addr)
+	if err != nil {
+		return err
+	}
+	if !there {
+		w.tables.AddrFilter.Add(addr)
+	}
+	use.Flags |= flags
+	use.Ifindex = max(use.Ifindex, ifindex)
+
+	return w.tables.Addrs.Put(addr, use)
+}

@@ -1,0 +1,60 @@
+package agent
+
+import (
+	"context"
+	"time"
+)
+
+// graceInterval is the least time from the begin of one grace period to that of the next:
+// what endpoints that come and go one by one leave behind is retired together.
+const graceInterval = 250 * time.Millisecond
+
+// grace is what the loop knows of grace periods. What was taken out of the maps is used
+// again only after all programs have ended that may still know it.
+type grace struct {
+	// wait returns when all programs have ended that run now: [maps.Pinned.WaitForPrograms].
+	// Nil: no program uses the maps.
+	wait    func() error
+	running bool
+	begun   time.Time // the last one
+}
+
+// beginGrace begins a grace period if something was retired. It returns how long that has
+// to wait, or zero if it need not.
+func (a *agent) beginGrace(ctx context.Context) time.Duration {
+	if a.grace.running || !a.writer.Retired() {
+		return 0
+	}
+	if rest := time.Until(a.grace.begun.Add(graceInterval)); rest > 0 {
+		return rest
+	}
+	a.grace.running, a.grace.begun = true, time.Now()
+	a.writer.BeginGrace()
+	go a.waitForPrograms(ctx)
+
+	return 0
+}
+
+// waitForPrograms ends the grace period when the kernel says so, which the loop does not
+// wait for.
+func (a *agent) waitForPrograms(ctx context.Context) {
+	for failed := false; a.grace.wait != nil; {
+		err := a.grace.wait()
+		if err == nil {
+			break
+		}
+		if !failed {
+			a.cfg.Log.Error("what was taken out of the maps cannot be used again; trying again", "error", err)
+		}
+		failed = true
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(graceInterval):
+		}
+	}
+	a.mail.post(func(*model) {
+		a.grace.running = false
+		a.writer.EndGrace()
+	})
+}

@@ -1,0 +1,111 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// retire programs a Service and takes it out of the maps again.
+func (p *patient) retire(t *testing.T, n int) {
+	t.Helper()
+	svc := *web()
+	svc.Name.Name = fmt.Sprintf("web-%d", n)
+	sink{p.mail}.SetService(svc, nil)
+	p.mustDo(t)
+	sink{p.mail}.DeleteService(svc.Name)
+	p.mustDo(t)
+}
+
+// mustDo waits until the loop has worked off what it was told.
+func (p *patient) mustDo(t *testing.T) {
+	t.Helper()
+	if _, err := inLoop(t.Context(), p.agent, func() struct{} { return struct{}{} }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *patient) inGrace(t *testing.T) bool {
+	t.Helper()
+	running, err := inLoop(t.Context(), p.agent, func() bool { return p.grace.running })
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return running
+}
+
+// mustRetireAll waits until nothing waits for a grace period, and none runs.
+func (a *agent) mustRetireAll(t *testing.T) {
+	t.Helper()
+	eventuallyIs(t, "waiting for a grace period", func() bool {
+		waiting, err := inLoop(t.Context(), a, func() bool { return a.grace.running || a.writer.Retired() })
+
+		return err != nil || waiting
+	}, false)
+}
+
+// A grace period lasts until all programs have ended, and nothing else waits for it.
+func TestGracePeriod(t *testing.T) {
+	p := mustHeal(t)
+	release := make(chan struct{})
+	wait := func() error { <-release; return nil }
+	p.wait.Store(&wait)
+	p.retire(t, 1)
+	eventuallyIs(t, "in a grace period", func() bool { return p.inGrace(t) }, true)
+
+	sink{p.mail}.SetService(*web(), nil)
+	eventuallyIs(t, "programmed meanwhile", func() bool {
+		programmed, err := inLoop(t.Context(), p.agent, func() bool {
+			status, ok := p.writer.Status(lb.ServiceName{Namespace: "ns", Name: "web"})
+
+			return ok && status.Programmed
+		})
+
+		return err == nil && programmed
+	}, true)
+	if !p.inGrace(t) {
+		t.Error("the grace period is over, and programs still run")
+	}
+	close(release)
+	eventuallyIs(t, "in a grace period", func() bool { return p.inGrace(t) }, false)
+}
+
+// If it cannot be known whether programs have ended, they have not.
+func TestGracePeriodIsTriedAgain(t *testing.T) {
+	p := mustHeal(t)
+	var waits atomic.Int32
+	wait := func() error {
+		if waits.Add(1) < 3 {
+			return errors.New("no memory")
+		}
+
+		return nil
+	}
+	p.wait.Store(&wait)
+	p.retire(t, 1)
+	eventuallyIs(t, "waited for three times", func() bool { return waits.Load() >= 3 }, true)
+	p.mustRetireAll(t)
+}
+
+// What is retired piece by piece goes together.
+func TestGracePeriodsAreRare(t *testing.T) {
+	p := mustHeal(t)
+	var waits atomic.Int32
+	wait := func() error { waits.Add(1); return nil }
+	p.wait.Store(&wait)
+	begin := time.Now()
+	for n := range 50 {
+		p.retire(t, n)
+		time.Sleep(10 * time.Millisecond)
+	}
+	most := int32(time.Since(begin)/graceInterval) + 1
+	if n := waits.Load(); n < 1 || n > most {
+		t.Errorf("%d grace periods in %v, want 1 to %d", n, time.Since(begin), most)
+	}
+	p.mustRetireAll(t)
+}

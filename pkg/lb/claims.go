@@ -1,0 +1,123 @@
+package lb
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Claimant is a Service as far as it claims frontends. What it consists of must not
+// change while it claims any.
+type Claimant struct {
+	Name    ServiceName
+	Created time.Time
+}
+
+// Claims decides which of the Services that claim a frontend owns it: by kind (ClusterIP,
+// load balancer, external IP, node port), then the older Service, then by name, then the
+// first of its claims. Who owns a frontend does not depend on who came first.
+//
+// The zero value is ready, once Moved is set.
+type Claims struct {
+	// Moved is called when a Service begins or ceases to own what it claims by this number.
+	Moved func(s *Claimant, number int, owns bool)
+
+	first  map[FrontendKey]contender
+	others map[FrontendKey][]contender // in order of precedence; few frontends have any
+}
+
+// contender is one claim to a frontend.
+type contender struct {
+	*Claimant
+	number int32
+	rank   uint8
+}
+
+// kindRank orders the kinds of frontends. What is no kind comes last.
+func kindRank(k Kind) uint8 {
+	switch k {
+	case KindClusterIP:
+		return 1
+	case KindLoadBalancer:
+		return 2
+	case KindExternalIP:
+		return 3
+	case KindNodePort:
+		return 4
+	}
+
+	return 5
+}
+
+func (a contender) compare(b contender) int {
+	return cmp.Or(
+		cmp.Compare(a.rank, b.rank),
+		a.Created.Compare(b.Created),
+		a.Name.compare(b.Name),
+		cmp.Compare(a.number, b.number),
+	)
+}
+
+// Add enters a claim of s to a frontend, by a number of the Service's own.
+func (c *Claims) Add(s *Claimant, number int, key FrontendKey, kind Kind) {
+	if c.first == nil {
+		c.first, c.others = make(map[FrontendKey]contender), make(map[FrontendKey][]contender)
+	}
+	added := contender{s, int32(number), kindRank(kind)}
+	owner, claimed := c.first[key]
+	switch {
+	case !claimed:
+		c.first[key] = added
+	case added.compare(owner) < 0:
+		c.first[key] = added
+		c.wait(key, owner)
+		c.Moved(owner.Claimant, int(owner.number), false)
+	default:
+		c.wait(key, added)
+
+		return
+	}
+	c.Moved(s, number, true)
+}
+
+func (c *Claims) wait(key FrontendKey, loser contender) {
+	waiting := c.others[key]
+	at, _ := slices.BinarySearchFunc(waiting, loser, contender.compare)
+	c.others[key] = slices.Insert(waiting, at, loser)
+}
+
+// Remove withdraws all claims of s to a frontend.
+func (c *Claims) Remove(s *Claimant, key FrontendKey) {
+	owner, claimed := c.first[key]
+	if !claimed {
+		return
+	}
+	waiting := c.others[key]
+	if len(waiting) > 0 {
+		waiting = slices.DeleteFunc(waiting, func(w contender) bool { return w.Claimant == s })
+	}
+	lost := owner.Claimant == s
+	switch {
+	case lost && len(waiting) > 0:
+		c.first[key], waiting = waiting[0], waiting[1:]
+	case lost:
+		delete(c.first, key)
+	}
+	if len(waiting) > 0 {
+		c.others[key] = waiting
+	} else {
+		delete(c.others, key)
+	}
+	if lost {
+		c.Moved(s, int(owner.number), false)
+		if next, claimed := c.first[key]; claimed {
+			c.Moved(next.Claimant, int(next.number), true)
+		}
+	}
+}
+
+// Owner returns which Service owns a frontend, or nil if none claims it.
+func (c *Claims) Owner(key FrontendKey) *Claimant { return c.first[key].Claimant }
+
+// Len returns how many frontends are claimed.
+func (c *Claims) Len() int { return len(c.first) }

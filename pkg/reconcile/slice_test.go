@@ -1,0 +1,265 @@
+package reconcile
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// While a Service with 50,000 frontends is published, switched or retired, a change of
+// another one waits for one slice at most, and no Apply does much more than a slice.
+func TestSlices(t *testing.T) {
+	const slice = 500
+	fakes := maps.NewFakes(1 << 20)
+	operations := 0
+	fakes.Observe(func(table, _ string) error {
+		if table != maps.NameSlots {
+			operations++
+		}
+
+		return nil
+	}, nil)
+	clock := newTestClock()
+	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: slice})
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply := func() {
+		t.Helper()
+		operations = 0
+		if err := r.Apply(); err != nil {
+			t.Fatal(err)
+		}
+		if operations > slice+10 {
+			t.Fatalf("%d map operations, want %d at most", operations, slice)
+		}
+	}
+	h := newHeavy(1, 0, 25_000, 2)
+	other := lb.ServiceName{Namespace: "default", Name: "service-7"}
+	for _, step := range []struct {
+		name   string
+		change func()
+	}{
+		{"published", func() {}},
+		{"switched", h.moveEndpoint},
+		{"retired", func() { h.svc.ClusterIPs = nil }},
+	} {
+		step.change()
+		r.Set(h.svc.Name, time.Time{}, h.resolve())
+		apply()
+		_, res := clusterIP(7, 3, len(step.name))
+		r.Set(other, time.Time{}, res)
+		apply()
+		apply()
+		if status, _ := r.Status(other); !status.Programmed {
+			t.Errorf("%s: the other Service waits for more than a slice", step.name)
+		}
+		rounds, at := 0, 0
+		heavy := r.services[h.svc.Name]
+		for {
+			if heavy.step == publishFrontends && heavy.dirty {
+				if heavy.at < at {
+					t.Fatalf("%s: goes on at frontend %d, was at %d", step.name, heavy.at, at)
+				}
+				at = heavy.at
+			}
+			next, ok := r.Next()
+			if !ok && len(r.retirement.queue) == 0 {
+				break
+			}
+			if ok && next.After(clock.now) {
+				t.Fatalf("%s: nothing is due", step.name)
+			}
+			if r.Retired() && rounds%50 == 0 {
+				r.BeginGrace()
+			} else if rounds%50 == 20 {
+				r.EndGrace()
+			}
+			apply()
+			rounds++
+		}
+		if at == 0 && step.name != "retired" {
+			t.Errorf("%s: never cut short", step.name)
+		}
+		if status, _ := r.Status(h.svc.Name); !status.Programmed || rounds < 50_000/slice {
+			t.Errorf("%s: programmed is %v after %d slices", step.name, status.Programmed, rounds)
+		}
+	}
+	if used := r.Counters().Fill[maps.NameFrontends].Used; used != 4 {
+		t.Errorf("%d frontends are left, want 4", used)
+	}
+}
+
+// A panic is a failure of the Service for which it happens, and of no other one.
+func TestPanic(t *testing.T) {
+	fakes := maps.NewFakes(1000)
+	clock := newTestClock()
+	r := mustNew(t, fakes.Tables, clock)
+	bad, res := clusterIP(1, 3, 0)
+	good, fine := clusterIP(2, 3, 0)
+	panics := true
+	fakes.FrontendIDs.Fail = func(string, string) error {
+		if panics && len(fakes.FrontendIDs.Entries) == 1 {
+			panics = false
+			panic("a bug")
+		}
+
+		return nil
+	}
+	r.Set(bad, time.Time{}, res)
+	r.Set(good, time.Time{}, fine)
+	err := r.Apply()
+	if err == nil || !strings.Contains(err.Error(), "service default/service-1: ") ||
+		!strings.Contains(err.Error(), "panic: a bug") || !strings.Contains(err.Error(), "publishFrontend") {
+		t.Errorf("Apply: %v, want the panic with Service and stack", err)
+	}
+	if status, _ := r.Status(good); !status.Programmed {
+		t.Error("the other Service is not programmed")
+	}
+	if status, _ := r.Status(bad); status.Programmed || len(status.Failures) != 1 {
+		t.Errorf("status %+v, want one failure", status)
+	}
+	panics = true
+	clock.pass(time.Second)
+	if err := r.Apply(); err != nil {
+		t.Errorf("Apply, later: %v", err)
+	}
+	settle(t, r, clock)
+	if status, _ := r.Status(bad); !status.Programmed {
+		t.Errorf("status %+v, want programmed", status)
+	}
+	if found, err := r.Drift(false); len(found) > 0 || err != nil {
+		t.Errorf("drift %v, %v", found, err)
+	}
+}
+
+// Where there is no room for another pool, backends that are gone are taken out of the pool
+// that there is: each store leaves it sorted, and without others than before.
+func TestTakeOut(t *testing.T) {
+	for _, algorithm := range []lb.Algorithm{lb.Random, lb.Maglev} {
+		for gone := range 1 << 5 {
+			fakes := maps.NewFakes(200)
+			r := mustNew(t, fakes.Tables, newTestClock())
+			name, res := clusterIP(1, 5, 0)
+			for i := range res.Frontends {
+				res.Frontends[i].Algorithm = algorithm
+			}
+			r.Set(name, time.Time{}, res)
+			mustApply(t, r)
+			fakes.Slots.SetLimit(r.spans.used + 1)
+			id := fakes.Tables.Frontends.Get(1).PoolId
+			before := []uint32{1, 2, 3, 4, 5}
+			fakes.Observe(nil, func(table, _ string) {
+				v := fakes.Pools.Get(id)
+				var members []uint32
+				for i := range v.SlotCount {
+					members = append(members, fakes.Slots.Get(v.SlotBase+i))
+				}
+				if !slices.IsSorted(members) || slices.ContainsFunc(members, func(id uint32) bool { return !holds(before, id) }) {
+					t.Errorf("gone %05b: members %v", gone, members)
+				}
+			})
+			stay := slices.Clone(res.Frontends[0].Backends)
+			var endpoints []lb.EndpointState
+			for i := len(stay) - 1; i >= 0; i-- {
+				if gone>>i&1 != 0 {
+					stay = slices.Delete(stay, i, i+1)
+				} else {
+					endpoints = append(endpoints, res.Endpoints[i])
+				}
+			}
+			res.Frontends[0].Backends, res.Frontends[1].Backends, res.Endpoints = stay, stay, endpoints
+			r.Set(name, time.Time{}, res)
+			if err := r.Apply(); gone != 0 && len(stay) > 0 && algorithm == lb.Maglev && !errors.Is(err, maps.ErrFull) {
+				t.Errorf("gone %05b: %v, want a full map", gone, err)
+			}
+			v := fakes.Pools.Get(fakes.Tables.Frontends.Get(1).PoolId)
+			if int(v.SlotCount) != len(stay) {
+				t.Errorf("gone %05b: %d backends, want %d", gone, v.SlotCount, len(stay))
+			}
+			for _, s := range []span{{v.SlotBase, v.SlotCount}, {v.TableBase, v.TableSize}} {
+				for i := range s.count {
+					b := fakes.Tables.Backends.Get(maps.Index(fakes.Slots.Get(s.base + i)))
+					if !slices.ContainsFunc(stay, func(want lb.Backend) bool { return want.Addr == b.AddrPort() }) {
+						t.Fatalf("gone %05b: slot %d leads to %s", gone, s.base+i, b.AddrPort())
+					}
+				}
+			}
+			graces(r)
+			if used := r.Counters().Fill[maps.NameBackends].Used; used != len(stay) {
+				t.Errorf("gone %05b: %d backends are left, want %d", gone, used, len(stay))
+			}
+		}
+	}
+}
+
+func TestPlaces(t *testing.T) {
+	busy := map[uint32]bool{}
+	p := places{
+		what: "things", limit: func() int { return 5 }, next: 1, generations: []uint8{0}, spare: 1,
+		busy: func(place uint32) bool { return busy[place] },
+	}
+	mustTake := func(want uint32) {
+		t.Helper()
+		place, err := p.take()
+		if got := p.id(place); got != want || err != nil {
+			t.Fatalf("took %d of generation %d, %v, want %d", maps.Index(got), maps.Generation(got), err, want)
+		}
+	}
+	mustTake(1)
+	mustTake(2)
+	p.give(1)
+	mustTake(3) // 1 is the spare one
+	p.give(2)
+	busy[1] = true
+	mustTake(maps.ID(2, 1))
+	mustTake(4)
+	if _, err := p.take(); !errors.Is(err, maps.ErrFull) {
+		t.Errorf("took one that is busy: %v", err)
+	}
+	busy[1] = false
+	mustTake(maps.ID(1, 1))
+	for range 255 {
+		p.give(1)
+		if _, err := p.take(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if id := p.id(1); id != 1 {
+		t.Errorf("after 256 generations, the id is %d", id)
+	}
+}
+
+// An id is not given to another backend by an agent that starts anew.
+func TestGenerationsOutliveTheAgent(t *testing.T) {
+	fakes := maps.NewFakes(1000)
+	clock := newTestClock()
+	seen := make(map[uint32]lb.Backend)
+	for generation := range 20 {
+		r := mustNew(t, fakes.Tables, clock)
+		graces(r)
+		r.backendPlaces.spare = 0
+		name, res := clusterIP(1, 1, generation)
+		r.Set(name, time.Time{}, res)
+		r.Prune()
+		mustApply(t, r)
+		graces(r)
+		for _, v := range fakes.Tables.Backends.All() {
+			want := res.Frontends[0].Backends[0]
+			if was, again := seen[v.Id]; v.Id != 0 && again && was != want {
+				t.Fatalf("agent %d: backend %d is %s and was %s", generation, v.Id, want.Addr, was.Addr)
+			}
+			seen[v.Id] = want
+		}
+	}
+	for id := range seen {
+		if maps.Index(id) > 3 {
+			t.Errorf("backend %d: places are not used again", id)
+		}
+	}
+}
