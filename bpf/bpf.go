@@ -50,6 +50,11 @@ type Config struct {
 	// NoLocalhostNodePorts: node ports do not answer on loopback.
 	NoLocalhostNodePorts bool
 
+	// Keep is a folder on bpffs in which programs are kept that the verifier has walked:
+	// the next agent of the same build, with the same configuration and maps, takes them
+	// from there. Empty: nothing is kept.
+	Keep string
+
 	// Kernel has the kernel's types, which take their time to be read; nil: they
 	// are read anew.
 	Kernel *btf.Cache
@@ -69,6 +74,8 @@ func (h Hook) Optional() bool { return h.Attach == ebpf.AttachCGroupSockOps }
 type Programs struct {
 	// Sock are the cgroup hooks.
 	Sock []Hook
+	// Kept are the pins of programs in [Config].Keep.
+	Kept []string
 	// Socks iterates over the sock_state map and writes one
 	// [maps.TranslatedSock] for each connected UDP socket.
 	Socks *ebpf.Program
@@ -77,37 +84,39 @@ type Programs struct {
 // Load loads all programs, on the maps m. Errors of the verifier can be had
 // with errors.As as *ebpf.VerifierError. The caller closes the result.
 func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
+	loader, what := newLoader(m, cfg.Kernel), cfg
+	what.Kernel = nil
 	programs := make(map[string]*ebpf.Program)
-	load := newLoader(m, cfg.Kernel).load
+	result := &Programs{}
 	for _, part := range []struct {
 		name   string
 		wanted bool
+		object []byte
+		names  []string
 		spec   func(Config) (*ebpf.CollectionSpec, error)
 	}{
-		{"socket programs", true, sockSpec},
-		{"byte counter", cfg.CountBytes && !cfg.NoStats, func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
-		{"socket iterator", true, func(Config) (*ebpf.CollectionSpec, error) { return loadIter() }},
+		{"socket programs", true, _SockBytes, sockNames, sockSpec},
+		{"byte counter", cfg.CountBytes && !cfg.NoStats, _OpsBytes, []string{opsProgSluiceSockOps}, func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
+		{"socket iterator", true, _IterBytes, []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return loadIter() }},
 	} {
 		if !part.wanted {
 			continue
 		}
-		spec, err := part.spec(cfg)
+		keep, err := newKeeper(cfg.Keep, part.object, what, m)
 		var loaded map[string]*ebpf.Program
 		if err == nil {
-			loaded, err = load(spec)
+			loaded, err = loader.loadKept(keep, part.names, func() (*ebpf.CollectionSpec, error) { return part.spec(cfg) })
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%s: %w", part.name, err), closePrograms(programs))
 		}
 		stdmaps.Copy(programs, loaded)
+		result.Kept = append(result.Kept, keep.pins(loaded)...)
 	}
-
 	missing := func(h Hook) bool { return h.Program == nil }
+	result.Sock, result.Socks = slices.DeleteFunc(sockHooks(programs), missing), programs[iterProgSluiceSocks]
 
-	return &Programs{
-		Sock:  slices.DeleteFunc(sockHooks(programs), missing),
-		Socks: programs[iterProgSluiceSocks],
-	}, nil
+	return result, nil
 }
 
 // SockHooks names the socket hooks, without programs, those as well that are not always
@@ -127,6 +136,12 @@ func sockHooks(programs map[string]*ebpf.Program) []Hook {
 		{"sock_release", ebpf.AttachCgroupInetSockRelease, programs[sockProgSluiceRelease]},
 		{"sock_ops", ebpf.AttachCGroupSockOps, programs[opsProgSluiceSockOps]},
 	}
+}
+
+// sockNames are the socket programs.
+var sockNames = []string{
+	sockProgSluiceConnect4, sockProgSluiceConnect6, sockProgSluiceSendmsg4, sockProgSluiceSendmsg6,
+	sockProgSluiceRecvmsg4, sockProgSluiceRecvmsg6, sockProgSluiceGetpeer4, sockProgSluiceGetpeer6, sockProgSluiceRelease,
 }
 
 // sockSpec is the socket programs, told what cfg says.

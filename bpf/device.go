@@ -45,7 +45,8 @@ type DeviceConfig struct {
 	FIBSource    bool // bpf_fib_lookup tells source addresses (Linux 6.7)
 	ChecksumIPv6 bool // bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16)
 
-	NoStats bool // see [Config]
+	NoStats bool   // see [Config]
+	Keep    string // see [Config]
 
 	Kernel *btf.Cache // see [Config]
 }
@@ -55,22 +56,29 @@ type DeviceConfig struct {
 type DevicePrograms struct {
 	Ingress *ebpf.Program
 	Egress  *ebpf.Program
+	// Kept are their pins in [DeviceConfig].Keep.
+	Kept []string
 }
 
 // LoadDevice loads the programs of a kind of device, on the maps m. Errors of
 // the verifier can be had with errors.As as *ebpf.VerifierError. The caller
 // closes the result.
 func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
-	spec, err := deviceSpec(cfg)
+	what := cfg
+	what.Kernel = nil
+	keep, err := newKeeper(cfg.Keep, _DeviceBytes, what, m)
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
-	programs, err := newLoader(m, cfg.Kernel).load(spec)
+	names := []string{deviceProgSluiceIngress, deviceProgSluiceEgress}
+	programs, err := newLoader(m, cfg.Kernel).loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
 
-	return &DevicePrograms{Ingress: programs[deviceProgSluiceIngress], Egress: programs[deviceProgSluiceEgress]}, nil
+	return &DevicePrograms{
+		Ingress: programs[deviceProgSluiceIngress], Egress: programs[deviceProgSluiceEgress], Kept: keep.pins(programs),
+	}, nil
 }
 
 func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {

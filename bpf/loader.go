@@ -27,6 +27,28 @@ func newLoader(m *maps.Pinned, kernel *btf.Cache) loader {
 	return loader{m, kernel}
 }
 
+// loadKept returns the programs with these names: those that are kept, or else those of
+// spec, which it keeps.
+func (l loader) loadKept(keep keeper, names []string, spec func() (*ebpf.CollectionSpec, error)) (map[string]*ebpf.Program, error) {
+	programs, err := keep.open(names)
+	if err != nil || programs != nil {
+		return programs, err
+	}
+	collection, err := spec()
+	if err != nil {
+		return nil, err
+	}
+	programs, err = l.load(collection)
+	if err != nil {
+		return nil, err
+	}
+	if err := keep.keep(programs); err != nil {
+		return nil, errors.Join(err, closePrograms(programs))
+	}
+
+	return programs, nil
+}
+
 // load loads all programs of spec at once: the verifier walks each of them for a
 // while. The caller closes them.
 func (l loader) load(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {

@@ -120,6 +120,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 			SetRetval:       features.SetRetval,
 			NoStats:         cfg.NoStats,
 			CountBytes:      cfg.CountBytes,
+			Keep:            programDir(cfg.BPFRoot),
 			Kernel:          kernel,
 
 			NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
@@ -193,7 +194,7 @@ func Remove(bpfRoot string) error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range append(versions, linkDir(bpfRoot)) {
+	for _, dir := range append(versions, linkDir(bpfRoot), programDir(bpfRoot)) {
 		if err := os.RemoveAll(dir); err != nil {
 			return fmt.Errorf("pins: %w", err)
 		}

@@ -110,7 +110,12 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 		}
 	}
 
-	return failed, d.detachOthers(devices, failed)
+	err = d.detachOthers(devices, failed)
+	if len(failed) == 0 {
+		err = errors.Join(err, d.removeKept())
+	}
+
+	return failed, err
 }
 
 // LoadDevices loads the programs for these devices, ahead of [Datapath.AttachDevices],
@@ -212,6 +217,7 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 		ICMPBurst:       d.cfg.ICMPBurst,
 		UDPIdle:         d.cfg.UDPIdle,
 		NoStats:         d.cfg.NoStats,
+		Keep:            programDir(d.cfg.BPFRoot),
 		Kernel:          d.kernel,
 		FIBSource:       d.features.FIBSource,
 		ChecksumIPv6:    d.features.ChecksumIPv6,

@@ -21,6 +21,37 @@ import (
 // outlive layouts, so that a new one takes over without a gap.
 func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
 
+// programDir is where verified programs are kept for the next agent.
+func programDir(bpfRoot string) string { return filepath.Join(bpfRoot, "programs") }
+
+// removeKept removes the programs that another build has kept, or this one with another
+// configuration.
+func (d *Datapath) removeKept() error {
+	programs, err := d.programs()
+	if err != nil {
+		return err
+	}
+	used := slices.Clone(programs.Kept)
+	for _, devices := range d.devices.loaded {
+		used = append(used, devices.Kept...)
+	}
+	entries, err := os.ReadDir(programDir(d.cfg.BPFRoot))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("kept programs: %w", err)
+	}
+	for _, entry := range entries {
+		pin := filepath.Join(programDir(d.cfg.BPFRoot), entry.Name())
+		if slices.Contains(used, pin) {
+			continue
+		}
+		if err := os.Remove(pin); err != nil {
+			return fmt.Errorf("kept programs: %w", err)
+		}
+	}
+
+	return nil
+}
+
 // Attach attaches every program to the cgroup root, or puts it, in one step,
 // in the place of the one that an earlier agent attached. An optional one may fail
 // where another program allows none beside it: [Hooks] tells. After an error, what was

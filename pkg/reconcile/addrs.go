@@ -206,14 +206,14 @@ func (a *addrs) due() instant {
 	return a.retry.at
 }
 
-// apply makes the map say what it should of every address, or of as many as there are
-// operations left in this Apply: it writes what is new or different, then deletes what is to
+// apply makes the map say what it should of every address, or of as many as half of the
+// operations left in this Apply are enough for: it writes what is new or different, then deletes what is to
 // go, and if there was no room before, writes again.
 func (a *addrs) apply(now instant) error {
 	if a.due() > now || a.spent() {
 		return nil
 	}
-	keys := make([]maps.Addr, 0, min(len(a.stale), a.left))
+	keys := make([]maps.Addr, 0, min(len(a.stale), (a.left+1)/2))
 	for k := range a.stale {
 		if len(keys) == cap(keys) {
 			break

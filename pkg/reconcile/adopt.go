@@ -19,6 +19,9 @@ func (r *Reconciler) adopt() error {
 	end := adoptedEnds{
 		frontends: r.frontends.adopt(), pools: r.pools.adopt(), slots: r.slots.adopt(), backends: r.backends.adopt(),
 	}
+	if err := r.loads.Reserve(int(end.backends)); err != nil {
+		return err
+	}
 	r.poolsByID = make([]*pool, end.pools)
 	r.uses = make([]backendUse, end.backends)
 	for _, step := range []func() error{
@@ -43,6 +46,27 @@ func (r *Reconciler) adopt() error {
 		}
 	}
 	r.freeUnused(end)
+
+	return nil
+}
+
+// disarm makes the frontends that lead to nowhere lead to pool 0, which has no backends: what
+// they lead to now is about to be used again. Then it lets the grace period begin that this
+// takes.
+func (r *Reconciler) disarm() error {
+	for key := range r.broken {
+		id := r.frontendIDs.have[key]
+		f := r.frontends.at(id)
+		if f.Key != key {
+			continue // programs see that, too
+		}
+		f.PoolId = 0
+		if err := r.frontends.put(id, f); err != nil {
+			return err
+		}
+	}
+	r.later(r.free)
+	r.free = nil
 
 	return nil
 }
@@ -234,7 +258,7 @@ func (r *Reconciler) whyNoPool(v maps.Pool) string {
 	return ""
 }
 
-// freeUnused says which places are in use, and frees the others after a grace period.
+// freeUnused says which places are in use, and prepares to free the others.
 func (r *Reconciler) freeUnused(end adoptedEnds) {
 	frontends := r.frontendPlaces.adopt(end.frontends, func(place uint32) bool {
 		key := r.frontends.at(place).Key
@@ -253,10 +277,10 @@ func (r *Reconciler) freeUnused(end adoptedEnds) {
 	ports := r.portPlaces.adopt(portEnd, func(place uint32) bool { return used[place] })
 	holes := r.spans.below(end.slots)
 
-	if len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && !r.addrs.lingers() {
+	if len(r.broken)+len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && !r.addrs.lingers() {
 		return
 	}
-	r.later(func() error {
+	r.free = func() error {
 		var errs []error
 		for _, place := range frontends {
 			errs = append(errs, r.frontends.clear(place, maps.Frontend{}))
@@ -283,7 +307,7 @@ func (r *Reconciler) freeUnused(end adoptedEnds) {
 		r.addrs.lingerAll()
 
 		return nil
-	})
+	}
 }
 
 func compareKeys(a, b maps.FrontendKey) int {

@@ -87,6 +87,7 @@ type Reconciler struct {
 	waiting    map[*service]struct{} // until they are tried again
 	blocked    map[*service]struct{} // of those, for which a map was full
 	retirement retirement
+	free       func() error // what nothing led to when it was adopted; nil: it is, or waits for a grace period
 	gone       Gone
 	scratch    []uint32
 }
@@ -251,6 +252,9 @@ func (r *Reconciler) Apply() error {
 	r.left = r.slice
 	now := r.clock.now()
 	var failed failures
+	if r.free != nil {
+		failed.add(r.disarm())
+	}
 	r.reuse()
 	failed.add(r.addrs.apply(now))
 	failed.add(r.devices.apply(now))
@@ -273,7 +277,7 @@ func (r *Reconciler) Apply() error {
 // is Set or a grace period ends.
 func (r *Reconciler) Next() (time.Time, bool) {
 	at := min(r.addrs.due(), r.devices.due(), r.localCIDRs.due(), r.serviceCIDRs.due())
-	if len(r.due) > 0 || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
+	if len(r.due) > 0 || r.free != nil || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
 		at = 0
 	}
 	for svc := range r.waiting {

@@ -53,9 +53,11 @@ func (r *Reconciler) EndGrace() {
 	q.over, q.begun, q.runs = max(q.over, q.begun), 0, false
 }
 
-// reuse does what comes after the grace periods that are over.
+// reuse does what comes after the grace periods that are over. Half of the operations of an
+// Apply are for changes.
 func (r *Reconciler) reuse() {
-	for q := &r.retirement; q.over > 0 && !r.spent(); {
+	q := &r.retirement
+	for q.over > 0 && r.left > r.slice/2 {
 		do := q.queue[0]
 		q.queue[0] = nil
 		q.queue = q.queue[1:]
@@ -65,6 +67,9 @@ func (r *Reconciler) reuse() {
 		if do() != nil {
 			r.later(do)
 		}
+	}
+	if len(q.queue) == 0 {
+		q.queue = nil
 	}
 }
 

@@ -79,6 +79,15 @@ func TestSlices(t *testing.T) {
 				r.BeginGrace()
 			} else if rounds%50 == 20 {
 				r.EndGrace()
+				if rounds < 400 {
+					_, res := clusterIP(7, 3, rounds/50%2)
+					r.Set(other, time.Time{}, res)
+					apply()
+					apply()
+					if status, _ := r.Status(other); !status.Programmed {
+						t.Errorf("%s: the other Service waits for what is used again", step.name)
+					}
+				}
 			}
 			apply()
 			rounds++
@@ -242,6 +251,7 @@ func TestGenerationsOutliveTheAgent(t *testing.T) {
 	seen := make(map[uint32]lb.Backend)
 	for generation := range 20 {
 		r := mustNew(t, fakes.Tables, clock)
+		mustApply(t, r)
 		graces(r)
 		r.backendPlaces.spare = 0
 		name, res := clusterIP(1, 1, generation)

@@ -1,0 +1,91 @@
+package datapath
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// programIDs returns the kernel's numbers of what a Datapath has loaded.
+func programIDs(t *testing.T, d *Datapath, device Device) map[string]ebpf.ProgramID {
+	t.Helper()
+	programs, err := d.programs()
+	must(t, err)
+	ofDevice, err := d.devices.load(d, variantOf(device))
+	must(t, err)
+	all := map[string]*ebpf.Program{"socks": programs.Socks, "ingress": ofDevice.Ingress, "egress": ofDevice.Egress}
+	for _, hook := range programs.Sock {
+		all[hook.Name] = hook.Program
+	}
+	ids := make(map[string]ebpf.ProgramID)
+	for name, program := range all {
+		info, err := program.Info()
+		must(t, err)
+		ids[name], _ = info.ID()
+	}
+
+	return ids
+}
+
+// An agent that starts takes over the programs that one of the same build has kept, and
+// verifies nothing again; with another configuration, after a loss of pins or on other
+// maps it does, and removes what is of no use any more.
+func TestKeptPrograms(t *testing.T) {
+	w := newWorld(t)
+	device := Device{Class: maps.DevicePods}
+	first := programIDs(t, w.Datapath, device)
+	kept := func() int {
+		entries, err := os.ReadDir(programDir(w.cfg.BPFRoot))
+		must(t, err)
+
+		return len(entries)
+	}
+	if have, want := kept(), len(first); have != want {
+		t.Fatalf("%d programs are kept, want %d", have, want)
+	}
+	open := func(change func(*Config)) map[string]ebpf.ProgramID {
+		t.Helper()
+		cfg := w.cfg
+		change(&cfg)
+		next := w.mustOpen(t, cfg)
+		ids := programIDs(t, next, device)
+		must(t, next.Attach(), next.removeKept())
+		if have := kept(); have != len(ids) {
+			t.Errorf("%d programs are kept, want %d", have, len(ids))
+		}
+
+		return ids
+	}
+	same := func(a, b map[string]ebpf.ProgramID) (n int) {
+		for name, id := range a {
+			if b[name] == id {
+				n++
+			}
+		}
+
+		return n
+	}
+
+	again := open(func(*Config) {})
+	if n := same(first, again); n != len(first) {
+		t.Errorf("%d of %d programs are those of before", n, len(first))
+	}
+	other := open(func(c *Config) { c.UDP = bpf.UDPConnected })
+	if n := same(again, other); n != 2 { // those of devices have nothing to do with it
+		t.Errorf("configured otherwise, %d programs are those of before, want 2", n)
+	}
+	pins, err := filepath.Glob(filepath.Join(programDir(w.cfg.BPFRoot), "sluice_connect4-*"))
+	must(t, err)
+	if len(pins) != 1 {
+		t.Fatalf("%q are kept", pins)
+	}
+	must(t, os.Remove(pins[0]))
+	if n := same(other, open(func(c *Config) { c.UDP = bpf.UDPConnected })); n != 4 { // the iterator and the byte counter, too
+		t.Errorf("after a pin was lost, %d programs are those of before, want 4", n)
+	}
+}
