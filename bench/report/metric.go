@@ -32,6 +32,7 @@ const (
 	CPUPerChange = "cpu-change"    // of the proxy and its children
 	MapWrites    = "map-writes"    // for each change
 	CPUThousand  = "cpu-1000"      // of the proxy and its children, for 1,000 updates
+	WatchCPU     = "watch-cpu"     // of a client-go watch that does nothing, for the same updates
 	StartTime    = "start-time"    // from the start of the process until all is programmed
 	StartCPU     = "start-cpu"     // of the proxy and its children until then
 	RSS          = "rss"           // of the proxy, after a while
@@ -56,6 +57,7 @@ var Metrics = []Metric{
 	{CPUPerChange, "CPU for each change", "ms", false, "cheaper", "dearer", ""},
 	{MapWrites, "map writes for each change", "", false, "fewer", "more", Sluice},
 	{CPUThousand, "CPU for 1,000 updates", "s", false, "cheaper", "dearer", ""},
+	{WatchCPU, "CPU of a bare watch of them", "s", false, "cheaper", "dearer", ""},
 	{StartTime, "until all is programmed", "s", false, "faster", "slower", ""},
 	{StartCPU, "CPU until then", "s", false, "cheaper", "dearer", ""},
 	{RSS, "resident", "MiB", false, "smaller", "larger", ""},

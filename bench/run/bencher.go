@@ -190,26 +190,35 @@ func (b *bencher) inTurn(round int) []*side {
 // start starts a side's proxy, and returns when it has programmed everything.
 // resync is how often it does so again without a reason; 0: as it likes.
 func (b *bencher) start(ctx context.Context, s *side, resync time.Duration) error {
-	directory, err := os.MkdirTemp(b.folder, string(s.kind))
+	cfg, err := b.proxyConfig(s)
 	if err != nil {
-		return fmt.Errorf("folder of %s: %w", s.kind, err)
+		return err
 	}
-	s.proxy, err = proxy.Start(proxy.Config{
-		Kind:         s.kind,
-		Namespace:    s.Node().Namespace,
-		Cgroup:       s.Cgroup,
-		NodeName:     s.Node().Name,
-		Kubeconfig:   b.api.Kubeconfig(),
-		Binary:       b.binary(s.kind),
-		Directory:    directory,
-		ResyncPeriod: resync,
-	})
-	if err != nil {
+	cfg.ResyncPeriod = resync
+	if s.proxy, err = proxy.Start(cfg); err != nil {
 		return err
 	}
 	b.report.Environment.Versions[string(s.kind)] = s.proxy.Version()
 
 	return s.proxy.Synced(ctx)
+}
+
+// proxyConfig is what a side's proxy is started with, and a folder of its own.
+func (b *bencher) proxyConfig(s *side) (proxy.Config, error) {
+	directory, err := os.MkdirTemp(b.folder, string(s.kind))
+	if err != nil {
+		return proxy.Config{}, fmt.Errorf("folder of %s: %w", s.kind, err)
+	}
+
+	return proxy.Config{
+		Kind:       s.kind,
+		Namespace:  s.Node().Namespace,
+		Cgroup:     s.Cgroup,
+		NodeName:   s.Node().Name,
+		Kubeconfig: b.api.Kubeconfig(),
+		Binary:     b.binary(s.kind),
+		Directory:  directory,
+	}, nil
 }
 
 // stop ends a side's proxy, and takes away what it has made.

@@ -166,6 +166,19 @@ func (c *control) updates(ctx context.Context) (values, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg, err := c.proxyConfig(c.side)
+	if err != nil {
+		return nil, err
+	}
+	watch, err := proxy.StartWatch(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer watch.Close()
+	watchBefore, err := watch.CPU()
+	if err != nil {
+		return nil, err
+	}
 	before, err := c.proxy.Costs()
 	if err != nil {
 		return nil, err
@@ -186,9 +199,16 @@ func (c *control) updates(ctx context.Context) (values, error) {
 	if err != nil {
 		return nil, err
 	}
+	watchAfter, err := watch.CPU()
+	if err != nil {
+		return nil, err
+	}
 	n := float64(c.options.updates)
 	cpu := (after.CPU - before.CPU).Seconds()
-	v := values{report.CPUThousand: cpu * 1000 / n, report.CPUPerChange: cpu * 1000 / n}
+	v := values{
+		report.CPUThousand: cpu * 1000 / n, report.CPUPerChange: cpu * 1000 / n,
+		report.WatchCPU: (watchAfter - watchBefore).Seconds() * 1000 / n,
+	}
 	if counts {
 		later, _, err := c.proxy.Writes()
 		if err != nil {

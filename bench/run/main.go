@@ -15,12 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bench/load"
+	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func main() {
 	lab.Main()
 	load.Main()
+	proxy.Main()
 	// The first signal ends the run and keeps what it has; a second one ends the program.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	context.AfterFunc(ctx, stop)

@@ -1,0 +1,138 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// watchEnv has this executable watch EndpointSlices as the kubeconfig in it says.
+const watchEnv = "SLUICE_BENCH_WATCH"
+
+// watching is what the process prints once it has all EndpointSlices.
+const watching = "watching"
+
+// Main does not return in a process that [StartWatch] has started. Call it first in main.
+func Main() {
+	kubeconfig := os.Getenv(watchEnv)
+	if kubeconfig == "" {
+		return
+	}
+	fmt.Fprintln(os.Stderr, watchSlices(context.Background(), kubeconfig))
+	os.Exit(1)
+}
+
+// watchSlices follows all EndpointSlices, as client-go does it, and forgets them.
+func watchSlices(ctx context.Context, kubeconfig string) error {
+	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	cfg.ContentType = runtime.ContentTypeProtobuf
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	slices := client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll)
+	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return slices.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return slices.Watch(ctx, options)
+		},
+	}, client)
+	listed := sync.OnceFunc(func() { fmt.Println(watching) })
+	reflector := cache.NewReflectorWithOptions(from, &discoveryv1.EndpointSlice{}, forgetful{listed}, cache.ReflectorOptions{})
+
+	return reflector.ListAndWatchWithContext(ctx)
+}
+
+// forgetful is a store that keeps nothing.
+type forgetful struct{ listed func() }
+
+func (forgetful) Add(any) error    { return nil }
+func (forgetful) Update(any) error { return nil }
+func (forgetful) Delete(any) error { return nil }
+func (forgetful) Resync() error    { return nil }
+
+func (f forgetful) Replace([]any, string) error {
+	f.listed()
+
+	return nil
+}
+
+// Watch is a process that follows all EndpointSlices of an API server by client-go, and
+// does nothing with them: what any proxy on client-go takes at least.
+type Watch struct {
+	cgroup *lab.Cgroup
+	log    string
+}
+
+// StartWatch starts one where a proxy with this configuration would run, and returns when
+// it knows all there is. The caller closes it.
+func StartWatch(ctx context.Context, cfg Config) (w *Watch, err error) {
+	w = &Watch{log: filepath.Join(cfg.Directory, "watch.log")}
+	if w.cgroup, err = lab.NewCgroup("watch"); err != nil {
+		return nil, err
+	}
+	log, err := os.Create(w.log)
+	if err == nil {
+		defer log.Close()
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), watchEnv+"="+cfg.Kubeconfig)
+		cmd.Stdout, cmd.Stderr = log, log
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if err = lab.Start(cfg.Namespace, w.cgroup, cmd); err == nil {
+			go func() { _ = cmd.Wait() }() // the log says why
+			err = w.started(ctx)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("watch: %w", errors.Join(err, w.Close()))
+	}
+
+	return w, nil
+}
+
+func (w *Watch) started(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	for {
+		log, err := os.ReadFile(w.log)
+		if err != nil {
+			return err
+		}
+		if strings.Contains(string(log), watching) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; it printed: %s", ctx.Err(), tail(string(log)))
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// CPU returns the time on processors that it has taken so far.
+func (w *Watch) CPU() (time.Duration, error) { return readCPU(w.cgroup) }
+
+// Close ends it.
+func (w *Watch) Close() error { return w.cgroup.Close() }
