@@ -43,7 +43,7 @@ type abiAffinity struct {
 	_         structs.HostLayout
 	LastUsed  uint64
 	BackendId uint32
-	Reserved  uint32
+	Reserved  [3]uint32
 }
 
 type abiAffinityKey struct {
@@ -150,6 +150,7 @@ type abiFlow struct {
 	Created        uint64
 	LastSeen       uint64
 	Bytes          uint64
+	Reserved2      [8]uint32
 }
 
 type abiFlowCount uint32
@@ -291,6 +292,7 @@ type abiPortCounts struct {
 	Connections   uint64
 	BytesSent     uint64
 	BytesReceived uint64
+	Reserved      uint64
 }
 
 type abiReason uint32
@@ -355,6 +357,7 @@ type abiSockState struct {
 	ServicePortId uint32
 	BackendId     uint32
 	Counted       uint32
+	Reserved      [7]uint32
 	Lock          struct {
 		_   structs.HostLayout
 		Val uint32
@@ -380,6 +383,7 @@ type abiTranslatedSock struct {
 	PeerPort   uint16
 	Family     uint16
 	Reserved   [3]uint16
+	_          [4]byte
 }
 
 type abiUdpDialLimit uint32
@@ -400,9 +404,11 @@ type abiUdpDials struct {
 		BackendId     uint32
 		Answers       uint32
 		LastUsed      uint64
+		Reserved      [2]uint32
 	}
-	Pinned uint32
-	Lock   struct {
+	Pinned   uint32
+	Reserved [6]uint32
+	Lock     struct {
 		_   structs.HostLayout
 		Val uint32
 	}
@@ -416,7 +422,7 @@ type abiUdpPin struct {
 	Reserved      uint16
 	ServicePortId uint32
 	BackendId     uint32
-	Reserved2     uint32
+	Reserved2     [3]uint32
 }
 
 type abiUdpPinKey struct {

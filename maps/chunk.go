@@ -31,8 +31,10 @@ type chunked struct {
 // chunksFolder is where, below the pins, the chunks are pinned.
 const chunksFolder = "chunks"
 
-func (c *chunked) pin(chunk int) string {
-	return filepath.Join(c.dir, chunksFolder, fmt.Sprintf("%s_%d", c.name, chunk))
+func (c *chunked) pin(chunk int) string { return chunkPin(c.dir, c.name, chunk) }
+
+func chunkPin(dir, name string, chunk int) string {
+	return filepath.Join(dir, chunksFolder, fmt.Sprintf("%s_%d", name, chunk))
 }
 
 // adopt opens the chunks that are pinned, and makes programs find those that an agent

@@ -11,18 +11,84 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata with the layout as it is")
 
-// An agent adopts the maps that an earlier one pinned, if their folder is of its
-// own Version. So the layout may not change while the Version stays.
+// An agent adopts the maps that an earlier one pinned, if their folder is of its own Version
+// or StateVersion. So neither layout may change while its version stays.
 func TestLayoutChangesWithVersion(t *testing.T) {
-	golden := filepath.Join("testdata", "layout_"+Version+".txt")
-	have := mustDescribeLayout(t)
+	abi := mustLoadAbi(t)
+	var agent, state []string
+	for name := range abi.Maps {
+		if pin, ok := strings.CutPrefix(name, prefix); !ok { // .bss
+			continue
+		} else if slices.Contains(stateNames, pin) {
+			state = append(state, name)
+		} else {
+			agent = append(agent, name)
+		}
+	}
+	ofState := typesOf(abi, state)
+	ofAgent := slices.DeleteFunc(mustFindTypes(t, abi.Types), func(typ btf.Type) bool {
+		_, also := typesOf(abi, agent)[nameOf(typ)]
+		_, only := ofState[nameOf(typ)]
 
+		return only && !also
+	})
+	if len(state) != len(stateNames) {
+		t.Errorf("maps of the state: %v, want %v", state, stateNames)
+	}
+	mustBeGolden(t, Version, describeLayout(abi, ofAgent, agent))
+	mustBeGolden(t, StateVersion, describeLayout(abi, slices.Collect(maps.Values(ofState)), state))
+}
+
+// Every build reads these of every other, whatever its version: what is in them now stays
+// where it is, and only the end of a value can get more.
+func TestFrozenLayout(t *testing.T) {
+	abi := mustLoadAbi(t)
+	frozen := []string{prefix + NameServicePorts, prefix + NameBackends, prefix + NameAddrs}
+	have := describeLayout(abi, slices.Collect(maps.Values(typesOf(abi, frozen))), frozen)
+	want, err := os.ReadFile(filepath.Join("testdata", "layout_frozen.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := make(map[string]string)
+	for _, block := range strings.Split(have, "\n\n") {
+		of, members, _ := strings.Cut(block, "\n")
+		blocks[named(of)] = members
+	}
+	for _, block := range strings.Split(strings.TrimSpace(string(want)), "\n\n") {
+		of, members, _ := strings.Cut(block, "\n")
+		if !strings.HasPrefix(blocks[named(of)]+"\n", members+"\n") {
+			t.Errorf("%s is now:\n%s\nwhich does not begin with:\n%s", named(of), blocks[named(of)], members)
+		}
+	}
+}
+
+// named is the head of a block without the size, which may grow.
+func named(head string) string {
+	name, _, _ := strings.Cut(head, ":")
+
+	return name
+}
+
+func mustLoadAbi(t *testing.T) *ebpf.CollectionSpec {
+	t.Helper()
+	abi, err := loadAbi()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return abi
+}
+
+func mustBeGolden(t *testing.T, version, have string) {
+	t.Helper()
+	golden := filepath.Join("testdata", "layout_"+version+".txt")
 	if *update {
 		if err := os.WriteFile(golden, []byte(have), 0o644); err != nil {
 			t.Fatal(err)
@@ -30,39 +96,65 @@ func TestLayoutChangesWithVersion(t *testing.T) {
 	}
 	want, err := os.ReadFile(golden)
 	if err != nil {
-		t.Fatalf("%v\nIs Version new? Then run: go test ./maps -run Layout -update", err)
+		t.Fatalf("%v\nIs version %s new? Then run: go test ./maps -run Layout -update", err, version)
 	}
 	if diff := gocmp.Diff(strings.Split(string(want), "\n"), strings.Split(have, "\n")); diff != "" {
 		t.Errorf(`the layout of version %s has changed (-was +is):
 %s
-Maps that are pinned on a node have the old one. Raise maps.Version, unless no
-release has had %[1]s yet, or all that is new is a number in an enum. Then run:
-go test ./maps -run Layout -update`, Version, diff)
+Maps that are pinned on a node have the old one. Raise maps.Version or maps.StateVersion,
+unless no release has had %[1]s yet, or all that is new is a number in an enum, or takes
+what was reserved. Then run: go test ./maps -run Layout -update`, version, diff)
 	}
 }
 
-// mustDescribeLayout lists the types and maps of the map ABI, byte for byte. How
-// many entries a map has room for is not part of it, but for chunks.
-func mustDescribeLayout(t *testing.T) string {
-	t.Helper()
-
-	abi, err := loadAbi()
-	if err != nil {
-		t.Fatal(err)
+// typesOf returns the structs that these maps consist of, by name.
+func typesOf(abi *ebpf.CollectionSpec, names []string) map[string]btf.Type {
+	found := make(map[string]btf.Type)
+	var add func(typ btf.Type)
+	members := func(members []btf.Member) {
+		for _, member := range members {
+			add(member.Type)
+		}
 	}
+	add = func(typ btf.Type) {
+		switch typ := typ.(type) {
+		case *btf.Struct:
+			found[nameOf(typ)] = typ
+			members(typ.Members)
+		case *btf.Union:
+			members(typ.Members)
+		case *btf.Array:
+			add(typ.Type)
+		}
+	}
+	for _, name := range names {
+		m := abi.Maps[name]
+		add(m.Key)
+		if m.InnerMap != nil {
+			m = m.InnerMap
+		}
+		add(m.Value)
+	}
+
+	return found
+}
+
+// describeLayout lists types and maps of the map ABI, byte for byte. How many entries a map
+// has room for is not part of it, but for chunks.
+func describeLayout(abi *ebpf.CollectionSpec, types []btf.Type, names []string) string {
 	var text strings.Builder
-	for _, typ := range mustFindTypes(t, abi.Types) {
+	slices.SortFunc(types, func(a, b btf.Type) int { return cmp.Compare(nameOf(a), nameOf(b)) })
+	for _, typ := range types {
 		describe(&text, typ)
 	}
-	for _, name := range slices.Sorted(maps.Keys(abi.Maps)) {
-		if m := abi.Maps[name]; strings.HasPrefix(name, prefix) { // not .bss
-			fmt.Fprintf(&text, "map %s: %s, flags %#x\n", name, m.Type, m.Flags)
-			if inner := m.InnerMap; inner != nil {
-				fmt.Fprintf(&text, "\t%s -> %s of %d, flags %#x\n", nameOf(m.Key), inner.Type, inner.MaxEntries, inner.Flags)
-				m = inner
-			}
-			fmt.Fprintf(&text, "\t%s -> %s\n\n", nameOf(m.Key), nameOf(m.Value))
+	for _, name := range slices.Sorted(slices.Values(names)) {
+		m := abi.Maps[name]
+		fmt.Fprintf(&text, "map %s: %s, flags %#x\n", name, m.Type, m.Flags)
+		if inner := m.InnerMap; inner != nil {
+			fmt.Fprintf(&text, "\t%s -> %s of %d, flags %#x\n", nameOf(m.Key), inner.Type, inner.MaxEntries, inner.Flags)
+			m = inner
 		}
+		fmt.Fprintf(&text, "\t%s -> %s\n\n", nameOf(m.Key), nameOf(m.Value))
 	}
 
 	return text.String()

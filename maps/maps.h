@@ -8,7 +8,12 @@
 
 #include "types.h"
 
-/* Written by the agent; programs cannot. */
+/*
+ * Written by the agent; programs cannot. They are pinned in the folder of maps.Version.
+ *
+ * Every build reads service_ports, backends and addrs of every other, to give out the same
+ * ids: their keys and the beginning of their values never change.
+ */
 
 /*
  * Arrays that the agent fills are arrays of chunks: it adds a chunk when there is no
@@ -157,7 +162,11 @@ struct {
 	__type(value, __u32);
 } sl_local_cidrs SEC(".maps");
 
-/* Written by the datapath. */
+/*
+ * Written by the datapath. They are pinned in the folder of maps.StateVersion, and shared by
+ * builds whose agents fill their maps in different layouts. Socket storage cannot be copied:
+ * the layout of sock_state and udp_dials never changes.
+ */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

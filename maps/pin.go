@@ -14,9 +14,64 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-// Version names the layout of everything below it in the pin path. It changes
-// whenever a type or a map in types.h or maps.h does.
-const Version = "v2"
+// Version names the layout of the maps that the agent fills, and the folder in which they
+// are pinned. It changes whenever one of them or a type in it does. It is a variable only so
+// that a test can build an agent "with another layout":
+//
+//	go build -ldflags '-X github.com/sluice-lb/sluice/maps.Version=v2x' ./cmd/sluice
+var Version = "v2"
+
+// StateVersion names the layout of the maps that programs write, and their folder. Builds
+// that agree in it share these maps, whatever their [Version]: flows, sockets and affinity
+// outlive an upgrade and a downgrade.
+const StateVersion = "state-v1"
+
+// stateNames are the maps that programs write.
+var stateNames = []string{
+	NameAffinity, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameEgressUse, NameFlowCounts,
+	NameFragments, NameICMPBudgets, NameBackendLoad, NameTurns, NamePortCounts, NameRefusals, NameReasons,
+}
+
+// folderOf returns the folder below root in which a map is pinned.
+func folderOf(root, name string) string {
+	if slices.Contains(stateNames, name) {
+		return filepath.Join(root, StateVersion)
+	}
+
+	return filepath.Join(root, Version)
+}
+
+// PinOf returns where a map is pinned below root.
+func PinOf(root, name string) string { return filepath.Join(folderOf(root, name), name) }
+
+// ChunkPinOf returns where a chunk of an array is pinned below root.
+func ChunkPinOf(root, name string, chunk int) string {
+	return chunkPin(folderOf(root, name), name, chunk)
+}
+
+// Folders returns the folders below root that maps are pinned in, those of builds with other
+// layouts as well.
+func Folders(root string) ([]string, error) {
+	var folders []string
+	for _, pattern := range []string{"v[0-9]*", "state-v[0-9]*", asidePrefix + "v[0-9]*"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			return nil, fmt.Errorf("folders of maps: %w", err)
+		}
+		folders = append(folders, found...)
+	}
+
+	return folders, nil
+}
+
+// OtherFolders are the [Folders] that this build does not use.
+func OtherFolders(root string) ([]string, error) {
+	folders, err := Folders(root)
+
+	return slices.DeleteFunc(folders, func(folder string) bool {
+		return filepath.Base(folder) == Version || filepath.Base(folder) == StateVersion
+	}), err
+}
 
 // ErrStale is returned when a pinned map has another layout than this build.
 var ErrStale = errors.New("pinned map has another layout")
@@ -37,7 +92,7 @@ type Pinned struct {
 	Stats     *Stats
 
 	chunked map[string]*chunked
-	dir     string
+	root    string
 	byName  map[string]*ebpf.Map
 	counted []countable
 }
@@ -50,10 +105,11 @@ type Options struct {
 	Capacities map[string]uint32
 }
 
-// Create adopts the maps that are pinned below root (in the folder of this
-// [Version]) and creates and pins those that are not. It returns an error
-// wrapping [ErrStale] if a pinned map has another layout; nothing is changed
-// then. The caller closes the result, which leaves the pins.
+// Create adopts the maps that are pinned below root (in the folders of this [Version] and
+// this [StateVersion]) and creates and pins those that are not. Where the agent's folder is
+// missing, and an agent with another layout has left its own, ids stay as they were: see
+// inherit. Create returns an error wrapping [ErrStale] if a pinned map has another layout;
+// nothing is changed then. The caller closes the result, which leaves the pins.
 func Create(root string, opts Options) (*Pinned, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("limit of locked memory, which maps count against before Linux 5.11, and which takes SYS_RESOURCE: %w", err)
@@ -62,36 +118,67 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name := range opts.Capacities {
+	for name, n := range opts.Capacities {
 		if specs[name] == nil {
 			return nil, fmt.Errorf("capacity of map %q: there is no such map", name)
 		}
+		specs[name].MaxEntries = n
 	}
-	dir := filepath.Join(root, Version)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("pin directory: %w", err)
-	}
-	if err := checkPins(dir, specs); err != nil {
+	if err := checkPins(root, specs); err != nil {
 		return nil, err
 	}
+	if err := inherit(root, specs); err != nil {
+		return nil, fmt.Errorf("ids of another version: %w", err)
+	}
+	for _, version := range []string{Version, StateVersion} {
+		if err := os.MkdirAll(filepath.Join(root, version), 0o700); err != nil {
+			return nil, fmt.Errorf("pin directory: %w", err)
+		}
+	}
 
-	return open(dir, specs, 1, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-		m, err := adopt(dir, name, spec)
+	p, err := open(root, specs, 1, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+		m, err := adopt(root, name, spec)
 		if !errors.Is(err, fs.ErrNotExist) {
 			return m, err
 		}
-		if n, ok := opts.Capacities[name]; ok {
-			spec.MaxEntries = n
-		}
 
-		return create(dir, name, spec)
+		return create(folderOf(root, name), name, spec)
 	})
+	if err != nil {
+		return nil, err
+	}
+	if err := p.reserveState(); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+
+	return p, nil
+}
+
+// reserveState makes room for what is counted of backends and service ports that are there,
+// where the state is younger than they are.
+func (p *Pinned) reserveState() error {
+	if err := p.Loads.Reserve(p.Backends.Len()); err != nil {
+		return err
+	}
+	counts := p.chunked[NamePortCounts]
+	if counts.have(0) != nil {
+		return nil
+	}
+	chunks := 0
+	for port, err := range p.ServicePorts.All() {
+		if err != nil {
+			return err
+		}
+		chunks = max(chunks, int(Index(port.Key)/counts.inner.MaxEntries)+1)
+	}
+
+	return counts.extend(chunks)
 }
 
 // checkPins returns an error if a pinned map cannot be adopted.
-func checkPins(dir string, specs map[string]*ebpf.MapSpec) error {
+func checkPins(root string, specs map[string]*ebpf.MapSpec) error {
 	for name, spec := range specs {
-		m, err := adopt(dir, name, spec)
+		m, err := adopt(root, name, spec)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -102,7 +189,7 @@ func checkPins(dir string, specs map[string]*ebpf.MapSpec) error {
 		if spec.InnerMap == nil {
 			continue
 		}
-		c := &chunked{name: name, inner: spec.InnerMap, dir: dir}
+		c := &chunked{name: name, inner: spec.InnerMap, dir: folderOf(root, name)}
 		if err := errors.Join(c.openPinned(), c.close()); err != nil {
 			return err
 		}
@@ -119,10 +206,9 @@ func Load(root string) (*Pinned, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(root, Version)
 
-	return open(dir, specs, 0, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-		return adopt(dir, name, spec)
+	return open(root, specs, 0, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+		return adopt(root, name, spec)
 	})
 }
 
@@ -143,8 +229,8 @@ func mapSpecs() (map[string]*ebpf.MapSpec, error) {
 }
 
 // open returns the maps that get returns, of which arrays have so many chunks at least.
-func open(dir string, specs map[string]*ebpf.MapSpec, chunks int, get func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Pinned, error) {
-	p := &Pinned{dir: dir, byName: make(map[string]*ebpf.Map, len(specs)), chunked: make(map[string]*chunked)}
+func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Pinned, error) {
+	p := &Pinned{root: root, byName: make(map[string]*ebpf.Map, len(specs)), chunked: make(map[string]*chunked)}
 	for _, name := range slices.Sorted(maps.Keys(specs)) {
 		m, err := get(name, specs[name])
 		if err != nil {
@@ -152,7 +238,7 @@ func open(dir string, specs map[string]*ebpf.MapSpec, chunks int, get func(strin
 		}
 		p.byName[name] = m
 		if inner := specs[name].InnerMap; inner != nil {
-			p.chunked[name] = &chunked{name: name, outer: m, inner: inner, dir: dir}
+			p.chunked[name] = &chunked{name: name, outer: m, inner: inner, dir: folderOf(root, name)}
 			if err := p.chunked[name].adopt(); err != nil {
 				return nil, errors.Join(err, p.Close())
 			}
@@ -214,8 +300,8 @@ func table[K comparable, V any](p *Pinned, name string) *Map[K, V] {
 
 // adopt opens the pin of a map and checks that its layout is that of spec.
 // How many entries it has room for may differ.
-func adopt(dir, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	path := filepath.Join(dir, name)
+func adopt(root, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	path := PinOf(root, name)
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("pinned map %s: %w", path, err)
@@ -369,7 +455,7 @@ func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 func (p *Pinned) pinned() map[string]*ebpf.Map {
 	pins := make(map[string]*ebpf.Map)
 	for name, m := range p.byName {
-		pins[filepath.Join(p.dir, name)] = m
+		pins[PinOf(p.root, name)] = m
 	}
 	for _, c := range p.chunked {
 		for i := 0; c.have(i) != nil; i++ {
@@ -412,8 +498,10 @@ func (p *Pinned) PinAgain() ([]string, error) {
 // Unpin removes the pins. The maps live on as long as a program or a process
 // uses them.
 func (p *Pinned) Unpin() error {
-	if err := os.RemoveAll(p.dir); err != nil {
-		return fmt.Errorf("pin directory: %w", err)
+	for _, version := range []string{Version, StateVersion} {
+		if err := os.RemoveAll(filepath.Join(p.root, version)); err != nil {
+			return fmt.Errorf("pin directory: %w", err)
+		}
 	}
 
 	return nil

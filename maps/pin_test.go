@@ -118,8 +118,8 @@ func TestLoadWithoutPins(t *testing.T) {
 	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without any pin: %v, want %v", err, fs.ErrNotExist)
 	}
-	p := mustCreate(t, root, small())
-	if err := os.Remove(filepath.Join(p.dir, NameReasons)); err != nil {
+	mustCreate(t, root, small())
+	if err := os.Remove(PinOf(root, NameReasons)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {

@@ -3,6 +3,10 @@
  * The map ABI: every byte that the agent and the datapath both touch. C owns
  * the layout; bpf2go makes the Go types from it. Ports are in network byte
  * order, times in nanoseconds since boot.
+ *
+ * Builds that keep the same state share the maps that the datapath writes (see maps.h).
+ * What is reserved in them is zero, and for later builds: they must do with a zero there,
+ * which an earlier build has written.
  */
 #ifndef SLUICE_TYPES_H
 #define SLUICE_TYPES_H
@@ -174,7 +178,8 @@ struct pool {
 };
 
 /*
- * What answers. The id says whether the backend that a program remembers is still the
+ * What answers. In a place that is free, reserved is the generation of the next id. The id
+ * of a backend says whether the backend that a program remembers is still the
  * one in this place; the agent writes it last, and clears it first.
  */
 struct backend {
@@ -205,6 +210,7 @@ struct port_counts {
 	__u64 connections;
 	__u64 bytes_sent;
 	__u64 bytes_received;
+	__u64 reserved;
 };
 
 /* New flows that got no backend. */
@@ -280,7 +286,7 @@ _Static_assert(sizeof(struct affinity_key) == 24, "affinity_key is hashed: no hi
 struct affinity {
 	__u64 last_used;
 	__u32 backend_id;
-	__u32 reserved;
+	__u32 reserved[3];
 };
 
 /* What a connected socket dialled, and what it got. */
@@ -292,6 +298,7 @@ struct sock_state {
 	__u32 service_port_id;
 	__u32 backend_id;
 	__u32 counted; /* in the backend's load */
+	__u32 reserved[7];
 	struct bpf_spin_lock lock;
 };
 
@@ -308,6 +315,7 @@ struct udp_dial {
 	__u32 backend_id; /* 0: the place is free */
 	__u32 answers; /* what comes from the backend is shown as coming from what was dialled */
 	__u64 last_used;
+	__u32 reserved[2];
 };
 
 enum udp_dial_limit {
@@ -318,6 +326,7 @@ enum udp_dial_limit {
 struct udp_dials {
 	struct udp_dial dials[UDP_DIALS];
 	__u32 pinned; /* there are some in udp_pins */
+	__u32 reserved[6];
 	struct bpf_spin_lock lock;
 };
 
@@ -344,7 +353,7 @@ struct udp_pin {
 	__u16 reserved;
 	__u32 service_port_id;
 	__u32 backend_id;
-	__u32 reserved2;
+	__u32 reserved2[3];
 };
 
 /* Where a device sees a packet. */
@@ -429,6 +438,7 @@ struct flow {
 	__u64 created;
 	__u64 last_seen; /* within a second */
 	__u64 bytes; /* of packets that came to this entry, and are in no stat yet */
+	__u32 reserved2[8];
 };
 
 /* What is counted of flows, in entries. */

@@ -148,6 +148,7 @@ type agent struct {
 	now      func() time.Time // the clock of writer; nil: [time.Now]
 	model    *model
 	synced   bool
+	complete bool             // all that is known has been programmed once
 	collect  func()           // has garbage collected as usual
 	loaded   <-chan struct{}  // closed when our programs can be attached; nil: that was seen to
 	attached chan struct{}    // closed when our programs are in force

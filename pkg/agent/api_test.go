@@ -32,7 +32,7 @@ func serving(t *testing.T) (*agent, *Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{cfg: cfg, tables: tables, writer: writer, model: newModel(cfg), mail: newMailbox(), synced: true}
+	a := &agent{cfg: cfg, tables: tables, writer: writer, model: newModel(cfg), mail: newMailbox(), synced: true, complete: true}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- a.serve(ctx) }()

@@ -76,7 +76,7 @@ func mustStock(t *testing.T) *shelf {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{cfg: cfg, synced: true, writer: writer, model: newModel(cfg), keeper: &keeper{}, flows: &flowKeeper{}}
+	a := &agent{cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), keeper: &keeper{}, flows: &flowKeeper{}}
 
 	return &shelf{agent: a, fakes: fakes, events: events}
 }

@@ -49,7 +49,7 @@ func mustHeal(t *testing.T) *patient {
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
 	p.agent = &agent{
-		cfg: cfg, synced: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{},
+		cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{},
 		frontends: p.fakes.FrontendIDs, proxy: proxy, checks: newHealthServices(cfg, proxy),
 		flows: &flowKeeper{stale: make(chan struct{}, 1)}, devices: newDeviceKeeper(nil, cfg.Log, time.Minute),
 	}

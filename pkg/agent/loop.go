@@ -141,7 +141,9 @@ func (a *agent) sync() error {
 	return err
 }
 
-// takeOver programs all that is known, and retires what no Service has any more.
+// takeOver programs all that is known, and retires what no Service has any more. In maps that
+// were empty, frontends are missing until it is done: then sync has sockets and flows ended
+// that lead to nothing.
 func (a *agent) takeOver() {
 	a.synced = true
 	a.program()
@@ -149,6 +151,7 @@ func (a *agent) takeOver() {
 	a.programServiceCIDRs()
 	a.writer.Prune()
 	a.applyAll()
+	a.complete = true
 }
 
 // applyAll writes all that is due.
@@ -228,7 +231,7 @@ func (a *agent) apply() {
 		a.failing, a.unwritten, a.stock.stale = true, true, true
 	}
 	a.written.Store(a.writer.Written())
-	if gone := a.writer.Gone(); len(gone.Backends)+len(gone.Frontends) > 0 {
+	if gone := a.writer.Gone(); a.complete && len(gone.Backends)+len(gone.Frontends) > 0 {
 		a.keeper.endOrphans()
 		a.flows.endStale()
 	}

@@ -58,7 +58,7 @@ func mustLoop(t *testing.T, flows *flowKeeper, pinned *maps.Pinned) *agent {
 		t.Fatal(err)
 	}
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
-	a := &agent{cfg: cfg, synced: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{}, flows: flows}
+	a := &agent{cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{}, flows: flows}
 	a.keeper = newKeeper(a)
 	a.proxy = newProxy(cfg)
 	a.checks = newHealthServices(cfg, a.proxy)

@@ -190,7 +190,7 @@ func Remove(bpfRoot string) error {
 	if err := errors.Join(removeLinks(bpfRoot), removeDevices(bpfRoot)); err != nil {
 		return err
 	}
-	versions, err := versionDirs(bpfRoot)
+	versions, err := maps.Folders(bpfRoot)
 	if err != nil {
 		return err
 	}

@@ -77,8 +77,9 @@ func TestDeviceSwitch(t *testing.T) {
 	p.attach(p.device())
 	p.reset()
 	p.underLoad(func() {
-		for i, by := range []Attachment{Clsact, TCX, Clsact} {
+		for i, by := range []Attachment{Clsact, TCX, Clsact, TCX, Clsact, TCX, Clsact} {
 			must(t, p.Close())
+			time.Sleep(20 * time.Millisecond)
 			p.open(by)
 			p.attach(p.device())
 			p.wantState("eth0", by, "")

@@ -86,14 +86,11 @@ func (d *Datapath) Attach() error {
 // removeOtherVersions unpins the maps of builds with another layout: no program
 // uses them any more.
 func (d *Datapath) removeOtherVersions() error {
-	dirs, err := versionDirs(d.cfg.BPFRoot)
+	dirs, err := maps.OtherFolders(d.cfg.BPFRoot)
 	if err != nil {
 		return err
 	}
 	for _, dir := range dirs {
-		if filepath.Base(dir) == maps.Version {
-			continue
-		}
 		if err := os.RemoveAll(dir); err != nil {
 			return fmt.Errorf("maps of another version: %w", err)
 		}
@@ -157,16 +154,6 @@ func mapsOf(pin string) ([]ebpf.MapID, error) {
 	used, _ := ofProgram.MapIDs()
 
 	return used, nil
-}
-
-// versionDirs returns the folders of maps, of all versions.
-func versionDirs(bpfRoot string) ([]string, error) {
-	dirs, err := filepath.Glob(filepath.Join(bpfRoot, "v[0-9]*"))
-	if err != nil {
-		return nil, fmt.Errorf("versions of the maps: %w", err)
-	}
-
-	return dirs, nil
 }
 
 // attachHook attaches a hook to a cgroup, see [links.attach].

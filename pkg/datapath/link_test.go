@@ -186,7 +186,9 @@ func TestForeignPrograms(t *testing.T) {
 
 func TestRemove(t *testing.T) {
 	w := newWebWorld(t)
-	must(t, os.Mkdir(filepath.Join(w.cfg.BPFRoot, "v0"), 0o700)) // of another version
+	for _, other := range []string{"v0", "state-v0", "new-v9"} { // of other versions
+		must(t, os.Mkdir(filepath.Join(w.cfg.BPFRoot, other), 0o700))
+	}
 	for range 2 {
 		must(t, Remove(w.cfg.BPFRoot))
 		if _, err := os.Stat(w.cfg.BPFRoot); !os.IsNotExist(err) {
@@ -274,7 +276,7 @@ func loseAndMendPins(t *testing.T, d *Datapath, pin string, attach func() error,
 	before[0] = idOf(t, mustOpenLink(t, d, pin))
 	missing, err := d.MendPins()
 	must(t, err)
-	if !slices.Contains(missing, pin) || !slices.Contains(missing, filepath.Join(root, maps.Version, maps.NameFlows)) {
+	if !slices.Contains(missing, pin) || !slices.Contains(missing, maps.PinOf(root, maps.NameFlows)) {
 		t.Errorf("missing were %v", missing)
 	}
 	if after := pinnedIDs(t, root, pin); after != before {
@@ -312,7 +314,7 @@ func pinnedIDs(t *testing.T, bpfRoot, pin string) [2]uint32 {
 	l, err := link.LoadPinnedLink(pin, nil)
 	must(t, err)
 	defer l.Close()
-	flows, err := ebpf.LoadPinnedMap(filepath.Join(bpfRoot, maps.Version, maps.NameFlows), nil)
+	flows, err := ebpf.LoadPinnedMap(maps.PinOf(bpfRoot, maps.NameFlows), nil)
 	must(t, err)
 	defer flows.Close()
 	ofFlows, err := flows.Info()

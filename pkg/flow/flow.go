@@ -124,6 +124,7 @@ func isSame(a, b maps.Flow) bool {
 func identity(f maps.Flow) maps.Flow {
 	f.Flags &= maps.FlowMasqueraded
 	f.Role, f.State, f.Reserved, f.Created, f.LastSeen, f.Bytes = 0, 0, 0, 0, 0, 0
+	clear(f.Reserved2[:]) // other builds may use it
 
 	return f
 }

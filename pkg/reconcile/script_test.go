@@ -46,6 +46,7 @@ var defaultCapacities = map[string]uint32{
 //	grace       a grace period passes
 //	wait 1s     time passes, and all grace periods, then all flows are looked at
 //	restart     the agent starts anew; nothing is wanted yet
+//	upgrade     so does a build with another layout: it finds only what maps.Create inherits
 //	prune       every Service that is wanted is known
 //	tamper      something else writes: see script.tamper
 func TestScripts(t *testing.T) {
@@ -143,6 +144,7 @@ func mustMountBPF(t testing.TB) string {
 // script is one run of a script.
 type script struct {
 	t      *testing.T
+	create func() maps.Tables // empty ones
 	tables maps.Tables
 	clock  *testClock
 	log    writeLog
@@ -165,7 +167,8 @@ func runScript(t *testing.T, path string, tables func(testing.TB, map[string]uin
 			mustParseCapacities(t, string(file.Data), capacities)
 		}
 	}
-	s := &script{t: t, tables: tables(t, capacities), clock: newTestClock()}
+	s := &script{t: t, create: func() maps.Tables { return tables(t, capacities) }, clock: newTestClock()}
+	s.tables = s.create()
 	s.restart()
 	for i, file := range archive.Files {
 		said, says := s.step(file.Name, string(file.Data))
@@ -247,6 +250,8 @@ func (s *script) step(name, body string) (string, bool) {
 		s.apply()
 	case "restart":
 		s.restart()
+	case "upgrade":
+		s.upgrade()
 	case "prune":
 		s.r.Prune()
 		s.apply()
@@ -284,6 +289,33 @@ func (s *script) say(what string) string {
 func (s *script) restart() {
 	s.r = mustNew(s.t, loggedTables(s.tables, &s.log), s.clock)
 	s.set = nil
+}
+
+func (s *script) upgrade() {
+	s.t.Helper()
+	before := s.tables
+	s.tables = s.create()
+	s.tables.Loads = before.Loads
+	mustCopy(s.t, s.tables.ServicePorts, before.ServicePorts)
+	mustCopy(s.t, s.tables.Addrs, before.Addrs)
+	for place, v := range before.Backends.All() {
+		if err := s.tables.Backends.Put(place, v); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.restart()
+}
+
+func mustCopy[K comparable, V any](t *testing.T, to, from maps.Table[K, V]) {
+	t.Helper()
+	for e, err := range from.All() {
+		if err == nil {
+			err = to.Put(e.Key, e.Value)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // apply ignores errors: the step status tells them.

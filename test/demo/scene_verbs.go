@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"strings"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -23,7 +22,7 @@ func playVerbs(ctx context.Context, s *stage) error {
 		s.out.printed(printed)
 	}
 
-	return s.showMap(filepath.Join(s.agent.BPFRoot(), maps.Version, "chunks", maps.NameFrontends+"_0"))
+	return s.showMap(maps.ChunkPinOf(s.agent.BPFRoot(), maps.NameFrontends, 0))
 }
 
 // showMap shows an entry of a map, if there is a program to show it.

@@ -18,13 +18,15 @@ import (
 func TestRestart(t *testing.T) {
 	newer, err := sluice.Build(t.TempDir(), "newer")
 	must(t, err)
+	otherLayout, err := sluice.BuildOtherLayout(t.TempDir())
+	must(t, err)
 	for _, attach := range []string{"tcx", "clsact"} {
 		t.Run(attach, func(t *testing.T) {
 			t.Parallel()
 			w := mustWorld(t, setting{
 				Config: lab.Config{OverlayMTU: 1450, Attachment: lab.Routed},
 				filter: bridgeCNI,
-				agent:  []string{"--device-attach", attach},
+				agent:  []string{"--device-attach", attach, "--flow-table-memory", "16Mi"},
 			})
 			w.mustBeStrict(t)
 			c := casesOf(w)
@@ -37,6 +39,16 @@ func TestRestart(t *testing.T) {
 				{"killed", (*sluice.Node).Kill},
 				{"stopped", (*sluice.Node).Stop},
 				{"upgraded", func(agent *sluice.Node) error {
+					err := agent.Stop()
+					agent.SetBinary(newer)
+					return err
+				}},
+				{"upgraded to another layout of the maps", func(agent *sluice.Node) error {
+					err := agent.Stop()
+					agent.SetBinary(otherLayout)
+					return err
+				}},
+				{"downgraded", func(agent *sluice.Node) error {
 					err := agent.Stop()
 					agent.SetBinary(newer)
 					return err

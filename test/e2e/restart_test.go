@@ -2,8 +2,6 @@ package e2e
 
 import (
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -59,12 +57,6 @@ func TestRestart(t *testing.T) {
 				time.Sleep(rand.N(300 * time.Millisecond))
 			}
 			must(t, agent.Kill(), agent.Start())
-		}},
-		{"stopped, and a build with another layout of its maps started", func(t *testing.T, agent *sluice.Node) {
-			must(t, agent.Stop())
-			// It does not know the old maps, which the old programs use.
-			must(t, os.Rename(filepath.Join(agent.BPFRoot(), maps.Version), filepath.Join(agent.BPFRoot(), "v0")))
-			must(t, agent.Start())
 		}},
 		{"stopped, and a newer build started", func(t *testing.T, agent *sluice.Node) {
 			must(t, agent.Stop())

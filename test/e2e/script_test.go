@@ -172,7 +172,7 @@ func leadAstray(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func restyle(ts *testscript.TestScript, _ bool, args []string) {
-	pin := filepath.Join(nodeOf(ts).BPFRoot(), maps.Version, args[0])
+	pin := maps.PinOf(nodeOf(ts).BPFRoot(), args[0])
 	ts.Check(os.Remove(pin))
 	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	ts.Check(err)

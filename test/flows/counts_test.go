@@ -2,7 +2,6 @@ package flows
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -28,7 +27,7 @@ func mustMaps(t *testing.T, root string) *datapathMaps {
 			t.Error(err)
 		}
 	})
-	budgets, err := ebpf.LoadPinnedMap(filepath.Join(root, maps.Version, maps.NameICMPBudgets), nil)
+	budgets, err := ebpf.LoadPinnedMap(maps.PinOf(root, maps.NameICMPBudgets), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

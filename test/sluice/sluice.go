@@ -27,7 +27,14 @@ import (
 // Build builds the binary with a version of its own into dir, and returns its
 // path. The binary appears there at once and complete: tests of other packages
 // may build and run the same one.
-func Build(dir, version string) (string, error) {
+func Build(dir, version string) (string, error) { return build(dir, version, "") }
+
+// BuildOtherLayout builds one to which the maps of all others are of another layout.
+func BuildOtherLayout(dir string) (string, error) {
+	return build(dir, "other-layout", " -X github.com/sluice-lb/sluice/maps.Version=v2x")
+}
+
+func build(dir, version, flags string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("folder of binaries: %w", err)
 	}
@@ -37,7 +44,7 @@ func Build(dir, version string) (string, error) {
 	}
 	defer os.RemoveAll(aside)
 	name := "sluice-" + version
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version="+version,
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version="+version+flags,
 		"-o", filepath.Join(aside, name), "github.com/sluice-lb/sluice/cmd/sluice")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -1,0 +1,178 @@
+package maps
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+)
+
+// mustBeOther makes p's folder that of an agent with another layout, and closes p.
+func mustBeOther(t *testing.T, p *Pinned, root, version string) {
+	t.Helper()
+	err := errors.Join(p.Close(), os.Rename(filepath.Join(root, Version), filepath.Join(root, version)))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var (
+	dialled     = AddrOf(netip.MustParseAddr("10.96.0.1"))
+	webPort     = ServicePortOf("shop", "web", "http", 6, 4)
+	flowOfWeb   = FlowKeyOf(HookIngress, 6, netip.MustParseAddrPort("192.0.2.1:5000"), netip.MustParseAddrPort("10.96.0.1:80"))
+	backendWeb  = BackendOf(ID(perChunk+1, 3), ID(7, 1), netip.MustParseAddrPort("10.0.1.7:8080"), BackendLocal)
+	freeBackend = Backend{Reserved: 9} // its next generation
+)
+
+// mustHaveState puts something into each map that a build of another version must find.
+func mustHaveState(t *testing.T, p *Pinned) {
+	t.Helper()
+	err := errors.Join(
+		p.ServicePorts.Put(ID(7, 1), webPort), p.Counts.Begin(ID(7, 1)),
+		p.Backends.Put(perChunk+1, backendWeb), p.Backends.Put(5, freeBackend),
+		p.Addrs.Put(dialled, AddrUse{Flags: AddrService}),
+		p.FrontendIDs.Put(web, 9), p.Frontends.Put(9, webFrontend),
+		p.Flows.Put(flowOfWeb, Flow{BackendId: backendWeb.Id}),
+		p.Loads.Reserve(int(perChunk)+2),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Loads.AddFlows(backendWeb.Id, 3)
+}
+
+func mustHave[K comparable, V comparable](t *testing.T, table Table[K, V], k K, want V) {
+	t.Helper()
+	if have, ok, err := table.Lookup(k); have != want || !ok || err != nil {
+		t.Errorf("map %s: %+v, %v, %v, want %+v", table.Name(), have, ok, err, want)
+	}
+}
+
+func TestAnotherVersionKeepsIDsAndState(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	mustHaveState(t, first)
+	mustBeOther(t, first, root, "v1x")
+
+	p := mustCreate(t, root, small())
+	mustHave(t, p.ServicePorts, ID(7, 1), webPort)
+	mustHave(t, p.Addrs, dialled, AddrUse{Flags: AddrService})
+	mustHave(t, p.Flows, flowOfWeb, Flow{BackendId: backendWeb.Id})
+	if b, free := p.Backends.Get(perChunk+1), p.Backends.Get(5); b != backendWeb || free != freeBackend {
+		t.Errorf("backends %+v and %+v, want %+v and %+v", b, free, backendWeb, freeBackend)
+	}
+	if load := p.Loads.Load(backendWeb.Id); load.Flows != 3 {
+		t.Errorf("load %+v, want 3 flows", load)
+	}
+	// What only the agent's layout knows is for the writer to fill again.
+	if _, ok, err := p.FrontendIDs.Lookup(web); ok || err != nil || p.Frontends.Get(9) != (Frontend{}) {
+		t.Errorf("a frontend: %v, %v, %+v", ok, err, p.Frontends.Get(9))
+	}
+	if others, err := OtherFolders(root); err != nil || len(others) != 1 || filepath.Base(others[0]) != "v1x" {
+		t.Errorf("other folders: %v, %v", others, err)
+	}
+}
+
+// The folder that is there counts, and what is left of an attempt does not.
+func TestIDsAreInheritedOnce(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	mustHaveState(t, first)
+	mustBeOther(t, first, root, "v1x")
+	if err := os.MkdirAll(filepath.Join(root, asidePrefix+Version, "left"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+
+	p := mustCreate(t, root, small())
+	if err := errors.Join(p.Backends.Clear(perChunk+1), p.Close()); err != nil {
+		t.Fatal(err)
+	}
+	p = mustCreate(t, root, small())
+	if b := p.Backends.Get(perChunk + 1); b.Id != 0 {
+		t.Errorf("a backend that had gone is back: %+v", b)
+	}
+	if _, err := os.Stat(filepath.Join(root, asidePrefix+Version)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder aside: %v", err)
+	}
+}
+
+// A later build has more in its values.
+func TestLongerValues(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	mustHaveState(t, first)
+	mustBeOther(t, first, root, "v9")
+	pin := filepath.Join(root, "v9", NameServicePorts)
+	specs, err := mapSpecs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := specs[NameServicePorts]
+	value := make([]byte, spec.ValueSize+8)
+	copy(value, unsafe.Slice((*byte)(unsafe.Pointer(&webPort)), len(value)-8))
+	spec.ValueSize, spec.Value = spec.ValueSize+8, nil
+	longer, err := ebpf.NewMap(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer longer.Close()
+	if err := errors.Join(os.Remove(pin), longer.Pin(pin), longer.Put(ID(7, 1), value)); err != nil {
+		t.Fatal(err)
+	}
+
+	p := mustCreate(t, root, small())
+	mustHave(t, p.ServicePorts, ID(7, 1), webPort)
+}
+
+// What is counted of backends and service ports has room, also if the state is lost.
+func TestStateIsYounger(t *testing.T) {
+	root := mustRoot(t)
+	port := ID(uint32(abiChunkCHUNK_COUNTS)+1, 1)
+	first := mustCreate(t, root, small())
+	err := errors.Join(first.ServicePorts.Put(port, webPort), first.Counts.Begin(port),
+		first.Backends.Put(perChunk+1, backendWeb), first.Close(), os.RemoveAll(filepath.Join(root, StateVersion)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := mustCreate(t, root, small())
+	p.Loads.AddFlows(backendWeb.Id, 3)
+	if load := p.Loads.Load(backendWeb.Id); load.Flows != 3 {
+		t.Errorf("load %+v, want 3 flows", load)
+	}
+	if m, _ := p.Stats.place(port); m == nil {
+		t.Error("there is no room to count of the service port")
+	}
+}
+
+// Without the ids of the agent before, what is remembered under them would be others'.
+func TestStateWithoutIDsIsForgotten(t *testing.T) {
+	for name, harm := range map[string]func(root string) error{
+		"no folder": func(root string) error { return os.RemoveAll(filepath.Join(root, Version)) },
+		"a folder that cannot be read": func(root string) error {
+			other := filepath.Join(root, "v1")
+
+			return errors.Join(os.Rename(filepath.Join(root, Version), other), os.Remove(filepath.Join(other, NameServicePorts)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := mustRoot(t)
+			first := mustCreate(t, root, small())
+			mustHaveState(t, first)
+			if err := errors.Join(first.Close(), harm(root)); err != nil {
+				t.Fatal(err)
+			}
+			p := mustCreate(t, root, small())
+			if _, ok, err := p.Flows.Lookup(flowOfWeb); ok || err != nil {
+				t.Errorf("the flow is there: %v, %v", ok, err)
+			}
+			if b := p.Backends.Get(perChunk + 1); b != (Backend{}) {
+				t.Errorf("the backend is there: %+v", b)
+			}
+		})
+	}
+}
