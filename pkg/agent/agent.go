@@ -94,6 +94,7 @@ type Config struct {
 	Log *slog.Logger
 
 	events func(kube.Event) // nil: nobody to tell
+	limits lb.Limits        // of one Service
 }
 
 // Validate returns an error that names the first field that cannot be used.
@@ -148,15 +149,18 @@ type agent struct {
 	now      func() time.Time // the clock of writer; nil: [time.Now]
 	model    *model
 	synced   bool
-	complete bool             // all that is known has been programmed once
-	collect  func()           // has garbage collected as usual
-	loaded   <-chan struct{}  // closed when our programs can be attached; nil: that was seen to
-	attached chan struct{}    // closed when our programs are in force
-	again    <-chan time.Time // when they are to be attached once more; nil: they need not
+	complete bool                            // all that is known has been programmed once
+	resolve  func(lb.Snapshot) lb.Resolution // nil: [lb.Snapshot.Resolve]
+	heavy    *heavyWork                      // nil: the loop decides about all Services
+	collect  func()                          // has garbage collected as usual
+	loaded   <-chan struct{}                 // closed when our programs can be attached; nil: that was seen to
+	attached chan struct{}                   // closed when our programs are in force
+	again    <-chan time.Time                // when they are to be attached once more; nil: they need not
 
 	failing    bool  // a write failed since all was known to be in force
 	unwritten  bool  // a write failed in this round
 	unwritable error // nothing can be written
+	slices     int   // that the writer has written
 	frontends  maps.Table[maps.FrontendKey, uint32]
 	tables     maps.Tables // written by writer, read by anybody
 	stock      stock
@@ -254,6 +258,7 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 	if err != nil {
 		return nil, err
 	}
+	cfg.limits = limitsOf(dp.Maps().Tables)
 	a := &agent{
 		cfg:      cfg,
 		started:  time.Now(),

@@ -172,7 +172,7 @@ func (a *agent) services() func() []Service {
 	return func() []Service {
 		views := []Service{}
 		for _, svc := range services {
-			view := serviceOf(svc.Service, svc.Resolve())
+			view := serviceOf(svc.Service, a.resolved(svc))
 			view.Problems = slices.Concat(problems["Service "+view.Name], view.Problems)
 			view.Error = strings.Join(failed[view.Name], "; ")
 			views = append(views, view)
@@ -196,7 +196,7 @@ func (a *agent) desired() func() []Frontend {
 	return func() []Frontend {
 		frontends := []Frontend{frontendOf(probeFrontend())}
 		for _, svc := range services {
-			for _, f := range svc.Resolve().Frontends {
+			for _, f := range a.resolved(svc).Frontends {
 				if owner, ok := lost[f.Key]; !ok || owner == svc.Service.Name {
 					frontends = append(frontends, frontendOf(f))
 				}

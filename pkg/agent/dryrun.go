@@ -8,11 +8,15 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // dryRunSlots is room for what fits into the real map.
 const dryRunSlots = 1 << 21
+
+// dryRunLimits are those of the real maps, as they are sized in maps.h.
+var dryRunLimits = lb.Limits{Frontends: 524288 / limitShare, SourceRanges: 65536 / limitShare, Endpoints: maxEndpoints}
 
 // DryRun reads all Services once and returns what [Run] would make of them,
 // without touching the kernel: cfg needs no Datapath and no Socket.
@@ -21,6 +25,7 @@ func DryRun(ctx context.Context, cfg Config) ([]Service, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.limits = dryRunLimits
 	a := &agent{cfg: cfg, writer: writer, model: newModel(cfg), mail: newMailbox()}
 	a.source, err = newSource(cfg, sink{a.mail})
 	if err != nil {

@@ -38,6 +38,9 @@ func (m *model) eventOf(p lb.Problem) (kube.Event, bool) {
 		Field: p.Field, Reason: kube.ReasonIgnored, Action: actionRead,
 		Note: p.Field + ": " + p.Message,
 	}
+	if p.Field == "" {
+		e.Note = p.Message
+	}
 	if name, ok := strings.CutPrefix(p.Object, "Service "); ok {
 		e.Service.Namespace, e.Service.Name, ok = strings.Cut(name, "/")
 

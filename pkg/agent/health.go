@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
@@ -65,11 +66,13 @@ func (a *agent) unready() []string {
 	return append(reasons, a.devices.obstacles()...)
 }
 
-// settle says of all that was taken up that it is in force, unless nothing can
-// be written, or not all was. Services of which only their own writes fail are told of
-// elsewhere: others work.
+// settle says of all that was taken up that it is in force, unless nothing can be
+// written. Services of which only their own writes fail are told of elsewhere: others
+// work. So do others while a heavy Service is written slice by slice, or decided: all
+// that are due take turns, so a change waits for its turn and not for the heavy one. What
+// would be late is a loop that does not come by here.
 func (a *agent) settle() {
-	if !a.synced || a.busy() {
+	if !a.synced {
 		return
 	}
 	a.known.Store(true)
@@ -84,7 +87,8 @@ func (a *agent) settle() {
 		}
 		a.failing, a.unwritable = false, nil
 	}
-	a.model.checks.publish(a.checks)
+	busy := a.busy()
+	a.model.checks.publish(a.checks, func(name lb.ServiceName) bool { return !busy || a.writer.Programmed(name) })
 	a.proxy.Applied()
 }
 

@@ -32,7 +32,14 @@ type patient struct {
 
 func mustHeal(t *testing.T) *patient {
 	t.Helper()
-	p := &patient{fakes: maps.NewFakes(100)}
+
+	return mustHealOn(t, maps.NewFakes(100), 0, nil)
+}
+
+// mustHealOn returns one on these maps, with this [reconcile.Config.Slice], after prepare.
+func mustHealOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*agent)) *patient {
+	t.Helper()
+	p := &patient{fakes: fakes}
 	p.fakes.Observe(func(string, string) error {
 		if p.broken.Load() {
 			return errors.New("broken")
@@ -42,14 +49,14 @@ func mustHeal(t *testing.T) *patient {
 	}, nil)
 	begin := time.Now()
 	now := func() time.Time { return begin.Add(time.Duration(p.passed.Load())) }
-	writer, err := reconcile.New(reconcile.Config{Tables: p.fakes.Tables})
+	writer, err := reconcile.New(reconcile.Config{Tables: p.fakes.Tables, Slice: slice})
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
 	p.agent = &agent{
-		cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{},
+		cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{}, heavy: &heavyWork{},
 		frontends: p.fakes.FrontendIDs, proxy: proxy, checks: newHealthServices(cfg, proxy),
 		flows: &flowKeeper{stale: make(chan struct{}, 1)}, devices: newDeviceKeeper(nil, cfg.Log, time.Minute),
 	}
@@ -64,6 +71,9 @@ func mustHeal(t *testing.T) *patient {
 	p.mail.posted = proxy.Queued
 	p.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
 	p.apply()
+	if prepare != nil {
+		prepare(p.agent)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.loop(ctx) }()

@@ -39,23 +39,27 @@ func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
 	})
 }
 
-// plan notes what follows from a Service, nil if it is gone. It counts from the
+// plan notes what a Service may be asked for, nil for nothing. It counts from the
 // next publish on.
-func (c *serviceChecks) plan(name lb.ServiceName, svc *lb.Service, res lb.Resolution) {
-	if check := checkOf(svc, res); check != nil {
+func (c *serviceChecks) plan(name lb.ServiceName, check *health.Check) {
+	if check != nil {
 		c.due[name] = check
 	} else if _, known := c.told[name]; known {
 		c.due[name] = nil
 	}
 }
 
-// publish has everybody answered by what was planned.
-func (c *serviceChecks) publish(answers *health.Services) {
+// publish has everybody answered by what was planned, of Services that are in force.
+func (c *serviceChecks) publish(answers *health.Services, inForce func(lb.ServiceName) bool) {
 	if c.addrs != nil {
 		answers.SetAddresses(c.addrs)
 		c.addrs = nil
 	}
 	for name, check := range c.due {
+		if !inForce(name) {
+			continue
+		}
+		delete(c.due, name)
 		if check == nil {
 			delete(c.told, name)
 			answers.Delete(name)
@@ -64,7 +68,6 @@ func (c *serviceChecks) publish(answers *health.Services) {
 			answers.Set(name, *check)
 		}
 	}
-	clear(c.due)
 }
 
 // checkOf returns what load balancers ask a Service for, or nil: those that keep

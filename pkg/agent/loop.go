@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -131,7 +133,8 @@ func (a *agent) sync() error {
 	}
 	begin := time.Now()
 	a.measure(metrics.Round{Full: true}, a.takeOver)
-	a.keeper.endOrphans() // of an agent that was killed before it could
+	a.heavy = &heavyWork{} // not before: what is known at the start is programmed at the start
+	a.keeper.endOrphans()  // of an agent that was killed before it could
 	a.flows.endStale()
 	err := a.attachSynced()
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
@@ -149,7 +152,7 @@ func (a *agent) takeOver() {
 	a.program()
 	a.applyAll()
 	a.programServiceCIDRs()
-	a.writer.Prune()
+	a.writer.Prune(slices.Collect(maps.Keys(a.model.undecided))...)
 	a.applyAll()
 	a.complete = true
 }
@@ -165,17 +168,20 @@ func (a *agent) applyAll() {
 func (a *agent) program() {
 	touched := a.model.state.Touched()
 	for _, name := range touched {
-		svc := a.model.state.Service(name)
-		res, _ := a.model.state.Resolve(name)
-		a.mail.metrics.Resolved(name, res)
-		a.model.report("decisions about Service "+name.String(), res.Problems)
-		a.model.checks.plan(name, svc, res)
-		if svc != nil {
-			a.writer.Set(name, svc.Created, res)
+		s, exists := a.model.state.Snapshot(name)
+		if exists && a.heavy != nil && s.Size() >= heavySize {
+			a.heavy.add(name)
+
+			continue
+		}
+		a.heavy.forget(name)
+		if exists {
+			a.enforce(s.Service, a.decide(s))
 		} else {
-			a.writer.Delete(name)
+			a.retire(name)
 		}
 	}
+	a.startHeavy()
 	if !a.programNode() && len(touched) > 0 {
 		a.apply()
 	}
@@ -226,6 +232,7 @@ func (a *agent) programNode() bool {
 
 // apply writes what is due, and ends the UDP sockets of backends that went.
 func (a *agent) apply() {
+	a.slices++
 	if err := a.writer.Apply(); err != nil {
 		a.cfg.Log.Error("not everything is programmed", "error", err)
 		a.failing, a.unwritten, a.stock.stale = true, true, true

@@ -22,9 +22,9 @@ func (a *agent) measure(r metrics.Round, do func()) {
 // isProgrammed says whether what is known of a Service is in the maps, or there is
 // no such Service.
 func (a *agent) isProgrammed(name lb.ServiceName) bool {
-	status, ok := a.writer.Status(name)
+	_, undecided := a.model.undecided[name]
 
-	return !ok || status.Programmed
+	return !undecided && !a.heavy.has(name) && a.writer.Programmed(name)
 }
 
 // endedSince returns how many stale flows were ended of each family.

@@ -53,14 +53,16 @@ type model struct {
 	// problems are what had to be left out: when objects were read, by object
 	// or source, and when their frontends were decided, by Service.
 	problems map[string][]lb.Problem
-	log      *slog.Logger
-	record   func(kube.Event)
+	// undecided are Services about which nothing could be decided.
+	undecided map[lb.ServiceName]struct{}
+	log       *slog.Logger
+	record    func(kube.Event)
 }
 
 func newModel(cfg Config) *model {
 	self := lb.Node{
 		Name: cfg.NodeName, MasqueradeAll: cfg.MasqueradeAll,
-		Algorithm: cfg.Algorithm, IgnoreExternalIPs: cfg.IgnoreExternalIPs,
+		Algorithm: cfg.Algorithm, IgnoreExternalIPs: cfg.IgnoreExternalIPs, Limits: cfg.limits,
 	}
 
 	self.PrimaryIPs = withNodeIP(nil, cfg.NodeIP)
@@ -80,6 +82,7 @@ func newModel(cfg Config) *model {
 		localCIDRsChanged:   true,
 		serviceCIDRsChanged: true,
 		problems:            map[string][]lb.Problem{},
+		undecided:           map[lb.ServiceName]struct{}{},
 		log:                 cfg.Log,
 	}
 }
@@ -89,7 +92,7 @@ func (m *model) setNode(n kube.Node) {
 	n.PrimaryIPs = withNodeIP(m.nodeIPs, m.nodeIP)
 	m.eligible.Store(n.Exists && !n.Leaving)
 	n.MasqueradeAll = m.node.MasqueradeAll
-	n.Algorithm, n.IgnoreExternalIPs = m.node.Algorithm, m.node.IgnoreExternalIPs
+	n.Algorithm, n.IgnoreExternalIPs, n.Limits = m.node.Algorithm, m.node.IgnoreExternalIPs, m.node.Limits
 	m.node, m.nodeExists = n.Node, n.Exists
 	m.nodeAddrsChanged = true
 	m.state.SetNode(n.Node)
@@ -194,9 +197,12 @@ func (m *model) newLocalCIDRs() ([]netip.Prefix, bool) {
 
 // report replaces the problems of one source, and logs those that are new.
 func (m *model) report(source string, problems []lb.Problem) {
-	known := m.problems[source]
+	known := make(map[lb.Problem]struct{}, len(m.problems[source]))
+	for _, p := range m.problems[source] {
+		known[p] = struct{}{}
+	}
 	for _, p := range problems {
-		if !slices.Contains(known, p) {
+		if _, told := known[p]; !told {
 			m.log.Warn("left out", "object", p.Object, "field", p.Field, "problem", p.Message)
 			if e, ok := m.eventOf(p); ok {
 				m.record(e)

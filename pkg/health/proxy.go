@@ -77,7 +77,8 @@ func (p *Proxy) Taken() {
 	p.waiting = time.Time{}
 }
 
-// Applied says that all that was taken up is in force.
+// Applied says that all that was taken up is in force, or in turn: that work which comes
+// around goes on is enough, however much one Service makes of it.
 func (p *Proxy) Applied() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

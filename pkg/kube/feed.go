@@ -1,5 +1,7 @@
 package kube
 
+import "log/slog"
+
 // Feed tells a sink about Kubernetes objects one by one, as a [Watcher] does
 // when an API server says that they changed. It is for tests that have no API
 // server. One goroutine at a time may use it.
@@ -11,7 +13,7 @@ type Feed struct {
 // NewFeed returns a Feed of which the sink has not been told anything yet.
 // nodeName is that of this node, in lower case.
 func NewFeed(nodeName string, sink Sink) *Feed {
-	return &Feed{ledger: newLedger(sink), nodeName: nodeName}
+	return &Feed{ledger: newLedger(sink, slog.Default()), nodeName: nodeName}
 }
 
 // Set tells about an object that is new or has changed: a pointer to a Service,

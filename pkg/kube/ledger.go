@@ -2,6 +2,7 @@ package kube
 
 import (
 	"iter"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -18,13 +19,17 @@ type ledger struct {
 	// a reason that was reported.
 	told map[key]bool
 
+	// failed has why objects cannot be read of which that was logged.
+	failed map[key]string
+	log    *slog.Logger
+
 	// ServiceCIDRs are few, and told about all at once.
 	cidrs      map[string]*object
 	cidrsMoved bool // since they were last told about
 }
 
-func newLedger(sink Sink) *ledger {
-	return &ledger{sink: sink, told: map[key]bool{}, cidrs: map[string]*object{}}
+func newLedger(sink Sink, log *slog.Logger) *ledger {
+	return &ledger{sink: sink, log: log, told: map[key]bool{}, failed: map[key]string{}, cidrs: map[string]*object{}}
 }
 
 // set tells about an object that is new or may have changed.
@@ -54,6 +59,11 @@ func (l *ledger) replace(objects iter.Seq[*object]) {
 }
 
 func (l *ledger) put(o *object) {
+	if o.failed != "" {
+		l.keep(o)
+		return
+	}
+	l.forgive(o.key)
 	if o.value == nil {
 		l.ignore(o)
 		return
@@ -75,6 +85,26 @@ func (l *ledger) put(o *object) {
 	}
 }
 
+// keep reports that an object cannot be read. What was told about it stays in force.
+func (l *ledger) keep(o *object) {
+	if l.failed[o.key] != o.failed {
+		l.failed[o.key] = o.failed
+		l.log.Error("an object could not be read", "object", o.key, "error", o.failed, "stack", string(o.stack))
+	}
+	if _, known := l.told[o.key]; !known {
+		l.told[o.key] = false // it is known, if not in force
+	}
+	l.sink.Report(o.key.String(), o.problems)
+}
+
+// forgive takes back that an object could not be read.
+func (l *ledger) forgive(k key) {
+	if _, failed := l.failed[k]; failed {
+		delete(l.failed, k)
+		l.sink.Report(k.String(), nil)
+	}
+}
+
 // ignore reports why an object is not in force, and takes back what was.
 func (l *ledger) ignore(o *object) {
 	if l.told[o.key] {
@@ -87,6 +117,7 @@ func (l *ledger) ignore(o *object) {
 func (l *ledger) remove(k key) {
 	inForce, known := l.told[k]
 	delete(l.told, k)
+	l.forgive(k)
 	if !known {
 		return
 	}

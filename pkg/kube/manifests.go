@@ -89,7 +89,7 @@ func NewManifests(cfg ManifestsConfig) (*Manifests, error) {
 	return &Manifests{
 		cfg:      cfg,
 		synced:   make(chan struct{}),
-		ledger:   newLedger(cfg.Sink),
+		ledger:   newLedger(cfg.Sink, cfg.Log),
 		files:    map[string]*manifest{},
 		inForce:  map[key]*declared{},
 		reported: map[string][]lb.Problem{},

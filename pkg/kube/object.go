@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"unique"
 
@@ -62,31 +63,52 @@ type object struct {
 	// nil if the object is to be ignored, and problems say why.
 	value    any
 	problems []lb.Problem
+
+	// failed is with what a panic the object could not be read, empty: it could.
+	// Nothing is known of it then, and stack says where that was.
+	failed string
+	stack  []byte
 }
 
 // translate reads a Kubernetes object. It keeps no part of it but strings.
 func translate(obj any) *object {
-	o := &object{}
 	switch obj := obj.(type) {
 	case *corev1.Service:
-		o.key = keyOf(kindService, &obj.ObjectMeta)
-		o.value, o.problems = translateService(obj)
+		return read(keyOf(kindService, &obj.ObjectMeta), func(o *object) {
+			o.value, o.problems = translateService(obj)
+		})
 	case *discoveryv1.EndpointSlice:
-		o.key = keyOf(kindSlice, &obj.ObjectMeta)
-		slice, problems, counts := translateSlice(obj)
-		o.problems = problems
-		if counts {
-			o.value = slice
-		}
+		return read(keyOf(kindSlice, &obj.ObjectMeta), func(o *object) {
+			slice, problems, counts := translateSlice(obj)
+			o.problems = problems
+			if counts {
+				o.value = slice
+			}
+		})
 	case *corev1.Node:
-		o.key = keyOf(kindNode, &obj.ObjectMeta)
-		o.value, o.problems = translateNode(obj)
+		return read(keyOf(kindNode, &obj.ObjectMeta), func(o *object) {
+			o.value, o.problems = translateNode(obj)
+		})
 	case *networkingv1.ServiceCIDR:
-		o.key = keyOf(kindServiceCIDR, &obj.ObjectMeta)
-		o.value, o.problems = translateServiceCIDR(obj)
-	default:
-		panic(fmt.Sprintf("kube: nobody asks for a %T", obj))
+		return read(keyOf(kindServiceCIDR, &obj.ObjectMeta), func(o *object) {
+			o.value, o.problems = translateServiceCIDR(obj)
+		})
 	}
+	// No object of a cluster can bring this about: it is about what this package asks for.
+	panic(fmt.Sprintf("kube: nobody asks for a %T", obj))
+}
+
+// read makes an object of what parse fills in. A panic is a mistake of ours that this
+// object has brought to light: all others are read.
+func read(k key, parse func(*object)) (o *object) {
+	defer func() {
+		if why := recover(); why != nil {
+			o = &object{key: k, failed: fmt.Sprintf("panic: %v", why), stack: debug.Stack()}
+			o.problems = []lb.Problem{{Object: k.String(), Message: "internal error, so it stays as it was: " + o.failed}}
+		}
+	}()
+	o = &object{key: k}
+	parse(o)
 	return o
 }
 
@@ -96,7 +118,15 @@ type parser struct {
 	problems []lb.Problem
 }
 
+// add notes what is wrong with a field, unless there is enough already.
 func (p *parser) add(field, format string, args ...any) {
+	switch n := len(p.problems); {
+	case n == lb.MaxProblems:
+		p.problems = append(p.problems, lb.ThereAreMore(p.object.String()))
+		return
+	case n > lb.MaxProblems:
+		return
+	}
 	p.problems = append(p.problems, lb.Problem{
 		Object:  p.object.String(),
 		Field:   field,

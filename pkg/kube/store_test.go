@@ -1,9 +1,12 @@
 package kube
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +20,7 @@ import (
 func TestStore(t *testing.T) {
 	sink := newRecorder()
 	replaced := 0
-	s := &store{ledger: newLedger(sink), replaced: func() { replaced++ }}
+	s := &store{ledger: newLedger(sink, slog.New(slog.DiscardHandler)), replaced: func() { replaced++ }}
 	must(t, s.Replace([]any{service("a", "10.96.0.1"), service("b", "10.96.0.2")}, "1"))
 	mustHave(t, sink, "Service default/a", "Service default/b")
 
@@ -48,7 +51,7 @@ func TestStore(t *testing.T) {
 // the slice.
 func TestStoreIgnoredSlice(t *testing.T) {
 	sink := newRecorder()
-	s := &store{ledger: newLedger(sink), replaced: func() {}}
+	s := &store{ledger: newLedger(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
 	lost := slice("web-1", "", "10.0.1.7")
 	for _, step := range []struct {
 		do       func() error
@@ -75,7 +78,7 @@ func TestStoreIgnoredSlice(t *testing.T) {
 // A prefix that two ServiceCIDRs name stays until both are gone.
 func TestStoreServiceCIDRs(t *testing.T) {
 	sink := newRecorder()
-	s := &store{ledger: newLedger(sink), replaced: func() {}}
+	s := &store{ledger: newLedger(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
 	other := cidr("10.97.0.0/16", "10.96.0.0/16")
 	other.Name = "other"
 	must(t, s.Replace([]any{cidr("10.96.0.0/16"), other}, "1"))
@@ -101,7 +104,7 @@ func BenchmarkStore(b *testing.B) {
 		b.StopTimer()
 		before := heap()
 		b.StartTimer()
-		s := &store{ledger: newLedger(nowhere{}), replaced: func() {}}
+		s := &store{ledger: newLedger(nowhere{}, slog.New(slog.DiscardHandler)), replaced: func() {}}
 		if err := s.Replace(objects, "1"); err != nil {
 			b.Fatal(err)
 		}
@@ -152,3 +155,59 @@ func (nowhere) DeleteSlice(lb.SliceName)                     {}
 func (nowhere) SetNode(Node, []lb.Problem)                   {}
 func (nowhere) SetServiceCIDRs([]netip.Prefix, []lb.Problem) {}
 func (nowhere) Report(string, []lb.Problem)                  {}
+
+// An object that cannot be read for a mistake of ours stays as it was, which is reported and
+// logged with the stack once. All others are read.
+func TestPanicIsOfOneObject(t *testing.T) {
+	broken := read(translate(service("a", "10.96.0.1")).key, func(*object) { panic("this cannot be") })
+	if broken.value != nil || broken.failed == "" {
+		t.Fatalf("a panic makes %+v", broken)
+	}
+	for _, test := range []struct {
+		name  string
+		known bool // before it could not be read
+	}{{"one that was read before", true}, {"one that is new", false}} {
+		t.Run(test.name, func(t *testing.T) {
+			var log bytes.Buffer
+			sink := newRecorder()
+			s := &store{ledger: newLedger(sink, slog.New(slog.NewTextHandler(&log, nil))), replaced: func() {}}
+			var inForce []string
+			if test.known {
+				must(t, s.Add(service("a", "10.96.0.1")))
+				inForce = []string{"Service default/a"}
+			}
+			s.ledger.set(broken)
+			must(t, s.Replace([]any{broken, service("b", "10.96.0.2")}, "1"))
+			mustHave(t, sink, append(inForce, "Service default/b")...)
+			problems := sink.problems("a")
+			if len(problems) != 1 || !strings.Contains(fmt.Sprint(problems), "Service default/a: internal error, so it stays as it was: panic: this cannot be") {
+				t.Errorf("reported is %v", problems)
+			}
+			if n := strings.Count(log.String(), "could not be read"); n != 1 || !strings.Contains(log.String(), "store_test.go") {
+				t.Errorf("logged %d times, want once, with the stack:\n%s", n, log.String())
+			}
+			must(t, s.Add(service("a", "10.96.0.9")))
+			mustBecome(t, sink, "Service default/a", "[10.96.0.9] [] [80/TCP]")
+			if problems := sink.problems("a"); len(problems) != 0 {
+				t.Errorf("reported is still %v", problems)
+			}
+			s.ledger.set(broken)
+			must(t, s.Delete(service("a", "10.96.0.1")))
+			mustHave(t, sink, "Service default/b")
+			if problems := sink.problems("a"); len(problems) != 0 {
+				t.Errorf("reported of one that is gone is %v", problems)
+			}
+		})
+	}
+}
+
+// A list in which everything is wrong is told of a hundred times, not thousands.
+func TestProblemsOfOneObjectAreLimited(t *testing.T) {
+	obj := service("a", "10.96.0.1")
+	for range 1000 {
+		obj.Spec.ExternalIPs = append(obj.Spec.ExternalIPs, "nonsense")
+	}
+	if n := len(translate(obj).problems); n != lb.MaxProblems+1 {
+		t.Errorf("%d problems, want %d", n, lb.MaxProblems+1)
+	}
+}

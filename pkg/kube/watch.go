@@ -130,7 +130,7 @@ func (w *Watcher) resources(services, slices chan struct{}) []*resource {
 
 // follow keeps the sink told about one resource until ctx ends.
 func (w *Watcher) follow(ctx context.Context, r *resource) {
-	into := &store{ledger: newLedger(w.cfg.Sink), replaced: sync.OnceFunc(func() { close(r.synced) })}
+	into := &store{ledger: newLedger(w.cfg.Sink, w.cfg.Log), replaced: sync.OnceFunc(func() { close(r.synced) })}
 	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc:  r.listNoting,
 		WatchFuncWithContext: r.watchNoting,

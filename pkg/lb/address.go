@@ -15,13 +15,14 @@ type address struct {
 //
 // An address that is several of these is the first of them, and guarded by the
 // source ranges if one of them is a load balancer's. External IPs that the node
-// ignores are none of them.
-func (s *Service) addresses(family Family, node *Node) []address {
+// ignores, and what is above its limits, are none of them.
+func (r *resolver) addresses(family Family) []address {
+	s := r.svc
 	clusterIP := s.clusterIP(family)
 	if !clusterIP.IsValid() {
 		return nil
 	}
-	found := make([]address, 1, 1+len(s.LoadBalancers)+len(s.ExternalIPs))
+	found := make([]address, 1, 1+r.loadBalancers+len(r.externalIPs))
 	found[0] = address{ip: clusterIP, kind: KindClusterIP}
 	index := make(map[netip.Addr]int) // of found
 	index[clusterIP] = 0
@@ -37,15 +38,14 @@ func (s *Service) addresses(family Family, node *Node) []address {
 		}
 		found[i].fenced = found[i].fenced || fenced
 	}
-	for _, lb := range s.LoadBalancers {
-		if !lb.Proxy {
+	for i, lb := range s.LoadBalancers {
+		// One above the limit still restricts who may connect to the ClusterIP that it is.
+		if _, listed := index[lb.Addr]; !lb.Proxy && (listed || i < r.loadBalancers) {
 			add(lb.Addr, KindLoadBalancer, true)
 		}
 	}
-	if !node.IgnoreExternalIPs {
-		for _, ip := range s.ExternalIPs {
-			add(ip, KindExternalIP, false)
-		}
+	for _, ip := range r.externalIPs {
+		add(ip, KindExternalIP, false)
 	}
 	return found
 }

@@ -1,7 +1,5 @@
 package lb
 
-import "fmt"
-
 // claim is a service port and the numbers that clients dial for it. A number
 // that another port of the Service has is zero.
 type claim struct {
@@ -20,11 +18,11 @@ type portID[T string | uint16] struct {
 // claims returns the ports of the Service. Of two that want the same number,
 // the first has it.
 func (r *resolver) claims() []claim {
-	claims := make([]claim, 0, len(r.svc.Ports))
+	claims := make([]claim, 0, len(r.ports))
 	names := make(map[portID[string]]struct{})
 	ports := make(map[portID[uint16]]string) // the name of the port that has the number
 	nodePorts := make(map[portID[uint16]]string)
-	for i, p := range r.svc.Ports {
+	for i, p := range r.ports {
 		if !r.checkPort(i, p, names) {
 			continue
 		}
@@ -44,11 +42,11 @@ func (r *resolver) checkPort(i int, p ServicePort, earlier map[portID[string]]st
 	_, named := earlier[portID[string]{p.Name, p.Protocol}]
 	switch {
 	case p.Port == 0:
-		r.problem(fmt.Sprintf("spec.ports[%d].port", i), "must not be zero")
+		r.problemAt("spec.ports[%d].port", i, "must not be zero")
 	case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
-		r.problem(fmt.Sprintf("spec.ports[%d].protocol", i), "neither TCP nor UDP nor SCTP")
+		r.problemAt("spec.ports[%d].protocol", i, "neither TCP nor UDP nor SCTP")
 	case named:
-		r.problem(fmt.Sprintf("spec.ports[%d].name", i), "an earlier port has the name %q too", p.Name)
+		r.problemAt("spec.ports[%d].name", i, "an earlier port has the name %q too", p.Name)
 	default:
 		return true
 	}
@@ -63,7 +61,7 @@ func (r *resolver) unclaimed(i int, field string, p ServicePort, want uint16, ea
 	}
 	number := portID[uint16]{want, p.Protocol}
 	if owner, claimed := earlier[number]; claimed {
-		r.problem(fmt.Sprintf("spec.ports[%d].%s", i, field), "%d/%s is that of port %q already", want, p.Protocol, owner)
+		r.problemAt("spec.ports[%d]."+field, i, "%d/%s is that of port %q already", want, p.Protocol, owner)
 		return 0
 	}
 	earlier[number] = p.Name

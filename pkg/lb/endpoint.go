@@ -69,4 +69,7 @@ type Node struct {
 	// IgnoreExternalIPs is kube-proxy's feature gate AllowServiceExternalIPs,
 	// switched off: nobody can dial spec.externalIPs. An option of the agent.
 	IgnoreExternalIPs bool
+
+	// Limits are those of the maps. An option of the agent.
+	Limits Limits
 }

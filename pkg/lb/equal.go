@@ -3,17 +3,28 @@ package lb
 import (
 	"reflect"
 	"slices"
+	"time"
 )
 
-// equal says whether two Services say the same. Lists that are nil and empty
-// are not the same: that costs a resolution and changes nothing.
+// equal says whether two Services say the same. (Lists may be long: reflect would
+// take some milliseconds for them. What has no list is left to it.)
 func (s *Service) equal(t *Service) bool {
-	if !s.Created.Equal(t.Created) {
+	if !s.Created.Equal(t.Created) ||
+		!slices.Equal(s.ClusterIPs, t.ClusterIPs) ||
+		!slices.Equal(s.Families, t.Families) ||
+		!slices.Equal(s.ExternalIPs, t.ExternalIPs) ||
+		!slices.Equal(s.LoadBalancers, t.LoadBalancers) ||
+		!slices.Equal(s.SourceRanges, t.SourceRanges) ||
+		!slices.Equal(s.Ports, t.Ports) {
 		return false
 	}
-	u := *t
-	u.Created = s.Created // the same moment in another time zone
-	return reflect.DeepEqual(s, &u)
+	u, v := *s, *t
+	for _, w := range []*Service{&u, &v} {
+		w.Created = time.Time{} // may be the same moment in another time zone
+		w.ClusterIPs, w.Families, w.ExternalIPs = nil, nil, nil
+		w.LoadBalancers, w.SourceRanges, w.Ports = nil, nil, nil
+	}
+	return reflect.DeepEqual(&u, &v)
 }
 
 // equal says whether two slices say the same. (It is not left to reflect: a
@@ -32,6 +43,6 @@ func (e Endpoint) equal(f Endpoint) bool {
 
 func (n *Node) equal(m *Node) bool {
 	return n.Name == m.Name && n.Zone == m.Zone && n.MasqueradeAll == m.MasqueradeAll &&
-		n.Algorithm == m.Algorithm && n.IgnoreExternalIPs == m.IgnoreExternalIPs &&
+		n.Algorithm == m.Algorithm && n.IgnoreExternalIPs == m.IgnoreExternalIPs && n.Limits == m.Limits &&
 		slices.Equal(n.PrimaryIPs, m.PrimaryIPs)
 }

@@ -50,7 +50,7 @@ func someValue(t *testing.T, of reflect.Type) reflect.Value {
 		some.SetBool(true)
 	case reflect.Uint8, reflect.Uint16:
 		some.SetUint(1)
-	case reflect.Int64:
+	case reflect.Int, reflect.Int64:
 		some.SetInt(1)
 	case reflect.Slice:
 		some.Set(reflect.MakeSlice(of, 1, 1))

@@ -10,6 +10,15 @@ import (
 type fence struct {
 	ranges     []netip.Prefix
 	nodeInside bool
+	shut       bool // there are too many ranges: nobody may
+}
+
+// fence returns who may connect to the load balancers of one family.
+func (r *resolver) fence(family Family) fence {
+	if r.overRanges && r.countSourceRanges(family) > 0 {
+		return fence{shut: true}
+	}
+	return r.svc.fence(family, r.node)
 }
 
 // fence returns the source ranges of one family. They fail open as kube-proxy's

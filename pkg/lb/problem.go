@@ -10,11 +10,14 @@ import (
 // of the object is in force.
 type Problem struct {
 	Object  string // "Service ns/name", "EndpointSlice ns/name", …
-	Field   string // "spec.externalIPs[1]"
+	Field   string // "spec.externalIPs[1]"; empty: all of it
 	Message string
 }
 
 func (p Problem) String() string {
+	if p.Field == "" {
+		return p.Object + ": " + p.Message
+	}
 	return fmt.Sprintf("%s: %s: %s", p.Object, p.Field, p.Message)
 }
 
@@ -23,11 +26,11 @@ func (r *resolver) checkService() {
 	s := r.svc
 	for i, ip := range s.ClusterIPs {
 		if ip.IsValid() && s.clusterIP(FamilyOf(ip)) != ip {
-			r.problem(fmt.Sprintf("spec.clusterIPs[%d]", i), "%s is not in use: spec.ipFamilies does not have its family there", ip)
+			r.problemAt("spec.clusterIPs[%d]", i, "%s is not in use: spec.ipFamilies does not have its family there", ip)
 		}
 	}
 	r.checkExternalIPs()
-	for i, lb := range s.LoadBalancers {
+	for i, lb := range s.LoadBalancers[:r.loadBalancers] {
 		if !lb.Proxy {
 			r.checkAddress("status.loadBalancer.ingress[%d].ip", i, lb.Addr)
 		}
@@ -41,12 +44,15 @@ func (r *resolver) checkService() {
 // checkExternalIPs notes the external IPs that nobody can dial: if the node ignores
 // them, all.
 func (r *resolver) checkExternalIPs() {
+	for i, ip := range r.externalIPs {
+		r.checkAddress("spec.externalIPs[%d]", i, ip)
+	}
+	if !r.node.IgnoreExternalIPs {
+		return
+	}
 	for i, ip := range r.svc.ExternalIPs {
-		switch {
-		case !r.node.IgnoreExternalIPs:
-			r.checkAddress("spec.externalIPs[%d]", i, ip)
-		case ip.IsValid():
-			r.problem(fmt.Sprintf("spec.externalIPs[%d]", i), "%s is not in use: the feature gate AllowServiceExternalIPs is off", ip)
+		if ip.IsValid() {
+			r.problemAt("spec.externalIPs[%d]", i, "%s is not in use: the feature gate AllowServiceExternalIPs is off", ip)
 		}
 	}
 }
@@ -56,9 +62,9 @@ func (r *resolver) checkAddress(list string, i int, ip netip.Addr) {
 	switch family := FamilyOf(ip); {
 	case !ip.IsValid():
 	case ip.IsUnspecified():
-		r.problem(fmt.Sprintf(list, i), "%s is not an address of one destination", ip)
+		r.problemAt(list, i, "%s is not an address of one destination", ip)
 	case !r.svc.clusterIP(family).IsValid():
-		r.problem(fmt.Sprintf(list, i), "%s is not in use: the Service has no %s ClusterIP", ip, family)
+		r.problemAt(list, i, "%s is not in use: the Service has no %s ClusterIP", ip, family)
 	}
 }
 
@@ -85,18 +91,52 @@ func (r *resolver) checkSlices() {
 		}
 		for i := range slice.Endpoints {
 			if addr := slice.Endpoints[i].Addr; addr.IsValid() && FamilyOf(addr) != slice.Family {
-				r.out.Problems = append(r.out.Problems, Problem{
-					Object:  "EndpointSlice " + slice.Name.String(),
-					Field:   fmt.Sprintf("endpoints[%d].addresses[0]", i),
-					Message: fmt.Sprintf("%s is not an %s address", addr, slice.Family),
-				})
+				if r.another() {
+					r.out.Problems = append(r.out.Problems, Problem{
+						Object:  "EndpointSlice " + slice.Name.String(),
+						Field:   fmt.Sprintf("endpoints[%d].addresses[0]", i),
+						Message: fmt.Sprintf("%s is not an %s address", addr, slice.Family),
+					})
+				}
 			}
 		}
 	}
 }
 
+// MaxProblems is how many problems of one object are told. Its lists may have thousands
+// of elements, and something may be wrong with each.
+const MaxProblems = 100
+
+// another makes room for another problem. If there are as many as are told, it notes
+// that there are more, and returns false.
+func (r *resolver) another() bool {
+	switch n := len(r.out.Problems); {
+	case n < MaxProblems:
+		return true
+	case n == MaxProblems:
+		r.out.Problems = append(r.out.Problems, ThereAreMore("Service "+r.svc.Name.String()))
+	}
+	return false
+}
+
+// ThereAreMore is told after the first [MaxProblems] of an object.
+func ThereAreMore(object string) Problem {
+	return Problem{Object: object, Message: fmt.Sprintf("there are more problems than these %d", MaxProblems)}
+}
+
+// problemAt notes that element i of a list, which is named by a format, is left out.
+func (r *resolver) problemAt(list string, i int, format string, args ...any) {
+	if len(r.out.Problems) < MaxProblems {
+		list = fmt.Sprintf(list, i)
+	}
+	r.problem(list, format, args...)
+}
+
 // problem notes that a part of the Service is left out.
 func (r *resolver) problem(field, format string, args ...any) {
+	if !r.another() {
+		return
+	}
 	r.out.Problems = append(r.out.Problems, Problem{
 		Object:  "Service " + r.svc.Name.String(),
 		Field:   field,

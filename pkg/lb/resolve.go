@@ -1,6 +1,9 @@
 package lb
 
-import "cmp"
+import (
+	"cmp"
+	"net/netip"
+)
 
 // Resolve decides what clients can dial at a Service, which backends answer
 // there, and what became of every endpoint. It does so as kube-proxy does.
@@ -11,17 +14,18 @@ import "cmp"
 //
 // A headless Service and one of type ExternalName have no frontends. Of a
 // family in which the Service has no ClusterIP nothing exists, not even its
-// node ports and external addresses.
+// node ports and external addresses. Nor does what is above the node's [Limits].
 func Resolve(svc *Service, slices []*EndpointSlice, node *Node) Resolution {
 	if svc.Type == ExternalName || len(svc.ClusterIPs) == 0 {
 		return Resolution{}
 	}
 	r := resolver{svc: svc, slices: slices, node: node}
+	r.limit()
 	r.checkService()
 	r.checkSlices()
 	r.indexSlices()
 	claims := r.claims()
-	addrs4, addrs6 := svc.addresses(IPv4, node), svc.addresses(IPv6, node)
+	addrs4, addrs6 := r.addresses(IPv4), r.addresses(IPv6)
 	r.allocate(claims, len(addrs4)+len(addrs6))
 	r.resolveFamily(IPv4, addrs4, claims)
 	r.resolveFamily(IPv6, addrs6, claims)
@@ -35,11 +39,17 @@ type resolver struct {
 	node   *Node
 	served []servedPort // of slices, sorted by what they join on
 	out    Resolution
+
+	// Within the node's limits:
+	ports         []ServicePort
+	loadBalancers int // so many of the first
+	externalIPs   []netip.Addr
+	overRanges    bool // there are too many source ranges
 }
 
 // resolveFamily resolves what the Service has of one family.
 func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim) {
-	fence := r.svc.fence(family, r.node)
+	fence := r.fence(family)
 	for _, c := range claims {
 		endpoints := selectEndpoints(r.join(c.name, family), r.node, r.svc.wantsLocal())
 		for _, addr := range addrs {
@@ -57,7 +67,7 @@ func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim)
 
 // dial makes the frontends of one port at one of the Service's addresses.
 func (r *resolver) dial(c claim, addr address, fence fence, endpoints *selection) {
-	if c.port == 0 {
+	if c.port == 0 || addr.fenced && fence.shut {
 		return
 	}
 	f := Frontend{Key: FrontendKey{Addr: addr.ip, Port: c.port, Protocol: c.name.Protocol}, Kind: addr.kind, Port: c.name}

@@ -131,6 +131,17 @@ func (s *State) Resolve(name ServiceName) (Resolution, bool) {
 	return Resolve(service, s.services[name].slices, &s.node), true
 }
 
+// Snapshot returns a Service with all that it is resolved from, and false if there is
+// no such Service.
+func (s *State) Snapshot(name ServiceName) (Snapshot, bool) {
+	known := s.services[name]
+	if known == nil || known.service == nil {
+		return Snapshot{}, false
+	}
+	node := s.node
+	return Snapshot{known.service, slices.Clone(known.slices), &node}, true
+}
+
 // Service returns a Service, or nil if there is none of that name. It is the
 // State's own: read only.
 func (s *State) Service(name ServiceName) *Service {
@@ -166,6 +177,17 @@ type Snapshot struct {
 
 // Resolve returns what followed from the Service then.
 func (s Snapshot) Resolve() Resolution { return Resolve(s.Service, s.slices, s.node) }
+
+// Size estimates how much follows from the Service: about how many frontends, source
+// ranges and endpoints it has, a port's each.
+func (s Snapshot) Size() int {
+	addrs := len(s.Service.ClusterIPs) + len(s.Service.LoadBalancers) + len(s.Service.ExternalIPs)
+	size := len(s.Service.Ports)*scopes*addrs + len(s.Service.SourceRanges)
+	for _, slice := range s.slices {
+		size += len(slice.Endpoints) * max(1, min(len(slice.Ports), len(s.Service.Ports)))
+	}
+	return size
+}
 
 // Snapshots yields every Service, sorted by name. The State must not be changed
 // meanwhile, but may be afterwards.

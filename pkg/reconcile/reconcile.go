@@ -148,7 +148,7 @@ func New(cfg Config) (*Reconciler, error) {
 func (r *Reconciler) Set(name lb.ServiceName, created time.Time, res lb.Resolution) {
 	svc := r.service(name)
 	svc.wanted = true
-	r.replan(svc, created, &res)
+	r.replan(svc, created, func() plan { return planOf(&res) })
 }
 
 // Delete says that a Service is gone; Apply retires what it had.
@@ -158,23 +158,24 @@ func (r *Reconciler) Delete(name lb.ServiceName) {
 		return
 	}
 	svc.wanted = false
-	r.replan(svc, svc.Created, &lb.Resolution{})
+	r.replan(svc, svc.Created, func() plan { return plan{} })
 }
 
 // Prune deletes every adopted Service that has not been Set. Call it once every Service has
 // been; until then, they keep what an earlier agent gave them, also where a Service that has
-// been Set claims the same address.
-func (r *Reconciler) Prune() {
+// been Set claims the same address. Those to keep are not deleted: they exist, but what they
+// want is not known.
+func (r *Reconciler) Prune(keep ...lb.ServiceName) {
 	for _, svc := range slices.SortedFunc(stdmaps.Values(r.services), compareServices) {
-		if svc.adopted {
+		if svc.adopted && !slices.Contains(keep, svc.Name) {
 			r.Delete(svc.Name)
 		}
 	}
 }
 
-// replan makes svc want what follows from res. If that panics, svc keeps what it wanted
+// replan makes svc want what is planned. If that panics, svc keeps what it wanted
 // before, and fails until the next time.
-func (r *Reconciler) replan(svc *service, created time.Time, res *lb.Resolution) {
+func (r *Reconciler) replan(svc *service, created time.Time, want func() plan) {
 	defer func() {
 		if why := recover(); why != nil {
 			svc.unplanned = svc.panic(why)
@@ -182,7 +183,7 @@ func (r *Reconciler) replan(svc *service, created time.Time, res *lb.Resolution)
 		}
 	}()
 	svc.unplanned = nil
-	r.carryOut(svc, created, planOf(res))
+	r.carryOut(svc, created, want())
 }
 
 // moved notes that a Service begins or ceases to own a frontend that it claims. It is due.

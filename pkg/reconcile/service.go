@@ -108,7 +108,7 @@ func (r *Reconciler) removePort(p *port) {
 func (r *Reconciler) carryOut(svc *service, created time.Time, want plan) {
 	r.release(svc)
 	before := svc.plan
-	r.claim(svc, created, want)
+	changed := r.claim(svc, created, want)
 	ports := make(map[portName]*port, len(svc.ports))
 	for _, p := range svc.ports {
 		if ports[p.portName] == nil { // the first, if the maps had two
@@ -134,15 +134,17 @@ func (r *Reconciler) carryOut(svc *service, created time.Time, want plan) {
 			}
 		}
 	}
-	for i := range before.frontends {
-		r.leaveIfUnclaimed(before.frontends[i].key)
+	if changed {
+		for i := range before.frontends {
+			r.leaveIfUnclaimed(before.frontends[i].key)
+		}
 	}
 	r.touch(svc)
 }
 
 // claim has svc claim the frontends of its new plan. Services that gain or lose by that are
-// due.
-func (r *Reconciler) claim(svc *service, created time.Time, want plan) {
+// due. It reports whether svc may not claim all any more that it did before.
+func (r *Reconciler) claim(svc *service, created time.Time, want plan) bool {
 	before := svc.plan
 	if created.Equal(svc.Created) && before.claimsAs(&want) {
 		svc.plan = want
@@ -152,7 +154,7 @@ func (r *Reconciler) claim(svc *service, created time.Time, want plan) {
 			}
 		}
 
-		return
+		return false
 	}
 	for i := range before.frontends {
 		r.claims.Remove(&svc.Claimant, modelKey(before.frontends[i].key))
@@ -161,6 +163,8 @@ func (r *Reconciler) claim(svc *service, created time.Time, want plan) {
 	for i := range want.frontends {
 		r.claims.Add(&svc.Claimant, i, modelKey(want.frontends[i].key), lb.Kind(want.frontends[i].kind))
 	}
+
+	return true
 }
 
 // own notes that svc owns a frontend that it claims, or does not any more.

@@ -47,27 +47,44 @@ func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 		return Status{}, false
 	}
 
-	return r.status(svc), true
+	return r.status(svc, r.adopts()), true
 }
 
 // Statuses yields the status of every Service that is Set, and of deleted ones
 // that could not be retired yet, in no order.
 func (r *Reconciler) Statuses() iter.Seq[Status] {
 	return func(yield func(Status) bool) {
+		adopts := r.adopts()
 		for _, svc := range r.services {
-			if (svc.wanted || len(svc.failures) > 0) && !yield(r.status(svc)) {
+			if (svc.wanted || len(svc.failures) > 0) && !yield(r.status(svc, adopts)) {
 				return
 			}
 		}
 	}
 }
 
-func (r *Reconciler) status(svc *service) Status {
+// adopts reports whether a Service keeps what an earlier agent gave it.
+func (r *Reconciler) adopts() bool {
+	for _, svc := range r.services {
+		if svc.adopted {
+			return true
+		}
+	}
+
+	return false
+}
+
+// status returns the status of one Service. It takes a look at frontends that it does not
+// own, and at the others only if a Service that was adopted may keep them.
+func (r *Reconciler) status(svc *service, adopts bool) Status {
 	s := Status{Service: svc.Name, Programmed: !svc.dirty, Failures: svc.failures}
 	if svc.dirty && svc.retry.at > 0 {
 		s.Retry = r.clock.time(svc.retry.at)
 	}
 	for i := range svc.plan.frontends {
+		if svc.plan.frontends[i].owned && !adopts {
+			continue
+		}
 		key := svc.plan.frontends[i].key
 		owner := r.claims.Owner(modelKey(key))
 		if holder := r.holder(key); holder != nil {
