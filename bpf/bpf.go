@@ -74,8 +74,10 @@ func (h Hook) Optional() bool { return h.Attach == ebpf.AttachCGroupSockOps }
 type Programs struct {
 	// Sock are the cgroup hooks.
 	Sock []Hook
-	// Kept are the pins of programs in [Config].Keep.
-	Kept []string
+	// Kept are the pins of programs in [Config].Keep, and NotKept is why some could not be
+	// pinned there.
+	Kept    []string
+	NotKept error
 	// Socks iterates over the sock_state map and writes one
 	// [maps.TranslatedSock] for each connected UDP socket.
 	Socks *ebpf.Program
@@ -91,27 +93,28 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 	for _, part := range []struct {
 		name   string
 		wanted bool
-		object []byte
 		names  []string
 		spec   func(Config) (*ebpf.CollectionSpec, error)
 	}{
-		{"socket programs", true, _SockBytes, sockNames, sockSpec},
-		{"byte counter", cfg.CountBytes && !cfg.NoStats, _OpsBytes, []string{opsProgSluiceSockOps}, func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
-		{"socket iterator", true, _IterBytes, []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return loadIter() }},
+		{"socket programs", true, sockNames, sockSpec},
+		{"byte counter", cfg.CountBytes && !cfg.NoStats, []string{opsProgSluiceSockOps}, func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
+		{"socket iterator", true, []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return loadIter() }},
 	} {
 		if !part.wanted {
 			continue
 		}
-		keep, err := newKeeper(cfg.Keep, part.object, what, m)
+		keep, err := newKeeper(cfg.Keep, what, m)
 		var loaded map[string]*ebpf.Program
+		var notKept error
 		if err == nil {
-			loaded, err = loader.loadKept(keep, part.names, func() (*ebpf.CollectionSpec, error) { return part.spec(cfg) })
+			loaded, err, notKept = loader.loadKept(keep, part.names, func() (*ebpf.CollectionSpec, error) { return part.spec(cfg) })
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%s: %w", part.name, err), closePrograms(programs))
 		}
 		stdmaps.Copy(programs, loaded)
 		result.Kept = append(result.Kept, keep.pins(loaded)...)
+		result.NotKept = errors.Join(result.NotKept, notKept)
 	}
 	missing := func(h Hook) bool { return h.Program == nil }
 	result.Sock, result.Socks = slices.DeleteFunc(sockHooks(programs), missing), programs[iterProgSluiceSocks]

@@ -56,8 +56,10 @@ type DeviceConfig struct {
 type DevicePrograms struct {
 	Ingress *ebpf.Program
 	Egress  *ebpf.Program
-	// Kept are their pins in [DeviceConfig].Keep.
-	Kept []string
+	// Kept are their pins in [DeviceConfig].Keep, and NotKept is why some could not be
+	// pinned there.
+	Kept    []string
+	NotKept error
 }
 
 // LoadDevice loads the programs of a kind of device, on the maps m. Errors of
@@ -66,18 +68,18 @@ type DevicePrograms struct {
 func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
 	what := cfg
 	what.Kernel = nil
-	keep, err := newKeeper(cfg.Keep, _DeviceBytes, what, m)
+	keep, err := newKeeper(cfg.Keep, what, m)
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
 	names := []string{deviceProgSluiceIngress, deviceProgSluiceEgress}
-	programs, err := newLoader(m, cfg.Kernel).loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(cfg) })
+	programs, err, notKept := newLoader(m, cfg.Kernel).loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
 
 	return &DevicePrograms{
-		Ingress: programs[deviceProgSluiceIngress], Egress: programs[deviceProgSluiceEgress], Kept: keep.pins(programs),
+		Ingress: programs[deviceProgSluiceIngress], Egress: programs[deviceProgSluiceEgress], Kept: keep.pins(programs), NotKept: notKept,
 	}, nil
 }
 

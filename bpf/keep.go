@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"crypto/sha256"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -17,19 +19,38 @@ import (
 
 // keeper keeps verified programs for the next agent, pinned in a folder: the verifier
 // takes longer than all else of a start together. A pin is named after the program and a
-// hash of all that the program was made of: its object, its configuration and its maps.
+// hash of all that the program was made of: this build, its configuration and its maps.
 type keeper struct {
 	dir  string // empty: nothing is kept
 	hash string
 }
 
-// newKeeper returns what keeps the programs of an object that are configured so.
-func newKeeper(dir string, object []byte, cfg any, m *maps.Pinned) (keeper, error) {
+// buildID is what the linker calls this build.
+var buildID = sync.OnceValues(func() ([]byte, error) {
+	own, err := elf.Open("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
+	defer own.Close()
+	section := own.Section(".note.go.buildid")
+	if section == nil {
+		return nil, errors.New("the executable has no build id")
+	}
+
+	return section.Data()
+})
+
+// newKeeper returns what keeps programs that are configured so.
+func newKeeper(dir string, cfg any, m *maps.Pinned) (keeper, error) {
 	if dir == "" {
 		return keeper{}, nil
 	}
+	build, err := buildID()
+	if err != nil {
+		return keeper{}, fmt.Errorf("build: %w", err)
+	}
 	h := sha256.New()
-	h.Write(object)
+	h.Write(build)
 	fmt.Fprintf(h, "%+v", cfg)
 	replacements := m.Replacements()
 	for _, name := range slices.Sorted(stdmaps.Keys(replacements)) {
@@ -58,24 +79,23 @@ func (k keeper) pins(programs map[string]*ebpf.Program) []string {
 	return pins
 }
 
-// open returns the programs with these names, or nil unless all of them were kept.
-func (k keeper) open(names []string) (map[string]*ebpf.Program, error) {
+// open returns the programs with these names, or nil unless all of them were kept and can
+// be opened: what cannot is loaded, and kept, anew.
+func (k keeper) open(names []string) map[string]*ebpf.Program {
 	if k.dir == "" {
-		return nil, nil
+		return nil
 	}
 	programs := make(map[string]*ebpf.Program, len(names))
 	for _, name := range names {
 		program, err := ebpf.LoadPinnedProgram(k.pin(name), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, closePrograms(programs)
-		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("kept program %s: %w", name, err), closePrograms(programs))
+			_ = closePrograms(programs) // of file descriptors: there is nothing to be done
+			return nil
 		}
 		programs[name] = program
 	}
 
-	return programs, nil
+	return programs
 }
 
 // keep pins programs. One that is pinned already, by an agent that was ended before it

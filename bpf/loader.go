@@ -28,25 +28,21 @@ func newLoader(m *maps.Pinned, kernel *btf.Cache) loader {
 }
 
 // loadKept returns the programs with these names: those that are kept, or else those of
-// spec, which it keeps.
-func (l loader) loadKept(keep keeper, names []string, spec func() (*ebpf.CollectionSpec, error)) (map[string]*ebpf.Program, error) {
-	programs, err := keep.open(names)
-	if err != nil || programs != nil {
-		return programs, err
+// spec, which it keeps. Why they could not be kept is the second error: they work all the
+// same.
+func (l loader) loadKept(keep keeper, names []string, spec func() (*ebpf.CollectionSpec, error)) (programs map[string]*ebpf.Program, err, notKept error) {
+	if programs = keep.open(names); programs != nil {
+		return programs, nil, nil
 	}
 	collection, err := spec()
 	if err != nil {
-		return nil, err
+		return nil, err, nil
 	}
-	programs, err = l.load(collection)
-	if err != nil {
-		return nil, err
-	}
-	if err := keep.keep(programs); err != nil {
-		return nil, errors.Join(err, closePrograms(programs))
+	if programs, err = l.load(collection); err != nil {
+		return nil, err, nil
 	}
 
-	return programs, nil
+	return programs, nil, keep.keep(programs)
 }
 
 // load loads all programs of spec at once: the verifier walks each of them for a

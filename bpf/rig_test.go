@@ -84,7 +84,8 @@ func openRig() (*rig, error) {
 		return nil, errors.Join(err, os.RemoveAll(root))
 	}
 	rigOpened = append(rigOpened, r.maps)
-	if err := os.RemoveAll(root); err != nil { // no pin has to be cleaned up later
+	// No pin has to be cleaned up later, so there must be no more chunks to be pinned.
+	if err := errors.Join(r.maps.Counts.Begin(1), os.RemoveAll(root)); err != nil {
 		return nil, err
 	}
 

@@ -184,7 +184,7 @@ pick_free(const struct udp_dials *own, const struct pool *pool, const struct fro
 
 /*
  * pick_pair chooses the backend for the datagrams of this socket to dialled, and makes
- * its answers come from there.
+ * its answers come from there. On success it is one of the REASON_TRANSLATED.
  */
 static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 					     const struct pool *pool,
@@ -198,29 +198,29 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 
 	*be = own ? pick_dialled(own, pool, dialled, now) : NULL;
 	if (*be)
-		return REASON_NEXT;
+		return REASON_TRANSLATED;
 
 	send = udp_pin_key(bpf_get_socket_cookie(ctx), &dialled->addr, dialled->port, UDP_PIN_SEND);
 	*be = own && own->pinned ? pick_pinned(pool, &send, now) : NULL;
 	if (*be) {
 		answer_directly(own, &(*be)->addr, (*be)->port);
 		pin_receive(&send, now, *be);
-		return REASON_NEXT;
+		return REASON_TRANSLATED;
 	}
 
 	why = pick_for_socket(ctx, v6, pool, &dialled->addr, now, be);
 	if (why || !*be)
 		return why;
 	own = bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	if (own)
-		*be = pick_free(own, pool, dialled, &send, now, *be);
-	if (own && keep_dial(own, dialled, *be, now))
-		return REASON_NEXT;
-	if (own)
-		answer_directly(own, &(*be)->addr, (*be)->port);
+	if (!own)
+		return REASON_TRANSLATED_UNREMEMBERED;
+	*be = pick_free(own, pool, dialled, &send, now, *be);
+	if (keep_dial(own, dialled, *be, now, !is_kernels(ctx)))
+		return REASON_TRANSLATED;
+	answer_directly(own, &(*be)->addr, (*be)->port);
 	pin_send(&send, now, *be);
 	pin_receive(&send, now, *be);
-	return REASON_NEXT;
+	return REASON_TRANSLATED;
 }
 
 /* How a sendto() with an address is resolved, top to bottom. */
@@ -239,15 +239,13 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 	if (why)
 		return why;
 
+	why = REASON_TRANSLATED;
 	be = pick_connected(ctx, &pool, &dialled);
-	if (!be) {
+	if (!be)
 		why = pick_pair(ctx, v6, &pool, &dialled, &be);
-		if (why || !be)
-			return why;
-	}
-
-	set_hook_addr(ctx, v6, &be->addr, be->port);
-	return REASON_TRANSLATED;
+	if (be)
+		set_hook_addr(ctx, v6, &be->addr, be->port);
+	return why;
 }
 
 /* A socket that sends to a backend itself wants to hear the backend answer. */
@@ -276,13 +274,14 @@ static __always_inline int sends(struct bpf_sock_addr *ctx, bool v6)
 static __always_inline int answer_as_dialled(struct bpf_sock_addr *ctx, bool v6, bool receives)
 {
 	struct addr peer = hook_addr(ctx, v6), dialled;
-	const struct sock_state *state = state_of(ctx);
+	struct sock_state *state = state_of(ctx);
 	__be16 port = hook_port(ctx), dialled_port;
 	struct udp_dials *own;
 	__u64 now;
 
-	if (state && (!receives || is_connected(ctx)) && has_backend(state, &peer, port)) {
-		set_hook_addr(ctx, v6, &state->dialled, state->dialled_port);
+	if (state && (!receives || is_connected(ctx)) &&
+	    connected_by(state, &peer, port, &dialled, &dialled_port)) {
+		set_hook_addr(ctx, v6, &dialled, dialled_port);
 		return 1;
 	}
 	own = receives ? dials_of(ctx) : NULL;

@@ -150,7 +150,7 @@ type abiFlow struct {
 	Created        uint64
 	LastSeen       uint64
 	Bytes          uint64
-	Reserved2      [8]uint32
+	Reserved2      [2]uint32
 }
 
 type abiFlowCount uint32
@@ -407,7 +407,8 @@ type abiUdpDials struct {
 		Reserved      [2]uint32
 	}
 	Pinned   uint32
-	Reserved [6]uint32
+	Counted  uint32
+	Reserved [5]uint32
 	Lock     struct {
 		_   structs.HostLayout
 		Val uint32

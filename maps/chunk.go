@@ -63,7 +63,7 @@ func (c *chunked) adopt() error {
 // openPinned opens the chunks that are pinned, beyond those that are open. It returns an
 // error wrapping [ErrStale] if one has another layout, or another size.
 func (c *chunked) openPinned() error {
-	for i := len(c.chunks); ; i++ {
+	for i := len(c.chunks); i < maxChunks; i++ {
 		m, err := ebpf.LoadPinnedMap(c.pin(i), nil)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -76,6 +76,8 @@ func (c *chunked) openPinned() error {
 		}
 		c.chunks = append(c.chunks, m)
 	}
+
+	return nil
 }
 
 func sameChunk(m *ebpf.Map, spec *ebpf.MapSpec) error {
@@ -107,6 +109,9 @@ func (c *chunked) have(i int) *ebpf.Map {
 func (c *chunked) extend(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if most := int(c.outer.MaxEntries()); n > most {
+		return fmt.Errorf("%d chunks: there can be %d", n, most)
+	}
 	have := len(c.chunks)
 	failed := c.openPinned()
 	for i := len(c.chunks); i < n && failed == nil; i++ {
@@ -189,7 +194,11 @@ func (c *chunked) open(n int) ([]unsafe.Pointer, error) {
 // an update of an array of maps (maybe_wait_bpf_programs, since Linux 4.20), also where the
 // element stays what it was.
 func (c *chunked) wait() error {
-	if err := c.outer.Put(uint32(0), c.have(0)); err != nil {
+	first := c.have(0)
+	if first == nil {
+		return fmt.Errorf("map %s: wait for programs: it is closed", c.name)
+	}
+	if err := c.outer.Put(uint32(0), first); err != nil {
 		return fmt.Errorf("map %s: wait for programs: %w", c.name, err)
 	}
 

@@ -470,11 +470,25 @@ func (p *Pinned) pinned() map[string]*ebpf.Map {
 func (p *Pinned) Pins() []string { return slices.Sorted(maps.Keys(p.pinned())) }
 
 // PinAgain pins the maps whose pins are missing, and returns their pins. The folder
-// must be on bpffs.
+// must be on bpffs. An array comes after its chunks, and they from the last to the first:
+// should this process be killed meanwhile, the next agent finds none that lacks any.
 func (p *Pinned) PinAgain() ([]string, error) {
 	var missing []string
 	pins := p.pinned()
+	var order []string
+	for _, name := range slices.Sorted(maps.Keys(p.chunked)) {
+		c := p.chunked[name]
+		for i := 0; c.have(i) != nil; i++ {
+			order = append(order, c.pin(i))
+		}
+	}
+	slices.Reverse(order)
 	for _, path := range slices.Sorted(maps.Keys(pins)) {
+		if !slices.Contains(order, path) {
+			order = append(order, path)
+		}
+	}
+	for _, path := range order {
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -491,6 +505,7 @@ func (p *Pinned) PinAgain() ([]string, error) {
 			return missing, fmt.Errorf("map %s: pin: %w", filepath.Base(path), err)
 		}
 	}
+	slices.Sort(missing)
 
 	return missing, nil
 }

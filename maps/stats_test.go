@@ -1,6 +1,7 @@
 package maps
 
 import (
+	"errors"
 	"maps"
 	"testing"
 
@@ -132,15 +133,17 @@ func TestStatsWithoutRoom(t *testing.T) {
 	}
 }
 
-// There are as many chunks as can be, and no more are asked for.
+// There are as many chunks as can be, and no more are asked for, nor is one pinned that the
+// next agent could not use.
 func TestStatsGrowToTheEnd(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
-	c := p.chunked[NamePortCounts]
-	most := uint32(maxChunks) * c.inner.MaxEntries
-	if err := p.Stats.Begin(ID(most, 0)); err == nil {
-		t.Error("no error beyond the last chunk")
+	root := mustRoot(t)
+	p := mustCreate(t, root, small())
+	before := p.Pins()
+	if err := p.Stats.Begin(ID(uint32(MaxServicePorts), 0)); !errors.Is(err, ErrFull) {
+		t.Errorf("beyond the last chunk: %v, want %v", err, ErrFull)
 	}
-	if len(c.chunks) > maxChunks {
-		t.Errorf("%d chunks", len(c.chunks))
+	if diff := gocmp.Diff(before, p.Pins()); diff != "" {
+		t.Errorf("pins (-before +after):\n%s", diff)
 	}
+	mustCreate(t, root, small())
 }

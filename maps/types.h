@@ -326,7 +326,8 @@ enum udp_dial_limit {
 struct udp_dials {
 	struct udp_dial dials[UDP_DIALS];
 	__u32 pinned; /* there are some in udp_pins */
-	__u32 reserved[6];
+	__u32 counted; /* the dials are in their backends' loads */
+	__u32 reserved[5];
 	struct bpf_spin_lock lock;
 };
 
@@ -438,7 +439,7 @@ struct flow {
 	__u64 created;
 	__u64 last_seen; /* within a second */
 	__u64 bytes; /* of packets that came to this entry, and are in no stat yet */
-	__u32 reserved2[8];
+	__u32 reserved2[2];
 };
 
 /* What is counted of flows, in entries. */

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/bench/load"
+	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/bench/report"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -18,6 +19,7 @@ import (
 func TestMain(m *testing.M) {
 	lab.Main()
 	load.Main()
+	proxy.Main()
 	os.Exit(m.Run())
 }
 

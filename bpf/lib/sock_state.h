@@ -15,7 +15,7 @@
 #include "sock_addr.h"
 
 /* state_of returns NULL for a socket that we never translated. */
-static __always_inline const struct sock_state *state_of(struct bpf_sock_addr *ctx)
+static __always_inline struct sock_state *state_of(struct bpf_sock_addr *ctx)
 {
 	return bpf_sk_storage_get(&sl_sock_state, ctx->sk, NULL, 0);
 }
@@ -85,11 +85,18 @@ static __always_inline void forget_dialled(struct bpf_sock_addr *ctx)
 	bpf_sk_storage_delete(&sl_sock_state, ctx->sk);
 }
 
-/* has_backend says that peer is the backend the socket was given. */
-static __always_inline bool has_backend(const struct sock_state *state, const struct addr *peer,
-					__be16 port)
+/* connected_by gives what the socket dialled, if peer is the backend that it got for it. */
+static __always_inline bool connected_by(struct sock_state *state, const struct addr *peer,
+					 __be16 port, struct addr *dialled, __be16 *dialled_port)
 {
-	return state->backend_port == port && addr_equal(&state->backend, peer);
+	bool is_peer;
+
+	bpf_spin_lock(&state->lock);
+	is_peer = state->backend_port == port && addr_equal(&state->backend, peer);
+	*dialled = state->dialled;
+	*dialled_port = state->dialled_port;
+	bpf_spin_unlock(&state->lock);
+	return is_peer;
 }
 
 /*
@@ -100,15 +107,20 @@ static __always_inline const struct backend *pick_connected(struct bpf_sock_addr
 							    const struct pool *pool,
 							    const struct frontend_key *dialled)
 {
-	const struct sock_state *state;
+	struct sock_state *state;
+	bool same;
+	__u32 id;
 
 	if (!is_connected(ctx))
 		return NULL;
 	state = state_of(ctx);
-	if (!state || state->dialled_port != dialled->port ||
-	    !addr_equal(&state->dialled, &dialled->addr))
+	if (!state)
 		return NULL;
-	return pick_id(pool, state->backend_id);
+	bpf_spin_lock(&state->lock);
+	same = state->dialled_port == dialled->port && addr_equal(&state->dialled, &dialled->addr);
+	id = state->backend_id;
+	bpf_spin_unlock(&state->lock);
+	return same ? pick_id(pool, id) : NULL;
 }
 
 #endif

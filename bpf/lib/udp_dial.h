@@ -97,10 +97,11 @@ static __always_inline bool answers_another(const struct udp_dials *own,
 
 /*
  * keep_dial has the socket keep a choice, in the place that the destination has, or in a
- * free one. It is false if there is none.
+ * free one. It is false if there is none. counts: the socket's dials are in the loads of
+ * backends.
  */
 static __always_inline bool keep_dial(struct udp_dials *own, const struct frontend_key *dialled,
-				      const struct backend *be, __u64 now)
+				      const struct backend *be, __u64 now, bool counts)
 {
 	struct udp_dial *dial, *to = NULL;
 	struct udp_dial next = {
@@ -116,6 +117,7 @@ static __always_inline bool keep_dial(struct udp_dials *own, const struct fronte
 	int i;
 
 	bpf_spin_lock(&own->lock);
+	own->counted = counts;
 	for (i = UDP_DIALS - 1; i >= 0; i--) {
 		dial = &own->dials[i];
 		if (!is_live(dial, now))
@@ -135,12 +137,12 @@ static __always_inline bool keep_dial(struct udp_dials *own, const struct fronte
 	}
 	bpf_spin_unlock(&own->lock);
 
-	if (!to)
-		return false;
-	if (had)
-		add_sockets(had, -1);
-	add_sockets(be->id, 1);
-	return true;
+	if (to && counts) {
+		if (had)
+			add_sockets(had, -1);
+		add_sockets(be->id, 1);
+	}
+	return to;
 }
 
 /* dialled_for gives what the socket dialled to get what answers from peer. */
@@ -185,7 +187,7 @@ static __always_inline void release_dials(const struct udp_dials *own)
 	int i;
 
 	for (i = 0; i < UDP_DIALS; i++)
-		if (own->dials[i].backend_id)
+		if (own->counted && own->dials[i].backend_id)
 			add_sockets(own->dials[i].backend_id, -1);
 }
 

@@ -64,6 +64,9 @@ func (a *agent) attach() error {
 
 		return nil
 	}
+	if err := a.datapath.NotKept(); err != nil {
+		a.cfg.Log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
+	}
 	close(a.attached)
 	a.recordFeatures()
 	a.cfg.Log.Info("attached", "version", a.cfg.Version, "cgroup", a.cfg.Datapath.CgroupRoot,

@@ -157,6 +157,9 @@ func (k *deviceKeeper) attach() bool {
 	k.mu.Unlock()
 	k.reaches(reachesUplinks(devices, failed))
 	if first {
+		if err := k.datapath.DevicesNotKept(); err != nil {
+			k.log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
+		}
 		k.log.Info("attached to devices", "devices", len(devices), "by", k.datapath.Attachment(), "took", time.Since(begin))
 	}
 

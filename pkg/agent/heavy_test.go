@@ -483,14 +483,16 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 	defer close(stop)
 	var again func(*model)
 	again = func(m *model) {
-		select {
-		case rounds <- p.busy():
-		case <-stop:
-			return
-		}
+		busy := p.busy()
 		if p.writer.Programmed(h.svc.Name) {
+			busy = true // from now on, again
 			h.svc.Affinity += time.Second
 			m.state.SetService(h.svc)
+		}
+		select {
+		case rounds <- busy:
+		case <-stop:
+			return
 		}
 		p.mail.post(again)
 	}

@@ -33,7 +33,7 @@ func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
 
 // Hooks is [Hooks], also of what is attached and not pinned.
 func (d *Datapath) Hooks() ([]HookState, error) {
-	return queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, d.cfg.CountBytes)
+	return queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, d.cfg.CountBytes && !d.cfg.NoStats)
 }
 
 // errNoLink is why a hook does not run to which nothing was attached.

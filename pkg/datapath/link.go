@@ -24,6 +24,28 @@ func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
 // programDir is where verified programs are kept for the next agent.
 func programDir(bpfRoot string) string { return filepath.Join(bpfRoot, "programs") }
 
+// NotKept returns why programs of sockets could not be kept for the next agent, which will
+// take longer to start; nil if all are.
+func (d *Datapath) NotKept() error {
+	programs, err := d.programs()
+	if err != nil {
+		return err
+	}
+
+	return programs.NotKept
+}
+
+// DevicesNotKept is [Datapath.NotKept] of the programs of devices. It must not be called at
+// the same time as [Datapath.AttachDevices].
+func (d *Datapath) DevicesNotKept() error {
+	var errs []error
+	for _, programs := range d.devices.loaded {
+		errs = append(errs, programs.NotKept)
+	}
+
+	return errors.Join(errs...)
+}
+
 // removeKept removes the programs that another build has kept, or this one with another
 // configuration.
 func (d *Datapath) removeKept() error {

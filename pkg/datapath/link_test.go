@@ -132,6 +132,18 @@ func wantHooks(t testing.TB, cfg Config, problem string) {
 	}
 }
 
+// The hook that counts bytes is not missed where nothing is counted.
+func TestNoHookToCountWith(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.NoStats = true })
+	states, err := w.Hooks()
+	must(t, err)
+	for _, state := range states {
+		if state.Problem != "" {
+			t.Errorf("hook %s: %s", state.Name, state.Problem)
+		}
+	}
+}
+
 // A cgroup that was removed, and made again by the same name, is another one.
 func TestRecreatedCgroup(t *testing.T) {
 	w := newWebWorld(t)

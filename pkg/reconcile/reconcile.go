@@ -87,6 +87,7 @@ type Reconciler struct {
 	waiting    map[*service]struct{} // until they are tried again
 	blocked    map[*service]struct{} // of those, for which a map was full
 	retirement retirement
+	panics     []error      // of this Apply
 	free       func() error // what nothing led to when it was adopted; nil: it is, or waits for a grace period
 	gone       Gone
 	scratch    []uint32
@@ -132,7 +133,7 @@ func New(cfg Config) (*Reconciler, error) {
 		busy: func(place uint32) bool { return t.Loads.Load(place) != maps.BackendLoad{} },
 	}
 	r.portPlaces = places{
-		what: maps.NameServicePorts, limit: func() int { return 1 << maps.IndexBits }, generations: []uint8{0}, spare: sparePlaces,
+		what: maps.NameServicePorts, limit: func() int { return maps.MaxServicePorts }, generations: []uint8{0}, spare: sparePlaces,
 	}
 	r.spans = newSpans(t.Slots.Limit)
 	if err := r.adopt(); err != nil {
@@ -257,6 +258,10 @@ func (r *Reconciler) Apply() error {
 		failed.add(r.disarm())
 	}
 	r.reuse()
+	for _, err := range r.panics {
+		failed.add(err)
+	}
+	r.panics = nil
 	failed.add(r.addrs.apply(now))
 	failed.add(r.devices.apply(now))
 	failed.add(r.localCIDRs.apply(now))

@@ -1,7 +1,9 @@
 package reconcile
 
 import (
+	"fmt"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -64,13 +66,24 @@ func (r *Reconciler) reuse() {
 		q.over--
 		q.begun = max(q.begun-1, 0)
 		r.left--
-		if do() != nil {
+		if r.after(do) != nil {
 			r.later(do)
 		}
 	}
 	if len(q.queue) == 0 {
 		q.queue = nil
 	}
+}
+
+// after does what comes after a grace period. Of a panic, what it was about stays out of use.
+func (r *Reconciler) after(do func() error) error {
+	defer func() {
+		if why := recover(); why != nil {
+			r.panics = append(r.panics, fmt.Errorf("after a grace period: panic: %v\n%s", why, debug.Stack()))
+		}
+	}()
+
+	return do()
 }
 
 // withdraw deletes the frontends in the maps that no Service claims any more, catch-alls
@@ -428,7 +441,7 @@ func (r *Reconciler) shrinkPool(pl *pool, stay map[uint32]bool) error {
 	members, v := r.members(pl)
 	old := slices.Clone(members)
 	kept := slices.DeleteFunc(slices.Clone(members), func(id uint32) bool { return !stay[id] })
-	pl.foreign = true
+	pl.foreign = v.TableSize > 0
 	if len(kept) == 0 {
 		v.SlotCount, v.TableSize = 0, 0
 

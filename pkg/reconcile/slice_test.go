@@ -207,6 +207,28 @@ func TestTakeOut(t *testing.T) {
 	}
 }
 
+// A Service of which a backend was taken out without room for another pool has what it
+// wants: it is not tried again and again.
+func TestTakenOutIsAsPlanned(t *testing.T) {
+	fakes, clock := maps.NewFakes(200), newTestClock()
+	r := mustNew(t, fakes.Tables, clock)
+	name, res := clusterIP(1, 5, 0)
+	r.Set(name, time.Time{}, res)
+	mustApply(t, r)
+	fakes.Slots.SetLimit(r.spans.used + 1)
+	stay := res.Frontends[0].Backends[1:]
+	res.Frontends[0].Backends, res.Frontends[1].Backends, res.Endpoints = stay, stay, res.Endpoints[1:]
+	r.Set(name, time.Time{}, res)
+	if err := r.Apply(); !errors.Is(err, maps.ErrFull) {
+		t.Errorf("%v, want %v", err, maps.ErrFull)
+	}
+	clock.pass(2 * time.Second)
+	mustApply(t, r)
+	if status, ok := r.Status(name); !ok || !status.Programmed {
+		t.Errorf("status %+v, want that it is programmed", status)
+	}
+}
+
 func TestPlaces(t *testing.T) {
 	busy := map[uint32]bool{}
 	p := places{

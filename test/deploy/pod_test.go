@@ -152,15 +152,20 @@ func testOrphans(t *testing.T, k *kubelet, node, pod *lab.Caller) {
 	}
 }
 
-// testVerbs is an operator with kubectl exec, who gives no flags.
+// testVerbs is an operator with kubectl exec, who gives no flags. The device of a pod that has
+// just come may not be attached yet.
 func testVerbs(t *testing.T, k *kubelet, spec containerSpec) {
 	for verb, want := range map[string]string{
 		"status": k.nodeName(), "verify": " 0 differences", "services": "default/web", "backends": k.node.Pods[1].IPv4.String(), "flows": "default/web",
 	} {
-		out, code := k.mustExec(t, spec, verb)
-		if code != 0 || !strings.Contains(out, want) {
-			t.Errorf("sluice %s: exit code %d, want %q in: %s", verb, code, want, out)
-		}
+		eventually(t, "sluice "+verb, func() error {
+			out, code := k.mustExec(t, spec, verb)
+			if code != 0 || !strings.Contains(out, want) {
+				return fmt.Errorf("exit code %d, want %q in: %s", code, want, out)
+			}
+
+			return nil
+		})
 	}
 }
 
