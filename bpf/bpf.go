@@ -103,7 +103,7 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		if !part.wanted {
 			continue
 		}
-		keep, err := newKeeper(cfg.Keep, what, m)
+		keep, err := newProgramCache(cfg.Keep, what, m)
 		var loaded map[string]*ebpf.Program
 		var notKept error
 		if err == nil {

@@ -68,7 +68,7 @@ type DevicePrograms struct {
 func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
 	what := cfg
 	what.Kernel = nil
-	keep, err := newKeeper(cfg.Keep, what, m)
+	keep, err := newProgramCache(cfg.Keep, what, m)
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}

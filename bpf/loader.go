@@ -30,7 +30,7 @@ func newLoader(m *maps.Pinned, kernel *btf.Cache) loader {
 // loadKept returns the programs with these names: those that are kept, or else those of
 // spec, which it keeps. Why they could not be kept is the second error: they work all the
 // same.
-func (l loader) loadKept(keep keeper, names []string, spec func() (*ebpf.CollectionSpec, error)) (programs map[string]*ebpf.Program, err, notKept error) {
+func (l loader) loadKept(keep programCache, names []string, spec func() (*ebpf.CollectionSpec, error)) (programs map[string]*ebpf.Program, err, notKept error) {
 	if programs = keep.open(names); programs != nil {
 		return programs, nil, nil
 	}

@@ -12,7 +12,7 @@ import (
 // few stores, and no system call. It grows by chunks as places are written. [NewFakeArray]
 // makes one that no kernel knows, for tests and dry runs.
 //
-// Every store is of one 32-bit word, with release order: whoever sees it sees what was
+// Every store is of one 32-bit word, with release order: who sees it sees what was
 // stored before. Any goroutine may read; one writes.
 type Array[V any] struct {
 	// Fail, when set, is asked before every write; the write does not happen if it

@@ -73,7 +73,7 @@ func (f *AddrFilter) May(a Addr) bool {
 	return atomic.LoadUint64(&f.words[bit/64])>>(bit%64)&1 != 0
 }
 
-// Trim clears the bits that nobody has added: those that an earlier agent left.
+// Trim clears the bits that were not added: those that an earlier agent left.
 func (f *AddrFilter) Trim() {
 	want := make([]uint64, len(f.words))
 	for bit := range f.counts {

@@ -25,7 +25,7 @@ type Counts interface {
 	// Begin makes room to count of a service port that is given its id, from zero. The
 	// error wraps [ErrFull] if there is no room.
 	Begin(servicePortID uint32) error
-	// End forgets what was counted of a service port whose id nobody has any more.
+	// End forgets what was counted of a service port whose id is free again.
 	End(servicePortID uint32) error
 }
 

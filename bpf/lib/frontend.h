@@ -21,8 +21,8 @@ static __always_inline bool key_equal(const struct frontend_key *a, const struct
 /*
  * find_pool copies the pool that the frontend at key has now. It returns
  * REASON_PASS_NO_FRONTEND if there is no such frontend: the value of an element never
- * changes, so a lookup never misses one that is there. Whoever deletes and adds frontends
- * faster than we look has the client refused, never let through.
+ * changes, so a lookup never misses one that is there. If frontends are deleted and added
+ * faster than we look, the client is refused, never let through.
  */
 static __always_inline enum reason find_pool(const struct frontend_key *key, struct pool *pool)
 {

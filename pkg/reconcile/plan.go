@@ -81,6 +81,14 @@ type plannedFrontend struct {
 	pool  int32 // of the port
 }
 
+// Planned is what one Service wants, ready to be set.
+type Planned struct{ plan plan }
+
+// PlanOf prepares a resolution for [Reconciler.SetPlanned]. Any goroutine may call it: for a
+// Service of ten thousands of frontends or endpoints it takes too long for the one that owns
+// the Reconciler.
+func PlanOf(res lb.Resolution) Planned { return Planned{planOf(&res)} }
+
 // planOf returns what a Service wants. It takes time in proportion to the resolution: the
 // frontends of a port share their lists, which may be long, and each list is gone through
 // once for a port.

@@ -152,6 +152,14 @@ func (r *Reconciler) Set(name lb.ServiceName, created time.Time, res lb.Resoluti
 	r.replan(svc, created, func() plan { return planOf(&res) })
 }
 
+// SetPlanned does what Set does with the resolution that was planned. It takes over what
+// PlanOf returned: each is for one call.
+func (r *Reconciler) SetPlanned(name lb.ServiceName, created time.Time, planned Planned) {
+	svc := r.service(name)
+	svc.wanted = true
+	r.replan(svc, created, func() plan { return planned.plan })
+}
+
 // Delete says that a Service is gone; Apply retires what it had.
 func (r *Reconciler) Delete(name lb.ServiceName) {
 	svc := r.services[name]

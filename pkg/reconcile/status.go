@@ -50,6 +50,14 @@ func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 	return r.status(svc, r.adopts()), true
 }
 
+// Programmed reports whether the maps say what a Service wants, as its Status does, or it is
+// not Set. It takes no time, however large the Service is.
+func (r *Reconciler) Programmed(name lb.ServiceName) bool {
+	svc := r.services[name]
+
+	return svc == nil || !svc.wanted || !svc.dirty
+}
+
 // Statuses yields the status of every Service that is Set, and of deleted ones
 // that could not be retired yet, in no order.
 func (r *Reconciler) Statuses() iter.Seq[Status] {

@@ -17,12 +17,13 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// keeper keeps verified programs for the next agent, pinned in a folder: the verifier
+// programCache keeps verified programs for the next agent, pinned in a folder: the verifier
 // takes longer than all else of a start together. A pin is named after the program and a
 // hash of all that the program was made of: this build, its configuration and its maps.
-type keeper struct {
+type programCache struct {
 	dir  string // empty: nothing is kept
 	hash string
+	why  error // nothing can be kept; nil: it can, or is not to be
 }
 
 // buildID is what the linker calls this build.
@@ -32,22 +33,23 @@ var buildID = sync.OnceValues(func() ([]byte, error) {
 		return nil, err
 	}
 	defer own.Close()
+	const empty = 16 // bytes: a note without content
 	section := own.Section(".note.go.buildid")
-	if section == nil {
-		return nil, errors.New("the executable has no build id")
+	if section == nil || section.Size <= empty {
+		return nil, errors.New("the executable has no build id: it was linked with -buildid=")
 	}
 
 	return section.Data()
 })
 
-// newKeeper returns what keeps programs that are configured so.
-func newKeeper(dir string, cfg any, m *maps.Pinned) (keeper, error) {
+// newProgramCache returns what keeps programs that are configured so.
+func newProgramCache(dir string, cfg any, m *maps.Pinned) (programCache, error) {
 	if dir == "" {
-		return keeper{}, nil
+		return programCache{}, nil
 	}
 	build, err := buildID()
 	if err != nil {
-		return keeper{}, fmt.Errorf("build: %w", err)
+		return programCache{why: fmt.Errorf("build: %w", err)}, nil
 	}
 	h := sha256.New()
 	h.Write(build)
@@ -56,19 +58,19 @@ func newKeeper(dir string, cfg any, m *maps.Pinned) (keeper, error) {
 	for _, name := range slices.Sorted(stdmaps.Keys(replacements)) {
 		info, err := replacements[name].Info()
 		if err != nil {
-			return keeper{}, fmt.Errorf("map %s: %w", name, err)
+			return programCache{}, fmt.Errorf("map %s: %w", name, err)
 		}
 		id, _ := info.ID()
 		fmt.Fprintf(h, "%s=%d\n", name, id)
 	}
 
-	return keeper{dir, fmt.Sprintf("%x", h.Sum(nil)[:8])}, nil
+	return programCache{dir: dir, hash: fmt.Sprintf("%x", h.Sum(nil)[:8])}, nil
 }
 
-func (k keeper) pin(program string) string { return filepath.Join(k.dir, program+"-"+k.hash) }
+func (k programCache) pin(program string) string { return filepath.Join(k.dir, program+"-"+k.hash) }
 
 // pins returns where programs are kept.
-func (k keeper) pins(programs map[string]*ebpf.Program) []string {
+func (k programCache) pins(programs map[string]*ebpf.Program) []string {
 	var pins []string
 	for name := range programs {
 		if k.dir != "" {
@@ -81,7 +83,7 @@ func (k keeper) pins(programs map[string]*ebpf.Program) []string {
 
 // open returns the programs with these names, or nil unless all of them were kept and can
 // be opened: what cannot is loaded, and kept, anew.
-func (k keeper) open(names []string) map[string]*ebpf.Program {
+func (k programCache) open(names []string) map[string]*ebpf.Program {
 	if k.dir == "" {
 		return nil
 	}
@@ -99,10 +101,10 @@ func (k keeper) open(names []string) map[string]*ebpf.Program {
 }
 
 // keep pins programs. One that is pinned already, by an agent that was ended before it
-// had kept all, is pinned anew.
-func (k keeper) keep(programs map[string]*ebpf.Program) error {
+// had kept all, is pinned anew. An error says why programs are not kept: they work all the same.
+func (k programCache) keep(programs map[string]*ebpf.Program) error {
 	if k.dir == "" {
-		return nil
+		return k.why
 	}
 	if err := os.MkdirAll(k.dir, 0o700); err != nil {
 		return fmt.Errorf("folder of programs: %w", err)
