@@ -30,8 +30,8 @@ type Array[V any] struct {
 	chunks []atomic.Pointer[byte] // where each is in memory; nil: it does not exist
 }
 
-// newArray returns an array without chunks. Grow makes those that are missing of so many,
-// and returns where all are in memory.
+// newArray returns an array without chunks. Grow makes those that are missing of so many
+// at least, and returns where all are in memory.
 func newArray[V any](name string, perChunk int, grow func(chunks int) ([]unsafe.Pointer, error)) *Array[V] {
 	a := &Array[V]{name: name, perChunk: perChunk, grow: grow, chunks: make([]atomic.Pointer[byte], maxChunks)}
 	a.limit.Store(int64(perChunk) * int64(maxChunks))
@@ -88,6 +88,8 @@ func (a *Array[V]) Len() int {
 	return 0
 }
 
+func chunksFor(places, perChunk int) int { return (places + perChunk - 1) / perChunk }
+
 // place returns the words at a place, or nil if its chunk does not exist.
 func (a *Array[V]) place(i uint32) []uint32 {
 	if int(i)/a.perChunk >= len(a.chunks) {
@@ -113,14 +115,11 @@ func (a *Array[V]) Reserve(n int) error {
 	}
 	a.adding.Lock()
 	defer a.adding.Unlock()
-	have := (a.Len() + a.perChunk - 1) / a.perChunk
-	need := (n + a.perChunk - 1) / a.perChunk
+	have, need := chunksFor(a.Len(), a.perChunk), chunksFor(n, a.perChunk)
 	if need <= have {
 		return nil
 	}
-	// By half at least: programs must have ended before the kernel says that it is done.
-	most := (a.Limit() + a.perChunk - 1) / a.perChunk
-	memory, err := a.grow(min(max(need, have+have/2), most))
+	memory, err := a.grow(need)
 	if err != nil && len(memory) < need {
 		return fmt.Errorf("map %s, %d places: %w: %w", a.name, a.Len(), ErrFull, err)
 	}

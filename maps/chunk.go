@@ -105,7 +105,8 @@ func (c *chunked) have(i int) *ebpf.Map {
 // extend makes the chunks that are missing of n, as many as there is memory for. They are
 // pinned first: what programs find must be found again by the next agent. Those that are
 // pinned already were made by another process, or by an attempt that failed. The kernel
-// adds a chunk once all programs that run have ended, so all are added at the same time.
+// adds a chunk once all programs that run have ended, so all are added at the same time, and
+// half as many as there are at least.
 func (c *chunked) extend(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,6 +114,9 @@ func (c *chunked) extend(n int) error {
 		return fmt.Errorf("%d chunks: there can be %d", n, most)
 	}
 	have := len(c.chunks)
+	if n > have {
+		n = max(n, min(have+have/2, int(c.outer.MaxEntries())))
+	}
 	failed := c.openPinned()
 	for i := len(c.chunks); i < n && failed == nil; i++ {
 		var m *ebpf.Map
@@ -168,7 +172,7 @@ func closeAll(chunks []*ebpf.Map) error {
 	return errors.Join(errs...)
 }
 
-// open makes the chunks that are missing of n, and returns where all are in memory.
+// open makes the chunks that are missing of n at least, and returns where all are in memory.
 func (c *chunked) open(n int) ([]unsafe.Pointer, error) {
 	failed := c.extend(n)
 	c.mu.Lock()

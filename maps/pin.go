@@ -161,18 +161,21 @@ func (p *Pinned) reserveState() error {
 		return err
 	}
 	counts := p.chunked[NamePortCounts]
-	if counts.have(0) != nil {
-		return nil
-	}
-	chunks := 0
-	for port, err := range p.ServicePorts.All() {
-		if err != nil {
+	if counts.have(0) == nil {
+		places := 0
+		for port, err := range p.ServicePorts.All() {
+			if err != nil {
+				return err
+			}
+			places = max(places, int(Index(port.Key))+1)
+		}
+		if err := p.Stats.Reserve(places); err != nil {
 			return err
 		}
-		chunks = max(chunks, int(Index(port.Key)/counts.inner.MaxEntries)+1)
 	}
+	p.Stats.zeroFrom = uint32(len(counts.chunks)) * counts.inner.MaxEntries
 
-	return counts.extend(chunks)
+	return nil
 }
 
 // checkPins returns an error if a pinned map cannot be adopted.

@@ -36,6 +36,8 @@ type Stats struct {
 	refusals *Map[RefusalKey, uint64]
 	ports    *Map[uint32, ServicePort]
 
+	zeroFrom uint32 // no service port had the places from here on: see Begin
+
 	mu    sync.Mutex
 	ended map[StatKey]uint64 // not yet taken by Ended; nil before its first call
 }
@@ -109,14 +111,28 @@ func (s *Stats) place(id uint32) (*ebpf.Map, uint32) {
 	return s.counts.have(int(Index(id) / perChunk)), Index(id) % perChunk
 }
 
-// Begin makes room to count of a service port that is given its id, from zero.
+// Reserve implements [Counts].
+func (s *Stats) Reserve(n int) error {
+	need := chunksFor(n, int(s.counts.inner.MaxEntries))
+	if n == 0 || s.counts.have(need-1) != nil {
+		return nil
+	}
+	if err := s.counts.extend(need); err != nil && s.counts.have(need-1) == nil {
+		return fmt.Errorf("map %s, %d places: %w: %w", NamePortCounts, n, ErrFull, err)
+	}
+
+	return nil
+}
+
+// Begin implements [Counts]. One goroutine calls it.
 func (s *Stats) Begin(id uint32) error {
-	chunk := int(Index(id) / s.counts.inner.MaxEntries)
-	if s.counts.have(chunk) == nil {
-		// By half at least, as an Array does.
-		if err := s.counts.extend(max(chunk+1, min(chunk*3/2, maxChunks))); err != nil {
-			return fmt.Errorf("map %s, chunk %d: %w: %w", NamePortCounts, chunk, ErrFull, err)
-		}
+	if err := s.Reserve(int(Index(id)) + 1); err != nil {
+		return err
+	}
+	if Index(id) >= s.zeroFrom { // of a chunk that this process has made
+		s.zeroFrom = Index(id) + 1
+
+		return nil
 	}
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {

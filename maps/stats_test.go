@@ -3,6 +3,8 @@ package maps
 import (
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -146,4 +148,60 @@ func TestStatsGrowToTheEnd(t *testing.T) {
 		t.Errorf("pins (-before +after):\n%s", diff)
 	}
 	mustCreate(t, root, small())
+}
+
+// A place of which programs have counted before this agent began is counted in from zero,
+// whether an agent before it has made the chunk, or the chunk is younger than its port.
+func TestBeginAfterRestart(t *testing.T) {
+	for _, withState := range []bool{true, false} {
+		root := mustRoot(t)
+		p := mustCreate(t, root, small())
+		if err := p.ServicePorts.Put(3, ServicePortOf("shop", "web", "http", 6, 4)); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Stats.Begin(3); err != nil {
+			t.Fatal(err)
+		}
+		mustCount(t, p, 3, PortCounts{Connections: 2})
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !withState {
+			if err := os.RemoveAll(filepath.Join(root, StateVersion)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p = mustCreate(t, root, small())
+		mustCount(t, p, 3, PortCounts{Connections: 5})
+		if err := p.Stats.End(3); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Stats.Begin(ID(3, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := p.Stats.port(ID(3, 1)); err != nil || c != (PortCounts{}) {
+			t.Errorf("with the state kept: %v: it begins with %+v, %v", withState, c, err)
+		}
+	}
+}
+
+func TestReserve(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	first := p.Stats.counts.inner.MaxEntries
+	room := Room{Frontends: 5000, Pools: 1, Slots: 17000, Backends: 9000}.Plus(Room{ServicePorts: int(first) + 1})
+	if err := p.Tables.Reserve(room); err != nil {
+		t.Fatal(err)
+	}
+	have := Room{p.Frontends.Len(), p.Pools.Len(), p.Slots.Len(), p.Backends.Len(), int(first) * len(p.Stats.counts.chunks)}
+	if want := (Room{8192, 4096, 32768, 12288, 512}); have != want {
+		t.Errorf("there is room for %+v, want %+v", have, want)
+	}
+	if n := p.Loads.Len(); n != p.Backends.Len() {
+		t.Errorf("%d loads for %d backends", n, p.Backends.Len())
+	}
+
+	err := p.Tables.Reserve(Room{Frontends: p.Frontends.Limit() + 1, Pools: 5000})
+	if !errors.Is(err, ErrFull) || p.Pools.Len() != 8192 {
+		t.Errorf("too much of one: %v, and room for %d pools; want %v, and all of the others", err, p.Pools.Len(), ErrFull)
+	}
 }

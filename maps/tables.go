@@ -1,6 +1,10 @@
 package maps
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"sync"
+)
 
 // Tables are the maps that the agent writes.
 type Tables struct {
@@ -22,11 +26,48 @@ type Tables struct {
 
 // Counts is what programs count of service ports: [Stats], or a test's.
 type Counts interface {
+	// Reserve makes room for n service ports.
+	Reserve(n int) error
 	// Begin makes room to count of a service port that is given its id, from zero. The
 	// error wraps [ErrFull] if there is no room.
 	Begin(servicePortID uint32) error
 	// End forgets what was counted of a service port whose id is free again.
 	End(servicePortID uint32) error
+}
+
+// Room is how many places of the arrays are used, or to be used.
+type Room struct {
+	Frontends, Pools, Slots, Backends, ServicePorts int
+}
+
+// Plus returns the room for both.
+func (r Room) Plus(more Room) Room {
+	return Room{
+		r.Frontends + more.Frontends, r.Pools + more.Pools, r.Slots + more.Slots,
+		r.Backends + more.Backends, r.ServicePorts + more.ServicePorts,
+	}
+}
+
+// Reserve makes so many places exist, so that writing to them need not wait for programs to
+// end: all arrays wait at the same time here. Any goroutine may call it. The error wraps
+// [ErrFull]; what there is room for exists all the same.
+func (t *Tables) Reserve(room Room) error {
+	reserve := []func() error{
+		func() error { return t.Frontends.Reserve(room.Frontends) },
+		func() error { return t.Pools.Reserve(room.Pools) },
+		func() error { return t.Slots.Reserve(room.Slots) },
+		func() error { return t.Backends.Reserve(room.Backends) },
+		func() error { return t.Loads.Reserve(room.Backends) },
+		func() error { return t.Counts.Reserve(room.ServicePorts) },
+	}
+	errs := make([]error, len(reserve))
+	var all sync.WaitGroup
+	for i, array := range reserve {
+		all.Go(func() { errs[i] = array() })
+	}
+	all.Wait()
+
+	return errors.Join(errs...)
 }
 
 // frontendTries is how often a frontend is looked up that changes meanwhile.
@@ -131,6 +172,8 @@ func NewFakes(slots int) *Fakes {
 
 // noCounts are [Counts] of tables that no program uses.
 type noCounts struct{}
+
+func (noCounts) Reserve(int) error { return nil }
 
 func (noCounts) Begin(uint32) error { return nil }
 

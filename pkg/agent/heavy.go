@@ -2,8 +2,10 @@ package agent
 
 import (
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"slices"
+	"sync"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/health"
@@ -59,6 +61,37 @@ func (a *agent) decide(s lb.Snapshot) (d decision) {
 	}
 
 	return d
+}
+
+// decideAll decides about many Services on all processors.
+func (a *agent) decideAll(snapshots []lb.Snapshot) []decision {
+	decisions := make([]decision, len(snapshots))
+	workers := min(runtime.GOMAXPROCS(0), len(snapshots))
+	var all sync.WaitGroup
+	for first := 1; first < workers; first++ {
+		all.Go(func() { a.decideEach(snapshots, decisions, first, workers) })
+	}
+	a.decideEach(snapshots, decisions, 0, max(workers, 1))
+	all.Wait()
+
+	return decisions
+}
+
+func (a *agent) decideEach(snapshots []lb.Snapshot, to []decision, first, step int) {
+	for i := first; i < len(snapshots); i += step {
+		to[i] = a.decide(snapshots[i])
+	}
+}
+
+// reserve makes room in the maps, beyond what is used, for what was decided.
+func (a *agent) reserve(room maps.Room, decisions ...decision) {
+	for i := range decisions {
+		room = room.Plus(decisions[i].planned.Room())
+	}
+	if err := a.writer.Reserve(room); err != nil {
+		// Whose writes fail for lack of room, the writer tells.
+		a.cfg.Log.Warn("not all that was decided has room", "error", err)
+	}
 }
 
 // resolved returns what follows from a Service, nothing if that is not known.
@@ -186,8 +219,10 @@ func (a *agent) startHeavy() {
 	h.waiting = h.waiting[1:]
 	s, _ := a.model.state.Snapshot(job.name) // one that is gone is not waiting
 	h.running = job
+	used := a.writer.Room()
 	go func() {
 		d := a.decide(s)
+		a.reserve(used, d)
 		a.mail.post(func(*model) {
 			h.running = nil
 			if job.outdated {

@@ -167,6 +167,7 @@ func (a *agent) applyAll() {
 // program brings the maps up to the model.
 func (a *agent) program() {
 	touched := a.model.state.Touched()
+	var changed []lb.Snapshot
 	for _, name := range touched {
 		s, exists := a.model.state.Snapshot(name)
 		if exists && a.heavy != nil && s.Size() >= heavySize {
@@ -176,10 +177,17 @@ func (a *agent) program() {
 		}
 		a.heavy.forget(name)
 		if exists {
-			a.enforce(s.Service, a.decide(s))
+			changed = append(changed, s)
 		} else {
 			a.retire(name)
 		}
+	}
+	decisions := a.decideAll(changed)
+	if !a.complete {
+		a.reserve(a.writer.Room(), decisions...)
+	}
+	for i, s := range changed {
+		a.enforce(s.Service, decisions[i])
 	}
 	a.startHeavy()
 	if !a.programNode() && len(touched) > 0 {

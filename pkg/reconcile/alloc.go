@@ -122,6 +122,9 @@ type spans struct {
 	used  int
 }
 
+// next returns the slot from which on all are free.
+func (s *spans) next() uint32 { return s.holes[len(s.holes)-1].base }
+
 func newSpans(limit func() int) spans {
 	return spans{holes: []span{{base: 1, count: 1<<32 - 1}}, limit: limit}
 }

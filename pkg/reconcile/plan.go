@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
 // plan is what a Service wants in the maps: the rows that follow from its resolution, but
@@ -88,6 +89,25 @@ type Planned struct{ plan plan }
 // Service of ten thousands of frontends or endpoints it takes too long for the one that owns
 // the Reconciler.
 func PlanOf(res lb.Resolution) Planned { return Planned{planOf(&res)} }
+
+// Room returns how many places it takes, should nothing of it be in the maps.
+func (p Planned) Room() maps.Room {
+	room := maps.Room{Frontends: len(p.plan.frontends), ServicePorts: len(p.plan.ports)}
+	for i := range p.plan.ports {
+		port := &p.plan.ports[i]
+		room.Backends += len(port.backends)
+		room.Pools += len(port.pools)
+		for j := range port.pools {
+			pool := &port.pools[j]
+			room.Slots += len(pool.members)
+			if maps.Hashes(pool.algorithm) {
+				room.Slots += maglev.Size(len(pool.members))
+			}
+		}
+	}
+
+	return room
+}
 
 // planOf returns what a Service wants. It takes time in proportion to the resolution: the
 // frontends of a port share their lists, which may be long, and each list is gone through

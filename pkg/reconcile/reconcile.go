@@ -55,6 +55,7 @@ type Reconciler struct {
 	*meter // of this Apply
 	slice  int
 	clock  clock
+	tables maps.Tables
 
 	frontendIDs  mirror[maps.FrontendKey, uint32]
 	frontends    array[maps.Frontend]
@@ -105,7 +106,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	t, m := cfg.Tables, &meter{}
 	r := &Reconciler{
-		meter: m, slice: cmp.Or(cfg.Slice, DefaultSlice), clock: newClock(cfg.Now),
+		meter: m, slice: cmp.Or(cfg.Slice, DefaultSlice), clock: newClock(cfg.Now), tables: t,
 		frontendIDs:  newMirror(t.FrontendIDs, m),
 		frontends:    newArray(t.Frontends, m, frontendText),
 		pools:        newArray(t.Pools, m, poolText),
@@ -142,6 +143,18 @@ func New(cfg Config) (*Reconciler, error) {
 
 	return r, nil
 }
+
+// Room returns how much of the arrays is used: no place beyond has been so far.
+func (r *Reconciler) Room() maps.Room {
+	return maps.Room{
+		Frontends: int(r.frontendPlaces.next), Pools: int(r.poolPlaces.next), Slots: int(r.spans.next()),
+		Backends: int(r.backendPlaces.next), ServicePorts: int(r.portPlaces.next),
+	}
+}
+
+// Reserve makes places exist in the arrays. A write makes those that it lacks, but then
+// everything waits until programs have ended. Any goroutine may call it.
+func (r *Reconciler) Reserve(room maps.Room) error { return r.tables.Reserve(room) }
 
 // Set says what one Service wants; Apply writes it. The resolution must be complete
 // (endpoints included), and is not held on to. Created decides who owns an address that two
