@@ -1,13 +1,11 @@
 package maps
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -34,7 +32,7 @@ func inherit(root string, specs map[string]*ebpf.MapSpec) error {
 	if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	others, err := otherVersions(root)
+	others, err := youngestFirst(root, "v[0-9]*", NameServicePorts)
 	if err != nil {
 		return err
 	}
@@ -56,30 +54,17 @@ func inherit(root string, specs map[string]*ebpf.MapSpec) error {
 		return os.Rename(aside, own)
 	}
 
-	return os.RemoveAll(filepath.Join(root, StateVersion))
-}
-
-// otherVersions returns the folders of agents with another layout, the youngest first: of
-// two, it has been made from the other.
-func otherVersions(root string) ([]string, error) {
-	folders, err := filepath.Glob(filepath.Join(root, "v[0-9]*"))
+	states, err := filepath.Glob(filepath.Join(root, "state-v[0-9]*"))
 	if err != nil {
-		return nil, fmt.Errorf("folders of maps: %w", err)
+		return err
 	}
-	made := make(map[string]int64)
-	for _, folder := range folders {
-		info, err := os.Stat(filepath.Join(folder, NameServicePorts))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+	for _, state := range states {
+		if err := os.RemoveAll(state); err != nil {
+			return err
 		}
-		if err != nil {
-			return nil, err
-		}
-		made[folder] = info.ModTime().UnixNano()
 	}
-	slices.SortFunc(folders, func(a, b string) int { return cmp.Compare(made[b], made[a]) })
 
-	return folders, nil
+	return nil
 }
 
 // errNotFrozen is of a map that is not as every build has it.

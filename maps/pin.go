@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -16,15 +17,15 @@ import (
 
 // Version names the layout of the maps that the agent fills, and the folder in which they
 // are pinned. It changes whenever one of them or a type in it does. It is a variable only so
-// that a test can build an agent "with another layout":
+// that a test can build an agent "with another layout", and so is [StateVersion]:
 //
 //	go build -ldflags '-X github.com/sluice-lb/sluice/maps.Version=v2x' ./cmd/sluice
 var Version = "v2"
 
-// StateVersion names the layout of the maps that programs write, and their folder. Builds
-// that agree in it share these maps, whatever their [Version]: flows, sockets and affinity
-// outlive an upgrade and a downgrade.
-const StateVersion = "state-v1"
+// StateVersion names the layouts of the maps that programs write, and their folder. Builds
+// that agree in it share these maps, whatever their [Version], and others those of which the
+// layout is the same: flows, sockets and affinity outlive an upgrade and a downgrade.
+var StateVersion = "state-v1"
 
 // stateNames are the maps that programs write.
 var stateNames = []string{
@@ -53,7 +54,7 @@ func ChunkPinOf(root, name string, chunk int) string {
 // layouts as well.
 func Folders(root string) ([]string, error) {
 	var folders []string
-	for _, pattern := range []string{"v[0-9]*", "state-v[0-9]*", asidePrefix + "v[0-9]*"} {
+	for _, pattern := range []string{"v[0-9]*", "state-v[0-9]*", asidePrefix + "v[0-9]*", asidePrefix + "state-v[0-9]*"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return nil, fmt.Errorf("folders of maps: %w", err)
@@ -64,12 +65,15 @@ func Folders(root string) ([]string, error) {
 	return folders, nil
 }
 
-// OtherFolders are the [Folders] that this build does not use.
+// OtherFolders are the [Folders] of builds with another [Version]. Those of another
+// [StateVersion] are for [Pinned.EndInheriting] to remove.
 func OtherFolders(root string) ([]string, error) {
 	folders, err := Folders(root)
 
 	return slices.DeleteFunc(folders, func(folder string) bool {
-		return filepath.Base(folder) == Version || filepath.Base(folder) == StateVersion
+		name := filepath.Base(folder)
+
+		return name == Version || strings.HasPrefix(name, "state-")
 	}), err
 }
 
@@ -91,10 +95,12 @@ type Pinned struct {
 	EgressUse *EgressUse
 	Stats     *Stats
 
-	chunked map[string]*chunked
-	root    string
-	byName  map[string]*ebpf.Map
-	counted []countable
+	chunked    map[string]*chunked
+	inheriting sync.Mutex
+	outdated   []outdated
+	root       string
+	byName     map[string]*ebpf.Map
+	counted    []countable
 }
 
 // Options are the choices that [Create] leaves open.
@@ -130,6 +136,9 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err := inherit(root, specs); err != nil {
 		return nil, fmt.Errorf("ids of another version: %w", err)
 	}
+	if err := inheritState(root, specs); err != nil {
+		return nil, fmt.Errorf("state of another version: %w", err)
+	}
 	for _, version := range []string{Version, StateVersion} {
 		if err := os.MkdirAll(filepath.Join(root, version), 0o700); err != nil {
 			return nil, fmt.Errorf("pin directory: %w", err)
@@ -147,7 +156,7 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.reserveState(); err != nil {
+	if err := errors.Join(p.reserveState(), p.findOutdated(), p.CopyState()); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 
@@ -499,13 +508,8 @@ func (p *Pinned) PinAgain() ([]string, error) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return missing, fmt.Errorf("pin directory: %w", err)
 		}
-		// The map itself was pinned already, and would only be moved.
-		m, err := pins[path].Clone()
-		if err == nil {
-			err = errors.Join(m.Pin(path), m.Close())
-		}
-		if err != nil {
-			return missing, fmt.Errorf("map %s: pin: %w", filepath.Base(path), err)
+		if err := pinToo(pins[path], path); err != nil {
+			return missing, err
 		}
 	}
 	slices.Sort(missing)
@@ -527,7 +531,7 @@ func (p *Pinned) Unpin() error {
 
 // Close closes the maps and leaves their pins.
 func (p *Pinned) Close() error {
-	errs := []error{p.EgressUse.close(), p.AddrFilter.close()}
+	errs := []error{p.EgressUse.close(), p.AddrFilter.close(), p.closeOutdated()}
 	for _, c := range p.chunked {
 		errs = append(errs, c.close())
 	}

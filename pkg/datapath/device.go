@@ -97,6 +97,9 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 		return nil, err
 	}
 	defer func() { d.kernel = nil }() // a device of another kind comes seldom
+	if err := d.maps.CopyState(); err != nil {
+		return nil, err
+	}
 	failed := make(map[int]error)
 	for _, hook := range deviceHooks() {
 		for _, device := range devices {
@@ -112,7 +115,7 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 
 	err = d.detachOthers(devices, failed)
 	if len(failed) == 0 {
-		err = errors.Join(err, d.removeKept())
+		err = errors.Join(err, d.removeKept(), d.maps.EndInheriting())
 	}
 
 	return failed, err

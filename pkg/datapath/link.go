@@ -102,6 +102,10 @@ func (d *Datapath) Attach() error {
 		return err
 	}
 
+	if err := d.maps.CopyState(); err != nil {
+		return err
+	}
+
 	return d.removeOtherVersions()
 }
 

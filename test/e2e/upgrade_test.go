@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// An agent is replaced by a build with another layout of the maps that it fills, which is
-// killed some times as it starts, and that by the first one again. No client notices: not those that dial 600 connections and 300
+// An agent is replaced by a build with another version of all maps, which is killed some times
+// as it starts, and that by the first one again. No client notices: not those that dial 600 connections and 300
 // UDP flows a second, no connection and no UDP flow that is open, and nobody who has a
 // backend to keep gets another.
 //
@@ -56,11 +56,11 @@ func TestAnotherLayout(t *testing.T) {
 	kept := mustKeep(t, map[*lab.Caller][2]string{s.pod: {web, sticky}, s.node: {web, sticky}, outside: {webPort, stickyPort}})
 	load := mustDial(t, 200, dial{s.pod, "tcp", web}, dial{s.node, "tcp", web}, dial{outside, "tcp", webPort})
 	datagrams := mustDial(t, 100, dial{s.pod, "udp", web}, dial{s.node, "udp", web}, dial{outside, "udp", webPort})
-	for _, test := range []struct{ name, binary, folder string }{
-		{"upgrade", other, "v2x"},
-		{"downgrade", binary, maps.Version},
-		{"upgrade again", other, "v2x"},
-		{"downgrade again", binary, maps.Version},
+	for _, test := range []struct{ name, binary, folder, state string }{
+		{"upgrade", other, "v2x", "state-v1x"},
+		{"downgrade", binary, maps.Version, maps.StateVersion},
+		{"upgrade again", other, "v2x", "state-v1x"},
+		{"downgrade again", binary, maps.Version, maps.StateVersion},
 	} {
 		must(t, s.agent.Stop())
 		time.Sleep(200 * time.Millisecond) // nobody there
@@ -75,7 +75,7 @@ func TestAnotherLayout(t *testing.T) {
 		kept.check(t, test.name)
 		time.Sleep(time.Second) // what was retired is gone
 		kept.check(t, test.name+", a second later")
-		mustHaveFolders(t, s.agent.BPFRoot(), "links", "programs", maps.StateVersion, test.folder)
+		mustHaveFolders(t, s.agent.BPFRoot(), "links", "programs", test.state, test.folder)
 	}
 	load.mustHaveWorked(t)
 	datagrams.mustHaveWorked(t)

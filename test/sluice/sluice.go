@@ -29,9 +29,12 @@ import (
 // may build and run the same one.
 func Build(dir, version string) (string, error) { return build(dir, version, "") }
 
-// BuildOtherLayout builds one to which the maps of all others are of another layout.
+// BuildOtherLayout builds one to which the maps of all others are of another layout, those
+// of the agent (in the folder v2x) and those of programs (in state-v1x).
 func BuildOtherLayout(dir string) (string, error) {
-	return build(dir, "other-layout", " -X github.com/sluice-lb/sluice/maps.Version=v2x")
+	const maps = "github.com/sluice-lb/sluice/maps."
+
+	return build(dir, "other-layout", " -X "+maps+"Version=v2x -X "+maps+"StateVersion=state-v1x")
 }
 
 func build(dir, version, flags string) (string, error) {

@@ -1,0 +1,261 @@
+package maps
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+)
+
+// inheritState makes the folder of this [StateVersion] where it is missing, with the maps of
+// another version that this build has in the same layout: they get a second pin, and programs
+// of both builds work on them. The folder appears at once, as in inherit. What is not in it
+// is created, and filled by [Pinned.CopyState].
+func inheritState(root string, specs map[string]*ebpf.MapSpec) error {
+	own, aside := filepath.Join(root, StateVersion), filepath.Join(root, asidePrefix+StateVersion)
+	if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	other, err := otherState(root)
+	if err != nil || other == "" {
+		return err
+	}
+	if err := os.RemoveAll(aside); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(aside, chunksFolder), 0o700); err != nil {
+		return err
+	}
+	for _, name := range stateNames {
+		if err := share(other, aside, name, specs[name]); err != nil {
+			return fmt.Errorf("%s: %w", other, errors.Join(err, os.RemoveAll(aside)))
+		}
+	}
+
+	return os.Rename(aside, own)
+}
+
+// otherState returns the youngest folder of another [StateVersion], or nothing.
+func otherState(root string) (string, error) {
+	folders, err := youngestFirst(root, "state-v[0-9]*", NameFlows)
+	if err != nil {
+		return "", err
+	}
+	for _, folder := range folders {
+		if filepath.Base(folder) != StateVersion {
+			return folder, nil
+		}
+	}
+
+	return "", nil
+}
+
+// share pins a map of another version, with its chunks, in dir as well, if this build has it
+// in the same layout.
+func share(other, dir, name string, spec *ebpf.MapSpec) error {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(other, name), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("map %s: %w", name, err)
+	}
+	defer m.Close()
+	if sameLayout(m, spec) != nil {
+		if spec.Type == ebpf.SkStorage {
+			return fmt.Errorf("map %s: %w, and what belongs to sockets cannot be copied", name, ErrStale)
+		}
+
+		return nil
+	}
+	if spec.InnerMap == nil {
+		return pinToo(m, filepath.Join(dir, name))
+	}
+	c := &chunked{name: name, inner: spec.InnerMap, dir: other}
+	err = c.openPinned()
+	for i := 0; i < len(c.chunks) && err == nil; i++ {
+		err = pinToo(c.chunks[i], chunkPin(dir, name, i))
+	}
+	if err == nil {
+		err = pinToo(m, filepath.Join(dir, name))
+	}
+	if errors.Is(err, ErrStale) {
+		err = nil // chunks of another size
+	}
+
+	return errors.Join(err, c.close())
+}
+
+// pinToo pins a map that has been pinned already, and would only be moved otherwise.
+func pinToo(m *ebpf.Map, path string) error {
+	again, err := m.Clone()
+	if err == nil {
+		err = errors.Join(again.Pin(path), again.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("pin %s: %w", path, err)
+	}
+
+	return nil
+}
+
+// outdated is a map of another version of the state that programs still write, or did.
+type outdated struct {
+	name     string
+	from, to *ebpf.Map
+}
+
+// findOutdated opens the hash maps of another version of which this one has its own.
+func (p *Pinned) findOutdated() error {
+	other, err := otherState(p.root)
+	if err != nil || other == "" {
+		return err
+	}
+	for _, name := range stateNames {
+		from, err := ebpf.LoadPinnedMap(filepath.Join(other, name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("map %s of %s: %w", name, other, err)
+		}
+		to := p.byName[name]
+		hash := from.Type() == to.Type() && (to.Type() == ebpf.Hash || to.Type() == ebpf.LRUHash)
+		same, err := sameMap(from, to)
+		if err != nil || same || !hash || from.KeySize() != to.KeySize() {
+			if err := errors.Join(err, from.Close()); err != nil {
+				return fmt.Errorf("map %s of %s: %w", name, other, err)
+			}
+
+			continue
+		}
+		p.outdated = append(p.outdated, outdated{name, from, to})
+	}
+
+	return nil
+}
+
+func sameMap(a, b *ebpf.Map) (bool, error) {
+	ofA, errA := a.Info()
+	ofB, errB := b.Info()
+	if err := errors.Join(errA, errB); err != nil {
+		return false, err
+	}
+	idA, _ := ofA.ID()
+	idB, _ := ofB.ID()
+
+	return idA == idB, nil
+}
+
+// CopyState copies what is in maps of another version of the state, where that has them in
+// another layout, and not in ours: the beginning of each value, which both versions know;
+// what ours has beyond it is zero. As long as a program of the other version is attached,
+// there can be more to copy. Any goroutine may call it.
+func (p *Pinned) CopyState() error {
+	p.inheriting.Lock()
+	defer p.inheriting.Unlock()
+	var errs []error
+	for _, o := range p.outdated {
+		if err := copyMissing(o.from, o.to); err != nil {
+			errs = append(errs, fmt.Errorf("map %s of another version: %w", o.name, err))
+		}
+	}
+
+	return errors.Join(errs...)
+}
+
+// EndInheriting is for the moment at which no program of another version is attached any
+// more: it copies what is left, and removes the other versions' state.
+func (p *Pinned) EndInheriting() error {
+	if err := p.CopyState(); err != nil {
+		return err
+	}
+	err := p.closeOutdated()
+	folders, others := filepath.Glob(filepath.Join(p.root, "state-v[0-9]*"))
+	errs := []error{err, others}
+	for _, folder := range folders {
+		if filepath.Base(folder) != StateVersion {
+			errs = append(errs, os.RemoveAll(folder))
+		}
+	}
+
+	return errors.Join(errs...)
+}
+
+func (p *Pinned) closeOutdated() error {
+	p.inheriting.Lock()
+	defer p.inheriting.Unlock()
+	var errs []error
+	for _, o := range p.outdated {
+		errs = append(errs, o.from.Close())
+	}
+	p.outdated = nil
+
+	return errors.Join(errs...)
+}
+
+// copyMissing copies the entries of a hash map that another one lacks.
+func copyMissing(from, to *ebpf.Map) error {
+	keys, keyBytes := rowsOf(from.KeySize())
+	values, valueBytes := rowsOf(from.ValueSize())
+	value := make([]byte, to.ValueSize())
+	for cursor := (ebpf.MapBatchCursor{}); ; {
+		n, err := from.BatchLookup(&cursor, keys, values, nil)
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return fmt.Errorf("read: %w", err)
+		}
+		for i := range n {
+			clear(value)
+			copy(value, row(valueBytes, i, from.ValueSize()))
+			err := to.Update(row(keyBytes, i, from.KeySize()), value, ebpf.UpdateNoExist)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+				return fmt.Errorf("write: %w", err)
+			}
+		}
+		if last {
+			return nil
+		}
+	}
+}
+
+// rowsOf returns a slice of arrays of bytes, for one system call to fill, and its memory.
+func rowsOf(size uint32) (rows any, memory []byte) {
+	slice := reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(int(size), reflect.TypeFor[byte]())), batch, batch)
+
+	return slice.Interface(), unsafe.Slice((*byte)(slice.UnsafePointer()), batch*int(size))
+}
+
+func row(memory []byte, i int, size uint32) []byte { return memory[i*int(size):][:size] }
+
+// youngestFirst returns the folders below root that have a map's pin, the youngest first: of
+// two, it has been made from the other.
+func youngestFirst(root, pattern, name string) ([]string, error) {
+	found, err := filepath.Glob(filepath.Join(root, pattern))
+	if err != nil {
+		return nil, fmt.Errorf("folders of maps: %w", err)
+	}
+	made := make(map[string]int64)
+	var folders []string
+	for _, folder := range found {
+		info, err := os.Stat(filepath.Join(folder, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		made[folder] = info.ModTime().UnixNano()
+		folders = append(folders, folder)
+	}
+	slices.SortFunc(folders, func(a, b string) int { return cmp.Compare(made[b], made[a]) })
+
+	return folders, nil
+}

@@ -1,0 +1,188 @@
+package maps
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+)
+
+// mustBeOtherState makes p's state that of another version, and closes p.
+func mustBeOtherState(t *testing.T, p *Pinned, root string) string {
+	t.Helper()
+	other := filepath.Join(root, "state-v0")
+	if err := errors.Join(p.Close(), os.Rename(filepath.Join(root, StateVersion), other)); err != nil {
+		t.Fatal(err)
+	}
+
+	return other
+}
+
+func mustID(t *testing.T, p *Pinned, name string) ebpf.MapID {
+	t.Helper()
+	id, err := p.ID(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return id
+}
+
+// bytesOf are those of a value, as many as there are in it or as are asked for.
+func bytesOf[V any](v V, n uint32) []byte {
+	value := make([]byte, n)
+	copy(value, unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)))
+
+	return value
+}
+
+// mustReplace puts a hash map with longer or shorter values in the place of a pinned one.
+func mustReplace(t *testing.T, folder, name string, more int) *ebpf.Map {
+	t.Helper()
+	specs, err := mapSpecs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := specs[name]
+	spec.ValueSize, spec.Value = uint32(int(spec.ValueSize)+more), nil
+	if spec.Type == ebpf.SkStorage { // the kernel compares those with their BTF
+		spec.Type, spec.MaxEntries, spec.Flags = ebpf.Hash, 16, 0
+	}
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	pin := filepath.Join(folder, name)
+	again, err := m.Clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(pin), again.Pin(pin), again.Close()); err != nil {
+		t.Fatal(err)
+	}
+
+	return m
+}
+
+// A build with another version of the state has the very maps whose layout is the same.
+func TestStateIsShared(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	mustHaveState(t, first)
+	ids := make(map[string]ebpf.MapID)
+	for _, name := range stateNames {
+		ids[name] = mustID(t, first, name)
+	}
+	pins := first.Pins()
+	other := mustBeOtherState(t, first, root)
+
+	p := mustCreate(t, root, small())
+	for _, name := range stateNames {
+		if id := mustID(t, p, name); id != ids[name] {
+			t.Errorf("map %s is number %d, and was %d", name, id, ids[name])
+		}
+	}
+	mustHave(t, p.Flows, flowOfWeb, Flow{BackendId: backendWeb.Id})
+	if load := p.Loads.Load(backendWeb.Id); load.Flows != 3 {
+		t.Errorf("load %+v, want 3 flows", load)
+	}
+	if again := p.Pins(); !slices.Equal(pins, again) {
+		t.Errorf("pins\n%v, were\n%v", again, pins)
+	}
+	if err := p.EndInheriting(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(other); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder of the other version: %v", err)
+	}
+	mustHave(t, p.Flows, flowOfWeb, Flow{BackendId: backendWeb.Id})
+}
+
+// Where values have become longer, or shorter again, entries are copied: also those that
+// programs of the other version add, until none of them is attached any more.
+func TestStateIsCopied(t *testing.T) {
+	whole := Flow{BackendId: 7, Created: 8, LastSeen: 9, Bytes: 10}
+	for name, test := range map[string]struct {
+		more int
+		want Flow
+	}{
+		"longer before":  {16, whole},
+		"shorter before": {-16, Flow{BackendId: 7, Created: 8, LastSeen: 9}}, // reserved and bytes
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := mustRoot(t)
+			first := mustCreate(t, root, small())
+			mustHaveState(t, first)
+			sockState := mustID(t, first, NameSockState)
+			other := mustBeOtherState(t, first, root)
+			old := mustReplace(t, other, NameFlows, test.more)
+			put := func(port uint16) FlowKey {
+				key := flowOfWeb
+				key.SrcPort = port
+				if err := old.Put(bytesOf(key, old.KeySize()), bytesOf(whole, old.ValueSize())); err != nil {
+					t.Fatal(err)
+				}
+
+				return key
+			}
+			before := put(1)
+
+			p := mustCreate(t, root, small())
+			if id := mustID(t, p, NameSockState); id != sockState {
+				t.Errorf("the state of sockets is map %d, was %d", id, sockState)
+			}
+			mustHave(t, p.Flows, before, test.want)
+			ours := Flow{BackendId: 7, Bytes: 99}
+			if err := p.Flows.Put(before, ours); err != nil {
+				t.Fatal(err)
+			}
+			later := put(2)
+			if err := p.Close(); err != nil { // killed, and started again
+				t.Fatal(err)
+			}
+			p = mustCreate(t, root, small())
+			mustHave(t, p.Flows, before, ours)
+			mustHave(t, p.Flows, later, test.want)
+			last := put(3)
+			if err := p.EndInheriting(); err != nil {
+				t.Fatal(err)
+			}
+			mustHave(t, p.Flows, last, test.want)
+			mustHave(t, p.Flows, before, ours)
+			if _, err := os.Stat(other); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the folder of the other version: %v", err)
+			}
+			put(4) // nobody copies it
+			if err := p.CopyState(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What belongs to sockets cannot be copied: a build that would lose it does not start.
+func TestSocketStateIsFrozen(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	mustHaveState(t, first)
+	other := mustBeOtherState(t, first, root)
+	mustReplace(t, other, NameSockState, 8)
+	if p, err := Create(root, small()); !errors.Is(err, ErrStale) {
+		p.Close()
+		t.Errorf("%v, want %v", err, ErrStale)
+	}
+	for _, folder := range []string{StateVersion, asidePrefix + StateVersion} {
+		if _, err := os.Stat(filepath.Join(root, folder)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("folder %s: %v", folder, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(other, NameFlows)); err != nil {
+		t.Errorf("flows of the other version: %v", err)
+	}
+}
