@@ -152,7 +152,6 @@ type agent struct {
 	complete bool                            // all that is known has been programmed once
 	resolve  func(lb.Snapshot) lb.Resolution // nil: [lb.Snapshot.Resolve]
 	heavy    *heavyWork                      // nil: the loop decides about all Services
-	collect  func()                          // has garbage collected as usual
 	loaded   <-chan struct{}                 // closed when our programs can be attached; nil: that was seen to
 	attached chan struct{}                   // closed when our programs are in force
 	again    <-chan time.Time                // when they are to be attached once more; nil: they need not
@@ -223,7 +222,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	defer func() { err = errors.Join(err, lock.Release()) }()
 	// What the cluster says is read while the kernel makes maps and verifies
 	// programs: both take their time.
-	collect := collectSeldom()
+	collectSeldom()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return source.Run(ctx) })
 	group.Go(func() (err error) {
@@ -236,7 +235,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		if err != nil {
 			return err
 		}
-		a.source, a.lock, a.events, a.collect = source, lock, events, collect
+		a.source, a.lock, a.events = source, lock, events
 
 		return a.run(ctx)
 	})

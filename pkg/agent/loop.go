@@ -132,13 +132,14 @@ func (a *agent) sync() error {
 		return err
 	}
 	begin := time.Now()
+	collectBySize(startGC)
 	a.measure(metrics.Round{Full: true}, a.takeOver)
 	a.heavy = &heavyWork{} // not before: what is known at the start is programmed at the start
 	a.keeper.endOrphans()  // of an agent that was killed before it could
 	a.flows.endStale()
 	err := a.attachSynced()
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
-	a.collect()
+	collectBySize(usualGC)
 	time.AfterFunc(restTime, func() { giveBack(a.cfg.Log) })
 
 	return err

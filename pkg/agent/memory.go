@@ -5,26 +5,43 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// startGC is how much garbage may gather during a start, in percent of what is kept:
-// nearly all that a start reads is garbage at once, and collecting it competes with
-// the verifier for processors.
-const startGC = 200
+// How much garbage may gather, in percent of what is kept. Nearly all that a start reads is
+// garbage at once, and collecting it competes with the verifier for processors. In a large
+// cluster memory counts more: from 100 MiB on there may be no more than that, but a quarter.
+const (
+	startGC   = 200
+	usualGC   = 100
+	leastGC   = 25
+	mostWaste = 100 << 20
+)
 
-// collectSeldom lets garbage gather, unless the environment says how much may. What it
-// returns ends that.
-func collectSeldom() (end func()) {
-	if os.Getenv("GOGC") != "" {
-		return func() {}
+// collectSeldom lets garbage gather while objects are read, unless the environment says how
+// much may.
+func collectSeldom() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(startGC)
 	}
-	usual := debug.SetGCPercent(startGC)
+}
 
-	return func() { debug.SetGCPercent(usual) }
+// collectBySize lets as much garbage gather as fits what there is now, most percent at most.
+func collectBySize(most int) {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	debug.SetGCPercent(gcPercent(stats.HeapAlloc, most))
+}
+
+func gcPercent(kept uint64, most int) int {
+	return min(most, int(max(leastGC, mostWaste*100/max(kept, 1))))
 }
 
 // giveBack returns memory to the kernel that a start has used and nothing needs any
