@@ -1,9 +1,13 @@
 package metrics
 
 import (
+	"iter"
 	"slices"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // Buckets, in seconds, are kube-proxy's: dashboards and alerts of old go on
@@ -24,16 +28,16 @@ var byFamily = []string{"ip_family"}
 // make makes what is registered under kube-proxy's names, of which one ends in
 // _total and is no counter, and two of ours.
 func (s *Sync) make() {
-	s.rounds = duration("sync_proxy_rules_duration_seconds",
-		"How long it took to write what had changed to the maps, by round.", roundBuckets)
-	s.full = duration("sync_full_proxy_rules_duration_seconds",
-		"How long it took to write everything, or to compare it with the maps.", roundBuckets)
-	s.partial = duration("sync_partial_proxy_rules_duration_seconds",
-		"How long it took to write what had changed to the maps, where not everything had.", roundBuckets)
-	s.programmed = gauges("sync_proxy_rules_last_timestamp_seconds",
-		"When all that had been heard of was last in the maps, in Unix time.", byFamily...)
-	s.queued = gauges("sync_proxy_rules_last_queued_timestamp_seconds",
-		"When something was last heard of that may have to be written, in Unix time.", byFamily...)
+	s.rounds = observers(duration("sync_proxy_rules_duration_seconds",
+		"How long it took to write what had changed to the maps, by round.", roundBuckets))
+	s.full = observers(duration("sync_full_proxy_rules_duration_seconds",
+		"How long it took to write everything, or to compare it with the maps.", roundBuckets))
+	s.partial = observers(duration("sync_partial_proxy_rules_duration_seconds",
+		"How long it took to write what had changed to the maps, where not everything had.", roundBuckets))
+	s.programmed = eachFamily(gauges("sync_proxy_rules_last_timestamp_seconds",
+		"When all that had been heard of was last in the maps, in Unix time.", byFamily...))
+	s.queued = eachFamily(gauges("sync_proxy_rules_last_queued_timestamp_seconds",
+		"When something was last heard of that may have to be written, in Unix time.", byFamily...))
 	s.slicesLeft = gauge("sync_proxy_rules_endpoint_changes_pending",
 		"EndpointSlices that were heard of and not worked off yet.")
 	s.slices = counter("sync_proxy_rules_endpoint_changes_total",
@@ -48,6 +52,8 @@ func (s *Sync) make() {
 		"How long after the change of a pod or a Service, by the clock of whoever told of it, its endpoints were in the maps.", latencyBuckets)
 	s.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total",
 		"Service ports with a traffic policy Local and endpoints, none of which is on this node.", "traffic_policy", "ip_family")
+	s.lacksInternal = perFamilyOf(s.noLocal, func(family string) prometheus.Gauge { return s.noLocal.WithLabelValues("internal", family) })
+	s.lacksExternal = perFamilyOf(s.noLocal, func(family string) prometheus.Gauge { return s.noLocal.WithLabelValues("external", family) })
 	s.cleanUps = duration("conntrack_reconciler_sync_duration_seconds",
 		"How long it took to look for UDP flows of backends or frontends that are gone.", roundBuckets)
 	s.cleaned = counters("conntrack_reconciler_deleted_entries_total",
@@ -64,6 +70,41 @@ func (s *Sync) collectors() []prometheus.Collector {
 		s.healthz, s.livez, s.latency, s.noLocal, s.cleanUps, s.cleaned,
 		s.mended, s.sockets,
 	}
+}
+
+// perFamily is a metric with a value for each IP family, which exists from its first use on.
+// It is looked up once: rounds come with each change.
+type perFamily[T any] struct {
+	prometheus.Collector
+	ipv4, ipv6 func() T
+}
+
+func perFamilyOf[T any](c prometheus.Collector, value func(family string) T) perFamily[T] {
+	return perFamily[T]{
+		Collector: c,
+		ipv4:      sync.OnceValue(func() T { return value(lb.IPv4.String()) }),
+		ipv6:      sync.OnceValue(func() T { return value(lb.IPv6.String()) }),
+	}
+}
+
+// of yields the values of families.
+func (m perFamily[T]) of(families Families) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		if families&IPv4 != 0 && !yield(m.ipv4()) {
+			return
+		}
+		if families&IPv6 != 0 {
+			yield(m.ipv6())
+		}
+	}
+}
+
+func observers(vec *prometheus.HistogramVec) perFamily[prometheus.Observer] {
+	return perFamilyOf(vec, func(family string) prometheus.Observer { return vec.WithLabelValues(family) })
+}
+
+func eachFamily(vec *prometheus.GaugeVec) perFamily[prometheus.Gauge] {
+	return perFamilyOf(vec, func(family string) prometheus.Gauge { return vec.WithLabelValues(family) })
 }
 
 const subsystem = "kubeproxy"

@@ -59,9 +59,11 @@ func (s *Sync) observe(r Round, families Families) {
 	if r.Full {
 		kind = s.full
 	}
-	for name := range families.names {
-		s.rounds.WithLabelValues(name).Observe(seconds)
-		kind.WithLabelValues(name).Observe(seconds)
+	for value := range s.rounds.of(families) {
+		value.Observe(seconds)
+	}
+	for value := range kind.of(families) {
+		value.Observe(seconds)
 	}
 }
 
@@ -143,9 +145,11 @@ func lackingLocal(frontends []lb.Frontend) noLocal {
 
 func (s *Sync) tellLocal(families Families) {
 	for i, family := range []Families{IPv4, IPv6} {
-		for name := range (families & family).names {
-			s.noLocal.WithLabelValues("internal", name).Set(float64(s.lacking.internal[i]))
-			s.noLocal.WithLabelValues("external", name).Set(float64(s.lacking.external[i]))
+		for value := range s.lacksInternal.of(families & family) {
+			value.Set(float64(s.lacking.internal[i]))
+		}
+		for value := range s.lacksExternal.of(families & family) {
+			value.Set(float64(s.lacking.external[i]))
 		}
 	}
 }

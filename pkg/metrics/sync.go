@@ -67,13 +67,15 @@ type Sync struct {
 	now   func() time.Time
 	start time.Time
 
-	rounds, full, partial   *prometheus.HistogramVec
-	programmed, queued      *prometheus.GaugeVec
+	rounds, full, partial   perFamily[prometheus.Observer]
+	programmed, queued      perFamily[prometheus.Gauge]
 	slices, services        prometheus.Counter
 	slicesLeft, serviceLeft prometheus.Gauge
 	healthz, livez          *prometheus.CounterVec
 	latency                 *prometheus.HistogramVec
 	noLocal                 *prometheus.GaugeVec
+	lacksInternal           perFamily[prometheus.Gauge] // of noLocal
+	lacksExternal           perFamily[prometheus.Gauge] // of noLocal
 	cleanUps                *prometheus.HistogramVec
 	cleaned                 *prometheus.CounterVec
 	mended                  *prometheus.CounterVec
@@ -113,10 +115,10 @@ func NewSync(now func() time.Time) *Sync {
 }
 
 // stamp sets a gauge of each family to the clock.
-func (s *Sync) stamp(gauge *prometheus.GaugeVec, families Families) {
+func (s *Sync) stamp(gauge perFamily[prometheus.Gauge], families Families) {
 	seconds := float64(s.now().UnixNano()) / 1e9
-	for name := range families.names {
-		gauge.WithLabelValues(name).Set(seconds)
+	for value := range gauge.of(families) {
+		value.Set(seconds)
 	}
 }
 
