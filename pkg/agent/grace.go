@@ -6,8 +6,10 @@ import (
 )
 
 // graceInterval is the least time from the begin of one grace period to that of the next:
-// what endpoints that come and go one by one leave behind is retired together.
-const graceInterval = 250 * time.Millisecond
+// what endpoints that come and go one by one leave behind is retired together. The system
+// call that waits for programs keeps Go's scheduler busy for as long as it takes: it costs
+// as much as several changes.
+const graceInterval = time.Second
 
 // grace is what the loop knows of grace periods. What was taken out of the maps is used
 // again only after all programs have ended that may still know it.
