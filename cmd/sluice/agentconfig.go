@@ -52,7 +52,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 		}
 	}
 	if f.manifests == "" && !f.initOnly {
-		cfg.Client, cfg.APIServer, err = newClient(s.kubeProxy.ClientConnection, f.master)
+		err = setClient(&cfg, s.kubeProxy.ClientConnection, f.master)
 	}
 
 	return cfg, err

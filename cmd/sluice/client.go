@@ -7,22 +7,28 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	componentconfig "k8s.io/component-base/config/v1alpha1"
+
+	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/kube"
 )
 
-// newClient returns a client of the API server, and where that is. Inside a
+// setClient sets how the agent talks to the API server, and where that is. Inside a
 // cluster, the address is that of the `kubernetes` Service: once Sluice is the
 // only proxy of the node, a kubeconfig or --master should give another.
-func newClient(connection componentconfig.ClientConnectionConfiguration, master string) (kubernetes.Interface, string, error) {
-	cfg, err := restConfig(connection, master)
+func setClient(cfg *agent.Config, connection componentconfig.ClientConnectionConfiguration, master string) error {
+	server, err := restConfig(connection, master)
 	if err != nil {
-		return nil, "", err
+		return err
 	}
-	client, err := kubernetes.NewForConfig(cfg)
+	cfg.APIServer = server.Host
+	if cfg.Client, err = kubernetes.NewForConfig(server); err == nil {
+		cfg.Stream, err = kube.NewStream(server)
+	}
 	if err != nil {
-		return nil, "", fmt.Errorf("API server %s: %w", cfg.Host, err)
+		return fmt.Errorf("API server %s: %w", server.Host, err)
 	}
 
-	return client, cfg.Host, nil
+	return nil
 }
 
 func restConfig(connection componentconfig.ClientConnectionConfiguration, master string) (*rest.Config, error) {

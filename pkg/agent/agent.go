@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,9 +33,11 @@ type Config struct {
 	NodeName string // of this node's Node object, in lower case
 
 	// Services come from the folder Manifests, or else from the API server
-	// that Client talks to. APIServer is its address, for people.
+	// that Client talks to. APIServer is its address, for people. Stream is as in
+	// [kube.Config].
 	Manifests string
 	Client    kubernetes.Interface
+	Stream    *kube.Stream
 	APIServer string
 
 	Datapath          datapath.Config
@@ -139,9 +142,10 @@ type source interface {
 	NodeSynced() <-chan struct{}
 }
 
-// agent is a running agent. The goroutine of [agent.loop] owns all of it but
-// what says otherwise.
+// agent is a running agent. The goroutine that has the turn owns all of it but what says
+// otherwise.
 type agent struct {
+	turn     sync.Mutex
 	cfg      Config
 	started  time.Time
 	datapath *datapath.Datapath
@@ -316,7 +320,7 @@ func newSource(cfg Config, to kube.Sink) (source, error) {
 	}
 
 	return kube.NewWatcher(kube.Config{
-		Client: cfg.Client, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
+		Client: cfg.Client, Stream: cfg.Stream, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
 	})
 }
 

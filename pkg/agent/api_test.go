@@ -74,7 +74,7 @@ func mustAsk[T any](t *testing.T, ask func(context.Context) (T, error)) T {
 
 func TestClientSeesTheModel(t *testing.T) {
 	a, client := serving(t)
-	sink{a.mail}.SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
+	tell(a.mail).SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
 	services := mustAsk(t, client.Services)
 	if len(services) != 1 || services[0].Name != "ns/web" {
 		t.Fatalf("services are %+v, want ns/web", services)
@@ -85,7 +85,7 @@ func TestClientSeesTheModel(t *testing.T) {
 		t.Errorf("%d frontends are desired, want at least 10", len(desired))
 	}
 
-	sink{a.mail}.DeleteService(web().Name)
+	tell(a.mail).DeleteService(web().Name)
 	if services := mustAsk(t, client.Services); len(services) != 0 {
 		t.Errorf("services are %+v, want none", services)
 	}

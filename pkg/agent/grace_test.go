@@ -15,9 +15,9 @@ func (p *patient) retire(t *testing.T, n int) {
 	t.Helper()
 	svc := *web()
 	svc.Name.Name = fmt.Sprintf("web-%d", n)
-	sink{p.mail}.SetService(svc, nil)
+	tell(p.mail).SetService(svc, nil)
 	p.mustDo(t)
-	sink{p.mail}.DeleteService(svc.Name)
+	tell(p.mail).DeleteService(svc.Name)
 	p.mustDo(t)
 }
 
@@ -58,7 +58,7 @@ func TestGracePeriod(t *testing.T) {
 	p.retire(t, 1)
 	eventuallyIs(t, "in a grace period", func() bool { return p.inGrace(t) }, true)
 
-	sink{p.mail}.SetService(*web(), nil)
+	tell(p.mail).SetService(*web(), nil)
 	eventuallyIs(t, "programmed meanwhile", func() bool {
 		programmed, err := inLoop(t.Context(), p.agent, func() bool {
 			status, ok := p.writer.Status(lb.ServiceName{Namespace: "ns", Name: "web"})

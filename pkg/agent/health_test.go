@@ -113,7 +113,7 @@ func eventuallyIs(t *testing.T, what string, is func() bool, want bool) {
 func TestOneFailingServiceIsHealthy(t *testing.T) {
 	p := mustHeal(t)
 	post(t, p, func(*model) { p.fakes.FrontendIDs.Capacity = len(p.fakes.FrontendIDs.Entries) + 2 })
-	sink{p.mail}.SetService(*web(), nil)
+	tell(p.mail).SetService(*web(), nil)
 	p.mustPass(t, true)
 	errs, err := inLoop(t.Context(), p.agent, p.agent.errors)
 	if err != nil || len(errs) == 0 {
@@ -127,13 +127,13 @@ func TestOneFailingServiceIsHealthy(t *testing.T) {
 func TestNothingCanBeProgrammed(t *testing.T) {
 	p := mustHeal(t)
 	p.broken.Store(true)
-	sink{p.mail}.SetService(*web(), nil)
+	tell(p.mail).SetService(*web(), nil)
 	p.mustPass(t, false)
 	p.mustPass(t, false)
 	post(t, p, func(*model) {}) // nothing that is written
 	p.mustPass(t, false)
 	p.broken.Store(false)
-	sink{p.mail}.DeleteService(web().Name)
+	tell(p.mail).DeleteService(web().Name)
 	p.mustPass(t, true)
 }
 
@@ -141,7 +141,7 @@ func TestNothingCanBeProgrammed(t *testing.T) {
 func TestProgrammedByARetry(t *testing.T) {
 	p := mustHeal(t)
 	p.broken.Store(true)
-	sink{p.mail}.SetService(*web(), nil)
+	tell(p.mail).SetService(*web(), nil)
 	p.mustPass(t, false)
 	p.broken.Store(false)
 	eventuallyIs(t, "healthy", p.proxy.Healthy, true)

@@ -94,9 +94,9 @@ func lightSlice(n int) kube.Slice {
 }
 
 func (p *patient) set(h *heavy) {
-	sink{p.mail}.SetService(h.svc, nil)
+	tell(p.mail).SetService(h.svc, nil)
 	for _, s := range h.slices {
-		sink{p.mail}.SetSlice(kube.Slice{EndpointSlice: s}, nil)
+		tell(p.mail).SetSlice(kube.Slice{EndpointSlice: s}, nil)
 	}
 }
 
@@ -192,7 +192,7 @@ func TestHeavyServiceHoldsUpNoOther(t *testing.T) {
 	for _, test := range heavies {
 		t.Run(test.name, func(t *testing.T) {
 			p := mustHealOn(t, maps.NewFakes(1<<23), 0, realLimits)
-			sink{p.mail}.SetService(light(), nil)
+			tell(p.mail).SetService(light(), nil)
 			h := newHeavy(test.ports, test.ranges, test.externalIPs, test.endpoints)
 			most, longest := 0, time.Duration(0)
 			overtaken := 0
@@ -246,7 +246,7 @@ func TestHeavyServiceIsTold(t *testing.T) {
 	})
 	h := newHeavy(5, 0, 50_000, 2)
 	p.set(h)
-	sink{p.mail}.SetService(light(), nil)
+	tell(p.mail).SetService(light(), nil)
 	eventuallyIs(t, "the heavy Service in the maps", func() bool { return p.inMaps(t, h.svc.Name) }, true)
 	mu.Lock()
 	defer mu.Unlock()
@@ -323,18 +323,18 @@ func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 		{"another change", func(p *patient, h *heavy) {
 			for n := range 5 {
 				h.svc.Affinity = time.Duration(2+n) * time.Second
-				sink{p.mail}.SetService(h.svc, nil)
+				tell(p.mail).SetService(h.svc, nil)
 			}
 		}, 1, 6},
-		{"it goes", func(p *patient, h *heavy) { sink{p.mail}.DeleteService(h.svc.Name) }, 0, 0},
+		{"it goes", func(p *patient, h *heavy) { tell(p.mail).DeleteService(h.svc.Name) }, 0, 0},
 		{"it goes and comes", func(p *patient, h *heavy) {
-			sink{p.mail}.DeleteService(h.svc.Name)
+			tell(p.mail).DeleteService(h.svc.Name)
 			h.svc.Affinity = 7 * time.Second
-			sink{p.mail}.SetService(h.svc, nil)
+			tell(p.mail).SetService(h.svc, nil)
 		}, 1, 7},
 		{"it becomes light", func(p *patient, h *heavy) {
 			h.svc.Affinity, h.svc.ExternalIPs = 8*time.Second, nil
-			sink{p.mail}.SetService(h.svc, nil)
+			tell(p.mail).SetService(h.svc, nil)
 		}, 0, 8},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -345,7 +345,7 @@ func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 			<-g.begun
 			p.mustDo(t) // the rest of h
 			test.meanwhile(p, h)
-			sink{p.mail}.SetService(light(), nil)
+			tell(p.mail).SetService(light(), nil)
 			eventuallyIs(t, "another Service in the maps meanwhile", func() bool { return p.inMaps(t, light().Name) }, true)
 			g.goOn <- struct{}{}
 			more := test.decided
@@ -394,7 +394,7 @@ func TestPanicIsOfOneService(t *testing.T) {
 			p.set(h)
 			eventuallyIs(t, "in the maps", func() bool { return p.inMaps(t, h.svc.Name) }, true)
 			h.svc.Affinity = 2 * time.Second
-			sink{p.mail}.SetService(h.svc, nil)
+			tell(p.mail).SetService(h.svc, nil)
 			isTold := func() bool {
 				told, err := inLoop(t.Context(), p.agent, func() bool { return len(p.model.undecided) == 1 })
 
@@ -403,10 +403,10 @@ func TestPanicIsOfOneService(t *testing.T) {
 			eventuallyIs(t, "told of", isTold, true)
 			for range 3 { // as often as it changes
 				h.svc.HealthCheckNodePort++
-				sink{p.mail}.SetService(h.svc, nil)
+				tell(p.mail).SetService(h.svc, nil)
 				eventuallyIs(t, "decided", func() bool { return p.isDecided(t, h.svc.Name) }, true)
 			}
-			sink{p.mail}.SetService(light(), nil)
+			tell(p.mail).SetService(light(), nil)
 			eventuallyIs(t, "another Service in the maps", func() bool { return p.inMaps(t, light().Name) }, true)
 			if got := p.affinityOf(t, h.svc.Name); got != 1 {
 				t.Errorf("in the maps is a Service of %d seconds, want 1", got)
@@ -427,7 +427,7 @@ func TestPanicIsOfOneService(t *testing.T) {
 			}
 
 			h.svc.Affinity = 3 * time.Second
-			sink{p.mail}.SetService(h.svc, nil)
+			tell(p.mail).SetService(h.svc, nil)
 			eventuallyIs(t, "in the maps", func() bool { return p.inMaps(t, h.svc.Name) }, true)
 			if got := p.affinityOf(t, h.svc.Name); got != 3 {
 				t.Errorf("in the maps is a Service of %d seconds, want 3", got)
@@ -508,7 +508,7 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 	<-rounds
 	svc := *web()
 	svc.HealthCheckNodePort = 32000
-	sink{p.mail}.SetService(svc, nil)
+	tell(p.mail).SetService(svc, nil)
 	mustWork(100)
 	for range 5 {
 		p.passed.Add(int64(2 * time.Minute))

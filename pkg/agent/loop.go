@@ -38,7 +38,8 @@ const nodeWait = 30 * time.Second
 // programs of devices are loaded, and what was retired is gone.
 const restTime = 2 * time.Second
 
-// loop owns the model and the maps: whatever happens is worked off here.
+// loop works off whatever happens, in turn with goroutines that bring a change and work it
+// off themselves ([mailbox.flush]).
 func (a *agent) loop(ctx context.Context) error {
 	drift := time.NewTicker(orDefault(a.cfg.DriftInterval, 10*time.Minute))
 	defer drift.Stop()
@@ -52,16 +53,38 @@ func (a *agent) loop(ctx context.Context) error {
 	services, self := a.source.Synced(), a.source.NodeSynced()
 	var nodeTimeout <-chan time.Time
 
+	round := func() {
+		a.proxy.Taken()
+		a.readMail()
+		a.settle()
+		if rest := a.beginGrace(ctx); rest > 0 {
+			retired.Reset(rest)
+		}
+		if at, ok := a.writer.Next(); ok {
+			due.Reset(time.Until(at))
+		}
+	}
+	a.mail.workBy(func() bool {
+		if !a.turn.TryLock() {
+			return false
+		}
+		defer a.turn.Unlock()
+		if a.synced {
+			round()
+		}
+
+		return a.synced
+	})
+	defer a.turn.Lock() // for good: nothing is programmed any more
+
 	for {
+		var act func() error
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-a.mail.ready:
 		case <-a.loaded:
-			a.loaded = nil
-			if err := a.attachFirst(); err != nil {
-				return err
-			}
+			a.loaded, act = nil, a.attachFirst
 		case <-services:
 			services, nodeTimeout = nil, time.After(nodeWait)
 		case <-self:
@@ -71,34 +94,50 @@ func (a *agent) loop(ctx context.Context) error {
 			self = nil
 			a.mail.post((*model).stopWaiting)
 		case <-due.C:
-			a.proxy.Taken()
-			a.measure(metrics.Round{Retry: true}, a.apply)
+			act = a.retry
 		case <-drift.C:
-			a.proxy.Taken()
-			a.measure(metrics.Round{Full: true}, a.checkDrift)
+			act = a.compare
 		case <-stock.C:
-			a.takeStock()
+			act = func() error { a.takeStock(); return nil }
 		case <-retired.C: // a grace period may begin
 		case <-a.again:
-			if err := a.attach(); err != nil {
-				return err
-			}
+			act = a.attach
 		}
-		a.proxy.Taken()
-		a.readMail()
-		if !a.synced && services == nil && self == nil && a.model.localAddrs != nil {
-			if err := a.sync(); err != nil {
-				return err
-			}
-		}
-		a.settle()
-		if rest := a.beginGrace(ctx); rest > 0 {
-			retired.Reset(rest)
-		}
-		if at, ok := a.writer.Next(); ok {
-			due.Reset(time.Until(at))
+		known := services == nil && self == nil
+		if err := a.inTurn(act, round, known); err != nil {
+			return err
 		}
 	}
+}
+
+// inTurn does what is to be done, if act is not nil, and a round. Once all is known there is
+// a first synchronization.
+func (a *agent) inTurn(act func() error, round func(), known bool) error {
+	a.turn.Lock()
+	defer a.turn.Unlock()
+	if act != nil {
+		if err := act(); err != nil {
+			return err
+		}
+	}
+	round()
+	if !known || a.synced || a.model.localAddrs == nil {
+		return nil
+	}
+	if err := a.sync(); err != nil {
+		return err
+	}
+	round()
+
+	return nil
+}
+
+// retry writes what is due.
+func (a *agent) retry() error {
+	a.proxy.Taken()
+	a.measure(metrics.Round{Retry: true}, a.apply)
+
+	return nil
 }
 
 // busy reports whether the writer has something to write now: it writes slice by slice, so
@@ -257,6 +296,14 @@ func (a *agent) apply() {
 // dialled. Anybody may call it.
 func (a *agent) pruneAddrs(dialled flow.Dialled) {
 	a.mail.post(func(*model) { a.writer.PruneAddrs(dialled.Addrs, dialled.Begin) }) // then the writer is due
+}
+
+// compare has everything in the maps compared with what should be there.
+func (a *agent) compare() error {
+	a.proxy.Taken()
+	a.measure(metrics.Round{Full: true}, a.checkDrift)
+
+	return nil
 }
 
 func (a *agent) checkDrift() {

@@ -256,3 +256,23 @@ func TestMailboxKeepsOrder(t *testing.T) {
 		}
 	}
 }
+
+// waking is a sink of which the loop works on each change at once, and not the test.
+type waking struct{ sink }
+
+func tell(m *mailbox) waking { return waking{sink{m}} }
+
+func (to waking) SetService(svc lb.Service, problems []lb.Problem) {
+	to.sink.SetService(svc, problems)
+	to.wake()
+}
+
+func (to waking) DeleteService(name lb.ServiceName) {
+	to.sink.DeleteService(name)
+	to.wake()
+}
+
+func (to waking) SetSlice(slice kube.Slice, problems []lb.Problem) {
+	to.sink.SetSlice(slice, problems)
+	to.wake()
+}

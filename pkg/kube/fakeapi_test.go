@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -21,9 +23,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 )
 
@@ -41,6 +45,7 @@ type fakeAPI struct {
 	requests []request
 
 	streams  bool            // answers sendInitialEvents
+	protobuf bool            // watches are answered so, and not with JSON
 	absent   map[string]bool // resources that it does not know
 	held     map[string]bool // resources whose lists never come
 	failures int             // requests yet to be answered 503
@@ -86,12 +91,18 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 
 func (f *fakeAPI) config(t *testing.T, sink Sink) Config {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: f.server.URL, QPS: -1})
+	cfg := &rest.Config{Host: f.server.URL, QPS: -1}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := NewStream(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return Config{
 		Client:   client,
+		Stream:   stream,
 		NodeName: "node1",
 		Sink:     sink,
 		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
@@ -214,7 +225,14 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string)
 	from, _ := strconv.Atoi(query.Get("resourceVersion"))
 	if from < f.oldest && query.Get("sendInitialEvents") == "" {
 		f.mu.Unlock()
-		reply(w, apiEvent{watch.Error, apierrors.NewResourceExpired("too old").Status()})
+		expired := apierrors.NewResourceExpired("too old").Status()
+		expired.Kind, expired.APIVersion = "Status", "v1"
+		if f.protobuf {
+			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
+			_, _ = w.Write(protobufFrame(apiEvent{watch.Error, &expired}))
+		} else {
+			reply(w, apiEvent{watch.Error, expired})
+		}
 		return
 	}
 	if query.Get("sendInitialEvents") != "" {
@@ -233,6 +251,11 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string)
 	f.mu.Unlock()
 
 	w.Header().Set("Content-Type", "application/json")
+	encode := func(e apiEvent) { _ = json.NewEncoder(w).Encode(e) }
+	if f.protobuf {
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
+		encode = func(e apiEvent) { _, _ = w.Write(protobufFrame(e)) }
+	}
 	w.WriteHeader(http.StatusOK)
 	for {
 		_ = http.NewResponseController(w).Flush()
@@ -241,7 +264,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string)
 			if !ok {
 				return
 			}
-			_ = json.NewEncoder(w).Encode(event)
+			encode(event)
 		case <-r.Context().Done():
 			return
 		}
@@ -249,15 +272,29 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string)
 }
 
 // bookmark says that all initial events are sent.
-func (f *fakeAPI) bookmark(resource string) map[string]any {
-	return map[string]any{
-		"apiVersion": apiKinds[resource][0],
-		"kind":       apiKinds[resource][1],
-		"metadata": map[string]any{
-			"resourceVersion": strconv.Itoa(f.version),
-			"annotations":     map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-		},
+func (f *fakeAPI) bookmark(resource string) apiObject {
+	obj := map[string]apiObject{
+		"services": &corev1.Service{}, "endpointslices": &discoveryv1.EndpointSlice{},
+		"nodes": &corev1.Node{}, "servicecidrs": &networkingv1.ServiceCIDR{},
+	}[resource]
+	resourceOf(obj)
+	obj.SetResourceVersion(strconv.Itoa(f.version))
+	obj.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+	return obj
+}
+
+// protobufFrame returns an event as API servers send it.
+func protobufFrame(e apiEvent) []byte {
+	var object bytes.Buffer
+	if err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(e.Object.(runtime.Object), &object); err != nil {
+		panic(err)
 	}
+	event := metav1.WatchEvent{Type: string(e.Type), Object: runtime.RawExtension{Raw: object.Bytes()}}
+	encoded, err := event.Marshal()
+	if err != nil {
+		panic(err)
+	}
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(encoded))), encoded...)
 }
 
 // asked returns the queries for a resource so far.

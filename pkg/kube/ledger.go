@@ -36,12 +36,14 @@ func newLedger(sink Sink, log *slog.Logger) *ledger {
 func (l *ledger) set(o *object) {
 	l.put(o)
 	l.tellCIDRs()
+	l.sink.Flush()
 }
 
 // delete tells that there is no such object. Unknown ones are no news.
 func (l *ledger) delete(k key) {
 	l.remove(k)
 	l.tellCIDRs()
+	l.sink.Flush()
 }
 
 // replace tells about all there is. What the sink knows of and is not among
@@ -56,6 +58,7 @@ func (l *ledger) replace(objects iter.Seq[*object]) {
 		l.remove(k)
 	}
 	l.tellCIDRs()
+	l.sink.Flush()
 }
 
 func (l *ledger) put(o *object) {

@@ -258,6 +258,7 @@ func (m *Manifests) apply() {
 		}
 	}
 	m.ledger.tellCIDRs()
+	m.cfg.Sink.Flush()
 	m.inForce = next
 }
 

@@ -78,8 +78,9 @@ func translate(obj any) *object {
 			o.value, o.problems = translateService(obj)
 		})
 	case *discoveryv1.EndpointSlice:
-		return read(keyOf(kindSlice, &obj.ObjectMeta), func(o *object) {
-			slice, problems, counts := translateSlice(obj)
+		k := keyOf(kindSlice, &obj.ObjectMeta)
+		return read(k, func(o *object) {
+			slice, problems, counts := translateSlice(k, obj)
 			o.problems = problems
 			if counts {
 				o.value = slice

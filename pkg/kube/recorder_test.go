@@ -16,16 +16,18 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// recorder is a Sink that remembers every call, and what is in force.
+// recorder is a Sink that remembers every call, and what is in force: what was told before
+// the last Flush.
 type recorder struct {
 	mu      sync.Mutex
 	calls   []string
+	told    map[string]string
 	inForce map[string]string
 	reports map[string][]lb.Problem
 }
 
 func newRecorder() *recorder {
-	return &recorder{inForce: map[string]string{}, reports: map[string][]lb.Problem{}}
+	return &recorder{told: map[string]string{}, inForce: map[string]string{}, reports: map[string][]lb.Problem{}}
 }
 
 func (r *recorder) set(name, value string, problems []lb.Problem) {
@@ -35,14 +37,20 @@ func (r *recorder) set(name, value string, problems []lb.Problem) {
 	for _, p := range problems {
 		r.calls = append(r.calls, "  "+p.String())
 	}
-	r.inForce[name] = value
+	r.told[name] = value
 }
 
 func (r *recorder) delete(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.calls = append(r.calls, "delete "+name)
-	delete(r.inForce, name)
+	delete(r.told, name)
+}
+
+func (r *recorder) Flush() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.inForce = maps.Clone(r.told)
 }
 
 func (r *recorder) SetService(s lb.Service, problems []lb.Problem) {

@@ -27,6 +27,7 @@ type resource struct {
 	example  runtime.Object
 	list     cache.ListWithContextFunc
 	watch    cache.WatchFuncWithContext
+	stream   *Stream       // in place of watch, if not nil: for [directWatch]
 	synced   chan struct{} // closed when the sink has been told about all once
 	optional bool          // an API server need not know it
 

@@ -16,8 +16,8 @@ import (
 )
 
 // Sink takes what the cluster says. Its methods are called from several
-// goroutines, though never at once for the same object, and they hold up what
-// calls them: a Sink that has work to do notes it and returns.
+// goroutines, though never at once for the same object. All but Flush hold up
+// what calls them: a Sink that has work to do notes it and returns.
 //
 // A Set method is called with the whole object each time that it may have
 // changed; the Sink owns what it is given. It may be called again with
@@ -42,6 +42,11 @@ type Sink interface {
 	// request to the API server ("services"), an EndpointSlice that is ignored
 	// ("EndpointSlice ns/name"). No problems: it is in order again, or gone.
 	Report(source string, problems []lb.Problem)
+
+	// Flush is called when all is told that is at hand: now is the time to work
+	// on it. What comes meanwhile waits in the connection. It may be called when
+	// there is nothing new.
+	Flush()
 }
 
 // Slice is what an EndpointSlice says.

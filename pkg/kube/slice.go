@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,9 +13,9 @@ import (
 )
 
 // translateSlice reads an EndpointSlice. It returns false if the slice is
-// nobody's: one of names instead of addresses, or of no Service.
-func translateSlice(obj *discoveryv1.EndpointSlice) (Slice, []lb.Problem, bool) {
-	p := &parser{object: keyOf(kindSlice, &obj.ObjectMeta)}
+// nobody's: one of names instead of addresses, or of no Service. Its key is k.
+func translateSlice(k key, obj *discoveryv1.EndpointSlice) (Slice, []lb.Problem, bool) {
+	p := &parser{object: k}
 	family := p.addressFamily(obj.AddressType)
 	service := obj.Labels[discoveryv1.LabelServiceName]
 	if service == "" {
@@ -54,7 +55,7 @@ func (p *parser) addressFamily(t discoveryv1.AddressType) lb.Family {
 func (p *parser) endpointPorts(ports []discoveryv1.EndpointPort) []lb.EndpointPort {
 	var out []lb.EndpointPort
 	for i := range ports {
-		field := fmt.Sprintf("ports[%d]", i)
+		field := "ports[" + strconv.Itoa(i) + "]" // of every port of every change: no fmt
 		port, ok := p.endpointPort(field, &ports[i])
 		if ok {
 			out = append(out, port)

@@ -122,7 +122,7 @@ func TestTranslateSlice(t *testing.T) {
 				Endpoints: []lb.Endpoint{{Addr: netip.MustParseAddr("10.0.1.7"), Ready: true, Serving: true}},
 			}}
 			test.edit(obj)
-			got, problems, counts := translateSlice(obj)
+			got, problems, counts := translateSlice(keyOf(kindSlice, &obj.ObjectMeta), obj)
 			if counts != (test.want != nil) {
 				t.Fatalf("it counts: %v", counts)
 			}

@@ -155,6 +155,7 @@ func (nowhere) DeleteSlice(lb.SliceName)                     {}
 func (nowhere) SetNode(Node, []lb.Problem)                   {}
 func (nowhere) SetServiceCIDRs([]netip.Prefix, []lb.Problem) {}
 func (nowhere) Report(string, []lb.Problem)                  {}
+func (nowhere) Flush()                                       {}
 
 // An object that cannot be read for a mistake of ours stays as it was, which is reported and
 // logged with the stack once. All others are read.

@@ -24,6 +24,10 @@ type Config struct {
 	// Client talks to the API server. Its content type should be protobuf.
 	Client kubernetes.Interface
 
+	// Stream is how EndpointSlices are watched, which is nearly all that changes. Nil:
+	// by Client, as all else, which costs more and takes longer.
+	Stream *Stream
+
 	// NodeName is the name of the Node object of this node, in lower case.
 	NodeName string
 
@@ -66,6 +70,9 @@ func NewWatcher(cfg Config) (*Watcher, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
+	}
+	if cfg.Stream != nil {
+		cfg.Stream.drained = cfg.Sink.Flush
 	}
 	if cfg.backoff.Duration == 0 {
 		// As client-go's own: an API server that is down should not be kept there.
@@ -119,7 +126,7 @@ func (w *Watcher) resources(services, slices chan struct{}) []*resource {
 	return []*resource{
 		{name: "services", log: log, sink: sink, example: &corev1.Service{}, synced: services,
 			list: lister(selectServices, allServices.List), watch: watcher(selectServices, allServices.Watch)},
-		{name: "endpointslices", log: log, sink: sink, example: &discoveryv1.EndpointSlice{}, synced: slices,
+		{name: "endpointslices", log: log, sink: sink, example: &discoveryv1.EndpointSlice{}, synced: slices, stream: w.cfg.Stream,
 			list: lister(selectSlices, allSlices.List), watch: watcher(selectSlices, allSlices.Watch)},
 		{name: "nodes", log: log, sink: sink, example: &corev1.Node{}, synced: w.nodeSynced,
 			list: lister(selectNode(w.cfg.NodeName), nodes.List), watch: watcher(selectNode(w.cfg.NodeName), nodes.Watch)},
@@ -131,6 +138,10 @@ func (w *Watcher) resources(services, slices chan struct{}) []*resource {
 // follow keeps the sink told about one resource until ctx ends.
 func (w *Watcher) follow(ctx context.Context, r *resource) {
 	into := &store{ledger: newLedger(w.cfg.Sink, w.cfg.Log), replaced: sync.OnceFunc(func() { close(r.synced) })}
+	defer into.close()
+	if r.stream != nil {
+		r.watch = directWatch(r.stream, into)
+	}
 	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc:  r.listNoting,
 		WatchFuncWithContext: r.watchNoting,

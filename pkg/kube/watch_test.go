@@ -15,22 +15,39 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Servers that stream lists and servers that do not must look the same.
-var bothLists = []struct {
-	name    string
-	streams bool
+// Servers that stream lists and servers that do not must look the same, and so must watches
+// of our own and those of client-go.
+var allWays = []struct {
+	name     string
+	streams  bool // the server
+	protobuf bool
+	direct   bool // the watch of EndpointSlices
 }{
-	{"streamed", true},
-	{"listed", false},
+	{"streamed", true, true, true},
+	{"listed", false, true, true},
+	{"streamed as JSON", true, false, true},
+	{"listed as JSON", false, false, true},
+	{"streamed, by client-go", true, true, false},
+	{"listed, by client-go", false, false, false},
+}
+
+// configFor returns a configuration of api for a watch of a kind.
+func configFor(t *testing.T, api *fakeAPI, sink Sink, direct bool) Config {
+	t.Helper()
+	cfg := api.config(t, sink)
+	if !direct {
+		cfg.Stream = nil
+	}
+	return cfg
 }
 
 func TestWatch(t *testing.T) {
-	for _, test := range bothLists {
+	for _, test := range allWays {
 		t.Run(test.name, func(t *testing.T) {
 			api, sink := newFakeAPI(t), newRecorder()
-			api.streams = test.streams
+			api.streams, api.protobuf = test.streams, test.protobuf
 			api.set(service("web", "10.96.0.1"), slice("web-1", "web", "10.0.1.7"), node("node1", "z1"), cidr("10.96.0.0/16"))
-			w := mustWatch(t, api.config(t, sink))
+			w := mustWatch(t, configFor(t, api, sink, test.direct))
 			mustClose(t, "Synced", w.Synced())
 			mustClose(t, "NodeSynced", w.NodeSynced())
 			mustHave(t, sink, "Service default/web", "EndpointSlice default/web-1", "Node node1", "ServiceCIDRs")
@@ -86,13 +103,13 @@ func TestWatchRequests(t *testing.T) {
 // What is deleted while the API server cannot be watched is found by the list
 // that follows 410 Gone.
 func TestWatchOutage(t *testing.T) {
-	for _, test := range bothLists {
+	for _, test := range allWays {
 		t.Run(test.name, func(t *testing.T) {
 			api, sink := newFakeAPI(t), newRecorder()
-			api.streams = test.streams
+			api.streams, api.protobuf = test.streams, test.protobuf
 			api.set(service("stays", "10.96.0.1"), service("goes", "10.96.0.2"), slice("goes-1", "goes", "10.0.1.7"))
 			api.set(node("node1", ""), cidr("10.96.0.0/16"))
-			mustClose(t, "Synced", mustWatch(t, api.config(t, sink)).Synced())
+			mustClose(t, "Synced", mustWatch(t, configFor(t, api, sink, test.direct)).Synced())
 			mustHave(t, sink, "Service default/stays", "Service default/goes", "EndpointSlice default/goes-1", "Node node1", "ServiceCIDRs")
 
 			api.outage(func() {

@@ -1,0 +1,96 @@
+package agent
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// programmed reports whether there are frontends beside that of the probe.
+func (p *patient) programmed(t *testing.T) bool {
+	t.Helper()
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	frontends := 0
+	for _, err := range p.frontends.All() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		frontends++
+	}
+
+	return frontends > 1
+}
+
+// A change is in the maps when the call that flushes it returns: the goroutine that brings it
+// does the work.
+func TestFlushWorks(t *testing.T) {
+	p := mustHeal(t)
+	p.mustDo(t) // the loop has begun
+	to := sink{p.mail}
+	to.SetService(*web(), nil)
+	if p.programmed(t) {
+		t.Error("it is programmed before the flush")
+	}
+	var caller, worker string
+	p.mail.note(func(*model) { worker = goroutine() })
+	caller = goroutine()
+	to.Flush()
+	if worker != caller {
+		t.Errorf("%s did the work, not %s", worker, caller)
+	}
+	if !p.programmed(t) {
+		t.Error("it is not programmed after the flush")
+	}
+}
+
+// goroutine names the goroutine that calls it.
+func goroutine() string {
+	buf := make([]byte, 64)
+	name, _, _ := strings.Cut(string(buf[:runtime.Stack(buf, false)]), " [")
+
+	return name
+}
+
+// A flush does not wait for another goroutine that is at work: the loop comes again.
+func TestFlushDoesNotWait(t *testing.T) {
+	p := mustHeal(t)
+	p.mustDo(t)
+	working, release := make(chan struct{}), make(chan struct{})
+	p.mail.post(func(*model) { close(working); <-release })
+	<-working
+	to := sink{p.mail}
+	to.SetService(*web(), nil)
+	to.Flush()
+	if len(p.mail.ready) == 0 {
+		t.Error("the loop does not know that there is more to do")
+	}
+	close(release)
+	eventuallyIs(t, "programmed", func() bool { return p.programmed(t) }, true)
+}
+
+// Changes that are noted do not gather without end while there is more to read.
+func TestManyNotesAreWorkedOnWithoutAFlush(t *testing.T) {
+	p := mustHeal(t)
+	p.mustDo(t)
+	done := make(chan struct{})
+	p.mail.note(func(*model) { close(done) })
+	for range maxNoted - 1 {
+		p.mail.note(func(*model) {})
+	}
+	<-done
+}
+
+// What is told before all is known waits for the loop, which programs it with all else.
+func TestFlushBeforeAllIsKnown(t *testing.T) {
+	p := mustHealOn(t, maps.NewFakes(100), 0, func(a *agent) { a.synced = false })
+	to := sink{p.mail}
+	to.SetService(*web(), nil)
+	to.Flush()
+	p.mustDo(t)
+	if p.programmed(t) {
+		t.Error("it is programmed")
+	}
+}
