@@ -58,7 +58,9 @@ func (a contender) compare(b contender) int {
 	)
 }
 
-// Add enters a claim of s to a frontend, by a number of the Service's own.
+// Add enters a claim of s to a frontend, by a number of the Service's own. A Service may claim
+// as another Claimant before it withdraws what it claimed as the first: a frontend that both
+// claim stays the Service's all the time.
 func (c *Claims) Add(s *Claimant, number int, key FrontendKey, kind Kind) {
 	if c.first == nil {
 		c.first, c.others = make(map[FrontendKey]contender), make(map[FrontendKey][]contender)
@@ -68,6 +70,9 @@ func (c *Claims) Add(s *Claimant, number int, key FrontendKey, kind Kind) {
 	switch {
 	case !claimed:
 		c.first[key] = added
+	case owner.Name == s.Name && owner.Claimant != s && c.precedes(added, key):
+		c.first[key] = added
+		c.Moved(owner.Claimant, int(owner.number), false)
 	case added.compare(owner) < 0:
 		c.first[key] = added
 		c.wait(key, owner)
@@ -78,6 +83,13 @@ func (c *Claims) Add(s *Claimant, number int, key FrontendKey, kind Kind) {
 		return
 	}
 	c.Moved(s, number, true)
+}
+
+// precedes reports whether a claim is better than all that wait for a frontend.
+func (c *Claims) precedes(a contender, key FrontendKey) bool {
+	waiting := c.others[key]
+
+	return len(waiting) == 0 || a.compare(waiting[0]) < 0
 }
 
 func (c *Claims) wait(key FrontendKey, loser contender) {

@@ -2,8 +2,6 @@ package reconcile
 
 import (
 	"bytes"
-	"errors"
-	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -14,127 +12,73 @@ import (
 // the first frontend of an address. Flows outlive their frontends: when the last one of an
 // address has gone, the address lingers. It keeps the mark until a look at all flows, begun
 // after that moment, has found none that dialled it.
-//
-// An entry is only written when it changes: a program that looks while one is being replaced
-// may find none.
 type addrs struct {
-	mirror[maps.Addr, maps.AddrUse]
-	filter *maps.AddrFilter
-	clock  clock
-	uses   map[maps.Addr]*addrUse
-	stale  map[maps.Addr]struct{} // of which the map says something else
-	retry  backoff
+	derived[maps.Addr, maps.AddrUse]
+	filter    *maps.AddrFilter
+	clock     clock
+	node      map[maps.Addr]maps.AddrUse // the node's own
+	frontends map[maps.Addr]int          // how many in the map have it, or are in their grace period
+	lingering map[maps.Addr]instant      // since when
+	// settled is from when on a look at all flows counts: programs that ran at the time of an
+	// earlier agent have ended.
+	settled instant
 }
 
-// addrUse is what one address is to us.
-type addrUse struct {
-	node      maps.AddrUse // as the node's own; zero: it is not
-	frontends int          // in the map that have it, or in their grace period
-	// lingers is when a look at all flows may begin that can tell whether any needs the
-	// mark still, never as long as that is not known; zero: the address does not linger.
-	lingers instant
-}
-
-func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, c clock) addrs {
-	return addrs{
-		mirror: m, filter: filter, clock: c,
-		uses: make(map[maps.Addr]*addrUse), stale: make(map[maps.Addr]struct{}),
+func newAddrs(t maps.Table[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, m *meter, c clock) *addrs {
+	a := &addrs{
+		filter: filter, clock: c, node: make(map[maps.Addr]maps.AddrUse),
+		frontends: make(map[maps.Addr]int), lingering: make(map[maps.Addr]instant),
 	}
-}
+	a.derived = newDerived(t, m, func(k maps.Addr) (maps.AddrUse, bool) {
+		use := a.node[k]
+		if _, lingers := a.lingering[k]; lingers || a.frontends[k] > 0 {
+			use.Flags |= maps.AddrService
+		}
 
-// want is what the map should say; zero: nothing.
-func (u *addrUse) want() maps.AddrUse {
-	want := u.node
-	if u.frontends > 0 || u.lingers != 0 {
-		want.Flags |= maps.AddrService
-	}
+		return use, use != maps.AddrUse{}
+	})
+	a.order = compareAddrs
+	a.enters, a.leaves = filter.Add, filter.Remove
 
-	return want
-}
-
-func (a *addrs) use(k maps.Addr) *addrUse {
-	u := a.uses[k]
-	if u == nil {
-		u = &addrUse{}
-		a.uses[k] = u
-	}
-
-	return u
-}
-
-// compare notes whether the map says what it should of an address, after either has changed,
-// and forgets one that is nothing to us any more.
-func (a *addrs) compare(k maps.Addr, u *addrUse) {
-	have, there := a.have[k]
-	if want := u.want(); have != want || there != (want != maps.AddrUse{}) {
-		a.stale[k] = struct{}{}
-		a.retry.at = 0
-
-		return
-	}
-	delete(a.stale, k)
-	if *u == (addrUse{}) {
-		delete(a.uses, k)
-	}
+	return a
 }
 
 // adopt takes over what the map holds, after all frontends have been. What marks no
 // Service's address stays the node's until setNode says otherwise. A mark without a
 // frontend lingers: any flow may need it.
 func (a *addrs) adopt() error {
-	if err := a.mirror.adopt(); err != nil {
+	if err := a.derived.adopt(); err != nil {
 		return err
 	}
 	for k, v := range a.have {
 		a.filter.Add(k)
-		u := a.use(k)
-		u.node = v
-		u.node.Flags &^= maps.AddrService
-		if v.Flags&maps.AddrService != 0 && u.frontends == 0 {
-			u.lingers = never
+		marked := v.Flags&maps.AddrService != 0
+		if v.Flags &^= maps.AddrService; v != (maps.AddrUse{}) {
+			a.node[k] = v
 		}
+		if marked && a.frontends[k] == 0 {
+			a.lingering[k] = a.clock.now()
+			a.settled = never
+		}
+		a.compare(k)
 	}
-	for k, u := range a.uses {
-		a.compare(k, u)
+	for k := range a.frontends {
+		a.compare(k)
 	}
 	a.filter.Trim()
 
 	return nil
 }
 
-// lingers reports whether addresses were adopted without a frontend.
-func (a *addrs) lingers() bool {
-	for _, u := range a.uses {
-		if u.lingers == never {
-			return true
-		}
-	}
-
-	return false
-}
-
-// lingerAll begins the lingering of the addresses that were adopted without a frontend, when
-// no program runs any more that ran then.
-func (a *addrs) lingerAll() {
-	for _, u := range a.uses {
-		if u.lingers == never {
-			u.lingers = a.clock.now()
-		}
-	}
-}
-
 // setNode says which addresses are the node's.
 func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
-	for k, u := range a.uses {
-		if _, still := node[k]; !still && u.node != (maps.AddrUse{}) {
-			u.node = maps.AddrUse{}
-			a.compare(k, u)
-		}
+	before := a.node
+	a.node = node
+	for k := range before {
+		a.compare(k)
 	}
-	for k, v := range node {
-		u := a.use(k)
-		u.node = v
-		a.compare(k, u)
+	for k := range node {
+		a.compare(k)
 	}
 }
 
@@ -143,134 +87,58 @@ func ofEveryAddr(key maps.FrontendKey) bool { return key.Addr.IP().IsUnspecified
 
 // mark makes the address of a frontend a Service's, before it is written.
 func (a *addrs) mark(key maps.FrontendKey) error {
-	if ofEveryAddr(key) || a.have[key.Addr].Flags&maps.AddrService != 0 {
+	k := key.Addr
+	if ofEveryAddr(key) || a.have[k].Flags&maps.AddrService != 0 {
 		return nil
 	}
-	u := a.use(key.Addr)
-	v := u.node
-	v.Flags |= maps.AddrService
-	if err := a.write(key.Addr, v); err != nil {
-		a.compare(key.Addr, u)
-
-		return err
+	use := a.node[k]
+	use.Flags |= maps.AddrService
+	err := a.set(k, use)
+	if err == nil && a.frontends[k] == 0 {
+		a.lingering[k] = a.clock.now() // until the frontend is written
 	}
-	if u.frontends == 0 {
-		u.lingers = a.clock.now() // until the frontend is written
-	}
-	a.compare(key.Addr, u)
+	a.compare(k)
 
-	return nil
+	return err
 }
 
 // lead notes that a frontend is in the map.
 func (a *addrs) lead(key maps.FrontendKey) {
 	if !ofEveryAddr(key) {
-		u := a.use(key.Addr)
-		u.frontends++
-		u.lingers = 0
-		a.compare(key.Addr, u)
+		a.frontends[key.Addr]++
+		delete(a.lingering, key.Addr)
+		a.compare(key.Addr)
 	}
 }
 
 // unlead notes that no program knows a frontend any more that was in the map.
 func (a *addrs) unlead(key maps.FrontendKey) {
-	if !ofEveryAddr(key) {
-		u := a.use(key.Addr)
-		if u.frontends--; u.frontends == 0 {
-			u.lingers = a.clock.now()
+	if k := key.Addr; !ofEveryAddr(key) {
+		if a.frontends[k]--; a.frontends[k] == 0 {
+			delete(a.frontends, k)
+			a.lingering[k] = a.clock.now()
 		}
-		a.compare(key.Addr, u)
+		a.compare(k)
 	}
 }
+
+// maxPruned is how many addresses one look ends the lingering of: some milliseconds' work.
+const maxPruned = 8000
 
 // prune ends the lingering of addresses of which a look at all flows, begun at begin, has
-// found none.
+// found none. What is too much is left to the next look.
 func (a *addrs) prune(dialled map[maps.Addr]struct{}, begin instant) {
-	for k, u := range a.uses {
-		if u.lingers == 0 || u.lingers >= begin {
+	pruned := 0
+	for k, since := range a.lingering {
+		if _, needed := dialled[k]; needed || max(since, a.settled) >= begin {
 			continue
 		}
-		if _, needed := dialled[k]; !needed {
-			u.lingers = 0
-			a.compare(k, u)
+		if pruned++; pruned > maxPruned {
+			return
 		}
+		delete(a.lingering, k)
+		a.compare(k)
 	}
-}
-
-// due returns when apply has something to do, or never.
-func (a *addrs) due() instant {
-	if len(a.stale) == 0 {
-		return never
-	}
-
-	return a.retry.at
-}
-
-// apply makes the map say what it should of every address, or of as many as half of the
-// operations left in this Apply are enough for: it writes what is new or different, then deletes what is to
-// go, and if there was no room before, writes again.
-func (a *addrs) apply(now instant) error {
-	if a.due() > now || a.spent() {
-		return nil
-	}
-	keys := make([]maps.Addr, 0, min(len(a.stale), (a.left+1)/2))
-	for k := range a.stale {
-		if len(keys) == cap(keys) {
-			break
-		}
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, compareAddrs)
-	err := a.writeAll(keys)
-	var failed []error
-	for _, k := range keys {
-		if u := a.uses[k]; u != nil && u.want() == (maps.AddrUse{}) {
-			failed = append(failed, a.remove(k, u))
-		}
-	}
-	if err != nil && a.full && a.freed {
-		err = a.writeAll(keys)
-	}
-	err = errors.Join(append(failed, err)...)
-	a.retry.after(err, now)
-
-	return err
-}
-
-func (a *addrs) writeAll(keys []maps.Addr) error {
-	var failed []error
-	for _, k := range keys {
-		if u := a.uses[k]; u != nil && u.want() != (maps.AddrUse{}) {
-			failed = append(failed, a.write(k, u.want()))
-			a.compare(k, u)
-		}
-	}
-
-	return errors.Join(failed...)
-}
-
-// write sets the bit of an address in the filter before it is in the map.
-func (a *addrs) write(k maps.Addr, v maps.AddrUse) error {
-	_, there := a.have[k]
-	if !there {
-		a.filter.Add(k)
-	}
-	err := a.set(k, v)
-	if err != nil && !there {
-		a.filter.Remove(k)
-	}
-
-	return err
-}
-
-func (a *addrs) remove(k maps.Addr, u *addrUse) error {
-	if err := a.unset(k); err != nil {
-		return err
-	}
-	a.filter.Remove(k)
-	a.compare(k, u)
-
-	return nil
 }
 
 func compareAddrs(a, b maps.Addr) int { return bytes.Compare(a.Bytes[:], b.Bytes[:]) }

@@ -23,7 +23,7 @@ func (r *Reconciler) adopt() error {
 		return err
 	}
 	r.poolsByID = make([]*pool, end.pools)
-	r.uses = make([]backendUse, end.backends)
+	r.uses = make([]int32, end.backends)
 	for _, step := range []func() error{
 		r.adoptNames,
 		r.adoptBackends,
@@ -42,7 +42,7 @@ func (r *Reconciler) adopt() error {
 		slices.SortFunc(svc.ports, func(a, b *port) int { return cmp.Compare(a.id, b.id) })
 		for i, p := range svc.ports {
 			p.number = i
-			r.sortBackends(p.backends)
+			r.arrange(p)
 		}
 	}
 	r.freeUnused(end)
@@ -176,7 +176,7 @@ func (r *Reconciler) adoptFrontends() error {
 			svc = r.service(nameless)
 			svc.adopted = true
 		}
-		r.leave(svc, key)
+		svc.leave(key)
 	}
 
 	return nil
@@ -217,7 +217,7 @@ func (r *Reconciler) adoptPool(id uint32, why map[uint32]string) *pool {
 	r.poolsByID[id] = pl
 	pl.port.pools = append(pl.port.pools, pl)
 	for _, backend := range r.backendsOf(pl) {
-		r.uses[maps.Index(backend)].pools++
+		r.uses[maps.Index(backend)]++
 	}
 
 	return pl
@@ -277,7 +277,7 @@ func (r *Reconciler) freeUnused(end adoptedEnds) {
 	ports := r.portPlaces.adopt(portEnd, func(place uint32) bool { return used[place] })
 	holes := r.spans.below(end.slots)
 
-	if len(r.broken)+len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && !r.addrs.lingers() {
+	if len(r.broken)+len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && r.addrs.settled == 0 {
 		return
 	}
 	r.free = func() error {
@@ -304,7 +304,7 @@ func (r *Reconciler) freeUnused(end adoptedEnds) {
 		for _, hole := range holes {
 			r.spans.give(hole)
 		}
-		r.addrs.lingerAll()
+		r.addrs.settled = r.clock.now()
 
 		return nil
 	}

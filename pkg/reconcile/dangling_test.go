@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -169,8 +170,15 @@ func (o *ordeal) happen() {
 
 func (o *ordeal) apply() {
 	o.log.add("step %d: apply at %v", o.step, o.clock.now)
-	_ = o.r.Apply()
+	o.mustNotPanic()
 	o.r.Gone()
+}
+
+// mustNotPanic applies. Writes may fail.
+func (o *ordeal) mustNotPanic() {
+	if err := o.r.Apply(); err != nil && strings.Contains(err.Error(), "panic") {
+		o.t.Fatal(err)
+	}
 }
 
 // traffic lets a flow begin, or end.
@@ -309,7 +317,7 @@ func (o *ordeal) settle() {
 		if ok && at.After(o.clock.now) {
 			o.clock.now = at
 		}
-		_ = o.r.Apply()
+		o.mustNotPanic()
 		if o.r.Retired() {
 			o.r.BeginGrace()
 			o.guard.beginGrace()
@@ -380,8 +388,8 @@ func (o *ordeal) deleteAll() {
 		o.t.Errorf("left in the maps:\n%s", left)
 	}
 	r := o.r
-	left := len(r.services) + len(r.ports) + len(r.frontendIDs.have) + len(r.broken) + len(r.blocked) + len(r.waiting) + len(r.due) +
-		len(r.addrs.uses) + len(r.addrs.stale) + r.frontendPlaces.used + r.backendPlaces.used + r.poolPlaces.used + r.portPlaces.used +
+	left := len(r.services) + len(r.ports) + len(r.portsByName) + len(r.frontendIDs.have) + len(r.broken) + len(r.blocked) + len(r.waiting) + len(r.due) +
+		len(r.addrs.node) + len(r.addrs.frontends) + len(r.addrs.lingering) + len(r.addrs.stale) + r.frontendPlaces.used + r.backendPlaces.used + r.poolPlaces.used + r.portPlaces.used +
 		r.spans.used + r.claims.Len() + len(r.retirement.queue)
 	if left > 0 {
 		o.t.Errorf("left in memory: %d", left)

@@ -3,12 +3,23 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// meter counts down the map operations that an Apply may still do.
+// meter counts down what an Apply may still do, in units of which a map operation takes
+// costOperation: some 2 µs.
 type meter struct{ left int }
+
+const (
+	costOperation = 64 // a system call
+	costClaim     = 16 // a claim to a frontend that is entered or withdrawn
+	costLook      = 8  // a look at something that may be as it should be
+	costSlot      = 1  // a store in memory
+)
+
+func (m *meter) spend(units int) { m.left -= units }
 
 func (m *meter) spent() bool { return m.left <= 0 }
 
@@ -50,7 +61,7 @@ func newTable[K, V comparable](t maps.Table[K, V], m *meter) table[K, V] {
 
 // put writes an entry, which the map has already or not.
 func (t *table[K, V]) put(k K, v V, there bool) error {
-	t.left--
+	t.spend(costOperation)
 	if err := t.Table.Put(k, v); err != nil {
 		return t.note(err)
 	}
@@ -64,7 +75,7 @@ func (t *table[K, V]) put(k K, v V, there bool) error {
 
 // remove deletes an entry, which the map has or should not have.
 func (t *table[K, V]) remove(k K, ours bool) error {
-	t.left--
+	t.spend(costOperation)
 	if err := t.Table.Delete(k); err != nil {
 		return err
 	}
@@ -81,6 +92,9 @@ func (t *table[K, V]) remove(k K, ours bool) error {
 type mirror[K, V comparable] struct {
 	table[K, V]
 	have map[K]V
+	// enters is called before a key is in the map that was not, leaves when it is there no
+	// more, or still not; nil: neither.
+	enters, leaves func(K)
 }
 
 func newMirror[K, V comparable](t maps.Table[K, V], m *meter) mirror[K, V] {
@@ -105,7 +119,14 @@ func (m *mirror[K, V]) set(k K, v V) error {
 	if there && have == v {
 		return nil
 	}
+	if !there && m.enters != nil {
+		m.enters(k)
+	}
 	if err := m.put(k, v, there); err != nil {
+		if !there && m.leaves != nil {
+			m.leaves(k)
+		}
+
 		return err
 	}
 	m.have[k] = v
@@ -122,55 +143,121 @@ func (m *mirror[K, V]) unset(k K) error {
 		return err
 	}
 	delete(m.have, k)
+	if m.leaves != nil {
+		m.leaves(k)
+	}
 
 	return nil
 }
 
-// whole is a mirror of a map that refers to no other one: all that it should have is set
-// at once. Until then it keeps what was adopted.
-type whole[K, V comparable] struct {
+// derived is a mirror of a map of which each entry follows from something else. It is only
+// written when it changes: a program that looks while one is being replaced may find none.
+type derived[K, V comparable] struct {
 	mirror[K, V]
-	want  map[K]V
-	dirty bool
+	want  func(K) (V, bool)
+	order func(a, b K) int // in which keys are written; nil: any
+	stale map[K]struct{}   // of which the map does not say what is wanted
 	retry backoff
 }
 
-func newWhole[K, V comparable](t maps.Table[K, V], m *meter) whole[K, V] {
-	return whole[K, V]{mirror: newMirror(t, m)}
+func newDerived[K, V comparable](t maps.Table[K, V], m *meter, want func(K) (V, bool)) derived[K, V] {
+	return derived[K, V]{mirror: newMirror(t, m), want: want, stale: make(map[K]struct{})}
 }
 
-func (w *whole[K, V]) replace(want map[K]V) {
-	w.want, w.dirty, w.retry.at = want, true, 0
+// compare notes whether the map says what is wanted at k, after either has changed.
+func (d *derived[K, V]) compare(k K) {
+	have, there := d.have[k]
+	if want, wanted := d.want(k); want == have && wanted == there {
+		delete(d.stale, k)
+	} else {
+		d.stale[k] = struct{}{}
+		d.retry.at = 0
+	}
 }
 
 // due returns when apply has something to do, or never.
-func (w *whole[K, V]) due() instant {
-	if !w.dirty {
+func (d *derived[K, V]) due() instant {
+	if len(d.stale) == 0 {
 		return never
 	}
 
-	return w.retry.at
+	return d.retry.at
 }
 
-// apply adds and changes what is wanted, then removes the rest.
-func (w *whole[K, V]) apply(now instant) error {
-	if w.due() > now {
+// apply makes the map say what is wanted, as far as half of the operations that are left in
+// this Apply allow: it writes what is new or different, then deletes what is to go, and if
+// there was no room before, writes again.
+func (d *derived[K, V]) apply(now instant) error {
+	if d.due() > now || d.spent() {
 		return nil
 	}
-	var failed []error
-	for k, v := range w.want {
-		failed = append(failed, w.set(k, v))
-	}
-	for k := range w.have {
-		if _, wanted := w.want[k]; !wanted {
-			failed = append(failed, w.unset(k))
+	var write, remove []K
+	for k := range d.stale {
+		if len(write)+len(remove) > d.left/costOperation/2 {
+			break
+		}
+		if _, wanted := d.want(k); wanted {
+			write = append(write, k)
+		} else {
+			remove = append(remove, k)
 		}
 	}
-	err := errors.Join(failed...)
-	w.dirty = err != nil
-	w.retry.after(err, now)
+	put := func(k K) error {
+		v, _ := d.want(k)
+
+		return d.set(k, v)
+	}
+	err := d.each(write, put)
+	failed := d.each(remove, d.unset)
+	if err != nil && d.full && d.freed {
+		err = d.each(write, put)
+	}
+	err = errors.Join(err, failed)
+	d.retry.after(err, now)
 
 	return err
+}
+
+// each does do for every key, and notes what came of it.
+func (d *derived[K, V]) each(keys []K, do func(K) error) error {
+	if d.order != nil {
+		slices.SortFunc(keys, d.order)
+	}
+	var failed []error
+	for _, k := range keys {
+		failed = append(failed, do(k))
+		d.compare(k)
+	}
+
+	return errors.Join(failed...)
+}
+
+// whole is a derived map that refers to no other one: all that it should have is set at once.
+// Until then it keeps what was adopted.
+type whole[K, V comparable] struct {
+	derived[K, V]
+	all map[K]V
+}
+
+func newWhole[K, V comparable](t maps.Table[K, V], m *meter) *whole[K, V] {
+	w := &whole[K, V]{}
+	w.derived = newDerived(t, m, func(k K) (V, bool) {
+		v, wanted := w.all[k]
+
+		return v, wanted
+	})
+
+	return w
+}
+
+func (w *whole[K, V]) replace(all map[K]V) {
+	w.all = all
+	for k := range w.have {
+		w.compare(k)
+	}
+	for k := range all {
+		w.compare(k)
+	}
 }
 
 // array is one of the arrays, with all that was written to it.
@@ -220,7 +307,7 @@ func (a *array[V]) put(place uint32, v V) error {
 	if a.at(place) == v {
 		return nil
 	}
-	a.left--
+	a.spend(costOperation)
 
 	return a.store(place, v)
 }
@@ -238,23 +325,20 @@ func (a *array[V]) store(place uint32, v V) error {
 
 // clear makes a place empty, of which only cleared may be left.
 func (a *array[V]) clear(place uint32, cleared V) error {
-	a.left--
+	a.spend(costOperation)
 	if err := a.Put(place, cleared); err != nil {
 		return err
 	}
+	a.extend(place)
 	a.have[place] = cleared
 	a.writes.Deletes++
 
 	return nil
 }
 
-// slotsPerOperation is how many slots count as one map operation: to write one is a store
-// in memory, and no system call.
-const slotsPerOperation = 64
-
 // putAll writes values to places in a row.
 func putAll(a *array[uint32], base uint32, values []uint32) error {
-	a.left -= 1 + len(values)/slotsPerOperation
+	a.spend(len(values) * costSlot)
 	for i, v := range values {
 		if place := base + uint32(i); a.at(place) != v {
 			if err := a.store(place, v); err != nil {

@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"bytes"
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -13,6 +15,7 @@ import (
 // plan is what a Service wants in the maps: the rows that follow from its resolution, but
 // for ids and places.
 type plan struct {
+	claimant  *lb.Claimant // as which its frontends are claimed
 	ports     []plannedPort
 	frontends []plannedFrontend // catch-alls last: one refuses what comes after it
 }
@@ -27,7 +30,7 @@ type portName struct {
 // plannedPort is all that a service port id stands for.
 type plannedPort struct {
 	portName
-	backends []plannedBackend
+	backends []plannedBackend // by address
 	pools    []plannedPool
 	ranges   []netip.Prefix // from which its frontends may be dialled
 
@@ -53,13 +56,18 @@ type endpoint struct {
 
 func (e endpoint) addrPort() netip.AddrPort { return netip.AddrPortFrom(e.addr.IP(), e.port) }
 
+func compareEndpoints(a, b endpoint) int {
+	return cmp.Or(bytes.Compare(a.addr.Bytes[:], b.addr.Bytes[:]), cmp.Compare(a.port, b.port))
+}
+
 func endpointOf(a netip.AddrPort) endpoint { return endpoint{maps.AddrOf(a.Addr()), a.Port()} }
 
 // plannedPool is one set of backends, and how to choose among them. Frontends of a service
 // port that agree in both share it.
 type plannedPool struct {
 	settings
-	members []int32 // of the port's backends
+	members []int32 // of the port's backends, ascending
+	table   []int32 // of the port's backends, by hash; nil: it is small, and made when it is needed
 
 	have  *pool // nil: it is not in the maps
 	owned int   // how many of its frontends the Service owns
@@ -83,15 +91,19 @@ type plannedFrontend struct {
 }
 
 // Planned is what one Service wants, ready to be set.
-type Planned struct{ plan plan }
+type Planned struct{ plan *plan }
 
 // PlanOf prepares a resolution for [Reconciler.SetPlanned]. Any goroutine may call it: for a
 // Service of ten thousands of frontends or endpoints it takes too long for the one that owns
 // the Reconciler.
 func PlanOf(res lb.Resolution) Planned { return Planned{planOf(&res)} }
 
-// Room returns how many places it takes, should nothing of it be in the maps.
+// Room returns how many places it takes, should nothing of it be in the maps; none, if
+// nothing was planned.
 func (p Planned) Room() maps.Room {
+	if p.plan == nil {
+		return maps.Room{}
+	}
 	room := maps.Room{Frontends: len(p.plan.frontends), ServicePorts: len(p.plan.ports)}
 	for i := range p.plan.ports {
 		port := &p.plan.ports[i]
@@ -112,7 +124,7 @@ func (p Planned) Room() maps.Room {
 // planOf returns what a Service wants. It takes time in proportion to the resolution: the
 // frontends of a port share their lists, which may be long, and each list is gone through
 // once for a port.
-func planOf(res *lb.Resolution) plan {
+func planOf(res *lb.Resolution) *plan {
 	pl := planner{
 		ports: make(map[portName]int32),
 		lists: make(map[list]int),
@@ -127,8 +139,12 @@ func planOf(res *lb.Resolution) plan {
 		}
 	}
 	pl.planEndpoints(res.Endpoints)
+	for i := range pl.plan.ports {
+		pl.sortBackends(int32(i))
+		pl.plan.ports[i].planTables()
+	}
 
-	return pl.plan
+	return &pl.plan
 }
 
 type planner struct {
@@ -300,9 +316,58 @@ func (pl *planner) planEndpoints(endpoints []lb.EndpointState) {
 	}
 }
 
-// claimsAs reports whether two plans claim the same frontends, in the same order.
+// sortBackends sorts the backends of a port by address, and adapts the lists of them.
+func (pl *planner) sortBackends(port int32) {
+	backends := pl.plan.ports[port].backends
+	order := make([]int32, len(backends))
+	for i := range order {
+		order[i] = int32(i)
+	}
+	compare := func(a, b int32) int { return compareEndpoints(backends[a].endpoint, backends[b].endpoint) }
+	if slices.IsSortedFunc(order, compare) {
+		return
+	}
+	slices.SortFunc(order, compare)
+	sorted, place := make([]plannedBackend, len(backends)), make([]int32, len(backends))
+	for to, from := range order {
+		sorted[to], place[from] = backends[from], int32(to)
+	}
+	copy(backends, sorted)
+	for _, n := range pl.perPort[port].lists {
+		for i, member := range pl.members[n] {
+			pl.members[n][i] = place[member]
+		}
+		slices.Sort(pl.members[n])
+	}
+}
+
+// largeTable is from how many backends on the table of a pool is planned: then it is made
+// beside the goroutine that owns the Reconciler.
+const largeTable = 256
+
+// planTables makes the large tables of a port's pools.
+func (p *plannedPort) planTables() {
+	for i := range p.pools {
+		pool := &p.pools[i]
+		if !Hashes(pool.algorithm) || len(pool.members) < largeTable {
+			continue
+		}
+		addrs := make([]netip.AddrPort, len(pool.members))
+		for i, member := range pool.members {
+			addrs[i] = p.backends[member].addrPort()
+		}
+		table := maglev.Table(addrs)
+		pool.table = make([]int32, len(table))
+		for i, at := range table {
+			pool.table[i] = pool.members[at]
+		}
+	}
+}
+
+// claimsAs reports whether two plans claim the same frontends, in the same order, and with
+// the same precedence.
 func (p *plan) claimsAs(q *plan) bool {
-	return slices.EqualFunc(p.frontends, q.frontends, func(a, b plannedFrontend) bool {
+	return p.claimant.Created.Equal(q.claimant.Created) && slices.EqualFunc(p.frontends, q.frontends, func(a, b plannedFrontend) bool {
 		return a.key == b.key && a.kind == b.kind
 	})
 }

@@ -1,81 +1,259 @@
 package reconcile
 
 import (
-	"errors"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// step is how far a Service is published.
+// step is how far what a Service wants is in the maps. This file goes through them from top
+// to bottom.
 type step uint8
 
 const (
-	publishPorts step = iota // what frontends lead to
-	publishFrontends
-	publishDone
+	claiming            step = iota // what the plan has of frontends is claimed
+	parting                         // ports forget the plan before
+	linking                         // ports and backends that are in the maps are found
+	yielding                        // what the plan before claimed is withdrawn
+	publishingBackends              // ports get their names and backends
+	publishingRanges                // source ranges
+	publishingPools                 // and pools
+	publishingFrontends             // frontends lead to them
+	published
 )
 
-// publish writes what svc wants and the maps do not have, from the bottom up: for each port
-// its name, backends, source ranges and pools, then the frontends that lead to them,
-// catch-alls last. What fails is noted, and the rest goes on. It returns false if it was cut
-// short, because the operations of this Apply are spent: then it goes on where it stopped.
-func (r *Reconciler) publish(svc *service) bool {
-	if svc.step == publishPorts {
-		for ; svc.at < len(svc.plan.ports); svc.at++ {
-			if !r.publishPort(svc, &svc.plan.ports[svc.at]) {
-				return false
-			}
-		}
-		svc.step, svc.at = publishFrontends, 0
+// progress is where publishing goes on, after it was cut short.
+type progress struct {
+	step  step
+	port  int // of the step, where it goes through ports
+	item  int // of the port, or of the step
+	draft *pool
+}
+
+// follow has svc want what is planned, as soon as it may: what was planned before is claimed
+// first. It does as much of that as a slice allows for all that is Set between two Applies.
+func (r *Reconciler) follow(svc *service, next *plan) {
+	if svc.step < publishingBackends {
+		svc.next = next
+	} else {
+		svc.begin(next)
 	}
-	for ; svc.at < len(svc.plan.frontends); svc.at++ {
-		if r.spent() {
+	r.touch(svc)
+	if err := svc.guard(func() { r.publish(svc, publishingBackends) }); err != nil {
+		r.panics = append(r.panics, svc.errorOf([]Failure{{What: "plan", Err: err}}))
+	}
+}
+
+// begin replaces the plan of svc. Its claims are entered before those of the plan before are
+// withdrawn: no other Service gets a frontend in between.
+func (svc *service) begin(next *plan) {
+	svc.former, svc.plan, svc.next = svc.plan, next, nil
+	svc.progress = progress{}
+}
+
+// publish writes what svc wants and the maps do not have, up to a step. Nothing is written
+// until all claims are settled. Then it is written from the bottom up, so that at any
+// moment every frontend leads to backends that exist. What fails is noted, and the rest goes
+// on. It returns false if it was cut short, because the operations of this Apply are
+// spent: then it goes on where it stopped.
+func (r *Reconciler) publish(svc *service, until step) bool {
+	for svc.step < until {
+		done := false
+		switch svc.step {
+		case claiming:
+			done = r.claim(svc)
+		case parting:
+			done = r.part(svc)
+		case linking:
+			done = r.link(svc)
+		case yielding:
+			done = r.yield(svc)
+		case publishingBackends:
+			done = r.publishBackends(svc)
+		case publishingRanges:
+			done = r.publishRanges(svc)
+		case publishingPools:
+			done = r.publishPools(svc)
+		case publishingFrontends:
+			done = r.publishFrontends(svc)
+		}
+		if !done {
 			return false
 		}
-		f := &svc.plan.frontends[svc.at]
-		if err := r.publishFrontend(svc, f); err != nil {
-			svc.fail("frontend "+modelKey(f.key).String(), err)
+		svc.progress = progress{step: svc.step + 1}
+		if svc.step == publishingBackends && svc.next != nil {
+			svc.begin(svc.next)
 		}
 	}
-	svc.step = publishDone
 
 	return true
 }
 
-// publishPort writes what frontends of a service port lead to. Called again after it was cut
-// short, it passes over what it has written. If the Service owns none of the frontends,
-// nothing is written, but for the source ranges of those that could not be taken away yet.
-func (r *Reconciler) publishPort(svc *service, want *plannedPort) bool {
-	if want.owned == 0 {
-		return want.have == nil || !r.restricted(want.have) || r.publishRanges(want)
-	}
-	if want.have == nil {
-		p, err := r.publishName(svc, want.portName)
-		if err != nil {
-			svc.fail("port "+portText(svc.Name, want.portName), err)
+// claim claims the frontends of the plan. Services that gain or lose by that are due. A plan
+// that claims the same as the one before takes over its claims.
+func (r *Reconciler) claim(svc *service) bool {
+	if former := svc.former; svc.item == 0 && former.claimsAs(svc.plan) {
+		svc.plan.claimant, svc.former = former.claimant, nil
+		for i := range former.frontends {
+			if former.frontends[i].owned {
+				r.own(svc.plan, i, true)
+			}
+		}
+		r.spend(len(former.frontends) * costSlot)
 
-			return true
-		}
-		want.have, p.planned = p, want
+		return true
 	}
-	if !r.publishBackends(want) || !r.publishRanges(want) {
-		return false
-	}
-	for i := range want.pools {
-		pool := &want.pools[i]
-		pool.have = nil
-		if pool.owned == 0 {
-			continue
-		}
+	for ; svc.item < len(svc.plan.frontends); svc.item++ {
 		if r.spent() {
 			return false
 		}
-		var err error
-		if pool.have, err = r.publishPool(want, pool); err != nil {
-			svc.fail("pool of "+want.have.String(), err)
-			r.takeOut(want)
+		r.spend(costClaim)
+		f := &svc.plan.frontends[svc.item]
+		r.claims.Add(svc.plan.claimant, svc.item, modelKey(f.key), lb.Kind(f.kind))
+	}
+
+	return true
+}
+
+// moved notes that a Service begins or ceases to own a frontend that it claims. It is due.
+func (r *Reconciler) moved(s *lb.Claimant, number int, owns bool) {
+	svc := r.services[s.Name]
+	of := svc.plan
+	if svc.former != nil && svc.former.claimant == s {
+		of = svc.former
+	}
+	r.own(of, number, owns)
+	if svc.step >= publishingBackends {
+		r.touch(svc)
+	}
+}
+
+// own notes that a Service owns a frontend that it claims, or does not any more.
+func (r *Reconciler) own(of *plan, number int, owns bool) {
+	f := &of.frontends[number]
+	if f.owned == owns {
+		return
+	}
+	f.owned = owns
+	more := 1
+	if !owns {
+		more = -1
+	}
+	p := &of.ports[f.port]
+	p.owned += more
+	p.pools[f.pool].owned += more
+	if p.owned == 0 && p.have != nil {
+		r.sweepLater(p.have)
+	}
+}
+
+// part has the ports of svc in the maps forget what was planned for them. It ends the time
+// in which svc keeps what an earlier agent gave it.
+func (r *Reconciler) part(svc *service) bool {
+	svc.adopted = false
+	for ; svc.item < len(svc.ports); svc.item++ {
+		if r.spent() {
+			return false
 		}
+		r.spend(costLook)
+		p := svc.ports[svc.item]
+		p.planned = nil
+		r.sweepLater(p)
+	}
+
+	return true
+}
+
+// link finds which ports of the plan are in the maps, and which of their backends.
+func (r *Reconciler) link(svc *service) bool {
+	for ; svc.port < len(svc.plan.ports); svc.port++ {
+		if r.spent() {
+			return false
+		}
+		r.spend(costLook)
+		want := &svc.plan.ports[svc.port]
+		p := r.portsByName[fullName{svc, want.portName}]
+		if p == nil {
+			continue
+		}
+		want.have, p.planned = p, want
+		r.arrange(p)
+		r.spend((len(p.backends) + len(want.backends)) * costSlot)
+		have := p.backends
+		for i := range want.backends {
+			b := &want.backends[i]
+			for len(have) > 0 && compareEndpoints(r.endpoint(have[0]), b.endpoint) < 0 {
+				have = have[1:]
+			}
+			if len(have) > 0 && r.endpoint(have[0]) == b.endpoint {
+				b.id = have[0]
+			}
+		}
+	}
+
+	return true
+}
+
+// yield withdraws what the plan before claimed. Frontends that nothing claims any more leave
+// the maps.
+func (r *Reconciler) yield(svc *service) bool {
+	if svc.former == nil {
+		return true
+	}
+	for ; svc.item < len(svc.former.frontends); svc.item++ {
+		if r.spent() {
+			return false
+		}
+		r.spend(costClaim)
+		key := svc.former.frontends[svc.item].key
+		r.claims.Remove(svc.former.claimant, modelKey(key))
+		if to := r.leadsTo(key); to != nil && r.claims.Owner(modelKey(key)) == nil {
+			to.port.svc.leave(key)
+			r.wake(to.port.svc)
+		}
+	}
+	svc.former = nil
+
+	return true
+}
+
+// publishBackends gives the ports of which svc owns a frontend their ids, and writes the
+// backends of their pools. Those that cannot be written are left out of the pools.
+func (r *Reconciler) publishBackends(svc *service) bool {
+	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
+		want := &svc.plan.ports[svc.port]
+		if r.spent() {
+			return false
+		}
+		r.spend(costLook)
+		if want.owned == 0 {
+			continue
+		}
+		if want.have == nil {
+			p, err := r.publishName(svc, want.portName)
+			if err != nil {
+				svc.fail("port "+portText(svc.name, want.portName), err)
+
+				continue
+			}
+			want.have, p.planned = p, want
+		}
+		if svc.item == 0 {
+			r.arrange(want.have)
+		}
+		for ; svc.item < len(want.backends); svc.item++ {
+			if r.spent() {
+				return false
+			}
+			r.spend(costSlot)
+			if b := &want.backends[svc.item]; b.pooled {
+				if err := r.publishBackend(want.have, b); err != nil {
+					svc.fail("backend "+b.addrPort().String(), err)
+				}
+			}
+		}
+		r.arrange(want.have)
 	}
 
 	return true
@@ -100,44 +278,17 @@ func (r *Reconciler) publishName(svc *service, name portName) (*port, error) {
 	return r.addPort(p), nil
 }
 
-// publishBackends writes the backends of a port's pools. Those that cannot be written are
-// left out of the pools.
-func (r *Reconciler) publishBackends(want *plannedPort) bool {
-	p := want.have
-	known := len(p.backends)
-	defer func() {
-		if len(p.backends) > known {
-			r.sortBackends(p.backends)
-		}
-	}()
-	for i := range want.backends {
-		b := &want.backends[i]
-		if !b.pooled {
-			continue
-		}
-		if r.spent() {
-			return false
-		}
-		var err error
-		if b.id != 0 {
-			v := r.backends.at(maps.Index(b.id))
-			v.Flags = b.flags
-			err = r.backends.put(maps.Index(b.id), v)
-		} else if b.id, err = r.publishBackend(p, b); err == nil {
-			p.backends = append(p.backends, b.id)
-		}
-		if err != nil {
-			p.svc.fail("backend "+b.addrPort().String(), err)
-		}
+// publishBackend writes a backend, or its flags if it is in the maps.
+func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
+	if b.id != 0 {
+		v := r.backends.at(maps.Index(b.id))
+		v.Flags = b.flags
+
+		return r.backends.put(maps.Index(b.id), v)
 	}
-
-	return true
-}
-
-func (r *Reconciler) publishBackend(p *port, b *plannedBackend) (uint32, error) {
 	place, err := r.backendPlaces.take()
 	if err != nil {
-		return 0, r.backends.note(err)
+		return r.backends.note(err)
 	}
 	id := r.backendPlaces.id(place)
 	if err = r.backends.note(r.loads.Reserve(int(place) + 1)); err == nil {
@@ -146,120 +297,212 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) (uint32, error) 
 	if err != nil {
 		r.backendPlaces.untake(place)
 
-		return 0, err
+		return err
 	}
 	for int(place) >= len(r.uses) {
-		r.uses = append(r.uses, backendUse{})
+		r.uses = append(r.uses, 0)
 	}
-	r.uses[place] = backendUse{planned: true}
+	r.uses[place] = 0
+	b.id = id
+	p.backends = append(p.backends, id)
 
-	return id, nil
+	return nil
 }
 
-// publishRanges adds to a port's source ranges. When that fails, pools are written
-// nevertheless: they are too narrow then, but never open.
-func (r *Reconciler) publishRanges(want *plannedPort) bool {
-	p := want.have
-	for _, prefix := range want.ranges {
-		key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
-		if _, there := r.sourceRanges.have[key]; there {
-			continue
-		}
+// publishRanges adds source ranges to those of the ports. When that fails, pools are written
+// nevertheless: they are too narrow then, but never open. Ports of which svc owns no frontend
+// get only those of pools that could not be taken away yet.
+func (r *Reconciler) publishRanges(svc *service) bool {
+	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
+		want := &svc.plan.ports[svc.port]
 		if r.spent() {
 			return false
 		}
-		if err := r.sourceRanges.set(key, 1); err != nil {
-			p.svc.fail("source range "+prefix.String(), err)
-		} else {
-			p.ranges = append(p.ranges, key)
+		r.spend(costLook)
+		p := want.have
+		if p == nil || want.owned == 0 && !r.restricted(p) {
+			continue
+		}
+		for ; svc.item < len(want.ranges); svc.item++ {
+			if r.spent() {
+				return false
+			}
+			r.spend(costLook)
+			prefix := want.ranges[svc.item]
+			key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
+			if _, there := r.sourceRanges.have[key]; there {
+				continue
+			}
+			if err := r.sourceRanges.set(key, 1); err != nil {
+				svc.fail("source range "+prefix.String(), err)
+			} else {
+				p.ranges = append(p.ranges, key)
+			}
 		}
 	}
 
 	return true
 }
 
-// publishPool returns the pool with these backends, as far as they are in the maps, and
-// these settings, after writing it if there is none. One that was about to be taken out of
-// the maps stays.
-func (r *Reconciler) publishPool(want *plannedPort, planned *plannedPool) (*pool, error) {
-	p := want.have
+// publishPools writes the pools to which frontends of svc lead, where there are none that
+// are the same.
+func (r *Reconciler) publishPools(svc *service) bool {
+	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
+		want := &svc.plan.ports[svc.port]
+		for ; svc.item < len(want.pools); svc.item, svc.draft = svc.item+1, nil {
+			if r.spent() {
+				return false
+			}
+			r.spend(costLook)
+			pool := &want.pools[svc.item]
+			if svc.draft == nil {
+				pool.have = nil
+				if want.have == nil || pool.owned == 0 {
+					continue
+				}
+			}
+			done, err := r.publishPool(svc, want, pool)
+			if err != nil {
+				pool.have = nil
+				svc.fail("pool of "+want.have.String(), err)
+				r.takeOut(want)
+			} else if !done {
+				return false
+			}
+		}
+	}
+
+	return true
+}
+
+// publishPool makes planned.have the pool with these backends, as far as they are in the
+// maps, and these settings. If there is none, it writes one, to which no frontend leads yet:
+// the slots, those of the table, and the pool. One that was about to be taken out of the maps
+// stays.
+func (r *Reconciler) publishPool(svc *service, want *plannedPort, planned *plannedPool) (bool, error) {
+	if svc.draft == nil {
+		pl, err := r.poolOf(want, planned)
+		if err != nil {
+			return false, err
+		}
+		pl.retired = 0
+		r.sweepLater(pl.port) // in case that no frontend can be made to lead to it
+		planned.have, svc.draft = pl, pl
+	}
+	pl := svc.draft
+	d := pl.draft
+	if d == nil {
+		return true, nil
+	}
+	for d.written < len(d.slots) {
+		if r.spent() {
+			return false, nil
+		}
+		base, end := pl.slots.base, d.members
+		if d.written >= d.members {
+			base, end = pl.table.base-uint32(d.members), len(d.slots)
+		}
+		end = min(end, d.written+costOperation)
+		if err := putAll(&r.slots, base+uint32(d.written), d.slots[d.written:end]); err != nil {
+			return false, err
+		}
+		d.written = end
+	}
+	if err := r.pools.put(pl.id, d.value); err != nil {
+		return false, err
+	}
+	pl.draft = nil
+
+	return true, nil
+}
+
+// poolOf returns the pool as planned, or takes a place and slots for a new one, which is to
+// be written.
+func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, error) {
+	p, s := want.have, planned.settings
 	ids := r.scratch[:0]
 	for _, member := range planned.members {
 		if id := want.backends[member].id; id != 0 {
 			ids = append(ids, id)
 		}
 	}
+	complete := len(ids) == len(planned.members)
 	slices.Sort(ids)
 	r.scratch = ids
-	hashed := Hashes(planned.algorithm) && len(ids) > 0
-	for _, have := range p.pools {
-		if r.isPool(have, ids, planned.settings, hashed) {
-			have.retired = 0
-			r.sweepLater(p) // in case that no frontend can be made to lead to it
+	r.spend(len(ids) * costSlot)
+	hashed := Hashes(s.algorithm) && len(ids) > 0
+	table := func() []uint32 {
+		if planned.table == nil || !complete {
+			return r.tableOf(ids)
+		}
+		table := make([]uint32, len(planned.table))
+		for i, member := range planned.table {
+			table[i] = want.backends[member].id
+		}
 
+		return table
+	}
+	for _, have := range p.pools {
+		members, v := r.members(have)
+		if (settings{v.AffinitySeconds, v.Flags, v.Algorithm}) != s || !slices.Equal(members, ids) || v.TableSize > 0 != hashed {
+			continue
+		}
+		if have.foreign {
+			have.foreign = !slices.Equal(r.slots.have[v.TableBase:v.TableBase+v.TableSize], table())
+		}
+		if !have.foreign {
 			return have, nil
 		}
 	}
-	var table []uint32
+
+	pl, d := &pool{port: p}, &draft{members: len(ids), slots: slices.Clone(ids)}
 	if hashed {
-		table = r.tableOf(ids)
+		d.slots = append(d.slots, table()...)
 	}
-
-	return r.writePool(p, planned.settings, ids, table)
-}
-
-// isPool reports whether a pool in the maps has these settings and backends, and the table
-// that they need.
-func (r *Reconciler) isPool(have *pool, ids []uint32, s settings, hashed bool) bool {
-	members, v := r.members(have)
-	if (settings{v.AffinitySeconds, v.Flags, v.Algorithm}) != s || !slices.Equal(members, ids) || v.TableSize > 0 != hashed {
-		return false
-	}
-	if have.foreign {
-		have.foreign = !slices.Equal(r.slots.have[v.TableBase:v.TableBase+v.TableSize], r.tableOf(ids))
-	}
-
-	return !have.foreign
-}
-
-// writePool writes a pool, which no frontend leads to yet: its slots and its table, then the
-// pool.
-func (r *Reconciler) writePool(p *port, s settings, ids, table []uint32) (*pool, error) {
-	id, err := r.poolPlaces.take()
-	if err != nil {
+	var err error
+	if pl.id, err = r.poolPlaces.take(); err != nil {
 		return nil, r.pools.note(err)
 	}
-	pl := &pool{id: id, port: p}
 	if pl.slots, err = r.spans.take(len(ids)); err == nil {
-		pl.table, err = r.spans.take(len(table))
+		pl.table, err = r.spans.take(len(d.slots) - len(ids))
 	}
-	if r.slots.note(err) == nil {
-		err = errors.Join(putAll(&r.slots, pl.slots.base, ids), putAll(&r.slots, pl.table.base, table))
-	}
-	if err == nil {
-		err = r.pools.put(id, maps.Pool{
-			SlotBase: pl.slots.base, SlotCount: uint32(len(ids)), TableBase: pl.table.base, TableSize: uint32(len(table)),
-			ServicePortId: p.id, AffinitySeconds: s.affinitySeconds, Flags: s.flags, Algorithm: s.algorithm,
-		})
-	}
-	if err != nil {
+	if r.slots.note(err) != nil {
 		r.spans.give(pl.slots)
-		r.spans.give(pl.table)
-		r.poolPlaces.untake(id)
+		r.poolPlaces.untake(pl.id)
 
 		return nil, err
 	}
-	for _, id := range ids {
-		r.uses[maps.Index(id)].pools++
+	d.value = maps.Pool{
+		SlotBase: pl.slots.base, SlotCount: uint32(len(ids)), TableBase: pl.table.base, TableSize: pl.table.count,
+		ServicePortId: p.id, AffinitySeconds: s.affinitySeconds, Flags: s.flags, Algorithm: s.algorithm,
 	}
-	for int(id) >= len(r.poolsByID) {
+	pl.draft = d
+	for _, id := range slices.Compact(ids) {
+		r.uses[maps.Index(id)]++
+	}
+	for int(pl.id) >= len(r.poolsByID) {
 		r.poolsByID = append(r.poolsByID, nil)
 	}
-	r.poolsByID[id] = pl
+	r.poolsByID[pl.id] = pl
 	p.pools = append(p.pools, pl)
-	r.sweepLater(p)
 
 	return pl, nil
+}
+
+// publishFrontends makes the frontends that svc owns lead to their pools, catch-alls last.
+func (r *Reconciler) publishFrontends(svc *service) bool {
+	for ; svc.item < len(svc.plan.frontends); svc.item++ {
+		if r.spent() {
+			return false
+		}
+		r.spend(costLook)
+		f := &svc.plan.frontends[svc.item]
+		if err := r.publishFrontend(svc, f); err != nil {
+			svc.fail("frontend "+modelKey(f.key).String(), err)
+		}
+	}
+
+	return true
 }
 
 // publishFrontend makes a frontend that svc claims lead to its pool, if svc owns it.

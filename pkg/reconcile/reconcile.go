@@ -64,10 +64,10 @@ type Reconciler struct {
 	backends     array[maps.Backend]
 	servicePorts table[uint32, maps.ServicePort]
 	sourceRanges mirror[maps.SourceRangeKey, uint32]
-	addrs        addrs
-	devices      whole[uint32, maps.Device]
-	serviceCIDRs whole[maps.CIDRKey, uint32]
-	localCIDRs   whole[maps.CIDRKey, uint32]
+	addrs        *addrs
+	devices      *whole[uint32, maps.Device]
+	serviceCIDRs *whole[maps.CIDRKey, uint32]
+	localCIDRs   *whole[maps.CIDRKey, uint32]
 	loads        maps.Loads
 	counts       maps.Counts
 
@@ -77,12 +77,13 @@ type Reconciler struct {
 	portPlaces     places
 	spans          spans
 
-	services  map[lb.ServiceName]*service
-	claims    lb.Claims
-	ports     map[uint32]*port // by id
-	poolsByID []*pool
-	uses      []backendUse // by place of a backend
-	broken    map[maps.FrontendKey]string
+	services    map[lb.ServiceName]*service
+	claims      lb.Claims
+	ports       map[uint32]*port // by id
+	portsByName map[fullName]*port
+	poolsByID   []*pool
+	uses        []int32 // by place of a backend: pools that lead to it, or did and are in their grace period
+	broken      map[maps.FrontendKey]string
 
 	due        []*service            // in turn
 	waiting    map[*service]struct{} // until they are tried again
@@ -121,12 +122,14 @@ func New(cfg Config) (*Reconciler, error) {
 		counts:       t.Counts,
 		services:     make(map[lb.ServiceName]*service),
 		ports:        make(map[uint32]*port),
+		portsByName:  make(map[fullName]*port),
 		broken:       make(map[maps.FrontendKey]string),
 		waiting:      make(map[*service]struct{}),
 		blocked:      make(map[*service]struct{}),
 	}
-	r.addrs = newAddrs(newMirror(t.Addrs, m), t.AddrFilter, r.clock)
+	r.addrs = newAddrs(t.Addrs, t.AddrFilter, m, r.clock)
 	r.claims.Moved = r.moved
+	r.left = r.slice * costOperation
 	r.frontendPlaces = places{what: maps.NameFrontends, limit: t.Frontends.Limit}
 	r.poolPlaces = places{what: maps.NamePools, limit: t.Pools.Limit}
 	r.backendPlaces = places{
@@ -160,9 +163,7 @@ func (r *Reconciler) Reserve(room maps.Room) error { return r.tables.Reserve(roo
 // (endpoints included), and is not held on to. Created decides who owns an address that two
 // Services claim.
 func (r *Reconciler) Set(name lb.ServiceName, created time.Time, res lb.Resolution) {
-	svc := r.service(name)
-	svc.wanted = true
-	r.replan(svc, created, func() plan { return planOf(&res) })
+	r.SetPlanned(name, created, PlanOf(res))
 }
 
 // SetPlanned does what Set does with the resolution that was planned. It takes over what
@@ -170,17 +171,16 @@ func (r *Reconciler) Set(name lb.ServiceName, created time.Time, res lb.Resoluti
 func (r *Reconciler) SetPlanned(name lb.ServiceName, created time.Time, planned Planned) {
 	svc := r.service(name)
 	svc.wanted = true
-	r.replan(svc, created, func() plan { return planned.plan })
+	planned.plan.claimant = &lb.Claimant{Name: name, Created: created}
+	r.follow(svc, planned.plan)
 }
 
 // Delete says that a Service is gone; Apply retires what it had.
 func (r *Reconciler) Delete(name lb.ServiceName) {
-	svc := r.services[name]
-	if svc == nil {
-		return
+	if svc := r.services[name]; svc != nil {
+		svc.wanted = false
+		r.follow(svc, &plan{claimant: &lb.Claimant{Name: name}})
 	}
-	svc.wanted = false
-	r.replan(svc, svc.Created, func() plan { return plan{} })
 }
 
 // Prune deletes every adopted Service that has not been Set. Call it once every Service has
@@ -189,30 +189,10 @@ func (r *Reconciler) Delete(name lb.ServiceName) {
 // want is not known.
 func (r *Reconciler) Prune(keep ...lb.ServiceName) {
 	for _, svc := range slices.SortedFunc(stdmaps.Values(r.services), compareServices) {
-		if svc.adopted && !slices.Contains(keep, svc.Name) {
-			r.Delete(svc.Name)
+		if svc.adopted && !svc.wanted && !slices.Contains(keep, svc.name) {
+			r.Delete(svc.name)
 		}
 	}
-}
-
-// replan makes svc want what is planned. If that panics, svc keeps what it wanted
-// before, and fails until the next time.
-func (r *Reconciler) replan(svc *service, created time.Time, want func() plan) {
-	defer func() {
-		if why := recover(); why != nil {
-			svc.unplanned = svc.panic(why)
-			r.touch(svc)
-		}
-	}()
-	svc.unplanned = nil
-	r.carryOut(svc, created, want())
-}
-
-// moved notes that a Service begins or ceases to own a frontend that it claims. It is due.
-func (r *Reconciler) moved(s *lb.Claimant, number int, owns bool) {
-	svc := r.services[s.Name]
-	r.own(svc, number, owns)
-	r.touch(svc)
 }
 
 // PruneAddrs says what flows have dialled: the addresses that a look at all of them has
@@ -272,7 +252,7 @@ func cidrs(prefixes []netip.Prefix) map[maps.CIDRKey]uint32 {
 // should be called again. Services that are due take turns: one for which a slice is not
 // enough goes on when the others had theirs. Errors of full maps wrap [maps.ErrFull].
 func (r *Reconciler) Apply() error {
-	r.left = r.slice
+	r.left = r.slice * costOperation
 	now := r.clock.now()
 	var failed failures
 	if r.free != nil {
@@ -296,6 +276,7 @@ func (r *Reconciler) Apply() error {
 		}
 		failed.add(r.work(svc, now))
 	}
+	r.left = r.slice * costOperation // for what is Set until the next Apply
 
 	return failed.err()
 }
@@ -319,9 +300,18 @@ func (r *Reconciler) Next() (time.Time, bool) {
 
 // touch makes svc due, which may have something to publish, whatever its backoff.
 func (r *Reconciler) touch(svc *service) {
-	svc.dirty, svc.step, svc.at, svc.retry.at = true, publishPorts, 0, 0
+	svc.restart()
+	svc.retry.at = 0
 	delete(r.waiting, svc)
 	r.wake(svc)
+}
+
+// restart has all that svc wants gone through again, once its claims are settled.
+func (svc *service) restart() {
+	svc.dirty = true
+	if svc.step >= publishingBackends {
+		svc.progress = progress{step: publishingBackends}
+	}
 }
 
 // wake makes svc due, which may have something to retire.
@@ -389,27 +379,20 @@ func (r *Reconciler) hasRoom() bool {
 // work brings one Service forward, until it is as planned or the operations of this Apply
 // are spent. A panic is a failure of this Service.
 func (r *Reconciler) work(svc *service, now instant) error {
-	if svc.adopted {
+	if svc.adopted && svc.step >= publishingBackends {
 		return nil
 	}
 	full := svc.dirty && svc.retry.at <= now
-	if full && svc.step == publishPorts && svc.at == 0 {
+	if full && (svc.step < publishingBackends || svc.progress == progress{step: publishingBackends}) {
 		svc.failures, svc.blocked = nil, false
-		if svc.unplanned != nil {
-			svc.fail("plan", svc.unplanned)
-		}
 	}
 	fails, before := svc.fails, len(svc.failures)
-	done := func() (done bool) {
-		defer func() {
-			if why := recover(); why != nil {
-				svc.fail("internal error", svc.panic(why))
-				done = true
-			}
-		}()
-
-		return (!full || r.publish(svc)) && r.withdraw(svc) && r.sweepPorts(svc)
-	}()
+	done := false
+	err := svc.guard(func() { done = (!full || r.publish(svc, published)) && r.withdraw(svc) && r.sweepPorts(svc) })
+	if err != nil {
+		svc.fail("internal error", err)
+		done = true
+	}
 	failed := svc.failures[before:]
 	switch {
 	case !done:
@@ -420,8 +403,8 @@ func (r *Reconciler) work(svc *service, now instant) error {
 		svc.dirty, svc.retry, svc.panicked = false, backoff{}, ""
 		delete(r.blocked, svc)
 	}
-	if done && !svc.dirty && !svc.wanted && len(svc.ports)+len(svc.leaving[0])+len(svc.leaving[1]) == 0 {
-		delete(r.services, svc.Name)
+	if done && !svc.dirty && !svc.wanted && !svc.queued && len(svc.ports)+len(svc.leaving[0])+len(svc.leaving[1]) == 0 {
+		delete(r.services, svc.name)
 	}
 
 	return svc.errorOf(failed)
@@ -429,7 +412,7 @@ func (r *Reconciler) work(svc *service, now instant) error {
 
 // postpone has svc tried again after a while, or when a map has room again that was full.
 func (r *Reconciler) postpone(svc *service, now instant) {
-	svc.dirty, svc.step, svc.at = true, publishPorts, 0
+	svc.restart()
 	svc.retry.fail(now)
 	r.waiting[svc] = struct{}{}
 	if svc.blocked {
@@ -437,15 +420,21 @@ func (r *Reconciler) postpone(svc *service, now instant) {
 	}
 }
 
-// panic returns an error that tells of a panic, with the stack if it is not the same again.
-func (svc *service) panic(why any) error {
-	text := fmt.Sprint(why)
-	if text == svc.panicked {
-		return fmt.Errorf("panic again: %s", text)
-	}
-	svc.panicked = text
+// guard does something for svc. It returns an error that tells of a panic, with the stack if
+// it is not the same again.
+func (svc *service) guard(do func()) (err error) {
+	defer func() {
+		if why := recover(); why != nil {
+			text := fmt.Sprint(why)
+			if err = fmt.Errorf("panic again: %s", text); text != svc.panicked {
+				err = fmt.Errorf("panic: %s\n%s", text, debug.Stack())
+			}
+			svc.panicked = text
+		}
+	}()
+	do()
 
-	return fmt.Errorf("panic: %s\n%s", text, debug.Stack())
+	return nil
 }
 
 // Failed writes are tried again after firstRetry, then after twice as long each time, up to

@@ -59,13 +59,13 @@ func (r *Reconciler) EndGrace() {
 // Apply are for changes.
 func (r *Reconciler) reuse() {
 	q := &r.retirement
-	for q.over > 0 && r.left > r.slice/2 {
+	for q.over > 0 && r.left > r.slice*costOperation/2 {
 		do := q.queue[0]
 		q.queue[0] = nil
 		q.queue = q.queue[1:]
 		q.over--
 		q.begun = max(q.begun-1, 0)
-		r.left--
+		r.spend(costOperation)
 		if r.after(do) != nil {
 			r.later(do)
 		}
@@ -97,6 +97,7 @@ func (r *Reconciler) withdraw(svc *service) bool {
 
 				return false
 			}
+			r.spend(costLook)
 			key := svc.leaving[which][0]
 			svc.leaving[which] = svc.leaving[which][1:]
 			if err := r.withdrawFrontend(svc, key); err != nil {
@@ -111,9 +112,14 @@ func (r *Reconciler) withdraw(svc *service) bool {
 }
 
 // withdrawFrontend deletes a frontend, unless a Service claims it again or it is another
-// Service's meanwhile.
+// Service's meanwhile. One that waited for it, because svc kept what an earlier agent gave
+// it, is due.
 func (r *Reconciler) withdrawFrontend(svc *service, key maps.FrontendKey) error {
-	if r.claims.Owner(modelKey(key)) != nil {
+	if owner := r.claims.Owner(modelKey(key)); owner != nil {
+		if to := r.leadsTo(key); owner.Name != svc.name && (to == nil || to.port.svc == svc) {
+			r.touch(r.services[owner.Name])
+		}
+
 		return nil
 	}
 	if _, broken := r.broken[key]; broken {
@@ -192,6 +198,7 @@ func (r *Reconciler) retirePool(pl *pool) {
 			return nil
 		}
 		backends := r.backendsOf(pl)
+		r.spend(len(backends) * costSlot)
 		if err := r.pools.clear(pl.id, maps.Pool{}); err != nil {
 			return err
 		}
@@ -226,7 +233,7 @@ func holds(ids []uint32, id uint32) bool {
 // unuse notes that a pool does not lead to these backends any more.
 func (r *Reconciler) unuse(ids []uint32) {
 	for _, id := range ids {
-		r.uses[maps.Index(id)].pools--
+		r.uses[maps.Index(id)]--
 	}
 }
 
@@ -245,6 +252,7 @@ func (r *Reconciler) sweepPorts(svc *service) bool {
 	var failed []*port
 	for len(svc.sweep) > 0 && !r.spent() {
 		p := svc.sweep[0]
+		r.spend(costLook)
 		before := svc.fails
 		if !r.sweepPort(p) {
 			break
@@ -303,13 +311,27 @@ func (r *Reconciler) sweepPort(p *port) bool {
 	return true
 }
 
-// sweepBackends clears the ids of p's backends that are in no pool and not planned: whoever
-// remembers one finds that it is gone. Their places are free after the grace period.
+// sweepBackends clears the ids of p's backends that are in no pool and not planned: a program
+// that remembers one finds that it is gone. Their places are free after the grace period.
 func (r *Reconciler) sweepBackends(p *port) bool {
+	r.arrange(p)
+	r.spend(len(p.backends) * costSlot)
+	var planned []plannedBackend // of the port's backends, those that are in the maps, in the same order
+	if p.planned != nil {
+		planned = p.planned.backends
+	}
 	kept := p.backends[:0]
+	defer func() {
+		if p.arranged = len(p.backends); p.arranged == 0 {
+			p.backends = nil
+		}
+	}()
 	for i, id := range p.backends {
+		for len(planned) > 0 && (planned[0].id == 0 || planned[0].id != id && compareEndpoints(planned[0].endpoint, r.endpoint(id)) < 0) {
+			planned = planned[1:]
+		}
 		place := maps.Index(id)
-		if use := r.uses[place]; use.pools > 0 || use.planned {
+		if r.uses[place] > 0 || len(planned) > 0 && planned[0].id == id {
 			kept = append(kept, id)
 
 			continue
@@ -333,9 +355,7 @@ func (r *Reconciler) sweepBackends(p *port) bool {
 		}
 		r.freeBackend(place)
 	}
-	if p.backends = kept; len(kept) == 0 {
-		p.backends = nil
-	}
+	p.backends = kept
 
 	return true
 }

@@ -1,12 +1,10 @@
 package reconcile
 
 import (
-	"bytes"
 	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -19,27 +17,28 @@ var nameless = lb.ServiceName{}
 
 // service is one Service: what it wants, and what of it is in the maps.
 type service struct {
-	lb.Claimant
+	name    lb.ServiceName
 	wanted  bool // it was Set, and not deleted since
-	adopted bool // found in the maps, and neither Set nor deleted yet
+	adopted bool // found in the maps, and nothing else is claimed for it yet
 
-	plan  plan
+	plan   *plan // what it has or gets
+	former *plan // what it had before, until its claims are withdrawn
+	next   *plan // what it wants as soon as all that plan claims is settled; nil: plan
+	progress
+
 	ports []*port // in the maps
 	// leaving are frontends in the maps that no Service may claim any more: catch-alls,
 	// which go first, and others.
 	leaving [2][]maps.FrontendKey
 	sweep   []*port // that may have something that nothing needs any more
 
-	dirty     bool // the maps are not as planned
-	step      step // where publishing goes on
-	at        int  // in that step
-	queued    bool // in the queue of those that are due
-	retry     backoff
-	failures  []Failure
-	fails     int    // how often anything failed; the same again is in failures once
-	blocked   bool   // a map was full
-	unplanned error  // why the last resolution could not be planned
-	panicked  string // of which the stack was told
+	dirty    bool // the maps are not as planned
+	queued   bool // in the queue of those that are due
+	retry    backoff
+	failures []Failure
+	fails    int    // how often anything failed; the same again is in failures once
+	blocked  bool   // a map was full
+	panicked string // of which the stack was told
 }
 
 // port is one service port in one family, in the maps.
@@ -52,7 +51,8 @@ type port struct {
 	sweeps  bool // in svc.sweep
 	planned *plannedPort
 
-	backends []uint32 // ids, sorted by address
+	backends []uint32 // ids
+	arranged int      // how many of them are sorted by address; see arrange
 	pools    []*pool
 	ranges   []maps.SourceRangeKey
 }
@@ -63,40 +63,56 @@ type pool struct {
 	port      *port
 	slots     span // may be longer than the pool, if backends were taken out
 	table     span
-	foreign   bool // the table is not known to be what this agent would write
-	frontends int  // that lead to it
+	foreign   bool   // the table is not known to be what this agent would write
+	frontends int    // that lead to it
+	draft     *draft // nil: it is written
 	// retired is which retirement takes the pool out of the maps, after a grace period;
 	// zero: none.
 	retired uint64
 }
 
-// backendUse is what a backend in the maps is needed for.
-type backendUse struct {
-	pools   int32 // slots of pools that lead to it, or did and are in their grace period
-	planned bool
+// draft is a pool that is being written. Nothing leads to it yet.
+type draft struct {
+	value   maps.Pool
+	slots   []uint32 // the backends, then the table
+	members int      // how many of these are the backends
+	written int
+}
+
+// fullName identifies a port among those of all Services.
+type fullName struct {
+	svc *service
+	portName
 }
 
 // service returns the Service with this name, after making it if need be.
 func (r *Reconciler) service(name lb.ServiceName) *service {
 	svc := r.services[name]
 	if svc == nil {
-		svc = &service{Claimant: lb.Claimant{Name: name}}
+		svc = &service{name: name, plan: &plan{claimant: &lb.Claimant{Name: name}}, progress: progress{step: published}}
 		r.services[name] = svc
 	}
 
 	return svc
 }
 
+// addPort enters a port. Of two that have one name, only the first can be planned.
 func (r *Reconciler) addPort(p *port) *port {
 	p.number = len(p.svc.ports)
 	p.svc.ports = append(p.svc.ports, p)
 	r.ports[p.id] = p
+	if name := (fullName{p.svc, p.portName}); r.portsByName[name] == nil {
+		r.portsByName[name] = p
+	}
 
 	return p
 }
 
 func (r *Reconciler) removePort(p *port) {
 	delete(r.ports, p.id)
+	if name := (fullName{p.svc, p.portName}); r.portsByName[name] == p {
+		delete(r.portsByName, name)
+	}
 	ports := p.svc.ports
 	last := ports[len(ports)-1]
 	ports[p.number], last.number = last, p.number
@@ -104,118 +120,13 @@ func (r *Reconciler) removePort(p *port) {
 	p.svc.ports = ports[:len(ports)-1]
 }
 
-// carryOut makes svc want what is planned. Nothing is written.
-func (r *Reconciler) carryOut(svc *service, created time.Time, want plan) {
-	r.release(svc)
-	before := svc.plan
-	changed := r.claim(svc, created, want)
-	ports := make(map[portName]*port, len(svc.ports))
-	for _, p := range svc.ports {
-		if ports[p.portName] == nil { // the first, if the maps had two
-			ports[p.portName] = p
-		}
-		p.planned = nil
-		for _, id := range p.backends {
-			r.uses[maps.Index(id)].planned = false
-		}
-		r.sweepLater(p)
-	}
-	for i := range svc.plan.ports {
-		planned := &svc.plan.ports[i]
-		if planned.have = ports[planned.portName]; planned.have == nil {
-			continue
-		}
-		planned.have.planned = planned
-		for j := range planned.backends {
-			b := &planned.backends[j]
-			if at, ok := r.search(planned.have.backends, b.endpoint); ok {
-				b.id = planned.have.backends[at]
-				r.uses[maps.Index(b.id)].planned = true
-			}
-		}
-	}
-	if changed {
-		for i := range before.frontends {
-			r.leaveIfUnclaimed(before.frontends[i].key)
-		}
-	}
-	r.touch(svc)
-}
-
-// claim has svc claim the frontends of its new plan. Services that gain or lose by that are
-// due. It reports whether svc may not claim all any more that it did before.
-func (r *Reconciler) claim(svc *service, created time.Time, want plan) bool {
-	before := svc.plan
-	if created.Equal(svc.Created) && before.claimsAs(&want) {
-		svc.plan = want
-		for i := range before.frontends {
-			if before.frontends[i].owned {
-				r.own(svc, i, true)
-			}
-		}
-
-		return false
-	}
-	for i := range before.frontends {
-		r.claims.Remove(&svc.Claimant, modelKey(before.frontends[i].key))
-	}
-	svc.plan, svc.Created = want, created
-	for i := range want.frontends {
-		r.claims.Add(&svc.Claimant, i, modelKey(want.frontends[i].key), lb.Kind(want.frontends[i].kind))
-	}
-
-	return true
-}
-
-// own notes that svc owns a frontend that it claims, or does not any more.
-func (r *Reconciler) own(svc *service, number int, owns bool) {
-	f := &svc.plan.frontends[number]
-	if f.owned == owns {
-		return
-	}
-	f.owned = owns
-	more := 1
-	if !owns {
-		more = -1
-	}
-	p := &svc.plan.ports[f.port]
-	p.owned += more
-	p.pools[f.pool].owned += more
-	if p.owned == 0 && p.have != nil {
-		r.sweepLater(p.have)
-	}
-}
-
-// leaveIfUnclaimed has a frontend in the maps that no Service claims leave them.
-func (r *Reconciler) leaveIfUnclaimed(key maps.FrontendKey) {
-	if owner := r.leadsTo(key); owner != nil && r.claims.Owner(modelKey(key)) == nil {
-		r.leave(owner.port.svc, key)
-		r.wake(owner.port.svc)
-	}
-}
-
-func (r *Reconciler) leave(svc *service, key maps.FrontendKey) {
+// leave has a frontend in the maps leave them.
+func (svc *service) leave(key maps.FrontendKey) {
 	when := 1
 	if isCatchAll(key) {
 		when = 0
 	}
 	svc.leaving[when] = append(svc.leaving[when], key)
-}
-
-// release ends the time in which svc keeps what an earlier agent gave it. Services that
-// waited for a frontend of it are due.
-func (r *Reconciler) release(svc *service) {
-	if !svc.adopted {
-		return
-	}
-	svc.adopted = false
-	for _, keys := range svc.leaving {
-		for _, key := range keys {
-			if owner := r.claims.Owner(modelKey(key)); owner != nil && owner != &svc.Claimant {
-				r.touch(r.services[owner.Name])
-			}
-		}
-	}
 }
 
 // leadsTo returns the pool that a frontend in the maps leads to, or nil.
@@ -230,19 +141,11 @@ func (r *Reconciler) leadsTo(key maps.FrontendKey) *pool {
 
 // holder returns the adopted Service that keeps a frontend until it is Set or pruned, or nil.
 func (r *Reconciler) holder(key maps.FrontendKey) *service {
-	if to := r.leadsTo(key); to != nil && to.port.svc.adopted && to.port.svc.Name != nameless {
+	if to := r.leadsTo(key); to != nil && to.port.svc.adopted && to.port.svc.name != nameless {
 		return to.port.svc
 	}
 
 	return nil
-}
-
-// search returns where among backends, which are sorted by address, the one that answers
-// there is, or belongs.
-func (r *Reconciler) search(backends []uint32, at endpoint) (int, bool) {
-	return slices.BinarySearchFunc(backends, at, func(id uint32, at endpoint) int {
-		return compareEndpoints(r.endpoint(id), at)
-	})
 }
 
 func (r *Reconciler) endpoint(id uint32) endpoint {
@@ -251,19 +154,37 @@ func (r *Reconciler) endpoint(id uint32) endpoint {
 	return endpoint{b.Addr, maps.Port(b.Port)}
 }
 
-func compareEndpoints(a, b endpoint) int {
-	return cmp.Or(bytes.Compare(a.addr.Bytes[:], b.addr.Bytes[:]), cmp.Compare(a.port, b.port))
-}
-
-func (r *Reconciler) sortBackends(ids []uint32) {
-	slices.SortFunc(ids, func(a, b uint32) int {
+// arrange sorts the backends of p by address: those that were added since the last time, and
+// them among the others.
+func (r *Reconciler) arrange(p *port) {
+	if p.arranged == len(p.backends) {
+		return
+	}
+	compare := func(a, b uint32) int {
 		return cmp.Or(compareEndpoints(r.endpoint(a), r.endpoint(b)), cmp.Compare(a, b))
-	})
+	}
+	old, added := p.backends[:p.arranged], p.backends[p.arranged:]
+	slices.SortFunc(added, compare)
+	r.spend(len(p.backends) * costSlot)
+	merged := make([]uint32, 0, len(p.backends))
+	for len(old) > 0 && len(added) > 0 {
+		from := &old
+		if compare(added[0], old[0]) < 0 {
+			from = &added
+		}
+		merged = append(merged, (*from)[0])
+		*from = (*from)[1:]
+	}
+	p.backends = append(append(merged, old...), added...)
+	p.arranged = len(p.backends)
 }
 
 // members returns the backends in the slots of a pool, ascending by id, and value what the
-// array of pools has of it.
+// array of pools has of it, or will have.
 func (r *Reconciler) members(pl *pool) (ids []uint32, value maps.Pool) {
+	if d := pl.draft; d != nil {
+		return d.slots[:d.members], d.value
+	}
 	value = r.pools.at(pl.id)
 	if value.SlotCount == 0 {
 		return nil, value
@@ -301,15 +222,15 @@ func (r *Reconciler) restricted(p *port) bool {
 
 // mayBeUDP reports whether connected UDP sockets may have dialled p. Of a port without a
 // name, nothing is known.
-func (p *port) mayBeUDP() bool { return p.protocol == lb.UDP || p.svc.Name == nameless }
+func (p *port) mayBeUDP() bool { return p.protocol == lb.UDP || p.svc.name == nameless }
 
 // label is what service_ports has at p's id.
 func (p *port) label() maps.ServicePort {
-	return maps.ServicePortOf(p.svc.Name.Namespace, p.svc.Name.Name, p.name, uint8(p.protocol), uint8(p.family))
+	return maps.ServicePortOf(p.svc.name.Namespace, p.svc.name.Name, p.name, uint8(p.protocol), uint8(p.family))
 }
 
 func compareNames(a, b lb.ServiceName) int {
 	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }
 
-func compareServices(a, b *service) int { return compareNames(a.Name, b.Name) }
+func compareServices(a, b *service) int { return compareNames(a.name, b.name) }

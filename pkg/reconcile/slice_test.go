@@ -62,11 +62,11 @@ func TestSlices(t *testing.T) {
 		rounds, at := 0, 0
 		heavy := r.services[h.svc.Name]
 		for {
-			if heavy.step == publishFrontends && heavy.dirty {
-				if heavy.at < at {
-					t.Fatalf("%s: goes on at frontend %d, was at %d", step.name, heavy.at, at)
+			if heavy.step == publishingFrontends && heavy.dirty {
+				if heavy.item < at {
+					t.Fatalf("%s: goes on at frontend %d, was at %d", step.name, heavy.item, at)
 				}
-				at = heavy.at
+				at = heavy.item
 			}
 			next, ok := r.Next()
 			if !ok && len(r.retirement.queue) == 0 {

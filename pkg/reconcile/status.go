@@ -85,7 +85,7 @@ func (r *Reconciler) adopts() bool {
 // status returns the status of one Service. It takes a look at frontends that it does not
 // own, and at the others only if a Service that was adopted may keep them.
 func (r *Reconciler) status(svc *service, adopts bool) Status {
-	s := Status{Service: svc.Name, Programmed: !svc.dirty, Failures: svc.failures}
+	s := Status{Service: svc.name, Programmed: !svc.dirty, Failures: svc.failures}
 	if svc.dirty && svc.retry.at > 0 {
 		s.Retry = r.clock.time(svc.retry.at)
 	}
@@ -96,9 +96,9 @@ func (r *Reconciler) status(svc *service, adopts bool) Status {
 		key := svc.plan.frontends[i].key
 		owner := r.claims.Owner(modelKey(key))
 		if holder := r.holder(key); holder != nil {
-			owner = &holder.Claimant
+			owner = holder.plan.claimant
 		}
-		if owner != nil && owner != &svc.Claimant {
+		if owner != nil && owner.Name != svc.name {
 			s.Lost = append(s.Lost, Loss{Frontend: modelKey(key), Owner: owner.Name})
 		}
 	}
@@ -218,7 +218,7 @@ func (svc *service) errorOf(failed []Failure) error {
 		errs[i] = f
 	}
 
-	return fmt.Errorf("service %s: %w", svc.Name, errors.Join(errs...))
+	return fmt.Errorf("service %s: %w", svc.name, errors.Join(errs...))
 }
 
 // maxErrors is how many errors one Apply spells out.

@@ -175,4 +175,4 @@ func portText(service lb.ServiceName, name portName) string {
 	return fmt.Sprintf("%s/%s %s", full, name.protocol, name.family)
 }
 
-func (p *port) String() string { return portText(p.svc.Name, p.portName) }
+func (p *port) String() string { return portText(p.svc.name, p.portName) }
