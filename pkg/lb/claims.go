@@ -19,7 +19,8 @@ type Claimant struct {
 //
 // The zero value is ready, once Moved is set.
 type Claims struct {
-	// Moved is called when a Service begins or ceases to own what it claims by this number.
+	// Moved is called when a Service begins or ceases to own what it claims by this number. If
+	// it panics, nothing has changed, and the same may be done again.
 	Moved func(s *Claimant, number int, owns bool)
 
 	first  map[FrontendKey]contender
@@ -67,22 +68,20 @@ func (c *Claims) Add(s *Claimant, number int, key FrontendKey, kind Kind) {
 	}
 	added := contender{s, int32(number), kindRank(kind)}
 	owner, claimed := c.first[key]
-	switch {
-	case !claimed:
-		c.first[key] = added
-	case owner.Name == s.Name && owner.Claimant != s && c.precedes(added, key):
-		c.first[key] = added
-		c.Moved(owner.Claimant, int(owner.number), false)
-	case added.compare(owner) < 0:
-		c.first[key] = added
-		c.wait(key, owner)
-		c.Moved(owner.Claimant, int(owner.number), false)
-	default:
+	takesPlace := claimed && owner.Name == s.Name && owner.Claimant != s && c.precedes(added, key)
+	if claimed && !takesPlace && added.compare(owner) >= 0 {
 		c.wait(key, added)
 
 		return
 	}
+	if claimed {
+		c.Moved(owner.Claimant, int(owner.number), false)
+	}
 	c.Moved(s, number, true)
+	if claimed && !takesPlace {
+		c.wait(key, owner)
+	}
+	c.first[key] = added
 }
 
 // precedes reports whether a claim is better than all that wait for a frontend.
@@ -107,24 +106,19 @@ func (c *Claims) Remove(s *Claimant, key FrontendKey) {
 	waiting := c.others[key]
 	if len(waiting) > 0 {
 		waiting = slices.DeleteFunc(waiting, func(w contender) bool { return w.Claimant == s })
-	}
-	lost := owner.Claimant == s
-	switch {
-	case lost && len(waiting) > 0:
-		c.first[key], waiting = waiting[0], waiting[1:]
-	case lost:
-		delete(c.first, key)
-	}
-	if len(waiting) > 0 {
 		c.others[key] = waiting
-	} else {
-		delete(c.others, key)
 	}
-	if lost {
+	if owner.Claimant == s {
 		c.Moved(s, int(owner.number), false)
-		if next, claimed := c.first[key]; claimed {
-			c.Moved(next.Claimant, int(next.number), true)
+		if len(waiting) == 0 {
+			delete(c.first, key)
+		} else {
+			c.Moved(waiting[0].Claimant, int(waiting[0].number), true)
+			c.first[key], waiting = waiting[0], waiting[1:]
 		}
+	}
+	if c.others[key] = waiting; len(waiting) == 0 {
+		delete(c.others, key)
 	}
 }
 

@@ -1,9 +1,7 @@
 package reconcile
 
 import (
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -12,67 +10,34 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/heavy"
 )
 
-// heavy is a Service as large as an object can make it, with its slices.
-type heavy struct {
-	svc    lb.Service
-	slices []*lb.EndpointSlice
+// life is that of a Service as large as an object can be.
+type life struct{ *heavy.Service }
+
+func newHeavy(ports, ranges, externalIPs, endpoints int) life {
+	return life{heavy.New(ports, ranges, externalIPs, endpoints)}
 }
 
-// newHeavy returns a Service of one load balancer with so many of each.
-// Endpoints come in slices of 1,000, which is what the API allows.
-func newHeavy(ports, ranges, externalIPs, endpoints int) *heavy {
-	h := &heavy{svc: lb.Service{
-		Name:          lb.ServiceName{Namespace: "default", Name: "heavy"},
-		Type:          lb.LoadBalancer,
-		ClusterIPs:    []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-		Families:      []lb.Family{lb.IPv4},
-		LoadBalancers: []lb.LoadBalancerIP{{Addr: netip.MustParseAddr("192.0.2.1")}},
-	}}
-	number := func(net byte, i int) netip.Addr {
-		var addr [4]byte
-		binary.BigEndian.PutUint32(addr[:], uint32(net)<<24|uint32(i))
-
-		return netip.AddrFrom4(addr)
-	}
-	var slicePorts []lb.EndpointPort
-	for i := range ports {
-		name := fmt.Sprint("port-", i)
-		h.svc.Ports = append(h.svc.Ports, lb.ServicePort{Name: name, Protocol: lb.TCP, Port: uint16(1 + i)})
-		slicePorts = append(slicePorts, lb.EndpointPort{Name: name, Protocol: lb.TCP, Port: uint16(1 + i)})
-	}
-	for i := range ranges {
-		h.svc.SourceRanges = append(h.svc.SourceRanges, netip.PrefixFrom(number(100, 256*i), 24))
-	}
-	for i := range externalIPs {
-		h.svc.ExternalIPs = append(h.svc.ExternalIPs, number(20, i))
-	}
-	for i := range endpoints {
-		if i%1000 == 0 {
-			h.slices = append(h.slices, &lb.EndpointSlice{
-				Name:    lb.SliceName{Namespace: "default", Name: fmt.Sprintf("heavy-%05d", i)},
-				Service: h.svc.Name, Family: lb.IPv4, Ports: slicePorts,
-			})
-		}
-		last := h.slices[len(h.slices)-1]
-		last.Endpoints = append(last.Endpoints, lb.Endpoint{Addr: number(10, 2*i), Ready: true, Serving: true})
+func (h life) resolve() lb.Resolution {
+	var all []*lb.EndpointSlice
+	for i := range h.Slices {
+		all = append(all, &h.Slices[i])
 	}
 
-	return h
+	return lb.Resolve(&h.Service.Service, all, &lb.Node{Name: "n1"})
 }
-
-func (h *heavy) resolve() lb.Resolution { return lb.Resolve(&h.svc, h.slices, &lb.Node{Name: "n1"}) }
 
 // moveEndpoint gives the first endpoint another address.
-func (h *heavy) moveEndpoint() {
-	e := &h.slices[0].Endpoints[0]
+func (h life) moveEndpoint() {
+	e := &h.Slices[0].Endpoints[0]
 	e.Addr = e.Addr.Next()
 }
 
 // moveEndpoints gives all endpoints another address, each between two others.
-func (h *heavy) moveEndpoints() {
-	for _, slice := range h.slices {
+func (h life) moveEndpoints() {
+	for _, slice := range h.Slices {
 		for i := range slice.Endpoints {
 			slice.Endpoints[i].Addr = slice.Endpoints[i].Addr.Next()
 		}
@@ -80,20 +45,20 @@ func (h *heavy) moveEndpoints() {
 }
 
 // moveRanges replaces all source ranges.
-func (h *heavy) moveRanges() {
-	for i, p := range h.svc.SourceRanges {
-		h.svc.SourceRanges[i] = netip.PrefixFrom(p.Addr(), 25)
+func (h life) moveRanges() {
+	for i, p := range h.SourceRanges {
+		h.SourceRanges[i] = netip.PrefixFrom(p.Addr(), 25)
 	}
 }
 
 // live takes h through its life, and calls took after each step.
-func (h *heavy) live(t testing.TB, took func(step string)) {
+func (h life) live(t testing.TB, took func(step string)) {
 	clock := newTestClock()
 	tables := maps.NewFakes(1 << 25).Tables
 	r := mustNew(t, tables, clock)
 	var res lb.Resolution
 	program := func() {
-		r.Set(h.svc.Name, time.Time{}, res)
+		r.Set(h.Name, time.Time{}, res)
 		mustApply(t, r)
 		settle(t, r, clock)
 	}
@@ -120,14 +85,14 @@ func (h *heavy) live(t testing.TB, took func(step string)) {
 	took("")
 	program()
 	took("again")
-	if len(h.svc.SourceRanges) > 0 {
+	if len(h.SourceRanges) > 0 {
 		h.moveRanges()
 		res = h.resolve()
 		took("")
 		program()
 		took("ranges")
-		open := *h
-		open.svc.SourceRanges = nil
+		open := life{&heavy.Service{Service: h.Service.Service, Slices: h.Slices}}
+		open.SourceRanges = nil
 		res = open.resolve()
 		took("")
 		program()
@@ -136,7 +101,7 @@ func (h *heavy) live(t testing.TB, took func(step string)) {
 		program()
 		took("")
 	}
-	r.Delete(h.svc.Name)
+	r.Delete(h.Name)
 	mustApply(t, r)
 	settle(t, r, clock)
 	took("delete")
@@ -187,7 +152,7 @@ func TestHeavyServiceWithoutRoom(t *testing.T) {
 	res := h.resolve()
 
 	begin := processorTime(t)
-	r.Set(h.svc.Name, time.Time{}, res)
+	r.Set(h.Name, time.Time{}, res)
 	if err := r.Apply(); !errors.Is(err, maps.ErrFull) {
 		t.Errorf("Apply: %v, want a full map", err)
 	}
@@ -199,7 +164,7 @@ func TestHeavyServiceWithoutRoom(t *testing.T) {
 			t.Fatalf("%s leads to %d backends, want 2500", modelKey(key), v.SlotCount)
 		}
 	}
-	r.Delete(h.svc.Name)
+	r.Delete(h.Name)
 	settle(t, r, clock)
 	if left := r.Counters().Fill[maps.NameBackends].Used; left > 0 {
 		t.Errorf("%d backends are left", left)

@@ -14,7 +14,7 @@ type meter struct{ left int }
 
 const (
 	costOperation = 64 // a system call
-	costClaim     = 16 // a claim to a frontend that is entered or withdrawn
+	costClaim     = 48 // a claim to a frontend that is entered or withdrawn
 	costLook      = 8  // a look at something that may be as it should be
 	costSlot      = 1  // a store in memory
 )

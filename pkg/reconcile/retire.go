@@ -315,7 +315,7 @@ func (r *Reconciler) sweepPort(p *port) bool {
 // that remembers one finds that it is gone. Their places are free after the grace period.
 func (r *Reconciler) sweepBackends(p *port) bool {
 	r.arrange(p)
-	r.spend(len(p.backends) * costSlot)
+	defer r.spend(len(p.backends) * costSlot)
 	var planned []plannedBackend // of the port's backends, those that are in the maps, in the same order
 	if p.planned != nil {
 		planned = p.planned.backends

@@ -47,10 +47,10 @@ func TestSlices(t *testing.T) {
 	}{
 		{"published", func() {}},
 		{"switched", h.moveEndpoint},
-		{"retired", func() { h.svc.ClusterIPs = nil }},
+		{"retired", func() { h.ClusterIPs = nil }},
 	} {
 		step.change()
-		r.Set(h.svc.Name, time.Time{}, h.resolve())
+		r.Set(h.Name, time.Time{}, h.resolve())
 		apply()
 		_, res := clusterIP(7, 3, len(step.name))
 		r.Set(other, time.Time{}, res)
@@ -60,7 +60,7 @@ func TestSlices(t *testing.T) {
 			t.Errorf("%s: the other Service waits for more than a slice", step.name)
 		}
 		rounds, at := 0, 0
-		heavy := r.services[h.svc.Name]
+		heavy := r.services[h.Name]
 		for {
 			if heavy.step == publishingFrontends && heavy.dirty {
 				if heavy.item < at {
@@ -95,12 +95,145 @@ func TestSlices(t *testing.T) {
 		if at == 0 && step.name != "retired" {
 			t.Errorf("%s: never cut short", step.name)
 		}
-		if status, _ := r.Status(h.svc.Name); !status.Programmed || rounds < 50_000/slice {
+		if status, _ := r.Status(h.Name); !status.Programmed || rounds < 50_000/slice {
 			t.Errorf("%s: programmed is %v after %d slices", step.name, status.Programmed, rounds)
 		}
 	}
 	if used := r.Counters().Fill[maps.NameFrontends].Used; used != 4 {
 		t.Errorf("%d frontends are left, want 4", used)
+	}
+}
+
+// Whatever a Service is, and whatever becomes of it, no Set and no Apply does more than a slice:
+// not in the maps, not in the slots, which take no system call, and not with claims, for which
+// nothing is written at all.
+func TestPiecesAreSmall(t *testing.T) {
+	const slice = 100
+	for _, test := range []struct {
+		name                          string
+		ports, externalIPs, endpoints int
+		algorithm                     lb.Algorithm
+	}{
+		{"many addresses", 1, 10_000, 2, lb.Random},
+		{"many ports", 5000, 0, 2, lb.Random},
+		{"many endpoints", 1, 0, 30_000, lb.Random},
+		{"a large table", 1, 0, 5000, lb.Maglev},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			fakes, clock := maps.NewFakes(1<<20), newTestClock()
+			r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: slice})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var operations, slots, claims int
+			fakes.Observe(func(table, _ string) error {
+				if table == maps.NameSlots {
+					slots++
+				} else {
+					operations++
+				}
+
+				return nil
+			}, nil)
+			moved := r.claims.Moved
+			r.claims.Moved = func(s *lb.Claimant, number int, owns bool) {
+				claims++
+				moved(s, number, owns)
+			}
+			most := 0
+			piece := func(do func()) {
+				t.Helper()
+				operations, slots, claims = 0, 0, 0
+				do()
+				// In the time of an operation, 64 slots are written, or claims move three times.
+				units := 64*operations + slots + 22*claims
+				if most = max(most, units); units > 64*(slice+20) {
+					t.Fatalf("%d map operations, %d slots and %d claims in one piece", operations, slots, claims)
+				}
+			}
+			pieces := 0
+			finish := func() {
+				t.Helper()
+				for at, ok := r.Next(); ok || r.Retired(); at, ok = r.Next() {
+					if ok && at.After(clock.now) {
+						t.Fatal("something failed")
+					}
+					if !ok {
+						r.BeginGrace()
+						r.EndGrace()
+					}
+					piece(func() { mustApply(t, r) })
+					pieces++
+				}
+			}
+			h := newHeavy(test.ports, 0, test.externalIPs, test.endpoints)
+			h.Algorithm = test.algorithm
+			for _, change := range []func(){
+				func() {},
+				h.moveEndpoint,
+				h.moveEndpoints,
+				func() { h.ExternalIPs = h.ExternalIPs[:len(h.ExternalIPs)/2] },
+			} {
+				change()
+				planned := PlanOf(h.resolve())
+				piece(func() { r.SetPlanned(h.Name, time.Time{}, planned) })
+				finish()
+				if status, _ := r.Status(h.Name); !status.Programmed {
+					t.Errorf("status %+v, want programmed", status)
+				}
+			}
+			piece(func() { r.Delete(h.Name) })
+			finish()
+			if found, err := r.Drift(false); len(found) > 0 || err != nil {
+				t.Errorf("drift %v, %v", found, err)
+			}
+			if n := len(fakes.FrontendIDs.Entries); n > 0 || most < 64*slice/2 {
+				t.Errorf("%d frontends are left; the largest piece took %d units", n, most)
+			}
+			t.Log(pieces, "pieces")
+		})
+	}
+}
+
+// A plan in whose claims a panic happens leaves the Service what it had, and all others too.
+func TestPanicInClaims(t *testing.T) {
+	fakes, clock := maps.NewFakes(1000), newTestClock()
+	r := mustNew(t, fakes.Tables, clock)
+	name, res := clusterIP(1, 3, 0)
+	r.Set(name, time.Time{}, res)
+	mustApply(t, r)
+	before := len(fakes.FrontendIDs.Entries)
+
+	moved, panics := r.claims.Moved, true
+	r.claims.Moved = func(s *lb.Claimant, number int, owns bool) {
+		if panics && number == 1 && owns {
+			panic("a bug")
+		}
+		moved(s, number, owns)
+	}
+	res.Frontends[0].Key.Port, res.Frontends[1].Key.Port = 81, 81
+	r.Set(name, time.Time{}, res)
+	for range 3 {
+		if err := r.Apply(); err == nil || !strings.Contains(err.Error(), "service default/service-1: ") || !strings.Contains(err.Error(), "a bug") {
+			t.Errorf("Apply: %v, want the panic with the Service", err)
+		}
+		clock.pass(time.Minute)
+	}
+	if n := len(fakes.FrontendIDs.Entries); n != before {
+		t.Errorf("%d frontends are in the maps, want the %d of before", n, before)
+	}
+	for key := range fakes.FrontendIDs.Entries {
+		if r.claims.Owner(modelKey(key)) == nil {
+			t.Errorf("%s is claimed no more", modelKey(key))
+		}
+	}
+	panics = false
+	settle(t, r, clock)
+	if status, _ := r.Status(name); !status.Programmed || len(fakes.FrontendIDs.Entries) != before {
+		t.Errorf("status %+v, want programmed", status)
+	}
+	if found, err := r.Drift(false); len(found) > 0 || err != nil {
+		t.Errorf("drift %v, %v", found, err)
 	}
 }
 
