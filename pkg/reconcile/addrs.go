@@ -24,12 +24,12 @@ type addrs struct {
 	settled instant
 }
 
-func newAddrs(t maps.Table[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, m *meter, c clock) *addrs {
+func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, c clock) *addrs {
 	a := &addrs{
 		filter: filter, clock: c, node: make(map[maps.Addr]maps.AddrUse),
 		frontends: make(map[maps.Addr]int), lingering: make(map[maps.Addr]instant),
 	}
-	a.derived = newDerived(t, m, func(k maps.Addr) (maps.AddrUse, bool) {
+	a.derived = newDerived(m, func(k maps.Addr) (maps.AddrUse, bool) {
 		use := a.node[k]
 		if _, lingers := a.lingering[k]; lingers || a.frontends[k] > 0 {
 			use.Flags |= maps.AddrService

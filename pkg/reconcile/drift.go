@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"iter"
-	stdmaps "maps"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -31,19 +29,11 @@ func (d Drift) String() string {
 // takes time and memory in proportion to the maps.
 func (r *Reconciler) Drift(repair bool) ([]Drift, error) {
 	var c comparison
-	compareTable(&c, &r.servicePorts, r.names(), servicePortText)
-	compareTable(&c, &r.sourceRanges.table, stdmaps.All(r.sourceRanges.have), sourceRangeText)
 	r.compareFilter(&c)
-	compareTable(&c, &r.addrs.table, stdmaps.All(r.addrs.have), addrText)
-	compareTable(&c, &r.devices.table, stdmaps.All(r.devices.have), deviceText)
-	compareTable(&c, &r.localCIDRs.table, stdmaps.All(r.localCIDRs.have), cidrText)
-	compareArray(&c, &r.backends)
-	compareArray(&c, &r.slots)
-	compareArray(&c, &r.pools)
-	compareArray(&c, &r.frontends)
-	compareTable(&c, &r.frontendIDs.table, stdmaps.All(r.frontendIDs.have), frontendIDText)
+	for _, m := range r.maps {
+		m.differ(&c)
+	}
 	r.compareBroken(&c)
-	compareTable(&c, &r.serviceCIDRs.table, stdmaps.All(r.serviceCIDRs.have), cidrText)
 	if repair && len(c.errs) == 0 {
 		c.repair()
 	}
@@ -94,20 +84,7 @@ func (c *comparison) repair() {
 	}
 }
 
-// names yields what service_ports was made to say.
-func (r *Reconciler) names() iter.Seq2[uint32, maps.ServicePort] {
-	return func(yield func(uint32, maps.ServicePort) bool) {
-		for id, p := range r.ports {
-			if p.named && !yield(id, p.label()) {
-				return
-			}
-		}
-	}
-}
-
-// compareTable compares a map with what it should hold. Text returns a key and a value as
-// people read them.
-func compareTable[K, V comparable](c *comparison, t *table[K, V], want iter.Seq2[K, V], text func(K, V) (string, string)) {
+func (t *table[K, V]) differ(c *comparison) {
 	have := make(map[K]V)
 	for e, err := range t.All() {
 		if err != nil {
@@ -117,28 +94,27 @@ func compareTable[K, V comparable](c *comparison, t *table[K, V], want iter.Seq2
 		}
 		have[e.Key] = e.Value
 	}
-	for k, v := range want {
+	for k, v := range t.want {
 		is, ok := have[k]
 		delete(have, k)
 		if ok && is == v {
 			continue
 		}
-		key, should := text(k, v)
+		key, should := t.text(k, v)
 		problem := "is missing"
 		if ok {
-			_, is := text(k, is)
+			_, is := t.text(k, is)
 			problem = fmt.Sprintf("is %s, should be %s", is, should)
 		}
 		c.add(t.Name(), key, problem, false, func() error { return t.put(k, v, true) })
 	}
 	for k, v := range have {
-		key, _ := text(k, v)
+		key, _ := t.text(k, v)
 		c.add(t.Name(), key, "should not exist", true, func() error { return t.remove(k, false) })
 	}
 }
 
-// compareArray compares every place of an array.
-func compareArray[V comparable](c *comparison, a *array[V]) {
+func (a *array[V]) differ(c *comparison) {
 	for i := range uint32(max(len(a.have), a.Len())) {
 		is, should := a.Get(i), a.at(i)
 		if is == should {

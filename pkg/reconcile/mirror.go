@@ -3,6 +3,8 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"iter"
+	stdmaps "maps"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -30,14 +32,25 @@ type Writes struct {
 }
 
 // room remembers that a map was full, and that something of it was freed since.
-type room struct{ full, freed bool }
+type room struct{ lacks, freed bool }
 
 func (r *room) note(err error) error {
 	if errors.Is(err, maps.ErrFull) {
-		r.full, r.freed = true, false
+		r.lacks, r.freed = true, false
 	}
 
 	return err
+}
+
+func (r *room) full() *room { return r }
+
+// managed is one of the maps, as far as all are alike.
+type managed interface {
+	Name() string
+	counters() (Writes, Fill)
+	full() *room
+	// differ adds where the map does not say what was written to it.
+	differ(c *comparison)
 }
 
 // table is a hash map in which every write is counted.
@@ -45,18 +58,20 @@ type table[K, V comparable] struct {
 	maps.Table[K, V]
 	*meter
 	room
-	writes   Writes
-	used     int
-	capacity int
+	writes Writes
+	used   int
+	// want yields what was written, and text returns a key and a value as people read them.
+	want iter.Seq2[K, V]
+	text func(K, V) (string, string)
 }
 
-func newTable[K, V comparable](t maps.Table[K, V], m *meter) table[K, V] {
-	counted := table[K, V]{Table: t, meter: m}
-	if sized, ok := t.(interface{ Capacity() int }); ok {
-		counted.capacity = sized.Capacity()
+func (t *table[K, V]) counters() (Writes, Fill) {
+	fill := Fill{Used: t.used}
+	if sized, ok := t.Table.(interface{ Capacity() int }); ok {
+		fill.Capacity = sized.Capacity()
 	}
 
-	return counted
+	return t.writes, fill
 }
 
 // put writes an entry, which the map has already or not.
@@ -97,8 +112,10 @@ type mirror[K, V comparable] struct {
 	enters, leaves func(K)
 }
 
-func newMirror[K, V comparable](t maps.Table[K, V], m *meter) mirror[K, V] {
-	return mirror[K, V]{table: newTable(t, m), have: make(map[K]V)}
+func newMirror[K, V comparable](t maps.Table[K, V], m *meter, text func(K, V) (string, string)) mirror[K, V] {
+	have := make(map[K]V)
+
+	return mirror[K, V]{table: table[K, V]{Table: t, meter: m, want: stdmaps.All(have), text: text}, have: have}
 }
 
 func (m *mirror[K, V]) adopt() error {
@@ -160,8 +177,8 @@ type derived[K, V comparable] struct {
 	retry backoff
 }
 
-func newDerived[K, V comparable](t maps.Table[K, V], m *meter, want func(K) (V, bool)) derived[K, V] {
-	return derived[K, V]{mirror: newMirror(t, m), want: want, stale: make(map[K]struct{})}
+func newDerived[K, V comparable](m mirror[K, V], want func(K) (V, bool)) derived[K, V] {
+	return derived[K, V]{mirror: m, want: want, stale: make(map[K]struct{})}
 }
 
 // compare notes whether the map says what is wanted at k, after either has changed.
@@ -209,7 +226,7 @@ func (d *derived[K, V]) apply(now instant) error {
 	}
 	err := d.each(write, put)
 	failed := d.each(remove, d.unset)
-	if err != nil && d.full && d.freed {
+	if err != nil && d.lacks && d.freed {
 		err = d.each(write, put)
 	}
 	err = errors.Join(err, failed)
@@ -239,9 +256,9 @@ type whole[K, V comparable] struct {
 	all map[K]V
 }
 
-func newWhole[K, V comparable](t maps.Table[K, V], m *meter) *whole[K, V] {
+func newWhole[K, V comparable](m mirror[K, V]) *whole[K, V] {
 	w := &whole[K, V]{}
-	w.derived = newDerived(t, m, func(k K) (V, bool) {
+	w.derived = newDerived(m, func(k K) (V, bool) {
 		v, wanted := w.all[k]
 
 		return v, wanted
@@ -266,12 +283,13 @@ type array[V comparable] struct {
 	*meter
 	room
 	writes Writes
-	have   []V // by place
+	have   []V  // by place
+	used   *int // how many of the places
 	text   func(place uint32, v V) (string, string)
 }
 
-func newArray[V comparable](a *maps.Array[V], m *meter, text func(uint32, V) (string, string)) array[V] {
-	return array[V]{Array: a, meter: m, text: text}
+func (a *array[V]) counters() (Writes, Fill) {
+	return a.writes, Fill{Used: *a.used, Capacity: a.Limit()}
 }
 
 // adopt takes over what the array has. It returns the first place from which on there is

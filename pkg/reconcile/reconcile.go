@@ -68,6 +68,7 @@ type Reconciler struct {
 	devices      *whole[uint32, maps.Device]
 	serviceCIDRs *whole[maps.CIDRKey, uint32]
 	localCIDRs   *whole[maps.CIDRKey, uint32]
+	maps         []managed // all of these, from the bottom up
 	loads        maps.Loads
 	counts       maps.Counts
 
@@ -108,16 +109,11 @@ func New(cfg Config) (*Reconciler, error) {
 	t, m := cfg.Tables, &meter{}
 	r := &Reconciler{
 		meter: m, slice: cmp.Or(cfg.Slice, DefaultSlice), clock: newClock(cfg.Now), tables: t,
-		frontendIDs:  newMirror(t.FrontendIDs, m),
-		frontends:    newArray(t.Frontends, m, frontendText),
-		pools:        newArray(t.Pools, m, poolText),
-		slots:        newArray(t.Slots, m, slotText),
-		backends:     newArray(t.Backends, m, backendText),
-		servicePorts: newTable(t.ServicePorts, m),
-		sourceRanges: newMirror(t.SourceRanges, m),
-		devices:      newWhole(t.Devices, m),
-		serviceCIDRs: newWhole(t.ServiceCIDRs, m),
-		localCIDRs:   newWhole(t.LocalCIDRs, m),
+		frontendIDs:  newMirror(t.FrontendIDs, m, frontendIDText),
+		sourceRanges: newMirror(t.SourceRanges, m, sourceRangeText),
+		devices:      newWhole(newMirror(t.Devices, m, deviceText)),
+		serviceCIDRs: newWhole(newMirror(t.ServiceCIDRs, m, cidrText)),
+		localCIDRs:   newWhole(newMirror(t.LocalCIDRs, m, cidrText)),
 		loads:        t.Loads,
 		counts:       t.Counts,
 		services:     make(map[lb.ServiceName]*service),
@@ -127,7 +123,16 @@ func New(cfg Config) (*Reconciler, error) {
 		waiting:      make(map[*service]struct{}),
 		blocked:      make(map[*service]struct{}),
 	}
-	r.addrs = newAddrs(t.Addrs, t.AddrFilter, m, r.clock)
+	r.servicePorts = table[uint32, maps.ServicePort]{Table: t.ServicePorts, meter: m, text: servicePortText, want: r.names}
+	r.frontends = array[maps.Frontend]{Array: t.Frontends, meter: m, text: frontendText, used: &r.frontendPlaces.used}
+	r.pools = array[maps.Pool]{Array: t.Pools, meter: m, text: poolText, used: &r.poolPlaces.used}
+	r.slots = array[uint32]{Array: t.Slots, meter: m, text: slotText, used: &r.spans.used}
+	r.backends = array[maps.Backend]{Array: t.Backends, meter: m, text: backendText, used: &r.backendPlaces.used}
+	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, r.clock)
+	r.maps = []managed{
+		&r.servicePorts, &r.sourceRanges, r.addrs, r.devices, r.localCIDRs,
+		&r.backends, &r.slots, &r.pools, &r.frontends, &r.frontendIDs, r.serviceCIDRs,
+	}
 	r.claims.Moved = r.moved
 	r.left = r.slice * costOperation
 	r.frontendPlaces = places{what: maps.NameFrontends, limit: t.Frontends.Limit}
@@ -344,9 +349,9 @@ func (r *Reconciler) touchAll(again []*service) {
 // and a map that was full has room again, the Services are due for which it was full.
 func (r *Reconciler) nextDue() *service {
 	if len(r.due) == 0 && len(r.blocked) > 0 && r.hasRoom() {
-		for _, room := range r.rooms() {
-			if room.freed {
-				room.full, room.freed = false, false
+		for _, m := range r.maps {
+			if m.full().freed {
+				*m.full() = room{}
 			}
 		}
 		r.touchAll(slices.Collect(stdmaps.Keys(r.blocked)))
@@ -363,17 +368,18 @@ func (r *Reconciler) nextDue() *service {
 	return svc
 }
 
-// rooms are those of all maps in which Services need room.
-func (r *Reconciler) rooms() []*room {
-	return []*room{
-		&r.frontendIDs.room, &r.frontends.room, &r.pools.room, &r.slots.room, &r.backends.room,
-		&r.servicePorts.room, &r.sourceRanges.room, &r.addrs.room,
-	}
-}
-
 // hasRoom reports whether a map that was full has got room.
 func (r *Reconciler) hasRoom() bool {
-	return slices.ContainsFunc(r.rooms(), func(room *room) bool { return room.full && room.freed })
+	return slices.ContainsFunc(r.maps, func(m managed) bool { return m.full().lacks && m.full().freed })
+}
+
+// names yields what service_ports was made to say.
+func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
+	for id, p := range r.ports {
+		if p.named && !yield(id, p.label()) {
+			return
+		}
+	}
 }
 
 // work brings one Service forward, until it is as planned or the operations of this Apply

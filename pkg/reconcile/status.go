@@ -132,29 +132,11 @@ func (r *Reconciler) Counters() Counters {
 			c.Failing++
 		}
 	}
-	count(&c, &r.frontendIDs.table)
-	count(&c, &r.servicePorts)
-	count(&c, &r.sourceRanges.table)
-	count(&c, &r.addrs.table)
-	count(&c, &r.devices.table)
-	count(&c, &r.serviceCIDRs.table)
-	count(&c, &r.localCIDRs.table)
-	countArray(&c, &r.frontends, r.frontendPlaces.used)
-	countArray(&c, &r.pools, r.poolPlaces.used)
-	countArray(&c, &r.slots, r.spans.used)
-	countArray(&c, &r.backends, r.backendPlaces.used)
+	for _, m := range r.maps {
+		c.Writes[m.Name()], c.Fill[m.Name()] = m.counters()
+	}
 
 	return c
-}
-
-func count[K, V comparable](c *Counters, t *table[K, V]) {
-	c.Writes[t.Name()] = t.writes
-	c.Fill[t.Name()] = Fill{Used: t.used, Capacity: t.capacity}
-}
-
-func countArray[V comparable](c *Counters, a *array[V], used int) {
-	c.Writes[a.Name()] = a.writes
-	c.Fill[a.Name()] = Fill{Used: used, Capacity: a.Limit()}
 }
 
 // Written returns a number that changes whenever ids of service ports or backends are given
