@@ -14,7 +14,8 @@ import (
 )
 
 // One Service may take limitShare of a map. Arrays grow with the cluster, so there is
-// no capacity to share: maxEndpoints is what is gone through in some ten milliseconds.
+// no capacity to share: maxEndpoints of one port are gone through in some milliseconds,
+// which is the longest piece of work that the writer does not cut short.
 const (
 	limitShare   = 8
 	maxEndpoints = 1 << 16
