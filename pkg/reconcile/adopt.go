@@ -12,23 +12,32 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
+// adoption is what is known while New takes over what the maps hold.
+type adoption struct {
+	*Reconciler
+	ports map[uint32]*port  // by id
+	why   map[uint32]string // what is in the place of a pool is none; "": it is, or was not looked at yet
+}
+
 // adopt takes over what the maps hold. Everything in them that makes sense belongs to a
 // Service afterwards, if need be to the nameless one. What nothing leads to may still be read
 // by programs that the last agent did not wait for: it is free after a grace period.
 func (r *Reconciler) adopt() error {
-	end := adoptedEnds{
-		frontends: r.frontends.adopt(), pools: r.pools.adopt(), slots: r.slots.adopt(), backends: r.backends.adopt(),
-	}
-	if err := r.loads.Reserve(int(end.backends)); err != nil {
+	a := adoption{r, make(map[uint32]*port), make(map[uint32]string)}
+	r.frontends.adopt()
+	r.pools.adopt()
+	r.slots.adopt()
+	r.backends.adopt()
+	if err := r.loads.Reserve(len(r.backends.have)); err != nil {
 		return err
 	}
-	r.poolsByID = make([]*pool, end.pools)
-	r.uses = make([]int32, end.backends)
+	r.poolsByID = make([]*pool, len(r.pools.have))
+	r.uses = make([]int32, len(r.backends.have))
 	for _, step := range []func() error{
-		r.adoptNames,
-		r.adoptBackends,
-		r.adoptRanges,
-		r.adoptFrontends,
+		a.adoptNames,
+		a.adoptBackends,
+		a.adoptRanges,
+		a.adoptFrontends,
 		r.addrs.adopt,
 		r.devices.adopt,
 		r.serviceCIDRs.adopt,
@@ -45,7 +54,7 @@ func (r *Reconciler) adopt() error {
 			r.arrange(p)
 		}
 	}
-	r.freeUnused(end)
+	a.freeUnused()
 
 	return nil
 }
@@ -71,10 +80,7 @@ func (r *Reconciler) disarm() error {
 	return nil
 }
 
-// adoptedEnds are the places of the arrays from which on there was nothing.
-type adoptedEnds struct{ frontends, pools, slots, backends uint32 }
-
-func (r *Reconciler) adoptNames() error {
+func (r *adoption) adoptNames() error {
 	for e, err := range r.servicePorts.All() {
 		if err != nil {
 			return err
@@ -90,16 +96,18 @@ func (r *Reconciler) adoptNames() error {
 	return nil
 }
 
-func (r *Reconciler) adoptPort(id uint32, of lb.ServiceName, name portName) *port {
+func (r *adoption) adoptPort(id uint32, of lb.ServiceName, name portName) *port {
 	svc := r.service(of)
 	svc.adopted = true
 	r.portPlaces.setGeneration(maps.Index(id), uint8(maps.Generation(id)))
 
-	return r.addPort(&port{svc: svc, portName: name, id: id})
+	r.ports[id] = r.addPort(&port{svc: svc, portName: name, id: id})
+
+	return r.ports[id]
 }
 
 // portOf returns the port with this id. One without a name belongs to the nameless Service.
-func (r *Reconciler) portOf(id uint32) *port {
+func (r *adoption) portOf(id uint32) *port {
 	if p := r.ports[id]; p != nil {
 		return p
 	}
@@ -107,7 +115,7 @@ func (r *Reconciler) portOf(id uint32) *port {
 	return r.adoptPort(id, nameless, portName{name: fmt.Sprintf("id %d", id)})
 }
 
-func (r *Reconciler) adoptBackends() error {
+func (r *adoption) adoptBackends() error {
 	for place, v := range r.backends.have {
 		// A place that is free has what its next generation is.
 		r.backendPlaces.setGeneration(uint32(place), uint8(v.Reserved))
@@ -128,7 +136,7 @@ func (r *Reconciler) isBackend(place uint32) bool {
 	return place != 0 && v.Id != 0 && maps.Index(v.Id) == place && maps.Index(v.ServicePortId) != 0
 }
 
-func (r *Reconciler) adoptRanges() error {
+func (r *adoption) adoptRanges() error {
 	if err := r.sourceRanges.adopt(); err != nil {
 		return err
 	}
@@ -147,11 +155,10 @@ func (r *Reconciler) adoptRanges() error {
 
 // adoptFrontends takes over the frontends, in a fixed order: of two pools that overlap, the
 // first counts.
-func (r *Reconciler) adoptFrontends() error {
+func (r *adoption) adoptFrontends() error {
 	if err := r.frontendIDs.adopt(); err != nil {
 		return err
 	}
-	why := make(map[uint32]string) // a pool is none
 	for _, key := range slices.SortedFunc(stdmaps.Keys(r.frontendIDs.have), compareKeys) {
 		id := r.frontendIDs.have[key]
 		f := r.frontends.at(id)
@@ -162,9 +169,9 @@ func (r *Reconciler) adoptFrontends() error {
 		case f.Key != key:
 			r.broken[key] = fmt.Sprintf("frontend %d is %s", id, modelKey(f.Key))
 		default:
-			pl := r.adoptPool(f.PoolId, why)
+			pl := r.adoptPool(f.PoolId)
 			if pl == nil {
-				r.broken[key] = why[f.PoolId]
+				r.broken[key] = r.why[f.PoolId]
 
 				break
 			}
@@ -183,8 +190,8 @@ func (r *Reconciler) adoptFrontends() error {
 }
 
 // adoptPool returns the pool with this id, or nil after noting why it is none.
-func (r *Reconciler) adoptPool(id uint32, why map[uint32]string) *pool {
-	if why[id] != "" {
+func (r *adoption) adoptPool(id uint32) *pool {
+	if r.why[id] != "" {
 		return nil
 	}
 	if int(id) < len(r.poolsByID) && r.poolsByID[id] != nil {
@@ -192,7 +199,7 @@ func (r *Reconciler) adoptPool(id uint32, why map[uint32]string) *pool {
 	}
 	v := r.pools.at(id)
 	if id == 0 || maps.Index(v.ServicePortId) == 0 {
-		why[id] = fmt.Sprintf("pool %d does not exist", id)
+		r.why[id] = fmt.Sprintf("pool %d does not exist", id)
 
 		return nil
 	}
@@ -200,18 +207,7 @@ func (r *Reconciler) adoptPool(id uint32, why map[uint32]string) *pool {
 		id: id, port: r.portOf(v.ServicePortId), foreign: v.TableSize > 0,
 		slots: span{v.SlotBase, v.SlotCount}, table: span{v.TableBase, v.TableSize},
 	}
-	if why[id] = r.whyNoPool(v); why[id] != "" {
-		return nil
-	}
-	if !r.spans.mark(pl.slots) {
-		why[id] = fmt.Sprintf("slots %s are another pool's too", pl.slots)
-
-		return nil
-	}
-	if !r.spans.mark(pl.table) {
-		r.spans.give(pl.slots)
-		why[id] = fmt.Sprintf("slots %s are another pool's too", pl.table)
-
+	if r.why[id] = r.whyNoPool(pl, v); r.why[id] != "" {
 		return nil
 	}
 	r.poolsByID[id] = pl
@@ -223,17 +219,16 @@ func (r *Reconciler) adoptPool(id uint32, why map[uint32]string) *pool {
 	return pl
 }
 
-// whyNoPool returns what is wrong with the slots of a pool, or "".
-func (r *Reconciler) whyNoPool(v maps.Pool) string {
-	for _, s := range []span{{v.SlotBase, v.SlotCount}, {v.TableBase, v.TableSize}} {
+// whyNoPool takes the slots of a pool, or returns what is wrong with them.
+func (r *adoption) whyNoPool(pl *pool, v maps.Pool) string {
+	for _, s := range []span{pl.slots, pl.table} {
 		if s.count > 0 && (s.base == 0 || s.end() > uint64(len(r.slots.have))) {
 			return fmt.Sprintf("slots %s do not exist", s)
 		}
 	}
-	var members []uint32
-	for i := range v.SlotCount {
-		slot := v.SlotBase + i
-		id := r.slots.at(slot)
+	members, _ := r.members(pl)
+	for i, id := range members {
+		slot := v.SlotBase + uint32(i)
 		b := r.backends.at(maps.Index(id))
 		switch {
 		case !r.isBackend(maps.Index(id)) || b.Id != id:
@@ -243,39 +238,45 @@ func (r *Reconciler) whyNoPool(v maps.Pool) string {
 		case i > 0 && id < members[i-1]:
 			return fmt.Sprintf("slot %d: backend %d is out of order", slot, id)
 		}
-		members = append(members, id)
 	}
 	for i := range v.TableSize {
-		slot := v.TableBase + i
-		if id := r.slots.at(slot); !holds(members, id) {
-			return fmt.Sprintf("slot %d: backend %d is in the table only", slot, id)
+		if slot := v.TableBase + i; !holds(members, r.slots.at(slot)) {
+			return fmt.Sprintf("slot %d: backend %d is in the table only", slot, r.slots.at(slot))
 		}
 	}
 	if Hashes(v.Algorithm) && v.SlotCount > 0 && v.TableSize == 0 {
-		return fmt.Sprintf("slots %s have no table for %s", span{v.SlotBase, v.SlotCount}, AlgorithmText(v.Algorithm))
+		return fmt.Sprintf("slots %s have no table for %s", pl.slots, AlgorithmText(v.Algorithm))
+	}
+	if !r.spans.mark(pl.slots) {
+		return fmt.Sprintf("slots %s are another pool's too", pl.slots)
+	}
+	if !r.spans.mark(pl.table) {
+		r.spans.give(pl.slots)
+
+		return fmt.Sprintf("slots %s are another pool's too", pl.table)
 	}
 
 	return ""
 }
 
 // freeUnused says which places are in use, and prepares to free the others.
-func (r *Reconciler) freeUnused(end adoptedEnds) {
-	frontends := r.frontendPlaces.adopt(end.frontends, func(place uint32) bool {
+func (r *adoption) freeUnused() {
+	frontends := r.frontendPlaces.adopt(len(r.frontends.have), func(place uint32) bool {
 		key := r.frontends.at(place).Key
 		id, there := r.frontendIDs.have[key]
 
 		return there && id == place
 	})
-	pools := r.poolPlaces.adopt(end.pools, func(place uint32) bool { return r.poolsByID[place] != nil })
-	backends := r.backendPlaces.adopt(end.backends, r.isBackend)
+	pools := r.poolPlaces.adopt(len(r.pools.have), func(place uint32) bool { return r.poolsByID[place] != nil })
+	backends := r.backendPlaces.adopt(len(r.backends.have), r.isBackend)
 	used := make(map[uint32]bool)
-	portEnd := uint32(1)
+	portEnd := 1
 	for id := range r.ports {
 		used[maps.Index(id)] = true
-		portEnd = max(portEnd, maps.Index(id)+1)
+		portEnd = max(portEnd, int(maps.Index(id))+1)
 	}
 	ports := r.portPlaces.adopt(portEnd, func(place uint32) bool { return used[place] })
-	holes := r.spans.below(end.slots)
+	holes := r.spans.below(uint32(len(r.slots.have)))
 
 	if len(r.broken)+len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && r.addrs.settled == 0 {
 		return

@@ -77,10 +77,11 @@ func (p *places) give(given ...uint32) {
 
 // adopt takes over the places below end, of which some are in use. It returns the others,
 // which count as taken until they are given back.
-func (p *places) adopt(end uint32, inUse func(place uint32) bool) []uint32 {
-	p.next, p.used = end, int(end)-1
+func (p *places) adopt(end int, inUse func(place uint32) bool) []uint32 {
+	p.next = max(uint32(end), 1)
+	p.used = int(p.next) - 1
 	var unused []uint32
-	for place := uint32(1); place < end; place++ {
+	for place := uint32(1); place < p.next; place++ {
 		if !inUse(place) {
 			unused = append(unused, place)
 		}

@@ -292,15 +292,12 @@ func (a *array[V]) counters() (Writes, Fill) {
 	return a.writes, Fill{Used: *a.used, Capacity: a.Limit()}
 }
 
-// adopt takes over what the array has. It returns the first place from which on there is
-// nothing.
-func (a *array[V]) adopt() uint32 {
+// adopt takes over what the array has.
+func (a *array[V]) adopt() {
 	for i, v := range a.All() {
 		a.extend(i)
 		a.have[i] = v
 	}
-
-	return max(uint32(len(a.have)), 1)
 }
 
 func (a *array[V]) extend(place uint32) {

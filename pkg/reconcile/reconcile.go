@@ -80,7 +80,6 @@ type Reconciler struct {
 
 	services    map[lb.ServiceName]*service
 	claims      lb.Claims
-	ports       map[uint32]*port // by id
 	portsByName map[fullName]*port
 	poolsByID   []*pool
 	uses        []int32 // by place of a backend: pools that lead to it, or did and are in their grace period
@@ -117,7 +116,6 @@ func New(cfg Config) (*Reconciler, error) {
 		loads:        t.Loads,
 		counts:       t.Counts,
 		services:     make(map[lb.ServiceName]*service),
-		ports:        make(map[uint32]*port),
 		portsByName:  make(map[fullName]*port),
 		broken:       make(map[maps.FrontendKey]string),
 		waiting:      make(map[*service]struct{}),
@@ -271,7 +269,13 @@ func (r *Reconciler) Apply() error {
 	failed.add(r.addrs.apply(now))
 	failed.add(r.devices.apply(now))
 	failed.add(r.localCIDRs.apply(now))
-	r.retryWaiting(now)
+	var again []*service // of which the backoff is over
+	for svc := range r.waiting {
+		if svc.retry.at <= now {
+			again = append(again, svc)
+		}
+	}
+	r.touchAll(again)
 	for !r.spent() {
 		svc := r.nextDue()
 		if svc == nil {
@@ -327,17 +331,6 @@ func (r *Reconciler) wake(svc *service) {
 	}
 }
 
-// retryWaiting makes the Services due whose backoff is over.
-func (r *Reconciler) retryWaiting(now instant) {
-	var again []*service
-	for svc := range r.waiting {
-		if svc.retry.at <= now {
-			again = append(again, svc)
-		}
-	}
-	r.touchAll(again)
-}
-
 func (r *Reconciler) touchAll(again []*service) {
 	slices.SortFunc(again, compareServices)
 	for _, svc := range again {
@@ -375,9 +368,11 @@ func (r *Reconciler) hasRoom() bool {
 
 // names yields what service_ports was made to say.
 func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
-	for id, p := range r.ports {
-		if p.named && !yield(id, p.label()) {
-			return
+	for _, svc := range r.services {
+		for _, p := range svc.ports {
+			if p.named && !yield(p.id, p.label()) {
+				return
+			}
 		}
 	}
 }

@@ -353,25 +353,19 @@ func (r *Reconciler) sweepBackends(p *port) bool {
 		if p.mayBeUDP() {
 			r.gone.Backends = append(r.gone.Backends, GoneBackend{ServicePortID: p.id, BackendID: id, Addr: v.AddrPort()})
 		}
-		r.freeBackend(place)
+		r.later(func() error { // the generation stays there, for the next agent
+			if err := r.backends.put(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place)) + 1}); err != nil {
+				return err
+			}
+			r.backendPlaces.give(place)
+			r.backends.freed = true
+
+			return nil
+		})
 	}
 	p.backends = kept
 
 	return true
-}
-
-// freeBackend gives the place of a backend back, of which the id was cleared. The generation
-// stays there, for the next agent.
-func (r *Reconciler) freeBackend(place uint32) {
-	r.later(func() error {
-		if err := r.backends.put(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place)) + 1}); err != nil {
-			return err
-		}
-		r.backendPlaces.give(place)
-		r.backends.freed = true
-
-		return nil
-	})
 }
 
 // sweepRanges deletes source ranges of p. Where others take their place they go at once:
@@ -436,23 +430,18 @@ func (r *Reconciler) takeOut(want *plannedPort) {
 		after, v := r.backendsOf(pl), r.pools.at(pl.id)
 		r.later(func() error {
 			r.unuse(slices.DeleteFunc(before, func(id uint32) bool { return holds(after, id) }))
-			r.trimPool(pl, v)
+			r.spans.give(span{pl.slots.base + v.SlotCount, pl.slots.count - v.SlotCount})
+			pl.slots.count = v.SlotCount
+			if v.TableSize == 0 {
+				r.spans.give(pl.table)
+				pl.table = span{}
+			}
+			r.slots.freed = true
 			r.sweepLater(p)
 
 			return nil
 		})
 	}
-}
-
-// trimPool frees the slots of a pool beyond what it shrank to.
-func (r *Reconciler) trimPool(pl *pool, v maps.Pool) {
-	r.spans.give(span{pl.slots.base + v.SlotCount, pl.slots.count - v.SlotCount})
-	pl.slots.count = v.SlotCount
-	if v.TableSize == 0 {
-		r.spans.give(pl.table)
-		pl.table = span{}
-	}
-	r.slots.freed = true
 }
 
 // shrinkPool takes the backends out of a pool that are not to stay. After every store, the

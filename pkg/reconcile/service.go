@@ -100,7 +100,6 @@ func (r *Reconciler) service(name lb.ServiceName) *service {
 func (r *Reconciler) addPort(p *port) *port {
 	p.number = len(p.svc.ports)
 	p.svc.ports = append(p.svc.ports, p)
-	r.ports[p.id] = p
 	if name := (fullName{p.svc, p.portName}); r.portsByName[name] == nil {
 		r.portsByName[name] = p
 	}
@@ -109,7 +108,6 @@ func (r *Reconciler) addPort(p *port) *port {
 }
 
 func (r *Reconciler) removePort(p *port) {
-	delete(r.ports, p.id)
 	if name := (fullName{p.svc, p.portName}); r.portsByName[name] == p {
 		delete(r.portsByName, name)
 	}
