@@ -90,6 +90,20 @@ func (r *Reconciler) publish(svc *service, until step) bool {
 	return true
 }
 
+// each does do for n items, from where svc was cut short. It returns false if it is cut short
+// again.
+func (r *Reconciler) each(svc *service, n, cost int, do func(i int)) bool {
+	for ; svc.item < n; svc.item++ {
+		if r.spent() {
+			return false
+		}
+		r.spend(cost)
+		do(svc.item)
+	}
+
+	return true
+}
+
 // claim claims the frontends of the plan. Services that gain or lose by that are due. A plan
 // that claims the same as the one before takes over its claims.
 func (r *Reconciler) claim(svc *service) bool {
@@ -104,16 +118,11 @@ func (r *Reconciler) claim(svc *service) bool {
 
 		return true
 	}
-	for ; svc.item < len(svc.plan.frontends); svc.item++ {
-		if r.spent() {
-			return false
-		}
-		r.spend(costClaim)
-		f := &svc.plan.frontends[svc.item]
-		r.claims.Add(svc.plan.claimant, svc.item, modelKey(f.key), lb.Kind(f.kind))
-	}
 
-	return true
+	return r.each(svc, len(svc.plan.frontends), costClaim, func(i int) {
+		f := &svc.plan.frontends[i]
+		r.claims.Add(svc.plan.claimant, i, modelKey(f.key), lb.Kind(f.kind))
+	})
 }
 
 // moved notes that a Service begins or ceases to own a frontend that it claims. It is due.
@@ -152,17 +161,11 @@ func (r *Reconciler) own(of *plan, number int, owns bool) {
 // in which svc keeps what an earlier agent gave it.
 func (r *Reconciler) part(svc *service) bool {
 	svc.adopted = false
-	for ; svc.item < len(svc.ports); svc.item++ {
-		if r.spent() {
-			return false
-		}
-		r.spend(costLook)
-		p := svc.ports[svc.item]
-		p.planned = nil
-		r.sweepLater(p)
-	}
 
-	return true
+	return r.each(svc, len(svc.ports), costLook, func(i int) {
+		svc.ports[i].planned = nil
+		r.sweepLater(svc.ports[i])
+	})
 }
 
 // link finds which ports of the plan are in the maps, and which of their backends.
@@ -201,21 +204,19 @@ func (r *Reconciler) yield(svc *service) bool {
 	if svc.former == nil {
 		return true
 	}
-	for ; svc.item < len(svc.former.frontends); svc.item++ {
-		if r.spent() {
-			return false
-		}
-		r.spend(costClaim)
-		key := svc.former.frontends[svc.item].key
+	done := r.each(svc, len(svc.former.frontends), costClaim, func(i int) {
+		key := svc.former.frontends[i].key
 		r.claims.Remove(svc.former.claimant, modelKey(key))
 		if to := r.leadsTo(key); to != nil && r.claims.Owner(modelKey(key)) == nil {
 			to.port.svc.leave(key)
 			r.wake(to.port.svc)
 		}
+	})
+	if done {
+		svc.former = nil
 	}
-	svc.former = nil
 
-	return true
+	return done
 }
 
 // publishBackends gives the ports of which svc owns a frontend their ids, and writes the
@@ -242,16 +243,15 @@ func (r *Reconciler) publishBackends(svc *service) bool {
 		if svc.item == 0 {
 			r.arrange(want.have)
 		}
-		for ; svc.item < len(want.backends); svc.item++ {
-			if r.spent() {
-				return false
-			}
-			r.spend(costSlot)
-			if b := &want.backends[svc.item]; b.pooled {
+		done := r.each(svc, len(want.backends), costSlot, func(i int) {
+			if b := &want.backends[i]; b.pooled {
 				if err := r.publishBackend(want.have, b); err != nil {
 					svc.fail("backend "+b.addrPort().String(), err)
 				}
 			}
+		})
+		if !done {
+			return false
 		}
 		r.arrange(want.have)
 	}
@@ -323,21 +323,20 @@ func (r *Reconciler) publishRanges(svc *service) bool {
 		if p == nil || want.owned == 0 && !r.restricted(p) {
 			continue
 		}
-		for ; svc.item < len(want.ranges); svc.item++ {
-			if r.spent() {
-				return false
-			}
-			r.spend(costLook)
-			prefix := want.ranges[svc.item]
+		done := r.each(svc, len(want.ranges), costLook, func(i int) {
+			prefix := want.ranges[i]
 			key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
 			if _, there := r.sourceRanges.have[key]; there {
-				continue
+				return
 			}
 			if err := r.sourceRanges.set(key, 1); err != nil {
 				svc.fail("source range "+prefix.String(), err)
 			} else {
 				p.ranges = append(p.ranges, key)
 			}
+		})
+		if !done {
+			return false
 		}
 	}
 
@@ -491,18 +490,12 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 
 // publishFrontends makes the frontends that svc owns lead to their pools, catch-alls last.
 func (r *Reconciler) publishFrontends(svc *service) bool {
-	for ; svc.item < len(svc.plan.frontends); svc.item++ {
-		if r.spent() {
-			return false
-		}
-		r.spend(costLook)
-		f := &svc.plan.frontends[svc.item]
+	return r.each(svc, len(svc.plan.frontends), costLook, func(i int) {
+		f := &svc.plan.frontends[i]
 		if err := r.publishFrontend(svc, f); err != nil {
 			svc.fail("frontend "+modelKey(f.key).String(), err)
 		}
-	}
-
-	return true
+	})
 }
 
 // publishFrontend makes a frontend that svc claims lead to its pool, if svc owns it.
