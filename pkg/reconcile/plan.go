@@ -144,7 +144,9 @@ func planOf(res *lb.Resolution) *plan {
 		pl.plan.ports[i].planTables()
 	}
 
-	return &pl.plan
+	planned := pl.plan // alone: what it took to plan is not kept
+
+	return &planned
 }
 
 type planner struct {
@@ -319,15 +321,14 @@ func (pl *planner) planEndpoints(endpoints []lb.EndpointState) {
 // sortBackends sorts the backends of a port by address, and adapts the lists of them.
 func (pl *planner) sortBackends(port int32) {
 	backends := pl.plan.ports[port].backends
+	if slices.IsSortedFunc(backends, func(a, b plannedBackend) int { return compareEndpoints(a.endpoint, b.endpoint) }) {
+		return
+	}
 	order := make([]int32, len(backends))
 	for i := range order {
 		order[i] = int32(i)
 	}
-	compare := func(a, b int32) int { return compareEndpoints(backends[a].endpoint, backends[b].endpoint) }
-	if slices.IsSortedFunc(order, compare) {
-		return
-	}
-	slices.SortFunc(order, compare)
+	slices.SortFunc(order, func(a, b int32) int { return compareEndpoints(backends[a].endpoint, backends[b].endpoint) })
 	sorted, place := make([]plannedBackend, len(backends)), make([]int32, len(backends))
 	for to, from := range order {
 		sorted[to], place[from] = backends[from], int32(to)

@@ -161,19 +161,18 @@ func (r *Reconciler) arrange(p *port) {
 	compare := func(a, b uint32) int {
 		return cmp.Or(compareEndpoints(r.endpoint(a), r.endpoint(b)), cmp.Compare(a, b))
 	}
-	old, added := p.backends[:p.arranged], p.backends[p.arranged:]
+	added := p.backends[p.arranged:]
 	slices.SortFunc(added, compare)
 	r.spend(len(p.backends) * costSlot)
-	merged := make([]uint32, 0, len(p.backends))
-	for len(old) > 0 && len(added) > 0 {
-		from := &old
-		if compare(added[0], old[0]) < 0 {
-			from = &added
+	added = slices.Clone(added)
+	for to, old := len(p.backends)-1, p.arranged; len(added) > 0; to-- {
+		if last := len(added) - 1; old > 0 && compare(p.backends[old-1], added[last]) > 0 {
+			old--
+			p.backends[to] = p.backends[old]
+		} else {
+			p.backends[to], added = added[last], added[:last]
 		}
-		merged = append(merged, (*from)[0])
-		*from = (*from)[1:]
 	}
-	p.backends = append(append(merged, old...), added...)
 	p.arranged = len(p.backends)
 }
 
