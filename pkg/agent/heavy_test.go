@@ -128,12 +128,14 @@ func (p *patient) change(n int) (written int, took time.Duration) {
 var heavies = []struct {
 	name                                  string
 	ports, ranges, externalIPs, endpoints int
+	algorithm                             lb.Algorithm
 }{
 	{name: "many external IPs", ports: 5, externalIPs: 50_000, endpoints: 2},
 	{name: "many ports", ports: 10_000, endpoints: 2},
 	{name: "as many source ranges as there may be", ports: 1, ranges: 8191, endpoints: 2},
 	{name: "too many source ranges", ports: 10, ranges: 20_000, endpoints: 2},
 	{name: "many endpoints", ports: 1, endpoints: 1 << 16},
+	{name: "many endpoints with a table", ports: 1, endpoints: 1 << 16, algorithm: lb.Maglev},
 	{name: "too many endpoints", ports: 20, endpoints: 10_000},
 }
 
@@ -146,6 +148,7 @@ func TestHeavyServiceHoldsUpNoOther(t *testing.T) {
 			p := mustHealOn(t, maps.NewFakes(1<<23), 0, realLimits)
 			tell(p.mail).SetService(light(), nil)
 			h := heavy.New(test.ports, test.ranges, test.externalIPs, test.endpoints)
+			h.Algorithm = test.algorithm
 			most, longest := 0, time.Duration(0)
 			overtaken := 0
 			for n := range 20 {
