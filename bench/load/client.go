@@ -2,6 +2,7 @@ package load
 
 import (
 	"fmt"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -13,6 +14,7 @@ type client struct {
 	work     *Work
 	number   int
 	targets  []sockaddr
+	sources  []sockaddr
 	exchange func(*client, *sockaddr) (clock, fault)
 
 	request, answer []byte
@@ -22,6 +24,7 @@ type client struct {
 	patience        unix.Timeval
 
 	succeeded, failed   int
+	slots               []bool // of slotLength each, from the beginning of the window: something succeeded
 	first               failure
 	last                time.Duration // when the last that counts began
 	latencies, lateness samples
@@ -55,21 +58,30 @@ func (f failure) text() string {
 }
 
 func newClient(w *Work, number int) *client {
+	ask := byte(askSize)
+	if w.Closing == ServerCloses {
+		ask = askLast
+	}
 	c := &client{
 		work:      w,
 		number:    number,
 		exchange:  exchanges[w.Kind],
-		request:   newRequest(askSize, w.Request, w.Response),
+		request:   newRequest(ask, w.Request, w.Response),
 		answer:    make([]byte, w.Response),
 		kept:      -1,
 		patience:  unix.NsecToTimeval(int64(patience)),
 		latencies: newSamples(),
+		slots:     make([]bool, slotsOf(w.Duration)),
 	}
 	if w.Rate > 0 {
 		c.lateness = newSamples()
 	}
 	for _, target := range w.Targets {
 		c.targets = append(c.targets, newSockaddr(target))
+	}
+
+	for _, source := range w.Sources {
+		c.sources = append(c.sources, newSockaddr(netip.AddrPortFrom(source, 0)))
 	}
 
 	return c
@@ -104,6 +116,7 @@ func (c *client) run(window window) {
 				clock.from = due
 			}
 			c.count(clock, fault, target)
+			c.noteSlot(fault, now()-window.from)
 		}
 		if fault.call != "" && c.work.Rate == 0 {
 			pause(pauseAfterFailure)
@@ -148,6 +161,18 @@ func (c *client) giveUp(window window, turn int) {
 		if c.due(window, turn) >= window.from {
 			c.count(clock{}, fault{call: "never begun: the clients are too far behind"}, nil)
 		}
+	}
+}
+
+// slotLength is how long nothing may succeed before it shows in [Result.Silence].
+const slotLength = 100 * time.Millisecond
+
+func slotsOf(d time.Duration) int { return int(d / slotLength) }
+
+// noteSlot notes that something has succeeded, so long after the window began.
+func (c *client) noteSlot(f fault, at time.Duration) {
+	if slot := int(at / slotLength); f.call == "" && slot < len(c.slots) {
+		c.slots[slot] = true
 	}
 }
 

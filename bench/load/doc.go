@@ -63,7 +63,7 @@
 // took 48 µs in the median, and the ninth decile was 1.1 ms; with a request to
 // accept by, it takes 19 and 34 µs. What is on the wire is the same.
 //
-// A connection is closed by the client, with a FIN. So it is the client that
-// remembers it (TIME_WAIT); see [Run] for how it does not run out of ports. The
-// probe resets its connections.
+// A connection is closed by the client, with a FIN, unless [Work.Closing] says otherwise.
+// So it is the client that remembers it (TIME_WAIT); see [Run] for how it does not run out
+// of ports. The probe resets its connections.
 package load

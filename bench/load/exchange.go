@@ -16,24 +16,63 @@ var exchanges = map[Kind]func(*client, *sockaddr) (clock, fault){
 	UDPNew:         (*client).exchangeOnNewSocket,
 }
 
-// exchangeOnNewConnection connects, asks, and closes in an orderly way, first: what
-// follows is a FIN, and the connection's last state is kept on this side.
+// exchangeOnNewConnection connects, asks, and ends the connection as the work says. By
+// default it closes in an orderly way, first: what follows is a FIN, and the connection's
+// last state is kept on this side.
 func (c *client) exchangeOnNewConnection(target *sockaddr) (t clock, f fault) {
 	fd, f := c.open(target, unix.SOCK_STREAM)
 	if f.call != "" {
+		return t, f
+	}
+	defer closeSocket(fd)
+	if f := c.bind(fd); f.call != "" {
 		return t, f
 	}
 	t.from = now()
 	errno := connectSocket(fd, target)
 	t.to = now()
 	if errno != 0 {
-		f = fault{"connect", errno}
-	} else {
-		f = c.ask(fd)
+		return t, fault{"connect", errno}
 	}
-	closeSocket(fd)
+	if f := c.ask(fd); f.call != "" {
+		return t, f
+	}
+	switch c.work.Closing {
+	case ServerCloses:
+		n, errno := receive(fd, c.answer, nil)
+		if errno == 0 && n > 0 {
+			errno = unix.EBADMSG
+		}
+		if errno != 0 {
+			return t, fault{"receive the end from", errno}
+		}
+	case ClientResets:
+		linger := unix.Linger{Onoff: 1}
+		if errno := setOption(fd, unix.SOL_SOCKET, unix.SO_LINGER, unsafe.Pointer(&linger), unsafe.Sizeof(linger)); errno != 0 {
+			return t, fault{"set linger for", errno}
+		}
+	}
 
-	return t, f
+	return t, fault{}
+}
+
+// bind gives a socket the next of the sources, if there are any. Its port is chosen when it
+// connects: by then the kernel knows which ports the target has.
+func (c *client) bind(fd int) fault {
+	if len(c.sources) == 0 {
+		return fault{}
+	}
+	source := &c.sources[(c.number+int(c.sent))%len(c.sources)]
+	one := int32(1)
+	errno := setOption(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, unsafe.Pointer(&one), unsafe.Sizeof(one))
+	if errno == 0 {
+		errno = bindSocket(fd, source)
+	}
+	if errno != 0 {
+		return fault{"bind for", errno}
+	}
+
+	return fault{}
 }
 
 func (c *client) exchangeOnOpenConnection(*sockaddr) (t clock, f fault) {

@@ -83,6 +83,7 @@ func resultOf(clients []*client, window window) *Result {
 	r := &Result{}
 	var latencies, lateness []*samples
 	last := window.to
+	busy := make([]bool, slotsOf(window.to-window.from))
 	for _, c := range clients {
 		r.Succeeded += c.succeeded
 		r.Failed += c.failed
@@ -90,8 +91,16 @@ func resultOf(clients []*client, window window) *Result {
 			r.FirstError = c.first.text()
 		}
 		last = max(last, c.last)
+		for i, succeeded := range c.slots {
+			busy[i] = busy[i] || succeeded
+		}
 		latencies = append(latencies, &c.latencies)
 		lateness = append(lateness, &c.lateness)
+	}
+	for _, succeeded := range busy {
+		if !succeeded {
+			r.Silence += slotLength
+		}
 	}
 	r.Started = r.Succeeded + r.Failed
 	r.Elapsed = last - window.from

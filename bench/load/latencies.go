@@ -22,6 +22,13 @@ func (l Latencies) Quantile(q float64) time.Duration {
 	return l[min(max(rank, 1), len(l))-1]
 }
 
+// Over is how many are longer than a limit.
+func (l Latencies) Over(limit time.Duration) int {
+	longer, _ := slices.BinarySearch(l, limit+1)
+
+	return len(l) - longer
+}
+
 // samples are latencies as one client collects them. Room is made in large pieces,
 // none of which is ever copied.
 type samples struct {

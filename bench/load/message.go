@@ -4,7 +4,7 @@ import "encoding/binary"
 
 // A request begins with a header, which its response repeats:
 //
-//	byte  0     what is asked: askSize or askWho
+//	byte  0     what is asked: askSize, askLast or askWho
 //	      1     0
 //	      2-3   size of the request, header included
 //	      4-5   size of the response, header included
@@ -19,6 +19,7 @@ const (
 
 const (
 	askSize = 's' // an answer of that size, no more
+	askLast = 'l' // the same, and then the end of the connection
 	askWho  = 'w' // who answers?
 )
 
@@ -43,7 +44,7 @@ func sizes(header []byte) (request, response int, ok bool) {
 	if header[0] == askWho {
 		least = whoSize
 	}
-	ok = (header[0] == askSize || header[0] == askWho) &&
+	ok = (header[0] == askSize || header[0] == askLast || header[0] == askWho) &&
 		request >= headerSize && request <= maxRequest && response >= least && response <= maxResponse
 
 	return request, response, ok

@@ -30,6 +30,11 @@ type Result struct {
 	// before, and what the kernel takes to wake a thread.
 	Lateness Latencies
 
+	// Silence is how long nothing succeeded: slots of 100 ms, from the beginning of the
+	// window, in which no exchange came to its end. Quantiles do not show that: clients of
+	// a closed loop that wait make no exchange.
+	Silence time.Duration
+
 	// Machine is what all processors of the machine did during the work's duration.
 	Machine CPU
 }

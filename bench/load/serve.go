@@ -201,6 +201,9 @@ func converse(fd int, request, answer []byte) {
 		if errno := send(fd, answer[:response], nil); errno != 0 {
 			return
 		}
+		if request[0] == askLast {
+			return
+		}
 		clear(answer[:min(response, whoSize)])
 		have = 0
 	}

@@ -48,6 +48,12 @@ func connectSocket(fd int, to *sockaddr) syscall.Errno {
 	return errno
 }
 
+func bindSocket(fd int, to *sockaddr) syscall.Errno {
+	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&to.bytes)), uintptr(to.size))
+
+	return errno
+}
+
 // send sends all of what there is, to where the socket is connected to or, if that
 // is not nil, to another address.
 func send(fd int, what []byte, to *sockaddr) syscall.Errno {

@@ -25,9 +25,29 @@ const (
 	UDPNew Kind = "udp-new"
 )
 
+// Closing is how a connection that a client makes for one exchange ends.
+type Closing string
+
+const (
+	// ClientCloses is the default: the client sends the first FIN, when it has its answer.
+	ClientCloses Closing = ""
+	// ServerCloses has the server send the first FIN, right after its answer. Its side
+	// keeps the connection's last state (TIME_WAIT).
+	ServerCloses Closing = "server"
+	// ClientResets ends the connection with an RST of the client, when it has its answer.
+	ClientResets Closing = "reset"
+)
+
 // Work is what a load generator does.
 type Work struct {
 	Kind Kind
+
+	// Closing is for [Connect].
+	Closing Closing
+
+	// Sources are addresses that [Connect] dials from in turn, of the targets' family and all
+	// of the namespace's own. None: the kernel chooses.
+	Sources []netip.Addr
 
 	// Targets are taken in turn; client c begins at target c. A client that keeps
 	// its connection keeps its first target.
@@ -91,6 +111,19 @@ func (w Work) Validate() error {
 	for _, target := range w.Targets {
 		if !target.IsValid() || target.Port() == 0 || target.Addr().Is4() != w.Targets[0].Addr().Is4() {
 			return fmt.Errorf("work: target %v: want ports, and addresses of one family", target)
+		}
+	}
+	if w.Kind != Connect && (w.Closing != ClientCloses || len(w.Sources) > 0) {
+		return fmt.Errorf("work: closing %q, %d sources: only for %s", w.Closing, len(w.Sources), Connect)
+	}
+	switch w.Closing {
+	case ClientCloses, ServerCloses, ClientResets:
+	default:
+		return fmt.Errorf("work: unknown closing %q", w.Closing)
+	}
+	for _, source := range w.Sources {
+		if source.Is4() != w.Targets[0].Addr().Is4() {
+			return fmt.Errorf("work: source %v: want the targets' family", source)
 		}
 	}
 	if w.Clients < 1 || w.Clients > maxClients {

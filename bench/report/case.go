@@ -10,28 +10,34 @@ type Case struct {
 
 // Names of cases.
 const (
-	Connect        = "connect"
-	Arrivals       = "arrivals"
-	FirstTCP       = "first-packet-tcp"
-	FirstUDP       = "first-packet-udp"
-	Exchange       = "exchange"
-	Bulk           = "bulk"
-	Datagrams      = "datagrams"
-	UDPConnected   = "udp-connected"
-	UDPUnconnected = "udp-unconnected"
-	UDPNew         = "udp-new"
-	ChangeQuiet    = "change-quiet"
-	ChangeChurn    = "change-churn"
-	Updates        = "updates"
-	Start          = "start"
-	Memory         = "memory"
-	Profile        = "profile"
+	Connect         = "connect"
+	Arrivals        = "arrivals"
+	SustainedClient = "sustained-client"
+	SustainedServer = "sustained-server"
+	SustainedReset  = "sustained-reset"
+	FirstTCP        = "first-packet-tcp"
+	FirstUDP        = "first-packet-udp"
+	Exchange        = "exchange"
+	Bulk            = "bulk"
+	Datagrams       = "datagrams"
+	UDPConnected    = "udp-connected"
+	UDPUnconnected  = "udp-unconnected"
+	UDPNew          = "udp-new"
+	ChangeQuiet     = "change-quiet"
+	ChangeChurn     = "change-churn"
+	Updates         = "updates"
+	Start           = "start"
+	Memory          = "memory"
+	Profile         = "profile"
 )
 
 // Cases are all cases, in the order of the tables.
 var Cases = []Case{
 	{Connect, "TCP: connect, one request, one response, close; all clients at once, each as fast as it can; latency of connect()", "connection"},
 	{Arrivals, "TCP: connections at a fixed rate; latency of connect(), from the moment at which it was due", "connection"},
+	{SustainedClient, "TCP: as connect, but for long, and from 128 addresses; the client closes", "connection"},
+	{SustainedServer, "TCP: as connect, but for long, and from 128 addresses; the server closes", "connection"},
+	{SustainedReset, "TCP: as connect, but for long, and from 128 addresses; the client resets", "connection"},
 	{FirstTCP, "First packet, TCP: one connection at a time, with a pause between two; latency of connect()", "connection"},
 	{FirstUDP, "First packet, UDP: one new socket at a time, with a pause between two; latency of the whole exchange", "exchange"},
 	{Exchange, "TCP: requests and responses on open connections, one for each client", "exchange"},

@@ -19,6 +19,10 @@ const (
 	Rate       = "rate"       // of what the case does
 	P50        = "p50"        // latency
 	P99        = "p99"        // latency
+	Longest    = "longest"    // latency, of all that succeeded
+	Slow       = "slow"       // how many took more than 100 ms, of those that succeeded
+	Failed     = "failed"     // how many did
+	Silence    = "silence"    // how long nothing succeeded, in slots of 100 ms
 	CPU        = "cpu"        // busy time of all processors for each thing that the case does
 	SoftIRQ    = "softirq"    // part of the busy time that was in soft interrupts
 	Throughput = "throughput" // of payload
@@ -47,6 +51,10 @@ var Metrics = []Metric{
 	{Packets, "packets received", "1/s", true, "faster", "slower", ""},
 	{P50, "p50", "µs", false, "faster", "slower", ""},
 	{P99, "p99", "µs", false, "faster", "slower", ""},
+	{Longest, "longest", "ms", false, "shorter", "longer", ""},
+	{Slow, "longer than 100 ms", "", false, "fewer", "more", ""},
+	{Failed, "failed", "", false, "fewer", "more", ""},
+	{Silence, "nothing succeeded for", "ms", false, "less", "more", ""},
 	{CPU, "CPU for each", "µs", false, "cheaper", "dearer", ""},
 	{CPUPerGbit, "CPU for each Gbit", "s", false, "cheaper", "dearer", ""},
 	{SoftIRQ, "softirq part of the CPU", "%", false, "less", "more", ""},

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 // quick are flags for a run that shows that everything works, and nothing else.
 var quick = []string{
 	"--services", "10", "--proxies", "sluice,nftables", "--rounds", "1", "--starts", "1", "--changes", "3",
-	"--updates", "20", "--duration", "50ms", "--warm-up", "10ms", "--rest", "100ms", "--rate", "200",
+	"--updates", "20", "--duration", "50ms", "--sustained", "50ms", "--warm-up", "10ms", "--rest", "100ms", "--rate", "200",
 }
 
 // A run measures what it says, and leaves nothing behind but the report.
@@ -70,7 +70,7 @@ func mustHave(t *testing.T, run *report.Run, side, name, path string) {
 	// What may be: a proxy is told before we are, the kernel frees memory meanwhile,
 	// clocks of processors tick too rarely for a run as short, and what changes is written
 	// through memory.
-	free := []string{report.MapWrites, report.EventP50, report.EventP99, report.KernelMemory, report.CPU, report.SoftIRQ, report.CPUPerGbit, report.CPUPerChange, report.CPUThousand}
+	free := []string{report.Slow, report.Failed, report.Silence, report.MapWrites, report.EventP50, report.EventP99, report.KernelMemory, report.CPU, report.SoftIRQ, report.CPUPerGbit, report.CPUPerChange, report.CPUThousand}
 	found := false
 	for _, s := range run.Samples {
 		if s.Side != side || s.Case != name || s.Path != path {

@@ -29,9 +29,11 @@ type options struct {
 
 	warmUp   time.Duration
 	duration time.Duration
-	clients  int
-	rate     int
-	rest     time.Duration
+	// sustained is the duration of those cases that last.
+	sustained time.Duration
+	clients   int
+	rate      int
+	rest      time.Duration
 
 	output string
 	sluice string
@@ -71,6 +73,7 @@ func command() *cobra.Command {
 	f.IntVar(&o.churn, "churn", 100, "endpoint changes a second, where there is churn")
 	f.DurationVar(&o.warmUp, "warm-up", 100*time.Millisecond, "traffic before each measurement")
 	f.DurationVar(&o.duration, "duration", 500*time.Millisecond, "of each measurement of traffic")
+	f.DurationVar(&o.sustained, "sustained", 10*time.Second, "duration of the cases that last")
 	f.IntVar(&o.clients, "clients", 16, "clients that dial at the same time")
 	f.IntVar(&o.rate, "rate", 2000, "connections a second, where the rate is fixed")
 	f.DurationVar(&o.rest, "rest", 5*time.Second, "how long after its start a proxy's memory is read")
@@ -100,6 +103,7 @@ func (o *options) validate() error {
 	positive("clients", o.clients)
 	positive("rate", o.rate)
 	positive("duration", int(o.duration))
+	positive("sustained", int(o.sustained))
 	if o.warmUp < 0 || o.rest < 0 {
 		errs = append(errs, fmt.Errorf("--warm-up, --rest: %v, %v, must not be negative", o.warmUp, o.rest))
 	}

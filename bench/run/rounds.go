@@ -136,7 +136,7 @@ func (b *bencher) once(ctx context.Context, t traffic, from client, to []netip.A
 }
 
 func (b *bencher) attempt(ctx context.Context, t traffic, from client, to []netip.AddrPort) (measured, error) {
-	most := b.warmUp + b.duration + grace
+	most := b.warmUp + max(b.duration, b.sustained) + grace
 	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("not done after %v", most))
 	defer cancel()
 

@@ -53,9 +53,11 @@ var (
 )
 
 var (
-	fromPod     = []string{report.Direct, report.ServiceFirst, report.ServiceLast}
-	remote      = []string{report.DirectRemote, report.ServiceRemote}
-	fromOutside = []string{report.OutsideNear, report.NodePortNear, report.OutsideFar, report.Forwarded, report.NodePortFar}
+	fromPod = []string{report.Direct, report.ServiceFirst, report.ServiceLast}
+	// The client's further addresses are known to the nodes, and not to the pods' own routes.
+	farFromOutside = []string{report.OutsideFar, report.NodePortFar}
+	remote         = []string{report.DirectRemote, report.ServiceRemote}
+	fromOutside    = []string{report.OutsideNear, report.NodePortNear, report.OutsideFar, report.Forwarded, report.NodePortFar}
 	// iperf3 does not answer datagrams from the address that they were sent to, as
 	// [report.Forwarded] needs it.
 	ofDatagrams = []string{report.DirectRemote, report.ServiceRemote, report.OutsideNear, report.NodePortNear, report.OutsideFar, report.NodePortFar}
@@ -65,6 +67,9 @@ var (
 var cases = []traffic{
 	{report.Connect, slices.Concat(fromPod, fromOutside), connect, tcpPort},
 	{report.Arrivals, fromPod, arrivals, tcpPort},
+	{report.SustainedClient, farFromOutside, sustained(load.ClientCloses), tcpPort},
+	{report.SustainedServer, farFromOutside, sustained(load.ServerCloses), tcpPort},
+	{report.SustainedReset, farFromOutside, sustained(load.ClientResets), tcpPort},
 	{report.FirstTCP, fromPod, firstTCP, tcpPort},
 	{report.FirstUDP, fromPod, firstUDP, udpPort},
 	{report.Exchange, slices.Concat([]string{report.Direct, report.ServiceFirst}, fromOutside), exchange, tcpPort},
@@ -141,6 +146,43 @@ func connect(ctx context.Context, b *bencher, from client, to []netip.AddrPort) 
 // one to be due that none is late because another one takes long.
 func arrivals(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
 	return b.latency(ctx, from, load.Work{Kind: load.Connect, Clients: 4 * b.clients, Rate: b.rate, Targets: to})
+}
+
+// stalled is how long no connect() takes unless something stalls: TCP's first retransmission
+// comes after a second.
+const stalled = 100 * time.Millisecond
+
+// sustained is connect for so long that ports have to be used again and again, and from so
+// many addresses that each of these ports has had another client before. What fails, and
+// what stalls, is its figures: a median hides both.
+func sustained(closing load.Closing) func(context.Context, *bencher, client, []netip.AddrPort) (measured, error) {
+	return func(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (measured, error) {
+		work := load.Work{
+			Kind: load.Connect, Closing: closing, Clients: b.clients, Targets: to,
+			WarmUp: b.warmUp, Duration: b.sustained,
+		}
+		for source := stand.Sources.Addr(); stand.Sources.Contains(source); source = source.Next() {
+			work.Sources = append(work.Sources, source)
+		}
+		r, err := load.Run(ctx, from.ns, from.cgroup, work)
+		if err != nil {
+			return measured{}, err
+		}
+		m := measured{values: values{
+			report.Rate:    r.PerSecond(),
+			report.P50:     micros(r.Latencies.Quantile(0.5)),
+			report.P99:     micros(r.Latencies.Quantile(0.99)),
+			report.Longest: micros(r.Latencies.Quantile(1)) / 1000,
+			report.Slow:    float64(r.Latencies.Over(stalled)),
+			report.Failed:  float64(r.Failed),
+			report.Silence: float64(r.Silence.Milliseconds()),
+		}, stolen: stolen(r.Machine)}
+		if r.Failed > 0 {
+			m.failed = fmt.Errorf("%d of %d failed: %s", r.Failed, r.Started, r.FirstError)
+		}
+
+		return m, nil
+	}
 }
 
 // pause is between two of the cases that do one thing at a time.

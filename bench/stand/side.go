@@ -31,6 +31,10 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
+// Sources are further addresses of the client outside: many clients, to whoever goes by
+// addresses.
+var Sources = netip.MustParsePrefix("198.18.0.0/25")
+
 // Side is the cluster of one proxy.
 type Side struct {
 	*lab.Cluster
@@ -122,6 +126,9 @@ func (s *Side) lead() error {
 	return errors.Join(
 		load.Own(s.Near().Namespace, objects.LocalPrefix),
 		load.Own(s.Far().Namespace, objects.RemotePrefix),
+		load.Own(s.Client.Namespace, Sources),
+		near.AddRoute(Sources, s.Client.IPv4),
+		far.AddRoute(Sources, s.Client.IPv4),
 		near.AddRoute(objects.LocalPrefix, s.Near().IPv4),
 		near.AddRoute(objects.RemotePrefix, far.IPv4),
 		far.AddRoute(objects.RemotePrefix, s.Far().IPv4),
@@ -168,6 +175,7 @@ func (s *Side) settle() error {
 func (s *Side) ForgetSoon() error {
 	for name, seconds := range map[string]string{
 		"nf_conntrack_tcp_timeout_time_wait": "1",
+		"nf_conntrack_tcp_timeout_close":     "1",
 		"nf_conntrack_udp_timeout":           "5", // answers may be late on a busy machine
 		"nf_conntrack_udp_timeout_stream":    "5",
 	} {
