@@ -34,6 +34,7 @@ const (
 	deviceMapSlPacket              = "sl_packet"
 	deviceMapSlPools               = "sl_pools"
 	deviceMapSlPortCounts          = "sl_port_counts"
+	deviceMapSlPortTurns           = "sl_port_turns"
 	deviceMapSlReasons             = "sl_reasons"
 	deviceMapSlRefusals            = "sl_refusals"
 	deviceMapSlServiceCidrs        = "sl_service_cidrs"
@@ -129,6 +130,7 @@ type deviceMapSpecs struct {
 	SlPacket       *ebpf.MapSpec `ebpf:"sl_packet"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortTurns    *ebpf.MapSpec `ebpf:"sl_port_turns"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
@@ -198,6 +200,7 @@ type deviceMaps struct {
 	SlPacket       *ebpf.Map `ebpf:"sl_packet"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortTurns    *ebpf.Map `ebpf:"sl_port_turns"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
@@ -230,6 +233,7 @@ func (m *deviceMaps) Close() error {
 		m.SlPacket,
 		m.SlPools,
 		m.SlPortCounts,
+		m.SlPortTurns,
 		m.SlReasons,
 		m.SlRefusals,
 		m.SlServiceCidrs,

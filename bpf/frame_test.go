@@ -3,6 +3,7 @@ package bpf
 import (
 	"encoding/binary"
 	"net"
+	"strings"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -213,10 +214,16 @@ func (p packet) transport(f family) []byte {
 	}
 }
 
+// firstNumber is that of every SYN, on both sides. Numbers wrap around soon after it.
+const firstNumber = uint32(0xfffffffd)
+
 func (p packet) tcpHeader() *layers.TCP {
 	header := &layers.TCP{
 		SrcPort: layers.TCPPort(p.src.Port()), DstPort: layers.TCPPort(p.dst.Port()),
-		Seq: 0x01020304, Window: 65535,
+		Seq: firstNumber + p.seq, Window: 65535,
+	}
+	if p.seq == 0 && !strings.Contains(p.flags, "S") {
+		header.Seq++
 	}
 	for _, flag := range p.flags {
 		switch flag {
@@ -230,8 +237,14 @@ func (p packet) tcpHeader() *layers.TCP {
 		case 'P':
 			header.PSH = true
 		case '.':
-			header.ACK, header.Ack = true, 0x0a0b0c0d
+			header.ACK, header.Ack = true, firstNumber+max(p.ack, 1)
 		}
+	}
+
+	if p.stamp != 0 {
+		stamp := binary.BigEndian.AppendUint32(nil, p.stamp)
+		header.Options = append(header.Options, layers.TCPOption{OptionType: 1}, layers.TCPOption{OptionType: 1},
+			layers.TCPOption{OptionType: 8, OptionLength: 10, OptionData: append(stamp, 0, 0, 0, 1)})
 	}
 
 	return header

@@ -144,13 +144,13 @@ func TestEntriesTellTheFlow(t *testing.T) {
 		f := c.w.role(t, maps.FlowFromClient).flow
 		for _, role := range f.Roles() {
 			e := c.w.role(t, role).flow
-			e.Role, e.State, e.LastSeen, e.Bytes = f.Role, f.State, f.LastSeen, f.Bytes
+			e.Role, e.State, e.LastSeen, e.Bytes, e.End, e.Ack = f.Role, f.State, f.LastSeen, f.Bytes, f.End, f.Ack
 			if e != f {
 				t.Errorf("entry of role %d tells %+v, want %+v", role, e, f)
 			}
 		}
 		created := f.Created
-		f.Created, f.LastSeen, f.State, f.Role, f.BackendId, f.ServicePortId, f.Bytes = 0, 0, 0, 0, 0, 0, 0
+		f.Created, f.LastSeen, f.State, f.Role, f.BackendId, f.ServicePortId, f.Bytes, f.End, f.Ack = 0, 0, 0, 0, 0, 0, 0, 0, 0
 		family := c.w.family
 		want := maps.Flow{
 			Client: c.w.mapAddr(c.place.client), ClientPort: maps.Port(40000), StackPort: maps.Port(40000),

@@ -19,6 +19,8 @@ type packet struct {
 	tos      uint8             // or traffic class
 	extras   int               // so many options of IPv4, or extension headers of IPv6
 	flags    string            // of TCP, as tcpdump writes them: "S", "S.", ".", "F.", "R"
+	seq, ack uint32            // of TCP, see numbered and acks
+	stamp    uint32            // TCP's timestamp; 0: none
 	chunk    uint8             // SCTP's first
 	unsummed bool              // UDP without a checksum
 	own      bool              // of this node, which writes neither an ID nor a flow label
@@ -118,8 +120,16 @@ func (p packet) fromPort(port uint16) packet {
 	p.src = netip.AddrPortFrom(p.src.Addr(), port)
 	return p
 }
-func (p packet) toPort(port uint16) packet  { p.dst = netip.AddrPortFrom(p.dst.Addr(), port); return p }
-func (p packet) with(payload string) packet { p.payload = payload; return p }
+func (p packet) toPort(port uint16) packet { p.dst = netip.AddrPortFrom(p.dst.Addr(), port); return p }
+
+// numbered gives a segment of TCP its place among what its side sends, counted from the SYN.
+// 0 is the SYN's, or right behind it.
+func (p packet) numbered(seq uint32) packet { p.seq = seq; return p }
+
+// acks acknowledges the other side's bytes, its SYN being the first; 0 is that.
+func (p packet) acks(ack uint32) packet      { p.ack = ack; return p }
+func (p packet) stamped(stamp uint32) packet { p.stamp = stamp; return p }
+func (p packet) with(payload string) packet  { p.payload = payload; return p }
 func (p packet) long(bytes int) packet {
 	return p.with(strings.Repeat("long payload ", bytes/13+1)[:bytes])
 }

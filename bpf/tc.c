@@ -269,7 +269,8 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (!f)
 		return REASON_PASS_BYSTANDER;
 	if (is_of_another(pkt, f)) {
-		forget_all(pkt, f);
+		pkt->gone = *f;
+		forget_all(pkt);
 		return REASON_PASS_BYSTANDER;
 	}
 	pkt->now = bpf_ktime_get_ns();

@@ -144,13 +144,15 @@ type abiFlow struct {
 	Role           uint8
 	State          uint8
 	Flags          uint8
-	Reserved       uint16
+	Ending         uint8
+	Stamp          uint8
 	ServicePortId  uint32
 	BackendId      uint32
 	Created        uint64
 	LastSeen       uint64
 	Bytes          uint64
-	Reserved2      [2]uint32
+	End            uint32
+	Ack            uint32
 }
 
 type abiFlowCount uint32
@@ -164,6 +166,17 @@ const (
 	abiFlowCountCOUNT_MASQUERADE_RETRIES abiFlowCount = 5
 	abiFlowCountCOUNT_STACK_PORTS        abiFlowCount = 6
 	abiFlowCountFLOW_COUNT_COUNT         abiFlowCount = 7
+)
+
+type abiFlowEnding uint32
+
+const (
+	abiFlowEndingFLOW_LAST       abiFlowEnding = 1
+	abiFlowEndingFLOW_FIRST      abiFlowEnding = 2
+	abiFlowEndingFLOW_CUT        abiFlowEnding = 4
+	abiFlowEndingFLOW_STAMPED    abiFlowEnding = 8
+	abiFlowEndingFLOW_OVER       abiFlowEnding = 16
+	abiFlowEndingFLOW_REMEMBERED abiFlowEnding = 32
 )
 
 type abiFlowFlag uint32
@@ -481,6 +494,7 @@ const (
 	abiVarBtfClientKind     = "btf_client_kind"
 	abiVarBtfDeviceClass    = "btf_device_class"
 	abiVarBtfFlowCount      = "btf_flow_count"
+	abiVarBtfFlowEnding     = "btf_flow_ending"
 	abiVarBtfFlowFlag       = "btf_flow_flag"
 	abiVarBtfFlowRole       = "btf_flow_role"
 	abiVarBtfFlowState      = "btf_flow_state"
@@ -584,6 +598,7 @@ type abiVariableSpecs struct {
 	BtfClientKind     *ebpf.VariableSpec `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.VariableSpec `ebpf:"btf_device_class"`
 	BtfFlowCount      *ebpf.VariableSpec `ebpf:"btf_flow_count"`
+	BtfFlowEnding     *ebpf.VariableSpec `ebpf:"btf_flow_ending"`
 	BtfFlowFlag       *ebpf.VariableSpec `ebpf:"btf_flow_flag"`
 	BtfFlowRole       *ebpf.VariableSpec `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.VariableSpec `ebpf:"btf_flow_state"`
@@ -691,6 +706,7 @@ type abiVariables struct {
 	BtfClientKind     *ebpf.Variable `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.Variable `ebpf:"btf_device_class"`
 	BtfFlowCount      *ebpf.Variable `ebpf:"btf_flow_count"`
+	BtfFlowEnding     *ebpf.Variable `ebpf:"btf_flow_ending"`
 	BtfFlowFlag       *ebpf.Variable `ebpf:"btf_flow_flag"`
 	BtfFlowRole       *ebpf.Variable `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.Variable `ebpf:"btf_flow_state"`

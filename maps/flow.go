@@ -30,6 +30,12 @@ const (
 	FlowReset = uint8(abiFlowStateFLOW_RESET)
 )
 
+// How one side of a TCP flow has ended, and whether both have, in the Ending of a [Flow].
+const (
+	FlowOver       = uint8(abiFlowEndingFLOW_OVER)
+	FlowRemembered = uint8(abiFlowEndingFLOW_REMEMBERED)
+)
+
 // Flags of a [Flow].
 const (
 	FlowMasqueraded = uint8(abiFlowFlagFLOW_MASQUERADED)

@@ -14,6 +14,7 @@ const enum device_class *btf_device_class __attribute__((unused));
 const enum hook *btf_hook __attribute__((unused));
 const enum flow_role *btf_flow_role __attribute__((unused));
 const enum flow_state *btf_flow_state __attribute__((unused));
+const enum flow_ending *btf_flow_ending __attribute__((unused));
 const enum flow_flag *btf_flow_flag __attribute__((unused));
 const enum flow_count *btf_flow_count __attribute__((unused));
 const enum reason *btf_reason __attribute__((unused));

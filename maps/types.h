@@ -406,6 +406,20 @@ enum flow_state {
 	FLOW_RESET = 3,
 };
 
+/*
+ * flow.ending: how this side of a TCP flow has ended, as far as its sequence numbers bear it
+ * out: see bpf/lib/ending.h.
+ */
+enum flow_ending {
+	FLOW_LAST = 1, /* by a FIN, which is right before flow.end */
+	FLOW_FIRST = 2, /* that FIN came before the other side's: this side is in TIME_WAIT then */
+	FLOW_CUT = 4, /* by an RST that the other side takes for one */
+	FLOW_STAMPED = 8, /* flow.stamp is one */
+	/* Of both sides, noted by either: */
+	FLOW_OVER = 16, /* both have ended */
+	FLOW_REMEMBERED = 32, /* and the backend is in TIME_WAIT */
+};
+
 /* flow.flags */
 enum flow_flag {
 	FLOW_MASQUERADED = 1,
@@ -433,13 +447,16 @@ struct flow {
 	__u8 role; /* enum flow_role */
 	__u8 state; /* enum flow_state */
 	__u8 flags; /* enum flow_flag */
-	__u16 reserved;
+	__u8 ending; /* enum flow_ending */
+	__u8 stamp; /* TCP: the first byte of the timestamp of this side's FIN, if it is over the client's */
 	__u32 service_port_id;
 	__u32 backend_id;
 	__u64 created;
 	__u64 last_seen; /* within a second */
 	__u64 bytes; /* of packets that came to this entry, and are in no stat yet */
-	__u32 reserved2[2];
+	/* TCP, in host byte order; 0 is not known. */
+	__u32 end; /* of what this side has sent */
+	__u32 ack; /* of what it has received */
 };
 
 /* What is counted of flows, in entries. */

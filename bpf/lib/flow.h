@@ -11,14 +11,6 @@
 
 #define REFRESH_NS 1000000000ULL
 
-/*
- * After this time without a packet another flow may take the tuple of an entry:
- * when it has said its last; and when it has said nothing but its first, or a flood
- * of first packets would hold all ports of a masquerade.
- */
-#define CLOSING_NS (10 * 1000000000ULL)
-#define OPENING_NS (3 * 1000000000ULL)
-
 /* barrier keeps the compiler from moving reads of memory across it. */
 #define barrier() asm volatile("" ::: "memory")
 
@@ -101,23 +93,36 @@ static __always_inline bool goes(struct packet *pkt, const struct flow *f,
 	return same_tuple(&pkt->key, key);
 }
 
-/* is_over says that an entry of another flow need not be respected any more. */
-static __always_inline bool is_over(const struct flow *f, __u64 now)
+/*
+ * idle_of is for how long an entry has seen no packet. Another CPU may have seen one after we
+ * looked at the clock.
+ */
+static __always_inline __u64 idle_of(const struct flow *f, __u64 now)
 {
-	__u64 idle = now - f->last_seen;
+	__u64 seen = f->last_seen;
 
-	if (f->proto == IPPROTO_UDP)
-		return idle > config_udp_idle_ns;
-	if (f->state == FLOW_NEW)
-		return idle > OPENING_NS;
-	return f->state != FLOW_OPEN && idle > CLOSING_NS;
+	return seen < now ? now - seen : 0;
 }
 
-/* is_same says that two entries are of one and the same client's flow to what it dialled. */
-static __always_inline bool is_same(const struct flow *a, const struct flow *b)
+/*
+ * entry_at returns the entry of f at pkt->key, or NULL if it was lost or robbed. It need not be
+ * in the table where f is: another CPU may have seen the proof.
+ */
+static __always_inline struct flow *entry_at(struct packet *pkt, const struct flow *f)
 {
-	return addr_equal(&a->client, &b->client) && a->client_port == b->client_port &&
-	       addr_equal(&a->dialled, &b->dialled) && a->dialled_port == b->dialled_port;
+	struct flow *entry = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+
+	if (entry && entry->created == f->created)
+		return entry;
+	entry = bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	return entry && entry->created == f->created ? entry : NULL;
+}
+
+/* entry_of returns the entry of f in a role. See entry_at. */
+static __always_inline struct flow *entry_of(struct packet *pkt, const struct flow *f, __u8 role)
+{
+	comes_as(f, role, &pkt->key);
+	return entry_at(pkt, f);
 }
 
 /* drop_flow deletes an entry from flows, and counts it. */
@@ -131,12 +136,6 @@ static __always_inline void drop_half_open(const struct flow_key *key)
 {
 	if (!bpf_map_delete_elem(&sl_half_open, key))
 		count_flows(COUNT_HALF_OPEN_DELETED, 1);
-}
-
-/* is_free says whether f may take the place of the entry had. */
-static __always_inline bool is_free(const struct flow *had, const struct flow *f, __u64 now)
-{
-	return !had || is_same(had, f) || is_over(had, now);
 }
 
 /* tell_bytes counts what an entry has seen. */
@@ -154,48 +153,8 @@ static __always_inline void tell_bytes(struct flow *f)
 }
 
 /*
- * reserve puts the entry of the packet's flow that has this role into half_open,
- * unless another flow that lives has its tuple. Two CPUs may want one tuple at once:
- * one gets it. It is for ingress; and global, so that the verifier looks at it once.
- */
-__noinline int reserve(__u32 role)
-{
-	struct packet *pkt = packet_at(HOOK_INGRESS);
-	struct flow *had, *opening, *f;
-
-	if (!pkt)
-		return REASON_DROP_FLOW_TABLE;
-	f = &pkt->flow;
-	comes_as(f, role, &pkt->key);
-	f->role = role;
-	had = bpf_map_lookup_elem(&sl_flows, &pkt->key);
-	if (!is_free(had, f, pkt->now))
-		return REASON_DROP_MASQUERADE_PORT;
-	opening = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
-	if (!is_free(opening, f, pkt->now))
-		return REASON_DROP_MASQUERADE_PORT;
-	if (had)
-		tell_bytes(had);
-	if (opening) {
-		tell_bytes(opening);
-		drop_half_open(&pkt->key);
-	}
-	switch (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST)) {
-	case 0:
-		break;
-	case -EEXIST:
-		return REASON_DROP_MASQUERADE_PORT;
-	default:
-		return REASON_DROP_FLOW_TABLE;
-	}
-	count_flows(COUNT_HALF_OPEN_PUT, 1);
-	drop_flow(&pkt->key); /* of a flow that is over: it would be found first */
-	return REASON_NEXT;
-}
-
-/*
  * release takes the entry of the flow of the packet at a hook that has this role out of
- * half_open, if it is still its own. See reserve.
+ * half_open, if it is still its own. It is global, so that the verifier looks at it once.
  */
 __noinline int release(__u32 hook, __u32 role)
 {
@@ -231,7 +190,7 @@ static __always_inline void note_egress_use(const struct flow *f, __u64 now)
 /*
  * put_back puts the entry of the flow of the packet at a hook that has this role into
  * flows, if it is missing there, and returns 1 then. A flow that has begun since, and is half open yet, keeps the
- * tuple. An entry that is half open itself keeps its state, but is open now; what
+ * tuple. An entry that is half open itself keeps what it knows, but is open now; what
  * one has lost that was open, nobody else knows.
  */
 __noinline int put_back(__u32 hook, __u32 role)
@@ -252,6 +211,10 @@ __noinline int put_back(__u32 hook, __u32 role)
 	if (opening && opening->created != f->created)
 		return 0;
 	f->state = opening && opening->state ? opening->state : FLOW_OPEN;
+	f->ending = opening ? opening->ending : 0;
+	f->stamp = opening ? opening->stamp : 0;
+	f->end = opening ? opening->end : 0;
+	f->ack = opening ? opening->ack : 0;
 	failed = bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST);
 	f->state = state;
 	if (failed)

@@ -94,17 +94,6 @@ static __always_inline enum reason read_quoted(struct __sk_buff *ctx, struct pac
 	return read_ports(ctx, quoted, pkt->ip.end);
 }
 
-/* reversed is the tuple of the packets that the quoted one answers. */
-static __always_inline void reversed(const struct flow_key *tuple, struct flow_key *to)
-{
-	to->src = tuple->dst;
-	to->dst = tuple->src;
-	to->src_port = tuple->dst_port;
-	to->dst_port = tuple->src_port;
-	to->proto = tuple->proto;
-	to->reserved = 0;
-}
-
 /* quote_store writes into the quoted packet, and into the checksum of the error. */
 static __always_inline bool quote_store(struct __sk_buff *ctx, struct packet *pkt, __u32 at,
 					void *old, void *new, __u32 size)

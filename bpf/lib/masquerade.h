@@ -3,10 +3,26 @@
 #ifndef SLUICE_MASQUERADE_H
 #define SLUICE_MASQUERADE_H
 
-#include "flow.h"
+#include "balance.h"
+#include "claim.h"
 #include "route.h"
 
-#define MAX_PORT_TRIES 32
+/* So many ports are tried: the first ones in turn, and then any. */
+#define MAX_PORT_TRIES 64
+#define PORTS_IN_TURN 8
+
+/*
+ * Which port of the window is next, by a hash of the backend: so the port that is taken is the one that
+ * a backend has not seen for the longest time. Two backends may share a place.
+ */
+#define PORT_TURNS 4096
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PORT_TURNS);
+	__type(key, __u32);
+	__type(value, __u32);
+} sl_port_turns SEC(".maps");
 
 /* tuple_hash spreads flows over the ports: the same tuple asks for the same one first. */
 static __always_inline __u32 tuple_hash(const struct flow *f)
@@ -27,32 +43,56 @@ static __always_inline __be16 port_of_window(__u32 number)
 }
 
 /*
+ * reserve_as reserves the entry of the packet's flow that has this role, with a port of the
+ * window. See reserve.
+ */
+static __always_inline int reserve_as(struct packet *pkt, __u32 role, __be16 port, bool urgent)
+{
+	if (role == FLOW_FROM_BACKEND)
+		pkt->flow.masquerade_port = port;
+	else
+		pkt->flow.stack_port = port;
+	return reserve(role, urgent);
+}
+
+/*
  * reserve_port finds a port of the window with which the entry of the packet's flow
  * that has this role is nobody else's, and puts it into half_open. See reserve.
+ *
+ * Connections take their ports in turn. A client's datagrams get the port that they had
+ * before, if their flow was given up meanwhile. If all ports that are tried are held, and some
+ * by flows that have ended, the oldest of these gives way.
  */
 __noinline int reserve_port(__u32 role)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	int why = REASON_DROP_MASQUERADE_PORT;
-	__u32 number;
+	__u32 place, number, *turn;
 	int i;
 
 	if (!pkt)
 		return why;
-	number = tuple_hash(&pkt->flow);
+	place = hash(&pkt->flow.backend, sizeof(pkt->flow.backend)) ^ pkt->flow.backend_port;
+	place %= PORT_TURNS;
+	turn = bpf_map_lookup_elem(&sl_port_turns, &place);
+	if (!turn)
+		return why;
+	number = *turn;
+	__sync_fetch_and_add(turn, 1);
+	if (pkt->flow.proto == IPPROTO_UDP)
+		number = tuple_hash(&pkt->flow);
+	pkt->ended = 0;
 	for (i = 0; i < MAX_PORT_TRIES; i++) {
-		__be16 port = port_of_window(number);
-
-		if (role == FLOW_FROM_BACKEND)
-			pkt->flow.masquerade_port = port;
-		else
-			pkt->flow.stack_port = port;
-		why = reserve(role);
+		why = reserve_as(pkt, role, port_of_window(number), false);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			break;
-		count_flows(COUNT_MASQUERADE_RETRIES, 1);
-		number = bpf_get_prandom_u32();
+		number = i < PORTS_IN_TURN ? number + 1 : bpf_get_prandom_u32();
 	}
+	if (i && pkt->flow.proto != IPPROTO_UDP)
+		*turn = number + 1;
+	count_flows(COUNT_MASQUERADE_RETRIES, i);
+	if (why == REASON_DROP_MASQUERADE_PORT && pkt->ended)
+		why = reserve_as(pkt, role, pkt->ended_port, true);
 	return why;
 }
 

@@ -66,7 +66,7 @@ static __always_inline int reserve_reply(struct packet *pkt, const struct pool *
 	for (i = 0; i < MAX_BACKENDS; i++) {
 		set_backend(&pkt->flow, *be);
 		why = answers_itself(&pkt->flow) ? REASON_DROP_MASQUERADE_PORT :
-						   reserve(FLOW_TO_CLIENT);
+						   reserve(FLOW_TO_CLIENT, false);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			return why;
 		if (pool->affinity_seconds)
@@ -127,6 +127,8 @@ static __always_inline int put_entries(struct packet *pkt)
 		if (!why)
 			why = put_opening(pkt, FLOW_TO_BACKEND);
 	}
+	if (pkt->flow.proto == IPPROTO_TCP)
+		pkt->flow.end = pkt->tcp.end; /* the packet at hand is this entry's first */
 	return why ?: put_opening(pkt, FLOW_FROM_CLIENT);
 }
 
@@ -137,11 +139,13 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 	int why;
 
 	why = reserve_reply(pkt, pool, &be);
+	evict(pkt);
 	if (why)
 		return why;
 	if (wants_masquerade(pool, be, &pkt->flow.client)) {
 		pkt->flow.flags |= FLOW_MASQUERADED;
 		why = masquerade(ctx, pkt);
+		evict(pkt);
 	}
 	if (!why) {
 		pkt->flow.flags |= egress_classes(ctx, pkt);

@@ -61,6 +61,19 @@ enum signal {
 	SIGNAL_FIN = 2, /* nothing will follow */
 	SIGNAL_RESET = 3, /* it is over */
 	SIGNAL_ACCEPT = 4, /* agrees to open one */
+	SIGNAL_DOUBTED = 5, /* would end it, if its numbers were right */
+};
+
+/* What the header of TCP says, in host byte order. */
+struct segment {
+	__u32 seq;
+	__u32 end; /* seq of what follows it */
+	__u32 ack;
+	bool acks; /* ack is one */
+	bool syn;
+	bool stamped; /* stamp is one; looked for in SYN and FIN only */
+	__u8 stamp; /* the first byte of the timestamp */
+	__u8 fin; /* what a FIN makes of flow.ending; 0: it is none */
 };
 
 /* Where the headers of an IP packet are, from the start of the frame, and who sends it to whom. */
@@ -86,9 +99,14 @@ struct packet {
 	struct flow_key to; /* what the packet becomes */
 	struct flow_key key; /* of the entry at hand */
 	struct flow flow; /* the entry at hand */
+	struct flow gone; /* a flow that is forgotten */
 	__be32 quote[MAX_QUOTE / 4]; /* what an error of ours quotes */
 	__u64 now;
+	struct segment tcp; /* unless it is a later fragment */
+	__u64 ended; /* when the oldest flow was seen that has ended, and holds a tuple that we want; 0: none */
+	__be16 ended_port; /* of that tuple, where the replies go */
 	__u32 pos; /* what take(ctx) takes next */
+	bool evicts; /* gone has to be forgotten */
 	__u8 signal; /* enum signal */
 	__u8 icmp_type;
 	__u8 is_error; /* an ICMP error */
@@ -119,8 +137,20 @@ static __always_inline struct packet *new_packet(enum hook hook)
 		pkt->ip.key.reserved = 0;
 		pkt->signal = SIGNAL_NONE;
 		pkt->is_error = false;
+		pkt->evicts = false;
 	}
 	return pkt;
+}
+
+/* reversed is the tuple of the packets that those of a tuple answer, or are answered by. */
+static __always_inline void reversed(const struct flow_key *tuple, struct flow_key *to)
+{
+	to->src = tuple->dst;
+	to->dst = tuple->src;
+	to->src_port = tuple->dst_port;
+	to->dst_port = tuple->src_port;
+	to->proto = tuple->proto;
+	to->reserved = 0;
 }
 
 /*
@@ -322,20 +352,76 @@ static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct head
 	return REASON_NEXT;
 }
 
-#define TCP_FLAGS 13 /* offset */
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
 
+/* The header of TCP, without its options. linux/tcp.h has it in bit fields. */
+struct tcp_header {
+	__be16 ports[2];
+	__be32 seq;
+	__be32 ack;
+	__u8 length; /* in the upper half, in words */
+	__u8 flags;
+	__be16 window;
+	__be16 checksum;
+	__be16 urgent;
+};
+
+#define TCP_OPTION_END 0
+#define TCP_OPTION_NOP 1
+#define TCP_OPTION_STAMP 8
+#define MAX_TCP_OPTIONS 12
+
+/*
+ * read_stamp looks for the timestamp among the options of the packet at a hook, which go up to
+ * end. It is global, so that the verifier looks at it once.
+ */
+__noinline int read_stamp(struct __sk_buff *ctx, __u32 hook, __u32 end)
+{
+	struct packet *pkt = packet_at(hook);
+	__u32 at, i;
+
+	if (!pkt)
+		return 0;
+	at = pkt->ip.l4 + sizeof(struct tcp_header);
+	for (i = 0; i < MAX_TCP_OPTIONS && at < end; i++) {
+		__u8 option[3]; /* kind, length, and the first byte of a timestamp */
+
+		if (bpf_skb_load_bytes(ctx, at, option, sizeof(option)) ||
+		    option[0] == TCP_OPTION_END)
+			break;
+		if (option[0] == TCP_OPTION_STAMP) {
+			pkt->tcp.fin |= pkt->tcp.fin ? FLOW_STAMPED : 0;
+			pkt->tcp.stamped = true;
+			pkt->tcp.stamp = option[2];
+			break;
+		}
+		at += option[0] == TCP_OPTION_NOP ? 1 : option[1];
+	}
+	return 0;
+}
+
 static __always_inline enum reason read_tcp_signal(struct __sk_buff *ctx, struct packet *pkt)
 {
-	const __u8 *at = peek(ctx, pkt->ip.l4 + TCP_FLAGS, sizeof(*at));
+	const struct tcp_header *tcp = peek(ctx, pkt->ip.l4, sizeof(*tcp));
+	__u32 payload;
 	__u8 flags;
 
-	if (!at || pkt->ip.l4 + TCP_FLAGS >= pkt->ip.end)
+	if (!tcp || pkt->ip.l4 + sizeof(*tcp) > pkt->ip.end)
 		return REASON_PASS_MALFORMED;
-	flags = *at;
+	flags = tcp->flags;
+	payload = pkt->ip.l4 + (tcp->length >> 4) * 4;
+	pkt->tcp.seq = bpf_ntohl(tcp->seq);
+	pkt->tcp.ack = bpf_ntohl(tcp->ack);
+	pkt->tcp.acks = flags & TCP_ACK;
+	pkt->tcp.syn = flags & TCP_SYN;
+	pkt->tcp.end = pkt->tcp.seq + pkt->ip.end - payload + pkt->tcp.syn + (flags & TCP_FIN);
+	pkt->tcp.stamped = false;
+	pkt->tcp.fin = flags & TCP_FIN ? FLOW_LAST : 0;
+	if (flags & (TCP_SYN | TCP_FIN))
+		read_stamp(ctx, pkt->ip.key.hook, payload);
 	if (flags & TCP_RST)
 		pkt->signal = SIGNAL_RESET;
 	else if (flags & TCP_FIN)

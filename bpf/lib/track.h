@@ -4,16 +4,22 @@
 #define SLUICE_TRACK_H
 
 #include "backend.h"
-#include "flow.h"
+#include "ending.h"
 #include "load.h"
 
 /* next_state is what a packet makes of an entry's state. */
 static __always_inline __u8 next_state(const struct flow *f, const struct packet *pkt)
 {
+	if (pkt->signal == SIGNAL_DOUBTED)
+		return f->state;
 	if (pkt->signal == SIGNAL_RESET)
 		return FLOW_RESET;
 	if (pkt->signal == SIGNAL_FIN && f->state != FLOW_RESET)
 		return FLOW_FIN;
+	/* Whoever goes on after a FIN has not sent it. */
+	if (f->state == FLOW_FIN && pkt->signal == SIGNAL_NONE && f->end &&
+	    !(f->ending & FLOW_LAST))
+		return FLOW_OPEN;
 	/* Whoever goes on after a reset has not taken it for one. */
 	if (f->state == FLOW_RESET && pkt->signal == SIGNAL_NONE)
 		return FLOW_OPEN;
@@ -33,7 +39,7 @@ static __always_inline bool is_proven(const struct flow *f, const struct packet 
 	if (f->proto == IPPROTO_UDP)
 		return f->role == FLOW_TO_CLIENT || f->role == FLOW_FROM_BACKEND;
 	return f->role == FLOW_FROM_CLIENT && pkt->signal != SIGNAL_FIRST &&
-	       pkt->signal != SIGNAL_RESET;
+	       pkt->signal != SIGNAL_RESET && pkt->signal != SIGNAL_DOUBTED;
 }
 
 /* is_silent says that a side of a flow has said its last. */
@@ -60,22 +66,6 @@ static __noinline int prove(struct packet *pkt, const struct flow *f)
 	put_back_all(pkt);
 	release_all(pkt);
 	return 0;
-}
-
-/*
- * entry_of returns the entry of f in another role, or NULL if it was lost or robbed.
- * It need not be in the table where f is: another CPU may have seen the proof.
- */
-static __always_inline struct flow *entry_of(struct packet *pkt, const struct flow *f, __u8 role)
-{
-	struct flow *entry;
-
-	comes_as(f, role, &pkt->key);
-	entry = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
-	if (entry && entry->created == f->created)
-		return entry;
-	entry = bpf_map_lookup_elem(&sl_flows, &pkt->key);
-	return entry && entry->created == f->created ? entry : NULL;
 }
 
 static __noinline int touch(struct packet *pkt, const struct flow *f, __u32 role)
@@ -125,7 +115,7 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 }
 
 /* has_ended says that both sides of a flow have said their last, or one has reset it. */
-static __always_inline bool has_ended(struct packet *pkt, const struct flow *f)
+static __noinline bool has_ended(struct packet *pkt, const struct flow *f)
 {
 	const struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
 	const struct flow *to = entry_of(pkt, f, FLOW_TO_CLIENT);
@@ -192,9 +182,12 @@ static __always_inline void note_sent(struct packet *pkt, const struct flow *f)
 /* track follows a packet of the entry f. */
 static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
 {
-	__u8 state = next_state(f, pkt);
 	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT;
+	__u8 state;
 
+	if (f->proto == IPPROTO_TCP && !pkt->ip.later)
+		follow_segment(pkt, f);
+	state = next_state(f, pkt);
 	if (at_client)
 		f->bytes += pkt->ip.end - pkt->ip.l3;
 	if (f->state != state) {
@@ -206,7 +199,7 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 	}
 	if (f->role == FLOW_TO_BACKEND && !(f->flags & FLOW_SENT))
 		note_sent(pkt, f);
-	if (pkt->now - f->last_seen > REFRESH_NS)
+	if (idle_of(f, pkt->now) > REFRESH_NS)
 		refresh(pkt, f, half_open);
 	if (half_open && is_proven(f, pkt))
 		prove(pkt, f);
@@ -224,8 +217,8 @@ static __always_inline bool gives_up(struct flow *entry, const struct flow *f, _
 }
 
 /*
- * forget deletes the entry of the flow of the packet at a hook that has this role. See
- * reserve.
+ * forget deletes the entry that pkt->gone has in this role, for the packet at a hook. It is
+ * global, so that the verifier looks at it once.
  */
 __noinline int forget(__u32 hook, __u32 role)
 {
@@ -233,23 +226,22 @@ __noinline int forget(__u32 hook, __u32 role)
 
 	if (!pkt)
 		return 0;
-	comes_as(&pkt->flow, role, &pkt->key);
-	if (gives_up(bpf_map_lookup_elem(&sl_half_open, &pkt->key), &pkt->flow, role))
+	comes_as(&pkt->gone, role, &pkt->key);
+	if (gives_up(bpf_map_lookup_elem(&sl_half_open, &pkt->key), &pkt->gone, role))
 		drop_half_open(&pkt->key);
-	if (gives_up(bpf_map_lookup_elem(&sl_flows, &pkt->key), &pkt->flow, role))
+	if (gives_up(bpf_map_lookup_elem(&sl_flows, &pkt->key), &pkt->gone, role))
 		drop_flow(&pkt->key);
 	return 0;
 }
 
-/* forget_all is for a flow whose tuple somebody else has now. */
-static __always_inline void forget_all(struct packet *pkt, const struct flow *f)
+/* forget_all is for pkt->gone, whose tuple somebody else has now. */
+static __always_inline void forget_all(struct packet *pkt)
 {
 	__u32 hook = pkt->ip.key.hook;
 
-	pkt->flow = *f;
 	forget(hook, FLOW_FROM_CLIENT);
 	forget(hook, FLOW_TO_CLIENT);
-	if (is_masqueraded(&pkt->flow)) {
+	if (is_masqueraded(&pkt->gone)) {
 		forget(hook, FLOW_TO_BACKEND);
 		forget(hook, FLOW_FROM_BACKEND);
 	}
@@ -289,10 +281,10 @@ static __always_inline bool is_idle(struct packet *pkt, const struct flow *f, bo
 	__u64 limit = half_open ? config_udp_unanswered_ns : config_udp_idle_ns;
 	const struct flow *answers;
 
-	if (pkt->now - f->last_seen <= limit)
+	if (idle_of(f, pkt->now) <= limit)
 		return false;
 	answers = sibling(pkt, f, FLOW_TO_CLIENT, half_open);
-	return !answers || pkt->now - answers->last_seen > limit;
+	return !answers || idle_of(answers, pkt->now) > limit;
 }
 
 /*
@@ -306,7 +298,7 @@ static __noinline bool begins_anew(struct packet *pkt, const struct flow *f, boo
 	if (half_open && is_robbed(pkt, f))
 		return true;
 	if (f->proto == IPPROTO_UDP)
-		return pkt->now - f->last_seen > REFRESH_NS &&
+		return idle_of(f, pkt->now) > REFRESH_NS &&
 		       (is_idle(pkt, f, half_open) || !has_backend(f));
 	return is_closing(pkt, f, half_open) || !has_backend(f);
 }

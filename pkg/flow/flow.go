@@ -123,8 +123,7 @@ func isSame(a, b maps.Flow) bool {
 // them.
 func identity(f maps.Flow) maps.Flow {
 	f.Flags &= maps.FlowMasqueraded
-	f.Role, f.State, f.Reserved, f.Created, f.LastSeen, f.Bytes = 0, 0, 0, 0, 0, 0
-	clear(f.Reserved2[:]) // other builds may use it
+	f.Role, f.State, f.Ending, f.Stamp, f.Created, f.LastSeen, f.Bytes, f.End, f.Ack = 0, 0, 0, 0, 0, 0, 0, 0, 0
 
 	return f
 }

@@ -22,13 +22,14 @@ const protoUDP = 17
 // the flow is masqueraded, so two that have seen the last of a side need not be
 // of both sides.
 func (g *group) state() State {
-	proven, reset := false, false
+	proven, over := false, false
 	var saidLast struct{ client, backend bool }
 	for _, e := range g.entries {
 		proven = proven || !e.table.halfOpen
+		over = over || e.value.Ending&maps.FlowOver != 0
 		switch e.value.State {
 		case maps.FlowReset:
-			reset = true
+			over = true
 		case maps.FlowFin:
 			fromClient := e.value.Role == maps.FlowFromClient || e.value.Role == maps.FlowToBackend
 			saidLast.client = saidLast.client || fromClient
@@ -40,7 +41,7 @@ func (g *group) state() State {
 		return Answered
 	case g.told.Proto == protoUDP:
 		return Unanswered
-	case reset, saidLast.client && saidLast.backend:
+	case over, saidLast.client && saidLast.backend:
 		return Closed
 	case saidLast.client || saidLast.backend:
 		return Closing

@@ -89,7 +89,7 @@ func (s *Sweeper) Dialled() Dialled { return s.dialled }
 func (s *Sweeper) Sweep() (Status, error) {
 	begin := time.Now()
 	defer func() { s.took = time.Since(begin) }()
-	timeouts := s.timeouts
+	timeouts := s.timeouts.at(s.status.Flows.Percent())
 	if s.alarms.flows.on {
 		timeouts = timeouts.hurried()
 	}
@@ -186,7 +186,7 @@ func (s *Sweeper) expire(st stock, timeouts Timeouts) (flags uint8, err error) {
 		}
 		switch {
 		case len(g.entries) == 0: // ended by itself
-		case since(g.lastSeen(), st.at) <= timeouts.of(g.state())+refresh:
+		case since(g.lastSeen(), st.at) <= timeouts.of(&g)+refresh:
 			flags |= g.flags()
 		default:
 			if err := s.end(&g); err != nil {

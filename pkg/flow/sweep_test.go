@@ -75,6 +75,50 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// A flow of which any entry says that it is over is closed, whatever the others say. One that
+// the backend remembers is kept for longer, if there is room.
+func TestOverAndRemembered(t *testing.T) {
+	const over, remembered = maps.FlowOver, maps.FlowOver | maps.FlowRemembered
+	for _, test := range []struct {
+		name        string
+		masqueraded bool
+		ending      uint8
+		capacity    uint32 // of the table; four entries are in it
+		timeout     time.Duration
+	}{
+		{"over", true, over, 1024, 10 * time.Second},
+		{"over, and remembered", true, remembered, 1024, 60 * time.Second},
+		{"over, and remembered, of a client that the backend sees", false, remembered, 1024, 10 * time.Second},
+		{"over, and remembered, in a table that is half full", true, remembered, 8, 60 * time.Second},
+		{"over, and remembered, in a table that is fuller", true, remembered, 7, 10 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t, 1024)
+			f := flowOf(tcp, 1)
+			if test.masqueraded {
+				f = masqueraded(f)
+			}
+			f.Ending = test.ending
+			w.put(t, f, note{fromClient, maps.FlowFin, false, 0})
+			f.Ending = 0
+			w.put(t, f, note{toClient, maps.FlowFin, false, 0})
+			s := w.sweeper(t)
+			s.status.Flows = Usage{Entries: 4, Capacity: int(test.capacity)}
+			w.clock += uint64(test.timeout + refresh)
+			w.mustSweep(t, s)
+			if n := w.count(t, f); n != 2 {
+				t.Errorf("%d entries are left at the end of %v, want 2", n, test.timeout)
+			}
+			s.status.Flows = Usage{Entries: 4, Capacity: int(test.capacity)}
+			w.clock++
+			w.mustSweep(t, s)
+			if n := w.count(t, f); n != 0 {
+				t.Errorf("%d entries are left after %v", n, test.timeout)
+			}
+		})
+	}
+}
+
 // Timeouts that are given are kept.
 func TestTimeouts(t *testing.T) {
 	w := newWorld(t, 1024)

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -15,16 +16,22 @@ import (
 //	Established    TCP, SCTP: established  24 h     kube-proxy's tcpEstablishedTimeout
 //	Closing        TCP, SCTP: closing      1 h      kube-proxy's tcpCloseWaitTimeout
 //	Closed         TCP, SCTP: closed       10 s     netfilter's CLOSE
+//	Remembered     TCP: closed, see below  60 s     Linux's TIME_WAIT
 //	UDPUnanswered  UDP: unanswered         30 s     netfilter's udp_timeout
 //	UDPAnswered    UDP: answered           120 s    netfilter's udp_timeout_stream
 //
+// A masqueraded flow that the backend has closed first is kept for as long as the backend
+// remembers it: programs know by it which SYN the backend takes from that port. That is worth
+// half of the table; when that is full, such flows are like all that are closed.
+//
 // In an emergency, see [Status], some are shorter: Closing and UDPAnswered 30 s,
-// UDPUnanswered 10 s, Closed 1 s. Connections that work are never hurried.
+// UDPUnanswered 10 s, Closed and Remembered 1 s. Connections that work are never hurried.
 type Timeouts struct {
 	Opening       time.Duration
 	Established   time.Duration
 	Closing       time.Duration
 	Closed        time.Duration
+	Remembered    time.Duration
 	UDPUnanswered time.Duration
 	UDPAnswered   time.Duration
 }
@@ -39,6 +46,7 @@ func (t Timeouts) orDefault() Timeouts {
 		Established:   cmp.Or(t.Established, 24*time.Hour),
 		Closing:       cmp.Or(t.Closing, time.Hour),
 		Closed:        cmp.Or(t.Closed, 10*time.Second),
+		Remembered:    cmp.Or(t.Remembered, 60*time.Second),
 		UDPUnanswered: cmp.Or(t.UDPUnanswered, 30*time.Second),
 		UDPAnswered:   cmp.Or(t.UDPAnswered, 120*time.Second),
 	}
@@ -49,14 +57,37 @@ func (t Timeouts) orDefault() Timeouts {
 func (t Timeouts) hurried() Timeouts {
 	t.Closing = min(t.Closing, 30*time.Second)
 	t.Closed = min(t.Closed, time.Second)
+	t.Remembered = min(t.Remembered, time.Second)
 	t.UDPUnanswered = min(t.UDPUnanswered, 10*time.Second)
 	t.UDPAnswered = min(t.UDPAnswered, 30*time.Second)
 
 	return t
 }
 
-func (t Timeouts) of(s State) time.Duration {
-	switch s {
+// rememberedPercent is how full the table may be, and flows are kept for Remembered.
+const rememberedPercent = 50
+
+// at returns the timeouts for a table that was so full at the last look.
+func (t Timeouts) at(percent int) Timeouts {
+	if percent > rememberedPercent {
+		t.Remembered = min(t.Remembered, t.Closed)
+	}
+
+	return t
+}
+
+// isRemembered says that the backend of a flow that is closed still knows it, by any of its
+// entries.
+func isRemembered(f *maps.Flow) bool {
+	return f.IsMasqueraded() && f.Ending&maps.FlowRemembered != 0
+}
+
+func (t Timeouts) of(g *group) time.Duration {
+	state := g.state()
+	if state == Closed && slices.ContainsFunc(g.entries, func(e entry) bool { return isRemembered(&e.value) }) {
+		return t.Remembered
+	}
+	switch state {
 	case Opening:
 		return t.Opening
 	case Closing:
@@ -81,6 +112,8 @@ func (t Timeouts) soonest(f *maps.Flow, halfOpen bool) time.Duration {
 		return t.UDPUnanswered
 	case f.Proto == protoUDP:
 		return t.UDPAnswered
+	case isRemembered(f):
+		return t.Remembered
 	case f.State == maps.FlowReset:
 		return t.Closed
 	case f.State == maps.FlowFin:

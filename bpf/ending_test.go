@@ -1,0 +1,352 @@
+package bpf
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// said is what one side of a masqueraded connection says.
+type said struct {
+	client bool
+	packet packet
+}
+
+func byClient(p packet) said  { return said{true, p} }
+func byBackend(p packet) said { return said{false, p} }
+
+func segment(flags string) packet { return tcp(client, client, flags) }
+
+// says has a side of a masqueraded connection send a packet, through both hooks that it passes.
+func (s said) on(t *testing.T, c *conversation) {
+	t.Helper()
+	if s.client {
+		c.says(t, s.packet)
+		c.leaves(t, s.packet)
+	} else {
+		c.returns(t, s.packet)
+		c.hears(t, s.packet)
+	}
+}
+
+// How a flow holds the only port of a window against another client's SYN.
+type held int
+
+const (
+	free       held = iota // it does not
+	lastResort             // until there is no other
+	live                   // at all costs
+)
+
+// mustHold has a stranger want the port of a connection.
+func (c *conversation) mustHold(t *testing.T, want held, syn packet) {
+	t.Helper()
+	w, p := c.w, c.place
+	syn = syn.from(stranger).to(clusterIP)
+	if want == live {
+		w.ingress(t, p, syn).drops(maps.ReasonDropMasqueradePort)
+
+		return
+	}
+	old := w.role(t, maps.FlowFromBackend).flow
+	counts := w.counted(t, func() { w.ingress(t, p, syn).becomes(syn.to(c.backend), maps.ReasonTranslated) })
+	if forced := counts.MasqueradeRetries != 0; forced != (want == lastResort) {
+		t.Errorf("the port was given away after %d tries", counts.MasqueradeRetries)
+	}
+	for _, e := range w.entries(t) {
+		if e.flow.Created == old.Created {
+			t.Errorf("an entry of the flow is left that had the port: %+v", e)
+		}
+	}
+	w.egress(t, uplink, syn.to(c.backend)).becomes(syn.from(node).fromPort(c.masqueradedPort).to(c.backend), maps.ReasonFlow)
+	reply := tcp(c.backend, node, "S.").toPort(c.masqueradedPort)
+	w.ingress(t, uplink, reply).becomes(reply.to(stranger), maps.ReasonFlow)
+}
+
+func onePort(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000} }
+
+// beginOnOnePort establishes a connection that has the only port of the window.
+func beginOnOnePort(t *testing.T, w *world, p place) *conversation {
+	t.Helper()
+	w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
+	c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod, masqueradedPort: 20000}
+	c.first(t, maps.ReasonTranslated)
+
+	return c
+}
+
+var (
+	closedByClient = []said{
+		byClient(segment("F.")), byBackend(segment("F.").acks(2)), byClient(segment(".").numbered(2).acks(2)),
+	}
+	closedByBackend = []said{
+		byBackend(segment("F.")), byClient(segment(".").acks(2)),
+		byClient(segment("F.").acks(2)), byBackend(segment(".").numbered(2).acks(2)),
+	}
+)
+
+// A port is free at once when both sides have certainly ended the connection, and not before.
+func TestEndingOfConnections(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		said []said
+		held held // the port, right then
+		then held // and after 11 s
+	}{
+		{"nothing", nil, live, live},
+		{"closed by the client", closedByClient, free, free},
+		{"closed by the client, with data before", []said{
+			byClient(segment("P.").with("hello")), byBackend(segment("P.").acks(6).with("world")),
+			byClient(segment("F.").numbered(6).acks(6)), byBackend(segment("F.").numbered(6).acks(7)),
+			byClient(segment(".").numbered(7).acks(7)),
+		}, free, free},
+		{"closed by the client, data and FIN in one", []said{
+			byClient(segment("PF.").with("hello")), byBackend(segment("PF.").acks(7).with("world")),
+			byClient(segment(".").numbered(7).acks(7)),
+		}, free, free},
+		{"closed by the client, but for the last acknowledgement", closedByClient[:2], live, lastResort},
+		{"closed by the client alone, and acknowledged", []said{
+			byClient(segment("F.")), byBackend(segment(".").acks(2)),
+		}, live, live},
+		{"closed by the backend", closedByBackend, free, free},
+		{"closed by the backend alone", closedByBackend[:2], live, lastResort},
+		{"closed by both at once", []said{
+			byClient(segment("F.")), byBackend(segment("F.")),
+			byClient(segment(".").numbered(2).acks(2)), byBackend(segment(".").numbered(2).acks(2)),
+		}, free, free},
+		{"closed, and the last FIN came again", append(closedByClient,
+			byBackend(segment("F.").acks(2)), byClient(segment(".").numbered(2).acks(2))), free, free},
+		{"closed, and yet the backend goes on", append(closedByClient,
+			byBackend(segment("P.").numbered(2).acks(2).with("more"))), live, live},
+		{"closed, and yet the client goes on", append(closedByClient,
+			byClient(segment("P.").numbered(2).acks(2).with("more"))), live, lastResort},
+		{"forged FINs, of what was acknowledged long ago", []said{
+			byClient(segment("P.").with("hello")), byBackend(segment("P.").acks(6).with("world")),
+			byClient(segment(".").numbered(6).acks(6)),
+			byClient(segment("F.").acks(6)), byBackend(segment("F.").acks(6)),
+		}, live, live},
+		{"forged FINs, of what nobody has acknowledged", []said{
+			byClient(segment("F.").numbered(500)), byBackend(segment("F.").numbered(600)),
+		}, live, lastResort},
+		{"a FIN with data after it, all acknowledged", []said{
+			byClient(segment("F.")), byBackend(segment("F.")),
+			byClient(segment("P.").numbered(2).acks(2).with("hello")), byBackend(segment("P.").numbered(2).acks(7).with("world")),
+			byClient(segment(".").numbered(7).acks(7)),
+		}, live, live},
+		{"reset by the client", []said{byClient(segment("R"))}, free, free},
+		{"reset by the backend", []said{byBackend(segment("R."))}, free, free},
+		// Whether the backend takes it, nobody tells: the agent ends what is idle then.
+		{"reset by the client, that had sent more", []said{
+			byClient(segment("P.").with("hello")), byClient(segment("R.").numbered(6)),
+		}, live, live},
+		{"reset by the backend, that had sent more", []said{
+			byBackend(segment("P.").with("hello")), byBackend(segment("R.").numbered(6)),
+		}, live, free},
+		{"reset by the client, after data of the backend that it had not read", []said{
+			byClient(segment("P.").with("hello")), byBackend(segment("P.").acks(6).with("world")), byClient(segment("R").numbered(6)),
+		}, free, free},
+		{"reset by the backend after the client's FIN", []said{
+			byClient(segment("F.")), byBackend(segment("R.").acks(2)),
+		}, free, free},
+		{"a forged RST of the client", []said{byClient(segment("R").numbered(700))}, live, live},
+		{"a forged RST of the backend", []said{byBackend(segment("R.").numbered(700))}, live, live},
+		{"a forged RST of what is behind us", []said{
+			byBackend(segment("P.").with("hello")), byClient(segment(".").acks(6)), byBackend(segment("R.")),
+		}, live, live},
+		{"reset, and yet the client goes on", []said{
+			byClient(segment("R")), byClient(segment("P.").with("hello")),
+		}, live, live},
+		{"reset, and yet the backend goes on", []said{
+			byBackend(segment("R.")), byBackend(segment("P.").with("hello")),
+		}, live, live},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				for _, later := range []bool{false, true} {
+					w := newWorld(t, w.family, onePort)
+					c := beginOnOnePort(t, w, p)
+					c.establish(t)
+					for _, said := range test.said {
+						said.on(t, c)
+					}
+					if later {
+						w.wait(t, 11*time.Second)
+						c.mustHold(t, test.then, segment("S").numbered(9))
+					} else {
+						c.mustHold(t, test.held, segment("S").numbered(9))
+					}
+				}
+			})
+		})
+	}
+}
+
+// A backend that refuses frees the port at once, and nobody else.
+func TestEndingOfRefusedConnections(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		rst  packet
+		held held
+	}{
+		{"it acknowledges the SYN", segment("R."), free},
+		{"it acknowledges something else", segment("R.").acks(77), live},
+		{"it acknowledges nothing", segment("R"), live},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				c := beginOnOnePort(t, w, p)
+				c.leaves(t, segment("S"))
+				c.returns(t, test.rst)
+				c.mustHold(t, test.held, segment("S"))
+			}, onePort)
+		})
+	}
+}
+
+// Of a side that was pushed out of the table nothing is known but what it says from then on.
+func TestEndingOfLostSides(t *testing.T) {
+	for _, lost := range []uint8{maps.FlowToBackend, maps.FlowFromBackend} {
+		for name, closed := range map[string][]said{"before it ends": closedByClient, "while it ends": closedByClient[1:]} {
+			t.Run(name, func(t *testing.T) {
+				each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+					c := beginOnOnePort(t, w, p)
+					c.establish(t)
+					if len(closed) < len(closedByClient) {
+						closedByClient[0].on(t, c)
+					}
+					w.delete(t, w.role(t, lost))
+					w.wait(t, 1100*time.Millisecond)
+					c.says(t, segment("."))
+					for _, said := range closed {
+						said.on(t, c)
+					}
+					want := free
+					if len(closed) < len(closedByClient) && lost == maps.FlowToBackend {
+						want = live
+					}
+					c.mustHold(t, want, segment("S"))
+				}, onePort)
+			})
+		}
+	}
+}
+
+// A backend that has closed first remembers the connection for a minute. It takes a SYN for
+// one of another if it is newer: see is_remembered.
+func TestPortThatTheBackendRemembers(t *testing.T) {
+	const then, before, after = 0x7fffffff, 0x70000000, 0x90000000
+	for _, test := range []struct {
+		name  string
+		stamp uint32 // of the connection's last packets
+		syn   packet
+		wait  time.Duration
+		held  held
+	}{
+		{"an older number", 0, segment("S").numbered(1), 0, lastResort},
+		{"the number where it ended", 0, segment("S").numbered(2), 0, lastResort},
+		{"a newer number", 0, segment("S").numbered(3), 0, free},
+		{"an older number, after a minute", 0, segment("S").numbered(1), 62 * time.Second, free},
+		{"a newer number and an older timestamp", then, segment("S").numbered(3).stamped(before), 0, lastResort},
+		{"an older number and a newer timestamp", then, segment("S").numbered(1).stamped(after), 0, free},
+		{"a newer number and no timestamp", then, segment("S").numbered(3), 0, free},
+		{"an older number and no timestamp", then, segment("S").numbered(1), 0, lastResort},
+		{"a timestamp where there was none, and an older number", 0, segment("S").numbered(1).stamped(after), 0, lastResort},
+		{"a timestamp that may be of the same moment", then, segment("S").numbered(3).stamped(then), 0, lastResort},
+		{"an older timestamp, after a minute", then, segment("S").numbered(1).stamped(before), 62 * time.Second, free},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				c := beginOnOnePort(t, w, p)
+				c.establish(t)
+				for _, said := range closedByBackend {
+					said.packet = said.packet.stamped(test.stamp)
+					said.on(t, c)
+				}
+				w.wait(t, test.wait)
+				c.mustHold(t, test.held, test.syn)
+			}, onePort)
+		})
+	}
+}
+
+// The same client's timestamps grow.
+func TestPortThatTheBackendRemembersOfTheSameClient(t *testing.T) {
+	const stamp = 0x12345678
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		c := beginOnOnePort(t, w, p)
+		c.establish(t)
+		for _, said := range closedByBackend {
+			said.packet = said.packet.stamped(stamp)
+			said.on(t, c)
+		}
+		again := segment("S").stamped(stamp + 1).from(client).fromPort(40001).to(clusterIP)
+		counts := w.counted(t, func() { w.ingress(t, p, again).becomes(again.to(remotePod), maps.ReasonTranslated) })
+		if counts.MasqueradeRetries != 0 {
+			t.Errorf("%d retries", counts.MasqueradeRetries)
+		}
+	}, onePort)
+}
+
+// What is late of a connection whose port another one has been given since does it no harm.
+func TestLateSegmentsAfterTheEnd(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		c := beginOnOnePort(t, w, p)
+		c.establish(t)
+		for _, said := range closedByClient {
+			said.on(t, c)
+		}
+		c.mustHold(t, free, segment("S").numbered(5000))
+		w.ingress(t, p, segment(".").numbered(2).acks(2).from(client).to(clusterIP)).passes(maps.ReasonPassNoFlow)
+
+		now := *c
+		now.place.client = stranger
+		const old = 1 << 28 // where the numbers of the old connection are
+		late := []said{
+			byBackend(segment("F.").numbered(old).acks(2)), // again, for its acknowledgement got lost
+			byBackend(segment("R.").numbered(old).acks(2)),
+			byBackend(segment("F.").numbered(-old & 0xffffffff).acks(2)),
+		}
+		late[0].on(t, &now) // before the answer to the SYN
+		byBackend(segment("S.").acks(5001)).on(t, &now)
+		byClient(segment(".").numbered(5001)).on(t, &now)
+		for range 2 {
+			for _, said := range late {
+				said.on(t, &now)
+			}
+			w.wait(t, 11*time.Second)
+		}
+		other := tcp("8.0.100.77:40000", clusterIP, "S")
+		w.ingress(t, p, other).drops(maps.ReasonDropMasqueradePort)
+		now.says(t, segment("P.").numbered(5001).with("go on"))
+		now.returns(t, segment("P.").acks(5006).with("go on"))
+	}, onePort)
+}
+
+// Ports are taken in turn, so that the one that is taken has rested for longest.
+func TestPortsAreTakenInTurn(t *testing.T) {
+	const ports = 5
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
+		var taken []uint16
+		for i := range 3 * ports {
+			c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod}
+			c.place.client = clientAt(i)
+			c.first(t, maps.ReasonTranslated)
+			c.masqueradedPort = maps.Port(w.flowOf(t, clientAt(i), clusterIP).MasqueradePort)
+			c.establish(t)
+			for _, said := range closedByClient {
+				said.on(t, c)
+			}
+			taken = append(taken, c.masqueradedPort)
+		}
+		for i, port := range taken[ports:] {
+			if port != taken[i] {
+				t.Fatalf("ports were %v, want %d of them in turn", taken, ports)
+			}
+		}
+		w.holds(t, 4*ports, false) // flows that are over go with their ports
+	}, func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000 + ports - 1} })
+}
