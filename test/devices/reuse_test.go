@@ -1,0 +1,282 @@
+package devices
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// closing is who ends a connection, and how.
+type closing struct {
+	byServer bool
+	reset    bool
+}
+
+func (c closing) String() string {
+	text := map[bool]string{false: "client", true: "server"}[c.byServer]
+
+	return map[bool]string{false: "closed", true: "reset"}[c.reset] + " by the " + text
+}
+
+// end ends a connection, as one that does so first.
+func (c closing) end(conn net.Conn) error {
+	if c.reset {
+		if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
+			return err
+		}
+	}
+
+	return conn.Close()
+}
+
+// reusePort is where servers answer a byte with a byte.
+const reusePort = 9001
+
+// mustAnswer starts a server that answers each byte with one. If it is to end connections, it does
+// so after the first.
+func mustAnswer(t *testing.T, ns *lab.Namespace, address string, how closing) (stop func()) {
+	t.Helper()
+	listener, err := ns.Listen("tcp", address)
+	must(t, err)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // the test is over
+			}
+			go func() {
+				for buffer := make([]byte, 1); ; {
+					if _, err := io.ReadFull(conn, buffer); err != nil {
+						break // the client has ended it, as it sees
+					}
+					if _, err := conn.Write(buffer); err != nil || how.byServer {
+						break
+					}
+				}
+				_ = how.end(conn) // the client sees how
+			}()
+		}
+	}()
+
+	return func() { must(t, listener.Close()) }
+}
+
+// sources are so many further addresses of the client, by family.
+const sources = 24
+
+func sourceAt(f family, i int) netip.Addr {
+	format := [...]string{"192.168.50.%d", "fd00:50::1:%d"}[f]
+
+	return netip.MustParseAddr(fmt.Sprintf(format, 128+i%sources))
+}
+
+// dialFrom connects from one of them.
+func dialFrom(client *lab.Host, source netip.Addr, address string, timeout time.Duration) (conn net.Conn, err error) {
+	dialer := net.Dialer{Timeout: timeout, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))}
+	dialer.SetMultipathTCP(false)
+	err = client.Do(func() error {
+		conn, err = dialer.Dial("tcp", address)
+
+		return err
+	})
+
+	return conn, err
+}
+
+// visit makes a connection, asks once and ends it.
+func (c closing) visit(client *lab.Host, source netip.Addr, address string) error {
+	conn, err := dialFrom(client, source, address, patience)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := ask(conn); err != nil || !c.byServer {
+		if err == nil {
+			err = c.end(conn)
+		}
+
+		return err
+	}
+	n, err := conn.Read(make([]byte, 1))
+	if lab.Errno(err) == unix.ECONNRESET && c.reset || err == io.EOF && !c.reset {
+		err = nil
+	}
+	if n != 0 || err != nil {
+		return fmt.Errorf("at the end of the connection, %d bytes came, and %w", n, err)
+	}
+
+	return nil
+}
+
+// ask has a byte answered.
+func ask(conn net.Conn) error {
+	question, answer := []byte{'?'}, make([]byte, 1)
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := conn.Write(question); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(conn, answer)
+
+	return err
+}
+
+// mustHaveFewPorts leaves the node 76 ports to masquerade with, and gives the client its addresses.
+func (w *world) mustHaveFewPorts(t *testing.T) {
+	t.Helper()
+	must(t, w.Nodes[0].Sysctl("net/ipv4/ip_local_port_range", "1100 65535"))
+	for _, f := range families {
+		for i := range sources {
+			must(t, w.Client.AddAddress("eth0", netip.PrefixFrom(sourceAt(f, i), []int{24, 64}[f])))
+		}
+	}
+}
+
+const fewPorts = 76
+
+// TestPortsAreUsedAgain makes many more connections to one backend than the node has ports for,
+// ends them in each way, and never has to wait for a port. What a backend in TIME_WAIT takes for a
+// new connection goes by timestamps, or by the numbers of segments where there are none.
+//
+//	client, 24 addresses ══ node port ══ node-1, 76 ports ══ pod-2-0
+func TestPortsAreUsedAgain(t *testing.T) {
+	t.Parallel()
+	const connections = 6 * fewPorts
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: bridgeCNI})
+	w.mustBeStrict(t)
+	w.mustHaveFewPorts(t)
+	service := casesOf(w).remote
+	service.port = reusePort
+	w.start(t, service)
+	backend := w.Nodes[1].Pods[0]
+	number := 0 // of a connection
+
+	for _, stamps := range []string{"1", "0"} {
+		must(t, backend.Sysctl("net/ipv4/tcp_timestamps", stamps))
+		for _, how := range []closing{{}, {byServer: true}, {reset: true}, {byServer: true, reset: true}} {
+			for _, f := range families {
+				t.Run(fmt.Sprintf("%s over %s, timestamps %s", how, f, stamps), func(t *testing.T) {
+					address := netip.AddrPortFrom(podIPs(backend)[f], reusePort).String()
+					defer mustAnswer(t, backend.Namespace, address, how)()
+					to := service.at(nodePort, f, w.Nodes[0])
+					var slowest time.Duration
+					for range connections {
+						number++
+						begin := time.Now()
+						if err := how.visit(w.Client, sourceAt(f, number), to); err != nil {
+							t.Fatalf("connection %d: %v", number, err)
+						}
+						slowest = max(slowest, time.Since(begin))
+					}
+					if slowest >= atOnce {
+						t.Errorf("the slowest connection took %v, which is a retransmission", slowest)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestLateFIN has a FIN come again of a connection whose port another one has since: that goes on.
+//
+//	client ══ node port ══ node-1:port ══ pod-2-0
+//	                            ◀── FIN ──┘
+func TestLateFIN(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}})
+	w.mustHaveFewPorts(t)
+	service := casesOf(w).remote
+	service.port = reusePort
+	w.start(t, service)
+	backend := w.Nodes[1].Pods[0]
+	to := service.at(nodePort, ipv4, w.Nodes[0])
+	at := netip.AddrPortFrom(backend.IPv4, reusePort)
+	listener, err := backend.Listen("tcp", at.String())
+	must(t, err)
+	defer listener.Close()
+
+	old, seen := mustMeet(t, w, listener, to)
+	must(t, old.Close())
+	var open net.Conn
+	for range 3 * fewPorts {
+		conn, as := mustMeet(t, w, listener, to)
+		if as == seen {
+			open = conn
+
+			break
+		}
+		must(t, conn.Close())
+	}
+	if open == nil {
+		t.Fatalf("no connection was given %s again", seen)
+	}
+	defer open.Close()
+	for range 20 {
+		must(t, sendFIN(backend.Namespace, at, seen), ask(open))
+	}
+	for i := range 3 * fewPorts {
+		conn, as := mustMeet(t, w, listener, to)
+		must(t, conn.Close())
+		if as == seen {
+			t.Fatalf("connection %d was given %s, which another one has", i, seen)
+		}
+		must(t, ask(open))
+	}
+}
+
+// mustMeet makes a connection, and returns whom the backend sees.
+func mustMeet(t *testing.T, w *world, listener net.Listener, to string) (net.Conn, netip.AddrPort) {
+	t.Helper()
+	client, err := w.Client.Dial("tcp", to, patience)
+	must(t, err)
+	server, err := listener.Accept()
+	must(t, err)
+	go func() {
+		defer server.Close()
+		_, _ = io.Copy(server, server) // the client sees whether it answers
+	}()
+	must(t, ask(client))
+
+	return client, server.RemoteAddr().(*net.TCPAddr).AddrPort()
+}
+
+// sendFIN sends a FIN as a backend would, with any number.
+func sendFIN(from *lab.Namespace, src, dst netip.AddrPort) error {
+	ip := &layers.IPv4{
+		Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP,
+		SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
+	}
+	tcp := &layers.TCP{
+		SrcPort: layers.TCPPort(src.Port()), DstPort: layers.TCPPort(dst.Port()),
+		Seq: rand.Uint32(), Ack: rand.Uint32(), FIN: true, ACK: true, Window: 64_000,
+	}
+	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
+		return err
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, tcp); err != nil {
+		return err
+	}
+
+	return from.Do(func() error {
+		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		defer unix.Close(socket)
+
+		return os.NewSyscallError("sendto", unix.Sendto(socket, buffer.Bytes(), 0, &unix.SockaddrInet4{Addr: dst.Addr().As4()}))
+	})
+}
