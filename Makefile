@@ -29,7 +29,7 @@ test: ready-test ## all tests; the first time it builds a Kubernetes to test aga
 # Without options it takes an hour, and measures more of everything.
 bench: ready-bench build ## measures Sluice beside the real kube-proxy in ten minutes, and writes bench-report/
 	$(go_build) -o bin/sluice-bench ./bench/run
-	bin/sluice-bench --sluice bin/sluice --services 1000 --rounds 3 --duration 300ms --changes 20 --updates 300
+	bin/sluice-bench --sluice bin/sluice --services 1000 --rounds 3 --duration 300ms --sustained 3s --changes 20 --updates 300
 
 microbench: ready-bench ## what single steps take: a packet, a system call, a start of the agent
 	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf ./bench/scale ./bench/forward

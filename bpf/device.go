@@ -34,6 +34,7 @@ type DeviceConfig struct {
 	ScopeBySource bool
 
 	MasqueradePorts PortRange     // zero: DefaultMasqueradePorts
+	MorePorts       PortRange     // to masquerade with; zero: none
 	UDPIdle         time.Duration // zero: DefaultUDPIdle
 	UDPUnanswered   time.Duration // zero: DefaultUDPUnanswered
 
@@ -92,25 +93,31 @@ func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
 	if ports == (PortRange{}) {
 		ports = DefaultMasqueradePorts
 	}
+	more := cfg.MorePorts
+	if more == (PortRange{}) {
+		more = PortRange{Low: 1, High: 0}
+	}
 	var token time.Duration
 	if cfg.ICMPPerSecond > 0 {
 		token = time.Second / time.Duration(cfg.ICMPPerSecond)
 	}
 
 	return spec, setVariables(spec, map[string]any{
-		deviceVarConfigDeviceClass:     cfg.Class,
-		deviceVarConfigEthernet:        !cfg.NoEthernet,
-		deviceVarConfigBridgePort:      cfg.BridgePort,
-		deviceVarConfigScopeBySource:   cfg.ScopeBySource,
-		deviceVarConfigMasqueradeLow:   ports.Low,
-		deviceVarConfigMasqueradeHigh:  ports.High,
-		deviceVarConfigIcmpTokenNs:     uint64(token),
-		deviceVarConfigIcmpTokens:      uint64(cfg.ICMPBurst),
-		deviceVarConfigFibSource:       cfg.FIBSource,
-		deviceVarConfigCsumIpv6:        cfg.ChecksumIPv6,
-		deviceVarConfigStats:           !cfg.NoStats,
-		deviceVarConfigUdpIdleNs:       nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
-		deviceVarConfigUdpUnansweredNs: nanoseconds(cfg.UDPUnanswered, DefaultUDPUnanswered),
+		deviceVarConfigDeviceClass:        cfg.Class,
+		deviceVarConfigEthernet:           !cfg.NoEthernet,
+		deviceVarConfigBridgePort:         cfg.BridgePort,
+		deviceVarConfigScopeBySource:      cfg.ScopeBySource,
+		deviceVarConfigMasqueradeLow:      ports.Low,
+		deviceVarConfigMasqueradeHigh:     ports.High,
+		deviceVarConfigMasqueradeMoreLow:  more.Low,
+		deviceVarConfigMasqueradeMoreHigh: more.High,
+		deviceVarConfigIcmpTokenNs:        uint64(token),
+		deviceVarConfigIcmpTokens:         uint64(cfg.ICMPBurst),
+		deviceVarConfigFibSource:          cfg.FIBSource,
+		deviceVarConfigCsumIpv6:           cfg.ChecksumIPv6,
+		deviceVarConfigStats:              !cfg.NoStats,
+		deviceVarConfigUdpIdleNs:          nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
+		deviceVarConfigUdpUnansweredNs:    nanoseconds(cfg.UDPUnanswered, DefaultUDPUnanswered),
 	})
 }
 

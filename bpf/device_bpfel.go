@@ -16,50 +16,52 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	deviceMapSlAddrFilter          = "sl_addr_filter"
-	deviceMapSlAddrs               = "sl_addrs"
-	deviceMapSlAffinity            = "sl_affinity"
-	deviceMapSlBackendLoad         = "sl_backend_load"
-	deviceMapSlBackends            = "sl_backends"
-	deviceMapSlDevices             = "sl_devices"
-	deviceMapSlEgressUse           = "sl_egress_use"
-	deviceMapSlFlowCounts          = "sl_flow_counts"
-	deviceMapSlFlows               = "sl_flows"
-	deviceMapSlFragments           = "sl_fragments"
-	deviceMapSlFrontendIds         = "sl_frontend_ids"
-	deviceMapSlFrontends           = "sl_frontends"
-	deviceMapSlHalfOpen            = "sl_half_open"
-	deviceMapSlIcmpBudgets         = "sl_icmp_budgets"
-	deviceMapSlLocalCidrs          = "sl_local_cidrs"
-	deviceMapSlPacket              = "sl_packet"
-	deviceMapSlPools               = "sl_pools"
-	deviceMapSlPortCounts          = "sl_port_counts"
-	deviceMapSlPortTurns           = "sl_port_turns"
-	deviceMapSlReasons             = "sl_reasons"
-	deviceMapSlRefusals            = "sl_refusals"
-	deviceMapSlServiceCidrs        = "sl_service_cidrs"
-	deviceMapSlServicePorts        = "sl_service_ports"
-	deviceMapSlSlots               = "sl_slots"
-	deviceMapSlSockState           = "sl_sock_state"
-	deviceMapSlSourceRanges        = "sl_source_ranges"
-	deviceMapSlTurns               = "sl_turns"
-	deviceMapSlUdpDials            = "sl_udp_dials"
-	deviceMapSlUdpPins             = "sl_udp_pins"
-	deviceProgSluiceEgress         = "sluice_egress"
-	deviceProgSluiceIngress        = "sluice_ingress"
-	deviceVarConfigBridgePort      = "config_bridge_port"
-	deviceVarConfigCsumIpv6        = "config_csum_ipv6"
-	deviceVarConfigDeviceClass     = "config_device_class"
-	deviceVarConfigEthernet        = "config_ethernet"
-	deviceVarConfigFibSource       = "config_fib_source"
-	deviceVarConfigIcmpTokenNs     = "config_icmp_token_ns"
-	deviceVarConfigIcmpTokens      = "config_icmp_tokens"
-	deviceVarConfigMasqueradeHigh  = "config_masquerade_high"
-	deviceVarConfigMasqueradeLow   = "config_masquerade_low"
-	deviceVarConfigScopeBySource   = "config_scope_by_source"
-	deviceVarConfigStats           = "config_stats"
-	deviceVarConfigUdpIdleNs       = "config_udp_idle_ns"
-	deviceVarConfigUdpUnansweredNs = "config_udp_unanswered_ns"
+	deviceMapSlAddrFilter             = "sl_addr_filter"
+	deviceMapSlAddrs                  = "sl_addrs"
+	deviceMapSlAffinity               = "sl_affinity"
+	deviceMapSlBackendLoad            = "sl_backend_load"
+	deviceMapSlBackends               = "sl_backends"
+	deviceMapSlDevices                = "sl_devices"
+	deviceMapSlEgressUse              = "sl_egress_use"
+	deviceMapSlFlowCounts             = "sl_flow_counts"
+	deviceMapSlFlows                  = "sl_flows"
+	deviceMapSlFragments              = "sl_fragments"
+	deviceMapSlFrontendIds            = "sl_frontend_ids"
+	deviceMapSlFrontends              = "sl_frontends"
+	deviceMapSlHalfOpen               = "sl_half_open"
+	deviceMapSlIcmpBudgets            = "sl_icmp_budgets"
+	deviceMapSlLocalCidrs             = "sl_local_cidrs"
+	deviceMapSlPacket                 = "sl_packet"
+	deviceMapSlPools                  = "sl_pools"
+	deviceMapSlPortCounts             = "sl_port_counts"
+	deviceMapSlPortTurns              = "sl_port_turns"
+	deviceMapSlReasons                = "sl_reasons"
+	deviceMapSlRefusals               = "sl_refusals"
+	deviceMapSlServiceCidrs           = "sl_service_cidrs"
+	deviceMapSlServicePorts           = "sl_service_ports"
+	deviceMapSlSlots                  = "sl_slots"
+	deviceMapSlSockState              = "sl_sock_state"
+	deviceMapSlSourceRanges           = "sl_source_ranges"
+	deviceMapSlTurns                  = "sl_turns"
+	deviceMapSlUdpDials               = "sl_udp_dials"
+	deviceMapSlUdpPins                = "sl_udp_pins"
+	deviceProgSluiceEgress            = "sluice_egress"
+	deviceProgSluiceIngress           = "sluice_ingress"
+	deviceVarConfigBridgePort         = "config_bridge_port"
+	deviceVarConfigCsumIpv6           = "config_csum_ipv6"
+	deviceVarConfigDeviceClass        = "config_device_class"
+	deviceVarConfigEthernet           = "config_ethernet"
+	deviceVarConfigFibSource          = "config_fib_source"
+	deviceVarConfigIcmpTokenNs        = "config_icmp_token_ns"
+	deviceVarConfigIcmpTokens         = "config_icmp_tokens"
+	deviceVarConfigMasqueradeHigh     = "config_masquerade_high"
+	deviceVarConfigMasqueradeLow      = "config_masquerade_low"
+	deviceVarConfigMasqueradeMoreHigh = "config_masquerade_more_high"
+	deviceVarConfigMasqueradeMoreLow  = "config_masquerade_more_low"
+	deviceVarConfigScopeBySource      = "config_scope_by_source"
+	deviceVarConfigStats              = "config_stats"
+	deviceVarConfigUdpIdleNs          = "config_udp_idle_ns"
+	deviceVarConfigUdpUnansweredNs    = "config_udp_unanswered_ns"
 )
 
 // loadDevice returns the embedded CollectionSpec for device.
@@ -147,19 +149,21 @@ type deviceMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type deviceVariableSpecs struct {
-	ConfigBridgePort      *ebpf.VariableSpec `ebpf:"config_bridge_port"`
-	ConfigCsumIpv6        *ebpf.VariableSpec `ebpf:"config_csum_ipv6"`
-	ConfigDeviceClass     *ebpf.VariableSpec `ebpf:"config_device_class"`
-	ConfigEthernet        *ebpf.VariableSpec `ebpf:"config_ethernet"`
-	ConfigFibSource       *ebpf.VariableSpec `ebpf:"config_fib_source"`
-	ConfigIcmpTokenNs     *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
-	ConfigIcmpTokens      *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
-	ConfigMasqueradeHigh  *ebpf.VariableSpec `ebpf:"config_masquerade_high"`
-	ConfigMasqueradeLow   *ebpf.VariableSpec `ebpf:"config_masquerade_low"`
-	ConfigScopeBySource   *ebpf.VariableSpec `ebpf:"config_scope_by_source"`
-	ConfigStats           *ebpf.VariableSpec `ebpf:"config_stats"`
-	ConfigUdpIdleNs       *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
-	ConfigUdpUnansweredNs *ebpf.VariableSpec `ebpf:"config_udp_unanswered_ns"`
+	ConfigBridgePort         *ebpf.VariableSpec `ebpf:"config_bridge_port"`
+	ConfigCsumIpv6           *ebpf.VariableSpec `ebpf:"config_csum_ipv6"`
+	ConfigDeviceClass        *ebpf.VariableSpec `ebpf:"config_device_class"`
+	ConfigEthernet           *ebpf.VariableSpec `ebpf:"config_ethernet"`
+	ConfigFibSource          *ebpf.VariableSpec `ebpf:"config_fib_source"`
+	ConfigIcmpTokenNs        *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
+	ConfigIcmpTokens         *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
+	ConfigMasqueradeHigh     *ebpf.VariableSpec `ebpf:"config_masquerade_high"`
+	ConfigMasqueradeLow      *ebpf.VariableSpec `ebpf:"config_masquerade_low"`
+	ConfigMasqueradeMoreHigh *ebpf.VariableSpec `ebpf:"config_masquerade_more_high"`
+	ConfigMasqueradeMoreLow  *ebpf.VariableSpec `ebpf:"config_masquerade_more_low"`
+	ConfigScopeBySource      *ebpf.VariableSpec `ebpf:"config_scope_by_source"`
+	ConfigStats              *ebpf.VariableSpec `ebpf:"config_stats"`
+	ConfigUdpIdleNs          *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
+	ConfigUdpUnansweredNs    *ebpf.VariableSpec `ebpf:"config_udp_unanswered_ns"`
 }
 
 // deviceObjects contains all objects after they have been loaded into the kernel.
@@ -251,19 +255,21 @@ func (m *deviceMaps) Close() error {
 //
 // It can be passed to loadDeviceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type deviceVariables struct {
-	ConfigBridgePort      *ebpf.Variable `ebpf:"config_bridge_port"`
-	ConfigCsumIpv6        *ebpf.Variable `ebpf:"config_csum_ipv6"`
-	ConfigDeviceClass     *ebpf.Variable `ebpf:"config_device_class"`
-	ConfigEthernet        *ebpf.Variable `ebpf:"config_ethernet"`
-	ConfigFibSource       *ebpf.Variable `ebpf:"config_fib_source"`
-	ConfigIcmpTokenNs     *ebpf.Variable `ebpf:"config_icmp_token_ns"`
-	ConfigIcmpTokens      *ebpf.Variable `ebpf:"config_icmp_tokens"`
-	ConfigMasqueradeHigh  *ebpf.Variable `ebpf:"config_masquerade_high"`
-	ConfigMasqueradeLow   *ebpf.Variable `ebpf:"config_masquerade_low"`
-	ConfigScopeBySource   *ebpf.Variable `ebpf:"config_scope_by_source"`
-	ConfigStats           *ebpf.Variable `ebpf:"config_stats"`
-	ConfigUdpIdleNs       *ebpf.Variable `ebpf:"config_udp_idle_ns"`
-	ConfigUdpUnansweredNs *ebpf.Variable `ebpf:"config_udp_unanswered_ns"`
+	ConfigBridgePort         *ebpf.Variable `ebpf:"config_bridge_port"`
+	ConfigCsumIpv6           *ebpf.Variable `ebpf:"config_csum_ipv6"`
+	ConfigDeviceClass        *ebpf.Variable `ebpf:"config_device_class"`
+	ConfigEthernet           *ebpf.Variable `ebpf:"config_ethernet"`
+	ConfigFibSource          *ebpf.Variable `ebpf:"config_fib_source"`
+	ConfigIcmpTokenNs        *ebpf.Variable `ebpf:"config_icmp_token_ns"`
+	ConfigIcmpTokens         *ebpf.Variable `ebpf:"config_icmp_tokens"`
+	ConfigMasqueradeHigh     *ebpf.Variable `ebpf:"config_masquerade_high"`
+	ConfigMasqueradeLow      *ebpf.Variable `ebpf:"config_masquerade_low"`
+	ConfigMasqueradeMoreHigh *ebpf.Variable `ebpf:"config_masquerade_more_high"`
+	ConfigMasqueradeMoreLow  *ebpf.Variable `ebpf:"config_masquerade_more_low"`
+	ConfigScopeBySource      *ebpf.Variable `ebpf:"config_scope_by_source"`
+	ConfigStats              *ebpf.Variable `ebpf:"config_stats"`
+	ConfigUdpIdleNs          *ebpf.Variable `ebpf:"config_udp_idle_ns"`
+	ConfigUdpUnansweredNs    *ebpf.Variable `ebpf:"config_udp_unanswered_ns"`
 }
 
 // devicePrograms contains all programs after they have been loaded into the kernel.

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -347,6 +348,12 @@ func TestPortsAreTakenInTurn(t *testing.T) {
 				t.Fatalf("ports were %v, want %d of them in turn", taken, ports)
 			}
 		}
+		slices.Sort(taken)
+		if all := slices.Compact(taken); !slices.Equal(all, []uint16{20000, 20001, 20002, 65534, 65535}) {
+			t.Errorf("these ports were taken: %v", all)
+		}
 		w.holds(t, 4*ports, false) // flows that are over go with their ports
-	}, func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000 + ports - 1} })
+	}, func(c *DeviceConfig) {
+		c.MasqueradePorts, c.MorePorts = PortRange{Low: 20000, High: 20002}, PortRange{Low: 65534, High: 65535}
+	})
 }

@@ -30,6 +30,12 @@ func TestQuantilesAreExact(t *testing.T) {
 			}
 		}
 	}
+	few := Latencies{1, 2, 2, 3}
+	for limit, want := range []int{4, 3, 1, 0, 0} {
+		if got := few.Over(time.Duration(limit)); got != want {
+			t.Errorf("%d of %v are over %d, want %d", got, few, limit, want)
+		}
+	}
 	if got := (Latencies)(nil).Quantile(0.5); got != 0 {
 		t.Errorf("quantile of none is %v", got)
 	}

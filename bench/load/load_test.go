@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -241,28 +242,80 @@ func mustHaveProcesses(t testing.TB, cgroup *lab.Cgroup, want int) {
 	}
 }
 
+// Who ends a connection first keeps its last state, and who resets it leaves none. Connections
+// come from all sources.
+func TestClosings(t *testing.T) {
+	for closing, want := range map[Closing][2]bool{ClientCloses: {true, false}, ServerCloses: {false, true}, ClientResets: {}} {
+		t.Run(string(closing), func(t *testing.T) {
+			p := mustPair(t)
+			mustServe(t, p.server)
+			prefix := netip.MustParsePrefix("198.18.0.0/30")
+			must(t, Own(p.client, prefix))
+			must(t, p.server.AddRoute(prefix, netip.MustParseAddr("10.0.0.1")))
+			result := mustRun(t, p.client, Work{
+				Kind: Connect, Closing: closing, Targets: targets("10.0.0.2"), Clients: 2, Pause: time.Millisecond, Duration: 200 * time.Millisecond,
+				Sources: []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("198.18.0.2")},
+			})
+			if result.Succeeded == 0 || result.Failed > 0 {
+				t.Fatalf("%d succeeded, %d failed: %s", result.Succeeded, result.Failed, result.FirstError)
+			}
+			for i, ns := range []*lab.Namespace{p.client, p.server} {
+				remembered := mustRemember(t, ns)
+				for _, source := range []string{"010012C6:", "020012C6:"} { // as the kernel writes them
+					if got := strings.Contains(remembered, source); got != want[i] {
+						t.Errorf("%s remembers connections of %s: %v, want %v", ns.Name(), source, got, want[i])
+					}
+				}
+			}
+		})
+	}
+}
+
+// mustRemember returns the connections of a namespace that are in TIME_WAIT.
+func mustRemember(t *testing.T, ns *lab.Namespace) string {
+	t.Helper()
+	const timeWait = " 06 "
+	var lines []string
+	must(t, ns.Do(func() error {
+		table, err := os.ReadFile("/proc/thread-self/net/tcp")
+		for line := range strings.Lines(string(table)) {
+			if strings.Contains(line, timeWait) {
+				lines = append(lines, line)
+			}
+		}
+
+		return err
+	}))
+
+	return strings.Join(lines, "")
+}
+
 func TestRunRefusesWorkThatMakesNoSense(t *testing.T) {
 	fine := Work{Kind: Connect, Targets: targets("10.0.0.2"), Duration: time.Second}
 	must(t, fine.Validate())
 	for name, spoil := range map[string]func(*Work){
-		"unknown kind":        func(w *Work) { w.Kind = "tcp" },
-		"no targets":          func(w *Work) { w.Targets = nil },
-		"targets of both":     func(w *Work) { w.Targets = targets("10.0.0.2", "fd00::2") },
-		"zero target":         func(w *Work) { w.Targets = make([]netip.AddrPort, 1) },
-		"negative clients":    func(w *Work) { w.Clients = -1 },
-		"no duration":         func(w *Work) { w.Duration = 0 },
-		"a rate and a pause":  func(w *Work) { w.Rate, w.Pause = 1, 1 },
-		"request too small":   func(w *Work) { w.Request = 9 },
-		"request too large":   func(w *Work) { w.Request = 1025 },
-		"response too small":  func(w *Work) { w.Response = 9 },
-		"response too large":  func(w *Work) { w.Response = 65001 },
-		"negative warm-up":    func(w *Work) { w.WarmUp = -1 },
-		"too many clients":    func(w *Work) { w.Clients = 257 },
-		"negative rate":       func(w *Work) { w.Rate = -1 },
-		"negative pause":      func(w *Work) { w.Pause = -1 },
-		"negative duration":   func(w *Work) { w.Duration = -1 },
-		"no kind":             func(w *Work) { w.Kind = "" },
-		"target without port": func(w *Work) { w.Targets = []netip.AddrPort{netip.AddrPortFrom(w.Targets[0].Addr(), 0)} },
+		"unknown kind":                  func(w *Work) { w.Kind = "tcp" },
+		"no targets":                    func(w *Work) { w.Targets = nil },
+		"targets of both":               func(w *Work) { w.Targets = targets("10.0.0.2", "fd00::2") },
+		"zero target":                   func(w *Work) { w.Targets = make([]netip.AddrPort, 1) },
+		"negative clients":              func(w *Work) { w.Clients = -1 },
+		"no duration":                   func(w *Work) { w.Duration = 0 },
+		"a rate and a pause":            func(w *Work) { w.Rate, w.Pause = 1, 1 },
+		"request too small":             func(w *Work) { w.Request = 9 },
+		"request too large":             func(w *Work) { w.Request = 1025 },
+		"response too small":            func(w *Work) { w.Response = 9 },
+		"response too large":            func(w *Work) { w.Response = 65001 },
+		"negative warm-up":              func(w *Work) { w.WarmUp = -1 },
+		"unknown closing":               func(w *Work) { w.Closing = "somehow" },
+		"closing of no connection":      func(w *Work) { w.Kind, w.Closing = Exchange, ServerCloses },
+		"sources of an open connection": func(w *Work) { w.Kind, w.Sources = Exchange, []netip.Addr{netip.MustParseAddr("10.0.0.1")} },
+		"sources of another family":     func(w *Work) { w.Sources = []netip.Addr{netip.MustParseAddr("fd00::1")} },
+		"too many clients":              func(w *Work) { w.Clients = 257 },
+		"negative rate":                 func(w *Work) { w.Rate = -1 },
+		"negative pause":                func(w *Work) { w.Pause = -1 },
+		"negative duration":             func(w *Work) { w.Duration = -1 },
+		"no kind":                       func(w *Work) { w.Kind = "" },
+		"target without port":           func(w *Work) { w.Targets = []netip.AddrPort{netip.AddrPortFrom(w.Targets[0].Addr(), 0)} },
 	} {
 		w := fine
 		spoil(&w)

@@ -79,6 +79,10 @@ func TestStallIsSeenWithRateOnly(t *testing.T) {
 	if longest := closed.Latencies.Quantile(1); longest < stall/2 {
 		t.Errorf("in a closed loop, the slowest took %v, want the stall to be there", longest)
 	}
+	// There is no telling how slots of 100 ms lie in it, but one is silent from end to end.
+	if closed.Silence < slotLength || closed.Silence > 2*stall {
+		t.Errorf("in a closed loop, nothing succeeded for %v, want some of the stall's %v", closed.Silence, stall)
+	}
 	t.Logf("slower than %v: %d of %d with a rate, %d of %d in a closed loop", stall/3,
 		slowerThan(due.Latencies, stall/3), len(due.Latencies), slowerThan(closed.Latencies, stall/3), len(closed.Latencies))
 	if slow := slowerThan(closed.Latencies, stall/3); slow > 20 {

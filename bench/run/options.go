@@ -73,7 +73,7 @@ func command() *cobra.Command {
 	f.IntVar(&o.churn, "churn", 100, "endpoint changes a second, where there is churn")
 	f.DurationVar(&o.warmUp, "warm-up", 100*time.Millisecond, "traffic before each measurement")
 	f.DurationVar(&o.duration, "duration", 500*time.Millisecond, "of each measurement of traffic")
-	f.DurationVar(&o.sustained, "sustained", 10*time.Second, "duration of the cases that last")
+	f.DurationVar(&o.sustained, "sustained", 5*time.Second, "duration of the cases that last: so long that the node has to use ports again")
 	f.IntVar(&o.clients, "clients", 16, "clients that dial at the same time")
 	f.IntVar(&o.rate, "rate", 2000, "connections a second, where the rate is fixed")
 	f.DurationVar(&o.rest, "rest", 5*time.Second, "how long after its start a proxy's memory is read")

@@ -20,9 +20,14 @@ volatile const bool config_bridge_port = false;
 /* Of what comes by a device of pods, only sources in local_cidrs are pods. */
 volatile const bool config_scope_by_source = false;
 
-/* Which ports a masquerade may use, in host byte order, both included. */
+/*
+ * Which ports a masquerade may use, in host byte order, both included; and more of them, which
+ * are none if they end before they begin.
+ */
 volatile const __u16 config_masquerade_low = 10000;
 volatile const __u16 config_masquerade_high = 29999;
+volatile const __u16 config_masquerade_more_low = 1;
+volatile const __u16 config_masquerade_more_high = 0;
 
 /* The limit of ICMP errors to all hosts: a token each so often, and so many at once. 0: none. */
 volatile const __u64 config_icmp_token_ns = 0;

@@ -99,9 +99,9 @@ static __always_inline bool goes(struct packet *pkt, const struct flow *f,
  */
 static __always_inline __u64 idle_of(const struct flow *f, __u64 now)
 {
-	__u64 seen = f->last_seen;
+	__s64 idle = now - f->last_seen;
 
-	return seen < now ? now - seen : 0;
+	return idle > 0 ? idle : 0;
 }
 
 /*

@@ -38,8 +38,14 @@ static __always_inline __u32 tuple_hash(const struct flow *f)
 static __always_inline __be16 port_of_window(__u32 number)
 {
 	__u32 size = config_masquerade_high - config_masquerade_low + 1;
+	__u32 more = config_masquerade_more_high - config_masquerade_more_low + 1;
 
-	return bpf_htons(config_masquerade_low + number % size);
+	__u32 beyond;
+
+	number %= size + more;
+	beyond = (size - 1 - number) >> 31; /* without a branch, which a loop would multiply */
+	return bpf_htons(config_masquerade_low + number +
+			 beyond * (config_masquerade_more_low - size - config_masquerade_low));
 }
 
 /*

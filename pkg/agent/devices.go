@@ -315,23 +315,26 @@ func deviceRules(cfg Config) (node.Rules, error) {
 	return rules, nil
 }
 
-// masqueradePorts returns what masqueraded flows are sent from.
-func masqueradePorts(cfg Config) (bpf.PortRange, error) {
+// masqueradePorts returns what masqueraded flows are sent from: a range, and more of them.
+func masqueradePorts(cfg Config) (ports, more bpf.PortRange, err error) {
 	if ports := cfg.Datapath.MasqueradePorts; ports != (bpf.PortRange{}) {
-		return ports, nil
+		return ports, cfg.Datapath.MorePorts, nil
 	}
-	free, ok, err := node.MasqueradePorts()
+	free, err := node.MasqueradePorts()
 	if err != nil {
-		return bpf.PortRange{}, err
+		return ports, more, err
 	}
-	if !ok {
+	if len(free) == 0 {
 		cfg.Log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
 			"can collide with; narrow net.ipv4.ip_local_port_range, or reserve ports in net.ipv4.ip_local_reserved_ports",
 			"masquerade", node.PortRange(bpf.DefaultMasqueradePorts))
 
-		return bpf.DefaultMasqueradePorts, nil
+		return bpf.DefaultMasqueradePorts, more, nil
 	}
 	cfg.Log.Info("ports of masqueraded flows", "ports", free)
+	if len(free) > 1 {
+		more = bpf.PortRange(free[1])
+	}
 
-	return bpf.PortRange(free), nil
+	return bpf.PortRange(free[0]), more, nil
 }

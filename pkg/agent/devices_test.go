@@ -88,11 +88,13 @@ func TestMasqueradePortsAreChosen(t *testing.T) {
 		name      string
 		ephemeral string
 		cfg, want bpf.PortRange
+		more      bpf.PortRange
 		log       string
 	}{
-		{"those that are free", "32768 60999", bpf.PortRange{}, bpf.PortRange{Low: 1024, High: 29999}, "ports=1024-29999"},
-		{"the default, with a warning, if none is", "1024 65535", bpf.PortRange{}, bpf.DefaultMasqueradePorts, "level=WARN"},
-		{"those of the configuration", "1024 65535", bpf.PortRange{Low: 5, High: 6}, bpf.PortRange{Low: 5, High: 6}, ""},
+		{"those that are free", "32768 60999", bpf.PortRange{}, bpf.PortRange{Low: 1024, High: 29999}, bpf.PortRange{Low: 61000, High: 65535}, "1024-29999 61000-65535"},
+		{"the default, with a warning, if none is", "1024 65535", bpf.PortRange{}, bpf.DefaultMasqueradePorts, bpf.PortRange{}, "level=WARN"},
+		{"the only range that is free", "1024 29999", bpf.PortRange{}, bpf.PortRange{Low: 32768, High: 65535}, bpf.PortRange{}, "32768-65535"},
+		{"those of the configuration", "1024 65535", bpf.PortRange{Low: 5, High: 6}, bpf.PortRange{Low: 5, High: 6}, bpf.PortRange{}, ""},
 	} {
 		t.Run("they are "+test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
@@ -102,9 +104,9 @@ func TestMasqueradePortsAreChosen(t *testing.T) {
 			var out bytes.Buffer
 			cfg := Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Datapath: datapath.Config{MasqueradePorts: test.cfg}}
 			lab.MustDo(t, ns, func() error {
-				got, err := masqueradePorts(cfg)
-				if got != test.want {
-					t.Errorf("ports are %v, want %v", got, test.want)
+				got, more, err := masqueradePorts(cfg)
+				if got != test.want || more != test.more {
+					t.Errorf("ports are %v and %v, want %v and %v", got, more, test.want, test.more)
 				}
 
 				return err

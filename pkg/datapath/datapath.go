@@ -38,8 +38,8 @@ type Config struct {
 	// the map of local CIDRs are pods.
 	ScopeBySource bool
 	// MasqueradePorts are what devices send masqueraded flows from; zero is
-	// bpf.DefaultMasqueradePorts.
-	MasqueradePorts bpf.PortRange
+	// bpf.DefaultMasqueradePorts. MorePorts are used as well; zero is none.
+	MasqueradePorts, MorePorts bpf.PortRange
 	// ICMPPerSecond and ICMPBurst limit the ICMP errors that devices answer with, see
 	// [bpf.DeviceConfig].
 	ICMPPerSecond, ICMPBurst uint32
@@ -67,8 +67,10 @@ func (c Config) Validate() error {
 	if _, err := ParseAttachment(string(c.Attachment)); err != nil {
 		return fmt.Errorf("attachment to devices: %w", err)
 	}
-	if ports := c.MasqueradePorts; ports.Low > ports.High {
-		return fmt.Errorf("masquerade ports %d to %d: there are none", ports.Low, ports.High)
+	for _, ports := range []bpf.PortRange{c.MasqueradePorts, c.MorePorts} {
+		if ports.Low > ports.High {
+			return fmt.Errorf("masquerade ports %d to %d: there are none", ports.Low, ports.High)
+		}
 	}
 
 	return nil

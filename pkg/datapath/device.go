@@ -216,6 +216,7 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 		BridgePort:      v.bridgePort,
 		ScopeBySource:   d.cfg.ScopeBySource,
 		MasqueradePorts: d.cfg.MasqueradePorts,
+		MorePorts:       d.cfg.MorePorts,
 		ICMPPerSecond:   d.cfg.ICMPPerSecond,
 		ICMPBurst:       d.cfg.ICMPBurst,
 		UDPIdle:         d.cfg.UDPIdle,

@@ -30,22 +30,23 @@ func (r PortRange) Len() int { return int(r.High) - int(r.Low) + 1 }
 // nodePorts are those that Kubernetes gives to Services by default.
 var nodePorts = PortRange{30000, 32767}
 
-// MasqueradePorts returns the largest range of unprivileged ports of the calling
+// MasqueradePorts returns the two largest ranges of unprivileged ports of the calling
 // thread's network namespace that are neither node ports nor handed out to
-// sockets: no connection of the node itself has one, unless it asked for it. It
-// is false if there are none.
-func MasqueradePorts() (PortRange, bool, error) {
+// sockets, the largest first: no connection of the node itself has one, unless it asked for
+// it. There may be only one, or none. By default, both together are all such ports.
+func MasqueradePorts() ([]PortRange, error) {
 	ephemeral, err := readPorts(ephemeralPath)
 	if err != nil {
-		return PortRange{}, false, err
+		return nil, err
 	}
 	reserved, err := readPorts(reservedPath)
 	if err != nil {
-		return PortRange{}, false, err
+		return nil, err
 	}
-	largest, ok := largestGap(append(without(ephemeral, reserved), nodePorts))
+	gaps := without([]PortRange{{1024, 65535}}, append(without(ephemeral, reserved), nodePorts))
+	slices.SortStableFunc(gaps, func(a, b PortRange) int { return cmp.Compare(b.Len(), a.Len()) })
 
-	return largest, ok, nil
+	return gaps[:min(len(gaps), 2)], nil
 }
 
 // readPorts reads one of the kernel's files of ports.
@@ -110,15 +111,4 @@ func without(ranges, holes []PortRange) []PortRange {
 	}
 
 	return ranges
-}
-
-// largestGap returns the largest range of unprivileged ports outside of all
-// that are taken; the lowest of several.
-func largestGap(taken []PortRange) (PortRange, bool) {
-	gaps := without([]PortRange{{1024, 65535}}, taken)
-	if len(gaps) == 0 {
-		return PortRange{}, false
-	}
-
-	return slices.MaxFunc(gaps, func(a, b PortRange) int { return cmp.Compare(a.Len(), b.Len()) }), true
 }
