@@ -152,7 +152,7 @@ const fewPorts = 76
 // TestPortsAreUsedAgain makes many more connections to one backend than the node has ports for,
 // ends them in each way, and never has to wait for a port. What a backend in TIME_WAIT takes for a
 // new connection goes by timestamps, or by the numbers of segments where there are none. Another SYN
-// would be refused, and sent again: by this kernel after milliseconds, by others after a second.
+// would be refused, and sent again after a while.
 //
 //	client, 24 addresses ══ node port ══ node-1, 76 ports ══ pod-2-0
 func TestPortsAreUsedAgain(t *testing.T) {
