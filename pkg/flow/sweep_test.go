@@ -90,7 +90,9 @@ func TestOverAndRemembered(t *testing.T) {
 		{"over, and remembered", true, remembered, 1024, 60 * time.Second},
 		{"over, and remembered, of a client that the backend sees", false, remembered, 1024, 10 * time.Second},
 		{"over, and remembered, in a table that is half full", true, remembered, 8, 60 * time.Second},
-		{"over, and remembered, in a table that is fuller", true, remembered, 7, 10 * time.Second},
+		{"over, and remembered, in a table that is fuller", true, remembered, 7, 49500 * time.Millisecond}, // 57 %
+		{"over, and remembered, in a table that is fuller still", true, remembered, 5, 15 * time.Second},
+		{"over, and remembered, in a full table", true, remembered, 4, 10 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t, 1024)

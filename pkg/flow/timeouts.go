@@ -22,7 +22,9 @@ import (
 //
 // A masqueraded flow that the backend has closed first is kept for as long as the backend
 // remembers it: programs know by it which SYN the backend takes from that port. That is worth
-// half of the table; when that is full, such flows are like all that are closed.
+// half of the table; the fuller it is beyond that, the shorter, until such flows are like all
+// that are closed. To forget thousands of them at once would have as many clients try ports
+// that the backend refuses.
 //
 // In an emergency, see [Status], some are shorter: Closing and UDPAnswered 30 s,
 // UDPUnanswered 10 s, Closed and Remembered 1 s. Connections that work are never hurried.
@@ -64,14 +66,18 @@ func (t Timeouts) hurried() Timeouts {
 	return t
 }
 
-// rememberedPercent is how full the table may be, and flows are kept for Remembered.
-const rememberedPercent = 50
+// Up to which percent of the table flows are kept for all of Remembered, and from which on
+// only as if they were closed.
+const (
+	rememberedPercent = 50
+	forgottenPercent  = fullPercent
+)
 
 // at returns the timeouts for a table that was so full at the last look.
 func (t Timeouts) at(percent int) Timeouts {
-	if percent > rememberedPercent {
-		t.Remembered = min(t.Remembered, t.Closed)
-	}
+	const steps = forgottenPercent - rememberedPercent
+	share := time.Duration(min(max(forgottenPercent-percent, 0), steps))
+	t.Remembered = max(t.Remembered*share/steps, min(t.Remembered, t.Closed))
 
 	return t
 }
