@@ -45,12 +45,20 @@ func TestRandomSelection(t *testing.T) {
 			if total != connects {
 				t.Fatalf("%d of %d sockets have a backend of the service", total, connects)
 			}
-			freedom := float64(size - 1)
-			if bound := freedom + 6*math.Sqrt(2*freedom); size > 1 && chi2 > bound {
+			if bound := chiSquareBound(size - 1); size > 1 && chi2 > bound {
 				t.Errorf("chi-square %.1f, want at most %.1f", chi2, bound)
 			}
 		})
 	}
+}
+
+// chiSquareBound is exceeded by chance once in some 10⁹ times, by the approximation of Wilson
+// and Hilferty, which holds for few degrees of freedom as well.
+func chiSquareBound(freedom int) float64 {
+	const deviations = 6
+	spread := 2 / (9 * float64(freedom))
+
+	return float64(freedom) * math.Pow(1-spread+deviations*math.Sqrt(spread), 3)
 }
 
 // chosen returns how many sockets each backend of s was given.
