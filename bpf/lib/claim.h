@@ -102,7 +102,9 @@ static __always_inline bool is_holder(struct packet *pkt, const struct flow *had
 __noinline int reserve(__u32 role, __u32 urgent)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
+	const struct flow *had;
 	struct flow *f;
+	__u64 over = 0; /* which flow is */
 	enum hold hold;
 
 	if (!pkt)
@@ -124,6 +126,7 @@ __noinline int reserve(__u32 role, __u32 urgent)
 		if (hold == HOLD_LIVE || (hold == HOLD_ENDED && !urgent))
 			return REASON_DROP_MASQUERADE_PORT;
 		pkt->evicts = true;
+		over = pkt->gone.created;
 	}
 	switch (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST)) {
 	case 0:
@@ -134,7 +137,16 @@ __noinline int reserve(__u32 role, __u32 urgent)
 		return REASON_DROP_FLOW_TABLE;
 	}
 	count_flows(COUNT_HALF_OPEN_PUT, 1);
-	drop_flow(&pkt->key); /* of a flow that is over: it would be found first */
+	/*
+	 * Since we looked, another CPU may have taken the tuple and proven its flow: that is in flows
+	 * before it leaves half_open to us. What is over goes: it would be found first.
+	 */
+	had = bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	if (had && had->created != over) {
+		drop_half_open(&pkt->key);
+		return REASON_DROP_MASQUERADE_PORT;
+	}
+	drop_flow(&pkt->key);
 	return REASON_NEXT;
 }
 
