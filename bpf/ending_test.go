@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -232,6 +234,47 @@ func TestEndingOfLostSides(t *testing.T) {
 				}, onePort)
 			})
 		}
+	}
+}
+
+// A CPU that has looked whether a port is free, and takes it after another one has taken it
+// and proven its flow, gets none, and does that flow no harm.
+func TestPortTakenMeanwhile(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		c := beginOnOnePort(t, w, p)
+		c.establish(t)
+		spec, err := deviceSpec(w.config(t, p))
+		must(t, err)
+		own := newLoader(w.maps, nil).single(spec, deviceProgSluiceIngress)
+		missFirst(t, own.Programs[deviceProgSluiceIngress], "reserve", "sl_half_open", "sl_flows")
+		late, err := newLoader(w.maps, nil).loadOne(own, deviceProgSluiceIngress)
+		must(t, err)
+		defer late.Close()
+		usual := w.programs(t, p)
+		w.rig.programs[w.config(t, p)] = &DevicePrograms{Ingress: late, Egress: usual.Egress}
+		defer func() { w.rig.programs[w.config(t, p)] = usual }()
+
+		w.ingress(t, p, segment("S").from(stranger).to(clusterIP)).drops(maps.ReasonDropMasqueradePort)
+		w.holds(t, 4, false)
+		c.returns(t, segment("P.").with("hello"))
+		c.hears(t, segment("P.").with("hello"))
+	}, onePort)
+}
+
+// missFirst has the first lookup that a function makes in each of these maps find nothing.
+func missFirst(t *testing.T, program *ebpf.ProgramSpec, function string, names ...string) {
+	t.Helper()
+	ins := program.Instructions
+	at := slices.IndexFunc(ins, func(in asm.Instruction) bool { return in.Symbol() == function })
+	for _, name := range names {
+		for ; at >= 0 && at < len(ins) && ins[at].Reference() != name; at++ {
+		}
+		for ; at >= 0 && at < len(ins) && !(ins[at].IsBuiltinCall() && ins[at].Constant == int64(asm.FnMapLookupElem)); at++ {
+		}
+		if at < 0 || at == len(ins) {
+			t.Fatalf("function %s of program %s looks nothing up in %s", function, program.Name, name)
+		}
+		ins[at] = asm.Mov.Imm(asm.R0, 0).WithMetadata(ins[at].Metadata)
 	}
 }
 

@@ -109,6 +109,12 @@ func (w *world) egress(t testing.TB, p place, in packet) outcome {
 // programs are those of a place, as w wants them.
 func (w *world) programs(t testing.TB, p place) *DevicePrograms {
 	t.Helper()
+
+	return w.mustPrograms(t, w.config(t, p))
+}
+
+func (w *world) config(t testing.TB, p place) DeviceConfig {
+	t.Helper()
 	cfg := DeviceConfig{
 		Class: p.class, NoEthernet: p.noEthernet, BridgePort: p.bridgePort,
 		FIBSource: atLeast(t, 6, 7), ChecksumIPv6: atLeast(t, 6, 16),
@@ -117,7 +123,7 @@ func (w *world) programs(t testing.TB, p place) *DevicePrograms {
 		option(&cfg)
 	}
 
-	return w.mustPrograms(t, cfg)
+	return cfg
 }
 
 // bytes are those of a packet at a place.
