@@ -131,7 +131,7 @@ func TestEndingOfConnections(t *testing.T) {
 			byClient(segment(".").numbered(6).acks(6)),
 			byClient(segment("F.").acks(6)), byBackend(segment("F.").acks(6)),
 		}, live, live},
-		{"forged FINs, of what nobody has acknowledged", []said{
+		{"forged FINs, of what was not acknowledged", []said{
 			byClient(segment("F.").numbered(500)), byBackend(segment("F.").numbered(600)),
 		}, live, lastResort},
 		{"a FIN with data after it, all acknowledged", []said{
@@ -141,7 +141,7 @@ func TestEndingOfConnections(t *testing.T) {
 		}, live, live},
 		{"reset by the client", []said{byClient(segment("R"))}, free, free},
 		{"reset by the backend", []said{byBackend(segment("R."))}, free, free},
-		// Whether the backend takes it, nobody tells: the agent ends what is idle then.
+		// It is not known whether the backend takes it: the agent ends what is idle then.
 		{"reset by the client, that had sent more", []said{
 			byClient(segment("P.").with("hello")), byClient(segment("R.").numbered(6)),
 		}, live, live},
@@ -187,7 +187,7 @@ func TestEndingOfConnections(t *testing.T) {
 	}
 }
 
-// A backend that refuses frees the port at once, and nobody else.
+// A refusal by the backend frees the port at once, and only that.
 func TestEndingOfRefusedConnections(t *testing.T) {
 	for _, test := range []struct {
 		name string

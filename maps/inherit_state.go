@@ -177,9 +177,8 @@ func (p *Pinned) EndInheriting() error {
 	if err := p.CopyState(); err != nil {
 		return err
 	}
-	err := p.closeOutdated()
-	folders, others := filepath.Glob(filepath.Join(p.root, "state-v[0-9]*"))
-	errs := []error{err, others}
+	folders, err := filepath.Glob(filepath.Join(p.root, "state-v[0-9]*"))
+	errs := []error{err, p.closeOutdated()}
 	for _, folder := range folders {
 		if filepath.Base(folder) != StateVersion {
 			errs = append(errs, os.RemoveAll(folder))

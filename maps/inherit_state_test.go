@@ -158,7 +158,7 @@ func TestStateIsCopied(t *testing.T) {
 			if _, err := os.Stat(other); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("the folder of the other version: %v", err)
 			}
-			put(4) // nobody copies it
+			put(4) // not copied any more
 			if err := p.CopyState(); err != nil {
 				t.Error(err)
 			}

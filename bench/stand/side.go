@@ -31,7 +31,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Sources are further addresses of the client outside: many clients, to whoever goes by
+// Sources are further addresses of the client outside: many clients, for all that goes by
 // addresses.
 var Sources = netip.MustParsePrefix("198.18.0.0/25")
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whose a tuple is: a new flow takes one that is nobody's, or that of a flow that is over. */
+/* Claiming a tuple: a new flow takes one that no flow holds, or that of a flow that is over. */
 #ifndef SLUICE_CLAIM_H
 #define SLUICE_CLAIM_H
 

@@ -62,8 +62,8 @@ static __always_inline int reserve_as(struct packet *pkt, __u32 role, __be16 por
 }
 
 /*
- * reserve_port finds a port of the window with which the entry of the packet's flow
- * that has this role is nobody else's, and puts it into half_open. See reserve.
+ * reserve_port finds a port of the window with which no other flow holds the tuple that the
+ * packet's flow has in this role, and puts that entry into half_open. See reserve.
  *
  * Connections take their ports in turn. A client's datagrams get the port that they had
  * before, if their flow was given up meanwhile. If all ports that are tried are held, and some

@@ -90,7 +90,7 @@ func (a *agent) reserve(room maps.Room, decisions ...decision) {
 		room = room.Plus(decisions[i].planned.Room())
 	}
 	if err := a.writer.Reserve(room); err != nil {
-		// Whose writes fail for lack of room, the writer tells.
+		// The writer reports each Service whose writes fail for lack of room.
 		a.cfg.Log.Warn("not all that was decided has room", "error", err)
 	}
 }
