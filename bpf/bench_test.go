@@ -42,9 +42,7 @@ func BenchmarkPacket(b *testing.B) {
 		b.Run(bench.name, func(b *testing.B) {
 			m := mustMaps(b)
 			for _, cidr := range []string{"10.96.0.0/12", "fd00:10:96::/112"} {
-				if err := m.ServiceCIDRs.Put(maps.CIDRKeyOf(netip.MustParsePrefix(cidr)), 1); err != nil {
-					b.Fatal(err)
-				}
+				must(b, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix(cidr)))
 			}
 			programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
 			if !bench.idle {

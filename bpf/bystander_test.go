@@ -77,7 +77,8 @@ func TestTrafficOfTheNode(t *testing.T) {
 			why maps.Reason
 		}{
 			{tcp(p.client, node, "S").toPort(22), maps.ReasonPassNoFrontend},
-			{tcp(p.client, node, ".").toPort(22), maps.ReasonPassNoFlow},
+			{tcp(p.client, node, ".").toPort(22), maps.ReasonPassNoFrontend},
+			{tcp(p.client, node, ".").toPort(30080), maps.ReasonPassNoFlow},
 			{udp(p.client, node).toPort(30080), maps.ReasonPassNoFrontend},
 			{udp(p.client, node).toPort(15000), maps.ReasonPassNoFrontend},
 			{sctp(p.client, node, chunkInit).toPort(30080), maps.ReasonPassNoFrontend},

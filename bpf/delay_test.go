@@ -160,7 +160,7 @@ func connectAgainAndAgain(what string) error {
 // return, until the test ends. What is no Service's is refused.
 func attachDelayed(t *testing.T, m *maps.Pinned, cgroup *lab.Cgroup) {
 	t.Helper()
-	must(t, m.ServiceCIDRs.Put(maps.CIDRKeyOf(netip.MustParsePrefix("10.96.0.0/16")), 1))
+	must(t, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix("10.96.0.0/16")))
 	spec, err := sockSpec(Config{UDP: UDPAll, SetRetval: atLeast(t, 6, 1)})
 	must(t, err)
 	own := newLoader(m, nil).single(spec, sockProgSluiceConnect4)

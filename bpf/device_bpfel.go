@@ -21,8 +21,8 @@ const (
 	deviceMapSlAffinity               = "sl_affinity"
 	deviceMapSlBackendLoad            = "sl_backend_load"
 	deviceMapSlBackends               = "sl_backends"
+	deviceMapSlCidrCovers             = "sl_cidr_covers"
 	deviceMapSlDevices                = "sl_devices"
-	deviceMapSlEgressUse              = "sl_egress_use"
 	deviceMapSlFlowCounts             = "sl_flow_counts"
 	deviceMapSlFlows                  = "sl_flows"
 	deviceMapSlFragments              = "sl_fragments"
@@ -34,6 +34,7 @@ const (
 	deviceMapSlPacket                 = "sl_packet"
 	deviceMapSlPools                  = "sl_pools"
 	deviceMapSlPortCounts             = "sl_port_counts"
+	deviceMapSlPortFilter             = "sl_port_filter"
 	deviceMapSlPortTurns              = "sl_port_turns"
 	deviceMapSlReasons                = "sl_reasons"
 	deviceMapSlRefusals               = "sl_refusals"
@@ -41,6 +42,7 @@ const (
 	deviceMapSlServicePorts           = "sl_service_ports"
 	deviceMapSlSlots                  = "sl_slots"
 	deviceMapSlSockState              = "sl_sock_state"
+	deviceMapSlSourceFilter           = "sl_source_filter"
 	deviceMapSlSourceRanges           = "sl_source_ranges"
 	deviceMapSlTurns                  = "sl_turns"
 	deviceMapSlUdpDials               = "sl_udp_dials"
@@ -119,8 +121,8 @@ type deviceMapSpecs struct {
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
@@ -132,6 +134,7 @@ type deviceMapSpecs struct {
 	SlPacket       *ebpf.MapSpec `ebpf:"sl_packet"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlPortTurns    *ebpf.MapSpec `ebpf:"sl_port_turns"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
@@ -139,6 +142,7 @@ type deviceMapSpecs struct {
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
@@ -191,8 +195,8 @@ type deviceMaps struct {
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
@@ -204,6 +208,7 @@ type deviceMaps struct {
 	SlPacket       *ebpf.Map `ebpf:"sl_packet"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlPortTurns    *ebpf.Map `ebpf:"sl_port_turns"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
@@ -211,6 +216,7 @@ type deviceMaps struct {
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
@@ -224,8 +230,8 @@ func (m *deviceMaps) Close() error {
 		m.SlAffinity,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlCidrCovers,
 		m.SlDevices,
-		m.SlEgressUse,
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
@@ -237,6 +243,7 @@ func (m *deviceMaps) Close() error {
 		m.SlPacket,
 		m.SlPools,
 		m.SlPortCounts,
+		m.SlPortFilter,
 		m.SlPortTurns,
 		m.SlReasons,
 		m.SlRefusals,
@@ -244,6 +251,7 @@ func (m *deviceMaps) Close() error {
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
+		m.SlSourceFilter,
 		m.SlSourceRanges,
 		m.SlTurns,
 		m.SlUdpDials,

@@ -21,8 +21,8 @@ const (
 	iterMapSlAffinity     = "sl_affinity"
 	iterMapSlBackendLoad  = "sl_backend_load"
 	iterMapSlBackends     = "sl_backends"
+	iterMapSlCidrCovers   = "sl_cidr_covers"
 	iterMapSlDevices      = "sl_devices"
-	iterMapSlEgressUse    = "sl_egress_use"
 	iterMapSlFlowCounts   = "sl_flow_counts"
 	iterMapSlFlows        = "sl_flows"
 	iterMapSlFragments    = "sl_fragments"
@@ -33,12 +33,14 @@ const (
 	iterMapSlLocalCidrs   = "sl_local_cidrs"
 	iterMapSlPools        = "sl_pools"
 	iterMapSlPortCounts   = "sl_port_counts"
+	iterMapSlPortFilter   = "sl_port_filter"
 	iterMapSlReasons      = "sl_reasons"
 	iterMapSlRefusals     = "sl_refusals"
 	iterMapSlServiceCidrs = "sl_service_cidrs"
 	iterMapSlServicePorts = "sl_service_ports"
 	iterMapSlSlots        = "sl_slots"
 	iterMapSlSockState    = "sl_sock_state"
+	iterMapSlSourceFilter = "sl_source_filter"
 	iterMapSlSourceRanges = "sl_source_ranges"
 	iterMapSlTurns        = "sl_turns"
 	iterMapSlUdpDials     = "sl_udp_dials"
@@ -100,8 +102,8 @@ type iterMapSpecs struct {
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
@@ -112,12 +114,14 @@ type iterMapSpecs struct {
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
@@ -155,8 +159,8 @@ type iterMaps struct {
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
@@ -167,12 +171,14 @@ type iterMaps struct {
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
@@ -186,8 +192,8 @@ func (m *iterMaps) Close() error {
 		m.SlAffinity,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlCidrCovers,
 		m.SlDevices,
-		m.SlEgressUse,
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
@@ -198,12 +204,14 @@ func (m *iterMaps) Close() error {
 		m.SlLocalCidrs,
 		m.SlPools,
 		m.SlPortCounts,
+		m.SlPortFilter,
 		m.SlReasons,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
+		m.SlSourceFilter,
 		m.SlSourceRanges,
 		m.SlTurns,
 		m.SlUdpDials,

@@ -3,6 +3,7 @@ package bpf
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket/layers"
 
@@ -156,11 +157,11 @@ func TestEntriesTellTheFlow(t *testing.T) {
 			Client: c.w.mapAddr(c.place.client), ClientPort: maps.Port(40000), StackPort: maps.Port(40000),
 			Dialled: c.w.mapAddr(c.dialled), DialledPort: maps.Port(80),
 			Backend: c.w.mapAddr(c.backend), BackendPort: maps.Port(at(c.backend).Port()),
-			Proto: uint8(c.proto), Flags: maps.FlowAtUplinks | maps.FlowCounted,
+			Proto: uint8(c.proto), Flags: maps.FlowCounted,
 		}
 		if c.masqueradedPort != 0 {
 			want.Masquerade, want.MasqueradePort = c.w.mapAddr(node), maps.Port(c.masqueradedPort)
-			want.Flags |= maps.FlowMasqueraded | maps.FlowSent | maps.FlowAtPods
+			want.Flags |= maps.FlowMasqueraded | maps.FlowSent
 		}
 		if f != want {
 			t.Errorf("%s: flow is %+v, want %+v", family, f, want)
@@ -205,52 +206,32 @@ func TestProof(t *testing.T) {
 	}
 }
 
-// The egress hook of a class of devices does nothing, not even count, until a
-// flow needs it.
-func TestEgressIsIdleUntilAFlowNeedsIt(t *testing.T) {
-	for _, test := range []struct {
-		name    string
-		at      place
-		backend string
-		flags   uint16
-		used    []uint32
-	}{
-		{name: "of a client outside", at: uplink, backend: portPod, used: []uint32{maps.DeviceUplink}},
-		{name: "of a client outside, masqueraded", at: uplink, backend: remotePod, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
-		{name: "of a client outside, masqueraded, to a pod here", at: uplink, backend: portPod, flags: maps.PoolMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
-		{name: "of a pod", at: podVeth, backend: remotePod, used: []uint32{maps.DevicePods}},
-		{name: "of a pod, masqueraded", at: podVeth, backend: remotePod, flags: maps.PoolMasquerade, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
-		{name: "of a client that is answered by another device", at: place{device: "eth1", client: client, class: maps.DeviceUplink}, backend: portPod, used: []uint32{maps.DeviceUplink, maps.DevicePods}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			each(t, []place{test.at}, func(t *testing.T, w *world, p place) {
-				reply := tcp(test.backend, p.client, "S.")
-				w.egress(t, p, reply).passes(maps.ReasonNext)
-				w.serve(t, service{at: []string{clusterIP}, to: []string{test.backend}, flags: test.flags})
-				w.ingress(t, p, tcp(p.client, clusterIP, "S")).becomes(tcp(p.client, test.backend, "S"), maps.ReasonTranslated)
-				for class := range maps.DeviceClassCount {
-					used, want := w.maps.EgressUse.Load(class) != 0, contains(test.used, class)
-					if used != want {
-						t.Errorf("class %d: in use is %v, want %v", class, used, want)
-					}
-				}
-				w.egress(t, p, reply).becomes(reply.from(clusterIP), maps.ReasonFlow)
-
-				if !w.maps.EgressUse.Clear(p.class, w.maps.EgressUse.Load(p.class)) {
-					t.Fatal("use was not cleared")
-				}
-				w.egress(t, p, reply).passes(maps.ReasonNext)
-			})
-		})
-	}
-}
-
-func contains[T comparable](all []T, one T) bool {
-	for _, x := range all {
-		if x == one {
-			return true
+// What leaves is looked up only if the filter says that it may be of a flow.
+func TestSourceFilter(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		c.establish(t)
+		for _, e := range c.w.entries(t) {
+			if e.key.Hook != maps.HookEgress {
+				continue
+			}
+			other := e.key
+			other.Src.Bytes[15]++
+			if c.w.maps.SourceFilter.May(other) {
+				t.Errorf("packets from %s are let through, whose neighbour has a flow", other.Source())
+			}
 		}
-	}
-
-	return false
+		c.w.emptySources()
+		reply := second(c.proto, c.backend, client)
+		if c.masqueradedPort == 0 {
+			c.w.egress(t, uplink, reply).passes(maps.ReasonPassBystander)
+		}
+		// An entry that was lost is put back, and let through again.
+		for _, e := range c.w.entries(t) {
+			if e.key.Hook == maps.HookEgress {
+				must(t, c.w.maps.Flows.Delete(e.key))
+			}
+		}
+		c.w.wait(t, 10*time.Second)
+		c.says(t, second(c.proto, client, clusterIP))
+	})
 }

@@ -21,8 +21,8 @@ const (
 	opsMapSlAffinity     = "sl_affinity"
 	opsMapSlBackendLoad  = "sl_backend_load"
 	opsMapSlBackends     = "sl_backends"
+	opsMapSlCidrCovers   = "sl_cidr_covers"
 	opsMapSlDevices      = "sl_devices"
-	opsMapSlEgressUse    = "sl_egress_use"
 	opsMapSlFlowCounts   = "sl_flow_counts"
 	opsMapSlFlows        = "sl_flows"
 	opsMapSlFragments    = "sl_fragments"
@@ -33,12 +33,14 @@ const (
 	opsMapSlLocalCidrs   = "sl_local_cidrs"
 	opsMapSlPools        = "sl_pools"
 	opsMapSlPortCounts   = "sl_port_counts"
+	opsMapSlPortFilter   = "sl_port_filter"
 	opsMapSlReasons      = "sl_reasons"
 	opsMapSlRefusals     = "sl_refusals"
 	opsMapSlServiceCidrs = "sl_service_cidrs"
 	opsMapSlServicePorts = "sl_service_ports"
 	opsMapSlSlots        = "sl_slots"
 	opsMapSlSockState    = "sl_sock_state"
+	opsMapSlSourceFilter = "sl_source_filter"
 	opsMapSlSourceRanges = "sl_source_ranges"
 	opsMapSlTurns        = "sl_turns"
 	opsMapSlUdpDials     = "sl_udp_dials"
@@ -101,8 +103,8 @@ type opsMapSpecs struct {
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
@@ -113,12 +115,14 @@ type opsMapSpecs struct {
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
@@ -157,8 +161,8 @@ type opsMaps struct {
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
@@ -169,12 +173,14 @@ type opsMaps struct {
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
@@ -188,8 +194,8 @@ func (m *opsMaps) Close() error {
 		m.SlAffinity,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlCidrCovers,
 		m.SlDevices,
-		m.SlEgressUse,
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
@@ -200,12 +206,14 @@ func (m *opsMaps) Close() error {
 		m.SlLocalCidrs,
 		m.SlPools,
 		m.SlPortCounts,
+		m.SlPortFilter,
 		m.SlReasons,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
+		m.SlSourceFilter,
 		m.SlSourceRanges,
 		m.SlTurns,
 		m.SlUdpDials,

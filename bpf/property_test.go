@@ -41,7 +41,7 @@ func newCrowd(t testing.TB, f family) *crowd {
 			w.ingress(t, uplink, in).ends(verdictNext, maps.ReasonTranslated)
 		}
 	}
-	must(t, w.maps.ServiceCIDRs.Put(maps.CIDRKeyOf(f.prefix("8.0.97.0/24")), 1))
+	must(t, w.hand.ServiceCIDR(f.prefix("8.0.97.0/24")))
 	c := &crowd{world: w, ours: make(map[netip.Addr]bool), flow: make(map[netip.Addr]bool)}
 	for e, err := range w.maps.Addrs.All() {
 		must(t, err)

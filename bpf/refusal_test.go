@@ -192,7 +192,7 @@ func TestRefusalsOfAllAreLimited(t *testing.T) {
 // What is in a ServiceCIDR and nobody's is dropped, whatever it is.
 func TestUnallocated(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
-		must(t, w.maps.ServiceCIDRs.Put(maps.CIDRKeyOf(w.family.prefix("8.0.96.0/24")), 1))
+		must(t, w.hand.ServiceCIDR(w.family.prefix("8.0.96.0/24")))
 		w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})
 		for _, proto := range transports {
 			w.ingress(t, p, first(proto, p.client, "8.0.96.200:80")).drops(maps.ReasonDropUnallocated)

@@ -9,12 +9,14 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/features"
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -267,8 +269,15 @@ func (r *rig) empty() error {
 			r.maps.Loads.AddFlows(id, -load.Flows)
 		}
 	}
-	for class := range maps.DeviceClassCount {
-		r.maps.EgressUse.Clear(class, r.maps.EgressUse.Load(class))
+	r.emptySources()
+	ports := r.maps.Replacements()["sl_port_filter"]
+	perLine := 1 << 16 / int(ports.MaxEntries())
+	for port := range 1 << 16 {
+		if r.maps.PortFilter.May(uint16(port)) {
+			if err := ports.Put(uint32(port/perLine), make([]byte, perLine)); err != nil {
+				return fmt.Errorf("map %s: %w", maps.NamePortFilter, err)
+			}
+		}
 	}
 
 	return nil
@@ -283,4 +292,10 @@ func atLeast(t testing.TB, major, minor uint32) bool {
 	}
 
 	return version >= major<<16|minor<<8
+}
+
+// emptySources has the source filter let nothing pass, as if all flows were long gone.
+func (r *rig) emptySources() {
+	const later = uint64(time.Hour)
+	r.maps.SourceFilter.Begin(flow.Now() + later).End()
 }

@@ -3,7 +3,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Services, resolved where sockets dial: no packet is touched afterwards. */
 #include "lib/affinity.h"
-#include "lib/filter.h"
 #include "lib/frontend.h"
 #include "lib/netns.h"
 #include "lib/sock_addr.h"

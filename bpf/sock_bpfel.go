@@ -29,8 +29,8 @@ const (
 	sockMapSlAffinity               = "sl_affinity"
 	sockMapSlBackendLoad            = "sl_backend_load"
 	sockMapSlBackends               = "sl_backends"
+	sockMapSlCidrCovers             = "sl_cidr_covers"
 	sockMapSlDevices                = "sl_devices"
-	sockMapSlEgressUse              = "sl_egress_use"
 	sockMapSlFlowCounts             = "sl_flow_counts"
 	sockMapSlFlows                  = "sl_flows"
 	sockMapSlFragments              = "sl_fragments"
@@ -41,12 +41,14 @@ const (
 	sockMapSlLocalCidrs             = "sl_local_cidrs"
 	sockMapSlPools                  = "sl_pools"
 	sockMapSlPortCounts             = "sl_port_counts"
+	sockMapSlPortFilter             = "sl_port_filter"
 	sockMapSlReasons                = "sl_reasons"
 	sockMapSlRefusals               = "sl_refusals"
 	sockMapSlServiceCidrs           = "sl_service_cidrs"
 	sockMapSlServicePorts           = "sl_service_ports"
 	sockMapSlSlots                  = "sl_slots"
 	sockMapSlSockState              = "sl_sock_state"
+	sockMapSlSourceFilter           = "sl_source_filter"
 	sockMapSlSourceRanges           = "sl_source_ranges"
 	sockMapSlTurns                  = "sl_turns"
 	sockMapSlUdpDials               = "sl_udp_dials"
@@ -131,8 +133,8 @@ type sockMapSpecs struct {
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
@@ -143,12 +145,14 @@ type sockMapSpecs struct {
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
@@ -193,8 +197,8 @@ type sockMaps struct {
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
@@ -205,12 +209,14 @@ type sockMaps struct {
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
@@ -224,8 +230,8 @@ func (m *sockMaps) Close() error {
 		m.SlAffinity,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlCidrCovers,
 		m.SlDevices,
-		m.SlEgressUse,
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
@@ -236,12 +242,14 @@ func (m *sockMaps) Close() error {
 		m.SlLocalCidrs,
 		m.SlPools,
 		m.SlPortCounts,
+		m.SlPortFilter,
 		m.SlReasons,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
+		m.SlSourceFilter,
 		m.SlSourceRanges,
 		m.SlTurns,
 		m.SlUdpDials,

@@ -4,40 +4,79 @@
 /* Services, translated where packets pass a device. */
 #include "lib/bridge.h"
 #include "lib/device_verdict.h"
-#include "lib/filter.h"
 #include "lib/frontend.h"
 #include "lib/open.h"
 #include "lib/source_range.h"
 #include "lib/track.h"
 
-/* read_dst reads who a packet is to, and nothing else. */
-static __always_inline enum reason read_dst(struct __sk_buff *ctx, struct network *net,
-					    struct addr *dst)
+/* read_addr reads who a packet is from, or to, and nothing else. */
+static __always_inline enum reason read_addr(struct __sk_buff *ctx, const struct network *net,
+					     bool from, struct addr *a)
 {
 	const struct ipv6hdr *v6;
 	const struct iphdr *v4;
-	enum reason why;
 
-	why = read_link(ctx, net);
-	if (why)
-		return why;
 	if (net->v6) {
 		v6 = peek(ctx, net->at, sizeof(*v6));
 		if (!v6)
 			return REASON_PASS_MALFORMED;
-		__builtin_memcpy(dst, &v6->daddr, sizeof(*dst));
+		__builtin_memcpy(a, from ? &v6->saddr : &v6->daddr, sizeof(*a));
 	} else {
 		v4 = peek(ctx, net->at, sizeof(*v4));
 		if (!v4)
 			return REASON_PASS_MALFORMED;
-		*dst = addr_of_v4(v4->daddr);
+		*a = addr_of_v4(from ? v4->saddr : v4->daddr);
 	}
 	return REASON_NEXT;
 }
 
 /*
+ * may_have_port is for a filter of ports: false for a packet that certainly belongs to no Service, as
+ * its protocol has none and tells of no error. port is 0 if it takes more to find it.
+ */
+static __always_inline bool may_have_port(struct __sk_buff *ctx, const struct network *net,
+					  bool from, __be16 *port)
+{
+	const struct ipv6hdr *v6;
+	const struct iphdr *v4;
+	const __be16 *ports;
+	__u32 at;
+	__u8 proto;
+
+	*port = 0;
+	if (net->v6) {
+		v6 = peek(ctx, net->at, sizeof(*v6));
+		if (!v6 || is_extension(v6->nexthdr))
+			return true;
+		proto = v6->nexthdr;
+		at = net->at + sizeof(*v6);
+	} else {
+		v4 = peek(ctx, net->at, sizeof(*v4));
+		if (!v4 || v4->frag_off & V4_FRAGMENT_OFFSET)
+			return true;
+		proto = v4->protocol;
+		at = net->at + v4->ihl * 4;
+	}
+	if (!has_ports(proto))
+		return proto == (net->v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
+	ports = peek(ctx, at, 2 * sizeof(*ports));
+	if (ports)
+		*port = ports[from ? 0 : 1];
+	return true;
+}
+
+/* is_own reports whether a packet to an address of this node is certainly the node's own business. */
+static __always_inline bool is_own(struct __sk_buff *ctx, const struct network *net)
+{
+	__be16 port;
+
+	return !may_have_port(ctx, net, false, &port) || (port && !may_be_our_port(port));
+}
+
+/*
  * is_concerned is the cheap test that everybody's packets pay: are they to an
- * address of a Service, or of this node? flags: what it is to us.
+ * address of a Service, or to a port of this node that may be one's? flags: what the address is
+ * to us.
  */
 static __always_inline enum reason is_concerned(struct __sk_buff *ctx, struct network *net,
 						__u32 *flags)
@@ -45,11 +84,34 @@ static __always_inline enum reason is_concerned(struct __sk_buff *ctx, struct ne
 	struct addr dst;
 	enum reason why;
 
-	why = read_dst(ctx, net, &dst);
+	why = read_link(ctx, net);
+	if (!why)
+		why = read_addr(ctx, net, false, &dst);
 	if (why)
 		return why;
 	*flags = may_be_ours(&dst) ? addr_flags(&dst) : 0;
-	return *flags || is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_BYSTANDER;
+	if (*flags & ADDR_SERVICE)
+		return REASON_NEXT;
+	if (*flags)
+		return is_own(ctx, net) ? REASON_PASS_NO_FRONTEND : REASON_NEXT;
+	return is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_BYSTANDER;
+}
+
+/* may_be_reply is the cheap test that everybody's packets pay when they leave. */
+static __always_inline enum reason may_be_reply(struct __sk_buff *ctx, struct network *net)
+{
+	struct addr src;
+	enum reason why;
+	__be16 port;
+
+	why = read_link(ctx, net);
+	if (!why)
+		why = read_addr(ctx, net, true, &src);
+	if (why)
+		return why;
+	if (!may_have_port(ctx, net, true, &port) || (port && !may_be_of_flow(&src, port)))
+		return REASON_PASS_BYSTANDER;
+	return REASON_NEXT;
 }
 
 /* read_rest reads what comes after the IP header. */
@@ -244,17 +306,14 @@ static __always_inline bool is_of_another(struct packet *pkt, const struct flow 
 }
 
 /* The way of a packet from the stack to the wire: what belongs to no flow is none of ours. */
-static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt)
+static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt,
+					   const struct network *net)
 {
-	struct network net;
 	enum reason why;
 	bool half_open;
 	struct flow *f;
 
-	why = read_link(ctx, &net);
-	if (why)
-		return why;
-	why = read_ip(ctx, &pkt->ip, net.at, net.v6);
+	why = read_ip(ctx, &pkt->ip, net->at, net->v6);
 	if (why)
 		return why;
 	why = read_rest(ctx, pkt);
@@ -278,15 +337,6 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	return rewrite(ctx, pkt, &pkt->to) ?: REASON_FLOW;
 }
 
-/* is_in_use says whether any flow needs the egress of such devices. */
-static __always_inline bool is_in_use(void)
-{
-	__u32 class = config_device_class;
-	const __u64 *used = bpf_map_lookup_elem(&sl_egress_use, &class);
-
-	return used && *used;
-}
-
 SEC("tc")
 int sluice_ingress(struct __sk_buff *ctx)
 {
@@ -308,12 +358,15 @@ int sluice_ingress(struct __sk_buff *ctx)
 SEC("tc")
 int sluice_egress(struct __sk_buff *ctx)
 {
+	struct network net;
 	struct packet *pkt;
+	enum reason why;
 
-	if (!is_in_use())
-		return VERDICT_NEXT;
+	why = may_be_reply(ctx, &net);
+	if (why)
+		return pass(why);
 	pkt = new_packet(HOOK_EGRESS);
-	return pkt ? finish(ctx, reverse(ctx, pkt)) : VERDICT_NEXT;
+	return pkt ? finish(ctx, reverse(ctx, pkt, &net)) : VERDICT_NEXT;
 }
 
 char tc_license[] SEC("license") = "Dual BSD/GPL";

@@ -83,8 +83,22 @@ func newWorld(t testing.TB, f family, options ...func(*DeviceConfig)) *world {
 		must(t, w.hand.Mark(w.mapAddr(addr.addr), addr.flags, w.index(addr.device)))
 	}
 	w.putDevices(t)
+	t.Cleanup(func() { w.mustPassFilters(t) })
 
 	return w
+}
+
+// mustPassFilters fails if a filter keeps packets of an entry from being looked up.
+func (w *world) mustPassFilters(t testing.TB) {
+	t.Helper()
+	for _, e := range w.entries(t) {
+		if e.key.Hook == maps.HookEgress && !w.maps.SourceFilter.May(e.key) {
+			t.Errorf("packets from %s are of a flow (role %d), and the source filter lets none pass", e.key.Source(), e.flow.Role)
+		}
+		if port := maps.Port(e.key.DstPort); e.flow.Role == maps.FlowFromBackend && !w.maps.PortFilter.May(port) {
+			t.Errorf("packets to port %d of this node are of a flow, and the port filter lets none pass", port)
+		}
+	}
 }
 
 // putDevices says what the node sends by each device.

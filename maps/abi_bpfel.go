@@ -100,6 +100,17 @@ const (
 	abiChunkMAX_CHUNKS      abiChunk = 1024
 )
 
+type abiCidrCover uint32
+
+const (
+	abiCidrCoverCIDR_COVERS abiCidrCover = 4
+)
+
+type abiCidrCovers struct {
+	_        structs.HostLayout
+	Prefixes [4]uint64
+}
+
 type abiCidrKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -183,8 +194,6 @@ type abiFlowFlag uint32
 
 const (
 	abiFlowFlagFLOW_MASQUERADED abiFlowFlag = 1
-	abiFlowFlagFLOW_AT_PODS     abiFlowFlag = 2
-	abiFlowFlagFLOW_AT_UPLINKS  abiFlowFlag = 4
 	abiFlowFlagFLOW_SENT        abiFlowFlag = 8
 	abiFlowFlagFLOW_COUNTED     abiFlowFlag = 16
 )
@@ -308,6 +317,18 @@ type abiPortCounts struct {
 	Reserved      uint64
 }
 
+type abiPortFilter uint32
+
+const (
+	abiPortFilterPORTS_PER_LINE abiPortFilter = 64
+	abiPortFilterPORT_LINES     abiPortFilter = 1024
+)
+
+type abiPortLine struct {
+	_    structs.HostLayout
+	Used [64]uint8
+}
+
 type abiReason uint32
 
 const (
@@ -375,6 +396,21 @@ type abiSockState struct {
 		_   structs.HostLayout
 		Val uint32
 	}
+}
+
+type abiSourceFilter uint32
+
+const (
+	abiSourceFilterSOURCE_LINES      abiSourceFilter = 8192
+	abiSourceFilterSOURCE_CELLS      abiSourceFilter = 16
+	abiSourceFilterSOURCE_CELL_ALL   abiSourceFilter = 0
+	abiSourceFilterSOURCE_CELL_SHIFT abiSourceFilter = 30
+	abiSourceFilterSOURCE_CELL_FRESH abiSourceFilter = 8
+)
+
+type abiSourceLine struct {
+	_     structs.HostLayout
+	Cells [16]uint32
 }
 
 type abiSourceRangeKey struct {
@@ -464,8 +500,8 @@ const (
 	abiMapSlAffinity        = "sl_affinity"
 	abiMapSlBackendLoad     = "sl_backend_load"
 	abiMapSlBackends        = "sl_backends"
+	abiMapSlCidrCovers      = "sl_cidr_covers"
 	abiMapSlDevices         = "sl_devices"
-	abiMapSlEgressUse       = "sl_egress_use"
 	abiMapSlFlowCounts      = "sl_flow_counts"
 	abiMapSlFlows           = "sl_flows"
 	abiMapSlFragments       = "sl_fragments"
@@ -476,12 +512,14 @@ const (
 	abiMapSlLocalCidrs      = "sl_local_cidrs"
 	abiMapSlPools           = "sl_pools"
 	abiMapSlPortCounts      = "sl_port_counts"
+	abiMapSlPortFilter      = "sl_port_filter"
 	abiMapSlReasons         = "sl_reasons"
 	abiMapSlRefusals        = "sl_refusals"
 	abiMapSlServiceCidrs    = "sl_service_cidrs"
 	abiMapSlServicePorts    = "sl_service_ports"
 	abiMapSlSlots           = "sl_slots"
 	abiMapSlSockState       = "sl_sock_state"
+	abiMapSlSourceFilter    = "sl_source_filter"
 	abiMapSlSourceRanges    = "sl_source_ranges"
 	abiMapSlTurns           = "sl_turns"
 	abiMapSlUdpDials        = "sl_udp_dials"
@@ -491,6 +529,7 @@ const (
 	abiVarBtfAlgorithm      = "btf_algorithm"
 	abiVarBtfBackendFlag    = "btf_backend_flag"
 	abiVarBtfChunk          = "btf_chunk"
+	abiVarBtfCidrCover      = "btf_cidr_cover"
 	abiVarBtfClientKind     = "btf_client_kind"
 	abiVarBtfDeviceClass    = "btf_device_class"
 	abiVarBtfFlowCount      = "btf_flow_count"
@@ -502,8 +541,10 @@ const (
 	abiVarBtfIdLayout       = "btf_id_layout"
 	abiVarBtfKind           = "btf_kind"
 	abiVarBtfPoolFlag       = "btf_pool_flag"
+	abiVarBtfPortFilter     = "btf_port_filter"
 	abiVarBtfReason         = "btf_reason"
 	abiVarBtfScope          = "btf_scope"
+	abiVarBtfSourceFilter   = "btf_source_filter"
 	abiVarBtfTranslatedSock = "btf_translated_sock"
 	abiVarBtfUdpDialLimit   = "btf_udp_dial_limit"
 	abiVarBtfUdpPinWay      = "btf_udp_pin_way"
@@ -562,8 +603,8 @@ type abiMapSpecs struct {
 	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.MapSpec `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
@@ -574,12 +615,14 @@ type abiMapSpecs struct {
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
@@ -595,6 +638,7 @@ type abiVariableSpecs struct {
 	BtfAlgorithm      *ebpf.VariableSpec `ebpf:"btf_algorithm"`
 	BtfBackendFlag    *ebpf.VariableSpec `ebpf:"btf_backend_flag"`
 	BtfChunk          *ebpf.VariableSpec `ebpf:"btf_chunk"`
+	BtfCidrCover      *ebpf.VariableSpec `ebpf:"btf_cidr_cover"`
 	BtfClientKind     *ebpf.VariableSpec `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.VariableSpec `ebpf:"btf_device_class"`
 	BtfFlowCount      *ebpf.VariableSpec `ebpf:"btf_flow_count"`
@@ -606,8 +650,10 @@ type abiVariableSpecs struct {
 	BtfIdLayout       *ebpf.VariableSpec `ebpf:"btf_id_layout"`
 	BtfKind           *ebpf.VariableSpec `ebpf:"btf_kind"`
 	BtfPoolFlag       *ebpf.VariableSpec `ebpf:"btf_pool_flag"`
+	BtfPortFilter     *ebpf.VariableSpec `ebpf:"btf_port_filter"`
 	BtfReason         *ebpf.VariableSpec `ebpf:"btf_reason"`
 	BtfScope          *ebpf.VariableSpec `ebpf:"btf_scope"`
+	BtfSourceFilter   *ebpf.VariableSpec `ebpf:"btf_source_filter"`
 	BtfTranslatedSock *ebpf.VariableSpec `ebpf:"btf_translated_sock"`
 	BtfUdpDialLimit   *ebpf.VariableSpec `ebpf:"btf_udp_dial_limit"`
 	BtfUdpPinWay      *ebpf.VariableSpec `ebpf:"btf_udp_pin_way"`
@@ -638,8 +684,8 @@ type abiMaps struct {
 	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEgressUse    *ebpf.Map `ebpf:"sl_egress_use"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
@@ -650,12 +696,14 @@ type abiMaps struct {
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
 	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
 	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
@@ -669,8 +717,8 @@ func (m *abiMaps) Close() error {
 		m.SlAffinity,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlCidrCovers,
 		m.SlDevices,
-		m.SlEgressUse,
 		m.SlFlowCounts,
 		m.SlFlows,
 		m.SlFragments,
@@ -681,12 +729,14 @@ func (m *abiMaps) Close() error {
 		m.SlLocalCidrs,
 		m.SlPools,
 		m.SlPortCounts,
+		m.SlPortFilter,
 		m.SlReasons,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
 		m.SlSlots,
 		m.SlSockState,
+		m.SlSourceFilter,
 		m.SlSourceRanges,
 		m.SlTurns,
 		m.SlUdpDials,
@@ -703,6 +753,7 @@ type abiVariables struct {
 	BtfAlgorithm      *ebpf.Variable `ebpf:"btf_algorithm"`
 	BtfBackendFlag    *ebpf.Variable `ebpf:"btf_backend_flag"`
 	BtfChunk          *ebpf.Variable `ebpf:"btf_chunk"`
+	BtfCidrCover      *ebpf.Variable `ebpf:"btf_cidr_cover"`
 	BtfClientKind     *ebpf.Variable `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.Variable `ebpf:"btf_device_class"`
 	BtfFlowCount      *ebpf.Variable `ebpf:"btf_flow_count"`
@@ -714,8 +765,10 @@ type abiVariables struct {
 	BtfIdLayout       *ebpf.Variable `ebpf:"btf_id_layout"`
 	BtfKind           *ebpf.Variable `ebpf:"btf_kind"`
 	BtfPoolFlag       *ebpf.Variable `ebpf:"btf_pool_flag"`
+	BtfPortFilter     *ebpf.Variable `ebpf:"btf_port_filter"`
 	BtfReason         *ebpf.Variable `ebpf:"btf_reason"`
 	BtfScope          *ebpf.Variable `ebpf:"btf_scope"`
+	BtfSourceFilter   *ebpf.Variable `ebpf:"btf_source_filter"`
 	BtfTranslatedSock *ebpf.Variable `ebpf:"btf_translated_sock"`
 	BtfUdpDialLimit   *ebpf.Variable `ebpf:"btf_udp_dial_limit"`
 	BtfUdpPinWay      *ebpf.Variable `ebpf:"btf_udp_pin_way"`

@@ -3,6 +3,7 @@ package maps
 import (
 	"encoding/binary"
 	"errors"
+	"net/netip"
 	"testing"
 )
 
@@ -33,7 +34,7 @@ func mustShareBit(t *testing.T) (Addr, Addr) {
 
 // A bit stays until the last address that has it is removed.
 func TestAddrFilterCounts(t *testing.T) {
-	f := NewFakeAddrFilter()
+	f := NewFakes(0).AddrFilter
 	a, b := mustShareBit(t)
 	for _, step := range []struct {
 		what string
@@ -58,7 +59,7 @@ func TestAddrFilterCounts(t *testing.T) {
 
 // The hash spreads the addresses of a cluster: of many that are not ours, few have a bit.
 func TestAddrFilterSpreads(t *testing.T) {
-	f := NewFakeAddrFilter()
+	f := NewFakes(0).AddrFilter
 	const ours = 10_000
 	for i := range ours {
 		f.Add(numbered(i))
@@ -124,5 +125,77 @@ func TestMappedAddrFilter(t *testing.T) {
 	}
 	if err := errors.Join(p.AddrFilter.close(), p.AddrFilter.close()); err != nil {
 		t.Errorf("close: %v", err)
+	}
+}
+
+// Every address of a Service CIDR is covered, and none beyond the first 63 bits that it has.
+func TestCIDRCovers(t *testing.T) {
+	for _, test := range []struct{ cidr, inside, last, outside string }{
+		{"10.96.0.0/12", "10.96.0.0", "10.111.255.255", "10.112.0.0"},
+		{"10.96.0.128/25", "10.96.0.128", "10.96.0.255", "10.96.0.127"},
+		{"10.96.0.7/32", "10.96.0.7", "10.96.0.7", "10.96.0.6"},
+		{"0.0.0.0/0", "0.0.0.0", "255.255.255.255", ""},
+		{"fd00:10:96::/112", "fd00:10:96::", "fd00:10:96::ffff", "fd00:10:97::"},
+		{"fd00:10:96:1::/64", "fd00:10:96:1::", "fd00:10:96:1:ffff::", "fd00:10:96:2::"},
+		{"fd00::/8", "fd00::", "fdff:ffff::1", "fe00::"},
+		{"::/0", "::", "ffff::", ""},
+	} {
+		covers := NewFakes(0).CIDRCovers
+		covers.Add(CIDRKeyOf(netip.MustParsePrefix(test.cidr)))
+		for _, in := range []string{test.inside, test.last} {
+			if !covers.May(AddrOf(netip.MustParseAddr(in))) {
+				t.Errorf("%s does not cover %s", test.cidr, in)
+			}
+		}
+		if test.outside != "" && covers.May(AddrOf(netip.MustParseAddr(test.outside))) {
+			t.Errorf("%s covers %s", test.cidr, test.outside)
+		}
+		covers.Remove(CIDRKeyOf(netip.MustParsePrefix(test.cidr)))
+		if covers.May(AddrOf(netip.MustParseAddr(test.inside))) {
+			t.Errorf("%s covers %s after it was removed", test.cidr, test.inside)
+		}
+	}
+}
+
+// However many CIDRs come and go, each is covered while it is there.
+func TestManyCIDRs(t *testing.T) {
+	covers := NewFakes(0).CIDRCovers
+	cidr := func(i int) CIDRKey {
+		return CIDRKeyOf(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), 0, 0}), 16))
+	}
+	stranger := AddrOf(netip.MustParseAddr("192.0.2.1"))
+	const room = int(abiCidrCoverCIDR_COVERS)
+	for n := range room + 3 {
+		covers.Add(cidr(n))
+		for i := range n + 1 {
+			if !covers.May(cidr(i).Addr) {
+				t.Errorf("of %d CIDRs, number %d is not covered", n+1, i)
+			}
+		}
+		if all := covers.May(stranger); all != (n >= room) {
+			t.Errorf("%d CIDRs: a stranger is covered is %v", n+1, all)
+		}
+	}
+	for n := range room + 2 {
+		covers.Remove(cidr(n))
+		for i := n + 1; i < room+3; i++ {
+			if !covers.May(cidr(i).Addr) {
+				t.Errorf("CIDR %d is not covered after %d was removed", i, n)
+			}
+		}
+	}
+}
+
+// Of two CIDRs with one cover, the second keeps it.
+func TestCIDRsWithOneCover(t *testing.T) {
+	covers := NewFakes(0).CIDRCovers
+	a, b := CIDRKeyOf(netip.MustParsePrefix("fd00:10:96::/112")), CIDRKeyOf(netip.MustParsePrefix("fd00:10:96::1:0/112"))
+	covers.Add(a)
+	covers.Add(b)
+	if covers.Remove(a); !covers.May(b.Addr) {
+		t.Error("what two shared is gone with the first")
+	}
+	if covers.Remove(b); covers.May(b.Addr) {
+		t.Error("what two shared is there after both are gone")
 	}
 }

@@ -39,10 +39,14 @@ const (
 // Flags of a [Flow].
 const (
 	FlowMasqueraded = uint8(abiFlowFlagFLOW_MASQUERADED)
-	FlowAtPods      = uint8(abiFlowFlagFLOW_AT_PODS)
-	FlowAtUplinks   = uint8(abiFlowFlagFLOW_AT_UPLINKS)
 	FlowSent        = uint8(abiFlowFlagFLOW_SENT)
 	FlowCounted     = uint8(abiFlowFlagFLOW_COUNTED)
+)
+
+// What a device leads to.
+const (
+	DevicePods   = uint32(abiDeviceClassDEVICE_PODS)
+	DeviceUplink = uint32(abiDeviceClassDEVICE_UPLINK)
 )
 
 // FlowKeyOf returns the key of a packet as it comes to a hook.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	gocmp "github.com/google/go-cmp/cmp"
@@ -41,7 +42,7 @@ func TestFlowKeys(t *testing.T) {
 	}
 
 	plain := drawn
-	plain.Flags = FlowAtPods
+	plain.Flags = FlowCounted
 	if diff := gocmp.Diff([]uint8{FlowFromClient, FlowToClient}, plain.Roles()); diff != "" {
 		t.Errorf("roles of a flow that is not masqueraded (-want +have):\n%s", diff)
 	}
@@ -153,29 +154,45 @@ func TestFlowCounts(t *testing.T) {
 	}
 }
 
-// Clear loses no use that a program notes meanwhile.
-func TestEgressUse(t *testing.T) {
+// A sweep clears the cells of flows that are gone, and none that a program has written since.
+func TestSourceSweep(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
-	note := func(class uint32, now uint64) {
-		t.Helper()
-		if err := p.byName[NameEgressUse].Put(class, now); err != nil {
-			t.Fatal(err)
+	const begin, later = uint64(time.Hour), uint64(2 * time.Hour)
+	key := func(from string) FlowKey {
+		return FlowKeyOf(HookEgress, 6, netip.MustParseAddrPort(from), netip.MustParseAddrPort("192.0.2.1:1"))
+	}
+	gone, kept, renewed, young, client := key("10.0.0.1:80"), key("10.0.0.2:80"), key("10.0.0.3:80"), key("10.0.0.4:80"), key("10.0.0.5:80")
+	for k, at := range map[FlowKey]uint64{gone: begin, kept: begin, renewed: begin, young: later} {
+		p.SourceFilter.Note(k, FlowToClient, at)
+	}
+	p.SourceFilter.Note(client, FlowToBackend, begin)
+	anyPort := client
+	anyPort.SrcPort = Port(4711)
+	if !p.SourceFilter.May(anyPort) {
+		t.Error("a client's other ports are kept out")
+	}
+	other := gone
+	other.SrcPort = Port(81)
+	if p.SourceFilter.May(other) {
+		t.Error("a backend's other ports are let through")
+	}
+
+	sweep := p.SourceFilter.Begin(later)
+	if sweep.Idle() {
+		t.Error("no cell is old")
+	}
+	sweep.Keep(kept, FlowToClient)
+	p.SourceFilter.Note(renewed, FlowToClient, later)
+	sweep.End()
+	for what, test := range map[string]struct {
+		key  FlowKey
+		want bool
+	}{
+		"of a flow that is gone": {gone, false}, "of one that is there": {kept, true}, "that was renewed": {renewed, true},
+		"that is young": {young, true}, "of a client that is gone": {client, false},
+	} {
+		if p.SourceFilter.May(test.key) != test.want {
+			t.Errorf("the cell %s lets packets pass is %v, want %v", what, !test.want, test.want)
 		}
-	}
-	if seen := p.EgressUse.Load(DeviceUplink); seen != 0 {
-		t.Errorf("%d of a new map, want 0", seen)
-	}
-	note(DeviceUplink, 100)
-	note(DevicePods, 50)
-	seen := p.EgressUse.Load(DeviceUplink)
-	note(DeviceUplink, 101)
-	if p.EgressUse.Clear(DeviceUplink, seen) || p.EgressUse.Load(DeviceUplink) != 101 {
-		t.Errorf("seen at %d, noted at 101, and cleared to %d", seen, p.EgressUse.Load(DeviceUplink))
-	}
-	if !p.EgressUse.Clear(DeviceUplink, 101) || p.EgressUse.Load(DeviceUplink) != 0 {
-		t.Errorf("not cleared: %d", p.EgressUse.Load(DeviceUplink))
-	}
-	if got := p.EgressUse.Load(DevicePods); got != 50 {
-		t.Errorf("the other class has %d, want 50", got)
 	}
 }

@@ -121,6 +121,8 @@ func (p *Pinned) findOutdated() error {
 	for _, name := range stateNames {
 		from, err := ebpf.LoadPinnedMap(filepath.Join(other, name), nil)
 		if errors.Is(err, fs.ErrNotExist) {
+			p.unfiltered = p.unfiltered || slices.Contains(filterNames, name)
+
 			continue
 		}
 		if err != nil {
@@ -129,6 +131,7 @@ func (p *Pinned) findOutdated() error {
 		to := p.byName[name]
 		hash := from.Type() == to.Type() && (to.Type() == ebpf.Hash || to.Type() == ebpf.LRUHash)
 		same, err := sameMap(from, to)
+		p.unfiltered = p.unfiltered || !same && slices.Contains(filterNames, name)
 		if err != nil || same || !hash || from.KeySize() != to.KeySize() {
 			if err := errors.Join(err, from.Close()); err != nil {
 				return fmt.Errorf("map %s of %s: %w", name, other, err)
@@ -157,11 +160,16 @@ func sameMap(a, b *ebpf.Map) (bool, error) {
 // CopyState copies what is in maps of another version of the state, where that has them in
 // another layout, and not in ours: the beginning of each value, which both versions know;
 // what ours has beyond it is zero. As long as a program of the other version is attached,
-// there can be more to copy. Any goroutine may call it.
+// there can be more to copy. Where that does not write the filters that ours has, they let
+// everything pass. Any goroutine may call it.
 func (p *Pinned) CopyState() error {
 	p.inheriting.Lock()
 	defer p.inheriting.Unlock()
 	var errs []error
+	if p.unfiltered {
+		p.SourceFilter.fill()
+		p.PortFilter.fill()
+	}
 	for _, o := range p.outdated {
 		if err := copyMissing(o.from, o.to); err != nil {
 			errs = append(errs, fmt.Errorf("map %s of another version: %w", o.name, err))
@@ -195,7 +203,7 @@ func (p *Pinned) closeOutdated() error {
 	for _, o := range p.outdated {
 		errs = append(errs, o.from.Close())
 	}
-	p.outdated = nil
+	p.outdated, p.unfiltered = nil, false
 
 	return errors.Join(errs...)
 }

@@ -3,6 +3,7 @@ package maps
 import (
 	"errors"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -164,6 +165,35 @@ func TestStateIsCopied(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Of a build whose programs do not write our filters any flow may be.
+func TestStateWithoutFilters(t *testing.T) {
+	root := mustRoot(t)
+	first := mustCreate(t, root, small())
+	other := mustBeOtherState(t, first, root)
+	for _, name := range filterNames {
+		if err := os.Remove(filepath.Join(other, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	source := FlowKeyOf(HookEgress, 6, netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("192.0.2.1:1"))
+	mustPass := func(p *Pinned, what string, want bool) {
+		t.Helper()
+		if p.SourceFilter.May(source) != want || p.PortFilter.May(4711) != want {
+			t.Errorf("%s: sources pass is %v, ports %v; want %v", what, p.SourceFilter.May(source), p.PortFilter.May(4711), want)
+		}
+	}
+	p := mustCreate(t, root, small())
+	mustPass(p, "beside the other build", true)
+	p.SourceFilter.Begin(uint64(1 << 60)).End() // a sweep that found no flow
+	if err := p.EndInheriting(); err != nil {
+		t.Fatal(err)
+	}
+	mustPass(p, "after the last program of the other build has gone", true)
+
+	fresh := mustCreate(t, mustRoot(t), small())
+	mustPass(fresh, "without another build", false)
 }
 
 // What belongs to sockets cannot be copied: a build that would lose it does not start.

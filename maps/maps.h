@@ -153,6 +153,15 @@ struct {
 	__type(value, __u32);
 } sl_service_cidrs SEC(".maps");
 
+/* One value: what is looked at before service_cidrs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct cidr_covers);
+} sl_cidr_covers SEC(".maps");
+
 /* Which sources are pods', among what comes by their devices, where detectLocalMode asks for addresses. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -220,17 +229,23 @@ struct {
 	__type(value, struct flow);
 } sl_half_open SEC(".maps");
 
-/*
- * By enum device_class: when a flow was last created or seen that needs the
- * egress hook of such devices, or 0 if the agent found no such flow.
- */
+/* By a hash of the address: which sources of packets may be those of flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, DEVICE_CLASS_COUNT);
+	__uint(max_entries, SOURCE_LINES);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, __u64);
-} sl_egress_use SEC(".maps");
+	__type(value, struct source_line);
+} sl_source_filter SEC(".maps");
+
+/* By port / PORTS_PER_LINE: which ports of this node may be ours. The agent writes node ports. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PORT_LINES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct port_line);
+} sl_port_filter SEC(".maps");
 
 /* By enum flow_count. */
 struct {

@@ -19,19 +19,22 @@ import (
 // are pinned. It changes whenever one of them or a type in it does. It is a variable only so
 // that a test can build an agent "with another layout", and so is [StateVersion]:
 //
-//	go build -ldflags '-X github.com/sluice-lb/sluice/maps.Version=v2x' ./cmd/sluice
-var Version = "v2"
+//	go build -ldflags '-X github.com/sluice-lb/sluice/maps.Version=v3x' ./cmd/sluice
+var Version = "v3"
 
 // StateVersion names the layouts of the maps that programs write, and their folder. Builds
 // that agree in it share these maps, whatever their [Version], and others those of which the
 // layout is the same: flows, sockets and affinity outlive an upgrade and a downgrade.
-var StateVersion = "state-v1"
+var StateVersion = "state-v2"
 
 // stateNames are the maps that programs write.
 var stateNames = []string{
-	NameAffinity, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameEgressUse, NameFlowCounts,
+	NameAffinity, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameSourceFilter, NamePortFilter, NameFlowCounts,
 	NameFragments, NameICMPBudgets, NameBackendLoad, NameTurns, NamePortCounts, NameRefusals, NameReasons,
 }
+
+// filterNames are those of them that say of which packets there may be flows.
+var filterNames = []string{NameSourceFilter, NamePortFilter}
 
 // folderOf returns the folder below root in which a map is pinned.
 func folderOf(root, name string) string {
@@ -90,14 +93,15 @@ type Pinned struct {
 	Affinity *Map[AffinityKey, Affinity]
 	UDPPins  *Map[UDPPinKey, UDPPin]
 	// Flows and HalfOpen are what devices translate.
-	Flows     *Map[FlowKey, Flow]
-	HalfOpen  *Map[FlowKey, Flow]
-	EgressUse *EgressUse
-	Stats     *Stats
+	Flows        *Map[FlowKey, Flow]
+	HalfOpen     *Map[FlowKey, Flow]
+	SourceFilter *SourceFilter
+	Stats        *Stats
 
 	chunked    map[string]*chunked
 	inheriting sync.Mutex
 	outdated   []outdated
+	unfiltered bool // programs of another version may put flows that our filters do not know
 	root       string
 	byName     map[string]*ebpf.Map
 	counted    []countable
@@ -256,14 +260,7 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 			}
 		}
 	}
-	var err error
-	if p.EgressUse, err = mapEgressUse(p.byName[NameEgressUse]); err != nil {
-		return nil, errors.Join(err, p.Close())
-	}
-	if p.AddrFilter, err = mapAddrFilter(p.byName[NameAddrFilter]); err != nil {
-		return nil, errors.Join(err, p.Close())
-	}
-	if err := p.mapArrays(chunks); err != nil {
+	if err := errors.Join(p.mapFilters(), p.mapArrays(chunks)); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	p.FrontendIDs = table[FrontendKey, uint32](p, NameFrontendIDs)
@@ -284,6 +281,18 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	p.HalfOpen = table[FlowKey, Flow](p, NameHalfOpen)
 
 	return p, nil
+}
+
+// mapFilters brings the filters into this process' memory.
+func (p *Pinned) mapFilters() error {
+	addrs, errAddrs := mapShared[uint64](p.byName[NameAddrFilter], NameAddrFilter)
+	covers, errCovers := mapShared[uint64](p.byName[NameCIDRCovers], NameCIDRCovers)
+	ports, errPorts := mapShared[byte](p.byName[NamePortFilter], NamePortFilter)
+	sources, errSources := mapShared[uint32](p.byName[NameSourceFilter], NameSourceFilter)
+	p.AddrFilter, p.CIDRCovers = newAddrFilter(addrs), newCIDRCovers(covers)
+	p.PortFilter, p.SourceFilter = &PortFilter{ports}, &SourceFilter{sources}
+
+	return errors.Join(errAddrs, errCovers, errPorts, errSources)
 }
 
 // mapArrays brings the arrays into this process' memory.
@@ -531,7 +540,10 @@ func (p *Pinned) Unpin() error {
 
 // Close closes the maps and leaves their pins.
 func (p *Pinned) Close() error {
-	errs := []error{p.EgressUse.close(), p.AddrFilter.close(), p.closeOutdated()}
+	errs := []error{p.closeOutdated()}
+	if p.SourceFilter != nil {
+		errs = append(errs, p.AddrFilter.close(), p.CIDRCovers.close(), p.PortFilter.close(), p.SourceFilter.close())
+	}
 	for _, c := range p.chunked {
 		errs = append(errs, c.close())
 	}

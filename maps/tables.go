@@ -16,9 +16,11 @@ type Tables struct {
 	ServicePorts Table[uint32, ServicePort]    // by service port id
 	Addrs        Table[Addr, AddrUse]          //
 	AddrFilter   *AddrFilter                   // a bit for each of Addrs
+	PortFilter   *PortFilter                   //
 	Devices      Table[uint32, Device]         // by ifindex
 	SourceRanges Table[SourceRangeKey, uint32] // the value is always 1
 	ServiceCIDRs Table[CIDRKey, uint32]        // the value is always 1
+	CIDRCovers   *CIDRCovers                   // of ServiceCIDRs
 	LocalCIDRs   Table[CIDRKey, uint32]        // the value is always 1
 	Loads        Loads                         // programs and package flow write them
 	Counts       Counts
@@ -112,6 +114,7 @@ const (
 	NameDevices      = "devices"
 	NameSourceRanges = "source_ranges"
 	NameServiceCIDRs = "service_cidrs"
+	NameCIDRCovers   = "cidr_covers"
 	NameLocalCIDRs   = "local_cidrs"
 	NameAffinity     = "affinity"
 	NameSockState    = "sock_state"
@@ -119,7 +122,8 @@ const (
 	NameUDPPins      = "udp_pins"
 	NameFlows        = "flows"
 	NameHalfOpen     = "half_open"
-	NameEgressUse    = "egress_use"
+	NameSourceFilter = "source_filter"
+	NamePortFilter   = "port_filter"
 	NameFlowCounts   = "flow_counts"
 	NameFragments    = "fragments"
 	NameICMPBudgets  = "icmp_budgets"
@@ -160,7 +164,10 @@ func NewFakes(slots int) *Fakes {
 		Pools:        NewFakeArray[Pool](NamePools, places),
 		Slots:        NewFakeArray[uint32](NameSlots, slots),
 		Backends:     NewFakeArray[Backend](NameBackends, places),
-		ServicePorts: f.ServicePorts, Addrs: f.Addrs, AddrFilter: NewFakeAddrFilter(),
+		ServicePorts: f.ServicePorts, Addrs: f.Addrs,
+		AddrFilter:   newAddrFilter(shared[uint64]{values: make([]uint64, abiAddrFilterADDR_FILTER_WORDS)}),
+		PortFilter:   &PortFilter{shared[byte]{values: make([]byte, 1<<16)}},
+		CIDRCovers:   newCIDRCovers(shared[uint64]{values: make([]uint64, abiCidrCoverCIDR_COVERS)}),
 		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
 		LocalCIDRs: f.LocalCIDRs, Devices: f.Devices,
 		Loads:  Loads{NewFakeArray[BackendLoad](NameBackendLoad, places)},

@@ -239,6 +239,55 @@ enum addr_filter {
 	ADDR_FILTER_WORDS = ADDR_FILTER_BITS / 64,
 };
 
+/*
+ * A cell for the source of every entry of flows and half_open at HOOK_EGRESS: a packet whose
+ * cells are zero is of no flow. (Others may be of none, too.) An address has a line of cells,
+ * by its hash, and in it cells for its ports, and one for all of them.
+ *
+ * Programs write the time there before they put an entry, unless the cell has one that is
+ * younger than SOURCE_CELL_FRESH. The agent clears it: see pkg/flow.
+ */
+enum source_filter {
+	SOURCE_LINES = 8192,
+	SOURCE_CELLS = 16, /* of a line */
+	SOURCE_CELL_ALL = 0, /* the cell of all ports */
+	SOURCE_CELL_SHIFT = 30, /* the unit of times: 2^30 ns since boot */
+	SOURCE_CELL_FRESH = 8,
+};
+
+struct source_line {
+	__u32 cells[SOURCE_CELLS];
+};
+
+/*
+ * A byte for every port of this node's own addresses: what comes to one that has zero is the
+ * node's own business. Others were node ports since the node has booted, or a flow was
+ * masqueraded with them. A byte is set before the frontend or the entry is there, and stays.
+ */
+enum port_filter {
+	PORTS_PER_LINE = 64,
+	PORT_LINES = 65536 / PORTS_PER_LINE,
+};
+
+struct port_line {
+	__u8 used[PORTS_PER_LINE];
+};
+
+/*
+ * The Service CIDRs, so that comparing tells for most addresses that they are in none: a
+ * prefix each of the first 64 bits of an address (IPv4: of its 32, and zeros), followed by
+ * a 1 and zeros; or 0. So each is a single word, which is read as a whole. An address that
+ * a prefix covers may still be in no Service CIDR. They are written before service_cidrs,
+ * and cleared after.
+ */
+enum cidr_cover {
+	CIDR_COVERS = 4,
+};
+
+struct cidr_covers {
+	__u64 prefixes[CIDR_COVERS];
+};
+
 /* What an address is to us. An address that is in no map is none of our business. */
 struct addr_use {
 	__u32 ifindex; /* of the device that has it, or 0 */
@@ -423,8 +472,6 @@ enum flow_ending {
 /* flow.flags */
 enum flow_flag {
 	FLOW_MASQUERADED = 1,
-	FLOW_AT_PODS = 2, /* egress entries are needed at devices of class DEVICE_PODS */
-	FLOW_AT_UPLINKS = 4, /* and of class DEVICE_UPLINK */
 	FLOW_SENT = 8, /* a packet has left as the masquerade */
 	FLOW_COUNTED = 16, /* in the backend's load; what FLOW_FROM_CLIENT says counts */
 };

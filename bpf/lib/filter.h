@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The cheap test that every destination pays: one load. */
+/*
+ * What everybody's packets and sockets pay: a load or two, before any hash map.
+ *
+ * Each filter answers "certainly none of ours", or "maybe". Maybe costs the lookups that
+ * follow. That none of ours is taken for another's cannot happen: what makes the answer maybe
+ * is written before what it stands for, and taken back only by the agent, once that is gone
+ * and every program has ended that may have seen it.
+ */
 #ifndef SLUICE_FILTER_H
 #define SLUICE_FILTER_H
 
-#include <stdbool.h>
-#include <bpf/bpf_endian.h>
-
+#include "addr.h"
 #include "../../maps/maps.h"
 
-/* addr_filter_bit is the number of an address' bit; filterBit in maps/filter.go. */
-static __always_inline __u32 addr_filter_bit(const struct addr *a)
+/* addr_hash is addrHash in maps/filter.go. */
+static __always_inline __u32 addr_hash(const struct addr *a)
 {
 	__u32 folded = 0, i;
 
@@ -18,17 +23,113 @@ static __always_inline __u32 addr_filter_bit(const struct addr *a)
 		folded ^= folded >> 15;
 	}
 	/* A product's high bits depend on all bits of its factors. */
-	folded *= 0x85ebca6b;
-	return (__u64)folded * ADDR_FILTER_BITS >> 32;
+	return folded * 0x85ebca6b;
 }
 
 /* may_be_ours is false for an address that is certainly not in addrs. */
 static __always_inline bool may_be_ours(const struct addr *a)
 {
-	__u32 bit = addr_filter_bit(a), word = bit / 64;
+	__u32 bit = (__u64)addr_hash(a) * ADDR_FILTER_BITS >> 32, word = bit / 64;
 	const __u64 *bits = bpf_map_lookup_elem(&sl_addr_filter, &word);
 
 	return bits && *bits >> bit % 64 & 1;
+}
+
+/* may_be_service_cidr is false for an address that is certainly in no Service CIDR. */
+static __always_inline bool may_be_service_cidr(const struct addr *a)
+{
+	__u32 only = 0, i;
+	const struct cidr_covers *covers = bpf_map_lookup_elem(&sl_cidr_covers, &only);
+	__u64 begin = addr_is_v4(a) ? (__u64)bpf_ntohl(a->words[3]) << 32 :
+				      (__u64)bpf_ntohl(a->words[0]) << 32 | bpf_ntohl(a->words[1]);
+	bool covered = false;
+
+	if (!covers)
+		return true;
+	for (i = 0; i < CIDR_COVERS; i++) {
+		__u64 prefix = *(volatile const __u64 *)&covers->prefixes[i];
+
+		/* They differ below the 1 that ends the prefix, if at all. */
+		covered |= (begin ^ prefix) >> 1 < (prefix & -prefix);
+	}
+	return covered;
+}
+
+static __always_inline bool is_service_cidr(const struct addr *a)
+{
+	struct cidr_key key = { .prefix_len = 128, .addr = *a };
+
+	return may_be_service_cidr(a) && bpf_map_lookup_elem(&sl_service_cidrs, &key);
+}
+
+static __always_inline struct port_line *port_line(__be16 port)
+{
+	__u32 line = bpf_ntohs(port) / PORTS_PER_LINE;
+
+	return bpf_map_lookup_elem(&sl_port_filter, &line);
+}
+
+/* may_be_our_port is false for a port of this node that certainly no flow has or may begin with. */
+static __always_inline bool may_be_our_port(__be16 port)
+{
+	const struct port_line *line = port_line(port);
+
+	return !line || line->used[bpf_ntohs(port) % PORTS_PER_LINE];
+}
+
+/* note_port is for an entry that is about to be put, of packets to a port of this node. */
+static __always_inline void note_port(__be16 port)
+{
+	struct port_line *line = port_line(port);
+	__u32 at = bpf_ntohs(port) % PORTS_PER_LINE;
+
+	if (line && !line->used[at])
+		line->used[at] = 1;
+}
+
+static __always_inline struct source_line *source_line(const struct addr *src)
+{
+	__u32 line = (__u64)addr_hash(src) * SOURCE_LINES >> 32;
+
+	return bpf_map_lookup_elem(&sl_source_filter, &line);
+}
+
+/* source_cell is sourceCell in maps/filter.go. */
+static __always_inline __u32 source_cell(__be16 port)
+{
+	__u32 cell = (__u16)(bpf_ntohs(port) * 0x9e37) / (65536 / SOURCE_CELLS);
+
+	return cell + (cell == SOURCE_CELL_ALL);
+}
+
+/* may_be_of_flow is false for a source at egress of which certainly no flow has an entry. */
+static __always_inline bool may_be_of_flow(const struct addr *src, __be16 port)
+{
+	const struct source_line *line = source_line(src);
+
+	return !line ||
+	       line->cells[SOURCE_CELL_ALL] | line->cells[source_cell(port) % SOURCE_CELLS];
+}
+
+/* note_cell writes the time, unless it has been written lately. */
+static __always_inline void note_cell(__u32 *cell, __u32 now)
+{
+	if (!*cell || now - *cell >= SOURCE_CELL_FRESH)
+		*cell = now;
+}
+
+/*
+ * note_source is for an entry that is about to be put, of packets from src at egress: from
+ * this port, or from any. Clients have many ports, and what leaves a node from a
+ * client's address is hardly anything but its flows; so they have one cell.
+ */
+static __always_inline void note_source(const struct addr *src, __be16 port, bool any, __u64 now)
+{
+	struct source_line *line = source_line(src);
+	__u32 cell = any ? SOURCE_CELL_ALL : source_cell(port);
+
+	if (line)
+		note_cell(&line->cells[cell % SOURCE_CELLS], (now >> SOURCE_CELL_SHIFT) + 1);
 }
 
 #endif

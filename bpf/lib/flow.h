@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <linux/errno.h>
 
+#include "filter.h"
 #include "packet.h"
 #include "stat.h"
 
@@ -172,19 +173,13 @@ __noinline int release(__u32 hook, __u32 role)
 	return 0;
 }
 
-/* note_egress_use has the egress hooks look for this flow. */
-static __always_inline void note_egress_use(const struct flow *f, __u64 now)
+/* note_entry has the filters let the packets of an entry pass that is about to be put. */
+static __always_inline void note_entry(const struct flow_key *key, __u32 role, __u64 now)
 {
-	__u32 class;
-
-	for (class = 0; class < DEVICE_CLASS_COUNT; class ++) {
-		__u32 flag = class == DEVICE_PODS ? FLOW_AT_PODS : FLOW_AT_UPLINKS;
-		__u32 key = class;
-		__u64 *used = bpf_map_lookup_elem(&sl_egress_use, &key);
-
-		if (used && f->flags & flag)
-			*used = now;
-	}
+	if (role == FLOW_FROM_BACKEND)
+		note_port(key->dst_port);
+	else if (role != FLOW_FROM_CLIENT)
+		note_source(&key->src, key->src_port, role == FLOW_TO_BACKEND, now);
 }
 
 /*
@@ -215,6 +210,7 @@ __noinline int put_back(__u32 hook, __u32 role)
 	f->stamp = opening ? opening->stamp : 0;
 	f->end = opening ? opening->end : 0;
 	f->ack = opening ? opening->ack : 0;
+	note_entry(&pkt->key, role, pkt->now);
 	failed = bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST);
 	f->state = state;
 	if (failed)

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "addr.h"
+#include "filter.h"
 #include "place.h"
 
 /* How often an element is looked up that the kernel gives to another key while we read it. */
@@ -73,13 +74,6 @@ static __always_inline bool is_cluster_ip(const struct frontend_key *dialled)
 	key.port = 0;
 	key.proto = 0;
 	return bpf_map_lookup_elem(&sl_frontend_ids, &key);
-}
-
-static __always_inline bool is_service_cidr(const struct addr *a)
-{
-	struct cidr_key key = { .prefix_len = 128, .addr = *a };
-
-	return bpf_map_lookup_elem(&sl_service_cidrs, &key);
 }
 
 /* why_no_frontend returns the outcome of a client that dials no frontend. */

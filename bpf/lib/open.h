@@ -81,20 +81,6 @@ static __always_inline int reserve_reply(struct packet *pkt, const struct pool *
 	return reserve_port(FLOW_TO_CLIENT);
 }
 
-/* egress_classes says at which devices pkt->flow has to be looked for. */
-static __always_inline __u8 egress_classes(struct __sk_buff *ctx, struct packet *pkt)
-{
-	__u8 classes = config_device_class == DEVICE_PODS ? FLOW_AT_PODS : FLOW_AT_UPLINKS;
-	const struct flow *f = &pkt->flow;
-	struct route back;
-
-	/* Who comes by one device may be answered by another; where the backend is, no class tells. */
-	if (is_masqueraded(f) || !find_route(ctx, &f->backend, &f->client, &back) ||
-	    back.ifindex != device_in(ctx))
-		classes |= FLOW_AT_PODS | FLOW_AT_UPLINKS;
-	return classes;
-}
-
 /*
  * put_opening puts an entry of pkt->flow that needs no reservation: nobody else can
  * have its tuple.
@@ -105,6 +91,7 @@ static __noinline int put_opening(struct packet *pkt, __u32 role)
 
 	comes_as(f, role, &pkt->key);
 	f->role = role;
+	note_entry(&pkt->key, role, pkt->now);
 	if (!bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST))
 		count_flows(COUNT_HALF_OPEN_PUT, 1);
 	else if (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_ANY))
@@ -147,14 +134,10 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 		why = masquerade(ctx, pkt);
 		evict(pkt);
 	}
-	if (!why) {
-		pkt->flow.flags |= egress_classes(ctx, pkt);
+	if (!why)
 		why = put_entries(pkt);
-	}
 	if (why)
 		release(HOOK_INGRESS, FLOW_TO_CLIENT);
-	else
-		note_egress_use(&pkt->flow, pkt->now);
 	return why;
 }
 

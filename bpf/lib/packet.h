@@ -301,6 +301,12 @@ static __always_inline void note_v6_fragment(struct headers *ip, __be16 offset, 
 	ip->fragment_id = id;
 }
 
+static __always_inline bool is_extension(__u8 proto)
+{
+	return proto == IPPROTO_HOPOPTS || proto == IPPROTO_ROUTING || proto == IPPROTO_DSTOPTS ||
+	       proto == IPPROTO_FRAGMENT || proto == EXTENSION_AUTH;
+}
+
 /* skip_extensions goes on to the transport header, through the extension headers of IPv6. */
 static __always_inline enum reason skip_extensions(struct __sk_buff *ctx, struct headers *ip)
 {
@@ -310,9 +316,7 @@ static __always_inline enum reason skip_extensions(struct __sk_buff *ctx, struct
 	int i;
 
 	for (i = 0; i < MAX_EXTENSIONS; i++) {
-		if (proto != IPPROTO_HOPOPTS && proto != IPPROTO_ROUTING &&
-		    proto != IPPROTO_DSTOPTS && proto != IPPROTO_FRAGMENT &&
-		    proto != EXTENSION_AUTH)
+		if (!is_extension(proto))
 			break;
 		ext = peek(ctx, at, sizeof(*ext));
 		if (!ext)

@@ -102,7 +102,6 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 
 	f->last_seen = pkt->now;
 	tell_bytes(f);
-	note_egress_use(f, pkt->now);
 	if (half_open || f->proto == IPPROTO_UDP)
 		keep_all(pkt, f);
 	if (half_open)

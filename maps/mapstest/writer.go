@@ -68,11 +68,22 @@ func (w *Writer) Frontend(key maps.FrontendKey, kind uint8, pool uint32) error {
 		w.frontends++
 		id = w.frontends
 	}
+	if key.Addr.IP().IsUnspecified() {
+		w.tables.PortFilter.Add(maps.Port(key.Port))
+	}
 	if err := w.tables.Frontends.Put(id, maps.Frontend{Key: key, PoolId: pool, Kind: kind}); err != nil || there {
 		return err
 	}
 
 	return w.tables.FrontendIDs.Put(key, id)
+}
+
+// ServiceCIDR adds a Service CIDR.
+func (w *Writer) ServiceCIDR(cidr netip.Prefix) error {
+	key := maps.CIDRKeyOf(cidr)
+	w.tables.CIDRCovers.Add(key)
+
+	return w.tables.ServiceCIDRs.Put(key, 1)
 }
 
 // Mark adds flags to what an address is.

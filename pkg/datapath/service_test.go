@@ -135,6 +135,6 @@ func (w *world) nodePortsAt(t testing.TB, addrs ...netip.Addr) {
 func (w *world) serviceCIDRs(t testing.TB, prefixes ...string) {
 	t.Helper()
 	for _, prefix := range prefixes {
-		must(t, w.Maps().ServiceCIDRs.Put(maps.CIDRKeyOf(netip.MustParsePrefix(prefix)), 1))
+		must(t, mapstest.New(w.Maps().Tables).ServiceCIDR(netip.MustParsePrefix(prefix)))
 	}
 }

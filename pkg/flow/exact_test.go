@@ -70,8 +70,8 @@ func (m *made) put(t *testing.T, w *world, half bool) {
 		if half && n.role == toClient && n.halfOpen {
 			f = told(f)
 		}
-		f.Flags |= uint8(n.idle.Seconds()) & (maps.FlowAtPods | maps.FlowAtUplinks) // one may know more than others
-		f.Bytes = uint64(n.role)                                                    // each has its own
+		f.Flags |= uint8(n.idle.Seconds()) & maps.FlowSent // one may know more than others
+		f.Bytes = uint64(n.role)                           // each has its own
 		w.put(t, f, n)
 	}
 }

@@ -150,16 +150,6 @@ func (g *group) created() uint64 {
 	return created
 }
 
-// flags returns what any entry says.
-func (g *group) flags() uint8 {
-	var flags uint8
-	for _, e := range g.entries {
-		flags |= e.value.Flags
-	}
-
-	return flags
-}
-
 // remove deletes the entries, and tells deleted of those that were still there.
 func (g *group) remove(deleted func(entry)) error {
 	for _, e := range g.entries {

@@ -97,7 +97,7 @@ func Look(m *maps.Pinned) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	st, err := s.scan(s.timeouts)
+	st, err := s.scan(s.timeouts, maps.SourceSweep{})
 	if err != nil {
 		return Status{}, fmt.Errorf("flows: %w", err)
 	}

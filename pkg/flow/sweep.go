@@ -83,9 +83,8 @@ type Dialled struct {
 // address is given up for which a packet has saved its flow in the last moment.
 func (s *Sweeper) Dialled() Dialled { return s.dialled }
 
-// Sweep ends flows that have been idle for too long, tells egress programs of
-// device classes that no flow needs that they can rest, and takes stock. After
-// an error the status says what was known before.
+// Sweep ends flows that have been idle for too long, clears what the source filter has of
+// flows that are gone, and takes stock. After an error the status says what was known before.
 func (s *Sweeper) Sweep() (Status, error) {
 	begin := time.Now()
 	defer func() { s.took = time.Since(begin) }()
@@ -93,24 +92,21 @@ func (s *Sweeper) Sweep() (Status, error) {
 	if s.alarms.flows.on {
 		timeouts = timeouts.hurried()
 	}
-	var used [maps.DeviceClassCount]uint64
-	for class := range used {
-		used[class] = s.maps.EgressUse.Load(uint32(class))
+	sources := s.maps.SourceFilter.Begin(s.now())
+	if !sources.Idle() {
+		if err := s.maps.WaitForPrograms(); err != nil {
+			return s.status, fmt.Errorf("flows: %w", err)
+		}
 	}
-	stock, err := s.scan(timeouts)
+	stock, err := s.scan(timeouts, sources)
 	if err != nil {
 		return s.status, fmt.Errorf("flows: %w", err)
 	}
+	sources.End()
 	s.takeStock(stock)
 	s.repairLoads(stock)
-	needed, err := s.expire(stock, timeouts)
-	if err != nil {
+	if err := s.expire(stock, timeouts); err != nil {
 		return s.status, fmt.Errorf("idle flows: %w", err)
-	}
-	for class, seen := range used {
-		if needed&classFlag(uint32(class)) == 0 {
-			s.maps.EgressUse.Clear(uint32(class), seen)
-		}
 	}
 	s.dialled = Dialled{Addrs: stock.dialled, Begin: begin}
 	if err := s.forgetTallies(); err != nil {
@@ -127,13 +123,12 @@ type stock struct {
 	inFlows, inHalfOpen int
 	idle                map[maps.Flow]bool // the identities of flows that may be over
 	more                bool               // there were more of them
-	flags               uint8              // of the others
 	dialled             map[maps.Addr]struct{}
 	loads               loads
 }
 
 // scan reads both tables once, and changes nothing.
-func (s *Sweeper) scan(timeouts Timeouts) (stock, error) {
+func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (stock, error) {
 	st := stock{at: s.now(), idle: make(map[maps.Flow]bool), dialled: make(map[maps.Addr]struct{})}
 	var err error
 	if st.before, err = s.maps.FlowCounts(); err != nil {
@@ -145,6 +140,7 @@ func (s *Sweeper) scan(timeouts Timeouts) (stock, error) {
 			if err != nil {
 				return st, err
 			}
+			sources.Keep(e.Key, e.Value.Role)
 			st.add(t, &e.Value, timeouts)
 			st.loads.add(t, e.Key, &e.Value)
 		}
@@ -163,41 +159,33 @@ func (st *stock) add(t table, f *maps.Flow, timeouts Timeouts) {
 	}
 	st.dialled[f.Dialled] = struct{}{}
 	if since(f.LastSeen, st.at) <= timeouts.soonest(f, t.halfOpen)+refresh {
-		st.flags |= f.Flags
-
 		return
 	}
 	if id := identity(*f); len(st.idle) < atOnce || st.idle[id] {
 		st.idle[id] = true
 	} else {
-		st.flags |= f.Flags
 		st.more = true
 	}
 }
 
-// expire ends the flows that are over by what all their entries say now, and
-// returns the flags of those that live.
-func (s *Sweeper) expire(st stock, timeouts Timeouts) (flags uint8, err error) {
-	flags = st.flags
+// expire ends the flows that are over by what all their entries say now.
+func (s *Sweeper) expire(st stock, timeouts Timeouts) error {
 	for f := range st.idle {
 		g, err := gather(s.tables, f)
 		if err != nil {
-			return flags, err
+			return err
 		}
-		switch {
-		case len(g.entries) == 0: // ended by itself
-		case since(g.lastSeen(), st.at) <= timeouts.of(&g)+refresh:
-			flags |= g.flags()
-		default:
-			if err := s.end(&g); err != nil {
-				return flags, err
-			}
-			s.status.Expired++
+		if len(g.entries) == 0 || since(g.lastSeen(), st.at) <= timeouts.of(&g)+refresh {
+			continue // ended by itself, or alive
 		}
+		if err := s.end(&g); err != nil {
+			return err
+		}
+		s.status.Expired++
 	}
 	s.more = st.more
 
-	return flags, nil
+	return nil
 }
 
 // end deletes the entries of a flow, and takes it out of its backend's load.
@@ -224,13 +212,4 @@ func (s *Sweeper) remove(g *group) (counted bool, err error) {
 	})
 
 	return counted, err
-}
-
-// classFlag is how a flow says that it needs the egress programs of a class.
-func classFlag(class uint32) uint8 {
-	if class == maps.DevicePods {
-		return maps.FlowAtPods
-	}
-
-	return maps.FlowAtUplinks
 }

@@ -174,11 +174,10 @@ func TestSeenSince(t *testing.T) {
 			w := newWorld(t, 1024)
 			w.put(t, f, all...)
 			s := w.sweeper(t)
-			stock, err := s.scan(s.timeouts)
+			stock, err := s.scan(s.timeouts, maps.SourceSweep{})
 			must(t, err)
 			packet(w)
-			_, err = s.expire(stock, s.timeouts)
-			must(t, err)
+			must(t, s.expire(stock, s.timeouts))
 			want := 4
 			if name == "not at all" {
 				want = 0
@@ -194,21 +193,21 @@ func TestSeenSince(t *testing.T) {
 func TestSeenMoving(t *testing.T) {
 	w := newWorld(t, 1024)
 	f := flowOf(tcp, 1)
-	f.Flags = maps.FlowAtPods
-	w.put(t, f, note{fromClient, 1, true, 0})
-	w.use(t, maps.DevicePods, 77)
+	reply := f.Key(toClient)
+	w.put(t, f, note{toClient, 1, true, 0})
+	w.SourceFilter.Note(reply, toClient, w.clock-uint64(time.Hour))
 	s := w.sweeper(t)
 	moves := 0
 	move := func() {
 		if moves++; moves == 2 { // between the two
-			w.put(t, f, note{fromClient, 1, false, 0})
-			must(t, w.HalfOpen.Delete(f.Key(fromClient)))
+			w.put(t, f, note{toClient, 1, false, 0})
+			must(t, w.HalfOpen.Delete(reply))
 		}
 	}
 	s.hook(true, &hooked{all: move})
 	s.hook(false, &hooked{all: move})
-	if w.mustSweep(t, s); w.EgressUse.Load(maps.DevicePods) == 0 {
-		t.Error("the flow was missed: its device class was told to rest")
+	if w.mustSweep(t, s); !w.SourceFilter.May(reply) {
+		t.Error("the flow was missed: its replies are kept out")
 	}
 }
 
@@ -240,57 +239,44 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// Egress programs of a class rest when no flow needs them, and not before.
-func TestEgressRests(t *testing.T) {
+// The source filter lets packets of a flow pass as long as there is an entry of it, however old
+// the cell is, and what a program writes meanwhile stays.
+func TestSourcesOfFlows(t *testing.T) {
 	const idle = time.Hour
 	for _, test := range []struct {
-		name          string
-		flags         uint8
-		idle          time.Duration
-		packet        bool // comes while the tables are read
-		pods, uplinks bool
+		name   string
+		put    []note
+		packet bool // of another flow comes while the tables are read
+		want   bool
 	}{
-		{"at rest without a flow", 0, 0, false, false, false},
-		{"at work for pods", maps.FlowAtPods, 0, false, true, false},
-		{"at work for uplinks", maps.FlowAtUplinks, 0, false, false, true},
-		{"at work for both", maps.FlowAtPods | maps.FlowAtUplinks, 0, false, true, true},
-		{"at rest after a flow that is over", maps.FlowAtPods, idle, false, false, false},
-		{"at work for a flow that nobody has read", 0, 0, true, true, false},
+		{name: "without a flow"},
+		{name: "of a flow", put: live[:2], want: true},
+		{name: "of a half-open flow", put: []note{{toClient, 0, true, 0}}, want: true},
+		{name: "of an idle flow, until it is ended", put: []note{{fromClient, 1, false, idle}, {toClient, 1, false, idle}}, want: true},
+		{name: "of a flow of which only the client's entry is left", put: live[:1]},
+		{name: "of a flow that was put after it was looked for", packet: true, want: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t, 1024)
-			w.use(t, maps.DevicePods, 77)
-			w.use(t, maps.DeviceUplink, 88)
+			f := flowOf(udp, 1)
+			reply := f.Key(toClient)
+			w.put(t, f, test.put...)
+			w.SourceFilter.Note(reply, toClient, w.clock-uint64(time.Minute))
 			s := w.sweeper(t)
-			if test.flags != 0 {
-				f := flowOf(udp, 1)
-				f.Flags = test.flags
-				w.put(t, f, note{fromClient, 1, false, test.idle}, note{toClient, 1, false, test.idle})
-			}
 			if test.packet {
-				s.hook(false, &hooked{all: func() { w.use(t, maps.DevicePods, 99) }})
+				s.hook(false, &hooked{read: func() { w.SourceFilter.Note(reply, toClient, w.clock) }})
 			}
 			w.mustSweep(t, s)
-			if pods, uplinks := w.EgressUse.Load(maps.DevicePods) != 0, w.EgressUse.Load(maps.DeviceUplink) != 0; pods != test.pods || uplinks != test.uplinks {
-				t.Errorf("at work: pods %v, uplinks %v; want %v, %v", pods, uplinks, test.pods, test.uplinks)
+			if have := w.SourceFilter.May(reply); have != test.want {
+				t.Errorf("its packets are let through is %v, want %v", have, test.want)
+			}
+			w.clock += uint64(time.Minute)
+			if test.name == "of an idle flow, until it is ended" {
+				if w.mustSweep(t, w.sweeper(t)); w.SourceFilter.May(reply) {
+					t.Error("its packets are let through after it was ended")
+				}
 			}
 		})
-	}
-}
-
-// A flow of which one entry is idle, and another is not, needs the class that
-// either tells of.
-func TestEgressOfHalfIdleFlow(t *testing.T) {
-	for _, idle := range []uint8{fromClient, toClient} {
-		w := newWorld(t, 1024)
-		f := flowOf(udp, 1)
-		w.put(t, f, live[:2]...)
-		f.Flags = maps.FlowAtUplinks
-		w.put(t, f, note{idle, 1, false, time.Hour})
-		w.use(t, maps.DeviceUplink, 88)
-		if w.mustSweep(t, w.sweeper(t)); w.EgressUse.Load(maps.DeviceUplink) == 0 {
-			t.Errorf("role %d is idle: its device class was told to rest", idle)
-		}
 	}
 }
 

@@ -144,12 +144,6 @@ func (w *world) tell(t testing.TB, index uint32, n int) {
 	must(t, w.Replacements()["sl_flow_counts"].Put(index, perCPU))
 }
 
-// use has a program have noted that it needs the egress hooks of a class.
-func (w *world) use(t testing.TB, class uint32, at uint64) {
-	t.Helper()
-	must(t, w.Replacements()["sl_egress_use"].Put(class, at))
-}
-
 // hooked is a map of flows between whose calls something happens.
 type hooked struct {
 	entries

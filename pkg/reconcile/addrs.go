@@ -15,6 +15,7 @@ import (
 type addrs struct {
 	derived[maps.Addr, maps.AddrUse]
 	filter    *maps.AddrFilter
+	ports     *maps.PortFilter // of the node's addresses: node ports
 	clock     clock
 	node      map[maps.Addr]maps.AddrUse // the node's own
 	frontends map[maps.Addr]int          // how many in the map have it, or are in their grace period
@@ -24,9 +25,9 @@ type addrs struct {
 	settled instant
 }
 
-func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, c clock) *addrs {
+func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, ports *maps.PortFilter, c clock) *addrs {
 	a := &addrs{
-		filter: filter, clock: c, node: make(map[maps.Addr]maps.AddrUse),
+		filter: filter, ports: ports, clock: c, node: make(map[maps.Addr]maps.AddrUse),
 		frontends: make(map[maps.Addr]int), lingering: make(map[maps.Addr]instant),
 	}
 	a.derived = newDerived(m, func(k maps.Addr) (maps.AddrUse, bool) {
@@ -51,7 +52,6 @@ func (a *addrs) adopt() error {
 		return err
 	}
 	for k, v := range a.have {
-		a.filter.Add(k)
 		marked := v.Flags&maps.AddrService != 0
 		if v.Flags &^= maps.AddrService; v != (maps.AddrUse{}) {
 			a.node[k] = v
@@ -85,10 +85,16 @@ func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
 // ofEveryAddr reports whether key is that of a node port: it has no address of its own.
 func ofEveryAddr(key maps.FrontendKey) bool { return key.Addr.IP().IsUnspecified() }
 
-// mark makes the address of a frontend a Service's, before it is written.
+// mark makes the address of a frontend a Service's, or its port a node port, before it is
+// written.
 func (a *addrs) mark(key maps.FrontendKey) error {
+	if ofEveryAddr(key) {
+		a.ports.Add(maps.Port(key.Port))
+
+		return nil
+	}
 	k := key.Addr
-	if ofEveryAddr(key) || a.have[k].Flags&maps.AddrService != 0 {
+	if a.have[k].Flags&maps.AddrService != 0 {
 		return nil
 	}
 	use := a.node[k]
@@ -104,11 +110,14 @@ func (a *addrs) mark(key maps.FrontendKey) error {
 
 // lead notes that a frontend is in the map.
 func (a *addrs) lead(key maps.FrontendKey) {
-	if !ofEveryAddr(key) {
-		a.frontends[key.Addr]++
-		delete(a.lingering, key.Addr)
-		a.compare(key.Addr)
+	if ofEveryAddr(key) {
+		a.ports.Add(maps.Port(key.Port))
+
+		return
 	}
+	a.frontends[key.Addr]++
+	delete(a.lingering, key.Addr)
+	a.compare(key.Addr)
 }
 
 // unlead notes that no program knows a frontend any more that was in the map.

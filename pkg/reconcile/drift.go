@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -29,7 +30,7 @@ func (d Drift) String() string {
 // takes time and memory in proportion to the maps.
 func (r *Reconciler) Drift(repair bool) ([]Drift, error) {
 	var c comparison
-	r.compareFilter(&c)
+	r.compareFilters(&c)
 	for _, m := range r.maps {
 		m.differ(&c)
 	}
@@ -127,13 +128,31 @@ func (a *array[V]) differ(c *comparison) {
 	}
 }
 
-// compareFilter looks for addresses that the filter does not let through.
-func (r *Reconciler) compareFilter(c *comparison) {
+// compareFilters looks for addresses and node ports that the filters do not let through.
+func (r *Reconciler) compareFilters(c *comparison) {
 	for k := range r.addrs.have {
 		if !r.addrs.filter.May(k) {
 			c.add(maps.NameAddrFilter, k.IP().String(), "is missing", false, func() error {
 				r.addrs.filter.Add(k)
 				r.addrs.filter.Remove(k) // it was counted before
+
+				return nil
+			})
+		}
+	}
+	for k := range r.serviceCIDRs.have {
+		if covers := r.tables.CIDRCovers; !covers.May(k.Addr) {
+			c.add(maps.NameCIDRCovers, k.Prefix().String(), "is missing", false, func() error {
+				covers.Add(k)
+
+				return nil
+			})
+		}
+	}
+	for k := range r.frontendIDs.have {
+		if port := maps.Port(k.Port); ofEveryAddr(k) && !r.addrs.ports.May(port) {
+			c.add(maps.NamePortFilter, strconv.Itoa(int(port)), "is missing", false, func() error {
+				r.addrs.ports.Add(port)
 
 				return nil
 			})

@@ -177,6 +177,10 @@ func (g *guard) check() {
 			g.fail("frontend %s: %w", modelKey(key), err)
 		}
 		if ofEveryAddr(key) {
+			if !g.PortFilter.May(maps.Port(key.Port)) {
+				g.fail("node port %d is not in the filter", maps.Port(key.Port))
+			}
+
 			continue
 		}
 		if err := g.checkAddr(key.Addr); err != nil {
@@ -192,6 +196,11 @@ func (g *guard) check() {
 	for addr := range g.Addrs.Entries {
 		if !g.AddrFilter.May(addr) {
 			g.fail("address %s is not in the filter", addr.IP())
+		}
+	}
+	for cidr := range g.ServiceCIDRs.Entries {
+		if !g.CIDRCovers.May(cidr.Addr) {
+			g.fail("Service CIDR %s is not covered", cidr.Prefix())
 		}
 	}
 	g.checkHeld()

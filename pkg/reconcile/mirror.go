@@ -123,6 +123,9 @@ func (m *mirror[K, V]) adopt() error {
 		if err != nil {
 			return err
 		}
+		if m.enters != nil {
+			m.enters(e.Key)
+		}
 		m.have[e.Key] = e.Value
 		m.used++
 	}

@@ -39,8 +39,8 @@ type Config struct {
 func (c Config) Validate() error {
 	t := c.Tables
 	if t.FrontendIDs == nil || t.Frontends == nil || t.Pools == nil || t.Slots == nil || t.Backends == nil ||
-		t.ServicePorts == nil || t.Addrs == nil || t.AddrFilter == nil || t.Devices == nil || t.SourceRanges == nil ||
-		t.ServiceCIDRs == nil || t.LocalCIDRs == nil || t.Loads.Array == nil || t.Counts == nil {
+		t.ServicePorts == nil || t.Addrs == nil || t.AddrFilter == nil || t.PortFilter == nil || t.Devices == nil || t.SourceRanges == nil ||
+		t.ServiceCIDRs == nil || t.CIDRCovers == nil || t.LocalCIDRs == nil || t.Loads.Array == nil || t.Counts == nil {
 		return errors.New("reconcile: a map is missing")
 	}
 	if c.Slice < 0 {
@@ -126,7 +126,8 @@ func New(cfg Config) (*Reconciler, error) {
 	r.pools = array[maps.Pool]{Array: t.Pools, meter: m, text: poolText, used: &r.poolPlaces.used}
 	r.slots = array[uint32]{Array: t.Slots, meter: m, text: slotText, used: &r.spans.used}
 	r.backends = array[maps.Backend]{Array: t.Backends, meter: m, text: backendText, used: &r.backendPlaces.used}
-	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, r.clock)
+	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.clock)
+	r.serviceCIDRs.enters, r.serviceCIDRs.leaves = t.CIDRCovers.Add, t.CIDRCovers.Remove
 	r.maps = []managed{
 		&r.servicePorts, &r.sourceRanges, r.addrs, r.devices, r.localCIDRs,
 		&r.backends, &r.slots, &r.pools, &r.frontends, &r.frontendIDs, r.serviceCIDRs,

@@ -57,9 +57,9 @@ func TestAnotherLayout(t *testing.T) {
 	load := mustDial(t, 200, dial{s.pod, "tcp", web}, dial{s.node, "tcp", web}, dial{outside, "tcp", webPort})
 	datagrams := mustDial(t, 100, dial{s.pod, "udp", web}, dial{s.node, "udp", web}, dial{outside, "udp", webPort})
 	for _, test := range []struct{ name, binary, folder, state string }{
-		{"upgrade", other, "v2x", "state-v1x"},
+		{"upgrade", other, "v3x", "state-v2x"},
 		{"downgrade", binary, maps.Version, maps.StateVersion},
-		{"upgrade again", other, "v2x", "state-v1x"},
+		{"upgrade again", other, "v3x", "state-v2x"},
 		{"downgrade again", binary, maps.Version, maps.StateVersion},
 	} {
 		must(t, s.agent.Stop())

@@ -109,6 +109,9 @@ func (m *programs) come(p packet) answer {
 	if known && !m.AddrFilter.May(dialled.Addr) {
 		panic(wrong(fmt.Sprintf("%s is in addrs, and not in the filter", dialled.Addr.IP())))
 	}
+	if covers(m.cidrs, dialled.Addr) && !m.CIDRCovers.May(dialled.Addr) {
+		panic(wrong(fmt.Sprintf("%s is in a Service CIDR, and not covered", dialled.Addr.IP())))
+	}
 	if !known && !covers(m.cidrs, dialled.Addr) {
 		return answer{verdict: untouched}
 	}

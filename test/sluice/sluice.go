@@ -30,11 +30,11 @@ import (
 func Build(dir, version string) (string, error) { return build(dir, version, "") }
 
 // BuildOtherLayout builds one to which the maps of all others are of another layout, those
-// of the agent (in the folder v2x) and those of programs (in state-v1x).
+// of the agent (in the folder v3x) and those of programs (in state-v2x).
 func BuildOtherLayout(dir string) (string, error) {
 	const maps = "github.com/sluice-lb/sluice/maps."
 
-	return build(dir, "other-layout", " -X "+maps+"Version=v2x -X "+maps+"StateVersion=state-v1x")
+	return build(dir, "other-layout", " -X "+maps+"Version=v3x -X "+maps+"StateVersion=state-v2x")
 }
 
 func build(dir, version, flags string) (string, error) {
