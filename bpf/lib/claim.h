@@ -128,7 +128,6 @@ __noinline int reserve(__u32 role, __u32 urgent)
 		pkt->evicts = true;
 		over = pkt->gone.created;
 	}
-	note_entry(&pkt->key, role, pkt->now);
 	switch (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST)) {
 	case 0:
 		break;
