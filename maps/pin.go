@@ -115,14 +115,24 @@ type Options struct {
 	Capacities map[string]uint32
 }
 
+// LiftMemlock lets this process have as many maps and programs as it likes: before Linux 5.11
+// they count as its user's locked memory, of which others may have taken all.
+func LiftMemlock() error {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return fmt.Errorf("limit of locked memory, which maps and programs count against before Linux 5.11, and which takes SYS_RESOURCE: %w", err)
+	}
+
+	return nil
+}
+
 // Create adopts the maps that are pinned below root (in the folders of this [Version] and
 // this [StateVersion]) and creates and pins those that are not. Where the agent's folder is
 // missing, and an agent with another layout has left its own, ids stay as they were: see
 // inherit. Create returns an error wrapping [ErrStale] if a pinned map has another layout;
 // nothing is changed then. The caller closes the result, which leaves the pins.
 func Create(root string, opts Options) (*Pinned, error) {
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("limit of locked memory, which maps count against before Linux 5.11, and which takes SYS_RESOURCE: %w", err)
+	if err := LiftMemlock(); err != nil {
+		return nil, err
 	}
 	specs, err := mapSpecs()
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
 )
 
 // Features is what the running kernel has, probed once.
@@ -38,6 +40,9 @@ var ErrNoBTF = errors.New("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
 func ProbeFeatures() (Features, error) {
 	if err := haveBTF(); err != nil {
 		return Features{}, fmt.Errorf("%w: %w", ErrNoBTF, err)
+	}
+	if err := maps.LiftMemlock(); err != nil {
+		return Features{}, err
 	}
 	err := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval)
 	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) {

@@ -14,8 +14,8 @@ kernel=$1 folder=$2 log=$3
 linux=$(basename "$kernel"/lib/modules/*)
 
 # Loaded when somebody asks for them, as on a node. Dependencies come along.
-modules=(veth bridge dummy tun vxlan inet_diag tcp_diag udp_diag sch_ingress cls_bpf
-	nf_conntrack nf_tables nft_ct nft_nat nft_chain_nat nft_masq)
+modules=(veth bridge br_netfilter dummy tun vxlan sctp inet_diag tcp_diag udp_diag sch_ingress cls_bpf
+	nf_conntrack nf_tables nft_ct nft_nat nft_chain_nat nft_masq nft_fib_inet nft_objref nft_counter)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -24,9 +24,12 @@ root=$work/root
 mkdir -p "$root"/{bin,sbin,dev,etc,proc,run,sys,tmp,"lib/modules/$linux"}
 cp "$(type -P busybox)" "$root/bin/busybox"
 cp -r "$folder/." "$root"
+# The firewall of the lab's nodes, with what it is linked to.
+{ type -P nft; ldd "$(type -P nft)" | grep -o '/[^ ]*'; } | xargs cp -L --parents -t "$root"
 
 for module in "${modules[@]}"; do
-	modprobe -d "$kernel" -S "$linux" --show-depends "$module"
+	# Some kernels have it built in, or as a part of another.
+	modprobe -d "$kernel" -S "$linux" --show-depends "$module" 2>/dev/null || true
 done | awk '$1 == "insmod" { print $2 }' | sort -u | xargs cp -t "$root/lib/modules/$linux"
 find "$root/lib/modules" -name '*.xz' -exec xz -d {} +
 cp "$kernel/lib/modules/$linux"/modules.{builtin,builtin.modinfo,order} "$root/lib/modules/$linux"

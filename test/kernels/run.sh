@@ -33,6 +33,7 @@ install_missing() {
 		/usr/share/doc/busybox-static busybox-static
 		/usr/bin/cpio cpio
 		/sbin/depmod kmod
+		/usr/sbin/nft nftables
 		/usr/bin/xz xz-utils
 		/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
 	EOF
@@ -59,6 +60,18 @@ build_tests() {
 	done
 }
 
+# build_agent builds what tests would build, and a compiler that has it ready.
+build_agent() {
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$1/sluice" ./cmd/sluice
+	mkdir "$1/bin"
+	cat >"$1/bin/go" <<-'EOF'
+		#!/bin/sh
+		while [ "$1" != -o ]; do shift; done
+		exec cp /sluice "$2"
+	EOF
+	chmod +x "$1/bin/go"
+}
+
 failed=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -66,6 +79,7 @@ trap 'rm -rf "$work"' EXIT
 install_missing
 mkdir -p "$work"/root/{etc,tests}
 build_tests "$work/root/tests" "$work/root/etc/plan"
+build_agent "$work/root"
 echo "${SLUICE_TEST_RUN:-.}" >"$work/root/etc/run"
 cp "$here/init" "$work/root/init"
 
