@@ -4,7 +4,7 @@
 version := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: help setup build image test lint generate demo bench microbench kernels clean
+.PHONY: help setup build image test lint generate demo bench microbench kernels kernelssmoke clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -34,8 +34,12 @@ bench: ready-bench build ## measures Sluice beside the real kube-proxy in ten mi
 microbench: ready-bench ## what single steps take: a packet, a system call, a start of the agent
 	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf ./bench/scale ./bench/forward
 
-kernels: ## the tests on older kernels, in virtual machines
-	test/kernels/run.sh
+kernels: ## the tests on older kernels, in virtual machines; takes hours
+	SLUICE_TEST_MATRIX=test/kernels/README.md test/kernels/run.sh
+
+kernelssmoke: ## some of them, in ten minutes
+	SLUICE_TEST_PACKAGES='./bpf ./pkg/datapath ./test/devices' SLUICE_TEST_RUN="$$(cat test/kernels/smoke)" \
+		SLUICE_TEST_SECONDS=420 test/kernels/run.sh 5.10 6.1
 
 # Not ST1005: what is wrong may have a capital in its name, as a Service has.
 lint: ready-lint ## what a reviewer should not have to say

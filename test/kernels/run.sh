@@ -11,6 +11,8 @@
 #   SLUICE_TEST_ACCEL     what qemu runs on: tcg (default) or kvm
 #   SLUICE_TEST_CACHE     where kernels and logs are kept, see kernel.sh
 #   SLUICE_DEBIAN_MIRROR  where kernels come from
+#   SLUICE_TEST_MATRIX    a file that ends with a table of what passed where: its rows of these
+#                         kernels and packages are written anew
 
 set -euo pipefail
 
@@ -72,12 +74,21 @@ build_agent() {
 	chmod +x "$1/bin/go"
 }
 
+# write_matrix puts rows at the end of a file, in the place of those of the same kernels and
+# packages.
+write_matrix() {
+	awk -F'|' 'FNR == NR { ours[$2, $3]; next } !(($2, $3) in ours)' "$1" "$2" >"$2.new"
+	cat "$1" >>"$2.new"
+	mv "$2.new" "$2"
+}
+
 failed=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 install_missing
 mkdir -p "$work"/root/{etc,tests}
+: >"$work/rows"
 build_tests "$work/root/tests" "$work/root/etc/plan"
 build_agent "$work/root"
 echo "${SLUICE_TEST_RUN:-.}" >"$work/root/etc/run"
@@ -91,10 +102,13 @@ for version; do
 	rm -f "$log".{console,tests}
 
 	setpriv --pdeathsig TERM "$here/machine.sh" "$kernel" "$work/root" "$log" || echo "The machine of Linux $version was ended."
-	if ! awk -f "$here/summary.awk" "$work/root/etc/plan" "$log.tests"; then
+	if ! awk -v rows="$work/rows" -f "$here/summary.awk" "$work/root/etc/plan" "$log.tests"; then
 		echo "  see $log.tests and $log.console"
 		failed=1
 	fi
 	exec {lock}>&-
 done
+if [[ -n ${SLUICE_TEST_MATRIX:-} ]]; then
+	write_matrix "$work/rows" "$SLUICE_TEST_MATRIX"
+fi
 exit $failed

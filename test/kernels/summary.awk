@@ -1,5 +1,6 @@
 # Says how the tests of one machine went: reads the plan, and what init wrote.
-# Exits with 1 if a test failed, or a package did not come to its end.
+# Exits with 1 if a test failed, or a package did not come to its end. Rows is
+# a file that gets the same as rows of a table.
 
 { sub(/\r$/, "") }
 
@@ -37,6 +38,15 @@ function show(p, t,    i) {
 			print "        " said[p, t, i]
 }
 
+# kernel is the version of Debian's package: "5.10.223-1".
+function kernel(    i, n, words) {
+	n = split(linux, words, " ")
+	for (i = 2; i <= n; i++)
+		if (words[i - 1] == "Debian")
+			return words[i]
+	return linux
+}
+
 END {
 	print "Linux " (linux ? linux : "did not start its tests")
 	for (i = 1; i <= planned; i++) {
@@ -47,6 +57,8 @@ END {
 		printf "  %s  %-15s %d passed, %d failed, %d skipped, %s\n", pass ? "PASS" : "FAIL", p,
 			count[p, "PASS"], count[p, "FAIL"], count[p, "SKIP"],
 			p in status ? took[p] " s" : p in since ? "did not end" : "did not start"
+		printf "| Debian %s | %s | %d | %d | %d | %s |\n", linux ? kernel() : "?", p, count[p, "PASS"],
+			count[p, "FAIL"], count[p, "SKIP"], p in status ? took[p] " s" : "no" >>rows
 		if (skips[p])
 			print "      skipped:" skips[p]
 		if (pass)
