@@ -113,6 +113,23 @@ func (w *world) put(t testing.TB, e entry) {
 // wait makes all entries older, as if time had passed without a packet.
 func (w *world) wait(t testing.TB, d time.Duration) {
 	t.Helper()
+	fragments := w.maps.Replacements()["sl_fragments"]
+	var key [40]byte
+	var value struct {
+		Ports   [2]uint16
+		Missing int32
+		Since   uint64
+	}
+	older := make(map[[40]byte]any)
+	each := fragments.Iterate()
+	for each.Next(&key, &value) {
+		value.Since -= uint64(d)
+		older[key] = value
+	}
+	must(t, each.Err())
+	for key, value := range older {
+		must(t, fragments.Put(key, value))
+	}
 	for _, e := range w.entries(t) {
 		e.flow.LastSeen -= uint64(d)
 		e.flow.Created -= uint64(d)

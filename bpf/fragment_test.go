@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket/layers"
 
@@ -107,6 +108,51 @@ func TestFragmentsOfTwoClients(t *testing.T) {
 			w.ingress(t, p, pieces(one)[i]).becomes(pieces(one.to(tapPod))[i], why)
 			w.ingress(t, p, pieces(two)[i]).becomes(pieces(two.to(portPod))[i], why)
 		}
+	})
+}
+
+// A sender uses the number of a datagram again. What is there of the first one is not for the
+// other one's fragments, and those of one that came before its first are left alone: they wait
+// for it wherever datagrams are put together.
+func TestFragmentsOfAnotherDatagram(t *testing.T) {
+	each(t, everyplace, func(t *testing.T, w *world, p place) {
+		const more = "8.0.96.1:81"
+		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{tapPod}})
+		w.serve(t, service{at: []string{more}, proto: layers.IPProtocolUDP, to: []string{portPod}})
+		one, other := udp(p.client, clusterIP).long(3000), udp(p.client, more).long(3000)
+		goes := func(i int, in packet, to string, why maps.Reason) {
+			t.Helper()
+			w.ingress(t, p, pieces(in)[i]).becomes(pieces(in.to(to))[i], why)
+		}
+		goes(0, one, tapPod, maps.ReasonTranslated)
+		goes(2, one, tapPod, maps.ReasonFlow)
+		goes(1, one, tapPod, maps.ReasonFlow)
+
+		w.ingress(t, p, pieces(other)[1]).passes(maps.ReasonPassFragment)
+		goes(0, other, portPod, maps.ReasonTranslated)
+		goes(1, other, portPod, maps.ReasonFlow)
+
+		goes(0, one, tapPod, maps.ReasonFlow) // and the end of the other one was lost
+		goes(1, one, tapPod, maps.ReasonFlow)
+		w.wait(t, 29*time.Second)
+		goes(2, one, tapPod, maps.ReasonFlow)
+
+		out := udp(tapPod, p.client).long(3000)
+		for i, part := range pieces(out) {
+			w.egress(t, p, part).becomes(pieces(out.from(clusterIP))[i], maps.ReasonFlow)
+		}
+		w.egress(t, p, pieces(out)[1]).passes(maps.ReasonPassFragment)
+	})
+}
+
+// What has not come after half a minute is not waited for.
+func TestFragmentsAge(t *testing.T) {
+	each(t, everyplace, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{tapPod}})
+		in := udp(p.client, clusterIP).long(3000)
+		w.ingress(t, p, pieces(in)[0]).becomes(pieces(in.to(tapPod))[0], maps.ReasonTranslated)
+		w.wait(t, 31*time.Second)
+		w.ingress(t, p, pieces(in)[1]).passes(maps.ReasonPassFragment)
 	})
 }
 

@@ -231,6 +231,8 @@ type abiFragment struct {
 	_       structs.HostLayout
 	SrcPort uint16
 	DstPort uint16
+	Missing int32
+	Since   uint64
 }
 
 type abiFragmentKey struct {
@@ -239,7 +241,8 @@ type abiFragmentKey struct {
 	Dst      abiAddr
 	Id       uint32
 	Proto    uint8
-	Reserved [3]uint8
+	Hook     uint8
+	Reserved [2]uint8
 }
 
 type abiFrontend struct {

@@ -524,7 +524,8 @@ struct fragment_key {
 	struct addr dst;
 	__u32 id;
 	__u8 proto; /* IPPROTO_* */
-	__u8 reserved[3];
+	__u8 hook; /* enum hook: each counts what it has seen */
+	__u8 reserved[2];
 };
 
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key is hashed: no hidden padding");
@@ -532,6 +533,12 @@ _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key is hashed: no hi
 struct fragment {
 	__be16 src_port;
 	__be16 dst_port;
+	/*
+	 * How many bytes of the datagram have not come. Below zero until the last fragment has told
+	 * how long it is.
+	 */
+	__s32 missing;
+	__u64 since; /* when the first one came */
 };
 
 /* How much ICMP a client has had: the kernel's rule, a token a second and six at most. */

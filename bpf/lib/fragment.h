@@ -5,6 +5,9 @@
 
 #include "packet.h"
 
+/* For how long a datagram waits for its fragments: net.ipv4.ipfrag_time, by default. */
+#define FRAGMENT_NS (30 * 1000000000ULL)
+
 static __always_inline struct fragment_key fragment_key(const struct headers *ip)
 {
 	return (struct fragment_key){
@@ -12,28 +15,51 @@ static __always_inline struct fragment_key fragment_key(const struct headers *ip
 		.dst = ip->key.dst,
 		.id = ip->fragment_id,
 		.proto = ip->key.proto,
+		.hook = ip->key.hook,
 	};
 }
 
-/* remember_fragment keeps the ports of a first fragment. */
+/* missing_after is by how much a fragment changes what is missing of its datagram. */
+static __always_inline __s32 missing_after(const struct headers *ip)
+{
+	__s32 length = ip->end - ip->piece;
+
+	return ip->more ? -length : ip->offset;
+}
+
+/*
+ * remember_fragment keeps the ports of a first fragment. A sender uses a number again: what is
+ * there of an earlier datagram is replaced.
+ */
 static __always_inline void remember_fragment(const struct headers *ip)
 {
 	struct fragment_key key = fragment_key(ip);
-	struct fragment ports = { .src_port = ip->key.src_port, .dst_port = ip->key.dst_port };
+	struct fragment ports = {
+		.src_port = ip->key.src_port,
+		.dst_port = ip->key.dst_port,
+		.missing = missing_after(ip),
+		.since = bpf_ktime_get_ns(),
+	};
 
 	bpf_map_update_elem(&sl_fragments, &key, &ports, BPF_ANY);
 }
 
-/* recall_fragment gives a later fragment the ports of the first one. */
+/*
+ * recall_fragment gives a later fragment the ports of the first one, which are forgotten when
+ * all have come: the next one with that number is of another datagram.
+ */
 static __always_inline enum reason recall_fragment(struct headers *ip)
 {
 	struct fragment_key key = fragment_key(ip);
-	const struct fragment *ports = bpf_map_lookup_elem(&sl_fragments, &key);
+	struct fragment *ports = bpf_map_lookup_elem(&sl_fragments, &key);
 
-	if (!ports)
+	if (!ports || bpf_ktime_get_ns() - ports->since > FRAGMENT_NS)
 		return REASON_PASS_FRAGMENT;
 	ip->key.src_port = ports->src_port;
 	ip->key.dst_port = ports->dst_port;
+	__sync_fetch_and_add(&ports->missing, missing_after(ip));
+	if (!ports->missing)
+		bpf_map_delete_elem(&sl_fragments, &key);
 	return REASON_NEXT;
 }
 

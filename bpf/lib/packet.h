@@ -82,10 +82,13 @@ struct headers {
 	__u32 l4;
 	__u32 end; /* of the packet, as the IP header has it */
 	__u32 fragment_id;
+	__u32 piece; /* where a fragment's part of the datagram begins */
 	struct flow_key key;
 	__u8 v6;
 	__u8 fragment; /* of a datagram in several */
 	__u8 later; /* and not the first one: no ports here */
+	__u8 more; /* it is not the last one */
+	__u16 offset; /* of its part in the datagram */
 };
 
 /*
@@ -255,6 +258,9 @@ static __always_inline enum reason read_v4(struct __sk_buff *ctx, struct headers
 	ip->later = !!(hdr->frag_off & V4_FRAGMENT_OFFSET);
 	ip->fragment = !!(hdr->frag_off & (V4_FRAGMENT_OFFSET | V4_MORE_FRAGMENTS));
 	ip->fragment_id = hdr->id;
+	ip->piece = ip->l4;
+	ip->more = !!(hdr->frag_off & V4_MORE_FRAGMENTS);
+	ip->offset = bpf_ntohs(hdr->frag_off & V4_FRAGMENT_OFFSET) * 8;
 	return REASON_NEXT;
 }
 
@@ -293,12 +299,18 @@ struct extension {
 	__be32 id;
 };
 
-/* note_v6_fragment takes the fragment header, but for its first two bytes. */
-static __always_inline void note_v6_fragment(struct headers *ip, __be16 offset, __be32 id)
+/*
+ * note_v6_fragment takes the fragment header, but for its first two bytes. Behind it, at an
+ * offset, is what was cut.
+ */
+static __always_inline void note_v6_fragment(struct headers *ip, __u32 at, __be16 offset, __be32 id)
 {
 	ip->later = !!(offset & V6_FRAGMENT_OFFSET);
 	ip->fragment = !!(offset & (V6_FRAGMENT_OFFSET | V6_MORE_FRAGMENTS));
 	ip->fragment_id = id;
+	ip->piece = at;
+	ip->more = !!(offset & V6_MORE_FRAGMENTS);
+	ip->offset = bpf_ntohs(offset & V6_FRAGMENT_OFFSET);
 }
 
 static __always_inline bool is_extension(__u8 proto)
@@ -322,8 +334,8 @@ static __always_inline enum reason skip_extensions(struct __sk_buff *ctx, struct
 		if (!ext)
 			return REASON_PASS_MALFORMED;
 		if (proto == IPPROTO_FRAGMENT) {
-			note_v6_fragment(ip, ext->offset, ext->id);
 			at += sizeof(*ext);
+			note_v6_fragment(ip, at, ext->offset, ext->id);
 		} else if (proto == EXTENSION_AUTH) {
 			at += (ext->len + 2) * 4;
 		} else {
