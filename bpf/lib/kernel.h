@@ -79,6 +79,19 @@ struct sock {
 	__u8 sk_kern_sock : 1;
 };
 
+struct ip_ct_tcp {
+	__u8 state;
+};
+
+union nf_conntrack_proto {
+	struct ip_ct_tcp tcp;
+};
+
+struct nf_conn {
+	unsigned long status;
+	union nf_conntrack_proto proto;
+};
+
 struct sk_buff {
 	__u8 ip_summed : 2;
 };

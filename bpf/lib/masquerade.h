@@ -6,6 +6,7 @@
 #include "balance.h"
 #include "claim.h"
 #include "route.h"
+#include "taken.h"
 
 /* So many ports are tried: the first ones in turn, and then any. */
 #define MAX_PORT_TRIES 64
@@ -52,13 +53,14 @@ static __always_inline __be16 port_of_window(__u32 number)
  * reserve_as reserves the entry of the packet's flow that has this role, with a port of the
  * window. See reserve.
  */
-static __always_inline int reserve_as(struct packet *pkt, __u32 role, __be16 port, bool urgent)
+static __always_inline int reserve_as(struct __sk_buff *ctx, struct packet *pkt, __u32 role,
+				      __be16 port, bool urgent)
 {
 	if (role == FLOW_FROM_BACKEND)
 		pkt->flow.masquerade_port = port;
 	else
 		pkt->flow.stack_port = port;
-	return reserve(role, urgent);
+	return is_taken(ctx, role) ? REASON_DROP_MASQUERADE_PORT : reserve(role, urgent);
 }
 
 /*
@@ -69,7 +71,7 @@ static __always_inline int reserve_as(struct packet *pkt, __u32 role, __be16 por
  * before, if their flow was given up meanwhile. If all ports that are tried are held, and some
  * by flows that have ended, the oldest of these gives way.
  */
-__noinline int reserve_port(__u32 role)
+__noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	int why = REASON_DROP_MASQUERADE_PORT;
@@ -89,7 +91,7 @@ __noinline int reserve_port(__u32 role)
 		number = tuple_hash(&pkt->flow);
 	pkt->ended = 0;
 	for (i = 0; i < MAX_PORT_TRIES; i++) {
-		why = reserve_as(pkt, role, port_of_window(number), false);
+		why = reserve_as(ctx, pkt, role, port_of_window(number), false);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			break;
 		number = i < PORTS_IN_TURN ? number + 1 : bpf_get_prandom_u32();
@@ -98,7 +100,7 @@ __noinline int reserve_port(__u32 role)
 		*turn = number + 1;
 	count_flows(COUNT_MASQUERADE_RETRIES, i);
 	if (why == REASON_DROP_MASQUERADE_PORT && pkt->ended)
-		why = reserve_as(pkt, role, pkt->ended_port, true);
+		why = reserve_as(ctx, pkt, role, pkt->ended_port, true);
 	return why;
 }
 
@@ -111,7 +113,7 @@ static __always_inline int masquerade(struct __sk_buff *ctx, struct packet *pkt)
 	if (!find_route(ctx, &f->client, &f->backend, &way) || addr_is_any(&way.source))
 		return REASON_DROP_MASQUERADE_ADDR;
 	f->masquerade = way.source;
-	return reserve_port(FLOW_FROM_BACKEND);
+	return reserve_port(ctx, FLOW_FROM_BACKEND);
 }
 
 #endif

@@ -53,20 +53,21 @@ static __always_inline bool answers_itself(const struct flow *f)
 }
 
 /*
- * reserve_reply makes the backend's replies those of pkt->flow. If another flow of
- * the client's port has that very backend, it chooses another backend, or changes
+ * reserve_reply makes the backend's replies those of pkt->flow. If another flow, or a direct
+ * connection, of the client's port has that very backend, it chooses another backend, or changes
  * the client's port, for the node's stack and the backend.
  */
-static __always_inline int reserve_reply(struct packet *pkt, const struct pool *pool,
-					 const struct backend **be)
+static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *pkt,
+					 const struct pool *pool, const struct backend **be)
 {
 	const struct backend *other;
 	int why, i;
 
 	for (i = 0; i < MAX_BACKENDS; i++) {
 		set_backend(&pkt->flow, *be);
-		why = answers_itself(&pkt->flow) ? REASON_DROP_MASQUERADE_PORT :
-						   reserve(FLOW_TO_CLIENT, false);
+		why = answers_itself(&pkt->flow) || is_taken(ctx, FLOW_TO_CLIENT) ?
+			      REASON_DROP_MASQUERADE_PORT :
+			      reserve(FLOW_TO_CLIENT, false);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			return why;
 		if (pool->affinity_seconds)
@@ -78,7 +79,7 @@ static __always_inline int reserve_reply(struct packet *pkt, const struct pool *
 	}
 	count_flows(COUNT_STACK_PORTS, 1);
 	set_backend(&pkt->flow, *be);
-	return reserve_port(FLOW_TO_CLIENT);
+	return reserve_port(ctx, FLOW_TO_CLIENT);
 }
 
 /*
@@ -125,7 +126,7 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 {
 	int why;
 
-	why = reserve_reply(pkt, pool, &be);
+	why = reserve_reply(ctx, pkt, pool, &be);
 	evict(pkt);
 	if (why)
 		return why;

@@ -92,6 +92,39 @@ func TestOnePortToTwoServices(t *testing.T) {
 	}
 }
 
+// TestServiceBesideADirectConnection has a client dial a backend itself and then, from the same
+// port, two addresses of its Service. netfilter knows the first connection.
+//
+//	client:3333 ─┬───────────────────┐
+//	             ├─ load balancer ───┼─ pod-1-1, node-1
+//	             └─ external IP ─────┘
+func TestServiceBesideADirectConnection(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, Attachment: lab.Routed}, filter: bridgeCNI})
+	node := w.Nodes[0]
+	must(t, w.Client.AddRoute(netip.PrefixFrom(node.Pods[1].IPv4, 32), node.IPv4))
+	must(t, w.Client.AddRoute(netip.PrefixFrom(node.Pods[1].IPv6, 128), node.IPv6))
+	c := casesOf(w)
+	w.start(t, c.local, c.host)
+	client, pod := w.outside(t), w.optedOut(t, node.Pods[0])
+
+	for _, f := range families {
+		for _, network := range networks {
+			for i, s := range []service{c.local, c.host} {
+				direct := netip.AddrPortFrom(s.backends[0].ips[f], podPort).String()
+				dialled := []string{direct, s.at(loadBalancer, f, nil), s.at(externalIP, f, nil)}
+				from := fmt.Sprintf("%s, %s to %s", f, network, s.backends[0].name)
+				t.Run("client, "+from, func(t *testing.T) {
+					mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], uint16(3333+i)), dialled...)
+				})
+				t.Run("pod, "+from, func(t *testing.T) {
+					mustShare(t, pod, network, netip.AddrPortFrom(podIPs(node.Pods[0])[f], uint16(3333+i)), dialled...)
+				})
+			}
+		}
+	}
+}
+
 // mustShare dials from one port to several addresses, keeps all connections, and
 // asks each of them twice.
 func mustShare(t *testing.T, from *lab.Caller, network string, port netip.AddrPort, dialled ...string) {

@@ -1,0 +1,139 @@
+package bpf
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/gopacket/gopacket/layers"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// States of a connection, as netfilter numbers them.
+const (
+	conntrackSynSent     = 1
+	conntrackEstablished = 3
+	conntrackTimeWait    = 7
+)
+
+// twoPorts is a window of two, of which a test takes the first.
+func twoPorts(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20001} }
+
+// track has netfilter know a connection from one address to another, which answers a third
+// one: by default the first.
+func (w *world) track(t testing.TB, proto layers.IPProtocol, from, to, answers string, state uint8) {
+	t.Helper()
+	tuple := func(src, dst string) netlink.IPTuple {
+		s, d := w.family.addrPort(at(src)), w.family.addrPort(at(dst))
+
+		return netlink.IPTuple{
+			SrcIP: s.Addr().AsSlice(), SrcPort: s.Port(), DstIP: d.Addr().AsSlice(), DstPort: d.Port(), Protocol: uint8(proto),
+		}
+	}
+	flow := &netlink.ConntrackFlow{
+		FamilyType: unix.AF_INET, Forward: tuple(from, to), Reverse: tuple(to, answers), TimeOut: 100,
+	}
+	if w.family == ipv6 {
+		flow.FamilyType = unix.AF_INET6
+	}
+	if proto == layers.IPProtocolTCP {
+		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: state}
+	}
+	must(t, w.node.Do(func() error {
+		return netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(flow.FamilyType), flow)
+	}))
+	t.Cleanup(func() {
+		must(t, w.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+	})
+}
+
+// needsConntrack skips a test where programs cannot ask netfilter.
+func needsConntrack(t *testing.T) {
+	t.Helper()
+	if !atLeast(t, 5, 18) {
+		t.Skip("this kernel does not tell programs what it tracks (Linux 5.18)")
+	}
+}
+
+// A port at which the node listens is not lent to a client.
+func TestMasqueradeAvoidsSockets(t *testing.T) {
+	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
+		t.Run(proto.String(), func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				var socket io.Closer
+				must(t, w.node.Do(func() (err error) {
+					if proto == layers.IPProtocolTCP {
+						socket, err = net.Listen("tcp", ":20000")
+					} else {
+						socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[::]:20000")))
+					}
+
+					return err
+				}))
+				defer socket.Close()
+				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
+				w.ingress(t, p, first(proto, p.client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
+				if port := maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort); port != 20001 {
+					t.Errorf("port is %d, want the one at which nobody listens", port)
+				}
+				w.ingress(t, p, first(proto, stranger, clusterIP)).drops(maps.ReasonDropMasqueradePort)
+			}, twoPorts)
+		})
+	}
+}
+
+// Nor is a port that netfilter has lent to somebody, in whatever state that connection is.
+func TestMasqueradeAvoidsThatOfNetfilter(t *testing.T) {
+	needsConntrack(t)
+	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
+		t.Run(proto.String(), func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				w.track(t, proto, tapPod, remotePod, fmt.Sprintf("%s:20000", at(node).Addr()), conntrackSynSent)
+				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
+				w.ingress(t, p, first(proto, p.client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
+				if port := maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort); port != 20001 {
+					t.Errorf("port is %d, want the one that netfilter has not lent", port)
+				}
+			}, twoPorts)
+		})
+	}
+}
+
+// A client that has connected to the backend directly keeps that connection: its Service's
+// flow from the same port has another one for the backend. What is over, or was never
+// answered, has no port: it may be what is left of a flow.
+func TestFlowBesideADirectConnection(t *testing.T) {
+	needsConntrack(t)
+	for name, test := range map[string]struct {
+		state   uint8
+		another bool
+	}{
+		"open":   {conntrackEstablished, true},
+		"closed": {conntrackTimeWait, false},
+		"begun":  {conntrackSynSent, false},
+	} {
+		t.Run("that is "+name, func(t *testing.T) {
+			each(t, everyplace, func(t *testing.T, w *world, p place) {
+				w.track(t, layers.IPProtocolTCP, p.client, tapPod, p.client, test.state)
+				w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})
+				in := tcp(p.client, clusterIP, "S")
+				o := w.ingress(t, p, in)
+				seen := maps.Port(w.flowOf(t, p.client, clusterIP).StackPort)
+				o.becomes(in.to(tapPod).fromPort(seen), maps.ReasonTranslated)
+				if changed := seen != in.src.Port(); changed != test.another {
+					t.Errorf("the backend sees port %d of %s", seen, p.client)
+				}
+				reply := tcp(tapPod, p.client, "S.").toPort(seen)
+				w.egress(t, p, reply).becomes(reply.from(clusterIP).to(p.client), maps.ReasonFlow)
+				if test.another {
+					w.egress(t, p, tcp(tapPod, p.client, "P.")).passes(maps.ReasonPassBystander)
+				}
+			})
+		})
+	}
+}
