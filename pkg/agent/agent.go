@@ -198,9 +198,6 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
 	cfg.Datapath.NoStats = cfg.ServiceMetrics == 0
-	if cfg.Datapath.MasqueradePorts, cfg.Datapath.MorePorts, err = masqueradePorts(cfg); err != nil {
-		return err
-	}
 	icmp, err := node.ReadICMPLimit()
 	if err != nil {
 		return err

@@ -44,6 +44,7 @@ type deviceKeeper struct {
 	changed  chan struct{}
 	failFast bool               // a first try that fails is the end
 	reaches  func(uplinks bool) // told after each try
+	free     []node.PortRange   // for masqueraded flows; nil: not known yet
 
 	mu        sync.Mutex
 	decisions []node.Decision
@@ -67,7 +68,9 @@ func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error 
 		case <-ctx.Done():
 			return nil
 		case <-k.changed:
-			_ = k.datapath.LoadDevices(devicesOf(k.decided())) // attach tries again, and logs
+			// attach tries both again, and logs.
+			_ = k.followPorts(k.datapath.SetMasqueradePorts)
+			_ = k.datapath.LoadDevices(devicesOf(k.decided()))
 		case <-attached:
 			waiting = false
 		}
@@ -138,6 +141,9 @@ func (k *deviceKeeper) attach() bool {
 		names[d.Index] = d.Name
 	}
 	begin := time.Now()
+	if err := k.followPorts(k.datapath.SetMasqueradePorts); err != nil {
+		k.log.Error("ports of masqueraded flows stay as they are", "error", err)
+	}
 	errs, err := k.datapath.AttachDevices(devices)
 	failed := make(map[int]string, len(errs))
 	for index, err := range errs {
@@ -315,26 +321,26 @@ func deviceRules(cfg Config) (node.Rules, error) {
 	return rules, nil
 }
 
-// masqueradePorts returns what masqueraded flows are sent from: a range, and more of them.
-func masqueradePorts(cfg Config) (ports, more bpf.PortRange, err error) {
-	if ports := cfg.Datapath.MasqueradePorts; ports != (bpf.PortRange{}) {
-		return ports, cfg.Datapath.MorePorts, nil
-	}
+// followPorts sets the ports of masqueraded flows, at first and whenever sysctls have changed
+// which ports are free.
+func (k *deviceKeeper) followPorts(set func(ports, more bpf.PortRange) error) error {
 	free, err := node.MasqueradePorts()
-	if err != nil {
-		return ports, more, err
+	if err != nil || k.free != nil && slices.Equal(free, k.free) {
+		return err
 	}
-	if len(free) == 0 {
-		cfg.Log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
+	ports, more := bpf.DefaultMasqueradePorts, bpf.PortRange{}
+	if len(free) > 0 {
+		ports = bpf.PortRange(free[0])
+		k.log.Info("ports of masqueraded flows", "ports", free)
+	} else {
+		k.log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
 			"can collide with; narrow net.ipv4.ip_local_port_range, or reserve ports in net.ipv4.ip_local_reserved_ports",
-			"masquerade", node.PortRange(bpf.DefaultMasqueradePorts))
-
-		return bpf.DefaultMasqueradePorts, more, nil
+			"masquerade", node.PortRange(ports))
 	}
-	cfg.Log.Info("ports of masqueraded flows", "ports", free)
 	if len(free) > 1 {
 		more = bpf.PortRange(free[1])
 	}
+	k.free = append([]node.PortRange{}, free...) // not nil
 
-	return bpf.PortRange(free[0]), more, nil
+	return set(ports, more)
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -85,34 +86,50 @@ func TestDeviceRules(t *testing.T) {
 
 func TestMasqueradePortsAreChosen(t *testing.T) {
 	for _, test := range []struct {
-		name      string
-		ephemeral string
-		cfg, want bpf.PortRange
-		more      bpf.PortRange
-		log       string
+		name       string
+		ephemeral  string
+		want, more bpf.PortRange
+		log        string
 	}{
-		{"those that are free", "32768 60999", bpf.PortRange{}, bpf.PortRange{Low: 1024, High: 29999}, bpf.PortRange{Low: 61000, High: 65535}, "1024-29999 61000-65535"},
-		{"the default, with a warning, if none is", "1024 65535", bpf.PortRange{}, bpf.DefaultMasqueradePorts, bpf.PortRange{}, "level=WARN"},
-		{"the only range that is free", "1024 29999", bpf.PortRange{}, bpf.PortRange{Low: 32768, High: 65535}, bpf.PortRange{}, "32768-65535"},
-		{"those of the configuration", "1024 65535", bpf.PortRange{Low: 5, High: 6}, bpf.PortRange{Low: 5, High: 6}, bpf.PortRange{}, ""},
+		{"those that are free", "32768 60999", bpf.PortRange{Low: 1024, High: 29999}, bpf.PortRange{Low: 61000, High: 65535}, "1024-29999 61000-65535"},
+		{"the default, with a warning, if none is", "1024 65535", bpf.DefaultMasqueradePorts, bpf.PortRange{}, "level=WARN"},
+		{"the only range that is free", "1024 29999", bpf.PortRange{Low: 32768, High: 65535}, bpf.PortRange{}, "32768-65535"},
 	} {
 		t.Run("they are "+test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
-			if err := ns.Sysctl("net/ipv4/ip_local_port_range", test.ephemeral); err != nil {
-				t.Fatal(err)
-			}
 			var out bytes.Buffer
-			cfg := Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Datapath: datapath.Config{MasqueradePorts: test.cfg}}
-			lab.MustDo(t, ns, func() error {
-				got, more, err := masqueradePorts(cfg)
-				if got != test.want || more != test.more {
-					t.Errorf("ports are %v and %v, want %v and %v", got, more, test.want, test.more)
-				}
+			k := newDeviceKeeper(nil, slog.New(slog.NewTextHandler(&out, nil)), time.Minute)
+			told := 0
+			follow := func() {
+				t.Helper()
+				lab.MustDo(t, ns, func() error {
+					return k.followPorts(func(got, more bpf.PortRange) error {
+						told++
+						if got != test.want || more != test.more {
+							t.Errorf("ports are %v and %v, want %v and %v", got, more, test.want, test.more)
+						}
 
-				return err
-			})
-			if text := out.String(); !strings.Contains(text, test.log) || (text == "") != (test.log == "") {
-				t.Errorf("log is %q, want %q", text, test.log)
+						return nil
+					})
+				})
+			}
+			set := func(ephemeral string) {
+				t.Helper()
+				if err := ns.Sysctl("net/ipv4/ip_local_port_range", ephemeral); err != nil {
+					t.Fatal(err)
+				}
+			}
+			set(test.ephemeral)
+			follow()
+			follow()
+			if text := out.String(); told != 1 || strings.Count(text, "\n") != 1 || !strings.Contains(text, test.log) {
+				t.Errorf("ports were set %d times, want once; log is %q, want %q", told, text, test.log)
+			}
+			set("40000 50000")
+			test.want, test.more = bpf.PortRange{Low: 1024, High: 29999}, bpf.PortRange{Low: 50001, High: 65535}
+			follow()
+			if told != 2 {
+				t.Error("a change was not followed")
 			}
 		})
 	}

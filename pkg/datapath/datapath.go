@@ -37,9 +37,6 @@ type Config struct {
 	// ScopeBySource: of what comes by devices that lead to pods, only sources in
 	// the map of local CIDRs are pods.
 	ScopeBySource bool
-	// MasqueradePorts are what devices send masqueraded flows from; zero is
-	// bpf.DefaultMasqueradePorts. MorePorts are used as well; zero is none.
-	MasqueradePorts, MorePorts bpf.PortRange
 	// ICMPPerSecond and ICMPBurst limit the ICMP errors that devices answer with, see
 	// [bpf.DeviceConfig].
 	ICMPPerSecond, ICMPBurst uint32
@@ -66,11 +63,6 @@ func (c Config) Validate() error {
 	}
 	if _, err := ParseAttachment(string(c.Attachment)); err != nil {
 		return fmt.Errorf("attachment to devices: %w", err)
-	}
-	for _, ports := range []bpf.PortRange{c.MasqueradePorts, c.MorePorts} {
-		if ports.Low > ports.High {
-			return fmt.Errorf("masquerade ports %d to %d: there are none", ports.Low, ports.High)
-		}
 	}
 
 	return nil

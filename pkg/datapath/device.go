@@ -133,6 +133,20 @@ func (d *Datapath) LoadDevices(devices []Device) error {
 	return errors.Join(errs...)
 }
 
+// SetMasqueradePorts says what devices send masqueraded flows from: a range, and more of them,
+// which may be zero. Without, that is [bpf.DefaultMasqueradePorts]. It counts from the next
+// [Datapath.AttachDevices] on, and must not be called at the same time; flows keep their ports.
+func (d *Datapath) SetMasqueradePorts(ports, more bpf.PortRange) error {
+	if ports == d.devices.ports && more == d.devices.more {
+		return nil
+	}
+	err := d.devices.close()
+	clear(d.devices.loaded)
+	d.devices.ports, d.devices.more = ports, more
+
+	return err
+}
+
 func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]string) error {
 	programs, err := d.devices.load(d, variantOf(device))
 	if err != nil {
@@ -183,6 +197,8 @@ func variantOf(device Device) variant {
 // devicePrograms are loaded when a device is the first to need them.
 type devicePrograms struct {
 	loaded   map[variant]*bpf.DevicePrograms
+	ports    bpf.PortRange // of masqueraded flows
+	more     bpf.PortRange
 	filtered map[int]bool // devices that may have a filter of ours, by index
 	swept    bool         // there is none on any other
 }
@@ -215,8 +231,8 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 		NoEthernet:      v.noEthernet,
 		BridgePort:      v.bridgePort,
 		ScopeBySource:   d.cfg.ScopeBySource,
-		MasqueradePorts: d.cfg.MasqueradePorts,
-		MorePorts:       d.cfg.MorePorts,
+		MasqueradePorts: p.ports,
+		MorePorts:       p.more,
 		ICMPPerSecond:   d.cfg.ICMPPerSecond,
 		ICMPBurst:       d.cfg.ICMPBurst,
 		UDPIdle:         d.cfg.UDPIdle,

@@ -50,6 +50,44 @@ func TestManyMasqueraded(t *testing.T) {
 	}
 }
 
+// TestMasqueradePortsFollow changes which ports the kernel hands out to sockets of a node, while
+// its agent runs: clients are masqueraded with others from then on, and those that are connected
+// stay so.
+func TestMasqueradePortsFollow(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}})
+	c := casesOf(w)
+	w.start(t, c.remote)
+	caller, node := w.outside(t), w.Nodes[0]
+	address := c.remote.at(loadBalancer, ipv4, nil)
+	kept := mustConnect(t, caller, "tcp4", address)
+	seen := func() (port uint16, err error) {
+		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: patience})
+		if err != nil {
+			return 0, err
+		}
+		answer, err := lab.ParseAnswer(reply.Text)
+
+		return answer.Client.Port(), err
+	}
+	port, err := seen()
+	must(t, err)
+	if port >= 30000 && port < 61000 {
+		t.Errorf("port is %d, which is a node port or handed out to sockets", port)
+	}
+	must(t, node.Sysctl("net/ipv4/ip_local_port_range", "1024 64999"))
+	lab.MustVeth(t, lab.End{Namespace: node.Namespace, Device: "new"}, lab.End{Namespace: w.Client.Namespace, Device: "new"}) // a check
+	eventually(t, "ports are free that are not handed out", func() error {
+		port, err := seen()
+		if err == nil && port < 65000 {
+			err = fmt.Errorf("port is %d", port)
+		}
+
+		return err
+	})
+	must(t, answeredBy(kept, "pod-2-0"))
+}
+
 // TestOnePortToTwoServices has a client use one port of its own for several
 // Services, and for several addresses of one, which have one backend. To that they
 // would all be the same connection.
