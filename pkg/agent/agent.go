@@ -276,7 +276,7 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 		checks:    newHealthServices(cfg, proxy),
 	}
 	a.model.hadNodePorts = hadNodePorts
-	a.devices = newDeviceKeeper(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval))
+	a.devices = newDeviceKeeper(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval), cfg.record)
 	a.devices.failFast = cfg.FailFast
 	a.devices.reaches = proxy.Attached
 	a.keeper = newKeeper(a)

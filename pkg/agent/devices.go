@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
@@ -42,6 +43,7 @@ type deviceKeeper struct {
 	log      *slog.Logger
 	interval time.Duration // from one check to the next
 	changed  chan struct{}
+	record   func(kube.Event)
 	failFast bool               // a first try that fails is the end
 	reaches  func(uplinks bool) // told after each try
 	free     []node.PortRange   // for masqueraded flows; nil: not known yet
@@ -49,6 +51,7 @@ type deviceKeeper struct {
 	mu        sync.Mutex
 	decisions []node.Decision
 	failed    map[int]string // what went wrong, by index
+	unreached map[int]string // where packets pass that our programs do not see, by index
 	attached  bool           // to all, once
 }
 
@@ -56,8 +59,8 @@ type deviceKeeper struct {
 // about to go, or somebody else at work on it.
 const deviceRetry = time.Second
 
-func newDeviceKeeper(dp *datapath.Datapath, log *slog.Logger, interval time.Duration) *deviceKeeper {
-	return &deviceKeeper{datapath: dp, log: log, interval: interval, changed: make(chan struct{}, 1)}
+func newDeviceKeeper(dp *datapath.Datapath, log *slog.Logger, interval time.Duration, record func(kube.Event)) *deviceKeeper {
+	return &deviceKeeper{datapath: dp, log: log, interval: interval, record: record, changed: make(chan struct{}, 1)}
 }
 
 // run attaches once attached is closed, after each change, and now and then,
@@ -81,14 +84,20 @@ func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error 
 	defer retry.Stop()
 
 	for {
+		due := true
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-k.changed:
+			due = false
 		case <-check.C:
 		case <-retry.C:
 		}
 		if k.attach() {
+			if due && k.checkReached(ctx) {
+				retry.Reset(0)
+			}
+
 			continue
 		}
 		if k.failFast && !k.everAttached() {
@@ -172,6 +181,65 @@ func (k *deviceKeeper) attach() bool {
 	return len(failed) == 0
 }
 
+// reachTime is how long packets are waited for where others run before our programs.
+const reachTime = 300 * time.Millisecond
+
+// checkReached finds out where packets pass that our programs do not see, since another one
+// before them ends the chain, and reports whether another try to attach may mend it.
+func (k *deviceKeeper) checkReached(ctx context.Context) (again bool) {
+	found, again, err := k.datapath.FindUnreached(devicesOf(k.decided()), func() {
+		select {
+		case <-ctx.Done():
+		case <-time.After(reachTime):
+		}
+	})
+	if err != nil {
+		k.log.Error("where packets pass that no program sees is not known", "error", err)
+
+		return false
+	}
+	if ctx.Err() == nil {
+		k.setUnreached(found)
+	}
+
+	return again
+}
+
+// setUnreached notes where packets pass that our programs do not see, and tells what is new.
+func (k *deviceKeeper) setUnreached(found []datapath.Unreached) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	known := k.unreached
+	k.unreached = make(map[int]string)
+	for _, u := range found {
+		text := u.String()
+		if k.unreached[u.Index] != "" {
+			text = k.unreached[u.Index] + "; " + text
+		}
+		k.unreached[u.Index] = text
+	}
+	for _, index := range slices.Sorted(stdmaps.Keys(k.unreached)) {
+		if known[index] != k.unreached[index] {
+			note := fmt.Sprintf("device %s: %s", k.nameOf(index), k.unreached[index])
+			k.log.Error("a device is not effective", "name", k.nameOf(index), "problem", k.unreached[index])
+			k.record(kube.Event{Reason: kube.ReasonUnreached, Action: actionCheck, Note: note})
+		}
+	}
+	if len(known) > 0 && len(k.unreached) == 0 {
+		k.log.Info("all devices are effective again")
+		k.record(kube.Event{Reason: kube.ReasonReached, Action: actionCheck, Normal: true, Note: "all devices are effective again"})
+	}
+}
+
+// nameOf returns what a device is called. The caller holds mu.
+func (k *deviceKeeper) nameOf(index int) string {
+	if at := slices.IndexFunc(k.decisions, func(d node.Decision) bool { return d.Index == index }); at >= 0 {
+		return k.decisions[at].Name
+	}
+
+	return "all"
+}
+
 // everAttached says that all was attached once.
 func (k *deviceKeeper) everAttached() bool {
 	k.mu.Lock()
@@ -180,7 +248,7 @@ func (k *deviceKeeper) everAttached() bool {
 	return k.attached
 }
 
-// obstacles says why not all is attached that should be. Any goroutine may call it.
+// obstacles says why not all is attached that should be, or not effective. Any goroutine may call it.
 func (k *deviceKeeper) obstacles() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -188,12 +256,10 @@ func (k *deviceKeeper) obstacles() []string {
 		return []string{"devices are not attached yet"}
 	}
 	var reasons []string
-	for _, index := range slices.Sorted(stdmaps.Keys(k.failed)) {
-		name := "all"
-		if at := slices.IndexFunc(k.decisions, func(d node.Decision) bool { return d.Index == index }); at >= 0 {
-			name = k.decisions[at].Name
+	for _, problems := range []map[int]string{k.failed, k.unreached} {
+		for _, index := range slices.Sorted(stdmaps.Keys(problems)) {
+			reasons = append(reasons, fmt.Sprintf("device %s: %s", k.nameOf(index), problems[index]))
 		}
-		reasons = append(reasons, fmt.Sprintf("device %s: %s", name, k.failed[index]))
 	}
 
 	return reasons
@@ -258,7 +324,7 @@ func (k *deviceKeeper) status() ([]Device, error) {
 		}
 		decision := k.decisions[at]
 		d.Class, d.Reason = decision.Class.String(), decision.Reason
-		problems := []string{d.Problem, k.failed[d.Index]}
+		problems := []string{d.Problem, k.failed[d.Index], k.unreached[d.Index]}
 		wanted, attached := decision.Class != node.ClassNone, d.Attached != ""
 		switch {
 		case wanted && !attached:

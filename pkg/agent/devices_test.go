@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -98,7 +100,7 @@ func TestMasqueradePortsAreChosen(t *testing.T) {
 		t.Run("they are "+test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
 			var out bytes.Buffer
-			k := newDeviceKeeper(nil, slog.New(slog.NewTextHandler(&out, nil)), time.Minute)
+			k := newDeviceKeeper(nil, slog.New(slog.NewTextHandler(&out, nil)), time.Minute, nil)
 			told := 0
 			follow := func() {
 				t.Helper()
@@ -132,5 +134,39 @@ func TestMasqueradePortsAreChosen(t *testing.T) {
 				t.Error("a change was not followed")
 			}
 		})
+	}
+}
+
+// Where packets pass that our programs do not see, the node is not ready, and what is new is told.
+func TestUnreachedDevicesAreTold(t *testing.T) {
+	cfg, events := remembering()
+	k := newDeviceKeeper(nil, cfg.Log, time.Minute, cfg.record)
+	k.attached = true
+	k.set([]node.Decision{{Device: node.Device{Index: 2, Name: "eth0"}, Class: node.ClassUplink}})
+	in := datapath.Unreached{Index: 2, Hook: "ingress", Ahead: []string{"theirs"}}
+	out := datapath.Unreached{Index: 2, Hook: "egress", Ahead: []string{"theirs"}}
+	for _, found := range [][]datapath.Unreached{nil, {in}, {in}, {out, in}} {
+		k.setUnreached(found)
+	}
+	if _, problems := k.count(); problems != 1 {
+		t.Errorf("%d devices have problems, want one", problems)
+	}
+	want := []string{"device eth0: " + out.String() + "; " + in.String()}
+	if got := k.obstacles(); !slices.Equal(got, want) {
+		t.Errorf("obstacles are %q, want %q", got, want)
+	}
+	k.setUnreached(nil)
+	if got := k.obstacles(); len(got) > 0 {
+		t.Errorf("obstacles are %q, want none", got)
+	}
+	action := func(reason, note string) kube.Event {
+		return kube.Event{Reason: reason, Action: "Check", Note: note, Normal: reason == "DevicesEffective"}
+	}
+	if diff := cmp.Diff([]kube.Event{
+		action("DevicesNotEffective", "device eth0: "+in.String()),
+		action("DevicesNotEffective", want[0]),
+		action("DevicesEffective", "all devices are effective again"),
+	}, *events); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -58,7 +58,7 @@ func mustHealOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*agent)
 	p.agent = &agent{
 		cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{}, heavy: &heavyWork{},
 		frontends: p.fakes.FrontendIDs, proxy: proxy, checks: newHealthServices(cfg, proxy),
-		flows: &flowKeeper{stale: make(chan struct{}, 1)}, devices: newDeviceKeeper(nil, cfg.Log, time.Minute),
+		flows: &flowKeeper{stale: make(chan struct{}, 1)}, devices: newDeviceKeeper(nil, cfg.Log, time.Minute, cfg.record),
 	}
 	p.grace.wait = func() error {
 		if wait := p.wait.Load(); wait != nil {

@@ -142,7 +142,7 @@ func (k *deviceKeeper) count() (classes map[string]int, problems int) {
 		classes[class]++
 	}
 
-	return classes, len(k.failed)
+	return classes, len(k.failed) + len(k.unreached)
 }
 
 // tell adds what is known of flows.

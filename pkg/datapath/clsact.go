@@ -11,15 +11,19 @@ import (
 )
 
 const (
-	// filterHandle is the number of our filter among those of its priority.
-	filterHandle = 0x51ce
+	// filterHandle is the number of our filter among those of its priority. Of programs the
+	// newest runs first there, and a replaced one keeps its place: to be the first again,
+	// our filter takes its other number.
+	filterHandle      = 0x51ce
+	otherFilterHandle = 0x51cf
 	// filterPrefix begins the name of our filters, in every build.
 	filterPrefix = "sluice_"
 )
 
 // attachFilter attaches a program as a filter, in one step in the place of the
-// one that an earlier agent attached.
-func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string) error {
+// one that an earlier agent attached. One that others have been put ahead of is attached
+// anew, unless stays wants it where it is.
+func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string, stays func(ahead []other) bool) error {
 	if err := ensureClsact(index, qdiscs); err != nil {
 		return err
 	}
@@ -32,12 +36,20 @@ func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[
 		return fmt.Errorf("program: %w", err)
 	}
 	id, _ := info.ID()
+	found, ahead := aheadOfOurs(filters)
+	if found != nil && found.Priority == 1 {
+		hook = hook.first() // an earlier agent had reason to
+	}
 	want := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: index, Parent: hook.parent, Handle: filterHandle,
 			Priority: priorityFor(hook, filters), Protocol: unix.ETH_P_ALL,
 		},
 		Fd: program.FD(), Name: hook.filter, DirectAction: true,
+	}
+	// Ours keeps its number, or takes the other one.
+	if found != nil && found.Priority == want.Priority && stays(ahead) == (found.Handle == otherFilterHandle) {
+		want.Handle = otherFilterHandle
 	}
 	for _, have := range ours(filters) {
 		if have.FilterAttrs.Priority == want.Priority && have.Handle == want.Handle && have.Id == int(id) {
@@ -209,27 +221,41 @@ func removeFilter(filter *netlink.BpfFilter) error {
 	return wrap("remove filter", err)
 }
 
-// findFilter returns how our filter runs at a hook. The kernel lists filters in
-// the order in which they run.
+// findFilter returns how our filter runs at a hook.
 func findFilter(index int, hook deviceHook) (found, error) {
 	filters, err := filtersAt(index, hook)
 	if err != nil {
 		return found{}, err
 	}
-	var ahead []string
+	f, ahead := aheadOfOurs(filters)
+	if f == nil {
+		return found{}, nil
+	}
+	at := found{is: true}
+	for _, other := range ahead {
+		at.ahead = append(at.ahead, other.name)
+	}
+
+	return at, nil
+}
+
+// aheadOfOurs returns our filter, or nil if there is none, and those that run before it. The
+// kernel lists filters in the order in which they run.
+func aheadOfOurs(filters []netlink.Filter) (*netlink.BpfFilter, []other) {
+	var ahead []other
 	for _, filter := range filters {
 		f, isBPF := filter.(*netlink.BpfFilter)
 		switch {
 		case isBPF && strings.HasPrefix(f.Name, filterPrefix):
-			return found{is: true, ahead: ahead}, nil
+			return f, ahead
 		case isBPF:
-			ahead = append(ahead, f.Name)
+			ahead = append(ahead, other{ebpf.ProgramID(f.Id), f.Name})
 		default:
-			ahead = append(ahead, filter.Type())
+			ahead = append(ahead, other{0, filter.Type()})
 		}
 	}
 
-	return found{}, nil
+	return nil, nil
 }
 
 // wrap says what failed, if anything did.

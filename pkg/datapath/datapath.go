@@ -125,7 +125,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	return &Datapath{
 		cfg: cfg, features: features, maps: pinned, programs: programs, kernel: kernel,
 		links:   &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link)},
-		devices: devicePrograms{loaded: make(map[variant]*bpf.DevicePrograms), filtered: make(map[int]bool)},
+		devices: newDevicePrograms(),
 	}, nil
 }
 

@@ -101,6 +101,8 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 		return nil, err
 	}
 	failed := make(map[int]error)
+	clear(d.devices.ahead)
+	d.devices.forget(devices)
 	for _, hook := range deviceHooks() {
 		for _, device := range devices {
 			if failed[device.Index] != nil {
@@ -152,12 +154,19 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 	if err != nil {
 		return err
 	}
+	at := position{device.Index, hook.name}
+	if d.devices.front[at] {
+		hook = hook.first()
+	}
+	stays := func(ahead []other) bool { return d.devices.stays(at, hook, ahead) }
 	if d.Attachment() == TCX {
-		return d.links.attachTCX(device.Index, hook, hook.program(programs))
+		return d.links.attachTCX(device.Index, hook, hook.program(programs), stays, func() (*bpf.DevicePrograms, error) {
+			return bpf.LoadDevice(d.maps, d.devices.config(d, variantOf(device), ""))
+		})
 	}
 	d.devices.filtered[device.Index] = true
 
-	return attachFilter(device.Index, hook, hook.program(programs), qdiscs)
+	return attachFilter(device.Index, hook, hook.program(programs), qdiscs, stays)
 }
 
 // detachOthers detaches from what is not among devices, and from those what is
@@ -201,6 +210,18 @@ type devicePrograms struct {
 	more     bpf.PortRange
 	filtered map[int]bool // devices that may have a filter of ours, by index
 	swept    bool         // there is none on any other
+
+	ahead     map[position][]other                 // who runs before ours
+	overtaken map[position]map[ebpf.ProgramID]bool // who did
+	front     map[position]bool                    // where ours has to be the first, since another ends the chain
+	unreached map[position]bool                    // where ours does not run, see [Datapath.FindUnreached]
+}
+
+func newDevicePrograms() devicePrograms {
+	return devicePrograms{
+		loaded: make(map[variant]*bpf.DevicePrograms), filtered: make(map[int]bool),
+		ahead: make(map[position][]other), overtaken: make(map[position]map[ebpf.ProgramID]bool), front: make(map[position]bool),
+	}
 }
 
 // detachFilters detaches the filters that keep does not want: at first on all
@@ -226,7 +247,18 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 	if programs := p.loaded[v]; programs != nil {
 		return programs, nil
 	}
-	programs, err := bpf.LoadDevice(d.maps, bpf.DeviceConfig{
+	programs, err := bpf.LoadDevice(d.maps, p.config(d, v, programDir(d.cfg.BPFRoot)))
+	if err != nil {
+		return nil, err
+	}
+	p.loaded[v] = programs
+
+	return programs, nil
+}
+
+// config returns how the programs of a kind of device are loaded, and kept unless keep is empty.
+func (p *devicePrograms) config(d *Datapath, v variant, keep string) bpf.DeviceConfig {
+	return bpf.DeviceConfig{
 		Class:           v.class,
 		NoEthernet:      v.noEthernet,
 		BridgePort:      v.bridgePort,
@@ -237,17 +269,11 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 		ICMPBurst:       d.cfg.ICMPBurst,
 		UDPIdle:         d.cfg.UDPIdle,
 		NoStats:         d.cfg.NoStats,
-		Keep:            programDir(d.cfg.BPFRoot),
+		Keep:            keep,
 		Kernel:          d.kernel,
 		FIBSource:       d.features.FIBSource,
 		ChecksumIPv6:    d.features.ChecksumIPv6,
-	})
-	if err != nil {
-		return nil, err
 	}
-	p.loaded[v] = programs
-
-	return programs, nil
 }
 
 func (p *devicePrograms) close() error {

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"reflect"
 	"slices"
 	"testing"
 
@@ -35,7 +36,7 @@ func TestForeignDevicePrograms(t *testing.T) {
 					theirs = append(theirs, ahead)
 				}
 				p.wantCounts(true, slices.Concat(theirs, []*counter{p.ours[0].ingress, p.ours[0].egress})...)
-				p.wantAhead(by, !test.first)
+				p.wantAhead(!test.first)
 				must(t, p.Close())
 				p.open(by)
 				p.attach(p.device())
@@ -54,13 +55,17 @@ func TestForeignDevicePrograms(t *testing.T) {
 	})
 }
 
+// theirName is what the kernel calls programs or filters of others.
+func (p *port) theirName() string {
+	return map[Attachment]string{TCX: "counter", Clsact: "theirs"}[p.cfg.Attachment]
+}
+
 // wantAhead fails the test unless status tells who runs before ours.
-func (p *port) wantAhead(by Attachment, alsoAtIngress bool) {
+func (p *port) wantAhead(alsoAtIngress bool) {
 	p.t.Helper()
-	name := map[Attachment]string{TCX: "counter", Clsact: "theirs"}[by]
-	want := []string{"egress: " + name}
+	want := []string{"egress: " + p.theirName()}
 	if alsoAtIngress {
-		want = append(want, "ingress: "+name)
+		want = append(want, "ingress: "+p.theirName())
 	}
 	if got := p.states()["eth0"].Ahead; !slices.Equal(got, want) {
 		p.t.Errorf("ahead of ours are %q, want %q", got, want)
@@ -70,10 +75,9 @@ func (p *port) wantAhead(by Attachment, alsoAtIngress bool) {
 // Ours is the first at ingress, also where somebody else had the first place: what
 // ends the others' chain does not keep packets from us.
 func TestOursIsFirstAtIngress(t *testing.T) {
-	const ok = 0 // TC_ACT_OK ends the chain
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
-		ends := newCounter(t, ok)
+		ends := newCounter(t, verdictOK)
 		p.attachTheir(deviceHooks()[1], ends, link.Head(), 1)
 		p.attach(p.device())
 		p.wantCounts(true, ends, p.ours[0].ingress)
@@ -102,6 +106,78 @@ func TestOursIsLastAtEgress(t *testing.T) {
 		if got := p.ours[0].egress.count() - before; got != 0 {
 			t.Errorf("ours saw %d packets that were dropped before", got)
 		}
+	})
+}
+
+const verdictOK = 0 // TC_ACT_OK ends the chain
+
+// wantUnreached fails the test unless ours does not run at these hooks, and, as again says, some are
+// about to be tried at the first place.
+func (p *port) wantUnreached(wait func(), again bool, want ...Unreached) {
+	p.t.Helper()
+	lab.MustDo(p.t, p.node, func() error {
+		found, tries, err := p.FindUnreached([]Device{p.device()}, wait)
+		if tries != again || !reflect.DeepEqual(found, want) {
+			p.t.Errorf("not reached are %v, want %v; to be tried again: %t, want %t", found, want, tries, again)
+		}
+
+		return err
+	})
+}
+
+// A program that is put before ours at ingress, and ends the chain, is overtaken; if it insists,
+// that is found.
+func TestOursIsTheFirstAgain(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		p := newPort(t, by)
+		p.attach(p.device())
+		ends := newCounter(t, verdictOK)
+		ingress := deviceHooks()[1]
+		undo := p.attachTheir(ingress, ends, link.Head(), 1)
+		p.wantCounts(false, p.ours[0].ingress)
+		for range 2 {
+			p.attach(p.device())
+			p.wantCounts(true, ends, p.ours[0].ingress)
+			p.wantUnreached(p.exchange, false)
+		}
+		undo()
+		undo = p.attachTheir(ingress, ends, link.Head(), 1)
+		p.attach(p.device())
+		p.wantCounts(false, p.ours[0].ingress)
+		is := Unreached{Index: p.index, Hook: "ingress", Ahead: []string{p.theirName()}}
+		p.wantUnreached(p.exchange, false, is)
+		p.wantUnreached(func() {}, false, is) // in silence
+		undo()
+		p.attach(p.device())
+		p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
+		p.wantUnreached(p.exchange, false)
+	})
+}
+
+// At egress ours is the last, unless another one ends the chain before. The next agent leaves
+// it where it is.
+func TestOursIsFirstAtEgressIfAnotherEndsTheChain(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		p := newPort(t, by)
+		p.attach(p.device())
+		p.attachTheirs()
+		p.attach(p.device())
+		p.wantUnreached(p.exchange, false)
+		p.wantAhead(false)
+
+		ends := newCounter(t, verdictOK)
+		p.attachTheir(deviceHooks()[0], ends, link.Head(), 50)
+		p.attach(p.device())
+		p.wantCounts(false, p.ours[0].egress)
+		p.wantUnreached(p.exchange, true)
+		p.attach(p.device())
+		p.wantCounts(true, ends, p.ours[0].egress)
+		must(t, p.Close())
+		p.open(by)
+		p.attach(p.device())
+		p.attach(p.device())
+		p.wantCounts(true, ends, p.ours[1].ingress, p.ours[1].egress)
+		p.wantUnreached(p.exchange, false)
 	})
 }
 

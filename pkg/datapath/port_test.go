@@ -188,15 +188,16 @@ func (p *port) attachTheirs() {
 	}
 }
 
-// attachTheir attaches one in the way in which this Datapath attaches. Only one of
-// anchor and priority counts.
-func (p *port) attachTheir(hook deviceHook, c *counter, anchor link.Anchor, priority uint16) {
+// attachTheir attaches one in the way in which this Datapath attaches, until undo is called. Only
+// one of anchor and priority counts.
+func (p *port) attachTheir(hook deviceHook, c *counter, anchor link.Anchor, priority uint16) (undo func()) {
 	p.t.Helper()
 	lab.MustDo(p.t, p.node, func() error {
 		if p.cfg.Attachment == TCX {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: p.index, Program: c.program, Attach: hook.attach, Anchor: anchor})
 			if err == nil {
-				p.t.Cleanup(func() { l.Close() })
+				undo = func() { l.Close() }
+				p.t.Cleanup(undo)
 			}
 
 			return err
@@ -204,14 +205,21 @@ func (p *port) attachTheir(hook deviceHook, c *counter, anchor link.Anchor, prio
 		if err := netlink.QdiscReplace(clsactOf(p.index)); err != nil {
 			return err
 		}
-
-		return netlink.FilterAdd(&netlink.BpfFilter{
+		filter := &netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{
 				LinkIndex: p.index, Parent: hook.parent, Handle: 1, Priority: priority, Protocol: unix.ETH_P_ALL,
 			},
 			Fd: c.program.FD(), Name: "theirs", DirectAction: true,
-		})
+		}
+		undo = func() {
+			p.t.Helper()
+			lab.MustDo(p.t, p.node, func() error { return netlink.FilterDel(filter) })
+		}
+
+		return netlink.FilterAdd(filter)
 	})
+
+	return undo
 }
 
 // exchange has packets pass both hooks: the peer asks, and the node refuses.

@@ -12,6 +12,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bpf"
 )
 
 // deviceDir has a folder for each device, named by its index.
@@ -21,19 +24,50 @@ func devicePin(bpfRoot string, index int, hook deviceHook) string {
 	return filepath.Join(deviceDir(bpfRoot), strconv.Itoa(index), hook.name)
 }
 
-// attachTCX attaches a program to a device, see [links.attach].
-func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program) error {
+// attachTCX attaches a program to a device, see [links.attach]. One that others have been put
+// ahead of is attached anew, unless stays wants it where it is. The kernel takes a program only
+// once at a hook, so the new link begins with another copy of it, until the old one is gone.
+func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program, stays func(ahead []other) bool, load func() (*bpf.DevicePrograms, error)) error {
 	isThere := func(l link.Link) bool {
-		id, _, err := runningAt(l, index, hook)
+		id, programs, err := runningAt(l, index, hook)
+		if err != nil || id == 0 {
+			return false
+		}
+		ahead := make([]other, 0, len(programs))
+		for _, id := range programs {
+			ahead = append(ahead, other{id, programName(id)})
+		}
 
-		return err == nil && id != 0
+		return stays(ahead)
 	}
-
-	return ls.attach(devicePin(ls.bpfRoot, index, hook), program, isThere, func() (link.Link, error) {
+	attach := func(program *ebpf.Program) (link.Link, error) {
 		return link.AttachTCX(link.TCXOptions{
 			Interface: index, Program: program, Attach: hook.attach, Anchor: hook.anchor,
 		})
-	})
+	}
+
+	copied := false
+	attachOrCopy := func() (link.Link, error) {
+		l, err := attach(program)
+		if !errors.Is(err, unix.EEXIST) {
+			return l, err
+		}
+		programs, err := load()
+		if err != nil {
+			return nil, err
+		}
+		defer programs.Close() // the link has it
+		copied = true
+
+		return attach(hook.program(programs))
+	}
+	pin := devicePin(ls.bpfRoot, index, hook)
+	err := ls.attach(pin, program, isThere, attachOrCopy)
+	if err == nil && copied {
+		err = ls.attach(pin, program, isThere, attachOrCopy)
+	}
+
+	return err
 }
 
 // runningAt returns the program of a link, if it runs at this hook of a device of

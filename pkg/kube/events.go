@@ -33,6 +33,8 @@ const (
 	ReasonNotProgrammed   = "FrontendsNotProgrammed" // writes failed, and are tried again
 	ReasonHooks           = "HooksNotEffective"
 	ReasonHooksBack       = "HooksEffective"
+	ReasonUnreached       = "DevicesNotEffective"
+	ReasonReached         = "DevicesEffective"
 	ReasonPinsMissing     = "PinsMissing"
 	ReasonPinsMadeAgain   = "PinsMadeAgain"
 	ReasonFeatureMissing  = "KernelFeatureMissing"

@@ -88,7 +88,7 @@ var (
 	devices = newMetric("devices", gaugeKind,
 		"Devices of this node by class: those that lead to pods, uplinks, and others, which nothing is attached to.", "class")
 	deviceProblems = newMetric("device_problems", gaugeKind,
-		"Devices that are not attached to as they should be.")
+		"Devices that are not attached to as they should be, or where packets pass that Sluice does not see.")
 	evictions = newMetric("flow_evictions_total", counterKind,
 		"Entries that were pushed out of a flow table to make room, since the agent started.", "map")
 	alarm = newMetric("flow_alarm", gaugeKind,

@@ -1,0 +1,185 @@
+package datapath
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// position is a hook of a device.
+type position struct {
+	index int
+	hook  string
+}
+
+// other is a program of another owner, or a filter that is none (without an ID).
+type other struct {
+	id   ebpf.ProgramID
+	name string
+}
+
+// first returns the hook with the first place for ours.
+func (h deviceHook) first() deviceHook {
+	h.anchor, h.priority = link.Head(), 1
+
+	return h
+}
+
+// isFirst reports whether ours is to be the first at the hook.
+func (h deviceHook) isFirst() bool { return h.priority == 1 }
+
+// stays reports whether ours stays where it is, behind these: where it is to be the first, it
+// overtakes each program once. An owner that insists on the first place keeps it.
+func (p *devicePrograms) stays(at position, hook deviceHook, ahead []other) bool {
+	known := p.overtaken[at]
+	isNew := func(o other) bool { return o.id != 0 && !known[o.id] }
+	if !hook.isFirst() || !slices.ContainsFunc(ahead, isNew) {
+		if len(ahead) > 0 {
+			p.ahead[at] = ahead
+		}
+
+		return true
+	}
+	if known == nil {
+		known = make(map[ebpf.ProgramID]bool)
+		p.overtaken[at] = known
+	}
+	for _, o := range ahead {
+		known[o.id] = true
+	}
+
+	return false
+}
+
+// forget forgets what was at devices that are gone.
+func (p *devicePrograms) forget(devices []Device) {
+	gone := func(at position) bool {
+		return !slices.ContainsFunc(devices, func(d Device) bool { return d.Index == at.index })
+	}
+	maps.DeleteFunc(p.overtaken, func(at position, _ map[ebpf.ProgramID]bool) bool { return gone(at) })
+	maps.DeleteFunc(p.front, func(at position, _ bool) bool { return gone(at) })
+}
+
+// Unreached is a hook of a device which packets pass, and our program does not see them.
+type Unreached struct {
+	Index int
+	Hook  string
+	// Ahead are the programs and filters that run before ours: one of them ends the chain.
+	Ahead []string
+}
+
+// String names who keeps packets from ours.
+func (u Unreached) String() string {
+	return fmt.Sprintf("%s: packets pass that the program of Sluice does not see: what runs before it ends the chain (%s)",
+		u.Hook, strings.Join(u.Ahead, ", "))
+}
+
+// FindUnreached returns the hooks of these devices at which others run before our program,
+// packets have passed, and our program has not run once: what runs before it ends the chain. It
+// calls wait three times: packets have to pass while the second one runs, and those that are
+// under way come through in the others. Devices of one kind share a program, so where others of
+// them are reached, this stays unnoticed. What was found stays so until our program runs.
+//
+// At egress, where ours is the last by choice, the next [Datapath.AttachDevices] makes it the
+// first: then again is true, and such a hook is found when that did not help. FindUnreached must
+// not be called at the same time as AttachDevices, which finds who runs before ours.
+func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreached, again bool, err error) {
+	known := d.devices.unreached
+	d.devices.unreached = make(map[position]bool)
+	if len(d.devices.ahead) == 0 {
+		return nil, false, nil
+	}
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		return nil, false, fmt.Errorf("count runs: %w", err)
+	}
+	defer func() { err = errors.Join(err, stats.Close()) }()
+	var counts [4]map[position]uint64
+	for i, count := range []func(Device, deviceHook) (uint64, error){d.runsOf, packetsOf, packetsOf, d.runsOf} {
+		if i > 0 {
+			wait()
+		}
+		if counts[i], err = d.countBehindOthers(devices, count); err != nil {
+			return nil, false, err
+		}
+	}
+	for at, ahead := range d.devices.ahead {
+		hook := deviceHooks()[slices.IndexFunc(deviceHooks(), func(h deviceHook) bool { return h.name == at.hook })]
+		ran, passed := counts[0][at] != counts[3][at], counts[1][at] != counts[2][at]
+		switch {
+		case ran || !passed && !known[at]:
+		case !hook.isFirst() && !d.devices.front[at]:
+			d.devices.front[at], again = true, true
+		default:
+			u := Unreached{Index: at.index, Hook: at.hook}
+			for _, o := range ahead {
+				u.Ahead = append(u.Ahead, o.name)
+			}
+			found = append(found, u)
+			d.devices.unreached[at] = true
+		}
+	}
+	slices.SortFunc(found, func(a, b Unreached) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Hook, b.Hook))
+	})
+
+	return found, again, nil
+}
+
+// countBehindOthers counts at the hooks of these devices at which others run before ours.
+func (d *Datapath) countBehindOthers(devices []Device, count func(Device, deviceHook) (uint64, error)) (map[position]uint64, error) {
+	counts := make(map[position]uint64)
+	for _, hook := range deviceHooks() {
+		for _, device := range devices {
+			at := position{device.Index, hook.name}
+			if d.devices.ahead[at] == nil {
+				continue
+			}
+			n, err := count(device, hook)
+			if err != nil {
+				return nil, fmt.Errorf("device %d: %s: %w", device.Index, hook.name, err)
+			}
+			counts[at] = n
+		}
+	}
+
+	return counts, nil
+}
+
+// runsOf returns how often our program of a kind of device has run while runs were counted.
+func (d *Datapath) runsOf(device Device, hook deviceHook) (uint64, error) {
+	programs, err := d.devices.load(d, variantOf(device))
+	if err != nil {
+		return 0, err
+	}
+	stats, err := hook.program(programs).Stats()
+	if err != nil {
+		return 0, fmt.Errorf("runs of the program: %w", err)
+	}
+
+	return stats.RunCount, nil
+}
+
+// packetsOf returns how many packets a device has received or sent; none, if it is gone.
+func packetsOf(device Device, hook deviceHook) (uint64, error) {
+	l, err := netlink.LinkByIndex(device.Index)
+	if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && l.Attrs().Statistics == nil {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if hook.attach == ebpf.AttachTCXIngress {
+		return l.Attrs().Statistics.RxPackets, nil
+	}
+
+	return l.Attrs().Statistics.TxPackets, nil
+}
