@@ -22,6 +22,9 @@ const DefaultUDPUnanswered = 30 * time.Second
 // PortRange is a range of ports, both ends included.
 type PortRange struct{ Low, High uint16 }
 
+// Mark says which bits of a packet's mark are set, those of Mask, and to what. Zero changes none.
+type Mark struct{ Value, Mask uint32 }
+
 // DeviceConfig is what the programs of a kind of device are told before they
 // are loaded.
 type DeviceConfig struct {
@@ -33,6 +36,7 @@ type DeviceConfig struct {
 	// the local_cidrs map look up the internal scope.
 	ScopeBySource bool
 
+	Mark            Mark          // of what clients send to Services
 	MasqueradePorts PortRange     // zero: DefaultMasqueradePorts
 	MorePorts       PortRange     // to masquerade with; zero: none
 	UDPIdle         time.Duration // zero: DefaultUDPIdle
@@ -115,6 +119,8 @@ func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
 		deviceVarConfigIcmpTokens:         uint64(cfg.ICMPBurst),
 		deviceVarConfigFibSource:          cfg.FIBSource,
 		deviceVarConfigCsumIpv6:           cfg.ChecksumIPv6,
+		deviceVarConfigMark:               cfg.Mark.Value,
+		deviceVarConfigMarkMask:           cfg.Mark.Mask,
 		deviceVarConfigStats:              !cfg.NoStats,
 		deviceVarConfigUdpIdleNs:          nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		deviceVarConfigUdpUnansweredNs:    nanoseconds(cfg.UDPUnanswered, DefaultUDPUnanswered),

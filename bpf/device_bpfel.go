@@ -56,6 +56,8 @@ const (
 	deviceVarConfigFibSource          = "config_fib_source"
 	deviceVarConfigIcmpTokenNs        = "config_icmp_token_ns"
 	deviceVarConfigIcmpTokens         = "config_icmp_tokens"
+	deviceVarConfigMark               = "config_mark"
+	deviceVarConfigMarkMask           = "config_mark_mask"
 	deviceVarConfigMasqueradeHigh     = "config_masquerade_high"
 	deviceVarConfigMasqueradeLow      = "config_masquerade_low"
 	deviceVarConfigMasqueradeMoreHigh = "config_masquerade_more_high"
@@ -160,6 +162,8 @@ type deviceVariableSpecs struct {
 	ConfigFibSource          *ebpf.VariableSpec `ebpf:"config_fib_source"`
 	ConfigIcmpTokenNs        *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens         *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
+	ConfigMark               *ebpf.VariableSpec `ebpf:"config_mark"`
+	ConfigMarkMask           *ebpf.VariableSpec `ebpf:"config_mark_mask"`
 	ConfigMasqueradeHigh     *ebpf.VariableSpec `ebpf:"config_masquerade_high"`
 	ConfigMasqueradeLow      *ebpf.VariableSpec `ebpf:"config_masquerade_low"`
 	ConfigMasqueradeMoreHigh *ebpf.VariableSpec `ebpf:"config_masquerade_more_high"`
@@ -270,6 +274,8 @@ type deviceVariables struct {
 	ConfigFibSource          *ebpf.Variable `ebpf:"config_fib_source"`
 	ConfigIcmpTokenNs        *ebpf.Variable `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens         *ebpf.Variable `ebpf:"config_icmp_tokens"`
+	ConfigMark               *ebpf.Variable `ebpf:"config_mark"`
+	ConfigMarkMask           *ebpf.Variable `ebpf:"config_mark_mask"`
 	ConfigMasqueradeHigh     *ebpf.Variable `ebpf:"config_masquerade_high"`
 	ConfigMasqueradeLow      *ebpf.Variable `ebpf:"config_masquerade_low"`
 	ConfigMasqueradeMoreHigh *ebpf.Variable `ebpf:"config_masquerade_more_high"`

@@ -181,9 +181,9 @@ func (w *world) runBytes(t testing.TB, program *ebpf.Program, p place, frame []b
 	if err != nil {
 		t.Fatalf("%d bytes:\n%s\n%v", len(frame), hex.Dump(frame), err)
 	}
-	if int32(verdict) == verdictNext && (after.Mark != before.Mark || after.Priority != before.Priority || after.GSOSize != before.GSOSize) {
-		t.Errorf("mark, priority and segment size are %#x, %d, %d; they were %#x, %d, %d",
-			after.Mark, after.Priority, after.GSOSize, before.Mark, before.Priority, before.GSOSize)
+	if int32(verdict) == verdictNext && (after.Mark != before.Mark^w.marked || after.Priority != before.Priority || after.GSOSize != before.GSOSize) {
+		t.Errorf("mark, priority and segment size are %#x, %d, %d, want %#x, %d, %d",
+			after.Mark, after.Priority, after.GSOSize, before.Mark^w.marked, before.Priority, before.GSOSize)
 	}
 
 	if len(options.DataOut) == len(frame) {

@@ -251,6 +251,13 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 	return why;
 }
 
+/* mark lets rules of netfilter, which see no Service, tell what clients send to Services. */
+static __always_inline void mark(struct __sk_buff *ctx)
+{
+	if (config_mark_mask)
+		ctx->mark = (ctx->mark & ~config_mark_mask) | config_mark;
+}
+
 /* way_of finds out what becomes of a packet from the wire. */
 static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *pkt, __u32 flags)
 {
@@ -264,6 +271,8 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 		tell_bytes(f);
 		return begin_flow(ctx, flags);
 	}
+	if (f->role == FLOW_FROM_CLIENT)
+		mark(ctx);
 	track(pkt, f, half_open);
 	return REASON_FLOW;
 }
@@ -287,6 +296,8 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
 	why = way_of(ctx, pkt, flags);
 	if (!is_translated(why))
 		return why;
+	if (why == REASON_TRANSLATED)
+		mark(ctx);
 	if (rewrite(ctx, pkt, &pkt->to) || !shortcut(ctx, &pkt->to))
 		return REASON_DROP_REWRITE;
 	return why;

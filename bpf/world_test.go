@@ -56,6 +56,7 @@ type world struct {
 
 	gsoSize  uint32 // of the packets that are run
 	unsummed bool   // no device has added them up
+	marked   uint32 // which bits of its mark a packet goes on with
 	lenient  bool   // nor is that expected of those that go no further
 	hand     *mapstest.Writer
 }

@@ -43,4 +43,8 @@ volatile const bool config_csum_ipv6 = true;
 volatile const __u64 config_udp_idle_ns = 120ULL * 1000 * 1000 * 1000;
 volatile const __u64 config_udp_unanswered_ns = 30ULL * 1000 * 1000 * 1000;
 
+/* Which bits of the mark of packets to Services are set, and to what; 0: none are. */
+volatile const __u32 config_mark = 0;
+volatile const __u32 config_mark_mask = 0;
+
 #endif

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/config"
@@ -24,7 +25,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	cfg := agent.Config{
 		Version:        version,
 		Manifests:      f.manifests,
-		Datapath:       datapath.Config{BPFRoot: where.bpfRoot, CountBytes: f.countBytes},
+		Datapath:       datapath.Config{BPFRoot: where.bpfRoot, CountBytes: f.countBytes, Mark: bpf.Mark(f.mark)},
 		ServiceMetrics: f.serviceMetrics,
 		FailFast:       f.failFast,
 		Socket:         where.socket,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/flow"
@@ -46,6 +47,9 @@ var configs = []struct {
 	{"no masquerading of another section", "mode: nftables\niptables: {masqueradeAll: true}", nil, func(c agent.Config) any { return c.MasqueradeAll }, false},
 	{"masquerading in nftables mode", "mode: nftables\nnftables: {masqueradeAll: true}", nil, func(c agent.Config) any { return c.MasqueradeAll }, true},
 	{"masquerading by a flag", "none", []string{"--masquerade-all", "--proxy-mode=nftables"}, func(c agent.Config) any { return c.MasqueradeAll }, true},
+	{"no mark by default", "none", nil, mark, bpf.Mark{}},
+	{"a mark", "none", []string{"--mark=0x100/0xff00"}, mark, bpf.Mark{Value: 0x100, Mask: 0xff00}},
+	{"a mark of which all bits count that are set", "none", []string{"--mark=256"}, mark, bpf.Mark{Value: 0x100, Mask: 0x100}},
 	{"random by default", "none", nil, algorithm, lb.Random},
 	{"what the scheduler selects", "ipvs: {scheduler: sh}", nil, algorithm, lb.SourceHash},
 	{"what the scheduler's flag selects", "none", []string{"--ipvs-scheduler=nq"}, algorithm, lb.NeverQueue},
@@ -101,6 +105,7 @@ func TestAgentConfig(t *testing.T) {
 	}
 }
 
+func mark(c agent.Config) any              { return c.Datapath.Mark }
 func algorithm(c agent.Config) any         { return c.Algorithm }
 func ignoreExternalIPs(c agent.Config) any { return c.IgnoreExternalIPs }
 func nodeIP(c agent.Config) any            { return c.NodeIP }

@@ -17,6 +17,7 @@ type agentFlags struct {
 	excludeDevices  []string
 	deviceAttach    string
 	flowTableMemory string
+	mark            markFlag
 	algorithm       string
 	serviceMetrics  int
 	countBytes      bool
@@ -32,6 +33,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.StringSliceVar(&flags.excludeDevices, "exclude-devices", nil, "never attach to these devices: shell patterns")
 	f.StringVar(&flags.deviceAttach, "device-attach", "", "how to attach to devices: tcx or clsact (default: tcx where the kernel has it)")
 	f.StringVar(&flags.flowTableMemory, "flow-table-memory", "64Mi", "how much memory the flows of devices may take; it counts when the tables are created")
+	f.Var(&flags.mark, "mark", "VALUE[/MASK]: set these bits of the mark of packets that devices translate and clients send to Services, so that rules of netfilter can tell them (default: none)")
 	f.StringVar(&flags.algorithm, "algorithm", "", "how Services that do not say it choose a backend: random, rr, lc, sed, nq, sh, dh or maglev (default: what ipvs.scheduler selects, or random)")
 	f.IntVar(&flags.serviceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
 	f.BoolVar(&flags.countBytes, "count-bytes", false, "count the bytes of TCP connections that sockets were given, for the metrics of Services; it costs every TCP connection of the node some 2 % of its CPU time")

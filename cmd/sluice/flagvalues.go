@@ -3,10 +3,12 @@ package main
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 	netutils "k8s.io/utils/net"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/pkg/config"
 )
 
@@ -104,4 +106,39 @@ func (f *versionFlag) asked() (asked, raw bool) {
 	asked, _ = strconv.ParseBool(f.String()) // Set has checked it
 
 	return asked, false
+}
+
+// markFlag is bits of a packet's mark, as VALUE/MASK. Without a mask these are the bits that are
+// set in the value.
+type markFlag bpf.Mark
+
+func (f *markFlag) Type() string { return "mark" }
+
+func (f *markFlag) String() string {
+	if f.Mask == 0 {
+		return ""
+	}
+
+	return fmt.Sprintf("%#x/%#x", f.Value, f.Mask)
+}
+
+func (f *markFlag) Set(text string) error {
+	value, mask, masked := strings.Cut(text, "/")
+	if !masked {
+		mask = value
+	}
+	v, err := strconv.ParseUint(value, 0, 32)
+	if err != nil {
+		return fmt.Errorf("value: %w", err)
+	}
+	m, err := strconv.ParseUint(mask, 0, 32)
+	if err != nil {
+		return fmt.Errorf("mask: %w", err)
+	}
+	if v == 0 || v&^m != 0 {
+		return fmt.Errorf("%q: the value must have bits, and only those of the mask", text)
+	}
+	*f = markFlag{Value: uint32(v), Mask: uint32(m)}
+
+	return nil
 }

@@ -40,6 +40,8 @@ type Config struct {
 	// ICMPPerSecond and ICMPBurst limit the ICMP errors that devices answer with, see
 	// [bpf.DeviceConfig].
 	ICMPPerSecond, ICMPBurst uint32
+	// Mark is set, at devices, on packets that clients send to Services.
+	Mark bpf.Mark
 	// NoStats: nobody wants to know what each frontend has seen.
 	NoStats bool
 	// CountBytes attaches the hook that counts the bytes of TCP connections.

@@ -263,6 +263,7 @@ func (p *devicePrograms) config(d *Datapath, v variant, keep string) bpf.DeviceC
 		NoEthernet:      v.noEthernet,
 		BridgePort:      v.bridgePort,
 		ScopeBySource:   d.cfg.ScopeBySource,
+		Mark:            d.cfg.Mark,
 		MasqueradePorts: p.ports,
 		MorePorts:       p.more,
 		ICMPPerSecond:   d.cfg.ICMPPerSecond,

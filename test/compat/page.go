@@ -17,6 +17,24 @@ that ` + "`sluice agent`" + ` does not have, or if a named test does not exist.
 - **added**: kube-proxy has no such thing.
 `
 
+const tail = `
+## Rules of other owners
+
+Services are translated at devices before netfilter sees a packet, so rules in raw, mangle or any prerouting chain that match a node port or another address of a Service,
+as firewalls have them, match nothing once kube-proxy is gone: they see the backend's address and port. loadBalancerSourceRanges, nodePortAddresses and NetworkPolicies work. With
+` + "`sluice agent --mark 0x100`" + `, what clients send to Services through devices has that bit of its mark set, so that rules can tell it from other packets. (Which port was dialled they cannot tell;
+nor what sockets of this node send, which are translated when they connect.) This drops what a network sends to Services, and nothing else:
+
+` + "```nft" + `
+table inet firewall {
+	chain prerouting {
+		type filter hook prerouting priority raw
+		ip saddr 192.0.2.0/24 meta mark & 0x100 == 0x100 drop
+	}
+}
+` + "```" + `
+`
+
 func sections() []Section {
 	return []Section{
 		{
@@ -42,6 +60,7 @@ func Page(sections []Section) string {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", s.Title, s.Lead)
 		s.draw(&b)
 	}
+	b.WriteString(tail)
 
 	return b.String()
 }
