@@ -6,6 +6,7 @@
 #include "lib/device_verdict.h"
 #include "lib/frontend.h"
 #include "lib/open.h"
+#include "lib/return.h"
 #include "lib/source_range.h"
 #include "lib/track.h"
 
@@ -344,6 +345,8 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 		return REASON_PASS_BYSTANDER;
 	}
 	pkt->now = bpf_ktime_get_ns();
+	pkt->role = f->role;
+	pkt->flags = f->flags;
 	track(pkt, f, half_open);
 	return rewrite(ctx, pkt, &pkt->to) ?: REASON_FLOW;
 }
@@ -377,7 +380,13 @@ int sluice_egress(struct __sk_buff *ctx)
 	if (why)
 		return pass(why);
 	pkt = new_packet(HOOK_EGRESS);
-	return pkt ? finish(ctx, reverse(ctx, pkt, &net)) : VERDICT_NEXT;
+	if (!pkt)
+		return VERDICT_NEXT;
+	why = reverse(ctx, pkt, &net);
+	if (why != REASON_FLOW || !returns(pkt))
+		return finish(ctx, why);
+	count(why);
+	return return_reply(ctx);
 }
 
 char tc_license[] SEC("license") = "Dual BSD/GPL";

@@ -196,6 +196,7 @@ const (
 	abiFlowFlagFLOW_MASQUERADED abiFlowFlag = 1
 	abiFlowFlagFLOW_SENT        abiFlowFlag = 8
 	abiFlowFlagFLOW_COUNTED     abiFlowFlag = 16
+	abiFlowFlagFLOW_RETURNS     abiFlowFlag = 128
 )
 
 type abiFlowKey struct {

@@ -474,6 +474,7 @@ enum flow_flag {
 	FLOW_MASQUERADED = 1,
 	FLOW_SENT = 8, /* a packet has left as the masquerade */
 	FLOW_COUNTED = 16, /* in the backend's load; what FLOW_FROM_CLIENT says counts */
+	FLOW_RETURNS = 128, /* replies are routed from what was dialled: see bpf/lib/return.h */
 };
 
 /*

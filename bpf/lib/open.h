@@ -82,6 +82,27 @@ static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *p
 	return reserve_port(ctx, FLOW_TO_CLIENT);
 }
 
+/* leads_back reports whether the way from src to the client leaves by the device at hand. */
+static __always_inline bool leads_back(struct __sk_buff *ctx, const struct addr *src,
+				       const struct addr *client)
+{
+	struct route back;
+
+	return find_route(ctx, src, client, &back) && back.ifindex == device_in(ctx);
+}
+
+/*
+ * needs_return reports whether replies of pkt->flow have to be routed from what was dialled: by the
+ * backend's address they would leave by another device than the one at hand.
+ */
+static __always_inline bool needs_return(struct __sk_buff *ctx, struct packet *pkt)
+{
+	const struct flow *f = &pkt->flow;
+
+	return config_device_class == DEVICE_UPLINK && !leads_back(ctx, &f->backend, &f->client) &&
+	       leads_back(ctx, &f->dialled, &f->client);
+}
+
 /*
  * put_opening puts an entry of pkt->flow that needs no reservation: nobody else can
  * have its tuple.
@@ -135,8 +156,11 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 		why = masquerade(ctx, pkt);
 		evict(pkt);
 	}
-	if (!why)
+	if (!why) {
+		if (needs_return(ctx, pkt))
+			pkt->flow.flags |= FLOW_RETURNS;
 		why = put_entries(pkt);
+	}
 	if (why)
 		release(HOOK_INGRESS, FLOW_TO_CLIENT);
 	return why;

@@ -110,6 +110,8 @@ struct packet {
 	__be16 ended_port; /* of that tuple, where the replies go */
 	__u32 pos; /* what take(ctx) takes next */
 	bool evicts; /* gone has to be forgotten */
+	__u8 role; /* of the entry at egress: an enum flow_role */
+	__u8 flags; /* and its flags */
 	__u8 signal; /* enum signal */
 	__u8 icmp_type;
 	__u8 is_error; /* an ICMP error */

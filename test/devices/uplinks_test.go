@@ -2,8 +2,11 @@ package devices
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -64,4 +67,107 @@ func TestTwoUplinks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestRepliesByTheDeviceOfTheClient gives addresses routes of their own, as VPC CNIs do, and has
+// the client drop what comes by another device than that of the address it has dialled, as such a
+// network does.
+//
+//	far client  eth0 ◀══════▶ eth0 ┐ node-1 ─┬─ pod-1-1, node-1
+//	            eth1 ◀══════▶ eth1 ┘         └─ pod-2-0, node-2
+func TestRepliesByTheDeviceOfTheClient(t *testing.T) {
+	t.Parallel()
+	far := [2]netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fd00:18::1")}
+	for _, test := range []struct {
+		name   string
+		dialed func(*lab.Node) [2]netip.Addr
+		from   func(*lab.Node) [2]netip.Addr // has the way by the second uplink
+	}{
+		{"pods have a way of their own", func(n *lab.Node) [2]netip.Addr { return [2]netip.Addr{n.IPv4, n.IPv6} },
+			func(n *lab.Node) [2]netip.Addr { return podIPs(n.Pods[1]) }},
+		{"an address of the node has a way of its own", func(n *lab.Node) [2]netip.Addr { return [2]netip.Addr{n.SecondIPv4, n.SecondIPv6} },
+			func(n *lab.Node) [2]netip.Addr { return [2]netip.Addr{n.SecondIPv4, n.SecondIPv6} }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, setting{
+				Config: lab.Config{OverlayMTU: 1450, SecondUplink: true, Attachment: lab.Routed},
+				filter: looseCNI,
+			})
+			first := w.Nodes[0]
+			for _, node := range w.Nodes {
+				must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "2"))
+			}
+			gateway, second := hostIPs(w.Client), [2]netip.Addr{w.Client.SecondIPv4, w.Client.SecondIPv6}
+			must(t, w.Client.SetUp("lo"), w.Client.Netfilter(oneDeviceEach(first)))
+			for _, f := range families {
+				must(t,
+					w.Client.AddAddress("lo", netip.PrefixFrom(far[f], far[f].BitLen())),
+					first.AddRoute(netip.PrefixFrom(far[f], far[f].BitLen()), gateway[f]),
+					routeFrom(first, test.from(first)[f], second[f]))
+			}
+			c := casesOf(w)
+			w.start(t, c.services()...)
+			caller := w.outside(t)
+			for _, to := range []service{c.local, c.remote, c.host, c.remoteHost} {
+				t.Run("to "+to.backends[0].name, func(t *testing.T) {
+					for _, f := range families {
+						for _, network := range networks {
+							reply, err := caller.Exchange(lab.Exchange{
+								Network: network,
+								Address: netip.AddrPortFrom(test.dialed(first)[f], to.nodePort()).String(),
+								From:    netip.AddrPortFrom(far[f], 0).String(),
+								Timeout: patience,
+							})
+							seen := far[f]
+							if b := to.backends[0]; b.node != first.Name {
+								seen = sourcesTo(t, first, b)[f]
+							}
+							if err == nil {
+								err = expect(reply, to.backends[0].name, seen)
+							}
+							if err != nil {
+								t.Errorf("%s, %s: %v", f, network, err)
+							}
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// oneDeviceEach is a firewall that takes from each address of a node only what comes by its device.
+func oneDeviceEach(node *lab.Node) string {
+	return fmt.Sprintf(`table inet vpc {
+		chain prerouting {
+			type filter hook prerouting priority raw
+			iifname != "eth0" ip saddr %s drop
+			iifname != "eth0" ip6 saddr %s drop
+			iifname != "eth1" ip saddr %s drop
+			iifname != "eth1" ip6 saddr %s drop
+		}
+	}`, node.IPv4, node.IPv6, node.SecondIPv4, node.SecondIPv6)
+}
+
+// routeFrom gives what a node sends or passes on from an address a default route of its own, by its
+// second uplink.
+func routeFrom(node *lab.Node, from, via netip.Addr) error {
+	const table = 51
+	h := node.Netlink()
+	eth1, err := h.LinkByName("eth1")
+	if err != nil {
+		return err
+	}
+	rule := netlink.NewRule()
+	rule.Src = &net.IPNet{IP: from.AsSlice(), Mask: net.CIDRMask(from.BitLen(), from.BitLen())}
+	rule.Table, rule.Priority = table, 100
+	if err := h.RuleAdd(rule); err != nil {
+		return err
+	}
+	zero := make(net.IP, from.BitLen()/8)
+
+	return h.RouteAdd(&netlink.Route{
+		LinkIndex: eth1.Attrs().Index, Table: table, Gw: via.AsSlice(), Dst: &net.IPNet{IP: zero, Mask: net.CIDRMask(0, from.BitLen())},
+	})
 }
