@@ -27,6 +27,8 @@ func TestFirstPacketAgain(t *testing.T) {
 	backend := func(p packet) says { return func(c *conversation, t *testing.T) { c.hears(t, p) } }
 	tcpWith := func(flags string) packet { return tcp(stranger, stranger, flags) }
 	sctpWith := func(chunk uint8) packet { return sctp(stranger, stranger, chunk) }
+	open := func(and ...says) []says { return append([]says{backend(tcpWith("S.")), client(tcpWith("."))}, and...) }
+	pause := func(c *conversation, t *testing.T) { c.w.wait(t, 11*time.Second) }
 
 	for _, test := range []struct {
 		name  string
@@ -37,13 +39,30 @@ func TestFirstPacketAgain(t *testing.T) {
 		{name: "a retransmitted SYN", proto: layers.IPProtocolTCP},
 		{name: "a SYN whose answer got lost", proto: layers.IPProtocolTCP, after: []says{backend(tcpWith("S."))}},
 		{name: "a SYN on an established connection", proto: layers.IPProtocolTCP, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), backend(tcpWith("."))}},
-		{name: "a SYN after the client's FIN", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), client(tcpWith("F."))}},
-		{name: "a SYN after the backend's FIN", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), backend(tcpWith("F."))}},
-		{name: "a SYN after the client's RST", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), client(tcpWith("R"))}},
-		{name: "a SYN after the backend's RST", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("S.")), client(tcpWith(".")), backend(tcpWith("R."))}},
+		{name: "a SYN after the client's FIN", proto: layers.IPProtocolTCP, after: open(client(tcpWith("F.")), backend(tcpWith(".").acks(2)))},
+		{name: "a SYN after the backend's FIN", proto: layers.IPProtocolTCP, after: open(backend(tcpWith("F.")), client(tcpWith(".").acks(2)))},
+		{name: "a SYN after FINs of both, of which one was acknowledged", proto: layers.IPProtocolTCP, after: open(client(tcpWith("F.")), backend(tcpWith("F.").acks(2)))},
+		{name: "a SYN after FINs of both", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("F.")), backend(tcpWith("F.").acks(2)), client(tcpWith(".").numbered(2).acks(2)))},
+		{name: "a SYN after forged FINs of both", proto: layers.IPProtocolTCP, after: open(client(tcpWith("F.").numbered(500)), backend(tcpWith("F.").numbered(600)))},
+		{name: "a SYN after the client's RST", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("R")))},
+		{name: "a SYN after the backend's RST", proto: layers.IPProtocolTCP, anew: true, after: open(backend(tcpWith("R.")))},
+		{name: "a SYN after an RST that the backend may not have taken", proto: layers.IPProtocolTCP, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)))},
+		{name: "a SYN after such an RST, and 11 s", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), pause)},
+		{name: "a SYN after such an RST, 11 s and an answer", proto: layers.IPProtocolTCP, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), pause, backend(tcpWith(".").acks(6)))},
+		{name: "a SYN after a forged RST", proto: layers.IPProtocolTCP, after: open(client(tcpWith("R").numbered(700)), backend(tcpWith("R.").numbered(700)), pause)},
+		{name: "a SYN after RSTs of what a forged SYN has begun", proto: layers.IPProtocolTCP, after: open(client(tcpWith("S").numbered(700)), client(tcpWith("R").numbered(701)), client(tcpWith("R.").numbered(701).acks(700)), pause)},
+		{name: "a SYN after a forged SYN, and FINs of both", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("S").numbered(700)), backend(tcpWith("F.")), client(tcpWith("F.").acks(2)), backend(tcpWith(".").numbered(2).acks(2)))},
+		{name: "a SYN after forged segments far away, and FINs of both", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith(".").numbered(1<<25).acks(1<<30)), backend(tcpWith("F.")), client(tcpWith("F.").acks(2)), backend(tcpWith(".").numbered(2).acks(2)))},
+		{name: "the SYN of a client that has forgotten the connection", proto: layers.IPProtocolTCP, anew: true, after: open(
+			client(tcpWith("P.").with("hello")), backend(tcpWith("P.").acks(6).with("world")), client(tcpWith(".").numbered(6).acks(6)),
+			client(tcpWith("S").numbered(90_000)), backend(tcpWith(".").numbered(6).acks(6)), client(tcpWith("R").numbered(6)))},
 		{name: "a SYN after a refused one", proto: layers.IPProtocolTCP, anew: true, after: []says{backend(tcpWith("R."))}},
 		{name: "a retransmitted INIT", proto: layers.IPProtocolSCTP},
 		{name: "an INIT on an association", proto: layers.IPProtocolSCTP, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho))}},
+		{name: "an INIT after a forged ABORT", proto: layers.IPProtocolSCTP, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho)), backend(sctpWith(chunkAbort).bearing("else")), client(sctpWith(chunkAbort).bearing("else")), client(sctpWith(chunkAbort).reflecting("else"))}},
+		{name: "an INIT after an ABORT with the tag of what it answers", proto: layers.IPProtocolSCTP, anew: true, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho)), backend(sctpWith(chunkAbort).reflecting(association))}},
+		{name: "an INIT after a refused one", proto: layers.IPProtocolSCTP, anew: true, after: []says{backend(sctpWith(chunkAbort))}},
+		{name: "an INIT after a forged SHUTDOWN", proto: layers.IPProtocolSCTP, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho)), client(sctpWith(chunkShutdown).bearing("else")), backend(sctpWith(chunkShutdownAck).bearing("else"))}},
 		{name: "an INIT after an ABORT", proto: layers.IPProtocolSCTP, anew: true, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho)), backend(sctpWith(chunkAbort))}},
 		{name: "an INIT after a SHUTDOWN", proto: layers.IPProtocolSCTP, anew: true, after: []says{backend(sctpWith(chunkInitAck)), client(sctpWith(chunkCookieEcho)), client(sctpWith(chunkShutdown))}},
 	} {
@@ -79,8 +98,7 @@ func TestNewFlowInThePlaceOfAnOldOne(t *testing.T) {
 			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 				c := begin(t, w, p, layers.IPProtocolTCP, backends[0])
 				c.establish(t)
-				c.hears(t, tcp(client, client, "F."))
-				c.says(t, tcp(client, client, "F."))
+				c.closes(t)
 
 				old := *c
 				w.serve(t, service{at: []string{clusterIP}, to: backends[1:]})
@@ -103,6 +121,14 @@ func TestNewFlowInThePlaceOfAnOldOne(t *testing.T) {
 			})
 		})
 	}
+}
+
+// closes has both sides of an established connection close it, the backend first.
+func (c *conversation) closes(t *testing.T) {
+	t.Helper()
+	c.hears(t, tcp(client, client, "F."))
+	c.says(t, tcp(client, client, "F.").acks(2))
+	c.hears(t, tcp(client, client, ".").numbered(2).acks(2))
 }
 
 // establishFrom is establish, whatever way the backend is reached.

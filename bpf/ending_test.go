@@ -110,7 +110,7 @@ func TestEndingOfConnections(t *testing.T) {
 			byClient(segment("PF.").with("hello")), byBackend(segment("PF.").acks(7).with("world")),
 			byClient(segment(".").numbered(7).acks(7)),
 		}, free, free},
-		{"closed by the client, but for the last acknowledgement", closedByClient[:2], live, lastResort},
+		{"closed by the client, but for the last acknowledgement", closedByClient[:2], live, live},
 		{"closed by the client alone, and acknowledged", []said{
 			byClient(segment("F.")), byBackend(segment(".").acks(2)),
 		}, live, live},
@@ -133,7 +133,8 @@ func TestEndingOfConnections(t *testing.T) {
 		}, live, live},
 		{"forged FINs, of what was not acknowledged", []said{
 			byClient(segment("F.").numbered(500)), byBackend(segment("F.").numbered(600)),
-		}, live, lastResort},
+		}, live, live},
+		{"closed by the client after a forged SYN", append([]said{byClient(segment("S").numbered(500))}, closedByClient...), free, free},
 		{"a FIN with data after it, all acknowledged", []said{
 			byClient(segment("F.")), byBackend(segment("F.")),
 			byClient(segment("P.").numbered(2).acks(2).with("hello")), byBackend(segment("P.").numbered(2).acks(7).with("world")),

@@ -88,27 +88,44 @@ func TestStates(t *testing.T) {
 	}{
 		{"TCP, closed by both", layers.IPProtocolTCP, []heard{
 			say(tcpWith("S"), isNew, isNew), hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open),
-			say(tcpWith("F."), fin, open), say(tcpWith("."), fin, open), hear(tcpWith("F."), fin, fin), say(tcpWith("."), fin, fin),
+			say(tcpWith("F."), open, open), hear(tcpWith("."), open, open), hear(tcpWith(".").acks(2), fin, open),
+			hear(tcpWith("F.").acks(2), fin, open), say(tcpWith(".").numbered(2).acks(2), fin, fin),
 		}},
 		{"TCP, reset by the client", layers.IPProtocolTCP, []heard{
 			hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open), say(tcpWith("R"), reset, open), hear(tcpWith("."), reset, open),
 		}},
 		{"TCP, reset by the backend after the client's FIN", layers.IPProtocolTCP, []heard{
-			hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open), say(tcpWith("F."), fin, open), hear(tcpWith("R."), fin, reset),
+			hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open), say(tcpWith("F."), open, open), hear(tcpWith(".").acks(2), fin, open), hear(tcpWith("R.").acks(2), fin, reset),
 		}},
 		{"TCP, closed by the client before it said anything else", layers.IPProtocolTCP, []heard{
-			hear(tcpWith("S."), isNew, open), say(tcpWith("F."), fin, open), hear(tcpWith("F."), fin, fin),
+			hear(tcpWith("S."), isNew, open), say(tcpWith("F."), open, open), hear(tcpWith("F.").acks(2), fin, open), say(tcpWith(".").numbered(2).acks(2), fin, fin),
 		}},
 		{"TCP, closed by the backend before the client said anything", layers.IPProtocolTCP, []heard{
-			hear(tcpWith("S."), isNew, open), hear(tcpWith("F."), isNew, fin), say(tcpWith("."), open, fin),
+			hear(tcpWith("S."), isNew, open), hear(tcpWith("F."), isNew, open), say(tcpWith(".").acks(2), open, fin),
 		}},
 		{"TCP, refused", layers.IPProtocolTCP, []heard{hear(tcpWith("R."), isNew, reset)}},
-		{"TCP, FIN after RST", layers.IPProtocolTCP, []heard{say(tcpWith("."), open, open), say(tcpWith("R"), reset, open), say(tcpWith("F."), reset, open)}},
+		{"TCP, forged, before the answer", layers.IPProtocolTCP, []heard{
+			say(tcpWith("."), isNew, isNew), say(tcpWith("S."), isNew, isNew), say(tcpWith("R"), isNew, isNew), hear(tcpWith("."), isNew, isNew), hear(tcpWith("F."), isNew, isNew),
+			hear(tcpWith("S.").acks(1<<20), isNew, isNew), hear(tcpWith("S."), isNew, open), say(tcpWith(".").acks(1<<20), isNew, open), say(tcpWith("."), open, open),
+		}},
+		{"TCP, forged", layers.IPProtocolTCP, []heard{
+			hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open), say(tcpWith("F.").numbered(9), open, open), hear(tcpWith("F.").numbered(9), open, open),
+			say(tcpWith("R").numbered(5), open, open), hear(tcpWith("R").numbered(5), open, open), say(tcpWith("S."), open, open), hear(tcpWith("S.").numbered(7), open, open),
+		}},
+		{"TCP, FIN after RST", layers.IPProtocolTCP, []heard{hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open), say(tcpWith("R"), reset, open), say(tcpWith("F."), reset, open)}},
 		{"SCTP, shut down", layers.IPProtocolSCTP, []heard{
 			hear(sctpWith(chunkInitAck), isNew, open), say(sctpWith(chunkCookieEcho), open, open), hear(sctpWith(chunkCookieAck), open, open),
 			say(sctpWith(chunkData), open, open), say(sctpWith(chunkShutdown), fin, open), hear(sctpWith(chunkShutdownAck), fin, fin), say(sctpWith(chunkShutdownDone), fin, fin),
 		}},
-		{"SCTP, aborted", layers.IPProtocolSCTP, []heard{say(sctpWith(chunkCookieEcho), open, open), hear(sctpWith(chunkAbort), open, reset)}},
+		{"SCTP, forged", layers.IPProtocolSCTP, []heard{
+			hear(sctpWith(chunkInitAck).bearing("else"), isNew, isNew), hear(sctpWith(chunkInitAck), isNew, open),
+			say(sctpWith(chunkCookieEcho).bearing("else"), isNew, open), say(sctpWith(chunkShutdown).bearing("else"), isNew, open), say(sctpWith(chunkCookieEcho), open, open),
+			say(sctpWith(chunkAbort).bearing("else"), open, open), say(sctpWith(chunkAbort).reflecting("else"), open, open), hear(sctpWith(chunkShutdownAck).bearing("else"), open, open),
+		}},
+		{"SCTP, aborted by a side that does not know of it", layers.IPProtocolSCTP, []heard{
+			hear(sctpWith(chunkInitAck).with("backend!"), isNew, open), say(sctpWith(chunkCookieEcho).bearing("backend!"), open, open), hear(sctpWith(chunkAbort).reflecting("backend!"), open, reset),
+		}},
+		{"SCTP, aborted", layers.IPProtocolSCTP, []heard{hear(sctpWith(chunkInitAck), isNew, open), say(sctpWith(chunkCookieEcho), open, open), hear(sctpWith(chunkAbort), open, reset)}},
 		{"UDP", layers.IPProtocolUDP, []heard{hear(udp(client, client), open, open), say(udp(client, client), open, open)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

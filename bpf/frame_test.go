@@ -203,8 +203,14 @@ func (p packet) transport(f family) []byte {
 
 		return bytes
 	case layers.IPProtocolSCTP:
-		header := &layers.SCTP{SrcPort: layers.SCTPPort(p.src.Port()), DstPort: layers.SCTPPort(p.dst.Port()), VerificationTag: 0xabcd1234}
+		header := &layers.SCTP{SrcPort: layers.SCTPPort(p.src.Port()), DstPort: layers.SCTPPort(p.dst.Port()), VerificationTag: p.bears}
+		if p.bears == 0 && p.chunk != chunkInit {
+			header.VerificationTag = p.bearing(association).bears
+		}
 		chunk := append([]byte{p.chunk, 0, 0, uint8(4 + len(p.payload))}, p.payload...)
+		if p.reflects {
+			chunk[1] = 1
+		}
 
 		return mustBytes(header, gopacket.Payload(chunk))
 	case layers.IPProtocolICMPv4:

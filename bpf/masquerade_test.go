@@ -106,10 +106,10 @@ func dialItself(t *testing.T, w *world, p place, proto layers.IPProtocol, self, 
 		t.Errorf("the stack sees port %d of %s", seen, p.client)
 	}
 	o.becomes(in.to(self).fromPort(seen), maps.ReasonTranslated)
-	for range 2 {
+	for _, says := range []func(layers.IPProtocol, string, string) packet{answer, third} {
 		out := in.to(self).fromPort(seen)
 		w.egress(t, p, out).becomes(out.from(source).fromPort(port), maps.ReasonFlow)
-		back := answer(proto, self, source).toPort(port)
+		back := says(proto, self, source).toPort(port)
 		w.ingress(t, p, back).becomes(back.to(p.client).toPort(seen), maps.ReasonFlow)
 		back = back.to(p.client).toPort(seen)
 		w.egress(t, p, back).becomes(back.from(clusterIP).to(p.client), maps.ReasonFlow)

@@ -79,6 +79,19 @@ func (c *conversation) establish(t *testing.T) {
 	if c.masqueradedPort != 0 {
 		c.leaves(t, second(c.proto, c.place.client, c.backend))
 	}
+	if c.proto == layers.IPProtocolSCTP {
+		c.agrees(t)
+	}
+}
+
+// agrees has the backend of an SCTP flow take the client's cookie.
+func (c *conversation) agrees(t *testing.T) {
+	t.Helper()
+	agreement := third(c.proto, client, client)
+	if c.masqueradedPort != 0 {
+		c.returns(t, agreement)
+	}
+	c.hears(t, agreement)
 }
 
 // entryCount is how many entries the flow has.
@@ -127,12 +140,21 @@ func TestLostEntriesAreMovedAsWell(t *testing.T) {
 		if c.proto == layers.IPProtocolUDP {
 			return // the answer is what proves it
 		}
+		proves, survivor := func() { c.says(t, second(c.proto, c.place.client, c.dialled)) }, maps.FlowFromClient
+		if c.masqueradedPort != 0 {
+			c.leaves(t, first(c.proto, c.place.client, c.backend))
+			c.returns(t, answer(c.proto, c.backend, node))
+		}
+		c.hears(t, answer(c.proto, c.backend, c.place.client))
+		if c.proto == layers.IPProtocolSCTP {
+			proves, survivor = func() { c.hears(t, third(c.proto, client, client)) }, maps.FlowToClient
+		}
 		for _, e := range c.w.entries(t) {
-			if e.flow.Role != maps.FlowFromClient {
+			if e.flow.Role != survivor {
 				c.w.delete(t, e)
 			}
 		}
-		c.says(t, second(c.proto, c.place.client, c.dialled))
+		proves()
 		c.w.holds(t, c.entryCount(), false)
 		c.hears(t, answer(c.proto, c.backend, c.place.client))
 	})
@@ -174,31 +196,45 @@ func TestEntriesTellTheFlow(t *testing.T) {
 
 // What proves a flow, and what does not.
 func TestProof(t *testing.T) {
+	say, hear := byClient, byBackend
+	tcpWith := func(flags string) packet { return tcp(client, client, flags) }
+	sctpWith := func(chunk uint8) packet { return sctp(client, client, chunk) }
+	data := udp(client, client)
 	for _, test := range []struct {
 		name   string
 		proto  layers.IPProtocol
-		client []packet // what the client says
-		answer []packet // what it is told, after that
+		said   []said
 		proven bool
 	}{
-		{name: "not TCP's SYN+ACK", proto: layers.IPProtocolTCP, answer: []packet{tcp(client, client, "S.")}},
-		{name: "the client's ACK", proto: layers.IPProtocolTCP, client: []packet{tcp(client, client, ".")}, proven: true},
-		{name: "the client's FIN", proto: layers.IPProtocolTCP, client: []packet{tcp(client, client, "F.")}, proven: true},
-		{name: "not its RST", proto: layers.IPProtocolTCP, client: []packet{tcp(client, client, "R")}},
-		{name: "not a second datagram", proto: layers.IPProtocolUDP, client: []packet{udp(client, client), udp(client, client)}},
-		{name: "the answer to one", proto: layers.IPProtocolUDP, answer: []packet{udp(client, client)}, proven: true},
-		{name: "not SCTP's INIT-ACK", proto: layers.IPProtocolSCTP, answer: []packet{sctp(client, client, chunkInitAck)}},
-		{name: "SCTP's COOKIE-ECHO", proto: layers.IPProtocolSCTP, client: []packet{sctp(client, client, chunkCookieEcho)}, proven: true},
-		{name: "not its ABORT", proto: layers.IPProtocolSCTP, client: []packet{sctp(client, client, chunkAbort)}},
+		{name: "not TCP's SYN+ACK", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S."))}},
+		{name: "the client's ACK", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("."))}, proven: true},
+		{name: "one of what the backend has sent at once", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), hear(tcpWith("P.").with("hello")), say(tcpWith(".").acks(6))}, proven: true},
+		{name: "one that follows data in the SYN", proto: layers.IPProtocolTCP, said: []said{say(tcpWith("S").with("hello")), hear(tcpWith("S.")), say(tcpWith("P.").with("hello"))}, proven: true},
+		{name: "not one before the answer", proto: layers.IPProtocolTCP, said: []said{say(tcpWith("."))}},
+		{name: "not one of something else", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith(".").acks(1 << 17))}},
+		{name: "not a forged answer, and its ACK", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.").numbered(1 << 20).acks(1 << 20)), say(tcpWith(".").acks(1<<20 + 1))}},
+		{name: "not what the client accepts", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("S."))}},
+		{name: "the client's FIN", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("F."))}, proven: true},
+		{name: "not its RST", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("R"))}},
+		{name: "not its RST, and an ACK of something else", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("R")), say(tcpWith(".").acks(1 << 17))}},
+		{name: "not a later fragment", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith(".").acks(1<<17).long(80).fragment(0, 40)), say(tcpWith(".").acks(1 << 17).long(80).rest(40))}},
+		{name: "not a second datagram", proto: layers.IPProtocolUDP, said: []said{say(data), say(data)}},
+		{name: "the answer to one", proto: layers.IPProtocolUDP, said: []said{hear(data)}, proven: true},
+		{name: "not SCTP's INIT-ACK", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck))}},
+		{name: "not its COOKIE-ECHO", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho))}},
+		{name: "its COOKIE-ACK", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho)), hear(sctpWith(chunkCookieAck))}, proven: true},
+		{name: "not one with another tag", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho)), hear(sctpWith(chunkCookieAck).bearing("else"))}},
+		{name: "not an ABORT", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkAbort)), say(sctpWith(chunkAbort))}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 				c := begin(t, w, p, test.proto, portPod)
-				for _, in := range test.client {
-					c.says(t, in)
-				}
-				for _, in := range test.answer {
-					c.hears(t, in)
+				for _, said := range test.said {
+					if said.client {
+						c.says(t, said.packet)
+					} else {
+						c.hears(t, said.packet)
+					}
 				}
 				w.holds(t, 2, !test.proven)
 			})

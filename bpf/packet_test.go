@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"strings"
 
@@ -22,6 +23,8 @@ type packet struct {
 	seq, ack uint32            // of TCP, see numbered and acks
 	stamp    uint32            // TCP's timestamp; 0: none
 	chunk    uint8             // SCTP's first
+	bears    uint32            // SCTP's tag; 0: the one that everyone asks for
+	reflects bool              // SCTP: that is the tag of what the packet answers
 	unsummed bool              // UDP without a checksum
 	own      bool              // of this node, which writes neither an ID nor a flow label
 	toAll    bool              // to all stations of the Ethernet
@@ -62,8 +65,11 @@ func udp(src, dst string) packet {
 	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolUDP, hops: 64, payload: "who answers"}
 }
 
+// association is what packets of SCTP say. Both sides ask for the tag that it begins with.
+const association = "association!"
+
 func sctp(src, dst string, chunk uint8) packet {
-	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolSCTP, hops: 64, chunk: chunk, payload: "association!"}
+	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolSCTP, hops: 64, chunk: chunk, payload: association}
 }
 
 func ping(src, dst string) packet {
@@ -111,6 +117,18 @@ func answer(proto layers.IPProtocol, src, dst string) packet {
 	}
 }
 
+// third is what is said to the client's second packet.
+func third(proto layers.IPProtocol, src, dst string) packet {
+	switch proto {
+	case layers.IPProtocolTCP:
+		return tcp(src, dst, ".")
+	case layers.IPProtocolSCTP:
+		return sctp(src, dst, chunkCookieAck)
+	default:
+		return answer(proto, src, dst)
+	}
+}
+
 // transports are the protocols that Services have.
 var transports = []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP, layers.IPProtocolSCTP}
 
@@ -129,7 +147,22 @@ func (p packet) numbered(seq uint32) packet { p.seq = seq; return p }
 // acks acknowledges the other side's bytes, its SYN being the first; 0 is that.
 func (p packet) acks(ack uint32) packet      { p.ack = ack; return p }
 func (p packet) stamped(stamp uint32) packet { p.stamp = stamp; return p }
-func (p packet) with(payload string) packet  { p.payload = payload; return p }
+
+// bearing gives a packet of SCTP the tag that someone has asked for with a payload.
+func (p packet) bearing(asked string) packet {
+	p.bears = binary.BigEndian.Uint32([]byte(asked))
+
+	return p
+}
+
+// reflecting gives it the tag of what it answers.
+func (p packet) reflecting(asked string) packet {
+	p.reflects = true
+
+	return p.bearing(asked)
+}
+
+func (p packet) with(payload string) packet { p.payload = payload; return p }
 func (p packet) long(bytes int) packet {
 	return p.with(strings.Repeat("long payload ", bytes/13+1)[:bytes])
 }

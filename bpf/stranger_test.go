@@ -28,13 +28,15 @@ func TestReplyToSomebodyElsesMasquerade(t *testing.T) {
 // A client may dial a pod directly, from the port of a connection to its Service
 // that has just ended.
 func TestDirectConnectionAfterAFlow(t *testing.T) {
-	for name, end := range map[string]string{"closed": "F.", "reset": "R."} {
+	for name, end := range map[string]func(*conversation, *testing.T){
+		"closed": (*conversation).closes,
+		"reset":  func(c *conversation, t *testing.T) { c.hears(t, tcp(client, client, "R.")) },
+	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 				c := begin(t, w, p, layers.IPProtocolTCP, portPod)
 				c.establish(t)
-				c.hears(t, tcp(client, client, end))
-				c.says(t, tcp(client, client, end))
+				end(c, t)
 				for _, flags := range []string{"S.", ".", "P.", "F."} {
 					w.egress(t, p, tcp(portPod, p.client, flags)).passes(maps.ReasonPassBystander)
 				}
@@ -52,8 +54,7 @@ func TestDirectConnectionToABackendThatAFlowHasLeft(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
 		c.establish(t)
-		c.hears(t, tcp(client, client, "F."))
-		c.says(t, tcp(client, client, "F."))
+		c.closes(t)
 		w.serve(t, service{at: []string{clusterIP}, to: []string{portPodToo}})
 		again := tcp(p.client, clusterIP, "S")
 		w.ingress(t, p, again).becomes(again.to(portPodToo), maps.ReasonTranslated)
@@ -72,10 +73,9 @@ func TestDirectConnectionAfterAMasqueradedFlow(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, remotePod)
 		c.establish(t)
-		c.says(t, tcp(client, client, "F."))
-		c.leaves(t, tcp(client, client, "F."))
-		c.returns(t, tcp(client, client, "F."))
-		c.hears(t, tcp(client, client, "F."))
+		for _, said := range closedByClient {
+			said.on(t, c)
+		}
 		for _, flags := range []string{"S", ".", "P."} {
 			w.egress(t, p, tcp(p.client, remotePod, flags)).passes(maps.ReasonPassBystander)
 		}

@@ -62,11 +62,11 @@ func converseMasqueraded(t *testing.T, w *world, p place, proto layers.IPProtoco
 
 	w.egress(t, uplink, shape(first(proto, p.client, remotePod))).
 		becomes(out(first(proto, p.client, remotePod)), maps.ReasonFlow)
-	for range 2 {
-		w.ingress(t, uplink, back(answer(proto, remotePod, p.client))).
-			becomes(shape(answer(proto, remotePod, p.client)), maps.ReasonFlow)
-		w.egress(t, p, shape(answer(proto, remotePod, p.client))).
-			becomes(shape(answer(proto, clusterIP, p.client)), maps.ReasonFlow)
+	for _, says := range []func(layers.IPProtocol, string, string) packet{answer, third} {
+		w.ingress(t, uplink, back(says(proto, remotePod, p.client))).
+			becomes(shape(says(proto, remotePod, p.client)), maps.ReasonFlow)
+		w.egress(t, p, shape(says(proto, remotePod, p.client))).
+			becomes(shape(says(proto, clusterIP, p.client)), maps.ReasonFlow)
 		w.ingress(t, p, shape(second(proto, p.client, clusterIP))).
 			becomes(shape(second(proto, p.client, remotePod)), maps.ReasonFlow)
 		w.egress(t, uplink, shape(second(proto, p.client, remotePod))).

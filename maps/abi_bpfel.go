@@ -188,6 +188,7 @@ const (
 	abiFlowEndingFLOW_STAMPED    abiFlowEnding = 8
 	abiFlowEndingFLOW_OVER       abiFlowEnding = 16
 	abiFlowEndingFLOW_REMEMBERED abiFlowEnding = 32
+	abiFlowEndingFLOW_OWES_ACK   abiFlowEnding = 64
 )
 
 type abiFlowFlag uint32

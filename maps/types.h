@@ -451,8 +451,8 @@ enum flow_role {
 enum flow_state {
 	FLOW_NEW = 0, /* none, or the first one, perhaps again */
 	FLOW_OPEN = 1,
-	FLOW_FIN = 2, /* this side has said its last */
-	FLOW_RESET = 3,
+	FLOW_FIN = 2, /* this side has said its last, and TCP's other side has acknowledged that */
+	FLOW_RESET = 3, /* by a packet whose number or tag is right: see bpf/lib/ending.h */
 };
 
 /*
@@ -467,6 +467,8 @@ enum flow_ending {
 	/* Of both sides, noted by either: */
 	FLOW_OVER = 16, /* both have ended */
 	FLOW_REMEMBERED = 32, /* and the backend is in TIME_WAIT */
+	/* Of this side: */
+	FLOW_OWES_ACK = 64, /* the other side's FIN is yet to be acknowledged */
 };
 
 /* flow.flags */
@@ -502,9 +504,9 @@ struct flow {
 	__u64 created;
 	__u64 last_seen; /* within a second */
 	__u64 bytes; /* of packets that came to this entry, and are in no stat yet */
-	/* TCP, in host byte order; 0 is not known. */
-	__u32 end; /* of what this side has sent */
-	__u32 ack; /* of what it has received */
+	/* 0 is not known. TCP, in host byte order: */
+	__u32 end; /* of what this side has sent; SCTP: the tag that its packets bear */
+	__u32 ack; /* of what it has received, or is to receive first */
 };
 
 /* What is counted of flows, in entries. */

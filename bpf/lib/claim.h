@@ -6,11 +6,9 @@
 #include "track.h"
 
 /*
- * After this time without a packet another flow may take the tuple of an entry, if it is not
- * known to be over: when it has said its last; and when it has said nothing but its first, or a
- * flood of first packets would hold all ports of a masquerade.
+ * After this time without a packet another flow may take the tuple of an entry that has said
+ * nothing but its first, or a flood of first packets would hold all ports of a masquerade.
  */
-#define CLOSING_NS (10 * 1000000000ULL)
 #define OPENING_NS (3 * 1000000000ULL)
 
 /* For how long Linux remembers a connection that it has closed first, and what last_seen may lag. */
@@ -67,7 +65,7 @@ static __always_inline enum hold hold_of(const struct packet *pkt, const struct 
 	if (had->state == FLOW_OPEN || idle <= CLOSING_NS)
 		return HOLD_LIVE;
 	/* The other side may go on for long after a FIN. */
-	return had->state == FLOW_FIN && had->end ? HOLD_ENDED : HOLD_NONE;
+	return had->state == FLOW_FIN && had->proto == IPPROTO_TCP ? HOLD_ENDED : HOLD_NONE;
 }
 
 /* note_ended is for a tuple that a flow holds which has ended: the oldest one is kept in mind. */

@@ -129,15 +129,18 @@ static __noinline int put_opening(struct packet *pkt, __u32 role)
  */
 static __always_inline int put_entries(struct packet *pkt)
 {
-	int why = put_opening(pkt, FLOW_TO_CLIENT);
+	struct flow *f = &pkt->flow;
+	int why;
 
-	if (!why && is_masqueraded(&pkt->flow)) {
+	f->end = f->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0;
+	why = put_opening(pkt, FLOW_TO_CLIENT);
+	if (!why && is_masqueraded(f))
 		why = put_opening(pkt, FLOW_FROM_BACKEND);
-		if (!why)
-			why = put_opening(pkt, FLOW_TO_BACKEND);
-	}
-	if (pkt->flow.proto == IPPROTO_TCP)
-		pkt->flow.end = pkt->tcp.end; /* the packet at hand is this entry's first */
+	f->end = 0;
+	if (!why && is_masqueraded(f))
+		why = put_opening(pkt, FLOW_TO_BACKEND);
+	if (f->proto == IPPROTO_TCP)
+		f->end = pkt->tcp.end; /* the packet at hand is this entry's first */
 	return why ?: put_opening(pkt, FLOW_FROM_CLIENT);
 }
 

@@ -61,7 +61,7 @@ enum signal {
 	SIGNAL_FIN = 2, /* nothing will follow */
 	SIGNAL_RESET = 3, /* it is over */
 	SIGNAL_ACCEPT = 4, /* agrees to open one */
-	SIGNAL_DOUBTED = 5, /* would end it, if its numbers were right */
+	SIGNAL_DOUBTED = 5, /* nothing, for its numbers or its tag are not those of the flow */
 };
 
 /* What the header of TCP says, in host byte order. */
@@ -74,6 +74,13 @@ struct segment {
 	bool stamped; /* stamp is one; looked for in SYN and FIN only */
 	__u8 stamp; /* the first byte of the timestamp */
 	__u8 fin; /* what a FIN makes of flow.ending; 0: it is none */
+};
+
+/* The tags of a packet of SCTP. */
+struct sctp_tags {
+	__u32 tag; /* which the other side has asked for, or 0 */
+	__u32 asks; /* if it is the first one of its side: what those to it are to bear; 0: it is too short */
+	bool reflects; /* if it ends something, the tag is that of what it answers */
 };
 
 /* Where the headers of an IP packet are, from the start of the frame, and who sends it to whom. */
@@ -106,6 +113,7 @@ struct packet {
 	__be32 quote[MAX_QUOTE / 4]; /* what an error of ours quotes */
 	__u64 now;
 	struct segment tcp; /* unless it is a later fragment */
+	struct sctp_tags sctp; /* as well */
 	__u64 ended; /* when the oldest flow was seen that has ended, and holds a tuple that we want; 0: none */
 	__be16 ended_port; /* of that tuple, where the replies go */
 	__u32 pos; /* what take(ctx) takes next */
@@ -451,21 +459,37 @@ static __always_inline enum reason read_tcp_signal(struct __sk_buff *ctx, struct
 	return REASON_NEXT;
 }
 
-#define SCTP_CHUNK 12 /* offset of the first chunk's type */
 #define SCTP_INIT 1
+#define SCTP_INIT_ACK 2
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN 7
 #define SCTP_SHUTDOWN_ACK 8
 #define SCTP_SHUTDOWN_COMPLETE 14
 
+#define SCTP_REFLECTS 1 /* flag */
+#define SCTP_ASKS 16 /* offset of the tag in SCTP_INIT and SCTP_INIT_ACK */
+
+/* The header of SCTP, and that of its first chunk. */
+struct sctp_start {
+	__be16 ports[2];
+	__be32 tag;
+	__be32 checksum;
+	__u8 chunk;
+	__u8 flags;
+	__be16 length;
+};
+
 static __always_inline enum reason read_sctp_signal(struct __sk_buff *ctx, struct packet *pkt)
 {
-	const __u8 *at = peek(ctx, pkt->ip.l4 + SCTP_CHUNK, sizeof(*at));
+	const struct sctp_start *sctp = peek(ctx, pkt->ip.l4, sizeof(*sctp));
 	__u8 chunk;
 
-	if (!at || pkt->ip.l4 + SCTP_CHUNK >= pkt->ip.end)
+	if (!sctp || pkt->ip.l4 + sizeof(*sctp) > pkt->ip.end)
 		return REASON_PASS_MALFORMED;
-	chunk = *at;
+	chunk = sctp->chunk;
+	pkt->sctp.tag = sctp->tag;
+	bpf_skb_load_bytes(ctx, pkt->ip.l4 + SCTP_ASKS, &pkt->sctp.asks, sizeof(pkt->sctp.asks));
+	pkt->sctp.reflects = sctp->flags & SCTP_REFLECTS;
 	if (chunk == SCTP_ABORT)
 		pkt->signal = SIGNAL_RESET;
 	else if (chunk == SCTP_SHUTDOWN || chunk == SCTP_SHUTDOWN_ACK ||
@@ -473,6 +497,8 @@ static __always_inline enum reason read_sctp_signal(struct __sk_buff *ctx, struc
 		pkt->signal = SIGNAL_FIN;
 	else if (chunk == SCTP_INIT)
 		pkt->signal = SIGNAL_FIRST;
+	else if (chunk == SCTP_INIT_ACK)
+		pkt->signal = SIGNAL_ACCEPT;
 	return REASON_NEXT;
 }
 

@@ -7,19 +7,15 @@
 #include "ending.h"
 #include "load.h"
 
-/* next_state is what a packet makes of an entry's state. */
+/* next_state is what a packet makes of an entry's state. What a FIN of TCP does, conclude knows. */
 static __always_inline __u8 next_state(const struct flow *f, const struct packet *pkt)
 {
 	if (pkt->signal == SIGNAL_DOUBTED)
 		return f->state;
 	if (pkt->signal == SIGNAL_RESET)
 		return FLOW_RESET;
-	if (pkt->signal == SIGNAL_FIN && f->state != FLOW_RESET)
+	if (pkt->signal == SIGNAL_FIN && f->state != FLOW_RESET && f->proto != IPPROTO_TCP)
 		return FLOW_FIN;
-	/* Whoever goes on after a FIN has not sent it. */
-	if (f->state == FLOW_FIN && pkt->signal == SIGNAL_NONE && f->end &&
-	    !(f->ending & FLOW_LAST))
-		return FLOW_OPEN;
 	/* Whoever goes on after a reset has not taken it for one. */
 	if (f->state == FLOW_RESET && pkt->signal == SIGNAL_NONE)
 		return FLOW_OPEN;
@@ -31,15 +27,16 @@ static __always_inline __u8 next_state(const struct flow *f, const struct packet
 }
 
 /*
- * is_proven says that a packet shows that its flow is one: the client's second
- * packet, which nobody can send who forged the first; or the answer to a datagram.
+ * is_proven says that a packet of f shows that its flow is one: it is the client's second segment
+ * of TCP, which no one can send who forged the first; what a backend sends that has got the
+ * client's cookie of SCTP; or the answer to a datagram.
  */
 static __always_inline bool is_proven(const struct flow *f, const struct packet *pkt)
 {
-	if (f->proto == IPPROTO_UDP)
-		return f->role == FLOW_TO_CLIENT || f->role == FLOW_FROM_BACKEND;
-	return f->role == FLOW_FROM_CLIENT && pkt->signal != SIGNAL_FIRST &&
-	       pkt->signal != SIGNAL_RESET && pkt->signal != SIGNAL_DOUBTED;
+	if (f->proto == IPPROTO_TCP)
+		return f->role == FLOW_FROM_CLIENT &&
+		       (f->state == FLOW_OPEN || f->state == FLOW_FIN);
+	return is_reply(f) && (f->proto == IPPROTO_UDP || pkt->signal == SIGNAL_NONE);
 }
 
 /* is_silent says that a side of a flow has said its last. */
@@ -182,20 +179,21 @@ static __always_inline void note_sent(struct packet *pkt, const struct flow *f)
 static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
 {
 	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT;
+	__u8 over = f->ending & FLOW_OVER;
+	bool was_silent = is_silent(f);
 	__u8 state;
 
-	if (f->proto == IPPROTO_TCP && !pkt->ip.later)
-		follow_segment(pkt, f);
+	if (f->proto == IPPROTO_TCP)
+		follow_segment(pkt, f, half_open);
+	else if (f->proto == IPPROTO_SCTP)
+		follow_chunk(pkt, f, half_open);
 	state = next_state(f, pkt);
+	if (f->state != state)
+		f->state = state;
 	if (at_client)
 		f->bytes += pkt->ip.end - pkt->ip.l3;
-	if (f->state != state) {
-		bool was_silent = is_silent(f);
-
-		f->state = state;
-		if (at_client && (was_silent || is_silent(f)))
-			settle(pkt, f);
-	}
+	if (at_client && (was_silent != is_silent(f) || over != (f->ending & FLOW_OVER)))
+		settle(pkt, f);
 	if (f->role == FLOW_TO_BACKEND && !(f->flags & FLOW_SENT))
 		note_sent(pkt, f);
 	if (idle_of(f, pkt->now) > REFRESH_NS)
@@ -263,15 +261,23 @@ static __always_inline bool has_backend(const struct flow *f)
 	return be && be->service_port_id == f->service_port_id;
 }
 
-/* is_closing says that a side of a TCP or SCTP flow has said its last. */
-static __always_inline bool is_closing(struct packet *pkt, const struct flow *f, bool half_open)
+/*
+ * is_over says that both sides of a connection have ended it, or that one of them has reset it, as
+ * it seems, and it has not gone on for a while. An SCTP association that one side ends is over.
+ */
+static __always_inline bool is_over(struct packet *pkt, const struct flow *f, bool half_open)
 {
 	const struct flow *answers;
 
-	if (f->state == FLOW_FIN || f->state == FLOW_RESET)
+	if (f->ending & FLOW_OVER)
 		return true;
 	answers = sibling(pkt, f, FLOW_TO_CLIENT, half_open);
-	return answers && (answers->state == FLOW_FIN || answers->state == FLOW_RESET);
+	if (f->proto == IPPROTO_SCTP)
+		return is_silent(f) || (answers && is_silent(answers));
+	if (f->state != FLOW_RESET && !(answers && answers->state == FLOW_RESET))
+		return false;
+	return idle_of(f, pkt->now) > CLOSING_NS &&
+	       !(answers && idle_of(answers, pkt->now) <= CLOSING_NS);
 }
 
 /* is_idle says that nobody has used a UDP flow for so long that it is over. */
@@ -299,7 +305,7 @@ static __noinline bool begins_anew(struct packet *pkt, const struct flow *f, boo
 	if (f->proto == IPPROTO_UDP)
 		return idle_of(f, pkt->now) > REFRESH_NS &&
 		       (is_idle(pkt, f, half_open) || !has_backend(f));
-	return is_closing(pkt, f, half_open) || !has_backend(f);
+	return is_over(pkt, f, half_open) || !has_backend(f);
 }
 
 #endif

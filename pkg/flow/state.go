@@ -9,7 +9,7 @@ type State string
 const (
 	Opening     State = "opening"     // the client has not sent a second packet
 	Established State = "established" //
-	Closing     State = "closing"     // one side has said its last
+	Closing     State = "closing"     // one side has said its last, and the other knows
 	Closed      State = "closed"      // both have, or one has reset the other
 
 	Unanswered State = "unanswered" // the backend has not sent anything
