@@ -179,7 +179,7 @@ func TestEntriesTellTheFlow(t *testing.T) {
 			Client: c.w.mapAddr(c.place.client), ClientPort: maps.Port(40000), StackPort: maps.Port(40000),
 			Dialled: c.w.mapAddr(c.dialled), DialledPort: maps.Port(80),
 			Backend: c.w.mapAddr(c.backend), BackendPort: maps.Port(at(c.backend).Port()),
-			Proto: uint8(c.proto), Flags: maps.FlowCounted,
+			Proto: uint8(c.proto), Flags: maps.FlowCounted | maps.FlowByUplinks,
 		}
 		if c.masqueradedPort != 0 {
 			want.Masquerade, want.MasqueradePort = c.w.mapAddr(node), maps.Port(c.masqueradedPort)

@@ -162,6 +162,7 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 __noinline int translate_error(struct __sk_buff *ctx, __u32 hook)
 {
 	struct packet *pkt = packet_at(hook);
+	const struct flow *f;
 	enum reason why;
 	bool half_open;
 
@@ -174,7 +175,8 @@ __noinline int translate_error(struct __sk_buff *ctx, __u32 hook)
 		return REASON_PASS_NO_FLOW; /* whoever gets this did not send that */
 	reversed(&pkt->quoted.key, &pkt->came);
 	pkt->came.hook = pkt->ip.key.hook;
-	if (!find_flow(pkt, &pkt->came, &half_open))
+	f = find_flow(pkt, &pkt->came, &half_open);
+	if (!f || is_stray(f))
 		return REASON_PASS_NO_FLOW;
 	if (is_redirect(pkt->icmp_type, pkt->ip.v6))
 		return REASON_DROP_REDIRECT;
@@ -267,6 +269,8 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 
 	if (!f)
 		return begin_flow(ctx, flags);
+	if (is_stray(f))
+		return pkt->signal == SIGNAL_FIRST ? REASON_DROP_FLOW_TABLE : REASON_PASS_NO_FLOW;
 	if (begins_anew(pkt, f, half_open)) {
 		uncount(f);
 		tell_bytes(f);

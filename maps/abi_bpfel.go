@@ -195,9 +195,11 @@ type abiFlowFlag uint32
 
 const (
 	abiFlowFlagFLOW_MASQUERADED abiFlowFlag = 1
+	abiFlowFlagFLOW_RETURNS     abiFlowFlag = 2
 	abiFlowFlagFLOW_SENT        abiFlowFlag = 8
 	abiFlowFlagFLOW_COUNTED     abiFlowFlag = 16
-	abiFlowFlagFLOW_RETURNS     abiFlowFlag = 128
+	abiFlowFlagFLOW_BY_PODS     abiFlowFlag = 64
+	abiFlowFlagFLOW_BY_UPLINKS  abiFlowFlag = 128
 )
 
 type abiFlowKey struct {

@@ -41,6 +41,8 @@ const (
 	FlowMasqueraded = uint8(abiFlowFlagFLOW_MASQUERADED)
 	FlowSent        = uint8(abiFlowFlagFLOW_SENT)
 	FlowCounted     = uint8(abiFlowFlagFLOW_COUNTED)
+	FlowByPods      = uint8(abiFlowFlagFLOW_BY_PODS)
+	FlowByUplinks   = uint8(abiFlowFlagFLOW_BY_UPLINKS)
 )
 
 // What a device leads to.

@@ -57,7 +57,7 @@ var reasonWords = [reasonCount]string{
 	ReasonRejectLimited:          "refused in silence: the client had its share of ICMP errors",
 	ReasonDropMasqueradeAddr:     "dropped: this node has no address to masquerade with on the way to the backend",
 	ReasonDropMasqueradePort:     "dropped: no free port to masquerade with was found",
-	ReasonDropFlowTable:          "dropped: the flow table has no room",
+	ReasonDropFlowTable:          "dropped: the flow table has no room, or another client has the flow",
 	ReasonDropRedirect:           "dropped: an ICMP redirect that would lead the client past this node",
 	ReasonDropRewrite:            "dropped: the packet could not be written",
 }

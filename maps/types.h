@@ -97,7 +97,7 @@ enum reason {
 	REASON_REJECT_LIMITED = 18, /* refused without a word: the client had its share of ICMP */
 	REASON_DROP_MASQUERADE_ADDR = 19, /* this node has no address on the way to the backend */
 	REASON_DROP_MASQUERADE_PORT = 20, /* all ports that were tried are taken */
-	REASON_DROP_FLOW_TABLE = 21, /* no room for the flow */
+	REASON_DROP_FLOW_TABLE = 21, /* no room for the flow, or its tuple is another client's */
 	REASON_DROP_REDIRECT = 22, /* an ICMP redirect would lead the client past us */
 	REASON_DROP_REWRITE = 23, /* the kernel would not let us write the packet */
 	REASON_COUNT = 24,
@@ -474,9 +474,12 @@ enum flow_ending {
 /* flow.flags */
 enum flow_flag {
 	FLOW_MASQUERADED = 1,
+	FLOW_RETURNS = 2, /* replies are routed from what was dialled: see bpf/lib/return.h */
 	FLOW_SENT = 8, /* a packet has left as the masquerade */
 	FLOW_COUNTED = 16, /* in the backend's load; what FLOW_FROM_CLIENT says counts */
-	FLOW_RETURNS = 128, /* replies are routed from what was dialled: see bpf/lib/return.h */
+	FLOW_BY_PODS = 64, /* the client's packets come by devices of class DEVICE_PODS */
+	FLOW_BY_UPLINKS =
+		128, /* or of class DEVICE_UPLINK; neither: an earlier build did not note it */
 };
 
 /*

@@ -28,6 +28,23 @@ static __always_inline bool is_masqueraded(const struct flow *f)
 	return f->flags & FLOW_MASQUERADED;
 }
 
+/* class_flag says that a client's packets come by devices of a class. */
+static __always_inline __u8 class_flag(enum device_class class)
+{
+	return class == DEVICE_PODS ? FLOW_BY_PODS : FLOW_BY_UPLINKS;
+}
+
+/*
+ * is_stray reports whether the packet at hand, which comes to f, comes by a device of another class
+ * than its client's packets: then it is not the client's.
+ */
+static __always_inline bool is_stray(const struct flow *f)
+{
+	__u8 other = config_device_class == DEVICE_PODS ? DEVICE_UPLINK : DEVICE_PODS;
+
+	return f->role == FLOW_FROM_CLIENT && f->flags & class_flag(other);
+}
+
 /* comes_as is a packet of f in this role, as it comes to the hook. */
 static __always_inline void comes_as(const struct flow *f, __u8 role, struct flow_key *key)
 {

@@ -206,7 +206,7 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.service_port_id = pool->service_port_id,
 		.created = pkt->now,
 		.last_seen = pkt->now,
-		.flags = FLOW_COUNTED,
+		.flags = FLOW_COUNTED | class_flag(config_device_class),
 	};
 	why = remember(ctx, pkt, pool, be);
 	if (why)

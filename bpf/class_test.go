@@ -1,0 +1,69 @@
+package bpf
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"testing"
+
+	diff "github.com/google/go-cmp/cmp"
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// What has a client's tuple, but comes by a device of another class, is not the client's: it does
+// not get the client's backend, and changes nothing of the flow.
+func TestPacketOfAClientByAnotherClassOfDevices(t *testing.T) {
+	for _, proto := range transports {
+		for _, established := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, established: %v", proto, established), func(t *testing.T) {
+				each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+					c := begin(t, w, p, proto, portPod)
+					if established {
+						c.establish(t)
+					}
+					other := podVeth
+					if p.class == maps.DevicePods {
+						other = uplink
+					}
+					had := w.sorted(t)
+					w.ingress(t, other, first(proto, p.client, clusterIP)).drops(maps.ReasonDropFlowTable)
+					e := errorWorld{c, unchanged, 8}
+					about := e.about(portUnreachable, p.client, clusterIP, answer(proto, clusterIP, p.client))
+					w.ingress(t, other, about).passes(maps.ReasonPassNoFlow)
+					if proto != layers.IPProtocolUDP {
+						w.ingress(t, other, second(proto, p.client, clusterIP)).passes(maps.ReasonPassNoFlow)
+						w.ingress(t, other, tcp(p.client, clusterIP, "R")).passes(maps.ReasonPassNoFlow)
+					}
+					if changed := diff.Diff(had, w.sorted(t), diff.AllowUnexported(entry{})); changed != "" {
+						t.Errorf("the flow was changed (-before +after):\n%s", changed)
+					}
+					c.first(t, maps.ReasonFlow)
+					c.hears(t, answer(proto, portPod, p.client))
+					w.ingress(t, p, about).becomes(e.about(portUnreachable, p.client, portPod, answer(proto, portPod, p.client)), maps.ReasonFlowError)
+				})
+			})
+		}
+	}
+}
+
+// sorted is all entries, in some order.
+func (w *world) sorted(t *testing.T) []entry {
+	t.Helper()
+
+	return slices.SortedFunc(slices.Values(w.entries(t)), func(a, b entry) int { return cmp.Compare(a.flow.Role, b.flow.Role) })
+}
+
+// A flow of an earlier build does not tell by which devices its client comes.
+func TestFlowThatDoesNotTellItsClass(t *testing.T) {
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
+		c.establish(t)
+		for _, e := range w.entries(t) {
+			e.flow.Flags &^= maps.FlowByPods | maps.FlowByUplinks
+			w.put(t, e)
+		}
+		c.says(t, tcp(client, client, "P.").with("go on"))
+	})
+}
