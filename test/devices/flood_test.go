@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
@@ -147,19 +146,5 @@ func mustFlood(t *testing.T, from *lab.Namespace, count int, targets ...string) 
 
 // syn is a first packet from some port.
 func syn(from netip.Addr, to netip.AddrPort) ([]byte, error) {
-	ip := &layers.IPv4{
-		Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP,
-		SrcIP: from.AsSlice(), DstIP: to.Addr().AsSlice(),
-	}
-	tcp := &layers.TCP{
-		SrcPort: layers.TCPPort(1024 + rand.IntN(60_000)), DstPort: layers.TCPPort(to.Port()),
-		Seq: rand.Uint32(), SYN: true, Window: 64_000,
-	}
-	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
-		return nil, err
-	}
-	buffer := gopacket.NewSerializeBuffer()
-	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, tcp)
-
-	return buffer.Bytes(), err
+	return segment(netip.AddrPortFrom(from, uint16(1024+rand.IntN(60_000))), to, layers.TCP{SYN: true})
 }

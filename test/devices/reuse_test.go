@@ -3,7 +3,6 @@ package devices
 import (
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
@@ -282,29 +280,5 @@ func mustMeet(t *testing.T, w *world, listener net.Listener, to string) (net.Con
 
 // sendFIN sends a FIN as a backend would, with any number.
 func sendFIN(from *lab.Namespace, src, dst netip.AddrPort) error {
-	ip := &layers.IPv4{
-		Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP,
-		SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
-	}
-	tcp := &layers.TCP{
-		SrcPort: layers.TCPPort(src.Port()), DstPort: layers.TCPPort(dst.Port()),
-		Seq: rand.Uint32(), Ack: rand.Uint32(), FIN: true, ACK: true, Window: 64_000,
-	}
-	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
-		return err
-	}
-	buffer := gopacket.NewSerializeBuffer()
-	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, tcp); err != nil {
-		return err
-	}
-
-	return from.Do(func() error {
-		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		if err != nil {
-			return os.NewSyscallError("socket", err)
-		}
-		defer unix.Close(socket)
-
-		return os.NewSyscallError("sendto", unix.Sendto(socket, buffer.Bytes(), 0, &unix.SockaddrInet4{Addr: dst.Addr().As4()}))
-	})
+	return forge(from, src, dst, func(send func(layers.TCP) error) error { return send(layers.TCP{FIN: true, ACK: true}) })
 }

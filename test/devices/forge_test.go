@@ -1,0 +1,200 @@
+package devices
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// several are two Services: pods of both nodes answer for them, one node's for each, so
+// that who gets another backend is likely to see another one.
+func (w *world) several() []service {
+	here, there := service{number: 41}, service{number: 42}
+	for i := range w.Nodes[0].Pods {
+		here.backends = append(here.backends, onPod(w.Nodes[0].Pods[i]))
+		there.backends = append(there.backends, onPod(w.Nodes[1].Pods[i]))
+	}
+
+	return []service{here, there}
+}
+
+// TestForgedSegments has connections, some of which are in use, go on while someone who knows
+// their addresses and ports, and not their numbers, sends SYNs, FINs and RSTs in the client's name,
+// from where the client is, and from where it is not.
+//
+//	client ══ connections ══▶ load balancer ─┬─ pods of node-1
+//	     └─── SYN, FIN, RST ─▶               └─ pods of node-2, masqueraded
+//	pod-1-0 ─ SYN, FIN, RST ─▶
+func TestForgedSegments(t *testing.T) {
+	t.Parallel()
+	const connections, forged = 12, 400
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, PodsPerNode: 4}, filter: podMasquerade})
+	services := w.several()
+	w.start(t, services...)
+
+	var talks []*talk
+	for i := range connections {
+		conn, err := w.Client.Dial("tcp", services[i%2].at(loadBalancer, ipv4, nil), patience)
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
+		talks = append(talks, newTalk(conn))
+		must(t, talks[i].ask("who"))
+	}
+	stopBusy := keepBusy(talks[connections/2:])
+	for _, talk := range talks {
+		src, dst := addrPort(talk.LocalAddr()), addrPort(talk.RemoteAddr())
+		for _, from := range []*lab.Namespace{w.Client.Namespace, w.Nodes[0].Pods[0].Namespace} {
+			must(t, forge(from, src, dst, func(send func(layers.TCP) error) error {
+				for range forged {
+					for _, flags := range []layers.TCP{{FIN: true, ACK: true}, {RST: true}, {RST: true, ACK: true}} {
+						if err := send(flags); err != nil {
+							return err
+						}
+					}
+				}
+				for range 4 {
+					if err := send(layers.TCP{SYN: true}); err != nil {
+						return err
+					}
+				}
+
+				return nil
+			}))
+		}
+	}
+	asked, err := stopBusy()
+	if err != nil || asked == 0 {
+		t.Errorf("connections in use: %d questions, %v", asked, err)
+	}
+	for i, talk := range talks {
+		if err := talk.ask("who"); err != nil {
+			t.Errorf("connection %d: %v", i, err)
+		}
+	}
+}
+
+func addrPort(a net.Addr) netip.AddrPort { return a.(*net.TCPAddr).AddrPort() }
+
+// forge lets a function send segments in the name of src, with any numbers.
+func forge(from *lab.Namespace, src, dst netip.AddrPort, f func(send func(layers.TCP) error) error) error {
+	return from.Do(func() error {
+		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		defer unix.Close(socket)
+
+		return f(func(tcp layers.TCP) error {
+			frame, err := segment(src, dst, tcp)
+			if err != nil {
+				return err
+			}
+
+			return os.NewSyscallError("sendto", unix.Sendto(socket, frame, 0, &unix.SockaddrInet4{Addr: dst.Addr().As4()}))
+		})
+	})
+}
+
+// segment is one of TCP with any numbers, and these flags.
+func segment(src, dst netip.AddrPort, tcp layers.TCP) ([]byte, error) {
+	ip := &layers.IPv4{
+		Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP,
+		SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
+	}
+	tcp.SrcPort, tcp.DstPort = layers.TCPPort(src.Port()), layers.TCPPort(dst.Port())
+	tcp.Seq, tcp.Window = rand.Uint32(), 64_000
+	if tcp.ACK {
+		tcp.Ack = rand.Uint32()
+	}
+	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
+		return nil, err
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, &tcp)
+
+	return buffer.Bytes(), err
+}
+
+// TestForgottenConnection has a client lose all memory of a connection, and dial again from the
+// same port: the backend that has the connection answers the SYN, the client sees that this is
+// not what it wants and resets it, and its next SYN gets a connection. Linux sends that at once;
+// an older one, after a second.
+func TestForgottenConnection(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, PodsPerNode: 4}, filter: bridgeCNI})
+	services := w.several()
+	w.start(t, services...)
+	for _, client := range []struct {
+		name string
+		*lab.Namespace
+		way way
+	}{
+		{"outside", w.Client.Namespace, loadBalancer},
+		{"a pod", w.Nodes[0].Pods[0].Namespace, clusterIP},
+	} {
+		for _, s := range services {
+			for _, f := range families {
+				t.Run(fmt.Sprintf("%s dials %s over %s", client.name, s.name(), f), func(t *testing.T) {
+					t.Parallel()
+					to := s.at(client.way, f, nil)
+					old, err := client.Dial("tcp", to, patience)
+					must(t, err)
+					must(t, newTalk(old).ask("who"))
+					from := old.LocalAddr()
+					must(t, forget(old.(*net.TCPConn)))
+
+					begin := time.Now()
+					conn, err := dialAs(client.Namespace, from, to)
+					must(t, err)
+					defer conn.Close()
+					if took := time.Since(begin); took > 2*time.Second {
+						t.Errorf("it took %v", took)
+					}
+					must(t, newTalk(conn).ask("who"))
+				})
+			}
+		}
+	}
+}
+
+// forget has the kernel forget a connection, without a word to the other side.
+func forget(conn *net.TCPConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_REPAIR, 1)
+	}); err != nil {
+		return err
+	}
+	if failed != nil {
+		return os.NewSyscallError("setsockopt", failed)
+	}
+
+	return conn.Close()
+}
+
+// dialAs connects from an address and a port.
+func dialAs(ns *lab.Namespace, from net.Addr, to string) (conn net.Conn, err error) {
+	dialer := net.Dialer{Timeout: patience, LocalAddr: from}
+	dialer.SetMultipathTCP(false)
+	err = ns.Do(func() error {
+		conn, err = dialer.Dial("tcp", to)
+
+		return err
+	})
+
+	return conn, err
+}
