@@ -78,7 +78,7 @@ func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
 	names := []string{deviceProgSluiceIngress, deviceProgSluiceEgress}
-	programs, err, notKept := newLoader(m, cfg.Kernel).loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(cfg) })
+	programs, err, notKept := newLoader(m, cfg.Kernel).loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(m, cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
@@ -88,8 +88,12 @@ func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
 	}, nil
 }
 
-func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
+func deviceSpec(m *maps.Pinned, cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
 	spec, err := loadDevice()
+	if err != nil {
+		return nil, err
+	}
+	room, err := m.FlowsRoom()
 	if err != nil {
 		return nil, err
 	}
@@ -115,6 +119,7 @@ func deviceSpec(cfg DeviceConfig) (*ebpf.CollectionSpec, error) {
 		deviceVarConfigMasqueradeHigh:     ports.High,
 		deviceVarConfigMasqueradeMoreLow:  more.Low,
 		deviceVarConfigMasqueradeMoreHigh: more.High,
+		deviceVarConfigFlowsRoom:          int64(room),
 		deviceVarConfigIcmpTokenNs:        uint64(token),
 		deviceVarConfigIcmpTokens:         uint64(cfg.ICMPBurst),
 		deviceVarConfigFibSource:          cfg.FIBSource,

@@ -23,7 +23,9 @@ const (
 	deviceMapSlBackends               = "sl_backends"
 	deviceMapSlCidrCovers             = "sl_cidr_covers"
 	deviceMapSlDevices                = "sl_devices"
+	deviceMapSlEnded                  = "sl_ended"
 	deviceMapSlFlowCounts             = "sl_flow_counts"
+	deviceMapSlFlowUsage              = "sl_flow_usage"
 	deviceMapSlFlows                  = "sl_flows"
 	deviceMapSlFragments              = "sl_fragments"
 	deviceMapSlFrontendIds            = "sl_frontend_ids"
@@ -54,6 +56,7 @@ const (
 	deviceVarConfigDeviceClass        = "config_device_class"
 	deviceVarConfigEthernet           = "config_ethernet"
 	deviceVarConfigFibSource          = "config_fib_source"
+	deviceVarConfigFlowsRoom          = "config_flows_room"
 	deviceVarConfigIcmpTokenNs        = "config_icmp_token_ns"
 	deviceVarConfigIcmpTokens         = "config_icmp_tokens"
 	deviceVarConfigMark               = "config_mark"
@@ -125,7 +128,9 @@ type deviceMapSpecs struct {
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
@@ -160,6 +165,7 @@ type deviceVariableSpecs struct {
 	ConfigDeviceClass        *ebpf.VariableSpec `ebpf:"config_device_class"`
 	ConfigEthernet           *ebpf.VariableSpec `ebpf:"config_ethernet"`
 	ConfigFibSource          *ebpf.VariableSpec `ebpf:"config_fib_source"`
+	ConfigFlowsRoom          *ebpf.VariableSpec `ebpf:"config_flows_room"`
 	ConfigIcmpTokenNs        *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens         *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
 	ConfigMark               *ebpf.VariableSpec `ebpf:"config_mark"`
@@ -201,7 +207,9 @@ type deviceMaps struct {
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
@@ -236,7 +244,9 @@ func (m *deviceMaps) Close() error {
 		m.SlBackends,
 		m.SlCidrCovers,
 		m.SlDevices,
+		m.SlEnded,
 		m.SlFlowCounts,
+		m.SlFlowUsage,
 		m.SlFlows,
 		m.SlFragments,
 		m.SlFrontendIds,
@@ -272,6 +282,7 @@ type deviceVariables struct {
 	ConfigDeviceClass        *ebpf.Variable `ebpf:"config_device_class"`
 	ConfigEthernet           *ebpf.Variable `ebpf:"config_ethernet"`
 	ConfigFibSource          *ebpf.Variable `ebpf:"config_fib_source"`
+	ConfigFlowsRoom          *ebpf.Variable `ebpf:"config_flows_room"`
 	ConfigIcmpTokenNs        *ebpf.Variable `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens         *ebpf.Variable `ebpf:"config_icmp_tokens"`
 	ConfigMark               *ebpf.Variable `ebpf:"config_mark"`

@@ -244,7 +244,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		c := beginOnOnePort(t, w, p)
 		c.establish(t)
-		spec, err := deviceSpec(w.config(t, p))
+		spec, err := deviceSpec(w.maps, w.config(t, p))
 		must(t, err)
 		own := newLoader(w.maps, nil).single(spec, deviceProgSluiceIngress)
 		missFirst(t, own.Programs[deviceProgSluiceIngress], "reserve", "sl_half_open", "sl_flows")

@@ -23,7 +23,9 @@ const (
 	iterMapSlBackends     = "sl_backends"
 	iterMapSlCidrCovers   = "sl_cidr_covers"
 	iterMapSlDevices      = "sl_devices"
+	iterMapSlEnded        = "sl_ended"
 	iterMapSlFlowCounts   = "sl_flow_counts"
+	iterMapSlFlowUsage    = "sl_flow_usage"
 	iterMapSlFlows        = "sl_flows"
 	iterMapSlFragments    = "sl_fragments"
 	iterMapSlFrontendIds  = "sl_frontend_ids"
@@ -104,7 +106,9 @@ type iterMapSpecs struct {
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
@@ -161,7 +165,9 @@ type iterMaps struct {
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
@@ -194,7 +200,9 @@ func (m *iterMaps) Close() error {
 		m.SlBackends,
 		m.SlCidrCovers,
 		m.SlDevices,
+		m.SlEnded,
 		m.SlFlowCounts,
+		m.SlFlowUsage,
 		m.SlFlows,
 		m.SlFragments,
 		m.SlFrontendIds,

@@ -23,7 +23,9 @@ const (
 	opsMapSlBackends     = "sl_backends"
 	opsMapSlCidrCovers   = "sl_cidr_covers"
 	opsMapSlDevices      = "sl_devices"
+	opsMapSlEnded        = "sl_ended"
 	opsMapSlFlowCounts   = "sl_flow_counts"
+	opsMapSlFlowUsage    = "sl_flow_usage"
 	opsMapSlFlows        = "sl_flows"
 	opsMapSlFragments    = "sl_fragments"
 	opsMapSlFrontendIds  = "sl_frontend_ids"
@@ -105,7 +107,9 @@ type opsMapSpecs struct {
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
@@ -163,7 +167,9 @@ type opsMaps struct {
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
@@ -196,7 +202,9 @@ func (m *opsMaps) Close() error {
 		m.SlBackends,
 		m.SlCidrCovers,
 		m.SlDevices,
+		m.SlEnded,
 		m.SlFlowCounts,
+		m.SlFlowUsage,
 		m.SlFlows,
 		m.SlFragments,
 		m.SlFrontendIds,

@@ -269,6 +269,9 @@ func (r *rig) empty() error {
 			r.maps.Loads.AddFlows(id, -load.Flows)
 		}
 	}
+	for kind := range maps.FlowKindCount {
+		r.maps.FlowUsage.Add(kind, -r.maps.FlowUsage.Load(kind))
+	}
 	r.emptySources()
 	ports := r.maps.Replacements()["sl_port_filter"]
 	perLine := 1 << 16 / int(ports.MaxEntries())

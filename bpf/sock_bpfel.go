@@ -31,7 +31,9 @@ const (
 	sockMapSlBackends               = "sl_backends"
 	sockMapSlCidrCovers             = "sl_cidr_covers"
 	sockMapSlDevices                = "sl_devices"
+	sockMapSlEnded                  = "sl_ended"
 	sockMapSlFlowCounts             = "sl_flow_counts"
+	sockMapSlFlowUsage              = "sl_flow_usage"
 	sockMapSlFlows                  = "sl_flows"
 	sockMapSlFragments              = "sl_fragments"
 	sockMapSlFrontendIds            = "sl_frontend_ids"
@@ -135,7 +137,9 @@ type sockMapSpecs struct {
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
@@ -199,7 +203,9 @@ type sockMaps struct {
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
@@ -232,7 +238,9 @@ func (m *sockMaps) Close() error {
 		m.SlBackends,
 		m.SlCidrCovers,
 		m.SlDevices,
+		m.SlEnded,
 		m.SlFlowCounts,
+		m.SlFlowUsage,
 		m.SlFlows,
 		m.SlFragments,
 		m.SlFrontendIds,

@@ -222,6 +222,15 @@ static __always_inline enum reason lookup_frontend(const struct flow_key *came, 
 	return why_no_frontend(&dialled);
 }
 
+/*
+ * check_room is for the first packet of a flow: a connection that may not stay is refused rather than
+ * lost later. A datagram needs no room before it is answered, and works without.
+ */
+static __always_inline enum reason check_room(__u8 proto)
+{
+	return proto == IPPROTO_UDP || make_room() ? REASON_NEXT : REASON_DROP_FLOW_TABLE;
+}
+
 static __always_inline enum reason check_source_range(const struct pool *pool,
 						      const struct addr *src)
 {
@@ -248,6 +257,8 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 	if (why)
 		return why;
 	why = check_source_range(&pool, &pkt->ip.key.src);
+	if (!why)
+		why = check_room(pkt->ip.key.proto);
 	if (!why)
 		why = open_flow(ctx, pkt, &pool);
 	count_new(pool.service_port_id, why);

@@ -213,6 +213,14 @@ type abiFlowKey struct {
 	Reserved uint16
 }
 
+type abiFlowKind uint32
+
+const (
+	abiFlowKindFLOWS_CONNECTED abiFlowKind = 0
+	abiFlowKindFLOWS_UDP       abiFlowKind = 1
+	abiFlowKindFLOW_KIND_COUNT abiFlowKind = 2
+)
+
 type abiFlowRole uint32
 
 const (
@@ -509,7 +517,9 @@ const (
 	abiMapSlBackends        = "sl_backends"
 	abiMapSlCidrCovers      = "sl_cidr_covers"
 	abiMapSlDevices         = "sl_devices"
+	abiMapSlEnded           = "sl_ended"
 	abiMapSlFlowCounts      = "sl_flow_counts"
+	abiMapSlFlowUsage       = "sl_flow_usage"
 	abiMapSlFlows           = "sl_flows"
 	abiMapSlFragments       = "sl_fragments"
 	abiMapSlFrontendIds     = "sl_frontend_ids"
@@ -542,6 +552,7 @@ const (
 	abiVarBtfFlowCount      = "btf_flow_count"
 	abiVarBtfFlowEnding     = "btf_flow_ending"
 	abiVarBtfFlowFlag       = "btf_flow_flag"
+	abiVarBtfFlowKind       = "btf_flow_kind"
 	abiVarBtfFlowRole       = "btf_flow_role"
 	abiVarBtfFlowState      = "btf_flow_state"
 	abiVarBtfHook           = "btf_hook"
@@ -612,7 +623,9 @@ type abiMapSpecs struct {
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
 	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
@@ -651,6 +664,7 @@ type abiVariableSpecs struct {
 	BtfFlowCount      *ebpf.VariableSpec `ebpf:"btf_flow_count"`
 	BtfFlowEnding     *ebpf.VariableSpec `ebpf:"btf_flow_ending"`
 	BtfFlowFlag       *ebpf.VariableSpec `ebpf:"btf_flow_flag"`
+	BtfFlowKind       *ebpf.VariableSpec `ebpf:"btf_flow_kind"`
 	BtfFlowRole       *ebpf.VariableSpec `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.VariableSpec `ebpf:"btf_flow_state"`
 	BtfHook           *ebpf.VariableSpec `ebpf:"btf_hook"`
@@ -693,7 +707,9 @@ type abiMaps struct {
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
 	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
 	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
 	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
@@ -726,7 +742,9 @@ func (m *abiMaps) Close() error {
 		m.SlBackends,
 		m.SlCidrCovers,
 		m.SlDevices,
+		m.SlEnded,
 		m.SlFlowCounts,
+		m.SlFlowUsage,
 		m.SlFlows,
 		m.SlFragments,
 		m.SlFrontendIds,
@@ -766,6 +784,7 @@ type abiVariables struct {
 	BtfFlowCount      *ebpf.Variable `ebpf:"btf_flow_count"`
 	BtfFlowEnding     *ebpf.Variable `ebpf:"btf_flow_ending"`
 	BtfFlowFlag       *ebpf.Variable `ebpf:"btf_flow_flag"`
+	BtfFlowKind       *ebpf.Variable `ebpf:"btf_flow_kind"`
 	BtfFlowRole       *ebpf.Variable `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.Variable `ebpf:"btf_flow_state"`
 	BtfHook           *ebpf.Variable `ebpf:"btf_hook"`

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"sort"
 	"unsafe"
+
+	"github.com/cilium/ebpf"
 )
 
 // Where a device sees a packet, in a [FlowKey].
@@ -129,6 +131,22 @@ func FlowMemory(entries int) uint64 {
 	buckets := uint64(1) << bits.Len(uint(entries-1))
 
 	return uint64(entries)*element + buckets*lruBucketBytes
+}
+
+// lruKept is how many free elements an LRU map may keep for each CPU; with fewer than so many
+// left for all, it begins to push out what has not been used.
+const lruKept = 128
+
+// FlowsRoom returns how many entries programs may put into flows: the kernel pushes out none of
+// them. Of a table that is small for so many CPUs it is a half, so that this is not certain.
+func (p *Pinned) FlowsRoom() (int, error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return 0, fmt.Errorf("CPUs: %w", err)
+	}
+	capacity := p.Flows.Capacity()
+
+	return max(capacity-lruKept*(cpus+1), capacity/2), nil
 }
 
 // What FlowCapacities can share out: four fifths are for flows that work.

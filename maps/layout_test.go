@@ -213,6 +213,8 @@ func describeMembers(text *strings.Builder, members []btf.Member, base uint32) {
 // nameOf writes a type as C does, more or less.
 func nameOf(typ btf.Type) string {
 	switch typ := typ.(type) {
+	case nil:
+		return "nothing"
 	case *btf.Struct:
 		return "struct " + typ.Name
 	case *btf.Enum:

@@ -16,6 +16,7 @@ const enum flow_role *btf_flow_role __attribute__((unused));
 const enum flow_state *btf_flow_state __attribute__((unused));
 const enum flow_ending *btf_flow_ending __attribute__((unused));
 const enum flow_flag *btf_flow_flag __attribute__((unused));
+const enum flow_kind *btf_flow_kind __attribute__((unused));
 const enum flow_count *btf_flow_count __attribute__((unused));
 const enum reason *btf_reason __attribute__((unused));
 const enum id_layout *btf_id_layout __attribute__((unused));

@@ -208,7 +208,7 @@ struct {
 
 /*
  * What devices translate. The agent says how much memory they may take, and
- * deletes what is idle, stale or over.
+ * deletes what is idle, stale or over. Programs put no more than there is room for.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -218,9 +218,19 @@ struct {
 } sl_flows SEC(".maps");
 
 /*
- * Flows that may never come to be: TCP and SCTP before the client's second
- * packet, UDP before the first answer. They live apart, so that a flood of
- * first packets cannot push out a connection that works.
+ * Connections in flows that have ended, the one that has for the longest time first, by what comes from
+ * the client. If there is no room for another connection, one of these goes.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, 4096);
+	__type(value, struct flow_key);
+} sl_ended SEC(".maps");
+
+/*
+ * Flows that may never come to be: TCP and SCTP before the client has acknowledged the backend's
+ * answer, UDP before that; and those that have no room in flows. They live apart, so that a flood
+ * cannot push out a connection that works.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -246,6 +256,18 @@ struct {
 	__type(key, __u32);
 	__type(value, struct port_line);
 } sl_port_filter SEC(".maps");
+
+/*
+ * By enum flow_kind: how many entries flows has. The agent puts right what may be wrong, since the
+ * kernel does not tell what it pushes out, and an agent can be killed.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FLOW_KIND_COUNT);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_flow_usage SEC(".maps");
 
 /* By enum flow_count. */
 struct {

@@ -29,7 +29,7 @@ var StateVersion = "state-v2"
 
 // stateNames are the maps that programs write.
 var stateNames = []string{
-	NameAffinity, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameSourceFilter, NamePortFilter, NameFlowCounts,
+	NameAffinity, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameEnded, NameFlowUsage, NameSourceFilter, NamePortFilter, NameFlowCounts,
 	NameFragments, NameICMPBudgets, NameBackendLoad, NameTurns, NamePortCounts, NameRefusals, NameReasons,
 }
 
@@ -96,6 +96,7 @@ type Pinned struct {
 	Flows        *Map[FlowKey, Flow]
 	HalfOpen     *Map[FlowKey, Flow]
 	SourceFilter *SourceFilter
+	FlowUsage    *FlowUsage
 	Stats        *Stats
 
 	chunked    map[string]*chunked
@@ -293,16 +294,18 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	return p, nil
 }
 
-// mapFilters brings the filters into this process' memory.
+// mapFilters brings the filters, and how full flows is, into this process' memory.
 func (p *Pinned) mapFilters() error {
 	addrs, errAddrs := mapShared[uint64](p.byName[NameAddrFilter], NameAddrFilter)
 	covers, errCovers := mapShared[uint64](p.byName[NameCIDRCovers], NameCIDRCovers)
 	ports, errPorts := mapShared[byte](p.byName[NamePortFilter], NamePortFilter)
 	sources, errSources := mapShared[uint32](p.byName[NameSourceFilter], NameSourceFilter)
+	usage, errUsage := mapShared[int64](p.byName[NameFlowUsage], NameFlowUsage)
 	p.AddrFilter, p.CIDRCovers = newAddrFilter(addrs), newCIDRCovers(covers)
 	p.PortFilter, p.SourceFilter = &PortFilter{ports}, &SourceFilter{sources}
+	p.FlowUsage = &FlowUsage{usage}
 
-	return errors.Join(errAddrs, errCovers, errPorts, errSources)
+	return errors.Join(errAddrs, errCovers, errPorts, errSources, errUsage)
 }
 
 // mapArrays brings the arrays into this process' memory.
@@ -552,7 +555,7 @@ func (p *Pinned) Unpin() error {
 func (p *Pinned) Close() error {
 	errs := []error{p.closeOutdated()}
 	if p.SourceFilter != nil {
-		errs = append(errs, p.AddrFilter.close(), p.CIDRCovers.close(), p.PortFilter.close(), p.SourceFilter.close())
+		errs = append(errs, p.AddrFilter.close(), p.CIDRCovers.close(), p.PortFilter.close(), p.SourceFilter.close(), p.FlowUsage.close())
 	}
 	for _, c := range p.chunked {
 		errs = append(errs, c.close())

@@ -124,6 +124,8 @@ const (
 	NameHalfOpen     = "half_open"
 	NameSourceFilter = "source_filter"
 	NamePortFilter   = "port_filter"
+	NameEnded        = "ended"
+	NameFlowUsage    = "flow_usage"
 	NameFlowCounts   = "flow_counts"
 	NameFragments    = "fragments"
 	NameICMPBudgets  = "icmp_budgets"

@@ -512,6 +512,13 @@ struct flow {
 	__u32 ack; /* of what it has received, or is to receive first */
 };
 
+/* What shares the table of flows: see bpf/lib/share.h. */
+enum flow_kind {
+	FLOWS_CONNECTED = 0, /* of TCP and SCTP */
+	FLOWS_UDP = 1,
+	FLOW_KIND_COUNT = 2,
+};
+
 /* What is counted of flows, in entries. */
 enum flow_count {
 	COUNT_FLOWS_PUT = 0,

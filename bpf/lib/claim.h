@@ -91,6 +91,31 @@ static __always_inline bool is_holder(struct packet *pkt, const struct flow *had
 	return same_tuple(&pkt->to, &pkt->key);
 }
 
+/* So many connections that may have ended are looked at, to make room for one. */
+#define MAX_ENDED_TRIES 8
+
+/*
+ * make_room forgets connections that have ended until the one of the packet at ingress has its share
+ * of flows, and reports whether it has. What was noted may have gone since, or go on. It is global,
+ * so that the verifier looks at it once.
+ */
+__noinline int make_room(void)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	int i;
+
+	for (i = 0; pkt && i < MAX_ENDED_TRIES; i++) {
+		if (has_share(pkt->ip.key.proto))
+			return true;
+		if (bpf_map_pop_elem(&sl_ended, &pkt->key))
+			return false;
+		if (is_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), FLOW_FROM_CLIENT) &&
+		    has_ended(pkt, &pkt->gone))
+			forget_all(pkt);
+	}
+	return false;
+}
+
 /*
  * reserve puts the entry of the packet's flow that has this role into half_open, unless
  * another flow holds its tuple: if urgent, only a live one does; if not, one that has ended is

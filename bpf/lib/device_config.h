@@ -39,6 +39,9 @@ volatile const bool config_fib_source = true;
 /* Linux 6.16: bpf_l4_csum_replace knows BPF_F_IPV6. */
 volatile const bool config_csum_ipv6 = true;
 
+/* How many entries flows can have before the kernel begins to push some out. */
+volatile const __s64 config_flows_room = 1LL << 62;
+
 /* How long a UDP flow without a datagram keeps its backend, and how long if it was never answered. */
 volatile const __u64 config_udp_idle_ns = 120ULL * 1000 * 1000 * 1000;
 volatile const __u64 config_udp_unanswered_ns = 30ULL * 1000 * 1000 * 1000;

@@ -175,7 +175,7 @@ static __noinline int conclude(struct packet *pkt, struct flow *f)
 static __always_inline bool is_credible(const struct flow *f, const struct segment *tcp,
 					bool half_open)
 {
-	if (half_open && !is_reply(f))
+	if (half_open && !is_reply(f) && (f->state == FLOW_NEW || f->state == FLOW_RESET))
 		return tcp->syn ? !tcp->acks : tcp->acks && f->ack && tcp->ack - f->ack < MAX_EARLY;
 	if (f->state == FLOW_NEW && is_reply(f))
 		return tcp->syn && tcp->acks;

@@ -8,6 +8,7 @@
 
 #include "filter.h"
 #include "packet.h"
+#include "share.h"
 #include "stat.h"
 
 #define REFRESH_NS 1000000000ULL
@@ -146,8 +147,10 @@ static __always_inline struct flow *entry_of(struct packet *pkt, const struct fl
 /* drop_flow deletes an entry from flows, and counts it. */
 static __always_inline void drop_flow(const struct flow_key *key)
 {
-	if (!bpf_map_delete_elem(&sl_flows, key))
-		count_flows(COUNT_FLOWS_DELETED, 1);
+	if (bpf_map_delete_elem(&sl_flows, key))
+		return;
+	count_flows(COUNT_FLOWS_DELETED, 1);
+	count_usage(key->proto, -1);
 }
 
 static __always_inline void drop_half_open(const struct flow_key *key)
@@ -233,6 +236,7 @@ __noinline int put_back(__u32 hook, __u32 role)
 	if (failed)
 		return 0;
 	count_flows(COUNT_FLOWS_PUT, 1);
+	count_usage(f->proto, 1);
 	return 1;
 }
 

@@ -54,9 +54,11 @@ static __always_inline void uncount(struct flow *from_client)
 	add_flows(from_client->backend_id, -1);
 }
 
-/* prove moves a flow from half_open to flows. */
+/* prove moves a flow from half_open to flows, if it has its share of that. */
 static __noinline int prove(struct packet *pkt, const struct flow *f)
 {
+	if (!has_share(f->proto))
+		return 0;
 	pkt->flow = *f;
 	pkt->flow.last_seen = pkt->now;
 	pkt->flow.bytes = 0;
@@ -146,6 +148,8 @@ static __noinline int settle(struct packet *pkt, const struct flow *f)
 		return 0;
 	if (has_ended(pkt, f)) {
 		uncount(from);
+		comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
+		bpf_map_push_elem(&sl_ended, &pkt->key, BPF_EXIST);
 	} else if (!(from->flags & FLOW_COUNTED)) {
 		from->flags |= FLOW_COUNTED;
 		add_flows(from->backend_id, 1);

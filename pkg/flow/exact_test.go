@@ -102,7 +102,7 @@ func isOver(proto uint8, notes []note) bool {
 	flows, resets, byClient, byBackend := 0, 0, 0, 0
 	for _, n := range notes {
 		idle = min(idle, n.idle)
-		if !n.halfOpen {
+		if !n.halfOpen || proto != udp && n.role == fromClient && (n.state == maps.FlowOpen || n.state == maps.FlowFin) {
 			flows++
 		}
 		switch {

@@ -79,8 +79,13 @@ func (s *Sweeper) readLoadsAgain(l *loads) {
 // was said before is found, but for that. Those that ended may have been missed,
 // too: they are the ones that began, less by what the load has grown.
 func (l *loads) excess(index uint32, begun int32) int32 {
-	most := l.before[index] - l.found[index] + begun
-	least := l.after[index] - l.found[index] - begun
+	return excess(l.before[index], l.after[index], l.found[index], begun)
+}
+
+// excess is that for any count: what it said before and after, what was found, and how many began.
+func excess[N int32 | int64](before, after, found, begun N) N {
+	most := before - found + begun
+	least := after - found - begun
 	switch {
 	case least > most: // what happened was something else
 		return 0

@@ -18,6 +18,12 @@ const (
 
 const protoUDP = 17
 
+// isProven says that a connection is one, by an entry that is half open still: flows may have had no
+// room for it. A UDP flow without room is as good as unanswered.
+func isProven(f *maps.Flow) bool {
+	return f.Proto != protoUDP && f.Role == maps.FlowFromClient && (f.State == maps.FlowOpen || f.State == maps.FlowFin)
+}
+
 // state merges what the entries say. Either side's packets pass two entries if
 // the flow is masqueraded, so two that have seen the last of a side need not be
 // of both sides.
@@ -25,7 +31,7 @@ func (g *group) state() State {
 	proven, over := false, false
 	var saidLast struct{ client, backend bool }
 	for _, e := range g.entries {
-		proven = proven || !e.table.halfOpen
+		proven = proven || !e.table.halfOpen || isProven(&e.value)
 		over = over || e.value.Ending&maps.FlowOver != 0
 		switch e.value.State {
 		case maps.FlowReset:

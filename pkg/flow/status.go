@@ -26,9 +26,9 @@ type Status struct {
 	Flows    Usage `json:"flows"`    // of flows that work
 	HalfOpen Usage `json:"halfOpen"` // of those that may never come to be
 
-	// Emergency says what is wrong, while flows is at its limit: connections
-	// that work may be pushed out of it. Flood does of half_open, where that
-	// can only hit flows that are about to begin.
+	// Emergency says what is wrong, while connections or UDP flows have used up their
+	// share of flows. Flood does while half_open is at its limit, where that
+	// can only hit flows that are about to begin, or had no room in flows.
 	Emergency   string `json:"emergency,omitempty"`
 	Emergencies uint64 `json:"emergencies"`
 	Flood       string `json:"flood,omitempty"`
@@ -63,12 +63,12 @@ func (s *Sweeper) takeStock(st stock) {
 	v.HalfOpen = usage(st.inHalfOpen, s.maps.HalfOpen.Capacity(), s.lost.halfOpen.total)
 	v.Repaired, v.MasqueradeRetries, v.StackPorts = a.Repaired, a.MasqueradeRetries, a.StackPorts
 
-	s.alarms.flows.observe(v.Flows, lostFlows, st.at)
-	s.alarms.halfOpen.observe(v.HalfOpen, lostHalfOpen, st.at)
+	s.alarms.flows.observe(st.usage.found.percent(s.room), lostFlows, st.at)
+	s.alarms.halfOpen.observe(v.HalfOpen.Percent(), lostHalfOpen, st.at)
 	v.Emergency, v.Flood = "", ""
 	v.Emergencies, v.Floods = s.alarms.flows.times, s.alarms.halfOpen.times
 	if s.alarms.flows.on {
-		v.Emergency = fmt.Sprintf("the table of flows is at its limit: %s. Connections that work may break. Give a larger --flow-table-memory than the %d MiB of now: it counts after 'sluice cleanup', when the tables are created anew",
+		v.Emergency = fmt.Sprintf("the table of flows is at its limit: %s. New connections may be refused, and UDP flows cut short. Give a larger --flow-table-memory than the %d MiB of now: it counts after 'sluice cleanup', when the tables are created anew",
 			v.Flows, (v.Flows.Bytes+v.HalfOpen.Bytes)>>20)
 	}
 	if s.alarms.halfOpen.on {
@@ -113,25 +113,25 @@ const (
 	quietTime    = time.Minute
 )
 
-// alarm is on while a table is at its limit.
+// alarm is on while a table is at its limit, by how full it is in percent.
 type alarm struct {
 	on    bool
 	times uint64
 	last  uint64 // when an eviction was noticed
 }
 
-// observe takes into account how full a table is, and how many entries have
+// observe takes into account how full the table is, and how many entries have
 // been evicted from it since the last call.
-func (a *alarm) observe(u Usage, evicted, now uint64) {
+func (a *alarm) observe(percent int, evicted, now uint64) {
 	if evicted > 0 {
 		a.last = now
 	}
 	quiet := a.last == 0 || since(a.last, now) > quietTime
 	switch {
-	case !a.on && (evicted > 0 || u.Percent() >= fullPercent):
+	case !a.on && (evicted > 0 || percent >= fullPercent):
 		a.on = true
 		a.times++
-	case a.on && quiet && u.Percent() < roomyPercent:
+	case a.on && quiet && percent < roomyPercent:
 		a.on = false
 	}
 }

@@ -122,7 +122,7 @@ func TestAlarm(t *testing.T) {
 			now := epoch
 			for i, l := range test.looks {
 				now += uint64(l.after)
-				a.observe(Usage{Entries: l.entries, Capacity: 100}, l.evicted, now)
+				a.observe(l.entries, l.evicted, now)
 				if a.on != l.on {
 					t.Errorf("look %d: on %v, want %v", i+1, a.on, l.on)
 				}

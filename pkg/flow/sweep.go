@@ -22,6 +22,7 @@ type Sweeper struct {
 	tables   [2]table
 	timeouts Timeouts
 	now      func() uint64
+	room     int64 // for entries in flows
 
 	deleted struct{ flows, halfOpen uint64 } // entries
 	took    time.Duration                    // the last sweep
@@ -42,12 +43,17 @@ func New(cfg Config) (*Sweeper, error) {
 	if cfg.Now == nil {
 		cfg.Now = Now
 	}
+	room, err := cfg.Maps.FlowsRoom()
+	if err != nil {
+		return nil, fmt.Errorf("flow: %w", err)
+	}
 
 	return &Sweeper{
 		maps:     cfg.Maps,
 		tables:   tablesOf(cfg.Maps),
 		timeouts: cfg.Timeouts.orDefault(),
 		now:      cfg.Now,
+		room:     int64(room),
 	}, nil
 }
 
@@ -105,6 +111,7 @@ func (s *Sweeper) Sweep() (Status, error) {
 	sources.End()
 	s.takeStock(stock)
 	s.repairLoads(stock)
+	s.repairUsage(stock)
 	if err := s.expire(stock, timeouts); err != nil {
 		return s.status, fmt.Errorf("idle flows: %w", err)
 	}
@@ -125,6 +132,7 @@ type stock struct {
 	more                bool               // there were more of them
 	dialled             map[maps.Addr]struct{}
 	loads               loads
+	usage               usages
 }
 
 // scan reads both tables once, and changes nothing.
@@ -135,6 +143,7 @@ func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (stock, erro
 		return st, err
 	}
 	st.loads = s.readLoads()
+	st.usage.before = s.readUsage()
 	for _, t := range s.tables {
 		for e, err := range t.All() {
 			if err != nil {
@@ -146,6 +155,7 @@ func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (stock, erro
 		}
 	}
 	s.readLoadsAgain(&st.loads)
+	st.usage.after = s.readUsage()
 	st.after, err = s.maps.FlowCounts()
 
 	return st, err
@@ -156,6 +166,7 @@ func (st *stock) add(t table, f *maps.Flow, timeouts Timeouts) {
 		st.inHalfOpen++
 	} else {
 		st.inFlows++
+		st.usage.found[maps.FlowKind(f.Proto)]++
 	}
 	st.dialled[f.Dialled] = struct{}{}
 	if since(f.LastSeen, st.at) <= timeouts.soonest(f, t.halfOpen)+refresh {
@@ -206,6 +217,7 @@ func (s *Sweeper) remove(g *group) (counted bool, err error) {
 			s.deleted.halfOpen++
 		} else {
 			s.deleted.flows++
+			s.maps.FlowUsage.Add(maps.FlowKind(e.key.Proto), -1)
 		}
 		s.bytes.add(&e.value)
 		counted = counted || isCounted(&e.value)

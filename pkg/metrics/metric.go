@@ -92,7 +92,7 @@ var (
 	evictions = newMetric("flow_evictions_total", counterKind,
 		"Entries that were pushed out of a flow table to make room, since the agent started.", "map")
 	alarm = newMetric("flow_alarm", gaugeKind,
-		"1 while a flow table is at its limit: flows that work may break (flows), or new ones fail (half_open).", "map")
+		"1 while a flow table is at its limit: new connections may be refused (flows), or new flows fail (half_open).", "map")
 	alarms = newMetric("flow_alarms_total", counterKind,
 		"How often a flow table came to its limit, since the agent started.", "map")
 	flowsEnded = newMetric("flows_ended_total", counterKind,

@@ -1,0 +1,165 @@
+package bpf
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// use has so many entries of each kind be in flows, as programs count them.
+func (w *world) use(t testing.TB, connected, udp int) {
+	t.Helper()
+	for kind, entries := range map[uint32]int{maps.FlowsConnected: connected, maps.FlowsUDP: udp} {
+		w.maps.FlowUsage.Add(kind, int64(entries)-w.maps.FlowUsage.Load(kind))
+	}
+}
+
+// usage checks how many entries programs have counted in flows.
+func (w *world) usage(t testing.TB, connected, udp int64) {
+	t.Helper()
+	if c, u := w.maps.FlowUsage.Load(maps.FlowsConnected), w.maps.FlowUsage.Load(maps.FlowsUDP); c != connected || u != udp {
+		t.Errorf("%d entries of connections are counted, and %d of UDP, want %d and %d", c, u, connected, udp)
+	}
+}
+
+func (w *world) room(t testing.TB) int {
+	t.Helper()
+	room, err := w.maps.FlowsRoom()
+	must(t, err)
+
+	return room
+}
+
+// Who gets a place in flows: a half of the room is for connections, a quarter for UDP, and the rest for both.
+func TestSharesOfFlows(t *testing.T) {
+	w := newWorld(t, ipv4)
+	room := w.room(t)
+	for _, test := range []struct {
+		name           string
+		connected, udp int // entries
+		admitsTCP      bool
+		admitsUDP      bool
+	}{
+		{"none is there", 0, 0, true, true},
+		{"connections have what is theirs", room / 2, 0, true, true},
+		{"connections have all but what is for UDP", room - room/4, 0, false, true},
+		{"the last place of connections", room - room/4 - 4, 0, true, true},
+		{"UDP has all but what is for connections", 0, room - room/2, true, false},
+		{"the last place of UDP", 0, room - room/2 - 4, true, true},
+		{"UDP has more than what is for it", room / 2, room / 3, true, true},
+		{"no place is left", room / 2, room - room/2, false, false},
+		{"more than there are places", room, room, false, false},
+		{"too few were counted", -10, -10, true, true},
+	} {
+		for proto, admitted := range map[layers.IPProtocol]bool{
+			layers.IPProtocolTCP: test.admitsTCP, layers.IPProtocolSCTP: test.admitsTCP, layers.IPProtocolUDP: test.admitsUDP,
+		} {
+			t.Run(fmt.Sprintf("%s, for %s", test.name, proto), func(t *testing.T) {
+				each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+					w.use(t, test.connected, test.udp)
+					w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{portPod}})
+					if !admitted && proto != layers.IPProtocolUDP {
+						w.ingress(t, p, first(proto, p.client, clusterIP)).drops(maps.ReasonDropFlowTable)
+
+						return
+					}
+					c := &conversation{w: w, place: p, proto: proto, dialled: clusterIP, backend: portPod}
+					c.first(t, maps.ReasonTranslated)
+					c.establish(t)
+					w.holds(t, 2, !admitted)
+				})
+			})
+		}
+	}
+}
+
+// A flow that has no place works all the same, and gets one when there is room.
+func TestFlowsWithoutAPlace(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		w, n := c.w, c.entryCount()
+		w.use(t, w.room(t), w.room(t))
+		c.establish(t)
+		w.holds(t, n, true)
+		if c.proto == layers.IPProtocolTCP {
+			c.says(t, segment("P.").long(1000))
+			c.hears(t, segment("P.").acks(1001).long(1000))
+			const later = 1001 + 1<<20
+			c.says(t, segment("P.").numbered(1001).acks(later).long(1000))
+			if ack := w.role(t, maps.FlowFromClient).flow.Ack; ack-firstNumber != later {
+				t.Errorf("the client has acknowledged byte %d, want %d", ack-firstNumber, later)
+			}
+			c.first(t, maps.ReasonFlow)
+		}
+		if c.proto != layers.IPProtocolUDP {
+			w.sweep(t, 23*time.Hour)
+		}
+		w.holds(t, n, true)
+		w.use(t, 0, 0)
+		c.says(t, second(c.proto, c.place.client, c.dialled))
+		c.hears(t, third(c.proto, c.backend, c.place.client))
+		w.holds(t, n, false)
+	})
+}
+
+// What is put into flows and what is deleted, is counted, whoever does it.
+func TestUsageOfFlows(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		w, n := c.w, int64(c.entryCount())
+		usage := func(n int64) {
+			t.Helper()
+			if c.proto == layers.IPProtocolUDP {
+				w.usage(t, 0, n)
+			} else {
+				w.usage(t, n, 0)
+			}
+		}
+		usage(0)
+		c.establish(t)
+		usage(n)
+		w.sweep(t, 0)
+		usage(n)
+		w.delete(t, w.role(t, maps.FlowToClient)) // as the kernel does, which tells no one
+		w.wait(t, 1100*time.Millisecond)
+		c.says(t, second(c.proto, c.place.client, c.dialled))
+		w.sweep(t, 0)
+		usage(n)
+		w.sweep(t, 100*time.Hour)
+		usage(0)
+	})
+}
+
+// Where connections have no room, those that have ended make it, and no others.
+func TestEndedConnectionsMakeRoom(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		if c.proto == layers.IPProtocolUDP {
+			return
+		}
+		w, in := c.w, first(c.proto, stranger, c.dialled)
+		limit := w.room(t) - w.room(t)/4
+		c.establish(t)
+		old := w.role(t, maps.FlowFromClient).flow
+		w.use(t, limit, 0)
+		w.ingress(t, c.place, in).drops(maps.ReasonDropFlowTable)
+
+		if c.proto == layers.IPProtocolTCP {
+			c.says(t, segment("R"))
+			c.says(t, segment(".")) // it goes on
+			w.ingress(t, c.place, in).drops(maps.ReasonDropFlowTable)
+			c.says(t, segment("R"))
+		} else {
+			c.says(t, sctp(client, client, chunkAbort))
+		}
+		w.use(t, limit+c.entryCount()-4, 0)
+		w.ingress(t, c.place, in).becomes(in.to(c.backend), maps.ReasonTranslated)
+		w.usage(t, int64(limit)-4, 0)
+		for _, e := range w.entries(t) {
+			if e.flow.Created == old.Created {
+				t.Errorf("an entry is left of the connection that has ended: %+v", e)
+			}
+		}
+	})
+}
