@@ -14,8 +14,10 @@ import (
 	"time"
 
 	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -71,6 +73,103 @@ func TestFlood(t *testing.T) {
 	if !strings.Contains(w.agents[0].Log(), "more flows are begun than can be remembered") {
 		t.Error("the log does not tell of the flood")
 	}
+}
+
+// TestAnsweredFlood has the client begin four times as many flows as the table has room for, all of
+// which are answered, and answered again: first datagrams, then connections. 50 connections that were open
+// before, and say nothing meanwhile, are there when they are needed; what has no room is refused.
+//
+//	client ══ 50 connections ═══▶ load balancer ─┬─ pod-1-1
+//	     └─── flow, flow, flow ══▶               └─ pod-2-0, masqueraded
+func TestAnsweredFlood(t *testing.T) {
+	t.Parallel()
+	const idle, parallel = 50, 400
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, agent: []string{"--flow-table-memory", "1Mi"}})
+	c := casesOf(w)
+	w.start(t, c.local, c.remote)
+	targets := []string{c.local.at(loadBalancer, ipv4, nil), c.remote.at(loadBalancer, ipv4, nil)}
+	pinned, err := maps.Load(w.agents[0].BPFRoot())
+	must(t, err)
+	defer pinned.Close()
+	room, err := pinned.FlowsRoom()
+	must(t, err)
+	flows := 4 * pinned.Flows.Capacity() / 2 // of two entries each
+
+	var talks []*talk
+	for i := range idle {
+		conn, err := w.Client.Dial("tcp", targets[i%2], patience)
+		must(t, err)
+		defer conn.Close()
+		talks = append(talks, newTalk(conn))
+		must(t, talks[i].ask("who"))
+	}
+	mustStay := func() {
+		t.Helper()
+		var asking sync.WaitGroup
+		for i, talk := range talks {
+			asking.Go(func() {
+				if err := talk.ask("who"); err != nil {
+					t.Errorf("connection %d: %v", i, err)
+				}
+			})
+		}
+		asking.Wait()
+	}
+
+	for i := range flows {
+		must(t, exchange(w.Client.Namespace, targets[i%2]))
+	}
+	if used := pinned.FlowUsage.Load(maps.FlowsUDP); used < int64(room/3) {
+		t.Errorf("the datagrams have %d of %d entries: that is no flood", used, room)
+	}
+	mustStay()
+
+	var refused atomic.Int64
+	var flood errgroup.Group
+	flood.SetLimit(parallel)
+	for i := range flows {
+		flood.Go(func() error {
+			conn, err := w.Client.Dial("tcp", targets[i%2], silence)
+			if err != nil {
+				refused.Add(1)
+
+				return nil
+			}
+			t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
+			talk := newTalk(conn)
+
+			return errors.Join(talk.ask("who"), talk.ask("who"))
+		})
+	}
+	if err := flood.Wait(); err != nil {
+		t.Errorf("a connection that was not refused: %v", err)
+	}
+	counts, err := pinned.ReasonCounts()
+	must(t, err)
+	if refused.Load() == 0 || counts[maps.ReasonDropFlowTable] == 0 {
+		t.Errorf("%d of %d connections were refused, and %d SYNs", refused.Load(), flows, counts[maps.ReasonDropFlowTable])
+	}
+	mustStay()
+	eventually(t, "the status tells of it", func() error {
+		status, err := w.agents[0].Status()
+		if err == nil && (status.Flows.Emergency == "" || status.Flows.Flows.Evicted > 0) {
+			err = fmt.Errorf("flows: %+v", status.Flows)
+		}
+
+		return err
+	})
+}
+
+// exchange asks twice from a port of its own, over UDP.
+func exchange(from *lab.Namespace, to string) error {
+	conn, err := from.Dial("udp", to, patience)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	talk := newTalk(conn)
+
+	return errors.Join(talk.ask("who"), talk.ask("who"))
 }
 
 // talk is a connection to a [lab.Server].
