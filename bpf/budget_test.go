@@ -32,7 +32,7 @@ var budgets = map[string]uint32{
 	"sock_ops":     400,
 	"socks":        400,
 	"ingress":      420_000, // 160,000 on 6.18, 332,000 on 6.1
-	"egress":       50_000,
+	"egress":       45_000,
 }
 
 func TestVerifierBudget(t *testing.T) {

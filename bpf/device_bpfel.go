@@ -33,6 +33,7 @@ const (
 	deviceMapSlHalfOpen               = "sl_half_open"
 	deviceMapSlIcmpBudgets            = "sl_icmp_budgets"
 	deviceMapSlLocalCidrs             = "sl_local_cidrs"
+	deviceMapSlOpening                = "sl_opening"
 	deviceMapSlPacket                 = "sl_packet"
 	deviceMapSlPools                  = "sl_pools"
 	deviceMapSlPortCounts             = "sl_port_counts"
@@ -49,6 +50,7 @@ const (
 	deviceMapSlTurns                  = "sl_turns"
 	deviceMapSlUdpDials               = "sl_udp_dials"
 	deviceMapSlUdpPins                = "sl_udp_pins"
+	deviceMapSlUnanswered             = "sl_unanswered"
 	deviceProgSluiceEgress            = "sluice_egress"
 	deviceProgSluiceIngress           = "sluice_ingress"
 	deviceVarConfigBridgePort         = "config_bridge_port"
@@ -138,6 +140,7 @@ type deviceMapSpecs struct {
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlOpening      *ebpf.MapSpec `ebpf:"sl_opening"`
 	SlPacket       *ebpf.MapSpec `ebpf:"sl_packet"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
@@ -154,6 +157,7 @@ type deviceMapSpecs struct {
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // deviceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -217,6 +221,7 @@ type deviceMaps struct {
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlOpening      *ebpf.Map `ebpf:"sl_opening"`
 	SlPacket       *ebpf.Map `ebpf:"sl_packet"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
@@ -233,6 +238,7 @@ type deviceMaps struct {
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *deviceMaps) Close() error {
@@ -254,6 +260,7 @@ func (m *deviceMaps) Close() error {
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
+		m.SlOpening,
 		m.SlPacket,
 		m.SlPools,
 		m.SlPortCounts,
@@ -270,6 +277,7 @@ func (m *deviceMaps) Close() error {
 		m.SlTurns,
 		m.SlUdpDials,
 		m.SlUdpPins,
+		m.SlUnanswered,
 	)
 }
 

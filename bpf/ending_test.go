@@ -247,7 +247,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 		spec, err := deviceSpec(w.maps, w.config(t, p))
 		must(t, err)
 		own := newLoader(w.maps, nil).single(spec, deviceProgSluiceIngress)
-		missFirst(t, own.Programs[deviceProgSluiceIngress], "reserve", "sl_half_open", "sl_flows")
+		missFirst(t, own.Programs[deviceProgSluiceIngress], "reserve", "sl_opening", "sl_flows")
 		late, err := newLoader(w.maps, nil).loadOne(own, deviceProgSluiceIngress)
 		must(t, err)
 		defer late.Close()

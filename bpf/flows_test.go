@@ -23,9 +23,11 @@ func (w *world) entries(t testing.TB) []entry {
 		must(t, err)
 		all = append(all, entry{key: e.Key, flow: e.Value})
 	}
-	for e, err := range w.maps.HalfOpen.All() {
-		must(t, err)
-		all = append(all, entry{key: e.Key, flow: e.Value, halfOpen: true})
+	for _, opening := range []*maps.Map[maps.FlowKey, maps.Flow]{w.maps.HalfOpen, w.maps.Unanswered} {
+		for e, err := range opening.All() {
+			must(t, err)
+			all = append(all, entry{key: e.Key, flow: e.Value, halfOpen: true})
+		}
 	}
 
 	return all
@@ -104,7 +106,7 @@ func (w *world) states(t testing.TB, want map[uint8]uint8) {
 func (w *world) put(t testing.TB, e entry) {
 	t.Helper()
 	if e.halfOpen {
-		must(t, w.maps.HalfOpen.Put(e.key, e.flow))
+		must(t, w.maps.Opening(e.key.Proto).Put(e.key, e.flow))
 	} else {
 		must(t, w.maps.Flows.Put(e.key, e.flow))
 	}
@@ -141,7 +143,7 @@ func (w *world) wait(t testing.TB, d time.Duration) {
 func (w *world) delete(t testing.TB, e entry) {
 	t.Helper()
 	if e.halfOpen {
-		must(t, w.maps.HalfOpen.Delete(e.key))
+		must(t, w.maps.Opening(e.key.Proto).Delete(e.key))
 	} else {
 		must(t, w.maps.Flows.Delete(e.key))
 	}

@@ -47,6 +47,7 @@ const (
 	iterMapSlTurns        = "sl_turns"
 	iterMapSlUdpDials     = "sl_udp_dials"
 	iterMapSlUdpPins      = "sl_udp_pins"
+	iterMapSlUnanswered   = "sl_unanswered"
 	iterProgSluiceSocks   = "sluice_socks"
 )
 
@@ -130,6 +131,7 @@ type iterMapSpecs struct {
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // iterVariableSpecs contains global variables before they are loaded into the kernel.
@@ -189,6 +191,7 @@ type iterMaps struct {
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *iterMaps) Close() error {
@@ -224,6 +227,7 @@ func (m *iterMaps) Close() error {
 		m.SlTurns,
 		m.SlUdpDials,
 		m.SlUdpPins,
+		m.SlUnanswered,
 	)
 }
 

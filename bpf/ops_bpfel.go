@@ -47,6 +47,7 @@ const (
 	opsMapSlTurns        = "sl_turns"
 	opsMapSlUdpDials     = "sl_udp_dials"
 	opsMapSlUdpPins      = "sl_udp_pins"
+	opsMapSlUnanswered   = "sl_unanswered"
 	opsProgSluiceSockOps = "sluice_sock_ops"
 	opsVarConfigStats    = "config_stats"
 )
@@ -131,6 +132,7 @@ type opsMapSpecs struct {
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // opsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -191,6 +193,7 @@ type opsMaps struct {
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *opsMaps) Close() error {
@@ -226,6 +229,7 @@ func (m *opsMaps) Close() error {
 		m.SlTurns,
 		m.SlUdpDials,
 		m.SlUdpPins,
+		m.SlUnanswered,
 	)
 }
 

@@ -80,7 +80,7 @@ func openRig() (*rig, error) {
 	r.maps, err = maps.Create(root, maps.Options{Capacities: map[string]uint32{
 		maps.NameFrontendIDs: 4096, maps.NameAddrs: 4096,
 		maps.NameServicePorts: 64, maps.NameAffinity: 4096, maps.NameUDPPins: 1024,
-		maps.NameFlows: 8192, maps.NameHalfOpen: 8192, maps.NameFragments: 4096, maps.NameICMPBudgets: 4096,
+		maps.NameFlows: 8192, maps.NameHalfOpen: 8192, maps.NameUnanswered: 8192, maps.NameFragments: 4096, maps.NameICMPBudgets: 4096,
 	}})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(root))

@@ -163,3 +163,28 @@ func TestEndedConnectionsMakeRoom(t *testing.T) {
 		}
 	})
 }
+
+// What floods of datagrams push out are datagrams, and what floods of connections do, connections.
+func TestFlowsThatAreHalfOpenLiveApart(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		for _, proto := range transports {
+			w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{portPod}})
+			w.ingress(t, p, first(proto, p.client, clusterIP)).becomes(first(proto, p.client, portPod), maps.ReasonTranslated)
+		}
+		counts := make(map[bool]int) // by whether it is UDP's
+		for _, e := range w.entries(t) {
+			udp := e.flow.Proto == uint8(layers.IPProtocolUDP)
+			opening := w.maps.HalfOpen
+			if udp {
+				opening = w.maps.Unanswered
+			}
+			if _, ok, err := opening.Lookup(e.key); !ok || err != nil {
+				t.Errorf("entry %+v is in another table (%v)", e, err)
+			}
+			counts[udp]++
+		}
+		if counts[true] != 2 || counts[false] != 4 {
+			t.Errorf("%d entries are UDP's, and %d connections', want 2 and 4", counts[true], counts[false])
+		}
+	})
+}

@@ -55,6 +55,7 @@ const (
 	sockMapSlTurns                  = "sl_turns"
 	sockMapSlUdpDials               = "sl_udp_dials"
 	sockMapSlUdpPins                = "sl_udp_pins"
+	sockMapSlUnanswered             = "sl_unanswered"
 	sockProgSluiceConnect4          = "sluice_connect4"
 	sockProgSluiceConnect6          = "sluice_connect6"
 	sockProgSluiceGetpeer4          = "sluice_getpeer4"
@@ -161,6 +162,7 @@ type sockMapSpecs struct {
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // sockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -227,6 +229,7 @@ type sockMaps struct {
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *sockMaps) Close() error {
@@ -262,6 +265,7 @@ func (m *sockMaps) Close() error {
 		m.SlTurns,
 		m.SlUdpDials,
 		m.SlUdpPins,
+		m.SlUnanswered,
 	)
 }
 

@@ -144,7 +144,7 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 
 	*half_open = !f;
 	if (!f)
-		f = bpf_map_lookup_elem(&sl_half_open, key);
+		f = half_open_at(key);
 	if (!f) {
 		/* It may have moved in between. */
 		f = bpf_map_lookup_elem(&sl_flows, key);

@@ -541,6 +541,7 @@ const (
 	abiMapSlTurns           = "sl_turns"
 	abiMapSlUdpDials        = "sl_udp_dials"
 	abiMapSlUdpPins         = "sl_udp_pins"
+	abiMapSlUnanswered      = "sl_unanswered"
 	abiVarBtfAddrFilter     = "btf_addr_filter"
 	abiVarBtfAddrFlag       = "btf_addr_flag"
 	abiVarBtfAlgorithm      = "btf_algorithm"
@@ -647,6 +648,7 @@ type abiMapSpecs struct {
 	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // abiVariableSpecs contains global variables before they are loaded into the kernel.
@@ -731,6 +733,7 @@ type abiMaps struct {
 	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
 	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
 	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *abiMaps) Close() error {
@@ -766,6 +769,7 @@ func (m *abiMaps) Close() error {
 		m.SlTurns,
 		m.SlUdpDials,
 		m.SlUdpPins,
+		m.SlUnanswered,
 	)
 }
 

@@ -11,8 +11,8 @@ import (
 type FlowCounts struct {
 	FlowsPut          uint64 // into flows
 	FlowsDeleted      uint64 // by programs, from flows
-	HalfOpenPut       uint64 // into half_open
-	HalfOpenDeleted   uint64 // by programs, from half_open
+	HalfOpenPut       uint64 // into half_open and unanswered
+	HalfOpenDeleted   uint64 // by programs, from these
 	Repaired          uint64 // put because a sibling had lost it
 	MasqueradeRetries uint64 // a port was taken
 	StackPorts        uint64 // flows whose client port another flow had

@@ -121,7 +121,7 @@ const (
 	lruBucketBytes  = 16 // there is a power of two of them, no fewer than elements
 )
 
-// FlowMemory returns how many bytes flows or half_open take of the kernel's
+// FlowMemory returns how many bytes flows, half_open or unanswered take of the kernel's
 // memory, in use or not, with room for so many entries.
 func FlowMemory(entries int) uint64 {
 	if entries < 1 {
@@ -149,25 +149,27 @@ func (p *Pinned) FlowsRoom() (int, error) {
 	return max(capacity-lruKept*(cpus+1), capacity/2), nil
 }
 
-// What FlowCapacities can share out: four fifths are for flows that work.
+// What FlowCapacities can share out: four fifths are for flows that work, and a tenth each for
+// connections and datagrams that may never come to be.
 const (
 	minFlowMemory = 1 << 20
 	maxFlowMemory = 1 << 36
-	flowsShare    = 5
+	openingShare  = 10
 )
 
-// FlowCapacities returns the capacities of flows and half_open, for [Options],
-// with which both together take no more than so many bytes. A map that is there
+// FlowCapacities returns the capacities of flows, half_open and unanswered, for [Options],
+// with which all together take no more than so many bytes. A map that is there
 // keeps the size it was made with.
 func FlowCapacities(memory uint64) (map[string]uint32, error) {
 	if memory < minFlowMemory || memory > maxFlowMemory {
 		return nil, fmt.Errorf("memory for flows of %d bytes: it is from %d to %d", memory, minFlowMemory, maxFlowMemory)
 	}
-	halfOpen := memory / flowsShare
+	opening := memory / openingShare
 
 	return map[string]uint32{
-		NameFlows:    flowsIn(memory - halfOpen),
-		NameHalfOpen: flowsIn(halfOpen),
+		NameFlows:      flowsIn(memory - 2*opening),
+		NameHalfOpen:   flowsIn(opening),
+		NameUnanswered: flowsIn(opening),
 	}, nil
 }
 

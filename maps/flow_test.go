@@ -95,15 +95,18 @@ func TestFlowCapacities(t *testing.T) {
 				t.Fatal(err)
 			}
 			flows, halfOpen := FlowMemory(int(room[NameFlows])), FlowMemory(int(room[NameHalfOpen]))
-			if flows+halfOpen > memory {
-				t.Errorf("flows take %d and half_open %d bytes, together more than %d", flows, halfOpen, memory)
+			if flows+2*halfOpen > memory {
+				t.Errorf("flows take %d and half_open %d bytes, with unanswered more than %d", flows, halfOpen, memory)
+			}
+			if room[NameUnanswered] != room[NameHalfOpen] {
+				t.Errorf("unanswered has room for %d entries, half_open for %d", room[NameUnanswered], room[NameHalfOpen])
 			}
 			// One more may need twice the buckets.
-			if more := FlowMemory(int(room[NameFlows])+1) + FlowMemory(int(room[NameHalfOpen])+1); more <= memory {
+			if more := FlowMemory(int(room[NameFlows])+1) + 2*FlowMemory(int(room[NameHalfOpen])+1); more <= memory {
 				t.Errorf("%v leave %d bytes unused", room, memory-more)
 			}
-			if flows < 3*halfOpen || flows > 5*halfOpen {
-				t.Errorf("flows take %d bytes, half_open %d; want four times as many", flows, halfOpen)
+			if flows < 6*halfOpen || flows > 10*halfOpen {
+				t.Errorf("flows take %d bytes, half_open %d; want eight times as many", flows, halfOpen)
 			}
 		})
 	}

@@ -22,6 +22,15 @@ func FlowKind(protocol uint8) uint32 {
 	return FlowsConnected
 }
 
+// Opening returns the table of the flows of a protocol that are half open.
+func (p *Pinned) Opening(protocol uint8) *Map[FlowKey, Flow] {
+	if FlowKind(protocol) == FlowsUDP {
+		return p.Unanswered
+	}
+
+	return p.HalfOpen
+}
+
 // FlowUsage tells how many entries of each kind are in flows: the flow_usage map in this
 // process' memory. Programs count in it at the same time.
 type FlowUsage struct{ shared[int64] }

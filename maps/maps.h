@@ -218,26 +218,34 @@ struct {
 } sl_flows SEC(".maps");
 
 /*
- * Connections in flows that have ended, the one that has for the longest time first, by what comes from
- * the client. If there is no room for another connection, one of these goes.
+ * Connections in flows that have ended, by what comes from the client. If there is no room for
+ * another connection, the one goes that ended last: those from before the agent may have deleted.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(type, BPF_MAP_TYPE_STACK);
 	__uint(max_entries, 4096);
 	__type(value, struct flow_key);
 } sl_ended SEC(".maps");
 
 /*
- * Flows that may never come to be: TCP and SCTP before the client has acknowledged the backend's
- * answer, UDP before that; and those that have no room in flows. They live apart, so that a flood
- * cannot push out a connection that works.
+ * Flows that may never come to be, and those that have no room in flows. They live apart, so that
+ * a flood cannot push out a connection that works: TCP and SCTP before it is proven that there is
+ * a client.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 32768);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } sl_half_open SEC(".maps");
+
+/* And UDP before the first answer. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 32768);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} sl_unanswered SEC(".maps");
 
 /* By a hash of the address: which sources of packets may be those of flows. */
 struct {

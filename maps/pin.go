@@ -29,7 +29,7 @@ var StateVersion = "state-v2"
 
 // stateNames are the maps that programs write.
 var stateNames = []string{
-	NameAffinity, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameEnded, NameFlowUsage, NameSourceFilter, NamePortFilter, NameFlowCounts,
+	NameAffinity, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameUnanswered, NameEnded, NameFlowUsage, NameSourceFilter, NamePortFilter, NameFlowCounts,
 	NameFragments, NameICMPBudgets, NameBackendLoad, NameTurns, NamePortCounts, NameRefusals, NameReasons,
 }
 
@@ -92,9 +92,11 @@ type Pinned struct {
 	Tables
 	Affinity *Map[AffinityKey, Affinity]
 	UDPPins  *Map[UDPPinKey, UDPPin]
-	// Flows and HalfOpen are what devices translate.
+	// Flows are what devices translate. HalfOpen are connections that may never come to be, and
+	// Unanswered datagrams: see [Pinned.Opening].
 	Flows        *Map[FlowKey, Flow]
 	HalfOpen     *Map[FlowKey, Flow]
+	Unanswered   *Map[FlowKey, Flow]
 	SourceFilter *SourceFilter
 	FlowUsage    *FlowUsage
 	Stats        *Stats
@@ -290,6 +292,7 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	p.UDPPins = table[UDPPinKey, UDPPin](p, NameUDPPins)
 	p.Flows = table[FlowKey, Flow](p, NameFlows)
 	p.HalfOpen = table[FlowKey, Flow](p, NameHalfOpen)
+	p.Unanswered = table[FlowKey, Flow](p, NameUnanswered)
 
 	return p, nil
 }

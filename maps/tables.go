@@ -124,6 +124,7 @@ const (
 	NameHalfOpen     = "half_open"
 	NameSourceFilter = "source_filter"
 	NamePortFilter   = "port_filter"
+	NameUnanswered   = "unanswered"
 	NameEnded        = "ended"
 	NameFlowUsage    = "flow_usage"
 	NameFlowCounts   = "flow_counts"

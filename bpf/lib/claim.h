@@ -136,7 +136,7 @@ __noinline int reserve(__u32 role, __u32 urgent)
 	comes_as(f, role, &pkt->key);
 	f->role = role;
 	pkt->evicts = false;
-	if (is_holder(pkt, bpf_map_lookup_elem(&sl_half_open, &pkt->key), role)) {
+	if (is_holder(pkt, half_open_at(&pkt->key), role)) {
 		if (hold_of(pkt, &pkt->gone) != HOLD_NONE)
 			return REASON_DROP_MASQUERADE_PORT;
 		drop_half_open(&pkt->key);
@@ -151,7 +151,7 @@ __noinline int reserve(__u32 role, __u32 urgent)
 		pkt->evicts = true;
 		over = pkt->gone.created;
 	}
-	switch (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST)) {
+	switch (put_half_open(&pkt->key, f, BPF_NOEXIST)) {
 	case 0:
 		break;
 	case -EEXIST:

@@ -123,13 +123,58 @@ static __always_inline __u64 idle_of(const struct flow *f, __u64 now)
 	return idle > 0 ? idle : 0;
 }
 
+/* Tables of flows that are half open. */
+struct half_open {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+};
+
+/* By enum flow_kind. To the verifier both look alike, so that it walks what follows once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, FLOW_KIND_COUNT);
+	__type(key, __u32);
+	__array(values, struct half_open);
+} sl_opening SEC(".maps") = {
+	.values = {
+		[FLOWS_CONNECTED] = (void *)&sl_half_open,
+		[FLOWS_UDP] = (void *)&sl_unanswered,
+	},
+};
+
+/* opening_of returns the table of the half-open flows of a protocol; it is never NULL. */
+static __always_inline void *opening_of(__u8 proto)
+{
+	__u32 kind = kind_of(proto);
+
+	return bpf_map_lookup_elem(&sl_opening, &kind);
+}
+
+/* half_open_at returns what is at key among the flows that are half open, or NULL. */
+static __always_inline struct flow *half_open_at(const struct flow_key *key)
+{
+	void *opening = opening_of(key->proto);
+
+	return opening ? bpf_map_lookup_elem(opening, key) : NULL;
+}
+
+static __always_inline long put_half_open(const struct flow_key *key, const struct flow *f,
+					  __u64 how)
+{
+	void *opening = opening_of(key->proto);
+
+	return opening ? bpf_map_update_elem(opening, key, f, how) : -ENOENT;
+}
+
 /*
  * entry_at returns the entry of f at pkt->key, or NULL if it was lost or robbed. It need not be
  * in the table where f is: another CPU may have seen the proof.
  */
 static __always_inline struct flow *entry_at(struct packet *pkt, const struct flow *f)
 {
-	struct flow *entry = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	struct flow *entry = half_open_at(&pkt->key);
 
 	if (entry && entry->created == f->created)
 		return entry;
@@ -155,7 +200,9 @@ static __always_inline void drop_flow(const struct flow_key *key)
 
 static __always_inline void drop_half_open(const struct flow_key *key)
 {
-	if (!bpf_map_delete_elem(&sl_half_open, key))
+	void *opening = opening_of(key->proto);
+
+	if (opening && !bpf_map_delete_elem(opening, key))
 		count_flows(COUNT_HALF_OPEN_DELETED, 1);
 }
 
@@ -185,7 +232,7 @@ __noinline int release(__u32 hook, __u32 role)
 	if (!pkt)
 		return 0;
 	comes_as(&pkt->flow, role, &pkt->key);
-	had = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	had = half_open_at(&pkt->key);
 	if (had && had->created == pkt->flow.created) {
 		tell_bytes(had);
 		drop_half_open(&pkt->key);
@@ -222,7 +269,7 @@ __noinline int put_back(__u32 hook, __u32 role)
 	state = f->state;
 	comes_as(f, role, &pkt->key);
 	f->role = role;
-	opening = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	opening = half_open_at(&pkt->key);
 	if (opening && opening->created != f->created)
 		return 0;
 	f->state = opening && opening->state ? opening->state : FLOW_OPEN;

@@ -114,9 +114,9 @@ static __noinline int put_opening(struct packet *pkt, __u32 role)
 	comes_as(f, role, &pkt->key);
 	f->role = role;
 	note_entry(&pkt->key, role, pkt->now);
-	if (!bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_NOEXIST))
+	if (!put_half_open(&pkt->key, f, BPF_NOEXIST))
 		count_flows(COUNT_HALF_OPEN_PUT, 1);
-	else if (bpf_map_update_elem(&sl_half_open, &pkt->key, f, BPF_ANY))
+	else if (put_half_open(&pkt->key, f, BPF_ANY))
 		return REASON_DROP_FLOW_TABLE;
 	drop_flow(&pkt->key);
 	return REASON_NEXT;

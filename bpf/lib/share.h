@@ -19,6 +19,12 @@
 /* A flow has four entries at most. */
 #define FLOW_ENTRIES 4
 
+/* kind_of returns as what flows of a protocol count. */
+static __always_inline enum flow_kind kind_of(__u8 proto)
+{
+	return proto == IPPROTO_UDP ? FLOWS_UDP : FLOWS_CONNECTED;
+}
+
 static __always_inline __u64 *usage_of(enum flow_kind kind)
 {
 	__u32 key = kind;
@@ -29,7 +35,7 @@ static __always_inline __u64 *usage_of(enum flow_kind kind)
 /* count_usage counts entries of a protocol that are put into flows, or deleted. */
 static __always_inline void count_usage(__u8 proto, __s64 entries)
 {
-	__u64 *used = usage_of(proto == IPPROTO_UDP ? FLOWS_UDP : FLOWS_CONNECTED);
+	__u64 *used = usage_of(kind_of(proto));
 
 	if (used)
 		__sync_fetch_and_add(used, entries);

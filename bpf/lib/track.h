@@ -130,7 +130,7 @@ static __always_inline bool is_replaced(struct packet *pkt, const struct flow *f
 	const struct flow *from;
 
 	comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
-	from = bpf_map_lookup_elem(&sl_half_open, &pkt->key);
+	from = half_open_at(&pkt->key);
 	if (!from)
 		from = bpf_map_lookup_elem(&sl_flows, &pkt->key);
 	return from && from->created != f->created;
@@ -228,7 +228,7 @@ __noinline int forget(__u32 hook, __u32 role)
 	if (!pkt)
 		return 0;
 	comes_as(&pkt->gone, role, &pkt->key);
-	if (gives_up(bpf_map_lookup_elem(&sl_half_open, &pkt->key), &pkt->gone, role))
+	if (gives_up(half_open_at(&pkt->key), &pkt->gone, role))
 		drop_half_open(&pkt->key);
 	if (gives_up(bpf_map_lookup_elem(&sl_flows, &pkt->key), &pkt->gone, role))
 		drop_flow(&pkt->key);
@@ -253,8 +253,7 @@ static __always_inline const struct flow *sibling(struct packet *pkt, const stru
 						  __u8 role, bool half_open)
 {
 	comes_as(f, role, &pkt->key);
-	return half_open ? bpf_map_lookup_elem(&sl_half_open, &pkt->key) :
-			   bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	return half_open ? half_open_at(&pkt->key) : bpf_map_lookup_elem(&sl_flows, &pkt->key);
 }
 
 /* has_backend says whether the backend of a flow is in the maps, also if it drains. */

@@ -31,7 +31,7 @@ func mustPin(t *testing.T) string {
 		}
 	})
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFrontendIDs: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024,
+		maps.NameFrontendIDs: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024, maps.NameUnanswered: 1024,
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func mustKeepFlows(t *testing.T, now *uint64) (*flowKeeper, *maps.Pinned, *bytes
 		}
 	})
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity,
+		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity, maps.NameUnanswered: capacity,
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -72,9 +72,10 @@ func TestFlowsAtTheirLimit(t *testing.T) {
 	for _, test := range []struct {
 		table, level, tells, over string
 		index                     uint32 // in flow_counts
+		capacity                  string
 	}{
-		{"flows", "ERROR", "--flow-table-memory", "the table of flows has room again", 0},
-		{"half open", "WARN", "flood", "the flood of new flows is over", 2},
+		{"flows", "ERROR", "--flow-table-memory", "the table of flows has room again", 0, "capacity=4096"},
+		{"half open", "WARN", "flood", "the flood of new flows is over", 2, "capacity=8192"}, // with that of connections
 	} {
 		t.Run(test.table, func(t *testing.T) {
 			now := begin
@@ -85,7 +86,7 @@ func TestFlowsAtTheirLimit(t *testing.T) {
 			}
 			table := pinned.Flows
 			if test.index != 0 {
-				table = pinned.HalfOpen
+				table = pinned.Unanswered
 			}
 			for n := range puts {
 				mustPutFlow(t, table, n, now)
@@ -99,7 +100,7 @@ func TestFlowsAtTheirLimit(t *testing.T) {
 			k.sweep()
 			status := k.known()
 			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), test.tells) ||
-				!strings.Contains(log.String(), "level="+test.level) || !strings.Contains(log.String(), "capacity=4096") {
+				!strings.Contains(log.String(), "level="+test.level) || !strings.Contains(log.String(), test.capacity) {
 				t.Errorf("logged, in %d lines, want one with %s and %s:\n%s", lines, test.level, test.tells, log)
 			}
 			if status.Emergencies+status.Floods != 1 || status.Flows.Evicted+status.HalfOpen.Evicted < puts-capacity {
@@ -149,7 +150,7 @@ func TestFlowKeeperRuns(t *testing.T) {
 	}
 	k.endStale()
 	mustVanish(t, pinned, stale)
-	another := mustPutFlow(t, pinned.HalfOpen, 3, now)
+	another := mustPutFlow(t, pinned.Unanswered, 3, now)
 	begin := time.Now()
 	k.endStale()
 	mustVanish(t, pinned, another)
@@ -198,7 +199,7 @@ func mustVanish(t *testing.T, pinned *maps.Pinned, key maps.FlowKey) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, inHalfOpen, err := pinned.HalfOpen.Lookup(key)
+		_, inHalfOpen, err := pinned.Unanswered.Lookup(key)
 		if err != nil {
 			t.Fatal(err)
 		}

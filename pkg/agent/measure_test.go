@@ -242,7 +242,7 @@ func TestMeasuresCleanUps(t *testing.T) {
 	m := newMeasured(t)
 	k.metrics = m.mail.metrics
 	mustPutFlow(t, pinned.Flows, 1, now)
-	mustPutFlow(t, pinned.HalfOpen, 2, now)
+	mustPutFlow(t, pinned.Unanswered, 2, now)
 	k.searchStale()
 	k.searchStale()
 	m.check("after two searches", "conntrack_reconciler_sync_duration_seconds", ipv4, 2)

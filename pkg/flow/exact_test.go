@@ -83,7 +83,7 @@ func (m *made) left(t *testing.T, w *world) []note {
 	for _, n := range m.notes {
 		in := w.Flows
 		if n.halfOpen {
-			in = w.HalfOpen
+			in = w.Opening(m.flow.Proto)
 		}
 		v, ok, err := in.Lookup(m.flow.Key(n.role))
 		must(t, err)

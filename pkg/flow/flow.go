@@ -2,7 +2,7 @@
 // after a time that their state decides, and those of UDP when their backend or
 // frontend is gone. It also tells how full the tables are, and what fell out.
 //
-// A flow is two or four entries of the maps flows and half_open, and each of
+// A flow is two or four entries of the maps flows, half_open and unanswered, and each of
 // them tells all of it (types.h draws the roles). They are used by different
 // packets, so none of them alone says whether the flow is idle, or what it has
 // come to. A [Sweeper] therefore decides about whole flows, from what it reads
@@ -50,17 +50,17 @@ type entries interface {
 	Remove(maps.FlowKey) (bool, error)
 }
 
-// table is one of the two maps that flows live in.
+// table is one of the maps that flows live in.
 type table struct {
 	entries
 	halfOpen bool
 }
 
-// tablesOf returns both tables in the order in which they are to be read: flows
-// only ever move from the first to the second, and are put there before they
-// are deleted here. So none is missed.
-func tablesOf(m *maps.Pinned) [2]table {
-	return [2]table{{m.HalfOpen, true}, {m.Flows, false}}
+// tablesOf returns all tables in the order in which they are to be read: flows
+// only ever move to the last one, and are put there before they
+// are deleted where they were. So none is missed.
+func tablesOf(m *maps.Pinned) []table {
+	return []table{{m.HalfOpen, true}, {m.Unanswered, true}, {m.Flows, false}}
 }
 
 // entry is one entry of a flow.
@@ -80,7 +80,7 @@ var roles = [...]uint8{maps.FlowFromClient, maps.FlowToClient, maps.FlowToBacken
 
 // gather reads all entries of the flow that one of them tells. There may be
 // none any more.
-func gather(tables [2]table, told maps.Flow) (group, error) {
+func gather(tables []table, told maps.Flow) (group, error) {
 	g := group{entries: make([]entry, 0, len(roles)), told: told}
 	for _, role := range roles {
 		masquerade := role == maps.FlowToBackend || role == maps.FlowFromBackend

@@ -57,7 +57,7 @@ type name struct{ service, port string }
 
 type lister struct {
 	maps   *maps.Pinned
-	tables [2]table
+	tables []table
 	names  map[uint32]name
 }
 

@@ -27,7 +27,7 @@ type Status struct {
 	HalfOpen Usage `json:"halfOpen"` // of those that may never come to be
 
 	// Emergency says what is wrong, while connections or UDP flows have used up their
-	// share of flows. Flood does while half_open is at its limit, where that
+	// share of flows. Flood does while half_open or unanswered push something out, where that
 	// can only hit flows that are about to begin, or had no room in flows.
 	Emergency   string `json:"emergency,omitempty"`
 	Emergencies uint64 `json:"emergencies"`
@@ -61,10 +61,16 @@ func (s *Sweeper) takeStock(st stock) {
 	v := &s.status
 	v.Flows = usage(st.inFlows, s.maps.Flows.Capacity(), s.lost.flows.total)
 	v.HalfOpen = usage(st.inHalfOpen, s.maps.HalfOpen.Capacity(), s.lost.halfOpen.total)
+	v.HalfOpen.Capacity += s.maps.Unanswered.Capacity()
+	v.HalfOpen.Bytes += maps.FlowMemory(s.maps.Unanswered.Capacity())
 	v.Repaired, v.MasqueradeRetries, v.StackPorts = a.Repaired, a.MasqueradeRetries, a.StackPorts
 
 	s.alarms.flows.observe(st.usage.found.percent(s.room), lostFlows, st.at)
-	s.alarms.halfOpen.observe(v.HalfOpen.Percent(), lostHalfOpen, st.at)
+	fullest := max(
+		100*int(st.opening[maps.FlowsConnected])/s.maps.HalfOpen.Capacity(),
+		100*int(st.opening[maps.FlowsUDP])/s.maps.Unanswered.Capacity(),
+	)
+	s.alarms.halfOpen.observe(fullest, lostHalfOpen, st.at)
 	v.Emergency, v.Flood = "", ""
 	v.Emergencies, v.Floods = s.alarms.flows.times, s.alarms.halfOpen.times
 	if s.alarms.flows.on {

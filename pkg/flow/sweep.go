@@ -19,7 +19,7 @@ type Config struct {
 // counts what it deletes. It has no locks; one goroutine owns it.
 type Sweeper struct {
 	maps     *maps.Pinned
-	tables   [2]table
+	tables   []table
 	timeouts Timeouts
 	now      func() uint64
 	room     int64 // for entries in flows
@@ -128,6 +128,7 @@ type stock struct {
 	at                  uint64
 	before, after       maps.FlowCounts
 	inFlows, inHalfOpen int
+	opening             byKind             // in half_open, and in unanswered
 	idle                map[maps.Flow]bool // the identities of flows that may be over
 	more                bool               // there were more of them
 	dialled             map[maps.Addr]struct{}
@@ -135,7 +136,7 @@ type stock struct {
 	usage               usages
 }
 
-// scan reads both tables once, and changes nothing.
+// scan reads all tables once, and changes nothing.
 func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (stock, error) {
 	st := stock{at: s.now(), idle: make(map[maps.Flow]bool), dialled: make(map[maps.Addr]struct{})}
 	var err error
@@ -164,6 +165,7 @@ func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (stock, erro
 func (st *stock) add(t table, f *maps.Flow, timeouts Timeouts) {
 	if t.halfOpen {
 		st.inHalfOpen++
+		st.opening[maps.FlowKind(f.Proto)]++
 	} else {
 		st.inFlows++
 		st.usage.found[maps.FlowKind(f.Proto)]++

@@ -160,8 +160,8 @@ func TestSeenSince(t *testing.T) {
 	all := []note{{fromClient, 1, true, time.Hour}, {toClient, 1, true, time.Hour}, {toBackend, 1, true, time.Hour}, {fromBackend, 1, true, time.Hour}}
 	packets := map[string]func(*world){
 		"answered": func(w *world) {
-			must(t, w.HalfOpen.Delete(f.Key(fromClient)), w.HalfOpen.Delete(f.Key(toClient)),
-				w.HalfOpen.Delete(f.Key(toBackend)), w.HalfOpen.Delete(f.Key(fromBackend)))
+			must(t, w.Unanswered.Delete(f.Key(fromClient)), w.Unanswered.Delete(f.Key(toClient)),
+				w.Unanswered.Delete(f.Key(toBackend)), w.Unanswered.Delete(f.Key(fromBackend)))
 			w.put(t, f, note{fromClient, 1, false, 0}, note{toClient, 1, false, 0}, note{toBackend, 1, false, 0}, note{fromBackend, 1, false, 0})
 		},
 		"not at all": func(*world) {},

@@ -39,7 +39,7 @@ func newWorld(t testing.TB, capacity uint32) *world {
 	})
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
 		maps.NameFrontendIDs: 1024, maps.NameServicePorts: 1024, maps.NameRefusals: 16,
-		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity,
+		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity, maps.NameUnanswered: capacity,
 	}})
 	must(t, err)
 	t.Cleanup(func() { pinned.Close() })
@@ -105,7 +105,7 @@ func (w *world) put(t testing.TB, f maps.Flow, notes ...note) {
 		f.Role, f.State, f.LastSeen = n.role, n.state, w.clock-uint64(n.idle)
 		in := w.Flows
 		if n.halfOpen {
-			in = w.HalfOpen
+			in = w.Opening(f.Proto)
 		}
 		must(t, in.Put(f.Key(n.role), f))
 	}
@@ -187,12 +187,14 @@ func (h *hooked) Remove(k maps.FlowKey) (bool, error) {
 	return h.entries.Remove(k)
 }
 
-// hook puts h before the map of flows, or of flows half open.
+// hook puts h before the map of flows, or of connections half open.
 func (s *Sweeper) hook(halfOpen bool, h *hooked) {
 	for i := range s.tables {
 		if s.tables[i].halfOpen == halfOpen {
 			h.entries = s.tables[i].entries
 			s.tables[i].entries = h
+
+			return
 		}
 	}
 }

@@ -21,7 +21,7 @@ func mustCreate(t testing.TB) *maps.Pinned {
 	root := "/sys/fs/bpf/sluice-metrics-test-" + rand.Text()[:8]
 	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
+		maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameUnanswered: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
 	}})
 	must(t, err)
 	t.Cleanup(func() { must(t, pinned.Close()) })

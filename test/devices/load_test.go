@@ -130,7 +130,7 @@ func (w *world) bytes(t *testing.T, pinned *maps.Pinned, s service) map[uint32]u
 			sum[e.Key.What] += e.Value
 		}
 	}
-	for _, table := range []maps.Table[maps.FlowKey, maps.Flow]{pinned.Flows, pinned.HalfOpen} {
+	for _, table := range []maps.Table[maps.FlowKey, maps.Flow]{pinned.Flows, pinned.HalfOpen, pinned.Unanswered} {
 		for e, err := range table.All() {
 			must(t, err)
 			switch {

@@ -83,7 +83,7 @@ func mustMachine(t *testing.T) *machine {
 	root := "/sys/fs/bpf/sluice-model-" + rand.Text()[:8]
 	m.maps, err = maps.Create(root, maps.Options{Capacities: map[string]uint32{
 		maps.NameFrontendIDs: 4096, maps.NameAddrs: 4096, maps.NameServicePorts: 1024,
-		maps.NameAffinity: 4096, maps.NameUDPPins: 64, maps.NameFlows: 4096, maps.NameHalfOpen: 4096, maps.NameFragments: 64, maps.NameICMPBudgets: 4096,
+		maps.NameAffinity: 4096, maps.NameUDPPins: 64, maps.NameFlows: 4096, maps.NameHalfOpen: 4096, maps.NameUnanswered: 4096, maps.NameFragments: 64, maps.NameICMPBudgets: 4096,
 	}})
 	t.Cleanup(func() {
 		if err := os.RemoveAll(root); err != nil {
@@ -258,7 +258,7 @@ func (m *machine) outcome(p packet, from uint16, before, after map[maps.Reason]u
 			return drop, target{}, nil
 		case maps.ReasonTranslated:
 			key := maps.FlowKeyOf(maps.HookIngress, protocolNumbers[p.protocol], netip.AddrPortFrom(p.src, from), netip.AddrPortFrom(p.dst, uint16(p.port)))
-			flow, found, err := m.maps.HalfOpen.Lookup(key)
+			flow, found, err := m.maps.Opening(key.Proto).Lookup(key)
 			if err != nil || !found {
 				return "", target{}, fmt.Errorf("translated, but no flow: %w", err)
 			}
