@@ -157,6 +157,14 @@ const (
 	openingShare  = 10
 )
 
+// MemoryForFlows returns the memory, for [FlowCapacities], that makes room for so many flows
+// that work, of two entries each.
+func MemoryForFlows(flows int) uint64 {
+	memory := FlowMemory(2*flows) / (openingShare - 2) * openingShare
+
+	return min(max(memory, minFlowMemory), maxFlowMemory)
+}
+
 // FlowCapacities returns the capacities of flows, half_open and unanswered, for [Options],
 // with which all together take no more than so many bytes. A map that is there
 // keeps the size it was made with.

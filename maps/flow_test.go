@@ -110,6 +110,12 @@ func TestFlowCapacities(t *testing.T) {
 			}
 		})
 	}
+	for _, flows := range []int{10_000, 131_072, 1 << 20} {
+		room, err := FlowCapacities(MemoryForFlows(flows))
+		if have := int(room[NameFlows]); err != nil || have < 2*flows || have > 3*flows {
+			t.Errorf("room for %d entries, want some more than %d (%v)", have, 2*flows, err)
+		}
+	}
 	for _, memory := range []uint64{0, 1<<20 - 1, 1<<36 + 1} {
 		if room, err := FlowCapacities(memory); err == nil {
 			t.Errorf("%d bytes: %v, want an error", memory, room)

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/sluice-lb/sluice/bpf"
@@ -43,6 +45,9 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	if err := f.setDevices(&cfg); err != nil {
 		return agent.Config{}, err
 	}
+	if err := f.setFlowMemory(&cfg, s.kubeProxy); err != nil {
+		return agent.Config{}, err
+	}
 	if err := s.apply(&cfg); err != nil {
 		return agent.Config{}, err
 	}
@@ -74,15 +79,49 @@ func (f *agentFlags) setDevices(cfg *agent.Config) error {
 	if cfg.Datapath.Attachment, err = datapath.ParseAttachment(f.deviceAttach); err != nil {
 		return fmt.Errorf("--device-attach: %w", err)
 	}
-	memory, err := resource.ParseQuantity(f.flowTableMemory)
-	if err == nil {
-		cfg.Datapath.Capacities, err = maps.FlowCapacities(uint64(max(0, memory.Value())))
+
+	return nil
+}
+
+// setFlowMemory says how large the tables of flows are, if they are made anew.
+func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) error {
+	var memory uint64
+	if f.flowTableMemory == "" {
+		var machine unix.Sysinfo_t
+		if err := unix.Sysinfo(&machine); err != nil {
+			return fmt.Errorf("memory of this machine: %w", err)
+		}
+		connections := node.ConntrackMax(int(*kp.Conntrack.MaxPerCore), int(*kp.Conntrack.Min), node.Cores())
+		memory = defaultFlowMemory(connections, machine.Totalram*uint64(machine.Unit))
+	} else {
+		quantity, err := resource.ParseQuantity(f.flowTableMemory)
+		if err != nil {
+			return fmt.Errorf("--flow-table-memory %q: %w", f.flowTableMemory, err)
+		}
+		memory = uint64(max(0, quantity.Value()))
 	}
-	if err != nil {
+	var err error
+	if cfg.Datapath.Capacities, err = maps.FlowCapacities(memory); err != nil {
 		return fmt.Errorf("--flow-table-memory %q: %w", f.flowTableMemory, err)
 	}
 
 	return nil
+}
+
+// The kernel allocates tables of flows in full, so they take no more than this part of a machine's
+// memory, but not less than what a small one can spare.
+const (
+	flowMemoryPart  = 128
+	leastFlowMemory = 16 << 20
+	usualConntrack  = 128 << 10 // connections, where none are configured: kube-proxy's default
+)
+
+// defaultFlowMemory returns the memory for as many flows as the kernel is to track connections, if
+// the machine has so much to spare.
+func defaultFlowMemory(connections int, machine uint64) uint64 {
+	wanted := maps.MemoryForFlows(cmp.Or(connections, usualConntrack))
+
+	return min(wanted, max(machine/flowMemoryPart, leastFlowMemory))
 }
 
 func parsePatterns(texts []string) ([]node.Pattern, error) {

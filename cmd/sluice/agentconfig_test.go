@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/flow"
@@ -78,6 +79,8 @@ var configs = []struct {
 	{"the timeouts of flags", "none", []string{"--conntrack-tcp-timeout-established=1s", "--conntrack-tcp-timeout-close-wait=2s", "--conntrack-udp-timeout=3s", "--conntrack-udp-timeout-stream=4s"}, timeouts,
 		flow.Timeouts{Established: time.Second, Closing: 2 * time.Second, UDPUnanswered: 3 * time.Second, UDPAnswered: 4 * time.Second}},
 	{"UDP's timeout also at sockets", "conntrack: {udpStreamTimeout: 4s}", nil, func(c agent.Config) any { return c.Datapath.UDPIdle }, 4 * time.Second},
+	{"room for flows", "none", []string{"--flow-table-memory=64Mi"}, flowsRoom, true},
+	{"room for flows by default", "conntrack: {maxPerCore: 1, min: 1}", nil, flowsRoom, false},
 	{"node ports at loopback", "none", nil, noLocalhost, false},
 	{"no node ports at loopback", "iptables: {localhostNodePorts: false}", nil, noLocalhost, true},
 	{"no node ports at loopback, by a flag", "none", []string{"--iptables-localhost-nodeports=false"}, noLocalhost, true},
@@ -113,6 +116,7 @@ func servers(c agent.Config) any           { return fmt.Sprint(c.HealthzAddress,
 func periods(c agent.Config) any           { return fmt.Sprint(c.SyncPeriod, " ", c.DriftInterval) }
 func timeouts(c agent.Config) any          { return c.FlowTimeouts }
 func noLocalhost(c agent.Config) any       { return c.Datapath.NoLocalhostNodePorts }
+func flowsRoom(c agent.Config) any         { return c.Datapath.Capacities[maps.NameFlows] > 100_000 }
 func nodePortRanges(c agent.Config) any    { return c.NodePortAddresses.Prefixes }
 
 // How pods are told from others: without a word, and with kube-proxy's default
@@ -179,5 +183,30 @@ func TestManifestsExcludeAPIServer(t *testing.T) {
 		if _, err := toConfig(t, test.fields, test.arg); err == nil || !strings.HasPrefix(err.Error(), test.want) {
 			t.Errorf("%q %s: error is %v, want %s", test.fields, test.arg, err, test.want)
 		}
+	}
+}
+
+// How much memory flows get, if no one says it: for as many connections as kube-proxy would have
+// tracked, and no more than the machine can spare.
+func TestDefaultFlowMemory(t *testing.T) {
+	const mi, gi = 1 << 20, 1 << 30
+	for _, test := range []struct {
+		name        string
+		connections int
+		machine     uint64
+		from, to    uint64
+	}{
+		{"kube-proxy's least", 131072, 16 * gi, 64 * mi, 80 * mi},
+		{"kube-proxy's most", 1 << 20, 256 * gi, 512 * mi, 640 * mi},
+		{"none configured", 0, 16 * gi, 64 * mi, 80 * mi},
+		{"few", 1000, 16 * gi, mi, 2 * mi},
+		{"more than the machine can spare", 1 << 20, 16 * gi, 128 * mi, 128 * mi},
+		{"a small machine", 131072, gi, 16 * mi, 16 * mi},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if have := defaultFlowMemory(test.connections, test.machine); have < test.from || have > test.to {
+				t.Errorf("%d MiB, want %d to %d", have/mi, test.from/mi, test.to/mi)
+			}
+		})
 	}
 }

@@ -128,6 +128,9 @@ func readNumber(path string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
+// Cores returns how many the machine has, also if this process may not use them all.
+func Cores() int { return cores("/") }
+
 // cores is how many the machine has, also if this process may not use them all.
 func cores(root string) int {
 	text, err := os.ReadFile(filepath.Join(root, "sys/devices/system/cpu/online"))
