@@ -30,7 +30,9 @@ func (s said) on(t *testing.T, c *conversation) {
 		c.says(t, s.packet)
 		c.leaves(t, s.packet)
 	} else {
-		c.returns(t, s.packet)
+		if !c.isTurned() {
+			c.returns(t, s.packet)
+		}
 		c.hears(t, s.packet)
 	}
 }
@@ -55,7 +57,9 @@ func (c *conversation) mustHold(t *testing.T, want held, syn packet) {
 		return
 	}
 	old := w.role(t, maps.FlowFromBackend).flow
-	counts := w.counted(t, func() { w.ingress(t, p, syn).becomes(syn.to(c.backend), maps.ReasonTranslated) })
+	other := *c
+	other.place.client = stranger
+	counts := w.counted(t, func() { other.goesOn(w.ingress(t, p, syn), maps.ReasonTranslated) })
 	if forced := counts.MasqueradeRetries != 0; forced != (want == lastResort) {
 		t.Errorf("the port was given away after %d tries", counts.MasqueradeRetries)
 	}
@@ -64,9 +68,8 @@ func (c *conversation) mustHold(t *testing.T, want held, syn packet) {
 			t.Errorf("an entry of the flow is left that had the port: %+v", e)
 		}
 	}
-	w.egress(t, uplink, syn.to(c.backend)).becomes(syn.from(node).fromPort(c.masqueradedPort).to(c.backend), maps.ReasonFlow)
-	reply := tcp(c.backend, node, "S.").toPort(c.masqueradedPort)
-	w.ingress(t, uplink, reply).becomes(reply.to(stranger), maps.ReasonFlow)
+	other.leaves(t, syn)
+	other.returns(t, segment("S."))
 }
 
 func onePort(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000} }
@@ -168,9 +171,9 @@ func TestEndingOfConnections(t *testing.T) {
 		}, live, live},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+			each(t, ways, func(t *testing.T, w *world, p place) {
 				for _, later := range []bool{false, true} {
-					w := newWorld(t, w.family, onePort)
+					w := newWorldAt(t, p, w.family, onePort)
 					c := beginOnOnePort(t, w, p)
 					c.establish(t)
 					for _, said := range test.said {
@@ -200,7 +203,7 @@ func TestEndingOfRefusedConnections(t *testing.T) {
 		{"it acknowledges nothing", segment("R"), live},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+			each(t, ways, func(t *testing.T, w *world, p place) {
 				c := beginOnOnePort(t, w, p)
 				c.leaves(t, segment("S"))
 				c.returns(t, test.rst)
@@ -241,7 +244,7 @@ func TestEndingOfLostSides(t *testing.T) {
 // A CPU that has looked whether a port is free, and takes it after another one has taken it
 // and proven its flow, gets none, and does that flow no harm.
 func TestPortTakenMeanwhile(t *testing.T) {
-	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+	each(t, ways, func(t *testing.T, w *world, p place) {
 		c := beginOnOnePort(t, w, p)
 		c.establish(t)
 		spec, err := deviceSpec(w.maps, w.config(t, p))
@@ -256,7 +259,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 		defer func() { w.rig.programs[w.config(t, p)] = usual }()
 
 		w.ingress(t, p, segment("S").from(stranger).to(clusterIP)).drops(maps.ReasonDropMasqueradePort)
-		w.holds(t, 4, false)
+		w.holds(t, c.entryCount(), false)
 		c.returns(t, segment("P.").with("hello"))
 		c.hears(t, segment("P.").with("hello"))
 	}, onePort)
@@ -303,7 +306,7 @@ func TestPortThatTheBackendRemembers(t *testing.T) {
 		{"an older timestamp, after a minute", then, segment("S").numbered(1).stamped(before), 62 * time.Second, free},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+			each(t, ways, func(t *testing.T, w *world, p place) {
 				c := beginOnOnePort(t, w, p)
 				c.establish(t)
 				for _, said := range closedByBackend {
@@ -320,7 +323,7 @@ func TestPortThatTheBackendRemembers(t *testing.T) {
 // The same client's timestamps grow.
 func TestPortThatTheBackendRemembersOfTheSameClient(t *testing.T) {
 	const stamp = 0x12345678
-	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+	each(t, ways, func(t *testing.T, w *world, p place) {
 		c := beginOnOnePort(t, w, p)
 		c.establish(t)
 		for _, said := range closedByBackend {
@@ -328,7 +331,9 @@ func TestPortThatTheBackendRemembersOfTheSameClient(t *testing.T) {
 			said.on(t, c)
 		}
 		again := segment("S").stamped(stamp + 1).from(client).fromPort(40001).to(clusterIP)
-		counts := w.counted(t, func() { w.ingress(t, p, again).becomes(again.to(remotePod), maps.ReasonTranslated) })
+		other := *c
+		other.place.client = again.src.String()
+		counts := w.counted(t, func() { other.goesOn(w.ingress(t, p, again), maps.ReasonTranslated) })
 		if counts.MasqueradeRetries != 0 {
 			t.Errorf("%d retries", counts.MasqueradeRetries)
 		}
@@ -337,7 +342,7 @@ func TestPortThatTheBackendRemembersOfTheSameClient(t *testing.T) {
 
 // What is late of a connection whose port another one has been given since does it no harm.
 func TestLateSegmentsAfterTheEnd(t *testing.T) {
-	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+	each(t, ways, func(t *testing.T, w *world, p place) {
 		c := beginOnOnePort(t, w, p)
 		c.establish(t)
 		for _, said := range closedByClient {
@@ -373,9 +378,10 @@ func TestLateSegmentsAfterTheEnd(t *testing.T) {
 // Ports are taken in turn, so that the one that is taken has rested for longest.
 func TestPortsAreTakenInTurn(t *testing.T) {
 	const ports = 5
-	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+	each(t, ways, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
 		var taken []uint16
+		var entries int
 		for i := range 3 * ports {
 			c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod}
 			c.place.client = clientAt(i)
@@ -385,7 +391,7 @@ func TestPortsAreTakenInTurn(t *testing.T) {
 			for _, said := range closedByClient {
 				said.on(t, c)
 			}
-			taken = append(taken, c.masqueradedPort)
+			taken, entries = append(taken, c.masqueradedPort), ports*c.entryCount()
 		}
 		for i, port := range taken[ports:] {
 			if port != taken[i] {
@@ -396,7 +402,7 @@ func TestPortsAreTakenInTurn(t *testing.T) {
 		if all := slices.Compact(taken); !slices.Equal(all, []uint16{20000, 20001, 20002, 65534, 65535}) {
 			t.Errorf("these ports were taken: %v", all)
 		}
-		w.holds(t, 4*ports, false) // flows that are over go with their ports
+		w.holds(t, entries, false) // flows that are over go with their ports
 	}, func(c *DeviceConfig) {
 		c.MasqueradePorts, c.MorePorts = PortRange{Low: 20000, High: 20002}, PortRange{Low: 65534, High: 65535}
 	})

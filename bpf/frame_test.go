@@ -94,6 +94,9 @@ func (p packet) v4() *layers.IPv4 {
 	if p.own {
 		ip.Id = 0
 	}
+	if p.whole {
+		ip.Flags = layers.IPv4DontFragment
+	}
 	for range p.extras {
 		// Record route, with nothing recorded, and one byte to fill up.
 		ip.Options = append(ip.Options,

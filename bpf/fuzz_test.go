@@ -13,7 +13,7 @@ import (
 var fuzzPlaces = []place{uplink, podPort, podTun, tunnel}
 
 // FuzzFrames feeds frames to the hooks. The first byte of the input says which
-// hook, where, and of which family the world is.
+// hook, where, and of which family the world is, and whether flows are turned there.
 func FuzzFrames(f *testing.F) {
 	for i, in := range seeds() {
 		for _, family := range families {
@@ -39,7 +39,7 @@ func FuzzFrames(f *testing.F) {
 			family = ipv6
 		}
 		place, egress := chosen(input[0])
-		newCrowd(t, family).check(t, place, egress, input[1:])
+		newCrowd(t, ways[input[0]>>5&1], family).check(t, place, egress, input[1:])
 	})
 }
 
@@ -55,11 +55,10 @@ func TestMutatedFrames(t *testing.T) {
 	if testing.Short() {
 		frames = 500 // of an emulated machine
 	}
-	eachFamily(t, func(t *testing.T, f family) {
-		c := newCrowd(t, f)
+	eachCrowd(t, func(t *testing.T, c *crowd) {
 		before, err := c.maps.ReasonCounts()
 		must(t, err)
-		m := mutator{rand.New(rand.NewPCG(3, uint64(f)))}
+		m := mutator{rand.New(rand.NewPCG(3, uint64(c.family)))}
 		all := seeds()
 		for i := range frames {
 			p := fuzzPlaces[m.IntN(len(fuzzPlaces))]
@@ -153,8 +152,7 @@ func putRight(frame []byte, ethernet bool) {
 // A frame that ends too early is not changed if its headers are not there, and
 // only as it would be otherwise if they are.
 func TestTruncatedFrames(t *testing.T) {
-	eachFamily(t, func(t *testing.T, f family) {
-		c := newCrowd(t, f)
+	eachCrowd(t, func(t *testing.T, c *crowd) {
 		places := fuzzPlaces
 		if testing.Short() {
 			places = places[:1]

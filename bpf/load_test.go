@@ -63,7 +63,7 @@ func TestLoadOfFlows(t *testing.T) {
 	} {
 		for _, backend := range []string{portPod, remotePod} { // the second is masqueraded
 			t.Run(fmt.Sprintf("%s, to %s", test.name, backend), func(t *testing.T) {
-				each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+				each(t, []place{uplink, podVeth, turning}, func(t *testing.T, w *world, p place) {
 					c := begin(t, w, p, test.proto, backend)
 					if live := c.live(t); live != 1 {
 						t.Fatalf("after the first packet there are %d connections", live)
@@ -106,7 +106,7 @@ func TestLoadOfFlowsThatBeginAnew(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+			each(t, []place{uplink, podVeth, turning}, func(t *testing.T, w *world, p place) {
 				old := w.serve(t, service{at: []string{clusterIP}, to: []string{portPodToo}})
 				c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: portPodToo}
 				c.first(t, maps.ReasonTranslated)
@@ -198,10 +198,10 @@ func (c *conversation) tally(t testing.TB) (sent, received uint64, whys map[maps
 		}
 	}
 	for _, e := range c.w.entries(t) {
-		switch e.flow.Role {
-		case maps.FlowFromClient:
+		switch {
+		case e.flow.Role == maps.FlowFromClient:
 			sent += e.flow.Bytes
-		case maps.FlowToClient:
+		case e.flow.Role == maps.FlowToClient, e.flow.IsTurned():
 			received += e.flow.Bytes
 		default:
 			if e.flow.Bytes != 0 {
@@ -246,7 +246,7 @@ func TestBytesOfFlows(t *testing.T) {
 			says(second(c.proto, c.place.client, c.dialled).with("some bytes"))
 			hears(answer(c.proto, c.backend, c.place.client))
 			check("while it is open")
-			if c.masqueradedPort != 0 {
+			if c.masqueradedPort != 0 && !c.isTurned() {
 				c.leaves(t, second(c.proto, c.place.client, c.backend).with("some bytes"))
 				c.returns(t, answer(c.proto, c.backend, node))
 				check("on its way to the backend")

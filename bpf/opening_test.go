@@ -32,23 +32,41 @@ func begin(t *testing.T, w *world, p place, proto layers.IPProtocol, backend str
 	return c
 }
 
+// isTurned says that the packets of the conversation do not pass the stack.
+func (c *conversation) isTurned() bool {
+	return c.w.turns && c.place.turns && isRemote(c.backend)
+}
+
+// goesOn checks that what the client sent goes on to the backend.
+func (c *conversation) goesOn(o outcome, why maps.Reason) {
+	o.t.Helper()
+	if c.isTurned() {
+		port := maps.Port(c.w.flowOf(o.t, c.place.client, c.dialled).MasqueradePort)
+		o.leaves(o.in.from(node).fromPort(port).to(c.backend), why)
+	} else {
+		o.becomes(o.in.to(c.backend), why)
+	}
+}
+
 // first sends the client's first packet, perhaps again.
 func (c *conversation) first(t *testing.T, why maps.Reason) {
 	t.Helper()
 	in := first(c.proto, c.place.client, c.dialled)
-	c.w.ingress(t, c.place, in).becomes(in.to(c.backend), why)
+	c.goesOn(c.w.ingress(t, c.place, in), why)
 }
 
 // says has the client send a packet.
 func (c *conversation) says(t *testing.T, in packet) {
 	t.Helper()
-	c.w.ingress(t, c.place, in.from(c.place.client).to(c.dialled)).
-		becomes(in.from(c.place.client).to(c.backend), maps.ReasonFlow)
+	c.goesOn(c.w.ingress(t, c.place, in.from(c.place.client).to(c.dialled)), maps.ReasonFlow)
 }
 
-// leaves has the packets of a masqueraded flow leave for the backend.
+// leaves has the packets of a masqueraded flow leave for the backend, unless they have already.
 func (c *conversation) leaves(t *testing.T, in packet) {
 	t.Helper()
+	if c.isTurned() {
+		return
+	}
 	in = in.from(c.place.client).to(c.backend)
 	c.w.egress(t, uplink, in).becomes(in.from(node).fromPort(c.masqueradedPort), maps.ReasonFlow)
 }
@@ -57,12 +75,20 @@ func (c *conversation) leaves(t *testing.T, in packet) {
 func (c *conversation) returns(t *testing.T, in packet) {
 	t.Helper()
 	in = in.from(c.backend).to(node).toPort(c.masqueradedPort)
-	c.w.ingress(t, uplink, in).becomes(in.to(c.place.client), maps.ReasonFlow)
+	if c.isTurned() {
+		c.w.ingress(t, uplink, in).leaves(in.from(c.dialled).to(c.place.client), maps.ReasonFlow)
+	} else {
+		c.w.ingress(t, uplink, in).becomes(in.to(c.place.client), maps.ReasonFlow)
+	}
 }
 
-// hears has an answer leave for the client.
+// hears has an answer leave for the client, all the way if it is turned.
 func (c *conversation) hears(t *testing.T, in packet) {
 	t.Helper()
+	if c.isTurned() {
+		c.returns(t, in)
+		return
+	}
 	in = in.from(c.backend).to(c.place.client)
 	c.w.egress(t, c.place, in).becomes(in.from(c.dialled), maps.ReasonFlow)
 }
@@ -70,7 +96,7 @@ func (c *conversation) hears(t *testing.T, in packet) {
 // establish has the flow come to be.
 func (c *conversation) establish(t *testing.T) {
 	t.Helper()
-	if c.masqueradedPort != 0 {
+	if c.masqueradedPort != 0 && !c.isTurned() {
 		c.leaves(t, first(c.proto, c.place.client, c.backend))
 		c.returns(t, answer(c.proto, c.backend, node))
 	}
@@ -94,9 +120,18 @@ func (c *conversation) agrees(t *testing.T) {
 	c.hears(t, agreement)
 }
 
+// answers is the role of the entry whose packets leave for the client.
+func (c *conversation) answers() uint8 {
+	if c.isTurned() {
+		return maps.FlowFromBackend
+	}
+
+	return maps.FlowToClient
+}
+
 // entryCount is how many entries the flow has.
 func (c *conversation) entryCount() int {
-	if c.masqueradedPort != 0 {
+	if c.masqueradedPort != 0 && !c.isTurned() {
 		return 4
 	}
 
@@ -109,7 +144,7 @@ func eachConversation(t *testing.T, run func(*testing.T, *conversation)) {
 	for _, proto := range transports {
 		for _, backend := range []struct{ name, at string }{{"plain", portPod}, {"masqueraded", remotePod}} {
 			t.Run(fmt.Sprintf("%s %s", backend.name, proto), func(t *testing.T) {
-				each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				each(t, ways, func(t *testing.T, w *world, p place) {
 					run(t, begin(t, w, p, proto, backend.at))
 				})
 			})
@@ -147,7 +182,7 @@ func TestLostEntriesAreMovedAsWell(t *testing.T) {
 		}
 		c.hears(t, answer(c.proto, c.backend, c.place.client))
 		if c.proto == layers.IPProtocolSCTP {
-			proves, survivor = func() { c.hears(t, third(c.proto, client, client)) }, maps.FlowToClient
+			proves, survivor = func() { c.hears(t, third(c.proto, client, client)) }, c.answers()
 		}
 		for _, e := range c.w.entries(t) {
 			if e.flow.Role != survivor {
@@ -184,6 +219,9 @@ func TestEntriesTellTheFlow(t *testing.T) {
 		if c.masqueradedPort != 0 {
 			want.Masquerade, want.MasqueradePort = c.w.mapAddr(node), maps.Port(c.masqueradedPort)
 			want.Flags |= maps.FlowMasqueraded | maps.FlowSent
+		}
+		if c.isTurned() {
+			want.Flags |= maps.FlowTurned
 		}
 		if f != want {
 			t.Errorf("%s: flow is %+v, want %+v", family, f, want)

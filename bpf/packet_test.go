@@ -28,6 +28,7 @@ type packet struct {
 	unsummed bool              // UDP without a checksum
 	own      bool              // of this node, which writes neither an ID nor a flow label
 	toAll    bool              // to all stations of the Ethernet
+	whole    bool              // IPv4: it may not be cut
 	echo     bool              // an ICMP echo request, else an error
 	tells    tale              // which error
 	quote    *packet           // by an error
@@ -172,6 +173,7 @@ func (p packet) withHops(n uint8) packet       { p.hops = n; return p }
 func (p packet) withTOS(tos uint8) packet      { p.tos = tos; return p }
 func (p packet) withoutSum() packet            { p.unsummed = true; return p }
 func (p packet) broadcast() packet             { p.toAll = true; return p }
+func (p packet) uncut() packet                 { p.whole = true; return p }
 
 // padded adds bytes after the end of the packet, as short Ethernet frames have them.
 func (p packet) padded(bytes int) packet { p.padding = bytes; return p }

@@ -22,9 +22,9 @@ type crowd struct {
 	flow map[netip.Addr]bool // who sends packets that egress hooks may know
 }
 
-func newCrowd(t testing.TB, f family) *crowd {
+func newCrowd(t testing.TB, p place, f family) *crowd {
 	t.Helper()
-	w := newWorld(t, f)
+	w := newWorldAt(t, p, f)
 	w.lenient = true
 	for _, proto := range transports {
 		w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{tapPod}})
@@ -38,7 +38,11 @@ func newCrowd(t testing.TB, f family) *crowd {
 			if dialled == node {
 				in = in.toPort(30080)
 			}
-			w.ingress(t, uplink, in).ends(verdictNext, maps.ReasonTranslated)
+			verdict := verdictNext
+			if p.turns && dialled == otherIP {
+				verdict = verdictRedirect
+			}
+			w.ingress(t, uplink, in).ends(verdict, maps.ReasonTranslated)
 		}
 	}
 	must(t, w.hand.ServiceCIDR(f.prefix("8.0.97.0/24")))
@@ -52,6 +56,16 @@ func newCrowd(t testing.TB, f family) *crowd {
 	}
 
 	return c
+}
+
+// eachCrowd runs a test in both families, where everything passes the stack and where not.
+func eachCrowd(t *testing.T, run func(*testing.T, *crowd)) {
+	t.Helper()
+	eachFamily(t, func(t *testing.T, f family) {
+		for _, p := range ways {
+			t.Run("at "+p.String(), func(t *testing.T) { run(t, newCrowd(t, p, f)) })
+		}
+	})
 }
 
 // seeds are packets of all the kinds that the tables have. Those of a crowd's
@@ -125,6 +139,10 @@ func (c *crowd) problem(t testing.TB, p place, egress bool, program *ebpf.Progra
 	t.Helper()
 	got, verdict := c.runBytes(t, program, p, frame)
 	ethernet := !p.noEthernet
+	less := 0 // hops
+	if c.turns && !egress && verdict == verdictRedirect && len(got) == len(frame) && bytes.Equal(got[:12], frame[:12]) {
+		verdict, less = verdictNext, 1 // it leaves as it is; a refusal goes back to where it came from
+	}
 	switch {
 	case verdict == verdictDrop:
 		if !c.concerns(frame, ethernet, egress) {
@@ -149,7 +167,7 @@ func (c *crowd) problem(t testing.TB, p place, egress bool, program *ebpf.Progra
 		return "a bystander was changed"
 	case len(got) != len(frame):
 		return fmt.Sprintf("%d bytes became %d", len(frame), len(got))
-	case !bytes.Equal(anonymous(frame, ethernet), anonymous(got, ethernet)):
+	case !bytes.Equal(anonymous(frame, ethernet, less), anonymous(got, ethernet, 0)):
 		return fmt.Sprintf("more was changed than addresses, ports and checksums:\n%s", hex.Dump(got))
 	}
 
@@ -211,13 +229,20 @@ func addresses(frame []byte, at int) (src, dst netip.Addr, ok bool) {
 }
 
 // anonymous is the frame without addresses, ports and checksums, its own and
-// those of what it quotes, and without the neighbour's Ethernet address.
-func anonymous(frame []byte, ethernet bool) []byte {
+// those of what it quotes, and without the neighbour's Ethernet address; and with less hops.
+func anonymous(frame []byte, ethernet bool, less int) []byte {
 	at := 0
 	out := slices.Clone(frame)
 	if ethernet {
 		at, _ = skipLink(frame)
 		clear(out[:6])
+	}
+	switch {
+	case less == 0:
+	case frame[at]>>4 == 4:
+		out[at+8] -= byte(less)
+	default:
+		out[at+7] -= byte(less)
 	}
 	clearIdentity(out, frame, at, true)
 

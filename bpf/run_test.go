@@ -245,6 +245,14 @@ func (o outcome) passes(why treaty.Reason) {
 	o.isUntouched()
 }
 
+// leaves checks that the packet went out again, as want but for a hop.
+func (o outcome) leaves(want packet, why treaty.Reason) {
+	o.t.Helper()
+	o.ends(verdictRedirect, why)
+	want.hops--
+	o.compare(o.w.bytes(o.place, want, o.between))
+}
+
 // drops checks that the packet ended here, without a word.
 func (o outcome) drops(why treaty.Reason) {
 	o.t.Helper()

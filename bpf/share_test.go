@@ -122,7 +122,7 @@ func TestUsageOfFlows(t *testing.T) {
 		usage(n)
 		w.sweep(t, 0)
 		usage(n)
-		w.delete(t, w.role(t, maps.FlowToClient)) // as the kernel does, which tells no one
+		w.delete(t, w.role(t, c.answers())) // as the kernel does, which tells no one
 		w.wait(t, 1100*time.Millisecond)
 		c.says(t, second(c.proto, c.place.client, c.dialled))
 		w.sweep(t, 0)
@@ -154,7 +154,9 @@ func TestEndedConnectionsMakeRoom(t *testing.T) {
 			c.says(t, sctp(client, client, chunkAbort))
 		}
 		w.use(t, limit+c.entryCount()-4, 0)
-		w.ingress(t, c.place, in).becomes(in.to(c.backend), maps.ReasonTranslated)
+		goesOn := &conversation{w: w, place: c.place, proto: c.proto, dialled: c.dialled, backend: c.backend, masqueradedPort: c.masqueradedPort}
+		goesOn.place.client = stranger
+		goesOn.first(t, maps.ReasonTranslated)
 		w.usage(t, int64(limit)-4, 0)
 		for _, e := range w.entries(t) {
 			if e.flow.Created == old.Created {

@@ -156,10 +156,10 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 }
 
 /*
- * translate_error translates an ICMP error, if it is about a flow of ours. It is
+ * find_error_flow finds out which flow of ours an ICMP error is about: pkt->flow. It is
  * global, as begin_flow is.
  */
-__noinline int translate_error(struct __sk_buff *ctx, __u32 hook)
+__noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
 {
 	struct packet *pkt = packet_at(hook);
 	const struct flow *f;
@@ -180,7 +180,8 @@ __noinline int translate_error(struct __sk_buff *ctx, __u32 hook)
 		return REASON_PASS_NO_FLOW;
 	if (is_redirect(pkt->icmp_type, pkt->ip.v6))
 		return REASON_DROP_REDIRECT;
-	return rewrite_error(ctx, pkt);
+	pkt->flow = *f;
+	return REASON_NEXT;
 }
 
 /*
@@ -277,6 +278,7 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 {
 	bool half_open;
 	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
+	enum reason why;
 
 	if (!f)
 		return begin_flow(ctx, flags);
@@ -289,13 +291,26 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 	}
 	if (f->role == FLOW_FROM_CLIENT)
 		mark(ctx);
+	why = turn_or_pass(ctx, pkt, f);
+	if (why)
+		return why;
 	track(pkt, f, half_open);
 	return REASON_FLOW;
 }
 
-/* The way of a packet from the wire to the stack through the house, top to bottom. */
-static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet *pkt,
-					   const struct network *net, __u32 flags)
+/* translate_error leads an error from the wire to whom the packet is from that it is about. */
+static __always_inline enum reason translate_error(struct __sk_buff *ctx, struct packet *pkt)
+{
+	enum reason why = find_error_flow(ctx, HOOK_INGRESS);
+
+	if (!why)
+		why = turn_or_pass(ctx, pkt, &pkt->flow);
+	return why ?: rewrite_error(ctx, HOOK_INGRESS);
+}
+
+/* translate leads a packet from the wire to a backend, or back to its client. */
+static __always_inline enum reason translate(struct __sk_buff *ctx, struct packet *pkt,
+					     const struct network *net, __u32 flags)
 {
 	enum reason why;
 
@@ -305,10 +320,9 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
 	why = read_rest(ctx, pkt);
 	if (why)
 		return why;
-	if (pkt->is_error)
-		return translate_error(ctx, HOOK_INGRESS);
-
 	pkt->now = bpf_ktime_get_ns();
+	if (pkt->is_error)
+		return translate_error(ctx, pkt);
 	why = way_of(ctx, pkt, flags);
 	if (!is_translated(why))
 		return why;
@@ -317,6 +331,15 @@ static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet 
 	if (rewrite(ctx, pkt, &pkt->to) || !shortcut(ctx, &pkt->to))
 		return REASON_DROP_REWRITE;
 	return why;
+}
+
+/* The way of a packet from the wire through the house, top to bottom: to the stack, or out again. */
+static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet *pkt,
+					   const struct network *net, __u32 flags)
+{
+	enum reason why = translate(ctx, pkt, net, flags);
+
+	return pkt->turns && !spend_hop(ctx, &pkt->ip) ? REASON_DROP_REWRITE : why;
 }
 
 /*
@@ -347,7 +370,7 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (why)
 		return why;
 	if (pkt->is_error)
-		return translate_error(ctx, HOOK_EGRESS);
+		return find_error_flow(ctx, HOOK_EGRESS) ?: rewrite_error(ctx, HOOK_EGRESS);
 	if (!has_ports(pkt->ip.key.proto))
 		return REASON_PASS_BYSTANDER;
 
@@ -373,6 +396,7 @@ int sluice_ingress(struct __sk_buff *ctx)
 	struct packet *pkt;
 	enum reason why;
 	__u32 flags;
+	int verdict;
 
 	/* A frame to another machine, which the stack would drop; a bridge would not. */
 	if (config_ethernet && !config_bridge_port && ctx->pkt_type == PACKET_OTHERHOST)
@@ -381,7 +405,13 @@ int sluice_ingress(struct __sk_buff *ctx)
 	if (why)
 		return pass(why);
 	pkt = new_packet(HOOK_INGRESS);
-	return pkt ? finish(ctx, balance(ctx, pkt, &net, flags)) : VERDICT_NEXT;
+	if (!pkt)
+		return VERDICT_NEXT;
+	why = balance(ctx, pkt, &net, flags);
+	verdict = finish(ctx, why, is_reject(why) || pkt->mtu);
+	return verdict == VERDICT_NEXT && pkt->turns ?
+		       bpf_redirect_neigh(pkt->out, &pkt->next, sizeof(pkt->next), 0) :
+		       verdict;
 }
 
 SEC("tc")
@@ -399,7 +429,7 @@ int sluice_egress(struct __sk_buff *ctx)
 		return VERDICT_NEXT;
 	why = reverse(ctx, pkt, &net);
 	if (why != REASON_FLOW || !returns(pkt))
-		return finish(ctx, why);
+		return finish(ctx, why, false);
 	count(why);
 	return return_reply(ctx);
 }

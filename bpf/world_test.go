@@ -22,6 +22,7 @@ type place struct {
 	class      uint32
 	noEthernet bool
 	bridgePort bool
+	turns      bool // what leaves by uplinks need not pass the stack
 }
 
 var (
@@ -33,6 +34,9 @@ var (
 	podPort    = place{device: "port0", client: "8.0.1.9:40000", class: maps.DevicePods, bridgePort: true}
 	podPortToo = place{device: "port1", client: "8.0.1.3:40000", class: maps.DevicePods, bridgePort: true}
 
+	turning = place{device: "eth0", client: client, class: maps.DeviceUplink, turns: true}
+
+	ways       = []place{uplink, turning}
 	uplinks    = []place{uplink, tunnel, bridgedNIC}
 	podPlaces  = []place{podVeth, podTun, podPort}
 	everyplace = slices.Concat(uplinks, podPlaces)
@@ -44,6 +48,10 @@ var (
 
 func (p place) String() string {
 	class := map[uint32]string{maps.DevicePods: "pods", maps.DeviceUplink: "uplink"}[p.class]
+
+	if p.turns {
+		class += ", turning"
+	}
 
 	return fmt.Sprintf("%s of class %s", p.device, class)
 }
@@ -58,6 +66,7 @@ type world struct {
 	unsummed bool   // no device has added them up
 	marked   uint32 // which bits of its mark a packet goes on with
 	lenient  bool   // nor is that expected of those that go no further
+	turns    bool   // some leave without passing the stack
 	hand     *mapstest.Writer
 }
 
@@ -102,6 +111,17 @@ func (w *world) mustPassFilters(t testing.TB) {
 	}
 }
 
+// newWorldAt is newWorld, as a place wants it.
+func newWorldAt(t testing.TB, p place, f family, options ...func(*DeviceConfig)) *world {
+	t.Helper()
+	w := newWorld(t, f, options...)
+	if p.turns {
+		w.turn(t, "eth0", "eth1")
+	}
+
+	return w
+}
+
 // putDevices says what the node sends by each device.
 func (w *world) putDevices(t testing.TB) {
 	t.Helper()
@@ -118,6 +138,24 @@ func (w *world) putDevices(t testing.TB) {
 			value.Bridge = w.index("br0")
 		}
 		must(t, w.maps.Devices.Put(w.index(device), value))
+	}
+}
+
+// turn lets packets leave by devices without passing the stack, and by no others.
+func (w *world) turn(t testing.TB, devices ...string) {
+	t.Helper()
+	w.turns = true
+	for name := range w.links {
+		device, ok, err := w.maps.Devices.Lookup(w.index(name))
+		must(t, err)
+		if !ok {
+			continue
+		}
+		device.Flags &^= maps.DeviceTurns
+		if slices.Contains(devices, name) {
+			device.Flags |= maps.DeviceTurns
+		}
+		must(t, w.maps.Devices.Put(w.index(name), device))
 	}
 }
 
@@ -228,14 +266,18 @@ func (w *world) newTable(p *published, algorithm uint8, to []string) []uint32 {
 func (w *world) putBackend(t testing.TB, servicePort uint32, text string) uint32 {
 	t.Helper()
 	var flags uint32
-	addr := at(text).Addr().As4()
-	if slices.Contains([]uint8{1, 4, 6, 50, 51}, addr[2]) {
+	if !isRemote(text) {
 		flags = maps.BackendLocal
 	}
 	id, err := w.hand.Backend(servicePort, w.family.addrPort(at(text)), flags)
 	must(t, err)
 
 	return id
+}
+
+// isRemote says that a backend is on another node.
+func isRemote(backend string) bool {
+	return !slices.Contains([]uint8{1, 4, 6, 50, 51}, at(backend).Addr().As4()[2])
 }
 
 // replace makes one backend the only one of what clients of the external scope dial.
@@ -274,7 +316,7 @@ func each(t *testing.T, places []place, run func(*testing.T, *world, place), opt
 	t.Helper()
 	eachFamily(t, func(t *testing.T, f family) {
 		for _, p := range places {
-			t.Run("at "+p.String(), func(t *testing.T) { run(t, newWorld(t, f, options...), p) })
+			t.Run("at "+p.String(), func(t *testing.T) { run(t, newWorldAt(t, p, f, options...), p) })
 		}
 	})
 }

@@ -129,7 +129,7 @@ type abiDevice struct {
 	SourceV4 abiAddr
 	SourceV6 abiAddr
 	Bridge   uint32
-	Reserved uint32
+	Flags    uint32
 }
 
 type abiDeviceClass uint32
@@ -138,6 +138,12 @@ const (
 	abiDeviceClassDEVICE_PODS        abiDeviceClass = 0
 	abiDeviceClassDEVICE_UPLINK      abiDeviceClass = 1
 	abiDeviceClassDEVICE_CLASS_COUNT abiDeviceClass = 2
+)
+
+type abiDeviceFlag uint32
+
+const (
+	abiDeviceFlagDEVICE_TURNS abiDeviceFlag = 1
 )
 
 type abiFlow struct {
@@ -198,6 +204,7 @@ const (
 	abiFlowFlagFLOW_RETURNS     abiFlowFlag = 2
 	abiFlowFlagFLOW_SENT        abiFlowFlag = 8
 	abiFlowFlagFLOW_COUNTED     abiFlowFlag = 16
+	abiFlowFlagFLOW_TURNED      abiFlowFlag = 32
 	abiFlowFlagFLOW_BY_PODS     abiFlowFlag = 64
 	abiFlowFlagFLOW_BY_UPLINKS  abiFlowFlag = 128
 )
@@ -550,6 +557,7 @@ const (
 	abiVarBtfCidrCover      = "btf_cidr_cover"
 	abiVarBtfClientKind     = "btf_client_kind"
 	abiVarBtfDeviceClass    = "btf_device_class"
+	abiVarBtfDeviceFlag     = "btf_device_flag"
 	abiVarBtfFlowCount      = "btf_flow_count"
 	abiVarBtfFlowEnding     = "btf_flow_ending"
 	abiVarBtfFlowFlag       = "btf_flow_flag"
@@ -663,6 +671,7 @@ type abiVariableSpecs struct {
 	BtfCidrCover      *ebpf.VariableSpec `ebpf:"btf_cidr_cover"`
 	BtfClientKind     *ebpf.VariableSpec `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.VariableSpec `ebpf:"btf_device_class"`
+	BtfDeviceFlag     *ebpf.VariableSpec `ebpf:"btf_device_flag"`
 	BtfFlowCount      *ebpf.VariableSpec `ebpf:"btf_flow_count"`
 	BtfFlowEnding     *ebpf.VariableSpec `ebpf:"btf_flow_ending"`
 	BtfFlowFlag       *ebpf.VariableSpec `ebpf:"btf_flow_flag"`
@@ -785,6 +794,7 @@ type abiVariables struct {
 	BtfCidrCover      *ebpf.Variable `ebpf:"btf_cidr_cover"`
 	BtfClientKind     *ebpf.Variable `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.Variable `ebpf:"btf_device_class"`
+	BtfDeviceFlag     *ebpf.Variable `ebpf:"btf_device_flag"`
 	BtfFlowCount      *ebpf.Variable `ebpf:"btf_flow_count"`
 	BtfFlowEnding     *ebpf.Variable `ebpf:"btf_flow_ending"`
 	BtfFlowFlag       *ebpf.Variable `ebpf:"btf_flow_flag"`

@@ -45,6 +45,7 @@ const (
 	FlowCounted     = uint8(abiFlowFlagFLOW_COUNTED)
 	FlowByPods      = uint8(abiFlowFlagFLOW_BY_PODS)
 	FlowByUplinks   = uint8(abiFlowFlagFLOW_BY_UPLINKS)
+	FlowTurned      = uint8(abiFlowFlagFLOW_TURNED)
 )
 
 // What a device leads to.
@@ -52,6 +53,9 @@ const (
 	DevicePods   = uint32(abiDeviceClassDEVICE_PODS)
 	DeviceUplink = uint32(abiDeviceClassDEVICE_UPLINK)
 )
+
+// DeviceTurns is a flag of a [Device]: packets may leave by it without passing the stack.
+const DeviceTurns = uint32(abiDeviceFlagDEVICE_TURNS)
 
 // FlowKeyOf returns the key of a packet as it comes to a hook.
 func FlowKeyOf(hook, protocol uint8, src, dst netip.AddrPort) FlowKey {
@@ -87,13 +91,19 @@ func (f Flow) MasqueradeAddrPort() netip.AddrPort { return addrPort(f.Masquerade
 // IsMasqueraded says that the backend sees this node, not the client.
 func (f Flow) IsMasqueraded() bool { return f.Flags&FlowMasqueraded != 0 }
 
-// Roles returns which entries the flow has: two, or four if it is masqueraded.
-func (f Flow) Roles() []uint8 {
-	if f.IsMasqueraded() {
-		return []uint8{FlowFromClient, FlowToClient, FlowToBackend, FlowFromBackend}
-	}
+// IsTurned reports whether the flow does not pass the node's network stack.
+func (f Flow) IsTurned() bool { return f.Flags&FlowTurned != 0 }
 
-	return []uint8{FlowFromClient, FlowToClient}
+// Roles returns which entries the flow has: two, or four if it is masqueraded by way of the stack.
+func (f Flow) Roles() []uint8 {
+	switch {
+	case f.IsTurned():
+		return []uint8{FlowFromClient, FlowFromBackend}
+	case f.IsMasqueraded():
+		return []uint8{FlowFromClient, FlowToClient, FlowToBackend, FlowFromBackend}
+	default:
+		return []uint8{FlowFromClient, FlowToClient}
+	}
 }
 
 // Key returns the key of the entry of f that has this role.

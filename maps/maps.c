@@ -10,6 +10,7 @@ const enum algorithm *btf_algorithm __attribute__((unused));
 const enum pool_flag *btf_pool_flag __attribute__((unused));
 const enum backend_flag *btf_backend_flag __attribute__((unused));
 const enum addr_flag *btf_addr_flag __attribute__((unused));
+const enum device_flag *btf_device_flag __attribute__((unused));
 const enum device_class *btf_device_class __attribute__((unused));
 const enum hook *btf_hook __attribute__((unused));
 const enum flow_role *btf_flow_role __attribute__((unused));

@@ -299,7 +299,13 @@ struct device {
 	struct addr source_v4; /* what this node sends there, if a route does not say otherwise */
 	struct addr source_v6; /* unspecified: none but link-local addresses */
 	__u32 bridge; /* ifindex of the bridge that it is a port of, or 0 */
-	__u32 reserved;
+	__u32 flags; /* enum device_flag */
+};
+
+/* device.flags */
+enum device_flag {
+	DEVICE_TURNS =
+		1, /* packets may leave by it that have not passed the stack: see bpf/lib/turn.h */
 };
 
 /* Prefix lengths count from the first bit after prefix_len. */
@@ -439,6 +445,12 @@ _Static_assert(sizeof(struct flow_key) == 40, "flow_key is hashed: no hidden pad
  *
  * client' is the client at stack_port: its own port, unless another flow of
  * that port has the same backend.
+ *
+ * A masqueraded flow that is turned has only the entries of ingress, and their packets leave
+ * by a device at once:
+ *
+ *	FROM_CLIENT   ingress  client -> dialled         masquerade -> backend
+ *	FROM_BACKEND  ingress  backend -> masquerade     dialled -> client
  */
 enum flow_role {
 	FLOW_FROM_CLIENT = 1,
@@ -477,6 +489,7 @@ enum flow_flag {
 	FLOW_RETURNS = 2, /* replies are routed from what was dialled: see bpf/lib/return.h */
 	FLOW_SENT = 8, /* a packet has left as the masquerade */
 	FLOW_COUNTED = 16, /* in the backend's load; what FLOW_FROM_CLIENT says counts */
+	FLOW_TURNED = 32, /* does not pass the stack */
 	FLOW_BY_PODS = 64, /* the client's packets come by devices of class DEVICE_PODS */
 	FLOW_BY_UPLINKS =
 		128, /* or of class DEVICE_UPLINK; neither: an earlier build did not note it */

@@ -151,6 +151,7 @@ __noinline int reserve(__u32 role, __u32 urgent)
 		pkt->evicts = true;
 		over = pkt->gone.created;
 	}
+	note_entry(&pkt->key, role, pkt->now);
 	switch (put_half_open(&pkt->key, f, BPF_NOEXIST)) {
 	case 0:
 		break;
@@ -169,6 +170,27 @@ __noinline int reserve(__u32 role, __u32 urgent)
 		drop_half_open(&pkt->key);
 		return REASON_DROP_MASQUERADE_PORT;
 	}
+	drop_flow(&pkt->key);
+	return REASON_NEXT;
+}
+
+/*
+ * put_opening puts an entry of pkt->flow into half_open, if the flow has one of this role, that
+ * needs no reservation: nobody else can have its tuple.
+ */
+static __noinline int put_opening(struct packet *pkt, __u32 role)
+{
+	struct flow *f = &pkt->flow;
+
+	if (!has_role(f, role))
+		return REASON_NEXT;
+	comes_as(f, role, &pkt->key);
+	f->role = role;
+	note_entry(&pkt->key, role, pkt->now);
+	if (!put_half_open(&pkt->key, f, BPF_NOEXIST))
+		count_flows(COUNT_HALF_OPEN_PUT, 1);
+	else if (put_half_open(&pkt->key, f, BPF_ANY))
+		return REASON_DROP_FLOW_TABLE;
 	drop_flow(&pkt->key);
 	return REASON_NEXT;
 }

@@ -48,10 +48,8 @@ static __always_inline int pass(enum reason why)
 }
 
 /* finish turns the reason into the verdict, and counts it. */
-static __always_inline int finish(struct __sk_buff *ctx, enum reason why)
+static __always_inline int finish(struct __sk_buff *ctx, enum reason why, bool refused)
 {
-	bool refused = is_reject(why);
-
 	if (refused)
 		why = refuse(ctx, why);
 	count(why);

@@ -69,7 +69,7 @@ static __always_inline struct flow *other_side(struct packet *pkt, const struct 
 {
 	reversed(&pkt->to, &pkt->key);
 	pkt->key.proto = pkt->ip.key.proto;
-	pkt->key.hook = HOOK_INGRESS + HOOK_EGRESS - pkt->ip.key.hook;
+	pkt->key.hook = is_turned(f) ? HOOK_INGRESS : HOOK_INGRESS + HOOK_EGRESS - pkt->ip.key.hook;
 	pkt->key.reserved = 0;
 	return entry_at(pkt, f);
 }

@@ -46,6 +46,26 @@ static __always_inline bool is_stray(const struct flow *f)
 	return f->role == FLOW_FROM_CLIENT && f->flags & class_flag(other);
 }
 
+static __always_inline bool is_turned(const struct flow *f)
+{
+	return f->flags & FLOW_TURNED;
+}
+
+/*
+ * has_role reports whether a flow has an entry of this role. Here, too, branches would be paths to
+ * verify: see same_tuple.
+ */
+static __always_inline bool has_role(const struct flow *f, __u32 role)
+{
+	__u32 masqueraded = f->flags / FLOW_MASQUERADED % 2, turned = f->flags / FLOW_TURNED % 2;
+	__u32 roles = 1 << FLOW_FROM_CLIENT | (1 - turned) << FLOW_TO_CLIENT |
+		      (masqueraded & (1 - turned)) << FLOW_TO_BACKEND |
+		      masqueraded << FLOW_FROM_BACKEND;
+
+	asm volatile("" : "+r"(roles));
+	return roles >> role & 1;
+}
+
 /* comes_as is a packet of f in this role, as it comes to the hook. */
 static __always_inline void comes_as(const struct flow *f, __u8 role, struct flow_key *key)
 {
@@ -67,19 +87,32 @@ static __always_inline void comes_as(const struct flow *f, __u8 role, struct flo
 	}
 }
 
-/* goes_as is that packet, as it leaves the hook. */
+/* answer_comes_as is a packet that leaves for the client, as it comes to the hook where it does. */
+static __always_inline void answer_comes_as(const struct flow *f, struct flow_key *key)
+{
+	if (is_turned(f))
+		comes_as(f, FLOW_FROM_BACKEND, key);
+	else
+		comes_as(f, FLOW_TO_CLIENT, key);
+}
+
+/*
+ * goes_as is that packet, as it leaves the hook. If the flow is turned, what comes at ingress
+ * leaves there as it would at egress.
+ */
 static __always_inline void goes_as(const struct flow *f, __u8 role, struct flow_key *key)
 {
-	bool to_client = role == FLOW_TO_CLIENT, from_backend = role == FLOW_FROM_BACKEND;
+	bool to_client = role == FLOW_TO_CLIENT || role == FLOW_FROM_BACKEND;
+	bool to_stack = !is_turned(f) && (role == FLOW_FROM_CLIENT || role == FLOW_FROM_BACKEND);
 
-	if (to_client || from_backend) {
-		key->src = to_client ? f->dialled : f->backend;
-		key->src_port = to_client ? f->dialled_port : f->backend_port;
+	if (to_client) {
+		key->src = to_stack ? f->backend : f->dialled;
+		key->src_port = to_stack ? f->backend_port : f->dialled_port;
 		key->dst = f->client;
-		key->dst_port = to_client ? f->client_port : f->stack_port;
+		key->dst_port = to_stack ? f->stack_port : f->client_port;
 	} else {
-		key->src = role == FLOW_FROM_CLIENT ? f->client : f->masquerade;
-		key->src_port = role == FLOW_FROM_CLIENT ? f->stack_port : f->masquerade_port;
+		key->src = to_stack ? f->client : f->masquerade;
+		key->src_port = to_stack ? f->stack_port : f->masquerade_port;
 		key->dst = f->backend;
 		key->dst_port = f->backend_port;
 	}
@@ -189,6 +222,13 @@ static __always_inline struct flow *entry_of(struct packet *pkt, const struct fl
 	return entry_at(pkt, f);
 }
 
+/* answers_of returns the entry of f whose packets leave for the client. See entry_at. */
+static __always_inline struct flow *answers_of(struct packet *pkt, const struct flow *f)
+{
+	answer_comes_as(f, &pkt->key);
+	return entry_at(pkt, f);
+}
+
 /* drop_flow deletes an entry from flows, and counts it. */
 static __always_inline void drop_flow(const struct flow_key *key)
 {
@@ -229,7 +269,7 @@ __noinline int release(__u32 hook, __u32 role)
 	struct packet *pkt = packet_at(hook);
 	struct flow *had;
 
-	if (!pkt)
+	if (!pkt || !has_role(&pkt->flow, role))
 		return 0;
 	comes_as(&pkt->flow, role, &pkt->key);
 	had = half_open_at(&pkt->key);
@@ -263,7 +303,7 @@ __noinline int put_back(__u32 hook, __u32 role)
 	__u8 state;
 	long failed;
 
-	if (!pkt)
+	if (!pkt || !has_role(&pkt->flow, role))
 		return 0;
 	f = &pkt->flow;
 	state = f->state;
@@ -291,11 +331,9 @@ __noinline int put_back(__u32 hook, __u32 role)
 static __always_inline int put_back_all(struct packet *pkt)
 {
 	__u32 hook = pkt->ip.key.hook;
-	int put = put_back(hook, FLOW_FROM_CLIENT) + put_back(hook, FLOW_TO_CLIENT);
 
-	if (is_masqueraded(&pkt->flow))
-		put += put_back(hook, FLOW_TO_BACKEND) + put_back(hook, FLOW_FROM_BACKEND);
-	return put;
+	return put_back(hook, FLOW_FROM_CLIENT) + put_back(hook, FLOW_TO_CLIENT) +
+	       put_back(hook, FLOW_TO_BACKEND) + put_back(hook, FLOW_FROM_BACKEND);
 }
 
 /* release_all takes all entries of pkt->flow out of half_open. */
@@ -305,10 +343,8 @@ static __always_inline void release_all(struct packet *pkt)
 
 	release(hook, FLOW_FROM_CLIENT);
 	release(hook, FLOW_TO_CLIENT);
-	if (is_masqueraded(&pkt->flow)) {
-		release(hook, FLOW_TO_BACKEND);
-		release(hook, FLOW_FROM_BACKEND);
-	}
+	release(hook, FLOW_TO_BACKEND);
+	release(hook, FLOW_FROM_BACKEND);
 }
 
 #endif

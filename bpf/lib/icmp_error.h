@@ -162,14 +162,20 @@ static __always_inline bool rewrite_quoted(struct __sk_buff *ctx, struct packet 
 }
 
 /*
- * rewrite_error translates an error about the packets that come as pkt->came to this
+ * rewrite_error translates an error about the packets that come as pkt->came to a
  * hook, and leave as pkt->to. Its own addresses change where they are those
- * of the flow: a router on the way keeps its name.
+ * of the flow: a router on the way keeps its name. It is global, so that the verifier looks at
+ * it once.
  */
-static __noinline int rewrite_error(struct __sk_buff *ctx, struct packet *pkt)
+__noinline int rewrite_error(struct __sk_buff *ctx, __u32 hook)
 {
-	const struct flow_key *came = &pkt->came, *goes = &pkt->to;
+	struct packet *pkt = packet_at(hook);
+	const struct flow_key *came, *goes;
 
+	if (!pkt)
+		return REASON_DROP_REWRITE;
+	came = &pkt->came;
+	goes = &pkt->to;
 	reversed(goes, &pkt->key);
 	if (!rewrite_quoted(ctx, pkt, &pkt->quoted, &pkt->key))
 		return REASON_DROP_REWRITE;

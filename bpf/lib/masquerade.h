@@ -104,6 +104,20 @@ __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 	return why;
 }
 
+/*
+ * reserve_own_port reserves the replies to the packet's flow as those to the client's own port.
+ * See reserve. A backend that dials from the very port on which it answers needs another one:
+ * requests and replies would be one and the same to the stack.
+ */
+static __always_inline int reserve_own_port(struct __sk_buff *ctx, const struct flow *f)
+{
+	if (addr_equal(&f->client, &f->backend) && f->client_port == f->backend_port)
+		return REASON_DROP_MASQUERADE_PORT;
+	if (is_taken(ctx, FLOW_TO_CLIENT))
+		return REASON_DROP_MASQUERADE_PORT;
+	return reserve(FLOW_TO_CLIENT, false);
+}
+
 /* masquerade lends pkt->flow an address and a port of this node. */
 static __always_inline int masquerade(struct __sk_buff *ctx, struct packet *pkt)
 {

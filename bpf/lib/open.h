@@ -5,7 +5,7 @@
 
 #include "affinity.h"
 #include "frontend.h"
-#include "masquerade.h"
+#include "turn.h"
 
 /* How many backends are tried when another flow of the client's port has the first. */
 #define MAX_BACKENDS 3
@@ -45,13 +45,6 @@ static __always_inline void set_backend(struct flow *f, const struct backend *be
 	f->stack_port = f->client_port;
 }
 
-/* answers_itself says that the backend dials from the very port on which it answers: requests and
- * replies would be one and the same to the stack. */
-static __always_inline bool answers_itself(const struct flow *f)
-{
-	return addr_equal(&f->client, &f->backend) && f->client_port == f->backend_port;
-}
-
 /*
  * reserve_reply makes the backend's replies those of pkt->flow. If another flow, or a direct
  * connection, of the client's port has that very backend, it chooses another backend, or changes
@@ -65,9 +58,7 @@ static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *p
 
 	for (i = 0; i < MAX_BACKENDS; i++) {
 		set_backend(&pkt->flow, *be);
-		why = answers_itself(&pkt->flow) || is_taken(ctx, FLOW_TO_CLIENT) ?
-			      REASON_DROP_MASQUERADE_PORT :
-			      reserve(FLOW_TO_CLIENT, false);
+		why = reserve_own_port(ctx, &pkt->flow);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			return why;
 		if (pool->affinity_seconds)
@@ -104,40 +95,19 @@ static __always_inline bool needs_return(struct __sk_buff *ctx, struct packet *p
 }
 
 /*
- * put_opening puts an entry of pkt->flow that needs no reservation: nobody else can
- * have its tuple.
- */
-static __noinline int put_opening(struct packet *pkt, __u32 role)
-{
-	struct flow *f = &pkt->flow;
-
-	comes_as(f, role, &pkt->key);
-	f->role = role;
-	note_entry(&pkt->key, role, pkt->now);
-	if (!put_half_open(&pkt->key, f, BPF_NOEXIST))
-		count_flows(COUNT_HALF_OPEN_PUT, 1);
-	else if (put_half_open(&pkt->key, f, BPF_ANY))
-		return REASON_DROP_FLOW_TABLE;
-	drop_flow(&pkt->key);
-	return REASON_NEXT;
-}
-
-/*
  * put_entries puts what is left of the entries, and again those that were reserved
- * before all was decided: each tells all of the flow. That of the client's packets
- * comes last.
+ * before all was decided: each tells all of the flow. Of a flow that is turned, nothing was
+ * left to decide. The entry of the client's packets comes last.
  */
 static __always_inline int put_entries(struct packet *pkt)
 {
 	struct flow *f = &pkt->flow;
-	int why;
+	int why = put_opening(pkt, FLOW_TO_CLIENT);
 
-	f->end = f->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0;
-	why = put_opening(pkt, FLOW_TO_CLIENT);
-	if (!why && is_masqueraded(f))
+	if (!why && !is_turned(f))
 		why = put_opening(pkt, FLOW_FROM_BACKEND);
-	f->end = 0;
-	if (!why && is_masqueraded(f))
+	f->end = 0; /* of what comes from the client */
+	if (!why)
 		why = put_opening(pkt, FLOW_TO_BACKEND);
 	if (f->proto == IPPROTO_TCP)
 		f->end = pkt->tcp.end; /* the packet at hand is this entry's first */
@@ -148,9 +118,13 @@ static __always_inline int put_entries(struct packet *pkt)
 static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 				    const struct pool *pool, const struct backend *be)
 {
-	int why;
+	int why = REASON_NEXT;
 
-	why = reserve_reply(ctx, pkt, pool, &be);
+	set_backend(&pkt->flow, be);
+	if (wants_masquerade(pool, be, &pkt->flow.client) && may_turn(ctx, pkt, be))
+		pkt->flow.flags |= FLOW_TURNED | FLOW_SENT;
+	else
+		why = reserve_reply(ctx, pkt, pool, &be);
 	evict(pkt);
 	if (why)
 		return why;
@@ -160,7 +134,7 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 		evict(pkt);
 	}
 	if (!why) {
-		if (needs_return(ctx, pkt))
+		if (!is_turned(&pkt->flow) && needs_return(ctx, pkt))
 			pkt->flow.flags |= FLOW_RETURNS;
 		why = put_entries(pkt);
 	}
@@ -207,6 +181,7 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.created = pkt->now,
 		.last_seen = pkt->now,
 		.flags = FLOW_COUNTED | class_flag(config_device_class),
+		.end = came->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0, /* of what answers it */
 	};
 	why = remember(ctx, pkt, pool, be);
 	if (why)

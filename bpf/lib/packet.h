@@ -26,6 +26,7 @@
 /* How much of a packet our errors quote: all headers, and a little more. */
 #define MAX_QUOTE 128
 
+#define V4_DONT_FRAGMENT bpf_htons(0x4000)
 #define V4_FRAGMENT_OFFSET bpf_htons(0x1fff)
 #define V4_MORE_FRAGMENTS bpf_htons(0x2000)
 #define V6_FRAGMENT_OFFSET bpf_htons(0xfff8)
@@ -40,6 +41,7 @@
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETERPROB 12
 #define ICMP_PORT_UNREACH 3
+#define ICMP_FRAG_NEEDED 4
 
 /* The header of an ICMP error, of both families. */
 struct icmp_header {
@@ -50,6 +52,7 @@ struct icmp_header {
 };
 
 /* __sk_buff.pkt_type */
+#define PACKET_HOST 0
 #define PACKET_BROADCAST 1
 #define PACKET_MULTICAST 2
 #define PACKET_OTHERHOST 3
@@ -120,6 +123,10 @@ struct packet {
 	bool evicts; /* gone has to be forgotten */
 	__u8 role; /* of the entry at egress: an enum flow_role */
 	__u8 flags; /* and its flags */
+	bool turns; /* it leaves by the device out, to next, and does not enter the stack */
+	__u16 mtu; /* of the way of a packet that is too long for it, and may not be cut; 0: it is not */
+	__u32 out;
+	struct bpf_redir_neigh next;
 	__u8 signal; /* enum signal */
 	__u8 icmp_type;
 	__u8 is_error; /* an ICMP error */
@@ -151,6 +158,8 @@ static __always_inline struct packet *new_packet(enum hook hook)
 		pkt->signal = SIGNAL_NONE;
 		pkt->is_error = false;
 		pkt->evicts = false;
+		pkt->turns = false;
+		pkt->mtu = 0;
 	}
 	return pkt;
 }

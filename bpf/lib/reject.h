@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Refusing a packet: an ICMP port unreachable goes back the way it came. */
+/* Refusing a packet: an ICMP port unreachable or too big goes back the way it came. */
 #ifndef SLUICE_REJECT_H
 #define SLUICE_REJECT_H
 
@@ -150,7 +150,11 @@ static __always_inline bool write_error_v4(struct __sk_buff *ctx, struct packet 
 			.saddr = from->words[3],
 			.daddr = pkt->ip.key.src.words[3],
 		},
-		.icmp = { .type = ICMP_DEST_UNREACH, .code = ICMP_PORT_UNREACH },
+		.icmp = {
+			.type = ICMP_DEST_UNREACH,
+			.code = pkt->mtu ? ICMP_FRAG_NEEDED : ICMP_PORT_UNREACH,
+			.rest = bpf_htonl(pkt->mtu),
+		},
 	};
 
 	hdr.ip.check = fold(bpf_csum_diff(NULL, 0, (void *)&hdr.ip, sizeof(hdr.ip), 0));
@@ -171,7 +175,11 @@ static __always_inline bool write_error_v6(struct __sk_buff *ctx, struct packet 
 			.nexthdr = IPPROTO_ICMPV6,
 			.hop_limit = ERROR_TTL,
 		},
-		.icmp = { .type = ICMPV6_DEST_UNREACH, .code = ICMPV6_PORT_UNREACH },
+		.icmp = {
+			.type = pkt->mtu ? ICMPV6_PKT_TOOBIG : ICMPV6_DEST_UNREACH,
+			.code = pkt->mtu ? 0 : ICMPV6_PORT_UNREACH,
+			.rest = bpf_htonl(pkt->mtu),
+		},
 	};
 
 	__builtin_memcpy(&hdr.ip.saddr, from, sizeof(hdr.ip.saddr));
@@ -215,9 +223,9 @@ static __always_inline bool make_error(struct __sk_buff *ctx, struct packet *pkt
 }
 
 /*
- * refuse makes the packet an error to its sender. It returns why, or
- * REASON_REJECT_LIMITED if it is to be dropped without a word. It is for ingress; and
- * global, so that the verifier looks at it once.
+ * refuse makes the packet an error to its sender: if pkt->mtu is set, that it is too big. It
+ * returns why, or REASON_REJECT_LIMITED if it is to be dropped without a word. Of what is too big the
+ * kernel, too, tells without a limit. It is for ingress; and global, so that the verifier looks at it once.
  */
 __noinline int refuse(struct __sk_buff *ctx, int why)
 {
@@ -229,7 +237,7 @@ __noinline int refuse(struct __sk_buff *ctx, int why)
 		return REASON_REJECT_LIMITED;
 	client = &pkt->ip.key.src;
 	if (pkt->ip.later || !is_to_one_host(ctx) || !is_one_host(client) ||
-	    !may_answer(client, pkt->now))
+	    (!pkt->mtu && !may_answer(client, pkt->now)))
 		return REASON_REJECT_LIMITED;
 	error_source(ctx, pkt, &from);
 	return make_error(ctx, pkt, &from) ? why : REASON_DROP_REWRITE;

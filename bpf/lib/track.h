@@ -76,22 +76,19 @@ static __noinline int touch(struct packet *pkt, const struct flow *f, __u32 role
 	return 0;
 }
 
-/* keep_all keeps the tuples of a flow of which one side is silent. */
+/* keep_all keeps the tuples of a flow of which one side is silent, as far as it has them. */
 static __always_inline void keep_all(struct packet *pkt, const struct flow *f)
 {
 	touch(pkt, f, FLOW_FROM_CLIENT);
 	touch(pkt, f, FLOW_TO_CLIENT);
-	if (is_masqueraded(f)) {
-		touch(pkt, f, FLOW_TO_BACKEND);
-		touch(pkt, f, FLOW_FROM_BACKEND);
-	}
+	touch(pkt, f, FLOW_TO_BACKEND);
+	touch(pkt, f, FLOW_FROM_BACKEND);
 }
 
 /* is_robbed says that a half-open flow has lost a tuple, perhaps to another one. */
 static __always_inline bool is_robbed(struct packet *pkt, const struct flow *f)
 {
-	return !entry_of(pkt, f, FLOW_TO_CLIENT) ||
-	       (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND));
+	return !answers_of(pkt, f) || (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND));
 }
 
 /* refresh is for now and then: what another entry has lost is put back. */
@@ -116,7 +113,7 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 static __noinline bool has_ended(struct packet *pkt, const struct flow *f)
 {
 	const struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
-	const struct flow *to = entry_of(pkt, f, FLOW_TO_CLIENT);
+	const struct flow *to = answers_of(pkt, f);
 
 	if (f->state == FLOW_RESET || !from || !to)
 		return f->state == FLOW_RESET;
@@ -182,7 +179,7 @@ static __always_inline void note_sent(struct packet *pkt, const struct flow *f)
 /* track follows a packet of the entry f. */
 static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
 {
-	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT;
+	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT || is_turned(f);
 	__u8 over = f->ending & FLOW_OVER;
 	bool was_silent = is_silent(f);
 	__u8 state;
@@ -225,7 +222,7 @@ __noinline int forget(__u32 hook, __u32 role)
 {
 	struct packet *pkt = packet_at(hook);
 
-	if (!pkt)
+	if (!pkt || !has_role(&pkt->gone, role))
 		return 0;
 	comes_as(&pkt->gone, role, &pkt->key);
 	if (gives_up(half_open_at(&pkt->key), &pkt->gone, role))
@@ -242,17 +239,15 @@ static __always_inline void forget_all(struct packet *pkt)
 
 	forget(hook, FLOW_FROM_CLIENT);
 	forget(hook, FLOW_TO_CLIENT);
-	if (is_masqueraded(&pkt->gone)) {
-		forget(hook, FLOW_TO_BACKEND);
-		forget(hook, FLOW_FROM_BACKEND);
-	}
+	forget(hook, FLOW_TO_BACKEND);
+	forget(hook, FLOW_FROM_BACKEND);
 }
 
-/* sibling returns the entry of the same flow in another role, or NULL. */
-static __always_inline const struct flow *sibling(struct packet *pkt, const struct flow *f,
-						  __u8 role, bool half_open)
+/* answers_in returns what answers_of does, or NULL, as it is in one of both tables. */
+static __always_inline const struct flow *answers_in(struct packet *pkt, const struct flow *f,
+						     bool half_open)
 {
-	comes_as(f, role, &pkt->key);
+	answer_comes_as(f, &pkt->key);
 	return half_open ? half_open_at(&pkt->key) : bpf_map_lookup_elem(&sl_flows, &pkt->key);
 }
 
@@ -274,7 +269,7 @@ static __always_inline bool is_over(struct packet *pkt, const struct flow *f, bo
 
 	if (f->ending & FLOW_OVER)
 		return true;
-	answers = sibling(pkt, f, FLOW_TO_CLIENT, half_open);
+	answers = answers_in(pkt, f, half_open);
 	if (f->proto == IPPROTO_SCTP)
 		return is_silent(f) || (answers && is_silent(answers));
 	if (f->state != FLOW_RESET && !(answers && answers->state == FLOW_RESET))
@@ -291,7 +286,7 @@ static __always_inline bool is_idle(struct packet *pkt, const struct flow *f, bo
 
 	if (idle_of(f, pkt->now) <= limit)
 		return false;
-	answers = sibling(pkt, f, FLOW_TO_CLIENT, half_open);
+	answers = answers_in(pkt, f, half_open);
 	return !answers || idle_of(answers, pkt->now) > limit;
 }
 

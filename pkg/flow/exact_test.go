@@ -32,6 +32,7 @@ func mustMake(t *testing.T, w *world, r *rand.Rand, n int) []made {
 		}
 		if r.IntN(3) == 0 {
 			f = masqueraded(f)
+			f.Flags |= []uint8{0, maps.FlowTurned}[r.IntN(2)]
 		}
 		m := made{flow: f}
 		halfOpen := r.IntN(3) == 0

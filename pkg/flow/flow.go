@@ -3,7 +3,8 @@
 // frontend is gone. It also tells how full the tables are, and what fell out.
 //
 // A flow is two or four entries of the maps flows, half_open and unanswered, and each of
-// them tells all of it (types.h draws the roles). They are used by different
+// them tells all of it (types.h draws the roles). One that is masqueraded may go from
+// two to four, so all four are looked for. They are used by different
 // packets, so none of them alone says whether the flow is idle, or what it has
 // come to. A [Sweeper] therefore decides about whole flows, from what it reads
 // of all their entries right before it deletes them: all or none.
@@ -16,6 +17,7 @@ package flow
 
 import (
 	"iter"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -148,6 +150,11 @@ func (g *group) created() uint64 {
 	}
 
 	return created
+}
+
+// isTurned reports whether no packet of the flow passes the node's network stack.
+func (g *group) isTurned() bool {
+	return !slices.ContainsFunc(g.entries, func(e entry) bool { return !e.value.IsTurned() })
 }
 
 // remove deletes the entries, and tells deleted of those that were still there.

@@ -21,10 +21,12 @@ type Flow struct {
 	Masquerade netip.AddrPort `json:"masquerade,omitzero"`
 	// StackPort is the port that the client has for this node's network stack
 	// and a backend on it, if another flow has the client's own.
-	StackPort   uint16 `json:"stackPort,omitempty"`
-	State       State  `json:"state"`
-	AgeSeconds  int64  `json:"ageSeconds"`
-	IdleSeconds int64  `json:"idleSeconds"` // since a packet was seen, give or take one
+	StackPort uint16 `json:"stackPort,omitempty"`
+	// Turned: its packets do not pass this node's network stack.
+	Turned      bool  `json:"turned,omitempty"`
+	State       State `json:"state"`
+	AgeSeconds  int64 `json:"ageSeconds"`
+	IdleSeconds int64 `json:"idleSeconds"` // since a packet was seen, give or take one
 }
 
 // List returns the flows, sorted by Service and by what was dialled. It needs no
@@ -102,6 +104,7 @@ func (l *lister) flow(t table, e maps.Entry[maps.FlowKey, maps.Flow], service st
 		Client:      g.told.ClientAddrPort(),
 		Dialled:     g.told.DialledAddrPort(),
 		Backend:     g.told.BackendAddrPort(),
+		Turned:      g.isTurned(),
 		State:       g.state(),
 		AgeSeconds:  int64(since(g.created(), now) / time.Second),
 		IdleSeconds: int64(since(g.lastSeen(), now) / time.Second),

@@ -36,6 +36,16 @@ func TestList(t *testing.T) {
 	moved := created(flowOf(tcp, 39999), -3*time.Second)
 	w.put(t, moved, note{fromClient, maps.FlowOpen, false, -3 * time.Second}, note{fromClient, maps.FlowNew, true, 0})
 
+	turned := created(masqueraded(flowOf(tcp, 40001)), time.Hour)
+	turned.ServicePortId, turned.Flags = 8, turned.Flags|maps.FlowTurned
+	w.put(t, turned, note{fromClient, maps.FlowOpen, false, 0}, note{fromBackend, maps.FlowFin, false, 0})
+	// One of its entries has been told already that it goes through the stack.
+	turned.ServicePortId = 9
+	turned.ClientPort, turned.MasqueradePort = maps.Port(40002), maps.Port(40002)
+	w.put(t, turned, note{fromClient, maps.FlowOpen, false, 0})
+	turned.Flags &^= maps.FlowTurned
+	w.put(t, turned, note{fromBackend, maps.FlowOpen, false, 0})
+
 	client := func(port uint16) netip.AddrPort {
 		return netip.AddrPortFrom(netip.MustParseAddr("198.51.100.7"), port)
 	}
@@ -50,11 +60,19 @@ func TestList(t *testing.T) {
 			Dialled: netip.MustParseAddrPort("[fd00:10:96::1]:80"), Backend: netip.MustParseAddrPort("[fd00::2]:8080"),
 		},
 		{
+			Service: "id 8", Protocol: "TCP", Client: client(40001), Dialled: vip, Backend: backend, State: Closing,
+			Masquerade: netip.MustParseAddrPort("192.168.50.1:40001"), AgeSeconds: 3600, Turned: true,
+		},
+		{
+			Service: "id 9", Protocol: "TCP", Client: client(40002), Dialled: vip, Backend: backend, State: Established,
+			Masquerade: netip.MustParseAddrPort("192.168.50.1:40002"), StackPort: 40001, AgeSeconds: 3600,
+		},
+		{
 			Service: "kube-system/dns", Protocol: "UDP", Client: client(53000), Dialled: vip, Backend: backend, State: Unanswered,
 			Masquerade: netip.MustParseAddrPort("192.168.50.1:53000"), StackPort: 10007, AgeSeconds: 10,
 		},
 	}, web...)
-	for service, want := range map[string][]Flow{"": all, "shop/web": web, "shop/nosuch": {}, "kube-system/dns": all[1:2]} {
+	for service, want := range map[string][]Flow{"": all, "shop/web": web, "shop/nosuch": {}, "kube-system/dns": all[3:4]} {
 		have, err := List(w.Pinned, service, w.clock)
 		must(t, err)
 		if diff := gocmp.Diff(want, have, gocmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
