@@ -34,6 +34,9 @@ type Device struct {
 	// is 0.
 	Peer int
 
+	// TakesFrames: whatever leaves by the device needs nothing but an Ethernet header.
+	TakesFrames bool
+
 	// Network is the first address of global scope with a network around it,
 	// as 192.168.50.1/24: others can be reached there. A /32 is none.
 	Network netip.Prefix
@@ -79,12 +82,31 @@ func deviceOf(link netlink.Link) Device {
 	case "tuntap":
 		device.Kind = "tun"
 	}
+	device.TakesFrames = takesFrames(device, link)
 	// Without the number of another namespace, the link's index is of this one.
 	if device.isPair() && attrs.NetNsID < 0 {
 		device.Peer = attrs.ParentIndex
 	}
 
 	return device
+}
+
+// takesFrames does not know every kind of device for which it is true. A tunnel may be told with each packet
+// where it goes; what belongs to a VRF or a bridge is not where routes lead.
+func takesFrames(d Device, link netlink.Link) bool {
+	if d.LinkLayer != LinkEthernet || d.Master != 0 {
+		return false
+	}
+	switch d.Kind {
+	case "", "veth", "vlan", "bond", "team", "bridge", "macvlan":
+		return true
+	case "vxlan":
+		vxlan, ok := link.(*netlink.Vxlan)
+
+		return ok && !vxlan.FlowBased
+	default:
+		return false
+	}
 }
 
 // isPair says that the device is one end of two.

@@ -19,7 +19,7 @@ import (
 // mustList returns what is told of a namespace, by name.
 func mustList(t testing.TB, ns *lab.Namespace) map[string]Device {
 	t.Helper()
-	state, err := list(ns.Netlink())
+	state, err := list(ns.Netlink(), mustForwarding(t, ns))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,6 +99,7 @@ func TestDevicesAreTold(t *testing.T) {
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "pod0", Bridge: "br0"}, lab.End{Namespace: peer, Device: "eth0"})
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "here"}, lab.End{Namespace: ns, Device: "there"})
 	mustAddLink(t, ns, &netlink.Vxlan{LinkAttrs: named("flannel.1"), VxlanId: 1, Port: 8472})
+	mustAddLink(t, ns, &netlink.Vxlan{LinkAttrs: named("any.1"), FlowBased: true, Port: 8473})
 	mustAddLink(t, ns, &netlink.Ifb{LinkAttrs: named("ifb0")})
 	mustTun(t)
 	mustAddLink(t, ns, &netlink.Tuntap{LinkAttrs: named("tap0"), Mode: netlink.TUNTAP_MODE_TAP})
@@ -114,15 +115,16 @@ func TestDevicesAreTold(t *testing.T) {
 	devices := mustList(t, ns)
 	want := map[string]Device{
 		"lo":        {LinkLayer: LinkOther, IsLoopback: true, IsUp: true},
-		"br0":       {Kind: "bridge", LinkLayer: LinkEthernet, IsUp: true, Network: netip.MustParsePrefix("10.244.1.1/24")},
+		"br0":       {Kind: "bridge", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true, Network: netip.MustParsePrefix("10.244.1.1/24")},
 		"pod0":      {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, Master: devices["br0"].Index},
-		"here":      {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, Peer: devices["there"].Index},
-		"there":     {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, Peer: devices["here"].Index},
-		"flannel.1": {Kind: "vxlan", LinkLayer: LinkEthernet},
+		"here":      {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true, Peer: devices["there"].Index},
+		"there":     {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true, Peer: devices["here"].Index},
+		"flannel.1": {Kind: "vxlan", LinkLayer: LinkEthernet, TakesFrames: true},
+		"any.1":     {Kind: "vxlan", LinkLayer: LinkEthernet},
 		"ifb0":      {Kind: "ifb", LinkLayer: LinkEthernet},
 		"tap0":      {Kind: "tun", LinkLayer: LinkEthernet},
 		"tun0":      {Kind: "tun", LinkLayer: LinkIP},
-		"macvlan0":  {Kind: "macvlan", LinkLayer: LinkEthernet},
+		"macvlan0":  {Kind: "macvlan", LinkLayer: LinkEthernet, TakesFrames: true},
 	}
 	for name, d := range want {
 		d.Name = name

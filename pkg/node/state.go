@@ -15,18 +15,23 @@ type State struct {
 	Addresses []Address
 	// Devices are all there are, in the kernel's order.
 	Devices []Device
+	// Concern is why packets must not be led past the node's network stack: what it would do to those
+	// that it forwards, beyond routing them. It is empty if there is nothing.
+	Concern string
 }
 
 func (s State) equal(o State) bool {
-	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Devices, o.Devices)
+	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Devices, o.Devices) && s.Concern == o.Concern
 }
 
 func (s State) clone() State {
-	return State{Addresses: slices.Clone(s.Addresses), Devices: slices.Clone(s.Devices)}
+	s.Addresses, s.Devices = slices.Clone(s.Addresses), slices.Clone(s.Devices)
+
+	return s
 }
 
 // list asks the kernel for everything.
-func list(handle *netlink.Handle) (State, error) {
+func list(handle *netlink.Handle, forwarding *forwarding) (State, error) {
 	links, err := complete(handle.LinkList)
 	if err != nil {
 		return State{}, fmt.Errorf("list devices: %w", err)
@@ -46,7 +51,9 @@ func list(handle *netlink.Handle) (State, error) {
 		routes = append(routes, more...)
 	}
 
-	return State{Addresses: addressesOf(withoutIPVS(addrs, links)), Devices: devicesOf(links, addrs, routes)}, nil
+	return State{
+		Addresses: addressesOf(withoutIPVS(addrs, links)), Devices: devicesOf(links, addrs, routes), Concern: forwarding.concern(),
+	}, nil
 }
 
 // ipvsDevice is where kube-proxy in IPVS mode puts the addresses of Services, and
@@ -65,9 +72,9 @@ func withoutIPVS(addrs []netlink.Addr, links []netlink.Link) []netlink.Addr {
 
 // complete asks for a list again if something changed meanwhile: some of it may
 // be missing then.
-func complete[T any](ask func() ([]T, error)) ([]T, error) {
+func complete[T any](ask func() (T, error)) (T, error) {
 	const tries = 10
-	var listed []T
+	var listed T
 	var err error = netlink.ErrDumpInterrupted
 	for i := 0; i < tries && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
 		listed, err = ask()

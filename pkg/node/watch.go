@@ -159,7 +159,7 @@ func (w *watcher) look(s *subscription) error {
 	default:
 	}
 	begin := time.Now()
-	state, err := list(s.handle)
+	state, err := list(s.handle, s.forwarding)
 	if err != nil {
 		return err
 	}

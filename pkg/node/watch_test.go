@@ -245,7 +245,7 @@ func TestWatchFindsAChangeThatNobodyTold(t *testing.T) {
 		Update:     func(state State) { updates <- state },
 		relistTime: 10 * time.Millisecond,
 	}}
-	deaf := &subscription{handle: ns.Netlink(), changed: make(chan struct{}), broken: make(chan error)}
+	deaf := &subscription{handle: ns.Netlink(), forwarding: mustForwarding(t, ns), changed: make(chan struct{}), broken: make(chan error)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.heed(ctx, deaf) }()

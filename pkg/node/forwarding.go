@@ -1,0 +1,174 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// forwarding finds out what the stack of a namespace would do to packets that it forwards,
+// beyond routing them by their addresses. Who leads packets past the stack would miss that.
+type forwarding struct {
+	ns     netns.NsHandle
+	routes *netlink.Handle
+	xfrm   *netlink.Handle // nil: the kernel has no IPsec
+	tables nftables
+}
+
+// newForwarding returns one for the namespace ns, of which routes is a handle. The caller closes it.
+func newForwarding(ns netns.NsHandle, routes *netlink.Handle) (*forwarding, error) {
+	f := &forwarding{ns: ns, routes: routes}
+	var err error
+	if f.xfrm, err = netlink.NewHandleAt(ns, unix.NETLINK_XFRM); err != nil && !isUnknown(err) {
+		return nil, fmt.Errorf("netlink socket of IPsec: %w", err)
+	}
+	if f.tables, err = openNFTables(ns); err != nil {
+		f.close()
+
+		return nil, err
+	}
+
+	return f, nil
+}
+
+// isUnknown reports whether err says that the kernel has no such thing.
+func isUnknown(err error) bool {
+	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
+}
+
+func (f *forwarding) close() {
+	if f.xfrm != nil {
+		f.xfrm.Close()
+	}
+	f.tables.close()
+}
+
+// concern returns what concerns forwarded packets, in a person's words, or "" if they are routed
+// by their addresses and accepted, all of them. Of several concerns it is one. What cannot be
+// found out is a concern.
+func (f *forwarding) concern() string {
+	for _, part := range []struct {
+		name string
+		find func() (string, error)
+	}{
+		{"IPsec policies", f.policies},
+		{"routing rules", f.rules},
+		{"iptables", f.legacyTables},
+		{"nftables", f.tables.concern},
+	} {
+		found, err := complete(part.find)
+		if err != nil {
+			return fmt.Sprintf("%s cannot be read: %v", part.name, err)
+		}
+		if found != "" {
+			return found
+		}
+	}
+
+	return ""
+}
+
+// policies finds IPsec.
+func (f *forwarding) policies() (string, error) {
+	if f.xfrm == nil {
+		return "", nil
+	}
+	policies, err := f.xfrm.XfrmPolicyList(netlink.FAMILY_ALL)
+	if err != nil || len(policies) == 0 {
+		return "", err
+	}
+
+	return fmt.Sprintf("%d IPsec policies", len(policies)), nil
+}
+
+// rules finds those that choose a route by what a lookup of ours does not tell.
+func (f *forwarding) rules() (string, error) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := f.routes.RuleList(family)
+		if isUnknown(err) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		for _, r := range rules {
+			if r.Mark != 0 || r.Mask != nil {
+				return fmt.Sprintf("routing rule %d goes by a mark", r.Priority), nil
+			}
+			if r.Tos != 0 || r.TunID != 0 || r.IPProto != 0 || r.Sport != nil || r.Dport != nil {
+				return fmt.Sprintf("routing rule %d goes by more than addresses", r.Priority), nil
+			}
+		}
+	}
+
+	return "", nil
+}
+
+// legacyTables finds those of iptables-legacy. What is in them it does not read: the kernel makes one when
+// it is first asked for, and then it is hardly empty.
+func (f *forwarding) legacyTables() (string, error) {
+	var tables []string
+	err := inNamespace(f.ns, func() error {
+		for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
+			names, err := os.ReadFile("/proc/thread-self/net/" + name)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			tables = append(tables, strings.Fields(string(names))...)
+		}
+
+		return nil
+	})
+	if err != nil || len(tables) == 0 {
+		return "", err
+	}
+
+	return "legacy iptables has tables: " + strings.Join(tables, ", "), nil
+}
+
+// inNamespace runs f in a network namespace, on a thread of its own.
+func inNamespace(ns netns.NsHandle, f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this, and no one else gets it
+		if err := netns.Set(ns); err != nil {
+			done <- fmt.Errorf("enter the network namespace: %w", err)
+
+			return
+		}
+		done <- f()
+	}()
+
+	return <-done
+}
+
+// subscribeForwarding opens what tells of changes to what concern finds, but for legacy tables, of which
+// no one tells. The caller closes the sockets, also next to an error.
+func subscribeForwarding(ns netns.NsHandle) ([]*nl.NetlinkSocket, error) {
+	var sockets []*nl.NetlinkSocket
+	for _, of := range []struct {
+		protocol int
+		group    uint
+	}{{unix.NETLINK_XFRM, xfrmPolicyGroup}, {unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES}} {
+		socket, err := nl.SubscribeAt(ns, netns.None(), of.protocol, of.group)
+		if isUnknown(err) {
+			continue
+		}
+		if err != nil {
+			return sockets, fmt.Errorf("subscribe to protocol %d of netlink: %w", of.protocol, err)
+		}
+		sockets = append(sockets, socket)
+	}
+
+	return sockets, nil
+}
+
+const xfrmPolicyGroup = 4 // XFRMNLGRP_POLICY

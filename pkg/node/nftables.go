@@ -1,0 +1,293 @@
+package node
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// nftables reads the rulesets of a namespace, iptables-nft's among them. Its zero value is that of
+// a kernel without any.
+type nftables struct {
+	sockets map[int]*nl.SocketHandle
+}
+
+func openNFTables(ns netns.NsHandle) (nftables, error) {
+	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_NETFILTER)
+	if isUnknown(err) {
+		return nftables{}, nil
+	}
+	if err != nil {
+		return nftables{}, fmt.Errorf("netlink socket of netfilter: %w", err)
+	}
+
+	return nftables{map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}}, nil
+}
+
+func (n nftables) close() {
+	for _, s := range n.sockets {
+		s.Close()
+	}
+}
+
+// chain is one of a table.
+type chain struct {
+	family      uint8
+	table, name string
+}
+
+func (c chain) String() string { return fmt.Sprintf("nftables chain %s %s", c.table, c.name) }
+
+// concern returns which rule or policy that a forwarded packet may meet does more than accept it, or
+// masquerade it in the end. Rules that it does not know well are among them. If there is none it returns "".
+func (n nftables) concern() (string, error) {
+	if n.sockets == nil {
+		return "", nil
+	}
+	chains, err := n.dump(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC)
+	if errors.Is(err, unix.EINVAL) {
+		return "", nil // a kernel without nftables
+	}
+	if err != nil {
+		return "", err
+	}
+	known := make(map[chain]bool)
+	for _, message := range chains {
+		c, base, err := chainOf(message)
+		if err != nil {
+			return "", err
+		}
+		if !base.meets(c.family) {
+			continue
+		}
+		if base.policy != nfAccept {
+			return c.String() + " has a policy other than accept", nil
+		}
+		if found, err := n.follow(c, known); err != nil || found != "" {
+			return found, err
+		}
+	}
+
+	return "", nil
+}
+
+// follow looks at the rules of a chain, and of those that they lead to.
+func (n nftables) follow(c chain, known map[chain]bool) (string, error) {
+	if known[c] {
+		return "", nil
+	}
+	known[c] = true
+	rules, err := n.dump(unix.NFT_MSG_GETRULE, c.family,
+		nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(c.table)),
+		nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.name)))
+	if err != nil {
+		return "", err
+	}
+	for _, message := range rules {
+		expressions, err := expressionsOf(message)
+		if err != nil {
+			return "", err
+		}
+		for _, e := range expressions {
+			target, harmless := e.effect()
+			if !harmless {
+				return fmt.Sprintf("%s has a rule with %q", c, e.name), nil
+			}
+			if target == "" {
+				continue
+			}
+			if found, err := n.follow(chain{c.family, c.table, target}, known); err != nil || found != "" {
+				return found, err
+			}
+		}
+	}
+
+	return "", nil
+}
+
+// dump returns the messages that answer a request for all there is of a kind.
+func (n nftables) dump(kind int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
+	request := nl.NewNetlinkRequest(nfnlSubsysNFTables<<8|kind, unix.NLM_F_DUMP)
+	request.Sockets = n.sockets
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: family})
+	for _, attr := range attrs {
+		request.AddData(attr)
+	}
+
+	return request.Execute(unix.NETLINK_NETFILTER, 0)
+}
+
+const (
+	nfnlSubsysNFTables = 10
+	nfAccept           = 1
+	sizeofNfgenmsg     = 4
+	xtName             = 1 // NFTA_TARGET_NAME
+)
+
+// base is where a chain is hooked in. Its zero value is that of a chain which others lead to.
+type base struct {
+	hooked bool
+	hook   uint32
+	policy uint32
+}
+
+// meets reports whether forwarded packets come to the hook, before they leave the stack.
+func (b base) meets(family uint8) bool {
+	if !b.hooked {
+		return false
+	}
+	switch family {
+	case unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET:
+		return b.hook != unix.NF_INET_LOCAL_IN && b.hook != unix.NF_INET_LOCAL_OUT
+	case unix.NFPROTO_NETDEV:
+		return b.hook == unix.NF_NETDEV_INGRESS
+	default:
+		return false
+	}
+}
+
+// chainOf reads a chain.
+func chainOf(message []byte) (c chain, b base, err error) {
+	attrs, err := attributesOf(message)
+	if err != nil {
+		return c, b, err
+	}
+	c = chain{message[0], text(attrs[unix.NFTA_CHAIN_TABLE]), text(attrs[unix.NFTA_CHAIN_NAME])}
+	nested, hooked := attrs[unix.NFTA_CHAIN_HOOK]
+	if !hooked {
+		return c, b, nil
+	}
+	hook, err := parse(nested)
+	b = base{hooked: true, hook: number(hook[unix.NFTA_HOOK_HOOKNUM]), policy: nfAccept}
+	if policy, ok := attrs[unix.NFTA_CHAIN_POLICY]; ok {
+		b.policy = number(policy)
+	}
+
+	return c, b, err
+}
+
+// expression is a part of a rule.
+type expression struct {
+	name string
+	data map[uint16][]byte
+}
+
+// expressionsOf reads the parts of a rule.
+func expressionsOf(message []byte) ([]expression, error) {
+	attrs, err := attributesOf(message)
+	if err != nil {
+		return nil, err
+	}
+	list, err := nl.ParseRouteAttr(attrs[unix.NFTA_RULE_EXPRESSIONS])
+	if err != nil {
+		return nil, err
+	}
+	var all []expression
+	for _, element := range list {
+		parts, err := parse(element.Value)
+		if err != nil {
+			return nil, err
+		}
+		e := expression{name: text(parts[unix.NFTA_EXPR_NAME])}
+		if e.data, err = parse(parts[unix.NFTA_EXPR_DATA]); err != nil {
+			return nil, err
+		}
+		all = append(all, e)
+	}
+
+	return all, nil
+}
+
+// What expressions that may also write name the register in that they write from.
+var sources = map[string]uint16{
+	"payload": unix.NFTA_PAYLOAD_SREG, "meta": unix.NFTA_META_SREG, "ct": unix.NFTA_CT_SREG, "exthdr": unix.NFTA_EXTHDR_SREG,
+}
+
+// effect reports whether the expression only looks at a packet, counts it, accepts it or leads it to another chain: target.
+// It may also give it an address of this node, which can only be done last of all: so do we.
+func (e expression) effect() (target string, harmless bool) {
+	switch e.name {
+	case "target":
+		return "", text(e.data[xtName]) == "MASQUERADE"
+	case "masq", "cmp", "bitwise", "byteorder", "range", "counter", "fib", "rt", "socket", "match":
+		return "", true
+	case "payload", "meta", "ct", "exthdr":
+		_, writes := e.data[sources[e.name]]
+
+		return "", !writes
+	case "lookup":
+		register, maps := e.data[unix.NFTA_LOOKUP_DREG]
+
+		return "", !maps || number(register) != unix.NFT_REG_VERDICT
+	case "immediate":
+		return e.verdict()
+	default:
+		return "", false
+	}
+}
+
+// verdict is effect of an expression that loads a register, or gives a verdict.
+func (e expression) verdict() (target string, harmless bool) {
+	if number(e.data[unix.NFTA_IMMEDIATE_DREG]) != unix.NFT_REG_VERDICT {
+		return "", true
+	}
+	data, err := parse(e.data[unix.NFTA_IMMEDIATE_DATA])
+	if err != nil {
+		return "", false
+	}
+	verdict, err := parse(data[unix.NFTA_DATA_VERDICT])
+	if err != nil {
+		return "", false
+	}
+	switch int32(number(verdict[unix.NFTA_VERDICT_CODE])) {
+	case nfAccept, unix.NFT_CONTINUE, unix.NFT_RETURN:
+		return "", true
+	case unix.NFT_JUMP, unix.NFT_GOTO:
+		target = text(verdict[unix.NFTA_VERDICT_CHAIN])
+
+		return target, target != ""
+	default:
+		return "", false
+	}
+}
+
+// attributesOf reads those of a message.
+func attributesOf(message []byte) (map[uint16][]byte, error) {
+	if len(message) < sizeofNfgenmsg {
+		return nil, fmt.Errorf("a message of %d bytes", len(message))
+	}
+
+	return parse(message[sizeofNfgenmsg:])
+}
+
+// parse reads attributes, by their types.
+func parse(bytes []byte) (map[uint16][]byte, error) {
+	list, err := nl.ParseRouteAttr(bytes)
+	if err != nil {
+		return nil, err
+	}
+	attrs := make(map[uint16][]byte, len(list))
+	for _, a := range list {
+		attrs[typeOf(a)] = a.Value
+	}
+
+	return attrs, nil
+}
+
+func typeOf(a syscall.NetlinkRouteAttr) uint16 { return a.Attr.Type & nl.NLA_TYPE_MASK }
+
+// number reads one of 32 bits; what is no such number is none that means anything.
+func number(bytes []byte) uint32 {
+	if len(bytes) != 4 {
+		return ^uint32(0)
+	}
+
+	return binary.BigEndian.Uint32(bytes)
+}
+
+func text(bytes []byte) string { return unix.ByteSliceToString(bytes) }
