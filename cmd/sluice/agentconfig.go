@@ -64,7 +64,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	return cfg, err
 }
 
-// setDevices says which devices programs are attached to, and how.
+// setDevices says which devices programs are attached to, and how, and what those do there.
 func (f *agentFlags) setDevices(cfg *agent.Config) error {
 	var err error
 	if cfg.Devices.Only, err = parsePatterns(f.devices); err != nil {
@@ -78,6 +78,13 @@ func (f *agentFlags) setDevices(cfg *agent.Config) error {
 	}
 	if cfg.Datapath.Attachment, err = datapath.ParseAttachment(f.deviceAttach); err != nil {
 		return fmt.Errorf("--device-attach: %w", err)
+	}
+	switch f.forwarding {
+	case "auto":
+	case "stack":
+		cfg.ThroughStack = true
+	default:
+		return fmt.Errorf("--forwarding %q: it is auto or stack", f.forwarding)
 	}
 
 	return nil

@@ -90,6 +90,8 @@ var configs = []struct {
 	{"node ports at primary addresses in nftables mode", "mode: nftables", nil, nodePortRanges, "[]"},
 	{"node ports at some addresses", "nodePortAddresses: [10.0.0.0/8]", nil, nodePortRanges, "[10.0.0.0/8]"},
 	{"the node's name", "hostnameOverride: ' File '", nil, func(c agent.Config) any { return c.NodeName }, "file"},
+	{"the way that is found out", "", nil, func(c agent.Config) any { return c.ThroughStack }, false},
+	{"the way through the stack", "", []string{"--forwarding=stack"}, func(c agent.Config) any { return c.ThroughStack }, true},
 	{"whether bytes are counted", "", []string{"--count-bytes"}, func(c agent.Config) any { return c.Datapath.CountBytes }, true},
 	{"the number of Services with metrics", "", []string{"--service-metrics=7"}, func(c agent.Config) any { return c.ServiceMetrics }, 7},
 	{"a thousand Services with metrics", "", nil, func(c agent.Config) any { return c.ServiceMetrics }, 1000},
@@ -178,6 +180,7 @@ func TestManifestsExcludeAPIServer(t *testing.T) {
 		{"", "--service-metrics=-1", "--service-metrics: it must not be negative"},
 		{"", "--algorithm=best", `--algorithm: "best" is none of`},
 		{"", "--udp=some", "--udp: "},
+		{"", "--forwarding=some", `--forwarding "some": it is auto or stack`},
 		{"", "--flow-table-memory=1", "--flow-table-memory "},
 	} {
 		if _, err := toConfig(t, test.fields, test.arg); err == nil || !strings.HasPrefix(err.Error(), test.want) {

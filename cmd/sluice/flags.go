@@ -16,6 +16,7 @@ type agentFlags struct {
 	devices         []string
 	excludeDevices  []string
 	deviceAttach    string
+	forwarding      string
 	flowTableMemory string
 	mark            markFlag
 	algorithm       string
@@ -32,6 +33,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.StringSliceVar(&flags.devices, "devices", nil, "attach to these devices only: shell patterns, each with =pods or =uplink if that is not to be found out (default: all that lead to pods or to others)")
 	f.StringSliceVar(&flags.excludeDevices, "exclude-devices", nil, "never attach to these devices: shell patterns")
 	f.StringVar(&flags.deviceAttach, "device-attach", "", "how to attach to devices: tcx or clsact (default: tcx where the kernel has it)")
+	f.StringVar(&flags.forwarding, "forwarding", "auto", "how packets to backends on other nodes leave: stack (through the node's network stack, always) or auto (without, if nothing there concerns them)")
 	f.StringVar(&flags.flowTableMemory, "flow-table-memory", "", "how much memory the flows of devices may take; it counts when the tables are created. The default is for as many as conntrack.maxPerCore and conntrack.min allow the kernel to track, and a 128th of the machine's memory at most, but 16Mi at least")
 	f.Var(&flags.mark, "mark", "VALUE[/MASK]: set these bits of the mark of packets that devices translate and clients send to Services, so that rules of netfilter can tell them (default: none)")
 	f.StringVar(&flags.algorithm, "algorithm", "", "how Services that do not say it choose a backend: random, rr, lc, sed, nq, sh, dh or maglev (default: what ipvs.scheduler selects, or random)")

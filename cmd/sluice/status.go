@@ -62,6 +62,7 @@ func readStatus(ctx context.Context, where *places) (agent.Status, error) {
 func drawStatus(t *table, s agent.Status) {
 	drawAgent(t, s)
 	drawHooks(t, s)
+	drawForwarding(t, s)
 	drawFlowTables(t, s.Flows)
 	drawDevices(t, s.Devices)
 	t.note("")
@@ -125,6 +126,17 @@ func drawHooks(t *table, s agent.Status) {
 		if hook.Problem != "" {
 			t.note(fmt.Sprintf("          %s: %s", hook.Name, hook.Problem))
 		}
+	}
+}
+
+// drawForwarding is silent without an agent: only it knows.
+func drawForwarding(t *table, s agent.Status) {
+	switch {
+	case !s.Running:
+	case s.ThroughStack != "":
+		t.note("forwarding: stack, because " + s.ThroughStack)
+	default:
+		t.note("forwarding: what goes to backends on other nodes does not pass the network stack")
 	}
 }
 

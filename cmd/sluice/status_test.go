@@ -29,6 +29,8 @@ func TestStatusOfHooks(t *testing.T) {
 			agent.Status{Hooks: hooks[1:], Effective: fmt.Errorf("%w: fork", datapath.ErrNotProbed).Error()},
 			"hooks     1 of 1 attached to /cgroup, but hooks could not be tried: fork\n",
 		},
+		{"of an agent that lets packets past the stack", agent.Status{Running: true}, "forwarding: what goes to backends on other nodes does not pass the network stack\n"},
+		{"of an agent that does not", agent.Status{Running: true, ThroughStack: "--forwarding stack"}, "forwarding: stack, because --forwarding stack\n"},
 		{
 			"effective in a part of the machine",
 			agent.Status{Hooks: hooks[1:], NotCovered: "sockets of processes outside of this cgroup"},

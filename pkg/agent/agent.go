@@ -46,6 +46,9 @@ type Config struct {
 	Local LocalDetector
 	// Devices says which devices programs are attached to.
 	Devices node.Rules
+	// ThroughStack: packets to backends on other nodes always pass this node's network stack, also
+	// if nothing there concerns them.
+	ThroughStack bool
 	// MasqueradeAll is kube-proxy's: backends see this node, whoever connects.
 	MasqueradeAll bool
 	// Algorithm is that of Services which do not name one.
@@ -164,10 +167,13 @@ type agent struct {
 	unwritten  bool  // a write failed in this round
 	unwritable error // nothing can be written
 	slices     int   // that the writer has written
-	frontends  maps.Table[maps.FrontendKey, uint32]
-	tables     maps.Tables // written by writer, read by anybody
-	stock      stock
-	grace      grace
+	// throughStack is why packets to backends on other nodes pass the network stack, "" if they need not;
+	// nil: that is not known yet.
+	throughStack *string
+	frontends    maps.Table[maps.FrontendKey, uint32]
+	tables       maps.Tables // written by writer, read by anybody
+	stock        stock
+	grace        grace
 
 	mail    *mailbox      // posted to by anybody
 	source  source        // runs on its own
@@ -345,5 +351,6 @@ func (a *agent) setState(state node.State) {
 	a.mail.post(func(m *model) {
 		m.setLocalAddrs(state.Addresses)
 		m.setDevices(state.Devices)
+		m.setConcern(state.Concern)
 	})
 }

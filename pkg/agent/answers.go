@@ -134,6 +134,10 @@ func (a *agent) modelStatus() Status {
 		Errors:     a.errors(),
 		Writes:     a.writes(),
 	}
+	status.ThroughStack = "the devices are not known yet"
+	if a.throughStack != nil {
+		status.ThroughStack = *a.throughStack
+	}
 	if a.cfg.Manifests != "" {
 		status.Source = "manifests in " + a.cfg.Manifests
 	}

@@ -354,8 +354,31 @@ func devicesIn(query func() ([]datapath.DeviceState, error)) ([]Device, error) {
 	return devices, nil
 }
 
-// deviceEntries are the devices as programs see them.
-func deviceEntries(decisions []node.Decision) map[uint32]maps.Device {
+// throughStack returns why packets to backends on other nodes have to pass the network stack, or "" if
+// they need not.
+func throughStack(always, knowsMTU bool, concern string) string {
+	switch {
+	case always:
+		return "--forwarding stack"
+	case !knowsMTU:
+		return "the kernel's lookup of routes knows no MTU (Linux 5.12)"
+	default:
+		return concern
+	}
+}
+
+// decideForwarding decides whether packets pass the network stack, and logs that if it is new.
+func (a *agent) decideForwarding() {
+	why := throughStack(a.cfg.ThroughStack, a.datapath.Features().FIBMTU, a.model.concern)
+	if a.throughStack == nil || *a.throughStack != why {
+		a.cfg.Log.Info("forwarding to backends on other nodes", "stack", why != "", "because", why)
+	}
+	a.throughStack = &why
+}
+
+// deviceEntries are the devices as programs see them. If turns, packets may leave by uplinks without
+// passing the network stack.
+func deviceEntries(decisions []node.Decision, turns bool) map[uint32]maps.Device {
 	entries := make(map[uint32]maps.Device, len(decisions))
 	for _, d := range decisions {
 		entry := maps.Device{Bridge: uint32(d.Bridge)}
@@ -364,6 +387,9 @@ func deviceEntries(decisions []node.Decision) map[uint32]maps.Device {
 		}
 		if d.SourceV6.IsValid() {
 			entry.SourceV6 = maps.AddrOf(d.SourceV6)
+		}
+		if turns && d.Class == node.ClassUplink && d.TakesFrames {
+			entry.Flags = maps.DeviceTurns
 		}
 		entries[uint32(d.Index)] = entry
 	}

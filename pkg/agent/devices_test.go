@@ -30,9 +30,15 @@ func TestDeviceIsHandedOn(t *testing.T) {
 	}{
 		{
 			"an uplink with addresses",
-			node.Decision{Device: node.Device{Index: 2, LinkLayer: node.LinkEthernet, SourceV4: v4, SourceV6: v6}, Class: node.ClassUplink},
+			node.Decision{Device: node.Device{Index: 2, LinkLayer: node.LinkEthernet, TakesFrames: true, SourceV4: v4, SourceV6: v6}, Class: node.ClassUplink},
 			datapath.Device{Index: 2, Class: maps.DeviceUplink},
-			maps.Device{SourceV4: maps.AddrOf(v4), SourceV6: maps.AddrOf(v6)},
+			maps.Device{SourceV4: maps.AddrOf(v4), SourceV6: maps.AddrOf(v6), Flags: maps.DeviceTurns},
+		},
+		{
+			"a pod's",
+			node.Decision{Device: node.Device{Index: 5, LinkLayer: node.LinkEthernet, TakesFrames: true}, Class: node.ClassPods},
+			datapath.Device{Index: 5, Class: maps.DevicePods},
+			maps.Device{},
 		},
 		{
 			"a tunnel without addresses",
@@ -52,10 +58,47 @@ func TestDeviceIsHandedOn(t *testing.T) {
 				t.Errorf("programs (-want +got):\n%s", diff)
 			}
 			want := map[uint32]maps.Device{uint32(test.device.Index): test.entry}
-			if diff := cmp.Diff(want, deviceEntries([]node.Decision{test.decision})); diff != "" {
+			if diff := cmp.Diff(want, deviceEntries([]node.Decision{test.decision}, true)); diff != "" {
 				t.Errorf("maps (-want +got):\n%s", diff)
 			}
+			test.entry.Flags = 0
+			want[uint32(test.device.Index)] = test.entry
+			if diff := cmp.Diff(want, deviceEntries([]node.Decision{test.decision}, false)); diff != "" {
+				t.Errorf("maps, through the stack (-want +got):\n%s", diff)
+			}
 		})
+	}
+}
+
+// Packets go past the stack if nobody wants anything else, the kernel can do it, and nothing there
+// concerns them.
+func TestThroughStack(t *testing.T) {
+	for _, test := range []struct {
+		always, knowsMTU bool
+		concern, want    string
+	}{
+		{false, true, "", ""},
+		{false, true, "a rule", "a rule"},
+		{false, false, "", "the kernel's lookup of routes knows no MTU (Linux 5.12)"},
+		{true, true, "", "--forwarding stack"},
+	} {
+		if got := throughStack(test.always, test.knowsMTU, test.concern); got != test.want {
+			t.Errorf("%+v: got %q", test, got)
+		}
+	}
+}
+
+// A change of what concerns packets is a change of what devices are told.
+func TestConcernChangesDevices(t *testing.T) {
+	m := newModel(Config{})
+	for i, test := range []struct {
+		concern string
+		decides bool
+	}{{"", false}, {"a rule", true}, {"a rule", false}, {"", true}} {
+		m.setConcern(test.concern)
+		if _, decides := m.newDecisions(); decides != test.decides {
+			t.Errorf("step %d: decided anew is %v", i, decides)
+		}
 	}
 }
 

@@ -265,7 +265,8 @@ func (a *agent) programNode() bool {
 	}
 	decisions, redecided := a.model.newDecisions()
 	if redecided {
-		a.writer.SetDevices(deviceEntries(decisions))
+		a.decideForwarding()
+		a.writer.SetDevices(deviceEntries(decisions, *a.throughStack == ""))
 		changed = true
 	}
 	if changed {

@@ -42,6 +42,7 @@ type model struct {
 	deviceRules    node.Rules
 	devices        []node.Device
 	devicesChanged bool
+	concern        string // why packets must not be led past the network stack
 
 	detector          LocalDetector
 	podCIDRs          []netip.Prefix // the Node's
@@ -130,6 +131,12 @@ func (m *model) setLocalAddrs(addrs []node.Address) {
 func (m *model) setDevices(devices []node.Device) {
 	m.devices = devices
 	m.devicesChanged = true
+}
+
+// setConcern is told why packets must not be led past the network stack, or "".
+func (m *model) setConcern(concern string) {
+	m.devicesChanged = m.devicesChanged || m.concern != concern
+	m.concern = concern
 }
 
 // newDecisions returns what becomes of every device, if that may have changed.

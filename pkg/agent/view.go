@@ -37,6 +37,9 @@ type Status struct {
 	Effective string `json:"effective,omitempty"`
 
 	Devices []Device `json:"devices"`
+	// ThroughStack is why packets to backends on other nodes pass this node's network stack; empty
+	// if they need not. Only an agent knows.
+	ThroughStack string `json:"throughStack,omitempty"`
 
 	Services int               `json:"services"`
 	Maps     []MapFill         `json:"maps"`

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +24,11 @@ func (f *Features) probeDevices() error {
 	if f.FIBSource, err = helperKnows(unix.EAFNOSUPPORT, fibLookup(fibLookupSource)); err != nil {
 		return fmt.Errorf("probe of bpf_fib_lookup: %w", err)
 	}
+	version, err := features.LinuxVersionCode()
+	if err != nil {
+		return fmt.Errorf("version of the kernel: %w", err)
+	}
+	f.FIBMTU = version >= linux5_12
 	if f.ChecksumIPv6, err = helperKnows(unix.EFAULT, replaceChecksum(checksumIPv6)); err != nil {
 		return fmt.Errorf("probe of bpf_l4_csum_replace: %w", err)
 	}
@@ -33,6 +39,7 @@ func (f *Features) probeDevices() error {
 const (
 	loopbackIndex   = 1
 	fibLookupSource = 1 << 4 // BPF_FIB_LOOKUP_SRC
+	linux5_12       = 5<<16 | 12<<8
 	checksumIPv6    = 1 << 7 // BPF_F_IPV6
 )
 

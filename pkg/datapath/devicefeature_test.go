@@ -50,6 +50,7 @@ func TestDeviceFeatures(t *testing.T) {
 		exact bool
 	}{
 		{"tcx", [2]int{6, 6}, features.TCX, true},
+		{"a bpf_fib_lookup of MTUs", [2]int{5, 12}, features.FIBMTU, true},
 		{"BPF_FIB_LOOKUP_SRC", [2]int{6, 7}, features.FIBSource, true},
 		{"BPF_F_IPV6", [2]int{6, 16}, features.ChecksumIPv6, false},
 	} {

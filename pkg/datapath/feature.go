@@ -26,6 +26,8 @@ type Features struct {
 	TCX bool
 	// FIBSource: bpf_fib_lookup tells source addresses (Linux 6.7).
 	FIBSource bool
+	// FIBMTU: bpf_fib_lookup compares the length of a packet with the MTU of its route (Linux 5.12).
+	FIBMTU bool
 	// ChecksumIPv6: bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16, and
 	// later versions of older ones).
 	ChecksumIPv6 bool

@@ -145,6 +145,9 @@ func deviceText(ifindex uint32, v maps.Device) (string, string) {
 	if v.Bridge != 0 {
 		words = append(words, fmt.Sprintf("bridge=%d", v.Bridge))
 	}
+	if v.Flags&maps.DeviceTurns != 0 {
+		words = append(words, "turns")
+	}
 
 	return fmt.Sprintf("device %d", ifindex), orNothing(words)
 }

@@ -54,6 +54,11 @@ func testPod(t *testing.T, k *kubelet) {
 			mustReach(t, outside, network, address, backends...)
 		}
 	})
+	t.Run("what concerns forwarded packets can be seen", func(t *testing.T) {
+		if out := agent.output(); !strings.Contains(out, `"forwarding to backends on other nodes" stack=false`) {
+			t.Errorf("the agent says:\n%s", out)
+		}
+	})
 	t.Run("sockets of every namespace are ended", func(t *testing.T) { testOrphans(t, k, node, pod) })
 	t.Run("verbs find the agent", func(t *testing.T) { testVerbs(t, k, spec) })
 	t.Run("a cleanup in a pod without its socket is refused", func(t *testing.T) { testForeignCleanup(t, k, pod, ip, backends) })

@@ -19,15 +19,25 @@ import (
 //	client 1500 ── 1500 eth0 node-1 vxlan0 1300 ── vxlan0 node-2 ── 1500 pod-2-0
 //	       ◀── too big, 1300 ──┘
 func TestPathMTUToBackend(t *testing.T) {
-	t.Parallel()
+	for name, filter := range map[string]string{"through the stack": bridgeCNI, "past it": openCNI} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testPathMTUToBackend(t, filter)
+		})
+	}
+}
+
+func testPathMTUToBackend(t *testing.T, filter string) {
+	t.Helper()
 	w := mustWorld(t, setting{
 		Config: lab.Config{OverlayMTU: narrow, PodMTU: 1500},
-		filter: bridgeCNI,
+		filter: filter,
 	})
 	w.mustBeStrict(t)
 	c := casesOf(w)
 	bulk := service{number: 20, port: bulkPort, backends: c.remote.backends}
 	w.start(t, c.remote, bulk)
+	w.mustForwardAs(t, filter)
 	w.mustSwallow(t)
 	caller := w.outside(t)
 
@@ -84,14 +94,28 @@ func mustLearn(t *testing.T, from *lab.Caller, address string) {
 //	far client 1500 ── 1300 router ── segment ── node-1 ─┬─ pod-1-1
 //	                             └── too big, 1300 ──▶   └─ pod-2-0
 func TestPathMTUToClient(t *testing.T) {
-	t.Parallel()
-	w := mustWorld(t, setting{Config: lab.Config{PodMTU: 1500}, filter: bridgeCNI})
+	for name, filter := range map[string]string{"through the stack": bridgeCNI, "past it": openCNI} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testPathMTUToClient(t, filter)
+		})
+	}
+}
+
+func testPathMTUToClient(t *testing.T, filter string) {
+	t.Helper()
+	w := mustWorld(t, setting{
+		Config: lab.Config{PodMTU: 1500},
+		filter: filter,
+		agent:  []string{"--device-attach", "clsact"},
+	})
 	w.mustBeStrict(t)
 	c := casesOf(w)
 	c.local.port, c.remote.port = answerPort, answerPort
 	bulkHere := service{number: 20, port: bulkPort, backends: c.local.backends}
 	bulkThere := service{number: 21, port: bulkPort, backends: c.remote.backends}
 	w.start(t, c.local, c.remote, bulkHere, bulkThere)
+	w.mustForwardAs(t, filter)
 	w.mustSwallow(t)
 	far := w.mustFar(t)
 	caller := lab.MustCaller(t, far, nil)

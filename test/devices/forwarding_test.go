@@ -1,0 +1,203 @@
+package devices
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// openCNI is a CNI plugin without a firewall: nothing of it concerns what goes from outside to
+// another node.
+const openCNI = podMasquerade + `
+	table inet open {
+		chain forward {
+			type filter hook forward priority filter
+			ip saddr 10.244.0.0/16 accept
+			ip daddr 10.244.0.0/16 counter accept
+		}
+	}`
+
+// TestForwarding has a client outside dial backends on another node, past node-1's network stack, and
+// through it as soon as that has to be.
+//
+//	client ── eth0 ┐ ┌ vxlan0 ══ pod-2-0
+//	               └─┘ eth0 ──── node-2
+func TestForwarding(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: openCNI})
+	w.mustBeStrict(t)
+	c := casesOf(w)
+	bulk := service{number: 20, port: bulkPort, backends: c.remote.backends}
+	talks := service{number: 21, backends: c.remote.backends}
+	w.start(t, append(c.services(), bulk, talks)...)
+	w.mustSwallow(t)
+	w.mustForward(t, "")
+	for _, visit := range c.outside(t) {
+		visit.run(t, w)
+	}
+	past := w.forwarded(t)
+	for i, offloads := range [][]lab.Offload{nil, {lab.Segmentation, lab.LateSplitting, lab.EarlyCoalescing, lab.Checksums}} {
+		for _, offload := range offloads {
+			w.mustOffload(t, offload, false)
+		}
+		for _, f := range families {
+			if _, _, err := transfer(w.Client.Namespace, bulk.at(nodePort, f, w.Nodes[0]), 8<<20, 8<<20); err != nil {
+				t.Errorf("%s, without offloads: %v: %v", f, i > 0, err)
+			}
+		}
+	}
+	if packets := w.forwarded(t) - past; packets > 100 { // some are of other devices' protocols
+		t.Errorf("node-1's stack forwarded %d packets", packets)
+	}
+
+	caller := w.outside(t)
+	old := w.mustTalkToRemote(t, caller, talks)
+	w.mustBeTurned(t, talks, true)
+	_, elsewhere, err := net.ParseCIDR("198.18.0.1/32")
+	must(t, err)
+	policy := &netlink.XfrmPolicy{Src: elsewhere, Dst: elsewhere, Dir: netlink.XFRM_DIR_OUT}
+	must(t, w.Nodes[0].Do(func() error { return netlink.XfrmPolicyAdd(policy) }))
+	w.mustForward(t, "1 IPsec policies")
+	for _, talk := range old {
+		talk.mustGoOn(t)
+	}
+	w.mustBeTurned(t, talks, false)
+	new := w.mustTalkToRemote(t, caller, talks)
+	must(t, w.Nodes[0].Do(func() error { return netlink.XfrmPolicyDel(policy) }))
+	w.mustForward(t, "")
+	for _, talk := range append(old, new...) {
+		talk.mustGoOn(t)
+	}
+	w.mustBeTurned(t, talks, false) // what once goes through the stack does so to its end
+
+	w.agents[0].SetArgs("--nodeport-addresses", "192.168.0.0/16,fd00:50::/31", "--forwarding", "stack")
+	for _, agent := range w.agents {
+		must(t, agent.Stop())
+	}
+	w.restart(t)
+	w.mustForward(t, "--forwarding stack")
+	w.mustTalkToRemote(t, caller, talks)
+	w.mustBeTurned(t, talks, false)
+}
+
+// mustForward waits until node-1's agent says why packets pass the network stack, or that they need not.
+func (w *world) mustForward(t *testing.T, throughStack string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("forwarding is %q", throughStack), func() error {
+		status, err := w.agents[0].Status()
+		if err == nil && status.ThroughStack != throughStack {
+			err = fmt.Errorf("forwarding is %q", status.ThroughStack)
+		}
+
+		return err
+	})
+}
+
+// mustForwardAs waits until node-1's agent has found out what a filter means.
+func (w *world) mustForwardAs(t *testing.T, filter string) {
+	t.Helper()
+	eventually(t, "packets go as the filter wants it", func() error {
+		status, err := w.agents[0].Status()
+		if past := status.ThroughStack == ""; err == nil && past != (filter == openCNI) {
+			err = fmt.Errorf("forwarding is %q", status.ThroughStack)
+		}
+
+		return err
+	})
+}
+
+// forwarded is how many packets node-1's stack has forwarded.
+func (w *world) forwarded(t *testing.T) int {
+	t.Helper()
+	text, err := lab.Output(w.Nodes[0].Namespace, nil, "cat", "/proc/self/net/snmp", "/proc/self/net/snmp6")
+	must(t, err)
+	var names []string
+	total := 0
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		value := ""
+		switch {
+		case fields[0] == "Ip:" && names == nil:
+			names = fields
+		case fields[0] == "Ip:":
+			for i, name := range names {
+				if name == "ForwDatagrams" {
+					value = fields[i]
+				}
+			}
+		case fields[0] == "Ip6OutForwDatagrams":
+			value = fields[1]
+		}
+		if value != "" {
+			var n int
+			_, err := fmt.Sscan(value, &n)
+			must(t, err)
+			total += n
+		}
+	}
+
+	return total
+}
+
+// mustBeTurned wants every flow of a Service on node-1 to be turned, or none.
+func (w *world) mustBeTurned(t *testing.T, s service, want bool) {
+	t.Helper()
+	text, err := w.agents[0].Run("flows", "-o", "json")
+	must(t, err)
+	var flows []flow.Flow
+	must(t, json.Unmarshal([]byte(text), &flows))
+	n := 0
+	for _, f := range flows {
+		if !strings.Contains(f.Service, s.name()+":") || f.State != flow.Established && f.State != flow.Answered {
+			continue
+		}
+		n++
+		if f.Turned != want {
+			t.Errorf("%+v: turned is %v, want %v", f, f.Turned, want)
+		}
+	}
+	if n == 0 {
+		t.Errorf("no flow of %s among %+v", s.name(), flows)
+	}
+}
+
+// question is a connection or a socket on which a backend is asked.
+type question struct {
+	socket *lab.Socket
+	what   string
+}
+
+// mustTalkToRemote opens a connection and a UDP socket in each family, and asks on each.
+func (w *world) mustTalkToRemote(t *testing.T, from *lab.Caller, to service) []question {
+	t.Helper()
+	var all []question
+	for _, f := range families {
+		for _, network := range networks {
+			socket, err := from.Socket(network + map[family]string{ipv4: "4", ipv6: "6"}[f])
+			must(t, err)
+			t.Cleanup(func() { socket.Close() })
+			must(t, socket.SetTimeout(patience), socket.Connect(to.at(nodePort, f, w.Nodes[0])))
+			q := question{socket, fmt.Sprintf("%s over %s", network, f)}
+			q.mustGoOn(t)
+			all = append(all, q)
+		}
+	}
+
+	return all
+}
+
+// mustGoOn asks once more.
+func (q question) mustGoOn(t *testing.T) {
+	t.Helper()
+	must(t, q.socket.Send("who\n"))
+	if text, _, err := q.socket.Recv(); err != nil {
+		t.Errorf("%s: %q, %v", q.what, text, err)
+	}
+}
