@@ -137,3 +137,41 @@ func TestFlowBesideADirectConnection(t *testing.T) {
 		})
 	}
 }
+
+// A client of a flow may dial its backend itself from the same port, if that is this node: the
+// direct connection has another one for the backend then.
+func TestDirectConnectionBesideAFlow(t *testing.T) {
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, hostPod)
+		direct := tcp(p.client, hostPod, "S")
+		w.ingress(t, p, direct).passes(maps.ReasonPassNoFrontend) // nobody has answered the other one yet
+		c.establish(t)
+		w.ingress(t, p, tcp(stranger, hostPod, "S")).passes(maps.ReasonPassNoFrontend)
+		w.ingress(t, p, udp(p.client, hostPod)).passes(maps.ReasonPassNoFrontend)
+		w.ingress(t, p, tcp(p.client, hostPod, ".")).passes(maps.ReasonPassNoFlow)
+
+		o := w.ingress(t, p, direct)
+		seen := maps.Port(w.flowOf(t, p.client, hostPod).StackPort)
+		o.becomes(direct.fromPort(seen), maps.ReasonTranslated)
+		if seen == direct.src.Port() {
+			t.Error("the backend sees one port of both")
+		}
+		reply := tcp(hostPod, p.client, "S.").toPort(seen)
+		w.egress(t, p, reply).becomes(reply.to(p.client), maps.ReasonFlow)
+		again := tcp(p.client, hostPod, ".")
+		w.ingress(t, p, again).becomes(again.fromPort(seen), maps.ReasonFlow)
+		c.says(t, tcp(client, client, "P."))
+		c.hears(t, tcp(client, client, "P."))
+	})
+}
+
+// Beside a flow that is over there is nothing to be minded.
+func TestDirectConnectionToTheNodeAfterAFlow(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, hostPod)
+		c.establish(t)
+		c.hears(t, tcp(client, client, "F."))
+		c.says(t, tcp(client, client, "F."))
+		w.ingress(t, p, tcp(p.client, hostPod, "S")).passes(maps.ReasonPassNoFrontend)
+	})
+}

@@ -2,6 +2,7 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Services, translated where packets pass a device. */
+#include "lib/beside.h"
 #include "lib/bridge.h"
 #include "lib/device_verdict.h"
 #include "lib/frontend.h"
@@ -324,6 +325,8 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 	if (pkt->is_error)
 		return translate_error(ctx, pkt);
 	why = way_of(ctx, pkt, flags);
+	if (why == REASON_PASS_NO_FRONTEND)
+		why = open_beside(ctx);
 	if (!is_translated(why))
 		return why;
 	if (why == REASON_TRANSLATED)

@@ -114,6 +114,22 @@ static __always_inline int put_entries(struct packet *pkt)
 	return why ?: put_opening(pkt, FLOW_FROM_CLIENT);
 }
 
+/* put_flow puts the packet's flow, whose reply tuple is reserved. */
+static __always_inline int put_flow(struct __sk_buff *ctx, struct packet *pkt)
+{
+	struct flow *f = &pkt->flow;
+	int why;
+
+	if (!is_turned(f) && needs_return(ctx, pkt))
+		f->flags |= FLOW_RETURNS;
+	if (addr_flags(&f->backend) & ADDR_NODE)
+		note_port(f->backend_port); /* for who dials it directly: see beside.h */
+	why = put_entries(pkt);
+	if (why)
+		release(HOOK_INGRESS, FLOW_TO_CLIENT);
+	return why;
+}
+
 /* remember makes flow entries of what was decided. */
 static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 				    const struct pool *pool, const struct backend *be)
@@ -133,13 +149,9 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 		why = masquerade(ctx, pkt);
 		evict(pkt);
 	}
-	if (!why) {
-		if (!is_turned(&pkt->flow) && needs_return(ctx, pkt))
-			pkt->flow.flags |= FLOW_RETURNS;
-		why = put_entries(pkt);
-	}
-	if (why)
-		release(HOOK_INGRESS, FLOW_TO_CLIENT);
+	if (!why)
+		return put_flow(ctx, pkt);
+	release(HOOK_INGRESS, FLOW_TO_CLIENT);
 	return why;
 }
 

@@ -12,6 +12,9 @@
 #ifndef SLUICE_TURN_H
 #define SLUICE_TURN_H
 
+#include <stddef.h>
+#include <linux/udp.h>
+
 #include "masquerade.h"
 
 #define MIN_HOPS 2 /* one is taken here */

@@ -151,6 +151,11 @@ func TestServiceBesideADirectConnection(t *testing.T) {
 			for i, s := range []service{c.local, c.host} {
 				direct := netip.AddrPortFrom(s.backends[0].ips[f], podPort).String()
 				dialled := []string{direct, s.at(loadBalancer, f, nil), s.at(externalIP, f, nil)}
+				if network == "tcp" && s.number == c.host.number {
+					t.Run(fmt.Sprintf("%s, the node after its Service", f), func(t *testing.T) {
+						mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], 3336), dialled[1], direct)
+					})
+				}
 				from := fmt.Sprintf("%s, %s to %s", f, network, s.backends[0].name)
 				t.Run("client, "+from, func(t *testing.T) {
 					mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], uint16(3333+i)), dialled...)

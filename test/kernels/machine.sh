@@ -15,7 +15,7 @@ linux=$(basename "$kernel"/lib/modules/*)
 
 # Loaded when somebody asks for them, as on a node. Dependencies come along.
 modules=(veth bridge br_netfilter dummy tun vxlan sctp inet_diag tcp_diag udp_diag sch_ingress cls_bpf
-	nf_conntrack nf_tables nft_ct nft_nat nft_chain_nat nft_masq nft_fib_inet nft_objref nft_counter)
+	nf_conntrack nf_conntrack_netlink nf_tables nft_ct nft_nat nft_chain_nat nft_masq nft_fib_inet nft_objref nft_counter)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
