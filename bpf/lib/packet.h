@@ -113,6 +113,7 @@ struct packet {
 	struct flow_key key; /* of the entry at hand */
 	struct flow flow; /* the entry at hand */
 	struct flow gone; /* a flow that is forgotten */
+	struct bpf_sock_tuple tuple; /* that another part of the node may have */
 	__be32 quote[MAX_QUOTE / 4]; /* what an error of ours quotes */
 	__u64 now;
 	struct segment tcp; /* unless it is a later fragment */

@@ -91,7 +91,6 @@ static __always_inline bool is_tracked(struct __sk_buff *ctx, struct bpf_sock_tu
 __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
-	struct bpf_sock_tuple tuple = {};
 	__u32 size;
 	__u8 proto;
 
@@ -101,10 +100,10 @@ __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 	proto = pkt->flow.proto;
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return false;
-	size = tuple_of(&pkt->key, &tuple);
-	if (role == FLOW_FROM_BACKEND && has_socket(ctx, &tuple, size, proto))
+	size = tuple_of(&pkt->key, &pkt->tuple);
+	if (role == FLOW_FROM_BACKEND && has_socket(ctx, &pkt->tuple, size, proto))
 		return true;
-	return is_tracked(ctx, &tuple, size, proto, role == FLOW_TO_CLIENT);
+	return is_tracked(ctx, &pkt->tuple, size, proto, role == FLOW_TO_CLIENT);
 }
 
 #endif

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -226,10 +227,11 @@ func (p *port) attachTheir(hook deviceHook, c *counter, anchor link.Anchor, prio
 func (p *port) exchange() {
 	p.t.Helper()
 	lab.MustDo(p.t, p.peer, func() error {
-		for range 10 {
-			conn, err := net.DialTimeout("tcp4", nodeAddr+":9", 50*time.Millisecond) // and go on, if one is lost
-			if err == nil {
-				conn.Close()
+		refused := 0
+		for tries := 0; refused < 10 && tries < 100; tries++ {
+			_, err := net.DialTimeout("tcp4", nodeAddr+":9", 50*time.Millisecond) // and go on, if one is lost
+			if errors.Is(err, unix.ECONNREFUSED) {
+				refused++
 			}
 		}
 
