@@ -58,10 +58,10 @@ func TestDeviceVerifierBudget(t *testing.T) {
 	for _, class := range []uint32{maps.DevicePods, maps.DeviceUplink} {
 		for _, flags := range []DeviceConfig{
 			{},
-			{FIBSource: true, ChecksumIPv6: true},
+			{FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t)},
 			{NoEthernet: true},
 			{BridgePort: true},
-			{BridgePort: true, ScopeBySource: true, FIBSource: true, ChecksumIPv6: true},
+			{BridgePort: true, ScopeBySource: true, FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t)},
 		} {
 			cfg := flags
 			cfg.Class = class

@@ -49,6 +49,7 @@ type DeviceConfig struct {
 
 	FIBSource    bool // bpf_fib_lookup tells source addresses (Linux 6.7)
 	ChecksumIPv6 bool // bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16)
+	Conntrack    bool // programs can ask what netfilter tracks, see [KnowsConntrack]
 
 	NoStats bool   // see [Config]
 	Keep    string // see [Config]
@@ -126,6 +127,7 @@ func deviceSpec(m *maps.Pinned, cfg DeviceConfig) (*ebpf.CollectionSpec, error) 
 		deviceVarConfigCsumIpv6:           cfg.ChecksumIPv6,
 		deviceVarConfigMark:               cfg.Mark.Value,
 		deviceVarConfigMarkMask:           cfg.Mark.Mask,
+		deviceVarConfigConntrack:          cfg.Conntrack,
 		deviceVarConfigStats:              !cfg.NoStats,
 		deviceVarConfigUdpIdleNs:          nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		deviceVarConfigUdpUnansweredNs:    nanoseconds(cfg.UDPUnanswered, DefaultUDPUnanswered),

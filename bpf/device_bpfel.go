@@ -54,6 +54,7 @@ const (
 	deviceProgSluiceEgress            = "sluice_egress"
 	deviceProgSluiceIngress           = "sluice_ingress"
 	deviceVarConfigBridgePort         = "config_bridge_port"
+	deviceVarConfigConntrack          = "config_conntrack"
 	deviceVarConfigCsumIpv6           = "config_csum_ipv6"
 	deviceVarConfigDeviceClass        = "config_device_class"
 	deviceVarConfigEthernet           = "config_ethernet"
@@ -165,6 +166,7 @@ type deviceMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type deviceVariableSpecs struct {
 	ConfigBridgePort         *ebpf.VariableSpec `ebpf:"config_bridge_port"`
+	ConfigConntrack          *ebpf.VariableSpec `ebpf:"config_conntrack"`
 	ConfigCsumIpv6           *ebpf.VariableSpec `ebpf:"config_csum_ipv6"`
 	ConfigDeviceClass        *ebpf.VariableSpec `ebpf:"config_device_class"`
 	ConfigEthernet           *ebpf.VariableSpec `ebpf:"config_ethernet"`
@@ -286,6 +288,7 @@ func (m *deviceMaps) Close() error {
 // It can be passed to loadDeviceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type deviceVariables struct {
 	ConfigBridgePort         *ebpf.Variable `ebpf:"config_bridge_port"`
+	ConfigConntrack          *ebpf.Variable `ebpf:"config_conntrack"`
 	ConfigCsumIpv6           *ebpf.Variable `ebpf:"config_csum_ipv6"`
 	ConfigDeviceClass        *ebpf.Variable `ebpf:"config_device_class"`
 	ConfigEthernet           *ebpf.Variable `ebpf:"config_ethernet"`

@@ -72,12 +72,6 @@ func openRig() (*rig, error) {
 		return nil, err
 	}
 	rigOpened = append(rigOpened, r.node)
-	// Programs find what tracks connections when they are loaded; as on a node, it is there before.
-	_ = r.node.Do(func() error {
-		_, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
-
-		return err // a kernel without: see needsConntrack
-	})
 	if r.outside, err = lab.NewNamespace("outside"); err != nil {
 		return nil, err
 	}

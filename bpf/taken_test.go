@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 
 	"github.com/gopacket/gopacket/layers"
@@ -52,10 +53,29 @@ func (w *world) track(t testing.TB, proto layers.IPProtocol, from, to, answers s
 	})
 }
 
+// knowsConntrack reports whether programs can ask netfilter.
+func knowsConntrack(t testing.TB) bool {
+	t.Helper()
+	knows, err := knownConntrack()
+	must(t, err)
+
+	return knows
+}
+
+// knownConntrack has the kernel load what tracks connections, as it is on a node.
+var knownConntrack = sync.OnceValues(func() (bool, error) {
+	_, _ = netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+
+	return KnowsConntrack()
+})
+
 // needsConntrack skips a test where programs cannot ask netfilter.
 func needsConntrack(t *testing.T) {
 	t.Helper()
-	if !atLeast(t, 5, 18) {
+	if !knowsConntrack(t) {
+		if atLeast(t, 5, 18) {
+			t.Error("this kernel is new enough, and does not know")
+		}
 		t.Skip("this kernel does not tell programs what it tracks (Linux 5.18)")
 	}
 }

@@ -39,6 +39,9 @@ volatile const bool config_fib_source = true;
 /* Linux 6.16: bpf_l4_csum_replace knows BPF_F_IPV6. */
 volatile const bool config_csum_ipv6 = true;
 
+/* Linux 5.18, where connections are tracked: bpf_skb_ct_lookup is there. */
+volatile const bool config_conntrack = true;
+
 /* How many entries flows can have before the kernel begins to push some out. */
 volatile const __s64 config_flows_room = 1LL << 62;
 

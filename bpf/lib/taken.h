@@ -9,7 +9,7 @@
 #include "flow.h"
 #include "kernel.h"
 
-/* Linux 5.18, and only where connections are tracked: without it these functions are missing. */
+/* What the kernel has if config_conntrack says so. */
 struct conntrack_options {
 	__s32 netns;
 	__s32 error;
@@ -67,7 +67,7 @@ static __always_inline bool is_tracked(struct __sk_buff *ctx, struct bpf_sock_tu
 	bool established = true;
 	struct nf_conn *ct;
 
-	if (!bpf_skb_ct_lookup)
+	if (!config_conntrack)
 		return false;
 	ct = bpf_skb_ct_lookup(ctx, tuple, size, &options, sizeof(options));
 	if (!ct)

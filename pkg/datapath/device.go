@@ -274,6 +274,7 @@ func (p *devicePrograms) config(d *Datapath, v variant, keep string) bpf.DeviceC
 		Kernel:          d.kernel,
 		FIBSource:       d.features.FIBSource,
 		ChecksumIPv6:    d.features.ChecksumIPv6,
+		Conntrack:       d.features.Conntrack,
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 )
 
@@ -31,6 +32,9 @@ type Features struct {
 	// ChecksumIPv6: bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16, and
 	// later versions of older ones).
 	ChecksumIPv6 bool
+	// Conntrack: programs can ask netfilter which connections it tracks (Linux 5.18, if it
+	// tracks any).
+	Conntrack bool
 }
 
 // ErrNoBTF is returned when the kernel was built without its own type
@@ -53,6 +57,10 @@ func ProbeFeatures() (Features, error) {
 	probed := Features{SetRetval: err == nil}
 	if probed.NetnsCookie, err = netnsCookie(); err != nil {
 		return Features{}, err
+	}
+
+	if probed.Conntrack, err = bpf.KnowsConntrack(); err != nil {
+		return Features{}, fmt.Errorf("probe of connection tracking: %w", err)
 	}
 
 	return probed, probed.probeDevices()
