@@ -22,6 +22,7 @@ const (
 	deviceMapSlBackendLoad            = "sl_backend_load"
 	deviceMapSlBackends               = "sl_backends"
 	deviceMapSlCidrCovers             = "sl_cidr_covers"
+	deviceMapSlClaims                 = "sl_claims"
 	deviceMapSlDevices                = "sl_devices"
 	deviceMapSlEnded                  = "sl_ended"
 	deviceMapSlFlowCounts             = "sl_flow_counts"
@@ -130,6 +131,7 @@ type deviceMapSpecs struct {
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
@@ -212,6 +214,7 @@ type deviceMaps struct {
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
@@ -251,6 +254,7 @@ func (m *deviceMaps) Close() error {
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
+		m.SlClaims,
 		m.SlDevices,
 		m.SlEnded,
 		m.SlFlowCounts,

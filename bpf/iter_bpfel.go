@@ -22,6 +22,7 @@ const (
 	iterMapSlBackendLoad  = "sl_backend_load"
 	iterMapSlBackends     = "sl_backends"
 	iterMapSlCidrCovers   = "sl_cidr_covers"
+	iterMapSlClaims       = "sl_claims"
 	iterMapSlDevices      = "sl_devices"
 	iterMapSlEnded        = "sl_ended"
 	iterMapSlFlowCounts   = "sl_flow_counts"
@@ -106,6 +107,7 @@ type iterMapSpecs struct {
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
@@ -166,6 +168,7 @@ type iterMaps struct {
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
@@ -202,6 +205,7 @@ func (m *iterMaps) Close() error {
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
+		m.SlClaims,
 		m.SlDevices,
 		m.SlEnded,
 		m.SlFlowCounts,

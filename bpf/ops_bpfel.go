@@ -22,6 +22,7 @@ const (
 	opsMapSlBackendLoad  = "sl_backend_load"
 	opsMapSlBackends     = "sl_backends"
 	opsMapSlCidrCovers   = "sl_cidr_covers"
+	opsMapSlClaims       = "sl_claims"
 	opsMapSlDevices      = "sl_devices"
 	opsMapSlEnded        = "sl_ended"
 	opsMapSlFlowCounts   = "sl_flow_counts"
@@ -107,6 +108,7 @@ type opsMapSpecs struct {
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
@@ -168,6 +170,7 @@ type opsMaps struct {
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
@@ -204,6 +207,7 @@ func (m *opsMaps) Close() error {
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
+		m.SlClaims,
 		m.SlDevices,
 		m.SlEnded,
 		m.SlFlowCounts,

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/gopacket/gopacket/layers"
@@ -165,10 +166,54 @@ func TestAffinity(t *testing.T) {
 		if got := choose(4000, clusterIP); got != backends[3] {
 			t.Errorf("after 99 s the backend is %s, want %s", got, backends[3])
 		}
+		if used := w.remembered(t, s, p.client).LastUsed; now(t)-used < 50e9 {
+			t.Errorf("last used %d ns ago, by a packet that anyone can send", now(t)-used)
+		}
+		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: backends[3]}
+		c.place.client = at(p.client).Addr().String() + ":4000"
+		c.establish(t)
 		if used := w.remembered(t, s, p.client).LastUsed; now(t)-used > 50e9 {
 			t.Errorf("last used %d ns ago", now(t)-used)
 		}
 	})
+}
+
+// A client is remembered when it is proven that it is one. Until then it keeps its backend as well, but
+// not at the expense of others.
+func TestAffinityIsProven(t *testing.T) {
+	for _, proto := range transports {
+		t.Run(fmt.Sprint(proto), func(t *testing.T) {
+			each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+				backends := many(16)
+				s := w.serve(t, service{at: []string{clusterIP}, proto: proto, to: backends, affinity: 100})
+				key := maps.AffinityKey{Client: w.mapAddr(p.client).Bytes, ServicePortId: s.id, ClientKind: maps.ClientAddr}
+				mustBeIn := func(table, not *maps.Map[maps.AffinityKey, maps.Affinity]) {
+					t.Helper()
+					_, in, err := table.Lookup(key)
+					_, also, failed := not.Lookup(key)
+					must(t, err, failed)
+					if !in || also {
+						t.Errorf("the client is in %s: %v, and in %s: %v", table.Name(), in, not.Name(), also)
+					}
+				}
+				in := first(proto, p.client, clusterIP)
+				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
+				mustBeIn(w.maps.Claims, w.maps.Affinity)
+				c := &conversation{w: w, place: p, proto: proto, dialled: clusterIP}
+				c.backend = w.backendOf(t, w.flowOf(t, p.client, clusterIP), backends...)
+				for i := range uint16(6) {
+					again := in.fromPort(2000 + i)
+					w.ingress(t, p, again).becomes(again.to(c.backend), maps.ReasonTranslated)
+				}
+				mustBeIn(w.maps.Claims, w.maps.Affinity)
+				c.establish(t)
+				mustBeIn(w.maps.Affinity, w.maps.Claims)
+				again := in.fromPort(3000)
+				w.ingress(t, p, again).becomes(again.to(c.backend), maps.ReasonTranslated)
+				mustBeIn(w.maps.Affinity, w.maps.Claims)
+			})
+		})
+	}
 }
 
 func (w *world) remembered(t testing.TB, s published, client string) maps.Affinity {
@@ -206,6 +251,8 @@ func TestAffinityEnds(t *testing.T) {
 				test.end(t, w, s)
 				in := tcp(client, clusterIP, "S")
 				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
+				w.egress(t, p, tcp(w.backendOf(t, w.flowOf(t, client, clusterIP), append(backends, tapPod)...), client, "S."))
+				w.ingress(t, p, tcp(client, clusterIP, "."))
 				chosen := w.flowOf(t, client, clusterIP).BackendAddrPort()
 				id := w.remembered(t, s, client).BackendId
 				backend := w.maps.Backends.Get(maps.Index(id))

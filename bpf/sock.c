@@ -107,7 +107,7 @@ static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bo
 
 	why = check_source(ctx, v6, pool, dialled);
 	if (!why) {
-		*be = pick_backend(pool, &client, seed_of_socket(pool, netns, dialled), now);
+		*be = pick_backend(pool, &client, seed_of_socket(pool, netns, dialled), now, true);
 		if (!*be)
 			why = why_no_backend(pool);
 	}

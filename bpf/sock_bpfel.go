@@ -30,6 +30,7 @@ const (
 	sockMapSlBackendLoad            = "sl_backend_load"
 	sockMapSlBackends               = "sl_backends"
 	sockMapSlCidrCovers             = "sl_cidr_covers"
+	sockMapSlClaims                 = "sl_claims"
 	sockMapSlDevices                = "sl_devices"
 	sockMapSlEnded                  = "sl_ended"
 	sockMapSlFlowCounts             = "sl_flow_counts"
@@ -137,6 +138,7 @@ type sockMapSpecs struct {
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
@@ -204,6 +206,7 @@ type sockMaps struct {
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
@@ -240,6 +243,7 @@ func (m *sockMaps) Close() error {
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
+		m.SlClaims,
 		m.SlDevices,
 		m.SlEnded,
 		m.SlFlowCounts,

@@ -523,6 +523,7 @@ const (
 	abiMapSlBackendLoad     = "sl_backend_load"
 	abiMapSlBackends        = "sl_backends"
 	abiMapSlCidrCovers      = "sl_cidr_covers"
+	abiMapSlClaims          = "sl_claims"
 	abiMapSlDevices         = "sl_devices"
 	abiMapSlEnded           = "sl_ended"
 	abiMapSlFlowCounts      = "sl_flow_counts"
@@ -631,6 +632,7 @@ type abiMapSpecs struct {
 	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
 	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
@@ -717,6 +719,7 @@ type abiMaps struct {
 	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
 	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
 	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
 	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
@@ -753,6 +756,7 @@ func (m *abiMaps) Close() error {
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
+		m.SlClaims,
 		m.SlDevices,
 		m.SlEnded,
 		m.SlFlowCounts,

@@ -184,6 +184,17 @@ struct {
 	__type(value, struct affinity);
 } sl_affinity SEC(".maps");
 
+/*
+ * The same of clients at devices whose first packet has come, and nothing yet that proves who sent
+ * it: a flood of these pushes out its like.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct affinity_key);
+	__type(value, struct affinity);
+} sl_claims SEC(".maps");
+
 /* Dies with the socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

@@ -29,7 +29,7 @@ var StateVersion = "state-v2"
 
 // stateNames are the maps that programs write.
 var stateNames = []string{
-	NameAffinity, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameUnanswered, NameEnded, NameFlowUsage, NameSourceFilter, NamePortFilter, NameFlowCounts,
+	NameAffinity, NameClaims, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameUnanswered, NameEnded, NameFlowUsage, NameSourceFilter, NamePortFilter, NameFlowCounts,
 	NameFragments, NameICMPBudgets, NameBackendLoad, NameTurns, NamePortCounts, NameRefusals, NameReasons,
 }
 
@@ -91,6 +91,7 @@ const prefix = "sl_"
 type Pinned struct {
 	Tables
 	Affinity *Map[AffinityKey, Affinity]
+	Claims   *Map[AffinityKey, Affinity] // of clients that are not proven yet
 	UDPPins  *Map[UDPPinKey, UDPPin]
 	// Flows are what devices translate. HalfOpen are connections that may never come to be, and
 	// Unanswered datagrams: see [Pinned.Opening].
@@ -289,6 +290,7 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	}
 	p.Counts = p.Stats
 	p.Affinity = table[AffinityKey, Affinity](p, NameAffinity)
+	p.Claims = table[AffinityKey, Affinity](p, NameClaims)
 	p.UDPPins = table[UDPPinKey, UDPPin](p, NameUDPPins)
 	p.Flows = table[FlowKey, Flow](p, NameFlows)
 	p.HalfOpen = table[FlowKey, Flow](p, NameHalfOpen)

@@ -117,6 +117,7 @@ const (
 	NameCIDRCovers   = "cidr_covers"
 	NameLocalCIDRs   = "local_cidrs"
 	NameAffinity     = "affinity"
+	NameClaims       = "claims"
 	NameSockState    = "sock_state"
 	NameUDPDials     = "udp_dials"
 	NameUDPPins      = "udp_pins"

@@ -23,48 +23,87 @@ static __always_inline struct affinity_key netns_client(const struct pool *pool,
 	return client;
 }
 
-/*
- * pick_remembered returns the backend that client had, if new flows may still choose it
- * and the client was here within the timeout.
- */
-static __always_inline const struct backend *
-pick_remembered(const struct pool *pool, const struct affinity_key *client, __u64 now)
+/* addr_client is everybody behind one address. */
+static __always_inline struct affinity_key addr_client(__u32 service_port_id,
+						       const struct addr *src)
 {
-	struct affinity *had = bpf_map_lookup_elem(&sl_affinity, client);
-	const struct backend *be;
+	struct affinity_key client = {
+		.service_port_id = service_port_id,
+		.client_kind = CLIENT_ADDR,
+	};
 
-	if (!had || now - had->last_used >= pool->affinity_seconds * NS_PER_SECOND)
-		return NULL;
-	if (!has_slot(pool, had->backend_id))
-		return NULL;
-	be = pick_id(pool, had->backend_id);
-	if (be)
-		had->last_used = now;
-	return be;
+	client.addr = *src;
+	return client;
 }
 
 /*
- * pick_backend returns a backend for a new flow of client, or NULL; seed: see choose.
+ * pick_had returns the backend that client had, if new flows may still choose it
+ * and the client was here within the timeout.
+ */
+static __always_inline const struct backend *pick_had(const struct pool *pool,
+						      const struct affinity *had, __u64 now)
+{
+	if (!had || now - had->last_used >= pool->affinity_seconds * NS_PER_SECOND)
+		return NULL;
+	return has_slot(pool, had->backend_id) ? pick_id(pool, had->backend_id) : NULL;
+}
+
+/* keep_backend notes a client's backend. */
+static __always_inline void keep_backend(void *where, const struct affinity_key *client,
+					 __u32 backend_id, __u64 now)
+{
+	struct affinity has = { .last_used = now, .backend_id = backend_id };
+
+	bpf_map_update_elem(where, client, &has, BPF_ANY);
+}
+
+/*
+ * pick_backend returns a backend for a new flow of client, or NULL; seed: see choose. If the
+ * client is proven to be one, as a socket of this node is, it keeps that; if not, it claims it.
  * Two CPUs may choose for a new client at once; the later one is remembered.
  */
-static __always_inline const struct backend *
-pick_backend(const struct pool *pool, const struct affinity_key *client, __u32 seed, __u64 now)
+static __always_inline const struct backend *pick_backend(const struct pool *pool,
+							  const struct affinity_key *client,
+							  __u32 seed, __u64 now, bool proven)
 {
-	struct affinity has = { .last_used = now };
+	struct affinity *had;
 	const struct backend *be;
 
 	if (!pool->affinity_seconds)
 		return pick_new(pool, seed);
-	be = pick_remembered(pool, client, now);
+	had = bpf_map_lookup_elem(&sl_affinity, client);
+	be = pick_had(pool, had, now);
+	if (be && proven)
+		had->last_used = now;
 	if (be)
 		return be;
-
-	be = pick_new(pool, seed);
-	if (be) {
-		has.backend_id = be->id;
-		bpf_map_update_elem(&sl_affinity, client, &has, BPF_ANY);
-	}
+	if (!proven)
+		be = pick_had(pool, bpf_map_lookup_elem(&sl_claims, client), now);
+	if (!be)
+		be = pick_new(pool, seed);
+	if (be && proven)
+		keep_backend(&sl_affinity, client, be->id, now);
+	else if (be)
+		keep_backend(&sl_claims, client, be->id, now);
 	return be;
+}
+
+/* prove_client has the client of a flow that is proven keep the backend that it has or has claimed. */
+static __always_inline void prove_client(const struct flow *f, __u64 now)
+{
+	struct affinity_key client = addr_client(f->service_port_id, &f->client);
+	struct affinity *had = bpf_map_lookup_elem(&sl_affinity, &client);
+	const struct affinity *claims;
+
+	if (had && had->backend_id == f->backend_id) {
+		had->last_used = now;
+		return;
+	}
+	claims = bpf_map_lookup_elem(&sl_claims, &client);
+	if (!claims || claims->backend_id != f->backend_id)
+		return;
+	keep_backend(&sl_affinity, &client, f->backend_id, now);
+	bpf_map_delete_elem(&sl_claims, &client);
 }
 
 #endif

@@ -10,19 +10,6 @@
 /* How many backends are tried when another flow of the client's port has the first. */
 #define MAX_BACKENDS 3
 
-/* addr_client is everybody behind one address. */
-static __always_inline struct affinity_key addr_client(const struct pool *pool,
-						       const struct addr *src)
-{
-	struct affinity_key client = {
-		.service_port_id = pool->service_port_id,
-		.client_kind = CLIENT_ADDR,
-	};
-
-	client.addr = *src;
-	return client;
-}
-
 /*
  * wants_masquerade says whether the backend's reply would miss this node, or the
  * backend would answer itself. What this node itself answers never leaves it.
@@ -175,11 +162,11 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 					     const struct pool *pool)
 {
 	const struct flow_key *came = &pkt->ip.key;
-	struct affinity_key client = addr_client(pool, &came->src);
+	struct affinity_key client = addr_client(pool->service_port_id, &came->src);
 	const struct backend *be;
 	enum reason why;
 
-	be = pick_backend(pool, &client, seed_of_packet(pool, came), pkt->now);
+	be = pick_backend(pool, &client, seed_of_packet(pool, came), pkt->now, false);
 	if (!be)
 		return why_no_backend(pool);
 

@@ -3,6 +3,7 @@
 #ifndef SLUICE_TRACK_H
 #define SLUICE_TRACK_H
 
+#include "affinity.h"
 #include "backend.h"
 #include "ending.h"
 #include "load.h"
@@ -59,6 +60,7 @@ static __noinline int prove(struct packet *pkt, const struct flow *f)
 {
 	if (!has_share(f->proto))
 		return 0;
+	prove_client(f, pkt->now);
 	pkt->flow = *f;
 	pkt->flow.last_seen = pkt->now;
 	pkt->flow.bytes = 0;
