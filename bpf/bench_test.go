@@ -154,8 +154,8 @@ func mustOpenFlow(t testing.TB, m *maps.Pinned, hand *mapstest.Writer, programs 
 		tcp      layers.TCP
 	}{
 		{programs.Ingress, client, vip, layers.TCP{SYN: true}},
-		{programs.Egress, backend, client, layers.TCP{SYN: true, ACK: true}},
-		{programs.Ingress, client, vip, layers.TCP{ACK: true}},
+		{programs.Egress, backend, client, layers.TCP{SYN: true, ACK: true, Ack: 1}},
+		{programs.Ingress, client, vip, layers.TCP{ACK: true, Seq: 1, Ack: 61}}, // all that was said
 	} {
 		if _, _, err := step.program.Test(mustSegment(t, step.from, step.to, step.tcp)); err != nil {
 			t.Fatal(err)
