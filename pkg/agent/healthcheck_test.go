@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -24,7 +25,7 @@ func TestCheckOf(t *testing.T) {
 	}
 	for i := range 3 {
 		v6.Endpoints = append(v6.Endpoints, lb.Endpoint{
-			Addr: netip.MustParseAddr(fmt.Sprintf("fd00:1::%d", i+1)), NodeName: "node-1", Ready: i < 2, Serving: true, Terminating: i == 2,
+			Addr: netip.MustParseAddr(fmt.Sprintf("fd00:1::%d", i+1)), Place: unique.Make(lb.Place{NodeName: "node-1"}), Ready: i < 2, Serving: true, Terminating: i == 2,
 		})
 	}
 	for _, test := range []struct {

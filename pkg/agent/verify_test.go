@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -35,7 +36,7 @@ func web() *lb.Service {
 
 func webSlice() *lb.EndpointSlice {
 	endpoint := func(addr, node string) lb.Endpoint {
-		return lb.Endpoint{Addr: netip.MustParseAddr(addr), NodeName: node, Ready: true, Serving: true}
+		return lb.Endpoint{Addr: netip.MustParseAddr(addr), Place: unique.Make(lb.Place{NodeName: node}), Ready: true, Serving: true}
 	}
 
 	return &lb.EndpointSlice{
@@ -45,7 +46,7 @@ func webSlice() *lb.EndpointSlice {
 		Ports:   []lb.EndpointPort{{Name: "http", Protocol: lb.TCP, Port: 8080}},
 		Endpoints: []lb.Endpoint{
 			endpoint("10.0.1.10", "node-1"), endpoint("10.0.1.9", "node-2"),
-			{Addr: netip.MustParseAddr("10.0.1.11"), NodeName: "node-1"},
+			{Addr: netip.MustParseAddr("10.0.1.11"), Place: unique.Make(lb.Place{NodeName: "node-1"})},
 		},
 	}
 }

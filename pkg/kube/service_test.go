@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 var compareAddrs = cmp.Options{
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Transformer("place", func(p unique.Handle[lb.Place]) lb.Place { return p.Value() }),
 }
 
 func TestTranslateService(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -112,23 +113,22 @@ func (p *parser) endpoint(i int, endpoint *discoveryv1.Endpoint, family lb.Famil
 	}
 
 	conditions := &endpoint.Conditions
-	out := lb.Endpoint{
+	place := lb.Place{NodeName: ptr.Deref(endpoint.NodeName, ""), Zone: ptr.Deref(endpoint.Zone, "")}
+	if hints := endpoint.Hints; hints != nil {
+		for _, zone := range hints.ForZones {
+			place.ForZones += lb.NamesOf(zone.Name)
+		}
+		for _, node := range hints.ForNodes {
+			place.ForNodes += lb.NamesOf(node.Name)
+		}
+	}
+	return lb.Endpoint{
 		Addr:        addr,
-		NodeName:    ptr.Deref(endpoint.NodeName, ""),
-		Zone:        ptr.Deref(endpoint.Zone, ""),
+		Place:       unique.Make(place),
 		Ready:       ptr.Deref(conditions.Ready, true),
 		Serving:     ptr.Deref(conditions.Serving, true),
 		Terminating: ptr.Deref(conditions.Terminating, false),
-	}
-	if hints := endpoint.Hints; hints != nil {
-		for _, zone := range hints.ForZones {
-			out.ForZones = append(out.ForZones, zone.Name)
-		}
-		for _, node := range hints.ForNodes {
-			out.ForNodes = append(out.ForNodes, node.Name)
-		}
-	}
-	return out, true
+	}, true
 }
 
 // triggered returns when what a slice tells of happened, zero if it is not

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -40,8 +41,8 @@ var sliceTests = []struct {
 		},
 		func(s *Slice) {
 			s.Endpoints[0] = lb.Endpoint{
-				Addr: netip.MustParseAddr("10.0.1.7"), NodeName: "node1", Zone: "z1",
-				Terminating: true, ForZones: []string{"z1", "z2"}, ForNodes: []string{"node1"},
+				Addr: netip.MustParseAddr("10.0.1.7"), Terminating: true,
+				Place: unique.Make(lb.Place{NodeName: "node1", Zone: "z1", ForZones: lb.NamesOf("z1", "z2"), ForNodes: lb.NamesOf("node1")}),
 			}
 		}, nil,
 	}, {
@@ -119,7 +120,7 @@ func TestTranslateSlice(t *testing.T) {
 				Service:   lb.ServiceName{Namespace: "default", Name: "web"},
 				Family:    lb.IPv4,
 				Ports:     []lb.EndpointPort{{Protocol: lb.TCP, Port: 8080}},
-				Endpoints: []lb.Endpoint{{Addr: netip.MustParseAddr("10.0.1.7"), Ready: true, Serving: true}},
+				Endpoints: []lb.Endpoint{{Addr: netip.MustParseAddr("10.0.1.7"), Place: unique.Make(lb.Place{}), Ready: true, Serving: true}},
 			}}
 			test.edit(obj)
 			got, problems, counts := translateSlice(keyOf(kindSlice, &obj.ObjectMeta), obj)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
+	"unique"
 )
 
 // cluster yields slices of ten endpoints, one a Service, on 1,000 nodes in
@@ -19,12 +20,14 @@ func cluster(services int, yield func(Service, EndpointSlice)) {
 			n := i*10 + j
 			zone := fmt.Sprintf("zone-%d", n%3)
 			endpoints[j] = Endpoint{
-				Addr:     netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}),
-				NodeName: fmt.Sprintf("node-%d.example.com", n%1000),
-				Zone:     zone,
-				Ready:    true,
-				Serving:  true,
-				ForZones: []string{zone},
+				Addr: netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}),
+				Place: unique.Make(Place{
+					NodeName: fmt.Sprintf("node-%d.example.com", n%1000),
+					Zone:     zone,
+					ForZones: NamesOf(zone),
+				}),
+				Ready:   true,
+				Serving: true,
 			}
 		}
 		yield(svc, sliceOf(svc.Name.Name, svc.Name.Name+"-abcde", endpoints...))
@@ -54,10 +57,10 @@ func BenchmarkResolve(b *testing.B) {
 			var endpoints []Endpoint
 			for i := range bench.endpoints {
 				endpoints = append(endpoints, Endpoint{
-					Addr:     netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}),
-					NodeName: fmt.Sprintf("n%d", i%3),
-					Ready:    true,
-					Serving:  true,
+					Addr:    netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}),
+					Place:   unique.Make(Place{NodeName: fmt.Sprintf("n%d", i%3)}),
+					Ready:   true,
+					Serving: true,
 				})
 			}
 			svc, slices := web(bench.options...), []*EndpointSlice{slice("a", endpoints...)}

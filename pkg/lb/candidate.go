@@ -81,17 +81,18 @@ func (r *resolver) join(port PortName, family Family) []candidate {
 			if FamilyOf(e.Addr) != family {
 				continue
 			}
-			local := e.NodeName != "" && e.NodeName == r.node.Name
+			node := e.place().NodeName
+			local := node != "" && node == r.node.Name
 			all = append(all, candidate{Endpoint: e, addr: netip.AddrPortFrom(e.Addr, p.number), local: local})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int { return a.addr.Compare(b.addr) })
-	return unique(all)
+	return withoutDuplicates(all)
 }
 
-// unique drops all but one of the candidates that have the same address. They
+// withoutDuplicates drops all but one of the candidates that have the same address. They
 // are sorted by it, and among themselves in the order of their slices.
-func unique(sorted []candidate) []candidate {
+func withoutDuplicates(sorted []candidate) []candidate {
 	kept := sorted[:0]
 	for _, e := range sorted {
 		last := len(kept) - 1

@@ -63,7 +63,7 @@ func TestJoin(t *testing.T) {
 // of them counts shows in the node name.
 func TestDuplicates(t *testing.T) {
 	on := func(node string, options ...func(*Endpoint)) Endpoint {
-		return endpoint("10.0.0.1", append(options, func(e *Endpoint) { e.NodeName = node })...)
+		return endpoint("10.0.0.1", append(options, on(node))...)
 	}
 	for _, test := range []struct {
 		name          string
@@ -100,8 +100,7 @@ func TestManyDuplicates(t *testing.T) {
 	for i := range 200 {
 		e := endpoint(fmt.Sprintf("10.0.0.%d", 200-i))
 		first.Endpoints = append(first.Endpoints, e)
-		here(&e)
-		second.Endpoints = append(second.Endpoints, e)
+		second.Endpoints = append(second.Endpoints, endpoint(e.Addr.String(), here))
 	}
 	r := Resolve(web(), []*EndpointSlice{first, second}, &testNode)
 	if len(r.Endpoints) != 200 {

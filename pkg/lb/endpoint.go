@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"strings"
+	"unique"
 )
 
 // SliceName identifies an EndpointSlice.
@@ -39,13 +40,50 @@ type EndpointPort struct {
 // have their meaning filled in: ready, serving, not terminating.
 type Endpoint struct {
 	Addr        netip.Addr
-	NodeName    string // empty: on no known node, so never local
-	Zone        string // for display; no policy reads it
+	Place       unique.Handle[Place] // the zero Handle: an empty one
 	Ready       bool
 	Serving     bool
 	Terminating bool
-	ForZones    []string // hints.forZones
-	ForNodes    []string // hints.forNodes
+}
+
+// Place is where an endpoint is, and for whom. Of the endpoints of a cluster, many have equal
+// ones, and every object that is decoded brings its own: so each is there once.
+type Place struct {
+	NodeName string // empty: on no known node, so never local
+	Zone     string // for display; no policy reads it
+	ForZones Names  // hints.forZones
+	ForNodes Names  // hints.forNodes
+}
+
+// place returns where e is.
+func (e *Endpoint) place() Place {
+	if e.Place == (unique.Handle[Place]{}) {
+		return Place{}
+	}
+	return e.Place.Value()
+}
+
+// Names are names of zones or nodes, each with a newline behind it: as a list, a Place could
+// not be compared.
+type Names string
+
+// NamesOf returns names that can be compared.
+func NamesOf(names ...string) Names {
+	var all strings.Builder
+	for _, name := range names {
+		all.WriteString(name + "\n")
+	}
+	return Names(all.String())
+}
+
+// has reports whether a name is among the names.
+func (n Names) has(name string) bool {
+	for one := range strings.Lines(string(n)) {
+		if one[:len(one)-1] == name {
+			return true
+		}
+	}
+	return false
 }
 
 // Node is what the policy needs to know of the node that we run on.

@@ -32,13 +32,7 @@ func (s *Service) equal(t *Service) bool {
 func (s *EndpointSlice) equal(t *EndpointSlice) bool {
 	return s.Name == t.Name && s.Service == t.Service && s.Family == t.Family &&
 		slices.Equal(s.Ports, t.Ports) &&
-		slices.EqualFunc(s.Endpoints, t.Endpoints, Endpoint.equal)
-}
-
-func (e Endpoint) equal(f Endpoint) bool {
-	return e.Addr == f.Addr && e.NodeName == f.NodeName && e.Zone == f.Zone &&
-		e.Ready == f.Ready && e.Serving == f.Serving && e.Terminating == f.Terminating &&
-		slices.Equal(e.ForZones, f.ForZones) && slices.Equal(e.ForNodes, f.ForNodes)
+		slices.Equal(s.Endpoints, t.Endpoints)
 }
 
 func (n *Node) equal(m *Node) bool {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"unique"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -87,14 +88,13 @@ func slice(name string, endpoints ...Endpoint) *EndpointSlice {
 
 // endpoint returns a ready endpoint on another node, changed by options.
 func endpoint(addr string, options ...func(*Endpoint)) Endpoint {
-	e := Endpoint{Addr: ip(addr), NodeName: "n2", Ready: true, Serving: true}
+	e := Endpoint{Addr: ip(addr), Place: unique.Make(Place{NodeName: "n2"}), Ready: true, Serving: true}
 	for _, option := range options {
 		option(&e)
 	}
 	return e
 }
 
-func here(e *Endpoint)     { e.NodeName = "n1" }
 func unready(e *Endpoint)  { e.Ready, e.Serving = false, false }
 func gated(e *Endpoint)    { e.Ready = false } // serving, not terminating
 func draining(e *Endpoint) { e.Ready, e.Terminating = false, true }
@@ -103,8 +103,25 @@ func stopped(e *Endpoint)  { e.Ready, e.Serving, e.Terminating = false, false, t
 // published is how publishNotReadyAddresses shows on a pod that is going away.
 func published(e *Endpoint) { e.Serving, e.Terminating = false, true }
 
-func zones(names ...string) func(*Endpoint) { return func(e *Endpoint) { e.ForZones = names } }
-func nodes(names ...string) func(*Endpoint) { return func(e *Endpoint) { e.ForNodes = names } }
+// at changes where an endpoint is.
+func at(change func(*Place)) func(*Endpoint) {
+	return func(e *Endpoint) {
+		place := e.place()
+		change(&place)
+		e.Place = unique.Make(place)
+	}
+}
+
+func on(node string) func(*Endpoint) { return at(func(p *Place) { p.NodeName = node }) }
+func here(e *Endpoint)               { on("n1")(e) }
+
+func zones(names ...string) func(*Endpoint) {
+	return at(func(p *Place) { p.ForZones = NamesOf(names...) })
+}
+
+func nodes(names ...string) func(*Endpoint) {
+	return at(func(p *Place) { p.ForNodes = NamesOf(names...) })
+}
 
 // lines says where each frontend leads, catch-alls left out.
 func lines(r Resolution) []string {

@@ -77,18 +77,17 @@ func TestExternalPolicyCounts(t *testing.T) {
 }
 
 func TestLocality(t *testing.T) {
-	onNode := func(name string) func(*Endpoint) { return func(e *Endpoint) { e.NodeName = name } }
 	for _, test := range []struct {
 		name  string
 		node  string
 		ep    Endpoint
 		local bool
 	}{
-		{"our node's", "n1", endpoint("10.0.0.1", onNode("n1")), true},
-		{"not another's", "n1", endpoint("10.0.0.1", onNode("n2")), false},
-		{"not one that differs in case", "n1", endpoint("10.0.0.1", onNode("N1")), false},
-		{"not that of no node", "n1", endpoint("10.0.0.1", onNode("")), false},
-		{"not that of no node if we have no name either", "", endpoint("10.0.0.1", onNode("")), false},
+		{"our node's", "n1", endpoint("10.0.0.1", on("n1")), true},
+		{"not another's", "n1", endpoint("10.0.0.1", on("n2")), false},
+		{"not one that differs in case", "n1", endpoint("10.0.0.1", on("N1")), false},
+		{"not that of no node", "n1", endpoint("10.0.0.1", on("")), false},
+		{"not that of no node if we have no name either", "", endpoint("10.0.0.1", on("")), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := Resolve(web(), []*EndpointSlice{slice("a", test.ep)}, &Node{Name: test.node})

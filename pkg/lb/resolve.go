@@ -134,11 +134,12 @@ func (r *resolver) catchAll(addr address) {
 func (r *resolver) report(port PortName, endpoints *selection) {
 	for i := range endpoints.candidates {
 		e := &endpoints.candidates[i]
+		place := e.place()
 		r.out.Endpoints = append(r.out.Endpoints, EndpointState{
 			Port:     port,
 			Addr:     e.addr,
-			NodeName: e.NodeName,
-			Zone:     e.Zone,
+			NodeName: place.NodeName,
+			Zone:     place.Zone,
 			Local:    e.local,
 			Use:      endpoints.use(e),
 			Ready:    e.Ready,

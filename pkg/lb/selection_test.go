@@ -96,7 +96,7 @@ func TestUseWithoutFrontend(t *testing.T) {
 }
 
 func TestEndpointStates(t *testing.T) {
-	inZone := func(e *Endpoint) { e.Zone = "zb" }
+	inZone := at(func(p *Place) { p.Zone = "zb" })
 	r := Resolve(web(), []*EndpointSlice{slice("a",
 		endpoint("10.0.1.1", here, draining),
 		endpoint("10.0.2.1", inZone),

@@ -12,28 +12,26 @@ import (
 // What is handed to a State belongs to it: the caller changes nothing that a
 // value refers to afterwards.
 type State struct {
-	node     Node
+	node     *Node // never changed, but replaced
 	services map[ServiceName]*serviceState
 	slices   map[SliceName]*EndpointSlice
 	touched  []ServiceName // some of them twice
-	words    words
 }
 
 // serviceState is what is known about one name of a Service. Slices may come
 // before it and stay after it.
 type serviceState struct {
 	service *Service         // nil: there is none
-	slices  []*EndpointSlice // sorted by name
+	slices  []*EndpointSlice // sorted by name; never changed, but replaced
 	touched bool             // its name is among the State's
 }
 
 // NewState returns the model of a cluster of which only the node is known.
 func NewState(node Node) *State {
 	return &State{
-		node:     node,
+		node:     &node,
 		services: make(map[ServiceName]*serviceState),
 		slices:   make(map[SliceName]*EndpointSlice),
-		words:    make(words),
 	}
 }
 
@@ -69,15 +67,14 @@ func (s *State) SetSlice(slice EndpointSlice) {
 	if old != nil && old.Service != slice.Service {
 		s.DeleteSlice(slice.Name)
 	}
-	s.words.intern(&slice)
 	s.slices[slice.Name] = &slice
 	known := s.at(slice.Service)
 	i, found := known.find(slice.Name)
+	rest := known.slices[i:]
 	if found {
-		known.slices[i] = &slice
-	} else {
-		known.slices = slices.Insert(known.slices, i, &slice)
+		rest = rest[1:]
 	}
+	known.slices = slices.Concat(known.slices[:i], []*EndpointSlice{&slice}, rest)
 	s.touch(slice.Service)
 }
 
@@ -90,7 +87,7 @@ func (s *State) DeleteSlice(name SliceName) {
 	delete(s.slices, name)
 	known := s.services[slice.Service]
 	if i, found := known.find(name); found {
-		known.slices = slices.Delete(known.slices, i, i+1)
+		known.slices = slices.Concat(known.slices[:i], known.slices[i+1:])
 	}
 	s.touch(slice.Service)
 	s.forget(slice.Service)
@@ -102,7 +99,7 @@ func (s *State) SetNode(node Node) {
 	if s.node.equal(&node) {
 		return
 	}
-	s.node = node
+	s.node = &node
 	s.touchAll()
 }
 
@@ -128,7 +125,7 @@ func (s *State) Resolve(name ServiceName) (Resolution, bool) {
 	if service == nil {
 		return Resolution{}, false
 	}
-	return Resolve(service, s.services[name].slices, &s.node), true
+	return Resolve(service, s.services[name].slices, s.node), true
 }
 
 // Snapshot returns a Service with all that it is resolved from, and false if there is
@@ -138,8 +135,7 @@ func (s *State) Snapshot(name ServiceName) (Snapshot, bool) {
 	if known == nil || known.service == nil {
 		return Snapshot{}, false
 	}
-	node := s.node
-	return Snapshot{known.service, slices.Clone(known.slices), &node}, true
+	return Snapshot{known.service, known.slices, s.node}, true
 }
 
 // Service returns a Service, or nil if there is none of that name. It is the
@@ -168,7 +164,8 @@ func (s *State) Len() int {
 }
 
 // Snapshot is a Service with all that it is resolved from, as it was at one
-// moment. Any goroutine may use it; what it refers to is read only.
+// moment. It is small: what it refers to is the State's, and read only. Any goroutine may
+// use it.
 type Snapshot struct {
 	Service *Service
 	slices  []*EndpointSlice
@@ -192,15 +189,13 @@ func (s Snapshot) Size() int {
 // Snapshots yields every Service, sorted by name. The State must not be changed
 // meanwhile, but may be afterwards.
 func (s *State) Snapshots() iter.Seq[Snapshot] {
-	node := s.node
-
 	return func(yield func(Snapshot) bool) {
 		for _, name := range slices.SortedFunc(maps.Keys(s.services), ServiceName.compare) {
 			known := s.services[name]
 			if known.service == nil {
 				continue
 			}
-			if !yield(Snapshot{known.service, slices.Clone(known.slices), &node}) {
+			if !yield(Snapshot{known.service, known.slices, s.node}) {
 				return
 			}
 		}

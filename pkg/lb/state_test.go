@@ -3,7 +3,6 @@ package lb
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 )
 
@@ -160,7 +159,7 @@ func TestNodeTouchesAll(t *testing.T) {
 // Which of two slices counts does not depend on which came first.
 func TestOrderOfSlices(t *testing.T) {
 	on := func(node string) Endpoint {
-		return endpoint("10.0.0.1", func(e *Endpoint) { e.NodeName = node })
+		return endpoint("10.0.0.1", on(node))
 	}
 	slices := []EndpointSlice{sliceOf("a", "a-1", on("n1")), sliceOf("a", "a-2", on("n2")), sliceOf("a", "a-3", on("n3"))}
 	for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
@@ -194,36 +193,15 @@ func TestSnapshots(t *testing.T) {
 	}
 	checkLines(t, got, "a", "b")
 
-	s.DeleteSlice(SliceName{Namespace: kept.Service.Name.Namespace, Name: "b-1"})
-	if n := len(kept.Resolve().Endpoints); n == 0 {
-		t.Error("a change of the State reached what was kept of it")
-	}
-}
-
-func TestWordsAreShared(t *testing.T) {
-	s := NewState(testNode)
-	named := func(i int) Endpoint {
-		return endpoint(fmt.Sprintf("10.0.0.%d", i), zones(strings.Clone("zone")), nodes("n1", "n2"))
-	}
-	s.SetSlice(sliceOf("a", "a-1", named(1)))
-	s.SetSlice(sliceOf("a", "a-2", named(2)))
-	first, second := s.slices[SliceName{"ns", "a-1"}].Endpoints[0], s.slices[SliceName{"ns", "a-2"}].Endpoints[0]
-	if &first.ForZones[0] != &second.ForZones[0] {
-		t.Error("two endpoints have their own hints")
-	}
-	if fmt.Sprint(second.ForZones, second.ForNodes) != "[zone] [n1 n2]" {
-		t.Errorf("hints are %v %v", second.ForZones, second.ForNodes)
-	}
-}
-
-func TestWordsAreBounded(t *testing.T) {
-	w := make(words)
-	for i := range 3 * maxWords {
-		if word := fmt.Sprint(i); w.list(word)[0] != word {
-			t.Fatalf("%q became %q", word, w.list(word)[0])
+	for _, change := range []func(){
+		func() { s.SetSlice(sliceOf("b", "b-1", endpoint("10.0.0.9"), endpoint("10.0.0.10"))) },
+		func() { s.SetSlice(sliceOf("b", "b-0", endpoint("10.0.0.8"))) },
+		func() { s.SetNode(Node{Name: "n2", MasqueradeAll: true}) },
+		func() { s.DeleteSlice(SliceName{Namespace: kept.Service.Name.Namespace, Name: "b-1"}) },
+	} {
+		change()
+		if r := kept.Resolve(); len(r.Endpoints) != 1 || r.Endpoints[0].Addr.Addr() != ip("10.0.0.1") || r.Frontends[0].Masquerade {
+			t.Errorf("a change of the State reached what was kept of it: %+v", r)
 		}
-	}
-	if len(w) > maxWords {
-		t.Errorf("%d words", len(w))
 	}
 }

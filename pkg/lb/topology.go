@@ -1,7 +1,5 @@
 package lb
 
-import "slices"
-
 // hints says which hints of the endpoints of one service port count
 // (KEP-2433, KEP-3015).
 type hints uint8
@@ -23,13 +21,14 @@ func hintsOf(candidates []candidate, node *Node) hints {
 		if !e.Ready {
 			continue
 		}
-		nodes = nodes && len(e.ForNodes) > 0
-		zones = zones && len(e.ForZones) > 0
+		place := e.place()
+		nodes = nodes && place.ForNodes != ""
+		zones = zones && place.ForZones != ""
 		if !nodes && !zones {
 			return forEverybody
 		}
-		anyNode = anyNode || slices.Contains(e.ForNodes, node.Name)
-		anyZone = anyZone || slices.Contains(e.ForZones, node.Zone)
+		anyNode = anyNode || place.ForNodes.has(node.Name)
+		anyZone = anyZone || place.ForZones.has(node.Zone)
 	}
 	switch {
 	case nodes && anyNode:
@@ -44,9 +43,9 @@ func hintsOf(candidates []candidate, node *Node) hints {
 func (h hints) allow(e *Endpoint, node *Node) bool {
 	switch h {
 	case forNodes:
-		return slices.Contains(e.ForNodes, node.Name)
+		return e.place().ForNodes.has(node.Name)
 	case forZones:
-		return slices.Contains(e.ForZones, node.Zone)
+		return e.place().ForZones.has(node.Zone)
 	}
 	return true
 }

@@ -1,6 +1,9 @@
 package lb
 
-import "testing"
+import (
+	"testing"
+	"unique"
+)
 
 func TestHints(t *testing.T) {
 	zoneless := Node{Name: "n1"}
@@ -101,4 +104,31 @@ func TestHintsPerPort(t *testing.T) {
 		"10.96.0.1:81/TCP internal -> 10.0.0.1:8081 10.0.0.2:8081 10.0.0.3:8081",
 		"10.96.0.1:81/TCP external -> 10.0.0.1:8081 10.0.0.2:8081 10.0.0.3:8081",
 	)
+}
+
+func TestNames(t *testing.T) {
+	for _, test := range []struct {
+		names Names
+		name  string
+		has   bool
+	}{
+		{NamesOf(), "", false},
+		{NamesOf(""), "", true},
+		{NamesOf("za"), "za", true},
+		{NamesOf("za"), "z", false},
+		{NamesOf("za"), "", false},
+		{NamesOf("za", "zb"), "zb", true},
+		{NamesOf("za", "zb"), "a", false},
+	} {
+		if has := test.names.has(test.name); has != test.has {
+			t.Errorf("%q has %q: %t", test.names, test.name, has)
+		}
+	}
+}
+
+func TestEndpointWithoutPlace(t *testing.T) {
+	e := endpoint("10.0.0.1")
+	e.Place = unique.Handle[Place]{}
+	r := Resolve(web(balanced), []*EndpointSlice{slice("a", e, endpoint("10.0.0.2", zones("za")))}, &testNode)
+	checkAllLeadTo(t, r, "10.0.0.1:8080 10.0.0.2:8080")
 }
