@@ -84,11 +84,8 @@ func (a *agent) decideEach(snapshots []lb.Snapshot, to []decision, first, step i
 	}
 }
 
-// reserve makes room in the maps, beyond what is used, for what was decided.
-func (a *agent) reserve(room maps.Room, decisions ...decision) {
-	for i := range decisions {
-		room = room.Plus(decisions[i].planned.Room())
-	}
+// reserve makes room in the maps for what was decided.
+func (a *agent) reserve(room maps.Room) {
 	if err := a.writer.Reserve(room); err != nil {
 		// The writer reports each Service whose writes fail for lack of room.
 		a.cfg.Log.Warn("not all that was decided has room", "error", err)
@@ -223,7 +220,7 @@ func (a *agent) startHeavy() {
 	used := a.writer.Room()
 	go func() {
 		d := a.decide(s)
-		a.reserve(used, d)
+		a.reserve(used.Plus(d.planned.Room()))
 		a.mail.post(func(*model) {
 			h.running = nil
 			if job.outdated {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -423,6 +424,38 @@ func TestPanicAtTheStart(t *testing.T) {
 				t.Errorf("there are %d frontends of a Service that is gone", n)
 			}
 		}
+	}
+}
+
+// However many Services there are, few decisions are in memory at a time, and all are followed.
+func TestDecisionsAtATime(t *testing.T) {
+	const services = 2*decidedAtOnce + 7
+	fakes := maps.NewFakes(10 * services)
+	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewRehearsal(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
+	var decided, most atomic.Int64
+	r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
+		if ahead := decided.Add(1) - int64(writer.Counters().Services); ahead > most.Load() {
+			most.Store(ahead)
+		}
+
+		return s.Resolve()
+	}
+	for i := range services {
+		svc := light()
+		svc.Name.Name = fmt.Sprint("light-", i)
+		svc.ClusterIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})}
+		r.Sink().SetService(svc, nil)
+	}
+	r.Work()
+	if n := len(fakes.FrontendIDs.Entries); n != 4*services {
+		t.Errorf("there are %d frontends, want %d", n, 4*services)
+	}
+	if most.Load() > decidedAtOnce {
+		t.Errorf("there were %d decisions at a time, want %d at most", most.Load(), decidedAtOnce)
 	}
 }
 

@@ -2,10 +2,11 @@ package agent
 
 import (
 	"context"
-	"maps"
+	stdmaps "maps"
 	"slices"
 	"time"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -192,7 +193,7 @@ func (a *agent) takeOver() {
 	a.program()
 	a.applyAll()
 	a.programServiceCIDRs()
-	a.writer.Prune(slices.Collect(maps.Keys(a.model.undecided))...)
+	a.writer.Prune(slices.Collect(stdmaps.Keys(a.model.undecided))...)
 	a.applyAll()
 	a.complete = true
 }
@@ -204,11 +205,32 @@ func (a *agent) applyAll() {
 	}
 }
 
+// decidedAtOnce is about how many Services there are decisions at a time: all that follows
+// from a Service is larger than what is known of it.
+const decidedAtOnce = 1000
+
 // program brings the maps up to the model.
 func (a *agent) program() {
 	touched := a.model.state.Touched()
+	room := a.writer.Room()
+	for names := range slices.Chunk(touched, decidedAtOnce) {
+		room = room.Plus(a.decideOn(names))
+	}
+	if !a.complete {
+		a.reserve(room)
+	}
+	a.startHeavy()
+	if !a.programNode() && len(touched) > 0 {
+		a.apply()
+	}
+	a.programServiceCIDRs()
+}
+
+// decideOn has the writer follow what is decided about Services, and returns how much room
+// that takes. Heavy Services are decided later.
+func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
 	var changed []lb.Snapshot
-	for _, name := range touched {
+	for _, name := range names {
 		s, exists := a.model.state.Snapshot(name)
 		if exists && a.heavy != nil && s.Size() >= heavySize {
 			a.heavy.add(name)
@@ -223,17 +245,12 @@ func (a *agent) program() {
 		}
 	}
 	decisions := a.decideAll(changed)
-	if !a.complete {
-		a.reserve(a.writer.Room(), decisions...)
-	}
 	for i, s := range changed {
+		room = room.Plus(decisions[i].planned.Room())
 		a.enforce(s.Service, decisions[i])
 	}
-	a.startHeavy()
-	if !a.programNode() && len(touched) > 0 {
-		a.apply()
-	}
-	a.programServiceCIDRs()
+
+	return room
 }
 
 // programServiceCIDRs programs changed ServiceCIDRs once all else is written: a client that
