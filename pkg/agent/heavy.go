@@ -54,7 +54,7 @@ type decision struct {
 func (a *agent) decide(s lb.Snapshot) (d decision) {
 	failed, stack := guard(func() {
 		d.res = a.resolveService(s)
-		d.planned = reconcile.PlanOf(d.res)
+		d.planned = reconcile.PlanOf(d.res, func() lb.Resolution { return a.resolveService(s) })
 		d.check = checkOf(s.Service, d.res)
 	})
 	if failed != "" {

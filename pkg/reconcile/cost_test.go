@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -105,6 +106,60 @@ func TestWriteCounts(t *testing.T) {
 				places != test.places || slots != test.slots {
 				t.Errorf("%d calls, %d places and %d slots written, want %d, %d and %d",
 					calls, places, slots, test.calls, test.places, test.slots)
+			}
+		})
+	}
+}
+
+// The plan of a Service is not kept once it is in the maps. It is made again when another
+// Service gives or takes what both claim, and not for a change of its own.
+func TestPlansAreMadeAgain(t *testing.T) {
+	const small, large = 10, largePlan
+	for _, test := range []struct {
+		name      string
+		endpoints int
+		again     int // how often a plan is made again when the other Service goes
+	}{
+		{"small", small, 1},
+		{"large", large, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			clock := newTestClock()
+			fakes := maps.NewFakes(1 << 14)
+			r := mustNew(t, fakes.Tables, clock)
+			again := 0
+			h := newHeavy(1, 0, 0, test.endpoints)
+			set := func(name string, created int64) {
+				h.moveEndpoint()
+				res := h.resolve()
+				r.SetPlanned(lb.ServiceName{Namespace: "default", Name: name}, time.Unix(created, 0), PlanOf(res, func() lb.Resolution {
+					again++
+
+					return res
+				}))
+				mustApply(t, r)
+				settle(t, r, clock)
+			}
+			set("a", 2)
+			set("a", 2)
+			set("b", 3)
+			set("a", 2)
+			if again != 0 {
+				t.Errorf("plans were made again %d times for changes of their own", again)
+			}
+			for _, svc := range r.services {
+				if kept := svc.plan.ports != nil; kept != (test.endpoints == large) {
+					t.Errorf("the plan of %s is kept: %t", svc.name, kept)
+				}
+			}
+			r.Delete(lb.ServiceName{Namespace: "default", Name: "a"})
+			mustApply(t, r)
+			settle(t, r, clock)
+			if again != test.again {
+				t.Errorf("plans were made again %d times, want %d", again, test.again)
+			}
+			if lines := meaning(fakes); !strings.Contains(fmt.Sprint(lines), " default/b:port-0/") || strings.Contains(fmt.Sprint(lines), " default/a:") {
+				t.Errorf("the maps have %v", lines)
 			}
 		})
 	}

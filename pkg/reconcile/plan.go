@@ -13,9 +13,10 @@ import (
 )
 
 // plan is what a Service wants in the maps: the rows that follow from its resolution, but
-// for ids and places.
+// for ids and places. Of a Service at rest, only the frontends are kept; see remake.
 type plan struct {
-	claimant  *lb.Claimant // as which its frontends are claimed
+	resolve   func() lb.Resolution // returns what was planned
+	claimant  *lb.Claimant         // as which its frontends are claimed
 	ports     []plannedPort
 	frontends []plannedFrontend // catch-alls last: one refuses what comes after it
 }
@@ -95,8 +96,14 @@ type Planned struct{ plan *plan }
 
 // PlanOf prepares a resolution for [Reconciler.SetPlanned]. Any goroutine may call it: for a
 // Service of ten thousands of frontends or endpoints it takes too long for the one that owns
-// the Reconciler.
-func PlanOf(res lb.Resolution) Planned { return Planned{planOf(&res)} }
+// the Reconciler. Resolve must return the same at any time: once all is in the maps, a plan is
+// not kept, but made again when it is needed.
+func PlanOf(res lb.Resolution, resolve func() lb.Resolution) Planned {
+	p := planOf(&res)
+	p.resolve = resolve
+
+	return Planned{p}
+}
 
 // Room returns how many places it takes, should nothing of it be in the maps; none, if
 // nothing was planned.
@@ -361,6 +368,32 @@ func (p *plannedPort) planTables() {
 		pool.table = make([]int32, len(table))
 		for i, at := range table {
 			pool.table[i] = pool.members[at]
+		}
+	}
+}
+
+// largePlan is from how many rows on a plan is always kept: to make it again would take too
+// long for one piece of work.
+const largePlan = 1000
+
+// rows returns how many frontends and backends there are in a plan.
+func (p *plan) rows() int {
+	rows := len(p.frontends)
+	for i := range p.ports {
+		rows += len(p.ports[i].backends)
+	}
+
+	return rows
+}
+
+// remake makes a plan whole of which only the frontends were kept.
+func (p *plan) remake() {
+	res := p.resolve()
+	p.ports = planOf(&res).ports
+	for i := range p.frontends {
+		if f := &p.frontends[i]; f.owned {
+			p.ports[f.port].owned++
+			p.ports[f.port].pools[f.pool].owned++
 		}
 	}
 }

@@ -145,6 +145,9 @@ func (r *Reconciler) own(of *plan, number int, owns bool) {
 		return
 	}
 	f.owned = owns
+	if of.ports == nil {
+		return
+	}
 	more := 1
 	if !owns {
 		more = -1
@@ -158,9 +161,13 @@ func (r *Reconciler) own(of *plan, number int, owns bool) {
 }
 
 // part has the ports of svc in the maps forget what was planned for them. It ends the time
-// in which svc keeps what an earlier agent gave it.
+// in which svc keeps what an earlier agent gave it, and a rest.
 func (r *Reconciler) part(svc *service) bool {
 	svc.adopted = false
+	if svc.rests() {
+		svc.plan.remake()
+		r.spend(svc.plan.rows() * costClaim)
+	}
 
 	return r.each(svc, len(svc.ports), costLook, func(i int) {
 		svc.ports[i].planned = nil

@@ -164,10 +164,10 @@ func (r *Reconciler) Room() maps.Room {
 func (r *Reconciler) Reserve(room maps.Room) error { return r.tables.Reserve(room) }
 
 // Set says what one Service wants; Apply writes it. The resolution must be complete
-// (endpoints included), and is not held on to. Created decides who owns an address that two
-// Services claim.
+// (endpoints included), and must not change afterwards. Created decides who owns an address
+// that two Services claim.
 func (r *Reconciler) Set(name lb.ServiceName, created time.Time, res lb.Resolution) {
-	r.SetPlanned(name, created, PlanOf(res))
+	r.SetPlanned(name, created, PlanOf(res, func() lb.Resolution { return res }))
 }
 
 // SetPlanned does what Set does with the resolution that was planned. It takes over what
@@ -321,6 +321,9 @@ func (svc *service) restart() {
 	svc.dirty = true
 	if svc.step >= publishingBackends {
 		svc.progress = progress{step: publishingBackends}
+		if svc.rests() {
+			svc.step = parting
+		}
 	}
 }
 
@@ -384,6 +387,12 @@ func (r *Reconciler) work(svc *service, now instant) error {
 	if svc.adopted && svc.step >= publishingBackends {
 		return nil
 	}
+	if svc.rests() && svc.step == published {
+		if svc.idle() {
+			return nil
+		}
+		svc.restart()
+	}
 	full := svc.dirty && svc.retry.at <= now
 	if full && (svc.step < publishingBackends || svc.progress == progress{step: publishingBackends}) {
 		svc.failures, svc.blocked = nil, false
@@ -408,6 +417,7 @@ func (r *Reconciler) work(svc *service, now instant) error {
 	if done && !svc.dirty && !svc.wanted && !svc.queued && len(svc.ports)+len(svc.leaving[0])+len(svc.leaving[1]) == 0 {
 		delete(r.services, svc.name)
 	}
+	svc.rest()
 
 	return svc.errorOf(failed)
 }

@@ -32,7 +32,7 @@ type service struct {
 	leaving [2][]maps.FrontendKey
 	sweep   []*port // that may have something that nothing needs any more
 
-	dirty    bool // the maps are not as planned
+	dirty    bool // the maps are not known to be as planned
 	queued   bool // in the queue of those that are due
 	retry    backoff
 	failures []Failure
@@ -116,6 +116,33 @@ func (r *Reconciler) removePort(p *port) {
 	ports[p.number], last.number = last, p.number
 	ports[len(ports)-1] = nil
 	p.svc.ports = ports[:len(ports)-1]
+}
+
+// idle reports whether there is nothing to do for svc.
+func (svc *service) idle() bool {
+	return !svc.dirty && len(svc.leaving[0])+len(svc.leaving[1])+len(svc.sweep) == 0
+}
+
+// rests reports whether only the frontends of what svc wants are kept.
+func (svc *service) rests() bool { return svc.plan.ports == nil && len(svc.plan.frontends) > 0 }
+
+// rest forgets the plan of a Service, but for its frontends, if the maps are as planned and
+// nothing is on its way out of them.
+func (svc *service) rest() {
+	if !svc.idle() || svc.plan.rows() >= largePlan {
+		return
+	}
+	for _, p := range svc.ports {
+		for _, pl := range p.pools {
+			if pl.frontends == 0 || pl.retired > 0 {
+				return
+			}
+		}
+	}
+	svc.plan.ports = nil
+	for _, p := range svc.ports {
+		p.planned = nil
+	}
 }
 
 // leave has a frontend in the maps leave them.

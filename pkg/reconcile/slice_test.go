@@ -175,7 +175,7 @@ func TestPiecesAreSmall(t *testing.T) {
 				func() { h.ExternalIPs = h.ExternalIPs[:len(h.ExternalIPs)/2] },
 			} {
 				change()
-				planned := PlanOf(h.resolve())
+				planned := PlanOf(h.resolve(), nil)
 				piece(func() { r.SetPlanned(h.Name, time.Time{}, planned) })
 				finish()
 				if status, _ := r.Status(h.Name); !status.Programmed {
