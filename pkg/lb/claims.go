@@ -13,18 +13,18 @@ type Claimant struct {
 	Created time.Time
 }
 
-// Claims decides which of the Services that claim a frontend owns it: by kind (ClusterIP,
+// Claims decides which of the Services that claim a frontend, known by a key, owns it: by kind (ClusterIP,
 // load balancer, external IP, node port), then the older Service, then by name, then the
 // first of its claims. Who owns a frontend does not depend on who came first.
 //
 // The zero value is ready, once Moved is set.
-type Claims struct {
+type Claims[K comparable] struct {
 	// Moved is called when a Service begins or ceases to own what it claims by this number. If
 	// it panics, nothing has changed, and the same may be done again.
 	Moved func(s *Claimant, number int, owns bool)
 
-	first  map[FrontendKey]contender
-	others map[FrontendKey][]contender // in order of precedence; few frontends have any
+	first  map[K]contender
+	others map[K][]contender // in order of precedence; few frontends have any
 }
 
 // contender is one claim to a frontend.
@@ -62,9 +62,9 @@ func (a contender) compare(b contender) int {
 // Add enters a claim of s to a frontend, by a number of the Service's own. A Service may claim
 // as another Claimant before it withdraws what it claimed as the first: a frontend that both
 // claim stays the Service's all the time.
-func (c *Claims) Add(s *Claimant, number int, key FrontendKey, kind Kind) {
+func (c *Claims[K]) Add(s *Claimant, number int, key K, kind Kind) {
 	if c.first == nil {
-		c.first, c.others = make(map[FrontendKey]contender), make(map[FrontendKey][]contender)
+		c.first, c.others = make(map[K]contender), make(map[K][]contender)
 	}
 	added := contender{s, int32(number), kindRank(kind)}
 	owner, claimed := c.first[key]
@@ -85,20 +85,20 @@ func (c *Claims) Add(s *Claimant, number int, key FrontendKey, kind Kind) {
 }
 
 // precedes reports whether a claim is better than all that wait for a frontend.
-func (c *Claims) precedes(a contender, key FrontendKey) bool {
+func (c *Claims[K]) precedes(a contender, key K) bool {
 	waiting := c.others[key]
 
 	return len(waiting) == 0 || a.compare(waiting[0]) < 0
 }
 
-func (c *Claims) wait(key FrontendKey, loser contender) {
+func (c *Claims[K]) wait(key K, loser contender) {
 	waiting := c.others[key]
 	at, _ := slices.BinarySearchFunc(waiting, loser, contender.compare)
 	c.others[key] = slices.Insert(waiting, at, loser)
 }
 
 // Remove withdraws all claims of s to a frontend.
-func (c *Claims) Remove(s *Claimant, key FrontendKey) {
+func (c *Claims[K]) Remove(s *Claimant, key K) {
 	owner, claimed := c.first[key]
 	if !claimed {
 		return
@@ -123,7 +123,7 @@ func (c *Claims) Remove(s *Claimant, key FrontendKey) {
 }
 
 // Owner returns which Service owns a frontend, or nil if none claims it.
-func (c *Claims) Owner(key FrontendKey) *Claimant { return c.first[key].Claimant }
+func (c *Claims[K]) Owner(key K) *Claimant { return c.first[key].Claimant }
 
 // Len returns how many frontends are claimed.
-func (c *Claims) Len() int { return len(c.first) }
+func (c *Claims[K]) Len() int { return len(c.first) }

@@ -15,7 +15,7 @@ func TestClaims(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		owned := make(map[string]bool) // "service number"
-		c := Claims{Moved: func(s *Claimant, number int, owns bool) {
+		c := Claims[FrontendKey]{Moved: func(s *Claimant, number int, owns bool) {
 			what := fmt.Sprint(s.Name, number)
 			if owned[what] == owns {
 				t.Fatalf("%s is told twice that it owns: %v", what, owns)

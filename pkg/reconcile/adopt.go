@@ -101,7 +101,7 @@ func (r *adoption) adoptPort(id uint32, of lb.ServiceName, name portName) *port 
 	svc.adopted = true
 	r.portPlaces.setGeneration(maps.Index(id), uint8(maps.Generation(id)))
 
-	r.ports[id] = r.addPort(&port{svc: svc, portName: name, id: id})
+	r.ports[id] = (&port{svc: svc, portName: name, id: id}).add()
 
 	return r.ports[id]
 }

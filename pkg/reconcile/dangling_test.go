@@ -388,7 +388,7 @@ func (o *ordeal) deleteAll() {
 		o.t.Errorf("left in the maps:\n%s", left)
 	}
 	r := o.r
-	left := len(r.services) + len(r.portsByName) + len(r.frontendIDs.have) + len(r.broken) + len(r.blocked) + len(r.waiting) + len(r.due) +
+	left := len(r.services) + len(r.frontendIDs.have) + len(r.broken) + len(r.blocked) + len(r.waiting) + len(r.due) +
 		len(r.addrs.node) + len(r.addrs.frontends) + len(r.addrs.lingering) + len(r.addrs.stale) + r.frontendPlaces.used + r.backendPlaces.used + r.poolPlaces.used + r.portPlaces.used +
 		r.spans.used + r.claims.Len() + len(r.retirement.queue)
 	if left > 0 {

@@ -166,7 +166,7 @@ func (r *Reconciler) compareBroken(c *comparison) {
 	for key, why := range r.broken {
 		c.add(maps.NameFrontendIDs, modelKey(key).String(), "leads to nowhere: "+why, true, func() error {
 			err := r.removeBroken(key)
-			if owner := r.claims.Owner(modelKey(key)); err == nil && owner != nil {
+			if owner := r.claims.Owner(key); err == nil && owner != nil {
 				r.touch(r.services[owner.Name])
 			}
 

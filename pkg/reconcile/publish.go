@@ -34,6 +34,7 @@ type progress struct {
 // follow has svc want what is planned, as soon as it may: what was planned before is claimed
 // first. It does as much of that as a slice allows for all that is Set between two Applies.
 func (r *Reconciler) follow(svc *service, next *plan) {
+	svc.awake()
 	if svc.step < publishingBackends {
 		svc.next = next
 	} else {
@@ -121,7 +122,7 @@ func (r *Reconciler) claim(svc *service) bool {
 
 	return r.each(svc, len(svc.plan.frontends), costClaim, func(i int) {
 		f := &svc.plan.frontends[i]
-		r.claims.Add(svc.plan.claimant, i, modelKey(f.key), lb.Kind(f.kind))
+		r.claims.Add(svc.plan.claimant, i, f.key, lb.Kind(f.kind))
 	})
 }
 
@@ -129,11 +130,11 @@ func (r *Reconciler) claim(svc *service) bool {
 func (r *Reconciler) moved(s *lb.Claimant, number int, owns bool) {
 	svc := r.services[s.Name]
 	of := svc.plan
-	if svc.former != nil && svc.former.claimant == s {
+	if svc.work != nil && svc.former != nil && svc.former.claimant == s {
 		of = svc.former
 	}
 	r.own(of, number, owns)
-	if svc.step >= publishingBackends {
+	if svc.work == nil || svc.step >= publishingBackends {
 		r.touch(svc)
 	}
 }
@@ -175,15 +176,21 @@ func (r *Reconciler) part(svc *service) bool {
 	})
 }
 
-// link finds which ports of the plan are in the maps, and which of their backends.
+// link finds which ports of the plan are in the maps, and which of their backends. Of two
+// ports that have one name, the first counts.
 func (r *Reconciler) link(svc *service) bool {
+	byName := make(map[portName]*port, len(svc.ports))
+	for _, p := range slices.Backward(svc.ports) {
+		byName[p.portName] = p
+	}
+	r.spend(len(svc.ports) * costSlot)
 	for ; svc.port < len(svc.plan.ports); svc.port++ {
 		if r.spent() {
 			return false
 		}
 		r.spend(costLook)
 		want := &svc.plan.ports[svc.port]
-		p := r.portsByName[fullName{svc, want.portName}]
+		p := byName[want.portName]
 		if p == nil {
 			continue
 		}
@@ -213,8 +220,8 @@ func (r *Reconciler) yield(svc *service) bool {
 	}
 	done := r.each(svc, len(svc.former.frontends), costClaim, func(i int) {
 		key := svc.former.frontends[i].key
-		r.claims.Remove(svc.former.claimant, modelKey(key))
-		if to := r.leadsTo(key); to != nil && r.claims.Owner(modelKey(key)) == nil {
+		r.claims.Remove(svc.former.claimant, key)
+		if to := r.leadsTo(key); to != nil && r.claims.Owner(key) == nil {
 			to.port.svc.leave(key)
 			r.wake(to.port.svc)
 		}
@@ -282,7 +289,7 @@ func (r *Reconciler) publishName(svc *service, name portName) (*port, error) {
 		return nil, err
 	}
 
-	return r.addPort(p), nil
+	return p.add(), nil
 }
 
 // publishBackend writes a backend, or its flags if it is in the maps.

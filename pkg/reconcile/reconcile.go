@@ -78,12 +78,11 @@ type Reconciler struct {
 	portPlaces     places
 	spans          spans
 
-	services    map[lb.ServiceName]*service
-	claims      lb.Claims
-	portsByName map[fullName]*port
-	poolsByID   []*pool
-	uses        []int32 // by place of a backend: pools that lead to it, or did and are in their grace period
-	broken      map[maps.FrontendKey]string
+	services  map[lb.ServiceName]*service
+	claims    lb.Claims[maps.FrontendKey]
+	poolsByID []*pool
+	uses      []int32 // by place of a backend: pools that lead to it, or did and are in their grace period
+	broken    map[maps.FrontendKey]string
 
 	due        []*service            // in turn
 	waiting    map[*service]struct{} // until they are tried again
@@ -116,7 +115,6 @@ func New(cfg Config) (*Reconciler, error) {
 		loads:        t.Loads,
 		counts:       t.Counts,
 		services:     make(map[lb.ServiceName]*service),
-		portsByName:  make(map[fullName]*port),
 		broken:       make(map[maps.FrontendKey]string),
 		waiting:      make(map[*service]struct{}),
 		blocked:      make(map[*service]struct{}),
@@ -310,6 +308,7 @@ func (r *Reconciler) Next() (time.Time, bool) {
 
 // touch makes svc due, which may have something to publish, whatever its backoff.
 func (r *Reconciler) touch(svc *service) {
+	svc.awake()
 	svc.restart()
 	svc.retry.at = 0
 	delete(r.waiting, svc)
@@ -329,6 +328,7 @@ func (svc *service) restart() {
 
 // wake makes svc due, which may have something to retire.
 func (r *Reconciler) wake(svc *service) {
+	svc.awake()
 	if !svc.queued {
 		svc.queued = true
 		r.due = append(r.due, svc)
@@ -384,13 +384,10 @@ func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
 // work brings one Service forward, until it is as planned or the operations of this Apply
 // are spent. A panic is a failure of this Service.
 func (r *Reconciler) work(svc *service, now instant) error {
-	if svc.adopted && svc.step >= publishingBackends {
+	if svc.work == nil || svc.adopted && svc.step >= publishingBackends {
 		return nil
 	}
 	if svc.rests() && svc.step == published {
-		if svc.idle() {
-			return nil
-		}
 		svc.restart()
 	}
 	full := svc.dirty && svc.retry.at <= now
@@ -414,10 +411,12 @@ func (r *Reconciler) work(svc *service, now instant) error {
 		svc.dirty, svc.retry, svc.panicked = false, backoff{}, ""
 		delete(r.blocked, svc)
 	}
-	if done && !svc.dirty && !svc.wanted && !svc.queued && len(svc.ports)+len(svc.leaving[0])+len(svc.leaving[1]) == 0 {
-		delete(r.services, svc.name)
+	if svc.idle() {
+		svc.rest()
+		if !svc.wanted && len(svc.ports) == 0 {
+			delete(r.services, svc.name)
+		}
 	}
-	svc.rest()
 
 	return svc.errorOf(failed)
 }

@@ -115,7 +115,7 @@ func (r *Reconciler) withdraw(svc *service) bool {
 // Service's meanwhile. One that waited for it, because svc kept what an earlier agent gave
 // it, is due.
 func (r *Reconciler) withdrawFrontend(svc *service, key maps.FrontendKey) error {
-	if owner := r.claims.Owner(modelKey(key)); owner != nil {
+	if owner := r.claims.Owner(key); owner != nil {
 		if to := r.leadsTo(key); owner.Name != svc.name && (to == nil || to.port.svc == svc) {
 			r.touch(r.services[owner.Name])
 		}
@@ -239,11 +239,11 @@ func (r *Reconciler) unuse(ids []uint32) {
 
 // sweepLater has the Service of p look for what of p nothing needs any more.
 func (r *Reconciler) sweepLater(p *port) {
+	r.wake(p.svc)
 	if !p.sweeps {
 		p.sweeps = true
 		p.svc.sweep = append(p.svc.sweep, p)
 	}
-	r.wake(p.svc)
 }
 
 // sweepPorts takes out of the maps what of svc's ports nothing needs any more. It returns
@@ -295,7 +295,7 @@ func (r *Reconciler) sweepPort(p *port) bool {
 
 		return true
 	}
-	r.removePort(p)
+	p.remove()
 	if p.planned != nil {
 		p.planned.have = nil
 	}

@@ -21,19 +21,25 @@ type service struct {
 	wanted  bool // it was Set, and not deleted since
 	adopted bool // found in the maps, and nothing else is claimed for it yet
 
-	plan   *plan // what it has or gets
+	queued bool // in the queue of those that are due
+
+	plan  *plan   // what it has or gets
+	ports []*port // in the maps
+	*work         // nil: there is none
+}
+
+// work is what there is to do for a Service.
+type work struct {
 	former *plan // what it had before, until its claims are withdrawn
 	next   *plan // what it wants as soon as all that plan claims is settled; nil: plan
 	progress
 
-	ports []*port // in the maps
 	// leaving are frontends in the maps that no Service may claim any more: catch-alls,
 	// which go first, and others.
 	leaving [2][]maps.FrontendKey
 	sweep   []*port // that may have something that nothing needs any more
 
 	dirty    bool // the maps are not known to be as planned
-	queued   bool // in the queue of those that are due
 	retry    backoff
 	failures []Failure
 	fails    int    // how often anything failed; the same again is in failures once
@@ -79,38 +85,27 @@ type draft struct {
 	written int
 }
 
-// fullName identifies a port among those of all Services.
-type fullName struct {
-	svc *service
-	portName
-}
-
 // service returns the Service with this name, after making it if need be.
 func (r *Reconciler) service(name lb.ServiceName) *service {
 	svc := r.services[name]
 	if svc == nil {
-		svc = &service{name: name, plan: &plan{claimant: &lb.Claimant{Name: name}}, progress: progress{step: published}}
+		svc = &service{name: name, plan: &plan{claimant: &lb.Claimant{Name: name}}}
 		r.services[name] = svc
 	}
 
 	return svc
 }
 
-// addPort enters a port. Of two that have one name, only the first can be planned.
-func (r *Reconciler) addPort(p *port) *port {
+// add enters a port among those of its Service.
+func (p *port) add() *port {
 	p.number = len(p.svc.ports)
 	p.svc.ports = append(p.svc.ports, p)
-	if name := (fullName{p.svc, p.portName}); r.portsByName[name] == nil {
-		r.portsByName[name] = p
-	}
 
 	return p
 }
 
-func (r *Reconciler) removePort(p *port) {
-	if name := (fullName{p.svc, p.portName}); r.portsByName[name] == p {
-		delete(r.portsByName, name)
-	}
+// remove takes a port out of those of its Service.
+func (p *port) remove() {
 	ports := p.svc.ports
 	last := ports[len(ports)-1]
 	ports[p.number], last.number = last, p.number
@@ -118,7 +113,14 @@ func (r *Reconciler) removePort(p *port) {
 	p.svc.ports = ports[:len(ports)-1]
 }
 
-// idle reports whether there is nothing to do for svc.
+// awake makes work possible for svc.
+func (svc *service) awake() {
+	if svc.work == nil {
+		svc.work = &work{progress: progress{step: published}}
+	}
+}
+
+// idle reports whether there is nothing to do for svc, which is awake.
 func (svc *service) idle() bool {
 	return !svc.dirty && len(svc.leaving[0])+len(svc.leaving[1])+len(svc.sweep) == 0
 }
@@ -126,10 +128,11 @@ func (svc *service) idle() bool {
 // rests reports whether only the frontends of what svc wants are kept.
 func (svc *service) rests() bool { return svc.plan.ports == nil && len(svc.plan.frontends) > 0 }
 
-// rest forgets the plan of a Service, but for its frontends, if the maps are as planned and
-// nothing is on its way out of them.
+// rest ends the work for a Service that has none. If nothing of it is on its way out of the
+// maps, its plan is forgotten, too, but for the frontends.
 func (svc *service) rest() {
-	if !svc.idle() || svc.plan.rows() >= largePlan {
+	svc.work = nil
+	if svc.plan.rows() >= largePlan {
 		return
 	}
 	for _, p := range svc.ports {
@@ -147,6 +150,7 @@ func (svc *service) rest() {
 
 // leave has a frontend in the maps leave them.
 func (svc *service) leave(key maps.FrontendKey) {
+	svc.awake()
 	when := 1
 	if isCatchAll(key) {
 		when = 0

@@ -62,7 +62,7 @@ func TestSlices(t *testing.T) {
 		rounds, at := 0, 0
 		heavy := r.services[h.Name]
 		for {
-			if heavy.step == publishingFrontends && heavy.dirty {
+			if heavy.work != nil && heavy.step == publishingFrontends && heavy.dirty {
 				if heavy.item < at {
 					t.Fatalf("%s: goes on at frontend %d, was at %d", step.name, heavy.item, at)
 				}
@@ -223,7 +223,7 @@ func TestPanicInClaims(t *testing.T) {
 		t.Errorf("%d frontends are in the maps, want the %d of before", n, before)
 	}
 	for key := range fakes.FrontendIDs.Entries {
-		if r.claims.Owner(modelKey(key)) == nil {
+		if r.claims.Owner(key) == nil {
 			t.Errorf("%s is claimed no more", modelKey(key))
 		}
 	}

@@ -55,7 +55,7 @@ func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 func (r *Reconciler) Programmed(name lb.ServiceName) bool {
 	svc := r.services[name]
 
-	return svc == nil || !svc.wanted || !svc.dirty
+	return svc == nil || !svc.wanted || svc.work == nil || !svc.dirty
 }
 
 // Statuses yields the status of every Service that is Set, and of deleted ones
@@ -64,7 +64,7 @@ func (r *Reconciler) Statuses() iter.Seq[Status] {
 	return func(yield func(Status) bool) {
 		adopts := r.adopts()
 		for _, svc := range r.services {
-			if (svc.wanted || len(svc.failures) > 0) && !yield(r.status(svc, adopts)) {
+			if (svc.wanted || svc.failing()) && !yield(r.status(svc, adopts)) {
 				return
 			}
 		}
@@ -85,16 +85,19 @@ func (r *Reconciler) adopts() bool {
 // status returns the status of one Service. It takes a look at frontends that it does not
 // own, and at the others only if a Service that was adopted may keep them.
 func (r *Reconciler) status(svc *service, adopts bool) Status {
-	s := Status{Service: svc.name, Programmed: !svc.dirty, Failures: svc.failures}
-	if svc.dirty && svc.retry.at > 0 {
-		s.Retry = r.clock.time(svc.retry.at)
+	s := Status{Service: svc.name, Programmed: true}
+	if svc.work != nil {
+		s.Programmed, s.Failures = !svc.dirty, svc.failures
+		if svc.dirty && svc.retry.at > 0 {
+			s.Retry = r.clock.time(svc.retry.at)
+		}
 	}
 	for i := range svc.plan.frontends {
 		if svc.plan.frontends[i].owned && !adopts {
 			continue
 		}
 		key := svc.plan.frontends[i].key
-		owner := r.claims.Owner(modelKey(key))
+		owner := r.claims.Owner(key)
 		if holder := r.holder(key); holder != nil {
 			owner = holder.plan.claimant
 		}
@@ -128,7 +131,7 @@ func (r *Reconciler) Counters() Counters {
 		if svc.wanted {
 			c.Services++
 		}
-		if len(svc.failures) > 0 {
+		if svc.failing() {
 			c.Failing++
 		}
 	}
@@ -179,6 +182,8 @@ func (r *Reconciler) Gone() Gone {
 // maxFailures is how many failures of one Service are kept: of a map that is full, there may
 // be as many as the Service wants entries.
 const maxFailures = 10
+
+func (svc *service) failing() bool { return svc.work != nil && len(svc.failures) > 0 }
 
 // fail notes what failed, once.
 func (svc *service) fail(what string, err error) {
