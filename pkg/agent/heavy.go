@@ -92,6 +92,19 @@ func (a *agent) reserve(room maps.Room) {
 	}
 }
 
+// reserveFor makes room in the largest maps for all Services that there are at the start:
+// what grows bit by bit has more room than it needs in the end.
+func (a *agent) reserveFor(names []lb.ServiceName) {
+	endpoints := 0
+	for _, name := range names {
+		if s, exists := a.model.state.Snapshot(name); exists && len(s.Service.ClusterIPs) > 0 {
+			endpoints += s.Endpoints()
+		}
+	}
+	room := a.writer.Room()
+	a.reserve(maps.Room{Backends: max(room.Backends, 1+endpoints), Slots: max(room.Slots, 1+endpoints)})
+}
+
 // resolved returns what follows from a Service, nothing if that is not known.
 func (a *agent) resolved(s lb.Snapshot) (res lb.Resolution) {
 	guard(func() { res = a.resolveService(s) })

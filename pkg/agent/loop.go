@@ -206,18 +206,22 @@ func (a *agent) applyAll() {
 }
 
 // decidedAtOnce is about how many Services there are decisions at a time: all that follows
-// from a Service is larger than what is known of it.
+// from a Service is larger than what is known of it, and than what is kept when it is written.
 const decidedAtOnce = 1000
 
-// program brings the maps up to the model.
+// program brings the maps up to the model. What is known at the start is written at the start.
 func (a *agent) program() {
 	touched := a.model.state.Touched()
-	room := a.writer.Room()
-	for names := range slices.Chunk(touched, decidedAtOnce) {
-		room = room.Plus(a.decideOn(names))
-	}
 	if !a.complete {
-		a.reserve(room)
+		a.reserveFor(touched)
+	}
+	for names := range slices.Chunk(touched, decidedAtOnce) {
+		room := a.writer.Room().Plus(a.decideOn(names))
+		if !a.complete {
+			a.reserve(room)
+			a.applyAll()
+			collectBySize(startGC)
+		}
 	}
 	a.startHeavy()
 	if !a.programNode() && len(touched) > 0 {

@@ -179,11 +179,16 @@ func (s Snapshot) Resolve() Resolution { return Resolve(s.Service, s.slices, s.n
 // ranges and endpoints it has, a port's each.
 func (s Snapshot) Size() int {
 	addrs := len(s.Service.ClusterIPs) + len(s.Service.LoadBalancers) + len(s.Service.ExternalIPs)
-	size := len(s.Service.Ports)*scopes*addrs + len(s.Service.SourceRanges)
+	return len(s.Service.Ports)*scopes*addrs + len(s.Service.SourceRanges) + s.Endpoints()
+}
+
+// Endpoints estimates how many endpoints the Service has, a port's each.
+func (s Snapshot) Endpoints() int {
+	endpoints := 0
 	for _, slice := range s.slices {
-		size += len(slice.Endpoints) * max(1, min(len(slice.Ports), len(s.Service.Ports)))
+		endpoints += len(slice.Endpoints) * max(1, min(len(slice.Ports), len(s.Service.Ports)))
 	}
-	return size
+	return endpoints
 }
 
 // Snapshots yields every Service, sorted by name. The State must not be changed
