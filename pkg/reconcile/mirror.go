@@ -303,11 +303,13 @@ func (a *array[V]) adopt() {
 	}
 }
 
+// extend has the values up to a place in memory. There is room for all that can be written
+// now: a million of them are not moved every time that there are more.
 func (a *array[V]) extend(place uint32) {
-	for int(place) >= len(a.have) {
-		var none V
-		a.have = append(a.have, none)
+	if int(place) >= cap(a.have) {
+		a.have = append(make([]V, 0, max(a.Len(), int(place)+1)), a.have...)
 	}
+	a.have = a.have[:max(len(a.have), int(place)+1)]
 }
 
 // at returns what was written to a place.

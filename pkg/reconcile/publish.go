@@ -105,6 +105,22 @@ func (r *Reconciler) each(svc *service, n, cost int, do func(i int)) bool {
 	return true
 }
 
+// eachPort does do for every port that is planned, from where svc was cut short. It returns
+// false if it is cut short again, which do says, too.
+func (r *Reconciler) eachPort(svc *service, do func(want *plannedPort) bool) bool {
+	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
+		if r.spent() {
+			return false
+		}
+		r.spend(costLook)
+		if !do(&svc.plan.ports[svc.port]) {
+			return false
+		}
+	}
+
+	return true
+}
+
 // claim claims the frontends of the plan. Services that gain or lose by that are due. A plan
 // that claims the same as the one before takes over its claims.
 func (r *Reconciler) claim(svc *service) bool {
@@ -184,15 +200,11 @@ func (r *Reconciler) link(svc *service) bool {
 		byName[p.portName] = p
 	}
 	r.spend(len(svc.ports) * costSlot)
-	for ; svc.port < len(svc.plan.ports); svc.port++ {
-		if r.spent() {
-			return false
-		}
-		r.spend(costLook)
-		want := &svc.plan.ports[svc.port]
+
+	return r.eachPort(svc, func(want *plannedPort) bool {
 		p := byName[want.portName]
 		if p == nil {
-			continue
+			return true
 		}
 		want.have, p.planned = p, want
 		r.arrange(p)
@@ -207,9 +219,9 @@ func (r *Reconciler) link(svc *service) bool {
 				b.id = have[0]
 			}
 		}
-	}
 
-	return true
+		return true
+	})
 }
 
 // yield withdraws what the plan before claimed. Frontends that nothing claims any more leave
@@ -236,26 +248,22 @@ func (r *Reconciler) yield(svc *service) bool {
 // publishBackends gives the ports of which svc owns a frontend their ids, and writes the
 // backends of their pools. Those that cannot be written are left out of the pools.
 func (r *Reconciler) publishBackends(svc *service) bool {
-	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
-		want := &svc.plan.ports[svc.port]
-		if r.spent() {
-			return false
-		}
-		r.spend(costLook)
+	return r.eachPort(svc, func(want *plannedPort) bool {
 		if want.owned == 0 {
-			continue
+			return true
 		}
 		if want.have == nil {
 			p, err := r.publishName(svc, want.portName)
 			if err != nil {
 				svc.fail("port "+portText(svc.name, want.portName), err)
 
-				continue
+				return true
 			}
 			want.have, p.planned = p, want
 		}
 		if svc.item == 0 {
 			r.arrange(want.have)
+			want.have.backends = slices.Grow(want.have.backends, max(0, len(want.backends)-len(want.have.backends)))
 		}
 		done := r.each(svc, len(want.backends), costSlot, func(i int) {
 			if b := &want.backends[i]; b.pooled {
@@ -264,13 +272,12 @@ func (r *Reconciler) publishBackends(svc *service) bool {
 				}
 			}
 		})
-		if !done {
-			return false
+		if done {
+			r.arrange(want.have)
 		}
-		r.arrange(want.have)
-	}
 
-	return true
+		return done
+	})
 }
 
 // publishName gives a service port its id.
@@ -327,17 +334,13 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 // nevertheless: they are too narrow then, but never open. Ports of which svc owns no frontend
 // get only those of pools that could not be taken away yet.
 func (r *Reconciler) publishRanges(svc *service) bool {
-	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
-		want := &svc.plan.ports[svc.port]
-		if r.spent() {
-			return false
-		}
-		r.spend(costLook)
+	return r.eachPort(svc, func(want *plannedPort) bool {
 		p := want.have
 		if p == nil || want.owned == 0 && !r.restricted(p) {
-			continue
+			return true
 		}
-		done := r.each(svc, len(want.ranges), costLook, func(i int) {
+
+		return r.each(svc, len(want.ranges), costLook, func(i int) {
 			prefix := want.ranges[i]
 			key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
 			if _, there := r.sourceRanges.have[key]; there {
@@ -349,19 +352,13 @@ func (r *Reconciler) publishRanges(svc *service) bool {
 				p.ranges = append(p.ranges, key)
 			}
 		})
-		if !done {
-			return false
-		}
-	}
-
-	return true
+	})
 }
 
 // publishPools writes the pools to which frontends of svc lead, where there are none that
 // are the same.
 func (r *Reconciler) publishPools(svc *service) bool {
-	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
-		want := &svc.plan.ports[svc.port]
+	return r.eachPort(svc, func(want *plannedPort) bool {
 		for ; svc.item < len(want.pools); svc.item, svc.draft = svc.item+1, nil {
 			if r.spent() {
 				return false
@@ -383,9 +380,9 @@ func (r *Reconciler) publishPools(svc *service) bool {
 				return false
 			}
 		}
-	}
 
-	return true
+		return true
+	})
 }
 
 // publishPool makes planned.have the pool with these backends, as far as they are in the
