@@ -132,57 +132,52 @@ func (p Planned) Room() maps.Room {
 // frontends of a port share their lists, which may be long, and each list is gone through
 // once for a port.
 func planOf(res *lb.Resolution) *plan {
-	pl := planner{
-		ports: make(map[portName]int32),
-		lists: make(map[list]int),
-		pools: make(map[poolKey]int32),
-	}
-	pl.plan.frontends = make([]plannedFrontend, 0, len(res.Frontends))
+	pl := planner{number: make(map[portName]int32)}
+	ordered := make([]*lb.Frontend, 0, len(res.Frontends))
 	for _, catchAll := range []bool{false, true} {
 		for i := range res.Frontends {
 			if f := &res.Frontends[i]; (f.Key.Port == 0 && f.Key.Protocol == lb.AnyProtocol) == catchAll {
-				pl.planFrontend(f)
+				ordered = append(ordered, f)
+				pl.planList(pl.port(portOf(f)), f.Backends)
 			}
 		}
 	}
-	pl.planEndpoints(res.Endpoints)
-	for i := range pl.plan.ports {
-		pl.sortBackends(int32(i))
-		pl.plan.ports[i].planTables()
+	for i := range res.Endpoints { // those that keep their flows although no pool leads to them
+		e := &res.Endpoints[i]
+		at, known := pl.number[portName{e.Port.Port, e.Port.Protocol, familyOf(e.Addr.Addr())}]
+		if known && e.Alive && e.Use != lb.Used {
+			p := &pl.ports[at]
+			p.backends = append(p.backends, plannedBackend{endpoint: endpointOf(e.Addr)})
+		}
+	}
+	for i := range pl.ports {
+		pl.ports[i].sortBackends()
+		for j := range pl.lists[i] {
+			pl.lists[i][j].find(pl.ports[i].backends, pl.lists[i][:j])
+		}
+	}
+	frontends := make([]plannedFrontend, len(ordered))
+	for i, f := range ordered {
+		frontends[i] = pl.planFrontend(f)
+	}
+	for i := range pl.ports {
+		pl.ports[i].planTables()
 	}
 
-	planned := pl.plan // alone: what it took to plan is not kept
-
-	return &planned
+	return &plan{ports: pl.ports, frontends: frontends}
 }
 
 type planner struct {
-	plan    plan
-	ports   map[portName]int32
-	perPort []portLists       // of each port
-	members [][]int32         // lists of backends, as indices into those of a port
-	lists   map[list]int      // which of members
-	pools   map[poolKey]int32 // which of a port's pools
-	ranges  [2]rangeList      // of which a copy was made last, by whether IPv6
+	ports  []plannedPort
+	number map[portName]int32
+	lists  [][]backendList // of each port
+	ranges [2]rangeList    // of which a copy was made last, by whether IPv6
 }
 
-// portLists is what a port has so far.
-type portLists struct {
-	backends map[endpoint]int32 // where they are in its plan
-	lists    []int              // which of the planner's members
-}
-
-// list is a list of backends of a port, by where it is in memory.
-type list struct {
-	port  int32
-	first *lb.Backend
-	count int
-}
-
-type poolKey struct {
-	port     int32
-	backends int
-	settings settings
+// backendList is a list of backends that frontends of a port have.
+type backendList struct {
+	backends []lb.Backend
+	members  []int32 // of the port's backends, ascending; lists that are equal share it
 }
 
 // rangeList is a list of source ranges, by where it is in memory, and a copy.
@@ -191,8 +186,89 @@ type rangeList struct {
 	copy  []netip.Prefix
 }
 
-func (pl *planner) planFrontend(f *lb.Frontend) {
-	at := pl.port(portName{f.Port.Port, f.Port.Protocol, familyOf(f.Key.Addr)})
+// same reports whether two lists are in the same place.
+func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+
+func portOf(f *lb.Frontend) portName {
+	return portName{f.Port.Port, f.Port.Protocol, familyOf(f.Key.Addr)}
+}
+
+// port returns which port has a name, after adding it if need be.
+func (pl *planner) port(name portName) int32 {
+	at, known := pl.number[name]
+	if !known {
+		at = int32(len(pl.ports))
+		pl.number[name] = at
+		pl.ports = append(pl.ports, plannedPort{portName: name})
+		pl.lists = append(pl.lists, nil)
+	}
+
+	return at
+}
+
+// list returns the list of a port that is in the same place, or nil.
+func (pl *planner) list(port int32, backends []lb.Backend) *backendList {
+	for i := range pl.lists[port] {
+		if l := &pl.lists[port][i]; same(l.backends, backends) {
+			return l
+		}
+	}
+
+	return nil
+}
+
+// planList adds a list, and its backends, to those of a port.
+func (pl *planner) planList(port int32, backends []lb.Backend) {
+	if pl.list(port, backends) != nil {
+		return
+	}
+	pl.lists[port] = append(pl.lists[port], backendList{backends: backends})
+	p := &pl.ports[port]
+	p.backends = slices.Grow(p.backends, len(backends))
+	for i := range backends {
+		b := &backends[i]
+		p.backends = append(p.backends, plannedBackend{endpoint: endpointOf(b.Addr), flags: flagsOf(b), pooled: true})
+	}
+}
+
+// sortBackends sorts the backends of a port by address, and leaves each there once.
+func (p *plannedPort) sortBackends() {
+	slices.SortStableFunc(p.backends, func(a, b plannedBackend) int { return compareEndpoints(a.endpoint, b.endpoint) })
+	kept := p.backends[:0]
+	for _, b := range p.backends {
+		if last := len(kept) - 1; last < 0 || kept[last].endpoint != b.endpoint {
+			kept = append(kept, b)
+		} else if b.pooled {
+			kept[last] = b
+		}
+	}
+	p.backends = kept
+}
+
+// find finds the backends of a list among those of its port. Others are its lists before.
+func (l *backendList) find(all []plannedBackend, others []backendList) {
+	l.members = make([]int32, len(l.backends))
+	at := 0
+	for i := range l.backends {
+		want := endpointOf(l.backends[i].Addr)
+		if at == len(all) || all[at].endpoint != want {
+			at, _ = slices.BinarySearchFunc(all, want, func(b plannedBackend, want endpoint) int { return compareEndpoints(b.endpoint, want) })
+		}
+		l.members[i] = int32(at)
+		at++
+	}
+	slices.Sort(l.members)
+	l.members = slices.Compact(l.members)
+	for i := range others {
+		if slices.Equal(others[i].members, l.members) {
+			l.members = others[i].members
+		}
+	}
+}
+
+// planFrontend adds the pool of a frontend to those of its port, if it is a new one.
+func (pl *planner) planFrontend(f *lb.Frontend) plannedFrontend {
+	at := pl.port(portOf(f))
 	s := settings{affinitySeconds: seconds(f.Affinity), algorithm: programmable(f.Algorithm)}
 	if f.DropIfEmpty && len(f.Backends) == 0 {
 		s.flags |= maps.PoolDropIfEmpty
@@ -207,77 +283,14 @@ func (pl *planner) planFrontend(f *lb.Frontend) {
 		}
 		pl.planRanges(at, f.SourceRanges)
 	}
-	key := poolKey{at, pl.planBackends(at, f.Backends), s}
-	p := &pl.plan.ports[at]
-	pool, known := pl.pools[key]
-	if !known {
-		pool = int32(len(p.pools))
-		pl.pools[key] = pool
-		p.pools = append(p.pools, plannedPool{settings: s, members: pl.members[key.backends]})
-	}
-	pl.plan.frontends = append(pl.plan.frontends, plannedFrontend{
-		key: keyOf(f.Key), kind: uint8(f.Kind), port: at, pool: pool,
-	})
-}
-
-func (pl *planner) port(name portName) int32 {
-	at, known := pl.ports[name]
-	if !known {
-		at = int32(len(pl.plan.ports))
-		pl.ports[name] = at
-		pl.plan.ports = append(pl.plan.ports, plannedPort{portName: name})
-		pl.perPort = append(pl.perPort, portLists{backends: make(map[endpoint]int32)})
+	p, members := &pl.ports[at], pl.list(at, f.Backends).members
+	pool := slices.IndexFunc(p.pools, func(pool plannedPool) bool { return pool.settings == s && same(pool.members, members) })
+	if pool < 0 {
+		pool = len(p.pools)
+		p.pools = append(p.pools, plannedPool{settings: s, members: members})
 	}
 
-	return at
-}
-
-// planBackends returns which of pl.members is this list of a port's backends.
-func (pl *planner) planBackends(port int32, want []lb.Backend) int {
-	key := list{port: port, count: len(want)}
-	if len(want) > 0 {
-		key.first = &want[0]
-	}
-	n, known := pl.lists[key]
-	if known {
-		return n
-	}
-	members := make([]int32, len(want))
-	for i := range want {
-		b := &want[i]
-		members[i] = pl.backend(port, b.Addr)
-		to := &pl.plan.ports[port].backends[members[i]]
-		to.pooled, to.flags = true, flagsOf(b)
-	}
-	slices.Sort(members)
-	members = slices.Compact(members)
-	// Lists that are equal, though not the same, make the same pool.
-	for _, n := range pl.perPort[port].lists {
-		if slices.Equal(pl.members[n], members) {
-			pl.lists[key] = n
-
-			return n
-		}
-	}
-	n = len(pl.members)
-	pl.lists[key] = n
-	pl.perPort[port].lists = append(pl.perPort[port].lists, n)
-	pl.members = append(pl.members, members)
-
-	return n
-}
-
-// backend returns which backend of a port answers at addr, after adding it if need be.
-func (pl *planner) backend(port int32, addr netip.AddrPort) int32 {
-	e, p := endpointOf(addr), &pl.plan.ports[port]
-	at, known := pl.perPort[port].backends[e]
-	if !known {
-		at = int32(len(p.backends))
-		pl.perPort[port].backends[e] = at
-		p.backends = append(p.backends, plannedBackend{endpoint: e})
-	}
-
-	return at
+	return plannedFrontend{key: keyOf(f.Key), kind: uint8(f.Kind), port: at, pool: int32(pool)}
 }
 
 // planRanges gives a port its source ranges. The frontends of a Service share those of
@@ -287,7 +300,7 @@ func (pl *planner) planRanges(port int32, want []netip.Prefix) {
 	if want[0].Addr().Is6() {
 		last = &pl.ranges[1]
 	}
-	p := &pl.plan.ports[port]
+	p := &pl.ports[port]
 	switch {
 	case last.first != &want[0] || len(last.copy) != len(want):
 		*last = rangeList{&want[0], slices.Clone(want)}
@@ -309,43 +322,6 @@ func (pl *planner) planRanges(port int32, want []netip.Prefix) {
 		if _, twice := known[prefix]; !twice {
 			p.ranges = append(p.ranges, prefix)
 		}
-	}
-}
-
-// planEndpoints adds the endpoints that keep their flows although no pool leads to them.
-func (pl *planner) planEndpoints(endpoints []lb.EndpointState) {
-	for i := range endpoints {
-		e := &endpoints[i]
-		if !e.Alive {
-			continue
-		}
-		if at, ok := pl.ports[portName{e.Port.Port, e.Port.Protocol, familyOf(e.Addr.Addr())}]; ok {
-			pl.backend(at, e.Addr)
-		}
-	}
-}
-
-// sortBackends sorts the backends of a port by address, and adapts the lists of them.
-func (pl *planner) sortBackends(port int32) {
-	backends := pl.plan.ports[port].backends
-	if slices.IsSortedFunc(backends, func(a, b plannedBackend) int { return compareEndpoints(a.endpoint, b.endpoint) }) {
-		return
-	}
-	order := make([]int32, len(backends))
-	for i := range order {
-		order[i] = int32(i)
-	}
-	slices.SortFunc(order, func(a, b int32) int { return compareEndpoints(backends[a].endpoint, backends[b].endpoint) })
-	sorted, place := make([]plannedBackend, len(backends)), make([]int32, len(backends))
-	for to, from := range order {
-		sorted[to], place[from] = backends[from], int32(to)
-	}
-	copy(backends, sorted)
-	for _, n := range pl.perPort[port].lists {
-		for i, member := range pl.members[n] {
-			pl.members[n][i] = place[member]
-		}
-		slices.Sort(pl.members[n])
 	}
 }
 
