@@ -280,6 +280,50 @@ func TestPanic(t *testing.T) {
 	}
 }
 
+// A Service whose plan cannot be made again keeps what it has, until it can.
+func TestPanicWhenPlannedAgain(t *testing.T) {
+	fakes, clock := maps.NewFakes(1000), newTestClock()
+	r := mustNew(t, fakes.Tables, clock)
+	_, res := clusterIP(1, 3, 0)
+	_, others := clusterIP(1, 3, 1)
+	winner, loser := lb.ServiceName{Namespace: "default", Name: "winner"}, lb.ServiceName{Namespace: "default", Name: "loser"}
+	fails := true
+	r.Set(winner, time.Unix(1, 0), res)
+	others.Frontends = append(others.Frontends, others.Frontends[0]) // one that is its own
+	others.Frontends[len(others.Frontends)-1].Key.Port = 81
+	r.SetPlanned(loser, time.Unix(2, 0), PlanOf(others, func() lb.Resolution {
+		if fails {
+			panic("a bug")
+		}
+
+		return others
+	}))
+	mustApply(t, r)
+	settle(t, r, clock)
+
+	r.Delete(winner)
+	if err := r.Apply(); err == nil || !strings.Contains(err.Error(), "service default/loser: internal error: panic: a bug") {
+		t.Errorf("Apply: %v, want the panic with Service", err)
+	}
+	if status, _ := r.Status(loser); status.Programmed || len(status.Failures) != 1 {
+		t.Errorf("status %+v, want one failure", status)
+	}
+	own := keyOf(others.Frontends[len(others.Frontends)-1].Key)
+	if _, there := fakes.FrontendIDs.Entries[own]; !there {
+		t.Error("the Service has lost a frontend that is its own")
+	}
+	fails = false
+	clock.pass(time.Second)
+	mustApply(t, r)
+	settle(t, r, clock)
+	if n := len(fakes.FrontendIDs.Entries); n != 5 {
+		t.Errorf("there are %d frontends, want 5", n)
+	}
+	if status, _ := r.Status(loser); !status.Programmed {
+		t.Errorf("status %+v, want programmed", status)
+	}
+}
+
 // Where there is no room for another pool, backends that are gone are taken out of the pool
 // that there is: each store leaves it sorted, and without others than before.
 func TestTakeOut(t *testing.T) {
