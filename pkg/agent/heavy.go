@@ -92,17 +92,18 @@ func (a *agent) reserve(room maps.Room) {
 	}
 }
 
-// reserveFor makes room in the largest maps for all Services that there are at the start:
-// what grows bit by bit has more room than it needs in the end.
+// reserveFor makes room for about all that follows from the Services that there are at the
+// start: what grows bit by bit has more room than it needs in the end.
 func (a *agent) reserveFor(names []lb.ServiceName) {
-	endpoints := 0
+	frontends, ports, endpoints := 1, 1, 1
 	for _, name := range names {
 		if s, exists := a.model.state.Snapshot(name); exists && len(s.Service.ClusterIPs) > 0 {
+			frontends += s.Frontends()
+			ports += len(s.Service.Ports) + 1
 			endpoints += s.Endpoints()
 		}
 	}
-	room := a.writer.Room()
-	a.reserve(maps.Room{Backends: max(room.Backends, 1+endpoints), Slots: max(room.Slots, 1+endpoints)})
+	a.reserve(maps.Room{Frontends: frontends, Pools: ports, Slots: endpoints, Backends: endpoints, ServicePorts: ports})
 }
 
 // resolved returns what follows from a Service, nothing if that is not known.

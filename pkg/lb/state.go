@@ -178,8 +178,13 @@ func (s Snapshot) Resolve() Resolution { return Resolve(s.Service, s.slices, s.n
 // Size estimates how much follows from the Service: about how many frontends, source
 // ranges and endpoints it has, a port's each.
 func (s Snapshot) Size() int {
+	return s.Frontends() + len(s.Service.SourceRanges) + s.Endpoints()
+}
+
+// Frontends estimates how many frontends the Service has, without node ports.
+func (s Snapshot) Frontends() int {
 	addrs := len(s.Service.ClusterIPs) + len(s.Service.LoadBalancers) + len(s.Service.ExternalIPs)
-	return len(s.Service.Ports)*scopes*addrs + len(s.Service.SourceRanges) + s.Endpoints()
+	return scopes * (len(s.Service.Ports)*addrs + len(s.Service.ClusterIPs))
 }
 
 // Endpoints estimates how many endpoints the Service has, a port's each.

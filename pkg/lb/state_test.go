@@ -205,3 +205,23 @@ func TestSnapshots(t *testing.T) {
 		}
 	}
 }
+
+// What a Snapshot estimates is so for Services as most are.
+func TestEstimates(t *testing.T) {
+	s := NewState(testNode)
+	svc := service("a")
+	named("a", "b")(&svc)
+	svc.ExternalIPs = ips("192.0.2.1", "192.0.2.2")
+	s.SetService(svc)
+	two := sliceOf("a", "a-1", endpoint("10.0.0.1"), endpoint("10.0.0.2"), endpoint("10.0.0.3"))
+	two.Ports = []EndpointPort{{Name: "a", Protocol: TCP, Port: 8080}, {Name: "b", Protocol: TCP, Port: 8081}}
+	s.SetSlice(two)
+	snapshot, _ := s.Snapshot(svc.Name)
+	r := snapshot.Resolve()
+	if got, want := snapshot.Frontends(), len(r.Frontends); got != want {
+		t.Errorf("estimated are %d frontends, there are %d", got, want)
+	}
+	if got, want := snapshot.Endpoints(), len(r.Endpoints); got != want {
+		t.Errorf("estimated are %d endpoints, there are %d", got, want)
+	}
+}
