@@ -261,8 +261,8 @@ struct source_line {
 
 /*
  * A byte for every port of this node's own addresses: what comes to one that has zero is the
- * node's own business. Others were node ports since the node has booted, or a flow was
- * masqueraded with them. A byte is set before the frontend or the entry is there, and stays.
+ * node's own business. Others were node ports since the node has booted, a flow was
+ * masqueraded with them, or a backend on the node has them. A byte is set before the frontend or the entry is there, and stays.
  */
 enum port_filter {
 	PORTS_PER_LINE = 64,

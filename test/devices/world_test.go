@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -119,7 +120,7 @@ func (w *world) start(t *testing.T, services ...service) {
 // restart starts the agents and waits until all is well with them.
 func (w *world) restart(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 9*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // an emulated kernel verifies for long
 	defer cancel()
 	var starting errgroup.Group
 	for _, agent := range w.agents {
