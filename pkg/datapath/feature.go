@@ -47,12 +47,11 @@ func ProbeFeatures() (Features, error) {
 	if err := haveBTF(); err != nil {
 		return Features{}, fmt.Errorf("%w: %w", ErrNoBTF, err)
 	}
-	if err := maps.LiftMemlock(); err != nil {
-		return Features{}, err
-	}
+	// If the limit cannot be lifted, that matters only where a program cannot be loaded for it.
+	unlifted := maps.LiftMemlock()
 	err := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval)
 	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) {
-		return Features{}, fmt.Errorf("probe of bpf_set_retval: %w", err)
+		return Features{}, errors.Join(unlifted, fmt.Errorf("probe of bpf_set_retval: %w", err))
 	}
 	probed := Features{SetRetval: err == nil}
 	if probed.NetnsCookie, err = netnsCookie(); err != nil {
