@@ -47,10 +47,7 @@ func (a *agent) serve(ctx context.Context) error {
 	mux.HandleFunc("GET /status", a.answer(func(ctx context.Context) (any, error) { return a.status(ctx) }))
 	mux.HandleFunc("GET /services", a.answer(func(ctx context.Context) (any, error) { return a.answerServices(ctx) }))
 	mux.HandleFunc("GET /desired", a.answer(func(ctx context.Context) (any, error) { return later(ctx, a, a.desired) }))
-	server := health.NewHTTPServer(mux, new(health.Connections))
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := health.ServeUntil(ctx, health.NewHTTPServer(mux, new(health.Connections)), listener); err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
 

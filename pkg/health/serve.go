@@ -71,12 +71,31 @@ func (s Server) serve(ctx context.Context, listening func()) error {
 	}
 	listening()
 	s.Log.Info("listening", "server", s.Name, "address", listener.Addr())
-	server := NewHTTPServer(s.Handler, new(Connections))
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+
+	return ServeUntil(ctx, NewHTTPServer(s.Handler, new(Connections)), listener)
+}
+
+// lastAnswers is how long a server that ends waits for what was asked before.
+const lastAnswers = 2 * time.Second
+
+// ServeUntil serves until something goes wrong, or ctx ends: then it returns nil, when all
+// that was asked before is answered, so that what handlers use can be closed. Requests end with
+// ctx as well.
+func ServeUntil(ctx context.Context, server *http.Server, listener net.Listener) error {
+	server.BaseContext = func(net.Listener) context.Context { return ctx }
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)
+		defer cancel()
+		_ = server.Shutdown(limit) // who takes longer to be answered is cut off
+		server.Close()
+	})
+	err := server.Serve(listener)
+	if stop() {
 		return errors.Join(err, server.Close())
 	}
+	<-ended
 
 	return nil
 }

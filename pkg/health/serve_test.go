@@ -222,3 +222,32 @@ func TestServerEnds(t *testing.T) {
 		t.Errorf("afterwards: %v, want %v", err, syscall.ECONNREFUSED)
 	}
 }
+
+// A server that ends waits for what it is being asked, and tells that to be quick.
+func TestServeUntilAnswered(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, told := make(chan struct{}), false
+	server := NewHTTPServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		close(asked)
+		<-r.Context().Done()
+		time.Sleep(50 * time.Millisecond) // it is not that quick
+		told = true
+	}), new(Connections))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- ServeUntil(ctx, server, listener) }()
+	go func() {
+		if response, err := http.Get("http://" + listener.Addr().String()); err == nil {
+			response.Body.Close()
+		}
+	}()
+	<-asked
+	stop()
+	if err := <-ended; err != nil || !told {
+		t.Errorf("it ended with %v while it was being asked: %v", err, !told)
+	}
+}
