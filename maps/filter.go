@@ -224,7 +224,7 @@ func (f *SourceFilter) Note(k FlowKey, role uint8, now uint64) {
 
 // SourceSweep ends what the source filter has of flows that are gone. Between [SourceFilter.Begin]
 // and End, every program that is running has to end (see [Pinned.WaitForPrograms]), and then
-// each entry of flows and half_open is to be Kept: one that a program puts now renews a cell
+// each entry of flows, half_open and unanswered is to be Kept: one that a program puts now renews a cell
 // that was found to be old.
 type SourceSweep struct {
 	filter *SourceFilter

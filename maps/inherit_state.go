@@ -167,8 +167,10 @@ func (p *Pinned) CopyState() error {
 	defer p.inheriting.Unlock()
 	var errs []error
 	if p.unfiltered {
-		p.SourceFilter.fill()
 		p.PortFilter.fill()
+	}
+	if p.unfiltered || len(p.outdated) > 0 { // a sweep does not know of flows that are yet to be copied
+		p.SourceFilter.fill()
 	}
 	for _, o := range p.outdated {
 		if err := copyMissing(o.from, o.to); err != nil {

@@ -151,8 +151,12 @@ func TestStateIsCopied(t *testing.T) {
 			mustHave(t, p.Flows, before, ours)
 			mustHave(t, p.Flows, later, test.want)
 			last := put(3)
+			p.SourceFilter.Begin(uint64(1 << 60)).End() // a sweep that does not know of the last one
 			if err := p.EndInheriting(); err != nil {
 				t.Fatal(err)
+			}
+			if !p.SourceFilter.May(FlowKeyOf(HookEgress, 6, last.Destination(), last.Source())) {
+				t.Error("replies to a flow that was copied are kept out")
 			}
 			mustHave(t, p.Flows, last, test.want)
 			mustHave(t, p.Flows, before, ours)

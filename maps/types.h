@@ -240,7 +240,7 @@ enum addr_filter {
 };
 
 /*
- * A cell for the source of every entry of flows and half_open at HOOK_EGRESS: a packet whose
+ * A cell for the source of every entry of a flow at HOOK_EGRESS: a packet whose
  * cells are zero is of no flow. (Others may be of none, too.) An address has a line of cells,
  * by its hash, and in it cells for its ports, and one for all of them.
  *

@@ -144,6 +144,7 @@ func (r *Reconciler) compareFilters(c *comparison) {
 		if covers := r.tables.CIDRCovers; !covers.May(k.Addr) {
 			c.add(maps.NameCIDRCovers, k.Prefix().String(), "is missing", false, func() error {
 				covers.Add(k)
+				covers.Remove(k) // it was counted before
 
 				return nil
 			})
