@@ -52,44 +52,58 @@ func TestUnallocatedAddress(t *testing.T) {
 	}
 }
 
-// A ServiceCIDR comes while all is at work. Services get addresses from it, its
-// other addresses are silent, until it goes. Its Services stay.
+// A ServiceCIDR is created while the agent runs. Services get addresses from it
+// and its other addresses drop packets until it is deleted. Its Services stay.
 //
-//	everybody ── web 10.99.0.7:80 ── pod-1-0
-//	             10.99.0.8 ── nobody
+// The test is not parallel: while the range exists, the API server takes addresses
+// of Services from it at random, and once it is deleted, those addresses no longer
+// drop packets when their Service is gone.
+//
+//	all clients ── web 10.99.0.7:80 ── pod-1-0
+//	               10.99.0.8 ── no Service
 func TestServiceCIDRAtRunTime(t *testing.T) {
-	t.Parallel()
 	s := scene.MustShare(t)
 	pod := s.Local()[0]
 	s.SetEndpoints(t, "web", scene.ReadyAll(pod)...)
-	nobody, web := "10.99.0.8:80", "10.99.0.7:80"
-	scene.MustFail(t, s.Pod.To("tcp", nobody), scene.Untouched)
+	unused, web := "10.99.0.8:80", "10.99.0.7:80"
+	scene.MustFail(t, s.Pod.To("tcp", unused), scene.Untouched)
 
 	// Two name the range: it stays until the last of them goes.
 	first, second := createServiceCIDR(t, s, "first"), createServiceCIDR(t, s, "second")
-	scene.MustAllFail(t, scene.Dropped, scene.Dials(s.Clients(), "tcp", nobody)...)
-	scene.Eventually(t, "the API server gives out the new addresses", func() bool {
+	scene.MustAllFail(t, scene.Dropped, scene.Dials(s.Clients(), "tcp", unused)...)
+	create := func(name, ip string, options metav1.CreateOptions) bool {
 		_, err := s.Client.CoreV1().Services(s.Namespace).Create(t.Context(), &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: "web"},
-			Spec:       corev1.ServiceSpec{ClusterIP: "10.99.0.7", Ports: scene.Ports()},
-		}, metav1.CreateOptions{})
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       corev1.ServiceSpec{ClusterIP: ip, Ports: scene.Ports()},
+		}, options)
 		if err != nil && !apierrors.IsInvalid(err) && !apierrors.IsInternalError(err) {
 			t.Fatal(err)
 		}
 
 		return err == nil
+	}
+	scene.Eventually(t, "the API server assigns the new addresses", func() bool {
+		return create("web", "10.99.0.7", metav1.CreateOptions{})
 	})
 	for _, c := range s.Clients() {
 		scene.MustReach(t, c.To("tcp", web), pod.Name)
 		scene.MustFail(t, c.To("udp", "10.99.0.7:81"), scene.Rejected)
 	}
 	first()
-	scene.MustFail(t, s.Pod.To("udp", nobody), scene.Dropped)
+	scene.MustFail(t, s.Pod.To("udp", unused), scene.Dropped)
 	second()
-	scene.MustFail(t, s.Pod.To("tcp", nobody), scene.Untouched)
+	scene.MustFail(t, s.Pod.To("tcp", unused), scene.Untouched)
 	for _, c := range s.Clients() {
 		scene.MustReach(t, c.To("tcp", web), pod.Name)
 	}
+
+	// The API server releases no address that is in no range: without this, the
+	// next run would find it assigned.
+	s.DeleteService(t, "web")
+	scene.Must(t, s.Client.NetworkingV1().IPAddresses().Delete(t.Context(), "10.99.0.7", metav1.DeleteOptions{}))
+	scene.Eventually(t, "the API server assigns the addresses no longer", func() bool {
+		return !create("other", "10.99.0.9", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	})
 }
 
 // createServiceCIDR creates a ServiceCIDR, and says that it is ready, as the

@@ -116,6 +116,25 @@ func TestPodComesAndGoes(t *testing.T) {
 	}
 }
 
+// Addresses are used again, but those of a pod that has just gone come last.
+func TestPodNumbersWrapAround(t *testing.T) {
+	cluster := MustNew(t, Config{Nodes: 1, PodsPerNode: 2})
+	node := cluster.Nodes[0]
+	node.nextNumber = maxPods - 1
+	if err := node.Pods[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"pod-1-199", "pod-1-0", "pod-1-2"} { // pod-1-1 is there
+		pod, err := node.AddPod()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pod.Name != want {
+			t.Errorf("the next pod is %s, want %s", pod.Name, want)
+		}
+	}
+}
+
 func BenchmarkCluster(b *testing.B) {
 	for b.Loop() {
 		if err := MustNew(b, Config{Nodes: 2, PodsPerNode: 3, Client: true}).Close(); err != nil {

@@ -19,8 +19,8 @@ type Node struct {
 	PodCIDRs []netip.Prefix
 	Pods     []*Pod
 
-	config   Config
-	podsMade int
+	config     Config
+	nextNumber int // of the next pod, modulo maxPods
 }
 
 // Pod is a namespace with one device, eth0, that leads to its node.
@@ -31,6 +31,8 @@ type Pod struct {
 	Device string // the node's end of the pair: "pod0"
 	IPv4   netip.Addr
 	IPv6   netip.Addr
+
+	number int
 }
 
 // addNode makes a node and the routes between its pods and those of the nodes
@@ -78,14 +80,18 @@ func (n *Node) addRoutesTo(other *Node) error {
 	)
 }
 
-// AddPod starts another pod. Its addresses are new, also after a pod was
-// removed.
+// AddPod starts another pod. Its addresses and its name are those that have been
+// unused for the longest time: a pod that was removed gets a successor of the same
+// addresses only after all others have been used.
 func (n *Node) AddPod() (*Pod, error) {
-	if n.podsMade >= maxPods {
-		return nil, fmt.Errorf("%s has had all its %d pods", n.Name, maxPods)
+	if len(n.Pods) >= maxPods {
+		return nil, fmt.Errorf("%s has %d pods, as many as it can", n.Name, maxPods)
 	}
-	number := n.podsMade
-	n.podsMade++
+	number := n.nextNumber
+	for slices.ContainsFunc(n.Pods, func(pod *Pod) bool { return pod.number == number }) {
+		number = (number + 1) % maxPods
+	}
+	n.nextNumber = (number + 1) % maxPods
 
 	name := fmt.Sprintf("pod-%d-%d", n.Number, number)
 	addresses := podPrefixes(n.Number, number+2)
@@ -100,6 +106,7 @@ func (n *Node) AddPod() (*Pod, error) {
 		Device:    fmt.Sprintf("pod%d", number),
 		IPv4:      addresses[0].Addr(),
 		IPv6:      addresses[1].Addr(),
+		number:    number,
 	}
 	if err := pod.attach(addresses); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), ns.Close())

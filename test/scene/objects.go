@@ -110,11 +110,11 @@ func (o *Objects) LabelNode(t testing.TB, node *lab.Node, key, value string) {
 
 var virtualAddresses atomic.Int32
 
-// VirtualIPs returns an address of each family that no other test uses, and
-// that the machine outside sends to node-1: for a load balancer, or an external
-// IP.
+// VirtualIPs returns an address of each family for a load balancer, or an external
+// IP, which the machine outside sends to node-1. No test that runs at the same time
+// uses them: they are used again after 254 calls.
 func VirtualIPs() (v4, v6 string) {
-	n := virtualAddresses.Add(1)
+	n := 1 + virtualAddresses.Add(1)%254
 
 	return fmt.Sprintf("203.0.113.%d", n), fmt.Sprintf("2001:db8:113::%x", n)
 }

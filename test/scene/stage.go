@@ -41,7 +41,8 @@ type Stage struct {
 
 	mu      sync.Mutex
 	servers map[string]*lab.Server // by pod
-	clients int                    // outside clients so far
+	outside map[int]bool           // the numbers of outside clients in use
+	next    int                    // the number of the next outside client
 }
 
 // virtual are the addresses that the client outside sends to node-1.
@@ -57,6 +58,7 @@ func mustStage(t testing.TB, prefix string, cfg Config) *Stage {
 		Cgroup:  lab.MustCgroup(t, "scene"),
 		prefix:  prefix,
 		servers: make(map[string]*lab.Server),
+		outside: make(map[int]bool),
 	}
 	for _, pod := range s.Lab.Pods() {
 		s.Serve(t, pod)
@@ -158,18 +160,38 @@ func (s *Stage) Stop(t testing.TB, pod *lab.Pod) {
 	Must(t, server.Stop())
 }
 
-// mustNewAddresses gives the machine outside another address of each family.
+// mustNewAddresses gives the machine outside another address of each family until
+// the test ends: those that have been unused for the longest time.
 func (s *Stage) mustNewAddresses(t testing.TB) (v4, v6 netip.Addr) {
 	t.Helper()
+	const first, count = 101, 150 // of 192.168.50.0/24, beside the nodes, the client and the gateway
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.clients++
-	v4 = netip.MustParseAddr(fmt.Sprintf("192.168.50.%d", 100+s.clients))
-	v6 = netip.MustParseAddr(fmt.Sprintf("fd00:50::%d", 100+s.clients))
-	for _, address := range []netip.Addr{v4, v6} {
-		bits := map[bool]int{false: 24, true: 64}[address.Is6()]
-		Must(t, s.Lab.Client.AddAddress("eth0", netip.PrefixFrom(address, bits)))
+	if len(s.outside) == count {
+		t.Fatalf("%d clients outside at the same time, as many as there can be", count)
 	}
+	number := s.next
+	for s.outside[number] {
+		number = (number + 1) % count
+	}
+	s.outside[number], s.next = true, (number+1)%count
+	prefixes := []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("192.168.50.%d/24", first+number)),
+		netip.MustParsePrefix(fmt.Sprintf("fd00:50::%d/64", first+number)),
+	}
+	for _, prefix := range prefixes {
+		Must(t, s.Lab.Client.AddAddress("eth0", prefix))
+	}
+	t.Cleanup(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, prefix := range prefixes {
+			if err := s.Lab.Client.RemoveAddress("eth0", prefix); err != nil {
+				t.Error(err)
+			}
+		}
+		delete(s.outside, number)
+	})
 
-	return v4, v6
+	return prefixes[0].Addr(), prefixes[1].Addr()
 }

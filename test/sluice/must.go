@@ -2,6 +2,8 @@ package sluice
 
 import (
 	"context"
+	"errors"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -41,7 +43,7 @@ func MustNode(t testing.TB, cfg Config) *Node {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("agent:\n%s", n.Log())
+			t.Logf("the agent's log: %s", n.keepLog())
 		}
 	})
 	if err := n.Start(); err != nil {
@@ -50,6 +52,22 @@ func MustNode(t testing.TB, cfg Config) *Node {
 	MustWait(t, n)
 
 	return n
+}
+
+// keepLog writes what agents of the node have printed to a file that stays, and
+// returns its path, or why there is none. It is not printed: it is long, and would
+// bury what the tests report.
+func (n *Node) keepLog() string {
+	file, err := os.CreateTemp("", "sluice-agent-*.log")
+	if err != nil {
+		return err.Error()
+	}
+	_, err = file.WriteString(n.Log())
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err.Error()
+	}
+
+	return file.Name()
 }
 
 // MustWait is [Node.Wait], for a minute: on a busy machine the kernel takes
