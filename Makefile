@@ -1,5 +1,5 @@
-# What a person does here, a verb each. A verb sees to what it needs: tools,
-# mounts and root, by test/setup.sh, which takes no time when all is there.
+# The verbs of this repository. Each makes sure of what it needs (tools, mounts and
+# root) by test/setup.sh, which takes no time when all is there.
 
 version := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
@@ -31,7 +31,7 @@ bench: ready-bench build ## measures Sluice beside the real kube-proxy in ten mi
 	$(go_build) -o bin/sluice-bench ./bench/run
 	bin/sluice-bench --sluice bin/sluice --services 1000 --rounds 3 --duration 300ms --sustained 3s --changes 20 --updates 300
 
-microbench: ready-bench ## what single steps take: a packet, a system call, a start of the agent
+microbench: ready-bench ## benchmarks of single steps: a packet, a system call, a start of the agent
 	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf ./bench/scale ./bench/forward
 
 kernels: ## the tests on older kernels, in virtual machines; takes hours
@@ -42,7 +42,7 @@ kernelssmoke: ## some of them, in ten minutes
 		SLUICE_TEST_SECONDS=420 test/kernels/run.sh 5.10 6.1
 
 # Not ST1005: what is wrong may have a capital in its name, as a Service has.
-lint: ready-lint ## what a reviewer should not have to say
+lint: ready-lint ## formatting, vet and static analysis
 	gofmt -d .
 	go vet ./...
 	go tool staticcheck -checks inherit,-ST1005 ./...

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// many are backends, so many that choosing anew is choosing another one.
+// many are so many backends that a new random choice is another one.
 func many(n int) []string {
 	var all []string
 	for i := range n {
@@ -20,7 +20,7 @@ func many(n int) []string {
 	return all
 }
 
-// What becomes of a client's first packet if there is a flow already.
+// The first packet of a client that already has a flow.
 func TestFirstPacketAgain(t *testing.T) {
 	type says func(c *conversation, t *testing.T)
 	client := func(p packet) says { return func(c *conversation, t *testing.T) { c.says(t, p) } }
@@ -72,7 +72,7 @@ func TestFirstPacketAgain(t *testing.T) {
 				w.serve(t, service{at: []string{clusterIP}, proto: test.proto, to: backends})
 				in := first(test.proto, p.client, clusterIP)
 				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
-				c := &conversation{w: w, place: p, proto: test.proto, dialled: clusterIP}
+				c := &conversation{w: w, place: p, proto: test.proto, vip: clusterIP}
 				c.backend = w.backendOf(t, w.flowOf(t, p.client, clusterIP), backends...)
 				for _, says := range test.after {
 					says(c, t)
@@ -90,8 +90,8 @@ func TestFirstPacketAgain(t *testing.T) {
 	}
 }
 
-// A SYN on a flow that is over gets a backend like any other first packet, and
-// what the old backend still has to say does no harm.
+// A SYN on a flow that has ended gets a backend like any other first packet, and late packets of the old
+// backend do no harm.
 func TestNewFlowInThePlaceOfAnOldOne(t *testing.T) {
 	for _, backends := range [][2]string{{portPod, tapPod}, {remotePod, farPod}} {
 		t.Run(fmt.Sprintf("from %s to %s", backends[0], backends[1]), func(t *testing.T) {
@@ -131,11 +131,11 @@ func (c *conversation) closes(t *testing.T) {
 	c.hears(t, tcp(client, client, ".").numbered(2).acks(2))
 }
 
-// establishFrom is establish, whatever way the backend is reached.
+// establishFrom is establish for a backend of any kind.
 func (c *conversation) establishFrom(t *testing.T) {
 	t.Helper()
 	c.hears(t, answer(c.proto, c.backend, c.place.client))
-	c.says(t, second(c.proto, c.place.client, c.dialled))
+	c.says(t, second(c.proto, c.place.client, c.vip))
 }
 
 // An open connection stays with its backend when that is removed, and a client
@@ -146,7 +146,7 @@ func TestBackendGone(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, established: %v", proto, established), func(t *testing.T) {
 				each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 					s := w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{portPod}})
-					c := &conversation{w: w, place: p, proto: proto, dialled: clusterIP, backend: portPod}
+					c := &conversation{w: w, place: p, proto: proto, vip: clusterIP, backend: portPod}
 					c.first(t, maps.ReasonTranslated)
 					if established {
 						c.establish(t)
@@ -203,7 +203,7 @@ func TestUDPFlowEnds(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 				s := w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{portPod}})
-				c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, dialled: clusterIP, backend: portPod}
+				c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, vip: clusterIP, backend: portPod}
 				c.first(t, maps.ReasonTranslated)
 				if test.answered {
 					c.hears(t, udp(portPod, client))
@@ -217,7 +217,7 @@ func TestUDPFlowEnds(t *testing.T) {
 				if test.gone {
 					w.removeBackend(t, s, portPod)
 				}
-				// What is chosen anew is another backend of the same Service.
+				// The new choice is another backend of the same Service.
 				w.replace(t, clusterIP, layers.IPProtocolUDP, maps.Pool{ServicePortId: s.id}, w.putBackend(t, s.id, tapPod))
 				if test.anew {
 					c.backend = tapPod
@@ -230,8 +230,8 @@ func TestUDPFlowEnds(t *testing.T) {
 	}
 }
 
-// What is in the middle of a flow that nobody knows is none of ours: it belongs
-// to a kube-proxy that was here before, or to the host.
+// A packet in the middle of an unknown flow passes: the flow belongs to an earlier kube-proxy, or to the
+// host.
 func TestMiddleOfAnUnknownFlow(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})

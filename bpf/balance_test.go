@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// three are backends of which none is another's place.
+// three are backends with different places.
 var three = []string{portPodToo, tapPod, remotePod}
 
 // opens has a client begin a flow, and returns which backend it gets.
@@ -22,19 +22,19 @@ func (w *world) opens(t testing.TB, p place, in packet, of ...string) string {
 	return w.backendOf(t, w.flowOf(t, in.src.String(), in.dst.String()), of...)
 }
 
-// load is how many flows a backend has.
+// load returns the number of flows of a backend.
 func (w *world) load(s published, backend string) int {
 	return int(w.maps.Loads.Load(s.backends[backend]).Flows)
 }
 
-// busy gives backends something to do.
+// busy adds flows to the load of backends.
 func (w *world) busy(s published, loads map[string]int32) {
 	for backend, load := range loads {
 		w.maps.Loads.AddFlows(s.backends[backend], load)
 	}
 }
 
-// Which backend a new flow gets. A flow stays one more that its backend has.
+// The backend that a new flow gets, by algorithm. Each flow adds to the load of its backend.
 func TestAlgorithms(t *testing.T) {
 	for _, proto := range transports {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -92,8 +92,7 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
-// Two CPUs count at the same time, and the one that takes away may be first: a load
-// below zero is none.
+// Two CPUs count at the same time, and a decrement may come first: a load below zero counts as none.
 func TestLoadBelowZero(t *testing.T) {
 	for _, algorithm := range []uint8{maps.AlgorithmLC, maps.AlgorithmSED, maps.AlgorithmNQ} {
 		t.Run(fmt.Sprintf("algorithm %d", algorithm), func(t *testing.T) {
@@ -112,7 +111,7 @@ func TestLoadBelowZero(t *testing.T) {
 	}
 }
 
-// hash is that of balance.h.
+// hash returns the same hash as hash in balance.h.
 func hash(bytes []byte) uint32 {
 	h := uint32(len(bytes))
 	for ; len(bytes) > 0; bytes = bytes[4:] {
@@ -125,13 +124,13 @@ func hash(bytes []byte) uint32 {
 	return h
 }
 
-// inTable returns whose a hash is.
+// inTable returns the backend of a hash in the table.
 func (p published) inTable(hash uint32) string {
 	return p.table[uint64(hash)*uint64(len(p.table))>>32]
 }
 
-// Those that hash do so in the table, by the same bytes on every node: the same
-// packet gets the same backend, wherever it comes.
+// Algorithms that hash use the table, with the same hash on every node: the same packet gets the same
+// backend on each of them.
 func TestHashes(t *testing.T) {
 	other := "8.0.96.77:80"
 	for _, test := range []struct {
@@ -147,7 +146,7 @@ func TestHashes(t *testing.T) {
 		}, func(in packet, i int) packet {
 			return in.fromPort(uint16(2000 + i)).to([]string{clusterIP, other}[i%2])
 		}},
-		{"the address that was dialled", maps.AlgorithmDH, func(w *world, in packet) []byte {
+		{"the address that was vip", maps.AlgorithmDH, func(w *world, in packet) []byte {
 			addr := w.mapAddr(in.dst.String())
 
 			return addr.Bytes[:]
@@ -195,8 +194,8 @@ func (w *world) forgetFlows(t testing.TB) {
 	}
 }
 
-// What all algorithms have in common: affinity goes first, a backend that has gone
-// is not chosen, one backend is chosen always, and of none nobody.
+// All algorithms respect affinity first, never choose a backend that is gone, always choose the only
+// backend, and refuse the client without any.
 func TestAllAlgorithms(t *testing.T) {
 	for _, algorithm := range []uint8{
 		maps.AlgorithmRandom, maps.AlgorithmRR, maps.AlgorithmLC, maps.AlgorithmSED,

@@ -15,9 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/maps/mapstest"
 )
 
-// What a packet pays at each hook, beyond an empty program, in nanoseconds as
-// BPF_PROG_TEST_RUN repeats it: "beyond-ns". Every row is measured beside the
-// empty program, in turns, for the machine is shared.
+// The cost of a packet at each hook beyond an empty program, in nanoseconds of repeated BPF_PROG_TEST_RUN:
+// "beyond-ns". Every row alternates with the empty program, because the machine is shared.
 //
 //	go test -run '^$' -bench Packet ./bpf
 func BenchmarkPacket(b *testing.B) {
@@ -25,7 +24,7 @@ func BenchmarkPacket(b *testing.B) {
 		client  = netip.MustParseAddrPort("192.0.2.9:40000")
 		vip     = netip.MustParseAddrPort("10.96.0.1:80")
 		backend = netip.MustParseAddrPort("10.0.1.7:8080")
-		nobody  = netip.MustParseAddrPort("10.0.1.9:8080")
+		unused  = netip.MustParseAddrPort("10.0.1.9:8080")
 	)
 	for _, bench := range []struct {
 		name     string
@@ -34,10 +33,10 @@ func BenchmarkPacket(b *testing.B) {
 		idle     bool // no flow lives
 	}{
 		{name: "ingress/known flow", hook: maps.HookIngress, from: client, to: vip},
-		{name: "ingress/none of ours", hook: maps.HookIngress, from: client, to: nobody},
+		{name: "ingress/none of ours", hook: maps.HookIngress, from: client, to: unused},
 		{name: "egress/known flow", hook: maps.HookEgress, from: backend, to: client},
-		{name: "egress/none of ours", hook: maps.HookEgress, from: nobody, to: client},
-		{name: "egress/none of ours, no flow lives", hook: maps.HookEgress, from: nobody, to: client, idle: true},
+		{name: "egress/none of ours", hook: maps.HookEgress, from: unused, to: client},
+		{name: "egress/none of ours, no flow lives", hook: maps.HookEgress, from: unused, to: client, idle: true},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			m := mustMaps(b)
@@ -46,8 +45,8 @@ func BenchmarkPacket(b *testing.B) {
 			}
 			programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
 			if !bench.idle {
-				// A repeated run goes on with what the last one has written. So
-				// there are two flows, each of which undoes what the other does.
+				// A repeated run gets the packet that the last one has written. So there are
+				// two flows, each of which reverts the other.
 				hand := mapstest.New(m.Tables)
 				mustOpenFlow(b, m, hand, programs, client, vip, backend)
 				mustOpenFlow(b, m, hand, programs, client, backend, vip)
@@ -61,8 +60,8 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
-// What the first packet of a flow pays, by the kernel's own statistics: each has
-// a client port of its own, so it cannot be repeated.
+// The cost of the first packet of a flow, by the kernel's statistics: each has a client port of its own, so
+// a run cannot be repeated.
 func BenchmarkNewFlow(b *testing.B) {
 	m := mustMaps(b)
 	vip, backend := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.1.7:8080")
@@ -88,8 +87,8 @@ func BenchmarkNewFlow(b *testing.B) {
 	b.ReportMetric(float64(had.Runtime.Nanoseconds())/float64(had.RunCount), "ns/flow")
 }
 
-// compare measures program and the empty one in turns, and reports the least
-// difference: what disturbs a turn only adds to it.
+// compare alternates between program and the empty one, and reports the least difference, because
+// disturbances only add to it.
 func compare(b *testing.B, program *ebpf.Program, frame []byte) {
 	b.Helper()
 	empty := mustEmptyProgram(b)

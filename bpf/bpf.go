@@ -1,4 +1,4 @@
-// Package bpf holds the datapath's programs, compiled, and loads them.
+// Package bpf contains the compiled programs of the datapath, and loads them.
 package bpf
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// UDPMode says which UDP sockets are translated.
+// UDPMode selects the UDP sockets that are translated.
 type UDPMode uint32
 
 // The UDP modes.
@@ -24,58 +24,56 @@ const (
 	UDPAll       = UDPMode(sockUdpModeUDP_ALL)       // and each datagram that names an address
 )
 
-// DefaultUDPIdle is how long a UDP flow without a datagram keeps its backend,
-// unless the configuration says otherwise: netfilter's timeout of a stream.
+// DefaultUDPIdle is how long a UDP flow keeps its backend without a datagram by default: netfilter's
+// timeout of a stream.
 const DefaultUDPIdle = 120 * time.Second
 
-// Config is what programs are told before they are loaded.
+// Config is the configuration of the socket programs.
 type Config struct {
 	UDP     UDPMode
 	UDPIdle time.Duration // zero: DefaultUDPIdle
 
-	// HostNetnsCookie is the cookie of the node's network namespace; zero is
-	// the first namespace of the kernel.
+	// HostNetnsCookie is the cookie of the node's network namespace; zero means the
+	// first namespace of the kernel.
 	HostNetnsCookie uint64
 
-	// SetRetval says that connect and sendmsg hooks may call bpf_set_retval
-	// (Linux 6.1). Without it a refused connect is sent to a closed port of
-	// loopback, and a refused sendto gets EPERM.
+	// SetRetval lets connect and sendmsg hooks call bpf_set_retval (Linux 6.1). Without
+	// it, a refused connect is redirected to a closed port of loopback, and a refused sendto
+	// gets EPERM.
 	SetRetval bool
 
-	// NoStats: nobody wants to know what each frontend has seen.
+	// NoStats disables the counts per service port.
 	NoStats bool
 	// CountBytes adds the hook sock_ops, which counts the bytes of TCP connections. It
 	// runs several times for every TCP socket.
 	CountBytes bool
-	// NoLocalhostNodePorts: node ports do not answer on loopback.
+	// NoLocalhostNodePorts disables node ports on loopback.
 	NoLocalhostNodePorts bool
 
-	// Keep is a folder on bpffs in which programs are kept that the verifier has walked:
-	// the next agent of the same build, with the same configuration and maps, takes them
-	// from there. Empty: nothing is kept.
+	// Keep is a folder on bpffs that caches verified programs: the next agent of the same
+	// build, with the same configuration and maps, reuses them. Empty: nothing is cached.
 	Keep string
 
-	// Kernel has the kernel's types, which take their time to be read; nil: they
-	// are read anew.
+	// Kernel caches the types of the kernel, which are slow to read; nil: they are read.
 	Kernel *btf.Cache
 }
 
-// Hook is a program with the place where it wants to be attached.
+// Hook is a program and its attach type.
 type Hook struct {
 	Name    string // "connect4", …
 	Attach  ebpf.AttachType
 	Program *ebpf.Program
 }
 
-// Optional reports whether Services work without the hook: it counts, and decides nothing.
+// Optional reports whether Services work without the hook, which then only counts.
 func (h Hook) Optional() bool { return h.Attach == ebpf.AttachCGroupSockOps }
 
-// Programs are loaded and not yet attached.
+// Programs are the loaded socket programs, not attached yet.
 type Programs struct {
 	// Sock are the cgroup hooks.
 	Sock []Hook
-	// Kept are the pins of programs in [Config].Keep, and NotKept is why some could not be
-	// pinned there.
+	// Kept are the pins in [Config].Keep, and NotKept is the error if programs could not be pinned
+	// there.
 	Kept    []string
 	NotKept error
 	// Socks iterates over the sock_state map and writes one
@@ -83,8 +81,8 @@ type Programs struct {
 	Socks *ebpf.Program
 }
 
-// Load loads all programs, on the maps m. Errors of the verifier can be had
-// with errors.As as *ebpf.VerifierError. The caller closes the result.
+// Load loads all socket programs, with the maps m. Verifier errors wrap *ebpf.VerifierError. The caller
+// closes the result.
 func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 	loader, what := newLoader(m, cfg.Kernel), cfg
 	what.Kernel = nil
@@ -122,8 +120,7 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 	return result, nil
 }
 
-// SockHooks names the socket hooks, without programs, those as well that are not always
-// wanted ([Hook.Optional]).
+// SockHooks returns all socket hooks, including optional ones, without programs.
 func SockHooks() []Hook { return sockHooks(nil) }
 
 func sockHooks(programs map[string]*ebpf.Program) []Hook {
@@ -141,13 +138,13 @@ func sockHooks(programs map[string]*ebpf.Program) []Hook {
 	}
 }
 
-// sockNames are the socket programs.
+// sockNames are the names of the socket programs.
 var sockNames = []string{
 	sockProgSluiceConnect4, sockProgSluiceConnect6, sockProgSluiceSendmsg4, sockProgSluiceSendmsg6,
 	sockProgSluiceRecvmsg4, sockProgSluiceRecvmsg6, sockProgSluiceGetpeer4, sockProgSluiceGetpeer6, sockProgSluiceRelease,
 }
 
-// sockSpec is the socket programs, told what cfg says.
+// sockSpec returns the socket programs, configured by cfg.
 func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 	spec, err := loadSock()
 	if err != nil {

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// Every hook of the datapath has a program, and tells its name without one.
+// Every hook of the datapath has a program, and its name is known without one.
 func TestHooks(t *testing.T) {
 	programs := mustLoad(t, mustMaps(t), Config{UDP: UDPAll, CountBytes: true})
 	named := SockHooks()

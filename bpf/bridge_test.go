@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Whose packets go to the backend's own Ethernet address: those between two pods
-// of one bridge, and nobody else's, for whose answers would go by the node.
+// Only packets between two pods of one bridge go to the backend's own Ethernet address, because only their
+// answers would bypass the node.
 func TestShortcut(t *testing.T) {
 	port := podPort
 	for _, test := range []struct {

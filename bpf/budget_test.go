@@ -15,10 +15,9 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// budgets are how many instructions the verifier may walk, path by path, until
-// it believes a program. They stand well below the kernel's million, and well
-// above the present number on any kernel that we test. They are raised on
-// purpose only: what doubles a number may break on the next kernel.
+// budgets limit the instructions that the verifier walks to verify a program. They are far below the
+// kernel's limit of a million, and well above the present number on any tested kernel. They are raised on
+// purpose only: a change that doubles a number may break on the next kernel.
 var budgets = map[string]uint32{
 	"connect4":     120_000,
 	"connect6":     120_000,
@@ -82,7 +81,7 @@ func checkBudget(t *testing.T, hook Hook) {
 	}
 	walked, ok := info.VerifiedInstructions()
 	if !ok {
-		t.Skip("this kernel does not tell how many instructions it verified (Linux 5.16)")
+		t.Skip("this kernel does not report the number of verified instructions (Linux 5.16)")
 	}
 	t.Logf("%s: %d", hook.Name, walked)
 	if budget, ok := budgets[hook.Name]; !ok || walked > budget {

@@ -17,16 +17,16 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// programCache keeps verified programs for the next agent, pinned in a folder: the verifier
-// takes longer than all else of a start together. A pin is named after the program and a
-// hash of all that the program was made of: this build, its configuration and its maps.
+// programCache keeps verified programs for the next agent, pinned in a folder: verification takes
+// longer than the rest of a start. The name of a pin contains that of the program and a hash of
+// all inputs: this build, its configuration and its maps.
 type programCache struct {
 	dir  string // empty: nothing is kept
 	hash string
-	why  error // nothing can be kept; nil: it can, or is not to be
+	why  error // why nothing can be kept, or nil
 }
 
-// buildID is what the linker calls this build.
+// buildID returns the build id that the linker has written.
 var buildID = sync.OnceValues(func() ([]byte, error) {
 	own, err := elf.Open("/proc/self/exe")
 	if err != nil {
@@ -42,7 +42,7 @@ var buildID = sync.OnceValues(func() ([]byte, error) {
 	return section.Data()
 })
 
-// newProgramCache returns what keeps programs that are configured so.
+// newProgramCache returns the cache of programs with this configuration and these maps.
 func newProgramCache(dir string, cfg any, m *maps.Pinned) (programCache, error) {
 	if dir == "" {
 		return programCache{}, nil
@@ -69,7 +69,7 @@ func newProgramCache(dir string, cfg any, m *maps.Pinned) (programCache, error) 
 
 func (k programCache) pin(program string) string { return filepath.Join(k.dir, program+"-"+k.hash) }
 
-// pins returns where programs are kept.
+// pins returns the pins of programs.
 func (k programCache) pins(programs map[string]*ebpf.Program) []string {
 	var pins []string
 	for name := range programs {
@@ -81,8 +81,7 @@ func (k programCache) pins(programs map[string]*ebpf.Program) []string {
 	return pins
 }
 
-// open returns the programs with these names, or nil unless all of them were kept and can
-// be opened: what cannot is loaded, and kept, anew.
+// open returns the programs with these names, or nil unless all of them can be opened.
 func (k programCache) open(names []string) map[string]*ebpf.Program {
 	if k.dir == "" {
 		return nil
@@ -91,7 +90,7 @@ func (k programCache) open(names []string) map[string]*ebpf.Program {
 	for _, name := range names {
 		program, err := ebpf.LoadPinnedProgram(k.pin(name), nil)
 		if err != nil {
-			_ = closePrograms(programs) // of file descriptors: there is nothing to be done
+			_ = closePrograms(programs) // an error of close is of no consequence here
 			return nil
 		}
 		programs[name] = program
@@ -100,8 +99,8 @@ func (k programCache) open(names []string) map[string]*ebpf.Program {
 	return programs
 }
 
-// keep pins programs. One that is pinned already, by an agent that was ended before it
-// had kept all, is pinned anew. An error says why programs are not kept: they work all the same.
+// keep pins programs. It replaces pins that an agent has left which was ended before it had
+// pinned all. After an error the programs work, but are not kept.
 func (k programCache) keep(programs map[string]*ebpf.Program) error {
 	if k.dir == "" {
 		return k.why

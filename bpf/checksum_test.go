@@ -13,13 +13,13 @@ type sum struct {
 	at    int    // where it is
 	size  int
 	none  bool // UDP without one
-	known bool // all that it covers is in the frame; nobody looks at SCTP's in a quote
+	known bool // all that it covers is in the frame; SCTP's in a quote is never checked
 	right bool
 	total uint16 // of all that it covers, itself included: 0xffff is right
 }
 
-// sums are all checksums of a frame, found and added up by this file alone. What
-// is cut off has none.
+// sums returns all checksums of a frame. They are found and computed by this file alone. A truncated header
+// has none.
 func sums(frame []byte, ethernet bool) []sum {
 	at, ok := 0, true
 	if ethernet {
@@ -32,7 +32,7 @@ func sums(frame []byte, ethernet bool) []sum {
 	return sumsOf(frame, at, "")
 }
 
-// skipLink returns where the IP header is.
+// skipLink returns the offset of the IP header.
 func skipLink(frame []byte) (int, bool) {
 	for at := 12; at+2 <= len(frame); at += 4 {
 		switch binary.BigEndian.Uint16(frame[at:]) {
@@ -47,7 +47,7 @@ func skipLink(frame []byte) (int, bool) {
 	return 0, false
 }
 
-// sumsOf are the checksums of the IP packet at an offset.
+// sumsOf returns the checksums of the IP packet at an offset.
 func sumsOf(frame []byte, at int, prefix string) []sum {
 	ip, ok := dissect(frame, at)
 	if !ok {
@@ -65,7 +65,7 @@ func sumsOf(frame []byte, at int, prefix string) []sum {
 	return append(found, ip.transportSums(frame, prefix)...)
 }
 
-// dissected is where the parts of an IP packet are.
+// dissected contains the offsets of the parts of an IP packet.
 type dissected struct {
 	six, fragment, later bool
 	transport, end       int // offsets; of a packet that is cut short, end is beyond the frame
@@ -124,7 +124,7 @@ func dissectV6(frame []byte, at int) (dissected, bool) {
 	return d, d.transport <= len(frame)
 }
 
-// transportSums are the checksum of the transport, and those of what it quotes.
+// transportSums returns the checksum of the transport, and those of the packet that it quotes.
 func (d dissected) transportSums(frame []byte, prefix string) []sum {
 	offset, ok := map[uint8]int{6: 16, 17: 6, 132: 8, 1: 2, 58: 2}[d.proto]
 	at := d.transport + offset
@@ -159,7 +159,7 @@ func isError(d dissected, frame []byte) bool {
 	}
 }
 
-// total adds up a whole transport part, and says whether that is right.
+// total adds up a whole transport part, and reports whether the sum is right.
 func (d dissected) total(transport []byte) (uint16, bool) {
 	if d.proto == 132 {
 		whole := slices.Clone(transport)
@@ -190,7 +190,7 @@ func add(start uint32, bytes []byte) uint32 {
 	return start&0xffff + start>>16
 }
 
-// blank is the frame with checksums zero, but for UDP that had none.
+// blank returns the frame with zero checksums, except of UDP that had none.
 func blank(frame []byte, ethernet bool) []byte {
 	frame = slices.Clone(frame)
 	for _, s := range sums(frame, ethernet) {
@@ -203,7 +203,7 @@ func blank(frame []byte, ethernet bool) []byte {
 	return frame
 }
 
-// wrong are the checksums of a frame that are not right.
+// wrong returns the checksums of a frame that are not right.
 func wrong(frame []byte, ethernet bool) []string {
 	var names []string
 	for _, s := range sums(frame, ethernet) {

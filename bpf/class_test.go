@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// What has a client's tuple, but comes by a device of another class, is not the client's: it does
+// A packet with the tuple of a client that arrives on a device of another class is not the client's: it does
 // not get the client's backend, and changes nothing of the flow.
 func TestPacketOfAClientByAnotherClassOfDevices(t *testing.T) {
 	for _, proto := range transports {
@@ -48,15 +48,15 @@ func TestPacketOfAClientByAnotherClassOfDevices(t *testing.T) {
 	}
 }
 
-// sorted is all entries, in some order.
+// sorted returns all entries, in a fixed order.
 func (w *world) sorted(t *testing.T) []entry {
 	t.Helper()
 
 	return slices.SortedFunc(slices.Values(w.entries(t)), func(a, b entry) int { return cmp.Compare(a.flow.Role, b.flow.Role) })
 }
 
-// A flow of an earlier build does not tell by which devices its client comes.
-func TestFlowThatDoesNotTellItsClass(t *testing.T) {
+// A flow of an earlier build does not contain the class of devices of its client.
+func TestFlowWithoutAClass(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
 		c.establish(t)

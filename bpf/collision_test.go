@@ -12,10 +12,10 @@ import (
 
 const otherIP = "8.0.96.2:80"
 
-// One client port, two Services, one backend: what the backend answers has to
-// come from the right one.
+// Two Services share a backend, and a client uses one port for both: answers have to come from the right
+// Service.
 
-// While there are others, another backend is chosen.
+// As long as there are other backends, another one is chosen.
 func TestSharedBackendIsAvoided(t *testing.T) {
 	for _, proto := range transports {
 		t.Run(fmt.Sprint(proto), func(t *testing.T) {
@@ -56,7 +56,7 @@ func TestSharedBackendSeesAnotherPort(t *testing.T) {
 					}
 					w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{backend}})
 					w.serve(t, service{at: []string{otherIP}, proto: proto, to: []string{backend}})
-					one := &conversation{w: w, place: p, proto: proto, dialled: clusterIP, backend: backend}
+					one := &conversation{w: w, place: p, proto: proto, vip: clusterIP, backend: backend}
 					one.first(t, maps.ReasonTranslated)
 					one.masqueradedPort = maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort)
 					one.establish(t)
@@ -77,7 +77,7 @@ func TestSharedBackendSeesAnotherPort(t *testing.T) {
 	}
 }
 
-// speakBoth has both flows of a client's port speak at once.
+// speakBoth sends packets of both flows of a client's port alternately.
 func speakBoth(t *testing.T, one *conversation, in packet, other maps.Flow) {
 	t.Helper()
 	w, p, proto, backend := one.w, one.place, one.proto, one.backend
@@ -99,7 +99,7 @@ func speakBoth(t *testing.T, one *conversation, in packet, other maps.Flow) {
 	}
 }
 
-// A client with affinity keeps its backend, and so has its port changed.
+// A client with affinity keeps its backend, so its port is changed.
 func TestSharedBackendWithAffinity(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
@@ -112,8 +112,8 @@ func TestSharedBackendWithAffinity(t *testing.T) {
 	})
 }
 
-// A reply tuple whose flow is over can be had.
-func TestReplyTupleOfAFlowThatIsOver(t *testing.T) {
+// A reply tuple whose flow has ended is free.
+func TestReplyTupleOfAnEndedFlow(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
 		c.establish(t)

@@ -9,13 +9,13 @@ import (
 	"os"
 )
 
-// typesOfKernel are where the kernel tells the types and functions of itself, and of the module
-// that tracks connections, if that is loaded.
+// typesOfKernel are the types and functions of the kernel, and of its connection tracking if that
+// is a loaded module.
 var typesOfKernel = []string{"/sys/kernel/btf/vmlinux", "/sys/kernel/btf/nf_conntrack"}
 
-// KnowsConntrack reports whether programs can ask netfilter which connections it tracks, see
-// [DeviceConfig].Conntrack: Linux 5.18 lets them, where the module is loaded or built in. It looks
-// for the name of the function, and does not read types, which takes a while.
+// KnowsConntrack reports whether programs can look up connections that netfilter tracks, see
+// [DeviceConfig].Conntrack: since Linux 5.18, if the module is loaded or built in. It searches
+// for the name of the function, because reading the types is slow.
 func KnowsConntrack() (bool, error) {
 	for _, path := range typesOfKernel {
 		knows, err := fileContains(path, "bpf_skb_ct_lookup")
@@ -30,7 +30,7 @@ func KnowsConntrack() (bool, error) {
 	return false, nil
 }
 
-// fileContains reports whether a file has a text in it.
+// fileContains reports whether a file contains a text.
 func fileContains(path, text string) (bool, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -38,7 +38,7 @@ func fileContains(path, text string) (bool, error) {
 	}
 	defer f.Close()
 	buffer := make([]byte, 256<<10)
-	kept := 0 // of the part before, in which the text may begin
+	kept := 0 // bytes of the part before, in which the text may begin
 	for {
 		n, err := f.Read(buffer[kept:])
 		if bytes.Contains(buffer[:kept+n], []byte(text)) {

@@ -26,14 +26,13 @@ import (
 // microseconds in all.
 const spins = 100
 
-// connectsEnv has the test's executable connect to the address it names, until its
-// input ends.
+// connectsEnv makes the executable of the test connect to the address in it, until its input ends.
 const connectsEnv = "SLUICE_BPF_TEST_CONNECTS"
 
-// The kernel gives the element of a frontend that is deleted to the next one that is
-// added, also while a program reads it. Here every program is held up between its lookup
-// and its reading, while two Services come and go by turns: no client of the one ever
-// connects to the other's backend. SLUICE_CONNECTS=1000000 has it try as often.
+// The kernel gives the element of a deleted frontend to the next one that is added, even while a program
+// reads it. Here every program is delayed between its lookup and its read, while two Services alternately
+// come and go: no client of the one ever connects to the other's backend. SLUICE_CONNECTS=1000000 sets the
+// number of connects.
 func TestDelayedReaders(t *testing.T) {
 	connects := 30_000
 	if text := os.Getenv("SLUICE_CONNECTS"); text != "" {
@@ -87,12 +86,12 @@ func TestDelayedReaders(t *testing.T) {
 		t.Errorf("%d of %d connects went to another Service's backend", wrong, connects)
 	}
 	if right < connects/20 || refused < connects/20 {
-		t.Errorf("%d of %d connects were right and %d refused: they did not meet the changes", right, connects, refused)
+		t.Errorf("%d of %d connects were right and %d refused: they did not coincide with the changes", right, connects, refused)
 	}
 }
 
-// connectMany has two processes connect to at, and returns how often they got to the port
-// want, to another, and to none.
+// connectMany lets two processes connect to at, and returns how often they reached the port want, another
+// one, and none.
 func connectMany(t *testing.T, ns *lab.Namespace, cgroup *lab.Cgroup, at netip.AddrPort, want, connects int) (right, wrong, refused int) {
 	t.Helper()
 	const processes = 2
@@ -117,7 +116,7 @@ func connectMany(t *testing.T, ns *lab.Namespace, cgroup *lab.Cgroup, at netip.A
 	return right, wrong, refused
 }
 
-// connectAgainAndAgain does what connectMany asks of a process: "address port times".
+// connectAgainAndAgain is the process of connectMany: "address port times".
 func connectAgainAndAgain(what string) error {
 	var at string
 	var want, times, right, wrong, refused int
@@ -156,8 +155,8 @@ func connectAgainAndAgain(what string) error {
 	return err
 }
 
-// attachDelayed attaches connect hooks whose lookups of a frontend take their time to
-// return, until the test ends. What is no Service's is refused.
+// attachDelayed attaches connect hooks with delayed lookups of frontends until the test ends. They refuse
+// destinations of no Service.
 func attachDelayed(t *testing.T, m *maps.Pinned, cgroup *lab.Cgroup) {
 	t.Helper()
 	must(t, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix("10.96.0.0/16")))
@@ -175,8 +174,7 @@ func attachDelayed(t *testing.T, m *maps.Pinned, cgroup *lab.Cgroup) {
 	t.Cleanup(func() { attached.Close() })
 }
 
-// delayLookups puts a call of a slow function in the place of each of a program's lookups
-// in a map.
+// delayLookups replaces each lookup in a map by a call of a slow function.
 func delayLookups(t *testing.T, program *ebpf.ProgramSpec, name string) {
 	t.Helper()
 	const slow = "slow_lookup"
@@ -198,7 +196,7 @@ func delayLookups(t *testing.T, program *ebpf.ProgramSpec, name string) {
 	if delayed == 0 {
 		t.Fatalf("program %s looks nothing up in %s", program.Name, name)
 	}
-	// The kernel wants to know of each function where it is in the source.
+	// The kernel requires the position of each function in the source.
 	whole := &btf.Func{
 		Name: slow, Linkage: btf.StaticFunc,
 		Type: &btf.FuncProto{Return: &btf.Pointer{Target: &btf.Void{}}, Params: []btf.FuncParam{

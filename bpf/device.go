@@ -11,45 +11,43 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// DefaultMasqueradePorts are outside of the kernel's ephemeral ports and of
-// Kubernetes' node ports, as both are by default.
+// DefaultMasqueradePorts overlap neither the default ephemeral ports of the kernel nor the default node
+// ports of Kubernetes.
 var DefaultMasqueradePorts = PortRange{Low: 10000, High: 29999}
 
-// DefaultUDPUnanswered is how long a UDP flow that nobody answered keeps its
-// backend at a device: netfilter's timeout.
+// DefaultUDPUnanswered is how long an unanswered UDP flow keeps its backend at a device: netfilter's
+// timeout.
 const DefaultUDPUnanswered = 30 * time.Second
 
 // PortRange is a range of ports, both ends included.
 type PortRange struct{ Low, High uint16 }
 
-// Mark says which bits of a packet's mark are set, those of Mask, and to what. Zero changes none.
+// Mark sets the bits of Mask in the mark of a packet to those of Value. Zero changes none.
 type Mark struct{ Value, Mask uint32 }
 
-// DeviceConfig is what the programs of a kind of device are told before they
-// are loaded.
+// DeviceConfig is the configuration of the programs of a kind of device.
 type DeviceConfig struct {
 	Class      uint32 // maps.DevicePods or maps.DeviceUplink
-	NoEthernet bool   // packets begin with the IP header
+	NoEthernet bool   // packets start with the IP header
 	BridgePort bool   // the devices are ports of a bridge
 
-	// ScopeBySource: of what comes by devices that lead to pods, only sources in
-	// the local_cidrs map look up the internal scope.
+	// ScopeBySource limits the internal scope to sources in the local_cidrs map, on devices of
+	// pods.
 	ScopeBySource bool
 
-	Mark            Mark          // of what clients send to Services
+	Mark            Mark          // of packets from clients to Services
 	MasqueradePorts PortRange     // zero: DefaultMasqueradePorts
-	MorePorts       PortRange     // to masquerade with; zero: none
+	MorePorts       PortRange     // more ports to masquerade with; zero: none
 	UDPIdle         time.Duration // zero: DefaultUDPIdle
 	UDPUnanswered   time.Duration // zero: DefaultUDPUnanswered
 
-	// ICMPPerSecond is how many refused packets are answered with an ICMP error in a
-	// second, and ICMPBurst how many at once; without the first there is no limit but
-	// that of each client.
+	// ICMPPerSecond and ICMPBurst limit the rate of ICMP errors for refused packets. Without
+	// the first, there is only the limit of each client.
 	ICMPPerSecond, ICMPBurst uint32
 
-	FIBSource    bool // bpf_fib_lookup tells source addresses (Linux 6.7)
+	FIBSource    bool // bpf_fib_lookup returns source addresses (Linux 6.7)
 	ChecksumIPv6 bool // bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16)
-	Conntrack    bool // programs can ask what netfilter tracks, see [KnowsConntrack]
+	Conntrack    bool // see [KnowsConntrack]
 
 	NoStats bool   // see [Config]
 	Keep    string // see [Config]
@@ -57,20 +55,18 @@ type DeviceConfig struct {
 	Kernel *btf.Cache // see [Config]
 }
 
-// DevicePrograms are what is attached to devices of a kind. They are loaded
-// and not yet attached.
+// DevicePrograms are the loaded programs of a kind of device, not attached yet.
 type DevicePrograms struct {
 	Ingress *ebpf.Program
 	Egress  *ebpf.Program
-	// Kept are their pins in [DeviceConfig].Keep, and NotKept is why some could not be
+	// Kept are the pins in [DeviceConfig].Keep, and NotKept is the error if programs could not be
 	// pinned there.
 	Kept    []string
 	NotKept error
 }
 
-// LoadDevice loads the programs of a kind of device, on the maps m. Errors of
-// the verifier can be had with errors.As as *ebpf.VerifierError. The caller
-// closes the result.
+// LoadDevice loads the programs of a kind of device, with the maps m. Verifier errors wrap
+// *ebpf.VerifierError. The caller closes the result.
 func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
 	what := cfg
 	what.Kernel = nil
@@ -134,7 +130,7 @@ func deviceSpec(m *maps.Pinned, cfg DeviceConfig) (*ebpf.CollectionSpec, error) 
 	})
 }
 
-// setVariables tells the programs of spec what was decided.
+// setVariables sets constants of the programs of spec.
 func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
 	for name, value := range values {
 		if err := spec.Variables[name].Set(value); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// said is what one side of a masqueraded connection says.
+// said is a packet of one side of a masqueraded connection.
 type said struct {
 	client bool
 	packet packet
@@ -23,7 +23,7 @@ func byBackend(p packet) said { return said{false, p} }
 
 func segment(flags string) packet { return tcp(client, client, flags) }
 
-// says has a side of a masqueraded connection send a packet, through both hooks that it passes.
+// says sends a packet of a side of a masqueraded connection through both hooks that it passes.
 func (s said) on(t *testing.T, c *conversation) {
 	t.Helper()
 	if s.client {
@@ -37,7 +37,7 @@ func (s said) on(t *testing.T, c *conversation) {
 	}
 }
 
-// How a flow holds the only port of a window against another client's SYN.
+// How a flow holds the only masquerade port against the SYN of another client.
 type held int
 
 const (
@@ -46,7 +46,7 @@ const (
 	live                   // at all costs
 )
 
-// mustHold has a stranger want the port of a connection.
+// mustHold checks the hold of a connection on its port by the SYN of another client.
 func (c *conversation) mustHold(t *testing.T, want held, syn packet) {
 	t.Helper()
 	w, p := c.w, c.place
@@ -78,7 +78,7 @@ func onePort(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 
 func beginOnOnePort(t *testing.T, w *world, p place) *conversation {
 	t.Helper()
 	w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
-	c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod, masqueradedPort: 20000}
+	c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP, backend: remotePod, masqueradedPort: 20000}
 	c.first(t, maps.ReasonTranslated)
 
 	return c
@@ -94,7 +94,7 @@ var (
 	}
 )
 
-// A port is free at once when both sides have certainly ended the connection, and not before.
+// A port is free as soon as both sides have certainly ended the connection, and not before.
 func TestEndingOfConnections(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -145,7 +145,7 @@ func TestEndingOfConnections(t *testing.T) {
 		}, live, live},
 		{"reset by the client", []said{byClient(segment("R"))}, free, free},
 		{"reset by the backend", []said{byBackend(segment("R."))}, free, free},
-		// It is not known whether the backend takes it: the agent ends what is idle then.
+		// Whether the backend accepts it is unknown: the agent ends the flow when it is idle.
 		{"reset by the client, that had sent more", []said{
 			byClient(segment("P.").with("hello")), byClient(segment("R.").numbered(6)),
 		}, live, live},
@@ -191,7 +191,7 @@ func TestEndingOfConnections(t *testing.T) {
 	}
 }
 
-// A refusal by the backend frees the port at once, and only that.
+// Only a refusal by the backend frees the port at once.
 func TestEndingOfRefusedConnections(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -213,7 +213,7 @@ func TestEndingOfRefusedConnections(t *testing.T) {
 	}
 }
 
-// Of a side that was pushed out of the table nothing is known but what it says from then on.
+// A side whose entry was evicted is only known by its later packets.
 func TestEndingOfLostSides(t *testing.T) {
 	for _, lost := range []uint8{maps.FlowToBackend, maps.FlowFromBackend} {
 		for name, closed := range map[string][]said{"before it ends": closedByClient, "while it ends": closedByClient[1:]} {
@@ -241,8 +241,8 @@ func TestEndingOfLostSides(t *testing.T) {
 	}
 }
 
-// A CPU that has looked whether a port is free, and takes it after another one has taken it
-// and proven its flow, gets none, and does that flow no harm.
+// A CPU that finds a port free, but reserves it only after another CPU has reserved it and confirmed its
+// flow, gets no port, and does not harm that flow.
 func TestPortTakenMeanwhile(t *testing.T) {
 	each(t, ways, func(t *testing.T, w *world, p place) {
 		c := beginOnOnePort(t, w, p)
@@ -265,7 +265,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	}, onePort)
 }
 
-// missFirst has the first lookup that a function makes in each of these maps find nothing.
+// missFirst makes the first lookup of a function in each of these maps fail.
 func missFirst(t *testing.T, program *ebpf.ProgramSpec, function string, names ...string) {
 	t.Helper()
 	ins := program.Instructions
@@ -282,9 +282,9 @@ func missFirst(t *testing.T, program *ebpf.ProgramSpec, function string, names .
 	}
 }
 
-// A backend that has closed first remembers the connection for a minute. It takes a SYN for
-// one of another if it is newer: see is_remembered.
-func TestPortThatTheBackendRemembers(t *testing.T) {
+// A backend that has closed first stays in TIME_WAIT for a minute. It accepts a SYN that is newer: see
+// is_in_time_wait.
+func TestPortInTimeWait(t *testing.T) {
 	const then, before, after = 0x7fffffff, 0x70000000, 0x90000000
 	for _, test := range []struct {
 		name  string
@@ -321,7 +321,7 @@ func TestPortThatTheBackendRemembers(t *testing.T) {
 }
 
 // The same client's timestamps grow.
-func TestPortThatTheBackendRemembersOfTheSameClient(t *testing.T) {
+func TestPortInTimeWaitOfTheSameClient(t *testing.T) {
 	const stamp = 0x12345678
 	each(t, ways, func(t *testing.T, w *world, p place) {
 		c := beginOnOnePort(t, w, p)
@@ -340,7 +340,7 @@ func TestPortThatTheBackendRemembersOfTheSameClient(t *testing.T) {
 	}, onePort)
 }
 
-// What is late of a connection whose port another one has been given since does it no harm.
+// Late packets of a connection do not harm a later connection with the same port.
 func TestLateSegmentsAfterTheEnd(t *testing.T) {
 	each(t, ways, func(t *testing.T, w *world, p place) {
 		c := beginOnOnePort(t, w, p)
@@ -375,7 +375,7 @@ func TestLateSegmentsAfterTheEnd(t *testing.T) {
 	}, onePort)
 }
 
-// Ports are taken in turn, so that the one that is taken has rested for longest.
+// Ports are used in turn, so that each has been unused for as long as possible.
 func TestPortsAreTakenInTurn(t *testing.T) {
 	const ports = 5
 	each(t, ways, func(t *testing.T, w *world, p place) {
@@ -383,7 +383,7 @@ func TestPortsAreTakenInTurn(t *testing.T) {
 		var taken []uint16
 		var entries int
 		for i := range 3 * ports {
-			c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod}
+			c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP, backend: remotePod}
 			c.place.client = clientAt(i)
 			c.first(t, maps.ReasonTranslated)
 			c.masqueradedPort = maps.Port(w.flowOf(t, clientAt(i), clusterIP).MasqueradePort)

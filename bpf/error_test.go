@@ -9,11 +9,11 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// farRouter is on the way to a backend of another node.
+// farRouter is on the route to a backend of another node.
 const farRouter = "8.0.50.2:0"
 
-// tales are the errors that are passed on.
-var tales = map[string]tale{
+// icmpErrors are the errors that are translated.
+var icmpErrors = map[string]icmpKind{
 	"too big": tooBig, "port unreachable": portUnreachable, "host unreachable": hostUnreachable,
 	"time exceeded": timeExceeded, "bad parameter": badParameter,
 }
@@ -42,10 +42,10 @@ type errorWorld struct {
 	cut   int
 }
 
-// about is an error about a packet of the conversation.
-func (e errorWorld) about(what tale, src, dst string, quoted packet) packet {
+// about returns an error about a packet of the conversation.
+func (e errorWorld) about(what icmpKind, src, dst string, quoted packet) packet {
 	quoted = e.shape(quoted)
-	in := tell(what, src, dst, quoted)
+	in := icmpError(what, src, dst, quoted)
 	if e.cut > 0 {
 		ip := len(quoted.network(e.w.family)) - len(quoted.transport(e.w.family))
 		in = in.quoting(ip + e.cut)
@@ -55,14 +55,14 @@ func (e errorWorld) about(what tale, src, dst string, quoted packet) packet {
 }
 
 // eachError runs a test for each error and quote.
-func eachError(t *testing.T, places []place, backend string, run func(*testing.T, errorWorld, tale)) {
+func eachError(t *testing.T, places []place, backend string, run func(*testing.T, errorWorld, icmpKind)) {
 	t.Helper()
 	for _, quote := range quotes {
 		t.Run("quoting "+quote.name, func(t *testing.T) {
 			each(t, places, func(t *testing.T, w *world, p place) {
 				e := errorWorld{begin(t, w, p, quote.proto, backend), quote.shape, quote.cut}
 				e.establish(t)
-				for name, what := range tales {
+				for name, what := range icmpErrors {
 					t.Run(name, func(t *testing.T) { run(t, e, what) })
 				}
 			})
@@ -70,10 +70,10 @@ func eachError(t *testing.T, places []place, backend string, run func(*testing.T
 	}
 }
 
-// What routers and clients outside say about our answers reaches the backend,
-// and what it and others say about the client's packets reaches the client.
+// Errors of routers and clients about answers reach the backend, and errors of the backend and routers about
+// the client's packets reach the client.
 func TestErrorsAboutPlainFlows(t *testing.T) {
-	eachError(t, []place{uplink, podTun}, tapPod, func(t *testing.T, e errorWorld, what tale) {
+	eachError(t, []place{uplink, podTun}, tapPod, func(t *testing.T, e errorWorld, what icmpKind) {
 		w, p, from := e.w, e.place, e.place.client
 		sent := answer(e.proto, clusterIP, from)
 		for _, src := range []string{router, from} {
@@ -89,9 +89,9 @@ func TestErrorsAboutPlainFlows(t *testing.T) {
 	})
 }
 
-// And so it is with masqueraded flows, through two hooks each.
+// The same with masqueraded flows, through two hooks each.
 func TestErrorsAboutMasqueradedFlows(t *testing.T) {
-	eachError(t, []place{uplink}, remotePod, func(t *testing.T, e errorWorld, what tale) {
+	eachError(t, []place{uplink}, remotePod, func(t *testing.T, e errorWorld, what icmpKind) {
 		w, p, port := e.w, e.place, e.masqueradedPort
 
 		// About an answer, from the side of the client.
@@ -115,7 +115,7 @@ func TestErrorsAboutMasqueradedFlows(t *testing.T) {
 	})
 }
 
-// The client's port that the stack sees is another, and errors tell of the right one.
+// If the stack sees another port of the client, errors quote the right one.
 func TestErrorsAboutAChangedPort(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		for _, vip := range []string{clusterIP, otherIP} {
@@ -124,11 +124,11 @@ func TestErrorsAboutAChangedPort(t *testing.T) {
 		}
 		seen := maps.Port(w.flowOf(t, p.client, otherIP).StackPort)
 		sent := udp(otherIP, p.client)
-		w.ingress(t, p, tell(tooBig, router, otherIP, sent)).
-			becomes(tell(tooBig, router, portPod, sent.from(portPod).toPort(seen)), maps.ReasonFlowError)
+		w.ingress(t, p, icmpError(tooBig, router, otherIP, sent)).
+			becomes(icmpError(tooBig, router, portPod, sent.from(portPod).toPort(seen)), maps.ReasonFlowError)
 		got := udp(p.client, portPod).fromPort(seen)
-		w.egress(t, p, tell(portUnreachable, portPod, p.client, got)).
-			becomes(tell(portUnreachable, otherIP, p.client, udp(p.client, otherIP)), maps.ReasonFlowError)
+		w.egress(t, p, icmpError(portUnreachable, portPod, p.client, got)).
+			becomes(icmpError(portUnreachable, otherIP, p.client, udp(p.client, otherIP)), maps.ReasonFlowError)
 	})
 }
 
@@ -148,29 +148,29 @@ func TestShapesOfErrors(t *testing.T) {
 				c := begin(t, w, p, layers.IPProtocolUDP, portPod)
 				c.establish(t)
 				sent := udp(clusterIP, client)
-				w.ingress(t, p, shape(tell(tooBig, router, clusterIP, sent))).
-					becomes(shape(tell(tooBig, router, portPod, sent.from(portPod))), maps.ReasonFlowError)
+				w.ingress(t, p, shape(icmpError(tooBig, router, clusterIP, sent))).
+					becomes(shape(icmpError(tooBig, router, portPod, sent.from(portPod))), maps.ReasonFlowError)
 				got := udp(client, portPod)
-				w.egress(t, p, shape(tell(portUnreachable, portPod, client, got))).
-					becomes(shape(tell(portUnreachable, clusterIP, client, got.to(clusterIP))), maps.ReasonFlowError)
+				w.egress(t, p, shape(icmpError(portUnreachable, portPod, client, got))).
+					becomes(shape(icmpError(portUnreachable, clusterIP, client, got.to(clusterIP))), maps.ReasonFlowError)
 			})
 		})
 	}
 }
 
-// Errors about what is none of ours stay as they are.
+// Errors about other traffic are not translated.
 func TestErrorsAboutOthers(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		in   packet
 		why  maps.Reason
 	}{
-		{"a flow that nobody knows", tell(tooBig, router, clusterIP, tcp(clusterIP, stranger, ".")), maps.ReasonPassNoFlow},
-		{"another port", tell(tooBig, router, clusterIP, tcp(clusterIP, client, ".").fromPort(81)), maps.ReasonPassNoFlow},
-		{"another protocol", tell(tooBig, router, clusterIP, udp(clusterIP, client)), maps.ReasonPassNoFlow},
-		{"one without ports", tell(timeExceeded, router, clusterIP, ping(clusterIP, client)), maps.ReasonPassNoFlow},
-		{"a later fragment", tell(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".").long(400).rest(256)), maps.ReasonPassNoFlow},
-		{"a packet of which nothing is said", tell(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".")).quoting(1), maps.ReasonPassMalformed},
+		{"an unknown flow", icmpError(tooBig, router, clusterIP, tcp(clusterIP, stranger, ".")), maps.ReasonPassNoFlow},
+		{"another port", icmpError(tooBig, router, clusterIP, tcp(clusterIP, client, ".").fromPort(81)), maps.ReasonPassNoFlow},
+		{"another protocol", icmpError(tooBig, router, clusterIP, udp(clusterIP, client)), maps.ReasonPassNoFlow},
+		{"one without ports", icmpError(timeExceeded, router, clusterIP, ping(clusterIP, client)), maps.ReasonPassNoFlow},
+		{"a later fragment", icmpError(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".").long(400).rest(256)), maps.ReasonPassNoFlow},
+		{"a packet that is not quoted", icmpError(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".")).quoting(1), maps.ReasonPassMalformed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			each(t, []place{uplink, podTun}, func(t *testing.T, w *world, p place) {
@@ -182,16 +182,16 @@ func TestErrorsAboutOthers(t *testing.T) {
 	}
 }
 
-// A redirect about one of our flows would send the client past us, or us past the router.
+// A redirect about a flow would make the client bypass this node, or this node bypass the router.
 func TestRedirectsAreDropped(t *testing.T) {
 	for _, proto := range transports {
 		t.Run(fmt.Sprint(proto), func(t *testing.T) {
 			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 				c := begin(t, w, p, proto, portPod)
 				c.establish(t)
-				w.egress(t, p, tell(redirect, node, client, second(proto, client, portPod))).drops(maps.ReasonDropRedirect)
-				w.egress(t, p, tell(redirect, node, client, second(proto, client, bystander))).passes(maps.ReasonPassNoFlow)
-				w.ingress(t, p, tell(redirect, router, clusterIP, answer(proto, clusterIP, client))).drops(maps.ReasonDropRedirect)
+				w.egress(t, p, icmpError(redirect, node, client, second(proto, client, portPod))).drops(maps.ReasonDropRedirect)
+				w.egress(t, p, icmpError(redirect, node, client, second(proto, client, otherServer))).passes(maps.ReasonPassNoFlow)
+				w.ingress(t, p, icmpError(redirect, router, clusterIP, answer(proto, clusterIP, client))).drops(maps.ReasonDropRedirect)
 			})
 		})
 	}

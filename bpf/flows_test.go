@@ -8,14 +8,14 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// entry is one of a flow, in either table.
+// entry is an entry of a flow, in either table.
 type entry struct {
 	key      maps.FlowKey
 	flow     maps.Flow
 	halfOpen bool
 }
 
-// entries are all of them.
+// entries returns all entries.
 func (w *world) entries(t testing.TB) []entry {
 	t.Helper()
 	var all []entry
@@ -33,7 +33,7 @@ func (w *world) entries(t testing.TB) []entry {
 	return all
 }
 
-// role returns the only entry that has it.
+// role returns the only entry with a role.
 func (w *world) role(t testing.TB, role uint8) entry {
 	t.Helper()
 	var found []entry
@@ -49,21 +49,21 @@ func (w *world) role(t testing.TB, role uint8) entry {
 	return found[0]
 }
 
-// flowOf returns the entry of what a client dialled.
-func (w *world) flowOf(t testing.TB, client, dialled string) maps.Flow {
+// flowOf returns the entry of a client's packets to a VIP.
+func (w *world) flowOf(t testing.TB, client, vip string) maps.Flow {
 	t.Helper()
 	for _, e := range w.entries(t) {
 		if e.flow.Role == maps.FlowFromClient && e.flow.ClientAddrPort() == w.family.addrPort(at(client)) &&
-			e.flow.DialledAddrPort() == w.family.addrPort(at(dialled)) {
+			e.flow.OriginalAddrPort() == w.family.addrPort(at(vip)) {
 			return e.flow
 		}
 	}
-	t.Fatalf("there is no flow from %s to %s", client, dialled)
+	t.Fatalf("there is no flow from %s to %s", client, vip)
 
 	return maps.Flow{}
 }
 
-// backendOf returns which of some backends a flow has.
+// backendOf returns the one of these backends that a flow has.
 func (w *world) backendOf(t testing.TB, f maps.Flow, of ...string) string {
 	t.Helper()
 	i := slices.IndexFunc(of, func(backend string) bool { return w.family.addrPort(at(backend)) == f.BackendAddrPort() })
@@ -74,8 +74,7 @@ func (w *world) backendOf(t testing.TB, f maps.Flow, of ...string) string {
 	return of[i]
 }
 
-// holds checks which entries there are: so many, all in one table, every one
-// under its key.
+// holds checks the number of entries, that all are in one table, and that each is under its key.
 func (w *world) holds(t testing.TB, n int, halfOpen bool) {
 	t.Helper()
 	all := w.entries(t)
@@ -139,7 +138,7 @@ func (w *world) wait(t testing.TB, d time.Duration) {
 	}
 }
 
-// delete removes an entry, as a full table does.
+// delete removes an entry, like an eviction.
 func (w *world) delete(t testing.TB, e entry) {
 	t.Helper()
 	if e.halfOpen {
@@ -149,7 +148,7 @@ func (w *world) delete(t testing.TB, e entry) {
 	}
 }
 
-// counted returns what programs counted of flows while f ran.
+// counted returns the counts of flows while f ran.
 func (w *world) counted(t testing.TB, f func()) maps.FlowCounts {
 	t.Helper()
 	before, err := w.maps.FlowCounts()

@@ -9,9 +9,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Each entry brings back the others, should a full table have evicted them; not
-// at every packet, but once a second.
-func TestEntriesBringBackEachOther(t *testing.T) {
+// Each entry puts back the others after an eviction; not at every packet, but once a second.
+func TestEntriesPutBackEachOther(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		c.establish(t)
 		pass := map[uint8]func(){
@@ -45,7 +44,7 @@ func TestEntriesBringBackEachOther(t *testing.T) {
 	})
 }
 
-// An entry knows when it was last seen, to the second.
+// An entry contains the time of its last packet, to the second.
 func TestRefresh(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		c.establish(t)
@@ -63,15 +62,14 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// heard is a packet, and the states that it leaves: of what the client says, and
-// of what it is told.
+// heard is a packet, and the states after it: of the client's side and of the backend's.
 type heard struct {
 	client bool
 	packet packet
 	states [2]uint8
 }
 
-// What packets say about the end of a flow is kept with the side that said it.
+// The end of a flow is recorded for the side that has ended.
 func TestStates(t *testing.T) {
 	const (
 		isNew, open, fin, reset = maps.FlowNew, maps.FlowOpen, maps.FlowFin, maps.FlowReset
@@ -136,7 +134,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// listen has a conversation go on and checks the states after each packet.
+// listen continues a conversation and checks the states after each packet.
 func listen(t *testing.T, c *conversation, all []heard) {
 	t.Helper()
 	for i, heard := range all {

@@ -14,8 +14,8 @@ func pieces(p packet) []packet {
 	return []packet{p.fragment(0, 1024), p.fragment(1024, 1024), p.rest(2048)}
 }
 
-// Fragments go where the first one goes. The first one's checksum is over all of
-// them: what comes out is cut from the translated datagram.
+// Fragments go where the first one goes. The checksum in the first one covers all of them, so the expected
+// fragments are cut from the translated datagram.
 func TestFragmentsFollowTheFirst(t *testing.T) {
 	for _, proto := range []layers.IPProtocol{layers.IPProtocolUDP, layers.IPProtocolTCP} {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 	}
 }
 
-// Through all four ways of a masqueraded flow, in frames of every shape.
+// All four directions of a masqueraded flow, in frames of every shape.
 func TestFragmentsOfMasqueradedFlows(t *testing.T) {
 	for name, shape := range map[string]func(packet) packet{
 		"plain": unchanged, "tagged": func(p packet) packet { return p.tagged(12) },
@@ -72,7 +72,7 @@ func TestFragmentsOfMasqueradedFlows(t *testing.T) {
 	}
 }
 
-// A fragment that comes before the first one is left alone: there is no telling whose it is.
+// A fragment that arrives before the first one passes untranslated: its ports are unknown.
 func TestFragmentsOutOfOrder(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{tapPod}})
@@ -89,12 +89,12 @@ func TestFragmentsOutOfOrder(t *testing.T) {
 		w.egress(t, p, pieces(out)[0]).becomes(pieces(out.from(clusterIP))[0], maps.ReasonFlow)
 		w.egress(t, p, pieces(out)[2]).becomes(pieces(out.from(clusterIP))[2], maps.ReasonFlow)
 
-		// Nor is it one of another protocol's datagram, which counts for itself.
+		// Nor does it belong to a datagram of another protocol, which has its own ids.
 		w.ingress(t, p, tcp(p.client, clusterIP, ".").long(3000).fragment(1024, 1024)).passes(maps.ReasonPassFragment)
 	})
 }
 
-// The fragments of two clients are not mixed up, though their datagrams have one number.
+// The fragments of two clients are not mixed up, even if their datagrams have the same id.
 func TestFragmentsOfTwoClients(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{tapPod}})
@@ -111,9 +111,9 @@ func TestFragmentsOfTwoClients(t *testing.T) {
 	})
 }
 
-// A sender uses the number of a datagram again. What is there of the first one is not for the
-// other one's fragments, and those of one that came before its first are left alone: they wait
-// for it wherever datagrams are put together.
+// A sender reuses the id of a datagram. The ports of the first datagram are not used for fragments of the
+// second one, and fragments that arrive before the first one of their datagram pass untranslated: they wait
+// for it where datagrams are reassembled.
 func TestFragmentsOfAnotherDatagram(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		const more = "8.0.96.1:81"
@@ -145,7 +145,7 @@ func TestFragmentsOfAnotherDatagram(t *testing.T) {
 	})
 }
 
-// What has not come after half a minute is not waited for.
+// Fragments are forgotten after half a minute.
 func TestFragmentsAge(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{tapPod}})
@@ -156,7 +156,7 @@ func TestFragmentsAge(t *testing.T) {
 	})
 }
 
-// A later fragment opens no flow, and answers nobody.
+// A later fragment neither opens nor answers a flow.
 func TestFragmentsOfNoFlow(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP})
@@ -182,14 +182,14 @@ func TestFragmentThatIsAll(t *testing.T) {
 	}
 }
 
-// SCTP's checksum cannot be changed by what one fragment shows. It comes in
-// fragments if the path is narrower than SCTP believes.
+// The checksum of SCTP cannot be updated from one fragment. SCTP is only fragmented if the MTU of the path
+// is smaller than SCTP knows.
 func TestFragmentsOfSCTP(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolSCTP, to: []string{"8.0.4.2:80"}})
 		w.serve(t, service{at: []string{otherIP}, proto: layers.IPProtocolSCTP, to: []string{tapPod}})
-		for dialled, backend := range map[string]string{clusterIP: "8.0.4.2:80", otherIP: tapPod} {
-			in := sctp(client, dialled, chunkInit)
+		for vip, backend := range map[string]string{clusterIP: "8.0.4.2:80", otherIP: tapPod} {
+			in := sctp(client, vip, chunkInit)
 			w.ingress(t, p, in).becomes(in.to(backend), maps.ReasonTranslated)
 		}
 		same := sctp(client, clusterIP, chunkData).long(200)

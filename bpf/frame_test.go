@@ -9,15 +9,14 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// Frames are made by gopacket, checksums and lengths included, which shares no
-// line with what is tested.
+// Frames are made by gopacket, including checksums and lengths, which shares no code with the programs.
 
 var serializing = gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}
 
-// fragmentID is of all datagrams in the tables that come in fragments.
+// fragmentID is the id of all fragmented datagrams in the tables.
 const fragmentID = 0x1234
 
-// mustBytes puts layers together.
+// mustBytes serializes layers.
 func mustBytes(parts ...gopacket.SerializableLayer) []byte {
 	buffer := gopacket.NewSerializeBuffer()
 	if err := gopacket.SerializeLayers(buffer, serializing, parts...); err != nil {
@@ -77,7 +76,7 @@ func (p packet) network(f family) []byte {
 	return mustBytes(p.v4(), gopacket.Payload(transport))
 }
 
-// of is this part of a datagram.
+// of returns this part of a datagram.
 func (c *piece) of(whole []byte) []byte {
 	if c.last {
 		return whole[c.offset:]
@@ -223,7 +222,7 @@ func (p packet) transport(f family) []byte {
 	}
 }
 
-// firstNumber is that of every SYN, on both sides. Numbers wrap around soon after it.
+// firstNumber is the sequence number of every SYN, on both sides. Numbers wrap around soon after it.
 const firstNumber = uint32(0xfffffffd)
 
 func (p packet) tcpHeader() *layers.TCP {
@@ -261,15 +260,15 @@ func (p packet) tcpHeader() *layers.TCP {
 
 // icmp is an echo request or an error: a header of eight bytes and what follows.
 func (p packet) icmp(f family) []byte {
-	kind4, kind6, rest, body := p.tells.v4, p.tells.v6, p.tells.rest, []byte(p.payload)
+	kind4, kind6, rest, body := p.icmpType.v4, p.icmpType.v6, p.icmpType.rest, []byte(p.payload)
 	if p.echo {
-		kind4, kind6, rest = tellV4(8, 0), tellV6(128, 0), 0x00070001
+		kind4, kind6, rest = icmpV4(8, 0), icmpV6(128, 0), 0x00070001
 	} else {
 		body = p.quote.network(f)
 		if p.quoted > 0 {
 			body = body[:min(p.quoted, len(body))]
 		}
-		if f == ipv6 && p.tells == redirect {
+		if f == ipv6 && p.icmpType == redirect {
 			body = p.redirection(body)
 		}
 	}
@@ -282,8 +281,8 @@ func (p packet) icmp(f family) []byte {
 	return mustBytes(header, gopacket.Payload(binary.BigEndian.AppendUint32(nil, rest)), gopacket.Payload(body))
 }
 
-// redirection is what a redirect of IPv6 says before it quotes: who is the
-// better way to whom, and how long the quote is, in eights of bytes.
+// redirection is the part of an IPv6 redirect before the quote: the better next hop, its destination, and
+// the length of the quote in units of 8 bytes.
 func (p packet) redirection(quote []byte) []byte {
 	better, whom := p.src.Addr(), p.quote.dst.Addr()
 	body := append(six(better).AsSlice(), six(whom).AsSlice()...)

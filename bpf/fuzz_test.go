@@ -12,8 +12,8 @@ import (
 // fuzzPlaces are one of each kind of device.
 var fuzzPlaces = []place{uplink, podPort, podTun, tunnel}
 
-// FuzzFrames feeds frames to the hooks. The first byte of the input says which
-// hook, where, and of which family the world is, and whether flows are turned there.
+// FuzzFrames feeds frames to the hooks. The first byte of the input selects the hook, the place, the family,
+// and whether flows are turned around.
 func FuzzFrames(f *testing.F) {
 	for i, in := range seeds() {
 		for _, family := range families {
@@ -48,8 +48,7 @@ func chosen(choice byte) (p place, egress bool) {
 	return fuzzPlaces[int(choice)%len(fuzzPlaces)], choice>>2&1 == 1
 }
 
-// Frames that are broken in all manner of ways: what holds for all holds for
-// them, and they get everywhere in the house.
+// Frames that are broken in many ways keep all properties, and reach most reasons.
 func TestMutatedFrames(t *testing.T) {
 	frames := 10_000 // in each family
 	if testing.Short() {
@@ -71,7 +70,7 @@ func TestMutatedFrames(t *testing.T) {
 		after, err := c.maps.ReasonCounts()
 		must(t, err)
 		for _, why := range []maps.Reason{
-			maps.ReasonTranslated, maps.ReasonFlow, maps.ReasonFlowError, maps.ReasonPassBystander, maps.ReasonPassNoFlow,
+			maps.ReasonTranslated, maps.ReasonFlow, maps.ReasonFlowError, maps.ReasonPassOtherTraffic, maps.ReasonPassNoFlow,
 			maps.ReasonPassNoFrontend, maps.ReasonPassFragment, maps.ReasonPassMalformed, maps.ReasonRejectNoBackend,
 			maps.ReasonRejectNoPort, maps.ReasonRejectLimited, maps.ReasonDropUnallocated, maps.ReasonDropSourceRange,
 			maps.ReasonDropNoLocalBackend, maps.ReasonDropRedirect, maps.ReasonDropRewrite,
@@ -149,8 +148,7 @@ func putRight(frame []byte, ethernet bool) {
 	}
 }
 
-// A frame that ends too early is not changed if its headers are not there, and
-// only as it would be otherwise if they are.
+// A truncated frame is not changed if its headers are missing, and otherwise only like a complete one.
 func TestTruncatedFrames(t *testing.T) {
 	eachCrowd(t, func(t *testing.T, c *crowd) {
 		places := fuzzPlaces

@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reads the connected UDP sockets that Sluice translated, in every network namespace. */
+/* An iterator over the connected UDP sockets that were translated, in every network namespace. */
 #include <linux/in.h>
 
 #include "../maps/maps.h"

@@ -11,16 +11,15 @@ import (
 	"github.com/sluice-lb/sluice/pkg/flow"
 )
 
-// live is how many flows the backend of a conversation has.
+// live returns the number of flows of the backend of a conversation.
 func (c *conversation) live(t testing.TB) int {
 	t.Helper()
-	f := c.w.flowOf(t, c.place.client, c.dialled)
+	f := c.w.flowOf(t, c.place.client, c.vip)
 
 	return int(c.w.maps.Loads.Load(f.BackendId).Flows)
 }
 
-// A flow is in its backend's load until both sides have said their last, and again
-// if one goes on.
+// A flow is in its backend's load until both sides have ended, and again if one of them continues.
 func TestLoadOfFlows(t *testing.T) {
 	tcpWith := func(flags string) packet { return tcp(stranger, stranger, flags) }
 	sctpWith := func(chunk uint8) packet { return sctp(stranger, stranger, chunk) }
@@ -43,14 +42,14 @@ func TestLoadOfFlows(t *testing.T) {
 			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {false, tcpWith("F."), 1}, {true, tcpWith("P.").acks(2), 1},
 			{true, tcpWith("F.").acks(2), 1}, {false, tcpWith(".").numbered(2).acks(2), 0},
 		}},
-		{"closed before it was proven", layers.IPProtocolTCP, []said{{false, tcpWith("S."), 1}, {false, tcpWith("F."), 1}, {true, tcpWith("F.").acks(2), 1}, {false, tcpWith(".").numbered(2).acks(2), 0}}},
+		{"closed before it was confirmed", layers.IPProtocolTCP, []said{{false, tcpWith("S."), 1}, {false, tcpWith("F."), 1}, {true, tcpWith("F.").acks(2), 1}, {false, tcpWith(".").numbered(2).acks(2), 0}}},
 		{"closed by forged FINs", layers.IPProtocolTCP, []said{{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("F.").numbered(70), 1}, {false, tcpWith("F.").numbered(80), 1}}},
 		{"reset by the client", layers.IPProtocolTCP, []said{{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("R"), 0}, {true, tcpWith("R"), 0}}},
 		{"reset by the backend", layers.IPProtocolTCP, []said{{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {false, tcpWith("R."), 0}}},
 		{"reset after one side had closed", layers.IPProtocolTCP, []said{
 			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("F."), 1}, {false, tcpWith("R."), 0},
 		}},
-		{"reset by somebody whom nobody believes", layers.IPProtocolTCP, []said{
+		{"reset by a segment with an invalid number", layers.IPProtocolTCP, []said{
 			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("R"), 0}, {true, tcpWith("P."), 1}, {true, tcpWith("P."), 1},
 		}},
 		{"shut down by both", layers.IPProtocolSCTP, []said{
@@ -85,8 +84,8 @@ func TestLoadOfFlows(t *testing.T) {
 	}
 }
 
-// A client that uses its port anew has one connection, to the new backend.
-func TestLoadOfFlowsThatBeginAnew(t *testing.T) {
+// A client that reuses its port has one connection, to the new backend.
+func TestLoadOfReplacedFlows(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		ends func(c *conversation, t *testing.T)
@@ -102,13 +101,13 @@ func TestLoadOfFlowsThatBeginAnew(t *testing.T) {
 		{"refused", func(c *conversation, t *testing.T) { c.hears(t, tcp(client, client, "R.")) }},
 		{"of a backend that is gone", func(c *conversation, t *testing.T) {
 			c.establishFrom(t)
-			must(t, c.w.hand.RemoveBackend(c.w.flowOf(t, c.place.client, c.dialled).BackendId))
+			must(t, c.w.hand.RemoveBackend(c.w.flowOf(t, c.place.client, c.vip).BackendId))
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			each(t, []place{uplink, podVeth, turning}, func(t *testing.T, w *world, p place) {
 				old := w.serve(t, service{at: []string{clusterIP}, to: []string{portPodToo}})
-				c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: portPodToo}
+				c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP, backend: portPodToo}
 				c.first(t, maps.ReasonTranslated)
 				test.ends(c, t)
 				next := w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})
@@ -124,7 +123,7 @@ func TestLoadOfFlowsThatBeginAnew(t *testing.T) {
 	}
 }
 
-// What is not translated is no load.
+// Packets that are not translated do not count as load.
 func TestLoadOfFailures(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		s := w.serve(t, service{at: []string{clusterIP}, to: []string{nowhere}})
@@ -136,7 +135,7 @@ func TestLoadOfFailures(t *testing.T) {
 	})
 }
 
-// sweep has the agent look at all flows, when so much time has passed.
+// sweep runs the agent's sweep over all flows after this time.
 func (w *world) sweep(t testing.TB, later time.Duration) *flow.Sweeper {
 	t.Helper()
 	s, err := flow.New(flow.Config{Maps: w.maps, Now: func() uint64 { return flow.Now() + uint64(later) }})
@@ -147,12 +146,12 @@ func (w *world) sweep(t testing.TB, later time.Duration) *flow.Sweeper {
 	return s
 }
 
-// What the agent ends is no load any more; nor is what a full table has pushed out,
-// once the agent has looked. If it comes back, it is one again.
+// Flows that the agent has ended do not count as load, nor do evicted ones after a sweep. They count again
+// when they come back.
 func TestLoadOfSweptFlows(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		c.establish(t)
-		backend := c.w.flowOf(t, c.place.client, c.dialled).BackendId
+		backend := c.w.flowOf(t, c.place.client, c.vip).BackendId
 		mustLoad := func(want int32, when string) {
 			t.Helper()
 			if have := c.w.maps.Loads.Load(backend).Flows; have != want {
@@ -182,8 +181,8 @@ func TestLoadOfSweptFlows(t *testing.T) {
 	})
 }
 
-// tally is what is counted of a service port, and what is still in entries.
-func (c *conversation) tally(t testing.TB) (sent, received uint64, whys map[maps.Reason]uint64) {
+// counts returns the counts of a service port, including those that are still in entries.
+func (c *conversation) counts(t testing.TB) (sent, received uint64, whys map[maps.Reason]uint64) {
 	t.Helper()
 	whys = make(map[maps.Reason]uint64)
 	for e, err := range c.w.maps.Stats.All() {
@@ -213,21 +212,21 @@ func (c *conversation) tally(t testing.TB) (sent, received uint64, whys map[maps
 	return sent, received, whys
 }
 
-// Every byte of IP is counted once, at any moment: in the stats, in an entry, or by
-// the agent that ends the flow.
+// At any time, every byte of IP is counted exactly once: in the counts, in an entry, or by the agent that
+// ended the flow.
 func TestBytesOfFlows(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		f := c.w.family
-		said := uint64(len(first(c.proto, c.place.client, c.dialled).network(f)))
+		said := uint64(len(first(c.proto, c.place.client, c.vip).network(f)))
 		var heard uint64
 		check := func(when string) {
 			t.Helper()
-			if sent, received, _ := c.tally(t); sent != said || received != heard {
+			if sent, received, _ := c.counts(t); sent != said || received != heard {
 				t.Fatalf("%s: %d bytes sent and %d received, want %d and %d", when, sent, received, said, heard)
 			}
 		}
 		says := func(in packet) {
-			said += uint64(len(in.from(c.place.client).to(c.dialled).network(f)))
+			said += uint64(len(in.from(c.place.client).to(c.vip).network(f)))
 			c.says(t, in)
 		}
 		hears := func(in packet) {
@@ -237,13 +236,13 @@ func TestBytesOfFlows(t *testing.T) {
 		check("after the first packet")
 		hears(answer(c.proto, c.backend, c.place.client))
 		check("after its answer")
-		says(second(c.proto, c.place.client, c.dialled))
+		says(second(c.proto, c.place.client, c.vip))
 		check("once it is open")
-		says(second(c.proto, c.place.client, c.dialled).padded(10))
+		says(second(c.proto, c.place.client, c.vip).padded(10))
 		check("with an Ethernet frame that was filled up")
 		for i := range 5 {
 			c.w.wait(t, time.Duration(i%2)*1100*time.Millisecond)
-			says(second(c.proto, c.place.client, c.dialled).with("some bytes"))
+			says(second(c.proto, c.place.client, c.vip).with("some bytes"))
 			hears(answer(c.proto, c.backend, c.place.client))
 			check("while it is open")
 			if c.masqueradedPort != 0 && !c.isTurned() {
@@ -253,7 +252,7 @@ func TestBytesOfFlows(t *testing.T) {
 			}
 		}
 		ended := c.w.sweep(t, 100*time.Hour).Bytes()
-		sent, received, whys := c.tally(t)
+		sent, received, whys := c.counts(t)
 		for _, b := range ended {
 			sent, received = sent+b.Sent, received+b.Received
 		}
@@ -266,7 +265,7 @@ func TestBytesOfFlows(t *testing.T) {
 	})
 }
 
-// What became of new flows is counted for their frontend.
+// The outcome of new flows is counted for their frontend.
 func TestStatsOfNewFlows(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		counts := func(s published) map[uint32]uint64 {

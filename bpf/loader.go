@@ -17,8 +17,7 @@ type loader struct {
 	kernel *btf.Cache
 }
 
-// newLoader returns a loader on the maps m, which reads the kernel's types anew if
-// kernel is nil.
+// newLoader returns a loader with the maps m, which reads the kernel's types if kernel is nil.
 func newLoader(m *maps.Pinned, kernel *btf.Cache) loader {
 	if kernel == nil {
 		kernel = btf.NewCache()
@@ -27,9 +26,9 @@ func newLoader(m *maps.Pinned, kernel *btf.Cache) loader {
 	return loader{m, kernel}
 }
 
-// loadKept returns the programs with these names: those that are kept, or else those of
-// spec, which it keeps. Why they could not be kept is the second error: they work all the
-// same.
+// loadKept returns the programs with these names: those in the cache, or else those of spec,
+// which it adds to the cache. The second error is that of the cache; the programs work
+// nevertheless.
 func (l loader) loadKept(keep programCache, names []string, spec func() (*ebpf.CollectionSpec, error)) (programs map[string]*ebpf.Program, err, notKept error) {
 	if programs = keep.open(names); programs != nil {
 		return programs, nil, nil
@@ -45,8 +44,8 @@ func (l loader) loadKept(keep programCache, names []string, spec func() (*ebpf.C
 	return programs, nil, keep.keep(programs)
 }
 
-// load loads all programs of spec at once: the verifier walks each of them for a
-// while. The caller closes them.
+// load loads all programs of spec concurrently, because verification takes a while. The caller
+// closes them.
 func (l loader) load(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
 	programs := make(map[string]*ebpf.Program, len(spec.Programs))
 	var errs []error
@@ -70,8 +69,8 @@ func (l loader) load(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error
 	return programs, nil
 }
 
-// single returns what one program of spec needs, and shares nothing with spec. How
-// much a map holds was decided when it was created.
+// single returns what one program of spec needs, without sharing anything with spec. The
+// capacities are those of the existing maps.
 func (l loader) single(spec *ebpf.CollectionSpec, name string) *ebpf.CollectionSpec {
 	own := *spec
 	own.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
@@ -100,7 +99,7 @@ func (l loader) loadOne(spec *ebpf.CollectionSpec, name string) (*ebpf.Program, 
 func closePrograms(programs map[string]*ebpf.Program) error {
 	var errs []error
 	for _, program := range programs {
-		errs = append(errs, program.Close()) // nil closes, too
+		errs = append(errs, program.Close()) // nil can be closed as well
 	}
 
 	return errors.Join(errs...)

@@ -6,8 +6,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// What clients send to Services is marked, and nothing else: not what comes back, nor what is to
-// others. Bits outside of the mask stay.
+// Only packets from clients to Services are marked: neither replies nor other traffic. Bits outside of the
+// mask stay.
 func TestMark(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}, flags: maps.PoolMasquerade})
@@ -20,7 +20,7 @@ func TestMark(t *testing.T) {
 		w.ingress(t, p, in).becomes(in.to(remotePod), maps.ReasonFlow)
 
 		w.marked = 0
-		w.ingress(t, p, tcp(p.client, bystander, "S")).passes(maps.ReasonPassBystander)
+		w.ingress(t, p, tcp(p.client, otherServer, "S")).passes(maps.ReasonPassOtherTraffic)
 		w.egress(t, p, in.to(remotePod)).ends(verdictNext, maps.ReasonFlow)
 		back := tcp(remotePod, node, "P.").toPort(port)
 		if source.Addr() != w.mapAddr(node).IP() {

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Who is masqueraded: whose reply would miss this node, and who would talk to itself.
-func TestWhoIsMasqueraded(t *testing.T) {
+// Clients are masqueraded if the backend's reply would bypass this node, or the client is the backend.
+func TestMasqueradedClients(t *testing.T) {
 	bridged := place{device: "port0", client: "8.0.1.2:40000", class: maps.DevicePods, bridgePort: true}
 	routed := place{device: "tap0", client: "8.0.4.2:40000", class: maps.DevicePods}
 	for _, test := range []struct {
@@ -26,9 +26,9 @@ func TestWhoIsMasqueraded(t *testing.T) {
 		{name: "not a pod, of a pod here", at: podPlaces, backend: tapPod},
 		{name: "not a pod, of a pod on another node", at: podPlaces, backend: remotePod},
 		{name: "not a client outside, of this node", at: uplinks, backend: hostPod},
-		{name: "not anybody, of this node", at: everyplace, backend: hostPod, flags: maps.PoolMasquerade},
-		{name: "everybody, of a pod here, if the frontend says so", at: everyplace, backend: portPodToo, flags: maps.PoolMasquerade, source: bridge},
-		{name: "everybody, of a pod elsewhere, if the frontend says so", at: everyplace, backend: remotePod, flags: maps.PoolMasquerade, source: node},
+		{name: "no client, of a backend that has the node's address", at: everyplace, backend: hostPod, flags: maps.PoolMasquerade},
+		{name: "every client, of a pod here, if the pool requires it", at: everyplace, backend: portPodToo, flags: maps.PoolMasquerade, source: bridge},
+		{name: "every client, of a pod elsewhere, if the pool requires it", at: everyplace, backend: remotePod, flags: maps.PoolMasquerade, source: node},
 		{name: "a pod of a bridge that dials itself", at: []place{bridged}, backend: portPod, source: bridge},
 		{name: "a pod that dials itself", at: []place{routed}, backend: tapPod, source: "8.0.4.1:0"},
 	} {
@@ -59,7 +59,7 @@ func TestWhoIsMasqueraded(t *testing.T) {
 	}
 }
 
-// All four ways of a masqueraded flow, from wherever the client is.
+// All four directions of a masqueraded flow, from every place of a client.
 func TestMasquerade(t *testing.T) {
 	for _, proto := range transports {
 		t.Run(fmt.Sprint(proto), func(t *testing.T) {
@@ -72,8 +72,8 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-// A pod that dials itself sees the node, also if it dials from the very port at
-// which it answers.
+// A pod that connects to itself through its Service sees the node, even from the very port on which it
+// answers.
 func TestHairpin(t *testing.T) {
 	for _, proto := range transports {
 		t.Run(fmt.Sprint(proto), func(t *testing.T) {
@@ -119,14 +119,14 @@ func dialItself(t *testing.T, w *world, p place, proto layers.IPProtocol, self, 
 	w.holds(t, 4, false)
 }
 
-// The source is the one the kernel would choose on the way to the backend, if the
-// kernel tells it, or else that of the device; never one that is good on one link only.
+// The source is the one that the kernel would choose on the route to the backend, if it reports it, or else
+// that of the device; never a link-local one.
 func TestMasqueradeSource(t *testing.T) {
 	kernelTells := func(c *DeviceConfig) { c.FIBSource = true }
 	deviceTells := func(c *DeviceConfig) { c.FIBSource, c.ChecksumIPv6 = false, false }
 	for _, test := range []struct {
 		name    string
-		old     bool // the kernel does not tell
+		old     bool // the kernel does not report the source
 		only    family
 		backend string
 		source  string // "": there is none
@@ -145,7 +145,7 @@ func TestMasqueradeSource(t *testing.T) {
 			if test.old {
 				option = deviceTells
 			} else if !atLeast(t, 6, 7) {
-				t.Skip("this kernel does not tell sources (Linux 6.7)")
+				t.Skip("this kernel does not report sources (Linux 6.7)")
 			}
 			each(t, uplinks, func(t *testing.T, w *world, p place) {
 				if test.only != 0 && test.only != w.family {
@@ -174,7 +174,7 @@ func TestMasqueradeSource(t *testing.T) {
 // does, but not a link-local one.
 func TestMasqueradeSourceOfALinkLocalDevice(t *testing.T) {
 	if !atLeast(t, 6, 7) {
-		t.Skip("this kernel does not tell sources (Linux 6.7)")
+		t.Skip("this kernel does not report sources (Linux 6.7)")
 	}
 	w := newWorld(t, ipv6)
 	w.serve(t, service{at: []string{clusterIP}, to: []string{lonelyPod}})
@@ -188,11 +188,11 @@ func TestMasqueradeSourceOfALinkLocalDevice(t *testing.T) {
 	}
 }
 
-// clientAt is a client's address by number.
+// clientAt returns the address of a client by number.
 func clientAt(i int) string { return fmt.Sprintf("8.0.100.%d:%d", 10+i/100, 41000+i%100) }
 
-// The same client's datagrams ask for the same port first, so that a node that lost its
-// flows gives them the port they had.
+// Datagrams of one client try the same port first, so that a node that has lost its flows assigns the same
+// port.
 func TestMasqueradePortIsDerived(t *testing.T) {
 	eachFamily(t, func(t *testing.T, f family) {
 		var ports [2][]uint16
@@ -210,8 +210,8 @@ func TestMasqueradePortIsDerived(t *testing.T) {
 	})
 }
 
-// A window of two ports: two flows to a backend have one each, another backend
-// has two of its own, and the third flow has none.
+// With two ports, two flows to a backend have one each, another backend has two of its own, and a third flow
+// has none.
 func TestMasqueradePortsRunOut(t *testing.T) {
 	window := func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20001} }
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
@@ -245,12 +245,12 @@ func TestMasqueradePortsRunOut(t *testing.T) {
 	}, window)
 }
 
-// A port that was lent is free again when its flow is over.
+// A port of a masquerade is free again when its flow has ended.
 func TestMasqueradePortIsFreeAgain(t *testing.T) {
 	window := func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000} }
 	each(t, ways, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
-		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod, masqueradedPort: 20000}
+		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP, backend: remotePod, masqueradedPort: 20000}
 		c.first(t, maps.ReasonTranslated)
 		c.establish(t)
 		in := tcp(stranger, clusterIP, "S")
@@ -264,15 +264,15 @@ func TestMasqueradePortIsFreeAgain(t *testing.T) {
 	}, window)
 }
 
-// A flood of first packets must not hold all ports for long: where nobody went on,
-// a port is free again soon. A client that tries again still wants its own.
-func TestMasqueradePortOfAFlowThatNobodyContinued(t *testing.T) {
+// A flood of first packets must not hold all ports for long: an unanswered one is free again soon. A client
+// that retransmits still gets its own.
+func TestMasqueradePortOfAnUnansweredFlow(t *testing.T) {
 	window := func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000} }
 	for name, retries := range map[string]bool{"free": false, "kept by a retransmission": true} {
 		t.Run(name, func(t *testing.T) {
 			each(t, ways, func(t *testing.T, w *world, p place) {
 				w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
-				c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: remotePod, masqueradedPort: 20000}
+				c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP, backend: remotePod, masqueradedPort: 20000}
 				c.first(t, maps.ReasonTranslated)
 				w.wait(t, 2*time.Second)
 				if retries {

@@ -10,13 +10,12 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// conversation is a flow that a test follows: a client, what it dialled, and
-// what answers.
+// conversation is a flow of a test: a client, a VIP, and a backend.
 type conversation struct {
 	w               *world
 	place           place
 	proto           layers.IPProtocol
-	dialled         string
+	vip             string
 	backend         string
 	masqueradedPort uint16 // 0: not masqueraded
 }
@@ -25,14 +24,14 @@ type conversation struct {
 func begin(t *testing.T, w *world, p place, proto layers.IPProtocol, backend string) *conversation {
 	t.Helper()
 	w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{backend}})
-	c := &conversation{w: w, place: p, proto: proto, dialled: clusterIP, backend: backend}
+	c := &conversation{w: w, place: p, proto: proto, vip: clusterIP, backend: backend}
 	c.first(t, maps.ReasonTranslated)
 	c.masqueradedPort = maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort)
 
 	return c
 }
 
-// isTurned says that the packets of the conversation do not pass the stack.
+// isTurned reports whether the packets of the conversation bypass the stack.
 func (c *conversation) isTurned() bool {
 	return c.w.turns && c.place.turns && isRemote(c.backend)
 }
@@ -41,27 +40,27 @@ func (c *conversation) isTurned() bool {
 func (c *conversation) goesOn(o outcome, why maps.Reason) {
 	o.t.Helper()
 	if c.isTurned() {
-		port := maps.Port(c.w.flowOf(o.t, c.place.client, c.dialled).MasqueradePort)
+		port := maps.Port(c.w.flowOf(o.t, c.place.client, c.vip).MasqueradePort)
 		o.leaves(o.in.from(node).fromPort(port).to(c.backend), why)
 	} else {
 		o.becomes(o.in.to(c.backend), why)
 	}
 }
 
-// first sends the client's first packet, perhaps again.
+// first sends the first packet of the client, or retransmits it.
 func (c *conversation) first(t *testing.T, why maps.Reason) {
 	t.Helper()
-	in := first(c.proto, c.place.client, c.dialled)
+	in := first(c.proto, c.place.client, c.vip)
 	c.goesOn(c.w.ingress(t, c.place, in), why)
 }
 
-// says has the client send a packet.
+// says sends a packet of the client.
 func (c *conversation) says(t *testing.T, in packet) {
 	t.Helper()
-	c.goesOn(c.w.ingress(t, c.place, in.from(c.place.client).to(c.dialled)), maps.ReasonFlow)
+	c.goesOn(c.w.ingress(t, c.place, in.from(c.place.client).to(c.vip)), maps.ReasonFlow)
 }
 
-// leaves has the packets of a masqueraded flow leave for the backend, unless they have already.
+// leaves sends a packet of a masqueraded flow through egress to the backend, unless it was turned around.
 func (c *conversation) leaves(t *testing.T, in packet) {
 	t.Helper()
 	if c.isTurned() {
@@ -71,18 +70,18 @@ func (c *conversation) leaves(t *testing.T, in packet) {
 	c.w.egress(t, uplink, in).becomes(in.from(node).fromPort(c.masqueradedPort), maps.ReasonFlow)
 }
 
-// returns has the backend of a masqueraded flow answer.
+// returns sends an answer of the backend of a masqueraded flow through ingress.
 func (c *conversation) returns(t *testing.T, in packet) {
 	t.Helper()
 	in = in.from(c.backend).to(node).toPort(c.masqueradedPort)
 	if c.isTurned() {
-		c.w.ingress(t, uplink, in).leaves(in.from(c.dialled).to(c.place.client), maps.ReasonFlow)
+		c.w.ingress(t, uplink, in).leaves(in.from(c.vip).to(c.place.client), maps.ReasonFlow)
 	} else {
 		c.w.ingress(t, uplink, in).becomes(in.to(c.place.client), maps.ReasonFlow)
 	}
 }
 
-// hears has an answer leave for the client, all the way if it is turned.
+// hears sends an answer to the client, through all hooks that it passes.
 func (c *conversation) hears(t *testing.T, in packet) {
 	t.Helper()
 	if c.isTurned() {
@@ -90,10 +89,10 @@ func (c *conversation) hears(t *testing.T, in packet) {
 		return
 	}
 	in = in.from(c.backend).to(c.place.client)
-	c.w.egress(t, c.place, in).becomes(in.from(c.dialled), maps.ReasonFlow)
+	c.w.egress(t, c.place, in).becomes(in.from(c.vip), maps.ReasonFlow)
 }
 
-// establish has the flow come to be.
+// establish confirms the flow.
 func (c *conversation) establish(t *testing.T) {
 	t.Helper()
 	if c.masqueradedPort != 0 && !c.isTurned() {
@@ -101,7 +100,7 @@ func (c *conversation) establish(t *testing.T) {
 		c.returns(t, answer(c.proto, c.backend, node))
 	}
 	c.hears(t, answer(c.proto, c.backend, c.place.client))
-	c.says(t, second(c.proto, c.place.client, c.dialled))
+	c.says(t, second(c.proto, c.place.client, c.vip))
 	if c.masqueradedPort != 0 {
 		c.leaves(t, second(c.proto, c.place.client, c.backend))
 	}
@@ -110,7 +109,7 @@ func (c *conversation) establish(t *testing.T) {
 	}
 }
 
-// agrees has the backend of an SCTP flow take the client's cookie.
+// agrees makes the backend of an SCTP flow accept the client's cookie.
 func (c *conversation) agrees(t *testing.T) {
 	t.Helper()
 	agreement := third(c.proto, client, client)
@@ -120,7 +119,7 @@ func (c *conversation) agrees(t *testing.T) {
 	c.hears(t, agreement)
 }
 
-// answers is the role of the entry whose packets leave for the client.
+// answers returns the role of the entry whose packets leave for the client.
 func (c *conversation) answers() uint8 {
 	if c.isTurned() {
 		return maps.FlowFromBackend
@@ -129,7 +128,7 @@ func (c *conversation) answers() uint8 {
 	return maps.FlowToClient
 }
 
-// entryCount is how many entries the flow has.
+// entryCount returns the number of entries of the flow.
 func (c *conversation) entryCount() int {
 	if c.masqueradedPort != 0 && !c.isTurned() {
 		return 4
@@ -152,8 +151,7 @@ func eachConversation(t *testing.T, run func(*testing.T, *conversation)) {
 	}
 }
 
-// A flow lives apart until it has shown that it is one. No entry gets lost on
-// the way from one table to the other.
+// An unconfirmed flow is in a table of its own. No entry gets lost when the flow moves to the other table.
 func TestFlowsBeginHalfOpen(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		w, n := c.w, uint64(c.entryCount())
@@ -169,34 +167,34 @@ func TestFlowsBeginHalfOpen(t *testing.T) {
 	})
 }
 
-// Nor if some had been lost before.
+// Nor if some entries were lost before.
 func TestLostEntriesAreMovedAsWell(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		if c.proto == layers.IPProtocolUDP {
-			return // the answer is what proves it
+			return // the answer confirms it
 		}
-		proves, survivor := func() { c.says(t, second(c.proto, c.place.client, c.dialled)) }, maps.FlowFromClient
+		confirms, survivor := func() { c.says(t, second(c.proto, c.place.client, c.vip)) }, maps.FlowFromClient
 		if c.masqueradedPort != 0 {
 			c.leaves(t, first(c.proto, c.place.client, c.backend))
 			c.returns(t, answer(c.proto, c.backend, node))
 		}
 		c.hears(t, answer(c.proto, c.backend, c.place.client))
 		if c.proto == layers.IPProtocolSCTP {
-			proves, survivor = func() { c.hears(t, third(c.proto, client, client)) }, c.answers()
+			confirms, survivor = func() { c.hears(t, third(c.proto, client, client)) }, c.answers()
 		}
 		for _, e := range c.w.entries(t) {
 			if e.flow.Role != survivor {
 				c.w.delete(t, e)
 			}
 		}
-		proves()
+		confirms()
 		c.w.holds(t, c.entryCount(), false)
 		c.hears(t, answer(c.proto, c.backend, c.place.client))
 	})
 }
 
-// A flow is told in full by each of its entries.
-func TestEntriesTellTheFlow(t *testing.T) {
+// Each entry of a flow contains all of it.
+func TestEntriesContainTheFlow(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		c.establish(t)
 		f := c.w.role(t, maps.FlowFromClient).flow
@@ -204,7 +202,7 @@ func TestEntriesTellTheFlow(t *testing.T) {
 			e := c.w.role(t, role).flow
 			e.Role, e.State, e.LastSeen, e.Bytes, e.End, e.Ack = f.Role, f.State, f.LastSeen, f.Bytes, f.End, f.Ack
 			if e != f {
-				t.Errorf("entry of role %d tells %+v, want %+v", role, e, f)
+				t.Errorf("entry of role %d is %+v, want %+v", role, e, f)
 			}
 		}
 		created := f.Created
@@ -212,7 +210,7 @@ func TestEntriesTellTheFlow(t *testing.T) {
 		family := c.w.family
 		want := maps.Flow{
 			Client: c.w.mapAddr(c.place.client), ClientPort: maps.Port(40000), StackPort: maps.Port(40000),
-			Dialled: c.w.mapAddr(c.dialled), DialledPort: maps.Port(80),
+			OriginalDst: c.w.mapAddr(c.vip), OriginalPort: maps.Port(80),
 			Backend: c.w.mapAddr(c.backend), BackendPort: maps.Port(at(c.backend).Port()),
 			Proto: uint8(c.proto), Flags: maps.FlowCounted | maps.FlowByUplinks,
 		}
@@ -232,35 +230,35 @@ func TestEntriesTellTheFlow(t *testing.T) {
 	})
 }
 
-// What proves a flow, and what does not.
-func TestProof(t *testing.T) {
+// The packets that confirm a flow, and those that do not.
+func TestConfirmation(t *testing.T) {
 	say, hear := byClient, byBackend
 	tcpWith := func(flags string) packet { return tcp(client, client, flags) }
 	sctpWith := func(chunk uint8) packet { return sctp(client, client, chunk) }
 	data := udp(client, client)
 	for _, test := range []struct {
-		name   string
-		proto  layers.IPProtocol
-		said   []said
-		proven bool
+		name      string
+		proto     layers.IPProtocol
+		said      []said
+		confirmed bool
 	}{
 		{name: "not TCP's SYN+ACK", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S."))}},
-		{name: "the client's ACK", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("."))}, proven: true},
-		{name: "one of what the backend has sent at once", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), hear(tcpWith("P.").with("hello")), say(tcpWith(".").acks(6))}, proven: true},
-		{name: "one that follows data in the SYN", proto: layers.IPProtocolTCP, said: []said{say(tcpWith("S").with("hello")), hear(tcpWith("S.")), say(tcpWith("P.").with("hello"))}, proven: true},
+		{name: "the client's ACK", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("."))}, confirmed: true},
+		{name: "one of what the backend has sent at once", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), hear(tcpWith("P.").with("hello")), say(tcpWith(".").acks(6))}, confirmed: true},
+		{name: "one that follows data in the SYN", proto: layers.IPProtocolTCP, said: []said{say(tcpWith("S").with("hello")), hear(tcpWith("S.")), say(tcpWith("P.").with("hello"))}, confirmed: true},
 		{name: "not one before the answer", proto: layers.IPProtocolTCP, said: []said{say(tcpWith("."))}},
 		{name: "not one of something else", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith(".").acks(1 << 17))}},
 		{name: "not a forged answer, and its ACK", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.").numbered(1 << 20).acks(1 << 20)), say(tcpWith(".").acks(1<<20 + 1))}},
 		{name: "not what the client accepts", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("S."))}},
-		{name: "the client's FIN", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("F."))}, proven: true},
+		{name: "the client's FIN", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("F."))}, confirmed: true},
 		{name: "not its RST", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("R"))}},
 		{name: "not its RST, and an ACK of something else", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("R")), say(tcpWith(".").acks(1 << 17))}},
 		{name: "not a later fragment", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith(".").acks(1<<17).long(80).fragment(0, 40)), say(tcpWith(".").acks(1 << 17).long(80).rest(40))}},
 		{name: "not a second datagram", proto: layers.IPProtocolUDP, said: []said{say(data), say(data)}},
-		{name: "the answer to one", proto: layers.IPProtocolUDP, said: []said{hear(data)}, proven: true},
+		{name: "the answer to one", proto: layers.IPProtocolUDP, said: []said{hear(data)}, confirmed: true},
 		{name: "not SCTP's INIT-ACK", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck))}},
 		{name: "not its COOKIE-ECHO", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho))}},
-		{name: "its COOKIE-ACK", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho)), hear(sctpWith(chunkCookieAck))}, proven: true},
+		{name: "its COOKIE-ACK", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho)), hear(sctpWith(chunkCookieAck))}, confirmed: true},
 		{name: "not one with another tag", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho)), hear(sctpWith(chunkCookieAck).bearing("else"))}},
 		{name: "not an ABORT", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkAbort)), say(sctpWith(chunkAbort))}},
 	} {
@@ -274,13 +272,13 @@ func TestProof(t *testing.T) {
 						c.hears(t, said.packet)
 					}
 				}
-				w.holds(t, 2, !test.proven)
+				w.holds(t, 2, !test.confirmed)
 			})
 		})
 	}
 }
 
-// What leaves is looked up only if the filter says that it may be of a flow.
+// A packet from the stack is only looked up if the filter reports that it may belong to a flow.
 func TestSourceFilter(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		c.establish(t)
@@ -297,9 +295,9 @@ func TestSourceFilter(t *testing.T) {
 		c.w.emptySources()
 		reply := second(c.proto, c.backend, client)
 		if c.masqueradedPort == 0 {
-			c.w.egress(t, uplink, reply).passes(maps.ReasonPassBystander)
+			c.w.egress(t, uplink, reply).passes(maps.ReasonPassOtherTraffic)
 		}
-		// An entry that was lost is put back, and let through again.
+		// An entry that was lost is put back, and its packets pass the filter again.
 		for _, e := range c.w.entries(t) {
 			if e.key.Hook == maps.HookEgress {
 				must(t, c.w.maps.Flows.Delete(e.key))

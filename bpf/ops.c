@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The bytes of TCP connections that sockets were given. */
+/* Counting the bytes of TCP connections whose sockets were translated. */
 #include <stdbool.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -15,7 +15,10 @@ static __always_inline struct sock_state *state_of(struct bpf_sock_ops *ctx)
 	return sk ? bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0) : NULL;
 }
 
-/* wants_states has us called at the socket's states. Other programs may want other calls. */
+/*
+ * wants_states enables the callback for changes of state of the socket, and keeps those that other
+ * programs enabled.
+ */
 static __always_inline void wants_states(struct bpf_sock_ops *ctx)
 {
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
@@ -28,7 +31,7 @@ int sluice_sock_ops(struct bpf_sock_ops *ctx)
 
 	switch (ctx->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
-	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB: /* other programs may have set flags without regard to ours */
+	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB: /* another program may have cleared the flag */
 		if (state_of(ctx))
 			wants_states(ctx);
 		break;

@@ -8,9 +8,8 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// packet is what a frame says. It is told in the addresses of the plan, which
-// are of IPv4; frame.go makes its bytes, in either family. A packet is changed
-// by making another: what comes out is told as in.to(backend).
+// packet describes a frame, with the IPv4 addresses of the plan; frame_test.go makes its bytes, in either
+// family. Its methods return changed copies: the expected packet is in.to(backend).
 type packet struct {
 	tags     []uint16 // VLANs, the outermost first
 	ether    layers.EthernetType
@@ -30,7 +29,7 @@ type packet struct {
 	toAll    bool              // to all stations of the Ethernet
 	whole    bool              // IPv4: it may not be cut
 	echo     bool              // an ICMP echo request, else an error
-	tells    tale              // which error
+	icmpType icmpKind          // which error
 	quote    *packet           // by an error
 	quoted   int               // how many bytes of it, 0 for all
 	payload  string
@@ -38,7 +37,7 @@ type packet struct {
 	piece    *piece
 }
 
-// piece is the part of a datagram that one fragment has.
+// piece is the part of a datagram in one fragment.
 type piece struct {
 	offset, length int // in bytes; the last one is as long as it takes
 	last           bool
@@ -61,12 +60,12 @@ func tcp(src, dst, flags string) packet {
 	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolTCP, hops: 64, flags: flags}
 }
 
-// udp is a datagram with an odd number of bytes, which a checksum has to fill up.
+// udp returns a datagram with an odd number of bytes, which the checksum has to pad.
 func udp(src, dst string) packet {
 	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolUDP, hops: 64, payload: "who answers"}
 }
 
-// association is what packets of SCTP say. Both sides ask for the tag that it begins with.
+// association is the payload of SCTP packets. Both sides ask for the tag at its start.
 const association = "association!"
 
 func sctp(src, dst string, chunk uint8) packet {
@@ -77,12 +76,12 @@ func ping(src, dst string) packet {
 	return packet{src: at(src), dst: at(dst), proto: layers.IPProtocolICMPv4, hops: 64, echo: true, payload: "ping"}
 }
 
-// protocol is a packet of a protocol that nobody knows.
+// protocol returns a packet of an unknown protocol.
 func protocol(number layers.IPProtocol, src, dst string) packet {
 	return packet{src: at(src), dst: at(dst), proto: number, hops: 64, payload: "something else"}
 }
 
-// first is the first packet of a client, in each protocol.
+// first returns the first packet of a client.
 func first(proto layers.IPProtocol, src, dst string) packet {
 	switch proto {
 	case layers.IPProtocolTCP:
@@ -94,7 +93,7 @@ func first(proto layers.IPProtocol, src, dst string) packet {
 	}
 }
 
-// second is what a client sends when it was answered.
+// second returns the packet of a client after the first answer.
 func second(proto layers.IPProtocol, src, dst string) packet {
 	switch proto {
 	case layers.IPProtocolTCP:
@@ -106,7 +105,7 @@ func second(proto layers.IPProtocol, src, dst string) packet {
 	}
 }
 
-// answer is what is said to a client's first packet.
+// answer returns the answer to a client's first packet.
 func answer(proto layers.IPProtocol, src, dst string) packet {
 	switch proto {
 	case layers.IPProtocolTCP:
@@ -118,7 +117,7 @@ func answer(proto layers.IPProtocol, src, dst string) packet {
 	}
 }
 
-// third is what is said to the client's second packet.
+// third returns the answer to a client's second packet.
 func third(proto layers.IPProtocol, src, dst string) packet {
 	switch proto {
 	case layers.IPProtocolTCP:
@@ -130,7 +129,7 @@ func third(proto layers.IPProtocol, src, dst string) packet {
 	}
 }
 
-// transports are the protocols that Services have.
+// transports are the protocols of Services.
 var transports = []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP, layers.IPProtocolSCTP}
 
 func (p packet) from(src string) packet { p.src = at(src); return p }
@@ -141,22 +140,22 @@ func (p packet) fromPort(port uint16) packet {
 }
 func (p packet) toPort(port uint16) packet { p.dst = netip.AddrPortFrom(p.dst.Addr(), port); return p }
 
-// numbered gives a segment of TCP its place among what its side sends, counted from the SYN.
-// 0 is the SYN's, or right behind it.
+// numbered sets the sequence number of a segment, relative to the SYN. 0 is that of the SYN, or right after
+// it.
 func (p packet) numbered(seq uint32) packet { p.seq = seq; return p }
 
-// acks acknowledges the other side's bytes, its SYN being the first; 0 is that.
+// acks sets the acknowledgement, relative to the SYN of the other side.
 func (p packet) acks(ack uint32) packet      { p.ack = ack; return p }
 func (p packet) stamped(stamp uint32) packet { p.stamp = stamp; return p }
 
-// bearing gives a packet of SCTP the tag that someone has asked for with a payload.
+// bearing sets the tag of an SCTP packet to the one that a payload has asked for.
 func (p packet) bearing(asked string) packet {
 	p.bears = binary.BigEndian.Uint32([]byte(asked))
 
 	return p
 }
 
-// reflecting gives it the tag of what it answers.
+// reflecting sets the tag to that of the packet that it answers.
 func (p packet) reflecting(asked string) packet {
 	p.reflects = true
 
@@ -175,7 +174,7 @@ func (p packet) withoutSum() packet            { p.unsummed = true; return p }
 func (p packet) broadcast() packet             { p.toAll = true; return p }
 func (p packet) uncut() packet                 { p.whole = true; return p }
 
-// padded adds bytes after the end of the packet, as short Ethernet frames have them.
+// padded adds bytes after the end of the packet, as in short Ethernet frames.
 func (p packet) padded(bytes int) packet { p.padding = bytes; return p }
 
 // fragment is a part of the packet, seen as one datagram.
@@ -192,32 +191,32 @@ func (p packet) rest(offset int) packet {
 	return p
 }
 
-// tale is what an ICMP error tells of a packet.
-type tale struct {
+// icmpKind is a kind of ICMP error.
+type icmpKind struct {
 	v4   layers.ICMPv4TypeCode
 	v6   layers.ICMPv6TypeCode
 	rest uint32 // of the header: a router, an MTU
 }
 
-func tellV4(kind, code uint8) layers.ICMPv4TypeCode { return layers.CreateICMPv4TypeCode(kind, code) }
-func tellV6(kind, code uint8) layers.ICMPv6TypeCode { return layers.CreateICMPv6TypeCode(kind, code) }
+func icmpV4(kind, code uint8) layers.ICMPv4TypeCode { return layers.CreateICMPv4TypeCode(kind, code) }
+func icmpV6(kind, code uint8) layers.ICMPv6TypeCode { return layers.CreateICMPv6TypeCode(kind, code) }
 
 var (
-	tooBig          = tale{v4: tellV4(3, 4), v6: tellV6(2, 0), rest: 1280}
-	portUnreachable = tale{v4: tellV4(3, 3), v6: tellV6(1, 4)}
-	hostUnreachable = tale{v4: tellV4(3, 1), v6: tellV6(1, 3)}
-	timeExceeded    = tale{v4: tellV4(11, 0), v6: tellV6(3, 0)}
-	badParameter    = tale{v4: tellV4(12, 0), v6: tellV6(4, 0), rest: 6}
-	redirect        = tale{v4: tellV4(5, 1), v6: tellV6(137, 0)}
+	tooBig          = icmpKind{v4: icmpV4(3, 4), v6: icmpV6(2, 0), rest: 1280}
+	portUnreachable = icmpKind{v4: icmpV4(3, 3), v6: icmpV6(1, 4)}
+	hostUnreachable = icmpKind{v4: icmpV4(3, 1), v6: icmpV6(1, 3)}
+	timeExceeded    = icmpKind{v4: icmpV4(11, 0), v6: icmpV6(3, 0)}
+	badParameter    = icmpKind{v4: icmpV4(12, 0), v6: icmpV6(4, 0), rest: 6}
+	redirect        = icmpKind{v4: icmpV4(5, 1), v6: icmpV6(137, 0)}
 )
 
-// tell is an ICMP error about a packet.
-func tell(what tale, src, dst string, about packet) packet {
+// icmpError returns an ICMP error about a packet.
+func icmpError(what icmpKind, src, dst string, about packet) packet {
 	return packet{
 		src: at(src), dst: at(dst), proto: layers.IPProtocolICMPv4, hops: 64,
-		tells: what, quote: &about,
+		icmpType: what, quote: &about,
 	}
 }
 
-// quoting cuts what an error quotes.
+// quoting truncates the quote of an error.
 func (p packet) quoting(bytes int) packet { p.quoted = bytes; return p }

@@ -5,13 +5,12 @@ import (
 	"net/netip"
 )
 
-// The addresses of the packet tables. Tables say them in IPv4; the same row runs
-// in IPv6, where 8.0.n.m is 2001:db8:86dd:n::m.
+// The addresses of the packet tables. Tables contain IPv4 addresses; the same row runs with IPv6, where
+// 8.0.n.m is 2001:db8:86dd:n::m.
 //
 // Every IPv4 address begins with 8.0, and every IPv6 address has 86dd in the
-// third place, because a test run takes bytes 12 and 13 of what it is given for
-// the EtherType. On a device without Ethernet they are the middle of a source
-// address, and so say 0x0800 and 0x86dd, which is what they should.
+// third place, because a test run reads bytes 12 and 13 of its input as the EtherType. On a device without
+// Ethernet they are in the middle of the source address, which therefore contains 0x0800 or 0x86dd.
 const (
 	client   = "8.0.100.1:40000" // beyond the uplink
 	stranger = "8.0.100.2:40000"
@@ -35,13 +34,13 @@ const (
 	nowhere    = "8.0.200.7:8080" // no route leads there
 	hostPod    = "8.0.50.1:8080"  // in the network namespace of this node
 
-	bystander = "8.0.77.1:80"
+	otherServer = "8.0.77.1:80"
 )
 
 // at reads an address with its port.
 func at(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 
-// six is what an address of the plan is in IPv6.
+// six returns the IPv6 address for an address of the plan.
 func six(a netip.Addr) netip.Addr {
 	b := a.As4()
 	switch {
@@ -58,7 +57,7 @@ func six(a netip.Addr) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("2001:db8:86dd:%d::%d", b[2], b[3]))
 }
 
-// family is how a row runs.
+// family is the IP family in which a row runs.
 type family int
 
 const (

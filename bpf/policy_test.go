@@ -9,14 +9,14 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// remember makes a client one that had a backend.
+// remember gives a client affinity to a backend.
 func (w *world) remember(t testing.TB, s published, client, backend string, when uint64) {
 	t.Helper()
 	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, ServicePortId: s.id, ClientKind: maps.ClientAddr}
 	must(t, w.maps.Affinity.Put(key, maps.Affinity{LastUsed: when, BackendId: s.backends[backend]}))
 }
 
-// Which backends a client may get goes by where it is.
+// The backends that a client may get depend on its place.
 func TestScopeOfTheDevice(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{portPodToo}})
@@ -26,8 +26,8 @@ func TestScopeOfTheDevice(t *testing.T) {
 	})
 }
 
-// detectLocalMode may find outsiders among what comes by a device of pods. It finds no
-// pod of this node among what comes by an uplink or a tunnel.
+// With detectLocalMode, a client on a device of pods may be external. A client on an uplink or a tunnel is
+// never a pod of this node.
 func TestScopeOfTheSource(t *testing.T) {
 	bySource := func(c *DeviceConfig) { c.ScopeBySource = true }
 	each(t, []place{uplink, tunnel, podVeth}, func(t *testing.T, w *world, p place) {
@@ -56,7 +56,7 @@ func TestNoLocalBackend(t *testing.T) {
 	})
 }
 
-// Node ports answer at the node's addresses that were selected, and nowhere else.
+// Node ports answer only on the selected addresses of the node.
 func TestNodePorts(t *testing.T) {
 	for _, proto := range transports {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -64,17 +64,17 @@ func TestNodePorts(t *testing.T) {
 				w.serve(t, service{at: []string{nodePort}, proto: proto, kind: maps.KindNodePort, to: []string{tapPod}})
 				w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolTCP, to: []string{tapPod}})
 				const from = "8.0.100.7:999"
-				for i, dialled := range []string{node, nodeOther, nodePrefers} {
-					in := first(proto, from, dialled).toPort(30080).fromPort(uint16(1000 + i))
+				for i, vip := range []string{node, nodeOther, nodePrefers} {
+					in := first(proto, from, vip).toPort(30080).fromPort(uint16(1000 + i))
 					w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
 					f := w.flowOf(t, in.src.String(), in.dst.String())
 					if f.BackendAddrPort() != w.family.addrPort(at(tapPod)) {
-						t.Errorf("%s: the backend is %s", dialled, f.BackendAddrPort())
+						t.Errorf("%s: the backend is %s", vip, f.BackendAddrPort())
 					}
 				}
 				w.ingress(t, p, first(proto, from, bridge).toPort(30080)).passes(maps.ReasonPassNoFrontend)
 				w.ingress(t, p, first(proto, from, node).toPort(30081)).passes(maps.ReasonPassNoFrontend)
-				w.ingress(t, p, first(proto, from, bystander).toPort(30080)).passes(maps.ReasonPassBystander)
+				w.ingress(t, p, first(proto, from, otherServer).toPort(30080)).passes(maps.ReasonPassOtherTraffic)
 				if proto == layers.IPProtocolTCP {
 					w.refused(t, uplink, first(proto, from, clusterIP).toPort(30080)).ends(verdictRedirect, maps.ReasonRejectNoPort)
 				}
@@ -83,8 +83,8 @@ func TestNodePorts(t *testing.T) {
 	}
 }
 
-// An address of the node that is a Service's as well: the Service's port wins
-// over the node port, and what it does not have is the node's.
+// An address of both the node and a Service: the port of the Service takes precedence over the node port, and
+// the other ports are the node's.
 func TestServiceAtANodeAddress(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 		vip := at(node).Addr().String() + ":30080"
@@ -97,7 +97,7 @@ func TestServiceAtANodeAddress(t *testing.T) {
 	})
 }
 
-// A load balancer's address has no port but its own, and nobody is refused at others.
+// Other ports of a load balancer's address pass, and are not refused.
 func TestOtherPortOfAnExternalAddress(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}})
@@ -107,8 +107,7 @@ func TestOtherPortOfAnExternalAddress(t *testing.T) {
 	})
 }
 
-// loadBalancerSourceRanges are asked before all else, also before whether there
-// is any backend.
+// loadBalancerSourceRanges are checked first, even before the existence of a backend.
 func TestSourceRanges(t *testing.T) {
 	const allowed, other = "8.0.20.5:40000", "8.0.21.5:40000"
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
@@ -128,7 +127,7 @@ func TestSourceRanges(t *testing.T) {
 	})
 }
 
-// Ranges that change concern new flows only.
+// A change of source ranges affects new flows only.
 func TestSourceRangesLeaveFlowsAlone(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
@@ -139,17 +138,16 @@ func TestSourceRangesLeaveFlowsAlone(t *testing.T) {
 	})
 }
 
-// A client keeps its backend, from whatever port it comes, as long as it comes
-// back in time and the backend is there.
+// A client keeps its backend with any source port, as long as it returns in time and the backend exists.
 func TestAffinity(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 		backends := many(16)
 		s := w.serve(t, service{at: []string{clusterIP, "8.0.30.9:443"}, to: backends, affinity: 100})
-		choose := func(port uint16, dialled string) string {
-			in := tcp(p.client, dialled, "S").fromPort(port)
+		choose := func(port uint16, vip string) string {
+			in := tcp(p.client, vip, "S").fromPort(port)
 			w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
 
-			return w.backendOf(t, w.flowOf(t, in.src.String(), dialled), backends...)
+			return w.backendOf(t, w.flowOf(t, in.src.String(), vip), backends...)
 		}
 		had := choose(1000, clusterIP)
 		for port := range uint16(10) {
@@ -161,7 +159,7 @@ func TestAffinity(t *testing.T) {
 			t.Errorf("at another address, the backend is %s, it was %s", got, had)
 		}
 
-		// Each new flow begins the time anew.
+		// Each new flow restarts the timeout.
 		w.remember(t, s, p.client, backends[3], now(t)-99e9)
 		if got := choose(4000, clusterIP); got != backends[3] {
 			t.Errorf("after 99 s the backend is %s, want %s", got, backends[3])
@@ -169,7 +167,7 @@ func TestAffinity(t *testing.T) {
 		if used := w.remembered(t, s, p.client).LastUsed; now(t)-used < 50e9 {
 			t.Errorf("last used %d ns ago, by a packet that anyone can send", now(t)-used)
 		}
-		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: clusterIP, backend: backends[3]}
+		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP, backend: backends[3]}
 		c.place.client = at(p.client).Addr().String() + ":4000"
 		c.establish(t)
 		if used := w.remembered(t, s, p.client).LastUsed; now(t)-used > 50e9 {
@@ -178,9 +176,9 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// A client is remembered when it is proven that it is one. Until then it keeps its backend as well, but
-// not at the expense of others.
-func TestAffinityIsProven(t *testing.T) {
+// A client keeps its backend for good once its flow is confirmed. Before that it keeps its backend as well,
+// but in a table where it evicts no confirmed client.
+func TestAffinityOfUnconfirmedClients(t *testing.T) {
 	for _, proto := range transports {
 		t.Run(fmt.Sprint(proto), func(t *testing.T) {
 			each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
@@ -199,7 +197,7 @@ func TestAffinityIsProven(t *testing.T) {
 				in := first(proto, p.client, clusterIP)
 				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
 				mustBeIn(w.maps.Claims, w.maps.Affinity)
-				c := &conversation{w: w, place: p, proto: proto, dialled: clusterIP}
+				c := &conversation{w: w, place: p, proto: proto, vip: clusterIP}
 				c.backend = w.backendOf(t, w.flowOf(t, p.client, clusterIP), backends...)
 				for i := range uint16(6) {
 					again := in.fromPort(2000 + i)
@@ -228,7 +226,7 @@ func (w *world) remembered(t testing.TB, s published, client string) maps.Affini
 	return value
 }
 
-// When affinity ends: late, or with the backend, or with its slot.
+// Affinity ends with the timeout, the backend, or its slot.
 func TestAffinityEnds(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -270,7 +268,7 @@ func TestAffinityEnds(t *testing.T) {
 	}
 }
 
-// A slot that names a backend which does not exist, in all that is tried.
+// All slots that are tried contain ids of backends that do not exist.
 func TestBackendMissing(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})

@@ -14,8 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// crowd is a world in which much is going on: Services of every kind and flows
-// of every protocol.
+// crowd is a world with Services of every kind and flows of every protocol.
 type crowd struct {
 	*world
 	ours map[netip.Addr]bool // what a packet to is concerned by a Service, or by the node
@@ -33,13 +32,13 @@ func newCrowd(t testing.TB, p place, f family) *crowd {
 		w.serve(t, service{at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{portPod, tapPod}, ranges: []string{"8.0.100.0/24"}})
 		w.serve(t, service{at: []string{nodePort}, proto: proto, kind: maps.KindNodePort, to: []string{portPod}, affinity: 10})
 		w.serve(t, service{at: []string{"8.0.30.5:80"}, proto: proto, kind: maps.KindExternalIP, outside: []string{}, to: []string{tapPod}, flags: maps.PoolDropIfEmpty})
-		for _, dialled := range []string{clusterIP, otherIP, balancer, node} {
-			in := first(proto, client, dialled)
-			if dialled == node {
+		for _, vip := range []string{clusterIP, otherIP, balancer, node} {
+			in := first(proto, client, vip)
+			if vip == node {
 				in = in.toPort(30080)
 			}
 			verdict := verdictNext
-			if p.turns && dialled == otherIP {
+			if p.turns && vip == otherIP {
 				verdict = verdictRedirect
 			}
 			w.ingress(t, uplink, in).ends(verdict, maps.ReasonTranslated)
@@ -58,7 +57,7 @@ func newCrowd(t testing.TB, p place, f family) *crowd {
 	return c
 }
 
-// eachCrowd runs a test in both families, where everything passes the stack and where not.
+// eachCrowd runs a test in both families, with and without flows that are turned around.
 func eachCrowd(t *testing.T, run func(*testing.T, *crowd)) {
 	t.Helper()
 	eachFamily(t, func(t *testing.T, f family) {
@@ -68,23 +67,22 @@ func eachCrowd(t *testing.T, run func(*testing.T, *crowd)) {
 	})
 }
 
-// seeds are packets of all the kinds that the tables have. Those of a crowd's
-// flows are among them.
+// seeds returns packets of all kinds in the tables, including those of the flows of a crowd.
 func seeds() []packet {
 	var all []packet
 	for _, proto := range transports {
-		for _, dialled := range []string{clusterIP, otherIP, "8.0.96.5:80", "8.0.96.6:80", "8.0.97.9:80", balancer, "8.0.30.5:80", "8.0.50.1:30080", bystander} {
-			all = append(all, first(proto, client, dialled), second(proto, client, dialled), first(proto, stranger, dialled))
+		for _, vip := range []string{clusterIP, otherIP, "8.0.96.5:80", "8.0.96.6:80", "8.0.97.9:80", balancer, "8.0.30.5:80", "8.0.50.1:30080", otherServer} {
+			all = append(all, first(proto, client, vip), second(proto, client, vip), first(proto, stranger, vip))
 		}
 		in := first(proto, client, clusterIP)
 		all = append(all, answer(proto, tapPod, client), answer(proto, portPod, client), answer(proto, remotePod, client),
 			in.withExtras(3), in.tagged(4), in.tagged(4, 5), in.long(1000), in.padded(20), in.toPort(81),
 			in.long(3000).fragment(0, 1024), in.long(3000).fragment(1024, 1024), in.long(3000).rest(2048),
 			second(proto, client, tapPod), second(proto, client, remotePod))
-		for _, what := range []tale{tooBig, portUnreachable, timeExceeded, redirect} {
-			all = append(all, tell(what, router, clusterIP, answer(proto, clusterIP, client)),
-				tell(what, router, clusterIP, answer(proto, clusterIP, client).withExtras(1)).quoting(100),
-				tell(what, tapPod, client, second(proto, client, tapPod)))
+		for _, what := range []icmpKind{tooBig, portUnreachable, timeExceeded, redirect} {
+			all = append(all, icmpError(what, router, clusterIP, answer(proto, clusterIP, client)),
+				icmpError(what, router, clusterIP, answer(proto, clusterIP, client).withExtras(1)).quoting(100),
+				icmpError(what, tapPod, client, second(proto, client, tapPod)))
 		}
 	}
 
@@ -92,12 +90,12 @@ func seeds() []packet {
 		tcp(client, clusterIP, "F."), tcp(client, clusterIP, "R"), protocol(47, client, clusterIP), protocol(0, client, clusterIP))
 }
 
-// seedFrame is a seed as it comes to a hook of a place.
+// seedFrame returns a seed as it arrives at a hook of a place.
 func (c *crowd) seedFrame(p place, in packet) []byte {
 	return c.bytes(p, in, ends{src: macOf(in.src.Addr()), dst: c.links[p.device].Attrs().HardwareAddr})
 }
 
-// check runs a frame, whatever is in it, and checks what has to hold for any.
+// check runs a frame and checks the properties that all frames have.
 func (c *crowd) check(t testing.TB, p place, egress bool, frame []byte) {
 	t.Helper()
 	if p.noEthernet && len(frame) < shortestRun {
@@ -116,8 +114,8 @@ func (c *crowd) check(t testing.TB, p place, egress bool, frame []byte) {
 	}
 }
 
-// isRunnable says whether the kernel runs a frame for a test: not if it says that
-// it is IP, and is too short for that.
+// isRunnable reports whether the kernel accepts a frame for a test run: not if it is too short for its IP
+// header.
 func isRunnable(frame []byte, ethernet bool) bool {
 	if !ethernet {
 		return true // it is filled up
@@ -146,13 +144,13 @@ func (c *crowd) problem(t testing.TB, p place, egress bool, program *ebpf.Progra
 	switch {
 	case verdict == verdictDrop:
 		if !c.concerns(frame, ethernet, egress) {
-			return "a bystander was dropped"
+			return "other traffic was dropped"
 		}
 
 		return ""
 	case verdict == verdictRedirect && !egress:
 		if !c.concerns(frame, ethernet, egress) {
-			return "a bystander was refused"
+			return "other traffic was refused"
 		}
 		if names := wrong(got, ethernet); ethernet && slices.ContainsFunc(names, isOwnSum) {
 			return fmt.Sprintf("an error has wrong checksums, %v:\n%s", names, hex.Dump(got))
@@ -164,7 +162,7 @@ func (c *crowd) problem(t testing.TB, p place, egress bool, program *ebpf.Progra
 	case bytes.Equal(got, frame):
 		return ""
 	case !c.concerns(frame, ethernet, egress):
-		return "a bystander was changed"
+		return "other traffic was changed"
 	case len(got) != len(frame):
 		return fmt.Sprintf("%d bytes became %d", len(frame), len(got))
 	case !bytes.Equal(anonymous(frame, ethernet, less), anonymous(got, ethernet, 0)):
@@ -174,11 +172,11 @@ func (c *crowd) problem(t testing.TB, p place, egress bool, program *ebpf.Progra
 	return sumsDiffer(sums(frame, ethernet), sums(got, ethernet), got)
 }
 
-// isOwnSum says that a checksum is the error's own, and not of what it quotes.
+// isOwnSum reports whether a checksum is the error's own, not that of a packet that it quotes.
 func isOwnSum(what string) bool { return what == "ip" || what == "protocol 1" || what == "protocol 58" }
 
-// sumsDiffer holds checksums against each other: what was right is right, and
-// what was wrong is not made to look right.
+// sumsDiffer compares checksums: those that were right must be right, and those that were wrong must stay
+// wrong.
 func sumsDiffer(before, after []sum, got []byte) string {
 	if len(before) != len(after) {
 		return "checksums came or went"
@@ -194,7 +192,7 @@ func sumsDiffer(before, after []sum, got []byte) string {
 	return ""
 }
 
-// concerns says whether a packet may be changed at all, by its addresses.
+// concerns reports whether the addresses of a packet allow any change of it.
 func (c *crowd) concerns(frame []byte, ethernet, egress bool) bool {
 	at, ok := 0, true
 	if ethernet {
@@ -210,13 +208,13 @@ func (c *crowd) concerns(frame []byte, ethernet, egress bool) bool {
 	if !egress {
 		return c.ours[dst] || c.family.prefix("8.0.97.0/24").Contains(dst)
 	}
-	// At egress, errors may come from any router on the way.
+	// At egress, errors may come from any router on the path.
 	d, ok := dissect(frame, at)
 
 	return c.flow[dst] && (c.flow[src] || !ok || d.proto == 1 || d.proto == 58)
 }
 
-// addresses reads who sends to whom.
+// addresses reads the source and the destination.
 func addresses(frame []byte, at int) (src, dst netip.Addr, ok bool) {
 	switch {
 	case len(frame) >= at+20 && frame[at]>>4 == 4:
@@ -228,8 +226,8 @@ func addresses(frame []byte, at int) (src, dst netip.Addr, ok bool) {
 	}
 }
 
-// anonymous is the frame without addresses, ports and checksums, its own and
-// those of what it quotes, and without the neighbour's Ethernet address; and with less hops.
+// anonymous returns the frame without addresses, ports, checksums, hop limit and the Ethernet address of the
+// neighbour, also in the packet that it quotes.
 func anonymous(frame []byte, ethernet bool, less int) []byte {
 	at := 0
 	out := slices.Clone(frame)

@@ -10,27 +10,27 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// nodeAt is the address of this node that a client at a place sees.
+// nodeAt returns the address of this node that a client at a place sees.
 func nodeAt(p place) string {
 	return map[string]string{
 		"eth0": node, "nic0": node, "tap0": "8.0.4.1:0", "tun0": "8.0.6.1:0", "port0": bridge,
 	}[p.device]
 }
 
-// quotedAtMost is how much of a packet an error quotes.
+// quotedAtMost is the number of bytes of a packet that an error quotes.
 const quotedAtMost = 128
 
-// refusalOf is the ICMP error that answers a packet.
+// refusalOf returns the ICMP error that answers a packet.
 func refusalOf(in packet, from string) packet {
 	about := in
 	about.tags, about.padding = nil, 0
-	refusal := tell(portUnreachable, from, in.src.String(), about).quoting(quotedAtMost).withTOS(0xc0)
+	refusal := icmpError(portUnreachable, from, in.src.String(), about).quoting(quotedAtMost).withTOS(0xc0)
 	refusal.own = true
 
 	return refusal
 }
 
-// Whoever is refused is told so, in an error that quotes what it sent.
+// A refused client gets an error that quotes its packet.
 func TestRefusals(t *testing.T) {
 	const empty, live = "8.0.96.5:80", "8.0.96.6:80"
 	type row struct {
@@ -70,7 +70,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A node port that refuses speaks for itself.
+// The error of a refused node port has the address of the node.
 func TestRefusalOfANodePort(t *testing.T) {
 	each(t, ethernets, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{nodePort}, kind: maps.KindNodePort})
@@ -88,7 +88,7 @@ func TestRefusalOnAnOldKernel(t *testing.T) {
 	}, func(c *DeviceConfig) { c.FIBSource, c.ChecksumIPv6 = false, false })
 }
 
-// Some get no error: it would go to nobody, or to everybody.
+// Packets from or to groups and unspecified addresses get no error.
 func TestRefusalsThatAreSilent(t *testing.T) {
 	const empty = "8.0.96.5:80"
 	for _, test := range []struct {
@@ -98,7 +98,7 @@ func TestRefusalsThatAreSilent(t *testing.T) {
 		why    maps.Reason
 	}{
 		{"a group as source", ethernets, tcp("224.0.0.1:40000", empty, "S"), maps.ReasonRejectLimited},
-		{"nobody as source", ethernets, udp("0.0.0.0:40000", empty), maps.ReasonRejectLimited},
+		{"an unspecified source", ethernets, udp("0.0.0.0:40000", empty), maps.ReasonRejectLimited},
 		{"a frame to all stations", []place{uplink, podVeth}, udp(client, empty).broadcast(), maps.ReasonRejectLimited},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestRefusalsThatAreSilent(t *testing.T) {
 	}
 }
 
-// A frame whose VLAN tag lies in the packet cannot be answered.
+// A frame with a VLAN tag inside cannot be answered.
 func TestRefusalOfATaggedFrame(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}})
@@ -120,12 +120,12 @@ func TestRefusalOfATaggedFrame(t *testing.T) {
 	})
 }
 
-// An error about an error would never end.
+// There is no error about an error, which could go on forever.
 func TestErrorsAreNotRefused(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}})
-		for _, what := range []tale{tooBig, portUnreachable, timeExceeded, badParameter} {
-			in := tell(what, p.client, clusterIP, tcp(clusterIP, p.client, "S."))
+		for _, what := range []icmpKind{tooBig, portUnreachable, timeExceeded, badParameter} {
+			in := icmpError(what, p.client, clusterIP, tcp(clusterIP, p.client, "S."))
 			w.ingress(t, p, in).passes(maps.ReasonPassNoFlow)
 		}
 	})
@@ -134,7 +134,7 @@ func TestErrorsAreNotRefused(t *testing.T) {
 // icmpBudget is the C type of that name.
 type icmpBudget struct{ Last, Tokens uint64 }
 
-// A client gets an error a second, and six at once, as from the kernel.
+// A client gets one error per second and a burst of six, as from the kernel.
 func TestRefusalsAreLimited(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}})
@@ -152,7 +152,7 @@ func TestRefusalsAreLimited(t *testing.T) {
 			refuse(stranger, maps.ReasonRejectNoBackend)
 		}
 		refuse(stranger, maps.ReasonRejectLimited)
-		refuse(client, maps.ReasonRejectNoBackend) // somebody else
+		refuse(client, maps.ReasonRejectNoBackend) // another client
 
 		rest := func(seconds uint64) {
 			t.Helper()
@@ -173,7 +173,7 @@ func TestRefusalsAreLimited(t *testing.T) {
 	})
 }
 
-// All clients together get as many errors as the node may send: sources can be forged.
+// All clients together get only as many errors as the node may send, because sources can be forged.
 func TestRefusalsOfAllAreLimited(t *testing.T) {
 	limited := func(c *DeviceConfig) { c.ICMPPerSecond, c.ICMPBurst = 1, 20 }
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
@@ -189,7 +189,7 @@ func TestRefusalsOfAllAreLimited(t *testing.T) {
 	}, limited)
 }
 
-// What is in a ServiceCIDR and nobody's is dropped, whatever it is.
+// Packets to an address in a ServiceCIDR of no Service are dropped, whatever they are.
 func TestUnallocated(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		must(t, w.hand.ServiceCIDR(w.family.prefix("8.0.96.0/24")))
@@ -202,11 +202,11 @@ func TestUnallocated(t *testing.T) {
 
 		in := tcp(p.client, clusterIP, "S")
 		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
-		w.ingress(t, p, tcp(p.client, "8.0.97.1:80", "S")).passes(maps.ReasonPassBystander)
+		w.ingress(t, p, tcp(p.client, "8.0.97.1:80", "S")).passes(maps.ReasonPassOtherTraffic)
 	})
 }
 
-// A catch-all refuses what no frontend takes, and takes nothing from those.
+// The catch-all of a ClusterIP only refuses ports without a frontend.
 func TestCatchAll(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})

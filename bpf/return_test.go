@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// routeFrom gives what is sent from an address of the node a default route of its own.
+// routeFrom adds a default route for packets from an address of the node.
 func (w *world) routeFrom(t testing.TB, from, via, device string) {
 	t.Helper()
 	const table = 51
@@ -28,18 +28,18 @@ func (w *world) routeFrom(t testing.TB, from, via, device string) {
 	t.Cleanup(func() { must(t, h.RuleDel(rule), h.RouteDel(route)) })
 }
 
-// A client is answered by the device by which it came, if that is the way of what it dialled.
+// A reply leaves by the device on which the client came, if the route from the VIP leads there.
 func TestRepliesReturnByTheDeviceOfTheClient(t *testing.T) {
 	second := place{device: "eth1", client: client, class: maps.DeviceUplink}
 	for _, backend := range []string{tapPod, remotePod} {
 		t.Run("of "+backend, func(t *testing.T) {
 			each(t, []place{second}, func(t *testing.T, w *world, p place) {
 				w.routeFrom(t, nodeOther, "8.0.51.3", "eth1")
-				for dialled, returns := range map[string]bool{"8.0.51.1:30001": true, "8.0.50.1:30001": false} {
-					w.serve(t, service{at: []string{dialled}, kind: maps.KindExternalIP, to: []string{backend}})
-					in := tcp(p.client, dialled, "S")
+				for vip, returns := range map[string]bool{"8.0.51.1:30001": true, "8.0.50.1:30001": false} {
+					w.serve(t, service{at: []string{vip}, kind: maps.KindExternalIP, to: []string{backend}})
+					in := tcp(p.client, vip, "S")
 					o := w.ingress(t, p, in)
-					f := w.flowOf(t, p.client, dialled)
+					f := w.flowOf(t, p.client, vip)
 					seen := maps.Port(f.StackPort)
 					o.becomes(in.to(backend).fromPort(seen), maps.ReasonTranslated)
 					out := in.to(backend).fromPort(seen)
@@ -47,7 +47,7 @@ func TestRepliesReturnByTheDeviceOfTheClient(t *testing.T) {
 						w.egress(t, uplink, out).becomes(out.from(node).fromPort(maps.Port(f.MasqueradePort)), maps.ReasonFlow)
 					}
 					reply := tcp(backend, p.client, "S.").toPort(seen)
-					want := reply.from(dialled).to(p.client)
+					want := reply.from(vip).to(p.client)
 					w.egress(t, second, reply).becomes(want, maps.ReasonFlow)
 					o = w.egress(t, uplink, reply)
 					if !returns {

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// rig is what all packet tables run on: a namespace that is a node, maps, and
-// programs. It is made once; a world empties the maps.
+// rig is shared by all packet tables: a namespace that is a node, maps, and programs. It is made once; each
+// world empties the maps.
 //
 //	eth0    8.0.50.1/24               the default gateway is 8.0.50.254; pods of node 2 by 8.0.50.2
 //	eth1    8.0.51.1/24, 8.0.51.77    8.0.3.0/24 by 8.0.51.3, source 8.0.51.77
@@ -31,8 +31,8 @@ import (
 //	tap0    8.0.4.1/32                8.0.4.0/24
 //	tun0    8.0.6.1/32                8.0.6.0/24
 //
-// and the same in IPv6. All are veths whose other ends nobody listens to: what
-// kind of device it is, a program is told when it is loaded.
+// and the same in IPv6. All are veths without listeners at their other ends: the configuration of the
+// programs determines the kind of device.
 type rig struct {
 	node, outside *lab.Namespace
 	maps          *maps.Pinned
@@ -151,7 +151,7 @@ func (r *rig) build() error {
 	return errors.Join(r.addRoutes(), r.addNeighbours())
 }
 
-// both are prefixes of the plan, in both families.
+// both returns prefixes of the plan, in both families.
 func both(texts ...string) []netip.Prefix {
 	var all []netip.Prefix
 	for _, text := range texts {
@@ -203,14 +203,14 @@ func (r *rig) addRoutes() error {
 	return errors.Join(errs...)
 }
 
-// macOf is the Ethernet address of a neighbour, made of its address.
+// macOf returns the Ethernet address of a neighbour, which contains its IPv4 address.
 func macOf(a netip.Addr) net.HardwareAddr {
 	b := a.As4()
 
 	return net.HardwareAddr{2, 8, b[0], b[1], b[2], b[3]}
 }
 
-// addNeighbours tells the node where the pods behind its bridge are.
+// addNeighbours adds the pods behind the bridge to the node's neighbours.
 func (r *rig) addNeighbours() error {
 	var errs []error
 	for _, pod := range []string{portPod, portPodToo} {
@@ -243,7 +243,7 @@ func (r *rig) mustPrograms(t testing.TB, cfg DeviceConfig) *DevicePrograms {
 	return programs
 }
 
-// empty deletes whatever is in the maps.
+// empty deletes all entries of the maps.
 func (r *rig) empty() error {
 	for name, m := range r.maps.Replacements() {
 		switch m.Type() {
@@ -286,7 +286,7 @@ func (r *rig) empty() error {
 	return nil
 }
 
-// atLeast says whether the kernel is of this version.
+// atLeast reports whether the kernel has at least this version.
 func atLeast(t testing.TB, major, minor uint32) bool {
 	t.Helper()
 	version, err := features.LinuxVersionCode()
@@ -297,7 +297,7 @@ func atLeast(t testing.TB, major, minor uint32) bool {
 	return version >= major<<16|minor<<8
 }
 
-// emptySources has the source filter let nothing pass, as if all flows were long gone.
+// emptySources clears the source filter, as if all flows were long gone.
 func (r *rig) emptySources() {
 	const later = uint64(time.Hour)
 	r.maps.SourceFilter.Begin(flow.Now() + later).End()

@@ -18,7 +18,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
-	treaty "github.com/sluice-lb/sluice/maps"
+	abi "github.com/sluice-lb/sluice/maps"
 )
 
 // The verdicts of programs.
@@ -28,7 +28,7 @@ const (
 	verdictRedirect = int32(7)
 )
 
-// shortestRun is how many bytes a test run wants at least, in IPv6.
+// shortestRun is the least number of bytes for a test run, in IPv6.
 const shortestRun = 14 + 40
 
 // skBuff is struct __sk_buff.
@@ -52,13 +52,12 @@ type skBuff struct {
 
 const (
 	markOfOthers = 0x4000
-	// checksumComplete is BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the frame comes as if
-	// its device had added it all up, and the kernel refuses to go on (EBADMSG) if
-	// the program lets that sum go wrong.
+	// checksumComplete is BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the frame arrives as if its device had summed it,
+	// and the kernel fails (EBADMSG) if the sum is wrong after the program.
 	checksumComplete = 1 << 2
 )
 
-// outcome is what a program made of a frame.
+// outcome is the result of a program for a frame.
 type outcome struct {
 	t       testing.TB
 	w       *world
@@ -69,10 +68,10 @@ type outcome struct {
 	sent    []byte
 	got     []byte
 	verdict int32
-	reasons map[treaty.Reason]uint64
+	reasons map[abi.Reason]uint64
 }
 
-// ingress runs a packet through the hook from the wire to the stack, egress the other way.
+// ingress runs a packet through the ingress hook, egress through the egress hook.
 func (w *world) ingress(t testing.TB, p place, in packet) outcome {
 	t.Helper()
 	between := ends{src: macOf(in.src.Addr()), dst: w.links[p.device].Attrs().HardwareAddr}
@@ -89,8 +88,8 @@ func (w *world) ingress(t testing.TB, p place, in packet) outcome {
 	return o
 }
 
-// refused is ingress for a packet that will be refused. An error has no sum that
-// the device added up: the kernel forgets it when it sends the error.
+// refused is ingress for a packet that will be refused. An error has no checksum of the device, because the
+// kernel drops that when it sends the error.
 func (w *world) refused(t testing.TB, p place, in packet) outcome {
 	t.Helper()
 	w.unsummed = true
@@ -106,7 +105,7 @@ func (w *world) egress(t testing.TB, p place, in packet) outcome {
 	return w.run(t, w.programs(t, p).Egress, p, in, between)
 }
 
-// programs are those of a place, as w wants them.
+// programs returns the programs of a place with the configuration of w.
 func (w *world) programs(t testing.TB, p place) *DevicePrograms {
 	t.Helper()
 
@@ -126,7 +125,7 @@ func (w *world) config(t testing.TB, p place) DeviceConfig {
 	return cfg
 }
 
-// bytes are those of a packet at a place.
+// bytes returns the bytes of a packet at a place.
 func (w *world) bytes(p place, in packet, between ends) []byte {
 	if p.noEthernet {
 		return in.network(w.family)
@@ -143,7 +142,7 @@ func (w *world) run(t testing.TB, program *ebpf.Program, p place, in packet, bet
 	o.got, o.verdict = w.runBytes(t, program, p, o.sent)
 	after, err := w.maps.ReasonCounts()
 	must(t, err)
-	maps.DeleteFunc(after, func(why treaty.Reason, n uint64) bool { return n == before[why] })
+	maps.DeleteFunc(after, func(why abi.Reason, n uint64) bool { return n == before[why] })
 	for why := range after {
 		after[why] -= before[why]
 	}
@@ -152,8 +151,7 @@ func (w *world) run(t testing.TB, program *ebpf.Program, p place, in packet, bet
 	return o
 }
 
-// runBytes runs a frame, whatever it is, and checks that the program left alone
-// what is not the frame's.
+// runBytes runs a frame, and checks that the program did not change the rest of the context.
 func (w *world) runBytes(t testing.TB, program *ebpf.Program, p place, frame []byte) ([]byte, int32) {
 	t.Helper()
 	before := skBuff{Ifindex: w.index(p.device), Mark: markOfOthers, Priority: 5}
@@ -163,7 +161,7 @@ func (w *world) runBytes(t testing.TB, program *ebpf.Program, p place, frame []b
 	var after skBuff
 	sent := len(frame)
 	if p.noEthernet {
-		// A test run wants an Ethernet header and that of IP.
+		// A test run requires an Ethernet and an IP header.
 		frame = append(slices.Clip(frame), make([]byte, max(0, shortestRun-sent))...)
 	}
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: &before, ContextOut: &after}
@@ -204,7 +202,7 @@ func (w *world) call(program *ebpf.Program, options *ebpf.RunOptions) (verdict u
 	return verdict, err
 }
 
-// canCheckSums says whether the kernel knows checksumComplete.
+// canCheckSums reports whether the kernel supports checksumComplete.
 func canCheckSums(t testing.TB) bool {
 	return checkedSums(t)
 }
@@ -220,58 +218,57 @@ var checkedSums = func() func(testing.TB) bool {
 	}
 }()
 
-// becomes checks that the packet went on as want. Between two pods of one bridge
-// it goes directly.
-func (o outcome) becomes(want packet, why treaty.Reason) {
+// becomes checks that the packet went on as want. Between two pods of one bridge, its Ethernet address is that
+// of the backend.
+func (o outcome) becomes(want packet, why abi.Reason) {
 	o.t.Helper()
 	o.ends(verdictNext, why)
 	between := o.between
-	if o.place.bridgePort && o.place.class == treaty.DevicePods && o.ingress && isBridged(want.src) && isBridged(want.dst) && want.src.Addr() != want.dst.Addr() {
+	if o.place.bridgePort && o.place.class == abi.DevicePods && o.ingress && isBridged(want.src) && isBridged(want.dst) && want.src.Addr() != want.dst.Addr() {
 		between.dst = macOf(want.dst.Addr())
 	}
 	o.compare(o.w.bytes(o.place, want, between))
 }
 
-// isBridged says that an address is behind the bridge.
+// isBridged reports whether an address is behind the bridge.
 func isBridged(a netip.AddrPort) bool {
 	return netip.MustParsePrefix("8.0.1.0/24").Contains(a.Addr())
 }
 
-// passes checks that the packet went on untouched. The reason may be
-// ReasonNext: nobody counted it.
-func (o outcome) passes(why treaty.Reason) {
+// passes checks that the packet went on unchanged. With ReasonNext, no reason was counted.
+func (o outcome) passes(why abi.Reason) {
 	o.t.Helper()
 	o.ends(verdictNext, why)
 	o.isUntouched()
 }
 
-// leaves checks that the packet went out again, as want but for a hop.
-func (o outcome) leaves(want packet, why treaty.Reason) {
+// leaves checks that the packet was turned around, as want with a lower hop limit.
+func (o outcome) leaves(want packet, why abi.Reason) {
 	o.t.Helper()
 	o.ends(verdictRedirect, why)
 	want.hops--
 	o.compare(o.w.bytes(o.place, want, o.between))
 }
 
-// drops checks that the packet ended here, without a word.
-func (o outcome) drops(why treaty.Reason) {
+// drops checks that the packet was dropped silently.
+func (o outcome) drops(why abi.Reason) {
 	o.t.Helper()
 	o.ends(verdictDrop, why)
 }
 
-// rejects checks that an ICMP error went back the way the packet came.
-func (o outcome) rejects(want packet, why treaty.Reason) {
+// rejects checks that an ICMP error was sent back.
+func (o outcome) rejects(want packet, why abi.Reason) {
 	o.t.Helper()
 	o.ends(verdictRedirect, why)
 	o.compare(o.w.bytes(o.place, want, ends{src: o.between.dst, dst: o.between.src}))
 }
 
 // ends checks verdict and reason.
-func (o outcome) ends(verdict int32, why treaty.Reason) {
+func (o outcome) ends(verdict int32, why abi.Reason) {
 	o.t.Helper()
 	o.verdictIs(verdict)
-	want := map[treaty.Reason]uint64{why: 1}
-	if why == treaty.ReasonNext {
+	want := map[abi.Reason]uint64{why: 1}
+	if why == abi.ReasonNext {
 		want = nil
 	}
 	if !maps.Equal(o.reasons, want) {
@@ -293,8 +290,8 @@ func (o outcome) isUntouched() {
 	}
 }
 
-// compare holds the frame against the one that should have come out. Two values
-// of a checksum can be right, so each is checked, and then left out.
+// compare compares the frame with the expected one. A checksum can have two right values, so each is checked
+// separately.
 func (o outcome) compare(want []byte) {
 	o.t.Helper()
 	ethernet := !o.place.noEthernet
@@ -309,7 +306,7 @@ func (o outcome) compare(want []byte) {
 	}
 }
 
-// text is a frame for people, layer by layer, and its bytes.
+// text returns a readable frame, layer by layer, and its bytes.
 func (o outcome) text(frame []byte) []string {
 	var kind gopacket.Decoder = layers.LayerTypeEthernet
 	if o.place.noEthernet {

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// use has so many entries of each kind be in flows, as programs count them.
+// use sets the number of entries of each kind in flows, as programs count them.
 func (w *world) use(t testing.TB, connected, udp int) {
 	t.Helper()
 	for kind, entries := range map[uint32]int{maps.FlowsConnected: connected, maps.FlowsUDP: udp} {
@@ -34,7 +34,7 @@ func (w *world) room(t testing.TB) int {
 	return room
 }
 
-// Who gets a place in flows: a half of the room is for connections, a quarter for UDP, and the rest for both.
+// Half of the room in flows is for connections, a quarter for UDP, and the rest for both.
 func TestSharesOfFlows(t *testing.T) {
 	w := newWorld(t, ipv4)
 	room := w.room(t)
@@ -67,7 +67,7 @@ func TestSharesOfFlows(t *testing.T) {
 
 						return
 					}
-					c := &conversation{w: w, place: p, proto: proto, dialled: clusterIP, backend: portPod}
+					c := &conversation{w: w, place: p, proto: proto, vip: clusterIP, backend: portPod}
 					c.first(t, maps.ReasonTranslated)
 					c.establish(t)
 					w.holds(t, 2, !admitted)
@@ -77,8 +77,8 @@ func TestSharesOfFlows(t *testing.T) {
 	}
 }
 
-// A flow that has no place works all the same, and gets one when there is room.
-func TestFlowsWithoutAPlace(t *testing.T) {
+// A flow without room in flows works nevertheless, and moves there when there is room.
+func TestFlowsWithoutRoom(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		w, n := c.w, c.entryCount()
 		w.use(t, w.room(t), w.room(t))
@@ -99,13 +99,13 @@ func TestFlowsWithoutAPlace(t *testing.T) {
 		}
 		w.holds(t, n, true)
 		w.use(t, 0, 0)
-		c.says(t, second(c.proto, c.place.client, c.dialled))
+		c.says(t, second(c.proto, c.place.client, c.vip))
 		c.hears(t, third(c.proto, c.backend, c.place.client))
 		w.holds(t, n, false)
 	})
 }
 
-// What is put into flows and what is deleted, is counted, whoever does it.
+// Entries of flows are counted when they are put and deleted, by programs and by the agent.
 func TestUsageOfFlows(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		w, n := c.w, int64(c.entryCount())
@@ -122,9 +122,9 @@ func TestUsageOfFlows(t *testing.T) {
 		usage(n)
 		w.sweep(t, 0)
 		usage(n)
-		w.delete(t, w.role(t, c.answers())) // as the kernel does, which tells no one
+		w.delete(t, w.role(t, c.answers())) // as the kernel does, without counting it
 		w.wait(t, 1100*time.Millisecond)
-		c.says(t, second(c.proto, c.place.client, c.dialled))
+		c.says(t, second(c.proto, c.place.client, c.vip))
 		w.sweep(t, 0)
 		usage(n)
 		w.sweep(t, 100*time.Hour)
@@ -132,13 +132,13 @@ func TestUsageOfFlows(t *testing.T) {
 	})
 }
 
-// Where connections have no room, those that have ended make it, and no others.
+// If connections have no room, those that have ended are deleted, and no others.
 func TestEndedConnectionsMakeRoom(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {
 		if c.proto == layers.IPProtocolUDP {
 			return
 		}
-		w, in := c.w, first(c.proto, stranger, c.dialled)
+		w, in := c.w, first(c.proto, stranger, c.vip)
 		limit := w.room(t) - w.room(t)/4
 		c.establish(t)
 		old := w.role(t, maps.FlowFromClient).flow
@@ -154,7 +154,7 @@ func TestEndedConnectionsMakeRoom(t *testing.T) {
 			c.says(t, sctp(client, client, chunkAbort))
 		}
 		w.use(t, limit+c.entryCount()-4, 0)
-		goesOn := &conversation{w: w, place: c.place, proto: c.proto, dialled: c.dialled, backend: c.backend, masqueradedPort: c.masqueradedPort}
+		goesOn := &conversation{w: w, place: c.place, proto: c.proto, vip: c.vip, backend: c.backend, masqueradedPort: c.masqueradedPort}
 		goesOn.place.client = stranger
 		goesOn.first(t, maps.ReasonTranslated)
 		w.usage(t, int64(limit)-4, 0)
@@ -166,8 +166,8 @@ func TestEndedConnectionsMakeRoom(t *testing.T) {
 	})
 }
 
-// What floods of datagrams push out are datagrams, and what floods of connections do, connections.
-func TestFlowsThatAreHalfOpenLiveApart(t *testing.T) {
+// A flood of datagrams only evicts datagrams, and a flood of connections only connections.
+func TestHalfOpenFlowsHaveATableOfTheirOwn(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		for _, proto := range transports {
 			w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{portPod}})

@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Services, resolved where sockets dial: no packet is touched afterwards. */
+/* Resolving Services when sockets connect or send: no packet is touched afterwards. */
 #include "lib/affinity.h"
 #include "lib/frontend.h"
 #include "lib/netns.h"
@@ -17,8 +17,10 @@
 
 const enum udp_mode *btf_udp_mode __attribute__((unused));
 
-/* dialled_key is what the client dialled; the kernel takes "any" for loopback. */
-static __always_inline struct frontend_key dialled_key(struct bpf_sock_addr *ctx, bool v6)
+/*
+ * frontend_key_of returns the destination as a key; like the kernel, it treats "any" as loopback.
+ */
+static __always_inline struct frontend_key frontend_key_of(struct bpf_sock_addr *ctx, bool v6)
 {
 	struct addr to = hook_addr(ctx, v6);
 
@@ -47,41 +49,43 @@ static __always_inline enum reason translates_sends(struct bpf_sock_addr *ctx)
 }
 
 /*
- * lookup_frontend copies the pool that serves what the client dialled. A destination that
- * is none of ours costs the filter, and the search for the range it would be allocated in.
+ * lookup_frontend copies the pool that serves the destination. A destination that is no Service
+ * costs the filter, and the check whether it is in a Service CIDR.
  */
-static __always_inline enum reason
-lookup_frontend(struct bpf_sock_addr *ctx, const struct frontend_key *dialled, struct pool *pool)
+static __always_inline enum reason lookup_frontend(struct bpf_sock_addr *ctx,
+						   const struct frontend_key *original_dst,
+						   struct pool *pool)
 {
-	struct addr loopback = addr_loopback(&dialled->addr);
-	bool maybe = may_be_ours(&dialled->addr), node_ports = false;
+	struct addr loopback = addr_loopback(&original_dst->addr);
+	bool maybe = may_be_ours(&original_dst->addr), node_ports = false;
 	enum reason why;
 
 	if (maybe) {
-		why = find_pool(dialled, pool);
+		why = find_pool(original_dst, pool);
 		if (why != REASON_PASS_NO_FRONTEND)
 			return why;
-		node_ports = addr_flags(&dialled->addr) & ADDR_NODE_PORT;
+		node_ports = addr_flags(&original_dst->addr) & ADDR_NODE_PORT;
 	}
-	/* Node ports answer on loopback too, but only where it is the node's own. */
-	if (addr_equal(&dialled->addr, &loopback))
+	/* Node ports also answer on loopback, but only on that of the node's own namespace. */
+	if (addr_equal(&original_dst->addr, &loopback))
 		node_ports = config_localhost_node_ports && is_host_netns(ctx);
 	if (node_ports) {
-		why = find_node_port(dialled, pool);
+		why = find_node_port(original_dst, pool);
 		if (why != REASON_PASS_NO_FRONTEND)
 			return why;
 	}
-	if (maybe && is_cluster_ip(dialled))
+	if (maybe && is_cluster_ip(original_dst))
 		return REASON_REJECT_NO_PORT;
-	return is_service_cidr(&dialled->addr) ? REASON_DROP_UNALLOCATED : REASON_PASS_NO_FRONTEND;
+	return is_service_cidr(&original_dst->addr) ? REASON_DROP_UNALLOCATED :
+						      REASON_PASS_NO_FRONTEND;
 }
 
 /*
- * seed_of_socket is what the pool's algorithm goes by: a socket that dials has no address
- * and no port yet, so the client is its network namespace, and each flow another one.
+ * seed_of_socket returns the seed of the pool's algorithm. A socket that connects has no address
+ * and port yet, so its network namespace stands for the client, and a random number for the flow.
  */
 static __always_inline __u32 seed_of_socket(const struct pool *pool, __u64 netns,
-					    const struct addr *dialled)
+					    const struct addr *original_dst)
 {
 	switch (pool->algorithm) {
 	case ALGORITHM_RR:
@@ -89,25 +93,26 @@ static __always_inline __u32 seed_of_socket(const struct pool *pool, __u64 netns
 	case ALGORITHM_SH:
 		return hash(&netns, sizeof(netns));
 	case ALGORITHM_DH:
-		return hash(dialled, sizeof(*dialled));
+		return hash(original_dst, sizeof(*original_dst));
 	default:
 		return bpf_get_prandom_u32();
 	}
 }
 
-/* pick_for_socket chooses for a new flow of this socket, and counts the outcome. */
+/* pick_for_socket picks a backend for a new flow of this socket, and counts the outcome. */
 static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bool v6,
 						   const struct pool *pool,
-						   const struct addr *dialled, __u64 now,
+						   const struct addr *original_dst, __u64 now,
 						   const struct backend **be)
 {
 	__u64 netns = bpf_get_netns_cookie(ctx);
 	struct affinity_key client = netns_client(pool, netns);
 	enum reason why;
 
-	why = check_source(ctx, v6, pool, dialled);
+	why = check_source(ctx, v6, pool, original_dst);
 	if (!why) {
-		*be = pick_backend(pool, &client, seed_of_socket(pool, netns, dialled), now, true);
+		*be = pick_backend(pool, &client, seed_of_socket(pool, netns, original_dst), now,
+				   true);
 		if (!*be)
 			why = why_no_backend(pool);
 	}
@@ -115,10 +120,10 @@ static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bo
 	return why;
 }
 
-/* How a connect() is resolved, top to bottom. */
+/* The stages of a connect(), top to bottom. */
 static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bool v6)
 {
-	struct frontend_key dialled = dialled_key(ctx, v6);
+	struct frontend_key original_dst = frontend_key_of(ctx, v6);
 	const struct backend *be = NULL;
 	struct pool pool;
 	enum reason why;
@@ -127,67 +132,72 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	if (why)
 		return why;
 
-	why = lookup_frontend(ctx, &dialled, &pool);
+	why = lookup_frontend(ctx, &original_dst, &pool);
 	if (why)
 		return why;
 
-	why = pick_for_socket(ctx, v6, &pool, &dialled.addr, bpf_ktime_get_ns(), &be);
+	why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, bpf_ktime_get_ns(), &be);
 	if (why || !be)
 		return why;
 
 	set_hook_addr(ctx, v6, &be->addr, be->port);
-	return remember_dialled(ctx, &dialled, be);
+	return remember_original_dst(ctx, &original_dst, be);
 }
 
-/* A refused connect leaves a UDP socket with the peer it had. */
+/*
+ * connects resolves a connect(). A refused connect leaves a UDP socket with the peer that it had.
+ */
 static __always_inline int connects(struct bpf_sock_addr *ctx, bool v6)
 {
 	enum reason why = resolve_connect(ctx, v6);
 
 	if (is_pass(why))
-		forget_dialled(ctx);
+		forget_original_dst(ctx);
 	return finish(ctx, v6, true, why);
 }
 
-/* is_taken says whether a backend answers this socket for another destination. */
+/* is_taken reports whether a backend answers this socket for another destination. */
 static __always_inline bool is_taken(const struct udp_dials *own,
-				     const struct frontend_key *dialled,
+				     const struct frontend_key *original_dst,
 				     const struct udp_pin_key *send, const struct backend *be,
 				     __u64 now)
 {
-	return answers_another(own, dialled, be, now) || (own->pinned && is_pinned(send, be, now));
+	return answers_another(own, original_dst, be, now) ||
+	       (own->pinned && is_pinned(send, be, now));
 }
 
 /*
- * pick_free returns another backend of the pool if be is taken: its answers could come
- * from either frontend. If all that we look at are, the choice stays, and answers come
- * from the frontend that was dialled last.
+ * pick_free returns another backend of the pool if be is taken, because its answers could come
+ * from either frontend. If all that are tried are taken, the choice stays, and answers come from
+ * the frontend of the last datagram.
  */
-static __always_inline const struct backend *
-pick_free(const struct udp_dials *own, const struct pool *pool, const struct frontend_key *dialled,
-	  const struct udp_pin_key *send, __u64 now, const struct backend *be)
+static __always_inline const struct backend *pick_free(const struct udp_dials *own,
+						       const struct pool *pool,
+						       const struct frontend_key *original_dst,
+						       const struct udp_pin_key *send, __u64 now,
+						       const struct backend *be)
 {
 	const struct backend *other;
 	__u32 first, try;
 
-	if (!is_taken(own, dialled, send, be, now) || !pool->slot_count)
+	if (!is_taken(own, original_dst, send, be, now) || !pool->slot_count)
 		return be;
 	first = random_below(pool->slot_count);
 	for (try = 0; try < MAX_PICKS; try++) {
 		other = pick_slot(pool, first, try);
-		if (other && !is_taken(own, dialled, send, other, now))
+		if (other && !is_taken(own, original_dst, send, other, now))
 			return other;
 	}
 	return be;
 }
 
 /*
- * pick_pair chooses the backend for the datagrams of this socket to dialled, and makes
- * its answers come from there. On success it is one of the REASON_TRANSLATED.
+ * pick_pair picks the backend for the datagrams of this socket to original_dst, and makes the
+ * answers come from there. On success it returns one of the REASON_TRANSLATED.
  */
 static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 					     const struct pool *pool,
-					     const struct frontend_key *dialled,
+					     const struct frontend_key *original_dst,
 					     const struct backend **be)
 {
 	struct udp_dials *own = dials_of(ctx);
@@ -195,11 +205,12 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	struct udp_pin_key send = {};
 	enum reason why;
 
-	*be = own ? pick_dialled(own, pool, dialled, now) : NULL;
+	*be = own ? pick_for_destination(own, pool, original_dst, now) : NULL;
 	if (*be)
 		return REASON_TRANSLATED;
 
-	send = udp_pin_key(bpf_get_socket_cookie(ctx), &dialled->addr, dialled->port, UDP_PIN_SEND);
+	send = udp_pin_key(bpf_get_socket_cookie(ctx), &original_dst->addr, original_dst->port,
+			   UDP_PIN_SEND);
 	*be = own && own->pinned ? pick_pinned(pool, &send, now) : NULL;
 	if (*be) {
 		answer_directly(own, &(*be)->addr, (*be)->port);
@@ -207,14 +218,14 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 		return REASON_TRANSLATED;
 	}
 
-	why = pick_for_socket(ctx, v6, pool, &dialled->addr, now, be);
+	why = pick_for_socket(ctx, v6, pool, &original_dst->addr, now, be);
 	if (why || !*be)
 		return why;
 	own = bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!own)
 		return REASON_TRANSLATED_UNREMEMBERED;
-	*be = pick_free(own, pool, dialled, &send, now, *be);
-	if (keep_dial(own, dialled, *be, now, !is_kernels(ctx)))
+	*be = pick_free(own, pool, original_dst, &send, now, *be);
+	if (keep_dial(own, original_dst, *be, now, !is_kernel_socket(ctx)))
 		return REASON_TRANSLATED;
 	answer_directly(own, &(*be)->addr, (*be)->port);
 	pin_send(&send, now, *be);
@@ -222,10 +233,10 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	return REASON_TRANSLATED;
 }
 
-/* How a sendto() with an address is resolved, top to bottom. */
+/* The stages of a sendto() with an address, top to bottom. */
 static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool v6)
 {
-	struct frontend_key dialled = dialled_key(ctx, v6);
+	struct frontend_key original_dst = frontend_key_of(ctx, v6);
 	const struct backend *be;
 	struct pool pool;
 	enum reason why;
@@ -234,27 +245,30 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 	if (why)
 		return why;
 
-	why = lookup_frontend(ctx, &dialled, &pool);
+	why = lookup_frontend(ctx, &original_dst, &pool);
 	if (why)
 		return why;
 
 	why = REASON_TRANSLATED;
-	be = pick_connected(ctx, &pool, &dialled);
+	be = pick_connected(ctx, &pool, &original_dst);
 	if (!be)
-		why = pick_pair(ctx, v6, &pool, &dialled, &be);
+		why = pick_pair(ctx, v6, &pool, &original_dst, &be);
 	if (be)
 		set_hook_addr(ctx, v6, &be->addr, be->port);
 	return why;
 }
 
-/* A socket that sends to a backend itself wants to hear the backend answer. */
+/*
+ * sends resolves a sendto(). A socket that sends to a backend itself receives its answers from the
+ * backend.
+ */
 static __always_inline int sends(struct bpf_sock_addr *ctx, bool v6)
 {
 	struct addr to = hook_addr(ctx, v6);
 	struct udp_dials *own;
 	enum reason why;
 
-	/* The kernel also calls for a send() without address, if an IPv6 socket
+	/* The kernel also runs this hook for a send() without address, if an IPv6 socket
 	 * is connected to an IPv4 peer: that was resolved when it connected. */
 	if (is_peer(ctx, v6, &to, hook_port(ctx)))
 		return 1;
@@ -269,28 +283,31 @@ static __always_inline int sends(struct bpf_sock_addr *ctx, bool v6)
 	return finish(ctx, v6, false, why);
 }
 
-/* answer_as_dialled shows the application what it dialled, not the backend. */
-static __always_inline int answer_as_dialled(struct bpf_sock_addr *ctx, bool v6, bool receives)
+/*
+ * answer_from_original_dst shows the application the original destination instead of the backend.
+ */
+static __always_inline int answer_from_original_dst(struct bpf_sock_addr *ctx, bool v6,
+						    bool receives)
 {
-	struct addr peer = hook_addr(ctx, v6), dialled;
+	struct addr peer = hook_addr(ctx, v6), original_dst;
 	struct sock_state *state = state_of(ctx);
-	__be16 port = hook_port(ctx), dialled_port;
+	__be16 port = hook_port(ctx), original_port;
 	struct udp_dials *own;
 	__u64 now;
 
 	if (state && (!receives || is_connected(ctx)) &&
-	    connected_by(state, &peer, port, &dialled, &dialled_port)) {
-		set_hook_addr(ctx, v6, &dialled, dialled_port);
+	    connected_by(state, &peer, port, &original_dst, &original_port)) {
+		set_hook_addr(ctx, v6, &original_dst, original_port);
 		return 1;
 	}
 	own = receives ? dials_of(ctx) : NULL;
 	if (!own)
 		return 1;
 	now = bpf_ktime_get_ns();
-	if (dialled_for(own, &peer, port, now, &dialled, &dialled_port) ||
-	    (own->pinned &&
-	     pinned_source(bpf_get_socket_cookie(ctx), &peer, port, now, &dialled, &dialled_port)))
-		set_hook_addr(ctx, v6, &dialled, dialled_port);
+	if (original_dst_for(own, &peer, port, now, &original_dst, &original_port) ||
+	    (own->pinned && pinned_source(bpf_get_socket_cookie(ctx), &peer, port, now,
+					  &original_dst, &original_port)))
+		set_hook_addr(ctx, v6, &original_dst, original_port);
 	return 1;
 }
 
@@ -321,28 +338,28 @@ int sluice_sendmsg6(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg4")
 int sluice_recvmsg4(struct bpf_sock_addr *ctx)
 {
-	return answer_as_dialled(ctx, false, true);
+	return answer_from_original_dst(ctx, false, true);
 }
 
 SEC("cgroup/recvmsg6")
 int sluice_recvmsg6(struct bpf_sock_addr *ctx)
 {
-	return answer_as_dialled(ctx, true, true);
+	return answer_from_original_dst(ctx, true, true);
 }
 
 SEC("cgroup/getpeername4")
 int sluice_getpeer4(struct bpf_sock_addr *ctx)
 {
-	return answer_as_dialled(ctx, false, false);
+	return answer_from_original_dst(ctx, false, false);
 }
 
 SEC("cgroup/getpeername6")
 int sluice_getpeer6(struct bpf_sock_addr *ctx)
 {
-	return answer_as_dialled(ctx, true, false);
+	return answer_from_original_dst(ctx, true, false);
 }
 
-/* A socket is closed: it is in no backend's load any more. */
+/* A socket that is closed leaves the loads of its backends. */
 SEC("cgroup/sock_release")
 int sluice_release(struct bpf_sock *ctx)
 {

@@ -10,11 +10,11 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// What looks like a packet of a flow, and is somebody else's.
+// Packets that look like those of a flow, but belong to another connection.
 
-// Netfilter may masquerade a packet before we would: then what comes back to that
-// port is for netfilter, also if a flow of ours was given the same one.
-func TestReplyToSomebodyElsesMasquerade(t *testing.T) {
+// Netfilter may masquerade a packet first: then replies to that port are netfilter's, even if a flow has the
+// same port.
+func TestReplyToAMasqueradeOfNetfilter(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, remotePod)
 		reply := tcp(remotePod, node, "S.").toPort(c.masqueradedPort)
@@ -25,8 +25,7 @@ func TestReplyToSomebodyElsesMasquerade(t *testing.T) {
 	})
 }
 
-// A client may dial a pod directly, from the port of a connection to its Service
-// that has just ended.
+// A client may connect to a pod directly, from the port of a connection to its Service that has just ended.
 func TestDirectConnectionAfterAFlow(t *testing.T) {
 	for name, end := range map[string]func(*conversation, *testing.T){
 		"closed": (*conversation).closes,
@@ -38,7 +37,7 @@ func TestDirectConnectionAfterAFlow(t *testing.T) {
 				c.establish(t)
 				end(c, t)
 				for _, flags := range []string{"S.", ".", "P.", "F."} {
-					w.egress(t, p, tcp(portPod, p.client, flags)).passes(maps.ReasonPassBystander)
+					w.egress(t, p, tcp(portPod, p.client, flags)).passes(maps.ReasonPassOtherTraffic)
 				}
 				if left := w.entries(t); len(left) > 0 {
 					t.Errorf("%d entries of the flow are left", len(left))
@@ -48,8 +47,8 @@ func TestDirectConnectionAfterAFlow(t *testing.T) {
 	}
 }
 
-// Nor one to the backend of a connection in whose place the client has begun another
-// one, with another backend.
+// Nor is a direct connection to the old backend, if the client has since reused its port with another
+// backend.
 func TestDirectConnectionToABackendThatAFlowHasLeft(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
@@ -60,15 +59,14 @@ func TestDirectConnectionToABackendThatAFlowHasLeft(t *testing.T) {
 		w.ingress(t, p, again).becomes(again.to(portPodToo), maps.ReasonTranslated)
 
 		for _, flags := range []string{"S.", ".", "P.", "F."} {
-			w.egress(t, p, tcp(portPod, p.client, flags)).passes(maps.ReasonPassBystander)
+			w.egress(t, p, tcp(portPod, p.client, flags)).passes(maps.ReasonPassOtherTraffic)
 		}
 		answer := tcp(portPodToo, p.client, "S.")
 		w.egress(t, p, answer).becomes(answer.from(clusterIP), maps.ReasonFlow)
 	})
 }
 
-// Nor is a client that dials a backend directly masqueraded, because a flow of that
-// tuple was.
+// Nor is a direct connection masqueraded because an earlier flow with its tuple was.
 func TestDirectConnectionAfterAMasqueradedFlow(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, remotePod)
@@ -77,30 +75,29 @@ func TestDirectConnectionAfterAMasqueradedFlow(t *testing.T) {
 			said.on(t, c)
 		}
 		for _, flags := range []string{"S", ".", "P."} {
-			w.egress(t, p, tcp(p.client, remotePod, flags)).passes(maps.ReasonPassBystander)
+			w.egress(t, p, tcp(p.client, remotePod, flags)).passes(maps.ReasonPassOtherTraffic)
 		}
-		w.egress(t, p, tcp(remotePod, p.client, "S.")).passes(maps.ReasonPassBystander)
+		w.egress(t, p, tcp(remotePod, p.client, "S.")).passes(maps.ReasonPassOtherTraffic)
 	})
 }
 
-// A promiscuous device, or a switch that does not know better, shows us frames to
-// other machines.
+// A promiscuous device, or a switch that floods, delivers frames to other machines.
 func TestFrameToAnotherMachine(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
 		in := tcp(p.client, clusterIP, "S")
 		between := ends{src: macOf(in.src.Addr()), dst: net.HardwareAddr{2, 9, 9, 9, 9, 9}}
-		w.run(t, w.programs(t, p).Ingress, p, in, between).passes(maps.ReasonPassBystander)
+		w.run(t, w.programs(t, p).Ingress, p, in, between).passes(maps.ReasonPassOtherTraffic)
 		w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)
 	})
 }
 
-// A client that only sends keeps the port that it was lent.
+// A client that only sends keeps its masquerade port.
 func TestMasqueradePortOfAClientThatOnlySends(t *testing.T) {
 	window := func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000} }
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{remotePod}})
-		c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, dialled: clusterIP, backend: remotePod, masqueradedPort: 20000}
+		c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, vip: clusterIP, backend: remotePod, masqueradedPort: 20000}
 		c.first(t, maps.ReasonTranslated)
 		c.establish(t)
 		for range 3 {
@@ -113,7 +110,7 @@ func TestMasqueradePortOfAClientThatOnlySends(t *testing.T) {
 	}, window)
 }
 
-// A backend that is gone may answer after the client was given another one.
+// A backend that is gone may answer after the client got another one.
 func TestLateAnswerOfABackendThatIsGone(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 		first := w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{portPod}})

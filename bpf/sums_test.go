@@ -5,11 +5,10 @@ import (
 	"testing"
 )
 
-// What tells right checksums from wrong ones is itself held against gopacket,
-// which made the frames.
+// The checksums of gopacket, which made the frames, test the code that verifies checksums.
 func TestSums(t *testing.T) {
 	for _, f := range families {
-		for _, in := range append(seeds(), bystanderList()...) {
+		for _, in := range append(seeds(), otherTrafficList()...) {
 			frame := in.frame(f, ends{src: macOf(in.src.Addr()), dst: macOf(in.dst.Addr())})
 			if names := wrong(frame, true); len(names) > 0 {
 				t.Errorf("%+v: %v are wrong", in, names)
@@ -34,16 +33,16 @@ func TestSums(t *testing.T) {
 	}
 }
 
-func bystanderList() []packet {
+func otherTrafficList() []packet {
 	var all []packet
-	for _, in := range bystanders() {
+	for _, in := range otherTraffic() {
 		all = append(all, in)
 	}
 
 	return all
 }
 
-// Every protocol has a checksum that is found where it is.
+// The checksum of every protocol is found.
 func TestSumsAreFound(t *testing.T) {
 	for name, test := range map[string]struct {
 		in   packet
@@ -54,8 +53,8 @@ func TestSumsAreFound(t *testing.T) {
 		"UDP":                {udp(client, clusterIP), [2]int{2, 1}},
 		"SCTP, tagged":       {sctp(client, clusterIP, chunkInit).tagged(1, 2), [2]int{2, 1}},
 		"a ping":             {ping(client, clusterIP), [2]int{2, 1}},
-		"an error about TCP": {tell(tooBig, router, clusterIP, tcp(clusterIP, client, ".")), [2]int{4, 2}},
-		"a short quote":      {tell(tooBig, router, clusterIP, tcp(clusterIP, client, ".")).quoting(28), [2]int{3, 1}},
+		"an error about TCP": {icmpError(tooBig, router, clusterIP, tcp(clusterIP, client, ".")), [2]int{4, 2}},
+		"a short quote":      {icmpError(tooBig, router, clusterIP, tcp(clusterIP, client, ".")).quoting(28), [2]int{3, 1}},
 		"a later fragment":   {udp(client, clusterIP).long(3000).rest(1024), [2]int{1, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {

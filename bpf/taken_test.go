@@ -15,18 +15,18 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// States of a connection, as netfilter numbers them.
+// The states of a connection in netfilter.
 const (
 	conntrackSynSent     = 1
 	conntrackEstablished = 3
 	conntrackTimeWait    = 7
 )
 
-// twoPorts is a window of two, of which a test takes the first.
+// twoPorts is a range of two ports, of which a test uses the first.
 func twoPorts(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20001} }
 
-// track has netfilter know a connection from one address to another, which answers a third
-// one: by default the first.
+// track adds a connection between two addresses to netfilter, whose replies go to a third one: by default the
+// first.
 func (w *world) track(t testing.TB, proto layers.IPProtocol, from, to, answers string, state uint8) {
 	t.Helper()
 	tuple := func(src, dst string) netlink.IPTuple {
@@ -53,7 +53,7 @@ func (w *world) track(t testing.TB, proto layers.IPProtocol, from, to, answers s
 	})
 }
 
-// knowsConntrack reports whether programs can ask netfilter.
+// knowsConntrack reports whether programs can look up connections of netfilter.
 func knowsConntrack(t testing.TB) bool {
 	t.Helper()
 	knows, err := knownConntrack()
@@ -62,25 +62,25 @@ func knowsConntrack(t testing.TB) bool {
 	return knows
 }
 
-// knownConntrack has the kernel load what tracks connections, as it is on a node.
+// knownConntrack loads the kernel's connection tracking, as on a node.
 var knownConntrack = sync.OnceValues(func() (bool, error) {
 	_, _ = netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 
 	return KnowsConntrack()
 })
 
-// needsConntrack skips a test where programs cannot ask netfilter.
+// needsConntrack skips a test where programs cannot look up connections of netfilter.
 func needsConntrack(t *testing.T) {
 	t.Helper()
 	if !knowsConntrack(t) {
 		if atLeast(t, 5, 18) {
 			t.Error("this kernel is new enough, and does not know")
 		}
-		t.Skip("this kernel does not tell programs what it tracks (Linux 5.18)")
+		t.Skip("on this kernel, programs cannot look up connections (Linux 5.18)")
 	}
 }
 
-// A port at which the node listens is not lent to a client.
+// A port on which the node listens is not used for a masquerade.
 func TestMasqueradeAvoidsSockets(t *testing.T) {
 	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestMasqueradeAvoidsSockets(t *testing.T) {
 				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
 				w.ingress(t, p, first(proto, p.client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
 				if port := maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort); port != 20001 {
-					t.Errorf("port is %d, want the one at which nobody listens", port)
+					t.Errorf("port is %d, want the one without a listener", port)
 				}
 				w.ingress(t, p, first(proto, stranger, clusterIP)).drops(maps.ReasonDropMasqueradePort)
 			}, twoPorts)
@@ -107,8 +107,8 @@ func TestMasqueradeAvoidsSockets(t *testing.T) {
 	}
 }
 
-// Nor is a port that netfilter has lent to somebody, in whatever state that connection is.
-func TestMasqueradeAvoidsThatOfNetfilter(t *testing.T) {
+// Nor is a port that netfilter has assigned, in whatever state that connection is.
+func TestMasqueradeAvoidsNetfilter(t *testing.T) {
 	needsConntrack(t)
 	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestFlowBesideADirectConnection(t *testing.T) {
 				reply := tcp(tapPod, p.client, "S.").toPort(seen)
 				w.egress(t, p, reply).becomes(reply.from(clusterIP).to(p.client), maps.ReasonFlow)
 				if test.another {
-					w.egress(t, p, tcp(tapPod, p.client, "P.")).passes(maps.ReasonPassBystander)
+					w.egress(t, p, tcp(tapPod, p.client, "P.")).passes(maps.ReasonPassOtherTraffic)
 				}
 			})
 		})
@@ -164,7 +164,7 @@ func TestDirectConnectionBesideAFlow(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolTCP, hostPod)
 		direct := tcp(p.client, hostPod, "S")
-		w.ingress(t, p, direct).passes(maps.ReasonPassNoFrontend) // nobody has answered the other one yet
+		w.ingress(t, p, direct).passes(maps.ReasonPassNoFrontend) // the other one is unanswered
 		c.establish(t)
 		w.ingress(t, p, tcp(stranger, hostPod, "S")).passes(maps.ReasonPassNoFrontend)
 		w.ingress(t, p, udp(p.client, hostPod)).passes(maps.ReasonPassNoFrontend)

@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Services, translated where packets pass a device. */
+/* Translating the packets of Services at devices. */
 #include "lib/beside.h"
 #include "lib/bridge.h"
 #include "lib/device_verdict.h"
@@ -11,7 +11,7 @@
 #include "lib/source_range.h"
 #include "lib/track.h"
 
-/* read_addr reads who a packet is from, or to, and nothing else. */
+/* read_addr reads only the source or the destination address of a packet. */
 static __always_inline enum reason read_addr(struct __sk_buff *ctx, const struct network *net,
 					     bool from, struct addr *a)
 {
@@ -33,8 +33,9 @@ static __always_inline enum reason read_addr(struct __sk_buff *ctx, const struct
 }
 
 /*
- * may_have_port is for a filter of ports: false for a packet that certainly belongs to no Service, as
- * its protocol has none and tells of no error. port is 0 if it takes more to find it.
+ * may_have_port is false for a packet whose protocol has no ports and reports no errors, so that
+ * it is certainly not a Service's. port is 0 if the port is behind extension headers, or in
+ * another fragment.
  */
 static __always_inline bool may_have_port(struct __sk_buff *ctx, const struct network *net,
 					  bool from, __be16 *port)
@@ -67,8 +68,11 @@ static __always_inline bool may_have_port(struct __sk_buff *ctx, const struct ne
 	return true;
 }
 
-/* is_own reports whether a packet to an address of this node is certainly the node's own business. */
-static __always_inline bool is_own(struct __sk_buff *ctx, const struct network *net)
+/*
+ * is_node_traffic reports whether a packet to an address of this node is certainly not for a node
+ * port or a flow.
+ */
+static __always_inline bool is_node_traffic(struct __sk_buff *ctx, const struct network *net)
 {
 	__be16 port;
 
@@ -76,12 +80,12 @@ static __always_inline bool is_own(struct __sk_buff *ctx, const struct network *
 }
 
 /*
- * is_concerned is the cheap test that everybody's packets pay: are they to an
- * address of a Service, or to a port of this node that may be one's? flags: what the address is
- * to us.
+ * may_be_for_service is the cheap check of every packet from the wire: is it to an address of a
+ * Service, or to a port of this node that may be a node port or that of a flow? flags: see
+ * addr_flags.
  */
-static __always_inline enum reason is_concerned(struct __sk_buff *ctx, struct network *net,
-						__u32 *flags)
+static __always_inline enum reason may_be_for_service(struct __sk_buff *ctx, struct network *net,
+						      __u32 *flags)
 {
 	struct addr dst;
 	enum reason why;
@@ -95,11 +99,11 @@ static __always_inline enum reason is_concerned(struct __sk_buff *ctx, struct ne
 	if (*flags & ADDR_SERVICE)
 		return REASON_NEXT;
 	if (*flags)
-		return is_own(ctx, net) ? REASON_PASS_NO_FRONTEND : REASON_NEXT;
-	return is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_BYSTANDER;
+		return is_node_traffic(ctx, net) ? REASON_PASS_NO_FRONTEND : REASON_NEXT;
+	return is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_OTHER_TRAFFIC;
 }
 
-/* may_be_reply is the cheap test that everybody's packets pay when they leave. */
+/* may_be_reply is the cheap check of every packet from the stack. */
 static __always_inline enum reason may_be_reply(struct __sk_buff *ctx, struct network *net)
 {
 	struct addr src;
@@ -112,11 +116,11 @@ static __always_inline enum reason may_be_reply(struct __sk_buff *ctx, struct ne
 	if (why)
 		return why;
 	if (!may_have_port(ctx, net, true, &port) || (port && !may_be_of_flow(&src, port)))
-		return REASON_PASS_BYSTANDER;
+		return REASON_PASS_OTHER_TRAFFIC;
 	return REASON_NEXT;
 }
 
-/* read_rest reads what comes after the IP header. */
+/* read_rest reads what follows the IP header. */
 static __always_inline enum reason read_rest(struct __sk_buff *ctx, struct packet *pkt)
 {
 	enum reason why;
@@ -128,7 +132,7 @@ static __always_inline enum reason read_rest(struct __sk_buff *ctx, struct packe
 	}
 	if (has_ports(pkt->ip.key.proto)) {
 		why = read_transport(ctx, &pkt->ip);
-		return why ?: read_signal(ctx, pkt);
+		return why ?: read_event(ctx, pkt);
 	}
 	if (pkt->ip.key.proto == (pkt->ip.v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
 		return read_icmp(ctx, pkt);
@@ -137,7 +141,7 @@ static __always_inline enum reason read_rest(struct __sk_buff *ctx, struct packe
 	return REASON_NEXT;
 }
 
-/* find_flow finds the entry of key, and what becomes of its packets: pkt->to. */
+/* find_flow returns the entry of key, or NULL, and sets pkt->to to the tuple of its packets. */
 static __always_inline struct flow *find_flow(struct packet *pkt, const struct flow_key *key,
 					      bool *half_open)
 {
@@ -147,7 +151,7 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 	if (!f)
 		f = half_open_at(key);
 	if (!f) {
-		/* It may have moved in between. */
+		/* It may have been confirmed between the two lookups. */
 		f = bpf_map_lookup_elem(&sl_flows, key);
 		*half_open = false;
 	}
@@ -157,7 +161,7 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 }
 
 /*
- * find_error_flow finds out which flow of ours an ICMP error is about: pkt->flow. It is
+ * find_error_flow finds the flow that an ICMP error is about, and copies it to pkt->flow. It is
  * global, as begin_flow is.
  */
 __noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
@@ -168,12 +172,12 @@ __noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
 	bool half_open;
 
 	if (!pkt)
-		return REASON_PASS_BYSTANDER;
+		return REASON_PASS_OTHER_TRAFFIC;
 	why = read_quoted(ctx, pkt, &pkt->quoted);
 	if (why)
 		return why;
 	if (!addr_equal(&pkt->quoted.key.src, &pkt->ip.key.dst))
-		return REASON_PASS_NO_FLOW; /* whoever gets this did not send that */
+		return REASON_PASS_NO_FLOW; /* the receiver of the error did not send the quoted packet */
 	reversed(&pkt->quoted.key, &pkt->came);
 	pkt->came.hook = pkt->ip.key.hook;
 	f = find_flow(pkt, &pkt->came, &half_open);
@@ -186,9 +190,10 @@ __noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
 }
 
 /*
- * scope_of returns whose frontends a client sees. Internal is for pods of this node: what
- * comes by a device that leads to them, if detectLocalMode does not tell it from them by
- * its source. By an uplink or a tunnel even a pod's address comes from another node.
+ * scope_of returns the scope of the frontends that a client can reach. The internal scope is for
+ * pods of this node: the packets that arrive on a device of pods, unless detectLocalMode requires
+ * a source in local_cidrs as well. A packet that arrives on an uplink or a tunnel comes from
+ * another node, even with the address of a pod.
  */
 static __always_inline __u8 scope_of(const struct addr *src)
 {
@@ -204,7 +209,7 @@ static __always_inline __u8 scope_of(const struct addr *src)
 static __always_inline enum reason lookup_frontend(const struct flow_key *came, __u32 flags,
 						   struct pool *pool)
 {
-	struct frontend_key dialled = {
+	struct frontend_key original_dst = {
 		.addr = came->dst,
 		.port = came->dst_port,
 		.proto = came->proto,
@@ -214,19 +219,19 @@ static __always_inline enum reason lookup_frontend(const struct flow_key *came, 
 
 	if (has_ports(came->proto)) {
 		if (flags & ADDR_SERVICE)
-			why = find_pool(&dialled, pool);
+			why = find_pool(&original_dst, pool);
 		if (why == REASON_PASS_NO_FRONTEND && flags & ADDR_NODE_PORT)
-			why = find_node_port(&dialled, pool);
+			why = find_node_port(&original_dst, pool);
 	}
-	/* What a node answers itself is not refused, so that a Service locks no one out of it. */
+	/* Other ports of the node stay reachable even if a Service has the address of the node. */
 	if (why != REASON_PASS_NO_FRONTEND || flags & ADDR_NODE)
 		return why;
-	return why_no_frontend(&dialled);
+	return why_no_frontend(&original_dst);
 }
 
 /*
- * check_room is for the first packet of a flow: a connection that may not stay is refused rather than
- * lost later. A datagram needs no room before it is answered, and works without.
+ * check_room checks, for the first packet of a flow, whether flows has room for a connection:
+ * refusing it now is better than losing it later. A datagram needs no room before it is answered.
  */
 static __always_inline enum reason check_room(__u8 proto)
 {
@@ -242,8 +247,8 @@ static __always_inline enum reason check_source_range(const struct pool *pool,
 }
 
 /*
- * begin_flow is for the first packet of a flow. It is global, and finds the packet by
- * itself: the verifier looks at it once, and not on each way that leads here.
+ * begin_flow opens a flow for its first packet. It is global, and finds the packet by itself, so
+ * that the verifier walks it once, and not for each call.
  */
 __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 {
@@ -252,8 +257,8 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 	enum reason why;
 
 	if (!pkt)
-		return REASON_PASS_BYSTANDER;
-	if (has_ports(pkt->ip.key.proto) && (pkt->signal != SIGNAL_FIRST || pkt->ip.later))
+		return REASON_PASS_OTHER_TRAFFIC;
+	if (has_ports(pkt->ip.key.proto) && (pkt->event != EVENT_OPEN || pkt->ip.later))
 		return REASON_PASS_NO_FLOW;
 	why = lookup_frontend(&pkt->ip.key, flags, &pool);
 	if (why)
@@ -267,15 +272,19 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 	return why;
 }
 
-/* mark lets rules of netfilter, which see no Service, tell what clients send to Services. */
+/*
+ * mark sets the mark by which rules of netfilter, which do not see the Service, recognize packets
+ * of clients to Services.
+ */
 static __always_inline void mark(struct __sk_buff *ctx)
 {
 	if (config_mark_mask)
 		ctx->mark = (ctx->mark & ~config_mark_mask) | config_mark;
 }
 
-/* way_of finds out what becomes of a packet from the wire. */
-static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *pkt, __u32 flags)
+/* translate_packet finds or opens the flow of a packet from the wire. */
+static __always_inline enum reason translate_packet(struct __sk_buff *ctx, struct packet *pkt,
+						    __u32 flags)
 {
 	bool half_open;
 	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
@@ -284,10 +293,10 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 	if (!f)
 		return begin_flow(ctx, flags);
 	if (is_stray(f))
-		return pkt->signal == SIGNAL_FIRST ? REASON_DROP_FLOW_TABLE : REASON_PASS_NO_FLOW;
-	if (begins_anew(pkt, f, half_open)) {
+		return pkt->event == EVENT_OPEN ? REASON_DROP_FLOW_TABLE : REASON_PASS_NO_FLOW;
+	if (starts_new_flow(pkt, f, half_open)) {
 		uncount(f);
-		tell_bytes(f);
+		report_bytes(f);
 		return begin_flow(ctx, flags);
 	}
 	if (f->role == FLOW_FROM_CLIENT)
@@ -299,7 +308,10 @@ static __always_inline enum reason way_of(struct __sk_buff *ctx, struct packet *
 	return REASON_FLOW;
 }
 
-/* translate_error leads an error from the wire to whom the packet is from that it is about. */
+/*
+ * translate_error translates an error from the wire, so that it reaches the sender of the packet
+ * that it quotes.
+ */
 static __always_inline enum reason translate_error(struct __sk_buff *ctx, struct packet *pkt)
 {
 	enum reason why = find_error_flow(ctx, HOOK_INGRESS);
@@ -309,7 +321,7 @@ static __always_inline enum reason translate_error(struct __sk_buff *ctx, struct
 	return why ?: rewrite_error(ctx, HOOK_INGRESS);
 }
 
-/* translate leads a packet from the wire to a backend, or back to its client. */
+/* translate rewrites a packet from the wire: to a backend, or back to its client. */
 static __always_inline enum reason translate(struct __sk_buff *ctx, struct packet *pkt,
 					     const struct network *net, __u32 flags)
 {
@@ -324,7 +336,7 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 	pkt->now = bpf_ktime_get_ns();
 	if (pkt->is_error)
 		return translate_error(ctx, pkt);
-	why = way_of(ctx, pkt, flags);
+	why = translate_packet(ctx, pkt, flags);
 	if (why == REASON_PASS_NO_FRONTEND)
 		why = open_beside(ctx);
 	if (!is_translated(why))
@@ -336,29 +348,32 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 	return why;
 }
 
-/* The way of a packet from the wire through the house, top to bottom: to the stack, or out again. */
+/* The stages of a packet from the wire, top to bottom. */
 static __always_inline enum reason balance(struct __sk_buff *ctx, struct packet *pkt,
 					   const struct network *net, __u32 flags)
 {
 	enum reason why = translate(ctx, pkt, net, flags);
 
-	return pkt->turns && !spend_hop(ctx, &pkt->ip) ? REASON_DROP_REWRITE : why;
+	return pkt->turns && !decrement_ttl(ctx, &pkt->ip) ? REASON_DROP_REWRITE : why;
 }
 
 /*
- * is_of_another says that a client dials a backend directly, or that the backend
- * accepts that, where our flow of that tuple has ended, or its client has gone on to
- * another backend. A Service's next flow would have begun its entries anew.
+ * is_direct_connection reports whether a client connects to a backend directly, or the backend
+ * accepts that, with the tuple of a flow that has ended, or whose client has moved on to another
+ * backend. The next flow of a Service would have replaced the entries.
  */
-static __always_inline bool is_of_another(struct packet *pkt, const struct flow *f)
+static __always_inline bool is_direct_connection(struct packet *pkt, const struct flow *f)
 {
-	bool asks = pkt->signal == SIGNAL_FIRST && f->role == FLOW_TO_BACKEND;
-	bool accepts = pkt->signal == SIGNAL_ACCEPT && f->role == FLOW_TO_CLIENT;
+	bool opens = pkt->event == EVENT_OPEN && f->role == FLOW_TO_BACKEND;
+	bool accepts = pkt->event == EVENT_ACCEPT && f->role == FLOW_TO_CLIENT;
 
-	return (asks || accepts) && (has_ended(pkt, f) || is_replaced(pkt, f));
+	return (opens || accepts) && (has_ended(pkt, f) || is_replaced(pkt, f));
 }
 
-/* The way of a packet from the stack to the wire: what belongs to no flow is none of ours. */
+/*
+ * The stages of a packet from the stack, top to bottom: it is either part of a flow, or other
+ * traffic.
+ */
 static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt,
 					   const struct network *net)
 {
@@ -375,15 +390,15 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (pkt->is_error)
 		return find_error_flow(ctx, HOOK_EGRESS) ?: rewrite_error(ctx, HOOK_EGRESS);
 	if (!has_ports(pkt->ip.key.proto))
-		return REASON_PASS_BYSTANDER;
+		return REASON_PASS_OTHER_TRAFFIC;
 
 	f = find_flow(pkt, &pkt->ip.key, &half_open);
 	if (!f)
-		return REASON_PASS_BYSTANDER;
-	if (is_of_another(pkt, f)) {
+		return REASON_PASS_OTHER_TRAFFIC;
+	if (is_direct_connection(pkt, f)) {
 		pkt->gone = *f;
 		forget_all(pkt);
-		return REASON_PASS_BYSTANDER;
+		return REASON_PASS_OTHER_TRAFFIC;
 	}
 	pkt->now = bpf_ktime_get_ns();
 	pkt->role = f->role;
@@ -401,10 +416,10 @@ int sluice_ingress(struct __sk_buff *ctx)
 	__u32 flags;
 	int verdict;
 
-	/* A frame to another machine, which the stack would drop; a bridge would not. */
+	/* A frame to another machine: the stack drops it, but a bridge forwards it. */
 	if (config_ethernet && !config_bridge_port && ctx->pkt_type == PACKET_OTHERHOST)
-		return pass(REASON_PASS_BYSTANDER);
-	why = is_concerned(ctx, &net, &flags);
+		return pass(REASON_PASS_OTHER_TRAFFIC);
+	why = may_be_for_service(ctx, &net, &flags);
 	if (why)
 		return pass(why);
 	pkt = new_packet(HOOK_INGRESS);

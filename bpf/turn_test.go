@@ -19,7 +19,7 @@ func turned(t *testing.T, w *world, p place, proto layers.IPProtocol) *conversat
 	t.Helper()
 	w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
 
-	return &conversation{w: w, place: p, proto: proto, dialled: clusterIP, backend: remotePod}
+	return &conversation{w: w, place: p, proto: proto, vip: clusterIP, backend: remotePod}
 }
 
 // What goes to a backend on another node and back leaves by the device by which it comes, whatever
@@ -58,7 +58,7 @@ func TestTurnedFlows(t *testing.T) {
 						c.says(t, test.shape(second(proto, client, clusterIP)))
 						w.holds(t, 2, false)
 					}
-					w.egress(t, p, in.from(node).fromPort(c.masqueradedPort).to(remotePod)).passes(maps.ReasonPassBystander)
+					w.egress(t, p, in.from(node).fromPort(c.masqueradedPort).to(remotePod)).passes(maps.ReasonPassOtherTraffic)
 				})
 			})
 		}
@@ -69,9 +69,9 @@ func TestTurnedFlows(t *testing.T) {
 func TestTurnedNodePort(t *testing.T) {
 	each(t, []place{turning}, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{nodePort}, kind: maps.KindNodePort, to: []string{remotePod}})
-		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, dialled: "8.0.50.1:30080", backend: remotePod}
+		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: "8.0.50.1:30080", backend: remotePod}
 		c.first(t, maps.ReasonTranslated)
-		c.masqueradedPort = maps.Port(w.flowOf(t, client, c.dialled).MasqueradePort)
+		c.masqueradedPort = maps.Port(w.flowOf(t, client, c.vip).MasqueradePort)
 		c.establish(t)
 		w.holds(t, 2, false)
 	})
@@ -82,7 +82,7 @@ var forStack = []struct {
 	name   string
 	tcp    bool // no other protocol has it
 	reply  bool // and for answers as well
-	long   bool // the stack cuts it; nobody cuts IPv6
+	long   bool // the stack fragments it; no router fragments IPv6
 	shape  func(packet) packet
 	before func(*testing.T, *world)
 }{
@@ -185,7 +185,8 @@ func TestTurnedFlowsGoThroughTheStack(t *testing.T) {
 	}
 }
 
-// Who sends what is too long for the way, and may not be cut, is told of how long it may be, and goes on.
+// A packet that is too long for the route and must not be fragmented gets an error with the MTU, and the
+// connection goes on.
 func TestTooLongToBeTurned(t *testing.T) {
 	if !atLeast(t, 5, 12) {
 		t.Skip("this kernel's lookup of routes knows no MTU (Linux 5.12)")
@@ -206,7 +207,7 @@ func TestTooLongToBeTurned(t *testing.T) {
 						w.gsoSize = size
 						o := w.refused(t, p, in)
 						w.gsoSize = 0
-						want := tell(what, node, in.src.String(), in).quoting(quotedAtMost).withTOS(0xc0)
+						want := icmpError(what, node, in.src.String(), in).quoting(quotedAtMost).withTOS(0xc0)
 						want.own = true
 						o.rejects(want, maps.ReasonFlowError)
 					}
@@ -219,14 +220,14 @@ func TestTooLongToBeTurned(t *testing.T) {
 	}
 }
 
-// No error is told about an error.
+// There is no error about an error.
 func TestTooLongErrorsAboutTurnedFlows(t *testing.T) {
 	each(t, []place{turning}, func(t *testing.T, w *world, p place) {
 		c := turned(t, w, p, layers.IPProtocolTCP)
 		c.first(t, maps.ReasonTranslated)
 		sent := tcp(clusterIP, client, "P.").long(1490)
-		w.ingress(t, p, tell(timeExceeded, router, clusterIP, sent).uncut()).
-			becomes(tell(timeExceeded, router, remotePod, sent.from(remotePod)).uncut(), maps.ReasonFlowError)
+		w.ingress(t, p, icmpError(timeExceeded, router, clusterIP, sent).uncut()).
+			becomes(icmpError(timeExceeded, router, remotePod, sent.from(remotePod)).uncut(), maps.ReasonFlowError)
 		w.holds(t, 4, true)
 	})
 }
@@ -264,7 +265,7 @@ func TestTurnedToAnotherDevice(t *testing.T) {
 		f := w.flowOf(t, client, clusterIP)
 		source := nodeOther
 		if w.family.addrPort(at(nodePrefers)).Addr() == f.MasqueradeAddrPort().Addr() {
-			source = nodePrefers // the kernel tells sources (Linux 6.7)
+			source = nodePrefers // the kernel reports sources (Linux 6.7)
 		}
 		port := maps.Port(f.MasqueradePort)
 		o.leaves(in.from(source).fromPort(port).to(farPod), maps.ReasonTranslated)
@@ -317,7 +318,7 @@ func TestReplyByAnotherKindOfDevice(t *testing.T) {
 	}
 }
 
-// Two flows of one client's port to one backend are told apart by their masquerade, and when they go through
+// Two flows of one client's port to one backend differ in their masquerade, and when they go through
 // the stack by the port that it sees.
 func TestTurnedFlowsOfOnePort(t *testing.T) {
 	for _, proto := range transports {
@@ -326,7 +327,7 @@ func TestTurnedFlowsOfOnePort(t *testing.T) {
 				var all []*conversation
 				for _, vip := range []string{clusterIP, otherIP} {
 					w.serve(t, service{at: []string{vip}, proto: proto, to: []string{remotePod}})
-					c := &conversation{w: w, place: p, proto: proto, dialled: vip, backend: remotePod}
+					c := &conversation{w: w, place: p, proto: proto, vip: vip, backend: remotePod}
 					c.first(t, maps.ReasonTranslated)
 					c.masqueradedPort = maps.Port(w.flowOf(t, client, vip).MasqueradePort)
 					c.establish(t)
@@ -335,9 +336,9 @@ func TestTurnedFlowsOfOnePort(t *testing.T) {
 				w.holds(t, 4, false)
 				w.turn(t)
 				for _, c := range all {
-					in := second(proto, client, c.dialled)
+					in := second(proto, client, c.vip)
 					o := w.ingress(t, p, in)
-					port := maps.Port(w.flowOf(t, client, c.dialled).StackPort)
+					port := maps.Port(w.flowOf(t, client, c.vip).StackPort)
 					if (port == 40000) != (c == all[0]) {
 						t.Errorf("the stack sees port %d", port)
 					}
@@ -347,7 +348,7 @@ func TestTurnedFlowsOfOnePort(t *testing.T) {
 					reply := answer(proto, remotePod, node).toPort(c.masqueradedPort)
 					w.ingress(t, p, reply).becomes(reply.to(client).toPort(port), maps.ReasonFlow)
 					reply = answer(proto, remotePod, client).toPort(port)
-					w.egress(t, p, reply).becomes(reply.from(c.dialled).to(client), maps.ReasonFlow)
+					w.egress(t, p, reply).becomes(reply.from(c.vip).to(client), maps.ReasonFlow)
 				}
 				w.holds(t, 8, false)
 			})
@@ -387,7 +388,7 @@ func TestEndingAcrossTheTurn(t *testing.T) {
 
 // Errors about turned flows are turned, in both directions; and through the stack, if they have to be.
 func TestErrorsAboutTurnedFlows(t *testing.T) {
-	eachError(t, []place{turning}, remotePod, func(t *testing.T, e errorWorld, what tale) {
+	eachError(t, []place{turning}, remotePod, func(t *testing.T, e errorWorld, what icmpKind) {
 		if e.shape(packet{}).extras > 0 {
 			return // the flow that they are about is not turned
 		}
@@ -432,7 +433,7 @@ func (e errorWorld) again(t *testing.T) {
 	e.establish(t)
 }
 
-// neighbours tells the node the Ethernet addresses of the routers by which clients and remote pods are reached.
+// neighbours adds the routers of clients and remote pods to the node's neighbours.
 func (w *world) neighbours(t *testing.T, routers ...string) {
 	t.Helper()
 	for _, router := range routers {

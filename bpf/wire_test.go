@@ -133,7 +133,7 @@ func (s station) receive(t testing.TB, want packet, f family) ([]byte, vnetHeade
 }
 
 // A packet that its sender left unfinished is translated, and can be finished
-// by whoever sends it on: in one piece, and in segments.
+// by the next sender: in one piece, and in segments.
 func TestOffloads(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -206,7 +206,7 @@ func (w *world) offload(t *testing.T, in packet, kind uint8, size uint16) {
 	}
 }
 
-// mustTun makes a device without Ethernet, with somebody at its other end.
+// mustTun makes a device without Ethernet, with a process at its other end.
 func (w *world) mustTun(t testing.TB, name string) int {
 	t.Helper()
 	var fd int

@@ -70,7 +70,7 @@ type world struct {
 	hand     *mapstest.Writer
 }
 
-// newWorld empties the maps, and tells them what the node is. Options change how
+// newWorld empties the maps, and fills them for the node. Options change how
 // the programs are loaded.
 func newWorld(t testing.TB, f family, options ...func(*DeviceConfig)) *world {
 	t.Helper()
@@ -230,14 +230,14 @@ func (w *world) publish(t testing.TB, p *published, s service, scope uint8, to [
 	}
 	id, err := w.hand.Pool(pool, ids, w.newTable(p, s.algorithm, to))
 	must(t, err)
-	for _, dialled := range s.at {
-		a := w.family.addrPort(at(dialled))
+	for _, vip := range s.at {
+		a := w.family.addrPort(at(vip))
 		if s.kind != maps.KindNodePort {
-			must(t, w.hand.Mark(w.mapAddr(dialled), maps.AddrService, 0))
+			must(t, w.hand.Mark(w.mapAddr(vip), maps.AddrService, 0))
 		}
 		if s.kind == maps.KindClusterIP {
-			nobody, err := w.hand.Pool(maps.Pool{ServicePortId: p.id}, nil, nil)
-			must(t, err, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), 0, 0, scope), s.kind, nobody))
+			unused, err := w.hand.Pool(maps.Pool{ServicePortId: p.id}, nil, nil)
+			must(t, err, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), 0, 0, scope), s.kind, unused))
 		}
 		must(t, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), a.Port(), uint8(s.proto), scope), s.kind, id))
 	}
@@ -275,16 +275,16 @@ func (w *world) putBackend(t testing.TB, servicePort uint32, text string) uint32
 	return id
 }
 
-// isRemote says that a backend is on another node.
+// isRemote reports whether a backend is on another node.
 func isRemote(backend string) bool {
 	return !slices.Contains([]uint8{1, 4, 6, 50, 51}, at(backend).Addr().As4()[2])
 }
 
 // replace makes one backend the only one of what clients of the external scope dial.
-func (w *world) replace(t testing.TB, dialled string, proto layers.IPProtocol, pool maps.Pool, backend uint32) {
+func (w *world) replace(t testing.TB, vip string, proto layers.IPProtocol, pool maps.Pool, backend uint32) {
 	t.Helper()
 	id, err := w.hand.Pool(pool, []uint32{backend}, nil)
-	key := maps.FrontendKeyOf(w.family.addr(at(dialled).Addr()), at(dialled).Port(), uint8(proto), maps.ScopeExternal)
+	key := maps.FrontendKeyOf(w.family.addr(at(vip).Addr()), at(vip).Port(), uint8(proto), maps.ScopeExternal)
 	must(t, err, w.hand.Frontend(key, maps.KindClusterIP, id))
 }
 

@@ -149,11 +149,11 @@ const (
 type abiFlow struct {
 	_              structs.HostLayout
 	Client         abiAddr
-	Dialled        abiAddr
+	OriginalDst    abiAddr
 	Backend        abiAddr
 	Masquerade     abiAddr
 	ClientPort     uint16
-	DialledPort    uint16
+	OriginalPort   uint16
 	BackendPort    uint16
 	MasqueradePort uint16
 	StackPort      uint16
@@ -188,13 +188,13 @@ const (
 type abiFlowEnding uint32
 
 const (
-	abiFlowEndingFLOW_LAST       abiFlowEnding = 1
-	abiFlowEndingFLOW_FIRST      abiFlowEnding = 2
-	abiFlowEndingFLOW_CUT        abiFlowEnding = 4
-	abiFlowEndingFLOW_STAMPED    abiFlowEnding = 8
-	abiFlowEndingFLOW_OVER       abiFlowEnding = 16
-	abiFlowEndingFLOW_REMEMBERED abiFlowEnding = 32
-	abiFlowEndingFLOW_OWES_ACK   abiFlowEnding = 64
+	abiFlowEndingFLOW_FIN_SENT  abiFlowEnding = 1
+	abiFlowEndingFLOW_FIN_FIRST abiFlowEnding = 2
+	abiFlowEndingFLOW_RST_VALID abiFlowEnding = 4
+	abiFlowEndingFLOW_STAMPED   abiFlowEnding = 8
+	abiFlowEndingFLOW_OVER      abiFlowEnding = 16
+	abiFlowEndingFLOW_TIME_WAIT abiFlowEnding = 32
+	abiFlowEndingFLOW_OWES_ACK  abiFlowEnding = 64
 )
 
 type abiFlowFlag uint32
@@ -368,7 +368,7 @@ const (
 	abiReasonREASON_DROP_BACKEND_MISSING    abiReason = 11
 	abiReasonREASON_FLOW                    abiReason = 12
 	abiReasonREASON_FLOW_ERROR              abiReason = 13
-	abiReasonREASON_PASS_BYSTANDER          abiReason = 14
+	abiReasonREASON_PASS_OTHER_TRAFFIC      abiReason = 14
 	abiReasonREASON_PASS_NO_FLOW            abiReason = 15
 	abiReasonREASON_PASS_FRAGMENT           abiReason = 16
 	abiReasonREASON_PASS_MALFORMED          abiReason = 17
@@ -406,9 +406,9 @@ type abiServicePort struct {
 
 type abiSockState struct {
 	_             structs.HostLayout
-	Dialled       abiAddr
+	OriginalDst   abiAddr
 	Backend       abiAddr
-	DialledPort   uint16
+	OriginalPort  uint16
 	BackendPort   uint16
 	ServicePortId uint32
 	BackendId     uint32
@@ -467,9 +467,9 @@ type abiUdpDials struct {
 	_     structs.HostLayout
 	Dials [4]struct {
 		_             structs.HostLayout
-		Dialled       abiAddr
+		OriginalDst   abiAddr
 		Backend       abiAddr
-		DialledPort   uint16
+		OriginalPort  uint16
 		BackendPort   uint16
 		ServicePortId uint32
 		BackendId     uint32

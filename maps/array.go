@@ -8,30 +8,29 @@ import (
 	"unsafe"
 )
 
-// Array is one of the arrays that the agent fills, in this process' memory: a write is a
-// few stores, and no system call. It grows by chunks as places are written. [NewFakeArray]
-// makes one that no kernel knows, for tests and dry runs.
+// Array is one of the arrays that the agent fills, mapped into this process' memory: a write is a
+// few stores and no system call. It grows by chunks as places are written. [NewFakeArray] makes
+// one without a kernel, for tests and dry runs.
 //
-// Every store is of one 32-bit word, with release order: who sees it sees what was
-// stored before. Any goroutine may read; one writes.
+// Every store is of one 32-bit word, with release order: a reader that sees it also sees all
+// earlier stores. Any goroutine may read; only one may write.
 type Array[V any] struct {
-	// Fail, when set, is asked before every write; the write does not happen if it
-	// returns an error. For tests.
+	// Fail, when set, is called before every write, which fails with its error. For tests.
 	Fail func(table, operation string) error
 	// Wrote, when set, is called after every store of a word. For tests.
 	Wrote func(table, operation string)
 
 	name     string
 	perChunk int
-	limit    atomic.Int64 // places that there can be
+	limit    atomic.Int64 // maximum number of places
 	grow     func(chunks int) ([]unsafe.Pointer, error)
 
 	adding sync.Mutex
-	chunks []atomic.Pointer[byte] // where each is in memory; nil: it does not exist
+	chunks []atomic.Pointer[byte] // the memory of each; nil: it does not exist
 }
 
-// newArray returns an array without chunks. Grow makes those that are missing of so many
-// at least, and returns where all are in memory.
+// newArray returns an array without chunks. Grow makes chunks until there are at least that many,
+// and returns the memory of each.
 func newArray[V any](name string, perChunk int, grow func(chunks int) ([]unsafe.Pointer, error)) *Array[V] {
 	a := &Array[V]{name: name, perChunk: perChunk, grow: grow, chunks: make([]atomic.Pointer[byte], maxChunks)}
 	a.limit.Store(int64(perChunk) * int64(maxChunks))
@@ -56,28 +55,28 @@ func NewFakeArray[V any](name string, limit int) *Array[V] {
 	return a
 }
 
-// stride is the distance of two values: the kernel rounds them up to eight bytes.
+// stride returns the distance between two values: the kernel rounds them up to eight bytes.
 func stride[V any]() int {
 	var v V
 
 	return (int(unsafe.Sizeof(v)) + 7) / 8 * 8
 }
 
-// wordsOf are the 32-bit words of a value, of which it must consist.
+// wordsOf returns the 32-bit words of a value, which must consist of such words.
 func wordsOf[V any](v *V) []uint32 {
 	return unsafe.Slice((*uint32)(unsafe.Pointer(v)), unsafe.Sizeof(*v)/4)
 }
 
-// Name returns the name of the map, as its pin has it.
+// Name returns the name of the map, which is also that of its pin.
 func (a *Array[V]) Name() string { return a.name }
 
-// Limit returns how many places there can be.
+// Limit returns the maximum number of places.
 func (a *Array[V]) Limit() int { return int(a.limit.Load()) }
 
-// SetLimit makes the limit lower than what the map itself allows.
+// SetLimit sets a limit below that of the map itself.
 func (a *Array[V]) SetLimit(places int) { a.limit.Store(int64(min(places, a.perChunk*maxChunks))) }
 
-// Len returns how many places there are now: all below the end of the last chunk.
+// Len returns the number of places that exist: all up to the end of the last chunk.
 func (a *Array[V]) Len() int {
 	for i := len(a.chunks) - 1; i >= 0; i-- {
 		if a.chunks[i].Load() != nil {
@@ -104,8 +103,8 @@ func (a *Array[V]) place(i uint32) []uint32 {
 	return wordsOf(v)
 }
 
-// Reserve makes places 0 to n-1 exist. It returns an error wrapping [ErrFull] if there
-// cannot be so many, or the kernel has no memory for them.
+// Reserve makes places 0 to n-1 exist. It returns an error wrapping [ErrFull] if n is above the
+// limit, or the kernel has no memory for them.
 func (a *Array[V]) Reserve(n int) error {
 	if n > a.Limit() {
 		return fmt.Errorf("map %s, %d places: %w", a.name, a.Limit(), ErrFull)
@@ -130,7 +129,7 @@ func (a *Array[V]) Reserve(n int) error {
 	return nil
 }
 
-// Get returns the value at a place; a place that does not exist is zero.
+// Get returns the value at a place; that of a place that does not exist is zero.
 func (a *Array[V]) Get(i uint32) V {
 	var v V
 	if int(i) < a.Limit() {
@@ -143,9 +142,9 @@ func (a *Array[V]) Get(i uint32) V {
 	return v
 }
 
-// Put makes the value at a place v. It stores the words that differ, the first word of V
-// last: where that says whose place it is, the rest is there by then. The error wraps
-// [ErrFull] if the place cannot exist.
+// Put writes v to a place. It stores the words that differ, the first word of V last: where that
+// identifies the owner of the place, the rest is complete by then. The error wraps [ErrFull] if
+// the place cannot exist.
 func (a *Array[V]) Put(i uint32, v V) error {
 	if err := a.refused("put"); err != nil {
 		return err
@@ -165,7 +164,7 @@ func (a *Array[V]) Put(i uint32, v V) error {
 	return nil
 }
 
-// Clear makes the first word of a place zero, and leaves the rest.
+// Clear sets the first word of a place to zero, and leaves the rest.
 func (a *Array[V]) Clear(i uint32) error {
 	if err := a.refused("clear"); err != nil {
 		return err

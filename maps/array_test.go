@@ -14,7 +14,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// An array of the kernel and one of ordinary memory keep the same promises.
+// An array of the kernel and one in ordinary memory have the same contract.
 func eachArray(t *testing.T, limit int, test func(t *testing.T, a *Array[Backend])) {
 	t.Run("in ordinary memory", func(t *testing.T) {
 		test(t, NewFakeArray[Backend](NameBackends, limit))
@@ -91,7 +91,7 @@ func TestArrayLimit(t *testing.T) {
 	})
 }
 
-// A limit is also what there is memory for.
+// The limit also applies when memory is short.
 func TestArrayWithoutMemory(t *testing.T) {
 	a := NewFakeArray[uint32](NameSlots, 1<<16)
 	grow, failing := a.grow, true
@@ -151,7 +151,7 @@ func TestPutStoresFirstWordLast(t *testing.T) {
 	})
 }
 
-// Clear takes the id back and leaves the rest for programs that have read the id.
+// Clear clears the id and leaves the rest for programs that have read the id.
 func TestClear(t *testing.T) {
 	eachArray(t, 4096, func(t *testing.T, a *Array[Backend]) {
 		if err := errors.Join(a.Put(7, backendNo(7)), a.Clear(7)); err != nil {
@@ -165,7 +165,7 @@ func TestClear(t *testing.T) {
 	})
 }
 
-// What Fail refuses does not happen.
+// A write does not happen if Fail returns an error.
 func TestArrayFails(t *testing.T) {
 	a := NewFakeArray[Backend](NameBackends, 64)
 	if err := a.Put(7, backendNo(7)); err != nil {
@@ -192,8 +192,8 @@ func TestArrayFails(t *testing.T) {
 	}
 }
 
-// Any goroutine may read what one writes, also where the array grows: one that finds an
-// id, and finds it again behind the rest, has read that backend.
+// Any goroutine may read while one writes, even while the array grows: a reader that finds the same id before
+// and after the rest has read that backend.
 func TestConcurrentReads(t *testing.T) {
 	eachArray(t, 4*4096, func(t *testing.T, a *Array[Backend]) {
 		const places = 3 * 4096

@@ -15,20 +15,20 @@ import (
 
 const maxChunks = int(abiChunkMAX_CHUNKS)
 
-// chunked is an array of chunks in the kernel. The chunks are pinned, too: an agent may
-// not open a map by its number, which takes SYS_ADMIN.
+// chunked is an array of chunks in the kernel. The chunks are pinned as well, because opening a
+// map by its id takes SYS_ADMIN.
 type chunked struct {
 	name  string
 	outer *ebpf.Map
 	inner *ebpf.MapSpec
-	dir   string // where chunks are pinned
+	dir   string // in which the chunks are pinned
 
 	mu     sync.Mutex
-	chunks []*ebpf.Map // those that exist, by number
-	memory [][]byte    // of those in memory, by number
+	chunks []*ebpf.Map // by number
+	memory [][]byte    // of the chunks that are mapped, by number
 }
 
-// chunksFolder is where, below the pins, the chunks are pinned.
+// chunksFolder is the folder, below the pins, in which the chunks are pinned.
 const chunksFolder = "chunks"
 
 func (c *chunked) pin(chunk int) string { return chunkPin(c.dir, c.name, chunk) }
@@ -37,8 +37,8 @@ func chunkPin(dir, name string, chunk int) string {
 	return filepath.Join(dir, chunksFolder, fmt.Sprintf("%s_%d", name, chunk))
 }
 
-// adopt opens the chunks that are pinned, and makes programs find those that an agent
-// which was killed has left half added.
+// adopt opens the pinned chunks, and adds those to the outer map that an agent pinned but was
+// killed before it added.
 func (c *chunked) adopt() error {
 	if err := c.openPinned(); err != nil {
 		return err
@@ -60,8 +60,8 @@ func (c *chunked) adopt() error {
 	return nil
 }
 
-// openPinned opens the chunks that are pinned, beyond those that are open. It returns an
-// error wrapping [ErrStale] if one has another layout, or another size.
+// openPinned opens the pinned chunks that are not open yet. It returns an error wrapping
+// [ErrStale] if one has another layout or another size.
 func (c *chunked) openPinned() error {
 	for i := len(c.chunks); i < maxChunks; i++ {
 		m, err := ebpf.LoadPinnedMap(c.pin(i), nil)
@@ -102,11 +102,10 @@ func (c *chunked) have(i int) *ebpf.Map {
 	return nil
 }
 
-// extend makes the chunks that are missing of n, as many as there is memory for. They are
-// pinned first: what programs find must be found again by the next agent. Those that are
-// pinned already were made by another process, or by an attempt that failed. The kernel
-// adds a chunk once all programs that run have ended, so all are added at the same time, and
-// half as many as there are at least.
+// extend makes chunks until there are n, or no memory is left. It pins them first, because the
+// next agent has to find what programs use. A chunk that is already pinned was made by another
+// process, or by an attempt that failed. The kernel adds a chunk only after all running programs
+// have ended, so all are added concurrently, and at least half as many as exist.
 func (c *chunked) extend(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +148,7 @@ func (c *chunked) create(i int) (*ebpf.Map, error) {
 		return nil, err
 	}
 	err = m.Pin(c.pin(i))
-	if errors.Is(err, fs.ErrExist) { // another process was faster
+	if errors.Is(err, fs.ErrExist) { // another process has made it
 		if err := m.Close(); err != nil {
 			return nil, err
 		}
@@ -172,7 +171,7 @@ func closeAll(chunks []*ebpf.Map) error {
 	return errors.Join(errs...)
 }
 
-// open makes the chunks that are missing of n at least, and returns where all are in memory.
+// open makes chunks until there are n, and returns the memory of all.
 func (c *chunked) open(n int) ([]unsafe.Pointer, error) {
 	failed := c.extend(n)
 	c.mu.Lock()
@@ -194,9 +193,9 @@ func (c *chunked) open(n int) ([]unsafe.Pointer, error) {
 	return at, failed
 }
 
-// wait returns when every program has ended that was running before. So says the kernel of
-// an update of an array of maps (maybe_wait_bpf_programs, since Linux 4.20), also where the
-// element stays what it was.
+// wait returns when every program that was running before has ended. The kernel guarantees that
+// for an update of an array of maps (maybe_wait_bpf_programs, since Linux 4.20), even if it
+// replaces an element by itself.
 func (c *chunked) wait() error {
 	first := c.have(0)
 	if first == nil {
@@ -225,8 +224,8 @@ func (c *chunked) close() error {
 	return errors.Join(errs...)
 }
 
-// mapArray returns the array of which c has the chunks. All that exist are in memory, and
-// as many as there must be at least.
+// mapArray returns the array with the chunks of c, all of them mapped, after making at least that
+// many.
 func mapArray[V any](c *chunked, least int) (*Array[V], error) {
 	a := newArray[V](c.name, int(c.inner.MaxEntries), c.open)
 	a.SetLimit(int(c.outer.MaxEntries()) * a.perChunk)

@@ -37,7 +37,7 @@ func mustLookup(t *testing.T, p *Pinned, i uint32) Backend {
 	return b
 }
 
-// What is written into memory is what programs look up.
+// Programs look up the values that are written to memory.
 func TestMappedArray(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	for _, i := range []uint32{1, perChunk - 1, perChunk, 3*perChunk + 5} {
@@ -50,7 +50,7 @@ func TestMappedArray(t *testing.T) {
 	}
 }
 
-// What programs count is found in every chunk, also by another id of the place.
+// The counts of programs are found in every chunk, also by another id of the place.
 func TestMappedLoads(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	if err := p.Loads.Reserve(2 * int(perChunk)); err != nil {
@@ -81,7 +81,7 @@ func TestMappedLoads(t *testing.T) {
 	}
 }
 
-// Every chunk has a pin, and Pins and PinAgain know it.
+// Every chunk has a pin, which Pins returns and PinAgain restores.
 func TestChunkPins(t *testing.T) {
 	root := mustRoot(t)
 	p := mustCreate(t, root, small())
@@ -122,8 +122,8 @@ func TestChunkPins(t *testing.T) {
 	}
 }
 
-// An agent that is killed leaves chunks that are pinned and that programs do not find.
-// The next one adds them. It finds what is in the others.
+// An agent that is killed can leave chunks that are pinned, but not added. The next agent adds them, and
+// finds the values of the others.
 func TestCreateAdoptsChunks(t *testing.T) {
 	root := mustRoot(t)
 	first := mustCreate(t, root, small())
@@ -191,7 +191,7 @@ func TestGrowsBesideAnother(t *testing.T) {
 		t.Errorf("one that opens the maps now finds %+v", got)
 	}
 
-	// The chunk that a process lacks is the one that the other has added.
+	// A process opens a missing chunk that the other one has added.
 	if err := reader.Backends.Put(perChunk+2, backendNo(2)); err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestGrowsBesideAnother(t *testing.T) {
 	}
 }
 
-// One process that makes a chunk while another does gets the same.
+// Two processes that make a chunk at the same time get the same one.
 func TestCreatesBesideAnother(t *testing.T) {
 	root := mustRoot(t)
 	one := mustCreate(t, root, small())
@@ -296,8 +296,7 @@ func (c *chunked) pinOuter(spec *ebpf.MapSpec) error {
 	return m.Close()
 }
 
-// WaitForPrograms returns when a program has ended that was running, and leaves the maps as
-// they are.
+// WaitForPrograms returns when a running program has ended, and does not change the maps.
 func TestWaitForPrograms(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	if err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop); err != nil {
@@ -323,8 +322,8 @@ func TestWaitForPrograms(t *testing.T) {
 	}
 }
 
-// mustLongProgram returns what starts a program that runs for some time, and tells whether
-// it has begun and ended.
+// mustLongProgram returns a function that starts a program which runs for some time, and reports whether it has
+// started and ended.
 func mustLongProgram(t *testing.T) func() (began, ended func() bool) {
 	t.Helper()
 	words, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 2})

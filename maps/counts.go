@@ -6,19 +6,18 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// FlowCounts are what programs have counted of flows since the maps were
-// created, in entries.
+// FlowCounts are the counts of flows since the maps were created, in entries.
 type FlowCounts struct {
 	FlowsPut          uint64 // into flows
 	FlowsDeleted      uint64 // by programs, from flows
 	HalfOpenPut       uint64 // into half_open and unanswered
 	HalfOpenDeleted   uint64 // by programs, from these
-	Repaired          uint64 // put because a sibling had lost it
-	MasqueradeRetries uint64 // a port was taken
-	StackPorts        uint64 // flows whose client port another flow had
+	Repaired          uint64 // put back after an eviction
+	MasqueradeRetries uint64 // a port was in use
+	StackPorts        uint64 // flows whose client port was in use by another flow
 }
 
-// FlowCounts reads the counters, of all CPUs together.
+// FlowCounts reads the counts, summed over all CPUs.
 func (p *Pinned) FlowCounts() (FlowCounts, error) {
 	var c FlowCounts
 	for index, count := range map[abiFlowCount]*uint64{
@@ -40,7 +39,7 @@ func (p *Pinned) FlowCounts() (FlowCounts, error) {
 	return c, nil
 }
 
-// sumPerCPU adds up what the CPUs have at an index of a per-CPU array.
+// sumPerCPU returns the sum over all CPUs of an element of a per-CPU array.
 func sumPerCPU(m *ebpf.Map, index uint32) (uint64, error) {
 	var perCPU []uint64
 	if err := m.Lookup(index, &perCPU); err != nil {

@@ -11,10 +11,9 @@ type FakeTable[K comparable, V any] struct {
 	Capacity  int // zero: no limit
 	Entries   map[K]V
 
-	// Fail, when set, is asked before every write; the write does not happen
-	// if it returns an error.
+	// Fail, when set, is called before every write, which fails with its error.
 	Fail func(table, operation string) error
-	// Wrote, when set, is called after every write that happened.
+	// Wrote, when set, is called after every successful write.
 	Wrote func(table, operation string)
 }
 

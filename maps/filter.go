@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shared are the values of an array in this process' memory, which programs have, too; or, of
-// a fake, nobody.
+// shared are the values of an array that is mapped into this process' memory and shared with
+// programs. Those of a fake are in ordinary memory.
 type shared[V any] struct {
 	values []V
 	memory []byte // of a map
 }
 
-// mapShared brings an array into this process' memory. Its values are multiples of eight
-// bytes, and consist of values of type V.
+// mapShared maps an array into memory. Its values are multiples of eight bytes, and consist of
+// values of type V.
 func mapShared[V any](m *ebpf.Map, name string) (shared[V], error) {
 	memory, err := unix.Mmap(m.FD(), 0, int(m.MaxEntries()*m.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -40,43 +40,43 @@ func (s *shared[V]) close() error {
 	return unix.Munmap(memory)
 }
 
-// AddrFilter is the addr_filter map in this process' memory: a bit for every address in
-// addrs, by a hash. One goroutine owns it.
+// AddrFilter is the addr_filter map in this process' memory: a bit for every address in addrs, by
+// a hash. One goroutine owns it.
 type AddrFilter struct {
 	shared[uint64]
-	counts map[uint32]uint32 // how many addresses have each bit that was added
+	counts map[uint32]uint32 // addresses per bit
 }
 
-// newAddrFilter returns the filter in a memory of [abiAddrFilterADDR_FILTER_WORDS] words.
+// newAddrFilter returns a filter in [abiAddrFilterADDR_FILTER_WORDS] words of memory.
 func newAddrFilter(words shared[uint64]) *AddrFilter {
 	return &AddrFilter{words, make(map[uint32]uint32)}
 }
 
-// addrHash is addr_hash in bpf/lib/filter.h.
+// addrHash returns the same hash as addr_hash in bpf/lib/filter.h.
 func addrHash(a Addr) uint32 {
 	var folded uint32
 	for i := 0; i < len(a.Bytes); i += 4 {
 		folded = (folded ^ binary.BigEndian.Uint32(a.Bytes[i:])) * 0x9e3779b1
 		folded ^= folded >> 15
 	}
-	// A product's high bits depend on all bits of its factors.
+	// The high bits of a product depend on all bits of its factors.
 	return folded * 0x85ebca6b
 }
 
-// part returns which of n equal parts of all hashes one is in.
+// part returns the index of the part, of n equal parts of all hashes, that a hash is in.
 func part(hash uint32, n int) uint32 { return uint32(uint64(hash) * uint64(n) >> 32) }
 
-// filterBit is the number of an address' bit.
+// filterBit returns the number of the bit of an address.
 func filterBit(a Addr) uint32 { return part(addrHash(a), int(abiAddrFilterADDR_FILTER_BITS)) }
 
-// Add sets the bit of an address that is about to be in addrs.
+// Add sets the bit of an address, before that is put into addrs.
 func (f *AddrFilter) Add(a Addr) {
 	bit := filterBit(a)
 	f.counts[bit]++
 	atomic.OrUint64(&f.values[bit/64], 1<<(bit%64))
 }
 
-// Remove takes back one Add, when the address is in addrs no more.
+// Remove reverts one Add, after the address is deleted from addrs.
 func (f *AddrFilter) Remove(a Addr) {
 	bit := filterBit(a)
 	if f.counts[bit]--; f.counts[bit] == 0 {
@@ -85,14 +85,14 @@ func (f *AddrFilter) Remove(a Addr) {
 	}
 }
 
-// May says whether an address may be in addrs.
+// May reports whether an address may be in addrs.
 func (f *AddrFilter) May(a Addr) bool {
 	bit := filterBit(a)
 
 	return atomic.LoadUint64(&f.values[bit/64])>>(bit%64)&1 != 0
 }
 
-// Trim clears the bits that were not added: those that an earlier agent left.
+// Trim clears the bits that were not added, which an earlier agent has left.
 func (f *AddrFilter) Trim() {
 	want := make([]uint64, len(f.values))
 	for bit := range f.counts {
@@ -103,11 +103,11 @@ func (f *AddrFilter) Trim() {
 	}
 }
 
-// CIDRCovers is the cidr_covers map in this process' memory: what of an address is compared
-// before service_cidrs is looked at. One goroutine owns it.
+// CIDRCovers is the cidr_covers map in this process' memory, the filter of service_cidrs. One
+// goroutine owns it.
 type CIDRCovers struct {
 	shared[uint64]
-	counts map[uint64]int // how many CIDRs each covers that were added
+	counts map[uint64]int // CIDRs per cover
 }
 
 func newCIDRCovers(prefixes shared[uint64]) *CIDRCovers {
@@ -128,8 +128,8 @@ func coverOf(k CIDRKey) uint64 {
 	return begin&^(last|(last-1)) | last
 }
 
-// Add covers a CIDR that is about to be in service_cidrs. Where there are more than there is
-// room for, all addresses are covered from then on.
+// Add covers a CIDR before it is put into service_cidrs. If there is no room for its cover, all
+// addresses are covered from then on.
 func (c *CIDRCovers) Add(k CIDRKey) {
 	cover := coverOf(k)
 	c.counts[cover]++
@@ -143,7 +143,7 @@ func (c *CIDRCovers) Add(k CIDRKey) {
 	atomic.StoreUint64(&c.values[i], cover)
 }
 
-// Remove takes back one Add, when the CIDR is in service_cidrs no more.
+// Remove reverts one Add, after the CIDR is deleted from service_cidrs.
 func (c *CIDRCovers) Remove(k CIDRKey) {
 	cover := coverOf(k)
 	if c.counts[cover]--; c.counts[cover] > 0 {
@@ -155,7 +155,7 @@ func (c *CIDRCovers) Remove(k CIDRKey) {
 	}
 }
 
-// May says whether an address may be in a Service CIDR.
+// May reports whether an address may be in a Service CIDR.
 func (c *CIDRCovers) May(a Addr) bool {
 	whole := coverOf(CIDRKey{PrefixLen: 128, Addr: a})
 	for i := range c.values {
@@ -167,31 +167,31 @@ func (c *CIDRCovers) May(a Addr) bool {
 	return false
 }
 
-// PortFilter is the port_filter map in this process' memory: which ports of this node may be
-// ours. Programs write it, too.
+// PortFilter is the port_filter map in this process' memory: the ports of this node that Services
+// may use. Programs write it, too.
 type PortFilter struct{ shared[byte] }
 
-// Add notes a node port, before its frontend is there.
+// Add marks a node port, before its frontend is published.
 func (f *PortFilter) Add(port uint16) { f.values[port] = 1 }
 
-// fill has all ports be taken for ones that may be ours.
+// fill marks all ports.
 func (f *PortFilter) fill() {
 	for i := range f.values {
 		f.values[i] = 1
 	}
 }
 
-// May says whether a port may be ours.
+// May reports whether Services may use a port.
 func (f *PortFilter) May(port uint16) bool { return f.values[port] != 0 }
 
-// SourceFilter is the source_filter map in this process' memory: from where packets may come
-// that leave this node and are of a flow. Programs write it, too.
+// SourceFilter is the source_filter map in this process' memory: the sources of packets at egress
+// that may belong to flows. Programs write it, too.
 type SourceFilter struct{ shared[uint32] }
 
-// sourceCellTime is the time that programs write to a cell.
+// sourceCellTime returns the time that programs write to a cell.
 func sourceCellTime(now uint64) uint32 { return uint32(now>>abiSourceFilterSOURCE_CELL_SHIFT) + 1 }
 
-// sourceCell is the number of the cell of an entry at [HookEgress].
+// sourceCell returns the number of the cell of an entry at [HookEgress].
 func sourceCell(k FlowKey, role uint8) uint32 {
 	cell := uint32(abiSourceFilterSOURCE_CELL_ALL)
 	if role != FlowToBackend {
@@ -203,16 +203,16 @@ func sourceCell(k FlowKey, role uint8) uint32 {
 	return part(addrHash(k.Src), int(abiSourceFilterSOURCE_LINES))*uint32(abiSourceFilterSOURCE_CELLS) + cell
 }
 
-// fill has all packets be taken for ones that may be of a flow, until a sweep finds which are.
+// fill marks all sources, until a sweep finds those of flows.
 func (f *SourceFilter) fill() {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it cannot fail: the clock exists
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // cannot fail: the clock exists
 	for i := range f.values {
 		atomic.StoreUint32(&f.values[i], sourceCellTime(uint64(now.Nano())))
 	}
 }
 
-// May says whether a packet with this key at [HookEgress] may be of a flow.
+// May reports whether a packet with this key at [HookEgress] may belong to a flow.
 func (f *SourceFilter) May(k FlowKey) bool {
 	return f.values[sourceCell(k, FlowToClient)]|f.values[sourceCell(k, FlowToBackend)] != 0
 }
@@ -222,16 +222,16 @@ func (f *SourceFilter) Note(k FlowKey, role uint8, now uint64) {
 	f.values[sourceCell(k, role)] = sourceCellTime(now)
 }
 
-// SourceSweep ends what the source filter has of flows that are gone. Between [SourceFilter.Begin]
-// and End, every program that is running has to end (see [Pinned.WaitForPrograms]), and then
-// each entry of flows, half_open and unanswered is to be Kept: one that a program puts now renews a cell
-// that was found to be old.
+// SourceSweep clears the cells of sources whose flows are gone. After [SourceFilter.Begin], the
+// caller waits until every running program has ended (see [Pinned.WaitForPrograms]), calls Keep
+// for each entry of flows, half_open and unanswered, and then End. A program that puts an entry
+// meanwhile renews a cell that Begin found to be old.
 type SourceSweep struct {
 	filter *SourceFilter
-	old    map[uint32]uint32 // what was in cells that no program has written for long
+	old    map[uint32]uint32 // the times in old cells
 }
 
-// Begin looks for cells that no program has written for long.
+// Begin finds the old cells: those that no program has written for long.
 func (f *SourceFilter) Begin(now uint64) SourceSweep {
 	s := SourceSweep{filter: f, old: make(map[uint32]uint32)}
 	for i := range f.values {
@@ -244,17 +244,18 @@ func (f *SourceFilter) Begin(now uint64) SourceSweep {
 	return s
 }
 
-// Idle says that no cell is old.
+// Idle reports whether no cell is old.
 func (s SourceSweep) Idle() bool { return len(s.old) == 0 }
 
-// Keep notes an entry that there is.
+// Keep keeps the cell of an entry that exists.
 func (s SourceSweep) Keep(k FlowKey, role uint8) {
 	if k.Hook == HookEgress {
 		delete(s.old, sourceCell(k, role))
 	}
 }
 
-// End clears the cells of which no entry was Kept, but those that a program has written meanwhile.
+// End clears the old cells of which no entry was kept, unless a program has written them
+// meanwhile.
 func (s SourceSweep) End() {
 	for i, had := range s.old {
 		atomic.CompareAndSwapUint32(&s.filter.values[i], had, 0)

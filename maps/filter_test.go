@@ -57,7 +57,7 @@ func TestAddrFilterCounts(t *testing.T) {
 	}
 }
 
-// The hash spreads the addresses of a cluster: of many that are not ours, few have a bit.
+// The hash spreads the addresses of a cluster: few of the others share a bit with one in addrs.
 func TestAddrFilterSpreads(t *testing.T) {
 	f := NewFakes(0).AddrFilter
 	const ours = 10_000
@@ -78,7 +78,7 @@ func TestAddrFilterSpreads(t *testing.T) {
 	}
 }
 
-// What an earlier agent has set is set until Trim; what is adopted stays.
+// Bits of an earlier agent stay until Trim, and those of adopted addresses after it.
 func TestAddrFilterAdopts(t *testing.T) {
 	root := mustRoot(t)
 	first := mustCreate(t, root, small())
@@ -114,7 +114,7 @@ func TestAddrFilterAdopts(t *testing.T) {
 	}
 }
 
-// The bits in memory are those that the kernel, and so a program, looks up.
+// The kernel, and so a program, looks up the bits in memory.
 func TestMappedAddrFilter(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	p.AddrFilter.Add(numbered(5))

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where a device sees a packet, in a [FlowKey].
+// The hooks of a device, in a [FlowKey].
 const (
 	HookIngress = uint8(abiHookHOOK_INGRESS)
 	HookEgress  = uint8(abiHookHOOK_EGRESS)
 )
 
-// Which packets of a flow an entry is for. types.h draws them.
+// The roles of the entries of a flow. types.h explains them.
 const (
 	FlowFromClient  = uint8(abiFlowRoleFLOW_FROM_CLIENT)
 	FlowToClient    = uint8(abiFlowRoleFLOW_TO_CLIENT)
@@ -26,7 +26,7 @@ const (
 	FlowFromBackend = uint8(abiFlowRoleFLOW_FROM_BACKEND)
 )
 
-// What the packets of one entry have come to.
+// The states of one side of a flow.
 const (
 	FlowNew   = uint8(abiFlowStateFLOW_NEW)
 	FlowOpen  = uint8(abiFlowStateFLOW_OPEN)
@@ -34,10 +34,10 @@ const (
 	FlowReset = uint8(abiFlowStateFLOW_RESET)
 )
 
-// How one side of a TCP flow has ended, and whether both have, in the Ending of a [Flow].
+// Bits of the Ending of a TCP [Flow]: both sides have ended, and the backend is in TIME_WAIT.
 const (
-	FlowOver       = uint8(abiFlowEndingFLOW_OVER)
-	FlowRemembered = uint8(abiFlowEndingFLOW_REMEMBERED)
+	FlowOver     = uint8(abiFlowEndingFLOW_OVER)
+	FlowTimeWait = uint8(abiFlowEndingFLOW_TIME_WAIT)
 )
 
 // Flags of a [Flow].
@@ -50,7 +50,7 @@ const (
 	FlowTurned      = uint8(abiFlowFlagFLOW_TURNED)
 )
 
-// What a device leads to.
+// The classes of devices.
 const (
 	DevicePods   = uint32(abiDeviceClassDEVICE_PODS)
 	DeviceUplink = uint32(abiDeviceClassDEVICE_UPLINK)
@@ -59,7 +59,7 @@ const (
 // DeviceTurns is a flag of a [Device]: packets may leave by it without passing the stack.
 const DeviceTurns = uint32(abiDeviceFlagDEVICE_TURNS)
 
-// FlowKeyOf returns the key of a packet as it comes to a hook.
+// FlowKeyOf returns the key of a packet as it arrives at a hook.
 func FlowKeyOf(hook, protocol uint8, src, dst netip.AddrPort) FlowKey {
 	return FlowKey{
 		Src: AddrOf(src.Addr()), SrcPort: Port(src.Port()),
@@ -68,35 +68,37 @@ func FlowKeyOf(hook, protocol uint8, src, dst netip.AddrPort) FlowKey {
 	}
 }
 
-// Source returns where the packet comes from.
+// Source returns the source of the packet.
 func (k FlowKey) Source() netip.AddrPort { return addrPort(k.Src, k.SrcPort) }
 
-// Destination returns where the packet goes.
+// Destination returns the destination of the packet.
 func (k FlowKey) Destination() netip.AddrPort { return addrPort(k.Dst, k.DstPort) }
 
-// ClientAddrPort returns the client, as the wire has it.
+// ClientAddrPort returns the client, as on the wire.
 func (f Flow) ClientAddrPort() netip.AddrPort { return addrPort(f.Client, f.ClientPort) }
 
 // StackAddrPort returns the client as the node's own network stack, netfilter
 // and a backend on this node see it.
 func (f Flow) StackAddrPort() netip.AddrPort { return addrPort(f.Client, f.StackPort) }
 
-// DialledAddrPort returns the frontend that the client dialled.
-func (f Flow) DialledAddrPort() netip.AddrPort { return addrPort(f.Dialled, f.DialledPort) }
+// OriginalAddrPort returns the original destination: the frontend to which the client has
+// connected.
+func (f Flow) OriginalAddrPort() netip.AddrPort { return addrPort(f.OriginalDst, f.OriginalPort) }
 
 // BackendAddrPort returns the backend.
 func (f Flow) BackendAddrPort() netip.AddrPort { return addrPort(f.Backend, f.BackendPort) }
 
-// MasqueradeAddrPort returns what the backend sees, if the flow is masqueraded.
+// MasqueradeAddrPort returns the source that the backend sees, if the flow is masqueraded.
 func (f Flow) MasqueradeAddrPort() netip.AddrPort { return addrPort(f.Masquerade, f.MasqueradePort) }
 
-// IsMasqueraded says that the backend sees this node, not the client.
+// IsMasqueraded reports whether the backend sees this node instead of the client.
 func (f Flow) IsMasqueraded() bool { return f.Flags&FlowMasqueraded != 0 }
 
-// IsTurned reports whether the flow does not pass the node's network stack.
+// IsTurned reports whether the flow is turned around: it does not pass the node's network stack.
 func (f Flow) IsTurned() bool { return f.Flags&FlowTurned != 0 }
 
-// Roles returns which entries the flow has: two, or four if it is masqueraded by way of the stack.
+// Roles returns the roles of the entries of the flow: two, or four if it is masqueraded and
+// passes the stack.
 func (f Flow) Roles() []uint8 {
 	switch {
 	case f.IsTurned():
@@ -113,7 +115,7 @@ func (f Flow) Key(role uint8) FlowKey {
 	k := FlowKey{Proto: f.Proto, Hook: HookIngress}
 	switch role {
 	case FlowFromClient:
-		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Client, f.ClientPort, f.Dialled, f.DialledPort
+		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Client, f.ClientPort, f.OriginalDst, f.OriginalPort
 	case FlowToClient:
 		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Backend, f.BackendPort, f.Client, f.StackPort
 		k.Hook = HookEgress
@@ -127,14 +129,14 @@ func (f Flow) Key(role uint8) FlowKey {
 	return k
 }
 
-// What the kernel needs for an LRU hash map, beside keys and values.
+// The kernel's overhead of an LRU hash map.
 const (
 	lruElementBytes = 48
-	lruBucketBytes  = 16 // there is a power of two of them, no fewer than elements
+	lruBucketBytes  = 16 // their number is the next power of two
 )
 
-// FlowMemory returns how many bytes flows, half_open or unanswered take of the kernel's
-// memory, in use or not, with room for so many entries.
+// FlowMemory returns the bytes of kernel memory that flows, half_open or unanswered take with
+// this capacity, whether in use or not.
 func FlowMemory(entries int) uint64 {
 	if entries < 1 {
 		return 0
@@ -145,12 +147,13 @@ func FlowMemory(entries int) uint64 {
 	return uint64(entries)*element + buckets*lruBucketBytes
 }
 
-// lruKept is how many free elements an LRU map may keep for each CPU; with fewer than so many
-// left for all, it begins to push out what has not been used.
+// lruKept is how many free elements an LRU map may keep for each CPU. When fewer are left for
+// all, it starts to evict.
 const lruKept = 128
 
-// FlowsRoom returns how many entries programs may put into flows: the kernel pushes out none of
-// them. Of a table that is small for so many CPUs it is a half, so that this is not certain.
+// FlowsRoom returns how many entries programs may put into flows so that the kernel evicts none
+// of them. Of a table that is small for the number of CPUs it is a half, which does not rule
+// evictions out.
 func (p *Pinned) FlowsRoom() (int, error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -161,25 +164,24 @@ func (p *Pinned) FlowsRoom() (int, error) {
 	return max(capacity-lruKept*(cpus+1), capacity/2), nil
 }
 
-// What FlowCapacities can share out: four fifths are for flows that work, and a tenth each for
-// connections and datagrams that may never come to be.
+// The limits of the memory for FlowCapacities. Four fifths of it are for confirmed flows, and a tenth each for
+// unconfirmed connections and unanswered datagrams.
 const (
 	minFlowMemory = 1 << 20
 	maxFlowMemory = 1 << 36
 	openingShare  = 10
 )
 
-// MemoryForFlows returns the memory, for [FlowCapacities], that makes room for so many flows
-// that work, of two entries each.
+// MemoryForFlows returns the memory, for [FlowCapacities], that has room for this many confirmed
+// flows of two entries each.
 func MemoryForFlows(flows int) uint64 {
 	memory := FlowMemory(2*flows) / (openingShare - 2) * openingShare
 
 	return min(max(memory, minFlowMemory), maxFlowMemory)
 }
 
-// FlowCapacities returns the capacities of flows, half_open and unanswered, for [Options],
-// with which all together take no more than so many bytes. A map that is there
-// keeps the size it was made with.
+// FlowCapacities returns the capacities of flows, half_open and unanswered, for [Options], with
+// which they take at most this many bytes together. A map that exists keeps its capacity.
 func FlowCapacities(memory uint64) (map[string]uint32, error) {
 	if memory < minFlowMemory || memory > maxFlowMemory {
 		return nil, fmt.Errorf("memory for flows of %d bytes: it is from %d to %d", memory, minFlowMemory, maxFlowMemory)
@@ -193,7 +195,7 @@ func FlowCapacities(memory uint64) (map[string]uint32, error) {
 	}, nil
 }
 
-// flowsIn returns how many entries fit into so many bytes.
+// flowsIn returns how many entries fit into this many bytes.
 func flowsIn(memory uint64) uint32 {
 	tooMany := sort.Search(1<<31, func(entries int) bool { return FlowMemory(entries) > memory })
 
@@ -204,14 +206,14 @@ func addrPort(a Addr, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(a.IP(), Port(port))
 }
 
-// What shares the table of flows: the indices of [FlowUsage].
+// The kinds of flows that share the table of flows: the indices of [FlowUsage].
 const (
 	FlowsConnected = uint32(abiFlowKindFLOWS_CONNECTED)
 	FlowsUDP       = uint32(abiFlowKindFLOWS_UDP)
 	FlowKindCount  = uint32(abiFlowKindFLOW_KIND_COUNT)
 )
 
-// FlowKind returns as what flows of a protocol count.
+// FlowKind returns the kind in which flows of a protocol are counted.
 func FlowKind(protocol uint8) uint32 {
 	if protocol == unix.IPPROTO_UDP {
 		return FlowsUDP
@@ -220,7 +222,7 @@ func FlowKind(protocol uint8) uint32 {
 	return FlowsConnected
 }
 
-// Opening returns the table of the flows of a protocol that are half open.
+// Opening returns the table of the half-open flows of a protocol.
 func (p *Pinned) Opening(protocol uint8) *Map[FlowKey, Flow] {
 	if FlowKind(protocol) == FlowsUDP {
 		return p.Unanswered
@@ -229,12 +231,12 @@ func (p *Pinned) Opening(protocol uint8) *Map[FlowKey, Flow] {
 	return p.HalfOpen
 }
 
-// FlowUsage tells how many entries of each kind are in flows: the flow_usage map in this
-// process' memory. Programs count in it at the same time.
+// FlowUsage is the flow_usage map in this process' memory: the number of entries of each kind in
+// flows. Programs write it, too.
 type FlowUsage struct{ shared[int64] }
 
-// Load returns how many entries of a kind there are.
+// Load returns the number of entries of a kind.
 func (u *FlowUsage) Load(kind uint32) int64 { return atomic.LoadInt64(&u.values[kind]) }
 
-// Add adds n, which may be negative, to the entries of a kind.
+// Add adds n, which may be negative, to the number of entries of a kind.
 func (u *FlowUsage) Add(kind uint32, n int64) { atomic.AddInt64(&u.values[kind], n) }

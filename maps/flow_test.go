@@ -10,10 +10,10 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// A client whose port another flow has, and a backend that sees this node.
+// A flow with another port at the stack, whose backend sees this node.
 var drawn = Flow{
 	Client: AddrOf(netip.MustParseAddr("198.51.100.7")), ClientPort: Port(40000),
-	Dialled: AddrOf(netip.MustParseAddr("203.0.113.1")), DialledPort: Port(80),
+	OriginalDst: AddrOf(netip.MustParseAddr("203.0.113.1")), OriginalPort: Port(80),
 	Backend: AddrOf(netip.MustParseAddr("10.244.2.2")), BackendPort: Port(8080),
 	Masquerade: AddrOf(netip.MustParseAddr("192.168.50.1")), MasqueradePort: Port(10001),
 	StackPort: Port(10002), Proto: 6, Flags: FlowMasqueraded,
@@ -21,10 +21,10 @@ var drawn = Flow{
 
 // The table above enum flow_role in types.h, in addresses.
 func TestFlowKeys(t *testing.T) {
-	const client, dialled = "198.51.100.7:40000", "203.0.113.1:80"
+	const client, vip = "198.51.100.7:40000", "203.0.113.1:80"
 	const stack, backend, masquerade = "198.51.100.7:10002", "10.244.2.2:8080", "192.168.50.1:10001"
 	want := map[uint8]string{
-		FlowFromClient:  "hook 1: " + client + " -> " + dialled,
+		FlowFromClient:  "hook 1: " + client + " -> " + vip,
 		FlowToClient:    "hook 2: " + backend + " -> " + stack,
 		FlowToBackend:   "hook 2: " + stack + " -> " + backend,
 		FlowFromBackend: "hook 1: " + backend + " -> " + masquerade,
@@ -52,7 +52,7 @@ func TestFlowAddresses(t *testing.T) {
 	for what, test := range map[string]struct{ have, want any }{
 		"client":     {drawn.ClientAddrPort(), netip.MustParseAddrPort("198.51.100.7:40000")},
 		"stack":      {drawn.StackAddrPort(), netip.MustParseAddrPort("198.51.100.7:10002")},
-		"dialled":    {drawn.DialledAddrPort(), netip.MustParseAddrPort("203.0.113.1:80")},
+		"vip":        {drawn.OriginalAddrPort(), netip.MustParseAddrPort("203.0.113.1:80")},
 		"backend":    {drawn.BackendAddrPort(), netip.MustParseAddrPort("10.244.2.2:8080")},
 		"masquerade": {drawn.MasqueradeAddrPort(), netip.MustParseAddrPort("192.168.50.1:10001")},
 	} {
@@ -62,8 +62,7 @@ func TestFlowAddresses(t *testing.T) {
 	}
 }
 
-// What the kernel says that a map takes is what we say. Before Linux 6.4 it only
-// estimates, by keys and values alone.
+// FlowMemory agrees with the kernel. Before Linux 6.4 the kernel only estimates, by keys and values alone.
 func TestFlowMemory(t *testing.T) {
 	const little = 4096 // for the map itself
 	for _, entries := range []uint32{1000, 1024, 65536, 100000} {
@@ -123,7 +122,7 @@ func TestFlowCapacities(t *testing.T) {
 	}
 }
 
-// Remove tells who deleted an entry that two delete at once.
+// If two callers remove an entry at once, Remove reports it to one of them.
 func TestRemove(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	if err := p.Flows.Put(drawn.Key(FlowFromClient), drawn); err != nil {

@@ -11,22 +11,22 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// asidePrefix begins the name of a folder that inherit has not finished.
+// asidePrefix begins the name of a folder that inherit has not completed.
 const asidePrefix = "new-"
 
-// inherit makes the folder of this [Version] where it is missing, with what an agent of
-// another version has left in its own that others remember: the names of service ports by
-// their ids, the backends by theirs, and the addresses that flows may have dialled. The
-// writer adopts them as if it had been there all the time, so that flows, sockets, affinity
-// and loads mean the same backends before and after. The folder appears at once and
-// complete: an agent that is killed meanwhile leaves none.
+// inherit makes the folder of this [Version] if it is missing. It copies what other state refers
+// to from the folder of an agent with another version: the names of service ports by id, the
+// backends by id, and the addresses that may be the original destinations of flows. The writer
+// then adopts them like its own, so that flows, sockets, affinity and loads refer to the same
+// backends before and after. The folder appears at once and complete: an agent that is killed
+// meanwhile leaves none.
 //
-// Where no such folder can be read, ids will be given out anew, and what is remembered under
-// them would be another backend's: then the state is forgotten as well.
+// If no such folder can be read, ids are assigned anew, and state that refers to the old ones
+// would refer to other backends: then the state is deleted as well.
 //
-// To read them, every build must know the maps service_ports, backends and addrs of every
-// other. Their keys and what is in their values now are frozen; a later build can add to the
-// end of the values.
+// Every build must be able to read the maps service_ports, backends and addrs of every other
+// build. Their keys, and the present fields of their values, are frozen; a later build can append
+// fields to the values.
 func inherit(root string, specs map[string]*ebpf.MapSpec) error {
 	own, aside := filepath.Join(root, Version), filepath.Join(root, asidePrefix+Version)
 	if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +67,7 @@ func inherit(root string, specs map[string]*ebpf.MapSpec) error {
 	return nil
 }
 
-// errNotFrozen is of a map that is not as every build has it.
+// errNotFrozen is returned for a map without the layout that all builds share.
 var errNotFrozen = errors.New("not a layout that is known")
 
 // ids are the maps of another version that every build can read.
@@ -104,7 +104,7 @@ func openIDs(dir string) (*ids, error) {
 	return &of, nil
 }
 
-// openFrozen opens a pinned map, of which the value may have more than this build knows.
+// openFrozen opens a pinned map whose values may be longer than in this build.
 func openFrozen(pin string, kind ebpf.MapType, key, value int) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
@@ -121,7 +121,7 @@ func (of *ids) close() error {
 	return errors.Join(of.servicePorts.Close(), of.addrs.Close(), closeAll(of.backends))
 }
 
-// copyTo makes new maps in dir, which does not exist, that have what these have.
+// copyTo makes maps with the same entries in dir, which does not exist yet.
 func (of *ids) copyTo(dir string, specs map[string]*ebpf.MapSpec) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -158,8 +158,8 @@ func copyHash[K comparable, V any](from *ebpf.Map, dir, name string, specs map[s
 	return nil
 }
 
-// copyBackends copies all places, those that are free as well: of these, the next
-// generation is there.
+// copyBackends copies all places, including free ones, which contain the generation of the next
+// id.
 func (of *ids) copyBackends(dir string, spec *ebpf.MapSpec) (err error) {
 	outer, err := create(dir, NameBackends, spec)
 	if err != nil {
@@ -191,7 +191,7 @@ func (of *ids) copyBackends(dir string, spec *ebpf.MapSpec) (err error) {
 	return nil
 }
 
-// beginOf returns the value that begins with these bytes, of which it may be all.
+// beginOf returns the value at the start of these bytes.
 func beginOf[V any](value []byte) V {
 	var v V
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)), value)

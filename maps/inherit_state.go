@@ -14,10 +14,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// inheritState makes the folder of this [StateVersion] where it is missing, with the maps of
-// another version that this build has in the same layout: they get a second pin, and programs
-// of both builds work on them. The folder appears at once, as in inherit. What is not in it
-// is created, and filled by [Pinned.CopyState].
+// inheritState makes the folder of this [StateVersion] if it is missing, with the maps of another
+// version that have the same layout in this build: they get a second pin, and programs of both
+// builds use them. The folder appears at once, as in inherit. Maps that are not in it are
+// created, and filled by [Pinned.CopyState].
 func inheritState(root string, specs map[string]*ebpf.MapSpec) error {
 	own, aside := filepath.Join(root, StateVersion), filepath.Join(root, asidePrefix+StateVersion)
 	if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +42,7 @@ func inheritState(root string, specs map[string]*ebpf.MapSpec) error {
 	return os.Rename(aside, own)
 }
 
-// otherState returns the youngest folder of another [StateVersion], or nothing.
+// otherState returns the youngest folder of another [StateVersion], or an empty string.
 func otherState(root string) (string, error) {
 	folders, err := youngestFirst(root, "state-v[0-9]*", NameFlows)
 	if err != nil {
@@ -57,8 +57,8 @@ func otherState(root string) (string, error) {
 	return "", nil
 }
 
-// share pins a map of another version, with its chunks, in dir as well, if this build has it
-// in the same layout.
+// share also pins a map of another version, with its chunks, in dir, if it has the same layout in
+// this build.
 func share(other, dir, name string, spec *ebpf.MapSpec) error {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(other, name), nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -93,7 +93,7 @@ func share(other, dir, name string, spec *ebpf.MapSpec) error {
 	return errors.Join(err, c.close())
 }
 
-// pinToo pins a map that has been pinned already, and would only be moved otherwise.
+// pinToo adds a pin to a map; pinning the same handle again would move its pin.
 func pinToo(m *ebpf.Map, path string) error {
 	again, err := m.Clone()
 	if err == nil {
@@ -106,13 +106,14 @@ func pinToo(m *ebpf.Map, path string) error {
 	return nil
 }
 
-// outdated is a map of another version of the state that programs still write, or did.
+// outdated is a map of another version of the state that programs of that version may still
+// write.
 type outdated struct {
 	name     string
 	from, to *ebpf.Map
 }
 
-// findOutdated opens the hash maps of another version of which this one has its own.
+// findOutdated opens the hash maps of another version that this version does not share.
 func (p *Pinned) findOutdated() error {
 	other, err := otherState(p.root)
 	if err != nil || other == "" {
@@ -157,11 +158,11 @@ func sameMap(a, b *ebpf.Map) (bool, error) {
 	return idA == idB, nil
 }
 
-// CopyState copies what is in maps of another version of the state, where that has them in
-// another layout, and not in ours: the beginning of each value, which both versions know;
-// what ours has beyond it is zero. As long as a program of the other version is attached,
-// there can be more to copy. Where that does not write the filters that ours has, they let
-// everything pass. Any goroutine may call it.
+// CopyState copies entries from maps of another version of the state, whose layout differs, into
+// the maps of this one where they are missing: the start of each value, which both versions know;
+// the rest is zero. As long as programs of the other version are attached, there can be more to
+// copy. If they do not write the filters of this version, the filters are filled, so that
+// everything passes them. Any goroutine may call it.
 func (p *Pinned) CopyState() error {
 	p.inheriting.Lock()
 	defer p.inheriting.Unlock()
@@ -169,7 +170,7 @@ func (p *Pinned) CopyState() error {
 	if p.unfiltered {
 		p.PortFilter.fill()
 	}
-	if p.unfiltered || len(p.outdated) > 0 { // a sweep does not know of flows that are yet to be copied
+	if p.unfiltered || len(p.outdated) > 0 { // a sweep does not see flows that are yet to be copied
 		p.SourceFilter.fill()
 	}
 	for _, o := range p.outdated {
@@ -181,8 +182,8 @@ func (p *Pinned) CopyState() error {
 	return errors.Join(errs...)
 }
 
-// EndInheriting is for the moment at which no program of another version is attached any
-// more: it copies what is left, and removes the other versions' state.
+// EndInheriting is called when no program of another version is attached any more: it copies what
+// is left, and removes the state of other versions.
 func (p *Pinned) EndInheriting() error {
 	if err := p.CopyState(); err != nil {
 		return err
@@ -210,7 +211,7 @@ func (p *Pinned) closeOutdated() error {
 	return errors.Join(errs...)
 }
 
-// copyMissing copies the entries of a hash map that another one lacks.
+// copyMissing copies the entries of a hash map that are missing in another one.
 func copyMissing(from, to *ebpf.Map) error {
 	keys, keyBytes := rowsOf(from.KeySize())
 	values, valueBytes := rowsOf(from.ValueSize())
@@ -235,7 +236,7 @@ func copyMissing(from, to *ebpf.Map) error {
 	}
 }
 
-// rowsOf returns a slice of arrays of bytes, for one system call to fill, and its memory.
+// rowsOf returns a slice of byte arrays for a system call to fill, and its memory.
 func rowsOf(size uint32) (rows any, memory []byte) {
 	slice := reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(int(size), reflect.TypeFor[byte]())), batch, batch)
 
@@ -244,8 +245,8 @@ func rowsOf(size uint32) (rows any, memory []byte) {
 
 func row(memory []byte, i int, size uint32) []byte { return memory[i*int(size):][:size] }
 
-// youngestFirst returns the folders below root that have a map's pin, the youngest first: of
-// two, it has been made from the other.
+// youngestFirst returns the folders below root that contain the pin of a map, the youngest first:
+// of two folders, the younger was made from the older.
 func youngestFirst(root, pattern, name string) ([]string, error) {
 	found, err := filepath.Glob(filepath.Join(root, pattern))
 	if err != nil {

@@ -34,7 +34,7 @@ func mustID(t *testing.T, p *Pinned, name string) ebpf.MapID {
 	return id
 }
 
-// bytesOf are those of a value, as many as there are in it or as are asked for.
+// bytesOf returns the first bytes of a value.
 func bytesOf[V any](v V, n uint32) []byte {
 	value := make([]byte, n)
 	copy(value, unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)))
@@ -71,7 +71,7 @@ func mustReplace(t *testing.T, folder, name string, more int) *ebpf.Map {
 	return m
 }
 
-// A build with another version of the state has the very maps whose layout is the same.
+// Builds with different versions of the state share the maps with the same layout.
 func TestStateIsShared(t *testing.T) {
 	root := mustRoot(t)
 	first := mustCreate(t, root, small())
@@ -105,8 +105,8 @@ func TestStateIsShared(t *testing.T) {
 	mustHave(t, p.Flows, flowOfWeb, Flow{BackendId: backendWeb.Id})
 }
 
-// Where values have become longer, or shorter again, entries are copied: also those that
-// programs of the other version add, until none of them is attached any more.
+// If values have become longer or shorter, entries are copied, including those that programs of the other
+// version add as long as they are attached.
 func TestStateIsCopied(t *testing.T) {
 	whole := Flow{BackendId: 7, Created: 8, LastSeen: 9, Bytes: 10}
 	for name, test := range map[string]struct {
@@ -171,7 +171,7 @@ func TestStateIsCopied(t *testing.T) {
 	}
 }
 
-// Of a build whose programs do not write our filters any flow may be.
+// After a build whose programs do not write the filters, everything passes them.
 func TestStateWithoutFilters(t *testing.T) {
 	root := mustRoot(t)
 	first := mustCreate(t, root, small())
@@ -200,7 +200,7 @@ func TestStateWithoutFilters(t *testing.T) {
 	mustPass(fresh, "without another build", false)
 }
 
-// What belongs to sockets cannot be copied: a build that would lose it does not start.
+// Socket storage cannot be copied: a build that would lose it does not start.
 func TestSocketStateIsFrozen(t *testing.T) {
 	root := mustRoot(t)
 	first := mustCreate(t, root, small())

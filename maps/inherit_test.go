@@ -22,7 +22,7 @@ func mustBeOther(t *testing.T, p *Pinned, root, version string) {
 }
 
 var (
-	dialled     = AddrOf(netip.MustParseAddr("10.96.0.1"))
+	vip         = AddrOf(netip.MustParseAddr("10.96.0.1"))
 	webPort     = ServicePortOf("shop", "web", "http", 6, 4)
 	flowOfWeb   = FlowKeyOf(HookIngress, 6, netip.MustParseAddrPort("192.0.2.1:5000"), netip.MustParseAddrPort("10.96.0.1:80"))
 	backendWeb  = BackendOf(ID(perChunk+1, 3), ID(7, 1), netip.MustParseAddrPort("10.0.1.7:8080"), BackendLocal)
@@ -35,7 +35,7 @@ func mustHaveState(t *testing.T, p *Pinned) {
 	err := errors.Join(
 		p.ServicePorts.Put(ID(7, 1), webPort), p.Counts.Begin(ID(7, 1)),
 		p.Backends.Put(perChunk+1, backendWeb), p.Backends.Put(5, freeBackend),
-		p.Addrs.Put(dialled, AddrUse{Flags: AddrService}),
+		p.Addrs.Put(vip, AddrUse{Flags: AddrService}),
 		p.FrontendIDs.Put(web, 9), p.Frontends.Put(9, webFrontend),
 		p.Flows.Put(flowOfWeb, Flow{BackendId: backendWeb.Id}),
 		p.Loads.Reserve(int(perChunk)+2),
@@ -61,7 +61,7 @@ func TestAnotherVersionKeepsIDsAndState(t *testing.T) {
 
 	p := mustCreate(t, root, small())
 	mustHave(t, p.ServicePorts, ID(7, 1), webPort)
-	mustHave(t, p.Addrs, dialled, AddrUse{Flags: AddrService})
+	mustHave(t, p.Addrs, vip, AddrUse{Flags: AddrService})
 	mustHave(t, p.Flows, flowOfWeb, Flow{BackendId: backendWeb.Id})
 	if b, free := p.Backends.Get(perChunk+1), p.Backends.Get(5); b != backendWeb || free != freeBackend {
 		t.Errorf("backends %+v and %+v, want %+v and %+v", b, free, backendWeb, freeBackend)
@@ -69,7 +69,7 @@ func TestAnotherVersionKeepsIDsAndState(t *testing.T) {
 	if load := p.Loads.Load(backendWeb.Id); load.Flows != 3 {
 		t.Errorf("load %+v, want 3 flows", load)
 	}
-	// What only the agent's layout knows is for the writer to fill again.
+	// The writer fills the maps whose layout belongs to the version.
 	if _, ok, err := p.FrontendIDs.Lookup(web); ok || err != nil || p.Frontends.Get(9) != (Frontend{}) {
 		t.Errorf("a frontend: %v, %v, %+v", ok, err, p.Frontends.Get(9))
 	}
@@ -78,7 +78,7 @@ func TestAnotherVersionKeepsIDsAndState(t *testing.T) {
 	}
 }
 
-// The folder that is there counts, and what is left of an attempt does not.
+// A folder that exists is used, and the rest of a failed attempt is not.
 func TestIDsAreInheritedOnce(t *testing.T) {
 	root := mustRoot(t)
 	first := mustCreate(t, root, small())
@@ -101,7 +101,7 @@ func TestIDsAreInheritedOnce(t *testing.T) {
 	}
 }
 
-// A later build has more in its values.
+// A later build has longer values.
 func TestLongerValues(t *testing.T) {
 	root := mustRoot(t)
 	first := mustCreate(t, root, small())
@@ -129,7 +129,7 @@ func TestLongerValues(t *testing.T) {
 	mustHave(t, p.ServicePorts, ID(7, 1), webPort)
 }
 
-// What is counted of backends and service ports has room, also if the state is lost.
+// Backends and service ports have room for their counts, even if the state was lost.
 func TestStateIsYounger(t *testing.T) {
 	root := mustRoot(t)
 	port := ID(uint32(abiChunkCHUNK_COUNTS)+1, 1)
@@ -149,8 +149,8 @@ func TestStateIsYounger(t *testing.T) {
 	}
 }
 
-// Without the ids of the agent before, what is remembered under them would be others'.
-func TestStateWithoutIDsIsForgotten(t *testing.T) {
+// Without the ids of the earlier agent, state would refer to other backends: it is deleted.
+func TestStateWithoutIDsIsDeleted(t *testing.T) {
 	for name, harm := range map[string]func(root string) error{
 		"no folder": func(root string) error { return os.RemoveAll(filepath.Join(root, Version)) },
 		"a folder that cannot be read": func(root string) error {

@@ -46,8 +46,8 @@ func TestLayoutChangesWithVersion(t *testing.T) {
 	mustBeGolden(t, StateVersion, describeLayout(abi, slices.Collect(maps.Values(ofState)), state))
 }
 
-// Every build reads these of every other, whatever its version: what is in them now stays
-// where it is, and only the end of a value can get more.
+// Every build reads these maps of every other build, whatever its version: their fields stay where they are,
+// and only the end of a value can grow.
 func TestFrozenLayout(t *testing.T) {
 	abi := mustLoadAbi(t)
 	frozen := []string{prefix + NameServicePorts, prefix + NameBackends, prefix + NameAddrs}
@@ -69,7 +69,7 @@ func TestFrozenLayout(t *testing.T) {
 	}
 }
 
-// named is the head of a block without the size, which may grow.
+// named returns the head of a block without the size, which may grow.
 func named(head string) string {
 	name, _, _ := strings.Cut(head, ":")
 
@@ -171,7 +171,7 @@ func mustFindTypes(t *testing.T, spec *btf.Spec) []btf.Type {
 		}
 		switch typ.(type) {
 		case *btf.Struct, *btf.Enum:
-			// A chunk is no value, but how maps.h describes a map.
+			// A chunk is not a value, but describes a map in maps.h.
 			if name := typ.TypeName(); name != "" && !strings.HasSuffix(name, "_chunk") {
 				found = append(found, typ)
 			}

@@ -5,20 +5,19 @@ import (
 	"sync/atomic"
 )
 
-// BackendLoad is how much a backend has to do for clients that this node
-// translates, in connections.
+// BackendLoad is the load of a backend by clients that this node translates, in connections.
 type BackendLoad = abiBackendLoad
 
-// Live returns how many connections the backend has in all.
+// Live returns the number of connections of the backend.
 func (l abiBackendLoad) Live() int { return int(l.Sockets) + int(l.Flows) }
 
-// Loads tells how much each backend has to do: the backend_load map in this process'
-// memory. Programs count in it at the same time.
+// Loads are the loads of all backends: the backend_load map in this process' memory. Programs
+// write it, too.
 type Loads struct {
 	*Array[BackendLoad]
 }
 
-// Load returns the load of the backend with this id, or that had its place before.
+// Load returns the load of the backend with this id, or of an earlier one in the same place.
 func (l Loads) Load(id uint32) BackendLoad { return l.Get(Index(id)) }
 
 // AddFlows adds n, which may be negative, to the flows of the backend with this id.

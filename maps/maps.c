@@ -1,7 +1,7 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Compiled for its BTF alone: the maps, and the types that no map holds. */
+/* Compiled only for its BTF: the maps, and the types that no map holds. */
 #include "maps.h"
 
 const enum scope *btf_scope __attribute__((unused));

@@ -1,6 +1,5 @@
-// Package maps is the map ABI between the agent and the datapath: every map,
-// and every byte that both sides touch. C owns the layout (types.h, maps.h),
-// this package owns the names.
+// Package maps is the map ABI between the agent and the datapath: every map, and every byte that
+// both sides share. C owns the layout (types.h, maps.h), this package owns the names.
 package maps
 
 import (
@@ -8,8 +7,7 @@ import (
 	"net/netip"
 )
 
-// The types that maps hold. Ports in them are in network byte order: see
-// [Port] and the constructors below.
+// The types of keys and values. Ports in them are in network byte order: see [Port] and the constructors below.
 type (
 	Addr           = abiAddr
 	FrontendKey    = abiFrontendKey
@@ -28,18 +26,18 @@ type (
 	UDPPin         = abiUdpPin
 	FlowKey        = abiFlowKey
 	Flow           = abiFlow
-	// TranslatedSock is a connected UDP socket that Sluice translated, as the
-	// iterator over sock_state tells it. It is in no map.
+	// TranslatedSock is a connected UDP socket that was translated, as the iterator over
+	// sock_state returns it. It is in no map.
 	TranslatedSock = abiTranslatedSock
 )
 
-// Where a lookup starts.
+// The scopes of a lookup.
 const (
 	ScopeInternal = uint8(abiScopeSCOPE_INTERNAL)
 	ScopeExternal = uint8(abiScopeSCOPE_EXTERNAL)
 )
 
-// What makes an address a frontend.
+// The kinds of addresses of a [Frontend].
 const (
 	KindClusterIP    = uint8(abiKindKIND_CLUSTER_IP)
 	KindExternalIP   = uint8(abiKindKIND_EXTERNAL_IP)
@@ -47,7 +45,7 @@ const (
 	KindNodePort     = uint8(abiKindKIND_NODE_PORT)
 )
 
-// How a [Pool] chooses a backend.
+// The algorithms of a [Pool].
 const (
 	AlgorithmRandom = uint8(abiAlgorithmALGORITHM_RANDOM)
 	AlgorithmRR     = uint8(abiAlgorithmALGORITHM_RR)
@@ -59,7 +57,7 @@ const (
 	AlgorithmMaglev = uint8(abiAlgorithmALGORITHM_MAGLEV)
 )
 
-// Hashes says whether an algorithm looks a hash up in a table of the pool.
+// Hashes reports whether an algorithm uses the table of the pool.
 func Hashes(algorithm uint8) bool {
 	return algorithm == AlgorithmSH || algorithm == AlgorithmDH || algorithm == AlgorithmMaglev
 }
@@ -85,40 +83,40 @@ const (
 	AddrService  = uint32(abiAddrFlagADDR_SERVICE)
 )
 
-// What a client is, in an [AffinityKey].
+// The kinds of clients in an [AffinityKey].
 const (
 	ClientNetns = uint32(abiClientKindCLIENT_NETNS)
 	ClientAddr  = uint32(abiClientKindCLIENT_ADDR)
 )
 
-// Which way a [UDPPin] is looked up.
+// The directions in which a [UDPPin] is looked up.
 const (
 	UDPPinSend    = uint16(abiUdpPinWayUDP_PIN_SEND)
 	UDPPinReceive = uint16(abiUdpPinWayUDP_PIN_RECEIVE)
 )
 
-// IndexBits is how many bits of an id are its index, see [Index].
+// IndexBits is the number of bits of the index in an id, see [Index].
 const IndexBits = uint32(abiIdLayoutINDEX_BITS)
 
-// MaxServicePorts is how many service ports can be counted, and therefore have ids.
+// MaxServicePorts is the number of service ports that can be counted, and can therefore have ids.
 const MaxServicePorts = maxChunks * int(abiChunkCHUNK_COUNTS)
 
-// Index returns the place in an array that an id of a service port or a backend stands
-// for. Ids of one index differ by their generation.
+// Index returns the place in an array of an id of a service port or a backend. Ids with the same
+// index differ in their generation.
 func Index(id uint32) uint32 { return id & uint32(abiIdLayoutINDEX_MASK) }
 
-// ID returns the id of a place in this generation, of which the low 8 bits count.
+// ID returns the id of a place in this generation, of which only the low 8 bits are used.
 func ID(index, generation uint32) uint32 { return index | generation<<IndexBits }
 
-// Generation returns which generation of its place an id stands for.
+// Generation returns the generation of an id.
 func Generation(id uint32) uint32 { return id >> IndexBits }
 
-// AddrOf returns a as maps hold it: IPv4 is mapped into ::ffff:0:0/96.
+// AddrOf returns a as in maps: IPv4 is mapped into ::ffff:0:0/96.
 func AddrOf(a netip.Addr) Addr {
 	return Addr{Bytes: a.As16()}
 }
 
-// IP returns the address that a stands for, IPv4 unmapped.
+// IP returns the address, IPv4 unmapped.
 func (a Addr) IP() netip.Addr {
 	return netip.AddrFrom16(a.Bytes).Unmap()
 }
@@ -131,8 +129,8 @@ func Port(p uint16) uint16 {
 	return binary.NativeEndian.Uint16(b[:])
 }
 
-// FrontendKeyOf returns the key of what a client dials at addr:port. Protocol
-// is an IP protocol number, scope one of the Scope constants.
+// FrontendKeyOf returns the key of the destination addr:port. Protocol is an IP protocol number,
+// scope one of the Scope constants.
 func FrontendKeyOf(addr netip.Addr, port uint16, protocol, scope uint8) FrontendKey {
 	return FrontendKey{Addr: AddrOf(addr), Port: Port(port), Proto: protocol, Scope: scope}
 }
@@ -142,9 +140,8 @@ func (k FrontendKey) AddrPort() netip.AddrPort {
 	return netip.AddrPortFrom(k.Addr.IP(), Port(k.Port))
 }
 
-// BackendOf returns the backend with this id, of a service port, that answers at addr. Its
-// reserved word is the generation of the next backend in its place, which an agent reads
-// there that starts anew.
+// BackendOf returns the backend of a service port with this id and address. Its reserved word is
+// the generation of the next backend in its place, which an agent reads when it starts.
 func BackendOf(id, servicePortID uint32, addr netip.AddrPort, flags uint32) Backend {
 	return Backend{
 		Id:            id,
@@ -156,7 +153,7 @@ func BackendOf(id, servicePortID uint32, addr netip.AddrPort, flags uint32) Back
 	}
 }
 
-// AddrPort returns the address and port at which b answers.
+// AddrPort returns the address and port of b.
 func (b Backend) AddrPort() netip.AddrPort {
 	return netip.AddrPortFrom(b.Addr.IP(), Port(b.Port))
 }
@@ -175,12 +172,12 @@ func (k SourceRangeKey) Prefix() netip.Prefix {
 	return prefixOf(k.Addr, k.PrefixLen-32)
 }
 
-// CIDRKeyOf returns the key of a range of addresses.
+// CIDRKeyOf returns the key of a prefix.
 func CIDRKeyOf(prefix netip.Prefix) CIDRKey {
 	return CIDRKey{PrefixLen: mappedBits(prefix), Addr: AddrOf(prefix.Addr())}
 }
 
-// Prefix returns the range of k.
+// Prefix returns the prefix of k.
 func (k CIDRKey) Prefix() netip.Prefix {
 	return prefixOf(k.Addr, k.PrefixLen)
 }
@@ -203,8 +200,8 @@ func prefixOf(a Addr, bits uint32) netip.Prefix {
 	return netip.PrefixFrom(addr, int(bits))
 }
 
-// ServicePortOf returns the name of a service port. Kubernetes limits each
-// part to 63 bytes; what is longer is cut.
+// ServicePortOf returns the name of a service port. Kubernetes limits each part to 63 bytes;
+// longer parts are cut.
 func ServicePortOf(namespace, name, port string, protocol, family uint8) ServicePort {
 	sp := ServicePort{Proto: protocol, Family: family}
 	putString(&sp.Namespace, namespace)
@@ -231,7 +228,7 @@ func (sp ServicePort) String() string {
 	return namespace + "/" + name + ":" + port
 }
 
-// putString writes s with a NUL at its end, as C has it.
+// putString writes s with a NUL at its end, as in C.
 func putString(to *[64]int8, s string) {
 	for i := range min(len(s), len(to)-1) {
 		to[i] = int8(s[i])

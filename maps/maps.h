@@ -11,25 +11,25 @@
 /*
  * Written by the agent; programs cannot. They are pinned in the folder of maps.Version.
  *
- * Every build reads service_ports, backends and addrs of every other, to give out the same
- * ids: their keys and the beginning of their values never change.
+ * Every build reads service_ports, backends and addrs of every other build, to assign the same ids.
+ * So their keys and the start of their values never change.
  */
 
 /*
- * Arrays that the agent fills are arrays of chunks: it adds a chunk when there is no
- * room, and has them in its memory, so that a write is a store and no system call. They
- * lack BPF_F_RDONLY_PROG because the kernel does not let anyone write to the memory of
- * a map that has it; that no program writes to them is up to us.
+ * Arrays that the agent fills are arrays of chunks: it adds a chunk when there is no room, and maps
+ * them into its memory, so that a write is a store and no system call. They lack BPF_F_RDONLY_PROG,
+ * with which the kernel makes the memory of a map read-only for the agent as well. No program may
+ * write to them.
  */
 
-/* BTF describes the values of chunks, which bpftool prints, only if a variable does, too. */
+/* BTF only describes the values of chunks, which bpftool prints, if a variable has their type. */
 static const struct frontend *const btf_frontend __attribute__((used));
 static const struct pool *const btf_pool __attribute__((used));
 static const struct backend *const btf_backend __attribute__((used));
 static const struct backend_load *const btf_backend_load __attribute__((used));
 static const struct port_counts *const btf_port_counts __attribute__((used));
 
-/* The frontend id of what a client dials. */
+/* The frontend id of a destination. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 524288);
@@ -102,7 +102,7 @@ struct {
 	__array(values, struct backend_chunk);
 } sl_backends SEC(".maps");
 
-/* By service port id. Only people read it: a name for every number. */
+/* By service port id. No program reads these names. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 524288);
@@ -153,7 +153,7 @@ struct {
 	__type(value, __u32);
 } sl_service_cidrs SEC(".maps");
 
-/* One value: what is looked at before service_cidrs. */
+/* One value: the filter of service_cidrs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -162,7 +162,7 @@ struct {
 	__type(value, struct cidr_covers);
 } sl_cidr_covers SEC(".maps");
 
-/* Which sources are pods', among what comes by their devices, where detectLocalMode asks for addresses. */
+/* The sources that are pods of this node, if detectLocalMode requires addresses. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 1024);
@@ -185,8 +185,8 @@ struct {
 } sl_affinity SEC(".maps");
 
 /*
- * The same of clients at devices whose first packet has come, and nothing yet that proves who sent
- * it: a flood of these pushes out its like.
+ * The affinity of clients at devices whose flow is unconfirmed. A flood of first packets only
+ * evicts entries of this map.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -195,7 +195,7 @@ struct {
 	__type(value, struct affinity);
 } sl_claims SEC(".maps");
 
-/* Dies with the socket. */
+/* The kernel deletes these with their socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -218,8 +218,8 @@ struct {
 } sl_udp_pins SEC(".maps");
 
 /*
- * What devices translate. The agent says how much memory they may take, and
- * deletes what is idle, stale or over. Programs put no more than there is room for.
+ * The flows of devices. The agent limits their memory, and deletes those that are idle, stale or
+ * have ended. Programs put no more than there is room for.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -229,8 +229,9 @@ struct {
 } sl_flows SEC(".maps");
 
 /*
- * Connections in flows that have ended, by what comes from the client. If there is no room for
- * another connection, the one goes that ended last: those from before the agent may have deleted.
+ * The FLOW_FROM_CLIENT keys of connections in flows that have ended. If there is no room for
+ * another connection, the one that ended last is deleted, because the agent may have deleted the
+ * earlier ones.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK);
@@ -239,9 +240,8 @@ struct {
 } sl_ended SEC(".maps");
 
 /*
- * Flows that may never come to be, and those that have no room in flows. They live apart, so that
- * a flood cannot push out a connection that works: TCP and SCTP before it is proven that there is
- * a client.
+ * Unconfirmed TCP and SCTP flows, and those without room in flows. They have a table of their own,
+ * so that a flood of first packets cannot evict a confirmed connection.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -250,7 +250,7 @@ struct {
 	__type(value, struct flow);
 } sl_half_open SEC(".maps");
 
-/* And UDP before the first answer. */
+/* UDP flows before the first answer, and those without room in flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 32768);
@@ -258,7 +258,7 @@ struct {
 	__type(value, struct flow);
 } sl_unanswered SEC(".maps");
 
-/* By a hash of the address: which sources of packets may be those of flows. */
+/* By a hash of the address: the sources that flows may have. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SOURCE_LINES);
@@ -267,7 +267,10 @@ struct {
 	__type(value, struct source_line);
 } sl_source_filter SEC(".maps");
 
-/* By port / PORTS_PER_LINE: which ports of this node may be ours. The agent writes node ports. */
+/*
+ * By port / PORTS_PER_LINE: the ports of this node that Services may use. The agent writes node
+ * ports.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PORT_LINES);
@@ -277,8 +280,8 @@ struct {
 } sl_port_filter SEC(".maps");
 
 /*
- * By enum flow_kind: how many entries flows has. The agent puts right what may be wrong, since the
- * kernel does not tell what it pushes out, and an agent can be killed.
+ * By enum flow_kind: the number of entries in flows. The agent corrects it, because the kernel does
+ * not report evictions, and because an agent can be killed.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -303,7 +306,7 @@ struct {
 	__type(value, struct fragment);
 } sl_fragments SEC(".maps");
 
-/* By the address that errors go to. */
+/* By the destination of the errors. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -320,8 +323,8 @@ struct load_chunk {
 };
 
 /*
- * By the index of a backend id. The agent adds a chunk with each of backends, and puts
- * right what evicted flows leave behind.
+ * By the index of a backend id. The agent adds a chunk with each chunk of backends, and corrects
+ * what evicted flows leave behind.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -330,7 +333,7 @@ struct {
 	__array(values, struct load_chunk);
 } sl_backend_load SEC(".maps");
 
-/* By service port id: whose turn it is, for ALGORITHM_RR. */
+/* By service port id: the number of the next flow, for ALGORITHM_RR. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);

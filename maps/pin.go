@@ -15,16 +15,16 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-// Version names the layout of the maps that the agent fills, and the folder in which they
-// are pinned. It changes whenever one of them or a type in it does. It is a variable only so
-// that a test can build an agent "with another layout", and so is [StateVersion]:
+// Version identifies the layout of the maps that the agent fills, and is the name of their
+// folder. It changes whenever one of them or a type in it does. It is a variable only so that a
+// test can build an agent with another layout, and so is [StateVersion]:
 //
 //	go build -ldflags '-X github.com/sluice-lb/sluice/maps.Version=v3x' ./cmd/sluice
 var Version = "v3"
 
-// StateVersion names the layouts of the maps that programs write, and their folder. Builds
-// that agree in it share these maps, whatever their [Version], and others those of which the
-// layout is the same: flows, sockets and affinity outlive an upgrade and a downgrade.
+// StateVersion identifies the layout of the maps that programs write, and is the name of their
+// folder. Builds with the same one share these maps, whatever their [Version]; other builds share
+// those with the same layout. So flows, sockets and affinity outlive an upgrade and a downgrade.
 var StateVersion = "state-v2"
 
 // stateNames are the maps that programs write.
@@ -33,7 +33,7 @@ var stateNames = []string{
 	NameFragments, NameICMPBudgets, NameBackendLoad, NameTurns, NamePortCounts, NameRefusals, NameReasons,
 }
 
-// filterNames are those of them that say of which packets there may be flows.
+// filterNames are the maps of the state that filter packets by the flows that there may be.
 var filterNames = []string{NameSourceFilter, NamePortFilter}
 
 // folderOf returns the folder below root in which a map is pinned.
@@ -45,16 +45,15 @@ func folderOf(root, name string) string {
 	return filepath.Join(root, Version)
 }
 
-// PinOf returns where a map is pinned below root.
+// PinOf returns the path of the pin of a map below root.
 func PinOf(root, name string) string { return filepath.Join(folderOf(root, name), name) }
 
-// ChunkPinOf returns where a chunk of an array is pinned below root.
+// ChunkPinOf returns the path of the pin of a chunk of an array below root.
 func ChunkPinOf(root, name string, chunk int) string {
 	return chunkPin(folderOf(root, name), name, chunk)
 }
 
-// Folders returns the folders below root that maps are pinned in, those of builds with other
-// layouts as well.
+// Folders returns the folders of maps below root, including those of builds with other layouts.
 func Folders(root string) ([]string, error) {
 	var folders []string
 	for _, pattern := range []string{"v[0-9]*", "state-v[0-9]*", asidePrefix + "v[0-9]*", asidePrefix + "state-v[0-9]*"} {
@@ -68,8 +67,8 @@ func Folders(root string) ([]string, error) {
 	return folders, nil
 }
 
-// OtherFolders are the [Folders] of builds with another [Version]. Those of another
-// [StateVersion] are for [Pinned.EndInheriting] to remove.
+// OtherFolders returns the [Folders] of builds with another [Version]. [Pinned.EndInheriting]
+// removes those of another [StateVersion].
 func OtherFolders(root string) ([]string, error) {
 	folders, err := Folders(root)
 
@@ -86,15 +85,15 @@ var ErrStale = errors.New("pinned map has another layout")
 // prefix starts the kernel name of every map; pins go without.
 const prefix = "sl_"
 
-// Pinned are the maps in the kernel, pinned below a bpffs directory. They
-// outlive the process that made them.
+// Pinned are the maps in the kernel, pinned below a bpffs directory. They outlive the process
+// that made them.
 type Pinned struct {
 	Tables
 	Affinity *Map[AffinityKey, Affinity]
-	Claims   *Map[AffinityKey, Affinity] // of clients that are not proven yet
+	Claims   *Map[AffinityKey, Affinity] // of clients whose flows are unconfirmed
 	UDPPins  *Map[UDPPinKey, UDPPin]
-	// Flows are what devices translate. HalfOpen are connections that may never come to be, and
-	// Unanswered datagrams: see [Pinned.Opening].
+	// Flows are the flows of devices. HalfOpen are unconfirmed connections, and Unanswered are
+	// unanswered datagrams: see [Pinned.Opening].
 	Flows        *Map[FlowKey, Flow]
 	HalfOpen     *Map[FlowKey, Flow]
 	Unanswered   *Map[FlowKey, Flow]
@@ -105,22 +104,21 @@ type Pinned struct {
 	chunked    map[string]*chunked
 	inheriting sync.Mutex
 	outdated   []outdated
-	unfiltered bool // programs of another version may put flows that our filters do not know
+	unfiltered bool // programs of another version may put flows without writing the filters of this one
 	root       string
 	byName     map[string]*ebpf.Map
 	counted    []countable
 }
 
-// Options are the choices that [Create] leaves open.
+// Options are optional settings of [Create].
 type Options struct {
-	// Capacities overrides how many entries a map has room for, by the name
-	// of its pin; for arrays that grow, how many chunks. It only counts for maps that
-	// are not there yet.
+	// Capacities overrides the capacities of maps, by name; those of growing arrays are in chunks.
+	// It has no effect on maps that exist.
 	Capacities map[string]uint32
 }
 
-// LiftMemlock lets this process have as many maps and programs as it likes: before Linux 5.11
-// they count as its user's locked memory, of which others may have taken all.
+// LiftMemlock removes the limit of memory for maps and programs of this process: before Linux
+// 5.11 they count as locked memory of its user, which other processes may have used up.
 func LiftMemlock() error {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return fmt.Errorf("limit of locked memory, which maps and programs count against before Linux 5.11, and which takes SYS_RESOURCE: %w", err)
@@ -129,11 +127,11 @@ func LiftMemlock() error {
 	return nil
 }
 
-// Create adopts the maps that are pinned below root (in the folders of this [Version] and
-// this [StateVersion]) and creates and pins those that are not. Where the agent's folder is
-// missing, and an agent with another layout has left its own, ids stay as they were: see
-// inherit. Create returns an error wrapping [ErrStale] if a pinned map has another layout;
-// nothing is changed then. The caller closes the result, which leaves the pins.
+// Create adopts the maps that are pinned below root (in the folders of this [Version] and this
+// [StateVersion]), and creates and pins the others. If the folder of this version is missing, but
+// that of another version exists, ids are inherited: see inherit. Create returns an error
+// wrapping [ErrStale], and changes nothing, if a pinned map has another layout. The caller closes
+// the result, which leaves the pins.
 func Create(root string, opts Options) (*Pinned, error) {
 	if err := LiftMemlock(); err != nil {
 		return nil, err
@@ -181,8 +179,8 @@ func Create(root string, opts Options) (*Pinned, error) {
 	return p, nil
 }
 
-// reserveState makes room for what is counted of backends and service ports that are there,
-// where the state is younger than they are.
+// reserveState makes room for the loads and counts of the backends and service ports that exist,
+// in case the state is new.
 func (p *Pinned) reserveState() error {
 	if err := p.Loads.Reserve(p.Backends.Len()); err != nil {
 		return err
@@ -228,9 +226,9 @@ func checkPins(root string, specs map[string]*ebpf.MapSpec) error {
 	return nil
 }
 
-// Load opens the maps that an agent has pinned below root. It returns an
-// error wrapping [fs.ErrNotExist] if one is not there, and [ErrStale] if one
-// has another layout. The caller closes the result.
+// Load opens the maps that an agent has pinned below root. It returns an error wrapping
+// [fs.ErrNotExist] if one is missing, and [ErrStale] if one has another layout. The caller closes
+// the result.
 func Load(root string) (*Pinned, error) {
 	specs, err := mapSpecs()
 	if err != nil {
@@ -258,7 +256,7 @@ func mapSpecs() (map[string]*ebpf.MapSpec, error) {
 	return specs, nil
 }
 
-// open returns the maps that get returns, of which arrays have so many chunks at least.
+// open gets all maps, and makes at least this many chunks of each array.
 func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Pinned, error) {
 	p := &Pinned{root: root, byName: make(map[string]*ebpf.Map, len(specs)), chunked: make(map[string]*chunked)}
 	for _, name := range slices.Sorted(maps.Keys(specs)) {
@@ -299,7 +297,7 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	return p, nil
 }
 
-// mapFilters brings the filters, and how full flows is, into this process' memory.
+// mapFilters maps the filters, and the usage of flows, into this process' memory.
 func (p *Pinned) mapFilters() error {
 	addrs, errAddrs := mapShared[uint64](p.byName[NameAddrFilter], NameAddrFilter)
 	covers, errCovers := mapShared[uint64](p.byName[NameCIDRCovers], NameCIDRCovers)
@@ -313,7 +311,7 @@ func (p *Pinned) mapFilters() error {
 	return errors.Join(errAddrs, errCovers, errPorts, errSources, errUsage)
 }
 
-// mapArrays brings the arrays into this process' memory.
+// mapArrays maps the arrays into this process' memory.
 func (p *Pinned) mapArrays(chunks int) error {
 	var errs [5]error
 	p.Frontends, errs[0] = mapArray[Frontend](p.chunked[NameFrontends], chunks)
@@ -325,9 +323,9 @@ func (p *Pinned) mapArrays(chunks int) error {
 	return errors.Join(errs[:]...)
 }
 
-// WaitForPrograms returns when every program has ended that was running before: what was
-// taken out of the maps before the call, no program knows any more. It takes some 10 ms as
-// a rule, and seconds on a busy machine.
+// WaitForPrograms returns when every program that was running before has ended: no program uses
+// what was deleted from the maps before the call. It usually takes some 10 ms, and seconds on a
+// busy machine.
 func (p *Pinned) WaitForPrograms() error { return p.chunked[NameFrontends].wait() }
 
 func table[K comparable, V any](p *Pinned, name string) *Map[K, V] {
@@ -337,8 +335,8 @@ func table[K comparable, V any](p *Pinned, name string) *Map[K, V] {
 	return t
 }
 
-// adopt opens the pin of a map and checks that its layout is that of spec.
-// How many entries it has room for may differ.
+// adopt opens the pin of a map and checks that its layout is that of spec. The capacity may
+// differ.
 func adopt(root, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	path := PinOf(root, name)
 	m, err := ebpf.LoadPinnedMap(path, nil)
@@ -352,8 +350,8 @@ func adopt(root, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// sameLayout returns an error wrapping [ErrStale] if m is not as spec has it, but for how
-// many entries it has room for.
+// sameLayout returns an error wrapping [ErrStale] if m has another layout than spec. The capacity
+// may differ.
 func sameLayout(m *ebpf.Map, spec *ebpf.MapSpec) error {
 	have := fmt.Sprintf("%s, key %d bytes, value %d bytes, flags %#x", m.Type(), m.KeySize(), m.ValueSize(), m.Flags())
 	want := fmt.Sprintf("%s, key %d bytes, value %d bytes, flags %#x", spec.Type, spec.KeySize, spec.ValueSize, spec.Flags)
@@ -378,8 +376,8 @@ func create(dir, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// Replacements returns the maps by their names in C, for loading programs
-// that share them. The maps stay owned by p.
+// Replacements returns the maps by their names in C, for loading programs that share them. The
+// maps stay owned by p.
 func (p *Pinned) Replacements() map[string]*ebpf.Map {
 	replacements := make(map[string]*ebpf.Map, len(p.byName))
 	for name, m := range p.byName {
@@ -389,18 +387,18 @@ func (p *Pinned) Replacements() map[string]*ebpf.Map {
 	return replacements
 }
 
-// Fill is how full a map is.
+// Fill is the number of entries of a map.
 type Fill struct {
 	Name     string
 	Entries  int
 	Capacity int
 }
 
-// Size is how large a map is.
+// Size is the size of a map.
 type Size struct {
-	Name    string // of its pin
-	Entries uint32 // that it has room for now
-	Bytes   uint64 // that it takes now, by the kernel's word: some only take what is in use
+	Name    string // which is also that of its pin
+	Entries uint32 // current capacity
+	Bytes   uint64 // of memory, as reported by the kernel; of some maps, only what is in use
 }
 
 // Sizes returns the sizes of all maps, with their chunks, sorted by name.
@@ -431,8 +429,8 @@ func (p *Pinned) Sizes() ([]Size, error) {
 	return sizes, nil
 }
 
-// Fills counts the entries of every hash map and trie, and the backends, sorted by name.
-// It reads all of them, so it is for people who ask and not for every second.
+// Fills counts the entries of every hash map and trie, and the backends, sorted by name. It reads all of
+// them, which is too expensive for every second.
 func (p *Pinned) Fills() ([]Fill, error) {
 	var fills []Fill
 	for _, t := range p.counted {
@@ -461,7 +459,7 @@ type countable interface {
 	count() (int, error)
 }
 
-// ID returns the kernel's number of a map.
+// ID returns the kernel's id of a map.
 func (p *Pinned) ID(name string) (ebpf.MapID, error) {
 	info, err := p.byName[name].Info()
 	if err != nil {
@@ -472,11 +470,11 @@ func (p *Pinned) ID(name string) (ebpf.MapID, error) {
 	return id, nil
 }
 
-// SockState returns the map of socket-local storage, for an iterator over it.
-// It stays owned by p.
+// SockState returns the map of socket-local storage, for an iterator over it. It stays owned by
+// p.
 func (p *Pinned) SockState() *ebpf.Map { return p.byName[NameSockState] }
 
-// ReasonCounts returns how often each reason was given, on all CPUs together.
+// ReasonCounts returns how often each reason was counted, summed over all CPUs.
 func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 	counts := make(map[Reason]uint64)
 	for _, r := range Reasons() {
@@ -490,7 +488,7 @@ func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 	return counts, nil
 }
 
-// pinned returns every map, chunks as well, by where it is pinned.
+// pinned returns every map, including chunks, by the path of its pin.
 func (p *Pinned) pinned() map[string]*ebpf.Map {
 	pins := make(map[string]*ebpf.Map)
 	for name, m := range p.byName {
@@ -505,12 +503,12 @@ func (p *Pinned) pinned() map[string]*ebpf.Map {
 	return pins
 }
 
-// Pins returns where the maps are pinned, sorted.
+// Pins returns the paths of the pins, sorted.
 func (p *Pinned) Pins() []string { return slices.Sorted(maps.Keys(p.pinned())) }
 
-// PinAgain pins the maps whose pins are missing, and returns their pins. The folder
-// must be on bpffs. An array comes after its chunks, and they from the last to the first:
-// should this process be killed meanwhile, the next agent finds none that lacks any.
+// PinAgain restores missing pins, and returns their paths. The folder must be on bpffs. An array
+// is pinned after its chunks, and these from the last to the first: if this process is killed
+// meanwhile, the next agent never finds an array with a gap.
 func (p *Pinned) PinAgain() ([]string, error) {
 	var missing []string
 	pins := p.pinned()
@@ -544,8 +542,7 @@ func (p *Pinned) PinAgain() ([]string, error) {
 	return missing, nil
 }
 
-// Unpin removes the pins. The maps live on as long as a program or a process
-// uses them.
+// Unpin removes the pins. The maps live on as long as a program or a process uses them.
 func (p *Pinned) Unpin() error {
 	for _, version := range []string{Version, StateVersion} {
 		if err := os.RemoveAll(filepath.Join(p.root, version)); err != nil {

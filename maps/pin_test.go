@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// mustRoot returns a bpf root that goes with the test.
+// mustRoot returns a folder of pins that is removed with the test.
 func mustRoot(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -29,7 +29,7 @@ func mustRoot(t *testing.T) string {
 	return root
 }
 
-// small keeps what tests create small.
+// small limits the capacities of maps in tests.
 func small() Options {
 	return Options{Capacities: map[string]uint32{
 		NameFrontendIDs: 16, NameServicePorts: 16, NameRefusals: 16, NameAffinity: 16, NameUDPPins: 16,

@@ -2,7 +2,7 @@ package maps
 
 import "fmt"
 
-// Reason is why a hook stopped where it did.
+// Reason is the outcome of a hook for a packet or a system call, and why.
 type Reason uint32
 
 // The reasons.
@@ -21,7 +21,7 @@ const (
 	ReasonDropBackendMissing     = Reason(abiReasonREASON_DROP_BACKEND_MISSING)
 	ReasonFlow                   = Reason(abiReasonREASON_FLOW)
 	ReasonFlowError              = Reason(abiReasonREASON_FLOW_ERROR)
-	ReasonPassBystander          = Reason(abiReasonREASON_PASS_BYSTANDER)
+	ReasonPassOtherTraffic       = Reason(abiReasonREASON_PASS_OTHER_TRAFFIC)
 	ReasonPassNoFlow             = Reason(abiReasonREASON_PASS_NO_FLOW)
 	ReasonPassFragment           = Reason(abiReasonREASON_PASS_FRAGMENT)
 	ReasonPassMalformed          = Reason(abiReasonREASON_PASS_MALFORMED)
@@ -34,11 +34,11 @@ const (
 	reasonCount                  = Reason(abiReasonREASON_COUNT)
 )
 
-// The words are an operator's: what happened, to what.
-var reasonWords = [reasonCount]string{
+// reasonTexts are for operators: what happened, and why.
+var reasonTexts = [reasonCount]string{
 	ReasonNext:                   "not decided",
 	ReasonTranslated:             "sent to a backend",
-	ReasonTranslatedUnremembered: "sent to a backend, but the socket has no room to remember what it dialled",
+	ReasonTranslatedUnremembered: "sent to a backend, but the socket has no room for its original destination",
 	ReasonPassProtocol:           "passed: neither TCP nor UDP",
 	ReasonPassNoFrontend:         "passed: not the address of a Service",
 	ReasonPassDisabled:           "passed: UDP is not translated at the socket",
@@ -50,19 +50,19 @@ var reasonWords = [reasonCount]string{
 	ReasonDropBackendMissing:     "dropped: the slot names a backend that does not exist",
 	ReasonFlow:                   "translated: a packet of a known flow",
 	ReasonFlowError:              "translated: an ICMP error about a known flow",
-	ReasonPassBystander:          "passed: not to an address of a Service or of this node",
+	ReasonPassOtherTraffic:       "passed: other traffic, neither to an address of a Service nor of a flow",
 	ReasonPassNoFlow:             "passed: not the first packet of a flow, and of none that is known",
-	ReasonPassFragment:           "passed: a fragment whose first one was not seen",
-	ReasonPassMalformed:          "passed: the headers are cut short, or too many",
-	ReasonRejectLimited:          "refused in silence: the client had its share of ICMP errors",
-	ReasonDropMasqueradeAddr:     "dropped: this node has no address to masquerade with on the way to the backend",
+	ReasonPassFragment:           "passed: a fragment whose first fragment was not seen",
+	ReasonPassMalformed:          "passed: the headers are truncated, or too many",
+	ReasonRejectLimited:          "dropped: the rate limit of ICMP errors to the client is reached",
+	ReasonDropMasqueradeAddr:     "dropped: this node has no address to masquerade with on the route to the backend",
 	ReasonDropMasqueradePort:     "dropped: no free port to masquerade with was found",
 	ReasonDropFlowTable:          "dropped: the flow table has no room, or another client has the flow",
-	ReasonDropRedirect:           "dropped: an ICMP redirect that would lead the client past this node",
+	ReasonDropRedirect:           "dropped: an ICMP redirect that would make the client bypass this node",
 	ReasonDropRewrite:            "dropped: the packet could not be written",
 }
 
-// Reasons returns every reason a hook can give, in the order of their numbers.
+// Reasons returns every reason that is counted, in the order of their numbers.
 func Reasons() []Reason {
 	all := make([]Reason, 0, reasonCount-1)
 	for r := ReasonNext + 1; r < reasonCount; r++ {
@@ -77,5 +77,5 @@ func (r Reason) String() string {
 		return fmt.Sprintf("reason %d", uint32(r))
 	}
 
-	return reasonWords[r]
+	return reasonTexts[r]
 }

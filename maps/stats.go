@@ -10,33 +10,32 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// What [Stats] counts beside reasons.
+// The counts of [Stats] other than those by reason.
 const (
 	StatBytesSent     = uint32(256)
 	StatBytesReceived = uint32(257)
 )
 
-// StatKey says what is counted, of which service port id: new flows by what became of
-// them (What is a [Reason]), or bytes (one of the Stat constants).
+// StatKey identifies a count of a service port id: the new flows with an outcome (What is a
+// [Reason]), or bytes (What is one of the Stat constants).
 type StatKey struct {
 	ServicePortId uint32
 	What          uint32
 }
 
-// PortCounts is what programs count of each service port, on one CPU.
+// PortCounts are the counts of a service port on one CPU.
 type PortCounts = abiPortCounts
 
-// RefusalKey says whose new flows were refused, and why.
+// RefusalKey identifies the count of refused new flows of a service port, by reason.
 type RefusalKey = abiRefusalKey
 
-// Stats are the maps port_counts and refusals: what programs have counted of each service
-// port in service_ports.
+// Stats are the maps port_counts and refusals: the counts of each service port in service_ports.
 type Stats struct {
 	counts   *chunked
 	refusals *Map[RefusalKey, uint64]
 	ports    *Map[uint32, ServicePort]
 
-	zeroFrom uint32 // no service port had the places from here on: see Begin
+	zeroFrom uint32 // the places from here on have never been used: see Begin
 
 	mu    sync.Mutex
 	ended map[StatKey]uint64 // not yet taken by Ended; nil before its first call
@@ -45,8 +44,8 @@ type Stats struct {
 // Capacity returns how many refusals, by service port and reason, can be counted.
 func (s *Stats) Capacity() int { return s.refusals.Capacity() }
 
-// All yields every count that is not zero, of all CPUs together, in no order. It stops
-// after the first error.
+// All yields every count that is not zero, summed over all CPUs, in no order. It stops after the
+// first error.
 func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 	return func(yield func(Entry[StatKey, uint64], error) bool) {
 		for port, err := range s.ports.All() {
@@ -76,7 +75,7 @@ func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 	}
 }
 
-// whats yields what c counts.
+// whats yields the counts in c.
 func whats(c PortCounts) iter.Seq2[uint32, uint64] {
 	return func(yield func(uint32, uint64) bool) {
 		_ = yield(uint32(ReasonTranslated), c.Connections) &&
@@ -84,7 +83,7 @@ func whats(c PortCounts) iter.Seq2[uint32, uint64] {
 	}
 }
 
-// port returns what was counted of a service port, on all CPUs.
+// port returns the counts of a service port, summed over all CPUs.
 func (s *Stats) port(id uint32) (PortCounts, error) {
 	var sum PortCounts
 	m, at := s.place(id)
@@ -104,7 +103,7 @@ func (s *Stats) port(id uint32) (PortCounts, error) {
 	return sum, nil
 }
 
-// place returns the chunk that has the counts of a service port, or nil, and where.
+// place returns the chunk with the counts of a service port, or nil, and the index in it.
 func (s *Stats) place(id uint32) (*ebpf.Map, uint32) {
 	perChunk := s.counts.inner.MaxEntries
 
@@ -129,7 +128,7 @@ func (s *Stats) Begin(id uint32) error {
 	if err := s.Reserve(int(Index(id)) + 1); err != nil {
 		return err
 	}
-	if Index(id) >= s.zeroFrom { // of a chunk that this process has made
+	if Index(id) >= s.zeroFrom { // in a chunk that this process has made
 		s.zeroFrom = Index(id) + 1
 
 		return nil
@@ -146,7 +145,7 @@ func (s *Stats) Begin(id uint32) error {
 	return nil
 }
 
-// End implements [Counts]. What was counted until now is kept for [Stats.Ended].
+// End implements [Counts]. It keeps the last counts for [Stats.Ended].
 func (s *Stats) End(id uint32) error {
 	last := make(map[StatKey]uint64)
 	counts, err := s.port(id)
@@ -174,8 +173,8 @@ func (s *Stats) End(id uint32) error {
 	return errors.Join(errs...)
 }
 
-// Ended returns what was counted in all of service ports whose ids were given back since
-// the last call; the first call returns nothing.
+// Ended returns the final counts of the service ports whose ids were freed since the last call;
+// the first call returns nothing.
 func (s *Stats) Ended() map[StatKey]uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,11 +184,10 @@ func (s *Stats) Ended() map[StatKey]uint64 {
 	return ended
 }
 
-// Prune forgets the refusals of ids that no service port has, and of which [Stats.End] does
-// not know: an agent that was killed has left them. No other goroutine may call End or
-// Begin meanwhile.
+// Prune deletes the refusals of ids that no service port has, which an agent that was killed
+// before it called [Stats.End] has left. No other goroutine may call End or Begin meanwhile.
 func (s *Stats) Prune() error {
-	var gone []RefusalKey // deleted afterwards: that would upset the iteration
+	var gone []RefusalKey // deleted after the iteration, which deletes would disturb
 	for e, err := range s.refusals.All() {
 		if err != nil {
 			return err

@@ -11,7 +11,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// mustCount makes every CPU count what a program would.
+// mustCount writes counts of every CPU, as programs do.
 func mustCount(t *testing.T, p *Pinned, servicePortID uint32, c PortCounts) {
 	t.Helper()
 	m, at := p.Stats.place(servicePortID)
@@ -49,7 +49,7 @@ func TestStats(t *testing.T) {
 	if ended := p.Stats.Ended(); len(ended) != 0 {
 		t.Errorf("ended before the first call: %v", ended)
 	}
-	refused, fenced := uint32(ReasonRejectNoBackend), uint32(ReasonDropSourceRange)
+	refused, outOfRange := uint32(ReasonRejectNoBackend), uint32(ReasonDropSourceRange)
 	web, far := ID(3, 1), ID(700, 2) // in another chunk
 	for _, id := range []uint32{web, far} {
 		if err := p.Stats.Begin(id); err != nil {
@@ -62,8 +62,8 @@ func TestStats(t *testing.T) {
 	mustCount(t, p, web, PortCounts{Connections: 2, BytesSent: 10, BytesReceived: 100})
 	mustCount(t, p, far, PortCounts{Connections: 5})
 	for key, n := range map[RefusalKey]uint64{
-		{ServicePortId: web, Reason: refused}: 7, {ServicePortId: web, Reason: fenced}: 8,
-		{ServicePortId: far, Reason: fenced}: 9,
+		{ServicePortId: web, Reason: refused}: 7, {ServicePortId: web, Reason: outOfRange}: 8,
+		{ServicePortId: far, Reason: outOfRange}: 9,
 	} {
 		if err := p.Stats.refusals.Put(key, n); err != nil {
 			t.Fatal(err)
@@ -71,14 +71,14 @@ func TestStats(t *testing.T) {
 	}
 	want := map[StatKey]uint64{
 		{web, uint32(ReasonTranslated)}: 2 * cpus, {web, StatBytesSent}: 10 * cpus, {web, StatBytesReceived}: 100 * cpus,
-		{web, refused}: 7, {web, fenced}: 8,
-		{far, uint32(ReasonTranslated)}: 5 * cpus, {far, fenced}: 9,
+		{web, refused}: 7, {web, outOfRange}: 8,
+		{far, uint32(ReasonTranslated)}: 5 * cpus, {far, outOfRange}: 9,
 	}
 	if diff := gocmp.Diff(want, mustStats(t, p)); diff != "" {
 		t.Errorf("all (-want +have):\n%s", diff)
 	}
 
-	// The id of web is given back, and its place to another service port.
+	// The id of web is freed, and its place assigned to another service port.
 	if err := p.ServicePorts.Delete(web); err != nil {
 		t.Fatal(err)
 	}
@@ -99,13 +99,13 @@ func TestStats(t *testing.T) {
 	if err := p.ServicePorts.Put(next, ServicePortOf("shop", "next", "http", 6, 4)); err != nil {
 		t.Fatal(err)
 	}
-	want = map[StatKey]uint64{{far, uint32(ReasonTranslated)}: 5 * cpus, {far, fenced}: 9}
+	want = map[StatKey]uint64{{far, uint32(ReasonTranslated)}: 5 * cpus, {far, outOfRange}: 9}
 	if diff := gocmp.Diff(want, mustStats(t, p)); diff != "" {
 		t.Errorf("after another service port got the place (-want +have):\n%s", diff)
 	}
 }
 
-// Refusals that an agent which was killed has left are forgotten.
+// Prune deletes refusals that a killed agent has left.
 func TestPruneStats(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	if err := p.ServicePorts.Put(1, ServicePortOf("shop", "web", "", 6, 4)); err != nil {
@@ -124,7 +124,7 @@ func TestPruneStats(t *testing.T) {
 	}
 }
 
-// Stats of a service port for which there is no room yet are none.
+// A service port without room for counts has none.
 func TestStatsWithoutRoom(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	if err := p.ServicePorts.Put(ID(5, 0), ServicePortOf("shop", "web", "", 6, 4)); err != nil {
@@ -135,8 +135,7 @@ func TestStatsWithoutRoom(t *testing.T) {
 	}
 }
 
-// There are as many chunks as can be, and no more are asked for, nor is one pinned that the
-// next agent could not use.
+// No more chunks than allowed are made or pinned.
 func TestStatsGrowToTheEnd(t *testing.T) {
 	root := mustRoot(t)
 	p := mustCreate(t, root, small())
@@ -150,8 +149,8 @@ func TestStatsGrowToTheEnd(t *testing.T) {
 	mustCreate(t, root, small())
 }
 
-// A place of which programs have counted before this agent began is counted in from zero,
-// whether an agent before it has made the chunk, or the chunk is younger than its port.
+// Counts start from zero in a place that programs have used before, whether an earlier agent has made the
+// chunk, or the chunk is younger than its port.
 func TestBeginAfterRestart(t *testing.T) {
 	for _, withState := range []bool{true, false} {
 		root := mustRoot(t)

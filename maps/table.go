@@ -21,7 +21,7 @@ type Entry[K comparable, V any] struct {
 // Table is a BPF map seen through its Go types. [Map] is the kernel's,
 // [FakeTable] is a test's.
 type Table[K comparable, V any] interface {
-	// Name returns the name of the map, as its pin has it.
+	// Name returns the name of the map, which is also that of its pin.
 	Name() string
 	// Put creates or replaces the entry at k. It returns an error wrapping
 	// ErrFull if the map has no room.
@@ -66,7 +66,7 @@ func (t *Map[K, V]) Delete(k K) error {
 	return err
 }
 
-// Remove is Delete that says whether there was an entry at k.
+// Remove is Delete, and reports whether there was an entry at k.
 func (t *Map[K, V]) Remove(k K) (bool, error) {
 	err := t.m.Delete(&k)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -93,11 +93,10 @@ func (t *Map[K, V]) Lookup(k K) (V, bool, error) {
 	return v, true, nil
 }
 
-// batch is how many entries one system call reads.
+// batch is the number of entries that one system call reads.
 const batch = 4096
 
-// All implements [Table]. Entries that come or go meanwhile may be missed or
-// seen twice.
+// All implements [Table]. Entries that are added or deleted meanwhile may be missed or yielded twice.
 func (t *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	return func(yield func(Entry[K, V], error) bool) {
 		var cursor ebpf.MapBatchCursor
@@ -105,7 +104,7 @@ func (t *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 		for {
 			n, err := t.m.BatchLookup(&cursor, keys, values, nil)
 			if errors.Is(err, ebpf.ErrNotSupported) {
-				t.each(yield) // Linux before 5.16 has no batches of tries
+				t.each(yield) // Linux before 5.16 has no batches for tries
 				return
 			}
 			last := errors.Is(err, ebpf.ErrKeyNotExist)
@@ -138,7 +137,7 @@ func (t *Map[K, V]) count() (int, error) {
 	return n, nil
 }
 
-// each yields entry by entry.
+// each yields all entries, with a system call for each.
 func (t *Map[K, V]) each(yield func(Entry[K, V], error) bool) {
 	var e Entry[K, V]
 	it := t.m.Iterate()

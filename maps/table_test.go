@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The kernel's map keeps the promises of [Table].
+// The kernel's map implements the contract of [Table].
 func TestMap(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
 	table := p.FrontendIDs

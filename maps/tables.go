@@ -26,18 +26,18 @@ type Tables struct {
 	Counts       Counts
 }
 
-// Counts is what programs count of service ports: [Stats], or a test's.
+// Counts are the counts of service ports: [Stats], or a fake.
 type Counts interface {
 	// Reserve makes room for n service ports.
 	Reserve(n int) error
-	// Begin makes room to count of a service port that is given its id, from zero. The
-	// error wraps [ErrFull] if there is no room.
+	// Begin resets the counts of an id that is assigned to a service port. The error wraps [ErrFull]
+	// if there is no room.
 	Begin(servicePortID uint32) error
-	// End forgets what was counted of a service port whose id is free again.
+	// End deletes the counts of a service port whose id is freed.
 	End(servicePortID uint32) error
 }
 
-// Room is how many places of the arrays are used, or to be used.
+// Room is a number of places in each of the arrays.
 type Room struct {
 	Frontends, Pools, Slots, Backends, ServicePorts int
 }
@@ -50,9 +50,9 @@ func (r Room) Plus(more Room) Room {
 	}
 }
 
-// Reserve makes so many places exist, so that writing to them need not wait for programs to
-// end: all arrays wait at the same time here. Any goroutine may call it. The error wraps
-// [ErrFull]; what there is room for exists all the same.
+// Reserve makes this many places exist, so that writes to them need not wait for programs to end:
+// here, all arrays wait concurrently. Any goroutine may call it. The error wraps [ErrFull]; the
+// places that there is room for exist nevertheless.
 func (t *Tables) Reserve(room Room) error {
 	reserve := []func() error{
 		func() error { return t.Frontends.Reserve(room.Frontends) },
@@ -72,11 +72,11 @@ func (t *Tables) Reserve(room Room) error {
 	return errors.Join(errs...)
 }
 
-// frontendTries is how often a frontend is looked up that changes meanwhile.
+// frontendTries is how often a frontend is looked up that changes during the lookup.
 const frontendTries = 4
 
-// FrontendOf returns the frontend that a client dials at a key, and the pool that it leads
-// to, as programs find them; false if there is no such frontend.
+// FrontendOf returns the frontend at a key and its pool, as programs find them; false if there is
+// no such frontend.
 func (t *Tables) FrontendOf(key FrontendKey) (Frontend, Pool, bool, error) {
 	for range frontendTries {
 		id, ok, err := t.FrontendIDs.Lookup(key)
@@ -85,7 +85,7 @@ func (t *Tables) FrontendOf(key FrontendKey) (Frontend, Pool, bool, error) {
 		}
 		f := t.Frontends.Get(id)
 		p := t.Pools.Get(f.PoolId)
-		// The agent waits for programs before it uses a place again, not for us.
+		// The agent waits for programs before it reuses a place, but not for other processes.
 		if f.Key == key && t.Frontends.Get(id) == f {
 			return f, p, true, nil
 		}
@@ -94,14 +94,14 @@ func (t *Tables) FrontendOf(key FrontendKey) (Frontend, Pool, bool, error) {
 	return Frontend{}, Pool{}, false, fmt.Errorf("frontend %s: its id leads to another frontend", key.AddrPort())
 }
 
-// BackendOf returns the backend with this id; false if there is none any more.
+// BackendOf returns the backend with this id; false if it is gone.
 func (t *Tables) BackendOf(id uint32) (Backend, bool) {
 	b := t.Backends.Get(Index(id))
 
 	return b, id != 0 && b.Id == id
 }
 
-// Names of the maps, as their pins have them.
+// The names of the maps, which are also those of their pins.
 const (
 	NameFrontendIDs  = "frontend_ids"
 	NameFrontends    = "frontends"
@@ -181,7 +181,7 @@ func NewFakes(slots int) *Fakes {
 	return f
 }
 
-// noCounts are [Counts] of tables that no program uses.
+// noCounts are the [Counts] of fakes.
 type noCounts struct{}
 
 func (noCounts) Reserve(int) error { return nil }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The map ABI: every byte that the agent and the datapath both touch. C owns
- * the layout; bpf2go makes the Go types from it. Ports are in network byte
- * order, times in nanoseconds since boot.
+ * The map ABI: every byte that the agent and the datapath share. C owns the layout, and bpf2go
+ * generates the Go types from it. Ports are in network byte order, times in nanoseconds since
+ * boot.
  *
- * Builds that keep the same state share the maps that the datapath writes (see maps.h).
- * What is reserved in them is zero, and for later builds: they must do with a zero there,
- * which an earlier build has written.
+ * Builds that keep the same state share the maps that the datapath writes (see maps.h). Reserved
+ * fields in them are zero, for use by later builds, which must accept a zero that an earlier build
+ * has written.
  */
 #ifndef SLUICE_TYPES_H
 #define SLUICE_TYPES_H
@@ -14,13 +14,13 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 
-/* Where a lookup starts. */
+/* The scope of a lookup. */
 enum scope {
 	SCOPE_INTERNAL = 1, /* sockets of this node, devices that face pods */
 	SCOPE_EXTERNAL = 2, /* uplinks */
 };
 
-/* What makes an address a frontend. */
+/* The kind of address of a frontend. */
 enum kind {
 	KIND_CLUSTER_IP = 1,
 	KIND_EXTERNAL_IP = 2,
@@ -29,23 +29,23 @@ enum kind {
 };
 
 /*
- * How a pool chooses a backend for a new flow. Those that hash choose in the
- * pool's table (see struct pool).
+ * How a pool picks a backend for a new flow. Those that hash use the table of the pool (see struct
+ * pool).
  */
 enum algorithm {
 	ALGORITHM_RANDOM = 0,
-	ALGORITHM_RR = 1, /* one after the other */
+	ALGORITHM_RR = 1, /* round robin */
 	ALGORITHM_LC = 2, /* of two at random, the one with fewer live connections */
-	ALGORITHM_SED = 3, /* of all, or of 64 at least, the one with the fewest */
-	ALGORITHM_NQ = 4, /* the first that has none, else as sed */
-	ALGORITHM_SH = 5, /* by the client */
-	ALGORITHM_DH = 6, /* by the address that was dialled */
-	ALGORITHM_MAGLEV = 7, /* by the whole flow */
+	ALGORITHM_SED = 3, /* of all, or of 64, the one with the fewest */
+	ALGORITHM_NQ = 4, /* the first without any, else as sed */
+	ALGORITHM_SH = 5, /* by the client address */
+	ALGORITHM_DH = 6, /* by the original destination */
+	ALGORITHM_MAGLEV = 7, /* by the tuple */
 };
 
 /* pool.flags */
 enum pool_flag {
-	POOL_DROP_IF_EMPTY = 1, /* no usable backend here, but on another node */
+	POOL_DROP_IF_EMPTY = 1, /* there are usable backends, but on other nodes only */
 	POOL_SOURCE_RANGES = 2, /* source_ranges lists the allowed clients */
 	POOL_NODE_IN_RANGES = 4, /* and this node is one of them */
 	POOL_MASQUERADE = 8, /* backends see this node instead of the client */
@@ -61,19 +61,19 @@ enum backend_flag {
 enum addr_flag {
 	ADDR_NODE = 1, /* an address of this node */
 	ADDR_NODE_PORT = 2, /* node ports answer here */
-	ADDR_SERVICE = 4, /* of a frontend, or of one that flows outlive */
+	ADDR_SERVICE = 4, /* of a frontend, or of a deleted one that still has flows */
 };
 
-/* What a device leads to. */
+/* The clients behind a device. */
 enum device_class {
-	DEVICE_PODS = 0, /* its clients are pods of this node: replies always pass here */
-	DEVICE_UPLINK = 1, /* everybody else's */
+	DEVICE_PODS = 0, /* pods of this node: replies to them always pass it */
+	DEVICE_UPLINK = 1, /* all other clients */
 	DEVICE_CLASS_COUNT = 2,
 };
 
 /*
- * Why a hook stopped where it did. REASON_NEXT is "go on"; every other one is
- * counted in reason_counts.
+ * The outcome of a hook for a packet or a system call. REASON_NEXT means to go on; all others are
+ * counted in reasons.
  */
 enum reason {
 	REASON_NEXT = 0,
@@ -90,16 +90,17 @@ enum reason {
 	REASON_DROP_BACKEND_MISSING = 11,
 	REASON_FLOW = 12, /* a packet of a known flow */
 	REASON_FLOW_ERROR = 13, /* an ICMP error about one */
-	REASON_PASS_BYSTANDER = 14, /* a packet to none of our addresses */
-	REASON_PASS_NO_FLOW = 15, /* not the first packet of a flow, and of none that we know */
+	REASON_PASS_OTHER_TRAFFIC = 14, /* neither to an address of a Service nor of a flow */
+	REASON_PASS_NO_FLOW = 15, /* not the first packet of a flow, and of no known one */
 	REASON_PASS_FRAGMENT = 16, /* a fragment whose first one was not seen */
-	REASON_PASS_MALFORMED = 17, /* headers that are cut short, or too many */
-	REASON_REJECT_LIMITED = 18, /* refused without a word: the client had its share of ICMP */
-	REASON_DROP_MASQUERADE_ADDR = 19, /* this node has no address on the way to the backend */
+	REASON_PASS_MALFORMED = 17, /* headers that are truncated, or too many */
+	REASON_REJECT_LIMITED = 18, /* dropped, because the ICMP rate limit is reached */
+	REASON_DROP_MASQUERADE_ADDR = 19, /* this node has no address on the route to the backend */
 	REASON_DROP_MASQUERADE_PORT = 20, /* all ports that were tried are taken */
 	REASON_DROP_FLOW_TABLE = 21, /* no room for the flow, or its tuple is another client's */
-	REASON_DROP_REDIRECT = 22, /* an ICMP redirect would lead the client past us */
-	REASON_DROP_REWRITE = 23, /* the kernel would not let us write the packet */
+	REASON_DROP_REDIRECT =
+		22, /* an ICMP redirect that would make the client bypass this node */
+	REASON_DROP_REWRITE = 23, /* the kernel did not let the program write the packet */
 	REASON_COUNT = 24,
 };
 
@@ -111,7 +112,7 @@ struct addr {
 	};
 };
 
-/* What a client dials. Port and protocol zero: the catch-all of a ClusterIP. */
+/* The destination of a client. Port and protocol zero: the catch-all of a ClusterIP. */
 struct frontend_key {
 	struct addr addr; /* a node port has 0.0.0.0 or :: */
 	__be16 port;
@@ -122,10 +123,10 @@ struct frontend_key {
 _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key is hashed: no hidden padding");
 
 /*
- * Ids of service ports and backends outlive a program's run: sockets, flows and
- * affinity remember them. Such an id is the index of a place in an array and, above
- * INDEX_BITS, the generation of that place, which changes each time it is given to
- * another service port or backend. Place 0 is never used, so no id is 0.
+ * Ids of service ports and backends are kept for longer than a program runs, by sockets, flows and
+ * affinity. Such an id is the index of a place in an array and, above INDEX_BITS, the generation of
+ * that place, which changes each time the place is given to another service port or backend. Place
+ * 0 is never used, so no id is 0.
  */
 enum id_layout {
 	INDEX_BITS = 24,
@@ -133,8 +134,7 @@ enum id_layout {
 };
 
 /*
- * How many values one chunk of a growing array has, and how many chunks there can be:
- * see maps.h.
+ * The values per chunk of a growing array, and the maximum number of chunks: see maps.h.
  */
 enum chunk {
 	CHUNK_FRONTENDS = 4096,
@@ -153,17 +153,17 @@ enum chunk {
 struct frontend {
 	struct frontend_key key;
 	__u32 pool_id;
-	__u8 kind; /* enum kind; only people read it */
+	__u8 kind; /* enum kind; no program reads it */
 	__u8 reserved[3];
 };
 
 /*
- * A set of backends, and how to choose among them. What a program reads here does not
- * change, but for backends that are taken out of it: slot_count can only become less.
+ * A set of backends, and how to pick one of them. A pool that programs can reach does not change,
+ * except that backends are removed from it: slot_count only decreases.
  *
- * The backends are the slots [slot_base, slot_base + slot_count), ascending by id.
- * Where the algorithm hashes, the slots [table_base, table_base + table_size) hold the
- * same backends many times: the table in which it looks a hash up.
+ * The backends are the slots [slot_base, slot_base + slot_count), ascending by id. If the algorithm
+ * hashes, the slots [table_base, table_base + table_size) are its table, which holds the same
+ * backends many times.
  */
 struct pool {
 	__u32 slot_base;
@@ -178,9 +178,9 @@ struct pool {
 };
 
 /*
- * What answers. In a place that is free, reserved is the generation of the next id. The id
- * of a backend says whether the backend that a program remembers is still the
- * one in this place; the agent writes it last, and clears it first.
+ * An address and port that answers. In a free place, reserved is the generation of the next id. The
+ * id shows whether the backend that a program has kept is still in this place; the agent writes it
+ * last, and clears it first.
  */
 struct backend {
 	__u32 id;
@@ -192,10 +192,9 @@ struct backend {
 };
 
 /*
- * How much a backend has to do for clients that this node translates: TCP sockets
- * from their first SYN until they are closed, UDP sockets from the moment they dial
- * until they dial another or are closed, and flows of devices. By the index of the
- * backend's id.
+ * The load of a backend by clients that this node translates: TCP sockets from their first SYN
+ * until they are closed, UDP sockets from their first datagram until they connect to another
+ * destination or are closed, and flows of devices. By the index of the id of the backend.
  */
 struct backend_load {
 	__s32 sockets;
@@ -203,8 +202,8 @@ struct backend_load {
 };
 
 /*
- * What is counted of a service port, on each CPU, by the index of its id: new flows
- * that got a backend, and the bytes that its clients sent and received.
+ * The counts of a service port on each CPU, by the index of its id: new flows that got a backend,
+ * and the bytes that its clients sent and received.
  */
 struct port_counts {
 	__u64 connections;
@@ -219,7 +218,7 @@ struct refusal_key {
 	__u32 reason; /* enum reason */
 };
 
-/* What a service port id stands for, in the words of the Service object. */
+/* The name of a service port id, as in the Service object. */
 struct service_port {
 	char namespace[64]; /* NUL-terminated, as are the others */
 	char name[64];
@@ -230,9 +229,9 @@ struct service_port {
 };
 
 /*
- * A bit for every address that is in addrs, by a hash: an address whose bit is clear is
- * none of ours. (A set bit says nothing.) The bit is set before the address is in addrs,
- * and cleared after.
+ * A bit for every address in addrs, by a hash: an address whose bit is clear is not in addrs; one
+ * whose bit is set may be. The bit is set before the address is put into addrs, and cleared after
+ * it is deleted.
  */
 enum addr_filter {
 	ADDR_FILTER_BITS = 1048576,
@@ -240,12 +239,12 @@ enum addr_filter {
 };
 
 /*
- * A cell for the source of every entry of a flow at HOOK_EGRESS: a packet whose
- * cells are zero is of no flow. (Others may be of none, too.) An address has a line of cells,
- * by its hash, and in it cells for its ports, and one for all of them.
+ * A cell for the source of every entry of a flow at HOOK_EGRESS: a packet whose cells are zero
+ * belongs to no flow; others may. An address has a line of cells, by its hash, with cells for its
+ * ports, and one for all ports.
  *
- * Programs write the time there before they put an entry, unless the cell has one that is
- * younger than SOURCE_CELL_FRESH. The agent clears it: see pkg/flow.
+ * Programs write the time to a cell before they put an entry, unless its time is younger than
+ * SOURCE_CELL_FRESH. The agent clears cells: see pkg/flow.
  */
 enum source_filter {
 	SOURCE_LINES = 8192,
@@ -260,9 +259,9 @@ struct source_line {
 };
 
 /*
- * A byte for every port of this node's own addresses: what comes to one that has zero is the
- * node's own business. Others were node ports since the node has booted, a flow was
- * masqueraded with them, or a backend on the node has them. A byte is set before the frontend or the entry is there, and stays.
+ * A byte for every port of this node's own addresses: packets to a port with a zero belong to the
+ * node itself. The others were node ports, ports of a masquerade, or those of a backend on the node
+ * since it booted. A byte is set before the frontend or the entry is put, and stays.
  */
 enum port_filter {
 	PORTS_PER_LINE = 64,
@@ -274,11 +273,10 @@ struct port_line {
 };
 
 /*
- * The Service CIDRs, so that comparing tells for most addresses that they are in none: a
- * prefix each of the first 64 bits of an address (IPv4: of its 32, and zeros), followed by
- * a 1 and zeros; or 0. So each is a single word, which is read as a whole. An address that
- * a prefix covers may still be in no Service CIDR. They are written before service_cidrs,
- * and cleared after.
+ * A filter of the Service CIDRs, which excludes most addresses by comparison. Each element is 0 or
+ * a prefix of the first 64 bits of an address (IPv4: of its 32, and zeros), followed by a 1 and
+ * zeros; so it is a single word, which is read at once. An address that a prefix covers may still
+ * be in no Service CIDR. A prefix is written before service_cidrs, and cleared after.
  */
 enum cidr_cover {
 	CIDR_COVERS = 4,
@@ -288,7 +286,7 @@ struct cidr_covers {
 	__u64 prefixes[CIDR_COVERS];
 };
 
-/* What an address is to us. An address that is in no map is none of our business. */
+/* How an address is used. Packets to an address without an entry are other traffic. */
 struct addr_use {
 	__u32 ifindex; /* of the device that has it, or 0 */
 	__u32 flags; /* enum addr_flag */
@@ -296,8 +294,9 @@ struct addr_use {
 
 /* A device of this node, by its ifindex. */
 struct device {
-	struct addr source_v4; /* what this node sends there, if a route does not say otherwise */
-	struct addr source_v6; /* unspecified: none but link-local addresses */
+	struct addr
+		source_v4; /* source address of this node on the device, if the route has none */
+	struct addr source_v6; /* unspecified: it only has link-local addresses */
 	__u32 bridge; /* ifindex of the bridge that it is a port of, or 0 */
 	__u32 flags; /* enum device_flag */
 };
@@ -305,7 +304,7 @@ struct device {
 /* device.flags */
 enum device_flag {
 	DEVICE_TURNS =
-		1, /* packets may leave by it that have not passed the stack: see bpf/lib/turn.h */
+		1, /* packets may leave by it without passing the stack: see bpf/lib/turn.h */
 };
 
 /* Prefix lengths count from the first bit after prefix_len. */
@@ -320,10 +319,10 @@ struct cidr_key {
 	struct addr addr;
 };
 
-/* What a client is, for session affinity. */
+/* How session affinity identifies a client. */
 enum client_kind {
-	CLIENT_NETNS = 1, /* a socket: the cookie of its network namespace */
-	CLIENT_ADDR = 2, /* a packet: its source address */
+	CLIENT_NETNS = 1, /* by the network namespace of its socket */
+	CLIENT_ADDR = 2, /* by the source address of its packets */
 };
 
 struct affinity_key {
@@ -344,11 +343,11 @@ struct affinity {
 	__u32 reserved[3];
 };
 
-/* What a connected socket dialled, and what it got. */
+/* The original destination of a connected socket, and the backend that it got. */
 struct sock_state {
-	struct addr dialled;
+	struct addr original_dst;
 	struct addr backend;
-	__be16 dialled_port;
+	__be16 original_port;
 	__be16 backend_port;
 	__u32 service_port_id;
 	__u32 backend_id;
@@ -358,17 +357,16 @@ struct sock_state {
 };
 
 /*
- * What a UDP socket that names an address with each datagram dialled, and what it got:
- * one place for each destination.
+ * One destination of a UDP socket that sends without connecting, and the backend that it got.
  */
 struct udp_dial {
-	struct addr dialled;
+	struct addr original_dst;
 	struct addr backend;
-	__be16 dialled_port;
+	__be16 original_port;
 	__be16 backend_port;
 	__u32 service_port_id;
 	__u32 backend_id; /* 0: the place is free */
-	__u32 answers; /* what comes from the backend is shown as coming from what was dialled */
+	__u32 answers; /* datagrams of the backend appear to come from the original destination */
 	__u64 last_used;
 	__u32 reserved[2];
 };
@@ -377,7 +375,7 @@ enum udp_dial_limit {
 	UDP_DIALS = 4,
 };
 
-/* The destinations beyond are in udp_pins. */
+/* The destinations of a UDP socket; those without a place are in udp_pins. */
 struct udp_dials {
 	struct udp_dial dials[UDP_DIALS];
 	__u32 pinned; /* there are some in udp_pins */
@@ -386,7 +384,7 @@ struct udp_dials {
 	struct bpf_spin_lock lock;
 };
 
-/* Which way a udp_pin is looked up. */
+/* The direction in which a udp_pin is looked up. */
 enum udp_pin_way {
 	UDP_PIN_SEND = 1, /* key: the frontend; value: its backend */
 	UDP_PIN_RECEIVE = 2, /* key: the backend; value: the frontend */
@@ -412,13 +410,13 @@ struct udp_pin {
 	__u32 reserved2[3];
 };
 
-/* Where a device sees a packet. */
+/* The hook of a device at which a packet arrives. */
 enum hook {
 	HOOK_INGRESS = 1, /* wire to stack */
 	HOOK_EGRESS = 2, /* stack to wire */
 };
 
-/* A packet as it comes to a hook. */
+/* The tuple of a packet as it arrives at a hook. */
 struct flow_key {
 	struct addr src;
 	struct addr dst;
@@ -432,25 +430,25 @@ struct flow_key {
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key is hashed: no hidden padding");
 
 /*
- * Which packets of a flow an entry is for, and what becomes of them:
+ * The packets of a flow that an entry matches, and the tuple that they get:
  *
- *	role          hook     as it comes               as it goes
- *	FROM_CLIENT   ingress  client -> dialled         client' -> backend
- *	TO_CLIENT     egress   backend -> client'        dialled -> client
+ *	role          hook     on arrival                translated
+ *	FROM_CLIENT   ingress  client -> original        client' -> backend
+ *	TO_CLIENT     egress   backend -> client'        original -> client
  *
  * and if the flow is masqueraded, also
  *
  *	TO_BACKEND    egress   client' -> backend        masquerade -> backend
  *	FROM_BACKEND  ingress  backend -> masquerade     backend -> client'
  *
- * client' is the client at stack_port: its own port, unless another flow of
- * that port has the same backend.
+ * client' is the client with stack_port: its own port, unless another flow of that port has
+ * the same backend. original is original_dst with original_port.
  *
- * A masqueraded flow that is turned has only the entries of ingress, and their packets leave
- * by a device at once:
+ * A masqueraded flow that is turned around has only the entries of ingress, and their packets
+ * leave by a device at once:
  *
- *	FROM_CLIENT   ingress  client -> dialled         masquerade -> backend
- *	FROM_BACKEND  ingress  backend -> masquerade     dialled -> client
+ *	FROM_CLIENT   ingress  client -> original        masquerade -> backend
+ *	FROM_BACKEND  ingress  backend -> masquerade     original -> client
  */
 enum flow_role {
 	FLOW_FROM_CLIENT = 1,
@@ -459,26 +457,26 @@ enum flow_role {
 	FLOW_FROM_BACKEND = 4,
 };
 
-/* What the packets of one entry have come to. UDP knows the first two. */
+/* The state of one side of a flow. UDP has the first two. */
 enum flow_state {
-	FLOW_NEW = 0, /* none, or the first one, perhaps again */
+	FLOW_NEW = 0, /* no packet, or only the first one and its retransmissions */
 	FLOW_OPEN = 1,
-	FLOW_FIN = 2, /* this side has said its last, and TCP's other side has acknowledged that */
-	FLOW_RESET = 3, /* by a packet whose number or tag is right: see bpf/lib/ending.h */
+	FLOW_FIN = 2, /* this side has closed and, with TCP, the other side has acknowledged that */
+	FLOW_RESET = 3, /* by a packet with a valid number or tag: see bpf/lib/ending.h */
 };
 
 /*
- * flow.ending: how this side of a TCP flow has ended, as far as its sequence numbers bear it
- * out: see bpf/lib/ending.h.
+ * flow.ending: how this side of a TCP flow has ended, by valid sequence numbers: see
+ * bpf/lib/ending.h.
  */
 enum flow_ending {
-	FLOW_LAST = 1, /* by a FIN, which is right before flow.end */
-	FLOW_FIRST = 2, /* that FIN came before the other side's: this side is in TIME_WAIT then */
-	FLOW_CUT = 4, /* by an RST that the other side takes for one */
-	FLOW_STAMPED = 8, /* flow.stamp is one */
-	/* Of both sides, noted by either: */
+	FLOW_FIN_SENT = 1, /* by a FIN, whose sequence number is before flow.end */
+	FLOW_FIN_FIRST = 2, /* before the other side's FIN, so this side will be in TIME_WAIT */
+	FLOW_RST_VALID = 4, /* by an RST that the other side accepts */
+	FLOW_STAMPED = 8, /* flow.stamp is valid */
+	/* Of both sides, set by either: */
 	FLOW_OVER = 16, /* both have ended */
-	FLOW_REMEMBERED = 32, /* and the backend is in TIME_WAIT */
+	FLOW_TIME_WAIT = 32, /* and the backend is in TIME_WAIT */
 	/* Of this side: */
 	FLOW_OWES_ACK = 64, /* the other side's FIN is yet to be acknowledged */
 };
@@ -486,26 +484,27 @@ enum flow_ending {
 /* flow.flags */
 enum flow_flag {
 	FLOW_MASQUERADED = 1,
-	FLOW_RETURNS = 2, /* replies are routed from what was dialled: see bpf/lib/return.h */
+	FLOW_RETURNS =
+		2, /* replies are routed from the original destination: see bpf/lib/return.h */
 	FLOW_SENT = 8, /* a packet has left as the masquerade */
-	FLOW_COUNTED = 16, /* in the backend's load; what FLOW_FROM_CLIENT says counts */
-	FLOW_TURNED = 32, /* does not pass the stack */
-	FLOW_BY_PODS = 64, /* the client's packets come by devices of class DEVICE_PODS */
+	FLOW_COUNTED = 16, /* in the backend's load; valid in the entry of FLOW_FROM_CLIENT */
+	FLOW_TURNED = 32, /* turned around: it does not pass the stack */
+	FLOW_BY_PODS = 64, /* the client's packets arrive on devices of class DEVICE_PODS */
 	FLOW_BY_UPLINKS =
-		128, /* or of class DEVICE_UPLINK; neither: an earlier build did not note it */
+		128, /* or of class DEVICE_UPLINK; neither: an earlier build did not record it */
 };
 
 /*
- * One flow, told in full by each of its entries, so that any can bring back the
- * others. The addresses that a packet is recognized by come first: see flow.h.
+ * A flow. Each of its entries contains all of it, so that any can put back the others. The
+ * addresses that a packet matches come first: see goes in bpf/lib/flow.h.
  */
 struct flow {
 	struct addr client;
-	struct addr dialled;
+	struct addr original_dst;
 	struct addr backend;
 	struct addr masquerade;
 	__be16 client_port;
-	__be16 dialled_port;
+	__be16 original_port;
 	__be16 backend_port;
 	__be16 masquerade_port;
 	__be16 stack_port;
@@ -514,33 +513,33 @@ struct flow {
 	__u8 state; /* enum flow_state */
 	__u8 flags; /* enum flow_flag */
 	__u8 ending; /* enum flow_ending */
-	__u8 stamp; /* TCP: the first byte of the timestamp of this side's FIN, if it is over the client's */
+	__u8 stamp; /* TCP: the first byte of the timestamp of this side's FIN, or of the client's once both have ended */
 	__u32 service_port_id;
 	__u32 backend_id;
 	__u64 created;
 	__u64 last_seen; /* within a second */
-	__u64 bytes; /* of packets that came to this entry, and are in no stat yet */
-	/* 0 is not known. TCP, in host byte order: */
-	__u32 end; /* of what this side has sent; SCTP: the tag that its packets bear */
+	__u64 bytes; /* of packets that matched this entry, and are in no count yet */
+	/* 0 is unknown. TCP sequence numbers, in host byte order: */
+	__u32 end; /* of what this side has sent; SCTP: the tag of its packets */
 	__u32 ack; /* of what it has received, or is to receive first */
 };
 
-/* What shares the table of flows: see bpf/lib/share.h. */
+/* The kinds of flows that share the table of flows: see bpf/lib/share.h. */
 enum flow_kind {
 	FLOWS_CONNECTED = 0, /* of TCP and SCTP */
 	FLOWS_UDP = 1,
 	FLOW_KIND_COUNT = 2,
 };
 
-/* What is counted of flows, in entries. */
+/* The counts of flows, in entries. */
 enum flow_count {
 	COUNT_FLOWS_PUT = 0,
-	COUNT_FLOWS_DELETED = 1, /* by programs; the agent knows what it deletes */
+	COUNT_FLOWS_DELETED = 1, /* by programs; the agent counts its own */
 	COUNT_HALF_OPEN_PUT = 2,
 	COUNT_HALF_OPEN_DELETED = 3,
-	COUNT_FLOWS_REPAIRED = 4, /* put because a sibling had lost it */
-	COUNT_MASQUERADE_RETRIES = 5, /* a port was taken */
-	COUNT_STACK_PORTS = 6, /* flows whose client port another flow had */
+	COUNT_FLOWS_REPAIRED = 4, /* put back after an eviction */
+	COUNT_MASQUERADE_RETRIES = 5, /* a masquerade port was in use */
+	COUNT_STACK_PORTS = 6, /* flows whose client port was in use by another flow */
 	FLOW_COUNT_COUNT = 7,
 };
 
@@ -550,7 +549,7 @@ struct fragment_key {
 	struct addr dst;
 	__u32 id;
 	__u8 proto; /* IPPROTO_* */
-	__u8 hook; /* enum hook: each counts what it has seen */
+	__u8 hook; /* enum hook: each counts the fragments that it has seen */
 	__u8 reserved[2];
 };
 
@@ -560,20 +559,20 @@ struct fragment {
 	__be16 src_port;
 	__be16 dst_port;
 	/*
-	 * How many bytes of the datagram have not come. Below zero until the last fragment has told
-	 * how long it is.
+	 * The bytes of the datagram that have not arrived yet. Negative until the last fragment,
+	 * which ends the datagram, has arrived.
 	 */
 	__s32 missing;
-	__u64 since; /* when the first one came */
+	__u64 since; /* when the first one arrived */
 };
 
-/* How much ICMP a client has had: the kernel's rule, a token a second and six at most. */
+/* The token bucket of ICMP errors to a client: see bpf/lib/reject.h. */
 struct icmp_budget {
 	__u64 last;
 	__u64 tokens; /* nanoseconds */
 };
 
-/* A connected UDP socket that Sluice translated, as the iterator tells it. */
+/* A connected UDP socket that was translated, as the iterator returns it. */
 struct translated_sock {
 	__u64 cookie;
 	struct sock_state state;

@@ -30,7 +30,7 @@ needs_of() {
 		echo /usr/bin/shellcheck shellcheck
 		;;
 	generate)
-		# One compiler for everybody: its output is committed.
+		# One version of the compiler for all developers: its output is committed.
 		echo /usr/bin/clang-19 clang-19
 		echo /usr/bin/llvm-strip-19 llvm-19
 		echo /usr/include/bpf/bpf_helpers.h libbpf-dev
@@ -72,7 +72,7 @@ install_missing() {
 	[[ ${#packages[@]} -eq 0 ]] || install_packages "${packages[@]}"
 }
 
-# prepare_kernel is for verbs that load programs.
+# prepare_kernel does what verbs that load programs need.
 prepare_kernel() {
 	local release root=/sys/fs/cgroup
 

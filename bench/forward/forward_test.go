@@ -167,12 +167,12 @@ func noteFlows(m *maps.Pinned) {
 	}
 }
 
-// mustSender returns what sends a round and tells nanoseconds per datagram.
+// mustSender returns a function that sends a round and returns nanoseconds per datagram.
 func mustSender(b *testing.B, client *lab.Host, pod *lab.Pod) func(*testing.B) float64 {
 	b.Helper()
 	var sink, conn net.Conn
 	lab.MustDo(b, pod.Namespace, func() (err error) {
-		// What is full drops, at once: nobody need read.
+		// A full socket drops datagrams at once, so no one needs to read them.
 		sink, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod.IPv4.AsSlice(), Port: 9000})
 
 		return err

@@ -27,15 +27,15 @@ func ServeBulk(ns *lab.Namespace, port uint16) (*BulkServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	said := bufio.NewScanner(p.stdout)
-	for said.Scan() {
-		if strings.Contains(said.Text(), "listening") {
+	output := bufio.NewScanner(p.stdout)
+	for output.Scan() {
+		if strings.Contains(output.Text(), "listening") {
 			go func() { _, _ = io.Copy(io.Discard, p.stdout) }()
 
 			return &BulkServer{process: p}, nil
 		}
 	}
-	err = errors.Join(said.Err(), p.wait(), p.close())
+	err = errors.Join(output.Err(), p.wait(), p.close())
 
 	return nil, fmt.Errorf("serve bulk on port %d: %w", port, err)
 }
@@ -59,9 +59,9 @@ type Throughput struct {
 	Machine CPU
 }
 
-// busyPatience is how long Bulk waits for a server that has not done with the
-// client before.
-const busyPatience = 5 * time.Second
+// busyTimeout is how long Bulk waits for a server that is still busy with the previous
+// client.
+const busyTimeout = 5 * time.Second
 
 // Bulk runs iperf3's client in a namespace and a cgroup, each of which may be nil,
 // with arguments of its own: "--time", "5"; with "--udp", "--bitrate", "0",
@@ -69,7 +69,7 @@ const busyPatience = 5 * time.Second
 // client's. The end of the context ends it; then the error wraps the context's
 // cause.
 func Bulk(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, target netip.AddrPort, args ...string) (Throughput, error) {
-	for deadline := time.Now().Add(busyPatience); ; {
+	for deadline := time.Now().Add(busyTimeout); ; {
 		t, err := bulk(ctx, ns, cg, target, args)
 		if !errors.Is(err, errServerBusy) || time.Now().After(deadline) {
 			return t, err
@@ -87,7 +87,7 @@ func bulk(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, target netip.A
 	}
 	args = append([]string{
 		"--client", target.Addr().String(), "--port", strconv.Itoa(int(target.Port())),
-		"--connect-timeout", strconv.Itoa(int(busyPatience.Milliseconds())), "--json",
+		"--connect-timeout", strconv.Itoa(int(busyTimeout.Milliseconds())), "--json",
 	}, args...)
 	p, err := startProcess(ns, cg, exec.Command("iperf3", args...))
 	if err != nil {

@@ -48,7 +48,7 @@ func TestBulk(t *testing.T) {
 	}
 }
 
-func TestBulkSaysWhatIsWrong(t *testing.T) {
+func TestBulkReportsErrors(t *testing.T) {
 	p := mustPair(t)
 	_, err := Bulk(t.Context(), p.client, nil, netip.MustParseAddrPort("10.0.0.2:9"))
 	if err == nil || !strings.Contains(err.Error(), "refused") {
@@ -56,7 +56,7 @@ func TestBulkSaysWhatIsWrong(t *testing.T) {
 	}
 	if _, err := Bulk(t.Context(), p.client, nil, netip.MustParseAddrPort("10.0.0.2:9"), "--nonsense"); err == nil ||
 		!strings.Contains(err.Error(), "nonsense") {
-		t.Errorf("error is %v, want what iperf3 said", err)
+		t.Errorf("error is %v, want what iperf3 output", err)
 	}
 	server, err := ServeBulk(p.server, 5201)
 	must(t, err)

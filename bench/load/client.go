@@ -21,7 +21,7 @@ type client struct {
 	sent            uint32   // the last request's number
 	source          sockaddr // the last datagram's sender
 	kept            int      // the socket that stays open; -1: none
-	patience        unix.Timeval
+	timeout         unix.Timeval
 
 	succeeded, failed   int
 	slots               []bool // of slotLength each, from the beginning of the window: something succeeded
@@ -33,7 +33,7 @@ type client struct {
 // clock is when an exchange's time began, and when it was over.
 type clock struct{ from, to time.Duration }
 
-// fault says which system call failed, and why. The zero fault is none.
+// fault is a failed system call and its errno. The zero fault is none.
 type fault struct {
 	call  string
 	errno syscall.Errno
@@ -69,7 +69,7 @@ func newClient(w *Work, number int) *client {
 		request:   newRequest(ask, w.Request, w.Response),
 		answer:    make([]byte, w.Response),
 		kept:      -1,
-		patience:  unix.NsecToTimeval(int64(patience)),
+		timeout:   unix.NsecToTimeval(int64(timeout)),
 		latencies: newSamples(),
 		slots:     make([]bool, slotsOf(w.Duration)),
 	}
@@ -102,7 +102,7 @@ func (c *client) run(window window) {
 		if due >= window.to {
 			return
 		}
-		if began >= window.to+patience {
+		if began >= window.to+timeout {
 			c.giveUp(window, turn)
 
 			return

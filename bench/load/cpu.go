@@ -45,7 +45,7 @@ func ReadCPU() (CPU, error) {
 	return parseCPU(string(text))
 }
 
-// A tick as /proc/stat counts them, on every architecture of ours.
+// /proc/stat counts ticks of this length, on amd64 and on arm64.
 const tick = 10 * time.Millisecond
 
 // parseCPU reads the first line of /proc/stat.

@@ -34,11 +34,11 @@ func answerDatagrams(fd int) {
 			continue
 		}
 		copy(d.answer[:headerSize], d.request[:])
-		if d.request[0] == askWho {
+		if d.request[0] == askAddress {
 			copy(d.answer[headerSize:], arrivedAt)
 		}
 		d.send(response)
-		clear(d.answer[:whoSize])
+		clear(d.answer[:addressSize])
 	}
 }
 
@@ -59,7 +59,7 @@ func (d *datagrams) receive() (n int, ok bool) {
 }
 
 // send sends an answer back, with the control part that the request came with:
-// what says where a datagram arrived says, on the way out, where it leaves from.
+// the kernel uses the address at which the request arrived as the source of the answer.
 func (d *datagrams) send(size int) {
 	d.part.Base = &d.answer[0]
 	d.part.SetLen(size)
@@ -73,7 +73,7 @@ func (d *datagrams) call(number uintptr) (uintptr, syscall.Errno) {
 	return r, errno
 }
 
-// arrivedAt is the request's destination, 16 bytes, nil if the kernel did not say.
+// arrivedAt is the request's destination, 16 bytes, nil if the kernel did not report it.
 // It makes the control part fit for the answer: any device may send it.
 func (d *datagrams) arrivedAt() []byte {
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&d.control))

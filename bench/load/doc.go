@@ -20,15 +20,15 @@
 // # Closed loop, or due times
 //
 // Without a rate, a client begins when it has done with the exchange before: a
-// closed loop. That says how much can be done at all, and what each exchange took
-// that was made. It says nothing about what others would have waited: while the
+// closed loop. It shows the throughput at saturation, and the latency of each exchange
+// that was made. It does not show how long others would have waited: while the
 // server stands still for 300 ms, such a client makes one slow exchange instead of
 // the 300 that would have come, and the 99th percentile does not move. (This is
 // what "coordinated omission" means: the load waits for what it measures.)
 //
 // With a rate, exchanges are due at even distances, and the clock runs from the
 // moment at which one was due, whether a client was ready or not. What
-// [Result.Lateness] tells is part of those latencies: the time that clients were
+// [Result.Lateness] contains is part of those latencies: the time that clients were
 // busy with exchanges before, and what the kernel takes to wake a sleeping thread.
 // An exchange that is due is made, or counted as a failure: none is left out.
 //
@@ -63,7 +63,7 @@
 // took 48 µs in the median, and the ninth decile was 1.1 ms; with a request to
 // accept by, it takes 19 and 34 µs. What is on the wire is the same.
 //
-// A connection is closed by the client, with a FIN, unless [Work.Closing] says otherwise.
-// So it is the client that remembers it (TIME_WAIT); see [Run] for how it does not run out
+// A connection is closed by the client, with a FIN, unless [Work.Closing] differs.
+// So the client keeps it in TIME_WAIT; see [Run] for how it does not run out
 // of ports. The probe resets its connections.
 package load

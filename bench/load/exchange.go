@@ -16,7 +16,7 @@ var exchanges = map[Kind]func(*client, *sockaddr) (clock, fault){
 	UDPNew:         (*client).exchangeOnNewSocket,
 }
 
-// exchangeOnNewConnection connects, asks, and ends the connection as the work says. By
+// exchangeOnNewConnection connects, sends the request, and ends the connection as [Work.Closing] demands. By
 // default it closes in an orderly way, first: what follows is a FIN, and the connection's
 // last state is kept on this side.
 func (c *client) exchangeOnNewConnection(target *sockaddr) (t clock, f fault) {
@@ -136,7 +136,7 @@ func (c *client) open(target *sockaddr, kind int) (int, fault) {
 	if errno != 0 {
 		return -1, fault{"socket for", errno}
 	}
-	if errno := setPatience(fd, &c.patience); errno != 0 {
+	if errno := setTimeouts(fd, &c.timeout); errno != 0 {
 		closeSocket(fd)
 
 		return -1, fault{"set time-out for", errno}
@@ -221,7 +221,7 @@ func (c *client) countRequest() {
 	setNumber(c.request, c.sent)
 }
 
-// check says whether the answer is the right one.
+// check returns a fault unless the answer is that to the last request.
 func (c *client) check() fault {
 	if !bytes.Equal(c.answer[:headerSize], c.request[:headerSize]) {
 		return fault{"answer of", unix.EBADMSG}

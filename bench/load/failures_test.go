@@ -40,7 +40,7 @@ func TestFailuresAreCounted(t *testing.T) {
 						t.Errorf("%d started, want the 5 that were due", result.Started)
 					}
 					if test.name == "refused" && kind == UDPUnconnected {
-						return // such a socket is not told
+						return // the kernel does not report it to such a socket
 					}
 					if !strings.HasSuffix(result.FirstError, test.why) {
 						t.Errorf("first error is %q, want …%s", result.FirstError, test.why)

@@ -29,7 +29,7 @@ func generate(stdin io.Reader, stdout io.Writer) error {
 // one that reads stdin.
 func generatorThreads(clients int) int { return clients + 2 }
 
-// window says when what a client does counts.
+// window is the time in which exchanges are counted.
 type window struct {
 	start    time.Duration // of the first exchange, on the clock of [now]
 	from, to time.Duration
@@ -40,7 +40,7 @@ func now() time.Duration { return time.Since(processStart) }
 
 var processStart = time.Now()
 
-// How long all clients have to be ready for the first exchange.
+// The clients have this long to become ready for the first exchange.
 const makeReady = 20 * time.Millisecond
 
 func (w *Work) do() (*Result, error) {

@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 
 const port = 8080
 
-// pair is a client and a server at the two ends of a veth pair. The server is
-// whoever one asks for in 100.64.0.0/12 and fd00:64::/64.
+// pair is a client and a server at the two ends of a veth pair. The server answers
+// at every address of 100.64.0.0/12 and fd00:64::/64.
 //
 //	client 10.0.0.1, fd00::1 ┄┄ 10.0.0.2, fd00::2 server
 type pair struct {
@@ -242,8 +242,8 @@ func mustHaveProcesses(t testing.TB, cgroup *lab.Cgroup, want int) {
 	}
 }
 
-// Who ends a connection first keeps its last state, and who resets it leaves none. Connections
-// come from all sources.
+// The side that closes a connection first keeps it in TIME_WAIT, and a reset leaves no state.
+// Connections come from all sources.
 func TestClosings(t *testing.T) {
 	for closing, want := range map[Closing][2]bool{ClientCloses: {true, false}, ServerCloses: {false, true}, ClientResets: {}} {
 		t.Run(string(closing), func(t *testing.T) {
@@ -260,10 +260,10 @@ func TestClosings(t *testing.T) {
 				t.Fatalf("%d succeeded, %d failed: %s", result.Succeeded, result.Failed, result.FirstError)
 			}
 			for i, ns := range []*lab.Namespace{p.client, p.server} {
-				remembered := mustRemember(t, ns)
+				remembered := mustReadTimeWait(t, ns)
 				for _, source := range []string{"010012C6:", "020012C6:"} { // as the kernel writes them
 					if got := strings.Contains(remembered, source); got != want[i] {
-						t.Errorf("%s remembers connections of %s: %v, want %v", ns.Name(), source, got, want[i])
+						t.Errorf("%s has TIME_WAIT connections of %s: %v, want %v", ns.Name(), source, got, want[i])
 					}
 				}
 			}
@@ -271,8 +271,8 @@ func TestClosings(t *testing.T) {
 	}
 }
 
-// mustRemember returns the connections of a namespace that are in TIME_WAIT.
-func mustRemember(t *testing.T, ns *lab.Namespace) string {
+// mustReadTimeWait returns the connections of a namespace that are in TIME_WAIT.
+func mustReadTimeWait(t *testing.T, ns *lab.Namespace) string {
 	t.Helper()
 	const timeWait = " 06 "
 	var lines []string

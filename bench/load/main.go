@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The executable plays another part when this variable names one.
+// The executable plays another role when this variable names one.
 const roleVariable = "SLUICE_LOAD_ROLE"
 
 const (
@@ -19,8 +19,8 @@ const (
 	roleProbe     = "probe"
 )
 
-// mainCalled says that the executable knows its parts. Without it, a child would
-// run the whole program again, which would start a child…
+// mainCalled reports whether [Main] runs in this executable. Without it, a child would
+// run the whole program again, which would start another child.
 var mainCalled atomic.Bool
 
 // Main lets the package run this executable a second time, as load generator,
@@ -49,12 +49,11 @@ func Main() {
 	os.Exit(0)
 }
 
-// again returns a command that runs this executable in another part, with so many
-// goroutines at a time. The runtime is told to keep out of the way. Goroutines
-// that measure or serve block in system calls that the scheduler does not see, and
-// keep their places in it: there must be one for each, and should be none to spare, as
-// the scheduler wakes threads to look for work in those. Nothing is collected, for
-// nothing is thrown away, and no thread is interrupted.
+// again returns a command that runs this executable in another role, with so many
+// goroutines at a time. The runtime must not disturb the measurement. Goroutines
+// that measure or serve block in system calls that the scheduler does not see, so each
+// keeps its P: GOMAXPROCS is the exact number, because the scheduler wakes threads to look
+// for work on spare ones. Garbage collection and preemption are off.
 func again(role string, goroutines int) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args[0] = "load-" + role
@@ -68,7 +67,7 @@ func again(role string, goroutines int) *exec.Cmd {
 	return cmd
 }
 
-// exitAtEnd ends the process when nobody is at the other end of stdin any more.
+// exitAtEnd ends the process when the other end of stdin is closed.
 func exitAtEnd() {
 	var ignored [64]byte
 	for n := 1; n > 0; {

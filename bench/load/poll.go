@@ -19,19 +19,19 @@ const (
 	probeThreads = 4
 	// Between two tries, so that the probe is no load.
 	probePause = 50 * time.Microsecond
-	// How long a system call of a try may take. What comes later is not waited for:
-	// the next try may meet another backend.
-	probePatience = 20 * time.Millisecond
+	// How long a system call of a try may take. It does not wait longer, because
+	// the next try may reach another backend.
+	tryTimeout = 20 * time.Millisecond
 )
 
-// poll is the probe's process: it reads questions and writes news.
+// poll is the probe's process: it reads questions and writes results.
 func poll(stdin io.Reader, stdout io.Writer) error {
 	p := &poller{
 		questions: make(chan question),
-		news:      json.NewEncoder(stdout),
-		request:   newRequest(askWho, headerSize, whoSize),
-		answer:    make([]byte, whoSize),
-		patience:  unix.NsecToTimeval(int64(probePatience)),
+		results:   json.NewEncoder(stdout),
+		request:   newRequest(askAddress, headerSize, addressSize),
+		answer:    make([]byte, addressSize),
+		timeout:   unix.NsecToTimeval(int64(tryTimeout)),
 	}
 	go p.run()
 	questions := json.NewDecoder(stdin)
@@ -56,10 +56,10 @@ func poll(stdin io.Reader, stdout io.Writer) error {
 type poller struct {
 	questions chan question
 	stop      atomic.Bool
-	news      *json.Encoder
+	results   *json.Encoder
 
 	request, answer []byte
-	patience        unix.Timeval
+	timeout         unix.Timeval
 }
 
 func (p *poller) run() {
@@ -74,49 +74,49 @@ func (p *poller) run() {
 // await asks until the wanted backend answers, or until it is stopped.
 func (p *poller) await(q question) error {
 	target, want := newSockaddr(q.Target), q.Want.As16()
-	var n news
+	var r result
 	for {
-		who, connected, ok := p.try(&target)
-		n.Tries++
+		server, connected, ok := p.try(&target)
+		r.Tries++
 		if !ok {
-			n.Failures++
+			r.Failures++
 		}
-		if n.Tries == 1 {
-			if err := p.news.Encode(news{Begun: true}); err != nil {
+		if r.Tries == 1 {
+			if err := p.results.Encode(result{Begun: true}); err != nil {
 				return err
 			}
 		}
 		switch {
-		case ok && netip.AddrFrom16(who).Unmap() == netip.AddrFrom16(want).Unmap():
-			n.First = connected
+		case ok && netip.AddrFrom16(server).Unmap() == netip.AddrFrom16(want).Unmap():
+			r.First = connected
 
-			return p.news.Encode(n)
+			return p.results.Encode(r)
 		case p.stop.Load():
-			n.GaveUp = true
+			r.GaveUp = true
 
-			return p.news.Encode(n)
+			return p.results.Encode(r)
 		}
 		pause(probePause)
 	}
 }
 
-// try makes a connection, asks who answers, and resets it: so nobody has to
-// remember it, neither a socket here nor a node that tracks connections.
-func (p *poller) try(target *sockaddr) (who [16]byte, connected int64, ok bool) {
+// try makes a connection, asks for the address of the server, and resets it, so that
+// neither a socket here nor a node that tracks connections keeps state.
+func (p *poller) try(target *sockaddr) (server [16]byte, connected int64, ok bool) {
 	fd, errno := openSocket(target.family, unix.SOCK_STREAM)
 	if errno != 0 {
-		return who, 0, false
+		return server, 0, false
 	}
 	defer closeSocket(fd)
 	linger := unix.Linger{Onoff: 1}
 	if setOption(fd, unix.SOL_SOCKET, unix.SO_LINGER, unsafe.Pointer(&linger), unsafe.Sizeof(linger)) != 0 ||
-		setPatience(fd, &p.patience) != 0 ||
+		setTimeouts(fd, &p.timeout) != 0 ||
 		connectSocket(fd, target) != 0 {
-		return who, 0, false
+		return server, 0, false
 	}
 	connected, err := readMonotonic()
 	if err != nil || send(fd, p.request, nil) != 0 || receiveAll(fd, p.answer) != 0 {
-		return who, 0, false
+		return server, 0, false
 	}
 
 	return [16]byte(p.answer[headerSize:]), connected, true

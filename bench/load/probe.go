@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Probe is a process that sees when a Service leads to a new backend: it connects
-// to it again and again, asks who answers, and tells when it is the one that is
-// waited for.
+// Probe is a process that observes when a Service reaches a new backend: it connects
+// again and again, asks the server for its address, and reports when that is the expected
+// one.
 type Probe struct {
 	process *process
 	answers *bufio.Reader
@@ -26,15 +26,15 @@ type Probe struct {
 	busy bool
 }
 
-// question is what a probe is told: whom to ask until who answers; without a
-// target, to give up.
+// question is a request to a probe: connect to Target until Want answers. Without a
+// target it means: give up.
 type question struct {
 	Target netip.AddrPort
 	Want   netip.Addr
 }
 
 // news is what it says: when it has begun, with Begun, and at the end.
-type news struct {
+type result struct {
 	Begun           bool
 	GaveUp          bool
 	First           int64 // ns, of the kernel's CLOCK_MONOTONIC
@@ -73,12 +73,12 @@ type Awaited struct {
 
 // outcome is what came of waiting.
 type outcome struct {
-	news
+	result
 	err error
 }
 
 // Await begins to ask target, until a server at the address want answers. It
-// returns when the first try is over, whoever answered. A probe waits for one
+// returns when the first try is over, whatever its outcome. A probe waits for one
 // backend at a time, so that [Awaited.Wait] must be called before the next.
 func (p *Probe) Await(ctx context.Context, target netip.AddrPort, want netip.Addr) (*Awaited, error) {
 	p.mu.Lock()
@@ -90,7 +90,7 @@ func (p *Probe) Await(ctx context.Context, target netip.AddrPort, want netip.Add
 	a := &Awaited{probe: p, end: make(chan outcome, 1)}
 	begun := make(chan error, 2) // that it has begun, or not, and that its process has ended
 	go a.read(begun)
-	if err := p.tell(question{Target: target, Want: want}); err != nil {
+	if err := p.ask(question{Target: target, Want: want}); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 
@@ -107,9 +107,9 @@ func (p *Probe) Await(ctx context.Context, target netip.AddrPort, want netip.Add
 	}
 }
 
-func (p *Probe) tell(q question) error {
+func (p *Probe) ask(q question) error {
 	if err := json.NewEncoder(p.process.stdin).Encode(q); err != nil {
-		return fmt.Errorf("tell probe: %w", err)
+		return fmt.Errorf("ask probe: %w", err)
 	}
 
 	return nil
@@ -122,7 +122,7 @@ func (a *Awaited) read(begun chan<- error) {
 		line, err := a.probe.answers.ReadBytes('\n')
 		o = outcome{}
 		if err == nil {
-			o.err = json.Unmarshal(line, &o.news)
+			o.err = json.Unmarshal(line, &o.result)
 		} else {
 			o.err = fmt.Errorf("probe has ended: %w", errors.Join(err, a.probe.process.wait()))
 		}
@@ -135,15 +135,15 @@ func (a *Awaited) read(begun chan<- error) {
 
 // Wait waits until the backend has answered. First is when the connect call
 // returned of the first connection that it answered; tries are how many connections
-// were tried, that one included, and failures how many of them nobody
-// answered. The end of the context ends the attempt; then the error wraps its
+// were tried, that one included, and failures how many of them were
+// not answered. The end of the context ends the attempt; then the error wraps its
 // cause.
 func (a *Awaited) Wait(ctx context.Context) (first time.Time, tries, failures int, err error) {
 	var o outcome
 	select {
 	case o = <-a.end:
 	case <-ctx.Done():
-		if o.err = a.probe.tell(question{}); o.err == nil {
+		if o.err = a.probe.ask(question{}); o.err == nil {
 			o = <-a.end
 		}
 		if o.err == nil && o.GaveUp {

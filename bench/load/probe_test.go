@@ -20,9 +20,9 @@ var (
 	newBackend = netip.MustParseAddrPort("100.64.0.2:8080")
 )
 
-// mustLead leads the Service to a backend, at one moment for all connections after
+// mustTranslate translates the Service to one backend, atomically for all connections after
 // it.
-func mustLead(t *testing.T, ns *lab.Namespace, to netip.AddrPort) {
+func mustTranslate(t *testing.T, ns *lab.Namespace, to netip.AddrPort) {
 	t.Helper()
 	must(t, ns.Netfilter(fmt.Sprintf(`
 table ip service
@@ -59,13 +59,13 @@ func mustProbed(t *testing.T) (pair, *Probe) {
 func TestProbeSeesWhenTheBackendChanges(t *testing.T) {
 	p, probe := mustProbed(t)
 	backends := []netip.AddrPort{oldBackend, newBackend}
-	mustLead(t, p.client, backends[0])
+	mustTranslate(t, p.client, backends[0])
 	for turn := range 6 {
 		next := backends[(turn+1)%2]
 		awaited, err := probe.Await(t.Context(), virtual, next.Addr())
 		must(t, err)
 		earliest := time.Now()
-		mustLead(t, p.client, next)
+		mustTranslate(t, p.client, next)
 		changed := time.Now()
 		first, tries, failures, err := awaited.Wait(t.Context())
 		latest := time.Now()
@@ -82,7 +82,7 @@ func TestProbeSeesWhenTheBackendChanges(t *testing.T) {
 
 func TestProbeSeesWhatIsThereAlready(t *testing.T) {
 	p, probe := mustProbed(t)
-	mustLead(t, p.client, oldBackend)
+	mustTranslate(t, p.client, oldBackend)
 	earliest := time.Now()
 	awaited, err := probe.Await(t.Context(), virtual, oldBackend.Addr())
 	must(t, err)
@@ -97,11 +97,11 @@ func TestProbeSeesWhatIsThereAlready(t *testing.T) {
 func TestProbeCountsFailures(t *testing.T) {
 	p, probe := mustProbed(t)
 	mustLose(t, p)
-	for name, nobody := range map[string]string{"refused": "10.0.0.2:9", "lost": "100.96.0.1:8080"} {
-		mustLead(t, p.client, netip.MustParseAddrPort(nobody))
+	for name, unreachable := range map[string]string{"refused": "10.0.0.2:9", "lost": "100.96.0.1:8080"} {
+		mustTranslate(t, p.client, netip.MustParseAddrPort(unreachable))
 		awaited, err := probe.Await(t.Context(), virtual, newBackend.Addr())
 		must(t, err)
-		mustLead(t, p.client, newBackend)
+		mustTranslate(t, p.client, newBackend)
 		_, tries, failures, err := awaited.Wait(t.Context())
 		must(t, err)
 		if failures == 0 || failures >= tries {
@@ -112,7 +112,7 @@ func TestProbeCountsFailures(t *testing.T) {
 
 func TestProbeGivesUp(t *testing.T) {
 	p, probe := mustProbed(t)
-	mustLead(t, p.client, oldBackend)
+	mustTranslate(t, p.client, oldBackend)
 	for range 3 {
 		awaited, err := probe.Await(t.Context(), virtual, newBackend.Addr())
 		must(t, err)
@@ -135,7 +135,7 @@ func TestProbeGivesUp(t *testing.T) {
 
 func TestProbeThatEnds(t *testing.T) {
 	p, probe := mustProbed(t)
-	mustLead(t, p.client, oldBackend)
+	mustTranslate(t, p.client, oldBackend)
 	awaited, err := probe.Await(t.Context(), virtual, newBackend.Addr())
 	must(t, err)
 	must(t, unix.Kill(probe.PID(), unix.SIGKILL))

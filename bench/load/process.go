@@ -53,7 +53,7 @@ func startProcess(ns *lab.Namespace, cg *lab.Cgroup, cmd *exec.Cmd) (*process, e
 }
 
 // run starts the process and waits for its end, on a thread that lives as long: the
-// death that the kernel tells the process of is that of the thread that
+// parent-death event that the kernel sends is that of the thread that
 // started it.
 func (p *process) run(ns *lab.Namespace, cg *lab.Cgroup, started chan<- error) {
 	runtime.LockOSThread()
@@ -66,7 +66,7 @@ func (p *process) run(ns *lab.Namespace, cg *lab.Cgroup, started chan<- error) {
 	}
 }
 
-// wait waits for the end. The error of a process that failed says what it said.
+// wait waits for the end. The error of a process that failed says what it output.
 func (p *process) wait() error {
 	<-p.done
 	if p.err == nil {

@@ -70,7 +70,7 @@ func TestGeneratorThatIsKilled(t *testing.T) {
 	}
 }
 
-func TestServeSaysWhatIsWrong(t *testing.T) {
+func TestServeReportsErrors(t *testing.T) {
 	p := mustPair(t)
 	server := mustServe(t, p.server)
 	if second, err := Serve(p.server, port); err == nil {

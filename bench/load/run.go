@@ -47,7 +47,7 @@ func Run(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, w Work) (Result
 		_ = p.stdin.Close() // so that it ends
 	}
 	if failed := p.wait(); failed != nil {
-		err = failed // which says why there is no result
+		err = failed // it has the reason why there is no result
 	}
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)

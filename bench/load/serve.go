@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the server says when it can be asked.
+// The server prints this line when it listens.
 const listening = "listening"
 
 const (
@@ -32,7 +32,7 @@ const (
 	// seconds. Otherwise the handshake would wake a thread, on the processor of the
 	// client, and what the clock of a connect shows would be how the kernel schedules
 	// the two.
-	requestPatience = 1
+	requestTimeout = 1
 )
 
 // serve is the server's process. It returns only if it cannot serve.
@@ -117,7 +117,7 @@ func prepareToListen(fd, family, kind int) error {
 		options = append(options,
 			option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
 			option{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
-			option{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, requestPatience})
+			option{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, requestTimeout})
 	case family == unix.AF_INET:
 		options = append(options, option{unix.IPPROTO_IP, unix.IP_PKTINFO, 1})
 	default:
@@ -189,13 +189,13 @@ func converse(fd int, request, answer []byte) {
 		}
 		size, response, ok := sizes(request)
 		if !ok || have > size {
-			return // not ours: nobody asks before he is answered
+			return // not our protocol: a client sends one request at a time
 		}
 		if have < size {
 			continue
 		}
-		if request[0] == askWho {
-			copy(answer[headerSize:whoSize], localAddress(fd))
+		if request[0] == askAddress {
+			copy(answer[headerSize:addressSize], localAddress(fd))
 		}
 		copy(answer[:headerSize], request)
 		if errno := send(fd, answer[:response], nil); errno != 0 {
@@ -204,7 +204,7 @@ func converse(fd int, request, answer []byte) {
 		if request[0] == askLast {
 			return
 		}
-		clear(answer[:min(response, whoSize)])
+		clear(answer[:min(response, addressSize)])
 		have = 0
 	}
 }

@@ -36,7 +36,7 @@ func Serve(ns *lab.Namespace, port uint16) (*Server, error) {
 	if err != nil || strings.TrimSpace(line) != listening {
 		_ = p.stdin.Close() // so that it ends
 		if failed := p.wait(); failed != nil {
-			err = failed // which says why there is no line
+			err = failed // it has the reason why there is no line
 		}
 
 		return nil, fmt.Errorf("serve port %d: %w", port, errors.Join(err, p.close()))

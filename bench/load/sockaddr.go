@@ -39,7 +39,7 @@ func (s *sockaddr) addrPort() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(s.bytes[4:8])), port)
 }
 
-// is says whether both are the same address and port.
+// is reports whether both are the same address and port.
 func (s *sockaddr) is(other *sockaddr) bool {
 	if other.family == unix.AF_INET {
 		return [8]byte(s.bytes[:8]) == [8]byte(other.bytes[:8])

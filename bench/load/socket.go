@@ -12,8 +12,8 @@ import (
 // them: a thread that blocks in one blocks, as it does in C. Errors are errnos; a
 // time-out is always ETIMEDOUT.
 
-// patience is how long a client waits for one system call.
-const patience = time.Second
+// timeout is how long a client waits in one system call.
+const timeout = time.Second
 
 func openSocket(family, kind int) (fd int, errno syscall.Errno) {
 	r, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(family), uintptr(kind|unix.SOCK_CLOEXEC), 0)
@@ -21,8 +21,8 @@ func openSocket(family, kind int) (fd int, errno syscall.Errno) {
 	return int(r), errno
 }
 
-// setPatience limits how long connect and send, and receive, may take.
-func setPatience(fd int, limit *unix.Timeval) syscall.Errno {
+// setTimeouts limits how long connect and send, and receive, may take.
+func setTimeouts(fd int, limit *unix.Timeval) syscall.Errno {
 	for _, option := range [...]uintptr{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
 		errno := setOption(fd, unix.SOL_SOCKET, option, unsafe.Pointer(limit), unsafe.Sizeof(*limit))
 		if errno != 0 {
@@ -54,8 +54,8 @@ func bindSocket(fd int, to *sockaddr) syscall.Errno {
 	return errno
 }
 
-// send sends all of what there is, to where the socket is connected to or, if that
-// is not nil, to another address.
+// send sends the whole buffer, to the connected peer or, if to is not nil, to that
+// address.
 func send(fd int, what []byte, to *sockaddr) syscall.Errno {
 	var address unsafe.Pointer
 	var size uintptr
@@ -74,8 +74,8 @@ func send(fd int, what []byte, to *sockaddr) syscall.Errno {
 	return 0
 }
 
-// receive receives what there is. The address, if it is not nil, becomes that of
-// the sender. Nothing received, without an error, is the end of a connection.
+// receive reads what has arrived. If from is not nil, it becomes the address of
+// the sender. 0 bytes without an error are the end of a connection.
 func receive(fd int, into []byte, from *sockaddr) (int, syscall.Errno) {
 	var address, size unsafe.Pointer
 	if from != nil {
@@ -112,7 +112,7 @@ func receiveAll(fd int, into []byte) syscall.Errno {
 	return 0
 }
 
-// read reads what there is from a file; nothing, without an error, is its end.
+// read reads from a file; 0 bytes without an error are its end.
 func read(fd int, into []byte) (int, syscall.Errno) {
 	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&into[0])), uintptr(len(into)))
 	if errno != 0 {

@@ -27,7 +27,7 @@ func runWithStall(t *testing.T, p pair, server *Server, w Work) Result {
 	mustHaveConnection(t, p.client)
 	must(t, server.Pause())
 	time.Sleep(stall / 2)
-	// Who is stopped while it waits, as by Ctrl-Z, goes on waiting.
+	// A generator that is stopped while it waits, as by Ctrl-Z, goes on waiting.
 	pids, err := cgroup.Processes()
 	must(t, err)
 	must(t, unix.Kill(pids[0], unix.SIGSTOP))
@@ -59,9 +59,9 @@ func mustHaveConnection(t *testing.T, ns *lab.Namespace) {
 	}
 }
 
-// The server stands still for 300 ms. With a rate, whatever was due in that time
-// has waited, and says so. The client of a closed loop asks nothing meanwhile, and
-// knows of one slow exchange: that is coordinated omission.
+// The server stands still for 300 ms. With a rate, every exchange that was due
+// in that time shows the wait. The client of a closed loop sends nothing meanwhile, and
+// shows one slow exchange: that is coordinated omission.
 func TestStallIsSeenWithRateOnly(t *testing.T) {
 	p := mustPair(t)
 	server := mustServe(t, p.server)

@@ -19,7 +19,7 @@ const (
 	// UDPConnected does so on a connected UDP socket of the client.
 	UDPConnected Kind = "udp-connected"
 	// UDPUnconnected does so on a UDP socket of the client that is not connected:
-	// each datagram says where it goes.
+	// each datagram has its own destination.
 	UDPUnconnected Kind = "udp-unconnected"
 	// UDPNew does so on a new connected UDP socket each time, as a resolver asks.
 	UDPNew Kind = "udp-new"
@@ -42,7 +42,7 @@ const (
 type Work struct {
 	Kind Kind
 
-	// Closing is for [Connect].
+	// Closing is used by [Connect] only.
 	Closing Closing
 
 	// Sources are addresses that [Connect] dials from in turn, of the targets' family and all
@@ -97,7 +97,7 @@ func (w Work) withDefaults() Work {
 	return w
 }
 
-// Validate says what is wrong with the work.
+// Validate returns an error that describes what is wrong with the work.
 func (w Work) Validate() error {
 	w = w.withDefaults()
 	switch w.Kind {

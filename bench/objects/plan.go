@@ -1,8 +1,8 @@
 // Package objects is what a benchmark has in its API server: many Services with
 // several endpoints each, every one of which has an address of its own that a pod
-// of the lab answers for, and a few Services for what is measured one by one.
+// of the lab answers for, and a few Services for single measurements.
 //
-// [Plan] says which objects there are, and touches nothing. [Writer] writes them.
+// [Plan] computes which objects there are, without any input or output. [Writer] writes them.
 package objects
 
 import (
@@ -47,7 +47,7 @@ type Place struct {
 	Pod     netip.Addr // the pod's own
 }
 
-// Plan says which objects there are. Services and endpoints are counted from 0.
+// Plan is the set of objects. Services and endpoints are counted from 0.
 type Plan struct {
 	Services  int
 	Endpoints int // of each Service
@@ -56,7 +56,7 @@ type Plan struct {
 	Local, Remote Place
 }
 
-// Fits says whether there are too many Services or endpoints, or too few.
+// Fits returns an error if there are too many Services or endpoints, or too few.
 func (p Plan) Fits() error {
 	if p.Services < 0 || p.Endpoints < 1 || p.Endpoints > maxSlice {
 		return fmt.Errorf("plan of %d Services with %d endpoints: want at least none with 1 to %d", p.Services, p.Endpoints, maxSlice)
@@ -68,7 +68,7 @@ func (p Plan) Fits() error {
 	return nil
 }
 
-// Validate says what is wrong with the plan.
+// Validate returns an error that describes what is wrong with the plan.
 func (p Plan) Validate() error {
 	if err := p.Fits(); err != nil {
 		return err
@@ -103,7 +103,7 @@ func (p Plan) EndpointAddress(i, e, generation int) netip.Addr {
 	return after(prefix.Addr(), i*p.perPlace()+e/2)
 }
 
-// HasDNS says whether Service i is one of those with DNSPort.
+// HasDNS reports whether Service i is one of those with DNSPort.
 func (p Plan) HasDNS(i int) bool { return i == 0 || i == p.Services-1 }
 
 // SingleAddress is that of the only endpoint of the Service "single", which is

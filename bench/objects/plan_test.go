@@ -69,7 +69,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// The objects are what the plan says.
+// The objects are those of the plan.
 func TestObjects(t *testing.T) {
 	p := planOf(1000, 3)
 	for _, test := range []struct {

@@ -57,7 +57,7 @@ func name(i int) string { return fmt.Sprintf("service-%d", i) }
 func sliceName(service string) string { return service + "-x7k2p" }
 
 // metadata is as large as that of real objects, most of which is of no use to a
-// proxy. What fields somebody manages, the API server adds.
+// proxy. The API server adds managedFields.
 func metadata(namespace, name, app string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: namespace,

@@ -84,7 +84,7 @@ func (w *Writer) writeNode(ctx context.Context, place Place) error {
 	return err
 }
 
-// write makes Service i what the plan says.
+// write makes Service i as in the plan.
 func (w *Writer) write(ctx context.Context, i int) error {
 	if i >= w.plan.Services {
 		return w.remove(ctx, i)
@@ -128,7 +128,7 @@ func (w *Writer) update(ctx context.Context, service *corev1.Service, slice *dis
 	return err
 }
 
-// remove deletes Service i with its slice, which nobody collects.
+// remove deletes Service i with its slice; there is no garbage collector.
 func (w *Writer) remove(ctx context.Context, i int) error {
 	err := w.client.CoreV1().Services(team(i)).Delete(ctx, name(i), metav1.DeleteOptions{})
 	if err == nil {

@@ -15,8 +15,8 @@ import (
 // parallel is how many requests are under way at once.
 const parallel = 16
 
-// Writer writes plans to an API server that nobody else writes to, so that it
-// knows what is there. Fill is for one at a time; Change and ChangeSingle may be
+// Writer writes plans to an API server that has no other writer, so that it
+// knows what is there. Fill must not be called concurrently; Change and ChangeSingle may be
 // called from many goroutines.
 type Writer struct {
 	client kubernetes.Interface
@@ -46,7 +46,7 @@ func NewWriter(config *rest.Config) (*Writer, error) {
 	return &Writer{client: client, have: make(map[int]shape)}, nil
 }
 
-// Fill makes the API server hold what the plan says, its Nodes included: it
+// Fill makes the API server hold the objects of the plan, its Nodes included: it
 // writes what is missing or different from the plans before, and deletes what is
 // too much. The places of all plans are the same. Endpoints that [Writer.Change]
 // has replaced stay as they are.
@@ -94,7 +94,7 @@ func (w *Writer) Fill(ctx context.Context, plan Plan, progress func(done, total 
 	return group.Wait()
 }
 
-// different is the Services that are not as the plan says.
+// different returns the Services that differ from the plan.
 func (w *Writer) different() []int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,7 +113,7 @@ func (w *Writer) different() []int {
 	return todo
 }
 
-// shape is what the plan says of Service i.
+// shape returns the shape that Service i has in the plan.
 func (w *Writer) shape(i int) shape {
 	return shape{endpoints: w.plan.Endpoints, dns: w.plan.HasDNS(i)}
 }

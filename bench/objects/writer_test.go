@@ -53,15 +53,15 @@ func TestWriter(t *testing.T) {
 	}
 	must(t, w.Change(t.Context(), 7, 3))
 	if want := planOf(30, 2).EndpointAddress(7, 0, 3).String(); !seen(want) {
-		t.Errorf("nobody sees %s", want)
+		t.Errorf("no watcher receives %s", want)
 	}
 	must(t, w.ChangeSingle(t.Context(), 5))
 	if want := planOf(30, 2).SingleAddress(5).String(); !seen(want) {
-		t.Errorf("nobody sees %s", want)
+		t.Errorf("no watcher receives %s", want)
 	}
 }
 
-// Who has given up filling can go on.
+// Fill can be called again after it was interrupted.
 func TestFillInterrupted(t *testing.T) {
 	c := cluster.Start(t, "--service-cluster-ip-range="+ServiceRange)
 	client, err := kubernetes.NewForConfig(c.Config())

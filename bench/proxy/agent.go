@@ -80,7 +80,7 @@ func (a *agent) synced(ctx context.Context) error {
 	}
 }
 
-// order has nothing to say: Sluice looks Services up.
+// order returns the addresses as they are: Sluice looks Services up in a hash table.
 func (a *agent) order(addresses []netip.Addr) ([]netip.Addr, error) { return addresses, nil }
 
 func (a *agent) version() (string, error) {

@@ -67,7 +67,7 @@ func readCPU(cgroup *lab.Cgroup) (time.Duration, error) {
 // ReadKernelMemory returns how many bytes the kernel has now for tables of its own:
 // small objects that it cannot give back, large areas, and what each processor has.
 // The difference over the start of a proxy is its rules and maps, and whatever else
-// happened on the machine. See [SettledKernelMemory] for what has ended shortly before.
+// happened on the machine. The kernel frees the memory of ended processes late: see [StableKernelMemory].
 func ReadKernelMemory() (int64, error) {
 	memory, err := readFields("/proc/meminfo")
 	if err != nil {
@@ -85,9 +85,9 @@ func ReadKernelMemory() (int64, error) {
 	return sum, nil
 }
 
-// SettledKernelMemory is [ReadKernelMemory] once that hardly changes any more, or after
+// StableKernelMemory is [ReadKernelMemory] once that hardly changes any more, or after
 // ten seconds: the kernel frees what a proxy had some time after its end.
-func SettledKernelMemory(ctx context.Context) (int64, error) {
+func StableKernelMemory(ctx context.Context) (int64, error) {
 	const (
 		pause  = 500 * time.Millisecond
 		hardly = 1 << 20

@@ -13,16 +13,16 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Where kube-proxy tells how it is, by default.
+// The default addresses of kube-proxy's health and metrics.
 const (
 	healthURL  = "http://127.0.0.1:10256/livez"
 	metricsURL = "http://127.0.0.1:10249/metrics"
 )
 
-// lookout says whether the kube-proxy of a namespace has programmed IPv4 once. That
-// is in its metrics, which are a lot of work; so it looks at them only when its
-// health says that there is something new.
-type lookout struct {
+// syncCheck finds out whether the kube-proxy of a namespace has programmed IPv4 once. Only its
+// metrics have that, which cost it a lot of work; so they are read only when its
+// health endpoint has a new timestamp.
+type syncCheck struct {
 	ns      *lab.Namespace
 	updated string // IPv4, when last seen
 }
@@ -30,7 +30,7 @@ type lookout struct {
 var errNoSync = errors.New("it has not programmed IPv4")
 
 // look returns nil once IPv4 is programmed.
-func (l *lookout) look() error {
+func (l *syncCheck) look() error {
 	text, err := l.get(healthURL)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func (l *lookout) look() error {
 }
 
 // get asks for a page inside the namespace.
-func (l *lookout) get(url string) ([]byte, error) {
+func (l *syncCheck) get(url string) ([]byte, error) {
 	request, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err

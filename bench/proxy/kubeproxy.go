@@ -50,14 +50,14 @@ func (k *kubeProxy) start() (err error) {
 
 	cmd := k.command(k.cfg.Binary, "--config", k.config)
 	cmd.Stdout, cmd.Stderr = log, log
-	// Ctrl-C is for the one who measures.
+	// Ctrl-C interrupts the benchmark only.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := lab.Start(k.cfg.Namespace, k.own, cmd); err != nil {
 		return err
 	}
 	k.cmd, k.exited = cmd, make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // the log says why
+		_ = cmd.Wait() // the log has the reason
 		close(k.exited)
 	}()
 
@@ -96,7 +96,7 @@ func (k *kubeProxy) pid() int {
 func (k *kubeProxy) cgroup() *lab.Cgroup { return k.own }
 
 func (k *kubeProxy) synced(ctx context.Context) error {
-	look := lookout{ns: k.cfg.Namespace}
+	look := syncCheck{ns: k.cfg.Namespace}
 	for {
 		err := look.look()
 		if err == nil {

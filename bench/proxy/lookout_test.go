@@ -9,10 +9,10 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// kube-proxy's health tells of IPv4 from the beginning. Only its metrics say that all
-// is programmed, and they are asked for when there is something new.
-func TestLookout(t *testing.T) {
-	ns := lab.MustNamespace(t, "lookout")
+// kube-proxy's health has a timestamp of IPv4 from the beginning. Only its metrics show that all
+// is programmed, and they are read only after the timestamp has changed.
+func TestSyncCheck(t *testing.T) {
+	ns := lab.MustNamespace(t, "syncCheck")
 	var updated, metrics string
 	asked := 0
 	mustPublish(t, ns, "127.0.0.1:10256", func(w http.ResponseWriter, _ *http.Request) {
@@ -22,7 +22,7 @@ func TestLookout(t *testing.T) {
 		asked++
 		fmt.Fprint(w, metrics)
 	})
-	l := lookout{ns: ns}
+	l := syncCheck{ns: ns}
 	const gauge = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
 	none := gauge + "{ip_family=\"IPv4\"} 0\n" + gauge + "{ip_family=\"IPv6\"} 1.7e+09\n"
 	once := gauge + "{ip_family=\"IPv4\"} 1.7e+09\n" + gauge + "{ip_family=\"IPv6\"} 0\n"
@@ -33,7 +33,7 @@ func TestLookout(t *testing.T) {
 	}{
 		{"starting", ``, none, 0, false},
 		{"begun", `"IPv4":{"lastUpdated":"1"}`, none, 1, false},
-		{"no news", `"IPv4":{"lastUpdated":"1"}`, none, 1, false},
+		{"unchanged", `"IPv4":{"lastUpdated":"1"}`, none, 1, false},
 		{"IPv6 only", `"IPv4":{"lastUpdated":"1"},"IPv6":{"lastUpdated":"2"}`, none, 1, false},
 		{"done", `"IPv4":{"lastUpdated":"3"}`, once, 2, true},
 	} {

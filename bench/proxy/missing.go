@@ -35,7 +35,7 @@ COMMIT
 `
 )
 
-// Missing says what this machine lacks for a kind of proxy, nil if nothing: programs,
+// Missing returns an error that names what this machine lacks for a kind of proxy: programs,
 // or parts of the kernel, which it tries in a namespace of the lab.
 func Missing(kind Kind) error {
 	directory, err := os.MkdirTemp("", "sluice-bench-")

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Kind is a proxy and what it is told to program.
+// Kind is a proxy and its mode.
 type Kind string
 
 // The kinds there are.
@@ -35,7 +35,7 @@ func Kinds() []Kind {
 	return []Kind{None, Sluice, Baseline, IPTables, IPTablesLegacy, NFTables, IPVS}
 }
 
-// Config says what to run, and where.
+// Config is what to run, and where.
 type Config struct {
 	Kind       Kind
 	Namespace  *lab.Namespace // the node's
@@ -43,7 +43,7 @@ type Config struct {
 	NodeName   string         // of a Node that the API server has
 	Kubeconfig string         // of an API server that the node reaches
 	Binary     string         // kube-proxy or sluice
-	// Directory is for the proxy's files. It exists, no other proxy has it, and the
+	// Directory gets the proxy's files. It exists, no other proxy has it, and the
 	// caller removes it when the proxy is closed.
 	Directory string
 	// ResyncPeriod is how often kube-proxy writes all there is even if nothing has
@@ -158,7 +158,7 @@ func (p *Proxy) Writes() (uint64, bool, error) {
 }
 
 // MapMemory returns how many bytes the kernel has for the proxy's maps, as far as
-// it tells. It is false for all but Sluice.
+// it reports them. It is false for all but Sluice.
 func (p *Proxy) MapMemory() (int64, bool, error) {
 	sluice, ok := p.program.(*agent)
 	if !ok || p.cfg.Kind == Baseline {

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Every proxy programs what the API server has, tells what it took, and leaves
+// Every proxy programs what the API server has, reports its costs, and leaves
 // nothing behind.
 func TestProxies(t *testing.T) {
 	for _, kind := range []Kind{Sluice, IPTables, IPTablesLegacy, NFTables} {
@@ -32,7 +32,7 @@ func TestProxies(t *testing.T) {
 				must(t, w.answers(i, "tcp", objects.Port))
 			}
 			must(t, w.answers(0, "udp", objects.DNSPort), w.answers(19, "udp", objects.DNSPort))
-			checkTold(t, w, p)
+			checkReports(t, w, p)
 			traces := tracesOf(p)
 			must(t, p.Close(), p.Close())
 			for _, trace := range traces {
@@ -50,8 +50,8 @@ func TestProxies(t *testing.T) {
 	}
 }
 
-// checkTold checks what a proxy tells of itself.
-func checkTold(t *testing.T, w *world, p *Proxy) {
+// checkReports checks what a proxy reports about itself.
+func checkReports(t *testing.T, w *world, p *Proxy) {
 	t.Helper()
 	costs, err := p.Costs()
 	must(t, err)
@@ -130,7 +130,7 @@ func TestNone(t *testing.T) {
 	}
 }
 
-// A proxy that ends is no proxy that one waits for, and the error says why it ended.
+// Waiting for a proxy that ends returns an error with the reason.
 func TestSyncedOfEnded(t *testing.T) {
 	for _, kind := range []Kind{Sluice, NFTables} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -141,14 +141,14 @@ func TestSyncedOfEnded(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
 			if err := p.Synced(ctx); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), cfg.Kubeconfig) {
-				t.Errorf("the error is %v, want one that says why it ended", err)
+				t.Errorf("the error is %v, want one with the reason why it ended", err)
 			}
 			must(t, p.Close())
 		})
 	}
 }
 
-// What there is no kind of is refused, and what this machine lacks is said.
+// An unknown kind is refused, and the error of Missing names what this machine lacks.
 func TestMissing(t *testing.T) {
 	if _, err := Start(Config{Kind: "userspace"}); err == nil {
 		t.Error("a proxy of a kind that there is not has started")
@@ -196,16 +196,16 @@ func TestReadKernelMemory(t *testing.T) {
 	t.Errorf("%d MiB in the kernel count as %d MiB", size>>20, all)
 }
 
-// Who waits for what is freed late sees it freed.
-func TestSettledKernelMemory(t *testing.T) {
+// StableKernelMemory waits until late frees are done.
+func TestStableKernelMemory(t *testing.T) {
 	const size = 64 << 20
 	var all []int64
 	for range 5 {
 		array, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 1 << 20, MaxEntries: size >> 20})
 		must(t, err)
-		before, err := SettledKernelMemory(t.Context())
+		before, err := StableKernelMemory(t.Context())
 		must(t, err, array.Close())
-		after, err := SettledKernelMemory(t.Context())
+		after, err := StableKernelMemory(t.Context())
 		must(t, err)
 		got := before - after
 		if got > size*9/10 && got < size*11/10 {

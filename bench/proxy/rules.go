@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// order is that of the chain that a new connection walks along until a rule is for
-// its address.
+// order returns the order of the chain of rules through which a new connection passes until
+// one matches its address.
 func (k *kubeProxy) order(addresses []netip.Addr) ([]netip.Addr, error) {
 	if k.mode() != string(IPTables) {
 		return addresses, nil
@@ -24,7 +24,7 @@ func (k *kubeProxy) order(addresses []netip.Addr) ([]netip.Addr, error) {
 	return sortByChain(addresses, chain)
 }
 
-// sortByChain sorts addresses by the first rule of a chain that is for them. The
+// sortByChain sorts addresses by the first rule of a chain that matches them. The
 // chain is as iptables -S prints it.
 func sortByChain(addresses []netip.Addr, chain string) ([]netip.Addr, error) {
 	places := make(map[string]int)
@@ -37,7 +37,7 @@ func sortByChain(addresses []netip.Addr, chain string) ([]netip.Addr, error) {
 	}
 	for _, address := range addresses {
 		if _, ok := places[address.String()]; !ok {
-			return nil, fmt.Errorf("no rule is for %s", address)
+			return nil, fmt.Errorf("no rule matches %s", address)
 		}
 	}
 

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// tools says which programs kube-proxy finds, by the names that it looks for: some
-// are several programs in one, which go by their name.
+// tools returns the programs that kube-proxy finds, by the names that it looks for: some
+// binaries are several programs in one and choose by their name.
 func tools(kind Kind) map[string]string {
 	found := make(map[string]string)
 	iptables := func(program string) {

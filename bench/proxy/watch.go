@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// watchEnv has this executable watch EndpointSlices as the kubeconfig in it says.
+// watchEnv makes this executable watch EndpointSlices. Its value is the path of a kubeconfig.
 const watchEnv = "SLUICE_BENCH_WATCH"
 
 // watching is what the process prints once it has all EndpointSlices.
@@ -101,7 +101,7 @@ func StartWatch(ctx context.Context, cfg Config) (w *Watch, err error) {
 		cmd.Stdout, cmd.Stderr = log, log
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err = lab.Start(cfg.Namespace, w.cgroup, cmd); err == nil {
-			go func() { _ = cmd.Wait() }() // the log says why
+			go func() { _ = cmd.Wait() }() // the log has the reason
 			err = w.started(ctx)
 		}
 	}

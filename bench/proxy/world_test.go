@@ -114,7 +114,7 @@ func (w *world) answers(i int, network string, port uint16) error {
 		}
 	}
 
-	return errors.New("the answer is somebody else's: " + answer.String())
+	return errors.New("the answer is not from an endpoint of the Service: " + answer.String())
 }
 
 func mustSync(t *testing.T, p *Proxy) {

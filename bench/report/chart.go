@@ -88,7 +88,7 @@ func (v *view) series(c chart) []series {
 				}
 			}
 			for _, services := range v.services() {
-				spread := v.measure(target{name: c.name, path: path, metric: curve.metric, against: c.against}, services, side)
+				spread := v.measure(goal{name: c.name, path: path, metric: curve.metric, against: c.against}, services, side)
 				if spread.Rounds > 0 {
 					line.x = append(line.x, float64(max(services, 1))) // its axis is logarithmic
 					line.y = append(line.y, spread)

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Summary is what all rounds together say of one value. It is in the JSON for
-// those who do not want to work it out; samples are what counts.
+// Summary is a value and its ratios over all rounds, worked out from the samples for
+// readers of the JSON.
 type Summary struct {
 	Services int    `json:"services"`
 	Case     string `json:"case"`

@@ -2,7 +2,7 @@ package report
 
 import "time"
 
-// madeRun is a small run that never was: 3 rounds, two sizes of the cluster, and
+// madeRun is a small run of made-up values: 3 rounds, two sizes of the cluster, and
 // things that went wrong.
 func madeRun() *Run {
 	r := &Run{Environment: Environment{
@@ -64,7 +64,7 @@ func (r *Run) addAll(sample Sample, values ...float64) {
 	}
 }
 
-// onceRun is one round, of sides, cases, ways and metrics that nobody knows, too.
+// onceRun is one round, also of sides, cases, paths and metrics that are in no table.
 func onceRun() *Run {
 	r := &Run{Environment: Environment{Sides: []string{Ref, Sluice, IPVS}, Services: []int{1}, Rounds: 1, Starts: 1}}
 	for _, side := range []string{Ref, Sluice, IPVS, "another"} {

@@ -5,9 +5,9 @@ type Metric struct {
 	Name  string `json:"name"`
 	Title string `json:"title"` // what it is called in tables
 	Unit  string `json:"unit"`
-	// Higher says that more is better; otherwise less is.
+	// Higher is true if more is better.
 	Higher bool `json:"higherIsBetter"`
-	// Better and Worse say what somebody is whose value is better, or worse.
+	// Better and Worse describe a side with a better, or a worse, value.
 	Better string `json:"-"`
 	Worse  string `json:"-"`
 	// Only is the one side that has this metric; none: all have it.
@@ -29,9 +29,9 @@ const (
 	CPUPerGbit = "cpu-gbit"   // busy time of all processors
 	Packets    = "packets"    // that were received
 
-	WriteP50     = "write-p50"     // from the moment at which the API server is told, until a client gets the new endpoint
+	WriteP50     = "write-p50"     // from the moment of the API request until a client gets the new endpoint
 	WriteP99     = "write-p99"     // likewise
-	EventP50     = "event-p50"     // from the moment at which the API server tells
+	EventP50     = "event-p50"     // from the moment at which the API server sends the event
 	EventP99     = "event-p99"     // likewise
 	CPUPerChange = "cpu-change"    // of the proxy and its children
 	MapWrites    = "map-writes"    // for each change
@@ -85,7 +85,7 @@ func metricOf(name string) Metric {
 	return Metric{Name: name, Title: name, Better: "less", Worse: "more"}
 }
 
-// describe says what a metric is in a case, and which way is better.
+// describe returns the title of a metric in a case, with its unit and which way is better.
 func (m Metric) describe(c Case) string {
 	unit := m.Unit
 	switch {
@@ -106,9 +106,9 @@ func (m Metric) describe(c Case) string {
 	return text + " (less is better)"
 }
 
-// compare says what Sluice is beside a rival, of whose value Sluice's is as
-// many times as the ratio says. It begins with + for a win, - for a loss, and =
-// if the rounds are not of one mind.
+// compare describes Sluice beside another side; ratio is Sluice's value divided by that
+// side's. It begins with + if Sluice is better, - if it is worse, and = if the quartiles
+// of the rounds include 1.
 func (m Metric) compare(ratio Spread, rival string) string {
 	text := formatRatio(ratio.Median) + " × " + rival + formatRange(ratio)
 	switch {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Whatever a chart or a target is about is in the tables, and every control
+// Whatever a chart or a goal is about is in the tables, and every control
 // is a path without one.
 func TestNames(t *testing.T) {
 	known := func(name, path, metric string) bool {
@@ -16,13 +16,13 @@ func TestNames(t *testing.T) {
 	for _, c := range charts {
 		for _, curve := range c.curves {
 			if !known(c.name, curve.path, curve.metric) {
-				t.Errorf("plot %s shows %q %q %q, which nobody measures", c.file, c.name, curve.path, curve.metric)
+				t.Errorf("plot %s shows %q %q %q, which no case measures", c.file, c.name, curve.path, curve.metric)
 			}
 		}
 	}
-	for _, goal := range issueTargets {
+	for _, goal := range goals {
 		if !known(goal.name, goal.path, goal.metric) {
-			t.Errorf("target %s is about %q %q %q, which nobody measures", goal.title, goal.name, goal.path, goal.metric)
+			t.Errorf("goal %s is about %q %q %q, which no case measures", goal.title, goal.name, goal.path, goal.metric)
 		}
 	}
 	for _, path := range Paths {

@@ -2,8 +2,8 @@ package report
 
 import "strings"
 
-// Summary says what a case came to so far, for somebody who watches the run: a
-// line for each path, of the metric that goes first, with what it is beside
+// Summary returns the results of a case so far, as lines of progress: a
+// line for each path, of the metric that goes first, with its ratio to
 // [Ref].
 func (r *Run) Summary(services int, name string) []string {
 	v := r.view()

@@ -1,9 +1,9 @@
 // Package report turns what was measured into something that can be read: a
 // text, tables in Markdown, JSON and plots. It measures nothing itself.
 //
-// Whatever is compared was measured in the same round, one after the other on
+// Values that are compared were measured in the same round, one after the other on
 // the same machine. A ratio is the median of the rounds' ratios, not the ratio
-// of two medians, and what is told of its spread are its quartiles.
+// of two medians, and its spread is shown as quartiles.
 package report
 
 import (
@@ -16,8 +16,7 @@ type Run struct {
 	Environment Environment `json:"environment"`
 	Samples     []Sample    `json:"samples"`
 	Gaps        []Gap       `json:"gaps,omitempty"`
-	// Interrupted says that somebody had enough: what was not measured until
-	// then is missing.
+	// Interrupted is set if the run was ended before everything was measured.
 	Interrupted bool `json:"interrupted,omitempty"`
 	// Errors are those that did not end the run.
 	Errors []string `json:"errors,omitempty"`

@@ -8,20 +8,20 @@ type Sample struct {
 	Services int     `json:"services"`       // how many there were in the cluster
 	Case     string  `json:"case"`           // what was done: one of [Cases]
 	Path     string  `json:"path,omitempty"` // which way: one of [Paths], none for the control plane
-	Side     string  `json:"side"`           // who was measured: one of [Sides]
-	Metric   string  `json:"metric"`         // what was measured: one of [Metrics]
+	Side     string  `json:"side"`           // what was measured: one of [Sides]
+	Metric   string  `json:"metric"`         // one of [Metrics]
 	Round    int     `json:"round"`          // from 0; values of one round are compared with each other
 	Value    float64 `json:"value"`          // in the metric's unit
 }
 
-// String says what was measured, for somebody who watches the run.
+// String describes what was measured, as a line of progress.
 func (s Sample) String() string {
 	metric := metricOf(s.Metric)
 
 	return fmt.Sprintf("%s %s: %s %s %s", s.Side, s.key().where(), metric.Title, formatValue(s.Value), metric.Unit)
 }
 
-// Gap says why there are no samples.
+// Gap is why there are no samples.
 type Gap struct {
 	Services int    `json:"services"`
 	Case     string `json:"case"`
@@ -31,7 +31,7 @@ type Gap struct {
 	Why      string `json:"why"`
 }
 
-// covers says whether the gap explains that there is no value for a key.
+// covers reports whether the gap explains that there is no value for a key.
 func (g Gap) covers(k key) bool {
 	return g.Services == k.services && g.Case == k.name &&
 		(g.Path == "" || g.Path == k.path) && (g.Side == "" || g.Side == k.side)

@@ -24,7 +24,7 @@ func (r *Run) WriteText(w io.Writer) error {
 	}
 	write(out, "\n", strings.Join(reading, "\n"), "\n\n")
 	v := r.view()
-	v.targets().writeText(out)
+	v.goals().writeText(out)
 	for _, services := range v.services() {
 		title := countServices(services)
 		write(out, title, "\n", strings.Repeat("═", len(title)), "\n\n")
@@ -45,7 +45,7 @@ func (r *Run) WriteMarkdown(w io.Writer, only ...int) error {
 	}
 	write(out, "\n")
 	v := r.view()
-	v.targets().writeMarkdown(out, "##")
+	v.goals().writeMarkdown(out, "##")
 	for _, services := range v.services() {
 		if len(only) > 0 && !slices.Contains(only, services) {
 			continue

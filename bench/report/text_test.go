@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write what comes out to testdata")
 
-// What people read of a run in which things went wrong.
+// The report of a run in which things went wrong.
 func TestText(t *testing.T) {
 	for _, test := range []struct {
 		golden string
@@ -46,7 +46,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// What somebody reads who watches the run.
+// Lines of progress show the first metric of a case, a line for each path.
 func TestProgress(t *testing.T) {
 	want := []string{
 		"connect direct rate:  ref 40,000 ±0.6 %  sluice 39,600 ±0.6 % (0.99 × ref)  iptables 36,000 ±0.6 % (0.90 × ref)  nftables 38,000 ±0.6 % (0.95 × ref)",

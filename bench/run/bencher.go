@@ -67,7 +67,7 @@ func (b *bencher) setUp(ctx context.Context) error {
 	if err := b.describe(); err != nil {
 		return err
 	}
-	b.say("starting an API server")
+	b.logf("starting an API server")
 	folder, err := os.MkdirTemp("", "sluice-bench-")
 	if err != nil {
 		return fmt.Errorf("folder of the run: %w", err)
@@ -90,7 +90,7 @@ func (b *bencher) setUp(ctx context.Context) error {
 	}
 	b.closers = append(b.closers, b.events)
 	for _, kind := range append([]string{report.Ref}, b.proxies...) {
-		b.say("building a cluster for %s", kind)
+		b.logf("building a cluster for %s", kind)
 		if err := b.addSide(kind); err != nil {
 			return fmt.Errorf("cluster of %s: %w", kind, err)
 		}
@@ -166,18 +166,18 @@ func (b *bencher) fill(ctx context.Context, plan objects.Plan) error {
 	begin := time.Now()
 	err := b.writer.Fill(ctx, plan, func(done, total int) {
 		if done%1000 == 0 {
-			b.say("%d of %d Services are in the API server", done, total)
+			b.logf("%d of %d Services are in the API server", done, total)
 		}
 	})
 	if err == nil {
-		b.say("the API server has %d Services (%.0f s)", plan.Services, time.Since(begin).Seconds())
+		b.logf("the API server has %d Services (%.0f s)", plan.Services, time.Since(begin).Seconds())
 	}
 
 	return err
 }
 
-// inTurn are the sides, backwards in every other round: who goes first is not
-// always the same.
+// inTurn returns the sides, backwards in every other round, so that the order gives
+// none of them an advantage.
 func (b *bencher) inTurn(round int) []*side {
 	sides := slices.Clone(b.sides)
 	if round%2 == 1 {
@@ -259,7 +259,7 @@ func (s *side) last(plan objects.Plan) (netip.Addr, error) {
 
 // Close ends all that runs and removes what was made.
 func (b *bencher) Close() error {
-	b.say("removing everything")
+	b.logf("removing everything")
 	var err error
 	for _, s := range b.sides {
 		err = errors.Join(err, s.stop())
@@ -276,8 +276,8 @@ type closer func() error
 
 func (c closer) Close() error { return c() }
 
-// say tells whoever waits.
-func (b *bencher) say(format string, args ...any) {
+// logf writes a line of progress.
+func (b *bencher) logf(format string, args ...any) {
 	at := time.Since(b.report.Environment.Started).Round(time.Second)
 	fmt.Fprintf(b.progress, "%7v  %s\n", at, fmt.Sprintf(format, args...))
 }
@@ -285,5 +285,5 @@ func (b *bencher) say(format string, args ...any) {
 // fail records an error that does not end the run.
 func (b *bencher) fail(err error) {
 	b.report.Errors = append(b.report.Errors, err.Error())
-	b.say("error: %v", err)
+	b.logf("error: %v", err)
 }

@@ -11,13 +11,13 @@ import (
 	"github.com/sluice-lb/sluice/bench/objects"
 )
 
-// patience is how long a change may take to become effective.
-const patience = 2 * time.Minute
+// changeTimeout is how long a change may take to become effective.
+const changeTimeout = 2 * time.Minute
 
 // one replaces the endpoint of the Service "single", and returns how long after
 // the write, and after the API server's event, a client gets the new one.
 func (c *control) one(ctx context.Context) (fromWrite, fromEvent time.Duration, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not effective after %v", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, fmt.Errorf("not effective after %v", changeTimeout))
 	defer cancel()
 	c.singles++
 	awaited, err := c.probe.Await(ctx, netip.AddrPortFrom(objects.SingleIP, objects.Port), c.plan.SingleAddress(c.singles))
@@ -42,7 +42,7 @@ func (c *control) one(ctx context.Context) (fromWrite, fromEvent time.Duration, 
 
 // answered waits until a backend answers.
 func (c *control) answered(ctx context.Context, target netip.AddrPort, want netip.Addr) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%v does not answer at %v after %v", want, target, patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, fmt.Errorf("%v does not answer at %v after %v", want, target, changeTimeout))
 	defer cancel()
 	awaited, err := c.probe.Await(ctx, target, want)
 	if err != nil {

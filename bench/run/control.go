@@ -21,12 +21,12 @@ const (
 	mib = 1 << 20
 	// askedAfterStart is how many Services are asked whether a start is complete.
 	askedAfterStart = 16
-	// enough is how long the changes of one kind may take in all: who takes
-	// seconds for each has fewer of them measured.
+	// enough is how long the changes of one kind may take in all: of a proxy that takes
+	// seconds for each, fewer are measured.
 	enough = time.Minute
-	// settled is how long after the last of many changes a proxy may still be
+	// changesGrace is how long after the last of many changes a proxy may still be
 	// busy with them.
-	settled = 3 * time.Second
+	changesGrace = 3 * time.Second
 )
 
 // control measures the control plane of a side's proxy, which is the only one
@@ -75,7 +75,7 @@ func (b *bencher) control(ctx context.Context, s *side, plan objects.Plan, round
 		}
 		for _, metric := range slices.Sorted(maps.Keys(v)) {
 			at.Metric, at.Value = metric, v[metric]
-			b.say("%v", at)
+			b.logf("%v", at)
 		}
 	}
 	if err := errors.Join(c.close(), s.stop()); err != nil {
@@ -92,13 +92,13 @@ func (c *control) close() error {
 }
 
 // start is a cold start: until Services of all parts of the plan answer, and the
-// proxy says that it has programmed everything.
+// proxy reports that it has programmed everything.
 func (c *control) start(ctx context.Context) (values, error) {
 	var err error
 	if c.probe, err = load.StartProbe(c.Pod().Namespace, c.Cgroup); err != nil {
 		return nil, err
 	}
-	if c.kernelBefore, err = proxy.SettledKernelMemory(ctx); err != nil {
+	if c.kernelBefore, err = proxy.StableKernelMemory(ctx); err != nil {
 		return nil, err
 	}
 	if err := c.bencher.start(ctx, c.side, 0); err != nil {
@@ -131,7 +131,7 @@ func (c *control) memory(ctx context.Context) (values, error) {
 	if err != nil {
 		return nil, err
 	}
-	kernel, err := proxy.SettledKernelMemory(ctx)
+	kernel, err := proxy.StableKernelMemory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func (c *control) updates(ctx context.Context) (values, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-time.After(settled):
+	case <-time.After(changesGrace):
 	}
 	after, err := c.proxy.Costs()
 	if err != nil {

@@ -47,13 +47,13 @@ func (b *bencher) describe() error {
 	return nil
 }
 
-// noteStolen writes down how much of the machine was somebody else's.
+// noteStolen notes how much time the hypervisor gave to other guests.
 func (b *bencher) noteStolen() {
 	if len(b.stolen) == 0 || !b.report.Environment.Machine.Hypervisor {
 		return
 	}
 	slices.Sort(b.stolen)
 	b.report.Environment.Notes = append(b.report.Environment.Notes, fmt.Sprintf(
-		"The hypervisor gave others %.0f %% of the processors' time in the median measurement of traffic, %.0f %% in one of ten, %.0f %% in the worst; above %.0f %%, the best of %d attempts counts.",
+		"The hypervisor gave other guests %.0f %% of the processors' time in the median measurement of traffic, %.0f %% in one of ten, %.0f %% in the worst; above %.0f %%, the best of %d attempts counts.",
 		100*b.stolen[len(b.stolen)/2], 100*b.stolen[len(b.stolen)*9/10], 100*b.stolen[len(b.stolen)-1], 100*tolerable, attempts))
 }

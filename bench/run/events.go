@@ -14,15 +14,15 @@ import (
 	"github.com/sluice-lb/sluice/bench/objects"
 )
 
-// events are what the API server tells of the Services that are measured one by
-// one: the agents get the same at about the same moment.
+// events are the API server's events of the Services for single measurements: the
+// agents get the same ones at about the same moment.
 type events struct {
-	told chan told
-	stop func()
+	observed chan observed
+	stop     func()
 }
 
-// told is an endpoint that the API server told of.
-type told struct {
+// told is an endpoint of an event, and when it arrived.
+type observed struct {
 	address string
 	at      time.Time
 }
@@ -36,9 +36,9 @@ func watchEvents(ctx context.Context, config *rest.Config) (*events, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch of endpoints: %w", err)
 	}
-	e := &events{told: make(chan told, 1000), stop: watch.Stop}
+	e := &events{observed: make(chan observed, 1000), stop: watch.Stop}
 	go func() {
-		defer close(e.told)
+		defer close(e.observed)
 		for event := range watch.ResultChan() {
 			at := time.Now()
 			slice, ok := event.Object.(*discoveryv1.EndpointSlice)
@@ -46,7 +46,7 @@ func watchEvents(ctx context.Context, config *rest.Config) (*events, error) {
 				continue
 			}
 			for _, endpoint := range slice.Endpoints {
-				e.told <- told{endpoint.Addresses[0], at}
+				e.observed <- observed{endpoint.Addresses[0], at}
 			}
 		}
 	}()
@@ -54,13 +54,13 @@ func watchEvents(ctx context.Context, config *rest.Config) (*events, error) {
 	return e, nil
 }
 
-// wait returns when the API server told of an endpoint.
+// wait returns when the event with an endpoint arrived.
 func (e *events) wait(ctx context.Context, address netip.Addr) (time.Time, error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return time.Time{}, context.Cause(ctx)
-		case t, ok := <-e.told:
+		case t, ok := <-e.observed:
 			if !ok {
 				return time.Time{}, fmt.Errorf("the API server has ended the watch")
 			}

@@ -29,7 +29,7 @@ var quick = []string{
 	"--updates", "20", "--duration", "50ms", "--sustained", "50ms", "--warm-up", "10ms", "--rest", "100ms", "--rate", "200",
 }
 
-// A run measures what it says, and leaves nothing behind but the report.
+// A run measures every case on every path, and leaves nothing behind but the report.
 func TestRun(t *testing.T) {
 	before := traces(t)
 	run := mustRun(t, t.Context(), os.Stderr)
@@ -67,7 +67,7 @@ func TestRun(t *testing.T) {
 // zero or less are not.
 func mustHave(t *testing.T, run *report.Run, side, name, path string) {
 	t.Helper()
-	// What may be: a proxy is told before we are, the kernel frees memory meanwhile,
+	// These may be zero or negative: a proxy gets an event before we do, the kernel frees memory meanwhile,
 	// clocks of processors tick too rarely for a run as short, and what changes is written
 	// through memory.
 	free := []string{report.Slow, report.Failed, report.Silence, report.MapWrites, report.EventP50, report.EventP99, report.KernelMemory, report.CPU, report.SoftIRQ, report.CPUPerGbit, report.CPUPerChange, report.CPUThousand}
@@ -86,7 +86,7 @@ func mustHave(t *testing.T, run *report.Run, side, name, path string) {
 	}
 }
 
-// What was measured before somebody had enough is kept.
+// An interrupted run keeps what was measured before.
 func TestInterruptedRun(t *testing.T) {
 	before := traces(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -97,7 +97,7 @@ func TestInterruptedRun(t *testing.T) {
 		}
 	}), "--only", "^(exchange|udp-new)$")
 	if !run.Interrupted {
-		t.Error("it does not say that it was interrupted")
+		t.Error("it is not marked as interrupted")
 	}
 	mustHave(t, run, report.Sluice, report.Exchange, report.ServiceFirst)
 	for _, s := range run.Samples {
@@ -139,7 +139,7 @@ func mustRun(t *testing.T, ctx context.Context, progress io.Writer, args ...stri
 	return run
 }
 
-// listener is told what the run says.
+// listener gets the lines of progress.
 type listener func(line string)
 
 func (l listener) Write(line []byte) (int, error) {

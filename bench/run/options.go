@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/bench/report"
 )
 
-// options are what the command line says.
+// options are the flags of the command line.
 type options struct {
 	services  []int
 	endpoints int
@@ -64,7 +64,7 @@ func command() *cobra.Command {
 	f.IntSliceVar(&o.services, "services", []int{10, 1000, 10000}, "how many Services there are: one size after the other")
 	f.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service")
 	f.StringSliceVar(&o.proxies, "proxies", []string{report.Sluice, report.IPTables, report.NFTables},
-		"who is measured beside the node without a proxy: sluice, baseline (another build of it), and kube-proxy's iptables, iptables-legacy, nftables, ipvs")
+		"what is measured beside the node without a proxy: sluice, baseline (another build of it), and kube-proxy's iptables, iptables-legacy, nftables, ipvs")
 	f.StringVar(&o.only, "only", "", "measure only the cases whose name this regular expression finds")
 	f.IntVar(&o.rounds, "rounds", 5, "how often traffic is measured, all proxies in turn")
 	f.IntVar(&o.starts, "starts", 1, "how often each proxy is started, and its control plane measured")
@@ -84,7 +84,7 @@ func command() *cobra.Command {
 	return cmd
 }
 
-// validate says what is wrong with the options, and names the flag.
+// validate returns an error that names the wrong flags.
 func (o *options) validate() error {
 	var errs []error
 	positive := func(flag string, value int) {
@@ -132,7 +132,7 @@ func (o *options) validate() error {
 	return errors.Join(errs...)
 }
 
-// name says which flag an error is about.
+// name adds the flag to an error.
 func name(flag string, err error) error {
 	if err == nil {
 		return nil

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// What is wrong with a flag is said before anything is built, and names the flag.
+// A wrong flag is refused before anything is built, and the error names the flag.
 func TestBadFlags(t *testing.T) {
-	for _, test := range []struct{ flag, value, says string }{
+	for _, test := range []struct{ flag, value, want string }{
 		{"--services", "0", "--services: 0"},
 		{"--services", "600000", "--services: plan of 600000 Services"},
 		{"--endpoints", "1", "--endpoints: 1"},
@@ -27,8 +27,8 @@ func TestBadFlags(t *testing.T) {
 			cmd.SetArgs([]string{test.flag, test.value})
 			cmd.SetErr(io.Discard)
 			cmd.SetOut(io.Discard)
-			if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("it says %v, want %q", err, test.says)
+			if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("the error is %v, want %q", err, test.want)
 			}
 		})
 	}

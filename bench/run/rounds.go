@@ -43,7 +43,7 @@ func (b *bencher) traffic(ctx context.Context, plan objects.Plan) {
 		if ctx.Err() != nil {
 			break
 		}
-		b.sayCase(t, plan)
+		b.logCase(t, plan)
 	}
 	for _, s := range running {
 		if s.kind == proxy.Sluice && b.cases.MatchString(report.Profile) {
@@ -62,7 +62,7 @@ func (b *bencher) prepare(ctx context.Context, s *side, plan objects.Plan) (neti
 	if s.kind == report.Ref {
 		return netip.Addr{}, nil
 	}
-	b.say("%s starts", s.kind)
+	b.logf("%s starts", s.kind)
 	if err := b.start(ctx, s, time.Hour); err != nil { // others are measured meanwhile
 		return netip.Addr{}, errors.Join(err, s.stop())
 	}
@@ -150,7 +150,7 @@ func (b *bencher) record(ctx context.Context, at report.Sample, v values, err er
 	}
 	if err != nil {
 		b.report.Miss(report.Gap{Services: at.Services, Case: at.Case, Path: at.Path, Side: at.Side, Round: at.Round, Why: err.Error()})
-		b.say("%s %s %s: %v", at.Side, at.Case, at.Path, err)
+		b.logf("%s %s %s: %v", at.Side, at.Case, at.Path, err)
 	}
 	for _, metric := range slices.Sorted(maps.Keys(v)) {
 		at.Metric, at.Value = metric, v[metric]
@@ -158,9 +158,9 @@ func (b *bencher) record(ctx context.Context, at report.Sample, v values, err er
 	}
 }
 
-// sayCase tells what a case came to, in a line for each metric that counts most.
-func (b *bencher) sayCase(t traffic, plan objects.Plan) {
+// sayCase logs the results of a case, a line for each path.
+func (b *bencher) logCase(t traffic, plan objects.Plan) {
 	for _, line := range b.report.Summary(plan.Services, t.name) {
-		b.say("%s", strings.TrimRight(line, " "))
+		b.logf("%s", strings.TrimRight(line, " "))
 	}
 }

@@ -23,9 +23,9 @@ type values map[string]float64
 type measured struct {
 	values
 	// stolen is the part of the processors' time that the hypervisor gave to
-	// somebody else, 0 to 1.
+	// other guests, 0 to 1.
 	stolen float64
-	// failed says what failed of it, if anything did.
+	// failed is the error of single exchanges that failed, nil if none did.
 	failed error
 }
 
@@ -37,13 +37,13 @@ type traffic struct {
 	port    portOf
 }
 
-// client is who dials.
+// client is where a case dials from.
 type client struct {
 	ns     *lab.Namespace
 	cgroup *lab.Cgroup
 }
 
-// portOf says which ports a case dials.
+// portOf is the set of ports that a case dials.
 type portOf struct{ service, backend, near, far uint16 }
 
 var (
@@ -116,7 +116,7 @@ func (t traffic) targets(s *stand.Side, plan objects.Plan, path string, last net
 	panic("no path is called " + path)
 }
 
-// client is who dials on a path.
+// clientOf returns where a path is dialled from.
 func clientOf(s *stand.Side, path string) client {
 	switch path {
 	case report.OutsideNear, report.OutsideFar, report.Forwarded, report.NodePortNear, report.NodePortFar:
@@ -126,7 +126,7 @@ func clientOf(s *stand.Side, path string) client {
 	}
 }
 
-// isControl says whether a path is there without a proxy.
+// isControl reports whether a path is there without a proxy.
 func isControl(path string) bool {
 	for _, p := range report.Paths {
 		if p.Name == path {
@@ -210,7 +210,7 @@ func udp(kind load.Kind) func(context.Context, *bencher, client, []netip.AddrPor
 // the machine had something else to do.
 const tries = 10
 
-// bearable is which part of a measurement may fail, and be told, without spoiling
+// bearable is which part of a measurement may fail, and be reported, without spoiling
 // the rest.
 const bearable = 0.01
 
@@ -251,7 +251,7 @@ func stolen(m load.CPU) float64 {
 	return m.Steal.Seconds() / max(m.Busy()+m.Idle+m.Steal, time.Millisecond).Seconds()
 }
 
-// latency is load without what says nothing where clients wait.
+// latency is load without the metrics that mean nothing where clients wait.
 func (b *bencher) latency(ctx context.Context, from client, work load.Work) (measured, error) {
 	m, err := b.load(ctx, from, work)
 	if err != nil {

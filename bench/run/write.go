@@ -21,7 +21,7 @@ func (b *bencher) write() error {
 	} {
 		err = errors.Join(err, writeFile(filepath.Join(b.output, name), write))
 	}
-	b.say("the report is in %s", b.output)
+	b.logf("the report is in %s", b.output)
 
 	return err
 }

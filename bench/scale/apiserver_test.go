@@ -24,7 +24,7 @@ import (
 )
 
 // apiServer is an API server as far as an agent goes, for one agent: it
-// streams what there is, encoded beforehand, so that it is the agent that is
+// streams the objects, encoded beforehand, so that it is the agent that is
 // measured. It knows nothing of selectors.
 type apiServer struct {
 	kubeconfig string
@@ -85,7 +85,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// mustSend tells of an event, and returns when it is on its way.
+// mustSend sends an event, and returns when it is written to the connection.
 func (s *apiServer) mustSend(t testing.TB, resource string, event []byte) {
 	t.Helper()
 	s.mu.Lock()

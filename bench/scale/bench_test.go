@@ -55,7 +55,7 @@ func BenchmarkRestart(b *testing.B) {
 	n.report(b, cpu)
 }
 
-// report tells what the starts took, what the agent has written, and what
+// report reports what the starts took, what the agent has written, and what
 // memory it has at its peak and after a while; and what the maps have.
 func (n *node) report(b *testing.B, cpu time.Duration) {
 	b.Helper()

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// How long it takes from the moment at which the API server tells of a pod
+// How long it takes from the moment at which the API server sends the event of a pod
 // that replaces another one until clients get the new one, and how many writes
 // that costs: while nothing else changes, and under churn. The old one's
 // retirement is among the writes.
@@ -117,8 +117,8 @@ func BenchmarkUpdates(b *testing.B) {
 	b.Run("burst", func(b *testing.B) { c.mustMeasureCPU(b, 0) })
 }
 
-// settleTime is longer than the agent waits with what follows a change.
-const settleTime = 2 * time.Second
+// idleTime is longer than the agent delays the work that follows a change.
+const idleTime = 2 * time.Second
 
 // mustMeasureCPU sends b.N changes.
 func (c *changes) mustMeasureCPU(b *testing.B, pace time.Duration) {
@@ -128,15 +128,15 @@ func (c *changes) mustMeasureCPU(b *testing.B, pace time.Duration) {
 		events = append(events, event)
 	}
 	before := c.node.mustReadClock(b)
-	time.Sleep(settleTime)
-	idle := (c.node.mustReadClock(b) - before).Seconds() / settleTime.Seconds()
+	time.Sleep(idleTime)
+	idle := (c.node.mustReadClock(b) - before).Seconds() / idleTime.Seconds()
 
 	begin, before := time.Now(), c.node.mustReadClock(b)
 	for i, event := range events {
 		time.Sleep(time.Until(begin.Add(time.Duration(i) * pace)))
 		c.node.api.mustSend(b, "endpointslices", event)
 	}
-	time.Sleep(settleTime)
+	time.Sleep(idleTime)
 	cpu := (c.node.mustReadClock(b) - before).Seconds() - idle*time.Since(begin).Seconds()
 	b.ReportMetric(cpu*1e6/float64(b.N), "cpu-µs/op")
 	b.ReportMetric(c.node.mustReadMemory(b, "VmRSS")/1e6, "rss-MB")

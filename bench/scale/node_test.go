@@ -110,13 +110,13 @@ func (n *node) mustReadMemory(b *testing.B, name string) float64 {
 			return kilobytes * 1024
 		}
 	}
-	b.Fatalf("/proc does not tell %s", name)
+	b.Fatalf("/proc has no %s", name)
 
 	return 0
 }
 
 // mustReadCPU returns how long the agent has run on a processor so far, of which
-// /proc tells in hundredths of a second.
+// /proc counts hundredths of a second.
 func (n *node) mustReadCPU(b *testing.B) time.Duration {
 	b.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))

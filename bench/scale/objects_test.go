@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// How large the cluster is; flags say otherwise.
+// The default size of the cluster, which flags override.
 var (
 	serviceCount  = 10_000
 	endpointCount = 10 // of each Service

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// refuse has the namespace say of a range that nobody is there.
+// refuse makes the namespace answer a range with ICMP unreachable.
 func refuse(ns *lab.Namespace, prefix netip.Prefix) error {
 	to := &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 	if err := ns.Netlink().RouteReplace(&netlink.Route{Dst: to, Type: unix.RTN_UNREACHABLE}); err != nil {

@@ -39,8 +39,8 @@ var Sources = netip.MustParsePrefix("198.18.0.0/25")
 type Side struct {
 	*lab.Cluster
 
-	// Cgroup is that of whoever dials from a pod: what Sluice attaches to. There
-	// is one on all sides.
+	// Cgroup is that of the client in the pod: Sluice attaches to it. Every side
+	// has one.
 	Cgroup *lab.Cgroup
 
 	servers []*load.Server
@@ -69,7 +69,7 @@ func (s *Side) build() error {
 		return err
 	}
 	s.closers = append(s.closers, s.Cluster)
-	if err := s.lead(); err != nil {
+	if err := s.addRoutes(); err != nil {
 		return err
 	}
 	for _, pod := range []*lab.Pod{s.Near(), s.Far()} {
@@ -78,7 +78,7 @@ func (s *Side) build() error {
 		}
 	}
 
-	return s.settle()
+	return s.liftLimits()
 }
 
 // Pause makes the servers stand still: they cost the side that is measured something,
@@ -119,8 +119,8 @@ func (s *Side) Near() *lab.Pod { return s.Nodes[0].Pods[1] }
 // Far is the pod of the servers on the other node.
 func (s *Side) Far() *lab.Pod { return s.Nodes[1].Pods[0] }
 
-// lead leads the ranges of endpoints to the pods that have them.
-func (s *Side) lead() error {
+// addRoutes routes the ranges of endpoints to the pods that have them.
+func (s *Side) addRoutes() error {
 	near, far := s.Nodes[0], s.Nodes[1]
 
 	return errors.Join(
@@ -136,7 +136,7 @@ func (s *Side) lead() error {
 		s.Client.AddRoute(netip.PrefixFrom(s.Near().IPv4, 32), near.IPv4),
 		s.Client.AddRoute(netip.PrefixFrom(s.Far().IPv4, 32), far.IPv4),
 		s.Client.AddRoute(objects.RemotePrefix, near.IPv4), // through the node with the proxy
-		// What no proxy takes is refused at once, and does not time out.
+		// A ClusterIP that no proxy translates is refused at once, and does not time out.
 		refuse(near.Namespace, netip.MustParsePrefix(objects.ServiceRange)),
 	)
 }
@@ -158,9 +158,9 @@ func (s *Side) serve(pod *lab.Pod) error {
 	return nil
 }
 
-// settle lifts limits that tens of thousands of connections a second between a few
-// addresses would meet, and those of real clusters between many would not.
-func (s *Side) settle() error {
+// liftLimits lifts limits that tens of thousands of connections a second between a few
+// addresses reach, and that the traffic of a real cluster between many addresses does not.
+func (s *Side) liftLimits() error {
 	err := s.Node().Sysctl("net/ipv4/icmp_ratelimit", "0")
 	for _, pod := range []*lab.Pod{s.Near(), s.Far()} {
 		err = errors.Join(err, pod.Sysctl("net/core/somaxconn", "4096"))

@@ -16,7 +16,7 @@ static __always_inline struct addr addr_of_v4(__be32 ip)
 	return (struct addr){ .words = { 0, 0, V4_MAPPED, ip } };
 }
 
-/* Comparisons are without branches: each would be one more path to verify. */
+/* Comparisons have no branches: each branch would be one more path for the verifier. */
 
 static __always_inline bool addr_is_v4(const struct addr *a)
 {
@@ -35,7 +35,7 @@ static __always_inline struct addr addr_any(const struct addr *a)
 	return (struct addr){ .words = { 0, 0, addr_is_v4(a) ? V4_MAPPED : 0, 0 } };
 }
 
-/* addr_is_any is true of 0.0.0.0, of its mapped form and of ::. */
+/* addr_is_any reports whether a is 0.0.0.0, its mapped form, or ::. */
 static __always_inline bool addr_is_any(const struct addr *a)
 {
 	return addr_is_v4(a) ? !a->words[3] :

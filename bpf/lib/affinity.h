@@ -10,7 +10,7 @@
 
 #define NS_PER_SECOND 1000000000ULL
 
-/* netns_client is all sockets of one network namespace. */
+/* netns_client returns the key of all sockets of one network namespace. */
 static __always_inline struct affinity_key netns_client(const struct pool *pool, __u64 cookie)
 {
 	struct affinity_key client = {
@@ -18,12 +18,12 @@ static __always_inline struct affinity_key netns_client(const struct pool *pool,
 		.client_kind = CLIENT_NETNS,
 	};
 
-	/* Not in the initializer: that would leave the rest of the union as it is. */
+	/* Not in the initializer, which would leave the rest of the union uninitialized. */
 	client.netns_cookie = cookie;
 	return client;
 }
 
-/* addr_client is everybody behind one address. */
+/* addr_client returns the key of all clients behind one address. */
 static __always_inline struct affinity_key addr_client(__u32 service_port_id,
 						       const struct addr *src)
 {
@@ -37,18 +37,18 @@ static __always_inline struct affinity_key addr_client(__u32 service_port_id,
 }
 
 /*
- * pick_had returns the backend that client had, if new flows may still choose it
- * and the client was here within the timeout.
+ * pick_previous returns the backend that the client had, if new flows may still choose it and the
+ * client was here within the timeout, else NULL.
  */
-static __always_inline const struct backend *pick_had(const struct pool *pool,
-						      const struct affinity *had, __u64 now)
+static __always_inline const struct backend *pick_previous(const struct pool *pool,
+							   const struct affinity *had, __u64 now)
 {
 	if (!had || now - had->last_used >= pool->affinity_seconds * NS_PER_SECOND)
 		return NULL;
 	return has_slot(pool, had->backend_id) ? pick_id(pool, had->backend_id) : NULL;
 }
 
-/* keep_backend notes a client's backend. */
+/* keep_backend writes the backend of a client into an affinity map. */
 static __always_inline void keep_backend(void *where, const struct affinity_key *client,
 					 __u32 backend_id, __u64 now)
 {
@@ -58,13 +58,14 @@ static __always_inline void keep_backend(void *where, const struct affinity_key 
 }
 
 /*
- * pick_backend returns a backend for a new flow of client, or NULL; seed: see choose. If the
- * client is proven to be one, as a socket of this node is, it keeps that; if not, it claims it.
- * Two CPUs may choose for a new client at once; the later one is remembered.
+ * pick_backend returns a backend for a new flow of client, or NULL; seed: see choose. An assured
+ * client, such as a socket of this node, keeps the backend in sl_affinity; any other only in
+ * sl_claims, until its flow is confirmed. If two CPUs choose for a new client at once, the later
+ * choice is kept.
  */
 static __always_inline const struct backend *pick_backend(const struct pool *pool,
 							  const struct affinity_key *client,
-							  __u32 seed, __u64 now, bool proven)
+							  __u32 seed, __u64 now, bool assured)
 {
 	struct affinity *had;
 	const struct backend *be;
@@ -72,24 +73,27 @@ static __always_inline const struct backend *pick_backend(const struct pool *poo
 	if (!pool->affinity_seconds)
 		return pick_new(pool, seed);
 	had = bpf_map_lookup_elem(&sl_affinity, client);
-	be = pick_had(pool, had, now);
-	if (be && proven)
+	be = pick_previous(pool, had, now);
+	if (be && assured)
 		had->last_used = now;
 	if (be)
 		return be;
-	if (!proven)
-		be = pick_had(pool, bpf_map_lookup_elem(&sl_claims, client), now);
+	if (!assured)
+		be = pick_previous(pool, bpf_map_lookup_elem(&sl_claims, client), now);
 	if (!be)
 		be = pick_new(pool, seed);
-	if (be && proven)
+	if (be && assured)
 		keep_backend(&sl_affinity, client, be->id, now);
 	else if (be)
 		keep_backend(&sl_claims, client, be->id, now);
 	return be;
 }
 
-/* prove_client has the client of a flow that is proven keep the backend that it has or has claimed. */
-static __always_inline void prove_client(const struct flow *f, __u64 now)
+/*
+ * confirm_client moves the affinity of the client of a confirmed flow from sl_claims to
+ * sl_affinity, or refreshes it there.
+ */
+static __always_inline void confirm_client(const struct flow *f, __u64 now)
 {
 	struct affinity_key client = addr_client(f->service_port_id, &f->client);
 	struct affinity *had = bpf_map_lookup_elem(&sl_affinity, &client);

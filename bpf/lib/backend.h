@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a pool to one of its backends. */
+/* Picking a backend of a pool. */
 #ifndef SLUICE_BACKEND_H
 #define SLUICE_BACKEND_H
 
@@ -7,15 +7,15 @@
 
 #include "place.h"
 
-/* A pool has at most 2^MAX_POOL_BITS slots: as many steps find one. */
+/* A pool has at most 2^MAX_POOL_BITS slots, so a binary search takes that many steps. */
 #define MAX_POOL_BITS 24
 
-/* How many slots are tried, all over the pool, when the first will not do. */
+/* How many slots, spread over the pool, are tried before a new flow is refused. */
 #define MAX_PICKS 4
 
 /*
- * pick_id returns the backend with this id, or NULL if it is gone, or answers for
- * another service port: an id that was remembered may.
+ * pick_id returns the backend with this id, or NULL if it is gone or now belongs to another
+ * service port, which can happen to an id that was remembered.
  */
 static __always_inline const struct backend *pick_id(const struct pool *pool, __u32 id)
 {
@@ -24,7 +24,7 @@ static __always_inline const struct backend *pick_id(const struct pool *pool, __
 	return be && be->service_port_id == pool->service_port_id ? be : NULL;
 }
 
-/* has_slot says whether a slot of the pool holds id. Slots are sorted by it. */
+/* has_slot reports whether a slot of the pool holds id. Slots are sorted by id. */
 static __always_inline bool has_slot(const struct pool *pool, __u32 id)
 {
 	__u32 low = 0, high = pool->slot_count;
@@ -44,15 +44,15 @@ static __always_inline bool has_slot(const struct pool *pool, __u32 id)
 	return false;
 }
 
-/* random_below returns a number in [0, n), all of them equally likely. */
+/* random_below returns a number in [0, n), each with the same probability. */
 static __always_inline __u32 random_below(__u32 n)
 {
 	return ((__u64)bpf_get_prandom_u32() * n) >> 32;
 }
 
 /*
- * pick_slot returns the backend in the try-th of MAX_PICKS slots that are spread over
- * the pool, beginning with the slot at first. Up to MAX_PICKS slots, that is every one.
+ * pick_slot returns the backend in the try-th of MAX_PICKS slots that are spread over the pool,
+ * starting with the slot at first. In a pool of up to MAX_PICKS slots, these are all of them.
  */
 static __always_inline const struct backend *pick_slot(const struct pool *pool, __u32 first,
 						       __u32 try)
@@ -62,7 +62,7 @@ static __always_inline const struct backend *pick_slot(const struct pool *pool, 
 	return pick_id(pool, slot_at(pool->slot_base + (first + try * stride) % pool->slot_count));
 }
 
-/* pick_random returns any backend of the pool, or NULL. */
+/* pick_random returns a random backend of the pool, or NULL. */
 static __always_inline const struct backend *pick_random(const struct pool *pool)
 {
 	const struct backend *be;
@@ -79,7 +79,7 @@ static __always_inline const struct backend *pick_random(const struct pool *pool
 	return NULL;
 }
 
-/* why_no_backend returns the outcome of a client for which no backend could be picked. */
+/* why_no_backend returns the reason for a client for which no backend could be picked. */
 static __always_inline enum reason why_no_backend(const struct pool *pool)
 {
 	if (pool->slot_count)

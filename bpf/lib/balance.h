@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The algorithms: which of a pool's backends a new flow gets. */
+/* The algorithms: which backend of a pool a new flow gets. */
 #ifndef SLUICE_BALANCE_H
 #define SLUICE_BALANCE_H
 
 #include "backend.h"
 #include "load.h"
 
-/* Of so many backends at most, beginning anywhere, the least busy one is looked for. */
+/* The least busy backend is looked for among at most this many, from a random one on. */
 #define MAX_COMPARED 64
 
-/* mix spreads a difference of any bit over all of them. */
+/* mix spreads a difference in any bit over all bits. */
 static __always_inline __u32 mix(__u32 h)
 {
 	h = (h ^ h >> 16) * 0x85ebca6b;
@@ -17,7 +17,7 @@ static __always_inline __u32 mix(__u32 h)
 	return h ^ h >> 16;
 }
 
-/* hash is the same on every node. */
+/* hash returns the same value on every node. */
 static __always_inline __u32 hash(const void *bytes, __u32 size)
 {
 	const __u32 *words = bytes;
@@ -28,10 +28,13 @@ static __always_inline __u32 hash(const void *bytes, __u32 size)
 	return h;
 }
 
-/* take_turn counts the flows of a service port. Two CPUs may get the same number. */
+/*
+ * take_turn counts the flows of a service port, for round robin. Two CPUs may get the same number.
+ */
 static __always_inline __u32 take_turn(__u32 service_port_id)
 {
-	__u32 first = bpf_get_prandom_u32(); /* or every node would begin with the same backend */
+	__u32 first =
+		bpf_get_prandom_u32(); /* otherwise every node would start with the same backend */
 	__u32 *turn = bpf_map_lookup_elem(&sl_turns, &service_port_id);
 	__u32 mine;
 
@@ -46,7 +49,7 @@ static __always_inline __u32 take_turn(__u32 service_port_id)
 	return mine;
 }
 
-/* less_busy returns the one of two backends, at random, that has fewer connections. */
+/* less_busy returns the one of two random backends that has fewer connections. */
 static __always_inline __u32 less_busy(__u32 base, __u32 count)
 {
 	__u32 first = random_below(count);
@@ -60,28 +63,28 @@ static __always_inline __u32 less_busy(__u32 base, __u32 count)
 }
 
 /*
- * weigh returns how many connections the backend in a slot has, and below them i. It
- * is global: the verifier looks at it once, and not once for each of 64 backends and
- * all that can be said of those before it.
+ * load_and_index returns the connections of the backend in a slot in its upper half, and i in its
+ * lower one. It is global, so that the verifier walks it once, and not once for each of 64
+ * backends and each state that it has derived from those before.
  */
-__noinline __s64 weigh(__u32 slot, __u32 i)
+__noinline __s64 load_and_index(__u32 slot, __u32 i)
 {
 	return (__s64)live_connections(slot_at(slot)) << 32 | i;
 }
 
 /*
- * least_busy returns the backend with the fewest connections, or with any_idle the
- * first that has none. Of several it is the first from a place at random: or all nodes
- * would have the same favourite. It compares without branches: the verifier would walk
- * all ways in which 64 backends can be ordered.
+ * least_busy returns the backend with the fewest connections or, with any_idle, the first that has
+ * none. Of several it takes the first from a random place on, so that nodes do not all favour the
+ * same backend. It compares without branches, because the verifier would walk every order of 64
+ * backends.
  */
 static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
 {
-	__s64 best = 0x7fffffffffffffff; /* connections, and below them which it is */
+	__s64 best = 0x7fffffffffffffff; /* see load_and_index */
 	__u32 first = random_below(count), i;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++) {
-		__s64 other = weigh(base + (first + i) % count, i);
+		__s64 other = load_and_index(base + (first + i) % count, i);
 
 		best += (other - best) & ((other - best) >> 63);
 		if (any_idle && !(other >> 32))
@@ -91,9 +94,9 @@ static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
 }
 
 /*
- * choose returns the id of the backend that an algorithm chooses among count slots from
- * base on. seed: whose turn it is (RR, a service port id), or a hash. It is global: the
- * verifier looks at it once.
+ * choose returns the id of the backend that an algorithm chooses among the count slots from base
+ * on. seed is a service port id for RR, and otherwise a hash. It is global, so that the verifier
+ * walks it once.
  */
 __noinline __u32 choose(__u32 base, __u32 count, __u32 algorithm, __u32 seed)
 {

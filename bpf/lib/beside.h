@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * A client that dials a backend itself, from the port of a flow that has that backend: to the
- * backend both would be one connection. The direct one gets a flow of its own, with another port.
+ * Direct connections to a backend from a port whose flow already has that backend. To the backend
+ * both would be one connection, so the direct one gets a flow of its own, with another port.
  */
 #ifndef SLUICE_BESIDE_H
 #define SLUICE_BESIDE_H
 
 #include "open.h"
 
-/* become_direct makes pkt->flow, which is one to the backend at hand, the direct one beside it. */
-static __always_inline void become_direct(struct packet *pkt)
+/*
+ * make_direct turns pkt->flow, a flow of a Service to the backend at hand, into the flow of the
+ * direct connection to the same backend.
+ */
+static __always_inline void make_direct(struct packet *pkt)
 {
 	struct flow *f = &pkt->flow;
 
 	f->client_port = f->stack_port;
-	f->dialled = f->backend;
-	f->dialled_port = f->backend_port;
+	f->original_dst = f->backend;
+	f->original_port = f->backend_port;
 	f->state = FLOW_NEW;
 	f->flags = class_flag(config_device_class);
 	f->ending = 0;
@@ -28,9 +31,9 @@ static __always_inline void become_direct(struct packet *pkt)
 }
 
 /*
- * open_beside is for the first packet of a connection to no frontend: it opens a flow if the
- * client's port has one to that very backend. Of datagrams none is the first. It is global, so that
- * the verifier looks at it once.
+ * open_beside handles the first segment of a TCP connection to no frontend: it opens a flow if the
+ * client's port already has a flow to that very backend. It is for TCP only, because no datagram
+ * is known to be the first. It is global, so that the verifier walks it once.
  */
 __noinline int open_beside(struct __sk_buff *ctx)
 {
@@ -50,7 +53,7 @@ __noinline int open_beside(struct __sk_buff *ctx)
 	comes_as(&pkt->flow, FLOW_TO_CLIENT, &pkt->key);
 	if (!same_tuple(&pkt->key, &pkt->came))
 		return REASON_PASS_NO_FRONTEND; /* another CPU has deleted it */
-	become_direct(pkt);
+	make_direct(pkt);
 	why = reserve_port(ctx, FLOW_TO_CLIENT);
 	evict(pkt);
 	if (!why)

@@ -1,23 +1,29 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Pods behind a bridge. A packet to a Service goes to the node, which is their
- * router; the backend's reply, if it is behind the same bridge, goes directly to
- * the client. Netfilter would see only one of the two, and take the third packet
- * for INVALID. So the first one goes directly, too.
+ * Pods behind a bridge. A packet to a Service goes to the node, which is their router, but the
+ * reply of a backend behind the same bridge goes directly to the client. Netfilter would see only
+ * one direction, and treat the third packet as INVALID. So the first packet is sent to the backend
+ * directly, too.
  */
 #ifndef SLUICE_BRIDGE_H
 #define SLUICE_BRIDGE_H
 
 #include "route.h"
 
-/* is_behind says that the way from src to dst leaves by this device; mac is who is next on it. */
+/*
+ * is_behind reports whether the route from src to dst leaves by this device. way->mac is the next
+ * hop on it.
+ */
 static __always_inline bool is_behind(struct __sk_buff *ctx, __u32 device, const struct addr *src,
 				      const struct addr *dst, struct route *way)
 {
 	return find_route(ctx, src, dst, way) && way->ifindex == device;
 }
 
-/* shortcut sends a packet right there, if client and backend are behind the bridge of this device. */
+/*
+ * shortcut addresses the frame to the backend itself if client and backend are behind the bridge
+ * of this device. It is false if the frame could not be written.
+ */
 static __always_inline bool shortcut(struct __sk_buff *ctx, const struct flow_key *to)
 {
 	__u32 port = ctx->ifindex;

@@ -1,55 +1,59 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Claiming a tuple: a new flow takes one that no flow holds, or that of a flow that is over. */
+/* Reserving a tuple: a new flow takes one that no flow holds, or that of a flow that has ended. */
 #ifndef SLUICE_CLAIM_H
 #define SLUICE_CLAIM_H
 
 #include "track.h"
 
 /*
- * After this time without a packet another flow may take the tuple of an entry that has said
- * nothing but its first, or a flood of first packets would hold all ports of a masquerade.
+ * After this time without a packet, another flow may take the tuple of an entry that has seen only
+ * first packets. Otherwise a flood of first packets would hold all ports of a masquerade.
  */
 #define OPENING_NS (3 * 1000000000ULL)
 
-/* For how long Linux remembers a connection that it has closed first, and what last_seen may lag. */
+/* How long Linux keeps TIME_WAIT, and the second by which last_seen may lag behind. */
 #define TIME_WAIT_NS (61 * 1000000000ULL)
 
 /* How an entry holds its tuple. */
 enum hold {
-	HOLD_NONE = 0, /* not at all */
-	HOLD_ENDED = 1, /* it has ended, but who takes the tuple may have to wait or do harm */
+	HOLD_NONE = 0, /* the tuple is free */
+	HOLD_ENDED = 1, /* it has ended, but its peer may still be in TIME_WAIT or about to send */
 	HOLD_LIVE = 2,
 };
 
-/* is_same says that two entries are of one and the same client's flow to what it dialled. */
+/*
+ * is_same reports whether two entries belong to flows of one client port to one original
+ * destination.
+ */
 static __always_inline bool is_same(const struct flow *a, const struct flow *b)
 {
 	return addr_equal(&a->client, &b->client) && a->client_port == b->client_port &&
-	       addr_equal(&a->dialled, &b->dialled) && a->dialled_port == b->dialled_port;
+	       addr_equal(&a->original_dst, &b->original_dst) &&
+	       a->original_port == b->original_port;
 }
 
 /*
- * is_remembered reports whether the backend, which has closed the flow had first, would take
- * the SYN at hand for one of that connection. It would answer with an ACK, the client with an
- * RST, and try again after a second. In TIME_WAIT a SYN is new to Linux if its timestamp is
- * newer (RFC 6191) or, without timestamps, its number is. The timestamps of one client grow,
- * for each address that it dials. What the backend has acknowledged last is where the old
- * connection has ended.
+ * is_in_time_wait reports whether the backend, which closed the old flow first, would treat the
+ * SYN at hand as a segment of that connection. It would answer with an ACK, the client with an
+ * RST, and the client would only try again after a second. In TIME_WAIT, Linux accepts a SYN if
+ * its timestamp is newer (RFC 6191) or, without timestamps, its sequence number. Timestamps of one
+ * client to one address grow. The backend's last acknowledgement is the sequence number at which
+ * the old connection ended.
  */
-static __always_inline bool is_remembered(const struct packet *pkt, const struct flow *had)
+static __always_inline bool is_in_time_wait(const struct packet *pkt, const struct flow *had)
 {
 	__s8 newer = pkt->tcp.stamp - had->stamp;
 
-	if (!(had->ending & FLOW_REMEMBERED) || idle_of(had, pkt->now) > TIME_WAIT_NS)
+	if (!(had->ending & FLOW_TIME_WAIT) || idle_of(had, pkt->now) > TIME_WAIT_NS)
 		return false;
 	if (!(had->ending & FLOW_STAMPED) || !pkt->tcp.stamped)
 		return (__s32)(pkt->tcp.seq - had->ack) <= 0;
 	return newer < 0 || (!newer && !(addr_equal(&had->client, &pkt->flow.client) &&
-					 addr_equal(&had->dialled, &pkt->flow.dialled)));
+					 addr_equal(&had->original_dst, &pkt->flow.original_dst)));
 }
 
-/* hold_of tells how an entry holds its tuple against the packet's flow. */
-static __always_inline enum hold hold_of(const struct packet *pkt, const struct flow *had)
+/* hold_on_tuple returns how an entry holds its tuple against the flow of the packet. */
+static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const struct flow *had)
 {
 	__u64 idle;
 
@@ -59,7 +63,7 @@ static __always_inline enum hold hold_of(const struct packet *pkt, const struct 
 	if (had->proto == IPPROTO_UDP)
 		return idle > config_udp_idle_ns ? HOLD_NONE : HOLD_LIVE;
 	if (had->ending & FLOW_OVER)
-		return is_remembered(pkt, had) ? HOLD_ENDED : HOLD_NONE;
+		return is_in_time_wait(pkt, had) ? HOLD_ENDED : HOLD_NONE;
 	if (had->state == FLOW_NEW)
 		return idle > OPENING_NS ? HOLD_NONE : HOLD_LIVE;
 	if (had->state == FLOW_OPEN || idle <= CLOSING_NS)
@@ -68,7 +72,10 @@ static __always_inline enum hold hold_of(const struct packet *pkt, const struct 
 	return had->state == FLOW_FIN && had->proto == IPPROTO_TCP ? HOLD_ENDED : HOLD_NONE;
 }
 
-/* note_ended is for a tuple that a flow holds which has ended: the oldest one is kept in mind. */
+/*
+ * note_ended records the tuple at hand, whose flow has ended. Of several, the one that has been
+ * idle the longest is kept.
+ */
 static __always_inline void note_ended(struct packet *pkt, const struct flow *had)
 {
 	if (pkt->ended && pkt->ended <= had->last_seen)
@@ -78,8 +85,9 @@ static __always_inline void note_ended(struct packet *pkt, const struct flow *ha
 }
 
 /*
- * is_holder copies an entry of pkt->key, or NULL, to pkt->gone, and reports whether it is one:
- * another CPU may delete it any time, and its memory is another flow's soon. See goes.
+ * is_holder copies had, an entry at pkt->key or NULL, to pkt->gone, and reports whether it is an
+ * entry of that key: another CPU may delete it at any time, and the kernel soon gives its memory
+ * to another flow. See goes.
  */
 static __always_inline bool is_holder(struct packet *pkt, const struct flow *had, __u32 role)
 {
@@ -91,13 +99,13 @@ static __always_inline bool is_holder(struct packet *pkt, const struct flow *had
 	return same_tuple(&pkt->to, &pkt->key);
 }
 
-/* So many connections that may have ended are looked at, to make room for one. */
+/* How many connections that may have ended are checked to make room for one. */
 #define MAX_ENDED_TRIES 8
 
 /*
- * make_room forgets connections that have ended until the one of the packet at ingress has its share
- * of flows, and reports whether it has. What was noted may have gone since, or go on. It is global,
- * so that the verifier looks at it once.
+ * make_room forgets connections that have ended until that of the packet at ingress has its share
+ * of flows, and reports whether it has. A connection that was listed as ended may be gone by now,
+ * or have continued. It is global, so that the verifier walks it once.
  */
 __noinline int make_room(void)
 {
@@ -117,17 +125,18 @@ __noinline int make_room(void)
 }
 
 /*
- * reserve puts the entry of the packet's flow that has this role into half_open, unless
- * another flow holds its tuple: if urgent, only a live one does; if not, one that has ended is
- * noted. A flow that loses its tuple is pkt->gone then: see evict. Two CPUs may want one tuple at
- * once: one gets it. It is for ingress; and global, so that the verifier looks at it once.
+ * reserve puts the entry that the packet's flow has in this role into half_open, unless another
+ * flow holds its tuple. If urgent, only a live flow holds it; otherwise a flow that has ended
+ * holds it as well, and is recorded by note_ended. A flow that loses its tuple is in pkt->gone
+ * afterwards: see evict. If two CPUs want one tuple at once, one of them gets it. It is for
+ * ingress, and global, so that the verifier walks it once.
  */
 __noinline int reserve(__u32 role, __u32 urgent)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	const struct flow *had;
 	struct flow *f;
-	__u64 over = 0; /* which flow is */
+	__u64 over = 0; /* when the flow that has ended was created */
 	enum hold hold;
 
 	if (!pkt)
@@ -137,13 +146,13 @@ __noinline int reserve(__u32 role, __u32 urgent)
 	f->role = role;
 	pkt->evicts = false;
 	if (is_holder(pkt, half_open_at(&pkt->key), role)) {
-		if (hold_of(pkt, &pkt->gone) != HOLD_NONE)
+		if (hold_on_tuple(pkt, &pkt->gone) != HOLD_NONE)
 			return REASON_DROP_MASQUERADE_PORT;
 		drop_half_open(&pkt->key);
 		pkt->evicts = true;
 	}
 	if (is_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), role)) {
-		hold = hold_of(pkt, &pkt->gone);
+		hold = hold_on_tuple(pkt, &pkt->gone);
 		if (hold == HOLD_ENDED && !urgent)
 			note_ended(pkt, &pkt->gone);
 		if (hold == HOLD_LIVE || (hold == HOLD_ENDED && !urgent))
@@ -162,8 +171,9 @@ __noinline int reserve(__u32 role, __u32 urgent)
 	}
 	count_flows(COUNT_HALF_OPEN_PUT, 1);
 	/*
-	 * Since we looked, another CPU may have taken the tuple and proven its flow: that is in flows
-	 * before it leaves half_open to us. What is over goes: it would be found first.
+	 * Since the lookup, another CPU may have taken the tuple and confirmed its flow, which is
+	 * in flows before it leaves half_open. An entry that has ended is deleted, because flows is
+	 * looked up first.
 	 */
 	had = bpf_map_lookup_elem(&sl_flows, &pkt->key);
 	if (had && had->created != over) {
@@ -175,8 +185,8 @@ __noinline int reserve(__u32 role, __u32 urgent)
 }
 
 /*
- * put_opening puts an entry of pkt->flow into half_open, if the flow has one of this role, that
- * needs no reservation: nobody else can have its tuple.
+ * put_opening puts the entry that pkt->flow has in this role, if any, into half_open. The entry
+ * needs no reservation, because no other flow can have its tuple.
  */
 static __noinline int put_opening(struct packet *pkt, __u32 role)
 {
@@ -196,16 +206,16 @@ static __noinline int put_opening(struct packet *pkt, __u32 role)
 }
 
 /*
- * evict is for after a reservation: a flow that has lost its tuple is forgotten, so that the
- * tables need no more room than there are tuples. What is left of an earlier flow of the same
- * client to the same address is replaced.
+ * evict is called after a reservation. It forgets the flow that has lost its tuple, so that the
+ * tables need no more room than there are tuples. An earlier flow of the same client to the same
+ * address is replaced entry by entry.
  */
 static __always_inline void evict(struct packet *pkt)
 {
 	if (!pkt->evicts)
 		return;
 	pkt->evicts = false;
-	tell_bytes(&pkt->gone);
+	report_bytes(&pkt->gone);
 	if (!is_same(&pkt->gone, &pkt->flow))
 		forget_all(pkt);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a reason to what becomes of the packet. */
+/* From a reason to the verdict on a packet. */
 #ifndef SLUICE_DEVICE_VERDICT_H
 #define SLUICE_DEVICE_VERDICT_H
 
@@ -7,7 +7,7 @@
 
 /* The same numbers as those of tc, where Linux has no tcx (before 6.6). */
 enum verdict {
-	VERDICT_NEXT = -1, /* others may look at it, too */
+	VERDICT_NEXT = -1, /* the next program runs, then the stack */
 	VERDICT_DROP = 2,
 };
 
@@ -40,14 +40,14 @@ static __always_inline bool is_drop(enum reason why)
 	}
 }
 
-/* pass is for a packet that is not looked at any closer. */
+/* pass counts the reason for a packet that is not looked at any further, and lets it go on. */
 static __always_inline int pass(enum reason why)
 {
 	count(why);
 	return VERDICT_NEXT;
 }
 
-/* finish turns the reason into the verdict, and counts it. */
+/* finish counts the reason and returns the verdict for it. */
 static __always_inline int finish(struct __sk_buff *ctx, enum reason why, bool refused)
 {
 	if (refused)

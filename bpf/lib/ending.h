@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * How flows of TCP and SCTP end, by the numbers of segments and the tags of packets.
+ * How flows of TCP and SCTP end: by the sequence numbers of segments and the tags of packets.
  *
- * Anybody who knows addresses and ports can send a SYN, a FIN or an RST. What we believe of them
- * makes the tuple of a flow free for another one, at once, and does nothing else: no packet is
- * dropped or led elsewhere for it, and a later segment of that side takes it back. So we
- * believe what must have ended the connection for both sides:
+ * A sender that only knows addresses and ports can send a SYN, a FIN or an RST. A valid end makes
+ * the tuple of the flow free for another one at once, and does nothing else: no packet is dropped
+ * or sent elsewhere because of it, and a later segment of that side undoes it. Only what must have
+ * ended the connection on both sides is valid:
  *
- * - FINs of both, each the end of all that its side has sent, and acknowledged by the other.
- * - An RST that has the number of the other side's last acknowledgement, as RFC 5961 wants it;
- *   or, of a refused connection, one that acknowledges the SYN.
+ * - FINs of both sides, each at the end of what its side has sent, and acknowledged by the other.
+ * - An RST whose number is the other side's last acknowledgement, as RFC 5961 requires; or, of a
+ *   refused connection, one that acknowledges the SYN.
  *
- * A SYN on a flow that is not over goes to the backend that has it. If the client has forgotten
- * the connection, the backend's answer makes it send such an RST, and its next SYN begins anew.
+ * A SYN on a flow that has not ended goes to the backend of that flow. If the client has forgotten
+ * the connection, the backend's answer makes it send such an RST, and its next SYN starts a new
+ * flow.
  *
- * An entry follows the side whose packets come to it. One that was made anew, because a full
- * table had lost it, knows nothing of what was before. Then time has to tell, as it does for an
- * RST at the end of what its side has sent: see claim.h.
+ * An entry follows the side whose packets come to it. An entry that was created again, because a
+ * full table had lost it, has no history. Then a timeout decides, as it does for an RST at the end
+ * of what its side has sent: see claim.h.
  *
- * The packets of an SCTP association bear a tag that the side has asked for which gets them: then
- * we believe them.
+ * The packets of an SCTP association carry a tag that their receiver has asked for, which makes
+ * them valid.
  *
- * Two CPUs may follow one side at once: what one of them writes can get lost. Then less is believed.
+ * Two CPUs may follow one side at once, and what one of them writes can get lost. Then fewer
+ * packets are valid than could be.
  */
 #ifndef SLUICE_ENDING_H
 #define SLUICE_ENDING_H
@@ -29,41 +31,44 @@
 #include "flow.h"
 
 /*
- * More than so many bytes are hardly under way at once: a number that is further ahead is that
- * of another connection, of the same tuple before.
+ * The largest plausible window: a number that is further ahead belongs to an earlier connection
+ * with the same tuple.
  */
 #define MAX_AHEAD (1U << 26)
 
-/* How much a backend may send before it knows that the client is there, and a client in its SYN. */
+/* How much a backend may send before the client has confirmed, and a client in its SYN. */
 #define MAX_EARLY (1U << 16)
 
 /*
- * After this time without a packet a flow is over that one side has reset by an RST whose
- * number the other side may not take, and another flow may take the tuple of one that is closing.
+ * After this time without a packet, a flow has ended that one side has reset by an RST which the
+ * other side may not accept, and another flow may take the tuple of a flow that is closing.
  */
 #define CLOSING_NS (10 * 1000000000ULL)
 
-/* is_ahead compares numbers that wrap around. */
+/* is_ahead reports whether a is ahead of b, as sequence numbers that wrap around. */
 static __always_inline bool is_ahead(__u32 a, __u32 b)
 {
 	return a - b - 1 < MAX_AHEAD;
 }
 
-/* is_near reports whether a may be a number of the connection that has come to b, if that is known. */
+/*
+ * is_near reports whether a may be a number of the connection that has reached b; b is 0 if that
+ * is unknown.
+ */
 static __always_inline bool is_near(__u32 a, __u32 b)
 {
 	return !b || a - b + MAX_AHEAD < 2 * MAX_AHEAD;
 }
 
-/* is_reply is true of the entries whose packets come from the backend. */
+/* is_reply reports whether the packets of an entry come from the backend. */
 static __always_inline bool is_reply(const struct flow *f)
 {
 	return f->role == FLOW_TO_CLIENT || f->role == FLOW_FROM_BACKEND;
 }
 
 /*
- * other_side returns the entry of f of the packets the other way, on the same leg: they come as
- * the reverse of what the packet at hand becomes.
+ * other_side returns the entry of f for the packets of the other direction on the same leg, or
+ * NULL: they arrive as the reverse of what the packet at hand becomes.
  */
 static __always_inline struct flow *other_side(struct packet *pkt, const struct flow *f)
 {
@@ -74,38 +79,42 @@ static __always_inline struct flow *other_side(struct packet *pkt, const struct 
 	return entry_at(pkt, f);
 }
 
-/* is_acknowledged reports whether the FIN of the side of f has come to the other side. */
+/* is_acknowledged reports whether the other side has acknowledged the FIN of the side of f. */
 static __always_inline bool is_acknowledged(const struct flow *f, const struct flow *other)
 {
-	return f->ending & FLOW_LAST && other->ack == f->end;
+	return f->ending & FLOW_FIN_SENT && other->ack == f->end;
 }
 
+/* have_ended reports whether both sides of a TCP flow have ended, by their numbers. */
 static __always_inline bool have_ended(const struct flow *f, const struct flow *other)
 {
-	if ((f->ending | other->ending) & FLOW_CUT)
+	if ((f->ending | other->ending) & FLOW_RST_VALID)
 		return true;
 	return is_acknowledged(f, other) && is_acknowledged(other, f);
 }
 
 /*
- * judge_reset believes an RST of the side of f, doubts it, or leaves it to time. other is the
- * entry of the other side, or NULL.
+ * check_reset accepts an RST of the side of f, marks it as invalid, or leaves it to the timeout.
+ * other is the entry of the other side, or NULL.
  */
-static __always_inline void judge_reset(struct packet *pkt, struct flow *f,
+static __always_inline void check_reset(struct packet *pkt, struct flow *f,
 					const struct flow *other)
 {
 	const struct segment *tcp = &pkt->tcp;
 
 	if (other && other->ack && tcp->seq == other->ack)
-		f->ending |= FLOW_CUT;
+		f->ending |= FLOW_RST_VALID;
 	else if (other && !other->ack && other->end && tcp->acks && tcp->ack == other->end)
-		f->ending |= FLOW_CUT;
+		f->ending |= FLOW_RST_VALID;
 	else if (f->state == FLOW_NEW || !f->end || tcp->seq != f->end)
-		pkt->signal = SIGNAL_DOUBTED;
+		pkt->event = EVENT_INVALID;
 }
 
-/* note_silence notes whether the side of f has said its last, and if the other one has yet to agree. */
-static __always_inline void note_silence(struct flow *f, struct flow *other)
+/*
+ * update_fin_state sets the state of f by whether its FIN is acknowledged, and records in the
+ * other entry whether it still has to acknowledge that FIN.
+ */
+static __always_inline void update_fin_state(struct flow *f, struct flow *other)
 {
 	bool silent = is_acknowledged(f, other);
 
@@ -114,11 +123,11 @@ static __always_inline void note_silence(struct flow *f, struct flow *other)
 	else if (f->state == FLOW_FIN && !silent)
 		f->state = FLOW_OPEN;
 	other->ending &= ~FLOW_OWES_ACK;
-	if (f->ending & FLOW_LAST && !silent)
+	if (f->ending & FLOW_FIN_SENT && !silent)
 		other->ending |= FLOW_OWES_ACK;
 }
 
-/* forget_ending is for an entry whose memory another flow has been given. */
+/* forget_ending resets an entry whose memory the kernel has given to another flow. */
 static __always_inline void forget_ending(struct flow *f)
 {
 	f->ending = 0;
@@ -127,38 +136,38 @@ static __always_inline void forget_ending(struct flow *f)
 }
 
 /*
- * conclude looks at both sides of a flow: whether they are silent, and have both ended; and, for
- * the backend's agreement to open a connection, what the client will acknowledge. If the memory of
- * one is another flow's by now, that must not be the one that is over.
+ * check_ending compares both sides of a flow and records whether each has ended. For the backend's
+ * SYN-ACK, it also records what the client will acknowledge. If the kernel has given the memory of
+ * one entry to another flow meanwhile, that flow must not be marked as ended.
  */
-static __noinline int conclude(struct packet *pkt, struct flow *f)
+static __noinline int check_ending(struct packet *pkt, struct flow *f)
 {
 	struct flow *other = other_side(pkt, f), *request, *reply;
 	__u64 created = f->created;
 	__u8 over = 0;
 
-	if (pkt->signal == SIGNAL_RESET)
-		judge_reset(pkt, f, other);
+	if (pkt->event == EVENT_RESET)
+		check_reset(pkt, f, other);
 	if (!other)
 		return 0;
-	if (pkt->signal == SIGNAL_ACCEPT) {
+	if (pkt->event == EVENT_ACCEPT) {
 		if (other->end - pkt->tcp.ack < MAX_EARLY)
 			other->ack = pkt->tcp.end;
 		else
-			pkt->signal = SIGNAL_DOUBTED;
+			pkt->event = EVENT_INVALID;
 	}
-	note_silence(f, other);
-	note_silence(other, f);
+	update_fin_state(f, other);
+	update_fin_state(other, f);
 	request = is_reply(f) ? other : f;
 	reply = is_reply(f) ? f : other;
 	if (have_ended(request, reply)) {
-		over = FLOW_OVER | (reply->ending & FLOW_FIRST ? FLOW_REMEMBERED : 0);
+		over = FLOW_OVER | (reply->ending & FLOW_FIN_FIRST ? FLOW_TIME_WAIT : 0);
 		reply->ending &= ~FLOW_STAMPED;
 		reply->ending |= request->ending & FLOW_STAMPED;
 		reply->stamp = request->stamp;
 	}
-	request->ending = (request->ending & ~(FLOW_OVER | FLOW_REMEMBERED)) | over;
-	reply->ending = (reply->ending & ~(FLOW_OVER | FLOW_REMEMBERED)) | over;
+	request->ending = (request->ending & ~(FLOW_OVER | FLOW_TIME_WAIT)) | over;
+	reply->ending = (reply->ending & ~(FLOW_OVER | FLOW_TIME_WAIT)) | over;
 	barrier();
 	if (f->created != created)
 		forget_ending(f);
@@ -168,12 +177,12 @@ static __noinline int conclude(struct packet *pkt, struct flow *f)
 }
 
 /*
- * is_credible reports whether a segment of the side of f, no RST, is one of its connection, by what
- * is known of that. One who cannot hear the backend cannot answer it: so the client's second segment
- * proves the flow.
+ * is_in_window reports whether a segment of the side of f other than an RST belongs to its
+ * connection, by what is known of that. A sender that cannot hear the backend cannot acknowledge
+ * its SYN-ACK, so the client's second segment confirms the flow.
  */
-static __always_inline bool is_credible(const struct flow *f, const struct segment *tcp,
-					bool half_open)
+static __always_inline bool is_in_window(const struct flow *f, const struct segment *tcp,
+					 bool half_open)
 {
 	if (half_open && !is_reply(f) && (f->state == FLOW_NEW || f->state == FLOW_RESET))
 		return tcp->syn ? !tcp->acks : tcp->acks && f->ack && tcp->ack - f->ack < MAX_EARLY;
@@ -182,13 +191,15 @@ static __always_inline bool is_credible(const struct flow *f, const struct segme
 	return !tcp->syn && tcp->acks && is_near(tcp->end, f->end) && is_near(tcp->ack, f->ack);
 }
 
-/* note_numbers takes down how far the side of f has come, and that its FIN is the end of that. */
+/*
+ * note_numbers records how far the side of f has come, and whether its FIN is at the end of that.
+ */
 static __always_inline void note_numbers(struct packet *pkt, struct flow *f)
 {
 	const struct segment *tcp = &pkt->tcp;
 	__u8 had = f->ending;
 
-	f->ending = had & ~FLOW_CUT;
+	f->ending = had & ~FLOW_RST_VALID;
 	if (tcp->syn || !f->end || is_ahead(tcp->end, f->end)) {
 		f->end = tcp->end;
 		f->ending = tcp->fin;
@@ -197,49 +208,51 @@ static __always_inline void note_numbers(struct packet *pkt, struct flow *f)
 		if (tcp->end == f->end)
 			f->ending |= tcp->fin;
 		else
-			pkt->signal = SIGNAL_DOUBTED;
+			pkt->event = EVENT_INVALID;
 	}
 	if (tcp->acks && (tcp->syn || !f->ack || is_ahead(tcp->ack, f->ack))) {
-		/* FLOW_FIRST, if this is not the FIN itself. */
-		f->ending |= (had & f->ending & FLOW_LAST) * FLOW_FIRST;
+		/* FLOW_FIN_FIRST, if this is not the FIN itself. */
+		f->ending |= (had & f->ending & FLOW_FIN_SENT) * FLOW_FIN_FIRST;
 		f->ack = tcp->ack;
 	}
 }
 
-/* follow_segment is for each segment of the side of f. A later fragment of one tells nothing. */
+/*
+ * follow_segment updates the entry f, and its other side, by a segment. A later fragment of a
+ * segment carries no numbers.
+ */
 static __noinline int follow_segment(struct packet *pkt, struct flow *f, bool half_open)
 {
-	bool resets = pkt->signal == SIGNAL_RESET;
+	bool resets = pkt->event == EVENT_RESET;
 	__u8 had = f->ending;
 
-	if (pkt->ip.later || !(resets || is_credible(f, &pkt->tcp, half_open))) {
-		pkt->signal = SIGNAL_DOUBTED;
+	if (pkt->ip.later || !(resets || is_in_window(f, &pkt->tcp, half_open))) {
+		pkt->event = EVENT_INVALID;
 		return 0;
 	}
 	if (!resets)
 		note_numbers(pkt, f);
-	if (resets || pkt->signal == SIGNAL_ACCEPT || had | f->ending)
-		conclude(pkt, f);
+	if (resets || pkt->event == EVENT_ACCEPT || had | f->ending)
+		check_ending(pkt, f);
 	return 0;
 }
 
 /*
- * follow_chunk is for each packet of the side of an SCTP flow. It believes those that bear the
- * right tag. An entry that was made anew knows of none.
+ * follow_chunk checks the tag of a packet of the side of an SCTP flow. An entry that was created
+ * again knows of no tag.
  */
 static __noinline int follow_chunk(struct packet *pkt, struct flow *f, bool half_open)
 {
-	bool asks = half_open && pkt->signal == (is_reply(f) ? SIGNAL_ACCEPT : SIGNAL_FIRST);
+	bool asks = half_open && pkt->event == (is_reply(f) ? EVENT_ACCEPT : EVENT_OPEN);
 	const struct sctp_tags *sctp = &pkt->sctp;
-	bool reflects =
-		sctp->reflects && (pkt->signal == SIGNAL_RESET || pkt->signal == SIGNAL_FIN);
+	bool reflects = sctp->reflects && (pkt->event == EVENT_RESET || pkt->event == EVENT_FIN);
 	struct flow *other = asks || reflects ? other_side(pkt, f) : NULL;
 	__u32 tag = f->end;
 
 	if (reflects)
 		tag = other ? other->end : 0;
-	if (pkt->signal != SIGNAL_FIRST && (pkt->ip.later || !tag || sctp->tag != tag))
-		pkt->signal = SIGNAL_DOUBTED;
+	if (pkt->event != EVENT_OPEN && (pkt->ip.later || !tag || sctp->tag != tag))
+		pkt->event = EVENT_INVALID;
 	else if (asks && other)
 		other->end = sctp->asks;
 	return 0;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What everybody's packets and sockets pay: a load or two, before any hash map.
+ * Filters: all that packets and sockets of no Service pay for, one or two array loads before any
+ * hash map.
  *
- * Each filter answers "certainly none of ours", or "maybe". Maybe costs the lookups that
- * follow. That none of ours is taken for another's cannot happen: what makes the answer maybe
- * is written before what it stands for, and taken back only by the agent, once that is gone
- * and every program has ended that may have seen it.
+ * Each filter answers "certainly not a Service's" or "maybe", and "maybe" costs the lookups that
+ * follow. There are no false negatives: a filter is written before the entry that it stands for,
+ * and cleared only by the agent, once that entry is gone and every program that may have seen it
+ * has ended.
  */
 #ifndef SLUICE_FILTER_H
 #define SLUICE_FILTER_H
@@ -13,7 +14,7 @@
 #include "addr.h"
 #include "../../maps/maps.h"
 
-/* addr_hash is addrHash in maps/filter.go. */
+/* addr_hash returns the same hash as addrHash in maps/filter.go. */
 static __always_inline __u32 addr_hash(const struct addr *a)
 {
 	__u32 folded = 0, i;
@@ -22,7 +23,7 @@ static __always_inline __u32 addr_hash(const struct addr *a)
 		folded = (folded ^ bpf_ntohl(a->words[i])) * 0x9e3779b1;
 		folded ^= folded >> 15;
 	}
-	/* A product's high bits depend on all bits of its factors. */
+	/* The high bits of a product depend on all bits of its factors. */
 	return folded * 0x85ebca6b;
 }
 
@@ -49,7 +50,7 @@ static __always_inline bool may_be_service_cidr(const struct addr *a)
 	for (i = 0; i < CIDR_COVERS; i++) {
 		__u64 prefix = *(volatile const __u64 *)&covers->prefixes[i];
 
-		/* They differ below the 1 that ends the prefix, if at all. */
+		/* Covered addresses differ from it only below the 1 that ends the prefix. */
 		covered |= (begin ^ prefix) >> 1 < (prefix & -prefix);
 	}
 	return covered;
@@ -69,7 +70,10 @@ static __always_inline struct port_line *port_line(__be16 port)
 	return bpf_map_lookup_elem(&sl_port_filter, &line);
 }
 
-/* may_be_our_port is false for a port of this node that certainly no flow has or may begin with. */
+/*
+ * may_be_our_port is false for a port of this node that is certainly no node port, and that no
+ * flow has.
+ */
 static __always_inline bool may_be_our_port(__be16 port)
 {
 	const struct port_line *line = port_line(port);
@@ -77,7 +81,7 @@ static __always_inline bool may_be_our_port(__be16 port)
 	return !line || line->used[bpf_ntohs(port) % PORTS_PER_LINE];
 }
 
-/* note_port is for an entry that is about to be put, of packets to a port of this node. */
+/* note_port marks a port of this node, before an entry for packets to it is put. */
 static __always_inline void note_port(__be16 port)
 {
 	struct port_line *line = port_line(port);
@@ -94,7 +98,7 @@ static __always_inline struct source_line *source_line(const struct addr *src)
 	return bpf_map_lookup_elem(&sl_source_filter, &line);
 }
 
-/* source_cell is sourceCell in maps/filter.go. */
+/* source_cell returns the same cell as sourceCell in maps/filter.go. */
 static __always_inline __u32 source_cell(__be16 port)
 {
 	__u32 cell = (__u16)(bpf_ntohs(port) * 0x9e37) / (65536 / SOURCE_CELLS);
@@ -102,7 +106,7 @@ static __always_inline __u32 source_cell(__be16 port)
 	return cell + (cell == SOURCE_CELL_ALL);
 }
 
-/* may_be_of_flow is false for a source at egress of which certainly no flow has an entry. */
+/* may_be_of_flow is false for a source at egress for which certainly no flow has an entry. */
 static __always_inline bool may_be_of_flow(const struct addr *src, __be16 port)
 {
 	const struct source_line *line = source_line(src);
@@ -111,7 +115,7 @@ static __always_inline bool may_be_of_flow(const struct addr *src, __be16 port)
 	       line->cells[SOURCE_CELL_ALL] | line->cells[source_cell(port) % SOURCE_CELLS];
 }
 
-/* note_cell writes the time, unless it has been written lately. */
+/* note_cell writes the time, unless it has been written recently. */
 static __always_inline void note_cell(__u32 *cell, __u32 now)
 {
 	if (!*cell || now - *cell >= SOURCE_CELL_FRESH)
@@ -119,9 +123,9 @@ static __always_inline void note_cell(__u32 *cell, __u32 now)
 }
 
 /*
- * note_source is for an entry that is about to be put, of packets from src at egress: from
- * this port, or from any. Clients have many ports, and what leaves a node from a
- * client's address is hardly anything but its flows; so they have one cell.
+ * note_source marks a source before an entry for its packets at egress is put: with this port, or
+ * with any. Clients use many ports, and nearly all packets that leave a node from a client's
+ * address belong to its flows, so all ports of a client share one cell.
  */
 static __always_inline void note_source(const struct addr *src, __be16 port, bool any, __u64 now)
 {

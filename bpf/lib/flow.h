@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Flows: which packets belong to them, and what becomes of these. types.h draws the roles. */
+/*
+ * Flows: how packets find their entries, and how entries are put and deleted. types.h lists the
+ * roles of entries.
+ */
 #ifndef SLUICE_FLOW_H
 #define SLUICE_FLOW_H
 
@@ -29,15 +32,15 @@ static __always_inline bool is_masqueraded(const struct flow *f)
 	return f->flags & FLOW_MASQUERADED;
 }
 
-/* class_flag says that a client's packets come by devices of a class. */
+/* class_flag returns the flag for a client's packets that arrive on devices of a class. */
 static __always_inline __u8 class_flag(enum device_class class)
 {
 	return class == DEVICE_PODS ? FLOW_BY_PODS : FLOW_BY_UPLINKS;
 }
 
 /*
- * is_stray reports whether the packet at hand, which comes to f, comes by a device of another class
- * than its client's packets: then it is not the client's.
+ * is_stray reports whether the packet at hand, which matches f, arrives on a device of another
+ * class than the client's packets do. Then it is not the client's.
  */
 static __always_inline bool is_stray(const struct flow *f)
 {
@@ -52,8 +55,7 @@ static __always_inline bool is_turned(const struct flow *f)
 }
 
 /*
- * has_role reports whether a flow has an entry of this role. Here, too, branches would be paths to
- * verify: see same_tuple.
+ * has_role reports whether a flow has an entry of this role. It has no branches: see same_tuple.
  */
 static __always_inline bool has_role(const struct flow *f, __u32 role)
 {
@@ -66,7 +68,7 @@ static __always_inline bool has_role(const struct flow *f, __u32 role)
 	return roles >> role & 1;
 }
 
-/* comes_as is a packet of f in this role, as it comes to the hook. */
+/* comes_as sets key to the tuple with which packets of f in this role arrive at the hook. */
 static __always_inline void comes_as(const struct flow *f, __u8 role, struct flow_key *key)
 {
 	bool to_client = role == FLOW_TO_CLIENT, from_backend = role == FLOW_FROM_BACKEND;
@@ -82,12 +84,15 @@ static __always_inline void comes_as(const struct flow *f, __u8 role, struct flo
 	} else {
 		key->src = f->client;
 		key->src_port = role == FLOW_FROM_CLIENT ? f->client_port : f->stack_port;
-		key->dst = role == FLOW_FROM_CLIENT ? f->dialled : f->backend;
-		key->dst_port = role == FLOW_FROM_CLIENT ? f->dialled_port : f->backend_port;
+		key->dst = role == FLOW_FROM_CLIENT ? f->original_dst : f->backend;
+		key->dst_port = role == FLOW_FROM_CLIENT ? f->original_port : f->backend_port;
 	}
 }
 
-/* answer_comes_as is a packet that leaves for the client, as it comes to the hook where it does. */
+/*
+ * answer_comes_as sets key to the tuple of the packets that leave for the client, as they arrive
+ * at the hook where they do.
+ */
 static __always_inline void answer_comes_as(const struct flow *f, struct flow_key *key)
 {
 	if (is_turned(f))
@@ -97,8 +102,8 @@ static __always_inline void answer_comes_as(const struct flow *f, struct flow_ke
 }
 
 /*
- * goes_as is that packet, as it leaves the hook. If the flow is turned, what comes at ingress
- * leaves there as it would at egress.
+ * goes_as sets key to the tuple with which packets of f in this role leave the hook. If the flow
+ * is turned around, a packet leaves ingress as it would otherwise leave egress.
  */
 static __always_inline void goes_as(const struct flow *f, __u8 role, struct flow_key *key)
 {
@@ -106,8 +111,8 @@ static __always_inline void goes_as(const struct flow *f, __u8 role, struct flow
 	bool to_stack = !is_turned(f) && (role == FLOW_FROM_CLIENT || role == FLOW_FROM_BACKEND);
 
 	if (to_client) {
-		key->src = to_stack ? f->backend : f->dialled;
-		key->src_port = to_stack ? f->backend_port : f->dialled_port;
+		key->src = to_stack ? f->backend : f->original_dst;
+		key->src_port = to_stack ? f->backend_port : f->original_port;
 		key->dst = f->client;
 		key->dst_port = to_stack ? f->stack_port : f->client_port;
 	} else {
@@ -118,7 +123,7 @@ static __always_inline void goes_as(const struct flow *f, __u8 role, struct flow
 	}
 }
 
-/* same_tuple compares without branches: each would be one more path to verify. */
+/* same_tuple compares without branches: each branch would be one more path for the verifier. */
 static __always_inline bool same_tuple(const struct flow_key *a, const struct flow_key *b)
 {
 	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
@@ -126,15 +131,14 @@ static __always_inline bool same_tuple(const struct flow_key *a, const struct fl
 
 	for (i = 0; i < offsetof(struct flow_key, proto) / sizeof(*x); i++)
 		differ |= x[i] ^ y[i];
-	asm volatile("" : "+r"(differ)); /* or the compiler makes branches of it */
+	asm volatile("" : "+r"(differ)); /* otherwise the compiler adds branches */
 	return !differ;
 }
 
 /*
- * goes reads what becomes of the packets of key, and is false if f is no longer
- * theirs: a full table gives the memory of an entry to another flow, also while
- * we read it. Whoever writes it begins with what a packet is recognized by, so we
- * read that last.
+ * goes sets pkt->to to what the packets of key become, and is false if f is no longer an entry of
+ * key: a full LRU map gives the memory of an entry to another flow, even while a program reads it.
+ * The new tuple is written first, so it is compared last.
  */
 static __always_inline bool goes(struct packet *pkt, const struct flow *f,
 				 const struct flow_key *key)
@@ -146,8 +150,8 @@ static __always_inline bool goes(struct packet *pkt, const struct flow *f,
 }
 
 /*
- * idle_of is for how long an entry has seen no packet. Another CPU may have seen one after we
- * looked at the clock.
+ * idle_of returns how long an entry has seen no packet. Another CPU may have seen one after this
+ * one read the clock, so the difference can be negative.
  */
 static __always_inline __u64 idle_of(const struct flow *f, __u64 now)
 {
@@ -156,7 +160,7 @@ static __always_inline __u64 idle_of(const struct flow *f, __u64 now)
 	return idle > 0 ? idle : 0;
 }
 
-/* Tables of flows that are half open. */
+/* The type of the tables of half-open flows. */
 struct half_open {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1);
@@ -164,7 +168,10 @@ struct half_open {
 	__type(value, struct flow);
 };
 
-/* By enum flow_kind. To the verifier both look alike, so that it walks what follows once. */
+/*
+ * By enum flow_kind. The verifier does not distinguish the two, so it walks the code that follows
+ * once.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, FLOW_KIND_COUNT);
@@ -185,7 +192,7 @@ static __always_inline void *opening_of(__u8 proto)
 	return bpf_map_lookup_elem(&sl_opening, &kind);
 }
 
-/* half_open_at returns what is at key among the flows that are half open, or NULL. */
+/* half_open_at returns the half-open entry at key, or NULL. */
 static __always_inline struct flow *half_open_at(const struct flow_key *key)
 {
 	void *opening = opening_of(key->proto);
@@ -202,8 +209,8 @@ static __always_inline long put_half_open(const struct flow_key *key, const stru
 }
 
 /*
- * entry_at returns the entry of f at pkt->key, or NULL if it was lost or robbed. It need not be
- * in the table where f is: another CPU may have seen the proof.
+ * entry_at returns the entry of f at pkt->key, or NULL if the flow has lost it. It need not be in
+ * the table where f is: another CPU may have confirmed the flow meanwhile.
  */
 static __always_inline struct flow *entry_at(struct packet *pkt, const struct flow *f)
 {
@@ -246,8 +253,8 @@ static __always_inline void drop_half_open(const struct flow_key *key)
 		count_flows(COUNT_HALF_OPEN_DELETED, 1);
 }
 
-/* tell_bytes counts what an entry has seen. */
-static __always_inline void tell_bytes(struct flow *f)
+/* report_bytes adds the bytes that an entry has seen to the counts of its service port. */
+static __always_inline void report_bytes(struct flow *f)
 {
 	__u64 bytes = f->bytes;
 
@@ -261,8 +268,8 @@ static __always_inline void tell_bytes(struct flow *f)
 }
 
 /*
- * release takes the entry of the flow of the packet at a hook that has this role out of
- * half_open, if it is still its own. It is global, so that the verifier looks at it once.
+ * release deletes the entry of this role that the flow of the packet at a hook has in half_open,
+ * if it is still its own. It is global, so that the verifier walks it once.
  */
 __noinline int release(__u32 hook, __u32 role)
 {
@@ -274,13 +281,15 @@ __noinline int release(__u32 hook, __u32 role)
 	comes_as(&pkt->flow, role, &pkt->key);
 	had = half_open_at(&pkt->key);
 	if (had && had->created == pkt->flow.created) {
-		tell_bytes(had);
+		report_bytes(had);
 		drop_half_open(&pkt->key);
 	}
 	return 0;
 }
 
-/* note_entry has the filters let the packets of an entry pass that is about to be put. */
+/*
+ * note_entry marks an entry that is about to be put in the filters, so that its packets pass them.
+ */
 static __always_inline void note_entry(const struct flow_key *key, __u32 role, __u64 now)
 {
 	if (role == FLOW_FROM_BACKEND)
@@ -290,10 +299,10 @@ static __always_inline void note_entry(const struct flow_key *key, __u32 role, _
 }
 
 /*
- * put_back puts the entry of the flow of the packet at a hook that has this role into
- * flows, if it is missing there, and returns 1 then. A flow that has begun since, and is half open yet, keeps the
- * tuple. An entry that is half open itself keeps what it knows, but is open now; what
- * one has lost that was open, nobody else knows.
+ * put_back puts the entry of this role of the flow of the packet at a hook into flows, if it is
+ * missing there, and returns 1 if it did. A half-open flow that has started since keeps the tuple.
+ * An entry that is itself half open keeps its state, but is open from now on; the state of an
+ * entry that was lost is unknown.
  */
 __noinline int put_back(__u32 hook, __u32 role)
 {
@@ -336,7 +345,7 @@ static __always_inline int put_back_all(struct packet *pkt)
 	       put_back(hook, FLOW_TO_BACKEND) + put_back(hook, FLOW_FROM_BACKEND);
 }
 
-/* release_all takes all entries of pkt->flow out of half_open. */
+/* release_all deletes all entries of pkt->flow from half_open. */
 static __always_inline void release_all(struct packet *pkt)
 {
 	__u32 hook = pkt->ip.key.hook;

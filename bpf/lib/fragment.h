@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Fragments: those that follow have no ports, and go where the first one went. */
+/* Fragments: later ones have no ports, and go where the first one went. */
 #ifndef SLUICE_FRAGMENT_H
 #define SLUICE_FRAGMENT_H
 
 #include "packet.h"
 
-/* For how long a datagram waits for its fragments: net.ipv4.ipfrag_time, by default. */
+/* How long a datagram waits for its fragments: the default of net.ipv4.ipfrag_time. */
 #define FRAGMENT_NS (30 * 1000000000ULL)
 
 static __always_inline struct fragment_key fragment_key(const struct headers *ip)
@@ -19,7 +19,9 @@ static __always_inline struct fragment_key fragment_key(const struct headers *ip
 	};
 }
 
-/* missing_after is by how much a fragment changes what is missing of its datagram. */
+/*
+ * missing_after returns the change of the number of missing bytes of its datagram by a fragment.
+ */
 static __always_inline __s32 missing_after(const struct headers *ip)
 {
 	__s32 length = ip->end - ip->piece;
@@ -28,8 +30,8 @@ static __always_inline __s32 missing_after(const struct headers *ip)
 }
 
 /*
- * remember_fragment keeps the ports of a first fragment. A sender uses a number again: what is
- * there of an earlier datagram is replaced.
+ * remember_fragment stores the ports of a first fragment. Senders reuse fragment ids, so it
+ * replaces what an earlier datagram has left.
  */
 static __always_inline void remember_fragment(const struct headers *ip)
 {
@@ -45,8 +47,8 @@ static __always_inline void remember_fragment(const struct headers *ip)
 }
 
 /*
- * recall_fragment gives a later fragment the ports of the first one, which are forgotten when
- * all have come: the next one with that number is of another datagram.
+ * recall_fragment gives a later fragment the ports of the first one. It deletes them once all
+ * fragments have come, because the next one with that id belongs to another datagram.
  */
 static __always_inline enum reason recall_fragment(struct headers *ip)
 {
@@ -63,7 +65,7 @@ static __always_inline enum reason recall_fragment(struct headers *ip)
 	return REASON_NEXT;
 }
 
-/* read_transport reads, or recalls, the ports of a packet that may be a fragment. */
+/* read_transport reads or recalls the ports of a packet that may be a fragment. */
 static __always_inline enum reason read_transport(struct __sk_buff *ctx, struct headers *ip)
 {
 	enum reason why;

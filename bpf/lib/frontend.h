@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From what a client dials to the pool that serves it. */
+/* From a destination to the frontend and the pool that serves it. */
 #ifndef SLUICE_FRONTEND_H
 #define SLUICE_FRONTEND_H
 
@@ -9,10 +9,13 @@
 #include "filter.h"
 #include "place.h"
 
-/* How often an element is looked up that the kernel gives to another key while we read it. */
+/*
+ * How often an element is looked up again because the kernel gave it to another key during the
+ * read.
+ */
 #define MAX_LOOKUPS 4
 
-/* key_equal compares without branches: each would be one more path to verify. */
+/* key_equal compares without branches: each branch would be one more path for the verifier. */
 static __always_inline bool key_equal(const struct frontend_key *a, const struct frontend_key *b)
 {
 	return addr_equal(&a->addr, &b->addr) &
@@ -20,10 +23,10 @@ static __always_inline bool key_equal(const struct frontend_key *a, const struct
 }
 
 /*
- * find_pool copies the pool that the frontend at key has now. It returns
- * REASON_PASS_NO_FRONTEND if there is no such frontend: the value of an element never
- * changes, so a lookup never misses one that is there. If frontends are deleted and added
- * faster than we look, the client is refused, never let through.
+ * find_pool copies the pool that the frontend at key leads to. It returns REASON_PASS_NO_FRONTEND
+ * if there is no such frontend: the value of an element never changes, so a lookup never misses
+ * one that exists. If frontends are deleted and added faster than they can be read, the client is
+ * refused, never let through.
  */
 static __always_inline enum reason find_pool(const struct frontend_key *key, struct pool *pool)
 {
@@ -43,23 +46,26 @@ static __always_inline enum reason find_pool(const struct frontend_key *key, str
 		if (!at)
 			break;
 		*pool = *at;
-		barrier(); /* from now on the copy is read */
+		barrier(); /* the copy is complete before it is used */
 		return REASON_NEXT;
 	}
 	return REASON_DROP_BACKEND_MISSING;
 }
 
-/* Node ports are written once, at the unspecified address of their family. */
-static __always_inline enum reason find_node_port(const struct frontend_key *dialled,
+/*
+ * find_node_port is find_pool for node ports, which are stored at the unspecified address of their
+ * family.
+ */
+static __always_inline enum reason find_node_port(const struct frontend_key *original_dst,
 						  struct pool *pool)
 {
-	struct frontend_key key = *dialled;
+	struct frontend_key key = *original_dst;
 
-	key.addr = addr_any(&dialled->addr);
+	key.addr = addr_any(&original_dst->addr);
 	return find_pool(&key, pool);
 }
 
-/* addr_flags returns what an address is to us: enum addr_flags, or 0. */
+/* addr_flags returns the enum addr_flag bits of an address, or 0. */
 static __always_inline __u32 addr_flags(const struct addr *a)
 {
 	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, a);
@@ -67,21 +73,21 @@ static __always_inline __u32 addr_flags(const struct addr *a)
 	return use ? use->flags : 0;
 }
 
-static __always_inline bool is_cluster_ip(const struct frontend_key *dialled)
+static __always_inline bool is_cluster_ip(const struct frontend_key *original_dst)
 {
-	struct frontend_key key = *dialled;
+	struct frontend_key key = *original_dst;
 
 	key.port = 0;
 	key.proto = 0;
 	return bpf_map_lookup_elem(&sl_frontend_ids, &key);
 }
 
-/* why_no_frontend returns the outcome of a client that dials no frontend. */
-static __always_inline enum reason why_no_frontend(const struct frontend_key *dialled)
+/* why_no_frontend returns the reason for a client whose destination is no frontend. */
+static __always_inline enum reason why_no_frontend(const struct frontend_key *original_dst)
 {
-	if (is_cluster_ip(dialled))
+	if (is_cluster_ip(original_dst))
 		return REASON_REJECT_NO_PORT;
-	if (is_service_cidr(&dialled->addr))
+	if (is_service_cidr(&original_dst->addr))
 		return REASON_DROP_UNALLOCATED;
 	return REASON_PASS_NO_FRONTEND;
 }

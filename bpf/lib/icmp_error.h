@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * ICMP errors about our flows. An error quotes a packet that somebody sent the
- * other way: where packets a -> b become a' -> b', errors about b -> a are errors
- * about b' -> a'.
+ * ICMP errors about flows. An error quotes a packet of the other direction: where packets a -> b
+ * become a' -> b', errors about b -> a become errors about b' -> a'.
  */
 #ifndef SLUICE_ICMP_ERROR_H
 #define SLUICE_ICMP_ERROR_H
@@ -19,7 +18,10 @@
 #define NDISC_QUOTE 4
 #define NDISC_QUOTE_HEADER 8
 
-/* A redirect is no error in IPv6, but quotes a packet, too. */
+/*
+ * is_redirect reports whether a type is a redirect. In IPv6 it is no error, but quotes a packet as
+ * well.
+ */
 static __always_inline bool is_redirect(__u8 type, bool v6)
 {
 	return type == (v6 ? NDISC_REDIRECT : ICMP_REDIRECT);
@@ -36,7 +38,7 @@ static __always_inline bool is_error_type(__u8 type, bool v6)
 	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
 
-/* read_icmp finds out whether this is an error. */
+/* read_icmp finds out whether the packet is an error. */
 static __always_inline enum reason read_icmp(struct __sk_buff *ctx, struct packet *pkt)
 {
 	const __u8 *type;
@@ -94,7 +96,7 @@ static __always_inline enum reason read_quoted(struct __sk_buff *ctx, struct pac
 	return read_ports(ctx, quoted, pkt->ip.end);
 }
 
-/* quote_store writes into the quoted packet, and into the checksum of the error. */
+/* quote_store writes into the quoted packet, and updates the checksum of the error. */
 static __always_inline bool quote_store(struct __sk_buff *ctx, struct packet *pkt, __u32 at,
 					void *old, void *new, __u32 size)
 {
@@ -105,13 +107,13 @@ static __always_inline bool quote_store(struct __sk_buff *ctx, struct packet *pk
 }
 
 /*
- * quote_checksum changes a checksum inside the quoted packet by diff. What the
- * quote does not reach, and a UDP checksum that is none, is left alone.
+ * quote_checksum changes a checksum inside the quoted packet by diff. A checksum beyond the end of
+ * the quote, and a zero UDP checksum, are left alone.
  */
 static __always_inline bool quote_checksum(struct __sk_buff *ctx, struct packet *pkt, __u32 at,
 					   __s64 diff, bool udp)
 {
-	__u32 old = 0, new = 0; /* of 16 bits: bpf_csum_diff wants 32 */
+	__u32 old = 0, new = 0; /* 16 bits, but bpf_csum_diff takes multiples of 32 */
 	__u16 check;
 
 	if (at + sizeof(check) > pkt->ip.end ||
@@ -143,7 +145,7 @@ static __always_inline bool rewrite_quoted_addrs(struct __sk_buff *ctx, struct p
 	       quote_checksum(ctx, pkt, quoted->l3 + offsetof(struct iphdr, check), diff, false);
 }
 
-/* rewrite_quoted turns the quoted packet into one of the tuple to. */
+/* rewrite_quoted gives the quoted packet the tuple to. */
 static __always_inline bool rewrite_quoted(struct __sk_buff *ctx, struct packet *pkt,
 					   const struct headers *quoted, const struct flow_key *to)
 {
@@ -162,10 +164,9 @@ static __always_inline bool rewrite_quoted(struct __sk_buff *ctx, struct packet 
 }
 
 /*
- * rewrite_error translates an error about the packets that come as pkt->came to a
- * hook, and leave as pkt->to. Its own addresses change where they are those
- * of the flow: a router on the way keeps its name. It is global, so that the verifier looks at
- * it once.
+ * rewrite_error translates an error about the packets that arrive at a hook as pkt->came and leave
+ * it as pkt->to. Its own addresses change only where they are those of the flow: a router on the
+ * path keeps its address. It is global, so that the verifier walks it once.
  */
 __noinline int rewrite_error(struct __sk_buff *ctx, __u32 hook)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The few fields of kernel structures that we read. The loader moves them to
- * where the running kernel has them (CO-RE).
+ * The few fields of kernel structures that programs read. The loader relocates them for the
+ * running kernel (CO-RE).
  */
 #ifndef SLUICE_KERNEL_H
 #define SLUICE_KERNEL_H

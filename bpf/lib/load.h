@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* How much backends have to do: see struct backend_load. */
+/* The load of backends: see struct backend_load. */
 #ifndef SLUICE_LOAD_H
 #define SLUICE_LOAD_H
 
@@ -15,8 +15,8 @@ static __always_inline struct backend_load *load_of(__u32 backend_id)
 }
 
 /*
- * live_connections returns what the backend has now; it may change any moment. What
- * evicted flows leave behind can make it negative, for a while.
+ * live_connections returns the current connections of a backend. What evicted flows leave behind
+ * can make the sum negative until the agent repairs it.
  */
 static __always_inline __s32 live_connections(__u32 backend_id)
 {

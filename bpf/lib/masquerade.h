@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Lending a flow a tuple of this node, where the backend's own reply would miss us. */
+/*
+ * Masquerading: giving a flow an address and a port of this node, where the backend's reply would
+ * bypass the node.
+ */
 #ifndef SLUICE_MASQUERADE_H
 #define SLUICE_MASQUERADE_H
 
@@ -8,13 +11,13 @@
 #include "route.h"
 #include "taken.h"
 
-/* So many ports are tried: the first ones in turn, and then any. */
+/* How many ports are tried: the first ones in turn, then random ones. */
 #define MAX_PORT_TRIES 64
 #define PORTS_IN_TURN 8
 
 /*
- * Which port of the window is next, by a hash of the backend: so the port that is taken is the one that
- * a backend has not seen for the longest time. Two backends may share a place.
+ * The next port of the window, by a hash of the backend: so a flow gets the port that its backend
+ * has not seen for the longest time. Two backends may share an index.
  */
 #define PORT_TURNS 4096
 
@@ -25,13 +28,13 @@ struct {
 	__type(value, __u32);
 } sl_port_turns SEC(".maps");
 
-/* tuple_hash spreads flows over the ports: the same tuple asks for the same one first. */
+/* tuple_hash spreads flows over the ports, so that the same tuple tries the same port first. */
 static __always_inline __u32 tuple_hash(const struct flow *f)
 {
 	__u32 h = f->client.words[0] ^ f->client.words[1] ^ f->client.words[2] ^ f->client.words[3];
 
-	h = h * 0x9e3779b1 + (f->client_port | (__u32)f->dialled_port << 16);
-	h = (h ^ h >> 15) * 0x85ebca6b + f->dialled.words[3];
+	h = h * 0x9e3779b1 + (f->client_port | (__u32)f->original_port << 16);
+	h = (h ^ h >> 15) * 0x85ebca6b + f->original_dst.words[3];
 	h = (h ^ h >> 13) * 0xc2b2ae35;
 	return h ^ h >> 16;
 }
@@ -44,14 +47,14 @@ static __always_inline __be16 port_of_window(__u32 number)
 	__u32 beyond;
 
 	number %= size + more;
-	beyond = (size - 1 - number) >> 31; /* without a branch, which a loop would multiply */
+	beyond = (size - 1 - number) >> 31; /* without a branch, which the loop would multiply */
 	return bpf_htons(config_masquerade_low + number +
 			 beyond * (config_masquerade_more_low - size - config_masquerade_low));
 }
 
 /*
- * reserve_as reserves the entry of the packet's flow that has this role, with a port of the
- * window. See reserve.
+ * reserve_as reserves the entry of this role of the flow of the packet, with a port of the window.
+ * See reserve.
  */
 static __always_inline int reserve_as(struct __sk_buff *ctx, struct packet *pkt, __u32 role,
 				      __be16 port, bool urgent)
@@ -64,12 +67,12 @@ static __always_inline int reserve_as(struct __sk_buff *ctx, struct packet *pkt,
 }
 
 /*
- * reserve_port finds a port of the window with which no other flow holds the tuple that the
- * packet's flow has in this role, and puts that entry into half_open. See reserve.
+ * reserve_port finds a port of the window with which no other flow holds the tuple that the flow
+ * of the packet has in this role, and puts that entry into half_open. See reserve.
  *
- * Connections take their ports in turn. A client's datagrams get the port that they had
- * before, if their flow was given up meanwhile. If all ports that are tried are held, and some
- * by flows that have ended, the oldest of these gives way.
+ * Connections take ports in turn. The datagrams of a client get the port that they had before, if
+ * their flow has expired meanwhile. If all ports that are tried are held, and some by flows that
+ * have ended, the oldest of these loses its tuple.
  */
 __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 {
@@ -105,9 +108,9 @@ __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 }
 
 /*
- * reserve_own_port reserves the replies to the packet's flow as those to the client's own port.
- * See reserve. A backend that dials from the very port on which it answers needs another one:
- * requests and replies would be one and the same to the stack.
+ * reserve_own_port reserves the replies to the flow of the packet with the client's own port. See
+ * reserve. A backend that connects from the very port on which it answers needs another one,
+ * because the stack could not tell requests and replies apart.
  */
 static __always_inline int reserve_own_port(struct __sk_buff *ctx, const struct flow *f)
 {
@@ -118,7 +121,7 @@ static __always_inline int reserve_own_port(struct __sk_buff *ctx, const struct 
 	return reserve(FLOW_TO_CLIENT, false);
 }
 
-/* masquerade lends pkt->flow an address and a port of this node. */
+/* masquerade gives pkt->flow an address and a port of this node. */
 static __always_inline int masquerade(struct __sk_buff *ctx, struct packet *pkt)
 {
 	struct flow *f = &pkt->flow;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which network namespace a socket is in, and which address it has there. */
+/* The network namespace of a socket, and the address that the socket has there. */
 #ifndef SLUICE_NETNS_H
 #define SLUICE_NETNS_H
 
@@ -32,9 +32,8 @@ static __always_inline bool is_host_netns(struct bpf_sock_addr *ctx)
 }
 
 /*
- * sock_of returns the kernel's structure of the socket, or NULL. A program may read a
- * socket field by field, but not as a kernel structure, unless it takes its address as a
- * number.
+ * sock_of returns the kernel's structure of the socket, or NULL. The verifier only allows single
+ * fields of a context's socket to be read, so its address is copied as a number.
  */
 static __always_inline const struct sock *sock_of(struct bpf_sock_addr *ctx)
 {
@@ -45,8 +44,8 @@ static __always_inline const struct sock *sock_of(struct bpf_sock_addr *ctx)
 	return sk;
 }
 
-/* is_kernels is true of a socket of the kernel itself (NFS, ceph). */
-static __always_inline bool is_kernels(struct bpf_sock_addr *ctx)
+/* is_kernel_socket reports whether a socket belongs to the kernel itself (NFS, ceph). */
+static __always_inline bool is_kernel_socket(struct bpf_sock_addr *ctx)
 {
 	const struct sock *sk = sock_of(ctx);
 
@@ -97,10 +96,9 @@ static __always_inline bool device_v6_addr(const struct net_device *dev, struct 
 }
 
 /*
- * netns_addr gives the first global address of the family of to, on the first
- * device of the socket's network namespace that is up. Connect hooks run
- * before the kernel chooses a source address: in a pod, this is the one it
- * will choose, unless the pod has several.
+ * netns_addr sets a to the first global address, in the family of to, of the first device that is
+ * up in the network namespace of the socket. Connect hooks run before the kernel chooses a source
+ * address; a pod with one address will use this one.
  */
 static __always_inline bool netns_addr(struct bpf_sock_addr *ctx, const struct addr *to,
 				       struct addr *a)

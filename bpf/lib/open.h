@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The first packet of a flow: who gets it, and what has to be remembered. */
+/* The first packet of a flow: it is assigned to a backend, and the entries of the flow are put. */
 #ifndef SLUICE_OPEN_H
 #define SLUICE_OPEN_H
 
@@ -7,12 +7,12 @@
 #include "frontend.h"
 #include "turn.h"
 
-/* How many backends are tried when another flow of the client's port has the first. */
+/* How many backends are tried if another flow of the client's port has the first one. */
 #define MAX_BACKENDS 3
 
 /*
- * wants_masquerade says whether the backend's reply would miss this node, or the
- * backend would answer itself. What this node itself answers never leaves it.
+ * wants_masquerade reports whether the backend's reply would bypass this node, or the backend
+ * would answer itself. The replies of a backend with an address of this node never leave it.
  */
 static __always_inline bool wants_masquerade(const struct pool *pool, const struct backend *be,
 					     const struct addr *client)
@@ -33,9 +33,9 @@ static __always_inline void set_backend(struct flow *f, const struct backend *be
 }
 
 /*
- * reserve_reply makes the backend's replies those of pkt->flow. If another flow, or a direct
- * connection, of the client's port has that very backend, it chooses another backend, or changes
- * the client's port, for the node's stack and the backend.
+ * reserve_reply reserves the tuple of the backend's replies for pkt->flow. If another flow, or a
+ * direct connection, of the client's port has that very backend, it picks another backend, or
+ * changes the client's port for the stack of the node and the backend.
  */
 static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *pkt,
 					 const struct pool *pool, const struct backend **be)
@@ -60,7 +60,7 @@ static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *p
 	return reserve_port(ctx, FLOW_TO_CLIENT);
 }
 
-/* leads_back reports whether the way from src to the client leaves by the device at hand. */
+/* leads_back reports whether the route from src to the client leaves by the device at hand. */
 static __always_inline bool leads_back(struct __sk_buff *ctx, const struct addr *src,
 				       const struct addr *client)
 {
@@ -70,21 +70,22 @@ static __always_inline bool leads_back(struct __sk_buff *ctx, const struct addr 
 }
 
 /*
- * needs_return reports whether replies of pkt->flow have to be routed from what was dialled: by the
- * backend's address they would leave by another device than the one at hand.
+ * needs_return reports whether replies of pkt->flow have to be routed from the original
+ * destination: routed from the backend's address, they would leave by another device than the one
+ * at hand.
  */
 static __always_inline bool needs_return(struct __sk_buff *ctx, struct packet *pkt)
 {
 	const struct flow *f = &pkt->flow;
 
 	return config_device_class == DEVICE_UPLINK && !leads_back(ctx, &f->backend, &f->client) &&
-	       leads_back(ctx, &f->dialled, &f->client);
+	       leads_back(ctx, &f->original_dst, &f->client);
 }
 
 /*
- * put_entries puts what is left of the entries, and again those that were reserved
- * before all was decided: each tells all of the flow. Of a flow that is turned, nothing was
- * left to decide. The entry of the client's packets comes last.
+ * put_entries puts the remaining entries, and puts those again that were reserved before the flow
+ * was complete, because each entry has the whole flow. A flow that is turned around was complete
+ * when its entry was reserved. The entry of the client's packets comes last.
  */
 static __always_inline int put_entries(struct packet *pkt)
 {
@@ -93,15 +94,15 @@ static __always_inline int put_entries(struct packet *pkt)
 
 	if (!why && !is_turned(f))
 		why = put_opening(pkt, FLOW_FROM_BACKEND);
-	f->end = 0; /* of what comes from the client */
+	f->end = 0; /* of the packets from the client */
 	if (!why)
 		why = put_opening(pkt, FLOW_TO_BACKEND);
 	if (f->proto == IPPROTO_TCP)
-		f->end = pkt->tcp.end; /* the packet at hand is this entry's first */
+		f->end = pkt->tcp.end; /* the packet at hand is the first of this entry */
 	return why ?: put_opening(pkt, FLOW_FROM_CLIENT);
 }
 
-/* put_flow puts the packet's flow, whose reply tuple is reserved. */
+/* put_flow puts the entries of the flow of the packet, whose reply tuple is reserved. */
 static __always_inline int put_flow(struct __sk_buff *ctx, struct packet *pkt)
 {
 	struct flow *f = &pkt->flow;
@@ -110,14 +111,14 @@ static __always_inline int put_flow(struct __sk_buff *ctx, struct packet *pkt)
 	if (!is_turned(f) && needs_return(ctx, pkt))
 		f->flags |= FLOW_RETURNS;
 	if (addr_flags(&f->backend) & ADDR_NODE)
-		note_port(f->backend_port); /* for who dials it directly: see beside.h */
+		note_port(f->backend_port); /* for direct connections to it: see beside.h */
 	why = put_entries(pkt);
 	if (why)
 		release(HOOK_INGRESS, FLOW_TO_CLIENT);
 	return why;
 }
 
-/* remember makes flow entries of what was decided. */
+/* remember reserves the tuples of the new flow and puts its entries. */
 static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 				    const struct pool *pool, const struct backend *be)
 {
@@ -142,7 +143,7 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 	return why;
 }
 
-/* seed_of_packet is what the pool's algorithm goes by. */
+/* seed_of_packet returns the seed of the pool's algorithm: see choose. */
 static __always_inline __u32 seed_of_packet(const struct pool *pool, const struct flow_key *came)
 {
 	switch (pool->algorithm) {
@@ -157,7 +158,7 @@ static __always_inline __u32 seed_of_packet(const struct pool *pool, const struc
 	}
 }
 
-/* open_flow chooses a backend for a new flow, and turns its first packet towards it. */
+/* open_flow picks a backend for a new flow, and sets pkt->to to the tuple of its first packet. */
 static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packet *pkt,
 					     const struct pool *pool)
 {
@@ -173,14 +174,14 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 	pkt->flow = (struct flow){
 		.client = came->src,
 		.client_port = came->src_port,
-		.dialled = came->dst,
-		.dialled_port = came->dst_port,
+		.original_dst = came->dst,
+		.original_port = came->dst_port,
 		.proto = came->proto,
 		.service_port_id = pool->service_port_id,
 		.created = pkt->now,
 		.last_seen = pkt->now,
 		.flags = FLOW_COUNTED | class_flag(config_device_class),
-		.end = came->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0, /* of what answers it */
+		.end = came->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0, /* of the replies */
 	};
 	why = remember(ctx, pkt, pool, be);
 	if (why)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A packet at a device: where its headers are, and what they say. */
+/* A packet at a device: where its headers are, and what they contain. */
 #ifndef SLUICE_PACKET_H
 #define SLUICE_PACKET_H
 
@@ -18,12 +18,12 @@
 
 #define MAX_VLAN_TAGS 2
 
-/* Where the last header that we read may begin. */
+/* The largest offset at which a header is read. */
 #define MAX_OFFSET 1000
 
 #define MAX_EXTENSIONS 6
 
-/* How much of a packet our errors quote: all headers, and a little more. */
+/* How much of a packet an error quotes: all headers, and a little more. */
 #define MAX_QUOTE 128
 
 #define V4_DONT_FRAGMENT bpf_htons(0x4000)
@@ -34,7 +34,7 @@
 
 #define EXTENSION_AUTH 51
 
-/* linux/icmp.h has these, and half of the C library. */
+/* From linux/icmp.h, which would include half of the C library. */
 #define ICMP_DEST_UNREACH 3
 #define ICMP_SOURCE_QUENCH 4
 #define ICMP_REDIRECT 5
@@ -43,7 +43,7 @@
 #define ICMP_PORT_UNREACH 3
 #define ICMP_FRAG_NEEDED 4
 
-/* The header of an ICMP error, of both families. */
+/* The header of an ICMP error, in both families. */
 struct icmp_header {
 	__u8 type;
 	__u8 code;
@@ -57,83 +57,84 @@ struct icmp_header {
 #define PACKET_MULTICAST 2
 #define PACKET_OTHERHOST 3
 
-/* What a packet says about the flow that it is of. */
-enum signal {
-	SIGNAL_NONE = 0,
-	SIGNAL_FIRST = 1, /* opens a flow */
-	SIGNAL_FIN = 2, /* nothing will follow */
-	SIGNAL_RESET = 3, /* it is over */
-	SIGNAL_ACCEPT = 4, /* agrees to open one */
-	SIGNAL_DOUBTED = 5, /* nothing, for its numbers or its tag are not those of the flow */
+/* What a packet means for the connection of its flow. */
+enum event {
+	EVENT_NONE = 0,
+	EVENT_OPEN = 1, /* opens a flow: a SYN, an INIT, or any datagram */
+	EVENT_FIN = 2, /* its side closes the connection */
+	EVENT_RESET = 3, /* it aborts the connection */
+	EVENT_ACCEPT = 4, /* the answer to EVENT_OPEN: a SYN-ACK or an INIT-ACK */
+	EVENT_INVALID = 5, /* its numbers or its tag do not fit the flow: it changes nothing */
 };
 
-/* What the header of TCP says, in host byte order. */
+/* The header of a TCP segment, in host byte order. */
 struct segment {
 	__u32 seq;
-	__u32 end; /* seq of what follows it */
+	__u32 end; /* the seq of the segment after it */
 	__u32 ack;
-	bool acks; /* ack is one */
+	bool acks; /* ack is valid */
 	bool syn;
-	bool stamped; /* stamp is one; looked for in SYN and FIN only */
+	bool stamped; /* stamp is valid; only read from SYN and FIN */
 	__u8 stamp; /* the first byte of the timestamp */
-	__u8 fin; /* what a FIN makes of flow.ending; 0: it is none */
+	__u8 fin; /* the bits of flow.ending that a FIN sets; 0: no FIN */
 };
 
-/* The tags of a packet of SCTP. */
+/* The tags of an SCTP packet. */
 struct sctp_tags {
-	__u32 tag; /* which the other side has asked for, or 0 */
-	__u32 asks; /* if it is the first one of its side: what those to it are to bear; 0: it is too short */
-	bool reflects; /* if it ends something, the tag is that of what it answers */
+	__u32 tag; /* which its receiver has asked for, or 0 */
+	__u32 asks; /* in the first packet of a side: the tag of packets to that side; 0: the packet is too short */
+	bool reflects; /* if it ends the association, its tag is that of the packet that it answers */
 };
 
-/* Where the headers of an IP packet are, from the start of the frame, and who sends it to whom. */
+/* Where the headers of an IP packet are, in bytes from the start of the frame, and its tuple. */
 struct headers {
 	__u32 l3;
 	__u32 l4;
-	__u32 end; /* of the packet, as the IP header has it */
+	__u32 end; /* of the packet, by its IP header */
 	__u32 fragment_id;
 	__u32 piece; /* where a fragment's part of the datagram begins */
 	struct flow_key key;
 	__u8 v6;
-	__u8 fragment; /* of a datagram in several */
-	__u8 later; /* and not the first one: no ports here */
-	__u8 more; /* it is not the last one */
-	__u16 offset; /* of its part in the datagram */
+	__u8 fragment; /* part of a fragmented datagram */
+	__u8 later; /* a fragment other than the first: it has no ports */
+	__u8 more; /* a fragment other than the last */
+	__u16 offset; /* of a fragment in the datagram */
 };
 
 /*
- * A packet on its way through a hook, and what is found out about it. It lies in
- * a map: what the verifier does not know of its fields, it need not tell apart.
+ * A packet on its way through a hook, with all that is known about it. It lies in a map because
+ * the verifier does not track the values of map memory, so it does not walk the same code again
+ * for each of them.
  */
 struct packet {
 	struct headers ip;
-	struct headers quoted; /* of the packet that an ICMP error is about */
-	struct flow_key came; /* the flow that it is about */
-	struct flow_key to; /* what the packet becomes */
-	struct flow_key key; /* of the entry at hand */
-	struct flow flow; /* the entry at hand */
-	struct flow gone; /* a flow that is forgotten */
-	struct bpf_sock_tuple tuple; /* that another part of the node may have */
-	__be32 quote[MAX_QUOTE / 4]; /* what an error of ours quotes */
+	struct headers quoted; /* of the packet that an ICMP error quotes */
+	struct flow_key came; /* the tuple of the flow that an ICMP error is about */
+	struct flow_key to; /* the tuple that the packet gets */
+	struct flow_key key; /* scratch: the tuple of an entry */
+	struct flow flow; /* the flow that is opened or put back */
+	struct flow gone; /* the flow that is deleted */
+	struct bpf_sock_tuple tuple; /* scratch for socket and conntrack lookups */
+	__be32 quote[MAX_QUOTE / 4]; /* what a generated error quotes */
 	__u64 now;
-	struct segment tcp; /* unless it is a later fragment */
-	struct sctp_tags sctp; /* as well */
-	__u64 ended; /* when the oldest flow was seen that has ended, and holds a tuple that we want; 0: none */
-	__be16 ended_port; /* of that tuple, where the replies go */
-	__u32 pos; /* what take(ctx) takes next */
-	bool evicts; /* gone has to be forgotten */
-	__u8 role; /* of the entry at egress: an enum flow_role */
+	struct segment tcp; /* not set for a later fragment */
+	struct sctp_tags sctp; /* the same */
+	__u64 ended; /* last_seen of the oldest ended flow that holds a wanted tuple; 0: none */
+	__be16 ended_port; /* the port of that tuple */
+	__u32 pos; /* the offset of the next header */
+	bool evicts; /* gone has to be deleted */
+	__u8 role; /* of the entry at egress: enum flow_role */
 	__u8 flags; /* and its flags */
-	bool turns; /* it leaves by the device out, to next, and does not enter the stack */
-	__u16 mtu; /* of the way of a packet that is too long for it, and may not be cut; 0: it is not */
+	bool turns; /* it is turned around: it leaves by the device out, to next */
+	__u16 mtu; /* of the route, if the packet is too long for it and must not be fragmented; else 0 */
 	__u32 out;
 	struct bpf_redir_neigh next;
-	__u8 signal; /* enum signal */
+	__u8 event; /* enum event */
 	__u8 icmp_type;
 	__u8 is_error; /* an ICMP error */
 };
 
-/* One for each hook, and CPU: a program is not interrupted by itself. */
+/* One for each hook and CPU: no program is interrupted by another run of itself. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
@@ -141,7 +142,7 @@ struct {
 	__type(value, struct packet);
 } sl_packet SEC(".maps");
 
-/* packet_at returns the packet that is at a hook of this CPU; it is never NULL. */
+/* packet_at returns the packet at a hook on this CPU; it is never NULL. */
 static __always_inline struct packet *packet_at(enum hook hook)
 {
 	__u32 key = hook - HOOK_INGRESS;
@@ -156,7 +157,7 @@ static __always_inline struct packet *new_packet(enum hook hook)
 	if (pkt) {
 		pkt->ip.key.hook = hook;
 		pkt->ip.key.reserved = 0;
-		pkt->signal = SIGNAL_NONE;
+		pkt->event = EVENT_NONE;
 		pkt->is_error = false;
 		pkt->evicts = false;
 		pkt->turns = false;
@@ -165,7 +166,7 @@ static __always_inline struct packet *new_packet(enum hook hook)
 	return pkt;
 }
 
-/* reversed is the tuple of the packets that those of a tuple answer, or are answered by. */
+/* reversed sets to to the tuple of the packets of the other direction. */
 static __always_inline void reversed(const struct flow_key *tuple, struct flow_key *to)
 {
 	to->src = tuple->dst;
@@ -177,19 +178,16 @@ static __always_inline void reversed(const struct flow_key *tuple, struct flow_k
 }
 
 /*
- * peek returns the len bytes at an offset from the start of the frame, or NULL if
- * there are none, or so far away that we do not look. A device may have left them
- * where programs cannot read them: then it pulls them, and what was peeked before
- * is void.
+ * peek returns the len bytes at an offset from the start of the frame, or NULL if the frame is
+ * shorter or the offset too large. Bytes outside of the linear part are pulled into it, which
+ * invalidates pointers from earlier calls.
  */
 static __always_inline void *peek(struct __sk_buff *ctx, __u32 at, __u32 len)
 {
 	__u64 offset = at;
 	void *pos;
 
-	asm volatile(
-		""
-		: "+r"(offset)); /* the bound below is for the verifier, and of this register */
+	asm volatile("" : "+r"(offset)); /* the verifier needs the bound on this very register */
 	if (offset > MAX_OFFSET)
 		return NULL;
 	pos = (void *)(long)ctx->data + offset;
@@ -201,7 +199,7 @@ static __always_inline void *peek(struct __sk_buff *ctx, __u32 at, __u32 len)
 	return pos + len <= (void *)(long)ctx->data_end ? pos : NULL;
 }
 
-/* skip_vlan steps over the tags that are still in the frame, and returns the type of what follows. */
+/* skip_vlan skips the VLAN tags inside the frame, and returns the type of what follows. */
 static __always_inline __be16 skip_vlan(struct __sk_buff *ctx, __be16 type, __u32 *at)
 {
 	const __be16 *tag;
@@ -219,7 +217,7 @@ static __always_inline __be16 skip_vlan(struct __sk_buff *ctx, __be16 type, __u3
 	return type;
 }
 
-/* Where the IP header of a frame begins, and of which version it is. */
+/* Where the IP header of a frame begins, and its version. */
 struct network {
 	__u32 at;
 	bool v6;
@@ -232,11 +230,11 @@ static __always_inline enum reason read_ethernet(struct __sk_buff *ctx, struct n
 	__be16 type;
 
 	if (!eth)
-		return REASON_PASS_BYSTANDER;
+		return REASON_PASS_OTHER_TRAFFIC;
 	net->at = sizeof(*eth);
 	type = skip_vlan(ctx, eth->h_proto, &net->at);
 	net->v6 = type == bpf_htons(ETH_P_IPV6);
-	return net->v6 || type == bpf_htons(ETH_P_IP) ? REASON_NEXT : REASON_PASS_BYSTANDER;
+	return net->v6 || type == bpf_htons(ETH_P_IP) ? REASON_NEXT : REASON_PASS_OTHER_TRAFFIC;
 }
 
 /* read_link finds the IP header. */
@@ -248,16 +246,15 @@ static __always_inline enum reason read_link(struct __sk_buff *ctx, struct netwo
 		return read_ethernet(ctx, net);
 	version = peek(ctx, 0, sizeof(*version));
 	if (!version)
-		return REASON_PASS_BYSTANDER;
+		return REASON_PASS_OTHER_TRAFFIC;
 	net->at = 0;
 	net->v6 = *version >> 4 == 6;
-	return net->v6 || *version >> 4 == 4 ? REASON_NEXT : REASON_PASS_BYSTANDER;
+	return net->v6 || *version >> 4 == 4 ? REASON_NEXT : REASON_PASS_OTHER_TRAFFIC;
 }
 
 /*
- * packet_end is where len bytes end. A frame may go on behind the packet; and
- * one that is to be cut into several has no length, if it is longer than can be
- * said.
+ * packet_end returns where len bytes from at end. The frame may be longer than the packet. A
+ * length of 0 is that of a GSO packet which is too long for the length field.
  */
 static __always_inline __u32 packet_end(struct __sk_buff *ctx, __u32 at, __u32 len)
 {
@@ -293,16 +290,16 @@ static __always_inline enum reason read_v6(struct __sk_buff *ctx, struct headers
 	ip->end = packet_end(ctx, ip->l3 + sizeof(*hdr), bpf_ntohs(hdr->payload_len));
 	__builtin_memcpy(&ip->key.src, &hdr->saddr, sizeof(ip->key.src));
 	__builtin_memcpy(&ip->key.dst, &hdr->daddr, sizeof(ip->key.dst));
-	/* No router lets these pass: they would be taken for IPv4. */
+	/* Mapped addresses are never on the wire, and would be treated as IPv4. */
 	if (addr_is_v4(&ip->key.src) || addr_is_v4(&ip->key.dst))
-		return REASON_PASS_BYSTANDER;
+		return REASON_PASS_OTHER_TRAFFIC;
 	ip->key.proto = hdr->nexthdr;
 	ip->later = false;
 	ip->fragment = false;
 	return REASON_NEXT;
 }
 
-/* read_ip reads the IP header at an offset: who sends to whom. */
+/* read_ip reads the IP header at an offset, up to the transport protocol of IPv4. */
 static __always_inline enum reason read_ip(struct __sk_buff *ctx, struct headers *ip, __u32 at,
 					   bool v6)
 {
@@ -311,7 +308,7 @@ static __always_inline enum reason read_ip(struct __sk_buff *ctx, struct headers
 	return v6 ? read_v6(ctx, ip) : read_v4(ctx, ip);
 }
 
-/* The beginning of an extension header; but for the first two bytes, of that of a fragment. */
+/* The start of an extension header; offset and id are those of the fragment header. */
 struct extension {
 	__u8 next;
 	__u8 len;
@@ -320,8 +317,7 @@ struct extension {
 };
 
 /*
- * note_v6_fragment takes the fragment header, but for its first two bytes. Behind it, at an
- * offset, is what was cut.
+ * note_v6_fragment records the fields of a fragment header. The fragment begins at the offset at.
  */
 static __always_inline void note_v6_fragment(struct headers *ip, __u32 at, __be16 offset, __be32 id)
 {
@@ -339,7 +335,7 @@ static __always_inline bool is_extension(__u8 proto)
 	       proto == IPPROTO_FRAGMENT || proto == EXTENSION_AUTH;
 }
 
-/* skip_extensions goes on to the transport header, through the extension headers of IPv6. */
+/* skip_extensions finds the transport header behind the extension headers of IPv6. */
 static __always_inline enum reason skip_extensions(struct __sk_buff *ctx, struct headers *ip)
 {
 	__u32 at = ip->l3 + sizeof(struct ipv6hdr);
@@ -370,13 +366,13 @@ static __always_inline enum reason skip_extensions(struct __sk_buff *ctx, struct
 	return i < MAX_EXTENSIONS ? REASON_NEXT : REASON_PASS_MALFORMED;
 }
 
-/* has_ports is true of the protocols that Services have. */
+/* has_ports reports whether Services can have the protocol. */
 static __always_inline bool has_ports(__u8 proto)
 {
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
 }
 
-/* read_ports reads the ports at l4, of a packet that is there up to end. */
+/* read_ports reads the ports at l4, in a packet that ends at end. */
 static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct headers *ip, __u32 end)
 {
 	const __be16 *ports = peek(ctx, ip->l4, 2 * sizeof(*ports));
@@ -393,12 +389,12 @@ static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct head
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
 
-/* The header of TCP, without its options. linux/tcp.h has it in bit fields. */
+/* The TCP header without options; that of linux/tcp.h has bit fields. */
 struct tcp_header {
 	__be16 ports[2];
 	__be32 seq;
 	__be32 ack;
-	__u8 length; /* in the upper half, in words */
+	__u8 length; /* in the upper half, in units of 4 bytes */
 	__u8 flags;
 	__be16 window;
 	__be16 checksum;
@@ -411,8 +407,8 @@ struct tcp_header {
 #define MAX_TCP_OPTIONS 12
 
 /*
- * read_stamp looks for the timestamp among the options of the packet at a hook, which go up to
- * end. It is global, so that the verifier looks at it once.
+ * read_stamp looks for the timestamp among the TCP options, up to end, of the packet at a hook. It
+ * is global, so that the verifier walks it once.
  */
 __noinline int read_stamp(struct __sk_buff *ctx, __u32 hook, __u32 end)
 {
@@ -423,7 +419,7 @@ __noinline int read_stamp(struct __sk_buff *ctx, __u32 hook, __u32 end)
 		return 0;
 	at = pkt->ip.l4 + sizeof(struct tcp_header);
 	for (i = 0; i < MAX_TCP_OPTIONS && at < end; i++) {
-		__u8 option[3]; /* kind, length, and the first byte of a timestamp */
+		__u8 option[3]; /* kind, length, and the first byte of the timestamp */
 
 		if (bpf_skb_load_bytes(ctx, at, option, sizeof(option)) ||
 		    option[0] == TCP_OPTION_END)
@@ -439,7 +435,7 @@ __noinline int read_stamp(struct __sk_buff *ctx, __u32 hook, __u32 end)
 	return 0;
 }
 
-static __always_inline enum reason read_tcp_signal(struct __sk_buff *ctx, struct packet *pkt)
+static __always_inline enum reason read_tcp_event(struct __sk_buff *ctx, struct packet *pkt)
 {
 	const struct tcp_header *tcp = peek(ctx, pkt->ip.l4, sizeof(*tcp));
 	__u32 payload;
@@ -455,17 +451,17 @@ static __always_inline enum reason read_tcp_signal(struct __sk_buff *ctx, struct
 	pkt->tcp.syn = flags & TCP_SYN;
 	pkt->tcp.end = pkt->tcp.seq + pkt->ip.end - payload + pkt->tcp.syn + (flags & TCP_FIN);
 	pkt->tcp.stamped = false;
-	pkt->tcp.fin = flags & TCP_FIN ? FLOW_LAST : 0;
+	pkt->tcp.fin = flags & TCP_FIN ? FLOW_FIN_SENT : 0;
 	if (flags & (TCP_SYN | TCP_FIN))
 		read_stamp(ctx, pkt->ip.key.hook, payload);
 	if (flags & TCP_RST)
-		pkt->signal = SIGNAL_RESET;
+		pkt->event = EVENT_RESET;
 	else if (flags & TCP_FIN)
-		pkt->signal = SIGNAL_FIN;
+		pkt->event = EVENT_FIN;
 	else if (flags & TCP_SYN && !(flags & TCP_ACK))
-		pkt->signal = SIGNAL_FIRST;
+		pkt->event = EVENT_OPEN;
 	else if (flags & TCP_SYN)
-		pkt->signal = SIGNAL_ACCEPT;
+		pkt->event = EVENT_ACCEPT;
 	return REASON_NEXT;
 }
 
@@ -477,9 +473,9 @@ static __always_inline enum reason read_tcp_signal(struct __sk_buff *ctx, struct
 #define SCTP_SHUTDOWN_COMPLETE 14
 
 #define SCTP_REFLECTS 1 /* flag */
-#define SCTP_ASKS 16 /* offset of the tag in SCTP_INIT and SCTP_INIT_ACK */
+#define SCTP_ASKS 16 /* offset of the initiate tag in SCTP_INIT and SCTP_INIT_ACK */
 
-/* The header of SCTP, and that of its first chunk. */
+/* The SCTP header, and that of the first chunk. */
 struct sctp_start {
 	__be16 ports[2];
 	__be32 tag;
@@ -489,7 +485,7 @@ struct sctp_start {
 	__be16 length;
 };
 
-static __always_inline enum reason read_sctp_signal(struct __sk_buff *ctx, struct packet *pkt)
+static __always_inline enum reason read_sctp_event(struct __sk_buff *ctx, struct packet *pkt)
 {
 	const struct sctp_start *sctp = peek(ctx, pkt->ip.l4, sizeof(*sctp));
 	__u8 chunk;
@@ -501,27 +497,27 @@ static __always_inline enum reason read_sctp_signal(struct __sk_buff *ctx, struc
 	bpf_skb_load_bytes(ctx, pkt->ip.l4 + SCTP_ASKS, &pkt->sctp.asks, sizeof(pkt->sctp.asks));
 	pkt->sctp.reflects = sctp->flags & SCTP_REFLECTS;
 	if (chunk == SCTP_ABORT)
-		pkt->signal = SIGNAL_RESET;
+		pkt->event = EVENT_RESET;
 	else if (chunk == SCTP_SHUTDOWN || chunk == SCTP_SHUTDOWN_ACK ||
 		 chunk == SCTP_SHUTDOWN_COMPLETE)
-		pkt->signal = SIGNAL_FIN;
+		pkt->event = EVENT_FIN;
 	else if (chunk == SCTP_INIT)
-		pkt->signal = SIGNAL_FIRST;
+		pkt->event = EVENT_OPEN;
 	else if (chunk == SCTP_INIT_ACK)
-		pkt->signal = SIGNAL_ACCEPT;
+		pkt->event = EVENT_ACCEPT;
 	return REASON_NEXT;
 }
 
-/* read_signal reads what a packet with ports says about its flow. */
-static __always_inline enum reason read_signal(struct __sk_buff *ctx, struct packet *pkt)
+/* read_event reads what a packet with ports means for the connection of its flow. */
+static __always_inline enum reason read_event(struct __sk_buff *ctx, struct packet *pkt)
 {
 	if (pkt->ip.later)
 		return REASON_NEXT;
 	if (pkt->ip.key.proto == IPPROTO_TCP)
-		return read_tcp_signal(ctx, pkt);
+		return read_tcp_event(ctx, pkt);
 	if (pkt->ip.key.proto == IPPROTO_SCTP)
-		return read_sctp_signal(ctx, pkt);
-	pkt->signal = SIGNAL_FIRST; /* any datagram may open a flow */
+		return read_sctp_event(ctx, pkt);
+	pkt->event = EVENT_OPEN; /* any datagram can open a flow */
 	return REASON_NEXT;
 }
 

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Places in the arrays that the agent fills.
+ * Lookups in the arrays that the agent fills.
  *
- * What a program reads there is right, or it is seen to be wrong:
+ * What a program reads there is right, or recognizably wrong:
  *
- * - The agent writes a place before anything leads to it, and the word that leads to it
- *   last, with release order: a frontend's pool_id, or its element in frontend_ids. Each
- *   step of ours goes by the number that the step before has read. arm64 keeps that
- *   order, too: a load does not come before the load of its address.
- * - Nothing that a frontend leads to is changed afterwards. The agent makes another pool,
- *   and switches pool_id with one store.
- * - The agent uses a place again only when every program has ended that may have read
- *   what led to it (an RCU grace period, which the update of an array of maps waits for).
- * - An element of frontend_ids is beyond that rule: the kernel may give it to another key
- *   while we read its value. So a frontend says which key it is for, and we compare.
- * - Ids of backends that are remembered longer than a program runs have a generation,
- *   and a place says which one it has.
+ * - The agent writes a place before anything leads to it. It writes the word that leads to it
+ *   last, with release order: the pool_id of a frontend, or an element of frontend_ids. Each
+ *   lookup here depends on the number that the one before has read, and even arm64 keeps the order
+ *   of loads that depend on each other.
+ * - Nothing that a frontend leads to is changed afterwards. The agent writes another pool, and
+ *   switches pool_id with one store.
+ * - The agent reuses a place only when every program that may have read what led to it has ended
+ *   (an RCU grace period, which the update of an array of maps waits for).
+ * - Elements of frontend_ids are not covered by that: the kernel may give one to another key while
+ *   its value is read. So a frontend contains its own key, which find_pool compares.
+ * - Ids of backends that are kept for longer than a program runs have a generation, and each place
+ *   contains its current one.
  */
 #ifndef SLUICE_PLACE_H
 #define SLUICE_PLACE_H
@@ -24,7 +24,7 @@
 
 #include "../../maps/maps.h"
 
-/* read_once has the compiler read a word that the agent may write, once. */
+/* read_once makes the compiler read a word that the agent may write exactly once. */
 static __always_inline __u32 read_once(const __u32 *word)
 {
 	return *(volatile const __u32 *)word;
@@ -46,7 +46,7 @@ static __always_inline const struct pool *pool_at(__u32 id)
 	return places ? bpf_map_lookup_elem(places, &place) : NULL;
 }
 
-/* slot_at returns the backend id in a slot, or 0, which no backend has. */
+/* slot_at returns the backend id in a slot, or 0, which is no backend. */
 static __always_inline __u32 slot_at(__u32 slot)
 {
 	__u32 chunk = slot / CHUNK_SLOTS, place = slot % CHUNK_SLOTS;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reasons: every way out is counted. */
+/* Counting the reasons of every outcome. */
 #ifndef SLUICE_REASON_H
 #define SLUICE_REASON_H
 
@@ -16,7 +16,7 @@ static __always_inline void count(enum reason why)
 		*n += 1;
 }
 
-/* is_pass says that what was dialled is none of our business. */
+/* is_pass reports whether the destination of a socket is not that of a Service. */
 static __always_inline bool is_pass(enum reason why)
 {
 	return why == REASON_PASS_PROTOCOL || why == REASON_PASS_DISABLED ||

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Refusing a packet: an ICMP port unreachable or too big goes back the way it came. */
+/*
+ * Refusing a packet: an ICMP port unreachable or packet too big goes back the way the packet came.
+ */
 #ifndef SLUICE_REJECT_H
 #define SLUICE_REJECT_H
 
@@ -11,11 +13,13 @@
 
 #include <bpf/bpf_core_read.h>
 
-/* The kernel's rule for errors to one host (icmp_ratelimit): one a second, six at once. */
+/*
+ * The kernel's rate limit of errors to one host (icmp_ratelimit): one per second, a burst of six.
+ */
 #define CLIENT_TOKEN_NS 1000000000ULL
 #define CLIENT_TOKENS 6
 
-#define TOS_ERROR 0xc0 /* internetwork control, as the kernel's errors have it */
+#define TOS_ERROR 0xc0 /* internetwork control, as in the kernel's errors */
 #define ERROR_TTL 64
 #define CHECKSUM_PARTIAL 3
 
@@ -30,8 +34,12 @@ struct error_v6 {
 	struct icmp_header icmp;
 };
 
-/* spend takes one token of token_ns from a budget of so many, and is false if there is none. */
-static __always_inline bool spend(const struct addr *owner, __u64 now, __u64 token_ns, __u64 most)
+/*
+ * take_token takes a token of a bucket that gets one each token_ns and holds at most most, and is
+ * false if the bucket is empty.
+ */
+static __always_inline bool take_token(const struct addr *owner, __u64 now, __u64 token_ns,
+				       __u64 most)
 {
 	struct icmp_budget *had = bpf_map_lookup_elem(&sl_icmp_budgets, owner);
 	struct icmp_budget budget = { .last = now, .tokens = most * token_ns };
@@ -49,21 +57,24 @@ static __always_inline bool spend(const struct addr *owner, __u64 now, __u64 tok
 }
 
 /*
- * may_answer spends a token of the client, and one of those that all clients have together:
- * sources can be forged, and the error goes to the real owner of the address. The budget of
- * all is that of the unspecified address, which no client has.
+ * take_error_tokens takes a token of the client, and one of those that all clients share: sources
+ * can be forged, and the error goes to the real owner of the address. The bucket of all clients is
+ * that of the unspecified address, which no client has.
  */
-static __always_inline bool may_answer(const struct addr *client, __u64 now)
+static __always_inline bool take_error_tokens(const struct addr *client, __u64 now)
 {
 	const struct addr all = {};
 
-	return spend(client, now, CLIENT_TOKEN_NS, CLIENT_TOKENS) &&
+	return take_token(client, now, CLIENT_TOKEN_NS, CLIENT_TOKENS) &&
 	       (!config_icmp_token_ns ||
-		spend(&all, now, config_icmp_token_ns, config_icmp_tokens));
+		take_token(&all, now, config_icmp_token_ns, config_icmp_tokens));
 }
 
-/* is_one_host says that errors may go to a: not to groups, and not to nobody. */
-static __always_inline bool is_one_host(const struct addr *a)
+/*
+ * is_unicast reports whether errors may be sent to a: not to the unspecified address, a group, or
+ * loopback.
+ */
+static __always_inline bool is_unicast(const struct addr *a)
 {
 	__u32 v4 = bpf_ntohl(a->words[3]);
 
@@ -74,29 +85,34 @@ static __always_inline bool is_one_host(const struct addr *a)
 	return v4 >> 28 < 0xe && v4 >> 24 != 0x7f;
 }
 
-/* Nobody answers, with an error, what came to everybody on the wire. */
+/*
+ * is_to_one_host reports whether the frame was unicast: a broadcast is never answered with an
+ * error.
+ */
 static __always_inline bool is_to_one_host(struct __sk_buff *ctx)
 {
 	return ctx->pkt_type != PACKET_BROADCAST && ctx->pkt_type != PACKET_MULTICAST;
 }
 
-/* is_partial says that the device will write the transport checksum, when the packet leaves. */
+/*
+ * is_partial reports whether the device will write the transport checksum when the packet leaves.
+ */
 static __always_inline bool is_partial(struct __sk_buff *ctx)
 {
 	struct __sk_buff *held = ctx;
 	const struct sk_buff *skb;
 
-	/* A context may be read field by field, but not as a kernel structure:
-	 * take its address as a number. */
+	/* The verifier only allows single fields of the context to be read, so its
+	 * address is copied as a number. */
 	if (bpf_probe_read_kernel(&skb, sizeof(skb), &held))
 		return false;
 	return BPF_CORE_READ_BITFIELD_PROBED(skb, ip_summed) == CHECKSUM_PARTIAL;
 }
 
 /*
- * quote_sum adds up the quoted packet. Where the device has yet to write the
- * transport checksum, it does so in the quote: the whole transport part then
- * adds up to nothing, if the checksum is zero before.
+ * quote_sum adds up the quoted packet. If the device has yet to write the transport checksum, it
+ * will write it into the quote; with a checksum of zero before, the whole transport part then adds
+ * up to nothing.
  */
 static __always_inline bool quote_sum(struct __sk_buff *ctx, struct packet *pkt, __u32 len,
 				      __s64 *sum)
@@ -122,8 +138,10 @@ static __always_inline bool quote_sum(struct __sk_buff *ctx, struct packet *pkt,
 	return true;
 }
 
-/* error_source is who says so: what was dialled, if that is this node, or else the node's address
- * on the way to the client. */
+/*
+ * error_source sets source to the sender of an error: the original destination if it is this node,
+ * or else the node's address on the route to the client.
+ */
 static __always_inline void error_source(struct __sk_buff *ctx, const struct packet *pkt,
 					 struct addr *source)
 {
@@ -190,8 +208,8 @@ static __always_inline bool write_error_v6(struct __sk_buff *ctx, struct packet 
 	return !bpf_skb_store_bytes(ctx, pkt->ip.l3, &hdr, sizeof(hdr), 0);
 }
 
-/* turn_round swaps the Ethernet addresses. */
-static __always_inline bool turn_round(struct __sk_buff *ctx)
+/* swap_macs swaps the Ethernet addresses. */
+static __always_inline bool swap_macs(struct __sk_buff *ctx)
 {
 	__u8 came[2][ETH_ALEN], goes[2][ETH_ALEN];
 
@@ -216,16 +234,17 @@ static __always_inline bool make_error(struct __sk_buff *ctx, struct packet *pkt
 		quoted = MAX_QUOTE;
 	if (bpf_skb_change_tail(ctx, pkt->ip.l3 + quoted, 0) || !quote_sum(ctx, pkt, quoted, &sum))
 		return false;
-	if (bpf_skb_adjust_room(ctx, room, BPF_ADJ_ROOM_MAC, 0) || !turn_round(ctx))
+	if (bpf_skb_adjust_room(ctx, room, BPF_ADJ_ROOM_MAC, 0) || !swap_macs(ctx))
 		return false;
 	return pkt->ip.v6 ? write_error_v6(ctx, pkt, from, quoted, sum) :
 			    write_error_v4(ctx, pkt, from, quoted, sum);
 }
 
 /*
- * refuse makes the packet an error to its sender: if pkt->mtu is set, that it is too big. It
- * returns why, or REASON_REJECT_LIMITED if it is to be dropped without a word. Of what is too big the
- * kernel, too, tells without a limit. It is for ingress; and global, so that the verifier looks at it once.
+ * refuse turns the packet into an error to its sender: that it is too big, if pkt->mtu is set. It
+ * returns why, or REASON_REJECT_LIMITED if the packet is to be dropped silently. Like the kernel,
+ * it does not limit the rate of errors about packets that are too big. It is for ingress, and
+ * global, so that the verifier walks it once.
  */
 __noinline int refuse(struct __sk_buff *ctx, int why)
 {
@@ -236,8 +255,8 @@ __noinline int refuse(struct __sk_buff *ctx, int why)
 	if (!pkt)
 		return REASON_REJECT_LIMITED;
 	client = &pkt->ip.key.src;
-	if (pkt->ip.later || !is_to_one_host(ctx) || !is_one_host(client) ||
-	    (!pkt->mtu && !may_answer(client, pkt->now)))
+	if (pkt->ip.later || !is_to_one_host(ctx) || !is_unicast(client) ||
+	    (!pkt->mtu && !take_error_tokens(client, pkt->now)))
 		return REASON_REJECT_LIMITED;
 	error_source(ctx, pkt, &from);
 	return make_error(ctx, pkt, &from) ? why : REASON_DROP_REWRITE;

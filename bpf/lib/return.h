@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Replies by the device by which the client came. Where addresses have routes of their own (rules
- * "from ADDRESS lookup TABLE"), the stack routes a reply by the backend's address, and the network
- * behind that device may not take it from the address that the client has dialled. The way that
- * this node's own reply from there would take is the one by which the client came, or the flow
- * would not have FLOW_RETURNS.
+ * Sending replies by the device on which the client came. Where addresses have routes of their own
+ * (rules "from ADDRESS lookup TABLE"), the stack routes a reply by the backend's address, and the
+ * network behind that device may drop it, because its source will be the original destination. The
+ * node's own reply from the original destination would leave by the device on which the client
+ * came; otherwise the flow would not have FLOW_RETURNS.
  */
 #ifndef SLUICE_RETURN_H
 #define SLUICE_RETURN_H
@@ -12,14 +12,18 @@
 #include "device_verdict.h"
 #include "route.h"
 
+/*
+ * returns reports whether the packet is a reply that has to be routed from the original
+ * destination.
+ */
 static __always_inline bool returns(const struct packet *pkt)
 {
 	return pkt->role == FLOW_TO_CLIENT && pkt->flags & FLOW_RETURNS;
 }
 
 /*
- * return_reply sends the packet at egress out by that device. It is global, so that
- * the verifier looks at it once.
+ * return_reply sends the packet at egress out by the device on which the client came. It is
+ * global, so that the verifier walks it once.
  */
 __noinline int return_reply(struct __sk_buff *ctx)
 {

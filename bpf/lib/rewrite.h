@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Writing a packet. Checksums are changed by what changes, with the kernel's
- * functions: they know whether the device has yet to compute them, or has
- * already.
+ * Writing a packet. Checksums are updated incrementally, with the kernel's functions, which know
+ * whether the device has yet to compute them or already has.
  */
 #ifndef SLUICE_REWRITE_H
 #define SLUICE_REWRITE_H
@@ -20,8 +19,10 @@
 
 #define SCTP_CHECKSUM 8 /* offset */
 
-/* checksum_at returns the offset of the transport checksum, if it is one over a
- * pseudo header; otherwise 0. */
+/*
+ * checksum_at returns the offset of the transport checksum if that covers a pseudo header,
+ * otherwise 0.
+ */
 static __always_inline __u32 checksum_at(const struct headers *ip)
 {
 	switch (ip->key.proto) {
@@ -36,7 +37,10 @@ static __always_inline __u32 checksum_at(const struct headers *ip)
 	}
 }
 
-/* has_checksum is false of a UDP checksum of zero, which is none, and of a fragment that has none. */
+/*
+ * has_checksum is false for a zero UDP checksum, which means none, and for a fragment without a
+ * transport header.
+ */
 static __always_inline bool has_checksum(struct __sk_buff *ctx, const struct headers *ip)
 {
 	__u32 at = checksum_at(ip);
@@ -50,23 +54,22 @@ static __always_inline bool has_checksum(struct __sk_buff *ctx, const struct hea
 	return check && *check;
 }
 
-/* A UDP checksum never becomes zero. */
+/* checksum_flags keeps a UDP checksum from becoming zero. */
 static __always_inline __u64 checksum_flags(const struct headers *ip)
 {
 	return ip->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 }
 
 /*
- * note_sum tells the kernel of a change that no checksum in the packet makes up
- * for. It matters where the device has added up the whole packet, and is refused
- * where not.
+ * note_sum reports a change to the kernel that no checksum in the packet compensates. It matters
+ * if the device has summed the whole packet, and is refused otherwise.
  */
 static __always_inline void note_sum(struct __sk_buff *ctx, __u32 diff)
 {
 	bpf_csum_update(ctx, diff);
 }
 
-/* addrs_diff is what changes between the addresses of two tuples, for checksums. */
+/* addrs_diff returns the difference between the addresses of two tuples, for checksums. */
 static __always_inline __u32 addrs_diff(const struct flow_key *from, const struct flow_key *to)
 {
 	const __u32 *old = (const __u32 *)from, *new = (const __u32 *)to;
@@ -79,7 +82,7 @@ static __always_inline __u32 addrs_diff(const struct flow_key *from, const struc
 	return (sum & 0xffffffff) + (sum >> 32);
 }
 
-/* fold makes a 16-bit checksum of a sum. */
+/* fold returns the 16-bit checksum of a sum. */
 static __always_inline __u16 fold(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -89,7 +92,7 @@ static __always_inline __u16 fold(__u64 sum)
 	return ~sum;
 }
 
-/* write_v4 writes the addresses, and the header's checksum. */
+/* write_v4 writes the addresses and the checksum of the header. */
 static __always_inline bool write_v4(struct __sk_buff *ctx, const struct headers *ip,
 				     const struct flow_key *to, __u32 diff)
 {
@@ -115,7 +118,7 @@ static __always_inline bool write_v6(struct __sk_buff *ctx, const struct headers
 	return true;
 }
 
-/* rewrite_addrs gives a packet the addresses of to. */
+/* rewrite_addrs gives the packet the addresses of to. */
 static __always_inline bool rewrite_addrs(struct __sk_buff *ctx, struct packet *pkt,
 					  const struct flow_key *to)
 {
@@ -128,8 +131,8 @@ static __always_inline bool rewrite_addrs(struct __sk_buff *ctx, struct packet *
 		flags |= BPF_F_IPV6;
 	if (checked && bpf_l4_csum_replace(ctx, checksum_at(ip), 0, diff, flags))
 		return false;
-	/* The header of IPv6 has no checksum that makes up for its addresses; and
-	 * before BPF_F_IPV6, the kernel took it for one that has. */
+	/* IPv6 has no header checksum that compensates a change of its addresses, but
+	 * without BPF_F_IPV6 the kernel assumes one. */
 	if (ip->v6 && (!checked || !config_csum_ipv6))
 		note_sum(ctx, diff);
 	return ip->v6 ? write_v6(ctx, ip, to) : write_v4(ctx, ip, to, diff);
@@ -142,9 +145,9 @@ static __always_inline __u32 ports_of(const struct flow_key *tuple)
 }
 
 /*
- * rewrite_sctp_checksum follows a change of ports. A checksum that the device has
- * yet to compute is 0. That of a packet in fragments is beyond us: there is no
- * telling how long it is.
+ * rewrite_sctp_checksum updates the checksum for a change of ports. A checksum that the device has
+ * yet to compute is 0. That of a fragmented packet cannot be updated, because its length is
+ * unknown.
  */
 static __always_inline bool rewrite_sctp_checksum(struct __sk_buff *ctx, const struct headers *ip,
 						  __u32 diff)
@@ -168,7 +171,7 @@ static __always_inline bool rewrite_sctp_checksum(struct __sk_buff *ctx, const s
 	return true;
 }
 
-/* rewrite_ports_checksum follows a change of ports. */
+/* rewrite_ports_checksum updates the checksum for a change of ports. */
 static __always_inline bool rewrite_ports_checksum(struct __sk_buff *ctx, const struct headers *ip,
 						   __u32 from, __u32 to)
 {
@@ -179,7 +182,7 @@ static __always_inline bool rewrite_ports_checksum(struct __sk_buff *ctx, const 
 	return ip->key.proto != IPPROTO_SCTP || rewrite_sctp_checksum(ctx, ip, from ^ to);
 }
 
-/* rewrite_ports gives a packet the ports of to. */
+/* rewrite_ports gives the packet the ports of to. */
 static __always_inline bool rewrite_ports(struct __sk_buff *ctx, struct packet *pkt,
 					  const struct flow_key *to)
 {
@@ -199,7 +202,7 @@ static __always_inline bool rewrite_ports(struct __sk_buff *ctx, struct packet *
 	return true;
 }
 
-/* rewrite turns a packet into one of the tuple to. */
+/* rewrite gives the packet the tuple to. */
 static __always_inline enum reason rewrite(struct __sk_buff *ctx, struct packet *pkt,
 					   const struct flow_key *to)
 {

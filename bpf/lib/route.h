@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which way the node would send a packet, and with which address of its own. */
+/* The route by which the node would send a packet, and the source address that it would use. */
 #ifndef SLUICE_ROUTE_H
 #define SLUICE_ROUTE_H
 
@@ -15,10 +15,10 @@
 #define AF_INET6 10
 
 struct route {
-	__u32 ifindex; /* of the device it leaves by */
-	bool neighbour; /* mac is who gets it there */
+	__u32 ifindex; /* of the device by which the packet leaves */
+	bool neighbour; /* mac is that of the next hop */
 	__u8 mac[ETH_ALEN];
-	struct addr source; /* of this node, on that way; or unspecified */
+	struct addr source; /* the address of this node on that route, or unspecified */
 };
 
 static __always_inline bool is_link_local(const struct addr *a)
@@ -42,7 +42,10 @@ static __always_inline void set_fib_addrs(struct bpf_fib_lookup *fib, const stru
 	}
 }
 
-/* device_source is what this node sends by a device, if no route says otherwise. */
+/*
+ * device_source sets source to the address that this node uses on a device, if the device is
+ * known.
+ */
 static __always_inline void device_source(__u32 ifindex, bool v4, struct addr *source)
 {
 	const struct device *dev = bpf_map_lookup_elem(&sl_devices, &ifindex);
@@ -51,7 +54,9 @@ static __always_inline void device_source(__u32 ifindex, bool v4, struct addr *s
 		*source = v4 ? dev->source_v4 : dev->source_v6;
 }
 
-/* device_in is the device by which the stack sees a packet come: of a bridge, not its port. */
+/*
+ * device_in returns the device on which the stack sees a packet arrive: the bridge, not its port.
+ */
 static __always_inline __u32 device_in(struct __sk_buff *ctx)
 {
 	__u32 ifindex = ctx->ifindex;
@@ -64,13 +69,13 @@ static __always_inline __u32 device_in(struct __sk_buff *ctx)
 }
 
 /*
- * find_route asks the kernel for the way from src to dst, and is false if there
- * is none, or if dst is this node.
+ * find_route looks up the route from src to dst, and is false if there is none, or if dst is this
+ * node.
  */
 static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 				  const struct addr *dst, struct route *to)
 {
-	/* Of one byte: what becomes of a packet that is too long for the way is the stack's to say. */
+	/* One byte: the stack handles packets that are longer than the MTU of the route. */
 	struct bpf_fib_lookup fib = { .ifindex = device_in(ctx), .tot_len = 1 };
 	bool v4 = addr_is_v4(dst);
 	long found;
@@ -78,7 +83,7 @@ static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 	set_fib_addrs(&fib, src, dst);
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), config_fib_source ? BPF_FIB_LOOKUP_SRC : 0);
 	if (found == BPF_FIB_LKUP_RET_UNSUPP_LWT || found == BPF_FIB_LKUP_RET_FWD_DISABLED) {
-		/* There is a way, but the kernel does not tell it. */
+		/* There is a route, but the kernel does not return it. */
 		*to = (struct route){};
 		device_source(device_in(ctx), v4, &to->source);
 		return true;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The checksum of SCTP is a CRC-32C of the whole packet. It is linear: when some
- * bytes change, it changes by the CRC of the difference alone, which is the
- * difference times x^8 for each byte from there to the end, modulo the polynomial.
+ * The checksum of SCTP, a CRC-32C of the whole packet. A CRC is linear: when some bytes change, it
+ * changes by the CRC of the difference alone, which is the difference times x^8 for each byte from
+ * there to the end, modulo the polynomial.
  */
 #ifndef SLUICE_SCTP_H
 #define SLUICE_SCTP_H
@@ -11,13 +11,12 @@
 
 #define CRC32C 0x82f63b78 /* the polynomial; the highest bit is x^0 */
 
-/* Bytes in a packet, in bits. */
+/* The bits of the length of a packet. */
 #define MAX_LENGTH_BITS 16
 
 /*
- * crc_times multiplies two polynomials, modulo CRC32C. It is not static: what the
- * verifier knew of the factors would only keep it from seeing that all ways
- * through crc_change are alike.
+ * crc_times multiplies two polynomials, modulo CRC32C. It is global because what the verifier
+ * knows of the factors would keep it from recognizing equal states in crc_change.
  */
 __noinline __u32 crc_times(__u32 a, __u32 b)
 {
@@ -33,9 +32,9 @@ __noinline __u32 crc_times(__u32 a, __u32 b)
 }
 
 /*
- * crc_change returns by how much the checksum of a packet changes if its first
- * four bytes change by diff: both as they lie in memory. len is from the first of
- * these bytes to the end of the packet.
+ * crc_change returns the change of the checksum of a packet when its first four bytes change by
+ * diff, both as they lie in memory. len is the number of bytes from the first of these to the end
+ * of the packet.
  */
 static __noinline __u32 crc_change(__u32 diff, __u32 len)
 {

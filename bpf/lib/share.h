@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Who may have how much of the table of flows.
+ * The shares of connections and of UDP in the table of flows.
  *
- * It is an LRU map, which never refuses: it would push out a connection that has been idle for an
- * hour for the answer to a datagram. So no more is put into it than it holds without doing so.
- * Of that, a half is for connections and a quarter for UDP, whatever the other has; the rest is for
- * whoever comes first. What has no share stays in half_open, where it works, but may be pushed out.
+ * The table is an LRU map, which never refuses an entry: it would evict a connection that has been
+ * idle for an hour for the answer to a datagram. So programs put no more entries into it than it
+ * holds without eviction. Half of these are reserved for connections and a quarter for UDP; the
+ * rest is first come, first served. A flow without a share stays in half_open, where it works, but
+ * may be evicted.
  */
 #ifndef SLUICE_SHARE_H
 #define SLUICE_SHARE_H
@@ -16,10 +17,10 @@
 #include "../../maps/maps.h"
 #include "device_config.h"
 
-/* A flow has four entries at most. */
+/* The most entries that a flow has. */
 #define FLOW_ENTRIES 4
 
-/* kind_of returns as what flows of a protocol count. */
+/* kind_of returns the kind in which flows of a protocol are counted. */
 static __always_inline enum flow_kind kind_of(__u8 proto)
 {
 	return proto == IPPROTO_UDP ? FLOWS_UDP : FLOWS_CONNECTED;
@@ -32,7 +33,7 @@ static __always_inline __u64 *usage_of(enum flow_kind kind)
 	return bpf_map_lookup_elem(&sl_flow_usage, &key);
 }
 
-/* count_usage counts entries of a protocol that are put into flows, or deleted. */
+/* count_usage counts entries of a protocol that were put into flows, or deleted. */
 static __always_inline void count_usage(__u8 proto, __s64 entries)
 {
 	__u64 *used = usage_of(kind_of(proto));
@@ -41,7 +42,7 @@ static __always_inline void count_usage(__u8 proto, __s64 entries)
 		__sync_fetch_and_add(used, entries);
 }
 
-/* has_share reports whether another flow of a protocol may have its place in flows. */
+/* has_share reports whether there is room in flows for another flow of a protocol. */
 static __always_inline bool has_share(__u8 proto)
 {
 	bool udp = proto == IPPROTO_UDP;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The address a socket hook is called with, read and written. v6 is constant
- * in every caller: the verifier lets a hook touch its own family's fields only.
+ * Reading and writing the address that a socket hook is called with. v6 is constant in every
+ * caller, because the verifier lets a hook access only the fields of its own family.
  */
 #ifndef SLUICE_SOCK_ADDR_H
 #define SLUICE_SOCK_ADDR_H
@@ -38,13 +38,13 @@ static __always_inline void set_hook_addr(struct bpf_sock_addr *ctx, bool v6, co
 	ctx->user_port = port;
 }
 
-/* is_connected is true of a UDP socket that has a peer, and hears nobody else. */
+/* is_connected reports whether a UDP socket has a peer, and only receives from that. */
 static __always_inline bool is_connected(struct bpf_sock_addr *ctx)
 {
 	return ctx->sk->state == BPF_TCP_ESTABLISHED;
 }
 
-/* is_peer says that the socket is connected to this very address. */
+/* is_peer reports whether the socket is connected to this very address. */
 static __always_inline bool is_peer(struct bpf_sock_addr *ctx, bool v6, const struct addr *a,
 				    __be16 port)
 {
@@ -61,7 +61,10 @@ static __always_inline bool is_peer(struct bpf_sock_addr *ctx, bool v6, const st
 	return addr_equal(&peer, a);
 }
 
-/* bound_addr gives the source address that the socket is bound to, if any. */
+/*
+ * bound_addr sets a to the source address that the socket is bound to, and is false if there is
+ * none.
+ */
 static __always_inline bool bound_addr(struct bpf_sock_addr *ctx, bool v6, struct addr *a)
 {
 	const struct bpf_sock *sk = ctx->sk;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Who a socket is to loadBalancerSourceRanges, before it has an address. */
+/*
+ * The source address of a socket for loadBalancerSourceRanges, before the kernel has chosen one.
+ */
 #ifndef SLUICE_SOCK_SOURCE_H
 #define SLUICE_SOCK_SOURCE_H
 
@@ -10,9 +12,9 @@
 #include "source_range.h"
 
 /*
- * check_source holds the client against loadBalancerSourceRanges. The kernel
- * has not chosen a source address yet: the node's own traffic is judged by the
- * node IP, as kube-proxy's rules do, and a pod's by the address of the pod.
+ * check_source checks the client against loadBalancerSourceRanges. The kernel has not chosen a
+ * source address yet: the node's own traffic counts as coming from the node IP, as in kube-proxy's
+ * rules, and a pod's from the address of the pod.
  */
 static __always_inline enum reason check_source(struct bpf_sock_addr *ctx, bool v6,
 						const struct pool *pool, const struct addr *to)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a socket dialled: remembered in the socket itself. */
+/* The original destination of a connected socket, stored in the socket itself. */
 #ifndef SLUICE_SOCK_STATE_H
 #define SLUICE_SOCK_STATE_H
 
@@ -14,15 +14,15 @@
 #include "netns.h"
 #include "sock_addr.h"
 
-/* state_of returns NULL for a socket that we never translated. */
+/* state_of returns NULL for a socket that was never translated. */
 static __always_inline struct sock_state *state_of(struct bpf_sock_addr *ctx)
 {
 	return bpf_sk_storage_get(&sl_sock_state, ctx->sk, NULL, 0);
 }
 
 /*
- * replace_state puts what a socket got in the place of what it had. Threads may send
- * by one UDP socket at once: each takes out of the load what it replaces.
+ * replace_state writes what a socket got in place of what it had. Threads may use one UDP socket
+ * at once: each removes from the load what it replaces.
  */
 static __always_inline void replace_state(struct sock_state *state, const struct sock_state *next)
 {
@@ -31,9 +31,9 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	bpf_spin_lock(&state->lock);
 	had = state->backend_id;
 	counted = state->counted;
-	state->dialled = next->dialled;
+	state->original_dst = next->original_dst;
 	state->backend = next->backend;
-	state->dialled_port = next->dialled_port;
+	state->original_port = next->original_port;
 	state->backend_port = next->backend_port;
 	state->service_port_id = next->service_port_id;
 	state->backend_id = next->backend_id;
@@ -46,19 +46,23 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 		add_sockets(next->backend_id, 1);
 }
 
-/* A socket counts until it is closed. There is no program for the end of the kernel's own. */
-static __always_inline enum reason remember_dialled(struct bpf_sock_addr *ctx,
-						    const struct frontend_key *dialled,
-						    const struct backend *be)
+/*
+ * remember_original_dst stores the original destination and the backend in the socket, which
+ * counts in the backend's load until it is closed. Sockets of the kernel do not count, because no
+ * program runs when they are closed.
+ */
+static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *ctx,
+							 const struct frontend_key *original_dst,
+							 const struct backend *be)
 {
 	struct sock_state next = {
-		.dialled = dialled->addr,
-		.dialled_port = dialled->port,
+		.original_dst = original_dst->addr,
+		.original_port = original_dst->port,
 		.backend = be->addr,
 		.backend_port = be->port,
 		.service_port_id = be->service_port_id,
 		.backend_id = be->id,
-		.counted = !is_kernels(ctx),
+		.counted = !is_kernel_socket(ctx),
 	};
 	struct sock_state *state;
 
@@ -66,15 +70,18 @@ static __always_inline enum reason remember_dialled(struct bpf_sock_addr *ctx,
 	if (!state)
 		return REASON_TRANSLATED_UNREMEMBERED;
 
-	/* Asked for, so that the iterator over the state finds it in the socket. */
+	/*
+	 * This makes the kernel create the cookie, which the iterator over the state reads from the
+	 * socket.
+	 */
 	bpf_get_socket_cookie(ctx);
 
 	replace_state(state, &next);
 	return REASON_TRANSLATED;
 }
 
-/* forget_dialled is for a socket that now connects to no Service. */
-static __always_inline void forget_dialled(struct bpf_sock_addr *ctx)
+/* forget_original_dst deletes the state of a socket that now connects to no Service. */
+static __always_inline void forget_original_dst(struct bpf_sock_addr *ctx)
 {
 	const struct sock_state *state = state_of(ctx);
 
@@ -85,27 +92,31 @@ static __always_inline void forget_dialled(struct bpf_sock_addr *ctx)
 	bpf_sk_storage_delete(&sl_sock_state, ctx->sk);
 }
 
-/* connected_by gives what the socket dialled, if peer is the backend that it got for it. */
+/*
+ * connected_by sets original_dst and original_port, and reports whether peer is the backend that
+ * the socket got for them.
+ */
 static __always_inline bool connected_by(struct sock_state *state, const struct addr *peer,
-					 __be16 port, struct addr *dialled, __be16 *dialled_port)
+					 __be16 port, struct addr *original_dst,
+					 __be16 *original_port)
 {
 	bool is_peer;
 
 	bpf_spin_lock(&state->lock);
 	is_peer = state->backend_port == port && addr_equal(&state->backend, peer);
-	*dialled = state->dialled;
-	*dialled_port = state->dialled_port;
+	*original_dst = state->original_dst;
+	*original_port = state->original_port;
 	bpf_spin_unlock(&state->lock);
 	return is_peer;
 }
 
 /*
- * pick_connected returns the backend to which the socket is connected, if it was
- * connected by way of what it dials now, else NULL.
+ * pick_connected returns the backend to which the socket is connected, if it connected to the same
+ * original destination, else NULL.
  */
 static __always_inline const struct backend *pick_connected(struct bpf_sock_addr *ctx,
 							    const struct pool *pool,
-							    const struct frontend_key *dialled)
+							    const struct frontend_key *original_dst)
 {
 	struct sock_state *state;
 	bool same;
@@ -117,7 +128,8 @@ static __always_inline const struct backend *pick_connected(struct bpf_sock_addr
 	if (!state)
 		return NULL;
 	bpf_spin_lock(&state->lock);
-	same = state->dialled_port == dialled->port && addr_equal(&state->dialled, &dialled->addr);
+	same = state->original_port == original_dst->port &&
+	       addr_equal(&state->original_dst, &original_dst->addr);
 	id = state->backend_id;
 	bpf_spin_unlock(&state->lock);
 	return same ? pick_id(pool, id) : NULL;

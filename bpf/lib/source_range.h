@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* loadBalancerSourceRanges: who may dial a frontend. */
+/* loadBalancerSourceRanges: which clients may connect to a frontend. */
 #ifndef SLUICE_SOURCE_RANGE_H
 #define SLUICE_SOURCE_RANGE_H
 
@@ -7,7 +7,7 @@
 
 #include "../../maps/maps.h"
 
-/* is_in_ranges says whether source_ranges lets src connect to a frontend of the pool. */
+/* is_in_ranges reports whether source_ranges lets src connect to the frontends of the pool. */
 static __always_inline bool is_in_ranges(const struct pool *pool, const struct addr *src)
 {
 	struct source_range_key key = {

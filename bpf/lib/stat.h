@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What is counted of each service port. */
+/* Counting the flows and bytes of each service port. */
 #ifndef SLUICE_STAT_H
 #define SLUICE_STAT_H
 
@@ -7,7 +7,7 @@
 
 #include "../../maps/maps.h"
 
-/* Whether per-Service counts are wanted. */
+/* Per-Service counts are enabled. */
 volatile const bool config_stats = true;
 
 static __always_inline struct port_counts *counts_of(__u32 service_port_id)
@@ -34,9 +34,8 @@ static __always_inline void count_refusal(__u32 service_port_id, enum reason why
 }
 
 /*
- * count_new counts the outcome of a new flow. It is global: the verifier looks at it
- * once, and not on each way that leads here. What is per CPU is added to atomically all
- * the same, because packets interrupt sockets' programs.
+ * count_new counts the outcome of a new flow. It is global, so that the verifier walks it once. It
+ * adds to per-CPU values atomically, because device programs interrupt socket programs.
  */
 __noinline int count_new(__u32 service_port_id, __u32 why)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whether a tuple is taken by another part of this node: by a socket, or by netfilter. */
+/* Whether a tuple is in use by a socket of this node, or by netfilter. */
 #ifndef SLUICE_TAKEN_H
 #define SLUICE_TAKEN_H
 
@@ -9,7 +9,7 @@
 #include "flow.h"
 #include "kernel.h"
 
-/* What the kernel has if config_conntrack says so. */
+/* The kernel has these if config_conntrack is set. */
 struct conntrack_options {
 	__s32 netns;
 	__s32 error;
@@ -23,7 +23,10 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_
 	__attribute__((section(".ksyms"), weak));
 extern void bpf_ct_release(struct nf_conn *ct) __attribute__((section(".ksyms"), weak));
 
-/* tuple_of writes a tuple as helpers take it, and returns how long it is. */
+/*
+ * tuple_of converts a key to the tuple that socket and conntrack lookups take, and returns its
+ * size.
+ */
 static __always_inline __u32 tuple_of(const struct flow_key *key, struct bpf_sock_tuple *tuple)
 {
 	if (addr_is_v4(&key->src)) {
@@ -40,7 +43,7 @@ static __always_inline __u32 tuple_of(const struct flow_key *key, struct bpf_soc
 	return sizeof(tuple->ipv6);
 }
 
-/* has_socket reports whether a socket of this node would get the packets of a tuple. */
+/* has_socket reports whether a socket of this node would receive the packets of a tuple. */
 static __always_inline bool has_socket(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple,
 				       __u32 size, __u8 proto)
 {
@@ -57,8 +60,8 @@ static __always_inline bool has_socket(struct __sk_buff *ctx, struct bpf_sock_tu
 }
 
 /*
- * is_tracked reports whether netfilter knows a connection with packets of a tuple; if only
- * established, whether it is one that is answered, and not over.
+ * is_tracked reports whether netfilter tracks a connection with packets of a tuple; with
+ * only_established, whether that was answered and has not ended.
  */
 static __always_inline bool is_tracked(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple,
 				       __u32 size, __u8 proto, bool only_established)
@@ -81,12 +84,12 @@ static __always_inline bool is_tracked(struct __sk_buff *ctx, struct bpf_sock_tu
 }
 
 /*
- * is_taken reports whether the replies to the packet's flow, as the entry of this role sees
- * them, would be taken for those of another connection.
+ * is_taken reports whether the replies to the flow of the packet, as the entry of this role
+ * matches them, could be those of another connection.
  *
- * A masquerade must not use what a socket of this node has, or what netfilter has lent to somebody.
+ * A masquerade must not use a tuple of a socket of this node, or one that netfilter has assigned.
  * A client that has connected to the backend directly, from the same port, keeps that connection;
- * netfilter also remembers flows that are over, as connections that are not answered or closed.
+ * netfilter also keeps flows that have ended, as connections that are unanswered or closed.
  */
 __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Following a flow: what each of its packets changes about it. */
+/* Tracking a flow: how each of its packets updates it. */
 #ifndef SLUICE_TRACK_H
 #define SLUICE_TRACK_H
 
@@ -8,45 +8,45 @@
 #include "ending.h"
 #include "load.h"
 
-/* next_state is what a packet makes of an entry's state. What a FIN of TCP does, conclude knows. */
+/* next_state returns the state of an entry after a packet. check_ending handles a FIN of TCP. */
 static __always_inline __u8 next_state(const struct flow *f, const struct packet *pkt)
 {
-	if (pkt->signal == SIGNAL_DOUBTED)
+	if (pkt->event == EVENT_INVALID)
 		return f->state;
-	if (pkt->signal == SIGNAL_RESET)
+	if (pkt->event == EVENT_RESET)
 		return FLOW_RESET;
-	if (pkt->signal == SIGNAL_FIN && f->state != FLOW_RESET && f->proto != IPPROTO_TCP)
+	if (pkt->event == EVENT_FIN && f->state != FLOW_RESET && f->proto != IPPROTO_TCP)
 		return FLOW_FIN;
-	/* Whoever goes on after a reset has not taken it for one. */
-	if (f->state == FLOW_RESET && pkt->signal == SIGNAL_NONE)
+	/* A side that continues after a reset has not accepted it. */
+	if (f->state == FLOW_RESET && pkt->event == EVENT_NONE)
 		return FLOW_OPEN;
 	if (f->state != FLOW_NEW)
 		return f->state;
 	if (f->proto == IPPROTO_UDP)
 		return FLOW_OPEN;
-	return pkt->signal == SIGNAL_FIRST ? FLOW_NEW : FLOW_OPEN;
+	return pkt->event == EVENT_OPEN ? FLOW_NEW : FLOW_OPEN;
 }
 
 /*
- * is_proven says that a packet of f shows that its flow is one: it is the client's second segment
- * of TCP, which no one can send who forged the first; what a backend sends that has got the
+ * is_confirmed_by reports whether a packet of f confirms its flow: the client's second segment of
+ * TCP, which a forger of the first one cannot send; a packet of a backend that has received the
  * client's cookie of SCTP; or the answer to a datagram.
  */
-static __always_inline bool is_proven(const struct flow *f, const struct packet *pkt)
+static __always_inline bool is_confirmed_by(const struct flow *f, const struct packet *pkt)
 {
 	if (f->proto == IPPROTO_TCP)
 		return f->role == FLOW_FROM_CLIENT &&
 		       (f->state == FLOW_OPEN || f->state == FLOW_FIN);
-	return is_reply(f) && (f->proto == IPPROTO_UDP || pkt->signal == SIGNAL_NONE);
+	return is_reply(f) && (f->proto == IPPROTO_UDP || pkt->event == EVENT_NONE);
 }
 
-/* is_silent says that a side of a flow has said its last. */
+/* is_silent reports whether a side of a flow has ended. */
 static __always_inline bool is_silent(const struct flow *entry)
 {
 	return entry->state == FLOW_FIN || entry->state == FLOW_RESET;
 }
 
-/* uncount takes a flow out of its backend's load, unless it is already. */
+/* uncount takes a flow out of its backend's load, unless it already is. */
 static __always_inline void uncount(struct flow *from_client)
 {
 	if (!(from_client->flags & FLOW_COUNTED))
@@ -55,12 +55,12 @@ static __always_inline void uncount(struct flow *from_client)
 	add_flows(from_client->backend_id, -1);
 }
 
-/* prove moves a flow from half_open to flows, if it has its share of that. */
-static __noinline int prove(struct packet *pkt, const struct flow *f)
+/* confirm moves a flow from half_open to flows, if its protocol has a share left there. */
+static __noinline int confirm(struct packet *pkt, const struct flow *f)
 {
 	if (!has_share(f->proto))
 		return 0;
-	prove_client(f, pkt->now);
+	confirm_client(f, pkt->now);
 	pkt->flow = *f;
 	pkt->flow.last_seen = pkt->now;
 	pkt->flow.bytes = 0;
@@ -78,7 +78,10 @@ static __noinline int touch(struct packet *pkt, const struct flow *f, __u32 role
 	return 0;
 }
 
-/* keep_all keeps the tuples of a flow of which one side is silent, as far as it has them. */
+/*
+ * keep_all refreshes the entries of a flow of which one direction is idle, as far as they still
+ * exist.
+ */
 static __always_inline void keep_all(struct packet *pkt, const struct flow *f)
 {
 	touch(pkt, f, FLOW_FROM_CLIENT);
@@ -87,19 +90,24 @@ static __always_inline void keep_all(struct packet *pkt, const struct flow *f)
 	touch(pkt, f, FLOW_FROM_BACKEND);
 }
 
-/* is_robbed says that a half-open flow has lost a tuple, perhaps to another one. */
-static __always_inline bool is_robbed(struct packet *pkt, const struct flow *f)
+/*
+ * has_lost_reply_tuple reports whether a half-open flow has lost the entry of its replies, perhaps
+ * to another flow.
+ */
+static __always_inline bool has_lost_reply_tuple(struct packet *pkt, const struct flow *f)
 {
 	return !answers_of(pkt, f) || (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND));
 }
 
-/* refresh is for now and then: what another entry has lost is put back. */
+/*
+ * refresh runs about once a second for each flow: it puts back the entries that the flow has lost.
+ */
 static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open)
 {
 	int put;
 
 	f->last_seen = pkt->now;
-	tell_bytes(f);
+	report_bytes(f);
 	if (half_open || f->proto == IPPROTO_UDP)
 		keep_all(pkt, f);
 	if (half_open)
@@ -111,7 +119,7 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 	return 0;
 }
 
-/* has_ended says that both sides of a flow have said their last, or one has reset it. */
+/* has_ended reports whether both sides of a flow have ended, or one has reset it. */
 static __noinline bool has_ended(struct packet *pkt, const struct flow *f)
 {
 	const struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
@@ -123,7 +131,7 @@ static __noinline bool has_ended(struct packet *pkt, const struct flow *f)
 	       (is_silent(from) && is_silent(to));
 }
 
-/* is_replaced says that the client of a flow has begun another one in its place. */
+/* is_replaced reports whether the client of a flow has started another one in its place. */
 static __always_inline bool is_replaced(struct packet *pkt, const struct flow *f)
 {
 	const struct flow *from;
@@ -136,10 +144,10 @@ static __always_inline bool is_replaced(struct packet *pkt, const struct flow *f
 }
 
 /*
- * settle is for a side of a flow that has changed its state: as long as the flow has not
- * ended, it is in its backend's load.
+ * update_load is called when a side of a flow has changed its state: the flow is in its backend's
+ * load as long as it has not ended.
  */
-static __noinline int settle(struct packet *pkt, const struct flow *f)
+static __noinline int update_load(struct packet *pkt, const struct flow *f)
 {
 	struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
 
@@ -166,9 +174,9 @@ static __noinline int mark_sent(struct packet *pkt, const struct flow *f, __u32 
 }
 
 /*
- * note_sent is for the first packet that leaves as the masquerade: from now on there
- * are replies to it. Where netfilter masquerades before we do (flannel), there never
- * are, and what comes back to a port of ours is netfilter's.
+ * note_sent marks all entries when the first packet leaves with the masquerade: from now on there
+ * are replies to it. Where netfilter masquerades first (flannel), no packet does, and what arrives
+ * at a masquerade port belongs to netfilter.
  */
 static __always_inline void note_sent(struct packet *pkt, const struct flow *f)
 {
@@ -178,7 +186,7 @@ static __always_inline void note_sent(struct packet *pkt, const struct flow *f)
 	mark_sent(pkt, f, FLOW_TO_BACKEND);
 }
 
-/* track follows a packet of the entry f. */
+/* track updates the flow of the entry f by a packet. */
 static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
 {
 	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT || is_turned(f);
@@ -196,29 +204,32 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 	if (at_client)
 		f->bytes += pkt->ip.end - pkt->ip.l3;
 	if (at_client && (was_silent != is_silent(f) || over != (f->ending & FLOW_OVER)))
-		settle(pkt, f);
+		update_load(pkt, f);
 	if (f->role == FLOW_TO_BACKEND && !(f->flags & FLOW_SENT))
 		note_sent(pkt, f);
 	if (idle_of(f, pkt->now) > REFRESH_NS)
 		refresh(pkt, f, half_open);
-	if (half_open && is_proven(f, pkt))
-		prove(pkt, f);
+	if (half_open && is_confirmed_by(f, pkt))
+		confirm(pkt, f);
 }
 
-/* gives_up is for an entry that is about to be deleted: true if it is one of f, and settled. */
-static __always_inline bool gives_up(struct flow *entry, const struct flow *f, __u32 role)
+/*
+ * belongs_to reports whether an entry that is about to be deleted belongs to f, and takes it out
+ * of the counts if it does.
+ */
+static __always_inline bool belongs_to(struct flow *entry, const struct flow *f, __u32 role)
 {
 	if (!entry || entry->created != f->created)
 		return false;
 	if (role == FLOW_FROM_CLIENT)
 		uncount(entry);
-	tell_bytes(entry);
+	report_bytes(entry);
 	return true;
 }
 
 /*
  * forget deletes the entry that pkt->gone has in this role, for the packet at a hook. It is
- * global, so that the verifier looks at it once.
+ * global, so that the verifier walks it once.
  */
 __noinline int forget(__u32 hook, __u32 role)
 {
@@ -227,14 +238,14 @@ __noinline int forget(__u32 hook, __u32 role)
 	if (!pkt || !has_role(&pkt->gone, role))
 		return 0;
 	comes_as(&pkt->gone, role, &pkt->key);
-	if (gives_up(half_open_at(&pkt->key), &pkt->gone, role))
+	if (belongs_to(half_open_at(&pkt->key), &pkt->gone, role))
 		drop_half_open(&pkt->key);
-	if (gives_up(bpf_map_lookup_elem(&sl_flows, &pkt->key), &pkt->gone, role))
+	if (belongs_to(bpf_map_lookup_elem(&sl_flows, &pkt->key), &pkt->gone, role))
 		drop_flow(&pkt->key);
 	return 0;
 }
 
-/* forget_all is for pkt->gone, whose tuple somebody else has now. */
+/* forget_all deletes all entries of pkt->gone, whose tuple another flow gets. */
 static __always_inline void forget_all(struct packet *pkt)
 {
 	__u32 hook = pkt->ip.key.hook;
@@ -245,7 +256,7 @@ static __always_inline void forget_all(struct packet *pkt)
 	forget(hook, FLOW_FROM_BACKEND);
 }
 
-/* answers_in returns what answers_of does, or NULL, as it is in one of both tables. */
+/* answers_in is answers_of for a flow whose entries are known to be in one of the two tables. */
 static __always_inline const struct flow *answers_in(struct packet *pkt, const struct flow *f,
 						     bool half_open)
 {
@@ -253,7 +264,10 @@ static __always_inline const struct flow *answers_in(struct packet *pkt, const s
 	return half_open ? half_open_at(&pkt->key) : bpf_map_lookup_elem(&sl_flows, &pkt->key);
 }
 
-/* has_backend says whether the backend of a flow is in the maps, also if it drains. */
+/*
+ * has_backend reports whether the backend of a flow is in the maps, which includes backends that
+ * drain.
+ */
 static __always_inline bool has_backend(const struct flow *f)
 {
 	const struct backend *be = backend_at(f->backend_id);
@@ -262,8 +276,8 @@ static __always_inline bool has_backend(const struct flow *f)
 }
 
 /*
- * is_over says that both sides of a connection have ended it, or that one of them has reset it, as
- * it seems, and it has not gone on for a while. An SCTP association that one side ends is over.
+ * is_over reports whether both sides of a connection have ended it, or one of them seems to have
+ * reset it and it has been idle for a while since. An SCTP association ends when one side ends it.
  */
 static __always_inline bool is_over(struct packet *pkt, const struct flow *f, bool half_open)
 {
@@ -280,7 +294,7 @@ static __always_inline bool is_over(struct packet *pkt, const struct flow *f, bo
 	       !(answers && idle_of(answers, pkt->now) <= CLOSING_NS);
 }
 
-/* is_idle says that nobody has used a UDP flow for so long that it is over. */
+/* is_idle reports whether a UDP flow has been idle for so long that it has ended. */
 static __always_inline bool is_idle(struct packet *pkt, const struct flow *f, bool half_open)
 {
 	__u64 limit = half_open ? config_udp_unanswered_ns : config_udp_idle_ns;
@@ -293,14 +307,14 @@ static __always_inline bool is_idle(struct packet *pkt, const struct flow *f, bo
 }
 
 /*
- * begins_anew says that this packet, though it has an entry, is the first one of
- * another flow: what the client dials now is chosen now.
+ * starts_new_flow reports whether this packet, though it has an entry, is the first one of a new
+ * flow, which gets a backend of its own.
  */
-static __noinline bool begins_anew(struct packet *pkt, const struct flow *f, bool half_open)
+static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f, bool half_open)
 {
-	if (pkt->signal != SIGNAL_FIRST || f->role != FLOW_FROM_CLIENT)
+	if (pkt->event != EVENT_OPEN || f->role != FLOW_FROM_CLIENT)
 		return false;
-	if (half_open && is_robbed(pkt, f))
+	if (half_open && has_lost_reply_tuple(pkt, f))
 		return true;
 	if (f->proto == IPPROTO_UDP)
 		return idle_of(f, pkt->now) > REFRESH_NS &&

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Turning packets around at the device by which they come. What a client outside says to a
- * backend on another node comes to this node only to be masqueraded: it is, at ingress, and
- * leaves by the device to which a route leads. The answers go the same way back. The stack sees
- * neither, and a flow needs no entries at egress.
+ * Turning packets around at the device on which they arrive. A packet of a client outside to a
+ * backend on another node passes this node only to be masqueraded: that happens at ingress, and
+ * the packet leaves by the device of its route. Answers are turned around in the same way. The
+ * stack sees neither, and the flow needs no entries at egress.
  *
- * A packet that the stack has to see is led there with the backend's address, and its flow
- * stays there. That is decided for each packet, and before it is written: the stack drops
- * what comes to it from an address of this node.
+ * A packet that the stack has to see goes there with the backend's address, and its flow stays in
+ * the stack from then on. That is decided for each packet before it is written, because the stack
+ * drops packets from an address of this node.
  */
 #ifndef SLUICE_TURN_H
 #define SLUICE_TURN_H
@@ -17,18 +17,18 @@
 
 #include "masquerade.h"
 
-#define MIN_HOPS 2 /* one is taken here */
+#define MIN_HOPS 2 /* this node takes one */
 
 /*
- * is_plain reports whether nothing of a packet but its addresses, its ports and its hops concerns
- * a router. Fragments, options, and what is wrong with a packet are the stack's.
+ * is_plain reports whether a router would only look at the addresses and the hop limit of a
+ * packet. Fragments, options and invalid packets are for the stack.
  */
 static __always_inline bool is_plain(struct __sk_buff *ctx, const struct headers *ip)
 {
 	const struct ipv6hdr *v6;
 	const struct iphdr *v4;
 
-	/* bpf_redirect_neigh wants the IP header behind that of Ethernet, and a frame to us alone. */
+	/* bpf_redirect_neigh requires an untagged Ethernet frame that is addressed to this node. */
 	if (ctx->vlan_present || ctx->pkt_type != PACKET_HOST || ip->l3 != ETH_HLEN || ip->fragment)
 		return false;
 	if (ip->v6) {
@@ -40,8 +40,8 @@ static __always_inline bool is_plain(struct __sk_buff *ctx, const struct headers
 }
 
 /*
- * length_of is how long the IP packet will be on the wire; of one that will be cut into segments,
- * each of them. 0 is too long to be turned.
+ * length_of returns the length of the IP packet on the wire, or that of each segment if it will be
+ * segmented; 0 if it is too long to be turned around.
  */
 static __always_inline __u16 length_of(struct __sk_buff *ctx, const struct headers *ip)
 {
@@ -60,7 +60,7 @@ static __always_inline __u16 length_of(struct __sk_buff *ctx, const struct heade
 	return length <= 0xffff ? length : 0;
 }
 
-/* may_be_cut reports whether a router may make fragments of a packet. */
+/* may_be_cut reports whether a router may fragment a packet. */
 static __always_inline bool may_be_cut(struct __sk_buff *ctx, const struct headers *ip)
 {
 	const struct iphdr *v4 = ip->v6 ? NULL : peek(ctx, ip->l3, sizeof(*v4));
@@ -69,9 +69,9 @@ static __always_inline bool may_be_cut(struct __sk_buff *ctx, const struct heade
 }
 
 /*
- * find_turn finds the way of a packet to pkt->to.dst that leads past the stack, as the stack would
- * send it, and is false if there is none: then it is the stack's, or too long: pkt->mtu. See
- * DEVICE_TURNS.
+ * find_turn finds the route of a packet to pkt->to.dst that bypasses the stack, as the stack would
+ * send it. It is false if there is none, and sets pkt->mtu if the packet is too long for the
+ * route. See DEVICE_TURNS.
  */
 static __noinline bool find_turn(struct __sk_buff *ctx, struct packet *pkt)
 {
@@ -103,8 +103,8 @@ static __noinline bool find_turn(struct __sk_buff *ctx, struct packet *pkt)
 }
 
 /*
- * may_turn reports whether the flow of a new packet to a backend beyond this node may be turned. What
- * the client is told has to leave by the device by which the client came.
+ * may_turn reports whether the flow of a new packet to a remote backend may be turned around. Its
+ * answers have to leave by the device on which the client came.
  */
 static __always_inline bool may_turn(struct __sk_buff *ctx, struct packet *pkt,
 				     const struct backend *be)
@@ -117,11 +117,11 @@ static __always_inline bool may_turn(struct __sk_buff *ctx, struct packet *pkt,
 	if (find_route(ctx, &be->addr, &pkt->ip.key.src, &back) && back.ifindex == ctx->ifindex &&
 	    find_turn(ctx, pkt))
 		return true;
-	pkt->mtu = 0; /* the stack says so */
+	pkt->mtu = 0; /* the stack sends the error */
 	return false;
 }
 
-/* take_side has an entry know what another one does of the same side of its flow. */
+/* take_side copies the state of one side of a flow from another entry, or NULL. */
 static __always_inline void take_side(struct flow *f, const struct flow *from)
 {
 	f->state = from ? from->state : FLOW_OPEN;
@@ -131,7 +131,10 @@ static __always_inline void take_side(struct flow *f, const struct flow *from)
 	f->ack = from ? from->ack : 0;
 }
 
-/* lead_through_stack has an entry say of its flow what pkt->flow does. */
+/*
+ * lead_through_stack updates an entry for the change of pkt->flow from turned around to passing
+ * the stack.
+ */
 static __always_inline void lead_through_stack(const struct packet *pkt, struct flow *entry)
 {
 	if (!entry)
@@ -141,9 +144,9 @@ static __always_inline void lead_through_stack(const struct packet *pkt, struct 
 }
 
 /*
- * unturn leads pkt->flow, which is turned, through the stack from now on: it gets the entries of
- * egress, before what comes at ingress is led there. It is for ingress; and global, so that
- * the verifier looks at it once.
+ * unturn makes pkt->flow, which is turned around, pass the stack from now on: it puts the entries
+ * of egress before the entries of ingress change. It is for ingress, and global, so that the
+ * verifier walks it once.
  */
 __noinline int unturn(struct __sk_buff *ctx)
 {
@@ -186,8 +189,9 @@ __noinline int unturn(struct __sk_buff *ctx)
 }
 
 /*
- * turn_or_pass decides whether a packet of the entry f is turned, if f is: pkt->turns. If not,
- * pkt->to is what the stack shall see of it; or it goes nowhere, and its sender is told pkt->mtu.
+ * turn_or_pass decides whether a packet of the entry f is turned around, and sets pkt->turns if
+ * so. Otherwise pkt->to becomes the tuple that the stack sees, or the sender gets an error with
+ * pkt->mtu.
  */
 static __always_inline int turn_or_pass(struct __sk_buff *ctx, struct packet *pkt,
 					const struct flow *f)
@@ -205,8 +209,8 @@ static __always_inline int turn_or_pass(struct __sk_buff *ctx, struct packet *pk
 	return why;
 }
 
-/* spend_hop takes one of the packet's hops, as a router does. */
-static __always_inline bool spend_hop(struct __sk_buff *ctx, const struct headers *ip)
+/* decrement_ttl decrements the hop limit of a packet, as a router does. */
+static __always_inline bool decrement_ttl(struct __sk_buff *ctx, const struct headers *ip)
 {
 	const struct ipv6hdr *v6;
 	struct iphdr *v4;
@@ -224,7 +228,9 @@ static __always_inline bool spend_hop(struct __sk_buff *ctx, const struct header
 	v4 = peek(ctx, ip->l3, sizeof(*v4));
 	if (!v4)
 		return false;
-	/* The checksum makes up for it, in the packet and in what the device has added up. */
+	/*
+	 * The header checksum compensates the change, also in the sum that the device has computed.
+	 */
 	check = v4->check + bpf_htons(0x0100);
 	v4->check = check + (check >= 0xffff);
 	v4->ttl--;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Datagrams of one socket to one frontend stay together. The socket itself keeps the
- * choice for a few destinations, so that its first datagram and its end touch nothing
- * that other sockets use; udp_pin.h has those beyond.
+ * The destinations of a UDP socket that sends datagrams without connecting. Its datagrams to one
+ * frontend go to one backend. The socket itself stores the choice for a few destinations, so that
+ * its first datagram and its end touch nothing that other sockets use; udp_pin.h has the others.
  */
 #ifndef SLUICE_UDP_DIAL_H
 #define SLUICE_UDP_DIAL_H
@@ -20,25 +20,29 @@ static __always_inline struct udp_dials *dials_of(struct bpf_sock_addr *ctx)
 	return bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, 0);
 }
 
-/* is_live is true of a place that is taken, by a flow that has not ended. */
+/* is_live reports whether a place is taken by a flow that has not expired. */
 static __always_inline bool is_live(const struct udp_dial *dial, __u64 now)
 {
 	return dial->backend_id && now - dial->last_used < config_udp_idle_ns;
 }
 
-static __always_inline bool is_dialled(const struct udp_dial *dial,
-				       const struct frontend_key *dialled)
+static __always_inline bool has_original_dst(const struct udp_dial *dial,
+					     const struct frontend_key *original_dst)
 {
-	return dial->dialled_port == dialled->port && addr_equal(&dial->dialled, &dialled->addr);
+	return dial->original_port == original_dst->port &&
+	       addr_equal(&dial->original_dst, &original_dst->addr);
 }
 
-static __always_inline bool is_to(const struct udp_dial *dial, const struct addr *backend,
-				  __be16 port)
+static __always_inline bool has_backend_addr(const struct udp_dial *dial,
+					     const struct addr *backend, __be16 port)
 {
 	return dial->backend_port == port && addr_equal(&dial->backend, backend);
 }
 
-/* answer_for makes what comes from a dial's backend come from what it dialled, alone. */
+/*
+ * answer_for makes the answers of a dial's backend appear to come from its original destination,
+ * and from no other.
+ */
 static __always_inline void answer_for(struct udp_dials *own, struct udp_dial *dial)
 {
 	int i;
@@ -46,19 +50,19 @@ static __always_inline void answer_for(struct udp_dials *own, struct udp_dial *d
 	if (dial->answers)
 		return;
 	for (i = 0; i < UDP_DIALS; i++)
-		if (is_to(&own->dials[i], &dial->backend, dial->backend_port))
+		if (has_backend_addr(&own->dials[i], &dial->backend, dial->backend_port))
 			own->dials[i].answers = false;
 	dial->answers = true;
 }
 
 /*
- * pick_dialled returns the backend that the socket's flow to dialled has, as long as it
- * lives, else NULL: one that drains has no slot any more, but keeps its flows.
+ * pick_for_destination returns the backend that the flow of the socket to original_dst has, as
+ * long as that is in the maps, else NULL: a backend that drains has no slot any more, but keeps
+ * its flows.
  */
-static __always_inline const struct backend *pick_dialled(struct udp_dials *own,
-							  const struct pool *pool,
-							  const struct frontend_key *dialled,
-							  __u64 now)
+static __always_inline const struct backend *
+pick_for_destination(struct udp_dials *own, const struct pool *pool,
+		     const struct frontend_key *original_dst, __u64 now)
 {
 	__u32 id = 0;
 	int i;
@@ -67,7 +71,7 @@ static __always_inline const struct backend *pick_dialled(struct udp_dials *own,
 	for (i = 0; i < UDP_DIALS; i++) {
 		struct udp_dial *dial = &own->dials[i];
 
-		if (!is_live(dial, now) || !is_dialled(dial, dialled))
+		if (!is_live(dial, now) || !has_original_dst(dial, original_dst))
 			continue;
 		id = dial->backend_id;
 		dial->last_used = now;
@@ -78,9 +82,9 @@ static __always_inline const struct backend *pick_dialled(struct udp_dials *own,
 	return id ? pick_id(pool, id) : NULL;
 }
 
-/* answers_another says whether the backend answers this socket for another destination. */
+/* answers_another reports whether the backend answers this socket for another destination. */
 static __always_inline bool answers_another(const struct udp_dials *own,
-					    const struct frontend_key *dialled,
+					    const struct frontend_key *original_dst,
 					    const struct backend *be, __u64 now)
 {
 	int i;
@@ -88,25 +92,25 @@ static __always_inline bool answers_another(const struct udp_dials *own,
 	for (i = 0; i < UDP_DIALS; i++) {
 		const struct udp_dial *dial = &own->dials[i];
 
-		if (is_live(dial, now) && dial->answers && !is_dialled(dial, dialled) &&
-		    is_to(dial, &be->addr, be->port))
+		if (is_live(dial, now) && dial->answers && !has_original_dst(dial, original_dst) &&
+		    has_backend_addr(dial, &be->addr, be->port))
 			return true;
 	}
 	return false;
 }
 
 /*
- * keep_dial has the socket keep a choice, in the place that the destination has, or in a
- * free one. It is false if there is none. counts: the socket's dials are in the loads of
- * backends.
+ * keep_dial stores a choice in the socket, in the place of the destination or in a free one, and
+ * is false if there is none. counts: the dials of the socket are in the loads of backends.
  */
-static __always_inline bool keep_dial(struct udp_dials *own, const struct frontend_key *dialled,
+static __always_inline bool keep_dial(struct udp_dials *own,
+				      const struct frontend_key *original_dst,
 				      const struct backend *be, __u64 now, bool counts)
 {
 	struct udp_dial *dial, *to = NULL;
 	struct udp_dial next = {
-		.dialled = dialled->addr,
-		.dialled_port = dialled->port,
+		.original_dst = original_dst->addr,
+		.original_port = original_dst->port,
 		.backend = be->addr,
 		.backend_port = be->port,
 		.service_port_id = be->service_port_id,
@@ -125,7 +129,7 @@ static __always_inline bool keep_dial(struct udp_dials *own, const struct fronte
 	}
 	for (i = 0; i < UDP_DIALS; i++) {
 		dial = &own->dials[i];
-		if (dial->backend_id && is_dialled(dial, dialled))
+		if (dial->backend_id && has_original_dst(dial, original_dst))
 			to = dial;
 	}
 	if (to) {
@@ -145,9 +149,13 @@ static __always_inline bool keep_dial(struct udp_dials *own, const struct fronte
 	return to;
 }
 
-/* dialled_for gives what the socket dialled to get what answers from peer. */
-static __always_inline bool dialled_for(struct udp_dials *own, const struct addr *peer, __be16 port,
-					__u64 now, struct addr *dialled, __be16 *dialled_port)
+/*
+ * original_dst_for sets the original destination for which peer answers this socket, and is false
+ * if there is none.
+ */
+static __always_inline bool original_dst_for(struct udp_dials *own, const struct addr *peer,
+					     __be16 port, __u64 now, struct addr *original_dst,
+					     __be16 *original_port)
 {
 	bool found = false;
 	int i;
@@ -156,10 +164,10 @@ static __always_inline bool dialled_for(struct udp_dials *own, const struct addr
 	for (i = 0; i < UDP_DIALS; i++) {
 		struct udp_dial *dial = &own->dials[i];
 
-		if (!is_live(dial, now) || !dial->answers || !is_to(dial, peer, port))
+		if (!is_live(dial, now) || !dial->answers || !has_backend_addr(dial, peer, port))
 			continue;
-		*dialled = dial->dialled;
-		*dialled_port = dial->dialled_port;
+		*original_dst = dial->original_dst;
+		*original_port = dial->original_port;
 		dial->last_used = now;
 		found = true;
 		break;
@@ -168,7 +176,7 @@ static __always_inline bool dialled_for(struct udp_dials *own, const struct addr
 	return found;
 }
 
-/* answer_directly lets datagrams of peer come from peer again. */
+/* answer_directly makes datagrams of peer appear to come from peer again. */
 static __always_inline void answer_directly(struct udp_dials *own, const struct addr *peer,
 					    __be16 port)
 {
@@ -176,12 +184,12 @@ static __always_inline void answer_directly(struct udp_dials *own, const struct 
 
 	bpf_spin_lock(&own->lock);
 	for (i = 0; i < UDP_DIALS; i++)
-		if (is_to(&own->dials[i], peer, port))
+		if (has_backend_addr(&own->dials[i], peer, port))
 			own->dials[i].answers = false;
 	bpf_spin_unlock(&own->lock);
 }
 
-/* release_dials takes what a closing socket dialled out of the backends' loads. */
+/* release_dials takes the dials of a closing socket out of the loads of backends. */
 static __always_inline void release_dials(const struct udp_dials *own)
 {
 	int i;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a reason to what the application is told. */
+/* From a reason to the verdict on an application's system call. */
 #ifndef SLUICE_VERDICT_H
 #define SLUICE_VERDICT_H
 
@@ -9,7 +9,7 @@
 #include "reason.h"
 #include "sock_addr.h"
 
-/* errno_of returns what the application is told, or 0 if the call goes on. */
+/* errno_of returns the error that the application gets, or 0 if the call goes on. */
 static __always_inline int errno_of(enum reason why)
 {
 	switch (why) {
@@ -26,19 +26,22 @@ static __always_inline int errno_of(enum reason why)
 	}
 }
 
-/* An address that always refuses, in the family of dialled. */
-static __always_inline void dial_nobody(struct bpf_sock_addr *ctx, bool v6)
+/*
+ * dial_closed_port redirects a connect to an address that always refuses, in the family of the
+ * original destination.
+ */
+static __always_inline void dial_closed_port(struct bpf_sock_addr *ctx, bool v6)
 {
-	struct addr dialled = hook_addr(ctx, v6);
-	struct addr nobody = addr_loopback(&dialled);
+	struct addr original_dst = hook_addr(ctx, v6);
+	struct addr closed = addr_loopback(&original_dst);
 
-	set_hook_addr(ctx, v6, &nobody, 0);
+	set_hook_addr(ctx, v6, &closed, 0);
 }
 
 /*
- * finish turns the reason into the verdict of a connect or sendmsg hook: 1 lets
- * the call go on, 0 ends it. EPERM, a hook's own word, would make clients
- * inside the kernel (NFS, ceph) try again without pause.
+ * finish counts the reason and returns the verdict of a connect or sendmsg hook for it: 1 lets the
+ * call go on, 0 ends it. It does not leave EPERM, which is what a hook returns by default, because
+ * clients inside the kernel (NFS, ceph) would retry on that without pause.
  */
 static __always_inline int finish(struct bpf_sock_addr *ctx, bool v6, bool connects,
 				  enum reason why)
@@ -54,7 +57,7 @@ static __always_inline int finish(struct bpf_sock_addr *ctx, bool v6, bool conne
 	}
 	if (!connects)
 		return 0;
-	dial_nobody(ctx, v6);
+	dial_closed_port(ctx, v6);
 	return 1;
 }
 

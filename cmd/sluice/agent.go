@@ -22,10 +22,10 @@ func newAgent(where *places) *cobra.Command {
 			"It takes kube-proxy's flags and, with --config, its configuration file.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if asked, raw := flags.version.asked(); asked {
+			if requested, raw := flags.version.requested(); requested {
 				return printVersion(cmd, raw)
 			}
-			settings, err := flags.settle()
+			settings, err := flags.resolve()
 			if err != nil {
 				return err
 			}
@@ -40,13 +40,14 @@ func newAgent(where *places) *cobra.Command {
 	return cmd
 }
 
-// run does the one thing that the flags ask for.
+// run does what the flags select: write the configuration, clean up, print what
+// would be programmed, prepare the node, or run the agent.
 func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *output) error {
 	log, err := newLog(&s.kubeProxy.Logging, os.Stdout, os.Stderr)
 	if err != nil {
 		return err
 	}
-	s.tell(log)
+	s.report(log)
 	switch {
 	case f.writeTo != "":
 		return s.write(f.writeTo)
@@ -71,12 +72,13 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 }
 
 // logCgroup logs which processes' sockets are translated, and which are not. It
-// warns only of what was not asked for by --cgroup-root.
+// is a warning only if the agent had to choose a part of the machine itself,
+// without --cgroup-root.
 func logCgroup(root string, asked bool, log *slog.Logger) {
 	cgroup, err := datapath.LookupCgroup(root)
 	switch {
 	case err != nil:
-		log.Info("which sockets are translated is not known", "cgroupRoot", root, "error", err)
+		log.Info("cannot find out which sockets are translated", "cgroupRoot", root, "error", err)
 	case cgroup.WholeMachine:
 		log.Info("sockets of every process are translated", "cgroupRoot", root)
 	case asked:

@@ -19,7 +19,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
-// agentConfig is what the agent needs of the flags and settings.
+// agentConfig returns the agent's configuration from the flags and settings. The
+// error names the flag or the field that is wrong.
 func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (agent.Config, error) {
 	if err := f.validate(s); err != nil {
 		return agent.Config{}, err
@@ -64,7 +65,8 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	return cfg, err
 }
 
-// setDevices says which devices programs are attached to, and how, and what those do there.
+// setDevices sets which devices programs are attached to, by which attachment, and
+// whether packets may leave without the network stack.
 func (f *agentFlags) setDevices(cfg *agent.Config) error {
 	var err error
 	if cfg.Devices.Only, err = parsePatterns(f.devices); err != nil {
@@ -90,7 +92,7 @@ func (f *agentFlags) setDevices(cfg *agent.Config) error {
 	return nil
 }
 
-// setFlowMemory says how large the tables of flows are, if they are made anew.
+// setFlowMemory sets the sizes of the flow tables, which count when they are created.
 func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) error {
 	var memory uint64
 	if f.flowTableMemory == "" {
@@ -115,20 +117,20 @@ func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) erro
 	return nil
 }
 
-// The kernel allocates tables of flows in full, so they take no more than this part of a machine's
-// memory, but not less than what a small one can spare.
+// The kernel allocates flow tables in full, so by default they take at most this fraction
+// of a machine's memory, and even on a small machine the least that is of use.
 const (
-	flowMemoryPart  = 128
+	flowMemoryShare = 128 // the divisor
 	leastFlowMemory = 16 << 20
-	usualConntrack  = 128 << 10 // connections, where none are configured: kube-proxy's default
+	usualConntrack  = 128 << 10 // connections: kube-proxy's default, used if conntrack.maxPerCore is 0
 )
 
-// defaultFlowMemory returns the memory for as many flows as the kernel is to track connections, if
-// the machine has so much to spare.
+// defaultFlowMemory returns the memory for as many flows as the kernel may track
+// connections, limited to a share of the machine's memory.
 func defaultFlowMemory(connections int, machine uint64) uint64 {
 	wanted := maps.MemoryForFlows(cmp.Or(connections, usualConntrack))
 
-	return min(wanted, max(machine/flowMemoryPart, leastFlowMemory))
+	return min(wanted, max(machine/flowMemoryShare, leastFlowMemory))
 }
 
 func parsePatterns(texts []string) ([]node.Pattern, error) {
@@ -144,7 +146,7 @@ func parsePatterns(texts []string) ([]node.Pattern, error) {
 	return patterns, nil
 }
 
-// apply sets all that kube-proxy's configuration says.
+// apply copies the fields of kube-proxy's configuration into the agent's.
 func (s *settings) apply(cfg *agent.Config) error {
 	kp := s.kubeProxy
 	gates, err := config.Gates(kp.FeatureGates)
@@ -182,8 +184,9 @@ func (s *settings) apply(cfg *agent.Config) error {
 	return nil
 }
 
-// checkNode warns of what does not fit the node, and refuses what kube-proxy
-// would not start with.
+// checkNode returns a check for when the node is known. It logs a warning for each
+// setting that does not fit the node, and returns an error where kube-proxy would
+// not start.
 func checkNode(kp *config.KubeProxy, log *slog.Logger) func(agent.NodeFacts) error {
 	return func(facts agent.NodeFacts) error {
 		warnings, err := config.CheckNode(kp, config.Node{
@@ -193,7 +196,7 @@ func checkNode(kp *config.KubeProxy, log *slog.Logger) func(agent.NodeFacts) err
 			PodCIDRs: facts.PodCIDRs,
 		})
 		for _, warning := range warnings {
-			log.Warn("the configuration may not be what was meant", "problem", warning)
+			log.Warn("the configuration may not do what is intended", "problem", warning)
 		}
 
 		return err
@@ -220,8 +223,9 @@ func setAddresses(cfg *agent.Config, kp *config.KubeProxy) error {
 	return nil
 }
 
-// nodePortAddresses: without any, all addresses of both families answer. In
-// nftables mode, and without a word of kube-proxy's configuration, there is one.
+// nodePortAddresses returns the addresses that node ports answer on: all of both
+// families if the list is empty. It is not empty in nftables mode and without a
+// configuration file, where the default is "primary".
 func nodePortAddresses(kp *config.KubeProxy) (lb.NodePortAddresses, error) {
 	if len(kp.NodePortAddresses) > 0 {
 		return lb.ParseNodePortAddresses(kp.NodePortAddresses)
@@ -232,8 +236,9 @@ func nodePortAddresses(kp *config.KubeProxy) (lb.NodePortAddresses, error) {
 	}}, nil
 }
 
-// localDetector says what tells traffic of pods from other. kube-proxy's default
-// without a cluster CIDR tells nobody from anybody; here devices do.
+// localDetector returns how traffic of pods is distinguished from other traffic.
+// In kube-proxy's default mode without a cluster CIDR no traffic counts as local;
+// here the device that it comes by decides.
 func localDetector(kp *config.KubeProxy) (agent.LocalDetector, error) {
 	local := agent.LocalDetector{
 		Mode:                agent.LocalMode(kp.DetectLocalMode),

@@ -18,7 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// mustConfig is what becomes of a file ("none") and flags.
+// mustConfig returns the agent's configuration for a file with these fields, or without
+// a file ("none"), and flags.
 func mustConfig(t *testing.T, fields string, args ...string) agent.Config {
 	t.Helper()
 	cfg, err := toConfig(t, fields, args...)
@@ -33,10 +34,10 @@ func toConfig(t *testing.T, fields string, args ...string) (agent.Config, error)
 	t.Helper()
 	flags := parse(t, fields, append([]string{"--manifests=" + t.TempDir(), "--dry-run"}, args...)...)
 
-	return flags.agentConfig(&places{}, mustSettle(t, flags), slog.New(slog.DiscardHandler))
+	return flags.agentConfig(&places{}, mustResolve(t, flags), slog.New(slog.DiscardHandler))
 }
 
-// configs are settings, and what the agent is told of them.
+// configs are settings, and the fields of the agent's configuration that follow.
 var configs = []struct {
 	name   string
 	fields string
@@ -90,13 +91,13 @@ var configs = []struct {
 	{"node ports at primary addresses in nftables mode", "mode: nftables", nil, nodePortRanges, "[]"},
 	{"node ports at some addresses", "nodePortAddresses: [10.0.0.0/8]", nil, nodePortRanges, "[10.0.0.0/8]"},
 	{"the node's name", "hostnameOverride: ' File '", nil, func(c agent.Config) any { return c.NodeName }, "file"},
-	{"the way that is found out", "", nil, func(c agent.Config) any { return c.ThroughStack }, false},
-	{"the way through the stack", "", []string{"--forwarding=stack"}, func(c agent.Config) any { return c.ThroughStack }, true},
+	{"the automatic way of forwarding", "", nil, func(c agent.Config) any { return c.ThroughStack }, false},
+	{"forwarding through the stack", "", []string{"--forwarding=stack"}, func(c agent.Config) any { return c.ThroughStack }, true},
 	{"whether bytes are counted", "", []string{"--count-bytes"}, func(c agent.Config) any { return c.Datapath.CountBytes }, true},
 	{"the number of Services with metrics", "", []string{"--service-metrics=7"}, func(c agent.Config) any { return c.ServiceMetrics }, 7},
 	{"a thousand Services with metrics", "", nil, func(c agent.Config) any { return c.ServiceMetrics }, 1000},
 	{"quick to fail", "", []string{"--fail-fast"}, func(c agent.Config) any { return c.FailFast }, true},
-	{"patient", "", nil, func(c agent.Config) any { return c.FailFast }, false},
+	{"retries", "", nil, func(c agent.Config) any { return c.FailFast }, false},
 }
 
 func TestAgentConfig(t *testing.T) {
@@ -121,8 +122,8 @@ func noLocalhost(c agent.Config) any       { return c.Datapath.NoLocalhostNodePo
 func flowsRoom(c agent.Config) any         { return c.Datapath.Capacities[maps.NameFlows] > 100_000 }
 func nodePortRanges(c agent.Config) any    { return c.NodePortAddresses.Prefixes }
 
-// How pods are told from others: without a word, and with kube-proxy's default
-// mode but no range, by the device that they come by.
+// Pods are distinguished by the device that they come by, both without settings and in
+// kube-proxy's default mode without a range; else as the mode demands.
 func TestLocalDetector(t *testing.T) {
 	cidrs := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
 	for _, test := range []struct {
@@ -155,7 +156,7 @@ func TestLocalDetector(t *testing.T) {
 	}
 }
 
-// /configz shows what is in force: of the file, and of the flags that count.
+// /configz shows the configuration in force, from the file and the flags that take precedence.
 func TestConfigz(t *testing.T) {
 	cfg := mustConfig(t, "mode: nftables\nhostnameOverride: file", "--hostname-override=flag", "-v=3")
 	shown, ok := cfg.Configz.(*config.KubeProxy)
@@ -169,8 +170,9 @@ func TestConfigz(t *testing.T) {
 	}
 }
 
-// The API server, or a folder: not both.
-func TestManifestsExcludeAPIServer(t *testing.T) {
+// Values out of range are refused, and flags that exclude each other, as the API
+// server and a folder of manifests do.
+func TestAgentConfigRefuses(t *testing.T) {
 	for _, test := range []struct {
 		fields, arg, want string
 	}{
@@ -189,8 +191,8 @@ func TestManifestsExcludeAPIServer(t *testing.T) {
 	}
 }
 
-// How much memory flows get, if no one says it: for as many connections as kube-proxy would have
-// tracked, and no more than the machine can spare.
+// By default, flow tables have room for as many connections as kube-proxy would let conntrack
+// hold, and no more than the machine's share.
 func TestDefaultFlowMemory(t *testing.T) {
 	const mi, gi = 1 << 20, 1 << 30
 	for _, test := range []struct {

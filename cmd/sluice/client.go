@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/kube"
 )
 
-// setClient sets how the agent talks to the API server, and where that is. Inside a
-// cluster, the address is that of the `kubernetes` Service: once Sluice is the
-// only proxy of the node, a kubeconfig or --master should give another.
+// setClient sets the clients of the API server, and its address. Without a kubeconfig
+// and --master that is the ClusterIP of the `kubernetes` Service, which does not work
+// before Sluice does: a node without another proxy needs one of the two.
 func setClient(cfg *agent.Config, connection componentconfig.ClientConnectionConfiguration, master string) error {
 	server, err := restConfig(connection, master)
 	if err != nil {

@@ -36,9 +36,9 @@ func TestRestConfig(t *testing.T) {
 			"https://192.0.2.2", "application/vnd.kubernetes.protobuf", "", 5, 10},
 		{"--master alone", "none", []string{"--master=https://192.0.2.3"}, "https://192.0.2.3", "application/vnd.kubernetes.protobuf", "", 5, 10},
 	} {
-		t.Run("it is as said by "+test.name, func(t *testing.T) {
+		t.Run("it is set by "+test.name, func(t *testing.T) {
 			flags := parse(t, test.fields, test.args...)
-			cfg, err := restConfig(mustSettle(t, flags).kubeProxy.ClientConnection, flags.master)
+			cfg, err := restConfig(mustResolve(t, flags).kubeProxy.ClientConnection, flags.master)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,7 +56,7 @@ func TestRestConfig(t *testing.T) {
 func TestVersionFlag(t *testing.T) {
 	for arg, want := range map[string]string{"--version": "sluice unknown, maps v", "--version=true": "sluice unknown, maps v", "--version=raw": `"version": "unknown"`} {
 		var out strings.Builder
-		// What is wrong otherwise does not matter.
+		// Other flags are not checked then.
 		if err := execute(&out, "agent", arg, "--oom-score-adj=5000"); err != nil || !strings.Contains(out.String(), want) {
 			t.Errorf("%s: %v: %s", arg, err, &out)
 		}

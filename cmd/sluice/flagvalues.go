@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/config"
 )
 
-// ipFlag is an address. An empty one leaves the default.
+// ipFlag is the value of a flag that takes an address. An empty text leaves the default.
 type ipFlag struct{ address *string }
 
 func (f *ipFlag) Type() string   { return "ip" }
@@ -30,8 +30,8 @@ func (f *ipFlag) Set(text string) error {
 	return nil
 }
 
-// ipPortFlag is an address with a port, or without. An empty one leaves the
-// default.
+// ipPortFlag is the value of a flag that takes an address with or without a port.
+// An empty text leaves the default.
 type ipPortFlag struct{ address *string }
 
 func (f *ipPortFlag) Type() string   { return "ipport" }
@@ -41,7 +41,7 @@ func (f *ipPortFlag) Set(text string) error {
 	if text == "" {
 		return nil
 	}
-	// One without a port gets it when all flags are known.
+	// fillIn adds a missing port when all flags are known.
 	if _, err := config.ParseAddrPort(config.WithPort(text, 1)); err != nil {
 		return err
 	}
@@ -50,7 +50,8 @@ func (f *ipPortFlag) Set(text string) error {
 	return nil
 }
 
-// modeFlag and localModeFlag are checked with the rest of the configuration.
+// modeFlag and localModeFlag accept any text: [config.Validate] checks it with the
+// rest of the configuration.
 type modeFlag v1alpha1.ProxyMode
 
 func (f *modeFlag) Type() string   { return "ProxyMode" }
@@ -73,7 +74,7 @@ func (f *localModeFlag) Set(text string) error {
 	return nil
 }
 
-// versionFlag asks for the version: true, false or raw.
+// versionFlag is the value of --version: true, false or raw.
 type versionFlag string
 
 func (f *versionFlag) Type() string     { return "version" }
@@ -98,18 +99,18 @@ func (f *versionFlag) Set(text string) error {
 	return nil
 }
 
-// asked says that the version is to be printed, and raw how.
-func (f *versionFlag) asked() (asked, raw bool) {
+// requested reports whether the version is to be printed, and whether as JSON (raw).
+func (f *versionFlag) requested() (requested, raw bool) {
 	if *f == "raw" {
 		return true, true
 	}
-	asked, _ = strconv.ParseBool(f.String()) // Set has checked it
+	requested, _ = strconv.ParseBool(f.String()) // Set has checked it
 
-	return asked, false
+	return requested, false
 }
 
-// markFlag is bits of a packet's mark, as VALUE/MASK. Without a mask these are the bits that are
-// set in the value.
+// markFlag selects bits of a packet's mark, as VALUE/MASK. Without a mask it selects the
+// bits that are set in the value.
 type markFlag bpf.Mark
 
 func (f *markFlag) Type() string { return "mark" }

@@ -22,7 +22,7 @@ func newFlows(where *places) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flows [NAMESPACE/NAME]",
 		Short: "List the flows that are translated at devices: client, original destination and backend",
-		Long:  "List the flows that are translated at devices: client, original destination and backend.\nConnections of this node's sockets and of hooked pods are translated when they are made, and are not among them.",
+		Long:  "List the flows that are translated at devices: client, original destination and backend.\nConnections that are translated at a socket, when they are opened, are not among them.",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flows, err := readFlows(where.bpfRoot, args)
@@ -38,7 +38,7 @@ func newFlows(where *places) *cobra.Command {
 	return cmd
 }
 
-// readFlows reads the maps; an agent knows no more.
+// readFlows reads the flows from the maps, whether an agent runs or not.
 func readFlows(bpfRoot string, args []string) ([]flow.Flow, error) {
 	pinned, err := maps.Load(bpfRoot)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -58,8 +58,8 @@ func readFlows(bpfRoot string, args []string) ([]flow.Flow, error) {
 	return flow.List(pinned, service, flow.Now())
 }
 
-// namedService returns the namespace and name of the Service that people call
-// name.
+// namedService returns NAMESPACE/NAME of the Service with that name, which may lack
+// the namespace if that is unambiguous.
 func namedService(pinned *maps.Pinned, name string) (string, error) {
 	known := make(map[string]bool)
 	var services []agent.Service
@@ -78,7 +78,7 @@ func namedService(pinned *maps.Pinned, name string) (string, error) {
 	return svc.Name, err
 }
 
-// printFlows writes flow by flow, not all of them at once: there may be millions.
+// printFlows encodes flow by flow, since there may be millions.
 func printFlows(w io.Writer, format string, flows []flow.Flow) error {
 	switch {
 	case len(flows) == 0 || format != "table" && format != "json" && format != "yaml":
@@ -123,7 +123,7 @@ func printYAML(w io.Writer, flows []flow.Flow) error {
 	return nil
 }
 
-// rowsTogether is how many rows of a table share the widths of their columns.
+// rowsTogether is the number of rows whose columns are aligned together.
 const rowsTogether = 10000
 
 func printTable(w io.Writer, flows []flow.Flow) error {
@@ -153,13 +153,13 @@ func drawFlow(t *table, f flow.Flow) {
 	if f.StackPort != 0 {
 		stackPort = fmt.Sprint(f.StackPort)
 	}
-	t.row(f.Service, f.Protocol, f.Client.String(), f.Dialled.String(), f.Backend.String(), masquerade, stackPort,
+	t.row(f.Service, f.Protocol, f.Client.String(), f.OriginalDst.String(), f.Backend.String(), masquerade, stackPort,
 		string(f.State), seconds(f.AgeSeconds), seconds(f.IdleSeconds))
 }
 
 func seconds(n int64) string { return (time.Duration(n) * time.Second).String() }
 
-// drawFlowTables tells how full the tables are, if there are any.
+// drawFlowTables prints how full the flow tables are, if there are any.
 func drawFlowTables(t *table, s flow.Status) {
 	if s.Flows.Capacity == 0 {
 		return

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/flow"
 )
 
-// mustPin pins maps with a few flows and Services, and returns where.
+// mustPin pins maps with a few flows and Services, and returns the bpf root.
 func mustPin(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -51,7 +51,7 @@ func mustPin(t *testing.T) string {
 		f := maps.Flow{Proto: 6, State: maps.FlowOpen, Role: maps.FlowFromClient, ServicePortId: id, BackendId: id}
 		f.Client, f.ClientPort = at(fmt.Sprintf("198.51.100.7:%d", 40000+i))
 		f.StackPort = f.ClientPort
-		f.Dialled, f.DialledPort = at("10.96.0.1:80")
+		f.OriginalDst, f.OriginalPort = at("10.96.0.1:80")
 		f.Backend, f.BackendPort = at("10.244.2.2:8080")
 		if id == 2 {
 			f.Masquerade, f.MasqueradePort = at("192.168.50.1:10001")
@@ -78,7 +78,7 @@ func runVerb(root string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// As they are with one blank between columns.
+// The lines of the table, with one blank between columns.
 const (
 	header = "SERVICE PROTOCOL CLIENT DESTINATION BACKEND MASQUERADE STACK PORT STATE AGE IDLE\n"
 	dns    = "shop/dns:main TCP 198.51.100.7:40001 10.96.0.1:80 10.244.2.2:8080 192.168.50.1:10001 10002 established 2s 1s\n"
@@ -86,8 +86,7 @@ const (
 	third  = "shop/web:main TCP 198.51.100.7:40002 10.96.0.1:80 10.244.2.2:8080 - - established 2s 1s\n"
 )
 
-// squeeze makes one blank of many: how wide columns are depends on what is in
-// them.
+// squeeze replaces runs of blanks by one: widths of columns depend on their content.
 func squeeze(text string) string { return regexp.MustCompile(` +`).ReplaceAllString(text, " ") }
 
 func TestFlows(t *testing.T) {
@@ -124,7 +123,7 @@ func TestFlows(t *testing.T) {
 	}
 }
 
-// What is written flow by flow is what would be written of all at once.
+// Writing flow by flow gives the same text as encoding all of them at once.
 func TestPrintFlows(t *testing.T) {
 	var flows []flow.Flow
 	for i := range rowsTogether + 10 {

@@ -51,8 +51,7 @@ func agentFlagSet(t *testing.T) *pflag.FlagSet {
 	return agent.LocalFlags()
 }
 
-// The rows of docs/kube-proxy.md speak of flags that there are, with the defaults
-// that they have, and of all that there are.
+// Each flag has a row in docs/kube-proxy.md with its default, and each row is a flag.
 func TestRowsOfFlags(t *testing.T) {
 	sections, err := compat.Read("../../test/compat")
 	if err != nil {
@@ -69,7 +68,7 @@ func TestRowsOfFlags(t *testing.T) {
 			continue
 		}
 		if shown := strings.TrimSuffix(strings.TrimPrefix(flag.DefValue, "["), "]"); row.Default != shown {
-			t.Errorf("%s: the default is %q, and the row says %q", row.Name, shown, row.Default)
+			t.Errorf("%s: the default is %q, and that of the row %q", row.Name, shown, row.Default)
 		}
 	}
 	flags.VisitAll(func(flag *pflag.Flag) {

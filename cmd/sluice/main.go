@@ -1,5 +1,6 @@
-// Sluice is a replacement for kube-proxy: `sluice agent` runs on every node,
-// the other verbs show what it does.
+// Sluice is a replacement for kube-proxy: `sluice agent` runs on every node, and
+// the other commands show what it does. newRoot, below, lists them; each has a
+// file of its name.
 package main
 
 import (
@@ -28,7 +29,7 @@ func main() {
 	}
 }
 
-// printError shows what the verifier said, should it have refused a program.
+// printError prints the error, after the verifier's log if it refused a program.
 func printError(err error) {
 	if log := datapath.VerifierLog(err); log != "" {
 		fmt.Fprintln(os.Stderr, log)
@@ -36,7 +37,8 @@ func printError(err error) {
 	fmt.Fprintf(os.Stderr, "sluice: %v\n", err)
 }
 
-// places are the flags that every verb shares: where to find things.
+// places are the flags that all commands share: where cgroups, pins and the
+// agent's socket are.
 type places struct {
 	cgroupRoot string
 	bpfRoot    string
@@ -54,7 +56,7 @@ func newRoot() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&where.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: the root of cgroup2, or the widest cgroup that is mounted)")
 	flags.StringVar(&where.bpfRoot, "bpf-root", datapath.FindBPFRoot(), "pin maps and links below this folder on bpffs")
-	flags.StringVar(&where.socket, "socket", agent.DefaultSocket, "where the agent answers the other verbs")
+	flags.StringVar(&where.socket, "socket", agent.DefaultSocket, "path of the socket on which the agent answers the other commands")
 
 	root.AddCommand(
 		newAgent(&where),

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// output is the flag -o and what it means.
+// output prints in the format of the flag -o.
 type output struct {
 	format string
 }
@@ -22,7 +22,7 @@ func (o *output) flag(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&o.format, "output", "o", o.format, "table, json or yaml")
 }
 
-// print writes v as the flag says; as a table it is what draw draws.
+// print writes v in the format of the flag. Draw fills the table.
 func (o *output) print(w io.Writer, v any, draw func(*table)) error {
 	switch o.format {
 	case "table":
@@ -51,7 +51,7 @@ func (o *output) print(w io.Writer, v any, draw func(*table)) error {
 	}
 }
 
-// table is text in columns. A blank line or a note ends the columns.
+// table aligns rows in columns, up to the next note.
 type table struct {
 	w *tabwriter.Writer
 }
@@ -66,7 +66,7 @@ func (t *table) row(cells ...string) {
 	fmt.Fprintln(t.w, strings.Join(cells, "\t"))
 }
 
-// note writes a line that is no row.
+// note writes a line of text, which ends the columns.
 func (t *table) note(text string) {
 	t.w.Flush()
 	fmt.Fprintln(t.w, text)

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
-// newProbe is for the agent itself: see [datapath.Verify].
+// newProbe returns the hidden command that [datapath.Verify] starts in the cgroup root.
 func newProbe() *cobra.Command {
 	return &cobra.Command{
 		Use:    datapath.ProbeVerb,

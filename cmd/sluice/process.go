@@ -12,8 +12,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
-// setConntrack sets the kernel's own connection tracking as kube-proxy would.
-// Whoever needs it is not Sluice, so a failure is no reason to stop.
+// setConntrack sets the sysctls of the kernel's conntrack as kube-proxy would.
+// Sluice does not use conntrack, other programs on the node may: so a failure is
+// logged, and the agent goes on.
 func setConntrack(kp *config.KubeProxy, log *slog.Logger) {
 	ct := kp.Conntrack
 	set, err := node.Conntrack{
@@ -25,31 +26,30 @@ func setConntrack(kp *config.KubeProxy, log *slog.Logger) {
 		UDPAnswered:    ct.UDPStreamTimeout.Duration,
 	}.Set()
 	if len(set) > 0 {
-		log.Info("set the kernel's own connection tracking", "sysctls", set)
+		log.Info("conntrack sysctls are set", "sysctls", set)
 	}
 	switch {
 	case errors.Is(err, node.ErrNoConntrack):
-		log.Info("conntrack settings are left out", "reason", err)
+		log.Info("conntrack sysctls are not set", "reason", err)
 	case err != nil:
-		log.Warn("not all conntrack settings are in force; Sluice does not need them", "error", err)
+		log.Warn("some conntrack sysctls cannot be set; Sluice does not need them", "error", err)
 	}
 }
 
 // kubeletOOMScore is the oom_score_adj that the kubelet gives pods with the
-// priority system-node-critical. Lower than that is only for what must not end
-// even before the kubelet itself does.
+// priority class system-node-critical.
 const kubeletOOMScore = -997
 
-// setOOMScore sets how soon the kernel ends this process when memory runs out. A
-// score lower than the container runtime's takes SYS_RESOURCE, which the DaemonSet
-// does not ask for: the kubelet's is low enough, and not warned of.
+// setOOMScore sets this process' oom_score_adj. A score lower than the container
+// runtime's takes SYS_RESOURCE, which the DaemonSet does not request: the score that
+// the kubelet has set is low enough, and is logged without a warning.
 func setOOMScore(score int32, log *slog.Logger) {
 	const file = "/proc/self/oom_score_adj"
 	err := os.WriteFile(file, []byte(strconv.Itoa(int(score))), 0)
 	if err == nil {
 		return
 	}
-	text, _ := os.ReadFile(file) // of the two errors, the first says more
+	text, _ := os.ReadFile(file) // of the two errors, the first one is logged
 	have, unknown := strconv.Atoi(strings.TrimSpace(string(text)))
 	level := slog.LevelWarn
 	if unknown == nil && isLowEnough(have, int(score)) {
@@ -58,6 +58,6 @@ func setOOMScore(score int32, log *slog.Logger) {
 	log.Log(context.Background(), level, "oom_score_adj stays as it is", "oomScoreAdj", have, "configured", score, "error", err)
 }
 
-// isLowEnough reports whether a score protects as is configured, or as the kubelet
-// would.
+// isLowEnough reports whether a score protects this process at least as well as the
+// configured one, or as the kubelet's.
 func isLowEnough(have, configured int) bool { return have <= max(kubeletOOMScore, configured) }

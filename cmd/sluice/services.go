@@ -75,14 +75,14 @@ func newBackends(where *places) *cobra.Command {
 	return cmd
 }
 
-// readServices asks the agent. Without one it reads the maps, which keep
-// working, but do not know why an endpoint gets no traffic.
+// readServices returns the agent's Services. If no agent runs it reads the maps,
+// which have no endpoints without traffic, and writes a note about that.
 func readServices(ctx context.Context, where *places, notes io.Writer) ([]agent.Service, error) {
 	services, err := agent.NewClient(where.socket).Services(ctx)
 	if !errors.Is(err, agent.ErrNotRunning) {
 		return services, err
 	}
-	fmt.Fprintf(notes, "%v\nShown is what is programmed; endpoints that get no traffic are not known.\n\n", err)
+	fmt.Fprintf(notes, "%v\nThese are the Services in the maps; endpoints without traffic are not in there.\n\n", err)
 
 	pinned, err := maps.Load(where.bpfRoot)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,7 +112,7 @@ func findService(services []agent.Service, name string) (agent.Service, error) {
 	case 1:
 		return found[0], nil
 	default:
-		return agent.Service{}, fmt.Errorf("%d Services are called %q: say NAMESPACE/NAME", len(found), name)
+		return agent.Service{}, fmt.Errorf("%d Services are called %q: use NAMESPACE/NAME", len(found), name)
 	}
 }
 
@@ -136,7 +136,7 @@ func drawServices(t *table, services []agent.Service) {
 	}
 }
 
-// algorithmNote says how a backend is chosen, if not at random as everywhere.
+// algorithmNote returns the algorithm in parentheses, or nothing for the default.
 func algorithmNote(f agent.Frontend) string {
 	if f.Algorithm == lb.Random.String() || len(f.Backends) == 0 {
 		return ""
@@ -145,8 +145,8 @@ func algorithmNote(f agent.Frontend) string {
 	return " (" + f.Algorithm + ")"
 }
 
-// backendCount says how many backends an address has, by scope where the
-// traffic policy makes a difference.
+// backendCount returns how many backends an address has: one number, or one of each
+// scope if traffic policies make them differ.
 func backendCount(port agent.ServicePort, f agent.Frontend) string {
 	counts := map[lb.Scope]string{}
 	for _, other := range port.Frontends {

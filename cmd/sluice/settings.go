@@ -14,22 +14,22 @@ import (
 	"github.com/sluice-lb/sluice/pkg/config"
 )
 
-// settings are kube-proxy's configuration in its effect, from the file or from
-// flags, and what there is to say of it.
+// settings are kube-proxy's configuration as it is in force, from the file or from
+// flags, and what of it is to be reported.
 type settings struct {
 	kubeProxy *config.KubeProxy
-	file      *config.File // nil: there is none
-	// unknown names what the file has and kube-proxy does not know.
+	file      *config.File // nil without --config
+	// unknown names the fields of the file that kube-proxy does not have.
 	unknown error
-	// ignored are flags that are set and do not count beside a file.
+	// ignored are flags that are set, and are ignored because there is a file.
 	ignored []string
-	// unused are fields and flags that are set and mean nothing to Sluice.
+	// unused are fields and flags that are set and have no effect in Sluice.
 	unused []string
 }
 
-// settle returns the settings, complete and valid. Which flags count beside a
-// file is kube-proxy's rule. The caller closes them.
-func (f *kubeProxyFlags) settle() (*settings, error) {
+// resolve returns the settings, complete and valid. Which flags take precedence
+// over the file is kube-proxy's rule. The caller closes them.
+func (f *kubeProxyFlags) resolve() (*settings, error) {
 	s := &settings{kubeProxy: f.cfg}
 	var err error
 	if f.file != "" {
@@ -68,7 +68,7 @@ func (s *settings) close() error {
 	return s.file.Close()
 }
 
-// read takes the file instead of the flags, but for those of logging.
+// read takes the configuration from the file, with the logging flags merged in.
 func (s *settings) read(f *kubeProxyFlags) error {
 	var err error
 	if s.file, err = config.Open(f.file); err != nil {
@@ -78,8 +78,8 @@ func (s *settings) read(f *kubeProxyFlags) error {
 		return fmt.Errorf("--config: %w", err)
 	}
 	f.set.VisitAll(func(flag *pflag.Flag) {
-		counts := slices.Contains(countWithFile, flag.Name) || isLogging(flag.Name)
-		if flag.Changed && !counts && slices.Contains(f.names, flag.Name) {
+		used := slices.Contains(usedWithFile, flag.Name) || isLogging(flag.Name)
+		if flag.Changed && !used && slices.Contains(f.names, flag.Name) {
 			s.ignored = append(s.ignored, "--"+flag.Name)
 		}
 	})
@@ -87,7 +87,7 @@ func (s *settings) read(f *kubeProxyFlags) error {
 	return f.copyLogging(&s.kubeProxy.Logging)
 }
 
-// fillIn does what flags cannot that are fields: they depend on each other.
+// fillIn sets the fields that depend on several flags.
 func (f *kubeProxyFlags) fillIn() {
 	cfg := f.cfg
 	if f.writeTo == "" {
@@ -97,7 +97,7 @@ func (f *kubeProxyFlags) fillIn() {
 			cfg.HealthzBindAddress = ""
 		}
 		if f.metricsPort == 0 {
-			cfg.MetricsBindAddress = "" // refused: metrics cannot be off
+			cfg.MetricsBindAddress = "" // Validate refuses it: metrics cannot be switched off
 		}
 	}
 	config.SetMasqueradeAll(cfg, f.masqueradeAll)
@@ -111,12 +111,12 @@ func (f *kubeProxyFlags) fillIn() {
 	}
 }
 
-// copyLogging lets the logging flags that are set count more than the file.
+// copyLogging copies the logging flags that are set over the file's fields.
 func (f *kubeProxyFlags) copyLogging(to *logsapi.LoggingConfiguration) error {
 	var flags pflag.FlagSet
 	written := *to
 	logsapi.AddFlags(to, &flags)
-	*to = written // which AddFlags has set to defaults in part
+	*to = written // AddFlags has set some fields to their defaults
 	vmodule := to.VModule
 	to.VModule = nil
 	var errs []error
@@ -125,13 +125,13 @@ func (f *kubeProxyFlags) copyLogging(to *logsapi.LoggingConfiguration) error {
 			errs = append(errs, flag.Value.Set(given.Value.String()))
 		}
 	})
-	to.VModule = append(to.VModule, vmodule...) // the first that matches counts
+	to.VModule = append(to.VModule, vmodule...) // the first pattern that matches decides
 
 	return errors.Join(errs...)
 }
 
-// setHostname lets --hostname-override count more than the file. Blanks go, and
-// upper case.
+// setHostname copies --hostname-override over the file's field, without blanks
+// around it and in lower case.
 func (f *kubeProxyFlags) setHostname(cfg *config.KubeProxy) error {
 	if f.hostnameOverride == "" {
 		return nil
@@ -143,7 +143,7 @@ func (f *kubeProxyFlags) setHostname(cfg *config.KubeProxy) error {
 	return nil
 }
 
-// nodeName is the name of this node's Node object.
+// nodeName returns the name of this node's Node object.
 func (s *settings) nodeName() (string, error) {
 	if given := s.kubeProxy.HostnameOverride; given != "" {
 		if name := normalName(given); name != "" {
@@ -166,20 +166,21 @@ func (s *settings) nodeName() (string, error) {
 
 func normalName(name string) string { return strings.ToLower(strings.TrimSpace(name)) }
 
-// tell logs, once and in a line each, what is accepted and does nothing.
-func (s *settings) tell(log *slog.Logger) {
+// report logs, once and in one line each, the fields and flags that are accepted
+// and do nothing.
+func (s *settings) report(log *slog.Logger) {
 	if s.unknown != nil {
-		log.Warn("the configuration file has what kube-proxy does not know; it is left out", "unknown", s.unknown)
+		log.Warn("the configuration file has fields that kube-proxy does not know; they are ignored", "unknown", s.unknown)
 	}
 	if len(s.ignored) > 0 {
-		log.Warn("flags do not count beside a configuration file", "flags", s.ignored)
+		log.Warn("flags are ignored because there is a configuration file", "flags", s.ignored)
 	}
 	if len(s.unused) > 0 {
-		log.Info("settings that mean nothing to Sluice", "fields", s.unused)
+		log.Info("settings without an effect in Sluice", "fields", s.unused)
 	}
 }
 
-// write is --write-config-to.
+// write writes the configuration into a file, for --write-config-to.
 func (s *settings) write(path string) error {
 	text, err := config.Encode(s.kubeProxy)
 	if err == nil {

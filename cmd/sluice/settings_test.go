@@ -31,9 +31,9 @@ func parse(t *testing.T, fields string, args ...string) *agentFlags {
 	return flags
 }
 
-func mustSettle(t *testing.T, flags *agentFlags) *settings {
+func mustResolve(t *testing.T, flags *agentFlags) *settings {
 	t.Helper()
-	s, err := flags.settle()
+	s, err := flags.resolve()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,9 +42,9 @@ func mustSettle(t *testing.T, flags *agentFlags) *settings {
 	return s
 }
 
-// What a file and flags come to together is held against kube-proxy in
-// written_test.go. This is about what nobody writes.
-func TestSettle(t *testing.T) {
+// written_test.go compares the result of a file and flags with kube-proxy's. These
+// are the fields that --write-config-to does not show.
+func TestResolve(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		fields string
@@ -63,7 +63,7 @@ func TestSettle(t *testing.T) {
 		{"node ports everywhere with an empty mode", "none", "--proxy-mode=", nodePorts, "[]"},
 		{"node ports everywhere with a file", "", "", nodePorts, "[]"},
 		{"node ports at the primary addresses in nftables mode", "mode: nftables", "", nodePorts, "[primary]"},
-		{"node ports where a flag says, without a mode", "none", "--nodeport-addresses=10.0.0.0/8", nodePorts, "[10.0.0.0/8]"},
+		{"node ports at a flag's addresses, without a mode", "none", "--nodeport-addresses=10.0.0.0/8", nodePorts, "[10.0.0.0/8]"},
 		{"a name without blanks in lower case", "none", "--hostname-override= Node-1 ", name, "node-1"},
 		{"the flag's name before the file's", "hostnameOverride: file", "--hostname-override=Flag", name, "flag"},
 		{"the file's name", "hostnameOverride: ' File '", "", name, " File "},
@@ -78,7 +78,7 @@ func TestSettle(t *testing.T) {
 				}
 			}
 			args = slices.DeleteFunc(args, func(arg string) bool { return arg == "" })
-			s := mustSettle(t, parse(t, test.fields, args...))
+			s := mustResolve(t, parse(t, test.fields, args...))
 			if got := test.got(s.kubeProxy); got != test.want {
 				t.Errorf("%q, want %q", got, test.want)
 			}
@@ -101,7 +101,7 @@ func split(cfg *config.KubeProxy) string {
 	return "false"
 }
 
-func TestSettleRefuses(t *testing.T) {
+func TestResolveRefuses(t *testing.T) {
 	for _, test := range []struct{ name, fields, args, want string }{
 		{"metrics at port 0", "none", "--metrics-port=0", `kubeproxyconfig.metricsBindAddress: Invalid value: "": must be IP:port`},
 		{"a blank name", "none", "--hostname-override= ", `--hostname-override " ": it is blank`},
@@ -116,7 +116,7 @@ func TestSettleRefuses(t *testing.T) {
 			if test.args != "" {
 				args = []string{test.args}
 			}
-			_, err := parse(t, test.fields, args...).settle()
+			_, err := parse(t, test.fields, args...).resolve()
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error is %v, want %s", err, test.want)
 			}
@@ -137,34 +137,34 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Flags that do not count beside a file are named, and no others.
+// Flags that are ignored because there is a file are listed, and no others.
 func TestIgnoredFlags(t *testing.T) {
 	theirs := []string{"--proxy-mode=nftables", "--healthz-port=0", "--feature-gates=A=true", "--boot-id-file=x"}
-	counting := []string{
+	used := []string{
 		"--hostname-override=a", "--master=x", "-v=2", "--vmodule=a=1", "--logging-format=text", "--log-flush-frequency=1s",
 		"--algorithm=rr", "--devices=eth0", "--fail-fast", "--service-metrics=3", "--manifests=x",
 	}
-	s := mustSettle(t, parse(t, "", append(theirs, counting...)...))
+	s := mustResolve(t, parse(t, "", append(theirs, used...)...))
 	if want := []string{"--boot-id-file", "--feature-gates", "--healthz-port", "--proxy-mode"}; !slices.Equal(s.ignored, want) {
 		t.Errorf("ignored are %q, want %q", s.ignored, want)
 	}
-	if s := mustSettle(t, parse(t, "none", "--proxy-mode=nftables")); len(s.ignored) > 0 {
+	if s := mustResolve(t, parse(t, "none", "--proxy-mode=nftables")); len(s.ignored) > 0 {
 		t.Errorf("ignored are %q, without a file", s.ignored)
 	}
 }
 
-// Of flags that mean nothing, those that are fields are named as such.
+// Flags without an effect are listed, those that set a field by the field's name.
 func TestUnusedFlags(t *testing.T) {
 	args := []string{"--ipvs-strict-arp", "--iptables-masquerade-bit=3", "--boot-id-file=x", "--machine-id-file=x", "--proxy-mode=ipvs"}
 	want := []string{"iptables.masqueradeBit", "ipvs.strictARP", "--boot-id-file", "--machine-id-file"}
-	if got := mustSettle(t, parse(t, "none", args...)).unused; !slices.Equal(got, want) {
+	if got := mustResolve(t, parse(t, "none", args...)).unused; !slices.Equal(got, want) {
 		t.Errorf("unused are %q, want %q", got, want)
 	}
 	args = []string{"--ipvs-min-sync-period=1s", "--proxy-mode=ipvs"}
-	if got := mustSettle(t, parse(t, "none", args...)).unused; !slices.Equal(got, []string{"ipvs.minSyncPeriod"}) {
+	if got := mustResolve(t, parse(t, "none", args...)).unused; !slices.Equal(got, []string{"ipvs.minSyncPeriod"}) {
 		t.Errorf("unused are %q, want ipvs.minSyncPeriod", got)
 	}
-	if got := mustSettle(t, parse(t, "none")).unused; len(got) > 0 {
+	if got := mustResolve(t, parse(t, "none")).unused; len(got) > 0 {
 		t.Errorf("unused are %q, and nothing is set", got)
 	}
 }

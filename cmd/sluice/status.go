@@ -15,15 +15,15 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
-// errUnwell makes the exit code say what the table says.
-var errUnwell = errors.New("not all is well, see above")
+// errUnhealthy makes `sluice status` exit with code 1.
+var errUnhealthy = errors.New("Services may not work as they should, see above")
 
 func newStatus(where *places) *cobra.Command {
 	out := newOutput()
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show whether the agent runs, its programs take effect, and what is wrong",
-		Long:  "Show whether the agent runs, its programs take effect, and what is wrong.\nThe exit code is 1 if Services may not work as they should.",
+		Short: "Show whether the agent runs and its programs take effect, and what is wrong",
+		Long:  "Show whether the agent runs and its programs take effect, and what is wrong.\nThe exit code is 1 if Services may not work as they should.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			status, err := readStatus(cmd.Context(), where)
@@ -34,7 +34,7 @@ func newStatus(where *places) *cobra.Command {
 				return err
 			}
 			if !status.Well() {
-				return errUnwell
+				return errUnhealthy
 			}
 
 			return nil
@@ -45,7 +45,7 @@ func newStatus(where *places) *cobra.Command {
 	return cmd
 }
 
-// readStatus asks the agent, and the kernel when there is none.
+// readStatus returns the agent's status, or what the kernel has if no agent runs.
 func readStatus(ctx context.Context, where *places) (agent.Status, error) {
 	status, err := agent.NewClient(where.socket).Status(ctx)
 	if !errors.Is(err, agent.ErrNotRunning) {
@@ -129,7 +129,7 @@ func drawHooks(t *table, s agent.Status) {
 	}
 }
 
-// drawForwarding is silent without an agent: only it knows.
+// drawForwarding prints nothing without an agent: the kernel does not have it.
 func drawForwarding(t *table, s agent.Status) {
 	switch {
 	case !s.Running:

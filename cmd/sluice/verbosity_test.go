@@ -29,7 +29,7 @@ func mustLog(t *testing.T, stdout, stderr io.Writer, fields string, args ...stri
 			t.Error(err)
 		}
 	})
-	log, err := newLog(&mustSettle(t, parse(t, fields, args...)).kubeProxy.Logging, stdout, stderr)
+	log, err := newLog(&mustResolve(t, parse(t, fields, args...)).kubeProxy.Logging, stdout, stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
-var errDifferent = errors.New("what is programmed is not what should be, see above")
+var errDifferent = errors.New("the maps or hooks are not as they should be, see above")
 
 func newVerify(where *places) *cobra.Command {
 	out := newOutput()
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Compare what Services say with what is in the maps, and check that the programs take effect",
-		Long:  "Compare what Services say with what is in the maps, and check that the programs take effect.\nThe exit code is 1 if anything differs.",
+		Short: "Compare the maps with what Services want, and check that the programs take effect",
+		Long:  "Compare the maps with what Services want, and check that the programs take effect.\nThe exit code is 1 if anything differs.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := verify(cmd.Context(), where)
@@ -56,7 +56,7 @@ func verify(ctx context.Context, where *places) (verifyReport, error) {
 		return verifyReport{}, err
 	}
 	if !status.Synced {
-		return verifyReport{}, errors.New("the agent waits for the first complete list of Services: there is nothing to compare with yet")
+		return verifyReport{}, errors.New("the agent waits for the first complete list of Services: there is nothing to compare with the maps yet")
 	}
 	pinned, err := maps.Load(status.BPFRoot)
 	if err != nil {
@@ -89,11 +89,11 @@ func verify(ctx context.Context, where *places) (verifyReport, error) {
 	return report, nil
 }
 
-// compareMaps returns how many frontends it compared, and the differences that
-// it saw three times over, a second apart: those of a change under way go.
+// compareMaps returns how many frontends it compared, and the differences that it
+// found three times, a second apart: those of a change in progress disappear.
 func compareMaps(ctx context.Context, client *agent.Client, tables maps.Tables) (int, []string, error) {
 	lasting := []string{}
-	for look := 1; ; look++ {
+	for pass := 1; ; pass++ {
 		desired, err := client.Desired(ctx)
 		if err != nil {
 			return 0, nil, err
@@ -103,11 +103,11 @@ func compareMaps(ctx context.Context, client *agent.Client, tables maps.Tables) 
 			return 0, nil, err
 		}
 		differences := append(problems, agent.Compare(desired, have)...)
-		if look == 1 {
+		if pass == 1 {
 			lasting = append(lasting, differences...)
 		}
 		lasting = slices.DeleteFunc(lasting, func(d string) bool { return !slices.Contains(differences, d) })
-		if len(lasting) == 0 || look == 3 {
+		if len(lasting) == 0 || pass == 3 {
 			return len(desired), lasting, nil
 		}
 		time.Sleep(time.Second)

@@ -22,7 +22,7 @@ func newVersion() *cobra.Command {
 	return cmd
 }
 
-// printVersion is also that of `sluice agent --version`, and of --version=raw.
+// printVersion prints the version for `sluice agent --version`, as JSON for --version=raw.
 func printVersion(cmd *cobra.Command, raw bool) error {
 	out := newOutput()
 	if raw {

@@ -60,13 +60,13 @@ func TestWrittenAsKubeProxyWrites(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(got), string(mustReadFile(t, again))); diff != "" {
-				t.Errorf("what was written means something else when it is read (-written +read):\n%s", diff)
+				t.Errorf("reading the written file gives another configuration (-written +read):\n%s", diff)
 			}
 		})
 	}
 }
 
-// rewrite has kube-proxy say what it writes.
+// rewrite replaces written.yaml by what kube-proxy writes.
 func rewrite(t *testing.T, path string, script *txtar.Archive, args []string, written string) {
 	t.Helper()
 	if out, err := exec.Command(*kubeProxy, args...).CombinedOutput(); err != nil {

@@ -1,5 +1,4 @@
-// Package mapstest writes Services into the maps by hand, for tests of the programs that
-// read them.
+// Package mapstest writes Services into the maps, for tests of the programs that read them.
 package mapstest
 
 import (
@@ -11,16 +10,16 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Writer publishes frontends and what they lead to. It uses every place once.
+// Writer publishes frontends with their pools and backends. It uses every place once.
 type Writer struct {
 	tables                                          maps.Tables
 	servicePorts, frontends, pools, slots, backends uint32 // last in use
 }
 
-// New returns a writer of these maps, in which it is alone.
+// New returns a writer of these maps, which must be the only one.
 func New(tables maps.Tables) *Writer { return &Writer{tables: tables} }
 
-// ServicePort returns the id of another service port.
+// ServicePort returns the id of a new service port.
 func (w *Writer) ServicePort() (uint32, error) {
 	w.servicePorts++
 	id := w.servicePorts
@@ -29,7 +28,7 @@ func (w *Writer) ServicePort() (uint32, error) {
 	return id, errors.Join(w.tables.Counts.Begin(id), w.tables.ServicePorts.Put(id, name))
 }
 
-// Backend publishes another backend of a service port, and returns its id.
+// Backend publishes a new backend of a service port, and returns its id.
 func (w *Writer) Backend(servicePort uint32, addr netip.AddrPort, flags uint32) (uint32, error) {
 	w.backends++
 	id := w.backends
@@ -40,11 +39,11 @@ func (w *Writer) Backend(servicePort uint32, addr netip.AddrPort, flags uint32) 
 	)
 }
 
-// RemoveBackend takes a backend away; slots that hold its id stay.
+// RemoveBackend retires a backend; slots with its id stay.
 func (w *Writer) RemoveBackend(id uint32) error { return w.tables.Backends.Clear(maps.Index(id)) }
 
-// Pool publishes a pool: the settings of p, these backends, and the table in which its
-// algorithm looks a hash up. It returns the pool's id.
+// Pool publishes a pool with the settings of p, these backends, and the table of its algorithm.
+// It returns the id of the pool.
 func (w *Writer) Pool(p maps.Pool, backends, table []uint32) (uint32, error) {
 	p.SlotBase, p.SlotCount = w.slots+1, uint32(len(backends))
 	p.TableBase, p.TableSize = p.SlotBase+p.SlotCount, uint32(len(table))
@@ -86,7 +85,7 @@ func (w *Writer) ServiceCIDR(cidr netip.Prefix) error {
 	return w.tables.ServiceCIDRs.Put(key, 1)
 }
 
-// Mark adds flags to what an address is.
+// Mark adds flags to the use of an address.
 func (w *Writer) Mark(addr maps.Addr, flags, ifindex uint32) error {
 	use, there, err := w.tables.Addrs.Lookup(addr)
 	if err != nil {

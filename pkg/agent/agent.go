@@ -1,5 +1,5 @@
 // Package agent wires the parts of Sluice together: it follows the cluster and
-// the node, decides, and programs the datapath.
+// the node, resolves Services, and programs the datapath.
 package agent
 
 import (
@@ -27,14 +27,14 @@ import (
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
-// Config is what an agent needs to know.
+// Config configures an agent.
 type Config struct {
 	Version  string
 	NodeName string // of this node's Node object, in lower case
 
 	// Services come from the folder Manifests, or else from the API server
-	// that Client talks to. APIServer is its address, for people. Stream is as in
-	// [kube.Config].
+	// that Client talks to. APIServer is its address, which is only shown. Stream
+	// is as in [kube.Config].
 	Manifests string
 	Client    kubernetes.Interface
 	Stream    *kube.Stream
@@ -42,64 +42,64 @@ type Config struct {
 
 	Datapath          datapath.Config
 	NodePortAddresses lb.NodePortAddresses
-	// Local says how devices tell pods from everybody else.
+	// Local selects how devices distinguish pods of this node from other clients.
 	Local LocalDetector
-	// Devices says which devices programs are attached to.
+	// Devices selects the devices that programs are attached to.
 	Devices node.Rules
-	// ThroughStack: packets to backends on other nodes always pass this node's network stack, also
-	// if nothing there concerns them.
+	// ThroughStack makes packets to backends on other nodes always pass this node's network
+	// stack, even if no rule there concerns them.
 	ThroughStack bool
-	// MasqueradeAll is kube-proxy's: backends see this node, whoever connects.
+	// MasqueradeAll is kube-proxy's masqueradeAll: every backend sees this node as the client.
 	MasqueradeAll bool
-	// Algorithm is that of Services which do not name one.
+	// Algorithm is used for Services that do not name one.
 	Algorithm lb.Algorithm
-	// IgnoreExternalIPs is kube-proxy's feature gate AllowServiceExternalIPs,
-	// switched off.
+	// IgnoreExternalIPs is set if kube-proxy's feature gate AllowServiceExternalIPs
+	// is off.
 	IgnoreExternalIPs bool
 	// NodeIP takes the place of the Node's primary address of its family, and
 	// makes that family the first one. The zero value leaves it to the Node.
 	NodeIP netip.Addr
-	// FlowTimeouts say when devices forget flows.
+	// FlowTimeouts limit how long devices keep idle flows.
 	FlowTimeouts flow.Timeouts
 
-	// HealthzAddress is where /healthz, /livez and /readyz are answered; the
-	// zero value is nowhere. MetricsAddress is where metrics and the like are.
+	// HealthzAddress serves /healthz, /livez and /readyz, MetricsAddress serves
+	// metrics, profiles and kube-proxy's other paths. The zero value serves nothing.
 	HealthzAddress netip.AddrPort
 	MetricsAddress netip.AddrPort
-	// BindAddressHardFail: an address that cannot be listened on ends the agent.
-	// Without, it is tried again and again.
+	// BindAddressHardFail ends the agent if an address cannot be listened on. If it
+	// is not set, the agent keeps trying.
 	BindAddressHardFail bool
 	// Profiling serves /debug/pprof and /debug/flags/v beside the metrics.
 	Profiling bool
-	// ServiceMetrics is how many Services have metrics of their own; the others
-	// share one. Zero switches them off.
+	// ServiceMetrics limits how many Services have metrics of their own; the others
+	// share one series. Zero switches these metrics off.
 	ServiceMetrics int
-	// Configz is what /configz shows, nil for nothing: kube-proxy's configuration
-	// in its effect.
+	// Configz is kube-proxy's effective configuration, which /configz shows. Nil
+	// shows none.
 	Configz any
-	// SyncPeriod is kube-proxy's: changes that are not programmed for twice as
-	// long make the node unhealthy. Zero is 30 seconds.
+	// SyncPeriod is kube-proxy's syncPeriod: a change that is not programmed within
+	// twice this time makes the node unhealthy. Zero is 30 seconds.
 	SyncPeriod time.Duration
 
-	// FailFast: an agent that cannot attach everything at the first try ends.
-	// Without, it tries again and again.
+	// FailFast ends an agent that cannot attach everything at the first try. If it
+	// is not set, the agent keeps trying.
 	FailFast bool
-	// CheckNode is told what is known of the node, once, before anything is
-	// programmed; nil is nobody. An error ends the agent.
+	// CheckNode is called once with what is known of the node, before anything is
+	// programmed. An error ends the agent. It may be nil.
 	CheckNode func(NodeFacts) error
 
 	Socket string // where the agent answers the other verbs
 
-	// DriftInterval is how often everything in the maps is compared with what
-	// should be there; zero is ten minutes.
+	// DriftInterval is the time between comparisons of the maps with the desired
+	// state; zero is ten minutes.
 	DriftInterval time.Duration
-	// VerifyInterval is how often the attachment is checked, and mended;
-	// zero is 30 seconds.
+	// VerifyInterval is the time between checks of hooks, devices and pins, which
+	// repair what is missing; zero is 30 seconds.
 	VerifyInterval time.Duration
 
 	Log *slog.Logger
 
-	events func(kube.Event) // nil: nobody to tell
+	events func(kube.Event) // nil: Events are not recorded
 	limits lb.Limits        // of one Service
 }
 
@@ -136,17 +136,17 @@ func ParseUDPMode(text string) (bpf.UDPMode, error) {
 	return 0, fmt.Errorf("%q: it is all, connected or off", text)
 }
 
-// source is what tells of the cluster.
+// source follows the cluster: the API server, or a folder of manifests.
 type source interface {
 	Run(ctx context.Context) error
-	// Synced is closed when all Services and endpoints were told once.
+	// Synced is closed when all Services and endpoints were received once.
 	Synced() <-chan struct{}
-	// NodeSynced is closed when the Node was told, or there is none.
+	// NodeSynced is closed when the Node was received, or there is none.
 	NodeSynced() <-chan struct{}
 }
 
-// agent is a running agent. The goroutine that has the turn owns all of it but what says
-// otherwise.
+// agent is a running agent. The goroutine that has the turn owns it, except for fields whose comment
+// names another owner.
 type agent struct {
 	turn     sync.Mutex
 	cfg      Config
@@ -158,10 +158,10 @@ type agent struct {
 	synced   bool
 	complete bool                            // all that is known has been programmed once
 	resolve  func(lb.Snapshot) lb.Resolution // nil: [lb.Snapshot.Resolve]
-	heavy    *heavyWork                      // nil: the loop decides about all Services
-	loaded   <-chan struct{}                 // closed when our programs can be attached; nil: that was seen to
-	attached chan struct{}                   // closed when our programs are in force
-	again    <-chan time.Time                // when they are to be attached once more; nil: they need not
+	heavy    *heavyWork                      // nil: the loop resolves all Services
+	loaded   <-chan struct{}                 // closed when our programs can be attached; nil: the loop has seen it
+	attached chan struct{}                   // closed when our programs are attached
+	again    <-chan time.Time                // the next try to attach; nil: none is due
 
 	failing    bool  // a write failed since all was known to be in force
 	unwritten  bool  // a write failed in this round
@@ -171,30 +171,30 @@ type agent struct {
 	// nil: that is not known yet.
 	throughStack *string
 	frontends    maps.Table[maps.FrontendKey, uint32]
-	tables       maps.Tables // written by writer, read by anybody
-	stock        stock
+	tables       maps.Tables // written by writer, read by any goroutine
+	impaired     impaired
 	grace        grace
 
-	mail    *mailbox      // posted to by anybody
-	source  source        // runs on its own
-	lock    *MapsLock     // the keeper's
-	keeper  *keeper       // runs on its own
-	devices *deviceKeeper // runs on its own
-	flows   *flowKeeper   // runs on its own
+	queue   *eventQueue    // any goroutine may add to it
+	source  source         // runs on its own
+	lock    *MapsLock      // used by hooks
+	hooks   *hookMonitor   // runs on its own
+	devices *deviceMonitor // runs on its own
+	flows   *flowMonitor   // runs on its own
 
-	proxy  *health.Proxy    // anybody's
-	known  atomic.Bool      // synced, for anybody
+	proxy  *health.Proxy    // any goroutine
+	known  atomic.Bool      // synced, for any goroutine
 	checks *health.Services // run on their own
-	events *kube.Recorder   // runs on its own; nil: nobody to tell
+	events *kube.Recorder   // runs on its own; nil: no API server
 
-	counts  *metrics.Services // anybody's; nil: nobody wants to know
+	counts  *metrics.Services // any goroutine; nil: switched off
 	written atomic.Uint64     // moves when ids do
-	lookout lookout           // anybody's
+	stats   statsCache        // any goroutine
 }
 
 // Run runs an agent until ctx ends. It must be called in the network namespace
-// of the node. What it has programmed and attached stays in force afterwards. The
-// error wraps [ErrRunning] if another agent has the maps or the socket.
+// of the node. Maps and programs stay in force afterwards. The error wraps
+// [ErrRunning] if another agent has the maps or the socket.
 func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -216,9 +216,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	defer func() { err = errors.Join(err, unlockSocket()) }()
 	events := newRecorder(&cfg)
 	proxy := newProxy(cfg)
-	mail := newMailbox()
-	mail.posted = proxy.Queued
-	source, err := newSource(cfg, sink{mail})
+	queue := newEventQueue()
+	queue.enqueued = proxy.Queued
+	source, err := newSource(cfg, sink{queue})
 	if err != nil {
 		return err
 	}
@@ -227,8 +227,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Release()) }()
-	// What the cluster says is read while the kernel makes maps and verifies
-	// programs: both take their time.
+	// Objects are read while the kernel creates maps and verifies programs, because
+	// both take long.
 	collectSeldom()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return source.Run(ctx) })
@@ -238,7 +238,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, dp.Close()) }()
-		a, err := newAgent(cfg, dp, mail, proxy)
+		a, err := newAgent(cfg, dp, queue, proxy)
 		if err != nil {
 			return err
 		}
@@ -250,9 +250,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	return group.Wait()
 }
 
-// newAgent returns an agent that knows of no cluster yet, on maps that it takes
-// over as they are.
-func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Proxy) (*agent, error) {
+// newAgent returns an agent that has received no object yet, and adopts the maps as
+// they are.
+func newAgent(cfg Config, dp *datapath.Datapath, queue *eventQueue, proxy *health.Proxy) (*agent, error) {
 	if err := logMaps(cfg.Log, dp); err != nil {
 		return nil, err
 	}
@@ -273,7 +273,7 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 		model:    newModel(cfg),
 		loaded:   whenLoaded(dp),
 		attached: make(chan struct{}),
-		mail:     mail,
+		queue:    queue,
 
 		frontends: dp.Maps().FrontendIDs,
 		grace:     grace{wait: dp.Maps().WaitForPrograms},
@@ -282,11 +282,11 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 		checks:    newHealthServices(cfg, proxy),
 	}
 	a.model.hadNodePorts = hadNodePorts
-	a.devices = newDeviceKeeper(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval), cfg.record)
+	a.devices = newDeviceMonitor(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval), cfg.record)
 	a.devices.failFast = cfg.FailFast
 	a.devices.reaches = proxy.Attached
-	a.keeper = newKeeper(a)
-	a.flows, err = newFlowKeeper(flow.Config{
+	a.hooks = newHookMonitor(a)
+	a.flows, err = newFlowMonitor(flow.Config{
 		Maps:     dp.Maps(),
 		Timeouts: cfg.flowTimeouts(),
 	}, cfg.Log, a.pruneAddrs)
@@ -294,13 +294,13 @@ func newAgent(cfg Config, dp *datapath.Datapath, mail *mailbox, proxy *health.Pr
 		return nil, err
 	}
 	a.flows.record = cfg.record
-	a.flows.metrics = mail.metrics
+	a.flows.metrics = queue.metrics
 	a.counts, err = a.newServiceMetrics()
 
 	return a, err
 }
 
-// nodePortAddrs returns the addresses on which node ports answer, by the map.
+// nodePortAddrs returns the addresses on which node ports answer according to the map.
 func nodePortAddrs(addrs maps.Table[maps.Addr, maps.AddrUse]) (map[netip.Addr]bool, error) {
 	answer := make(map[netip.Addr]bool)
 	for e, err := range addrs.All() {
@@ -337,7 +337,7 @@ func (a *agent) run(ctx context.Context) error {
 	a.apply()
 	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setState, Log: a.cfg.Log}) })
 	group.Go(func() error { return a.serve(ctx) })
-	group.Go(func() error { return a.keeper.run(ctx) })
+	group.Go(func() error { return a.hooks.run(ctx) })
 	group.Go(func() error { return a.devices.run(ctx, a.attached) })
 	group.Go(func() error { return a.flows.run(ctx) })
 	group.Go(func() error { return a.checks.Run(ctx) })
@@ -348,7 +348,7 @@ func (a *agent) run(ctx context.Context) error {
 }
 
 func (a *agent) setState(state node.State) {
-	a.mail.post(func(m *model) {
+	a.queue.enqueue(func(m *model) {
 		m.setLocalAddrs(state.Addresses)
 		m.setDevices(state.Devices)
 		m.setConcern(state.Concern)

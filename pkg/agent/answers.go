@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// KernelStatus is the status without an agent: what is pinned and attached. It
+// KernelStatus returns the status without an agent: what is pinned and attached. It
 // starts this program's own executable, see [datapath.Verify].
 func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, error) {
 	status := Status{BPFRoot: bpfRoot, CgroupRoot: cgroupRoot, NotCovered: notCovered(cgroupRoot)}
@@ -39,14 +39,15 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 		return status, err
 	}
 	defer pinned.Close()
-	if status.Flows, err = flow.Look(pinned); err != nil {
+	if status.Flows, err = flow.ReadStatus(pinned); err != nil {
 		return status, err
 	}
 
 	return status, status.readMaps(pinned)
 }
 
-// notCovered is empty for what is no cgroup: the hooks are not effective there.
+// notCovered returns the sockets that are outside of a cgroup. It is empty if cgroupRoot is no
+// cgroup: hooks are not effective there anyway.
 func notCovered(cgroupRoot string) string {
 	cgroup, err := datapath.LookupCgroup(cgroupRoot)
 	if err != nil {
@@ -56,7 +57,7 @@ func notCovered(cgroupRoot string) string {
 	return cgroup.NotCovered()
 }
 
-// Well says that Services work as they should.
+// Well reports whether Services work as they should.
 func (s Status) Well() bool {
 	for _, hook := range s.Hooks {
 		if hook.Problem != "" {
@@ -89,21 +90,20 @@ func (s *Status) readMaps(m *maps.Pinned) error {
 	return nil
 }
 
-// status asks the goroutine that owns the model, and then the kernel, which
-// takes longer.
+// status returns the state of the agent, and of its maps and programs in the kernel.
 func (a *agent) status(ctx context.Context) (Status, error) {
 	status, err := inLoop(ctx, a, a.modelStatus)
 	if err != nil {
 		return status, err
 	}
-	if err := a.keeper.checked(); err != nil {
+	if err := a.hooks.checked(); err != nil {
 		status.Effective = err.Error()
 	}
 	status.Flows = a.flows.known()
 	if missing := a.datapath.MissingPins(); len(missing) > 0 {
 		status.Unpinned = fmt.Sprintf("%d pins are missing: %s", len(missing), missing[0])
 	}
-	if err := a.keeper.pinned(); err != nil {
+	if err := a.hooks.pinned(); err != nil {
 		status.Unpinned = err.Error()
 	}
 	status.Hooks, err = a.datapath.Hooks()
@@ -154,7 +154,7 @@ func (a *agent) writes() map[string]uint64 {
 	return writes
 }
 
-// answerServices asks the goroutine that owns the model, and then the maps.
+// answerServices returns all Services with the connections of their backends.
 func (a *agent) answerServices(ctx context.Context) ([]Service, error) {
 	services, err := later(ctx, a, a.services)
 	if err != nil {
@@ -164,7 +164,8 @@ func (a *agent) answerServices(ctx context.Context) ([]Service, error) {
 	return services, addConnections(services, a.tables)
 }
 
-// services gathers what is needed to show every Service, sorted by name.
+// services returns a function that returns every Service, sorted by name. That function
+// needs no turn.
 func (a *agent) services() func() []Service {
 	failed := map[string][]string{}
 	for _, e := range a.errors() {
@@ -186,10 +187,10 @@ func (a *agent) services() func() []Service {
 	}
 }
 
-// desired gathers what is needed to tell the frontends that should be in the
-// maps: what all Services want, without what another one has.
+// desired returns a function that returns the frontends which should be in the maps: those
+// of all Services, without those that another Service owns. That function needs no turn.
 func (a *agent) desired() func() []Frontend {
-	lost := map[lb.FrontendKey]lb.ServiceName{} // key: who has it
+	lost := map[lb.FrontendKey]lb.ServiceName{} // the owners
 	for status := range a.writer.Statuses() {
 		for _, l := range status.Lost {
 			lost[l.Frontend] = l.Owner
@@ -212,7 +213,7 @@ func (a *agent) desired() func() []Frontend {
 	}
 }
 
-// errors returns what is not in the maps as it should be, by Service.
+// errors returns the Services that are not in the maps as they should be, and why.
 func (a *agent) errors() []ServiceError {
 	errs := []ServiceError{}
 	for status := range a.writer.Statuses() {

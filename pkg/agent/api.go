@@ -18,8 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/health"
 )
 
-// DefaultSocket is where the agent answers the other verbs, unless the
-// configuration says otherwise.
+// DefaultSocket is the default of the socket on which the agent answers the other verbs.
 const DefaultSocket = "/run/sluice/agent.sock"
 
 // ErrNotRunning is returned by a [Client] when no agent answers.
@@ -37,7 +36,7 @@ func (a *agent) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
-	// Whoever comes next removes it; our own end must not remove theirs.
+	// The next agent removes it. Our own end must not remove that agent's socket.
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	if err := os.Chmod(path, 0o600); err != nil {
 		return errors.Join(fmt.Errorf("socket: %w", err), listener.Close())
@@ -54,7 +53,7 @@ func (a *agent) serve(ctx context.Context) error {
 	return nil
 }
 
-// answer sends what compute returns as JSON.
+// answer returns a handler that sends the result of compute as JSON.
 func (a *agent) answer(compute func(context.Context) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		value, err := compute(r.Context())
@@ -70,10 +69,10 @@ func (a *agent) answer(compute func(context.Context) (any, error)) http.HandlerF
 	}
 }
 
-// inLoop has the goroutine that owns the model compute an answer.
+// inLoop calls compute in the goroutine that has the turn, and returns its result.
 func inLoop[T any](ctx context.Context, a *agent, compute func() T) (T, error) {
 	done := make(chan T, 1)
-	a.mail.post(func(*model) { done <- compute() })
+	a.queue.enqueue(func(*model) { done <- compute() })
 	select {
 	case <-ctx.Done():
 		var none T
@@ -84,8 +83,8 @@ func inLoop[T any](ctx context.Context, a *agent, compute func() T) (T, error) {
 	}
 }
 
-// later has the goroutine that owns the model gather what an answer needs, and
-// computes it on its own: thousands of Services take their time.
+// later calls gather in the goroutine that has the turn, and computes the answer in its own:
+// thousands of Services take too long for the loop.
 func later[T any](ctx context.Context, a *agent, gather func() func() T) (T, error) {
 	compute, err := inLoop(ctx, a, gather)
 	if err != nil {
@@ -119,8 +118,8 @@ func NewClient(socket string) *Client {
 	}}
 }
 
-// Status returns what the agent says of itself. The error wraps
-// [ErrNotRunning] if none answers, as do the errors of the other methods.
+// Status returns the state of the agent. The error wraps [ErrNotRunning] if none answers,
+// as do the errors of the other methods.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	return ask[Status](ctx, c, "/status")
 }

@@ -32,7 +32,7 @@ func serving(t *testing.T) (*agent, *Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{cfg: cfg, tables: tables, writer: writer, model: newModel(cfg), mail: newMailbox(), synced: true, complete: true}
+	a := &agent{cfg: cfg, tables: tables, writer: writer, model: newModel(cfg), queue: newEventQueue(), synced: true, complete: true}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- a.serve(ctx) }()
@@ -41,8 +41,8 @@ func serving(t *testing.T) (*agent, *Client) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-a.mail.ready:
-				a.readMail()
+			case <-a.queue.ready:
+				a.processQueue()
 			}
 		}
 	}()
@@ -74,7 +74,7 @@ func mustAsk[T any](t *testing.T, ask func(context.Context) (T, error)) T {
 
 func TestClientSeesTheModel(t *testing.T) {
 	a, client := serving(t)
-	tell(a.mail).SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
+	sinkOf(a.queue).SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
 	services := mustAsk(t, client.Services)
 	if len(services) != 1 || services[0].Name != "ns/web" {
 		t.Fatalf("services are %+v, want ns/web", services)
@@ -85,13 +85,13 @@ func TestClientSeesTheModel(t *testing.T) {
 		t.Errorf("%d frontends are desired, want at least 10", len(desired))
 	}
 
-	tell(a.mail).DeleteService(web().Name)
+	sinkOf(a.queue).DeleteService(web().Name)
 	if services := mustAsk(t, client.Services); len(services) != 0 {
 		t.Errorf("services are %+v, want none", services)
 	}
 }
 
-func TestClientKnowsThatNobodyAnswers(t *testing.T) {
+func TestClientWithoutAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	if _, err := NewClient(path).Status(t.Context()); !errors.Is(err, ErrNotRunning) {
 		t.Errorf("without a socket: %v, want %v", err, ErrNotRunning)

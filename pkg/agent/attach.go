@@ -6,7 +6,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
-// whenLoaded is closed when the programs of hooks are loaded, or cannot be.
+// whenLoaded returns a channel that is closed when loading the programs of hooks has
+// succeeded or failed.
 func whenLoaded(dp *datapath.Datapath) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -17,15 +18,15 @@ func whenLoaded(dp *datapath.Datapath) <-chan struct{} {
 	return done
 }
 
-// attachFirst attaches our programs once they are loaded, also if the API server
-// cannot be asked: they work on the maps that an earlier agent filled. If its
-// programs work on other maps, they stay until ours know every Service: our maps are
-// new and empty.
+// attachFirst attaches our programs once they are loaded, even if the API server is
+// unreachable, because they work on the maps that an earlier agent filled. If its
+// programs work on other maps, ours are new and empty: its programs stay attached until
+// ours know every Service.
 func (a *agent) attachFirst() error {
 	if err := a.datapath.Loaded(); err != nil {
 		return err
 	}
-	others, err := a.datapath.OthersWork()
+	others, err := a.datapath.OtherMapsInUse()
 	if err != nil || others {
 		return err
 	}
@@ -46,9 +47,9 @@ func (a *agent) attachSynced() error {
 // attachRetry is how long after a failure the next try comes.
 const attachRetry = 5 * time.Second
 
-// attach attaches our programs, or has it tried again: somebody may have to make
-// room first. With FailFast, an error is the end; that programs cannot be loaded
-// always is.
+// attach attaches our programs. If that fails, it is tried again later, because another
+// program may have to be removed first. With FailFast, it returns the error, and the agent
+// ends. The agent also ends if programs cannot be loaded.
 func (a *agent) attach() error {
 	a.again = nil
 	if err := a.datapath.Loaded(); err != nil {
@@ -59,7 +60,7 @@ func (a *agent) attach() error {
 			return err
 		}
 		a.cfg.Log.Error("not attached; trying again", "error", err)
-		a.keeper.setEffective(err)
+		a.hooks.setEffective(err)
 		a.again = time.After(attachRetry)
 
 		return nil

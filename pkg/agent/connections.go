@@ -7,15 +7,14 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// backendKey is what makes a Backend the same one.
+// backendKey identifies a Backend.
 type backendKey struct {
 	service  string // namespace/name:port
 	protocol lb.Protocol
 	address  netip.AddrPort
 }
 
-// addConnections tells of each backend how many connections it has, by what is
-// programmed.
+// addConnections sets how many connections each backend has according to the maps.
 func addConnections(services []Service, m maps.Tables) error {
 	connections, err := readConnections(m)
 	if err != nil {

@@ -18,34 +18,34 @@ import (
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
-// Device is one device of the node, and what became of it.
+// Device is one device of the node, with its class and what is attached to it.
 type Device struct {
 	Index int    `json:"index"`
 	Name  string `json:"name"`
-	// Class is what the device leads to, "pods" or "uplink", if it is to be
-	// attached to. Only an agent knows.
+	// Class is what the device leads to, "pods" or "uplink", if programs are to be
+	// attached to it. Only an agent knows it.
 	Class string `json:"class,omitempty"`
-	// Attached says how our programs are attached: "tcx", "clsact", or empty if
+	// Attached is how our programs are attached: "tcx", "clsact", or empty if
 	// they are not.
 	Attached string `json:"attached,omitempty"`
-	// Reason says why the device is of its class, or of none.
+	// Reason is why the device is of its class, or of none.
 	Reason  string `json:"reason,omitempty"`
 	Problem string `json:"problem,omitempty"`
-	// Ahead are programs of others that run before ours, as "egress: NAME". What
-	// they drop, or keep from programs behind them, does not come to us.
+	// Ahead are other programs that run before ours, as "egress: NAME". Packets
+	// that they drop, or pass without running later programs, do not reach ours.
 	Ahead []string `json:"ahead,omitempty"`
 }
 
-// deviceKeeper keeps programs attached to the devices for which that was
-// decided. It runs on its own: the kernel takes its time for each of them.
-type deviceKeeper struct {
+// deviceMonitor keeps programs attached to the devices for which that was decided. It has a
+// goroutine of its own, because the kernel takes long for each of them.
+type deviceMonitor struct {
 	datapath *datapath.Datapath
 	log      *slog.Logger
 	interval time.Duration // from one check to the next
 	changed  chan struct{}
 	record   func(kube.Event)
 	failFast bool               // a first try that fails is the end
-	reaches  func(uplinks bool) // told after each try
+	reaches  func(uplinks bool) // called after each try
 	free     []node.PortRange   // for masqueraded flows; nil: not known yet
 
 	mu        sync.Mutex
@@ -56,29 +56,29 @@ type deviceKeeper struct {
 }
 
 // deviceRetry is how long after a failure the next try comes: the device may be
-// about to go, or somebody else at work on it.
+// about to go, or another program may be changing it.
 const deviceRetry = time.Second
 
-func newDeviceKeeper(dp *datapath.Datapath, log *slog.Logger, interval time.Duration, record func(kube.Event)) *deviceKeeper {
-	return &deviceKeeper{datapath: dp, log: log, interval: interval, record: record, changed: make(chan struct{}, 1)}
+func newDeviceMonitor(dp *datapath.Datapath, log *slog.Logger, interval time.Duration, record func(kube.Event)) *deviceMonitor {
+	return &deviceMonitor{datapath: dp, log: log, interval: interval, record: record, changed: make(chan struct{}, 1)}
 }
 
-// run attaches once attached is closed, after each change, and now and then,
-// since another program may have undone it. The verifier begins before.
-func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error {
+// run attaches programs once attached is closed, after each change, and at each interval,
+// because another program may have detached them. It starts to load them before.
+func (m *deviceMonitor) run(ctx context.Context, attached <-chan struct{}) error {
 	for waiting := true; waiting; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-k.changed:
+		case <-m.changed:
 			// attach tries both again, and logs.
-			_ = k.followPorts(k.datapath.SetMasqueradePorts)
-			_ = k.datapath.LoadDevices(devicesOf(k.decided()))
+			_ = m.followPorts(m.datapath.SetMasqueradePorts)
+			_ = m.datapath.LoadDevices(devicesOf(m.decided()))
 		case <-attached:
 			waiting = false
 		}
 	}
-	check := time.NewTicker(k.interval)
+	check := time.NewTicker(m.interval)
 	defer check.Stop()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
@@ -88,72 +88,72 @@ func (k *deviceKeeper) run(ctx context.Context, attached <-chan struct{}) error 
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-k.changed:
+		case <-m.changed:
 			due = false
 		case <-check.C:
 		case <-retry.C:
 		}
-		if k.attach() {
-			if due && k.checkReached(ctx) {
+		if m.attach() {
+			if due && m.checkUnreached(ctx) {
 				retry.Reset(0)
 			}
 
 			continue
 		}
-		if k.failFast && !k.everAttached() {
-			return errors.New("--fail-fast: " + strings.Join(k.obstacles(), "; "))
+		if m.failFast && !m.everAttached() {
+			return errors.New("--fail-fast: " + strings.Join(m.obstacles(), "; "))
 		}
 		retry.Reset(deviceRetry)
 	}
 }
 
-// set tells what was decided of every device, and logs what is new.
-func (k *deviceKeeper) set(decisions []node.Decision) {
-	k.mu.Lock()
-	known := k.decisions
-	k.decisions = decisions
-	k.mu.Unlock()
+// set replaces the decisions about devices, and logs those that are new.
+func (m *deviceMonitor) set(decisions []node.Decision) {
+	m.mu.Lock()
+	known := m.decisions
+	m.decisions = decisions
+	m.mu.Unlock()
 
 	for _, d := range decisions {
 		same := func(o node.Decision) bool {
 			return o.Index == d.Index && o.Name == d.Name && o.Class == d.Class && o.Reason == d.Reason
 		}
 		if !slices.ContainsFunc(known, same) {
-			k.log.Info("device", "name", d.Name, "index", d.Index, "class", d.Class, "reason", d.Reason)
+			m.log.Info("device", "name", d.Name, "index", d.Index, "class", d.Class, "reason", d.Reason)
 		}
 	}
 	select {
-	case k.changed <- struct{}{}:
+	case m.changed <- struct{}{}:
 	default:
 	}
 }
 
-// decided returns what was decided of every device; nil: nothing yet.
-func (k *deviceKeeper) decided() []node.Decision {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+// decided returns the decisions about devices, nil if there are none yet.
+func (m *deviceMonitor) decided() []node.Decision {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 
-	return k.decisions
+	return m.decisions
 }
 
-// attach makes the kernel's state that which was decided, and says whether all of
-// it is.
-func (k *deviceKeeper) attach() bool {
-	k.mu.Lock()
-	decisions, known := k.decisions, k.failed
-	k.mu.Unlock()
+// attach attaches and detaches programs as was decided, and reports whether all of that
+// succeeded.
+func (m *deviceMonitor) attach() bool {
+	m.mu.Lock()
+	decisions, known := m.decisions, m.failed
+	m.mu.Unlock()
 	if decisions == nil {
-		return true // not told yet: whatever an earlier agent attached stays
+		return true // nothing is decided yet: what an earlier agent attached stays
 	}
 	devices, names := devicesOf(decisions), make(map[int]string)
 	for _, d := range decisions {
 		names[d.Index] = d.Name
 	}
 	begin := time.Now()
-	if err := k.followPorts(k.datapath.SetMasqueradePorts); err != nil {
-		k.log.Error("ports of masqueraded flows stay as they are", "error", err)
+	if err := m.followPorts(m.datapath.SetMasqueradePorts); err != nil {
+		m.log.Error("ports of masqueraded flows stay as they are", "error", err)
 	}
-	errs, err := k.datapath.AttachDevices(devices)
+	errs, err := m.datapath.AttachDevices(devices)
 	failed := make(map[int]string, len(errs))
 	for index, err := range errs {
 		failed[index] = err.Error()
@@ -163,110 +163,111 @@ func (k *deviceKeeper) attach() bool {
 	}
 	for index, text := range failed {
 		if known[index] != text {
-			k.log.Error("not all is attached to a device as it should be; trying again", "name", names[index], "error", text)
+			m.log.Error("not all is attached to a device as it should be; trying again", "name", names[index], "error", text)
 		}
 	}
-	k.mu.Lock()
-	first := len(failed) == 0 && !k.attached
-	k.failed, k.attached = failed, k.attached || first
-	k.mu.Unlock()
-	k.reaches(reachesUplinks(devices, failed))
+	m.mu.Lock()
+	first := len(failed) == 0 && !m.attached
+	m.failed, m.attached = failed, m.attached || first
+	m.mu.Unlock()
+	m.reaches(reachesUplinks(devices, failed))
 	if first {
-		if err := k.datapath.DevicesNotKept(); err != nil {
-			k.log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
+		if err := m.datapath.DevicesNotKept(); err != nil {
+			m.log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
 		}
-		k.log.Info("attached to devices", "devices", len(devices), "by", k.datapath.Attachment(), "took", time.Since(begin))
+		m.log.Info("attached to devices", "devices", len(devices), "by", m.datapath.Attachment(), "took", time.Since(begin))
 	}
 
 	return len(failed) == 0
 }
 
-// reachTime is how long packets are waited for where others run before our programs.
-const reachTime = 300 * time.Millisecond
+// probeTime is how long packets are counted where other programs run before ours.
+const probeTime = 300 * time.Millisecond
 
-// checkReached finds out where packets pass that our programs do not see, since another one
-// before them ends the chain, and reports whether another try to attach may mend it.
-func (k *deviceKeeper) checkReached(ctx context.Context) (again bool) {
-	found, again, err := k.datapath.FindUnreached(devicesOf(k.decided()), func() {
+// checkUnreached finds the hooks where packets pass that our programs do not see, because
+// another program before them ends the chain. It reports whether attaching again may help.
+func (m *deviceMonitor) checkUnreached(ctx context.Context) (again bool) {
+	found, again, err := m.datapath.FindUnreached(devicesOf(m.decided()), func() {
 		select {
 		case <-ctx.Done():
-		case <-time.After(reachTime):
+		case <-time.After(probeTime):
 		}
 	})
 	if err != nil {
-		k.log.Error("where packets pass that no program sees is not known", "error", err)
+		m.log.Error("where packets pass that no program sees is not known", "error", err)
 
 		return false
 	}
 	if ctx.Err() == nil {
-		k.setUnreached(found)
+		m.setUnreached(found)
 	}
 
 	return again
 }
 
-// setUnreached notes where packets pass that our programs do not see, and tells what is new.
-func (k *deviceKeeper) setUnreached(found []datapath.Unreached) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	known := k.unreached
-	k.unreached = make(map[int]string)
+// setUnreached replaces the hooks where packets pass that our programs do not see. It logs and
+// records what is new.
+func (m *deviceMonitor) setUnreached(found []datapath.Unreached) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.unreached
+	m.unreached = make(map[int]string)
 	for _, u := range found {
 		text := u.String()
-		if k.unreached[u.Index] != "" {
-			text = k.unreached[u.Index] + "; " + text
+		if m.unreached[u.Index] != "" {
+			text = m.unreached[u.Index] + "; " + text
 		}
-		k.unreached[u.Index] = text
+		m.unreached[u.Index] = text
 	}
-	for _, index := range slices.Sorted(stdmaps.Keys(k.unreached)) {
-		if known[index] != k.unreached[index] {
-			note := fmt.Sprintf("device %s: %s", k.nameOf(index), k.unreached[index])
-			k.log.Error("a device is not effective", "name", k.nameOf(index), "problem", k.unreached[index])
-			k.record(kube.Event{Reason: kube.ReasonUnreached, Action: actionCheck, Note: note})
+	for _, index := range slices.Sorted(stdmaps.Keys(m.unreached)) {
+		if known[index] != m.unreached[index] {
+			note := fmt.Sprintf("device %s: %s", m.nameOf(index), m.unreached[index])
+			m.log.Error("a device is not effective", "name", m.nameOf(index), "problem", m.unreached[index])
+			m.record(kube.Event{Reason: kube.ReasonUnreached, Action: actionCheck, Note: note})
 		}
 	}
-	if len(known) > 0 && len(k.unreached) == 0 {
-		k.log.Info("all devices are effective again")
-		k.record(kube.Event{Reason: kube.ReasonReached, Action: actionCheck, Normal: true, Note: "all devices are effective again"})
+	if len(known) > 0 && len(m.unreached) == 0 {
+		m.log.Info("all devices are effective again")
+		m.record(kube.Event{Reason: kube.ReasonReached, Action: actionCheck, Normal: true, Note: "all devices are effective again"})
 	}
 }
 
-// nameOf returns what a device is called. The caller holds mu.
-func (k *deviceKeeper) nameOf(index int) string {
-	if at := slices.IndexFunc(k.decisions, func(d node.Decision) bool { return d.Index == index }); at >= 0 {
-		return k.decisions[at].Name
+// nameOf returns the name of a device. The caller holds mu.
+func (m *deviceMonitor) nameOf(index int) string {
+	if at := slices.IndexFunc(m.decisions, func(d node.Decision) bool { return d.Index == index }); at >= 0 {
+		return m.decisions[at].Name
 	}
 
 	return "all"
 }
 
-// everAttached says that all was attached once.
-func (k *deviceKeeper) everAttached() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+// everAttached reports whether all devices were attached once.
+func (m *deviceMonitor) everAttached() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 
-	return k.attached
+	return m.attached
 }
 
-// obstacles says why not all is attached that should be, or not effective. Any goroutine may call it.
-func (k *deviceKeeper) obstacles() []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if len(k.failed) == 0 && !k.attached {
+// obstacles returns why not all devices are attached or effective. Any goroutine may call it.
+func (m *deviceMonitor) obstacles() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.failed) == 0 && !m.attached {
 		return []string{"devices are not attached yet"}
 	}
 	var reasons []string
-	for _, problems := range []map[int]string{k.failed, k.unreached} {
+	for _, problems := range []map[int]string{m.failed, m.unreached} {
 		for _, index := range slices.Sorted(stdmaps.Keys(problems)) {
-			reasons = append(reasons, fmt.Sprintf("device %s: %s", k.nameOf(index), problems[index]))
+			reasons = append(reasons, fmt.Sprintf("device %s: %s", m.nameOf(index), problems[index]))
 		}
 	}
 
 	return reasons
 }
 
-// reachesUplinks says whether no uplink is among what failed. A pod's device may be
-// about to go, and is that pod's trouble.
+// reachesUplinks reports whether no uplink has failed. Devices of pods do not count: they may
+// be about to go, and concern that pod only.
 func reachesUplinks(devices []datapath.Device, failed map[int]string) bool {
 	if _, all := failed[noDevice]; all {
 		return false
@@ -279,10 +280,10 @@ func reachesUplinks(devices []datapath.Device, failed map[int]string) bool {
 	})
 }
 
-// noDevice stands for what is wrong with none in particular.
+// noDevice is the index of a failure that concerns no device in particular.
 const noDevice = 0
 
-// devicesOf returns the devices that programs are to be attached to.
+// devicesOf returns the devices to attach programs to.
 func devicesOf(decisions []node.Decision) []datapath.Device {
 	var devices []datapath.Device
 	for _, d := range decisions {
@@ -308,23 +309,23 @@ func deviceOf(d node.Decision) datapath.Device {
 	return device
 }
 
-// status returns every device, by the kernel's own word.
-func (k *deviceKeeper) status() ([]Device, error) {
-	devices, err := devicesIn(k.datapath.Devices)
+// status returns every device as the kernel has it now, with the decisions about it.
+func (m *deviceMonitor) status() ([]Device, error) {
+	devices, err := devicesIn(m.datapath.Devices)
 	if err != nil {
 		return nil, err
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for i := range devices {
 		d := &devices[i]
-		at := slices.IndexFunc(k.decisions, func(o node.Decision) bool { return o.Index == d.Index })
+		at := slices.IndexFunc(m.decisions, func(o node.Decision) bool { return o.Index == d.Index })
 		if at < 0 {
 			continue // it has just come
 		}
-		decision := k.decisions[at]
+		decision := m.decisions[at]
 		d.Class, d.Reason = decision.Class.String(), decision.Reason
-		problems := []string{d.Problem, k.failed[d.Index], k.unreached[d.Index]}
+		problems := []string{d.Problem, m.failed[d.Index], m.unreached[d.Index]}
 		wanted, attached := decision.Class != node.ClassNone, d.Attached != ""
 		switch {
 		case wanted && !attached:
@@ -338,7 +339,7 @@ func (k *deviceKeeper) status() ([]Device, error) {
 	return devices, nil
 }
 
-// devicesIn is what the kernel says of all devices.
+// devicesIn returns all devices with their state in the kernel.
 func devicesIn(query func() ([]datapath.DeviceState, error)) ([]Device, error) {
 	states, err := query()
 	if err != nil {
@@ -354,8 +355,8 @@ func devicesIn(query func() ([]datapath.DeviceState, error)) ([]Device, error) {
 	return devices, nil
 }
 
-// throughStack returns why packets to backends on other nodes have to pass the network stack, or "" if
-// they need not.
+// throughStack returns why packets to backends on other nodes have to pass the network stack, or
+// "" if they need not.
 func throughStack(always, knowsMTU bool, concern string) string {
 	switch {
 	case always:
@@ -367,7 +368,8 @@ func throughStack(always, knowsMTU bool, concern string) string {
 	}
 }
 
-// decideForwarding decides whether packets pass the network stack, and logs that if it is new.
+// decideForwarding decides whether packets to backends on other nodes pass the network stack, and
+// logs that if it has changed.
 func (a *agent) decideForwarding() {
 	why := throughStack(a.cfg.ThroughStack, a.datapath.Features().FIBMTU, a.model.concern)
 	if a.throughStack == nil || *a.throughStack != why {
@@ -376,8 +378,8 @@ func (a *agent) decideForwarding() {
 	a.throughStack = &why
 }
 
-// deviceEntries are the devices as programs see them. If turns, packets may leave by uplinks without
-// passing the network stack.
+// deviceEntries returns the entries of the devices map. With turns, packets may leave by uplinks
+// without passing the network stack.
 func deviceEntries(decisions []node.Decision, turns bool) map[uint32]maps.Device {
 	entries := make(map[uint32]maps.Device, len(decisions))
 	for _, d := range decisions {
@@ -397,7 +399,7 @@ func deviceEntries(decisions []node.Decision, turns bool) map[uint32]maps.Device
 	return entries
 }
 
-// deviceRules adds to the configured rules what detectLocalMode says of devices.
+// deviceRules returns the configured rules with those of the local mode.
 func deviceRules(cfg Config) (node.Rules, error) {
 	rules := cfg.Devices
 	switch cfg.Local.Effective() {
@@ -415,24 +417,24 @@ func deviceRules(cfg Config) (node.Rules, error) {
 
 // followPorts sets the ports of masqueraded flows, at first and whenever sysctls have changed
 // which ports are free.
-func (k *deviceKeeper) followPorts(set func(ports, more bpf.PortRange) error) error {
+func (m *deviceMonitor) followPorts(set func(ports, more bpf.PortRange) error) error {
 	free, err := node.MasqueradePorts()
-	if err != nil || k.free != nil && slices.Equal(free, k.free) {
+	if err != nil || m.free != nil && slices.Equal(free, m.free) {
 		return err
 	}
 	ports, more := bpf.DefaultMasqueradePorts, bpf.PortRange{}
 	if len(free) > 0 {
 		ports = bpf.PortRange(free[0])
-		k.log.Info("ports of masqueraded flows", "ports", free)
+		m.log.Info("ports of masqueraded flows", "ports", free)
 	} else {
-		k.log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
+		m.log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
 			"can collide with; narrow net.ipv4.ip_local_port_range, or reserve ports in net.ipv4.ip_local_reserved_ports",
 			"masquerade", node.PortRange(ports))
 	}
 	if len(free) > 1 {
 		more = bpf.PortRange(free[1])
 	}
-	k.free = append([]node.PortRange{}, free...) // not nil
+	m.free = append([]node.PortRange{}, free...) // not nil
 
 	return set(ports, more)
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// What programs and maps are told of a device.
-func TestDeviceIsHandedOn(t *testing.T) {
+// A decision about a device becomes a device of programs and an entry of the map.
+func TestDeviceToProgramsAndMaps(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("192.168.50.1"), netip.MustParseAddr("fd00:50::1")
 	for _, test := range []struct {
 		name     string
@@ -70,8 +70,8 @@ func TestDeviceIsHandedOn(t *testing.T) {
 	}
 }
 
-// Packets go past the stack if nobody wants anything else, the kernel can do it, and nothing there
-// concerns them.
+// Packets bypass the stack unless the configuration forbids it, the kernel cannot do it, or a rule
+// there concerns them.
 func TestThroughStack(t *testing.T) {
 	for _, test := range []struct {
 		always, knowsMTU bool
@@ -88,7 +88,7 @@ func TestThroughStack(t *testing.T) {
 	}
 }
 
-// A change of what concerns packets is a change of what devices are told.
+// A change of the rules that concern packets makes new decisions about devices.
 func TestConcernChangesDevices(t *testing.T) {
 	m := newModel(Config{})
 	for i, test := range []struct {
@@ -143,13 +143,13 @@ func TestMasqueradePortsAreChosen(t *testing.T) {
 		t.Run("they are "+test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
 			var out bytes.Buffer
-			k := newDeviceKeeper(nil, slog.New(slog.NewTextHandler(&out, nil)), time.Minute, nil)
-			told := 0
+			m := newDeviceMonitor(nil, slog.New(slog.NewTextHandler(&out, nil)), time.Minute, nil)
+			calls := 0
 			follow := func() {
 				t.Helper()
 				lab.MustDo(t, ns, func() error {
-					return k.followPorts(func(got, more bpf.PortRange) error {
-						told++
+					return m.followPorts(func(got, more bpf.PortRange) error {
+						calls++
 						if got != test.want || more != test.more {
 							t.Errorf("ports are %v and %v, want %v and %v", got, more, test.want, test.more)
 						}
@@ -167,39 +167,39 @@ func TestMasqueradePortsAreChosen(t *testing.T) {
 			set(test.ephemeral)
 			follow()
 			follow()
-			if text := out.String(); told != 1 || strings.Count(text, "\n") != 1 || !strings.Contains(text, test.log) {
-				t.Errorf("ports were set %d times, want once; log is %q, want %q", told, text, test.log)
+			if text := out.String(); calls != 1 || strings.Count(text, "\n") != 1 || !strings.Contains(text, test.log) {
+				t.Errorf("ports were set %d times, want once; log is %q, want %q", calls, text, test.log)
 			}
 			set("40000 50000")
 			test.want, test.more = bpf.PortRange{Low: 1024, High: 29999}, bpf.PortRange{Low: 50001, High: 65535}
 			follow()
-			if told != 2 {
+			if calls != 2 {
 				t.Error("a change was not followed")
 			}
 		})
 	}
 }
 
-// Where packets pass that our programs do not see, the node is not ready, and what is new is told.
-func TestUnreachedDevicesAreTold(t *testing.T) {
-	cfg, events := remembering()
-	k := newDeviceKeeper(nil, cfg.Log, time.Minute, cfg.record)
-	k.attached = true
-	k.set([]node.Decision{{Device: node.Device{Index: 2, Name: "eth0"}, Class: node.ClassUplink}})
+// Where packets pass that our programs do not see, the node is not ready, and an Event is recorded for what is new.
+func TestUnreachedDevicesAreReported(t *testing.T) {
+	cfg, events := recordingConfig()
+	m := newDeviceMonitor(nil, cfg.Log, time.Minute, cfg.record)
+	m.attached = true
+	m.set([]node.Decision{{Device: node.Device{Index: 2, Name: "eth0"}, Class: node.ClassUplink}})
 	in := datapath.Unreached{Index: 2, Hook: "ingress", Ahead: []string{"theirs"}}
 	out := datapath.Unreached{Index: 2, Hook: "egress", Ahead: []string{"theirs"}}
 	for _, found := range [][]datapath.Unreached{nil, {in}, {in}, {out, in}} {
-		k.setUnreached(found)
+		m.setUnreached(found)
 	}
-	if _, problems := k.count(); problems != 1 {
+	if _, problems := m.count(); problems != 1 {
 		t.Errorf("%d devices have problems, want one", problems)
 	}
 	want := []string{"device eth0: " + out.String() + "; " + in.String()}
-	if got := k.obstacles(); !slices.Equal(got, want) {
+	if got := m.obstacles(); !slices.Equal(got, want) {
 		t.Errorf("obstacles are %q, want %q", got, want)
 	}
-	k.setUnreached(nil)
-	if got := k.obstacles(); len(got) > 0 {
+	m.setUnreached(nil)
+	if got := m.obstacles(); len(got) > 0 {
 		t.Errorf("obstacles are %q, want none", got)
 	}
 	action := func(reason, note string) kube.Event {

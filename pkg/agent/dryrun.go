@@ -12,22 +12,22 @@ import (
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
-// dryRunSlots is room for what fits into the real map.
+// dryRunSlots is the capacity of the real slots map.
 const dryRunSlots = 1 << 21
 
-// dryRunLimits are those of the real maps, as they are sized in maps.h.
+// dryRunLimits are the limits that follow from the sizes of the real maps in maps.h.
 var dryRunLimits = lb.Limits{Frontends: 524288 / limitShare, SourceRanges: 65536 / limitShare, Endpoints: maxEndpoints}
 
-// DryRun reads all Services once and returns what [Run] would make of them,
-// without touching the kernel: cfg needs no Datapath and no Socket.
+// DryRun reads all Services once and returns how [Run] would program them, without
+// touching the kernel: cfg needs no Datapath and no Socket.
 func DryRun(ctx context.Context, cfg Config) ([]Service, error) {
 	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(dryRunSlots).Tables})
 	if err != nil {
 		return nil, err
 	}
 	cfg.limits = dryRunLimits
-	a := &agent{cfg: cfg, writer: writer, model: newModel(cfg), mail: newMailbox()}
-	a.source, err = newSource(cfg, sink{a.mail})
+	a := &agent{cfg: cfg, writer: writer, model: newModel(cfg), queue: newEventQueue()}
+	a.source, err = newSource(cfg, sink{a.queue})
 	if err != nil {
 		return nil, err
 	}
@@ -44,15 +44,16 @@ func DryRun(ctx context.Context, cfg Config) ([]Service, error) {
 		return nil, err
 	}
 	a.synced = true
-	a.readMail()
+	a.processQueue()
 	a.applyAll()
 
 	return a.services()(), nil
 }
 
-// waitForSource waits until everything was told; for the Node not forever.
+// waitForSource waits until all objects are received, and for the Node no longer than
+// nodeWait.
 func (a *agent) waitForSource(ctx context.Context) error {
-	patience := time.After(nodeWait)
+	timeout := time.After(nodeWait)
 	services, self := a.source.Synced(), a.source.NodeSynced()
 	for services != nil || self != nil {
 		select {
@@ -62,7 +63,7 @@ func (a *agent) waitForSource(ctx context.Context) error {
 			services = nil
 		case <-self:
 			self = nil
-		case <-patience:
+		case <-timeout:
 			self = nil
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
-// What was being done, in Events.
+// Actions of Events.
 const (
 	actionStart   = "StartSluice"
 	actionRead    = "Read"
@@ -24,15 +24,15 @@ const (
 	actionCheck   = "Check"
 )
 
-// record tells an Event, if there is an API server to tell it to.
+// record records an Event if there is an API server.
 func (c *Config) record(e kube.Event) {
 	if c.events != nil {
 		c.events(e)
 	}
 }
 
-// eventOf returns the Event of a part of an object that was left out, and false
-// if nobody looks for Events there.
+// eventOf returns the Event for a part of an object that was left out, and false if the
+// object is neither a Service nor this Node.
 func (m *model) eventOf(p lb.Problem) (kube.Event, bool) {
 	e := kube.Event{
 		Field: p.Field, Reason: kube.ReasonIgnored, Action: actionRead,
@@ -50,27 +50,26 @@ func (m *model) eventOf(p lb.Problem) (kube.Event, bool) {
 	return e, p.Object == "Node "+m.node.Name
 }
 
-// stockInterval is how long what cannot be programmed may take to be told: much
-// of it is programmed at the second try.
-const stockInterval = 5 * time.Second
+// impairedInterval is the time between reports of Services that cannot be programmed. Many
+// of them are programmed at the second try, and need no report.
+const impairedInterval = 5 * time.Second
 
-// stock is what was told about Services that are not programmed as they should
-// be.
-type stock struct {
+// impaired are the Services that were reported as not programmed as they should be.
+type impaired struct {
 	stale  bool                      // a write has failed since
 	failed map[lb.ServiceName]string // what failed
 	taken  map[lb.ServiceName]string // who has their addresses
 }
 
-// takeStock tells what has newly become of Services that are not programmed as
-// they should be.
-func (a *agent) takeStock() {
+// reportImpaired records Events for Services that have become impaired, or are for another
+// reason.
+func (a *agent) reportImpaired() {
 	// Endpoints come and go all the time, and there may be thousands of Services.
-	if !a.synced || !a.stock.stale && !a.model.claimsChanged && len(a.stock.failed) == 0 {
+	if !a.synced || !a.impaired.stale && !a.model.claimsChanged && len(a.impaired.failed) == 0 {
 		return
 	}
 	a.model.claimsChanged = false
-	now := stock{failed: make(map[lb.ServiceName]string), taken: make(map[lb.ServiceName]string)}
+	now := impaired{failed: make(map[lb.ServiceName]string), taken: make(map[lb.ServiceName]string)}
 	for status := range a.writer.Statuses() {
 		if len(status.Failures) > 0 {
 			now.failed[status.Service] = failuresText(status.Failures)
@@ -79,9 +78,9 @@ func (a *agent) takeStock() {
 			now.taken[status.Service] = lostText(status.Lost)
 		}
 	}
-	a.recordNew(now.failed, a.stock.failed, kube.ReasonNotProgrammed)
-	a.recordNew(now.taken, a.stock.taken, kube.ReasonAddressTaken)
-	a.stock = now
+	a.recordNew(now.failed, a.impaired.failed, kube.ReasonNotProgrammed)
+	a.recordNew(now.taken, a.impaired.taken, kube.ReasonAddressTaken)
+	a.impaired = now
 }
 
 // recordNew records the notes that are not known, in the order of the Services.
@@ -133,7 +132,7 @@ func listText(texts []string) string {
 	return strings.Join(texts, "; ")
 }
 
-// missingFeatures says what the kernel lacks, and what that costs.
+// missingFeatures returns what the kernel lacks, each with what that costs.
 func missingFeatures(f datapath.Features) []string {
 	var missing []string
 	for _, feature := range []struct {
@@ -153,7 +152,7 @@ func missingFeatures(f datapath.Features) []string {
 	return missing
 }
 
-// recordFeatures tells what the kernel lacks.
+// recordFeatures records an Event that names what the kernel lacks.
 func (a *agent) recordFeatures() {
 	if missing := missingFeatures(a.datapath.Features()); len(missing) > 0 {
 		a.cfg.record(kube.Event{
@@ -162,7 +161,7 @@ func (a *agent) recordFeatures() {
 	}
 }
 
-// recordHooks tells that hooks are not effective any more, or are again.
+// recordHooks records an Event when hooks stop being effective, or are effective again.
 func (c *Config) recordHooks(before, now error) {
 	switch {
 	case now != nil && (before == nil || before.Error() != now.Error()):
@@ -172,8 +171,7 @@ func (c *Config) recordHooks(before, now error) {
 	}
 }
 
-// newRecorder returns who tells Events, or nil if there is no API server to tell
-// them to.
+// newRecorder returns a recorder of Events, nil if there is no API server.
 func newRecorder(cfg *Config) *kube.Recorder {
 	if cfg.Manifests != "" || cfg.Client == nil {
 		return nil
@@ -192,13 +190,13 @@ func (a *agent) runEvents(ctx context.Context) error {
 	return a.events.Run(ctx)
 }
 
-// recordEmergency tells that the table of flows is too small, or is not any more.
-func (k *flowKeeper) recordEmergency(before, now flow.Status) {
+// recordEmergency records an Event when the table of flows is too small, or is no longer.
+func (m *flowMonitor) recordEmergency(before, now flow.Status) {
 	switch {
-	case k.record == nil || (before.Emergency == "") == (now.Emergency == ""):
+	case m.record == nil || (before.Emergency == "") == (now.Emergency == ""):
 	case now.Emergency != "":
-		k.record(kube.Event{Reason: kube.ReasonFlowTableFull, Action: actionCheck, Note: now.Emergency})
+		m.record(kube.Event{Reason: kube.ReasonFlowTableFull, Action: actionCheck, Note: now.Emergency})
 	default:
-		k.record(kube.Event{Reason: kube.ReasonFlowTableRelief, Action: actionCheck, Normal: true, Note: "the table of flows has room again"})
+		m.record(kube.Event{Reason: kube.ReasonFlowTableRelief, Action: actionCheck, Normal: true, Note: "the table of flows has room again"})
 	}
 }

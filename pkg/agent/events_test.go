@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
-// remembering returns a configuration that remembers the Events.
-func remembering() (Config, *[]kube.Event) {
+// recordingConfig returns a configuration that remembers the Events.
+func recordingConfig() (Config, *[]kube.Event) {
 	var events []kube.Event
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	cfg.events = func(e kube.Event) { events = append(events, e) }
@@ -30,9 +30,9 @@ func remembering() (Config, *[]kube.Event) {
 	return cfg, &events
 }
 
-// A part of an object that is left out is told once, as long as it is.
+// A part of an object that is left out gives one Event as long as it is left out.
 func TestProblemsAreEvents(t *testing.T) {
-	cfg, events := remembering()
+	cfg, events := recordingConfig()
 	m := newModel(cfg)
 	bad := lb.Problem{Object: "Service ns/web", Field: "metadata.annotations[sluice-lb.io/algorithm]", Message: "no such thing"}
 	worse := lb.Problem{Object: "Service ns/web", Field: "spec.externalIPs[0]", Message: "not an address"}
@@ -61,28 +61,28 @@ func TestProblemsAreEvents(t *testing.T) {
 	}
 }
 
-// shelf is an agent whose stock is taken.
-type shelf struct {
+// impairedScene is an agent whose impaired Services are reported.
+type impairedScene struct {
 	*agent
 	fakes  *maps.Fakes
 	events *[]kube.Event
 }
 
-func mustStock(t *testing.T) *shelf {
+func newImpairedScene(t *testing.T) *impairedScene {
 	t.Helper()
-	cfg, events := remembering()
+	cfg, events := recordingConfig()
 	fakes := maps.NewFakes(100)
 	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), keeper: &keeper{}, flows: &flowKeeper{}}
+	a := &agent{cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), hooks: &hookMonitor{}, flows: &flowMonitor{}}
 
-	return &shelf{agent: a, fakes: fakes, events: events}
+	return &impairedScene{agent: a, fakes: fakes, events: events}
 }
 
 // set has a Service claim what web does.
-func (s *shelf) set(name string, created int64) {
+func (s *impairedScene) set(name string, created int64) {
 	svc := *web()
 	svc.Name.Name = name
 	s.writer.Set(svc.Name, time.Unix(created, 0), lb.Resolve(&svc, nil, &lb.Node{}))
@@ -90,14 +90,14 @@ func (s *shelf) set(name string, created int64) {
 	s.apply()
 }
 
-func (s *shelf) delete(name string) {
+func (s *impairedScene) delete(name string) {
 	s.writer.Delete(lb.ServiceName{Namespace: "ns", Name: name})
 	s.model.claimsChanged = true
 	s.apply()
 }
 
 // fail has writes to tables of these names fail, of any without names.
-func (s *shelf) fail(tables ...string) {
+func (s *impairedScene) fail(tables ...string) {
 	s.fakes.Observe(func(table, operation string) error {
 		if len(tables) == 0 || operation == "put" && slices.Contains(tables, table) {
 			return errors.New("refused")
@@ -107,46 +107,46 @@ func (s *shelf) fail(tables ...string) {
 	}, nil)
 }
 
-// mustTell takes stock, and expects Events that begin so.
-func (s *shelf) mustTell(t *testing.T, when string, want ...string) {
+// mustReport reports impaired Services, and expects Events that begin with want.
+func (s *impairedScene) mustReport(t *testing.T, when string, want ...string) {
 	t.Helper()
-	s.takeStock()
-	s.takeStock()
+	s.reportImpaired()
+	s.reportImpaired()
 	var got []string
 	for _, e := range *s.events {
 		got = append(got, e.Service.Name+" "+e.Reason+" "+e.Note)
 	}
 	*s.events = nil
 	if !slices.EqualFunc(got, want, strings.HasPrefix) {
-		t.Errorf("%s, told is\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("%s, reported is\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// What cannot be programmed is told when it is new, and again when it is
-// something else, or came back.
-func TestStock(t *testing.T) {
-	s := mustStock(t)
+// A Service that cannot be programmed is reported once, and again for another reason or after it
+// has recovered.
+func TestImpairedServicesAreReported(t *testing.T) {
+	s := newImpairedScene(t)
 	s.set("a", 2)
-	s.mustTell(t, "while all is well")
+	s.mustReport(t, "while all is well")
 	s.set("b", 1)
-	s.mustTell(t, "when an older Service claims the same", "a AddressTaken 10.96.0.1 belongs to Service ns/b; "+
+	s.mustReport(t, "when an older Service claims the same", "a AddressTaken 10.96.0.1 belongs to Service ns/b; "+
 		"10.96.0.1:53/UDP belongs to Service ns/b; 10.96.0.1:80/TCP belongs to Service ns/b; and 6 more")
 	s.set("b", 1)
-	s.mustTell(t, "when nothing has changed")
+	s.mustReport(t, "when nothing has changed")
 	s.delete("b")
-	s.mustTell(t, "when that is gone")
+	s.mustReport(t, "when that is gone")
 
 	s.fail(maps.NameFrontends)
 	s.set("c", 3)
-	s.mustTell(t, "when writes fail", "c AddressTaken ") // its claims are worse, so it writes nothing
+	s.mustReport(t, "when writes fail", "c AddressTaken ") // its claims are worse, so it writes nothing
 	s.delete("a")
-	s.mustTell(t, "when it is its turn", "c FrontendsNotProgrammed frontend ")
+	s.mustReport(t, "when it is its turn", "c FrontendsNotProgrammed frontend ")
 	s.fakes.Observe(nil, nil)
 	s.set("c", 3)
-	s.mustTell(t, "when it works")
+	s.mustReport(t, "when it works")
 	s.fail()
 	s.set("d", 0)
-	s.mustTell(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
+	s.mustReport(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
 }
 
 func TestListText(t *testing.T) {
@@ -157,9 +157,9 @@ func TestListText(t *testing.T) {
 	}
 }
 
-// Hooks that lose their effect, or have it again, are told once.
+// An Event is recorded once when hooks stop being effective, and once when they are again.
 func TestHookEvents(t *testing.T) {
-	cfg, events := remembering()
+	cfg, events := recordingConfig()
 	gone, other := errors.New("gone"), errors.New("other")
 	before := errNotChecked
 	for _, now := range []error{nil, nil, gone, gone, other, nil, nil} {
@@ -173,17 +173,17 @@ func TestHookEvents(t *testing.T) {
 	}
 	want := []string{"HooksNotEffective false", "HooksNotEffective false", "HooksEffective true", "HooksNotEffective false"}
 	if !slices.Equal(got, want) {
-		t.Errorf("told is %q, want %q", got, want)
+		t.Errorf("reported is %q, want %q", got, want)
 	}
 }
 
 func TestFlowTableEvents(t *testing.T) {
-	cfg, events := remembering()
-	k := &flowKeeper{record: cfg.record}
+	cfg, events := recordingConfig()
+	m := &flowMonitor{record: cfg.record}
 	before := flow.Status{}
 	for _, emergency := range []string{"", "full", "fuller", "", ""} {
 		now := flow.Status{Emergency: emergency}
-		k.recordEmergency(before, now)
+		m.recordEmergency(before, now)
 		before = now
 	}
 	want := []kube.Event{
@@ -199,7 +199,7 @@ func TestFlowTableEvents(t *testing.T) {
 func TestMissingFeatures(t *testing.T) {
 	all := datapath.Features{SetRetval: true, NetnsCookie: 1, TCX: true, FIBSource: true, ChecksumIPv6: true}
 	if missing := missingFeatures(all); len(missing) != 0 {
-		t.Errorf("nothing is missing, but told is %q", missing)
+		t.Errorf("nothing is missing, but reported is %q", missing)
 	}
 	missing := strings.Join(missingFeatures(datapath.Features{}), "; ")
 	for _, kernel := range []string{"5.14", "6.1)", "6.6", "6.7"} {
@@ -212,7 +212,7 @@ func TestMissingFeatures(t *testing.T) {
 	}
 }
 
-// A folder of manifests has nobody to tell Events to.
+// With a folder of manifests there is no API server that takes Events.
 func TestEventsNeedAnAPIServer(t *testing.T) {
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://192.0.2.1"})
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// NodeFacts are what a configuration may not fit, see [Config.CheckNode].
+// NodeFacts are properties of the node that a configuration has to fit, see
+// [Config.CheckNode].
 type NodeFacts struct {
 	// Primary is the family of the node's primary address, IPv4 if that is not
 	// known.
@@ -26,9 +27,9 @@ func (m *model) facts() NodeFacts {
 	return facts
 }
 
-// checkNode asks whether the configuration fits the node.
+// checkNode returns an error if the configuration does not fit the node.
 func (a *agent) checkNode() error {
-	// A Node without addresses yet has not said which family is the first one.
+	// Without addresses of the Node it is not known which family is the first one.
 	if a.cfg.CheckNode == nil || a.model.awaitsNode && len(a.model.node.PrimaryIPs) == 0 {
 		return nil
 	}

@@ -19,7 +19,7 @@ func TestNodeFacts(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		nodeIP netip.Addr
-		told   []netip.Addr
+		node   []netip.Addr
 		want   NodeFacts
 	}{
 		{"nothing of an unknown node", netip.Addr{}, nil, NodeFacts{Primary: lb.IPv4, PodCIDRs: []netip.Prefix{cidr}}},
@@ -28,7 +28,7 @@ func TestNodeFacts(t *testing.T) {
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			m := newModel(Config{NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler)})
-			m.setNode(kube.Node{Node: lb.Node{Name: "node-1", PrimaryIPs: test.told}, Exists: true, PodCIDRs: []netip.Prefix{cidr}})
+			m.setNode(kube.Node{Node: lb.Node{Name: "node-1", PrimaryIPs: test.node}, Exists: true, PodCIDRs: []netip.Prefix{cidr}})
 			same := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 			samePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 			if diff := cmp.Diff(test.want, m.facts(), same, samePrefix); diff != "" {

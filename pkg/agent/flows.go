@@ -11,32 +11,32 @@ import (
 	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
-// flowKeeper ends flows that are idle, or whose backend or frontend is gone. It
-// runs on its own: large tables take their time.
-type flowKeeper struct {
+// flowMonitor ends flows that are idle, or whose backend or frontend is gone. It has a
+// goroutine of its own, because walks over large tables take long.
+type flowMonitor struct {
 	sweeper *flow.Sweeper
 	log     *slog.Logger
-	swept   func(flow.Dialled) // told what each sweep found
-	record  func(kube.Event)   // nil: nobody to tell
-	metrics *metrics.Sync      // nil: nobody to tell
+	swept   func(flow.OriginalDsts) // called after each sweep with the addresses in use
+	record  func(kube.Event)        // may be nil
+	metrics *metrics.Sync           // may be nil
 	stale   chan struct{}
-	failing map[string]string // what the last round failed with, by what was done
+	failing map[string]string // the error of the last round, by log message
 
 	mu     sync.Mutex
 	status flow.Status
 }
 
-// staleRest is the least time from one search for stale flows to the next:
-// each reads all flows, and backends may go one by one.
+// staleRest is the least time between searches for stale flows: each reads all flows, and
+// backends may go one by one.
 const staleRest = time.Second
 
-func newFlowKeeper(cfg flow.Config, log *slog.Logger, swept func(flow.Dialled)) (*flowKeeper, error) {
+func newFlowMonitor(cfg flow.Config, log *slog.Logger, swept func(flow.OriginalDsts)) (*flowMonitor, error) {
 	sweeper, err := flow.New(cfg)
 	if err != nil {
 		return nil, err
 	}
 
-	return &flowKeeper{
+	return &flowMonitor{
 		sweeper: sweeper,
 		log:     log,
 		swept:   swept,
@@ -45,24 +45,24 @@ func newFlowKeeper(cfg flow.Config, log *slog.Logger, swept func(flow.Dialled)) 
 	}, nil
 }
 
-// endStale has the UDP flows of backends and frontends that are gone ended,
-// soon.
-func (k *flowKeeper) endStale() {
+// endStale starts a search for the UDP flows of backends and frontends that are gone, and
+// does not wait for it.
+func (m *flowMonitor) endStale() {
 	select {
-	case k.stale <- struct{}{}:
+	case m.stale <- struct{}{}:
 	default:
 	}
 }
 
 // known returns what the last sweep found.
-func (k *flowKeeper) known() flow.Status {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (m *flowMonitor) known() flow.Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 
-	return k.status
+	return m.status
 }
 
-func (k *flowKeeper) run(ctx context.Context) error {
+func (m *flowMonitor) run(ctx context.Context) error {
 	sweep, search := time.NewTimer(0), time.NewTimer(0)
 	defer sweep.Stop()
 	defer search.Stop()
@@ -74,73 +74,74 @@ func (k *flowKeeper) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-sweep.C:
-			k.sweep()
-			sweep.Reset(k.sweeper.Next())
-		case <-k.stale:
+			m.sweep()
+			sweep.Reset(m.sweeper.Next())
+		case <-m.stale:
 			search.Reset(time.Until(searched.Add(staleRest)))
 		case <-search.C:
-			if !k.searchStale() {
-				k.endStale() // the next try
+			if !m.searchStale() {
+				m.endStale() // the next try
 			}
 			searched = time.Now()
 		}
 	}
 }
 
-// sweep ends idle flows, takes stock, and tells what flows have dialled.
-func (k *flowKeeper) sweep() {
-	before := k.known()
-	now, err := k.sweeper.Sweep()
-	k.failed("flows are not swept; trying again", err)
-	k.recordEmergency(before, now)
+// sweep ends idle flows, logs when the flow tables reach their limits, and passes on the
+// original destinations of flows.
+func (m *flowMonitor) sweep() {
+	before := m.known()
+	now, err := m.sweeper.Sweep()
+	m.failed("flows are not swept; trying again", err)
+	m.recordEmergency(before, now)
 	switch {
 	case before.Emergency == "" && now.Emergency != "":
-		k.log.Error("emergency: "+now.Emergency, "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
+		m.log.Error("emergency: "+now.Emergency, "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
 	case before.Emergency != "" && now.Emergency == "":
-		k.log.Info("the table of flows has room again", "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
+		m.log.Info("the table of flows has room again", "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
 	}
 	switch {
 	case before.Flood == "" && now.Flood != "":
-		k.log.Warn(now.Flood, "evicted", now.HalfOpen.Evicted, "entries", now.HalfOpen.Entries, "capacity", now.HalfOpen.Capacity)
+		m.log.Warn(now.Flood, "evicted", now.HalfOpen.Evicted, "entries", now.HalfOpen.Entries, "capacity", now.HalfOpen.Capacity)
 	case before.Flood != "" && now.Flood == "":
-		k.log.Info("the flood of new flows is over", "evicted", now.HalfOpen.Evicted, "entries", now.HalfOpen.Entries, "capacity", now.HalfOpen.Capacity)
+		m.log.Info("the flood of new flows is over", "evicted", now.HalfOpen.Evicted, "entries", now.HalfOpen.Entries, "capacity", now.HalfOpen.Capacity)
 	}
-	k.mu.Lock()
-	k.status = now
-	k.mu.Unlock()
+	m.mu.Lock()
+	m.status = now
+	m.mu.Unlock()
 	if err == nil {
-		k.swept(k.sweeper.Dialled())
+		m.swept(m.sweeper.OriginalDsts())
 	}
 }
 
-// searchStale ends stale flows, and says whether none is left.
-func (k *flowKeeper) searchStale() bool {
-	begin, before := time.Now(), k.sweeper.EndedStale()
-	n, err := k.sweeper.EndStale()
-	if k.metrics != nil {
-		k.metrics.Cleaned(begin, endedSince(before, k.sweeper.EndedStale()))
+// searchStale ends stale flows, and reports whether none is left.
+func (m *flowMonitor) searchStale() bool {
+	begin, before := time.Now(), m.sweeper.EndedStale()
+	n, err := m.sweeper.EndStale()
+	if m.metrics != nil {
+		m.metrics.Cleaned(begin, endedSince(before, m.sweeper.EndedStale()))
 	}
 	if n > 0 {
-		k.log.Info("ended UDP flows whose backend or frontend is gone", "flows", n)
+		m.log.Info("ended UDP flows whose backend or frontend is gone", "flows", n)
 	}
-	k.failed("UDP flows stay with backends or frontends that are gone; trying again", err)
+	m.failed("UDP flows stay with backends or frontends that are gone; trying again", err)
 
 	return err == nil
 }
 
-// failed logs an error, unless it has been logged just before.
-func (k *flowKeeper) failed(what string, err error) {
+// failed logs an error, unless the round before failed with the same one.
+func (m *flowMonitor) failed(what string, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	if text != "" && text != k.failing[what] {
-		k.log.Error(what, "error", err)
+	if text != "" && text != m.failing[what] {
+		m.log.Error(what, "error", err)
 	}
-	k.failing[what] = text
+	m.failing[what] = text
 }
 
-// flowTimeouts are the configured ones, but for UDP as programs have it.
+// flowTimeouts returns the configured timeouts, with that of UDP which programs use.
 func (c Config) flowTimeouts() flow.Timeouts {
 	timeouts := c.FlowTimeouts
 	timeouts.UDPAnswered = c.Datapath.UDPIdle

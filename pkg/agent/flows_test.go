@@ -21,9 +21,9 @@ import (
 // free for each CPU.
 const capacity = 4096
 
-// mustKeepFlows returns a keeper of the flows of maps that only the test has,
+// mustMonitorFlows returns a monitor of the flows of maps that only the test has,
 // and what it logs. The clock is *now.
-func mustKeepFlows(t *testing.T, now *uint64) (*flowKeeper, *maps.Pinned, *bytes.Buffer) {
+func mustMonitorFlows(t *testing.T, now *uint64) (*flowMonitor, *maps.Pinned, *bytes.Buffer) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -42,12 +42,12 @@ func mustKeepFlows(t *testing.T, now *uint64) (*flowKeeper, *maps.Pinned, *bytes
 	}
 	t.Cleanup(func() { pinned.Close() })
 	log := new(bytes.Buffer)
-	k, err := newFlowKeeper(flow.Config{Maps: pinned, Now: func() uint64 { return *now }}, slog.New(slog.NewTextHandler(log, nil)), func(flow.Dialled) {})
+	m, err := newFlowMonitor(flow.Config{Maps: pinned, Now: func() uint64 { return *now }}, slog.New(slog.NewTextHandler(log, nil)), func(flow.OriginalDsts) {})
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	return k, pinned, log
+	return m, pinned, log
 }
 
 // mustPutFlow puts a UDP flow of one entry, to a backend that does not exist.
@@ -55,7 +55,7 @@ func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int,
 	t.Helper()
 	f := maps.Flow{
 		Client: maps.AddrOf(netip.MustParseAddr("198.51.100.7")), ClientPort: uint16(client),
-		Dialled: maps.AddrOf(netip.MustParseAddr("10.96.0.1")), DialledPort: maps.Port(53),
+		OriginalDst: maps.AddrOf(netip.MustParseAddr("10.96.0.1")), OriginalPort: maps.Port(53),
 		Proto: 17, Role: maps.FlowFromClient, State: maps.FlowOpen, LastSeen: seen,
 	}
 	if err := m.Put(f.Key(f.Role), f); err != nil {
@@ -65,22 +65,22 @@ func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int,
 	return f.Key(f.Role)
 }
 
-// An emergency and a flood are told when they begin and when they are over, with
-// numbers, and not each time.
+// An emergency and a flood are logged when they begin and when they are over, with
+// numbers, and not at each sweep.
 func TestFlowsAtTheirLimit(t *testing.T) {
 	const puts, begin = 2 * capacity, uint64(time.Hour)
 	for _, test := range []struct {
-		table, level, tells, over string
-		index                     uint32 // in flow_counts
-		capacity                  string
+		table, level, logs, over string
+		index                    uint32 // in flow_counts
+		capacity                 string
 	}{
 		{"flows", "ERROR", "--flow-table-memory", "the table of flows has room again", 0, "capacity=4096"},
 		{"half open", "WARN", "flood", "the flood of new flows is over", 2, "capacity=8192"}, // with that of connections
 	} {
 		t.Run(test.table, func(t *testing.T) {
 			now := begin
-			k, pinned, log := mustKeepFlows(t, &now)
-			k.sweep()
+			m, pinned, log := mustMonitorFlows(t, &now)
+			m.sweep()
 			if log.Len() > 0 {
 				t.Errorf("logged at the start: %s", log)
 			}
@@ -96,20 +96,20 @@ func TestFlowsAtTheirLimit(t *testing.T) {
 			if err := pinned.Replacements()["sl_flow_counts"].Put(test.index, perCPU); err != nil {
 				t.Fatal(err)
 			}
-			k.sweep()
-			k.sweep()
-			status := k.known()
-			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), test.tells) ||
+			m.sweep()
+			m.sweep()
+			status := m.known()
+			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), test.logs) ||
 				!strings.Contains(log.String(), "level="+test.level) || !strings.Contains(log.String(), test.capacity) {
-				t.Errorf("logged, in %d lines, want one with %s and %s:\n%s", lines, test.level, test.tells, log)
+				t.Errorf("logged, in %d lines, want one with %s and %s:\n%s", lines, test.level, test.logs, log)
 			}
 			if status.Emergencies+status.Floods != 1 || status.Flows.Evicted+status.HalfOpen.Evicted < puts-capacity {
 				t.Errorf("status %+v, want one alarm and at least %d evictions", status, puts-capacity)
 			}
 			log.Reset()
 			now += uint64(time.Hour)
-			k.sweep()
-			k.sweep()
+			m.sweep()
+			m.sweep()
 			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), test.over) {
 				t.Errorf("logged, in %d lines, want one with %q:\n%s", lines, test.over, log)
 			}
@@ -120,14 +120,14 @@ func TestFlowsAtTheirLimit(t *testing.T) {
 // What fails again and again is logged once.
 func TestFlowsFailing(t *testing.T) {
 	var now uint64
-	k, pinned, log := mustKeepFlows(t, &now)
+	m, pinned, log := mustMonitorFlows(t, &now)
 	if err := pinned.Replacements()["sl_flows"].Close(); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		k.sweep()
-		if k.searchStale() {
-			t.Error("nothing stale is said to be left, but nobody could look")
+		m.sweep()
+		if m.searchStale() {
+			t.Error("it reports that nothing stale is left, but the search failed")
 		}
 	}
 	if lines := strings.Count(log.String(), "\n"); lines != 2 {
@@ -135,24 +135,24 @@ func TestFlowsFailing(t *testing.T) {
 	}
 }
 
-// The keeper sweeps at once, and ends stale flows when it is told to.
-func TestFlowKeeperRuns(t *testing.T) {
+// The monitor sweeps at once, and ends stale flows when endStale is called.
+func TestFlowMonitorRuns(t *testing.T) {
 	now := uint64(time.Hour)
-	k, pinned, log := mustKeepFlows(t, &now)
+	m, pinned, log := mustMonitorFlows(t, &now)
 	idle := mustPutFlow(t, pinned.Flows, 1, 0)
 	stale := mustPutFlow(t, pinned.Flows, 2, now)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
-	go func() { done <- k.run(ctx) }()
+	go func() { done <- m.run(ctx) }()
 	mustVanish(t, pinned, idle)
 	if _, ok, err := pinned.Flows.Lookup(stale); !ok || err != nil {
-		t.Errorf("the stale flow: %v, %v; want it there until somebody says that there is one", ok, err)
+		t.Errorf("the stale flow: %v, %v; want it there until endStale is called", ok, err)
 	}
-	k.endStale()
+	m.endStale()
 	mustVanish(t, pinned, stale)
 	another := mustPutFlow(t, pinned.Unanswered, 3, now)
 	begin := time.Now()
-	k.endStale()
+	m.endStale()
 	mustVanish(t, pinned, another)
 	if took := time.Since(begin); took < staleRest/2 {
 		t.Errorf("searched again after %v, want a rest of %v", took, staleRest)
@@ -164,24 +164,24 @@ func TestFlowKeeperRuns(t *testing.T) {
 	if n := strings.Count(log.String(), "ended UDP flows"); n != 2 {
 		t.Errorf("logged %d times, want 2:\n%s", n, log)
 	}
-	if status := k.known(); status.Flows.Capacity != capacity || status.Expired != 1 {
+	if status := m.known(); status.Flows.Capacity != capacity || status.Expired != 1 {
 		t.Errorf("status %+v, want a capacity of %d and one flow expired", status, capacity)
 	}
 }
 
-// While the table is full, the keeper sweeps every second.
-func TestFlowKeeperHurries(t *testing.T) {
+// While the table is full, the monitor sweeps every second.
+func TestFlowMonitorSweepsAFullTableOften(t *testing.T) {
 	now := uint64(time.Hour)
-	k, pinned, _ := mustKeepFlows(t, &now)
+	m, pinned, _ := mustMonitorFlows(t, &now)
 	for n := range pinned.Flows.Capacity() {
 		mustPutFlow(t, pinned.Flows, n, now)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
-	go func() { done <- k.run(ctx) }()
-	for deadline := time.Now().Add(10 * time.Second); k.known().Emergency == ""; time.Sleep(5 * time.Millisecond) {
+	go func() { done <- m.run(ctx) }()
+	for deadline := time.Now().Add(10 * time.Second); m.known().Emergency == ""; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("no emergency with all of the table filled: %+v", k.known())
+			t.Fatalf("no emergency with all of the table filled: %+v", m.known())
 		}
 	}
 	mustVanish(t, pinned, mustPutFlow(t, pinned.Flows, 65000, 0))

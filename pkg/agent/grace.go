@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// graceInterval is the least time from the begin of one grace period to that of the next:
-// what endpoints that come and go one by one leave behind is retired together. The system
-// call that waits for programs keeps Go's scheduler busy for as long as it takes: it costs
-// as much as several changes.
+// graceInterval is the least time from the start of one grace period to that of the next, so
+// that endpoints which go one by one are retired together. The system call that waits for
+// programs blocks a thread for as long as it takes, and costs as much as several changes.
 const graceInterval = time.Second
 
-// grace is what the loop knows of grace periods. What was taken out of the maps is used
-// again only after all programs have ended that may still know it.
+// grace is the state of grace periods. What was taken out of the maps is used again only
+// after all programs have ended that may still use it.
 type grace struct {
 	// wait returns when all programs have ended that run now: [maps.Pinned.WaitForPrograms].
 	// Nil: no program uses the maps.
@@ -21,8 +20,8 @@ type grace struct {
 	begun   time.Time // the last one
 }
 
-// beginGrace begins a grace period if something was retired. It returns how long that has
-// to wait, or zero if it need not.
+// beginGrace starts a grace period if something was retired. If the last one started too
+// recently, it returns how long to wait, else zero.
 func (a *agent) beginGrace(ctx context.Context) time.Duration {
 	if a.grace.running || !a.writer.Retired() {
 		return 0
@@ -37,8 +36,8 @@ func (a *agent) beginGrace(ctx context.Context) time.Duration {
 	return 0
 }
 
-// waitForPrograms ends the grace period when the kernel says so, which the loop does not
-// wait for.
+// waitForPrograms ends the grace period when all programs have ended. The loop does not wait
+// for it.
 func (a *agent) waitForPrograms(ctx context.Context) {
 	for failed := false; a.grace.wait != nil; {
 		err := a.grace.wait()
@@ -55,7 +54,7 @@ func (a *agent) waitForPrograms(ctx context.Context) {
 		case <-time.After(graceInterval):
 		}
 	}
-	a.mail.post(func(*model) {
+	a.queue.enqueue(func(*model) {
 		a.grace.running = false
 		a.writer.EndGrace()
 	})

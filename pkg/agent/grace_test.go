@@ -11,25 +11,25 @@ import (
 )
 
 // retire programs a Service and takes it out of the maps again.
-func (p *patient) retire(t *testing.T, n int) {
+func (p *loopScene) retire(t *testing.T, n int) {
 	t.Helper()
 	svc := *web()
 	svc.Name.Name = fmt.Sprintf("web-%d", n)
-	tell(p.mail).SetService(svc, nil)
-	p.mustDo(t)
-	tell(p.mail).DeleteService(svc.Name)
-	p.mustDo(t)
+	sinkOf(p.queue).SetService(svc, nil)
+	p.mustFinish(t)
+	sinkOf(p.queue).DeleteService(svc.Name)
+	p.mustFinish(t)
 }
 
-// mustDo waits until the loop has worked off what it was told.
-func (p *patient) mustDo(t *testing.T) {
+// mustFinish waits until the loop has applied all changes.
+func (p *loopScene) mustFinish(t *testing.T) {
 	t.Helper()
 	if _, err := inLoop(t.Context(), p.agent, func() struct{} { return struct{}{} }); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (p *patient) inGrace(t *testing.T) bool {
+func (p *loopScene) inGrace(t *testing.T) bool {
 	t.Helper()
 	running, err := inLoop(t.Context(), p.agent, func() bool { return p.grace.running })
 	if err != nil {
@@ -51,14 +51,14 @@ func (a *agent) mustRetireAll(t *testing.T) {
 
 // A grace period lasts until all programs have ended, and nothing else waits for it.
 func TestGracePeriod(t *testing.T) {
-	p := mustHeal(t)
+	p := mustRunLoop(t)
 	release := make(chan struct{})
 	wait := func() error { <-release; return nil }
 	p.wait.Store(&wait)
 	p.retire(t, 1)
 	eventuallyIs(t, "in a grace period", func() bool { return p.inGrace(t) }, true)
 
-	tell(p.mail).SetService(*web(), nil)
+	sinkOf(p.queue).SetService(*web(), nil)
 	eventuallyIs(t, "programmed meanwhile", func() bool {
 		programmed, err := inLoop(t.Context(), p.agent, func() bool {
 			status, ok := p.writer.Status(lb.ServiceName{Namespace: "ns", Name: "web"})
@@ -77,7 +77,7 @@ func TestGracePeriod(t *testing.T) {
 
 // If it cannot be known whether programs have ended, they have not.
 func TestGracePeriodIsTriedAgain(t *testing.T) {
-	p := mustHeal(t)
+	p := mustRunLoop(t)
 	var waits atomic.Int32
 	wait := func() error {
 		if waits.Add(1) < 3 {
@@ -94,7 +94,7 @@ func TestGracePeriodIsTriedAgain(t *testing.T) {
 
 // What is retired piece by piece goes together.
 func TestGracePeriodsAreRare(t *testing.T) {
-	p := mustHeal(t)
+	p := mustRunLoop(t)
 	var waits atomic.Int32
 	wait := func() error { waits.Add(1); return nil }
 	p.wait.Store(&wait)

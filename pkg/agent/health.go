@@ -22,8 +22,8 @@ func newProxy(cfg Config) *health.Proxy {
 	})
 }
 
-// serveHealth answers the kubelet and load balancers until ctx ends. It asks
-// nobody who could be busy.
+// serveHealth answers the kubelet and load balancers until ctx ends. Its answers wait for
+// no other goroutine, so that they show when one hangs.
 func (a *agent) serveHealth(ctx context.Context) error {
 	if !a.cfg.HealthzAddress.IsValid() {
 		return nil
@@ -35,7 +35,7 @@ func (a *agent) serveHealth(ctx context.Context) error {
 			Proxy:    a.proxy,
 			Eligible: a.model.eligible.Load,
 			Ready:    a.unready,
-			Observe:  a.mail.metrics.Probed,
+			Observe:  a.queue.metrics.Probed,
 		}),
 		HardFail: a.cfg.BindAddressHardFail,
 		Log:      a.cfg.Log,
@@ -47,31 +47,30 @@ func (a *agent) serveHealth(ctx context.Context) error {
 	return err
 }
 
-// unready returns why the agent cannot be relied on: Services are not known, hooks are
-// not effective, pins are missing, or devices are not attached. Any goroutine may call
-// it.
+// unready returns why the agent is not ready: Services are not known, hooks are not
+// effective, pins are missing, or devices are not attached. Any goroutine may call it.
 func (a *agent) unready() []string {
 	var reasons []string
 	if !a.known.Load() {
 		reasons = append(reasons, "not all Services and endpoints are known and programmed yet")
 	}
-	if err := a.keeper.checked(); err != nil {
+	if err := a.hooks.checked(); err != nil {
 		reasons = append(reasons, fmt.Sprintf("hooks are not effective: %v", err))
 	}
 
-	if err := a.keeper.pinned(); err != nil {
+	if err := a.hooks.pinned(); err != nil {
 		reasons = append(reasons, err.Error())
 	}
 
 	return append(reasons, a.devices.obstacles()...)
 }
 
-// settle says of all that was taken up that it is in force, unless nothing can be
-// written. Services of which only their own writes fail are told of elsewhere: others
-// work. So do others while a heavy Service is written slice by slice, or decided: all
-// that are due take turns, so a change waits for its turn and not for the heavy one. What
-// would be late is a loop that does not come by here.
-func (a *agent) settle() {
+// reportApplied reports to the health checks that the changes of this round are in force,
+// unless no map can be written. If only writes of some Services fail, the node stays healthy,
+// because the others work; [agent.reportImpaired] reports those Services. The node also stays
+// healthy while a heavy Service is decided or written slice by slice, because other changes
+// do not wait for it. It becomes unhealthy when the loop no longer reaches this call.
+func (a *agent) reportApplied() {
 	if !a.synced {
 		return
 	}
@@ -92,9 +91,9 @@ func (a *agent) settle() {
 	a.proxy.Applied()
 }
 
-// tryWrite says whether a map can be written, by writing what it says already. A
-// map without the probe's frontend is left alone: hooks are not effective then,
-// which is told too.
+// tryWrite returns why a map cannot be written, by writing a value that it has already. It
+// leaves a map without the probe's frontend alone: hooks are not effective then, which the
+// hook monitor reports.
 func tryWrite(frontends maps.Table[maps.FrontendKey, uint32]) error {
 	k := probeFrontend().Key
 	key := maps.FrontendKeyOf(k.Addr, k.Port, uint8(k.Protocol), uint8(k.Scope))

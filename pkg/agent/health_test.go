@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
-// patient is an agent on fake maps whose loop runs, and a clock that a test turns.
-type patient struct {
+// loopScene is an agent on fake maps whose loop runs, and a clock that a test turns.
+type loopScene struct {
 	*agent
 	fakes  *maps.Fakes
 	passed atomic.Int64 // time.Duration
@@ -30,16 +30,16 @@ type patient struct {
 	wait atomic.Pointer[func() error]
 }
 
-func mustHeal(t *testing.T) *patient {
+func mustRunLoop(t *testing.T) *loopScene {
 	t.Helper()
 
-	return mustHealOn(t, maps.NewFakes(100), 0, nil)
+	return mustRunLoopOn(t, maps.NewFakes(100), 0, nil)
 }
 
-// mustHealOn returns one on these maps, with this [reconcile.Config.Slice], after prepare.
-func mustHealOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*agent)) *patient {
+// mustRunLoopOn returns one on these maps, with this [reconcile.Config.Slice], after prepare.
+func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*agent)) *loopScene {
 	t.Helper()
-	p := &patient{fakes: fakes}
+	p := &loopScene{fakes: fakes}
 	p.fakes.Observe(func(string, string) error {
 		if p.broken.Load() {
 			return errors.New("broken")
@@ -56,9 +56,9 @@ func mustHealOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*agent)
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
 	p.agent = &agent{
-		cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{}, heavy: &heavyWork{},
+		cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), queue: newEventQueue(), source: idleSource{}, heavy: &heavyWork{},
 		frontends: p.fakes.FrontendIDs, proxy: proxy, checks: newHealthServices(cfg, proxy),
-		flows: &flowKeeper{stale: make(chan struct{}, 1)}, devices: newDeviceKeeper(nil, cfg.Log, time.Minute, cfg.record),
+		flows: &flowMonitor{stale: make(chan struct{}, 1)}, devices: newDeviceMonitor(nil, cfg.Log, time.Minute, cfg.record),
 	}
 	p.grace.wait = func() error {
 		if wait := p.wait.Load(); wait != nil {
@@ -67,8 +67,8 @@ func mustHealOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*agent)
 
 		return nil
 	}
-	p.keeper = newKeeper(p.agent)
-	p.mail.posted = proxy.Queued
+	p.hooks = newHookMonitor(p.agent)
+	p.queue.enqueued = proxy.Queued
 	p.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
 	p.apply()
 	if prepare != nil {
@@ -90,7 +90,7 @@ func mustHealOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*agent)
 
 // mustPass waits until the loop has worked off all, and for it to be healthy or not
 // once two minutes have passed.
-func (p *patient) mustPass(t *testing.T, healthy bool) {
+func (p *loopScene) mustPass(t *testing.T, healthy bool) {
 	t.Helper()
 	if _, err := inLoop(t.Context(), p.agent, func() struct{} { return struct{}{} }); err != nil {
 		t.Fatal(err)
@@ -111,9 +111,9 @@ func eventuallyIs(t *testing.T, what string, is func() bool, want bool) {
 // A Service that cannot be programmed is no reason to take the node out of
 // service: others work.
 func TestOneFailingServiceIsHealthy(t *testing.T) {
-	p := mustHeal(t)
-	post(t, p, func(*model) { p.fakes.FrontendIDs.Capacity = len(p.fakes.FrontendIDs.Entries) + 2 })
-	tell(p.mail).SetService(*web(), nil)
+	p := mustRunLoop(t)
+	mustChange(t, p, func(*model) { p.fakes.FrontendIDs.Capacity = len(p.fakes.FrontendIDs.Entries) + 2 })
+	sinkOf(p.queue).SetService(*web(), nil)
 	p.mustPass(t, true)
 	errs, err := inLoop(t.Context(), p.agent, p.agent.errors)
 	if err != nil || len(errs) == 0 {
@@ -125,29 +125,29 @@ func TestOneFailingServiceIsHealthy(t *testing.T) {
 // If nothing can be written, the node is unhealthy after a while, also when
 // nothing changes any more, and well again when writes succeed.
 func TestNothingCanBeProgrammed(t *testing.T) {
-	p := mustHeal(t)
+	p := mustRunLoop(t)
 	p.broken.Store(true)
-	tell(p.mail).SetService(*web(), nil)
+	sinkOf(p.queue).SetService(*web(), nil)
 	p.mustPass(t, false)
 	p.mustPass(t, false)
-	post(t, p, func(*model) {}) // nothing that is written
+	mustChange(t, p, func(*model) {}) // nothing that is written
 	p.mustPass(t, false)
 	p.broken.Store(false)
-	tell(p.mail).DeleteService(web().Name)
+	sinkOf(p.queue).DeleteService(web().Name)
 	p.mustPass(t, true)
 }
 
 // The same, but for the retries alone.
 func TestProgrammedByARetry(t *testing.T) {
-	p := mustHeal(t)
+	p := mustRunLoop(t)
 	p.broken.Store(true)
-	tell(p.mail).SetService(*web(), nil)
+	sinkOf(p.queue).SetService(*web(), nil)
 	p.mustPass(t, false)
 	p.broken.Store(false)
 	eventuallyIs(t, "healthy", p.proxy.Healthy, true)
 }
 
-func post(t *testing.T, p *patient, change func(*model)) {
+func mustChange(t *testing.T, p *loopScene, change func(*model)) {
 	t.Helper()
 	if _, err := inLoop(t.Context(), p.agent, func() struct{} { change(p.model); return struct{}{} }); err != nil {
 		t.Fatal(err)
@@ -156,9 +156,9 @@ func post(t *testing.T, p *patient, change func(*model)) {
 
 // A loop that hangs is found out by those who ask, who do not hang.
 func TestHangingLoop(t *testing.T) {
-	p := mustHeal(t)
+	p := mustRunLoop(t)
 	hung, release := make(chan struct{}), make(chan struct{})
-	p.mail.post(func(*model) { close(hung); <-release })
+	p.queue.enqueue(func(*model) { close(hung); <-release })
 	<-hung
 	if !p.proxy.Healthy() {
 		t.Error("unhealthy at once")
@@ -176,7 +176,7 @@ func TestHangingLoop(t *testing.T) {
 
 // Hooks without effect make the node unhealthy, once they have been for long.
 func TestHooksWithoutEffect(t *testing.T) {
-	p := mustHeal(t)
+	p := mustRunLoop(t)
 	p.proxy.Effective(false)
 	p.mustPass(t, false)
 	p.proxy.Effective(true)
@@ -191,11 +191,11 @@ func TestEligible(t *testing.T) {
 		node kube.Node
 		want bool
 	}{
-		{"a Node", told(primary), true},
+		{"a Node", nodeWith(primary), true},
 		{"one that is leaving", kube.Node{Node: lb.Node{Name: "node-1"}, Exists: true, Leaving: true}, false},
-		{"one that stays after all", told(primary), true},
+		{"one that stays after all", nodeWith(primary), true},
 		{"none", kube.Node{Node: lb.Node{Name: "node-1"}}, false},
-		{"one that is back", told(), true},
+		{"one that is back", nodeWith(), true},
 	} {
 		m.setNode(step.node)
 		if got := m.eligible.Load(); got != step.want {
@@ -207,9 +207,9 @@ func TestEligible(t *testing.T) {
 	}
 }
 
-// Each reason not to be ready is told.
+// unready names each reason not to be ready.
 func TestUnready(t *testing.T) {
-	p := mustHeal(t)
+	p := mustRunLoop(t)
 	mustReasons := func(want ...string) {
 		t.Helper()
 		reasons := p.unready()
@@ -221,13 +221,13 @@ func TestUnready(t *testing.T) {
 	p.known.Store(false)
 	mustReasons("not all Services", "not checked yet", "devices are not attached yet")
 	p.known.Store(true)
-	p.keeper.effective = errors.New("somebody detached them")
-	mustReasons("hooks are not effective: somebody detached them", "devices are not attached yet")
-	p.keeper.effective = nil
+	p.hooks.effective = errors.New("another program detached them")
+	mustReasons("hooks are not effective: another program detached them", "devices are not attached yet")
+	p.hooks.effective = nil
 	p.devices.attached = true
-	p.keeper.unpinned = errors.New("no bpffs")
+	p.hooks.unpinned = errors.New("no bpffs")
 	mustReasons("no bpffs")
-	p.keeper.unpinned = nil
+	p.hooks.unpinned = nil
 	mustReasons()
 	p.devices.decisions = []node.Decision{{Device: node.Device{Index: 7, Name: "eth0"}}}
 	p.devices.failed = map[int]string{noDevice: "x", 7: "no room"}

@@ -10,22 +10,22 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// serviceChecks are what load balancers may ask Services for. The model's owner
-// plans them, and publishes them when what they follow from is programmed.
+// serviceChecks are the answers at health check node ports. They are planned when a Service
+// is decided, and published when it is programmed.
 type serviceChecks struct {
-	told  map[lb.ServiceName]struct{}
-	due   map[lb.ServiceName]*health.Check // nil: there is none any more
-	addrs []netip.Addr                     // where they are answered, nil: as before
+	published map[lb.ServiceName]struct{}
+	due       map[lb.ServiceName]*health.Check // nil: there is none any more
+	addrs     []netip.Addr                     // the addresses to listen on; nil: unchanged
 }
 
 func newServiceChecks() *serviceChecks {
 	return &serviceChecks{
-		told: make(map[lb.ServiceName]struct{}),
-		due:  make(map[lb.ServiceName]*health.Check),
+		published: make(map[lb.ServiceName]struct{}),
+		due:       make(map[lb.ServiceName]*health.Check),
 	}
 }
 
-// newHealthServices returns who answers at health check node ports.
+// newHealthServices returns the servers of health check node ports.
 func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
 	return health.NewServices(health.ServicesConfig{
 		Healthy: proxy.Healthy,
@@ -39,17 +39,16 @@ func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
 	})
 }
 
-// plan notes what a Service may be asked for, nil for nothing. It counts from the
-// next publish on.
+// plan sets the check of a Service, nil for none. It takes effect at the next publish.
 func (c *serviceChecks) plan(name lb.ServiceName, check *health.Check) {
 	if check != nil {
 		c.due[name] = check
-	} else if _, known := c.told[name]; known {
+	} else if _, known := c.published[name]; known {
 		c.due[name] = nil
 	}
 }
 
-// publish has everybody answered by what was planned, of Services that are in force.
+// publish makes the planned checks of those Services effective that are in force.
 func (c *serviceChecks) publish(answers *health.Services, inForce func(lb.ServiceName) bool) {
 	if c.addrs != nil {
 		answers.SetAddresses(c.addrs)
@@ -61,17 +60,17 @@ func (c *serviceChecks) publish(answers *health.Services, inForce func(lb.Servic
 		}
 		delete(c.due, name)
 		if check == nil {
-			delete(c.told, name)
+			delete(c.published, name)
 			answers.Delete(name)
 		} else {
-			c.told[name] = struct{}{}
+			c.published[name] = struct{}{}
 			answers.Set(name, *check)
 		}
 	}
 }
 
-// checkOf returns what load balancers ask a Service for, or nil: those that keep
-// clients' addresses look for nodes with endpoints.
+// checkOf returns the health check of a Service, nil if it has none. Load balancers that
+// keep client addresses use it to find the nodes that have endpoints.
 func checkOf(svc *lb.Service, res lb.Resolution) *health.Check {
 	if svc == nil || svc.Type != lb.LoadBalancer || svc.ExternalPolicy != lb.Local || svc.HealthCheckNodePort == 0 {
 		return nil
@@ -87,9 +86,9 @@ func checkOf(svc *lb.Service, res lb.Resolution) *health.Check {
 	return check
 }
 
-// checkAddrs returns where health check node ports answer: on the addresses of
-// node ports, the unspecified address for all of a family. Of a family that the
-// node does not have there are none.
+// checkAddrs returns the addresses on which health check node ports answer, which are those
+// of node ports. The unspecified address stands for all of a family. There is none of a
+// family that the node does not have.
 func (m *model) checkAddrs() []netip.Addr {
 	addrs := []netip.Addr{}
 	for _, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
-// Which Services load balancers may ask for, and what they are told.
+// Which Services have a health check, and what it answers.
 func TestCheckOf(t *testing.T) {
 	v6 := lb.EndpointSlice{
 		Name: lb.SliceName{Namespace: "ns", Name: "web-6"}, Service: web().Name, Family: lb.IPv6,
@@ -84,7 +84,7 @@ func TestCheckAddrs(t *testing.T) {
 			}
 			m := newModel(Config{NodeName: "node-1", NodePortAddresses: ranges, Log: slog.New(slog.DiscardHandler)})
 			m.setLocalAddrs(test.local)
-			m.setNode(told(test.primary...))
+			m.setNode(nodeWith(test.primary...))
 			if got := fmt.Sprint(m.checkAddrs()); got != test.want {
 				t.Errorf("they are %s, want %s", got, test.want)
 			}
@@ -92,7 +92,7 @@ func TestCheckAddrs(t *testing.T) {
 	}
 }
 
-// The configured address takes the place of the Node's, whatever becomes of that.
+// The configured address takes the place of the Node's, whatever the Node has.
 func TestNodeIP(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("fd00::1")
 	other4, other6 := netip.MustParseAddr("10.1.1.9"), netip.MustParseAddr("fd00::9")
@@ -100,24 +100,24 @@ func TestNodeIP(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		nodeIP netip.Addr
-		told   []kube.Node
+		nodes  []kube.Node
 		want   []netip.Addr
 	}{
-		{"the Node's", netip.Addr{}, []kube.Node{told(v4, v6)}, []netip.Addr{v4, v6}},
-		{"the Node's new ones", netip.Addr{}, []kube.Node{told(v4, v6), told(other6, other4)}, []netip.Addr{other6, other4}},
-		{"the Node's still when it has none", netip.Addr{}, []kube.Node{told(v4, v6), told()}, []netip.Addr{v4, v6}},
-		{"the Node's still when it is gone", netip.Addr{}, []kube.Node{told(v4, v6), gone}, []netip.Addr{v4, v6}},
-		{"that of a family of which the Node has none any more", netip.Addr{}, []kube.Node{told(v4, v6), told(other4)}, []netip.Addr{other4, v6}},
-		{"the new ones of a Node that is back", netip.Addr{}, []kube.Node{told(v4, v6), gone, told(other4, other6)}, []netip.Addr{other4, other6}},
+		{"the Node's", netip.Addr{}, []kube.Node{nodeWith(v4, v6)}, []netip.Addr{v4, v6}},
+		{"the Node's new ones", netip.Addr{}, []kube.Node{nodeWith(v4, v6), nodeWith(other6, other4)}, []netip.Addr{other6, other4}},
+		{"the Node's still when it has none", netip.Addr{}, []kube.Node{nodeWith(v4, v6), nodeWith()}, []netip.Addr{v4, v6}},
+		{"the Node's still when it is gone", netip.Addr{}, []kube.Node{nodeWith(v4, v6), gone}, []netip.Addr{v4, v6}},
+		{"that of a family of which the Node has none any more", netip.Addr{}, []kube.Node{nodeWith(v4, v6), nodeWith(other4)}, []netip.Addr{other4, v6}},
+		{"the new ones of a Node that is back", netip.Addr{}, []kube.Node{nodeWith(v4, v6), gone, nodeWith(other4, other6)}, []netip.Addr{other4, other6}},
 		{"the configured one alone", other4, nil, []netip.Addr{other4}},
-		{"the configured one for that of its family", other4, []kube.Node{told(v4, v6)}, []netip.Addr{other4, v6}},
-		{"the configured one first", other6, []kube.Node{told(v4, v6)}, []netip.Addr{other6, v4}},
-		{"the configured one, whatever the Node says next", other6, []kube.Node{told(v4, v6), told(other4), gone}, []netip.Addr{other6, other4}},
-		{"the configured one beside the one that is left", other4, []kube.Node{told(v6)}, []netip.Addr{other4, v6}},
+		{"the configured one for that of its family", other4, []kube.Node{nodeWith(v4, v6)}, []netip.Addr{other4, v6}},
+		{"the configured one first", other6, []kube.Node{nodeWith(v4, v6)}, []netip.Addr{other6, v4}},
+		{"the configured one, whatever the Node has next", other6, []kube.Node{nodeWith(v4, v6), nodeWith(other4), gone}, []netip.Addr{other6, other4}},
+		{"the configured one beside the one that is left", other4, []kube.Node{nodeWith(v6)}, []netip.Addr{other4, v6}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := newModel(Config{NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler)})
-			for _, n := range test.told {
+			for _, n := range test.nodes {
 				m.setNode(n)
 			}
 			if !slices.Equal(m.node.PrimaryIPs, test.want) {
@@ -128,7 +128,7 @@ func TestNodeIP(t *testing.T) {
 }
 
 // The configured address is what source ranges are held against, also before
-// the Node is told; node ports wait for the Node, which knows the other family.
+// the Node is received; node ports wait for the Node, which knows the other family.
 func TestNodeIPBeforeTheNode(t *testing.T) {
 	m := newModel(Config{NodeName: "node-1", NodeIP: primary, Log: slog.New(slog.DiscardHandler)})
 	svc := web()
@@ -143,7 +143,7 @@ func TestNodeIPBeforeTheNode(t *testing.T) {
 	if addrs, ok := m.newNodeAddrs(); !ok || addrs[primary].Flags != 0 || addrs[secondary].Flags != 0 {
 		t.Errorf("node ports do not wait for the Node: they answer at %v (known: %t)", addrs, ok)
 	}
-	m.setNode(told(secondary))
+	m.setNode(nodeWith(secondary))
 	if addrs, ok := m.newNodeAddrs(); !ok || addrs[primary].Flags == 0 || addrs[secondary].Flags != 0 {
 		t.Errorf("node ports answer at %v (known: %t)", addrs, ok)
 	}

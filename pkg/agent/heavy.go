@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
-// One Service may take limitShare of a map. Arrays grow with the cluster, so there is
-// no capacity to share: maxEndpoints of one port are gone through in some milliseconds,
-// which is the longest piece of work that the writer does not cut short.
+// One Service may take 1/limitShare of a map. Arrays grow with the cluster and have no
+// capacity to share. Their limit is maxEndpoints for one port: the writer walks over these
+// in some milliseconds, which is the longest piece of work that it does not slice.
 const (
 	limitShare   = 8
 	maxEndpoints = 1 << 16
@@ -39,17 +39,16 @@ func capacityOf(table any) int {
 	return 0
 }
 
-// decision is what was decided about a Service: what follows from it, or why that is not
-// known.
+// decision is the outcome of resolving a Service: what to program, or why that failed.
 type decision struct {
 	res     lb.Resolution
 	planned reconcile.Planned
 	check   *health.Check
-	failed  string // by a panic; the stack of it
+	failed  string // the panic, "" if there was none
 	stack   []byte
 }
 
-// decide resolves a Service and plans what to write. It changes nothing, and any goroutine
+// decide resolves a Service and plans its writes. It changes nothing, and any goroutine
 // may call it.
 func (a *agent) decide(s lb.Snapshot) (d decision) {
 	failed, stack := guard(func() {
@@ -84,16 +83,16 @@ func (a *agent) decideEach(snapshots []lb.Snapshot, to []decision, first, step i
 	}
 }
 
-// reserve makes room in the maps for what was decided.
+// reserve makes room in the maps for decisions.
 func (a *agent) reserve(room maps.Room) {
 	if err := a.writer.Reserve(room); err != nil {
 		// The writer reports each Service whose writes fail for lack of room.
-		a.cfg.Log.Warn("not all that was decided has room", "error", err)
+		a.cfg.Log.Warn("the maps have no room for all Services", "error", err)
 	}
 }
 
-// reserveFor makes room for about all that follows from the Services that there are at the
-// start: what grows bit by bit has more room than it needs in the end.
+// reserveFor makes room for about all that the Services of the start need. An array that
+// grows in many steps would end up larger than needed.
 func (a *agent) reserveFor(names []lb.ServiceName) {
 	frontends, ports, endpoints := 1, 1, 1
 	for _, name := range names {
@@ -106,7 +105,7 @@ func (a *agent) reserveFor(names []lb.ServiceName) {
 	a.reserve(maps.Room{Frontends: frontends, Pools: ports, Slots: endpoints, Backends: endpoints, ServicePorts: ports})
 }
 
-// resolved returns what follows from a Service, nothing if that is not known.
+// resolved returns the resolution of a Service, an empty one if that panics.
 func (a *agent) resolved(s lb.Snapshot) (res lb.Resolution) {
 	guard(func() { res = a.resolveService(s) })
 
@@ -121,8 +120,8 @@ func (a *agent) resolveService(s lb.Snapshot) lb.Resolution {
 	return s.Resolve()
 }
 
-// guard does something for one Service. A panic is a mistake of ours that one object has
-// brought to light: it is told, and all others go on.
+// guard calls do, which is about one Service, and recovers from a panic. A panic is a bug
+// that this object has triggered: it is returned, and other Services are not affected.
 func guard(do func()) (failed string, stack []byte) {
 	defer func() {
 		if why := recover(); why != nil {
@@ -134,8 +133,8 @@ func guard(do func()) (failed string, stack []byte) {
 	return "", nil
 }
 
-// enforce has the writer, and all who are to know, follow a decision. A Service about which
-// nothing could be decided keeps what it has.
+// enforce hands a decision to the writer, the health checks and the metrics. A Service whose
+// decision failed keeps what it has.
 func (a *agent) enforce(svc *lb.Service, d decision) {
 	name, source := svc.Name, decisionsAbout(svc.Name)
 	if d.failed != "" {
@@ -152,16 +151,16 @@ func (a *agent) enforce(svc *lb.Service, d decision) {
 		return
 	}
 	delete(a.model.undecided, name)
-	a.mail.metrics.Resolved(name, d.res)
+	a.queue.metrics.Resolved(name, d.res)
 	a.model.report(source, d.res.Problems)
 	a.model.checks.plan(name, d.check)
 	a.writer.SetPlanned(name, svc.Created, d.planned)
 }
 
-// retire has the writer, and all who are to know, forget a Service.
+// retire removes a Service from the writer, the health checks and the metrics.
 func (a *agent) retire(name lb.ServiceName) {
 	delete(a.model.undecided, name)
-	a.mail.metrics.Resolved(name, lb.Resolution{})
+	a.queue.metrics.Resolved(name, lb.Resolution{})
 	a.model.report(decisionsAbout(name), nil)
 	a.model.checks.plan(name, nil)
 	a.writer.Delete(name)
@@ -173,25 +172,25 @@ func decisionsAbout(name lb.ServiceName) string { return "decisions about Servic
 // loop. Below, it takes the loop about two milliseconds.
 const heavySize = 4000
 
-// heavyWork decides about heavy Services beside the loop, which goes on with the others
-// meanwhile. It is done by one goroutine, for one Service at a time, which is then the last
-// in turn: heavy Services wait for each other, and leave a processor for all else.
+// heavyWork decides about heavy Services in a goroutine of its own, while the loop goes on
+// with the others. It handles one Service at a time, in the order in which they changed, so
+// that heavy Services wait for each other and leave a processor for everything else.
 type heavyWork struct {
 	waiting []lb.ServiceName
 	running *heavyJob
 }
 
-// heavyJob is a decision that is being made.
+// heavyJob is a decision in progress.
 type heavyJob struct {
 	name lb.ServiceName
-	// again: the Service has changed since. What is decided still counts: a Service that
-	// changes all the time would never be programmed otherwise.
+	// again is set if the Service has changed since. This decision still counts, because
+	// a Service that changes all the time would never be programmed otherwise.
 	again bool
-	// outdated: the Service is gone, or was decided in the loop since.
+	// outdated is set if the Service is gone, or was decided in the loop since.
 	outdated bool
 }
 
-// add has a Service decided, as it is when its turn comes.
+// add queues a Service, which is decided as it is when its turn comes.
 func (h *heavyWork) add(name lb.ServiceName) {
 	switch job := h.running; {
 	case job != nil && job.name == name && !job.outdated:
@@ -201,7 +200,7 @@ func (h *heavyWork) add(name lb.ServiceName) {
 	}
 }
 
-// forget has nothing decided about a Service any more.
+// forget drops a Service from the queue, and the decision about it that is in progress.
 func (h *heavyWork) forget(name lb.ServiceName) {
 	if h == nil {
 		return
@@ -212,7 +211,7 @@ func (h *heavyWork) forget(name lb.ServiceName) {
 	h.waiting = slices.DeleteFunc(h.waiting, func(n lb.ServiceName) bool { return n == name })
 }
 
-// has reports whether a Service is to be decided.
+// has reports whether a Service waits for its decision.
 func (h *heavyWork) has(name lb.ServiceName) bool {
 	if h == nil {
 		return false
@@ -221,7 +220,7 @@ func (h *heavyWork) has(name lb.ServiceName) bool {
 	return h.running != nil && h.running.name == name && !h.running.outdated || slices.Contains(h.waiting, name)
 }
 
-// startHeavy begins with the next heavy Service, unless there is one in work.
+// startHeavy starts the decision about the next heavy Service, unless one is in progress.
 func (a *agent) startHeavy() {
 	h := a.heavy
 	if h == nil || h.running != nil || len(h.waiting) == 0 {
@@ -229,13 +228,13 @@ func (a *agent) startHeavy() {
 	}
 	job := &heavyJob{name: h.waiting[0]}
 	h.waiting = h.waiting[1:]
-	s, _ := a.model.state.Snapshot(job.name) // one that is gone is not waiting
+	s, _ := a.model.state.Snapshot(job.name) // it exists: a Service that goes leaves waiting
 	h.running = job
 	used := a.writer.Room()
 	go func() {
 		d := a.decide(s)
 		a.reserve(used.Plus(d.planned.Room()))
-		a.mail.post(func(*model) {
+		a.queue.enqueue(func(*model) {
 			h.running = nil
 			if job.outdated {
 				return

@@ -46,18 +46,17 @@ func lightSlice(n int) kube.Slice {
 	}}
 }
 
-func (p *patient) set(h *heavy.Service) {
-	tell(p.mail).SetService(h.Service, nil)
+func (p *loopScene) set(h *heavy.Service) {
+	sinkOf(p.queue).SetService(h.Service, nil)
 	for _, s := range h.Slices {
-		tell(p.mail).SetSlice(kube.Slice{EndpointSlice: s}, nil)
+		sinkOf(p.queue).SetSlice(kube.Slice{EndpointSlice: s}, nil)
 	}
 }
 
-// isDecided reports whether the loop has taken in what was told of a Service, and what
-// follows from it.
-func (p *patient) isDecided(t *testing.T, name lb.ServiceName) bool {
+// isDecided reports whether the loop has read all changes of a Service and decided about it.
+func (p *loopScene) isDecided(t *testing.T, name lb.ServiceName) bool {
 	t.Helper()
-	p.mustDo(t)
+	p.mustFinish(t)
 	waits, err := inLoop(t.Context(), p.agent, func() bool { return p.heavy.has(name) })
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +66,7 @@ func (p *patient) isDecided(t *testing.T, name lb.ServiceName) bool {
 }
 
 // isIdle reports whether no heavy Service is being decided.
-func (p *patient) isIdle(t *testing.T) bool {
+func (p *loopScene) isIdle(t *testing.T) bool {
 	t.Helper()
 	idle, err := inLoop(t.Context(), p.agent, func() bool { return p.heavy.running == nil })
 	if err != nil {
@@ -77,10 +76,10 @@ func (p *patient) isIdle(t *testing.T) bool {
 	return idle
 }
 
-// inMaps reports whether a Service is in the maps as it was last told of.
-func (p *patient) inMaps(t *testing.T, name lb.ServiceName) bool {
+// inMaps reports whether a Service is in the maps as it was last set.
+func (p *loopScene) inMaps(t *testing.T, name lb.ServiceName) bool {
 	t.Helper()
-	p.mustDo(t) // and what follows from it is done when the loop comes by again
+	p.mustFinish(t) // and what follows from it is done when the loop comes by again
 	is, err := inLoop(t.Context(), p.agent, func() bool { return p.isProgrammed(name) })
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +90,7 @@ func (p *patient) inMaps(t *testing.T, name lb.ServiceName) bool {
 
 // change gives the light Service its nth endpoint. It returns how many slices the writer
 // wrote until that was in the maps, and how long it took.
-func (p *patient) change(n int) (written int, took time.Duration) {
+func (p *loopScene) change(n int) (written int, took time.Duration) {
 	slice := lightSlice(n)
 	key := maps.FrontendKeyOf(light().ClusterIPs[0], 80, uint8(lb.TCP), uint8(lb.Internal))
 	isInMaps := func() bool {
@@ -112,21 +111,21 @@ func (p *patient) change(n int) (written int, took time.Duration) {
 			written, took = p.slices-written, time.Since(begin)
 			close(done)
 		} else {
-			p.mail.post(look)
+			p.queue.enqueue(look)
 		}
 	}
-	p.mail.post(func(m *model) {
+	p.queue.enqueue(func(m *model) {
 		written = p.slices
 		m.state.SetSlice(slice.EndpointSlice)
-		p.mail.post(look)
+		p.queue.enqueue(look)
 	})
 	<-done
 
 	return written, took
 }
 
-// heavies are as heavy as there may be, and heavier.
-var heavies = []struct {
+// heavyServices are as heavy as is allowed, or heavier.
+var heavyServices = []struct {
 	name                                  string
 	ports, ranges, externalIPs, endpoints int
 	algorithm                             lb.Algorithm
@@ -144,10 +143,10 @@ var heavies = []struct {
 // in the maps after a few slices of what the heavy one needs, which is many of them.
 // It is these that are counted: time would depend on the machine.
 func TestHeavyServiceHoldsUpNoOther(t *testing.T) {
-	for _, test := range heavies {
+	for _, test := range heavyServices {
 		t.Run(test.name, func(t *testing.T) {
-			p := mustHealOn(t, maps.NewFakes(1<<23), 0, realLimits)
-			tell(p.mail).SetService(light(), nil)
+			p := mustRunLoopOn(t, maps.NewFakes(1<<23), 0, realLimits)
+			sinkOf(p.queue).SetService(light(), nil)
 			h := heavy.New(test.ports, test.ranges, test.externalIPs, test.endpoints)
 			h.Algorithm = test.algorithm
 			most, longest := 0, time.Duration(0)
@@ -189,10 +188,10 @@ func TestHeavyServiceHoldsUpNoOther(t *testing.T) {
 }
 
 // What is refused is an Event, and in what `sluice services` shows, of this Service alone.
-func TestHeavyServiceIsTold(t *testing.T) {
+func TestHeavyServiceIsReported(t *testing.T) {
 	var mu sync.Mutex
 	var events []kube.Event
-	p := mustHealOn(t, maps.NewFakes(1<<23), 0, func(a *agent) {
+	p := mustRunLoopOn(t, maps.NewFakes(1<<23), 0, func(a *agent) {
 		realLimits(a)
 		a.model.record = func(e kube.Event) {
 			mu.Lock()
@@ -202,13 +201,13 @@ func TestHeavyServiceIsTold(t *testing.T) {
 	})
 	h := heavy.New(5, 0, 50_000, 2)
 	p.set(h)
-	tell(p.mail).SetService(light(), nil)
+	sinkOf(p.queue).SetService(light(), nil)
 	eventuallyIs(t, "the heavy Service in the maps", func() bool { return p.inMaps(t, h.Name) }, true)
 	mu.Lock()
 	defer mu.Unlock()
 	const note = "spec.externalIPs[6551]: from here on 43449 are not in use: with them the Service would have more frontends (addresses x ports x scopes) than the 65536 that one may have"
 	if len(events) != 1 || events[0].Service != h.Name || events[0].Note != note || events[0].Reason != kube.ReasonIgnored {
-		t.Errorf("told is %+v", events)
+		t.Errorf("reported is %+v", events)
 	}
 	services, err := later(t.Context(), p.agent, p.services)
 	if err != nil {
@@ -221,16 +220,16 @@ func TestHeavyServiceIsTold(t *testing.T) {
 	}
 }
 
-// gate is a resolver that waits.
+// gate blocks a resolver until the test lets it go on.
 type gate struct{ begun, goOn chan struct{} }
 
 func newGate() *gate { return &gate{make(chan struct{}), make(chan struct{})} }
 
 // mustGate returns an agent that resolves ns/heavy only when it is let.
-func mustGate(t *testing.T) (*patient, *gate) {
+func mustGate(t *testing.T) (*loopScene, *gate) {
 	t.Helper()
 	g := newGate()
-	p := mustHealOn(t, maps.NewFakes(1<<20), 0, func(a *agent) {
+	p := mustRunLoopOn(t, maps.NewFakes(1<<20), 0, func(a *agent) {
 		a.resolve = func(s lb.Snapshot) lb.Resolution {
 			if s.Service.Name.Name == "heavy" && s.Size() >= heavySize {
 				g.begun <- struct{}{}
@@ -246,7 +245,7 @@ func mustGate(t *testing.T) (*patient, *gate) {
 
 // affinityOf returns how long clients of the Service keep their backend, by the maps; zero
 // if it is not there.
-func (p *patient) affinityOf(t *testing.T, name lb.ServiceName) uint32 {
+func (p *loopScene) affinityOf(t *testing.T, name lb.ServiceName) uint32 {
 	t.Helper()
 	seconds, err := inLoop(t.Context(), p.agent, func() uint32 {
 		for _, id := range p.fakes.FrontendIDs.Entries {
@@ -267,30 +266,30 @@ func (p *patient) affinityOf(t *testing.T, name lb.ServiceName) uint32 {
 }
 
 // While a heavy Service is decided, it may change, go, or become light: what is in the maps
-// in the end is what was told last.
+// in the end is what was set last.
 func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 	for _, test := range []struct {
 		name      string
-		meanwhile func(*patient, *heavy.Service)
+		meanwhile func(*loopScene, *heavy.Service)
 		decided   int // times, after the first
 		want      uint32
 	}{
-		{"nothing", func(*patient, *heavy.Service) {}, 0, 1},
-		{"another change", func(p *patient, h *heavy.Service) {
+		{"nothing", func(*loopScene, *heavy.Service) {}, 0, 1},
+		{"another change", func(p *loopScene, h *heavy.Service) {
 			for n := range 5 {
 				h.Affinity = time.Duration(2+n) * time.Second
-				tell(p.mail).SetService(h.Service, nil)
+				sinkOf(p.queue).SetService(h.Service, nil)
 			}
 		}, 1, 6},
-		{"it goes", func(p *patient, h *heavy.Service) { tell(p.mail).DeleteService(h.Name) }, 0, 0},
-		{"it goes and comes", func(p *patient, h *heavy.Service) {
-			tell(p.mail).DeleteService(h.Name)
+		{"it goes", func(p *loopScene, h *heavy.Service) { sinkOf(p.queue).DeleteService(h.Name) }, 0, 0},
+		{"it goes and comes", func(p *loopScene, h *heavy.Service) {
+			sinkOf(p.queue).DeleteService(h.Name)
 			h.Affinity = 7 * time.Second
-			tell(p.mail).SetService(h.Service, nil)
+			sinkOf(p.queue).SetService(h.Service, nil)
 		}, 1, 7},
-		{"it becomes light", func(p *patient, h *heavy.Service) {
+		{"it becomes light", func(p *loopScene, h *heavy.Service) {
 			h.Affinity, h.ExternalIPs = 8*time.Second, nil
-			tell(p.mail).SetService(h.Service, nil)
+			sinkOf(p.queue).SetService(h.Service, nil)
 		}, 0, 8},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -299,9 +298,9 @@ func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 			h.Affinity = time.Second
 			p.set(h)
 			<-g.begun
-			p.mustDo(t) // the rest of h
+			p.mustFinish(t) // the rest of h
 			test.meanwhile(p, h)
-			tell(p.mail).SetService(light(), nil)
+			sinkOf(p.queue).SetService(light(), nil)
 			eventuallyIs(t, "another Service in the maps meanwhile", func() bool { return p.inMaps(t, light().Name) }, true)
 			g.goOn <- struct{}{}
 			more := test.decided
@@ -328,13 +327,13 @@ func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 }
 
 // A panic about one Service, be it in the loop or beside it, leaves that Service as it was,
-// is told once, and holds up no other.
+// is reported once, and holds up no other.
 func TestPanicIsOfOneService(t *testing.T) {
 	for _, externalIPs := range []int{0, heavySize} {
 		t.Run(fmt.Sprint(externalIPs, " external IPs"), func(t *testing.T) {
 			var log bytes.Buffer
 			var events []kube.Event
-			p := mustHealOn(t, maps.NewFakes(1<<20), 0, func(a *agent) {
+			p := mustRunLoopOn(t, maps.NewFakes(1<<20), 0, func(a *agent) {
 				a.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 				a.model.record = func(e kube.Event) { events = append(events, e) }
 				a.resolve = func(s lb.Snapshot) lb.Resolution {
@@ -350,19 +349,19 @@ func TestPanicIsOfOneService(t *testing.T) {
 			p.set(h)
 			eventuallyIs(t, "in the maps", func() bool { return p.inMaps(t, h.Name) }, true)
 			h.Affinity = 2 * time.Second
-			tell(p.mail).SetService(h.Service, nil)
-			isTold := func() bool {
-				told, err := inLoop(t.Context(), p.agent, func() bool { return len(p.model.undecided) == 1 })
+			sinkOf(p.queue).SetService(h.Service, nil)
+			isReported := func() bool {
+				reported, err := inLoop(t.Context(), p.agent, func() bool { return len(p.model.undecided) == 1 })
 
-				return err == nil && told
+				return err == nil && reported
 			}
-			eventuallyIs(t, "told of", isTold, true)
+			eventuallyIs(t, "reported", isReported, true)
 			for range 3 { // as often as it changes
 				h.HealthCheckNodePort++
-				tell(p.mail).SetService(h.Service, nil)
+				sinkOf(p.queue).SetService(h.Service, nil)
 				eventuallyIs(t, "decided", func() bool { return p.isDecided(t, h.Name) }, true)
 			}
-			tell(p.mail).SetService(light(), nil)
+			sinkOf(p.queue).SetService(light(), nil)
 			eventuallyIs(t, "another Service in the maps", func() bool { return p.inMaps(t, light().Name) }, true)
 			if got := p.affinityOf(t, h.Name); got != 1 {
 				t.Errorf("in the maps is a Service of %d seconds, want 1", got)
@@ -376,14 +375,14 @@ func TestPanicIsOfOneService(t *testing.T) {
 				Note: "internal error, so it stays as it was: panic: this cannot be",
 			}}
 			if !slices.Equal(events, want) {
-				t.Errorf("told is %+v", events)
+				t.Errorf("reported is %+v", events)
 			}
 			if n := strings.Count(log.String(), "could not be decided"); n != 1 || !strings.Contains(log.String(), "heavy_test.go") {
 				t.Errorf("logged %d times, want once, with the stack:\n%s", n, log.String())
 			}
 
 			h.Affinity = 3 * time.Second
-			tell(p.mail).SetService(h.Service, nil)
+			sinkOf(p.queue).SetService(h.Service, nil)
 			eventuallyIs(t, "in the maps", func() bool { return p.inMaps(t, h.Name) }, true)
 			if got := p.affinityOf(t, h.Name); got != 3 {
 				t.Errorf("in the maps is a Service of %d seconds, want 3", got)
@@ -403,7 +402,7 @@ func TestPanicAtTheStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := NewRehearsal(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
+		r := NewTestHarness(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
 		r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
 			if failing {
 				panic("this cannot be")
@@ -435,7 +434,7 @@ func TestDecisionsAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := NewRehearsal(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
+	r := NewTestHarness(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
 	var decided, most atomic.Int64
 	r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
 		written := int64(len(fakes.FrontendIDs.Entries) / 4)
@@ -464,7 +463,7 @@ func TestDecisionsAtATime(t *testing.T) {
 // balancers ask other Services for is answered.
 func TestHeavyServiceIsHealthy(t *testing.T) {
 	const slice = 20
-	p := mustHealOn(t, maps.NewFakes(1<<20), slice, realLimits)
+	p := mustRunLoopOn(t, maps.NewFakes(1<<20), slice, realLimits)
 	h := heavy.New(10, 0, 30, 2) // each change of it takes many slices
 	p.set(h)
 	rounds := make(chan bool) // whether the writer was busy
@@ -483,9 +482,9 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 		case <-stop:
 			return
 		}
-		p.mail.post(again)
+		p.queue.enqueue(again)
 	}
-	p.mail.post(again)
+	p.queue.enqueue(again)
 	mustWork := func(n int) {
 		t.Helper()
 		for range n {
@@ -497,7 +496,7 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 	<-rounds
 	svc := *web()
 	svc.HealthCheckNodePort = 32000
-	tell(p.mail).SetService(svc, nil)
+	sinkOf(p.queue).SetService(svc, nil)
 	mustWork(100)
 	for range 5 {
 		p.passed.Add(int64(2 * time.Minute))
@@ -509,10 +508,10 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 	if !p.known.Load() {
 		t.Error("not ready")
 	}
-	told := make(chan bool, 1)
-	p.mail.post(func(m *model) { _, known := m.checks.told[svc.Name]; told <- known })
+	published := make(chan bool, 1)
+	p.queue.enqueue(func(m *model) { _, known := m.checks.published[svc.Name]; published <- known })
 	mustWork(3)
-	if !<-told {
+	if !<-published {
 		t.Error("the health check node port is not known yet")
 	}
 }
@@ -573,7 +572,7 @@ func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration
 	}
 	a := &agent{
 		cfg:    Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler), limits: dryRunLimits},
-		synced: true, writer: writer, mail: newMailbox(), keeper: &keeper{}, flows: &flowKeeper{},
+		synced: true, writer: writer, queue: newEventQueue(), hooks: &hookMonitor{}, flows: &flowMonitor{},
 	}
 	a.model = newModel(a.cfg)
 	took := func(step string, do func()) {
@@ -589,7 +588,7 @@ func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration
 			a.writer.BeginGrace()
 			a.writer.EndGrace()
 		}
-		took("stock", func() {
+		took("statuses", func() {
 			for range a.writer.Statuses() {
 			}
 		})

@@ -11,7 +11,7 @@ import (
 )
 
 // In maps that were empty, frontends are missing until all Services have been programmed
-// once. UDP flows and sockets that dialled them are not ended meanwhile, although backends
+// once. UDP flows and sockets to them are not ended meanwhile, although backends
 // go that were inherited.
 func TestNothingIsEndedBeforeAllIsProgrammed(t *testing.T) {
 	const port = 7
@@ -27,15 +27,15 @@ func TestNothingIsEndedBeforeAllIsProgrammed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{cfg: Config{Log: slog.New(slog.DiscardHandler)}, writer: writer, flows: &flowKeeper{stale: make(chan struct{}, 1)}}
-	a.keeper = newKeeper(a)
+	a := &agent{cfg: Config{Log: slog.New(slog.DiscardHandler)}, writer: writer, flows: &flowMonitor{stale: make(chan struct{}, 1)}}
+	a.hooks = newHookMonitor(a)
 
 	writer.Delete(lb.ServiceName{Namespace: "ns", Name: "web"})
 	a.apply()
 	if f.Backends.Get(1).Id != 0 || f.Backends.Get(2).Id != 0 {
 		t.Fatal("the backends are still there")
 	}
-	if len(a.flows.stale)+len(a.keeper.orphan) > 0 {
+	if len(a.flows.stale)+len(a.hooks.orphan) > 0 {
 		t.Error("flows or sockets are looked for that are to be ended")
 	}
 }

@@ -11,61 +11,61 @@ import (
 	"github.com/sluice-lb/sluice/pkg/kube"
 )
 
-// keeper keeps hooks attached, effective and pinned, and ends UDP sockets whose
+// hookMonitor keeps hooks attached, effective and pinned, and ends UDP sockets whose
 // backends are gone. Both take too long for the loop.
-type keeper struct {
+type hookMonitor struct {
 	agent       *agent
 	orphan      chan struct{}
-	orphansLeft bool // the last round ended none or not all
+	orphansLeft bool // the last search failed before it had ended all
 
 	mu        sync.Mutex
 	effective error // the last check of the hooks
 	unpinned  error // why pins are missing, by the last check
 }
 
-// verifyInterval is how often attachments are checked, unless the configuration
-// says otherwise.
+// verifyInterval is the default of [Config.VerifyInterval].
 const verifyInterval = 30 * time.Second
 
 var errNotChecked = errors.New("not checked yet")
 
-func newKeeper(a *agent) *keeper {
-	return &keeper{agent: a, orphan: make(chan struct{}, 1), effective: errNotChecked}
+func newHookMonitor(a *agent) *hookMonitor {
+	return &hookMonitor{agent: a, orphan: make(chan struct{}, 1), effective: errNotChecked}
 }
 
-// endOrphans has the sockets of backends that are gone ended, soon.
-func (k *keeper) endOrphans() {
+// endOrphans starts a search for the sockets of backends that are gone, and does not wait
+// for it.
+func (m *hookMonitor) endOrphans() {
 	select {
-	case k.orphan <- struct{}{}:
+	case m.orphan <- struct{}{}:
 	default:
 	}
 }
 
 // pinned returns why pins are missing, and nil if they are not.
-func (k *keeper) pinned() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (m *hookMonitor) pinned() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 
-	return k.unpinned
+	return m.unpinned
 }
 
-// checked returns what the last check of the hooks found.
-func (k *keeper) checked() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+// checked returns why hooks were not effective at the last check, nil if they were.
+func (m *hookMonitor) checked() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 
-	return k.effective
+	return m.effective
 }
 
-func (k *keeper) run(ctx context.Context) error {
+func (m *hookMonitor) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-k.agent.attached:
+	case <-m.agent.attached:
 	}
-	check := time.NewTicker(orDefault(k.agent.cfg.VerifyInterval, verifyInterval))
+	check := time.NewTicker(orDefault(m.agent.cfg.VerifyInterval, verifyInterval))
 	defer check.Stop()
-	if err := k.check(ctx); err != nil {
+	if err := m.check(ctx); err != nil {
 		return err
 	}
 
@@ -73,76 +73,77 @@ func (k *keeper) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-k.orphan:
-			k.destroyOrphans()
+		case <-m.orphan:
+			m.destroyOrphans()
 		case <-check.C:
-			if err := k.check(ctx); err != nil {
+			if err := m.check(ctx); err != nil {
 				return err
 			}
-			if k.orphansLeft {
-				k.destroyOrphans()
+			if m.orphansLeft {
+				m.destroyOrphans()
 			}
 		}
 	}
 }
 
-// check makes lost pins anew and attaches again what was detached. The error wraps
+// check restores lost pins and attaches again what was detached. The error wraps
 // [ErrRunning] if another agent has the maps now.
-func (k *keeper) check(ctx context.Context) error {
-	if err := k.mendPins(); err != nil {
+func (m *hookMonitor) check(ctx context.Context) error {
+	if err := m.mendPins(); err != nil {
 		return err
 	}
-	k.checkHooks(ctx)
+	m.checkHooks(ctx)
 
 	return nil
 }
 
-// checkHooks attaches again what another program detached, and dials the reserved
-// frontend.
-func (k *keeper) checkHooks(ctx context.Context) {
-	dp, cfg := k.agent.datapath, k.agent.cfg
-	err := k.mendHooks()
+// checkHooks attaches again what another program has detached, and checks that hooks refuse
+// a connection to the reserved frontend.
+func (m *hookMonitor) checkHooks(ctx context.Context) {
+	dp, cfg := m.agent.datapath, m.agent.cfg
+	err := m.mendHooks()
 	if err == nil {
 		err = datapath.Verify(ctx, cfg.Datapath.CgroupRoot)
 	}
 	if ctx.Err() != nil {
 		return
 	}
-	if known := k.checked(); err != nil && (known == nil || known.Error() != err.Error()) {
+	if known := m.checked(); err != nil && (known == nil || known.Error() != err.Error()) {
 		cfg.Log.Error("hooks are not effective", "error", err, "features", dp.Features())
 	}
-	k.setEffective(err)
+	m.setEffective(err)
 }
 
-// setEffective notes whether hooks are effective, and has those told who go by it.
-func (k *keeper) setEffective(err error) {
-	k.agent.cfg.recordHooks(k.checked(), err)
-	// That a process could not be started says nothing about the hooks.
+// setEffective sets whether hooks are effective, and reports that to the health checks and
+// as an Event.
+func (m *hookMonitor) setEffective(err error) {
+	m.agent.cfg.recordHooks(m.checked(), err)
+	// If no probe process could be started, the state of the hooks is unknown.
 	if !errors.Is(err, datapath.ErrNotProbed) {
-		k.agent.proxy.Effective(err == nil)
+		m.agent.proxy.Effective(err == nil)
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.effective = err
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.effective = err
 }
 
-// mendPins makes pins anew that are missing, as after bpffs was unmounted or emptied.
-// Services work all the same. The folder that is there now is locked first: the error
-// wraps [ErrRunning] if another agent was faster.
-func (k *keeper) mendPins() error {
-	cfg := k.agent.cfg
+// mendPins restores pins that are missing, as after bpffs was unmounted or emptied. Services
+// work without them. It first locks the folder that is there now: the error wraps
+// [ErrRunning] if another agent has locked it.
+func (m *hookMonitor) mendPins() error {
+	cfg := m.agent.cfg
 	var missing []string
-	err := k.agent.lock.Renew()
+	err := m.agent.lock.Renew()
 	if errors.Is(err, ErrRunning) {
 		return fmt.Errorf("pins were lost, and another agent made new ones: %w", err)
 	}
 	if err == nil {
-		missing, err = k.agent.datapath.MendPins()
+		missing, err = m.agent.datapath.MendPins()
 	}
 	if err != nil {
 		err = fmt.Errorf("pins are missing, and cannot be made: %w", err)
 	}
-	known := k.pinned()
+	known := m.pinned()
 	switch {
 	case err != nil && (known == nil || known.Error() != err.Error()):
 		cfg.Log.Error("without pins the next agent finds neither maps nor programs", "error", err)
@@ -156,16 +157,16 @@ func (k *keeper) mendPins() error {
 	case err == nil && known != nil:
 		cfg.Log.Info("pins are in place again")
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.unpinned = err
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unpinned = err
 
 	return nil
 }
 
-func (k *keeper) mendHooks() error {
-	cfg := k.agent.cfg
-	hooks, err := k.agent.datapath.Hooks()
+func (m *hookMonitor) mendHooks() error {
+	cfg := m.agent.cfg
+	hooks, err := m.agent.datapath.Hooks()
 	if err != nil {
 		return err
 	}
@@ -173,21 +174,21 @@ func (k *keeper) mendHooks() error {
 		if hook.Problem != "" {
 			cfg.Log.Warn("attaching again", "hook", hook.Name, "problem", hook.Problem)
 
-			return k.agent.datapath.Attach()
+			return m.agent.datapath.Attach()
 		}
 	}
 
 	return nil
 }
 
-func (k *keeper) destroyOrphans() {
-	n, err := k.agent.datapath.DestroyOrphans()
+func (m *hookMonitor) destroyOrphans() {
+	n, err := m.agent.datapath.DestroyOrphans()
 	if n > 0 {
-		k.agent.cfg.Log.Info("ended UDP sockets whose backend is gone", "sockets", n)
-		k.agent.mail.metrics.SocketsEnded(n)
+		m.agent.cfg.Log.Info("ended UDP sockets whose backend is gone", "sockets", n)
+		m.agent.queue.metrics.SocketsEnded(n)
 	}
 	if err != nil {
-		k.agent.cfg.Log.Error("UDP sockets stay with backends that are gone; trying again", "error", err)
+		m.agent.cfg.Log.Error("UDP sockets stay with backends that are gone; trying again", "error", err)
 	}
-	k.orphansLeft = err != nil
+	m.orphansLeft = err != nil
 }

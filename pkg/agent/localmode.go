@@ -10,27 +10,27 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// LocalMode is how a device tells clients that are pods of this node, who look
-// up the internal scope, from others. The names are those of kube-proxy's
-// detectLocalMode. A mode can exclude what a device of pods brings. What comes
-// by an uplink or a tunnel is external, whatever its source.
+// LocalMode is how devices detect clients that are pods of this node, for which the
+// internal scope applies. The names are those of kube-proxy's detectLocalMode. A mode
+// can exclude packets that arrive by a device of pods. Packets that arrive by an uplink
+// or a tunnel are external, whatever their source.
 type LocalMode string
 
 // The modes.
 const (
-	// LocalByDevice goes by the class of the device: those that lead to pods
-	// are found out. The default; kube-proxy has no such mode.
+	// LocalByDevice uses the class of the device, which is detected. It is the
+	// default; kube-proxy has no such mode.
 	LocalByDevice LocalMode = ""
-	// LocalClusterCIDR asks, too, that the source address is in a cluster CIDR.
+	// LocalClusterCIDR requires also that the source address is in a cluster CIDR.
 	LocalClusterCIDR LocalMode = "ClusterCIDR"
-	// LocalNodeCIDR asks, too, that the source address is in one of the Node's
+	// LocalNodeCIDR requires also that the source address is in one of the Node's
 	// podCIDRs.
 	LocalNodeCIDR LocalMode = "NodeCIDR"
-	// LocalBridgeInterface asks, too, that the device is this bridge, or a port
+	// LocalBridgeInterface requires also that the device is this bridge, or a port
 	// of it.
 	LocalBridgeInterface LocalMode = "BridgeInterface"
-	// LocalInterfaceNamePrefix asks, too, that the device is named so, or is a
-	// port of a bridge that is.
+	// LocalInterfaceNamePrefix requires also that the device's name has this prefix,
+	// or that it is a port of a bridge whose name has.
 	LocalInterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
 )
 
@@ -47,7 +47,7 @@ func ParseLocalMode(text string) (LocalMode, error) {
 }
 
 // ParseClusterCIDRs reads a list of address ranges with commas between them.
-// An empty text is none. How many there may be, says [LocalDetector.Validate].
+// An empty text is none. [LocalDetector.Validate] limits how many there may be.
 func ParseClusterCIDRs(text string) ([]netip.Prefix, error) {
 	if text == "" {
 		return nil, nil
@@ -64,8 +64,8 @@ func ParseClusterCIDRs(text string) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// LocalDetector is a [LocalMode] with what it needs. The zero value goes by
-// device. What the mode does not need is ignored.
+// LocalDetector is a [LocalMode] with its parameters. The zero value is
+// [LocalByDevice]. Parameters of other modes are ignored.
 type LocalDetector struct {
 	Mode                LocalMode
 	ClusterCIDRs        []netip.Prefix // one, or one of each family
@@ -116,15 +116,15 @@ func (d LocalDetector) Effective() LocalMode {
 	return d.Mode
 }
 
-// BySource reports whether a client's address counts beside the device that it
-// comes by.
+// BySource reports whether the client's address is checked beside the device by which
+// its packets arrive.
 func (d LocalDetector) BySource() bool {
 	mode := d.Effective()
 
 	return mode == LocalClusterCIDR || mode == LocalNodeCIDR
 }
 
-// firstOfEachFamily returns the prefixes that kube-proxy would heed.
+// firstOfEachFamily returns the first prefix of each family, as kube-proxy uses them.
 func firstOfEachFamily(prefixes []netip.Prefix) []netip.Prefix {
 	var first []netip.Prefix
 	for _, p := range prefixes {

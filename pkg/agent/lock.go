@@ -12,15 +12,14 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
-// ErrRunning is returned when another process has what only one may have.
+// ErrRunning is returned when another process has the lock.
 var ErrRunning = errors.New("another agent is running")
 
 // MapsLock is held by the one process that may write the maps pinned below a bpf
-// root: two agents would give out the same ids, and a cleanup would take the
-// programs of an agent that runs. What is locked is the folder itself, which is the
-// same one wherever the node's bpffs is mounted: containers have it at paths of
-// their own, and may share no other folder. The kernel releases the lock when the
-// process ends.
+// root: two agents would assign the same ids, and a cleanup would remove the programs
+// of a running agent. It locks the folder itself, because containers may share no
+// other one: it is the same folder wherever the node's bpffs is mounted. The kernel
+// releases the lock when the process ends.
 type MapsLock struct {
 	bpfRoot string
 	folder  *os.File // open and locked; nil: none is
@@ -38,9 +37,9 @@ func LockMaps(bpfRoot string) (*MapsLock, error) {
 }
 
 // Renew takes the lock of the folder that is at the bpf root now, and makes it if it
-// is missing. It changes nothing if that is the folder which is locked. It is for an
-// agent that pins anew because its folder was removed, or another bpffs is mounted
-// there. The error wraps [ErrRunning] if another process was faster.
+// is missing. It changes nothing if that is the folder which is locked. An agent calls
+// it before it restores pins, because its folder may have been removed, or another bpffs
+// may be mounted there. The error wraps [ErrRunning] if another process has the lock.
 func (l *MapsLock) Renew() error {
 	if err := datapath.CheckBPFRoot(l.bpfRoot); err != nil {
 		return err
@@ -95,7 +94,7 @@ func (l *MapsLock) leadsToLocked() (bool, error) {
 	return os.SameFile(locked, now), nil
 }
 
-// Release lets others have the lock. To release one that is not held is not an error.
+// Release releases the lock. Releasing one that is not held is not an error.
 func (l *MapsLock) Release() error {
 	if l.folder == nil {
 		return nil
@@ -106,10 +105,9 @@ func (l *MapsLock) Release() error {
 	return folder.Close()
 }
 
-// lockSocket makes sure that no other agent answers at this socket, and none begins
-// to until release is called: an agent that starts removes the socket that it finds.
-// It makes the socket's folder if it is missing. The error wraps [ErrRunning] if
-// another agent answers there.
+// lockSocket takes the lock of a socket, so that no other agent answers there until release
+// is called: an agent that starts removes the socket that it finds. It makes the socket's
+// folder if it is missing. The error wraps [ErrRunning] if another agent has the lock.
 func lockSocket(socket string) (release func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
 		return nil, fmt.Errorf("socket directory: %w", err)
@@ -118,9 +116,9 @@ func lockSocket(socket string) (release func() error, err error) {
 	return lockFile(socket, os.O_CREATE|os.O_RDWR)
 }
 
-// LockUsedSocket is for a process that no agent may run beside, whatever its build:
-// some lock nothing but their socket. Where none has used this one, nothing is locked.
-// The error wraps [ErrRunning] if an agent answers there.
+// LockUsedSocket takes the lock of a socket if an agent has ever used it. Cleanups take it
+// beside the [MapsLock], because older builds of the agent lock nothing but their socket. The
+// error wraps [ErrRunning] if an agent has the lock.
 func LockUsedSocket(socket string) (release func() error, err error) {
 	release, err = lockFile(socket, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -11,35 +11,35 @@ import (
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
-// lookout gathers what a scrape tells of the agent and its node.
-type lookout struct {
+// statsCache has what scrapes show that is not read anew each time.
+type statsCache struct {
 	mu    sync.Mutex
-	told  metrics.Node            // by the goroutine that owns the model
+	model metrics.Node            // the last answer of the goroutine that owns the model
 	fills map[string]metrics.Fill // of maps that only programs write
 	read  time.Time
 }
 
 const (
-	// lookTime is how long a scrape waits for the goroutine that owns the model.
-	lookTime = time.Second
+	// scrapeTimeout is how long a scrape waits for the goroutine that owns the model.
+	scrapeTimeout = time.Second
 	// fillsAge is how old the fills of large maps may be.
 	fillsAge = time.Minute
 )
 
-// look returns what the agent and its node are like now. Scrapes call it.
-func (a *agent) look() (metrics.Node, error) {
-	a.lookout.mu.Lock()
-	defer a.lookout.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), lookTime)
+// nodeStats returns the metrics of the agent and its node. Scrapes call it.
+func (a *agent) nodeStats() (metrics.Node, error) {
+	a.stats.mu.Lock()
+	defer a.stats.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	if told, err := inLoop(ctx, a, a.modelNode); err == nil {
-		a.lookout.told = told
+	if stats, err := inLoop(ctx, a, a.modelStats); err == nil {
+		a.stats.model = stats
 	}
-	n := a.lookout.told // without its maps: they stay as they are
-	n.Effective = a.keeper.checked() == nil
+	n := a.stats.model // its maps are shared, and not changed below
+	n.Effective = a.hooks.checked() == nil
 	n.Devices, n.DeviceProblems = a.devices.count()
-	a.flows.tell(&n)
-	if err := a.tellFills(&n); err != nil {
+	a.flows.addStats(&n)
+	if err := a.addFills(&n); err != nil {
 		return n, err
 	}
 	var err error
@@ -51,14 +51,14 @@ func (a *agent) look() (metrics.Node, error) {
 	return n, err
 }
 
-// modelNode is for the goroutine that owns the model.
-func (a *agent) modelNode() metrics.Node {
+// modelStats returns the metrics of the model and the writer. The caller has the turn.
+func (a *agent) modelStats() metrics.Node {
 	counters := a.writer.Counters()
 	n := metrics.Node{
 		Synced:   a.synced,
 		Services: a.model.state.Len(),
-		Failed:   len(a.stock.failed),
-		Taken:    len(a.stock.taken),
+		Failed:   len(a.impaired.failed),
+		Taken:    len(a.impaired.taken),
 		Writes:   make(map[string]metrics.Writes, len(counters.Writes)),
 		Fills:    make(map[string]metrics.Fill, len(counters.Fill)),
 	}
@@ -85,9 +85,9 @@ func hookStates(dp *datapath.Datapath) (map[string]bool, error) {
 	return attached, err
 }
 
-// tellFills adds how full the maps are that programs write.
-func (a *agent) tellFills(n *metrics.Node) error {
-	l, m := &a.lookout, a.datapath.Maps()
+// addFills adds the fills of maps that programs write.
+func (a *agent) addFills(n *metrics.Node) error {
+	l, m := &a.stats, a.datapath.Maps()
 	if now := time.Now(); now.Sub(l.read) >= fillsAge {
 		affinity, err := fillOf(m.Affinity)
 		if err != nil {
@@ -128,13 +128,12 @@ func fillOf[K comparable, V any](m *maps.Map[K, V]) (metrics.Fill, error) {
 	return fill, nil
 }
 
-// count returns how many devices there are of each class, and with how many
-// something is wrong.
-func (k *deviceKeeper) count() (classes map[string]int, problems int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+// count returns how many devices there are of each class, and how many have a problem.
+func (m *deviceMonitor) count() (classes map[string]int, problems int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	classes = map[string]int{"pods": 0, "uplink": 0, "none": 0}
-	for _, d := range k.decisions {
+	for _, d := range m.decisions {
 		class := "none"
 		if d.Class != node.ClassNone {
 			class = d.Class.String()
@@ -142,12 +141,12 @@ func (k *deviceKeeper) count() (classes map[string]int, problems int) {
 		classes[class]++
 	}
 
-	return classes, len(k.failed) + len(k.unreached)
+	return classes, len(m.failed) + len(m.unreached)
 }
 
-// tell adds what is known of flows.
-func (k *flowKeeper) tell(n *metrics.Node) {
-	s := k.known()
+// addStats adds the metrics of flows.
+func (m *flowMonitor) addStats(n *metrics.Node) {
+	s := m.known()
 	n.FlowTables = map[string]metrics.FlowTable{
 		maps.NameFlows:    {Evicted: s.Flows.Evicted, Alarm: s.Emergency != "", Alarms: s.Emergencies},
 		maps.NameHalfOpen: {Evicted: s.HalfOpen.Evicted, Alarm: s.Flood != "", Alarms: s.Floods},

@@ -17,7 +17,7 @@ import (
 // the cluster can have its name: a namespace has no dot.
 var probeService = lb.ServiceName{Namespace: "sluice.internal", Name: "probe"}
 
-// probeFrontend refuses whoever dials it.
+// probeFrontend has no backend, so that hooks refuse every connection to it.
 func probeFrontend() lb.Frontend {
 	return lb.Frontend{
 		Key: lb.FrontendKey{
@@ -31,23 +31,23 @@ func probeFrontend() lb.Frontend {
 	}
 }
 
-// nodeWait is how long, once all Services are known, the first programming waits for
-// the Node object, and node ports for its addresses. kube-proxy waits as long.
+// nodeWait limits how long, once all Services are known, the first programming waits for
+// the Node object, and node ports wait for its addresses. kube-proxy waits as long.
 const nodeWait = 30 * time.Second
 
-// restTime is how long after all is programmed what belongs to a start is over: the
-// programs of devices are loaded, and what was retired is gone.
+// restTime is how long after the first synchronization the start is over: the programs of
+// devices are loaded, and retired slots are free.
 const restTime = 2 * time.Second
 
-// loop works off whatever happens, in turn with goroutines that bring a change and work it
-// off themselves ([mailbox.flush]).
+// loop applies queued changes and timers until ctx ends. It takes turns with goroutines that
+// apply the changes which they bring themselves ([eventQueue.flush]).
 func (a *agent) loop(ctx context.Context) error {
 	drift := time.NewTicker(orDefault(a.cfg.DriftInterval, 10*time.Minute))
 	defer drift.Stop()
 	due := time.NewTimer(0)
 	defer due.Stop()
-	stock := time.NewTicker(stockInterval)
-	defer stock.Stop()
+	impaired := time.NewTicker(impairedInterval)
+	defer impaired.Stop()
 	retired := time.NewTimer(0)
 	defer retired.Stop()
 	a.proxy.Started()
@@ -56,8 +56,8 @@ func (a *agent) loop(ctx context.Context) error {
 
 	round := func() {
 		a.proxy.Taken()
-		a.readMail()
-		a.settle()
+		a.processQueue()
+		a.reportApplied()
 		if rest := a.beginGrace(ctx); rest > 0 {
 			retired.Reset(rest)
 		}
@@ -65,7 +65,7 @@ func (a *agent) loop(ctx context.Context) error {
 			due.Reset(time.Until(at))
 		}
 	}
-	a.mail.workBy(func() bool {
+	a.queue.setWorker(func() bool {
 		if !a.turn.TryLock() {
 			return false
 		}
@@ -76,30 +76,30 @@ func (a *agent) loop(ctx context.Context) error {
 
 		return a.synced
 	})
-	defer a.turn.Lock() // for good: nothing is programmed any more
+	defer a.turn.Lock() // never unlocked: nothing is programmed after the loop has ended
 
 	for {
 		var act func() error
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.mail.ready:
+		case <-a.queue.ready:
 		case <-a.loaded:
 			a.loaded, act = nil, a.attachFirst
 		case <-services:
 			services, nodeTimeout = nil, time.After(nodeWait)
 		case <-self:
 			self = nil
-			a.mail.post((*model).nodeTold)
+			a.queue.enqueue((*model).nodeReceived)
 		case <-nodeTimeout:
 			self = nil
-			a.mail.post((*model).stopWaiting)
+			a.queue.enqueue((*model).stopWaiting)
 		case <-due.C:
 			act = a.retry
 		case <-drift.C:
 			act = a.compare
-		case <-stock.C:
-			act = func() error { a.takeStock(); return nil }
+		case <-impaired.C:
+			act = func() error { a.reportImpaired(); return nil }
 		case <-retired.C: // a grace period may begin
 		case <-a.again:
 			act = a.attach
@@ -111,8 +111,8 @@ func (a *agent) loop(ctx context.Context) error {
 	}
 }
 
-// inTurn does what is to be done, if act is not nil, and a round. Once all is known there is
-// a first synchronization.
+// inTurn calls act, unless it is nil, and runs a round. Once everything is known, it runs the
+// first synchronization.
 func (a *agent) inTurn(act func() error, round func(), known bool) error {
 	a.turn.Lock()
 	defer a.turn.Unlock()
@@ -141,8 +141,8 @@ func (a *agent) retry() error {
 	return nil
 }
 
-// busy reports whether the writer has something to write now: it writes slice by slice, so
-// that what happens meanwhile need not wait for all of it.
+// busy reports whether the writer has something to write now. It writes slice by slice, so
+// that a change need not wait until everything else is written.
 func (a *agent) busy() bool {
 	now := time.Now
 	if a.now != nil {
@@ -153,9 +153,9 @@ func (a *agent) busy() bool {
 	return ok && !at.After(now())
 }
 
-// readMail takes in what happened, and programs what follows from it.
-func (a *agent) readMail() {
-	for _, change := range a.mail.take() {
+// processQueue applies the queued changes to the model, and programs what follows from them.
+func (a *agent) processQueue() {
+	for _, change := range a.queue.drain() {
 		change(a.model)
 	}
 	if a.synced {
@@ -165,8 +165,8 @@ func (a *agent) readMail() {
 	}
 }
 
-// sync is for the moment at which everything is known: only now can we tell
-// what an earlier agent programmed and no Service has any more.
+// sync runs once, when everything is known: only now is it certain what an earlier agent
+// programmed and no Service has any more.
 func (a *agent) sync() error {
 	if err := a.checkNode(); err != nil {
 		return err
@@ -174,8 +174,8 @@ func (a *agent) sync() error {
 	begin := time.Now()
 	collectBySize(startGC)
 	a.measure(metrics.Round{Full: true}, a.takeOver)
-	a.heavy = &heavyWork{} // not before: what is known at the start is programmed at the start
-	a.keeper.endOrphans()  // of an agent that was killed before it could
+	a.heavy = &heavyWork{} // not before: all that is known at the start is programmed at the start
+	a.hooks.endOrphans()   // those of an agent that was killed before it could end them
 	a.flows.endStale()
 	err := a.attachSynced()
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
@@ -186,8 +186,8 @@ func (a *agent) sync() error {
 }
 
 // takeOver programs all that is known, and retires what no Service has any more. In maps that
-// were empty, frontends are missing until it is done: then sync has sockets and flows ended
-// that lead to nothing.
+// were empty, frontends are missing until it is done. Only then does sync end the sockets and
+// flows whose frontend or backend is gone.
 func (a *agent) takeOver() {
 	a.synced = true
 	a.program()
@@ -198,18 +198,19 @@ func (a *agent) takeOver() {
 	a.complete = true
 }
 
-// applyAll writes all that is due.
+// applyAll writes until nothing is due.
 func (a *agent) applyAll() {
 	for a.apply(); a.busy(); {
 		a.apply()
 	}
 }
 
-// decidedAtOnce is about how many Services there are decisions at a time: all that follows
-// from a Service is larger than what is known of it, and than what is kept when it is written.
+// decidedAtOnce is about how many decisions exist at a time: a decision takes more memory than
+// the Service it is made from, and than what is kept once it is written.
 const decidedAtOnce = 1000
 
-// program brings the maps up to the model. What is known at the start is written at the start.
+// program updates the maps to the model. Until the first synchronization is complete, it
+// writes each chunk of decisions before it makes the next one.
 func (a *agent) program() {
 	touched := a.model.state.Touched()
 	if !a.complete {
@@ -230,8 +231,8 @@ func (a *agent) program() {
 	a.programServiceCIDRs()
 }
 
-// decideOn has the writer follow what is decided about Services, and returns how much room
-// that takes. Heavy Services are decided later.
+// decideOn decides about Services, hands the decisions to the writer, and returns how much
+// room they take. Heavy Services are decided later.
 func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
 	var changed []lb.Snapshot
 	for _, name := range names {
@@ -257,8 +258,8 @@ func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
 	return room
 }
 
-// programServiceCIDRs programs changed ServiceCIDRs once all else is written: a client that
-// dials an address in them that has no frontend is dropped.
+// programServiceCIDRs programs changed ServiceCIDRs once all else is written, because packets
+// to an address in them that has no frontend are dropped.
 func (a *agent) programServiceCIDRs() {
 	if !a.model.serviceCIDRsChanged || a.busy() {
 		return
@@ -268,9 +269,9 @@ func (a *agent) programServiceCIDRs() {
 	a.apply()
 }
 
-// programNode brings the maps up to what is known of the node: its addresses, its
-// devices, and from where its pods come. That needs no API server. It applies
-// everything if anything changed, and reports whether it did.
+// programNode updates the maps to what is known of the node: its addresses, its devices, and
+// the ranges of its pods. That needs no API server. If anything has changed, it writes all
+// that is due and returns true.
 func (a *agent) programNode() bool {
 	changed := false
 	if addrs, ok := a.model.newNodeAddrs(); ok {
@@ -300,27 +301,28 @@ func (a *agent) programNode() bool {
 	return changed
 }
 
-// apply writes what is due, and ends the UDP sockets of backends that went.
+// apply writes one slice of what is due. If backends or frontends have gone, it starts the
+// search for their UDP sockets and flows.
 func (a *agent) apply() {
 	a.slices++
 	if err := a.writer.Apply(); err != nil {
 		a.cfg.Log.Error("not everything is programmed", "error", err)
-		a.failing, a.unwritten, a.stock.stale = true, true, true
+		a.failing, a.unwritten, a.impaired.stale = true, true, true
 	}
 	a.written.Store(a.writer.Written())
 	if gone := a.writer.Gone(); a.complete && len(gone.Backends)+len(gone.Frontends) > 0 {
-		a.keeper.endOrphans()
+		a.hooks.endOrphans()
 		a.flows.endStale()
 	}
 }
 
-// pruneAddrs has addresses forgotten that no Service has any more and no flow has
-// dialled. Anybody may call it.
-func (a *agent) pruneAddrs(dialled flow.Dialled) {
-	a.mail.post(func(*model) { a.writer.PruneAddrs(dialled.Addrs, dialled.Begin) }) // then the writer is due
+// pruneAddrs removes the addresses that no Service has any more and that are no flow's
+// original destination. Any goroutine may call it.
+func (a *agent) pruneAddrs(inUse flow.OriginalDsts) {
+	a.queue.enqueue(func(*model) { a.writer.PruneAddrs(inUse.Addrs, inUse.Begin) }) // the writer is due then
 }
 
-// compare has everything in the maps compared with what should be there.
+// compare compares the maps with the desired state and repairs them.
 func (a *agent) compare() error {
 	a.proxy.Taken()
 	a.measure(metrics.Round{Full: true}, a.checkDrift)
@@ -338,7 +340,7 @@ func (a *agent) checkDrift() {
 		a.unwritten = true
 	}
 	for _, d := range drifted {
-		a.mail.metrics.Mended(d.Map)
+		a.queue.metrics.Mended(d.Map)
 		a.cfg.Log.Warn("a map was not as programmed; mended", "map", d.Map, "entry", d.Key, "problem", d.Problem)
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
-// measure measures what do writes, as a round. Nothing is one before all is known.
+// measure measures the writes of do as one round. Before the first synchronization it only
+// calls do.
 func (a *agent) measure(r metrics.Round, do func()) {
 	r.Begin, a.unwritten = time.Now(), false
 	do()
@@ -16,11 +17,10 @@ func (a *agent) measure(r metrics.Round, do func()) {
 		return
 	}
 	r.Failed, r.Programmed = a.unwritten || a.busy(), a.isProgrammed
-	a.mail.metrics.Done(r)
+	a.queue.metrics.Done(r)
 }
 
-// isProgrammed says whether what is known of a Service is in the maps, or there is
-// no such Service.
+// isProgrammed reports whether a Service is in the maps as it is known, or does not exist.
 func (a *agent) isProgrammed(name lb.ServiceName) bool {
 	_, undecided := a.model.undecided[name]
 

@@ -17,7 +17,7 @@ import (
 )
 
 // measured is an agent on fake maps and a clock that the test turns. It does
-// what it is told, one thing after the other.
+// one step at a time, when a test calls for it.
 type measured struct {
 	*agent
 	t     *testing.T
@@ -33,25 +33,25 @@ func newMeasured(t *testing.T) *measured {
 		t.Fatal(err)
 	}
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
-	m.agent = &agent{cfg: cfg, writer: writer, now: func() time.Time { return m.now }, model: newModel(cfg), mail: newMailbox()}
-	m.mail.metrics = metrics.NewSync(func() time.Time { return m.now })
+	m.agent = &agent{cfg: cfg, writer: writer, now: func() time.Time { return m.now }, model: newModel(cfg), queue: newEventQueue()}
+	m.queue.metrics = metrics.NewSync(func() time.Time { return m.now })
 
 	return m
 }
 
 // sync is what the loop does once all is known.
 func (m *measured) sync() {
-	m.readMail()
+	m.processQueue()
 	m.measure(metrics.Round{Full: true}, m.takeOver)
 }
 
 // retry is what the loop does when the writer is due.
 func (m *measured) retry() { m.measure(metrics.Round{Retry: true}, m.apply) }
 
-func (m *measured) sink() kube.Sink { return sink{m.mail} }
+func (m *measured) sink() kube.Sink { return sink{m.queue} }
 
-// tell tells of a slice of the Service web, whose change happened at triggered.
-func (m *measured) tell(name string, addr string, triggered time.Time) {
+// setSlice sends a slice of the Service web, whose change happened at triggered.
+func (m *measured) setSlice(name string, addr string, triggered time.Time) {
 	ip := netip.MustParseAddr(addr)
 	m.sink().SetSlice(kube.Slice{
 		EndpointSlice: lb.EndpointSlice{
@@ -67,7 +67,7 @@ func (m *measured) tell(name string, addr string, triggered time.Time) {
 // was observed.
 func (m *measured) check(when, name string, labels map[string]string, want float64) {
 	m.t.Helper()
-	registry, err := metrics.NewRegistry(m.mail.metrics)
+	registry, err := metrics.NewRegistry(m.queue.metrics)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -106,15 +106,15 @@ const (
 	slicesPending = "sync_proxy_rules_endpoint_changes_pending"
 )
 
-// What is told before all is known is measured in the first round, which is a
+// What is received before all is known is measured in the first round, which is a
 // full one.
 func TestMeasuresTheFirstRound(t *testing.T) {
 	m := newMeasured(t)
 	m.sink().SetService(*web(), nil)
 	m.now = m.now.Add(time.Second)
-	m.tell("web-1", "10.0.1.7", m.now)
-	m.tell("web-2", "10.0.1.8", m.now.Add(-time.Hour)) // before the agent
-	m.readMail()
+	m.setSlice("web-1", "10.0.1.7", m.now)
+	m.setSlice("web-2", "10.0.1.8", m.now.Add(-time.Hour)) // before the agent
+	m.processQueue()
 	m.retry() // of what an earlier agent left
 	m.check("before", rounds, ipv4, 0)
 	m.check("before", latency, ipv4, 0)
@@ -127,24 +127,24 @@ func TestMeasuresTheFirstRound(t *testing.T) {
 	m.check("after", "sync_proxy_rules_service_changes_total", nil, 1)
 }
 
-// After an outage the API server tells of everything again, with the triggers of
-// old: that is no change, and nothing was slow.
+// After an outage the API server sends everything again, with the old
+// triggers: that is no change, and nothing was slow.
 func TestRelistIsNoChange(t *testing.T) {
 	m := newMeasured(t)
 	m.sink().SetService(*web(), nil)
 	m.sync()
 	m.now = m.now.Add(time.Minute)
 	triggered := m.now
-	m.tell("web-1", "10.0.1.7", triggered)
-	m.readMail()
+	m.setSlice("web-1", "10.0.1.7", triggered)
+	m.processQueue()
 	m.check("after the change", latency, ipv4, 1)
 	m.check("after the change", rounds, ipv4, 2)
 	m.now = m.now.Add(time.Hour)
 	m.sink().SetService(*web(), nil)
-	m.tell("web-1", "10.0.1.7", triggered)
+	m.setSlice("web-1", "10.0.1.7", triggered)
 	m.sink().SetNode(kube.Node{Node: lb.Node{Name: "node-1"}}, nil)
 	m.sink().SetServiceCIDRs(nil, nil)
-	m.readMail()
+	m.processQueue()
 	m.check("after the list", latency, ipv4, 1)
 	m.check("after the list", rounds, ipv4, 2)
 	m.check("after the list", "sync_proxy_rules_endpoint_changes_total", nil, 2)
@@ -152,17 +152,17 @@ func TestRelistIsNoChange(t *testing.T) {
 	m.check("after the list", "sync_proxy_rules_last_timestamp_seconds", ipv4, float64(m.now.Unix()))
 }
 
-// A slice that is deleted before what it told of was programmed leaves nothing to
+// A slice that is deleted before its change was programmed leaves nothing to
 // be measured.
 func TestDeletedSliceIsNotMeasured(t *testing.T) {
 	m := newMeasured(t)
 	m.sink().SetService(*web(), nil)
 	m.sync()
 	m.now = m.now.Add(time.Minute)
-	m.tell("web-1", "10.0.1.7", m.now)
+	m.setSlice("web-1", "10.0.1.7", m.now)
 	m.sink().DeleteSlice(lb.SliceName{Namespace: "ns", Name: "web-1"})
-	m.sink().DeleteSlice(lb.SliceName{Namespace: "ns", Name: "unheard"})
-	m.readMail()
+	m.sink().DeleteSlice(lb.SliceName{Namespace: "ns", Name: "unknown"})
+	m.processQueue()
 	m.check("after both", latency, ipv4, 0)
 	m.check("after both", slicesPending, nil, 0)
 	m.check("after both", rounds, ipv4, 2)
@@ -183,8 +183,8 @@ func TestMeasuresWhatFailed(t *testing.T) {
 
 		return nil
 	}, nil)
-	m.tell("web-1", "10.0.1.7", m.now)
-	m.readMail()
+	m.setSlice("web-1", "10.0.1.7", m.now)
+	m.processQueue()
 	m.check("after the failure", latency, ipv4, 0)
 	m.check("after the failure", rounds, ipv4, 2)
 	m.check("after the failure", "sync_proxy_rules_last_timestamp_seconds", ipv4, synced)
@@ -204,11 +204,11 @@ func TestMeasuresNoLocalEndpoints(t *testing.T) {
 	svc.InternalPolicy = lb.Local
 	internal := map[string]string{"ip_family": "IPv4", "traffic_policy": "internal"}
 	m.sink().SetService(svc, nil)
-	m.tell("web-1", "10.0.1.7", time.Time{})
+	m.setSlice("web-1", "10.0.1.7", time.Time{})
 	m.sync()
 	m.check("with endpoints elsewhere", "sync_proxy_rules_no_local_endpoints_total", internal, 1)
 	m.sink().DeleteService(svc.Name)
-	m.readMail()
+	m.processQueue()
 	m.check("when the Service is gone", "sync_proxy_rules_no_local_endpoints_total", internal, 0)
 }
 
@@ -226,7 +226,7 @@ func TestMeasuresDrift(t *testing.T) {
 	}
 	m.measure(metrics.Round{Full: true}, m.checkDrift)
 	m.check("after the check", "sync_full_proxy_rules_duration_seconds", ipv4, 2)
-	registry, err := metrics.NewRegistry(m.mail.metrics)
+	registry, err := metrics.NewRegistry(m.queue.metrics)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,33 +238,33 @@ func TestMeasuresDrift(t *testing.T) {
 // A search for stale flows is measured, with what it has ended of each family.
 func TestMeasuresCleanUps(t *testing.T) {
 	now := uint64(time.Hour)
-	k, pinned, _ := mustKeepFlows(t, &now)
+	flows, pinned, _ := mustMonitorFlows(t, &now)
 	m := newMeasured(t)
-	k.metrics = m.mail.metrics
+	flows.metrics = m.queue.metrics
 	mustPutFlow(t, pinned.Flows, 1, now)
 	mustPutFlow(t, pinned.Unanswered, 2, now)
-	k.searchStale()
-	k.searchStale()
+	flows.searchStale()
+	flows.searchStale()
 	m.check("after two searches", "conntrack_reconciler_sync_duration_seconds", ipv4, 2)
 	m.check("after two searches", "conntrack_reconciler_sync_duration_seconds", ipv6, 2)
 	m.check("after two searches", "conntrack_reconciler_deleted_entries_total", ipv4, 2)
 	m.check("after two searches", "conntrack_reconciler_deleted_entries_total", ipv6, 0)
 }
 
-// What the goroutine that owns the model tells is what it knows.
-func TestLookout(t *testing.T) {
+// modelStats returns the numbers of the model and the writer.
+func TestModelStats(t *testing.T) {
 	m := newMeasured(t)
 	m.sink().SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
-	m.tell("web-1", "10.0.1.7", time.Time{})
+	m.setSlice("web-1", "10.0.1.7", time.Time{})
 	m.sync()
-	m.stock.failed = map[lb.ServiceName]string{web().Name: "no"}
-	n := m.modelNode()
+	m.impaired.failed = map[lb.ServiceName]string{web().Name: "no"}
+	n := m.modelStats()
 	// One problem was found when the Service was read, one when its frontends were decided.
 	if !n.Synced || n.Services != 1 || n.Problems != 2 || n.Failed != 1 || n.Taken != 0 {
-		t.Errorf("told: %+v", n)
+		t.Errorf("stats: %+v", n)
 	}
 	if fill := n.Fills[maps.NameFrontendIDs]; fill.Entries != len(m.fakes.FrontendIDs.Entries) {
-		t.Errorf("%d frontends are told, there are %d", fill.Entries, len(m.fakes.FrontendIDs.Entries))
+		t.Errorf("%d frontends are counted, there are %d", fill.Entries, len(m.fakes.FrontendIDs.Entries))
 	}
 	if w := n.Writes[maps.NameBackends]; w.Puts != 1 || w.Deletes != 0 {
 		t.Errorf("writes of backends: %+v, want 1", w)

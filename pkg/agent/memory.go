@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How much garbage may gather, in percent of what is kept. Nearly all that a start reads is
-// garbage at once, and collecting it competes with the verifier for processors. In a large
-// cluster memory counts more: from 100 MiB on there may be no more than that, but a quarter.
+// GOGC, in percent of the live heap. Nearly all that a start reads is garbage at once, and
+// collecting it competes with the verifier for processors. In a large cluster memory counts
+// more: garbage is limited to mostWaste bytes, or to a quarter of the live heap if that is more.
 const (
 	startGC   = 200
 	usualGC   = 100
@@ -22,15 +22,16 @@ const (
 	mostWaste = 100 << 20
 )
 
-// collectSeldom lets garbage gather while objects are read, unless the environment says how
-// much may.
+// collectSeldom sets GOGC for the time in which objects are read, unless the environment
+// sets it.
 func collectSeldom() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(startGC)
 	}
 }
 
-// collectBySize lets as much garbage gather as fits what there is now, most percent at most.
+// collectBySize sets GOGC by the size of the heap, to most percent at most, unless the
+// environment sets it.
 func collectBySize(most int) {
 	if os.Getenv("GOGC") != "" {
 		return

@@ -22,24 +22,24 @@ import (
 	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
-// proxyMode is what /proxyMode answers.
+// proxyMode is the answer at /proxyMode.
 const proxyMode = "sluice"
 
 // configzName is the name of kube-proxy's configuration in /configz.
 const configzName = "kubeproxy.config.k8s.io"
 
-// serveMetrics answers those who ask for metrics, and more that kube-proxy tells
-// at the same address, until ctx ends.
+// serveMetrics serves metrics, and the other paths that kube-proxy has at the same address,
+// until ctx ends.
 func (a *agent) serveMetrics(ctx context.Context) error {
 	if !a.cfg.MetricsAddress.IsValid() {
 		return nil
 	}
-	registry, err := metrics.NewRegistry(a.mail.metrics, metrics.NewNodeCollector(a.cfg.Version, a.look))
+	registry, err := metrics.NewRegistry(a.queue.metrics, metrics.NewNodeCollector(a.cfg.Version, a.nodeStats))
 	if err != nil {
 		return err
 	}
-	// Kubernetes' packages have a registry of their own, with what they and the Go
-	// runtime tell.
+	// Kubernetes' packages have a registry of their own, with their metrics and those of
+	// the Go runtime.
 	gatherers := metrics.Gatherers{registry, legacyregistry.DefaultGatherer}
 	if a.counts != nil {
 		gatherers = append(gatherers, a.counts)
@@ -58,12 +58,12 @@ func (a *agent) serveMetrics(ctx context.Context) error {
 	return err
 }
 
-// metricsHandler answers what kube-proxy answers at its metrics address, and the
-// same. Anything else is not found.
+// metricsHandler serves the paths that kube-proxy has at its metrics address, with the same
+// answers. Other paths are not found.
 func metricsHandler(cfg Config, from prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{
-		// What cannot be told is left out, and all else is there.
+		// A metric that cannot be read is left out, and all others are served.
 		ErrorHandling: promhttp.ContinueOnError,
 		ErrorLog:      slog.NewLogLogger(cfg.Log.Handler(), slog.LevelError),
 	}))
@@ -84,7 +84,7 @@ func metricsHandler(cfg Config, from prometheus.Gatherer) http.Handler {
 func sendText(w http.ResponseWriter, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = io.WriteString(w, text) // whoever asked may have gone
+	_, _ = io.WriteString(w, text) // the client may have gone
 }
 
 func sendConfigz(w http.ResponseWriter, config any) {
@@ -103,7 +103,7 @@ func sendConfigz(w http.ResponseWriter, config any) {
 	_, _ = w.Write(text)
 }
 
-// addProfiling serves Go's profiles, and lets the log's verbosity be changed.
+// addProfiling serves Go's profiles, and the path that changes the log's verbosity.
 func addProfiling(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/pprof", func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "/debug/pprof/", http.StatusFound)

@@ -121,7 +121,7 @@ func TestVerbosity(t *testing.T) {
 	}
 }
 
-// /metrics has what every registry tells, and goes on when one cannot.
+// /metrics has the metrics of every registry that does not fail.
 func TestMetricsOfAllRegistries(t *testing.T) {
 	broken := gathererFunc(func() ([]*dto.MetricFamily, error) { return nil, errors.New("no") })
 	own, err := metrics.NewRegistry(metrics.NewSync(time.Now))
@@ -157,8 +157,8 @@ func TestSLIs(t *testing.T) {
 	}
 }
 
-// The agent answers where it is told to, waits for an address that somebody else
-// has, and ends if it is told to.
+// The agent answers at its configured address, waits for one that another program
+// has, and ends instead if it is configured so.
 func TestMetricsServerListens(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -193,7 +193,7 @@ func TestMetricsServerListens(t *testing.T) {
 	}
 }
 
-// mustGet asks until somebody answers.
+// mustGet asks until there is an answer.
 func mustGet(t *testing.T, url string) string {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {

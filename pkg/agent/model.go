@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
-// model is what the agent knows of the cluster and of the node. One goroutine
-// owns it.
+// model is what the agent knows of the cluster and of the node. It belongs to the
+// goroutine that has the turn.
 type model struct {
 	state *lb.State
 
@@ -22,27 +22,29 @@ type model struct {
 	nodeExists bool
 	nodeIPs    []netip.Addr // the Node's own, at most one a family
 	nodeIP     netip.Addr   // takes the place of one of them, unless it is zero
-	// eligible: load balancers may send new connections to this node. Anybody's.
+	// eligible is set while load balancers may send new connections to this node. Any
+	// goroutine may read it.
 	eligible *atomic.Bool
 
 	checks *serviceChecks
-	// claimsChanged: who owns an address may have changed, since stock was taken.
+	// claimsChanged is set if an address may have got another owner since
+	// [agent.reportImpaired].
 	claimsChanged bool
 
 	localAddrs        []node.Address // nil: not known yet
 	nodeAddrsChanged  bool
 	nodePortAddresses lb.NodePortAddresses
 	// hadNodePorts are the addresses on which node ports answered when the agent
-	// started. They still do as long as it is not known which address is primary.
+	// started. They keep answering until it is known which address is primary.
 	hadNodePorts map[netip.Addr]bool
-	// awaitsNode: the Node object may still tell which address is primary, and
-	// from which ranges its pods' are.
+	// awaitsNode is set while the Node object may still arrive, which has the
+	// primary addresses and the podCIDRs.
 	awaitsNode bool
 
 	deviceRules    node.Rules
 	devices        []node.Device
 	devicesChanged bool
-	concern        string // why packets must not be led past the network stack
+	concern        string // why packets must not bypass the network stack
 
 	detector          LocalDetector
 	podCIDRs          []netip.Prefix // the Node's
@@ -51,10 +53,10 @@ type model struct {
 	serviceCIDRs        []netip.Prefix
 	serviceCIDRsChanged bool
 
-	// problems are what had to be left out: when objects were read, by object
-	// or source, and when their frontends were decided, by Service.
+	// problems are the parts of objects that had to be left out: by object or source
+	// when they were read, and by Service when its frontends were decided.
 	problems map[string][]lb.Problem
-	// undecided are Services about which nothing could be decided.
+	// undecided are Services whose decision failed by a panic.
 	undecided map[lb.ServiceName]struct{}
 	log       *slog.Logger
 	record    func(kube.Event)
@@ -79,7 +81,7 @@ func newModel(cfg Config) *model {
 		awaitsNode:        true,
 		deviceRules:       cfg.Devices,
 		detector:          cfg.Local,
-		// If nobody tells any, those of an earlier agent have to go.
+		// If none are received, those of an earlier agent have to go.
 		localCIDRsChanged:   true,
 		serviceCIDRsChanged: true,
 		problems:            map[string][]lb.Problem{},
@@ -100,8 +102,8 @@ func (m *model) setNode(n kube.Node) {
 	m.setPodCIDRs(n.PodCIDRs)
 }
 
-// setPodCIDRs follows the Node's podCIDRs. As with its addresses, none is no
-// reason to forget those that were: its pods would be strangers.
+// setPodCIDRs follows the Node's podCIDRs. As with its addresses, the last ones stay in
+// force if the Node has none any more: else its pods would count as external clients.
 func (m *model) setPodCIDRs(podCIDRs []netip.Prefix) {
 	if len(podCIDRs) == 0 || slices.Equal(podCIDRs, m.podCIDRs) {
 		return
@@ -110,14 +112,14 @@ func (m *model) setPodCIDRs(podCIDRs []netip.Prefix) {
 	m.localCIDRsChanged = true
 }
 
-// nodeTold is for when the Node was told, if there is one.
-func (m *model) nodeTold() {
+// nodeReceived stops waiting for the Node if the cluster has none of this name.
+func (m *model) nodeReceived() {
 	if !m.nodeExists {
 		m.stopWaiting()
 	}
 }
 
-// stopWaiting settles for what is known of the Node.
+// stopWaiting programs node ports and pod ranges by what is known of the Node now.
 func (m *model) stopWaiting() {
 	m.awaitsNode = false
 	m.nodeAddrsChanged = true
@@ -133,13 +135,13 @@ func (m *model) setDevices(devices []node.Device) {
 	m.devicesChanged = true
 }
 
-// setConcern is told why packets must not be led past the network stack, or "".
+// setConcern sets why packets must not bypass the network stack, "" if they may.
 func (m *model) setConcern(concern string) {
 	m.devicesChanged = m.devicesChanged || m.concern != concern
 	m.concern = concern
 }
 
-// newDecisions returns what becomes of every device, if that may have changed.
+// newDecisions returns the class of every device, if one may have changed.
 func (m *model) newDecisions() ([]node.Decision, bool) {
 	if !m.devicesChanged {
 		return nil, false
@@ -149,8 +151,8 @@ func (m *model) newDecisions() ([]node.Decision, bool) {
 	return node.Decide(m.devices, m.deviceRules), true
 }
 
-// awaitsPrimary reports whether the Node object may still tell which address is
-// primary, where node ports answer on that one.
+// awaitsPrimary reports whether node ports answer on the primary address only, and the
+// Node object that has it may still arrive.
 func (m *model) awaitsPrimary() bool {
 	return len(m.nodePortAddresses.Prefixes) == 0 && m.awaitsNode && len(m.nodeIPs) == 0
 }
@@ -182,9 +184,8 @@ func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 	return addrs, true
 }
 
-// newLocalCIDRs returns from which ranges pods' addresses are, if that may have
-// changed and enough is known to tell. There are none if addresses do not tell
-// pods from everybody else.
+// newLocalCIDRs returns the ranges of this node's pods, if they are known and may have
+// changed. There are none if pods are not detected by their address.
 func (m *model) newLocalCIDRs() ([]netip.Prefix, bool) {
 	mode := m.detector.Effective()
 	unsure := mode == LocalNodeCIDR && m.awaitsNode && len(m.podCIDRs) == 0
@@ -202,14 +203,14 @@ func (m *model) newLocalCIDRs() ([]netip.Prefix, bool) {
 	return nil, true
 }
 
-// report replaces the problems of one source, and logs those that are new.
+// report replaces the problems of one source. It logs and records those that are new.
 func (m *model) report(source string, problems []lb.Problem) {
 	known := make(map[lb.Problem]struct{}, len(m.problems[source]))
 	for _, p := range m.problems[source] {
 		known[p] = struct{}{}
 	}
 	for _, p := range problems {
-		if _, told := known[p]; !told {
+		if _, reported := known[p]; !reported {
 			m.log.Warn("left out", "object", p.Object, "field", p.Field, "problem", p.Message)
 			if e, ok := m.eventOf(p); ok {
 				m.record(e)

@@ -28,7 +28,7 @@ func local() []node.Address {
 	}
 }
 
-func told(addrs ...netip.Addr) kube.Node {
+func nodeWith(addrs ...netip.Addr) kube.Node {
 	return kube.Node{Node: lb.Node{Name: "node-1", PrimaryIPs: addrs}, Exists: true}
 }
 
@@ -38,41 +38,41 @@ func TestNodeAddrs(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		do   func(*model)
-		want []netip.Addr // nil: too early to tell
+		want []netip.Addr // nil: not known yet
 	}{
-		{"too early without local addresses", func(m *model) { m.setNode(told(primary)) }, nil},
-		{"none before the Node is told", func(m *model) { m.setLocalAddrs(local()) }, []netip.Addr{}},
+		{"too early without local addresses", func(m *model) { m.setNode(nodeWith(primary)) }, nil},
+		{"none before the Node is received", func(m *model) { m.setLocalAddrs(local()) }, []netip.Addr{}},
 		{"none before the Node has addresses", func(m *model) {
 			m.setLocalAddrs(local())
-			m.setNode(told())
-			m.nodeTold()
+			m.setNode(nodeWith())
+			m.nodeReceived()
 		}, []netip.Addr{}},
-		{"the address of an earlier agent's node ports before the Node is told", func(m *model) {
+		{"the address of an earlier agent's node ports before the Node is received", func(m *model) {
 			m.hadNodePorts = map[netip.Addr]bool{secondary: true, netip.MustParseAddr("192.0.2.9"): true}
 			m.setLocalAddrs(local())
 		}, []netip.Addr{secondary}},
 		{"the primary address, whatever an earlier agent's was", func(m *model) {
 			m.hadNodePorts = map[netip.Addr]bool{secondary: true}
 			m.setLocalAddrs(local())
-			m.setNode(told(primary))
+			m.setNode(nodeWith(primary))
 		}, []netip.Addr{primary}},
 		{"the primary address", func(m *model) {
 			m.setLocalAddrs(local())
-			m.setNode(told(primary))
+			m.setNode(nodeWith(primary))
 		}, []netip.Addr{primary}},
 		{"the primary address still when the Node is gone", func(m *model) {
 			m.setLocalAddrs(local())
-			m.setNode(told(primary))
+			m.setNode(nodeWith(primary))
 			m.setNode(kube.Node{Node: lb.Node{Name: "node-1"}})
-			m.nodeTold()
+			m.nodeReceived()
 		}, []netip.Addr{primary}},
 		{"every address if there is no Node", func(m *model) {
 			m.setLocalAddrs(local())
-			m.nodeTold()
+			m.nodeReceived()
 		}, []netip.Addr{primary, secondary}},
 		{"every address when waiting is over", func(m *model) {
 			m.setLocalAddrs(local())
-			m.setNode(told())
+			m.setNode(nodeWith())
 			m.stopWaiting()
 		}, []netip.Addr{primary, secondary}},
 	} {
@@ -103,14 +103,14 @@ func TestNodeAddrs(t *testing.T) {
 	}
 }
 
-// Whose traffic is that of pods: nobody may be a stranger because something is
+// Whose traffic is that of pods: no pod may count as an external client because something is
 // not known yet.
 func TestLocalCIDRs(t *testing.T) {
 	cluster := mustPrefixes(t, "10.244.0.0/16", "fd00::/48")
 	podCIDRs := mustPrefixes(t, "10.244.1.0/24", "10.244.2.0/24", "fd00:1::/64")
 	first := mustPrefixes(t, "10.244.1.0/24", "fd00:1::/64")
 	node := func(podCIDRs []netip.Prefix) kube.Node {
-		n := told(primary)
+		n := nodeWith(primary)
 		n.PodCIDRs = podCIDRs
 
 		return n
@@ -128,8 +128,8 @@ func TestLocalCIDRs(t *testing.T) {
 		{"none by bridge, whatever the cluster has", LocalDetector{Mode: LocalBridgeInterface, ClusterCIDRs: cluster}, func(*model) {}, true, nil},
 		{"the cluster's, at once", LocalDetector{ClusterCIDRs: cluster}, func(*model) {}, true, cluster},
 		{"the cluster's, whatever the Node has", LocalDetector{ClusterCIDRs: cluster}, func(m *model) { m.setNode(node(podCIDRs)) }, true, cluster},
-		{"too early before the Node is told", byNode, func(*model) {}, false, nil},
-		{"too early before the Node has them", byNode, func(m *model) { m.setNode(node(nil)); m.nodeTold() }, false, nil},
+		{"too early before the Node is received", byNode, func(*model) {}, false, nil},
+		{"too early before the Node has them", byNode, func(m *model) { m.setNode(node(nil)); m.nodeReceived() }, false, nil},
 		{"the Node's first of each family", byNode, func(m *model) { m.setNode(node(podCIDRs)) }, true, first},
 		{"the Node's, not the cluster's", LocalDetector{Mode: LocalNodeCIDR, ClusterCIDRs: cluster}, func(m *model) { m.setNode(node(podCIDRs)) }, true, first},
 		{"the Node's new ones", byNode, func(m *model) {
@@ -140,9 +140,9 @@ func TestLocalCIDRs(t *testing.T) {
 		{"the Node's still when it is gone", byNode, func(m *model) {
 			m.setNode(node(podCIDRs))
 			m.setNode(kube.Node{Node: lb.Node{Name: "node-1"}})
-			m.nodeTold()
+			m.nodeReceived()
 		}, true, first},
-		{"none if there is no Node", byNode, (*model).nodeTold, true, nil},
+		{"none if there is no Node", byNode, (*model).nodeReceived, true, nil},
 		{"the Node's when they come after all", byNode, func(m *model) {
 			m.stopWaiting()
 			m.newLocalCIDRs()
@@ -176,9 +176,9 @@ func TestMasqueradeAllStays(t *testing.T) {
 			return res.Frontends[0].Masquerade
 		}
 		before := masqueraded()
-		m.setNode(told(primary))
+		m.setNode(nodeWith(primary))
 		if after := masqueraded(); before != on || after != on {
-			t.Errorf("masqueraded is %t, and %t once the Node is told, want %t", before, after, on)
+			t.Errorf("masqueraded is %t, and %t once the Node is received, want %t", before, after, on)
 		}
 	}
 }
@@ -201,8 +201,8 @@ func TestNodeOptionsStay(t *testing.T) {
 		}
 	}
 	check("at first")
-	m.setNode(told(primary))
-	check("once the Node is told")
+	m.setNode(nodeWith(primary))
+	check("once the Node is received")
 	m.setNode(kube.Node{Node: lb.Node{Name: "node-1"}})
 	check("when the Node is gone")
 }
@@ -225,54 +225,54 @@ func TestReportLogsWhatIsNew(t *testing.T) {
 	}
 }
 
-func TestMailboxKeepsOrder(t *testing.T) {
-	box := newMailbox()
+func TestEventQueueKeepsOrder(t *testing.T) {
+	box := newEventQueue()
 	var got [4][]int
-	var posting sync.WaitGroup
-	for who := range got {
-		posting.Go(func() {
+	var senders sync.WaitGroup
+	for sender := range got {
+		senders.Go(func() {
 			for i := range 1000 {
-				box.post(func(*model) { got[who] = append(got[who], i) })
+				box.enqueue(func(*model) { got[sender] = append(got[sender], i) })
 			}
 		})
 	}
-	go func() { posting.Wait(); close(box.ready) }()
+	go func() { senders.Wait(); close(box.ready) }()
 	for range box.ready {
-		for _, change := range box.take() {
+		for _, change := range box.drain() {
 			change(nil)
 		}
 	}
-	for _, change := range box.take() {
+	for _, change := range box.drain() {
 		change(nil)
 	}
-	for who, numbers := range got {
+	for sender, numbers := range got {
 		if len(numbers) != 1000 {
-			t.Fatalf("poster %d: %d changes arrived, want 1000", who, len(numbers))
+			t.Fatalf("sender %d: %d changes arrived, want 1000", sender, len(numbers))
 		}
 		for i, n := range numbers {
 			if i != n {
-				t.Fatalf("poster %d: change %d arrived as number %d", who, n, i)
+				t.Fatalf("sender %d: change %d arrived as number %d", sender, n, i)
 			}
 		}
 	}
 }
 
-// waking is a sink of which the loop works on each change at once, and not the test.
-type waking struct{ sink }
+// wakingSink is a sink of which the loop works on each change at once, and not the test.
+type wakingSink struct{ sink }
 
-func tell(m *mailbox) waking { return waking{sink{m}} }
+func sinkOf(m *eventQueue) wakingSink { return wakingSink{sink{m}} }
 
-func (to waking) SetService(svc lb.Service, problems []lb.Problem) {
+func (to wakingSink) SetService(svc lb.Service, problems []lb.Problem) {
 	to.sink.SetService(svc, problems)
 	to.wake()
 }
 
-func (to waking) DeleteService(name lb.ServiceName) {
+func (to wakingSink) DeleteService(name lb.ServiceName) {
 	to.sink.DeleteService(name)
 	to.wake()
 }
 
-func (to waking) SetSlice(slice kube.Slice, problems []lb.Problem) {
+func (to wakingSink) SetSlice(slice kube.Slice, problems []lb.Problem) {
 	to.sink.SetSlice(slice, problems)
 	to.wake()
 }

@@ -8,9 +8,8 @@ import (
 )
 
 // lastingIPs returns the addresses of the Node, and those that it had of a family
-// of which it has none any more. A Node that is gone, or loses its addresses for
-// a moment, is no reason to open node ports on every address: "primary" stays
-// what it was.
+// of which it has none any more. If the Node is gone, or loses its addresses for a
+// moment, node ports must not open on every address: "primary" stays what it was.
 func lastingIPs(now, before []netip.Addr) []netip.Addr {
 	lasting := slices.Clone(now)
 	for _, ip := range before {
@@ -22,9 +21,8 @@ func lastingIPs(now, before []netip.Addr) []netip.Addr {
 	return lasting
 }
 
-// withNodeIP returns the Node's addresses with one that is configured in the
-// place of the one of its family, before the others. The zero address changes
-// nothing.
+// withNodeIP returns the Node's addresses with the configured one first, which replaces
+// the one of its family. The zero address changes nothing.
 func withNodeIP(ips []netip.Addr, configured netip.Addr) []netip.Addr {
 	if !configured.IsValid() {
 		return ips

@@ -6,10 +6,10 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
-// Prepare mounts bpffs where it is missing, and makes the maps and loads the
-// programs once, as [Run] does before it attaches anything, so that a kernel that
-// refuses them is found out. The maps stay pinned. It must be called in the network
-// namespace of the node. The error wraps [ErrRunning] if an agent has the maps.
+// Prepare mounts bpffs where it is missing, creates the maps and loads the programs once,
+// as [Run] does before it attaches anything. It returns an error if the kernel refuses
+// them. The maps stay pinned. It must be called in the network namespace of the node. The
+// error wraps [ErrRunning] if an agent has the maps.
 func Prepare(cfg Config) (err error) {
 	if err := datapath.MountBPFFS(cfg.Datapath.BPFRoot); err != nil {
 		return err

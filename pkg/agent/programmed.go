@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
-// Programmed reads what the maps say, sorted by Service and address. It needs
-// no agent. Frontends that lead to nowhere are shown with what they have; what
-// is wrong with them comes back as problems.
+// Programmed returns the frontends that are in the maps, sorted by Service and address. It
+// needs no agent. Incomplete frontends are returned as far as they exist, with a sentence
+// about each in problems.
 func Programmed(m maps.Tables) ([]Frontend, []string, error) {
 	var frontends []Frontend
 	var problems []string
@@ -30,7 +30,7 @@ func Programmed(m maps.Tables) ([]Frontend, []string, error) {
 			problems = append(problems, err.Error())
 		}
 		if !ok {
-			continue // it has gone meanwhile
+			continue // it was removed meanwhile
 		}
 		f, wrong, err := programmedFrontend(m, v, pool)
 		if err != nil {
@@ -104,8 +104,8 @@ func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Fronten
 	return f, problems, nil
 }
 
-// tableProblems returns what is wrong with the table of a pool: that it is missing, or has
-// a backend that is not among the pool's.
+// tableProblems returns a problem if the table of a pool is missing, or has a backend that is
+// not among the pool's.
 func tableProblems(slots *maps.Array[uint32], pool maps.Pool) []string {
 	if pool.SlotCount == 0 {
 		return nil
@@ -126,7 +126,7 @@ func tableProblems(slots *maps.Array[uint32], pool maps.Pool) []string {
 	return nil
 }
 
-// slotBackend returns the address of the backend in slot i, or what is wrong with it.
+// slotBackend returns the address of the backend in slot i, or why it is not valid.
 func slotBackend(m maps.Tables, i, servicePortID uint32) (netip.AddrPort, string) {
 	id := m.Slots.Get(i)
 	b, ok := m.BackendOf(id)
@@ -140,8 +140,8 @@ func slotBackend(m maps.Tables, i, servicePortID uint32) (netip.AddrPort, string
 	return b.AddrPort(), ""
 }
 
-// ProgrammedServices groups what is programmed by Service, for when no agent
-// can tell more: endpoints that get no traffic are not among it.
+// ProgrammedServices returns what is in the maps, by Service. It needs no agent, and does not
+// know endpoints that get no traffic.
 func ProgrammedServices(m maps.Tables) ([]Service, error) {
 	frontends, _, err := Programmed(m)
 	if err != nil {

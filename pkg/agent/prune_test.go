@@ -15,51 +15,51 @@ import (
 // each until a sweep has found none.
 func TestAddressesOutliveTheirService(t *testing.T) {
 	now := uint64(time.Hour)
-	k, pinned, _ := mustKeepFlows(t, &now)
-	a := mustLoop(t, k, pinned)
-	dialled, idle := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("192.0.2.1")
-	tell(a.mail).SetService(*web(), nil)
-	mustBeKnown(t, pinned, dialled, true)
+	m, pinned, _ := mustMonitorFlows(t, &now)
+	a := mustRunLoopOnPinned(t, m, pinned)
+	inUse, idle := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("192.0.2.1")
+	sinkOf(a.queue).SetService(*web(), nil)
+	mustBeKnown(t, pinned, inUse, true)
 	mustBeKnown(t, pinned, idle, true)
 	flow := mustPutFlow(t, pinned.Flows, 1, now)
 
-	tell(a.mail).DeleteService(web().Name)
+	sinkOf(a.queue).DeleteService(web().Name)
 	mustHaveNoFrontends(t, a)
 	a.mustRetireAll(t)
-	mustBeKnown(t, pinned, dialled, true)
+	mustBeKnown(t, pinned, inUse, true)
 	mustBeKnown(t, pinned, idle, true)
 
 	// The look must have begun after the grace period of the last frontend.
 	for deadline := time.Now().Add(10 * time.Second); isKnown(t, pinned, idle) && time.Now().Before(deadline); {
-		k.sweep()
+		m.sweep()
 	}
 	mustBeKnown(t, pinned, idle, false)
-	mustBeKnown(t, pinned, dialled, true)
+	mustBeKnown(t, pinned, inUse, true)
 
 	if err := pinned.Flows.Delete(flow); err != nil {
 		t.Fatal(err)
 	}
-	k.sweep()
-	mustBeKnown(t, pinned, dialled, false)
+	m.sweep()
+	mustBeKnown(t, pinned, inUse, false)
 }
 
-// silence is a cluster that tells nothing by itself.
-type silence struct{}
+// idleSource is a cluster without changes of its own.
+type idleSource struct{}
 
-func (silence) Run(context.Context) error   { return nil }
-func (silence) Synced() <-chan struct{}     { return nil }
-func (silence) NodeSynced() <-chan struct{} { return nil }
+func (idleSource) Run(context.Context) error   { return nil }
+func (idleSource) Synced() <-chan struct{}     { return nil }
+func (idleSource) NodeSynced() <-chan struct{} { return nil }
 
-// mustLoop returns an agent whose loop runs, on maps that have no programs.
-func mustLoop(t *testing.T, flows *flowKeeper, pinned *maps.Pinned) *agent {
+// mustRunLoopOnPinned returns an agent whose loop runs, on maps that have no programs.
+func mustRunLoopOnPinned(t *testing.T, flows *flowMonitor, pinned *maps.Pinned) *agent {
 	t.Helper()
 	writer, err := reconcile.New(reconcile.Config{Tables: pinned.Tables})
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
-	a := &agent{cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), mail: newMailbox(), source: silence{}, flows: flows}
-	a.keeper = newKeeper(a)
+	a := &agent{cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), queue: newEventQueue(), source: idleSource{}, flows: flows}
+	a.hooks = newHookMonitor(a)
 	a.proxy = newProxy(cfg)
 	a.checks = newHealthServices(cfg, a.proxy)
 	a.frontends, a.grace.wait = pinned.FrontendIDs, pinned.WaitForPrograms

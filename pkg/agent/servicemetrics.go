@@ -7,8 +7,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
-// newServiceMetrics returns what counts for each Service, nil if nobody wants to
-// know.
+// newServiceMetrics returns the metrics of each Service, nil if they are switched off.
 func (a *agent) newServiceMetrics() (*metrics.Services, error) {
 	if a.cfg.ServiceMetrics == 0 {
 		return nil, nil
@@ -24,8 +23,8 @@ func (a *agent) newServiceMetrics() (*metrics.Services, error) {
 	})
 }
 
-// endedBytes yields what clients of flows have sent and received that were ended,
-// by service port id.
+// endedBytes yields the bytes that clients have sent and received in flows that the agent
+// has ended, by service port id.
 func (a *agent) endedBytes() iter.Seq2[uint32, metrics.Bytes] {
 	return func(yield func(uint32, metrics.Bytes) bool) {
 		for id, b := range a.flows.sweeper.Bytes() {
@@ -36,7 +35,7 @@ func (a *agent) endedBytes() iter.Seq2[uint32, metrics.Bytes] {
 	}
 }
 
-// runServiceMetrics takes over counts of what is gone, until ctx ends.
+// runServiceMetrics adds the counts of removed service ports at intervals, until ctx ends.
 func (a *agent) runServiceMetrics(ctx context.Context) error {
 	if a.counts == nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 )
 
 // programmed reports whether there are frontends beside that of the probe.
-func (p *patient) programmed(t *testing.T) bool {
+func (p *loopScene) programmed(t *testing.T) bool {
 	t.Helper()
 	p.turn.Lock()
 	defer p.turn.Unlock()
@@ -27,15 +27,15 @@ func (p *patient) programmed(t *testing.T) bool {
 // A change is in the maps when the call that flushes it returns: the goroutine that brings it
 // does the work.
 func TestFlushWorks(t *testing.T) {
-	p := mustHeal(t)
-	p.mustDo(t) // the loop has begun
-	to := sink{p.mail}
+	p := mustRunLoop(t)
+	p.mustFinish(t) // the loop has begun
+	to := sink{p.queue}
 	to.SetService(*web(), nil)
 	if p.programmed(t) {
 		t.Error("it is programmed before the flush")
 	}
 	var caller, worker string
-	p.mail.note(func(*model) { worker = goroutine() })
+	p.queue.batch(func(*model) { worker = goroutine() })
 	caller = goroutine()
 	to.Flush()
 	if worker != caller {
@@ -56,15 +56,15 @@ func goroutine() string {
 
 // A flush does not wait for another goroutine that is at work: the loop comes again.
 func TestFlushDoesNotWait(t *testing.T) {
-	p := mustHeal(t)
-	p.mustDo(t)
+	p := mustRunLoop(t)
+	p.mustFinish(t)
 	working, release := make(chan struct{}), make(chan struct{})
-	p.mail.post(func(*model) { close(working); <-release })
+	p.queue.enqueue(func(*model) { close(working); <-release })
 	<-working
-	to := sink{p.mail}
+	to := sink{p.queue}
 	to.SetService(*web(), nil)
 	to.Flush()
-	if len(p.mail.ready) == 0 {
+	if len(p.queue.ready) == 0 {
 		t.Error("the loop does not know that there is more to do")
 	}
 	close(release)
@@ -72,24 +72,24 @@ func TestFlushDoesNotWait(t *testing.T) {
 }
 
 // Changes that are noted do not gather without end while there is more to read.
-func TestManyNotesAreWorkedOnWithoutAFlush(t *testing.T) {
-	p := mustHeal(t)
-	p.mustDo(t)
+func TestLargeBatchNeedsNoFlush(t *testing.T) {
+	p := mustRunLoop(t)
+	p.mustFinish(t)
 	done := make(chan struct{})
-	p.mail.note(func(*model) { close(done) })
-	for range maxNoted - 1 {
-		p.mail.note(func(*model) {})
+	p.queue.batch(func(*model) { close(done) })
+	for range maxBatch - 1 {
+		p.queue.batch(func(*model) {})
 	}
 	<-done
 }
 
-// What is told before all is known waits for the loop, which programs it with all else.
+// What is received before all is known waits for the loop, which programs it with all else.
 func TestFlushBeforeAllIsKnown(t *testing.T) {
-	p := mustHealOn(t, maps.NewFakes(100), 0, func(a *agent) { a.synced = false })
-	to := sink{p.mail}
+	p := mustRunLoopOn(t, maps.NewFakes(100), 0, func(a *agent) { a.synced = false })
+	to := sink{p.queue}
 	to.SetService(*web(), nil)
 	to.Flush()
-	p.mustDo(t)
+	p.mustFinish(t)
 	if p.programmed(t) {
 		t.Error("it is programmed")
 	}

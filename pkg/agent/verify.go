@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Compare says, in sentences, where what is programmed is not what is desired.
+// Compare returns a sentence for each difference between what is programmed and what is
+// desired.
 func Compare(desired, have []Frontend) []string {
 	wanted := make(map[frontendKey]Frontend, len(desired))
 	for _, f := range desired {

@@ -93,7 +93,7 @@ func TestProgrammedIsWhatWasDesired(t *testing.T) {
 	}
 }
 
-// Whatever somebody does to a map, Compare or Programmed names it.
+// Compare or Programmed finds each change that another program makes to a map.
 func TestCompareFinds(t *testing.T) {
 	key := maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, uint8(lb.TCP), maps.ScopeInternal)
 	vip := maps.FrontendKeyOf(netip.MustParseAddr("192.0.2.1"), 80, uint8(lb.TCP), maps.ScopeExternal)
@@ -124,7 +124,7 @@ func TestCompareFinds(t *testing.T) {
 			"frontend 10.96.0.1:80/TCP internal: masquerade is false, should be true"},
 		{"another algorithm", editPool(t, key, func(p *maps.Pool) { p.Algorithm = maps.AlgorithmSH }),
 			"frontend 10.96.0.1:80/TCP internal: algorithm is sh, should be maglev"},
-		{"a stranger in the table", func(f *maps.Fakes) {
+		{"a backend of another pool in the table", func(f *maps.Fakes) {
 			pool := poolOf(f, key)
 			mustPut(t, f.Slots, pool.TableBase+pool.TableSize-1, 9)
 		}, "backend 9 is in the table only"},
@@ -205,7 +205,7 @@ func TestProgrammedServices(t *testing.T) {
 	}
 }
 
-// How many connections a backend has is told with an agent, and without one:
+// The connections of a backend are shown with an agent, and without one:
 // those of one service port alone, wherever they were counted.
 func TestConnections(t *testing.T) {
 	fakes, _ := programmed(t)

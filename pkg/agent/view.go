@@ -13,32 +13,32 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Status is what `sluice status` shows.
+// Status is the state of an agent and its node, which `sluice status` shows.
 type Status struct {
-	Running bool      `json:"running"` // an agent answered
+	Running bool      `json:"running"` // an agent has answered
 	Version string    `json:"version,omitempty"`
 	Node    string    `json:"node,omitempty"`
 	Source  string    `json:"source,omitempty"` // where Services come from
 	Started time.Time `json:"started,omitzero"`
-	// Synced: all Services and endpoints were heard of, and are programmed
-	// but for Errors.
+	// Synced is set once all Services and endpoints are known, and programmed except
+	// for Errors.
 	Synced bool `json:"synced"`
 
 	CgroupRoot string `json:"cgroupRoot"`
-	// NotCovered is which sockets are not of processes below CgroupRoot; empty if
+	// NotCovered are the sockets of processes that are not below CgroupRoot; empty if
 	// all of the machine are.
 	NotCovered string `json:"notCovered,omitempty"`
 	BPFRoot    string `json:"bpfRoot"`
 	// Unpinned is why pins are missing below BPFRoot, empty if none is.
 	Unpinned string               `json:"unpinned,omitempty"`
 	Hooks    []datapath.HookState `json:"hooks"`
-	// Effective is empty when our programs refuse a connection to a reserved
-	// address, else it says what happened instead.
+	// Effective is empty if our programs refuse a connection to a reserved address, else
+	// it is what happened instead.
 	Effective string `json:"effective,omitempty"`
 
 	Devices []Device `json:"devices"`
-	// ThroughStack is why packets to backends on other nodes pass this node's network stack; empty
-	// if they need not. Only an agent knows.
+	// ThroughStack is why packets to backends on other nodes pass this node's network stack;
+	// empty if they need not. Only an agent knows it.
 	ThroughStack string `json:"throughStack,omitempty"`
 
 	Services int               `json:"services"`
@@ -66,7 +66,7 @@ type ServiceError struct {
 	Retry   time.Time `json:"retry,omitzero"`
 }
 
-// Service is one Service with all that became of it.
+// Service is one Service as it is programmed.
 type Service struct {
 	Name     string        `json:"name"` // namespace/name
 	Type     string        `json:"type,omitempty"`
@@ -90,17 +90,17 @@ type Frontend struct {
 	Protocol lb.Protocol    `json:"protocol"`
 	Scope    lb.Scope       `json:"scope"`
 	Kind     lb.Kind        `json:"kind"`
-	// Backends are the addresses that new flows go to. Without any, WhenEmpty
-	// is what happens to clients: "reject" or "drop".
+	// Backends are the addresses that new flows go to. If there are none, WhenEmpty
+	// is how clients are refused: "reject" or "drop".
 	Backends  []netip.AddrPort `json:"backends"`
 	WhenEmpty string           `json:"whenEmpty,omitempty"`
 	// Algorithm chooses among Backends; a catch-all has none.
 	Algorithm       string         `json:"algorithm,omitempty"`
 	AffinitySeconds uint32         `json:"affinitySeconds,omitempty"`
 	SourceRanges    []netip.Prefix `json:"sourceRanges,omitempty"`
-	// NodeInRanges: SourceRanges hold the node's own address.
+	// NodeInRanges is set if SourceRanges contain the node's own address.
 	NodeInRanges bool `json:"nodeInRanges,omitempty"`
-	// Masquerade: backends see this node, whoever connects.
+	// Masquerade is set if backends see this node as the client.
 	Masquerade bool `json:"masquerade,omitempty"`
 }
 
@@ -114,12 +114,12 @@ type Backend struct {
 	Local    bool           `json:"local"`
 	Active   bool           `json:"active"`
 	Reason   string         `json:"reason,omitempty"` // why it is not active
-	// Connections are those that clients translated by this node have to it, at
-	// whichever address of the Service: see maps.BackendLoad.
+	// Connections are those that clients translated by this node have to it, by any
+	// address of the Service: see [maps.BackendLoad].
 	Connections int `json:"connections"`
 }
 
-// frontendKey is what makes a Frontend the same one.
+// frontendKey identifies a Frontend.
 type frontendKey struct {
 	address  netip.AddrPort
 	protocol lb.Protocol
@@ -132,7 +132,7 @@ func (k frontendKey) String() string {
 	return fmt.Sprintf("%s/%s %s", k.address, k.protocol, k.scope)
 }
 
-// frontendOf shows a frontend of the model.
+// frontendOf converts a frontend of the model.
 func frontendOf(f lb.Frontend) Frontend {
 	view := Frontend{
 		Service:         f.Port.String(),
@@ -185,7 +185,7 @@ func backendOf(e lb.EndpointState) Backend {
 	return b
 }
 
-// serviceOf shows a Service of the model.
+// serviceOf converts a Service of the model.
 func serviceOf(svc *lb.Service, res lb.Resolution) Service {
 	view := Service{Name: svc.Name.String(), Type: svc.Type.String(), Problems: res.Problems}
 	for _, port := range svc.Ports {

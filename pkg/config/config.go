@@ -1,6 +1,9 @@
 // Package config reads kube-proxy's configuration, KubeProxyConfiguration
-// v1alpha1, fills in its defaults, checks it, and says what of it means nothing
-// to Sluice. It knows neither flags nor the agent.
+// v1alpha1, fills in its defaults, checks it, and finds the settings that have no
+// effect in Sluice. It knows neither flags nor the agent.
+//
+// A configuration goes through [Decode], which calls [SetDefaults], then
+// [Complete] and [Validate]; once the node is known, through [CheckNode].
 package config
 
 import (
@@ -15,12 +18,12 @@ import (
 // KubeProxy is kube-proxy's configuration.
 type KubeProxy = kubeproxyconfig.KubeProxyConfiguration
 
-// kind is what a file says that it is.
+// kind is the kind that a file must have.
 const kind = "KubeProxyConfiguration"
 
-// Decode reads YAML or JSON and fills in all defaults. What the text has and
-// kube-proxy does not know is ignored; unknown names it then, or is nil. The
-// result is not complete and not validated yet: see [Complete] and [Validate].
+// Decode reads YAML or JSON and fills in all defaults. Fields that kube-proxy does
+// not have are ignored, and the error unknown names them. The result is not
+// complete and not validated yet: see [Complete] and [Validate].
 func Decode(text []byte) (cfg *KubeProxy, unknown, err error) {
 	cfg, err = decode(text, serializer.EnableStrict)
 	if runtime.IsStrictDecodingError(err) {
@@ -52,8 +55,8 @@ func decode(text []byte, strict serializer.CodecFactoryOptionsMutator) (*KubePro
 	return cfg, nil
 }
 
-// Encode returns YAML that [Decode] reads, as kube-proxy's --write-config-to
-// writes it: see [Shown].
+// Encode returns YAML that [Decode] reads, in the form of kube-proxy's
+// --write-config-to: see [Shown].
 func Encode(cfg *KubeProxy) ([]byte, error) {
 	return yaml.Marshal(Shown(cfg))
 }

@@ -34,7 +34,7 @@ func TestDecode(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cfg, unknown, err := Decode([]byte(test.text))
-			if !says(err, test.err) || !says(unknown, test.unknown) {
+			if !matches(err, test.err) || !matches(unknown, test.unknown) {
 				t.Fatalf("error %v, want %q; unknown %v, want %q", err, test.err, unknown, test.unknown)
 			}
 			if err == nil && *cfg.OOMScoreAdj != 1 {
@@ -44,8 +44,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// says is true if err has that text in it, or if there is neither.
-func says(err error, text string) bool {
+// matches reports whether err contains that text, or whether there is neither.
+func matches(err error, text string) bool {
 	if err == nil || text == "" {
 		return err == nil && text == ""
 	}
@@ -53,7 +53,7 @@ func says(err error, text string) bool {
 	return strings.Contains(err.Error(), text)
 }
 
-// What is written means the same when it is read, in whichever mode.
+// Decode reads what Encode writes as the same configuration, in every mode.
 func TestEncodeDecode(t *testing.T) {
 	for _, fields := range []string{
 		"", "mode: ipvs\niptables: {masqueradeAll: true}\nipvs: {scheduler: sed, syncPeriod: 7s}",
@@ -74,7 +74,7 @@ func TestEncodeDecode(t *testing.T) {
 			t.Errorf("%q (-written +read):\n%s", fields, diff)
 		}
 		if SyncPeriod(cfg) != SyncPeriod(again) || MasqueradeAll(cfg) != MasqueradeAll(again) || Algorithm(cfg) != Algorithm(again) {
-			t.Errorf("%q means something else when it is read again", fields)
+			t.Errorf("%q: reading it again gives another period, masqueradeAll or algorithm", fields)
 		}
 	}
 }

@@ -16,7 +16,7 @@ const (
 	MetricsPort = 10249
 )
 
-// What fields are that a configuration does not set.
+// Defaults of fields that a configuration does not set.
 const (
 	defaultBindAddress   = "0.0.0.0"
 	defaultSyncPeriod    = 30 * time.Second
@@ -26,7 +26,7 @@ const (
 	defaultOOMScoreAdj   = -999
 )
 
-// Default returns what holds without a configuration file and without flags.
+// Default returns the configuration without a file and without flags.
 func Default() *KubeProxy {
 	cfg := new(KubeProxy)
 	SetDefaults(cfg)
@@ -35,8 +35,8 @@ func Default() *KubeProxy {
 }
 
 // SetDefaults sets every field that has its zero value and another default, as
-// kube-proxy does when it has read a file. What follows from other fields is
-// not among them, see [Complete].
+// kube-proxy does when it has read a file. [Complete] sets those that depend on
+// other fields.
 func SetDefaults(cfg *KubeProxy) {
 	setString(&cfg.BindAddress, defaultBindAddress)
 	healthz, metrics := defaultBindAddress, "127.0.0.1"
@@ -77,8 +77,8 @@ func SetDefaults(cfg *KubeProxy) {
 	logsapi.SetRecommendedLoggingConfiguration(&cfg.Logging)
 }
 
-// Complete sets what follows from other fields, once all have their values: the
-// mode, how pods are told from others, and which addresses have node ports.
+// Complete sets the fields whose default depends on others, once those have their
+// values: the mode, the detection of local traffic, and the addresses of node ports.
 func Complete(cfg *KubeProxy) {
 	if cfg.Mode == "" {
 		cfg.Mode = ModeIPTables
@@ -91,8 +91,8 @@ func Complete(cfg *KubeProxy) {
 	}
 }
 
-// WithPort appends port to an address that has none. What is no address is
-// returned as it is, for validation to find.
+// WithPort appends port to an address that has none. It returns a text that is no
+// address as it is: validation finds it.
 func WithPort(address string, port int) string {
 	if _, _, err := net.SplitHostPort(address); err == nil || netutils.ParseIPSloppy(address) == nil {
 		return address

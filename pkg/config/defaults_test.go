@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// The defaults of all fields are held against kube-proxy's own in
-// cmd/sluice/written_test.go, for the section of each mode. Here are those that
-// only the other modes show.
+// cmd/sluice/written_test.go compares the defaults of all fields with kube-proxy's
+// own, for the section of each mode. These are the defaults of the other sections.
 func TestDefaultsOfSections(t *testing.T) {
 	cfg := Default()
 	for _, test := range []struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// ErrChanged is the end of [File.Follow]: the process is to be started again.
+// ErrChanged ends [File.Follow]: the process has to be started again.
 var ErrChanged = errors.New("the configuration has changed; this process has to be started again")
 
 // File is a configuration file that was read and is watched.
@@ -70,7 +70,7 @@ func (f *File) Follow(ctx context.Context) error {
 			return fmt.Errorf("watch of %s: %w", f.path, err)
 		case <-f.watcher.Events:
 		}
-		// Links may lead elsewhere now. What happens there after this read is told.
+		// Links may lead elsewhere now: watch there before reading, so that no later write is missed.
 		if err := f.watch(); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -81,8 +81,8 @@ func (f *File) Follow(ctx context.Context) error {
 	}
 }
 
-// watch watches the file, which may have other paths that it is written by, and
-// the folders that say what the path leads to.
+// watch watches the file, which may be written by another path, and the folders
+// of all links on the way to it.
 func (f *File) watch() error {
 	for _, path := range append(folders(f.path), f.path) {
 		if err := f.watcher.Add(path); err != nil {
@@ -93,7 +93,7 @@ func (f *File) watch() error {
 	return nil
 }
 
-// mostLinks is how many the kernel follows on one path.
+// mostLinks is the number of links that the kernel follows on one path.
 const mostLinks = 40
 
 // folders returns the folder of each link on the way to path, an absolute one,

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// patience is for what must happen; it costs nothing where it does.
-const patience = time.Minute
+// timeout is how long a test waits for an end that must come.
+const timeout = time.Minute
 
 func mustOpen(t *testing.T, path string) *File {
 	t.Helper()
@@ -44,8 +44,8 @@ func mustMkdir(t *testing.T, path string) {
 	}
 }
 
-// mounted makes dir look like the volume of a ConfigMap, and swap another one in
-// as the kubelet does.
+// mounted lays dir out as the volume of a ConfigMap. Swap replaces its content as
+// the kubelet does.
 func mounted(t *testing.T, dir, text string) (swap func(text string)) {
 	t.Helper()
 	generation := 0
@@ -65,8 +65,8 @@ func mounted(t *testing.T, dir, text string) (swap func(text string)) {
 
 const before, after = header, header + "oomScoreAdj: 1"
 
-// changes are ways in which a path comes to lead to another text. Each makes a
-// file in dir, and returns its path and what changes it.
+// changes are the ways in which the text that a path leads to may change. Each
+// makes a file in dir, and returns its path and a function that changes it.
 var changes = []struct {
 	name   string
 	change func(t *testing.T, dir string) (path string, change func())
@@ -145,13 +145,13 @@ var changes = []struct {
 	}},
 }
 
-// Whatever makes the path lead to another text ends the process.
+// Every change of the text that the path leads to ends the process.
 func TestFollow(t *testing.T) {
 	for _, test := range changes {
 		t.Run(test.name, func(t *testing.T) {
 			path, change := test.change(t, t.TempDir())
 			f := mustOpen(t, path)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			ended := make(chan error, 1)
 			go func() { ended <- f.Follow(ctx) }()
@@ -163,27 +163,27 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// What happens between the read and Follow counts, too.
-func TestFollowWhatWasChangedBefore(t *testing.T) {
+// A change between the read and Follow ends it, too.
+func TestFollowSeesEarlierChange(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.conf")
 	mustWrite(t, path, header)
 	f := mustOpen(t, path)
 	mustWrite(t, path, header+"oomScoreAdj: 1")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	if err := f.Follow(ctx); !errors.Is(err, ErrChanged) {
 		t.Errorf("it ended with %v", err)
 	}
 }
 
-// Other files, a file that is gone, and one that is written as it was, are no
-// reason to end: of all that happens here, only the last change is one.
-func TestFollowIsNotHasty(t *testing.T) {
+// Other files, a file that is gone, and one that is written with the same text do
+// not end it: of all the events here, only the last one does.
+func TestFollowIgnoresOtherEvents(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.conf")
 	mustWrite(t, path, header)
 	f := mustOpen(t, path)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- f.Follow(ctx) }()

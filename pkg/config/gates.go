@@ -11,24 +11,24 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// gates are the feature gates that kube-proxy 1.36.3 accepts: those of all of
-// Kubernetes. Each line has a name, a default, a stage, and "locked" if it
-// cannot be set to anything else. They were printed by a program that links
-// kube-proxy and lists its DefaultMutableFeatureGate.
+// gates are the feature gates that kube-proxy 1.36.3 accepts, which are those of
+// all of Kubernetes. Each line has a name, a default, a stage, and "locked" if the
+// gate cannot be set to anything else. A program that links kube-proxy and lists
+// its DefaultMutableFeatureGate printed them.
 //
 //go:embed gates.txt
 var gates string
 
-// AllowServiceExternalIPs is the one gate, beside those of logging, that means
-// something to Sluice.
+// AllowServiceExternalIPs is the one gate, beside those of logging, that has an
+// effect in Sluice.
 const AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
 
-// meaningful are the gates that change something here.
-var meaningful = []featuregate.Feature{
+// effective are the gates that change something here.
+var effective = []featuregate.Feature{
 	AllowServiceExternalIPs, logsapi.LoggingAlphaOptions, logsapi.LoggingBetaOptions, "AllAlpha", "AllBeta",
 }
 
-// Gates returns kube-proxy's feature gates, set as values says. The error names
+// Gates returns kube-proxy's feature gates with these values. The error names
 // those that kube-proxy does not know, or whose value cannot be changed.
 func Gates(values map[string]bool) (featuregate.MutableFeatureGate, error) {
 	gate, err := knownGates()
@@ -36,11 +36,11 @@ func Gates(values map[string]bool) (featuregate.MutableFeatureGate, error) {
 		return nil, err
 	}
 
-	// Without the remarks on gates that will go: they are none of ours.
+	// The log of deprecated gates is discarded: they do not concern Sluice.
 	return gate, gate.SetFromMapWithLogger(logr.Discard(), values)
 }
 
-// mutableGates is what featuregate.NewFeatureGate returns.
+// mutableGates are the interfaces of what featuregate.NewFeatureGate returns.
 type mutableGates interface {
 	featuregate.MutableFeatureGate
 	featuregate.MutableFeatureGateWithLogger
@@ -49,12 +49,12 @@ type mutableGates interface {
 func knownGates() (mutableGates, error) {
 	specs := make(map[featuregate.Feature]featuregate.FeatureSpec)
 	for line := range strings.Lines(gates) {
-		words := strings.Fields(line)
-		if len(words) < 3 {
+		fields := strings.Fields(line)
+		if len(fields) < 3 {
 			return nil, fmt.Errorf("gates.txt: line %q", line)
 		}
-		spec := featuregate.FeatureSpec{Default: words[1] == "true", LockToDefault: slices.Contains(words, "locked")}
-		switch words[2] {
+		spec := featuregate.FeatureSpec{Default: fields[1] == "true", LockToDefault: slices.Contains(fields, "locked")}
+		switch fields[2] {
 		case "ALPHA":
 			spec.PreRelease = featuregate.Alpha
 		case "BETA":
@@ -62,7 +62,7 @@ func knownGates() (mutableGates, error) {
 		case "DEPRECATED":
 			spec.PreRelease = featuregate.Deprecated
 		}
-		specs[featuregate.Feature(words[0])] = spec
+		specs[featuregate.Feature(fields[0])] = spec
 	}
 	gate := featuregate.NewFeatureGate()
 

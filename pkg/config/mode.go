@@ -10,15 +10,15 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// The modes of kube-proxy on Linux. To Sluice a mode says which section of the
-// configuration counts.
+// The modes of kube-proxy on Linux. In Sluice a mode only selects the section of
+// the configuration that is in force.
 const (
 	ModeIPTables kubeproxyconfig.ProxyMode = "iptables"
 	ModeIPVS     kubeproxyconfig.ProxyMode = "ipvs"
 	ModeNFTables kubeproxyconfig.ProxyMode = "nftables"
 )
 
-// The modes of telling pods from others.
+// The modes of detecting traffic of the node's pods.
 const (
 	LocalClusterCIDR         kubeproxyconfig.LocalMode = "ClusterCIDR"
 	LocalNodeCIDR            kubeproxyconfig.LocalMode = "NodeCIDR"
@@ -41,20 +41,20 @@ func periods(cfg *KubeProxy) (sync, least *metav1.Duration) {
 	}
 }
 
-// SyncPeriod is that of the mode.
+// SyncPeriod returns the sync period of the mode's section.
 func SyncPeriod(cfg *KubeProxy) time.Duration {
 	sync, _ := periods(cfg)
 
 	return sync.Duration
 }
 
-// SetPeriods sets those of the mode.
+// SetPeriods sets the sync periods of the mode's section.
 func SetPeriods(cfg *KubeProxy, sync, least time.Duration) {
 	s, l := periods(cfg)
 	s.Duration, l.Duration = sync, least
 }
 
-// section is the name of the section that the mode selects.
+// section returns the name of the section that the mode selects.
 func section(cfg *KubeProxy) string {
 	if cfg.Mode == ModeIPVS || cfg.Mode == ModeNFTables {
 		return string(cfg.Mode)
@@ -63,7 +63,8 @@ func section(cfg *KubeProxy) string {
 	return string(ModeIPTables)
 }
 
-// masqueradeAll is in the section that the mode selects; IPVS has none of its own.
+// masqueradeAll returns the field of the section that the mode selects. IPVS has
+// none, and uses that of iptables.
 func masqueradeAll(cfg *KubeProxy) *bool {
 	if cfg.Mode == ModeNFTables {
 		return &cfg.NFTables.MasqueradeAll
@@ -72,15 +73,15 @@ func masqueradeAll(cfg *KubeProxy) *bool {
 	return &cfg.IPTables.MasqueradeAll
 }
 
-// MasqueradeAll is that of the mode.
+// MasqueradeAll returns masqueradeAll of the mode's section.
 func MasqueradeAll(cfg *KubeProxy) bool { return *masqueradeAll(cfg) }
 
-// SetMasqueradeAll sets that of the mode.
+// SetMasqueradeAll sets masqueradeAll of the mode's section.
 func SetMasqueradeAll(cfg *KubeProxy, all bool) { *masqueradeAll(cfg) = all }
 
-// Shown returns a copy as kube-proxy shows its configuration, at /configz and
-// with --write-config-to: what the sections have in common is left only in that
-// of the mode.
+// Shown returns a copy in the form in which kube-proxy shows its configuration, at
+// /configz and with --write-config-to: fields that all sections have are set only
+// in the mode's section.
 func Shown(cfg *KubeProxy) *KubeProxy {
 	shown := cfg.DeepCopy()
 	shown.SetGroupVersionKind(kubeproxyconfig.SchemeGroupVersion.WithKind(kind))
@@ -95,7 +96,7 @@ func Shown(cfg *KubeProxy) *KubeProxy {
 	}
 	SetMasqueradeAll(shown, all)
 	SetPeriods(shown, sync, least)
-	shown.PortRange = "" // kube-proxy forgets it when it reads
+	shown.PortRange = "" // kube-proxy drops it when it reads the file
 
 	return shown
 }
@@ -106,7 +107,7 @@ func minSyncPeriod(cfg *KubeProxy) time.Duration {
 	return least.Duration
 }
 
-// schedulers are those of IPVS.
+// schedulers maps the schedulers of IPVS to the algorithm that corresponds.
 var schedulers = map[string]lb.Algorithm{
 	"rr": lb.RoundRobin, "wrr": lb.RoundRobin, // Kubernetes knows no weights
 	"lc": lb.LeastConnections, "wlc": lb.LeastConnections, "twos": lb.LeastConnections,
@@ -117,9 +118,9 @@ var schedulers = map[string]lb.Algorithm{
 	"mh": lb.Maglev,
 }
 
-// Algorithm is what ipvs.scheduler selects, in whichever mode. Without one it is
-// IPVS' default in that mode, and [lb.Random], as in kube-proxy, in the others.
-// The configuration must be valid.
+// Algorithm returns the algorithm that ipvs.scheduler selects, in every mode.
+// Without a scheduler it is [lb.RoundRobin] in IPVS mode, the default of IPVS, and
+// [lb.Random] in the others, as in kube-proxy. The configuration must be valid.
 func Algorithm(cfg *KubeProxy) lb.Algorithm {
 	switch {
 	case cfg.IPVS.Scheduler != "":

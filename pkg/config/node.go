@@ -10,20 +10,20 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Node is what a configuration is checked against once the node is known.
+// Node is the part of the node that a configuration must fit.
 type Node struct {
-	// Families are those that the kernel has.
+	// Families are the address families that the kernel has.
 	Families []lb.Family
 	// Primary is the family of the node's primary address.
 	Primary lb.Family
 	// IPs are the node's primary addresses, one of a family at most.
 	IPs []netip.Addr
-	// PodCIDRs are the Node object's.
+	// PodCIDRs are those of the Node object.
 	PodCIDRs []netip.Prefix
 }
 
-// CheckNode returns what in a valid configuration does not fit the node: what
-// the operator should know, and what kube-proxy would refuse to start with.
+// CheckNode checks a valid configuration against the node. It returns warnings for
+// the operator, and an error if kube-proxy would refuse to start.
 func CheckNode(cfg *KubeProxy, node Node) (warnings []string, err error) {
 	if !slices.Contains(node.Families, node.Primary) {
 		return nil, fmt.Errorf("the node's primary address is of %s, which the kernel does not have", node.Primary)
@@ -52,9 +52,9 @@ func CheckNode(cfg *KubeProxy, node Node) (warnings []string, err error) {
 	return warnings, err
 }
 
-// checkNodePorts warns of families whose every address has node ports though
-// nobody said so. dualCluster says that other parts of the configuration have
-// both families.
+// checkNodePorts returns a warning if node ports answer on all addresses of a
+// family although the configuration does not ask for it. DualCluster is true if
+// other parts of the configuration have both families.
 func checkNodePorts(cfg *KubeProxy, node Node, other lb.Family, dualCluster bool) []string {
 	prefixes := parsePrefixes(cfg.NodePortAddresses)
 	if slices.Equal(cfg.NodePortAddresses, []string{Primary}) {
@@ -84,7 +84,7 @@ func checkListening(name, address string, missing lb.Family) []string {
 	return []string{fmt.Sprintf("%s %s is of %s, which the kernel does not have", name, address, missing)}
 }
 
-// parsePrefixes returns those of the texts that are address ranges.
+// parsePrefixes returns the address ranges among the texts.
 func parsePrefixes(texts []string) []netip.Prefix {
 	var prefixes []netip.Prefix
 	for _, text := range texts {
@@ -100,7 +100,7 @@ func has(prefixes []netip.Prefix, family lb.Family) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return lb.FamilyOf(p.Addr()) == family })
 }
 
-// only says that there are prefixes of this family, and none of the other.
+// only reports whether there are prefixes of this family, and none of the other.
 func only(prefixes []netip.Prefix, family lb.Family) bool {
 	return has(prefixes, family) && !has(prefixes, otherFamily(family))
 }

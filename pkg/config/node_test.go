@@ -21,7 +21,7 @@ func TestCheckNode(t *testing.T) {
 		err      string
 	}{
 		{"fine with both families", "nodePortAddresses: [primary]\nclusterCIDR: 10.0.0.0/8,fd00::/8", both, []netip.Addr{v4, v6}, "", "", ""},
-		{"fine with what is first of the second family", "nodePortAddresses: [primary]\nclusterCIDR: fd00::/8,10.0.0.0/8", both, []netip.Addr{v4, v6}, "", "", ""},
+		{"fine with the second family first", "nodePortAddresses: [primary]\nclusterCIDR: fd00::/8,10.0.0.0/8", both, []netip.Addr{v4, v6}, "", "", ""},
 		{"a warning without nodePortAddresses", "", both, []netip.Addr{v4}, "", `nodePortAddresses is not set: all addresses of the node have node ports; consider "primary"`, ""},
 		{"a warning if the primary addresses are not known", "nodePortAddresses: [primary]", both, nil, "", `nodePortAddresses is not set: all addresses of the node have node ports; consider "primary"`, ""},
 		{"a warning if node ports have one family of a cluster of two", "nodePortAddresses: [192.0.2.0/24]\nclusterCIDR: 10.0.0.0/8,fd00::/8", both, []netip.Addr{v4, v6}, "", "nodePortAddresses has no IPv6 addresses, and the cluster seems to have both families: of IPv6, all addresses of the node have node ports", ""},
@@ -30,9 +30,9 @@ func TestCheckNode(t *testing.T) {
 		{"a warning if node ports have the other family only", `nodePortAddresses: ["2001:db8::/32"]`, both, []netip.Addr{v4, v6}, "", "nodePortAddresses has only IPv6 addresses: of IPv4, all addresses of the node have node ports", ""},
 		{"a warning if cluster CIDRs have the other family only", "nodePortAddresses: [primary]\nclusterCIDR: fd00::/8", both, []netip.Addr{v4, v6}, "", "clusterCIDR fd00::/8 has only IPv6 addresses, and the node's primary address is of IPv4", ""},
 		{"an error so on a node of one family", "nodePortAddresses: [primary]\nclusterCIDR: fd00::/8", both[:1], []netip.Addr{v4}, "", "", "clusterCIDR fd00::/8 has only IPv6 addresses, and the node's primary address is of IPv4; detectLocalMode ClusterCIDR needs one of these"},
-		{"a warning so, if pods are told in another way", "nodePortAddresses: [primary]\nclusterCIDR: fd00::/8\ndetectLocalMode: NodeCIDR", both[:1], []netip.Addr{v4}, "", "clusterCIDR fd00::/8 has only IPv6 addresses, and the node's primary address is of IPv4", ""},
+		{"a warning so, if another mode detects pods", "nodePortAddresses: [primary]\nclusterCIDR: fd00::/8\ndetectLocalMode: NodeCIDR", both[:1], []netip.Addr{v4}, "", "clusterCIDR fd00::/8 has only IPv6 addresses, and the node's primary address is of IPv4", ""},
 		{"an error if podCIDRs have the other family only", "nodePortAddresses: [primary]\ndetectLocalMode: NodeCIDR", both, []netip.Addr{v6, v4}, "10.0.0.0/24", "", "the Node's podCIDRs [10.0.0.0/24] have only IPv4 addresses, and its primary address is of IPv6; detectLocalMode NodeCIDR needs one of these"},
-		{"fine so, if they tell nothing", "nodePortAddresses: [primary]", both, []netip.Addr{v6, v4}, "10.0.0.0/24", "", ""},
+		{"fine so, if another mode detects pods", "nodePortAddresses: [primary]", both, []netip.Addr{v6, v4}, "10.0.0.0/24", "", ""},
 		{"a warning if it listens in a family that there is not", "nodePortAddresses: [primary]\nhealthzBindAddress: '[2001:db8::1]:1'", both[:1], []netip.Addr{v4}, "", "healthzBindAddress [2001:db8::1]:1 is of IPv6, which the kernel does not have", ""},
 		{"a warning so for metrics", "nodePortAddresses: [primary]\nmetricsBindAddress: '[::1]:1'", both[:1], []netip.Addr{v4}, "", "metricsBindAddress [::1]:1 is of IPv6, which the kernel does not have", ""},
 		{"fine if it listens everywhere", "nodePortAddresses: [primary]\nhealthzBindAddress: '[::]:1'", both[:1], []netip.Addr{v4}, "", "", ""},

@@ -24,7 +24,7 @@ func (p *problems) positive(name string, d metav1.Duration) {
 	}
 }
 
-// checkPeriods checks those of the mode, as kube-proxy does.
+// checkPeriods checks the periods of the mode's section, as kube-proxy does.
 func (p *problems) checkPeriods(cfg *KubeProxy) {
 	p.positive("configSyncPeriod", cfg.ConfigSyncPeriod)
 	sync, least := periods(cfg)

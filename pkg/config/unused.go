@@ -10,8 +10,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// UnusedFields are those that mean nothing to Sluice, by their path in the file.
-// Of featureGates, some do: see [Unused].
+// UnusedFields are the fields without an effect in Sluice, by their path in the
+// file. [Unused] adds the feature gates without an effect.
 var UnusedFields = []string{
 	"showHiddenMetricsForVersion",
 	"iptables.masqueradeBit", "iptables.minSyncPeriod",
@@ -25,14 +25,13 @@ var UnusedFields = []string{
 	"portRange", "windowsRunAsService",
 }
 
-// Unused returns the fields that are set to something else than their default
-// and mean nothing here, and the feature gates of which the same is true. The
-// configuration must be valid.
+// Unused returns the fields and feature gates that have no effect here and are set
+// to something else than their default. The configuration must be valid.
 func Unused(cfg *KubeProxy) []string {
 	var unused []string
-	usual := Default()
+	defaults := Default()
 	for _, name := range UnusedFields {
-		if text(fieldOf(cfg, name)) != text(fieldOf(usual, name)) {
+		if text(fieldOf(cfg, name)) != text(fieldOf(defaults, name)) {
 			unused = append(unused, name)
 		}
 	}
@@ -42,7 +41,7 @@ func Unused(cfg *KubeProxy) []string {
 	}
 	for name, on := range cfg.FeatureGates {
 		gate := featuregate.Feature(name)
-		if !slices.Contains(meaningful, gate) && gates.Enabled(gate) != on {
+		if !slices.Contains(effective, gate) && gates.Enabled(gate) != on {
 			unused = append(unused, "featureGates."+name)
 		}
 	}
@@ -51,7 +50,7 @@ func Unused(cfg *KubeProxy) []string {
 	return unused
 }
 
-// fieldOf returns the field of that path. There must be one.
+// fieldOf returns the field at that path, which must exist.
 func fieldOf(cfg *KubeProxy, name string) any {
 	value := reflect.ValueOf(cfg).Elem()
 	for part := range strings.SplitSeq(name, ".") {
@@ -62,7 +61,7 @@ func fieldOf(cfg *KubeProxy, name string) any {
 }
 
 // child returns the field of a struct that has that name in a file, or the zero
-// Value. The fields of an inlined struct are the outer one's.
+// Value. Fields of an inlined struct belong to the outer one.
 func child(value reflect.Value, name string) reflect.Value {
 	for member, in := range value.Fields() {
 		tag, options, _ := strings.Cut(member.Tag.Get("json"), ",")
@@ -79,10 +78,10 @@ func child(value reflect.Value, name string) reflect.Value {
 	return reflect.Value{}
 }
 
-// text is what a field looks like in a file.
+// text returns a field as it is written in a file.
 func text(value any) string {
 	if d, ok := value.(logsapi.TimeOrMetaDuration); ok {
-		return d.Duration.Duration.String() // whichever way it is written
+		return d.Duration.Duration.String() // a file may have a number instead
 	}
 	written, err := json.Marshal(value)
 	if err != nil {

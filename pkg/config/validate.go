@@ -15,20 +15,20 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// hiddenMetricsVersion is the only one that kube-proxy 1.36 accepts.
+// hiddenMetricsVersion is the only version that kube-proxy 1.36 accepts.
 const hiddenMetricsVersion = "1.35"
 
 const notNegative = "must not be negative"
 
-// problems are what is wrong with a configuration.
+// problems collects the errors of a configuration.
 type problems struct{ list field.ErrorList }
 
-// path is that of a field, by its name below the root.
+// path returns the path of the field with this name below the root.
 func path(name string) *field.Path {
 	return field.NewPath("kubeproxyconfig", strings.Split(name, ".")...)
 }
 
-// add tells that the field of that name has a value that cannot be.
+// add adds the error that the field of that name has an invalid value.
 func (p *problems) add(name string, value any, what string) {
 	p.list = append(p.list, field.Invalid(path(name), value, what))
 }
@@ -37,17 +37,17 @@ func (p *problems) addAt(name string, index int, value any, what string) {
 	p.list = append(p.list, field.Invalid(path(name).Index(index), value, what))
 }
 
-// inRange is for a field that may be unset.
+// inRange checks the value of a field unless it is unset.
 func (p *problems) inRange(name string, value *int32, low, high int32) {
 	if value != nil && (*value < low || *value > high) {
 		p.add(name, *value, fmt.Sprintf("must be from %d to %d", low, high))
 	}
 }
 
-// Validate returns all that is wrong with a configuration whose defaults are
-// filled in and which is complete. Each error has the path of its field. What
-// kube-proxy refuses is refused, and besides an ipvs.scheduler that no
-// algorithm is like, and two servers at one address.
+// Validate returns all errors of a configuration whose defaults are filled in and
+// which is complete. Each error has the path of its field. Validate refuses what
+// kube-proxy refuses, and besides an ipvs.scheduler to which no algorithm
+// corresponds, and two servers at one address.
 func Validate(cfg *KubeProxy) error {
 	var p problems
 	p.checkMode(cfg)
@@ -66,8 +66,8 @@ func Validate(cfg *KubeProxy) error {
 	return p.list.ToAggregate()
 }
 
-// checkMode checks the sections. As in kube-proxy, that of iptables counts in
-// every mode, the others in their own.
+// checkMode checks the sections. As in kube-proxy, the iptables section is checked
+// in every mode, the others in their own.
 func (p *problems) checkMode(cfg *KubeProxy) {
 	p.inRange("iptables.masqueradeBit", cfg.IPTables.MasqueradeBit, 0, 31)
 	switch cfg.Mode {
@@ -101,7 +101,7 @@ func (p *problems) checkAddresses(cfg *KubeProxy) {
 		p.add("bindAddress", cfg.BindAddress, "must be an IP address")
 	}
 	var healthz netip.AddrPort
-	if cfg.HealthzBindAddress != "" { // --healthz-port 0
+	if cfg.HealthzBindAddress != "" { // empty with --healthz-port 0
 		healthz = p.listenAddress("healthzBindAddress", cfg.HealthzBindAddress)
 	}
 	metrics := p.listenAddress("metricsBindAddress", cfg.MetricsBindAddress)
@@ -111,15 +111,15 @@ func (p *problems) checkAddresses(cfg *KubeProxy) {
 	}
 }
 
-// overlap says that two servers cannot listen on these at the same time. An
-// unspecified address is all of its family, and of IPv4 too if it is IPv6's.
+// overlap reports whether two servers cannot listen on these at the same time. An
+// unspecified address covers all of its family, and that of IPv6 those of IPv4, too.
 func overlap(a, b netip.AddrPort) bool {
 	covers := func(a, b netip.Addr) bool { return a.IsUnspecified() && (a.Is6() || b.Is4()) }
 
 	return a.Port() == b.Port() && (a.Addr() == b.Addr() || covers(a.Addr(), b.Addr()) || covers(b.Addr(), a.Addr()))
 }
 
-// listenAddress returns the address, or the zero value if it is none.
+// listenAddress returns the address, or the zero value if the text is none.
 func (p *problems) listenAddress(name, text string) netip.AddrPort {
 	addr, err := ParseAddrPort(text)
 	if err != nil {
@@ -129,8 +129,7 @@ func (p *problems) listenAddress(name, text string) netip.AddrPort {
 	return addr
 }
 
-// ParseAddrPort reads an address as kube-proxy does, which allows for zeros in
-// front of a number.
+// ParseAddrPort parses an address as kube-proxy does, which allows leading zeros.
 func ParseAddrPort(text string) (netip.AddrPort, error) {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
@@ -158,8 +157,8 @@ func (p *problems) checkNodePortAddresses(addresses []string) {
 	p.checkCIDRs("nodePortAddresses", addresses)
 }
 
-// checkLocal checks what tells pods from others. What the mode does not use may
-// be anything.
+// checkLocal checks the detection of local traffic. Fields that the mode does not
+// use are not checked.
 func (p *problems) checkLocal(cfg *KubeProxy) {
 	switch cfg.DetectLocalMode {
 	case LocalNodeCIDR:
@@ -217,11 +216,11 @@ func (p *problems) checkLogging(cfg *KubeProxy) {
 	p.list = append(p.list, logsapi.Validate(&cfg.Logging, gates, path("logging"))...)
 }
 
-// RegisterLogFormats makes the names of formats known to the flags and the
-// validation of logging. Only the names: cmd has loggers of its own.
+// RegisterLogFormats registers the names of log formats, for the flags and the
+// validation of logging. It registers no loggers: cmd has its own.
 func RegisterLogFormats() { registerLogFormats() }
 
 var registerLogFormats = sync.OnceFunc(func() {
-	// An error says that it is known already.
+	// The only error is that the format is registered already.
 	_ = logsapi.RegisterLogFormat(logsapi.JSONLogFormat, nil, logsapi.LoggingBetaOptions)
 })

@@ -24,7 +24,7 @@ func mustDecode(t *testing.T, fields string) *KubeProxy {
 	return cfg
 }
 
-// refused are configurations that are an error, and the error. What is ours is
+// refused are invalid configurations, and their error. Those that are ours are
 // an error to kube-proxy only later, or not at all.
 var refused = []struct {
 	name, fields string
@@ -64,7 +64,7 @@ var refused = []struct {
 	{"primary before a range", "nodePortAddresses: [primary, 10.0.0.0/8]", `nodePortAddresses[0]: Invalid value: "primary": stands alone, and not beside address ranges`, false},
 	{"primary after a range", "nodePortAddresses: [10.0.0.0/8, primary]", `nodePortAddresses[1]: Invalid value: "primary": stands alone, and not beside address ranges`, false},
 	{"primary after what is no range", "nodePortAddresses: [x, primary]", `nodePortAddresses[1]: Invalid value: "primary": stands alone, and not beside address ranges` + "\n" + `nodePortAddresses[0]: Invalid value: "x": must be an address range, as 10.0.0.0/8`, false},
-	{"a way to tell pods that there is not", "detectLocalMode: Guess", `detectLocalMode: Invalid value: "Guess": must be ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix or empty`, false},
+	{"a mode of detection that there is not", "detectLocalMode: Guess", `detectLocalMode: Invalid value: "Guess": must be ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix or empty`, false},
 	{"no bridge", "detectLocalMode: BridgeInterface", `detectLocal.bridgeInterface: Invalid value: "": kubeproxyconfig.detectLocalMode BridgeInterface needs it`, false},
 	{"no prefix", "detectLocalMode: InterfaceNamePrefix", `detectLocal.interfaceNamePrefix: Invalid value: "": kubeproxyconfig.detectLocalMode InterfaceNamePrefix needs it`, false},
 	{"something else than cluster CIDRs", "clusterCIDR: 10.0.0.0", `clusterCIDR: Invalid value: "10.0.0.0": "10.0.0.0" must be an address range, as 10.0.0.0/8`, false},
@@ -109,7 +109,7 @@ func TestValidateRefuses(t *testing.T) {
 	}
 }
 
-// mustRefuse asks kube-proxy itself.
+// mustRefuse fails the test unless kube-proxy itself refuses the configuration.
 func mustRefuse(t *testing.T, fields string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -120,7 +120,7 @@ func mustRefuse(t *testing.T, fields string) {
 	}
 }
 
-func TestValidateTellsAll(t *testing.T) {
+func TestValidateReportsAll(t *testing.T) {
 	err := Validate(mustDecode(t, "bindAddress: x\noomScoreAdj: 2000\nconntrack: {min: -1, maxPerCore: -1}\nfeatureGates: {A: true, B: true}"))
 	if err == nil {
 		t.Fatal("no error")
@@ -130,7 +130,7 @@ func TestValidateTellsAll(t *testing.T) {
 		"kubeproxyconfig.conntrack.maxPerCore:", "unrecognized feature gate: A", "unrecognized feature gate: B",
 	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not say %q: %s", want, err)
+			t.Errorf("the error does not contain %q: %s", want, err)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// The same client meets the same backend for as long as it keeps coming.
+// A client keeps its backend for as long as it connects within the timeout.
 func TestAffinity(t *testing.T) {
 	t.Parallel() // it sleeps
 	w := newWorld(t)
@@ -95,7 +95,7 @@ func (w *world) affinityKey(t testing.TB, ns *lab.Namespace, s *service) maps.Af
 	return key
 }
 
-// Affinity finds any slot of an extent, and nothing that is in none.
+// Affinity finds the slot of a remembered backend, and does not use one that has left the slots.
 func TestAffinitySelection(t *testing.T) {
 	w := newWorld(t)
 	client := w.pod(t)
@@ -148,7 +148,7 @@ func (w *world) connected(t testing.TB, client *lab.Caller, at string) uint32 {
 	return w.stateOf(t, socket).BackendId
 }
 
-// stateOf returns what a socket remembers.
+// stateOf returns the state that is stored with a socket.
 func (w *world) stateOf(t testing.TB, s *lab.Socket) maps.SockState {
 	t.Helper()
 	cookie, err := s.Cookie()

@@ -12,13 +12,13 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// allAlgorithms are those that a frontend can have.
+// allAlgorithms are the algorithms that a frontend can have.
 var allAlgorithms = []uint8{
 	maps.AlgorithmRandom, maps.AlgorithmRR, maps.AlgorithmLC, maps.AlgorithmSED,
 	maps.AlgorithmNQ, maps.AlgorithmSH, maps.AlgorithmDH, maps.AlgorithmMaglev,
 }
 
-// way is how a client begins a flow.
+// way is a way in which a client begins a flow.
 type way struct {
 	name        string
 	network     string
@@ -66,11 +66,11 @@ func (b balanced) ask(t testing.TB, client *lab.Caller, at string) uint32 {
 	return b.backends[i]
 }
 
-// load is how much a backend has to do.
+// load is the load of a backend.
 func (w *world) load(id uint32) int { return w.Maps().Loads.Load(id).Live() }
 
-// busy gives the backends of a service something to do, each its number, and waits
-// until nobody else does.
+// busy opens as many connections to each backend of a service as loads has, and waits
+// until these are all of them.
 func (w *world) busy(t testing.TB, s *service, loads ...int) {
 	t.Helper()
 	for i, load := range loads {
@@ -79,7 +79,7 @@ func (w *world) busy(t testing.TB, s *service, loads ...int) {
 	w.mustRest(t, s, loads...)
 }
 
-// mustRest waits until the backends of a service have so much to do.
+// mustRest waits until the backends of a service have these loads.
 func (w *world) mustRest(t testing.TB, s *service, loads ...int) {
 	t.Helper()
 	var have []int
@@ -93,7 +93,7 @@ func (w *world) mustRest(t testing.TB, s *service, loads ...int) {
 	})
 }
 
-// Which backend a new flow gets, by whatever way it begins.
+// Each algorithm chooses the backend of a new flow, in whichever way the flow begins.
 func TestAlgorithms(t *testing.T) {
 	w := newWorld(t)
 	client := w.pod(t)
@@ -167,8 +167,8 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
-// testSourceHash: a client is its network namespace, and the table says whose it
-// is, whichever address it dials.
+// testSourceHash tests that a client, which is its network namespace, gets the backend
+// of its hash in the table, at every address.
 func (w *world) testSourceHash(t *testing.T, way way, pod *lab.Caller) {
 	b := w.balance(t, way, maps.AlgorithmSH, 0)
 	clients := map[*lab.Caller]*lab.Namespace{
@@ -184,7 +184,7 @@ func (w *world) testSourceHash(t *testing.T, way way, pod *lab.Caller) {
 	}
 }
 
-// testDestinationHash: an address has its backend, whoever dials it.
+// testDestinationHash tests that an address has its backend for all clients.
 func (w *world) testDestinationHash(t *testing.T, way way, pod *lab.Caller) {
 	b := w.balance(t, way, maps.AlgorithmDH, 0)
 	for _, at := range b.at {
@@ -198,12 +198,12 @@ func (w *world) testDestinationHash(t *testing.T, way way, pod *lab.Caller) {
 	}
 }
 
-// inTable returns whose a hash is.
+// inTable returns the backend of a hash.
 func (s *service) inTable(hash uint32) uint32 {
 	return s.table[uint64(hash)*uint64(len(s.table))>>32]
 }
 
-// hash is that of balance.h. Nodes of different versions must agree on it.
+// hash is the hash function of balance.h. Nodes of different versions must agree on it.
 func hash(bytes []byte) uint32 {
 	h := uint32(len(bytes))
 	for ; len(bytes) > 0; bytes = bytes[4:] {
@@ -216,8 +216,8 @@ func hash(bytes []byte) uint32 {
 	return h
 }
 
-// Whatever the algorithm, a client keeps the backend that affinity remembers; no
-// backend that has gone is chosen, and where there is one or none, that is all.
+// With every algorithm, a client keeps the backend of its affinity, a backend that is
+// gone is not chosen, and a Service works with one backend and refuses with none.
 func TestAllAlgorithms(t *testing.T) {
 	w := newWorld(t)
 	w.needsErrors(t)
@@ -235,7 +235,7 @@ func TestAllAlgorithms(t *testing.T) {
 				b := w.balance(t, way, algorithm, 0)
 				w.forget(t, b.backends[1])
 				for i := range 12 {
-					b.ask(t, client, b.at[i%3]) // fails if nobody answers
+					b.ask(t, client, b.at[i%3]) // fails without an answer
 				}
 				if got, want := w.countOf(t, b.id), uint64(12); got != want {
 					t.Errorf("%s: %d flows of the Service were translated, want %d", way.name, got, want)
@@ -248,7 +248,7 @@ func TestAllAlgorithms(t *testing.T) {
 				}
 				w.publish(t, b.service)
 				if _, err := client.Exchange(lab.Exchange{Network: way.network, Address: b.at[0], Unconnected: way.unconnected}); err == nil {
-					t.Errorf("%s, without backends: somebody answers", way.name)
+					t.Errorf("%s, without backends: there is an answer", way.name)
 				}
 			}
 		})
@@ -262,7 +262,7 @@ func (w *world) countOf(t testing.TB, id uint32) uint64 {
 	return w.stats(t, id)[uint32(maps.ReasonTranslated)]
 }
 
-// stats returns all that is counted of a service port.
+// stats returns the statistics of a service port.
 func (w *world) stats(t testing.TB, id uint32) map[uint32]uint64 {
 	t.Helper()
 	counts := make(map[uint32]uint64)
@@ -276,7 +276,7 @@ func (w *world) stats(t testing.TB, id uint32) map[uint32]uint64 {
 	return counts
 }
 
-// The least busy of up to 64 backends is found; of more, it is one of 64.
+// The backend with the least load is chosen among up to 64; of more, among 64 of them.
 func TestLeastBusyOfMany(t *testing.T) {
 	w := newWorld(t)
 	client := w.pod(t)

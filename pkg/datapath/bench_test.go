@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a hook costs a UDP socket of a pod: ns of CPU time per connect() and per sendto().
-// Nothing asserts a time. Run it alone:
+// These benchmarks measure what a hook costs a UDP socket of a pod: ns of CPU time per connect()
+// and per sendto(). No test asserts a time. Run them alone:
 //
 //	go test ./pkg/datapath -run xxx -bench . -benchtime 200000x
 func BenchmarkConnect(b *testing.B) { benchmarkScene(b, "time connect") }
@@ -47,18 +47,18 @@ func benchmarkScene(b *testing.B, scene string) {
 			if bench.attached {
 				w.mustAttach(b)
 			}
-			said := w.play(b, w.client.Namespace, scene, bench.at, strconv.Itoa(b.N))
-			ns, err := strconv.ParseFloat(said, 64)
+			printed := w.play(b, w.client.Namespace, scene, bench.at, strconv.Itoa(b.N))
+			ns, err := strconv.ParseFloat(printed, 64)
 			if err != nil {
-				b.Fatal(said)
+				b.Fatal(printed)
 			}
 			b.ReportMetric(ns, "ns/op")
 		})
 	}
 }
 
-// addDump gives the client pod a device that drops what is sent, so that nobody
-// else's work is measured.
+// addDump gives the client pod a device that drops what is sent, so that the work of
+// receivers is not measured.
 func (w *world) addDump(b *testing.B) {
 	b.Helper()
 	dump := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "dump", Flags: net.FlagUp}}
@@ -81,8 +81,8 @@ func timed(n string, f func() error) (string, error) {
 	return strconv.FormatFloat(float64(cpuTime()-start)/float64(calls), 'f', 1, 64), nil
 }
 
-// cpuTime is what this process has used, in nanoseconds: a busy machine does not
-// spoil it as it does the time of day.
+// cpuTime returns the CPU time of this process in nanoseconds. Unlike elapsed time, it does
+// not depend on how busy the machine is.
 func cpuTime() int64 {
 	var used unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used)
@@ -150,10 +150,10 @@ func BenchmarkTCP(b *testing.B) {
 			if bench.attached {
 				w.mustAttach(b)
 			}
-			said := w.play(b, w.client.Namespace, "time tcp", bench.at, strconv.Itoa(b.N))
-			ns, err := strconv.ParseFloat(said, 64)
+			printed := w.play(b, w.client.Namespace, "time tcp", bench.at, strconv.Itoa(b.N))
+			ns, err := strconv.ParseFloat(printed, 64)
 			if err != nil {
-				b.Fatal(said)
+				b.Fatal(printed)
 			}
 			b.ReportMetric(ns, "ns/op")
 		})

@@ -14,25 +14,25 @@ import (
 // ErrNoCgroup2 is returned when no cgroup2 file system is mounted.
 var ErrNoCgroup2 = errors.New("no cgroup2 file system is mounted (mount -t cgroup2 none /sys/fs/cgroup; in a container, mount the host's)")
 
-// rootCgroupID is the id of the root of cgroup2, whatever a namespace shows.
+// rootCgroupID is the id of the root of cgroup2, in every cgroup namespace.
 const rootCgroupID = 1
 
 // Cgroup is a folder of a cgroup2 file system, and its place in the hierarchy.
 type Cgroup struct {
 	Path string
-	// Relative is where the cgroup is from the root of this process' cgroup
-	// namespace, as the kernel writes it: "/" is that root, "/../.." is the second
-	// cgroup above it, "/a" is below it, and "/../a" beside it.
+	// Relative is the path from the root of this process' cgroup namespace, as the
+	// kernel writes it: "/" is that root, "/../.." is the second cgroup above it, "/a"
+	// is below it, and "/../a" beside it.
 	Relative string
-	// WholeMachine: it is the root of cgroup2, which every process is in.
+	// WholeMachine is true for the root of cgroup2, which contains every process.
 	WholeMachine bool
 }
 
-// FindCgroupRoot returns the cgroup with the most processes that a mount shows.
-// That is the root of cgroup2 on a node with systemd's unified or hybrid layout. A
-// node that is itself a container, as kind's, has a cgroup namespace: nothing in it
-// shows that root, so its pods have to do with the root of the node's namespace,
-// where the node's folder is mounted, or else with that of their own.
+// FindCgroupRoot returns the widest cgroup that is mounted. On a node with systemd's
+// unified or hybrid layout that is the root of cgroup2. A node that is itself a
+// container, as those of kind, has a cgroup namespace, in which no mount shows that
+// root: then it is the root of the node's namespace, if the node's folder is mounted,
+// or else that of the pod's own.
 // Returns [ErrNoCgroup2] if there is no mount.
 func FindCgroupRoot() (Cgroup, error) {
 	mounts, err := mountPoints("cgroup2")
@@ -50,7 +50,7 @@ func FindCgroupRoot() (Cgroup, error) {
 	return widest(all), nil
 }
 
-// widest returns the cgroup that no other is wider than; of equals, the first.
+// widest returns the first cgroup that no other one is wider than.
 func widest(all []Cgroup) Cgroup {
 	best := all[0]
 	for _, cgroup := range all[1:] {
@@ -62,7 +62,7 @@ func widest(all []Cgroup) Cgroup {
 	return best
 }
 
-// LookupCgroup returns what is known of a folder of a cgroup2 file system.
+// LookupCgroup returns the Cgroup of a folder of a cgroup2 file system.
 func LookupCgroup(path string) (Cgroup, error) {
 	if err := checkCgroup2(path); err != nil {
 		return Cgroup{}, fmt.Errorf("cgroup %q: %w", path, err)
@@ -92,7 +92,7 @@ func LookupCgroup(path string) (Cgroup, error) {
 	return Cgroup{}, fmt.Errorf("cgroup %q: no mount leads there", path)
 }
 
-// cgroupAt returns the cgroup at a path, which is below (or ".") in a mount.
+// cgroupAt returns the cgroup at a path. Below is the path from the mount point.
 func cgroupAt(mount mountPoint, path, below string) Cgroup {
 	c := Cgroup{Path: path, Relative: mount.root}
 	if below != "." {
@@ -104,8 +104,8 @@ func cgroupAt(mount mountPoint, path, below string) Cgroup {
 	return c
 }
 
-// NotCovered says which sockets are not those of processes in the cgroup, or "" if
-// all are.
+// NotCovered describes the sockets of processes outside of the cgroup. It returns ""
+// if there are none.
 func (c Cgroup) NotCovered() string {
 	up, names := splitCgroup(c.Relative)
 	switch {
@@ -121,8 +121,8 @@ func (c Cgroup) NotCovered() string {
 		"if that is a pod's, those of all other pods, whose packets are translated at their devices, and of the node, which are not translated"
 }
 
-// isWiderThan reports whether a cgroup is to be preferred to another: the root of
-// cgroup2, then the one furthest above this process' cgroup namespace.
+// isWiderThan reports whether a cgroup is preferred to another: the root of cgroup2
+// first, then the one furthest above the root of this process' cgroup namespace.
 func (c Cgroup) isWiderThan(other Cgroup) bool {
 	if c.WholeMachine || other.WholeMachine {
 		return !other.WholeMachine
@@ -134,8 +134,8 @@ func (c Cgroup) isWiderThan(other Cgroup) bool {
 	return contains(c.Relative, other.Relative) && c.Relative != other.Relative
 }
 
-// holdsThisProcess reports whether this process is known to be in a cgroup, or in
-// one below it.
+// holdsThisProcess reports whether this process is in the cgroup at path or below,
+// and false if that cannot be found out.
 func holdsThisProcess(path string) bool {
 	cgroup, err := LookupCgroup(path)
 	if err != nil {
@@ -150,8 +150,8 @@ func holdsThisProcess(path string) bool {
 	return ok && (cgroup.WholeMachine || contains(cgroup.Relative, own))
 }
 
-// parseOwnCgroup returns the cgroup that /proc/PID/cgroup has for cgroup2, as a
-// path from the root of the reader's cgroup namespace.
+// parseOwnCgroup returns the cgroup2 path in the text of /proc/PID/cgroup. It begins
+// at the root of the reader's cgroup namespace.
 func parseOwnCgroup(text string) (string, bool) {
 	for line := range strings.Lines(text) {
 		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
@@ -163,9 +163,9 @@ func parseOwnCgroup(text string) (string, bool) {
 }
 
 // contains reports whether a cgroup is other or above it. Both are paths from the
-// root of one namespace, which go up no further than they must: a path that goes
-// up less is therefore below all that is up there, and below none of the cgroups
-// beside.
+// root of the same namespace, and go up no further than needed. So a path that goes
+// up less is below every cgroup that the other reaches by going up alone, and below
+// none of those beside it.
 func contains(cgroup, other string) bool {
 	up, names := splitCgroup(cgroup)
 	otherUp, otherNames := splitCgroup(other)
@@ -176,8 +176,8 @@ func contains(cgroup, other string) bool {
 	return len(otherNames) >= len(names) && slices.Equal(otherNames[:len(names)], names)
 }
 
-// splitCgroup returns how many cgroups a path goes up, and the names that it goes
-// down then.
+// splitCgroup returns how many cgroups a path goes up, and the names by which it
+// then goes down.
 func splitCgroup(path string) (up int, names []string) {
 	names = strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
 	for len(names) > 0 && names[0] == ".." {

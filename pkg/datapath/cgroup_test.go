@@ -21,7 +21,7 @@ func TestContains(t *testing.T) {
 		{"a child", "/a", "/a/b", true},
 		{"not its parent", "/a", "/", false},
 		{"not a sibling", "/a", "/b", false},
-		{"not one whose name begins alike", "/a", "/ab", false},
+		{"not one with the same prefix in its name", "/a", "/ab", false},
 		{"from above the namespace, its root", "/..", "/", true},
 		{"from far above, what is below the namespace's root", "/../../..", "/a/b", true},
 		{"from far above, a neighbour", "/../../..", "/../a", true},

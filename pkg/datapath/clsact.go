@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// filterHandle is the number of our filter among those of its priority. Of programs the
-	// newest runs first there, and a replaced one keeps its place: to be the first again,
-	// our filter takes its other number.
+	// filterHandle identifies our filter among those of its priority. Of these, the one that
+	// was added last runs first, and a replaced one keeps its position: to become the first
+	// again, our filter is added with the other handle.
 	filterHandle      = 0x51ce
 	otherFilterHandle = 0x51cf
 	// filterPrefix begins the name of our filters, in every build.
 	filterPrefix = "sluice_"
 )
 
-// attachFilter attaches a program as a filter, in one step in the place of the
-// one that an earlier agent attached. One that others have been put ahead of is attached
-// anew, unless stays wants it where it is.
+// attachFilter attaches a program as a filter, or replaces, in one step, the one that
+// an earlier agent attached. If stays returns false for the filters that run before it,
+// it is attached anew.
 func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string, stays func(ahead []other) bool) error {
 	if err := ensureClsact(index, qdiscs); err != nil {
 		return err
@@ -38,7 +38,7 @@ func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[
 	id, _ := info.ID()
 	found, ahead := aheadOfOurs(filters)
 	if found != nil && found.Priority == 1 {
-		hook = hook.first() // an earlier agent had reason to
+		hook = hook.first() // an earlier agent found that another filter ends the chain
 	}
 	want := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
@@ -47,7 +47,7 @@ func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[
 		},
 		Fd: program.FD(), Name: hook.filter, DirectAction: true,
 	}
-	// Ours keeps its number, or takes the other one.
+	// Another handle gives our filter another position.
 	if found != nil && found.Priority == want.Priority && stays(ahead) == (found.Handle == otherFilterHandle) {
 		want.Handle = otherFilterHandle
 	}
@@ -59,7 +59,7 @@ func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[
 	if err := netlink.FilterReplace(want); err != nil {
 		return fmt.Errorf("filter: %w", err)
 	}
-	for _, have := range ours(filters) { // of a build that had other numbers
+	for _, have := range ours(filters) { // with the other handle, or of another build
 		if have.FilterAttrs.Priority != want.Priority || have.Handle != want.Handle {
 			if err := removeFilter(have); err != nil {
 				return err
@@ -70,7 +70,7 @@ func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[
 	return nil
 }
 
-// ensureClsact adds the qdisc that filters hang on, unless it is there.
+// ensureClsact adds the qdisc clsact, which has the filters, unless it is there.
 func ensureClsact(index int, qdiscs map[int]string) error {
 	switch qdiscs[index] {
 	case "clsact":
@@ -83,7 +83,7 @@ func ensureClsact(index int, qdiscs map[int]string) error {
 
 		return nil
 	default:
-		// It has no egress: a filter for there would run at ingress.
+		// The qdisc ingress has no egress: filters of egress would run at ingress.
 		return fmt.Errorf("there is a qdisc %s, which leaves no room for clsact", qdiscs[index])
 	}
 }
@@ -111,7 +111,7 @@ func listQdiscs() (map[int]string, error) {
 	return qdiscs, nil
 }
 
-// filtersAt returns all filters at a hook, whoever they belong to.
+// filtersAt returns all filters at a hook, including those of other owners.
 func filtersAt(index int, hook deviceHook) ([]netlink.Filter, error) {
 	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	filters, err := complete(func() ([]netlink.Filter, error) { return netlink.FilterList(device, hook.parent) })
@@ -119,8 +119,7 @@ func filtersAt(index int, hook deviceHook) ([]netlink.Filter, error) {
 	return filters, wrap("list filters", err)
 }
 
-// complete asks for a list again if something changed meanwhile: some of it may
-// be missing then.
+// complete repeats a dump that a change has interrupted: it may lack some entries.
 func complete[T any](ask func() ([]T, error)) ([]T, error) {
 	const tries = 10
 	var listed []T
@@ -144,8 +143,8 @@ func ours(filters []netlink.Filter) []*netlink.BpfFilter {
 	return found
 }
 
-// priorityFor returns our priority at a hook: that of the hook, which we can
-// share with programs of others, or the next one, if other filters have that.
+// priorityFor returns the priority of our filter at a hook: the hook's, which programs
+// of others may have as well, or the nearest one without filters of another type.
 func priorityFor(hook deviceHook, filters []netlink.Filter) uint16 {
 	taken := make(map[uint16]bool)
 	for _, filter := range filters {
@@ -166,8 +165,8 @@ func priorityFor(hook deviceHook, filters []netlink.Filter) uint16 {
 	return priority
 }
 
-// detachFilters detaches our filters from devices that keep does not want: among
-// these, or, if among is nil, among all.
+// detachFilters detaches our filters from devices for which keep returns false, of
+// those in among, or of all if among is nil.
 func detachFilters(among map[int]bool, keep func(index int) bool) error {
 	qdiscs, err := listQdiscs()
 	if err != nil {
@@ -187,7 +186,7 @@ func detachFilters(among map[int]bool, keep func(index int) bool) error {
 }
 
 // removeFilters detaches our filters from one device, in the reverse order of
-// attaching, and removes the qdisc if that leaves nothing there.
+// attaching, and removes the qdisc if it has no other filters.
 func removeFilters(index int) error {
 	removed, left := 0, 0
 	hooks := deviceHooks()
@@ -221,7 +220,7 @@ func removeFilter(filter *netlink.BpfFilter) error {
 	return wrap("remove filter", err)
 }
 
-// findFilter returns how our filter runs at a hook.
+// findFilter returns whether our filter is at a hook, and behind which others.
 func findFilter(index int, hook deviceHook) (found, error) {
 	filters, err := filtersAt(index, hook)
 	if err != nil {
@@ -239,8 +238,8 @@ func findFilter(index int, hook deviceHook) (found, error) {
 	return at, nil
 }
 
-// aheadOfOurs returns our filter, or nil if there is none, and those that run before it. The
-// kernel lists filters in the order in which they run.
+// aheadOfOurs returns our filter, or nil if there is none, and the filters that run before it.
+// The kernel lists filters in the order in which they run.
 func aheadOfOurs(filters []netlink.Filter) (*netlink.BpfFilter, []other) {
 	var ahead []other
 	for _, filter := range filters {
@@ -258,7 +257,7 @@ func aheadOfOurs(filters []netlink.Filter) (*netlink.BpfFilter, []other) {
 	return nil, nil
 }
 
-// wrap says what failed, if anything did.
+// wrap returns err with what failed before it, or nil if err is nil.
 func wrap(what string, err error) error {
 	if err == nil {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// What a client of the node dials, and what it sees of it.
+// A client connects to a backend, and sees the address of the Service.
 func TestTranslation(t *testing.T) {
 	w := newWorld(t)
 	for _, proto := range []string{"tcp", "udp"} {
@@ -46,12 +46,12 @@ func TestTranslation(t *testing.T) {
 				if !slices.Contains(append(w.all4(), w.all6()...), answer.Local.String()) {
 					t.Errorf("answered at %s, want a backend", answer.Local)
 				}
-				dialled := netip.MustParseAddrPort(test.dial)
-				if !test.unconnected && reply.Peer != dialled {
-					t.Errorf("getpeername: %s, want %s", reply.Peer, dialled)
+				vip := netip.MustParseAddrPort(test.dial)
+				if !test.unconnected && reply.Peer != vip {
+					t.Errorf("getpeername: %s, want %s", reply.Peer, vip)
 				}
-				if test.network[:3] == "udp" && reply.From != dialled {
-					t.Errorf("recvfrom: %s, want %s", reply.From, dialled)
+				if test.network[:3] == "udp" && reply.From != vip {
+					t.Errorf("recvfrom: %s, want %s", reply.From, vip)
 				}
 			})
 		}
@@ -101,8 +101,8 @@ func mustSocket(t testing.TB, c *lab.Caller, network string) *lab.Socket {
 	return s
 }
 
-// ask sends one question, to an address unless s is connected, and returns who
-// answered, and from where as the client sees it.
+// ask sends one question, to an address unless s is connected, and returns the name of
+// the backend that answered, and the address of the answer as the client sees it.
 func ask(t testing.TB, s *lab.Socket, to string) (name string, from netip.AddrPort) {
 	t.Helper()
 	var err error
@@ -191,8 +191,8 @@ func TestReconnect(t *testing.T) {
 	})
 }
 
-// connectAnew connects once more. The kernel may tell first how the connect
-// before, which went on in the background, ended.
+// connectAnew connects once more. The kernel may first return the result of the connect
+// before, which went on in the background.
 func connectAnew(s *lab.Socket, to string) error {
 	err := s.Connect(to)
 	if lab.Errno(err) == unix.ECONNABORTED {

@@ -27,7 +27,7 @@ func newDatagramWorld(t testing.TB) *world {
 	return w
 }
 
-// Datagrams of unconnected sockets: each names the Service.
+// Unconnected sockets send each datagram to a Service, and keep a backend of it.
 func TestDatagrams(t *testing.T) {
 	w := newDatagramWorld(t)
 	client := w.pod(t)
@@ -72,7 +72,7 @@ func TestDatagrams(t *testing.T) {
 			}
 		}
 	})
-	t.Run("from the Service dialled last when two share one backend", func(t *testing.T) {
+	t.Run("from the last Service when two share one backend", func(t *testing.T) {
 		s := mustSocket(t, client, "udp4")
 		for range 3 {
 			for _, to := range []string{log, trace} {
@@ -84,7 +84,7 @@ func TestDatagrams(t *testing.T) {
 	})
 }
 
-// Datagrams of sockets that also do something else.
+// Sockets that send datagrams may be connected, send to a backend itself, or be corked.
 func TestDatagramsAmongOthers(t *testing.T) {
 	w := newDatagramWorld(t)
 	client := w.pod(t)

@@ -1,5 +1,9 @@
 // Package datapath puts the programs of package bpf into the kernel: it loads,
 // pins, attaches, replaces, verifies and removes them.
+//
+// [Open] creates or adopts the maps and loads the programs; [Datapath.Attach]
+// attaches those of sockets to a cgroup (link.go), [Datapath.AttachDevices] those of
+// devices (device.go). [Remove] undoes all of it.
 package datapath
 
 import (
@@ -19,34 +23,34 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Config says where the datapath lives and what it does.
+// Config is the configuration of a [Datapath].
 type Config struct {
-	// CgroupRoot is a folder of a cgroup2 mount: sockets of processes in it
-	// and below are translated.
+	// CgroupRoot is a folder of a cgroup2 mount. Sockets of processes in it and
+	// below are translated.
 	CgroupRoot string
 	// BPFRoot is a folder on bpffs. Maps and links are pinned below it.
 	BPFRoot string
-	// UDP says which UDP sockets are translated.
+	// UDP selects which UDP sockets are translated.
 	UDP bpf.UDPMode
-	// UDPIdle is how long a UDP flow without a datagram keeps its backend;
-	// zero is bpf.DefaultUDPIdle.
+	// UDPIdle is the time for which an idle UDP flow keeps its backend; zero means
+	// bpf.DefaultUDPIdle.
 	UDPIdle time.Duration
 	// Attachment is how programs are attached to devices; empty is [TCX]
 	// where the kernel has it, else [Clsact].
 	Attachment Attachment
-	// ScopeBySource: of what comes by devices that lead to pods, only sources in
-	// the map of local CIDRs are pods.
+	// ScopeBySource limits pods to source addresses in the map of local CIDRs. Without
+	// it, all packets that enter by a device of pods come from pods.
 	ScopeBySource bool
-	// ICMPPerSecond and ICMPBurst limit the ICMP errors that devices answer with, see
-	// [bpf.DeviceConfig].
+	// ICMPPerSecond and ICMPBurst limit the ICMP errors that programs of devices send,
+	// see [bpf.DeviceConfig].
 	ICMPPerSecond, ICMPBurst uint32
 	// Mark is set, at devices, on packets that clients send to Services.
 	Mark bpf.Mark
-	// NoStats: nobody wants to know what each frontend has seen.
+	// NoStats switches off the statistics of service ports.
 	NoStats bool
 	// CountBytes attaches the hook that counts the bytes of TCP connections.
 	CountBytes bool
-	// NoLocalhostNodePorts: node ports do not answer on 127.0.0.1 and ::1.
+	// NoLocalhostNodePorts keeps node ports from answering on 127.0.0.1 and ::1.
 	NoLocalhostNodePorts bool
 	// Capacities overrides the sizes of maps, see [maps.Options].
 	Capacities map[string]uint32
@@ -79,12 +83,12 @@ type Datapath struct {
 	programs func() (*bpf.Programs, error) // waits until they are loaded
 	links    *links
 	devices  devicePrograms
-	kernel   *btf.Cache // nil: no more programs are about to be loaded
+	kernel   *btf.Cache // the kernel's types; nil when the first programs are loaded, to free them
 }
 
-// Open adopts the pinned maps, or creates them, and begins to load the programs:
-// the verifier takes longer than all else together, see [Datapath.Loaded]. It
-// must be called in the network namespace of the node. Nothing is attached yet.
+// Open adopts the pinned maps, or creates them, and begins to load the programs of
+// sockets, which takes longer than all else together: see [Datapath.Loaded]. It must
+// be called in the network namespace of the node. It attaches nothing.
 // The error wraps [maps.ErrStale] if the pinned maps have another layout.
 func Open(cfg Config) (*Datapath, error) {
 	if err := cfg.Validate(); err != nil {
@@ -98,7 +102,7 @@ func Open(cfg Config) (*Datapath, error) {
 	return open(cfg, features)
 }
 
-// open loads for a kernel with these features.
+// open is [Open] for a kernel with these features.
 func open(cfg Config, features Features) (*Datapath, error) {
 	if cfg.Attachment == TCX && !features.TCX {
 		return nil, errors.New("attachment to devices: this kernel has no tcx (Linux 6.6)")
@@ -131,30 +135,29 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	}, nil
 }
 
-// Loaded waits until the programs that are attached to sockets are loaded, and
-// returns why they could not be.
+// Loaded waits until the programs of sockets are loaded, and returns the error of
+// loading them.
 func (d *Datapath) Loaded() error {
 	_, err := d.programs()
 
 	return err
 }
 
-// Maps returns the maps. They stay owned by d.
+// Maps returns the maps, which d closes.
 func (d *Datapath) Maps() *maps.Pinned { return d.maps }
 
-// Features returns what the kernel has.
+// Features returns the features of the kernel.
 func (d *Datapath) Features() Features { return d.features }
 
-// MissingPins returns the pins that are missing of maps and of links, see
+// MissingPins returns the paths of the pins of maps and links that are missing, see
 // [Datapath.MendPins].
 func (d *Datapath) MissingPins() []string {
 	return slices.Concat(missingFiles(d.maps.Pins()), d.links.unpinned())
 }
 
-// MendPins pins again what is open and whose pin is missing: maps, and links of
-// attached programs. All of it works without; but the next agent would find
-// nothing, and what is not pinned ends with this process. It returns the pins that
-// were missing.
+// MendPins pins again the maps and links whose pins are missing. They work without
+// pins, but only until this process ends, and the next agent could not adopt them.
+// It returns the paths of the pins that were missing.
 func (d *Datapath) MendPins() ([]string, error) {
 	if err := CheckBPFRoot(d.cfg.BPFRoot); err != nil {
 		return nil, err
@@ -165,7 +168,7 @@ func (d *Datapath) MendPins() ([]string, error) {
 	return slices.Concat(ofMaps, ofLinks), errors.Join(err, linkErr)
 }
 
-// Close releases what this process holds. What is pinned stays in force.
+// Close closes maps, programs and links. Those that are pinned stay in force.
 func (d *Datapath) Close() error {
 	errs := []error{d.devices.close(), d.links.close()}
 	if programs, err := d.programs(); err == nil {
@@ -175,10 +178,10 @@ func (d *Datapath) Close() error {
 	return errors.Join(append(errs, d.maps.Close())...)
 }
 
-// Remove detaches all programs and removes all pins below bpfRoot, those of
-// other versions too, and nothing else. From devices, it detaches what is pinned
-// there, and the filters of the network namespace that it is called in. Removing
-// what is not there is not an error; a folder that is not on bpffs is one.
+// Remove detaches all programs and removes all pins below bpfRoot, including those
+// of other versions, and nothing else. It detaches the links of devices that are
+// pinned there, and the filters of devices in the calling thread's network namespace.
+// That there is nothing to remove is not an error; that bpfRoot is not on bpffs is.
 func Remove(bpfRoot string) error {
 	if err := CheckBPFRoot(bpfRoot); err != nil {
 		return err
@@ -195,7 +198,7 @@ func Remove(bpfRoot string) error {
 			return fmt.Errorf("pins: %w", err)
 		}
 	}
-	// What else is in the folder is not ours, nor is the root of bpffs.
+	// The folder stays if it has files of others, or is the root of bpffs.
 	err = os.Remove(bpfRoot)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("pins: %w", err)

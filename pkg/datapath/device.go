@@ -23,7 +23,8 @@ const (
 	Clsact Attachment = "clsact" // filters of the qdisc clsact
 )
 
-// ParseAttachment reads an Attachment; nothing leaves it to the kernel.
+// ParseAttachment parses an Attachment. With an empty one, the features of the kernel
+// decide.
 func ParseAttachment(text string) (Attachment, error) {
 	switch a := Attachment(text); a {
 	case "", TCX, Clsact:
@@ -33,7 +34,7 @@ func ParseAttachment(text string) (Attachment, error) {
 	return "", fmt.Errorf("%q: it is %s or %s", text, TCX, Clsact)
 }
 
-// Device is a device that programs are attached to.
+// Device is a device to which programs are attached.
 type Device struct {
 	Index      int
 	Class      uint32 // maps.DevicePods or maps.DeviceUplink
@@ -41,21 +42,23 @@ type Device struct {
 	BridgePort bool
 }
 
-// deviceHook is one of the two places of a program at a device.
+// deviceHook is one of the two hooks of a device.
 type deviceHook struct {
-	name    string // that of its pin
+	name    string // of the pin
 	attach  ebpf.AttachType
 	anchor  link.Anchor
 	program func(*bpf.DevicePrograms) *ebpf.Program
 
-	parent   uint32 // of filters
-	filter   string // the name of ours
+	// of filters
+	parent   uint32
+	filter   string // the name of our filter
 	priority uint16
 }
 
-// deviceHooks returns the hooks in the order in which they are attached: what
-// answers goes before what asks. Our programs are the outermost ones, so that
-// those of others see the connection as the stack does.
+// deviceHooks returns the hooks in the order in which they are attached: egress,
+// which translates answers, comes before ingress, which translates requests. Our
+// programs are the outermost ones, the first at ingress and the last at egress, so
+// that programs of others see the same addresses as the stack.
 func deviceHooks() []deviceHook {
 	return []deviceHook{
 		{
@@ -83,20 +86,20 @@ func (d *Datapath) Attachment() Attachment {
 	}
 }
 
-// AttachDevices attaches our programs to these devices, or puts them, each in
-// one step, in the place of those that are there; and detaches them from all
-// other devices of the calling thread's network namespace, which must be the
-// node's. It mends what somebody else undid. It must not be called twice at a
-// time.
+// AttachDevices attaches our programs to these devices, or replaces, each in one
+// step, those of an earlier agent; and detaches them from all other devices of the
+// calling thread's network namespace, which must be the node's. It attaches again
+// what another program has detached. It must not be called by two goroutines at the
+// same time.
 //
-// It returns what failed, by index, and whatever else failed. A device that is
-// gone has not failed. After an error, AttachDevices can be called again.
+// It returns the errors of devices by their index, and any other error. It is not an
+// error that a device is gone. After an error, AttachDevices can be called again.
 func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	qdiscs, err := listQdiscs()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { d.kernel = nil }() // a device of another kind comes seldom
+	defer func() { d.kernel = nil }() // devices of another variant are rare
 	if err := d.maps.CopyState(); err != nil {
 		return nil, err
 	}
@@ -123,8 +126,8 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	return failed, err
 }
 
-// LoadDevices loads the programs for these devices, ahead of [Datapath.AttachDevices],
-// which loads those that are missing. It must not be called at the same time.
+// LoadDevices loads the programs for these devices in advance: [Datapath.AttachDevices]
+// loads those that are missing. The two must not be called at the same time.
 func (d *Datapath) LoadDevices(devices []Device) error {
 	var errs []error
 	for _, device := range devices {
@@ -135,9 +138,9 @@ func (d *Datapath) LoadDevices(devices []Device) error {
 	return errors.Join(errs...)
 }
 
-// SetMasqueradePorts says what devices send masqueraded flows from: a range, and more of them,
-// which may be zero. Without, that is [bpf.DefaultMasqueradePorts]. It counts from the next
-// [Datapath.AttachDevices] on, and must not be called at the same time; flows keep their ports.
+// SetMasqueradePorts sets the source ports of masqueraded flows: a range, and a second one, which
+// may be zero. The default is [bpf.DefaultMasqueradePorts]. It takes effect with the next
+// [Datapath.AttachDevices], and must not be called at the same time. Flows keep their ports.
 func (d *Datapath) SetMasqueradePorts(ports, more bpf.PortRange) error {
 	if ports == d.devices.ports && more == d.devices.more {
 		return nil
@@ -169,8 +172,9 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 	return attachFilter(device.Index, hook, hook.program(programs), qdiscs, stays)
 }
 
-// detachOthers detaches from what is not among devices, and from those what is
-// attached in the way that is not ours. A device that failed keeps what it has.
+// detachOthers detaches our programs from all other devices, and from these devices
+// the programs that are attached by the other kind of attachment. A device that
+// failed keeps what is attached to it.
 func (d *Datapath) detachOthers(devices []Device, failed map[int]error) error {
 	keep := func(by Attachment) func(int) bool {
 		return func(index int) bool {
@@ -184,15 +188,15 @@ func (d *Datapath) detachOthers(devices []Device, failed map[int]error) error {
 	return errors.Join(err, d.devices.detachFilters(keep(Clsact), len(failed) == 0))
 }
 
-// removeDevices detaches our programs from all devices of this namespace, in
-// whichever way and by whichever build they were attached.
+// removeDevices detaches our programs from all devices of this namespace: those of
+// both kinds of attachment, and of all builds.
 func removeDevices(bpfRoot string) error {
 	none := func(int) bool { return false }
 
 	return errors.Join(detachTCX(bpfRoot, none), detachFilters(nil, none))
 }
 
-// variant is what distinguishes the programs of one device from those of another.
+// variant has the properties of a device that its programs depend on.
 type variant struct {
 	class      uint32
 	noEthernet bool
@@ -203,18 +207,19 @@ func variantOf(device Device) variant {
 	return variant{device.Class, device.NoEthernet, device.BridgePort}
 }
 
-// devicePrograms are loaded when a device is the first to need them.
+// devicePrograms are the programs of devices, a pair for each variant, which are loaded
+// when the first device needs them, and what is known of the hooks.
 type devicePrograms struct {
 	loaded   map[variant]*bpf.DevicePrograms
 	ports    bpf.PortRange // of masqueraded flows
 	more     bpf.PortRange
 	filtered map[int]bool // devices that may have a filter of ours, by index
-	swept    bool         // there is none on any other
+	swept    bool         // no other device has one
 
-	ahead     map[position][]other                 // who runs before ours
-	overtaken map[position]map[ebpf.ProgramID]bool // who did
-	front     map[position]bool                    // where ours has to be the first, since another ends the chain
-	unreached map[position]bool                    // where ours does not run, see [Datapath.FindUnreached]
+	ahead     map[position][]other                 // programs that run before ours
+	overtaken map[position]map[ebpf.ProgramID]bool // programs that did, see stays
+	front     map[position]bool                    // ours has to be the first, since another one ends the chain
+	unreached map[position]bool                    // ours does not run, see [Datapath.FindUnreached]
 }
 
 func newDevicePrograms() devicePrograms {
@@ -224,9 +229,9 @@ func newDevicePrograms() devicePrograms {
 	}
 }
 
-// detachFilters detaches the filters that keep does not want: at first on all
-// devices, since an earlier agent may have left them, and once that was done in
-// full, on those that had them from us.
+// detachFilters detaches our filters from devices for which keep returns false: at
+// first from any device, since an earlier agent may have left some, and once that
+// was complete, from those to which this process attached them.
 func (p *devicePrograms) detachFilters(keep func(int) bool, full bool) error {
 	among := p.filtered
 	if !p.swept {
@@ -256,7 +261,8 @@ func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, erro
 	return programs, nil
 }
 
-// config returns how the programs of a kind of device are loaded, and kept unless keep is empty.
+// config returns the configuration of the programs of a variant. They are pinned in the folder
+// keep, unless that is empty.
 func (p *devicePrograms) config(d *Datapath, v variant, keep string) bpf.DeviceConfig {
 	return bpf.DeviceConfig{
 		Class:           v.class,

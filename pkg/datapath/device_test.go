@@ -45,7 +45,7 @@ func TestAttachDevices(t *testing.T) {
 	})
 }
 
-// One agent after the other takes over under load, and no packet gets by.
+// One agent after the other takes over under load, and every packet passes a program.
 func TestDeviceReplacement(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
@@ -69,8 +69,8 @@ func TestDeviceReplacement(t *testing.T) {
 	})
 }
 
-// The next agent attaches in another way. For a moment packets pass both, but
-// none passes neither.
+// The next agent uses the other kind of attachment. Packets may pass both programs for a
+// moment, but every packet passes one.
 func TestDeviceSwitch(t *testing.T) {
 	p := newPort(t, TCX)
 	p.attachTheirs()
@@ -91,8 +91,8 @@ func TestDeviceSwitch(t *testing.T) {
 	p.wantEachSeen(false)
 }
 
-// A device that cannot be attached keeps what it has, however that is attached,
-// until it can.
+// A device to which attaching fails keeps the programs of the other kind of attachment
+// until it succeeds.
 func TestDeviceSwitchThatFails(t *testing.T) {
 	p := newPort(t, Clsact)
 	p.attach(p.device())
@@ -128,7 +128,7 @@ func (p *port) linkID() link.ID {
 	return info.ID
 }
 
-// reset makes all counters begin anew.
+// reset sets all counters to zero.
 func (p *port) reset() {
 	p.t.Helper()
 	time.Sleep(50 * time.Millisecond) // what is still on its way
@@ -140,7 +140,7 @@ func (p *port) reset() {
 	}
 }
 
-// underLoad does something while packets are exchanged.
+// underLoad calls f while packets are exchanged.
 func (p *port) underLoad(do func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -160,7 +160,7 @@ func (p *port) underLoad(do func()) {
 	time.Sleep(50 * time.Millisecond)
 }
 
-// wantEachSeen compares what we counted with what somebody else did.
+// wantEachSeen compares the counts of our programs with those of the other ones.
 func (p *port) wantEachSeen(once bool) {
 	p.t.Helper()
 	for name, of := range map[string]func(*counters) *counter{
@@ -177,8 +177,8 @@ func (p *port) wantEachSeen(once bool) {
 	}
 }
 
-// Class and other traits choose among programs; those that nobody needs are not
-// loaded.
+// The class and other properties of a device select its programs, and those that no
+// device needs are not loaded.
 func TestDeviceVariants(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
@@ -227,7 +227,7 @@ func TestRealDevicePrograms(t *testing.T) {
 // addTun adds a device whose packets begin with the IP header.
 func (p *port) addTun(name string) {
 	p.t.Helper()
-	// Where no udev is, nobody has made this.
+	// udev would make this.
 	err := os.MkdirAll("/dev/net", 0o755)
 	if err == nil {
 		err = unix.Mknod("/dev/net/tun", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 200)))
@@ -273,7 +273,7 @@ func TestManyDevicesAtOnce(t *testing.T) {
 	})
 }
 
-// A device to which nothing can be attached does not keep others from it.
+// That attaching to a device fails does not affect other devices.
 func TestIngressQdisc(t *testing.T) {
 	p := newPort(t, Clsact)
 	lab.MustVeth(t, lab.End{Namespace: p.node, Device: "eth1"}, lab.End{Namespace: p.peer, Device: "eth1"})

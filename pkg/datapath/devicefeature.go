@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeDevices asks for what programs of devices can use.
+// probeDevices probes the features that programs of devices use.
 func (f *Features) probeDevices() error {
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopbackIndex, Attach: ebpf.AttachTCXIngress})
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) {
@@ -19,8 +19,8 @@ func (f *Features) probeDevices() error {
 	}
 	f.TCX = err == nil
 
-	// Helpers look at flags first: one that they do not know is EINVAL, and
-	// what is wrong besides another error.
+	// Helpers check flags first: an unknown one is EINVAL, and the invalid arguments
+	// below are another error.
 	if f.FIBSource, err = helperKnows(unix.EAFNOSUPPORT, fibLookup(fibLookupSource)); err != nil {
 		return fmt.Errorf("probe of bpf_fib_lookup: %w", err)
 	}
@@ -43,8 +43,8 @@ const (
 	checksumIPv6    = 1 << 7 // BPF_F_IPV6
 )
 
-// helperKnows runs a program whose result is that of a helper. It is false if
-// that is EINVAL, and an error unless that or known.
+// helperKnows runs a program that calls a helper, and reports whether the helper knows
+// its flag: it returns the error known if it does, and EINVAL if it does not.
 func helperKnows(known unix.Errno, call asm.Instructions) (bool, error) {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "sluice_probe", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
@@ -64,11 +64,11 @@ func helperKnows(known unix.Errno, call asm.Instructions) (bool, error) {
 	case unix.EINVAL:
 		return false, nil
 	default:
-		return false, fmt.Errorf("it says %w", got)
+		return false, fmt.Errorf("result %w", got)
 	}
 }
 
-// fibLookup looks up an address of no family.
+// fibLookup returns a lookup of an address without a family.
 func fibLookup(flags int32) asm.Instructions {
 	const size = 64 // of struct bpf_fib_lookup
 	call := asm.Instructions{asm.Mov.Imm(asm.R0, 0)}
@@ -85,7 +85,7 @@ func fibLookup(flags int32) asm.Instructions {
 	)
 }
 
-// replaceChecksum replaces a checksum at an odd offset.
+// replaceChecksum returns the replacement of a checksum at an odd offset.
 func replaceChecksum(flags int32) asm.Instructions {
 	return asm.Instructions{
 		asm.Mov.Imm(asm.R2, 1),

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Helpers tell a flag that no kernel has from one that all have.
+// The probe distinguishes a flag that no kernel has from one that all have.
 func TestHelperKnows(t *testing.T) {
 	const output = 1 << 1 // BPF_FIB_LOOKUP_OUTPUT (Linux 4.18)
 	const pseudo = 1 << 4 // BPF_F_PSEUDO_HDR (Linux 4.1)
@@ -33,12 +33,12 @@ func TestHelperKnows(t *testing.T) {
 		})
 	}
 	if _, err := helperKnows(unix.EPERM, replaceChecksum(pseudo)); err == nil {
-		t.Error("no error for a result that tells nothing")
+		t.Error("no error for an unexpected result")
 	}
 }
 
-// What is probed agrees with the version that brought it, where that is certain:
-// features are also brought back to older kernels.
+// The features agree with the version that introduced them, where that is certain:
+// distributions backport features to older kernels.
 func TestDeviceFeatures(t *testing.T) {
 	features, err := ProbeFeatures()
 	must(t, err)

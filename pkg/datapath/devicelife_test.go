@@ -18,7 +18,7 @@ func TestDeviceComesAndGoes(t *testing.T) {
 		p := newPort(t, by)
 		p.attach(p.device())
 		must(t, p.node.RemoveDevice("eth0"))
-		p.attach(p.device()) // it is gone, and nobody has told us: no failure
+		p.attach(p.device()) // it is gone, which is not an error
 		p.attach()
 		if left, err := filepath.Glob(deviceDir(p.cfg.BPFRoot) + "/*"); err != nil || len(left) > 0 {
 			t.Errorf("pins are left: %v, %v", left, err)
@@ -33,7 +33,7 @@ func TestDeviceComesAndGoes(t *testing.T) {
 		must(t, err, p.node.SetDown("eth0"), p.node.Netlink().LinkSetName(eth0, "uplink"), p.node.SetUp("uplink"))
 		p.wantState("uplink", by, "")
 
-		// In another namespace it is none of our business.
+		// In another namespace nothing is attached to it.
 		other := lab.MustNamespace(t, "other")
 		must(t, p.node.Netlink().LinkSetNsFd(eth0, int(other.Handle())))
 		p.attach()
@@ -70,8 +70,8 @@ func programsAt(t testing.TB, index int, hook deviceHook, by Attachment) int {
 	return len(result.Programs)
 }
 
-// A link to a device in another namespace is not taken for one to that which has
-// its number here.
+// A link to a device in another namespace is not mistaken for a link to the device that
+// has the same index here.
 func TestDeviceThatHasTheNumberOfAnother(t *testing.T) {
 	p := newPort(t, TCX)
 	p.attach(p.device())
@@ -87,7 +87,7 @@ func TestDeviceThatHasTheNumberOfAnother(t *testing.T) {
 	p.wantState("eth0", TCX, "")
 }
 
-// What somebody else undoes is told, and mended.
+// Changes by other programs are reported, and undone.
 func TestDeviceMending(t *testing.T) {
 	for _, test := range []struct {
 		name    string

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Cleanup takes away both kinds of attachment, those of other builds too, and
-// leaves what belongs to others.
+// Remove detaches both kinds of attachment, those of other builds too, and leaves the
+// programs of other owners.
 func TestRemoveDevices(t *testing.T) {
 	p := newPort(t, Clsact)
 	p.attach(p.device())
@@ -49,7 +49,7 @@ func TestRemoveDevices(t *testing.T) {
 	}
 }
 
-// A build that had other numbers is taken over, too.
+// The filter of a build with another handle and priority is replaced, too.
 func TestFilterOfAnotherBuild(t *testing.T) {
 	p := newPort(t, Clsact)
 	old := newCounter(t, -1)
@@ -73,8 +73,7 @@ func TestFilterOfAnotherBuild(t *testing.T) {
 	p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
 }
 
-// Links of hooks and devices that another build left below a device are gone with
-// the device.
+// Links that another build has pinned in the folder of a device are removed with it.
 func TestLinkOfAnotherBuildBelowADevice(t *testing.T) {
 	p := newPort(t, TCX)
 	p.attach(p.device())

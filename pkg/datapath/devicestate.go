@@ -7,31 +7,30 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// DeviceState is one device as the kernel has it.
+// DeviceState is the state of one device in the kernel.
 type DeviceState struct {
 	Index int
 	Name  string
-	// Attached says how our programs are attached to it; empty: they are not.
+	// Attached is how our programs are attached; it is empty if they are not.
 	Attached Attachment
-	// Problem is empty if they are attached whole, or not at all.
+	// Problem is empty if both programs are attached, or none.
 	Problem string
-	// Ahead are programs and filters of others that run before ours, as
-	// "egress: NAME". What they end does not come to us.
+	// Ahead are programs and filters of others that run before ours, as "egress: NAME".
+	// Our program does not see packets for which they end the chain.
 	Ahead []string
 }
 
-// found is what the kernel says of our program at one hook.
+// found is the state of our program at one hook.
 type found struct {
-	is    bool
+	is    bool // it is attached
 	ahead []string
 }
 
-// Devices asks the kernel to which devices of the calling thread's network
-// namespace our programs are attached, by their pins. It returns all devices, in the
-// kernel's order, and works without an agent.
+// Devices returns the state of all devices of the calling thread's network namespace,
+// in the kernel's order. It finds our links by their pins, and needs no agent.
 func Devices(bpfRoot string) ([]DeviceState, error) { return queryDevices(loadPinned, bpfRoot) }
 
-// Devices is [Devices], also of what is attached and not pinned.
+// Devices is [Devices], including links that are open and not pinned.
 func (d *Datapath) Devices() ([]DeviceState, error) { return queryDevices(d.links.get, d.cfg.BPFRoot) }
 
 func queryDevices(get linkGetter, bpfRoot string) ([]DeviceState, error) {

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// destroyUDP asks inet_diag to destroy one socket. It needs
-// CONFIG_INET_DIAG_DESTROY and the module udp_diag, which the kernel loads.
+// destroyUDP destroys one socket by inet_diag. It needs CONFIG_INET_DIAG_DESTROY and
+// the module udp_diag, which the kernel loads.
 func destroyUDP(sock maps.TranslatedSock) error {
 	request := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
 	request.AddData(&diagRequest{sock})

@@ -15,25 +15,24 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Features is what the running kernel has, probed once.
+// Features are the features of the running kernel that not all kernels have.
 type Features struct {
-	// SetRetval: connect and sendmsg hooks may choose their errno (Linux 6.1).
+	// SetRetval is that connect and sendmsg hooks can choose their errno (Linux 6.1).
 	SetRetval bool
-	// NetnsCookie is the cookie of the calling thread's network namespace,
-	// or zero where the kernel does not tell it (before Linux 5.14): then
-	// the node's namespace must be the kernel's first.
+	// NetnsCookie is the cookie of the calling thread's network namespace. It is zero
+	// before Linux 5.14, where the node's namespace must be the kernel's initial one.
 	NetnsCookie uint64
-	// TCX: programs can be attached to devices as links (Linux 6.6).
+	// TCX is that programs can be attached to devices as links (Linux 6.6).
 	TCX bool
-	// FIBSource: bpf_fib_lookup tells source addresses (Linux 6.7).
+	// FIBSource is that bpf_fib_lookup returns source addresses (Linux 6.7).
 	FIBSource bool
-	// FIBMTU: bpf_fib_lookup compares the length of a packet with the MTU of its route (Linux 5.12).
+	// FIBMTU is that bpf_fib_lookup compares a packet's length with the MTU of its route (Linux 5.12).
 	FIBMTU bool
-	// ChecksumIPv6: bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16, and
-	// later versions of older ones).
+	// ChecksumIPv6 is that bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16, and
+	// stable releases of older versions).
 	ChecksumIPv6 bool
-	// Conntrack: programs can ask netfilter which connections it tracks (Linux 5.18, if it
-	// tracks any).
+	// Conntrack is that programs can look up the connections that netfilter tracks
+	// (Linux 5.18, if it tracks any).
 	Conntrack bool
 }
 
@@ -41,13 +40,13 @@ type Features struct {
 // information.
 var ErrNoBTF = errors.New("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
 
-// ProbeFeatures asks the kernel. The error wraps [ErrNoBTF] if Sluice cannot
-// run on it.
+// ProbeFeatures probes the kernel. The error wraps [ErrNoBTF] if Sluice cannot run
+// on it.
 func ProbeFeatures() (Features, error) {
 	if err := haveBTF(); err != nil {
 		return Features{}, fmt.Errorf("%w: %w", ErrNoBTF, err)
 	}
-	// If the limit cannot be lifted, that matters only where a program cannot be loaded for it.
+	// A limit that cannot be lifted only matters if a program cannot be loaded.
 	unlifted := maps.LiftMemlock()
 	err := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval)
 	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) {
@@ -65,8 +64,8 @@ func ProbeFeatures() (Features, error) {
 	return probed, probed.probeDevices()
 }
 
-// haveBTF says whether the kernel's types can be had. They are not read where the
-// kernel has them: that takes a while, and is done when programs are loaded.
+// haveBTF returns an error unless the kernel's types are available. It does not parse
+// those that the kernel provides itself, which takes a while: loading programs does.
 func haveBTF() error {
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err == nil {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Programs of others run before, beside and after ours, whoever came first, and
-// stay when ours go.
+// Programs of others run before, beside and after ours, in whichever order they were
+// attached, and stay when ours are removed.
 func TestForeignDevicePrograms(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		for _, test := range []struct {
@@ -55,12 +55,12 @@ func TestForeignDevicePrograms(t *testing.T) {
 	})
 }
 
-// theirName is what the kernel calls programs or filters of others.
+// theirName is the kernel's name of programs or filters of others.
 func (p *port) theirName() string {
 	return map[Attachment]string{TCX: "counter", Clsact: "theirs"}[p.cfg.Attachment]
 }
 
-// wantAhead fails the test unless status tells who runs before ours.
+// wantAhead fails the test unless the state has these programs ahead of ours.
 func (p *port) wantAhead(alsoAtIngress bool) {
 	p.t.Helper()
 	want := []string{"egress: " + p.theirName()}
@@ -72,8 +72,8 @@ func (p *port) wantAhead(alsoAtIngress bool) {
 	}
 }
 
-// Ours is the first at ingress, also where somebody else had the first place: what
-// ends the others' chain does not keep packets from us.
+// Ours is the first at ingress, even if another program was attached as the first one: so
+// no program that ends the chain hides packets from ours.
 func TestOursIsFirstAtIngress(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
@@ -84,7 +84,7 @@ func TestOursIsFirstAtIngress(t *testing.T) {
 	})
 }
 
-// Ours is the last at egress: what somebody else drops there, we do not see.
+// Ours is the last at egress: it does not see packets that another program drops there.
 func TestOursIsLastAtEgress(t *testing.T) {
 	const shot = 2 // TC_ACT_SHOT
 	eachAttachment(t, func(t *testing.T, by Attachment) {
@@ -111,8 +111,7 @@ func TestOursIsLastAtEgress(t *testing.T) {
 
 const verdictOK = 0 // TC_ACT_OK ends the chain
 
-// wantUnreached fails the test unless ours does not run at these hooks, and, as again says, some are
-// about to be tried at the first place.
+// wantUnreached fails the test unless FindUnreached returns these hooks, and again as given.
 func (p *port) wantUnreached(wait func(), again bool, want ...Unreached) {
 	p.t.Helper()
 	lab.MustDo(p.t, p.node, func() error {
@@ -125,8 +124,8 @@ func (p *port) wantUnreached(wait func(), again bool, want ...Unreached) {
 	})
 }
 
-// A program that is put before ours at ingress, and ends the chain, is overtaken; if it insists,
-// that is found.
+// If a program that ends the chain is attached before ours at ingress, ours becomes the first
+// again; if the other is attached anew, the hook is found to be unreached.
 func TestOursIsTheFirstAgain(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
@@ -181,7 +180,7 @@ func TestOursIsFirstAtEgressIfAnotherEndsTheChain(t *testing.T) {
 	})
 }
 
-// Where the first priority is not for programs, ours takes the next.
+// If a filter that is no program has the first priority, ours takes the next one.
 func TestPriorityThatIsTaken(t *testing.T) {
 	p := newPort(t, Clsact)
 	lab.MustDo(t, p.node, func() error {

@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-lb/sluice/bpf"
 )
 
-// HookState is one hook as the kernel has it.
+// HookState is the state of one hook in the kernel.
 type HookState struct {
 	Name string `json:"name"`
-	// Problem is empty when the program of our link runs.
+	// Problem is empty if the program of our link runs.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -25,22 +25,21 @@ type HookState struct {
 // if there is none. The caller closes it.
 type linkGetter func(pin string) (link.Link, error)
 
-// Hooks asks the kernel which of our hooks are attached to the cgroup root, by their
-// pins. It works without an agent.
+// Hooks returns the state of our hooks at the cgroup root, by their pins. It needs no agent.
 func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
 	return queryHooks(loadPinned, bpfRoot, cgroupRoot, false)
 }
 
-// Hooks is [Hooks], also of what is attached and not pinned.
+// Hooks is [Hooks], including links that are open and not pinned.
 func (d *Datapath) Hooks() ([]HookState, error) {
 	return queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, d.cfg.CountBytes && !d.cfg.NoStats)
 }
 
-// errNoLink is why a hook does not run to which nothing was attached.
+// errNoLink is the problem of a hook to which nothing was attached.
 var errNoLink = errors.New("not attached: there is no link")
 
-// queryHooks asks for all hooks; for those that are optional only if they are attached, or
-// wanted.
+// queryHooks returns the state of all hooks. It omits optional ones that are not attached,
+// unless optional is set.
 func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, optional bool) ([]HookState, error) {
 	cgroup, err := os.Open(cgroupRoot)
 	if err != nil {

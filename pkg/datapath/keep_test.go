@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// programIDs returns the kernel's numbers of what a Datapath has loaded.
+// programIDs returns the kernel's ids of the programs that a Datapath has loaded.
 func programIDs(t *testing.T, d *Datapath, device Device) map[string]ebpf.ProgramID {
 	t.Helper()
 	programs, err := d.programs()
@@ -32,9 +32,9 @@ func programIDs(t *testing.T, d *Datapath, device Device) map[string]ebpf.Progra
 	return ids
 }
 
-// An agent that starts takes over the programs that one of the same build has kept, and
-// verifies nothing again; with another configuration, after a loss of pins or on other
-// maps it does, and removes what is of no use any more.
+// An agent reuses the programs that one of the same build has pinned, without verifying them
+// again. With another configuration, without the pins or with other maps it loads them, and
+// removes pins that are not used any more.
 func TestKeptPrograms(t *testing.T) {
 	w := newWorld(t)
 	device := Device{Class: maps.DevicePods}

@@ -17,15 +17,17 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// linkDir is below the bpf root, and not in the folder of a map version: links
-// outlive layouts, so that a new one takes over without a gap.
+// linkDir returns the folder of pinned links. It is not in the folder of a map
+// version: a build with another layout updates the same links, so that there is no
+// moment without a program.
 func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
 
-// programDir is where verified programs are kept for the next agent.
+// programDir returns the folder of pinned programs, which the next agent reuses
+// without verifying them again.
 func programDir(bpfRoot string) string { return filepath.Join(bpfRoot, "programs") }
 
-// NotKept returns why programs of sockets could not be kept for the next agent, which will
-// take longer to start; nil if all are.
+// NotKept returns why programs of sockets could not be pinned for the next agent, which then
+// takes longer to start; nil if all are.
 func (d *Datapath) NotKept() error {
 	programs, err := d.programs()
 	if err != nil {
@@ -35,7 +37,7 @@ func (d *Datapath) NotKept() error {
 	return programs.NotKept
 }
 
-// DevicesNotKept is [Datapath.NotKept] of the programs of devices. It must not be called at
+// DevicesNotKept is [Datapath.NotKept] for the programs of devices. It must not be called at
 // the same time as [Datapath.AttachDevices].
 func (d *Datapath) DevicesNotKept() error {
 	var errs []error
@@ -46,8 +48,7 @@ func (d *Datapath) DevicesNotKept() error {
 	return errors.Join(errs...)
 }
 
-// removeKept removes the programs that another build has kept, or this one with another
-// configuration.
+// removeKept unpins the programs of other builds, and of this one with another configuration.
 func (d *Datapath) removeKept() error {
 	programs, err := d.programs()
 	if err != nil {
@@ -74,11 +75,11 @@ func (d *Datapath) removeKept() error {
 	return nil
 }
 
-// Attach attaches every program to the cgroup root, or puts it, in one step,
-// in the place of the one that an earlier agent attached. An optional one may fail
-// where another program allows none beside it: [Hooks] tells. After an error, what was
-// attached before is still in force, and Attach can be called again. It waits
-// for [Datapath.Loaded].
+// Attach attaches every program of sockets to the cgroup root, or replaces, in one
+// step, the one that an earlier agent attached. An optional program may fail where
+// the program of another owner does not allow others: [Hooks] reports that. After an
+// error, programs that were attached before are still in force, and Attach can be
+// called again. It waits for [Datapath.Loaded].
 func (d *Datapath) Attach() error {
 	programs, err := d.programs()
 	if err != nil {
@@ -89,8 +90,8 @@ func (d *Datapath) Attach() error {
 	if err != nil {
 		return err
 	}
-	// What answers goes before what asks: no socket may see a backend's
-	// address because its hook came late.
+	// The hooks that translate answers are attached before those that translate
+	// requests, so that no socket sees the address of a backend.
 	for _, hook := range slices.Backward(programs.Sock) {
 		err := d.attachHook(filepath.Join(dir, hook.Name), cgroup, hook)
 		if err != nil && !hook.Optional() {
@@ -109,8 +110,8 @@ func (d *Datapath) Attach() error {
 	return d.removeOtherVersions()
 }
 
-// removeOtherVersions unpins the maps of builds with another layout: no program
-// uses them any more.
+// removeOtherVersions unpins the maps of builds with another layout, which no
+// program uses any more.
 func (d *Datapath) removeOtherVersions() error {
 	dirs, err := maps.OtherFolders(d.cfg.BPFRoot)
 	if err != nil {
@@ -125,9 +126,9 @@ func (d *Datapath) removeOtherVersions() error {
 	return nil
 }
 
-// OthersWork reports whether the programs that an earlier agent attached are at work,
-// and work on other maps than ours: of another layout, or such whose pins were lost.
-func (d *Datapath) OthersWork() (bool, error) {
+// OtherMapsInUse reports whether programs that an earlier agent attached are in force
+// and use other maps: those of another layout, or maps whose pins were lost.
+func (d *Datapath) OtherMapsInUse() (bool, error) {
 	hooks, err := Hooks(d.cfg.BPFRoot, d.cfg.CgroupRoot)
 	if err != nil {
 		return false, err
@@ -152,7 +153,8 @@ func (d *Datapath) OthersWork() (bool, error) {
 	return false, nil
 }
 
-// looksUpFrontends reports whether the program of a hook does, in every build.
+// looksUpFrontends reports whether the program of this hook uses the map of frontends
+// in every build.
 func looksUpFrontends(hook string) bool {
 	return strings.HasPrefix(hook, "connect") || strings.HasPrefix(hook, "sendmsg")
 }
@@ -202,8 +204,7 @@ func (d *Datapath) attachHook(pin string, cgroup uint64, hook bpf.Hook) error {
 	})
 }
 
-// removeForeignLinks detaches the hooks that an earlier agent attached, and that are none
-// of these.
+// removeForeignLinks detaches the hooks of an earlier agent that are not among these.
 func removeForeignLinks(dir string, hooks []bpf.Hook) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -230,7 +231,7 @@ func removeLinks(bpfRoot string) error {
 	if err != nil {
 		return fmt.Errorf("link directory: %w", err)
 	}
-	// What asks goes before what answers: the reverse of Attach.
+	// The reverse of the order of Attach.
 	order := func(entry fs.DirEntry) int {
 		return slices.IndexFunc(bpf.SockHooks(), func(h bpf.Hook) bool { return h.Name == entry.Name() })
 	}
@@ -245,8 +246,8 @@ func removeLinks(bpfRoot string) error {
 	return errors.Join(errs...)
 }
 
-// removeLink detaches a pinned link and removes the pin. The end of the pin
-// alone would detach it as well, but some time later.
+// removeLink detaches a pinned link and removes the pin. Removing the pin alone
+// would detach the link as well, but some time later.
 func removeLink(pin string) error {
 	pinned, err := link.LoadPinnedLink(pin, nil)
 	if err != nil {
@@ -260,7 +261,7 @@ func removeLink(pin string) error {
 	return os.Remove(pin)
 }
 
-// detach detaches a link, if there is one and its cgroup still exists.
+// detach detaches a link. It is not an error if the link is nil or its cgroup is gone.
 func detach(l link.Link) error {
 	if l == nil {
 		return nil
@@ -285,7 +286,7 @@ func linkCgroup(l link.Link) (uint64, error) {
 	return cgroup.CgroupId, nil
 }
 
-// cgroupID returns the kernel's id of a cgroup2 folder: its inode number.
+// cgroupID returns the kernel's id of a cgroup2 folder, which is its inode number.
 func cgroupID(path string) (uint64, error) {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {

@@ -29,7 +29,7 @@ func newWebWorld(t testing.TB) *world {
 	return w
 }
 
-// One agent after another takes over, while clients connect all the time.
+// One agent after another takes over, while clients connect without a break.
 func TestReplacement(t *testing.T) {
 	t.Parallel() // it sleeps
 	w := newWebWorld(t)
@@ -80,7 +80,7 @@ func effective(t testing.TB, path string, hook ebpf.AttachType) []link.AttachedP
 	return result.Programs
 }
 
-// Without an agent, everything goes on.
+// Programs stay in force when the agent ends.
 func TestClosed(t *testing.T) {
 	w := newWebWorld(t)
 	w.add(t, service{proto: "udp", at: []string{webVIP}, to: w.all4()})
@@ -132,7 +132,7 @@ func wantHooks(t testing.TB, cfg Config, problem string) {
 	}
 }
 
-// The hook that counts bytes is not missed where nothing is counted.
+// That the hook which counts bytes is not attached is no problem if nothing is counted.
 func TestNoHookToCountWith(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.NoStats = true })
 	states, err := w.Hooks()
@@ -144,7 +144,7 @@ func TestNoHookToCountWith(t *testing.T) {
 	}
 }
 
-// A cgroup that was removed, and made again by the same name, is another one.
+// A cgroup that was removed and created again with the same name is another one.
 func TestRecreatedCgroup(t *testing.T) {
 	w := newWebWorld(t)
 	child, err := w.cgroup.Child("again")
@@ -238,8 +238,8 @@ func TestHooks(t *testing.T) {
 	})
 }
 
-// Everything goes on without pins. What is pinned again is what was pinned before: the
-// next agent takes it over.
+// Programs stay in force without pins. MendPins pins the same links and maps again, and
+// the next agent adopts them.
 func TestPinsThatAreMissing(t *testing.T) {
 	t.Run("hooks", func(t *testing.T) {
 		w := newWebWorld(t)
@@ -270,8 +270,8 @@ func TestPinsThatAreMissing(t *testing.T) {
 	})
 }
 
-// loseAndMendPins removes all pins of a Datapath that has this one, has it attach
-// without, has them made again, and closes it. The check must hold at each moment.
+// loseAndMendPins removes all pins of a Datapath that has this one, attaches without
+// pins, restores them, and closes the Datapath. The check must hold after each step.
 func loseAndMendPins(t *testing.T, d *Datapath, pin string, attach func() error, check func()) {
 	t.Helper()
 	root := d.cfg.BPFRoot
@@ -336,12 +336,12 @@ func pinnedIDs(t *testing.T, bpfRoot, pin string) [2]uint32 {
 	return [2]uint32{idOf(t, l), uint32(id)}
 }
 
-// An agent whose maps are not those of the programs at work knows it.
-func TestOthersWork(t *testing.T) {
+// An agent finds out that the attached programs use other maps than its own.
+func TestOtherMapsInUse(t *testing.T) {
 	w := newWebWorld(t)
 	mustWork := func(d *Datapath, want bool) {
 		t.Helper()
-		if others, err := d.OthersWork(); err != nil || others != want {
+		if others, err := d.OtherMapsInUse(); err != nil || others != want {
 			t.Errorf("programs on other maps are at work: %t, %v, want %t", others, err, want)
 		}
 	}

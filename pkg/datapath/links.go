@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// links are the links of attached programs, open as long as this process runs. A
-// link ends with its last reference. The pins make it outlive the process; that the
-// process has it open as well makes it outlive the pins, which go when bpffs is
-// unmounted or emptied. Any goroutine may use them.
+// links are the links of attached programs. A link ends with its last reference: its
+// pin makes it outlive this process, and the reference of this process makes it
+// outlive the pin, which is lost when bpffs is unmounted or emptied. The methods may
+// be called by several goroutines.
 type links struct {
 	bpfRoot string
 
@@ -27,9 +27,10 @@ type links struct {
 	open map[string]link.Link // by the path of the pin
 }
 
-// attach updates the link that belongs to a pin, if it is where it should be and that
-// still exists. Otherwise a new link takes its place. A new link that cannot be pinned
-// is attached all the same: see [links.pinAgain].
+// attach updates the link that belongs to a pin, if isThere reports that it is in its
+// place, and the cgroup or device still exists. Otherwise it calls attach for a new
+// link, and detaches the old one. A new link stays attached even if it cannot be
+// pinned: see [links.pinAgain].
 func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Link) bool, attach func() (link.Link, error)) error {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -57,8 +58,8 @@ func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Lin
 	}
 	ls.open[pin] = attached
 	if ls.replacePin(pin, attached) != nil {
-		// What may be there leads to the old link. Without, pinAgain tries again, and
-		// returns why it fails.
+		// A pin of the old link would look right: without one, pinAgain tries again,
+		// and returns why it fails.
 		_ = os.Remove(pin)
 	}
 	if current != nil {
@@ -68,8 +69,8 @@ func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Lin
 	return err
 }
 
-// replacePin pins a link, in one step in the place of the one before. The folder of
-// all pins must be there: it has a lock, which belongs to who made it.
+// replacePin pins a link, and replaces an earlier pin in one step. It does not create
+// the folder of all pins, which contains the lock of the agent that created it.
 func (ls *links) replacePin(pin string, l link.Link) error {
 	if _, err := os.Stat(ls.bpfRoot); err != nil {
 		return fmt.Errorf("bpf root: %w", err)
@@ -81,8 +82,7 @@ func (ls *links) replacePin(pin string, l link.Link) error {
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unfinished pin of an earlier agent: %w", err)
 	}
-	// The library would move the pin that it knows a link to have. It knows of none for
-	// a new reference.
+	// Package link moves the pin of a link that has one; a new reference has none.
 	fresh, err := reopen(l)
 	if err != nil {
 		return err
@@ -142,8 +142,8 @@ func missingFiles(paths []string) []string {
 	})
 }
 
-// get returns the link that belongs to a pin, if it is pinned or not. The error wraps
-// [fs.ErrNotExist] if there is none. The caller closes it.
+// get returns the link that belongs to a pin, even if it is open and not pinned. The
+// error wraps [fs.ErrNotExist] if there is none. The caller closes the link.
 func (ls *links) get(pin string) (link.Link, error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -155,17 +155,17 @@ func (ls *links) get(pin string) (link.Link, error) {
 }
 
 // loadPinned returns a pinned link. The error wraps [fs.ErrNotExist] if there is none.
-// The caller closes it.
+// The caller closes the link.
 func loadPinned(pin string) (link.Link, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 
 	return l, wrap("pinned link", err)
 }
 
-// detachDevices detaches our links from the devices that keep does not want, pinned
-// or not.
+// detachDevices detaches our links, pinned or not, from the devices for which keep
+// returns false.
 func (ls *links) detachDevices(keep func(index int) bool) error {
-	// Together, or pinAgain would pin what is being detached.
+	// Under the lock, or pinAgain would pin links that are being detached.
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	err := detachTCX(ls.bpfRoot, keep)

@@ -19,14 +19,14 @@ type loaded struct {
 	at     map[string]*service // by protocol and behaviour
 }
 
-// Where the services of a loaded world are, by behaviour of their backends.
+// The addresses of the services of a loaded world, by behaviour of their backends.
 var behaviours = map[string]string{
 	"answers":     "10.96.0.1:80",
 	"other":       "10.96.0.2:80",
 	"refuses":     "10.96.0.3:80",
 	"is silent":   "10.96.0.4:80",
 	"unreachable": "10.96.0.5:80",
-	"nobody":      "10.96.0.6:80",
+	"no backend":  "10.96.0.6:80",
 	"v6":          "[fd00:96::1]:80",
 }
 
@@ -39,7 +39,7 @@ func newLoaded(t testing.TB) *loaded {
 		"refuses":     {strings.Replace(l.v4(0), ":8080", ":1", 1)},
 		"is silent":   {"198.51.100.9:80"}, // the gateway drops it
 		"unreachable": {"224.0.0.1:80"},    // connect fails before there is a SYN
-		"nobody":      nil,
+		"no backend":  nil,
 	}
 	for _, proto := range []string{"tcp", "udp"} {
 		for how, at := range behaviours {
@@ -69,9 +69,9 @@ func (l *loaded) mustHave(t testing.TB, n int, of string) {
 	})
 }
 
-// mustKeep checks that the backend of a service has so many connections, and no
-// other any, once everything has had the time to go wrong: a connection to another
-// backend has begun and ended meanwhile.
+// mustKeep checks that the backend of a service has so many connections, and no other
+// any, after a connection to another backend has begun and ended: a wrong count would
+// show by then.
 func (l *loaded) mustKeep(t testing.TB, n int, of string) {
 	t.Helper()
 	s := mustSocket(t, l.client, "udp4")
@@ -126,7 +126,7 @@ func TestLoadOfTCP(t *testing.T) {
 	}
 }
 
-// Whatever the outcome of a connect, it counts until the socket is closed, and no longer.
+// A connect counts until the socket is closed, whether it succeeds or fails, and no longer.
 func TestLoadOfFailedConnects(t *testing.T) {
 	l := newLoaded(t)
 	l.needsErrors(t)
@@ -137,7 +137,7 @@ func TestLoadOfFailedConnects(t *testing.T) {
 	}{
 		{"refuses", unix.ECONNREFUSED, 1},
 		{"unreachable", unix.ENETUNREACH, 1},
-		{"nobody", unix.ECONNREFUSED, 0},
+		{"no backend", unix.ECONNREFUSED, 0},
 		{"is silent", unix.ETIMEDOUT, 1},
 	} {
 		t.Run(test.how, func(t *testing.T) {
@@ -163,11 +163,11 @@ func TestLoadOfFailedConnects(t *testing.T) {
 	})
 }
 
-// A connect of a socket that has a connection, or is about to, changes nothing:
-// programs ask by it whether they are connected.
+// A connect of a socket that is connected or connecting changes nothing: applications
+// use it to find out whether they are connected.
 func TestLoadOfRepeatedConnects(t *testing.T) {
 	l := newLoaded(t)
-	for _, again := range []string{"answers", "other", "nobody"} {
+	for _, again := range []string{"answers", "other", "no backend"} {
 		t.Run("connected, and "+again, func(t *testing.T) {
 			s := mustSocket(t, l.client, "tcp4")
 			must(t, s.Connect(behaviours["answers"]))
@@ -193,7 +193,7 @@ func TestLoadOfRepeatedConnects(t *testing.T) {
 		must(t, s.SetTimeout(100*time.Millisecond))
 		for range 3 {
 			if err := s.Connect(behaviours["is silent"]); err == nil {
-				t.Error("somebody answers")
+				t.Error("there is an answer")
 			}
 			l.mustKeep(t, 1, "tcp is silent")
 		}
@@ -262,7 +262,7 @@ func TestLoadOfUDP(t *testing.T) {
 		l.needsErrors(t)
 		s := mustSocket(t, l.client, "udp4")
 		must(t, s.Connect(behaviours["answers"]))
-		if err := s.Connect(behaviours["nobody"]); lab.Errno(err) != unix.ECONNREFUSED {
+		if err := s.Connect(behaviours["no backend"]); lab.Errno(err) != unix.ECONNREFUSED {
 			t.Fatalf("connect: %v, want %v", err, unix.ECONNREFUSED)
 		}
 		l.mustKeep(t, 1, "udp answers")
@@ -286,7 +286,7 @@ func TestLoadOfUDP(t *testing.T) {
 	})
 }
 
-// A process that is killed leaves nothing behind.
+// The connections of a process that is killed do not count any more.
 func TestLoadOfKilledProcess(t *testing.T) {
 	l := newLoaded(t)
 	client := l.pod(t)
@@ -297,7 +297,7 @@ func TestLoadOfKilledProcess(t *testing.T) {
 	dead := mustSocket(t, client, "tcp4")
 	must(t, dead.SetTimeout(50*time.Millisecond))
 	if err := dead.Connect(behaviours["is silent"]); err == nil {
-		t.Error("somebody answers")
+		t.Error("there is an answer")
 	}
 	for of, want := range map[string]int{"tcp answers": 3, "udp answers": 1, "tcp is silent": 1} {
 		if have := l.load(l.at[of].backends[0]); have != want {

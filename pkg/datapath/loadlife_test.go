@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// served is a TCP service whose one backend does what the test says.
+// served is a TCP service whose one backend is a socket of the test.
 type served struct {
 	*loaded
 	listener *lab.Socket
@@ -44,7 +44,7 @@ func (s *served) mustAccept(t testing.TB) *lab.Socket {
 	return accepted
 }
 
-// How a connection can end that does not end by the client closing it.
+// A connection may end in other ways than by the client closing it.
 func TestLoadOfBrokenConnections(t *testing.T) {
 	s := newServed(t)
 	t.Run("reset by the server", func(t *testing.T) {
@@ -60,22 +60,22 @@ func TestLoadOfBrokenConnections(t *testing.T) {
 		s.mustHave(t, 0, "")
 	})
 	t.Run("reset by the client", func(t *testing.T) {
-		lingering := s.start(t, s.world.client.Namespace, "linger", servedAt)
-		if said := lingering.line(t); said != "connected" {
-			t.Fatal(said)
+		resetting := s.start(t, s.world.client.Namespace, "reset", servedAt)
+		if printed := resetting.line(t); printed != "connected" {
+			t.Fatal(printed)
 		}
 		server := s.mustAccept(t)
 		s.mustKeep(t, 1, "tcp served")
-		lingering.rest(t)
+		resetting.rest(t)
 		s.mustHave(t, 0, "")
 		if _, _, err := server.Recv(); lab.Errno(err) != unix.ECONNRESET {
-			t.Errorf("the server is told %v, want %v", err, unix.ECONNRESET)
+			t.Errorf("the server's error is %v, want %v", err, unix.ECONNRESET)
 		}
 	})
 	t.Run("half closed", func(t *testing.T) {
 		half := s.start(t, s.world.client.Namespace, "half close", servedAt)
-		if said := half.line(t); said != "half closed" {
-			t.Fatal(said)
+		if printed := half.line(t); printed != "half closed" {
+			t.Fatal(printed)
 		}
 		server := s.mustAccept(t)
 		if text, _, err := server.Recv(); text != "" || err != nil {
@@ -91,8 +91,8 @@ func TestLoadOfBrokenConnections(t *testing.T) {
 	})
 	t.Run("held by another process", func(t *testing.T) {
 		shared := s.start(t, s.world.client.Namespace, "hand on", servedAt)
-		if said := shared.line(t); said != "handed on" {
-			t.Fatal(said)
+		if printed := shared.line(t); printed != "handed on" {
+			t.Fatal(printed)
 		}
 		server := s.mustAccept(t)
 		s.mustKeep(t, 1, "tcp served")
@@ -102,7 +102,7 @@ func TestLoadOfBrokenConnections(t *testing.T) {
 	})
 }
 
-// unread says whether a connection of red has so many bytes to read.
+// unread reports whether a connection of red has so many bytes to read.
 func (s *served) unread(t testing.TB, bytes int) bool {
 	t.Helper()
 	var table []byte
@@ -123,13 +123,13 @@ func TestLoadOfUncommonSockets(t *testing.T) {
 			other := mustSocket(t, l.client, "tcp4")
 			must(t, other.Connect(behaviours["other"]))
 			before := l.countOf(t, l.at["tcp answers"].id) + l.countOf(t, l.at["udp answers"].id) + l.countOf(t, l.at["tcp refuses"].id)
-			said := l.play(t, l.world.client.Namespace, scene, behaviours["answers"], behaviours["refuses"])
-			if strings.HasPrefix(said, "skip: ") {
-				t.Skip(said)
+			printed := l.play(t, l.world.client.Namespace, scene, behaviours["answers"], behaviours["refuses"])
+			if strings.HasPrefix(printed, "skip: ") {
+				t.Skip(printed)
 			}
 			after := l.countOf(t, l.at["tcp answers"].id) + l.countOf(t, l.at["udp answers"].id) + l.countOf(t, l.at["tcp refuses"].id)
 			if after == before {
-				t.Errorf("nothing was translated: %s", said)
+				t.Errorf("nothing was translated: %s", printed)
 			}
 			l.mustHave(t, 1, "tcp other")
 			must(t, other.Close())
@@ -144,7 +144,7 @@ func TestLoadAcrossReplacement(t *testing.T) {
 	tcp, udp, silent := mustSocket(t, l.client, "tcp4"), mustSocket(t, l.client, "udp4"), mustSocket(t, l.client, "tcp4")
 	must(t, tcp.Connect(behaviours["answers"]), udp.Connect(behaviours["answers"]), silent.SetTimeout(50*time.Millisecond))
 	if err := silent.Connect(behaviours["is silent"]); err == nil {
-		t.Error("somebody answers")
+		t.Error("there is an answer")
 	}
 	next := l.mustOpen(t, l.cfg)
 	must(t, next.Attach())
@@ -160,12 +160,12 @@ func TestLoadAcrossReplacement(t *testing.T) {
 	l.mustHave(t, 0, "")
 }
 
-// What is counted of each service port: what became of new flows, and the bytes of
-// TCP sockets once they are closed.
+// The statistics of each service port are the outcomes of new flows, and the bytes of TCP
+// sockets when they are closed.
 func TestStats(t *testing.T) {
 	l := newLoaded(t)
 	l.needsErrors(t)
-	fenced := l.add(t, service{proto: "tcp", at: []string{"10.96.0.8:80"}, to: []string{l.v4(0)}, ranges: []string{"203.0.113.0/24"}})
+	restricted := l.add(t, service{proto: "tcp", at: []string{"10.96.0.8:80"}, to: []string{l.v4(0)}, ranges: []string{"203.0.113.0/24"}})
 	socket := mustSocket(t, l.client, "tcp4")
 	must(t, socket.Connect(behaviours["answers"]))
 	question := strings.Repeat("q", 300000) + "\n"
@@ -183,7 +183,7 @@ func TestStats(t *testing.T) {
 	must(t, socket.Close())
 	l.mustHave(t, 0, "")
 	for range 3 {
-		_, _ = l.client.Request("tcp4", behaviours["nobody"])
+		_, _ = l.client.Request("tcp4", behaviours["no backend"])
 		_, _ = l.client.Request("tcp4", "10.96.0.8:80")
 		_, _ = l.client.Request("udp4", behaviours["other"])
 	}
@@ -193,7 +193,7 @@ func TestStats(t *testing.T) {
 	}
 
 	have := l.stats(t, s.id)
-	// SYN and FIN may count for a byte each.
+	// SYN and FIN may count as one byte each.
 	sent, got := have[maps.StatBytesSent]-uint64(len(question)), have[maps.StatBytesReceived]-uint64(received)
 	if sent > 2 || got > 2 || have[uint32(maps.ReasonTranslated)] != 1 {
 		t.Errorf("%v is counted, want %d bytes sent and %d received, of one flow", have, len(question), received)
@@ -203,8 +203,8 @@ func TestStats(t *testing.T) {
 		what maps.Reason
 		want uint64
 	}{
-		{l.at["tcp nobody"], maps.ReasonRejectNoBackend, 3},
-		{fenced, maps.ReasonDropSourceRange, 3},
+		{l.at["tcp no backend"], maps.ReasonRejectNoBackend, 3},
+		{restricted, maps.ReasonDropSourceRange, 3},
 		{l.at["udp other"], maps.ReasonTranslated, 3},
 		{l.at["udp answers"], maps.ReasonTranslated, 1},
 	} {
@@ -238,8 +238,8 @@ func dialScene(at string) (int, error) {
 	return fd, unix.Connect(fd, sockaddr(at))
 }
 
-// sceneLinger closes a connection to args[0] by a reset.
-func sceneLinger(args []string) (string, error) {
+// sceneReset closes a connection to args[0] by a reset.
+func sceneReset(args []string) (string, error) {
 	fd, err := dialScene(args[0])
 	if err != nil {
 		return "", err
@@ -252,7 +252,7 @@ func sceneLinger(args []string) (string, error) {
 	return "", unix.Close(fd)
 }
 
-// sceneHalfClose says its last to args[0], and listens on.
+// sceneHalfClose shuts down its side of a connection to args[0], and keeps reading.
 func sceneHalfClose(args []string) (string, error) {
 	fd, err := dialScene(args[0])
 	if err != nil {
@@ -266,7 +266,7 @@ func sceneHalfClose(args []string) (string, error) {
 	return "", unix.Close(fd)
 }
 
-// sceneHandOn leaves a connection to args[0] to another process alone.
+// sceneHandOn hands a connection to args[0] over to another process.
 func sceneHandOn(args []string) (string, error) {
 	if args[0] == "held" {
 		_, err := io.Copy(io.Discard, os.Stdin)

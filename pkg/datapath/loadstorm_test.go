@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Many processes at once do all that can be done to a socket, threads share sockets,
-// backends are chosen by their load, and some processes are killed in the middle:
-// when all is over, nobody has a connection.
+// Many processes at once make all kinds of calls on sockets, threads share sockets,
+// backends are chosen by their load, and some processes are killed in between: at the
+// end, no backend has a connection.
 func TestLoadAfterStorm(t *testing.T) {
 	w := newWorld(t)
 	algorithms := []uint8{maps.AlgorithmLC, maps.AlgorithmSED, maps.AlgorithmNQ, maps.AlgorithmRR}
@@ -31,8 +31,8 @@ func TestLoadAfterStorm(t *testing.T) {
 		storms = append(storms, w.start(t, w.client.Namespace, "storm", strconv.Itoa(seed), strconv.Itoa(len(algorithms))))
 	}
 	for i, storm := range storms {
-		if said := storm.line(t); said != "half" {
-			t.Fatal(said)
+		if printed := storm.line(t); printed != "half" {
+			t.Fatal(printed)
 		}
 		if i%2 == 0 {
 			must(t, storm.cmd.Process.Kill())
@@ -48,17 +48,17 @@ func TestLoadAfterStorm(t *testing.T) {
 				busy += w.load(id)
 			}
 		}
-		if said := storm.rest(t); said != "" {
-			t.Error(said)
+		if printed := storm.rest(t); printed != "" {
+			t.Error(printed)
 		}
 	}
 	if busy == 0 {
-		t.Error("nobody had a connection: this says nothing")
+		t.Error("there never was a connection: the test shows nothing")
 	}
 	for _, s := range services {
 		w.mustRest(t, s, 0, 0, 0, 0, 0)
 		if n := w.countOf(t, s.id); n == 0 {
-			t.Errorf("nobody dialled %s", s.at[0])
+			t.Errorf("no client dialled %s", s.at[0])
 		}
 	}
 }
@@ -96,8 +96,7 @@ func sceneStorm(args []string) (string, error) {
 	return "", nil
 }
 
-// stormer is a thread that dials whatever it likes. What becomes of a call is of no
-// interest.
+// stormer is a thread that makes random calls and ignores their results.
 type stormer struct {
 	*rand.Rand
 	services int

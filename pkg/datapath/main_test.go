@@ -22,10 +22,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rootPattern names bpf roots of tests after the process that made them.
+// rootPattern names bpf roots of tests after the process that created them.
 const rootPattern = "/sys/fs/bpf/sluice-test-%d-%s"
 
-// sweepRoots removes what test runs that died have left pinned.
+// sweepRoots removes the pins of test runs that have died.
 func sweepRoots() {
 	roots, _ := filepath.Glob(strings.NewReplacer("%d", "*", "%s", "*").Replace(rootPattern))
 	for _, root := range roots {

@@ -12,20 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultBPFRoot is where the pins are if bpffs is mounted where everybody
-// expects it.
+// DefaultBPFRoot is the folder of the pins if bpffs is mounted in its usual place.
 const DefaultBPFRoot = "/sys/fs/bpf/sluice"
 
-// FindBPFRoot returns the folder of the pins: [DefaultBPFRoot], or where that is
-// not on bpffs the same in the first bpffs that is mounted. A container may not
-// write below /sys (AppArmor), and so has its node's bpffs elsewhere.
+// FindBPFRoot returns the folder of the pins: [DefaultBPFRoot] if that is on bpffs, or
+// else the folder of that name in the first bpffs that is mounted. AppArmor does not
+// let a container write below /sys, so it has its node's bpffs elsewhere.
 func FindBPFRoot() string {
 	if checkBPFFS(DefaultBPFRoot) == nil {
 		return DefaultBPFRoot
 	}
 	mounts, err := mountPoints("bpf")
 	if err != nil {
-		return DefaultBPFRoot // which the agent refuses, saying what is missing
+		return DefaultBPFRoot // the agent reports why it cannot be used
 	}
 	for _, mount := range mounts {
 		root := filepath.Join(mount.path, filepath.Base(DefaultBPFRoot))
@@ -37,8 +36,8 @@ func FindBPFRoot() string {
 	return DefaultBPFRoot
 }
 
-// MountBPFFS mounts bpffs at the folder of bpfRoot, unless it is there. That takes
-// a privilege that nothing else does.
+// MountBPFFS mounts bpffs at the parent folder of bpfRoot, unless that is on bpffs.
+// Mounting takes full privileges, which the agent does not need otherwise.
 func MountBPFFS(bpfRoot string) error {
 	folder := filepath.Dir(bpfRoot)
 	if checkBPFFS(folder) == nil {
@@ -55,14 +54,14 @@ func MountBPFFS(bpfRoot string) error {
 type mountPoint struct {
 	id   uint64
 	kind string // the type of file system
-	// root is the folder of the file system that is seen at path. In a cgroup
-	// file system it is a path from the root of this process' cgroup namespace.
+	// root is the folder of the file system that is mounted at path. In a cgroup file
+	// system it is a path from the root of this process' cgroup namespace.
 	root string
 	path string
 }
 
-// mountPoints returns the mounts of a type of file system that a path leads to,
-// in the order of mountinfo. One that another mount hides is not among them.
+// mountPoints returns the mounts of a type of file system in the order of mountinfo,
+// without those that another mount hides.
 func mountPoints(kind string) ([]mountPoint, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -88,7 +87,7 @@ func mountPoints(kind string) ([]mountPoint, error) {
 	return found, nil
 }
 
-// parseMountPoint reads "ID parent major:minor root path options … - type source …".
+// parseMountPoint parses "ID parent major:minor root path options … - type source …".
 func parseMountPoint(line string) (mountPoint, bool) {
 	mount, is, _ := strings.Cut(line, " - ")
 	fields := strings.Fields(mount)
@@ -101,7 +100,7 @@ func parseMountPoint(line string) (mountPoint, bool) {
 	return mountPoint{id: id, kind: kind, root: unescape(fields[3]), path: unescape(fields[4])}, err == nil
 }
 
-// unescape undoes what the kernel does to white space in the paths of mountinfo.
+// unescape returns a path without the escapes that mountinfo has for white space.
 func unescape(path string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
 }
@@ -116,8 +115,8 @@ func mountID(path string) (uint64, error) {
 	return stat.Mnt_id, nil
 }
 
-// CheckBPFRoot returns an error that names the folder and what is wrong with it
-// unless it is on bpffs, or can be made there.
+// CheckBPFRoot returns an error that names the folder unless it is on bpffs, or can be
+// created there.
 func CheckBPFRoot(bpfRoot string) error {
 	if err := checkBPFFS(bpfRoot); err != nil {
 		return fmt.Errorf("bpf root %q: %w", bpfRoot, err)
@@ -126,7 +125,7 @@ func CheckBPFRoot(bpfRoot string) error {
 	return nil
 }
 
-// checkBPFFS accepts folders that do not exist yet, if their parent is on bpffs.
+// checkBPFFS returns an error unless path is on bpffs. It need not exist if its parent does.
 func checkBPFFS(path string) error {
 	if path == "" {
 		return errors.New("a path is required")

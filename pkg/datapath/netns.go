@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNetnsNotFound is returned when a socket's network namespace cannot be
-// entered: it has no name that we can see, and no process in it that we may
-// look at, which takes CAP_SYS_PTRACE.
+// ErrNetnsNotFound is returned when a socket's network namespace cannot be entered:
+// it has no name in this mount namespace, and no process whose namespace this process
+// may open, which takes CAP_SYS_PTRACE.
 var ErrNetnsNotFound = errors.New("network namespace not found (the agent needs the host's /run/netns, or its /proc and CAP_SYS_PTRACE)")
 
-// netnsPaths returns the paths of every network namespace that a process is in
-// or that has a name, by inode number; names come first, since they stay.
+// netnsPaths returns the paths of every network namespace that has a name or a
+// process, by inode number. Names come first, since processes may end.
 func netnsPaths() (map[uint32][]string, error) {
 	named, err := filepath.Glob("/run/netns/*")
 	if err != nil {
@@ -38,9 +38,8 @@ func netnsPaths() (map[uint32][]string, error) {
 	return paths, nil
 }
 
-// inNetns runs f in another network namespace, which has one of these paths.
-// Should the way back fail, the thread ends with its goroutine, and nobody
-// else gets it.
+// inNetns runs f in another network namespace, which has one of these paths. If the
+// thread cannot return to its own namespace, it ends with the goroutine.
 func inNetns(paths []string, f func() error) error {
 	target, err := openFirst(paths)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Node ports answer on the node's addresses for everybody, and on loopback for
-// the node itself. A pod's loopback is its own.
+// Node ports answer on the node's addresses for all clients, and on loopback for the
+// node itself. A pod's loopback is its own.
 func TestNodePorts(t *testing.T) {
 	w := newWorld(t)
 	w.needsNode(t)

@@ -26,18 +26,19 @@ type other struct {
 	name string
 }
 
-// first returns the hook with the first place for ours.
+// first returns the hook with the position before all others.
 func (h deviceHook) first() deviceHook {
 	h.anchor, h.priority = link.Head(), 1
 
 	return h
 }
 
-// isFirst reports whether ours is to be the first at the hook.
+// isFirst reports whether our program has to be the first at the hook.
 func (h deviceHook) isFirst() bool { return h.priority == 1 }
 
-// stays reports whether ours stays where it is, behind these: where it is to be the first, it
-// overtakes each program once. An owner that insists on the first place keeps it.
+// stays reports whether our program stays behind these. Where it has to be the first, it is
+// attached anew, once for each program that is before it: an owner that attaches its program
+// anew as well gets the first position.
 func (p *devicePrograms) stays(at position, hook deviceHook, ahead []other) bool {
 	known := p.overtaken[at]
 	isNew := func(o other) bool { return o.id != 0 && !known[o.id] }
@@ -59,7 +60,7 @@ func (p *devicePrograms) stays(at position, hook deviceHook, ahead []other) bool
 	return false
 }
 
-// forget forgets what was at devices that are gone.
+// forget removes the positions of devices that are gone.
 func (p *devicePrograms) forget(devices []Device) {
 	gone := func(at position) bool {
 		return !slices.ContainsFunc(devices, func(d Device) bool { return d.Index == at.index })
@@ -68,29 +69,30 @@ func (p *devicePrograms) forget(devices []Device) {
 	maps.DeleteFunc(p.front, func(at position, _ bool) bool { return gone(at) })
 }
 
-// Unreached is a hook of a device which packets pass, and our program does not see them.
+// Unreached is a hook of a device at which our program does not see the packets that pass.
 type Unreached struct {
 	Index int
 	Hook  string
-	// Ahead are the programs and filters that run before ours: one of them ends the chain.
+	// Ahead are the programs and filters that run before ours. One of them ends the chain.
 	Ahead []string
 }
 
-// String names who keeps packets from ours.
+// String describes the problem, with the programs that may be the cause.
 func (u Unreached) String() string {
 	return fmt.Sprintf("%s: packets pass that the program of Sluice does not see: what runs before it ends the chain (%s)",
 		u.Hook, strings.Join(u.Ahead, ", "))
 }
 
-// FindUnreached returns the hooks of these devices at which others run before our program,
-// packets have passed, and our program has not run once: what runs before it ends the chain. It
-// calls wait three times: packets have to pass while the second one runs, and those that are
-// under way come through in the others. Devices of one kind share a program, so where others of
-// them are reached, this stays unnoticed. What was found stays so until our program runs.
+// FindUnreached returns the hooks of these devices at which packets have passed, programs of
+// others run before ours, and ours has not run once: one of the others ends the chain. It calls
+// wait three times: packets have to pass during the second one, and the other two let packets in
+// flight arrive. Devices of one variant share a program, so that a hook stays unnoticed if another
+// device of that variant is reached. A hook stays unreached until our program runs.
 //
-// At egress, where ours is the last by choice, the next [Datapath.AttachDevices] makes it the
-// first: then again is true, and such a hook is found when that did not help. FindUnreached must
-// not be called at the same time as AttachDevices, which finds who runs before ours.
+// At egress our program is the last by choice. For a hook that is found there, again is true
+// instead, and the next [Datapath.AttachDevices] makes our program the first; the hook is
+// returned only if that did not help. FindUnreached must not be called at the same time as
+// AttachDevices, which finds the programs that run before ours.
 func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreached, again bool, err error) {
 	known := d.devices.unreached
 	d.devices.unreached = make(map[position]bool)
@@ -134,7 +136,7 @@ func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreach
 	return found, again, nil
 }
 
-// countBehindOthers counts at the hooks of these devices at which others run before ours.
+// countBehindOthers returns the counts of those hooks of these devices at which others run before ours.
 func (d *Datapath) countBehindOthers(devices []Device, count func(Device, deviceHook) (uint64, error)) (map[position]uint64, error) {
 	counts := make(map[position]uint64)
 	for _, hook := range deviceHooks() {
@@ -154,7 +156,7 @@ func (d *Datapath) countBehindOthers(devices []Device, count func(Device, device
 	return counts, nil
 }
 
-// runsOf returns how often our program of a kind of device has run while runs were counted.
+// runsOf returns how often the program of a device's variant has run while runs were counted.
 func (d *Datapath) runsOf(device Device, hook deviceHook) (uint64, error) {
 	programs, err := d.devices.load(d, variantOf(device))
 	if err != nil {
@@ -168,7 +170,8 @@ func (d *Datapath) runsOf(device Device, hook deviceHook) (uint64, error) {
 	return stats.RunCount, nil
 }
 
-// packetsOf returns how many packets a device has received or sent; none, if it is gone.
+// packetsOf returns how many packets a device has received (at ingress) or sent (at egress),
+// and 0 if it is gone.
 func packetsOf(device Device, hook deviceHook) (uint64, error) {
 	l, err := netlink.LinkByIndex(device.Index)
 	if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && l.Attrs().Statistics == nil {

@@ -10,13 +10,13 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// DestroyOrphans ends connected UDP sockets, in every network namespace, if the
-// backend that they were given is gone, or if what they dialled does not lead
-// to its Service any more. Their next receive fails with ECONNABORTED, a send
-// before it with EDESTADDRREQ, and applications connect anew. Sockets that
-// Sluice did not translate, and unconnected ones, are left alone.
+// DestroyOrphans destroys connected UDP sockets, in every network namespace, if their
+// backend is gone, or if their original destination does not belong to the Service
+// any more. Their next receive fails with ECONNABORTED, a send before it with
+// EDESTADDRREQ, and applications connect anew. It does not touch sockets that Sluice
+// did not translate, and unconnected ones.
 //
-// It returns how many it ended, also next to an error.
+// It returns how many it destroyed, also in case of an error.
 func (d *Datapath) DestroyOrphans() (int, error) {
 	socks, err := d.TranslatedSocks()
 	if err != nil {
@@ -44,13 +44,13 @@ func (d *Datapath) DestroyOrphans() (int, error) {
 	return destroyed, errors.Join(errs...)
 }
 
-// orphans returns the sockets that must connect anew, by network namespace.
+// orphans returns the sockets that have to connect anew, by network namespace.
 func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.TranslatedSock, error) {
 	stays := make(map[maps.SockState]bool)
 	orphans := make(map[uint32][]maps.TranslatedSock)
 	for _, sock := range socks {
 		if sock.Peer != sock.State.Backend || sock.PeerPort != sock.State.BackendPort {
-			continue // it is connected to something else by now
+			continue // it has connected to another address since
 		}
 		if _, known := stays[sock.State]; !known {
 			leads, err := d.hasFrontend(sock.State)
@@ -67,24 +67,24 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.Trans
 	return orphans, nil
 }
 
-// hasBackend says that the backend which a socket was given is still there, and
-// not another one under its id.
+// hasBackend reports whether the backend of a socket still exists: its id may belong to
+// another one by now.
 func (d *Datapath) hasBackend(given maps.SockState) bool {
 	b, ok := d.maps.BackendOf(given.BackendId)
 
 	return ok && b.ServicePortId == given.ServicePortId && b.Addr == given.Backend && b.Port == given.BackendPort
 }
 
-// hasFrontend says that what a socket dialled still leads to the service port
-// that it led to then: by itself, or as the port of a node.
+// hasFrontend reports whether the original destination of a socket still belongs to the
+// same service port, as a frontend of its own or as a node port.
 func (d *Datapath) hasFrontend(given maps.SockState) (bool, error) {
 	key := maps.FrontendKey{
-		Addr: given.Dialled, Port: given.DialledPort,
+		Addr: given.OriginalDst, Port: given.OriginalPort,
 		Proto: unix.IPPROTO_UDP, Scope: maps.ScopeInternal,
 	}
 	_, pool, ok, err := d.maps.FrontendOf(key)
 	if err == nil && !ok {
-		key.Addr = maps.AddrOf(unspecified(given.Dialled.IP()))
+		key.Addr = maps.AddrOf(unspecified(given.OriginalDst.IP()))
 		_, pool, ok, err = d.maps.FrontendOf(key)
 	}
 

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Sockets whose backend goes away, and sockets next to them that must not
-// notice. All are in the client pod and on the node.
+// Sockets whose backend is removed are destroyed, and sockets next to them, in the client
+// pod and on the node, are not.
 func TestDestroyOrphans(t *testing.T) {
 	w := newWorld(t)
 	const vip4, vip6, mapped, other4 = "10.96.0.1:53", "[fd00:96::1]:53", "[::ffff:10.96.0.1]:53", "10.96.0.2:53"
@@ -120,8 +120,8 @@ func TestOrphanConnectsAnew(t *testing.T) {
 	mustDestroy(t, w, 0)
 }
 
-// A backend that lives on is no reason to stay, when what was dialled leads
-// elsewhere.
+// A socket is destroyed although its backend exists, if the original destination does not
+// belong to the Service any more.
 func TestOrphanOfAnAddress(t *testing.T) {
 	const vip, kept = "10.96.0.1:53", "10.96.0.2:53"
 	for _, test := range []struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// How long an unconnected UDP socket keeps the backend of a Service.
+// An unconnected UDP socket keeps the backend of a Service while datagrams flow.
 func TestPins(t *testing.T) {
 	t.Parallel() // it sleeps
 	const idle = 500 * time.Millisecond
@@ -80,8 +80,9 @@ func TestPins(t *testing.T) {
 	})
 }
 
-// A socket keeps a few destinations itself, and those beyond are pinned. All answers come
-// from what was dialled, and a socket that sends to a backend itself hears that.
+// A few destinations are stored with the socket, and more of them in the map of pins. All
+// answers come from the original destination, and those of a backend that the socket sends
+// to itself from the backend.
 func TestManyDestinations(t *testing.T) {
 	w := newWorld(t)
 	client := w.pod(t)

@@ -22,10 +22,10 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// port is a device of a node, and somebody who sends to it. Programs that count
-// take the place of ours, so that every packet that passes them shows; beside
-// them there is one of somebody else at each hook, behind ours at ingress and
-// before ours at egress, which passes on what it sees.
+// port is a device of a node, and a peer that sends to it. Programs that count take the
+// place of ours, so that every packet that passes them is counted; each hook has another
+// program that counts and passes packets on, behind ours at ingress and before ours at
+// egress.
 //
 //	node eth0 10.0.0.1/24 ┄┄ peer eth0 10.0.0.2/24
 type port struct {
@@ -45,7 +45,7 @@ type counter struct {
 	packets *ebpf.Map
 }
 
-// counters are the two that stand for ours.
+// counters are the two programs that take the place of ours.
 type counters struct{ ingress, egress *counter }
 
 // eachAttachment runs a test for each way to attach that the kernel has.
@@ -109,7 +109,7 @@ func (p *port) open(by Attachment) {
 	p.ours = append(p.ours, p.count(variantOf(p.device())))
 }
 
-// count has programs that count stand for those of a variant.
+// count replaces the programs of a variant by programs that count.
 func (p *port) count(v variant) *counters {
 	p.t.Helper()
 	c := &counters{newCounter(p.t, -1), newCounter(p.t, -1)}
@@ -151,7 +151,7 @@ func (p *port) tryAttach(devices ...Device) (failed map[int]error) {
 	return failed
 }
 
-// states returns what the kernel says, by the name of the device.
+// states returns the state of all devices, by name.
 func (p *port) states() map[string]DeviceState {
 	p.t.Helper()
 	states := make(map[string]DeviceState)
@@ -167,7 +167,7 @@ func (p *port) states() map[string]DeviceState {
 	return states
 }
 
-// wantState fails the test unless the kernel says this of a device.
+// wantState fails the test unless a device has this state.
 func (p *port) wantState(device string, attached Attachment, problem string) {
 	p.t.Helper()
 	state := p.states()[device]
@@ -176,8 +176,8 @@ func (p *port) wantState(device string, attached Attachment, problem string) {
 	}
 }
 
-// attachTheirs attaches the programs of somebody else, for good: nearer to the
-// stack than ours.
+// attachTheirs attaches the programs of another owner, until the test ends: nearer to
+// the stack than ours.
 func (p *port) attachTheirs() {
 	p.t.Helper()
 	for _, hook := range deviceHooks() {
@@ -189,8 +189,8 @@ func (p *port) attachTheirs() {
 	}
 }
 
-// attachTheir attaches one in the way in which this Datapath attaches, until undo is called. Only
-// one of anchor and priority counts.
+// attachTheir attaches a program of another owner by this Datapath's kind of attachment, until
+// undo is called. Anchor is used with tcx, and priority with clsact.
 func (p *port) attachTheir(hook deviceHook, c *counter, anchor link.Anchor, priority uint16) (undo func()) {
 	p.t.Helper()
 	lab.MustDo(p.t, p.node, func() error {
@@ -256,7 +256,7 @@ func (p *port) wantCounts(seen bool, counters ...*counter) {
 	}
 }
 
-// newCounter returns a program that counts, and then says this.
+// newCounter returns a program that counts, and then returns this verdict.
 func newCounter(t testing.TB, verdict int32) *counter {
 	t.Helper()
 	c := &counter{t: t}
@@ -329,7 +329,7 @@ func (p *port) filterNames() []string {
 	return names
 }
 
-// hasClsact says that the port has the qdisc.
+// hasClsact reports whether the port has the qdisc.
 func (p *port) hasClsact() bool {
 	p.t.Helper()
 	var has bool

@@ -14,40 +14,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProbeAddr is the reserved frontend: TCP, without a backend. The address is
-// the IPv4 dummy address (RFC 7600), which no packet may carry; the port is
-// discard.
+// ProbeAddr is the reserved frontend: TCP, without a backend. Its address is the IPv4
+// dummy address (RFC 7600), which packets must not have; its port is discard.
 var ProbeAddr = netip.MustParseAddrPort("192.0.0.8:9")
 
-// ProbeVerb is the argument with which [Verify] starts this program's own
-// executable; main calls [ProbeMain] then.
+// ProbeVerb is the argument with which [Verify] starts this program's own executable,
+// which then calls [ProbeMain].
 const ProbeVerb = "probe-hooks"
 
-// ErrNotEffective is returned when a socket in the cgroup root is not translated,
-// whatever the kernel says of the attachment of our programs.
+// ErrNotEffective is returned when a socket in the cgroup root is not translated, even
+// if the kernel lists our programs as attached.
 var ErrNotEffective = errors.New("sockets are not translated")
 
-// ErrNotProbed is returned when nothing is known: the process that would find out
-// did not run to its end.
+// ErrNotProbed is returned when the process that probes the hooks failed, so that
+// nothing is known of them.
 var ErrNotProbed = errors.New("hooks could not be tried")
 
-// probeTimeout is how long that process may take, and dialTimeout each of its two
-// sockets: where the kernel routes loopback addresses (route_localnet, which
-// kube-proxy in iptables mode leaves behind), nobody answers.
+// probeTimeout is the timeout of that process, and dialTimeout that of each of its two
+// sockets: if the kernel routes loopback addresses (route_localnet, which kube-proxy
+// in iptables mode leaves behind), no answer comes.
 const (
 	probeTimeout = 10 * time.Second
 	dialTimeout  = time.Second
 )
 
-// Verify starts a process in cgroupRoot that dials the reserved frontend. It
-// returns an error wrapping [ErrNotEffective] if that is not refused by our
-// programs, and one wrapping [ErrNotProbed] if it could not be tried. The reserved
-// frontend must be programmed. At most a SYN leaves the node, which gets no further
-// than the next hop, and that only where hooks have no effect.
+// Verify starts a process in cgroupRoot that dials the reserved frontend. It returns
+// an error wrapping [ErrNotEffective] if our programs do not refuse that, and one
+// wrapping [ErrNotProbed] if it could not be tried. The reserved frontend must be in
+// the maps. Only if hooks have no effect, a SYN may leave the node, which reaches at
+// most the next hop.
 //
-// Where this process is in that cgroup already, the process it starts is, too, and
-// is not moved: the kernel lets no process into a cgroup with controllers for its
-// children (EBUSY), nor out of a cgroup namespace if nsdelegate is set (ENOENT),
+// If this process is in that cgroup already, the new process inherits it. It is moved
+// only if it must be: the kernel lets no process into a cgroup with controllers for
+// its children (EBUSY), nor out of a cgroup namespace if nsdelegate is set (ENOENT),
 // and a seccomp profile may forbid clone3.
 func Verify(ctx context.Context, cgroupRoot string) error {
 	cgroup, err := os.Open(cgroupRoot)
@@ -76,8 +75,8 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 
 const probeNotEffective = 3
 
-// ProbeMain is what the process does that [Verify] starts. It returns the exit
-// code.
+// ProbeMain is the main function of the process that [Verify] starts. It returns the
+// exit code.
 func ProbeMain() int {
 	v4 := &unix.SockaddrInet4{Port: int(ProbeAddr.Port()), Addr: ProbeAddr.Addr().As4()}
 	v6 := &unix.SockaddrInet6{Port: v4.Port, Addr: ProbeAddr.Addr().As16()}
@@ -105,9 +104,9 @@ func ProbeMain() int {
 	return code
 }
 
-// dialBound connects a TCP socket that is bound to loopback: without our
-// programs the kernel finds no way from there to the dummy address (EINVAL), or
-// its SYN goes no further than the next hop.
+// dialBound connects a TCP socket that is bound to loopback. Without our programs the
+// kernel has no route from there to the dummy address (EINVAL), or its SYN reaches at
+// most the next hop.
 func dialBound(family int, bind, dial unix.Sockaddr) error {
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -117,8 +116,8 @@ func dialBound(family int, bind, dial unix.Sockaddr) error {
 	if err := unix.Bind(fd, bind); err != nil {
 		return fmt.Errorf("bind: %w", err)
 	}
-	patience := unix.NsecToTimeval(dialTimeout.Nanoseconds())
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience); err != nil {
+	timeout := unix.NsecToTimeval(dialTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
 		return fmt.Errorf("timeout: %w", err)
 	}
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 1); err != nil {

@@ -53,7 +53,7 @@ func TestVerify(t *testing.T) {
 	})
 }
 
-// Old kernels refuse by other means.
+// Verify works with programs for old kernels, which refuse a connect in another way.
 func TestVerifyOldKernels(t *testing.T) {
 	w := newOldWorld(t)
 	w.add(t, service{proto: "tcp", at: []string{ProbeAddr.String()}})

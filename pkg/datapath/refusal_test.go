@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// addRefusals publishes what refuses, for both protocols and families.
+// addRefusals publishes services that refuse, for both protocols and families.
 func (w *world) addRefusals(t testing.TB) {
 	t.Helper()
 	w.serviceCIDRs(t, "10.96.0.0/16", "fd00:96::/112")
@@ -40,7 +40,7 @@ var refusals = []struct {
 	{"a slot without its backend", []string{"10.96.0.4:80", "[fd00:96::4]:80"}, maps.ReasonDropBackendMissing, unix.EHOSTUNREACH},
 }
 
-// What an application is told when its Service does not take it.
+// System calls return an error if a Service refuses the client.
 func TestRefusals(t *testing.T) {
 	w := newWorld(t)
 	w.needsErrors(t)
@@ -82,7 +82,7 @@ func network(proto, address string) string {
 	return proto + "6"
 }
 
-// Before Linux 6.1 a connect that is refused goes to a port that refuses.
+// Before Linux 6.1 a connect that is refused goes to a port at which nothing listens.
 func TestRefusalsOfOldKernels(t *testing.T) {
 	w := newOldWorld(t)
 	w.addRefusals(t)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// While frontends and what they lead to come and go, a client of one that stays meets its
-// backends and no others, and no connect fails.
+// While frontends and their pools are added and removed, a client of one that stays gets only its
+// backends, and no connect fails.
 func TestChangesUnderReaders(t *testing.T) {
 	w := newWorld(t)
 	w.serviceCIDRs(t, "10.96.0.0/16")

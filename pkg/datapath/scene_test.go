@@ -14,14 +14,14 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// A scene is played by a process of its own, in a namespace and a cgroup: for
-// system calls that [lab.Socket] does not make. What it returns is printed.
+// A scene is played by a process of its own, in a namespace and a cgroup: it makes
+// system calls that [lab.Socket] does not make. The process prints its result.
 type scene func(args []string) (string, error)
 
 // sceneVariable names the scene that this executable plays.
 const sceneVariable = "SLUICE_SCENE"
 
-// scenes are all of them, by name.
+// scenes are all scenes, by name.
 func scenes() map[string]scene {
 	return map[string]scene{
 		"cork":                 sceneCork,
@@ -37,29 +37,29 @@ func scenes() map[string]scene {
 		"time socket":          sceneTimeSocket,
 		"time tcp":             sceneTimeTCP,
 		"connect again":        sceneConnectAgain,
-		"linger":               sceneLinger,
+		"reset":                sceneReset,
 		"half close":           sceneHalfClose,
 		"hand on":              sceneHandOn,
 		"storm":                sceneStorm,
 	}
 }
 
-// playScene plays the scene that the environment names, and does not return
-// then.
+// playScene plays the scene that the environment names, and exits. It returns if there
+// is none.
 func playScene() {
 	name := os.Getenv(sceneVariable)
 	if name == "" {
 		return
 	}
-	said, err := scenes()[name](os.Args[1:])
-	fmt.Print(said)
+	printed, err := scenes()[name](os.Args[1:])
+	fmt.Print(printed)
 	if err != nil {
 		fmt.Print(errorWord(err))
 	}
 	os.Exit(0)
 }
 
-// errorWord is the name of a system call's error, or else its text.
+// errorWord returns the name of a system call's error, or else its text.
 func errorWord(err error) string {
 	errno := unix.Errno(0)
 	if errors.As(err, &errno) {
@@ -113,12 +113,12 @@ func (w *world) start(t testing.TB, ns *lab.Namespace, name string, args ...stri
 func (r *runningScene) rest(t testing.TB) string {
 	t.Helper()
 	r.in.Close()
-	said, err := io.ReadAll(r.out)
+	printed, err := io.ReadAll(r.out)
 	if err != nil {
 		t.Fatalf("scene: %v", err)
 	}
 
-	return strings.TrimSpace(string(said))
+	return strings.TrimSpace(string(printed))
 }
 
 // line waits for the next line that the scene prints.

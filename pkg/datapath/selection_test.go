@@ -11,8 +11,8 @@ import (
 
 var extentSizes = []int{1, 2, 3, 1000, 10000}
 
-// addLarge publishes a UDP service with n backends that nobody has to reach:
-// connects of UDP sockets send nothing.
+// addLarge publishes a UDP service with n backends that need not exist: connects of UDP
+// sockets send nothing.
 func (w *world) addLarge(t testing.TB, n int, s service) *service {
 	t.Helper()
 	for i := range n {

@@ -52,7 +52,7 @@ func (w *world) add(t testing.TB, s service) *service {
 	return &s
 }
 
-// hand returns what writes into the maps of this world.
+// hand returns the writer of this world's maps.
 func (w *world) hand() *mapstest.Writer {
 	if w.writer == nil {
 		w.writer = mapstest.New(w.Maps().Tables)
@@ -77,7 +77,7 @@ func (w *world) publish(t testing.TB, s *service, backends ...uint32) {
 	}
 }
 
-// mark says one more thing of an address.
+// mark sets a flag of an address.
 func (w *world) mark(t testing.TB, a netip.Addr, flag uint32) {
 	t.Helper()
 	must(t, w.hand().Mark(maps.AddrOf(a), flag, 0))
@@ -131,7 +131,7 @@ func (w *world) nodePortsAt(t testing.TB, addrs ...netip.Addr) {
 	}
 }
 
-// serviceCIDRs says where ClusterIPs come from.
+// serviceCIDRs publishes the ranges of ClusterIPs.
 func (w *world) serviceCIDRs(t testing.TB, prefixes ...string) {
 	t.Helper()
 	for _, prefix := range prefixes {

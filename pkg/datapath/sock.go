@@ -30,7 +30,7 @@ func (d *Datapath) TranslatedSocks() ([]maps.TranslatedSock, error) {
 	}
 	defer out.Close()
 
-	r := bufio.NewReaderSize(out, 1<<16) // every read is a walk of the kernel's
+	r := bufio.NewReaderSize(out, 1<<16) // each read walks the kernel's table of sockets
 	var socks []maps.TranslatedSock
 	for {
 		var sock maps.TranslatedSock

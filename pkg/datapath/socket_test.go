@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Ways to connect and to hold a socket that most programs do not use.
+// Sockets are translated, too, if they connect or are held in ways that few programs use.
 func TestUncommonSockets(t *testing.T) {
 	w := newWorld(t)
 	const vip = "10.96.0.1:80"
@@ -42,8 +42,8 @@ func TestUncommonSockets(t *testing.T) {
 	}
 }
 
-// answerOn asks on a connected socket, and says who answered and who it
-// thinks it asked.
+// answerOn asks on a connected socket, and returns the name of the backend and the peer
+// address that the socket has.
 func answerOn(fd int) (string, error) {
 	if _, err := unix.Write(fd, []byte("who\n")); err != nil {
 		return "", err
@@ -146,8 +146,8 @@ func sceneInherit(args []string) (string, error) {
 	return one + "; " + two + "; " + string(three), err
 }
 
-// sceneListenAfterConnect listens on a socket that connected to args[1] in vain,
-// and is then connected to from what it takes for its backend.
+// sceneListenAfterConnect listens on a socket whose connect to args[1] has failed, and then
+// gets a connection from the address of what would be its backend.
 func sceneListenAfterConnect(args []string) (string, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 	if err != nil {

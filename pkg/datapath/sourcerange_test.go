@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Who may dial a Service with loadBalancerSourceRanges. The kernel has not
-// chosen the client's address yet when the hook decides.
+// Only sources in loadBalancerSourceRanges reach a Service that has them. The kernel has
+// not chosen the client's address yet when the hook decides.
 func TestSourceRanges(t *testing.T) {
 	w := newWorld(t)
 	w.needsNode(t)
@@ -62,7 +62,7 @@ func TestSourceRanges(t *testing.T) {
 			t.Run(test.name+", "+proto, func(t *testing.T) {
 				counted := w.counted(t, func() {
 					s := mustSocket(t, test.client, network(proto, test.dial))
-					must(t, s.SetTimeout(1)) // nobody answers the other network
+					must(t, s.SetTimeout(1)) // no answer comes to the other network
 					if test.from != "" {
 						must(t, s.Bind(test.from))
 					}
@@ -81,7 +81,7 @@ func TestSourceRanges(t *testing.T) {
 			})
 		}
 	}
-	t.Run("nobody without ranges of the family", func(t *testing.T) {
+	t.Run("refused without ranges of the family", func(t *testing.T) {
 		w.add(t, service{proto: "udp", at: []string{"203.0.113.3:80"}, to: []string{w.v4(0)}, flags: maps.PoolSourceRanges})
 		counted := w.counted(t, func() { _ = mustSocket(t, pod, "udp4").Connect("203.0.113.3:80") })
 		if counted[maps.ReasonDropSourceRange] != 1 {

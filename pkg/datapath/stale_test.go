@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Ids that slots, affinity and pins hold may have been given to another
-// Service meanwhile.
+// Slots, affinity and pins may hold an id that belongs to another Service by now.
 func TestStaleIDs(t *testing.T) {
 	w := newWorld(t)
 	other := w.add(t, service{proto: "udp", at: []string{"10.96.0.9:53"}, to: []string{w.v4(2)}})

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockaddr is what the kernel takes for an address in text.
+// sockaddr returns the kernel's form of an address in text.
 func sockaddr(text string) unix.Sockaddr {
 	a := netip.MustParseAddrPort(text)
 	if a.Addr().Is4() {

@@ -17,16 +17,16 @@ import (
 	"github.com/sluice-lb/sluice/bpf"
 )
 
-// deviceDir has a folder for each device, named by its index.
+// deviceDir returns the folder that contains a folder for each device, named by its index.
 func deviceDir(bpfRoot string) string { return filepath.Join(linkDir(bpfRoot), "devices") }
 
 func devicePin(bpfRoot string, index int, hook deviceHook) string {
 	return filepath.Join(deviceDir(bpfRoot), strconv.Itoa(index), hook.name)
 }
 
-// attachTCX attaches a program to a device, see [links.attach]. One that others have been put
-// ahead of is attached anew, unless stays wants it where it is. The kernel takes a program only
-// once at a hook, so the new link begins with another copy of it, until the old one is gone.
+// attachTCX attaches a program to a device, see [links.attach]. If stays returns false for the
+// programs that run before it, it is attached anew. The kernel accepts a program only once at a
+// hook, so the new link begins with another copy of it, until the old link is gone.
 func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program, stays func(ahead []other) bool, load func() (*bpf.DevicePrograms, error)) error {
 	isThere := func(l link.Link) bool {
 		id, programs, err := runningAt(l, index, hook)
@@ -56,7 +56,7 @@ func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program, st
 		if err != nil {
 			return nil, err
 		}
-		defer programs.Close() // the link has it
+		defer programs.Close() // the link has a reference
 		copied = true
 
 		return attach(hook.program(programs))
@@ -70,9 +70,9 @@ func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program, st
 	return err
 }
 
-// runningAt returns the program of a link, if it runs at this hook of a device of
-// our namespace, or 0, and the programs that run before it. The link alone does
-// not tell the namespace.
+// runningAt returns the program of a link and those that run before it, or 0 if it
+// does not run at this hook of a device of this namespace. The link itself does not
+// show the namespace of its device.
 func runningAt(l link.Link, index int, hook deviceHook) (ebpf.ProgramID, []ebpf.ProgramID, error) {
 	info, err := l.Info()
 	if err != nil {
@@ -93,8 +93,8 @@ func runningAt(l link.Link, index int, hook deviceHook) (ebpf.ProgramID, []ebpf.
 	return 0, nil, nil
 }
 
-// detachTCX detaches all links to devices that keep does not want: also from
-// those that went to another namespace, where links stay.
+// detachTCX detaches all pinned links from devices for which keep returns false, also
+// if these have moved to another namespace, where links stay attached.
 func detachTCX(bpfRoot string, keep func(index int) bool) error {
 	entries, err := os.ReadDir(deviceDir(bpfRoot))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -117,8 +117,8 @@ func detachTCX(bpfRoot string, keep func(index int) bool) error {
 	return errors.Join(errs...)
 }
 
-// removeDeviceLinks detaches what is pinned for one device, in the reverse order
-// of attaching.
+// removeDeviceLinks detaches the pinned links of one device, in the reverse order of
+// attaching.
 func removeDeviceLinks(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -137,7 +137,7 @@ func removeDeviceLinks(dir string) error {
 	return os.Remove(dir)
 }
 
-// findLink returns how our link runs at a hook, by the kernel's word.
+// findLink returns whether the program of our link runs at a hook, and behind which others.
 func findLink(get linkGetter, bpfRoot string, index int, hook deviceHook) (found, error) {
 	l, err := get(devicePin(bpfRoot, index, hook))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -7,8 +7,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// VerifierLog returns all that the kernel's verifier said, if err comes from a
-// program that it refused, else nothing.
+// VerifierLog returns the log of the kernel's verifier if err is that of a program
+// that it refused, else "".
 func VerifierLog(err error) string {
 	var refused *ebpf.VerifierError
 	if !errors.As(err, &refused) {

@@ -18,8 +18,8 @@ import (
 )
 
 // world is a node with a client pod and three pods that answer, and a Datapath
-// on the cgroup in which the test starts its clients. Nobody but the test
-// writes into the maps.
+// on the cgroup in which the test starts its clients. Only the test writes into the
+// maps.
 //
 //	node 192.168.50.1 ─┬─ client  10.244.1.2
 //	                   ├─ red     10.244.1.3:8080
@@ -43,7 +43,7 @@ var colours = []string{"red", "green", "blue"}
 
 const serverPort = 8080
 
-// smallMaps makes a world cheap.
+// smallMaps are sizes that make a world cheap.
 func smallMaps() map[string]uint32 {
 	return map[string]uint32{
 		maps.NameFrontendIDs: 4096,
@@ -139,7 +139,7 @@ func mustCookie(t testing.TB, ns *lab.Namespace) uint64 {
 	t.Helper()
 	cookie, err := ns.Cookie()
 	if errors.Is(err, unix.ENOPROTOOPT) {
-		t.Skip("this kernel tells no cookie of a network namespace (Linux 5.14)")
+		t.Skip("this kernel has no cookies of network namespaces (Linux 5.14)")
 	}
 	must(t, err)
 

@@ -12,15 +12,15 @@ type Bytes struct {
 	Sent, Received uint64
 }
 
-// tallies are the bytes of flows that the Sweeper has ended, by service port id: those
-// that programs had not counted yet.
-type tallies struct {
+// uncountedBytes are the bytes of flows that the Sweeper has ended, by service port id, which programs
+// had not counted yet.
+type uncountedBytes struct {
 	mu     sync.Mutex
 	byPort map[uint32]Bytes
 }
 
-// add takes over what an entry that is deleted has not told.
-func (t *tallies) add(f *maps.Flow) {
+// add adds the uncounted bytes of an entry that is deleted.
+func (t *uncountedBytes) add(f *maps.Flow) {
 	if f.Bytes == 0 {
 		return
 	}
@@ -38,10 +38,9 @@ func (t *tallies) add(f *maps.Flow) {
 	t.byPort[f.ServicePortId] = b
 }
 
-// Bytes returns what the flows that this Sweeper has ended had sent and received
-// since programs last counted it, by service port id: it is in no count of
-// [maps.Stats]. Ids that have gone are forgotten now and then. Any goroutine may
-// call it.
+// Bytes returns what the flows that this Sweeper has ended had sent and received since programs last
+// counted it, by service port id: [maps.Stats] does not include it. Ids that no longer exist are
+// dropped from time to time. Any goroutine may call it.
 func (s *Sweeper) Bytes() map[uint32]Bytes {
 	s.bytes.mu.Lock()
 	defer s.bytes.mu.Unlock()
@@ -49,13 +48,13 @@ func (s *Sweeper) Bytes() map[uint32]Bytes {
 	return stdmaps.Clone(s.bytes.byPort)
 }
 
-// manyTallies is when those of ids that have gone are looked for.
-const manyTallies = 4096
+// manyPorts is the number of ids from which on dropUnknownPorts checks them.
+const manyPorts = 4096
 
-// forgetTallies drops the tallies of service port ids that stand for nothing any more.
-func (s *Sweeper) forgetTallies() error {
+// dropUnknownPorts drops the bytes of service port ids that no longer exist.
+func (s *Sweeper) dropUnknownPorts() error {
 	known := s.Bytes()
-	if len(known) < manyTallies {
+	if len(known) < manyPorts {
 		return nil
 	}
 	for id := range known {

@@ -1,28 +1,26 @@
 package flow
 
-// evictions counts what a table pushed out to make room: the kernel does not
-// tell. What was put, and is neither there nor was deleted, has been. Tables are
-// in use while they are read, so the counters are read before and after, and
-// what may be no eviction is none.
+// evictions counts what the kernel evicted from a table, which it does not report: entries that were
+// written, and neither exist nor were deleted. Tables are in use while they are read, so counters are
+// read before and after, and what may have another reason is not counted.
 type evictions struct {
 	begun bool
-	base  int64 // what is missing because of earlier agents: they deleted, too
+	base  int64 // missing because of deletions by earlier agents
 	total uint64
 }
 
-// tally is what was counted of one table: puts and deletes of programs before
-// and after it was read, deletes of ours before, and what was found.
-type tally struct {
+// tableCounts are counts of one table: writes and deletes of programs before and after it was read,
+// earlier deletes of the agent, and the entries found.
+type tableCounts struct {
 	putBefore, putAfter         uint64
 	deletedBefore, deletedAfter uint64
 	ours                        uint64
 	present                     int
 }
 
-// observe takes a tally into account, and returns how many evictions are new.
-// The first one is where counting begins. Counters of programs begin anew with
-// the maps, and so does a Sweeper.
-func (e *evictions) observe(t tally) uint64 {
+// observe adds counts, and returns the number of new evictions. The first call is the baseline. Counters
+// of programs start with the maps, and a Sweeper may start later.
+func (e *evictions) observe(t tableCounts) uint64 {
 	known := int64(t.ours) + int64(t.present)
 	if !e.begun {
 		e.begun = true

@@ -10,15 +10,14 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// made is a flow that was put, and with what.
+// made is a flow in the tables, with its entries.
 type made struct {
 	flow  maps.Flow
 	notes []note
 }
 
-// mustMake fills tables at random. Some flows share a client and what it dialled
-// with one to another backend, some have lost entries, some are on the move, and
-// some were half told when their first entry was put.
+// mustMake fills tables at random. Some flows share client and original destination with one to another backend,
+// some have lost entries, some are moving to the other table, and some were masqueraded after their first entry was written.
 func mustMake(t *testing.T, w *world, r *rand.Rand, n int) []made {
 	t.Helper()
 	var all []made
@@ -27,7 +26,7 @@ func mustMake(t *testing.T, w *world, r *rand.Rand, n int) []made {
 	for i := range n {
 		f := flowOf([]uint8{tcp, udp, sctp}[r.IntN(3)], i+1)
 		if i > 0 && r.IntN(6) == 0 {
-			f = told(all[i-1].flow)
+			f = unmasqueraded(all[i-1].flow)
 			f.Backend, f.BackendId = addr(fmt.Sprintf("10.244.%d.%d", i>>8, i&255)), uint32(i+100)
 		}
 		if r.IntN(3) == 0 {
@@ -38,7 +37,7 @@ func mustMake(t *testing.T, w *world, r *rand.Rand, n int) []made {
 		halfOpen := r.IntN(3) == 0
 		for _, role := range f.Roles() {
 			if r.IntN(8) == 0 {
-				continue // pushed out
+				continue // evicted
 			}
 			m.notes = append(m.notes, note{
 				role: role, state: uint8(r.IntN(4)), halfOpen: halfOpen != (r.IntN(20) == 0), idle: ages[r.IntN(len(ages))],
@@ -54,30 +53,30 @@ func mustMake(t *testing.T, w *world, r *rand.Rand, n int) []made {
 	return all
 }
 
-// told is what is told of f before it is masqueraded.
-func told(f maps.Flow) maps.Flow {
+// unmasqueraded returns f as it was before it was masqueraded.
+func unmasqueraded(f maps.Flow) maps.Flow {
 	f.Flags, f.Masquerade, f.MasqueradePort = 0, maps.Addr{}, 0
 
 	return f
 }
 
-// put puts what is to be put. With half, the entry of replies does not know that
-// the flow is masqueraded, if that of the client's packets does.
+// put writes the entries. With half, the entry of replies lacks the masquerade, if that of the client's
+// packets has it.
 func (m *made) put(t *testing.T, w *world, half bool) {
 	t.Helper()
 	half = half && slices.ContainsFunc(m.notes, func(n note) bool { return n.role == fromClient })
 	for _, n := range m.notes {
 		f := m.flow
 		if half && n.role == toClient && n.halfOpen {
-			f = told(f)
+			f = unmasqueraded(f)
 		}
-		f.Flags |= uint8(n.idle.Seconds()) & maps.FlowSent // one may know more than others
-		f.Bytes = uint64(n.role)                           // each has its own
+		f.Flags |= uint8(n.idle.Seconds()) & maps.FlowSent // entries may differ in this flag
+		f.Bytes = uint64(n.role)                           // each entry has its own
 		w.put(t, f, n)
 	}
 }
 
-// left returns what of m was put and not overwritten.
+// left returns the entries of m that exist and were not overwritten.
 func (m *made) left(t *testing.T, w *world) []note {
 	t.Helper()
 	var left []note
@@ -96,8 +95,7 @@ func (m *made) left(t *testing.T, w *world) []note {
 	return left
 }
 
-// isOver says what should become of a flow with such entries, in other words
-// than those of the code.
+// isOver reports whether a flow with such entries must end, in a second implementation.
 func isOver(proto uint8, notes []note) bool {
 	idle := 1000 * time.Hour
 	flows, resets, byClient, byBackend := 0, 0, 0, 0
@@ -132,8 +130,7 @@ func isOver(proto uint8, notes []note) bool {
 	return idle > limit+time.Second
 }
 
-// Whatever the tables hold, a sweep ends the flows that are over, with all their
-// entries, and touches no entry of another.
+// A sweep ends exactly the idle flows, with all their entries, and touches no entry of another.
 func TestExpiryIsExact(t *testing.T) {
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {

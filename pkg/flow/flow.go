@@ -1,18 +1,16 @@
-// Package flow lists and ends the flows that device programs create: idle ones
-// after a time that their state decides, and those of UDP when their backend or
-// frontend is gone. It also tells how full the tables are, and what fell out.
+// Package flow lists and ends the flows that device programs create: idle flows after a timeout that
+// depends on their state, and UDP flows whose backend or frontend is gone. It also reports how full
+// the tables are, and how many entries were evicted.
 //
-// A flow is two or four entries of the maps flows, half_open and unanswered, and each of
-// them tells all of it (types.h draws the roles). One that is masqueraded may go from
-// two to four, so all four are looked for. They are used by different
-// packets, so none of them alone says whether the flow is idle, or what it has
-// come to. A [Sweeper] therefore decides about whole flows, from what it reads
-// of all their entries right before it deletes them: all or none.
+// A flow is two or four entries of the maps flows, half_open and unanswered, and each entry describes
+// the whole flow (types.h draws the roles). When a flow is masqueraded it may grow from two entries to four, so
+// all four are looked up. Different packets use different entries, so none of them alone shows whether
+// the flow is idle, or its state. A [Sweeper] therefore decides about whole flows, from the content of all
+// their entries right before it deletes them: all or none.
 //
-// Programs do not wait for us. A packet may meet a flow between the last read
-// and the deletes, some microseconds, after having been away for minutes or
-// hours; for UDP it makes a flow anew, which may have another backend, for TCP
-// it passes untranslated.
+// Programs run meanwhile. A packet may hit a flow between the last read and the deletes, some
+// microseconds, after minutes or hours without one; for UDP it creates the flow again, which may have
+// another backend, for TCP it passes untranslated.
 package flow
 
 import (
@@ -25,8 +23,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Now returns the time that flows are stamped with: bpf_ktime_get_ns, which is
-// CLOCK_MONOTONIC. It stands still while the machine is suspended.
+// Now returns the time in which flows are stamped: bpf_ktime_get_ns, which is CLOCK_MONOTONIC. It does
+// not advance while the machine is suspended.
 func Now() uint64 {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it cannot fail: the clock exists
@@ -34,8 +32,8 @@ func Now() uint64 {
 	return uint64(now.Nano())
 }
 
-// since returns how much later now is than then. Programs may have stamped
-// something after we looked at the clock.
+// since returns how much later now is than then, zero if it is earlier: programs may stamp a flow after
+// the clock was read.
 func since(then, now uint64) time.Duration {
 	if now < then {
 		return 0
@@ -44,23 +42,21 @@ func since(then, now uint64) time.Duration {
 	return time.Duration(now - then)
 }
 
-// entries are a map of flows. [maps.Map] is the kernel's; between two calls of a
-// test's, packets come.
+// entries is a map of flows. [maps.Map] is the kernel's; a test's changes between two calls.
 type entries interface {
 	All() iter.Seq2[maps.Entry[maps.FlowKey, maps.Flow], error]
 	Lookup(maps.FlowKey) (maps.Flow, bool, error)
 	Remove(maps.FlowKey) (bool, error)
 }
 
-// table is one of the maps that flows live in.
+// table is one of the maps that contain flows.
 type table struct {
 	entries
 	halfOpen bool
 }
 
-// tablesOf returns all tables in the order in which they are to be read: flows
-// only ever move to the last one, and are put there before they
-// are deleted where they were. So none is missed.
+// tablesOf returns all tables in the order in which they must be read so that no flow is missed: flows
+// only move to the last one, and are written there before they are deleted elsewhere.
 func tablesOf(m *maps.Pinned) []table {
 	return []table{{m.HalfOpen, true}, {m.Unanswered, true}, {m.Flows, false}}
 }
@@ -72,30 +68,29 @@ type entry struct {
 	value maps.Flow
 }
 
-// group is one flow: its entries, as they were right now.
+// group is one flow: its entries, as read just now.
 type group struct {
 	entries []entry
-	told    maps.Flow // by the entry that knows most
+	flow    maps.Flow // as the most complete entry describes it
 }
 
 var roles = [...]uint8{maps.FlowFromClient, maps.FlowToClient, maps.FlowToBackend, maps.FlowFromBackend}
 
-// gather reads all entries of the flow that one of them tells. There may be
-// none any more.
-func gather(tables []table, told maps.Flow) (group, error) {
-	g := group{entries: make([]entry, 0, len(roles)), told: told}
+// gather reads all entries of a flow. There may be none any more.
+func gather(tables []table, flow maps.Flow) (group, error) {
+	g := group{entries: make([]entry, 0, len(roles)), flow: flow}
 	for _, role := range roles {
 		masquerade := role == maps.FlowToBackend || role == maps.FlowFromBackend
-		if masquerade && !g.told.IsMasqueraded() {
+		if masquerade && !g.flow.IsMasqueraded() {
 			continue
 		}
-		key := g.told.Key(role)
+		key := g.flow.Key(role)
 		for _, t := range tables {
 			v, ok, err := t.Lookup(key)
 			if err != nil {
 				return g, err
 			}
-			if ok && isSame(v, g.told) {
+			if ok && isSame(v, g.flow) {
 				g.add(entry{t, key, v})
 			}
 		}
@@ -107,12 +102,12 @@ func gather(tables []table, told maps.Flow) (group, error) {
 func (g *group) add(e entry) {
 	g.entries = append(g.entries, e)
 	if e.value.IsMasqueraded() {
-		g.told = e.value
+		g.flow = e.value
 	}
 }
 
-// isSame says whether two entries are of one flow. One that was put before the
-// flow was given its masquerade does not know of it.
+// isSame reports whether two entries are of one flow. An entry that was written before the flow was
+// masqueraded has no masquerade address.
 func isSame(a, b maps.Flow) bool {
 	if !a.IsMasqueraded() || !b.IsMasqueraded() {
 		b.Masquerade, b.MasqueradePort, b.Flags = a.Masquerade, a.MasqueradePort, a.Flags
@@ -121,8 +116,7 @@ func isSame(a, b maps.Flow) bool {
 	return identity(a) == identity(b)
 }
 
-// identity is what the entries of a flow have in common, and enough to find
-// them.
+// identity returns what all entries of a flow have in common, which is enough to find them.
 func identity(f maps.Flow) maps.Flow {
 	f.Flags &= maps.FlowMasqueraded
 	f.Role, f.State, f.Ending, f.Stamp, f.Created, f.LastSeen, f.Bytes, f.End, f.Ack = 0, 0, 0, 0, 0, 0, 0, 0, 0
@@ -130,8 +124,7 @@ func identity(f maps.Flow) maps.Flow {
 	return f
 }
 
-// lastSeen returns when a packet of any entry was seen, give or take
-// [refresh].
+// lastSeen returns when the last packet of any entry was seen, up to [refresh] earlier.
 func (g *group) lastSeen() uint64 {
 	var last uint64
 	for _, e := range g.entries {
@@ -141,8 +134,8 @@ func (g *group) lastSeen() uint64 {
 	return last
 }
 
-// created returns when the flow began: a client may use a port anew before what
-// is left of its earlier flow is gone.
+// created returns when the flow began: entries of an earlier flow from the same client port may be
+// left.
 func (g *group) created() uint64 {
 	var created uint64
 	for _, e := range g.entries {
@@ -152,12 +145,12 @@ func (g *group) created() uint64 {
 	return created
 }
 
-// isTurned reports whether no packet of the flow passes the node's network stack.
+// isTurned reports whether no packet of the flow passes the network stack of the node.
 func (g *group) isTurned() bool {
 	return !slices.ContainsFunc(g.entries, func(e entry) bool { return !e.value.IsTurned() })
 }
 
-// remove deletes the entries, and tells deleted of those that were still there.
+// remove deletes the entries, and calls deleted for those that still existed.
 func (g *group) remove(deleted func(entry)) error {
 	for _, e := range g.entries {
 		was, err := e.table.Remove(e.key)

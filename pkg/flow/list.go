@@ -10,28 +10,27 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Flow is one flow, for people.
+// Flow is one flow in a list.
 type Flow struct {
-	Service  string         `json:"service"` // namespace/name:port
-	Protocol string         `json:"protocol"`
-	Client   netip.AddrPort `json:"client"`
-	Dialled  netip.AddrPort `json:"dialled"`
-	Backend  netip.AddrPort `json:"backend"`
-	// Masquerade is what the backend sees instead of the client, if it does.
+	Service     string         `json:"service"` // namespace/name:port
+	Protocol    string         `json:"protocol"`
+	Client      netip.AddrPort `json:"client"`
+	OriginalDst netip.AddrPort `json:"originalDst"`
+	Backend     netip.AddrPort `json:"backend"`
+	// Masquerade is the source that the backend sees, if it is not the client.
 	Masquerade netip.AddrPort `json:"masquerade,omitzero"`
-	// StackPort is the port that the client has for this node's network stack
-	// and a backend on it, if another flow has the client's own.
+	// StackPort is the client's port for the network stack of this node and backends on it, if another
+	// flow uses the client's own.
 	StackPort uint16 `json:"stackPort,omitempty"`
-	// Turned: its packets do not pass this node's network stack.
+	// Turned reports whether the packets bypass the network stack of this node.
 	Turned      bool  `json:"turned,omitempty"`
 	State       State `json:"state"`
 	AgeSeconds  int64 `json:"ageSeconds"`
-	IdleSeconds int64 `json:"idleSeconds"` // since a packet was seen, give or take one
+	IdleSeconds int64 `json:"idleSeconds"` // since the last packet, up to one more
 }
 
-// List returns the flows, sorted by Service and by what was dialled. It needs no
-// agent. In memory they take about half of what they take in the kernel. Of a
-// Service that is gone only the id is known, and given as its name. With a
+// List returns the flows, sorted by Service and original destination. It needs no agent. The list
+// takes about half of the memory of the tables. Flows of a deleted Service have its id as the name. With a
 // service (namespace/name), only its flows are listed.
 func List(m *maps.Pinned, service string, now uint64) ([]Flow, error) {
 	l := lister{maps: m, tables: tablesOf(m), names: make(map[uint32]name)}
@@ -47,14 +46,14 @@ func compare(a, b Flow) int {
 	return cmp.Or(
 		cmp.Compare(a.Service, b.Service),
 		cmp.Compare(a.Protocol, b.Protocol),
-		a.Dialled.Compare(b.Dialled),
+		a.OriginalDst.Compare(b.OriginalDst),
 		a.Client.Compare(b.Client),
 		a.Backend.Compare(b.Backend),
 		a.Masquerade.Compare(b.Masquerade),
 	)
 }
 
-// name is what a service port id stands for.
+// name is the name of a service port id.
 type name struct{ service, port string }
 
 type lister struct {
@@ -81,11 +80,11 @@ func (l *lister) list(service string, now uint64) ([]Flow, error) {
 	}
 	slices.SortFunc(flows, compare)
 
-	// What moved from one table to the other was seen in both.
+	// A flow that moved from one table to the other was found in both.
 	return slices.CompactFunc(flows, func(a, b Flow) bool { return compare(a, b) == 0 }), nil
 }
 
-// flow returns the flow of an entry, unless another entry stands for it.
+// flow returns the flow of an entry, and false unless the entry is the first of the flow.
 func (l *lister) flow(t table, e maps.Entry[maps.FlowKey, maps.Flow], service string, now uint64) (Flow, bool, error) {
 	name, err := l.name(e.Value.ServicePortId)
 	if err != nil || service != "" && name.service != service {
@@ -100,26 +99,26 @@ func (l *lister) flow(t table, e maps.Entry[maps.FlowKey, maps.Flow], service st
 	}
 	f := Flow{
 		Service:     name.port,
-		Protocol:    protocolName(g.told.Proto),
-		Client:      g.told.ClientAddrPort(),
-		Dialled:     g.told.DialledAddrPort(),
-		Backend:     g.told.BackendAddrPort(),
+		Protocol:    protocolName(g.flow.Proto),
+		Client:      g.flow.ClientAddrPort(),
+		OriginalDst: g.flow.OriginalAddrPort(),
+		Backend:     g.flow.BackendAddrPort(),
 		Turned:      g.isTurned(),
 		State:       g.state(),
 		AgeSeconds:  int64(since(g.created(), now) / time.Second),
 		IdleSeconds: int64(since(g.lastSeen(), now) / time.Second),
 	}
-	if g.told.IsMasqueraded() {
-		f.Masquerade = g.told.MasqueradeAddrPort()
+	if g.flow.IsMasqueraded() {
+		f.Masquerade = g.flow.MasqueradeAddrPort()
 	}
-	if g.told.StackPort != g.told.ClientPort {
-		f.StackPort = g.told.StackAddrPort().Port()
+	if g.flow.StackPort != g.flow.ClientPort {
+		f.StackPort = g.flow.StackAddrPort().Port()
 	}
 
 	return f, true, nil
 }
 
-// name returns what people call a service port id.
+// name returns the name of a service port id.
 func (l *lister) name(id uint32) (name, error) {
 	if n, ok := l.names[id]; ok {
 		return n, nil

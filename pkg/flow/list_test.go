@@ -28,7 +28,7 @@ func TestList(t *testing.T) {
 	dns := created(masqueraded(flowOf(udp, 53000)), 10*time.Second)
 	dns.ServicePortId, dns.StackPort = 2, maps.Port(10007)
 	w.put(t, dns, note{fromClient, maps.FlowOpen, true, 0}, note{fromBackend, maps.FlowNew, true, 9 * time.Second})
-	begun := created(dialled(flowOf(sctp, 1), "[fd00:10:96::1]:80"), 0)
+	begun := created(to(flowOf(sctp, 1), "[fd00:10:96::1]:80"), 0)
 	begun.Client, begun.Backend, begun.ServicePortId = addr("fd00::7"), addr("fd00::2"), 7
 	w.put(t, begun, note{toClient, maps.FlowNew, true, 0})
 	// It was seen before it moved, and after.
@@ -39,7 +39,7 @@ func TestList(t *testing.T) {
 	turned := created(masqueraded(flowOf(tcp, 40001)), time.Hour)
 	turned.ServicePortId, turned.Flags = 8, turned.Flags|maps.FlowTurned
 	w.put(t, turned, note{fromClient, maps.FlowOpen, false, 0}, note{fromBackend, maps.FlowFin, false, 0})
-	// One of its entries has been told already that it goes through the stack.
+	// One of its entries has already been switched to the network stack.
 	turned.ServicePortId = 9
 	turned.ClientPort, turned.MasqueradePort = maps.Port(40002), maps.Port(40002)
 	w.put(t, turned, note{fromClient, maps.FlowOpen, false, 0})
@@ -51,24 +51,24 @@ func TestList(t *testing.T) {
 	}
 	vip, backend := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.244.2.2:8080")
 	web := []Flow{
-		{Service: "shop/web:http", Protocol: "TCP", Client: client(39999), Dialled: vip, Backend: backend, State: Established},
-		{Service: "shop/web:http", Protocol: "TCP", Client: client(40000), Dialled: vip, Backend: backend, State: Established, AgeSeconds: 3600, IdleSeconds: 30},
+		{Service: "shop/web:http", Protocol: "TCP", Client: client(39999), OriginalDst: vip, Backend: backend, State: Established},
+		{Service: "shop/web:http", Protocol: "TCP", Client: client(40000), OriginalDst: vip, Backend: backend, State: Established, AgeSeconds: 3600, IdleSeconds: 30},
 	}
 	all := append([]Flow{
 		{
 			Service: "id 7", Protocol: "SCTP", State: Opening, Client: netip.MustParseAddrPort("[fd00::7]:1"),
-			Dialled: netip.MustParseAddrPort("[fd00:10:96::1]:80"), Backend: netip.MustParseAddrPort("[fd00::2]:8080"),
+			OriginalDst: netip.MustParseAddrPort("[fd00:10:96::1]:80"), Backend: netip.MustParseAddrPort("[fd00::2]:8080"),
 		},
 		{
-			Service: "id 8", Protocol: "TCP", Client: client(40001), Dialled: vip, Backend: backend, State: Closing,
+			Service: "id 8", Protocol: "TCP", Client: client(40001), OriginalDst: vip, Backend: backend, State: Closing,
 			Masquerade: netip.MustParseAddrPort("192.168.50.1:40001"), AgeSeconds: 3600, Turned: true,
 		},
 		{
-			Service: "id 9", Protocol: "TCP", Client: client(40002), Dialled: vip, Backend: backend, State: Established,
+			Service: "id 9", Protocol: "TCP", Client: client(40002), OriginalDst: vip, Backend: backend, State: Established,
 			Masquerade: netip.MustParseAddrPort("192.168.50.1:40002"), StackPort: 40001, AgeSeconds: 3600,
 		},
 		{
-			Service: "kube-system/dns", Protocol: "UDP", Client: client(53000), Dialled: vip, Backend: backend, State: Unanswered,
+			Service: "kube-system/dns", Protocol: "UDP", Client: client(53000), OriginalDst: vip, Backend: backend, State: Unanswered,
 			Masquerade: netip.MustParseAddrPort("192.168.50.1:53000"), StackPort: 10007, AgeSeconds: 10,
 		},
 	}, web...)
@@ -81,7 +81,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// One entry stands for its flow, though all are read; and the list is in order.
+// Each flow is listed once, and the list is sorted.
 func TestListOfMany(t *testing.T) {
 	w := newWorld(t, 1024)
 	for n := range 100 {
@@ -114,8 +114,7 @@ func TestListOfMany(t *testing.T) {
 	}
 }
 
-// A flow that moves from one table to the other while they are read is listed
-// once, whenever it moves.
+// A flow that moves from one table to the other while they are read is listed once, whenever it moves.
 func TestListOfMovingFlow(t *testing.T) {
 	for _, at := range []int{1, 2} {
 		w := newWorld(t, 1024)

@@ -6,25 +6,21 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// loads is what a look at all flows says about the loads of backends, by the
-// index of their ids.
+// loads compares the loads of backends, by the index of their ids, with the flows that a scan found.
 //
-// Programs count a flow where it begins and where both sides have said their last,
-// and we where we end it. One that is pushed out of its table goes uncounted. Flows
-// begin and end while we look, so what is found is not what there was at any one
-// moment; but it is known how far it can be off. Only what is certainly wrong is
-// put right, and that is all of it as soon as there is a look in which no flow
-// began.
+// Programs count a flow when it begins and when both sides have closed it, and the Sweeper counts
+// when it ends one. An eviction is not counted. Flows begin and end during a scan, so the number found is
+// not that of any one moment; but the possible error is known. Only what is certainly wrong is
+// repaired, and that is all of it as soon as no flow begins during a scan.
 type loads struct {
-	before, after map[uint32]int32 // what the map said; zeros are left out
+	before, after map[uint32]int32 // values in the map, without zeros
 	found         map[uint32]int32
-	// halfOpen are the flows that were found half open: they may be open, and
-	// found again, a moment later.
+	// halfOpen are the flows found in half_open: they may move to flows, and be found there again.
 	halfOpen map[uint64]struct{}
 	seed     maphash.Seed
 }
 
-// readLoads begins a look.
+// readLoads reads the loads before a scan.
 func (s *Sweeper) readLoads() loads {
 	l := loads{
 		before: make(map[uint32]int32), after: make(map[uint32]int32), found: make(map[uint32]int32),
@@ -39,8 +35,8 @@ func (s *Sweeper) readLoads() loads {
 	return l
 }
 
-// isCounted says that an entry has its flow in the load of its backend. The flag is
-// in all entries, but only kept right in this one.
+// isCounted reports whether the load of the backend includes the flow of an entry. All entries have the flag, but
+// programs only update it in that of the client's packets.
 func isCounted(f *maps.Flow) bool {
 	return f.Role == maps.FlowFromClient && f.Flags&maps.FlowCounted != 0
 }
@@ -63,7 +59,7 @@ func (l *loads) add(t table, key maps.FlowKey, f *maps.Flow) {
 	l.found[maps.Index(f.BackendId)]++
 }
 
-// readLoadsAgain ends a look.
+// readLoadsAgain reads the loads after a scan.
 func (s *Sweeper) readLoadsAgain(l *loads) {
 	for _, loads := range []map[uint32]int32{l.before, l.found} {
 		for index := range loads {
@@ -72,22 +68,21 @@ func (s *Sweeper) readLoadsAgain(l *loads) {
 	}
 }
 
-// excess returns by how many flows the load of a backend is certainly too high, or too
-// low if it is negative. No more than begun flows began during the look.
+// excess returns by how many flows the load of a backend is certainly too high, or, if negative, too
+// low, when no more than begun flows began during the scan.
 //
-// If none ended either, all of begun may have been missed, or found: the load that
-// was said before is found, but for that. Those that ended may have been missed,
-// too: they are the ones that began, less by what the load has grown.
+// If none ended, the scan missed or found between zero and begun of them: without them, found is the load
+// before. Flows that ended may have been missed, too: they are at most those that began, less the growth of the load.
 func (l *loads) excess(index uint32, begun int32) int32 {
 	return excess(l.before[index], l.after[index], l.found[index], begun)
 }
 
-// excess is that for any count: what it said before and after, what was found, and how many began.
+// excess computes that for any counter: its values before and after, the number found, and the number that began.
 func excess[N int32 | int64](before, after, found, begun N) N {
 	most := before - found + begun
 	least := after - found - begun
 	switch {
-	case least > most: // what happened was something else
+	case least > most: // something else has happened
 		return 0
 	case least > 0:
 		return least
@@ -98,12 +93,12 @@ func excess[N int32 | int64](before, after, found, begun N) N {
 	}
 }
 
-// repairLoads puts right what is certainly wrong about the loads of backends.
-func (s *Sweeper) repairLoads(st stock) {
+// repairLoads repairs what is certainly wrong about the loads of backends.
+func (s *Sweeper) repairLoads(st scanned) {
 	if st.after.Repaired != st.before.Repaired {
-		return // flows came back that had not gone by anybody's count
+		return // evicted flows came back, which no counter had subtracted
 	}
-	// Each flow that begins puts one entry at least where there was none.
+	// Each flow that begins writes at least one new entry.
 	begun := int32(st.after.HalfOpenPut - st.before.HalfOpenPut)
 	for index := range st.loads.after {
 		n := st.loads.excess(index, begun)
@@ -115,13 +110,13 @@ func (s *Sweeper) repairLoads(st stock) {
 	}
 }
 
-// byKind is how many entries each kind of flows has in flows.
+// byKind is the number of entries in flows of each kind.
 type byKind [maps.FlowKindCount]int64
 
-// usages is what a look at all flows says about them. As of loads, only what is certainly wrong
-// is put right.
+// usages compares the usage of the map flows with the entries that a scan found. As for loads, only what is
+// certainly wrong is repaired.
 type usages struct {
-	before, after byKind // what the map said
+	before, after byKind // values in the map
 	found         byKind
 }
 
@@ -133,9 +128,9 @@ func (s *Sweeper) readUsage() (u byKind) {
 	return u
 }
 
-// repairUsage puts right what is certainly wrong about how much room flows has: an agent may have been
-// killed, or the kernel have pushed something out.
-func (s *Sweeper) repairUsage(st stock) {
+// repairUsage repairs what is certainly wrong about the usage of flows, because an agent was killed or
+// the kernel has evicted an entry.
+func (s *Sweeper) repairUsage(st scanned) {
 	begun := int64(st.after.FlowsPut - st.before.FlowsPut)
 	for kind := range st.usage.found {
 		n := excess(st.usage.before[kind], st.usage.after[kind], st.usage.found[kind], begun)
@@ -143,8 +138,8 @@ func (s *Sweeper) repairUsage(st stock) {
 	}
 }
 
-// percent returns how full the fuller kind finds flows, of the room that there is in all, as
-// programs see it: bpf/lib/share.h.
+// percent returns how full flows is for the kind with the least room, by the limits that programs use:
+// bpf/lib/share.h.
 func (u byKind) percent(room int64) int {
 	connected, datagrams := u[maps.FlowsConnected], u[maps.FlowsUDP]
 

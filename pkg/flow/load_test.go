@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// counted returns f as one that counts in its backend's load, of this backend.
+// counted returns f with the flag that its backend's load includes it.
 func counted(f maps.Flow, backend uint32) maps.Flow {
 	f.Flags |= maps.FlowCounted
 	f.BackendId = backend
@@ -25,15 +25,14 @@ func (w *world) mustHaveFlows(t testing.TB, backend uint32, want int) {
 	}
 }
 
-// Each flow is in its backend's load as long as its entry of the client's packets
-// says so, wherever that is, and nothing else is.
+// The load of a backend is the number of flows whose entry of the client's packets has the flag, in any table.
 func TestLoadIsRepaired(t *testing.T) {
 	w := newWorld(t, 1024)
 	w.put(t, counted(flowOf(tcp, 1), 1), note{fromClient, 1, false, 0}, note{toClient, 1, false, 0})
 	w.put(t, counted(flowOf(tcp, 2), 1), note{fromClient, 0, true, 0}, note{toClient, 0, true, 0})
 	w.put(t, counted(masqueraded(flowOf(udp, 3)), 1), live...)
 	w.put(t, flowOf(tcp, 4), note{fromClient, maps.FlowFin, false, 0}, note{toClient, maps.FlowFin, false, 0}) // counts no more
-	w.put(t, counted(flowOf(tcp, 5), 2), note{toClient, 1, false, 0})                                          // nobody knows
+	w.put(t, counted(flowOf(tcp, 5), 2), note{toClient, 1, false, 0})                                          // unknown
 	w.put(t, counted(flowOf(tcp, 6), maps.ID(3, 1)), note{fromClient, 1, false, 0})
 	for id, load := range map[uint32]int32{1: 1, 2: 1, 3: -2, 4: 7, 5: -1} {
 		w.Loads.AddFlows(id, load)
@@ -51,8 +50,7 @@ func TestLoadIsRepaired(t *testing.T) {
 	}
 }
 
-// What the sweeper ends is in no load any more, once, however many entries it had;
-// and it is nothing to repair.
+// Ending a flow subtracts it from the load once, however many entries it had, and leaves nothing to repair.
 func TestEndedFlowsAreNoLoad(t *testing.T) {
 	const idle = 1000 * time.Hour
 	old := []note{{fromClient, 1, false, idle}, {toClient, 1, false, idle}, {toBackend, 1, false, idle}, {fromBackend, 1, false, idle}}
@@ -86,8 +84,7 @@ func TestEndedFlowsAreNoLoad(t *testing.T) {
 	}
 }
 
-// So it is with flows whose backend is gone, also if packets put entries back
-// while they are deleted.
+// So does ending stale flows, also if packets write entries again while they are deleted.
 func TestStaleFlowsAreNoLoad(t *testing.T) {
 	w := newWorld(t, 1024)
 	s := w.sweeper(t)
@@ -110,7 +107,7 @@ func TestStaleFlowsAreNoLoad(t *testing.T) {
 	}
 }
 
-// The bytes that an entry has seen and nobody has counted are not lost with it.
+// Bytes that programs have not counted are not lost with the entry.
 func TestBytesOfEndedFlows(t *testing.T) {
 	w := newWorld(t, 1024)
 	s := w.sweeper(t)
@@ -126,7 +123,7 @@ func TestBytesOfEndedFlows(t *testing.T) {
 	put(other, 11, note{fromClient, 1, false, idle})
 	put(flowOf(tcp, 4), 999, note{fromClient, 1, false, 0}) // lives
 	if n := len(s.Bytes()); n != 0 {
-		t.Errorf("%d tallies before anything ended", n)
+		t.Errorf("%d uncounted bytes before anything ended", n)
 	}
 	w.mustSweep(t, s)
 	put(flowOf(tcp, 5), 1, note{fromClient, 1, false, idle})
@@ -140,28 +137,28 @@ func TestBytesOfEndedFlows(t *testing.T) {
 	}
 }
 
-// Tallies of ids that are nobody's do not pile up.
+// Ids that no longer exist do not accumulate.
 func TestBytesAreForgotten(t *testing.T) {
 	w := newWorld(t, 1<<15)
 	s := w.sweeper(t)
 	must(t, w.ServicePorts.Put(5, maps.ServicePortOf("ns", "web", "", tcp, 4)))
-	for n := range manyTallies + 1 {
+	for n := range manyPorts + 1 {
 		f := flowOf(tcp, n+1)
 		f.ServicePortId, f.Bytes = uint32(n+1), 1
 		w.put(t, f, note{fromClient, 1, false, 1000 * time.Hour})
 	}
 	w.mustSweep(t, s)
 	if have := s.Bytes(); len(have) != 1 || have[5].Sent != 1 {
-		t.Errorf("%d tallies are left, want that of id 5", len(have))
+		t.Errorf("%d ports are left, want that of id 5", len(have))
 	}
 }
 
-// traffic is what programs do while the tables are read, as far as it counts.
+// traffic simulates programs while the tables are read, as far as it affects loads.
 type traffic struct {
 	*world
 	*rand.Rand
 	t     testing.TB
-	flows map[int]maps.Flow // that live, by number
+	flows map[int]maps.Flow // by number
 	loads map[uint32]int    // of their backends
 	put   int               // entries into half_open
 	next  int
@@ -182,13 +179,13 @@ func (r *traffic) begin() {
 	f.Created = r.clock + uint64(r.next)
 	r.world.put(r.t, f, note{toClient, 0, true, 0}, note{fromClient, 0, true, 0})
 	r.put += 2
-	r.tell(r.t, halfOpenPut, r.put)
+	r.setCount(r.t, halfOpenPut, r.put)
 	r.Loads.AddFlows(f.BackendId, 1)
 	r.flows[r.next] = f
 	r.loads[f.BackendId]++
 }
 
-// any returns one of the flows that live, or 0.
+// any returns one of the current flows, or 0.
 func (r *traffic) any() int {
 	for try := 0; try < 20 && r.next > 0; try++ {
 		if n := 1 + r.IntN(r.next); r.flows[n].Proto != 0 {
@@ -199,8 +196,8 @@ func (r *traffic) any() int {
 	return 0
 }
 
-// prove moves a flow to the table of those that are open.
-func (r *traffic) prove() {
+// assure moves a flow to the table of assured flows.
+func (r *traffic) assure() {
 	n := r.any()
 	if n == 0 {
 		return
@@ -210,7 +207,7 @@ func (r *traffic) prove() {
 	must(r.t, r.HalfOpen.Delete(f.Key(fromClient)), r.HalfOpen.Delete(f.Key(toClient)))
 }
 
-// end is both sides saying their last.
+// end closes a flow from both sides.
 func (r *traffic) end() {
 	n := r.any()
 	if n == 0 {
@@ -226,7 +223,7 @@ func (r *traffic) end() {
 	delete(r.flows, n)
 }
 
-// evict pushes a flow out of its table: nobody notices.
+// evict evicts a flow from its table, without any count.
 func (r *traffic) evict() {
 	n := r.any()
 	if n == 0 {
@@ -243,14 +240,14 @@ func (r *traffic) step() {
 	case 0:
 		r.begin()
 	case 1:
-		r.prove()
+		r.assure()
 	default:
 		r.end()
 	}
 }
 
-// slow is a map that is read entry by entry, while things happen. What has come
-// since may be before or behind the place that is read.
+// slow is a map that is read entry by entry, with traffic in between. New entries may be before or behind
+// the place that is read.
 type slow struct {
 	entries
 	*rand.Rand
@@ -283,9 +280,8 @@ func (s *slow) All() iter.Seq2[maps.Entry[maps.FlowKey, maps.Flow], error] {
 	}
 }
 
-// However busy programs are while it looks, a sweep never makes a load wrong that
-// was right; and the first one in which nothing begins makes all right that were
-// wrong.
+// A sweep never makes a correct load wrong, whatever programs do during it; and the first one during
+// which no flow begins makes all loads correct.
 func TestLoadsWhileFlowsComeAndGo(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -312,12 +308,12 @@ func TestLoadsWhileFlowsComeAndGo(t *testing.T) {
 			r.mustSweep(t, s)
 			busy = false
 			r.mustSweep(t, s)
-			r.mustAgree("a sweep after flows were pushed out")
+			r.mustAgree("a sweep after flows were evicted")
 		})
 	}
 }
 
-// mustAgree compares loads with what lives.
+// mustAgree compares loads with the current flows.
 func (r *traffic) mustAgree(after string) {
 	r.t.Helper()
 	for id := uint32(1); id <= 3; id++ {
@@ -327,8 +323,7 @@ func (r *traffic) mustAgree(after string) {
 	}
 }
 
-// A drift that is larger than what may have been missed is put right at once, in
-// part, however busy it is.
+// A load that is off by more than what the scan may have missed is corrected in part at once, under any traffic.
 func TestLargeDriftIsRepairedWhileBusy(t *testing.T) {
 	r := newTraffic(t, 1)
 	s := r.sweeper(t)

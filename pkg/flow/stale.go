@@ -9,20 +9,17 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// lateAnswers is how long a backend that is gone may still answer what it was asked
-// before.
+// lateAnswers is how long a backend that is gone may still answer earlier requests.
 const lateAnswers = 50 * time.Millisecond
 
-// EndStale ends the UDP flows whose backend is gone, or which were dialled at
-// what does not lead to their service port any more, and no others: a client
-// that goes on sending is sent to whoever answers now. What was asked before is
-// still answered: the way back goes last, 50 ms later. It returns how many it
-// ended, also next to an error.
+// EndStale ends the UDP flows whose backend is gone, or whose original destination no longer leads to
+// their service port, and no others: if their clients send again, they get a current backend. Earlier requests
+// can still be answered, because the entries of the replies are deleted 50 ms later. It returns how many flows it ended,
+// also next to an error.
 //
-// Connections of TCP and SCTP are left alone, as kube-proxy leaves them; so are
-// flows to a backend that gets no new ones but is still among the backends. A
-// flow does not tell in which scope it was dialled: it stays if either scope
-// leads to its service port.
+// TCP and SCTP connections are left alone, as kube-proxy leaves them; so are flows to a backend that
+// gets no new flows but still exists. A flow does not include the scope of its frontend: it stays if
+// either scope leads to its service port.
 func (s *Sweeper) EndStale() (int, error) {
 	ended := 0
 	for {
@@ -31,7 +28,7 @@ func (s *Sweeper) EndStale() (int, error) {
 			return ended, fmt.Errorf("stale flows: %w", err)
 		}
 		for f, e := range stale {
-			if err := s.turnAway(f, e); err != nil {
+			if err := s.removeClientEntries(f, e); err != nil {
 				return ended, fmt.Errorf("stale flow: %w", err)
 			}
 		}
@@ -45,41 +42,41 @@ func (s *Sweeper) EndStale() (int, error) {
 			}
 			if e.ended {
 				n++
-				s.ended.add(f.Dialled)
+				s.ended.add(f.OriginalDst)
 			}
 		}
 		ended += n
 		s.status.Stale += uint64(n)
-		if n == 0 || len(stale) < atOnce {
+		if n == 0 || len(stale) < maxBatch {
 			return ended, nil
 		}
 	}
 }
 
-// lead is where a flow goes, and by way of what.
-type lead struct {
-	dialled, backend         maps.Addr
-	dialledPort, backendPort uint16
-	servicePortID, backendID uint32
+// route is the original destination and the backend of a flow.
+type route struct {
+	originalDst, backend      maps.Addr
+	originalPort, backendPort uint16
+	servicePortID, backendID  uint32
 }
 
-func leadOf(f *maps.Flow) lead {
-	return lead{
-		dialled: f.Dialled, dialledPort: f.DialledPort, servicePortID: f.ServicePortId,
+func routeOf(f *maps.Flow) route {
+	return route{
+		originalDst: f.OriginalDst, originalPort: f.OriginalPort, servicePortID: f.ServicePortId,
 		backend: f.Backend, backendPort: f.BackendPort, backendID: f.BackendId,
 	}
 }
 
-// ending is what has been done about a stale flow.
-type ending struct {
+// staleFlow is what was done about a stale flow.
+type staleFlow struct {
 	ended   bool // some entry was deleted
-	counted bool // it was taken out of its backend's load, once however often a packet puts it back
+	counted bool // it was subtracted from its backend's load: only once, even if packets write entries again
 }
 
 // findStale returns the identities of flows that seem to be stale.
-func (s *Sweeper) findStale() (map[maps.Flow]*ending, error) {
-	stale := make(map[maps.Flow]*ending)
-	known := make(map[lead]bool)
+func (s *Sweeper) findStale() (map[maps.Flow]*staleFlow, error) {
+	stale := make(map[maps.Flow]*staleFlow)
+	known := make(map[route]bool)
 	for _, t := range s.tables {
 		for e, err := range t.All() {
 			if err != nil {
@@ -88,16 +85,16 @@ func (s *Sweeper) findStale() (map[maps.Flow]*ending, error) {
 			if e.Value.Proto != protoUDP {
 				continue
 			}
-			l := leadOf(&e.Value)
+			l := routeOf(&e.Value)
 			stays, ok := known[l]
 			if !ok {
-				if stays, err = s.stands(l); err != nil {
+				if stays, err = s.routeExists(l); err != nil {
 					return nil, err
 				}
 				known[l] = stays
 			}
-			if !stays && len(stale) < atOnce {
-				stale[identity(e.Value)] = new(ending)
+			if !stays && len(stale) < maxBatch {
+				stale[identity(e.Value)] = new(staleFlow)
 			}
 		}
 	}
@@ -105,10 +102,10 @@ func (s *Sweeper) findStale() (map[maps.Flow]*ending, error) {
 	return stale, nil
 }
 
-// turnAway has what the client of the flow that f tells sends next begin another flow.
-// What was found stale may have come back meanwhile.
-func (s *Sweeper) turnAway(f maps.Flow, so *ending) error {
-	if stays, err := s.stands(leadOf(&f)); err != nil || stays {
+// removeClientEntries deletes the entries of the client's packets, so that the next one begins another
+// flow. It does nothing if the flow is no longer stale.
+func (s *Sweeper) removeClientEntries(f maps.Flow, so *staleFlow) error {
+	if stays, err := s.routeExists(routeOf(&f)); err != nil || stays {
 		return err
 	}
 	g, err := gather(s.tables, f)
@@ -120,11 +117,10 @@ func (s *Sweeper) turnAway(f maps.Flow, so *ending) error {
 	return s.removeStale(&g, so)
 }
 
-// endStale ends the flow that f tells. What was found stale may have come back
-// meanwhile. A packet may put entries back while we delete others, though hardly
-// twice: programs do so once in a second.
-func (s *Sweeper) endStale(f maps.Flow, so *ending) error {
-	if stays, err := s.stands(leadOf(&f)); err != nil || stays {
+// endStale deletes the flow, unless it is no longer stale. A packet may write entries again meanwhile,
+// though hardly twice: programs do so once a second.
+func (s *Sweeper) endStale(f maps.Flow, so *staleFlow) error {
+	if stays, err := s.routeExists(routeOf(&f)); err != nil || stays {
 		return err
 	}
 	const tries = 4
@@ -142,25 +138,25 @@ func (s *Sweeper) endStale(f maps.Flow, so *ending) error {
 }
 
 // removeStale deletes entries of a stale flow.
-func (s *Sweeper) removeStale(g *group, so *ending) error {
+func (s *Sweeper) removeStale(g *group, so *staleFlow) error {
 	counted, err := s.remove(g)
 	if counted && !so.counted {
 		so.counted = true
-		s.maps.Loads.AddFlows(g.told.BackendId, -1)
+		s.maps.Loads.AddFlows(g.flow.BackendId, -1)
 	}
 	so.ended = so.ended || len(g.entries) > 0
 
 	return err
 }
 
-// stands says whether a lead still leads from the frontend to the backend.
-func (s *Sweeper) stands(l lead) (bool, error) {
+// routeExists reports whether the frontend still leads to the backend.
+func (s *Sweeper) routeExists(l route) (bool, error) {
 	b, ok := s.maps.BackendOf(l.backendID)
 	if !ok || b.ServicePortId != l.servicePortID || b.Addr != l.backend || b.Port != l.backendPort {
 		return false, nil
 	}
 	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-		if leads, err := s.leads(l, scope); err != nil || leads {
+		if leads, err := s.frontendLeads(l, scope); err != nil || leads {
 			return leads, err
 		}
 	}
@@ -168,21 +164,21 @@ func (s *Sweeper) stands(l lead) (bool, error) {
 	return false, nil
 }
 
-// leads looks up what was dialled, as programs do: by itself, or as the port of
-// a node.
-func (s *Sweeper) leads(l lead, scope uint8) (bool, error) {
-	key := maps.FrontendKey{Addr: l.dialled, Port: l.dialledPort, Proto: protoUDP, Scope: scope}
+// frontendLeads looks up the original destination as programs do: by its address, then as a node
+// port.
+func (s *Sweeper) frontendLeads(l route, scope uint8) (bool, error) {
+	key := maps.FrontendKey{Addr: l.originalDst, Port: l.originalPort, Proto: protoUDP, Scope: scope}
 	_, pool, ok, err := s.maps.FrontendOf(key)
 	if err == nil && !ok {
-		key.Addr = anyNode(l.dialled.IP())
+		key.Addr = nodePortAddr(l.originalDst.IP())
 		_, pool, ok, err = s.maps.FrontendOf(key)
 	}
 
 	return ok && pool.ServicePortId == l.servicePortID, err
 }
 
-// anyNode is the address of a node port's frontend, of the family of a.
-func anyNode(a netip.Addr) maps.Addr {
+// nodePortAddr returns the address in the frontend of a node port, of the family of a.
+func nodePortAddr(a netip.Addr) maps.Addr {
 	if a.Is4() {
 		return maps.AddrOf(netip.IPv4Unspecified())
 	}

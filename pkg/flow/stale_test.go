@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// frontend makes what is dialled at addr:port lead to a service port.
+// frontend adds a frontend that leads to a service port.
 func (w *world) frontend(t testing.TB, at string, proto, scope uint8, servicePortID uint32) {
 	t.Helper()
 	to := netip.MustParseAddrPort(at)
@@ -18,7 +18,7 @@ func (w *world) frontend(t testing.TB, at string, proto, scope uint8, servicePor
 	must(t, err, w.writer.Frontend(maps.FrontendKeyOf(to.Addr(), to.Port(), proto, scope), maps.KindClusterIP, pool))
 }
 
-// backend makes an id that of a backend.
+// backend adds a backend with an id.
 func (w *world) backend(t testing.TB, id uint32, at string, servicePortID uint32) {
 	t.Helper()
 	must(t, w.Backends.Put(maps.Index(id), maps.BackendOf(id, servicePortID, netip.MustParseAddrPort(at), 0)))
@@ -31,9 +31,9 @@ func (w *world) mustEndStale(t testing.TB, s *Sweeper, want int) {
 	}
 }
 
-func dialled(f maps.Flow, at string) maps.Flow {
-	to := netip.MustParseAddrPort(at)
-	f.Dialled, f.DialledPort = maps.AddrOf(to.Addr()), maps.Port(to.Port())
+func to(f maps.Flow, vip string) maps.Flow {
+	dst := netip.MustParseAddrPort(vip)
+	f.OriginalDst, f.OriginalPort = maps.AddrOf(dst.Addr()), maps.Port(dst.Port())
 
 	return f
 }
@@ -55,8 +55,8 @@ func TestStale(t *testing.T) {
 		{"kept by either scope, external", flowOf(udp, 1), func(w *world) {
 			must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeInternal)))
 		}, false},
-		{"kept at a node port", dialled(flowOf(udp, 1), node4), func(*world) {}, false},
-		{"kept at a node port of IPv6", dialled(flowOf(udp, 1), node6), func(*world) {}, false},
+		{"kept at a node port", to(flowOf(udp, 1), node4), func(*world) {}, false},
+		{"kept at a node port of IPv6", to(flowOf(udp, 1), node6), func(*world) {}, false},
 		{"kept though its frontend has no slots", flowOf(udp, 1), func(*world) {}, false},
 		{"ended with its backend", flowOf(udp, 1), func(w *world) { must(t, w.Backends.Clear(1)) }, true},
 		{"ended when the id is a backend of another", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.2:8080", 2) }, true},
@@ -72,11 +72,11 @@ func TestStale(t *testing.T) {
 			w.frontend(t, vip, udp, maps.ScopeInternal, 2)
 			w.frontend(t, vip, udp, maps.ScopeExternal, 2)
 		}, true},
-		{"ended when a frontend takes a node port's address", dialled(flowOf(udp, 1), node4), func(w *world) {
+		{"ended when a frontend takes a node port's address", to(flowOf(udp, 1), node4), func(w *world) {
 			w.frontend(t, node4, udp, maps.ScopeInternal, 2)
 			w.frontend(t, node4, udp, maps.ScopeExternal, 2)
 		}, true},
-		{"ended if only TCP has the frontend", dialled(flowOf(udp, 1), "10.96.0.1:443"), func(w *world) {
+		{"ended if only TCP has the frontend", to(flowOf(udp, 1), "10.96.0.1:443"), func(w *world) {
 			w.frontend(t, "10.96.0.1:443", tcp, maps.ScopeInternal, 1)
 		}, true},
 		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { must(t, w.Backends.Clear(1)) }, false},
@@ -113,8 +113,8 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// Over random tables: of all flows, those of UDP end whose backend or frontend
-// is gone, with all their entries, and no entry of any other.
+// Over random tables: exactly the UDP flows whose backend or frontend is gone end, with all their
+// entries.
 func TestStaleIsExact(t *testing.T) {
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestStaleIsExact(t *testing.T) {
 			for i := range 1500 {
 				id := uint32(r.IntN(40))
 				at := fmt.Sprintf("10.96.0.%d:80", id/4*2+uint32(r.IntN(2)))
-				f := dialled(flowOf([]uint8{udp, tcp}[r.IntN(2)], i+1), at)
+				f := to(flowOf([]uint8{udp, tcp}[r.IntN(2)], i+1), at)
 				f.ServicePortId, f.BackendId, f.Backend = id/4, id+1, addr(fmt.Sprintf("10.244.3.%d", id))
 				if r.IntN(2) == 0 {
 					f = masqueraded(f)
@@ -169,8 +169,7 @@ func TestStaleIsExact(t *testing.T) {
 	}
 }
 
-// Who reads all flows sees a backend that is gone. If it is back when they are
-// to be ended, they stay.
+// A backend is gone while all flows are read. If it exists again when they are to be ended, they stay.
 func TestStaleNoMore(t *testing.T) {
 	w := newWorld(t, 1024)
 	w.frontend(t, "10.96.0.1:80", udp, maps.ScopeInternal, 1)
@@ -184,8 +183,8 @@ func TestStaleNoMore(t *testing.T) {
 	}
 }
 
-// What a backend was asked before it was gone it can still answer: the client is sent
-// elsewhere first, and the way back goes later.
+// A backend that is gone can still answer earlier requests: the entries of the client's packets are
+// deleted first, those of the replies later.
 func TestStaleAnswers(t *testing.T) {
 	w := newWorld(t, 1024)
 	f := masqueraded(flowOf(udp, 1))
@@ -209,7 +208,7 @@ func TestStaleAnswers(t *testing.T) {
 	}
 }
 
-// A packet of a stale flow puts an entry back while others are deleted.
+// A packet of a stale flow writes an entry again while others are deleted.
 func TestStalePutBack(t *testing.T) {
 	w := newWorld(t, 1024)
 	f := masqueraded(flowOf(udp, 1))

@@ -11,49 +11,47 @@ import (
 type Usage struct {
 	Entries  int    `json:"entries"`
 	Capacity int    `json:"capacity"`
-	Bytes    uint64 `json:"bytes"` // of the kernel's memory, in use or not
-	// Evicted is how many entries were pushed out to make room for others,
-	// since the agent started.
+	Bytes    uint64 `json:"bytes"` // of kernel memory, allocated in advance
+	// Evicted is how many entries the kernel evicted to make room, since the agent started.
 	Evicted uint64 `json:"evicted"`
 }
 
 // Percent returns how full the table is.
 func (u Usage) Percent() int { return 100 * u.Entries / max(u.Capacity, 1) }
 
-// Status is what is known of flows. Counts are since the agent started, if
-// nothing else is said.
+// Status is the state of the tables of flows. Counts are since the agent started, except where stated.
 type Status struct {
-	Flows    Usage `json:"flows"`    // of flows that work
-	HalfOpen Usage `json:"halfOpen"` // of those that may never come to be
+	Flows    Usage `json:"flows"`    // of assured flows
+	HalfOpen Usage `json:"halfOpen"` // of flows that are not assured
 
-	// Emergency says what is wrong, while connections or UDP flows have used up their
-	// share of flows. Flood does while half_open or unanswered push something out, where that
-	// can only hit flows that are about to begin, or had no room in flows.
+	// Emergency is a message while connections or UDP flows have used up their share of flows. Flood is one
+	// while entries of half_open or unanswered are evicted, which only affects flows that are being opened, or had
+	// no room in flows.
 	Emergency   string `json:"emergency,omitempty"`
 	Emergencies uint64 `json:"emergencies"`
 	Flood       string `json:"flood,omitempty"`
 	Floods      uint64 `json:"floods"`
 
-	Expired uint64 `json:"expired"` // flows that were ended because nobody used them
-	Stale   uint64 `json:"stale"`   // UDP flows whose backend or frontend went
-	// LoadsRepaired is by how many flows the loads of backends were put right.
+	Expired uint64 `json:"expired"` // idle flows that were ended
+	Stale   uint64 `json:"stale"`   // UDP flows ended because their backend or frontend was removed
+	// LoadsRepaired is the number of flows by which the loads of backends were corrected.
 	LoadsRepaired uint64 `json:"loadsRepaired"`
 
 	// Since the maps were made:
-	Repaired          uint64 `json:"repaired"`          // entries that were pushed out, and put back
-	MasqueradeRetries uint64 `json:"masqueradeRetries"` // ports that were taken
+	Repaired          uint64 `json:"repaired"`          // evicted entries that were written again
+	MasqueradeRetries uint64 `json:"masqueradeRetries"` // ports that another flow had
 	StackPorts        uint64 `json:"stackPorts"`        // flows whose client port another flow had
 }
 
-// takeStock makes what was found the status.
-func (s *Sweeper) takeStock(st stock) {
+// updateStatus updates the status from a scan.
+func (s *Sweeper) updateStatus(st scanned) {
 	b, a := st.before, st.after
-	lostFlows := s.lost.flows.observe(tally{
+	lostFlows := s.lost.flows.observe(tableCounts{
 		putBefore: b.FlowsPut, putAfter: a.FlowsPut,
 		deletedBefore: b.FlowsDeleted, deletedAfter: a.FlowsDeleted,
 		ours: s.deleted.flows, present: st.inFlows,
 	})
-	lostHalfOpen := s.lost.halfOpen.observe(tally{
+	lostHalfOpen := s.lost.halfOpen.observe(tableCounts{
 		putBefore: b.HalfOpenPut, putAfter: a.HalfOpenPut,
 		deletedBefore: b.HalfOpenDeleted, deletedAfter: a.HalfOpenDeleted,
 		ours: s.deleted.halfOpen, present: st.inHalfOpen,
@@ -90,15 +88,15 @@ func usage(entries, capacity int, evicted uint64) Usage {
 func (u Usage) String() string {
 	text := fmt.Sprintf("%d of %d entries (%d %%)", u.Entries, u.Capacity, u.Percent())
 	if u.Evicted > 0 {
-		text += fmt.Sprintf(", %d were pushed out", u.Evicted)
+		text += fmt.Sprintf(", %d were evicted", u.Evicted)
 	}
 
 	return text
 }
 
-// Look returns what can be known of flows without an agent: how full the tables
-// are, and what programs count.
-func Look(m *maps.Pinned) (Status, error) {
+// ReadStatus returns the part of the status that is known without an agent: how full the tables are, and
+// what programs count.
+func ReadStatus(m *maps.Pinned) (Status, error) {
 	s, err := New(Config{Maps: m})
 	if err != nil {
 		return Status{}, err
@@ -107,37 +105,37 @@ func Look(m *maps.Pinned) (Status, error) {
 	if err != nil {
 		return Status{}, fmt.Errorf("flows: %w", err)
 	}
-	s.takeStock(st)
+	s.updateStatus(st)
 
 	return s.status, nil
 }
 
-// When an alarm goes on, and when off again.
+// The limits at which an alarm starts, and ends again.
 const (
 	fullPercent  = 90
-	roomyPercent = 80
-	quietTime    = time.Minute
+	clearPercent = 80
+	quietPeriod  = time.Minute
 )
 
-// alarm is on while a table is at its limit, by how full it is in percent.
+// alarm is on while a table is at its limit, in percent of its capacity.
 type alarm struct {
 	on    bool
 	times uint64
 	last  uint64 // when an eviction was noticed
 }
 
-// observe takes into account how full the table is, and how many entries have
-// been evicted from it since the last call.
+// observe updates the alarm from the fill of the table, and the number of entries evicted from it
+// since the last call.
 func (a *alarm) observe(percent int, evicted, now uint64) {
 	if evicted > 0 {
 		a.last = now
 	}
-	quiet := a.last == 0 || since(a.last, now) > quietTime
+	quiet := a.last == 0 || since(a.last, now) > quietPeriod
 	switch {
 	case !a.on && (evicted > 0 || percent >= fullPercent):
 		a.on = true
 		a.times++
-	case a.on && quiet && percent < roomyPercent:
+	case a.on && quiet && percent < clearPercent:
 		a.on = false
 	}
 }

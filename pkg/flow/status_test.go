@@ -11,26 +11,26 @@ import (
 )
 
 func TestEvictions(t *testing.T) {
-	quiet := func(put, deleted, ours uint64, present int) tally {
-		return tally{putBefore: put, putAfter: put, deletedBefore: deleted, deletedAfter: deleted, ours: ours, present: present}
+	quiet := func(put, deleted, ours uint64, present int) tableCounts {
+		return tableCounts{putBefore: put, putAfter: put, deletedBefore: deleted, deletedAfter: deleted, ours: ours, present: present}
 	}
 	for _, test := range []struct {
-		name    string
-		tallies []tally
-		fresh   []uint64
+		name   string
+		counts []tableCounts
+		fresh  []uint64
 	}{
-		{"none of new maps", []tally{quiet(0, 0, 0, 0), quiet(100, 0, 0, 100)}, []uint64{0, 0}},
-		{"those that are neither there nor deleted", []tally{quiet(0, 0, 0, 0), quiet(100, 20, 30, 45)}, []uint64{0, 5}},
-		{"each only once", []tally{quiet(0, 0, 0, 0), quiet(100, 0, 0, 95), quiet(200, 0, 100, 95), quiet(210, 0, 100, 95)}, []uint64{0, 5, 0, 10}},
-		{"none that happened before the first look", []tally{quiet(100, 20, 0, 40), quiet(150, 20, 0, 90)}, []uint64{0, 0}},
-		{"none, though an earlier agent deleted", []tally{quiet(1000, 0, 0, 100), quiet(1000, 50, 50, 0), quiet(1007, 50, 50, 4)}, []uint64{0, 0, 3}},
-		{"none of what was put or deleted meanwhile", []tally{quiet(0, 0, 0, 0), {putBefore: 100, putAfter: 120, deletedBefore: 0, deletedAfter: 10, present: 95}}, []uint64{0, 0}},
+		{"none of new maps", []tableCounts{quiet(0, 0, 0, 0), quiet(100, 0, 0, 100)}, []uint64{0, 0}},
+		{"those that are neither there nor deleted", []tableCounts{quiet(0, 0, 0, 0), quiet(100, 20, 30, 45)}, []uint64{0, 5}},
+		{"each only once", []tableCounts{quiet(0, 0, 0, 0), quiet(100, 0, 0, 95), quiet(200, 0, 100, 95), quiet(210, 0, 100, 95)}, []uint64{0, 5, 0, 10}},
+		{"none that happened before the first look", []tableCounts{quiet(100, 20, 0, 40), quiet(150, 20, 0, 90)}, []uint64{0, 0}},
+		{"none, though an earlier agent deleted", []tableCounts{quiet(1000, 0, 0, 100), quiet(1000, 50, 50, 0), quiet(1007, 50, 50, 4)}, []uint64{0, 0, 3}},
+		{"none of what was put or deleted meanwhile", []tableCounts{quiet(0, 0, 0, 0), {putBefore: 100, putAfter: 120, deletedBefore: 0, deletedAfter: 10, present: 95}}, []uint64{0, 0}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var e evictions
 			var total uint64
-			for i, tally := range test.tallies {
-				fresh := e.observe(tally)
+			for i, c := range test.counts {
+				fresh := e.observe(c)
 				total += fresh
 				if fresh != test.fresh[i] || e.total != total {
 					t.Errorf("look %d: %d more, %d in all; want %d and %d", i+1, fresh, e.total, test.fresh[i], total)
@@ -40,8 +40,7 @@ func TestEvictions(t *testing.T) {
 	}
 }
 
-// Whatever programs and the table do while it is read: no eviction is made up,
-// and when it is quiet all are known.
+// Whatever programs do while tables are read, no eviction is counted that did not happen, and all are counted once it is quiet.
 func TestEvictionsAreTrue(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -62,15 +61,15 @@ func TestEvictionsAreTrue(t *testing.T) {
 			}
 		}
 		look := func(busy int) uint64 {
-			tally := tally{putBefore: put, deletedBefore: deleted, ours: ours}
+			c := tableCounts{putBefore: put, deletedBefore: deleted, ours: ours}
 			for i := range buckets {
 				happen(r.IntN(busy + 1))
-				tally.present += buckets[i]
+				c.present += buckets[i]
 				happen(r.IntN(busy + 1))
 			}
-			tally.putAfter, tally.deletedAfter = put, deleted
+			c.putAfter, c.deletedAfter = put, deleted
 
-			return e.observe(tally)
+			return e.observe(c)
 		}
 		happen(100)
 		before := evicted
@@ -134,7 +133,7 @@ func TestAlarm(t *testing.T) {
 	}
 }
 
-// The kernel pushes entries out of a small table, and we tell how many.
+// The kernel evicts entries of a small table, and the Sweeper counts them.
 func TestOverfilled(t *testing.T) {
 	const capacity, puts = 512, 2000
 	for _, halfOpen := range []bool{false, true} {
@@ -151,7 +150,7 @@ func TestOverfilled(t *testing.T) {
 			if halfOpen {
 				index = halfOpenPut
 			}
-			w.tell(t, index, puts)
+			w.setCount(t, index, puts)
 			status := w.mustSweep(t, s)
 			usage, other, alarm, no, times := status.Flows, status.HalfOpen, status.Emergency, status.Flood, status.Emergencies
 			tables := 1
@@ -166,11 +165,11 @@ func TestOverfilled(t *testing.T) {
 				t.Errorf("alarms %q and %q, %d times; want one of %d evictions", alarm, no, times, usage.Evicted)
 			}
 			s.took = 0 // however busy this machine is
-			if hurried := s.Next() == hurriedPace; hurried == halfOpen {
+			if soon := s.Next() == emergencyInterval; soon == halfOpen {
 				t.Errorf("next sweep after %v", s.Next())
 			}
 
-			// What we delete ourselves is no eviction, whoever counts.
+			// What the Sweeper deletes is no eviction.
 			w.clock += uint64(25 * time.Hour)
 			evicted := usage.Evicted
 			status = w.mustSweep(t, s)
@@ -187,31 +186,31 @@ func TestOverfilled(t *testing.T) {
 	}
 }
 
-// A flow that somebody else deletes in our place is not one that we deleted.
+// A flow that a program deletes at the same time is not counted as deleted by the Sweeper.
 func TestDeletedByBoth(t *testing.T) {
 	w := newWorld(t, 1024)
 	f := flowOf(udp, 1)
 	w.put(t, f, live[:2]...)
-	w.tell(t, flowsPut, 2)
+	w.setCount(t, flowsPut, 2)
 	s := w.sweeper(t)
 	w.mustSweep(t, s)
 	w.clock += uint64(time.Hour)
 	s.hook(false, &hooked{remove: func(k maps.FlowKey) {
 		must(t, w.Flows.Delete(k))
-		w.tell(t, flowsDeleted, 2)
+		w.setCount(t, flowsDeleted, 2)
 	}})
 	w.mustSweep(t, s)
 	for n := range 3 {
 		w.put(t, flowOf(udp, n+2), live[0])
 	}
-	w.tell(t, flowsPut, 8) // and three were pushed out
+	w.setCount(t, flowsPut, 8) // and three were evicted
 	if status := w.mustSweep(t, s); status.Flows.Evicted != 3 {
 		t.Errorf("%d evictions, want 3", status.Flows.Evicted)
 	}
 }
 
-// In an emergency flows that have ended, or may have, go sooner; others do not.
-func TestHurried(t *testing.T) {
+// In an emergency flows that have ended, or may have, expire sooner; others do not.
+func TestEmergencyTimeouts(t *testing.T) {
 	w := newWorld(t, 1024)
 	kept := []maps.Flow{flowOf(tcp, 1), flowOf(udp, 2)}
 	w.put(t, kept[0], note{fromClient, maps.FlowOpen, false, 23 * time.Hour})
@@ -225,7 +224,7 @@ func TestHurried(t *testing.T) {
 	if status := w.mustSweep(t, s); status.Expired != 0 {
 		t.Errorf("%d flows ended without an emergency", status.Expired)
 	}
-	w.tell(t, flowsPut, 1)
+	w.setCount(t, flowsPut, 1)
 	w.mustSweep(t, s) // finds out
 	w.mustSweep(t, s)
 	for i, f := range kept {
@@ -240,10 +239,10 @@ func TestHurried(t *testing.T) {
 	}
 }
 
-func TestLook(t *testing.T) {
+func TestReadStatus(t *testing.T) {
 	w := newWorld(t, 1024)
 	w.put(t, flowOf(tcp, 1), live[0], live[1], note{fromClient, 1, true, time.Hour})
-	status, err := Look(w.Pinned)
+	status, err := ReadStatus(w.Pinned)
 	must(t, err)
 	if status.Flows.Entries != 2 || status.HalfOpen.Entries != 1 || status.Flows.Capacity != 1024 {
 		t.Errorf("%+v", status)

@@ -10,32 +10,32 @@ import (
 
 // Config is what a [Sweeper] needs.
 type Config struct {
-	Maps     *maps.Pinned // stay the caller's
+	Maps     *maps.Pinned // the caller closes them
 	Timeouts Timeouts
 	Now      func() uint64 // nil: [Now]
 }
 
-// Sweeper ends flows. There is one at a time, of the one agent of a node: it
-// counts what it deletes. It has no locks; one goroutine owns it.
+// Sweeper ends flows. Only one may exist on a node, because evictions are computed from what it
+// deletes. It has no locks; one goroutine owns it.
 type Sweeper struct {
 	maps     *maps.Pinned
 	tables   []table
 	timeouts Timeouts
 	now      func() uint64
-	room     int64 // for entries in flows
+	room     int64 // capacity of the map flows
 
-	deleted struct{ flows, halfOpen uint64 } // entries
-	took    time.Duration                    // the last sweep
-	more    bool                             // it left idle flows
-	dialled Dialled                          // by the flows of the last sweep
-	bytes   tallies
-	lost    struct{ flows, halfOpen evictions }
-	alarms  struct{ flows, halfOpen alarm }
-	status  Status
-	ended   Ended // by EndStale, in all
+	deleted      struct{ flows, halfOpen uint64 } // entries
+	took         time.Duration                    // duration of the last sweep
+	more         bool                             // the last sweep left idle flows
+	originalDsts OriginalDsts                     // of the flows in the last sweep
+	bytes        uncountedBytes
+	lost         struct{ flows, halfOpen evictions }
+	alarms       struct{ flows, halfOpen alarm }
+	status       Status
+	ended        Ended // by EndStale, since New
 }
 
-// New returns a Sweeper that has ended nothing yet.
+// New returns a Sweeper.
 func New(cfg Config) (*Sweeper, error) {
 	if cfg.Maps == nil {
 		return nil, errors.New("flow: no maps")
@@ -57,46 +57,45 @@ func New(cfg Config) (*Sweeper, error) {
 	}, nil
 }
 
-// atOnce is how many flows are ended before the tables are read again. It bounds
+// maxBatch is how many flows are ended before the tables are read again. It bounds
 // what a sweep holds in memory, and how long it takes.
-const atOnce = 1 << 14
+const maxBatch = 1 << 14
 
-// How soon the next sweep is due, and how much longer than one sweep takes.
+// The interval between sweeps, and the least multiple of the duration of a sweep that it is.
 const (
-	usualPace   = 10 * time.Second
-	hurriedPace = time.Second
-	minRest     = 20
+	sweepInterval     = 10 * time.Second
+	emergencyInterval = time.Second
+	restFactor        = 20
 )
 
 // Next returns how long after the last sweep the next one is due.
 func (s *Sweeper) Next() time.Duration {
-	pace := usualPace
+	interval := sweepInterval
 	if s.more || s.alarms.flows.on {
-		pace = hurriedPace
+		interval = emergencyInterval
 	}
 
-	return max(pace, minRest*s.took)
+	return max(interval, restFactor*s.took)
 }
 
-// Dialled is what flows have dialled, by a look at all of them.
-type Dialled struct {
+// OriginalDsts are the original destinations of all flows.
+type OriginalDsts struct {
 	Addrs map[maps.Addr]struct{}
-	Begin time.Time // of the look: younger flows may be missing
+	Begin time.Time // of the scan: younger flows may be missing
 }
 
-// Dialled returns what the flows have dialled that the last sweep has found. The
-// caller may keep it. Those that the sweep ended are among them, so that no
-// address is given up for which a packet has saved its flow in the last moment.
-func (s *Sweeper) Dialled() Dialled { return s.dialled }
+// OriginalDsts returns those of the flows in the last sweep. The caller may keep the result. Flows that the
+// sweep ended are included, so that no address is given up of which a packet has just kept a flow.
+func (s *Sweeper) OriginalDsts() OriginalDsts { return s.originalDsts }
 
-// Sweep ends flows that have been idle for too long, clears what the source filter has of
-// flows that are gone, and takes stock. After an error the status says what was known before.
+// Sweep ends flows that have been idle for too long, clears cells of the source filter whose flows are
+// gone, repairs counters, and updates the status. After an error the status is that of the sweep before.
 func (s *Sweeper) Sweep() (Status, error) {
 	begin := time.Now()
 	defer func() { s.took = time.Since(begin) }()
 	timeouts := s.timeouts.at(s.status.Flows.Percent())
 	if s.alarms.flows.on {
-		timeouts = timeouts.hurried()
+		timeouts = timeouts.inEmergency()
 	}
 	sources := s.maps.SourceFilter.Begin(s.now())
 	if !sources.Idle() {
@@ -104,41 +103,41 @@ func (s *Sweeper) Sweep() (Status, error) {
 			return s.status, fmt.Errorf("flows: %w", err)
 		}
 	}
-	stock, err := s.scan(timeouts, sources)
+	found, err := s.scan(timeouts, sources)
 	if err != nil {
 		return s.status, fmt.Errorf("flows: %w", err)
 	}
 	sources.End()
-	s.takeStock(stock)
-	s.repairLoads(stock)
-	s.repairUsage(stock)
-	if err := s.expire(stock, timeouts); err != nil {
+	s.updateStatus(found)
+	s.repairLoads(found)
+	s.repairUsage(found)
+	if err := s.expire(found, timeouts); err != nil {
 		return s.status, fmt.Errorf("idle flows: %w", err)
 	}
-	s.dialled = Dialled{Addrs: stock.dialled, Begin: begin}
-	if err := s.forgetTallies(); err != nil {
+	s.originalDsts = OriginalDsts{Addrs: found.originalDsts, Begin: begin}
+	if err := s.dropUnknownPorts(); err != nil {
 		return s.status, err
 	}
 
 	return s.status, nil
 }
 
-// stock is what was found in the tables.
-type stock struct {
+// scanned is the result of reading all tables.
+type scanned struct {
 	at                  uint64
 	before, after       maps.FlowCounts
 	inFlows, inHalfOpen int
 	opening             byKind             // in half_open, and in unanswered
-	idle                map[maps.Flow]bool // the identities of flows that may be over
-	more                bool               // there were more of them
-	dialled             map[maps.Addr]struct{}
+	idle                map[maps.Flow]bool // identities of flows that may be idle
+	more                bool               // there are more than maxBatch
+	originalDsts        map[maps.Addr]struct{}
 	loads               loads
 	usage               usages
 }
 
 // scan reads all tables once, and changes nothing.
-func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (stock, error) {
-	st := stock{at: s.now(), idle: make(map[maps.Flow]bool), dialled: make(map[maps.Addr]struct{})}
+func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (scanned, error) {
+	st := scanned{at: s.now(), idle: make(map[maps.Flow]bool), originalDsts: make(map[maps.Addr]struct{})}
 	var err error
 	if st.before, err = s.maps.FlowCounts(); err != nil {
 		return st, err
@@ -162,7 +161,7 @@ func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (stock, erro
 	return st, err
 }
 
-func (st *stock) add(t table, f *maps.Flow, timeouts Timeouts) {
+func (st *scanned) add(t table, f *maps.Flow, timeouts Timeouts) {
 	if t.halfOpen {
 		st.inHalfOpen++
 		st.opening[maps.FlowKind(f.Proto)]++
@@ -170,26 +169,26 @@ func (st *stock) add(t table, f *maps.Flow, timeouts Timeouts) {
 		st.inFlows++
 		st.usage.found[maps.FlowKind(f.Proto)]++
 	}
-	st.dialled[f.Dialled] = struct{}{}
+	st.originalDsts[f.OriginalDst] = struct{}{}
 	if since(f.LastSeen, st.at) <= timeouts.soonest(f, t.halfOpen)+refresh {
 		return
 	}
-	if id := identity(*f); len(st.idle) < atOnce || st.idle[id] {
+	if id := identity(*f); len(st.idle) < maxBatch || st.idle[id] {
 		st.idle[id] = true
 	} else {
 		st.more = true
 	}
 }
 
-// expire ends the flows that are over by what all their entries say now.
-func (s *Sweeper) expire(st stock, timeouts Timeouts) error {
+// expire ends the flows in st.idle that are idle by the content of all their entries now.
+func (s *Sweeper) expire(st scanned, timeouts Timeouts) error {
 	for f := range st.idle {
 		g, err := gather(s.tables, f)
 		if err != nil {
 			return err
 		}
 		if len(g.entries) == 0 || since(g.lastSeen(), st.at) <= timeouts.of(&g)+refresh {
-			continue // ended by itself, or alive
+			continue // ended meanwhile, or in use
 		}
 		if err := s.end(&g); err != nil {
 			return err
@@ -201,18 +200,18 @@ func (s *Sweeper) expire(st stock, timeouts Timeouts) error {
 	return nil
 }
 
-// end deletes the entries of a flow, and takes it out of its backend's load.
+// end deletes the entries of a flow and subtracts it from the load of its backend.
 func (s *Sweeper) end(g *group) error {
 	counted, err := s.remove(g)
 	if counted {
-		s.maps.Loads.AddFlows(g.told.BackendId, -1)
+		s.maps.Loads.AddFlows(g.flow.BackendId, -1)
 	}
 
 	return err
 }
 
-// remove deletes the entries of a flow, and says whether one of them had it in
-// its backend's load.
+// remove deletes the entries of a flow. It reports whether the load of its backend included the
+// flow.
 func (s *Sweeper) remove(g *group) (counted bool, err error) {
 	err = g.remove(func(e entry) {
 		if e.table.halfOpen {

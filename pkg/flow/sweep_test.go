@@ -21,7 +21,7 @@ const (
 	fromBackend = maps.FlowFromBackend
 )
 
-// What becomes of flows, by what their entries say.
+// The state and the timeout of flows, by their entries.
 func TestStates(t *testing.T) {
 	const newly, open, fin, reset = maps.FlowNew, maps.FlowOpen, maps.FlowFin, maps.FlowReset
 	for _, test := range []struct {
@@ -75,10 +75,10 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// A flow of which any entry says that it is over is closed, whatever the others say. One that
-// the backend remembers is kept for longer, if there is room.
-func TestOverAndRemembered(t *testing.T) {
-	const over, remembered = maps.FlowOver, maps.FlowOver | maps.FlowRemembered
+// A flow of which any entry is over is closed, whatever the others are. One that the backend has in TIME_WAIT is
+// kept for longer, if there is room.
+func TestOverAndTimeWait(t *testing.T) {
+	const over, timeWait = maps.FlowOver, maps.FlowOver | maps.FlowTimeWait
 	for _, test := range []struct {
 		name        string
 		masqueraded bool
@@ -87,12 +87,12 @@ func TestOverAndRemembered(t *testing.T) {
 		timeout     time.Duration
 	}{
 		{"over", true, over, 1024, 10 * time.Second},
-		{"over, and remembered", true, remembered, 1024, 60 * time.Second},
-		{"over, and remembered, of a client that the backend sees", false, remembered, 1024, 10 * time.Second},
-		{"over, and remembered, in a table that is half full", true, remembered, 8, 60 * time.Second},
-		{"over, and remembered, in a table that is fuller", true, remembered, 7, 49500 * time.Millisecond}, // 57 %
-		{"over, and remembered, in a table that is fuller still", true, remembered, 5, 15 * time.Second},
-		{"over, and remembered, in a full table", true, remembered, 4, 10 * time.Second},
+		{"over, and in TIME_WAIT", true, timeWait, 1024, 60 * time.Second},
+		{"over, and in TIME_WAIT, of a client that the backend sees", false, timeWait, 1024, 10 * time.Second},
+		{"over, and in TIME_WAIT, in a table that is half full", true, timeWait, 8, 60 * time.Second},
+		{"over, and in TIME_WAIT, in a table that is fuller", true, timeWait, 7, 49500 * time.Millisecond}, // 57 %
+		{"over, and in TIME_WAIT, in a table that is fuller still", true, timeWait, 5, 15 * time.Second},
+		{"over, and in TIME_WAIT, in a full table", true, timeWait, 4, 10 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t, 1024)
@@ -121,7 +121,7 @@ func TestOverAndRemembered(t *testing.T) {
 	}
 }
 
-// Timeouts that are given are kept.
+// Timeouts in the Config are used.
 func TestTimeouts(t *testing.T) {
 	w := newWorld(t, 1024)
 	s, err := New(Config{Maps: w.Pinned, Now: func() uint64 { return w.clock }, Timeouts: Timeouts{
@@ -153,8 +153,8 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// A packet that comes when the tables have been read saves its flow, whole,
-// whichever entry it is of, and even if it moves the flow.
+// A packet that arrives after the tables were read keeps its whole flow, whichever entry it uses, and
+// even if it moves the flow to another table.
 func TestSeenSince(t *testing.T) {
 	f := masqueraded(flowOf(udp, 1))
 	all := []note{{fromClient, 1, true, time.Hour}, {toClient, 1, true, time.Hour}, {toBackend, 1, true, time.Hour}, {fromBackend, 1, true, time.Hour}}
@@ -174,10 +174,10 @@ func TestSeenSince(t *testing.T) {
 			w := newWorld(t, 1024)
 			w.put(t, f, all...)
 			s := w.sweeper(t)
-			stock, err := s.scan(s.timeouts, maps.SourceSweep{})
+			found, err := s.scan(s.timeouts, maps.SourceSweep{})
 			must(t, err)
 			packet(w)
-			must(t, s.expire(stock, s.timeouts))
+			must(t, s.expire(found, s.timeouts))
 			want := 4
 			if name == "not at all" {
 				want = 0
@@ -189,7 +189,7 @@ func TestSeenSince(t *testing.T) {
 	}
 }
 
-// A flow that moves from one table to the other while both are read is read.
+// A flow that moves from one table to the other while both are read is found.
 func TestSeenMoving(t *testing.T) {
 	w := newWorld(t, 1024)
 	f := flowOf(tcp, 1)
@@ -211,10 +211,10 @@ func TestSeenMoving(t *testing.T) {
 	}
 }
 
-// More idle flows than are ended at once are ended soon.
-func TestMoreThanAtOnce(t *testing.T) {
+// If there are more idle flows than a batch, the rest is ended soon.
+func TestMoreThanOneBatch(t *testing.T) {
 	w := newWorld(t, 1<<18)
-	for n := range atOnce + 1000 {
+	for n := range maxBatch + 1000 {
 		w.put(t, flowOf(udp, n), note{fromClient, 1, false, time.Hour})
 	}
 	s := w.sweeper(t)
@@ -223,11 +223,11 @@ func TestMoreThanAtOnce(t *testing.T) {
 
 		return s.Next()
 	}
-	if status := w.mustSweep(t, s); status.Expired != atOnce || next() != hurriedPace {
-		t.Errorf("%d flows ended and %v until the next sweep, want %d and %v", status.Expired, next(), atOnce, hurriedPace)
+	if status := w.mustSweep(t, s); status.Expired != maxBatch || next() != emergencyInterval {
+		t.Errorf("%d flows ended and %v until the next sweep, want %d and %v", status.Expired, next(), maxBatch, emergencyInterval)
 	}
-	if status := w.mustSweep(t, s); status.Expired != atOnce+1000 || next() != usualPace {
-		t.Errorf("%d flows ended and %v until the next sweep, want %d and %v", status.Expired, next(), atOnce+1000, usualPace)
+	if status := w.mustSweep(t, s); status.Expired != maxBatch+1000 || next() != sweepInterval {
+		t.Errorf("%d flows ended and %v until the next sweep, want %d and %v", status.Expired, next(), maxBatch+1000, sweepInterval)
 	}
 }
 
@@ -239,8 +239,8 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// The source filter lets packets of a flow pass as long as there is an entry of it, however old
-// the cell is, and what a program writes meanwhile stays.
+// The source filter passes packets of a flow as long as it has an entry, however old the cell is, and keeps
+// what a program writes meanwhile.
 func TestSourcesOfFlows(t *testing.T) {
 	const idle = time.Hour
 	for _, test := range []struct {
@@ -280,8 +280,8 @@ func TestSourcesOfFlows(t *testing.T) {
 	}
 }
 
-// A sweep of many flows takes little of a CPU, and not much more if it ends as
-// many as it may. The limits leave room for a machine that does other things, too.
+// A sweep of many flows takes little CPU time, and not much more if it ends a full batch. The limits leave
+// room for a busy machine.
 func TestSweepIsCheap(t *testing.T) {
 	const flows = 50000
 	w := newWorld(t, 1<<18)
@@ -292,7 +292,7 @@ func TestSweepIsCheap(t *testing.T) {
 	for _, test := range []struct {
 		expired uint64
 		limit   time.Duration
-	}{{0, 500 * time.Millisecond}, {atOnce, 2 * time.Second}} {
+	}{{0, 500 * time.Millisecond}, {maxBatch, 2 * time.Second}} {
 		begin := processTime()
 		status := w.mustSweep(t, s)
 		took := processTime() - begin
@@ -311,8 +311,8 @@ func processTime() time.Duration {
 	return time.Duration(used.Nano())
 }
 
-// The clock is that of programs, whose bpf_ktime_get_ns is CLOCK_MONOTONIC: the
-// kernel has no other that is as old as a device's first packet may be.
+// The clock is that of programs, whose bpf_ktime_get_ns is CLOCK_MONOTONIC: no other clock of the kernel
+// is as old as the first packet of a device may be.
 func TestNow(t *testing.T) {
 	var before, after unix.Timespec
 	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &before))

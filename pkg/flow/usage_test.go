@@ -7,8 +7,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// What is counted of the room in flows is put right where it is certainly wrong, and what a sweep
-// ends is taken out.
+// Usage of flows is repaired where it is certainly wrong, and a sweep subtracts what it ends.
 func TestUsage(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -18,7 +17,7 @@ func TestUsage(t *testing.T) {
 	}{
 		{"what is right", 0, byKind{6, 2}, byKind{6, 2}},
 		{"what an earlier build has not counted", 0, byKind{}, byKind{6, 2}},
-		{"what the kernel has pushed out", 0, byKind{100, 50}, byKind{6, 2}},
+		{"what the kernel has evicted", 0, byKind{100, 50}, byKind{6, 2}},
 		{"what may be right", 5, byKind{10, 5}, byKind{10, 5}},
 		{"what cannot be", 5, byKind{100, 1}, byKind{11, 1}},
 	} {
@@ -33,7 +32,7 @@ func TestUsage(t *testing.T) {
 				w.FlowUsage.Add(uint32(kind), n)
 			}
 			s := w.sweeper(t)
-			s.hook(false, &hooked{read: func() { w.tell(t, flowsPut, test.begins) }})
+			s.hook(false, &hooked{read: func() { w.setCount(t, flowsPut, test.begins) }})
 			w.mustSweep(t, s)
 			if have := s.readUsage(); have != test.want {
 				t.Errorf("%v are counted, want %v", have, test.want)
@@ -54,7 +53,7 @@ func TestUsage(t *testing.T) {
 	})
 }
 
-// How full flows is for the kind that has the least room left.
+// percent is that of the kind that has the least room left.
 func TestFullness(t *testing.T) {
 	for _, test := range []struct {
 		connected, udp int64

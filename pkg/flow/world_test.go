@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-lb/sluice/maps/mapstest"
 )
 
-// world is a node's maps, and a clock. Nobody but the test uses them.
+// world is the maps of a node, and a clock. Only the test uses them.
 type world struct {
 	*maps.Pinned
 	writer *mapstest.Writer
 	clock  uint64
 }
 
-// epoch is when worlds begin: later than any timeout.
+// epoch is the time at which worlds begin: later than any timeout.
 const epoch = uint64(1000 * time.Hour)
 
 func newWorld(t testing.TB, capacity uint32) *world {
@@ -74,7 +74,7 @@ func (w *world) mustSweep(t testing.TB, s *Sweeper) Status {
 func flowOf(proto uint8, n int) maps.Flow {
 	return maps.Flow{
 		Client: addr("198.51.100.7"), ClientPort: maps.Port(uint16(n)), StackPort: maps.Port(uint16(n)),
-		Dialled: addr("10.96.0.1"), DialledPort: maps.Port(80),
+		OriginalDst: addr("10.96.0.1"), OriginalPort: maps.Port(80),
 		Backend: addr("10.244.2.2"), BackendPort: maps.Port(8080),
 		Proto: proto, ServicePortId: 1, BackendId: 1,
 		Created: epoch - uint64(100*time.Hour),
@@ -90,7 +90,7 @@ func masqueraded(f maps.Flow) maps.Flow {
 
 func addr(a string) maps.Addr { return maps.AddrOf(netip.MustParseAddr(a)) }
 
-// note is what an entry says beside its flow.
+// note is the part of an entry that differs between the entries of a flow.
 type note struct {
 	role     uint8
 	state    uint8
@@ -98,7 +98,7 @@ type note struct {
 	idle     time.Duration
 }
 
-// put puts one entry for each note.
+// put writes one entry for each note.
 func (w *world) put(t testing.TB, f maps.Flow, notes ...note) {
 	t.Helper()
 	for _, n := range notes {
@@ -136,15 +136,15 @@ const (
 	halfOpenDeleted
 )
 
-// tell has programs have counted n.
-func (w *world) tell(t testing.TB, index uint32, n int) {
+// setCount sets a counter of programs.
+func (w *world) setCount(t testing.TB, index uint32, n int) {
 	t.Helper()
 	perCPU := make([]uint64, ebpf.MustPossibleCPU())
 	perCPU[len(perCPU)-1] = uint64(n)
 	must(t, w.Replacements()["sl_flow_counts"].Put(index, perCPU))
 }
 
-// hooked is a map of flows between whose calls something happens.
+// hooked is a map of flows with calls in between.
 type hooked struct {
 	entries
 	all    func()             // before a pass
@@ -187,7 +187,7 @@ func (h *hooked) Remove(k maps.FlowKey) (bool, error) {
 	return h.entries.Remove(k)
 }
 
-// hook puts h before the map of flows, or of connections half open.
+// hook wraps the map of flows, or of half-open connections.
 func (s *Sweeper) hook(halfOpen bool, h *hooked) {
 	for i := range s.tables {
 		if s.tables[i].halfOpen == halfOpen {

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// Config says what a [Handler] tells.
+// Config configures a [Handler].
 type Config struct {
 	Proxy *Proxy
-	// Eligible says whether load balancers may send new connections to this
+	// Eligible reports whether load balancers may send new connections to this
 	// node: its Node exists and is not about to go (KEP-3836).
 	Eligible func() bool
-	// Ready says why the proxy is not ready, or nothing.
+	// Ready returns why the proxy is not ready, nothing if it is.
 	Ready func() []string
-	// Observe, unless it is nil, is told of each answer at /healthz and /livez.
+	// Observe is called with each answer at /healthz and /livez. It may be nil.
 	Observe func(path string, code int)
 }
 
@@ -63,20 +63,20 @@ func Handler(cfg Config) http.Handler {
 	return mux
 }
 
-func (cfg Config) answer(w http.ResponseWriter, path string, r report, well bool) {
-	if well {
-		// Scripts hold it against the clock, from when rules were written every
-		// few seconds.
+func (cfg Config) answer(w http.ResponseWriter, path string, r report, healthy bool) {
+	if healthy {
+		// Scripts compare it with the clock, because older proxies wrote their rules
+		// every few seconds.
 		r.LastUpdated = r.CurrentTime
 	}
 	if cfg.Observe != nil {
-		cfg.Observe(path, statusOf(well))
+		cfg.Observe(path, statusOf(healthy))
 	}
-	send(w, statusOf(well), r)
+	send(w, statusOf(healthy), r)
 }
 
-func statusOf(well bool) int {
-	if well {
+func statusOf(healthy bool) int {
+	if healthy {
 		return http.StatusOK
 	}
 
@@ -91,7 +91,7 @@ func send(w http.ResponseWriter, code int, body any) {
 	}
 	setHeaders(w.Header())
 	w.WriteHeader(code)
-	_, _ = w.Write(text) // whoever asked may have gone
+	_, _ = w.Write(text) // the client may have gone
 }
 
 func setHeaders(header http.Header) {

@@ -28,11 +28,11 @@ func TestHealthz(t *testing.T) {
 		livezBody      string
 	}{
 		{
-			name: "well before it starts", eligible: true, healthz: 200, livez: 200,
+			name: "healthy before it starts", eligible: true, healthz: 200, livez: 200,
 			healthzBody: `{"lastUpdated":"2026-03-01T12:00:00Z","currentTime":"2026-03-01T12:00:00Z","nodeEligible":true,"healthy":true}`,
 			livezBody:   `{"lastUpdated":"2026-03-01T12:00:00Z","currentTime":"2026-03-01T12:00:00Z","healthy":true}`,
 		}, {
-			name: "well, with a last update of now", life: "STA..", eligible: true, healthz: 200, livez: 200,
+			name: "healthy, with a last update of now", life: "STA..", eligible: true, healthz: 200, livez: 200,
 			healthzBody: `{"lastUpdated":"2026-03-01T12:01:00Z","currentTime":"2026-03-01T12:01:00Z","nodeEligible":true,"healthy":true,` +
 				`"status":{"IPv4":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":true},"IPv6":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":true}}}`,
 			livezBody: `{"lastUpdated":"2026-03-01T12:01:00Z","currentTime":"2026-03-01T12:01:00Z","healthy":true,` +

@@ -9,23 +9,22 @@ import (
 	"time"
 )
 
-// What a client can hold of the agent is bounded: pods can reach health checks on
-// any node, and the kernel spares the agent when memory runs out.
+// Limits on what a client can make the agent hold: pods can reach health checks on any
+// node, and the kernel kills other processes first when memory runs out.
 const (
-	// requestTimeout is how long a client may take to send a request, its body
+	// requestTimeout limits how long a client may take to send a request, its body
 	// included.
 	requestTimeout = 5 * time.Second
-	// answerTimeout is how long it takes to send an answer, at most, to a client
-	// that reads slowly. All metrics of a large node take seconds. A profile adds
-	// the time that it takes by itself.
+	// answerTimeout limits how long a client may take to read an answer. All metrics of
+	// a large node take seconds. A profile extends it by the time that it takes itself.
 	answerTimeout = time.Minute
-	// idleTimeout is how long a connection stays for the next request. It is longer
-	// than the usual intervals of health checks and of Prometheus, so that clients
-	// rarely ask on a connection in the moment in which it is closed.
+	// idleTimeout is how long a connection stays open for the next request. It is longer
+	// than the usual intervals of health checks and of Prometheus, so that a request
+	// rarely arrives while its connection is being closed.
 	idleTimeout = 90 * time.Second
-	// maxHeaderBytes has room for a token.
+	// maxHeaderBytes is enough for a bearer token.
 	maxHeaderBytes = 16 << 10
-	// maxConnections is how many connections [Connections] keep open.
+	// maxConnections is how many connections [Connections] keeps open.
 	maxConnections = 512
 )
 
@@ -44,10 +43,10 @@ func NewHTTPServer(handler http.Handler, open *Connections) *http.Server {
 	}
 }
 
-// Connections are those that servers have open, at most [maxConnections]. When there
-// are more, the client that has the most loses its oldest one. So new connections are
-// answered at once however many a client holds, and a client that opens them without
-// end closes its own. The zero value has none.
+// Connections are the open connections of servers, at most [maxConnections]. When there
+// are more, it closes the oldest one of the client that has the most. So new connections
+// are answered at once however many a client holds, and a client that keeps opening them
+// only loses its own. The zero value has none.
 type Connections struct {
 	mu   sync.Mutex
 	open []connection // oldest first
@@ -73,7 +72,7 @@ func (c *Connections) follow(conn net.Conn, state http.ConnState) {
 
 // add returns the connection that has to be closed for another one, or nil.
 func (c *Connections) add(conn net.Conn) net.Conn {
-	// A unix socket has clients without address: they count as one.
+	// Clients of a unix socket have no address: they count as one.
 	client, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
 	c.mu.Lock()
 	defer c.mu.Unlock()

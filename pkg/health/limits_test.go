@@ -142,7 +142,7 @@ func TestServerBoundsConnections(t *testing.T) {
 	}
 }
 
-// A client that opens connections and says nothing makes no other client wait, however
+// A client that opens connections and sends nothing makes no other client wait, however
 // many they are.
 func TestServerAnswersBesideSilentConnections(t *testing.T) {
 	const address = "127.0.0.1:10256"
@@ -262,7 +262,7 @@ func TestTimeouts(t *testing.T) {
 		client func(conn net.Conn) // returns when the connection is closed
 		want   time.Duration
 	}{
-		{"a client that says nothing", func(conn net.Conn) {
+		{"a client that sends nothing", func(conn net.Conn) {
 			_, _ = io.Copy(io.Discard, conn)
 		}, requestTimeout},
 		{"a header that goes on for ever", func(conn net.Conn) {

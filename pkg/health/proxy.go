@@ -1,9 +1,9 @@
-// Package health answers those who ask whether this node proxies Services: the
-// kubelet and load balancers at /healthz, /livez and /readyz ([Proxy] judges,
-// [Handler] answers), and load balancers that look for nodes with endpoints at
-// the health check node ports of Services ([Services]).
+// Package health answers health checks: whether this node proxies Services, for the
+// kubelet and load balancers at /healthz, /livez and /readyz ([Proxy] decides,
+// [Handler] answers), and whether a Service has endpoints on this node, for load
+// balancers at its health check node port ([Services]).
 //
-// The answers are kube-proxy's, byte by byte, but for /readyz, which it does not
+// The answers are kube-proxy's, byte by byte, except for /readyz, which it does not
 // have.
 package health
 
@@ -14,30 +14,31 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// ProxyConfig is what a [Proxy] judges by.
+// ProxyConfig configures a [Proxy].
 type ProxyConfig struct {
 	// Families are those that this node has.
 	Families []lb.Family
-	// Timeout is how long a change may wait to be in force, and programs may be
-	// without effect. Zero is a minute: kube-proxy's 2 x syncPeriod.
+	// Timeout limits how long a change may take to be in force, and how long programs
+	// may be without effect. Zero is a minute: kube-proxy's 2 x syncPeriod.
 	Timeout time.Duration
 	// Now is the clock; nil means [time.Now].
 	Now func() time.Time
 }
 
-// Proxy knows whether what the cluster says comes into force in time. It never
-// waits for those who do the work, and so finds out when they hang. Any goroutine
-// may use it.
+// Proxy decides whether changes of the cluster come into force in time. It never waits
+// for the goroutines that do the work, and so notices when they hang. Any goroutine may
+// use it.
 type Proxy struct {
 	cfg ProxyConfig
 
 	mu      sync.Mutex
-	updated time.Time // when all was in force last, or the start-up
-	judged  bool      // all was in force once
-	waiting time.Time // since when there is a change that nobody has taken up
-	working time.Time // since when there is one that was taken up and is not in force
-	without time.Time // since when programs are without effect
-	apart   time.Time // since when they are not where packets from outside come by
+	updated time.Time // when everything was in force last, or the start
+	applied bool      // everything was in force once
+	// Each of these is the time since which it is so, zero if it is not.
+	queued      time.Time // a change waits to be taken
+	taken       time.Time // a change was taken and is not in force
+	ineffective time.Time // programs are without effect
+	detached    time.Time // programs are not attached where packets from outside arrive
 }
 
 // NewProxy returns a Proxy that has not started.
@@ -52,64 +53,64 @@ func NewProxy(cfg ProxyConfig) *Proxy {
 	return &Proxy{cfg: cfg}
 }
 
-// Started says that changes are being worked off. Until they were once
-// ([Proxy.Applied]), the proxy is starting, and healthy however long that takes:
-// whoever ended it would only have it start again.
+// Started reports that the first changes are being applied. Until they are in force
+// ([Proxy.Applied]), the proxy is starting, and healthy however long that takes: a
+// restart would only make it start from the beginning.
 func (p *Proxy) Started() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.updated = p.cfg.Now()
 }
 
-// Queued says that there is a change to be taken up.
+// Queued reports that there is a change to be applied.
 func (p *Proxy) Queued() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.waiting = earliest(p.waiting, p.cfg.Now())
+	p.queued = earliest(p.queued, p.cfg.Now())
 }
 
-// Taken says that what was queued is being worked on now, or something else is
-// that must come to an end. Repeated calls count as the first one.
+// Taken reports that the queued changes are being applied now, or that other work has
+// begun which must end in time. Repeated calls count as the first one.
 func (p *Proxy) Taken() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.working = earliest(earliest(p.working, p.waiting), p.cfg.Now())
-	p.waiting = time.Time{}
+	p.taken = earliest(earliest(p.taken, p.queued), p.cfg.Now())
+	p.queued = time.Time{}
 }
 
-// Applied says that all that was taken up is in force, or in turn: that work which comes
-// around goes on is enough, however much one Service makes of it.
+// Applied reports that all changes that were taken are in force, or that work on them
+// proceeds in turns: one Service that takes long does not make the node unhealthy.
 func (p *Proxy) Applied() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.updated = p.cfg.Now()
-	p.judged = true
-	p.working = time.Time{}
+	p.applied = true
+	p.taken = time.Time{}
 }
 
-// Effective says whether what is in force takes effect.
+// Effective reports whether programs take effect.
 func (p *Proxy) Effective(effective bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if effective {
-		p.without = time.Time{}
+		p.ineffective = time.Time{}
 	} else {
-		p.without = earliest(p.without, p.cfg.Now())
+		p.ineffective = earliest(p.ineffective, p.cfg.Now())
 	}
 }
 
-// Attached says whether programs are where packets from outside come by.
+// Attached reports whether programs are attached where packets from outside arrive.
 func (p *Proxy) Attached(attached bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if attached {
-		p.apart = time.Time{}
+		p.detached = time.Time{}
 	} else {
-		p.apart = earliest(p.apart, p.cfg.Now())
+		p.detached = earliest(p.detached, p.cfg.Now())
 	}
 }
 
-// Healthy says whether no change waits for too long, and programs take effect.
+// Healthy reports whether no change waits for too long, and programs take effect.
 func (p *Proxy) Healthy() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,15 +119,15 @@ func (p *Proxy) Healthy() bool {
 }
 
 func (p *Proxy) healthy(now time.Time) bool {
-	if !p.judged {
+	if !p.applied {
 		return true
 	}
-	since := earliest(earliest(p.waiting, p.working), earliest(p.without, p.apart))
+	since := earliest(earliest(p.queued, p.taken), earliest(p.ineffective, p.detached))
 
 	return since.IsZero() || now.Sub(since) < p.cfg.Timeout
 }
 
-// report returns what is known at this moment.
+// report returns the current state.
 func (p *Proxy) report() report {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,7 +144,7 @@ func (p *Proxy) report() report {
 	return r
 }
 
-// earliest returns the earlier one of two times, of which a zero one is none.
+// earliest returns the earlier one of two times. A zero time does not count.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

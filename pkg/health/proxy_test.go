@@ -69,7 +69,7 @@ func TestHealthy(t *testing.T) {
 		{"healthy when nothing was ever applied, and hooks are without effect", "S-....", true},
 		{"healthy with nothing to do", "STA....", true},
 		{"healthy while a change is not late", "STAQ.", true},
-		{"unhealthy with a change that nobody takes up", "STAQ..", false},
+		{"unhealthy with a change that is not taken", "STAQ..", false},
 		{"unhealthy with a change that is not applied in time", "STAQT..", false},
 		{"unhealthy by the oldest change", "STAQ.Q.", false},
 		{"unhealthy by the oldest change, taken up or not", "STAQT.Q.", false},

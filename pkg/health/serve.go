@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// listenRetry is how long after a failure an address is tried again. kube-proxy waits
-// as long.
+// listenRetry is how long after a failure an address is tried again. It is that of
+// kube-proxy.
 const listenRetry = 5 * time.Second
 
-// Server is where a handler answers, until it is told to end.
+// Server serves a handler on an address.
 type Server struct {
-	// Name is for the log.
+	// Name is used in logs and errors.
 	Name string
 	// Address is what to listen on. An unspecified one means all addresses of
 	// both families.
 	Address netip.AddrPort
 	Handler http.Handler
-	// HardFail makes an address that cannot be listened on an error. Without, it
-	// is tried again.
+	// HardFail makes an address that cannot be listened on an error. If it is not
+	// set, the server keeps trying.
 	HardFail bool
 	// Listen is [net.Listen], unless it is set.
 	Listen func(network, address string) (net.Listener, error)
@@ -75,20 +75,20 @@ func (s Server) serve(ctx context.Context, listening func()) error {
 	return ServeUntil(ctx, NewHTTPServer(s.Handler, new(Connections)), listener)
 }
 
-// lastAnswers is how long a server that ends waits for what was asked before.
-const lastAnswers = 2 * time.Second
+// shutdownTimeout limits how long a server that ends waits for the answers to earlier requests.
+const shutdownTimeout = 2 * time.Second
 
-// ServeUntil serves until something goes wrong, or ctx ends: then it returns nil, when all
-// that was asked before is answered, so that what handlers use can be closed. Requests end with
-// ctx as well.
+// ServeUntil serves until an error occurs or ctx ends. When ctx ends, it answers the requests
+// that it has, so that the caller can close what handlers use, and returns nil. The contexts of
+// requests end with ctx as well.
 func ServeUntil(ctx context.Context, server *http.Server, listener net.Listener) error {
 	server.BaseContext = func(net.Listener) context.Context { return ctx }
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
-		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
-		_ = server.Shutdown(limit) // who takes longer to be answered is cut off
+		_ = server.Shutdown(limit) // Close cuts off requests that take longer
 		server.Close()
 	})
 	err := server.Serve(listener)

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// timeout is for a machine that is busy.
+// timeout is long enough for a busy machine.
 const timeout = time.Minute
 
 // eventually waits until check returns no error.
@@ -150,7 +150,7 @@ func TestServerListens(t *testing.T) {
 	}
 }
 
-// An address that somebody else has is taken as soon as it is free. It is logged
+// An address that another program has is listened on as soon as it is free. It is logged
 // once, not once a try.
 func TestServerTriesAgain(t *testing.T) {
 	ns := lab.MustNamespace(t, "health")
@@ -223,18 +223,18 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// A server that ends waits for what it is being asked, and tells that to be quick.
+// A server that ends waits for its open requests, and cancels their contexts.
 func TestServeUntilAnswered(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked, told := make(chan struct{}), false
+	asked, canceled := make(chan struct{}), false
 	server := NewHTTPServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		close(asked)
 		<-r.Context().Done()
 		time.Sleep(50 * time.Millisecond) // it is not that quick
-		told = true
+		canceled = true
 	}), new(Connections))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -247,7 +247,7 @@ func TestServeUntilAnswered(t *testing.T) {
 	}()
 	<-asked
 	stop()
-	if err := <-ended; err != nil || !told {
-		t.Errorf("it ended with %v while it was being asked: %v", err, !told)
+	if err := <-ended; err != nil || !canceled {
+		t.Errorf("it ended with %v while it was being asked: %v", err, !canceled)
 	}
 }

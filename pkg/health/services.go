@@ -16,12 +16,12 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// ServicesConfig is what [Services] need to know.
+// ServicesConfig configures [Services].
 type ServicesConfig struct {
-	// Healthy says whether the proxy is, see [Proxy.Healthy].
+	// Healthy reports whether the proxy is healthy, see [Proxy.Healthy].
 	Healthy func() bool
-	// Failed is told when a port cannot be listened on, again only if it is for
-	// another reason. Nil is nobody.
+	// Failed is called when a port cannot be listened on, and again if the reason
+	// changes. It may be nil.
 	Failed func(service lb.ServiceName, address netip.AddrPort, err error)
 	// Listen is [net.Listen], unless it is set.
 	Listen func(network, address string) (net.Listener, error)
@@ -29,26 +29,25 @@ type ServicesConfig struct {
 	retry time.Duration // zero: portRetry
 }
 
-// portRetry is how long after a failure a port is tried again: whoever has it
-// may go, and an address may be a moment late.
+// portRetry is how long after a failure a port is tried again: another program may release
+// it, and an address may be assigned a moment late.
 const portRetry = time.Second
 
-// Check is what load balancers ask one Service for.
+// Check is the health check of one Service.
 type Check struct {
 	Port uint16 // healthCheckNodePort
-	// Ready is how many local endpoints are, for each family that the Service
-	// has, zero included.
+	// Ready is the number of ready local endpoints, for each family that the
+	// Service has, zero included.
 	Ready map[lb.Family]int
 }
 
-// Services answer at the health check node ports of Services: there, a load
-// balancer that keeps clients' addresses (externalTrafficPolicy Local) finds
-// out which nodes have endpoints. All methods but Run return at once, and any
-// goroutine may call them.
+// Services answers at the health check node ports of Services, by which load balancers
+// that keep client addresses (externalTrafficPolicy Local) find the nodes that have
+// endpoints. All methods except Run return at once, and any goroutine may call them.
 type Services struct {
 	cfg         ServicesConfig
 	changed     chan struct{}
-	connections Connections // of all ports: there may be thousands
+	connections Connections // of all ports together: there may be thousands of ports
 
 	mu     sync.Mutex
 	checks map[lb.ServiceName]Check
@@ -62,10 +61,10 @@ type port struct {
 	address netip.AddrPort
 }
 
-// family is that of the endpoints which are counted.
+// family returns the family of the endpoints that the port counts.
 func (p port) family() lb.Family { return lb.FamilyOf(p.address.Addr()) }
 
-// NewServices returns one that knows no Service and no address.
+// NewServices returns Services without Services and addresses.
 func NewServices(cfg ServicesConfig) *Services {
 	if cfg.Listen == nil {
 		cfg.Listen = net.Listen
@@ -85,8 +84,8 @@ func NewServices(cfg ServicesConfig) *Services {
 	}
 }
 
-// Set has one Service answered for, or answers otherwise. The Check is not to be
-// changed afterwards.
+// Set adds or replaces the check of a Service. The caller must not change check
+// afterwards.
 func (s *Services) Set(service lb.ServiceName, check Check) {
 	s.mu.Lock()
 	s.checks[service] = check
@@ -94,7 +93,7 @@ func (s *Services) Set(service lb.ServiceName, check Check) {
 	s.wake()
 }
 
-// Delete has a Service answered for no more. Connections to it are cut.
+// Delete removes the check of a Service and closes its connections.
 func (s *Services) Delete(service lb.ServiceName) {
 	s.mu.Lock()
 	delete(s.checks, service)
@@ -102,8 +101,8 @@ func (s *Services) Delete(service lb.ServiceName) {
 	s.wake()
 }
 
-// SetAddresses says where to listen: at these addresses of the node. The
-// unspecified address of a family stands for all of them.
+// SetAddresses sets the addresses of the node to listen on. The unspecified address
+// of a family stands for all of them.
 func (s *Services) SetAddresses(addrs []netip.Addr) {
 	s.mu.Lock()
 	s.addrs = slices.Clone(addrs)
@@ -118,7 +117,7 @@ func (s *Services) wake() {
 	}
 }
 
-// Run listens where it has been told to until ctx ends, then returns nil.
+// Run listens on the ports of all checks until ctx ends, then returns nil.
 func (s *Services) Run(ctx context.Context) error {
 	defer s.closeExcept(nil)
 	failures := make(map[port]string)
@@ -133,7 +132,7 @@ func (s *Services) Run(ctx context.Context) error {
 		case <-retry.C:
 		}
 		wanted := s.wanted()
-		// First those that are not wanted: their numbers may be wanted elsewhere.
+		// Unwanted ports are closed first: another Service may want their numbers.
 		s.closeExcept(wanted)
 		maps.DeleteFunc(failures, func(p port, _ string) bool { return !wanted[p] })
 		s.listenAll(wanted, failures)
@@ -143,7 +142,7 @@ func (s *Services) Run(ctx context.Context) error {
 	}
 }
 
-// wanted are the ports that should be open.
+// wanted returns the ports that should be open.
 func (s *Services) wanted() map[port]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,7 +163,7 @@ func (s *Services) closeExcept(wanted map[port]bool) {
 	defer s.mu.Unlock()
 	for p, server := range s.open {
 		if !wanted[p] {
-			_ = server.Close() // it ends whatever this says
+			_ = server.Close() // it ends despite an error
 			delete(s.open, p)
 		}
 	}
@@ -177,7 +176,7 @@ func (s *Services) isOpen(p port) bool {
 	return s.open[p] != nil
 }
 
-// listenAll opens the ports that are not open, and notes those that fail.
+// listenAll opens the ports that are not open, and records failures.
 func (s *Services) listenAll(wanted map[port]bool, failures map[port]string) {
 	for p := range wanted {
 		if s.isOpen(p) {
@@ -216,7 +215,7 @@ func (s *Services) listen(p port) error {
 	return nil
 }
 
-// ended has a port opened anew whose server came to an end.
+// ended makes Run open a port again whose server has ended.
 func (s *Services) ended(p port, server *http.Server) {
 	s.mu.Lock()
 	if s.open[p] == server {

@@ -86,7 +86,7 @@ func (c *checker) mustCount(t *testing.T, address string, count int) {
 	})
 }
 
-// mustRefuse waits until nobody listens at the addresses.
+// mustRefuse waits until no socket listens on the addresses.
 func (c *checker) mustRefuse(t *testing.T, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
@@ -219,7 +219,7 @@ func TestServiceCutsConnections(t *testing.T) {
 	}
 }
 
-// A port that somebody else has is reported once, not once a try, and taken when
+// A port that another program has is reported once, not at each try, and listened on when
 // it is free. The other addresses and Services do not wait for it.
 func TestServicePortInUse(t *testing.T) {
 	c := mustCheck(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// head is what any object, or a List of them, begins with.
+// head is the fields that every object and every List has.
 type head struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        struct {
@@ -28,7 +28,7 @@ type head struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// title names an object in a problem, also one of a kind that is not read.
+// title is how problems name the object, which may be of any kind.
 func (h *head) title() string {
 	if h.Metadata.Namespace == "" {
 		return strings.TrimSpace(h.Kind + " " + h.Metadata.Name)
@@ -40,8 +40,8 @@ func (h *head) isList() bool {
 	return h.Kind == "List" && h.APIVersion == "v1"
 }
 
-// newObject returns an empty object of h's kind, or nil if the kind is not
-// read. It fills in the namespace that h's object is in.
+// newObject returns an empty object of h's kind, or nil if this package does not read
+// that kind, and the key of the object with the default namespace filled in.
 func (h *head) newObject() (runtime.Object, key) {
 	k := key{namespace: h.Metadata.Namespace, name: h.Metadata.Name}
 	if k.namespace == "" {
@@ -64,19 +64,18 @@ func (h *head) newObject() (runtime.Object, key) {
 	return nil, k
 }
 
-// strictly decodes JSON as an API server does that is asked for strict field
-// validation: names are case sensitive, unknown and duplicate ones are errors.
+// strictly decodes JSON as an API server does with strict field validation: names are case
+// sensitive, and unknown and duplicate ones are errors.
 var strictly = jsonserializer.NewSerializerWithOptions(jsonserializer.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
 	jsonserializer.SerializerOptions{Strict: true})
 
-// mistake is something that strict decoding does not accept.
+// mistake is a field that strict decoding does not accept, and why.
 type mistake struct {
 	field   string
 	message string
 }
 
-// decodeStrict fills obj from a document. If there are mistakes, obj is not to
-// be used.
+// decodeStrict decodes a document into obj. If it returns mistakes, obj must not be used.
 func decodeStrict(doc []byte, obj runtime.Object) []mistake {
 	_, _, err := strictly.Decode(doc, nil, obj)
 	if err == nil {
@@ -98,7 +97,7 @@ func mistakeOf(err error) mistake {
 	if errors.As(err, &wrongType) {
 		return mistake{wrongType.Field, "cannot be a " + wrongType.Value}
 	}
-	// As in: unknown field "spec.prots"
+	// For example: unknown field "spec.prots"
 	message, quoted, found := strings.Cut(err.Error(), ` "`)
 	field, _, closed := strings.Cut(quoted, `"`)
 	if !found || !closed {
@@ -107,9 +106,9 @@ func mistakeOf(err error) mistake {
 	return mistake{field, message}
 }
 
-// complete fills in what an API server would fill in, where that changes what
-// the object means. What an API server would allocate it cannot: it returns
-// what is missing.
+// complete sets the defaults that an API server would set, where they change the meaning
+// of the object. It cannot allocate addresses and ports as an API server does: it returns
+// a problem for each that is missing.
 func complete(obj runtime.Object, k key) []lb.Problem {
 	p := &parser{object: k}
 	switch obj := obj.(type) {
@@ -119,7 +118,7 @@ func complete(obj runtime.Object, k key) []lb.Problem {
 	case *discoveryv1.EndpointSlice:
 		obj.Namespace = k.namespace
 		for i := range obj.Ports {
-			// An API server makes no difference between no name and an empty one.
+			// To an API server, an empty name is the same as none.
 			obj.Ports[i].Name = ptr.To(ptr.Deref(obj.Ports[i].Name, ""))
 		}
 	case *corev1.Node:
@@ -144,18 +143,18 @@ func (p *parser) completeService(spec *corev1.ServiceSpec) {
 		spec.IPFamilies = familiesOf(spec.ClusterIPs)
 	}
 	if spec.ClusterIP == "" {
-		p.add("spec.clusterIP", "missing, and nobody allocates one for a manifest: nothing leads to the Service")
+		p.add("spec.clusterIP", "missing, and none is allocated for a manifest: the Service has no frontends")
 	}
 	if spec.Type == corev1.ServiceTypeNodePort {
 		for i := range spec.Ports {
 			if spec.Ports[i].NodePort == 0 {
-				p.add(fmt.Sprintf("spec.ports[%d].nodePort", i), "missing, and nobody allocates one for a manifest")
+				p.add(fmt.Sprintf("spec.ports[%d].nodePort", i), "missing, and none is allocated for a manifest")
 			}
 		}
 	}
 }
 
-// familiesOf returns the families of addresses, none if one cannot be read.
+// familiesOf returns the families of addresses, or nil if one cannot be parsed.
 func familiesOf(clusterIPs []string) []corev1.IPFamily {
 	var families []corev1.IPFamily
 	for _, text := range clusterIPs {

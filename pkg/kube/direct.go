@@ -25,11 +25,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// directWatch returns a watch of EndpointSlices that does not hand each event to the
-// Reflector, which is another goroutine: the one that reads the connection puts it into the
-// store itself, and has the sink flushed when it has read all there is. The Reflector remains
-// in charge of everything else: when to list, when to watch, from where, and what to do about
-// errors.
+// directWatch returns a watch of EndpointSlices that does not pass each event to the
+// goroutine of the Reflector: the goroutine that reads the connection puts it into the store
+// itself, and flushes the sink when there is nothing more to read. The Reflector still decides
+// everything else: when to list and to watch, from which version, and how to treat errors.
 func directWatch(stream *Stream, into *store) cache.WatchFuncWithContext {
 	return func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 		selectSlices(&options)
@@ -41,7 +40,7 @@ func directWatch(stream *Stream, into *store) cache.WatchFuncWithContext {
 		body, err := request.Stream(ctx)
 		switch {
 		case err == nil:
-		case utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err): // as Request.Watch has it: try again
+		case utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err): // try again, as Request.Watch does
 			return watch.NewEmptyWatch(), nil
 		default:
 			return nil, err
@@ -56,23 +55,23 @@ func directWatch(stream *Stream, into *store) cache.WatchFuncWithContext {
 	}
 }
 
-// direct is the decoder of a watch. Decode returns only what is for the Reflector: the objects
-// of a streamed list, bookmarks and errors. All other events go to the store.
+// direct is the decoder of a watch. Decode returns only the events that the Reflector needs:
+// the objects of a streamed list, bookmarks and errors. All other events go to the store.
 type direct struct {
 	source *decoder
 	store  *store
-	ended  <-chan struct{} // with the context of the watch
-	// listed is closed when the store has the list that the stream begins with; nil: it has
-	// all that the stream does not bring.
+	ended  <-chan struct{} // closed when the context of the watch ends
+	// listed is closed when the store has the list that the stream begins with. It is nil
+	// if the stream does not begin with a list, or the store has it.
 	listed     <-chan struct{}
-	listPassed bool // the Reflector has all of the list
-	// version is that of the last object that the store was given, if the Reflector has not
-	// heard of it. It has to before it asks the server for anything else.
+	listPassed bool // Decode has returned the whole list
+	// version is that of the last object that went to the store, empty if Decode has returned
+	// it since. The Reflector must know it before it asks the server again.
 	version string
-	held    *event // comes after the bookmark that says the version
+	held    *event // returned after the bookmark with the version
 }
 
-// event is what a decoder returns.
+// event is one result of Decode.
 type event struct {
 	kind watch.EventType
 	obj  runtime.Object
@@ -99,7 +98,7 @@ func (d *direct) Decode() (watch.EventType, runtime.Object, error) {
 		slice, _ := obj.(*discoveryv1.EndpointSlice)
 		switch {
 		case err != nil || kind == watch.Error:
-			d.store.ledger.sink.Flush()
+			d.store.tracker.sink.Flush()
 			if d.version == "" {
 				return kind, obj, err
 			}
@@ -123,35 +122,35 @@ func (d *direct) Decode() (watch.EventType, runtime.Object, error) {
 }
 
 // Close implements [watch.Decoder].
-func (d *direct) Close() { _ = d.source.body.Close() } // all of it that counts has been read
+func (d *direct) Close() { _ = d.source.body.Close() } // an error changes no event
 
-// decoder decodes the events of a watch of EndpointSlices: protobuf or JSON, whatever the
-// server prefers of what the client accepts.
+// decoder decodes the events of a watch of EndpointSlices: protobuf or JSON, as the server
+// chooses from the content types that the client accepts.
 type decoder struct {
 	body io.ReadCloser
-	from *bufio.Reader      // body, once it begins
-	json *restwatch.Decoder // nil: it is protobuf
-	// other decodes objects that are no slices, which is what a server says of an error.
+	from *bufio.Reader      // reads body; nil before the first event
+	json *restwatch.Decoder // nil: the events are protobuf
+	// other decodes objects that are no slices: the Status with which a server reports an error.
 	other runtime.Decoder
 
-	// These are used again for each event.
+	// These are reused for each event, to avoid garbage.
 	size   [4]byte
 	frame  []byte
 	event  metav1.WatchEvent
 	object runtime.Unknown
 }
 
-// maxEvent is how many bytes an event may have. It is client-go's limit.
+// maxEvent is the size of the largest event in bytes. It is client-go's limit.
 const maxEvent = 16 << 20
 
-// begin finds out what the server sends.
+// begin finds out whether the server sends JSON or protobuf.
 func (d *decoder) begin() error {
 	d.from = bufio.NewReader(d.body)
 	first, err := d.from.Peek(1)
 	if err != nil {
 		return err
 	}
-	isJSON := first[0] == '{' // as the length of a frame, it would be above the limit
+	isJSON := first[0] == '{' // as the first byte of a length, it would be above the limit
 	mediaType := runtime.ContentTypeProtobuf
 	if isJSON {
 		mediaType = runtime.ContentTypeJSON
@@ -170,8 +169,8 @@ func (d *decoder) begin() error {
 	return nil
 }
 
-// decode returns the next event. Protobuf is decoded here: with what client-go does for any
-// kind of objects it takes twice as long, and half of the garbage that a change makes is its.
+// decode returns the next event. It decodes protobuf itself: client-go's decoder for objects
+// of all kinds takes twice as long, and makes half of the garbage of a change.
 func (d *decoder) decode() (watch.EventType, runtime.Object, error) {
 	if d.from == nil {
 		if err := d.begin(); err != nil {
@@ -204,7 +203,7 @@ func (d *decoder) decode() (watch.EventType, runtime.Object, error) {
 	return kind, slice, slice.Unmarshal(d.object.Raw)
 }
 
-// readFrame reads what an event is encoded to: its length comes first.
+// readFrame reads an encoded event, which its length precedes.
 func (d *decoder) readFrame() error {
 	if _, err := io.ReadFull(d.from, d.size[:]); err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 // directOn returns a direct watch that reads these events, and the sink behind it.
 func directOn(stream ...[]byte) (*direct, *recorder) {
 	sink := newRecorder()
-	into := &store{ledger: newLedger(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
+	into := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
 	body := io.NopCloser(bytes.NewReader(bytes.Join(stream, nil)))
 
 	return &direct{source: &decoder{body: body}, store: into}, sink
@@ -52,9 +52,9 @@ func mustDecode(t *testing.T, d *direct, want watch.EventType) string {
 	return ""
 }
 
-// The Reflector asks for what comes after the version that it has heard of last. If it missed
-// that of a change that the store has, the past would come again.
-func TestDirectTellsTheVersion(t *testing.T) {
+// The Reflector watches from the last version that Decode returned. If it did not get that of
+// a change that the store has, the server would send old events again.
+func TestDirectReturnsTheVersion(t *testing.T) {
 	expired := apierrors.NewResourceExpired("too old").Status()
 	expired.Kind, expired.APIVersion = "Status", "v1"
 	for _, test := range []struct {
@@ -82,7 +82,7 @@ func TestDirectTellsTheVersion(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"), frameOf(watch.Modified, "8", "10.0.1.8"), test.end)
 			if got := mustDecode(t, d, watch.Bookmark); got != "8" {
-				t.Errorf("the Reflector hears of version %q, want 8", got)
+				t.Errorf("the Reflector gets version %q, want 8", got)
 			}
 			mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.8]")
 			test.want(t, d)
@@ -90,8 +90,8 @@ func TestDirectTellsTheVersion(t *testing.T) {
 	}
 }
 
-// What a streamed list begins with is the Reflector's, and what follows waits until the store
-// has the list: it would be overwritten otherwise.
+// The initial events of a streamed list go to the Reflector, and the events after them wait
+// until the store has the list, which would overwrite them otherwise.
 func TestDirectWaitsForTheList(t *testing.T) {
 	d, sink := directOn(
 		frameOf(watch.Added, "7", "10.0.1.7"), frameOf(watch.Bookmark, "7", "10.0.1.7"), frameOf(watch.Modified, "8", "10.0.1.8"))
@@ -110,7 +110,7 @@ func TestDirectWaitsForTheList(t *testing.T) {
 	}
 	must(t, d.store.Replace([]any{slice("web-1", "web", "10.0.1.7")}, "7"))
 	if got := <-next; got != "8" {
-		t.Errorf("the Reflector hears of version %q, want 8", got)
+		t.Errorf("the Reflector gets version %q, want 8", got)
 	}
 	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.8]")
 }
@@ -128,7 +128,7 @@ func TestDirectEndsBeforeTheList(t *testing.T) {
 	}
 }
 
-// Nothing reaches the sink once Run has returned.
+// Nothing is reported to the sink after Run has returned.
 func TestDirectIsSilentAfterTheEnd(t *testing.T) {
 	d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"))
 	d.store.close()
@@ -143,7 +143,7 @@ func TestDirectRefusesAHugeEvent(t *testing.T) {
 	}
 }
 
-// An object that does not say what it is is not taken for what the one before was.
+// An object without a kind is not decoded as the kind of the one before.
 func TestDirectRefusesAnObjectOfNoKind(t *testing.T) {
 	nameless := metav1.WatchEvent{Type: string(watch.Added), Object: runtime.RawExtension{Raw: []byte("k8s\x00")}}
 	encoded, err := nameless.Marshal()
@@ -155,7 +155,7 @@ func TestDirectRefusesAnObjectOfNoKind(t *testing.T) {
 	}
 }
 
-// An object is not mixed with what the one before had.
+// No field of an object remains in the next one, although buffers are reused.
 func TestDirectForgetsTheEventBefore(t *testing.T) {
 	long, short := slice("web-1", "web", "10.0.1.7", "10.0.1.8"), slice("web-2", "web")
 	long.Labels["more"] = strings.Repeat("x", 1000)

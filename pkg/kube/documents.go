@@ -22,7 +22,7 @@ func documents(name string, content []byte) ([]json.RawMessage, error) {
 	for line, text := range splitYAML(content) {
 		doc, err := yaml.YAMLToJSONStrict(text)
 		if err != nil {
-			// Once more, for an error that counts lines as the file does.
+			// Parse again with the lines before it, so that the error has the line of the file.
 			_, err = yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), line), text...))
 			return nil, err
 		}
@@ -53,8 +53,8 @@ func splitYAML(content []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// separator says whether a line ends a document, and what the next one begins
-// with: "--- # comment" is allowed.
+// separator reports whether a line ends a document, and returns the rest of the line, with
+// which the next one begins: "--- # comment" is allowed.
 func separator(line []byte) (rest []byte, ok bool) {
 	for _, mark := range []string{"---", "..."} {
 		rest, ok := bytes.CutPrefix(line, []byte(mark))
@@ -81,7 +81,7 @@ func jsonDocuments(content []byte) ([]json.RawMessage, error) {
 	}
 }
 
-// lineOf returns the line of a JSON error, the last one unless err says.
+// lineOf returns the line of a JSON error, or the last line if err has no offset.
 func lineOf(content []byte, err error) int {
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) && int(syntax.Offset) <= len(content) {
@@ -90,7 +90,7 @@ func lineOf(content []byte, err error) int {
 	return 1 + bytes.Count(bytes.TrimRight(content, "\n"), []byte("\n"))
 }
 
-// splitError returns where an error of documents is, and what it is.
+// splitError splits an error of documents into its place and its message.
 func splitError(err error) (field, message string) {
 	message = strings.Join(strings.Fields(err.Error()), " ")
 	message = strings.TrimPrefix(message, "yaml: ")

@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// eventAPI is an API server as far as Events go, with a Service ns/web and a Node
-// node1.
+// eventAPI is the part of an API server that serves Events, with a Service ns/web and a
+// Node node1.
 type eventAPI struct {
 	server *httptest.Server
 
@@ -28,7 +28,7 @@ type eventAPI struct {
 	creates int
 	patches int
 	lists   int
-	refuse  func(r *http.Request) *apierrors.StatusError // nil: nobody
+	refuse  func(r *http.Request) *apierrors.StatusError // nil: none
 }
 
 func newEventAPI(t *testing.T) *eventAPI {
@@ -116,8 +116,8 @@ func sendJSON(w http.ResponseWriter, code int, body any) {
 	_ = json.NewEncoder(w).Encode(body)
 }
 
-// told returns the Events there are.
-func (f *eventAPI) told() []eventsv1.Event {
+// stored returns all Events.
+func (f *eventAPI) stored() []eventsv1.Event {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []eventsv1.Event

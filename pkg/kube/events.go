@@ -19,10 +19,10 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// ReportingController is how Events name their author.
+// ReportingController is the reporting controller of all Events.
 const ReportingController = "sluice"
 
-// The reasons of Events. Those that kube-proxy has are named as there.
+// The reasons of Events. Those that kube-proxy has too are named as there.
 const (
 	ReasonStarting        = "Starting"
 	ReasonHealthzFailed   = "FailedToStartProxierHealthcheck"
@@ -40,43 +40,42 @@ const (
 	ReasonFeatureMissing  = "KernelFeatureMissing"
 	ReasonFlowTableFull   = "FlowTableFull"
 	ReasonFlowTableRelief = "FlowTableNotFull"
-	ReasonNotTold         = "EventsNotTold" // there were too many
+	ReasonEventsDropped   = "EventsDropped" // there were too many
 )
 
-// shared says of a reason that the agents of all nodes find the same. They tell
-// it once, and not once a node.
+// shared reports whether the agents of all nodes record the same Events with a reason. Then
+// the cluster gets one Event instead of one per node.
 func shared(reason string) bool { return reason == ReasonIgnored || reason == ReasonAddressTaken }
 
-// Event is something that somebody who looks at a Service or at the Node should
-// know.
+// Event is an Event about a Service or about this node's Node.
 type Event struct {
-	// Service is what the Event is about; the zero value means this node's Node.
+	// Service is the Service that the Event regards; the zero value means the Node.
 	Service lb.ServiceName
-	// Field is the part of the object that it is about; empty is all of it.
-	// Events that differ in their note only are taken for one that recurs.
+	// Field is the part of the object that it regards; empty means all of it.
+	// Events that differ only in their note are one Event that recurs.
 	Field string
-	// Normal is what is no reason to worry.
+	// Normal is the type of the Event: Normal if set, Warning otherwise.
 	Normal bool
 
 	Reason string // one of the constants
-	Action string // what was being done, a word in camel case
-	Note   string // for people
+	Action string // the action that failed or succeeded, in camel case
+	Note   string // the message for people
 }
 
 const (
-	// A cluster may be full of bad objects, and of nodes that see them: so many
-	// Events are told at once, then one each interval.
+	// A cluster may have many bad objects, and many nodes that see them. So at most
+	// eventBurst Events are sent at once, then one per interval.
 	eventBurst    = 50
 	eventInterval = 5 * time.Second
-	// missedInterval is how often it is told how many Events were not.
-	missedInterval = time.Minute
-	// lookupRetry is how long after a failed request for an object the next comes.
+	// droppedInterval is how often the number of dropped Events is reported.
+	droppedInterval = time.Minute
+	// lookupRetry is the time between a failed request for an object and the next one.
 	lookupRetry = 10 * time.Second
-	// lastWords is how long the end of a Recorder waits for what was recorded.
-	lastWords = 3 * time.Second
-	// idleTime is how long client-go may take to begin with one.
-	idleTime = 250 * time.Millisecond
-	// maxNote is what an API server takes.
+	// flushTimeout is how long the end of a Recorder waits until its Events are sent.
+	flushTimeout = 3 * time.Second
+	// idleTimeout is how long client-go may take to begin to send an Event.
+	idleTimeout = 250 * time.Millisecond
+	// maxNote is the length of the longest note that an API server accepts.
 	maxNote = 1024
 )
 
@@ -84,26 +83,26 @@ const (
 type RecorderConfig struct {
 	Client   kubernetes.Interface
 	NodeName string
-	// Log gets what could not be told; nil is [slog.Default].
+	// Log is for Events that could not be sent; nil is [slog.Default].
 	Log *slog.Logger
 
-	limit, nodeLimit flowcontrol.PassiveRateLimiter // nil: as the constants say
-	missedInterval   time.Duration                  // zero: the constant
+	limit, nodeLimit flowcontrol.PassiveRateLimiter // nil: as the constants define
+	droppedInterval  time.Duration                  // zero: the constant
 	lookupRetry      time.Duration                  // zero: the constant
 }
 
-// Recorder tells Events to the API server, as far as they are not too many. It
-// asks for the objects that they are about: `kubectl describe` goes by their UIDs.
+// Recorder sends Events to the API server, and drops those above its limits. It looks up
+// the UIDs of the objects that they regard, by which `kubectl describe` finds Events.
 type Recorder struct {
-	cfg    RecorderConfig
-	queue  chan Event
-	missed atomic.Int64 // Events that were too many
+	cfg     RecorderConfig
+	queue   chan Event
+	dropped atomic.Int64 // Events above the limits
 
-	handed int64 // Events that were given to client-go, which sends them to sink
+	passed int64 // Events that were passed to client-go, which sends them to sink
 	sink   *eventSink
 }
 
-// NewRecorder returns a Recorder that asks for nothing before [Recorder.Run].
+// NewRecorder returns a Recorder that sends no requests before [Recorder.Run].
 func NewRecorder(cfg RecorderConfig) *Recorder {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -115,8 +114,8 @@ func NewRecorder(cfg RecorderConfig) *Recorder {
 	if cfg.nodeLimit == nil {
 		cfg.nodeLimit = flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, eventBurst)
 	}
-	if cfg.missedInterval == 0 {
-		cfg.missedInterval = missedInterval
+	if cfg.droppedInterval == 0 {
+		cfg.droppedInterval = droppedInterval
 	}
 	if cfg.lookupRetry == 0 {
 		cfg.lookupRetry = lookupRetry
@@ -129,43 +128,43 @@ func NewRecorder(cfg RecorderConfig) *Recorder {
 	}
 }
 
-// Record has an Event told. It returns at once, whatever the API server does,
-// and may be called from any goroutine. A nil Recorder tells nothing.
+// Record queues an Event for sending. It never blocks, and may be called from any
+// goroutine. A nil Recorder drops all Events.
 func (r *Recorder) Record(e Event) {
 	if r == nil {
 		return
 	}
 	limit := r.cfg.limit
 	if e.Service == (lb.ServiceName{}) {
-		limit = r.cfg.nodeLimit // what many Services say must not drown it
+		limit = r.cfg.nodeLimit // Events about many Services must not use up that of the Node
 	}
 	if !limit.TryAccept() {
-		r.missed.Add(1)
+		r.dropped.Add(1)
 
 		return
 	}
 	select {
 	case r.queue <- e:
-	default: // the API server has not answered for long
-		r.missed.Add(1)
+	default: // the API server has not answered for a long time
+		r.dropped.Add(1)
 	}
 }
 
-// Run tells what is recorded until ctx ends, and then for a moment what was
-// recorded before. It returns nil.
+// Run sends the recorded Events until ctx ends, and then those that are still queued, for at
+// most flushTimeout. It returns nil.
 func (r *Recorder) Run(ctx context.Context) error {
-	// What is being sent when a context ends is given up. This one ends later.
+	// client-go gives up an Event when its context ends. This one ends later than ctx.
 	sending, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.FromSlogHandler(r.cfg.Log.Handler())))
 	defer stop()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastWords, stop) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(flushTimeout, stop) })()
 	broadcaster := events.NewBroadcaster(r.sink)
 	defer broadcaster.Shutdown()
 	if err := broadcaster.StartRecordingToSinkWithContext(sending); err != nil {
 		return err
 	}
 	to := broadcaster.NewRecorder(scheme.Scheme, ReportingController)
-	missed := time.NewTicker(r.cfg.missedInterval)
-	defer missed.Stop()
+	dropped := time.NewTicker(r.cfg.droppedInterval)
+	defer dropped.Stop()
 
 	for {
 		select {
@@ -174,22 +173,22 @@ func (r *Recorder) Run(ctx context.Context) error {
 
 			return nil
 		case e := <-r.queue:
-			r.tell(sending, to, e)
-		case <-missed.C:
-			r.tellMissed(sending, to)
+			r.send(sending, to, e)
+		case <-dropped.C:
+			r.reportDropped(sending, to)
 		}
 	}
 }
 
-// finish tells what is still queued, and waits for it to arrive.
+// finish sends the Events that are still queued, and waits until client-go has sent them.
 func (r *Recorder) finish(ctx context.Context, to events.EventRecorder) {
 	for len(r.queue) > 0 && ctx.Err() == nil {
-		r.tell(ctx, to, <-r.queue)
+		r.send(ctx, to, <-r.queue)
 	}
-	// Not each of them is sent: one that recurs may only be counted.
-	for quiet := time.Now(); time.Since(quiet) < idleTime && ctx.Err() == nil; sleep(ctx, 10*time.Millisecond) {
+	// The counts may never be equal, because client-go may only count an Event that recurs.
+	for quiet := time.Now(); time.Since(quiet) < idleTimeout && ctx.Err() == nil; sleep(ctx, 10*time.Millisecond) {
 		switch {
-		case r.sink.sent.Load() >= r.handed:
+		case r.sink.sent.Load() >= r.passed:
 			return
 		case r.sink.sending.Load() > 0:
 			quiet = time.Now()
@@ -197,8 +196,8 @@ func (r *Recorder) finish(ctx context.Context, to events.EventRecorder) {
 	}
 }
 
-// tell hands an Event to client-go, which sends it on its own.
-func (r *Recorder) tell(ctx context.Context, to events.EventRecorder, e Event) {
+// send passes an Event to client-go, which sends it in another goroutine.
+func (r *Recorder) send(ctx context.Context, to events.EventRecorder, e Event) {
 	about, ok := r.reference(ctx, e.Service)
 	if !ok {
 		return
@@ -211,19 +210,19 @@ func (r *Recorder) tell(ctx context.Context, to events.EventRecorder, e Event) {
 	if len(e.Note) > maxNote {
 		e.Note = strings.ToValidUTF8(e.Note[:maxNote-len("…")], "") + "…"
 	}
-	r.handed++
+	r.passed++
 	to.Eventf(about, nil, kind, e.Reason, e.Action, "%s", e.Note)
 }
 
-// tellMissed says how many Events were too many since it did so last.
-func (r *Recorder) tellMissed(ctx context.Context, to events.EventRecorder) {
-	n := r.missed.Swap(0)
+// reportDropped reports how many Events were dropped since the last report.
+func (r *Recorder) reportDropped(ctx context.Context, to events.EventRecorder) {
+	n := r.dropped.Swap(0)
 	if n == 0 {
 		return
 	}
-	r.cfg.Log.Warn("events were too many to be told", "events", n)
-	r.tell(ctx, to, Event{
-		Reason: ReasonNotTold, Action: "Report",
-		Note: fmt.Sprintf("%d events were too many to be told; sluice status shows what they were about", n),
+	r.cfg.Log.Warn("events were dropped because there were too many", "events", n)
+	r.send(ctx, to, Event{
+		Reason: ReasonEventsDropped, Action: "Report",
+		Note: fmt.Sprintf("%d events were dropped because there were too many; sluice status shows all problems", n),
 	})
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// mustRecord starts a Recorder of a node. End ends it, and with it all that was
-// recorded has been told.
+// mustRecord starts a Recorder of a node. End ends it, and returns when all Events that were
+// recorded have been sent.
 func (f *eventAPI) mustRecord(t *testing.T, node string, change ...func(*RecorderConfig)) (r *Recorder, end func()) {
 	t.Helper()
 	cfg := RecorderConfig{
@@ -54,7 +54,7 @@ func (f *eventAPI) mustRecord(t *testing.T, node string, change ...func(*Recorde
 
 var webName = lb.ServiceName{Namespace: "ns", Name: "web"}
 
-func TestEventSaysAll(t *testing.T) {
+func TestEventHasAllFields(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		node  string
@@ -94,13 +94,13 @@ func TestEventSaysAll(t *testing.T) {
 			r, end := api.mustRecord(t, test.node)
 			r.Record(test.event)
 			end()
-			events := api.told()
+			events := api.stored()
 			if len(events) != 1 {
-				t.Fatalf("%d events are told, want 1", len(events))
+				t.Fatalf("%d events were sent, want 1", len(events))
 			}
 			got := events[0]
 			if got.EventTime.IsZero() || !strings.HasPrefix(got.Name, test.want.Regarding.Name+".") {
-				t.Errorf("it is called %q, of %v", got.Name, got.EventTime)
+				t.Errorf("its name is %q, its time %v", got.Name, got.EventTime)
 			}
 			want := test.want
 			want.ReportingController, want.ReportingInstance = "sluice", "sluice-"+test.node
@@ -118,13 +118,13 @@ func TestEventOfAServiceThatIsGone(t *testing.T) {
 	r.Record(Event{Service: lb.ServiceName{Namespace: "ns", Name: "gone"}, Reason: ReasonNotProgrammed, Action: "Program"})
 	r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program"})
 	end()
-	if events := api.told(); len(events) != 1 || events[0].Regarding.Name != "web" {
-		t.Errorf("told are %+v, want one of web", events)
+	if events := api.stored(); len(events) != 1 || events[0].Regarding.Name != "web" {
+		t.Errorf("the events are %+v, want one of web", events)
 	}
 }
 
-// What every node finds out is told once in the cluster; what is one node's, once
-// a node.
+// Events that every node records are stored once in the cluster, those about one node once
+// per node.
 func TestEventsOfManyNodes(t *testing.T) {
 	for _, test := range []struct {
 		reason string
@@ -137,14 +137,14 @@ func TestEventsOfManyNodes(t *testing.T) {
 				r.Record(Event{Service: webName, Field: "f", Reason: test.reason, Action: "Read", Note: "wrong"})
 				end()
 			}
-			if creates, _, _ := api.counts(); creates != 5 || len(api.told()) != test.want {
-				t.Errorf("%d events are told in %d requests, want %d in 5", len(api.told()), creates, test.want)
+			if creates, _, _ := api.counts(); creates != 5 || len(api.stored()) != test.want {
+				t.Errorf("%d events are stored after %d requests, want %d after 5", len(api.stored()), creates, test.want)
 			}
 		})
 	}
 }
 
-// Two things that are wrong with one Service are two Events, even at once.
+// Two problems of one Service at the same time are two Events.
 func TestEventsOfTwoFields(t *testing.T) {
 	api := newEventAPI(t)
 	r, end := api.mustRecord(t, "node1")
@@ -152,12 +152,12 @@ func TestEventsOfTwoFields(t *testing.T) {
 		r.Record(Event{Service: webName, Field: field, Reason: ReasonIgnored, Action: "Read", Note: "not an address"})
 	}
 	end()
-	if events := api.told(); len(events) != 2 {
-		t.Errorf("%d events are told, want 2", len(events))
+	if events := api.stored(); len(events) != 2 {
+		t.Errorf("%d events were sent, want 2", len(events))
 	}
 }
 
-// One that recurs is counted, not told anew.
+// An Event that recurs is counted and not stored again.
 func TestEventRecurs(t *testing.T) {
 	api := newEventAPI(t)
 	r, end := api.mustRecord(t, "node1")
@@ -165,37 +165,37 @@ func TestEventRecurs(t *testing.T) {
 		r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program", Note: "full"})
 	}
 	end()
-	events := api.told()
+	events := api.stored()
 	if creates, patches, _ := api.counts(); len(events) != 1 || creates > 2 || patches > 2 {
-		t.Errorf("%d events are told in %d and %d requests", len(events), creates, patches)
+		t.Errorf("%d events are stored after %d and %d requests", len(events), creates, patches)
 	}
 }
 
-// Ten thousand bad Services are not told of one by one, but how many were not is.
-func TestEventsAreNotTooMany(t *testing.T) {
+// Of ten thousand bad Services, most Events are dropped, and their number is reported.
+func TestEventsAreLimited(t *testing.T) {
 	api := newEventAPI(t)
 	r, end := api.mustRecord(t, "node1", func(cfg *RecorderConfig) {
-		cfg.missedInterval = 10 * time.Millisecond
+		cfg.droppedInterval = 10 * time.Millisecond
 	})
 	begin := time.Now()
 	for i := range 10_000 {
 		r.Record(Event{Service: webName, Field: fmt.Sprint("f", i), Reason: ReasonIgnored, Action: "Read", Note: "wrong"})
 	}
-	r.Record(Event{Reason: ReasonHooks, Action: "Check"}) // is not drowned
+	r.Record(Event{Reason: ReasonHooks, Action: "Check"}) // has a limit of its own
 	summed := 0
 	for deadline := time.Now().Add(time.Minute); summed == 0; time.Sleep(5 * time.Millisecond) {
-		for _, e := range api.told() {
-			if e.Reason == ReasonNotTold {
+		for _, e := range api.stored() {
+			if e.Reason == ReasonEventsDropped {
 				_, _ = fmt.Sscanf(e.Note, "%d events", &summed)
 			}
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nobody says that events were not told")
+			t.Fatal("the number of dropped events is not reported")
 		}
 	}
 	end()
 	var hooks, fields int
-	for _, e := range api.told() {
+	for _, e := range api.stored() {
 		switch e.Reason {
 		case ReasonHooks:
 			hooks++
@@ -205,13 +205,13 @@ func TestEventsAreNotTooMany(t *testing.T) {
 	}
 	most := eventBurst + 1 + int(time.Since(begin)/eventInterval)
 	if fields < eventBurst || fields > most {
-		t.Errorf("%d are told, want %d to %d", fields, eventBurst, most)
+		t.Errorf("%d events of Services were sent, want %d to %d", fields, eventBurst, most)
 	}
 	if hooks != 1 {
-		t.Errorf("%d events of the Node are told, want 1", hooks)
+		t.Errorf("%d events of the Node were sent, want 1", hooks)
 	}
 	if summed < 1 || summed > 10_000-eventBurst {
-		t.Errorf("%d are said not to be told", summed)
+		t.Errorf("%d are reported as dropped", summed)
 	}
 }
 
@@ -227,17 +227,17 @@ func TestRecordDoesNotWait(t *testing.T) {
 	}
 	r := NewRecorder(RecorderConfig{Client: client, NodeName: "node1", limit: flowcontrol.NewFakeAlwaysRateLimiter()})
 	mustRun(t, r.Run)
-	for range 10_000 { // it would never come to an end
+	for range 10_000 { // far more than the queue holds
 		r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program"})
 	}
-	if n := r.missed.Load(); n < 9_000 {
-		t.Errorf("%d were given up, want nearly all", n)
+	if n := r.dropped.Load(); n < 9_000 {
+		t.Errorf("%d were dropped, want nearly all", n)
 	}
 }
 
-// While the API server fails, Events wait. One that refuses to list gets them
-// without UID.
-func TestEventsMeetErrors(t *testing.T) {
+// While the API server fails, Events wait. A server that refuses to list objects gets
+// Events without UID.
+func TestEventsDespiteErrors(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		err  *apierrors.StatusError
@@ -259,13 +259,13 @@ func TestEventsMeetErrors(t *testing.T) {
 			}
 			r, end := api.mustRecord(t, "node1")
 			r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program"})
-			for deadline := time.Now().Add(time.Minute); len(api.told()) == 0; time.Sleep(5 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); len(api.stored()) == 0; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(deadline) {
-					t.Fatal("it is never told")
+					t.Fatal("it is never sent")
 				}
 			}
 			end()
-			if got := api.told()[0].Regarding.UID; got != test.uid {
+			if got := api.stored()[0].Regarding.UID; got != test.uid {
 				t.Errorf("its UID is %q, want %q", got, test.uid)
 			}
 		})
@@ -277,9 +277,9 @@ func TestLongNoteIsCut(t *testing.T) {
 	r, end := api.mustRecord(t, "node1")
 	r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program", Note: strings.Repeat("ä", 600)})
 	end()
-	events := api.told()
+	events := api.stored()
 	if len(events) != 1 {
-		t.Fatalf("%d events are told, want 1", len(events))
+		t.Fatalf("%d events were sent, want 1", len(events))
 	}
 	note := events[0].Note
 	if len(note) > 1024 || len(note) < 1020 || !utf8.ValidString(note) || !strings.HasSuffix(note, "ä…") {
@@ -287,7 +287,7 @@ func TestLongNoteIsCut(t *testing.T) {
 	}
 }
 
-// Without an API server there is nobody to tell.
+// Without an API server there is no Recorder.
 func TestNilRecorder(*testing.T) {
 	var r *Recorder
 	r.Record(Event{Reason: ReasonStarting})

@@ -11,15 +11,15 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// eventSink sends what client-go has aggregated. Events that the agents of all
-// nodes find get a name that follows from what they say: the API server takes
-// the first one, and knows the others already.
+// eventSink sends the Events that client-go has aggregated. An Event that the agents of all
+// nodes record gets a name that is a hash of its content, so that the API server accepts
+// the first one and refuses the others as duplicates.
 type eventSink struct {
 	events.EventSinkImpl
-	instance string // who we are among those agents
+	instance string // identifies this agent among those of all nodes
 
-	sending atomic.Int64 // at this moment
-	sent    atomic.Int64 // or refused
+	sending atomic.Int64 // requests in progress
+	sent    atomic.Int64 // requests that have ended, refused ones included
 }
 
 func newEventSink(client typedeventsv1.EventsV1Interface, nodeName string) *eventSink {

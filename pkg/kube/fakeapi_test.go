@@ -31,8 +31,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fakeAPI is an API server as far as list and watch go. It sends what it has,
-// whatever the selectors: a test that is about them looks at the requests.
+// fakeAPI is the part of an API server that serves list and watch. It ignores selectors and
+// sends all objects: a test of selectors checks the requests.
 type fakeAPI struct {
 	server *httptest.Server
 
@@ -44,10 +44,10 @@ type fakeAPI struct {
 	history  []pastEvent
 	requests []request
 
-	streams  bool            // answers sendInitialEvents
-	protobuf bool            // watches are answered so, and not with JSON
-	absent   map[string]bool // resources that it does not know
-	held     map[string]bool // resources whose lists never come
+	streams  bool            // whether it supports sendInitialEvents
+	protobuf bool            // watches are answered with protobuf and not with JSON
+	absent   map[string]bool // resources that it does not have
+	held     map[string]bool // resources whose lists are never answered
 	failures int             // requests yet to be answered 503
 }
 
@@ -121,7 +121,7 @@ func mustWatch(t *testing.T, cfg Config) *Watcher {
 	return w
 }
 
-// set creates or changes an object, and tells the watches.
+// set creates or changes an object, and sends it to the watches.
 func (f *fakeAPI) set(objects ...apiObject) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -138,7 +138,7 @@ func (f *fakeAPI) set(objects ...apiObject) {
 	}
 }
 
-// delete deletes an object, or makes it match the selectors no more.
+// delete deletes an object, or changes it so that the selectors do not match any more.
 func (f *fakeAPI) delete(obj apiObject) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -168,7 +168,7 @@ func (f *fakeAPI) cut() {
 	clear(f.watches)
 }
 
-// outage ends all watches, lets the world change unseen, and forgets how.
+// outage ends all watches, makes changes meanwhile, and does not keep their events.
 func (f *fakeAPI) outage(change func()) {
 	f.mu.Lock()
 	f.failures = 1 << 30
@@ -271,7 +271,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string)
 	}
 }
 
-// bookmark says that all initial events are sent.
+// bookmark returns the bookmark that ends the initial events.
 func (f *fakeAPI) bookmark(resource string) apiObject {
 	obj := map[string]apiObject{
 		"services": &corev1.Service{}, "endpointslices": &discoveryv1.EndpointSlice{},
@@ -331,8 +331,7 @@ var apiKinds = map[string][2]string{
 	"servicecidrs":   {"networking.k8s.io/v1", "ServiceCIDR"},
 }
 
-// resourceOf returns the resource of an object, and makes the object say what
-// it is.
+// resourceOf returns the resource of an object, and sets the object's kind.
 func resourceOf(obj apiObject) string {
 	var resource string
 	var is *metav1.TypeMeta

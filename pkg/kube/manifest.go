@@ -19,7 +19,7 @@ type manifest struct {
 	stat fs.FileInfo // as of the last read; nil: to be read again
 
 	// objects are the last good versions of the file's objects, in its order.
-	// problems say where that is not what the file says.
+	// problems are the parts of the file that are not in force.
 	objects  []*declared
 	problems []lb.Problem
 }
@@ -89,7 +89,7 @@ func unreadable(old *manifest, err error) *manifest {
 	return now
 }
 
-// fallback says what is in force in place of a bad file.
+// fallback describes what is in force in place of a bad file.
 func fallback(old *manifest) string {
 	if len(old.objects) == 0 {
 		return "nothing of the file is in force"

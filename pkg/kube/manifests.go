@@ -19,24 +19,23 @@ import (
 )
 
 const (
-	// settleTime is how long a directory must be left alone to be read: files
-	// are seldom written at once.
-	settleTime = 50 * time.Millisecond
+	// quietTime is how long a directory must not change before it is read, because
+	// most files are not written at once.
+	quietTime = 50 * time.Millisecond
 
-	// rescanTime is how often it is looked at anyway: notifications get lost,
-	// and none comes of a change behind a symbolic link.
+	// rescanTime is how often the directory is read without a notification: some get
+	// lost, and there is none of a change of a link's target.
 	rescanTime = 5 * time.Second
 )
 
-// ManifestsConfig says what a [Manifests] follows, and whom it tells.
+// ManifestsConfig is the configuration of a [Manifests].
 type ManifestsConfig struct {
-	// Dir has the manifests: files called *.yaml, *.yml or *.json with
-	// Services, EndpointSlices, Nodes, ServiceCIDRs and Lists of them. Names
-	// with a dot in front, and directories in it, are passed over.
+	// Dir is the directory of the manifests: files called *.yaml, *.yml or *.json with
+	// Services, EndpointSlices, Nodes, ServiceCIDRs and Lists of them. Names that begin
+	// with a dot and subdirectories are ignored.
 	Dir string
 
-	// NodeName is the name of this node, in lower case; other Nodes are
-	// passed over.
+	// NodeName is the name of this node, in lower case; other Nodes are ignored.
 	NodeName string
 
 	Sink Sink
@@ -62,7 +61,7 @@ type Manifests struct {
 	cfg    ManifestsConfig
 	synced chan struct{}
 
-	ledger   *ledger
+	tracker  *tracker
 	files    map[string]*manifest // by name in Dir
 	inForce  map[key]*declared
 	reported map[string][]lb.Problem // by path; as the sink knows them
@@ -89,22 +88,21 @@ func NewManifests(cfg ManifestsConfig) (*Manifests, error) {
 	return &Manifests{
 		cfg:      cfg,
 		synced:   make(chan struct{}),
-		ledger:   newLedger(cfg.Sink, cfg.Log),
+		tracker:  newTracker(cfg.Sink, cfg.Log),
 		files:    map[string]*manifest{},
 		inForce:  map[key]*declared{},
 		reported: map[string][]lb.Problem{},
 	}, nil
 }
 
-// Synced is closed when the sink has been told about all manifests once.
+// Synced returns a channel that is closed when all manifests have been reported once.
 func (m *Manifests) Synced() <-chan struct{} { return m.synced }
 
-// NodeSynced is closed when the sink has been told about the Node, if there is
-// a manifest of it.
+// NodeSynced returns a channel that is closed when the Node has been reported, if there is a
+// manifest of it.
 func (m *Manifests) NodeSynced() <-chan struct{} { return m.synced }
 
-// Run follows the directory until ctx ends, then returns nil. It is called
-// once.
+// Run follows the directory until ctx ends, then returns nil. It may be called once.
 func (m *Manifests) Run(ctx context.Context) error {
 	var events chan fsnotify.Event
 	var lost chan error
@@ -116,8 +114,8 @@ func (m *Manifests) Run(ctx context.Context) error {
 	m.scan()
 	close(m.synced)
 
-	settled := time.NewTimer(settleTime)
-	settled.Stop() // until there is notice of something
+	quiet := time.NewTimer(quietTime)
+	quiet.Stop() // until the first notification
 	rescan := time.NewTicker(m.cfg.rescan)
 	defer rescan.Stop()
 	for {
@@ -125,11 +123,11 @@ func (m *Manifests) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case event := <-events:
-			m.doubt(filepath.Base(event.Name))
-			settled.Reset(settleTime)
+			m.markStale(filepath.Base(event.Name))
+			quiet.Reset(quietTime)
 		case err := <-lost:
 			m.cfg.Log.Warn("a change of the manifests may be seen late", "dir", m.cfg.Dir, "err", err)
-		case <-settled.C:
+		case <-quiet.C:
 			m.scan()
 		case <-rescan.C:
 			if notices != nil {
@@ -156,11 +154,11 @@ func (m *Manifests) notify() *fsnotify.Watcher {
 	return notices
 }
 
-// scan reads what has changed and tells about it.
+// scan reads the files that have changed and reports the changes.
 func (m *Manifests) scan() {
 	entries, err := os.ReadDir(m.cfg.Dir)
 	if err != nil {
-		m.report(m.cfg.Dir, []lb.Problem{{Object: "manifests", Field: m.cfg.Dir, Message: err.Error() + "; what they said last stays in force"}})
+		m.report(m.cfg.Dir, []lb.Problem{{Object: "manifests", Field: m.cfg.Dir, Message: err.Error() + "; their last versions stay in force"}})
 		return
 	}
 	m.report(m.cfg.Dir, nil)
@@ -190,8 +188,8 @@ func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// look reads a file if it is not as it was. It says whether there is one, and
-// whether it was read.
+// look reads a file if it has changed. It reports whether there is one, and whether it was
+// read.
 func (m *Manifests) look(name string) (here, read bool) {
 	path := filepath.Join(m.cfg.Dir, name)
 	old := m.files[name]
@@ -214,7 +212,7 @@ func (m *Manifests) look(name string) (here, read bool) {
 	return true, true
 }
 
-// exists says whether there is something at path, if a dangling link.
+// exists reports whether there is something at path, which may be a link without a target.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist)
@@ -224,15 +222,14 @@ func same(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-// doubt makes the next scan read a file that looks unchanged.
-func (m *Manifests) doubt(name string) {
+// markStale makes the next scan read a file that looks unchanged.
+func (m *Manifests) markStale(name string) {
 	if file := m.files[name]; file != nil {
 		file.stat = nil
 	}
 }
 
-// apply tells about the differences between what the files say and what is in
-// force.
+// apply reports the differences between the objects of the files and those in force.
 func (m *Manifests) apply() {
 	next := make(map[key]*declared, len(m.inForce))
 	owner := make(map[key]string, len(m.inForce))
@@ -247,22 +244,22 @@ func (m *Manifests) apply() {
 			}
 			owner[d.key], next[d.key] = name, d
 			if m.inForce[d.key] != d {
-				m.ledger.put(translate(d.obj))
+				m.tracker.put(translate(d.obj))
 			}
 		}
 		m.report(filepath.Join(m.cfg.Dir, name), problems)
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(m.inForce), key.compare) {
 		if next[k] == nil {
-			m.ledger.remove(k)
+			m.tracker.remove(k)
 		}
 	}
-	m.ledger.tellCIDRs()
+	m.tracker.flushCIDRs()
 	m.cfg.Sink.Flush()
 	m.inForce = next
 }
 
-// report tells what is wrong with a file, if that has changed.
+// report reports the problems of a file if they have changed.
 func (m *Manifests) report(path string, problems []lb.Problem) {
 	if slices.Equal(m.reported[path], problems) {
 		return

@@ -16,8 +16,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the scripts in testdata with what happens")
 
-// The scripts change a directory of manifests. The command scan reads it as
-// after a notice and prints what the sink is told.
+// The scripts change a directory of manifests. The command scan reads it and prints the
+// calls of the sink.
 func TestManifestScripts(t *testing.T) {
 	type script struct{}
 	type following struct {
@@ -37,7 +37,7 @@ func TestManifestScripts(t *testing.T) {
 			"scan": func(ts *testscript.TestScript, _ bool, _ []string) {
 				m := ts.Value(script{}).(following)
 				for name := range m.files {
-					m.doubt(name)
+					m.markStale(name)
 				}
 				m.scan()
 				out := ts.Stdout()
@@ -75,7 +75,7 @@ func TestManifestsFollow(t *testing.T) {
 	mustHave(t, sink, "Service default/three")
 }
 
-// Nobody gives notice of a change behind a link.
+// The target of a link is followed, too.
 func TestManifestsBehindALink(t *testing.T) {
 	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "one")
 	mustWrite(t, elsewhere, serviceYAML("one", "10.96.0.1"))
@@ -87,7 +87,7 @@ func TestManifestsBehindALink(t *testing.T) {
 	mustHave(t, sink, "Service default/another")
 }
 
-// The kubelet mounts a ConfigMap as links into a directory that is replaced.
+// The kubelet mounts a ConfigMap as links into a directory that it replaces.
 func TestManifestsOfAConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	mustMkdir(t, filepath.Join(dir, "..1"))
@@ -106,8 +106,8 @@ func TestManifestsOfAConfigMap(t *testing.T) {
 	mustBecome(t, sink, "Service default/one", "[10.96.0.2] [IPv4] [80/TCP]")
 }
 
-// A directory that goes away takes nothing with it, and another one in its
-// place is followed.
+// The objects of a directory that is removed stay in force, and another one in its place is
+// followed.
 func TestManifestsDirectoryReplaced(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "manifests")
 	mustMkdir(t, dir)
@@ -147,7 +147,7 @@ func TestManifestsUnreadableFile(t *testing.T) {
 	}
 	m.scan()
 
-	// A link to nowhere is what anybody cannot read, root included.
+	// Not even root can read a link without a target.
 	mustRemove(t, path)
 	mustLink(t, "nowhere", path)
 	m.scan()

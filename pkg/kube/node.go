@@ -55,8 +55,8 @@ func (p *parser) primaryIPs(addresses []corev1.NodeAddress) []netip.Addr {
 	return primary
 }
 
-// translateServiceCIDR returns the prefixes of a ServiceCIDR, whatever its
-// conditions say: its addresses are in use until the last of them is gone.
+// translateServiceCIDR returns the prefixes of a ServiceCIDR. Its conditions do not matter,
+// because its addresses may be in use as long as it exists.
 func translateServiceCIDR(obj *networkingv1.ServiceCIDR) ([]netip.Prefix, []lb.Problem) {
 	p := &parser{object: keyOf(kindServiceCIDR, &obj.ObjectMeta)}
 	return p.prefixes("spec.cidrs", obj.Spec.CIDRs), p.problems

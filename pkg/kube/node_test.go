@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Each row is a Node that is in order but for one thing.
+// Each row is a Node that differs from a valid one in one field.
 var nodeTests = []struct {
 	name     string
 	edit     func(*corev1.Node)
@@ -92,7 +92,7 @@ func addresses(list ...corev1.NodeAddress) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Status.Addresses = list }
 }
 
-// primary is what they come to.
+// primary sets the primary IPs that are expected.
 func primary(list ...string) func(*Node) {
 	return func(n *Node) {
 		for _, text := range list {

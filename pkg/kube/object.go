@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// kind is a kind of objects that this package reads.
+// kind is a kind of object that this package reads.
 type kind uint8
 
 const (
@@ -51,26 +51,26 @@ func (k key) compare(other key) int {
 }
 
 func keyOf(k kind, meta *metav1.ObjectMeta) key {
-	// Namespaces are few: names share their memory.
+	// Namespaces are few, so keys share the memory of their names.
 	return key{kind: k, namespace: unique.Make(meta.Namespace).Value(), name: meta.Name}
 }
 
-// object is what remains of a Kubernetes object once it is read.
+// object is a Kubernetes object in the types of package lb.
 type object struct {
 	key key
 
-	// value is a lb.Service, Slice, Node or []netip.Prefix, as key.kind says;
-	// nil if the object is to be ignored, and problems say why.
+	// value is a lb.Service, Slice, Node or []netip.Prefix, according to key.kind. It
+	// is nil if the object must be ignored, for the reasons in problems.
 	value    any
 	problems []lb.Problem
 
-	// failed is with what a panic the object could not be read, empty: it could.
-	// Nothing is known of it then, and stack says where that was.
+	// failed is the panic that reading the object ended with, empty if there was none,
+	// and stack is its stack.
 	failed string
 	stack  []byte
 }
 
-// translate reads a Kubernetes object. It keeps no part of it but strings.
+// translate reads a Kubernetes object. The result shares nothing but strings with it.
 func translate(obj any) *object {
 	switch obj := obj.(type) {
 	case *corev1.Service:
@@ -95,12 +95,12 @@ func translate(obj any) *object {
 			o.value, o.problems = translateServiceCIDR(obj)
 		})
 	}
-	// No object of a cluster can bring this about: it is about what this package asks for.
-	panic(fmt.Sprintf("kube: nobody asks for a %T", obj))
+	// No object of a cluster can cause this: the package requests no other types.
+	panic(fmt.Sprintf("kube: %T is not a type that is requested", obj))
 }
 
-// read makes an object of what parse fills in. A panic is a mistake of ours that this
-// object has brought to light: all others are read.
+// read returns the object that parse fills in. It recovers from a panic, which is a defect
+// of this package that one object shows, so that all other objects are still read.
 func read(k key, parse func(*object)) (o *object) {
 	defer func() {
 		if why := recover(); why != nil {
@@ -113,13 +113,13 @@ func read(k key, parse func(*object)) (o *object) {
 	return o
 }
 
-// parser reads the fields of one object, and collects what is wrong with them.
+// parser reads the fields of one object and collects their problems.
 type parser struct {
 	object   key
 	problems []lb.Problem
 }
 
-// add notes what is wrong with a field, unless there is enough already.
+// add adds a problem of a field, up to [lb.MaxProblems].
 func (p *parser) add(field, format string, args ...any) {
 	switch n := len(p.problems); {
 	case n == lb.MaxProblems:

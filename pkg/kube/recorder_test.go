@@ -16,18 +16,18 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// recorder is a Sink that remembers every call, and what is in force: what was told before
-// the last Flush.
+// recorder is a Sink that records every call, and which objects are in force: those that
+// were reported before the last Flush.
 type recorder struct {
-	mu      sync.Mutex
-	calls   []string
-	told    map[string]string
-	inForce map[string]string
-	reports map[string][]lb.Problem
+	mu       sync.Mutex
+	calls    []string
+	reported map[string]string
+	inForce  map[string]string
+	reports  map[string][]lb.Problem
 }
 
 func newRecorder() *recorder {
-	return &recorder{told: map[string]string{}, inForce: map[string]string{}, reports: map[string][]lb.Problem{}}
+	return &recorder{reported: map[string]string{}, inForce: map[string]string{}, reports: map[string][]lb.Problem{}}
 }
 
 func (r *recorder) set(name, value string, problems []lb.Problem) {
@@ -37,20 +37,20 @@ func (r *recorder) set(name, value string, problems []lb.Problem) {
 	for _, p := range problems {
 		r.calls = append(r.calls, "  "+p.String())
 	}
-	r.told[name] = value
+	r.reported[name] = value
 }
 
 func (r *recorder) delete(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.calls = append(r.calls, "delete "+name)
-	delete(r.told, name)
+	delete(r.reported, name)
 }
 
 func (r *recorder) Flush() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.inForce = maps.Clone(r.told)
+	r.inForce = maps.Clone(r.reported)
 }
 
 func (r *recorder) SetService(s lb.Service, problems []lb.Problem) {
@@ -110,7 +110,7 @@ func (r *recorder) take() []string {
 	return calls
 }
 
-// names returns what is in force.
+// names returns the names of the objects in force.
 func (r *recorder) names() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -160,7 +160,7 @@ func mustClose(t *testing.T, what string, c <-chan struct{}) {
 	select {
 	case <-c:
 	case <-time.After(10 * time.Second):
-		t.Fatalf("%s does not come", what)
+		t.Fatalf("%s does not happen", what)
 	}
 }
 

@@ -10,15 +10,15 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// reference returns how an Event refers to a Service or, if it has no name, to
-// the Node. It is false if the Service is gone. It asks for lists, since that is
-// what the RBAC rules of kube-proxy grant, and until it gets an answer.
+// reference returns the reference of an Event to a Service or, without a name, to the Node.
+// It returns false if the Service is gone. It sends requests until one is answered, and
+// lists objects, because the RBAC rules of kube-proxy grant that and not to get them.
 func (r *Recorder) reference(ctx context.Context, service lb.ServiceName) (*corev1.ObjectReference, bool) {
 	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
 	isNode := service == lb.ServiceName{}
 	if isNode {
 		about.Kind, about.Name = "Node", r.cfg.NodeName
-		about.UID = types.UID(about.Name) // as the kubelet has it, while there is no Node
+		about.UID = types.UID(about.Name) // the kubelet uses the name, too, as long as there is no Node
 	}
 	for ; ; sleep(ctx, r.cfg.lookupRetry) {
 		uid, err := r.uid(ctx, about)
@@ -32,12 +32,12 @@ func (r *Recorder) reference(ctx context.Context, service lb.ServiceName) (*core
 		case ctx.Err() != nil:
 			return nil, false
 		case refused(err):
-			return about, true // without a UID it is of some use, too
+			return about, true // an Event without a UID is better than none
 		}
 	}
 }
 
-// uid returns the UID of an object, or nothing if there is no such object.
+// uid returns the UID of an object, or an empty one if there is no such object.
 func (r *Recorder) uid(ctx context.Context, about *corev1.ObjectReference) (types.UID, error) {
 	var options metav1.ListOptions
 	selectNode(about.Name)(&options)

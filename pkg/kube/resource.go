@@ -16,29 +16,28 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// absentRetry is how long an API server that does not know a resource is left
-// alone: it takes an upgrade to learn it.
+// absentRetry is the time between requests to an API server that does not have a resource.
+// It is long because only an upgrade adds the resource.
 const absentRetry = 10 * time.Minute
 
-// resource is one kind of objects, how to ask an API server for them, and how
-// that goes.
+// resource is one kind of objects, the requests for them, and the outcome of the last one.
 type resource struct {
 	name     string // as in the request's path
 	example  runtime.Object
 	list     cache.ListWithContextFunc
 	watch    cache.WatchFuncWithContext
-	stream   *Stream       // in place of watch, if not nil: for [directWatch]
-	synced   chan struct{} // closed when the sink has been told about all once
-	optional bool          // an API server need not know it
+	stream   *Stream       // if not nil, [directWatch] replaces watch
+	synced   chan struct{} // closed when all objects have been reported once
+	optional bool          // an API server may not have it
 
 	log  *slog.Logger
 	sink Sink
 
-	// failure is what the last request met with, empty if it went well.
+	// failure is the error of the last request, empty if it succeeded.
 	failure string
 }
 
-// lister is list as a Reflector wants it, with a selector.
+// lister returns list with a selector, in the type that a Reflector takes.
 func lister[L runtime.Object](sel func(*metav1.ListOptions), list func(context.Context, metav1.ListOptions) (L, error)) cache.ListWithContextFunc {
 	return func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		sel(&options)
@@ -46,7 +45,7 @@ func lister[L runtime.Object](sel func(*metav1.ListOptions), list func(context.C
 	}
 }
 
-// watcher is watch with a selector.
+// watcher returns open with a selector.
 func watcher(sel func(*metav1.ListOptions), open cache.WatchFuncWithContext) cache.WatchFuncWithContext {
 	return func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 		sel(&options)
@@ -54,34 +53,35 @@ func watcher(sel func(*metav1.ListOptions), open cache.WatchFuncWithContext) cac
 	}
 }
 
-// listNoting lists and notes how that went.
-func (r *resource) listNoting(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+// listReported lists and reports the outcome.
+func (r *resource) listReported(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	list, err := r.list(ctx, options)
-	r.note(ctx, err)
+	r.report(ctx, err)
 	if r.optional && apierrors.IsNotFound(err) {
 		sleep(ctx, absentRetry)
 	}
 	return list, err
 }
 
-// watchNoting watches and notes how that went.
-func (r *resource) watchNoting(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+// watchReported watches and reports the outcome.
+func (r *resource) watchReported(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	w, err := r.watch(ctx, options)
 	if options.SendInitialEvents == nil || !refused(err) {
-		r.note(ctx, err)
+		r.report(ctx, err)
 	}
 	return w, err
 }
 
-// refused says whether err is the answer of a server that will not stream a
-// list. It is asked for a plain one next, and what comes of that counts.
+// refused reports whether err is the answer of a server, other than that it is busy. A
+// server that does not stream lists gives one: a plain list is requested next, and the
+// outcome of that counts.
 func refused(err error) bool {
 	var answer apierrors.APIStatus
 	return errors.As(err, &answer) && !apierrors.IsTooManyRequests(err)
 }
 
-// note logs and reports a request that went otherwise than the one before.
-func (r *resource) note(ctx context.Context, err error) {
+// report logs and reports the outcome of a request if it differs from that of the last one.
+func (r *resource) report(ctx context.Context, err error) {
 	switch {
 	case ctx.Err() != nil:
 	case err == nil && r.failure != "":
@@ -90,13 +90,13 @@ func (r *resource) note(ctx context.Context, err error) {
 		r.sink.Report(r.name, nil)
 	case err != nil && r.failure != err.Error():
 		r.failure = err.Error()
-		r.log.Warn("the API server does not say what there is; what it said last stays in force", "resource", r.name, "err", err)
+		r.log.Warn("the API server does not answer; its last answers stay in force", "resource", r.name, "err", err)
 		r.sink.Report(r.name, []lb.Problem{{Object: "API server", Field: r.name, Message: r.failure}})
 	}
 }
 
-// endingClock does not wait beyond the end of ctx. A Reflector does, when it
-// backs off from a server that refuses connections.
+// endingClock is a clock that does not wait beyond the end of ctx. With a real one, a
+// Reflector does when it backs off from a server that refuses connections.
 type endingClock struct {
 	clock.RealClock
 	ctx context.Context

@@ -7,11 +7,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 )
 
-// labelServiceProxyName leaves a Service to another proxy, whatever its value.
+// labelServiceProxyName marks a Service as one of another proxy, with any value.
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// The select functions say what an API server is asked for: exactly what
-// kube-proxy asks for. An object that stops matching comes as deleted.
+// The select functions set the selectors of requests, which are exactly those of
+// kube-proxy. A watch reports an object that stops matching as deleted.
 
 func selectServices(options *metav1.ListOptions) {
 	options.LabelSelector = "!" + labelServiceProxyName
@@ -30,8 +30,8 @@ func selectNode(name string) func(*metav1.ListOptions) {
 
 func selectAll(*metav1.ListOptions) {}
 
-// selected says of an object from a manifest what an API server says by
-// sending it or not.
+// selected reports whether the selectors match an object, for objects that do not come
+// from an API server.
 func selected(obj any, nodeName string) bool {
 	switch obj := obj.(type) {
 	case *corev1.Service:

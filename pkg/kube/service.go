@@ -12,13 +12,13 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// AlgorithmAnnotation on a Service says by which algorithm a backend is chosen for
-// a new flow, as [lb.ParseAlgorithm] reads it. A Service without one has the
-// node's; so has one whose annotation names none, with a problem.
+// AlgorithmAnnotation on a Service names the algorithm that chooses a backend for a new
+// flow, as [lb.ParseAlgorithm] parses it. A Service without it has the node's algorithm; so
+// has one whose annotation names none, which is reported as a problem.
 const AlgorithmAnnotation = "sluice-lb.io/algorithm"
 
-// translateService reads a Service. Defaults that an API server fills in are
-// filled in here too, so that an object from elsewhere means the same.
+// translateService reads a Service. It sets the defaults that an API server sets, too, so
+// that an object from a manifest means the same.
 func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
 	p := &parser{object: keyOf(kindService, &obj.ObjectMeta)}
 	spec := &obj.Spec
@@ -59,10 +59,9 @@ func (p *parser) serviceType(t corev1.ServiceType) lb.ServiceType {
 	return lb.ClusterIP
 }
 
-// clusterIPs returns the cluster IPs and, index by index, their families. What
-// is no address is the zero one, so that the others keep their family. Without
-// spec.clusterIP there is none, whatever the list has, and without families it
-// stands alone.
+// clusterIPs returns the cluster IPs and, index by index, their families. Text that is no
+// address becomes the zero address, so that the others keep their family. As in kube-proxy,
+// a Service without spec.clusterIP has none, and one without families has only that.
 func (p *parser) clusterIPs(spec *corev1.ServiceSpec) ([]netip.Addr, []lb.Family) {
 	families := p.families(spec.IPFamilies)
 	switch {
@@ -90,8 +89,8 @@ func (p *parser) families(text []corev1.IPFamily) []lb.Family {
 	return families
 }
 
-// loadBalancers returns the addresses of a load balancer. An entry that has but
-// a hostname is the zero address: its traffic does not come here.
+// loadBalancers returns the addresses of a load balancer. An ingress with only a hostname
+// becomes the zero address.
 func (p *parser) loadBalancers(ingress []corev1.LoadBalancerIngress) []lb.LoadBalancerIP {
 	if len(ingress) == 0 {
 		return nil
@@ -117,7 +116,7 @@ func (p *parser) affinity(spec *corev1.ServiceSpec) time.Duration {
 		seconds = ptr.Deref(c.ClientIP.TimeoutSeconds, seconds)
 	}
 	if seconds <= 0 {
-		p.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is no time to remember a client for: the default is used", seconds)
+		p.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not a valid timeout: the default is used", seconds)
 		seconds = corev1.DefaultClientIPServiceAffinitySeconds
 	}
 	return time.Duration(seconds) * time.Second
@@ -154,7 +153,7 @@ func (p *parser) servicePorts(specs []corev1.ServicePort) []lb.ServicePort {
 	return ports
 }
 
-// protocol reads a protocol; none is TCP.
+// protocol parses a protocol; the default is TCP.
 func (p *parser) protocol(field string, text corev1.Protocol) (lb.Protocol, bool) {
 	switch text {
 	case corev1.ProtocolTCP, "":
@@ -168,7 +167,7 @@ func (p *parser) protocol(field string, text corev1.Protocol) (lb.Protocol, bool
 	return 0, false
 }
 
-// port reads a port number; what is none is zero.
+// port returns a port number, or zero if it is out of range.
 func (p *parser) port(field string, number int32) uint16 {
 	if number < 0 || number > 65535 {
 		p.add(field, "%d is not a port number", number)
@@ -177,7 +176,7 @@ func (p *parser) port(field string, number int32) uint16 {
 	return uint16(number)
 }
 
-// addrs reads addresses. What is none is the zero address, with a problem
+// addrs parses addresses. Text that is no address becomes the zero address, with a problem
 // unless it is blank.
 func (p *parser) addrs(field string, text []string) []netip.Addr {
 	if len(text) == 0 {
@@ -200,8 +199,8 @@ func (p *parser) addr(field, text string) netip.Addr {
 	return addr
 }
 
-// prefixes reads prefixes and leaves out what is none, with a problem unless
-// it is blank.
+// prefixes parses prefixes and leaves out text that is none, with a problem unless it is
+// blank.
 func (p *parser) prefixes(field string, text []string) []netip.Prefix {
 	var prefixes []netip.Prefix
 	for i, t := range text {

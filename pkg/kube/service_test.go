@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// compareAddrs lets go-cmp compare what has no exported fields.
+// compareAddrs lets go-cmp compare types without exported fields.
 var compareAddrs = cmp.Options{
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
@@ -58,7 +58,7 @@ func TestTranslateService(t *testing.T) {
 	}
 }
 
-// fullService has something in every field that is read.
+// fullService sets every field that is read.
 func fullService() *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
@@ -93,7 +93,7 @@ func fullService() *corev1.Service {
 	}
 }
 
-// Each row is a Service that is in order but for one field.
+// Each row is a Service that differs from a valid one in one field.
 var serviceTests = []struct {
 	name     string
 	edit     func(*corev1.Service)
@@ -200,7 +200,7 @@ var serviceTests = []struct {
 		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/algorithm": ""} },
 		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/algorithm]"},
 	}, {
-		"with an annotation of somebody else",
+		"with an annotation of another program",
 		func(s *corev1.Service) { s.Annotations = map[string]string{"example.org/algorithm": "lc"} },
 		func(*lb.Service) {}, nil,
 	}, {

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// translateSlice reads an EndpointSlice. It returns false if the slice is
-// nobody's: one of names instead of addresses, or of no Service. Its key is k.
+// translateSlice reads an EndpointSlice with the key k. It returns false if the slice must
+// be ignored: if it has names instead of addresses, or no Service.
 func translateSlice(k key, obj *discoveryv1.EndpointSlice) (Slice, []lb.Problem, bool) {
 	p := &parser{object: k}
 	family := p.addressFamily(obj.AddressType)
@@ -39,7 +39,7 @@ func translateSlice(k key, obj *discoveryv1.EndpointSlice) (Slice, []lb.Problem,
 	}, p.problems, true
 }
 
-// addressFamily returns zero if the addresses of a slice are of no use.
+// addressFamily returns the family of a slice, or zero if it does not have IP addresses.
 func (p *parser) addressFamily(t discoveryv1.AddressType) lb.Family {
 	switch t {
 	case discoveryv1.AddressTypeIPv4:
@@ -51,12 +51,12 @@ func (p *parser) addressFamily(t discoveryv1.AddressType) lb.Family {
 	return 0
 }
 
-// endpointPorts returns the ports that have what it takes to be joined with a
-// Service's: a name, if an empty one, and a number.
+// endpointPorts returns the ports that can join with a port of a Service: those with a
+// name, which may be empty, and a number.
 func (p *parser) endpointPorts(ports []discoveryv1.EndpointPort) []lb.EndpointPort {
 	var out []lb.EndpointPort
 	for i := range ports {
-		field := "ports[" + strconv.Itoa(i) + "]" // of every port of every change: no fmt
+		field := "ports[" + strconv.Itoa(i) + "]" // fmt would be slow for every port of every change
 		port, ok := p.endpointPort(field, &ports[i])
 		if ok {
 			out = append(out, port)
@@ -131,8 +131,8 @@ func (p *parser) endpoint(i int, endpoint *discoveryv1.Endpoint, family lb.Famil
 	}, true
 }
 
-// triggered returns when what a slice tells of happened, zero if it is not
-// said, or not legibly.
+// triggered returns when the change happened that a slice was written for, or zero if the
+// annotation is missing or cannot be parsed.
 func triggered(obj *discoveryv1.EndpointSlice) time.Time {
 	text, ok := obj.Annotations[corev1.EndpointsLastChangeTriggerTime]
 	if !ok {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Each row is an EndpointSlice that is in order but for one thing.
+// Each row is an EndpointSlice that differs from a valid one in one field.
 var sliceTests = []struct {
 	name     string
 	edit     func(*discoveryv1.EndpointSlice)

@@ -8,14 +8,14 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// store is what a Reflector fills in place of a cache: it reads every object
-// as it comes and tells about it. What it keeps is the ledger's.
+// store is the store that a Reflector fills. It is no cache: it translates every object and
+// passes it to the tracker.
 type store struct {
-	mu     sync.Mutex // a direct watch writes, too, from a goroutine of its own
-	ledger *ledger
-	closed bool // nothing is told any more
+	mu      sync.Mutex // a direct watch writes, too, from its own goroutine
+	tracker *tracker
+	closed  bool // nothing more is reported
 
-	// replaced is called after all there is has been told about.
+	// replaced is called when all objects have been reported.
 	replaced func()
 	// awaited is closed by the next Replace. The goroutine of the Reflector owns it.
 	awaited chan struct{}
@@ -26,7 +26,7 @@ var _ cache.TransformingStore = (*store)(nil)
 func (s *store) Add(obj any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ledger.set(translate(obj))
+	s.tracker.set(translate(obj))
 	return nil
 }
 
@@ -37,12 +37,12 @@ func (s *store) Update(obj any) error {
 func (s *store) Delete(obj any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ledger.delete(translate(obj).key)
+	s.tracker.delete(translate(obj).key)
 	return nil
 }
 
-// put tells about a slice that a direct watch brings. The sink is flushed when there is
-// nothing more to read.
+// put reports a slice from a direct watch. It does not flush the sink, which the Stream does
+// when there is nothing more to read.
 func (s *store) put(kind watch.EventType, slice *discoveryv1.EndpointSlice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,31 +50,31 @@ func (s *store) put(kind watch.EventType, slice *discoveryv1.EndpointSlice) {
 	switch {
 	case s.closed:
 	case kind == watch.Deleted:
-		s.ledger.remove(o.key)
+		s.tracker.remove(o.key)
 	default:
-		s.ledger.put(o)
+		s.tracker.put(o)
 	}
 }
 
-// close returns when nothing is being told, and nothing will be.
+// close makes sure that nothing is reported after it returns.
 func (s *store) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
 }
 
-// awaitReplace returns a channel that is closed when all there is has been told about again.
+// awaitReplace returns a channel that the next Replace closes.
 func (s *store) awaitReplace() <-chan struct{} {
 	s.awaited = make(chan struct{})
 	return s.awaited
 }
 
-// Replace tells about all there is. After a streamed list the objects come as
-// the Transformer made them, after a list of pages as the server sent them.
+// Replace reports all objects. Those of a streamed list have passed the Transformer, those
+// of a list in pages have not.
 func (s *store) Replace(list []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ledger.replace(func(yield func(*object) bool) {
+	s.tracker.replace(func(yield func(*object) bool) {
 		for _, obj := range list {
 			o, ok := obj.(*object)
 			if !ok {
@@ -93,10 +93,10 @@ func (s *store) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync does nothing: whoever wants to see an object again has kept it.
+// Resync does nothing, because the sink keeps the objects that it needs.
 func (s *store) Resync() error { return nil }
 
-// Transformer makes a streamed list be read while it comes, so that no two
+// Transformer translates the objects of a streamed list one by one, so that no two
 // Kubernetes objects of it are in memory at once.
 func (s *store) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) { return translate(obj), nil }

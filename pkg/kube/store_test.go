@@ -16,11 +16,11 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// What is told about comes out of the store, however it came in.
+// Objects are reported to the sink on every way into the store.
 func TestStore(t *testing.T) {
 	sink := newRecorder()
 	replaced := 0
-	s := &store{ledger: newLedger(sink, slog.New(slog.DiscardHandler)), replaced: func() { replaced++ }}
+	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() { replaced++ }}
 	must(t, s.Replace([]any{service("a", "10.96.0.1"), service("b", "10.96.0.2")}, "1"))
 	mustHave(t, sink, "Service default/a", "Service default/b")
 
@@ -42,16 +42,16 @@ func TestStore(t *testing.T) {
 	if replaced != 3 {
 		t.Errorf("replaced was called %d times, want 3", replaced)
 	}
-	if n := len(s.ledger.told); n != 0 {
+	if n := len(s.tracker.reported); n != 0 {
 		t.Errorf("%d names are kept of nothing", n)
 	}
 }
 
-// A slice that is no longer anybody's is taken back, and the report ends with
+// A slice that loses its Service is reported as deleted, and the report ends with
 // the slice.
 func TestStoreIgnoredSlice(t *testing.T) {
 	sink := newRecorder()
-	s := &store{ledger: newLedger(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
+	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
 	lost := slice("web-1", "", "10.0.1.7")
 	for _, step := range []struct {
 		do       func() error
@@ -78,7 +78,7 @@ func TestStoreIgnoredSlice(t *testing.T) {
 // A prefix that two ServiceCIDRs name stays until both are gone.
 func TestStoreServiceCIDRs(t *testing.T) {
 	sink := newRecorder()
-	s := &store{ledger: newLedger(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
+	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
 	other := cidr("10.97.0.0/16", "10.96.0.0/16")
 	other.Name = "other"
 	must(t, s.Replace([]any{cidr("10.96.0.0/16"), other}, "1"))
@@ -104,7 +104,7 @@ func BenchmarkStore(b *testing.B) {
 		b.StopTimer()
 		before := heap()
 		b.StartTimer()
-		s := &store{ledger: newLedger(nowhere{}, slog.New(slog.DiscardHandler)), replaced: func() {}}
+		s := &store{tracker: newTracker(nowhere{}, slog.New(slog.DiscardHandler)), replaced: func() {}}
 		if err := s.Replace(objects, "1"); err != nil {
 			b.Fatal(err)
 		}
@@ -171,13 +171,13 @@ func TestPanicIsOfOneObject(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var log bytes.Buffer
 			sink := newRecorder()
-			s := &store{ledger: newLedger(sink, slog.New(slog.NewTextHandler(&log, nil))), replaced: func() {}}
+			s := &store{tracker: newTracker(sink, slog.New(slog.NewTextHandler(&log, nil))), replaced: func() {}}
 			var inForce []string
 			if test.known {
 				must(t, s.Add(service("a", "10.96.0.1")))
 				inForce = []string{"Service default/a"}
 			}
-			s.ledger.set(broken)
+			s.tracker.set(broken)
 			must(t, s.Replace([]any{broken, service("b", "10.96.0.2")}, "1"))
 			mustHave(t, sink, append(inForce, "Service default/b")...)
 			problems := sink.problems("a")
@@ -192,7 +192,7 @@ func TestPanicIsOfOneObject(t *testing.T) {
 			if problems := sink.problems("a"); len(problems) != 0 {
 				t.Errorf("reported is still %v", problems)
 			}
-			s.ledger.set(broken)
+			s.tracker.set(broken)
 			must(t, s.Delete(service("a", "10.96.0.1")))
 			mustHave(t, sink, "Service default/b")
 			if problems := sink.problems("a"); len(problems) != 0 {
@@ -202,7 +202,7 @@ func TestPanicIsOfOneObject(t *testing.T) {
 	}
 }
 
-// A list in which everything is wrong is told of a hundred times, not thousands.
+// Of a list in which every element is wrong, a hundred problems are reported, not thousands.
 func TestProblemsOfOneObjectAreLimited(t *testing.T) {
 	obj := service("a", "10.96.0.1")
 	for range 1000 {

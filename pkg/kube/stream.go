@@ -12,22 +12,23 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Stream is a client of an API server, with a connection of its own for each request that it
-// has at a time. It is for one [Watcher].
+// Stream is a client of an API server that uses one connection per concurrent request.
+// Only one [Watcher] may use it.
 type Stream struct {
 	client rest.Interface
-	// drained is called before a connection waits for more to read. [NewWatcher] sets it.
+	// drained is called when there is nothing more to read on a connection. [NewWatcher]
+	// sets it.
 	drained func()
 }
 
-// NewStream returns a client of the API server that cfg names. It speaks HTTP/1.1: with
-// HTTP/2, another goroutine reads the connection for all requests, and hands over each part
-// of an answer.
+// NewStream returns a client of the API server that cfg names. It uses HTTP/1.1, because
+// with HTTP/2 another goroutine reads the connection for all requests and passes on each
+// part of an answer, which costs time.
 func NewStream(cfg *rest.Config) (*Stream, error) {
 	s := &Stream{drained: func() {}}
 	own := rest.CopyConfig(cfg)
 	own.NextProtos = []string{"http/1.1"}
-	// As client-go has it. With HTTP/2 it would ask a server that is silent after 30 s, and wait 15 s.
+	// client-go's values. With HTTP/2 it would send a ping after 30 s of silence and wait 15 s.
 	dialer := net.Dialer{
 		Timeout:         30 * time.Second,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3},
@@ -51,9 +52,9 @@ func NewStream(cfg *rest.Config) (*Stream, error) {
 	return s, nil
 }
 
-// conn is a connection that is read without Go's scheduler being told of a system call that
-// may take long: the socket does not block. If it is told, it wakes a thread that watches
-// over system calls, which costs as much as the read itself.
+// conn is a connection whose reads do not announce a system call to Go's scheduler: the
+// socket does not block, and the announcement wakes the thread that monitors system calls,
+// which costs as much as the read itself.
 type conn struct {
 	*net.TCPConn
 	raw    syscall.RawConn
@@ -75,7 +76,7 @@ func (c *conn) Read(p []byte) (n int, err error) {
 			case syscall.EAGAIN:
 				c.stream.drained()
 
-				return false // come again when there is something to read
+				return false // wait until there is something to read
 			}
 			n, failed = int(got), errno
 

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// dialed returns both ends of a connection: ours is read as a Stream does.
-func dialed(t *testing.T) (ours *conn, peer *net.TCPConn, drained *atomic.Int32) {
+// connected returns both ends of a connection: ours is one of a Stream.
+func connected(t *testing.T) (ours *conn, peer *net.TCPConn, drained *atomic.Int32) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -33,7 +33,7 @@ func dialed(t *testing.T) (ours *conn, peer *net.TCPConn, drained *atomic.Int32)
 }
 
 func TestConnReads(t *testing.T) {
-	ours, peer, drained := dialed(t)
+	ours, peer, drained := connected(t)
 	if n, err := ours.Read(nil); n != 0 || err != nil || drained.Load() != 0 {
 		t.Errorf("reading nothing: %d, %v, drained %d times", n, err, drained.Load())
 	}
@@ -59,7 +59,7 @@ func TestConnReads(t *testing.T) {
 
 func TestConnFails(t *testing.T) {
 	t.Run("with a reset", func(t *testing.T) {
-		ours, peer, _ := dialed(t)
+		ours, peer, _ := connected(t)
 		must(t, peer.SetLinger(0))
 		must(t, peer.Close())
 		var failed *net.OpError
@@ -68,14 +68,14 @@ func TestConnFails(t *testing.T) {
 		}
 	})
 	t.Run("at a deadline", func(t *testing.T) {
-		ours, _, _ := dialed(t)
+		ours, _, _ := connected(t)
 		must(t, ours.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
 		if _, err := ours.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("read %v", err)
 		}
 	})
 	t.Run("when it is closed", func(t *testing.T) {
-		ours, _, _ := dialed(t)
+		ours, _, _ := connected(t)
 		time.AfterFunc(20*time.Millisecond, func() { _ = ours.Close() })
 		if _, err := ours.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("read %v", err)

@@ -19,13 +19,13 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Config says what a [Watcher] follows, and whom it tells.
+// Config is the configuration of a [Watcher].
 type Config struct {
 	// Client talks to the API server. Its content type should be protobuf.
 	Client kubernetes.Interface
 
-	// Stream is how EndpointSlices are watched, which is nearly all that changes. Nil:
-	// by Client, as all else, which costs more and takes longer.
+	// Stream watches EndpointSlices, which are nearly all changes. If nil, Client does,
+	// which costs more and takes longer.
 	Stream *Stream
 
 	// NodeName is the name of the Node object of this node, in lower case.
@@ -33,11 +33,11 @@ type Config struct {
 
 	Sink Sink
 
-	// Log gets what happens to the requests; nil is [slog.Default]. An API
-	// server that cannot be reached is logged once, not once a retry.
+	// Log is for failed requests; nil is [slog.Default]. An API server that cannot be
+	// reached is logged once, not once per retry.
 	Log *slog.Logger
 
-	// backoff is between tries. The zero value is 0.8 s, growing to 30 s.
+	// backoff is the time between tries. The zero value means 0.8 s, growing to 30 s.
 	backoff wait.Backoff
 }
 
@@ -54,16 +54,16 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Watcher follows an API server. It asks for the very requests that kube-proxy
-// makes, so the same RBAC rules do.
+// Watcher follows an API server. It makes the same requests as kube-proxy, so it needs the
+// same RBAC rules.
 type Watcher struct {
 	cfg        Config
 	synced     chan struct{}
 	nodeSynced chan struct{}
 }
 
-// NewWatcher returns an error if cfg does not validate. It asks for nothing
-// before [Watcher.Run].
+// NewWatcher returns an error if cfg does not validate. It makes no requests before
+// [Watcher.Run].
 func NewWatcher(cfg Config) (*Watcher, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -75,24 +75,24 @@ func NewWatcher(cfg Config) (*Watcher, error) {
 		cfg.Stream.drained = cfg.Sink.Flush
 	}
 	if cfg.backoff.Duration == 0 {
-		// As client-go's own: an API server that is down should not be kept there.
+		// client-go's own values, so that retries do not keep an API server down.
 		cfg.backoff = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 38, Factor: 2, Jitter: 1}
 	}
 	return &Watcher{cfg: cfg, synced: make(chan struct{}), nodeSynced: make(chan struct{})}, nil
 }
 
-// Synced is closed when the sink has been told about all Services and all
-// EndpointSlices once. Before that, what it was not told about may still exist.
+// Synced returns a channel that is closed when all Services and all EndpointSlices have been
+// reported to the sink once. Before that, objects may exist that have not been reported.
 func (w *Watcher) Synced() <-chan struct{} { return w.synced }
 
-// NodeSynced is closed when the sink has been told about the Node, or there is
-// none. It has addresses only once its kubelet has said so: how long to wait
-// for which is the caller's choice (kube-proxy: 30 s, then without).
+// NodeSynced returns a channel that is closed when the Node has been reported to the sink, or
+// there is none. The Node may have no addresses until its kubelet has set them; the caller
+// decides how long to wait for them (kube-proxy: 30 s).
 func (w *Watcher) NodeSynced() <-chan struct{} { return w.nodeSynced }
 
-// Run follows the API server until ctx ends, then returns nil. It is called
-// once. Requests that fail are tried again, for as long as it takes; meanwhile
-// what the sink was last told stays.
+// Run follows the API server until ctx ends, then returns nil. It may be called
+// once. It retries failed requests for ever; meanwhile the last reports to the sink stay in
+// force.
 func (w *Watcher) Run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(w.cfg.Log.Handler()))
 	services, slices := make(chan struct{}), make(chan struct{})
@@ -114,8 +114,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// resources is all that is asked for. The channels are closed when the sink has
-// been told about all Services, all slices.
+// resources returns all resources that are requested. The channels are closed when all
+// Services and all EndpointSlices have been reported.
 func (w *Watcher) resources(services, slices chan struct{}) []*resource {
 	log, sink := w.cfg.Log, w.cfg.Sink
 	core := w.cfg.Client.CoreV1()
@@ -135,16 +135,16 @@ func (w *Watcher) resources(services, slices chan struct{}) []*resource {
 	}
 }
 
-// follow keeps the sink told about one resource until ctx ends.
+// follow reports one resource to the sink until ctx ends.
 func (w *Watcher) follow(ctx context.Context, r *resource) {
-	into := &store{ledger: newLedger(w.cfg.Sink, w.cfg.Log), replaced: sync.OnceFunc(func() { close(r.synced) })}
+	into := &store{tracker: newTracker(w.cfg.Sink, w.cfg.Log), replaced: sync.OnceFunc(func() { close(r.synced) })}
 	defer into.close()
 	if r.stream != nil {
 		r.watch = directWatch(r.stream, into)
 	}
 	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc:  r.listNoting,
-		WatchFuncWithContext: r.watchNoting,
+		ListWithContextFunc:  r.listReported,
+		WatchFuncWithContext: r.watchReported,
 	}, w.cfg.Client)
 	reflector := cache.NewReflectorWithOptions(from, r.example, into, cache.ReflectorOptions{
 		Name:    r.name,
@@ -152,7 +152,7 @@ func (w *Watcher) follow(ctx context.Context, r *resource) {
 		Backoff: &w.cfg.backoff,
 	})
 
-	// Reflector.Run would do the same, and log every try that fails.
+	// Reflector.Run would do the same, but log every try that fails.
 	delay := w.cfg.backoff.DelayWithReset(clock.RealClock{}, 2*time.Minute)
 	_ = delay.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if err := reflector.ListAndWatchWithContext(ctx); err != nil {

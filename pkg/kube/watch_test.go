@@ -15,8 +15,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Servers that stream lists and servers that do not must look the same, and so must watches
-// of our own and those of client-go.
+// The results must be the same with servers that stream lists and servers that do not, and
+// with direct watches and those of client-go.
 var allWays = []struct {
 	name     string
 	streams  bool // the server
@@ -71,7 +71,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// RBAC rules and API server load are those of kube-proxy if the requests are.
+// The requests must be those of kube-proxy, so that RBAC rules and the load of the API server
+// are the same.
 func TestWatchRequests(t *testing.T) {
 	for _, test := range []struct {
 		resource, labels, fields string
@@ -100,8 +101,8 @@ func TestWatchRequests(t *testing.T) {
 	}
 }
 
-// What is deleted while the API server cannot be watched is found by the list
-// that follows 410 Gone.
+// The list that follows 410 Gone shows the objects that were deleted while the API server
+// could not be watched.
 func TestWatchOutage(t *testing.T) {
 	for _, test := range allWays {
 		t.Run(test.name, func(t *testing.T) {
@@ -126,8 +127,7 @@ func TestWatchOutage(t *testing.T) {
 	}
 }
 
-// A server that does not answer is reported until it does, and takes nothing
-// back.
+// A server that does not answer is reported until it does, and all objects stay in force.
 func TestWatchFailing(t *testing.T) {
 	api, sink := newFakeAPI(t), newRecorder()
 	api.set(service("web", "10.96.0.1"))
@@ -156,7 +156,7 @@ func TestWatchFailing(t *testing.T) {
 	}
 }
 
-// ServiceCIDRs are new in Kubernetes 1.33: without them all else must work.
+// ServiceCIDRs are new in Kubernetes 1.33: without them everything else must work.
 func TestWatchWithoutServiceCIDRs(t *testing.T) {
 	api, sink := newFakeAPI(t), newRecorder()
 	api.absent["servicecidrs"] = true
@@ -207,7 +207,7 @@ func TestWatchEndsDuringBackoff(t *testing.T) {
 	}
 }
 
-// client-go's own fake cannot stream; tests of the agent may use it all the same.
+// client-go's own fake cannot stream, but tests of the agent may use it.
 func TestWatchFakeClientset(t *testing.T) {
 	sink := newRecorder()
 	client := fake.NewClientset(service("web", "10.96.0.1"), slice("web-1", "web", "10.0.1.7"), node("node1", "z1"))

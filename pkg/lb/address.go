@@ -2,20 +2,20 @@ package lb
 
 import "net/netip"
 
-// address is one address at which all ports of a Service can be dialled.
+// address is one address at which clients reach all ports of a Service.
 type address struct {
-	ip     netip.Addr
-	kind   Kind
-	fenced bool // a load balancer's: source ranges apply, whatever the kind
+	ip         netip.Addr
+	kind       Kind
+	restricted bool // it is a load balancer's, so source ranges apply, whatever the kind
 }
 
-// addresses returns what a Service has of one family, each address once: its
-// ClusterIP, load balancers' and external IPs. Nothing if it has no ClusterIP
-// of that family.
+// addresses returns the addresses of the Service in one family, each once: its
+// ClusterIP, its load balancers' addresses and its external IPs. It returns none if the
+// Service has no ClusterIP of that family.
 //
-// An address that is several of these is the first of them, and guarded by the
-// source ranges if one of them is a load balancer's. External IPs that the node
-// ignores, and what is above its limits, are none of them.
+// An address that is several of these has the kind of the first, and source ranges
+// apply to it if one of them is a load balancer's. External IPs that the node
+// ignores and addresses above its limits are left out.
 func (r *resolver) addresses(family Family) []address {
 	s := r.svc
 	clusterIP := s.clusterIP(family)
@@ -26,20 +26,20 @@ func (r *resolver) addresses(family Family) []address {
 	found[0] = address{ip: clusterIP, kind: KindClusterIP}
 	index := make(map[netip.Addr]int) // of found
 	index[clusterIP] = 0
-	add := func(ip netip.Addr, kind Kind, fenced bool) {
+	add := func(ip netip.Addr, kind Kind, restricted bool) {
 		if FamilyOf(ip) != family || ip.IsUnspecified() {
 			return
 		}
 		i, listed := index[ip]
 		if !listed {
 			index[ip] = len(found)
-			found = append(found, address{ip: ip, kind: kind, fenced: fenced})
+			found = append(found, address{ip: ip, kind: kind, restricted: restricted})
 			return
 		}
-		found[i].fenced = found[i].fenced || fenced
+		found[i].restricted = found[i].restricted || restricted
 	}
 	for i, lb := range s.LoadBalancers {
-		// One above the limit still restricts who may connect to the ClusterIP that it is.
+		// Source ranges apply to a ClusterIP that is a load balancer's address too, even above the limit.
 		if _, listed := index[lb.Addr]; !lb.Proxy && (listed || i < r.loadBalancers) {
 			add(lb.Addr, KindLoadBalancer, true)
 		}
@@ -51,8 +51,7 @@ func (r *resolver) addresses(family Family) []address {
 }
 
 // clusterIP returns the ClusterIP of one family, the zero Addr if there is
-// none. A Service without a list of families has the family of its first
-// address only.
+// none. A Service that lists no families has that of its first address only.
 func (s *Service) clusterIP(family Family) netip.Addr {
 	for i, ip := range s.ClusterIPs {
 		listed := i == 0 && len(s.Families) == 0 || i < len(s.Families) && s.Families[i] == family
@@ -63,7 +62,7 @@ func (s *Service) clusterIP(family Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// unspecified returns the address that stands for all of the node's.
+// unspecified returns the address that stands for all addresses of the node.
 func unspecified(family Family) netip.Addr {
 	if family == IPv4 {
 		return netip.IPv4Unspecified()

@@ -8,7 +8,7 @@ import (
 	"unique"
 )
 
-// cluster yields slices of ten endpoints, one a Service, on 1,000 nodes in
+// cluster yields slices of ten endpoints, one per Service, on 1,000 nodes in
 // three zones. Each brings its own strings, as decoded objects do.
 func cluster(services int, yield func(Service, EndpointSlice)) {
 	for i := range services {
@@ -109,7 +109,7 @@ func BenchmarkUnchangedService(b *testing.B) {
 	}
 }
 
-// What 10,000 Services with 100,000 endpoints cost in memory.
+// How much memory 10,000 Services with 100,000 endpoints take.
 func BenchmarkStateMemory(b *testing.B) {
 	heap := func() uint64 {
 		var m runtime.MemStats

@@ -15,10 +15,10 @@ type candidate struct {
 	in    [2]bool // by TrafficPolicy: chosen for new flows
 }
 
-// draining says that e is on its way out and may still serve new flows.
+// draining reports whether e is terminating and may still serve new flows.
 func (e *candidate) draining() bool { return e.Serving && e.Terminating }
 
-// servedPort is one port of one slice of the Service, by what it joins on.
+// servedPort is one port of one slice of the Service, with the fields that it joins on.
 type servedPort struct {
 	name     string
 	protocol Protocol
@@ -31,8 +31,8 @@ func (p servedPort) compare(q servedPort) int {
 	return cmp.Or(cmp.Compare(p.family, q.family), cmp.Compare(p.protocol, q.protocol), strings.Compare(p.name, q.name))
 }
 
-// indexSlices sorts the ports of the Service's slices by what they join on, and
-// those that are equal in it as their slices are.
+// indexSlices sorts the ports of the Service's slices by the fields that they join on.
+// Ports that are equal in them keep the order of their slices.
 func (r *resolver) indexSlices() {
 	count := 0
 	for _, slice := range r.slices {
@@ -70,8 +70,8 @@ func (r *resolver) serving(port PortName, family Family) (found []servedPort, en
 //
 // An endpoint may be in several slices, while it moves from one to another or
 // when a new pod got the address of an old one. The last one that is not
-// terminating counts, else the first. As to kube-proxy, it does not matter whether
-// one is ready or on this node.
+// terminating counts, else the first. As in kube-proxy, the choice does not depend on
+// whether an endpoint is ready or on this node.
 func (r *resolver) join(port PortName, family Family) []candidate {
 	serving, endpoints := r.serving(port, family)
 	all := make([]candidate, 0, endpoints)
@@ -90,8 +90,8 @@ func (r *resolver) join(port PortName, family Family) []candidate {
 	return withoutDuplicates(all)
 }
 
-// withoutDuplicates drops all but one of the candidates that have the same address. They
-// are sorted by it, and among themselves in the order of their slices.
+// withoutDuplicates drops all but one of the candidates that have the same address. The
+// candidates must be sorted by address, and those of one address in the order of their slices.
 func withoutDuplicates(sorted []candidate) []candidate {
 	kept := sorted[:0]
 	for _, e := range sorted {

@@ -59,8 +59,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// The address of a pod can be in several slices, or in one several times: which
-// of them counts shows in the node name.
+// The address of a pod can be in several slices, or in one several times. The node name
+// shows which of them counts.
 func TestDuplicates(t *testing.T) {
 	on := func(node string, options ...func(*Endpoint)) Endpoint {
 		return endpoint("10.0.0.1", append(options, on(node))...)

@@ -1,22 +1,22 @@
 package lb
 
-// claim is a service port and the numbers that clients dial for it. A number
-// that another port of the Service has is zero.
+// claim is a service port and the port numbers at which clients reach it. A number
+// that an earlier port of the Service has is zero here.
 type claim struct {
 	name     PortName
 	port     uint16 // at the Service's addresses
 	nodePort uint16 // at the node's; zero: none
 }
 
-// portID is what the ports of a Service must not have in common: a name, or a
-// number, each with its protocol.
+// portID is what identifies a port of a Service: its name or its number, each with the
+// protocol. No two ports may have one in common.
 type portID[T string | uint16] struct {
 	id       T
 	protocol Protocol
 }
 
-// claims returns the ports of the Service. Of two that want the same number,
-// the first has it.
+// claims returns the ports of the Service. Of two ports with the same number,
+// the first gets it.
 func (r *resolver) claims() []claim {
 	claims := make([]claim, 0, len(r.ports))
 	names := make(map[portID[string]]struct{})
@@ -36,8 +36,8 @@ func (r *resolver) claims() []claim {
 	return claims
 }
 
-// checkPort says whether p, the port at index i, can be a port at all. Earlier are
-// the names of those before it.
+// checkPort reports whether p, the port at index i, is valid, and notes a problem if it
+// is not. The names of the ports before it are in earlier.
 func (r *resolver) checkPort(i int, p ServicePort, earlier map[portID[string]]struct{}) bool {
 	_, named := earlier[portID[string]{p.Name, p.Protocol}]
 	switch {
@@ -53,8 +53,8 @@ func (r *resolver) checkPort(i int, p ServicePort, earlier map[portID[string]]st
 	return false
 }
 
-// unclaimed returns the number that p, the port at index i, wants, or zero if an
-// earlier port of the same protocol has it. It enters p in earlier.
+// unclaimed returns want, a number of p, the port at index i, or zero if an earlier port
+// of the same protocol has it. It adds p to earlier.
 func (r *resolver) unclaimed(i int, field string, p ServicePort, want uint16, earlier map[portID[uint16]]string) uint16 {
 	if want == 0 {
 		return 0

@@ -6,21 +6,22 @@ import (
 	"time"
 )
 
-// Claimant is a Service as far as it claims frontends. What it consists of must not
-// change while it claims any.
+// Claimant is a Service that claims frontends. Its fields must not change while it
+// claims any.
 type Claimant struct {
 	Name    ServiceName
 	Created time.Time
 }
 
-// Claims decides which of the Services that claim a frontend, known by a key, owns it: by kind (ClusterIP,
-// load balancer, external IP, node port), then the older Service, then by name, then the
-// first of its claims. Who owns a frontend does not depend on who came first.
+// Claims decides which Service owns a frontend that several claim: the first by kind
+// (ClusterIP, load balancer, external IP, node port), then by age (the oldest), then by name,
+// then by the number of the claim. The owner does not depend on the order of the calls. K
+// identifies a frontend.
 //
-// The zero value is ready, once Moved is set.
+// The zero value can be used once Moved is set.
 type Claims[K comparable] struct {
-	// Moved is called when a Service begins or ceases to own what it claims by this number. If
-	// it panics, nothing has changed, and the same may be done again.
+	// Moved is called when a Service begins or ceases to own the frontend that it claims by this
+	// number. If it panics, nothing has changed, and the call may be repeated.
 	Moved func(s *Claimant, number int, owns bool)
 
 	first  map[K]contender
@@ -34,7 +35,7 @@ type contender struct {
 	rank   uint8
 }
 
-// kindRank orders the kinds of frontends. What is no kind comes last.
+// kindRank orders the kinds of frontends. An unknown kind comes last.
 func kindRank(k Kind) uint8 {
 	switch k {
 	case KindClusterIP:
@@ -59,8 +60,8 @@ func (a contender) compare(b contender) int {
 	)
 }
 
-// Add enters a claim of s to a frontend, by a number of the Service's own. A Service may claim
-// as another Claimant before it withdraws what it claimed as the first: a frontend that both
+// Add adds a claim of s to a frontend, with a number that the Service chooses. A Service may
+// claim as a new Claimant before it withdraws the claims of its old one: a frontend that both
 // claim stays the Service's all the time.
 func (c *Claims[K]) Add(s *Claimant, number int, key K, kind Kind) {
 	if c.first == nil {
@@ -84,7 +85,7 @@ func (c *Claims[K]) Add(s *Claimant, number int, key K, kind Kind) {
 	c.first[key] = added
 }
 
-// precedes reports whether a claim is better than all that wait for a frontend.
+// precedes reports whether a comes before all claims that wait for a frontend.
 func (c *Claims[K]) precedes(a contender, key K) bool {
 	waiting := c.others[key]
 
@@ -122,7 +123,7 @@ func (c *Claims[K]) Remove(s *Claimant, key K) {
 	}
 }
 
-// Owner returns which Service owns a frontend, or nil if none claims it.
+// Owner returns the Service that owns a frontend, or nil if none claims it.
 func (c *Claims[K]) Owner(key K) *Claimant { return c.first[key].Claimant }
 
 // Len returns how many frontends are claimed.

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Who owns a frontend follows from who claims it, whatever came first; and what is told of
-// moves adds up to that.
+// The owner of a frontend depends on its claims and not on their order, and the calls of
+// Moved add up to it.
 func TestClaims(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -18,7 +18,7 @@ func TestClaims(t *testing.T) {
 		c := Claims[FrontendKey]{Moved: func(s *Claimant, number int, owns bool) {
 			what := fmt.Sprint(s.Name, number)
 			if owned[what] == owns {
-				t.Fatalf("%s is told twice that it owns: %v", what, owns)
+				t.Fatalf("Moved was called twice for %s with owns %v", what, owns)
 			}
 			owned[what] = owns
 		}}

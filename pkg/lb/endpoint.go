@@ -19,8 +19,8 @@ func (n SliceName) compare(m SliceName) int {
 	return cmp.Or(strings.Compare(n.Namespace, m.Namespace), strings.Compare(n.Name, m.Name))
 }
 
-// EndpointSlice is what an EndpointSlice object says, parsed and without what
-// a Service proxy never reads.
+// EndpointSlice is a parsed EndpointSlice object, without the fields that a Service
+// proxy never reads.
 type EndpointSlice struct {
 	Name      SliceName
 	Service   ServiceName
@@ -36,26 +36,26 @@ type EndpointPort struct {
 	Port     uint16 // never zero
 }
 
-// Endpoint is one endpoint of a slice. Conditions that the object leaves out
-// have their meaning filled in: ready, serving, not terminating.
+// Endpoint is one endpoint of a slice. Conditions that the object leaves out have
+// their defaults: ready, serving, not terminating.
 type Endpoint struct {
 	Addr        netip.Addr
-	Place       unique.Handle[Place] // the zero Handle: an empty one
+	Place       unique.Handle[Place] // the zero Handle is an empty Place
 	Ready       bool
 	Serving     bool
 	Terminating bool
 }
 
-// Place is where an endpoint is, and for whom. Of the endpoints of a cluster, many have equal
-// ones, and every object that is decoded brings its own: so each is there once.
+// Place is the location of an endpoint and its topology hints. It is interned, because many
+// endpoints of a cluster have equal ones, and every decoded object brings its own copy.
 type Place struct {
-	NodeName string // empty: on no known node, so never local
+	NodeName string // empty: the node is not known, so the endpoint is never local
 	Zone     string // for display; no policy reads it
 	ForZones Names  // hints.forZones
 	ForNodes Names  // hints.forNodes
 }
 
-// place returns where e is.
+// place returns the Place of e, an empty one if it has none.
 func (e *Endpoint) place() Place {
 	if e.Place == (unique.Handle[Place]{}) {
 		return Place{}
@@ -63,11 +63,11 @@ func (e *Endpoint) place() Place {
 	return e.Place.Value()
 }
 
-// Names are names of zones or nodes, each with a newline behind it: as a list, a Place could
-// not be compared.
+// Names are the names of zones or nodes, each with a newline behind it. They are one string
+// because a Place must be comparable.
 type Names string
 
-// NamesOf returns names that can be compared.
+// NamesOf returns the Names that consist of names.
 func NamesOf(names ...string) Names {
 	var all strings.Builder
 	for _, name := range names {
@@ -76,7 +76,7 @@ func NamesOf(names ...string) Names {
 	return Names(all.String())
 }
 
-// has reports whether a name is among the names.
+// has reports whether name is one of n.
 func (n Names) has(name string) bool {
 	for one := range strings.Lines(string(n)) {
 		if one[:len(one)-1] == name {
@@ -86,28 +86,28 @@ func (n Names) has(name string) bool {
 	return false
 }
 
-// Node is what the policy needs to know of the node that we run on.
+// Node is what the policy depends on of the node that the agent runs on.
 type Node struct {
 	Name string // as in Endpoint.NodeName
 	Zone string // label topology.kubernetes.io/zone; empty: none
 
-	// PrimaryIPs holds at most one address a family: the node IP that
-	// loadBalancerSourceRanges are held against for the node's own traffic,
-	// and the meaning of nodePortAddresses "primary".
+	// PrimaryIPs holds at most one address per family: the node IP. The node's own
+	// traffic is compared with loadBalancerSourceRanges by it, and nodePortAddresses
+	// "primary" selects it.
 	PrimaryIPs []netip.Addr
 
 	// MasqueradeAll is an option of the agent, and not of the Node object:
 	// see [Frontend.Masquerade].
 	MasqueradeAll bool
 
-	// Algorithm is that of Services which do not name one; [DefaultAlgorithm] is
-	// [Random]. An option of the agent, too.
+	// Algorithm is that of Services which do not name one; [DefaultAlgorithm] means
+	// [Random]. It is an option of the agent, too.
 	Algorithm Algorithm
 
-	// IgnoreExternalIPs is kube-proxy's feature gate AllowServiceExternalIPs,
-	// switched off: nobody can dial spec.externalIPs. An option of the agent.
+	// IgnoreExternalIPs is set if kube-proxy's feature gate AllowServiceExternalIPs is
+	// off: spec.externalIPs make no frontends. It is an option of the agent.
 	IgnoreExternalIPs bool
 
-	// Limits are those of the maps. An option of the agent.
+	// Limits follow from the capacity of the maps. They are an option of the agent.
 	Limits Limits
 }

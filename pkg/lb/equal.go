@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// equal says whether two Services say the same. (Lists may be long: reflect would
-// take some milliseconds for them. What has no list is left to it.)
+// equal reports whether two Services are equal. Lists are compared without reflect, which
+// would take some milliseconds for long ones.
 func (s *Service) equal(t *Service) bool {
 	if !s.Created.Equal(t.Created) ||
 		!slices.Equal(s.ClusterIPs, t.ClusterIPs) ||
@@ -20,15 +20,15 @@ func (s *Service) equal(t *Service) bool {
 	}
 	u, v := *s, *t
 	for _, w := range []*Service{&u, &v} {
-		w.Created = time.Time{} // may be the same moment in another time zone
+		w.Created = time.Time{} // compared above: it may be the same moment in another time zone
 		w.ClusterIPs, w.Families, w.ExternalIPs = nil, nil, nil
 		w.LoadBalancers, w.SourceRanges, w.Ports = nil, nil, nil
 	}
 	return reflect.DeepEqual(&u, &v)
 }
 
-// equal says whether two slices say the same. (It is not left to reflect: a
-// relist compares every endpoint of the cluster.)
+// equal reports whether two slices are equal. It does without reflect, because a relist
+// compares every endpoint of the cluster.
 func (s *EndpointSlice) equal(t *EndpointSlice) bool {
 	return s.Name == t.Name && s.Service == t.Service && s.Family == t.Family &&
 		slices.Equal(s.Ports, t.Ports) &&

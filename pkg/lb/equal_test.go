@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Every field of the types that a State compares makes a difference: a field
-// that equal forgets would be a change that nobody hears of.
+// Every field of the types that a State compares makes a difference. A change of a field
+// that equal forgets would be lost.
 func TestEqualForgetsNoField(t *testing.T) {
 	differ(t, EndpointSlice{}, func(a, b EndpointSlice) bool { return a.equal(&b) })
 	differ(t, Node{}, func(a, b Node) bool { return a.equal(&b) })
@@ -56,7 +56,7 @@ func someValue(t *testing.T, of reflect.Type) reflect.Value {
 	case reflect.Struct:
 		some.Field(0).Set(someValue(t, of.Field(0).Type))
 	default:
-		t.Fatalf("no value of %v", of)
+		t.Fatalf("there is no value of %v for the test", of)
 	}
 	return some
 }

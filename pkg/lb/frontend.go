@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Scope is where a lookup starts. Every frontend is written under each scope
-// from which it can be reached, with the backends its traffic policy allows
-// there.
+// Scope is the side from which a client connects. Every frontend exists once per scope
+// from which clients reach it, with the backends that its traffic policy allows there.
 type Scope uint8
 
 // The scopes.
@@ -17,7 +16,7 @@ const (
 	External Scope = 2 // uplinks
 )
 
-// Kind is what makes an address a frontend.
+// Kind is the field of a Service that a frontend's address comes from.
 type Kind uint8
 
 // The kinds of frontends.
@@ -28,12 +27,12 @@ const (
 	KindNodePort     Kind = 4
 )
 
-// FrontendKey is what a client dials.
+// FrontendKey is what a client connects to.
 //
 // A node port has the unspecified address of its family: it answers on every
 // address of the node that nodePortAddresses selects. Port zero with
-// [AnyProtocol] is the catch-all of a ClusterIP: it refuses what no other
-// frontend of that address takes.
+// [AnyProtocol] is the catch-all of a ClusterIP: it refuses connections to ports that
+// no other frontend of that address has.
 type FrontendKey struct {
 	Addr     netip.Addr
 	Port     uint16
@@ -62,13 +61,13 @@ type Frontend struct {
 	Port PortName // the service port it belongs to; a catch-all names the Service, no port and AnyProtocol
 
 	// Backends are sorted by address and port and hold no duplicates. (The
-	// order shows only where a client with affinity remembers several of them;
+	// order matters only where a client with affinity has had several of them;
 	// kube-proxy sorts by text, which puts 10.0.0.10 before 10.0.0.9.)
 	// Frontends of one service port that have equal backends share one slice.
 	//
-	// When there are none, DropIfEmpty says whether clients are dropped
-	// (another node could serve them) or rejected (nobody can). It is false on
-	// a frontend that has backends.
+	// Without backends, packets of clients are dropped if DropIfEmpty is set, because
+	// another node has endpoints, and rejected otherwise. A frontend with backends
+	// never has it set.
 	Backends    []Backend
 	DropIfEmpty bool
 
@@ -78,20 +77,20 @@ type Frontend struct {
 	// catch-all, which has no backends.
 	Algorithm Algorithm
 
-	// Masquerade: whoever connects, a backend sees this node. It is set where
-	// kube-proxy's masqueradeAll, if it is on, hides the client: at ClusterIPs,
-	// and at what the world outside can dial if the external traffic policy is
-	// Cluster. (Without, it is left to who sees the packet.)
+	// Masquerade is set if backends see this node as the source of every client. That is
+	// so with kube-proxy's masqueradeAll at ClusterIPs, and at external addresses if
+	// the external traffic policy is Cluster. If it is not set, the datapath decides
+	// packet by packet.
 	Masquerade bool
 
-	// SourceRanges restricts who may connect, from inside the cluster too;
-	// empty is everybody. Only load balancers' addresses have them: kind
-	// LoadBalancer, or a ClusterIP that is a load balancer's address as well.
-	// Sorted, of the frontend's family, shared by the Service's frontends.
+	// SourceRanges are the sources from which clients may connect, inside the cluster
+	// too; if empty, all. Only load balancers' addresses have them: kind
+	// LoadBalancer, or a ClusterIP that is a load balancer's address as well. They are
+	// sorted, of the frontend's family, and shared by the Service's frontends.
 	//
-	// NodeInRanges says that the node's own IP is in one of the Service's
+	// NodeInRanges is set if the node's own IP is in one of the Service's
 	// ranges. Then the load balancers' addresses themselves are among
-	// SourceRanges: where they are bound to the node, it uses them as source.
+	// SourceRanges: the node uses them as source where they are bound to it.
 	SourceRanges []netip.Prefix
 	NodeInRanges bool
 }

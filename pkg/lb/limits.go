@@ -1,21 +1,20 @@
 package lb
 
-// Limits are how much room one Service may take, so that no object leaves too little for
-// all others. They are set so that what is within them is gone through in some
-// milliseconds. Zero is no limit.
+// Limits are how much room in the maps one Service may take, so that enough is left for all
+// others. A Service within the limits must be resolved in some milliseconds. Zero is no limit.
 type Limits struct {
 	Frontends    int // addresses x ports x scopes, of both families
 	SourceRanges int // ranges x ports, of both families
 	Endpoints    int // endpoints x ports, of all slices
 }
 
-// scopes is under how many scopes each address and port is a frontend.
+// scopes is the number of scopes in which each address and port is a frontend.
 const scopes = 2
 
-// limit leaves out what of the Service is above the node's limits, before anything is
-// made of it: it counts what the object lists, duplicates included. What comes first
-// in the object is kept; ports come before load balancers' addresses, and these before
-// external IPs.
+// limit leaves out the parts of the Service that are above the node's limits, before
+// frontends are made of them: it counts the elements of the object's lists, duplicates
+// included. The first elements are kept; ports come before load balancers' addresses, and
+// these before external IPs.
 func (r *resolver) limit() {
 	r.ports, r.loadBalancers, r.externalIPs = r.svc.Ports, len(r.svc.LoadBalancers), r.svc.ExternalIPs
 	if r.node.IgnoreExternalIPs {
@@ -87,9 +86,9 @@ func (r *resolver) overFrontends(list string, i, count, limit int) {
 		count, limit)
 }
 
-// limitSourceRanges refuses the load balancers' addresses that are to be restricted by
-// more ranges than there may be. With a part of the ranges, clients would be kept out
-// that are let in; without any, all would be let in.
+// limitSourceRanges refuses the load balancers' addresses if there are more source ranges
+// than the limit. With a part of the ranges, clients of the others could not connect;
+// without any, all clients could.
 func (r *resolver) limitSourceRanges(limit int) {
 	count := 0
 	for _, family := range []Family{IPv4, IPv6} {
@@ -104,8 +103,8 @@ func (r *resolver) limitSourceRanges(limit int) {
 }
 
 // countSourceRanges returns how many source ranges a port has in one family, the load
-// balancers' own addresses included. It is never less than what [Service.fence]
-// returns, and zero where that keeps nobody out.
+// balancers' own addresses included. It is never less than the number that
+// [Service.sourceRanges] returns, and zero if every client may connect.
 func (r *resolver) countSourceRanges(family Family) int {
 	count := 0
 	for _, p := range r.svc.SourceRanges {
@@ -132,7 +131,7 @@ func (r *resolver) countSourceRanges(family Family) int {
 	return count + own
 }
 
-// limitEndpoints leaves out the endpoints of the last slices. One that is behind no port
+// limitEndpoints leaves out the last endpoints of the last slices. An endpoint behind no port
 // of the Service does not count.
 func (r *resolver) limitEndpoints(limit int) {
 	most := 0

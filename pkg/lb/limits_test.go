@@ -14,7 +14,7 @@ func limited(limits Limits) *Node {
 	return &node
 }
 
-// named gives a Service so many ports of these names, 80, 81, …
+// named gives a Service ports of these names: 80, 81, …
 func named(names ...string) func(*Service) {
 	return func(s *Service) {
 		s.Ports = nil
@@ -24,8 +24,8 @@ func named(names ...string) func(*Service) {
 	}
 }
 
-// What is above the limit of frontends is left out, and named; all else is as without a
-// limit. Frontends come in twos, one of each scope, catch-alls too.
+// Frontends above the limit are left out and reported; all others are as without a
+// limit. Frontends come in pairs, one of each scope, catch-alls too.
 func TestLimitOfFrontends(t *testing.T) {
 	const more = "with them the Service would have more frontends (addresses x ports x scopes) than the %d that one may have"
 	externals := func(s *Service) { s.ExternalIPs = ips("192.0.2.1", "192.0.2.2", "192.0.2.3") }
@@ -38,7 +38,7 @@ func TestLimitOfFrontends(t *testing.T) {
 		name    string
 		svc     *Service
 		limit   int
-		want    []string // what can be dialled
+		want    []string // the frontends
 		problem string
 	}{
 		{"no limit", web(externals), 0, []string{"10.96.0.1:80", "192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"}, ""},
@@ -85,15 +85,16 @@ func TestLimitOfFrontends(t *testing.T) {
 	}
 }
 
-// External IPs that the node ignores take no room.
-func TestIgnoredExternalIPsTakeNoRoom(t *testing.T) {
+// External IPs that the node ignores do not count.
+func TestIgnoredExternalIPsDoNotCount(t *testing.T) {
 	node := limited(Limits{Frontends: 4})
 	node.IgnoreExternalIPs = true
 	r := Resolve(web(func(s *Service) { s.ExternalIPs = ips("192.0.2.1") }), nil, node)
 	checkProblems(t, r, "Service ns/web: spec.externalIPs[0]: 192.0.2.1 is not in use: the feature gate AllowServiceExternalIPs is off")
 }
 
-// With too many source ranges, nobody may dial what they restrict; never everybody.
+// With too many source ranges, no client may connect to the addresses that they restrict;
+// it must never be every client.
 func TestLimitOfSourceRanges(t *testing.T) {
 	ranged := func(ranges ...string) func(*Service) {
 		return func(s *Service) { s.SourceRanges = prefixes(ranges...) }
@@ -102,7 +103,7 @@ func TestLimitOfSourceRanges(t *testing.T) {
 		name  string
 		svc   *Service
 		limit int
-		want  []string // what can be dialled, "restricted" or by all
+		want  []string // the frontends, "restricted" or open to all clients
 		count int      // in the problem, zero: there is none
 	}{
 		{"just enough", web(balanced, ranged("10.0.0.0/8", "11.0.0.0/8")), 3,
@@ -116,7 +117,7 @@ func TestLimitOfSourceRanges(t *testing.T) {
 		{"an external IP that is a load balancer's address", web(balanced, ranged("10.0.0.0/8"), func(s *Service) { s.ExternalIPs = ips("1.2.3.4", "1.2.3.5") }), 1,
 			[]string{"10.96.0.1:80", "1.2.3.5:80", "0.0.0.0:30080"}, 2},
 		{"nothing to restrict", web(ranged("10.0.0.0/8", "11.0.0.0/8")), 1, []string{"10.96.0.1:80"}, 0},
-		{"everybody among them", web(balanced, ranged("10.0.0.0/8", "0.0.0.0/0")), 1,
+		{"a range of all addresses among them", web(balanced, ranged("10.0.0.0/8", "0.0.0.0/0")), 1,
 			[]string{"10.96.0.1:80", "1.2.3.4:80", "0.0.0.0:30080"}, 0},
 		{"the other family is not restricted anyway", web(dualStack, balanced, ranged("10.0.0.0/8", "11.0.0.0/8", "::/0"), func(s *Service) {
 			s.LoadBalancers = vips("1.2.3.4", "2001:db8::4")
@@ -146,8 +147,8 @@ func TestLimitOfSourceRanges(t *testing.T) {
 	}
 }
 
-// A load balancer's address that is above the limit of frontends still restricts the
-// ClusterIP that it is.
+// Source ranges apply to a ClusterIP that is a load balancer's address too, even if that
+// address is above the limit of frontends.
 func TestAddressAboveTheLimitRestricts(t *testing.T) {
 	svc := web(func(s *Service) {
 		s.LoadBalancers = vips("1.2.3.4", "10.96.0.1")
@@ -155,11 +156,11 @@ func TestAddressAboveTheLimitRestricts(t *testing.T) {
 	})
 	r := Resolve(svc, nil, limited(Limits{Frontends: 4}))
 	if f := mustFrontend(t, r, "10.96.0.1:80/TCP external"); len(f.SourceRanges) == 0 {
-		t.Error("everybody may dial the ClusterIP")
+		t.Error("every client may connect to the ClusterIP")
 	}
 }
 
-// What is above the limit of endpoints is that of the last slices.
+// The endpoints that are left out above the limit are those of the last slices.
 func TestLimitOfEndpoints(t *testing.T) {
 	first := slice("a", endpoint("10.0.2.1"), endpoint("10.0.2.2"))
 	second := slice("b", endpoint("10.0.2.3"), endpoint("10.0.2.4"))
@@ -209,7 +210,7 @@ func TestLimitOfEndpoints(t *testing.T) {
 	}
 }
 
-// A list in which everything is wrong is told of a hundred times, not thousands.
+// Of a list in which every element is wrong, a hundred problems are reported, not thousands.
 func TestProblemsAreLimited(t *testing.T) {
 	svc := web(func(s *Service) { s.ExternalIPs = slices.Repeat(ips("2001:db8::1"), 10_000) })
 	r := Resolve(svc, nil, &testNode)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The tests' world: we are node n1 in zone za. The Service is ns/web, its one
+// In all tests, the agent runs on node n1 in zone za. The Service is ns/web, its one
 // port 80/TCP is called http, and its backends listen on 8080.
 
 var testNode = Node{Name: "n1", Zone: "za", PrimaryIPs: []netip.Addr{ip("192.168.0.2"), ip("2001:db8::2")}}
@@ -100,10 +100,10 @@ func gated(e *Endpoint)    { e.Ready = false } // serving, not terminating
 func draining(e *Endpoint) { e.Ready, e.Terminating = false, true }
 func stopped(e *Endpoint)  { e.Ready, e.Serving, e.Terminating = false, false, true }
 
-// published is how publishNotReadyAddresses shows on a pod that is going away.
+// published is a terminating pod of a Service with publishNotReadyAddresses.
 func published(e *Endpoint) { e.Serving, e.Terminating = false, true }
 
-// at changes where an endpoint is.
+// at changes the place of an endpoint.
 func at(change func(*Place)) func(*Endpoint) {
 	return func(e *Endpoint) {
 		place := e.place()
@@ -123,7 +123,7 @@ func nodes(names ...string) func(*Endpoint) {
 	return at(func(p *Place) { p.ForNodes = NamesOf(names...) })
 }
 
-// lines says where each frontend leads, catch-alls left out.
+// lines returns each frontend and its backends, without catch-alls.
 func lines(r Resolution) []string {
 	var all []string
 	for _, f := range r.Frontends {
@@ -148,7 +148,7 @@ func target(f Frontend) string {
 	return strings.Join(addrs, " ")
 }
 
-// mustFrontend returns the frontend whose key reads like key.
+// mustFrontend returns the frontend whose key is written like key.
 func mustFrontend(t *testing.T, r Resolution, key string) Frontend {
 	t.Helper()
 	for _, f := range r.Frontends {
@@ -160,7 +160,7 @@ func mustFrontend(t *testing.T, r Resolution, key string) Frontend {
 	return Frontend{}
 }
 
-// uses says what became of each endpoint.
+// uses returns the use of each endpoint.
 func uses(r Resolution) []string {
 	var all []string
 	for _, e := range r.Endpoints {

@@ -6,11 +6,10 @@ import (
 	"net/netip"
 )
 
-// NodePortAddresses says which of the node's addresses answer on node ports:
-// those in one of the ranges. A family without a range has all of its
-// addresses selected.
+// NodePortAddresses are the ranges of the node's addresses that answer on node ports. Of a
+// family without a range, all addresses answer.
 //
-// The zero value, kube-proxy's default in nftables mode, is "primary": the
+// The zero value, kube-proxy's default in nftables mode, means "primary": the
 // node's primary IPs are the ranges. (The default of its iptables mode is
 // 0.0.0.0/0 and ::/0.)
 type NodePortAddresses struct {
@@ -39,8 +38,8 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 }
 
 // Select returns the addresses of local, the node's own, that answer on node
-// ports, in their order. Loopback addresses never do (a socket of the node that
-// dials one is another matter).
+// ports, in their order. Loopback addresses never do; sockets of the node that
+// connect to one are treated elsewhere.
 func (n NodePortAddresses) Select(local []netip.Addr, node *Node) []netip.Addr {
 	var selected []netip.Addr
 	for _, addr := range local {
@@ -51,8 +50,8 @@ func (n NodePortAddresses) Select(local []netip.Addr, node *Node) []netip.Addr {
 	return selected
 }
 
-// All says whether every address of a family is selected, now and later: the
-// unspecified address stands for them, and its loopback is among them.
+// All reports whether every address of a family is selected, now and later, its loopback
+// address included. Then the unspecified address stands for them.
 func (n NodePortAddresses) All(family Family, node *Node) bool {
 	restricted := false
 	for _, p := range n.prefixes(node) {
@@ -84,8 +83,8 @@ func (n NodePortAddresses) contains(addr netip.Addr, node *Node) bool {
 	return !restricted
 }
 
-// primaryPrefixes returns the node IPs. A loopback address is none: it stands
-// for one that is not known.
+// primaryPrefixes returns the node IPs as ranges. A loopback address is left out: it is
+// the placeholder for one that is not known.
 func (n *Node) primaryPrefixes() []netip.Prefix {
 	var prefixes []netip.Prefix
 	for _, ip := range n.PrimaryIPs {

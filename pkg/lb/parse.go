@@ -8,15 +8,15 @@ import (
 )
 
 // ParseAddr parses an address as kube-proxy does: leading zeros are accepted
-// and mean nothing, so 10.0.0.010 is 10.0.0.10. An IPv4 address that is written
+// and ignored, so 10.0.0.010 is 10.0.0.10. An IPv4 address that is written
 // as IPv6 (::ffff:10.0.0.1) is IPv4. Space and zones (fe80::1%eth0) are errors.
 func ParseAddr(s string) (netip.Addr, error) {
 	addr, err := parseMapped(s)
 	return addr.Unmap(), err
 }
 
-// ParsePrefix parses an address range as kube-proxy does: like [ParseAddr], and
-// space around it and bits behind the prefix are dropped.
+// ParsePrefix parses an address range as kube-proxy does: like [ParseAddr], but it drops
+// space around the text and bits behind the prefix.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	s = strings.TrimSpace(s)
 	text, length, found := strings.Cut(s, "/")

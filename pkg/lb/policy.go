@@ -1,8 +1,8 @@
 package lb
 
 // externalPolicy returns the external traffic policy, which only counts for a
-// Service that is meant to be dialled from outside (by its type or by having
-// external IPs, of whichever family).
+// Service that clients outside the cluster may reach, by its type or because it has
+// external IPs of any family.
 func (s *Service) externalPolicy() TrafficPolicy {
 	if s.ExternalPolicy != Local || s.Type == ClusterIP && len(s.ExternalIPs) == 0 {
 		return Cluster
@@ -19,7 +19,7 @@ func (s *Service) internalPolicy() TrafficPolicy {
 	return Cluster
 }
 
-// wantsLocal says whether any of the policies is Local.
+// wantsLocal reports whether one of the policies is Local.
 func (s *Service) wantsLocal() bool {
 	return s.internalPolicy() == Local || s.externalPolicy() == Local
 }

@@ -8,7 +8,7 @@ import (
 func TestTrafficPolicies(t *testing.T) {
 	both := slice("a", endpoint("10.0.1.1", here), endpoint("10.0.2.1"))
 	remote := slice("a", endpoint("10.0.2.1"))
-	nobody := slice("a", endpoint("10.0.2.1", unready))
+	noneReady := slice("a", endpoint("10.0.2.1", unready))
 	const all = "10.0.1.1:8080 10.0.2.1:8080"
 	for _, test := range []struct {
 		name    string
@@ -20,13 +20,13 @@ func TestTrafficPolicies(t *testing.T) {
 	}{
 		{"all backends under Cluster", web(balanced), both, all, all, all},
 		{"remote backends under Cluster", web(balanced), remote, "10.0.2.1:8080", "10.0.2.1:8080", "10.0.2.1:8080"},
-		{"refused under Cluster if nobody is there", web(balanced), nobody, "reject", "reject", "reject"},
+		{"refused under Cluster if none is ready", web(balanced), noneReady, "reject", "reject", "reject"},
 		{"local from outside only under external Local", web(balanced, externalLocal), both, all, all, "10.0.1.1:8080"},
 		{"dropped from outside only if all are elsewhere", web(balanced, externalLocal), remote, "10.0.2.1:8080", "10.0.2.1:8080", "drop"},
-		{"refused under external Local if nobody is anywhere", web(balanced, externalLocal), nobody, "reject", "reject", "reject"},
+		{"refused under external Local if none is ready on any node", web(balanced, externalLocal), noneReady, "reject", "reject", "reject"},
 		{"local at the ClusterIP only under internal Local", web(balanced, internalLocal), both, "10.0.1.1:8080", all, all},
 		{"dropped at the ClusterIP only if all are elsewhere", web(balanced, internalLocal), remote, "drop", "10.0.2.1:8080", "10.0.2.1:8080"},
-		{"refused under internal Local if nobody is ready", web(balanced, internalLocal), nobody, "reject", "reject", "reject"},
+		{"refused under internal Local if none is ready", web(balanced, internalLocal), noneReady, "reject", "reject", "reject"},
 		{"local but for the way out under both", web(balanced, internalLocal, externalLocal), both, "10.0.1.1:8080", all, "10.0.1.1:8080"},
 		{"all under an unknown policy", web(balanced, func(s *Service) { s.InternalPolicy, s.ExternalPolicy = 7, 7 }), both, all, all, all},
 	} {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Problem is a part of an object that was left out, and why. Everything else
-// of the object is in force.
+// Problem is a part of an object that was left out, and why. The rest of the object is
+// in force.
 type Problem struct {
 	Object  string // "Service ns/name", "EndpointSlice ns/name", …
 	Field   string // "spec.externalIPs[1]"; empty: all of it
@@ -21,7 +21,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s: %s: %s", p.Object, p.Field, p.Message)
 }
 
-// checkService notes what the Service asks for and does not get.
+// checkService notes the parts of the Service that have no effect.
 func (r *resolver) checkService() {
 	s := r.svc
 	for i, ip := range s.ClusterIPs {
@@ -41,8 +41,8 @@ func (r *resolver) checkService() {
 	r.checkSourceRanges()
 }
 
-// checkExternalIPs notes the external IPs that nobody can dial: if the node ignores
-// them, all.
+// checkExternalIPs notes the external IPs that are not in use: all, if the node ignores
+// them.
 func (r *resolver) checkExternalIPs() {
 	for i, ip := range r.externalIPs {
 		r.checkAddress("spec.externalIPs[%d]", i, ip)
@@ -57,7 +57,7 @@ func (r *resolver) checkExternalIPs() {
 	}
 }
 
-// checkAddress notes an address that nobody can dial, element i of a list.
+// checkAddress notes an address, element i of a list, if it is not in use.
 func (r *resolver) checkAddress(list string, i int, ip netip.Addr) {
 	switch family := FamilyOf(ip); {
 	case !ip.IsValid():
@@ -68,17 +68,17 @@ func (r *resolver) checkAddress(list string, i int, ip netip.Addr) {
 	}
 }
 
-// checkSourceRanges notes where source ranges keep nobody out although there
-// are some.
+// checkSourceRanges notes the families in which every client may connect although there
+// are source ranges.
 func (r *resolver) checkSourceRanges() {
 	if len(r.svc.SourceRanges) == 0 {
 		return
 	}
 	for _, family := range []Family{IPv4, IPv6} {
-		dialled := r.svc.clusterIP(family).IsValid() && len(r.svc.ownPrefixes(family)) > 0
+		balanced := r.svc.clusterIP(family).IsValid() && len(r.svc.ownPrefixes(family)) > 0
 		ranged := slices.ContainsFunc(r.svc.SourceRanges, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })
-		if dialled && !ranged {
-			r.problem("spec.loadBalancerSourceRanges", "none of family %s: everybody may connect to the %s load balancers", family, family)
+		if balanced && !ranged {
+			r.problem("spec.loadBalancerSourceRanges", "none of family %s: every client may connect to the %s load balancers", family, family)
 		}
 	}
 }
@@ -103,12 +103,12 @@ func (r *resolver) checkSlices() {
 	}
 }
 
-// MaxProblems is how many problems of one object are told. Its lists may have thousands
-// of elements, and something may be wrong with each.
+// MaxProblems is how many problems of one object are reported. Its lists may have
+// thousands of elements, and each may have a problem.
 const MaxProblems = 100
 
-// another makes room for another problem. If there are as many as are told, it notes
-// that there are more, and returns false.
+// another reports whether one more problem may be added. At the limit, it adds the note
+// that there are more.
 func (r *resolver) another() bool {
 	switch n := len(r.out.Problems); {
 	case n < MaxProblems:
@@ -119,12 +119,12 @@ func (r *resolver) another() bool {
 	return false
 }
 
-// ThereAreMore is told after the first [MaxProblems] of an object.
+// ThereAreMore returns the problem that follows the first [MaxProblems] of an object.
 func ThereAreMore(object string) Problem {
 	return Problem{Object: object, Message: fmt.Sprintf("there are more problems than these %d", MaxProblems)}
 }
 
-// problemAt notes that element i of a list, which is named by a format, is left out.
+// problemAt notes that element i of a list is left out. The list is the format of a field.
 func (r *resolver) problemAt(list string, i int, format string, args ...any) {
 	if len(r.out.Problems) < MaxProblems {
 		list = fmt.Sprintf(list, i)

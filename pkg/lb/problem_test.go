@@ -32,7 +32,7 @@ func TestProblems(t *testing.T) {
 		{"source ranges that leave a family open", web(dualStack, func(s *Service) {
 			s.LoadBalancers = vips("1.2.3.4", "2001:db8::4")
 			s.SourceRanges = prefixes("203.0.113.0/25")
-		}), []string{"Service ns/web: spec.loadBalancerSourceRanges: none of family IPv6: everybody may connect to the IPv6 load balancers"}},
+		}), []string{"Service ns/web: spec.loadBalancerSourceRanges: none of family IPv6: every client may connect to the IPv6 load balancers"}},
 		{"a port without number", ports(ServicePort{"a", TCP, 0, 0}), []string{"Service ns/web: spec.ports[0].port: must not be zero"}},
 		{"a port without protocol", ports(ServicePort{"a", AnyProtocol, 80, 0}),
 			[]string{"Service ns/web: spec.ports[0].protocol: neither TCP nor UDP nor SCTP"}},

@@ -2,16 +2,16 @@ package lb
 
 import "net/netip"
 
-// Resolution is all that follows from one Service, its EndpointSlices and the
-// node: what clients can dial, and what became of every endpoint. It is read
-// only: its parts share memory with each other.
+// Resolution is the outcome of one Service, its EndpointSlices and the node: the
+// frontends, and the use of every endpoint. It is read only: its parts share memory with
+// each other.
 type Resolution struct {
 	Frontends []Frontend
 	Endpoints []EndpointState
 	Problems  []Problem
 }
 
-// EndpointState is one endpoint of one service port, and what became of it.
+// EndpointState is one endpoint of one service port, and whether new flows use it.
 type EndpointState struct {
 	Port     PortName
 	Addr     netip.AddrPort
@@ -19,19 +19,18 @@ type EndpointState struct {
 	Zone     string
 	Local    bool
 
-	// Use says whether new flows may choose it at any frontend, and if not,
-	// why.
+	// Use is whether new flows may choose it at any frontend, and if not, why.
 	Use Use
 
 	Ready bool
 
-	// Alive endpoints keep the flows that they have (ready or serving), also
-	// when no new flow may choose them.
+	// Alive is set if the endpoint is ready or serving: it keeps its flows, even if no
+	// new flow may choose it.
 	Alive bool
 }
 
-// LocalReady returns how many endpoints of a family on this node are ready,
-// counted by address over all ports: the answer of the health check node port.
+// LocalReady returns the number of addresses of a family that are ready endpoints of any
+// port on this node. The health check node port answers with it.
 func (r Resolution) LocalReady(family Family) int {
 	addrs := make(map[netip.Addr]bool)
 	for _, e := range r.Endpoints {

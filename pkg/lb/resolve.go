@@ -5,16 +5,16 @@ import (
 	"net/netip"
 )
 
-// Resolve decides what clients can dial at a Service, which backends answer
-// there, and what became of every endpoint. It does so as kube-proxy does.
+// Resolve returns the frontends of a Service, the backends that answer there, and the use
+// of every endpoint. It decides as kube-proxy does.
 //
-// It is a pure function, and its result is in a fixed order if slices are (a
-// [State] sorts them by name). Slices of other Services are ignored. The result
-// is read only and does not hold on to slices.
+// It is a pure function. Its result is in a fixed order if slices are (a [State] sorts
+// them by name). It ignores slices of other Services. The result is read only and does
+// not keep slices.
 //
-// A headless Service and one of type ExternalName have no frontends. Of a
-// family in which the Service has no ClusterIP nothing exists, not even its
-// node ports and external addresses. Nor does what is above the node's [Limits].
+// A headless Service and one of type ExternalName have no frontends. In a family in
+// which the Service has no ClusterIP, it has no frontends at all, not even node ports
+// and external addresses. The parts that are above the node's [Limits] are left out.
 func Resolve(svc *Service, slices []*EndpointSlice, node *Node) Resolution {
 	if svc.Type == ExternalName || len(svc.ClusterIPs) == 0 {
 		return Resolution{}
@@ -37,26 +37,26 @@ type resolver struct {
 	svc    *Service
 	slices []*EndpointSlice
 	node   *Node
-	served []servedPort // of slices, sorted by what they join on
+	served []servedPort // of slices, sorted by the fields that they join on
 	out    Resolution
 
 	// Within the node's limits:
 	ports         []ServicePort
-	loadBalancers int // so many of the first
+	loadBalancers int // the first ones, how many
 	externalIPs   []netip.Addr
 	overRanges    bool // there are too many source ranges
 }
 
-// resolveFamily resolves what the Service has of one family.
+// resolveFamily makes the frontends of one family.
 func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim) {
-	fence := r.fence(family)
+	ranges := r.sourceRanges(family)
 	for _, c := range claims {
 		endpoints := selectEndpoints(r.join(c.name, family), r.node, r.svc.wantsLocal())
 		for _, addr := range addrs {
-			r.dial(c, addr, fence, endpoints)
+			r.addAddress(c, addr, ranges, endpoints)
 		}
 		if len(addrs) > 0 {
-			r.dialNodePort(c, family, endpoints)
+			r.addNodePort(c, family, endpoints)
 		}
 		r.report(c.name, endpoints)
 	}
@@ -65,14 +65,14 @@ func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim)
 	}
 }
 
-// dial makes the frontends of one port at one of the Service's addresses.
-func (r *resolver) dial(c claim, addr address, fence fence, endpoints *selection) {
-	if c.port == 0 || addr.fenced && fence.shut {
+// addAddress makes the frontends of one port at one of the Service's addresses.
+func (r *resolver) addAddress(c claim, addr address, ranges sourceRanges, endpoints *selection) {
+	if c.port == 0 || addr.restricted && ranges.overLimit {
 		return
 	}
 	f := Frontend{Key: FrontendKey{Addr: addr.ip, Port: c.port, Protocol: c.name.Protocol}, Kind: addr.kind, Port: c.name}
-	if addr.fenced {
-		f.SourceRanges, f.NodeInRanges = fence.ranges, fence.nodeInside
+	if addr.restricted {
+		f.SourceRanges, f.NodeInRanges = ranges.ranges, ranges.nodeInside
 	}
 	if addr.kind == KindClusterIP {
 		f.Masquerade = r.node.MasqueradeAll
@@ -84,8 +84,8 @@ func (r *resolver) dial(c claim, addr address, fence fence, endpoints *selection
 	r.addExternal(f, endpoints)
 }
 
-// dialNodePort makes the frontends of one port's node port.
-func (r *resolver) dialNodePort(c claim, family Family, endpoints *selection) {
+// addNodePort makes the frontends of one port's node port.
+func (r *resolver) addNodePort(c claim, family Family, endpoints *selection) {
 	if c.nodePort == 0 {
 		return
 	}
@@ -93,10 +93,10 @@ func (r *resolver) dialNodePort(c claim, family Family, endpoints *selection) {
 	r.addExternal(Frontend{Key: key, Kind: KindNodePort, Port: c.name}, endpoints)
 }
 
-// addExternal adds an address that the world outside can dial. From inside,
-// the external traffic policy does not bind: that traffic never leaves the
-// node towards a load balancer that would find a better one. But Local promises
-// the client's address to the backends, and that promise is kept to all.
+// addExternal adds an address that clients outside the cluster can reach. For clients
+// inside, the external traffic policy does not restrict the backends: their packets do
+// not pass a load balancer that would find a better node. But with Local, backends see
+// the address of every client, inside or outside.
 func (r *resolver) addExternal(f Frontend, endpoints *selection) {
 	policy := r.svc.externalPolicy()
 	f.Masquerade = r.node.MasqueradeAll && policy == Cluster
@@ -109,17 +109,17 @@ func (r *resolver) add(f Frontend, scope Scope, policy TrafficPolicy, endpoints 
 	f.Key.Scope = scope
 	f.Affinity = r.svc.Affinity
 	f.Algorithm = r.algorithm()
-	f.Backends = endpoints.dial(policy)
+	f.Backends = endpoints.takeBackends(policy)
 	f.DropIfEmpty = len(f.Backends) == 0 && endpoints.any()
 	r.out.Frontends = append(r.out.Frontends, f)
 }
 
-// algorithm is what chooses a backend: the Service's, or else the node's.
+// algorithm returns the Service's algorithm, or else the node's.
 func (r *resolver) algorithm() Algorithm {
 	return cmp.Or(r.svc.Algorithm, r.node.Algorithm, Random)
 }
 
-// catchAll makes a ClusterIP refuse what is none of the Service's ports.
+// catchAll makes the frontends by which a ClusterIP refuses ports that the Service does not have.
 func (r *resolver) catchAll(addr address) {
 	for _, scope := range []Scope{Internal, External} {
 		r.out.Frontends = append(r.out.Frontends, Frontend{
@@ -130,7 +130,7 @@ func (r *resolver) catchAll(addr address) {
 	}
 }
 
-// report says what became of the endpoints of one port.
+// report adds the endpoints of one port to the result.
 func (r *resolver) report(port PortName, endpoints *selection) {
 	for i := range endpoints.candidates {
 		e := &endpoints.candidates[i]
@@ -148,8 +148,8 @@ func (r *resolver) report(port PortName, endpoints *selection) {
 	}
 }
 
-// allocate makes room for what claims lead to at so many addresses. It counts what
-// joins and not what the slices have: most of that may be no port of the Service.
+// allocate makes room for the result, so that it need not grow. It counts the endpoints
+// that join with a port: most endpoints of the slices may not.
 func (r *resolver) allocate(claims []claim, addrs int) {
 	nodePorts, endpoints := 0, 0
 	for _, c := range claims {

@@ -179,7 +179,7 @@ func TestAlgorithms(t *testing.T) {
 		node    Algorithm
 		want    Algorithm
 	}{
-		{"random if nobody says anything", DefaultAlgorithm, DefaultAlgorithm, Random},
+		{"random if neither names one", DefaultAlgorithm, DefaultAlgorithm, Random},
 		{"the node's", DefaultAlgorithm, Maglev, Maglev},
 		{"the Service's", LeastConnections, DefaultAlgorithm, LeastConnections},
 		{"the Service's, and not the node's", SourceHash, RoundRobin, SourceHash},
@@ -202,8 +202,8 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
-// kube-proxy's gate AllowServiceExternalIPs, off: nothing leads to external IPs,
-// whatever they are beside; but they decide whether the external policy counts.
+// With kube-proxy's gate AllowServiceExternalIPs off, external IPs have no frontends, but
+// they decide whether the external policy counts.
 func TestIgnoreExternalIPs(t *testing.T) {
 	node := testNode
 	node.IgnoreExternalIPs = true
@@ -259,12 +259,12 @@ func TestResolveLeavesItsInputAlone(t *testing.T) {
 	sliceBefore.Endpoints = slices.Clone(endpoints.Endpoints)
 	Resolve(svc, []*EndpointSlice{endpoints}, &testNode)
 	if !svc.equal(&before) || !endpoints.equal(&sliceBefore) {
-		t.Error("Resolve changed what it was given")
+		t.Error("Resolve changed its arguments")
 	}
 }
 
-// masqueraded says of each frontend that has a port whether backends see this
-// node there, in place of the client.
+// masqueraded returns for each frontend with a port whether backends see this node in
+// place of the client.
 func masqueraded(r Resolution) []string {
 	var all []string
 	for _, f := range r.Frontends {
@@ -288,12 +288,12 @@ func TestMasqueradeAll(t *testing.T) {
 		cluster  string // what backends see through the ClusterIP
 		external string // and through the others, whatever the scope
 	}{
-		{"nobody if it is off", true, web(balanced), "client", "client"},
-		{"everybody", false, web(balanced), "node", "node"},
+		{"no client if it is off", true, web(balanced), "client", "client"},
+		{"every client", false, web(balanced), "node", "node"},
 		{"only ClusterIPs' clients under external Local", false, web(balanced, externalLocal), "node", "client"},
-		{"everybody under internal Local", false, web(balanced, internalLocal), "node", "node"},
+		{"every client under internal Local", false, web(balanced, internalLocal), "node", "node"},
 		{"only ClusterIPs' clients under both", false, web(balanced, internalLocal, externalLocal), "node", "client"},
-		{"everybody under an unknown policy", false, web(balanced, func(s *Service) { s.ExternalPolicy = 7 }), "node", "node"},
+		{"every client under an unknown policy", false, web(balanced, func(s *Service) { s.ExternalPolicy = 7 }), "node", "node"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			node := testNode
@@ -314,8 +314,8 @@ func TestMasqueradeAll(t *testing.T) {
 	}
 }
 
-// Where the external policy does not count, it promises nothing either: a
-// Service of type ClusterIP with nothing but a load balancer's address.
+// An external policy that does not count does not keep the client's address either: that of
+// a Service of type ClusterIP with a load balancer's address and no external IPs.
 func TestMasqueradeAllWherePolicyDoesNotCount(t *testing.T) {
 	node := testNode
 	node.MasqueradeAll = true
@@ -327,7 +327,7 @@ func TestMasqueradeAllWherePolicyDoesNotCount(t *testing.T) {
 	}
 }
 
-// A load balancer's address that is a ClusterIP too is dialled as a ClusterIP.
+// A load balancer's address that is a ClusterIP too is masqueraded as a ClusterIP.
 func TestMasqueradeAllAtSharedAddress(t *testing.T) {
 	node := testNode
 	node.MasqueradeAll = true
@@ -340,9 +340,9 @@ func TestMasqueradeAllAtSharedAddress(t *testing.T) {
 	}
 }
 
-// Room is made for what comes of it, which may be much less than what the objects
-// list.
-func TestRoom(t *testing.T) {
+// Memory is allocated for the frontends and endpoints of the result, which may be far fewer
+// than the objects list.
+func TestAllocation(t *testing.T) {
 	svc := web(func(s *Service) {
 		for range 1000 {
 			s.ExternalIPs = append(s.ExternalIPs, ip("192.0.2.1"))

@@ -2,24 +2,23 @@ package lb
 
 import "slices"
 
-// selection is the endpoints of one service port in one family, and which of
-// them serve new flows under each traffic policy.
+// selection is the endpoints of one service port in one family, and the backends
+// among them that serve new flows under each traffic policy.
 type selection struct {
 	candidates []candidate
 	hints      hints
 	lists      [2]backendList // by TrafficPolicy
 }
 
-// backendList is what one traffic policy allows.
+// backendList is the backends that one traffic policy allows.
 type backendList struct {
 	backends []Backend
-	dialled  bool // at least one frontend leads to it
+	inUse    bool // at least one frontend has them
 }
 
-// selectEndpoints fills the lists, each on its own: with the ready endpoints,
-// and only where there is none with those that are draining (KEP-1669). Hints
-// bind ready endpoints under the policy Cluster and nobody else (KEP-2433). The
-// list for Local is only filled if it is wanted.
+// selectEndpoints fills each list with the ready endpoints or, if there is none, with
+// those that are draining (KEP-1669). Hints only count among ready endpoints under the
+// policy Cluster (KEP-2433). The list for Local is only filled if wantLocal is set.
 func selectEndpoints(candidates []candidate, node *Node, wantLocal bool) *selection {
 	s := &selection{candidates: candidates, hints: hintsOf(candidates, node)}
 	s.fill(Cluster,
@@ -34,8 +33,8 @@ func selectEndpoints(candidates []candidate, node *Node, wantLocal bool) *select
 	return s
 }
 
-// fill puts the candidates that are first into policy's list, or if there is
-// none those that are fallback.
+// fill puts the candidates for which first is true into policy's list or, if there is
+// none, those for which fallback is.
 func (s *selection) fill(policy TrafficPolicy, first, fallback func(*candidate) bool) {
 	backends := s.choose(policy, first)
 	if backends == nil {
@@ -66,26 +65,26 @@ func (s *selection) choose(policy TrafficPolicy, eligible func(*candidate) bool)
 	return backends
 }
 
-// share lets equal lists have one memory.
+// share makes equal lists share memory.
 func (s *selection) share() {
 	if slices.Equal(s.lists[Local].backends, s.lists[Cluster].backends) {
 		s.lists[Local].backends = s.lists[Cluster].backends
 	}
 }
 
-// dial returns the backends that policy allows to a frontend.
-func (s *selection) dial(policy TrafficPolicy) []Backend {
-	s.lists[policy].dialled = true
+// takeBackends returns the backends that policy allows to a frontend, and marks them as in use.
+func (s *selection) takeBackends(policy TrafficPolicy) []Backend {
+	s.lists[policy].inUse = true
 	return s.lists[policy].backends
 }
 
-// any says whether somebody anywhere could serve new flows. The list for
-// Cluster is only empty if nobody can: hints never leave nothing.
+// any reports whether an endpoint on any node could serve new flows. The list for
+// Cluster is only empty if there is none: hints always leave some.
 func (s *selection) any() bool { return s.lists[Cluster].backends != nil }
 
-// use says what became of e, one of the candidates.
+// use returns whether new flows use e, one of the candidates, and if not, why.
 func (s *selection) use(e *candidate) Use {
-	cluster, local := s.lists[Cluster].dialled, s.lists[Local].dialled
+	cluster, local := s.lists[Cluster].inUse, s.lists[Local].inUse
 	switch {
 	case !cluster && !local:
 		return NoFrontend

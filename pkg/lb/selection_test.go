@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// What new flows choose under each policy, and what became of each endpoint of
-// a Service whose frontends use both.
+// Which endpoints new flows choose under each policy, and the use of each endpoint of
+// a Service whose frontends have both.
 func TestEligibility(t *testing.T) {
 	for _, test := range []struct {
 		name      string
@@ -18,7 +18,7 @@ func TestEligibility(t *testing.T) {
 			[]Endpoint{endpoint("10.0.1.1", here), endpoint("10.0.2.1")},
 			"10.0.1.1:8080 10.0.2.1:8080", "10.0.1.1:8080",
 			[]string{"10.0.1.1:8080 used", "10.0.2.1:8080 used"}},
-		{"nobody at all", nil, "reject", "reject", nil},
+		{"none at all", nil, "reject", "reject", nil},
 		{"not the unready",
 			[]Endpoint{endpoint("10.0.1.1", here, unready), endpoint("10.0.2.1")},
 			"10.0.2.1:8080", "drop",
@@ -65,7 +65,7 @@ func TestEligibility(t *testing.T) {
 	}
 }
 
-// A Service that only uses local endpoints says so about the others.
+// The remote endpoints of a Service that only uses local ones are NotLocal.
 func TestUseOfLocalOnly(t *testing.T) {
 	for _, test := range []struct {
 		name string

@@ -1,6 +1,5 @@
-// Package lb is the model and the policy of Sluice: Services and endpoints in,
-// frontends with their backends out. It is pure: no clock, no I/O, no
-// Kubernetes types.
+// Package lb is the model and the policy of Sluice: it makes frontends with their
+// backends of Services and endpoints. It is pure: no clock, no I/O, no Kubernetes types.
 package lb
 
 import (
@@ -10,7 +9,7 @@ import (
 	"time"
 )
 
-// Protocol is an IP protocol number. The zero value stands for any protocol.
+// Protocol is an IP protocol number. The zero value means any protocol.
 type Protocol uint8
 
 // The protocols that a Service can have.
@@ -42,8 +41,7 @@ type PortName struct {
 }
 
 // String returns "namespace/name:port", or "namespace/name" for an unnamed
-// port. The protocol is left out: a port's name says which one it is, because
-// the names of a Service's ports are unique.
+// port. The protocol is left out, because the names of a Service's ports are unique.
 func (n PortName) String() string {
 	if n.Port == "" {
 		return n.Service.String()
@@ -62,7 +60,7 @@ const (
 	ExternalName
 )
 
-// TrafficPolicy says which endpoints a kind of traffic may use.
+// TrafficPolicy is which endpoints a kind of traffic may use.
 type TrafficPolicy uint8
 
 // The traffic policies. Unknown values mean Cluster.
@@ -92,15 +90,14 @@ func FamilyOf(addr netip.Addr) Family {
 	return 0
 }
 
-// Service is what a Service object says, parsed and without what a Service
-// proxy never reads. Nothing is decided in it: [Resolve] does that.
+// Service is a parsed Service object, without the fields that a Service proxy never
+// reads. It holds no decisions: [Resolve] makes them.
 //
-// Lists of addresses may hold the zero [netip.Addr] where the object has
-// something that is no address: [Resolve] skips it, and what it says about the
-// others names the right index.
+// Lists of addresses hold the zero [netip.Addr] in place of text that is no address:
+// [Resolve] skips it, and the indices in the problems of the others stay right.
 type Service struct {
 	Name    ServiceName
-	Created time.Time // decides who owns an address that two Services claim
+	Created time.Time // decides which of two Services owns an address that both claim
 	Type    ServiceType
 
 	// ClusterIPs is spec.clusterIPs, or spec.clusterIP alone where
@@ -113,18 +110,17 @@ type Service struct {
 	LoadBalancers []LoadBalancerIP // status.loadBalancer.ingress with an IP
 
 	// SourceRanges is spec.loadBalancerSourceRanges without what could not be
-	// parsed: a list of nothing but that restricts nobody, as in kube-proxy.
+	// parsed: if nothing remains, every client may connect, as in kube-proxy.
 	SourceRanges []netip.Prefix
 
 	InternalPolicy TrafficPolicy // spec.internalTrafficPolicy
 	ExternalPolicy TrafficPolicy // spec.externalTrafficPolicy
 
-	// Affinity is how long a client keeps its backend after its last new
-	// flow, whichever address of the service port it dials; zero is no session
-	// affinity.
+	// Affinity is how long a client keeps its backend after its last new flow, at all
+	// addresses of the service port together; zero is no session affinity.
 	Affinity time.Duration
 
-	// Algorithm is how its frontends choose a backend.
+	// Algorithm is the one by which its frontends choose a backend.
 	Algorithm Algorithm
 
 	HealthCheckNodePort uint16 // zero: none

@@ -6,23 +6,23 @@ import (
 	"slices"
 )
 
-// State is the model: the Services, EndpointSlices and the node as last heard
-// of, and which Services a change touches. One goroutine at a time may use it.
+// State is the model: the Services, EndpointSlices and the node as last reported, and
+// which Services have been touched by changes. One goroutine at a time may use it.
 //
-// What is handed to a State belongs to it: the caller changes nothing that a
-// value refers to afterwards.
+// A State owns the values that it is given: the caller must not change memory that they
+// refer to.
 type State struct {
-	node     *Node // never changed, but replaced
+	node     *Node // replaced, never changed in place
 	services map[ServiceName]*serviceState
 	slices   map[SliceName]*EndpointSlice
 	touched  []ServiceName // some of them twice
 }
 
-// serviceState is what is known about one name of a Service. Slices may come
-// before it and stay after it.
+// serviceState is what is known about one name of a Service. Slices may come before the
+// Service and stay after it.
 type serviceState struct {
 	service *Service         // nil: there is none
-	slices  []*EndpointSlice // sorted by name; never changed, but replaced
+	slices  []*EndpointSlice // sorted by name; replaced, never changed in place
 	touched bool             // its name is among the State's
 }
 
@@ -35,8 +35,8 @@ func NewState(node Node) *State {
 	}
 }
 
-// SetService creates or replaces a Service. One that is equal to what is known
-// touches nothing.
+// SetService creates or replaces a Service. It does nothing if the Service is equal to
+// the known one.
 func (s *State) SetService(service Service) {
 	known := s.at(service.Name)
 	if known.service != nil && known.service.equal(&service) {
@@ -57,8 +57,8 @@ func (s *State) DeleteService(name ServiceName) {
 	s.forget(name)
 }
 
-// SetSlice creates or replaces an EndpointSlice. It touches its Service, and
-// the one that it belonged to before; if it is equal to what is known, nothing.
+// SetSlice creates or replaces an EndpointSlice. It touches its Service, and the one that
+// the slice belonged to before. It does nothing if the slice is equal to the known one.
 func (s *State) SetSlice(slice EndpointSlice) {
 	old := s.slices[slice.Name]
 	if old != nil && old.equal(&slice) {
@@ -93,8 +93,8 @@ func (s *State) DeleteSlice(name SliceName) {
 	s.forget(slice.Service)
 }
 
-// SetNode replaces the node. If it is not equal to what is known, every
-// Service is touched.
+// SetNode replaces the node. Unless it is equal to the known one, every Service is
+// touched.
 func (s *State) SetNode(node Node) {
 	if s.node.equal(&node) {
 		return
@@ -104,7 +104,7 @@ func (s *State) SetNode(node Node) {
 }
 
 // Touched returns the Services that may resolve differently than at the last
-// call, sorted by name. Those that have been deleted are among them.
+// call, sorted by name, including deleted ones.
 func (s *State) Touched() []ServiceName {
 	names := s.touched
 	s.touched = nil
@@ -118,7 +118,7 @@ func (s *State) Touched() []ServiceName {
 	return names
 }
 
-// Resolve returns what follows from a Service, or false if there is no such
+// Resolve resolves a Service as [Resolve] does. It returns false if there is no such
 // Service.
 func (s *State) Resolve(name ServiceName) (Resolution, bool) {
 	service := s.Service(name)
@@ -128,8 +128,8 @@ func (s *State) Resolve(name ServiceName) (Resolution, bool) {
 	return Resolve(service, s.services[name].slices, s.node), true
 }
 
-// Snapshot returns a Service with all that it is resolved from, and false if there is
-// no such Service.
+// Snapshot returns a Service with everything that it is resolved from. It returns false if
+// there is no such Service.
 func (s *State) Snapshot(name ServiceName) (Snapshot, bool) {
 	known := s.services[name]
 	if known == nil || known.service == nil {
@@ -163,20 +163,20 @@ func (s *State) Len() int {
 	return n
 }
 
-// Snapshot is a Service with all that it is resolved from, as it was at one
-// moment. It is small: what it refers to is the State's, and read only. Any goroutine may
-// use it.
+// Snapshot is a Service with everything that it is resolved from, as it was at one
+// moment. It is small and read only: it refers to memory of the State, which is never
+// changed in place. Any goroutine may use it.
 type Snapshot struct {
 	Service *Service
 	slices  []*EndpointSlice
 	node    *Node
 }
 
-// Resolve returns what followed from the Service then.
+// Resolve resolves the Service as it was then.
 func (s Snapshot) Resolve() Resolution { return Resolve(s.Service, s.slices, s.node) }
 
-// Size estimates how much follows from the Service: about how many frontends, source
-// ranges and endpoints it has, a port's each.
+// Size estimates the work of resolving the Service: the number of its frontends, source
+// ranges and endpoints, each counted once per port.
 func (s Snapshot) Size() int {
 	return s.Frontends() + len(s.Service.SourceRanges) + s.Endpoints()
 }
@@ -187,7 +187,7 @@ func (s Snapshot) Frontends() int {
 	return scopes * (len(s.Service.Ports)*addrs + len(s.Service.ClusterIPs))
 }
 
-// Endpoints estimates how many endpoints the Service has, a port's each.
+// Endpoints estimates how many endpoints the Service has, each counted once per port.
 func (s Snapshot) Endpoints() int {
 	endpoints := 0
 	for _, slice := range s.slices {
@@ -196,8 +196,8 @@ func (s Snapshot) Endpoints() int {
 	return endpoints
 }
 
-// Snapshots yields every Service, sorted by name. The State must not be changed
-// meanwhile, but may be afterwards.
+// Snapshots yields every Service, sorted by name. The State must not be changed during the
+// iteration. The Snapshots stay valid when it changes later.
 func (s *State) Snapshots() iter.Seq[Snapshot] {
 	return func(yield func(Snapshot) bool) {
 		for _, name := range slices.SortedFunc(maps.Keys(s.services), ServiceName.compare) {
@@ -212,7 +212,7 @@ func (s *State) Snapshots() iter.Seq[Snapshot] {
 	}
 }
 
-// at returns what is known about a name, after making room for it.
+// at returns the state of a name, which it creates if there is none.
 func (s *State) at(name ServiceName) *serviceState {
 	known := s.services[name]
 	if known == nil {
@@ -222,7 +222,7 @@ func (s *State) at(name ServiceName) *serviceState {
 	return known
 }
 
-// touch notes a change. Slices of no Service change nothing.
+// touch marks a Service as changed, if there is one of that name.
 func (s *State) touch(name ServiceName) {
 	if known := s.services[name]; known.service != nil && !known.touched {
 		known.touched = true
@@ -236,14 +236,14 @@ func (s *State) touchAll() {
 	}
 }
 
-// forget drops a name of which nothing is known any more.
+// forget deletes the state of a name that has neither a Service nor slices.
 func (s *State) forget(name ServiceName) {
 	if known := s.services[name]; known.service == nil && len(known.slices) == 0 {
 		delete(s.services, name)
 	}
 }
 
-// find returns where the slice is or belongs.
+// find returns the index of a slice, or the index to insert it at and false.
 func (s *serviceState) find(name SliceName) (int, bool) {
 	return slices.BinarySearchFunc(s.slices, name, func(slice *EndpointSlice, name SliceName) int {
 		return slice.Name.compare(name)

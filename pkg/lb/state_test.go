@@ -19,7 +19,7 @@ func mustTouch(t *testing.T, s *State, want ...string) {
 	}
 }
 
-// mustLead checks where the ClusterIP of a Service leads.
+// mustLead checks the backends of a Service's ClusterIP.
 func mustLead(t *testing.T, s *State, service, want string) {
 	t.Helper()
 	r, ok := s.Resolve(ServiceName{"ns", service})
@@ -144,7 +144,7 @@ func TestNodeTouchesAll(t *testing.T) {
 	s.SetService(service("a"))
 	s.SetService(service("c", func(s *Service) { s.Name.Namespace = "earlier" }))
 	s.SetSlice(sliceOf("a", "a-1", endpoint("10.0.0.1", zones("za")), endpoint("10.0.0.2", zones("zb"))))
-	s.SetSlice(sliceOf("nobody", "nobody-1", endpoint("10.0.0.1")))
+	s.SetSlice(sliceOf("absent", "absent-1", endpoint("10.0.0.1")))
 	s.Touched()
 	mustLead(t, s, "a", "10.0.0.1:8080")
 
@@ -156,7 +156,7 @@ func TestNodeTouchesAll(t *testing.T) {
 	mustTouch(t, s, "c", "a", "b")
 }
 
-// Which of two slices counts does not depend on which came first.
+// Which of two slices counts does not depend on the order in which they were set.
 func TestOrderOfSlices(t *testing.T) {
 	on := func(node string) Endpoint {
 		return endpoint("10.0.0.1", on(node))
@@ -180,7 +180,7 @@ func TestSnapshots(t *testing.T) {
 	for _, name := range []string{"b", "c", "a"} {
 		s.SetService(service(name))
 	}
-	s.SetSlice(sliceOf("nobody", "nobody-1"))
+	s.SetSlice(sliceOf("absent", "absent-1"))
 	s.SetSlice(sliceOf("b", "b-1", Endpoint{Addr: netip.MustParseAddr("10.0.0.1"), Ready: true, Serving: true}))
 	var got []string
 	var kept Snapshot
@@ -201,12 +201,12 @@ func TestSnapshots(t *testing.T) {
 	} {
 		change()
 		if r := kept.Resolve(); len(r.Endpoints) != 1 || r.Endpoints[0].Addr.Addr() != ip("10.0.0.1") || r.Frontends[0].Masquerade {
-			t.Errorf("a change of the State reached what was kept of it: %+v", r)
+			t.Errorf("a change of the State reached a Snapshot: %+v", r)
 		}
 	}
 }
 
-// What a Snapshot estimates is so for Services as most are.
+// The estimates of a Snapshot are exact for ordinary Services.
 func TestEstimates(t *testing.T) {
 	s := NewState(testNode)
 	svc := service("a")
@@ -219,9 +219,9 @@ func TestEstimates(t *testing.T) {
 	snapshot, _ := s.Snapshot(svc.Name)
 	r := snapshot.Resolve()
 	if got, want := snapshot.Frontends(), len(r.Frontends); got != want {
-		t.Errorf("estimated are %d frontends, there are %d", got, want)
+		t.Errorf("the estimate is %d frontends, there are %d", got, want)
 	}
 	if got, want := snapshot.Endpoints(), len(r.Endpoints); got != want {
-		t.Errorf("estimated are %d endpoints, there are %d", got, want)
+		t.Errorf("the estimate is %d endpoints, there are %d", got, want)
 	}
 }

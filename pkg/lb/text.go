@@ -81,7 +81,7 @@ func (k *Kind) UnmarshalText(text []byte) error { return parse(kindText, k, text
 // UnmarshalText implements [encoding.TextUnmarshaler].
 func (u *Use) UnmarshalText(text []byte) error { return parse(useText, u, text) }
 
-// format returns the text of v, its number if it has none.
+// format returns the text of v, or its number if it has none.
 func format[E ~uint8](table map[E]string, v E) string {
 	if text, ok := table[v]; ok {
 		return text

@@ -43,7 +43,7 @@ func TestTextRoundTrip(t *testing.T) {
 	roundTrip(t, useText)
 }
 
-// roundTrip writes and reads every value, and refuses a text that is none.
+// roundTrip writes and reads every value, and checks that an unknown text is refused.
 func roundTrip[E interface {
 	~uint8
 	comparable

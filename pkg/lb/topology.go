@@ -1,18 +1,18 @@
 package lb
 
-// hints says which hints of the endpoints of one service port count
+// hints is which topology hints of the endpoints of one service port count
 // (KEP-2433, KEP-3015).
 type hints uint8
 
 const (
-	forEverybody hints = iota // none
+	noHints hints = iota
 	forZones
 	forNodes
 )
 
-// hintsOf decides on the ready candidates. Hints of a kind count if all of them
-// have one and at least one of them is meant for this node or its zone; those
-// for nodes come first. So hints never leave nothing.
+// hintsOf returns which hints of the ready candidates count. Those of a kind count if all
+// ready candidates have one and at least one of them names this node or its zone; hints
+// for nodes come first. So at least one candidate is always allowed.
 func hintsOf(candidates []candidate, node *Node) hints {
 	nodes, zones := node.Name != "", node.Zone != ""
 	anyNode, anyZone := false, false
@@ -25,7 +25,7 @@ func hintsOf(candidates []candidate, node *Node) hints {
 		nodes = nodes && place.ForNodes != ""
 		zones = zones && place.ForZones != ""
 		if !nodes && !zones {
-			return forEverybody
+			return noHints
 		}
 		anyNode = anyNode || place.ForNodes.has(node.Name)
 		anyZone = anyZone || place.ForZones.has(node.Zone)
@@ -36,10 +36,10 @@ func hintsOf(candidates []candidate, node *Node) hints {
 	case zones && anyZone:
 		return forZones
 	}
-	return forEverybody
+	return noHints
 }
 
-// allow says whether e, a ready endpoint, is meant for this node.
+// allow reports whether the hints of e, a ready endpoint, allow this node to use it.
 func (h hints) allow(e *Endpoint, node *Node) bool {
 	switch h {
 	case forNodes:

@@ -26,19 +26,19 @@ func TestHints(t *testing.T) {
 		{"our zone's if one lacks a node", testNode,
 			[]Endpoint{endpoint("10.0.0.1", nodes("n1"), zones("zb")), endpoint("10.0.0.2", zones("za"))},
 			"10.0.0.2:8080", "other zone (topology hints)"},
-		{"our zone's if none is for our node", testNode,
+		{"our zone's if none names our node", testNode,
 			[]Endpoint{endpoint("10.0.0.1", nodes("n2"), zones("za")), endpoint("10.0.0.2", nodes("n3"), zones("zb"))},
 			"10.0.0.1:8080", "other zone (topology hints)"},
-		{"everybody if one lacks a zone", testNode,
+		{"all if one lacks a zone", testNode,
 			[]Endpoint{endpoint("10.0.0.1", zones("za")), endpoint("10.0.0.2")},
 			"10.0.0.1:8080 10.0.0.2:8080", ""},
-		{"everybody if none is for us", testNode,
+		{"all if none names our zone", testNode,
 			[]Endpoint{endpoint("10.0.0.1", zones("zb")), endpoint("10.0.0.2", zones("zc"), nodes("n2"))},
 			"10.0.0.1:8080 10.0.0.2:8080", ""},
-		{"everybody if we are in no zone", zoneless,
+		{"all if we are in no zone", zoneless,
 			[]Endpoint{endpoint("10.0.0.1", zones("za")), endpoint("10.0.0.2", zones("zb"))},
 			"10.0.0.1:8080 10.0.0.2:8080", ""},
-		{"everybody if we are in no zone and a hint names none", zoneless,
+		{"all if we are in no zone and a hint names none", zoneless,
 			[]Endpoint{endpoint("10.0.0.1", zones("")), endpoint("10.0.0.2", zones("zb"))},
 			"10.0.0.1:8080 10.0.0.2:8080", ""},
 		{"our node's although we are in no zone", zoneless,
@@ -47,10 +47,10 @@ func TestHints(t *testing.T) {
 		{"our zone's though an unready one has no hint", testNode,
 			[]Endpoint{endpoint("10.0.0.1", zones("za")), endpoint("10.0.0.2", draining)},
 			"10.0.0.1:8080", "terminating, others are ready"},
-		{"everybody ready if only an unready one is for us", testNode,
+		{"all ready ones if only an unready one names our zone", testNode,
 			[]Endpoint{endpoint("10.0.0.1", zones("za"), draining), endpoint("10.0.0.2", zones("zb"))},
 			"10.0.0.2:8080", "terminating, others are ready"},
-		{"everybody that drains, whatever the hints", testNode,
+		{"all that drain, whatever the hints", testNode,
 			[]Endpoint{endpoint("10.0.0.1", zones("za"), draining), endpoint("10.0.0.2", zones("zb"), draining)},
 			"10.0.0.1:8080 10.0.0.2:8080", ""},
 	} {
@@ -75,8 +75,8 @@ func checkAllLeadTo(t *testing.T, r Resolution, want string) {
 	}
 }
 
-// Traffic under the policy Local never heeds hints; from inside, the same
-// addresses do.
+// Hints do not count under the policy Local. They do for clients inside, which the
+// external policy does not restrict.
 func TestHintsAndLocalPolicy(t *testing.T) {
 	endpoints := slice("a", endpoint("10.0.1.1", here, zones("zb")), endpoint("10.0.2.1", zones("za")))
 	checkLines(t, lines(Resolve(web(balanced, externalLocal), []*EndpointSlice{endpoints}, &testNode)),
@@ -89,8 +89,8 @@ func TestHintsAndLocalPolicy(t *testing.T) {
 	)
 }
 
-// Hints are weighed port by port: an endpoint that only one port has does not
-// spoil the others.
+// Hints count port by port: an endpoint without hints at one port does not
+// make those of another port void.
 func TestHintsPerPort(t *testing.T) {
 	svc := web(func(s *Service) { s.Ports = append(s.Ports, ServicePort{Name: "admin", Protocol: TCP, Port: 81}) })
 	hinted := slice("a", endpoint("10.0.0.1", zones("za")), endpoint("10.0.0.2", zones("zb")))

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// hashes returns two independent hashes of a backend: FNV-1a of its address and
-// port, made to spread by the finalizer of SplitMix64. They are part of what
-// nodes of different versions must agree on.
+// hashes returns two independent hashes of a backend: FNV-1a of its address and port,
+// mixed by the finalizer of SplitMix64. They must never change, because nodes of
+// different versions must have the same tables.
 func hashes(backend netip.AddrPort) (uint64, uint64) {
 	addr := backend.Addr().As16()
 	sum := uint64(0xcbf29ce484222325)

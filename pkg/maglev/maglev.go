@@ -1,4 +1,4 @@
-// Package maglev makes the tables in which hashing algorithms look up a backend:
+// Package maglev makes the lookup tables of hashing algorithms:
 // Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer",
 // NSDI 2016, section 3.4. It is pure: the same backends have the same table on
 // every node and in every version.
@@ -9,14 +9,13 @@ import (
 	"slices"
 )
 
-// Table returns a table for backends, whose entries are indices of backends. A
-// hash is looked up at its place in the table (hash * length / 2^32), which is that of
-// [Size].
+// Table returns a lookup table of [Size] entries, which are indices of backends. The entry
+// of a hash is the one at hash * length / 2^32.
 //
-// All backends have equally many entries, but for one more or less. What a table
-// says depends on the addresses and not on their order; when one backend comes or
-// goes and the size stays, few entries change that need not. Backends must not
-// repeat. Without any, the table is nil.
+// The numbers of entries of two backends differ by one at most. The table depends on the
+// addresses and not on their order; if a backend is added or removed and the size stays,
+// few entries of other backends change. Backends must not repeat. Without backends, the
+// table is empty.
 func Table(backends []netip.AddrPort) []int {
 	table := make([]int, Size(len(backends)))
 	for i := range table {
@@ -44,8 +43,8 @@ func Table(backends []netip.AddrPort) []int {
 // vacant is an entry that no backend has taken yet.
 const vacant = -1
 
-// preference is the order in which one backend wants the entries of a table:
-// every skip-th, which visits all because the size is prime.
+// preference is the order in which one backend prefers the entries of a table: every
+// skip-th entry, which visits all because the size is prime.
 type preference struct {
 	backend int
 	next    uint32
@@ -60,7 +59,7 @@ func (p *preference) pass() {
 	}
 }
 
-// preferencesOf returns what the backends want, in the order in which they choose.
+// preferencesOf returns the preferences of the backends, in the order in which they choose.
 func preferencesOf(backends []netip.AddrPort, size int) []preference {
 	order := make([]int, len(backends))
 	for i := range order {

@@ -89,7 +89,7 @@ func BenchmarkKernelMaps(b *testing.B) {
 }
 
 // reportCPU reports what a benchmark has used, garbage collection included: on a
-// machine that others use, that tells more than the time it took.
+// machine that others use, that shows more than the time it took.
 func reportCPU(b *testing.B) func() {
 	begin := cpuTime(b)
 

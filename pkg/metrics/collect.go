@@ -9,14 +9,14 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// othersName is the service of those that have no series of their own.
+// othersName is the label of all Services that have no series of their own.
 const othersName = "(others)"
 
 var _ prometheus.Gatherer = (*Services)(nil)
 
-// Gather implements [prometheus.Gatherer]. It is none of a registry's collectors:
-// a registry sorts and checks series by series, which takes half a second for
-// 10,000 Services. What is returned is the caller's.
+// Gather implements [prometheus.Gatherer]. Services is not a [prometheus.Collector],
+// because a registry sorts and checks each series, which takes half a second for
+// 10,000 Services. The caller owns the result.
 func (s *Services) Gather() ([]*dto.MetricFamily, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -25,8 +25,8 @@ func (s *Services) Gather() ([]*dto.MetricFamily, error) {
 			return nil, err
 		}
 	}
-	listed := make([]seen, 0, s.index.own+1)
-	others := seen{name: serviceName{name: othersName}, counts: slices.Clone(s.others)}
+	listed := make([]labelled, 0, s.index.own+1)
+	others := labelled{name: serviceName{name: othersName}, counts: slices.Clone(s.others)}
 	shared := len(s.index.services) > s.index.own || len(others.counts) > 0
 	if shared {
 		listed = append(listed, others) // its empty namespace is the first one
@@ -34,7 +34,7 @@ func (s *Services) Gather() ([]*dto.MetricFamily, error) {
 	for _, svc := range s.index.sorted {
 		live := svc.live(s.cfg.Tables.Loads)
 		if svc.own {
-			listed = append(listed, seen{name: svc.name, counts: svc.sums, live: live})
+			listed = append(listed, labelled{name: svc.name, counts: svc.sums, live: live})
 		} else {
 			listed[0].counts.addAll(svc.sums)
 			listed[0].live += live
@@ -45,16 +45,16 @@ func (s *Services) Gather() ([]*dto.MetricFamily, error) {
 		single(serviceSeries, float64(s.index.own)), single(serviceSeriesLimit, float64(s.cfg.Limit))), nil
 }
 
-// seen is what one pair of labels shows.
-type seen struct {
+// labelled has the values of one pair of labels.
+type labelled struct {
 	name   serviceName
-	counts tally
+	counts counts
 	live   int
 }
 
-// families are the series of all that is listed, sorted by name. Series and labels
-// of one kind are allocated at once: there may be tens of thousands.
-func families(listed []seen) []*dto.MetricFamily {
+// families returns the series of all that is listed, sorted by name. It allocates series
+// and labels in arrays, because there may be tens of thousands.
+func families(listed []labelled) []*dto.MetricFamily {
 	labels := labelsOf(listed)
 	all := []*dto.MetricFamily{
 		serviceConnections.family(labels, func(i int) float64 { return float64(listed[i].counts.connections()) }),
@@ -80,8 +80,8 @@ func families(listed []seen) []*dto.MetricFamily {
 	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return len(f.Metric) == 0 })
 }
 
-// labelsOf returns the labels of each that is listed, sorted by their names.
-func labelsOf(listed []seen) [][]*dto.LabelPair {
+// labelsOf returns the labels of each item, sorted by their names.
+func labelsOf(listed []labelled) [][]*dto.LabelPair {
 	namespace, service := "namespace", "service"
 	pairs := make([]dto.LabelPair, 2*len(listed))
 	labels := make([][]*dto.LabelPair, len(listed))
@@ -95,7 +95,7 @@ func labelsOf(listed []seen) [][]*dto.LabelPair {
 	return labels
 }
 
-// family returns a series for each of some labels.
+// family returns a metric family with a series for each set of labels.
 func (m *metric) family(labels [][]*dto.LabelPair, value func(i int) float64) *dto.MetricFamily {
 	n := len(labels)
 	values, series, all := make([]float64, n), make([]dto.Metric, n), make([]*dto.Metric, n)
@@ -124,12 +124,12 @@ func (m *metric) family(labels [][]*dto.LabelPair, value func(i int) float64) *d
 	return &dto.MetricFamily{Name: &m.name, Help: &m.help, Type: &kind, Metric: all}
 }
 
-// single is a metric without labels.
+// single returns the family of a metric without labels.
 func single(m *metric, value float64) *dto.MetricFamily {
 	return m.family([][]*dto.LabelPair{nil}, func(int) float64 { return value })
 }
 
-// Refusals returns how many counts of refusals there were at the last look.
+// Refusals returns how many entries of refusals there were when the maps were last read.
 func (s *Services) Refusals() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,12 +15,12 @@ const docsLead = `# Sluice's own metrics
 
 <!-- Generated from pkg/metrics: go test ./pkg/metrics -run TestDocs -update -->
 
-What the agent serves at ` + "`/metrics`" + ` of its metrics address (` + "`--metrics-bind-address`" + `, 127.0.0.1:10249 unless it is told otherwise), beside the metrics that kube-proxy has: for those, see [kube-proxy.md](kube-proxy.md). ` + "`go_*`, `process_*` and `rest_client_*`" + ` are there, too.
+What the agent serves at ` + "`/metrics`" + ` of its metrics address (` + "`--metrics-bind-address`" + `, 127.0.0.1:10249 by default), beside the metrics that kube-proxy has: for those, see [kube-proxy.md](kube-proxy.md). ` + "`go_*`, `process_*` and `rest_client_*`" + ` are there, too.
 
 The names may still change. With 10,000 Services, 100,000 backends and 80,000 counts, a scrape takes less than a tenth of a second of one CPU's time, of which most is for reading the counts.
 `
 
-// docs/metrics.md says what there is.
+// docs/metrics.md lists every metric.
 func TestDocs(t *testing.T) {
 	var text strings.Builder
 	text.WriteString(docsLead)
@@ -66,7 +66,7 @@ func TestDocsAreComplete(t *testing.T) {
 	compare(t, "docs/metrics.md", want, shownBy(t, "sluice_"))
 }
 
-// What test/compat/metrics.yaml says is supported or mapped of kube-proxy's is
+// Every metric of kube-proxy's that test/compat/metrics.yaml lists as supported or mapped is
 // shown, with those labels, and nothing else is.
 func TestRowsOfKubeProxy(t *testing.T) {
 	want := make(map[string]string)

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Buckets, in seconds, are kube-proxy's: dashboards and alerts of old go on
-// making sense.
+// Buckets, in seconds, are those of kube-proxy, so that existing dashboards and alerts
+// keep working.
 var (
 	roundBuckets   = prometheus.ExponentialBuckets(0.001, 2, 15)
 	latencyBuckets = slices.Concat(
@@ -22,11 +22,11 @@ var (
 	)
 )
 
-// byFamily is the label of what is measured for IPv4 and IPv6 apart.
+// byFamily is the label of metrics that IPv4 and IPv6 have separately.
 var byFamily = []string{"ip_family"}
 
-// make makes what is registered under kube-proxy's names, of which one ends in
-// _total and is no counter, and two of ours.
+// make creates the metrics with kube-proxy's names, of which one ends in _total and is
+// a gauge, and two of Sluice's own.
 func (s *Sync) make() {
 	s.rounds = observers(duration("sync_proxy_rules_duration_seconds",
 		"How long it took to write what had changed to the maps, by round.", roundBuckets))
@@ -35,34 +35,34 @@ func (s *Sync) make() {
 	s.partial = observers(duration("sync_partial_proxy_rules_duration_seconds",
 		"How long it took to write what had changed to the maps, where not everything had.", roundBuckets))
 	s.programmed = eachFamily(gauges("sync_proxy_rules_last_timestamp_seconds",
-		"When all that had been heard of was last in the maps, in Unix time.", byFamily...))
+		"When all changes that had been received were last in the maps, in Unix time.", byFamily...))
 	s.queued = eachFamily(gauges("sync_proxy_rules_last_queued_timestamp_seconds",
-		"When something was last heard of that may have to be written, in Unix time.", byFamily...))
+		"When a change was last received that may have to be written, in Unix time.", byFamily...))
 	s.slicesLeft = gauge("sync_proxy_rules_endpoint_changes_pending",
-		"EndpointSlices that were heard of and not worked off yet.")
+		"Changes of EndpointSlices that were received and not applied yet.")
 	s.slices = counter("sync_proxy_rules_endpoint_changes_total",
-		"How often an EndpointSlice was heard of, changed or not.")
+		"How often an EndpointSlice was received, changed or not.")
 	s.serviceLeft = gauge("sync_proxy_rules_service_changes_pending",
-		"Services that were heard of and not worked off yet.")
+		"Changes of Services that were received and not applied yet.")
 	s.services = counter("sync_proxy_rules_service_changes_total",
-		"How often a Service was heard of, changed or not.")
+		"How often a Service was received, changed or not.")
 	s.healthz = counters("proxy_healthz_total", "Answers at /healthz of the health port, by status code.", "code")
 	s.livez = counters("proxy_livez_total", "Answers at /livez of the health port, by status code.", "code")
 	s.latency = duration("network_programming_duration_seconds",
-		"How long after the change of a pod or a Service, by the clock of whoever told of it, its endpoints were in the maps.", latencyBuckets)
+		"How long after the change of a pod or a Service, by the clock of the component that reported it, its endpoints were in the maps.", latencyBuckets)
 	s.noLocal = gauges("sync_proxy_rules_no_local_endpoints_total",
 		"Service ports with a traffic policy Local and endpoints, none of which is on this node.", "traffic_policy", "ip_family")
 	s.lacksInternal = perFamilyOf(s.noLocal, func(family string) prometheus.Gauge { return s.noLocal.WithLabelValues("internal", family) })
 	s.lacksExternal = perFamilyOf(s.noLocal, func(family string) prometheus.Gauge { return s.noLocal.WithLabelValues("external", family) })
 	s.cleanUps = duration("conntrack_reconciler_sync_duration_seconds",
-		"How long it took to look for UDP flows of backends or frontends that are gone.", roundBuckets)
+		"How long the search for UDP flows of backends or frontends that are gone took.", roundBuckets)
 	s.cleaned = counters("conntrack_reconciler_deleted_entries_total",
 		"UDP flows that were ended because their backend or frontend was gone.", byFamily...)
 	s.mended = prometheus.NewCounterVec(prometheus.CounterOpts{Name: mapMended.name, Help: mapMended.help}, mapMended.labels)
 	s.sockets = prometheus.NewCounter(prometheus.CounterOpts{Name: socketsEnded.name, Help: socketsEnded.help})
 }
 
-// collectors returns all that make made.
+// collectors returns all metrics that make created.
 func (s *Sync) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		s.rounds, s.full, s.partial, s.programmed, s.queued,
@@ -73,7 +73,7 @@ func (s *Sync) collectors() []prometheus.Collector {
 }
 
 // perFamily is a metric with a value for each IP family, which exists from its first use on.
-// It is looked up once: rounds come with each change.
+// It looks up each value once, because it is used with each change.
 type perFamily[T any] struct {
 	prometheus.Collector
 	ipv4, ipv6 func() T

@@ -2,7 +2,7 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metric is one of ours: what docs/metrics.md says of it, and what it is made of.
+// metric describes one of Sluice's own metrics, for docs/metrics.md and for scrapes.
 type metric struct {
 	name   string
 	kind   prometheus.ValueType
@@ -39,7 +39,7 @@ func (m *metric) sendBool(to chan<- prometheus.Metric, value bool, labels ...str
 	}
 }
 
-// What there is of each Service.
+// Metrics of each Service.
 var (
 	serviceLabels = []string{"namespace", "service"}
 
@@ -59,7 +59,7 @@ var (
 		"How many Services can have series of their own; the others share those of the empty namespace.")
 )
 
-// What there is of the agent and its node.
+// Metrics of the agent and its node.
 var (
 	buildInfo = newMetric("build_info", gaugeKind,
 		"Always 1: the version of the agent and what it was built with.", "version", "go_version")

@@ -8,13 +8,13 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Node is what an agent and its node are like at one moment.
+// Node has the metrics of an agent and its node at one moment.
 type Node struct {
 	Synced    bool
 	Services  int
-	Problems  int // of objects that were read
-	Failed    int // Services of which a write is tried again
-	Taken     int // Services of which another one has a frontend
+	Problems  int // parts of objects that were left out
+	Failed    int // Services of which a write has failed and is tried again
+	Taken     int // Services of which another one owns an address
 	Writes    map[string]Writes
 	Fills     map[string]Fill // by map
 	Decisions map[maps.Reason]uint64
@@ -33,34 +33,34 @@ type Node struct {
 	StackPorts        uint64
 }
 
-// Writes is what was written to a map.
+// Writes counts writes to a map.
 type Writes struct{ Puts, Deletes uint64 }
 
 // Fill is how full a map is. A capacity of zero is not known.
 type Fill struct{ Entries, Capacity int }
 
-// FlowTable is what happened to a table of flows.
+// FlowTable has the metrics of a table of flows.
 type FlowTable struct {
 	Evicted uint64
 	Alarm   bool
 	Alarms  uint64
 }
 
-// NodeCollector tells of a [Node], asked for at each scrape.
+// NodeCollector collects a [Node] at each scrape.
 type NodeCollector struct {
 	version    string
 	look       func() (Node, error)
 	kubernetes prometheus.Metric
 }
 
-// NewNodeCollector returns a collector for an agent of this version. An error of
-// look is told to whoever scrapes, next to all else.
+// NewNodeCollector returns a collector for an agent of this version. An error of look is
+// reported in the scrape, beside the other metrics.
 func NewNodeCollector(version string, look func() (Node, error)) *NodeCollector {
 	return &NodeCollector{version: version, look: look, kubernetes: kubernetesBuild(version)}
 }
 
-// kubernetesBuild is what every component of Kubernetes says of its build. The
-// version is Sluice's own; what is not known of it is empty.
+// kubernetesBuild returns the metric by which components of Kubernetes show their build.
+// The version is Sluice's own; labels without a value are empty.
 func kubernetesBuild(version string) prometheus.Metric {
 	return prometheus.MustNewConstMetric(prometheus.NewDesc(
 		"kubernetes_build_info", "Always 1: the version of this component, which is Sluice, and what it was built with.", nil,

@@ -111,7 +111,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// What cannot be looked up is an error to whoever scrapes, next to all else.
+// A failed read is reported in the scrape, beside the other metrics.
 func TestNodeUnknown(t *testing.T) {
 	registry, err := NewRegistry(NewSync(standingClock()), NewNodeCollector("v1", func() (Node, error) { return Node{}, errBroken }))
 	must(t, err)

@@ -2,8 +2,8 @@ package metrics
 
 import "github.com/sluice-lb/sluice/maps"
 
-// reasonLabels are the values of the label reason: [maps.Reason] in words that
-// queries can be written with.
+// reasonLabels are the values of the label reason: the names of [maps.Reason] in the
+// form that queries use.
 var reasonLabels = map[maps.Reason]string{
 	maps.ReasonTranslated:             "translated",
 	maps.ReasonTranslatedUnremembered: "translated_unremembered",
@@ -18,7 +18,7 @@ var reasonLabels = map[maps.Reason]string{
 	maps.ReasonDropBackendMissing:     "drop_backend_missing",
 	maps.ReasonFlow:                   "flow",
 	maps.ReasonFlowError:              "flow_error",
-	maps.ReasonPassBystander:          "pass_bystander",
+	maps.ReasonPassOtherTraffic:       "pass_other_traffic",
 	maps.ReasonPassNoFlow:             "pass_no_flow",
 	maps.ReasonPassFragment:           "pass_fragment",
 	maps.ReasonPassMalformed:          "pass_malformed",
@@ -40,7 +40,7 @@ func reasonLabel(r maps.Reason) string {
 	return "unknown"
 }
 
-// translated says whether a new flow with this reason has got a backend.
+// translated reports whether a new flow with this reason has got a backend.
 func translated(r maps.Reason) bool {
 	return r == maps.ReasonTranslated || r == maps.ReasonTranslatedUnremembered
 }

@@ -1,8 +1,8 @@
-// Package metrics tells Prometheus what the agent does, and what the datapath
-// has counted: under kube-proxy's names ([Sync]) where they have a meaning here,
-// and under our own of each Service ([Services]) and of the node ([NodeCollector]).
+// Package metrics exports metrics of the agent and counts of the datapath to Prometheus:
+// under kube-proxy's names ([Sync]) where these apply, and under Sluice's own for each
+// Service ([Services]) and for the node ([NodeCollector]).
 //
-// docs/metrics.md lists ours, docs/kube-proxy.md says what became of kube-proxy's.
+// docs/metrics.md lists Sluice's own, docs/kube-proxy.md compares them with kube-proxy's.
 package metrics
 
 import (
@@ -14,8 +14,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// NewRegistry returns a registry of these collectors and of what a Sync measures.
-// It returns an error if two of them tell of the same.
+// NewRegistry returns a registry of these collectors and of the metrics of a Sync.
+// It returns an error if two of them have the same metric.
 func NewRegistry(sync *Sync, others ...prometheus.Collector) (*prometheus.Registry, error) {
 	registry := prometheus.NewRegistry()
 	for _, c := range slices.Concat(sync.collectors(), others) {
@@ -27,12 +27,12 @@ func NewRegistry(sync *Sync, others ...prometheus.Collector) (*prometheus.Regist
 	return registry, nil
 }
 
-// Gatherers are several as one. No two may have a family of the same name, which
-// nobody checks: [prometheus.Gatherers] would look at each series for that.
+// Gatherers combines several gatherers. No two may have a family of the same name. That
+// is not checked: [prometheus.Gatherers] does, and looks at each series for it.
 type Gatherers []prometheus.Gatherer
 
-// Gather implements [prometheus.Gatherer]. Next to an error, it returns what those
-// had who made none.
+// Gather implements [prometheus.Gatherer]. Beside an error, it returns the families of
+// the gatherers that succeeded.
 func (g Gatherers) Gather() ([]*dto.MetricFamily, error) {
 	var all []*dto.MetricFamily
 	var errs []error

@@ -6,23 +6,23 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Round is one round of writing what was read.
+// Round is one round of programming changes.
 type Round struct {
 	Begin time.Time
-	// Full: everything was written, or compared with what is there.
+	// Full is set if everything was written, or compared with the maps.
 	Full bool
-	// Retry: the round is about what failed before.
+	// Retry is set if the round tries again what has failed before.
 	Retry bool
-	// Failed: some write of this round did, or is still to come.
+	// Failed is set if a write of this round has failed, or is still due.
 	Failed bool
-	// Programmed says whether what was read of a Service is in force, or there is
-	// no such Service.
+	// Programmed reports whether a Service is in force as it was read, or does not
+	// exist.
 	Programmed func(lb.ServiceName) bool
 }
 
-// Done says that a round is over. One that had nothing to do is none: its
-// duration is not observed. A round is observed under the families of the changes
-// that made a difference since the round before, a full one under both.
+// Done reports that a round is over. The duration of a round is observed under the
+// families of the changes that made a difference since the round before, that of a full
+// round under both, and that of a round which had nothing to do under none.
 func (s *Sync) Done(r Round) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,12 +34,12 @@ func (s *Sync) Done(r Round) {
 		families |= s.retry
 	}
 	s.observe(r, families)
-	s.settle(r.Programmed)
+	s.observeLatency(r.Programmed)
 
-	done := s.heard | families
+	done := s.received | families
 	s.slicesLeft.Sub(float64(s.read.slices))
 	s.serviceLeft.Sub(float64(s.read.services))
-	s.read, s.due = counts{}, None
+	s.read, s.due = changes{}, None
 	if r.Failed {
 		s.retry |= families
 
@@ -48,9 +48,9 @@ func (s *Sync) Done(r Round) {
 	if r.Full || r.Retry {
 		s.retry = None
 	}
-	s.heard = None
+	s.received = None
 	s.stamp(s.programmed, done)
-	s.tellLocal(done)
+	s.setNoLocal(done)
 }
 
 func (s *Sync) observe(r Round, families Families) {
@@ -67,8 +67,9 @@ func (s *Sync) observe(r Round, families Families) {
 	}
 }
 
-// settle observes what is in force now. What is not stays for a later round.
-func (s *Sync) settle(programmed func(lb.ServiceName) bool) {
+// observeLatency observes the latency of changes that are in force now. Others are left for
+// a later round.
+func (s *Sync) observeLatency(programmed func(lb.ServiceName) bool) {
 	for key, times := range s.triggered {
 		if !programmed(key.service) {
 			continue
@@ -81,8 +82,8 @@ func (s *Sync) settle(programmed func(lb.ServiceName) bool) {
 	}
 }
 
-// noLocal counts service ports with a traffic policy Local and endpoints, though
-// none on this node: by what the policy is about, and by family.
+// noLocal counts service ports with a traffic policy Local that have endpoints, but none
+// on this node: by policy, and by family.
 type noLocal struct{ internal, external [2]int32 }
 
 func (n *noLocal) add(m noLocal, sign int32) {
@@ -92,7 +93,7 @@ func (n *noLocal) add(m noLocal, sign int32) {
 	}
 }
 
-// Resolved says what follows from a Service. The zero Resolution is for one that
+// Resolved reports the resolution of a Service. It is the zero Resolution if the Service
 // is gone.
 func (s *Sync) Resolved(name lb.ServiceName, res lb.Resolution) {
 	count := lackingLocal(res.Frontends)
@@ -106,16 +107,16 @@ func (s *Sync) Resolved(name lb.ServiceName, res lb.Resolution) {
 	}
 }
 
-// lackingLocal counts the ports whose clients are dropped, for want of an
-// endpoint here. ClusterIPs follow the internal policy, all else the external
-// one; a port counts once for each, however many addresses it has.
+// lackingLocal counts the ports whose clients are dropped because no endpoint is on this
+// node. ClusterIPs follow the internal policy, all other addresses the external one; a
+// port counts once for each policy, however many addresses it has.
 func lackingLocal(frontends []lb.Frontend) noLocal {
 	type place struct {
 		port     lb.PortName
 		internal bool
 		family   int
 	}
-	var seen map[place]struct{}
+	var labelled map[place]struct{}
 	var n noLocal
 	for i := range frontends {
 		f := &frontends[i]
@@ -126,13 +127,13 @@ func lackingLocal(frontends []lb.Frontend) noLocal {
 		if f.Key.Addr.Is6() {
 			at.family = 1
 		}
-		if _, ok := seen[at]; ok {
+		if _, ok := labelled[at]; ok {
 			continue
 		}
-		if seen == nil {
-			seen = make(map[place]struct{})
+		if labelled == nil {
+			labelled = make(map[place]struct{})
 		}
-		seen[at] = struct{}{}
+		labelled[at] = struct{}{}
 		if at.internal {
 			n.internal[at.family]++
 		} else {
@@ -143,7 +144,7 @@ func lackingLocal(frontends []lb.Frontend) noLocal {
 	return n
 }
 
-func (s *Sync) tellLocal(families Families) {
+func (s *Sync) setNoLocal(families Families) {
 	for i, family := range []Families{IPv4, IPv6} {
 		for value := range s.lacksInternal.of(families & family) {
 			value.Set(float64(s.lacking.internal[i]))

@@ -13,13 +13,13 @@ import (
 type service struct {
 	name     serviceName
 	own      bool     // it has series of its own
-	judged   bool     // that was decided
+	assigned bool     // own is decided
 	ids      int      // how many service port ids it has
 	first    uint32   // the lowest of them
 	backends []uint32 // their ids
-	// base is what was counted for ids that it has no more, sums that and what is
-	// counted for all others.
-	base, sums tally
+	// base has the counts of ids that it no longer has, sums those and the counts of
+	// its current ids.
+	base, sums counts
 }
 
 type serviceName struct{ namespace, name string }
@@ -28,15 +28,14 @@ func (n serviceName) compare(m serviceName) int {
 	return cmp.Or(strings.Compare(n.namespace, m.namespace), strings.Compare(n.name, m.name))
 }
 
-// index says which Service an id belongs to. It is rebuilt when the maps have
-// changed, so that a scrape of maps that have not reads counts only.
+// index maps ids to Services. It is rebuilt only when the maps have changed, so that most
+// scrapes read counts only.
 type index struct {
 	limit    int // of Services with series of their own
 	services map[serviceName]*service
 	sorted   []*service // by name
-	// owners has a Service's ids as long as there is the Service, also those that
-	// it has no more: connections that began there go on, and are counted at
-	// their end.
+	// owners has a Service's ids as long as the Service exists, including those that it
+	// no longer has: connections that began there continue, and are counted when they end.
 	owners map[uint32]owner
 	builds uint32     // how often it was rebuilt
 	own    int        // Services with series of their own
@@ -45,15 +44,15 @@ type index struct {
 
 type owner struct {
 	*service
-	past bool // the id was given back, and may be another Service's when it comes again
+	past bool // the id was released, and may belong to another Service when it is used again
 }
 
 func newIndex(limit int) index {
 	return index{limit: limit, services: make(map[serviceName]*service), owners: make(map[uint32]owner)}
 }
 
-// rebuild reads the maps. Services that are gone stay in gone, with their ids,
-// until the caller has taken what was counted for them, and calls forget.
+// rebuild reads the maps. Services that are gone stay in gone, with their ids, until the
+// caller has added their counts to others and calls forget.
 func (x *index) rebuild(t Tables) error {
 	x.builds++
 	for _, svc := range x.services {
@@ -63,7 +62,7 @@ func (x *index) rebuild(t Tables) error {
 		if err != nil {
 			return err
 		}
-		x.meet(e.Key, &e.Value)
+		x.observe(e.Key, &e.Value)
 	}
 	for _, b := range t.Backends.All() {
 		if o, ok := x.owners[b.ServicePortId]; ok && b.Id != 0 {
@@ -71,22 +70,22 @@ func (x *index) rebuild(t Tables) error {
 		}
 	}
 	x.findGone()
-	x.judge()
+	x.assignSeries()
 	x.sorted = slices.SortedFunc(stdmaps.Values(x.services), func(a, b *service) int { return a.name.compare(b.name) })
 
 	return nil
 }
 
-// meet notes that the maps have an id, and that it belongs to a Service.
-func (x *index) meet(id uint32, port *maps.ServicePort) {
+// observe adds an id that the maps have, with the Service that it belongs to.
+func (x *index) observe(id uint32, port *maps.ServicePort) {
 	svc := x.owners[id].service
 	if svc == nil || x.owners[id].past {
 		var name serviceName
 		name.namespace, name.name, _ = port.Parts()
-		// Long names are cut, perhaps in the middle of a letter.
+		// Long names are cut, perhaps in the middle of a character.
 		name.namespace, name.name = strings.ToValidUTF8(name.namespace, ""), strings.ToValidUTF8(name.name, "")
 		if strings.Contains(name.namespace, ".") {
-			return // no namespace of a cluster: the agent's own probe
+			return // the agent's probe: namespaces of a cluster have no dot
 		}
 		if svc = x.services[name]; svc == nil {
 			svc = &service{name: name}
@@ -113,18 +112,18 @@ func (x *index) findGone() {
 	}
 }
 
-// judge gives new Services series of their own, as long as there are some left.
-// Low ids tend to be older, also those that an earlier agent gave out.
-func (x *index) judge() {
+// assignSeries gives new Services series of their own, up to the limit. It begins with low
+// ids, which tend to be older, also those that an earlier agent assigned.
+func (x *index) assignSeries() {
 	var fresh []*service
 	for _, svc := range x.services {
-		if !svc.judged {
+		if !svc.assigned {
 			fresh = append(fresh, svc)
 		}
 	}
 	slices.SortFunc(fresh, func(a, b *service) int { return cmp.Compare(a.first, b.first) })
 	for _, svc := range fresh {
-		svc.judged = true
+		svc.assigned = true
 		if x.own < x.limit {
 			svc.own = true
 			x.own++

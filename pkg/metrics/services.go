@@ -10,40 +10,38 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Tables are the maps that say which Service an id belongs to.
+// Tables are the maps by which ids belong to Services.
 type Tables struct {
 	ServicePorts maps.Table[uint32, maps.ServicePort] // by service port id
 	Backends     *maps.Array[maps.Backend]            // by the index of a backend id
 	Loads        maps.Loads
 }
 
-// Stats is what programs have counted: [maps.Stats], or a test's.
+// Stats reads the counts of programs: [maps.Stats], or a fake in tests.
 type Stats interface {
 	// All yields the counts of the service ports that the maps have.
 	All() iter.Seq2[maps.Entry[maps.StatKey, uint64], error]
-	// Ended returns the last counts of those whose ids were given back since the last call.
+	// Ended returns the last counts of ids that were released since the last call.
 	Ended() map[maps.StatKey]uint64
-	// Prune forgets what an earlier agent has left.
+	// Prune removes the counts of ids that an earlier agent has left.
 	Prune() error
 }
 
-// Bytes is what clients have sent and received.
+// Bytes counts the bytes that clients have sent and received.
 type Bytes struct{ Sent, Received uint64 }
 
-// ServicesConfig is what [Services] needs.
+// ServicesConfig configures [Services].
 type ServicesConfig struct {
 	Tables Tables
 	Stats  Stats
-	// Ended yields, by service port id, what the clients of flows have sent and
-	// received that the agent has ended, and programs had not counted yet. Counts
-	// grow until the id is gone; nil: nobody ends flows.
+	// Ended yields, by service port id, the bytes of flows that the agent has ended, as
+	// far as programs had not counted them. They grow until the id is gone. It may be nil.
 	Ended func() iter.Seq2[uint32, Bytes]
 	// Limit is how many Services have series of their own, at least 1. First
-	// come, first served: a Service keeps its series while it exists, and one
-	// that found none left stays among the others while it does. All others
-	// share one series each, with an empty namespace.
+	// come, first served: a Service keeps its series while it exists. The others
+	// share one series of each metric, with an empty namespace, while they exist.
 	Limit int
-	// Moved returns a number that changes whenever Tables do.
+	// Moved returns a number that changes whenever Tables change.
 	Moved func() uint64
 	// Now is the clock; nil means [time.Now].
 	Now func() time.Time
@@ -65,35 +63,35 @@ func (c ServicesConfig) Validate() error {
 	return nil
 }
 
-// Services knows what the clients of each Service have done, by what programs
-// have counted. It reads their maps when it is asked, though not all the time. Any
-// goroutine may use it.
+// Services has the metrics of each Service, from the counts of programs. It reads their
+// maps at a scrape, unless it has read them just before. Any goroutine may use it.
 type Services struct {
 	cfg ServicesConfig
 
 	mu     sync.Mutex
 	index  index
-	moved  uint64 // as the index was built
+	moved  uint64 // when the index was built
 	built  bool
-	counts map[uint32]tally // of each id that was not given back yet, as it was last seen
+	counts map[uint32]counts // of each id that is not released, as last read
 	read   time.Time
 	ended  map[uint32]Bytes // that were added to the Services
-	others tally            // of those Services without series that are gone
-	count  int              // of refusals, at the last look
+	others counts           // of Services without series that are gone
+	count  int              // of entries of refusals, as last read
 }
 
 const (
-	// freshness is how old the counts are that a scrape may be given.
+	// freshness is how old the counts of a scrape may be.
 	freshness = 5 * time.Second
-	// sweepInterval is how often counts are taken over where no one scrapes.
+	// sweepInterval is the time between reads of the counts where no one scrapes.
 	sweepInterval = 10 * time.Minute
 )
 
-// NewServices reads the maps for the first time. Call it before ids are given out or back.
+// NewServices reads the maps for the first time. It must be called before ids are assigned
+// or released.
 //
-// What was counted before does not count. Not all that an earlier agent has shown
-// is in the maps, and a counter that falls by a little is to Prometheus one that
-// has come from zero to where it is.
+// Earlier counts are subtracted. The maps do not have everything that an earlier agent has
+// shown, and Prometheus takes a counter that has fallen a little for one that was reset and
+// has grown to its value since.
 func NewServices(cfg ServicesConfig) (*Services, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -104,7 +102,7 @@ func NewServices(cfg ServicesConfig) (*Services, error) {
 	if cfg.Ended == nil {
 		cfg.Ended = func() iter.Seq2[uint32, Bytes] { return func(func(uint32, Bytes) bool) {} }
 	}
-	s := &Services{cfg: cfg, index: newIndex(cfg.Limit), counts: make(map[uint32]tally)}
+	s := &Services{cfg: cfg, index: newIndex(cfg.Limit), counts: make(map[uint32]counts)}
 	if err := cfg.Stats.Prune(); err != nil {
 		return nil, err
 	}
@@ -121,8 +119,8 @@ func NewServices(cfg ServicesConfig) (*Services, error) {
 	return s, nil
 }
 
-// Run takes over counts now and then, until ctx ends. It calls failed with what went
-// wrong, or nil.
+// Run reads the counts at intervals until ctx ends. It calls failed with each error, or
+// nil.
 func (s *Services) Run(ctx context.Context, failed func(error)) error {
 	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
@@ -136,7 +134,7 @@ func (s *Services) Run(ctx context.Context, failed func(error)) error {
 	}
 }
 
-// Sweep reads the maps, so that the counts of ids that were given back need not be kept.
+// Sweep reads the maps, so that the counts of released ids need not be kept.
 func (s *Services) Sweep() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +144,7 @@ func (s *Services) Sweep() error {
 
 // refresh reads the maps.
 func (s *Services) refresh(now time.Time) error {
-	s.read = time.Time{} // a sum of half the counts is shown to nobody
+	s.read = time.Time{} // a failed read leaves incomplete sums, which no scrape may show
 	if moved := s.cfg.Moved(); !s.built || moved != s.moved {
 		s.built = false
 		if err := s.index.rebuild(s.cfg.Tables); err != nil {
@@ -158,7 +156,7 @@ func (s *Services) refresh(now time.Time) error {
 	if err := s.sum(); err != nil {
 		return err
 	}
-	// What is gone keeps what was counted for it, as far as others show it.
+	// The counts of Services that are gone remain among the others if they were there.
 	for _, svc := range s.index.gone {
 		if !svc.own {
 			s.others.addAll(svc.sums)
@@ -172,7 +170,7 @@ func (s *Services) refresh(now time.Time) error {
 	return nil
 }
 
-// addEnded adds what is new of flows that the agent has ended.
+// addEnded adds the bytes of flows that the agent has ended since the last call.
 func (s *Services) addEnded() {
 	ended := make(map[uint32]Bytes)
 	for id, b := range s.cfg.Ended() {
@@ -186,7 +184,7 @@ func (s *Services) addEnded() {
 	s.ended = ended
 }
 
-// sum reads all counts. A Service that lives keeps what ids that it has no more came to.
+// sum reads all counts. A Service that exists keeps the counts of ids that it no longer has.
 func (s *Services) sum() error {
 	refusals := 0
 	for e, err := range s.cfg.Stats.All() {
@@ -202,9 +200,9 @@ func (s *Services) sum() error {
 		s.counts[id] = counts
 	}
 	s.count = refusals
-	// An id may be gone from the maps, and not be given back yet: it keeps its counts
-	// until the last ones are known.
-	last := make(map[uint32]tally)
+	// An id may be gone from the maps and not be released yet: its counts are kept until
+	// the last ones are known.
+	last := make(map[uint32]counts)
 	for key, n := range s.cfg.Stats.Ended() {
 		counts := last[key.ServicePortId]
 		counts.set(key.What, n)

@@ -48,7 +48,7 @@ func expect(t *testing.T, when string, got, want map[string]float64) {
 	}
 }
 
-// All ports and both families of a Service are one, and nobody else's.
+// All ports and both families of a Service are counted together, and apart from other Services.
 func TestServices(t *testing.T) {
 	w := newWorld()
 	w.add(1, "ns", "web", "http", 1, 2)
@@ -190,7 +190,7 @@ func TestOthers(t *testing.T) {
 	w.add(5, "ns", "a", "")
 	w.count(4, sent, 4)
 	w.count(5, sent, 5)
-	connections("whoever comes next has it", map[string]float64{"ns/b": 1, "ns/d": 4, "/(others)": 6})
+	connections("the next Service has it", map[string]float64{"ns/b": 1, "ns/d": 4, "/(others)": 6})
 	w.remove(3)
 	w.remove(5)
 	connections("the others are gone", map[string]float64{"ns/b": 1, "ns/d": 4, "/(others)": 6})

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Families is a set of IP families: those that a change is about.
+// Families is a set of IP families: those that a change concerns.
 type Families uint8
 
 // The sets of families.
@@ -59,10 +59,9 @@ func (f Families) names(yield func(string) bool) {
 	}
 }
 
-// Sync measures how changes of the cluster come into force, under the names that
-// kube-proxy has for it, and what is put right. A change is queued by whoever hears of it, read by the
-// goroutine that owns the model, and in force at the end of a round. Any goroutine
-// may use it.
+// Sync measures how changes of the cluster come into force, under kube-proxy's names, and
+// counts repairs of maps. A change is queued when it is received, read by the goroutine
+// that has the turn, and in force at the end of a round. Any goroutine may use it.
 type Sync struct {
 	now   func() time.Time
 	start time.Time
@@ -81,19 +80,19 @@ type Sync struct {
 	mended                  *prometheus.CounterVec
 	sockets                 prometheus.Counter
 
-	mu    sync.Mutex
-	read  counts   // in this round
-	heard Families // of changes that this round has read, or earlier ones that failed
-	due   Families // of those that made a difference
-	retry Families // of changes whose round has failed
-	// triggered is when what slices told of happened, by Service and family: of
-	// those that are not in force yet.
+	mu       sync.Mutex
+	read     changes  // in this round
+	received Families // of changes that this round has read, or earlier ones that failed
+	due      Families // of those that made a difference
+	retry    Families // of changes whose round has failed
+	// triggered has the times of changes that slices carry and that are not in force
+	// yet, by Service and family.
 	triggered map[triggerKey][]time.Time
 	local     map[lb.ServiceName]noLocal // only those that lack something
 	lacking   noLocal                    // their sum
 }
 
-type counts struct{ slices, services int }
+type changes struct{ slices, services int }
 
 type triggerKey struct {
 	service lb.ServiceName
@@ -122,25 +121,25 @@ func (s *Sync) stamp(gauge perFamily[prometheus.Gauge], families Families) {
 	}
 }
 
-// Queued says that something was heard, of a Node or a ServiceCIDR.
+// Queued reports that a Node or ServiceCIDRs were received.
 func (s *Sync) Queued(families Families) { s.stamp(s.queued, families) }
 
-// ServiceQueued says that a Service was heard of.
+// ServiceQueued reports that a Service was received.
 func (s *Sync) ServiceQueued(families Families) {
 	s.services.Inc()
 	s.serviceLeft.Inc()
 	s.Queued(families)
 }
 
-// SliceQueued says that an EndpointSlice was heard of.
+// SliceQueued reports that an EndpointSlice was received.
 func (s *Sync) SliceQueued(families Families) {
 	s.slices.Inc()
 	s.slicesLeft.Inc()
 	s.Queued(families)
 }
 
-// Read says that this round reads something that was [Sync.Queued], and whether
-// it makes a difference.
+// Read reports that this round reads a change that was [Sync.Queued], and whether it makes
+// a difference.
 func (s *Sync) Read(families Families, changed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,13 +147,13 @@ func (s *Sync) Read(families Families, changed bool) {
 }
 
 func (s *Sync) add(families Families, changed bool) {
-	s.heard |= families
+	s.received |= families
 	if changed {
 		s.due |= families
 	}
 }
 
-// ServiceRead says that this round reads a Service, and whether it makes a
+// ServiceRead reports that this round reads a Service, and whether it makes a
 // difference.
 func (s *Sync) ServiceRead(families Families, changed bool) {
 	s.mu.Lock()
@@ -163,18 +162,18 @@ func (s *Sync) ServiceRead(families Families, changed bool) {
 	s.add(families, changed)
 }
 
-// maxTriggers is how many changes of one Service and family wait for their latency to be
-// known, the oldest: a Service that cannot be programmed may wait for days.
+// maxTriggers limits how many changes of one Service and family are kept until their latency
+// is known, beginning with the oldest: a Service that cannot be programmed may wait for days.
 const maxTriggers = 100
 
-// SliceRead says that this round reads an EndpointSlice, whether it makes a
-// difference, and when what it tells of happened; zero if it does not say.
+// SliceRead reports that this round reads an EndpointSlice, whether it makes a difference,
+// and when its change has happened. The time is zero if the slice does not carry it.
 func (s *Sync) SliceRead(slice *lb.EndpointSlice, changed bool, triggered time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.read.slices++
 	s.add(FamilyOf(slice.Family), changed)
-	// What happened before we were there says nothing of how fast we are.
+	// The latency of a change that happened before the start is not that of the agent.
 	if changed && triggered.After(s.start) {
 		key := triggerKey{slice.Service, slice.Family}
 		if len(s.triggered[key]) < maxTriggers {
@@ -183,9 +182,9 @@ func (s *Sync) SliceRead(slice *lb.EndpointSlice, changed bool, triggered time.T
 	}
 }
 
-// SliceGone says that this round reads that an EndpointSlice is gone; nil if
-// nobody knew it. As in kube-proxy, nobody can tell when what it told of
-// happened, nor what happened to its siblings.
+// SliceGone reports that this round reads that an EndpointSlice is gone; nil if it was not
+// known. As in kube-proxy, the pending times of its Service and family are dropped, because
+// it is not known which of them were those of this slice.
 func (s *Sync) SliceGone(slice *lb.EndpointSlice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +195,7 @@ func (s *Sync) SliceGone(slice *lb.EndpointSlice) {
 	}
 }
 
-// Probed says how a probe of /healthz or /livez was answered.
+// Probed reports the answer to a probe of /healthz or /livez.
 func (s *Sync) Probed(path string, code int) {
 	total := s.healthz
 	if path == "/livez" {
@@ -205,8 +204,8 @@ func (s *Sync) Probed(path string, code int) {
 	total.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
-// Cleaned says that UDP flows of backends or frontends that are gone were looked
-// for, since begin, and how many were ended of each family.
+// Cleaned reports a search for UDP flows of backends or frontends that are gone: when it
+// began, and how many flows it has ended of each family.
 func (s *Sync) Cleaned(begin time.Time, ended map[lb.Family]int) {
 	for name := range Both.names {
 		s.cleanUps.WithLabelValues(name).Observe(s.now().Sub(begin).Seconds())
@@ -216,8 +215,8 @@ func (s *Sync) Cleaned(begin time.Time, ended map[lb.Family]int) {
 	}
 }
 
-// Mended says that an entry of a map was not as it had been written.
+// Mended reports that an entry of a map was not as written, and was repaired.
 func (s *Sync) Mended(table string) { s.mended.WithLabelValues(table).Inc() }
 
-// SocketsEnded says that UDP sockets were ended whose backend was gone.
+// SocketsEnded reports that n UDP sockets were ended because their backend was gone.
 func (s *Sync) SocketsEnded(n int) { s.sockets.Add(float64(n)) }

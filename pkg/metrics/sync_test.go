@@ -56,7 +56,7 @@ func (s *story) check(when string, want map[string]float64) {
 	}
 }
 
-// absent says that there is no such series.
+// absent expects that there is no such series.
 func (s *story) absent(when, name string) {
 	s.t.Helper()
 	registry, err := NewRegistry(s.Sync)
@@ -169,7 +169,7 @@ func TestChanges(t *testing.T) {
 
 // Latency is from the trigger to the end of the round that programmed it. What
 // happened before the start is not observed, nor what changed nothing: after an
-// outage the API server tells of everything again.
+// outage the API server sends everything again.
 func TestLatency(t *testing.T) {
 	s := newStory(t)
 	s.SliceRead(slice("web", lb.IPv4), true, start)
@@ -177,7 +177,7 @@ func TestLatency(t *testing.T) {
 	s.SliceRead(slice("web", lb.IPv4), true, time.Time{})
 	s.SliceRead(slice("web", lb.IPv4), false, start.Add(time.Millisecond))
 	s.round(Round{Full: true})
-	s.absent("what says nothing", latency+v4)
+	s.absent("a slice without a time", latency+v4)
 
 	s.wait(10 * time.Second)
 	s.SliceRead(slice("web", lb.IPv4), true, s.now.Add(-1500*time.Millisecond))
@@ -327,7 +327,7 @@ func TestFamiliesOf(t *testing.T) {
 		svc  *lb.Service
 		want Families
 	}{
-		{"nobody", nil, None},
+		{"no Service", nil, None},
 		{"headless", &lb.Service{}, None},
 		{"one address", &lb.Service{ClusterIPs: []netip.Addr{v6}}, IPv6},
 		{"two addresses", &lb.Service{ClusterIPs: []netip.Addr{v4, v6}}, Both},

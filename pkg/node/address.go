@@ -1,6 +1,6 @@
-// Package node watches the addresses of this node, which are where NodePorts
-// answer, and its devices, and decides which of those are to be attached to. It
-// is not a view of the Kubernetes Node object: it asks the kernel, by netlink.
+// Package node watches the addresses of this node, on which node ports answer, and
+// its devices, and decides to which devices programs are attached. It reads the
+// kernel's state by netlink, not the Kubernetes Node object.
 package node
 
 import (
@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The loopback device has this index in every network namespace.
+// loopbackIndex is the index of the loopback device in every network namespace.
 const loopbackIndex = 1
 
 // Address is one address of this node.
 type Address struct {
-	// Addr is never v4-mapped and has no zone: of a link-local address, IfIndex
-	// is the zone.
+	// Addr is never v4-mapped and has no zone: IfIndex is the zone of a link-local
+	// address.
 	Addr netip.Addr
 	// IfIndex is the device that has the address.
 	IfIndex int
-	// IsLoopback says that the device is lo. Its addresses need not be loopback
-	// addresses, which Addr.IsLoopback knows: a virtual address is often put there.
+	// IsLoopback is true if the device is lo. Its addresses need not be loopback
+	// addresses, see Addr.IsLoopback: virtual addresses are often added to lo.
 	IsLoopback bool
 }
 
@@ -31,7 +31,8 @@ func (a Address) compare(b Address) int {
 	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.IfIndex, b.IfIndex))
 }
 
-// addressesOf turns what the kernel lists into a sorted set.
+// addressesOf returns the usable addresses among those that the kernel lists, as a
+// sorted set.
 func addressesOf(listed []netlink.Addr) []Address {
 	addresses := make([]Address, 0, len(listed))
 	for _, addr := range listed {
@@ -47,12 +48,11 @@ func addressesOf(listed []netlink.Addr) []Address {
 	}
 	slices.SortFunc(addresses, Address.compare)
 
-	// One address on one device twice, with different prefixes, is one to us.
+	// A device may have an address twice, with different prefixes.
 	return slices.Compact(addresses)
 }
 
-// addressOf returns the address itself. It is false for one that is neither IPv4
-// nor IPv6.
+// addressOf returns the IP address, and false if it is neither IPv4 nor IPv6.
 func addressOf(addr netlink.Addr) (netip.Addr, bool) {
 	if addr.IPNet == nil {
 		return netip.Addr{}, false

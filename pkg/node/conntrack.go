@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// Conntrack is how the kernel's own connection tracking is to be set. Sluice does
-// not need it; others on the node may, and count on what kube-proxy set. What is
-// zero stays as it is.
+// Conntrack is the configuration of the kernel's connection tracking. Sluice does not
+// use it; other programs on the node may rely on the values that kube-proxy sets.
+// Fields that are zero leave the kernel's value.
 type Conntrack struct {
 	MaxPerCore, Min            int // see [ConntrackMax]
 	TCPEstablished             time.Duration
@@ -22,15 +22,15 @@ type Conntrack struct {
 	UDPUnanswered, UDPAnswered time.Duration
 }
 
-// ErrNoConntrack: the kernel tracks no connections in this network namespace.
+// ErrNoConntrack is returned if the kernel does not track connections in this network namespace.
 var ErrNoConntrack = errors.New("the kernel does not track connections here")
 
-// mostConnections is the most that a number of cores makes of it.
+// mostConnections limits the product of cores and connections per core.
 const mostConnections = 1 << 20
 
-// ConntrackMax returns how many connections the kernel is to track: perCore for
-// each core, at least least, and not more than fit into a few hundred MiB. It is
-// zero, which leaves the kernel what it has, if perCore is.
+// ConntrackMax returns how many connections the kernel may track: perCore for each
+// core, but at least least, and not more than fit into a few hundred MiB. It returns
+// 0, which leaves the kernel's value, if perCore is 0.
 func ConntrackMax(perCore, least, cores int) int {
 	switch scaled := perCore * cores; {
 	case scaled == 0:
@@ -42,10 +42,10 @@ func ConntrackMax(perCore, least, cores int) int {
 	}
 }
 
-// Set sets what is not so already, in the calling thread's network namespace,
-// and returns it, as "nf_conntrack_max=131072". It goes on after an error, and
-// returns all of them; it is [ErrNoConntrack] if there is nothing to set. Only
-// the first network namespace of a machine can change nf_conntrack_max.
+// Set sets the sysctls that differ, in the calling thread's network namespace, and
+// returns them, as "nf_conntrack_max=131072". It continues after an error, and
+// returns all errors; [ErrNoConntrack] if the kernel has no such sysctls. Only in
+// the initial network namespace can nf_conntrack_max be changed.
 func (c Conntrack) Set() (set []string, err error) { return c.setBelow("/") }
 
 func (c Conntrack) setBelow(root string) (set []string, err error) {
@@ -69,14 +69,15 @@ func (c Conntrack) setBelow(root string) (set []string, err error) {
 
 const conntrackMax = "nf_conntrack_max"
 
-// sysctlWriter writes numbers into files of the kernel.
+// sysctlWriter writes numbers into the kernel's files.
 type sysctlWriter struct {
 	dir     string
 	changed []string
 	errs    []error
 }
 
-// set makes the number in the file of that name value, and says whether it is.
+// set writes the value into the file of that name, if it has another, and reports
+// whether the file has the value.
 func (w *sysctlWriter) set(name string, value int) bool {
 	return w.setAt(filepath.Join(w.dir, name), value)
 }
@@ -106,7 +107,7 @@ func (w *sysctlWriter) setSeconds(name string, d time.Duration) {
 	}
 }
 
-// grow makes the number in a file value if it is less.
+// grow writes the value into a file, if it has a smaller one.
 func (w *sysctlWriter) grow(path string, value int) {
 	now, err := readNumber(path)
 	if err != nil {
@@ -128,10 +129,11 @@ func readNumber(path string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// Cores returns how many the machine has, also if this process may not use them all.
+// Cores returns the number of online CPUs of the machine, including those that this
+// process may not use.
 func Cores() int { return cores("/") }
 
-// cores is how many the machine has, also if this process may not use them all.
+// cores returns [Cores], from the files below root.
 func cores(root string) int {
 	text, err := os.ReadFile(filepath.Join(root, "sys/devices/system/cpu/online"))
 	if err != nil {

@@ -110,8 +110,7 @@ func TestConntrackSet(t *testing.T) {
 	}
 }
 
-// In a network namespace of its own, where the kernel tracks connections if it
-// does so anywhere.
+// The kernel tracks connections in the network namespace of this test if it does so at all.
 func TestConntrackSetInKernel(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	var set []string

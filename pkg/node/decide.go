@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// Decision is what becomes of a device.
+// Decision is whether programs are attached to a device, and which.
 type Decision struct {
 	Device
 	Class Class
-	// Bridge is the bridge that the device is a port of, or 0.
+	// Bridge is the index of the bridge that the device is a port of, or 0.
 	Bridge int
-	// Reason says why, to people.
+	// Reason is a text for the operator.
 	Reason string
 }
 
-// Decide says of every device whether to attach to it and what it leads to, in
+// Decide returns for each device whether to attach to it and what it leads to, in
 // the order of devices.
 func Decide(devices []Device, rules Rules) []Decision {
 	d := decider{rules: rules, devices: make(map[int]Device, len(devices)), masters: make(map[int]bool)}
@@ -36,14 +36,15 @@ func Decide(devices []Device, rules Rules) []Decision {
 	return decisions
 }
 
-// decider knows all devices: what one of them is, others may tell.
+// decider has all devices, since the class of one may depend on others.
 type decider struct {
 	rules   Rules
 	devices map[int]Device // by index
-	masters map[int]bool   // by index: has members
+	masters map[int]bool   // by index: the device has members
 }
 
-// decide asks one question after the other.
+// decide returns the class of a device and why: by the operator's rules first, then
+// by what speaks against attaching, then by the looks of the device.
 func (d *decider) decide(device Device) (Class, string) {
 	if p, ok := find(d.rules.Never, device.Name); ok {
 		return ClassNone, "excluded by --exclude-devices " + p.String()
@@ -59,7 +60,7 @@ func (d *decider) decide(device Device) (Class, string) {
 		return only.Class, "--devices " + only.String()
 	}
 	class, reason := d.appearance(device)
-	// What is behind the internal port of a switch, it does not show.
+	// The internal port of a switch does not show what is behind it.
 	mayLeadToPods := class == ClassPods || class == ClassUplink && device.Kind == "openvswitch"
 	if mayLeadToPods && (d.rules.PodBridge != "" || d.rules.PodPrefix != "") {
 		return d.detectLocal(device)
@@ -68,18 +69,18 @@ func (d *decider) decide(device Device) (Class, string) {
 	return class, reason
 }
 
-// quiet are the kinds of devices that no packet of the stack passes, with what
-// they are.
-var quiet = map[string]string{
+// unusable are the kinds of devices whose packets the stack does not see, and why.
+var unusable = map[string]string{
 	"dummy":   "dummy: what is sent there is gone",
 	"ifb":     "ifb: packets pass the device that it shapes",
 	"macvtap": "macvtap: its packets pass the device below, and not the stack",
 	"ipvtap":  "ipvtap: its packets pass the device below, and not the stack",
 }
 
-// obstacle says why programs on a device would be of no use, or in the way.
+// obstacle returns why programs on a device would see no packets, or packets twice;
+// it returns "" if neither is so.
 func (d *decider) obstacle(device Device) string {
-	reason, isQuiet := quiet[device.Kind]
+	reason, isUnusable := unusable[device.Kind]
 	switch {
 	case device.IsLoopback:
 		return "loopback"
@@ -89,7 +90,7 @@ func (d *decider) obstacle(device Device) string {
 		return "vrf: its members are attached"
 	case device.Kind == "openvswitch" && (d.masters[device.Index] || device.Name == "ovs-system"):
 		return "openvswitch: its internal ports are attached"
-	case isQuiet:
+	case isUnusable:
 		return reason
 	case device.LinkLayer == LinkOther:
 		return "neither Ethernet nor IP"
@@ -100,8 +101,8 @@ func (d *decider) obstacle(device Device) string {
 	return ""
 }
 
-// masterObstacle says why a member of master is not attached to: what comes by
-// it comes by master as well.
+// masterObstacle returns why programs are not attached to a member of master: its
+// packets pass master, or the internal ports of the switch, as well.
 func (d *decider) masterObstacle(master Device) string {
 	switch master.Kind {
 	case "bridge", "vrf":
@@ -113,7 +114,7 @@ func (d *decider) masterObstacle(master Device) string {
 	}
 }
 
-// appearance tells what a device leads to by what it is.
+// appearance returns what a device leads to by its kind, addresses and routes.
 func (d *decider) appearance(device Device) (Class, string) {
 	isTap := device.Kind == "tun" && device.LinkLayer == LinkEthernet
 	peer, here := d.devices[device.Peer]
@@ -144,7 +145,7 @@ func kindOf(device Device) string {
 	}
 }
 
-// portOf is the end of a sentence about a port of a bridge.
+// portOf returns the end of a reason if the device is a port of a bridge.
 func (d *decider) portOf(device Device) string {
 	if master := d.devices[device.Master]; master.Kind == "bridge" {
 		return ", port of " + master.Name
@@ -153,9 +154,8 @@ func (d *decider) portOf(device Device) string {
 	return ""
 }
 
-// detectLocal tells devices of pods from others as kube-proxy does: by the name of
-// the device by which packets come to IP, which for the port of a bridge is the
-// bridge.
+// detectLocal classifies a device as kube-proxy does: by the name of the device by
+// which packets reach the IP layer, which for the port of a bridge is the bridge.
 func (d *decider) detectLocal(device Device) (Class, string) {
 	names := []string{device.Name}
 	if master := d.devices[device.Master]; master.Kind == "bridge" {

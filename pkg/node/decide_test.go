@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A topology is written as a device a line, with what is decided of it:
+// A topology is written as one device a line, with the decision:
 //
 //	NAME KIND [net=PREFIX] [gw=ADDR] [master=NAME] [peer=NAME] [layer=ip|other] -> CLASS: REASON
 //
@@ -198,8 +198,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Bridge is told of ports, also of those that are not attached.
-func TestDecideTellsTheBridge(t *testing.T) {
+// Bridge is set for all ports, also for those that are not attached.
+func TestDecideReportsTheBridge(t *testing.T) {
 	devices, _ := parseTopology(t, `
 br0   bridge -> x
 bond0 bond -> x
@@ -309,8 +309,8 @@ func mustPatterns(t *testing.T, list string) []Pattern {
 
 func TestRulesAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"":              "names no device",
-		"=pods":         "names no device",
+		"":              "the pattern of the name is empty",
+		"=pods":         "the pattern of the name is empty",
 		"eth0=":         "pods or uplink",
 		"eth0=internal": "pods or uplink",
 		"eth[":          "syntax error",

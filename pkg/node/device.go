@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LinkLayer is what packets of a device begin with.
+// LinkLayer is the kind of header that packets of a device begin with.
 type LinkLayer uint8
 
 // The link layers.
 const (
-	LinkOther    LinkLayer = iota // something that we cannot read: InfiniBand, CAN
+	LinkOther    LinkLayer = iota // a header that the programs cannot parse: InfiniBand, CAN
 	LinkEthernet                  // an Ethernet header
 	LinkIP                        // the IP header
 )
@@ -21,36 +21,36 @@ const (
 type Device struct {
 	Index int
 	Name  string
-	// Kind is what the kernel calls it: "veth", "bridge", "vxlan". It is empty
-	// for a device that is none of the virtual kinds, as hardware is.
+	// Kind is the kernel's name of the kind of device: "veth", "bridge", "vxlan". It
+	// is empty for hardware.
 	Kind       string
 	LinkLayer  LinkLayer
 	IsUp       bool
 	IsLoopback bool
-	// Master is the device that this one belongs to: a bridge, a bond, a VRF. It
-	// is 0 for one that stands alone.
+	// Master is the bridge, bond or VRF that this device belongs to, or 0.
 	Master int
-	// Peer is the other end of a pair, if that is on this node too. Otherwise it
-	// is 0.
+	// Peer is the other end of a pair if that is in this network namespace, or 0.
 	Peer int
 
-	// TakesFrames: whatever leaves by the device needs nothing but an Ethernet header.
+	// TakesFrames is true if an Ethernet header is all that packets need to leave by
+	// the device.
 	TakesFrames bool
 
-	// Network is the first address of global scope with a network around it,
-	// as 192.168.50.1/24: others can be reached there. A /32 is none.
+	// Network is the first address of global scope with a prefix shorter than the
+	// address, as 192.168.50.1/24: other hosts can be reached there. It is invalid if
+	// there is none.
 	Network netip.Prefix
-	// Gateway is one that a route of the main table reaches by the device.
+	// Gateway is the gateway of a route of the main table by the device, or invalid.
 	Gateway netip.Addr
 
-	// SourceV4 and SourceV6 are what this node sends from by the device, if no
-	// route says otherwise. They are invalid if the node has no such address.
+	// SourceV4 and SourceV6 are the addresses that this node sends from by the device,
+	// if the route does not name another. They are invalid if the node has none.
 	SourceV4 netip.Addr
 	SourceV6 netip.Addr
 }
 
-// linkLayers has the kinds of link layers by netlink's names for the ARPHRD_*
-// constants; two have none.
+// linkLayers maps package netlink's names of the ARPHRD_* constants to link layers.
+// Two constants have no name.
 var linkLayers = map[string]LinkLayer{
 	"ether":   LinkEthernet,
 	"none":    LinkIP, // wireguard, tun, xfrm
@@ -64,7 +64,8 @@ var linkLayers = map[string]LinkLayer{
 	"unknown823": LinkIP, // ARPHRD_IP6GRE
 }
 
-// deviceOf turns a link into a Device, but for what its addresses and routes say.
+// deviceOf returns the Device of a link, without the fields that depend on addresses
+// and routes.
 func deviceOf(link netlink.Link) Device {
 	attrs := link.Attrs()
 	device := Device{
@@ -76,14 +77,14 @@ func deviceOf(link netlink.Link) Device {
 		IsLoopback: attrs.RawFlags&unix.IFF_LOOPBACK != 0,
 		Master:     attrs.MasterIndex,
 	}
-	switch device.Kind { // as package netlink calls them
+	switch device.Kind { // package netlink's names
 	case "device":
 		device.Kind = ""
 	case "tuntap":
 		device.Kind = "tun"
 	}
 	device.TakesFrames = takesFrames(device, link)
-	// Without the number of another namespace, the link's index is of this one.
+	// A peer in another namespace comes with the number of that namespace.
 	if device.isPair() && attrs.NetNsID < 0 {
 		device.Peer = attrs.ParentIndex
 	}
@@ -91,8 +92,8 @@ func deviceOf(link netlink.Link) Device {
 	return device
 }
 
-// takesFrames does not know every kind of device for which it is true. A tunnel may be told with each packet
-// where it goes; what belongs to a VRF or a bridge is not where routes lead.
+// takesFrames reports [Device.TakesFrames], for the kinds of devices that it knows. A flow-based tunnel needs
+// metadata with each packet. Packets to a member of a VRF or a bridge leave by the latter.
 func takesFrames(d Device, link netlink.Link) bool {
 	if d.LinkLayer != LinkEthernet || d.Master != 0 {
 		return false
@@ -109,10 +110,10 @@ func takesFrames(d Device, link netlink.Link) bool {
 	}
 }
 
-// isPair says that the device is one end of two.
+// isPair reports whether the device is one end of a pair.
 func (d Device) isPair() bool { return d.Kind == "veth" || d.Kind == "netkit" }
 
-// devicesOf puts together what the kernel lists, by index.
+// devicesOf returns the Devices of links, with their addresses and routes.
 func devicesOf(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) []Device {
 	devices := make([]Device, 0, len(links))
 	at := make(map[int]int, len(links)) // by index
@@ -132,7 +133,7 @@ func devicesOf(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Rout
 		}
 	}
 	for _, hop := range hopsOf(routes) {
-		// A gateway that is the node itself leads nowhere: Cilium has such routes.
+		// Cilium has routes whose gateway is the node itself: no other host is there.
 		if i, ok := at[hop.index]; ok && hop.gateway.IsValid() && !own[hop.gateway] && !devices[i].Gateway.IsValid() {
 			devices[i].Gateway = hop.gateway
 		}
@@ -142,7 +143,7 @@ func devicesOf(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Rout
 	return devices
 }
 
-// addAddress takes in what one address says of the device.
+// addAddress sets the fields of the device that follow from one of its addresses.
 func (d *Device) addAddress(ip netip.Addr, addr netlink.Addr) {
 	if isSource(ip, addr) {
 		if ip.Is4() && !d.SourceV4.IsValid() {
@@ -154,7 +155,7 @@ func (d *Device) addAddress(ip netip.Addr, addr netlink.Addr) {
 	}
 	network := addr.IPNet
 	if addr.Peer != nil {
-		network = addr.Peer // the prefix is that of the other side
+		network = addr.Peer // the prefix belongs to the peer's address
 	}
 	bits, size := network.Mask.Size()
 	isNetwork := addr.Scope == unix.RT_SCOPE_UNIVERSE && !ip.IsLinkLocalUnicast() && bits < size
@@ -163,13 +164,13 @@ func (d *Device) addAddress(ip netip.Addr, addr netlink.Addr) {
 	}
 }
 
-// hop is where a route leads.
+// hop is a next hop of a route.
 type hop struct {
 	index   int
-	gateway netip.Addr // invalid: none, what is there is reached directly
+	gateway netip.Addr // invalid if destinations are on the link
 }
 
-// hopsOf returns all places that unicast routes lead to.
+// hopsOf returns the next hops of all unicast routes.
 func hopsOf(routes []netlink.Route) []hop {
 	var hops []hop
 	for _, route := range routes {

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// mustList returns what is told of a namespace, by name.
+// mustList returns the devices of a namespace, by name.
 func mustList(t testing.TB, ns *lab.Namespace) map[string]Device {
 	t.Helper()
 	state, err := list(ns.Netlink(), mustForwarding(t, ns))
@@ -44,7 +44,7 @@ func mustAddLink(t testing.TB, ns *lab.Namespace, link netlink.Link) {
 	}
 }
 
-// mustTun makes what tap and tun devices come from, where no udev has.
+// mustTun makes /dev/net/tun where udev has not.
 func mustTun(t testing.TB) {
 	t.Helper()
 	err := os.MkdirAll("/dev/net", 0o755)
@@ -90,8 +90,8 @@ func mustRoute(t testing.TB, ns *lab.Namespace, to, device, gateway string, chan
 	}
 }
 
-// What each kind of device is, as the kernel tells it.
-func TestDevicesAreTold(t *testing.T) {
+// Each kind of device is listed with its properties.
+func TestDevices(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	if err := ns.AddBridge("br0", netip.MustParsePrefix("10.244.1.1/24")); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestDevicesAreTold(t *testing.T) {
 	}
 }
 
-// Which addresses make a network.
+// Some addresses make a network.
 func TestNetworkOfADevice(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -201,7 +201,7 @@ func mustAddr(t testing.TB, ns *lab.Namespace, device, text string, change ...fu
 	}
 }
 
-// Which routes lead to a gateway.
+// Some routes lead to a gateway.
 func TestGatewayOfADevice(t *testing.T) {
 	for _, test := range []struct {
 		name string

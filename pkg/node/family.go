@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Families returns the families that the kernel has in the calling thread's
-// network namespace. IPv6 can be left out of a kernel, and switched off.
+// Families returns the address families that the kernel supports in the calling
+// thread's network namespace. IPv6 may be missing or switched off.
 func Families() []lb.Family {
 	if _, err := os.Stat("/proc/thread-self/net/if_inet6"); err != nil {
 		return []lb.Family{lb.IPv4}

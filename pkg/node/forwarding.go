@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarding finds out what the stack of a namespace would do to packets that it forwards,
-// beyond routing them by their addresses. Who leads packets past the stack would miss that.
+// forwarding finds out what the network stack of a namespace does to packets that it forwards,
+// beyond routing them by their addresses. Packets that bypass the stack would miss that.
 type forwarding struct {
 	ns     netns.NsHandle
 	routes *netlink.Handle
-	xfrm   *netlink.Handle // nil: the kernel has no IPsec
+	xfrm   *netlink.Handle // nil if the kernel has no IPsec
 	tables nftables
 }
 
-// newForwarding returns one for the namespace ns, of which routes is a handle. The caller closes it.
+// newForwarding returns a forwarding for the namespace ns; routes is a handle of it. The caller closes it.
 func newForwarding(ns netns.NsHandle, routes *netlink.Handle) (*forwarding, error) {
 	f := &forwarding{ns: ns, routes: routes}
 	var err error
@@ -39,7 +39,7 @@ func newForwarding(ns netns.NsHandle, routes *netlink.Handle) (*forwarding, erro
 	return f, nil
 }
 
-// isUnknown reports whether err says that the kernel has no such thing.
+// isUnknown reports whether err is that of a kernel without the protocol.
 func isUnknown(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
@@ -51,9 +51,9 @@ func (f *forwarding) close() {
 	f.tables.close()
 }
 
-// concern returns what concerns forwarded packets, in a person's words, or "" if they are routed
-// by their addresses and accepted, all of them. Of several concerns it is one. What cannot be
-// found out is a concern.
+// concern returns, in words for the operator, why forwarded packets must pass the stack, or "" if
+// it accepts all of them and routes them by their addresses. Of several reasons it returns one. That
+// something cannot be read is a reason, too.
 func (f *forwarding) concern() string {
 	for _, part := range []struct {
 		name string
@@ -76,7 +76,7 @@ func (f *forwarding) concern() string {
 	return ""
 }
 
-// policies finds IPsec.
+// policies returns a concern if there are IPsec policies.
 func (f *forwarding) policies() (string, error) {
 	if f.xfrm == nil {
 		return "", nil
@@ -89,7 +89,8 @@ func (f *forwarding) policies() (string, error) {
 	return fmt.Sprintf("%d IPsec policies", len(policies)), nil
 }
 
-// rules finds those that choose a route by what a lookup of ours does not tell.
+// rules returns a concern if there are routing rules that select by more than addresses, which
+// the programs' lookups of routes do not have.
 func (f *forwarding) rules() (string, error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		rules, err := f.routes.RuleList(family)
@@ -101,10 +102,10 @@ func (f *forwarding) rules() (string, error) {
 		}
 		for _, r := range rules {
 			if r.Mark != 0 || r.Mask != nil {
-				return fmt.Sprintf("routing rule %d goes by a mark", r.Priority), nil
+				return fmt.Sprintf("routing rule %d selects by a mark", r.Priority), nil
 			}
 			if r.Tos != 0 || r.TunID != 0 || r.IPProto != 0 || r.Sport != nil || r.Dport != nil {
-				return fmt.Sprintf("routing rule %d goes by more than addresses", r.Priority), nil
+				return fmt.Sprintf("routing rule %d selects by more than addresses", r.Priority), nil
 			}
 		}
 	}
@@ -112,8 +113,8 @@ func (f *forwarding) rules() (string, error) {
 	return "", nil
 }
 
-// legacyTables finds those of iptables-legacy. What is in them it does not read: the kernel makes one when
-// it is first asked for, and then it is hardly empty.
+// legacyTables returns a concern if there are tables of iptables-legacy. It does not read their rules: the
+// kernel creates a table when it is first used, so there are some.
 func (f *forwarding) legacyTables() (string, error) {
 	var tables []string
 	err := inNamespace(f.ns, func() error {
@@ -138,7 +139,7 @@ func (f *forwarding) legacyTables() (string, error) {
 func inNamespace(ns netns.NsHandle, f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this, and no one else gets it
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
 		if err := netns.Set(ns); err != nil {
 			done <- fmt.Errorf("enter the network namespace: %w", err)
 
@@ -150,8 +151,8 @@ func inNamespace(ns netns.NsHandle, f func() error) error {
 	return <-done
 }
 
-// subscribeForwarding opens what tells of changes to what concern finds, but for legacy tables, of which
-// no one tells. The caller closes the sockets, also next to an error.
+// subscribeForwarding opens sockets that receive the changes of what concern reads, except legacy tables,
+// which have no notifications. The caller closes the sockets, also in case of an error.
 func subscribeForwarding(ns netns.NsHandle) ([]*nl.NetlinkSocket, error) {
 	var sockets []*nl.NetlinkSocket
 	for _, of := range []struct {

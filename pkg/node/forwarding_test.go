@@ -23,8 +23,7 @@ func mustForwarding(t testing.TB, ns *lab.Namespace) *forwarding {
 	return f
 }
 
-// Rules that only look, count, accept and lead elsewhere are no concern; of all others
-// it is told.
+// Rules that only match, count, accept or jump are no concern; all others are.
 func TestConcernOfRules(t *testing.T) {
 	for _, test := range []struct {
 		name, rules string
@@ -84,7 +83,7 @@ func TestConcernOfRules(t *testing.T) {
 	}
 }
 
-// iptables, in both of its kinds.
+// Rules of iptables-legacy and of iptables-nft are found.
 func TestConcernOfIptables(t *testing.T) {
 	for _, test := range []struct{ name, command, concern string }{
 		{"nft accepting", "iptables-nft -A FORWARD -m comment --comment x -s 10.244.0.0/16 -m conntrack --ctstate NEW -j ACCEPT", ""},
@@ -116,9 +115,9 @@ func mustRun(t testing.TB, ns *lab.Namespace, command ...string) {
 	}
 }
 
-// What chooses routes by more than addresses, and what encrypts, is told of as soon as it is there,
-// and that it has gone.
-func TestWatchTellsConcerns(t *testing.T) {
+// Routing rules that select by more than addresses, IPsec policies and nftables chains are reported
+// when they are added, and when they are gone.
+func TestWatchReportsConcerns(t *testing.T) {
 	rule := netlink.NewRule()
 	rule.Priority, rule.Table, rule.Mark = 100, 254, 7
 	port := netlink.NewRule()
@@ -139,8 +138,8 @@ func TestWatchTellsConcerns(t *testing.T) {
 		concern  string
 		add, del func() error
 	}{
-		{"routing rule 100 goes by a mark", func() error { return ns.Netlink().RuleAdd(rule) }, func() error { return ns.Netlink().RuleDel(rule) }},
-		{"routing rule 101 goes by more than addresses", func() error { return ns.Netlink().RuleAdd(port) }, func() error { return ns.Netlink().RuleDel(port) }},
+		{"routing rule 100 selects by a mark", func() error { return ns.Netlink().RuleAdd(rule) }, func() error { return ns.Netlink().RuleDel(rule) }},
+		{"routing rule 101 selects by more than addresses", func() error { return ns.Netlink().RuleAdd(port) }, func() error { return ns.Netlink().RuleDel(port) }},
 		{"1 IPsec policies", func() error { return ns.Do(func() error { return netlink.XfrmPolicyAdd(policy) }) },
 			func() error { return ns.Do(func() error { return netlink.XfrmPolicyDel(policy) }) }},
 		{"nftables chain t c has a policy other than accept",
@@ -161,10 +160,10 @@ func TestWatchTellsConcerns(t *testing.T) {
 	if err := ns.Netlink().RuleAdd(source); err != nil {
 		t.Fatal(err)
 	}
-	watch.wantSilence(4 * quietTime)
+	watch.wantNoUpdate(4 * quietTime)
 }
 
-// No one tells of legacy tables: they are looked for now and then.
+// Legacy tables have no notifications: a periodic list finds them.
 func TestWatchFindsLegacyTables(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	watch := mustWatch(t, ns, Config{relistTime: 20 * time.Millisecond})

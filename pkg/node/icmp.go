@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// ICMPLimit is how many ICMP errors a node sends at most, to all hosts together.
+// ICMPLimit is the rate limit of ICMP errors that a node sends to all hosts together.
 type ICMPLimit struct {
-	PerSecond uint32 // 0: as many as there are
-	Burst     uint32 // at once
+	PerSecond uint32 // 0: no limit
+	Burst     uint32
 }
 
-// defaultICMPLimit is the kernel's.
+// defaultICMPLimit is the kernel's default.
 var defaultICMPLimit = ICMPLimit{PerSecond: 1000, Burst: 50}
 
-// ReadICMPLimit returns the limit of the calling thread's network namespace, and the
-// kernel's default where it is not told: older kernels have it in their first
-// namespace alone.
+// ReadICMPLimit returns the limit of the calling thread's network namespace, or the
+// kernel's default if it cannot be read there: older kernels have the sysctls only in
+// the initial namespace.
 func ReadICMPLimit() (ICMPLimit, error) {
 	limit := defaultICMPLimit
 	for name, value := range map[string]*uint32{"icmp_msgs_per_sec": &limit.PerSecond, "icmp_msgs_burst": &limit.Burst} {

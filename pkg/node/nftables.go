@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftables reads the rulesets of a namespace, iptables-nft's among them. Its zero value is that of
-// a kernel without any.
+// nftables reads the nftables ruleset of a namespace, which includes that of iptables-nft. The zero
+// value is that of a kernel without nftables.
 type nftables struct {
 	sockets map[int]*nl.SocketHandle
 }
@@ -35,7 +35,7 @@ func (n nftables) close() {
 	}
 }
 
-// chain is one of a table.
+// chain is a chain of a table.
 type chain struct {
 	family      uint8
 	table, name string
@@ -43,8 +43,8 @@ type chain struct {
 
 func (c chain) String() string { return fmt.Sprintf("nftables chain %s %s", c.table, c.name) }
 
-// concern returns which rule or policy that a forwarded packet may meet does more than accept it, or
-// masquerade it in the end. Rules that it does not know well are among them. If there is none it returns "".
+// concern returns a rule or policy that applies to forwarded packets and does more than accept them, or
+// masquerade them in the end; "" if there is none. An unknown expression counts as one that does more.
 func (n nftables) concern() (string, error) {
 	if n.sockets == nil {
 		return "", nil
@@ -62,7 +62,7 @@ func (n nftables) concern() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if !base.meets(c.family) {
+		if !base.seesForwarded(c.family) {
 			continue
 		}
 		if base.policy != nfAccept {
@@ -76,7 +76,7 @@ func (n nftables) concern() (string, error) {
 	return "", nil
 }
 
-// follow looks at the rules of a chain, and of those that they lead to.
+// follow checks the rules of a chain, and of the chains to which they jump.
 func (n nftables) follow(c chain, known map[chain]bool) (string, error) {
 	if known[c] {
 		return "", nil
@@ -110,7 +110,7 @@ func (n nftables) follow(c chain, known map[chain]bool) (string, error) {
 	return "", nil
 }
 
-// dump returns the messages that answer a request for all there is of a kind.
+// dump returns the messages that answer a dump request.
 func (n nftables) dump(kind int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
 	request := nl.NewNetlinkRequest(nfnlSubsysNFTables<<8|kind, unix.NLM_F_DUMP)
 	request.Sockets = n.sockets
@@ -129,15 +129,15 @@ const (
 	xtName             = 1 // NFTA_TARGET_NAME
 )
 
-// base is where a chain is hooked in. Its zero value is that of a chain which others lead to.
+// base is the hook and policy of a base chain. The zero value is that of a chain to which others jump.
 type base struct {
 	hooked bool
 	hook   uint32
 	policy uint32
 }
 
-// meets reports whether forwarded packets come to the hook, before they leave the stack.
-func (b base) meets(family uint8) bool {
+// seesForwarded reports whether forwarded packets pass the hook, before they leave the stack.
+func (b base) seesForwarded(family uint8) bool {
 	if !b.hooked {
 		return false
 	}
@@ -151,7 +151,7 @@ func (b base) meets(family uint8) bool {
 	}
 }
 
-// chainOf reads a chain.
+// chainOf parses the message of a chain.
 func chainOf(message []byte) (c chain, b base, err error) {
 	attrs, err := attributesOf(message)
 	if err != nil {
@@ -171,13 +171,13 @@ func chainOf(message []byte) (c chain, b base, err error) {
 	return c, b, err
 }
 
-// expression is a part of a rule.
+// expression is an expression of a rule.
 type expression struct {
 	name string
 	data map[uint16][]byte
 }
 
-// expressionsOf reads the parts of a rule.
+// expressionsOf parses the message of a rule.
 func expressionsOf(message []byte) ([]expression, error) {
 	attrs, err := attributesOf(message)
 	if err != nil {
@@ -203,13 +203,13 @@ func expressionsOf(message []byte) ([]expression, error) {
 	return all, nil
 }
 
-// What expressions that may also write name the register in that they write from.
+// sources are the attributes by which expressions that may write name the source register.
 var sources = map[string]uint16{
 	"payload": unix.NFTA_PAYLOAD_SREG, "meta": unix.NFTA_META_SREG, "ct": unix.NFTA_CT_SREG, "exthdr": unix.NFTA_EXTHDR_SREG,
 }
 
-// effect reports whether the expression only looks at a packet, counts it, accepts it or leads it to another chain: target.
-// It may also give it an address of this node, which can only be done last of all: so do we.
+// effect reports whether the expression is harmless: it only matches, counts or accepts a packet, or jumps to another
+// chain, which is target. Masquerading is harmless, too: it comes last, and the programs do the same.
 func (e expression) effect() (target string, harmless bool) {
 	switch e.name {
 	case "target":
@@ -231,7 +231,7 @@ func (e expression) effect() (target string, harmless bool) {
 	}
 }
 
-// verdict is effect of an expression that loads a register, or gives a verdict.
+// verdict returns the effect of an immediate expression, which loads a register or is a verdict.
 func (e expression) verdict() (target string, harmless bool) {
 	if number(e.data[unix.NFTA_IMMEDIATE_DREG]) != unix.NFT_REG_VERDICT {
 		return "", true
@@ -256,7 +256,7 @@ func (e expression) verdict() (target string, harmless bool) {
 	}
 }
 
-// attributesOf reads those of a message.
+// attributesOf parses the attributes of a message.
 func attributesOf(message []byte) (map[uint16][]byte, error) {
 	if len(message) < sizeofNfgenmsg {
 		return nil, fmt.Errorf("a message of %d bytes", len(message))
@@ -265,7 +265,7 @@ func attributesOf(message []byte) (map[uint16][]byte, error) {
 	return parse(message[sizeofNfgenmsg:])
 }
 
-// parse reads attributes, by their types.
+// parse parses attributes, and returns them by type.
 func parse(bytes []byte) (map[uint16][]byte, error) {
 	list, err := nl.ParseRouteAttr(bytes)
 	if err != nil {
@@ -281,7 +281,7 @@ func parse(bytes []byte) (map[uint16][]byte, error) {
 
 func typeOf(a syscall.NetlinkRouteAttr) uint16 { return a.Attr.Type & nl.NLA_TYPE_MASK }
 
-// number reads one of 32 bits; what is no such number is none that means anything.
+// number parses a number of 32 bits; an attribute of another size is a number without a meaning.
 func number(bytes []byte) uint32 {
 	if len(bytes) != 4 {
 		return ^uint32(0)

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Where the kernel keeps the ports that it gives to sockets, and those among
-// them that it does not.
+// The kernel's files with the range of ephemeral ports, and with the reserved ports
+// in it, which it does not hand out.
 const (
 	ephemeralPath = "/proc/sys/net/ipv4/ip_local_port_range"
 	reservedPath  = "/proc/sys/net/ipv4/ip_local_reserved_ports"
@@ -24,16 +24,16 @@ type PortRange struct{ Low, High uint16 }
 // String returns the range as the kernel writes it.
 func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.Low, r.High) }
 
-// Len is how many ports there are.
+// Len returns the number of ports.
 func (r PortRange) Len() int { return int(r.High) - int(r.Low) + 1 }
 
-// nodePorts are those that Kubernetes gives to Services by default.
+// nodePorts is Kubernetes' default range of node ports.
 var nodePorts = PortRange{30000, 32767}
 
 // MasqueradePorts returns the two largest ranges of unprivileged ports of the calling
-// thread's network namespace that are neither node ports nor handed out to
-// sockets, the largest first: no connection of the node itself has one, unless it asked for
-// it. There may be only one, or none. By default, both together are all such ports.
+// thread's network namespace that are neither node ports nor ephemeral ports, the
+// largest first: a connection of the node itself has such a port only if it binds to it.
+// There may be only one range, or none. With the kernel's defaults, the two are all such ports.
 func MasqueradePorts() ([]PortRange, error) {
 	ephemeral, err := readPorts(ephemeralPath)
 	if err != nil {
@@ -49,19 +49,19 @@ func MasqueradePorts() ([]PortRange, error) {
 	return gaps[:min(len(gaps), 2)], nil
 }
 
-// readPorts reads one of the kernel's files of ports.
+// readPorts reads a file of the kernel with ports.
 func readPorts(path string) ([]PortRange, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("ports: %w", err)
 	}
 	defer f.Close()
-	text := make([]byte, 1<<16) // the kernel cuts what does not fit into the first read
+	text := make([]byte, 1<<16) // the kernel returns only what fits into the first read
 	n, err := f.Read(text)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("ports: %w", err)
 	}
-	// The one file has ranges as "8080,9000-9100", the other as "32768 60999".
+	// One file has "8080,9000-9100", the other "32768 60999".
 	ranges, err := parsePortRanges(strings.Join(strings.Fields(string(text[:n])), "-"))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -70,7 +70,7 @@ func readPorts(path string) ([]PortRange, error) {
 	return ranges, nil
 }
 
-// parsePortRanges reads "8080,9000-9100".
+// parsePortRanges parses "8080,9000-9100".
 func parsePortRanges(text string) ([]PortRange, error) {
 	var ranges []PortRange
 	for part := range strings.SplitSeq(text, ",") {
@@ -95,7 +95,7 @@ func parsePortRanges(text string) ([]PortRange, error) {
 	return ranges, nil
 }
 
-// without cuts holes into ranges.
+// without returns the ranges without the ports in holes.
 func without(ranges, holes []PortRange) []PortRange {
 	for _, hole := range holes {
 		var rest []PortRange

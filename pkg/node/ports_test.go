@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// The files are read in a namespace, whose sockets they are about.
+// Each case sets the sysctls of a network namespace of its own.
 func TestMasqueradePorts(t *testing.T) {
 	for _, test := range []struct {
 		name                string
@@ -35,7 +35,7 @@ func TestMasqueradePorts(t *testing.T) {
 	}
 }
 
-// More reserved ports than a common read takes in at once.
+// The list of reserved ports is longer than a usual read.
 func TestMasqueradePortsOfALongList(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	mustSysctl(t, ns, "net/ipv4/ip_local_port_range", "1024 65535")

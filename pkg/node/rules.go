@@ -13,11 +13,11 @@ type Class uint8
 // The classes.
 const (
 	ClassNone   Class = iota // nothing is attached
-	ClassPods                // pods of this node and nobody else
-	ClassUplink              // everybody else
+	ClassPods                // pods of this node only
+	ClassUplink              // all others
 )
 
-// String returns the word that people see, nothing for [ClassNone].
+// String returns the word that flags and tables use, and "" for [ClassNone].
 func (c Class) String() string {
 	switch c {
 	case ClassPods:
@@ -29,11 +29,10 @@ func (c Class) String() string {
 	}
 }
 
-// Pattern stands for devices whose names match, as file names do in a shell.
+// Pattern matches names of devices, as a shell matches file names.
 type Pattern struct {
 	Glob string
-	// Class, unless it is ClassNone, is the class of these devices, whatever
-	// they look like.
+	// Class is the class of these devices; ClassNone leaves it to [Decide].
 	Class Class
 }
 
@@ -46,7 +45,7 @@ func (p Pattern) String() string {
 	return p.Glob + "=" + p.Class.String()
 }
 
-// matches is false for a glob that ParsePattern would have refused.
+// matches reports whether the name matches. An invalid glob matches nothing.
 func (p Pattern) matches(name string) bool {
 	ok, err := path.Match(p.Glob, name)
 
@@ -58,7 +57,7 @@ func ParsePattern(text string) (Pattern, error) {
 	glob, class, fixed := strings.Cut(text, "=")
 	p := Pattern{Glob: glob}
 	if glob == "" {
-		return p, fmt.Errorf("%q: it names no device", text)
+		return p, fmt.Errorf("%q: the pattern of the name is empty", text)
 	}
 	if _, err := path.Match(glob, ""); err != nil {
 		return p, fmt.Errorf("%q: %w", text, err)
@@ -76,13 +75,13 @@ func ParsePattern(text string) (Pattern, error) {
 	return p, nil
 }
 
-// Rules are what the configuration says of devices. The zero value leaves all to
-// what they look like.
+// Rules are the configuration of devices. With the zero value, [Decide] classifies
+// all devices by their looks.
 type Rules struct {
-	// Only: if there are any, no other device is attached to. The first one that
-	// matches counts.
+	// Only, unless it is empty, limits attaching to devices that match. The first
+	// pattern that matches decides.
 	Only []Pattern
-	// Never are not attached to, whatever else is said.
+	// Never excludes devices. It takes precedence over the others.
 	Never []Pattern
 	// PodBridge and PodPrefix are kube-proxy's detectLocalMode BridgeInterface
 	// and InterfaceNamePrefix: devices that look like those of pods are so only
@@ -91,11 +90,11 @@ type Rules struct {
 	PodPrefix string
 }
 
-// Validate says what is wrong with the rules.
+// Validate returns an error if the rules contradict each other.
 func (r Rules) Validate() error {
 	for _, p := range r.Never {
 		if p.Class != ClassNone {
-			return fmt.Errorf("%s: what is not attached to has no class", p)
+			return fmt.Errorf("%s: an excluded device has no class", p)
 		}
 	}
 	if r.PodBridge != "" && r.PodPrefix != "" {

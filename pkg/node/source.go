@@ -7,19 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isSource says that the kernel sends from this address of its own accord: a
-// primary one, of global scope, that is neither on its way in nor on its way
-// out.
+// isSource reports whether the kernel may select the address as a source: it is a
+// primary one of global scope, usable and not deprecated.
 func isSource(ip netip.Addr, addr netlink.Addr) bool {
-	// To IPv4, the bit of a temporary address says that one is secondary.
+	// The flag of a temporary IPv6 address is that of a secondary IPv4 address.
 	const unwanted = unix.IFA_F_DEPRECATED | unix.IFA_F_TEMPORARY
 
 	return isUsable(addr.Flags) && addr.Flags&unwanted == 0 &&
 		addr.Scope == unix.RT_SCOPE_UNIVERSE && !ip.IsLinkLocalUnicast() && !ip.IsLoopback()
 }
 
-// fillSources gives devices without an address that of the default route, or
-// else the first of any device, which is the kernel's choice.
+// fillSources sets the source addresses of devices without an address as the kernel
+// selects them: that of the default route, or else the first of any device.
 func fillSources(devices []Device, at map[int]int, routes []netlink.Route) {
 	v4, v6 := defaultSource(devices, at, routes, false), defaultSource(devices, at, routes, true)
 	for _, d := range devices {
@@ -39,8 +38,8 @@ func firstValid(a, b netip.Addr) netip.Addr {
 	return b
 }
 
-// defaultSource returns what is sent from by the default route of a family: the
-// source that the route names, or that of its device.
+// defaultSource returns the source address of the default route of a family: the
+// one that the route names, or that of its device.
 func defaultSource(devices []Device, at map[int]int, routes []netlink.Route, v6 bool) netip.Addr {
 	var best *netlink.Route
 	for i := range routes {

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// A node with two uplinks, whose addresses come in all states that an address
-// can be in, and devices without any.
+// newSourceNode returns a node with two uplinks, whose addresses have all states
+// that an address can have, and with devices that have none.
 func newSourceNode(t *testing.T) *lab.Namespace {
 	t.Helper()
 	ns := lab.MustNamespace(t, "node")
@@ -34,7 +34,7 @@ func newSourceNode(t *testing.T) *lab.Namespace {
 	mustAddr(t, ns, "eth0", "10.9.9.9/32")
 	mustAddr(t, ns, "eth1", "10.1.0.1/24")
 
-	// The kernel prefers the latest.
+	// The kernel prefers the latest address.
 	mustAddr(t, ns, "eth0", "fd00:50::1/64")
 	mustAddr(t, ns, "eth0", "fd00:50::2/64", old)
 	mustAddr(t, ns, "eth1", "fd00:51::1/64")
@@ -95,7 +95,7 @@ func TestSourcesOfANodeWithout(t *testing.T) {
 	wantSources(t, lab.MustNamespace(t, "node"), map[string][2]string{"lo": {}})
 }
 
-// The kernel is asked for its own choice, towards a neighbour by each device.
+// The sources are those that the kernel selects towards a neighbour by each device.
 func TestSourcesAreTheKernels(t *testing.T) {
 	ns := newSourceNode(t)
 	devices := mustList(t, ns)

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// State is what the kernel says of this node.
+// State is this node as the kernel has it.
 type State struct {
-	// Addresses are all usable ones, sorted by address and device.
+	// Addresses are all usable addresses, sorted by address and device.
 	Addresses []Address
-	// Devices are all there are, in the kernel's order.
+	// Devices are all devices, in the kernel's order.
 	Devices []Device
-	// Concern is why packets must not be led past the node's network stack: what it would do to those
-	// that it forwards, beyond routing them. It is empty if there is nothing.
+	// Concern names something that the network stack does to forwarded packets beyond routing
+	// them, such as filtering: then packets must not bypass it. It is empty if there is nothing.
 	Concern string
 }
 
@@ -30,7 +30,7 @@ func (s State) clone() State {
 	return s
 }
 
-// list asks the kernel for everything.
+// list reads the whole state from the kernel.
 func list(handle *netlink.Handle, forwarding *forwarding) (State, error) {
 	links, err := complete(handle.LinkList)
 	if err != nil {
@@ -43,7 +43,7 @@ func list(handle *netlink.Handle, forwarding *forwarding) (State, error) {
 	var routes []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		more, err := complete(func() ([]netlink.Route, error) {
-			return handle.RouteListFiltered(family, &netlink.Route{}, 0) // those of the main table
+			return handle.RouteListFiltered(family, &netlink.Route{}, 0) // of the main table
 		})
 		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
 			return State{}, fmt.Errorf("list routes: %w", err)
@@ -56,8 +56,8 @@ func list(handle *netlink.Handle, forwarding *forwarding) (State, error) {
 	}, nil
 }
 
-// ipvsDevice is where kube-proxy in IPVS mode puts the addresses of Services, and
-// leaves them when it ends. They are none of the node's own.
+// ipvsDevice has the addresses of Services when kube-proxy runs in IPVS mode, and
+// still when it has ended. They are not addresses of the node.
 const ipvsDevice = "kube-ipvs0"
 
 func withoutIPVS(addrs []netlink.Addr, links []netlink.Link) []netlink.Addr {
@@ -70,8 +70,7 @@ func withoutIPVS(addrs []netlink.Addr, links []netlink.Link) []netlink.Addr {
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netlink.Addr) bool { return a.LinkIndex == index })
 }
 
-// complete asks for a list again if something changed meanwhile: some of it may
-// be missing then.
+// complete repeats a dump that a change has interrupted: it may lack some entries.
 func complete[T any](ask func() (T, error)) (T, error) {
 	const tries = 10
 	var listed T

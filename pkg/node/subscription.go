@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// subscription tells that something about the devices, addresses or routes of a
-// namespace has changed, or of what concerns packets that it forwards; not what: that is asked for
-// with its handle.
+// subscription notifies that the devices, addresses or routes of a namespace have
+// changed, or its rules for forwarded packets. It does not report what has changed: its
+// handle lists the state.
 type subscription struct {
 	sockets    []*nl.NetlinkSocket
 	handle     *netlink.Handle
 	forwarding *forwarding
 
-	changed chan struct{} // holds one, for all changes since it was last read
-	broken  chan error    // holds the end: changes may have been lost
+	changed chan struct{} // has one element if there were changes since it was last read
+	broken  chan error    // why a socket was given up: changes may have been lost
 }
 
-// subscribe opens a subscription. From here on no change goes unnoticed. The
+// subscribe opens a subscription, which notifies of all changes from then on. The
 // caller closes it.
 func subscribe(ns netns.NsHandle, receiveBuffer int) (*subscription, error) {
-	// All sockets are made on this thread, in that namespace, where they stay.
+	// Sockets stay in the namespace in which they are created.
 	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
@@ -49,7 +49,7 @@ func subscribe(ns netns.NsHandle, receiveBuffer int) (*subscription, error) {
 	return s, nil
 }
 
-// open opens what a subscription has beside its first socket, the only one that must not lose anything.
+// open opens the other sockets of a subscription. Only the first one needs room to lose nothing.
 func (s *subscription) open(ns netns.NsHandle, receiveBuffer int) error {
 	if err := s.sockets[0].SetReceiveBufferSize(receiveBuffer, true); err != nil {
 		return fmt.Errorf("receive buffer: %w", err)
@@ -67,13 +67,13 @@ func (s *subscription) open(ns netns.NsHandle, receiveBuffer int) error {
 	return err
 }
 
-// read runs until the socket is closed or fails. ENOBUFS says that changes came
-// faster than we read them.
+// read receives notifications until the socket is closed or fails. It fails with
+// ENOBUFS when they arrive faster than they are read.
 func (s *subscription) read(socket *nl.NetlinkSocket) {
 	for {
 		_, from, err := socket.Receive()
 		if lossy := socket != s.sockets[0]; lossy && overrun(err) {
-			s.tell() // a ruleset that is loaded is more than we need to read
+			s.notify() // by a large ruleset: it is listed again anyway
 			continue
 		}
 		if err != nil {
@@ -81,21 +81,22 @@ func (s *subscription) read(socket *nl.NetlinkSocket) {
 			return
 		}
 		if from.Pid != nl.PidKernel {
-			continue // anybody may send to a netlink socket
+			continue // any process may send to a netlink socket
 		}
-		s.tell()
+		s.notify()
 	}
 }
 
-// tell says that something has changed.
-func (s *subscription) tell() {
+// notify marks the state as changed.
+func (s *subscription) notify() {
 	select {
 	case s.changed <- struct{}{}:
 	default:
 	}
 }
 
-// overrun reports whether err says that changes were lost, and nothing worse.
+// overrun reports whether err is that of a socket whose buffer was full, so that
+// notifications were lost.
 func overrun(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 
 func (s *subscription) close() {

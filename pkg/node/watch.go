@@ -13,24 +13,24 @@ import (
 )
 
 const (
-	// quietTime is how long after one look at the node the next may come. On a
-	// node with a great many routes it is a multiple of what a look takes.
+	// quietTime is the least time between two lists of the node. On a node with very
+	// many routes it is this multiple of the time that a list takes.
 	quietTime     = 50 * time.Millisecond
 	quietMultiple = 10
-	// relistTime is after how long we look although nothing seems to have changed.
+	// relistTime is the time after which the node is listed without a notification.
 	relistTime = time.Minute
-	// A subscription that breaks again and again is renewed ever more slowly.
+	// A subscription that breaks repeatedly is renewed with exponential backoff.
 	firstRetry = quietTime
 	lastRetry  = 10 * time.Second
-	// receiveBuffer has room for what a hundred new pods cause at once.
+	// receiveBuffer holds the notifications that a hundred new pods cause at once.
 	receiveBuffer = 4 << 20
 )
 
-// Config says what to watch and whom to tell.
+// Config is the configuration of [Watch].
 type Config struct {
-	// Update gets all there is: at once, and again whenever something of it has
-	// changed. It may keep the slices. It is called by Watch itself, never twice
-	// at a time; while it runs, changes gather.
+	// Update receives the whole state: at once, and again after each change. It may
+	// keep the slices. Watch calls it on its own goroutine; changes that come while
+	// it runs are reported together afterwards.
 	Update func(State)
 	// Netns is the network namespace to watch, which may be closed when Watch
 	// has returned. Nil means that of the calling thread.
@@ -39,12 +39,12 @@ type Config struct {
 	// no log.
 	Log *slog.Logger
 
-	// 0 means the constants.
+	// 0 means the constant of that name.
 	receiveBuffer         int // bytes
 	relistTime, quietTime time.Duration
 }
 
-// Validate says what is wrong with the configuration.
+// Validate returns an error if the configuration lacks a field.
 func (c Config) Validate() error {
 	if c.Update == nil {
 		return errors.New("node: Config.Update is nil")
@@ -53,13 +53,13 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Watch tells the addresses and devices of this node, and every change, until ctx
-// ends; then it returns nil. The first change after a quiet time is told at once, those of
-// a burst together, at most 50 ms late. IPv6 addresses count from the end of
-// duplicate address detection.
+// Watch reports the addresses and devices of this node, and every change, until ctx
+// ends; then it returns nil. It reports the first change after a quiet time at once,
+// and those of a burst together, at most 50 ms late. It reports an IPv6 address when
+// duplicate address detection has succeeded.
 //
-// Watch returns an error only if it cannot begin. Later it recovers: each time it
-// tells what the kernel lists, so that nothing is lost for good.
+// Watch returns an error only if it cannot begin. Later it renews a subscription
+// that breaks, and lists everything again, so that no change is lost for good.
 func Watch(ctx context.Context, config Config) error {
 	if err := config.Validate(); err != nil {
 		return err
@@ -86,25 +86,25 @@ func Watch(ctx context.Context, config Config) error {
 	return w.run(ctx)
 }
 
-// watcher is a Watch under way.
+// watcher is the state of a Watch.
 type watcher struct {
 	config Config
 	log    *slog.Logger
 	ns     netns.NsHandle
 
-	told  *State // nil before the first time
-	next  time.Time
-	retry time.Duration
+	reported *State        // nil before the first report
+	next     time.Time     // of the earliest list after a notification
+	retry    time.Duration // before the next subscription
 }
 
-// run follows one subscription after the other.
+// run follows a subscription, and a new one whenever it breaks.
 func (w *watcher) run(ctx context.Context) error {
 	for {
 		err := w.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if w.told == nil {
+		if w.reported == nil {
 			return err
 		}
 		w.log.Warn("Watch of the node is renewed", "overrun", overrun(err), "err", err)
@@ -115,7 +115,7 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 }
 
-// follow subscribes first and looks then, so that no change is lost between. It
+// follow subscribes before it lists, so that no change is lost in between. It
 // returns when the subscription breaks or ctx ends.
 func (w *watcher) follow(ctx context.Context) error {
 	s, err := subscribe(w.ns, w.config.receiveBuffer)
@@ -124,12 +124,12 @@ func (w *watcher) follow(ctx context.Context) error {
 	}
 	defer s.close()
 
-	return w.heed(ctx, s)
+	return w.listOnChange(ctx, s)
 }
 
-// heed looks at once, after each change, and now and then.
-func (w *watcher) heed(ctx context.Context, s *subscription) error {
-	if err := w.look(s); err != nil {
+// listOnChange lists the node at once, after each change, and after relistTime.
+func (w *watcher) listOnChange(ctx context.Context, s *subscription) error {
+	if err := w.report(s); err != nil {
 		return err
 	}
 	relist := time.NewTicker(w.config.relistTime)
@@ -146,16 +146,16 @@ func (w *watcher) heed(ctx context.Context, s *subscription) error {
 				return nil
 			}
 		}
-		if err := w.look(s); err != nil {
+		if err := w.report(s); err != nil {
 			return err
 		}
 	}
 }
 
-// look lists what there is and tells it if it is not as before.
-func (w *watcher) look(s *subscription) error {
+// report lists the node, and reports its state if it has changed.
+func (w *watcher) report(s *subscription) error {
 	select {
-	case <-s.changed: // the list that follows has it
+	case <-s.changed: // the list below includes the change
 	default:
 	}
 	begin := time.Now()
@@ -165,15 +165,15 @@ func (w *watcher) look(s *subscription) error {
 	}
 	took := time.Since(begin)
 	w.next, w.retry = begin.Add(took+max(w.config.quietTime, quietMultiple*took)), firstRetry
-	if w.told == nil || !w.told.equal(state) {
-		w.told = &state
+	if w.reported == nil || !w.reported.equal(state) {
+		w.reported = &state
 		w.config.Update(state.clone())
 	}
 
 	return nil
 }
 
-// sleep is false if ctx ends before the time is over.
+// sleep waits for the pause, and returns false if ctx ends before.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

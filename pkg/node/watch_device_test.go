@@ -11,17 +11,17 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// untilDevice waits until something is so of a device, which may not be there.
-func (e eyes) untilDevice(name, what string, is func(d Device, there bool) bool) {
-	e.t.Helper()
-	e.until(name+" "+what, func(state State) bool {
+// untilDevice waits until a device, which may be missing, fulfils a condition.
+func (o observer) untilDevice(name, what string, is func(d Device, there bool) bool) {
+	o.t.Helper()
+	o.until(name+" "+what, func(state State) bool {
 		d, there := byName(state)[name]
 
 		return is(d, there)
 	})
 }
 
-func TestWatchTellsDevices(t *testing.T) {
+func TestWatchReportsDevices(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	watch := mustWatch(t, ns, Config{})
 	watch.untilDevice("lo", "there", func(_ Device, there bool) bool { return there })
@@ -70,7 +70,7 @@ func TestWatchTellsDevices(t *testing.T) {
 }
 
 // The peer of a pair goes to another namespace, and comes back.
-func TestWatchTellsWhereThePeerIs(t *testing.T) {
+func TestWatchReportsThePeer(t *testing.T) {
 	ns, pod := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "pod")
 	watch := mustWatch(t, ns, Config{})
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "veth0"}, lab.End{Namespace: ns, Device: "veth1"})
@@ -91,7 +91,7 @@ func TestWatchTellsWhereThePeerIs(t *testing.T) {
 	watch.untilDevice("veth0", "with its peer here again", func(d Device, _ bool) bool { return d.Peer != 0 })
 }
 
-func TestWatchGathersABurstOfDevices(t *testing.T) {
+func TestWatchReportsABurstOfDevicesTogether(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	watch := mustWatch(t, ns, Config{})
 	const count = 100
@@ -114,6 +114,6 @@ func TestWatchGathersABurstOfDevices(t *testing.T) {
 		return up == count
 	})
 	if most := int(burst/quietTime) + 3; updates > most {
-		t.Errorf("told %d times in %v, want at most %d", updates, burst, most)
+		t.Errorf("reported %d times in %v, want at most %d", updates, burst, most)
 	}
 }

@@ -36,7 +36,7 @@ func mustRemove(t testing.TB, ns *lab.Namespace, device, address string) {
 	}
 }
 
-func TestWatchTellsEveryChange(t *testing.T) {
+func TestWatchReportsEveryChange(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
 	watch := mustWatch(t, ns, Config{})
@@ -57,7 +57,7 @@ func TestWatchTellsEveryChange(t *testing.T) {
 	watch.want("127.0.0.1", "::1")
 }
 
-func TestWatchTellsWhereAnAddressIs(t *testing.T) {
+func TestWatchReportsTheDeviceOfAnAddress(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
 	for _, device := range []string{"lo", "eth0"} {
@@ -82,7 +82,7 @@ func TestWatchTellsWhereAnAddressIs(t *testing.T) {
 }
 
 // kube-proxy in IPVS mode leaves the addresses of Services behind.
-func TestWatchLeavesOutWhatIPVSLeft(t *testing.T) {
+func TestWatchOmitsAddressesOfIPVS(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	if err := ns.AddBridge(ipvsDevice); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestWatchLeavesOutWhatIPVSLeft(t *testing.T) {
 	mustWatch(t, ns, Config{}).want("127.0.0.1", "::1")
 }
 
-func TestWatchTellsALinkLocalAddress(t *testing.T) {
+func TestWatchReportsALinkLocalAddress(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	watch := mustWatch(t, ns, Config{})
 	watch.want("127.0.0.1", "::1")
@@ -102,7 +102,7 @@ func TestWatchTellsALinkLocalAddress(t *testing.T) {
 	})
 }
 
-func TestWatchLeavesOutWhatIsNotUsable(t *testing.T) {
+func TestWatchOmitsUnusableAddresses(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	lab.MustVeth(t,
 		lab.End{Namespace: ns, Device: "eth0"},
@@ -132,14 +132,14 @@ func TestWatchLeavesOutWhatIsNotUsable(t *testing.T) {
 
 	start := time.Now()
 	addDetected("fd00::bad/64")  // the peer has it
-	addDetected("fd00::900d/64") // nobody has it
+	addDetected("fd00::900d/64") // no other host has it
 	watch.want("127.0.0.1", "::1", "fd00::900d")
 	if time.Since(start) < 100*time.Millisecond {
 		t.Error("the address appeared before duplicate address detection can have ended")
 	}
 }
 
-func TestWatchGathersABurst(t *testing.T) {
+func TestWatchReportsABurstTogether(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	watch := mustWatch(t, ns, Config{})
 	watch.want("127.0.0.1", "::1")
@@ -161,18 +161,18 @@ func TestWatchGathersABurst(t *testing.T) {
 		select {
 		case last = <-watch.updates:
 		case <-time.After(5 * time.Second):
-			t.Fatalf("%d of %d addresses told", len(last.Addresses), len(want))
+			t.Fatalf("%d of %d addresses reported", len(last.Addresses), len(want))
 		}
 	}
 	if most := int(burst/quietTime) + 3; updates > most {
-		t.Errorf("told %d times in %v, want at most %d", updates, burst, most)
+		t.Errorf("reported %d times in %v, want at most %d", updates, burst, most)
 	}
-	watch.wantSilence(2 * quietTime)
+	watch.wantNoUpdate(2 * quietTime)
 }
 
 // A change that comes when there was none for the quiet time does not wait for
 // another quiet time.
-func TestWatchTellsTheFirstChangeAtOnce(t *testing.T) {
+func TestWatchReportsTheFirstChangeAtOnce(t *testing.T) {
 	const quiet = 4 * time.Second // much more than a look takes
 	ns := lab.MustNamespace(t, "node")
 	watch := mustWatch(t, ns, Config{quietTime: quiet})
@@ -238,30 +238,30 @@ func TestWatchStaysInTheNamespaceOfItsThread(t *testing.T) {
 	watch.want("10.3.3.3", "10.3.3.4", "127.0.0.1", "::1")
 }
 
-func TestWatchFindsAChangeThatNobodyTold(t *testing.T) {
+func TestWatchFindsAChangeWithoutNotification(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	updates := make(chan State, 10)
 	w := watcher{config: Config{
 		Update:     func(state State) { updates <- state },
 		relistTime: 10 * time.Millisecond,
 	}}
-	deaf := &subscription{handle: ns.Netlink(), forwarding: mustForwarding(t, ns), changed: make(chan struct{}), broken: make(chan error)}
+	silent := &subscription{handle: ns.Netlink(), forwarding: mustForwarding(t, ns), changed: make(chan struct{}), broken: make(chan error)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- w.heed(ctx, deaf) }()
-	watch := eyes{t: t, updates: updates}
+	go func() { ended <- w.listOnChange(ctx, silent) }()
+	watch := observer{t: t, updates: updates}
 	watch.want("127.0.0.1", "::1")
 
 	mustAdd(t, ns, "lo", "10.4.4.4/32")
 	watch.want("10.4.4.4", "127.0.0.1", "::1")
-	watch.wantSilence(50 * time.Millisecond)
+	watch.wantNoUpdate(50 * time.Millisecond)
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }
 
-func TestWatchRefusesWhatItCannotDo(t *testing.T) {
+func TestWatchRefusesInvalidConfig(t *testing.T) {
 	if err := Watch(t.Context(), Config{}); err == nil {
 		t.Error("no error without Update")
 	}

@@ -6,47 +6,45 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// addrs keeps the map that says what each address is to us, and the filter before it.
-// Programs look there before anywhere else: a frontend at an address that is not marked as a
-// Service's does not exist for them, and neither does a flow to one. So the mark comes before
-// the first frontend of an address. Flows outlive their frontends: when the last one of an
-// address has gone, the address lingers. It keeps the mark until a look at all flows, begun
-// after that moment, has found none that dialled it.
+// addrs is the map of all addresses that concern programs, with the filters before it. Programs look
+// there first: a frontend at an address that is not marked as a Service's does not exist for them,
+// and neither does a flow to it. So the mark is written before the first frontend of an address.
+// Flows outlive frontends: when the last frontend of an address is gone, the address drains. It
+// keeps the mark until a scan of all flows that started after that finds none to it.
 type addrs struct {
 	derived[maps.Addr, maps.AddrUse]
 	filter    *maps.AddrFilter
-	ports     *maps.PortFilter // of the node's addresses: node ports
+	ports     *maps.PortFilter // node ports, which are open at addresses of the node
 	clock     clock
 	node      map[maps.Addr]maps.AddrUse // the node's own
-	frontends map[maps.Addr]int          // how many in the map have it, or are in their grace period
-	lingering map[maps.Addr]instant      // since when
-	// settled is from when on a look at all flows counts: programs that ran at the time of an
-	// earlier agent have ended.
-	settled instant
+	frontends map[maps.Addr]int          // number in the map or in a grace period
+	draining  map[maps.Addr]instant      // since when
+	// flowsCountFrom is the earliest start of a scan of flows that counts: from then on no program
+	// runs that began under an earlier agent.
+	flowsCountFrom instant
 }
 
 func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, ports *maps.PortFilter, c clock) *addrs {
 	a := &addrs{
 		filter: filter, ports: ports, clock: c, node: make(map[maps.Addr]maps.AddrUse),
-		frontends: make(map[maps.Addr]int), lingering: make(map[maps.Addr]instant),
+		frontends: make(map[maps.Addr]int), draining: make(map[maps.Addr]instant),
 	}
 	a.derived = newDerived(m, func(k maps.Addr) (maps.AddrUse, bool) {
 		use := a.node[k]
-		if _, lingers := a.lingering[k]; lingers || a.frontends[k] > 0 {
+		if _, drains := a.draining[k]; drains || a.frontends[k] > 0 {
 			use.Flags |= maps.AddrService
 		}
 
 		return use, use != maps.AddrUse{}
 	})
 	a.order = compareAddrs
-	a.enters, a.leaves = filter.Add, filter.Remove
+	a.onAdd, a.onRemove = filter.Add, filter.Remove
 
 	return a
 }
 
-// adopt takes over what the map holds, after all frontends have been. What marks no
-// Service's address stays the node's until setNode says otherwise. A mark without a
-// frontend lingers: any flow may need it.
+// adopt copies the map, after all frontends were adopted. Addresses of the node stay until setNode
+// is called. A marked address without a frontend drains, because flows may need it.
 func (a *addrs) adopt() error {
 	if err := a.derived.adopt(); err != nil {
 		return err
@@ -57,8 +55,8 @@ func (a *addrs) adopt() error {
 			a.node[k] = v
 		}
 		if marked && a.frontends[k] == 0 {
-			a.lingering[k] = a.clock.now()
-			a.settled = never
+			a.draining[k] = a.clock.now()
+			a.flowsCountFrom = never
 		}
 		a.compare(k)
 	}
@@ -70,7 +68,7 @@ func (a *addrs) adopt() error {
 	return nil
 }
 
-// setNode says which addresses are the node's.
+// setNode sets the addresses of the node.
 func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
 	before := a.node
 	a.node = node
@@ -82,11 +80,10 @@ func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
 	}
 }
 
-// ofEveryAddr reports whether key is that of a node port: it has no address of its own.
+// ofEveryAddr reports whether key is a node port: it applies to every address of the node.
 func ofEveryAddr(key maps.FrontendKey) bool { return key.Addr.IP().IsUnspecified() }
 
-// mark makes the address of a frontend a Service's, or its port a node port, before it is
-// written.
+// mark marks the address of a frontend as a Service's, or adds its node port to the filter. The frontend is written next.
 func (a *addrs) mark(key maps.FrontendKey) error {
 	if ofEveryAddr(key) {
 		a.ports.Add(maps.Port(key.Port))
@@ -101,51 +98,51 @@ func (a *addrs) mark(key maps.FrontendKey) error {
 	use.Flags |= maps.AddrService
 	err := a.set(k, use)
 	if err == nil && a.frontends[k] == 0 {
-		a.lingering[k] = a.clock.now() // until the frontend is written
+		a.draining[k] = a.clock.now() // until addFrontend
 	}
 	a.compare(k)
 
 	return err
 }
 
-// lead notes that a frontend is in the map.
-func (a *addrs) lead(key maps.FrontendKey) {
+// addFrontend records that a frontend is in the map.
+func (a *addrs) addFrontend(key maps.FrontendKey) {
 	if ofEveryAddr(key) {
 		a.ports.Add(maps.Port(key.Port))
 
 		return
 	}
 	a.frontends[key.Addr]++
-	delete(a.lingering, key.Addr)
+	delete(a.draining, key.Addr)
 	a.compare(key.Addr)
 }
 
-// unlead notes that no program knows a frontend any more that was in the map.
-func (a *addrs) unlead(key maps.FrontendKey) {
+// removeFrontend records that no program can read a frontend any more that was in the map.
+func (a *addrs) removeFrontend(key maps.FrontendKey) {
 	if k := key.Addr; !ofEveryAddr(key) {
 		if a.frontends[k]--; a.frontends[k] == 0 {
 			delete(a.frontends, k)
-			a.lingering[k] = a.clock.now()
+			a.draining[k] = a.clock.now()
 		}
 		a.compare(k)
 	}
 }
 
-// maxPruned is how many addresses one look ends the lingering of: some milliseconds' work.
+// maxPruned is how many addresses one call of prune removes: some milliseconds of work.
 const maxPruned = 8000
 
-// prune ends the lingering of addresses of which a look at all flows, begun at begin, has
-// found none. What is too much is left to the next look.
-func (a *addrs) prune(dialled map[maps.Addr]struct{}, begin instant) {
+// prune ends the draining of addresses to which a scan of flows that started at begin found no flow.
+// Addresses beyond maxPruned are left to the next call.
+func (a *addrs) prune(originalDsts map[maps.Addr]struct{}, begin instant) {
 	pruned := 0
-	for k, since := range a.lingering {
-		if _, needed := dialled[k]; needed || max(since, a.settled) >= begin {
+	for k, since := range a.draining {
+		if _, needed := originalDsts[k]; needed || max(since, a.flowsCountFrom) >= begin {
 			continue
 		}
 		if pruned++; pruned > maxPruned {
 			return
 		}
-		delete(a.lingering, k)
+		delete(a.draining, k)
 		a.compare(k)
 	}
 }

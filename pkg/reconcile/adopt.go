@@ -12,16 +12,16 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// adoption is what is known while New takes over what the maps hold.
+// adoption is the state of New while it reads the maps.
 type adoption struct {
 	*Reconciler
-	ports map[uint32]*port  // by id
-	why   map[uint32]string // what is in the place of a pool is none; "": it is, or was not looked at yet
+	ports   map[uint32]*port  // by id
+	invalid map[uint32]string // why a pool is invalid, by id
 }
 
-// adopt takes over what the maps hold. Everything in them that makes sense belongs to a
-// Service afterwards, if need be to the nameless one. What nothing leads to may still be read
-// by programs that the last agent did not wait for: it is free after a grace period.
+// adopt reads the maps. Everything in them that is consistent belongs to a Service then, if only to
+// the nameless one. Programs that started under the last agent may still read what nothing leads
+// to, so it is freed after a grace period.
 func (r *Reconciler) adopt() error {
 	a := adoption{r, make(map[uint32]*port), make(map[uint32]string)}
 	r.frontends.adopt()
@@ -32,7 +32,7 @@ func (r *Reconciler) adopt() error {
 		return err
 	}
 	r.poolsByID = make([]*pool, len(r.pools.have))
-	r.uses = make([]int32, len(r.backends.have))
+	r.poolsPerBackend = make([]int32, len(r.backends.have))
 	for _, step := range []func() error{
 		a.adoptNames,
 		a.adoptBackends,
@@ -59,23 +59,22 @@ func (r *Reconciler) adopt() error {
 	return nil
 }
 
-// disarm makes the frontends that lead to nowhere lead to pool 0, which has no backends: what
-// they lead to now is about to be used again. Then it lets the grace period begin that this
-// takes.
-func (r *Reconciler) disarm() error {
+// detachBroken makes inconsistent frontends lead to pool 0, which has no backends, because what they
+// lead to now is about to be reused. Then it queues the release of unused places for a grace period.
+func (r *Reconciler) detachBroken() error {
 	for key := range r.broken {
 		id := r.frontendIDs.have[key]
 		f := r.frontends.at(id)
 		if f.Key != key {
-			continue // programs see that, too
+			continue // programs ignore it, too
 		}
 		f.PoolId = 0
 		if err := r.frontends.put(id, f); err != nil {
 			return err
 		}
 	}
-	r.later(r.free)
-	r.free = nil
+	r.afterGrace(r.freeAdopted)
+	r.freeAdopted = nil
 
 	return nil
 }
@@ -106,7 +105,7 @@ func (r *adoption) adoptPort(id uint32, of lb.ServiceName, name portName) *port 
 	return r.ports[id]
 }
 
-// portOf returns the port with this id. One without a name belongs to the nameless Service.
+// portOf returns the port with this id. A port without a name belongs to the nameless Service.
 func (r *adoption) portOf(id uint32) *port {
 	if p := r.ports[id]; p != nil {
 		return p
@@ -117,7 +116,7 @@ func (r *adoption) portOf(id uint32) *port {
 
 func (r *adoption) adoptBackends() error {
 	for place, v := range r.backends.have {
-		// A place that is free has what its next generation is.
+		// A free place holds its next generation.
 		r.backendPlaces.setGeneration(uint32(place), uint8(v.Reserved))
 		if r.isBackend(uint32(place)) {
 			r.backendPlaces.setGeneration(uint32(place), uint8(maps.Generation(v.Id)))
@@ -129,7 +128,7 @@ func (r *adoption) adoptBackends() error {
 	return nil
 }
 
-// isBackend reports whether there is a backend at a place, which has the id of that place.
+// isBackend reports whether the backend at a place exists and has an id of that place.
 func (r *Reconciler) isBackend(place uint32) bool {
 	v := r.backends.at(place)
 
@@ -153,8 +152,8 @@ func (r *adoption) adoptRanges() error {
 	return nil
 }
 
-// adoptFrontends takes over the frontends, in a fixed order: of two pools that overlap, the
-// first counts.
+// adoptFrontends reads the frontends in a fixed order, because of two pools that overlap the first
+// is valid.
 func (r *adoption) adoptFrontends() error {
 	if err := r.frontendIDs.adopt(); err != nil {
 		return err
@@ -171,27 +170,27 @@ func (r *adoption) adoptFrontends() error {
 		default:
 			pl := r.adoptPool(f.PoolId)
 			if pl == nil {
-				r.broken[key] = r.why[f.PoolId]
+				r.broken[key] = r.invalid[f.PoolId]
 
 				break
 			}
 			pl.frontends++
-			r.addrs.lead(key)
+			r.addrs.addFrontend(key)
 			svc = pl.port.svc
 		}
 		if _, broken := r.broken[key]; broken {
 			svc = r.service(nameless)
 			svc.adopted = true
 		}
-		svc.leave(key)
+		svc.retire(key)
 	}
 
 	return nil
 }
 
-// adoptPool returns the pool with this id, or nil after noting why it is none.
+// adoptPool returns the pool with this id, or nil after recording why it is invalid.
 func (r *adoption) adoptPool(id uint32) *pool {
-	if r.why[id] != "" {
+	if r.invalid[id] != "" {
 		return nil
 	}
 	if int(id) < len(r.poolsByID) && r.poolsByID[id] != nil {
@@ -199,28 +198,28 @@ func (r *adoption) adoptPool(id uint32) *pool {
 	}
 	v := r.pools.at(id)
 	if id == 0 || maps.Index(v.ServicePortId) == 0 {
-		r.why[id] = fmt.Sprintf("pool %d does not exist", id)
+		r.invalid[id] = fmt.Sprintf("pool %d does not exist", id)
 
 		return nil
 	}
 	pl := &pool{
-		id: id, port: r.portOf(v.ServicePortId), foreign: v.TableSize > 0,
+		id: id, port: r.portOf(v.ServicePortId), unverified: v.TableSize > 0,
 		slots: span{v.SlotBase, v.SlotCount}, table: span{v.TableBase, v.TableSize},
 	}
-	if r.why[id] = r.whyNoPool(pl, v); r.why[id] != "" {
+	if r.invalid[id] = r.checkPool(pl, v); r.invalid[id] != "" {
 		return nil
 	}
 	r.poolsByID[id] = pl
 	pl.port.pools = append(pl.port.pools, pl)
 	for _, backend := range r.backendsOf(pl) {
-		r.uses[maps.Index(backend)]++
+		r.poolsPerBackend[maps.Index(backend)]++
 	}
 
 	return pl
 }
 
-// whyNoPool takes the slots of a pool, or returns what is wrong with them.
-func (r *adoption) whyNoPool(pl *pool, v maps.Pool) string {
+// checkPool allocates the slots of a pool, or returns why it is invalid.
+func (r *adoption) checkPool(pl *pool, v maps.Pool) string {
 	for _, s := range []span{pl.slots, pl.table} {
 		if s.count > 0 && (s.base == 0 || s.end() > uint64(len(r.slots.have))) {
 			return fmt.Sprintf("slots %s do not exist", s)
@@ -259,7 +258,7 @@ func (r *adoption) whyNoPool(pl *pool, v maps.Pool) string {
 	return ""
 }
 
-// freeUnused says which places are in use, and prepares to free the others.
+// freeUnused allocates the places in use, and prepares freeAdopted for the others.
 func (r *adoption) freeUnused() {
 	frontends := r.frontendPlaces.adopt(len(r.frontends.have), func(place uint32) bool {
 		key := r.frontends.at(place).Key
@@ -278,10 +277,10 @@ func (r *adoption) freeUnused() {
 	ports := r.portPlaces.adopt(portEnd, func(place uint32) bool { return used[place] })
 	holes := r.spans.below(uint32(len(r.slots.have)))
 
-	if len(r.broken)+len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && r.addrs.settled == 0 {
+	if len(r.broken)+len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && r.addrs.flowsCountFrom == 0 {
 		return
 	}
-	r.free = func() error {
+	r.freeAdopted = func() error {
 		var errs []error
 		for _, place := range frontends {
 			errs = append(errs, r.frontends.clear(place, maps.Frontend{}))
@@ -295,7 +294,7 @@ func (r *adoption) freeUnused() {
 		if err := errors.Join(errs...); err != nil {
 			return err
 		}
-		for _, place := range ports { // the generations that it had are not known
+		for _, place := range ports { // their past generations are not known
 			r.portPlaces.setGeneration(place, uint8(r.clock.start.Unix()))
 		}
 		r.frontendPlaces.give(frontends...)
@@ -305,7 +304,7 @@ func (r *adoption) freeUnused() {
 		for _, hole := range holes {
 			r.spans.give(hole)
 		}
-		r.addrs.settled = r.clock.now()
+		r.addrs.flowsCountFrom = r.clock.now()
 
 		return nil
 	}

@@ -8,32 +8,31 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// places says which places of an array are free. Place 0 is never given away.
+// places allocates the places of an array. Place 0 is never allocated.
 type places struct {
 	what  string     // the map
 	limit func() int // how many places there can be
-	next  uint32     // no place from here on was ever given away
-	free  []uint32   // that were given back: the first is the next to be given away again
+	next  uint32     // from here on no place was ever allocated
+	free  []uint32   // given back; the first is allocated next
 	used  int
 
-	// generations of the places, where what they are given to has an id that others
-	// remember; see id.
+	// generations are those of the places, where ids are made of them; see id.
 	generations []uint8
-	// spare is how many free places wait before the first of them is given away again,
-	// as long as there are new ones: so that it takes long until an id comes again.
+	// spare is the number of free places that are kept back while there are new ones, so that an
+	// id is not reused soon.
 	spare int
-	// busy reports whether a free place cannot be given away yet; nil: all can.
+	// busy reports whether a free place cannot be allocated yet; nil: never.
 	busy func(place uint32) bool
 }
 
-// sparePlaces is the spare of places with generations: an id comes again after it was
-// given back 256 * sparePlaces times at least.
+// sparePlaces is the spare of places with generations: an id is reused only after
+// 256 * sparePlaces other allocations at least.
 const sparePlaces = 1024
 
-// maxBusy is how many busy places take passes over.
+// maxBusy is how many busy places take skips.
 const maxBusy = 64
 
-// take returns a free place. The error wraps [maps.ErrFull] if there is none.
+// take allocates a place. The error wraps [maps.ErrFull] if none is free.
 func (p *places) take() (uint32, error) {
 	grows := int(p.next) < min(p.limit(), 1<<maps.IndexBits)
 	if len(p.free) > p.spare || !grows {
@@ -57,13 +56,13 @@ func (p *places) take() (uint32, error) {
 	return p.next - 1, nil
 }
 
-// untake gives a place back to which nothing was written.
+// untake frees a place to which nothing was written.
 func (p *places) untake(place uint32) {
 	p.free = slices.Insert(p.free, 0, place)
 	p.used--
 }
 
-// give gives places back. Their next ids are of another generation.
+// give frees places. Their next ids are of the next generation.
 func (p *places) give(given ...uint32) {
 	p.free = append(p.free, given...)
 	p.used -= len(given)
@@ -75,8 +74,8 @@ func (p *places) give(given ...uint32) {
 	}
 }
 
-// adopt takes over the places below end, of which some are in use. It returns the others,
-// which count as taken until they are given back.
+// adopt allocates all places below end, and returns those that are not in use: the caller gives
+// them back when programs cannot read them any more.
 func (p *places) adopt(end int, inUse func(place uint32) bool) []uint32 {
 	p.next = max(uint32(end), 1)
 	p.used = int(p.next) - 1
@@ -90,7 +89,7 @@ func (p *places) adopt(end int, inUse func(place uint32) bool) []uint32 {
 	return unused
 }
 
-// id returns the id of what a place is given to.
+// id returns the id for the current allocation of a place.
 func (p *places) id(place uint32) uint32 { return maps.ID(place, uint32(p.generation(place))) }
 
 func (p *places) generation(place uint32) uint8 {
@@ -115,8 +114,8 @@ type span struct {
 
 func (s span) end() uint64 { return uint64(s.base) + uint64(s.count) }
 
-// spans says which slots are free: first fit, neighbours merged. Slot 0 is never given
-// away, so that base 0 means none.
+// spans allocates runs of slots: first fit, free neighbours merged. Slot 0 is never allocated, so
+// that base 0 means none.
 type spans struct {
 	holes []span     // ascending, none touches the next
 	limit func() int // how many slots there can be
@@ -130,8 +129,8 @@ func newSpans(limit func() int) spans {
 	return spans{holes: []span{{base: 1, count: 1<<32 - 1}}, limit: limit}
 }
 
-// take returns count slots in a row that were free. The error wraps [maps.ErrFull] if there
-// are not that many in one place.
+// take allocates count consecutive slots. The error wraps [maps.ErrFull] if no hole is large
+// enough.
 func (s *spans) take(count int) (span, error) {
 	if count == 0 {
 		return span{}, nil
@@ -152,7 +151,7 @@ func (s *spans) take(count int) (span, error) {
 		maps.NameSlots, s.used, s.limit(), count, maps.ErrFull)
 }
 
-// mark takes these very slots, or returns false if they are not all free.
+// mark allocates exactly these slots. It returns false if some of them are not free.
 func (s *spans) mark(want span) bool {
 	if want.count == 0 {
 		return true
@@ -171,7 +170,7 @@ func (s *spans) mark(want span) bool {
 	return true
 }
 
-// carve takes a part out of hole i.
+// carve removes a part of hole i.
 func (s *spans) carve(i int, part span) {
 	hole := s.holes[i]
 	before := span{hole.base, part.base - hole.base}
@@ -186,7 +185,7 @@ func (s *spans) carve(i int, part span) {
 	s.used += int(part.count)
 }
 
-// give gives slots back that were taken or marked.
+// give frees slots.
 func (s *spans) give(back span) {
 	if back.count == 0 {
 		return
@@ -207,7 +206,7 @@ func (s *spans) give(back span) {
 	s.holes = slices.Replace(s.holes, from, to, back)
 }
 
-// below returns the free slots below an end, after taking them.
+// below allocates all free slots below end and returns them.
 func (s *spans) below(end uint32) []span {
 	var taken []span
 	for len(s.holes) > 0 && s.holes[0].base < end {

@@ -8,8 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// What fails is tried again after 1 s, 2 s, 4 s, … and every minute in the end;
-// other Services do not wait for it.
+// A failed write is tried again after 1 s, 2 s, 4 s, … up to a minute; other Services do not wait.
 func TestBackoff(t *testing.T) {
 	clock := newTestClock()
 	fakes := maps.NewFakes(100)
@@ -24,7 +23,7 @@ func TestBackoff(t *testing.T) {
 		return nil
 	}
 	r := mustNew(t, fakes.Tables, clock)
-	for _, w := range mustParseWishes(t, "10.96.0.1:80 -> 10.0.1.7:8080") {
+	for _, w := range mustParseDesired(t, "10.96.0.1:80 -> 10.0.1.7:8080") {
 		r.Set(w.name, w.created, w.res)
 	}
 
@@ -55,7 +54,7 @@ func TestBackoff(t *testing.T) {
 
 	fail = false
 	mustApply(t, r)
-	settle(t, r, clock)
+	applyAll(t, r, clock)
 	if at, ok := r.Next(); ok {
 		t.Errorf("something is due at %v", at)
 	}
@@ -71,7 +70,7 @@ func TestChangeEndsBackoff(t *testing.T) {
 	fakes.FrontendIDs.Fail = func(string, string) error { return errInjected }
 	r := mustNew(t, fakes.Tables, clock)
 	set := func(text string) {
-		for _, w := range mustParseWishes(t, text) {
+		for _, w := range mustParseDesired(t, text) {
 			r.Set(w.name, w.created, w.res)
 		}
 	}

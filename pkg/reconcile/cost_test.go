@@ -64,7 +64,7 @@ func written(r *Reconciler) (calls, places, slots int) {
 	return calls, places, slots
 }
 
-// What a change costs is what changed, what is retired included.
+// A change writes only what changed; the writes include what it retires.
 func TestWriteCounts(t *testing.T) {
 	for _, test := range []struct {
 		name                 string
@@ -97,10 +97,10 @@ func TestWriteCounts(t *testing.T) {
 			test.change(&res)
 			r.Set(name, time.Time{}, res)
 			mustApply(t, r)
-			settle(t, r, clock)
+			applyAll(t, r, clock)
 			clock.pass(1)
 			r.PruneAddrs(nil, clock.now)
-			settle(t, r, clock)
+			applyAll(t, r, clock)
 			callsAfter, placesAfter, slotsAfter := written(r)
 			if calls, places, slots = callsAfter-calls, placesAfter-places, slotsAfter-slots; calls != test.calls ||
 				places != test.places || slots != test.slots {
@@ -111,8 +111,8 @@ func TestWriteCounts(t *testing.T) {
 	}
 }
 
-// The plan of a Service is not kept once it is in the maps. It is made again when another
-// Service gives or takes what both claim, and not for a change of its own.
+// The plan of a Service is not kept once it is in the maps. It is rebuilt when another Service begins or ceases
+// to own a frontend that both claim, and not for a change of the Service itself.
 func TestPlansAreMadeAgain(t *testing.T) {
 	const small, large = 10, largePlan
 	for _, test := range []struct {
@@ -138,7 +138,7 @@ func TestPlansAreMadeAgain(t *testing.T) {
 					return res
 				}))
 				mustApply(t, r)
-				settle(t, r, clock)
+				applyAll(t, r, clock)
 			}
 			set("a", 2)
 			set("a", 2)
@@ -154,7 +154,7 @@ func TestPlansAreMadeAgain(t *testing.T) {
 			}
 			r.Delete(lb.ServiceName{Namespace: "default", Name: "a"})
 			mustApply(t, r)
-			settle(t, r, clock)
+			applyAll(t, r, clock)
 			if again != test.again {
 				t.Errorf("plans were made again %d times, want %d", again, test.again)
 			}
@@ -260,8 +260,7 @@ func BenchmarkEndpoint(b *testing.B) {
 	})
 }
 
-// BenchmarkAdopt starts anew on the maps of 10,000 Services, and is told the
-// same of all of them.
+// BenchmarkAdopt starts a new Reconciler on the maps of 10,000 Services, and sets the same Services.
 func BenchmarkAdopt(b *testing.B) {
 	benchmarkTables(b, func(b *testing.B, tables func() maps.Tables) {
 		shared := tables()

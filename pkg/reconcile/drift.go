@@ -10,11 +10,11 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Drift is one place where a map does not say what it was made to say: something else wrote
-// to it, or there is a bug.
+// Drift is one place where a map differs from what was written to it: another program wrote to it,
+// or there is a bug.
 type Drift struct {
 	Map      string
-	Key      string // as people read it: "10.96.0.1:80/TCP internal", "backend 7"
+	Key      string // formatted: "10.96.0.1:80/TCP internal", "backend 7"
 	Problem  string // "is missing", "should not exist", "is …, should be …"
 	Repaired bool
 }
@@ -23,11 +23,11 @@ func (d Drift) String() string {
 	return fmt.Sprintf("%s: %s %s", d.Map, d.Key, d.Problem)
 }
 
-// Drift compares all that the maps hold with what was written to them. With repair set it
-// puts them right, in the order of all writes: bottom-up what is missing or differs, then
-// top-down what should not exist. It returns what it found, sorted by map and key; the error
-// is about maps that could not be read (then nothing is repaired) and repairs that failed. It
-// takes time and memory in proportion to the maps.
+// Drift compares the content of all maps with what was written to them. With repair set it restores
+// that, in the order of all writes: missing and different entries bottom-up, then entries that should not exist
+// top-down. It returns the differences that it found, sorted by map and key; the error is about
+// maps that could not be read (then nothing is repaired) and repairs that failed. Time and memory
+// are proportional to the maps.
 func (r *Reconciler) Drift(repair bool) ([]Drift, error) {
 	var c comparison
 	r.compareFilters(&c)
@@ -49,13 +49,13 @@ func (r *Reconciler) Drift(repair bool) ([]Drift, error) {
 	return found, errors.Join(c.errs...)
 }
 
-// comparison gathers the differences of all maps, from the bottom up.
+// comparison collects the differences of all maps, from the bottom up.
 type comparison struct {
 	found []difference
 	errs  []error
 }
 
-// difference is a drift, and what undoes it.
+// difference is a drift and the write that repairs it.
 type difference struct {
 	Drift
 	stray bool // it should not exist
@@ -128,7 +128,7 @@ func (a *array[V]) differ(c *comparison) {
 	}
 }
 
-// compareFilters looks for addresses and node ports that the filters do not let through.
+// compareFilters finds addresses and node ports that the filters would not let through.
 func (r *Reconciler) compareFilters(c *comparison) {
 	for k := range r.addrs.have {
 		if !r.addrs.filter.May(k) {
@@ -161,14 +161,13 @@ func (r *Reconciler) compareFilters(c *comparison) {
 	}
 }
 
-// compareBroken adds the frontends that were adopted although they lead to nowhere, until a
-// Service that claims them has replaced them.
+// compareBroken adds the inconsistent frontends that were adopted and not replaced yet.
 func (r *Reconciler) compareBroken(c *comparison) {
 	for key, why := range r.broken {
 		c.add(maps.NameFrontendIDs, modelKey(key).String(), "leads to nowhere: "+why, true, func() error {
 			err := r.removeBroken(key)
 			if owner := r.claims.Owner(key); err == nil && owner != nil {
-				r.touch(r.services[owner.Name])
+				r.markDirty(r.services[owner.Name])
 			}
 
 			return err

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// dump returns what all maps hold, a line for each entry, sorted. Of arrays it tells what is
-// in use: pools that a frontend leads to, and backends that have an id.
+// dump returns the content of all maps, one line for each entry, sorted. Of arrays it includes the
+// places in use: pools that a frontend leads to, and backends that have an id.
 func dump(t testing.TB, m maps.Tables) string {
 	t.Helper()
 	var lines []string

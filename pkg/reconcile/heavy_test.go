@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/test/heavy"
 )
 
-// life is that of a Service as large as an object can be.
+// life is a Service as large as an object can be, and the changes to it.
 type life struct{ *heavy.Service }
 
 func newHeavy(ports, ranges, externalIPs, endpoints int) life {
@@ -51,7 +51,7 @@ func (h life) moveRanges() {
 	}
 }
 
-// live takes h through its life, and calls took after each step.
+// live creates, changes and deletes h, and calls took after each step.
 func (h life) live(t testing.TB, took func(step string)) {
 	clock := newTestClock()
 	tables := maps.NewFakes(1 << 25).Tables
@@ -60,7 +60,7 @@ func (h life) live(t testing.TB, took func(step string)) {
 	program := func() {
 		r.Set(h.Name, time.Time{}, res)
 		mustApply(t, r)
-		settle(t, r, clock)
+		applyAll(t, r, clock)
 	}
 	took("")
 	res = h.resolve()
@@ -77,7 +77,7 @@ func (h life) live(t testing.TB, took func(step string)) {
 	took("")
 	program()
 	took("endpoints")
-	// A new agent, for which another endpoint has moved.
+	// A new agent starts after another endpoint has moved.
 	r = mustNew(t, tables, clock)
 	took("adopt")
 	h.moveEndpoint()
@@ -103,7 +103,7 @@ func (h life) live(t testing.TB, took func(step string)) {
 	}
 	r.Delete(h.Name)
 	mustApply(t, r)
-	settle(t, r, clock)
+	applyAll(t, r, clock)
 	took("delete")
 }
 
@@ -112,7 +112,7 @@ func (h life) live(t testing.TB, took func(step string)) {
 // the object takes more than all of it.
 const heavyTime = 20 * time.Second
 
-// What a Service costs grows with its object, and not with the square of it.
+// The cost of a Service grows linearly with its object.
 func TestHeavyServices(t *testing.T) {
 	for _, test := range []struct {
 		name                                  string
@@ -141,8 +141,7 @@ func TestHeavyServices(t *testing.T) {
 	}
 }
 
-// A Service of which only half of the backends find room is gone through as often as
-// one that has room.
+// A Service of which only half of the backends fit into the map is gone through no more often than one that fits.
 func TestHeavyServiceWithoutRoom(t *testing.T) {
 	h := newHeavy(1, 0, 2000, 5000)
 	fakes := maps.NewFakes(1 << 20)
@@ -165,15 +164,14 @@ func TestHeavyServiceWithoutRoom(t *testing.T) {
 		}
 	}
 	r.Delete(h.Name)
-	settle(t, r, clock)
+	applyAll(t, r, clock)
 	if left := r.Counters().Fill[maps.NameBackends].Used; left > 0 {
 		t.Errorf("%d backends are left", left)
 	}
 }
 
-// BenchmarkHeavy takes Services through their lives, each at two sizes: the second
-// takes a little more than twice the time of the first. It is the processor's time,
-// garbage collection included.
+// BenchmarkHeavy creates, changes and deletes Services, each at two sizes: the second takes a little
+// more than twice the time of the first. It is the processor's time, garbage collection included.
 func BenchmarkHeavy(b *testing.B) {
 	for _, bench := range []struct {
 		what                                  string

@@ -10,33 +10,33 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// meter counts down what an Apply may still do, in units of which a map operation takes
-// costOperation: some 2 µs.
-type meter struct{ left int }
+// budget is what an Apply may still do, in units of which a map operation, some 2 µs, takes
+// costOperation.
+type budget struct{ left int }
 
 const (
 	costOperation = 64 // a system call
-	costClaim     = 48 // a claim to a frontend that is entered or withdrawn
-	costLook      = 8  // a look at something that may be as it should be
+	costClaim     = 48 // entering or withdrawing a claim to a frontend
+	costLook      = 8  // comparing something that may not need a write
 	costSlot      = 1  // a store in memory
 )
 
-func (m *meter) spend(units int) { m.left -= units }
+func (m *budget) spend(units int) { m.left -= units }
 
-func (m *meter) spent() bool { return m.left <= 0 }
+func (m *budget) spent() bool { return m.left <= 0 }
 
-// Writes counts what was written to a map.
+// Writes counts the writes to a map.
 type Writes struct {
 	Puts    uint64
 	Deletes uint64
 }
 
-// room remembers that a map was full, and that something of it was freed since.
-type room struct{ lacks, freed bool }
+// room records whether a map was full, and whether something of it was freed since.
+type room struct{ wasFull, freed bool }
 
 func (r *room) note(err error) error {
 	if errors.Is(err, maps.ErrFull) {
-		r.lacks, r.freed = true, false
+		r.wasFull, r.freed = true, false
 	}
 
 	return err
@@ -49,18 +49,18 @@ type managed interface {
 	Name() string
 	counters() (Writes, Fill)
 	full() *room
-	// differ adds where the map does not say what was written to it.
+	// differ adds the differences between the map and what was written to it.
 	differ(c *comparison)
 }
 
-// table is a hash map in which every write is counted.
+// table is a hash map whose writes are counted.
 type table[K, V comparable] struct {
 	maps.Table[K, V]
-	*meter
+	*budget
 	room
 	writes Writes
 	used   int
-	// want yields what was written, and text returns a key and a value as people read them.
+	// want yields all that was written, and text formats a key and a value.
 	want iter.Seq2[K, V]
 	text func(K, V) (string, string)
 }
@@ -74,7 +74,7 @@ func (t *table[K, V]) counters() (Writes, Fill) {
 	return t.writes, fill
 }
 
-// put writes an entry, which the map has already or not.
+// put writes an entry; there reports whether the map has the key already.
 func (t *table[K, V]) put(k K, v V, there bool) error {
 	t.spend(costOperation)
 	if err := t.Table.Put(k, v); err != nil {
@@ -88,7 +88,7 @@ func (t *table[K, V]) put(k K, v V, there bool) error {
 	return nil
 }
 
-// remove deletes an entry, which the map has or should not have.
+// remove deletes an entry; ours reports whether it was written, and not found by Drift only.
 func (t *table[K, V]) remove(k K, ours bool) error {
 	t.spend(costOperation)
 	if err := t.Table.Delete(k); err != nil {
@@ -103,19 +103,19 @@ func (t *table[K, V]) remove(k K, ours bool) error {
 	return nil
 }
 
-// mirror is a hash map with all that was written to it.
+// mirror is a hash map with a copy of all that was written to it.
 type mirror[K, V comparable] struct {
 	table[K, V]
 	have map[K]V
-	// enters is called before a key is in the map that was not, leaves when it is there no
-	// more, or still not; nil: neither.
-	enters, leaves func(K)
+	// onAdd is called before a new key is written, onRemove after it was deleted or could not be
+	// written; both may be nil.
+	onAdd, onRemove func(K)
 }
 
-func newMirror[K, V comparable](t maps.Table[K, V], m *meter, text func(K, V) (string, string)) mirror[K, V] {
+func newMirror[K, V comparable](t maps.Table[K, V], m *budget, text func(K, V) (string, string)) mirror[K, V] {
 	have := make(map[K]V)
 
-	return mirror[K, V]{table: table[K, V]{Table: t, meter: m, want: stdmaps.All(have), text: text}, have: have}
+	return mirror[K, V]{table: table[K, V]{Table: t, budget: m, want: stdmaps.All(have), text: text}, have: have}
 }
 
 func (m *mirror[K, V]) adopt() error {
@@ -123,8 +123,8 @@ func (m *mirror[K, V]) adopt() error {
 		if err != nil {
 			return err
 		}
-		if m.enters != nil {
-			m.enters(e.Key)
+		if m.onAdd != nil {
+			m.onAdd(e.Key)
 		}
 		m.have[e.Key] = e.Value
 		m.used++
@@ -133,18 +133,18 @@ func (m *mirror[K, V]) adopt() error {
 	return nil
 }
 
-// set makes the map have v at k.
+// set writes v at k, unless it is there.
 func (m *mirror[K, V]) set(k K, v V) error {
 	have, there := m.have[k]
 	if there && have == v {
 		return nil
 	}
-	if !there && m.enters != nil {
-		m.enters(k)
+	if !there && m.onAdd != nil {
+		m.onAdd(k)
 	}
 	if err := m.put(k, v, there); err != nil {
-		if !there && m.leaves != nil {
-			m.leaves(k)
+		if !there && m.onRemove != nil {
+			m.onRemove(k)
 		}
 
 		return err
@@ -154,7 +154,7 @@ func (m *mirror[K, V]) set(k K, v V) error {
 	return nil
 }
 
-// unset makes the map have nothing at k.
+// unset deletes k, if it is there.
 func (m *mirror[K, V]) unset(k K) error {
 	if _, there := m.have[k]; !there {
 		return nil
@@ -163,20 +163,20 @@ func (m *mirror[K, V]) unset(k K) error {
 		return err
 	}
 	delete(m.have, k)
-	if m.leaves != nil {
-		m.leaves(k)
+	if m.onRemove != nil {
+		m.onRemove(k)
 	}
 
 	return nil
 }
 
-// derived is a mirror of a map of which each entry follows from something else. It is only
-// written when it changes: a program that looks while one is being replaced may find none.
+// derived is a mirror of a map whose entries are computed by want. An entry is only written when it
+// changes: while one is being replaced, a program may find none.
 type derived[K, V comparable] struct {
 	mirror[K, V]
 	want  func(K) (V, bool)
-	order func(a, b K) int // in which keys are written; nil: any
-	stale map[K]struct{}   // of which the map does not say what is wanted
+	order func(a, b K) int // of writes; nil: any
+	stale map[K]struct{}   // keys where the map differs from want
 	retry backoff
 }
 
@@ -184,7 +184,7 @@ func newDerived[K, V comparable](m mirror[K, V], want func(K) (V, bool)) derived
 	return derived[K, V]{mirror: m, want: want, stale: make(map[K]struct{})}
 }
 
-// compare notes whether the map says what is wanted at k, after either has changed.
+// compare updates stale at k, after the map or want has changed.
 func (d *derived[K, V]) compare(k K) {
 	have, there := d.have[k]
 	if want, wanted := d.want(k); want == have && wanted == there {
@@ -204,9 +204,8 @@ func (d *derived[K, V]) due() instant {
 	return d.retry.at
 }
 
-// apply makes the map say what is wanted, as far as half of the operations that are left in
-// this Apply allow: it writes what is new or different, then deletes what is to go, and if
-// there was no room before, writes again.
+// apply writes what want returns for stale keys, with half of the budget that is left in this
+// Apply: first new and changed entries, then deletions. If the map was full and deletions made room, it writes again.
 func (d *derived[K, V]) apply(now instant) error {
 	if d.due() > now || d.spent() {
 		return nil
@@ -229,16 +228,16 @@ func (d *derived[K, V]) apply(now instant) error {
 	}
 	err := d.each(write, put)
 	failed := d.each(remove, d.unset)
-	if err != nil && d.lacks && d.freed {
+	if err != nil && d.wasFull && d.freed {
 		err = d.each(write, put)
 	}
 	err = errors.Join(err, failed)
-	d.retry.after(err, now)
+	d.retry.update(err, now)
 
 	return err
 }
 
-// each does do for every key, and notes what came of it.
+// each calls do for every key, and compares it then.
 func (d *derived[K, V]) each(keys []K, do func(K) error) error {
 	if d.order != nil {
 		slices.SortFunc(keys, d.order)
@@ -252,8 +251,8 @@ func (d *derived[K, V]) each(keys []K, do func(K) error) error {
 	return errors.Join(failed...)
 }
 
-// whole is a derived map that refers to no other one: all that it should have is set at once.
-// Until then it keeps what was adopted.
+// whole is a derived map that refers to no other one: its desired entries are set all at once, and
+// until then are those that were adopted.
 type whole[K, V comparable] struct {
 	derived[K, V]
 	all map[K]V
@@ -280,14 +279,14 @@ func (w *whole[K, V]) replace(all map[K]V) {
 	}
 }
 
-// array is one of the arrays, with all that was written to it.
+// array is one of the arrays, with a copy of all that was written to it.
 type array[V comparable] struct {
 	*maps.Array[V]
-	*meter
+	*budget
 	room
 	writes Writes
 	have   []V  // by place
-	used   *int // how many of the places
+	used   *int // number of places in use
 	text   func(place uint32, v V) (string, string)
 }
 
@@ -295,7 +294,7 @@ func (a *array[V]) counters() (Writes, Fill) {
 	return a.writes, Fill{Used: *a.used, Capacity: a.Limit()}
 }
 
-// adopt takes over what the array has.
+// adopt copies the content of the array.
 func (a *array[V]) adopt() {
 	for i, v := range a.All() {
 		a.extend(i)
@@ -303,8 +302,8 @@ func (a *array[V]) adopt() {
 	}
 }
 
-// extend has the values up to a place in memory. There is room for all that can be written
-// now: a million of them are not moved every time that there are more.
+// extend makes the copy include a place. It allocates for the whole array, so that a million values
+// are not copied each time that it grows.
 func (a *array[V]) extend(place uint32) {
 	if int(place) >= cap(a.have) {
 		a.have = append(make([]V, 0, max(a.Len(), int(place)+1)), a.have...)
@@ -322,7 +321,7 @@ func (a *array[V]) at(place uint32) V {
 	return none
 }
 
-// put writes to a place, if it has something else.
+// put writes to a place, unless the value is there.
 func (a *array[V]) put(place uint32, v V) error {
 	if a.at(place) == v {
 		return nil
@@ -343,7 +342,7 @@ func (a *array[V]) store(place uint32, v V) error {
 	return nil
 }
 
-// clear makes a place empty, of which only cleared may be left.
+// clear writes the value of a free place.
 func (a *array[V]) clear(place uint32, cleared V) error {
 	a.spend(costOperation)
 	if err := a.Put(place, cleared); err != nil {
@@ -356,7 +355,7 @@ func (a *array[V]) clear(place uint32, cleared V) error {
 	return nil
 }
 
-// putAll writes values to places in a row.
+// putAll writes values to consecutive places.
 func putAll(a *array[uint32], base uint32, values []uint32) error {
 	a.spend(len(values) * costSlot)
 	for i, v := range values {

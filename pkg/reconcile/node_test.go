@@ -9,8 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// nodeTables are the maps that hold what is no Service's, with what sets one
-// entry of them.
+// nodeTables are the maps of what belongs to no Service, with a function that sets one entry of each.
 var nodeTables = map[string]func(*Reconciler){
 	maps.NameAddrs: func(r *Reconciler) {
 		r.SetNodeAddrs(map[netip.Addr]maps.AddrUse{netip.MustParseAddr("192.168.1.2"): {Ifindex: 2}})
@@ -24,7 +23,7 @@ var nodeTables = map[string]func(*Reconciler){
 	},
 }
 
-// What the node has is tried again, too, each map with a backoff of its own.
+// Failed writes of node state are tried again, with a backoff for each map.
 func TestNodeBackoff(t *testing.T) {
 	for name, set := range nodeTables {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +78,7 @@ func TestNodeBackoff(t *testing.T) {
 	}
 }
 
-// What was handed over is the caller's again, and may be sloppy.
+// A caller may change what it has passed, and pass unmasked prefixes.
 func TestNodeIsCopied(t *testing.T) {
 	fakes := maps.NewFakes(100)
 	r := mustNew(t, fakes.Tables, newTestClock())

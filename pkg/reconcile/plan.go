@@ -12,11 +12,11 @@ import (
 	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
-// plan is what a Service wants in the maps: the rows that follow from its resolution, but
-// for ids and places. Of a Service at rest, only the frontends are kept; see remake.
+// plan is the desired state of a Service in the maps: the rows that follow from its resolution,
+// without ids and places. Once all of it is written only the frontends are kept; see rebuild.
 type plan struct {
-	resolve   func() lb.Resolution // returns what was planned
-	claimant  *lb.Claimant         // as which its frontends are claimed
+	resolve   func() lb.Resolution // returns the planned resolution again
+	claimant  *lb.Claimant         // in whose name its frontends are claimed
 	ports     []plannedPort
 	frontends []plannedFrontend // catch-alls last: one refuses what comes after it
 }
@@ -33,14 +33,14 @@ type plannedPort struct {
 	portName
 	backends []plannedBackend // by address
 	pools    []plannedPool
-	ranges   []netip.Prefix // from which its frontends may be dialled
+	ranges   []netip.Prefix // from which clients may connect
 
-	// Where the plan is being carried out:
+	// While the plan is carried out:
 	have  *port // nil: it has no id yet
 	owned int   // how many of its frontends the Service owns
 }
 
-// plannedBackend is an endpoint that pools lead to, or that is alive: then it keeps the
+// plannedBackend is a backend of a pool, or an endpoint in no pool that is alive and keeps the
 // flows that it has.
 type plannedBackend struct {
 	endpoint
@@ -63,26 +63,25 @@ func compareEndpoints(a, b endpoint) int {
 
 func endpointOf(a netip.AddrPort) endpoint { return endpoint{maps.AddrOf(a.Addr()), a.Port()} }
 
-// plannedPool is one set of backends, and how to choose among them. Frontends of a service
-// port that agree in both share it.
+// plannedPool is one set of backends and the way to choose among them. Frontends of a service port
+// with equal sets and settings share a pool.
 type plannedPool struct {
 	settings
 	members []int32 // of the port's backends, ascending
-	table   []int32 // of the port's backends, by hash; nil: it is small, and made when it is needed
+	table   []int32 // of the port's backends, by hash; nil: small, and made when the pool is written
 
 	have  *pool // nil: it is not in the maps
 	owned int   // how many of its frontends the Service owns
 }
 
-// settings are those of a pool.
+// settings are how a pool chooses a backend and treats the connection.
 type settings struct {
 	affinitySeconds uint32
 	flags           uint16
 	algorithm       uint8
 }
 
-// plannedFrontend is one frontend that the Service claims. The number of the claim is where
-// it is in the plan.
+// plannedFrontend is one frontend that the Service claims. Its index in the plan numbers the claim.
 type plannedFrontend struct {
 	key   maps.FrontendKey
 	kind  uint8
@@ -91,13 +90,13 @@ type plannedFrontend struct {
 	pool  int32 // of the port
 }
 
-// Planned is what one Service wants, ready to be set.
+// Planned is the desired state of one Service, ready for [Reconciler.SetPlanned].
 type Planned struct{ plan *plan }
 
-// PlanOf prepares a resolution for [Reconciler.SetPlanned]. Any goroutine may call it: for a
-// Service of ten thousands of frontends or endpoints it takes too long for the one that owns
-// the Reconciler. Resolve must return the same at any time: once all is in the maps, a plan is
-// not kept, but made again when it is needed.
+// PlanOf prepares a resolution for [Reconciler.SetPlanned]. Any goroutine may call it: Services
+// with ten thousands of frontends or endpoints would block the owner of the Reconciler for too long.
+// Resolve must always return the same resolution: once a plan is written it is not kept, but
+// made again when it is needed.
 func PlanOf(res lb.Resolution, resolve func() lb.Resolution) Planned {
 	p := planOf(&res)
 	p.resolve = resolve
@@ -105,8 +104,7 @@ func PlanOf(res lb.Resolution, resolve func() lb.Resolution) Planned {
 	return Planned{p}
 }
 
-// Room returns how many places it takes, should nothing of it be in the maps; none, if
-// nothing was planned.
+// Room returns how many places the plan takes if nothing of it is in the maps, none if p is zero.
 func (p Planned) Room() maps.Room {
 	if p.plan == nil {
 		return maps.Room{}
@@ -128,9 +126,9 @@ func (p Planned) Room() maps.Room {
 	return room
 }
 
-// planOf returns what a Service wants. It takes time in proportion to the resolution: the
-// frontends of a port share their lists, which may be long, and each list is gone through
-// once for a port.
+// planOf returns the plan of a resolution. Its cost is linear in the resolution: the frontends of a
+// port share their lists of backends, which may be long, so it goes through each list once per
+// port.
 func planOf(res *lb.Resolution) *plan {
 	pl := planner{number: make(map[portName]int32)}
 	ordered := make([]*lb.Frontend, 0, len(res.Frontends))
@@ -142,7 +140,7 @@ func planOf(res *lb.Resolution) *plan {
 			}
 		}
 	}
-	for i := range res.Endpoints { // those that keep their flows although no pool leads to them
+	for i := range res.Endpoints { // no pool contains them, but they keep their flows
 		e := &res.Endpoints[i]
 		at, known := pl.number[portName{e.Port.Port, e.Port.Protocol, familyOf(e.Addr.Addr())}]
 		if known && e.Alive && e.Use != lb.Used {
@@ -171,29 +169,29 @@ type planner struct {
 	ports  []plannedPort
 	number map[portName]int32
 	lists  [][]backendList // of each port
-	ranges [2]rangeList    // of which a copy was made last, by whether IPv6
+	ranges [2]rangeList    // copied last, for IPv4 and IPv6
 }
 
-// backendList is a list of backends that frontends of a port have.
+// backendList is a list of backends that frontends of a port share.
 type backendList struct {
 	backends []lb.Backend
 	members  []int32 // of the port's backends, ascending; lists that are equal share it
 }
 
-// rangeList is a list of source ranges, by where it is in memory, and a copy.
+// rangeList is a copy of a list of source ranges, and the address of the original.
 type rangeList struct {
 	first *netip.Prefix
 	copy  []netip.Prefix
 }
 
-// same reports whether two lists are in the same place.
+// same reports whether two slices are the same memory.
 func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 func portOf(f *lb.Frontend) portName {
 	return portName{f.Port.Port, f.Port.Protocol, familyOf(f.Key.Addr)}
 }
 
-// port returns which port has a name, after adding it if need be.
+// port returns the index of the port with a name, which it adds if it is new.
 func (pl *planner) port(name portName) int32 {
 	at, known := pl.number[name]
 	if !known {
@@ -206,7 +204,7 @@ func (pl *planner) port(name portName) int32 {
 	return at
 }
 
-// list returns the list of a port that is in the same place, or nil.
+// list returns the list of a port that shares the memory of backends, or nil.
 func (pl *planner) list(port int32, backends []lb.Backend) *backendList {
 	for i := range pl.lists[port] {
 		if l := &pl.lists[port][i]; same(l.backends, backends) {
@@ -217,7 +215,7 @@ func (pl *planner) list(port int32, backends []lb.Backend) *backendList {
 	return nil
 }
 
-// planList adds a list, and its backends, to those of a port.
+// planList adds a list and its backends to those of a port, unless it is known.
 func (pl *planner) planList(port int32, backends []lb.Backend) {
 	if pl.list(port, backends) != nil {
 		return
@@ -231,7 +229,7 @@ func (pl *planner) planList(port int32, backends []lb.Backend) {
 	}
 }
 
-// sortBackends sorts the backends of a port by address, and leaves each there once.
+// sortBackends sorts the backends of a port by address, and removes duplicates.
 func (p *plannedPort) sortBackends() {
 	slices.SortStableFunc(p.backends, func(a, b plannedBackend) int { return compareEndpoints(a.endpoint, b.endpoint) })
 	kept := p.backends[:0]
@@ -245,7 +243,8 @@ func (p *plannedPort) sortBackends() {
 	p.backends = kept
 }
 
-// find finds the backends of a list among those of its port. Others are its lists before.
+// find sets the members of a list to indices into the backends of its port. Equal lists among
+// others, the earlier lists of the port, share them.
 func (l *backendList) find(all []plannedBackend, others []backendList) {
 	l.members = make([]int32, len(l.backends))
 	at := 0
@@ -266,7 +265,7 @@ func (l *backendList) find(all []plannedBackend, others []backendList) {
 	}
 }
 
-// planFrontend adds the pool of a frontend to those of its port, if it is a new one.
+// planFrontend adds the pool of a frontend to those of its port, unless there is an equal one.
 func (pl *planner) planFrontend(f *lb.Frontend) plannedFrontend {
 	at := pl.port(portOf(f))
 	s := settings{affinitySeconds: seconds(f.Affinity), algorithm: programmable(f.Algorithm)}
@@ -293,8 +292,8 @@ func (pl *planner) planFrontend(f *lb.Frontend) plannedFrontend {
 	return plannedFrontend{key: keyOf(f.Key), kind: uint8(f.Kind), port: at, pool: int32(pool)}
 }
 
-// planRanges gives a port its source ranges. The frontends of a Service share those of
-// their family.
+// planRanges adds source ranges to those of a port. Frontends of a Service usually share one list
+// per family, so one copy serves all ports.
 func (pl *planner) planRanges(port int32, want []netip.Prefix) {
 	last := &pl.ranges[0]
 	if want[0].Addr().Is6() {
@@ -312,7 +311,7 @@ func (pl *planner) planRanges(port int32, want []netip.Prefix) {
 
 		return
 	}
-	// Frontends of one port with different ranges: any of them will do.
+	// Frontends of one port have different ranges: a client in any of them may connect.
 	known := make(map[netip.Prefix]struct{}, len(p.ranges))
 	for _, prefix := range p.ranges {
 		known[prefix] = struct{}{}
@@ -325,11 +324,11 @@ func (pl *planner) planRanges(port int32, want []netip.Prefix) {
 	}
 }
 
-// largeTable is from how many backends on the table of a pool is planned: then it is made
-// beside the goroutine that owns the Reconciler.
+// largeTable is the number of backends from which on planTables makes the table, so that the
+// goroutine that owns the Reconciler need not.
 const largeTable = 256
 
-// planTables makes the large tables of a port's pools.
+// planTables makes the large tables of the pools of a port.
 func (p *plannedPort) planTables() {
 	for i := range p.pools {
 		pool := &p.pools[i]
@@ -348,11 +347,11 @@ func (p *plannedPort) planTables() {
 	}
 }
 
-// largePlan is from how many rows on a plan is always kept: to make it again would take too
-// long for one piece of work.
+// largePlan is the number of rows from which on a plan is always kept: rebuilding it would take too
+// long for one slice.
 const largePlan = 1000
 
-// rows returns how many frontends and backends there are in a plan.
+// rows returns the number of frontends and backends in a plan.
 func (p *plan) rows() int {
 	rows := len(p.frontends)
 	for i := range p.ports {
@@ -362,8 +361,8 @@ func (p *plan) rows() int {
 	return rows
 }
 
-// remake makes a plan whole of which only the frontends were kept.
-func (p *plan) remake() {
+// rebuild completes a plan of which only the frontends were kept.
+func (p *plan) rebuild() {
 	res := p.resolve()
 	p.ports = planOf(&res).ports
 	for i := range p.frontends {
@@ -374,9 +373,9 @@ func (p *plan) remake() {
 	}
 }
 
-// claimsAs reports whether two plans claim the same frontends, in the same order, and with
-// the same precedence.
-func (p *plan) claimsAs(q *plan) bool {
+// sameClaims reports whether two plans claim the same frontends, in the same order and with the
+// same precedence.
+func (p *plan) sameClaims(q *plan) bool {
 	return p.claimant.Created.Equal(q.claimant.Created) && slices.EqualFunc(p.frontends, q.frontends, func(a, b plannedFrontend) bool {
 		return a.key == b.key && a.kind == b.kind
 	})
@@ -401,12 +400,12 @@ func seconds(d time.Duration) uint32 {
 
 func isCatchAll(k maps.FrontendKey) bool { return k.Port == 0 && k.Proto == 0 }
 
-// keyOf returns k as the map has it.
+// keyOf converts a key of package lb to that of the map.
 func keyOf(k lb.FrontendKey) maps.FrontendKey {
 	return maps.FrontendKeyOf(k.Addr, k.Port, uint8(k.Protocol), uint8(k.Scope))
 }
 
-// modelKey returns k as package lb has it.
+// modelKey converts a key of the map to that of package lb.
 func modelKey(k maps.FrontendKey) lb.FrontendKey {
 	at := k.AddrPort()
 

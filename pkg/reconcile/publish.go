@@ -7,69 +7,68 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// step is how far what a Service wants is in the maps. This file goes through them from top
-// to bottom.
+// step is how far the plan of a Service is carried out. Publishing takes the steps in this
+// order.
 type step uint8
 
 const (
-	claiming            step = iota // what the plan has of frontends is claimed
-	parting                         // ports forget the plan before
-	linking                         // ports and backends that are in the maps are found
-	yielding                        // what the plan before claimed is withdrawn
-	publishingBackends              // ports get their names and backends
+	enteringClaims      step = iota // the frontends of the plan are claimed
+	detachingPorts                  // ports in the maps are detached from the former plan
+	matchingPorts                   // planned ports and backends are matched with those in the maps
+	withdrawingClaims               // the claims of the former plan are withdrawn
+	publishingBackends              // ports get their ids and backends
 	publishingRanges                // source ranges
-	publishingPools                 // and pools
-	publishingFrontends             // frontends lead to them
+	publishingPools                 // pools, to which no frontend leads yet
+	publishingFrontends             // frontends, which lead to the pools
 	published
 )
 
-// progress is where publishing goes on, after it was cut short.
+// progress is where publishing continues after a slice ended.
 type progress struct {
 	step  step
-	port  int // of the step, where it goes through ports
-	item  int // of the port, or of the step
+	port  int // index, in steps that go through ports
+	item  int // index in the port, or in the step
 	draft *pool
 }
 
-// follow has svc want what is planned, as soon as it may: what was planned before is claimed
-// first. It does as much of that as a slice allows for all that is Set between two Applies.
-func (r *Reconciler) follow(svc *service, next *plan) {
-	svc.awake()
+// setPlan replaces the plan of svc, after the claims of the current plan have been entered. It
+// enters as many claims as the slice allows that all calls of Set between two Applies share.
+func (r *Reconciler) setPlan(svc *service, next *plan) {
+	svc.ensureWork()
 	if svc.step < publishingBackends {
 		svc.next = next
 	} else {
-		svc.begin(next)
+		svc.startPlan(next)
 	}
-	r.touch(svc)
+	r.markDirty(svc)
 	if err := svc.guard(func() { r.publish(svc, publishingBackends) }); err != nil {
 		r.panics = append(r.panics, svc.errorOf([]Failure{{What: "plan", Err: err}}))
 	}
 }
 
-// begin replaces the plan of svc. Its claims are entered before those of the plan before are
-// withdrawn: no other Service gets a frontend in between.
-func (svc *service) begin(next *plan) {
+// startPlan replaces the plan of svc. The claims of the new plan are entered before those of the
+// former are withdrawn, so that no other Service owns a frontend in between.
+func (svc *service) startPlan(next *plan) {
 	svc.former, svc.plan, svc.next = svc.plan, next, nil
 	svc.progress = progress{}
 }
 
-// publish writes what svc wants and the maps do not have, up to a step. Nothing is written
-// until all claims are settled. Then it is written from the bottom up, so that at any
-// moment every frontend leads to backends that exist. What fails is noted, and the rest goes
-// on. It returns false if it was cut short, because the operations of this Apply are
-// spent: then it goes on where it stopped.
+// publish carries out the plan of svc up to a step. Nothing is written until all claims are
+// entered. Writes go from the bottom up, so that at any moment every frontend leads to backends
+// that exist. Failures are recorded, and publishing continues with the rest. It returns false if
+// the budget of this Apply is spent; the next call continues where it stopped.
 func (r *Reconciler) publish(svc *service, until step) bool {
 	for svc.step < until {
 		done := false
 		switch svc.step {
-		case claiming:
-			done = r.claim(svc)
-		case parting:
-			done = r.part(svc)
-		case linking:
-			done = r.link(svc)
-		case yielding:
-			done = r.yield(svc)
+		case enteringClaims:
+			done = r.enterClaims(svc)
+		case detachingPorts:
+			done = r.detachPorts(svc)
+		case matchingPorts:
+			done = r.matchPorts(svc)
+		case withdrawingClaims:
+			done = r.withdrawClaims(svc)
 		case publishingBackends:
 			done = r.publishBackends(svc)
 		case publishingRanges:
@@ -84,15 +83,15 @@ func (r *Reconciler) publish(svc *service, until step) bool {
 		}
 		svc.progress = progress{step: svc.step + 1}
 		if svc.step == publishingBackends && svc.next != nil {
-			svc.begin(svc.next)
+			svc.startPlan(svc.next)
 		}
 	}
 
 	return true
 }
 
-// each does do for n items, from where svc was cut short. It returns false if it is cut short
-// again.
+// each calls do for n items, starting at svc.item. It returns false if the budget was spent
+// before the last one.
 func (r *Reconciler) each(svc *service, n, cost int, do func(i int)) bool {
 	for ; svc.item < n; svc.item++ {
 		if r.spent() {
@@ -105,8 +104,8 @@ func (r *Reconciler) each(svc *service, n, cost int, do func(i int)) bool {
 	return true
 }
 
-// eachPort does do for every port that is planned, from where svc was cut short. It returns
-// false if it is cut short again, which do says, too.
+// eachPort calls do for every planned port, starting at svc.port. It returns false if the budget
+// was spent before the last one, or do returned false.
 func (r *Reconciler) eachPort(svc *service, do func(want *plannedPort) bool) bool {
 	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
 		if r.spent() {
@@ -121,14 +120,14 @@ func (r *Reconciler) eachPort(svc *service, do func(want *plannedPort) bool) boo
 	return true
 }
 
-// claim claims the frontends of the plan. Services that gain or lose by that are due. A plan
-// that claims the same as the one before takes over its claims.
-func (r *Reconciler) claim(svc *service) bool {
-	if former := svc.former; svc.item == 0 && former.claimsAs(svc.plan) {
+// enterClaims claims the frontends of the plan. Services that gain or lose a frontend by that are
+// due. A plan with the same claims as the former one takes them over.
+func (r *Reconciler) enterClaims(svc *service) bool {
+	if former := svc.former; svc.item == 0 && former.sameClaims(svc.plan) {
 		svc.plan.claimant, svc.former = former.claimant, nil
 		for i := range former.frontends {
 			if former.frontends[i].owned {
-				r.own(svc.plan, i, true)
+				r.setOwned(svc.plan, i, true)
 			}
 		}
 		r.spend(len(former.frontends) * costSlot)
@@ -142,21 +141,22 @@ func (r *Reconciler) claim(svc *service) bool {
 	})
 }
 
-// moved notes that a Service begins or ceases to own a frontend that it claims. It is due.
+// moved records that a Service owns a frontend that it claims, or has lost it to another one. The
+// Service is due.
 func (r *Reconciler) moved(s *lb.Claimant, number int, owns bool) {
 	svc := r.services[s.Name]
 	of := svc.plan
 	if svc.work != nil && svc.former != nil && svc.former.claimant == s {
 		of = svc.former
 	}
-	r.own(of, number, owns)
+	r.setOwned(of, number, owns)
 	if svc.work == nil || svc.step >= publishingBackends {
-		r.touch(svc)
+		r.markDirty(svc)
 	}
 }
 
-// own notes that a Service owns a frontend that it claims, or does not any more.
-func (r *Reconciler) own(of *plan, number int, owns bool) {
+// setOwned records in a plan whether the Service owns a frontend.
+func (r *Reconciler) setOwned(of *plan, number int, owns bool) {
 	f := &of.frontends[number]
 	if f.owned == owns {
 		return
@@ -177,12 +177,12 @@ func (r *Reconciler) own(of *plan, number int, owns bool) {
 	}
 }
 
-// part has the ports of svc in the maps forget what was planned for them. It ends the time
-// in which svc keeps what an earlier agent gave it, and a rest.
-func (r *Reconciler) part(svc *service) bool {
+// detachPorts detaches the ports of svc in the maps from the former plan. From then on svc is no
+// longer adopted, and its plan is complete.
+func (r *Reconciler) detachPorts(svc *service) bool {
 	svc.adopted = false
-	if svc.rests() {
-		svc.plan.remake()
+	if svc.isCompact() {
+		svc.plan.rebuild()
 		r.spend(svc.plan.rows() * costClaim)
 	}
 
@@ -192,9 +192,9 @@ func (r *Reconciler) part(svc *service) bool {
 	})
 }
 
-// link finds which ports of the plan are in the maps, and which of their backends. Of two
-// ports that have one name, the first counts.
-func (r *Reconciler) link(svc *service) bool {
+// matchPorts finds the ports of the plan in the maps, and their backends. Of two ports with the
+// same name the first counts.
+func (r *Reconciler) matchPorts(svc *service) bool {
 	byName := make(map[portName]*port, len(svc.ports))
 	for _, p := range slices.Backward(svc.ports) {
 		byName[p.portName] = p
@@ -224,9 +224,9 @@ func (r *Reconciler) link(svc *service) bool {
 	})
 }
 
-// yield withdraws what the plan before claimed. Frontends that nothing claims any more leave
-// the maps.
-func (r *Reconciler) yield(svc *service) bool {
+// withdrawClaims withdraws the claims of the former plan. Frontends in the maps that no Service
+// claims any more are retired.
+func (r *Reconciler) withdrawClaims(svc *service) bool {
 	if svc.former == nil {
 		return true
 	}
@@ -234,8 +234,8 @@ func (r *Reconciler) yield(svc *service) bool {
 		key := svc.former.frontends[i].key
 		r.claims.Remove(svc.former.claimant, key)
 		if to := r.leadsTo(key); to != nil && r.claims.Owner(key) == nil {
-			to.port.svc.leave(key)
-			r.wake(to.port.svc)
+			to.port.svc.retire(key)
+			r.enqueue(to.port.svc)
 		}
 	})
 	if done {
@@ -245,8 +245,8 @@ func (r *Reconciler) yield(svc *service) bool {
 	return done
 }
 
-// publishBackends gives the ports of which svc owns a frontend their ids, and writes the
-// backends of their pools. Those that cannot be written are left out of the pools.
+// publishBackends gives an id to each port of which svc owns a frontend, and writes the backends
+// of its pools. Backends that cannot be written are left out of the pools.
 func (r *Reconciler) publishBackends(svc *service) bool {
 	return r.eachPort(svc, func(want *plannedPort) bool {
 		if want.owned == 0 {
@@ -320,19 +320,19 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 
 		return err
 	}
-	for int(place) >= len(r.uses) {
-		r.uses = append(r.uses, 0)
+	for int(place) >= len(r.poolsPerBackend) {
+		r.poolsPerBackend = append(r.poolsPerBackend, 0)
 	}
-	r.uses[place] = 0
+	r.poolsPerBackend[place] = 0
 	b.id = id
 	p.backends = append(p.backends, id)
 
 	return nil
 }
 
-// publishRanges adds source ranges to those of the ports. When that fails, pools are written
-// nevertheless: they are too narrow then, but never open. Ports of which svc owns no frontend
-// get only those of pools that could not be taken away yet.
+// publishRanges adds source ranges to those of the ports. If that fails, pools are written
+// all the same: they admit too few clients then, but never too many. Ports of which svc owns no
+// frontend get only the ranges of restricted pools that are still in the maps.
 func (r *Reconciler) publishRanges(svc *service) bool {
 	return r.eachPort(svc, func(want *plannedPort) bool {
 		p := want.have
@@ -355,8 +355,7 @@ func (r *Reconciler) publishRanges(svc *service) bool {
 	})
 }
 
-// publishPools writes the pools to which frontends of svc lead, where there are none that
-// are the same.
+// publishPools writes the pools that frontends of svc need, unless there are equal ones.
 func (r *Reconciler) publishPools(svc *service) bool {
 	return r.eachPort(svc, func(want *plannedPort) bool {
 		for ; svc.item < len(want.pools); svc.item, svc.draft = svc.item+1, nil {
@@ -385,10 +384,9 @@ func (r *Reconciler) publishPools(svc *service) bool {
 	})
 }
 
-// publishPool makes planned.have the pool with these backends, as far as they are in the
-// maps, and these settings. If there is none, it writes one, to which no frontend leads yet:
-// the slots, those of the table, and the pool. One that was about to be taken out of the maps
-// stays.
+// publishPool sets planned.have to a pool with the planned settings and backends, as far as these
+// are in the maps. If there is none, it writes one, to which no frontend leads yet: the slots, the
+// table, and the pool. A pool that was about to be retired stays.
 func (r *Reconciler) publishPool(svc *service, want *plannedPort, planned *plannedPool) (bool, error) {
 	if svc.draft == nil {
 		pl, err := r.poolOf(want, planned)
@@ -396,7 +394,7 @@ func (r *Reconciler) publishPool(svc *service, want *plannedPort, planned *plann
 			return false, err
 		}
 		pl.retired = 0
-		r.sweepLater(pl.port) // in case that no frontend can be made to lead to it
+		r.sweepLater(pl.port) // retires it if no frontend can be written
 		planned.have, svc.draft = pl, pl
 	}
 	pl := svc.draft
@@ -426,8 +424,7 @@ func (r *Reconciler) publishPool(svc *service, want *plannedPort, planned *plann
 	return true, nil
 }
 
-// poolOf returns the pool as planned, or takes a place and slots for a new one, which is to
-// be written.
+// poolOf returns a pool as planned, or reserves a place and slots for a new one.
 func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, error) {
 	p, s := want.have, planned.settings
 	ids := r.scratch[:0]
@@ -457,10 +454,10 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 		if (settings{v.AffinitySeconds, v.Flags, v.Algorithm}) != s || !slices.Equal(members, ids) || v.TableSize > 0 != hashed {
 			continue
 		}
-		if have.foreign {
-			have.foreign = !slices.Equal(r.slots.have[v.TableBase:v.TableBase+v.TableSize], table())
+		if have.unverified {
+			have.unverified = !slices.Equal(r.slots.have[v.TableBase:v.TableBase+v.TableSize], table())
 		}
-		if !have.foreign {
+		if !have.unverified {
 			return have, nil
 		}
 	}
@@ -488,7 +485,7 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 	}
 	pl.draft = d
 	for _, id := range slices.Compact(ids) {
-		r.uses[maps.Index(id)]++
+		r.poolsPerBackend[maps.Index(id)]++
 	}
 	for int(pl.id) >= len(r.poolsByID) {
 		r.poolsByID = append(r.poolsByID, nil)
@@ -526,7 +523,7 @@ func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend) error {
 		return r.switchFrontend(id, f, pl)
 	}
 	if isCatchAll(f.key) && len(svc.failures) > 0 {
-		return nil // it would refuse the ports that could not be published
+		return nil // a catch-all would refuse the ports that could not be published
 	}
 	if err := r.addrs.mark(f.key); err != nil {
 		return err
@@ -545,13 +542,13 @@ func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend) error {
 
 		return err
 	}
-	r.addrs.lead(f.key)
+	r.addrs.addFrontend(f.key)
 	pl.frontends++
 
 	return nil
 }
 
-// switchFrontend makes a frontend that is in the maps lead to another pool, with one store.
+// switchFrontend makes a frontend in the maps lead to another pool, with one store.
 func (r *Reconciler) switchFrontend(id uint32, f *plannedFrontend, pl *pool) error {
 	have := r.frontends.at(id)
 	want := maps.Frontend{Key: f.key, PoolId: pl.id, Kind: f.kind}
@@ -569,9 +566,9 @@ func (r *Reconciler) switchFrontend(id uint32, f *plannedFrontend, pl *pool) err
 		return nil
 	}
 	pl.frontends++
-	r.unlead(was)
+	r.releasePool(was)
 	if was.port != pl.port {
-		r.later(func() error {
+		r.afterGrace(func() error {
 			r.frontendGone(f.key, was.port)
 
 			return nil

@@ -1,10 +1,10 @@
-// Package reconcile makes the maps say what package lb decided. It is the one writer of the
-// agent's maps: it gives out ids and places, publishes from the bottom up and retires from
-// the top down, so that at any moment, after any write and any failed write, every frontend
-// leads to backends that exist.
+// Package reconcile writes what package lb decided to the BPF maps. It is the one writer of the
+// agent's maps: it assigns ids and places, publishes from the bottom up and retires from the top
+// down, so that at any moment, after any write and any failed write, every frontend leads to
+// backends that exist.
 //
-// A Service goes through three files: plan.go (what it wants), publish.go and retire.go (the
-// writes). README.md tells the whole story.
+// A Service goes through three files: plan.go (the rows that it wants), publish.go and retire.go
+// (the writes). README.md has the rules that they keep.
 package reconcile
 
 import (
@@ -21,17 +21,17 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// DefaultSlice is how many map operations an Apply does as a rule: some milliseconds' work.
+// DefaultSlice is how many map operations an Apply usually does: some milliseconds of work.
 const DefaultSlice = 2000
 
 // Config is what a [Reconciler] needs.
 type Config struct {
-	// Tables are the maps. Nothing else writes to them, but programs and package flow to
-	// Loads, which are only read.
+	// Tables are the maps. Nothing else writes to them, except programs and package flow to
+	// Loads, which this package only reads.
 	Tables maps.Tables
 	// Now is the clock; nil means [time.Now].
 	Now func() time.Time
-	// Slice is after how many map operations Apply returns. Zero means [DefaultSlice].
+	// Slice is the number of map operations after which Apply returns. Zero means [DefaultSlice].
 	Slice int
 }
 
@@ -52,10 +52,10 @@ func (c Config) Validate() error {
 
 // Reconciler is the one writer of the agent's maps. It has no locks: one goroutine owns it.
 type Reconciler struct {
-	*meter // of this Apply
-	slice  int
-	clock  clock
-	tables maps.Tables
+	*budget // of this Apply
+	slice   int
+	clock   clock
+	tables  maps.Tables
 
 	frontendIDs  mirror[maps.FrontendKey, uint32]
 	frontends    array[maps.Frontend]
@@ -78,25 +78,25 @@ type Reconciler struct {
 	portPlaces     places
 	spans          spans
 
-	services  map[lb.ServiceName]*service
-	claims    lb.Claims[maps.FrontendKey]
-	poolsByID []*pool
-	uses      []int32 // by place of a backend: pools that lead to it, or did and are in their grace period
-	broken    map[maps.FrontendKey]string
+	services        map[lb.ServiceName]*service
+	claims          lb.Claims[maps.FrontendKey]
+	poolsByID       []*pool
+	poolsPerBackend []int32 // by place of the backend; pools in their grace period count
+	broken          map[maps.FrontendKey]string
 
-	due        []*service            // in turn
-	waiting    map[*service]struct{} // until they are tried again
-	blocked    map[*service]struct{} // of those, for which a map was full
-	retirement retirement
-	panics     []error      // of this Apply
-	free       func() error // what nothing led to when it was adopted; nil: it is, or waits for a grace period
-	gone       Gone
-	scratch    []uint32
+	due         []*service            // in the order of their turns
+	waiting     map[*service]struct{} // for their backoff to end
+	blocked     map[*service]struct{} // those among waiting for which a map was full
+	retirement  retirement
+	panics      []error      // of this Apply
+	freeAdopted func() error // frees adopted places that nothing led to; nil: done, or queued for a grace period
+	gone        Gone
+	scratch     []uint32
 }
 
 // New returns the writer of cfg.Tables. It adopts what they hold: ids, pools, backends and
-// frontends stay as they are until Set, Delete or Prune say otherwise. What it cannot make
-// sense of is reported by Drift.
+// frontends stay as they are until Set, Delete or Prune change them. Drift reports entries that
+// are inconsistent.
 func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -104,9 +104,9 @@ func New(cfg Config) (*Reconciler, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	t, m := cfg.Tables, &meter{}
+	t, m := cfg.Tables, &budget{}
 	r := &Reconciler{
-		meter: m, slice: cmp.Or(cfg.Slice, DefaultSlice), clock: newClock(cfg.Now), tables: t,
+		budget: m, slice: cmp.Or(cfg.Slice, DefaultSlice), clock: newClock(cfg.Now), tables: t,
 		frontendIDs:  newMirror(t.FrontendIDs, m, frontendIDText),
 		sourceRanges: newMirror(t.SourceRanges, m, sourceRangeText),
 		devices:      newWhole(newMirror(t.Devices, m, deviceText)),
@@ -119,13 +119,13 @@ func New(cfg Config) (*Reconciler, error) {
 		waiting:      make(map[*service]struct{}),
 		blocked:      make(map[*service]struct{}),
 	}
-	r.servicePorts = table[uint32, maps.ServicePort]{Table: t.ServicePorts, meter: m, text: servicePortText, want: r.names}
-	r.frontends = array[maps.Frontend]{Array: t.Frontends, meter: m, text: frontendText, used: &r.frontendPlaces.used}
-	r.pools = array[maps.Pool]{Array: t.Pools, meter: m, text: poolText, used: &r.poolPlaces.used}
-	r.slots = array[uint32]{Array: t.Slots, meter: m, text: slotText, used: &r.spans.used}
-	r.backends = array[maps.Backend]{Array: t.Backends, meter: m, text: backendText, used: &r.backendPlaces.used}
+	r.servicePorts = table[uint32, maps.ServicePort]{Table: t.ServicePorts, budget: m, text: servicePortText, want: r.names}
+	r.frontends = array[maps.Frontend]{Array: t.Frontends, budget: m, text: frontendText, used: &r.frontendPlaces.used}
+	r.pools = array[maps.Pool]{Array: t.Pools, budget: m, text: poolText, used: &r.poolPlaces.used}
+	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, used: &r.spans.used}
+	r.backends = array[maps.Backend]{Array: t.Backends, budget: m, text: backendText, used: &r.backendPlaces.used}
 	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.clock)
-	r.serviceCIDRs.enters, r.serviceCIDRs.leaves = t.CIDRCovers.Add, t.CIDRCovers.Remove
+	r.serviceCIDRs.onAdd, r.serviceCIDRs.onRemove = t.CIDRCovers.Add, t.CIDRCovers.Remove
 	r.maps = []managed{
 		&r.servicePorts, &r.sourceRanges, r.addrs, r.devices, r.localCIDRs,
 		&r.backends, &r.slots, &r.pools, &r.frontends, &r.frontendIDs, r.serviceCIDRs,
@@ -149,7 +149,7 @@ func New(cfg Config) (*Reconciler, error) {
 	return r, nil
 }
 
-// Room returns how much of the arrays is used: no place beyond has been so far.
+// Room returns how many places of each array have ever been used: all places beyond are new.
 func (r *Reconciler) Room() maps.Room {
 	return maps.Room{
 		Frontends: int(r.frontendPlaces.next), Pools: int(r.poolPlaces.next), Slots: int(r.spans.next()),
@@ -157,38 +157,38 @@ func (r *Reconciler) Room() maps.Room {
 	}
 }
 
-// Reserve makes places exist in the arrays. A write makes those that it lacks, but then
-// everything waits until programs have ended. Any goroutine may call it.
+// Reserve allocates places in the arrays ahead of the writes. A write allocates what is missing,
+// too, but then the writer waits until running programs have ended. Any goroutine may call it.
 func (r *Reconciler) Reserve(room maps.Room) error { return r.tables.Reserve(room) }
 
-// Set says what one Service wants; Apply writes it. The resolution must be complete
-// (endpoints included), and must not change afterwards. Created decides who owns an address
-// that two Services claim.
+// Set sets the desired state of one Service; Apply writes it. The resolution must be complete
+// (endpoints included), and must not change afterwards. Created decides which of two Services
+// owns an address that both claim.
 func (r *Reconciler) Set(name lb.ServiceName, created time.Time, res lb.Resolution) {
 	r.SetPlanned(name, created, PlanOf(res, func() lb.Resolution { return res }))
 }
 
-// SetPlanned does what Set does with the resolution that was planned. It takes over what
-// PlanOf returned: each is for one call.
+// SetPlanned is Set for a resolution that PlanOf has planned already. It takes ownership of the
+// plan: each result of PlanOf is for one call.
 func (r *Reconciler) SetPlanned(name lb.ServiceName, created time.Time, planned Planned) {
 	svc := r.service(name)
 	svc.wanted = true
 	planned.plan.claimant = &lb.Claimant{Name: name, Created: created}
-	r.follow(svc, planned.plan)
+	r.setPlan(svc, planned.plan)
 }
 
-// Delete says that a Service is gone; Apply retires what it had.
+// Delete removes a Service from the desired state; Apply retires what it had.
 func (r *Reconciler) Delete(name lb.ServiceName) {
 	if svc := r.services[name]; svc != nil {
 		svc.wanted = false
-		r.follow(svc, &plan{claimant: &lb.Claimant{Name: name}})
+		r.setPlan(svc, &plan{claimant: &lb.Claimant{Name: name}})
 	}
 }
 
-// Prune deletes every adopted Service that has not been Set. Call it once every Service has
-// been; until then, they keep what an earlier agent gave them, also where a Service that has
-// been Set claims the same address. Those to keep are not deleted: they exist, but what they
-// want is not known.
+// Prune deletes every adopted Service that has not been Set. Call it once every existing Service
+// has been Set: until then adopted Services keep their frontends, even where a Service that has
+// been Set claims the same address. Services in keep exist, although their desired state is not
+// known, so Prune leaves them alone.
 func (r *Reconciler) Prune(keep ...lb.ServiceName) {
 	for _, svc := range slices.SortedFunc(stdmaps.Values(r.services), compareServices) {
 		if svc.adopted && !svc.wanted && !slices.Contains(keep, svc.name) {
@@ -197,18 +197,18 @@ func (r *Reconciler) Prune(keep ...lb.ServiceName) {
 	}
 }
 
-// PruneAddrs says what flows have dialled: the addresses that a look at all of them has
-// found, which began at begin, a time of [Config].Now. Connections outlive the Service that
-// they were made to (CONTRACT 1.11.3), and programs pass a packet to an address that is in no
-// map. An address that has lost its last frontend is therefore kept until it is in no such
-// look that began after the loss and a grace period. Without calls, such addresses stay.
-func (r *Reconciler) PruneAddrs(dialled map[maps.Addr]struct{}, begin time.Time) {
-	r.addrs.prune(dialled, r.clock.instant(begin))
+// PruneAddrs reports the original destinations of all flows, as a scan found them that started at
+// begin, a time of [Config].Now. Connections outlive their Service (CONTRACT 1.11.3), and programs
+// do not touch packets to an address that is in no map. An address that has lost its last frontend
+// is therefore kept until a scan that started after the loss and a grace period does not
+// find it. Without calls, such addresses stay.
+func (r *Reconciler) PruneAddrs(originalDsts map[maps.Addr]struct{}, begin time.Time) {
+	r.addrs.prune(originalDsts, r.clock.instant(begin))
 }
 
-// SetNodeAddrs says which addresses this node has, on which of its devices, and whether node
-// ports answer there ([maps.AddrNodePort]); what else the map says of an address follows from
-// that and from the frontends. What was adopted stays until the first call.
+// SetNodeAddrs sets the addresses of this node, the device of each, and whether node ports answer
+// there ([maps.AddrNodePort]); all other flags of an address follow from these and from the
+// frontends. Adopted entries stay until the first call.
 func (r *Reconciler) SetNodeAddrs(addrs map[netip.Addr]maps.AddrUse) {
 	want := make(map[maps.Addr]maps.AddrUse, len(addrs))
 	for addr, v := range addrs {
@@ -218,23 +218,23 @@ func (r *Reconciler) SetNodeAddrs(addrs map[netip.Addr]maps.AddrUse) {
 	r.addrs.setNode(want)
 }
 
-// SetDevices says which devices this node has, by ifindex. What was adopted stays until the
-// first call.
+// SetDevices sets the devices of this node, by ifindex. Adopted entries stay until the first
+// call.
 func (r *Reconciler) SetDevices(devices map[uint32]maps.Device) {
 	want := make(map[uint32]maps.Device, len(devices))
 	stdmaps.Copy(want, devices)
 	r.devices.replace(want)
 }
 
-// SetServiceCIDRs says from which ranges ClusterIPs are allocated: clients of an address in
-// them that belongs to no Service are dropped, so call it once the Services are Set. They are
-// written when no Service is due. What was adopted stays until the first call.
+// SetServiceCIDRs sets the ranges from which ClusterIPs are allocated. Programs drop packets to an
+// address in them that no Service has, so call it once the Services are Set; Apply writes them
+// when no Service is due. Adopted entries stay until the first call.
 func (r *Reconciler) SetServiceCIDRs(prefixes []netip.Prefix) {
 	r.serviceCIDRs.replace(cidrs(prefixes))
 }
 
-// SetLocalCIDRs sets which addresses are those of pods, where detectLocalMode asks for
-// them. What was adopted stays until the first call.
+// SetLocalCIDRs sets the ranges of pod addresses, where detectLocalMode needs them. Adopted
+// entries stay until the first call.
 func (r *Reconciler) SetLocalCIDRs(prefixes []netip.Prefix) {
 	r.localCIDRs.replace(cidrs(prefixes))
 }
@@ -248,19 +248,19 @@ func cidrs(prefixes []netip.Prefix) map[maps.CIDRKey]uint32 {
 	return want
 }
 
-// Apply makes the maps say what was Set, as far as it is due: changes at once, failures after
-// a backoff, removals after a grace period. It returns after a number of map operations
-// ([Config].Slice), with what failed in them; everything else went on. Next says when Apply
-// should be called again. Services that are due take turns: one for which a slice is not
-// enough goes on when the others had theirs. Errors of full maps wrap [maps.ErrFull].
+// Apply brings the maps closer to the desired state: changes at once, failed writes after a
+// backoff, removals after a grace period. It returns after a number of map operations
+// ([Config].Slice) with the errors that occurred; everything that did not fail is written. Next
+// returns when to call Apply again. Services that are due take turns: one that needs more than a
+// slice continues after the others. Errors of full maps wrap [maps.ErrFull].
 func (r *Reconciler) Apply() error {
 	r.left = r.slice * costOperation
 	now := r.clock.now()
 	var failed failures
-	if r.free != nil {
-		failed.add(r.disarm())
+	if r.freeAdopted != nil {
+		failed.add(r.detachBroken())
 	}
-	r.reuse()
+	r.runAfterGrace()
 	for _, err := range r.panics {
 		failed.add(err)
 	}
@@ -268,13 +268,13 @@ func (r *Reconciler) Apply() error {
 	failed.add(r.addrs.apply(now))
 	failed.add(r.devices.apply(now))
 	failed.add(r.localCIDRs.apply(now))
-	var again []*service // of which the backoff is over
+	var again []*service // their backoff is over
 	for svc := range r.waiting {
 		if svc.retry.at <= now {
 			again = append(again, svc)
 		}
 	}
-	r.touchAll(again)
+	r.markAllDirty(again)
 	for !r.spent() {
 		svc := r.nextDue()
 		if svc == nil {
@@ -284,16 +284,16 @@ func (r *Reconciler) Apply() error {
 		}
 		failed.add(r.work(svc, now))
 	}
-	r.left = r.slice * costOperation // for what is Set until the next Apply
+	r.left = r.slice * costOperation // for the claims of what is Set until the next Apply
 
 	return failed.err()
 }
 
-// Next returns when Apply has something to do, and false if it never will unless something
-// is Set or a grace period ends.
+// Next returns when Apply has something to do, and false if there is nothing until something is
+// Set or a grace period ends.
 func (r *Reconciler) Next() (time.Time, bool) {
 	at := min(r.addrs.due(), r.devices.due(), r.localCIDRs.due(), r.serviceCIDRs.due())
-	if len(r.due) > 0 || r.free != nil || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
+	if len(r.due) > 0 || r.freeAdopted != nil || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
 		at = 0
 	}
 	for svc := range r.waiting {
@@ -306,44 +306,44 @@ func (r *Reconciler) Next() (time.Time, bool) {
 	return r.clock.time(at), true
 }
 
-// touch makes svc due, which may have something to publish, whatever its backoff.
-func (r *Reconciler) touch(svc *service) {
-	svc.awake()
+// markDirty makes svc due to publish, whatever its backoff.
+func (r *Reconciler) markDirty(svc *service) {
+	svc.ensureWork()
 	svc.restart()
 	svc.retry.at = 0
 	delete(r.waiting, svc)
-	r.wake(svc)
+	r.enqueue(svc)
 }
 
-// restart has all that svc wants gone through again, once its claims are settled.
+// restart makes publishing go through the whole plan again, once its claims are entered.
 func (svc *service) restart() {
 	svc.dirty = true
 	if svc.step >= publishingBackends {
 		svc.progress = progress{step: publishingBackends}
-		if svc.rests() {
-			svc.step = parting
+		if svc.isCompact() {
+			svc.step = detachingPorts
 		}
 	}
 }
 
-// wake makes svc due, which may have something to retire.
-func (r *Reconciler) wake(svc *service) {
-	svc.awake()
+// enqueue makes svc due.
+func (r *Reconciler) enqueue(svc *service) {
+	svc.ensureWork()
 	if !svc.queued {
 		svc.queued = true
 		r.due = append(r.due, svc)
 	}
 }
 
-func (r *Reconciler) touchAll(again []*service) {
+func (r *Reconciler) markAllDirty(again []*service) {
 	slices.SortFunc(again, compareServices)
 	for _, svc := range again {
-		r.touch(svc)
+		r.markDirty(svc)
 	}
 }
 
-// nextDue returns the Service whose turn it is, or nil if none is due. When there is none,
-// and a map that was full has room again, the Services are due for which it was full.
+// nextDue returns the Service whose turn it is, or nil. When no Service is due and a map that was
+// full has room again, the Services that it blocked are due.
 func (r *Reconciler) nextDue() *service {
 	if len(r.due) == 0 && len(r.blocked) > 0 && r.hasRoom() {
 		for _, m := range r.maps {
@@ -351,7 +351,7 @@ func (r *Reconciler) nextDue() *service {
 				*m.full() = room{}
 			}
 		}
-		r.touchAll(slices.Collect(stdmaps.Keys(r.blocked)))
+		r.markAllDirty(slices.Collect(stdmaps.Keys(r.blocked)))
 		clear(r.blocked)
 	}
 	if len(r.due) == 0 {
@@ -365,12 +365,12 @@ func (r *Reconciler) nextDue() *service {
 	return svc
 }
 
-// hasRoom reports whether a map that was full has got room.
+// hasRoom reports whether something was freed in a map that was full.
 func (r *Reconciler) hasRoom() bool {
-	return slices.ContainsFunc(r.maps, func(m managed) bool { return m.full().lacks && m.full().freed })
+	return slices.ContainsFunc(r.maps, func(m managed) bool { return m.full().wasFull && m.full().freed })
 }
 
-// names yields what service_ports was made to say.
+// names yields what was written to service_ports.
 func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
 	for _, svc := range r.services {
 		for _, p := range svc.ports {
@@ -381,13 +381,13 @@ func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
 	}
 }
 
-// work brings one Service forward, until it is as planned or the operations of this Apply
-// are spent. A panic is a failure of this Service.
+// work publishes and retires for one Service, until the maps are as planned or the budget of this
+// Apply is spent. A panic is a failure of this Service alone.
 func (r *Reconciler) work(svc *service, now instant) error {
 	if svc.work == nil || svc.adopted && svc.step >= publishingBackends {
 		return nil
 	}
-	if svc.rests() && svc.step == published {
+	if svc.isCompact() && svc.step == published {
 		svc.restart()
 	}
 	full := svc.dirty && svc.retry.at <= now
@@ -396,7 +396,7 @@ func (r *Reconciler) work(svc *service, now instant) error {
 	}
 	fails, before := svc.fails, len(svc.failures)
 	done := false
-	err := svc.guard(func() { done = (!full || r.publish(svc, published)) && r.withdraw(svc) && r.sweepPorts(svc) })
+	err := svc.guard(func() { done = (!full || r.publish(svc, published)) && r.retireFrontends(svc) && r.sweepPorts(svc) })
 	if err != nil {
 		svc.fail("internal error", err)
 		done = true
@@ -404,7 +404,7 @@ func (r *Reconciler) work(svc *service, now instant) error {
 	failed := svc.failures[before:]
 	switch {
 	case !done:
-		r.wake(svc)
+		r.enqueue(svc)
 	case len(svc.failures) > 0 && (full || !svc.dirty || svc.fails > fails):
 		r.postpone(svc, now)
 	case full:
@@ -412,7 +412,7 @@ func (r *Reconciler) work(svc *service, now instant) error {
 		delete(r.blocked, svc)
 	}
 	if svc.idle() {
-		svc.rest()
+		svc.compact()
 		if !svc.wanted && len(svc.ports) == 0 {
 			delete(r.services, svc.name)
 		}
@@ -421,7 +421,7 @@ func (r *Reconciler) work(svc *service, now instant) error {
 	return svc.errorOf(failed)
 }
 
-// postpone has svc tried again after a while, or when a map has room again that was full.
+// postpone schedules a retry of svc: after a backoff, or when a map that was full has room again.
 func (r *Reconciler) postpone(svc *service, now instant) {
 	svc.restart()
 	svc.retry.fail(now)
@@ -431,8 +431,8 @@ func (r *Reconciler) postpone(svc *service, now instant) {
 	}
 }
 
-// guard does something for svc. It returns an error that tells of a panic, with the stack if
-// it is not the same again.
+// guard calls do and returns a panic in it as an error, with the stack unless the same panic was
+// reported before.
 func (svc *service) guard(do func()) (err error) {
 	defer func() {
 		if why := recover(); why != nil {
@@ -455,14 +455,14 @@ const (
 	lastRetry  = time.Minute
 )
 
-// instant is a moment, as time since the Reconciler was made: unlike the wall clock's it
-// never jumps, and unlike a [time.Time] it has eight bytes. Zero is long ago.
+// instant is a time since the Reconciler was made: unlike the wall clock it never jumps, and
+// unlike a [time.Time] it takes eight bytes. Zero is before every event.
 type instant time.Duration
 
 // never is later than every moment.
 const never = instant(1<<63 - 1)
 
-// clock tells instants.
+// clock returns the time as instants.
 type clock struct {
 	read  func() time.Time
 	start time.Time
@@ -479,7 +479,7 @@ func (c clock) instant(t time.Time) instant { return instant(t.Sub(c.start)) }
 
 func (c clock) time(i instant) time.Time { return c.start.Add(time.Duration(i)) }
 
-// backoff is when to try again. Its zero value is: now.
+// backoff is when to try again. Its zero value is due at once.
 type backoff struct {
 	at    instant
 	delay time.Duration
@@ -490,8 +490,8 @@ func (b *backoff) fail(now instant) {
 	b.at = now + instant(b.delay)
 }
 
-// after notes what came of an attempt.
-func (b *backoff) after(err error, now instant) {
+// update records the outcome of an attempt.
+func (b *backoff) update(err error, now instant) {
 	if err != nil {
 		b.fail(now)
 	} else {

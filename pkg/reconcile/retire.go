@@ -9,55 +9,55 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// retirement is the queue of what comes after a grace period: what was taken out of the maps
-// may be used again only when every program has ended that ran at that time. What follows
-// upon it may be taken out then, and waits for the next grace period.
+// retirement is the queue of actions that wait for a grace period: what was taken out of the maps
+// may be reused only when every program has ended that ran at that time. Such an action may take
+// more out of the maps, which waits for the next grace period.
 //
-//	frontend key deleted  -> its place is cleared and free; its address lingers
+//	frontend key deleted  -> its place is cleared and free; its address drains
 //	pool without frontend -> its id and slots are free; backends in no other pool are cleared
 //	backend cleared       -> its place is free
 //	name deleted          -> the id of the service port is free
 type retirement struct {
 	queue []func() error
-	runs  bool   // a grace period
-	begun int    // of the first, how many belong to it
-	over  int    // of the first, how many have had theirs
+	runs  bool   // a grace period is running
+	begun int    // how many of the first it covers
+	over  int    // how many of the first may run
 	count uint64 // of pools that were retired
 }
 
-// later has do done after a grace period that begins after this. If do fails, it is done
-// again after another one.
-func (r *Reconciler) later(do func() error) {
+// afterGrace queues do for the end of a grace period that begins after this call. If do fails, it is
+// queued again.
+func (r *Reconciler) afterGrace(do func() error) {
 	r.retirement.queue = append(r.retirement.queue, do)
 }
 
-// Retired reports whether something was taken out of the maps and waits for a grace period
-// to begin.
+// Retired reports whether something was taken out of the maps for which no grace period has begun
+// yet.
 func (r *Reconciler) Retired() bool {
 	q := &r.retirement
 
 	return len(q.queue) > max(q.begun, q.over)
 }
 
-// BeginGrace begins a grace period: of all that was taken out of the maps so far. It is for
-// the caller to wait until every program has ended that is running now, and to call EndGrace
-// then. There is one grace period at a time.
+// BeginGrace begins a grace period for all that was taken out of the maps so far. The caller then
+// waits until every program has ended that is running now, and calls EndGrace. There is one grace
+// period at a time.
 func (r *Reconciler) BeginGrace() {
 	if q := &r.retirement; !q.runs {
 		q.runs, q.begun = true, len(q.queue)
 	}
 }
 
-// EndGrace ends the grace period: what was taken out of the maps before it is free. Apply
-// does what follows from that, and Next returns at once if there is anything.
+// EndGrace ends the grace period: what was taken out of the maps before it may be reused. Apply runs
+// the queued actions, and Next returns at once if there are any.
 func (r *Reconciler) EndGrace() {
 	q := &r.retirement
 	q.over, q.begun, q.runs = max(q.over, q.begun), 0, false
 }
 
-// reuse does what comes after the grace periods that are over. Half of the operations of an
-// Apply are for changes.
-func (r *Reconciler) reuse() {
+// runAfterGrace runs the actions of which the grace period is over. They may take half of the
+// budget of an Apply; the rest is for changes.
+func (r *Reconciler) runAfterGrace() {
 	q := &r.retirement
 	for q.over > 0 && r.left > r.slice*costOperation/2 {
 		do := q.queue[0]
@@ -66,8 +66,8 @@ func (r *Reconciler) reuse() {
 		q.over--
 		q.begun = max(q.begun-1, 0)
 		r.spend(costOperation)
-		if r.after(do) != nil {
-			r.later(do)
+		if r.runRecovering(do) != nil {
+			r.afterGrace(do)
 		}
 	}
 	if len(q.queue) == 0 {
@@ -75,8 +75,8 @@ func (r *Reconciler) reuse() {
 	}
 }
 
-// after does what comes after a grace period. Of a panic, what it was about stays out of use.
-func (r *Reconciler) after(do func() error) error {
+// runRecovering runs an action. If it panics, the place that it would have freed stays unused.
+func (r *Reconciler) runRecovering(do func() error) error {
 	defer func() {
 		if why := recover(); why != nil {
 			r.panics = append(r.panics, fmt.Errorf("after a grace period: panic: %v\n%s", why, debug.Stack()))
@@ -86,38 +86,37 @@ func (r *Reconciler) after(do func() error) error {
 	return do()
 }
 
-// withdraw deletes the frontends in the maps that no Service claims any more, catch-alls
-// first. It returns false if it was cut short.
-func (r *Reconciler) withdraw(svc *service) bool {
-	for which := range svc.leaving {
+// retireFrontends deletes the frontends in the maps that no Service claims any more, catch-alls
+// first. It returns false if the budget was spent before the last one.
+func (r *Reconciler) retireFrontends(svc *service) bool {
+	for which := range svc.retiring {
 		var failed []maps.FrontendKey
-		for len(svc.leaving[which]) > 0 {
+		for len(svc.retiring[which]) > 0 {
 			if r.spent() {
-				svc.leaving[which] = append(svc.leaving[which], failed...)
+				svc.retiring[which] = append(svc.retiring[which], failed...)
 
 				return false
 			}
 			r.spend(costLook)
-			key := svc.leaving[which][0]
-			svc.leaving[which] = svc.leaving[which][1:]
-			if err := r.withdrawFrontend(svc, key); err != nil {
+			key := svc.retiring[which][0]
+			svc.retiring[which] = svc.retiring[which][1:]
+			if err := r.retireFrontend(svc, key); err != nil {
 				svc.fail("frontend "+modelKey(key).String(), err)
 				failed = append(failed, key)
 			}
 		}
-		svc.leaving[which] = failed
+		svc.retiring[which] = failed
 	}
 
 	return true
 }
 
-// withdrawFrontend deletes a frontend, unless a Service claims it again or it is another
-// Service's meanwhile. One that waited for it, because svc kept what an earlier agent gave
-// it, is due.
-func (r *Reconciler) withdrawFrontend(svc *service, key maps.FrontendKey) error {
+// retireFrontend deletes a frontend, unless a Service claims it again or it leads to another Service
+// by now. An owner that had to wait, because svc was adopted with the frontend, is due then.
+func (r *Reconciler) retireFrontend(svc *service, key maps.FrontendKey) error {
 	if owner := r.claims.Owner(key); owner != nil {
 		if to := r.leadsTo(key); owner.Name != svc.name && (to == nil || to.port.svc == svc) {
-			r.touch(r.services[owner.Name])
+			r.markDirty(r.services[owner.Name])
 		}
 
 		return nil
@@ -134,19 +133,19 @@ func (r *Reconciler) withdrawFrontend(svc *service, key maps.FrontendKey) error 
 		return err
 	}
 	p := pl.port
-	r.unlead(pl)
+	r.releasePool(pl)
 	r.freeFrontend(id, func() {
-		r.addrs.unlead(key)
+		r.addrs.removeFrontend(key)
 		r.frontendGone(key, p)
 	})
 
 	return nil
 }
 
-// freeFrontend gives the place of a frontend back, to which no key leads any more, and does
-// what comes then.
+// freeFrontend frees the place of a frontend to which no key leads any more, after a grace period,
+// and calls then.
 func (r *Reconciler) freeFrontend(id uint32, then func()) {
-	r.later(func() error {
+	r.afterGrace(func() error {
 		if err := r.frontends.clear(id, maps.Frontend{}); err != nil {
 			return err
 		}
@@ -158,7 +157,7 @@ func (r *Reconciler) freeFrontend(id uint32, then func()) {
 	})
 }
 
-// removeBroken deletes a frontend that was adopted although it leads to nowhere.
+// removeBroken deletes an adopted frontend that leads to nowhere.
 func (r *Reconciler) removeBroken(key maps.FrontendKey) error {
 	id := r.frontendIDs.have[key]
 	if err := r.frontendIDs.unset(key); err != nil {
@@ -172,28 +171,28 @@ func (r *Reconciler) removeBroken(key maps.FrontendKey) error {
 	return nil
 }
 
-// frontendGone tells UDP sockets that dialled a frontend of p that it is gone, if it does not
-// lead to p again.
+// frontendGone reports a UDP frontend that no longer leads to p: sockets that are connected through
+// it must be closed.
 func (r *Reconciler) frontendGone(key maps.FrontendKey, p *port) {
 	if to := r.leadsTo(key); p.mayBeUDP() && (to == nil || to.port != p) {
 		r.gone.Frontends = append(r.gone.Frontends, GoneFrontend{ServicePortID: p.id, Key: modelKey(key)})
 	}
 }
 
-// unlead notes that a frontend less leads to a pool.
-func (r *Reconciler) unlead(pl *pool) {
+// releasePool records that one frontend less leads to a pool.
+func (r *Reconciler) releasePool(pl *pool) {
 	if pl.frontends--; pl.frontends == 0 {
 		r.sweepLater(pl.port)
 	}
 }
 
-// retirePool frees the id and the slots of a pool to which no frontend leads, after the grace
-// period and if none does then. Backends that no other pool leads to can go.
+// retirePool frees the id and the slots of a pool to which no frontend leads, after a grace period
+// and if none leads to it then. Backends that are in no other pool can be retired next.
 func (r *Reconciler) retirePool(pl *pool) {
 	r.retirement.count++
 	retired := r.retirement.count
 	pl.retired = retired
-	r.later(func() error {
+	r.afterGrace(func() error {
 		if pl.retired != retired {
 			return nil
 		}
@@ -230,24 +229,24 @@ func holds(ids []uint32, id uint32) bool {
 	return ok
 }
 
-// unuse notes that a pool does not lead to these backends any more.
+// unuse records that a pool does not contain these backends any more.
 func (r *Reconciler) unuse(ids []uint32) {
 	for _, id := range ids {
-		r.uses[maps.Index(id)]--
+		r.poolsPerBackend[maps.Index(id)]--
 	}
 }
 
-// sweepLater has the Service of p look for what of p nothing needs any more.
+// sweepLater queues p for sweepPorts.
 func (r *Reconciler) sweepLater(p *port) {
-	r.wake(p.svc)
+	r.enqueue(p.svc)
 	if !p.sweeps {
 		p.sweeps = true
 		p.svc.sweep = append(p.svc.sweep, p)
 	}
 }
 
-// sweepPorts takes out of the maps what of svc's ports nothing needs any more. It returns
-// false if it was cut short.
+// sweepPorts retires what the ports of svc do not need any more. It returns false if the budget
+// was spent before the last one.
 func (r *Reconciler) sweepPorts(svc *service) bool {
 	var failed []*port
 	for len(svc.sweep) > 0 && !r.spent() {
@@ -268,8 +267,8 @@ func (r *Reconciler) sweepPorts(svc *service) bool {
 	return done
 }
 
-// sweepPort retires what of p nothing needs any more: pools to which no frontend leads,
-// backends that are neither in a pool nor alive, source ranges, and in the end its name.
+// sweepPort retires what p does not need any more: pools to which no frontend leads, backends that
+// are neither in a pool nor alive, source ranges, and finally its name.
 func (r *Reconciler) sweepPort(p *port) bool {
 	for _, pl := range p.pools {
 		if pl.frontends == 0 && pl.retired == 0 {
@@ -300,7 +299,7 @@ func (r *Reconciler) sweepPort(p *port) bool {
 		p.planned.have = nil
 	}
 	if place := maps.Index(p.id); place != 0 {
-		r.later(func() error {
+		r.afterGrace(func() error {
 			r.portPlaces.give(place)
 			r.servicePorts.freed = true
 
@@ -311,12 +310,13 @@ func (r *Reconciler) sweepPort(p *port) bool {
 	return true
 }
 
-// sweepBackends clears the ids of p's backends that are in no pool and not planned: a program
-// that remembers one finds that it is gone. Their places are free after the grace period.
+// sweepBackends clears the ids of p's backends that are in no pool and not planned: a program that
+// remembers such an id finds that the backend is gone. Their places are free after a grace
+// period.
 func (r *Reconciler) sweepBackends(p *port) bool {
 	r.arrange(p)
 	defer r.spend(len(p.backends) * costSlot)
-	var planned []plannedBackend // of the port's backends, those that are in the maps, in the same order
+	var planned []plannedBackend // in the order of p.backends
 	if p.planned != nil {
 		planned = p.planned.backends
 	}
@@ -331,7 +331,7 @@ func (r *Reconciler) sweepBackends(p *port) bool {
 			planned = planned[1:]
 		}
 		place := maps.Index(id)
-		if r.uses[place] > 0 || len(planned) > 0 && planned[0].id == id {
+		if r.poolsPerBackend[place] > 0 || len(planned) > 0 && planned[0].id == id {
 			kept = append(kept, id)
 
 			continue
@@ -353,7 +353,7 @@ func (r *Reconciler) sweepBackends(p *port) bool {
 		if p.mayBeUDP() {
 			r.gone.Backends = append(r.gone.Backends, GoneBackend{ServicePortID: p.id, BackendID: id, Addr: v.AddrPort()})
 		}
-		r.later(func() error { // the generation stays there, for the next agent
+		r.afterGrace(func() error { // the generation stays in the map, for the next agent
 			if err := r.backends.put(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place)) + 1}); err != nil {
 				return err
 			}
@@ -368,9 +368,9 @@ func (r *Reconciler) sweepBackends(p *port) bool {
 	return true
 }
 
-// sweepRanges deletes source ranges of p. Where others take their place they go at once:
-// whom they let in must not come in any more. Where a restriction ends they stay until no
-// program can have read a pool that has it.
+// sweepRanges deletes source ranges of p. Where other ranges replace them they are deleted at once,
+// because their clients must not connect any more. Where a restriction ends they stay until no program can have read a
+// pool that has it.
 func (r *Reconciler) sweepRanges(p *port) bool {
 	restricted := r.restricted(p)
 	var planned []netip.Prefix
@@ -409,8 +409,8 @@ func (r *Reconciler) sweepRanges(p *port) bool {
 	return true
 }
 
-// takeOut takes backends that are not planned any more out of the pools of a port, where they
-// are: there is no room for other pools, and new flows must not go to a backend that is gone.
+// takeOut takes backends that are not planned any more out of the existing pools of a port: there
+// is no room for new pools, and new flows must not go to a backend that is gone.
 func (r *Reconciler) takeOut(want *plannedPort) {
 	p := want.have
 	pooled := make(map[uint32]bool, len(want.backends))
@@ -428,7 +428,7 @@ func (r *Reconciler) takeOut(want *plannedPort) {
 			p.svc.fail("pool of "+p.String(), err)
 		}
 		after, v := r.backendsOf(pl), r.pools.at(pl.id)
-		r.later(func() error {
+		r.afterGrace(func() error {
 			r.unuse(slices.DeleteFunc(before, func(id uint32) bool { return holds(after, id) }))
 			r.spans.give(span{pl.slots.base + v.SlotCount, pl.slots.count - v.SlotCount})
 			pl.slots.count = v.SlotCount
@@ -444,13 +444,13 @@ func (r *Reconciler) takeOut(want *plannedPort) {
 	}
 }
 
-// shrinkPool takes the backends out of a pool that are not to stay. After every store, the
-// pool is sorted and has no other backends than before.
+// shrinkPool takes the backends out of a pool that are not in stay. After every store the pool is
+// sorted and contains no backends that it did not contain before.
 func (r *Reconciler) shrinkPool(pl *pool, stay map[uint32]bool) error {
 	members, v := r.members(pl)
 	old := slices.Clone(members)
 	kept := slices.DeleteFunc(slices.Clone(members), func(id uint32) bool { return !stay[id] })
-	pl.foreign = v.TableSize > 0
+	pl.unverified = v.TableSize > 0
 	if len(kept) == 0 {
 		v.SlotCount, v.TableSize = 0, 0
 
@@ -463,8 +463,8 @@ func (r *Reconciler) shrinkPool(pl *pool, stay map[uint32]bool) error {
 			}
 		}
 	}
-	// The last ones that go are cut off. Then each slot, from the last to the first, gets
-	// the backend that it shall have or, beyond the new end, the last one.
+	// First the new end is set after the last backend that stays. Then each slot, from the last to
+	// the first, gets the backend that it will have or, beyond the final end, the last one.
 	count := len(old)
 	for !stay[old[count-1]] {
 		count--

@@ -23,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite what the scripts in testdata expect")
 
-// defaultCapacities are those of scripts.
+// defaultCapacities are the capacities of maps in scripts.
 var defaultCapacities = map[string]uint32{
 	maps.NameFrontendIDs: 1000, maps.NameSlots: 1000, maps.NameBackends: 1000, maps.NameServicePorts: 1000,
 	maps.NameFrontends: 1000, maps.NamePools: 1000,
@@ -31,24 +31,23 @@ var defaultCapacities = map[string]uint32{
 	maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameFragments: 16, maps.NameICMPBudgets: 16,
 }
 
-// TestScripts runs testdata/*.txtar. A script is a list of steps; those that
-// say something (maps, writes, status, drift, repair, gone) are compared with
-// what they should say. The other steps are:
+// TestScripts runs testdata/*.txtar. A script is a list of steps; steps with output (maps, writes,
+// status, drift, repair, gone) are compared with the expected output. The other steps are:
 //
 //	capacity    how many entries maps have room for: "backends 3"
-//	want        all Services there are: see mustParseWishes
+//	want        all Services there are: see mustParseDesired
 //	node-addrs  addresses of the node: see mustParseNodeAddrs
 //	devices     devices of the node: see mustParseDevices
 //	cidrs       ranges of ClusterIPs
 //	local-cidrs ranges of pods
 //	apply       nothing else
-//	flows       addresses that flows have dialled: none until it is said
+//	flows       original destinations of flows: none before this step
 //	grace       a grace period passes
-//	wait 1s     time passes, and all grace periods, then all flows are looked at
-//	restart     the agent starts anew; nothing is wanted yet
-//	upgrade     so does a build with another layout: it finds only what maps.Create inherits
+//	wait 1s     time passes, and all grace periods, then all flows are scanned
+//	restart     the agent starts again; nothing is wanted yet
+//	upgrade     a build with another layout starts: it finds only what maps.Create inherits
 //	prune       every Service that is wanted is known
-//	tamper      something else writes: see script.tamper
+//	tamper      another program writes: see script.tamper
 func TestScripts(t *testing.T) {
 	for _, path := range mustGlob(t) {
 		t.Run(scriptName(path), func(t *testing.T) {
@@ -95,7 +94,7 @@ func fakeTables(_ testing.TB, capacities map[string]uint32) maps.Tables {
 	return f.Tables
 }
 
-// limitArrays gives arrays room for so many, place 0 not counted.
+// limitArrays sets the capacities of arrays, place 0 not counted.
 func limitArrays(t maps.Tables, capacities map[string]uint32) {
 	t.Frontends.SetLimit(int(capacities[maps.NameFrontends]) + 1)
 	t.Pools.SetLimit(int(capacities[maps.NamePools]) + 1)
@@ -103,7 +102,7 @@ func limitArrays(t maps.Tables, capacities map[string]uint32) {
 	t.Backends.SetLimit(int(capacities[maps.NameBackends]) + 1)
 }
 
-// mustCreateTables returns maps in the kernel that go with the test.
+// mustCreateTables returns maps in the kernel that are closed with the test.
 func mustCreateTables(t testing.TB, capacities map[string]uint32) maps.Tables {
 	t.Helper()
 	root := mustMountBPF(t)
@@ -171,16 +170,16 @@ func runScript(t *testing.T, path string, tables func(testing.TB, map[string]uin
 	s.tables = s.create()
 	s.restart()
 	for i, file := range archive.Files {
-		said, says := s.step(file.Name, string(file.Data))
-		if !says {
+		output, has := s.step(file.Name, string(file.Data))
+		if !has {
 			continue
 		}
 		if *update {
-			archive.Files[i].Data = []byte(said)
+			archive.Files[i].Data = []byte(output)
 
 			continue
 		}
-		if diff := cmp.Diff(lines(string(file.Data)), lines(said), cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(lines(string(file.Data)), lines(output), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("step %d, %s (-want +got):\n%s", i+1, file.Name, diff)
 		}
 	}
@@ -207,7 +206,7 @@ func lines(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
 }
 
-// step takes one step. It returns what it says, and whether it says anything.
+// step executes one step. It returns its output, and whether it has any.
 func (s *script) step(name, body string) (string, bool) {
 	verb, argument, _ := strings.Cut(name, " ")
 	switch verb {
@@ -318,13 +317,13 @@ func mustCopy[K comparable, V any](t *testing.T, to, from maps.Table[K, V]) {
 	}
 }
 
-// apply ignores errors: the step status tells them.
+// apply ignores errors: the step status prints them.
 func (s *script) apply() { _ = s.r.Apply() }
 
 func (s *script) want(body string) {
-	wishes := mustParseWishes(s.t, body)
+	services := mustParseDesired(s.t, body)
 	var names []lb.ServiceName
-	for _, w := range wishes {
+	for _, w := range services {
 		names = append(names, w.name)
 	}
 	for _, name := range s.set {
@@ -332,7 +331,7 @@ func (s *script) want(body string) {
 			s.r.Delete(name)
 		}
 	}
-	for _, w := range wishes {
+	for _, w := range services {
 		s.r.Set(w.name, w.created, w.res)
 	}
 	s.set = names

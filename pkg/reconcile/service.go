@@ -11,40 +11,40 @@ import (
 	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
-// nameless stands for the Service of everything in the maps whose service port has no name.
-// It is never Set, so it goes at the first Prune.
+// nameless is the Service of everything in the maps whose service port has no name. It is never
+// Set, so the first Prune deletes it.
 var nameless = lb.ServiceName{}
 
-// service is one Service: what it wants, and what of it is in the maps.
+// service is one Service: its plan, and its ports in the maps.
 type service struct {
 	name    lb.ServiceName
-	wanted  bool // it was Set, and not deleted since
-	adopted bool // found in the maps, and nothing else is claimed for it yet
+	wanted  bool // it was Set, and has not been deleted
+	adopted bool // found in the maps, and no plan has replaced that yet
 
-	queued bool // in the queue of those that are due
+	queued bool // in Reconciler.due
 
-	plan  *plan   // what it has or gets
+	plan  *plan   // carried out, or being carried out
 	ports []*port // in the maps
-	*work         // nil: there is none
+	*work         // nil: the maps are as planned
 }
 
-// work is what there is to do for a Service.
+// work is the state of a Service while the maps are not as planned.
 type work struct {
-	former *plan // what it had before, until its claims are withdrawn
-	next   *plan // what it wants as soon as all that plan claims is settled; nil: plan
+	former *plan // the plan before, until its claims are withdrawn
+	next   *plan // replaces plan once the claims of plan are entered; may be nil
 	progress
 
-	// leaving are frontends in the maps that no Service may claim any more: catch-alls,
-	// which go first, and others.
-	leaving [2][]maps.FrontendKey
-	sweep   []*port // that may have something that nothing needs any more
+	// retiring are frontends in the maps that no Service claims any more: catch-alls, which are
+	// deleted first, and others.
+	retiring [2][]maps.FrontendKey
+	sweep    []*port // ports to check for what they do not need any more
 
-	dirty    bool // the maps are not known to be as planned
+	dirty    bool // publishing has not gone through the whole plan without a failure
 	retry    backoff
 	failures []Failure
-	fails    int    // how often anything failed; the same again is in failures once
+	fails    int    // number of failed writes; failures has each only once
 	blocked  bool   // a map was full
-	panicked string // of which the stack was told
+	panicked string // the last panic, of which the stack was reported
 }
 
 // port is one service port in one family, in the maps.
@@ -63,21 +63,20 @@ type port struct {
 	ranges   []maps.SourceRangeKey
 }
 
-// pool is a pool in the maps. What it consists of is in the mirrors of pools and slots.
+// pool is a pool in the maps. Its content is in the mirrors of pools and slots.
 type pool struct {
-	id        uint32
-	port      *port
-	slots     span // may be longer than the pool, if backends were taken out
-	table     span
-	foreign   bool   // the table is not known to be what this agent would write
-	frontends int    // that lead to it
-	draft     *draft // nil: it is written
-	// retired is which retirement takes the pool out of the maps, after a grace period;
-	// zero: none.
+	id         uint32
+	port       *port
+	slots      span // longer than the pool if backends were taken out
+	table      span
+	unverified bool   // the table is adopted and was not compared with the planned one
+	frontends  int    // that lead to it
+	draft      *draft // nil: all of it is written
+	// retired is the number of the retirement that waits for a grace period; zero: none.
 	retired uint64
 }
 
-// draft is a pool that is being written. Nothing leads to it yet.
+// draft is the content of a pool while it is written. No frontend leads to it yet.
 type draft struct {
 	value   maps.Pool
 	slots   []uint32 // the backends, then the table
@@ -85,7 +84,7 @@ type draft struct {
 	written int
 }
 
-// service returns the Service with this name, after making it if need be.
+// service returns the Service with this name, which it adds if it is new.
 func (r *Reconciler) service(name lb.ServiceName) *service {
 	svc := r.services[name]
 	if svc == nil {
@@ -96,7 +95,7 @@ func (r *Reconciler) service(name lb.ServiceName) *service {
 	return svc
 }
 
-// add enters a port among those of its Service.
+// add adds a port to those of its Service.
 func (p *port) add() *port {
 	p.number = len(p.svc.ports)
 	p.svc.ports = append(p.svc.ports, p)
@@ -104,7 +103,7 @@ func (p *port) add() *port {
 	return p
 }
 
-// remove takes a port out of those of its Service.
+// remove removes a port from those of its Service.
 func (p *port) remove() {
 	ports := p.svc.ports
 	last := ports[len(ports)-1]
@@ -113,24 +112,24 @@ func (p *port) remove() {
 	p.svc.ports = ports[:len(ports)-1]
 }
 
-// awake makes work possible for svc.
-func (svc *service) awake() {
+// ensureWork makes svc.work usable.
+func (svc *service) ensureWork() {
 	if svc.work == nil {
 		svc.work = &work{progress: progress{step: published}}
 	}
 }
 
-// idle reports whether there is nothing to do for svc, which is awake.
+// idle reports whether there is nothing to do for svc. Its work must not be nil.
 func (svc *service) idle() bool {
-	return !svc.dirty && len(svc.leaving[0])+len(svc.leaving[1])+len(svc.sweep) == 0
+	return !svc.dirty && len(svc.retiring[0])+len(svc.retiring[1])+len(svc.sweep) == 0
 }
 
-// rests reports whether only the frontends of what svc wants are kept.
-func (svc *service) rests() bool { return svc.plan.ports == nil && len(svc.plan.frontends) > 0 }
+// isCompact reports whether only the frontends of the plan are kept.
+func (svc *service) isCompact() bool { return svc.plan.ports == nil && len(svc.plan.frontends) > 0 }
 
-// rest ends the work for a Service that has none. If nothing of it is on its way out of the
-// maps, its plan is forgotten, too, but for the frontends.
-func (svc *service) rest() {
+// compact ends the work of a Service that is idle. Unless something of it is being retired, it also
+// drops all of the plan but the frontends.
+func (svc *service) compact() {
 	svc.work = nil
 	if svc.plan.rows() >= largePlan {
 		return
@@ -148,17 +147,17 @@ func (svc *service) rest() {
 	}
 }
 
-// leave has a frontend in the maps leave them.
-func (svc *service) leave(key maps.FrontendKey) {
-	svc.awake()
+// retire queues a frontend in the maps for retireFrontends.
+func (svc *service) retire(key maps.FrontendKey) {
+	svc.ensureWork()
 	when := 1
 	if isCatchAll(key) {
 		when = 0
 	}
-	svc.leaving[when] = append(svc.leaving[when], key)
+	svc.retiring[when] = append(svc.retiring[when], key)
 }
 
-// leadsTo returns the pool that a frontend in the maps leads to, or nil.
+// leadsTo returns the pool of a frontend in the maps, or nil.
 func (r *Reconciler) leadsTo(key maps.FrontendKey) *pool {
 	id, there := r.frontendIDs.have[key]
 	if _, broken := r.broken[key]; !there || broken {
@@ -183,8 +182,7 @@ func (r *Reconciler) endpoint(id uint32) endpoint {
 	return endpoint{b.Addr, maps.Port(b.Port)}
 }
 
-// arrange sorts the backends of p by address: those that were added since the last time, and
-// them among the others.
+// arrange sorts the backends of p by address: it merges those that were added since the last call.
 func (r *Reconciler) arrange(p *port) {
 	if p.arranged == len(p.backends) {
 		return
@@ -207,8 +205,8 @@ func (r *Reconciler) arrange(p *port) {
 	p.arranged = len(p.backends)
 }
 
-// members returns the backends in the slots of a pool, ascending by id, and value what the
-// array of pools has of it, or will have.
+// members returns the backends of a pool, ascending by id, and the value that the array of pools
+// has, or will have.
 func (r *Reconciler) members(pl *pool) (ids []uint32, value maps.Pool) {
 	if d := pl.draft; d != nil {
 		return d.slots[:d.members], d.value
@@ -221,8 +219,8 @@ func (r *Reconciler) members(pl *pool) (ids []uint32, value maps.Pool) {
 	return r.slots.have[value.SlotBase : value.SlotBase+value.SlotCount], value
 }
 
-// tableOf returns the table of backends, by which algorithms that hash choose. It depends on
-// their addresses alone.
+// tableOf returns the lookup table of backends for algorithms that hash. It depends on their
+// addresses alone.
 func (r *Reconciler) tableOf(ids []uint32) []uint32 {
 	addrs := make([]netip.AddrPort, len(ids))
 	for i, id := range ids {
@@ -240,19 +238,19 @@ func (r *Reconciler) tableOf(ids []uint32) []uint32 {
 // owned reports whether the Service owns a frontend of p.
 func (p *port) owned() bool { return p.planned != nil && p.planned.owned > 0 }
 
-// restricted reports whether a pool of p lets in only source ranges, or did until the
-// grace period that runs.
+// restricted reports whether a pool of p admits source ranges only, a pool included that waits for
+// the end of a grace period.
 func (r *Reconciler) restricted(p *port) bool {
 	return slices.ContainsFunc(p.pools, func(pl *pool) bool {
 		return r.pools.at(pl.id).Flags&maps.PoolSourceRanges != 0
 	})
 }
 
-// mayBeUDP reports whether connected UDP sockets may have dialled p. Of a port without a
-// name, nothing is known.
+// mayBeUDP reports whether UDP sockets may be connected through p. A port without a name may be of
+// any protocol.
 func (p *port) mayBeUDP() bool { return p.protocol == lb.UDP || p.svc.name == nameless }
 
-// label is what service_ports has at p's id.
+// label returns the value of service_ports at p.id.
 func (p *port) label() maps.ServicePort {
 	return maps.ServicePortOf(p.svc.name.Namespace, p.svc.name.Name, p.name, uint8(p.protocol), uint8(p.family))
 }

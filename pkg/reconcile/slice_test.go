@@ -104,9 +104,8 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// Whatever a Service is, and whatever becomes of it, no Set and no Apply does more than a slice:
-// not in the maps, not in the slots, which take no system call, and not with claims, for which
-// nothing is written at all.
+// No Set and no Apply does more than a slice, whatever the Service and its change are: not in the
+// maps, not in the slots, which take no system call, and not in claims, which write nothing.
 func TestPiecesAreSmall(t *testing.T) {
 	const slice = 100
 	for _, test := range []struct {
@@ -145,7 +144,7 @@ func TestPiecesAreSmall(t *testing.T) {
 				t.Helper()
 				operations, slots, claims = 0, 0, 0
 				do()
-				// In the time of an operation, 64 slots are written, or claims move three times.
+				// An operation takes as long as 64 writes to slots, or three changes of claims.
 				units := 64*operations + slots + 22*claims
 				if most = max(most, units); units > 64*(slice+20) {
 					t.Fatalf("%d map operations, %d slots and %d claims in one piece", operations, slots, claims)
@@ -195,7 +194,7 @@ func TestPiecesAreSmall(t *testing.T) {
 	}
 }
 
-// A plan in whose claims a panic happens leaves the Service what it had, and all others too.
+// If entering the claims of a plan panics, the Service keeps its state, and so do all others.
 func TestPanicInClaims(t *testing.T) {
 	fakes, clock := maps.NewFakes(1000), newTestClock()
 	r := mustNew(t, fakes.Tables, clock)
@@ -228,7 +227,7 @@ func TestPanicInClaims(t *testing.T) {
 		}
 	}
 	panics = false
-	settle(t, r, clock)
+	applyAll(t, r, clock)
 	if status, _ := r.Status(name); !status.Programmed || len(fakes.FrontendIDs.Entries) != before {
 		t.Errorf("status %+v, want programmed", status)
 	}
@@ -237,7 +236,7 @@ func TestPanicInClaims(t *testing.T) {
 	}
 }
 
-// A panic is a failure of the Service for which it happens, and of no other one.
+// A panic is a failure of the Service for which it occurs, and of no other one.
 func TestPanic(t *testing.T) {
 	fakes := maps.NewFakes(1000)
 	clock := newTestClock()
@@ -271,7 +270,7 @@ func TestPanic(t *testing.T) {
 	if err := r.Apply(); err != nil {
 		t.Errorf("Apply, later: %v", err)
 	}
-	settle(t, r, clock)
+	applyAll(t, r, clock)
 	if status, _ := r.Status(bad); !status.Programmed {
 		t.Errorf("status %+v, want programmed", status)
 	}
@@ -280,7 +279,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// A Service whose plan cannot be made again keeps what it has, until it can.
+// A Service whose plan cannot be rebuilt keeps its state until it can.
 func TestPanicWhenPlannedAgain(t *testing.T) {
 	fakes, clock := maps.NewFakes(1000), newTestClock()
 	r := mustNew(t, fakes.Tables, clock)
@@ -299,7 +298,7 @@ func TestPanicWhenPlannedAgain(t *testing.T) {
 		return others
 	}))
 	mustApply(t, r)
-	settle(t, r, clock)
+	applyAll(t, r, clock)
 
 	r.Delete(winner)
 	if err := r.Apply(); err == nil || !strings.Contains(err.Error(), "service default/loser: internal error: panic: a bug") {
@@ -315,7 +314,7 @@ func TestPanicWhenPlannedAgain(t *testing.T) {
 	fails = false
 	clock.pass(time.Second)
 	mustApply(t, r)
-	settle(t, r, clock)
+	applyAll(t, r, clock)
 	if n := len(fakes.FrontendIDs.Entries); n != 5 {
 		t.Errorf("there are %d frontends, want 5", n)
 	}
@@ -324,8 +323,8 @@ func TestPanicWhenPlannedAgain(t *testing.T) {
 	}
 }
 
-// Where there is no room for another pool, backends that are gone are taken out of the pool
-// that there is: each store leaves it sorted, and without others than before.
+// Where there is no room for another pool, backends that are gone are taken out of the existing pool:
+// after each store it is sorted, and has no backends that it did not have before.
 func TestTakeOut(t *testing.T) {
 	for _, algorithm := range []lb.Algorithm{lb.Random, lb.Maglev} {
 		for gone := range 1 << 5 {
@@ -384,8 +383,8 @@ func TestTakeOut(t *testing.T) {
 	}
 }
 
-// A Service of which a backend was taken out without room for another pool has what it
-// wants: it is not tried again and again.
+// A Service of which a backend was taken out without room for another pool is programmed: it is not
+// tried again.
 func TestTakenOutIsAsPlanned(t *testing.T) {
 	fakes, clock := maps.NewFakes(200), newTestClock()
 	r := mustNew(t, fakes.Tables, clock)
@@ -443,7 +442,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// An id is not given to another backend by an agent that starts anew.
+// A new agent does not assign an id to another backend.
 func TestGenerationsOutliveTheAgent(t *testing.T) {
 	fakes := maps.NewFakes(1000)
 	clock := newTestClock()

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Slots are given to one extent at a time; what is given back can be taken
-// again, in one piece if it was neighbours.
+// Slots are allocated to one run at a time; freed runs can be allocated again, in one piece if they
+// were neighbours.
 func TestSpans(t *testing.T) {
 	for seed := range uint64(50) {
 		testSpans(t, rand.New(rand.NewPCG(seed, 1)))
@@ -140,7 +140,7 @@ func TestMarkDoesNotWrap(t *testing.T) {
 	}
 }
 
-// What was adopted is taken, and what lies between as well.
+// below allocates what was adopted and everything between.
 func TestSpansBelow(t *testing.T) {
 	s := newSpans(func() int { return 100 })
 	s.mark(span{3, 2})

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// Failure is a write that failed, and is tried again.
+// Failure is a write that failed. It is tried again.
 type Failure struct {
 	What string // "backend 10.0.1.7:8080", "frontend 10.96.0.1:80/TCP internal"
 	Err  error  // wraps maps.ErrFull if the map it names is full
@@ -22,25 +22,25 @@ func (f Failure) Error() string { return f.What + ": " + f.Err.Error() }
 
 func (f Failure) Unwrap() error { return f.Err }
 
-// Loss is a frontend that another Service has, whose claim is better. It is
-// this Service's as soon as the owner goes.
+// Loss is a frontend that the Service claims and another Service owns. It is assigned to this Service as soon as
+// the owner gives it up.
 type Loss struct {
 	Frontend lb.FrontendKey
 	Owner    lb.ServiceName
 }
 
-// Status is what became of one Service.
+// Status is the state of one Service in the maps.
 type Status struct {
 	Service lb.ServiceName
-	// Programmed: the maps say what the Service wants, except for Lost. What
-	// it had before may still be on its way out.
+	// Programmed reports whether the maps are as the Service wants, except for Lost. Its former
+	// state may still be in the maps until it is retired.
 	Programmed bool
 	Failures   []Failure // the first ones
 	Retry      time.Time // when failures are tried again; zero if there are none
 	Lost       []Loss
 }
 
-// Status returns what became of a Service, and false if it is not Set.
+// Status returns the state of a Service, and false if it is not Set.
 func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 	svc := r.services[name]
 	if svc == nil || !svc.wanted {
@@ -50,16 +50,16 @@ func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 	return r.status(svc, r.adopts()), true
 }
 
-// Programmed reports whether the maps say what a Service wants, as its Status does, or it is
-// not Set. It takes no time, however large the Service is.
+// Programmed reports whether the maps are as a Service wants, as in its Status, or the Service is
+// not Set. Its cost does not depend on the size of the Service.
 func (r *Reconciler) Programmed(name lb.ServiceName) bool {
 	svc := r.services[name]
 
 	return svc == nil || !svc.wanted || svc.work == nil || !svc.dirty
 }
 
-// Statuses yields the status of every Service that is Set, and of deleted ones
-// that could not be retired yet, in no order.
+// Statuses yields the status of every Service that is Set, and of deleted Services that could not
+// be retired yet, in no order.
 func (r *Reconciler) Statuses() iter.Seq[Status] {
 	return func(yield func(Status) bool) {
 		adopts := r.adopts()
@@ -71,7 +71,7 @@ func (r *Reconciler) Statuses() iter.Seq[Status] {
 	}
 }
 
-// adopts reports whether a Service keeps what an earlier agent gave it.
+// adopts reports whether a Service still has what it was adopted with.
 func (r *Reconciler) adopts() bool {
 	for _, svc := range r.services {
 		if svc.adopted {
@@ -82,8 +82,8 @@ func (r *Reconciler) adopts() bool {
 	return false
 }
 
-// status returns the status of one Service. It takes a look at frontends that it does not
-// own, and at the others only if a Service that was adopted may keep them.
+// status returns the status of one Service. It looks up the owners of frontends that the Service
+// does not own, and of the others only if an adopted Service may hold them.
 func (r *Reconciler) status(svc *service, adopts bool) Status {
 	s := Status{Service: svc.name, Programmed: true}
 	if svc.work != nil {
@@ -117,14 +117,14 @@ type Fill struct {
 
 // Counters are numbers over all maps.
 type Counters struct {
-	Services int // that are Set
-	Failing  int // with a write that failed
+	Services int // number that is Set
+	Failing  int // number with a failed write
 	Writes   map[string]Writes
 	Fill     map[string]Fill
 }
 
-// Counters returns what was written since New, and how full the maps are, by
-// the names of the maps.
+// Counters returns the numbers of writes since New, and how full the maps are, by names of the
+// maps.
 func (r *Reconciler) Counters() Counters {
 	c := Counters{Writes: make(map[string]Writes), Fill: make(map[string]Fill)}
 	for _, svc := range r.services {
@@ -142,8 +142,8 @@ func (r *Reconciler) Counters() Counters {
 	return c
 }
 
-// Written returns a number that changes whenever ids of service ports or backends are given
-// to something, or taken away.
+// Written returns a number that changes whenever ids of service ports or backends are assigned or
+// removed.
 func (r *Reconciler) Written() uint64 {
 	ports, backends := r.servicePorts.writes, r.backends.writes
 
@@ -157,21 +157,21 @@ type GoneBackend struct {
 	Addr          netip.AddrPort
 }
 
-// GoneFrontend is a UDP frontend that does not lead to this service port any more. Its
-// backends may live on behind other frontends.
+// GoneFrontend is a UDP frontend that no longer leads to this service port. Its backends may still
+// be reached through other frontends.
 type GoneFrontend struct {
 	ServicePortID uint32
 	Key           lb.FrontendKey
 }
 
-// Gone is where connected UDP sockets must not stay.
+// Gone lists backends and frontends to which UDP sockets must not stay connected.
 type Gone struct {
 	Backends  []GoneBackend
 	Frontends []GoneFrontend
 }
 
-// Gone returns what went since the last call. No program that starts now finds
-// it. Call it after every Apply.
+// Gone returns what went away since the last call. No program that starts now can find it. Call it
+// after every Apply.
 func (r *Reconciler) Gone() Gone {
 	gone := r.gone
 	r.gone = Gone{}
@@ -179,13 +179,13 @@ func (r *Reconciler) Gone() Gone {
 	return gone
 }
 
-// maxFailures is how many failures of one Service are kept: of a map that is full, there may
-// be as many as the Service wants entries.
+// maxFailures is how many failures of one Service are kept: if a map is full, every entry of the
+// Service may fail.
 const maxFailures = 10
 
 func (svc *service) failing() bool { return svc.work != nil && len(svc.failures) > 0 }
 
-// fail notes what failed, once.
+// fail records a failed write, once for each thing written.
 func (svc *service) fail(what string, err error) {
 	svc.fails++
 	again := slices.ContainsFunc(svc.failures, func(f Failure) bool { return f.What == what })
@@ -195,7 +195,7 @@ func (svc *service) fail(what string, err error) {
 	svc.blocked = svc.blocked || errors.Is(err, maps.ErrFull)
 }
 
-// errorOf names the Service of what failed.
+// errorOf returns failures as one error that names the Service.
 func (svc *service) errorOf(failed []Failure) error {
 	if len(failed) == 0 {
 		return nil
@@ -208,10 +208,10 @@ func (svc *service) errorOf(failed []Failure) error {
 	return fmt.Errorf("service %s: %w", svc.name, errors.Join(errs...))
 }
 
-// maxErrors is how many errors one Apply spells out.
+// maxErrors is how many errors one Apply reports in full.
 const maxErrors = 10
 
-// failures gathers what fails in one Apply.
+// failures collects the errors of one Apply.
 type failures struct {
 	errs []error
 	more int

@@ -107,7 +107,7 @@ func (s *script) pool(value []string) maps.Pool {
 }
 
 func (s *script) internalKey(text string) maps.FrontendKey {
-	addr, protocol := mustParseDialled(s.t, text)
+	addr, protocol := mustParseVIP(s.t, text)
 
 	return maps.FrontendKeyOf(addr.Addr(), addr.Port(), uint8(protocol), maps.ScopeInternal)
 }

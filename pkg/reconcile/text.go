@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// algorithms are those of package lb as the map has them.
+// algorithms maps those of package lb to those of the BPF map.
 var algorithms = [...]uint8{
 	lb.DefaultAlgorithm:      maps.AlgorithmRandom,
 	lb.Random:                maps.AlgorithmRandom,
@@ -21,7 +21,7 @@ var algorithms = [...]uint8{
 	lb.Maglev:                maps.AlgorithmMaglev,
 }
 
-// programmable returns a as the map has it; what the map does not know is random.
+// programmable returns the algorithm of the BPF map for a; unknown ones are random.
 func programmable(a lb.Algorithm) uint8 {
 	if int(a) >= len(algorithms) {
 		return maps.AlgorithmRandom
@@ -30,8 +30,8 @@ func programmable(a lb.Algorithm) uint8 {
 	return algorithms[a]
 }
 
-// AlgorithmText returns the name of an algorithm that the map has, as [lb.ParseAlgorithm]
-// reads it, its number if it has none.
+// AlgorithmText returns the name of an algorithm of the BPF map as [lb.ParseAlgorithm] reads it, or
+// its number if it has no name.
 func AlgorithmText(programmed uint8) string {
 	for a := lb.Random; int(a) < len(algorithms); a++ {
 		if algorithms[a] == programmed {
@@ -42,14 +42,14 @@ func AlgorithmText(programmed uint8) string {
 	return fmt.Sprint(programmed)
 }
 
-// Hashes reports whether an algorithm, as the map has it, needs a table.
+// Hashes reports whether an algorithm of the BPF map needs a table.
 func Hashes(programmed uint8) bool {
 	return programmed == maps.AlgorithmSH || programmed == maps.AlgorithmDH || programmed == maps.AlgorithmMaglev
 }
 
 const nothing = "nothing"
 
-// These return a key and a value of a map as people read them.
+// The following functions format a key and a value of a map.
 
 func servicePortText(id uint32, v maps.ServicePort) (string, string) {
 	return fmt.Sprintf("id %d", id), fmt.Sprintf("%s/%s %s", v, lb.Protocol(v.Proto), lb.Family(v.Family))
@@ -60,14 +60,14 @@ func backendText(place uint32, v maps.Backend) (string, string) {
 	if v.Id == 0 {
 		return key, nothing
 	}
-	words := []string{v.AddrPort().String(), fmt.Sprintf("of=%d", v.ServicePortId)}
+	parts := []string{v.AddrPort().String(), fmt.Sprintf("of=%d", v.ServicePortId)}
 	if v.Id != place {
-		words = append(words, fmt.Sprintf("id=%d", v.Id))
+		parts = append(parts, fmt.Sprintf("id=%d", v.Id))
 	}
-	words = appendFlag(words, v.Flags, maps.BackendLocal, "local")
-	words = appendFlag(words, v.Flags, maps.BackendTerminating, "terminating")
+	parts = appendFlag(parts, v.Flags, maps.BackendLocal, "local")
+	parts = appendFlag(parts, v.Flags, maps.BackendTerminating, "terminating")
 
-	return key, strings.Join(words, " ")
+	return key, strings.Join(parts, " ")
 }
 
 func slotText(slot, id uint32) (string, string) {
@@ -79,25 +79,25 @@ func poolText(id uint32, v maps.Pool) (string, string) {
 	if v == (maps.Pool{}) {
 		return key, nothing
 	}
-	words := []string{fmt.Sprintf("of=%d", v.ServicePortId), "slots=" + span{v.SlotBase, v.SlotCount}.String()}
+	parts := []string{fmt.Sprintf("of=%d", v.ServicePortId), "slots=" + span{v.SlotBase, v.SlotCount}.String()}
 	if v.TableSize > 0 {
-		words = append(words, "table="+span{v.TableBase, v.TableSize}.String())
+		parts = append(parts, "table="+span{v.TableBase, v.TableSize}.String())
 	}
 	if v.Algorithm != maps.AlgorithmRandom {
-		words = append(words, "by="+AlgorithmText(v.Algorithm))
+		parts = append(parts, "by="+AlgorithmText(v.Algorithm))
 	}
 	if v.AffinitySeconds > 0 {
-		words = append(words, fmt.Sprintf("affinity=%ds", v.AffinitySeconds))
+		parts = append(parts, fmt.Sprintf("affinity=%ds", v.AffinitySeconds))
 	}
-	words = appendFlag(words, v.Flags, maps.PoolDropIfEmpty, "drop")
-	words = appendFlag(words, v.Flags, maps.PoolMasquerade, "masquerade")
-	words = appendFlag(words, v.Flags, maps.PoolSourceRanges, "ranges")
-	words = appendFlag(words, v.Flags, maps.PoolNodeInRanges, "node")
+	parts = appendFlag(parts, v.Flags, maps.PoolDropIfEmpty, "drop")
+	parts = appendFlag(parts, v.Flags, maps.PoolMasquerade, "masquerade")
+	parts = appendFlag(parts, v.Flags, maps.PoolSourceRanges, "ranges")
+	parts = appendFlag(parts, v.Flags, maps.PoolNodeInRanges, "node")
 
-	return key, strings.Join(words, " ")
+	return key, strings.Join(parts, " ")
 }
 
-// String is "7+3" for three slots from 7 on.
+// String returns "7+3" for three slots from 7 on.
 func (s span) String() string {
 	if s.count == 0 {
 		return "0"
@@ -124,52 +124,52 @@ func sourceRangeText(k maps.SourceRangeKey, v uint32) (string, string) {
 }
 
 func addrText(k maps.Addr, v maps.AddrUse) (string, string) {
-	var words []string
-	words = appendFlag(words, v.Flags, maps.AddrNode, "node")
-	words = appendFlag(words, v.Flags, maps.AddrNodePort, "node-port")
-	words = appendFlag(words, v.Flags, maps.AddrService, "service")
+	var parts []string
+	parts = appendFlag(parts, v.Flags, maps.AddrNode, "node")
+	parts = appendFlag(parts, v.Flags, maps.AddrNodePort, "node-port")
+	parts = appendFlag(parts, v.Flags, maps.AddrService, "service")
 	if v.Ifindex != 0 {
-		words = append(words, fmt.Sprintf("ifindex=%d", v.Ifindex))
+		parts = append(parts, fmt.Sprintf("ifindex=%d", v.Ifindex))
 	}
 
-	return k.IP().String(), orNothing(words)
+	return k.IP().String(), orNothing(parts)
 }
 
 func deviceText(ifindex uint32, v maps.Device) (string, string) {
-	var words []string
+	var parts []string
 	for _, source := range []maps.Addr{v.SourceV4, v.SourceV6} {
 		if !source.IP().IsUnspecified() {
-			words = append(words, "source="+source.IP().String())
+			parts = append(parts, "source="+source.IP().String())
 		}
 	}
 	if v.Bridge != 0 {
-		words = append(words, fmt.Sprintf("bridge=%d", v.Bridge))
+		parts = append(parts, fmt.Sprintf("bridge=%d", v.Bridge))
 	}
 	if v.Flags&maps.DeviceTurns != 0 {
-		words = append(words, "turns")
+		parts = append(parts, "turns")
 	}
 
-	return fmt.Sprintf("device %d", ifindex), orNothing(words)
+	return fmt.Sprintf("device %d", ifindex), orNothing(parts)
 }
 
-func orNothing(words []string) string {
-	if len(words) == 0 {
+func orNothing(parts []string) string {
+	if len(parts) == 0 {
 		return nothing
 	}
 
-	return strings.Join(words, " ")
+	return strings.Join(parts, " ")
 }
 
 func cidrText(k maps.CIDRKey, v uint32) (string, string) {
 	return k.Prefix().String(), fmt.Sprint(v)
 }
 
-func appendFlag[F uint16 | uint32](words []string, flags, flag F, word string) []string {
+func appendFlag[F uint16 | uint32](parts []string, flags, flag F, word string) []string {
 	if flags&flag != 0 {
-		return append(words, word)
+		return append(parts, word)
 	}
 
-	return words
+	return parts
 }
 
 func portText(service lb.ServiceName, name portName) string {

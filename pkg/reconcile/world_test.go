@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// world makes up Services that collide, roll and change their policies, and a
+// world makes random Services that collide, roll and change their policies, and a
 // node that has some of their addresses.
 type world struct {
 	*rand.Rand

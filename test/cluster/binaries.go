@@ -23,7 +23,7 @@ func findBinaries(ctx context.Context) (string, error) {
 	}
 
 	cmd := exec.CommandContext(ctx, script)
-	cmd.Stderr = os.Stderr // where it says what it builds, as soon as it begins
+	cmd.Stderr = os.Stderr // it reports there what it builds
 	stdout, err := cmd.Output()
 	if err != nil {
 		return "", fmt.Errorf("build of the cluster's binaries: %w", err)

@@ -26,7 +26,7 @@ version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' go.mod)
 IFS=. read -r major minor _ <<<"${version#v}"
 
 # In place of what Kubernetes takes from its git tree. client-go's version is
-# what the user agent says.
+# what the user agent reports.
 ldflags='-s -w'
 for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
 	ldflags+=" -X $package.gitVersion=$version -X $package.gitTreeState=clean"

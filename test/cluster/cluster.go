@@ -3,9 +3,9 @@
 // with them.
 //
 // It is not a whole cluster. No kube-controller-manager, scheduler or kubelet
-// runs, so nobody writes EndpointSlices, Nodes or statuses but the caller.
+// runs, so only the caller writes EndpointSlices, Nodes and statuses.
 //
-// The core knows no testing.T: [New] returns errors, and what it returns has a
+// The core does not use testing.T: [New] returns errors, and what it returns has a
 // Close. [Start] and all that takes a testing.TB are the same for tests.
 package cluster
 
@@ -33,10 +33,10 @@ const (
 	pollInterval = 50 * time.Millisecond
 )
 
-// Config says how a [Cluster] is set up.
+// Config is how a [Cluster] is set up.
 type Config struct {
-	// Directory is for all files of the cluster. It exists, nothing else is in
-	// it, and the caller removes it when the cluster is closed.
+	// Directory gets all files of the cluster. It exists and is empty, and the caller
+	// removes it when the cluster is closed.
 	Directory string
 	// Flags are the API server's besides its own. Of several with the same name
 	// it takes the last.
@@ -44,8 +44,8 @@ type Config struct {
 }
 
 // Cluster is a running etcd and kube-apiserver. Its methods may be called from
-// any goroutine, except that StopAPIServer, StartAPIServer and Close are for one
-// at a time.
+// any goroutine, but StopAPIServer, StartAPIServer and Close not at the
+// same time.
 type Cluster struct {
 	binaries  string // folder of the executables
 	directory string // all files of this cluster
@@ -77,7 +77,7 @@ type Cluster struct {
 // If the calling goroutine is locked to a thread in another network namespace,
 // the servers listen on the loopback device of that one, which the caller has
 // brought up. [Cluster.Config] and [Cluster.RunKubectl] then reach them from any
-// thread; for everybody else it takes a thread or process in that namespace.
+// thread; other clients need a thread or process in that namespace.
 // This needs CAP_SYS_ADMIN.
 func New(ctx context.Context, cfg Config) (*Cluster, error) {
 	c := &Cluster{directory: cfg.Directory, flags: cfg.Flags}
@@ -143,7 +143,7 @@ func (c *Cluster) Config() *rest.Config {
 	return rest.CopyConfig(c.config)
 }
 
-// Kubeconfig returns the path of a file that says what [Cluster.Config] says.
+// Kubeconfig returns the path of a file with the content of [Cluster.Config].
 // It goes away with the cluster's directory.
 func (c *Cluster) Kubeconfig() string {
 	return c.files.kubeconfig

@@ -21,7 +21,7 @@ import (
 )
 
 // What an agent needs of a cluster: objects can be written and read, a watch
-// says so, and all of it survives an outage of the API server.
+// reports them, and all of it survives an outage of the API server.
 func TestCluster(t *testing.T) {
 	c := cluster.Start(t)
 	client := mustClient(t, c)
@@ -70,7 +70,7 @@ func TestCluster(t *testing.T) {
 	select {
 	case event := <-watch.ResultChan():
 		if got, ok := event.Object.(*corev1.Service); !ok || got.UID != web.UID {
-			t.Errorf("the watch says %v, want the Service web", event)
+			t.Errorf("the watch returns %v, want the Service web", event)
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("the watch does not see the Service web")
@@ -135,7 +135,7 @@ subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
 		t.Errorf("a new cluster has the Services %v, want just kubernetes", list.Items)
 	}
 	if _, err := agent.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err == nil {
-		t.Error("the agent may list nodes, want only what its role says")
+		t.Error("the agent may list nodes, want only what its role permits")
 	}
 }
 

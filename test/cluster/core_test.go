@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/test/cluster"
 )
 
-// Without a test, what goes wrong is an error, and nothing outlives Close.
+// Without a test, failures are returned as errors, and nothing outlives Close.
 func TestCore(t *testing.T) {
 	c, err := cluster.New(t.Context(), cluster.Config{Directory: t.TempDir()})
 	if err != nil {
@@ -36,7 +36,7 @@ func TestCore(t *testing.T) {
 	}
 	near := net.JoinHostPort(nearAddress, server.Port())
 	if !answers(near) {
-		t.Error("nobody answers at the near end of the tunnel")
+		t.Error("no server answers at the near end of the tunnel")
 	}
 	mustClose(t, tunnel)
 	if answers(near) {
@@ -50,7 +50,7 @@ func TestCore(t *testing.T) {
 	}
 }
 
-// An API server that does not start says why.
+// The error about an API server that does not start contains the reason.
 func TestNoStart(t *testing.T) {
 	c, err := cluster.New(t.Context(), cluster.Config{Directory: t.TempDir(), Flags: []string{"--service-cluster-ip-range=everywhere"}})
 	if err == nil {

@@ -89,7 +89,7 @@ func (c *credentials) write(url string) error {
 }
 
 // certify returns the PEM form of a certificate for key, signed by itself, for
-// all the names by which the API server may be dialled: its address, and those
+// all the names of the API server for clients: its address, and those
 // of the Service default/kubernetes.
 func certify(key *ecdsa.PrivateKey) ([]byte, error) {
 	now := time.Now()

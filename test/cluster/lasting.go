@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// lasting is a test that ends with the test binary, for what all tests share.
-// The one that needs it lends its T for what goes wrong at the start.
+// lasting is a test that ends with the test binary, for what all tests share. The
+// first test that needs it fails if the start does.
 type lasting struct {
 	testing.TB
 
@@ -19,11 +19,11 @@ type lasting struct {
 	failed   bool
 }
 
-// binary is the one there is.
+// binary is the lasting test of this test binary.
 var binary lasting
 
 // Lasting returns a test that ends with the test binary. Until [Run] ends it, t
-// is the one who fails. It is for one at a time.
+// is the test that fails. One test calls it at a time.
 func Lasting(t testing.TB) testing.TB {
 	t.Helper()
 	binary.TB = t
@@ -66,7 +66,7 @@ func (l *lasting) Failed() bool { return l.failed }
 
 func (l *lasting) Logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
-// Error and Errorf are for the end, when the T is no more.
+// Error and Errorf are called at the end, when the T may not be used any more.
 func (l *lasting) Error(args ...any) {
 	l.failed = true
 	fmt.Fprintln(os.Stderr, args...)

@@ -46,7 +46,7 @@ func (c *Cluster) KubectlInput(t testing.TB, input string, args ...string) strin
 
 // StopAPIServer begins an outage: it kills the API server and waits for its
 // end, without grace. Connections to its port are refused from then on, and
-// nobody else gets the port. It does nothing during an outage.
+// no other process gets the port. It does nothing during an outage.
 func (c *Cluster) StopAPIServer(t testing.TB) {
 	t.Helper()
 

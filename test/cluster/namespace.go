@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace is the network namespace in which a cluster lives.
+// namespace is the network namespace of a cluster's servers.
 type namespace struct {
 	file    *os.File
 	foreign bool // threads are elsewhere unless they have been moved
@@ -63,7 +63,7 @@ func (n *namespace) do(f func() error) error {
 			result <- f()
 			return
 		}
-		// Stays locked, so that the thread ends with the goroutine and nobody
+		// Stays locked, so that the thread ends with the goroutine and no other one
 		// else finds itself in this namespace.
 		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
 			result <- fmt.Errorf("entry into the network namespace: %w", err)

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// port is a TCP port of 127.0.0.1 that nobody else gets before it is closed, not
+// port is a TCP port of 127.0.0.1 that no other process gets before it is closed, not
 // even as the source port of a connection. A socket that is bound but does not
 // listen holds it; a server of the same user can bind there if it sets
 // SO_REUSEPORT too.

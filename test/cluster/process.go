@@ -18,7 +18,7 @@ func (p *process) name() string {
 	return filepath.Base(p.cmd.Path)
 }
 
-// wait waits for the end and returns what [exec.Cmd.Wait] says of it.
+// wait waits for the end and returns the result of [exec.Cmd.Wait].
 func (p *process) wait() error {
 	<-p.exited
 

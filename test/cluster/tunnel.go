@@ -12,9 +12,9 @@ type Listener interface {
 	Listen(network, address string) (net.Listener, error)
 }
 
-// Tunnel leads from a node to the API server: whoever dials the API server's
-// address on the node's loopback device is connected to the real one. It can
-// be cut.
+// Tunnel leads from a node to the API server: a client of the API server's
+// address on the node's loopback device is connected to the real one. A tunnel can be
+// cut, and opened again.
 type Tunnel struct {
 	node    Listener
 	address string
@@ -90,7 +90,7 @@ func (w *Tunnel) join(near net.Conn) {
 
 	done := make(chan struct{}, 2)
 	carry := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from) // the other end learns of it
+		_, _ = io.Copy(to, from) // closing reports it to the other end
 		done <- struct{}{}
 	}
 	go carry(near, far)

@@ -7,23 +7,23 @@ import (
 
 const head = `# kube-proxy's contract, row by row
 
-What kube-proxy 1.36 shows to the outside, and what of it Sluice has. This page is made from test/compat/*.yaml by
-` + "`go test ./test/compat -update`" + `. Tests fail if a flag or field of kube-proxy has no row, if a row speaks of a flag or a default
+The interfaces of kube-proxy 1.36, and which of them Sluice has. This page is generated from test/compat/*.yaml by
+` + "`go test ./test/compat -update`" + `. Tests fail if a flag or field of kube-proxy has no row, if a row names a flag or a default
 that ` + "`sluice agent`" + ` does not have, or if a named test does not exist.
 
-- **supported**: it means what it means to kube-proxy.
-- **mapped**: it means something of the same purpose; the row says what.
-- **meaningless**: it is accepted, named once in the log if it is set to something else than its default, and nothing follows.
-- **added**: kube-proxy has no such thing.
+- **supported**: it has the same meaning as in kube-proxy.
+- **mapped**: it has a different meaning with the same purpose, which the row describes.
+- **meaningless**: it is accepted and has no effect; it is logged once if it does not have its default.
+- **added**: kube-proxy does not have it.
 `
 
 const tail = `
 ## Rules of other owners
 
 Services are translated at devices before netfilter sees a packet, so rules in raw, mangle or any prerouting chain that match a node port or another address of a Service,
-as firewalls have them, match nothing once kube-proxy is gone: they see the backend's address and port. loadBalancerSourceRanges, nodePortAddresses and NetworkPolicies work. With
-` + "`sluice agent --mark 0x100`" + `, what clients send to Services through devices has that bit of its mark set, so that rules can tell it from other packets. (Which port was dialled they cannot tell;
-nor what sockets of this node send, which are translated when they connect.) This drops what a network sends to Services, and nothing else:
+for example those of firewalls, match nothing once kube-proxy is gone: they see the backend's address and port. loadBalancerSourceRanges, nodePortAddresses and NetworkPolicies work. With
+` + "`sluice agent --mark 0x100`" + `, packets that clients send to Services through devices have that bit of their mark set, so that rules can match them. (Rules cannot match the original port,
+nor packets of sockets of this node, which are translated when they connect.) This drops the packets of one network to Services, and nothing else:
 
 ` + "```nft" + `
 table inet firewall {
@@ -46,7 +46,7 @@ func sections() []Section {
 			Title: "Configuration file", File: "fields.yaml",
 			Lead: "Fields of KubeProxyConfiguration, `kubeproxy.config.k8s.io/v1alpha1`, as `--config` reads it.",
 		},
-		{Title: "Endpoints", File: "endpoints.yaml", Lead: "What is answered, and on which port by default."},
+		{Title: "Endpoints", File: "endpoints.yaml", Lead: "The HTTP endpoints, with their default ports."},
 		{Title: "Metrics", File: "metrics.yaml", Lead: "At `/metrics` of the metrics address."},
 		{Title: "Events", File: "events.yaml", Lead: "Events are about the Node or a Service, by their reasons."},
 	}

@@ -11,13 +11,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// State is what became of something that kube-proxy has.
+// State is how Sluice treats something that kube-proxy has.
 type State string
 
 // The states.
 const (
 	Supported   State = "supported"   // it means here what it means there
-	Mapped      State = "mapped"      // it means something of the same purpose; Here says what
+	Mapped      State = "mapped"      // it has a different meaning with the same purpose; Here describes it
 	Meaningless State = "meaningless" // it is accepted, and nothing follows; Here says why
 	Added       State = "added"       // kube-proxy has no such thing
 )

@@ -11,7 +11,7 @@ import (
 )
 
 // A client has one backend for each port, at whatever address of the Service;
-// who is who is a matter of the address, and on a node of the pod.
+// a client is identified by its address, and on a node by its pod.
 func TestAffinityIsShared(t *testing.T) {
 	t.Parallel()
 	k := mustStick(t, scene.MustShare(t), forever)
@@ -48,8 +48,8 @@ func TestAffinityIsShared(t *testing.T) {
 	}
 }
 
-// The timeout runs from the last new connection: who comes often enough is
-// remembered for good, who stays away is forgotten, also if what it has opened
+// The timeout runs from the last new connection: a client that connects often enough
+// keeps its backend, one that does not loses it, also if what it has opened
 // goes on.
 func TestAffinityTimeout(t *testing.T) {
 	t.Parallel()
@@ -59,7 +59,7 @@ func TestAffinityTimeout(t *testing.T) {
 		k.Pod.To("tcp", k.addresses(0)[0]), k.Node.To("tcp", k.addresses(1)[1]),
 		k.Guest.To("tcp", k.addresses(2)[0]), k.Outside.To("tcp", k.addresses(3)[2]),
 	}
-	scene.Eventually(t, "the machine is fast enough to tell", func() bool { return slides(t, dials, seconds*time.Second) })
+	scene.Eventually(t, "the machine is fast enough", func() bool { return slides(t, dials, seconds*time.Second) })
 
 	open := make([]*scene.Connection, len(dials))
 	forgotten := make([]bool, len(dials))
@@ -80,7 +80,7 @@ func TestAffinityTimeout(t *testing.T) {
 }
 
 // slides dials thrice as long as the timeout, with pauses of a third of it. It is
-// false if a pause took so long that nothing is told.
+// false if a pause took so long that the result would mean nothing.
 func slides(t *testing.T, dials []scene.Dial, timeout time.Duration) bool {
 	t.Helper()
 	had := make([]string, len(dials))
@@ -134,7 +134,7 @@ func TestAffinityWithinPolicies(t *testing.T) {
 	mustStay(t, internal, near)
 }
 
-// mustStay fails the test if anybody else answers.
+// mustStay fails the test if another pod answers.
 func mustStay(t *testing.T, d scene.Dial, want string) {
 	t.Helper()
 	for range 20 {
@@ -144,9 +144,9 @@ func mustStay(t *testing.T, d scene.Dial, want string) {
 	}
 }
 
-// A backend that is leaving has no new connections from those who had it, as
-// long as there are others; of those who are left, each client keeps one. A
-// backend that comes back after a while does not know anybody.
+// A terminating backend gets no new connections from the clients that had it, as
+// long as there are others; of those that are left, each client keeps one. A
+// backend that comes back after a while has no clients with affinity.
 func TestAffinityOfLeavingBackends(t *testing.T) {
 	t.Parallel()
 	k := mustStick(t, scene.MustShare(t), forever)
@@ -176,7 +176,7 @@ func TestAffinityOfLeavingBackends(t *testing.T) {
 	// All go, and come back.
 	k.set(t)
 	pinned := mustLoad(t, k.Scene)
-	scene.Eventually(t, "nobody is left", func() bool { return len(backendIDs(t, k.Scene, pinned, "web")) == 0 })
+	scene.Eventually(t, "no backend is left", func() bool { return len(backendIDs(t, k.Scene, pinned, "web")) == 0 })
 	k.set(t, scene.ReadyAll(k.endpoints...)...)
 	mustHaveSeenAll(t, k.Scene)
 	if after := k.memory(t, k.Pod); slices.Equal(after, before) {
@@ -184,7 +184,7 @@ func TestAffinityOfLeavingBackends(t *testing.T) {
 	}
 }
 
-// mustMove waits until somebody else answers.
+// mustMove waits until another pod answers.
 func mustMove(t *testing.T, d scene.Dial, from string) (to string) {
 	t.Helper()
 	scene.Eventually(t, d.String()+" leaves "+from, func() bool {

@@ -8,7 +8,7 @@ import (
 )
 
 // mustRestart starts the next agent of a scene, with other flags, if any. The
-// one before has ended, or is told to.
+// one before is stopped, if it runs.
 func mustRestart(t *testing.T, s *scene.Scene, args ...string) {
 	t.Helper()
 	scene.Must(t, s.Agent.Stop())

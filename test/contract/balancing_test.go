@@ -13,7 +13,7 @@ import (
 
 // Every backend has the same share, however often it is listed.
 //
-//	everybody ── web:80 ─┬─ pod-1-0, pod-1-1
+//	clients ──── web:80 ─┬─ pod-1-0, pod-1-1
 //	                     └─ pod-2-0, pod-2-1, which are in two slices
 func TestEvenShares(t *testing.T) {
 	t.Parallel()
@@ -28,15 +28,15 @@ func TestEvenShares(t *testing.T) {
 		d := c.To("tcp", web)
 		scene.MustReach(t, d, scene.Names(pods...)...)
 		const n = 800
-		met := make(map[string]int)
+		answered := make(map[string]int)
 		for range n {
-			met[d.MustAsk(t).Name]++
+			answered[d.MustAsk(t).Name]++
 		}
 		share := float64(n) / float64(len(pods))
 		most := 6 * math.Sqrt(share*(1-share/n)) // one in 10⁹ is further off
 		for _, pod := range pods {
-			if off := math.Abs(float64(met[pod.Name]) - share); off > most {
-				t.Errorf("%s: %v answered, %s should have %v ± %.0f", d, met, pod.Name, share, most)
+			if off := math.Abs(float64(answered[pod.Name]) - share); off > most {
+				t.Errorf("%s: %v answered, %s should have %v ± %.0f", d, answered, pod.Name, share, most)
 			}
 		}
 	}
@@ -59,7 +59,7 @@ func TestOneBackendPerFlow(t *testing.T) {
 
 // Datagrams that do not fit into a packet pass whole, in both directions.
 //
-//	everybody ── web:80, 4000 bytes ─┬─ pod-1-0
+//	clients ──── web:80, 4000 bytes ─┬─ pod-1-0
 //	                                 └─ pod-2-0
 func TestBigDatagrams(t *testing.T) {
 	t.Parallel()
@@ -74,12 +74,12 @@ func TestBigDatagrams(t *testing.T) {
 		for _, c := range b.Clients() {
 			d := c.To("udp", address)
 			scene.MustReach(t, d, b.here.Name, b.there.Name)
-			met := make(map[string]bool)
+			answered := make(map[string]bool)
 			for range 30 {
-				met[mustAskMuch(t, d, 4000)] = true
+				answered[mustAskMuch(t, d, 4000)] = true
 			}
-			if len(met) != 2 {
-				t.Errorf("%s: only %v answered", d, met)
+			if len(answered) != 2 {
+				t.Errorf("%s: only %v answered", d, answered)
 			}
 		}
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// A port of a ClusterIP that is none of the Service's is refused to everybody:
+// A port of a ClusterIP that is none of the Service's is refused to all clients:
 // the Service's own node port, too.
 //
-//	everybody ── web:80 ── pod-1-0
+//	clients ──── web:80 ── pod-1-0
 func TestUnusedPorts(t *testing.T) {
 	t.Parallel()
 	s := scene.MustShare(t)
@@ -32,9 +32,9 @@ func TestUnusedPorts(t *testing.T) {
 	}
 }
 
-// An address of the service range that is no Service's is silent.
+// Packets to an address of the service range that is no Service's are dropped.
 //
-//	everybody ── 10.96.x.y ── nobody any more
+//	clients ──── 10.96.x.y ── no Service any more
 func TestUnallocatedAddress(t *testing.T) {
 	t.Parallel()
 	s := scene.MustShare(t)
@@ -106,7 +106,7 @@ func TestServiceCIDRAtRunTime(t *testing.T) {
 	})
 }
 
-// createServiceCIDR creates a ServiceCIDR, and says that it is ready, as the
+// createServiceCIDR creates a ServiceCIDR, and sets it ready, as the
 // controller manager does. It returns what deletes it.
 func createServiceCIDR(t *testing.T, s *scene.Scene, name string) (remove func()) {
 	t.Helper()
@@ -129,10 +129,10 @@ func createServiceCIDR(t *testing.T, s *scene.Scene, name string) (remove func()
 	}
 }
 
-// With nobody to answer, clients are refused. With somebody whom the policy keeps
-// from them, they hear nothing.
+// Without endpoints, clients are refused. With endpoints that the traffic policy
+// excludes, their packets are dropped.
 //
-//	everybody ── web:80 ─┬─ pod-1-0, not ready
+//	clients ──── web:80 ─┬─ pod-1-0, not ready
 //	                     └─ pod-2-0, not ready at first
 func TestNoEndpoints(t *testing.T) {
 	t.Parallel()
@@ -150,7 +150,7 @@ func TestNoEndpoints(t *testing.T) {
 	starting := scene.Endpoint{Pod: here, Is: scene.Starting}
 	s.SetEndpoints(t, "web", starting, scene.Endpoint{Pod: there, Is: scene.Starting})
 	s.ChangeService(t, "web", scene.InternalLocal)
-	mustAllFail(scene.Rejected) // somebody far away who is not ready is nobody
+	mustAllFail(scene.Rejected) // a remote endpoint that is not ready does not count
 	s.SetEndpoints(t, "web", starting, scene.Endpoint{Pod: there, Is: scene.Ready})
 	mustAllFail(scene.Dropped)
 	s.ChangeService(t, "web", scene.InternalCluster)
@@ -159,8 +159,8 @@ func TestNoEndpoints(t *testing.T) {
 	}
 }
 
-// A ClusterIP works from outside, if somebody leads its range to a node. Whom
-// the backend sees: the client, or the node where the answer would miss it.
+// A ClusterIP works from outside, if there is a route for its range to a node. The
+// backend sees the client, or the node where the answer would otherwise not pass it.
 //
 //	outside ── web:80 ─┬─ pod-1-0, pod-1-1
 //	                   └─ pod-2-0, pod-2-1

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// crowd is clients that go on and on, each in its own manner. It knows who answers
-// whom, so that a backend can be ended when nobody needs it any more.
+// crowd is clients that dial and ask until it ends. It records which backend answers
+// which client, so that a test can end a backend that no connection needs any more.
 type crowd struct {
 	stop    atomic.Bool
 	running sync.WaitGroup
@@ -28,17 +28,17 @@ type member struct {
 
 	rounds atomic.Int64 // connections so far
 	asked  atomic.Int64
-	last   atomic.Value // of string: who answered last
+	last   atomic.Value // of string: the pod that answered last
 
-	mu  sync.Mutex
-	met map[string]bool // since somebody last asked
+	mu       sync.Mutex
+	answered map[string]bool // by pod, since mustNeverReach cleared it
 }
 
 // join adds clients that ask so often on each connection before they open
 // another one.
 func (c *crowd) join(requests int, dials ...scene.Dial) {
 	for _, d := range dials {
-		m := &member{Dial: d, requests: requests, met: make(map[string]bool)}
+		m := &member{Dial: d, requests: requests, answered: make(map[string]bool)}
 		m.last.Store("")
 		c.members = append(c.members, m)
 		c.running.Go(func() {
@@ -53,8 +53,8 @@ func (c *crowd) join(requests int, dials ...scene.Dial) {
 	}
 }
 
-// breath is what a client takes after each connection: two CPUs have to serve
-// everybody else, too, the agent among them.
+// breath is a client's pause after each connection, which leaves time on two CPUs to
+// the other processes, the agent among them.
 const breath = 5 * time.Millisecond
 
 func (c *crowd) fail(text string) {
@@ -77,26 +77,26 @@ func (m *member) round(stop *atomic.Bool) error {
 		}
 		m.asked.Add(1)
 		m.last.Store(answer.Name)
-		m.meet(answer.Name)
+		m.record(answer.Name)
 		time.Sleep(60 * time.Millisecond)
 	}
 
 	return nil
 }
 
-func (m *member) meet(name string) {
+func (m *member) record(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.met[name] = true
+	m.answered[name] = true
 }
 
-// mustNeverMeet fails the test if one of these answers somebody in the next 20
+// mustNeverReach fails the test if one of these pods answers a client in the next 20
 // requests.
-func (c *crowd) mustNeverMeet(t *testing.T, names ...string) {
+func (c *crowd) mustNeverReach(t *testing.T, names ...string) {
 	t.Helper()
 	for _, m := range c.members {
 		m.mu.Lock()
-		clear(m.met)
+		clear(m.answered)
 		m.mu.Unlock()
 	}
 	for _, m := range c.members {
@@ -104,7 +104,7 @@ func (c *crowd) mustNeverMeet(t *testing.T, names ...string) {
 		scene.Eventually(t, m.Dial.String()+" is answered", func() bool { return m.asked.Load() > asked+20 })
 		m.mu.Lock()
 		for _, name := range names {
-			if m.met[name] {
+			if m.answered[name] {
 				t.Errorf("%s: %s answers", m.Dial, name)
 			}
 		}
@@ -112,8 +112,8 @@ func (c *crowd) mustNeverMeet(t *testing.T, names ...string) {
 	}
 }
 
-// mustForget waits until nobody has a connection that began before, and nobody
-// was answered by one of these.
+// mustForget waits until no client has a connection that began before, and none was
+// last answered by one of these pods.
 func (c *crowd) mustForget(t *testing.T, names ...string) {
 	t.Helper()
 	for _, m := range c.members {
@@ -130,7 +130,7 @@ func (c *crowd) mustForget(t *testing.T, names ...string) {
 	}
 }
 
-// endless is a connection for life.
+// endless is the number of requests of a connection that stays open.
 const endless = 1 << 30
 
 func (c *crowd) end() {
@@ -146,7 +146,7 @@ func (c *crowd) mustHaveWorked(t *testing.T) {
 	for _, m := range c.members {
 		total += m.asked.Load()
 		if m.asked.Load() < 5 {
-			t.Errorf("%s: %d requests, too few to tell", m.Dial, m.asked.Load())
+			t.Errorf("%s: %d requests, too few", m.Dial, m.asked.Load())
 		}
 	}
 	t.Logf("%d clients, %d requests, %d failures", len(c.members), total, len(c.failures))

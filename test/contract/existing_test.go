@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// mustOpenEverywhere connects everybody over TCP to all addresses of a Service,
-// to each backend.
+// mustOpenEverywhere connects every client over TCP to every address of the Service,
+// once to each backend.
 func (b *balanced) mustOpenEverywhere(t *testing.T) []*scene.Connection {
 	t.Helper()
 	var all []*scene.Connection
@@ -21,14 +21,14 @@ func (b *balanced) mustOpenEverywhere(t *testing.T) []*scene.Connection {
 	} {
 		b.mustReachBoth(t, address)
 		for _, c := range b.Clients() {
-			for met := map[string]bool{}; len(met) < 2; {
+			for answered := map[string]bool{}; len(answered) < 2; {
 				conn := c.To("tcp", address).MustOpen(t)
-				if met[conn.Pod] {
+				if answered[conn.Pod] {
 					scene.MustClose(t, conn)
 
 					continue
 				}
-				met[conn.Pod] = true
+				answered[conn.Pod] = true
 				all = append(all, conn)
 			}
 		}
@@ -37,8 +37,8 @@ func (b *balanced) mustOpenEverywhere(t *testing.T) []*scene.Connection {
 	return all
 }
 
-// Connections over TCP are their ends' to end: not the Service's, nor the
-// endpoints'. New ones never go where no endpoint is.
+// TCP connections go on when their Service or their endpoint is deleted: only their
+// ends end them. New ones never go to an address that is no endpoint.
 func TestConnectionsOutliveEndpoints(t *testing.T) {
 	t.Parallel()
 	b := mustBalance(t)
@@ -56,7 +56,7 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 	scene.MustAllFail(t, scene.Dropped, scene.Dials(b.Clients(), "udp", cluster)...)
 	scene.MustGoOn(t, open...)
 
-	// Its addresses are given to another one.
+	// Another Service gets its addresses.
 	other := []*lab.Pod{b.Local()[1]}
 	b.SetEndpoints(t, "other", scene.ReadyAll(other...)...)
 	b.CreateService(t, "other", func(svc *corev1.Service) {
@@ -69,7 +69,7 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 	scene.MustGoOn(t, open...)
 }
 
-// Whatever a Service is changed into, its connections go on.
+// Connections go on whatever field of their Service changes.
 func TestConnectionsOutlivePolicies(t *testing.T) {
 	t.Parallel()
 	b := mustBalance(t)
@@ -79,7 +79,7 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	for _, step := range []struct {
 		name   string
 		change func()
-		seen   func() // it has come into effect
+		seen   func() // waits until the change is in effect
 	}{
 		{"internal traffic stays here", func() { b.ChangeService(t, "web", scene.InternalLocal) }, func() {
 			scene.MustReach(t, b.Pod.To("tcp", cluster), b.here.Name)
@@ -89,15 +89,15 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 		}},
 		{"affinity", func() { b.ChangeService(t, "web", scene.Affinity(forever), scene.ExternalCluster) }, func() {
 			scene.Eventually(t, "a client keeps its backend", func() bool {
-				met := map[string]bool{}
+				answered := map[string]bool{}
 				for range 30 {
-					met[b.Outside.To("tcp", balanced).MustAsk(t).Name] = true
+					answered[b.Outside.To("tcp", balanced).MustAsk(t).Name] = true
 				}
 
-				return len(met) == 1
+				return len(answered) == 1
 			})
 		}},
-		{"source ranges that nobody is in", func() {
+		{"source ranges without any client", func() {
 			b.ChangeService(t, "web", scene.SourceRanges("198.18.0.0/15", "2001:db8:1::/48"))
 		}, func() { scene.MustFail(t, b.Outside.To("tcp", balanced), scene.Dropped) }},
 		{"no load balancer any more", func() { b.SetLoadBalancer(t, "web") }, func() {
@@ -117,8 +117,8 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	}
 }
 
-// A Service whose label says that another proxy serves it is left alone at once,
-// and taken back when the label goes; its connections are nobody else's.
+// A Service with the label of another proxy is withdrawn at once, and served again
+// when the label is removed. Its connections go on meanwhile.
 func TestProxyName(t *testing.T) {
 	t.Parallel()
 	const label = "service.kubernetes.io/service-proxy-name"
@@ -127,12 +127,12 @@ func TestProxyName(t *testing.T) {
 	for _, value := range []string{"", "other"} {
 		open := b.mustOpenEverywhere(t)
 		b.ChangeService(t, "web", func(svc *corev1.Service) { svc.Labels = map[string]string{label: value} })
-		// An address of the range, and of nobody that we know.
+		// The ClusterIP is now an unallocated address of the range.
 		scene.MustAllFail(t, scene.Dropped, scene.Dials(b.Clients(), "udp", cluster)...)
 		scene.MustAllFail(t, scene.Untouched, b.Node.To("tcp", balanced), b.Pod.To("tcp", balanced))
 		scene.MustFail(t, b.Outside.To("tcp", b.nodePort()), scene.Rejected) // by the node
 		scene.MustGoOn(t, open...)
-		// Its endpoints change, which is nothing to us until it is back.
+		// Its endpoints change, which has no effect until the label is removed.
 		b.SetEndpoints(t, "web", scene.ReadyAll(b.there)...)
 		b.ChangeService(t, "web", func(svc *corev1.Service) { svc.Labels = nil })
 		for _, c := range b.Clients() {
@@ -144,10 +144,10 @@ func TestProxyName(t *testing.T) {
 	}
 }
 
-// All backends of a Service are replaced at once, again and again, under load:
-// there is no moment with none, or with some of each.
+// All backends of a Service are replaced at once, repeatedly and under load. No dial
+// fails, and none reaches an old backend after a new one has answered.
 //
-//	everybody ── web:80 ── pod-1-0, pod-2-0, then pod-1-1, pod-2-1, then…
+//	clients ──── web:80 ── pod-1-0, pod-2-0, then pod-1-1, pod-2-1, then…
 func TestSwitchUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := scene.MustShare(t)

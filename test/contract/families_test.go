@@ -11,7 +11,7 @@ import (
 // A Service of one family gets the other one, and loses it again. Who uses the
 // first does not notice; connections of the second go on.
 //
-//	everybody ── web:80, IPv4, and IPv6 for a while ─┬─ pod-1-0
+//	clients ──── web:80, IPv4, and IPv6 for a while ─┬─ pod-1-0
 //	                                                 └─ pod-2-0
 func TestFamiliesOfAService(t *testing.T) {
 	t.Parallel()

@@ -25,7 +25,7 @@ type probe struct {
 	port int32
 }
 
-// checked is what it is told: 0 endpoints and no status if nobody answers.
+// checked is the answer that it gets: 0 endpoints and no status without an answer.
 type checked struct {
 	status  int
 	weight  string
@@ -44,10 +44,10 @@ func mustProbe(t *testing.T) *probe {
 
 // ask asks at an address.
 func (p *probe) ask(method string, ip netip.Addr, path string) (checked, error) {
-	client := http.Client{Timeout: scene.Patience / 4, Transport: &http.Transport{
+	client := http.Client{Timeout: scene.Timeout / 4, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
-			return p.Lab.Client.Dial(network, address, scene.Patience/4)
+			return p.Lab.Client.Dial(network, address, scene.Timeout/4)
 		},
 	}}
 	request, err := http.NewRequest(method, "http://"+scene.At(ip.String(), p.port)+path, nil)
@@ -70,8 +70,8 @@ func (p *probe) ask(method string, ip netip.Addr, path string) (checked, error) 
 	}, err
 }
 
-// says is kube-proxy's answer for a number of endpoints.
-func (p *probe) says(endpoints int) checked {
+// expected returns kube-proxy's answer for a number of endpoints.
+func (p *probe) expected(endpoints int) checked {
 	status := http.StatusOK
 	if endpoints == 0 {
 		status = http.StatusServiceUnavailable
@@ -82,13 +82,13 @@ func (p *probe) says(endpoints int) checked {
 		p.Objects.Namespace, endpoints)}
 }
 
-// mustSay waits until the probe is told a number of endpoints, of each family.
-func (p *probe) mustSay(t *testing.T, v4, v6 int) {
+// mustReport waits until the probe gets a number of endpoints, by each family.
+func (p *probe) mustReport(t *testing.T, v4, v6 int) {
 	t.Helper()
 	self := p.Lab.Nodes[0]
 	for i, ip := range []netip.Addr{self.IPv4, self.IPv6} {
-		want := p.says([]int{v4, v6}[i])
-		scene.Eventually(t, fmt.Sprintf("%s is told %+v", ip, want), func() bool {
+		want := p.expected([]int{v4, v6}[i])
+		scene.Eventually(t, fmt.Sprintf("%s answers %+v", ip, want), func() bool {
 			got, err := p.ask(http.MethodGet, ip, "/healthz")
 
 			return err == nil && got == want
@@ -96,7 +96,7 @@ func (p *probe) mustSay(t *testing.T, v4, v6 int) {
 	}
 }
 
-// mustBeSilent waits until nobody answers at a port.
+// mustBeSilent waits until no process answers at a port.
 func (p *probe) mustBeSilent(t *testing.T, port int32) {
 	t.Helper()
 	self := p.Lab.Nodes[0]
@@ -105,18 +105,18 @@ func (p *probe) mustBeSilent(t *testing.T, port int32) {
 	}
 }
 
-// A load balancer is told how many endpoints of a Service are ready on the node:
+// A load balancer learns how many endpoints of a Service are ready on the node:
 // those that are leaving do not count, though they serve still.
 func TestHealthCheckNodePort(t *testing.T) {
 	t.Parallel()
 	p := mustProbe(t)
 	second := p.Local()[1]
-	p.mustSay(t, 1, 1)
+	p.mustReport(t, 1, 1)
 	p.SetEndpoints(t, "web", scene.ReadyAll(p.here, second, p.there)...)
-	p.mustSay(t, 2, 2)
+	p.mustReport(t, 2, 2)
 	self := p.Lab.Nodes[0]
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
-		if got, err := p.ask(method, self.IPv4, "/any/path?at=all"); err != nil || got != p.says(2) {
+		if got, err := p.ask(method, self.IPv4, "/any/path?at=all"); err != nil || got != p.expected(2) {
 			t.Errorf("%s: %+v, %v", method, got, err)
 		}
 	}
@@ -127,15 +127,15 @@ func TestHealthCheckNodePort(t *testing.T) {
 	p.PutSlice(t, more)
 	p.SetEndpoints(t, "web", scene.Endpoint{Pod: p.here, Is: scene.Ready}, scene.Endpoint{Pod: second, Is: scene.Starting},
 		scene.Endpoint{Pod: p.there, Is: scene.Ready})
-	p.mustSay(t, 1, 1)
+	p.mustReport(t, 1, 1)
 	p.DeleteSlice(t, more.Name)
 
 	// Families are each for themselves.
 	p.PutSlice(t, p.Slice("web", discoveryv1.AddressTypeIPv6, scene.ReadyAll(p.there)...))
-	p.mustSay(t, 1, 0)
+	p.mustReport(t, 1, 0)
 
 	p.SetEndpoints(t, "web", scene.Endpoint{Pod: p.here, Is: scene.Draining}, scene.Endpoint{Pod: p.there, Is: scene.Ready})
-	p.mustSay(t, 0, 0)
+	p.mustReport(t, 0, 0)
 	scene.MustReach(t, p.Outside.To("tcp", p.nodePort()), p.here.Name) // still
 }
 
@@ -144,12 +144,12 @@ func TestHealthCheckNodePort(t *testing.T) {
 func TestHealthCheckNodePortComesAndGoes(t *testing.T) {
 	t.Parallel()
 	p := mustProbe(t)
-	p.mustSay(t, 1, 1)
+	p.mustReport(t, 1, 1)
 	bridge := netip.MustParseAddr("10.244.1.1") // no address for node ports
 	for _, c := range []*scene.Client{p.Node, p.Pod} {
 		scene.MustFail(t, c.To("tcp", scene.At(bridge.String(), p.port)), scene.Rejected)
 	}
-	open, err := p.Lab.Client.Dial("tcp", scene.At(p.Lab.Nodes[0].IPv4.String(), p.port), scene.Patience/4)
+	open, err := p.Lab.Client.Dial("tcp", scene.At(p.Lab.Nodes[0].IPv4.String(), p.port), scene.Timeout/4)
 	scene.Must(t, err)
 	defer open.Close()
 	old := p.port
@@ -159,27 +159,27 @@ func TestHealthCheckNodePortComesAndGoes(t *testing.T) {
 		t.Error("a connection was not cut")
 	}
 	p.port = p.ChangeService(t, "web", scene.ExternalLocal).Spec.HealthCheckNodePort
-	p.mustSay(t, 1, 1)
+	p.mustReport(t, 1, 1)
 	p.ChangeService(t, "web", scene.NodePort)
 	p.mustBeSilent(t, p.port)
 	p.port = p.ChangeService(t, "web", scene.LoadBalancer).Spec.HealthCheckNodePort
-	p.mustSay(t, 1, 1)
+	p.mustReport(t, 1, 1)
 	p.DeleteService(t, "web")
 	p.mustBeSilent(t, p.port)
 }
 
-// A port that somebody else has on the node is told about, and taken when it is
+// A port that another process of the node has is reported, and taken when it is
 // free.
 func TestHealthCheckNodePortIsTaken(t *testing.T) {
 	t.Parallel()
 	p := mustProbe(t)
-	p.mustSay(t, 1, 1)
+	p.mustReport(t, 1, 1)
 	p.port = p.ChangeService(t, "web", scene.ExternalCluster).Spec.HealthCheckNodePort
 	const port = 30001 // in the part of the range that the API server does not give out
 	squatter := lab.MustServe(t, p.Lab.Nodes[0].Namespace, "squatter", "tcp/"+scene.At(p.Lab.Nodes[0].IPv4.String(), port))
 	p.ChangeService(t, "web", scene.ExternalLocal, func(svc *corev1.Service) { svc.Spec.HealthCheckNodePort = port })
 	p.port = port
-	scene.Eventually(t, "an event says that the port is taken", func() bool {
+	scene.Eventually(t, "an event reports that the port is taken", func() bool {
 		events, err := p.Scene.Objects.Client.EventsV1().Events(p.Objects.Namespace).List(t.Context(), metav1.ListOptions{})
 		scene.Must(t, err)
 		for _, event := range events.Items {
@@ -191,5 +191,5 @@ func TestHealthCheckNodePortIsTaken(t *testing.T) {
 		return false
 	})
 	scene.Must(t, squatter.Stop())
-	p.mustSay(t, 1, 1)
+	p.mustReport(t, 1, 1)
 }

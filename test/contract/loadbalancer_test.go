@@ -13,7 +13,7 @@ import (
 // balanced is a Service of type LoadBalancer with an address of each family, and
 // external IPs.
 //
-//	everybody ── web:80 ─┬─ pod-1-0
+//	clients ──── web:80 ─┬─ pod-1-0
 //	                     └─ pod-2-0
 type balanced struct {
 	*scene.Scene
@@ -40,7 +40,7 @@ func mustBalance(t *testing.T, changes ...scene.Change) *balanced {
 	return b
 }
 
-// setIngress is what the cloud controller says of the addresses.
+// setIngress writes the status with the addresses, as the cloud controller does.
 func (b *balanced) setIngress(t *testing.T, mode *corev1.LoadBalancerIPMode) {
 	t.Helper()
 	b.SetLoadBalancer(t, "web",
@@ -54,7 +54,7 @@ func (b *balanced) nodePort() string {
 	return scene.At(b.Lab.Nodes[0].IPv4.String(), b.service.Spec.Ports[0].NodePort)
 }
 
-// mustReachBoth waits until both backends answer everybody.
+// mustReachBoth waits until both backends answer every client.
 func (b *balanced) mustReachBoth(t *testing.T, address string) {
 	t.Helper()
 	for _, c := range b.Clients() {
@@ -63,7 +63,7 @@ func (b *balanced) mustReachBoth(t *testing.T, address string) {
 }
 
 // Pods and processes of the node reach a load balancer's address, and external
-// IPs, without a way to them; so do those outside who are led to the node.
+// IPs, without a route to them; so do clients outside with a route by the node.
 func TestLoadBalancer(t *testing.T) {
 	t.Parallel()
 	b := mustBalance(t)
@@ -87,7 +87,7 @@ func TestLoadBalancer(t *testing.T) {
 	}
 }
 
-// Other ports of a load balancer's address and of external IPs are nobody's; if
+// Other ports of a load balancer's address and of external IPs are no Service's; if
 // the node has the address, its processes answer there. The node port is one of
 // those other ports.
 func TestUnusedPortsOfVirtualIPs(t *testing.T) {
@@ -112,8 +112,8 @@ func TestUnusedPortsOfVirtualIPs(t *testing.T) {
 	}
 }
 
-// An address of mode Proxy is the load balancer's own: KEP-1860. Nobody touches
-// what is for it, nor holds it against source ranges.
+// An address of mode Proxy is the load balancer's own: KEP-1860. Sluice does not touch
+// traffic to it, nor does it check source ranges there.
 func TestIPModeProxy(t *testing.T) {
 	t.Parallel()
 	b := mustBalance(t, scene.SourceRanges("198.18.0.0/15", "2001:db8:1::/48"))
@@ -121,7 +121,7 @@ func TestIPModeProxy(t *testing.T) {
 	scene.MustAllFail(t, scene.Dropped, scene.Dials(b.Clients(), "tcp", vip)...) // by the ranges
 	b.setIngress(t, new(corev1.LoadBalancerIPModeProxy))
 	scene.MustAllFail(t, scene.Untouched, b.Pod.To("tcp", vip), b.Node.To("tcp", vip))
-	// Somebody else's answer shows that nobody is in the way.
+	// The answer of a server outside shows that the traffic is not touched.
 	self := b.Lab.Nodes[0]
 	bound := netip.MustParsePrefix(b.vips[0] + "/32")
 	scene.Must(t, self.AddAddress("lo", bound))
@@ -151,7 +151,7 @@ func TestNoNodePorts(t *testing.T) {
 	scene.MustAllFail(t, scene.Rejected, scene.Dials(clients, "tcp", scene.At(b.Lab.Nodes[0].IPv4.String(), 80))...) // by the node
 }
 
-// ingress is what the cloud controller says of a Service.
+// ingress is what the cloud controller writes about a Service.
 func ingress(ips ...string) []corev1.LoadBalancerIngress {
 	var all []corev1.LoadBalancerIngress
 	for _, ip := range ips {

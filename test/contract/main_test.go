@@ -14,7 +14,7 @@ import (
 func TestMain(m *testing.M) {
 	lab.Main()
 	flag.Parse()
-	// Tests wait for what others do more than they do anything. Those with a crowd
+	// Tests wait more than they compute. Those with a crowd
 	// are not parallel.
 	parallel := flag.Lookup("test.parallel")
 	given := false

@@ -10,11 +10,11 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// dialHost is a process of the node that nobody translates for.
+// dialHost dials from a process of the node whose sockets are not translated.
 const dialHost = "host"
 
 // nodePorts is a node with two addresses of each family, at both of which a
-// process listens on the number of a node port. Who answers tells where node
+// process listens on the number of a node port. Its answers show where node
 // ports do.
 //
 //	outside ─┬─ 192.168.50.1:n ─┬─ web:n ─┬─ pod-1-0
@@ -45,7 +45,7 @@ func mustNodePorts(t *testing.T, cfg scene.Config) *nodePorts {
 	return n
 }
 
-// mustAnswer waits until these answer everybody who dials an address of the node.
+// mustAnswer waits until these pods answer all clients of an address of the node.
 func (n *nodePorts) mustAnswer(t *testing.T, address netip.Addr, who ...string) {
 	t.Helper()
 	for _, from := range []*scene.Client{n.Pod, n.Node, n.anywhere()} {
@@ -98,7 +98,7 @@ func TestNodePortAddresses(t *testing.T) {
 }
 
 // With all addresses chosen, a load balancer's address that the node has is one
-// of them, and loopback is none to those who are not on the node.
+// of them, and loopback is none to clients that are not on the node.
 func TestNodePortsEverywhere(t *testing.T) {
 	t.Parallel()
 	n := mustNodePorts(t, scene.Config{Args: []string{"--nodeport-addresses", "0.0.0.0/0,::/0"}})
@@ -119,7 +119,7 @@ func TestNodePortsEverywhere(t *testing.T) {
 	scene.MustReach(t, n.Node.To("tcp", scene.At("127.0.0.1", n.port)), n.pods...)    // listed difference 3
 }
 
-// A Node whose addresses nobody knows answers on all that it has, after a while;
+// A Node without addresses in its status answers on all that it has, after a while;
 // one that has an IPv4 address only answers on all of IPv6.
 func TestNodePortsWithoutNodeIPs(t *testing.T) {
 	t.Parallel()
@@ -167,7 +167,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 // A node port without endpoints is refused; one that may not leave the node is
 // silent to those outside, and open to those inside.
 //
-//	everybody ── node-1:n ─┬─ pod-1-0, not ready
+//	clients ──── node-1:n ─┬─ pod-1-0, not ready
 //	                       └─ pod-2-0
 func TestNodePortWithoutEndpoints(t *testing.T) {
 	t.Parallel()
@@ -192,7 +192,7 @@ func TestNodePortWithoutEndpoints(t *testing.T) {
 // A Service whose external IP is the node's own address has its port there,
 // also where that is another Service's node port.
 //
-//	everybody ── node-1:n ─┬─ web, by its external IP ── pod-1-0
+//	clients ──── node-1:n ─┬─ web, by its external IP ── pod-1-0
 //	                       └─ late, by its node port ── pod-2-0
 func TestNodePortPrecedence(t *testing.T) {
 	t.Parallel()
@@ -216,9 +216,9 @@ func TestNodePortPrecedence(t *testing.T) {
 	}
 }
 
-// What is for another node's node port goes there as it is.
+// Traffic to another node's node port goes there untranslated.
 //
-//	everybody on node-1 ── node-2:n ── a process of node-2, and not web:n
+//	clients on node-1 ─── node-2:n ── a process of node-2, and not web:n
 func TestOtherNodesNodePort(t *testing.T) {
 	t.Parallel()
 	s := scene.MustShare(t)

@@ -13,7 +13,7 @@ import (
 )
 
 // An echo request to a ClusterIP is refused, as any other port of it, and to an
-// address of nobody it is lost. (The node's own are lost either way: what is not
+// address that is no Service's it is lost. (The node's own are lost either way: what is not
 // TCP or UDP is not translated at sockets, and takes the default route.)
 //
 //	pod, outside ── web ── pod-1-0
@@ -39,7 +39,7 @@ func TestPing(t *testing.T) {
 	for _, ip := range ips {
 		scene.MustFail(t, s.Guest.To("tcp", scene.At(ip, 80)), scene.Dropped)
 		if err := ping(t, s.Guest.Namespace, ip); !errors.Is(err, unix.EAGAIN) {
-			t.Errorf("ping of %s, which is nobody's: %v", ip, err)
+			t.Errorf("ping of %s, which is no Service's: %v", ip, err)
 		}
 	}
 }

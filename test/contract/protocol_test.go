@@ -22,7 +22,7 @@ import (
 // node ports. SCTP is a packet made by hand: not every machine has it, and who
 // creates a Service does not make the kernel load it.
 //
-//	everybody ── web:80, web:n ── pod-1-0
+//	clients ──── web:80, web:n ── pod-1-0
 func TestProtocols(t *testing.T) {
 	t.Parallel()
 	knew := knowsSCTP(t)

@@ -12,11 +12,11 @@ import (
 const othersPod = "the-others-pod"
 
 // A pod of one Service dies, and its address is given to a pod of another at
-// once. From when both Services are programmed, nobody who dials the first is
+// once. From when both Services are programmed, no client of the first is
 // answered by the pod of the second: with no new connection, and with no flow
 // over UDP that went there before.
 //
-//	everybody ─┬─ web:80 ─┬─ pod-1-0
+//	clients ───┬─ web:80 ─┬─ pod-1-0
 //	           │          └─ the address, at first
 //	           └─ other:80 ─ the address, then
 func TestAddressReuse(t *testing.T) {
@@ -44,7 +44,7 @@ func TestAddressReuse(t *testing.T) {
 			scene.MustReach(t, c.To("udp", web), stays.Name)
 		}
 		clients.mustForget(t, moves.Name, othersPod)
-		clients.mustNeverMeet(t, moves.Name, othersPod)
+		clients.mustNeverReach(t, moves.Name, othersPod)
 
 		scene.Must(t, server.Stop()) // and back
 		s.Serve(t, moves)
@@ -60,7 +60,7 @@ func TestAddressReuse(t *testing.T) {
 // An address is listed twice, by the pod that had it, which is leaving, and by
 // the pod that has it now. It is the new pod's, until both are gone.
 //
-//	everybody ── web:80 ─┬─ pod-1-0
+//	clients ──── web:80 ─┬─ pod-1-0
 //	                     └─ pod-2-0, in two slices
 func TestAddressListedTwice(t *testing.T) {
 	s := scene.MustShare(t)
@@ -72,7 +72,7 @@ func TestAddressListedTwice(t *testing.T) {
 		s.PutSlice(t, slice)
 	}
 	web := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
-	mustMeet := func(pods ...*lab.Pod) {
+	mustReach := func(pods ...*lab.Pod) {
 		t.Helper()
 		for _, c := range s.Clients() {
 			scene.MustReach(t, c.To("tcp", web), scene.Names(pods...)...)
@@ -82,17 +82,17 @@ func TestAddressListedTwice(t *testing.T) {
 	for _, names := range [][2]string{{"web-1", "web-2"}, {"web-2", "web-1"}} { // whichever comes first
 		put(names[0], leaving)
 		put(names[1], scene.Endpoint{Pod: here, Is: scene.Ready}, ready)
-		mustMeet(here, there)
+		mustReach(here, there)
 		load := scene.MustDial(t, 50, scene.Dials(s.Clients(), "tcp", web)...)
 		put(names[0], scene.Endpoint{Pod: there, Is: scene.Draining})
 		s.DeleteSlice(t, names[0])
-		mustMeet(here, there)
+		mustReach(here, there)
 		put(names[0], ready) // now it is this one's
 		put(names[1], scene.Endpoint{Pod: here, Is: scene.Ready}, leaving)
-		mustMeet(here, there)
+		mustReach(here, there)
 		load.MustHaveWorked(t)
 		s.DeleteSlice(t, names[0])
-		mustMeet(here)
+		mustReach(here)
 		s.DeleteSlice(t, names[1])
 	}
 }

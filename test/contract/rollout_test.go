@@ -47,11 +47,11 @@ func (r *rollout) startAll(t *testing.T, n int) []*lab.Pod {
 	return pods
 }
 
-// All 20 pods of a Service are replaced, while everybody dials it without a
+// All 20 pods of a Service are replaced, while all clients dial it without a
 // pause, at all its addresses: with a new connection for each request, with
 // requests on connections that are open, and over UDP. Not one request fails.
 //
-//	everybody ── web, at all its addresses ── 20 pods, of two versions, on two nodes
+//	clients ──── web, at all its addresses ── 20 pods, of two versions, on two nodes
 func TestRollingUpdate(t *testing.T) {
 	const batch = 5
 	r := &rollout{balanced: mustBalance(t)}
@@ -95,7 +95,7 @@ func TestRollingUpdate(t *testing.T) {
 // When all pods of a Service leave at once, those that still serve do so until
 // the last: KEP-1669.
 //
-//	everybody ── web:80 ─┬─ pod-1-n
+//	clients ──── web:80 ─┬─ pod-1-n
 //	                     └─ pod-2-n
 func TestAllPodsLeave(t *testing.T) {
 	r := &rollout{balanced: mustBalance(t)}

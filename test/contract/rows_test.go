@@ -10,7 +10,7 @@ import (
 )
 
 // row is a row of kube-proxy's contract and what shows it: tests of this package,
-// and of others by their folder. A row without tests says why there are none.
+// and of others by their folder. A row without tests has the reason.
 type row struct {
 	number, feature string
 	tests           string
@@ -78,7 +78,7 @@ var rows = []row{
 	{number: "1.10.3", feature: "ICMP errors / fragments", tests: "TestBigDatagrams test/devices.TestPathMTUToBackend test/devices.TestPathMTUToClient"},
 	{number: "1.10.4", feature: "Both directions", tests: "TestLoadBalancer TestClusterIPFromOutside test/devices.TestServices"},
 
-	{number: "1.11.1", feature: "Start gate", tests: "TestStartKnowsBoth"},
+	{number: "1.11.1", feature: "Start gate", tests: "TestStartWaitsForServicesAndSlices"},
 	{number: "1.11.2", feature: "TCP/SCTP on endpoint removal", tests: "TestConnectionsOutliveEndpoints"},
 	{number: "1.11.3", feature: "Policy/affinity/range changes", tests: "TestConnectionsOutlivePolicies TestProxyName TestFamiliesOfAService"},
 	{number: "1.11.4", feature: "Atomicity", tests: "TestSwitchUnderLoad TestRollingUpdate"},

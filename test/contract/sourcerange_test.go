@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// mustAdmit waits until of everybody, these and no others are let in at a load
+// mustAdmit waits until of all clients, these and no others are admitted at a load
 // balancer's address of both families.
 func (b *balanced) mustAdmit(t *testing.T, who ...*scene.Client) {
 	t.Helper()
@@ -23,7 +23,7 @@ func (b *balanced) mustAdmit(t *testing.T, who ...*scene.Client) {
 func (b *balanced) mustAdmitAt(t *testing.T, vip string, who ...*scene.Client) {
 	t.Helper()
 	var out []scene.Dial
-	for _, c := range b.everybody() {
+	for _, c := range b.allClients() {
 		if d := c.To("tcp", scene.At(vip, 80)); slices.Contains(who, c) {
 			scene.MustReach(t, d, b.here.Name, b.there.Name)
 		} else {
@@ -33,7 +33,7 @@ func (b *balanced) mustAdmitAt(t *testing.T, vip string, who ...*scene.Client) {
 	scene.MustAllFail(t, scene.Dropped, out...)
 }
 
-func (b *balanced) everybody() []*scene.Client { return append(b.Clients(), b.another) }
+func (b *balanced) allClients() []*scene.Client { return append(b.Clients(), b.another) }
 
 // hosts are single addresses as source ranges.
 func hosts(ips ...netip.Addr) scene.Change {
@@ -45,14 +45,14 @@ func hosts(ips ...netip.Addr) scene.Change {
 	return scene.SourceRanges(ranges...)
 }
 
-// Source ranges are for everybody alike, pods and the node included, and for the
+// Source ranges apply to all clients, pods and the node included, and to the
 // load balancer's addresses alone.
 func TestSourceRanges(t *testing.T) {
 	t.Parallel()
 	b := mustBalance(t)
 	self := b.Lab.Nodes[0]
-	everybody := b.everybody()
-	b.mustAdmit(t, everybody...)
+	everyone := b.allClients()
+	b.mustAdmit(t, everyone...)
 
 	b.ChangeService(t, "web", hosts(b.Outside.IPv4, b.Outside.IPv6))
 	b.mustAdmit(t, b.Outside)
@@ -70,10 +70,10 @@ func TestSourceRanges(t *testing.T) {
 
 	// What does not restrict: a range of everything, and none of the family.
 	b.ChangeService(t, "web", scene.SourceRanges("198.18.0.0/15", "0.0.0.0/0", "2001:db8:1::/48"))
-	b.mustAdmitAt(t, b.vips[0], everybody...)
+	b.mustAdmitAt(t, b.vips[0], everyone...)
 	b.mustAdmitAt(t, b.vips[1])
 	b.ChangeService(t, "web", hosts(b.Outside.IPv6))
-	b.mustAdmitAt(t, b.vips[0], everybody...)
+	b.mustAdmitAt(t, b.vips[0], everyone...)
 	b.mustAdmitAt(t, b.vips[1], b.Outside)
 }
 
@@ -93,7 +93,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 		scene.Eventually(t, "a process that is bound to the address gets "+want.Error(), func() bool {
 			reply, err := b.Node.Exchange(asItself)
 			answer, _ := lab.ParseAnswer(reply.Text)
-			// Who is elsewhere cannot answer an address that only this node has.
+			// A pod of another node cannot answer an address that only this node has.
 			return lab.Errno(err) == want && (want != 0 || answer.Name == b.here.Name)
 		})
 	}
@@ -107,7 +107,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 }
 
 // Without endpoints, those in the ranges are refused, and those outside of them
-// hear nothing still.
+// are still dropped.
 func TestSourceRangesWithoutEndpoints(t *testing.T) {
 	t.Parallel()
 	b := mustBalance(t)

@@ -22,7 +22,7 @@ import (
 // programmed stays in force meanwhile.
 //
 //	pod, node ── web:80 ── pod-1-0
-func TestStartKnowsBoth(t *testing.T) {
+func TestStartWaitsForServicesAndSlices(t *testing.T) {
 	t.Parallel()
 	account := mustAccount(t)
 	s := scene.MustSet(t, scene.Config{Unready: true, Kubeconfig: account.kubeconfig})
@@ -57,8 +57,8 @@ func TestStartKnowsBoth(t *testing.T) {
 	load.MustHaveWorked(t)
 }
 
-// mustWaitForSlices waits until the agent, since it was started last, has been
-// told that it may not see EndpointSlices.
+// mustWaitForSlices waits until the agent, since it was started last, has got
+// the error that it may not list EndpointSlices.
 func mustWaitForSlices(t *testing.T, s *scene.Scene) {
 	t.Helper()
 	before := strings.Count(s.Agent.Log(), "forbidden")

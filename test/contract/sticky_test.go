@@ -14,9 +14,9 @@ import (
 const forever = 10800 // seconds, the API's default
 
 // sticky is a Service of many ports with session affinity. Each port remembers a
-// client for itself, so that what all of them remember is the client's own.
+// client for itself, so that all their affinities are the client's own.
 //
-//	everybody ── web:1000 to web:1011, at all its addresses ─┬─ pod-1-0 to pod-1-3
+//	clients ──── web:1000 to web:1011, at all its addresses ─┬─ pod-1-0 to pod-1-3
 //	                                                         └─ pod-2-0 to pod-2-3
 type sticky struct {
 	*scene.Scene
@@ -76,7 +76,7 @@ func (k *sticky) addresses(i int) []string {
 	}
 }
 
-// memory is who answers a client, by port.
+// memory is the backend that answers a client, by port.
 func (k *sticky) memory(t *testing.T, c *scene.Client) []string {
 	t.Helper()
 	var names []string

@@ -13,12 +13,12 @@ import (
 
 // tampered is a Service, and what the maps have of it.
 //
-//	everybody ── web:80 ─┬─ pod-1-0
+//	clients ──── web:80 ─┬─ pod-1-0
 //	                     └─ pod-2-0
 type tampered struct {
 	*scene.Scene
 	address   string
-	names     []string // who answers
+	names     []string // of the pods that answer
 	pinned    *maps.Pinned
 	frontends map[maps.FrontendKey]uint32 // their ids
 	pools     map[uint32]maps.Pool
@@ -54,7 +54,7 @@ func mustTamper(t *testing.T) *tampered {
 	return m
 }
 
-// mustWork waits until everybody reaches all, and nothing is found to be wrong.
+// mustWork waits until every client reaches all backends, and verify finds nothing wrong.
 func (m *tampered) mustWork(t *testing.T) {
 	t.Helper()
 	for _, c := range m.Clients() {
@@ -81,15 +81,15 @@ func (m *tampered) putBack(t *testing.T) {
 	}
 }
 
-// Somebody writes into the maps by hand. `sluice verify` says what is wrong, and
-// the agent puts it right at its next look, without being told.
+// Another program writes into the maps. `sluice verify` reports what is wrong, and the
+// agent corrects it at its next comparison by itself.
 func TestTampering(t *testing.T) {
 	t.Parallel()
 	m := mustTamper(t)
 	tests := []struct {
 		name   string
 		tamper func(t *testing.T)
-		says   string // in `sluice verify`
+		drift  string // in `sluice verify`
 	}{
 		{"a frontend is deleted", func(t *testing.T) {
 			for key := range m.frontends {
@@ -117,8 +117,8 @@ func TestTampering(t *testing.T) {
 	for _, test := range tests {
 		t.Run("found: "+test.name, func(t *testing.T) {
 			test.tamper(t)
-			if out, err := m.Agent.Run("verify"); err == nil || !strings.Contains(out, test.says) {
-				t.Errorf("verify says %q, %v, want %q", out, err, test.says)
+			if out, err := m.Agent.Run("verify"); err == nil || !strings.Contains(out, test.drift) {
+				t.Errorf("verify prints %q, %v, want %q", out, err, test.drift)
 			}
 			m.putBack(t)
 			m.mustWork(t)
@@ -132,7 +132,7 @@ func TestTampering(t *testing.T) {
 			_, err := m.Pod.To("tcp", m.address).Ask()
 			scene.Must(t, unix.Kill(m.Agent.PID(), unix.SIGCONT))
 			if err == nil {
-				t.Error("nobody noticed")
+				t.Error("the agent has not noticed")
 			}
 			m.mustWork(t)
 		})

@@ -9,10 +9,10 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// spread is a Service whose test is the slice controller: it gives hints for
+// spread is a Service for which the test acts as the slice controller: it gives hints for
 // zones and nodes. Node-1 is in no zone at first.
 //
-//	everybody ── web:80, at all its addresses ─┬─ pod-1-0, pod-1-1
+//	clients ──── web:80, at all its addresses ─┬─ pod-1-0, pod-1-1
 //	                                           └─ pod-2-0, pod-2-1
 type spread struct {
 	*scene.Scene
@@ -21,7 +21,7 @@ type spread struct {
 	turn        int
 }
 
-// hints are what the slice controller says of a pod.
+// hints are those that the slice controller gives a pod.
 type hints func(pod *lab.Pod) (zones, nodes []string)
 
 func mustSpread(t *testing.T, distribution string) *spread {
@@ -59,55 +59,55 @@ func zones(pod *lab.Pod) (zones, nodes []string) {
 	return []string{map[int]string{1: "a", 2: "b"}[pod.Node.Number]}, nil
 }
 
-// mustMeet waits until these answer everybody, each at another address.
-func (d *spread) mustMeet(t *testing.T, pods ...*lab.Pod) {
+// mustBeAnsweredBy waits until these pods answer all clients, each at another address.
+func (d *spread) mustBeAnsweredBy(t *testing.T, pods ...*lab.Pod) {
 	t.Helper()
-	d.turn++ // everybody dials another address each time: all of them take long
+	d.turn++ // each client dials another address each time: all addresses would take long
 	for i, c := range d.Clients() {
 		scene.MustReach(t, c.To("tcp", d.addresses[(i+d.turn)%len(d.addresses)]), scene.Names(pods...)...)
 	}
 }
 
-// With hints for zones, everybody on a node stays in its zone, whatever address
-// of the Service they use; the node changes its zone while all is at work. Where
-// the hints leave out somebody, or this zone, they do not count.
+// With hints for zones, every client on a node stays in its zone, whatever address
+// of the Service they use; the node changes its zone while clients dial. Where
+// the hints leave out an endpoint, or this zone, they do not count.
 func TestZoneHints(t *testing.T) {
 	t.Parallel()
 	d := mustSpread(t, corev1.ServiceTrafficDistributionPreferClose)
 	self := d.Lab.Nodes[0]
 	d.set(t, zones)
-	d.mustMeet(t, d.pods()...) // the node is in no zone
+	d.mustBeAnsweredBy(t, d.pods()...) // the node is in no zone
 	for _, step := range []struct {
 		zone string
 		want []*lab.Pod
 	}{{"a", d.here}, {"b", d.there}, {"c", d.pods()}, {"a", d.here}, {"", d.pods()}, {"b", d.there}} {
 		d.LabelNode(t, self, corev1.LabelTopologyZone, step.zone)
-		d.mustMeet(t, step.want...)
+		d.mustBeAnsweredBy(t, step.want...)
 	}
 
 	// One that is not ready has no hint, as no controller gives it one.
 	late := d.Remote()[2]
 	d.set(t, zones, scene.Endpoint{Pod: late, Is: scene.Starting})
-	d.mustMeet(t, d.there...)
+	d.mustBeAnsweredBy(t, d.there...)
 	// One that is ready and has none makes the others' void.
 	d.set(t, zones, scene.Endpoint{Pod: late, Is: scene.Ready})
-	d.mustMeet(t, append(d.pods(), late)...)
+	d.mustBeAnsweredBy(t, append(d.pods(), late)...)
 	// One that is hinted for many zones is in each of them.
 	d.set(t, zones, scene.Endpoint{Pod: late, Is: scene.Ready, Zones: []string{"a", "b", "c"}})
-	d.mustMeet(t, append(d.there, late)...)
+	d.mustBeAnsweredBy(t, append(d.there, late)...)
 	// Only one that is not ready is hinted for this zone.
 	d.LabelNode(t, self, corev1.LabelTopologyZone, "c")
 	d.set(t, zones, scene.Endpoint{Pod: late, Is: scene.Starting, Zones: []string{"c"}})
-	d.mustMeet(t, d.pods()...)
-	// All are leaving: hints are for those who stay.
+	d.mustBeAnsweredBy(t, d.pods()...)
+	// All are terminating: hints apply to ready endpoints only.
 	d.SetEndpoints(t, "web",
 		scene.Endpoint{Pod: d.here[0], Is: scene.Draining, Zones: []string{"a"}},
 		scene.Endpoint{Pod: d.there[0], Is: scene.Draining, Zones: []string{"c"}})
-	d.mustMeet(t, d.here[0], d.there[0])
+	d.mustBeAnsweredBy(t, d.here[0], d.there[0])
 }
 
-// With hints for nodes, everybody on a node stays with those who are hinted for
-// it, wherever they are; where nobody is, hints for zones count, else none.
+// With hints for nodes, every client on a node stays with the endpoints that are hinted
+// for it, wherever they are; without such endpoints hints for zones count, else none.
 func TestNodeHints(t *testing.T) {
 	t.Parallel()
 	d := mustSpread(t, corev1.ServiceTrafficDistributionPreferSameNode)
@@ -118,8 +118,8 @@ func TestNodeHints(t *testing.T) {
 
 		return z, []string{d.NodeName(pod.Node)}
 	})
-	d.mustMeet(t, d.here...)
-	// A hint is what the controller says, and not where the pod is.
+	d.mustBeAnsweredBy(t, d.here...)
+	// The controller's hint counts, and not the zone where the pod is.
 	d.set(t, func(pod *lab.Pod) ([]string, []string) {
 		z, _ := zones(pod)
 		if pod == d.there[0] {
@@ -128,28 +128,28 @@ func TestNodeHints(t *testing.T) {
 
 		return z, []string{other}
 	})
-	d.mustMeet(t, d.there[0])
-	// Nobody is hinted for this node: its zone counts.
+	d.mustBeAnsweredBy(t, d.there[0])
+	// No endpoint is hinted for this node: its zone counts.
 	d.set(t, func(pod *lab.Pod) ([]string, []string) {
 		z, _ := zones(pod)
 
 		return z, []string{other}
 	})
-	d.mustMeet(t, d.there...)
+	d.mustBeAnsweredBy(t, d.there...)
 	// Policies of locality do not care for hints.
 	d.ChangeService(t, "web", scene.InternalLocal, scene.ExternalLocal)
 	scene.MustReach(t, d.Pod.To("tcp", d.addresses[0]), scene.Names(d.here...)...)
 	scene.MustReach(t, d.Outside.To("tcp", d.addresses[2]), scene.Names(d.here...)...)
 	scene.MustReach(t, d.Node.To("tcp", d.addresses[3]), scene.Names(d.there...)...)
 	d.ChangeService(t, "web", scene.InternalCluster, scene.ExternalCluster)
-	// Hints go when nobody asks for them any more.
+	// Hints end when the Service no longer asks for them.
 	d.ChangeService(t, "web", func(svc *corev1.Service) { svc.Spec.TrafficDistribution = nil })
-	d.mustMeet(t, d.there...) // the field alone says nothing
+	d.mustBeAnsweredBy(t, d.there...) // the field alone has no effect
 	d.set(t, func(*lab.Pod) ([]string, []string) { return nil, nil })
-	d.mustMeet(t, d.pods()...)
+	d.mustBeAnsweredBy(t, d.pods()...)
 }
 
-// Of the words for a distribution, each is taken, and says nothing by itself: the
+// Each value of trafficDistribution is accepted, and has no effect by itself: the
 // slice controller turns it into hints.
 func TestTrafficDistributions(t *testing.T) {
 	t.Parallel()

@@ -13,7 +13,7 @@ import (
 )
 
 // hammer sends on one socket without a pause until a pod answers, as a program
-// does that knows nothing of Services. If the socket is ended under it, it
+// does that is unaware of Services. If the socket is ended under it, it
 // connects anew.
 func hammer(t *testing.T, conn *scene.Connection, want string) {
 	t.Helper()
@@ -21,7 +21,7 @@ func hammer(t *testing.T, conn *scene.Connection, want string) {
 	scene.Eventually(t, conn.Dial.String()+" moves to "+want, func() bool {
 		answer, err := conn.Ask()
 		if lab.Errno(err) == unix.ECONNABORTED || lab.Errno(err) == unix.EDESTADDRREQ {
-			_ = conn.Socket.Connect(conn.Address) // refused, as long as nobody is there
+			_ = conn.Socket.Connect(conn.Address) // refused, while there are no endpoints
 		}
 
 		return err == nil && answer.Name == want
@@ -32,7 +32,7 @@ func hammer(t *testing.T, conn *scene.Connection, want string) {
 // A backend is gone. Clients that hammer one socket over UDP move on to the next
 // one; those of other backends, and all over TCP, are left alone.
 //
-//	everybody ── web, at all its addresses ─┬─ pod-1-0, goes
+//	clients ──── web, at all its addresses ─┬─ pod-1-0, goes
 //	                                        └─ pod-2-0
 func TestUDPMoves(t *testing.T) {
 	t.Parallel()
@@ -69,7 +69,7 @@ func (b *balanced) mustOpenTo(t *testing.T, d scene.Dial, pod *lab.Pod) *scene.C
 // are published though they are not ready. So do all flows that have nothing to
 // do with the Service, though one goes to its node port's number.
 //
-//	everybody ── web:80 ── pod-1-0, which is ready, leaving, …
+//	clients ──── web:80 ── pod-1-0, which is ready, leaving, …
 //	node-1 ── node-2:n, a process of that one
 func TestUDPStays(t *testing.T) {
 	t.Parallel()
@@ -133,10 +133,10 @@ func TestUDPServiceGoes(t *testing.T) {
 	}
 }
 
-// Who sends before anybody is there to answer is answered by and by, on the same
+// A client that sends before there are endpoints is answered later, on the same
 // socket: before an endpoint is ready, and before there is a Service.
 //
-//	everybody ── web:80 ── pod-1-0, starts
+//	clients ──── web:80 ── pod-1-0, starts
 func TestUDPBeforeReady(t *testing.T) {
 	t.Parallel()
 	s := scene.MustShare(t)
@@ -149,7 +149,7 @@ func TestUDPBeforeReady(t *testing.T) {
 		d := c.To("udp", cluster)
 		scene.MustFail(t, d, scene.Rejected)
 		early = append(early, mustSendEarly(t, d))
-		if c != s.Node { // the node's own packets to nobody take the default route
+		if c != s.Node { // the node's own packets to no Service take the default route
 			early = append(early, mustSendEarly(t, c.To("udp", scene.At(vip, 80))))
 		}
 	}
@@ -175,7 +175,7 @@ func (b *balanced) putUnserving(t *testing.T) {
 	b.PutSlice(t, slice)
 }
 
-// mustSendEarly returns a UDP socket on which something was sent, to nobody.
+// mustSendEarly returns a UDP socket on which something was sent before there were endpoints.
 func mustSendEarly(t *testing.T, d scene.Dial) *scene.Connection {
 	t.Helper()
 	socket, err := d.From.Socket("udp4")

@@ -54,9 +54,9 @@ func (c *client) ask(ctx context.Context, n int, x lab.Exchange) ([]talk, error)
 	return talks, nil
 }
 
-// tally counts who has answered: every backend must have done its share, which
+// countAnswers counts the answers by backend: every backend must have done its share, which
 // chance makes up to a third of what it is on average.
-func (s *stage) tally(talks []talk, port uint16) (map[string]int, error) {
+func (s *stage) countAnswers(talks []talk, port uint16) (map[string]int, error) {
 	counts := make(map[string]int)
 	for _, t := range talks {
 		isBackend := slices.ContainsFunc(s.backends, func(p *lab.Pod) bool {
@@ -77,7 +77,7 @@ func (s *stage) tally(talks []talk, port uint16) (map[string]int, error) {
 	return counts, nil
 }
 
-// shares is a tally in a line: "pod-1-0 34, pod-1-1 29, pod-1-2 37".
+// shares formats counts in a line: "pod-1-0 34, pod-1-1 29, pod-1-2 37".
 func (s *stage) shares(counts map[string]int) string {
 	text := ""
 	for i, pod := range s.backends {
@@ -90,19 +90,19 @@ func (s *stage) shares(counts map[string]int) string {
 	return text
 }
 
-// believes returns an error unless every client has seen the address that it
-// dialled as that of its peer, by getpeername, or by recvfrom over UDP.
-func believes(talks []talk, dialled string) error {
-	want := netip.MustParseAddrPort(dialled)
+// checkPeers returns an error unless every client has seen the address that it
+// dialed as that of its peer, by getpeername, or by recvfrom over UDP.
+func checkPeers(talks []talk, address string) error {
+	want := netip.MustParseAddrPort(address)
 	for _, t := range talks {
 		if got := t.client.Peer; got.IsValid() && got != want {
-			return fmt.Errorf("getpeername says %s after connect to %s", got, dialled)
+			return fmt.Errorf("getpeername returns %s after connect to %s", got, address)
 		}
 		if got := t.client.From; got.IsValid() && got != want {
-			return fmt.Errorf("recvfrom says that %s has answered, asked was %s", got, dialled)
+			return fmt.Errorf("recvfrom returns the address %s, asked was %s", got, address)
 		}
 		if !t.client.Peer.IsValid() && !t.client.From.IsValid() {
-			return fmt.Errorf("nothing says who has answered for %s", dialled)
+			return fmt.Errorf("the address that has answered for %s is unknown", address)
 		}
 	}
 

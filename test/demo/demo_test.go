@@ -146,7 +146,7 @@ func TestInterruptedDemo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // the exit code tells
+	_ = cmd.Wait() // the exit code is checked
 	if code := cmd.ProcessState.ExitCode(); code != exitInterrupted {
 		t.Errorf("interrupted %s after %q: exit code is %d, want %d: %s\n%s", pause, moment, code, exitInterrupted, cmd.Stderr, rest)
 	}

@@ -12,7 +12,7 @@ import (
 
 const bpffs = "/sys/fs/bpf"
 
-// checkMachine says in a sentence what the machine lacks. `make demo` sees to
+// checkMachine returns an error that names what the machine lacks. `make demo` sees to
 // most of it.
 func checkMachine(binary string) error {
 	if os.Geteuid() != 0 {

@@ -1,6 +1,6 @@
 // Sluice-demo shows what Sluice does: it makes a node with pods on this
-// machine, runs the real agent there, makes real connections and tells what
-// became of them. What it prints was observed; where that is not as it should
+// machine, runs the real agent there, makes real connections and prints the
+// results. What it prints was observed; where that is not as it should
 // be, it ends with exit code 1. It leaves nothing behind, Ctrl-C or not.
 //
 // It is no test of Sluice, and no benchmark: see test/ and bench/ for those.
@@ -28,7 +28,7 @@ const (
 
 const headline = "Sluice: Kubernetes Services without kube-proxy"
 
-// config is what the flags say.
+// config is what the flags set.
 type config struct {
 	sluice string // the binary that is shown
 	stay   bool
@@ -42,7 +42,7 @@ func main() {
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
-	// Should the reader of a pipe go, printing fails, and we live to clean up.
+	// If the reader of a pipe ends, printing fails, and the process can still clean up.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
 	var cfg config
@@ -84,7 +84,7 @@ func show(ctx context.Context, cfg config, out *printer) int {
 		return complain(fmt.Errorf("on cleaning up: %w", err))
 	}
 	out.gap()
-	s.tellRemoved()
+	s.showRemoved()
 	if code == 0 && !cfg.stay {
 		out.seen("all of this took %s", short(played))
 	}
@@ -92,7 +92,7 @@ func show(ctx context.Context, cfg config, out *printer) int {
 	return code
 }
 
-// complain says what went wrong. It returns the exit code.
+// complain prints what went wrong, and returns the exit code.
 func complain(err error) int {
 	fmt.Fprintf(os.Stderr, "sluice-demo: %v\n", err)
 
@@ -119,17 +119,17 @@ func play(ctx context.Context, s *stage) error {
 	if s.cfg.stay {
 		return s.stay(ctx)
 	}
-	s.tellNext()
+	s.showNext()
 
 	return nil
 }
 
-// interrupted says whether an error comes of Ctrl-C. A terminal sends that to
+// interrupted reports whether Ctrl-C caused an error. A terminal sends that to
 // the agent and to the clients too: their end may reach us before the signal
 // does.
 func interrupted(ctx context.Context, out *printer) bool {
 	if errors.Is(out.broken, unix.EPIPE) {
-		return true // nobody wants to see any more
+		return true // the reader of the output has gone
 	}
 	select {
 	case <-ctx.Done():

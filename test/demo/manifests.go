@@ -58,7 +58,7 @@ func copyManifests(dir string) error {
 }
 
 // takeAway removes the endpoints of a pod from all manifests in a folder, as
-// the comment in web.yaml says.
+// the comment in web.yaml describes.
 func takeAway(dir, pod string) error {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {

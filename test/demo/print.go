@@ -33,7 +33,7 @@ type printer struct {
 	w        io.Writer
 	coloured bool
 	gapped   bool  // the last line is empty
-	broken   error // what became of the first line that could not be printed
+	broken   error // of the first line that could not be printed
 }
 
 func newPrinter(f *os.File) *printer {
@@ -71,7 +71,7 @@ func (p *printer) heading(text string) {
 	p.line("%s", p.styled(bold, text))
 }
 
-// story tells what is about to happen.
+// story prints what is about to happen.
 func (p *printer) story(text string) {
 	for _, line := range wrap(text, lineWidth-3) {
 		p.line("   %s", line)
@@ -79,7 +79,7 @@ func (p *printer) story(text string) {
 	p.gap()
 }
 
-// seen tells what was observed.
+// seen prints what was observed.
 func (p *printer) seen(format string, args ...any) {
 	mark := p.styled(green, "✓")
 	for _, line := range wrap(fmt.Sprintf(format, args...), lineWidth-5) {
@@ -116,7 +116,7 @@ func (p *printer) printed(text string) {
 	p.gap()
 }
 
-// rows shows things to type, and what they are for.
+// rows prints commands to type, each with its purpose.
 func (p *printer) rows(rows [][2]string) {
 	for _, row := range rows {
 		command, purpose := row[0], row[1]
@@ -150,7 +150,7 @@ func wrap(text string, width int) []string {
 	return append(lines, line)
 }
 
-// short is a duration as people say it.
+// short formats a duration with few digits.
 func short(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:

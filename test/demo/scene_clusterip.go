@@ -17,7 +17,7 @@ func playClusterIP(ctx context.Context, s *stage) error {
 	if err != nil {
 		return err
 	}
-	counts, err := s.tally(talks, webPort)
+	counts, err := s.countAnswers(talks, webPort)
 	if err != nil {
 		return err
 	}
@@ -27,10 +27,10 @@ func playClusterIP(ctx context.Context, s *stage) error {
 	}
 	s.out.chart(bars)
 
-	if err := believes(talks, webIPv4); err != nil {
+	if err := checkPeers(talks, webIPv4); err != nil {
 		return err
 	}
-	s.out.seen("%d connections, and for the client each is one to %s: getpeername says so", len(talks), webIPv4)
+	s.out.seen("%d connections, and for the client each is one to %s, as getpeername shows", len(talks), webIPv4)
 	for _, t := range talks {
 		if t.server.Client.Addr() != s.clientIn.IPv4 {
 			return fmt.Errorf("%s was called by %s, want %s", t.server.Name, t.server.Client, s.clientIn.IPv4)
@@ -38,12 +38,12 @@ func playClusterIP(ctx context.Context, s *stage) error {
 	}
 	s.out.seen("for the backends, each is one from %s to their own address: there is no NAT", s.clientIn.IPv4)
 
-	return tellLatency(ctx, s)
+	return showLatency(ctx, s)
 }
 
-// tellLatency compares connects through the Service with those straight to a
+// showLatency compares connects through the Service with those straight to a
 // pod. They take turns, in either order, as a Go map has none.
-func tellLatency(ctx context.Context, s *stage) error {
+func showLatency(ctx context.Context, s *stage) error {
 	var through, direct []time.Duration
 	for i := range dials {
 		pod := s.backends[i%len(s.backends)]

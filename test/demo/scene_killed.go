@@ -33,10 +33,10 @@ func playKilled(ctx context.Context, s *stage) error {
 	if err := s.agent.Kill(); err != nil {
 		return err
 	}
-	if err := s.tellWithoutAgent(ctx, x); err != nil {
+	if err := s.showWithoutAgent(ctx, x); err != nil {
 		return err
 	}
-	if err := s.tellRestart(ctx, had); err != nil {
+	if err := s.showRestart(ctx, had); err != nil {
 		return err
 	}
 
@@ -52,19 +52,19 @@ func playKilled(ctx context.Context, s *stage) error {
 	return nil
 }
 
-// tellWithoutAgent dials, and waits until the open connections, which take
+// showWithoutAgent dials, and waits until the open connections, which take
 // turns, were all used.
-func (s *stage) tellWithoutAgent(ctx context.Context, x lab.Exchange) error {
+func (s *stage) showWithoutAgent(ctx context.Context, x lab.Exchange) error {
 	died, made, answered := time.Now(), s.connections(), s.answers()
 	talks, err := s.pod.ask(ctx, dials, x)
 	if err != nil {
 		return err
 	}
-	if _, err := s.tally(talks, webPort); err != nil {
+	if _, err := s.countAnswers(talks, webPort); err != nil {
 		return err
 	}
 	carried := func() int { return s.answers() - answered - dials }
-	for deadline := time.Now().Add(patience); carried() < openConnections; {
+	for deadline := time.Now().Add(waitTimeout); carried() < openConnections; {
 		if err := pause(ctx, 5*time.Millisecond); err != nil {
 			return err
 		}
@@ -81,9 +81,9 @@ func (s *stage) tellWithoutAgent(ctx context.Context, x lab.Exchange) error {
 	return nil
 }
 
-// tellRestart starts the agent again. What it has programmed must be what it
+// showRestart starts the agent again. What it has programmed must be what it
 // has found.
-func (s *stage) tellRestart(ctx context.Context, had map[uint32]netip.AddrPort) error {
+func (s *stage) showRestart(ctx context.Context, had map[uint32]netip.AddrPort) error {
 	begin := time.Now()
 	if err := s.runAgent(ctx); err != nil {
 		return err

@@ -42,10 +42,10 @@ func playLeaving(ctx context.Context, s *stage) error {
 		return err
 	}
 	s.out.seen("%s after the edit, %s got its last connection; 50 ms the agent waits for more edits", short(last.Sub(edit)), leaving.Name)
-	if err := s.tellUDPEnd(ctx, socket, ended, edit, leaving.Name); err != nil {
+	if err := s.showUDPEnd(ctx, socket, ended, edit, leaving.Name); err != nil {
 		return err
 	}
-	if err := s.tellReturn(ctx, leaving); err != nil {
+	if err := s.showReturn(ctx, leaving); err != nil {
 		return err
 	}
 	report, err := load.Stop()
@@ -76,7 +76,7 @@ func (s *stage) connectUDPTo(ctx context.Context, pod string) (*lab.Socket, erro
 			return nil, err
 		}
 		if name == pod {
-			return socket, socket.SetTimeout(patience)
+			return socket, socket.SetTimeout(waitTimeout)
 		}
 		if err := socket.Close(); err != nil {
 			return nil, err
@@ -120,8 +120,8 @@ func endOf(socket *lab.Socket) <-chan end {
 	return ended
 }
 
-// tellUDPEnd connects again when the socket has ended, as a program does.
-func (s *stage) tellUDPEnd(ctx context.Context, socket *lab.Socket, ended <-chan end, edit time.Time, leaving string) error {
+// showUDPEnd connects again when the socket has ended, as a program does.
+func (s *stage) showUDPEnd(ctx context.Context, socket *lab.Socket, ended <-chan end, edit time.Time, leaving string) error {
 	var got end
 	select {
 	case <-ctx.Done():
@@ -154,7 +154,7 @@ func (s *stage) lastConnection(ctx context.Context, server *lab.Server, since ti
 		if n := server.Connections(); n > count {
 			last, count, all = time.Now(), n, s.connections()
 		}
-		if time.Since(since) > patience {
+		if time.Since(since) > waitTimeout {
 			return last, fmt.Errorf("connections still arrive at %s, %s after it has left", server.Name, short(time.Since(since)))
 		}
 	}
@@ -162,8 +162,8 @@ func (s *stage) lastConnection(ctx context.Context, server *lab.Server, since ti
 	return last, nil
 }
 
-// tellReturn puts the manifests back and waits for the pod to be dialled.
-func (s *stage) tellReturn(ctx context.Context, pod *lab.Pod) error {
+// showReturn puts the manifests back and waits until the pod gets connections.
+func (s *stage) showReturn(ctx context.Context, pod *lab.Pod) error {
 	server := s.servers[pod.Name]
 	count, edit := server.Connections(), time.Now()
 	if err := copyManifests(s.manifests()); err != nil {
@@ -173,7 +173,7 @@ func (s *stage) tellReturn(ctx context.Context, pod *lab.Pod) error {
 		if err := pause(ctx, time.Millisecond); err != nil {
 			return err
 		}
-		if time.Since(edit) > patience {
+		if time.Since(edit) > waitTimeout {
 			return fmt.Errorf("no connection arrives at %s, %s after it has come back", pod.Name, short(time.Since(edit)))
 		}
 	}

@@ -21,19 +21,19 @@ func playNodePort(ctx context.Context, s *stage) error {
 		{s.host, netip.MustParseAddr("127.0.0.1")},
 		{s.host, netip.MustParseAddr("::1")},
 	} {
-		dialled := netip.AddrPortFrom(call.at, webNode).String()
-		talks, err := call.from.ask(ctx, dials, lab.Exchange{Network: "tcp", Address: dialled})
+		address := netip.AddrPortFrom(call.at, webNode).String()
+		talks, err := call.from.ask(ctx, dials, lab.Exchange{Network: "tcp", Address: address})
 		if err != nil {
 			return err
 		}
-		counts, err := s.tally(talks, webPort)
+		counts, err := s.countAnswers(talks, webPort)
 		if err != nil {
 			return err
 		}
-		if err := believes(talks, dialled); err != nil {
+		if err := checkPeers(talks, address); err != nil {
 			return err
 		}
-		s.out.seen("%d from %-7s to %-18s  %s", len(talks), call.from.name, dialled, s.shares(counts))
+		s.out.seen("%d from %-7s to %-18s  %s", len(talks), call.from.name, address, s.shares(counts))
 	}
 
 	own := fmt.Sprintf("127.0.0.1:%d", webNode)

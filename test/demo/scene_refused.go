@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// refusal is what a client is told that nobody answers.
+// refusal is a dial of a Service without endpoints, and how it fails.
 type refusal struct {
 	what    string
 	address string
@@ -27,7 +27,7 @@ func playRefused(ctx context.Context, s *stage) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := s.tellRefusal(r); err != nil {
+		if err := s.showRefusal(r); err != nil {
 			return err
 		}
 	}
@@ -35,9 +35,9 @@ func playRefused(ctx context.Context, s *stage) error {
 	return nil
 }
 
-// tellRefusal dials where nobody answers, and looks whether `sluice status` has
+// showRefusal dials a Service without endpoints, and checks that `sluice status` has
 // counted it.
-func (s *stage) tellRefusal(r refusal) error {
+func (s *stage) showRefusal(r refusal) error {
 	before, err := s.agent.Status()
 	if err != nil {
 		return err
@@ -53,7 +53,7 @@ func (s *stage) tellRefusal(r refusal) error {
 	reason := r.reason.String()
 	more := after.Counts[reason] - before.Counts[reason]
 	if more < 1 {
-		return fmt.Errorf("%s has dialled %s, and sluice status counts no more of %q", s.pod.name, r.address, reason)
+		return fmt.Errorf("%s has dialed %s, and sluice status counts no more of %q", s.pod.name, r.address, reason)
 	}
 	s.out.seen("%-14s  %-31s  %s after %s", r.address, r.what, unix.ErrnoName(r.errno), short(reply.Latency))
 	s.out.line("     sluice status: +%d %s", more, s.out.styled(cyan, reason))

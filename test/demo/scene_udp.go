@@ -19,21 +19,21 @@ func playUDP(ctx context.Context, s *stage) error {
 		if err != nil {
 			return err
 		}
-		counts, err := s.tally(talks, dnsPort)
+		counts, err := s.countAnswers(talks, dnsPort)
 		if err != nil {
 			return err
 		}
-		if err := believes(talks, dnsIPv4); err != nil {
+		if err := checkPeers(talks, dnsIPv4); err != nil {
 			return err
 		}
 		s.out.seen("%-20s %d answers from %s, by %s", way.calls, len(talks), dnsIPv4, s.shares(counts))
 	}
 
-	return tellTogether(ctx, s)
+	return showTogether(ctx, s)
 }
 
-// tellTogether sends many datagrams from one socket.
-func tellTogether(ctx context.Context, s *stage) error {
+// showTogether sends many datagrams from one socket.
+func showTogether(ctx context.Context, s *stage) error {
 	socket, err := s.pod.Socket("udp4")
 	if err != nil {
 		return err

@@ -42,14 +42,14 @@ func (s *stage) showMap(pin string) error {
 	return nil
 }
 
-// entryOf cuts the entry that has all these words out of a dump, from its value
+// entryOf cuts the entry that contains all these strings out of a dump, from its value
 // on, or else the first one.
-func entryOf(dump string, words ...string) string {
+func entryOf(dump string, parts ...string) string {
 	entries := strings.Split(dump, "},{\n")
 	for _, entry := range entries {
 		found := true
-		for _, word := range words {
-			found = found && strings.Contains(entry, word)
+		for _, part := range parts {
+			found = found && strings.Contains(entry, part)
 		}
 		if _, value, cut := strings.Cut(entry, `"value"`); found && cut {
 			return "… the entry of " + webIPv4 + ":\n        \"value\"" + value + "…\n"

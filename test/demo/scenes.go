@@ -24,7 +24,7 @@ func scenes() []scene {
 		},
 		{
 			"UDP",
-			"A DNS client ignores answers from anybody whom it did not ask. So they must come from the Service's address, although a pod sends them, whether the socket is connected or not.",
+			"A DNS client ignores answers from any address that it did not ask. So they must come from the Service's address, although a pod sends them, whether the socket is connected or not.",
 			playUDP,
 		},
 		{
@@ -38,18 +38,18 @@ func scenes() []scene {
 			playLeaving,
 		},
 		{
-			"Nobody there",
-			"Where nobody can answer, a client is told so at once instead of after a timeout, and the reason is counted, in words.",
+			"No endpoints",
+			"A client of a Service without endpoints is refused at once instead of after a timeout, and the refusal is counted by its reason.",
 			playRefused,
 		},
 		{
 			"The agent is killed",
-			"With 500 connections open, and more being made. The agent writes maps, and the kernel reads them: nobody needs the agent to connect.",
+			"With 500 connections open, and more being made. The agent writes maps, and the kernel reads them: no client needs the agent to connect.",
 			playKilled,
 		},
 		{
 			"Looking inside",
-			"What is programmed, who answers, and whether the maps say what they should. For programs there is -o json.",
+			"What is programmed, who answers, and whether the maps are what they should be. For programs there is -o json.",
 			playVerbs,
 		},
 	}

@@ -58,7 +58,7 @@ func (s *stage) build(ctx context.Context) error {
 		}
 	}
 
-	return s.tellAgent()
+	return s.showAgent()
 }
 
 func (s *stage) manifests() string { return filepath.Join(s.dir, "manifests") }
@@ -138,8 +138,8 @@ func (s *stage) startAgent(ctx context.Context) (err error) {
 	return s.runAgent(ctx)
 }
 
-// tellAgent says where the agent is and what it says of itself.
-func (s *stage) tellAgent() error {
+// showAgent prints where the agent is and its status.
+func (s *stage) showAgent() error {
 	status, err := s.agent.Status()
 	if err != nil {
 		return err
@@ -197,8 +197,8 @@ func (s *stage) close() error {
 	return err
 }
 
-// tellRemoved is for when close has returned no error.
-func (s *stage) tellRemoved() {
+// showRemoved prints that all is removed. It is called when close has returned no error.
+func (s *stage) showRemoved() {
 	counts := make(map[string]int)
 	for _, t := range s.traces {
 		counts[t.kind]++

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// tellNext is the last thing before everything is removed.
-func (s *stage) tellNext() {
+// showNext prints what to do next, before everything is removed.
+func (s *stage) showNext() {
 	s.out.heading("What to do next")
 	s.out.rows([][2]string{
 		{os.Args[0] + " -stay", "plays again and stays: dial, edit the manifests, type verbs"},
@@ -32,7 +32,7 @@ func friendly(path string) string {
 	return path
 }
 
-// stay keeps everything until ctx ends, and says what there is to play with.
+// stay keeps everything until ctx ends, and prints commands to try.
 func (s *stage) stay(ctx context.Context) error {
 	if err := s.writeScripts(); err != nil {
 		return err
@@ -79,7 +79,7 @@ func execIn(namespace, command string) string {
 	return fmt.Sprintf("exec nsenter --net=%s %s\n", namespace, command)
 }
 
-// placesOf returns the flags that say where an agent keeps what other verbs
+// placesOf returns the flags for where an agent keeps what other verbs
 // need, from its command line.
 func placesOf(pid int) (string, error) {
 	text, err := os.ReadFile(filepath.Join(procOf(pid), "cmdline"))

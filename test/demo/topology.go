@@ -33,7 +33,7 @@ func (s *stage) draw() {
 	for _, text := range []string{
 		fmt.Sprintf("web    %s  %s  node port %d", webIPv4, webIPv6, webNode),
 		fmt.Sprintf("dns    %s over UDP", dnsIPv4),
-		fmt.Sprintf("empty  %s  nobody answers", emptyIPv4),
+		fmt.Sprintf("empty  %s  no endpoints", emptyIPv4),
 	} {
 		s.out.line("    Service %s", text)
 	}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// patience is how long the demo waits for what takes far less.
-const patience = 10 * time.Second
+// waitTimeout limits waits for what takes far less.
+const waitTimeout = 10 * time.Second
 
 // pause waits for a while, unless ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
@@ -39,7 +39,7 @@ func (s *stage) answers() (n int) {
 
 // awaitConnections waits until the backends of web have accepted so many.
 func (s *stage) awaitConnections(ctx context.Context, n int) error {
-	for deadline := time.Now().Add(patience); s.connections() < n; {
+	for deadline := time.Now().Add(waitTimeout); s.connections() < n; {
 		if err := pause(ctx, 5*time.Millisecond); err != nil {
 			return err
 		}

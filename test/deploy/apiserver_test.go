@@ -75,7 +75,7 @@ func mustAPIServer(t testing.TB, node *lab.Node) *apiServer {
 	return a
 }
 
-// nodeName is not the host name of anybody.
+// nodeName is not the host name of this machine.
 func (a *apiServer) nodeName() string { return "worker-1" }
 
 // mustToken is what is projected into the pods of a ServiceAccount.
@@ -120,7 +120,7 @@ func (a *apiServer) mustService(t testing.TB, name string, backends ...*lab.Pod)
 	return svc.Spec.ClusterIP
 }
 
-// request is what somebody asked for, and the answer's code.
+// request is one request of a client, and the code of its answer.
 type request struct {
 	verb, group, resource string
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // testApply: the API server takes every installation, with unknown fields being
-// errors, and has afterwards what the manifests say, beside its defaults.
+// errors, and has afterwards what the manifests contain, beside its defaults.
 func testApply(t *testing.T, a *apiServer) {
 	for _, is := range installations {
 		t.Run(is.name, func(t *testing.T) {
@@ -24,7 +24,7 @@ func testApply(t *testing.T, a *apiServer) {
 			} {
 				got := a.Kubectl(t, "get", "-n", "kube-system", kind, "-o", "json")
 				if missing := missingIn(mustUnmarshal(t, got), mustUnmarshal(t, mustMarshal(t, want)), kind); missing != "" {
-					t.Errorf("the API server does not have what the manifests say: %s", missing)
+					t.Errorf("the API server does not have what the manifests contain: %s", missing)
 				}
 			}
 			testAdmission(t, a)
@@ -50,7 +50,7 @@ func testAdmission(t *testing.T, a *apiServer) {
 	}
 }
 
-// missingIn says what of want is not in got, or nothing. Lists must be equal in
+// missingIn returns the path of a field of want that got lacks, or "". Lists must be equal in
 // length, objects may have more fields.
 func missingIn(got, want any, path string) string {
 	switch want := want.(type) {
@@ -76,7 +76,7 @@ func missingIn(got, want any, path string) string {
 
 		return ""
 	}
-	// Encoded types have zero values of what manifests do not say.
+	// Encoded types have zero values where manifests have nothing.
 	if want == nil || reflect.DeepEqual(got, want) || strings.HasPrefix(path[strings.Index(path, ".")+1:], "status") {
 		return ""
 	}

@@ -42,7 +42,7 @@ func testCapabilities(t *testing.T, k *kubelet) {
 	})
 }
 
-// mustEnd waits until an agent ends, and says that it may not do something.
+// mustEnd waits until an agent ends with a message that it lacks a permission.
 func (k *kubelet) mustEnd(t *testing.T, agent *container, what string) {
 	t.Helper()
 	eventually(t, "the agent ends", agent.ended)

@@ -96,7 +96,7 @@ func mustCgroups(t testing.TB, layout string) *cgroups {
 	return c
 }
 
-// enabledMark is an attribute of the root of cgroup2 that says that tests enabled a
+// enabledMark is an attribute of the root of cgroup2 that records that tests enabled a
 // controller there. Runs at the same time share it.
 const enabledMark = "trusted.sluice-deploy"
 
@@ -111,7 +111,7 @@ func mustController(t testing.TB) string {
 		text, err := os.ReadFile(filepath.Join(root, file))
 		must(t, err)
 		for _, name := range strings.Fields(string(text)) {
-			// Others are for threads, which any cgroup may have.
+			// Other controllers work on threads, which any cgroup may have.
 			if !slices.Contains([]string{"memory", "io", "hugetlb", "rdma", "misc"}, name) {
 				continue
 			}
@@ -152,7 +152,7 @@ func writeControl(cgroup, text string) error {
 	return os.WriteFile(filepath.Join(cgroup, "cgroup.subtree_control"), []byte(text), 0)
 }
 
-// becomeNode makes this process the first of a node, if its environment says so.
+// becomeNode makes this process the first of a node, if its environment asks for it.
 // It returns if not.
 func becomeNode() {
 	layout := os.Getenv(layoutVariable)
@@ -257,7 +257,7 @@ func refuseRootOfCgroup2() error {
 	return nil
 }
 
-// testCgroups: the agent takes the widest cgroup that its mounts show, and says
+// testCgroups checks that the agent takes the widest cgroup that its mounts show, and reports
 // what that is. TestPod has a node with a cgroup namespace and the unified layout.
 func testCgroups(t *testing.T, k *kubelet) {
 	t.Run("hybrid", func(t *testing.T) {
@@ -268,7 +268,7 @@ func testCgroups(t *testing.T, k *kubelet) {
 		agent := k.mustRun(t, spec)
 		t.Cleanup(func() { k.mustExec(t, spec, "cleanup") })
 		k.mustBeReady(t, agent)
-		k.mustSayNotCovered(t, agent, spec, "/host/cgroup/unified", "/", "of the node, which are not translated")
+		k.mustReportNotCovered(t, agent, spec, "/host/cgroup/unified", "/", "of the node, which are not translated")
 		ip := k.mustService(t, "hybrid", k.node.Pods[1]) + ":80"
 		mustReach(t, lab.MustCaller(t, k.node.Pods[0].Namespace, k.cgroups.others), "tcp", ip, k.node.Pods[1])
 		mustReach(t, lab.MustCaller(t, k.node.Namespace, k.cgroups.others), "tcp", ip, k.node.Pods[1])
@@ -280,7 +280,7 @@ func testCgroups(t *testing.T, k *kubelet) {
 		agent := k.mustRun(t, spec)
 		t.Cleanup(func() { k.mustExec(t, spec, "cleanup") })
 		k.mustBeReady(t, agent)
-		k.mustSayNotCovered(t, agent, spec, "/sys/fs/cgroup", "/", "of the node, which are not translated")
+		k.mustReportNotCovered(t, agent, spec, "/sys/fs/cgroup", "/", "of the node, which are not translated")
 		ip := k.mustService(t, "own", k.node.Pods[1]) + ":80"
 		mustReach(t, lab.MustCaller(t, k.node.Namespace, k.cgroups.agent), "tcp", ip, k.node.Pods[1])
 		mustReach(t, lab.MustCaller(t, k.node.Pods[0].Namespace, k.cgroups.others), "tcp", ip, k.node.Pods[1])
@@ -290,7 +290,7 @@ func testCgroups(t *testing.T, k *kubelet) {
 		}
 		agent.mustStop(t)
 	})
-	t.Run("the machine's is for no agent of a test", func(t *testing.T) {
+	t.Run("no agent of a test attaches to the machine's cgroup", func(t *testing.T) {
 		cgroup, err := lab.CgroupRoot()
 		must(t, err)
 		spec := k.mustSpec(t)
@@ -313,10 +313,10 @@ func testCgroups(t *testing.T, k *kubelet) {
 	})
 }
 
-// mustSayNotCovered: the log and the status say which cgroup was taken, where it
+// mustReportNotCovered checks that the log and the status name the cgroup, where it
 // is from the root of the agent's cgroup namespace, and which sockets are not those
 // of processes in it.
-func (k *kubelet) mustSayNotCovered(t *testing.T, agent *container, spec containerSpec, path, relative, end string) {
+func (k *kubelet) mustReportNotCovered(t *testing.T, agent *container, spec containerSpec, path, relative, end string) {
 	t.Helper()
 	var said string
 	for line := range strings.Lines(agent.output()) {

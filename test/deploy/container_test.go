@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// containerSpec is what a container runtime is told of a container.
+// containerSpec is what a container runtime gets to run a container.
 type containerSpec struct {
 	Root         string // the image's files; what is mounted gets its folders there
 	ReadOnly     bool   // the root
@@ -27,7 +27,7 @@ type containerSpec struct {
 	Capabilities []string // "NET_ADMIN"; no others can be had
 	NoNewPrivs   bool
 	HostPID      bool
-	Node         cgroupNode // whose container it is
+	Node         cgroupNode // that runs the container
 	Privileged   bool       // all capabilities, all system calls, and /proc/sys can be written to
 }
 

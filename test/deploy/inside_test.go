@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// becomeContainer makes this process what the spec in its environment says, and
+// becomeContainer turns this process into the container of the spec in its environment, and
 // runs that. It returns if there is none.
 func becomeContainer() {
 	text := os.Getenv(specVariable)
@@ -185,13 +185,13 @@ func (spec containerSpec) pivot() error {
 // kubeletScore is the oom_score_adj of pods that are critical for their node.
 const kubeletScore = "-997"
 
-// capabilities are those that anybody here asks for.
+// capabilities are those that the containers here ask for.
 var capabilities = map[string]uint{
 	"NET_ADMIN": unix.CAP_NET_ADMIN, "SYS_ADMIN": unix.CAP_SYS_ADMIN, "SYS_RESOURCE": unix.CAP_SYS_RESOURCE,
 	"SYS_PTRACE": unix.CAP_SYS_PTRACE, "BPF": unix.CAP_BPF, "PERFMON": unix.CAP_PERFMON,
 }
 
-// held says that this process has a capability, and so may give it to others.
+// held reports whether this process has a capability, and so may give it to others.
 func held(name string) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData

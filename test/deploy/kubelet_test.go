@@ -32,7 +32,7 @@ func (k *kubelet) mustSpec(t testing.TB) containerSpec {
 	return k.mustSpecOf(t, pod, pod.Containers[0])
 }
 
-// mustSpecOf makes of a container what its runtime is told.
+// mustSpecOf converts a container to what its runtime gets.
 func (k *kubelet) mustSpecOf(t testing.TB, pod corev1.PodSpec, is corev1.Container) containerSpec {
 	t.Helper()
 	security := is.SecurityContext
@@ -48,7 +48,8 @@ func (k *kubelet) mustSpecOf(t testing.TB, pod corev1.PodSpec, is corev1.Contain
 		NoNewPrivs: security.AllowPrivilegeEscalation != nil && !*security.AllowPrivilegeEscalation,
 		HostPID:    pod.HostPID,
 		Node:       k.cgroups.node,
-		// Every container is told of the Service `kubernetes`. Nobody answers there.
+		// Every container gets the address of the Service `kubernetes` by its
+		// environment. Nothing answers there.
 		Env: []string{"PATH=/usr/bin", "KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"},
 	}
 	for _, name := range security.Capabilities.Add {

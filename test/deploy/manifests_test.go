@@ -70,7 +70,7 @@ func mustBuild(t testing.TB, folder string, components ...string) manifests {
 	return mustDecode(t, string(out))
 }
 
-// mustCompose writes what an operator would, who wants components.
+// mustCompose writes what an operator writes to use components.
 func mustCompose(t testing.TB, overlay string, components []string) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -121,7 +121,7 @@ func mustDecode(t testing.TB, text string) manifests {
 	}
 }
 
-// take says that it knows the kind and did not have one.
+// take returns true if it knows the kind and did not have one yet.
 func (m *manifests) take(object runtime.Object) bool {
 	switch is := object.(type) {
 	case *appsv1.DaemonSet:

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// patience is for what takes milliseconds, on a machine that may be compiling.
-const patience = 3 * time.Minute
+// waitTimeout limits waits for what takes milliseconds: the machine may be compiling.
+const waitTimeout = 3 * time.Minute
 
 // machine is a node as a kubelet knows it: a network, cgroups and folders. Those
 // that all nodes of the lab would share have stand-ins.
@@ -162,13 +162,13 @@ func untar(from io.Reader, to string) error {
 // eventually waits until check returns no error.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); ; time.Sleep(10 * time.Millisecond) {
 		err := check()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s: %v", patience, what, err)
+			t.Fatalf("not after %v: %s: %v", waitTimeout, what, err)
 		}
 	}
 }

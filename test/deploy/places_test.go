@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// testNode: what the manifest says of the node's own folders, which nothing is
-// attached to here, is what verbs find; and a node without bpffs is told of.
+// testNode checks the manifest's mounts of the node's own folders: which nothing is
+// attached to here, is what verbs find; and the agent reports a node without bpffs.
 func testNode(t *testing.T, k *kubelet) {
 	cgroup, err := lab.CgroupRoot()
 	must(t, err)
@@ -17,14 +17,14 @@ func testNode(t *testing.T, k *kubelet) {
 		spec := k.mustSpec(t)
 		spec.Node = cgroupNode{} // this machine
 		mustMount(t, spec, "/host/cgroup").From = cgroup
-		out, _ := k.mustExec(t, spec, "status", "-o", "json") // it says that no agent runs
+		out, _ := k.mustExec(t, spec, "status", "-o", "json") // it reports that no agent runs
 		for _, want := range []string{`"cgroupRoot": "/host/cgroup"`, `"bpfRoot": "/host/bpf/sluice"`} {
 			if !strings.Contains(out, want) {
 				t.Errorf("sluice status does not say %s: %s", want, out)
 			}
 		}
 	})
-	t.Run("a node without bpffs is told of", func(t *testing.T) {
+	t.Run("a node without bpffs is reported", func(t *testing.T) {
 		spec := k.mustSpec(t)
 		mustMount(t, spec, "/host/bpf").From = t.TempDir()
 		agent := k.mustRun(t, spec)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestDeploy applies the manifests to a real API server, and is the kubelet of a
-// node: it runs the image as the DaemonSet says, with kube-proxy's own ConfigMap,
+// node: it runs the image as the DaemonSet specifies, with kube-proxy's own ConfigMap,
 // no more capabilities than are granted, and seccomp. The parts follow each
 // other: what one leaves programmed is there for the next.
 func TestDeploy(t *testing.T) {
@@ -31,8 +31,8 @@ func testPod(t *testing.T, k *kubelet) {
 	agent := k.mustRun(t, spec)
 	k.mustBeReady(t, agent)
 	t.Run("has what the manifest grants", func(t *testing.T) { testGrants(t, agent) })
-	t.Run("says what is not covered", func(t *testing.T) {
-		k.mustSayNotCovered(t, agent, spec, "/host/cgroup", "/../..", "those of the machine's other containers")
+	t.Run("it reports what is not covered", func(t *testing.T) {
+		k.mustReportNotCovered(t, agent, spec, "/host/cgroup", "/../..", "those of the machine's other containers")
 	})
 
 	backends := k.node.Pods[1:]
@@ -84,7 +84,7 @@ func testPod(t *testing.T, k *kubelet) {
 			t.Errorf("pins are left: %v", left)
 		}
 		if reply, err := pod.Request("tcp", ip); err == nil {
-			t.Errorf("%s, and nobody translates", reply.Text)
+			t.Errorf("%s, although no agent translates", reply.Text)
 		}
 	})
 }
@@ -157,7 +157,7 @@ func testOrphans(t *testing.T, k *kubelet, node, pod *lab.Caller) {
 	}
 }
 
-// testVerbs is an operator with kubectl exec, who gives no flags. The device of a pod that has
+// testVerbs runs verbs as an operator does with kubectl exec, without flags. The device of a pod that has
 // just come may not be attached yet.
 func testVerbs(t *testing.T, k *kubelet, spec containerSpec) {
 	for verb, want := range map[string]string{

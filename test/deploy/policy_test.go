@@ -44,7 +44,7 @@ var installations = []struct {
 	},
 }
 
-// Every installation keeps the rules that deploy/README.md tells of.
+// Every installation keeps the rules that deploy/README.md describes.
 func TestPolicy(t *testing.T) {
 	for _, is := range installations {
 		t.Run(is.name, func(t *testing.T) {
@@ -169,14 +169,14 @@ func checkVolumes(t *testing.T, m manifests, configMap string) {
 	}
 }
 
-// checkRole: nothing that can be read tells secrets, and only Events are written.
+// checkRole checks that a role reads nothing secret, and writes only Events.
 // TestPod shows that all of it is needed.
 func checkRole(t *testing.T, m manifests) {
 	t.Helper()
 	for _, rule := range m.role.Rules {
 		reads := slices.Equal(rule.Verbs, []string{"list", "watch"})
-		tells := slices.Equal(rule.Resources, []string{"events"}) && slices.Equal(rule.Verbs, []string{"create", "patch"})
-		if !reads && !tells || slices.Contains(rule.Resources, "secrets") || slices.Contains(rule.Resources, "endpoints") {
+		writesEvents := slices.Equal(rule.Resources, []string{"events"}) && slices.Equal(rule.Verbs, []string{"create", "patch"})
+		if !reads && !writesEvents || slices.Contains(rule.Resources, "secrets") || slices.Contains(rule.Resources, "endpoints") {
 			t.Errorf("the role grants %v", rule)
 		}
 		for _, name := range slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs) {

@@ -12,7 +12,7 @@ import (
 // testRequests: no request of the agent was refused, and whatever the role
 // grants was asked for.
 func testRequests(t *testing.T, k *kubelet) {
-	// What has no meaning is told by an Event, and by the same one again.
+	// An Event reports a field without meaning, and the same Event counts repetitions.
 	for _, value := range []string{`"bad"`, "null", `"bad"`} {
 		patch := `{"metadata":{"annotations":{"sluice-lb.io/algorithm":` + value + `}}}`
 		_, err := k.client.CoreV1().Services("default").Patch(

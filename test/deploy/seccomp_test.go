@@ -11,8 +11,8 @@ import (
 
 // refusedCalls are those that the default profiles of containerd and CRI-O refuse
 // a container with SYS_ADMIN and without SYS_PTRACE, SYS_NICE and the like, as far
-// as a Go program could come upon them. Old versions do not know pidfd_open and its
-// kin, and refuse what they do not know. (bpf, setns and clone3 are allowed with
+// as a Go program could call them. Old versions do not know pidfd_open and similar
+// calls, and refuse what they do not know. (bpf, setns and clone3 are allowed with
 // SYS_ADMIN; without it they are not.)
 var refusedCalls = []uint32{
 	unix.SYS_ACCT, unix.SYS_ADD_KEY, unix.SYS_ADJTIMEX, unix.SYS_CLOCK_SETTIME, unix.SYS_DELETE_MODULE,

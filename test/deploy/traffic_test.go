@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// mustReach waits until all of these pods answer, and nobody else.
+// mustReach waits until all of these pods answer, and no others.
 func mustReach(t testing.TB, from *lab.Caller, network, address string, want ...*lab.Pod) {
 	t.Helper()
 	var names []string
@@ -23,7 +23,7 @@ func mustReach(t testing.TB, from *lab.Caller, network, address string, want ...
 		names = append(names, pod.Name)
 	}
 	eventually(t, fmt.Sprintf("%s %s leads to %v", network, address, names), func() error {
-		met := make(map[string]bool)
+		answered := make(map[string]bool)
 		for range 40 * len(names) {
 			reply, err := from.Exchange(lab.Exchange{Network: network, Address: address, Timeout: time.Second})
 			if err != nil {
@@ -36,10 +36,10 @@ func mustReach(t testing.TB, from *lab.Caller, network, address string, want ...
 			if !slices.Contains(names, answer.Name) {
 				return fmt.Errorf("%s answers", answer.Name)
 			}
-			met[answer.Name] = true
+			answered[answer.Name] = true
 		}
-		if len(met) < len(names) {
-			return fmt.Errorf("only %v answer", met)
+		if len(answered) < len(names) {
+			return fmt.Errorf("only %v answer", answered)
 		}
 
 		return nil

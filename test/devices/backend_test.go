@@ -8,7 +8,7 @@ import (
 )
 
 // TestBackendGoes takes a backend away under two clients. Over UDP the client
-// moves on, for nobody tells it that there is nobody any more; a TCP connection is
+// moves on, as no error reports that the backend has gone; a TCP connection is
 // its backend's to end.
 //
 //	client ── load balancer ─┬─ pod-2-0, goes
@@ -42,7 +42,7 @@ func TestBackendGoes(t *testing.T) {
 	w.publish(t, s)
 	for _, f := range families {
 		// Refused, or lost if the client has had its share of refusals.
-		eventually(t, fmt.Sprintf("%s: UDP is answered by nobody", f), func() error {
+		eventually(t, fmt.Sprintf("%s: UDP is answered by no backend", f), func() error {
 			if err := answeredBy(datagrams[f], "pod-1-1"); err == nil {
 				return fmt.Errorf("answered by pod-1-1")
 			}
@@ -57,7 +57,7 @@ func mustConnect(t *testing.T, from *lab.Caller, network, address string) *lab.S
 	t.Helper()
 	socket, err := from.Socket(network)
 	must(t, err)
-	must(t, socket.SetTimeout(patience), socket.Connect(address))
+	must(t, socket.SetTimeout(waitTimeout), socket.Connect(address))
 
 	return socket
 }

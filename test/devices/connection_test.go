@@ -26,8 +26,8 @@ func (w *world) mustSwallow(t *testing.T) {
 	}
 }
 
-// mustSwallow starts a server that takes as many bytes as the client says, then
-// sends as many as it says. Both are of a kind that tells when one is not in its
+// mustSwallow starts a server that takes as many bytes as the client asks for, then
+// sends as many as it asks for. Both have a pattern that shows when one is not in its
 // place.
 func mustSwallow(t *testing.T, ns *lab.Namespace, address string) {
 	t.Helper()
@@ -56,12 +56,12 @@ func mustSwallow(t *testing.T, ns *lab.Namespace, address string) {
 // transfer sends bytes both ways over a new connection, and returns how many
 // there were a second.
 func transfer(from *lab.Namespace, address string, up, down uint64) (upRate, downRate float64, err error) {
-	conn, err := from.Dial("tcp", address, patience)
+	conn, err := from.Dial("tcp", address, waitTimeout)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(6 * patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(6 * waitTimeout)); err != nil {
 		return 0, 0, err
 	}
 	start := time.Now()
@@ -69,7 +69,7 @@ func transfer(from *lab.Namespace, address string, up, down uint64) (upRate, dow
 	if err != nil {
 		return 0, 0, fmt.Errorf("up: %w", err)
 	}
-	// The first byte back says that the last one has arrived.
+	// The first byte back shows that the last one has arrived.
 	answers := lateReader{Conn: conn}
 	if err := receive(&answers, down); err != nil {
 		return 0, 0, fmt.Errorf("down: %w", err)

@@ -75,7 +75,7 @@ const (
 		}`
 )
 
-// mustHaveCountedNothing wants no counter of any node to have counted.
+// mustHaveCountedNothing fails the test if a counter of a node has counted.
 func (w *world) mustHaveCountedNothing(t *testing.T) {
 	t.Helper()
 	for _, node := range w.Nodes {
@@ -98,8 +98,8 @@ func (w *world) mustBeStrict(t *testing.T) {
 	}
 }
 
-// mustSetBridgeNetfilter says whether bridges show netfilter what they forward, as
-// Kubernetes wants it, or not. Where the kernel cannot, they do not.
+// mustSetBridgeNetfilter sets whether bridges pass what they forward to netfilter, as
+// Kubernetes requires it, or not. Where the kernel cannot, they do not.
 func (w *world) mustSetBridgeNetfilter(t *testing.T, value string) {
 	t.Helper()
 	for _, node := range w.Nodes {

@@ -29,7 +29,7 @@ import (
 //	     └─── SYN, SYN, SYN … ───▶               └─ pod-2-0, masqueraded
 //
 // What is found invalid is not counted: when a forged connection has been pushed
-// out, its backend's answer is of no connection that anybody knows.
+// out, its backend's answer belongs to no known connection.
 func TestFlood(t *testing.T) {
 	t.Parallel()
 	const connections, syns = 50, 200_000
@@ -45,7 +45,7 @@ func TestFlood(t *testing.T) {
 	var talks []*talk
 	for i := range connections {
 		to := []service{c.local, c.remote}[i%2]
-		conn, err := w.Client.Dial("tcp", to.at(loadBalancer, families[i/2%2], nil), patience)
+		conn, err := w.Client.Dial("tcp", to.at(loadBalancer, families[i/2%2], nil), waitTimeout)
 		must(t, err)
 		t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
 		talks = append(talks, newTalk(conn))
@@ -63,7 +63,7 @@ func TestFlood(t *testing.T) {
 			t.Errorf("connection %d, which was not in use: %v", i, err)
 		}
 	}
-	eventually(t, "the status tells of the flood", func() error {
+	eventually(t, "the status reports the flood", func() error {
 		status, err := w.agents[0].Status()
 		if err == nil && status.Flows.HalfOpen.Evicted == 0 {
 			err = fmt.Errorf("flows: %+v", status.Flows)
@@ -71,13 +71,13 @@ func TestFlood(t *testing.T) {
 		return err
 	})
 	if !strings.Contains(w.agents[0].Log(), "more flows are begun than can be remembered") {
-		t.Error("the log does not tell of the flood")
+		t.Error("the log does not report the flood")
 	}
 }
 
 // TestAnsweredFlood has the client begin four times as many flows as the table has room for, all of
 // which are answered, and answered again: first datagrams, then connections. 50 connections that were open
-// before, and say nothing meanwhile, are there when they are needed; what has no room is refused.
+// before, and are idle meanwhile, are there when they are needed; what has no room is refused.
 //
 //	client ══ 50 connections ═══▶ load balancer ─┬─ pod-1-1
 //	     └─── flow, flow, flow ══▶               └─ pod-2-0, masqueraded
@@ -97,7 +97,7 @@ func TestAnsweredFlood(t *testing.T) {
 
 	var talks []*talk
 	for i := range idle {
-		conn, err := w.Client.Dial("tcp", targets[i%2], patience)
+		conn, err := w.Client.Dial("tcp", targets[i%2], waitTimeout)
 		must(t, err)
 		defer conn.Close()
 		talks = append(talks, newTalk(conn))
@@ -150,7 +150,7 @@ func TestAnsweredFlood(t *testing.T) {
 		t.Errorf("%d of %d connections were refused, and %d SYNs", refused.Load(), flows, counts[maps.ReasonDropFlowTable])
 	}
 	mustStay()
-	eventually(t, "the status tells of it", func() error {
+	eventually(t, "the status reports it", func() error {
 		status, err := w.agents[0].Status()
 		if err == nil && (status.Flows.Emergency == "" || status.Flows.Flows.Evicted > 0) {
 			err = fmt.Errorf("flows: %+v", status.Flows)
@@ -162,7 +162,7 @@ func TestAnsweredFlood(t *testing.T) {
 
 // exchange asks twice from a port of its own, over UDP.
 func exchange(from *lab.Namespace, to string) error {
-	conn, err := from.Dial("udp", to, patience)
+	conn, err := from.Dial("udp", to, waitTimeout)
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ type talk struct {
 func newTalk(conn net.Conn) *talk { return &talk{Conn: conn, lines: bufio.NewReader(conn)} }
 
 func (c *talk) ask(question string) error {
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
 		return err
 	}
 	if _, err := fmt.Fprintln(c, question); err != nil {
@@ -196,7 +196,7 @@ func (c *talk) ask(question string) error {
 	return err
 }
 
-// keepBusy asks on every connection until it is told to stop.
+// keepBusy asks on every connection until it is stopped.
 func keepBusy(talks []*talk) (stop func() (asked int64, err error)) {
 	var stopped atomic.Bool
 	var count atomic.Int64
@@ -219,7 +219,7 @@ func keepBusy(talks []*talk) (stop func() (asked int64, err error)) {
 }
 
 // mustFlood sends the first packets of connections that never come to be, from
-// addresses that nobody has: 198.18.0.0/15, which is for that.
+// addresses that no host has: 198.18.0.0/15, which is reserved for that.
 func mustFlood(t *testing.T, from *lab.Namespace, count int, targets ...string) {
 	t.Helper()
 	must(t, from.Do(func() error {

@@ -31,7 +31,7 @@ func TestForeignProgramEndsTheChain(t *testing.T) {
 	w.start(t, c.local)
 	caller, address := w.outside(t), c.local.at(loadBalancer, ipv4, nil)
 	works := func() error {
-		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: patience / 10})
+		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: waitTimeout / 10})
 		if err == nil {
 			err = expect(reply, "pod-1-1", hostIPs(w.Client)[ipv4])
 		}

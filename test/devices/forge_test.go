@@ -17,7 +17,7 @@ import (
 )
 
 // several are two Services: pods of both nodes answer for them, one node's for each, so
-// that who gets another backend is likely to see another one.
+// that a client of another backend is likely to notice it.
 func (w *world) several() []service {
 	here, there := service{number: 41}, service{number: 42}
 	for i := range w.Nodes[0].Pods {
@@ -28,7 +28,7 @@ func (w *world) several() []service {
 	return []service{here, there}
 }
 
-// TestForgedSegments has connections, some of which are in use, go on while someone who knows
+// TestForgedSegments has connections, some of which are in use, go on while an attacker who knows
 // their addresses and ports, and not their numbers, sends SYNs, FINs and RSTs in the client's name,
 // from where the client is, and from where it is not.
 //
@@ -44,7 +44,7 @@ func TestForgedSegments(t *testing.T) {
 
 	var talks []*talk
 	for i := range connections {
-		conn, err := w.Client.Dial("tcp", services[i%2].at(loadBalancer, ipv4, nil), patience)
+		conn, err := w.Client.Dial("tcp", services[i%2].at(loadBalancer, ipv4, nil), waitTimeout)
 		must(t, err)
 		t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
 		talks = append(talks, newTalk(conn))
@@ -147,7 +147,7 @@ func TestForgottenConnection(t *testing.T) {
 				t.Run(fmt.Sprintf("%s dials %s over %s", client.name, s.name(), f), func(t *testing.T) {
 					t.Parallel()
 					to := s.at(client.way, f, nil)
-					old, err := client.Dial("tcp", to, patience)
+					old, err := client.Dial("tcp", to, waitTimeout)
 					must(t, err)
 					must(t, newTalk(old).ask("who"))
 					from := old.LocalAddr()
@@ -188,7 +188,7 @@ func forget(conn *net.TCPConn) error {
 
 // dialAs connects from an address and a port.
 func dialAs(ns *lab.Namespace, from net.Addr, to string) (conn net.Conn, err error) {
-	dialer := net.Dialer{Timeout: patience, LocalAddr: from}
+	dialer := net.Dialer{Timeout: waitTimeout, LocalAddr: from}
 	dialer.SetMultipathTCP(false)
 	err = ns.Do(func() error {
 		conn, err = dialer.Dial("tcp", to)

@@ -39,8 +39,8 @@ func TestForwarding(t *testing.T) {
 	w.start(t, append(c.services(), bulk, talks)...)
 	w.mustSwallow(t)
 	w.mustForward(t, "")
-	for _, visit := range c.outside(t) {
-		visit.run(t, w)
+	for _, test := range c.outside(t) {
+		test.run(t, w)
 	}
 	past := w.forwarded(t)
 	for i, offloads := range [][]lab.Offload{nil, {lab.Segmentation, lab.LateSplitting, lab.EarlyCoalescing, lab.Checksums}} {
@@ -87,7 +87,7 @@ func TestForwarding(t *testing.T) {
 	w.mustBeTurned(t, talks, false)
 }
 
-// mustForward waits until node-1's agent says why packets pass the network stack, or that they need not.
+// mustForward waits until node-1's agent reports why packets pass the network stack, or that they need not.
 func (w *world) mustForward(t *testing.T, throughStack string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("forwarding is %q", throughStack), func() error {
@@ -146,7 +146,7 @@ func (w *world) forwarded(t *testing.T) int {
 	return total
 }
 
-// mustBeTurned wants every flow of a Service on node-1 to be turned, or none.
+// mustBeTurned checks that every flow of a Service on node-1 is turned around, or none.
 func (w *world) mustBeTurned(t *testing.T, s service, want bool) {
 	t.Helper()
 	text, err := w.agents[0].Run("flows", "-o", "json")
@@ -183,7 +183,7 @@ func (w *world) mustTalkToRemote(t *testing.T, from *lab.Caller, to service) []q
 			socket, err := from.Socket(network + map[family]string{ipv4: "4", ipv6: "6"}[f])
 			must(t, err)
 			t.Cleanup(func() { socket.Close() })
-			must(t, socket.SetTimeout(patience), socket.Connect(to.at(nodePort, f, w.Nodes[0])))
+			must(t, socket.SetTimeout(waitTimeout), socket.Connect(to.at(nodePort, f, w.Nodes[0])))
 			q := question{socket, fmt.Sprintf("%s over %s", network, f)}
 			q.mustGoOn(t)
 			all = append(all, q)

@@ -55,7 +55,7 @@ func TestFragments(t *testing.T) {
 	}
 }
 
-// datagrams are large ones from somebody to a Service.
+// datagrams are large ones from a client to a Service.
 type datagrams struct {
 	name string
 	from *lab.Caller
@@ -84,13 +84,13 @@ func (d datagrams) run(t *testing.T, w *world) {
 	})
 }
 
-// ask sends a datagram of a size and wants one of that size back. It asks again
+// ask sends a datagram of a size and expects one of that size back. It asks again
 // if there is no answer: in IPv6 the sender has to learn first what fits through the
-// tunnel, and the router that tells, which is EMSGSIZE, drops the datagram.
+// tunnel, and the router that reports it (EMSGSIZE) drops the datagram.
 func (d datagrams) ask(address string, size int) (reply lab.Reply, err error) {
 	question := fmt.Sprintf("size %d", size)
 	question += strings.Repeat(" ", size-len(question)-1)
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(waitTimeout); time.Now().Before(deadline); {
 		reply, err = d.from.Exchange(lab.Exchange{
 			Network:  "udp",
 			Address:  address,

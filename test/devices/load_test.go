@@ -13,7 +13,7 @@ import (
 )
 
 // TestLoadAndBytes has a client outside hold connections and send bytes: the node
-// that translates them knows how many each backend has, until they have ended in
+// that translates them counts how many each backend has, until they have ended in
 // whatever way, and how much was sent.
 //
 //	client ══ node port ══┬══ pod-1-1

@@ -25,7 +25,7 @@ func TestRulesForMarkedPackets(t *testing.T) {
 	w.start(t, c.local)
 	caller := w.outside(t)
 	dial := func(address string) error {
-		_, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: patience / 5})
+		_, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: waitTimeout / 5})
 
 		return err
 	}

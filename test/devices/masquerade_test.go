@@ -27,7 +27,7 @@ func TestManyMasqueraded(t *testing.T) {
 	c := casesOf(w)
 	w.start(t, c.remote)
 	caller, backend := w.outside(t), c.remote.backends[0]
-	exchange := lab.Exchange{Network: "tcp", Address: c.remote.at(loadBalancer, ipv4, nil), Timeout: 6 * patience}
+	exchange := lab.Exchange{Network: "tcp", Address: c.remote.at(loadBalancer, ipv4, nil), Timeout: 6 * waitTimeout}
 	reply, err := caller.Exchange(exchange)
 	must(t, err, expect(reply, backend.name, sourcesTo(t, w.Nodes[0], backend)[ipv4]))
 
@@ -62,7 +62,7 @@ func TestMasqueradePortsFollow(t *testing.T) {
 	address := c.remote.at(loadBalancer, ipv4, nil)
 	kept := mustConnect(t, caller, "tcp4", address)
 	seen := func() (port uint16, err error) {
-		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: patience})
+		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: waitTimeout})
 		if err != nil {
 			return 0, err
 		}
@@ -117,13 +117,13 @@ func TestOnePortToTwoServices(t *testing.T) {
 	for _, f := range families {
 		for _, network := range networks {
 			for i, pair := range pairs {
-				dialled := []string{pair[0].at(loadBalancer, f, nil), pair[0].at(externalIP, f, nil), pair[1].at(loadBalancer, f, nil)}
+				addresses := []string{pair[0].at(loadBalancer, f, nil), pair[0].at(externalIP, f, nil), pair[1].at(loadBalancer, f, nil)}
 				from := fmt.Sprintf("%s, %s to %s", f, network, pair[0].backends[0].name)
 				t.Run("client, "+from, func(t *testing.T) {
-					mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], uint16(2222+i)), dialled...)
+					mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], uint16(2222+i)), addresses...)
 				})
 				t.Run("pod, "+from, func(t *testing.T) {
-					mustShare(t, pod, network, netip.AddrPortFrom(podIPs(w.Nodes[0].Pods[0])[f], uint16(2222+i)), dialled...)
+					mustShare(t, pod, network, netip.AddrPortFrom(podIPs(w.Nodes[0].Pods[0])[f], uint16(2222+i)), addresses...)
 				})
 			}
 		}
@@ -150,18 +150,18 @@ func TestServiceBesideADirectConnection(t *testing.T) {
 		for _, network := range networks {
 			for i, s := range []service{c.local, c.host} {
 				direct := netip.AddrPortFrom(s.backends[0].ips[f], podPort).String()
-				dialled := []string{direct, s.at(loadBalancer, f, nil), s.at(externalIP, f, nil)}
+				addresses := []string{direct, s.at(loadBalancer, f, nil), s.at(externalIP, f, nil)}
 				if network == "tcp" && s.number == c.host.number {
 					t.Run(fmt.Sprintf("%s, the node after its Service", f), func(t *testing.T) {
-						mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], 3336), dialled[1], direct)
+						mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], 3336), addresses[1], direct)
 					})
 				}
 				from := fmt.Sprintf("%s, %s to %s", f, network, s.backends[0].name)
 				t.Run("client, "+from, func(t *testing.T) {
-					mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], uint16(3333+i)), dialled...)
+					mustShare(t, client, network, netip.AddrPortFrom(hostIPs(w.Client)[f], uint16(3333+i)), addresses...)
 				})
 				t.Run("pod, "+from, func(t *testing.T) {
-					mustShare(t, pod, network, netip.AddrPortFrom(podIPs(node.Pods[0])[f], uint16(3333+i)), dialled...)
+					mustShare(t, pod, network, netip.AddrPortFrom(podIPs(node.Pods[0])[f], uint16(3333+i)), addresses...)
 				})
 			}
 		}
@@ -170,16 +170,16 @@ func TestServiceBesideADirectConnection(t *testing.T) {
 
 // mustShare dials from one port to several addresses, keeps all connections, and
 // asks each of them twice.
-func mustShare(t *testing.T, from *lab.Caller, network string, port netip.AddrPort, dialled ...string) {
+func mustShare(t *testing.T, from *lab.Caller, network string, port netip.AddrPort, addresses ...string) {
 	t.Helper()
 	network += map[bool]string{false: "4", true: "6"}[port.Addr().Is6()]
 	var sockets []*lab.Socket
-	for _, address := range dialled {
+	for _, address := range addresses {
 		socket, err := from.Socket(network)
 		must(t, err)
 		defer socket.Close()
 		must(t,
-			socket.SetTimeout(patience),
+			socket.SetTimeout(waitTimeout),
 			socket.SetOption(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 			socket.SetOption(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
 			socket.Bind(port.String()),
@@ -193,17 +193,17 @@ func mustShare(t *testing.T, from *lab.Caller, network string, port netip.AddrPo
 			must(t, socket.Send("who\n"))
 			text, _, err := socket.Recv()
 			if err != nil {
-				t.Fatalf("%s, question %d: %v", dialled[i], round+1, err)
+				t.Fatalf("%s, question %d: %v", addresses[i], round+1, err)
 			}
 			answer, err := lab.ParseAnswer(text)
 			must(t, err)
 			if other, ok := seen[answer.Client]; ok && other != i {
-				t.Errorf("%s and %s are both %s to %s", dialled[other], dialled[i], answer.Client, answer.Name)
+				t.Errorf("%s and %s are both %s to %s", addresses[other], addresses[i], answer.Client, answer.Name)
 			}
 			seen[answer.Client] = i
 		}
 	}
-	if len(seen) != len(dialled) {
+	if len(seen) != len(addresses) {
 		t.Errorf("backend saw %v, want one client port per address", seen)
 	}
 }

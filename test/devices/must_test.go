@@ -14,13 +14,13 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// eventually waits until check says nothing.
+// eventually waits until check returns no error.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
 	err := check()
-	for deadline := time.Now().Add(patience); err != nil; err = check() {
+	for deadline := time.Now().Add(waitTimeout); err != nil; err = check() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s: %v", patience, what, err)
+			t.Fatalf("not after %v: %s: %v", waitTimeout, what, err)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// TestPathMTUToBackend sends more than fits into the tunnel. The node says so to
+// TestPathMTUToBackend sends more than fits into the tunnel. The node reports that to
 // the client, which knows the Service's address only; so the error has to speak
 // of that.
 //
@@ -56,16 +56,16 @@ func testPathMTUToBackend(t *testing.T, filter string) {
 // narrow is the MTU of a link that is smaller than those before it.
 const narrow = 1300
 
-// mustLearn sends datagrams that may not be cut, and wants the kernel to learn
+// mustLearn sends datagrams that may not be fragmented, and expects the kernel to learn
 // how large they may be.
 func mustLearn(t *testing.T, from *lab.Caller, address string) {
 	t.Helper()
-	dialled := netip.MustParseAddrPort(address)
+	target := netip.MustParseAddrPort(address)
 	level, discover, mtu, headers := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_MTU, 28
-	if dialled.Addr().Is6() {
+	if target.Addr().Is6() {
 		level, discover, mtu, headers = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_MTU, 48
 	}
-	socket, err := from.Socket(map[bool]string{false: "udp4", true: "udp6"}[dialled.Addr().Is6()])
+	socket, err := from.Socket(map[bool]string{false: "udp4", true: "udp6"}[target.Addr().Is6()])
 	must(t, err)
 	defer socket.Close()
 	must(t, socket.SetOption(level, discover, unix.IP_PMTUDISC_DO), socket.Connect(address))
@@ -81,15 +81,15 @@ func mustLearn(t *testing.T, from *lab.Caller, address string) {
 	if err := socket.Send(big); lab.Errno(err) != unix.EMSGSIZE {
 		t.Errorf("the same again: %v, want EMSGSIZE", err)
 	}
-	must(t, socket.Send(fits), socket.SetTimeout(patience))
+	must(t, socket.Send(fits), socket.SetTimeout(waitTimeout))
 	if text, _, err := socket.Recv(); err != nil {
 		t.Errorf("answer to %d bytes: %.40q, %v", len(fits), text, err)
 	}
 }
 
 // TestPathMTUToClient has a backend answer with more than fits into a link on the
-// way to the client. The router there tells the Service's address, behind which
-// there is a backend that must get to know.
+// way to the client. The router there reports it to the Service's address, behind which
+// there is a backend that must get it.
 //
 //	far client 1500 ── 1300 router ── segment ── node-1 ─┬─ pod-1-1
 //	                             └── too big, 1300 ──▶   └─ pod-2-0
@@ -138,7 +138,7 @@ func testPathMTUToClient(t *testing.T, filter string) {
 const answerPort = 9001
 
 // mustBeTold asks a backend over UDP, which answers with more than fits and may
-// not cut it, and wants the backend to be told.
+// not cut it, and reports it to the backend.
 func mustBeTold(t *testing.T, from *lab.Caller, address string, pod *lab.Pod, f family) {
 	t.Helper()
 	level, discover, headers := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, 28
@@ -159,7 +159,7 @@ func mustBeTold(t *testing.T, from *lab.Caller, address string, pod *lab.Pod, f 
 
 	big, fits := strings.Repeat("x", narrow-headers+1), strings.Repeat("x", narrow-headers)
 	must(t, server.SendTo(big, sender.String()))
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitTimeout)
 	for lab.Errno(err) != unix.EMSGSIZE && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
 		err = server.SendTo(big, sender.String())

@@ -6,7 +6,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// TestMasqueradeAll has every backend see the node, whoever dials, where the
+// TestMasqueradeAll checks that every backend sees the node for every client, where the
 // policy lets it:
 //
 //	client, pod-1-0 ─▶ pod-1-1 sees node-1, as it is on the way to pod-1-1
@@ -25,7 +25,7 @@ func TestMasqueradeAll(t *testing.T) {
 	client, pod := w.outside(t), w.optedOut(t, first.Pods[0])
 	here, there := sourcesTo(t, first, onPod(first.Pods[1])), sourcesTo(t, first, onPod(second.Pods[0]))
 
-	for _, visit := range []visit{
+	for _, test := range []dialTest{
 		{name: "client to a pod here", from: client, to: c.local, ways: everyWay, backend: "pod-1-1", seen: here},
 		{name: "client to a pod there", from: client, to: c.remote, ways: everyWay, backend: "pod-2-0", seen: there},
 		{name: "client to a pod here, policy Local", from: client, to: c.keeps, ways: fromOutside, backend: "pod-1-1",
@@ -33,7 +33,7 @@ func TestMasqueradeAll(t *testing.T) {
 		{name: "pod to a pod here", from: pod, to: c.local, ways: everyWay, backend: "pod-1-1", seen: here},
 		{name: "pod to a pod there", from: pod, to: c.remote, ways: everyWay, backend: "pod-2-0", seen: there},
 	} {
-		visit.run(t, w)
+		test.run(t, w)
 	}
 }
 

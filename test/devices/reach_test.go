@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// TestServices is everybody who can dial a Service without a socket that Sluice
+// TestServices dials Services as every client does that has no socket that Sluice
 // sees, on every kind of network, with both ways of attaching:
 //
 //	           who answers                       whom it sees
@@ -19,7 +19,7 @@ import (
 //	pod-1-0 ┬▶ pod-1-1, node-1, pod-2-0, node-2  pod-1-0
 //	        └▶ itself                            node-1
 //
-// Where checksums are not left to the receiver (which on a veth means to nobody)
+// Where checksums are not left to the receiver (which a veth does not check)
 // every receiver checks what Sluice made of them.
 func TestServices(t *testing.T) {
 	for _, test := range []struct {
@@ -51,8 +51,8 @@ func TestServices(t *testing.T) {
 			}
 			c := casesOf(w)
 			w.start(t, c.services()...)
-			for _, visit := range slices.Concat(c.outside(t), c.inside(t), c.hooked(t)) {
-				visit.run(t, w)
+			for _, test := range slices.Concat(c.outside(t), c.inside(t), c.hooked(t)) {
+				test.run(t, w)
 			}
 		})
 	}
@@ -88,18 +88,18 @@ func (c *cases) services() []service {
 	return []service{c.local, c.remote, c.host, c.remoteHost, c.self, c.keeps, c.elsewhere, c.empty}
 }
 
-// every way that a client outside of the cluster can dial, if somebody routes the
+// every way that a client outside of the cluster can dial, if routes lead the
 // cluster IPs.
 var everyWay = []way{nodePort, loadBalancer, externalIP, clusterIP}
 
 // outside is what the client does.
-func (c *cases) outside(t *testing.T) []visit {
+func (c *cases) outside(t *testing.T) []dialTest {
 	t.Helper()
 	first, second := c.Nodes[0], c.Nodes[1]
 	client, caller := hostIPs(c.Client), c.world.outside(t)
 	masquerade := func(b backend) [2]netip.Addr { return sourcesTo(t, first, b) }
 
-	return []visit{
+	return []dialTest{
 		{name: "client to a pod here", from: caller, to: c.local, ways: everyWay,
 			backend: first.Pods[1].Name, seen: client},
 		{name: "client to a pod on another node", from: caller, to: c.remote, ways: everyWay,
@@ -113,19 +113,19 @@ func (c *cases) outside(t *testing.T) []visit {
 		{name: "client to no pod here, policy Local", from: caller, to: c.elsewhere, ways: fromOutside,
 			errno: unix.ETIMEDOUT},
 		// Six refusals is what an address gets in a moment.
-		{name: "client to nobody", from: caller, to: c.empty, ways: []way{nodePort, loadBalancer}, errno: unix.ECONNREFUSED},
+		{name: "client to a Service without endpoints", from: caller, to: c.empty, ways: []way{nodePort, loadBalancer}, errno: unix.ECONNREFUSED},
 		{name: "client to the pod that dials itself", from: caller, to: c.self, ways: everyWay,
 			backend: first.Pods[0].Name, seen: client},
 	}
 }
 
-// inside is what a pod does whose sockets no hook sees.
-func (c *cases) inside(t *testing.T) []visit {
+// inside is the dials of a pod whose sockets no hook sees.
+func (c *cases) inside(t *testing.T) []dialTest {
 	t.Helper()
 	first, second := c.Nodes[0], c.Nodes[1]
 	pod, caller := podIPs(first.Pods[0]), c.optedOut(t, first.Pods[0])
 
-	return []visit{
+	return []dialTest{
 		{name: "pod to a pod here", from: caller, to: c.local, ways: everyWay, backend: first.Pods[1].Name, seen: pod},
 		{name: "pod to a pod on another node", from: caller, to: c.remote, ways: everyWay,
 			backend: second.Pods[0].Name, seen: pod},
@@ -137,17 +137,17 @@ func (c *cases) inside(t *testing.T) []visit {
 			seen: sourcesTo(t, first, onPod(first.Pods[0]))},
 		{name: "pod to no pod here, policy Local", from: caller, to: c.elsewhere, ways: everyWay,
 			backend: second.Pods[0].Name, seen: pod},
-		{name: "pod to nobody", from: caller, to: c.empty, ways: []way{clusterIP, nodePort}, errno: unix.ECONNREFUSED},
+		{name: "pod to a Service without endpoints", from: caller, to: c.empty, ways: []way{clusterIP, nodePort}, errno: unix.ECONNREFUSED},
 	}
 }
 
-// hooked is what a pod does whose sockets are translated: devices leave it alone.
-func (c *cases) hooked(t *testing.T) []visit {
+// hooked is the dials of a pod whose sockets are translated: devices do not translate them.
+func (c *cases) hooked(t *testing.T) []dialTest {
 	t.Helper()
 	first, second := c.Nodes[0], c.Nodes[1]
 	pod, caller := podIPs(first.Pods[1]), lab.MustCaller(t, first.Pods[1].Namespace, c.cgroups[0])
 
-	return []visit{
+	return []dialTest{
 		{name: "hooked pod to a pod here", from: caller, to: c.self, ways: everyWay, backend: first.Pods[0].Name, seen: pod},
 		{name: "hooked pod to a pod on another node", from: caller, to: c.remote, ways: everyWay,
 			backend: second.Pods[0].Name, seen: pod},

@@ -57,7 +57,7 @@ func TestRestart(t *testing.T) {
 				for _, agent := range w.agents {
 					must(t, test.end(agent))
 				}
-				time.Sleep(300 * time.Millisecond) // nobody there
+				time.Sleep(300 * time.Millisecond) // without an agent
 				w.restart(t)
 				time.Sleep(200 * time.Millisecond)
 				t.Logf("%s, and started again", test.name)
@@ -77,7 +77,7 @@ func (w *world) mustLoad(t *testing.T, c *cases) loads {
 	var all loads
 	start := func(from *lab.Caller, network, address string, rate, keep int) {
 		load, err := from.StartLoad(lab.Load{
-			Exchange: lab.Exchange{Network: network, Address: address, Timeout: patience},
+			Exchange: lab.Exchange{Network: network, Address: address, Timeout: waitTimeout},
 			Rate:     rate,
 			Keep:     keep,
 		})
@@ -98,7 +98,7 @@ func (w *world) mustLoad(t *testing.T, c *cases) loads {
 	return all
 }
 
-// mustHaveWorked stops the loads, and wants every exchange to have succeeded.
+// mustHaveWorked stops the loads. The test fails if one exchange has failed.
 func (l loads) mustHaveWorked(t *testing.T) {
 	t.Helper()
 	var errs error

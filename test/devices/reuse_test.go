@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// closing is who ends a connection, and how.
+// closing is which side ends a connection, and how.
 type closing struct {
 	byServer bool
 	reset    bool
@@ -95,9 +95,9 @@ func dialFrom(client *lab.Host, source netip.Addr, address string, timeout time.
 	return conn, err
 }
 
-// visit makes a connection, asks once and ends it.
-func (c closing) visit(client *lab.Host, source netip.Addr, address string) error {
-	conn, err := dialFrom(client, source, address, patience)
+// once makes a connection, asks once and ends it.
+func (c closing) once(client *lab.Host, source netip.Addr, address string) error {
+	conn, err := dialFrom(client, source, address, waitTimeout)
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (c closing) visit(client *lab.Host, source netip.Addr, address string) erro
 // ask has a byte answered.
 func ask(conn net.Conn) error {
 	question, answer := []byte{'?'}, make([]byte, 1)
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
 		return err
 	}
 	if _, err := conn.Write(question); err != nil {
@@ -178,7 +178,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 					for range connections {
 						number++
 						begin := time.Now()
-						if err := how.visit(w.Client, sourceAt(f, number), to); err != nil {
+						if err := how.once(w.Client, sourceAt(f, number), to); err != nil {
 							t.Fatalf("connection %d: %v", number, err)
 						}
 						slowest = max(slowest, time.Since(begin))
@@ -215,7 +215,7 @@ func mustCountRetransmissions(t *testing.T, ns *lab.Namespace) (n int) {
 	return n
 }
 
-// TestLateFIN has a FIN come again of a connection whose port another one has since: that goes on.
+// TestLateFIN repeats the FIN of a connection whose port another one has since: that goes on.
 //
 //	client ══ node port ══ node-1:port ══ pod-2-0
 //	                            ◀── FIN ──┘
@@ -233,11 +233,11 @@ func TestLateFIN(t *testing.T) {
 	must(t, err)
 	defer listener.Close()
 
-	old, seen := mustMeet(t, w, listener, to)
+	old, seen := mustDialAndAccept(t, w, listener, to)
 	must(t, old.Close())
 	var open net.Conn
 	for range 3 * fewPorts {
-		conn, as := mustMeet(t, w, listener, to)
+		conn, as := mustDialAndAccept(t, w, listener, to)
 		if as == seen {
 			open = conn
 
@@ -253,7 +253,7 @@ func TestLateFIN(t *testing.T) {
 		must(t, sendFIN(backend.Namespace, at, seen), ask(open))
 	}
 	for i := range 3 * fewPorts {
-		conn, as := mustMeet(t, w, listener, to)
+		conn, as := mustDialAndAccept(t, w, listener, to)
 		must(t, conn.Close())
 		if as == seen {
 			t.Fatalf("connection %d was given %s, which another one has", i, seen)
@@ -262,10 +262,10 @@ func TestLateFIN(t *testing.T) {
 	}
 }
 
-// mustMeet makes a connection, and returns whom the backend sees.
-func mustMeet(t *testing.T, w *world, listener net.Listener, to string) (net.Conn, netip.AddrPort) {
+// mustDialAndAccept makes a connection, and returns the client as the backend sees it.
+func mustDialAndAccept(t *testing.T, w *world, listener net.Listener, to string) (net.Conn, netip.AddrPort) {
 	t.Helper()
-	client, err := w.Client.Dial("tcp", to, patience)
+	client, err := w.Client.Dial("tcp", to, waitTimeout)
 	must(t, err)
 	server, err := listener.Accept()
 	must(t, err)

@@ -14,7 +14,7 @@ import (
 
 // TestPodsOfOtherNodes has a pod of node-2 dial node ports of node-1, at the
 // address that node-1 has among its pods, which a pod reaches with its own. There
-// it is a client from outside, whatever detectLocalMode says of its address; a pod
+// it is a client from outside, whatever detectLocalMode makes of its address; a pod
 // of node-1 is not.
 //
 //	pod-2-1 ── node-2 ══ node-1 ─▶ pod-1-1   policy Local, backends on both nodes
@@ -69,7 +69,7 @@ func TestPodsOfOtherNodes(t *testing.T) {
 				{"pod of node-2, backend on node-2", podElsewhere, c.remote, "pod-2-0", sourcesTo(t, first, onPod(second.Pods[0]))},
 				{"pod of node-1, policy Local without a backend on node-1", podHere, c.elsewhere, "pod-2-0", ofHere},
 			} {
-				v := visit{from: dial.from, backend: dial.backend, seen: dial.seen, errno: unix.ETIMEDOUT}
+				v := dialTest{from: dial.from, backend: dial.backend, seen: dial.seen, errno: unix.ETIMEDOUT}
 				for _, f := range families {
 					// The gateway of its pods.
 					address := netip.AddrPortFrom(first.PodCIDRs[f].Addr().Next(), dial.to.nodePort())

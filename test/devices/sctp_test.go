@@ -151,7 +151,7 @@ func (p *peer) serve() {
 			return
 		}
 		if err != nil || got.chunk != chunkInit && got.tag != p.tag {
-			continue // the client waits in vain
+			continue // the client times out
 		}
 		switch got.chunk {
 		case chunkInit:
@@ -170,9 +170,9 @@ func (p *peer) serve() {
 	}
 }
 
-// associate returns whom the server says to have seen.
+// associate returns the client as the server saw it.
 func (p *peer) associate(server netip.AddrPort) (saw string, err error) {
-	if err := p.conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := p.conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
 		return "", err
 	}
 	tag := uint32(0)

@@ -20,7 +20,7 @@ import (
 )
 
 // service is a Service of both families with everything that one can dial: what
-// its number is tells its addresses and its node port.
+// its number determines its addresses and its node port.
 type service struct {
 	number   int
 	local    bool   // externalTrafficPolicy: Local

@@ -16,7 +16,7 @@ import (
 //	client  eth0 192.168.50.100 ◀── answer ── eth0 ┐ node-1 ─┬─ pod-1-1, node-1
 //	        eth1 192.168.51.100 ── request ─▶ eth1 ┘         └─ pod-2-0, node-2
 //
-// and the other way round. Nobody checks the way there.
+// and the other way round. The way there is not checked.
 func TestTwoUplinks(t *testing.T) {
 	t.Parallel()
 	w := mustWorld(t, setting{
@@ -54,7 +54,7 @@ func TestTwoUplinks(t *testing.T) {
 							Network: network,
 							Address: netip.AddrPortFrom(test.to[f], to.nodePort()).String(),
 							From:    netip.AddrPortFrom(test.from[f], 0).String(),
-							Timeout: patience,
+							Timeout: waitTimeout,
 						})
 						if err == nil {
 							err = expect(reply, to.backends[0].name, seen[f])
@@ -70,7 +70,7 @@ func TestTwoUplinks(t *testing.T) {
 }
 
 // TestRepliesByTheDeviceOfTheClient gives addresses routes of their own, as VPC CNIs do, and has
-// the client drop what comes by another device than that of the address it has dialled, as such a
+// the client drop what comes by another device than that of the address it has dialed, as such a
 // network does.
 //
 //	far client  eth0 ◀══════▶ eth0 ┐ node-1 ─┬─ pod-1-1, node-1
@@ -117,7 +117,7 @@ func TestRepliesByTheDeviceOfTheClient(t *testing.T) {
 								Network: network,
 								Address: netip.AddrPortFrom(test.dialed(first)[f], to.nodePort()).String(),
 								From:    netip.AddrPortFrom(far[f], 0).String(),
-								Timeout: patience,
+								Timeout: waitTimeout,
 							})
 							seen := far[f]
 							if b := to.backends[0]; b.node != first.Name {

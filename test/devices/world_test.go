@@ -13,7 +13,7 @@ import (
 )
 
 // world is two nodes with an agent each, and a client that is no part of the
-// cluster. It sends what is for Services to node-1.
+// cluster. It has routes to Services by node-1.
 //
 //	┌ node-1 ─────────────────┐  192.168.50.0/24 ┌ node-2 ─────────────────┐
 //	│ pod-1-0 ─┐    ┌ filter ┐├ eth0 ─────┬──────┤ eth0 …        ┌─ pod-2-0 │
@@ -44,7 +44,7 @@ type setting struct {
 
 const podPort = 8080
 
-// mustWorld builds a world whose pods and nodes all answer on podPort. Agents
+// mustWorld builds nodes and pods that all answer on podPort. Agents
 // are yet to be started.
 func mustWorld(t *testing.T, s setting) *world {
 	t.Helper()
@@ -73,7 +73,7 @@ func mustWorld(t *testing.T, s setting) *world {
 	return w
 }
 
-// leadTo makes the client send what is for virtual addresses to a node.
+// leadTo makes the client route virtual addresses to a node.
 func (w *world) leadTo(t *testing.T, node *lab.Node) {
 	t.Helper()
 	for _, prefix := range virtualPrefixes {
@@ -112,7 +112,7 @@ func (w *world) start(t *testing.T, services ...service) {
 	}
 	w.restart(t)
 	if w.setting.filter != "" {
-		// Before the agents go: without them everything goes astray.
+		// Before the agents end: without them nothing is translated.
 		t.Cleanup(func() { w.mustHaveCountedNothing(t) })
 	}
 }

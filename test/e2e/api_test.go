@@ -47,7 +47,7 @@ func mustAPI(t testing.TB, client kubernetes.Interface, nodes []*lab.Node) *api 
 	return a
 }
 
-// clear removes what is in the namespace, which nobody does when that goes:
+// clear removes what is in the namespace. Deleting the namespace would not:
 // there are no controllers.
 func (a *api) clear(nodes []*lab.Node) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

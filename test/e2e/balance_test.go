@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// A Service's annotation says how its backends are chosen. It changes while
+// A Service's annotation selects how its backends are chosen. It changes while
 // connections are open and others begin, and none of them breaks.
 //
 //	pod-1-0, node-1 ── web:80 ─┬─ pod-1-1, pod-1-2
@@ -45,7 +45,7 @@ func TestAlgorithmAnnotation(t *testing.T) {
 		switch d := (dial{s.pod, "tcp", ip}); test.is {
 		case "sh", "dh":
 			d.mustKeep(t)
-		case "rr", "maglev", "random": // the others avoid who has most of what is open
+		case "rr", "maglev", "random": // the others avoid the backend with the most open connections
 			mustReach(t, d, names(s.pods()...)...)
 		}
 		if bad, problems := test.annotation != test.is, s.mustShow(t, "web").Problems; bad != (len(problems) > 0) {
@@ -56,7 +56,7 @@ func TestAlgorithmAnnotation(t *testing.T) {
 	open.mustAnswer(t)
 }
 
-// mustKeep checks that a client meets the same backend each time.
+// mustKeep checks that a client reaches the same backend each time.
 func (d dial) mustKeep(t testing.TB) {
 	t.Helper()
 	var first string
@@ -72,7 +72,7 @@ func (d dial) mustKeep(t testing.TB) {
 	}
 }
 
-// hasAlgorithm says whether all frontends of a Service have an algorithm, catch-alls
+// hasAlgorithm reports whether all frontends of a Service have an algorithm, catch-alls
 // left out.
 func hasAlgorithm(t testing.TB, pinned *maps.Pinned, service, algorithm string) bool {
 	t.Helper()
@@ -131,7 +131,7 @@ func (s *scene) connections(t testing.TB, pinned *maps.Pinned, name string) int 
 	return n
 }
 
-// openSockets are connections that stay, with who answers them.
+// openSockets are connections that stay open, with the pod that answers each.
 type openSockets struct {
 	sockets []*lab.Socket
 	names   []string
@@ -156,7 +156,7 @@ func mustOpen(t testing.TB, from *lab.Caller, address string) *openSockets {
 	return o
 }
 
-// mustAnswer checks that those answer who have before.
+// mustAnswer checks that the same pods answer as before.
 func (o *openSockets) mustAnswer(t testing.TB) {
 	t.Helper()
 	for i, socket := range o.sockets {
@@ -175,7 +175,7 @@ func (o *openSockets) mustClose(t testing.TB, n int) {
 	o.sockets, o.names = o.sockets[n:], o.names[n:]
 }
 
-// How many connections a backend has is known, whatever becomes of the agent
+// How many connections a backend has is known, also after an end of the agent
 // meanwhile, and of its backends.
 //
 //	pod-1-0 ── web:80 ─┬─ pod-1-1, pod-1-2

@@ -17,7 +17,7 @@ import (
 
 // An agent starts while the API server is away. It does all that needs none: it
 // attaches to devices that have come, and a hook that was detached, now and later;
-// it knows the node's new addresses, and node ports answer where they did. When the
+// it has programmed the node's new addresses, and node ports answer where they did. When the
 // API server is back, it goes on as if nothing had been.
 //
 //	node-2 ── node port of node-1 ──────────────────┬─ pod-1-1
@@ -64,7 +64,7 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	mustReach(t, dial{guest, "tcp", clusterIP}, before.Name)
 	mustReach(t, dial{outside, "tcp", nodePort}, before.Name)
 	if status, err := s.agent.Status(); err != nil || status.Synced || status.Well() {
-		t.Errorf("without the API server the agent says that all is well: %+v, %v", status, err)
+		t.Errorf("without the API server the agent reports that all is well: %+v, %v", status, err)
 	}
 
 	must(t, detachLink(connect4))

@@ -20,7 +20,7 @@ func TestDeletedAndCreatedAgain(t *testing.T) {
 	mustReach(t, dial{s.pod, "tcp", at(old, 80)}, names(s.pods()...)...)
 	mustFail(t, dial{s.pod, "tcp", at(old, 81)}, unix.ECONNREFUSED) // no port of the Service
 	s.deleteService(t, "web")
-	mustFail(t, dial{s.pod, "tcp", at(old, 80)}, unix.EHOSTUNREACH) // nobody's, in a ServiceCIDR
+	mustFail(t, dial{s.pod, "tcp", at(old, 80)}, unix.EHOSTUNREACH) // no Service's, in a ServiceCIDR
 	mustFail(t, dial{s.node, "udp", at(old, 80)}, unix.EHOSTUNREACH)
 
 	s.createService(t, "other", func(spec *corev1.ServiceSpec) { spec.ClusterIP = old })
@@ -88,7 +88,7 @@ func TestTypes(t *testing.T) {
 		svc.Spec.ExternalIPs = nil
 		svc.Spec.AllocateLoadBalancerNodePorts = nil
 	})
-	mustFail(t, dial{s.node, "tcp", nodePort}, unix.ECONNREFUSED) // by the node: nobody listens
+	mustFail(t, dial{s.node, "tcp", nodePort}, unix.ECONNREFUSED) // by the node: no process listens
 	mustFail(t, dial{s.pod, "tcp", external}, unix.ETIMEDOUT)
 	load.mustHaveWorked(t)
 }

@@ -66,7 +66,7 @@ func TestConfigOfProcess(t *testing.T) {
 		t.Errorf("oom_score_adj is %s, want 7", got)
 	}
 	log := c.node.Log()
-	if n := strings.Count(log, `"settings that mean nothing to Sluice","fields":["winkernel.networkName"]`); n != 1 {
+	if n := strings.Count(log, `"settings without an effect in Sluice","fields":["winkernel.networkName"]`); n != 1 {
 		t.Errorf("the field that means nothing is named %d times, want once:\n%s", n, log)
 	}
 	if !strings.Contains(log, `nodePortAddresses is not set`) {
@@ -108,7 +108,7 @@ func TestConfigThatDoesNotFitTheNode(t *testing.T) {
 	}
 }
 
-// A change of the file ends the agent with an error, so that whoever supervises
+// A change of the file ends the agent with an error, so that what supervises
 // it starts it again; what is programmed stays, and the next one reads the new
 // file.
 func TestConfigChangeEndsAgent(t *testing.T) {
@@ -141,6 +141,6 @@ func TestConfigChangeEndsAgent(t *testing.T) {
 	}
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", c.node.PID()))
 	if got := strings.TrimSpace(string(text)); err != nil || got != "5" {
-		t.Errorf("oom_score_adj is %s, %v, want 5, as the new file says", got, err)
+		t.Errorf("oom_score_adj is %s, %v, want 5, as in the new file", got, err)
 	}
 }

@@ -48,7 +48,7 @@ func (n *deviceNode) restart(args ...string) {
 	sluice.MustWait(n.t, n.Node)
 }
 
-// device is what `sluice status` says of one; it is empty if there is none.
+// device is one in `sluice status`; it is empty if there is none.
 func (n *deviceNode) device(name string) agent.Device {
 	n.t.Helper()
 	status, err := n.Status()
@@ -61,15 +61,15 @@ func (n *deviceNode) device(name string) agent.Device {
 	return status.Devices[i]
 }
 
-// devicePatience is long: the programs of each kind of device are verified when
+// deviceTimeout is long: the programs of each kind of device are verified when
 // the first one appears.
-const devicePatience = time.Minute
+const deviceTimeout = time.Minute
 
 // becomes waits until a device is of a class, and attached to, or neither.
 func (n *deviceNode) becomes(name, class string) {
 	n.t.Helper()
 	var last agent.Device
-	for deadline := time.Now().Add(devicePatience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(deviceTimeout); ; time.Sleep(20 * time.Millisecond) {
 		last = n.device(name)
 		if last.Name == name && last.Class == class && (last.Attached != "") == (class != "") && last.Problem == "" {
 			return
@@ -201,7 +201,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 	})
 }
 
-// Flags say which devices, and how; another agent may say otherwise.
+// Flags select devices and how they are attached; another agent may have other flags.
 func TestDeviceFlags(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, attach string) {
 		other := map[string]string{"tcx": "clsact", "clsact": "tcx"}[attach]
@@ -254,8 +254,8 @@ func TestDevicesWithoutAnAgent(t *testing.T) {
 	})
 }
 
-// Somebody detaches our programs: status says so, and the agent mends it.
-func TestDevicesAreMended(t *testing.T) {
+// Another program detaches ours: the status reports it, and the agent attaches them again.
+func TestDevicesAreAttachedAgain(t *testing.T) {
 	t.Parallel() // it waits for the agent's next check, 30 s
 	n := mustDeviceNode(t, lab.Config{Nodes: 1, PodsPerNode: 1}, "--device-attach", "clsact")
 	n.becomes("pod0", "pods")

@@ -19,27 +19,27 @@ import (
 // algorithmAnnotation names the algorithm of a Service.
 const algorithmAnnotation = "sluice-lb.io/algorithm"
 
-// eventPatience: what is told comes seconds after what is done, and on a busy machine
-// much later.
-const eventPatience = 3 * time.Minute
+// eventTimeout limits waits for an Event, which is written seconds after its cause, and
+// much later on a busy machine.
+const eventTimeout = 3 * time.Minute
 
-// mustTell waits until there is an Event about an object, and returns it.
-func (s *scene) mustTell(t testing.TB, namespace, object, reason, note string) eventsv1.Event {
+// mustSeeEvent waits until there is an Event about an object, and returns it.
+func (s *scene) mustSeeEvent(t testing.TB, namespace, object, reason, note string) eventsv1.Event {
 	t.Helper()
-	for deadline := time.Now().Add(eventPatience); ; time.Sleep(50 * time.Millisecond) {
-		told := s.told(t, namespace, object)
-		for _, e := range told {
+	for deadline := time.Now().Add(eventTimeout); ; time.Sleep(50 * time.Millisecond) {
+		events := s.events(t, namespace, object)
+		for _, e := range events {
 			if e.Reason == reason && strings.Contains(e.Note, note) {
 				return e
 			}
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("no event %s about %s: %q, but %q", reason, object, note, notes(told))
+			t.Fatalf("no event %s about %s: %q, but %q", reason, object, note, notes(events))
 		}
 	}
 }
 
-// notes are what Events say.
+// notes returns the texts of Events.
 func notes(events []eventsv1.Event) []string {
 	var all []string
 	for _, e := range events {
@@ -49,9 +49,9 @@ func notes(events []eventsv1.Event) []string {
 	return all
 }
 
-// told returns the agents' Events about an object: the API server repairs allocations
+// events returns the agents' Events about an object: the API server repairs allocations
 // of ClusterIPs at times, and has Events about Services of its own.
-func (s *scene) told(t testing.TB, namespace, object string) []eventsv1.Event {
+func (s *scene) events(t testing.TB, namespace, object string) []eventsv1.Event {
 	t.Helper()
 	list, err := s.client.EventsV1().Events(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -71,7 +71,7 @@ func (s *scene) told(t testing.TB, namespace, object string) []eventsv1.Event {
 func mustDescribe(t testing.TB, c *cluster.Cluster, args []string, parts ...string) {
 	t.Helper()
 	var shown string
-	eventuallyIn(t, eventPatience, fmt.Sprintf("kubectl describe %v shows %q", args, parts), func() bool {
+	eventuallyIn(t, eventTimeout, fmt.Sprintf("kubectl describe %v shows %q", args, parts), func() bool {
 		shown = c.Kubectl(t, append([]string{"describe"}, args...)...)
 		_, events, _ := strings.Cut(shown, "Events:")
 		for _, part := range parts {
@@ -84,7 +84,7 @@ func mustDescribe(t testing.TB, c *cluster.Cluster, args []string, parts ...stri
 	})
 }
 
-// Whoever looks at a Service sees what is wrong with it; once, although each
+// Events of a Service show what is wrong with it; once, although each
 // node's agent sees it.
 //
 //	bad: an algorithm that there is none, an external IP without a family
@@ -98,7 +98,7 @@ func TestServiceEvents(t *testing.T) {
 		spec.ExternalIPs = []string{"2001:db8::1"}
 	})
 	s.changeService(t, "bad", func(svc *corev1.Service) { svc.Annotations = map[string]string{algorithmAnnotation: "best"} })
-	annotation := s.mustTell(t, s.namespace, "bad", "FieldIgnored", algorithmAnnotation)
+	annotation := s.mustSeeEvent(t, s.namespace, "bad", "FieldIgnored", algorithmAnnotation)
 	if annotation.Type != "Warning" ||
 		annotation.Regarding.FieldPath != "metadata.annotations["+algorithmAnnotation+"]" {
 		t.Errorf("it is %+v", annotation)
@@ -109,15 +109,15 @@ func TestServiceEvents(t *testing.T) {
 
 	s.createService(t, "older", withExternalIP("198.51.100.9")) // and first by name, should ages not differ
 	s.createService(t, "younger", withExternalIP("198.51.100.9"))
-	s.mustTell(t, s.namespace, "younger", "AddressTaken", "198.51.100.9:80/TCP belongs to Service "+s.namespace+"/older")
+	s.mustSeeEvent(t, s.namespace, "younger", "AddressTaken", "198.51.100.9:80/TCP belongs to Service "+s.namespace+"/older")
 	mustDescribe(t, kubectl, []string{"service", "-n", s.namespace, "younger"}, "AddressTaken", s.namespace+"/older")
-	if events := s.told(t, s.namespace, "older"); len(events) != 0 {
-		t.Errorf("told about older is %q", notes(events))
+	if events := s.events(t, s.namespace, "older"); len(events) != 0 {
+		t.Errorf("events about older is %q", notes(events))
 	}
 	if !strings.Contains(kubectl.Kubectl(t, "get", "events", "-n", s.namespace), "service/younger") {
 		t.Error("kubectl get events does not show them")
 	}
-	if events := s.told(t, s.namespace, "bad"); len(events) != 2 {
+	if events := s.events(t, s.namespace, "bad"); len(events) != 2 {
 		t.Errorf("%d events about bad, want one for each field, from both agents together: %q", len(events), notes(events))
 	}
 }
@@ -133,7 +133,7 @@ func (s *scene) anotherAgent(t testing.TB) {
 	})
 }
 
-// A health check node port that somebody else has is told on the Service, and
+// A health check node port that another process has is reported on the Service, and
 // answered as soon as it is free.
 func TestServiceHealthcheckEvent(t *testing.T) {
 	s := mustScene(t)
@@ -150,7 +150,7 @@ func TestServiceHealthcheckEvent(t *testing.T) {
 	}
 	defer other.Close()
 	s.createService(t, "web", balancer, func(spec *corev1.ServiceSpec) { spec.HealthCheckNodePort = port })
-	e := s.mustTell(t, s.namespace, "web", "FailedToStartServiceHealthcheck", "address already in use")
+	e := s.mustSeeEvent(t, s.namespace, "web", "FailedToStartServiceHealthcheck", "address already in use")
 	if e.Action != "Listen" || e.Type != "Warning" {
 		t.Errorf("it is %+v", e)
 	}
@@ -159,18 +159,18 @@ func TestServiceHealthcheckEvent(t *testing.T) {
 	mustAnswer(t, of(s.node), at(self.IPv4.String(), port), "/", 200)
 }
 
-// Whoever looks at the Node sees that an agent has started, and why one has not.
+// Events of the Node show that an agent has started, and why one has not.
 func TestNodeEvents(t *testing.T) {
 	s := mustScene(t)
 	kubectl := mustCluster(t)
 	node := s.nodeName(s.lab.Nodes[0])
-	started := s.mustTell(t, "default", node, "Starting", "")
+	started := s.mustSeeEvent(t, "default", node, "Starting", "")
 	if started.Type != "Normal" || started.ReportingInstance != "sluice-"+node {
 		t.Errorf("it is %+v", started)
 	}
 	mustDescribe(t, kubectl, []string{"node", node}, "Starting", "Sluice test")
 
-	// Somebody has the health check's address: the agent ends, and says why.
+	// Another process has the health check's address: the agent ends, with the reason.
 	must(t, s.agent.Stop())
 	other, err := s.lab.Nodes[0].Namespace.Listen("tcp4", "127.0.0.1:10256")
 	if err != nil {
@@ -179,7 +179,7 @@ func TestNodeEvents(t *testing.T) {
 	defer other.Close()
 	s.agent.SetArgs("--healthz-bind-address=127.0.0.1:10256", "--bind-address-hard-fail")
 	must(t, s.agent.Start())
-	s.mustTell(t, "default", node, "FailedToStartProxierHealthcheck", "127.0.0.1:10256")
-	eventuallyIn(t, eventPatience, "the agent ends", func() bool { return strings.Contains(s.agent.Log(), "address already in use") })
+	s.mustSeeEvent(t, "default", node, "FailedToStartProxierHealthcheck", "127.0.0.1:10256")
+	eventuallyIn(t, eventTimeout, "the agent ends", func() bool { return strings.Contains(s.agent.Log(), "address already in use") })
 	must(t, s.agent.Kill())
 }

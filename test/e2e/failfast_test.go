@@ -75,7 +75,7 @@ func mustIngress(t *testing.T, ns *lab.Namespace, _ *lab.Cgroup) func() {
 	}
 }
 
-// With --fail-fast, an agent that cannot attach everything ends and says why.
+// With --fail-fast, an agent that cannot attach everything ends and prints why.
 // Without, it goes on and attaches when it can.
 func TestFailFast(t *testing.T) {
 	for _, obstacle := range obstacles {
@@ -106,7 +106,7 @@ func TestFailFast(t *testing.T) {
 				t.Fatal(err)
 			}
 			for begin := time.Now(); strings.Count(node.Log(), obstacle.log) == tries; time.Sleep(10 * time.Millisecond) {
-				if time.Since(begin) > patience {
+				if time.Since(begin) > waitTimeout {
 					t.Fatalf("it does not try:\n%s", node.Log())
 				}
 			}
@@ -116,10 +116,10 @@ func TestFailFast(t *testing.T) {
 	}
 }
 
-// mustEnd waits for the end of the agent, and says what it ended with.
+// mustEnd waits for the end of the agent, and returns what it ended with.
 func mustEnd(t *testing.T, node *sluice.Node) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for {
 		err := node.Wait(ctx)

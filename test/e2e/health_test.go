@@ -114,12 +114,12 @@ func TestHealthzWithoutAPIServer(t *testing.T) {
 	mustAnswer(t, node, address, "/healthz", 200)
 }
 
-// eventuallyIn is [eventually] with other patience.
-func eventuallyIn(t testing.TB, patience time.Duration, what string, check func() bool) {
+// eventuallyIn is [eventually] with another timeout.
+func eventuallyIn(t testing.TB, timeout time.Duration, what string, check func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !check(); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); !check(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s", patience, what)
+			t.Fatalf("not after %v: %s", timeout, what)
 		}
 	}
 }
@@ -209,7 +209,7 @@ func TestHealthCheckAddresses(t *testing.T) {
 		must(t, self.Namespace.AddAddress("lo", later))
 		mustAnswer(t, node, at("10.77.0.1", port), "/", 200)
 		if !listens(t, s.agent, later.Addr(), port) {
-			t.Fatal("it answers, but nobody listens")
+			t.Fatal("it answers, but no process listens")
 		}
 		must(t, self.Namespace.RemoveAddress("lo", later))
 		eventually(t, "the agent does not listen on an address that is gone", func() bool { return !listens(t, s.agent, later.Addr(), port) })
@@ -218,7 +218,7 @@ func TestHealthCheckAddresses(t *testing.T) {
 	mustNotAnswer(t, node, at("127.0.0.1", port))
 }
 
-// listens says whether somebody on the agent's node listens at a port of an
+// listens reports whether a process on the agent's node listens at a port of an
 // address, which the node need not have.
 func listens(t testing.TB, agent *sluice.Node, addr netip.Addr, port int32) bool {
 	t.Helper()

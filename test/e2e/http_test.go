@@ -19,7 +19,7 @@ type page struct {
 	body   string
 }
 
-// asker is somebody who can ask for a page.
+// asker is a client that can ask for a page.
 type asker func(address, path string) (page, error)
 
 const question = "GET %s HTTP/1.0\r\nHost: test\r\n\r\n"
@@ -63,7 +63,7 @@ func networkOf(address string) string {
 	return "tcp4"
 }
 
-// in asks from a namespace, past all hooks: as somebody who is elsewhere.
+// in asks from a namespace, past all hooks: as a client elsewhere does.
 func in(ns *lab.Namespace) asker {
 	return func(address, path string) (page, error) {
 		conn, err := ns.Dial("tcp", address, time.Second)
@@ -71,7 +71,7 @@ func in(ns *lab.Namespace) asker {
 			return page{}, err
 		}
 		defer conn.Close()
-		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
 			return page{}, err
 		}
 		if _, err := fmt.Fprintf(conn, question, path); err != nil {
@@ -96,7 +96,7 @@ func readPage(from io.Reader) (page, error) {
 // mustAnswer waits until a page is as it should be: the code, and parts of the body.
 func mustAnswer(t testing.TB, ask asker, address, path string, code int, parts ...string) page {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); ; time.Sleep(10 * time.Millisecond) {
 		got, err := ask(address, path)
 		right := err == nil && got.code == code
 		for _, part := range parts {
@@ -106,15 +106,15 @@ func mustAnswer(t testing.TB, ask asker, address, path string, code int, parts .
 			return got
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s%s: after %v: %d %q, %v, want %d with %q", address, path, patience, got.code, got.body, err, code, parts)
+			t.Fatalf("%s%s: after %v: %d %q, %v, want %d with %q", address, path, waitTimeout, got.code, got.body, err, code, parts)
 		}
 	}
 }
 
-// mustNotAnswer waits until nobody listens.
+// mustNotAnswer waits until no process listens.
 func mustNotAnswer(t testing.TB, ask asker, address string) {
 	t.Helper()
-	eventually(t, "nobody listens at "+address, func() bool {
+	eventually(t, "no process listens at "+address, func() bool {
 		_, err := ask(address, "/")
 
 		return err != nil && strings.Contains(err.Error(), "connection refused")

@@ -44,7 +44,7 @@ func TestKilledWhileProgramming(t *testing.T) {
 	sluice.MustWait(t, agent)
 	out, err := agent.Run("verify")
 	if want := fmt.Sprintf("%d frontends", 1+4*services); err != nil || !strings.HasPrefix(out, want) {
-		t.Errorf("verify says %q, %v, want %s", out, err, want)
+		t.Errorf("verify prints %q, %v, want %s", out, err, want)
 	}
 }
 
@@ -66,7 +66,7 @@ func mustBegin(t testing.TB, agent *sluice.Node, place uint32) *maps.Pinned {
 		return true
 	})
 	t.Cleanup(func() { pinned.Close() })
-	for deadline := time.Now().Add(patience); pinned.Backends.Get(place).Id == 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(waitTimeout); pinned.Backends.Get(place).Id == 0 && time.Now().Before(deadline); {
 	}
 
 	return pinned

@@ -35,7 +35,7 @@ func mustDial(t testing.TB, rate int, dials ...dial) *load {
 }
 
 // mustHaveWorked ends the load. The test fails if one single exchange did, or
-// if there were too few to tell.
+// if there were too few.
 func (l *load) mustHaveWorked(t testing.TB) {
 	t.Helper()
 	elapsed := time.Since(l.started)

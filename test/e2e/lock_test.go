@@ -13,7 +13,7 @@ import (
 )
 
 // One agent has a node's maps, and one answers at a socket. What else would write
-// the maps is refused, whatever socket it is told of, and changes nothing. A killed
+// the maps is refused, whatever socket it gets, and changes nothing. A killed
 // agent locks out no one.
 func TestOneAgent(t *testing.T) {
 	cfg := sluice.Config{
@@ -40,7 +40,7 @@ func TestOneAgent(t *testing.T) {
 			defer func() { must(t, test.agent.Kill()) }()
 			mustEnd(t, test.agent)
 			if log := test.agent.Log(); !strings.Contains(log, `"`+test.want+`": another agent is running`) {
-				t.Errorf("it does not say that another agent has %s:\n%s", test.want, log)
+				t.Errorf("it does not report that another agent has %s:\n%s", test.want, log)
 			}
 		})
 	}

@@ -37,7 +37,7 @@ func (s *scene) scrape(t testing.TB) series {
 
 // countsAge is how long the counts of Services that a scrape shows may be old, and
 // much more.
-const countsAge = 3 * patience
+const countsAge = 3 * waitTimeout
 
 // mustMeasure waits until a series has a value.
 func (s *scene) mustMeasure(t testing.TB, name string, want float64) {
@@ -147,7 +147,7 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 	s.restart(t)
 	s.createService(t, "web")
 	const count = `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"}`
-	tell := func(trigger string, endpoints ...endpoint) {
+	write := func(trigger string, endpoints ...endpoint) {
 		t.Helper()
 		slice := &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
@@ -164,13 +164,13 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 	}
 	pods := s.pods()
 	now := func() string { return time.Now().UTC().Format(time.RFC3339Nano) }
-	tell("yesterday", readyAll(pods[:1]...)...)
-	tell(time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano), readyAll(pods[:2]...)...)
+	write("yesterday", readyAll(pods[:1]...)...)
+	write(time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano), readyAll(pods[:2]...)...)
 	begin := time.Now()
-	tell(now(), readyAll(pods[:3]...)...)
+	write(now(), readyAll(pods[:3]...)...)
 	s.mustMeasure(t, count, 1)
-	tell(now(), readyAll(pods[:3]...)...) // the same endpoints
-	tell(now(), readyAll(pods[:2]...)...)
+	write(now(), readyAll(pods[:3]...)...) // the same endpoints
+	write(now(), readyAll(pods[:2]...)...)
 	s.mustMeasure(t, count, 2)
 	values := s.scrape(t)
 	sum := values[strings.Replace(count, "_count", "_sum", 1)]
@@ -202,7 +202,7 @@ func TestServiceMetrics(t *testing.T) {
 	mustFail(t, dial{s.pod, "tcp", dead}, unix.ECONNREFUSED)
 	socket, err := s.pod.Socket("tcp4")
 	must(t, err)
-	must(t, socket.SetTimeout(patience))
+	must(t, socket.SetTimeout(waitTimeout))
 	eventually(t, "web answers", func() bool { return socket.Connect(web) == nil })
 	s.mustMeasure(t, name("active_connections", "web", ""), 1)
 	s.mustMeasure(t, name("connections_total", "web", ""), 1)
@@ -219,7 +219,7 @@ func TestServiceMetrics(t *testing.T) {
 		eventuallyIn(t, countsAge, grows+" is not zero", func() bool { return s.scrape(t)[grows] > 0 })
 	}
 	if n := s.scrape(t)[name("sent_bytes_total", "dead", "")]; n != 0 {
-		t.Errorf("%v bytes were sent to nobody", n)
+		t.Errorf("%v bytes were sent to no backend", n)
 	}
 
 	s.deleteService(t, "web")

@@ -82,7 +82,7 @@ func (s *nodePortScene) mustServe(t testing.TB, want ...string) {
 			mustReach(t, nodePort, s.pod)
 			mustAnswer(t, of(s.node), check, "/", 200)
 		} else {
-			mustFail(t, nodePort, unix.ECONNREFUSED) // by the node: nobody listens
+			mustFail(t, nodePort, unix.ECONNREFUSED) // by the node: no process listens
 			mustNotAnswer(t, of(s.node), check)
 		}
 	}
@@ -110,7 +110,7 @@ func TestNodeAddresses(t *testing.T) {
 		t.Error("it is another agent")
 	}
 
-	// A Node of one family says nothing about the other: all its addresses answer.
+	// A Node of one family leaves the other open: all its addresses answer.
 	s.setNode(t, s.self, "", first4)
 	s.restart(t)
 	s.mustServe(t, first4, first6, secondIPv6)
@@ -123,7 +123,7 @@ func TestNodeAddresses(t *testing.T) {
 }
 
 // --bind-address takes the place of the Node's address of its family, whatever
-// the Node says later, and the node's own traffic is held against source ranges
+// the Node has later, and the node's own traffic is held against source ranges
 // by it.
 func TestBindAddress(t *testing.T) {
 	s := mustNodePortScene(t)
@@ -172,7 +172,7 @@ func TestZoneToggled(t *testing.T) {
 	}
 }
 
-// With detectLocalMode NodeCIDR, the Node's podCIDRs say who is a pod of this node:
+// With detectLocalMode NodeCIDR, the Node's podCIDRs define which clients are pods of this node:
 // for those, externalTrafficPolicy Local does not bind. They change with the Node,
 // and the agent goes on; kube-proxy exits.
 //
@@ -200,9 +200,9 @@ func TestPodCIDRs(t *testing.T) {
 	}
 	mustConnect("one of the node's", true)
 	s.setNode(t, self, "10.99.1.0/24", address)
-	mustConnect("a stranger", false)
-	s.setNode(t, self, "", address) // not allocated again yet: who was a pod stays one
-	mustConnect("a stranger still", false)
+	mustConnect("another client", false)
+	s.setNode(t, self, "", address) // not allocated again yet: a pod stays one
+	mustConnect("another client still", false)
 	s.setNode(t, self, "10.244.1.0/24", address)
 	mustConnect("one of the node's again", true)
 	s.deleteNode(t, self)
@@ -214,7 +214,7 @@ func TestPodCIDRs(t *testing.T) {
 }
 
 // On a node without IPv6 the agent does what there is to do, and IPv6 is not
-// judged.
+// checked.
 func TestNodeWithoutIPv6(t *testing.T) {
 	s := mustScene(t)
 	self := s.lab.Nodes[0]
@@ -227,7 +227,7 @@ func TestNodeWithoutIPv6(t *testing.T) {
 	mustAnswer(t, of(s.node), at(self.IPv4.String(), web.Spec.HealthCheckNodePort), "/", 200)
 	got := mustAnswer(t, of(s.node), at(self.IPv4.String(), 10256), "/healthz", 200, `"IPv4":{`)
 	if strings.Contains(got.body, "IPv6") {
-		t.Errorf("IPv6 is judged: %s", got.body)
+		t.Errorf("IPv6 is checked: %s", got.body)
 	}
 	if status, err := s.agent.Status(); err != nil || !status.Well() {
 		t.Errorf("the agent is not well: %+v, %v", status, err)

@@ -8,7 +8,7 @@ import (
 )
 
 // The API server is restarted, which takes seconds, and goes on as if nothing
-// had been: no client notices, and the agent hears of what comes next.
+// had been: no client notices, and the agent gets the changes that follow.
 //
 //	pod-1-0, node-1 ── web:80 ─┬─ pod-1-1
 //	                           └─ pod-2-0, when the API server is back
@@ -30,7 +30,7 @@ func TestAPIServerRestart(t *testing.T) {
 }
 
 // The agent is cut off from the API server for so long that it cannot go on
-// where it was. What it knew stays in force. When the API server is back, it
+// where it was. What it had programmed stays in force. When the API server is back, it
 // finds out what it has missed: endpoints and a Service that are gone.
 //
 //	pod-1-0 ── web:80 ─┬─ pod-1-1, goes meanwhile
@@ -52,7 +52,7 @@ func TestCutOff(t *testing.T) {
 	s.setEndpoints(t, "web", readyAll(stays)...)
 	s.deleteSlice(t, "gone-v4")
 	s.deleteService(t, "gone")
-	// A new API server does not remember what the old one could have told.
+	// A new API server does not have the history of the old one.
 	mustCluster(t).StopAPIServer(t)
 	mustCluster(t).StartAPIServer(t)
 	mustReach(t, dial{s.pod, "tcp", web}, leaves.Name, stays.Name)
@@ -69,7 +69,7 @@ func TestCutOff(t *testing.T) {
 	})
 }
 
-// mustReachAfterOutage is [mustReach] with more patience: an agent does not ask
+// mustReachAfterOutage is [mustReach] with a longer timeout: an agent does not ask
 // a broken API server all the time.
 func mustReachAfterOutage(t *testing.T, d dial, want ...string) {
 	t.Helper()

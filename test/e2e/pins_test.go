@@ -17,8 +17,8 @@ import (
 )
 
 // The pins go under a running agent: no client notices, the agent makes them again
-// and tells. The next agent finds all that the first one had: connections by devices
-// that are older than the loss live on.
+// and reports it. The next agent finds all that the first one had: connections by devices
+// that are older than the loss go on.
 //
 //	pod-1-0, node-1 ── web:80 ─────┬─ pod-1-1
 //	node-2 ── node port of node-1 ─┴─ pod-2-0
@@ -57,7 +57,7 @@ func TestPinsAreLost(t *testing.T) {
 				_, err := os.Stat(connect4)
 				return err == nil
 			})
-			s.mustTell(t, "default", s.nodeName(s.lab.Nodes[0]), "PinsMadeAgain", "are made again")
+			s.mustSeeEvent(t, "default", s.nodeName(s.lab.Nodes[0]), "PinsMadeAgain", "are made again")
 			pinned, err := maps.Load(s.agent.BPFRoot())
 			if err != nil {
 				t.Fatalf("maps are not pinned again: %v", err)
@@ -79,7 +79,7 @@ func TestPinsAreLost(t *testing.T) {
 	}
 }
 
-// Where no bpffs is left, nothing can be pinned. That is told, and nothing else
+// Where no bpffs is left, nothing can be pinned. That is reported, and nothing else
 // suffers: new devices are attached, hooks stay effective, and neither load balancers
 // nor the kubelet turn away from the node. When bpffs is back, so are the pins.
 //
@@ -109,7 +109,7 @@ func TestWithoutBPFFS(t *testing.T) {
 
 		return err == nil && strings.Contains(status.Unpinned, "not on a bpf file system")
 	})
-	s.mustTell(t, "default", s.nodeName(self), "PinsMissing", "cannot be made")
+	s.mustSeeEvent(t, "default", s.nodeName(self), "PinsMissing", "cannot be made")
 	if status, err := s.agent.Status(); err != nil || status.Well() || status.Effective != "" {
 		t.Errorf("status is %+v, %v", status, err)
 	}
@@ -121,7 +121,7 @@ func TestWithoutBPFFS(t *testing.T) {
 	}
 
 	must(t, unix.Mount("bpf", s.agent.BPFRoot(), "bpf", 0, ""))
-	s.mustTell(t, "default", s.nodeName(self), "PinsMadeAgain", "are made again")
+	s.mustSeeEvent(t, "default", s.nodeName(self), "PinsMadeAgain", "are made again")
 	sluice.MustWait(t, s.agent)
 	must(t, s.agent.Kill())
 	time.Sleep(time.Second) // the kernel takes its time to detach what has no reference

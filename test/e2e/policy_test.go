@@ -65,9 +65,9 @@ func TestZones(t *testing.T) {
 	mustReach(t, dial{s.pod, "tcp", ip}, a.Name, b.Name) // one without a hint: none counts
 }
 
-// A ServiceCIDR comes and goes: its addresses that are no Service's are dropped.
+// While a ServiceCIDR exists, packets to its addresses that are no Service's are dropped.
 //
-//	pod-1-0 ── 10.99.0.7:80 ── nobody
+//	pod-1-0 ── 10.99.0.7:80 ── no Service
 func TestServiceCIDR(t *testing.T) {
 	s := mustScene(t)
 	outside := dial{s.pod, "tcp", "10.99.0.7:80"}

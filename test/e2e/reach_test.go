@@ -14,7 +14,7 @@ import (
 
 // How long a change may take until clients see it. It takes milliseconds; the
 // machine may be compiling.
-const patience = 10 * time.Second
+const waitTimeout = 10 * time.Second
 
 // dial is a client with what it dials.
 type dial struct {
@@ -25,14 +25,13 @@ type dial struct {
 
 func (d dial) String() string { return d.network + " " + d.address }
 
-// mustReach waits until the pods of these names answer, all of them and nobody
-// else. It returns how long it took until the first of them did.
+// mustReach waits until the pods of these names answer, all of them and no others. It returns how long it took until the first of them did.
 func mustReach(t testing.TB, d dial, want ...string) time.Duration {
 	t.Helper()
 	slices.Sort(want)
 	var first time.Duration
 	start := time.Now()
-	for deadline := start.Add(patience); ; {
+	for deadline := start.Add(waitTimeout); ; {
 		err := d.reaches(want, func() {
 			if first == 0 {
 				first = time.Since(start)
@@ -42,7 +41,7 @@ func mustReach(t testing.TB, d dial, want ...string) time.Duration {
 			return first
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: after %v: %v", d, patience, err)
+			t.Fatalf("%s: after %v: %v", d, waitTimeout, err)
 		}
 	}
 }
@@ -50,7 +49,7 @@ func mustReach(t testing.TB, d dial, want ...string) time.Duration {
 // reaches dials so often that no backend is missed by chance (1 in 10⁸ for
 // six). Right is called when one of those that should answer does.
 func (d dial) reaches(want []string, right func()) error {
-	var met []string
+	var answered []string
 	for range 25 * len(want) {
 		name, err := d.ask()
 		if err != nil {
@@ -60,19 +59,19 @@ func (d dial) reaches(want []string, right func()) error {
 			return fmt.Errorf("%s answers, want %v", name, want)
 		}
 		right()
-		if !slices.Contains(met, name) {
-			met = append(met, name)
+		if !slices.Contains(answered, name) {
+			answered = append(answered, name)
 		}
 	}
-	slices.Sort(met)
-	if !slices.Equal(met, want) {
-		return fmt.Errorf("%v answer, want %v", met, want)
+	slices.Sort(answered)
+	if !slices.Equal(answered, want) {
+		return fmt.Errorf("%v answer, want %v", answered, want)
 	}
 
 	return nil
 }
 
-// ask returns who answers.
+// ask returns the name of the pod that answers.
 func (d dial) ask() (string, error) {
 	reply, err := d.from.Exchange(lab.Exchange{Network: d.network, Address: d.address, Timeout: 200 * time.Millisecond})
 	if err != nil {
@@ -86,13 +85,13 @@ func (d dial) ask() (string, error) {
 // mustFail waits until dialling fails with an errno, every time.
 func mustFail(t testing.TB, d dial, want unix.Errno) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(waitTimeout); ; {
 		name, err := d.ask()
 		if errors.Is(err, want) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: after %v: answer of %q, %v, want %v", d, patience, name, err, want)
+			t.Fatalf("%s: after %v: answer of %q, %v, want %v", d, waitTimeout, name, err, want)
 		}
 	}
 	for range 5 {

@@ -159,7 +159,7 @@ func backendIDs(t testing.TB, pinned *maps.Pinned, pod *lab.Pod) []uint32 {
 	return ids
 }
 
-// mentions says whether a Service has a port in the maps.
+// mentions reports whether a Service has a port in the maps.
 func mentions(d dump, service string) bool {
 	for _, port := range d.Ports {
 		if strings.HasPrefix(port.String(), service+":") {

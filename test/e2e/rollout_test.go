@@ -53,7 +53,7 @@ func (r *rollout) remove(t testing.TB, pod *lab.Pod) {
 	r.setEndpoints(t, "web", r.endpoints...)
 }
 
-// mustServe waits until exactly these pods answer, to everybody.
+// mustServe waits until exactly these pods answer, to every client.
 func (r *rollout) mustServe(t testing.TB, pods ...*lab.Pod) {
 	t.Helper()
 	for _, d := range []dial{
@@ -63,7 +63,7 @@ func (r *rollout) mustServe(t testing.TB, pods ...*lab.Pod) {
 	}
 }
 
-// end is the end of the clients, of whom none has noticed anything.
+// end stops the clients. The test fails if one of them had a failure.
 func (r *rollout) end(t testing.TB) {
 	t.Helper()
 	for _, load := range r.loads {
@@ -114,7 +114,7 @@ func TestRoll(t *testing.T) {
 	r.end(t)
 }
 
-// When all pods of a Service are told to go, those that still serve do so until
+// When all pods of a Service are terminating, those that still serve do so until
 // the last: KEP-1669. With none left, clients are refused.
 func TestDrainAll(t *testing.T) {
 	s := mustScene(t)

@@ -118,14 +118,14 @@ func runAgent(ts *testscript.TestScript, _ bool, args []string) {
 func runUntil(ts *testscript.TestScript, _ bool, args []string) {
 	pattern, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); ; time.Sleep(10 * time.Millisecond) {
 		var out strings.Builder
-		_ = nodeOf(ts).Exec(&out, &out, args[1:]...) // what it says counts
+		_ = nodeOf(ts).Exec(&out, &out, args[1:]...) // its output counts, and not its exit code
 		if pattern.MatchString(out.String()) {
 			return
 		}
 		if time.Now().After(deadline) {
-			ts.Fatalf("not after %v; last was\n%s", patience, &out)
+			ts.Fatalf("not after %v; last was\n%s", waitTimeout, &out)
 		}
 	}
 }

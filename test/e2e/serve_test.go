@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// A Service is created, and everybody reaches all its backends by all its
+// A Service is created, and every client reaches all its backends by all its
 // addresses, in milliseconds.
 //
 //	web 10.96.x.y:80, [fd00:10:96::z]:80, node ports ─┬─ pod-1-1, pod-1-2

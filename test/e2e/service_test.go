@@ -17,7 +17,7 @@ func ports() []corev1.ServicePort {
 }
 
 // createService creates a Service with both families and both ports, unless
-// the options say otherwise.
+// the options set others.
 func (a *api) createService(t testing.TB, name string, options ...func(*corev1.ServiceSpec)) *corev1.Service {
 	t.Helper()
 	svc := &corev1.Service{

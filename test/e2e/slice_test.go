@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// condition is what the endpoint controller says of a pod, in the order of a
+// condition is what the endpoint controller writes about a pod, in the order of a
 // pod's life.
 type condition int
 
@@ -39,7 +39,7 @@ func readyAll(pods ...*lab.Pod) []endpoint {
 	return all
 }
 
-// setEndpoints makes the slices of a Service say what its endpoints are: one
+// setEndpoints writes the slices of a Service: one
 // slice of each family, named after it.
 func (a *api) setEndpoints(t testing.TB, service string, endpoints ...endpoint) {
 	t.Helper()

@@ -22,7 +22,7 @@ func TestSlices(t *testing.T) {
 	for _, step := range []struct {
 		name string
 		do   func()
-		want []string // nobody: refused
+		want []string // none: refused
 	}{
 		{"no slice", func() {}, nil},
 		{"an empty slice", func() { s.setSlice(t, "web-a", "web", v4) }, nil},

@@ -21,7 +21,7 @@ func mustConnect(t testing.TB, from *lab.Caller, address string) *lab.Socket {
 	return socket
 }
 
-// mustAsk returns who answers a socket that is connected.
+// mustAsk returns the pod that answers a connected socket.
 func mustAsk(t testing.TB, socket *lab.Socket) string {
 	t.Helper()
 	must(t, socket.Send("who\n"))
@@ -125,7 +125,7 @@ func mustSendTo(t testing.TB, from *lab.Caller, address, want string) *lab.Socke
 	}
 }
 
-// mustAskAt returns who answers a socket that is not connected. The answer
+// mustAskAt returns the pod that answers an unconnected socket. The answer
 // comes from the address that was asked.
 func mustAskAt(t testing.TB, socket *lab.Socket, address string) string {
 	t.Helper()

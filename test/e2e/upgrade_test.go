@@ -16,7 +16,7 @@ import (
 
 // An agent is replaced by a build with another version of all maps, which is killed some times
 // as it starts, and that by the first one again. No client notices: not those that dial 600 connections and 300
-// UDP flows a second, no connection and no UDP flow that is open, and nobody who has a
+// UDP flows a second, no connection and no UDP flow that is open, and no client that has a
 // backend to keep gets another.
 //
 //	outside ── node port of node-1 ─┬─ pod-1-1, pod-1-2
@@ -63,7 +63,7 @@ func TestAnotherLayout(t *testing.T) {
 		{"downgrade again", binary, maps.Version, maps.StateVersion},
 	} {
 		must(t, s.agent.Stop())
-		time.Sleep(200 * time.Millisecond) // nobody there
+		time.Sleep(200 * time.Millisecond) // without an agent
 		s.agent.SetBinary(test.binary)
 		for range 3 { // killed at any moment of its start
 			must(t, s.agent.Start())
@@ -98,7 +98,7 @@ func samePorts(port int32) func(*corev1.ServiceSpec) {
 	}
 }
 
-// keptBackends are questions, and who has answered each so far.
+// keptBackends are questions, with the backend that has answered each so far.
 type keptBackends []keptBackend
 
 type keptBackend struct {

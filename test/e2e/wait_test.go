@@ -9,9 +9,9 @@ import (
 // eventually waits until check holds.
 func eventually(t testing.TB, what string, check func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !check(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); !check(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s", patience, what)
+			t.Fatalf("not after %v: %s", waitTimeout, what)
 		}
 	}
 }

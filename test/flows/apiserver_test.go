@@ -23,7 +23,7 @@ type apiServer struct {
 
 	// An agent is synced when it knows Services and slices; a scenario is about
 	// one that knows its Node and ServiceCIDRs, too. So these are given out
-	// first: who watches them has taken them in.
+	// first: a client that watches them has them already.
 	given map[string]func() // by resource, closes a channel of first
 	first []chan struct{}
 }

@@ -17,7 +17,7 @@ type claim struct {
 	balancer bool // by the address of a load balancer
 }
 
-// claims are whose address and port a flow dials: an address of a Service comes
+// claims are the Services that have the address and port that a flow dials: an address of a Service comes
 // before a node port (CONTRACT.md part 0, B).
 func (s *scenario) claims(f flow) []claim {
 	of := familyOf(f.DestIP)
@@ -55,7 +55,7 @@ func (s *service) isBalancedAt(ip netip.Addr) bool {
 	})
 }
 
-// isExternalLocal says that externalTrafficPolicy is Local, and heeded
+// isExternalLocal reports whether externalTrafficPolicy is Local, and heeded
 // (CONTRACT.md 1.1.9).
 func (s *service) isExternalLocal() bool {
 	heeded := s.Type == corev1.ServiceTypeLoadBalancer || s.Type == corev1.ServiceTypeNodePort || len(s.ExternalIPs) > 0
@@ -63,7 +63,7 @@ func (s *service) isExternalLocal() bool {
 	return heeded && s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// admits says that loadBalancerSourceRanges let a client pass that is not this
+// admits reports whether loadBalancerSourceRanges let a client pass that is not this
 // node (CONTRACT.md 1.8.4).
 func (s *service) admits(client netip.Addr) bool {
 	restricted, inside := false, false

@@ -51,7 +51,7 @@ func (m *datapathMaps) counts(t *testing.T) map[maps.Reason]uint64 {
 	return counts
 }
 
-// forgetBudgets makes everybody worth an ICMP error again, without a wait.
+// forgetBudgets resets the limits of ICMP errors, so that each client gets one again.
 func (m *datapathMaps) forgetBudgets(t *testing.T) {
 	t.Helper()
 	var client maps.Addr
@@ -62,15 +62,15 @@ func (m *datapathMaps) forgetBudgets(t *testing.T) {
 	}
 }
 
-// The reasons for which somebody is refused, and dropped.
+// The reasons for which a client is refused, and dropped.
 var (
 	rejections = []maps.Reason{maps.ReasonRejectNoBackend, maps.ReasonRejectNoPort}
 	drops      = []maps.Reason{maps.ReasonDropNoLocalBackend, maps.ReasonDropSourceRange, maps.ReasonDropUnallocated}
 )
 
-// judgeCounts says whether each of n attempts was refused, or dropped, for a
+// checkCounts reports whether each of n attempts was refused, or dropped, for a
 // reason that is counted, if that is what was expected.
-func (e expected) judgeCounts(n int, before, after map[maps.Reason]uint64) string {
+func (e expected) checkCounts(n int, before, after map[maps.Reason]uint64) string {
 	var reasons []maps.Reason
 	switch {
 	case e.kernels:

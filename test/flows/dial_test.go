@@ -18,8 +18,8 @@ const (
 	// come after three seconds (no such neighbour) or never.
 	atOnce = time.Second
 
-	// silence is how long nothing comes back from who drops. Somebody who
-	// answers later is not believed to have dropped: see [driver.drive].
+	// silence is how long a test waits before it takes a packet as dropped. A server that
+	// answers later is not taken as one that dropped: see [driver.drive].
 	silence = 300 * time.Millisecond
 )
 
@@ -29,7 +29,7 @@ type way struct {
 	path path
 	name string
 
-	// masquerades says which address of the node a target sees instead of the
+	// masquerades is which address of the node a target sees instead of the
 	// client's, if it does.
 	masquerades func(target netip.AddrPort) (netip.Addr, bool)
 }
@@ -72,12 +72,12 @@ func (s *scenario) ways(f flow, p path, want expected) []way {
 	return ways
 }
 
-// binding says whether a socket can be bound to a flow's source, and whether one
+// binding reports whether a socket can be bound to a flow's source, and whether one
 // that is bound to nothing has that source, too.
 func (s *scenario) binding(f flow, p path, want expected) (can, needNot bool) {
 	if f.SourceIP.IsLoopback() {
-		// A socket of 127.0.0.1 reaches nobody but the node itself: the kernel
-		// says EINVAL. Who dials 127.0.0.1 unbound, however, is one.
+		// A socket of 127.0.0.1 reaches only the node itself: the kernel
+		// returns EINVAL. An unbound client of 127.0.0.1, however, has this address.
 		can = !slices.ContainsFunc(want.outcomes, leavesNode)
 
 		return can, f.DestIP.IsLoopback() || !can
@@ -92,7 +92,7 @@ func leavesNode(outcome string) bool {
 	return err == nil && !target.Addr().IsLoopback()
 }
 
-// outcome says what an exchange came to: who answered, [reject] or [drop], or
+// outcome returns the outcome of an exchange: the server that answered, [reject] or [drop], or
 // else what is wrong in a word.
 func (w way) outcome(reply lab.Reply, err error) string {
 	if err != nil {
@@ -110,7 +110,7 @@ func (w way) outcome(reply lab.Reply, err error) string {
 }
 
 // refusal reads an error. A hook refuses a socket with an error of its own; a
-// device that drops says nothing.
+// device that drops sends nothing.
 func (w way) refusal(err error, after time.Duration) string {
 	outcome := err.Error()
 	switch {
@@ -128,14 +128,14 @@ func (w way) refusal(err error, after time.Duration) string {
 	return outcome
 }
 
-// inconsistency says what an application would wonder at: it has the address that
-// it asked for, and talks to whom it dialled.
+// inconsistency returns what would surprise an application: it must have the address that
+// it bound to, and the peer that it dialed.
 func (w way) inconsistency(reply lab.Reply, answer lab.Answer) string {
-	dialled := unmapped(netip.MustParseAddrPort(w.Address))
+	target := unmapped(netip.MustParseAddrPort(w.Address))
 	switch {
-	case reply.Peer.IsValid() && unmapped(reply.Peer) != dialled:
+	case reply.Peer.IsValid() && unmapped(reply.Peer) != target:
 		return "getpeername says " + reply.Peer.String()
-	case reply.From.IsValid() && unmapped(reply.From) != dialled:
+	case reply.From.IsValid() && unmapped(reply.From) != target:
 		return "recvfrom says " + reply.From.String()
 	case w.From == "":
 		return ""
@@ -151,13 +151,13 @@ func (w way) inconsistency(reply lab.Reply, answer lab.Answer) string {
 	return ""
 }
 
-// strangeMasquerade says what is wrong with what a masqueraded client looks like.
+// strangeMasquerade returns what is wrong with what a masqueraded client looks like.
 // Its port is neither privileged, nor a node port, nor one that the kernel hands out.
 func strangeMasquerade(seen netip.AddrPort, want netip.Addr) string {
 	const privileged, nodePorts, handedOut = 1023, 30000, 60999
 	port := seen.Port()
 	if seen.Addr() != want || port <= privileged || port >= nodePorts && port <= handedOut {
-		return fmt.Sprintf("it saw %s, want %s and a port that is nobody's", seen, want)
+		return fmt.Sprintf("it saw %s, want %s and a port that is no Service's", seen, want)
 	}
 
 	return ""

@@ -39,7 +39,7 @@ func mustDriver(t *testing.T, s *scenario) *driver {
 	return d
 }
 
-// mustStart starts the agent and waits until it knows all that the scenario says.
+// mustStart starts the agent and waits until it has all objects of the scenario.
 func (d *driver) mustStart(t *testing.T, s *scenario) {
 	t.Helper()
 	cfg := sluice.Config{
@@ -99,8 +99,8 @@ func (d *driver) caller(t *testing.T, f flow, p path) *lab.Caller {
 // of the verdict should know, or what is wrong.
 func (d *driver) drive(t *testing.T, s *scenario, f flow, p path) (detail, wrong string) {
 	t.Helper()
-	d.world.mustSettle(t, f.SourceIP, p.from)
-	defer d.world.mustSettle(t, f.SourceIP, d.world.home(f.SourceIP))
+	d.world.mustAnnounce(t, f.SourceIP, p.from)
+	defer d.world.mustAnnounce(t, f.SourceIP, d.world.home(f.SourceIP))
 	want := s.expect(f, p)
 	var names []string
 	for _, w := range s.ways(f, p, want) {
@@ -151,14 +151,14 @@ func (d *driver) driveOne(t *testing.T, f flow, w way, want expected) (wrong str
 			seen[d.attempt(t, f, w)()]++
 		}
 	}
-	if wrong := want.judge(seen); wrong != "" {
+	if wrong := want.check(seen); wrong != "" {
 		return wrong
 	}
 
-	return want.judgeCounts(n, before, d.maps.counts(t))
+	return want.checkCounts(n, before, d.maps.counts(t))
 }
 
-// attemptAtOnce is for what takes its time and no power.
+// attemptAtOnce runs attempts in parallel: they wait more than they compute.
 func (d *driver) attemptAtOnce(t *testing.T, f flow, w way, n int) map[string]int {
 	t.Helper()
 	outcomes := make(chan string, n)
@@ -174,7 +174,7 @@ func (d *driver) attemptAtOnce(t *testing.T, f flow, w way, n int) map[string]in
 	return seen
 }
 
-// attempt returns what sends a flow once, and says what that came to. What comes by
+// attempt returns a function that sends a flow once and returns the outcome. What comes by
 // a device has a port that nothing had before: what Sluice knows of an earlier flow
 // is not asked about.
 func (d *driver) attempt(t *testing.T, f flow, w way) func() string {

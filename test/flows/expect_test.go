@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// expected is what connections of a flow may come to: "address:port" of whoever
+// expected is the outcomes that a flow may have: "address:port" of the server that
 // answers, or what is refused with.
 type expected struct {
 	outcomes []string
@@ -23,10 +23,10 @@ type expected struct {
 	// kernels: it is the kernel that refuses or drops, and not Sluice.
 	kernels bool
 
-	note string // why this is not word for word what the fixture says
+	note string // why this differs from the fixture
 }
 
-// expect says what a flow must come to on a path: what the fixture says, but for
+// expect returns the outcome that a flow must have on a path: that of the fixture, but for
 // what Sluice does otherwise. (Of the differences that DESIGN.md 6 lists, 1 and 4
 // change no first packet's way, and 2 is how [drop] looks to a socket.)
 func (s *scenario) expect(f flow, p path) expected {
@@ -46,13 +46,13 @@ func (s *scenario) expect(f flow, p path) expected {
 	}
 	if len(want.outcomes) == 0 {
 		want.outcomes = []string{f.dest().String()}
-		want.note = strings.TrimPrefix(want.note+"; untouched: whoever has that address answers", "; ")
+		want.note = strings.TrimPrefix(want.note+"; untouched: the owner of that address answers", "; ")
 	}
 
 	return want
 }
 
-// expectOnLoopback knows that node ports answer on loopback.
+// expectOnLoopback accounts for node ports that answer on loopback.
 func (s *scenario) expectOnLoopback(f flow, want *expected) {
 	of := familyOf(f.DestIP)
 	svc, port, found := s.nodePort(of, f.Protocol, f.DestPort)
@@ -66,7 +66,7 @@ func (s *scenario) expectOnLoopback(f flow, want *expected) {
 	}
 }
 
-// expectOfPod knows that without a detector, a pod of this node is told by its
+// expectOfPod accounts for a difference: without a detector, a pod of this node is recognized by its
 // device or its socket. To kube-proxy it is an outsider (CONTRACT.md 1.5.2).
 func (s *scenario) expectOfPod(f flow, want *expected) {
 	claims := s.claims(f)
@@ -79,10 +79,10 @@ func (s *scenario) expectOfPod(f flow, want *expected) {
 		return
 	}
 	want.outcomes = backends
-	want.note = "no detector: Sluice tells pods of this node by their devices and sockets (DESIGN.md 2.2)"
+	want.note = "no detector: Sluice recognizes pods of this node by their devices and sockets (DESIGN.md 2.2)"
 }
 
-// expectOfPodElsewhere knows that a pod of another node is external. To kube-proxy
+// expectOfPodElsewhere accounts for a pod of another node being external. To kube-proxy
 // it is one of this node's, by its address, but what reaches a backend on its own
 // node is not answered by this one.
 func (s *scenario) expectOfPodElsewhere(f flow, want *expected) {
@@ -104,8 +104,8 @@ func isLocalhost(ip netip.Addr) bool {
 	return ip == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || ip == netip.IPv6Loopback()
 }
 
-// isSticky says that Services remember their clients. A scenario in which only
-// some do is judged as if all did.
+// isSticky reports whether Services have session affinity. A scenario in which only
+// some do is checked as if all did.
 func (s *scenario) isSticky() bool {
 	return slices.ContainsFunc(s.Services, func(svc service) bool {
 		return svc.SessionAffinity == corev1.ServiceAffinityClientIP
@@ -120,7 +120,7 @@ func attempts(n int) int {
 	return int(math.Ceil(math.Log(1e-9/all) / math.Log(1-1/all)))
 }
 
-// stray says which outcome is none that may be.
+// stray returns an outcome that is not allowed, or "".
 func (e expected) stray(seen map[string]int) string {
 	for _, outcome := range slices.Sorted(maps.Keys(seen)) {
 		if !slices.Contains(e.outcomes, outcome) {
@@ -131,15 +131,15 @@ func (e expected) stray(seen map[string]int) string {
 	return ""
 }
 
-// judge compares what connections came to with what they should have. It returns
+// check compares the outcomes of connections with the expected ones. It returns
 // "" if all is well.
-func (e expected) judge(seen map[string]int) string {
+func (e expected) check(seen map[string]int) string {
 	if wrong := e.stray(seen); wrong != "" {
 		return wrong
 	}
 	if e.sticky {
 		if len(seen) != 1 {
-			return fmt.Sprintf("a client that is remembered met %v", slices.Sorted(maps.Keys(seen)))
+			return fmt.Sprintf("a client with affinity reached %v", slices.Sorted(maps.Keys(seen)))
 		}
 
 		return ""

@@ -18,7 +18,7 @@ import (
 )
 
 // scenario is one document of a file of packet flows. The head of
-// packetflows.yaml says what its fields mean.
+// packetflows.yaml describes its fields.
 type scenario struct {
 	Name           string    `json:"name"`
 	Origin         string    `json:"origin"`
@@ -112,7 +112,7 @@ func read(r io.Reader) ([]scenario, error) {
 	}
 }
 
-// isEmpty says that a document has nothing but comments.
+// isEmpty reports whether a document has nothing but comments.
 func isEmpty(doc []byte) bool {
 	json, err := yaml.YAMLToJSON(doc)
 

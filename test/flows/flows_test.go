@@ -36,7 +36,7 @@ func TestFurtherFlows(t *testing.T) {
 
 func testFile(t *testing.T, path string) {
 	scenarios := mustRead(t, path)
-	var all tally
+	var all caseCounts
 	t.Cleanup(func() { t.Logf("%s: %s", path, &all) }) // when the parallel ones have ended
 	for i := range scenarios {
 		t.Run(scenarios[i].Name, func(t *testing.T) {
@@ -48,7 +48,7 @@ func testFile(t *testing.T, path string) {
 
 // play plays a scenario in one world, or in several if its flows need more than so
 // many ports.
-func play(t *testing.T, s *scenario, ports int, all *tally) {
+func play(t *testing.T, s *scenario, ports int, all *caseCounts) {
 	parts := s.parts(ports)
 	if len(parts) == 1 {
 		playPart(t, s, all)
@@ -63,7 +63,7 @@ func play(t *testing.T, s *scenario, ports int, all *tally) {
 }
 
 // playPart runs flows in a new world, on all their paths, and prints a verdict on each.
-func playPart(t *testing.T, s *scenario, all *tally) {
+func playPart(t *testing.T, s *scenario, all *caseCounts) {
 	next := 0
 	defer func() {
 		if t.Skipped() {
@@ -109,15 +109,15 @@ func (d *driver) verdict(t *testing.T, s *scenario, f flow, p path) (v verdict, 
 	return passed, detail
 }
 
-// tally counts cases, and what became of them on each path.
-type tally struct {
+// caseCounts counts cases by their outcome on each path.
+type caseCounts struct {
 	mu     sync.Mutex
 	cases  map[verdict]int
 	driven map[string]int // by path
 }
 
 // add counts a case. One that was driven nowhere has failed.
-func (a *tally) add(verdicts map[path]verdict) {
+func (a *caseCounts) add(verdicts map[path]verdict) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.cases == nil {
@@ -136,7 +136,7 @@ func (a *tally) add(verdicts map[path]verdict) {
 	a.cases[of]++
 }
 
-func (a *tally) String() string {
+func (a *caseCounts) String() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var driven []string

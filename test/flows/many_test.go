@@ -14,7 +14,7 @@ import (
 )
 
 // A scenario may have any number of Services and flows. This one's clients need more
-// ports than one world has, and come back to what they have dialled before.
+// ports than one world has, and dial the same addresses again.
 func TestManyFlows(t *testing.T) {
 	t.Parallel()
 	scenarios, err := read(strings.NewReader(manyFlows(25)))
@@ -25,7 +25,7 @@ func TestManyFlows(t *testing.T) {
 	if parts := s.parts(portsOfWorld); len(parts) < 2 {
 		t.Errorf("%d flows are played in %d world, want more", len(s.Flows), len(parts))
 	}
-	var all tally
+	var all caseCounts
 	t.Cleanup(func() { t.Log(&all) })
 	play(t, s, portsOfWorld, &all)
 }

@@ -73,14 +73,14 @@ func masqueradeScenario(all bool) *scenario {
 }
 
 // Where Sluice and kube-proxy masquerade differently, it must be known why; and
-// the fixtures must say what CONTRACT.md says.
+// the fixtures must agree with CONTRACT.md.
 func TestMasqueradeRuleAgreesWithFixtures(t *testing.T) {
 	why := map[string]int{}
 	for _, file := range []string{"../testdata/packetflows.yaml", "../testdata/extra.yaml"} {
 		for _, s := range mustRead(t, file) {
 			for _, f := range s.Flows {
 				if want, sure := s.kubeProxyMasquerades(f); !sure || want != f.Masq {
-					t.Errorf("%s / %s: masq is %t, the rule says %t, sure: %t", s.Name, f.Name, f.Masq, want, sure)
+					t.Errorf("%s / %s: masq is %t, the rule yields %t, sure: %t", s.Name, f.Name, f.Masq, want, sure)
 				}
 				for _, p := range s.paths(f) {
 					for _, text := range slices.DeleteFunc(slices.Clone(f.Output), isRefusal) {
@@ -104,7 +104,7 @@ func TestMasqueradeRuleAgreesWithFixtures(t *testing.T) {
 	}
 }
 
-// A path that is missing here would be a flow that nobody drives.
+// A path that is missing here would be a flow that is never sent.
 func TestPaths(t *testing.T) {
 	detected := masqueradeScenario(false)
 	undetected := masqueradeScenario(false)
@@ -126,7 +126,7 @@ func TestPaths(t *testing.T) {
 		{"a pod that is surely here", detected, "10.180.0.1", "1.2.3.4", "UDP", []path{socketPod, devicePod}},
 		{"an outsider", detected, "203.0.113.2", "1.2.3.4", "TCP", []path{deviceBeyond}},
 		{"an outsider that dials itself", detected, "1.2.3.4", "1.2.3.4", "TCP", []path{deviceBeyond}},
-		{"anybody without a detector", undetected, "203.0.113.2", "1.2.3.4", "TCP", []path{socketPod, devicePod, deviceBeyond}},
+		{"any client without a detector", undetected, "203.0.113.2", "1.2.3.4", "TCP", []path{socketPod, devicePod, deviceBeyond}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := flow{SourceIP: netip.MustParseAddr(test.source), DestIP: netip.MustParseAddr(test.dialed), Protocol: test.protocol}

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// masquerades says whether a target sees this node instead of the client
+// masquerades reports whether a target sees this node instead of the client
 // (DESIGN.md 2.2): if its reply would otherwise miss this node, if it is the
-// client itself, or if masqueradeAll says so, which means what it means to
-// kube-proxy. What this node itself answers is not sent: nobody has to bring the
+// client itself, or with masqueradeAll, which means what it means to
+// kube-proxy. What this node itself answers is not sent: no other node has to return the
 // reply back.
 func (s *scenario) masquerades(f flow, p path, target netip.AddrPort) bool {
 	switch {
@@ -36,10 +36,10 @@ const (
 	otherTarget       = "a hairpin flow's masq is about another target"
 	socketsKeepClient = "a socket's client keeps its address, with masqueradeAll too"
 	remoteHairpin     = "a backend of another node dials itself: the reply would miss this node (DESIGN.md 2.2)"
-	unknownMasquerade = "nobody knows why"
+	unknownMasquerade = "unexplained"
 )
 
-// masqueradeDiffers says why a target sees another client than kube-proxy's
+// masqueradeDiffers returns why a target sees another client than kube-proxy's
 // would.
 func (s *scenario) masqueradeDiffers(f flow, p path, target netip.AddrPort) string {
 	hairpin := target.Addr() == f.SourceIP
@@ -67,7 +67,7 @@ func (s *scenario) masqueradeDiffers(f flow, p path, target netip.AddrPort) stri
 	return preservedBackend
 }
 
-// isHairpin says that a flow may be sent to its own sender, on this node.
+// isHairpin reports whether a flow may be sent to its own sender, on this node.
 func (s *scenario) isHairpin(f flow) bool {
 	return slices.ContainsFunc(f.Output, func(text string) bool {
 		target, err := netip.ParseAddrPort(text)
@@ -101,8 +101,8 @@ func (s *scenario) kubeProxyMasquerades(f flow) (masquerades, sure bool) {
 	return true, true
 }
 
-// checkMasquerade says what is wrong with what a fixture says about a flow's
-// masquerade: the drivers judge by a rule of their own. If nothing is, it says
+// checkMasquerade returns what is wrong with what a fixture says about a flow's
+// masquerade: the drivers check by a rule of their own. If nothing is, it returns
 // where that differs from the fixture.
 func (s *scenario) checkMasquerade(f flow, p path, want expected) (note, wrong string) {
 	if masq, sure := s.kubeProxyMasquerades(f); sure && f.Masq != masq {

@@ -11,8 +11,8 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// What follows from a scenario's objects, as plainly as CONTRACT.md says it: for
-// what a fixture does not say because kube-proxy does otherwise.
+// What follows from a scenario's objects by CONTRACT.md: for what a fixture lacks
+// because kube-proxy behaves differently.
 
 // nodePort returns the Service port that a node port of this family leads to,
 // or false if there is none.

@@ -128,7 +128,7 @@ func mustManifests(t *testing.T, s *scenario) string {
 	return dir
 }
 
-// completedByManifests says that objects of the scenario would not arrive as
+// completedByManifests reports whether objects of the scenario would not arrive as
 // written: what reads manifests names a port that has no name, as an API server
 // does before it stores one. One that was stored earlier has none.
 func (s *scenario) completedByManifests() bool {
@@ -137,7 +137,7 @@ func (s *scenario) completedByManifests() bool {
 	})
 }
 
-// flags are what the agent is told beside the objects. To a scenario no list of
+// flags are those of the agent. To a scenario no list of
 // addresses means every one, to the agent the node IPs.
 func (n *node) flags() []string {
 	addresses := "0.0.0.0/0,::/0"

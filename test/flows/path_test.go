@@ -16,7 +16,7 @@ const (
 	beyond place = "beyond" // the uplink: no pod, or one of another node
 )
 
-// path is one way for a flow to meet Sluice.
+// path is one way for a flow to pass Sluice.
 type path struct {
 	from place
 
@@ -33,7 +33,7 @@ func (p path) String() string {
 	return "device " + string(p.from)
 }
 
-// paths are all the ways on which a flow can be sent. A source address says
+// paths are all the ways on which a flow can be sent. A source address determines
 // whether it is the node's or, in localCIDR, a pod's, but not where that pod is:
 // it is driven as one of this node, with and without socket hooks, and as one of
 // another node. Without localCIDR it may be anything.
@@ -63,7 +63,7 @@ func (s *scenario) mayBePod(ip netip.Addr) bool {
 	return !s.Node.LocalCIDR.IsValid() || s.Node.LocalCIDR.Contains(ip)
 }
 
-// has says that an address is the node's own: no pod has it.
+// has reports whether an address is the node's own: no pod has it.
 func (n *node) has(ip netip.Addr) bool {
 	return ip.IsLoopback() || slices.Contains(n.LocalIPs, ip)
 }
@@ -72,7 +72,7 @@ func (n *node) has(ip netip.Addr) bool {
 func (n *node) runs(e endpoint) bool { return e.NodeName != nil && *e.NodeName == n.Name }
 
 // isLocalEndpoint reports whether a pod of this node has an address: any endpoint
-// that says so counts, also one that is replaced by another. A pod that is here for
+// of this kind counts, also one that is replaced by another. A pod that is here for
 // one Service port may be elsewhere for another: see [scenario.isLocalTarget].
 func (s *scenario) isLocalEndpoint(ip netip.Addr) bool {
 	return slices.Contains(s.localEndpoints(), ip)

@@ -16,8 +16,8 @@ import (
 // that a Service can have.
 const protocolICMP corev1.Protocol = "ICMP"
 
-// patience is that of [lab.Exchange].
-const patience = 2 * time.Second
+// exchangeTimeout is the default of [lab.Exchange].
+const exchangeTimeout = 2 * time.Second
 
 // The numbers of an echo request and its reply, by [familyIndex].
 var (
@@ -26,7 +26,7 @@ var (
 	echoReplies   = [...]byte{0, 129}
 )
 
-// isRaw says that a protocol has no sockets here but raw ones.
+// isRaw reports whether a protocol has no sockets here but raw ones.
 func isRaw(protocol corev1.Protocol) bool {
 	return protocol == corev1.ProtocolSCTP || protocol == protocolICMP
 }
@@ -39,7 +39,7 @@ func exchangeRaw(ns *lab.Namespace, f flow, port uint16, timeout time.Duration) 
 		protocol, packet = icmpProtocols[familyIndex(f.DestIP)], echoRequest(f.DestIP, port)
 	}
 	if timeout == 0 {
-		timeout = patience
+		timeout = exchangeTimeout
 	}
 	start := time.Now()
 	var conn *net.IPConn
@@ -74,7 +74,7 @@ func awaitAnswer(conn *net.IPConn, f flow, port uint16) (string, error) {
 		}
 		if f.Protocol == protocolICMP {
 			if isEchoReply(buffer[:size], f.DestIP, port) {
-				// The kernel answers, and tells nothing.
+				// The kernel's answer has no content.
 				return lab.Answer{Name: "kernel", Local: f.dest(), Client: netip.AddrPortFrom(f.SourceIP, port)}.String(), nil
 			}
 			continue
@@ -105,7 +105,7 @@ func isEchoReply(p []byte, from netip.Addr, id uint16) bool {
 	return len(p) >= 8 && p[0] == echoReplies[familyIndex(from)] && binary.BigEndian.Uint16(p[4:]) == id
 }
 
-// isSilence says that nothing came back.
+// isSilence reports whether nothing came back.
 func isSilence(err error) bool {
 	var timeout interface{ Timeout() bool }
 

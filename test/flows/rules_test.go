@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// What these tests are about are the tests: the rules by which they judge.
+// What these tests are about are the tests: the rules by which outcomes are checked.
 
 func TestReadNamesWhatItCannotRead(t *testing.T) {
 	for _, test := range []struct{ name, old, new, want string }{
@@ -37,7 +37,7 @@ flows: [{name: f, sourceIP: 10.0.0.2, destIP: 1.2.3.4, destPort: 80, protocol: T
 	}
 }
 
-func TestJudge(t *testing.T) {
+func TestCheck(t *testing.T) {
 	two := []string{"10.0.0.1:80", "10.0.0.2:80"}
 	for _, test := range []struct {
 		name string
@@ -55,16 +55,16 @@ func TestJudge(t *testing.T) {
 		{"forgotten", expected{outcomes: two, sticky: true}, map[string]int{two[0]: 1, two[1]: 53}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if wrong := test.want.judge(test.seen); (wrong == "") != test.ok {
-				t.Errorf("judged %q", wrong)
+			if wrong := test.want.check(test.seen); (wrong == "") != test.ok {
+				t.Errorf("check returns %q", wrong)
 			}
 		})
 	}
 }
 
-// Who refuses or drops tells why. Silence and refusals that nobody counted are
-// somebody else's.
-func TestJudgeCounts(t *testing.T) {
+// A refusal and a drop are counted with their reason. Those that are not counted have
+// another cause than Sluice.
+func TestCheckCounts(t *testing.T) {
 	rejected, dropped := expected{outcomes: []string{reject}}, expected{outcomes: []string{drop}}
 	for _, test := range []struct {
 		name    string
@@ -83,8 +83,8 @@ func TestJudgeCounts(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			before := map[maps.Reason]uint64{test.reason: 7}
 			after := map[maps.Reason]uint64{test.reason: 7 + test.counted}
-			if wrong := test.want.judgeCounts(31, before, after); (wrong == "") != test.ok {
-				t.Errorf("judged %q", wrong)
+			if wrong := test.want.checkCounts(31, before, after); (wrong == "") != test.ok {
+				t.Errorf("check returns %q", wrong)
 			}
 		})
 	}
@@ -101,7 +101,7 @@ func TestAttempts(t *testing.T) {
 }
 
 // A listed difference needs backends that no fixture names. Where the fixtures
-// name them, the rule must say the same.
+// name them, the rule must have the same result.
 func TestNodePortRuleAgreesWithFixtures(t *testing.T) {
 	checked := 0
 	for _, path := range []string{"../testdata/packetflows.yaml", "../testdata/extra.yaml"} {
@@ -117,7 +117,7 @@ func TestNodePortRuleAgreesWithFixtures(t *testing.T) {
 					got = []string{reject}
 				}
 				if !slices.Equal(got, f.Output) {
-					t.Errorf("%s / %s: rule says %v, fixture %v", s.Name, f.Name, got, f.Output)
+					t.Errorf("%s / %s: the rule yields %v, the fixture %v", s.Name, f.Name, got, f.Output)
 				}
 			}
 		}
@@ -140,7 +140,7 @@ func TestLocalRuleAgreesWithFixtures(t *testing.T) {
 				}
 				checked++
 				if got := s.localBackends(claims[0].service, claims[0].port, familyOf(f.DestIP)); !slices.Equal(got, f.Output) {
-					t.Errorf("%s / %s: rule says %v, fixture %v", s.Name, f.Name, got, f.Output)
+					t.Errorf("%s / %s: the rule yields %v, the fixture %v", s.Name, f.Name, got, f.Output)
 				}
 			}
 		}
@@ -156,7 +156,7 @@ func TestSCTPPacket(t *testing.T) {
 	if err != nil || from != 61000 || to != 38412 || chunk != chunkInitAck || cookie != "odd" || len(p)%4 != 0 {
 		t.Errorf("%d to %d, chunk %d, cookie %q: %v", from, to, chunk, cookie, err)
 	}
-	p[3]++ // a port that somebody has rewritten, and forgot the checksum
+	p[3]++ // a port that was rewritten without its checksum
 	if _, _, _, _, err := parseSCTP(p); err == nil {
 		t.Error("taken with a wrong checksum")
 	}

@@ -61,7 +61,7 @@ func sctpPacket(from, to uint16, chunk byte, cookie string) []byte {
 	return p
 }
 
-// parseSCTP returns what sctpPacket was given. Nobody takes a packet whose
+// parseSCTP returns what sctpPacket was given. No receiver takes a packet whose
 // checksum is wrong.
 func parseSCTP(p []byte) (from, to uint16, chunk byte, cookie string, err error) {
 	if len(p) < sctpCookie {
@@ -84,7 +84,7 @@ func parseSCTP(p []byte) (from, to uint16, chunk byte, cookie string, err error)
 }
 
 // mustServeSCTP answers every INIT that arrives at a port, whichever address of the
-// namespace it is for, with who is there and whom it saw, as a [lab.Server] does.
+// namespace it is for, with its name and the client as it saw it, as a [lab.Server] does.
 func mustServeSCTP(t *testing.T, ns *lab.Namespace, ports map[uint16]bool) {
 	t.Helper()
 	for _, all := range everywhere {

@@ -18,7 +18,7 @@ type listener struct {
 	port     uint16
 }
 
-// addServers puts a server wherever a flow may end: where it is dialled, and at
+// addServers puts a server wherever a flow may end: at the address that clients dial, and at
 // every target that the scenario has, so that also a wrong one answers.
 func (w *world) addServers(s *scenario) error {
 	protocols := map[corev1.Protocol]bool{}

@@ -28,7 +28,7 @@ import (
 // An address belongs to the node, to a pod that dials, to the pods of this node
 // that only answer, to a client beyond the uplink or, all others, to elsewhere:
 // pods of other nodes, and the virtual addresses themselves, so that what was not
-// translated is answered, too, and tells where it went.
+// translated is answered, too, with where it went.
 //
 // A pod that dials has a twin among the clients, as a pod of another node. Routes
 // lead to one of them at a time.
@@ -120,7 +120,7 @@ func (w *world) addUplink(primary netip.Addr) error {
 	w.elsewhereToClients = hopTo(elsewhere, clients, 3)
 	w.nodeToClients = hopTo(node, clients, 3)
 	for _, all := range everywhere {
-		// What a process of the node sends has the node IP, unless it says otherwise.
+		// What a process of the node sends has the node IP, unless it binds to another.
 		var preferred netip.Addr
 		if slices.Contains(w.addresses, primary) && primary.Is4() == all.Addr().Is4() {
 			preferred = primary
@@ -131,7 +131,7 @@ func (w *world) addUplink(primary netip.Addr) error {
 	return errors.Join(err, w.elsewhereToNode.leadAll(), hopTo(clients, node, 1).leadEven())
 }
 
-// addClient makes sure that somebody with this address is there.
+// addClient adds a client with this address, unless there is one.
 func (w *world) addClient(t *testing.T, ip netip.Addr, at place) error {
 	t.Helper()
 	if _, known := w.pods[ip]; at == inPod && !known {
@@ -143,7 +143,7 @@ func (w *world) addClient(t *testing.T, ip netip.Addr, at place) error {
 	if at == beyond && !w.dialling[ip] {
 		w.dialling[ip] = true
 
-		return errors.Join(w.clients.AddAddress("lo", single(ip)), w.settle(ip, w.home(ip)))
+		return errors.Join(w.clients.AddAddress("lo", single(ip)), w.announce(ip, w.home(ip)))
 	}
 
 	return nil
@@ -189,9 +189,9 @@ func (w *world) home(ip netip.Addr) place {
 	return onNode
 }
 
-// settle makes everybody find a client where it is now. Who is beyond the uplink
-// can be reached without this node.
-func (w *world) settle(ip netip.Addr, at place) error {
+// announce routes a client's address to the place where it is now. A client beyond the
+// uplink can be reached without this node.
+func (w *world) announce(ip netip.Addr, at place) error {
 	switch at {
 	case inPod:
 		return errors.Join(w.pods[ip].leadTo(ip), w.elsewhereToNode.lead(single(ip), netip.Addr{}))
@@ -202,9 +202,9 @@ func (w *world) settle(ip netip.Addr, at place) error {
 	return nil
 }
 
-func (w *world) mustSettle(t *testing.T, ip netip.Addr, at place) {
+func (w *world) mustAnnounce(t *testing.T, ip netip.Addr, at place) {
 	t.Helper()
-	if err := w.settle(ip, at); err != nil {
+	if err := w.announce(ip, at); err != nil {
 		t.Fatal(err)
 	}
 }

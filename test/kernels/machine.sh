@@ -5,7 +5,7 @@
 # Boots the kernel in folder KERNEL with what is in FOLDER: an init, and files
 # around it. Busybox and the modules come along. Returns when the machine has
 # powered off, or panicked, and fails if it has not after SLUICE_TEST_SECONDS
-# (default 2400). What the kernel says is in LOG.console, and what init writes
+# (default 2400). The kernel's messages are in LOG.console, and what init writes
 # to /dev/ttyS1 is in LOG.tests.
 
 set -euo pipefail
@@ -13,7 +13,7 @@ set -euo pipefail
 kernel=$1 folder=$2 log=$3
 linux=$(basename "$kernel"/lib/modules/*)
 
-# Loaded when somebody asks for them, as on a node. Dependencies come along.
+# Loaded on demand, as on a node. Dependencies come along.
 modules=(veth bridge br_netfilter dummy tun vxlan sctp inet_diag tcp_diag udp_diag sch_ingress cls_bpf
 	nf_conntrack nf_conntrack_netlink nf_tables nft_ct nft_nat nft_chain_nat nft_masq nft_fib_inet nft_objref nft_counter)
 
@@ -41,5 +41,5 @@ machine=(qemu-system-x86_64 -accel "${SLUICE_TEST_ACCEL:-tcg}" -cpu max -smp 2 -
 	-nodefaults -display none -no-reboot
 	-serial "file:$log.console" -serial "file:$log.tests"
 	-kernel "$kernel/vmlinuz" -initrd "$work/initramfs" -append "console=ttyS0 panic=-1")
-# Whoever ends this script ends the machine.
+# The machine ends with this script.
 setpriv --pdeathsig TERM timeout --kill-after=10 "${SLUICE_TEST_SECONDS:-2400}" "${machine[@]}" </dev/null

@@ -45,7 +45,7 @@ install_missing() {
 }
 
 # build_tests compiles the tests of packages into a folder as they lie in the
-# tree. Packages without tests are left out of plan, which says what is to be run.
+# tree. Packages without tests are left out of plan, which lists what is to be run.
 build_tests() {
 	local tests=$1 plan=$2 package
 

@@ -23,11 +23,11 @@ FNR == NR { plan[++planned] = $0; next }
 	next
 }
 /^panic: |^fatal error: / { test = "" }
-{ say(package, test, substr($0, 1, 240)) }
+{ keep(package, test, substr($0, 1, 240)) }
 
-# say keeps the last lines of a test, as the end of a verifier's log says why,
+# keep keeps the last lines of a test: the end of a verifier's log has the reason,
 # and the first ones of what ended all tests.
-function say(p, t, line) {
+function keep(p, t, line) {
 	said[p, t, ++lines[p, t]] = line
 	delete said[p, t, t ? lines[p, t] - 60 : lines[p, t] > 30 ? lines[p, t] : 0]
 }
@@ -39,11 +39,11 @@ function show(p, t,    i) {
 }
 
 # kernel is the version of Debian's package: "5.10.223-1".
-function kernel(    i, n, words) {
-	n = split(linux, words, " ")
+function kernel(    i, n, fields) {
+	n = split(linux, fields, " ")
 	for (i = 2; i <= n; i++)
-		if (words[i - 1] == "Debian")
-			return words[i]
+		if (fields[i - 1] == "Debian")
+			return fields[i]
 	return linux
 }
 

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/test/cluster"
 )
 
-// api writes objects to the API server, and knows what is there.
+// api writes objects to the API server, and records them.
 type api struct {
 	client  kubernetes.Interface
 	have    objects
@@ -33,7 +33,7 @@ const (
 	zoneLabel = corev1.LabelTopologyZone
 )
 
-// mustAPI knows of an API server in which nothing is, and leaves nothing.
+// mustAPI expects an empty API server, and leaves it empty.
 func mustAPI(t testing.TB, c *cluster.Cluster) *api {
 	t.Helper()
 	cfg := c.Config()
@@ -53,7 +53,7 @@ func mustAPI(t testing.TB, c *cluster.Cluster) *api {
 
 // clear removes everything.
 func (a *api) clear() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 
 	return errors.Join(

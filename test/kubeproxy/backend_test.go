@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// backend is who may be an endpoint: a pod, or a host that serves.
+// backend is a possible endpoint: a pod, or a host that serves.
 type backend struct {
 	name      string
 	node      string

@@ -15,7 +15,7 @@ const (
 	otherNode              // in a pod of node-2
 )
 
-// client is who dials, on both sides alike.
+// client dials, on both sides alike.
 type client struct {
 	name  string
 	place place
@@ -25,7 +25,7 @@ type client struct {
 	// To kube-proxy, it is all the same.
 	socket bool
 
-	// answers: the name of the server in the same pod, which may be whom it
+	// answers: the name of the server in the same pod, which may be the backend that it
 	// reaches.
 	answers string
 
@@ -50,8 +50,8 @@ var clients = []*client{
 	{name: "pod of node-2", place: otherNode, pod: 2, spares: spares(otherSpares)},
 }
 
-// podClient is the one by which backends learn whether they are some. outsider is
-// no pod, wherever it is.
+// podClient's dials show which backends a pod of node-1 reaches. outsider is no
+// pod.
 var podClient, outsider = clients[1], clients[3]
 
 func spares(ranges []netip.Prefix) [2][]netip.Addr {
@@ -68,10 +68,10 @@ func (c *client) from(f family, n int) string {
 	return netip.AddrPortFrom(all[n%len(all)], 0).String()
 }
 
-// local says that replies to it pass node-1 anyway.
+// local reports whether replies to it pass node-1 anyway.
 func (c *client) local() bool { return c.place != outside && c.place != otherNode }
 
-// isOwn says that an address is the client's. The node has many; which one it
+// isOwn reports whether an address is the client's. The node has many; which one it
 // shows is compared.
 func (c *client) isOwn(a netip.Addr) bool {
 	switch c.place {

@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// comparison dials frontends on both sides, and says where Sluice is not what
+// comparison dials frontends on both sides, and reports where Sluice is not what
 // kube-proxy is.
 type comparison struct {
 	sides    [2]*side // kube-proxy's comes first
@@ -26,16 +26,16 @@ type comparison struct {
 	log      func(format string, args ...any)
 
 	mu     sync.Mutex
-	seen   tally
+	seen   differenceCounts
 	dials  int
 	wrongs []wrong
-	// reached is what came of dialling Services that remember nobody, on each
+	// reached is the outcomes of dials of Services without affinity, on each
 	// side.
-	reached map[visit][2]outcomes
+	reached map[dialKey][2]outcomes
 }
 
-// visit is who dials what.
-type visit struct {
+// dialKey is a client and a frontend that it dials.
+type dialKey struct {
 	client   *client
 	frontend key
 }
@@ -62,19 +62,19 @@ const (
 
 // timeouts are how long to wait for an answer: longer, each time that the sides
 // seem to differ. Over a virtual link, a refusal is there before connect(2) has
-// let go of the socket, and then TCP over IPv6 listens to the next one only, a
+// released the socket, and then TCP over IPv6 reacts to the next one only, a
 // second later.
 var timeouts = []time.Duration{1500 * time.Millisecond, 2500 * time.Millisecond, 4 * time.Second, 8 * time.Second}
 
 // compare dials all frontends from all clients: first Services that remember
-// nobody, then backends that may reach themselves, then those that remember.
+// affinity, then backends that may reach themselves, then those with affinity.
 func (c *comparison) compare(all []frontend) error {
-	c.reached = map[visit][2]outcomes{}
+	c.reached = map[dialKey][2]outcomes{}
 	plain := func(f frontend) bool { return f.twin == nil }
-	if err := c.visit(all, func(from *client, f frontend) bool { return plain(f) && from.answers == "" }); err != nil {
+	if err := c.dialAll(all, func(from *client, f frontend) bool { return plain(f) && from.answers == "" }); err != nil {
 		return err
 	}
-	if err := c.visit(all, func(from *client, f frontend) bool {
+	if err := c.dialAll(all, func(from *client, f frontend) bool {
 		return plain(f) && from.answers != "" && c.reaches(f, from.answers)
 	}); err != nil {
 		return err
@@ -83,24 +83,24 @@ func (c *comparison) compare(all []frontend) error {
 	return c.compareSticky(all)
 }
 
-// visit compares what comes of every visit that the filter lets pass.
-func (c *comparison) visit(all []frontend, filter func(*client, frontend) bool) error {
-	var visiting errgroup.Group
-	visiting.SetLimit(atOnce)
+// dialAll compares the outcomes of all dials that the filter selects.
+func (c *comparison) dialAll(all []frontend, filter func(*client, frontend) bool) error {
+	var dialing errgroup.Group
+	dialing.SetLimit(atOnce)
 	for _, f := range all {
 		for _, from := range clients {
 			if from.dials(f) && filter(from, f) {
-				visiting.Go(func() error { return c.one(from, f) })
+				dialing.Go(func() error { return c.one(from, f) })
 			}
 		}
 	}
 
-	return visiting.Wait()
+	return dialing.Wait()
 }
 
-// reaches says that a pod of node-1 may reach a server by a frontend.
+// reaches reports whether a pod of node-1 may reach a server by a frontend.
 func (c *comparison) reaches(f frontend, server string) bool {
-	for _, all := range c.reached[visit{podClient, f.key()}] {
+	for _, all := range c.reached[dialKey{podClient, f.key()}] {
 		for o := range all {
 			if o.server == server {
 				return true
@@ -111,7 +111,7 @@ func (c *comparison) reaches(f frontend, server string) bool {
 	return false
 }
 
-// one compares what comes of a visit. If the sides differ it begins anew, slower,
+// one compares the outcomes of one client's dials of one frontend. If the sides differ it begins anew, slower,
 // until there is no excuse left: a proxy that is behind, a packet that was lost,
 // an address that still has an earlier flow.
 func (c *comparison) one(from *client, f frontend) error {
@@ -148,7 +148,7 @@ func (c *comparison) one(from *client, f frontend) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reached[visit{from, f.key()}] = got
+	c.reached[dialKey{from, f.key()}] = got
 	if text != "" {
 		c.wrongs = append(c.wrongs, wrong{from, f, text})
 	}
@@ -159,7 +159,7 @@ func (c *comparison) one(from *client, f frontend) error {
 	return nil
 }
 
-// isHopeless says that there is no need to look further.
+// isHopeless reports whether there is no need to look further.
 func (c *comparison) isHopeless() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +203,7 @@ func (c *comparison) sample(from *client, f frontend, attempt int) ([2]outcomes,
 	return got, nil
 }
 
-// enough says whether further dials would tell more. A side that fails does so
+// enough reports whether further dials would show nothing more. A side that fails does so
 // always; where backends answer, four dials are the least.
 func (c *comparison) enough(from *client, f frontend, got [2]outcomes, dials int) bool {
 	reference, candidate := answers(got[0]), answers(got[1])
@@ -217,7 +217,7 @@ func (c *comparison) enough(from *client, f frontend, got [2]outcomes, dials int
 	return dials-min(reference, candidate) >= 4
 }
 
-// answers counts the dials that somebody answered.
+// answers counts the dials that a server answered.
 func answers(all outcomes) int {
 	sum := 0
 	for o, count := range all {
@@ -229,7 +229,7 @@ func answers(all outcomes) int {
 	return sum
 }
 
-// differ says how what came differs from what must have come, and which listed
+// differ returns how the outcomes differ from the expected ones, and which listed
 // differences that has seen.
 func (c *comparison) differ(from *client, f frontend, got [2]outcomes) (string, []string) {
 	want, used := expect(probe{from, f, c.settings, c.objects, c.sources}, got[0], c.listed)
@@ -240,7 +240,7 @@ func (c *comparison) differ(from *client, f frontend, got [2]outcomes) (string, 
 	return fmt.Sprintf("\n\tkube-proxy: %s\n\twant:       %s\n\tsluice:     %s", got[0], want, got[1]), nil
 }
 
-// answersAlone says that Sluice answers by a frontend by which kube-proxy does
+// answersAlone reports whether Sluice answers by a frontend by which kube-proxy does
 // not.
 func (c *comparison) answersAlone(from *client, f frontend, got [2]outcomes) ([]string, error) {
 	if answers(got[1]) == 0 || !slices.ContainsFunc(c.listed, func(d difference) bool { return d.name == string(f.kind) }) {
@@ -266,7 +266,7 @@ func (c *comparison) reference(from *client, f frontend) *client {
 	return from
 }
 
-// answersPodElsewhere says that Sluice answers a pod of another node and kube-proxy
+// answersPodElsewhere reports whether Sluice answers a pod of another node and kube-proxy
 // does not. Where Sluice does not, kube-proxy must not, either.
 func (c *comparison) answersPodElsewhere(from *client, f frontend, got [2]outcomes) ([]string, error) {
 	o, err := c.sides[0].dial(from, f.protocol, f.address, f.number(), timeouts[0])

@@ -23,7 +23,7 @@ type difference struct {
 	name  string
 	where string // it is decided
 
-	// changes says whether kube-proxy's outcome is another one with Sluice, and
+	// changes reports whether kube-proxy's outcome is another one with Sluice, and
 	// which. Nil: see [frontend.like], [comparison.reference] and fates_test.go.
 	changes func(p probe, o outcome) (outcome, bool)
 }
@@ -33,10 +33,10 @@ var differences = []difference{
 	{"the client's address is preserved", "DESIGN.md 6.1", preservesClient},
 	{"a process of the node has the address on the way to its backend", "DESIGN.md 2.1", sourceOfNode},
 	{"a socket that dials itself sees itself", "DESIGN.md 2.1", hairpinOfSocket},
-	{"a socket learns at once of a drop", "DESIGN.md 6.2", tellsOfDrop},
-	{"the node dials a VIP of its own by its node IP", "docs/decisions.md", judgesByNodeIP},
+	{"a socket learns at once of a drop", "DESIGN.md 6.2", reportsDrop},
+	{"the node dials a VIP of its own by its node IP", "docs/decisions.md", checksNodeIP},
 	{podElsewhere, "DESIGN.md 2.2", nil},
-	{"a rejected datagram of the node is refused", "DESIGN.md 6.2", tellsOfRejection},
+	{"a rejected datagram of the node is refused", "DESIGN.md 6.2", reportsRejection},
 	{string(loopback), "DESIGN.md 6.3", nil},
 	{string(lateAddress), "DESIGN.md 6.3", nil},
 	{endsStale, "DESIGN.md 6.4", nil},
@@ -46,7 +46,7 @@ var differences = []difference{
 
 // podElsewhere is that of a pod of another node, which detectLocalMode ClusterCIDR
 // takes for one of this node's: with externalTrafficPolicy Local, kube-proxy sends it
-// to backends whose answers never find their way. To Sluice it is an outsider.
+// to backends whose answers are lost. To Sluice it is a client outside.
 const podElsewhere = "a pod of another node is external"
 
 // With externalTrafficPolicy Cluster, and whenever kube-proxy masquerades: if the
@@ -64,7 +64,7 @@ func preservesClient(p probe, o outcome) (outcome, bool) {
 	if p.settings.masqueradeAll && !c.socket {
 		return o, false
 	}
-	if !c.local() && !p.objects.sayLocal(p.frontend.service, o.at) {
+	if !c.local() && !p.objects.isLocal(p.frontend.service, o.at) {
 		return o, false
 	}
 	o.seen = theClient
@@ -74,7 +74,7 @@ func preservesClient(p probe, o outcome) (outcome, bool) {
 
 // A process of the node is connected to the backend itself, with the address that
 // the kernel prefers on the way there; with kube-proxy it is the one on the way to
-// what was dialled, unless that is masqueraded.
+// the destination, unless that is masqueraded.
 func sourceOfNode(p probe, o outcome) (outcome, bool) {
 	if o.failure != "" || p.client.place != onNode || o.server == elsewhere {
 		return o, false
@@ -99,8 +99,8 @@ func hairpinOfSocket(p probe, o outcome) (outcome, bool) {
 	return o, true
 }
 
-// Where kube-proxy drops, a socket of the node or its pods is told.
-func tellsOfDrop(p probe, o outcome) (outcome, bool) {
+// Where kube-proxy drops, a socket of the node or its pods gets an error.
+func reportsDrop(p probe, o outcome) (outcome, bool) {
 	if !p.client.socket || o.failure != silence && o.failure != permDropped {
 		return o, false
 	}
@@ -109,9 +109,9 @@ func tellsOfDrop(p probe, o outcome) (outcome, bool) {
 }
 
 // What the node sends to a VIP that it has itself comes from that VIP, which may be
-// in the source ranges when the node IP is not. Sluice judges the node's sockets
+// in the source ranges when the node IP is not. Sluice checks the node's sockets
 // by the node IP.
-func judgesByNodeIP(p probe, o outcome) (outcome, bool) {
+func checksNodeIP(p probe, o outcome) (outcome, bool) {
 	svc, ip := p.objects.services[p.frontend.service], p.frontend.address.Addr()
 	if o.failure != "" || p.client.place != onNode || p.frontend.kind != vip || svc == nil {
 		return o, false
@@ -123,8 +123,8 @@ func judgesByNodeIP(p probe, o outcome) (outcome, bool) {
 	return outcome{failure: unreachable}, true
 }
 
-// admits says that the source ranges of a Service admit an address: those of
-// another family restrict nobody.
+// admits reports whether the source ranges of a Service admit an address: those of
+// another family restrict no client.
 func admits(svc *corev1.Service, ip netip.Addr) bool {
 	restricted := false
 	for _, text := range svc.Spec.LoadBalancerSourceRanges {
@@ -138,9 +138,9 @@ func admits(svc *corev1.Service, ip netip.Addr) bool {
 	return !restricted
 }
 
-// Where kube-proxy rejects a datagram that the node itself sends, the kernel says
+// Where kube-proxy rejects a datagram that the node itself sends, the kernel returns
 // EPERM.
-func tellsOfRejection(_ probe, o outcome) (outcome, bool) {
+func reportsRejection(_ probe, o outcome) (outcome, bool) {
 	if o.failure != permRefused {
 		return o, false
 	}
@@ -148,7 +148,7 @@ func tellsOfRejection(_ probe, o outcome) (outcome, bool) {
 	return outcome{failure: refused}, true
 }
 
-// expect turns what came of dialling kube-proxy into what must come of dialling
+// expect converts an outcome of dialing kube-proxy into the expected one of dialing
 // Sluice, and names the differences that it used.
 func expect(p probe, reference outcomes, listed []difference) (outcomes, []string) {
 	want, used := outcomes{}, []string{}
@@ -167,10 +167,10 @@ func expect(p probe, reference outcomes, listed []difference) (outcomes, []strin
 	return want, used
 }
 
-// tally counts how often each difference was seen.
-type tally map[string]int
+// differenceCounts counts how often each difference was seen.
+type differenceCounts map[string]int
 
-func (t tally) String() string {
+func (t differenceCounts) String() string {
 	text := ""
 	for _, d := range differences {
 		text += fmt.Sprintf("%7d %s (%s)\n", t[d.name], d.name, d.where)

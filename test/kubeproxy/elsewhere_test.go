@@ -8,14 +8,14 @@ import (
 )
 
 // elsewhere is the server that answers by every address that no proxy has
-// translated. It is at everybody's default gateway: what is untouched is not
+// translated. It is at the default gateway of all: what is untouched is not
 // silence.
 const (
 	elsewhere     = "elsewhere"
 	elsewherePort = 7
 )
 
-// Whatever comes to the gateway and is for Services is for its server.
+// Its server takes everything to Services that comes to the gateway.
 const elsewhereRules = `table inet elsewhere {
 	chain prerouting {
 		type nat hook prerouting priority dstnat

@@ -16,15 +16,15 @@ const (
 	keepsUnserved = "a ready endpoint that does not serve keeps its UDP flows"
 )
 
-// fatesDiffer says which listed difference explains what has become of a pair, or
-// what is wrong with it.
+// fatesDiffer returns which listed difference explains the fates of a pair, or what is
+// wrong with them.
 func (c *comparison) fatesDiffer(l *lasting) (used, wrong string) {
 	reference, candidate := l.fates[0], l.fates[1]
 	if reference.kept && candidate.kept {
 		return "", ""
 	}
-	// Who is quick goes along every step of the way, who is not takes several at
-	// once. Mostly it is Sluice.
+	// A proxy may apply every change by itself, or several at once. Mostly Sluice
+	// applies every one.
 	usable, now := true, c.objects.usable(l.service, l.to) && c.isThere(c.objects, l)
 	for _, o := range c.way {
 		usable = usable && o.usable(l.service, l.to) && c.isThere(o, l)
@@ -35,13 +35,13 @@ func (c *comparison) fatesDiffer(l *lasting) (used, wrong string) {
 	case reference.kept && !usable:
 		reason = endsStale
 	case candidate.kept && now && !usable:
-		return "", "" // here it was kube-proxy
+		return "", "" // here kube-proxy did
 	case candidate.kept && now:
 		reason = keepsUnserved
 	case candidate.ended && l.client.socket && !usable:
 		reason = endsSocket
 	case !reference.kept && !candidate.kept && !candidate.ended:
-		return "", "" // whom they go to now, dialling has shown
+		return "", "" // comparing dials checks where they go now
 	}
 	if slices.ContainsFunc(c.listed, func(d difference) bool { return d.name == reason }) {
 		return reason, ""
@@ -51,7 +51,7 @@ func (c *comparison) fatesDiffer(l *lasting) (used, wrong string) {
 		l.to, reference, candidate, usable)
 }
 
-// isThere says that the frontend of a pair is one of its Service.
+// isThere reports whether the frontend of a pair is one of its Service.
 func (c *comparison) isThere(o objects, l *lasting) bool {
 	svc := o.services[l.service]
 	if svc == nil {
@@ -71,7 +71,7 @@ func (c *comparison) isThere(o objects, l *lasting) bool {
 	})
 }
 
-// usable says that an endpoint of a Service is ready, or serves.
+// usable reports whether an endpoint of a Service is ready, or serves.
 func (o objects) usable(service string, at netip.AddrPort) bool {
 	svc := o.services[service]
 	if svc == nil {

@@ -10,9 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// frontend is what is dialled, if it is one or not.
+// frontend is an address that clients dial, whether it is a Service's or not.
 type frontend struct {
-	service  string // whose it would be; "" nobody's
+	service  string // whose it would be; "" if no Service's
 	kind     kind
 	protocol string // tcp or udp
 	address  netip.AddrPort
@@ -21,7 +21,7 @@ type frontend struct {
 	// answers by this address, too, and kube-proxy does not.
 	like netip.AddrPort
 
-	// twin is the frontend of a Service that does not remember its clients and
+	// twin is the frontend of a Service without affinity that
 	// is otherwise the same.
 	twin *frontend
 }
@@ -66,11 +66,11 @@ func (f frontend) String() string {
 var (
 	nodePortAddresses = addresses("192.168.50.1", "192.168.51.1", "192.168.60.6", "10.244.1.1",
 		"fd00:50::1", "fd00:51::1", "fd00:60::6", "fd00:10:244:1::1")
-	loopbacks      = addresses("127.0.0.1", "::1")
-	lateAddresses  = addresses("192.168.50.77", "fd00:50::77")
-	nobodysIPs     = addresses("10.96.77.77", "fd00:10:96::7777")
-	nobodysPort    = uint16(9999)
-	nobodysAddress = func(ip netip.Addr) netip.AddrPort { return netip.AddrPortFrom(ip, nobodysPort) }
+	loopbacks     = addresses("127.0.0.1", "::1")
+	lateAddresses = addresses("192.168.50.77", "fd00:50::77")
+	freeIPs       = addresses("10.96.77.77", "fd00:10:96::7777")
+	freePort      = uint16(9999)
+	freeAddress   = func(ip netip.Addr) netip.AddrPort { return netip.AddrPortFrom(ip, freePort) }
 )
 
 // frontends are all that these objects have, and those of the objects before
@@ -99,9 +99,9 @@ func (s settings) frontends(now, before objects) []frontend {
 	for _, k := range slices.SortedFunc(maps.Keys(all), compareKeys) {
 		list = append(list, all[k])
 	}
-	for _, ip := range nobodysIPs {
+	for _, ip := range freeIPs {
 		for _, protocol := range []string{"tcp", "udp"} {
-			list = append(list, frontend{kind: unallocated, protocol: protocol, address: nobodysAddress(ip)})
+			list = append(list, frontend{kind: unallocated, protocol: protocol, address: freeAddress(ip)})
 		}
 	}
 
@@ -129,7 +129,7 @@ func (s settings) frontendsOf(svc *corev1.Service) []frontend {
 	for _, port := range svc.Spec.Ports {
 		for _, ip := range addresses(svc.Spec.ClusterIPs...) {
 			add(clusterIP, ip, port, port.Port)
-			add(unusedPort, ip, port, int32(nobodysPort))
+			add(unusedPort, ip, port, int32(freePort))
 		}
 		for _, ip := range addresses(svc.Spec.ExternalIPs...) {
 			add(externalIP, ip, port, port.Port)
@@ -179,7 +179,7 @@ func addresses(texts ...string) []netip.Addr {
 	return all
 }
 
-// dials says whether a client can dial a frontend, and has something to show by
+// dials reports whether a client can dial a frontend, and whether that shows something by
 // it.
 func (c *client) dials(f frontend) bool {
 	switch {
@@ -188,7 +188,7 @@ func (c *client) dials(f frontend) bool {
 	case c.place == otherNode: // VIPs are its own node's affair
 		return f.kind == nodePort && f.address.Addr() == hostAddresses(1)[familyOf(f.address.Addr())]
 	case c.place == outside && (f.address.Addr() == netip.MustParseAddr("10.244.1.1") || f.address.Addr() == netip.MustParseAddr("fd00:10:244:1::1")):
-		return false // it knows no way
+		return false // it has no route
 	}
 
 	return true

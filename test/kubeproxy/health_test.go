@@ -18,8 +18,8 @@ import (
 )
 
 // compareHealth asks the health check node ports of all Services, in both families:
-// both proxies say the same, or neither listens. Not of Services with slices whose
-// ports are none of theirs: kube-proxy counts endpoints there, too, that nobody
+// both proxies answer the same, or neither listens. Not of Services with slices whose
+// ports are none of theirs: kube-proxy counts endpoints there, too, that no client
 // can reach.
 func (c *comparison) compareHealth() error {
 	var asking errgroup.Group
@@ -44,7 +44,7 @@ func (c *comparison) compareHealth() error {
 	return asking.Wait()
 }
 
-// oneHealth says how the answers differ, when both have had time to learn what is to
+// oneHealth returns how the answers differ, when both have had time to learn what is to
 // be said.
 func (c *comparison) oneHealth(at netip.AddrPort) (string, error) {
 	text := ""
@@ -64,18 +64,18 @@ func (c *comparison) oneHealth(at netip.AddrPort) (string, error) {
 	return text, nil
 }
 
-// health is what a health check node port answers: code, headers that say something,
+// health is what a health check node port answers: code, headers that matter,
 // and body.
 func (s *side) health(at netip.AddrPort) (string, error) {
-	client := http.Client{Timeout: patience, Transport: &http.Transport{
+	client := http.Client{Timeout: waitTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
-			return s.Nodes[0].Dial(network, address, patience)
+			return s.Nodes[0].Dial(network, address, waitTimeout)
 		},
 	}}
 	response, err := client.Get("http://" + at.String())
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return "nobody listens", nil
+		return "no process listens", nil
 	}
 	if err != nil {
 		return "", err
@@ -93,7 +93,7 @@ func (s *side) health(at netip.AddrPort) (string, error) {
 	return strings.Join(append(text, string(body)), "; "), nil
 }
 
-// hasForeignPorts says that slices of a Service have ports that it does not have.
+// hasForeignPorts reports whether slices of a Service have ports that it does not have.
 func (o objects) hasForeignPorts(svc *corev1.Service) bool {
 	for _, slice := range o.slicesOf(svc.Name) {
 		for _, port := range slice.Ports {

@@ -20,7 +20,7 @@ const serviceCount = 6
 func TestLikeKubeProxy(t *testing.T) {
 	c := cluster.Shared(t)
 	a := mustAPI(t, c)
-	seen := tally{}
+	seen := differenceCounts{}
 	start := time.Now()
 	for seed := *firstSeed; seed == *firstSeed || time.Since(start) < *duration; seed++ {
 		ok := t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -48,12 +48,12 @@ func TestLikeKubeProxy(t *testing.T) {
 type play struct {
 	*comparison
 	*api
-	dialled []frontend // in the last round
-	pairs   []*lasting // since then
+	frontends []frontend // in the last round
+	pairs     []*lasting // since then
 }
 
 // mustPlay sets both sides up. Settings differ if it is to fail.
-func mustPlay(t testing.TB, c *cluster.Cluster, a *api, reference, candidate settings, seen tally) *play {
+func mustPlay(t testing.TB, c *cluster.Cluster, a *api, reference, candidate settings, seen differenceCounts) *play {
 	t.Helper()
 	p := &play{api: a, comparison: &comparison{
 		sides: mustSides(t, c, reference, candidate), settings: reference, listed: differences, seen: seen, log: t.Logf,
@@ -99,7 +99,7 @@ func (p *play) playRandom(t *testing.T, r *rand.Rand, rounds int) {
 func (p *play) mustConnect(t *testing.T, limit int) {
 	t.Helper()
 	var err error
-	p.pairs, err = p.connect(p.dialled, limit)
+	p.pairs, err = p.connect(p.frontends, limit)
 	must(t, err)
 }
 
@@ -111,9 +111,9 @@ func (p *play) mustRound(t *testing.T, name string, now, before objects) {
 	p.objects, p.comparison.way = now, p.api.way
 	published := time.Since(start)
 	dials := p.dials
-	p.dialled = p.settings.frontends(now, before)
+	p.frontends = p.settings.frontends(now, before)
 	// Connections first: dialling may bring something about.
-	must(t, p.compareFates(p.pairs), p.compare(p.dialled), p.compareHealth())
+	must(t, p.compareFates(p.pairs), p.compare(p.frontends), p.compareHealth())
 	t.Logf("%s: %d Services, %d slices, published in %v; %d connections lasted, %d dials, in %v",
 		name, len(now.services), len(now.slices), published.Round(time.Millisecond),
 		len(p.pairs), p.dials-dials, (time.Since(start) - published).Round(time.Millisecond))
@@ -141,13 +141,13 @@ func (p *play) publish(t testing.TB, o objects) error {
 
 // describe is the Services that were wrong, as YAML.
 func (p *play) describe(o objects) string {
-	text, told := "", map[string]bool{}
+	text, listed := "", map[string]bool{}
 	for _, w := range p.wrongs {
 		name := w.frontend.service
-		if o.services[name] == nil || told[name] {
+		if o.services[name] == nil || listed[name] {
 			continue
 		}
-		told[name] = true
+		listed[name] = true
 		all := []any{o.services[name]}
 		for _, slice := range o.slicesOf(name) {
 			all = append(all, slice)

@@ -21,13 +21,13 @@ import (
 type lasting struct {
 	client   *client
 	frontend frontend
-	service  string // whose it was
+	service  string // of the frontend, at that time
 	to       netip.AddrPort
 	sockets  [2]*lab.Socket
 	fates    [2]fate // after the change
 }
 
-// fate is what has become of a connection.
+// fate is the state of a connection after a change.
 type fate struct {
 	kept  bool
 	ended bool // the socket was destroyed
@@ -55,12 +55,13 @@ const (
 )
 
 // connect opens pairs of connections by frontends that backends answer by, as many
-// for UDP as for TCP. Which, is left to chance: no seed says what was reached.
+// for UDP as for TCP. They are chosen at random, not by the seed: which backends were
+// reached is random, too.
 func (c *comparison) connect(all []frontend, limit int) ([]*lasting, error) {
 	var may []*lasting
 	for _, f := range all {
 		for _, from := range clients {
-			got, ok := c.reached[visit{from, f.key()}]
+			got, ok := c.reached[dialKey{from, f.key()}]
 			if ok && !f.like.IsValid() && c.reference(from, f) == from && len(backendsIn(got[0])) > 0 && len(backendsIn(got[1])) > 0 {
 				may = append(may, &lasting{client: from, frontend: f, service: f.service})
 			}
@@ -121,7 +122,7 @@ func (c *comparison) pair(l *lasting) (bool, error) {
 	return false, unwanted
 }
 
-// open connects, and says to whom.
+// open connects, and returns the backend.
 func (s *side) open(c *client, f frontend, n int) (*lab.Socket, netip.AddrPort, error) {
 	of := familyOf(f.address.Addr())
 	socket, err := s.callers[c.name].Socket(f.protocol + []string{"4", "6"}[of])
@@ -148,7 +149,7 @@ func (s *side) open(c *client, f frontend, n int) (*lab.Socket, netip.AddrPort, 
 	return socket, to, nil
 }
 
-// ask asks whoever is at the other end where it is.
+// ask asks the server at the other end for its address.
 func ask(socket *lab.Socket) (netip.AddrPort, error) {
 	if err := socket.Send("who\n"); err != nil {
 		return netip.AddrPort{}, err
@@ -165,7 +166,7 @@ func ask(socket *lab.Socket) (netip.AddrPort, error) {
 	return answer.Local, err
 }
 
-// learn finds out what has become of both connections.
+// learn sets the fates of both connections.
 func (l *lasting) learn() {
 	for i, socket := range l.sockets {
 		if err := socket.SetTimeout(timeouts[1]); err != nil {
@@ -181,7 +182,7 @@ func fateOf(was, is netip.AddrPort, err error) fate {
 	switch errno := lab.Errno(err); errno {
 	case 0:
 		return fate{kept: is == was, other: outcome{at: is}}
-	case unix.ECONNABORTED, unix.EDESTADDRREQ: // the kernel says this, or that
+	case unix.ECONNABORTED, unix.EDESTADDRREQ: // it depends on the kernel which
 		return fate{ended: true}
 	case unix.ECONNREFUSED:
 		return fate{other: outcome{failure: refused}}
@@ -196,7 +197,8 @@ func fateOf(was, is netip.AddrPort, err error) fate {
 	}
 }
 
-// compareFates says what a change did to pairs, and closes them.
+// compareFates compares what a change did to the connections of each pair, and closes
+// them.
 func (c *comparison) compareFates(pairs []*lasting) error {
 	var comparing errgroup.Group
 	for _, l := range pairs {

@@ -1,8 +1,8 @@
 // Package kubeproxy shows that Sluice does what the real kube-proxy does. Both
 // run at once, each on a node of a lab of its own; the labs are alike down to the
 // addresses, and both watch the same API server. Random Services and
-// EndpointSlices are written there, every frontend is dialled in both labs, and
-// what comes of it must be the same but for the differences in
+// EndpointSlices are written there, clients dial every frontend in both labs, and
+// the outcomes must be the same but for the differences in
 // differences_test.go.
 //
 // A run is a matter of seconds a round. A longer one, by hand:
@@ -26,9 +26,9 @@ var (
 	binary    = flag.String("sluice", "", "another binary of Sluice, such as a mutant")
 )
 
-// patience is what anything may take that has to come true, on a machine that is
+// waitTimeout limits waits for what has to become true, on a machine that is
 // busy with other tests.
-const patience = time.Minute
+const waitTimeout = time.Minute
 
 func TestMain(m *testing.M) {
 	lab.Main()

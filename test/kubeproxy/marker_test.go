@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// marker is a Service that is created last. Who answers by its addresses has
+// marker is a Service that is created last. A proxy that answers at its addresses has
 // taken in all Services and slices before it, and the zone of the node: one
 // endpoint is hinted for each zone.
 //
@@ -83,7 +83,7 @@ func (s *side) awaitMarker(n int, zone string) error {
 	for f, ip := range markerIPs(n) {
 		address := netip.AddrPortFrom(netip.MustParseAddr(ip), markerPort).String()
 		var last error
-		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(waitTimeout); ; time.Sleep(20 * time.Millisecond) {
 			if last = s.expectMarker(address, want); last == nil {
 				break
 			}
@@ -96,7 +96,7 @@ func (s *side) awaitMarker(n int, zone string) error {
 	return nil
 }
 
-// expectMarker says why not exactly these answer. Of two, each misses so many dials
+// expectMarker returns an error unless exactly these answer. Of two, each misses so many dials
 // once in a million times.
 func (s *side) expectMarker(address string, want []string) error {
 	const dials = 20

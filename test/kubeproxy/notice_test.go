@@ -13,14 +13,14 @@ import (
 	"github.com/sluice-lb/sluice/test/cluster"
 )
 
-// What is not the same is noticed: two proxies that were told different things, and
-// differences that nobody has listed.
+// What is not the same is noticed: two proxies with different objects, and
+// differences that are not listed.
 func TestNoticesWhatDiffers(t *testing.T) {
 	c := cluster.Shared(t)
 	a := mustAPI(t, c)
 	reference := settings{nodePortAddresses: firstSegment, detect: "ClusterCIDR"}
 	candidate := settings{nodePortAddresses: everyAddress, detect: "ClusterCIDR", masqueradeAll: true}
-	p := mustPlay(t, c, a, reference, candidate, tally{})
+	p := mustPlay(t, c, a, reference, candidate, differenceCounts{})
 	p.attempts = 1
 	now, later := directed()
 	must(t, p.publish(t, now))
@@ -29,7 +29,7 @@ func TestNoticesWhatDiffers(t *testing.T) {
 		return f.address.String() != "10.96.10.10:53" && f.address.String() != "192.168.51.1:30900"
 	})
 	must(t, p.compare(all))
-	t.Logf("told different things:\n%s", p.report())
+	t.Logf("with different objects:\n%s", p.report())
 	for _, want := range []string{
 		"pod by device dials s9 ClusterIP udp/10.96.10.10:53", // masqueraded
 		"pod dials s9 node port udp/192.168.51.1:30900",       // answers

@@ -35,9 +35,9 @@ func (o objects) slicesOf(service string) []*discoveryv1.EndpointSlice {
 	return all
 }
 
-// sayLocal says that an endpoint of a Service is on node-1. Who is nowhere is not,
+// isLocal reports whether an endpoint of a Service is on node-1. One without a node is not,
 // wherever it is. One that is not terminating replaces one that is.
-func (o objects) sayLocal(service string, at netip.AddrPort) bool {
+func (o objects) isLocal(service string, at netip.AddrPort) bool {
 	local := false
 	for _, slice := range o.slicesOf(service) {
 		for _, e := range slice.Endpoints {
@@ -63,11 +63,11 @@ func (o objects) remove(service string) {
 }
 
 // A Service that remembers its clients has a twin that does not: equal but for
-// names and numbers. The twin shows who may answer, the Service that always the
+// names and numbers. The twin shows which backends may answer, the Service that always the
 // same one does.
 const twinSuffix = "-twin"
 
-// isSticky says that a Service remembers its clients.
+// isSticky reports whether a Service has affinity.
 func isSticky(svc *corev1.Service) bool {
 	return svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// outcome is what came of a dial: a server answered, or something failed.
+// outcome is the result of a dial: a server answered, or it failed.
 type outcome struct {
 	failure failure
 
 	server string
 	at     netip.AddrPort // where the server was asked
-	seen   string         // whom it saw: theClient, or an address
+	seen   string         // the client as it saw it: theClient, or an address
 }
 
 // theClient is any of the client's own addresses.
@@ -33,7 +33,7 @@ const (
 	silence     failure = "silence"
 	unreachable failure = "no route to host"
 
-	// The kernel says EPERM where netfilter drops what a socket of the node
+	// The kernel returns EPERM where netfilter drops what a socket of the node
 	// sends; if it was rejected, there is more to be read from the socket.
 	permRefused failure = "operation not permitted, and refused"
 	permDropped failure = "operation not permitted"

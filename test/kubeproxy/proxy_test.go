@@ -19,7 +19,7 @@ import (
 func mustRunKubeProxy(t testing.TB, s *side, c *cluster.Cluster, with settings) {
 	t.Helper()
 	cmd := exec.Command(c.Binary("kube-proxy"), "--config", mustWriteConfig(t, c, with))
-	// nft is there, whatever the PATH of who tests.
+	// nft is there, whatever the PATH of the test is.
 	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	var log syncBuffer
 	cmd.Stdout, cmd.Stderr = &log, &log

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// settings are what an operator may say to either proxy.
+// settings are those that an operator can choose for either proxy.
 type settings struct {
 	nodePortAddresses []string // none: the default of nftables mode, primary
 	masqueradeAll     bool
 	detect            string // detectLocalMode
 }
 
-// What tells pods from others: addresses of all pods, or the devices of those of
+// How pods are distinguished from other clients: by addresses of all pods, or by the devices of those of
 // a node.
 const (
 	clusterCIDRs    = "10.244.0.0/16,fd00:10:244::/48"
@@ -23,7 +23,7 @@ const (
 // everyAddress are all local addresses but loopback.
 var everyAddress = []string{"0.0.0.0/0", "::/0"}
 
-// firstSegment are the addresses by which the nodes know each other.
+// firstSegment are the addresses by which the nodes reach each other.
 var firstSegment = []string{"192.168.50.0/24", "fd00:50::/64"}
 
 func randomSettings(r *rand.Rand) settings {

@@ -65,7 +65,7 @@ func randomSlices(r *rand.Rand, svc *corev1.Service) []*discoveryv1.EndpointSlic
 }
 
 // randomSlicePorts are those of a Service, at one port of the servers or at the one
-// that the slice's number says. One may be missing, or have another protocol.
+// that follow from the slice's number. One may be missing, or have another protocol.
 func randomSlicePorts(r *rand.Rand, svc *corev1.Service, number int, onePort bool) []discoveryv1.EndpointPort {
 	var all []discoveryv1.EndpointPort
 	if onePort {
@@ -89,7 +89,7 @@ func randomSlicePorts(r *rand.Rand, svc *corev1.Service, number int, onePort boo
 
 func randomEndpoint(r *rand.Rand, b backend, f family, hints int) discoveryv1.Endpoint {
 	e := discoveryv1.Endpoint{Addresses: []string{b.addresses[f].String()}, Conditions: pick(r, conditions...)}
-	// Who is nowhere is on no node of kube-proxy's, not even for itself: see
+	// An endpoint without a node is on no node for kube-proxy, not even for itself: see
 	// test/flows about hairpin.
 	if b.node == firstNode || r.IntN(6) != 0 {
 		e.NodeName = new(b.node)

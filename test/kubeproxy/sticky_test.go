@@ -8,23 +8,23 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// compareSticky dials frontends of Services that remember their clients: one after
+// compareSticky dials frontends of Services with affinity: one after
 // the other, since one dial may decide where the next one goes. On each side the
 // client must always reach the same backend, one of those by which the twin
-// answers. Where nobody answers, nobody is remembered.
+// answers. Without an answer there is no affinity.
 func (c *comparison) compareSticky(all []frontend) error {
-	by := map[string][]visit{}
+	by := map[string][]dialKey{}
 	frontends := map[key]frontend{}
-	err := c.visit(all, func(from *client, f frontend) bool {
+	err := c.dialAll(all, func(from *client, f frontend) bool {
 		if f.twin == nil || from.answers != "" {
 			return false
 		}
 		frontends[f.key()] = f
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		twin := c.reached[visit{from, f.twin.key()}]
+		twin := c.reached[dialKey{from, f.twin.key()}]
 		if answers(twin[0]) > 0 || answers(twin[1]) > 0 {
-			by[f.service] = append(by[f.service], visit{from, f.key()})
+			by[f.service] = append(by[f.service], dialKey{from, f.key()})
 			return false
 		}
 		return true
@@ -32,10 +32,10 @@ func (c *comparison) compareSticky(all []frontend) error {
 	if err != nil {
 		return err
 	}
-	var visiting errgroup.Group
-	for _, visits := range by {
-		visiting.Go(func() error {
-			for _, v := range visits {
+	var dialing errgroup.Group
+	for _, keys := range by {
+		dialing.Go(func() error {
+			for _, v := range keys {
 				if err := c.oneSticky(v.client, frontends[v.frontend]); err != nil {
 					return err
 				}
@@ -44,10 +44,10 @@ func (c *comparison) compareSticky(all []frontend) error {
 		})
 	}
 
-	return visiting.Wait()
+	return dialing.Wait()
 }
 
-// oneSticky is for one client and frontend.
+// oneSticky compares the dials of one client and frontend.
 func (c *comparison) oneSticky(from *client, f frontend) error {
 	if f.like.IsValid() || c.reference(from, f) != from || c.isHopeless() {
 		return nil
@@ -91,14 +91,14 @@ func (s *side) dialSticky(from *client, f frontend, timeout time.Duration) (outc
 	return got, nil
 }
 
-// stickyWrong says what is wrong with these outcomes on a side. Whether one may be,
-// the twin shows, which is dialled until it has shown it.
+// stickyWrong returns what is wrong with these outcomes on a side. Whether one may be,
+// the twin shows, which is dialed until it has shown it.
 func (c *comparison) stickyWrong(i int, from *client, f frontend, got outcomes) (string, error) {
 	if len(got) != 1 {
 		return fmt.Sprintf(" does not remember its client: %s", got), nil
 	}
 	c.mu.Lock()
-	twin := c.reached[visit{from, f.twin.key()}][i]
+	twin := c.reached[dialKey{from, f.twin.key()}][i]
 	c.mu.Unlock()
 	may := outcomes{}
 	for o, count := range twin {

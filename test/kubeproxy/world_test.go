@@ -23,7 +23,7 @@ import (
 //	                                           └─ pod-2-2 10.244.2.4  client
 //	                      client 192.168.50.100  outside
 //
-// Servers are at serverPorts. Whoever is outside sends what is for Services to
+// Servers are at serverPorts. Clients outside send what is for Services to
 // node-1.
 type side struct {
 	*lab.Cluster
@@ -63,7 +63,7 @@ func mustSide(t testing.TB, name string) *side {
 		cgroup:  lab.MustCgroup(t, name),
 		callers: make(map[string]*lab.Caller),
 	}
-	must(t, s.settle())
+	must(t, s.configure())
 	s.mustAnswerElsewhere(t)
 	for _, pod := range s.Pods() {
 		if pod != s.Nodes[0].Pods[0] {
@@ -98,8 +98,8 @@ func (s *side) at(c *client) *lab.Namespace {
 	}
 }
 
-// settle makes addresses and routes, and everybody answer as often as asked.
-func (s *side) settle() error {
+// configure adds addresses and routes, and lifts the limits of ICMP errors.
+func (s *side) configure() error {
 	node := s.Nodes[0]
 	namespaces := []*lab.Namespace{s.Client.Namespace}
 	for _, n := range s.Nodes {
@@ -160,7 +160,7 @@ func (s *side) giveSpares() error {
 	return err
 }
 
-// addLateAddresses gives node-1 addresses that the proxies have not met at their
+// addLateAddresses gives node-1 addresses that the proxies have not seen at their
 // start. They are on the second segment's device, and in the first one's range.
 func (s *side) addLateAddresses() error {
 	var err error

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Answer is what a [Server] says when asked: who it is and whom it saw, as in
+// Answer is the answer of a [Server]: its name and the client as it saw it, as in
 // "pod-1 10.244.1.2:8080 saw 10.244.1.1:43210". Addresses are unmapped.
 type Answer struct {
 	Name   string

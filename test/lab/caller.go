@@ -10,13 +10,12 @@ import (
 	"sync"
 )
 
-// ErrCallerGone says that a [Caller]'s process has ended.
+// ErrCallerGone is returned when a [Caller]'s process has ended.
 var ErrCallerGone = errors.New("caller is gone")
 
-// Caller is a process inside a namespace and a cgroup, in both from its birth,
-// that makes system calls on sockets as it is told. It is what a program in a pod
-// is: a socket belongs for life to the cgroup v2 of the process that made it, so
-// hooks attached there see a caller's sockets and nobody else's, also not those
+// Caller is a process inside a namespace and a cgroup, in both from its start,
+// that makes system calls on sockets on request. It is like a program in a pod: a socket belongs for life to the cgroup v2 of the process that made it, so
+// hooks attached there see a caller's sockets and no others, also not those
 // of the test itself. (A single thread could only move into a threaded cgroup,
 // which is not what a pod is in.)
 //
@@ -64,7 +63,7 @@ func StartCaller(ns *Namespace, cg *Cgroup) (*Caller, error) {
 	return c, nil
 }
 
-// read hands every answer to the one who waits for it.
+// read delivers every answer to the call that waits for it.
 func (c *Caller) read(answers *json.Decoder) {
 	defer close(c.done)
 	for {
@@ -137,7 +136,7 @@ func (c *Caller) Cgroup() (string, error) {
 	return "", errors.New("caller is in no cgroup v2")
 }
 
-// Request asks a [Server] who it is. It is [Caller.Exchange] with nothing but a
+// Request asks a [Server] for its name. It is [Caller.Exchange] with nothing but a
 // network and an address.
 func (c *Caller) Request(network, address string) (Reply, error) {
 	return c.Exchange(Exchange{Network: network, Address: address})
@@ -161,8 +160,7 @@ func (c *Caller) Close() error {
 	if c.cmd.ProcessState != nil {
 		return nil
 	}
-	// Killed, for it has nothing to say. It may have been already, with its
-	// cgroup.
+	// It may have been killed already, with its cgroup.
 	err := c.cmd.Process.Kill()
 	if errors.Is(err, os.ErrProcessDone) {
 		err = nil

@@ -80,7 +80,7 @@ func TestExchange(t *testing.T) {
 		name     string
 		exchange Exchange
 		errno    unix.Errno
-		client   string // whom the server saw, "" for any
+		client   string // that the server saw, "" for any
 		peer     string
 		from     string
 	}{
@@ -222,7 +222,7 @@ func TestSocketDisconnects(t *testing.T) {
 	}
 }
 
-func TestSocketTellsCookieAndOptions(t *testing.T) {
+func TestSocketReportsCookieAndOptions(t *testing.T) {
 	socket := mustSocket(t, MustCaller(t, nil, nil), "udp6")
 	if cookie, err := socket.Cookie(); cookie == 0 || err != nil {
 		t.Errorf("cookie is %d, %v", cookie, err)

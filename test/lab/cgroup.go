@@ -16,7 +16,7 @@ import (
 )
 
 // How long the processes of a cgroup may take to die.
-const cgroupPatience = 5 * time.Second
+const cgroupTimeout = 5 * time.Second
 
 // CgroupRoot returns where cgroup v2 is mounted: /sys/fs/cgroup, or
 // /sys/fs/cgroup/unified where v1 has the upper place. Returns an error wrapping
@@ -95,7 +95,7 @@ func (cg *Cgroup) ID() (uint64, error) {
 	return stat.Ino, nil
 }
 
-// Processes lists who is in the cgroup, children excluded.
+// Processes lists the processes in the cgroup, without those of its children.
 func (cg *Cgroup) Processes() ([]int, error) { return cgroupProcesses(cg.path) }
 
 // Close kills what is inside, children included, and removes the cgroup. It
@@ -113,7 +113,7 @@ func (cg *Cgroup) Close() error {
 // removeCgroup kills and removes the cgroup at path with everything below it.
 // Removing an absent one is not an error.
 func removeCgroup(path string) error {
-	for deadline := time.Now().Add(cgroupPatience); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(cgroupTimeout); ; time.Sleep(time.Millisecond) {
 		err := errors.Join(killCgroup(path), removeEmptyCgroups(path))
 		if err == nil {
 			return nil
@@ -140,7 +140,7 @@ func removeEmptyCgroups(path string) error {
 }
 
 // writeExisting writes to a file that it does not create: of one that is not
-// there, cgroupfs would say that it may not be created.
+// there, cgroupfs would not permit its creation.
 func writeExisting(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -192,7 +192,7 @@ func cgroupProcesses(path string) ([]int, error) {
 	return pids, nil
 }
 
-// ignoreGone drops the errors of a cgroup that somebody else has removed.
+// ignoreGone drops the errors of a cgroup that another process has removed.
 func ignoreGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil

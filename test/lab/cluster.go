@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Config says how large a [Cluster] is, and what joins its parts.
+// Config is how large a [Cluster] is, and what connects its parts.
 type Config struct {
 	// Nodes is how many nodes there are, at most 99.
 	Nodes int
@@ -30,7 +30,7 @@ type Config struct {
 	SecondUplink bool
 }
 
-// Validate says what is wrong with the configuration.
+// Validate returns an error if the configuration cannot be built.
 func (c Config) Validate() error {
 	if c.Nodes < 0 || c.Nodes > 99 {
 		return fmt.Errorf("%d nodes: want 0 to 99", c.Nodes)
@@ -53,12 +53,11 @@ type Cluster struct {
 	Nodes  []*Node
 	Client *Host // nil unless configured
 
-	// Uplink is the segment between the nodes. Its bridge br0 is also
-	// everybody's default gateway; it forwards nothing, so what goes astray is
-	// lost in silence.
+	// Uplink is the segment between the nodes. Its bridge br0 is also the
+	// default gateway of all; it forwards nothing, so it drops what has no other route.
 	Uplink *Namespace
-	// Second is the second segment, nil unless configured. Nobody's default
-	// gateway is there.
+	// Second is the second segment, nil unless configured. There is no
+	// default gateway on it.
 	Second *Namespace
 
 	config Config

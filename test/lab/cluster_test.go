@@ -33,7 +33,7 @@ func TestClusterReaches(t *testing.T) {
 	}
 }
 
-// testReach says that everybody can talk to everybody.
+// testReach checks that every host and pod can talk to every other.
 func testReach(t *testing.T, cluster *Cluster) {
 	first, second := cluster.Nodes[0], cluster.Nodes[1]
 	for _, pod := range cluster.Pods() {
@@ -83,7 +83,7 @@ func testReach(t *testing.T, cluster *Cluster) {
 	}
 }
 
-func TestClusterLosesWhatGoesAstray(t *testing.T) {
+func TestClusterDropsWithoutRoute(t *testing.T) {
 	cluster := MustNew(t, Config{Nodes: 1, PodsPerNode: 1})
 	caller := MustCaller(t, cluster.Nodes[0].Pods[0].Namespace, nil)
 
@@ -95,7 +95,7 @@ func TestClusterLosesWhatGoesAstray(t *testing.T) {
 	}
 }
 
-func TestPodComesAndGoes(t *testing.T) {
+func TestPodIsRemoved(t *testing.T) {
 	cluster := MustNew(t, Config{Nodes: 1, PodsPerNode: 1})
 	node := cluster.Nodes[0]
 	pod, err := node.AddPod()

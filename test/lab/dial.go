@@ -23,7 +23,7 @@ func (ns *Namespace) Listen(network, address string) (listener net.Listener, err
 }
 
 // ListenPacket opens a UDP socket or, as "ip4:132", a raw one inside the namespace,
-// which tells with every datagram where it was sent to.
+// which reports with every datagram where it was sent to.
 func (ns *Namespace) ListenPacket(network, address string) (conn net.PacketConn, err error) {
 	config := net.ListenConfig{Control: func(network, _ string, raw syscall.RawConn) (err error) {
 		controlErr := raw.Control(func(fd uintptr) {

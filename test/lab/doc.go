@@ -22,7 +22,7 @@
 //	   ┊ client
 //	  eth0 192.168.50.100: the client
 //
-// Everybody has IPv6 addresses of the same plan:
+// Nodes and pods have addresses of both families:
 //
 //	              IPv4              IPv6
 //	node n        192.168.50.n      fd00:50::n
@@ -31,19 +31,19 @@
 //	br0 of n      10.244.n.1/24     fd00:10:244:n::1/64
 //	pod i of n    10.244.n.(2+i)    fd00:10:244:n::(2+i)     i from 0
 //
-// A [Config] may say otherwise: pods on devices of their own, as Calico's and
+// A [Config] can differ: pods on devices of their own, as Calico's and
 // kindnet's are ([Attachment]); a VXLAN between the nodes, by a device vxlan0 with
 // the addresses 10.244.n.0 and fd00:10:244:n::, as flannel's is; a second segment,
 // by devices eth1 with addresses 192.168.51.x and fd00:51::x.
 //
-// Nodes route to each other's pods. The client knows the segment only; a test
+// Nodes route to each other's pods. The client has routes to the segment only; a test
 // gives it a route to pods or to a virtual address with [Namespace.AddRoute].
 // Whatever has no route goes to the gateway, which drops it: what a hook failed
 // to translate times out, and is not refused.
 //
-// Who dials is a [Caller]: a process in a namespace and in a [Cgroup], so that
-// socket hooks attached there see what it does. Who answers is a [Server], whose
-// answers tell who it is and whom it saw.
+// A client is a [Caller]: a process in a namespace and in a [Cgroup], so that
+// socket hooks attached there see what it does. A server is a [Server], whose
+// answers have its name and the address of the client as it saw it.
 //
 // The core knows no testing.T: constructors return errors and everything has a
 // Close. The Must functions are the same for tests.

@@ -22,12 +22,12 @@ type Exchange struct {
 	Mark        int           `json:",omitempty"` // SO_MARK
 }
 
-// Reply is what came of an [Exchange]. After an error it has what came before.
+// Reply is the result of an [Exchange]. After an error it has what came before it.
 type Reply struct {
 	Text    string         // the answer, without its line end
 	Peer    netip.AddrPort `json:",omitzero"` // getpeername, after connect
 	Local   netip.AddrPort `json:",omitzero"` // getsockname, at the end
-	From    netip.AddrPort `json:",omitzero"` // who answered, by recvfrom; UDP only
+	From    netip.AddrPort `json:",omitzero"` // the sender of the answer, by recvfrom; UDP only
 	Connect time.Duration  // until connected
 	Latency time.Duration  // until answered, or failed
 }

@@ -30,7 +30,7 @@ const (
 
 var defaultRoutes = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
-// newSegment makes a switch with an address for those who look for a gateway.
+// newSegment makes a switch whose address is a gateway.
 func newSegment(name string, segment int) (*Namespace, error) {
 	ns, err := NewNamespace(name)
 	if err != nil {

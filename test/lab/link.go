@@ -66,7 +66,7 @@ func (ns *Namespace) AddBridge(device string, addresses ...netip.Prefix) error {
 	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs(), MulticastSnooping: &snooping}
 	bridge.Name = device
 	// One that is given stays. Otherwise a bridge takes the lowest of its ports',
-	// and when a new port has a lower one, neighbours talk to nobody for a while.
+	// and when a new port has a lower one, neighbours use the old one for a while.
 	mac, err := randomMAC()
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (ns *Namespace) SetUp(device string) error { return ns.onLink(device, ns.ha
 // SetDown sets a device down. It loses its IPv6 addresses and all routes.
 func (ns *Namespace) SetDown(device string) error { return ns.onLink(device, ns.handle.LinkSetDown) }
 
-// SetMTU says how large a packet a device sends.
+// SetMTU sets how large a packet a device sends.
 func (ns *Namespace) SetMTU(device string, mtu int) error {
 	return ns.onLink(device, func(link netlink.Link) error { return ns.handle.LinkSetMTU(link, mtu) })
 }
@@ -168,8 +168,8 @@ func (ns *Namespace) AddDeviceRoute(to netip.Prefix, device string) error {
 	})
 }
 
-// SourceTo is the address that the kernel of the namespace chooses for what it
-// sends to another.
+// SourceTo returns the source address that the kernel of the namespace chooses for
+// packets to another.
 func (ns *Namespace) SourceTo(to netip.Addr) (netip.Addr, error) {
 	routes, err := ns.handle.RouteGet(to.AsSlice())
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // Load is exchanges at a steady rate: each starts when its time has come,
-// whatever became of those before it.
+// also if those before it have not ended.
 type Load struct {
 	Exchange               // what to do each time
 	Rate     int           // how often per second
@@ -22,7 +22,7 @@ type Load struct {
 	Keep int `json:",omitempty"`
 }
 
-// LoadReport is what came of a [Load].
+// LoadReport is the result of a [Load].
 type LoadReport struct {
 	Started   int
 	Succeeded int

@@ -59,10 +59,10 @@ func TestLoadSharesKeptConnections(t *testing.T) {
 	}
 }
 
-func TestLoadTellsEachFailure(t *testing.T) {
+func TestLoadReportsEachFailure(t *testing.T) {
 	p := mustPair(t)
-	nobody := Exchange{Network: "tcp4", Address: "127.0.0.1:9"}
-	report := mustLoad(t, p.caller, Load{Exchange: nobody, Rate: 500, Duration: 10 * time.Millisecond})
+	closed := Exchange{Network: "tcp4", Address: "127.0.0.1:9"}
+	report := mustLoad(t, p.caller, Load{Exchange: closed, Rate: 500, Duration: 10 * time.Millisecond})
 	if len(report.Failures) != 5 || report.Succeeded != 0 {
 		t.Fatalf("report is %+v, want 5 failures", report)
 	}

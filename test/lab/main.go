@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// The executable plays another part when this variable names one.
+// The executable takes another role when this variable names one.
 const roleVariable = "SLUICE_LAB_ROLE"
 
 const (
@@ -15,11 +15,11 @@ const (
 	roleGuardian = "guardian"
 )
 
-// mainCalled says that the executable knows its parts. Without it, a child would
+// mainCalled is true once the executable can take other roles. Without it, a child would
 // not become a caller but run the whole test again, which would start a child…
 var mainCalled atomic.Bool
 
-// again returns a command that runs this executable in another part. Its name in
+// again returns a command that runs this executable in another role. Its name in
 // the list of processes is lab-caller or lab-guardian.
 func again(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)

@@ -13,8 +13,8 @@ import (
 )
 
 // Everything the lab creates outside of a namespace is named
-// sluice-<pid>-<random>-<what>: the process ID says who has to clean it up, and
-// tells [Sweep] whether anybody is left to do so.
+// sluice-<pid>-<random>-<what>: the process with this ID cleans it up, and
+// [Sweep] does so once that process has ended.
 const namePrefix = "sluice-"
 
 var nameFormat = regexp.MustCompile(`^sluice-([0-9]+)-[0-9a-z]{6}(-|$)`)

@@ -14,7 +14,7 @@ import (
 
 // Namespace is a network namespace of the lab: lo is up, and IPv6 addresses are
 // usable at once (no duplicate address detection, no router solicitation). No
-// packet is refused for where it comes from (rp_filter), unless a test says so. It
+// packet is refused for where it comes from (rp_filter), unless a test sets it. It
 // has a name under /run/netns, so that `ip netns` shows it and
 // `nsenter --net=/run/netns/NAME` enters it.
 type Namespace struct {
@@ -102,7 +102,7 @@ func (ns *Namespace) Netlink() *netlink.Handle { return ns.handle }
 // used from anywhere. Goroutines that f starts run outside.
 //
 // Should the way back fail, Do returns an error and leaves the goroutine locked
-// to its thread: the thread ends with the goroutine, and nobody else gets it.
+// to its thread: the thread ends with the goroutine, and no other goroutine gets it.
 func (ns *Namespace) Do(f func() error) (err error) {
 	runtime.LockOSThread()
 	home, err := netns.Get()

@@ -70,7 +70,7 @@ func TestNamespaceCookie(t *testing.T) {
 	one, other := MustNamespace(t, "one"), MustNamespace(t, "other")
 	first, err := one.Cookie()
 	if Errno(err) == unix.ENOPROTOOPT {
-		t.Skip("the kernel does not tell: Linux 5.14 does")
+		t.Skip("the kernel does not report it: Linux 5.14 does")
 	}
 	if err != nil {
 		t.Fatal(err)

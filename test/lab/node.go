@@ -11,7 +11,7 @@ import (
 const maxPods = 200
 
 // Node is a host that forwards: it is the default gateway of its pods, which
-// hang on its bridge br0 or each on a device of its own, and it knows the way to
+// hang on its bridge br0 or each on a device of its own, and it has routes to
 // the pods of all other nodes.
 type Node struct {
 	Host

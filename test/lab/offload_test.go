@@ -26,7 +26,7 @@ func TestOffloadOfChecksums(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := conn.Write([]byte("some words")); err != nil {
+		if _, err := conn.Write([]byte("some text")); err != nil {
 			t.Fatal(err)
 		}
 		if right := checksumIsRight(mustDatagram(t, fd)); right == on {

@@ -10,7 +10,7 @@ import (
 
 // PacketInfo reads from a datagram's control messages where it was sent to, and
 // returns the control message that sends the answer from there. Both are zero if
-// the messages do not say.
+// the messages do not have.
 func PacketInfo(control []byte) (to netip.Addr, source []byte) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

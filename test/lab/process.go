@@ -8,7 +8,7 @@ import (
 )
 
 // Start starts a command inside the namespace and the cgroup, in both from its
-// birth. Either may be nil: then it is that of the calling process. The file
+// start. Either may be nil: then it is that of the calling process. The file
 // system is the caller's too, so /sys shows the devices of the caller, and the
 // cgroup and BPF mounts are where they were.
 func Start(ns *Namespace, cg *Cgroup, cmd *exec.Cmd) error {
@@ -27,7 +27,7 @@ func Start(ns *Namespace, cg *Cgroup, cmd *exec.Cmd) error {
 }
 
 // Output runs a command as [Start] does, to its end, and returns what it
-// printed. The error of a command that fails says what it printed, too.
+// printed. The error of a command that fails includes what it printed.
 func Output(ns *Namespace, cg *Cgroup, name string, args ...string) (string, error) {
 	var printed strings.Builder
 	cmd := exec.Command(name, args...)

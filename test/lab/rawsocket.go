@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How long an operation on a socket may take, unless somebody says otherwise.
+// How long an operation on a socket may take, by default.
 const defaultTimeout = 2 * time.Second
 
 // Enough for any datagram.
@@ -110,7 +110,7 @@ func (s *rawSocket) connect(address string) error {
 	}
 
 	return s.write("connect", func(fd int) error {
-		// The poller may still believe what it saw before the connect.
+		// The poller may still have the state from before the connect.
 		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
 		if err != nil || ready == 0 {
 			return unix.EAGAIN

@@ -18,11 +18,11 @@ func (c *Caller) StartLoad(load Load) (*RunningLoad, error) {
 	return &RunningLoad{caller: c, number: answer.Socket}, nil
 }
 
-// Wait waits until the load's duration is over and returns what came of it.
+// Wait waits until the load's duration is over and returns its result.
 func (l *RunningLoad) Wait() (LoadReport, error) { return l.end(actAwaitLoad) }
 
 // Stop stops the load, lets the exchanges under way finish, and returns what
-// came of it.
+// the result.
 func (l *RunningLoad) Stop() (LoadReport, error) { return l.end(actStopLoad) }
 
 func (l *RunningLoad) end(act act) (LoadReport, error) {

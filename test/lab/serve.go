@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// callee is the process behind a [Caller]: it does what the calls say, on
+// callee is the process behind a [Caller]: it does what the calls ask for, on
 // sockets that it keeps under numbers.
 type callee struct {
 	writing sync.Mutex
@@ -52,7 +52,7 @@ func (c *callee) answer(call call) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	if err := c.out.Encode(answer); err != nil {
-		// Nobody listens any more: the end, as at the end of the calls.
+		// The process that calls has ended: end, as at the end of the calls.
 		os.Exit(0)
 	}
 }

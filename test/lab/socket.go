@@ -38,7 +38,7 @@ func (s *Socket) do(call call) error {
 	return err
 }
 
-// SetTimeout says how long each further call may take.
+// SetTimeout sets how long each further call may take.
 func (s *Socket) SetTimeout(timeout time.Duration) error {
 	return s.do(call{Act: actTimeout, Timeout: timeout})
 }
@@ -83,7 +83,7 @@ func (s *Socket) SendTo(text, address string) error {
 	return s.do(call{Act: actSend, Bytes: []byte(text), Address: address})
 }
 
-// Recv is recvfrom(2): a datagram, or some of a stream, and who sent it. The
+// Recv is recvfrom(2): a datagram, or some of a stream, and the sender's address. The
 // sender is zero for TCP. The end of a stream is no text and no error.
 func (s *Socket) Recv() (text string, from netip.AddrPort, err error) {
 	answer, err := s.call(call{Act: actRecv})

@@ -49,7 +49,7 @@ func sweepDir(dir string, gone func(pid int) bool, remove func(path string) erro
 }
 
 // prepare runs before the first thing is made. Neither part is worth failing
-// for: what is left behind disturbs nobody, and the next run tries again.
+// for: what is left behind does no harm, and the next run tries again.
 var prepare = sync.OnceFunc(func() {
 	_ = Sweep()
 	if mainCalled.Load() {
@@ -58,14 +58,14 @@ var prepare = sync.OnceFunc(func() {
 })
 
 // startGuardian starts the process that cleans up should this one die without
-// doing so: a panic, a test that timed out, Ctrl-C. It learns of the death from
+// doing so: a panic, a test that timed out, Ctrl-C. It notices the death by
 // the end of its standard input, and outlives signals to our process group.
 func startGuardian() error {
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 		return err
 	}
-	// Our end of the pipe, pipe[1], is for the kernel to close.
+	// The kernel closes our end of the pipe, pipe[1].
 	stdin := os.NewFile(uintptr(pipe[0]), "guardian")
 	cmd := again(roleGuardian, strconv.Itoa(os.Getpid()))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

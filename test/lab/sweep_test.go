@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The test that dies runs in a process of its own, and is told how.
+// The test that dies runs in a process of its own, which gets the way by its environment.
 const deathVariable = "SLUICE_LAB_DEATH"
 
 // traces lists what a process has left behind.
@@ -39,7 +39,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 		t.Run("after "+death, func(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
-			cmd := exec.Command("/proc/self/exe", "-test.run=^TestDeath$", "-test.v")
+			cmd := exec.Command("/proc/self/exe", "-test.run=^TestCleanupAfterDeath$", "-test.v")
 			cmd.Env = append(os.Environ(), deathVariable+"="+death)
 			cmd.Stdout, cmd.Stderr = &out, &out
 			if err := cmd.Start(); err != nil {
@@ -62,8 +62,8 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	}
 }
 
-// TestDeath is run by TestNothingIsLeftBehind.
-func TestDeath(t *testing.T) {
+// TestCleanupAfterDeath is run by TestNothingIsLeftBehind.
+func TestCleanupAfterDeath(t *testing.T) {
 	death := os.Getenv(deathVariable)
 	if death == "" {
 		t.Skip("for TestNothingIsLeftBehind")

@@ -53,7 +53,7 @@ const (
 	actCgroup     act = "cgroup"
 )
 
-// answer is what became of a call.
+// answer is the result of a call.
 type answer struct {
 	ID      uint64
 	Failure *failure       `json:",omitempty"`

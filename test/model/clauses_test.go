@@ -1,7 +1,7 @@
 package model
 
 // clause is a statement of CONTRACT.md or docs/decisions.md that the model
-// applied. They are counted: a test that never meets one of them shows nothing
+// applied. They are counted: a test that never applies one of them shows nothing
 // about it.
 type clause int
 
@@ -24,7 +24,7 @@ const (
 	policyByExternalIP
 
 	sliceHeadless
-	sliceOfNobody
+	sliceWithoutService
 	sliceOfNames
 	slicePortNameless
 	slicePortZero
@@ -92,7 +92,7 @@ const (
 	clauseCount
 )
 
-// clauseText says where each is written, and what.
+// clauseText is where each is written, and its summary.
 var clauseText = [clauseCount]string{
 	optedOut:            "1.1.1 a Service with the label service-proxy-name is another proxy's",
 	noClusterIP:         "1.1.3 a Service without ClusterIP is skipped",
@@ -103,7 +103,7 @@ var clauseText = [clauseCount]string{
 	badAddress:          "1.1.5, 1.15 what is no address is skipped",
 	hostnameIngress:     "1.1.7 an ingress without IP is ignored",
 	proxyIngress:        "1.1.7 ipMode other than VIP is ignored",
-	externalIPsOff:      "1.1.6 without AllowServiceExternalIPs nobody can dial external IPs",
+	externalIPsOff:      "1.1.6 without AllowServiceExternalIPs no client can dial external IPs",
 	portTwice:           "decision: of two ports of a Service with one number, the first has it",
 	nodePortTwice:       "decision: of two Services with one nodePort, the older has it",
 	claimedTwice:        "decision: ClusterIP beats load balancer beats external IP",
@@ -112,7 +112,7 @@ var clauseText = [clauseCount]string{
 	policyByExternalIP:  "1.1.9 but not if it has external IPs",
 
 	sliceHeadless:            "1.1.2 a slice labelled headless is not seen",
-	sliceOfNobody:            "1.2.2 a slice without service label is ignored",
+	sliceWithoutService:      "1.2.2 a slice without service label is ignored",
 	sliceOfNames:             "1.2.1 a slice of FQDNs is ignored",
 	slicePortNameless:        "1.2.3 a port without name is ignored",
 	slicePortZero:            "1.2.3 a port without number is ignored",
@@ -129,7 +129,7 @@ var clauseText = [clauseCount]string{
 	sameNode:             "1.4.2 (1) hints for nodes",
 	sameZone:             "1.4.2 (2) hints for zones",
 	hintsIncomplete:      "1.4.4 a ready endpoint lacks the hint",
-	hintsForOthers:       "1.4.4 nobody is hinted for us",
+	hintsForOthers:       "1.4.4 no endpoint is hinted for this node",
 
 	rangesOpenByZero:   "1.8.4 a /0 opens the list",
 	rangesOpenByFamily: "1.8.4 a list without one of the family is none",
@@ -147,9 +147,9 @@ var clauseText = [clauseCount]string{
 	inputPath:           "B3, B4 not on the input path",
 	untouchedByAll:      "B5 untouched",
 	internalLocal:       "C internalTrafficPolicy Local",
-	internalReject:      "C nobody can serve",
+	internalReject:      "C no endpoint can serve",
 	internalDrop:        "C only others can",
-	externalReject:      "D nobody can serve",
+	externalReject:      "D no endpoint can serve",
 	externalCluster:     "D externalTrafficPolicy Cluster",
 	localOfPod:          "D Local: local pod traffic",
 	localOfNode:         "D Local: an address of this node",
@@ -168,10 +168,10 @@ var clauseText = [clauseCount]string{
 	healthSome:          "1.8.12 local ready endpoints",
 
 	differsLoopback:      "difference: NodePorts on loopback",
-	differsPodSocket:     "difference: a pod's socket, whatever the detector says",
+	differsPodSocket:     "difference: a pod's socket, whatever the detector reports",
 	differsPodElsewhere:  "difference: a pod of another node is external",
 	differsNodeAtDevice:  "difference: a node's address as source at a device",
-	differsInputAtSocket: "difference: an address of the node, dialled by a pod's socket",
+	differsInputAtSocket: "difference: an address of the node that a pod's socket dials",
 	differsSocketSource:  "difference: sockets are not masqueraded",
 	differsClientHere:    "difference: the client is on this node",
 	differsBackendHere:   "difference: the backend is on this node",

@@ -47,11 +47,11 @@ type options struct {
 	masqueradeAll     bool
 	ignoreExternalIPs bool
 	algorithm         string
-	nodeIP            string // --bind-address; empty: the Node says
+	nodeIP            string // --bind-address; empty: from the Node
 	loopbackNodePorts bool
 }
 
-// detectMode is how pods are told from others.
+// detectMode is how pods are distinguished from other clients.
 type detectMode int
 
 const (
@@ -152,7 +152,7 @@ func (c *cluster) localCIDR(family corev1.IPFamily) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// isOfNode says whether this node has an address.
+// isOfNode reports whether this node has an address.
 func (c *cluster) isOfNode(ip netip.Addr) bool { return slices.Contains(c.addrs, ip) }
 
 // isNodePortAddress: CONTRACT 1.7.1 to 1.7.5, but for addresses that come later,

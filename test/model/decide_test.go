@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// packet is the first one of a flow: CONTRACT part 0 says what becomes of it.
+// packet is the first one of a flow: CONTRACT part 0 defines its outcome.
 type packet struct {
 	path     path
 	src, dst netip.Addr
@@ -16,26 +16,26 @@ type packet struct {
 	unbound  bool // a socket that has not chosen src yet
 }
 
-// path is how a packet, or the socket that would send it, meets Sluice.
+// path is where Sluice sees a packet, or the socket that would send it.
 type path int
 
 const (
 	nodeSocket path = iota
 	podSocket       // of this node
 	podDevice       // of this node, past the socket hooks
-	uplink          // everybody else
+	uplink          // all other clients
 )
 
 // facts are what part 0 asks of a packet beside its addresses.
 type facts struct {
 	detector bool // there is one for the family
-	localPod bool // and it says "local pod traffic"
+	localPod bool // and it calls this "local pod traffic"
 	ofNode   bool // src is an address of this node
 	input    bool // the packet is to this node itself
 }
 
 // factsOf: CONTRACT 1.5.1, 1.5.2 and the notes of part 0. Sluice's own way to
-// tell pods, by device, is kube-proxy's by interface.
+// recognize pods, by device, is kube-proxy's by interface.
 func (c *cluster) factsOf(p packet) facts {
 	f := facts{
 		ofNode: c.isOfNode(p.src) || p.path == nodeSocket,
@@ -51,7 +51,7 @@ func (c *cluster) factsOf(p packet) facts {
 	return f
 }
 
-// verdict is what becomes of a packet.
+// verdict is the outcome of a packet.
 type verdict string
 
 const (
@@ -194,7 +194,7 @@ const (
 	externalIP
 )
 
-// owner is B1: who has an address, port and protocol, and as what. Two Services
+// owner is B1: which Service has an address, port and protocol, and as what. Two Services
 // that claim it are docs/decisions.md's; to CONTRACT 1.1.13, the last writer wins.
 func (c *cluster) owner(p packet) (*servicePort, role) {
 	var found *servicePort

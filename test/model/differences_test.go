@@ -7,9 +7,9 @@ import (
 
 // Where Sluice differs from CONTRACT.md on purpose: all of it is in this file.
 // (What comes at once instead of with the next full sync is noted in cluster_test.go;
-// how two claims to one address are settled, at owner in decide_test.go.)
+// which of two claims to one address wins, at owner in decide_test.go.)
 
-// answer is what the maps must say to a packet.
+// answer is what the maps must answer for a packet.
 type answer struct {
 	verdict   verdict
 	port      string // of a Service, that balances
@@ -18,7 +18,7 @@ type answer struct {
 	algorithm string
 }
 
-// target is a backend as a packet meets it.
+// target is a backend as a packet reaches it.
 type target struct {
 	at                             netip.AddrPort
 	local, terminating, masquerade bool
@@ -65,7 +65,7 @@ func (c *cluster) decideAsSluice(p packet) decision {
 		// where its address is one of the cluster's pods.
 		c.noteIf(differsPodElsewhere, p.path == uplink && f.localPod)
 		f.localPod = f.localPod && p.path == podDevice
-		// docs/decisions.md: what this node sends starts in sockets. Who comes by a
+		// docs/decisions.md: what this node sends starts in sockets. What comes by a
 		// device with an address of the node is no exception.
 		c.noteIf(differsNodeAtDevice, f.ofNode)
 		f.ofNode = false
@@ -73,7 +73,7 @@ func (c *cluster) decideAsSluice(p packet) decision {
 	return c.decide(p, f)
 }
 
-// masqueradesAsSluice says whether a backend sees this node's address.
+// masqueradesAsSluice reports whether a backend sees this node's address.
 func (c *cluster) masqueradesAsSluice(d decision, p packet, e endpoint) bool {
 	kubeProxy := c.masquerades(d, p, e)
 	switch {
@@ -97,7 +97,7 @@ func (c *cluster) masqueradesAsSluice(d decision, p packet, e endpoint) bool {
 		return false
 	}
 	// DESIGN.md 2.2: the reply would miss this node, also where the client is a pod
-	// of another node, or nothing tells what it is.
+	// of another node, or unknown.
 	c.noteIf(differsReplyMisses, !kubeProxy)
 	return true
 }

@@ -41,7 +41,7 @@ func (c *cluster) isOf(slice *discoveryv1.EndpointSlice, sp *servicePort) bool {
 	case slice.AddressType == discoveryv1.AddressTypeFQDN:
 		c.note(sliceOfNames)
 	case owner == "":
-		c.note(sliceOfNobody)
+		c.note(sliceWithoutService)
 	default:
 		return string(slice.AddressType) == string(sp.family) && slice.Namespace == sp.service.Namespace && owner == sp.service.Name
 	}

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// clientPort is where the packets' clients are; nobody's NodePort.
+// clientPort is the packets' source port; no Service has it as its NodePort.
 func clientPort(number int) uint16 { return uint16(40000 + number%20000) }
 
 // frame is a packet as the first one of a flow, from a client's port to a device.

@@ -19,7 +19,7 @@ func (g *generator) service() *corev1.Service {
 	}
 	if known := g.have.services[key]; known != nil && !g.one(8) {
 		svc := known.DeepCopy()
-		if g.one(8) { // deleted, and made again before anybody looked
+		if g.one(8) { // deleted, and created again before the agent runs
 			svc.CreationTimestamp = g.created()
 			g.servicePorts(svc)
 			return svc
@@ -88,7 +88,7 @@ func (g *generator) clusterIPs(svc *corev1.Service) {
 	}
 }
 
-// portSpec is one of few ports, so that names, numbers and protocols meet.
+// portSpec is one of few ports, so that names, numbers and protocols collide.
 type portSpec struct {
 	name     string
 	protocol corev1.Protocol
@@ -133,11 +133,11 @@ func (g *generator) externalIPs(svc *corev1.Service) {
 	if g.one(2) {
 		return
 	}
-	svc.Spec.ExternalIPs = some(g, 3, g.dialled()...)
+	svc.Spec.ExternalIPs = some(g, 3, g.externalAddresses()...)
 }
 
-// dialled are addresses that the world outside may dial.
-func (g *generator) dialled() []string {
+// externalAddresses are addresses that clients outside may dial.
+func (g *generator) externalAddresses() []string {
 	from := append(append([]string{}, vips4...), vips6...)
 	switch g.IntN(6) {
 	case 0:
@@ -153,7 +153,7 @@ func (g *generator) ingress(svc *corev1.Service) {
 	if g.one(3) {
 		return
 	}
-	for _, ip := range some(g, 3, g.dialled()...) {
+	for _, ip := range some(g, 3, g.externalAddresses()...) {
 		entry := corev1.LoadBalancerIngress{IP: ip}
 		switch g.IntN(8) {
 		case 0:

@@ -9,7 +9,7 @@ import (
 )
 
 // generator makes objects, and changes of those that it made. Names, addresses
-// and numbers are few, so that objects meet.
+// and numbers are few, so that objects collide.
 type generator struct {
 	*rand.Rand
 	have *cluster

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The real programs, on real maps, make of packets what the model says. (Sockets
+// The real programs, on real maps, treat packets as the model does. (Sockets
 // are asked in test/flows, with the flows of the fixtures.)
 func TestInKernel(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -51,7 +51,7 @@ func TestInKernel(t *testing.T) {
 //	up0    198.18.0.1/24, fd00:ff::1/64; the default gateways are 198.18.0.254 and fd00:ff::fe
 //	pod0
 //
-// The addresses that a session says the node has are in the maps alone: whatever they
+// The addresses that the node has in a session are in the maps alone: whatever they
 // are, there is a way to every backend.
 type machine struct {
 	ns       *lab.Namespace
@@ -148,7 +148,7 @@ func (m *machine) play(s *session) string {
 	return m.empty(s.options)
 }
 
-// empty takes everything out of the maps, as an agent does that knows of nothing.
+// empty removes everything from the maps, as an agent without objects does.
 func (m *machine) empty(o options) string {
 	s, err := newSubjectOn(o, m.maps.Tables)
 	if err != nil {
@@ -186,7 +186,7 @@ func (c *cluster) randomPacket(rng *randv2.Rand) packet {
 	}
 }
 
-// ask sends a packet, and returns what is wrong with what becomes of it.
+// ask sends a packet, and returns what is wrong with its outcome.
 func (m *machine) ask(c *cluster, p packet) string {
 	want := c.expect(p)
 	m.packets++
@@ -243,14 +243,14 @@ func (m *machine) send(c *cluster, p packet) (verdict, target, error) {
 	return m.outcome(p, from, before, after, run.DataOut)
 }
 
-// outcome reads what became of a packet from what was counted, and what remembered.
+// outcome derives what happened to a packet from the counters and the flow maps.
 func (m *machine) outcome(p packet, from uint16, before, after map[maps.Reason]uint64, out []byte) (verdict, target, error) {
 	for reason, n := range after {
 		if n == before[reason] {
 			continue
 		}
 		switch reason {
-		case maps.ReasonPassNoFrontend, maps.ReasonPassBystander:
+		case maps.ReasonPassNoFrontend, maps.ReasonPassOtherTraffic:
 			return untouched, target{}, nil
 		case maps.ReasonRejectNoBackend, maps.ReasonRejectNoPort, maps.ReasonRejectLimited:
 			return reject, target{}, nil

@@ -15,7 +15,7 @@ var (
 	first   = flag.Uint64("first", 1, "the first of them")
 )
 
-// Whatever there is and however it changes, the maps answer as CONTRACT.md says.
+// Whatever there is and however it changes, the maps answer as CONTRACT.md demands.
 func TestModel(t *testing.T) {
 	if *oneSeed != 0 {
 		play(t, *oneSeed)
@@ -30,9 +30,9 @@ func TestModel(t *testing.T) {
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
 			for seed := next.Add(1) - 1; seed < *first+*seeds && !t.Failed(); seed = next.Add(1) - 1 {
-				met := play(t, seed)
+				hit := play(t, seed)
 				mu.Lock()
-				hits.add(met)
+				hits.add(hit)
 				mu.Unlock()
 			}
 		})
@@ -46,12 +46,12 @@ func TestModel(t *testing.T) {
 			t.Logf("%9d  %s", n, clauseText[cl])
 		}
 		if n == 0 {
-			t.Errorf("never met in %d sessions: %s", *seeds, clauseText[cl])
+			t.Errorf("never hit in %d sessions: %s", *seeds, clauseText[cl])
 		}
 	}
 }
 
-// play plays the session of a seed. If it fails, the shortest one that does is told.
+// play plays the session of a seed. If it fails, play reports the shortest session that does.
 func play(t *testing.T, seed uint64) clauseHits {
 	s := newSession(seed)
 	hits, failed := s.play()

@@ -142,7 +142,7 @@ func (c *cluster) clusterIP(svc *corev1.Service, family corev1.IPFamily) netip.A
 	return netip.Addr{}
 }
 
-// externalIPs: CONTRACT 1.1.6. They count for the policy even where nobody can
+// externalIPs: CONTRACT 1.1.6. They count for the policy even where no client can
 // dial them.
 func (c *cluster) externalIPs(svc *corev1.Service, family corev1.IPFamily) []netip.Addr {
 	if c.options.ignoreExternalIPs {

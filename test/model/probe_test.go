@@ -22,7 +22,7 @@ type prober struct {
 // where there is none.
 const few = 4
 
-// ports that are asked about: those of Services, NodePorts and one that nobody has.
+// ports that are asked about: those of Services, NodePorts and one that no Service has.
 var probedPorts = []int32{80, 443, 53, 30080, 30053, 9}
 
 var probedProtocols = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP, icmp}
@@ -59,7 +59,7 @@ func (p *prober) compare(c *cluster, s *subject) string {
 	return c.compareHealth(s)
 }
 
-// ask asks for some clients what becomes of a packet of theirs.
+// ask returns the outcomes of packets of some clients.
 func (p *prober) ask(c *cluster, m *programs, to packet, clients []packet) string {
 	n := 0
 	switch sp, _ := c.owner(to); {
@@ -145,9 +145,9 @@ func (a answer) String() string {
 	if a.verdict != balance {
 		return string(a.verdict)
 	}
-	words := []string{a.port, a.algorithm}
+	parts := []string{a.port, a.algorithm}
 	if a.affinity != 0 {
-		words = append(words, fmt.Sprintf("affinity %d s", a.affinity))
+		parts = append(parts, fmt.Sprintf("affinity %d s", a.affinity))
 	}
 	for _, t := range a.targets {
 		text := t.at.String()
@@ -159,7 +159,7 @@ func (a answer) String() string {
 				text += " " + flag.text
 			}
 		}
-		words = append(words, text)
+		parts = append(parts, text)
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(parts, ", ")
 }

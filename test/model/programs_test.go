@@ -43,7 +43,7 @@ func openPrograms(f *maps.Fakes, o options) *programs {
 	return p
 }
 
-// answer is what becomes of a packet.
+// answer is the outcome of a packet.
 func (m *programs) answer(p packet) answer {
 	if p.path == nodeSocket || p.path == podSocket {
 		return m.dial(p)
@@ -53,13 +53,13 @@ func (m *programs) answer(p packet) answer {
 
 // dial is resolve_connect in sock.c.
 func (m *programs) dial(p packet) answer {
-	dialled := keyOfPacket(p, maps.ScopeInternal)
-	pool, found := m.lookup(dialled)
-	if !found && m.hasNodePorts(p, dialled.Addr) {
-		pool, found = m.nodePort(dialled)
+	key := keyOfPacket(p, maps.ScopeInternal)
+	pool, found := m.lookup(key)
+	if !found && m.hasNodePorts(p, key.Addr) {
+		pool, found = m.nodePort(key)
 	}
 	if !found {
-		return m.whyNoFrontend(dialled)
+		return m.whyNoFrontend(key)
 	}
 	if !m.admitsSocket(p, pool) {
 		return answer{verdict: drop}
@@ -104,29 +104,29 @@ func (m *programs) lookup(key maps.FrontendKey) (maps.Pool, bool) {
 
 // come is is_concerned and begin_flow in tc.c.
 func (m *programs) come(p packet) answer {
-	dialled := keyOfPacket(p, m.scopeOf(p))
-	use, known := m.Addrs.Entries[dialled.Addr]
-	if known && !m.AddrFilter.May(dialled.Addr) {
-		panic(wrong(fmt.Sprintf("%s is in addrs, and not in the filter", dialled.Addr.IP())))
+	key := keyOfPacket(p, m.scopeOf(p))
+	use, known := m.Addrs.Entries[key.Addr]
+	if known && !m.AddrFilter.May(key.Addr) {
+		panic(wrong(fmt.Sprintf("%s is in addrs, and not in the filter", key.Addr.IP())))
 	}
-	if covers(m.cidrs, dialled.Addr) && !m.CIDRCovers.May(dialled.Addr) {
-		panic(wrong(fmt.Sprintf("%s is in a Service CIDR, and not covered", dialled.Addr.IP())))
+	if covers(m.cidrs, key.Addr) && !m.CIDRCovers.May(key.Addr) {
+		panic(wrong(fmt.Sprintf("%s is in a Service CIDR, and not covered", key.Addr.IP())))
 	}
-	if !known && !covers(m.cidrs, dialled.Addr) {
+	if !known && !covers(m.cidrs, key.Addr) {
 		return answer{verdict: untouched}
 	}
 	pool, found := maps.Pool{}, false
 	if p.port != 0 && use.Flags&maps.AddrService != 0 {
-		pool, found = m.lookup(dialled)
+		pool, found = m.lookup(key)
 	}
 	if !found && p.port != 0 && use.Flags&maps.AddrNodePort != 0 {
-		pool, found = m.nodePort(dialled)
+		pool, found = m.nodePort(key)
 	}
 	switch {
 	case !found && use.Flags&maps.AddrNode != 0:
 		return answer{verdict: untouched}
 	case !found:
-		return m.whyNoFrontend(dialled)
+		return m.whyNoFrontend(key)
 	case pool.Flags&maps.PoolSourceRanges != 0 && !m.isInRanges(pool, p.src):
 		return answer{verdict: drop}
 	}
@@ -141,22 +141,22 @@ func (m *programs) scopeOf(p packet) uint8 {
 	return maps.ScopeExternal
 }
 
-func (m *programs) nodePort(dialled maps.FrontendKey) (maps.Pool, bool) {
+func (m *programs) nodePort(key maps.FrontendKey) (maps.Pool, bool) {
 	any := netip.IPv6Unspecified()
-	if dialled.Addr.IP().Is4() {
+	if key.Addr.IP().Is4() {
 		any = netip.IPv4Unspecified()
 	}
-	dialled.Addr = maps.AddrOf(any)
-	return m.lookup(dialled)
+	key.Addr = maps.AddrOf(any)
+	return m.lookup(key)
 }
 
-func (m *programs) whyNoFrontend(dialled maps.FrontendKey) answer {
-	all := dialled
+func (m *programs) whyNoFrontend(key maps.FrontendKey) answer {
+	all := key
 	all.Port, all.Proto = 0, 0
 	if _, isClusterIP := m.lookup(all); isClusterIP {
 		return answer{verdict: reject}
 	}
-	if covers(m.cidrs, dialled.Addr) {
+	if covers(m.cidrs, key.Addr) {
 		return answer{verdict: drop}
 	}
 	return answer{verdict: untouched}

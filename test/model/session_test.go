@@ -12,7 +12,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// change is one thing that happens: one of its fields says which.
+// change is one event: exactly one of its fields is set.
 type change struct {
 	Service     *corev1.Service            `json:"service,omitempty"`
 	Slice       *discoveryv1.EndpointSlice `json:"slice,omitempty"`
@@ -20,10 +20,10 @@ type change struct {
 	ServiceCIDR *networkingv1.ServiceCIDR  `json:"serviceCIDR,omitempty"`
 	Delete      bool                       `json:"delete,omitempty"`    // the object
 	Addresses   []string                   `json:"addresses,omitempty"` // of the node's devices
-	Restart     uint64                     `json:"restart,omitempty"`   // of the agent; the seed of the order in which it is told
+	Restart     uint64                     `json:"restart,omitempty"`   // of the agent; the seed of the order in which it gets the objects
 	Fail        uint64                     `json:"fail,omitempty"`      // writes fail in this step; their seed
 	Squeeze     uint64                     `json:"squeeze,omitempty"`   // maps are full in this step; the seed of how full
-	Forget      bool                       `json:"forget,omitempty"`    // no flow is left that dialled anything
+	Forget      bool                       `json:"forget,omitempty"`    // all flows are forgotten
 }
 
 // step is what happens at once. Then the maps are asked.
@@ -90,14 +90,15 @@ func (s *session) play() (hits clauseHits, failed *failure) {
 	return hits, s.playOrder(c, p, at)
 }
 
-// playOrder: whoever is told the same objects in another order must answer the same.
+// playOrder delivers the same objects in another order to an empty Sluice, which must
+// give the same answers.
 func (s *session) playOrder(c *cluster, p *prober, at int) *failure {
 	fresh, err := newSubject(s.options)
 	if err != nil {
 		return &failure{at, err.Error()}
 	}
 	if what := fresh.take(c, step{{Restart: s.probes | 1}}, p); what != "" {
-		return &failure{at, "told all at once, in another order: " + what}
+		return &failure{at, "delivered all at once, in another order: " + what}
 	}
 	return nil
 }
@@ -128,8 +129,8 @@ func (s *subject) take(c *cluster, st step, p *prober) string {
 	return p.compare(c, s)
 }
 
-// happen has a step happen to the cluster, and tells the agent. Disturbed: writes
-// will fail.
+// happen applies a step to the cluster and delivers it to the agent. It returns whether
+// writes will fail, and whether flows are forgotten.
 func (s *subject) happen(c *cluster, st step) (disturbed, forget bool, err error) {
 	for _, ch := range st {
 		switch {
@@ -143,7 +144,7 @@ func (s *subject) happen(c *cluster, st step) (disturbed, forget bool, err error
 			forget = true
 		default:
 			c.apply(ch)
-			s.tell(ch)
+			s.deliver(ch)
 		}
 		if err != nil {
 			return disturbed, forget, err
@@ -155,7 +156,7 @@ func (s *subject) happen(c *cluster, st step) (disturbed, forget bool, err error
 
 // rest lets time pass until nothing is left to do.
 func (s *subject) rest() string {
-	if err := s.settle(); err != nil {
+	if err := s.waitIdle(); err != nil {
 		return err.Error()
 	}
 	drifts, err := s.writer.Drift(false)
@@ -163,12 +164,12 @@ func (s *subject) rest() string {
 		return err.Error()
 	}
 	if len(drifts) > 0 {
-		return fmt.Sprintf("the writer believes otherwise: %v", drifts)
+		return fmt.Sprintf("the maps differ from what was written: %v", drifts)
 	}
 	return ""
 }
 
-// restart ends the agent. The next one finds the maps, and is told all there is.
+// restart ends the agent. The next one finds the maps, and gets all objects.
 func (s *subject) restart(c *cluster, seed uint64) error {
 	c.forgetNode()
 	if err := s.start(); err != nil {
@@ -178,13 +179,13 @@ func (s *subject) restart(c *cluster, seed uint64) error {
 	rng := rand.New(rand.NewPCG(seed, 5))
 	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for _, ch := range all {
-		s.tell(ch)
+		s.deliver(ch)
 	}
 	return nil
 }
 
-// tell tells the agent about a change.
-func (s *subject) tell(ch change) {
+// deliver delivers a change to the agent.
+func (s *subject) deliver(ch change) {
 	object := s.feed.Set
 	if ch.Delete {
 		object = s.feed.Delete

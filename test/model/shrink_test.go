@@ -154,7 +154,7 @@ func asJSON(ch change) any {
 	return v
 }
 
-// withoutNoise is JSON without what says nothing: empty objects, and parts of a Node
+// withoutNoise removes from JSON what has no meaning: empty objects, and parts of a Node
 // that have no "omitempty".
 func withoutNoise(v any) any {
 	switch v := v.(type) {

@@ -24,14 +24,14 @@ type subject struct {
 	now     time.Time
 
 	writer *reconcile.Reconciler
-	agent  *agent.Rehearsal
+	agent  *agent.TestHarness
 	feed   *kube.Feed
 }
 
 const slots = 1 << 13
 
-// newSubject returns Sluice at empty maps; it has to be told all there is, and
-// then to work.
+// newSubject returns Sluice at empty maps; the caller delivers all objects to it
+// and lets it run.
 func newSubject(o options) (*subject, error) {
 	fakes := maps.NewFakes(slots)
 	s, err := newSubjectOn(o, fakes.Tables)
@@ -56,7 +56,7 @@ func (s *subject) start() error {
 	if err != nil {
 		return err
 	}
-	s.agent = agent.NewRehearsal(cfg, s.writer, func() time.Time { return s.now })
+	s.agent = agent.NewTestHarness(cfg, s.writer, func() time.Time { return s.now })
 	s.feed = kube.NewFeed(nodeName, s.agent.Sink())
 	return nil
 }
@@ -79,18 +79,18 @@ func (o options) config() (agent.Config, error) {
 	return cfg, errors.Join(errs[:]...)
 }
 
-// setAddrs says which addresses the node's devices have.
+// setAddrs sets the addresses of the node's devices.
 func (s *subject) setAddrs(addrs []netip.Addr) {
-	told := []node.Address{}
+	addresses := []node.Address{}
 	for i, addr := range addrs {
-		told = append(told, node.Address{Addr: addr, IfIndex: i + 1, IsLoopback: addr.IsLoopback()})
+		addresses = append(addresses, node.Address{Addr: addr, IfIndex: i + 1, IsLoopback: addr.IsLoopback()})
 	}
-	s.agent.SetAddresses(told)
+	s.agent.SetAddresses(addresses)
 }
 
 var errInjected = errors.New("injected")
 
-// fail has writes fail at random. The kernel's do not: then it says no.
+// fail has writes fail at random. Those of the kernel's maps do not: then it returns false.
 func (s *subject) fail(seed uint64) bool {
 	if s.fakes == nil {
 		return false
@@ -144,11 +144,11 @@ func (s *subject) recover() {
 	s.fakes.ServicePorts.Capacity = 0
 }
 
-// turns is how often Apply may be due without anybody saying anything.
+// turns is how often Apply may be due without a change of an object.
 const turns = 1000
 
-// settle lets time pass until the writer has nothing left to do.
-func (s *subject) settle() error {
+// waitIdle lets time pass until the writer has nothing left to do.
+func (s *subject) waitIdle() error {
 	for range turns {
 		at, due := s.writer.Next()
 		if !due && !s.writer.Retired() {

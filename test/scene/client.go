@@ -9,12 +9,12 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Client is a program that dials.
+// Client is a process that dials.
 type Client struct {
 	*lab.Caller
 	Name      string
 	Namespace *lab.Namespace
-	// AtSocket says that socket hooks see it. They say no in other words than
+	// AtSocket is true if socket hooks see it. They refuse with other errors than
 	// device hooks, which send packets.
 	AtSocket bool
 	// IPv4 and IPv6 are what it binds to; the zero value is nothing.
@@ -34,12 +34,12 @@ type Dial struct {
 	Address string
 }
 
-// To returns what is dialled by a client.
+// To returns a dial of the client to an address.
 func (c *Client) To(network, address string) Dial {
 	return Dial{From: c, Network: network, Address: address}
 }
 
-// Dials is what all of some clients dial.
+// Dials returns a dial to the address from each of the clients.
 func Dials(clients []*Client, network, address string) []Dial {
 	var all []Dial
 	for _, c := range clients {
@@ -58,19 +58,19 @@ func (d Dial) bind() string {
 		source = d.From.IPv6
 	}
 	if !source.IsValid() || d.From.AtSocket {
-		return "" // nobody who is in a pod binds to its address
+		return "" // clients in pods do not bind to their addresses
 	}
 
 	return netip.AddrPortFrom(source, 0).String()
 }
 
-// Exchange is the dial, for loads and with all that one may want to say of it.
+// Exchange returns the dial as an exchange, for loads and for tests that change its fields.
 func (d Dial) Exchange() lab.Exchange {
-	return lab.Exchange{Network: d.Network, Address: d.Address, From: d.bind(), Timeout: Patience / 4}
+	return lab.Exchange{Network: d.Network, Address: d.Address, From: d.bind(), Timeout: Timeout / 4}
 }
 
-// Ask returns what is answered within a while, which is long enough for a second
-// SYN: that the first is refused, the kernel overlooks if it happens at once.
+// Ask returns the answer. Its timeout allows for a second SYN: the kernel overlooks the
+// refusal of the first one if it arrives before connect(2) has released the socket.
 func (d Dial) Ask() (lab.Answer, error) {
 	x := d.Exchange()
 	x.Timeout = 1500 * time.Millisecond
@@ -87,7 +87,7 @@ func (d Dial) ask(x lab.Exchange) (lab.Answer, error) {
 	return lab.ParseAnswer(reply.Text)
 }
 
-// MustAsk returns who answers.
+// MustAsk is Ask with the timeout of Exchange. It fails the test without an answer.
 func (d Dial) MustAsk(t testing.TB) lab.Answer {
 	t.Helper()
 	answer, err := d.ask(d.Exchange())
@@ -98,7 +98,7 @@ func (d Dial) MustAsk(t testing.TB) lab.Answer {
 	return answer
 }
 
-// At is an address with a port, as clients dial it.
+// At returns an address with a port, as clients dial it.
 func At(address string, port int32) string {
 	return netip.AddrPortFrom(netip.MustParseAddr(address), uint16(port)).String()
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Connection is one that a client keeps, or a UDP socket that is connected.
+// Connection is a TCP connection that a client keeps open, or a connected UDP socket.
 type Connection struct {
 	Dial
 	Socket *lab.Socket
-	Pod    string // who answered first
+	Pod    string // that answered first
 }
 
 // Open connects. The caller closes the socket.
@@ -25,7 +25,7 @@ func (d Dial) Open() (*Connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = socket.SetTimeout(Patience / 4)
+	err = socket.SetTimeout(Timeout / 4)
 	if from := d.bind(); err == nil && from != "" {
 		err = socket.Bind(from)
 	}
@@ -39,7 +39,7 @@ func (d Dial) Open() (*Connection, error) {
 	return &Connection{Dial: d, Socket: socket}, nil
 }
 
-// MustOpen connects, and is answered.
+// MustOpen connects, and waits for a first answer.
 func (d Dial) MustOpen(t testing.TB) *Connection {
 	t.Helper()
 	c, err := d.Open()
@@ -81,8 +81,8 @@ func (c *Connection) Ask() (lab.Answer, error) {
 	return lab.ParseAnswer(text)
 }
 
-// MustGoOn fails the test unless each connection is still answered by whom it
-// was at first.
+// MustGoOn fails the test unless the pod that answered first still answers on each
+// connection.
 func MustGoOn(t testing.TB, connections ...*Connection) {
 	t.Helper()
 	for _, c := range connections {

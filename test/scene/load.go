@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Load is clients that never pause while the test changes things.
+// Load is clients that dial at a steady rate while the test changes objects.
 type Load struct {
 	started time.Time
 	dials   []Dial
@@ -29,7 +29,7 @@ func MustDial(t testing.TB, rate int, dials ...Dial) *Load {
 }
 
 // MustHaveWorked ends the load. The test fails if one single exchange did, or if
-// there were too few to tell.
+// there were too few.
 func (l *Load) MustHaveWorked(t testing.TB) {
 	t.Helper()
 	for i, running := range l.running {
@@ -41,7 +41,7 @@ func (l *Load) MustHaveWorked(t testing.TB) {
 			t.Errorf("%s: %d of %d failed: %v", l.dials[i], n, report.Started, report.Failures[:min(n, 10)])
 		}
 		if report.Succeeded < 3 {
-			t.Errorf("%s: %d succeeded, too few to tell", l.dials[i], report.Succeeded)
+			t.Errorf("%s: %d succeeded, too few", l.dials[i], report.Succeeded)
 		}
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Objects writes what people, controllers and kubelets would, into one
-// namespace. All of it goes with the test.
+// Objects writes into one namespace what users, controllers and kubelets would. All
+// of it is deleted when the test ends.
 type Objects struct {
 	Client    kubernetes.Interface
 	Namespace string
@@ -45,10 +45,10 @@ func mustObjects(t testing.TB, stage *Stage) *Objects {
 	return o
 }
 
-// clear removes what is in the namespace, which nobody does when that goes:
-// there are no controllers.
+// clear removes what is in the namespace. Deleting the namespace would not: there are
+// no controllers.
 func (o *Objects) clear() error {
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
 	now := metav1.DeleteOptions{}
 	errs := []error{o.Client.DiscoveryV1().EndpointSlices(o.Namespace).DeleteCollection(ctx, now, metav1.ListOptions{})}
@@ -63,7 +63,7 @@ func (o *Objects) clear() error {
 	return errors.Join(errs...)
 }
 
-// mustCreateNodes tells the API server of the stage's nodes. The addresses are
+// mustCreateNodes creates the Node objects of the stage. The addresses are
 // the first node's, nil for both that it has.
 func (s *Stage) mustCreateNodes(t testing.TB, addresses []netip.Addr) {
 	t.Helper()

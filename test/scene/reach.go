@@ -11,26 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MustReach waits until the pods of these names answer, all of them and nobody
-// else.
+// MustReach waits until the pods of these names answer, all of them and no others.
 func MustReach(t testing.TB, d Dial, want ...string) {
 	t.Helper()
 	want = slices.Sorted(slices.Values(want))
-	for deadline := time.Now().Add(Patience); ; {
+	for deadline := time.Now().Add(Timeout); ; {
 		err := d.reaches(want)
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: after %v: %v", d, Patience, err)
+			t.Fatalf("%s: after %v: %v", d, Timeout, err)
 		}
 	}
 }
 
-// reaches dials so often that no backend is missed by chance: one of n with n in
-// 5·10⁸.
+// reaches dials so often that no backend is missed by chance: the probability is one
+// in 5·10⁸.
 func (d Dial) reaches(want []string) error {
-	met := make(map[string]bool)
+	answered := make(map[string]bool)
 	for range 20 * len(want) {
 		answer, err := d.Ask()
 		if err != nil {
@@ -39,16 +38,16 @@ func (d Dial) reaches(want []string) error {
 		if !slices.Contains(want, answer.Name) {
 			return fmt.Errorf("%s answers, want %v", answer.Name, want)
 		}
-		met[answer.Name] = true
+		answered[answer.Name] = true
 	}
-	if len(met) != len(want) {
-		return fmt.Errorf("%v answer, want %v", met, want)
+	if len(answered) != len(want) {
+		return fmt.Errorf("%v answer, want %v", answered, want)
 	}
 
 	return nil
 }
 
-// Refusal is how a client is told no.
+// Refusal is the error that a client gets when it is refused or dropped.
 type Refusal struct{ atSocket, atDevice unix.Errno }
 
 func (r Refusal) of(c *Client) unix.Errno {
@@ -60,22 +59,21 @@ func (r Refusal) of(c *Client) unix.Errno {
 }
 
 var (
-	// Rejected is kube-proxy's REJECT: everybody is refused at once.
+	// Rejected is kube-proxy's REJECT: every client is refused at once.
 	Rejected = Refusal{unix.ECONNREFUSED, unix.ECONNREFUSED}
-	// Dropped is kube-proxy's DROP: packets vanish, sockets are told at once.
+	// Dropped is kube-proxy's DROP: packets vanish, sockets get an error at once.
 	Dropped = Refusal{unix.EHOSTUNREACH, unix.ETIMEDOUT}
-	// Untouched is what nobody translates and nobody routes: it is lost at the
-	// gateway.
+	// Untouched is traffic without a translation and without a route: the gateway drops it.
 	Untouched = Refusal{unix.ETIMEDOUT, unix.ETIMEDOUT}
 )
 
-// MustFail waits until a client is told no in this way.
+// MustFail waits until a client is refused or dropped in this way.
 func MustFail(t testing.TB, d Dial, how Refusal) {
 	t.Helper()
 	Must(t, d.fails(how))
 }
 
-// MustAllFail is [MustFail] for several, at the same time: silence takes long.
+// MustAllFail is [MustFail] for several, at the same time: a timeout takes long.
 func MustAllFail(t testing.TB, how Refusal, dials ...Dial) {
 	t.Helper()
 	var all errgroup.Group
@@ -85,23 +83,23 @@ func MustAllFail(t testing.TB, how Refusal, dials ...Dial) {
 	Must(t, all.Wait())
 }
 
-// fails waits until the client is told no. A device may keep silent instead of
+// fails waits until the client is refused or dropped. A device may drop instead of
 // refusing for a while: refusals have a limit for each client.
 func (d Dial) fails(how Refusal) error {
 	want := how.of(d.From)
-	met := 0
-	for deadline := time.Now().Add(Patience); met < 2; {
+	refused := 0
+	for deadline := time.Now().Add(Timeout); refused < 2; {
 		answer, err := d.Ask()
 		switch {
 		case errors.Is(err, want):
-			met++
-		case met > 0 && !errors.Is(err, unix.ETIMEDOUT):
+			refused++
+		case refused > 0 && !errors.Is(err, unix.ETIMEDOUT):
 			return fmt.Errorf("%s: answer of %q, %v after %v", d, answer.Name, err, want)
 		case time.Now().After(deadline):
-			return fmt.Errorf("%s: after %v: answer of %q, %v, want %v", d, Patience, answer.Name, err, want)
+			return fmt.Errorf("%s: after %v: answer of %q, %v, want %v", d, Timeout, answer.Name, err, want)
 		}
-		if met > 0 && want == unix.ETIMEDOUT {
-			return nil // once is slow enough
+		if refused > 0 && want == unix.ETIMEDOUT {
+			return nil // a timeout is not repeated: it takes long
 		}
 	}
 

@@ -13,8 +13,8 @@ import (
 )
 
 // Scene is a test's part of a [Stage]: a namespace in the API server, and
-// clients of its own in each place that there is. Nobody else's refusals,
-// affinities and objects get in their way.
+// clients of its own in each kind of place. Refusals, affinities and objects of other
+// tests do not affect them.
 type Scene struct {
 	*Stage
 	*Objects

@@ -16,11 +16,11 @@ func Ports() []corev1.ServicePort {
 	}
 }
 
-// Change says what is special about a Service.
+// Change sets fields of a Service.
 type Change func(*corev1.Service)
 
 // CreateService creates a Service with both families and both ports, unless the
-// changes say otherwise.
+// changes set others.
 func (o *Objects) CreateService(t testing.TB, name string, changes ...Change) *corev1.Service {
 	t.Helper()
 	svc := &corev1.Service{

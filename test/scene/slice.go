@@ -11,18 +11,18 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Condition is what the endpoint controller says of a pod, in the order of a
+// Condition is what the endpoint controller writes about a pod, in the order of a
 // pod's life.
 type Condition int
 
 const (
 	// Starting is a pod that is not ready yet.
 	Starting Condition = iota
-	// Ready is one that may be dialled.
+	// Ready is one that gets new connections.
 	Ready
-	// Draining is terminating, and it still serves.
+	// Draining is terminating and still serving.
 	Draining
-	// Ending is terminating, and it does not.
+	// Ending is terminating and no longer serving.
 	Ending
 )
 
@@ -45,8 +45,7 @@ func ReadyAll(pods ...*lab.Pod) []Endpoint {
 	return all
 }
 
-// SetEndpoints makes the slices of a Service say what its endpoints are: one
-// slice of each family, named after it.
+// SetEndpoints writes the slices of a Service: one of each family, named after it.
 func (o *Objects) SetEndpoints(t testing.TB, service string, endpoints ...Endpoint) {
 	t.Helper()
 	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {

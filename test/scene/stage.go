@@ -13,11 +13,11 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// Config says what is special about a [Stage]. The zero value is the one that
+// Config is how a [Stage] differs from the default. The zero value is the one that
 // tests share.
 type Config struct {
-	// Lab is how the lab is built. There are two nodes and a client, whatever it
-	// says, and four pods a node if it says nothing.
+	// Lab is how the lab is built. There are always two nodes and a client, and by
+	// default four pods a node.
 	Lab lab.Config
 	// Args are further flags of the agent.
 	Args []string
@@ -33,7 +33,7 @@ type Config struct {
 // Stage is a lab whose first node has an agent.
 type Stage struct {
 	Lab    *lab.Cluster
-	Cgroup *lab.Cgroup // of whom socket hooks see
+	Cgroup *lab.Cgroup // whose processes socket hooks see
 	Agent  *sluice.Node
 	Tunnel *cluster.Tunnel
 
@@ -64,7 +64,8 @@ func mustStage(t testing.TB, prefix string, cfg Config) *Stage {
 		s.Serve(t, pod)
 	}
 	self := s.Lab.Nodes[0]
-	// Else node-1 would lead it past itself to what is no Service yet.
+	// Otherwise node-1 would redirect it to the gateway for addresses that are no
+	// Service's yet.
 	for _, setting := range []string{"ipv4/conf/all", "ipv4/conf/eth0", "ipv6/conf/all", "ipv6/conf/eth0"} {
 		Must(t, s.Lab.Client.Sysctl("net/"+setting+"/accept_redirects", "0"))
 	}
@@ -104,11 +105,10 @@ func mustStage(t testing.TB, prefix string, cfg Config) *Stage {
 	return s
 }
 
-// NodeName is how the API server calls a node of the lab.
+// NodeName returns the name of a node of the lab in the API server.
 func (s *Stage) NodeName(node *lab.Node) string { return s.prefix + "-" + node.Name }
 
-// Local and Remote are the backends that there are from the beginning: those of
-// node-1 and those of node-2.
+// Local and Remote return the pods that answer: those of node-1 and those of node-2.
 func (s *Stage) Local() []*lab.Pod  { return s.backends(0) }
 func (s *Stage) Remote() []*lab.Pod { return s.backends(1) }
 
@@ -121,7 +121,7 @@ func (s *Stage) backends(node int) []*lab.Pod {
 	})
 }
 
-// Serve has a pod answer on both its addresses.
+// Serve starts a server in a pod, on both its addresses.
 func (s *Stage) Serve(t testing.TB, pod *lab.Pod) {
 	t.Helper()
 	server := lab.MustServe(t, pod.Namespace, pod.Name, pod.At(PodPort)...)
@@ -150,7 +150,7 @@ func (s *Stage) addPod(t testing.TB, node *lab.Node) *lab.Pod {
 	return pod
 }
 
-// Stop ends a backend, as if its process had died.
+// Stop ends the server of a pod, as if its process had died.
 func (s *Stage) Stop(t testing.TB, pod *lab.Pod) {
 	t.Helper()
 	s.mu.Lock()

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Patience is how long a change may take until everybody sees it. It takes
-// milliseconds; the machine may be slow, and busy.
-const Patience = 40 * time.Second
+// Timeout limits how long a change may take until every client sees it. It takes
+// milliseconds, but the machine may be slow and busy.
+const Timeout = 40 * time.Second
 
 // Eventually waits until check holds.
 func Eventually(t testing.TB, what string, check func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(Patience); !check(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(Timeout); !check(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s", Patience, what)
+			t.Fatalf("not after %v: %s", Timeout, what)
 		}
 	}
 }

@@ -58,14 +58,14 @@ func build(dir, version, flags string) (string, error) {
 	return path, os.Rename(filepath.Join(aside, name), path)
 }
 
-// Config says where a node's Sluice lives.
+// Config is where a node's Sluice has its files and hooks, and where Services come from.
 type Config struct {
 	Binary    string         // see [Build]
 	Namespace *lab.Namespace // the node's
 	Cgroup    *lab.Cgroup    // what the agent attaches to; the agent itself is not in it
 	NodeName  string
 
-	// One of these says where Services come from.
+	// One of these is where Services come from.
 	Manifests  string
 	Kubeconfig string
 
@@ -90,7 +90,7 @@ type Node struct {
 	done    chan error
 }
 
-// NewNode makes the places, and starts nothing. The caller closes it.
+// NewNode makes the folders and the cgroup, and starts nothing. The caller closes it.
 func NewNode(cfg Config) (*Node, error) {
 	if err := mountBPFFS(); err != nil {
 		return nil, err
@@ -131,22 +131,22 @@ func mountBPFFS() error {
 // BPFRoot is where the node's maps and links are pinned.
 func (n *Node) BPFRoot() string { return n.bpfRoot }
 
-// AgentCgroup is that of the agent and of other verbs, and of nothing else.
+// AgentCgroup is the cgroup of the agent and of other verbs, and of no other process.
 func (n *Node) AgentCgroup() *lab.Cgroup { return n.cgroup }
 
 // Socket is where the node's agent answers.
 func (n *Node) Socket() string { return filepath.Join(n.dir, "agent.sock") }
 
-// Client asks the agent without a process in between.
+// Client returns a client of the agent's socket.
 func (n *Node) Client() *agent.Client { return agent.NewClient(n.Socket()) }
 
 // Binary is what Start and Run start; another one may be set while no agent runs.
 func (n *Node) Binary() string { return n.cfg.Binary }
 
-// SetBinary is for an upgrade.
+// SetBinary sets the binary of the next agent, as an upgrade does.
 func (n *Node) SetBinary(path string) { n.cfg.Binary = path }
 
-// SetArgs is for other flags, see [Config]; they count for the next agent.
+// SetArgs sets the further flags of the next agent, see [Config].
 func (n *Node) SetArgs(args ...string) { n.cfg.Args = args }
 
 func (n *Node) places() []string {
@@ -228,14 +228,13 @@ func (n *Node) end(signal unix.Signal) error {
 }
 
 // Run runs another verb, in the node's namespace, and returns what it printed.
-// The error of one that fails says what it printed, too.
+// The error of one that fails includes what it printed.
 func (n *Node) Run(verb ...string) (string, error) {
 	return lab.Output(n.cfg.Namespace, n.cgroup, n.cfg.Binary, append(n.places(), verb...)...)
 }
 
-// Exec is Run with two outputs and without words around the error. The verb's
-// own flags come after those that say where the node's Sluice lives, so that
-// they may say otherwise.
+// Exec is Run with two outputs and the plain error of the process. The verb's own
+// flags come after those of the node's places, and override them.
 func (n *Node) Exec(stdout, stderr io.Writer, verb ...string) error {
 	cmd := exec.Command(n.cfg.Binary, append(n.places(), verb...)...)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
@@ -272,7 +271,7 @@ func (n *Node) Services() ([]agent.Service, error) {
 	return services, nil
 }
 
-// Wait waits until the agent is all well, or ctx ends.
+// Wait waits until [agent.Status.Well], or until ctx ends.
 func (n *Node) Wait(ctx context.Context) error {
 	return n.wait(ctx, agent.Status.Well)
 }
@@ -282,7 +281,7 @@ func (n *Node) WaitSynced(ctx context.Context) error {
 	return n.wait(ctx, Synced)
 }
 
-// Synced says whether an agent has programmed what it could, checked its hooks, and
+// Synced reports whether an agent has programmed what it could, checked its hooks, and
 // attached to devices.
 func Synced(s agent.Status) bool {
 	unattached := slices.ContainsFunc(s.Devices, func(d agent.Device) bool { return d.Problem != "" })

@@ -40,7 +40,7 @@ func mustApply(t testing.TB, r *Reconciler) {
 	}
 }
 
-// graces lets grace periods pass until nothing waits for one.
+// graces passes grace periods until nothing waits for one.
 func graces(r *Reconciler) {
 	for range 1000 {
 		if !r.Retired() {
@@ -53,9 +53,8 @@ func graces(r *Reconciler) {
 	panic("it never comes to rest")
 }
 
-// settle applies whenever something is due, until nothing ever is, and lets grace periods
-// pass.
-func settle(t testing.TB, r *Reconciler, clock *testClock) {
+// applyAll calls Apply whenever something is due, until nothing is, and passes grace periods.
+func applyAll(t testing.TB, r *Reconciler, clock *testClock) {
 	t.Helper()
 	for range 100000 {
 		at, ok := r.Next()
@@ -74,11 +73,11 @@ func settle(t testing.TB, r *Reconciler, clock *testClock) {
 	t.Fatal("it never comes to rest")
 }
 
-// writeLog takes down writes as people read them.
+// writeLog records writes as text.
 type writeLog struct {
 	lines []string
-	place string // of which the last line tells
-	slots int    // of the last lines, how many are writes to slots in a row
+	place string // of the last line
+	slots int    // how many of the last lines are consecutive writes to slots
 }
 
 func (l *writeLog) add(format string, args ...any) {
@@ -86,10 +85,10 @@ func (l *writeLog) add(format string, args ...any) {
 	l.place, l.slots = "", 0
 }
 
-// manySlots is how many writes to slots in a row are taken down one by one.
+// manySlots is how many consecutive writes to slots are recorded one by one.
 const manySlots = 8
 
-// addSlot takes down a write to a slot. Many in a row are a table: they are counted.
+// addSlot records a write to a slot. Many in a row are a table: they are counted.
 func (l *writeLog) addSlot(key, value string) {
 	before := l.slots
 	if before >= manySlots {
@@ -101,8 +100,7 @@ func (l *writeLog) addSlot(key, value string) {
 	l.slots = before + 1
 }
 
-// addPlace takes down a store to a place of an array. Those to one place in a row are told
-// once.
+// addPlace records a store to a place of an array. Consecutive stores to one place are one line.
 func (l *writeLog) addPlace(name, key, value string) {
 	if l.place == key {
 		l.lines = l.lines[:len(l.lines)-1]

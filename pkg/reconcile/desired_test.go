@@ -11,14 +11,14 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// wish is one Service of a script.
-type wish struct {
+// desired is the desired state of one Service in a script.
+type desired struct {
 	name    lb.ServiceName
 	created time.Time
 	res     lb.Resolution
 }
 
-// mustParseWishes reads Services as scripts describe them. A line is a frontend
+// mustParseDesired reads Services as scripts describe them. A line is a frontend
 // of the Service that the last line "service namespace/name created=N" named,
 // of default/web before the first:
 //
@@ -28,32 +28,32 @@ type wish struct {
 //
 // What is left out means TCP, internal, ClusterIP, random and an unnamed port. Backends
 // are alive.
-func mustParseWishes(t testing.TB, text string) []wish {
+func mustParseDesired(t testing.TB, text string) []desired {
 	t.Helper()
-	var wishes []wish
+	var services []desired
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		if len(words) == 0 {
 			continue
 		}
 		if words[0] == "service" {
-			wishes = append(wishes, mustParseService(t, words[1:]))
+			services = append(services, mustParseService(t, words[1:]))
 
 			continue
 		}
-		if len(wishes) == 0 {
-			wishes = append(wishes, wish{name: lb.ServiceName{Namespace: "default", Name: "web"}})
+		if len(services) == 0 {
+			services = append(services, desired{name: lb.ServiceName{Namespace: "default", Name: "web"}})
 		}
-		mustParseWish(t, &wishes[len(wishes)-1], words)
+		mustParseDesiredLine(t, &services[len(services)-1], words)
 	}
 
-	return wishes
+	return services
 }
 
-func mustParseService(t testing.TB, words []string) wish {
+func mustParseService(t testing.TB, words []string) desired {
 	t.Helper()
 	namespace, name, _ := strings.Cut(words[0], "/")
-	w := wish{name: lb.ServiceName{Namespace: namespace, Name: name}}
+	w := desired{name: lb.ServiceName{Namespace: namespace, Name: name}}
 	for _, word := range words[1:] {
 		var seconds int64
 		if _, err := fmt.Sscanf(word, "created=%d", &seconds); err != nil {
@@ -65,7 +65,7 @@ func mustParseService(t testing.TB, words []string) wish {
 	return w
 }
 
-func mustParseWish(t testing.TB, w *wish, words []string) {
+func mustParseDesiredLine(t testing.TB, w *desired, words []string) {
 	t.Helper()
 	if words[0] == "alive" {
 		e := lb.EndpointState{Port: lb.PortName{Service: w.name}, Alive: true}
@@ -73,7 +73,7 @@ func mustParseWish(t testing.TB, w *wish, words []string) {
 			if name, ok := strings.CutPrefix(word, "port="); ok {
 				e.Port.Port = name
 			} else {
-				e.Addr, e.Port.Protocol = mustParseDialled(t, word)
+				e.Addr, e.Port.Protocol = mustParseVIP(t, word)
 			}
 		}
 		w.res.Endpoints = append(w.res.Endpoints, e)
@@ -89,7 +89,7 @@ func mustParseWish(t testing.TB, w *wish, words []string) {
 
 func mustParseFrontend(t testing.TB, name lb.ServiceName, words []string) lb.Frontend {
 	t.Helper()
-	addr, protocol := mustParseDialled(t, words[0])
+	addr, protocol := mustParseVIP(t, words[0])
 	f := lb.Frontend{
 		Key:  lb.FrontendKey{Addr: addr.Addr(), Port: addr.Port(), Protocol: protocol, Scope: lb.Internal},
 		Kind: lb.KindClusterIP,
@@ -149,8 +149,8 @@ func mustParseOption(t testing.TB, f *lb.Frontend, word string) {
 	}
 }
 
-// mustParseDialled reads "10.96.0.1:80", "10.96.0.1:53/UDP" or "10.96.0.1:*".
-func mustParseDialled(t testing.TB, word string) (netip.AddrPort, lb.Protocol) {
+// mustParseVIP reads "10.96.0.1:80", "10.96.0.1:53/UDP" or "10.96.0.1:*".
+func mustParseVIP(t testing.TB, word string) (netip.AddrPort, lb.Protocol) {
 	t.Helper()
 	if addr, ok := strings.CutSuffix(word, ":*"); ok {
 		return netip.AddrPortFrom(netip.MustParseAddr(strings.Trim(addr, "[]")), 0), lb.AnyProtocol

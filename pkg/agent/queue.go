@@ -12,99 +12,99 @@ import (
 	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
-// mailbox takes what happens anywhere, for the goroutine whose turn it is. Posting never
-// waits.
-type mailbox struct {
-	mu    sync.Mutex
-	mail  []func(*model)
-	ready chan struct{}
-	// work does what was posted, in the goroutine that calls it; false: another one is at
-	// it, and has to come again. Nil: the loop does all.
+// eventQueue holds the changes of the model that any goroutine has reported, until the
+// goroutine that has the turn applies them. No method waits for that goroutine.
+type eventQueue struct {
+	mu     sync.Mutex
+	events []func(*model)
+	ready  chan struct{}
+	// work applies what is queued, in the goroutine that calls it. It returns false if
+	// another goroutine is at work, and the loop must be woken. Nil: the loop does all.
 	work func() bool
 
-	posted func() // told of each change; nil: nobody
-	// metrics is told of each change, and of what became of it.
+	enqueued func() // called for each change; may be nil
+	// metrics counts each change and measures when it was programmed.
 	metrics *metrics.Sync
 }
 
-func newMailbox() *mailbox {
-	return &mailbox{ready: make(chan struct{}, 1), metrics: metrics.NewSync(time.Now)}
+func newEventQueue() *eventQueue {
+	return &eventQueue{ready: make(chan struct{}, 1), metrics: metrics.NewSync(time.Now)}
 }
 
-// maxNoted is how many changes may wait for a flush.
-const maxNoted = 100
+// maxBatch is how many changes may wait for a flush.
+const maxBatch = 100
 
-// post adds one change of the model. Ready becomes readable.
-func (m *mailbox) post(change func(*model)) {
-	m.add(change)
-	m.wake()
+// enqueue adds one change of the model and wakes the loop.
+func (q *eventQueue) enqueue(change func(*model)) {
+	q.add(change)
+	q.wake()
 }
 
-// note adds one change of the model. It is worked on at the next flush.
-func (m *mailbox) note(change func(*model)) {
-	if m.add(change) == maxNoted {
-		m.wake()
+// batch adds one change of the model, which the next flush applies.
+func (q *eventQueue) batch(change func(*model)) {
+	if q.add(change) == maxBatch {
+		q.wake()
 	}
 }
 
 // add returns how many changes wait now.
-func (m *mailbox) add(change func(*model)) int {
-	m.mu.Lock()
-	m.mail = append(m.mail, change)
-	waiting := len(m.mail)
-	m.mu.Unlock()
-	if m.posted != nil {
-		m.posted()
+func (q *eventQueue) add(change func(*model)) int {
+	q.mu.Lock()
+	q.events = append(q.events, change)
+	waiting := len(q.events)
+	q.mu.Unlock()
+	if q.enqueued != nil {
+		q.enqueued()
 	}
 
 	return waiting
 }
 
 // wake makes ready readable.
-func (m *mailbox) wake() {
+func (q *eventQueue) wake() {
 	select {
-	case m.ready <- struct{}{}:
+	case q.ready <- struct{}{}:
 	default:
 	}
 }
 
-// flush has the changes worked on that were noted: here and now if that is possible. To wake
-// another goroutine costs as much as most changes do.
-func (m *mailbox) flush() {
-	m.mu.Lock()
-	idle, work := len(m.mail) == 0, m.work
-	m.mu.Unlock()
+// flush applies the batched changes in the calling goroutine if no other one is at work:
+// waking another goroutine costs as much as most changes do.
+func (q *eventQueue) flush() {
+	q.mu.Lock()
+	idle, work := len(q.events) == 0, q.work
+	q.mu.Unlock()
 	if !idle && (work == nil || !work()) {
-		m.wake()
+		q.wake()
 	}
 }
 
-// workBy sets what works on changes at a flush.
-func (m *mailbox) workBy(work func() bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.work = work
+// setWorker sets what applies changes at a flush.
+func (q *eventQueue) setWorker(work func() bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.work = work
 }
 
-// take returns what was posted since the last call, in order.
-func (m *mailbox) take() []func(*model) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	mail := m.mail
-	m.mail = nil
+// drain returns the changes since the last call, in order.
+func (q *eventQueue) drain() []func(*model) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	events := q.events
+	q.events = nil
 
-	return mail
+	return events
 }
 
-// sink is the mailbox as package kube sees it.
-type sink struct{ *mailbox }
+// sink is the event queue as package kube sees it.
+type sink struct{ *eventQueue }
 
 var _ kube.Sink = sink{}
 
 // SetService implements [kube.Sink].
 func (s sink) SetService(svc lb.Service, problems []lb.Problem) {
 	s.metrics.ServiceQueued(metrics.FamiliesOf(&svc))
-	s.note(func(m *model) {
+	s.batch(func(m *model) {
 		known := m.state.Service(svc.Name)
 		m.state.SetService(svc)
 		m.claimsChanged = true
@@ -116,7 +116,7 @@ func (s sink) SetService(svc lb.Service, problems []lb.Problem) {
 // DeleteService implements [kube.Sink].
 func (s sink) DeleteService(name lb.ServiceName) {
 	s.metrics.ServiceQueued(metrics.Both)
-	s.note(func(m *model) {
+	s.batch(func(m *model) {
 		s.metrics.ServiceRead(metrics.Both, m.state.Service(name) != nil)
 		m.state.DeleteService(name)
 		m.claimsChanged = true
@@ -127,7 +127,7 @@ func (s sink) DeleteService(name lb.ServiceName) {
 // SetSlice implements [kube.Sink].
 func (s sink) SetSlice(slice kube.Slice, problems []lb.Problem) {
 	s.metrics.SliceQueued(metrics.FamilyOf(slice.Family))
-	s.note(func(m *model) {
+	s.batch(func(m *model) {
 		known := m.state.Slice(slice.Name)
 		m.state.SetSlice(slice.EndpointSlice)
 		s.metrics.SliceRead(&slice.EndpointSlice, m.state.Slice(slice.Name) != known, slice.Triggered)
@@ -138,7 +138,7 @@ func (s sink) SetSlice(slice kube.Slice, problems []lb.Problem) {
 // DeleteSlice implements [kube.Sink].
 func (s sink) DeleteSlice(name lb.SliceName) {
 	s.metrics.SliceQueued(metrics.None)
-	s.note(func(m *model) {
+	s.batch(func(m *model) {
 		s.metrics.SliceGone(m.state.Slice(name))
 		m.state.DeleteSlice(name)
 		m.report("EndpointSlice "+name.String(), nil)
@@ -148,7 +148,7 @@ func (s sink) DeleteSlice(name lb.SliceName) {
 // SetNode implements [kube.Sink].
 func (s sink) SetNode(node kube.Node, problems []lb.Problem) {
 	s.metrics.Queued(metrics.Both)
-	s.note(func(m *model) {
+	s.batch(func(m *model) {
 		known := m.node
 		m.setNode(node)
 		s.metrics.Read(metrics.Both, !reflect.DeepEqual(m.node, known))
@@ -159,7 +159,7 @@ func (s sink) SetNode(node kube.Node, problems []lb.Problem) {
 // SetServiceCIDRs implements [kube.Sink].
 func (s sink) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Problem) {
 	s.metrics.Queued(metrics.Both)
-	s.note(func(m *model) {
+	s.batch(func(m *model) {
 		s.metrics.Read(metrics.Both, !slices.Equal(prefixes, m.serviceCIDRs))
 		m.serviceCIDRs = prefixes
 		m.serviceCIDRsChanged = true
@@ -169,7 +169,7 @@ func (s sink) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Problem) {
 
 // Report implements [kube.Sink].
 func (s sink) Report(source string, problems []lb.Problem) {
-	s.post(func(m *model) { m.report(source, problems) })
+	s.enqueue(func(m *model) { m.report(source, problems) })
 }
 
 // Flush implements [kube.Sink].

@@ -12,31 +12,30 @@ import (
 	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
-// guard watches every store to fake maps, and notes what is wrong after it: as a packet that
-// arrives then would see it, and as every program would that began earlier and has read any
-// part of its way. A program ends at the latest when a grace period ends that began after it.
-type guard struct {
+// checker checks fake maps after every store: as a packet sees them that arrives then, and as every
+// program sees them that started earlier and has read a part of its way. A program ends no later than a grace
+// period that began after it.
+type checker struct {
 	*maps.Fakes
 	clock *testClock
 	tick  int // counts stores
 	begun int // when the grace period began that runs; zero: none runs
 
-	// What programs may have read, and when one was last able to.
+	// What programs may have read, and the last tick at which one could.
 	frontends map[uint32]heldFrontend
 	pools     map[readPool]heldPool
 	backends  map[uint32]heldBackend // by id
 
-	// given are the backends that an id stood for, for ever.
+	// given are the backends to which each id was ever assigned.
 	given map[uint32]endpoint
-	// ranges are the source ranges that a Service may have now: those that it has had since
-	// it was last programmed. Nil: any.
+	// ranges are the source ranges that a Service may have: all since it was last programmed. Nil: any.
 	ranges map[lb.ServiceName][][]netip.Prefix
-	// node is what is known of the node's own addresses.
+	// node is the desired entries of the node's own addresses.
 	node map[maps.Addr]maps.AddrUse
-	// dialling are the addresses to which programs may begin flows: they may have looked at
-	// a frontend that had it. Until when is the tick.
+	// dialling are the addresses to which programs may begin flows, because they may have read a
+	// frontend there, and the tick until which they may.
 	dialling map[maps.Addr]int
-	flows    []*guardedFlow // that live
+	flows    []*checkedFlow // that live
 	errs     []error
 }
 
@@ -45,7 +44,7 @@ type heldFrontend struct {
 	last int
 }
 
-// readPool is a pool as a program has read it: one that shrinks is read in several states.
+// readPool is a pool as a program has read it: a pool that shrinks is read in several states.
 type readPool struct {
 	id    uint32
 	value maps.Pool
@@ -61,20 +60,20 @@ type heldBackend struct {
 	last  int
 }
 
-func newGuard(f *maps.Fakes, clock *testClock) *guard {
-	return &guard{
+func newChecker(f *maps.Fakes, clock *testClock) *checker {
+	return &checker{
 		Fakes: f, clock: clock, frontends: make(map[uint32]heldFrontend), pools: make(map[readPool]heldPool),
 		backends: make(map[uint32]heldBackend), given: make(map[uint32]endpoint), dialling: make(map[maps.Addr]int),
 	}
 }
 
-// restart: programs that ran at the time of the last agent may run on.
-func (g *guard) restart() { g.begun = 0 }
+// restart records that programs of the last agent may still run.
+func (g *checker) restart() { g.begun = 0 }
 
-func (g *guard) beginGrace() { g.begun = g.tick }
+func (g *checker) beginGrace() { g.begun = g.tick }
 
-// endGrace ends what began before the grace period.
-func (g *guard) endGrace() {
+// endGrace drops what programs had read before the grace period began.
+func (g *checker) endGrace() {
 	for id, held := range g.frontends {
 		if held.last < g.begun {
 			delete(g.frontends, id)
@@ -98,26 +97,26 @@ func (g *guard) endGrace() {
 	g.begun = 0
 }
 
-// guardedFlow is a flow that must not be cut.
-type guardedFlow struct {
-	dialled maps.Addr
-	ended   bool
+// checkedFlow is a flow that must not be cut.
+type checkedFlow struct {
+	originalDst maps.Addr
+	ended       bool
 }
 
-// beginFlow has a client dial what any client can, if there is anything.
-func (g *guard) beginFlow(r *rand.Rand) {
+// beginFlow begins a flow to a random frontend, if there is one.
+func (g *checker) beginFlow(r *rand.Rand) {
 	var addrs []maps.Addr
 	for addr := range g.dialling {
 		addrs = append(addrs, addr)
 	}
 	if len(addrs) > 0 {
 		slices.SortFunc(addrs, compareAddrs)
-		g.flows = append(g.flows, &guardedFlow{dialled: addrs[r.IntN(len(addrs))]})
+		g.flows = append(g.flows, &checkedFlow{originalDst: addrs[r.IntN(len(addrs))]})
 	}
 }
 
-// endFlow ends any flow.
-func (g *guard) endFlow(r *rand.Rand) {
+// endFlow ends a random flow.
+func (g *checker) endFlow(r *rand.Rand) {
 	if n := len(g.flows); n > 0 {
 		i := r.IntN(n)
 		g.flows[i].ended = true
@@ -125,21 +124,21 @@ func (g *guard) endFlow(r *rand.Rand) {
 	}
 }
 
-// tables returns the maps with the guard before them.
-func (g *guard) tables() maps.Tables {
+// tables returns the maps with the checker in front of them.
+func (g *checker) tables() maps.Tables {
 	t := g.Tables
-	t.Addrs = guardedAddrs{g.Tables.Addrs, g}
+	t.Addrs = checkedAddrs{g.Tables.Addrs, g}
 
 	return t
 }
 
-// guardedAddrs refuse to write what is there, and to forget what the node has.
-type guardedAddrs struct {
+// checkedAddrs is the map of addresses. It fails the test if an entry is written again unchanged, or one of the node is removed.
+type checkedAddrs struct {
 	maps.Table[maps.Addr, maps.AddrUse]
-	g *guard
+	g *checker
 }
 
-func (t guardedAddrs) Put(k maps.Addr, v maps.AddrUse) error {
+func (t checkedAddrs) Put(k maps.Addr, v maps.AddrUse) error {
 	have, there := t.g.Addrs.Entries[k]
 	if there && have == v {
 		t.g.fail("address %s is written without a change", k.IP())
@@ -149,14 +148,14 @@ func (t guardedAddrs) Put(k maps.Addr, v maps.AddrUse) error {
 	return t.Table.Put(k, v)
 }
 
-func (t guardedAddrs) Delete(k maps.Addr) error {
+func (t checkedAddrs) Delete(k maps.Addr) error {
 	t.keepsNode(k, t.g.Addrs.Entries[k], maps.AddrUse{})
 
 	return t.Table.Delete(k)
 }
 
-// keepsNode refuses to replace what is right about an address of the node.
-func (t guardedAddrs) keepsNode(k maps.Addr, have, v maps.AddrUse) {
+// keepsNode fails the test if a correct entry of the node is replaced.
+func (t checkedAddrs) keepsNode(k maps.Addr, have, v maps.AddrUse) {
 	have.Flags &^= maps.AddrService
 	v.Flags &^= maps.AddrService
 	if want, ok := t.g.node[k]; ok && have == want && v != want {
@@ -164,12 +163,12 @@ func (t guardedAddrs) keepsNode(k maps.Addr, have, v maps.AddrUse) {
 	}
 }
 
-func (g *guard) fail(format string, args ...any) {
+func (g *checker) fail(format string, args ...any) {
 	g.errs = append(g.errs, fmt.Errorf(format, args...))
 }
 
-// check notes what is wrong now.
-func (g *guard) check() {
+// check records the errors in the maps now.
+func (g *checker) check() {
 	g.tick++
 	owners := make(map[uint32]uint32) // slot → pool
 	for key, id := range g.FrontendIDs.Entries {
@@ -189,7 +188,7 @@ func (g *guard) check() {
 		g.dialling[key.Addr] = g.tick
 	}
 	for _, f := range g.flows {
-		if err := g.checkAddr(f.dialled); err != nil {
+		if err := g.checkAddr(f.originalDst); err != nil {
 			g.fail("a flow is cut: %w", err)
 		}
 	}
@@ -206,7 +205,7 @@ func (g *guard) check() {
 	g.checkHeld()
 }
 
-func (g *guard) checkAddr(addr maps.Addr) error {
+func (g *checker) checkAddr(addr maps.Addr) error {
 	if g.Addrs.Entries[addr].Flags&maps.AddrService == 0 {
 		return fmt.Errorf("address %s is not known as a Service's", addr.IP())
 	}
@@ -214,8 +213,8 @@ func (g *guard) checkAddr(addr maps.Addr) error {
 	return nil
 }
 
-// checkFrontend looks at all that a program can find which begins now.
-func (g *guard) checkFrontend(key maps.FrontendKey, id uint32, owners map[uint32]uint32) error {
+// checkFrontend checks all that a program can read that starts now.
+func (g *checker) checkFrontend(key maps.FrontendKey, id uint32, owners map[uint32]uint32) error {
 	f := g.Tables.Frontends.Get(id)
 	if f.Key != key {
 		return fmt.Errorf("place %d is another's", id)
@@ -266,7 +265,7 @@ func (g *guard) checkFrontend(key maps.FrontendKey, id uint32, owners map[uint32
 }
 
 // knowsPool reports whether programs may have read a pool.
-func (g *guard) knowsPool(id uint32) bool {
+func (g *checker) knowsPool(id uint32) bool {
 	for read := range g.pools {
 		if read.id == id {
 			return true
@@ -277,7 +276,7 @@ func (g *guard) knowsPool(id uint32) bool {
 }
 
 // members returns the backends of a pool, which all must be there.
-func (g *guard) members(v maps.Pool) ([]uint32, error) {
+func (g *checker) members(v maps.Pool) ([]uint32, error) {
 	var members []uint32
 	for i := range v.SlotCount {
 		id := g.Slots.Get(v.SlotBase + i)
@@ -300,9 +299,9 @@ func (g *guard) members(v maps.Pool) ([]uint32, error) {
 	return members, nil
 }
 
-// checkTable says what is wrong with the table of a new pool: it is there if the algorithm
-// hashes, and says what any node's would say.
-func (g *guard) checkTable(v maps.Pool, members []uint32) error {
+// checkTable returns the error in the table of a new pool: it exists if the algorithm hashes, and is
+// the same on every node.
+func (g *checker) checkTable(v maps.Pool, members []uint32) error {
 	size := 0
 	if Hashes(v.Algorithm) {
 		size = maglev.Size(len(members))
@@ -326,8 +325,8 @@ func (g *guard) checkTable(v maps.Pool, members []uint32) error {
 	return nil
 }
 
-// checkHeld looks at what programs find that have read a part of the way before.
-func (g *guard) checkHeld() {
+// checkHeld checks what programs can read that have read a part of the way before.
+func (g *checker) checkHeld() {
 	for id, held := range g.frontends {
 		f := g.Tables.Frontends.Get(id)
 		if f.Key != held.key {
@@ -366,7 +365,7 @@ func (g *guard) checkHeld() {
 }
 
 // hasRanges reports whether the source ranges of id are complete.
-func (g *guard) hasRanges(id uint32) bool {
+func (g *checker) hasRanges(id uint32) bool {
 	name := g.ServicePorts.Entries[id]
 	namespace, service, _ := name.Parts()
 	return slices.ContainsFunc(g.ranges[lb.ServiceName{Namespace: namespace, Name: service}], func(ranges []netip.Prefix) bool {
@@ -385,24 +384,24 @@ func (g *guard) hasRanges(id uint32) bool {
 	})
 }
 
-// err returns what was wrong since the last call.
-func (g *guard) err() error {
+// err returns the errors since the last call.
+func (g *checker) err() error {
 	err := errors.Join(g.errs[:min(len(g.errs), 5)]...)
 	g.errs = nil
 
 	return err
 }
 
-// changeLoads lets connections begin and end. To a backend that is gone, none begin any
-// more; one that is new has none yet.
-func (o *ordeal) changeLoads() {
-	loads := o.guard.Loads
-	for place := range uint32(o.guard.Tables.Backends.Len()) {
-		id := o.guard.Tables.Backends.Get(place).Id
+// changeLoads begins and ends connections: none begin to a backend that is gone, and a new one has
+// none yet.
+func (o *history) changeLoads() {
+	loads := o.checker.Loads
+	for place := range uint32(o.checker.Tables.Backends.Len()) {
+		id := o.checker.Tables.Backends.Get(place).Id
 		load := loads.Get(place)
 		was := o.guests[place]
 		if id != 0 && id != was && load != (maps.BackendLoad{}) {
-			o.guard.fail("backend %d has %d connections of backend %d", id, load.Live(), was)
+			o.checker.fail("backend %d has %d connections of backend %d", id, load.Live(), was)
 		}
 		if id != 0 {
 			o.guests[place] = id
@@ -418,7 +417,7 @@ func (o *ordeal) changeLoads() {
 	}
 }
 
-// meaning says what the maps mean, without ids and places: two sets of maps of the same
+// meaning returns the content of the maps without ids and places: two sets of maps with the same
 // meaning treat every client alike. Backends that no frontend leads to are left out.
 func meaning(f *maps.Fakes) []string {
 	var lines []string

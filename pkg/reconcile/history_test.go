@@ -22,33 +22,32 @@ var (
 	seeds     = flag.Uint64("seeds", 200, "how many seeds TestNeverDangling tries")
 )
 
-// A packet may arrive between any two writes, and any write may fail. At each
-// such moment every frontend must lead to backends that exist, and its address
-// must be known as a Service's, as must that which a flow has dialled, however
-// long the flow lives. When writes stop to fail, and flows have ended, the maps
-// end up as if nothing had ever gone wrong.
+// A packet may arrive between any two writes, and any write may fail. At each such moment every
+// frontend must lead to backends that exist, and its address must be marked as a Service's, as must
+// the original destination of a flow for as long as the flow lives. When writes no longer fail and flows have ended,
+// the maps are as if nothing had failed.
 //
 // To replay one seed: go test -run TestNeverDangling -seed 17 -seeds 1
 func TestNeverDangling(t *testing.T) {
 	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
-			newOrdeal(t, seed).run()
+			newHistory(t, seed).run()
 		})
 	}
 }
 
-// ordeal is one random history of a Reconciler.
-type ordeal struct {
+// history is one random history of a Reconciler.
+type history struct {
 	*world
 	t       *testing.T
 	clock   *testClock
-	guard   *guard
+	checker *checker
 	r       *Reconciler
 	failing int               // of 100 writes
 	slow    time.Duration     // how long a write takes
 	busy    int               // at how many of 100 writes a flow begins, or ends
-	look    *look             // at all flows, that somebody has begun
+	look    *look             // the scan of flows that is running
 	log     writeLog          // what happened, for who replays a seed
 	guests  map[uint32]uint32 // by place: the last backend there
 	running bool              // a grace period
@@ -56,9 +55,9 @@ type ordeal struct {
 	step    int
 }
 
-func newOrdeal(t *testing.T, seed uint64) *ordeal {
-	o := &ordeal{world: newWorld(seed), t: t, clock: newTestClock()}
-	o.guard = newGuard(maps.NewFakes(20000), o.clock)
+func newHistory(t *testing.T, seed uint64) *history {
+	o := &history{world: newWorld(seed), t: t, clock: newTestClock()}
+	o.checker = newChecker(maps.NewFakes(20000), o.clock)
 	o.failing = o.IntN(4) * 10
 	o.busy = 10
 	o.guests = make(map[uint32]uint32)
@@ -70,18 +69,18 @@ func newOrdeal(t *testing.T, seed uint64) *ordeal {
 		o.slice = 1 + o.IntN(30)
 	}
 	if o.chance(50) {
-		o.guard.ranges = make(map[lb.ServiceName][][]netip.Prefix)
+		o.checker.ranges = make(map[lb.ServiceName][][]netip.Prefix)
 	}
 	if o.chance(30) {
-		o.guard.Tables.Backends.SetLimit(6 + o.IntN(30))
-		o.guard.Tables.Frontends.SetLimit(6 + o.IntN(40))
-		o.guard.Pools.SetLimit(6 + o.IntN(40))
-		o.guard.Slots.SetLimit(10 + o.IntN(300))
-		o.guard.ServicePorts.Capacity = 5 + o.IntN(20)
-		o.guard.Addrs.Capacity = 3 + o.IntN(10)
+		o.checker.Tables.Backends.SetLimit(6 + o.IntN(30))
+		o.checker.Tables.Frontends.SetLimit(6 + o.IntN(40))
+		o.checker.Pools.SetLimit(6 + o.IntN(40))
+		o.checker.Slots.SetLimit(10 + o.IntN(300))
+		o.checker.ServicePorts.Capacity = 5 + o.IntN(20)
+		o.checker.Addrs.Capacity = 3 + o.IntN(10)
 	}
-	o.guard.Observe(o.fail, func(table, operation string) {
-		o.guard.check()
+	o.checker.Observe(o.fail, func(table, operation string) {
+		o.checker.check()
 		o.clock.pass(o.slow)
 		o.grace()
 		o.traffic()
@@ -92,9 +91,9 @@ func newOrdeal(t *testing.T, seed uint64) *ordeal {
 	return o
 }
 
-// begin begins a Reconciler on the maps.
-func (o *ordeal) begin() {
-	r, err := New(Config{Tables: o.guard.tables(), Now: o.clock.read, Slice: o.slice})
+// begin starts a Reconciler on the maps.
+func (o *history) begin() {
+	r, err := New(Config{Tables: o.checker.tables(), Now: o.clock.read, Slice: o.slice})
 	if err != nil {
 		o.t.Fatal(err)
 	}
@@ -104,15 +103,15 @@ func (o *ordeal) begin() {
 	}
 }
 
-// grace lets a grace period begin, or end, also in the middle of everything.
-func (o *ordeal) grace() { // between any two stores
+// grace begins or ends a grace period. It is called between any two stores.
+func (o *history) grace() { // between any two stores
 	switch {
 	case !o.running && o.r != nil && o.r.Retired() && o.chance(20):
 		o.r.BeginGrace()
-		o.guard.beginGrace()
+		o.checker.beginGrace()
 		o.running = true
 	case o.running && o.chance(20):
-		o.guard.endGrace()
+		o.checker.endGrace()
 		o.r.EndGrace()
 		o.running = false
 	}
@@ -120,8 +119,8 @@ func (o *ordeal) grace() { // between any two stores
 
 var errInjected = errors.New("injected")
 
-func (o *ordeal) fail(table, operation string) error {
-	if table == maps.NameSourceRanges && o.guard.ranges != nil {
+func (o *history) fail(table, operation string) error {
+	if table == maps.NameSourceRanges && o.checker.ranges != nil {
 		return nil // else they may be incomplete
 	}
 	if o.chance(o.failing) {
@@ -131,9 +130,9 @@ func (o *ordeal) fail(table, operation string) error {
 	return nil
 }
 
-func (o *ordeal) run() {
+func (o *history) run() {
 	for o.step = range 60 {
-		o.happen()
+		o.randomChange()
 		o.examine()
 	}
 	o.recover()
@@ -141,8 +140,8 @@ func (o *ordeal) run() {
 	o.deleteAll()
 }
 
-// happen lets one thing happen.
-func (o *ordeal) happen() {
+// randomChange makes one random change.
+func (o *history) randomChange() {
 	i := o.IntN(len(o.services))
 	switch n := o.IntN(100); {
 	case n < 60:
@@ -160,82 +159,81 @@ func (o *ordeal) happen() {
 	}
 	o.traffic()
 	if o.chance(50) {
-		o.lookOn()
+		o.scanFlows()
 	}
 	if o.chance(80) {
 		o.apply()
-		o.settled()
+		o.forgetRanges()
 	}
 }
 
-func (o *ordeal) apply() {
+func (o *history) apply() {
 	o.log.add("step %d: apply at %v", o.step, o.clock.now)
 	o.mustNotPanic()
 	o.r.Gone()
 }
 
-// mustNotPanic applies. Writes may fail.
-func (o *ordeal) mustNotPanic() {
+// mustNotPanic calls Apply and fails the test at a panic. Writes may fail.
+func (o *history) mustNotPanic() {
 	if err := o.r.Apply(); err != nil && strings.Contains(err.Error(), "panic") {
 		o.t.Fatal(err)
 	}
 }
 
-// traffic lets a flow begin, or end.
-func (o *ordeal) traffic() {
+// traffic begins or ends a flow.
+func (o *history) traffic() {
 	if !o.chance(o.busy) {
 		return
 	}
 	if o.chance(50) {
-		o.guard.endFlow(o.Rand)
+		o.checker.endFlow(o.Rand)
 	} else {
-		o.guard.beginFlow(o.Rand)
+		o.checker.beginFlow(o.Rand)
 	}
 }
 
-// look is a look at all flows, as pkg/flow takes one.
+// look is a scan of all flows, as pkg/flow does it.
 type look struct {
 	begin time.Time
-	flows []*guardedFlow // those of its begin
+	flows []*checkedFlow // those of its begin
 }
 
-// lookOn begins to look at all flows, or comes to the end. What has begun or
-// ended meanwhile was missed.
-func (o *ordeal) lookOn() {
+// scanFlows starts a scan of all flows, or completes it. It misses flows that began or ended meanwhile.
+func (o *history) scanFlows() {
 	if o.look == nil {
-		o.look = &look{begin: o.clock.now, flows: slices.Clone(o.guard.flows)}
+		o.look = &look{begin: o.clock.now, flows: slices.Clone(o.checker.flows)}
 
 		return
 	}
-	dialled := make(map[maps.Addr]struct{})
+	originalDst := make(map[maps.Addr]struct{})
 	for _, f := range o.look.flows {
 		if !f.ended {
-			dialled[f.dialled] = struct{}{}
+			originalDst[f.originalDst] = struct{}{}
 		}
 	}
-	o.log.add("step %d: %d addresses were dialled by flows, of which all since %v were missed", o.step, len(dialled), o.look.begin)
-	o.r.PruneAddrs(dialled, o.look.begin)
+	o.log.add("step %d: %d addresses were originalDst by flows, of which all since %v were missed", o.step, len(originalDst), o.look.begin)
+	o.r.PruneAddrs(originalDst, o.look.begin)
 	o.look = nil
 }
 
-// settled forgets the source ranges that Services do not have any more.
-func (o *ordeal) settled() {
+// forgetRanges removes the source ranges that Services no longer have from the checker.
+func (o *history) forgetRanges() {
 	for status := range o.r.Statuses() {
 		if !status.Programmed {
 			return
 		}
 	}
-	for name, ranges := range o.guard.ranges {
-		o.guard.ranges[name] = ranges[len(ranges)-1:]
+	for name, ranges := range o.checker.ranges {
+		o.checker.ranges[name] = ranges[len(ranges)-1:]
 	}
 }
 
-func (o *ordeal) set(s *worldService) {
+func (o *history) set(s *worldService) {
 	o.log.add("step %d: %+v", o.step, *s)
 	if s.exists {
-		if o.guard.ranges != nil {
+		if o.checker.ranges != nil {
 			ranges := append(s.sourceRanges(0), s.sourceRanges(1)...)
-			o.guard.ranges[s.name] = append(o.guard.ranges[s.name], ranges)
+			o.checker.ranges[s.name] = append(o.checker.ranges[s.name], ranges)
 		}
 		o.r.Set(s.name, s.created, s.resolve())
 	} else {
@@ -243,24 +241,23 @@ func (o *ordeal) set(s *worldService) {
 	}
 }
 
-// setNode tells of the node's addresses.
-func (o *ordeal) setNode() {
+// setNode sets the addresses of the node.
+func (o *history) setNode() {
 	o.log.add("step %d: node has %v", o.step, o.node)
-	o.guard.node = make(map[maps.Addr]maps.AddrUse)
+	o.checker.node = make(map[maps.Addr]maps.AddrUse)
 	for addr, use := range o.node {
 		use.Flags |= maps.AddrNode
-		o.guard.node[maps.AddrOf(addr)] = use
+		o.checker.node[maps.AddrOf(addr)] = use
 	}
 	o.r.SetNodeAddrs(o.node)
 }
 
-// restart starts anew on the same maps. Services and the node are heard of in
-// any order, and things may happen before all have been. Programs that ran at
-// the time of the last agent may run on.
-func (o *ordeal) restart() {
+// restart starts a new Reconciler on the same maps. It gets Services and the node in any order, and
+// other changes may come before it has all of them. Programs that ran under the last agent may still run.
+func (o *history) restart() {
 	o.log.add("step %d: restart", o.step)
 	o.look, o.running = nil, false
-	o.guard.restart()
+	o.checker.restart()
 	o.begin()
 	o.examine()
 	for _, i := range o.Perm(len(o.services) + 1) {
@@ -277,10 +274,10 @@ func (o *ordeal) restart() {
 	o.r.Prune()
 }
 
-// examine fails the test if anything was wrong since the last time.
-func (o *ordeal) examine() {
+// examine fails the test if the checker found an error since the last call.
+func (o *history) examine() {
 	o.t.Helper()
-	if err := o.guard.err(); err != nil {
+	if err := o.checker.err(); err != nil {
 		if *seeds == 1 {
 			o.t.Log(o.log.take())
 		}
@@ -292,21 +289,21 @@ func (o *ordeal) examine() {
 	}
 }
 
-// rest lets everything come to rest, and all flows end.
-func (o *ordeal) rest() {
-	o.settle()
-	o.guard.flows = nil
+// rest applies everything and ends all flows.
+func (o *history) rest() {
+	o.applyAll()
+	o.checker.flows = nil
 	o.clock.pass(1)
 	o.r.PruneAddrs(nil, o.clock.now)
-	o.settle()
+	o.applyAll()
 	o.examine()
 }
 
-// settle is [settle] with the guard told of grace periods.
-func (o *ordeal) settle() {
+// applyAll is [applyAll], and reports grace periods to the checker.
+func (o *history) applyAll() {
 	for range 100000 {
 		if o.running {
-			o.guard.endGrace()
+			o.checker.endGrace()
 			o.r.EndGrace()
 			o.running = false
 		}
@@ -320,29 +317,29 @@ func (o *ordeal) settle() {
 		o.mustNotPanic()
 		if o.r.Retired() {
 			o.r.BeginGrace()
-			o.guard.beginGrace()
+			o.checker.beginGrace()
 			o.running = true
 		}
 	}
 	o.t.Fatal("it never comes to rest")
 }
 
-// recover lets writes succeed again.
-func (o *ordeal) recover() {
+// recover stops the failures of writes.
+func (o *history) recover() {
 	o.slow, o.failing, o.busy = 0, 0, 0
-	for place := range uint32(o.guard.Tables.Backends.Len()) {
-		_ = o.guard.Loads.Put(place, maps.BackendLoad{})
+	for place := range uint32(o.checker.Tables.Backends.Len()) {
+		_ = o.checker.Loads.Put(place, maps.BackendLoad{})
 	}
-	o.guard.Tables.Backends.SetLimit(1 << 20)
-	o.guard.Tables.Frontends.SetLimit(1 << 20)
-	o.guard.Pools.SetLimit(1 << 20)
-	o.guard.Slots.SetLimit(20000)
-	o.guard.ServicePorts.Capacity = 0
-	o.guard.Addrs.Capacity = 0
+	o.checker.Tables.Backends.SetLimit(1 << 20)
+	o.checker.Tables.Frontends.SetLimit(1 << 20)
+	o.checker.Pools.SetLimit(1 << 20)
+	o.checker.Slots.SetLimit(20000)
+	o.checker.ServicePorts.Capacity = 0
+	o.checker.Addrs.Capacity = 0
 	o.rest()
 }
 
-func (o *ordeal) compareWithFresh() {
+func (o *history) compareWithFresh() {
 	fakes := maps.NewFakes(20000)
 	fresh := mustNew(o.t, fakes.Tables, o.clock)
 	fresh.SetNodeAddrs(o.node)
@@ -351,8 +348,8 @@ func (o *ordeal) compareWithFresh() {
 			fresh.Set(s.name, s.created, s.resolve())
 		}
 	}
-	settle(o.t, fresh, o.clock)
-	if diff := cmp.Diff(meaning(fakes), meaning(o.guard.Fakes)); diff != "" {
+	applyAll(o.t, fresh, o.clock)
+	if diff := cmp.Diff(meaning(fakes), meaning(o.checker.Fakes)); diff != "" {
 		o.t.Fatalf("not as if programmed afresh (-fresh +have):\n%s", diff)
 	}
 	o.compareFill(fresh.Counters().Fill, o.r.Counters().Fill)
@@ -367,7 +364,7 @@ func (o *ordeal) compareWithFresh() {
 
 // compareFill compares how full the maps are. Backends that drain, and the ids
 // of Services that have lost their addresses, are more than a fresh agent has.
-func (o *ordeal) compareFill(fresh, have map[string]Fill) {
+func (o *history) compareFill(fresh, have map[string]Fill) {
 	more := map[string]bool{maps.NameBackends: true, maps.NameServicePorts: true}
 	for name, want := range fresh {
 		if used := have[name].Used; used < want.Used || used > want.Used && !more[name] {
@@ -377,19 +374,19 @@ func (o *ordeal) compareFill(fresh, have map[string]Fill) {
 }
 
 // deleteAll deletes everything, and nothing must be left of it.
-func (o *ordeal) deleteAll() {
+func (o *history) deleteAll() {
 	for _, s := range o.services {
 		o.r.Delete(s.name)
 	}
 	o.node = nil
 	o.setNode()
 	o.rest()
-	if left := dump(o.t, o.guard.Tables); left != "" {
+	if left := dump(o.t, o.checker.Tables); left != "" {
 		o.t.Errorf("left in the maps:\n%s", left)
 	}
 	r := o.r
 	left := len(r.services) + len(r.frontendIDs.have) + len(r.broken) + len(r.blocked) + len(r.waiting) + len(r.due) +
-		len(r.addrs.node) + len(r.addrs.frontends) + len(r.addrs.lingering) + len(r.addrs.stale) + r.frontendPlaces.used + r.backendPlaces.used + r.poolPlaces.used + r.portPlaces.used +
+		len(r.addrs.node) + len(r.addrs.frontends) + len(r.addrs.draining) + len(r.addrs.stale) + r.frontendPlaces.used + r.backendPlaces.used + r.poolPlaces.used + r.portPlaces.used +
 		r.spans.used + r.claims.Len() + len(r.retirement.queue)
 	if left > 0 {
 		o.t.Errorf("left in memory: %d", left)

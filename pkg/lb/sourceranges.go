@@ -5,33 +5,33 @@ import (
 	"slices"
 )
 
-// fence is who may connect to a Service's load balancers in one family. No
-// ranges: everybody.
-type fence struct {
+// sourceRanges are the addresses from which clients may connect to a Service's load
+// balancers in one family. Without ranges, every client may.
+type sourceRanges struct {
 	ranges     []netip.Prefix
 	nodeInside bool
-	shut       bool // there are too many ranges: nobody may
+	overLimit  bool // there are too many ranges: no client may connect
 }
 
-// fence returns who may connect to the load balancers of one family.
-func (r *resolver) fence(family Family) fence {
+// sourceRanges returns the source ranges of one family, within the node's limits.
+func (r *resolver) sourceRanges(family Family) sourceRanges {
 	if r.overRanges && r.countSourceRanges(family) > 0 {
-		return fence{shut: true}
+		return sourceRanges{overLimit: true}
 	}
-	return r.svc.fence(family, r.node)
+	return r.svc.sourceRanges(family, r.node)
 }
 
-// fence returns the source ranges of one family. They fail open as kube-proxy's
-// do: with a range for everybody among them, or none of the family, nobody is
-// kept out.
-func (s *Service) fence(family Family, node *Node) fence {
-	var f fence
+// sourceRanges returns the source ranges of one family. They fail open as kube-proxy's
+// do: if one of them contains all addresses, or none is of the family, every client may
+// connect.
+func (s *Service) sourceRanges(family Family, node *Node) sourceRanges {
+	var f sourceRanges
 	for _, p := range s.SourceRanges {
 		if FamilyOf(p.Addr()) != family {
 			continue
 		}
 		if p.Bits() == 0 {
-			return fence{}
+			return sourceRanges{}
 		}
 		f.ranges = append(f.ranges, p.Masked())
 	}
@@ -45,8 +45,8 @@ func (s *Service) fence(family Family, node *Node) fence {
 	return f
 }
 
-// ownPrefixes returns the addresses of the Service's load balancers. Where one
-// is bound to the node, a connection from the node to it has it as source too.
+// ownPrefixes returns the addresses of the Service's load balancers. If one of them is
+// bound to the node, connections from the node to it have it as their source, too.
 func (s *Service) ownPrefixes(family Family) []netip.Prefix {
 	var own []netip.Prefix
 	for _, lb := range s.LoadBalancers {

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// What dials no Service is not touched.
-func TestBystanders(t *testing.T) {
+// Sockets that do not dial a Service are not touched.
+func TestOtherTraffic(t *testing.T) {
 	w := newWorld(t)
 	w.serviceCIDRs(t, "10.96.0.0/16", "fd00:96::/112")
 	for _, proto := range []string{"tcp", "udp"} {
@@ -44,7 +44,7 @@ func TestBystanders(t *testing.T) {
 		t.Run(name+" to another port of an external address", func(t *testing.T) {
 			counted := w.counted(t, func() {
 				s := mustSocket(t, client, proto)
-				must(t, s.SetTimeout(1)) // nobody answers
+				must(t, s.SetTimeout(1)) // no answer comes
 				_ = s.Connect("203.0.113.1:81")
 			})
 			if diff := cmp.Diff(map[maps.Reason]uint64{maps.ReasonPassNoFrontend: 1}, counted); diff != "" {
@@ -54,7 +54,7 @@ func TestBystanders(t *testing.T) {
 	}
 }
 
-// Protocols that are not ours, at an address that is.
+// Other protocols at the address of a Service are not touched.
 func TestOtherProtocols(t *testing.T) {
 	w := newWorld(t)
 	const at = "10.96.0.1:80"
@@ -78,12 +78,12 @@ func TestOtherProtocols(t *testing.T) {
 				t.Skip("connects of ping sockets have hooks since Linux 6.1, as has bpf_set_retval")
 			}
 			counted := w.counted(t, func() {
-				said := w.play(t, w.client.Namespace, "datagram of", at, strconv.Itoa(test.kind), strconv.Itoa(test.protocol))
-				if strings.HasPrefix(said, "no socket") {
-					t.Skip(said)
+				printed := w.play(t, w.client.Namespace, "datagram of", at, strconv.Itoa(test.kind), strconv.Itoa(test.protocol))
+				if strings.HasPrefix(printed, "no socket") {
+					t.Skip(printed)
 				}
-				if !strings.HasPrefix(said, "connected to 10.96.0.1:") {
-					t.Errorf("got %q, want it connected to the address as it is", said)
+				if !strings.HasPrefix(printed, "connected to 10.96.0.1:") {
+					t.Errorf("got %q, want it connected to the address as it is", printed)
 				}
 			})
 			if diff := cmp.Diff(test.reasons, counted); diff != "" {

@@ -14,15 +14,15 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// eyes see what a watch tells.
-type eyes struct {
+// observer receives what a watch reports.
+type observer struct {
 	t       testing.TB
 	updates chan State
 	log     *lockedBuffer
 }
 
 // mustWatch watches a namespace until the test ends.
-func mustWatch(t testing.TB, ns *lab.Namespace, config Config) eyes {
+func mustWatch(t testing.TB, ns *lab.Namespace, config Config) observer {
 	t.Helper()
 	file, err := os.Open(ns.Path())
 	if err != nil {
@@ -33,11 +33,11 @@ func mustWatch(t testing.TB, ns *lab.Namespace, config Config) eyes {
 	return startWatch(t, config, func(watch func()) { watch() })
 }
 
-// startWatch watches, on a goroutine that on prepares.
-func startWatch(t testing.TB, config Config, on func(watch func())) eyes {
-	e := eyes{t: t, updates: make(chan State, 1000), log: &lockedBuffer{}}
-	config.Update = func(state State) { e.updates <- state }
-	config.Log = slog.New(slog.NewTextHandler(e.log, nil))
+// startWatch watches until the test ends, on a goroutine that on prepares.
+func startWatch(t testing.TB, config Config, on func(watch func())) observer {
+	o := observer{t: t, updates: make(chan State, 1000), log: &lockedBuffer{}}
+	config.Update = func(state State) { o.updates <- state }
+	config.Log = slog.New(slog.NewTextHandler(o.log, nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go on(func() { ended <- Watch(ctx, config) })
@@ -51,13 +51,13 @@ func startWatch(t testing.TB, config Config, on func(watch func())) eyes {
 		}
 	})
 
-	return e
+	return o
 }
 
-// want waits until exactly these addresses are told, link-local ones apart.
-func (e eyes) want(want ...string) {
-	e.t.Helper()
-	e.until(fmt.Sprintf("state with the addresses %v", want), func(state State) bool {
+// want waits until exactly these addresses are reported, not counting link-local ones.
+func (o observer) want(want ...string) {
+	o.t.Helper()
+	o.until(fmt.Sprintf("state with the addresses %v", want), func(state State) bool {
 		var got []string
 		for _, address := range state.Addresses {
 			if !address.Addr.IsLinkLocalUnicast() {
@@ -69,28 +69,28 @@ func (e eyes) want(want ...string) {
 	})
 }
 
-// until waits for a state in which something is so.
-func (e eyes) until(what string, is func(State) bool) State {
-	e.t.Helper()
+// until waits for a state that fulfils a condition.
+func (o observer) until(what string, is func(State) bool) State {
+	o.t.Helper()
 	var last State
 	for deadline := time.After(5 * time.Second); ; {
 		select {
-		case last = <-e.updates:
+		case last = <-o.updates:
 			if is(last) {
 				return last
 			}
 		case <-deadline:
-			e.t.Fatalf("no %s; the last state is %+v", what, last)
+			o.t.Fatalf("no %s; the last state is %+v", what, last)
 		}
 	}
 }
 
-// wantSilence waits a while and fails if anything is told.
-func (e eyes) wantSilence(while time.Duration) {
-	e.t.Helper()
+// wantNoUpdate waits a while and fails the test if anything is reported.
+func (o observer) wantNoUpdate(while time.Duration) {
+	o.t.Helper()
 	select {
-	case state := <-e.updates:
-		e.t.Fatalf("told %+v, want nothing", state)
+	case state := <-o.updates:
+		o.t.Fatalf("reported %+v, want nothing", state)
 	case <-time.After(while):
 	}
 }

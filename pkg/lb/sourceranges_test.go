@@ -14,11 +14,11 @@ func TestSourceRanges(t *testing.T) {
 		node4  bool
 		node6  bool
 	}{
-		{"nobody's if there are none", nil, nil, nil, false, false},
+		{"none if the Service has none", nil, nil, nil, false, false},
 		{"each family's own", prefixes("203.0.113.0/25", "2001:db8:a::/48"),
 			prefixes("203.0.113.0/25"), prefixes("2001:db8:a::/48"), false, false},
 		{"open for a family without a range", prefixes("203.0.113.0/25"), prefixes("203.0.113.0/25"), nil, false, false},
-		{"open with a range of everybody", prefixes("203.0.113.0/25", "0.0.0.0/0", "2001:db8:a::/48"),
+		{"open with a range of all addresses", prefixes("203.0.113.0/25", "0.0.0.0/0", "2001:db8:a::/48"),
 			nil, prefixes("2001:db8:a::/48"), false, false},
 		{"open with ranges that are none", []netip.Prefix{{}}, nil, nil, false, false},
 		{"sorted, masked and without duplicates", prefixes("203.0.113.0/25", "198.51.100.7/24", "203.0.113.0/25"),
@@ -42,15 +42,15 @@ func TestSourceRanges(t *testing.T) {
 					}
 				}
 				if !slices.Equal(f.SourceRanges, want) || f.NodeInRanges != inside {
-					t.Errorf("%s is for %v, node inside: %v; want %v, %v", f.Key, f.SourceRanges, f.NodeInRanges, want, inside)
+					t.Errorf("%s has source ranges %v, node inside: %v; want %v, %v", f.Key, f.SourceRanges, f.NodeInRanges, want, inside)
 				}
 			}
 		})
 	}
 }
 
-// The firewall comes before the lookup: it guards a load balancer's address
-// whatever else the address is.
+// As in kube-proxy, source ranges restrict a load balancer's address even if it is an
+// address of another kind as well.
 func TestSourceRangesFollowTheAddress(t *testing.T) {
 	svc := web(func(s *Service) {
 		s.SourceRanges = prefixes("203.0.113.0/25")
@@ -58,15 +58,15 @@ func TestSourceRangesFollowTheAddress(t *testing.T) {
 		s.ExternalIPs = ips("192.0.2.1", "192.0.2.2")
 	})
 	r := Resolve(svc, nil, &testNode)
-	for key, guarded := range map[string]bool{
+	for key, restricted := range map[string]bool{
 		"10.96.0.1:80/TCP external": true,
 		"192.0.2.1:80/TCP external": true,
 		"192.0.2.1:80/TCP internal": true,
 		"192.0.2.2:80/TCP external": false,
 		"10.96.0.1:*/any external":  false,
 	} {
-		if got := len(mustFrontend(t, r, key).SourceRanges) > 0; got != guarded {
-			t.Errorf("%s is guarded: %v, want %v", key, got, guarded)
+		if got := len(mustFrontend(t, r, key).SourceRanges) > 0; got != restricted {
+			t.Errorf("%s is restricted: %v, want %v", key, got, restricted)
 		}
 	}
 }

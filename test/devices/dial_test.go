@@ -12,25 +12,25 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// visit is somebody who dials a Service in all the ways that are named, over TCP
-// and UDP and in both families, and what comes of it.
-type visit struct {
+// dialTest is a client that dials a Service in all the named ways, over TCP and UDP
+// and in both families, and the expected outcome.
+type dialTest struct {
 	name string
 	from *lab.Caller
 	to   service
 	ways []way
 
-	backend string        // who answers; "" nobody does
-	seen    [2]netip.Addr // whom it sees, by family
+	backend string        // that answers; "" if none does
+	seen    [2]netip.Addr // the client as it sees it, by family
 	errno   unix.Errno    // without a backend: ETIMEDOUT for silence, or ECONNREFUSED
 }
 
 const (
-	// patience is what an answer may take on a machine that is busy with other
+	// waitTimeout limits waits for an answer: the machine may be busy with other
 	// tests.
-	patience = 10 * time.Second
+	waitTimeout = 10 * time.Second
 
-	// silence is how long nobody may have said anything.
+	// silence is how long a test waits before it takes a packet as dropped.
 	silence = 300 * time.Millisecond
 
 	// atOnce is how soon a refusal comes: before a SYN would be repeated.
@@ -45,14 +45,14 @@ const (
 var networks = []string{"tcp", "udp"}
 
 // run dials everything at once.
-func (v visit) run(t *testing.T, w *world) {
-	t.Run(v.name, func(t *testing.T) {
+func (d dialTest) run(t *testing.T, w *world) {
+	t.Run(d.name, func(t *testing.T) {
 		var dialling sync.WaitGroup
 		for _, f := range families {
-			for _, way := range v.ways {
+			for _, way := range d.ways {
 				for _, network := range networks {
 					dialling.Go(func() {
-						if err := v.dial(network, v.to.at(way, f, w.Nodes[0]), f); err != nil {
+						if err := d.dial(network, d.to.at(way, f, w.Nodes[0]), f); err != nil {
 							t.Errorf("%s, %s of %s: %v", f, network, way, err)
 						}
 					})
@@ -63,21 +63,21 @@ func (v visit) run(t *testing.T, w *world) {
 	})
 }
 
-func (v visit) dial(network, address string, f family) error {
-	exchange := lab.Exchange{Network: network, Address: address, Timeout: patience}
-	if v.errno == unix.ETIMEDOUT {
+func (d dialTest) dial(network, address string, f family) error {
+	exchange := lab.Exchange{Network: network, Address: address, Timeout: waitTimeout}
+	if d.errno == unix.ETIMEDOUT {
 		exchange.Timeout = silence
 	}
-	reply, err := v.from.Exchange(exchange)
-	if v.backend == "" {
-		if lab.Errno(err) != v.errno {
-			return fmt.Errorf("%s: %v, %q, want %w", address, err, reply.Text, v.errno)
+	reply, err := d.from.Exchange(exchange)
+	if d.backend == "" {
+		if lab.Errno(err) != d.errno {
+			return fmt.Errorf("%s: %v, %q, want %w", address, err, reply.Text, d.errno)
 		}
 		soon := atOnce
 		if network == "tcp" && f == ipv6 {
 			soon = atSecond
 		}
-		if v.errno == unix.ECONNREFUSED && reply.Latency > soon {
+		if d.errno == unix.ECONNREFUSED && reply.Latency > soon {
 			return fmt.Errorf("%s: refused after %v, want %v at most", address, reply.Latency, soon)
 		}
 		return nil
@@ -86,10 +86,10 @@ func (v visit) dial(network, address string, f family) error {
 		return fmt.Errorf("%s: %w", address, err)
 	}
 
-	return expect(reply, v.backend, v.seen[f])
+	return expect(reply, d.backend, d.seen[f])
 }
 
-// expect says who should have answered, and whom it should have seen.
+// expect returns an error unless this backend has answered and has seen this client.
 func expect(reply lab.Reply, backend string, seen netip.Addr) error {
 	answer, err := lab.ParseAnswer(reply.Text)
 	if err != nil {
@@ -102,13 +102,13 @@ func expect(reply lab.Reply, backend string, seen netip.Addr) error {
 	return nil
 }
 
-// hostIPs and podIPs are whom a backend sees.
+// hostIPs and podIPs are the clients' addresses as a backend sees them.
 func hostIPs(host *lab.Host) [2]netip.Addr { return [2]netip.Addr{host.IPv4, host.IPv6} }
 
 func podIPs(pod *lab.Pod) [2]netip.Addr { return [2]netip.Addr{pod.IPv4, pod.IPv6} }
 
-// sourcesTo are what a node's kernel sends to a backend, and therefore whom the
-// backend of a masqueraded flow sees.
+// sourcesTo are what a node's kernel sends to a backend, and therefore what the
+// backend of a masqueraded flow sees as the client.
 func sourcesTo(t *testing.T, node *lab.Node, backend backend) [2]netip.Addr {
 	t.Helper()
 	var sources [2]netip.Addr

@@ -8,15 +8,16 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// tally is what was counted, by what ([maps.StatKey]). Few things ever are.
-type tally []counted
+// counts has a number for each outcome ([maps.StatKey]). It is a list because few outcomes
+// ever occur.
+type counts []count
 
-type counted struct {
+type count struct {
 	what uint32
 	n    uint64
 }
 
-func (t *tally) add(what uint32, n uint64) {
+func (t *counts) add(what uint32, n uint64) {
 	for i := range *t {
 		if (*t)[i].what == what {
 			(*t)[i].n += n
@@ -24,19 +25,19 @@ func (t *tally) add(what uint32, n uint64) {
 			return
 		}
 	}
-	*t = append(*t, counted{what, n})
+	*t = append(*t, count{what, n})
 }
 
-func (t *tally) set(what uint32, n uint64) { t.add(what, n-t.get(what)) }
+func (t *counts) set(what uint32, n uint64) { t.add(what, n-t.get(what)) }
 
-func (t *tally) addAll(other tally) {
+func (t *counts) addAll(other counts) {
 	for _, c := range other {
 		t.add(c.what, c.n)
 	}
 }
 
 // get returns a count, zero if there is none.
-func (t tally) get(what uint32) uint64 {
+func (t counts) get(what uint32) uint64 {
 	for _, c := range t {
 		if c.what == what {
 			return c.n
@@ -47,20 +48,19 @@ func (t tally) get(what uint32) uint64 {
 }
 
 // connections returns how many flows have got a backend.
-func (t tally) connections() uint64 {
+func (t counts) connections() uint64 {
 	return t.get(uint32(maps.ReasonTranslated)) + t.get(uint32(maps.ReasonTranslatedUnremembered))
 }
 
-// failures yields how many flows got none, by reason, sorted by the labels of
-// these.
-func (t tally) failures() iter.Seq2[maps.Reason, uint64] {
-	var failed tally
+// failures yields how many flows got no backend, by reason, sorted by label.
+func (t counts) failures() iter.Seq2[maps.Reason, uint64] {
+	var failed counts
 	for _, c := range t {
 		if c.what < maps.StatBytesSent && !translated(maps.Reason(c.what)) {
 			failed = append(failed, c)
 		}
 	}
-	slices.SortFunc(failed, func(a, b counted) int {
+	slices.SortFunc(failed, func(a, b count) int {
 		return cmp.Compare(reasonLabel(maps.Reason(a.what)), reasonLabel(maps.Reason(b.what)))
 	})
 
