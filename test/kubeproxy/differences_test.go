@@ -34,14 +34,14 @@ var differences = []difference{
 	{"a process of the node has the address on the way to its backend", "DESIGN.md 2.1", sourceOfNode},
 	{"a socket that dials itself sees itself", "DESIGN.md 2.1", hairpinOfSocket},
 	{"a socket learns at once of a drop", "DESIGN.md 6.2", reportsDrop},
-	{"the node dials a VIP of its own by its node IP", "docs/decisions.md", checksNodeIP},
+	{"the node dials a VIP of its own by its node IP", "docs/decisions/01-resolve-at-the-socket.md", checksNodeIP},
 	{podElsewhere, "DESIGN.md 2.2", nil},
 	{"a rejected datagram of the node is refused", "DESIGN.md 6.2", reportsRejection},
 	{string(loopback), "DESIGN.md 6.3", nil},
 	{string(lateAddress), "DESIGN.md 6.3", nil},
 	{endsStale, "DESIGN.md 6.4", nil},
 	{endsSocket, "DESIGN.md 2.1", nil},
-	{keepsUnserved, "docs/decisions.md", nil},
+	{keepsUnserved, "docs/decisions/01-resolve-at-the-socket.md", nil},
 }
 
 // podElsewhere is that of a pod of another node, which detectLocalMode ClusterCIDR

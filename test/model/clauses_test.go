@@ -1,6 +1,6 @@
 package model
 
-// clause is a statement of CONTRACT.md or docs/decisions.md that the model
+// clause is a statement of CONTRACT.md or docs/decisions that the model
 // applied. They are counted: a test that never applies one of them shows nothing
 // about it.
 type clause int

@@ -28,7 +28,7 @@ type cluster struct {
 	addrs    []netip.Addr // on the node's devices, now
 
 	// What the Node said last. One that goes, or has none for a moment, changes
-	// nothing (docs/decisions.md).
+	// nothing (docs/decisions).
 	nodeIPs  map[corev1.IPFamily]netip.Addr
 	podCIDRs []netip.Prefix
 
@@ -87,7 +87,7 @@ func (c *cluster) noteIf(cl clause, applied bool) {
 	}
 }
 
-// setNode: CONTRACT 2.5, the node's IPs, and docs/decisions.md.
+// setNode: CONTRACT 2.5, the node's IPs, and docs/decisions.
 func (c *cluster) setNode(node *corev1.Node) {
 	c.node = node
 	if node == nil {

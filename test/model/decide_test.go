@@ -195,7 +195,7 @@ const (
 )
 
 // owner is B1: which Service has an address, port and protocol, and as what. Two Services
-// that claim it are docs/decisions.md's; to CONTRACT 1.1.13, the last writer wins.
+// that claim it are docs/decisions's; to CONTRACT 1.1.13, the last writer wins.
 func (c *cluster) owner(p packet) (*servicePort, role) {
 	var found *servicePort
 	var as role

@@ -65,7 +65,7 @@ func (c *cluster) decideAsSluice(p packet) decision {
 		// where its address is one of the cluster's pods.
 		c.noteIf(differsPodElsewhere, p.path == uplink && f.localPod)
 		f.localPod = f.localPod && p.path == podDevice
-		// docs/decisions.md: what this node sends starts in sockets. What comes by a
+		// docs/decisions: what this node sends starts in sockets. What comes by a
 		// device with an address of the node is no exception.
 		c.noteIf(differsNodeAtDevice, f.ofNode)
 		f.ofNode = false
