@@ -10,23 +10,24 @@ import (
 
 const underAgent = "pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb bpf maps"
 
-// Which of ours a package may import: imports point one way.
-var ours = map[string]string{
+// ownImports lists which packages of this repository a package may import. Imports point one way.
+var ownImports = map[string]string{
 	"cmd/sluice": "pkg/agent pkg/config " + underAgent, "pkg/agent": underAgent,
 	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb", "pkg/health": "pkg/lb",
 	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "bpf maps",
 	"pkg/flow": "maps", "pkg/metrics": "maps pkg/lb", "bpf": "maps",
 }
 
-// Who may import what is not ours. What is not listed, all but pkg/lb may.
-var theirs = map[string]string{
+// importers lists which packages may import what begins with a path. All but pkg/lb may import
+// other packages.
+var importers = map[string]string{
 	"k8s.io/":                 "cmd/sluice pkg/agent pkg/config pkg/kube",
 	"github.com/cilium/ebpf":  "bpf maps pkg/datapath pkg/flow",
 	"github.com/vishvananda/": "pkg/datapath pkg/node",
 	"github.com/prometheus/":  "pkg/agent pkg/metrics",
 }
 
-// Tests may import everything, and so may what lies in test/ and bench/.
+// Tests, and what is in test/ and bench/, may import everything.
 func TestImports(t *testing.T) {
 	for _, pattern := range []string{"bpf", "cmd/*", "maps", "pkg/*"} {
 		folders, _ := filepath.Glob(pattern)
@@ -46,11 +47,11 @@ func TestImports(t *testing.T) {
 
 func mayImport(folder, path string) bool {
 	if own, ok := strings.CutPrefix(path, "github.com/sluice-lb/sluice/"); ok {
-		return slices.Contains(strings.Fields(ours[folder]), own)
+		return slices.Contains(strings.Fields(ownImports[folder]), own)
 	}
-	for prefix, who := range theirs {
+	for prefix, allowed := range importers {
 		if strings.HasPrefix(path, prefix) {
-			return slices.Contains(strings.Fields(who), folder)
+			return slices.Contains(strings.Fields(allowed), folder)
 		}
 	}
 
