@@ -25,6 +25,16 @@ func (m *budget) spend(units int) { m.left -= units }
 
 func (m *budget) spent() bool { return m.left <= 0 }
 
+// affords spends units, and returns false if the budget was spent before.
+func (m *budget) affords(units int) bool {
+	if m.spent() {
+		return false
+	}
+	m.spend(units)
+
+	return true
+}
+
 // Writes counts the writes to a map.
 type Writes struct {
 	Puts    uint64

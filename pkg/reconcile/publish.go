@@ -16,32 +16,40 @@ const (
 	detachingPorts                  // ports in the maps are detached from the former plan
 	matchingPorts                   // planned ports and backends are matched with those in the maps
 	withdrawingClaims               // the claims of the former plan are withdrawn
-	publishingBackends              // ports get their ids and backends
-	publishingRanges                // source ranges
-	publishingPools                 // pools, to which no frontend leads yet
-	publishingFrontends             // frontends, which lead to the pools
+	publishingPorts                 // ports get what frontends will lead to
+	publishingFrontends             // frontends lead to the pools
 	published
+)
+
+// part is how far one port is published.
+type part uint8
+
+const (
+	publishingBackends part = iota // with the id of the port
+	publishingRanges               // source ranges, before the pools that have them
+	publishingPools                // to which no frontend leads yet
 )
 
 // progress is where publishing continues after a slice ended.
 type progress struct {
 	step  step
-	port  int // index, in steps that go through ports
-	item  int // index in the port, or in the step
-	draft *pool
+	part  part  // of the port
+	port  int   // index, in steps that go through ports
+	item  int   // index in the part, or in the step
+	draft *pool // the pool that is being written
 }
 
 // setPlan replaces the plan of svc, after the claims of the current plan have been entered. It
 // enters as many claims as the slice allows that all calls of Set between two Applies share.
 func (r *Reconciler) setPlan(svc *service, next *plan) {
 	svc.ensureWork()
-	if svc.step < publishingBackends {
+	if svc.step < publishingPorts {
 		svc.next = next
 	} else {
 		svc.startPlan(next)
 	}
 	r.markDirty(svc)
-	if err := svc.guard(func() { r.publish(svc, publishingBackends) }); err != nil {
+	if err := svc.guard(func() { r.publish(svc, publishingPorts) }); err != nil {
 		r.panics = append(r.panics, svc.errorOf([]Failure{{What: "plan", Err: err}}))
 	}
 }
@@ -69,12 +77,8 @@ func (r *Reconciler) publish(svc *service, until step) bool {
 			done = r.matchPorts(svc)
 		case withdrawingClaims:
 			done = r.withdrawClaims(svc)
-		case publishingBackends:
-			done = r.publishBackends(svc)
-		case publishingRanges:
-			done = r.publishRanges(svc)
-		case publishingPools:
-			done = r.publishPools(svc)
+		case publishingPorts:
+			done = r.publishPorts(svc)
 		case publishingFrontends:
 			done = r.publishFrontends(svc)
 		}
@@ -82,38 +86,8 @@ func (r *Reconciler) publish(svc *service, until step) bool {
 			return false
 		}
 		svc.progress = progress{step: svc.step + 1}
-		if svc.step == publishingBackends && svc.next != nil {
+		if svc.step == publishingPorts && svc.next != nil {
 			svc.startPlan(svc.next)
-		}
-	}
-
-	return true
-}
-
-// each calls do for n items, starting at svc.item. It returns false if the budget was spent
-// before the last one.
-func (r *Reconciler) each(svc *service, n, cost int, do func(i int)) bool {
-	for ; svc.item < n; svc.item++ {
-		if r.spent() {
-			return false
-		}
-		r.spend(cost)
-		do(svc.item)
-	}
-
-	return true
-}
-
-// eachPort calls do for every planned port, starting at svc.port. It returns false if the budget
-// was spent before the last one, or do returned false.
-func (r *Reconciler) eachPort(svc *service, do func(want *plannedPort) bool) bool {
-	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
-		if r.spent() {
-			return false
-		}
-		r.spend(costLook)
-		if !do(&svc.plan.ports[svc.port]) {
-			return false
 		}
 	}
 
@@ -134,11 +108,15 @@ func (r *Reconciler) enterClaims(svc *service) bool {
 
 		return true
 	}
+	for ; svc.item < len(svc.plan.frontends); svc.item++ {
+		if !r.affords(costClaim) {
+			return false
+		}
+		f := &svc.plan.frontends[svc.item]
+		r.claims.Add(svc.plan.claimant, svc.item, f.key, lb.Kind(f.kind))
+	}
 
-	return r.each(svc, len(svc.plan.frontends), costClaim, func(i int) {
-		f := &svc.plan.frontends[i]
-		r.claims.Add(svc.plan.claimant, i, f.key, lb.Kind(f.kind))
-	})
+	return true
 }
 
 // moved records that a Service owns a frontend that it claims, or has lost it to another one. The
@@ -150,7 +128,7 @@ func (r *Reconciler) moved(s *lb.Claimant, number int, owns bool) {
 		of = svc.former
 	}
 	r.setOwned(of, number, owns)
-	if svc.work == nil || svc.step >= publishingBackends {
+	if svc.work == nil || svc.step >= publishingPorts {
 		r.markDirty(svc)
 	}
 }
@@ -185,11 +163,15 @@ func (r *Reconciler) detachPorts(svc *service) bool {
 		svc.plan.rebuild()
 		r.spend(svc.plan.rows() * costClaim)
 	}
+	for ; svc.item < len(svc.ports); svc.item++ {
+		if !r.affords(costLook) {
+			return false
+		}
+		svc.ports[svc.item].planned = nil
+		r.sweepLater(svc.ports[svc.item])
+	}
 
-	return r.each(svc, len(svc.ports), costLook, func(i int) {
-		svc.ports[i].planned = nil
-		r.sweepLater(svc.ports[i])
-	})
+	return true
 }
 
 // matchPorts finds the ports of the plan in the maps, and their backends. Of two ports with the
@@ -200,11 +182,14 @@ func (r *Reconciler) matchPorts(svc *service) bool {
 		byName[p.portName] = p
 	}
 	r.spend(len(svc.ports) * costSlot)
-
-	return r.eachPort(svc, func(want *plannedPort) bool {
+	for ; svc.port < len(svc.plan.ports); svc.port++ {
+		if !r.affords(costLook) {
+			return false
+		}
+		want := &svc.plan.ports[svc.port]
 		p := byName[want.portName]
 		if p == nil {
-			return true
+			continue
 		}
 		want.have, p.planned = p, want
 		r.arrange(p)
@@ -219,9 +204,9 @@ func (r *Reconciler) matchPorts(svc *service) bool {
 				b.id = have[0]
 			}
 		}
+	}
 
-		return true
-	})
+	return true
 }
 
 // withdrawClaims withdraws the claims of the former plan. Frontends in the maps that no Service
@@ -230,54 +215,116 @@ func (r *Reconciler) withdrawClaims(svc *service) bool {
 	if svc.former == nil {
 		return true
 	}
-	done := r.each(svc, len(svc.former.frontends), costClaim, func(i int) {
-		key := svc.former.frontends[i].key
+	for ; svc.item < len(svc.former.frontends); svc.item++ {
+		if !r.affords(costClaim) {
+			return false
+		}
+		key := svc.former.frontends[svc.item].key
 		r.claims.Remove(svc.former.claimant, key)
 		if to := r.leadsTo(key); to != nil && r.claims.Owner(key) == nil {
 			to.port.svc.retire(key)
 			r.enqueue(to.port.svc)
 		}
-	})
-	if done {
-		svc.former = nil
 	}
+	svc.former = nil
 
-	return done
+	return true
 }
 
-// publishBackends gives an id to each port of which svc owns a frontend, and writes the backends
-// of its pools. Backends that cannot be written are left out of the pools.
-func (r *Reconciler) publishBackends(svc *service) bool {
-	return r.eachPort(svc, func(want *plannedPort) bool {
-		if want.owned == 0 {
-			return true
-		}
-		if want.have == nil {
-			p, err := r.publishName(svc, want.portName)
-			if err != nil {
-				svc.fail("port "+portText(svc.name, want.portName), err)
-
-				return true
+// publishPorts writes, port by port and from the bottom up, what the frontends that svc owns lead
+// to: the id of the port and its backends, its source ranges, its pools. Backends that cannot be
+// written are left out of the pools. If a range cannot be written, the pools are written all the
+// same: they admit too few clients then, but never too many.
+func (r *Reconciler) publishPorts(svc *service) bool {
+	for ; svc.port < len(svc.plan.ports); svc.port, svc.part, svc.item = svc.port+1, publishingBackends, 0 {
+		want := &svc.plan.ports[svc.port]
+		if svc.part == publishingBackends {
+			if svc.item == 0 && !r.affords(3*costLook) {
+				return false
 			}
-			want.have, p.planned = p, want
+			if want.owned > 0 && want.have == nil {
+				p, err := r.publishName(svc, want.portName)
+				if err != nil {
+					svc.fail("port "+portText(svc.name, want.portName), err)
+
+					continue
+				}
+				want.have, p.planned = p, want
+			}
+			if p := want.have; want.owned > 0 {
+				if svc.item == 0 {
+					r.arrange(p)
+					p.backends = slices.Grow(p.backends, max(0, len(want.backends)-len(p.backends)))
+				}
+				for ; svc.item < len(want.backends); svc.item++ {
+					if !r.affords(costSlot) {
+						return false
+					}
+					b := &want.backends[svc.item]
+					if !b.pooled {
+						continue
+					}
+					if err := r.publishBackend(p, b); err != nil {
+						svc.fail("backend "+b.addrPort().String(), err)
+					}
+				}
+				r.arrange(p)
+			}
+			svc.part, svc.item = publishingRanges, 0
 		}
-		if svc.item == 0 {
-			r.arrange(want.have)
-			want.have.backends = slices.Grow(want.have.backends, max(0, len(want.backends)-len(want.have.backends)))
+
+		p := want.have
+		if p == nil {
+			continue
 		}
-		done := r.each(svc, len(want.backends), costSlot, func(i int) {
-			if b := &want.backends[i]; b.pooled {
-				if err := r.publishBackend(want.have, b); err != nil {
-					svc.fail("backend "+b.addrPort().String(), err)
+		if svc.part == publishingRanges {
+			// Without a frontend the ranges matter to restricted pools that are still in the maps.
+			for wanted := want.owned > 0 || r.restricted(p); wanted && svc.item < len(want.ranges); svc.item++ {
+				if !r.affords(costLook) {
+					return false
+				}
+				prefix := want.ranges[svc.item]
+				key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
+				if _, there := r.sourceRanges.have[key]; there {
+					continue
+				}
+				if err := r.sourceRanges.set(key, 1); err != nil {
+					svc.fail("source range "+prefix.String(), err)
+				} else {
+					p.ranges = append(p.ranges, key)
 				}
 			}
-		})
-		if done {
-			r.arrange(want.have)
+			svc.part, svc.item = publishingPools, 0
 		}
 
-		return done
-	})
+		for ; svc.item < len(want.pools); svc.item, svc.draft = svc.item+1, nil {
+			if !r.affords(costLook) {
+				return false
+			}
+			pool, done := &want.pools[svc.item], false
+			var err error
+			if svc.draft == nil {
+				pool.have = nil
+				if pool.owned == 0 {
+					continue
+				}
+				svc.draft, err = r.poolOf(want, pool)
+			}
+			if err == nil {
+				done, err = r.writePool(svc.draft)
+			}
+			if err != nil {
+				svc.fail("pool of "+p.String(), err)
+				r.takeOut(want)
+			} else if !done {
+				return false
+			} else {
+				pool.have = svc.draft
+			}
+		}
+	}
+
+	return true
 }
 
 // publishName gives a service port its id.
@@ -330,101 +377,9 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 	return nil
 }
 
-// publishRanges adds source ranges to those of the ports. If that fails, pools are written
-// all the same: they admit too few clients then, but never too many. Ports of which svc owns no
-// frontend get only the ranges of restricted pools that are still in the maps.
-func (r *Reconciler) publishRanges(svc *service) bool {
-	return r.eachPort(svc, func(want *plannedPort) bool {
-		p := want.have
-		if p == nil || want.owned == 0 && !r.restricted(p) {
-			return true
-		}
-
-		return r.each(svc, len(want.ranges), costLook, func(i int) {
-			prefix := want.ranges[i]
-			key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
-			if _, there := r.sourceRanges.have[key]; there {
-				return
-			}
-			if err := r.sourceRanges.set(key, 1); err != nil {
-				svc.fail("source range "+prefix.String(), err)
-			} else {
-				p.ranges = append(p.ranges, key)
-			}
-		})
-	})
-}
-
-// publishPools writes the pools that frontends of svc need, unless there are equal ones.
-func (r *Reconciler) publishPools(svc *service) bool {
-	return r.eachPort(svc, func(want *plannedPort) bool {
-		for ; svc.item < len(want.pools); svc.item, svc.draft = svc.item+1, nil {
-			if r.spent() {
-				return false
-			}
-			r.spend(costLook)
-			pool := &want.pools[svc.item]
-			if svc.draft == nil {
-				pool.have = nil
-				if want.have == nil || pool.owned == 0 {
-					continue
-				}
-			}
-			done, err := r.publishPool(svc, want, pool)
-			if err != nil {
-				pool.have = nil
-				svc.fail("pool of "+want.have.String(), err)
-				r.takeOut(want)
-			} else if !done {
-				return false
-			}
-		}
-
-		return true
-	})
-}
-
-// publishPool sets planned.have to a pool with the planned settings and backends, as far as these
-// are in the maps. If there is none, it writes one, to which no frontend leads yet: the slots, the
-// table, and the pool. A pool that was about to be retired stays.
-func (r *Reconciler) publishPool(svc *service, want *plannedPort, planned *plannedPool) (bool, error) {
-	if svc.draft == nil {
-		pl, err := r.poolOf(want, planned)
-		if err != nil {
-			return false, err
-		}
-		pl.retired = 0
-		r.sweepLater(pl.port) // retires it if no frontend can be written
-		planned.have, svc.draft = pl, pl
-	}
-	pl := svc.draft
-	d := pl.draft
-	if d == nil {
-		return true, nil
-	}
-	for d.written < len(d.slots) {
-		if r.spent() {
-			return false, nil
-		}
-		base, end := pl.slots.base, d.members
-		if d.written >= d.members {
-			base, end = pl.table.base-uint32(d.members), len(d.slots)
-		}
-		end = min(end, d.written+costOperation)
-		if err := putAll(&r.slots, base+uint32(d.written), d.slots[d.written:end]); err != nil {
-			return false, err
-		}
-		d.written = end
-	}
-	if err := r.pools.put(pl.id, d.value); err != nil {
-		return false, err
-	}
-	pl.draft = nil
-
-	return true, nil
-}
-
-// poolOf returns a pool as planned, or reserves a place and slots for a new one.
+// poolOf returns the pool with the planned settings and backends, as far as these are in the maps.
+// One that was about to be retired stays. If there is none, it allocates one, with a draft of what
+// to write.
 func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, error) {
 	p, s := want.have, planned.settings
 	ids := r.scratch[:0]
@@ -458,6 +413,9 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 			have.unverified = !slices.Equal(r.slots.have[v.TableBase:v.TableBase+v.TableSize], table())
 		}
 		if !have.unverified {
+			have.retired = 0
+			r.sweepLater(p) // retires it if no frontend can be written
+
 			return have, nil
 		}
 	}
@@ -492,78 +450,105 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 	}
 	r.poolsByID[pl.id] = pl
 	p.pools = append(p.pools, pl)
+	r.sweepLater(p)
 
 	return pl, nil
 }
 
-// publishFrontends makes the frontends that svc owns lead to their pools, catch-alls last.
-func (r *Reconciler) publishFrontends(svc *service) bool {
-	return r.each(svc, len(svc.plan.frontends), costLook, func(i int) {
-		f := &svc.plan.frontends[i]
-		if err := r.publishFrontend(svc, f); err != nil {
-			svc.fail("frontend "+modelKey(f.key).String(), err)
+// writePool writes what a pool has a draft of, from the bottom up: the slots, the table, and the
+// pool. It returns false if the budget was spent before that.
+func (r *Reconciler) writePool(pl *pool) (bool, error) {
+	d := pl.draft
+	if d == nil {
+		return true, nil
+	}
+	for d.written < len(d.slots) {
+		if r.spent() {
+			return false, nil
 		}
-	})
+		base, end := pl.slots.base, d.members
+		if d.written >= d.members {
+			base, end = pl.table.base-uint32(d.members), len(d.slots)
+		}
+		end = min(end, d.written+costOperation)
+		if err := putAll(&r.slots, base+uint32(d.written), d.slots[d.written:end]); err != nil {
+			return false, err
+		}
+		d.written = end
+	}
+	if err := r.pools.put(pl.id, d.value); err != nil {
+		return false, err
+	}
+	pl.draft = nil
+
+	return true, nil
 }
 
-// publishFrontend makes a frontend that svc claims lead to its pool, if svc owns it.
-func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend) error {
-	want := &svc.plan.ports[f.port]
-	pl := want.pools[f.pool].have
-	if !f.owned || want.have == nil || pl == nil {
-		return nil
+// publishFrontends makes the frontends that svc owns lead to their pools, catch-alls last.
+func (r *Reconciler) publishFrontends(svc *service) bool {
+	for ; svc.item < len(svc.plan.frontends); svc.item++ {
+		if !r.affords(costLook) {
+			return false
+		}
+		f := &svc.plan.frontends[svc.item]
+		want := &svc.plan.ports[f.port]
+		pl := want.pools[f.pool].have
+		if !f.owned || want.have == nil || pl == nil {
+			continue
+		}
+		if err := r.publishFrontend(svc, f, pl); err != nil {
+			svc.fail("frontend "+modelKey(f.key).String(), err)
+		}
 	}
+
+	return true
+}
+
+// publishFrontend makes a frontend lead to a pool: a new one once its address is marked, one that
+// is in the maps with one store.
+func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend, pl *pool) error {
 	if _, broken := r.broken[f.key]; broken {
 		if err := r.removeBroken(f.key); err != nil {
 			return err
 		}
 	}
+	want := maps.Frontend{Key: f.key, PoolId: pl.id, Kind: f.kind}
 	id, there := r.frontendIDs.have[f.key]
-	if there {
-		return r.switchFrontend(id, f, pl)
-	}
-	if isCatchAll(f.key) && len(svc.failures) > 0 {
+	have := r.frontends.at(id)
+	switch {
+	case there && (have == want || r.holder(f.key) != nil):
+		return nil
+	case !there && isCatchAll(f.key) && len(svc.failures) > 0:
 		return nil // a catch-all would refuse the ports that could not be published
 	}
 	if err := r.addrs.mark(f.key); err != nil {
 		return err
 	}
-	id, err := r.frontendPlaces.take()
-	if err != nil {
-		return r.frontends.note(err)
-	}
-	if err := r.frontends.put(id, maps.Frontend{Key: f.key, PoolId: pl.id, Kind: f.kind}); err != nil {
-		r.frontendPlaces.untake(id)
 
-		return err
-	}
-	if err := r.frontendIDs.set(f.key, id); err != nil {
-		r.freeFrontend(id, func() {})
+	if !there {
+		id, err := r.frontendPlaces.take()
+		if err != nil {
+			return r.frontends.note(err)
+		}
+		if err := r.frontends.put(id, want); err != nil {
+			r.frontendPlaces.untake(id)
 
-		return err
-	}
-	r.addrs.addFrontend(f.key)
-	pl.frontends++
+			return err
+		}
+		if err := r.frontendIDs.set(f.key, id); err != nil {
+			r.freeFrontend(id, func() {})
 
-	return nil
-}
+			return err
+		}
+		r.addrs.addFrontend(f.key)
+		pl.frontends++
 
-// switchFrontend makes a frontend in the maps lead to another pool, with one store.
-func (r *Reconciler) switchFrontend(id uint32, f *plannedFrontend, pl *pool) error {
-	have := r.frontends.at(id)
-	want := maps.Frontend{Key: f.key, PoolId: pl.id, Kind: f.kind}
-	if have == want || r.holder(f.key) != nil {
 		return nil
 	}
-	if err := r.addrs.mark(f.key); err != nil {
-		return err
-	}
+
 	was := r.poolsByID[have.PoolId]
-	if err := r.frontends.put(id, want); err != nil {
+	if err := r.frontends.put(id, want); err != nil || pl == was {
 		return err
-	}
-	if pl == was {
-		return nil
 	}
 	pl.frontends++
 	r.releasePool(was)
