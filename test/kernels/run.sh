@@ -19,7 +19,7 @@ set -euo pipefail
 if [[ $# -eq 0 ]]; then
 	set -- 5.10 6.1 6.12
 fi
-read -ra packages <<<"${SLUICE_TEST_PACKAGES:-./maps ./bpf ./pkg/datapath ./pkg/reconcile ./pkg/node ./test/lab ./test}"
+read -ra packages <<<"${SLUICE_TEST_PACKAGES:-./maps ./bpf ./pkg/datapath ./pkg/reconcile ./pkg/node ./test/lab ./test/devices}"
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../.."

@@ -1,0 +1,180 @@
+package differential
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// probe is what a difference may depend on.
+type probe struct {
+	client   *client
+	frontend frontend
+	settings settings
+	objects  objects
+	sources  map[netip.Addr]netip.Addr // what node-1 dials each backend with
+}
+
+// difference is one in which Sluice deliberately differs from kube-proxy. A run
+// must see every one of them.
+type difference struct {
+	name  string
+	where string // it is decided
+
+	// changes reports whether kube-proxy's outcome is another one with Sluice, and
+	// which. Nil: see [frontend.like], [comparison.reference] and fates_test.go.
+	changes func(p probe, o outcome) (outcome, bool)
+}
+
+// differences are all there are.
+var differences = []difference{
+	{"the client's address is preserved", "DESIGN.md 6.1", preservesClient},
+	{"a process of the node has the address on the way to its backend", "DESIGN.md 2.1", sourceOfNode},
+	{"a socket that dials itself sees itself", "DESIGN.md 2.1", hairpinOfSocket},
+	{"a socket learns at once of a drop", "DESIGN.md 6.2", reportsDrop},
+	{"the node dials a VIP of its own by its node IP", "docs/decisions/01-resolve-at-the-socket.md", checksNodeIP},
+	{podElsewhere, "DESIGN.md 2.2", nil},
+	{"a rejected datagram of the node is refused", "DESIGN.md 6.2", reportsRejection},
+	{string(loopback), "DESIGN.md 6.3", nil},
+	{string(lateAddress), "DESIGN.md 6.3", nil},
+	{endsStale, "DESIGN.md 6.4", nil},
+	{endsSocket, "DESIGN.md 2.1", nil},
+	{keepsUnserved, "docs/decisions/01-resolve-at-the-socket.md", nil},
+}
+
+// podElsewhere is that of a pod of another node, which detectLocalMode ClusterCIDR
+// takes for one of this node's: with externalTrafficPolicy Local, kube-proxy sends it
+// to backends whose answers are lost. To Sluice it is a client outside.
+const podElsewhere = "a pod of another node is external"
+
+// With externalTrafficPolicy Cluster, and whenever kube-proxy masquerades: if the
+// reply comes back through this node anyway, the client's address is preserved.
+// masqueradeAll restores kube-proxy's behaviour, but not for sockets: they are
+// connected to the backend itself.
+func preservesClient(p probe, o outcome) (outcome, bool) {
+	c := p.client
+	if o.failure != "" || o.seen == theClient || o.server == c.answers {
+		return o, false
+	}
+	if c.place == onNode {
+		return o, false
+	}
+	if p.settings.masqueradeAll && !c.socket {
+		return o, false
+	}
+	if !c.local() && !p.objects.isLocal(p.frontend.service, o.at) {
+		return o, false
+	}
+	o.seen = theClient
+
+	return o, true
+}
+
+// A process of the node is connected to the backend itself, with the address that
+// the kernel prefers on the way there; with kube-proxy it is the one on the way to
+// the destination, unless that is masqueraded.
+func sourceOfNode(p probe, o outcome) (outcome, bool) {
+	if o.failure != "" || p.client.place != onNode || o.server == elsewhere {
+		return o, false
+	}
+	source := p.sources[o.at.Addr()].String()
+	if o.seen == source {
+		return o, false
+	}
+	o.seen = source
+
+	return o, true
+}
+
+// A pod that reaches itself by a Service: its socket is connected to its own
+// address, no packet leaves it.
+func hairpinOfSocket(p probe, o outcome) (outcome, bool) {
+	if o.failure != "" || o.server != p.client.answers || !p.client.socket || o.seen == theClient {
+		return o, false
+	}
+	o.seen = theClient
+
+	return o, true
+}
+
+// Where kube-proxy drops, a socket of the node or its pods gets an error.
+func reportsDrop(p probe, o outcome) (outcome, bool) {
+	if !p.client.socket || o.failure != silence && o.failure != permDropped {
+		return o, false
+	}
+
+	return outcome{failure: unreachable}, true
+}
+
+// What the node sends to a VIP that it has itself comes from that VIP, which may be
+// in the source ranges when the node IP is not. Sluice checks the node's sockets
+// by the node IP.
+func checksNodeIP(p probe, o outcome) (outcome, bool) {
+	svc, ip := p.objects.services[p.frontend.service], p.frontend.address.Addr()
+	if o.failure != "" || p.client.place != onNode || p.frontend.kind != vip || svc == nil {
+		return o, false
+	}
+	if !slices.Contains(boundVIPs, netip.PrefixFrom(ip, ip.BitLen())) || admits(svc, hostAddresses(1)[familyOf(ip)]) {
+		return o, false
+	}
+
+	return outcome{failure: unreachable}, true
+}
+
+// admits reports whether the source ranges of a Service admit an address: those of
+// another family restrict no client.
+func admits(svc *corev1.Service, ip netip.Addr) bool {
+	restricted := false
+	for _, text := range svc.Spec.LoadBalancerSourceRanges {
+		r := netip.MustParsePrefix(text)
+		if r.Contains(ip) {
+			return true
+		}
+		restricted = restricted || r.Addr().Is4() == ip.Is4()
+	}
+
+	return !restricted
+}
+
+// Where kube-proxy rejects a datagram that the node itself sends, the kernel returns
+// EPERM.
+func reportsRejection(_ probe, o outcome) (outcome, bool) {
+	if o.failure != permRefused {
+		return o, false
+	}
+
+	return outcome{failure: refused}, true
+}
+
+// expect converts an outcome of dialing kube-proxy into the expected one of dialing
+// Sluice, and names the differences that it used.
+func expect(p probe, reference outcomes, listed []difference) (outcomes, []string) {
+	want, used := outcomes{}, []string{}
+	for o, count := range reference {
+		for _, d := range listed {
+			if d.changes == nil {
+				continue
+			}
+			if changed, ok := d.changes(p, o); ok {
+				o, used = changed, append(used, d.name)
+			}
+		}
+		want[o] += count
+	}
+
+	return want, used
+}
+
+// differenceCounts counts how often each difference was seen.
+type differenceCounts map[string]int
+
+func (t differenceCounts) String() string {
+	text := ""
+	for _, d := range differences {
+		text += fmt.Sprintf("%7d %s (%s)\n", t[d.name], d.name, d.where)
+	}
+
+	return text
+}

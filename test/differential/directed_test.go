@@ -1,0 +1,90 @@
+package differential
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// directed are two states of Services about which something is shown that chance
+// seldom shows. What is between them does to UDP flows of the first:
+//
+//	pod-1-1  ready, serving   becomes ready and not serving (publishNotReadyAddresses)
+//	pod-1-2  ready, serving   goes
+//	pod-2-0                   comes
+//
+// The second has a VIP that is node-1's own, and admits that alone; one of its
+// backends is node-1 itself. The third has externalTrafficPolicy Local, on node-1
+// only what terminates, and on node-2 what is ready.
+func directed() (before, after objects) {
+	states := [2]objects{}
+	for i, is := range [2]map[string]discoveryv1.EndpointConditions{
+		{"pod-1-1": {}, "pod-1-2": {}},
+		{"pod-1-1": {Ready: new(true), Serving: new(false)}, "pod-2-0": {}},
+	} {
+		states[i] = objects{services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
+		flows, balancer := directedService(flowsNumber, corev1.ServiceTypeNodePort), directedService(balancerNumber, corev1.ServiceTypeLoadBalancer)
+		flows.Spec.PublishNotReadyAddresses = true
+		local := directedService(localNumber, corev1.ServiceTypeNodePort)
+		local.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		states[i].put(local, directedSlices(map[string]discoveryv1.EndpointConditions{
+			"pod-1-1": {Ready: new(false), Serving: new(true), Terminating: new(true)}, "pod-2-0": {},
+		}))
+		for _, own := range boundVIPs {
+			balancer.Spec.LoadBalancerSourceRanges = append(balancer.Spec.LoadBalancerSourceRanges, own.String())
+			balancer.Status.LoadBalancer.Ingress = append(balancer.Status.LoadBalancer.Ingress,
+				corev1.LoadBalancerIngress{IP: own.Addr().String(), IPMode: new(corev1.LoadBalancerIPModeVIP)})
+		}
+		states[i].put(flows, directedSlices(is))
+		states[i].put(balancer, directedSlices(map[string]discoveryv1.EndpointConditions{"pod-1-1": {}, firstNode: {}}))
+	}
+
+	return states[0], states[1]
+}
+
+const (
+	flowsNumber    = 9
+	balancerNumber = 8
+	localNumber    = 7
+)
+
+func directedService(number int, of corev1.ServiceType) *corev1.Service {
+	v4, v6 := clusterIPs(number)
+
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s%d", number)},
+		Spec: corev1.ServiceSpec{
+			Type: of, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
+			IPFamilies:     []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			ClusterIP:      v4, ClusterIPs: []string{v4, v6},
+			Ports: []corev1.ServicePort{{
+				Name: portNames[0], Protocol: corev1.ProtocolUDP, Port: 53, NodePort: int32(30000 + 100*number),
+			}},
+		},
+	}
+}
+
+func directedSlices(is map[string]discoveryv1.EndpointConditions) []*discoveryv1.EndpointSlice {
+	var all []*discoveryv1.EndpointSlice
+	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		slice := &discoveryv1.EndpointSlice{
+			AddressType: kind,
+			Ports: []discoveryv1.EndpointPort{{
+				Name: new(portNames[0]), Protocol: new(corev1.ProtocolUDP), Port: new(int32(serverPorts[0])),
+			}},
+		}
+		for _, b := range backends {
+			if conditions, ok := is[b.name]; ok {
+				slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+					Addresses: []string{b.addresses[f].String()}, NodeName: new(b.node), Conditions: conditions,
+				})
+			}
+		}
+		all = append(all, slice)
+	}
+
+	return all
+}
