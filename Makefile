@@ -25,14 +25,16 @@ demo: ready-demo build ## shows what Sluice does, in a minute, on this machine
 # The kernel is an input of the tests that go's cache of results does not know.
 test: ready-test ## all tests; the first time it builds a Kubernetes to test against
 	go test -count=1 -timeout 20m ./...
+	cd bench && go test -count=1 -timeout 20m ./...
 
 # Without options it takes an hour, and measures more of everything.
 bench: ready-bench build ## measures Sluice beside the real kube-proxy in ten minutes, and writes bench-report/
-	$(go_build) -o bin/sluice-bench ./bench/run
+	cd bench && $(go_build) -o ../bin/sluice-bench ./run
 	bin/sluice-bench --sluice bin/sluice --services 1000 --rounds 3 --duration 300ms --sustained 3s --changes 20 --updates 300
 
 microbench: ready-bench ## benchmarks of single steps: a packet, a system call, a start of the agent
-	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf ./bench/scale ./bench/forward
+	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf
+	cd bench && go test -run '^$$' -bench . -benchmem ./scale ./forward
 
 kernels: ## the tests on older kernels, in virtual machines; takes hours
 	SLUICE_TEST_MATRIX=test/kernels/README.md test/kernels/run.sh
@@ -49,6 +51,7 @@ lint: ready-lint ## formatting, vet and static analysis
 	clang-format-19 --dry-run -Werror bpf/*.c bpf/lib/*.h maps/*.c maps/*.h
 	shellcheck .ci/run $$(find test -name '*.sh')
 	go mod tidy -diff
+	cd bench && go vet ./... && $$(cd .. && go tool -n staticcheck) -checks inherit,-ST1005 ./... && go mod tidy -diff
 
 generate: ready-generate ## the Go types and objects that are made from C
 	go generate ./...

@@ -1,7 +1,7 @@
 // Bench measures Sluice beside the real kube-proxy, and beside a node without
 // either, in one run on this machine, and writes a report: text, JSON and plots.
 //
-//	go run ./bench/run -h
+//	bin/sluice-bench --help
 //
 // All of it happens in network namespaces of its own. It must be root.
 package main

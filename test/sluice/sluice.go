@@ -46,10 +46,15 @@ func build(dir, version, flags string) (string, error) {
 		return "", fmt.Errorf("folder of binaries: %w", err)
 	}
 	defer os.RemoveAll(aside)
+	// In the product's own module: that of the caller may be bench's.
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/sluice-lb/sluice").Output()
+	if err != nil {
+		return "", fmt.Errorf("folder of the module: %w", err)
+	}
 	name := "sluice-" + version
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version="+version+flags,
 		"-o", filepath.Join(aside, name), "github.com/sluice-lb/sluice/cmd/sluice")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Dir, cmd.Env = strings.TrimSpace(string(root)), append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build of sluice: %w: %s", err, out)
 	}
