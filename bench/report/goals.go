@@ -73,8 +73,8 @@ var goals = []goal{
 
 // goals returns the table of goals: what Sluice has, and what
 // kube-proxy has in this run with the most Services.
-func (v *view) goals() table {
-	t := table{title: "Goals", header: []string{"goal", "bound"}}
+func (v *view) goals() section {
+	t := section{title: "Goals", header: []string{"goal", "bound"}}
 	services := v.services()
 	for _, count := range services {
 		t.header = append(t.header, "sluice, N = "+groupThousands(float64(count)))
@@ -90,7 +90,7 @@ func (v *view) goals() table {
 	for _, g := range goals {
 		row := v.goalRow(g, services, rivals)
 		t.rows = append(t.rows, row)
-		if strings.HasPrefix(row.cells[len(row.cells)-1][0], "short") {
+		if strings.HasPrefix(row[len(row)-1], "short") {
 			limits = append(limits, "short of \""+g.title+"\": "+g.limitedBy+".")
 		}
 	}
@@ -100,12 +100,12 @@ func (v *view) goals() table {
 	return t
 }
 
-func (v *view) goalRow(g goal, services []int, rivals []string) row {
-	cells := []cell{{g.title}, {g.bound()}}
+func (v *view) goalRow(g goal, services []int, rivals []string) []string {
+	cells := []string{g.title, g.bound()}
 	var missed, missing []string
 	for _, count := range services {
 		spread := v.measure(g, count, Sluice)
-		cells = append(cells, cell{g.format(spread)})
+		cells = append(cells, g.format(spread))
 		switch {
 		case spread.Rounds == 0:
 			missing = append(missing, groupThousands(float64(count)))
@@ -114,19 +114,19 @@ func (v *view) goalRow(g goal, services []int, rivals []string) row {
 		}
 	}
 	for _, side := range rivals {
-		cells = append(cells, cell{g.format(v.measure(g, services[len(services)-1], side))})
+		cells = append(cells, g.format(v.measure(g, services[len(services)-1], side)))
 	}
-	verdict := "reached"
+	result := "reached"
 	switch {
 	case len(missing) == len(services):
-		verdict = "not measured"
+		result = "not measured"
 	case len(missed) > 0:
-		verdict = "short of it at " + strings.Join(missed, " and ")
+		result = "short of it at " + strings.Join(missed, " and ")
 	case len(missing) > 0:
-		verdict = "reached, not measured at " + strings.Join(missing, " and ")
+		result = "reached, not measured at " + strings.Join(missing, " and ")
 	}
 
-	return row{cells: append(cells, cell{verdict})}
+	return append(cells, result)
 }
 
 // measure returns what a side has of the metric of a g.
@@ -188,8 +188,8 @@ func (g goal) format(spread Spread) string {
 	case spread.Rounds == 0:
 		return "-"
 	case g.against == absolute:
-		return formatSpread(spread)
+		return spread.format()
 	default:
-		return formatRatio(spread.Median) + formatRange(spread)
+		return spread.formatRatio("")
 	}
 }

@@ -20,8 +20,8 @@ type Summary struct {
 	Value    Spread `json:"value"`
 	// Ratios of the same round, where there are some: to the node without a proxy,
 	// to the endpoints' own addresses, and of Sluice to each mode of kube-proxy.
-	ToRef    *Spread           `json:"toRef,omitempty"`
-	ToDirect *Spread           `json:"toDirect,omitempty"`
+	ToRef    Spread            `json:"toRef,omitzero"`
+	ToDirect Spread            `json:"toDirect,omitzero"`
 	ToSides  map[string]Spread `json:"toSides,omitempty"`
 }
 
@@ -34,14 +34,34 @@ type document struct {
 	Summaries []Summary `json:"summaries"`
 }
 
-// WriteJSON writes everything, with what the names stand for and what the
-// rounds come to.
+// WriteJSON writes all samples, with the tables of names and a summary of each value.
 func (r *Run) WriteJSON(w io.Writer) error {
+	v := r.view()
+	summaries := make([]Summary, 0, len(v.values))
+	for k := range v.values {
+		s := Summary{Services: k.services, Case: k.name, Path: k.path, Side: k.side, Metric: k.metric, Unit: metricOf(k.metric).Unit,
+			Value: v.values.spread(k), ToRef: v.values.toRef(k), ToDirect: v.values.toDirect(k)}
+		for _, side := range v.allSides() {
+			if ratio := v.values.toSide(k, side); k.side == Sluice && isRival(side) && ratio.Rounds > 0 {
+				if s.ToSides == nil {
+					s.ToSides = make(map[string]Spread)
+				}
+				s.ToSides[side] = ratio
+			}
+		}
+		summaries = append(summaries, s)
+	}
+	slices.SortFunc(summaries, func(a, b Summary) int {
+		if a.Services != b.Services {
+			return a.Services - b.Services
+		}
+
+		return slices.CompareFunc([]string{a.Case, a.Path, a.Side, a.Metric}, []string{b.Case, b.Path, b.Side, b.Metric}, strings.Compare)
+	})
 	out := json.NewEncoder(w)
 	out.SetIndent("", " ")
 	out.SetEscapeHTML(false)
-	err := out.Encode(document{r, Cases, Paths, Metrics, r.view().summaries()})
-	if err != nil {
+	if err := out.Encode(document{r, Cases, Paths, Metrics, summaries}); err != nil {
 		return fmt.Errorf("run as JSON: %w", err)
 	}
 
@@ -56,44 +76,4 @@ func ReadJSON(in io.Reader) (*Run, error) {
 	}
 
 	return d.Run, nil
-}
-
-// summaries returns a summary of each value, in an order that is always the
-// same.
-func (v *view) summaries() []Summary {
-	all := make([]Summary, 0, len(v.values))
-	for k := range v.values {
-		s := Summary{Services: k.services, Case: k.name, Path: k.path, Side: k.side, Metric: k.metric,
-			Unit: metricOf(k.metric).Unit, Value: v.values.spread(k)}
-		s.ToRef = some(v.values.toRef(k))
-		s.ToDirect = some(v.values.toDirect(k))
-		for _, side := range v.allSides() {
-			ratio := v.values.toSide(k, side)
-			if k.side == Sluice && isRival(side) && ratio.Rounds > 0 {
-				if s.ToSides == nil {
-					s.ToSides = make(map[string]Spread)
-				}
-				s.ToSides[side] = ratio
-			}
-		}
-		all = append(all, s)
-	}
-	slices.SortFunc(all, func(a, b Summary) int {
-		if a.Services != b.Services {
-			return a.Services - b.Services
-		}
-
-		return slices.CompareFunc([]string{a.Case, a.Path, a.Side, a.Metric}, []string{b.Case, b.Path, b.Side, b.Metric}, strings.Compare)
-	})
-
-	return all
-}
-
-// some returns nil for a spread of nothing.
-func some(s Spread) *Spread {
-	if s.Rounds == 0 {
-		return nil
-	}
-
-	return &s
 }

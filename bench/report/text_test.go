@@ -49,13 +49,13 @@ func TestText(t *testing.T) {
 // Lines of progress show the first metric of a case, a line for each path.
 func TestProgress(t *testing.T) {
 	want := []string{
-		"connect direct rate:  ref 40,000 ±0.6 %  sluice 39,600 ±0.6 % (0.99 × ref)  iptables 36,000 ±0.6 % (0.90 × ref)  nftables 38,000 ±0.6 % (0.95 × ref)",
-		"connect service-last rate:  sluice 39,200 ±0.6 % (0.98 × ref)  iptables 16,000 ±0.6 % (0.40 × ref)  nftables 40,400 ±0.6 % (1.01 × ref)",
+		"connect direct rate:  ref 40,000 ±1.0 %  sluice 39,600 ±1.0 % (0.99 × ref)  iptables 36,000 ±1.0 % (0.90 × ref)  nftables 38,000 ±1.0 % (0.95 × ref)",
+		"connect service-last rate:  sluice 39,200 ±1.0 % (0.98 × ref)  iptables 16,000 ±1.0 % (0.40 × ref)  nftables 40,400 ±1.0 % (1.01 × ref)",
 	}
 	if diff := cmp.Diff(want, madeRun().Summary(1000, Connect)); diff != "" {
 		t.Errorf("connections (-want +got):\n%s", diff)
 	}
-	want = []string{"memory resident:  sluice 41.0 ±0.9 %  nftables 51.0 ±1.0 %"}
+	want = []string{"memory resident:  sluice 41.0 ±1.5 %  nftables 51.0 ±1.6 %"}
 	if diff := cmp.Diff(want, madeRun().Summary(10, Memory)); diff != "" {
 		t.Errorf("memory (-want +got):\n%s", diff)
 	}

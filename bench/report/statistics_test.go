@@ -5,9 +5,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// Quartiles by hand.
+// Quartiles by hand, of Hyndman and Fan's type 8: the place of q among n values is
+// q × (n + 1/3) + 1/3.
 func TestSpread(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -16,12 +18,12 @@ func TestSpread(t *testing.T) {
 	}{
 		{"of nothing", nil, Spread{}},
 		{"of one value", []float64{7}, Spread{1, 7, 7, 7, 7, 7}},
-		{"of two values", []float64{2, 1}, Spread{2, 1.5, 1.25, 1.75, 1, 2}},
-		{"of four values", []float64{4, 1, 3, 2}, Spread{4, 2.5, 1.75, 3.25, 1, 4}},
-		{"of five values", []float64{50, 10, 40, 20, 30}, Spread{5, 30, 20, 40, 10, 50}},
+		{"of two values", []float64{2, 1}, Spread{2, 1.5, 1, 2, 1, 2}},
+		{"of four values", []float64{4, 1, 3, 2}, Spread{4, 2.5, 17. / 12, 43. / 12, 1, 4}},
+		{"of five values", []float64{50, 10, 40, 20, 30}, Spread{5, 30, 50. / 3, 130. / 3, 10, 50}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, spreadOf(test.values)); diff != "" {
+			if diff := cmp.Diff(test.want, spreadOf(test.values), cmpopts.EquateApprox(1e-12, 0)); diff != "" {
 				t.Errorf("spread (-want +got):\n%s", diff)
 			}
 		})
@@ -80,9 +82,9 @@ func TestCompare(t *testing.T) {
 		ratio  Spread
 		want   string
 	}{
-		{Rate, spreadOf([]float64{2, 2.5, 3}), "+ faster: 2.50 × nftables (2.25–2.75)"},
-		{Rate, spreadOf([]float64{0.9, 0.95, 0.96}), "- slower: 0.95 × nftables (0.93–0.95)"},
-		{Rate, spreadOf([]float64{0.9, 0.95, 1.2}), "= level: 0.95 × nftables (0.93–1.07)"},
+		{Rate, spreadOf([]float64{2, 2.5, 3}), "+ faster: 2.50 × nftables (2.08–2.92)"},
+		{Rate, spreadOf([]float64{0.9, 0.95, 0.96}), "- slower: 0.95 × nftables (0.91–0.96)"},
+		{Rate, spreadOf([]float64{0.9, 0.95, 1.2}), "= level: 0.95 × nftables (0.91–1.16)"},
 		{Rate, spreadOf([]float64{0.8}), "- slower: 0.80 × nftables"},
 		{Rate, Spread{}, ""},
 		{P99, spreadOf([]float64{0.05, 0.05}), "+ faster: 0.05 × nftables (0.05–0.05)"},
@@ -117,9 +119,9 @@ func TestFormat(t *testing.T) {
 		values []float64
 		want   string
 	}{
-		{[]float64{100, 102, 98}, "100 ±1.0 %"}, {[]float64{100, 160, 40}, "100 ±30 %"}, {[]float64{100}, "100"}, {[]float64{0, 0}, "0.00"},
+		{[]float64{100, 102, 98}, "100 ±1.7 %"}, {[]float64{100, 160, 40}, "100 ±50 %"}, {[]float64{100}, "100"}, {[]float64{0, 0}, "0.00"},
 	} {
-		if got := formatSpread(spreadOf(test.values)); got != test.want {
+		if got := spreadOf(test.values).format(); got != test.want {
 			t.Errorf("%v are %q, want %q", test.values, got, test.want)
 		}
 	}
