@@ -5,6 +5,7 @@ go 1.26.8
 replace github.com/sluice-lb/sluice => ../
 
 require (
+	github.com/HdrHistogram/hdrhistogram-go v1.4.0
 	github.com/aclements/go-moremath v0.0.0-20210112150236-f10218a38794
 	github.com/cilium/ebpf v0.22.0
 	github.com/google/go-cmp v0.7.0

@@ -110,30 +110,23 @@ func bulk(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, target netip.A
 	return t, nil
 }
 
-// report is what we read of iperf3's.
-type report struct {
-	Error string
-	End   *struct {
-		Sent struct {
-			Retransmits int
-		} `json:"sum_sent"`
-		Received ending `json:"sum_received"`
-	}
-}
-
-// ending is its last line, of all streams together.
-type ending struct {
-	Seconds       float64
-	Bytes         float64
-	BitsPerSecond float64 `json:"bits_per_second"`
-	Packets       float64 // sent
-	LostPackets   float64 `json:"lost_packets"`
-}
-
 // parseReport reads iperf3's report, which has an error in it if it has nothing
 // else.
 func parseReport(text []byte) (Throughput, error) {
-	var r report
+	var r struct {
+		Error string
+		End   *struct {
+			Sent struct {
+				Retransmits int
+			} `json:"sum_sent"`
+			Received struct { // of all streams together
+				Seconds       float64
+				BitsPerSecond float64 `json:"bits_per_second"`
+				Packets       float64 // sent
+				LostPackets   float64 `json:"lost_packets"`
+			} `json:"sum_received"`
+		}
+	}
 	if err := json.Unmarshal(text, &r); err != nil {
 		return Throughput{}, fmt.Errorf("report of iperf3: %w: %.200q", err, text)
 	}

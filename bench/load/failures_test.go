@@ -33,7 +33,7 @@ func TestFailuresAreCounted(t *testing.T) {
 						Rate:     rate,
 						Duration: 500 * time.Millisecond,
 					})
-					if result.Succeeded != 0 || result.Failed == 0 || result.Started != result.Failed || len(result.Latencies) != 0 {
+					if result.Succeeded != 0 || result.Failed == 0 || result.Started != result.Failed || result.Latencies.Count() != 0 {
 						t.Errorf("%d started, %d succeeded, %d failed, want all failed", result.Started, result.Succeeded, result.Failed)
 					}
 					if rate > 0 && result.Started != 5 {

@@ -120,8 +120,8 @@ func TestKinds(t *testing.T) {
 				if result.Succeeded == 0 || result.Failed != 0 {
 					t.Errorf("%d succeeded, %d failed (%s), want some and none", result.Succeeded, result.Failed, result.FirstError)
 				}
-				if result.Started != result.Succeeded || len(result.Latencies) != result.Succeeded || result.Elapsed != time.Second {
-					t.Errorf("%d started, %d succeeded in %v, with %d latencies", result.Started, result.Succeeded, result.Elapsed, len(result.Latencies))
+				if result.Started != result.Succeeded || result.Latencies.Count() != result.Succeeded || result.Elapsed != time.Second {
+					t.Errorf("%d started, %d succeeded in %v, with %d latencies", result.Started, result.Succeeded, result.Elapsed, result.Latencies.Count())
 				}
 			})
 		}
@@ -143,13 +143,14 @@ func TestRateIsExact(t *testing.T) {
 				WarmUp:   100 * time.Millisecond,
 				Duration: 300 * time.Millisecond,
 			})
-			if result.Started != 210 || result.Succeeded != 210 || len(result.Lateness) != 210 {
+			if result.Started != 210 || result.Succeeded != 210 || result.Lateness.Count() != 210 {
 				t.Errorf("%d started, %d succeeded, %d were late: want 210 each (%s)",
-					result.Started, result.Succeeded, len(result.Lateness), result.FirstError)
+					result.Started, result.Succeeded, result.Lateness.Count(), result.FirstError)
 			}
-			for i, late := range result.Lateness {
-				if late < 0 || late > result.Latencies[i] {
-					t.Fatalf("the %dth of the latenesses is %v, of the latencies %v", i, late, result.Latencies[i])
+			for q := range 101 {
+				late, latency := result.Lateness.Quantile(float64(q)/100), result.Latencies.Quantile(float64(q)/100)
+				if late < 0 || late > latency {
+					t.Fatalf("%d %% of the latenesses are up to %v, of the latencies up to %v", q, late, latency)
 				}
 			}
 		})

@@ -70,11 +70,11 @@ func TestStallIsSeenWithRateOnly(t *testing.T) {
 	closed := runWithStall(t, p, server, Work{Pause: time.Millisecond})
 
 	// Those due in its first two thirds, some 200, waited for more than a third of it.
-	if slow := slowerThan(due.Latencies, stall/3); slow < 100 {
-		t.Errorf("with a rate, %d of %d waited for %v, want 100 or more", slow, len(due.Latencies), stall/3)
+	if slow := due.Latencies.Over(stall / 3); slow < 100 {
+		t.Errorf("with a rate, %d of %d waited for %v, want 100 or more", slow, due.Latencies.Count(), stall/3)
 	}
-	if late := slowerThan(due.Lateness, stall/3); late < 99 {
-		t.Errorf("with a rate, %d of %d began %v late, want 99 or more", late, len(due.Lateness), stall/3)
+	if late := due.Lateness.Over(stall / 3); late < 99 {
+		t.Errorf("with a rate, %d of %d began %v late, want 99 or more", late, due.Lateness.Count(), stall/3)
 	}
 	if longest := closed.Latencies.Quantile(1); longest < stall/2 {
 		t.Errorf("in a closed loop, the slowest took %v, want the stall to be there", longest)
@@ -84,20 +84,10 @@ func TestStallIsSeenWithRateOnly(t *testing.T) {
 		t.Errorf("in a closed loop, nothing succeeded for %v, want some of the stall's %v", closed.Silence, stall)
 	}
 	t.Logf("slower than %v: %d of %d with a rate, %d of %d in a closed loop", stall/3,
-		slowerThan(due.Latencies, stall/3), len(due.Latencies), slowerThan(closed.Latencies, stall/3), len(closed.Latencies))
-	if slow := slowerThan(closed.Latencies, stall/3); slow > 20 {
+		due.Latencies.Over(stall/3), due.Latencies.Count(), closed.Latencies.Over(stall/3), closed.Latencies.Count())
+	if slow := closed.Latencies.Over(stall / 3); slow > 20 {
 		t.Errorf("in a closed loop, %d waited for %v, want hardly more than one", slow, stall/3)
 	}
-}
-
-func slowerThan(l Latencies, limit time.Duration) (n int) {
-	for _, latency := range l {
-		if latency > limit {
-			n++
-		}
-	}
-
-	return n
 }
 
 // A server that stands still for longer than the window: all of what was due fails,

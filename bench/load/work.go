@@ -1,9 +1,17 @@
 package load
 
 import (
+	"context"
+	"encoding/gob"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Kind is what a client does each time.
@@ -144,4 +152,147 @@ func (w Work) Validate() error {
 	}
 
 	return nil
+}
+
+// Result is what came of a [Work]. Only what belongs to the measured window is
+// counted: exchanges that began in it, or, with a rate, that were due in it.
+type Result struct {
+	// Started is Succeeded and Failed together.
+	Started, Succeeded int
+
+	// Failed are those without the right answer, also for having none within a
+	// second; and, with a rate, those that had not begun a second after the window
+	// because the clients were that far behind.
+	Failed int
+
+	// FirstError is one of the first failures, "" if there was none.
+	FirstError string
+
+	// Elapsed is the work's duration, and when clients were behind at its end, also
+	// the time until the last of its exchanges began.
+	Elapsed time.Duration
+
+	// Latencies are those of the exchanges that succeeded: of the connect call for
+	// [Connect], of the whole exchange otherwise. With a rate they count from the
+	// moment at which the exchange was due.
+	Latencies Latencies
+
+	// Lateness is, with a rate, how long after it was due each of them began. It is
+	// a part of their latencies: the time that a client was busy with those
+	// before, and what the kernel takes to wake a thread.
+	Lateness Latencies
+
+	// Silence is how long nothing succeeded: slots of 100 ms, from the beginning of the
+	// window, in which no exchange came to its end. Quantiles do not show that: clients of
+	// a closed loop that wait make no exchange.
+	Silence time.Duration
+
+	// Machine is what all processors of the machine did during the work's duration.
+	Machine CPU
+}
+
+// PerSecond is the rate of those that succeeded.
+func (r *Result) PerSecond() float64 { return float64(r.Succeeded) / r.Elapsed.Seconds() }
+
+// Latencies counts durations with three significant digits.
+type Latencies struct{ *hdrhistogram.Histogram }
+
+func newLatencies() Latencies { return Latencies{hdrhistogram.New(1, int64(time.Hour), 3)} }
+
+// add counts a duration; those above an hour as an hour.
+func (l Latencies) add(d time.Duration) { _ = l.RecordValue(min(int64(d), l.HighestTrackableValue())) }
+
+// Quantile returns the latency at the rank nearest to a part q of all, q from 0 to 1. It is
+// 0 if there is none.
+func (l Latencies) Quantile(q float64) time.Duration {
+	if l.Histogram == nil {
+		return 0
+	}
+
+	return time.Duration(l.ValueAtPercentile(100 * q))
+}
+
+// Count returns how many there are.
+func (l Latencies) Count() int { return int(l.TotalCount()) }
+
+// Over returns how many are longer than a limit.
+func (l Latencies) Over(limit time.Duration) int {
+	var longer int64
+	for _, bar := range l.Distribution() {
+		if bar.From > int64(limit) {
+			longer += bar.Count
+		}
+	}
+
+	return int(longer)
+}
+
+// GobEncode implements [gob.GobEncoder].
+func (l Latencies) GobEncode() ([]byte, error) {
+	return l.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+}
+
+// GobDecode implements [gob.GobDecoder].
+func (l *Latencies) GobDecode(text []byte) (err error) {
+	l.Histogram, err = hdrhistogram.Decode(text)
+
+	return err
+}
+
+// Run does the work in a process in a namespace and a cgroup, in both from its
+// birth; each may be nil: then it is that of the calling process. It returns when
+// the process has ended. The end of the context ends the process; then, the error
+// wraps the context's cause. That exchanges fail is a result, no error.
+//
+// In the namespace it makes all ports from 1024 usable for clients, and those of
+// connections closed more than a second ago usable again: without that, a target
+// gets 28,000 connections a minute.
+func Run(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, w Work) (Result, error) {
+	if err := w.Validate(); err != nil {
+		return Result{}, err
+	}
+	w = w.withDefaults()
+	if err := widenPorts(ns); err != nil {
+		return Result{}, fmt.Errorf("run load: %w", err)
+	}
+	// The clients, the goroutine that waits for the end of the window, and the one that reads stdin.
+	p, err := startRole(ns, cg, "generator", w.Clients+2)
+	if err != nil {
+		return Result{}, fmt.Errorf("run load: %w", err)
+	}
+	defer p.close()
+	defer context.AfterFunc(ctx, func() { _ = p.kill() })()
+
+	var result Result
+	err = json.NewEncoder(p.stdin).Encode(w)
+	if err == nil {
+		err = gob.NewDecoder(p.stdout).Decode(&result)
+	}
+	if err != nil {
+		_ = p.stdin.Close() // so that it ends
+	}
+	if failed := p.wait(); failed != nil {
+		err = failed // it has the reason why there is no result
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return Result{}, fmt.Errorf("run load: %w", err)
+	}
+
+	return result, nil
+}
+
+// widenPorts makes many connections to one target possible. The calling process'
+// own namespace stays as it is.
+func widenPorts(ns *lab.Namespace) error {
+	if ns == nil {
+		return nil
+	}
+
+	return errors.Join(
+		ns.Sysctl("net/ipv4/ip_local_port_range", "1024 65535"),
+		ns.Sysctl("net/ipv4/tcp_tw_reuse", "1"),
+	)
 }
