@@ -110,7 +110,7 @@ func tableProblems(slots *maps.Array[uint32], pool maps.Pool) []string {
 	if pool.SlotCount == 0 {
 		return nil
 	}
-	if pool.TableSize == 0 && reconcile.Hashes(pool.Algorithm) {
+	if pool.TableSize == 0 && maps.Hashes(pool.Algorithm) {
 		return []string{"it has no table for its algorithm"}
 	}
 	backends := make(map[uint32]bool, pool.SlotCount)

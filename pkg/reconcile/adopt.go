@@ -33,17 +33,41 @@ func (r *Reconciler) adopt() error {
 	}
 	r.poolsByID = make([]*pool, len(r.pools.have))
 	r.poolsPerBackend = make([]int32, len(r.backends.have))
-	for _, step := range []func() error{
-		a.adoptNames,
-		a.adoptBackends,
-		a.adoptRanges,
-		a.adoptFrontends,
-		r.addrs.adopt,
-		r.devices.adopt,
-		r.serviceCIDRs.adopt,
-		r.localCIDRs.adopt,
-	} {
-		if err := step(); err != nil {
+	for e, err := range r.servicePorts.All() {
+		if err != nil {
+			return err
+		}
+		namespace, name, port := e.Value.Parts()
+		p := a.adoptPort(e.Key, lb.ServiceName{Namespace: namespace, Name: name}, portName{
+			name: port, protocol: lb.Protocol(e.Value.Proto), family: lb.Family(e.Value.Family),
+		})
+		p.named = true
+		r.servicePorts.used++
+	}
+	for i, v := range r.backends.have {
+		place := uint32(i)
+		r.backendPlaces.setGeneration(place, uint8(v.Reserved)) // a free place holds its next generation
+		if r.isBackend(place) {
+			r.backendPlaces.setGeneration(place, uint8(maps.Generation(v.Id)))
+			p := a.portOf(v.ServicePortId)
+			p.backends = append(p.backends, v.Id)
+		}
+	}
+	if err := r.sourceRanges.adopt(); err != nil {
+		return err
+	}
+	for key := range r.sourceRanges.have {
+		p := a.portOf(key.ServicePortId)
+		p.ranges = append(p.ranges, key)
+	}
+	if err := r.frontendIDs.adopt(); err != nil {
+		return err
+	}
+	for _, key := range slices.SortedFunc(stdmaps.Keys(r.frontendIDs.have), compareKeys) { // of two pools that overlap, the first is valid
+		a.adoptFrontend(key, r.frontendIDs.have[key])
+	}
+	for _, adopt := range []func() error{r.addrs.adopt, r.devices.adopt, r.serviceCIDRs.adopt, r.localCIDRs.adopt} {
+		if err := adopt(); err != nil {
 			return err
 		}
 	}
@@ -52,6 +76,9 @@ func (r *Reconciler) adopt() error {
 		for i, p := range svc.ports {
 			p.number = i
 			r.arrange(p)
+			slices.SortFunc(p.ranges, func(a, b maps.SourceRangeKey) int {
+				return cmp.Or(bytes.Compare(a.Addr.Bytes[:], b.Addr.Bytes[:]), cmp.Compare(a.PrefixLen, b.PrefixLen))
+			})
 		}
 	}
 	a.freeUnused()
@@ -79,22 +106,6 @@ func (r *Reconciler) detachBroken() error {
 	return nil
 }
 
-func (r *adoption) adoptNames() error {
-	for e, err := range r.servicePorts.All() {
-		if err != nil {
-			return err
-		}
-		namespace, name, port := e.Value.Parts()
-		p := r.adoptPort(e.Key, lb.ServiceName{Namespace: namespace, Name: name}, portName{
-			name: port, protocol: lb.Protocol(e.Value.Proto), family: lb.Family(e.Value.Family),
-		})
-		p.named = true
-		r.servicePorts.used++
-	}
-
-	return nil
-}
-
 func (r *adoption) adoptPort(id uint32, of lb.ServiceName, name portName) *port {
 	svc := r.service(of)
 	svc.adopted = true
@@ -114,20 +125,6 @@ func (r *adoption) portOf(id uint32) *port {
 	return r.adoptPort(id, nameless, portName{name: fmt.Sprintf("id %d", id)})
 }
 
-func (r *adoption) adoptBackends() error {
-	for place, v := range r.backends.have {
-		// A free place holds its next generation.
-		r.backendPlaces.setGeneration(uint32(place), uint8(v.Reserved))
-		if r.isBackend(uint32(place)) {
-			r.backendPlaces.setGeneration(uint32(place), uint8(maps.Generation(v.Id)))
-			p := r.portOf(v.ServicePortId)
-			p.backends = append(p.backends, v.Id)
-		}
-	}
-
-	return nil
-}
-
 // isBackend reports whether the backend at a place exists and has an id of that place.
 func (r *Reconciler) isBackend(place uint32) bool {
 	v := r.backends.at(place)
@@ -135,57 +132,29 @@ func (r *Reconciler) isBackend(place uint32) bool {
 	return place != 0 && v.Id != 0 && maps.Index(v.Id) == place && maps.Index(v.ServicePortId) != 0
 }
 
-func (r *adoption) adoptRanges() error {
-	if err := r.sourceRanges.adopt(); err != nil {
-		return err
-	}
-	for key := range r.sourceRanges.have {
-		p := r.portOf(key.ServicePortId)
-		p.ranges = append(p.ranges, key)
-	}
-	for _, p := range r.ports {
-		slices.SortFunc(p.ranges, func(a, b maps.SourceRangeKey) int {
-			return cmp.Or(bytes.Compare(a.Addr.Bytes[:], b.Addr.Bytes[:]), cmp.Compare(a.PrefixLen, b.PrefixLen))
-		})
-	}
-
-	return nil
-}
-
-// adoptFrontends reads the frontends in a fixed order, because of two pools that overlap the first
-// is valid.
-func (r *adoption) adoptFrontends() error {
-	if err := r.frontendIDs.adopt(); err != nil {
-		return err
-	}
-	for _, key := range slices.SortedFunc(stdmaps.Keys(r.frontendIDs.have), compareKeys) {
-		id := r.frontendIDs.have[key]
-		f := r.frontends.at(id)
-		svc := r.services[nameless]
-		switch {
-		case f == (maps.Frontend{}):
-			r.broken[key] = fmt.Sprintf("frontend %d does not exist", id)
-		case f.Key != key:
-			r.broken[key] = fmt.Sprintf("frontend %d is %s", id, modelKey(f.Key))
-		default:
-			pl := r.adoptPool(f.PoolId)
-			if pl == nil {
-				r.broken[key] = r.invalid[f.PoolId]
-
-				break
-			}
-			pl.frontends++
-			r.addrs.addFrontend(key)
-			svc = pl.port.svc
+// adoptFrontend records a frontend, with its pool or why it is inconsistent.
+func (r *adoption) adoptFrontend(key maps.FrontendKey, id uint32) {
+	var pl *pool
+	switch f := r.frontends.at(id); {
+	case f == (maps.Frontend{}):
+		r.broken[key] = fmt.Sprintf("frontend %d does not exist", id)
+	case f.Key != key:
+		r.broken[key] = fmt.Sprintf("frontend %d is %s", id, modelKey(f.Key))
+	default:
+		if pl = r.adoptPool(f.PoolId); pl == nil {
+			r.broken[key] = r.invalid[f.PoolId]
 		}
-		if _, broken := r.broken[key]; broken {
-			svc = r.service(nameless)
-			svc.adopted = true
-		}
+	}
+	if pl == nil {
+		svc := r.service(nameless)
+		svc.adopted = true
 		svc.retire(key)
-	}
 
-	return nil
+		return
+	}
+	pl.frontends++
+	r.addrs.addFrontend(key)
+	pl.port.svc.retire(key)
 }
 
 // adoptPool returns the pool with this id, or nil after recording why it is invalid.
@@ -243,7 +212,7 @@ func (r *adoption) checkPool(pl *pool, v maps.Pool) string {
 			return fmt.Sprintf("slot %d: backend %d is in the table only", slot, r.slots.at(slot))
 		}
 	}
-	if Hashes(v.Algorithm) && v.SlotCount > 0 && v.TableSize == 0 {
+	if maps.Hashes(v.Algorithm) && v.SlotCount > 0 && v.TableSize == 0 {
 		return fmt.Sprintf("slots %s have no table for %s", pl.slots, AlgorithmText(v.Algorithm))
 	}
 	if !r.spans.mark(pl.slots) {

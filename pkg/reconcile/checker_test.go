@@ -303,7 +303,7 @@ func (g *checker) members(v maps.Pool) ([]uint32, error) {
 // the same on every node.
 func (g *checker) checkTable(v maps.Pool, members []uint32) error {
 	size := 0
-	if Hashes(v.Algorithm) {
+	if maps.Hashes(v.Algorithm) {
 		size = maglev.Size(len(members))
 	}
 	if int(v.TableSize) != size {

@@ -34,9 +34,33 @@ func (r *Reconciler) Drift(repair bool) ([]Drift, error) {
 	for _, m := range r.maps {
 		m.differ(&c)
 	}
-	r.compareBroken(&c)
+	for key, why := range r.broken { // adopted, and not replaced yet
+		c.add(maps.NameFrontendIDs, modelKey(key).String(), "leads to nowhere: "+why, true, func() error {
+			err := r.removeBroken(key)
+			if owner := r.claims.Owner(key); err == nil && owner != nil {
+				r.markDirty(r.services[owner.Name])
+			}
+
+			return err
+		})
+	}
 	if repair && len(c.errs) == 0 {
-		c.repair()
+		undo := func(d *difference) {
+			err := d.undo()
+			if d.Repaired = err == nil; !d.Repaired {
+				c.errs = append(c.errs, fmt.Errorf("repair %s: %w", d.Key, err))
+			}
+		}
+		for i := range c.found {
+			if d := &c.found[i]; !d.stray {
+				undo(d)
+			}
+		}
+		for i := range slices.Backward(c.found) {
+			if d := &c.found[i]; d.stray {
+				undo(d)
+			}
+		}
 	}
 	found := make([]Drift, len(c.found))
 	for i := range c.found {
@@ -64,25 +88,6 @@ type difference struct {
 
 func (c *comparison) add(table, key, problem string, stray bool, undo func() error) {
 	c.found = append(c.found, difference{Drift{Map: table, Key: key, Problem: problem}, stray, undo})
-}
-
-func (c *comparison) repair() {
-	undo := func(d *difference) {
-		err := d.undo()
-		if d.Repaired = err == nil; !d.Repaired {
-			c.errs = append(c.errs, fmt.Errorf("repair %s: %w", d.Key, err))
-		}
-	}
-	for i := range c.found {
-		if d := &c.found[i]; !d.stray {
-			undo(d)
-		}
-	}
-	for i := range slices.Backward(c.found) {
-		if d := &c.found[i]; d.stray {
-			undo(d)
-		}
-	}
 }
 
 func (t *table[K, V]) differ(c *comparison) {
@@ -158,19 +163,5 @@ func (r *Reconciler) compareFilters(c *comparison) {
 				return nil
 			})
 		}
-	}
-}
-
-// compareBroken adds the inconsistent frontends that were adopted and not replaced yet.
-func (r *Reconciler) compareBroken(c *comparison) {
-	for key, why := range r.broken {
-		c.add(maps.NameFrontendIDs, modelKey(key).String(), "leads to nowhere: "+why, true, func() error {
-			err := r.removeBroken(key)
-			if owner := r.claims.Owner(key); err == nil && owner != nil {
-				r.markDirty(r.services[owner.Name])
-			}
-
-			return err
-		})
 	}
 }

@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"errors"
-	"fmt"
 	"iter"
 	stdmaps "maps"
 	"slices"
@@ -297,6 +296,7 @@ type array[V comparable] struct {
 	writes Writes
 	have   []V  // by place
 	used   *int // number of places in use
+	cost   int  // of a write
 	text   func(place uint32, v V) (string, string)
 }
 
@@ -336,7 +336,7 @@ func (a *array[V]) put(place uint32, v V) error {
 	if a.at(place) == v {
 		return nil
 	}
-	a.spend(costOperation)
+	a.spend(a.cost)
 
 	return a.store(place, v)
 }
@@ -361,20 +361,6 @@ func (a *array[V]) clear(place uint32, cleared V) error {
 	a.extend(place)
 	a.have[place] = cleared
 	a.writes.Deletes++
-
-	return nil
-}
-
-// putAll writes values to consecutive places.
-func putAll(a *array[uint32], base uint32, values []uint32) error {
-	a.spend(len(values) * costSlot)
-	for i, v := range values {
-		if place := base + uint32(i); a.at(place) != v {
-			if err := a.store(place, v); err != nil {
-				return fmt.Errorf("place %d: %w", place, err)
-			}
-		}
-	}
 
 	return nil
 }

@@ -224,8 +224,14 @@ func (pl *planner) planList(port int32, backends []lb.Backend) {
 	p := &pl.ports[port]
 	p.backends = slices.Grow(p.backends, len(backends))
 	for i := range backends {
-		b := &backends[i]
-		p.backends = append(p.backends, plannedBackend{endpoint: endpointOf(b.Addr), flags: flagsOf(b), pooled: true})
+		var flags uint32
+		if backends[i].Local {
+			flags |= maps.BackendLocal
+		}
+		if backends[i].Terminating {
+			flags |= maps.BackendTerminating
+		}
+		p.backends = append(p.backends, plannedBackend{endpoint: endpointOf(backends[i].Addr), flags: flags, pooled: true})
 	}
 }
 
@@ -332,7 +338,7 @@ const largeTable = 256
 func (p *plannedPort) planTables() {
 	for i := range p.pools {
 		pool := &p.pools[i]
-		if !Hashes(pool.algorithm) || len(pool.members) < largeTable {
+		if !maps.Hashes(pool.algorithm) || len(pool.members) < largeTable {
 			continue
 		}
 		addrs := make([]netip.AddrPort, len(pool.members))
@@ -379,18 +385,6 @@ func (p *plan) sameClaims(q *plan) bool {
 	return p.claimant.Created.Equal(q.claimant.Created) && slices.EqualFunc(p.frontends, q.frontends, func(a, b plannedFrontend) bool {
 		return a.key == b.key && a.kind == b.kind
 	})
-}
-
-func flagsOf(b *lb.Backend) uint32 {
-	var flags uint32
-	if b.Local {
-		flags |= maps.BackendLocal
-	}
-	if b.Terminating {
-		flags |= maps.BackendTerminating
-	}
-
-	return flags
 }
 
 // seconds rounds up, so that a short affinity does not become none.

@@ -1,10 +1,13 @@
 package reconcile
 
 import (
+	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
 // step is how far the plan of a Service is carried out. Publishing takes the steps in this
@@ -392,14 +395,23 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 	slices.Sort(ids)
 	r.scratch = ids
 	r.spend(len(ids) * costSlot)
-	hashed := Hashes(s.algorithm) && len(ids) > 0
-	table := func() []uint32 {
-		if planned.table == nil || !complete {
-			return r.tableOf(ids)
+	hashed := maps.Hashes(s.algorithm) && len(ids) > 0
+	table := func() []uint32 { // of addresses alone, so that all nodes have the same
+		if planned.table != nil && complete {
+			table := make([]uint32, len(planned.table))
+			for i, member := range planned.table {
+				table[i] = want.backends[member].id
+			}
+
+			return table
 		}
-		table := make([]uint32, len(planned.table))
-		for i, member := range planned.table {
-			table[i] = want.backends[member].id
+		addrs := make([]netip.AddrPort, len(ids))
+		for i, id := range ids {
+			addrs[i] = r.backends.at(maps.Index(id)).AddrPort()
+		}
+		table := make([]uint32, maglev.Size(len(ids)))
+		for i, member := range maglev.Table(addrs) {
+			table[i] = ids[member]
 		}
 
 		return table
@@ -462,19 +474,17 @@ func (r *Reconciler) writePool(pl *pool) (bool, error) {
 	if d == nil {
 		return true, nil
 	}
-	for d.written < len(d.slots) {
+	for ; d.written < len(d.slots); d.written++ {
 		if r.spent() {
 			return false, nil
 		}
-		base, end := pl.slots.base, d.members
+		slot := pl.slots.base + uint32(d.written)
 		if d.written >= d.members {
-			base, end = pl.table.base-uint32(d.members), len(d.slots)
+			slot = pl.table.base + uint32(d.written-d.members)
 		}
-		end = min(end, d.written+costOperation)
-		if err := putAll(&r.slots, base+uint32(d.written), d.slots[d.written:end]); err != nil {
-			return false, err
+		if err := r.slots.put(slot, d.slots[d.written]); err != nil {
+			return false, fmt.Errorf("place %d: %w", slot, err)
 		}
-		d.written = end
 	}
 	if err := r.pools.put(pl.id, d.value); err != nil {
 		return false, err

@@ -24,6 +24,9 @@ import (
 // DefaultSlice is how many map operations an Apply usually does: some milliseconds of work.
 const DefaultSlice = 2000
 
+// maxErrors is how many errors one Apply reports in full.
+const maxErrors = 10
+
 // Config is what a [Reconciler] needs.
 type Config struct {
 	// Tables are the maps. Nothing else writes to them, except programs and package flow to
@@ -120,10 +123,10 @@ func New(cfg Config) (*Reconciler, error) {
 		blocked:      make(map[*service]struct{}),
 	}
 	r.servicePorts = table[uint32, maps.ServicePort]{Table: t.ServicePorts, budget: m, text: servicePortText, want: r.names}
-	r.frontends = array[maps.Frontend]{Array: t.Frontends, budget: m, text: frontendText, used: &r.frontendPlaces.used}
-	r.pools = array[maps.Pool]{Array: t.Pools, budget: m, text: poolText, used: &r.poolPlaces.used}
-	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, used: &r.spans.used}
-	r.backends = array[maps.Backend]{Array: t.Backends, budget: m, text: backendText, used: &r.backendPlaces.used}
+	r.frontends = array[maps.Frontend]{Array: t.Frontends, budget: m, text: frontendText, cost: costOperation, used: &r.frontendPlaces.used}
+	r.pools = array[maps.Pool]{Array: t.Pools, budget: m, text: poolText, cost: costOperation, used: &r.poolPlaces.used}
+	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, cost: costSlot, used: &r.spans.used}
+	r.backends = array[maps.Backend]{Array: t.Backends, budget: m, text: backendText, cost: costOperation, used: &r.backendPlaces.used}
 	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.clock)
 	r.serviceCIDRs.onAdd, r.serviceCIDRs.onRemove = t.CIDRCovers.Add, t.CIDRCovers.Remove
 	r.maps = []managed{
@@ -256,18 +259,20 @@ func cidrs(prefixes []netip.Prefix) map[maps.CIDRKey]uint32 {
 func (r *Reconciler) Apply() error {
 	r.left = r.slice * costOperation
 	now := r.clock.now()
-	var failed failures
+	var errs []error
+	fail := func(err error) {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
 	if r.freeAdopted != nil {
-		failed.add(r.detachBroken())
+		fail(r.detachBroken())
 	}
 	r.runAfterGrace()
-	for _, err := range r.panics {
-		failed.add(err)
-	}
-	r.panics = nil
-	failed.add(r.addrs.apply(now))
-	failed.add(r.devices.apply(now))
-	failed.add(r.localCIDRs.apply(now))
+	errs, r.panics = append(errs, r.panics...), nil
+	fail(r.addrs.apply(now))
+	fail(r.devices.apply(now))
+	fail(r.localCIDRs.apply(now))
 	var again []*service // their backoff is over
 	for svc := range r.waiting {
 		if svc.retry.at <= now {
@@ -278,15 +283,19 @@ func (r *Reconciler) Apply() error {
 	for !r.spent() {
 		svc := r.nextDue()
 		if svc == nil {
-			failed.add(r.serviceCIDRs.apply(now))
+			fail(r.serviceCIDRs.apply(now))
 
 			break
 		}
-		failed.add(r.work(svc, now))
+		fail(r.work(svc, now))
 	}
 	r.left = r.slice * costOperation // for the claims of what is Set until the next Apply
 
-	return failed.err()
+	if more := len(errs) - maxErrors; more > 0 {
+		errs = append(errs[:maxErrors], fmt.Errorf("and %d more Services", more))
+	}
+
+	return errors.Join(errs...)
 }
 
 // Next returns when Apply has something to do, and false if there is nothing until something is
@@ -406,12 +415,17 @@ func (r *Reconciler) work(svc *service, now instant) error {
 	case !done:
 		r.enqueue(svc)
 	case len(svc.failures) > 0 && (full || !svc.dirty || svc.fails > fails):
-		r.postpone(svc, now)
+		svc.restart()
+		svc.retry.fail(now)
+		r.waiting[svc] = struct{}{}
+		if svc.blocked {
+			r.blocked[svc] = struct{}{}
+		}
 	case full:
 		svc.dirty, svc.retry, svc.panicked = false, backoff{}, ""
 		delete(r.blocked, svc)
 	}
-	if svc.idle() {
+	if !svc.dirty && len(svc.retiring[0])+len(svc.retiring[1])+len(svc.sweep) == 0 {
 		svc.compact()
 		if !svc.wanted && len(svc.ports) == 0 {
 			delete(r.services, svc.name)
@@ -419,16 +433,6 @@ func (r *Reconciler) work(svc *service, now instant) error {
 	}
 
 	return svc.errorOf(failed)
-}
-
-// postpone schedules a retry of svc: after a backoff, or when a map that was full has room again.
-func (r *Reconciler) postpone(svc *service, now instant) {
-	svc.restart()
-	svc.retry.fail(now)
-	r.waiting[svc] = struct{}{}
-	if svc.blocked {
-		r.blocked[svc] = struct{}{}
-	}
 }
 
 // guard calls do and returns a panic in it as an error, with the stack unless the same panic was

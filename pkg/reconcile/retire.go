@@ -66,24 +66,20 @@ func (r *Reconciler) runAfterGrace() {
 		q.over--
 		q.begun = max(q.begun-1, 0)
 		r.spend(costOperation)
-		if r.runRecovering(do) != nil {
-			r.afterGrace(do)
-		}
+		func() {
+			defer func() {
+				if why := recover(); why != nil { // the place that do would have freed stays unused
+					r.panics = append(r.panics, fmt.Errorf("after a grace period: panic: %v\n%s", why, debug.Stack()))
+				}
+			}()
+			if do() != nil {
+				r.afterGrace(do)
+			}
+		}()
 	}
 	if len(q.queue) == 0 {
 		q.queue = nil
 	}
-}
-
-// runRecovering runs an action. If it panics, the place that it would have freed stays unused.
-func (r *Reconciler) runRecovering(do func() error) error {
-	defer func() {
-		if why := recover(); why != nil {
-			r.panics = append(r.panics, fmt.Errorf("after a grace period: panic: %v\n%s", why, debug.Stack()))
-		}
-	}()
-
-	return do()
 }
 
 // retireFrontends deletes the frontends in the maps that no Service claims any more, catch-alls
@@ -294,7 +290,11 @@ func (r *Reconciler) sweepPort(p *port) bool {
 
 		return true
 	}
-	p.remove()
+	ports := p.svc.ports
+	last := len(ports) - 1
+	ports[p.number], ports[last].number = ports[last], p.number
+	ports[last] = nil
+	p.svc.ports = ports[:last]
 	if p.planned != nil {
 		p.planned.have = nil
 	}

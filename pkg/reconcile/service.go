@@ -2,13 +2,11 @@ package reconcile
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
-	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
 // nameless is the Service of everything in the maps whose service port has no name. It is never
@@ -103,25 +101,11 @@ func (p *port) add() *port {
 	return p
 }
 
-// remove removes a port from those of its Service.
-func (p *port) remove() {
-	ports := p.svc.ports
-	last := ports[len(ports)-1]
-	ports[p.number], last.number = last, p.number
-	ports[len(ports)-1] = nil
-	p.svc.ports = ports[:len(ports)-1]
-}
-
 // ensureWork makes svc.work usable.
 func (svc *service) ensureWork() {
 	if svc.work == nil {
 		svc.work = &work{progress: progress{step: published}}
 	}
-}
-
-// idle reports whether there is nothing to do for svc. Its work must not be nil.
-func (svc *service) idle() bool {
-	return !svc.dirty && len(svc.retiring[0])+len(svc.retiring[1])+len(svc.sweep) == 0
 }
 
 // isCompact reports whether only the frontends of the plan are kept.
@@ -217,22 +201,6 @@ func (r *Reconciler) members(pl *pool) (ids []uint32, value maps.Pool) {
 	}
 
 	return r.slots.have[value.SlotBase : value.SlotBase+value.SlotCount], value
-}
-
-// tableOf returns the lookup table of backends for algorithms that hash. It depends on their
-// addresses alone.
-func (r *Reconciler) tableOf(ids []uint32) []uint32 {
-	addrs := make([]netip.AddrPort, len(ids))
-	for i, id := range ids {
-		addrs[i] = r.backends.at(maps.Index(id)).AddrPort()
-	}
-	table := maglev.Table(addrs)
-	of := make([]uint32, len(table))
-	for i, member := range table {
-		of[i] = ids[member]
-	}
-
-	return of
 }
 
 // owned reports whether the Service owns a frontend of p.

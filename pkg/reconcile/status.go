@@ -207,30 +207,3 @@ func (svc *service) errorOf(failed []Failure) error {
 
 	return fmt.Errorf("service %s: %w", svc.name, errors.Join(errs...))
 }
-
-// maxErrors is how many errors one Apply reports in full.
-const maxErrors = 10
-
-// failures collects the errors of one Apply.
-type failures struct {
-	errs []error
-	more int
-}
-
-func (f *failures) add(err error) {
-	switch {
-	case err == nil:
-	case len(f.errs) < maxErrors:
-		f.errs = append(f.errs, err)
-	default:
-		f.more++
-	}
-}
-
-func (f *failures) err() error {
-	if f.more > 0 {
-		return errors.Join(append(f.errs, fmt.Errorf("and %d more Services", f.more))...)
-	}
-
-	return errors.Join(f.errs...)
-}

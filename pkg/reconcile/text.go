@@ -42,11 +42,6 @@ func AlgorithmText(programmed uint8) string {
 	return fmt.Sprint(programmed)
 }
 
-// Hashes reports whether an algorithm of the BPF map needs a table.
-func Hashes(programmed uint8) bool {
-	return programmed == maps.AlgorithmSH || programmed == maps.AlgorithmDH || programmed == maps.AlgorithmMaglev
-}
-
 const nothing = "nothing"
 
 // The following functions format a key and a value of a map.
