@@ -1,6 +1,13 @@
 package lb
 
-import "net/netip"
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
 
 // address is one address at which clients reach all ports of a Service.
 type address struct {
@@ -69,3 +76,253 @@ func unspecified(family Family) netip.Addr {
 	}
 	return netip.IPv6Unspecified()
 }
+
+// claim is a service port and the port numbers at which clients reach it. A number
+// that an earlier port of the Service has is zero here.
+type claim struct {
+	name     PortName
+	port     uint16 // at the Service's addresses
+	nodePort uint16 // at the node's; zero: none
+}
+
+// portID is what identifies a port of a Service: its name or its number, each with the
+// protocol. No two ports may have one in common.
+type portID[T string | uint16] struct {
+	id       T
+	protocol Protocol
+}
+
+// claims returns the valid ports of the Service. Of two ports with the same number, the
+// first gets it.
+func (r *resolver) claims() []claim {
+	claims := make([]claim, 0, len(r.ports))
+	names := make(map[portID[string]]struct{})
+	ports := make(map[portID[uint16]]string) // the name of the port that has the number
+	nodePorts := make(map[portID[uint16]]string)
+	// unclaimed returns want, a number of port i, or zero if an earlier port has it.
+	unclaimed := func(i int, field string, want uint16, earlier map[portID[uint16]]string) uint16 {
+		number := portID[uint16]{want, r.ports[i].Protocol}
+		owner, claimed := earlier[number]
+		if want == 0 || claimed {
+			if claimed {
+				r.problemAt("spec.ports[%d]."+field, i, "%d/%s is that of port %q already", want, number.protocol, owner)
+			}
+			return 0
+		}
+		earlier[number] = r.ports[i].Name
+		return want
+	}
+	for i, p := range r.ports {
+		name := portID[string]{p.Name, p.Protocol}
+		_, named := names[name]
+		switch {
+		case p.Port == 0:
+			r.problemAt("spec.ports[%d].port", i, "must not be zero")
+		case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
+			r.problemAt("spec.ports[%d].protocol", i, "neither TCP nor UDP nor SCTP")
+		case named:
+			r.problemAt("spec.ports[%d].name", i, "an earlier port has the name %q too", p.Name)
+		default:
+			names[name] = struct{}{}
+			claims = append(claims, claim{
+				name:     PortName{Service: r.svc.Name, Port: p.Name, Protocol: p.Protocol},
+				port:     unclaimed(i, "port", p.Port, ports),
+				nodePort: unclaimed(i, "nodePort", p.NodePort, nodePorts),
+			})
+		}
+	}
+	return claims
+}
+
+// sourceRanges are the addresses from which clients may connect to a Service's load
+// balancers in one family. Without ranges, every client may.
+type sourceRanges struct {
+	ranges     []netip.Prefix
+	nodeInside bool
+	overLimit  bool // there are too many ranges: no client may connect
+}
+
+// sourceRanges returns the source ranges of one family, within the node's limits. They
+// fail open as kube-proxy's do: if one of them contains all addresses, or none is of the
+// family, every client may connect.
+func (r *resolver) sourceRanges(family Family) sourceRanges {
+	if r.overRanges && r.countSourceRanges(family) > 0 {
+		return sourceRanges{overLimit: true}
+	}
+	var s sourceRanges
+	for _, p := range r.svc.SourceRanges {
+		if FamilyOf(p.Addr()) != family {
+			continue
+		}
+		if p.Bits() == 0 {
+			return sourceRanges{}
+		}
+		s.ranges = append(s.ranges, p.Masked())
+	}
+	nodeIP := r.node.primaryIP(family)
+	s.nodeInside = slices.ContainsFunc(s.ranges, func(p netip.Prefix) bool { return p.Contains(nodeIP) })
+	if s.nodeInside {
+		s.ranges = append(s.ranges, r.svc.ownPrefixes(family)...)
+	}
+	slices.SortFunc(s.ranges, netip.Prefix.Compare)
+	s.ranges = slices.Compact(s.ranges)
+	return s
+}
+
+// ownPrefixes returns the addresses of the Service's load balancers. If one of them is
+// bound to the node, connections from the node to it have it as their source, too.
+func (s *Service) ownPrefixes(family Family) []netip.Prefix {
+	var own []netip.Prefix
+	for _, lb := range s.LoadBalancers {
+		if !lb.Proxy && FamilyOf(lb.Addr) == family {
+			own = append(own, netip.PrefixFrom(lb.Addr, lb.Addr.BitLen()))
+		}
+	}
+	return own
+}
+
+// primaryIP returns the node IP of a family, the loopback address if it is not
+// known.
+func (n *Node) primaryIP(family Family) netip.Addr {
+	for _, ip := range n.PrimaryIPs {
+		if FamilyOf(ip) == family {
+			return ip
+		}
+	}
+	if family == IPv4 {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
+}
+
+// NodePortAddresses are the ranges of the node's addresses that answer on node ports. Of a
+// family without a range, all addresses answer.
+//
+// The zero value, kube-proxy's default in nftables mode, means "primary": the
+// node's primary IPs are the ranges. (The default of its iptables mode is
+// 0.0.0.0/0 and ::/0.)
+type NodePortAddresses struct {
+	Prefixes []netip.Prefix
+}
+
+// ParseNodePortAddresses parses the list of kube-proxy's nodePortAddresses:
+// address ranges, or the word "primary" alone. An empty list is "primary" too.
+// The error names the bad element.
+func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
+	var n NodePortAddresses
+	if len(list) == 1 && list[0] == "primary" {
+		return n, nil
+	}
+	for i, s := range list {
+		prefix, err := ParsePrefix(s)
+		if s == "primary" {
+			err = errors.New(`"primary" stands alone`)
+		}
+		if err != nil {
+			return NodePortAddresses{}, fmt.Errorf("nodePortAddresses[%d]: %w", i, err)
+		}
+		n.Prefixes = append(n.Prefixes, prefix)
+	}
+	return n, nil
+}
+
+// Select returns the addresses of local, the node's own, that answer on node
+// ports, in their order. Loopback addresses never do; sockets of the node that
+// connect to one are treated elsewhere.
+func (n NodePortAddresses) Select(local []netip.Addr, node *Node) []netip.Addr {
+	var selected []netip.Addr
+	for _, addr := range local {
+		ranges := n.ofFamily(FamilyOf(addr), node)
+		contains := func(p netip.Prefix) bool { return p.Contains(addr) }
+		if !addr.IsLoopback() && (len(ranges) == 0 || slices.ContainsFunc(ranges, contains)) {
+			selected = append(selected, addr)
+		}
+	}
+	return selected
+}
+
+// All reports whether every address of a family is selected, now and later, its loopback
+// address included. Then the unspecified address stands for them.
+func (n NodePortAddresses) All(family Family, node *Node) bool {
+	ranges := n.ofFamily(family, node)
+	return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
+}
+
+// ofFamily returns the ranges of one family: n's or, if n has none at all, the node IPs. A
+// loopback address is no node IP but the placeholder for one that is not known.
+func (n NodePortAddresses) ofFamily(family Family, node *Node) []netip.Prefix {
+	var ranges []netip.Prefix
+	for _, p := range n.Prefixes {
+		if FamilyOf(p.Addr()) == family {
+			ranges = append(ranges, p)
+		}
+	}
+	if len(n.Prefixes) > 0 {
+		return ranges
+	}
+	for _, ip := range node.PrimaryIPs {
+		if FamilyOf(ip) == family && !ip.IsLoopback() {
+			ranges = append(ranges, netip.PrefixFrom(ip, ip.BitLen()))
+		}
+	}
+	return ranges
+}
+
+// ParseAddr parses an address as kube-proxy does: leading zeros are accepted
+// and ignored, so 10.0.0.010 is 10.0.0.10. An IPv4 address that is written
+// as IPv6 (::ffff:10.0.0.1) is IPv4. Space and zones (fe80::1%eth0) are errors.
+func ParseAddr(s string) (netip.Addr, error) {
+	addr, err := parseMapped(s)
+	return addr.Unmap(), err
+}
+
+// ParsePrefix parses an address range as kube-proxy does: like [ParseAddr], but it drops
+// space around the text and bits behind the prefix.
+func ParsePrefix(s string) (netip.Prefix, error) {
+	s = strings.TrimSpace(s)
+	text, length, found := strings.Cut(s, "/")
+	if !found {
+		return netip.Prefix{}, fmt.Errorf("%q is not an address range: no slash", s)
+	}
+	addr, err := parseMapped(text)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	bits, err := strconv.ParseUint(length, 10, 8)
+	if err != nil || int(bits) > addr.BitLen() {
+		return netip.Prefix{}, fmt.Errorf("%q is not an address range: bad prefix length", s)
+	}
+	if addr.Is4In6() {
+		if bits < 96 {
+			return netip.Prefix{}, fmt.Errorf("%q is not an address range: IPv4 and IPv6 at once", s)
+		}
+		addr, bits = addr.Unmap(), bits-96
+	}
+	return netip.PrefixFrom(addr, int(bits)).Masked(), nil
+}
+
+// parseMapped is ParseAddr but for the last step.
+func parseMapped(s string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(trimZeros(s))
+	if err != nil || addr.Zone() != "" {
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
+	}
+	return addr, nil
+}
+
+// trimZeros drops the leading zeros of every number in an address.
+func trimZeros(s string) string {
+	trimmed := make([]byte, 0, len(s))
+	leading := true
+	for i := range len(s) {
+		last := i+1 == len(s) || isSeparator(s[i+1])
+		if leading && s[i] == '0' && !last {
+			continue
+		}
+		leading = isSeparator(s[i])
+		trimmed = append(trimmed, s[i])
+	}
+	return string(trimmed)
+}
+
+func isSeparator(c byte) bool { return c == '.' || c == ':' }

@@ -77,7 +77,9 @@ func BenchmarkResolve10000Services(b *testing.B) {
 	s := clusterState(10_000)
 	b.ReportAllocs()
 	for b.Loop() {
-		s.touchAll()
+		for name := range s.services {
+			s.touch(name)
+		}
 		for _, name := range s.Touched() {
 			s.Resolve(name)
 		}

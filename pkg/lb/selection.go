@@ -1,6 +1,154 @@
 package lb
 
-import "slices"
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// candidate is an endpoint at one port.
+type candidate struct {
+	*Endpoint
+	addr  netip.AddrPort
+	local bool    // on this node
+	in    [2]bool // by TrafficPolicy: chosen for new flows
+}
+
+// draining reports whether e is terminating and may still serve new flows.
+func (e *candidate) draining() bool { return e.Serving && e.Terminating }
+
+// servedPort is one port of one slice of the Service, with the fields that it joins on.
+type servedPort struct {
+	name     string
+	protocol Protocol
+	family   Family
+	number   uint16
+	slice    *EndpointSlice
+}
+
+func (p servedPort) compare(q servedPort) int {
+	return cmp.Or(cmp.Compare(p.family, q.family), cmp.Compare(p.protocol, q.protocol), strings.Compare(p.name, q.name))
+}
+
+// indexSlices sorts the ports of the Service's slices by the fields that they join on.
+// Ports that are equal in them keep the order of their slices.
+func (r *resolver) indexSlices() {
+	count := 0
+	for _, slice := range r.slices {
+		count += len(slice.Ports)
+	}
+	r.served = make([]servedPort, 0, count)
+	for _, slice := range r.slices {
+		if slice.Service != r.svc.Name {
+			continue
+		}
+		for _, p := range slice.Ports {
+			if p.Port != 0 {
+				r.served = append(r.served, servedPort{p.Name, p.Protocol, slice.Family, p.Port, slice})
+			}
+		}
+	}
+	slices.SortStableFunc(r.served, servedPort.compare)
+}
+
+// serving returns the slices' ports behind a service port in one family, and how
+// many endpoints they have, duplicates included.
+func (r *resolver) serving(port PortName, family Family) (found []servedPort, endpoints int) {
+	want := servedPort{name: port.Port, protocol: port.Protocol, family: family}
+	first, _ := slices.BinarySearchFunc(r.served, want, servedPort.compare)
+	last := first
+	for last < len(r.served) && r.served[last].compare(want) == 0 {
+		endpoints += len(r.served[last].slice.Endpoints)
+		last++
+	}
+	return r.served[first:last], endpoints
+}
+
+// join returns the endpoints of one family behind a service port, sorted by
+// address and port. A slice's port belongs to it if name and protocol are equal.
+//
+// An endpoint may be in several slices, while it moves from one to another or
+// when a new pod got the address of an old one. The last one that is not
+// terminating counts, else the first. As in kube-proxy, the choice does not depend on
+// whether an endpoint is ready or on this node.
+func (r *resolver) join(port PortName, family Family) []candidate {
+	serving, endpoints := r.serving(port, family)
+	all := make([]candidate, 0, endpoints)
+	for _, p := range serving {
+		for i := range p.slice.Endpoints {
+			e := &p.slice.Endpoints[i]
+			if FamilyOf(e.Addr) != family {
+				continue
+			}
+			node := e.place().NodeName
+			local := node != "" && node == r.node.Name
+			all = append(all, candidate{Endpoint: e, addr: netip.AddrPortFrom(e.Addr, p.number), local: local})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int { return a.addr.Compare(b.addr) })
+	kept := all[:0]
+	for _, e := range all {
+		last := len(kept) - 1
+		switch {
+		case last < 0 || kept[last].addr != e.addr:
+			kept = append(kept, e)
+		case !e.Terminating:
+			kept[last] = e
+		}
+	}
+	return kept
+}
+
+// hints is which topology hints of the endpoints of one service port count
+// (KEP-2433, KEP-3015).
+type hints uint8
+
+const (
+	noHints hints = iota
+	forZones
+	forNodes
+)
+
+// hintsOf returns which hints of the ready candidates count. Those of a kind count if all
+// ready candidates have one and at least one of them names this node or its zone; hints
+// for nodes come first. So at least one candidate is always allowed.
+func hintsOf(candidates []candidate, node *Node) hints {
+	nodes, zones := node.Name != "", node.Zone != ""
+	anyNode, anyZone := false, false
+	for i := range candidates {
+		e := &candidates[i]
+		if !e.Ready {
+			continue
+		}
+		place := e.place()
+		nodes = nodes && place.ForNodes != ""
+		zones = zones && place.ForZones != ""
+		if !nodes && !zones {
+			return noHints
+		}
+		anyNode = anyNode || place.ForNodes.has(node.Name)
+		anyZone = anyZone || place.ForZones.has(node.Zone)
+	}
+	switch {
+	case nodes && anyNode:
+		return forNodes
+	case zones && anyZone:
+		return forZones
+	}
+	return noHints
+}
+
+// allow reports whether the hints of e, a ready endpoint, allow this node to use it.
+func (h hints) allow(e *Endpoint, node *Node) bool {
+	switch h {
+	case forNodes:
+		return e.place().ForNodes.has(node.Name)
+	case forZones:
+		return e.place().ForZones.has(node.Zone)
+	}
+	return true
+}
 
 // selection is the endpoints of one service port in one family, and the backends
 // among them that serve new flows under each traffic policy.
@@ -21,30 +169,24 @@ type backendList struct {
 // policy Cluster (KEP-2433). The list for Local is only filled if wantLocal is set.
 func selectEndpoints(candidates []candidate, node *Node, wantLocal bool) *selection {
 	s := &selection{candidates: candidates, hints: hintsOf(candidates, node)}
-	s.fill(Cluster,
-		func(e *candidate) bool { return e.Ready && s.hints.allow(e.Endpoint, node) },
-		func(e *candidate) bool { return e.draining() })
-	if wantLocal {
-		s.fill(Local,
-			func(e *candidate) bool { return e.local && e.Ready },
-			func(e *candidate) bool { return e.local && e.draining() })
-		s.share()
+	if !s.fill(Cluster, func(e *candidate) bool { return e.Ready && s.hints.allow(e.Endpoint, node) }) {
+		s.fill(Cluster, (*candidate).draining)
+	}
+	if !wantLocal {
+		return s
+	}
+	if !s.fill(Local, func(e *candidate) bool { return e.local && e.Ready }) {
+		s.fill(Local, func(e *candidate) bool { return e.local && e.draining() })
+	}
+	if slices.Equal(s.lists[Local].backends, s.lists[Cluster].backends) {
+		s.lists[Local].backends = s.lists[Cluster].backends // share memory
 	}
 	return s
 }
 
-// fill puts the candidates for which first is true into policy's list or, if there is
-// none, those for which fallback is.
-func (s *selection) fill(policy TrafficPolicy, first, fallback func(*candidate) bool) {
-	backends := s.choose(policy, first)
-	if backends == nil {
-		backends = s.choose(policy, fallback)
-	}
-	s.lists[policy].backends = backends
-}
-
-// choose marks the eligible candidates and returns them, nil if there is none.
-func (s *selection) choose(policy TrafficPolicy, eligible func(*candidate) bool) []Backend {
+// fill marks the eligible candidates and makes them the list of a policy, which is nil if
+// there is none. It reports whether there is one.
+func (s *selection) fill(policy TrafficPolicy, eligible func(*candidate) bool) bool {
 	count := 0
 	for i := range s.candidates {
 		e := &s.candidates[i]
@@ -54,7 +196,7 @@ func (s *selection) choose(policy TrafficPolicy, eligible func(*candidate) bool)
 		}
 	}
 	if count == 0 {
-		return nil
+		return false
 	}
 	backends := make([]Backend, 0, count)
 	for i := range s.candidates {
@@ -62,14 +204,8 @@ func (s *selection) choose(policy TrafficPolicy, eligible func(*candidate) bool)
 			backends = append(backends, Backend{Addr: e.addr, Local: e.local, Terminating: e.Terminating})
 		}
 	}
-	return backends
-}
-
-// share makes equal lists share memory.
-func (s *selection) share() {
-	if slices.Equal(s.lists[Local].backends, s.lists[Cluster].backends) {
-		s.lists[Local].backends = s.lists[Cluster].backends
-	}
+	s.lists[policy].backends = backends
+	return true
 }
 
 // takeBackends returns the backends that policy allows to a frontend, and marks them as in use.

@@ -100,7 +100,9 @@ func (s *State) SetNode(node Node) {
 		return
 	}
 	s.node = &node
-	s.touchAll()
+	for name := range s.services {
+		s.touch(name)
+	}
 }
 
 // Touched returns the Services that may resolve differently than at the last
@@ -121,11 +123,11 @@ func (s *State) Touched() []ServiceName {
 // Resolve resolves a Service as [Resolve] does. It returns false if there is no such
 // Service.
 func (s *State) Resolve(name ServiceName) (Resolution, bool) {
-	service := s.Service(name)
-	if service == nil {
+	snapshot, exists := s.Snapshot(name)
+	if !exists {
 		return Resolution{}, false
 	}
-	return Resolve(service, s.services[name].slices, s.node), true
+	return snapshot.Resolve(), true
 }
 
 // Snapshot returns a Service with everything that it is resolved from. It returns false if
@@ -201,11 +203,7 @@ func (s Snapshot) Endpoints() int {
 func (s *State) Snapshots() iter.Seq[Snapshot] {
 	return func(yield func(Snapshot) bool) {
 		for _, name := range slices.SortedFunc(maps.Keys(s.services), ServiceName.compare) {
-			known := s.services[name]
-			if known.service == nil {
-				continue
-			}
-			if !yield(Snapshot{known.service, known.slices, s.node}) {
+			if snapshot, exists := s.Snapshot(name); exists && !yield(snapshot) {
 				return
 			}
 		}
@@ -230,12 +228,6 @@ func (s *State) touch(name ServiceName) {
 	}
 }
 
-func (s *State) touchAll() {
-	for name := range s.services {
-		s.touch(name)
-	}
-}
-
 // forget deletes the state of a name that has neither a Service nor slices.
 func (s *State) forget(name ServiceName) {
 	if known := s.services[name]; known.service == nil && len(known.slices) == 0 {
@@ -248,4 +240,28 @@ func (s *serviceState) find(name SliceName) (int, bool) {
 	return slices.BinarySearchFunc(s.slices, name, func(slice *EndpointSlice, name SliceName) int {
 		return slice.Name.compare(name)
 	})
+}
+
+// The equal methods compare every field by hand: reflect would take some milliseconds for
+// long lists, and a relist compares every endpoint of the cluster.
+
+func (s *Service) equal(t *Service) bool {
+	return s.Name == t.Name && s.Created.Equal(t.Created) && s.Type == t.Type &&
+		s.InternalPolicy == t.InternalPolicy && s.ExternalPolicy == t.ExternalPolicy &&
+		s.Affinity == t.Affinity && s.Algorithm == t.Algorithm && s.HealthCheckNodePort == t.HealthCheckNodePort &&
+		slices.Equal(s.ClusterIPs, t.ClusterIPs) && slices.Equal(s.Families, t.Families) &&
+		slices.Equal(s.ExternalIPs, t.ExternalIPs) && slices.Equal(s.LoadBalancers, t.LoadBalancers) &&
+		slices.Equal(s.SourceRanges, t.SourceRanges) && slices.Equal(s.Ports, t.Ports)
+}
+
+func (s *EndpointSlice) equal(t *EndpointSlice) bool {
+	return s.Name == t.Name && s.Service == t.Service && s.Family == t.Family &&
+		slices.Equal(s.Ports, t.Ports) &&
+		slices.Equal(s.Endpoints, t.Endpoints)
+}
+
+func (n *Node) equal(m *Node) bool {
+	return n.Name == m.Name && n.Zone == m.Zone && n.MasqueradeAll == m.MasqueradeAll &&
+		n.Algorithm == m.Algorithm && n.IgnoreExternalIPs == m.IgnoreExternalIPs && n.Limits == m.Limits &&
+		slices.Equal(n.PrimaryIPs, m.PrimaryIPs)
 }

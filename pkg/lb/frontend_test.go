@@ -1,6 +1,8 @@
 package lb
 
-import "testing"
+import (
+	"testing"
+)
 
 func TestParseAlgorithm(t *testing.T) {
 	for text, want := range map[string]Algorithm{
