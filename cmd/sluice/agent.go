@@ -21,7 +21,7 @@ func newAgent(where *places) *cobra.Command {
 		Long: "Programs this node's Services, until it is stopped. What is programmed stays in force afterwards.\n\n" +
 			"It takes kube-proxy's flags and, with --config, its configuration file.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if requested, raw := flags.version.requested(); requested {
 				return printVersion(cmd, raw)
 			}
@@ -29,7 +29,6 @@ func newAgent(where *places) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer func() { _ = settings.close() }() // nothing was written
 
 			return flags.run(cmd, where, settings, out)
 		},

@@ -28,7 +28,7 @@ type settings struct {
 }
 
 // resolve returns the settings, complete and valid. Which flags take precedence
-// over the file is kube-proxy's rule. The caller closes them.
+// over the file is kube-proxy's rule.
 func (f *kubeProxyFlags) resolve() (*settings, error) {
 	s := &settings{kubeProxy: f.cfg}
 	var err error
@@ -45,7 +45,7 @@ func (f *kubeProxyFlags) resolve() (*settings, error) {
 		err = config.Validate(s.kubeProxy)
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.close())
+		return nil, err
 	}
 	s.unused = config.Unused(s.kubeProxy)
 	if f.file == "" && !f.set.Changed("ipvs-min-sync-period") { // its default is another than the file's
@@ -58,14 +58,6 @@ func (f *kubeProxyFlags) resolve() (*settings, error) {
 	}
 
 	return s, nil
-}
-
-func (s *settings) close() error {
-	if s.file == nil {
-		return nil
-	}
-
-	return s.file.Close()
 }
 
 // read takes the configuration from the file, with the logging flags merged in.

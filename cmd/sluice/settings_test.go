@@ -37,7 +37,6 @@ func mustResolve(t *testing.T, flags *agentFlags) *settings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.close() })
 
 	return s
 }

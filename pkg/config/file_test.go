@@ -18,7 +18,7 @@ func mustOpen(t *testing.T, path string) *File {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { f.Close() })
+	f.interval = time.Millisecond
 
 	return f
 }
@@ -129,7 +129,7 @@ var changes = []struct {
 		return link, func() {
 			mustLink(t, filepath.Join(dir, "b/config.conf"), link+".next")
 			mustRename(t, link+".next", link)
-			time.Sleep(100 * time.Millisecond) // not needed: it makes the write a change of its own
+			time.Sleep(100 * time.Millisecond) // so that Follow reads in between
 			mustWrite(t, filepath.Join(dir, "b/config.conf"), after)
 		}
 	}},
