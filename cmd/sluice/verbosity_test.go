@@ -37,7 +37,7 @@ func mustLog(t *testing.T, stdout, stderr io.Writer, fields string, args ...stri
 	return log
 }
 
-// What is heard of Sluice's own log and of Kubernetes' packages, at V(1), V(3)
+// Verbosity applies to Sluice's own log and to that of Kubernetes' packages, at V(1), V(3)
 // and V(5).
 func TestLogVerbosity(t *testing.T) {
 	for _, test := range []struct {
@@ -45,27 +45,27 @@ func TestLogVerbosity(t *testing.T) {
 		args         []string
 		want         string
 	}{
-		{"nothing by default", "none", nil, "info info klog "},
-		{"what -v says", "none", []string{"-v=3"}, "info V1 V3 info klog klogV1 klogV3 contextV1 contextV3 "},
-		{"what the file says", "logging: {verbosity: 1}", nil, "info V1 info klog klogV1 contextV1 "},
-		{"what -v says beside the file", "logging: {verbosity: 5}", []string{"-v=1"}, "info V1 info klog klogV1 contextV1 "},
-		{"what --vmodule says of this file", "none", []string{"--vmodule=other=9,verbosity_t*=3"}, "info V1 V3 info klog klogV1 klogV3 contextV1 contextV3 "},
-		{"nothing of another file", "none", []string{"--vmodule=other=9"}, "info info klog "},
-		{"what the file says of this file", "logging: {vmodule: [{filePattern: verbosity_test, verbosity: 1}]}", nil, "info V1 info klog klogV1 contextV1 "},
-		{"the flag before the file", "logging: {vmodule: [{filePattern: verbosity_test, verbosity: 5}]}", []string{"--vmodule=verbosity_test=1"}, "info V1 info klog klogV1 contextV1 "},
+		{"not more by default", "none", nil, "info info klog "},
+		{"that of -v", "none", []string{"-v=3"}, "info V1 V3 info klog klogV1 klogV3 contextV1 contextV3 "},
+		{"that of the file", "logging: {verbosity: 1}", nil, "info V1 info klog klogV1 contextV1 "},
+		{"that of -v beside the file", "logging: {verbosity: 5}", []string{"-v=1"}, "info V1 info klog klogV1 contextV1 "},
+		{"that of --vmodule for this source file", "none", []string{"--vmodule=other=9,verbosity_t*=3"}, "info V1 V3 info klog klogV1 klogV3 contextV1 contextV3 "},
+		{"not more for another file", "none", []string{"--vmodule=other=9"}, "info info klog "},
+		{"that of the file for this source file", "logging: {vmodule: [{filePattern: verbosity_test, verbosity: 1}]}", nil, "info V1 info klog klogV1 contextV1 "},
+		{"that of the flag before the file", "logging: {vmodule: [{filePattern: verbosity_test, verbosity: 5}]}", []string{"--vmodule=verbosity_test=1"}, "info V1 info klog klogV1 contextV1 "},
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			var out bytes.Buffer
 			log := mustLog(t, io.Discard, &out, test.fields, test.args...)
-			if got := heard(log, &out); got != test.want {
-				t.Errorf("heard %q, want %q", got, test.want)
+			if got := logged(log, &out); got != test.want {
+				t.Errorf("logged %q, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-// heard logs in all ways, and returns what came of it.
-func heard(log *slog.Logger, out *bytes.Buffer) string {
+// logged logs in all ways, and returns what is written.
+func logged(log *slog.Logger, out *bytes.Buffer) string {
 	ctx := context.Background()
 	log.Info("info")
 	for _, v := range []int{1, 3, 5} {
@@ -79,18 +79,18 @@ func heard(log *slog.Logger, out *bytes.Buffer) string {
 	for _, v := range []int{1, 3, 5} {
 		klog.FromContext(ctx).V(v).Info(fmt.Sprint("contextV", v))
 	}
-	var words strings.Builder
+	var messages strings.Builder
 	for line := range strings.Lines(out.String()) {
 		_, rest, _ := strings.Cut(line, "msg=")
 		word, _, _ := strings.Cut(rest, " ")
-		fmt.Fprint(&words, strings.TrimSpace(word), " ")
+		fmt.Fprint(&messages, strings.TrimSpace(word), " ")
 	}
 	out.Reset()
 
-	return words.String()
+	return messages.String()
 }
 
-// What sets klog's level, as PUT /debug/flags/v does, sets all of it.
+// Setting klog's level, as PUT /debug/flags/v does, sets that of the whole log.
 func TestVerbosityFollowsKlog(t *testing.T) {
 	var out bytes.Buffer
 	log := mustLog(t, io.Discard, &out, "none")
@@ -98,14 +98,14 @@ func TestVerbosityFollowsKlog(t *testing.T) {
 	if err := level.Set("3"); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := heard(log, &out), "info V1 V3 info klog klogV1 klogV3 contextV1 contextV3 "; got != want {
-		t.Errorf("heard %q, want %q", got, want)
+	if got, want := logged(log, &out), "info V1 V3 info klog klogV1 klogV3 contextV1 contextV3 "; got != want {
+		t.Errorf("logged %q, want %q", got, want)
 	}
 	if err := level.Set("0"); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := heard(log, &out), "info info klog "; got != want {
-		t.Errorf("heard %q, want %q", got, want)
+	if got, want := logged(log, &out), "info info klog "; got != want {
+		t.Errorf("logged %q, want %q", got, want)
 	}
 }
 
