@@ -34,12 +34,8 @@ type Flow struct {
 // service (namespace/name), only its flows are listed.
 func List(m *maps.Pinned, service string, now uint64) ([]Flow, error) {
 	l := lister{maps: m, tables: tablesOf(m), names: make(map[uint32]name)}
-	flows, err := l.list(service, now)
-	if err != nil {
-		return nil, fmt.Errorf("flows: %w", err)
-	}
 
-	return flows, nil
+	return l.list(service, now)
 }
 
 func compare(a, b Flow) int {
@@ -66,12 +62,13 @@ func (l *lister) list(service string, now uint64) ([]Flow, error) {
 	flows := []Flow{}
 	for _, t := range l.tables {
 		for e, err := range t.All() {
-			if err != nil {
-				return nil, err
+			var f Flow
+			ok := false
+			if err == nil {
+				f, ok, err = l.flow(t, e, service, now)
 			}
-			f, ok, err := l.flow(t, e, service, now)
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("flows: %w", err)
 			}
 			if ok {
 				flows = append(flows, f)

@@ -20,21 +20,6 @@ type loads struct {
 	seed     maphash.Seed
 }
 
-// readLoads reads the loads before a scan.
-func (s *Sweeper) readLoads() loads {
-	l := loads{
-		before: make(map[uint32]int32), after: make(map[uint32]int32), found: make(map[uint32]int32),
-		halfOpen: make(map[uint64]struct{}), seed: maphash.MakeSeed(),
-	}
-	for index, load := range s.maps.Loads.All() {
-		if load.Flows != 0 {
-			l.before[index] = load.Flows
-		}
-	}
-
-	return l
-}
-
 // isCounted reports whether the load of the backend includes the flow of an entry. All entries have the flag, but
 // programs only update it in that of the client's packets.
 func isCounted(f *maps.Flow) bool {
@@ -59,25 +44,12 @@ func (l *loads) add(t table, key maps.FlowKey, f *maps.Flow) {
 	l.found[maps.Index(f.BackendId)]++
 }
 
-// readLoadsAgain reads the loads after a scan.
-func (s *Sweeper) readLoadsAgain(l *loads) {
-	for _, loads := range []map[uint32]int32{l.before, l.found} {
-		for index := range loads {
-			l.after[index] = s.maps.Loads.Get(index).Flows
-		}
-	}
-}
-
-// excess returns by how many flows the load of a backend is certainly too high, or, if negative, too
-// low, when no more than begun flows began during the scan.
+// excess returns by how much a counter is certainly too high, or, if negative, too low: it was
+// before and after a scan that found so many, during which no more than begun flows began.
 //
-// If none ended, the scan missed or found between zero and begun of them: without them, found is the load
-// before. Flows that ended may have been missed, too: they are at most those that began, less the growth of the load.
-func (l *loads) excess(index uint32, begun int32) int32 {
-	return excess(l.before[index], l.after[index], l.found[index], begun)
-}
-
-// excess computes that for any counter: its values before and after, the number found, and the number that began.
+// If none ended, the scan missed or found between zero and begun of them: without them, found is
+// the counter before. Flows that ended may have been missed, too: they are at most those that began,
+// less the growth of the counter.
 func excess[N int32 | int64](before, after, found, begun N) N {
 	most := before - found + begun
 	least := after - found - begun
@@ -93,20 +65,25 @@ func excess[N int32 | int64](before, after, found, begun N) N {
 	}
 }
 
-// repairLoads repairs what is certainly wrong about the loads of backends.
-func (s *Sweeper) repairLoads(st scanned) {
-	if st.after.Repaired != st.before.Repaired {
-		return // evicted flows came back, which no counter had subtracted
-	}
-	// Each flow that begins writes at least one new entry.
-	begun := int32(st.after.HalfOpenPut - st.before.HalfOpenPut)
-	for index := range st.loads.after {
-		n := st.loads.excess(index, begun)
-		if n == 0 {
-			continue
+// repair corrects what is certainly wrong about the loads of backends, and the usage of the map flows:
+// an agent was killed, or the kernel has evicted an entry.
+func (s *Sweeper) repair(st scanned) {
+	// Each flow that begins writes at least one new entry. An evicted flow that came back is one that
+	// no counter had subtracted.
+	if begun := int32(st.after.HalfOpenPut - st.before.HalfOpenPut); st.after.Repaired == st.before.Repaired {
+		for index, after := range st.loads.after {
+			n := excess(st.loads.before[index], after, st.loads.found[index], begun)
+			if n == 0 {
+				continue
+			}
+			s.maps.Loads.AddFlows(index, -n)
+			s.status.LoadsRepaired += uint64(max(n, -n))
 		}
-		s.maps.Loads.AddFlows(index, -n)
-		s.status.LoadsRepaired += uint64(max(n, -n))
+	}
+	begun := int64(st.after.FlowsPut - st.before.FlowsPut)
+	for kind := range st.usage.found {
+		n := excess(st.usage.before[kind], st.usage.after[kind], st.usage.found[kind], begun)
+		s.maps.FlowUsage.Add(uint32(kind), -n)
 	}
 }
 
@@ -126,16 +103,6 @@ func (s *Sweeper) readUsage() (u byKind) {
 	}
 
 	return u
-}
-
-// repairUsage repairs what is certainly wrong about the usage of flows, because an agent was killed or
-// the kernel has evicted an entry.
-func (s *Sweeper) repairUsage(st scanned) {
-	begun := int64(st.after.FlowsPut - st.before.FlowsPut)
-	for kind := range st.usage.found {
-		n := excess(st.usage.before[kind], st.usage.after[kind], st.usage.found[kind], begun)
-		s.maps.FlowUsage.Add(uint32(kind), -n)
-	}
 }
 
 // percent returns how full flows is for the kind with the least room, by the limits that programs use:

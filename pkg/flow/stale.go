@@ -12,6 +12,10 @@ import (
 // lateAnswers is how long a backend that is gone may still answer earlier requests.
 const lateAnswers = 50 * time.Millisecond
 
+// maxTries is how often a stale flow is deleted while packets write its entries again. They hardly
+// do so twice: programs write them once a second.
+const maxTries = 4
+
 // EndStale ends the UDP flows whose backend is gone, or whose original destination no longer leads to
 // their service port, and no others: if their clients send again, they get a current backend. Earlier requests
 // can still be answered, because the entries of the replies are deleted 50 ms later. It returns how many flows it ended,
@@ -28,7 +32,7 @@ func (s *Sweeper) EndStale() (int, error) {
 			return ended, fmt.Errorf("stale flows: %w", err)
 		}
 		for f, e := range stale {
-			if err := s.removeClientEntries(f, e); err != nil {
+			if err := s.removeStale(f, e, 1, maps.FlowFromClient); err != nil {
 				return ended, fmt.Errorf("stale flow: %w", err)
 			}
 		}
@@ -37,7 +41,7 @@ func (s *Sweeper) EndStale() (int, error) {
 		}
 		n := 0
 		for f, e := range stale {
-			if err := s.endStale(f, e); err != nil {
+			if err := s.removeStale(f, e, maxTries, roles[:]...); err != nil {
 				return ended, fmt.Errorf("stale flow: %w", err)
 			}
 			if e.ended {
@@ -102,34 +106,28 @@ func (s *Sweeper) findStale() (map[maps.Flow]*staleFlow, error) {
 	return stale, nil
 }
 
-// removeClientEntries deletes the entries of the client's packets, so that the next one begins another
-// flow. It does nothing if the flow is no longer stale.
-func (s *Sweeper) removeClientEntries(f maps.Flow, so *staleFlow) error {
-	if stays, err := s.routeExists(routeOf(&f)); err != nil || stays {
+// removeStale deletes the entries with some roles of a flow, unless the flow is no longer stale. A
+// packet may write entries again meanwhile: it tries so many times.
+func (s *Sweeper) removeStale(f maps.Flow, so *staleFlow, tries int, roles ...uint8) error {
+	if exists, err := s.routeExists(routeOf(&f)); err != nil || exists {
 		return err
 	}
-	g, err := gather(s.tables, f)
-	if err != nil {
-		return err
-	}
-	g.entries = slices.DeleteFunc(g.entries, func(e entry) bool { return e.value.Role != maps.FlowFromClient })
-
-	return s.removeStale(&g, so)
-}
-
-// endStale deletes the flow, unless it is no longer stale. A packet may write entries again meanwhile,
-// though hardly twice: programs do so once a second.
-func (s *Sweeper) endStale(f maps.Flow, so *staleFlow) error {
-	if stays, err := s.routeExists(routeOf(&f)); err != nil || stays {
-		return err
-	}
-	const tries = 4
 	for range tries {
 		g, err := gather(s.tables, f)
-		if err != nil || len(g.entries) == 0 {
+		if err != nil {
 			return err
 		}
-		if err := s.removeStale(&g, so); err != nil {
+		g.entries = slices.DeleteFunc(g.entries, func(e entry) bool { return !slices.Contains(roles, e.value.Role) })
+		if len(g.entries) == 0 {
+			return nil
+		}
+		so.ended = true
+		counted, err := s.remove(&g)
+		if counted && !so.counted {
+			so.counted = true
+			s.maps.Loads.AddFlows(g.flow.BackendId, -1)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -137,51 +135,41 @@ func (s *Sweeper) endStale(f maps.Flow, so *staleFlow) error {
 	return nil
 }
 
-// removeStale deletes entries of a stale flow.
-func (s *Sweeper) removeStale(g *group, so *staleFlow) error {
-	counted, err := s.remove(g)
-	if counted && !so.counted {
-		so.counted = true
-		s.maps.Loads.AddFlows(g.flow.BackendId, -1)
-	}
-	so.ended = so.ended || len(g.entries) > 0
-
-	return err
-}
-
-// routeExists reports whether the frontend still leads to the backend.
+// routeExists reports whether the frontend still leads to the backend. It looks up the original
+// destination as programs do: by its address, then as a node port.
 func (s *Sweeper) routeExists(l route) (bool, error) {
 	b, ok := s.maps.BackendOf(l.backendID)
 	if !ok || b.ServicePortId != l.servicePortID || b.Addr != l.backend || b.Port != l.backendPort {
 		return false, nil
 	}
 	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-		if leads, err := s.frontendLeads(l, scope); err != nil || leads {
-			return leads, err
+		key := maps.FrontendKey{Addr: l.originalDst, Port: l.originalPort, Proto: protoUDP, Scope: scope}
+		_, pool, ok, err := s.maps.FrontendOf(key)
+		if err == nil && !ok {
+			key.Addr = maps.AddrOf(netip.IPv6Unspecified())
+			if l.originalDst.IP().Is4() {
+				key.Addr = maps.AddrOf(netip.IPv4Unspecified())
+			}
+			_, pool, ok, err = s.maps.FrontendOf(key)
+		}
+		if err != nil || ok && pool.ServicePortId == l.servicePortID {
+			return err == nil, err
 		}
 	}
 
 	return false, nil
 }
 
-// frontendLeads looks up the original destination as programs do: by its address, then as a node
-// port.
-func (s *Sweeper) frontendLeads(l route, scope uint8) (bool, error) {
-	key := maps.FrontendKey{Addr: l.originalDst, Port: l.originalPort, Proto: protoUDP, Scope: scope}
-	_, pool, ok, err := s.maps.FrontendOf(key)
-	if err == nil && !ok {
-		key.Addr = nodePortAddr(l.originalDst.IP())
-		_, pool, ok, err = s.maps.FrontendOf(key)
-	}
+// Ended counts flows by the family of their original destination.
+type Ended struct{ IPv4, IPv6 uint64 }
 
-	return ok && pool.ServicePortId == l.servicePortID, err
+func (e *Ended) add(originalDst maps.Addr) {
+	if originalDst.IP().Is4() {
+		e.IPv4++
+	} else {
+		e.IPv6++
+	}
 }
 
-// nodePortAddr returns the address in the frontend of a node port, of the family of a.
-func nodePortAddr(a netip.Addr) maps.Addr {
-	if a.Is4() {
-		return maps.AddrOf(netip.IPv4Unspecified())
-	}
-
-	return maps.AddrOf(netip.IPv6Unspecified())
-}
+// EndedStale returns how many flows EndStale has ended since New.
+func (s *Sweeper) EndedStale() Ended { return s.ended }

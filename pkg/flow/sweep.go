@@ -3,6 +3,9 @@ package flow
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
+	stdmaps "maps"
+	"sync"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -109,8 +112,7 @@ func (s *Sweeper) Sweep() (Status, error) {
 	}
 	sources.End()
 	s.updateStatus(found)
-	s.repairLoads(found)
-	s.repairUsage(found)
+	s.repair(found)
 	if err := s.expire(found, timeouts); err != nil {
 		return s.status, fmt.Errorf("idle flows: %w", err)
 	}
@@ -142,7 +144,16 @@ func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (scanned, er
 	if st.before, err = s.maps.FlowCounts(); err != nil {
 		return st, err
 	}
-	st.loads = s.readLoads()
+	l := &st.loads
+	*l = loads{
+		before: make(map[uint32]int32), after: make(map[uint32]int32), found: make(map[uint32]int32),
+		halfOpen: make(map[uint64]struct{}), seed: maphash.MakeSeed(),
+	}
+	for index, load := range s.maps.Loads.All() {
+		if load.Flows != 0 {
+			l.before[index] = load.Flows
+		}
+	}
 	st.usage.before = s.readUsage()
 	for _, t := range s.tables {
 		for e, err := range t.All() {
@@ -151,10 +162,14 @@ func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (scanned, er
 			}
 			sources.Keep(e.Key, e.Value.Role)
 			st.add(t, &e.Value, timeouts)
-			st.loads.add(t, e.Key, &e.Value)
+			l.add(t, e.Key, &e.Value)
 		}
 	}
-	s.readLoadsAgain(&st.loads)
+	for _, known := range []map[uint32]int32{l.before, l.found} {
+		for index := range known {
+			l.after[index] = s.maps.Loads.Get(index).Flows
+		}
+	}
 	st.usage.after = s.readUsage()
 	st.after, err = s.maps.FlowCounts()
 
@@ -190,7 +205,11 @@ func (s *Sweeper) expire(st scanned, timeouts Timeouts) error {
 		if len(g.entries) == 0 || since(g.lastSeen(), st.at) <= timeouts.of(&g)+refresh {
 			continue // ended meanwhile, or in use
 		}
-		if err := s.end(&g); err != nil {
+		counted, err := s.remove(&g)
+		if counted {
+			s.maps.Loads.AddFlows(g.flow.BackendId, -1)
+		}
+		if err != nil {
 			return err
 		}
 		s.status.Expired++
@@ -200,20 +219,17 @@ func (s *Sweeper) expire(st scanned, timeouts Timeouts) error {
 	return nil
 }
 
-// end deletes the entries of a flow and subtracts it from the load of its backend.
-func (s *Sweeper) end(g *group) error {
-	counted, err := s.remove(g)
-	if counted {
-		s.maps.Loads.AddFlows(g.flow.BackendId, -1)
-	}
-
-	return err
-}
-
 // remove deletes the entries of a flow. It reports whether the load of its backend included the
 // flow.
 func (s *Sweeper) remove(g *group) (counted bool, err error) {
-	err = g.remove(func(e entry) {
+	for _, e := range g.entries {
+		was, err := e.table.Remove(e.key)
+		if err != nil {
+			return counted, err
+		}
+		if !was {
+			continue
+		}
 		if e.table.halfOpen {
 			s.deleted.halfOpen++
 		} else {
@@ -222,7 +238,72 @@ func (s *Sweeper) remove(g *group) (counted bool, err error) {
 		}
 		s.bytes.add(&e.value)
 		counted = counted || isCounted(&e.value)
-	})
+	}
 
-	return counted, err
+	return counted, nil
+}
+
+// Bytes is what the clients of a service port have sent and received.
+type Bytes struct {
+	Sent, Received uint64
+}
+
+// uncountedBytes are the bytes of flows that the Sweeper has ended, by service port id, which programs
+// had not counted yet.
+type uncountedBytes struct {
+	mu     sync.Mutex
+	byPort map[uint32]Bytes
+}
+
+// add adds the uncounted bytes of an entry that is deleted.
+func (t *uncountedBytes) add(f *maps.Flow) {
+	if f.Bytes == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byPort == nil {
+		t.byPort = make(map[uint32]Bytes)
+	}
+	b := t.byPort[f.ServicePortId]
+	if f.Role == maps.FlowFromClient {
+		b.Sent += f.Bytes
+	} else {
+		b.Received += f.Bytes
+	}
+	t.byPort[f.ServicePortId] = b
+}
+
+// Bytes returns what the flows that this Sweeper has ended had sent and received since programs last
+// counted it, by service port id: [maps.Stats] does not include it. Ids that no longer exist are
+// dropped from time to time. Any goroutine may call it.
+func (s *Sweeper) Bytes() map[uint32]Bytes {
+	s.bytes.mu.Lock()
+	defer s.bytes.mu.Unlock()
+
+	return stdmaps.Clone(s.bytes.byPort)
+}
+
+// manyPorts is the number of ids from which on dropUnknownPorts checks them.
+const manyPorts = 4096
+
+// dropUnknownPorts drops the bytes of service port ids that no longer exist.
+func (s *Sweeper) dropUnknownPorts() error {
+	known := s.Bytes()
+	if len(known) < manyPorts {
+		return nil
+	}
+	for id := range known {
+		_, ok, err := s.maps.ServicePorts.Lookup(id)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			s.bytes.mu.Lock()
+			delete(s.bytes.byPort, id)
+			s.bytes.mu.Unlock()
+		}
+	}
+
+	return nil
 }
