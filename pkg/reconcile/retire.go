@@ -87,13 +87,7 @@ func (r *Reconciler) runAfterGrace() {
 func (r *Reconciler) retireFrontends(svc *service) bool {
 	for which := range svc.retiring {
 		var failed []maps.FrontendKey
-		for len(svc.retiring[which]) > 0 {
-			if r.spent() {
-				svc.retiring[which] = append(svc.retiring[which], failed...)
-
-				return false
-			}
-			r.spend(costLook)
+		for len(svc.retiring[which]) > 0 && r.affords(costLook) {
 			key := svc.retiring[which][0]
 			svc.retiring[which] = svc.retiring[which][1:]
 			if err := r.retireFrontend(svc, key); err != nil {
@@ -101,7 +95,11 @@ func (r *Reconciler) retireFrontends(svc *service) bool {
 				failed = append(failed, key)
 			}
 		}
-		svc.retiring[which] = failed
+		done := len(svc.retiring[which]) == 0
+		svc.retiring[which] = append(svc.retiring[which], failed...)
+		if !done {
+			return false
+		}
 	}
 
 	return true
@@ -245,9 +243,8 @@ func (r *Reconciler) sweepLater(p *port) {
 // was spent before the last one.
 func (r *Reconciler) sweepPorts(svc *service) bool {
 	var failed []*port
-	for len(svc.sweep) > 0 && !r.spent() {
+	for len(svc.sweep) > 0 && r.affords(costLook) {
 		p := svc.sweep[0]
-		r.spend(costLook)
 		before := svc.fails
 		if !r.sweepPort(p) {
 			break

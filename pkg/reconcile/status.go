@@ -64,7 +64,7 @@ func (r *Reconciler) Statuses() iter.Seq[Status] {
 	return func(yield func(Status) bool) {
 		adopts := r.adopts()
 		for _, svc := range r.services {
-			if (svc.wanted || svc.failing()) && !yield(r.status(svc, adopts)) {
+			if (svc.wanted || svc.work != nil && len(svc.failures) > 0) && !yield(r.status(svc, adopts)) {
 				return
 			}
 		}
@@ -117,24 +117,14 @@ type Fill struct {
 
 // Counters are numbers over all maps.
 type Counters struct {
-	Services int // number that is Set
-	Failing  int // number with a failed write
-	Writes   map[string]Writes
-	Fill     map[string]Fill
+	Writes map[string]Writes
+	Fill   map[string]Fill
 }
 
 // Counters returns the numbers of writes since New, and how full the maps are, by names of the
 // maps.
 func (r *Reconciler) Counters() Counters {
 	c := Counters{Writes: make(map[string]Writes), Fill: make(map[string]Fill)}
-	for _, svc := range r.services {
-		if svc.wanted {
-			c.Services++
-		}
-		if svc.failing() {
-			c.Failing++
-		}
-	}
 	for _, m := range r.maps {
 		c.Writes[m.Name()], c.Fill[m.Name()] = m.counters()
 	}
@@ -182,8 +172,6 @@ func (r *Reconciler) Gone() Gone {
 // maxFailures is how many failures of one Service are kept: if a map is full, every entry of the
 // Service may fail.
 const maxFailures = 10
-
-func (svc *service) failing() bool { return svc.work != nil && len(svc.failures) > 0 }
 
 // fail records a failed write, once for each thing written.
 func (svc *service) fail(what string, err error) {
