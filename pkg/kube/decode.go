@@ -1,67 +1,34 @@
 package kube
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"path"
+	"path/filepath"
+	"regexp"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	jsonserializer "k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// head is the fields that every object and every List has.
-type head struct {
-	metav1.TypeMeta `json:",inline"`
-	Metadata        struct {
-		Namespace string `json:"namespace"`
-		Name      string `json:"name"`
-	} `json:"metadata"`
-	Items []json.RawMessage `json:"items"`
-}
-
-// title is how problems name the object, which may be of any kind.
-func (h *head) title() string {
-	if h.Metadata.Namespace == "" {
-		return strings.TrimSpace(h.Kind + " " + h.Metadata.Name)
-	}
-	return h.Kind + " " + h.Metadata.Namespace + "/" + h.Metadata.Name
-}
-
-func (h *head) isList() bool {
-	return h.Kind == "List" && h.APIVersion == "v1"
-}
-
-// newObject returns an empty object of h's kind, or nil if this package does not read
-// that kind, and the key of the object with the default namespace filled in.
-func (h *head) newObject() (runtime.Object, key) {
-	k := key{namespace: h.Metadata.Namespace, name: h.Metadata.Name}
-	if k.namespace == "" {
-		k.namespace = metav1.NamespaceDefault
-	}
-	switch h.APIVersion + " " + h.Kind {
-	case "v1 Service":
-		k.kind = kindService
-		return &corev1.Service{}, k
-	case "discovery.k8s.io/v1 EndpointSlice":
-		k.kind = kindSlice
-		return &discoveryv1.EndpointSlice{}, k
-	case "v1 Node":
-		k.kind, k.namespace = kindNode, ""
-		return &corev1.Node{}, k
-	case "networking.k8s.io/v1 ServiceCIDR":
-		k.kind, k.namespace = kindServiceCIDR, ""
-		return &networkingv1.ServiceCIDR{}, k
-	}
-	return nil, k
+// manifestKinds are the kinds that are read of manifests, by apiVersion and kind.
+var manifestKinds = map[string]kind{
+	"v1 Service":                        kindService,
+	"discovery.k8s.io/v1 EndpointSlice": kindSlice,
+	"v1 Node":                           kindNode,
+	"networking.k8s.io/v1 ServiceCIDR":  kindServiceCIDR,
 }
 
 // strictly decodes JSON as an API server does with strict field validation: names are case
@@ -69,70 +36,132 @@ func (h *head) newObject() (runtime.Object, key) {
 var strictly = jsonserializer.NewSerializerWithOptions(jsonserializer.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
 	jsonserializer.SerializerOptions{Strict: true})
 
-// mistake is a field that strict decoding does not accept, and why.
-type mistake struct {
-	field   string
-	message string
-}
-
-// decodeStrict decodes a document into obj. If it returns mistakes, obj must not be used.
-func decodeStrict(doc []byte, obj runtime.Object) []mistake {
-	_, _, err := strictly.Decode(doc, nil, obj)
+// parse parses the content of a file, or notes why it could not be read. If the file is bad,
+// the objects of its last good version stay.
+func (m *manifest) parse(name string, content []byte, err error, nodeName string) {
+	last := m.objects
+	m.objects, m.problems = nil, nil
+	p := manifestParser{file: name, nodeName: nodeName, seen: map[key]bool{}, out: m}
+	p.instead = "nothing of the file is in force"
+	if len(last) > 0 {
+		p.instead = "the last good version of the file stays in force"
+	}
+	var docs []json.RawMessage
 	if err == nil {
-		return nil
+		docs, err = documents(name, content)
 	}
-	errs := []error{err}
-	if strict, ok := runtime.AsStrictDecodingError(err); ok {
-		errs = strict.Errors()
+	if err != nil {
+		p.refuse("", err)
 	}
-	var wrong []mistake
-	for _, err := range errs {
-		wrong = append(wrong, mistakeOf(err))
+	for _, doc := range docs {
+		p.add(doc)
 	}
-	return wrong
+	if p.bad {
+		m.objects = last
+	}
 }
 
-func mistakeOf(err error) mistake {
-	var wrongType *json.UnmarshalTypeError
-	if errors.As(err, &wrongType) {
-		return mistake{wrongType.Field, "cannot be a " + wrongType.Value}
-	}
-	// For example: unknown field "spec.prots"
-	message, quoted, found := strings.Cut(err.Error(), ` "`)
-	field, _, closed := strings.Cut(quoted, `"`)
-	if !found || !closed {
-		return mistake{"content", err.Error()}
-	}
-	return mistake{field, message}
+// manifestParser parses one file.
+type manifestParser struct {
+	file, nodeName string
+	seen           map[key]bool
+	bad            bool   // the file has an object that an API server would refuse
+	instead        string // what is in force if the file is bad
+	out            *manifest
 }
 
-// complete sets the defaults that an API server would set, where they change the meaning
-// of the object. It cannot allocate addresses and ports as an API server does: it returns
-// a problem for each that is missing.
-func complete(obj runtime.Object, k key) []lb.Problem {
-	p := &parser{object: k}
-	switch obj := obj.(type) {
-	case *corev1.Service:
-		obj.Namespace = k.namespace
-		p.completeService(&obj.Spec)
-	case *discoveryv1.EndpointSlice:
-		obj.Namespace = k.namespace
-		for i := range obj.Ports {
-			// To an API server, an empty name is the same as none.
-			obj.Ports[i].Name = ptr.To(ptr.Deref(obj.Ports[i].Name, ""))
-		}
-	case *corev1.Node:
-		obj.Namespace = ""
-	case *networkingv1.ServiceCIDR:
-		obj.Namespace = ""
+// note adds a problem of the file, or of an object in it.
+func (p *manifestParser) note(object, field, format string, args ...any) {
+	title := "manifest " + p.file
+	if object != "" {
+		title += ", " + object
 	}
-	return p.problems
+	p.out.problems = append(p.out.problems, lb.Problem{Object: title, Field: field, Message: fmt.Sprintf(format, args...)})
 }
 
-func (p *parser) completeService(spec *corev1.ServiceSpec) {
-	if spec.Type == corev1.ServiceTypeExternalName {
+// refuse adds an error as a problem, and marks the file as bad.
+func (p *manifestParser) refuse(object string, err error) {
+	p.bad = true
+	p.note(object, "", "%s; %s", strings.Join(strings.Fields(err.Error()), " "), p.instead)
+}
+
+// add adds the object of a document, or all objects of a List.
+func (p *manifestParser) add(doc json.RawMessage) {
+	var head struct {
+		metav1.TypeMeta `json:",inline"`
+		Metadata        struct {
+			Namespace string `json:"namespace"`
+			Name      string `json:"name"`
+		} `json:"metadata"`
+		Items []json.RawMessage `json:"items"`
+	}
+	if !bytes.HasPrefix(doc, []byte("{")) {
+		p.refuse("", fmt.Errorf("a document is no object but %.20s", doc))
 		return
 	}
+	if err := json.Unmarshal(doc, &head); err != nil {
+		p.refuse(head.Kind, err)
+		return
+	}
+	if head.Kind == "List" && head.APIVersion == "v1" {
+		for _, item := range head.Items {
+			p.add(item)
+		}
+		return
+	}
+	title := strings.TrimSpace(head.Kind + " " + path.Join(head.Metadata.Namespace, head.Metadata.Name))
+	known, isKnown := manifestKinds[head.APIVersion+" "+head.Kind]
+	k := key{kind: known, name: head.Metadata.Name}
+	if known == kindService || known == kindSlice {
+		k.namespace = head.Metadata.Namespace
+		if k.namespace == "" {
+			k.namespace = metav1.NamespaceDefault
+		}
+	}
+	switch {
+	case !isKnown:
+		p.note(title, "kind", "%q of apiVersion %q is not read here", head.Kind, head.APIVersion)
+		return
+	case k.name == "":
+		p.refuse(title, errors.New("metadata.name is missing"))
+		return
+	case p.seen[k]:
+		p.note(k.String(), "metadata.name", "the file has it twice; the first one counts")
+		return
+	}
+	p.seen[k] = true
+	obj, _, err := strictly.Decode(doc, nil, nil)
+	if err != nil {
+		p.refuse(k.String(), err)
+		return
+	}
+	obj.(metav1.Object).SetNamespace(k.namespace)
+	problems := setDefaults(obj, k)
+	if !selected(obj, p.nodeName) {
+		return
+	}
+	for _, problem := range problems {
+		p.note(k.String(), problem.Field, "%s", problem.Message)
+	}
+	p.out.objects = append(p.out.objects, declared{k, obj})
+}
+
+// setDefaults sets the defaults that an API server would set, where they change the
+// meaning of the object. It cannot allocate addresses and ports as an API server does: it
+// returns a problem for each that is missing.
+func setDefaults(obj runtime.Object, k key) []lb.Problem {
+	p := &parser{object: k}
+	if slice, ok := obj.(*discoveryv1.EndpointSlice); ok {
+		for i := range slice.Ports {
+			// To an API server, an empty name is the same as none.
+			slice.Ports[i].Name = ptr.To(ptr.Deref(slice.Ports[i].Name, ""))
+		}
+	}
+	service, ok := obj.(*corev1.Service)
+	if !ok || service.Spec.Type == corev1.ServiceTypeExternalName {
+		return nil
+	}
+	spec := &service.Spec
 	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
 		spec.ClusterIP = spec.ClusterIPs[0]
 	}
@@ -152,6 +181,7 @@ func (p *parser) completeService(spec *corev1.ServiceSpec) {
 			}
 		}
 	}
+	return p.problems
 }
 
 // familiesOf returns the families of addresses, or nil if one cannot be parsed.
@@ -169,4 +199,47 @@ func familiesOf(clusterIPs []string) []corev1.IPFamily {
 		}
 	}
 	return families
+}
+
+// separator ends a document of YAML. The rest of its line is part of the next document:
+// "--- # comment" is allowed.
+var separator = regexp.MustCompile(`(?m)^(---|\.\.\.)(\s|$)`)
+
+// documents returns the documents of a manifest as JSON, without empty ones.
+func documents(name string, content []byte) ([]json.RawMessage, error) {
+	var docs []json.RawMessage
+	if filepath.Ext(name) == ".json" {
+		for decoder := json.NewDecoder(bytes.NewReader(content)); ; {
+			var doc json.RawMessage
+			err := decoder.Decode(&doc)
+			if errors.Is(err, io.EOF) {
+				return docs, nil
+			}
+			if err != nil {
+				var syntax *json.SyntaxError
+				read := bytes.TrimRight(content, "\n")
+				if errors.As(err, &syntax) {
+					read = content[:min(int(syntax.Offset), len(content))]
+				}
+				return nil, fmt.Errorf("line %d: %w", 1+bytes.Count(read, []byte("\n")), err)
+			}
+			docs = append(docs, doc)
+		}
+	}
+	begin := 0
+	for _, end := range append(separator.FindAllIndex(content, -1), []int{len(content), len(content)}) {
+		text := content[begin:end[0]]
+		doc, err := yaml.YAMLToJSONStrict(text)
+		if err != nil {
+			// Parse again with the lines before it, so that the error has the line of the file.
+			lines := bytes.Repeat([]byte("\n"), bytes.Count(content[:begin], []byte("\n")))
+			_, err = yaml.YAMLToJSONStrict(append(lines, text...))
+			return nil, err
+		}
+		if string(doc) != "null" {
+			docs = append(docs, doc)
+		}
+		begin = end[1]
+	}
+	return docs, nil
 }

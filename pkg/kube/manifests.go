@@ -9,24 +9,20 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-const (
-	// quietTime is how long a directory must not change before it is read, because
-	// most files are not written at once.
-	quietTime = 50 * time.Millisecond
-
-	// rescanTime is how often the directory is read without a notification: some get
-	// lost, and there is none of a change of a link's target.
-	rescanTime = 5 * time.Second
-)
+// scanInterval is how often the directory is scanned. A file must not have changed for one
+// interval before it is read, because most files are not written at once.
+const scanInterval = 200 * time.Millisecond
 
 // ManifestsConfig is the configuration of a [Manifests].
 type ManifestsConfig struct {
@@ -42,29 +38,48 @@ type ManifestsConfig struct {
 
 	// Log is [slog.Default] if nil.
 	Log *slog.Logger
-
-	// rescan is how often the directory is looked at without notice, if not
-	// every rescanTime.
-	rescan time.Duration
 }
 
-// Manifests follows a directory of manifests, in place of an API server. What
-// an API server fills in is filled in; what it would not send to a Service
-// proxy is passed over; what it would refuse is reported and changes nothing:
-// the last good version of the object, or of a whole file that is no YAML,
-// stays in force.
+// Manifests follows a directory of manifests, in place of an API server. It sets the
+// defaults that an API server sets, and ignores objects that an API server would not send
+// to a Service proxy. A file with an object that an API server would refuse is reported,
+// and its last good version stays in force, with all of its objects.
 //
-// Of an object that two files have, the file whose name sorts first decides.
-// Files are best replaced by renaming: one that is written in place is read as
-// it is when its writer pauses.
+// If two files have the same object, the one whose name sorts first decides.
 type Manifests struct {
 	cfg    ManifestsConfig
 	synced chan struct{}
 
 	tracker  *tracker
 	files    map[string]*manifest // by name in Dir
-	inForce  map[key]*declared
-	reported map[string][]lb.Problem // by path; as the sink knows them
+	inForce  map[key]runtime.Object
+	reported map[string][]lb.Problem // by path; those that the sink knows
+}
+
+// manifest is one file.
+type manifest struct {
+	version fileVersion // as of the last scan
+	read    bool        // this version has been read
+
+	// objects are those of the last good version, in the order of the file, without
+	// those that no Watcher would select.
+	objects  []declared
+	problems []lb.Problem
+}
+
+// declared is an object of a manifest. It is kept, because it comes into force when a file
+// before it no longer has it.
+type declared struct {
+	key key
+	obj runtime.Object
+}
+
+// fileVersion changes with every write of a file, also with one that sets its modification
+// time. The zero value is a file that does not exist.
+type fileVersion struct {
+	dev, ino         uint64
+	size             int64
+	modified, status syscall.Timespec
 }
 
 // NewManifests returns an error if a field of cfg is missing, or one that names
@@ -82,15 +97,12 @@ func NewManifests(cfg ManifestsConfig) (*Manifests, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	if cfg.rescan == 0 {
-		cfg.rescan = rescanTime
-	}
 	return &Manifests{
 		cfg:      cfg,
 		synced:   make(chan struct{}),
 		tracker:  newTracker(cfg.Sink, cfg.Log),
 		files:    map[string]*manifest{},
-		inForce:  map[key]*declared{},
+		inForce:  map[key]runtime.Object{},
 		reported: map[string][]lb.Problem{},
 	}, nil
 }
@@ -104,58 +116,22 @@ func (m *Manifests) NodeSynced() <-chan struct{} { return m.synced }
 
 // Run follows the directory until ctx ends, then returns nil. It may be called once.
 func (m *Manifests) Run(ctx context.Context) error {
-	var events chan fsnotify.Event
-	var lost chan error
-	notices := m.notify()
-	if notices != nil {
-		defer notices.Close()
-		events, lost = notices.Events, notices.Errors
-	}
-	m.scan()
+	m.scan(true)
 	close(m.synced)
-
-	quiet := time.NewTimer(quietTime)
-	quiet.Stop() // until the first notification
-	rescan := time.NewTicker(m.cfg.rescan)
-	defer rescan.Stop()
-	for {
+	for ticker := time.Tick(scanInterval); ; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case event := <-events:
-			m.markStale(filepath.Base(event.Name))
-			quiet.Reset(quietTime)
-		case err := <-lost:
-			m.cfg.Log.Warn("a change of the manifests may be seen late", "dir", m.cfg.Dir, "err", err)
-		case <-quiet.C:
-			m.scan()
-		case <-rescan.C:
-			if notices != nil {
-				// Notices are about a directory, not about its name, and end
-				// when another one takes its place. The scan reports errors.
-				_ = notices.Add(m.cfg.Dir)
-			}
-			m.scan()
+		case <-ticker:
+			m.scan(false)
 		}
 	}
 }
 
-// notify returns notices of changes in the directory, nil if the kernel has no
-// more to give.
-func (m *Manifests) notify() *fsnotify.Watcher {
-	notices, err := fsnotify.NewWatcher()
-	if err != nil {
-		m.cfg.Log.Warn("changes of the manifests are seen late", "dir", m.cfg.Dir, "within", m.cfg.rescan, "err", err)
-		return nil
-	}
-	if err := notices.Add(m.cfg.Dir); err != nil {
-		m.cfg.Log.Warn("changes of the manifests are seen late", "dir", m.cfg.Dir, "within", m.cfg.rescan, "err", err)
-	}
-	return notices
-}
-
-// scan reads the files that have changed and reports the changes.
-func (m *Manifests) scan() {
+// scan reads the files that have changed, and applies the changes. A file whose version is
+// not that of the last scan may still be written to: it is read at the next scan, unless
+// now is set.
+func (m *Manifests) scan(now bool) {
 	entries, err := os.ReadDir(m.cfg.Dir)
 	if err != nil {
 		m.report(m.cfg.Dir, []lb.Problem{{Object: "manifests", Field: m.cfg.Dir, Message: err.Error() + "; their last versions stay in force"}})
@@ -166,11 +142,45 @@ func (m *Manifests) scan() {
 	found := map[string]bool{}
 	changed := false
 	for _, entry := range entries {
-		if isManifest(entry.Name()) {
-			here, read := m.look(entry.Name())
-			found[entry.Name()] = here
-			changed = changed || read
+		name := entry.Name()
+		path := filepath.Join(m.cfg.Dir, name)
+		if strings.HasPrefix(name, ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) {
+			continue
 		}
+		var version fileVersion
+		stat, err := os.Stat(path)
+		if err == nil {
+			s := stat.Sys().(*syscall.Stat_t)
+			version = fileVersion{uint64(s.Dev), s.Ino, s.Size, s.Mtim, s.Ctim}
+		} else if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			continue // it was deleted meanwhile, and is no link without a target
+		}
+		if err == nil && !stat.Mode().IsRegular() {
+			continue
+		}
+		found[name] = true
+		file := m.files[name]
+		if file == nil {
+			file = &manifest{}
+			m.files[name] = file
+		}
+		if file.version != version {
+			file.version, file.read = version, false
+			if !now {
+				continue
+			}
+		}
+		if file.read {
+			continue
+		}
+		content, err := os.ReadFile(path)
+		if err == nil {
+			// The clock of files is coarse: one that has just been written may change again
+			// and keep its version.
+			file.read = !now || time.Since(time.Unix(version.status.Unix())) > scanInterval
+		}
+		file.parse(name, content, err, m.cfg.NodeName)
+		changed = true
 	}
 	for name := range m.files {
 		if !found[name] {
@@ -184,66 +194,21 @@ func (m *Manifests) scan() {
 	}
 }
 
-func isManifest(name string) bool {
-	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
-}
-
-// look reads a file if it has changed. It reports whether there is one, and whether it was
-// read.
-func (m *Manifests) look(name string) (here, read bool) {
-	path := filepath.Join(m.cfg.Dir, name)
-	old := m.files[name]
-	if old == nil {
-		old = &manifest{name: name}
-	}
-	stat, err := os.Stat(path)
-	switch {
-	case err != nil && !exists(path):
-		return false, false
-	case err != nil:
-		m.files[name] = unreadable(old, err)
-		return true, true
-	case !stat.Mode().IsRegular():
-		return false, false
-	case old.stat != nil && same(old.stat, stat):
-		return true, false
-	}
-	m.files[name] = readManifest(path, stat, old, m.cfg.NodeName)
-	return true, true
-}
-
-// exists reports whether there is something at path, which may be a link without a target.
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
-func same(a, b fs.FileInfo) bool {
-	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
-}
-
-// markStale makes the next scan read a file that looks unchanged.
-func (m *Manifests) markStale(name string) {
-	if file := m.files[name]; file != nil {
-		file.stat = nil
-	}
-}
-
 // apply reports the differences between the objects of the files and those in force.
 func (m *Manifests) apply() {
-	next := make(map[key]*declared, len(m.inForce))
+	next := make(map[key]runtime.Object, len(m.inForce))
 	owner := make(map[key]string, len(m.inForce))
 	for _, name := range slices.Sorted(maps.Keys(m.files)) {
 		file := m.files[name]
 		problems := slices.Clone(file.problems)
 		for _, d := range file.objects {
 			if first, taken := owner[d.key]; taken {
-				problems = append(problems, file.problem(d.key.String(), "metadata.name",
-					fmt.Sprintf("%s has it too, and is in force because its name sorts first", first)))
+				problems = append(problems, lb.Problem{Object: "manifest " + name + ", " + d.key.String(), Field: "metadata.name",
+					Message: first + " has it too, and is in force because its name sorts first"})
 				continue
 			}
-			owner[d.key], next[d.key] = name, d
-			if m.inForce[d.key] != d {
+			owner[d.key], next[d.key] = name, d.obj
+			if !reflect.DeepEqual(m.inForce[d.key], d.obj) {
 				m.tracker.put(translate(d.obj))
 			}
 		}

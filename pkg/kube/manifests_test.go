@@ -36,10 +36,7 @@ func TestManifestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"scan": func(ts *testscript.TestScript, _ bool, _ []string) {
 				m := ts.Value(script{}).(following)
-				for name := range m.files {
-					m.markStale(name)
-				}
-				m.scan()
+				m.scan(true)
 				out := ts.Stdout()
 				for _, call := range m.sink.take() {
 					fmt.Fprintln(out, call)
@@ -56,7 +53,7 @@ func TestManifestsFollow(t *testing.T) {
 	mustWrite(t, a, serviceYAML("one", "10.96.0.1"))
 	mustDate(t, a)
 	sink := newRecorder()
-	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink, rescan: time.Hour})
+	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
 	mustHave(t, sink, "Service default/one")
 
 	// In place, of the same length, and of the same time.
@@ -75,13 +72,42 @@ func TestManifestsFollow(t *testing.T) {
 	mustHave(t, sink, "Service default/three")
 }
 
+// A file that is being written is read when it has not changed between two scans, and
+// again when its writer goes on later.
+func TestManifestsWaitForTheWriter(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.yaml")
+	sink := newRecorder()
+	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.scan(true)
+	text := ""
+	for i, steps := range []int{1, 1, 2, 2} { // scans after each write
+		text += serviceYAML(fmt.Sprint("s", i), "10.96.0.1") + "---\n"
+		mustWrite(t, path, text)
+		for step := range steps {
+			m.scan(false)
+			if calls, want := len(sink.take()) > 0, step == 1; calls != want {
+				t.Fatalf("write %d, scan %d: read is %v, want %v", i, step, calls, want)
+			}
+		}
+	}
+	mustHave(t, sink, "Service default/s0", "Service default/s1", "Service default/s2", "Service default/s3")
+	m.scan(false)
+	if calls := sink.take(); calls != nil {
+		t.Errorf("a file that has not changed leads to %v", calls)
+	}
+}
+
 // The target of a link is followed, too.
 func TestManifestsBehindALink(t *testing.T) {
 	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "one")
 	mustWrite(t, elsewhere, serviceYAML("one", "10.96.0.1"))
 	mustLink(t, elsewhere, filepath.Join(dir, "a.yaml"))
 	sink := newRecorder()
-	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink, rescan: 10 * time.Millisecond})
+	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
 	mustHave(t, sink, "Service default/one")
 	mustWrite(t, elsewhere, serviceYAML("another", "10.96.0.1"))
 	mustHave(t, sink, "Service default/another")
@@ -95,7 +121,7 @@ func TestManifestsOfAConfigMap(t *testing.T) {
 	mustLink(t, "..1", filepath.Join(dir, "..data"))
 	mustLink(t, filepath.Join("..data", "a.yaml"), filepath.Join(dir, "a.yaml"))
 	sink := newRecorder()
-	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink, rescan: time.Hour})
+	mustFollow(t, ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
 	mustBecome(t, sink, "Service default/one", "[10.96.0.1] [IPv4] [80/TCP]")
 
 	mustMkdir(t, filepath.Join(dir, "..2"))
@@ -117,11 +143,11 @@ func TestManifestsDirectoryReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.scan()
+	m.scan(true)
 	mustHave(t, sink, "Service default/one")
 
 	mustRemove(t, dir)
-	m.scan()
+	m.scan(true)
 	mustHave(t, sink, "Service default/one")
 	if got := sink.problems("manifests"); len(got) != 1 || !strings.Contains(got[0].String(), "no such file") {
 		t.Errorf("reported is %v, want that the directory is missing", got)
@@ -129,7 +155,7 @@ func TestManifestsDirectoryReplaced(t *testing.T) {
 
 	mustMkdir(t, dir)
 	mustWrite(t, filepath.Join(dir, "b.yaml"), serviceYAML("two", "10.96.0.2"))
-	m.scan()
+	m.scan(true)
 	mustHave(t, sink, "Service default/two")
 	if got := sink.problems("manifests"); got != nil {
 		t.Errorf("still reported: %v", got)
@@ -145,19 +171,19 @@ func TestManifestsUnreadableFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.scan()
+	m.scan(true)
 
 	// Not even root can read a link without a target.
 	mustRemove(t, path)
 	mustLink(t, "nowhere", path)
-	m.scan()
+	m.scan(true)
 	mustHave(t, sink, "Service default/one")
 	if got := sink.problems("a.yaml"); len(got) != 1 {
 		t.Errorf("reported is %v, want one problem", got)
 	}
 
 	mustRemove(t, path)
-	m.scan()
+	m.scan(true)
 	mustHave(t, sink)
 	if got := sink.problems("a.yaml"); got != nil {
 		t.Errorf("still reported: %v", got)
