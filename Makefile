@@ -2,9 +2,11 @@
 # root) by test/setup.sh, which takes no time when all is there.
 
 version := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+platforms := linux/amd64 linux/arm64
+image := bin/image
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: help setup build image test lint generate demo bench microbench kernels kernelssmoke clean
+.PHONY: FORCE help setup build image test lint generate demo bench microbench kernels kernelssmoke clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -15,8 +17,14 @@ setup: ## makes this machine ready for everything below
 build: ## bin/sluice, static
 	$(go_build) -o bin/sluice ./cmd/sluice
 
-image: ## bin/image and bin/image.tar, the container image as an OCI layout, without Docker
-	go run ./deploy/image -version '$(version)' -o bin/image
+# The same source, version and Go give the same files.
+image: $(platforms:%=bin/%/sluice) ## bin/image and bin/image.tar, the container image as an OCI layout, without Docker
+	go run ./deploy/image -version '$(version)' -o $(image) $(foreach p,$(platforms),$(p)=bin/$(p)/sluice)
+	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+		-C $(image) -cf $(image).tar blobs index.json oci-layout
+
+bin/linux/%/sluice: FORCE
+	GOOS=linux GOARCH=$* $(go_build) -o $@ ./cmd/sluice
 
 demo: ready-demo build ## shows what Sluice does, in a minute, on this machine
 	$(go_build) -o bin/sluice-demo ./test/demo

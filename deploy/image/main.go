@@ -1,29 +1,61 @@
-// Image writes the container image of Sluice as an OCI layout and as a tar file of
-// that, without a container engine. It is the image that the Dockerfile describes.
-// The same source, version and Go give the same digest.
+// Image writes the container image of Sluice as an OCI layout, without a container
+// engine:
+//
+//	image -version v1.2.3 -o bin/image linux/amd64=BINARY linux/arm64=BINARY
+//
+// The same binaries and version give the same digest. `make image` builds the
+// binaries, and a tar file of the layout.
 package main
 
 import (
+	"archive/tar"
+	"bytes"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
+	"path"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
+// repository is the image's name on this machine and on the nodes of a development
+// cluster. No registry has that name, so that nothing is pulled from it.
+const repository = "localhost/sluice"
+
+// binaryPath is the path of the binary in the image, which has no other file.
+const binaryPath = "/usr/bin/sluice"
+
+func config(version string) v1.Config {
+	return v1.Config{
+		User:       "0:0",
+		Env:        []string{"PATH=" + path.Dir(binaryPath)},
+		Entrypoint: []string{binaryPath},
+		WorkingDir: "/",
+		Labels: map[string]string{
+			"org.opencontainers.image.title":       "sluice",
+			"org.opencontainers.image.description": "Kubernetes Services without kube-proxy",
+			"org.opencontainers.image.source":      "https://github.com/sluice-lb/sluice",
+			"org.opencontainers.image.licenses":    "Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)",
+			"org.opencontainers.image.version":     version,
+		},
+	}
+}
+
 func main() {
-	version := flag.String("version", "unknown", "what `sluice version` says, and the tag of the image")
-	platforms := flag.String("platforms", "linux/amd64,linux/arm64", "for what to build")
-	out := flag.String("o", "bin/image", "folder of the layout; what is there goes. The tar file is beside it")
+	version := flag.String("version", "unknown", "the tag of the image")
+	out := flag.String("o", "bin/image", "folder of the layout; its content is replaced")
 	flag.Parse()
 
-	digest, err := run(*out, *version, strings.Split(*platforms, ","))
-	if err == nil {
-		err = archive(*out, *out+".tar")
-	}
+	digest, err := write(*out, *version, flag.Args())
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "image: %v\n", err)
 		os.Exit(1)
@@ -31,44 +63,84 @@ func main() {
 	fmt.Printf("%s %s\n%s.tar %s:%s\n", *out, digest, *out, repository, *version)
 }
 
-func run(out, version string, platforms []string) (v1.Hash, error) {
-	aside, err := os.MkdirTemp("", "sluice-image-")
+// write replaces the folder by a layout, and returns the digest of its index, which
+// has an image for each PLATFORM=BINARY. The layout has no timestamps. The version
+// must be a tag.
+func write(folder, version string, binaries []string) (v1.Hash, error) {
+	tag, err := name.NewTag(repository+":"+version, name.StrictValidation)
 	if err != nil {
-		return v1.Hash{}, fmt.Errorf("folder of binaries: %w", err)
+		return v1.Hash{}, fmt.Errorf("version %q: %w", version, err)
 	}
-	defer os.RemoveAll(aside)
-
-	var parts []part
-	for _, text := range platforms {
+	var index v1.ImageIndex = mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	for _, arg := range binaries {
+		text, binary, _ := strings.Cut(arg, "=")
 		platform, err := v1.ParsePlatform(text)
 		if err != nil {
 			return v1.Hash{}, fmt.Errorf("platform %q: %w", text, err)
 		}
-		binary := filepath.Join(aside, strings.ReplaceAll(text, "/", "-"))
-		if err := compile(binary, version, *platform); err != nil {
-			return v1.Hash{}, fmt.Errorf("platform %s: %w", text, err)
+		image, err := imageOf(binary, version, platform)
+		if err != nil {
+			return v1.Hash{}, fmt.Errorf("platform %q: %w", text, err)
 		}
-		parts = append(parts, part{platform: *platform, binary: binary})
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add: image, Descriptor: v1.Descriptor{Platform: platform},
+		})
+	}
+	if err := os.RemoveAll(folder); err != nil {
+		return v1.Hash{}, fmt.Errorf("folder of the layout: %w", err)
+	}
+	root, err := layout.Write(folder, empty.Index)
+	if err == nil {
+		err = root.AppendIndex(index, layout.WithAnnotations(map[string]string{
+			"org.opencontainers.image.ref.name": version,
+			"io.containerd.image.name":          tag.Name(), // the name after ctr images import
+		}))
+	}
+	if err != nil {
+		return v1.Hash{}, fmt.Errorf("layout: %w", err)
 	}
 
-	return write(out, version, parts)
+	return index.Digest()
 }
 
-const modulePath = "github.com/sluice-lb/sluice"
-
-// buildArgs is what the Dockerfile says to go.
-func buildArgs(binary, version string) []string {
-	return []string{"build", "-trimpath", "-buildvcs=false",
-		"-ldflags", "-s -w -X main.version=" + version, "-o", binary, modulePath + "/cmd/sluice"}
-}
-
-func compile(binary, version string, platform v1.Platform) error {
-	cmd := exec.Command("go", buildArgs(binary, version)...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+platform.OS, "GOARCH="+platform.Architecture)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("build of sluice: %w", err)
+// imageOf returns the image of one platform. Its only layer has the binary and the
+// folders on its path.
+func imageOf(binary, version string, platform *v1.Platform) (v1.Image, error) {
+	content, err := os.ReadFile(binary)
+	if err != nil {
+		return nil, fmt.Errorf("binary: %w", err)
 	}
+	var files bytes.Buffer
+	w := tar.NewWriter(&files)
+	err = errors.Join(
+		w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "usr/", Mode: 0o755}),
+		w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "usr/bin/", Mode: 0o755}),
+		w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: binaryPath[1:], Mode: 0o755, Size: int64(len(content))}),
+	)
+	if err == nil {
+		_, err = w.Write(content)
+	}
+	if err := errors.Join(err, w.Close()); err != nil {
+		return nil, fmt.Errorf("layer: %w", err)
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(files.Bytes())), nil
+	}, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, fmt.Errorf("layer: %w", err)
+	}
+	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	image, err := mutate.Append(base, mutate.Addendum{Layer: layer, History: v1.History{CreatedBy: "deploy/image"}})
+	if err != nil {
+		return nil, fmt.Errorf("image: %w", err)
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	file = file.DeepCopy()
+	file.OS, file.Architecture, file.Variant = platform.OS, platform.Architecture, platform.Variant
+	file.Config = config(version)
 
-	return nil
+	return mutate.ConfigFile(image, file)
 }

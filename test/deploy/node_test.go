@@ -93,13 +93,12 @@ func (m *machine) path(path string) string {
 	return filepath.Join(m.files, path)
 }
 
-// mustExtract writes the image for this machine as `make image` does, and
-// returns a folder with its files.
+// mustExtract makes the image for this machine, and returns a folder with its
+// files.
 func mustExtract(t testing.TB) string {
 	t.Helper()
 	folder := filepath.Join(t.TempDir(), "layout")
-	cmd := exec.Command("go", "run", "../../deploy/image", "-version", "test",
-		"-platforms", "linux/"+runtime.GOARCH, "-o", folder)
+	cmd := exec.Command("make", "--directory=../..", "image", "version=test", "platforms=linux/"+runtime.GOARCH, "image="+folder)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("image: %v: %s", err, out)
 	}
