@@ -13,7 +13,7 @@ const underAgent = "pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/he
 // ownImports lists which packages of this repository a package may import. Imports point one way.
 var ownImports = map[string]string{
 	"cmd/sluice": "pkg/agent pkg/config " + underAgent, "pkg/agent": underAgent,
-	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb", "pkg/health": "pkg/lb",
+	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb bpf", "pkg/health": "pkg/lb",
 	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "bpf maps",
 	"pkg/flow": "maps", "pkg/metrics": "maps pkg/lb", "bpf": "maps",
 }

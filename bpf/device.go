@@ -22,6 +22,12 @@ const DefaultUDPUnanswered = 30 * time.Second
 // PortRange is a range of ports, both ends included.
 type PortRange struct{ Low, High uint16 }
 
+// String returns the range as the kernel writes it.
+func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.Low, r.High) }
+
+// Len returns the number of ports.
+func (r PortRange) Len() int { return int(r.High) - int(r.Low) + 1 }
+
 // Mark sets the bits of Mask in the mark of a packet to those of Value. Zero changes none.
 type Mark struct{ Value, Mask uint32 }
 

@@ -46,7 +46,7 @@ type deviceMonitor struct {
 	record   func(kube.Event)
 	failFast bool               // a first try that fails is the end
 	reaches  func(uplinks bool) // called after each try
-	free     []node.PortRange   // for masqueraded flows; nil: not known yet
+	free     []bpf.PortRange    // for masqueraded flows; nil: not known yet
 
 	mu        sync.Mutex
 	decisions []node.Decision
@@ -424,17 +424,17 @@ func (m *deviceMonitor) followPorts(set func(ports, more bpf.PortRange) error) e
 	}
 	ports, more := bpf.DefaultMasqueradePorts, bpf.PortRange{}
 	if len(free) > 0 {
-		ports = bpf.PortRange(free[0])
+		ports = free[0]
 		m.log.Info("ports of masqueraded flows", "ports", free)
 	} else {
 		m.log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
 			"can collide with; narrow net.ipv4.ip_local_port_range, or reserve ports in net.ipv4.ip_local_reserved_ports",
-			"masquerade", node.PortRange(ports))
+			"masquerade", ports)
 	}
 	if len(free) > 1 {
-		more = bpf.PortRange(free[1])
+		more = free[1]
 	}
-	m.free = append([]node.PortRange{}, free...) // not nil
+	m.free = append([]bpf.PortRange{}, free...) // not nil
 
 	return set(ports, more)
 }

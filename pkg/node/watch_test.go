@@ -1,13 +1,16 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -273,4 +276,211 @@ func TestWatchRefusesInvalidConfig(t *testing.T) {
 	if err := Watch(t.Context(), Config{Netns: file, Update: func(State) {}}); err == nil {
 		t.Error("no error for a file that is no namespace")
 	}
+}
+
+// untilDevice waits until a device, which may be missing, fulfils a condition.
+func (o observer) untilDevice(name, what string, is func(d Device, there bool) bool) {
+	o.t.Helper()
+	o.until(name+" "+what, func(state State) bool {
+		d, there := byName(state)[name]
+
+		return is(d, there)
+	})
+}
+
+func TestWatchReportsDevices(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	watch := mustWatch(t, ns, Config{})
+	watch.untilDevice("lo", "there", func(_ Device, there bool) bool { return there })
+
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
+	watch.untilDevice("eth0", "there", func(d Device, there bool) bool { return there && d.IsUp && d.Peer == 0 })
+
+	mustAdd(t, ns, "eth0", "192.168.50.1/24")
+	watch.untilDevice("eth0", "with a network", func(d Device, _ bool) bool {
+		return d.Network == netip.MustParsePrefix("192.168.50.1/24") && d.SourceV4 == d.Network.Addr()
+	})
+	mustRoute(t, ns, "0.0.0.0/0", "eth0", "192.168.50.254")
+	watch.untilDevice("eth0", "with a gateway", func(d Device, _ bool) bool { return d.Gateway.IsValid() })
+	if err := ns.Netlink().RouteDel(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0"))}); err != nil {
+		t.Fatal(err)
+	}
+	watch.untilDevice("eth0", "without a gateway", func(d Device, _ bool) bool { return !d.Gateway.IsValid() })
+	mustRoute(t, ns, "::/0", "eth0", "fe80::1")
+	watch.untilDevice("eth0", "with a gateway", func(d Device, _ bool) bool { return d.Gateway.IsValid() })
+	mustRemove(t, ns, "eth0", "192.168.50.1/24")
+	watch.untilDevice("eth0", "without a network", func(d Device, _ bool) bool { return !d.Network.IsValid() })
+
+	if err := ns.AddBridge("br0"); err != nil {
+		t.Fatal(err)
+	}
+	link, err := ns.Netlink().LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bridge, err := ns.Netlink().LinkByName("br0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []error{ns.Netlink().LinkSetMaster(link, bridge), ns.SetDown("eth0"), ns.Netlink().LinkSetName(link, "uplink")} {
+		if change != nil {
+			t.Fatal(change)
+		}
+	}
+	watch.untilDevice("uplink", "below a bridge, and down", func(d Device, _ bool) bool {
+		return d.Master == bridge.Attrs().Index && !d.IsUp
+	})
+	if err := ns.RemoveDevice("uplink"); err != nil {
+		t.Fatal(err)
+	}
+	watch.untilDevice("uplink", "gone", func(_ Device, there bool) bool { return !there })
+}
+
+// The peer of a pair goes to another namespace, and comes back.
+func TestWatchReportsThePeer(t *testing.T) {
+	ns, pod := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "pod")
+	watch := mustWatch(t, ns, Config{})
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "veth0"}, lab.End{Namespace: ns, Device: "veth1"})
+	watch.untilDevice("veth0", "with its peer here", func(d Device, _ bool) bool { return d.Peer != 0 })
+	move := func(from, to *lab.Namespace) {
+		t.Helper()
+		link, err := from.Netlink().LinkByName("veth1")
+		if err == nil {
+			err = from.Netlink().LinkSetNsFd(link, int(to.Handle()))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	move(ns, pod)
+	watch.untilDevice("veth0", "with its peer elsewhere", func(d Device, _ bool) bool { return d.Peer == 0 })
+	move(pod, ns)
+	watch.untilDevice("veth0", "with its peer here again", func(d Device, _ bool) bool { return d.Peer != 0 })
+}
+
+func TestWatchReportsABurstOfDevicesTogether(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	watch := mustWatch(t, ns, Config{})
+	const count = 100
+	start := time.Now()
+	for i := range count {
+		name := fmt.Sprintf("veth%d", i)
+		lab.MustVeth(t, lab.End{Namespace: ns, Device: name}, lab.End{Namespace: peer, Device: name})
+	}
+	burst := time.Since(start)
+	updates := 0
+	watch.until("complete list", func(state State) bool {
+		updates++
+		up := 0
+		for _, d := range state.Devices {
+			if d.Kind == "veth" && d.IsUp && d.SourceV6 == (netip.Addr{}) {
+				up++
+			}
+		}
+
+		return up == count
+	})
+	if most := int(burst/quietTime) + 3; updates > most {
+		t.Errorf("reported %d times in %v, want at most %d", updates, burst, most)
+	}
+}
+
+// observer receives what a watch reports.
+type observer struct {
+	t       testing.TB
+	updates chan State
+	log     *lockedBuffer
+}
+
+// mustWatch watches a namespace until the test ends.
+func mustWatch(t testing.TB, ns *lab.Namespace, config Config) observer {
+	t.Helper()
+	file, err := os.Open(ns.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Netns = file
+
+	return startWatch(t, config, func(watch func()) { watch() })
+}
+
+// startWatch watches until the test ends, on a goroutine that on prepares.
+func startWatch(t testing.TB, config Config, on func(watch func())) observer {
+	o := observer{t: t, updates: make(chan State, 1000), log: &lockedBuffer{}}
+	config.Update = func(state State) { o.updates <- state }
+	config.Log = slog.New(slog.NewTextHandler(o.log, nil))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go on(func() { ended <- Watch(ctx, config) })
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("watch: %v", err)
+		}
+		if config.Netns != nil {
+			config.Netns.Close()
+		}
+	})
+
+	return o
+}
+
+// want waits until exactly these addresses are reported, not counting link-local ones.
+func (o observer) want(want ...string) {
+	o.t.Helper()
+	o.until(fmt.Sprintf("state with the addresses %v", want), func(state State) bool {
+		var got []string
+		for _, address := range state.Addresses {
+			if !address.Addr.IsLinkLocalUnicast() {
+				got = append(got, address.Addr.String())
+			}
+		}
+
+		return slices.Equal(got, want)
+	})
+}
+
+// until waits for a state that fulfils a condition.
+func (o observer) until(what string, is func(State) bool) State {
+	o.t.Helper()
+	var last State
+	for deadline := time.After(5 * time.Second); ; {
+		select {
+		case last = <-o.updates:
+			if is(last) {
+				return last
+			}
+		case <-deadline:
+			o.t.Fatalf("no %s; the last state is %+v", what, last)
+		}
+	}
+}
+
+// wantNoUpdate waits a while and fails the test if anything is reported.
+func (o observer) wantNoUpdate(while time.Duration) {
+	o.t.Helper()
+	select {
+	case state := <-o.updates:
+		o.t.Fatalf("reported %+v, want nothing", state)
+	case <-time.After(while):
+	}
+}
+
+type lockedBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buffer.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.buffer.String()
 }

@@ -1,14 +1,20 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sluice-lb/sluice/bpf"
 )
 
 // Conntrack is the configuration of the kernel's connection tracking. Sluice does not
@@ -154,4 +160,129 @@ func cores(root string) int {
 	}
 
 	return count
+}
+
+// ICMPLimit is the rate limit of ICMP errors that a node sends to all hosts together.
+type ICMPLimit struct {
+	PerSecond uint32 // 0: no limit
+	Burst     uint32
+}
+
+// defaultICMPLimit is the kernel's default.
+var defaultICMPLimit = ICMPLimit{PerSecond: 1000, Burst: 50}
+
+// ReadICMPLimit returns the limit of the calling thread's network namespace, or the
+// kernel's default if it cannot be read there: older kernels have the sysctls only in
+// the initial namespace.
+func ReadICMPLimit() (ICMPLimit, error) {
+	limit := defaultICMPLimit
+	for name, value := range map[string]*uint32{"icmp_msgs_per_sec": &limit.PerSecond, "icmp_msgs_burst": &limit.Burst} {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/" + name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return limit, fmt.Errorf("limit of ICMP errors: %w", err)
+		}
+		number, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 31)
+		if err != nil {
+			return limit, fmt.Errorf("limit of ICMP errors: %s: %w", name, err)
+		}
+		*value = uint32(number)
+	}
+
+	return limit, nil
+}
+
+// The kernel's files with the range of ephemeral ports, and with the reserved ports
+// in it, which it does not hand out.
+const (
+	ephemeralPath = "/proc/sys/net/ipv4/ip_local_port_range"
+	reservedPath  = "/proc/sys/net/ipv4/ip_local_reserved_ports"
+)
+
+// nodePorts is Kubernetes' default range of node ports.
+var nodePorts = bpf.PortRange{Low: 30000, High: 32767}
+
+// MasqueradePorts returns the two largest ranges of unprivileged ports of the calling
+// thread's network namespace that are neither node ports nor ephemeral ports, the
+// largest first: a connection of the node itself has such a port only if it binds to it.
+// There may be only one range, or none. With the kernel's defaults, the two are all such ports.
+func MasqueradePorts() ([]bpf.PortRange, error) {
+	ephemeral, err := readPorts(ephemeralPath)
+	if err != nil {
+		return nil, err
+	}
+	reserved, err := readPorts(reservedPath)
+	if err != nil {
+		return nil, err
+	}
+	gaps := without([]bpf.PortRange{{Low: 1024, High: 65535}}, append(without(ephemeral, reserved), nodePorts))
+	slices.SortStableFunc(gaps, func(a, b bpf.PortRange) int { return cmp.Compare(b.Len(), a.Len()) })
+
+	return gaps[:min(len(gaps), 2)], nil
+}
+
+// readPorts reads a file of the kernel with ports.
+func readPorts(path string) ([]bpf.PortRange, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("ports: %w", err)
+	}
+	defer f.Close()
+	text := make([]byte, 1<<16) // the kernel returns only what fits into the first read
+	n, err := f.Read(text)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("ports: %w", err)
+	}
+	// One file has "8080,9000-9100", the other "32768 60999".
+	ranges, err := parsePortRanges(strings.Join(strings.Fields(string(text[:n])), "-"))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+
+	return ranges, nil
+}
+
+// parsePortRanges parses "8080,9000-9100".
+func parsePortRanges(text string) ([]bpf.PortRange, error) {
+	var ranges []bpf.PortRange
+	for part := range strings.SplitSeq(text, ",") {
+		if part == "" {
+			continue
+		}
+		low, high, isRange := strings.Cut(part, "-")
+		if !isRange {
+			high = low
+		}
+		from, err := strconv.ParseUint(low, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("ports %q: %w", part, err)
+		}
+		to, err := strconv.ParseUint(high, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("ports %q: %w", part, err)
+		}
+		ranges = append(ranges, bpf.PortRange{Low: uint16(from), High: uint16(to)})
+	}
+
+	return ranges, nil
+}
+
+// without returns the ranges without the ports in holes.
+func without(ranges, holes []bpf.PortRange) []bpf.PortRange {
+	for _, hole := range holes {
+		var rest []bpf.PortRange
+		for _, r := range ranges {
+			if hole.Low > r.Low {
+				rest = append(rest, bpf.PortRange{Low: r.Low, High: min(r.High, hole.Low-1)})
+			}
+			if hole.High < r.High {
+				rest = append(rest, bpf.PortRange{Low: max(r.Low, hole.High+1), High: r.High})
+			}
+		}
+		ranges = rest
+	}
+
+	return ranges
 }

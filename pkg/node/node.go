@@ -1,0 +1,167 @@
+// Package node watches the addresses of this node, on which node ports answer, and
+// its devices, and decides to which devices programs are attached. It reads the
+// kernel's state by netlink, not the Kubernetes Node object.
+//
+// [Watch] reports the [State] (watch.go); [Decide] classifies its devices (decide.go).
+package node
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// State is this node as the kernel has it.
+type State struct {
+	// Addresses are all usable addresses, sorted by address and device.
+	Addresses []Address
+	// Devices are all devices, in the kernel's order.
+	Devices []Device
+	// Concern names something that the network stack does to forwarded packets beyond routing
+	// them, such as filtering: then packets must not bypass it. It is empty if there is nothing.
+	Concern string
+}
+
+// loopbackIndex is the index of the loopback device in every network namespace.
+const loopbackIndex = 1
+
+// Address is one address of this node.
+type Address struct {
+	// Addr is never v4-mapped and has no zone: IfIndex is the zone of a link-local
+	// address.
+	Addr netip.Addr
+	// IfIndex is the device that has the address.
+	IfIndex int
+	// IsLoopback is true if the device is lo. Its addresses need not be loopback
+	// addresses, see Addr.IsLoopback: virtual addresses are often added to lo.
+	IsLoopback bool
+}
+
+func (a Address) compare(b Address) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.IfIndex, b.IfIndex))
+}
+
+func (s State) equal(o State) bool {
+	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Devices, o.Devices) && s.Concern == o.Concern
+}
+
+func (s State) clone() State {
+	s.Addresses, s.Devices = slices.Clone(s.Addresses), slices.Clone(s.Devices)
+
+	return s
+}
+
+// list reads the whole state from the kernel.
+func list(handle *netlink.Handle, forwarding *forwarding) (State, error) {
+	links, err := complete(handle.LinkList)
+	if err != nil {
+		return State{}, fmt.Errorf("list devices: %w", err)
+	}
+	addrs, err := complete(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return State{}, fmt.Errorf("list addresses: %w", err)
+	}
+	var routes []netlink.Route
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		more, err := complete(func() ([]netlink.Route, error) {
+			return handle.RouteListFiltered(family, &netlink.Route{}, 0) // of the main table
+		})
+		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return State{}, fmt.Errorf("list routes: %w", err)
+		}
+		routes = append(routes, more...)
+	}
+
+	return State{
+		Addresses: addressesOf(withoutIPVS(addrs, links)), Devices: devicesOf(links, addrs, routes), Concern: forwarding.concern(),
+	}, nil
+}
+
+// ipvsDevice has the addresses of Services when kube-proxy runs in IPVS mode, and
+// still when it has ended. They are not addresses of the node.
+const ipvsDevice = "kube-ipvs0"
+
+func withoutIPVS(addrs []netlink.Addr, links []netlink.Link) []netlink.Addr {
+	i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ipvsDevice })
+	if i < 0 {
+		return addrs
+	}
+	index := links[i].Attrs().Index
+
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netlink.Addr) bool { return a.LinkIndex == index })
+}
+
+// addressesOf returns the usable addresses among those that the kernel lists, as a
+// sorted set.
+func addressesOf(listed []netlink.Addr) []Address {
+	addresses := make([]Address, 0, len(listed))
+	for _, addr := range listed {
+		ip, ok := addressOf(addr)
+		if !ok || !isUsable(addr.Flags) {
+			continue
+		}
+		addresses = append(addresses, Address{
+			Addr:       ip,
+			IfIndex:    addr.LinkIndex,
+			IsLoopback: addr.LinkIndex == loopbackIndex,
+		})
+	}
+	slices.SortFunc(addresses, Address.compare)
+
+	// A device may have an address twice, with different prefixes.
+	return slices.Compact(addresses)
+}
+
+// addressOf returns the IP address, and false if it is neither IPv4 nor IPv6.
+func addressOf(addr netlink.Addr) (netip.Addr, bool) {
+	if addr.IPNet == nil {
+		return netip.Addr{}, false
+	}
+	ip, ok := netip.AddrFromSlice(addr.IP)
+
+	return ip.Unmap(), ok
+}
+
+// isUsable reports whether the kernel accepts packets to an address with these
+// flags: an IPv6 address must not be waiting for the end of duplicate address
+// detection, unless it is optimistic, nor have failed it.
+func isUsable(flags int) bool {
+	tentative := flags&unix.IFA_F_TENTATIVE != 0 && flags&unix.IFA_F_OPTIMISTIC == 0
+
+	return !tentative && flags&unix.IFA_F_DADFAILED == 0
+}
+
+// Families returns the address families that the kernel supports in the calling
+// thread's network namespace. IPv6 may be missing or switched off.
+func Families() []lb.Family {
+	if _, err := os.Stat("/proc/thread-self/net/if_inet6"); err != nil {
+		return []lb.Family{lb.IPv4}
+	}
+	disabled, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	if err == nil && strings.TrimSpace(string(disabled)) == "1" {
+		return []lb.Family{lb.IPv4}
+	}
+
+	return []lb.Family{lb.IPv4, lb.IPv6}
+}
+
+// complete repeats a dump that a change has interrupted: it may lack some entries.
+func complete[T any](ask func() (T, error)) (T, error) {
+	const tries = 10
+	var listed T
+	var err error = netlink.ErrDumpInterrupted
+	for i := 0; i < tries && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
+		listed, err = ask()
+	}
+
+	return listed, err
+}
