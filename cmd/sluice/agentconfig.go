@@ -174,11 +174,12 @@ func (s *settings) apply(cfg *agent.Config) error {
 		UDPUnanswered: kp.Conntrack.UDPTimeout.Duration,
 		UDPAnswered:   kp.Conntrack.UDPStreamTimeout.Duration,
 	}
-	cfg.MasqueradeAll = config.MasqueradeAll(kp)
+	cfg.MasqueradeAll = *config.MasqueradeAll(kp)
 	cfg.IgnoreExternalIPs = !gates.Enabled(config.AllowServiceExternalIPs)
 	cfg.BindAddressHardFail, cfg.Profiling = kp.BindAddressHardFail, kp.EnableProfiling
 	cfg.Configz = config.Shown(kp)
-	cfg.SyncPeriod, cfg.DriftInterval = config.SyncPeriod(kp), kp.ConfigSyncPeriod.Duration
+	period, _ := config.SyncPeriods(kp)
+	cfg.SyncPeriod, cfg.DriftInterval = period.Duration, kp.ConfigSyncPeriod.Duration
 	cfg.CheckNode = checkNode(kp, cfg.Log)
 
 	return nil

@@ -92,11 +92,11 @@ func (f *kubeProxyFlags) fillIn() {
 			cfg.MetricsBindAddress = "" // Validate refuses it: metrics cannot be switched off
 		}
 	}
-	config.SetMasqueradeAll(cfg, f.masqueradeAll)
+	*config.MasqueradeAll(cfg) = f.masqueradeAll
+	period, least := config.SyncPeriods(cfg)
+	period.Duration, least.Duration = f.iptablesSync, f.iptablesMin
 	if cfg.Mode == config.ModeIPVS {
-		config.SetPeriods(cfg, f.ipvsSync, f.ipvsMin)
-	} else {
-		config.SetPeriods(cfg, f.iptablesSync, f.iptablesMin)
+		period.Duration, least.Duration = f.ipvsSync, f.ipvsMin
 	}
 	if !f.set.Changed("proxy-mode") && len(cfg.NodePortAddresses) == 0 {
 		cfg.NodePortAddresses = []string{config.Primary}

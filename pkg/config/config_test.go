@@ -73,7 +73,9 @@ func TestEncodeDecode(t *testing.T) {
 		if diff := cmp.Diff(Shown(cfg), Shown(again)); diff != "" {
 			t.Errorf("%q (-written +read):\n%s", fields, diff)
 		}
-		if SyncPeriod(cfg) != SyncPeriod(again) || MasqueradeAll(cfg) != MasqueradeAll(again) || Algorithm(cfg) != Algorithm(again) {
+		period, _ := SyncPeriods(cfg)
+		periodAgain, _ := SyncPeriods(again)
+		if *period != *periodAgain || *MasqueradeAll(cfg) != *MasqueradeAll(again) || Algorithm(cfg) != Algorithm(again) {
 			t.Errorf("%q: reading it again gives another period, masqueradeAll or algorithm", fields)
 		}
 	}

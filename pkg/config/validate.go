@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	netutils "k8s.io/utils/net"
@@ -82,8 +83,9 @@ func (p *problems) checkMode(cfg *KubeProxy) {
 	default:
 		p.add("mode", string(cfg.Mode), "must be iptables, ipvs, nftables or empty")
 	}
-	if err := checkScheduler(cfg.IPVS.Scheduler); err != nil {
-		p.add("ipvs.scheduler", cfg.IPVS.Scheduler, err.Error())
+	if _, ok := schedulers[cfg.IPVS.Scheduler]; !ok && cfg.IPVS.Scheduler != "" {
+		p.add("ipvs.scheduler", cfg.IPVS.Scheduler,
+			"no algorithm of Sluice is like it; it can be rr, wrr, lc, wlc, twos, sed, nq, sh, dh, lblc, lblcr or mh")
 	}
 }
 
@@ -218,9 +220,51 @@ func (p *problems) checkLogging(cfg *KubeProxy) {
 
 // RegisterLogFormats registers the names of log formats, for the flags and the
 // validation of logging. It registers no loggers: cmd has its own.
-func RegisterLogFormats() { registerLogFormats() }
-
-var registerLogFormats = sync.OnceFunc(func() {
+var RegisterLogFormats = sync.OnceFunc(func() {
 	// The only error is that the format is registered already.
 	_ = logsapi.RegisterLogFormat(logsapi.JSONLogFormat, nil, logsapi.LoggingBetaOptions)
 })
+
+func (p *problems) notNegative(name string, d metav1.Duration) {
+	if d.Duration < 0 {
+		p.add(name, d.Duration.String(), notNegative)
+	}
+}
+
+func (p *problems) notNegativeCount(name string, count int32) {
+	if count < 0 {
+		p.add(name, count, notNegative)
+	}
+}
+
+func (p *problems) positive(name string, d metav1.Duration) {
+	if d.Duration <= 0 {
+		p.add(name, d.Duration.String(), "must be more than 0")
+	}
+}
+
+// checkPeriods checks the periods of the mode's section, as kube-proxy does.
+func (p *problems) checkPeriods(cfg *KubeProxy) {
+	p.positive("configSyncPeriod", cfg.ConfigSyncPeriod)
+	section := string(cfg.Mode)
+	if cfg.Mode != ModeIPVS && cfg.Mode != ModeNFTables {
+		section = string(ModeIPTables)
+	}
+	period, least := SyncPeriods(cfg)
+	name, leastName := section+".syncPeriod", section+".minSyncPeriod"
+	p.positive(name, *period)
+	p.notNegative(leastName, *least)
+	if least.Duration > period.Duration {
+		p.add(name, period.Duration.String(), fmt.Sprintf("must not be less than %s, %s", path(leastName), least.Duration))
+	}
+}
+
+func (p *problems) checkConntrack(cfg *KubeProxy) {
+	ct := cfg.Conntrack
+	p.notNegativeCount("conntrack.maxPerCore", *ct.MaxPerCore)
+	p.notNegativeCount("conntrack.min", *ct.Min)
+	p.notNegative("conntrack.tcpEstablishedTimeout", *ct.TCPEstablishedTimeout)
+	p.notNegative("conntrack.tcpCloseWaitTimeout", *ct.TCPCloseWaitTimeout)
+	p.notNegative("conntrack.udpTimeout", ct.UDPTimeout)
+	p.notNegative("conntrack.udpStreamTimeout", ct.UDPStreamTimeout)
+}
