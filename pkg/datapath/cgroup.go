@@ -202,3 +202,13 @@ func checkCgroup2(path string) error {
 
 	return nil
 }
+
+// cgroupID returns the kernel's id of a cgroup2 folder, which is its inode number.
+func cgroupID(path string) (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return 0, fmt.Errorf("cgroup %s: %w", path, err)
+	}
+
+	return stat.Ino, nil
+}

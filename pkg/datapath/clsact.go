@@ -24,8 +24,16 @@ const (
 // an earlier agent attached. If stays returns false for the filters that run before it,
 // it is attached anew.
 func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string, stays func(ahead []other) bool) error {
-	if err := ensureClsact(index, qdiscs); err != nil {
-		return err
+	switch qdiscs[index] {
+	case "clsact":
+	case "":
+		if err := netlink.QdiscAdd(clsactOf(index)); err != nil {
+			return fmt.Errorf("qdisc clsact: %w", err)
+		}
+		qdiscs[index] = "clsact"
+	default:
+		// The qdisc ingress has no egress: filters of egress would run at ingress.
+		return fmt.Errorf("there is a qdisc %s, which leaves no room for clsact", qdiscs[index])
 	}
 	filters, err := filtersAt(index, hook)
 	if err != nil {
@@ -68,24 +76,6 @@ func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[
 	}
 
 	return nil
-}
-
-// ensureClsact adds the qdisc clsact, which has the filters, unless it is there.
-func ensureClsact(index int, qdiscs map[int]string) error {
-	switch qdiscs[index] {
-	case "clsact":
-		return nil
-	case "":
-		if err := netlink.QdiscAdd(clsactOf(index)); err != nil {
-			return fmt.Errorf("qdisc clsact: %w", err)
-		}
-		qdiscs[index] = "clsact"
-
-		return nil
-	default:
-		// The qdisc ingress has no egress: filters of egress would run at ingress.
-		return fmt.Errorf("there is a qdisc %s, which leaves no room for clsact", qdiscs[index])
-	}
 }
 
 func clsactOf(index int) *netlink.Clsact {

@@ -2,7 +2,7 @@
 // pins, attaches, replaces, verifies and removes them.
 //
 // [Open] creates or adopts the maps and loads the programs; [Datapath.Attach]
-// attaches those of sockets to a cgroup (link.go), [Datapath.AttachDevices] those of
+// attaches those of sockets to a cgroup (hook.go), [Datapath.AttachDevices] those of
 // devices (device.go). [Remove] undoes all of it.
 package datapath
 
@@ -11,10 +11,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
@@ -135,6 +137,15 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	}, nil
 }
 
+// linkDir returns the folder of pinned links. It is not in the folder of a map
+// version: a build with another layout updates the same links, so that there is no
+// moment without a program.
+func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
+
+// programDir returns the folder of pinned programs, which the next agent reuses
+// without verifying them again.
+func programDir(bpfRoot string) string { return filepath.Join(bpfRoot, "programs") }
+
 // Loaded waits until the programs of sockets are loaded, and returns the error of
 // loading them.
 func (d *Datapath) Loaded() error {
@@ -186,7 +197,8 @@ func Remove(bpfRoot string) error {
 	if err := CheckBPFRoot(bpfRoot); err != nil {
 		return err
 	}
-	if err := errors.Join(removeLinks(bpfRoot), removeDevices(bpfRoot)); err != nil {
+	none := func(int) bool { return false }
+	if err := errors.Join(removeLinks(bpfRoot), detachTCX(bpfRoot, none), detachFilters(nil, none)); err != nil {
 		return err
 	}
 	versions, err := maps.Folders(bpfRoot)
@@ -202,6 +214,66 @@ func Remove(bpfRoot string) error {
 	err = os.Remove(bpfRoot)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("pins: %w", err)
+	}
+
+	return nil
+}
+
+// VerifierLog returns the log of the kernel's verifier if err is that of a program
+// that it refused, else "".
+func VerifierLog(err error) string {
+	var refused *ebpf.VerifierError
+	if !errors.As(err, &refused) {
+		return ""
+	}
+
+	return fmt.Sprintf("%+v", refused)
+}
+
+// NotKept returns why programs of sockets could not be pinned for the next agent, which then
+// takes longer to start; nil if all are.
+func (d *Datapath) NotKept() error {
+	programs, err := d.programs()
+	if err != nil {
+		return err
+	}
+
+	return programs.NotKept
+}
+
+// DevicesNotKept is [Datapath.NotKept] for the programs of devices. It must not be called at
+// the same time as [Datapath.AttachDevices].
+func (d *Datapath) DevicesNotKept() error {
+	var errs []error
+	for _, programs := range d.devices.loaded {
+		errs = append(errs, programs.NotKept)
+	}
+
+	return errors.Join(errs...)
+}
+
+// removeKept unpins the programs of other builds, and of this one with another configuration.
+func (d *Datapath) removeKept() error {
+	programs, err := d.programs()
+	if err != nil {
+		return err
+	}
+	used := slices.Clone(programs.Kept)
+	for _, devices := range d.devices.loaded {
+		used = append(used, devices.Kept...)
+	}
+	entries, err := os.ReadDir(programDir(d.cfg.BPFRoot))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("kept programs: %w", err)
+	}
+	for _, entry := range entries {
+		pin := filepath.Join(programDir(d.cfg.BPFRoot), entry.Name())
+		if slices.Contains(used, pin) {
+			continue
+		}
+		if err := os.Remove(pin); err != nil {
+			return fmt.Errorf("kept programs: %w", err)
+		}
 	}
 
 	return nil

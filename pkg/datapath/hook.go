@@ -6,13 +6,164 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
 )
+
+// Attach attaches every program of sockets to the cgroup root, or replaces, in one
+// step, the one that an earlier agent attached. An optional program may fail where
+// the program of another owner does not allow others: [Hooks] reports that. After an
+// error, programs that were attached before are still in force, and Attach can be
+// called again. It waits for [Datapath.Loaded].
+func (d *Datapath) Attach() error {
+	programs, err := d.programs()
+	if err != nil {
+		return err
+	}
+	dir := linkDir(d.cfg.BPFRoot)
+	cgroup, err := cgroupID(d.cfg.CgroupRoot)
+	if err != nil {
+		return err
+	}
+	// The hooks that translate answers are attached before those that translate
+	// requests, so that no socket sees the address of a backend.
+	for _, hook := range slices.Backward(programs.Sock) {
+		err := d.links.attach(filepath.Join(dir, hook.Name), hook.Program, func(l link.Link) bool {
+			info, err := l.Info()
+
+			return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == cgroup
+		}, func() (link.Link, error) {
+			attached, err := link.AttachCgroup(link.CgroupOptions{
+				Path: d.cfg.CgroupRoot, Attach: hook.Attach, Program: hook.Program,
+			})
+			if err != nil {
+				return nil, fmt.Errorf("attach to %s: %w", d.cfg.CgroupRoot, err)
+			}
+
+			return attached, nil
+		})
+		if err != nil && !hook.Optional() {
+			return fmt.Errorf("hook %s: %w", hook.Name, err)
+		}
+	}
+
+	// Hooks of an earlier agent that are not among these are detached.
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("link directory: %w", err)
+	}
+	for _, entry := range entries {
+		ours := slices.ContainsFunc(programs.Sock, func(h bpf.Hook) bool { return h.Name == entry.Name() })
+		if ours || entry.IsDir() { // see deviceDir
+			continue
+		}
+		if err := removeLink(filepath.Join(dir, entry.Name())); err != nil {
+			return fmt.Errorf("link of another build: %w", err)
+		}
+	}
+
+	if err := d.maps.CopyState(); err != nil {
+		return err
+	}
+
+	// No program uses the maps of builds with another layout any more.
+	others, err := maps.OtherFolders(d.cfg.BPFRoot)
+	if err != nil {
+		return err
+	}
+	for _, dir := range others {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("maps of another version: %w", err)
+		}
+	}
+
+	return nil
+}
+
+// removeLinks detaches all pinned hooks of sockets.
+func removeLinks(bpfRoot string) error {
+	entries, err := os.ReadDir(linkDir(bpfRoot))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("link directory: %w", err)
+	}
+	// The reverse of the order of Attach.
+	order := func(entry fs.DirEntry) int {
+		return slices.IndexFunc(bpf.SockHooks(), func(h bpf.Hook) bool { return h.Name == entry.Name() })
+	}
+	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return order(a) - order(b) })
+	var errs []error
+	for _, entry := range entries {
+		if !entry.IsDir() { // see deviceDir
+			errs = append(errs, removeLink(filepath.Join(linkDir(bpfRoot), entry.Name())))
+		}
+	}
+
+	return errors.Join(errs...)
+}
+
+// OtherMapsInUse reports whether programs that an earlier agent attached are in force
+// and use other maps: those of another layout, or maps whose pins were lost.
+func (d *Datapath) OtherMapsInUse() (bool, error) {
+	hooks, err := Hooks(d.cfg.BPFRoot, d.cfg.CgroupRoot)
+	if err != nil {
+		return false, err
+	}
+	ours, err := d.maps.ID(maps.NameFrontends)
+	if err != nil {
+		return false, err
+	}
+	for _, hook := range hooks {
+		// These use the map of frontends in every build.
+		looksUp := strings.HasPrefix(hook.Name, "connect") || strings.HasPrefix(hook.Name, "sendmsg")
+		if hook.Problem != "" || !looksUp {
+			continue
+		}
+		used, err := mapsOf(filepath.Join(linkDir(d.cfg.BPFRoot), hook.Name))
+		if err != nil {
+			return false, fmt.Errorf("hook %s: %w", hook.Name, err)
+		}
+		if !slices.Contains(used, ours) {
+			return true, nil
+		}
+	}
+
+	return false, nil
+}
+
+// mapsOf returns the maps that the program of a pinned link uses.
+func mapsOf(pin string) ([]ebpf.MapID, error) {
+	pinned, err := loadPinned(pin)
+	if err != nil {
+		return nil, err
+	}
+	defer pinned.Close()
+	info, err := pinned.Info()
+	if err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	program, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", info.Program, err)
+	}
+	defer program.Close()
+	ofProgram, err := program.Info()
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", info.Program, err)
+	}
+	used, _ := ofProgram.MapIDs()
+
+	return used, nil
+}
 
 // HookState is the state of one hook in the kernel.
 type HookState struct {

@@ -195,3 +195,30 @@ func (ls *links) close() error {
 
 	return errors.Join(errs...)
 }
+
+// removeLink detaches a pinned link and removes the pin. Removing the pin alone
+// would detach the link as well, but some time later.
+func removeLink(pin string) error {
+	pinned, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return fmt.Errorf("pinned link: %w", err)
+	}
+	defer pinned.Close()
+	if err := detach(pinned); err != nil {
+		return err
+	}
+
+	return os.Remove(pin)
+}
+
+// detach detaches a link. It is not an error if the link is nil or its cgroup is gone.
+func detach(l link.Link) error {
+	if l == nil {
+		return nil
+	}
+	if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
+		return fmt.Errorf("detach: %w", err)
+	}
+
+	return nil
+}

@@ -1,10 +1,19 @@
 package datapath
 
 import (
+	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
 
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -34,8 +43,19 @@ func (d *Datapath) DestroyOrphans() (int, error) {
 	var errs []error
 	destroyed := 0
 	for netns, socks := range orphans {
-		n, err := destroyIn(paths[netns], socks)
-		destroyed += n
+		err := inNetns(paths[netns], func() error {
+			var errs []error
+			for _, sock := range socks {
+				err := destroyUDP(sock)
+				if err == nil {
+					destroyed++
+				} else if !errors.Is(err, unix.ENOENT) { // the application has closed it
+					errs = append(errs, err)
+				}
+			}
+
+			return errors.Join(errs...)
+		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("network namespace %d: %w", netns, err))
 		}
@@ -57,7 +77,11 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.Trans
 			if err != nil {
 				return nil, err
 			}
-			stays[sock.State] = leads && d.hasBackend(sock.State)
+			// The id of the backend may belong to another one by now.
+			b, ok := d.maps.BackendOf(sock.State.BackendId)
+			exists := ok && b.ServicePortId == sock.State.ServicePortId &&
+				b.Addr == sock.State.Backend && b.Port == sock.State.BackendPort
+			stays[sock.State] = leads && exists
 		}
 		if !stays[sock.State] {
 			orphans[sock.Netns] = append(orphans[sock.Netns], sock)
@@ -65,14 +89,6 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.Trans
 	}
 
 	return orphans, nil
-}
-
-// hasBackend reports whether the backend of a socket still exists: its id may belong to
-// another one by now.
-func (d *Datapath) hasBackend(given maps.SockState) bool {
-	b, ok := d.maps.BackendOf(given.BackendId)
-
-	return ok && b.ServicePortId == given.ServicePortId && b.Addr == given.Backend && b.Port == given.BackendPort
 }
 
 // hasFrontend reports whether the original destination of a socket still belongs to the
@@ -83,37 +99,157 @@ func (d *Datapath) hasFrontend(given maps.SockState) (bool, error) {
 		Proto: unix.IPPROTO_UDP, Scope: maps.ScopeInternal,
 	}
 	_, pool, ok, err := d.maps.FrontendOf(key)
-	if err == nil && !ok {
-		key.Addr = maps.AddrOf(unspecified(given.OriginalDst.IP()))
+	if err == nil && !ok { // a node port has an unspecified address of the family
+		unspecified := netip.IPv6Unspecified()
+		if given.OriginalDst.IP().Is4() {
+			unspecified = netip.IPv4Unspecified()
+		}
+		key.Addr = maps.AddrOf(unspecified)
 		_, pool, ok, err = d.maps.FrontendOf(key)
 	}
 
 	return ok && pool.ServicePortId == given.ServicePortId, err
 }
 
-func unspecified(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.IPv4Unspecified()
+// TranslatedSocks returns the connected UDP sockets that Sluice translated, in
+// every network namespace.
+func (d *Datapath) TranslatedSocks() ([]maps.TranslatedSock, error) {
+	programs, err := d.programs()
+	if err != nil {
+		return nil, err
 	}
+	it, err := link.AttachIter(link.IterOptions{Program: programs.Socks, Map: d.maps.SockState()})
+	if err != nil {
+		return nil, fmt.Errorf("socket iterator: %w", err)
+	}
+	defer it.Close()
+	out, err := it.Open()
+	if err != nil {
+		return nil, fmt.Errorf("socket iterator: open: %w", err)
+	}
+	defer out.Close()
 
-	return netip.IPv6Unspecified()
+	r := bufio.NewReaderSize(out, 1<<16) // each read walks the kernel's table of sockets
+	var socks []maps.TranslatedSock
+	for {
+		var sock maps.TranslatedSock
+		err := binary.Read(r, binary.NativeEndian, &sock)
+		if errors.Is(err, io.EOF) {
+			return socks, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("socket iterator: read: %w", err)
+		}
+		socks = append(socks, sock)
+	}
 }
 
-func destroyIn(paths []string, socks []maps.TranslatedSock) (int, error) {
-	destroyed := 0
-	err := inNetns(paths, func() error {
-		var errs []error
-		for _, sock := range socks {
-			err := destroyUDP(sock)
-			if err == nil {
-				destroyed++
-			} else if !errors.Is(err, unix.ENOENT) { // closed meanwhile
-				errs = append(errs, err)
-			}
+// ErrNetnsNotFound is returned when a socket's network namespace cannot be entered:
+// it has no name in this mount namespace, and no process whose namespace this process
+// may open, which takes CAP_SYS_PTRACE.
+var ErrNetnsNotFound = errors.New("network namespace not found (the agent needs the host's /run/netns, or its /proc and CAP_SYS_PTRACE)")
+
+// netnsPaths returns the paths of every network namespace that has a name or a
+// process, by inode number. Names come first, since processes may end.
+func netnsPaths() (map[uint32][]string, error) {
+	named, err := filepath.Glob("/run/netns/*")
+	if err != nil {
+		return nil, fmt.Errorf("named network namespaces: %w", err)
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("network namespaces of processes: %w", err)
+	}
+	paths := make(map[uint32][]string)
+	for _, path := range slices.Concat(named, processes) {
+		var stat unix.Stat_t
+		if unix.Stat(path, &stat) == nil { // the process may be gone
+			paths[uint32(stat.Ino)] = append(paths[uint32(stat.Ino)], path)
 		}
+	}
 
-		return errors.Join(errs...)
-	})
+	return paths, nil
+}
 
-	return destroyed, err
+// inNetns runs f in another network namespace, which has one of these paths. If the
+// thread cannot return to its own namespace, it ends with the goroutine.
+func inNetns(paths []string, f func() error) error {
+	var target *os.File
+	for _, path := range paths { // the first that still exists
+		var err error
+		if target, err = os.Open(path); err == nil {
+			break
+		}
+	}
+	if target == nil {
+		return ErrNetnsNotFound
+	}
+	defer target.Close()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return fmt.Errorf("network namespace of this thread: %w", err)
+	}
+	defer home.Close()
+
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("setns: %w", err)
+
+			return
+		}
+		err := f()
+		back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
+		if back == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- errors.Join(err, back)
+	}()
+
+	return <-done
+}
+
+// destroyUDP destroys one socket by inet_diag. It needs CONFIG_INET_DIAG_DESTROY and
+// the module udp_diag, which the kernel loads.
+func destroyUDP(sock maps.TranslatedSock) error {
+	request := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
+	request.AddData(&diagRequest{sock})
+	if _, err := request.Execute(unix.NETLINK_INET_DIAG, 0); err != nil {
+		return fmt.Errorf("destroy of the UDP socket to %s: %w", sock.Peer.IP(), err)
+	}
+
+	return nil
+}
+
+// diagRequest is the kernel's struct inet_diag_req_v2.
+type diagRequest struct {
+	sock maps.TranslatedSock
+}
+
+const diagRequestLen = 56
+
+// Len implements nl.NetlinkRequestData.
+func (*diagRequest) Len() int { return diagRequestLen }
+
+// Serialize implements nl.NetlinkRequestData.
+func (r *diagRequest) Serialize() []byte {
+	b := make([]byte, diagRequestLen)
+	b[0], b[1] = uint8(r.sock.Family), unix.IPPROTO_UDP
+	binary.NativeEndian.PutUint32(b[4:], 0xffffffff) // all states
+	binary.NativeEndian.PutUint16(b[8:], r.sock.SourcePort)
+	binary.NativeEndian.PutUint16(b[10:], r.sock.PeerPort)
+	if r.sock.Family == unix.AF_INET {
+		copy(b[12:], r.sock.Source.Bytes[12:])
+		copy(b[28:], r.sock.Peer.Bytes[12:])
+	} else {
+		copy(b[12:], r.sock.Source.Bytes[:])
+		copy(b[28:], r.sock.Peer.Bytes[:])
+	}
+	binary.NativeEndian.PutUint32(b[44:], r.sock.Device)
+	binary.NativeEndian.PutUint32(b[48:], uint32(r.sock.Cookie))
+	binary.NativeEndian.PutUint32(b[52:], uint32(r.sock.Cookie>>32))
+
+	return b
 }
