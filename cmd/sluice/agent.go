@@ -2,14 +2,25 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	componentconfig "k8s.io/component-base/config/v1alpha1"
 
 	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 func newAgent(where *places) *cobra.Command {
@@ -111,4 +122,94 @@ func dryRun(cmd *cobra.Command, cfg agent.Config, out *output) error {
 	}
 
 	return out.print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) })
+}
+
+// setConntrack sets the sysctls of the kernel's conntrack as kube-proxy would.
+// Sluice does not use conntrack, other programs on the node may: so a failure is
+// logged, and the agent goes on.
+func setConntrack(kp *config.KubeProxy, log *slog.Logger) {
+	ct := kp.Conntrack
+	set, err := node.Conntrack{
+		MaxPerCore: int(*ct.MaxPerCore), Min: int(*ct.Min),
+		TCPEstablished: ct.TCPEstablishedTimeout.Duration,
+		TCPCloseWait:   ct.TCPCloseWaitTimeout.Duration,
+		TCPBeLiberal:   ct.TCPBeLiberal,
+		UDPUnanswered:  ct.UDPTimeout.Duration,
+		UDPAnswered:    ct.UDPStreamTimeout.Duration,
+	}.Set()
+	if len(set) > 0 {
+		log.Info("conntrack sysctls are set", "sysctls", set)
+	}
+	switch {
+	case errors.Is(err, node.ErrNoConntrack):
+		log.Info("conntrack sysctls are not set", "reason", err)
+	case err != nil:
+		log.Warn("some conntrack sysctls cannot be set; Sluice does not need them", "error", err)
+	}
+}
+
+// kubeletOOMScore is the oom_score_adj that the kubelet gives pods with the
+// priority class system-node-critical.
+const kubeletOOMScore = -997
+
+// setOOMScore sets this process' oom_score_adj. A score lower than the container
+// runtime's takes SYS_RESOURCE, which the DaemonSet does not request: the score that
+// the kubelet has set is low enough, and is logged without a warning.
+func setOOMScore(score int32, log *slog.Logger) {
+	const file = "/proc/self/oom_score_adj"
+	err := os.WriteFile(file, []byte(strconv.Itoa(int(score))), 0)
+	if err == nil {
+		return
+	}
+	text, _ := os.ReadFile(file) // of the two errors, the first one is logged
+	have, unknown := strconv.Atoi(strings.TrimSpace(string(text)))
+	level := slog.LevelWarn
+	if unknown == nil && isLowEnough(have, int(score)) {
+		level = slog.LevelInfo
+	}
+	log.Log(context.Background(), level, "oom_score_adj stays as it is", "oomScoreAdj", have, "configured", score, "error", err)
+}
+
+// isLowEnough reports whether a score protects this process at least as well as the
+// configured one, or as the kubelet's.
+func isLowEnough(have, configured int) bool { return have <= max(kubeletOOMScore, configured) }
+
+// setClient sets the clients of the API server, and its address. Without a kubeconfig
+// and --master that is the ClusterIP of the `kubernetes` Service, which does not work
+// before Sluice does: a node without another proxy needs one of the two.
+func setClient(cfg *agent.Config, connection componentconfig.ClientConnectionConfiguration, master string) error {
+	server, err := restConfig(connection, master)
+	if err != nil {
+		return err
+	}
+	cfg.APIServer = server.Host
+	if cfg.Client, err = kubernetes.NewForConfig(server); err == nil {
+		cfg.Stream, err = kube.NewStream(server)
+	}
+	if err != nil {
+		return fmt.Errorf("API server %s: %w", server.Host, err)
+	}
+
+	return nil
+}
+
+func restConfig(connection componentconfig.ClientConnectionConfiguration, master string) (*rest.Config, error) {
+	var cfg *rest.Config
+	var err error
+	if connection.Kubeconfig == "" && master == "" {
+		cfg, err = rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("API server: %w; give --kubeconfig, --master or --manifests", err)
+		}
+	} else {
+		cfg, err = clientcmd.BuildConfigFromFlags(master, connection.Kubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("kubeconfig %q, --master %q: %w", connection.Kubeconfig, master, err)
+		}
+	}
+	cfg.ContentType, cfg.AcceptContentTypes = connection.ContentType, connection.AcceptContentTypes
+	cfg.QPS, cfg.Burst = connection.QPS, int(connection.Burst)
+	cfg.UserAgent = "sluice/" + version
+
+	return cfg, nil
 }

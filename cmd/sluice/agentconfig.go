@@ -160,11 +160,31 @@ func (s *settings) apply(cfg *agent.Config) error {
 	if cfg.Local, err = localDetector(kp); err != nil {
 		return err
 	}
-	if cfg.NodePortAddresses, err = nodePortAddresses(kp); err != nil {
-		return err
+	// The list is not empty in nftables mode and without a configuration file, where the default is
+	// "primary". An empty one means all addresses of both families.
+	if len(kp.NodePortAddresses) > 0 {
+		if cfg.NodePortAddresses, err = lb.ParseNodePortAddresses(kp.NodePortAddresses); err != nil {
+			return err
+		}
+	} else {
+		cfg.NodePortAddresses.Prefixes = []netip.Prefix{
+			netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+		}
 	}
-	if err := setAddresses(cfg, kp); err != nil {
-		return err
+	ip, err := lb.ParseAddr(kp.BindAddress)
+	if err != nil {
+		return fmt.Errorf("bindAddress: %w", err)
+	}
+	if !ip.IsUnspecified() {
+		cfg.NodeIP = ip
+	}
+	if kp.HealthzBindAddress != "" {
+		if cfg.HealthzAddress, err = config.ParseAddrPort(kp.HealthzBindAddress); err != nil {
+			return fmt.Errorf("healthzBindAddress: %w", err)
+		}
+	}
+	if cfg.MetricsAddress, err = config.ParseAddrPort(kp.MetricsBindAddress); err != nil {
+		return fmt.Errorf("metricsBindAddress: %w", err)
 	}
 	cfg.Datapath.NoLocalhostNodePorts = !*kp.IPTables.LocalhostNodePorts
 	cfg.Datapath.UDPIdle = kp.Conntrack.UDPStreamTimeout.Duration
@@ -202,39 +222,6 @@ func checkNode(kp *config.KubeProxy, log *slog.Logger) func(agent.NodeFacts) err
 
 		return err
 	}
-}
-
-func setAddresses(cfg *agent.Config, kp *config.KubeProxy) error {
-	ip, err := lb.ParseAddr(kp.BindAddress)
-	if err != nil {
-		return fmt.Errorf("bindAddress: %w", err)
-	}
-	if !ip.IsUnspecified() {
-		cfg.NodeIP = ip
-	}
-	if kp.HealthzBindAddress != "" {
-		if cfg.HealthzAddress, err = config.ParseAddrPort(kp.HealthzBindAddress); err != nil {
-			return fmt.Errorf("healthzBindAddress: %w", err)
-		}
-	}
-	if cfg.MetricsAddress, err = config.ParseAddrPort(kp.MetricsBindAddress); err != nil {
-		return fmt.Errorf("metricsBindAddress: %w", err)
-	}
-
-	return nil
-}
-
-// nodePortAddresses returns the addresses that node ports answer on: all of both
-// families if the list is empty. It is not empty in nftables mode and without a
-// configuration file, where the default is "primary".
-func nodePortAddresses(kp *config.KubeProxy) (lb.NodePortAddresses, error) {
-	if len(kp.NodePortAddresses) > 0 {
-		return lb.ParseNodePortAddresses(kp.NodePortAddresses)
-	}
-
-	return lb.NodePortAddresses{Prefixes: []netip.Prefix{
-		netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0),
-	}}, nil
 }
 
 // localDetector returns how traffic of pods is distinguished from other traffic.

@@ -78,67 +78,52 @@ func namedService(pinned *maps.Pinned, name string) (string, error) {
 	return svc.Name, err
 }
 
+// rowsTogether is the number of rows whose columns are aligned together.
+const rowsTogether = 10000
+
 // printFlows encodes flow by flow, since there may be millions.
 func printFlows(w io.Writer, format string, flows []flow.Flow) error {
-	switch {
-	case len(flows) == 0 || format != "table" && format != "json" && format != "yaml":
+	known := format == "table" || format == "json" || format == "yaml"
+	if len(flows) == 0 || !known {
 		return (&output{format}).print(w, flows, drawFlowsHeader)
-	case format == "json":
-		return printJSON(w, flows)
-	case format == "yaml":
-		return printYAML(w, flows)
-	default:
-		return printTable(w, flows)
 	}
-}
+	if format == "table" {
+		t := &table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
+		drawFlowsHeader(t)
+		for i, f := range flows {
+			drawFlow(t, f)
+			if (i+1)%rowsTogether == 0 {
+				if err := t.w.Flush(); err != nil {
+					return err
+				}
+			}
+		}
 
-func printJSON(w io.Writer, flows []flow.Flow) error {
-	before := "[\n  "
-	for _, f := range flows {
-		text, err := json.MarshalIndent(f, "  ", "  ")
+		return t.w.Flush()
+	}
+	before, after := "", ""
+	for i := range flows {
+		var text []byte
+		var err error
+		if format == "yaml" {
+			text, err = yaml.Marshal(flows[i : i+1])
+		} else {
+			before, after = ",\n  ", "\n]\n"
+			if i == 0 {
+				before = "[\n  "
+			}
+			text, err = json.MarshalIndent(flows[i], "  ", "  ")
+		}
 		if err != nil {
 			return fmt.Errorf("output: %w", err)
 		}
 		if _, err := fmt.Fprintf(w, "%s%s", before, text); err != nil {
 			return err
 		}
-		before = ",\n  "
 	}
-	_, err := fmt.Fprint(w, "\n]\n")
+	_, err := fmt.Fprint(w, after)
 
 	return err
-}
-
-func printYAML(w io.Writer, flows []flow.Flow) error {
-	for i := range flows {
-		text, err := yaml.Marshal(flows[i : i+1])
-		if err != nil {
-			return fmt.Errorf("output: %w", err)
-		}
-		if _, err := w.Write(text); err != nil {
-			return err
-		}
-	}
-
-	return nil
-}
-
-// rowsTogether is the number of rows whose columns are aligned together.
-const rowsTogether = 10000
-
-func printTable(w io.Writer, flows []flow.Flow) error {
-	t := &table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
-	drawFlowsHeader(t)
-	for i, f := range flows {
-		drawFlow(t, f)
-		if (i+1)%rowsTogether == 0 {
-			if err := t.w.Flush(); err != nil {
-				return err
-			}
-		}
-	}
-
-	return t.w.Flush()
 }
 
 func drawFlowsHeader(t *table) {

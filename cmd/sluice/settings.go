@@ -37,8 +37,11 @@ func (f *kubeProxyFlags) resolve() (*settings, error) {
 	} else {
 		f.fillIn()
 	}
-	if err == nil {
-		err = f.setHostname(s.kubeProxy)
+	// --hostname-override takes precedence over the file.
+	if err == nil && f.hostnameOverride != "" {
+		if s.kubeProxy.HostnameOverride = normalName(f.hostnameOverride); s.kubeProxy.HostnameOverride == "" {
+			err = fmt.Errorf("--hostname-override %q: it is blank", f.hostnameOverride)
+		}
 	}
 	if err == nil {
 		config.Complete(s.kubeProxy)
@@ -122,40 +125,25 @@ func (f *kubeProxyFlags) copyLogging(to *logsapi.LoggingConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// setHostname copies --hostname-override over the file's field, without blanks
-// around it and in lower case.
-func (f *kubeProxyFlags) setHostname(cfg *config.KubeProxy) error {
-	if f.hostnameOverride == "" {
-		return nil
-	}
-	if cfg.HostnameOverride = normalName(f.hostnameOverride); cfg.HostnameOverride == "" {
-		return fmt.Errorf("--hostname-override %q: it is blank", f.hostnameOverride)
-	}
-
-	return nil
-}
-
-// nodeName returns the name of this node's Node object.
+// nodeName returns the name of this node's Node object: the configured one, or that of the host.
 func (s *settings) nodeName() (string, error) {
-	if given := s.kubeProxy.HostnameOverride; given != "" {
-		if name := normalName(given); name != "" {
-			return name, nil
+	given, field := s.kubeProxy.HostnameOverride, "hostnameOverride"
+	if given == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("host name: %w", err)
 		}
-
-		return "", fmt.Errorf("hostnameOverride %q: it is blank", given)
+		given, field = host, "host name"
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		return "", fmt.Errorf("host name: %w", err)
-	}
-	name := normalName(host)
+	name := normalName(given)
 	if name == "" {
-		return "", fmt.Errorf("host name %q: it is blank", host)
+		return "", fmt.Errorf("%s %q: it is blank", field, given)
 	}
 
 	return name, nil
 }
 
+// normalName returns a name without blanks around it and in lower case.
 func normalName(name string) string { return strings.ToLower(strings.TrimSpace(name)) }
 
 // report logs, once and in one line each, the fields and flags that are accepted

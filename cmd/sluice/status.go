@@ -62,7 +62,13 @@ func readStatus(ctx context.Context, where *places) (agent.Status, error) {
 func drawStatus(t *table, s agent.Status) {
 	drawAgent(t, s)
 	drawHooks(t, s)
-	drawForwarding(t, s)
+	switch {
+	case !s.Running: // the kernel does not have it
+	case s.ThroughStack != "":
+		t.note("forwarding: stack, because " + s.ThroughStack)
+	default:
+		t.note("forwarding: what goes to backends on other nodes does not pass the network stack")
+	}
 	drawFlowTables(t, s.Flows)
 	drawDevices(t, s.Devices)
 	t.note("")
@@ -126,17 +132,6 @@ func drawHooks(t *table, s agent.Status) {
 		if hook.Problem != "" {
 			t.note(fmt.Sprintf("          %s: %s", hook.Name, hook.Problem))
 		}
-	}
-}
-
-// drawForwarding prints nothing without an agent: the kernel does not have it.
-func drawForwarding(t *table, s agent.Status) {
-	switch {
-	case !s.Running:
-	case s.ThroughStack != "":
-		t.note("forwarding: stack, because " + s.ThroughStack)
-	default:
-		t.note("forwarding: what goes to backends on other nodes does not pass the network stack")
 	}
 }
 

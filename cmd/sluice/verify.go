@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -119,4 +120,14 @@ func (r verifyReport) draw(t *table) {
 		t.note("- " + d)
 	}
 	t.note(fmt.Sprintf("%d frontends and %d hooks compared, %d differences", r.Frontends, r.Hooks, len(r.Differences)))
+}
+
+// newProbe returns the hidden command that [datapath.Verify] starts in the cgroup root.
+func newProbe() *cobra.Command {
+	return &cobra.Command{
+		Use:    datapath.ProbeVerb,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		Run:    func(*cobra.Command, []string) { os.Exit(datapath.ProbeMain()) },
+	}
 }
