@@ -6,7 +6,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "lib/stat.h"
+#include "lib/reason.h"
 
 static __always_inline struct sock_state *state_of(struct bpf_sock_ops *ctx)
 {

@@ -2,14 +2,8 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Translating the packets of Services at devices. */
-#include "lib/beside.h"
-#include "lib/bridge.h"
-#include "lib/device_verdict.h"
-#include "lib/frontend.h"
 #include "lib/open.h"
-#include "lib/return.h"
-#include "lib/source_range.h"
-#include "lib/track.h"
+#include "lib/reject.h"
 
 /* read_addr reads only the source or the destination address of a packet. */
 static __always_inline enum reason read_addr(struct __sk_buff *ctx, const struct network *net,

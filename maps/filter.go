@@ -52,7 +52,7 @@ func newAddrFilter(words shared[uint64]) *AddrFilter {
 	return &AddrFilter{words, make(map[uint32]uint32)}
 }
 
-// addrHash returns the same hash as addr_hash in bpf/lib/filter.h.
+// addrHash returns the same hash as addr_hash in bpf/lib/addr.h.
 func addrHash(a Addr) uint32 {
 	var folded uint32
 	for i := 0; i < len(a.Bytes); i += 4 {

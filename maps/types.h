@@ -304,7 +304,7 @@ struct device {
 /* device.flags */
 enum device_flag {
 	DEVICE_TURNS =
-		1, /* packets may leave by it without passing the stack: see bpf/lib/turn.h */
+		1, /* packets may leave by it without passing the stack: see bpf/lib/route.h */
 };
 
 /* Prefix lengths count from the first bit after prefix_len. */
@@ -485,7 +485,7 @@ enum flow_ending {
 enum flow_flag {
 	FLOW_MASQUERADED = 1,
 	FLOW_RETURNS =
-		2, /* replies are routed from the original destination: see bpf/lib/return.h */
+		2, /* replies are routed from the original destination: see bpf/lib/route.h */
 	FLOW_SENT = 8, /* a packet has left as the masquerade */
 	FLOW_COUNTED = 16, /* in the backend's load; valid in the entry of FLOW_FROM_CLIENT */
 	FLOW_TURNED = 32, /* turned around: it does not pass the stack */
@@ -524,7 +524,7 @@ struct flow {
 	__u32 ack; /* of what it has received, or is to receive first */
 };
 
-/* The kinds of flows that share the table of flows: see bpf/lib/share.h. */
+/* The kinds of flows that share the table of flows: see bpf/lib/flow.h. */
 enum flow_kind {
 	FLOWS_CONNECTED = 0, /* of TCP and SCTP */
 	FLOWS_UDP = 1,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Addresses: one 128-bit type, IPv4 mapped into ::ffff:0:0/96. */
+/* Addresses, and the filters that tell other traffic from that of Services. */
 #ifndef SLUICE_ADDR_H
 #define SLUICE_ADDR_H
 
@@ -7,7 +7,9 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "../../maps/types.h"
+#include "../../maps/maps.h"
+
+/* An address is one 128-bit type, with IPv4 mapped into ::ffff:0:0/96. */
 
 #define V4_MAPPED bpf_htonl(0xffff)
 
@@ -48,6 +50,138 @@ static __always_inline struct addr addr_loopback(const struct addr *a)
 	if (addr_is_v4(a))
 		return addr_of_v4(bpf_htonl(0x7f000001));
 	return (struct addr){ .words = { 0, 0, 0, bpf_htonl(1) } };
+}
+
+/*
+ * Filters: all that packets and sockets of no Service pay for, one or two array loads before any
+ * hash map.
+ *
+ * Each filter answers "certainly not a Service's" or "maybe", and "maybe" costs the lookups that
+ * follow. There are no false negatives: a filter is written before the entry that it stands for,
+ * and cleared only by the agent, once that entry is gone and every program that may have seen it
+ * has ended.
+ */
+
+/* addr_hash returns the same hash as addrHash in maps/filter.go. */
+static __always_inline __u32 addr_hash(const struct addr *a)
+{
+	__u32 folded = 0, i;
+
+	for (i = 0; i < 4; i++) {
+		folded = (folded ^ bpf_ntohl(a->words[i])) * 0x9e3779b1;
+		folded ^= folded >> 15;
+	}
+	/* The high bits of a product depend on all bits of its factors. */
+	return folded * 0x85ebca6b;
+}
+
+/* may_be_ours is false for an address that is certainly not in addrs. */
+static __always_inline bool may_be_ours(const struct addr *a)
+{
+	__u32 bit = (__u64)addr_hash(a) * ADDR_FILTER_BITS >> 32, word = bit / 64;
+	const __u64 *bits = bpf_map_lookup_elem(&sl_addr_filter, &word);
+
+	return bits && *bits >> bit % 64 & 1;
+}
+
+/* may_be_service_cidr is false for an address that is certainly in no Service CIDR. */
+static __always_inline bool may_be_service_cidr(const struct addr *a)
+{
+	__u32 only = 0, i;
+	const struct cidr_covers *covers = bpf_map_lookup_elem(&sl_cidr_covers, &only);
+	__u64 begin = addr_is_v4(a) ? (__u64)bpf_ntohl(a->words[3]) << 32 :
+				      (__u64)bpf_ntohl(a->words[0]) << 32 | bpf_ntohl(a->words[1]);
+	bool covered = false;
+
+	if (!covers)
+		return true;
+	for (i = 0; i < CIDR_COVERS; i++) {
+		__u64 prefix = *(volatile const __u64 *)&covers->prefixes[i];
+
+		/* Covered addresses differ from it only below the 1 that ends the prefix. */
+		covered |= (begin ^ prefix) >> 1 < (prefix & -prefix);
+	}
+	return covered;
+}
+
+static __always_inline bool is_service_cidr(const struct addr *a)
+{
+	struct cidr_key key = { .prefix_len = 128, .addr = *a };
+
+	return may_be_service_cidr(a) && bpf_map_lookup_elem(&sl_service_cidrs, &key);
+}
+
+static __always_inline struct port_line *port_line(__be16 port)
+{
+	__u32 line = bpf_ntohs(port) / PORTS_PER_LINE;
+
+	return bpf_map_lookup_elem(&sl_port_filter, &line);
+}
+
+/*
+ * may_be_our_port is false for a port of this node that is certainly no node port, and that no
+ * flow has.
+ */
+static __always_inline bool may_be_our_port(__be16 port)
+{
+	const struct port_line *line = port_line(port);
+
+	return !line || line->used[bpf_ntohs(port) % PORTS_PER_LINE];
+}
+
+/* note_port marks a port of this node, before an entry for packets to it is put. */
+static __always_inline void note_port(__be16 port)
+{
+	struct port_line *line = port_line(port);
+	__u32 at = bpf_ntohs(port) % PORTS_PER_LINE;
+
+	if (line && !line->used[at])
+		line->used[at] = 1;
+}
+
+static __always_inline struct source_line *source_line(const struct addr *src)
+{
+	__u32 line = (__u64)addr_hash(src) * SOURCE_LINES >> 32;
+
+	return bpf_map_lookup_elem(&sl_source_filter, &line);
+}
+
+/* source_cell returns the same cell as sourceCell in maps/filter.go. */
+static __always_inline __u32 source_cell(__be16 port)
+{
+	__u32 cell = (__u16)(bpf_ntohs(port) * 0x9e37) / (65536 / SOURCE_CELLS);
+
+	return cell + (cell == SOURCE_CELL_ALL);
+}
+
+/* may_be_of_flow is false for a source at egress for which certainly no flow has an entry. */
+static __always_inline bool may_be_of_flow(const struct addr *src, __be16 port)
+{
+	const struct source_line *line = source_line(src);
+
+	return !line ||
+	       line->cells[SOURCE_CELL_ALL] | line->cells[source_cell(port) % SOURCE_CELLS];
+}
+
+/* note_cell writes the time, unless it has been written recently. */
+static __always_inline void note_cell(__u32 *cell, __u32 now)
+{
+	if (!*cell || now - *cell >= SOURCE_CELL_FRESH)
+		*cell = now;
+}
+
+/*
+ * note_source marks a source before an entry for its packets at egress is put: with this port, or
+ * with any. Clients use many ports, and nearly all packets that leave a node from a client's
+ * address belong to its flows, so all ports of a client share one cell.
+ */
+static __always_inline void note_source(const struct addr *src, __be16 port, bool any, __u64 now)
+{
+	struct source_line *line = source_line(src);
+	__u32 cell = any ? SOURCE_CELL_ALL : source_cell(port);
+
+	if (line)
+		note_cell(&line->cells[cell % SOURCE_CELLS], (now >> SOURCE_CELL_SHIFT) + 1);
 }
 
 #endif

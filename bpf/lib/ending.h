@@ -17,7 +17,7 @@
  *
  * An entry follows the side whose packets come to it. An entry that was created again, because a
  * full table had lost it, has no history. Then a timeout decides, as it does for an RST at the end
- * of what its side has sent: see claim.h.
+ * of what its side has sent: see tuple.h.
  *
  * The packets of an SCTP association carry a tag that their receiver has asked for, which makes
  * them valid.

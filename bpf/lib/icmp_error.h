@@ -6,7 +6,6 @@
 #ifndef SLUICE_ICMP_ERROR_H
 #define SLUICE_ICMP_ERROR_H
 
-#include "fragment.h"
 #include "rewrite.h"
 
 #define ICMP_CHECKSUM 2 /* offset, in both families */

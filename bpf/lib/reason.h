@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Counting the reasons of every outcome. */
+/* Reasons: their classes, and the counts of every outcome. */
 #ifndef SLUICE_REASON_H
 #define SLUICE_REASON_H
 
@@ -21,6 +21,67 @@ static __always_inline bool is_pass(enum reason why)
 {
 	return why == REASON_PASS_PROTOCOL || why == REASON_PASS_DISABLED ||
 	       why == REASON_PASS_NO_FRONTEND;
+}
+
+/* Per-Service counts are enabled. */
+volatile const bool config_stats = true;
+
+static __always_inline struct port_counts *counts_of(__u32 service_port_id)
+{
+	__u32 chunk = (service_port_id & INDEX_MASK) / CHUNK_COUNTS;
+	__u32 place = (service_port_id & INDEX_MASK) % CHUNK_COUNTS;
+	void *places = bpf_map_lookup_elem(&sl_port_counts, &chunk);
+
+	return places ? bpf_map_lookup_elem(places, &place) : NULL;
+}
+
+static __always_inline void count_refusal(__u32 service_port_id, enum reason why)
+{
+	struct refusal_key key = { .service_port_id = service_port_id, .reason = why };
+	__u64 one = 1, *have = bpf_map_lookup_elem(&sl_refusals, &key);
+
+	if (!have) {
+		if (!bpf_map_update_elem(&sl_refusals, &key, &one, BPF_NOEXIST))
+			return;
+		have = bpf_map_lookup_elem(&sl_refusals, &key); /* another CPU was first */
+	}
+	if (have)
+		__sync_fetch_and_add(have, 1);
+}
+
+/*
+ * count_new counts the outcome of a new flow. It is global, so that the verifier walks it once. It
+ * adds to per-CPU values atomically, because device programs interrupt socket programs.
+ */
+__noinline int count_new(__u32 service_port_id, __u32 why)
+{
+	struct port_counts *counts;
+
+	if (!config_stats)
+		return 0;
+	if (why != REASON_NEXT && why != REASON_TRANSLATED) {
+		count_refusal(service_port_id, why);
+		return 0;
+	}
+	counts = counts_of(service_port_id);
+	if (counts)
+		__sync_fetch_and_add(&counts->connections, 1);
+	return 0;
+}
+
+/* count_bytes adds to the bytes of a service port's clients. */
+__noinline int count_bytes(__u32 service_port_id, __u64 sent, __u64 received)
+{
+	struct port_counts *counts;
+
+	if (!config_stats)
+		return 0;
+	counts = counts_of(service_port_id);
+	if (!counts)
+		return 0;
+	__sync_fetch_and_add(&counts->bytes_sent, sent);
+	__sync_fetch_and_add(&counts->bytes_received, received);
+	return 0;
 }
 
 #endif

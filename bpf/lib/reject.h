@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/*
- * Refusing a packet: an ICMP port unreachable or packet too big goes back the way the packet came.
- */
+/* The verdict on a packet; refusing it with an ICMP error that goes back the way it came. */
 #ifndef SLUICE_REJECT_H
 #define SLUICE_REJECT_H
 
-#include "frontend.h"
+#include <bpf/bpf_core_read.h>
+
 #include "icmp_error.h"
 #include "kernel.h"
 #include "reason.h"
 #include "route.h"
-
-#include <bpf/bpf_core_read.h>
+#include "service.h"
 
 /*
  * The kernel's rate limit of errors to one host (icmp_ratelimit): one per second, a burst of six.
@@ -260,6 +258,53 @@ __noinline int refuse(struct __sk_buff *ctx, int why)
 		return REASON_REJECT_LIMITED;
 	error_source(ctx, pkt, &from);
 	return make_error(ctx, pkt, &from) ? why : REASON_DROP_REWRITE;
+}
+
+static __always_inline bool is_translated(enum reason why)
+{
+	return why == REASON_FLOW || why == REASON_TRANSLATED;
+}
+
+static __always_inline bool is_reject(enum reason why)
+{
+	return why == REASON_REJECT_NO_BACKEND || why == REASON_REJECT_NO_PORT;
+}
+
+static __always_inline bool is_drop(enum reason why)
+{
+	switch (why) {
+	case REASON_REJECT_LIMITED:
+	case REASON_DROP_NO_LOCAL_BACKEND:
+	case REASON_DROP_SOURCE_RANGE:
+	case REASON_DROP_UNALLOCATED:
+	case REASON_DROP_BACKEND_MISSING:
+	case REASON_DROP_MASQUERADE_ADDR:
+	case REASON_DROP_MASQUERADE_PORT:
+	case REASON_DROP_FLOW_TABLE:
+	case REASON_DROP_REDIRECT:
+	case REASON_DROP_REWRITE:
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* pass counts the reason for a packet that is not looked at any further, and lets it go on. */
+static __always_inline int pass(enum reason why)
+{
+	count(why);
+	return VERDICT_NEXT;
+}
+
+/* finish counts the reason and returns the verdict for it. */
+static __always_inline int finish(struct __sk_buff *ctx, enum reason why, bool refused)
+{
+	if (refused)
+		why = refuse(ctx, why);
+	count(why);
+	if (is_drop(why))
+		return VERDICT_DROP;
+	return refused ? bpf_redirect(ctx->ifindex, 0) : VERDICT_NEXT;
 }
 
 #endif

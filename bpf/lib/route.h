@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The route by which the node would send a packet, and the source address that it would use. */
+/* Routes: how a packet leaves the node, with or without the stack. */
 #ifndef SLUICE_ROUTE_H
 #define SLUICE_ROUTE_H
 
 #include <stdbool.h>
+#include <stddef.h>
+#include <linux/udp.h>
 
-#include "packet.h"
+#include "headers.h"
+
+/* The route by which the node would send a packet, and the source address that it would use. */
 
 #ifndef BPF_FIB_LOOKUP_SRC
 #define BPF_FIB_LOOKUP_SRC (1U << 4)
@@ -103,6 +107,200 @@ static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 	if (addr_is_any(&to->source) || is_link_local(&to->source))
 		device_source(to->ifindex, v4, &to->source);
 	return true;
+}
+
+/*
+ * Turning packets around at the device on which they arrive. A packet of a client outside to a
+ * backend on another node passes this node only to be masqueraded: that happens at ingress, and
+ * the packet leaves by the device of its route. Answers are turned around in the same way. The
+ * stack sees neither, and the flow needs no entries at egress.
+ *
+ * A packet that the stack has to see goes there with the backend's address, and its flow stays in
+ * the stack from then on. That is decided for each packet before it is written, because the stack
+ * drops packets from an address of this node.
+ */
+
+#define MIN_HOPS 2 /* this node takes one */
+
+/*
+ * is_plain reports whether a router would only look at the addresses and the hop limit of a
+ * packet. Fragments, options and invalid packets are for the stack.
+ */
+static __always_inline bool is_plain(struct __sk_buff *ctx, const struct headers *ip)
+{
+	const struct ipv6hdr *v6;
+	const struct iphdr *v4;
+
+	/* bpf_redirect_neigh requires an untagged Ethernet frame that is addressed to this node. */
+	if (ctx->vlan_present || ctx->pkt_type != PACKET_HOST || ip->l3 != ETH_HLEN || ip->fragment)
+		return false;
+	if (ip->v6) {
+		v6 = peek(ctx, ip->l3, sizeof(*v6));
+		return v6 && ip->l4 == ip->l3 + sizeof(*v6) && v6->hop_limit >= MIN_HOPS;
+	}
+	v4 = peek(ctx, ip->l3, sizeof(*v4));
+	return v4 && ip->l4 == ip->l3 + sizeof(*v4) && v4->ttl >= MIN_HOPS;
+}
+
+/*
+ * length_of returns the length of the IP packet on the wire, or that of each segment if it will be
+ * segmented; 0 if it is too long to be turned around.
+ */
+static __always_inline __u16 length_of(struct __sk_buff *ctx, const struct headers *ip)
+{
+	const struct tcp_header *tcp;
+	__u32 length = ip->end - ip->l3;
+
+	if (ctx->gso_size) {
+		length = ip->l4 - ip->l3 + sizeof(struct udphdr) + ctx->gso_size;
+		if (ip->key.proto == IPPROTO_TCP) {
+			tcp = peek(ctx, ip->l4, sizeof(*tcp));
+			if (!tcp)
+				return 0;
+			length += (tcp->length >> 4) * 4 - sizeof(struct udphdr);
+		}
+	}
+	return length <= 0xffff ? length : 0;
+}
+
+/* may_be_cut reports whether a router may fragment a packet. */
+static __always_inline bool may_be_cut(struct __sk_buff *ctx, const struct headers *ip)
+{
+	const struct iphdr *v4 = ip->v6 ? NULL : peek(ctx, ip->l3, sizeof(*v4));
+
+	return v4 && !(v4->frag_off & V4_DONT_FRAGMENT);
+}
+
+/*
+ * find_turn finds the route of a packet to pkt->to.dst that bypasses the stack, as the stack would
+ * send it. It is false if there is none, and sets pkt->mtu if the packet is too long for the
+ * route. See DEVICE_TURNS.
+ */
+static __noinline bool find_turn(struct __sk_buff *ctx, struct packet *pkt)
+{
+	struct bpf_fib_lookup fib = { .ifindex = ctx->ifindex };
+	const struct device *dev;
+	__u32 out;
+	long found;
+
+	if (config_device_class != DEVICE_UPLINK || config_bridge_port || !is_plain(ctx, &pkt->ip))
+		return false;
+	fib.tot_len = length_of(ctx, &pkt->ip);
+	if (!fib.tot_len)
+		return false;
+	set_fib_addrs(&fib, &pkt->ip.key.src, &pkt->to.dst);
+	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED && !pkt->is_error && !may_be_cut(ctx, &pkt->ip))
+		pkt->mtu = fib.mtu_result;
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return false;
+	out = fib.ifindex;
+	dev = bpf_map_lookup_elem(&sl_devices, &out);
+	if (!dev || !(dev->flags & DEVICE_TURNS))
+		return false;
+	pkt->out = out;
+	pkt->next.nh_family = fib.family;
+	__builtin_memcpy(pkt->next.ipv6_nh, fib.ipv6_dst, sizeof(pkt->next.ipv6_nh));
+	pkt->turns = true;
+	return true;
+}
+
+/*
+ * may_turn reports whether the flow of a new packet to a remote backend may be turned around. Its
+ * answers have to leave by the device on which the client came.
+ */
+static __always_inline bool may_turn(struct __sk_buff *ctx, struct packet *pkt,
+				     const struct backend *be)
+{
+	struct route back;
+
+	if (be->flags & BACKEND_LOCAL)
+		return false;
+	pkt->to.dst = be->addr;
+	if (find_route(ctx, &be->addr, &pkt->ip.key.src, &back) && back.ifindex == ctx->ifindex &&
+	    find_turn(ctx, pkt))
+		return true;
+	pkt->mtu = 0; /* the stack sends the error */
+	return false;
+}
+
+/*
+ * Pods behind a bridge. A packet to a Service goes to the node, which is their router, but the
+ * reply of a backend behind the same bridge goes directly to the client. Netfilter would see only
+ * one direction, and treat the third packet as INVALID. So the first packet is sent to the backend
+ * directly, too.
+ */
+
+/*
+ * is_behind reports whether the route from src to dst leaves by this device. way->mac is the next
+ * hop on it.
+ */
+static __always_inline bool is_behind(struct __sk_buff *ctx, __u32 device, const struct addr *src,
+				      const struct addr *dst, struct route *way)
+{
+	return find_route(ctx, src, dst, way) && way->ifindex == device;
+}
+
+/*
+ * shortcut addresses the frame to the backend itself if client and backend are behind the bridge
+ * of this device. It is false if the frame could not be written.
+ */
+static __always_inline bool shortcut(struct __sk_buff *ctx, const struct flow_key *to)
+{
+	__u32 port = ctx->ifindex;
+	const struct device *dev;
+	struct route way;
+	__u32 bridge;
+
+	if (!config_bridge_port || !config_ethernet || config_device_class != DEVICE_PODS ||
+	    addr_equal(&to->src, &to->dst))
+		return true;
+	dev = bpf_map_lookup_elem(&sl_devices, &port);
+	bridge = dev ? dev->bridge : 0;
+	if (!bridge || !is_behind(ctx, bridge, &to->dst, &to->src, &way) ||
+	    !is_behind(ctx, bridge, &to->src, &to->dst, &way) || !way.neighbour)
+		return true;
+	return !bpf_skb_store_bytes(ctx, 0, way.mac, sizeof(way.mac), 0);
+}
+
+/*
+ * Sending replies by the device on which the client came. Where addresses have routes of their own
+ * (rules "from ADDRESS lookup TABLE"), the stack routes a reply by the backend's address, and the
+ * network behind that device may drop it, because its source will be the original destination. The
+ * node's own reply from the original destination would leave by the device on which the client
+ * came; otherwise the flow would not have FLOW_RETURNS.
+ */
+
+/*
+ * returns reports whether the packet is a reply that has to be routed from the original
+ * destination.
+ */
+static __always_inline bool returns(const struct packet *pkt)
+{
+	return pkt->role == FLOW_TO_CLIENT && pkt->flags & FLOW_RETURNS;
+}
+
+/*
+ * return_reply sends the packet at egress out by the device on which the client came. It is
+ * global, so that the verifier walks it once.
+ */
+__noinline int return_reply(struct __sk_buff *ctx)
+{
+	struct bpf_fib_lookup fib = { .ifindex = device_in(ctx) };
+	const struct packet *pkt = packet_at(HOOK_EGRESS);
+	struct bpf_redir_neigh next = {};
+	long found;
+
+	if (!pkt)
+		return VERDICT_NEXT;
+	set_fib_addrs(&fib, &pkt->to.src, &pkt->to.dst);
+	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) ||
+	    fib.ifindex == device_in(ctx))
+		return VERDICT_NEXT;
+	next.nh_family = fib.family;
+	__builtin_memcpy(next.ipv6_nh, fib.ipv6_dst, sizeof(next.ipv6_nh));
+	return bpf_redirect_neigh(fib.ifindex, &next, sizeof(next), 0);
 }
 
 #endif

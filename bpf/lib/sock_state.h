@@ -7,12 +7,7 @@
 #include <linux/bpf.h>
 #include <linux/in.h>
 
-#include "../../maps/maps.h"
-#include "addr.h"
-#include "backend.h"
-#include "load.h"
-#include "netns.h"
-#include "sock_addr.h"
+#include "sock.h"
 
 /* state_of returns NULL for a socket that was never translated. */
 static __always_inline struct sock_state *state_of(struct bpf_sock_addr *ctx)

@@ -3,10 +3,8 @@
 #ifndef SLUICE_TRACK_H
 #define SLUICE_TRACK_H
 
-#include "affinity.h"
-#include "backend.h"
 #include "ending.h"
-#include "load.h"
+#include "service.h"
 
 /* next_state returns the state of an entry after a packet. check_ending handles a FIN of TCP. */
 static __always_inline __u8 next_state(const struct flow *f, const struct packet *pkt)

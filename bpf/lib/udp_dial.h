@@ -9,10 +9,7 @@
 
 #include <stdbool.h>
 
-#include "addr.h"
-#include "backend.h"
-#include "config.h"
-#include "load.h"
+#include "sock.h"
 
 /* dials_of returns NULL for a socket that has sent no datagram to a Service. */
 static __always_inline struct udp_dials *dials_of(struct bpf_sock_addr *ctx)

@@ -8,10 +8,7 @@
 
 #include <stdbool.h>
 
-#include "../../maps/maps.h"
-#include "addr.h"
-#include "backend.h"
-#include "config.h"
+#include "sock.h"
 
 static __always_inline struct udp_pin_key udp_pin_key(__u64 cookie, const struct addr *a,
 						      __be16 port, enum udp_pin_way way)

@@ -203,7 +203,7 @@ func (s *service) inTable(hash uint32) uint32 {
 	return s.table[uint64(hash)*uint64(len(s.table))>>32]
 }
 
-// hash is the hash function of balance.h. Nodes of different versions must agree on it.
+// hash is the hash function of service.h. Nodes of different versions must agree on it.
 func hash(bytes []byte) uint32 {
 	h := uint32(len(bytes))
 	for ; len(bytes) > 0; bytes = bytes[4:] {

@@ -106,7 +106,7 @@ func (s *Sweeper) readUsage() (u byKind) {
 }
 
 // percent returns how full flows is for the kind with the least room, by the limits that programs use:
-// bpf/lib/share.h.
+// bpf/lib/flow.h.
 func (u byKind) percent(room int64) int {
 	connected, datagrams := u[maps.FlowsConnected], u[maps.FlowsUDP]
 

@@ -74,7 +74,7 @@ func (m *programs) hasNodePorts(p packet, dst maps.Addr) bool {
 	return m.Addrs.Entries[dst].Flags&maps.AddrNodePort != 0
 }
 
-// admitsSocket is check_source in sock_source.h.
+// admitsSocket is check_source in lib/sock.h.
 func (m *programs) admitsSocket(p packet, pool maps.Pool) bool {
 	if pool.Flags&maps.PoolSourceRanges == 0 {
 		return true
@@ -85,7 +85,7 @@ func (m *programs) admitsSocket(p packet, pool maps.Pool) bool {
 	return m.isInRanges(pool, p.src)
 }
 
-// lookup follows a frontend to its pool, as lookup_frontend in lib/frontend.h does.
+// lookup follows a frontend to its pool, as lookup_frontend in sock.c does.
 func (m *programs) lookup(key maps.FrontendKey) (maps.Pool, bool) {
 	id, found := m.FrontendIDs.Entries[key]
 	if !found {

@@ -1,0 +1,523 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Services: from a destination to its frontend, to its pool, and to the backend of a new flow. */
+#ifndef SLUICE_SERVICE_H
+#define SLUICE_SERVICE_H
+
+#include <stdbool.h>
+
+#include "../../maps/maps.h"
+#include "addr.h"
+
+/*
+ * Lookups in the arrays that the agent fills.
+ *
+ * What a program reads there is right, or recognizably wrong:
+ *
+ * - The agent writes a place before anything leads to it. It writes the word that leads to it
+ *   last, with release order: the pool_id of a frontend, or an element of frontend_ids. Each
+ *   lookup here depends on the number that the one before has read, and even arm64 keeps the order
+ *   of loads that depend on each other.
+ * - Nothing that a frontend leads to is changed afterwards. The agent writes another pool, and
+ *   switches pool_id with one store.
+ * - The agent reuses a place only when every program that may have read what led to it has ended
+ *   (an RCU grace period, which the update of an array of maps waits for).
+ * - Elements of frontend_ids are not covered by that: the kernel may give one to another key while
+ *   its value is read. So a frontend contains its own key, which find_pool compares.
+ * - Ids of backends that are kept for longer than a program runs have a generation, and each place
+ *   contains its current one.
+ */
+
+/* read_once makes the compiler read a word that the agent may write exactly once. */
+static __always_inline __u32 read_once(const __u32 *word)
+{
+	return *(volatile const __u32 *)word;
+}
+
+static __always_inline const struct frontend *frontend_at(__u32 id)
+{
+	__u32 chunk = id / CHUNK_FRONTENDS, place = id % CHUNK_FRONTENDS;
+	void *places = bpf_map_lookup_elem(&sl_frontends, &chunk);
+
+	return places ? bpf_map_lookup_elem(places, &place) : NULL;
+}
+
+static __always_inline const struct pool *pool_at(__u32 id)
+{
+	__u32 chunk = id / CHUNK_POOLS, place = id % CHUNK_POOLS;
+	void *places = bpf_map_lookup_elem(&sl_pools, &chunk);
+
+	return places ? bpf_map_lookup_elem(places, &place) : NULL;
+}
+
+/* slot_at returns the backend id in a slot, or 0, which is no backend. */
+static __always_inline __u32 slot_at(__u32 slot)
+{
+	__u32 chunk = slot / CHUNK_SLOTS, place = slot % CHUNK_SLOTS;
+	void *places = bpf_map_lookup_elem(&sl_slots, &chunk);
+	const __u32 *id = places ? bpf_map_lookup_elem(places, &place) : NULL;
+
+	return id ? read_once(id) : 0;
+}
+
+/* backend_at returns the backend with this id, or NULL if it is gone. */
+static __always_inline const struct backend *backend_at(__u32 id)
+{
+	__u32 chunk = (id & INDEX_MASK) / CHUNK_BACKENDS;
+	__u32 place = (id & INDEX_MASK) % CHUNK_BACKENDS;
+	void *places = bpf_map_lookup_elem(&sl_backends, &chunk);
+	const struct backend *be = places ? bpf_map_lookup_elem(places, &place) : NULL;
+
+	return be && id && read_once(&be->id) == id ? be : NULL;
+}
+
+/* From a destination to the frontend and the pool that serves it. */
+
+/*
+ * How often an element is looked up again because the kernel gave it to another key during the
+ * read.
+ */
+#define MAX_LOOKUPS 4
+
+/* key_equal compares without branches: each branch would be one more path for the verifier. */
+static __always_inline bool key_equal(const struct frontend_key *a, const struct frontend_key *b)
+{
+	return addr_equal(&a->addr, &b->addr) &
+	       !((a->port ^ b->port) | (a->proto ^ b->proto) | (a->scope ^ b->scope));
+}
+
+/*
+ * find_pool copies the pool that the frontend at key leads to. It returns REASON_PASS_NO_FRONTEND
+ * if there is no such frontend: the value of an element never changes, so a lookup never misses
+ * one that exists. If frontends are deleted and added faster than they can be read, the client is
+ * refused, never let through.
+ */
+static __always_inline enum reason find_pool(const struct frontend_key *key, struct pool *pool)
+{
+	const struct frontend *fe;
+	const struct pool *at;
+	const __u32 *id;
+	int try;
+
+	for (try = 0; try < MAX_LOOKUPS; try++) {
+		id = bpf_map_lookup_elem(&sl_frontend_ids, key);
+		if (!id)
+			return REASON_PASS_NO_FRONTEND;
+		fe = frontend_at(read_once(id));
+		if (!fe || !key_equal(&fe->key, key))
+			continue;
+		at = pool_at(read_once(&fe->pool_id));
+		if (!at)
+			break;
+		*pool = *at;
+		barrier(); /* the copy is complete before it is used */
+		return REASON_NEXT;
+	}
+	return REASON_DROP_BACKEND_MISSING;
+}
+
+/*
+ * find_node_port is find_pool for node ports, which are stored at the unspecified address of their
+ * family.
+ */
+static __always_inline enum reason find_node_port(const struct frontend_key *original_dst,
+						  struct pool *pool)
+{
+	struct frontend_key key = *original_dst;
+
+	key.addr = addr_any(&original_dst->addr);
+	return find_pool(&key, pool);
+}
+
+/* addr_flags returns the enum addr_flag bits of an address, or 0. */
+static __always_inline __u32 addr_flags(const struct addr *a)
+{
+	const struct addr_use *use = bpf_map_lookup_elem(&sl_addrs, a);
+
+	return use ? use->flags : 0;
+}
+
+static __always_inline bool is_cluster_ip(const struct frontend_key *original_dst)
+{
+	struct frontend_key key = *original_dst;
+
+	key.port = 0;
+	key.proto = 0;
+	return bpf_map_lookup_elem(&sl_frontend_ids, &key);
+}
+
+/* why_no_frontend returns the reason for a client whose destination is no frontend. */
+static __always_inline enum reason why_no_frontend(const struct frontend_key *original_dst)
+{
+	if (is_cluster_ip(original_dst))
+		return REASON_REJECT_NO_PORT;
+	if (is_service_cidr(&original_dst->addr))
+		return REASON_DROP_UNALLOCATED;
+	return REASON_PASS_NO_FRONTEND;
+}
+
+/* loadBalancerSourceRanges: which clients may connect to a frontend. */
+
+/* is_in_ranges reports whether source_ranges lets src connect to the frontends of the pool. */
+static __always_inline bool is_in_ranges(const struct pool *pool, const struct addr *src)
+{
+	struct source_range_key key = {
+		.prefix_len = 32 + 128,
+		.service_port_id = pool->service_port_id,
+		.addr = *src,
+	};
+
+	return bpf_map_lookup_elem(&sl_source_ranges, &key);
+}
+
+/* The load of backends: see struct backend_load. */
+
+static __always_inline struct backend_load *load_of(__u32 backend_id)
+{
+	__u32 chunk = (backend_id & INDEX_MASK) / CHUNK_BACKENDS;
+	__u32 place = (backend_id & INDEX_MASK) % CHUNK_BACKENDS;
+	void *places = bpf_map_lookup_elem(&sl_backend_load, &chunk);
+
+	return places ? bpf_map_lookup_elem(places, &place) : NULL;
+}
+
+/*
+ * live_connections returns the current connections of a backend. What evicted flows leave behind
+ * can make the sum negative until the agent repairs it.
+ */
+static __always_inline __s32 live_connections(__u32 backend_id)
+{
+	const struct backend_load *load = load_of(backend_id);
+	__s32 live = load ? load->sockets + load->flows : 0;
+
+	return live & ~(live >> 31); /* without a branch: see least_busy */
+}
+
+static __always_inline void add_sockets(__u32 backend_id, __s32 n)
+{
+	struct backend_load *load = load_of(backend_id);
+
+	if (load)
+		__sync_fetch_and_add(&load->sockets, n);
+}
+
+static __always_inline void add_flows(__u32 backend_id, __s32 n)
+{
+	struct backend_load *load = load_of(backend_id);
+
+	if (load)
+		__sync_fetch_and_add(&load->flows, n);
+}
+
+/* Picking a backend of a pool. */
+
+/* A pool has at most 2^MAX_POOL_BITS slots, so a binary search takes that many steps. */
+#define MAX_POOL_BITS 24
+
+/* How many slots, spread over the pool, are tried before a new flow is refused. */
+#define MAX_PICKS 4
+
+/*
+ * pick_id returns the backend with this id, or NULL if it is gone or now belongs to another
+ * service port, which can happen to an id that was remembered.
+ */
+static __always_inline const struct backend *pick_id(const struct pool *pool, __u32 id)
+{
+	const struct backend *be = backend_at(id);
+
+	return be && be->service_port_id == pool->service_port_id ? be : NULL;
+}
+
+/* has_slot reports whether a slot of the pool holds id. Slots are sorted by id. */
+static __always_inline bool has_slot(const struct pool *pool, __u32 id)
+{
+	__u32 low = 0, high = pool->slot_count;
+	int i;
+
+	for (i = 0; i < MAX_POOL_BITS && low < high; i++) {
+		__u32 middle = low + (high - low) / 2;
+		__u32 have = slot_at(pool->slot_base + middle);
+
+		if (have == id)
+			return true;
+		if (have < id)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return false;
+}
+
+/* random_below returns a number in [0, n), each with the same probability. */
+static __always_inline __u32 random_below(__u32 n)
+{
+	return ((__u64)bpf_get_prandom_u32() * n) >> 32;
+}
+
+/*
+ * pick_slot returns the backend in the try-th of MAX_PICKS slots that are spread over the pool,
+ * starting with the slot at first. In a pool of up to MAX_PICKS slots, these are all of them.
+ */
+static __always_inline const struct backend *pick_slot(const struct pool *pool, __u32 first,
+						       __u32 try)
+{
+	__u32 stride = (pool->slot_count + MAX_PICKS - 1) / MAX_PICKS;
+
+	return pick_id(pool, slot_at(pool->slot_base + (first + try * stride) % pool->slot_count));
+}
+
+/* pick_random returns a random backend of the pool, or NULL. */
+static __always_inline const struct backend *pick_random(const struct pool *pool)
+{
+	const struct backend *be;
+	__u32 first, try;
+
+	if (!pool->slot_count)
+		return NULL;
+	first = random_below(pool->slot_count);
+	for (try = 0; try < MAX_PICKS; try++) {
+		be = pick_slot(pool, first, try);
+		if (be)
+			return be;
+	}
+	return NULL;
+}
+
+/* why_no_backend returns the reason for a client for which no backend could be picked. */
+static __always_inline enum reason why_no_backend(const struct pool *pool)
+{
+	if (pool->slot_count)
+		return REASON_DROP_BACKEND_MISSING;
+	return pool->flags & POOL_DROP_IF_EMPTY ? REASON_DROP_NO_LOCAL_BACKEND :
+						  REASON_REJECT_NO_BACKEND;
+}
+
+/* The algorithms: which backend of a pool a new flow gets. */
+
+/* The least busy backend is looked for among at most this many, from a random one on. */
+#define MAX_COMPARED 64
+
+/* mix spreads a difference in any bit over all bits. */
+static __always_inline __u32 mix(__u32 h)
+{
+	h = (h ^ h >> 16) * 0x85ebca6b;
+	h = (h ^ h >> 13) * 0xc2b2ae35;
+	return h ^ h >> 16;
+}
+
+/* hash returns the same value on every node. */
+static __always_inline __u32 hash(const void *bytes, __u32 size)
+{
+	const __u32 *words = bytes;
+	__u32 h = size, i;
+
+	for (i = 0; i < size / sizeof(*words); i++)
+		h = mix(h ^ words[i]);
+	return h;
+}
+
+/*
+ * take_turn counts the flows of a service port, for round robin. Two CPUs may get the same number.
+ */
+static __always_inline __u32 take_turn(__u32 service_port_id)
+{
+	__u32 first =
+		bpf_get_prandom_u32(); /* otherwise every node would start with the same backend */
+	__u32 *turn = bpf_map_lookup_elem(&sl_turns, &service_port_id);
+	__u32 mine;
+
+	if (!turn) {
+		bpf_map_update_elem(&sl_turns, &service_port_id, &first, BPF_NOEXIST);
+		turn = bpf_map_lookup_elem(&sl_turns, &service_port_id);
+	}
+	if (!turn)
+		return first;
+	mine = *turn;
+	__sync_fetch_and_add(turn, 1);
+	return mine;
+}
+
+/* less_busy returns the one of two random backends that has fewer connections. */
+static __always_inline __u32 less_busy(__u32 base, __u32 count)
+{
+	__u32 first = random_below(count);
+	__u32 second = first + 1 + random_below(count - 1);
+	__u32 a = slot_at(base + first), b;
+
+	if (count < 2)
+		return a;
+	b = slot_at(base + (second < count ? second : second - count));
+	return live_connections(b) < live_connections(a) ? b : a;
+}
+
+/*
+ * load_and_index returns the connections of the backend in a slot in its upper half, and i in its
+ * lower one. It is global, so that the verifier walks it once, and not once for each of 64
+ * backends and each state that it has derived from those before.
+ */
+__noinline __s64 load_and_index(__u32 slot, __u32 i)
+{
+	return (__s64)live_connections(slot_at(slot)) << 32 | i;
+}
+
+/*
+ * least_busy returns the backend with the fewest connections or, with any_idle, the first that has
+ * none. Of several it takes the first from a random place on, so that nodes do not all favour the
+ * same backend. It compares without branches, because the verifier would walk every order of 64
+ * backends.
+ */
+static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
+{
+	__s64 best = 0x7fffffffffffffff; /* see load_and_index */
+	__u32 first = random_below(count), i;
+
+	for (i = 0; i < MAX_COMPARED && i < count; i++) {
+		__s64 other = load_and_index(base + (first + i) % count, i);
+
+		best += (other - best) & ((other - best) >> 63);
+		if (any_idle && !(other >> 32))
+			break;
+	}
+	return slot_at(base + (first + (__u32)best) % count);
+}
+
+/*
+ * choose returns the id of the backend that an algorithm chooses among the count slots from base
+ * on. seed is a service port id for RR, and otherwise a hash. It is global, so that the verifier
+ * walks it once.
+ */
+__noinline __u32 choose(__u32 base, __u32 count, __u32 algorithm, __u32 seed)
+{
+	switch (algorithm) {
+	case ALGORITHM_RR:
+		return slot_at(base + take_turn(seed) % count);
+	case ALGORITHM_LC:
+		return less_busy(base, count);
+	case ALGORITHM_SED:
+		return least_busy(base, count, false);
+	case ALGORITHM_NQ:
+		return least_busy(base, count, true);
+	default:
+		return slot_at(base + (((__u64)seed * count) >> 32));
+	}
+}
+
+/* pick_new returns a backend for a new flow, or NULL. seed: see choose. */
+static __always_inline const struct backend *pick_new(const struct pool *pool, __u32 seed)
+{
+	const struct backend *be;
+	__u32 base = pool->table_size ? pool->table_base : pool->slot_base;
+	__u32 count = pool->table_size ?: pool->slot_count;
+
+	if (pool->algorithm != ALGORITHM_RANDOM && count) {
+		be = pick_id(pool, choose(base, count, pool->algorithm, seed));
+		if (be)
+			return be;
+	}
+	return pick_random(pool);
+}
+
+/* Session affinity: a client keeps its backend. */
+
+#define NS_PER_SECOND 1000000000ULL
+
+/* netns_client returns the key of all sockets of one network namespace. */
+static __always_inline struct affinity_key netns_client(const struct pool *pool, __u64 cookie)
+{
+	struct affinity_key client = {
+		.service_port_id = pool->service_port_id,
+		.client_kind = CLIENT_NETNS,
+	};
+
+	/* Not in the initializer, which would leave the rest of the union uninitialized. */
+	client.netns_cookie = cookie;
+	return client;
+}
+
+/* addr_client returns the key of all clients behind one address. */
+static __always_inline struct affinity_key addr_client(__u32 service_port_id,
+						       const struct addr *src)
+{
+	struct affinity_key client = {
+		.service_port_id = service_port_id,
+		.client_kind = CLIENT_ADDR,
+	};
+
+	client.addr = *src;
+	return client;
+}
+
+/*
+ * pick_previous returns the backend that the client had, if new flows may still choose it and the
+ * client was here within the timeout, else NULL.
+ */
+static __always_inline const struct backend *pick_previous(const struct pool *pool,
+							   const struct affinity *had, __u64 now)
+{
+	if (!had || now - had->last_used >= pool->affinity_seconds * NS_PER_SECOND)
+		return NULL;
+	return has_slot(pool, had->backend_id) ? pick_id(pool, had->backend_id) : NULL;
+}
+
+/* keep_backend writes the backend of a client into an affinity map. */
+static __always_inline void keep_backend(void *where, const struct affinity_key *client,
+					 __u32 backend_id, __u64 now)
+{
+	struct affinity has = { .last_used = now, .backend_id = backend_id };
+
+	bpf_map_update_elem(where, client, &has, BPF_ANY);
+}
+
+/*
+ * pick_backend returns a backend for a new flow of client, or NULL; seed: see choose. An assured
+ * client, such as a socket of this node, keeps the backend in sl_affinity; any other only in
+ * sl_claims, until its flow is confirmed. If two CPUs choose for a new client at once, the later
+ * choice is kept.
+ */
+static __always_inline const struct backend *pick_backend(const struct pool *pool,
+							  const struct affinity_key *client,
+							  __u32 seed, __u64 now, bool assured)
+{
+	struct affinity *had;
+	const struct backend *be;
+
+	if (!pool->affinity_seconds)
+		return pick_new(pool, seed);
+	had = bpf_map_lookup_elem(&sl_affinity, client);
+	be = pick_previous(pool, had, now);
+	if (be && assured)
+		had->last_used = now;
+	if (be)
+		return be;
+	if (!assured)
+		be = pick_previous(pool, bpf_map_lookup_elem(&sl_claims, client), now);
+	if (!be)
+		be = pick_new(pool, seed);
+	if (be && assured)
+		keep_backend(&sl_affinity, client, be->id, now);
+	else if (be)
+		keep_backend(&sl_claims, client, be->id, now);
+	return be;
+}
+
+/*
+ * confirm_client moves the affinity of the client of a confirmed flow from sl_claims to
+ * sl_affinity, or refreshes it there.
+ */
+static __always_inline void confirm_client(const struct flow *f, __u64 now)
+{
+	struct affinity_key client = addr_client(f->service_port_id, &f->client);
+	struct affinity *had = bpf_map_lookup_elem(&sl_affinity, &client);
+	const struct affinity *claims;
+
+	if (had && had->backend_id == f->backend_id) {
+		had->last_used = now;
+		return;
+	}
+	claims = bpf_map_lookup_elem(&sl_claims, &client);
+	if (!claims || claims->backend_id != f->backend_id)
+		return;
+	keep_backend(&sl_affinity, &client, f->backend_id, now);
+	bpf_map_delete_elem(&sl_claims, &client);
+}
+
+#endif

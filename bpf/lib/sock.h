@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A socket at a hook: its addresses, its network namespace, and the settings of the socket programs. */
+#ifndef SLUICE_SOCK_H
+#define SLUICE_SOCK_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "kernel.h"
+#include "service.h"
+
+/*
+ * Settings that the agent makes before it loads the socket programs. The verifier prunes what they
+ * switch off.
+ */
+
+/* Which UDP sockets are translated. */
+enum udp_mode {
+	UDP_OFF = 0, /* none: the device programs translate UDP */
+	UDP_CONNECTED = 1, /* those that connect() */
+	UDP_ALL = 2, /* and each sendto() */
+};
+
+volatile const __u32 config_udp_mode = UDP_ALL;
+
+/* How long a UDP flow keeps its backend without a datagram. */
+volatile const __u64 config_udp_idle_ns = 120ULL * 1000 * 1000 * 1000;
+
+/* The cookie of the node's network namespace; 0: that of the kernel's first one. */
+volatile const __u64 config_host_netns_cookie = 0;
+
+/* Linux 6.1: connect and sendmsg hooks may set their errno. */
+volatile const bool config_has_set_retval = true;
+
+/* Node ports also answer the node's own processes on loopback. */
+volatile const bool config_localhost_node_ports = true;
+
+/*
+ * Reading and writing the address that a socket hook is called with. v6 is constant in every
+ * caller, because the verifier lets a hook access only the fields of its own family.
+ */
+
+static __always_inline struct addr hook_addr(struct bpf_sock_addr *ctx, bool v6)
+{
+	if (v6)
+		return (struct addr){ .words = { ctx->user_ip6[0], ctx->user_ip6[1],
+						 ctx->user_ip6[2], ctx->user_ip6[3] } };
+	return addr_of_v4(ctx->user_ip4);
+}
+
+static __always_inline __be16 hook_port(struct bpf_sock_addr *ctx)
+{
+	return (__be16)ctx->user_port;
+}
+
+static __always_inline void set_hook_addr(struct bpf_sock_addr *ctx, bool v6, const struct addr *a,
+					  __be16 port)
+{
+	if (v6) {
+		ctx->user_ip6[0] = a->words[0];
+		ctx->user_ip6[1] = a->words[1];
+		ctx->user_ip6[2] = a->words[2];
+		ctx->user_ip6[3] = a->words[3];
+	} else {
+		ctx->user_ip4 = a->words[3];
+	}
+	ctx->user_port = port;
+}
+
+/* is_connected reports whether a UDP socket has a peer, and only receives from that. */
+static __always_inline bool is_connected(struct bpf_sock_addr *ctx)
+{
+	return ctx->sk->state == BPF_TCP_ESTABLISHED;
+}
+
+/* is_peer reports whether the socket is connected to this very address. */
+static __always_inline bool is_peer(struct bpf_sock_addr *ctx, bool v6, const struct addr *a,
+				    __be16 port)
+{
+	const struct bpf_sock *sk = ctx->sk;
+	struct addr peer;
+
+	if (!is_connected(ctx) || sk->dst_port != port)
+		return false;
+	if (v6)
+		peer = (struct addr){ .words = { sk->dst_ip6[0], sk->dst_ip6[1], sk->dst_ip6[2],
+						 sk->dst_ip6[3] } };
+	else
+		peer = addr_of_v4(sk->dst_ip4);
+	return addr_equal(&peer, a);
+}
+
+/*
+ * bound_addr sets a to the source address that the socket is bound to, and is false if there is
+ * none.
+ */
+static __always_inline bool bound_addr(struct bpf_sock_addr *ctx, bool v6, struct addr *a)
+{
+	const struct bpf_sock *sk = ctx->sk;
+
+	if (!sk)
+		return false;
+	if (v6)
+		*a = (struct addr){ .words = { sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2],
+					       sk->src_ip6[3] } };
+	else
+		*a = addr_of_v4(sk->src_ip4);
+	return !addr_is_any(a);
+}
+
+/* The network namespace of a socket, and the address that the socket has there. */
+
+/* A pod has lo, eth0 and, with tunnel modules loaded, a dozen idle devices. */
+#define MAX_DEVICES 32
+#define MAX_ADDRS 4
+
+#define DEVICE_UP 0x1
+#define DEVICE_LOOPBACK 0x8
+#define V4_SCOPE_GLOBAL 0
+#define V6_SCOPE_GLOBAL 0
+
+/* container returns the structure of this type around a list's link. */
+#define container(link, type, member) \
+	((const type *)((void *)(link) - bpf_core_field_offset(type, member)))
+
+static __always_inline bool is_host_netns(struct bpf_sock_addr *ctx)
+{
+	__u64 host = config_host_netns_cookie ?: bpf_get_netns_cookie(NULL);
+
+	return bpf_get_netns_cookie(ctx) == host;
+}
+
+/*
+ * sock_of returns the kernel's structure of the socket, or NULL. The verifier only allows single
+ * fields of a context's socket to be read, so its address is copied as a number.
+ */
+static __always_inline const struct sock *sock_of(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *held = ctx->sk;
+	const struct sock *sk = NULL;
+
+	bpf_probe_read_kernel(&sk, sizeof(sk), &held);
+	return sk;
+}
+
+/* is_kernel_socket reports whether a socket belongs to the kernel itself (NFS, ceph). */
+static __always_inline bool is_kernel_socket(struct bpf_sock_addr *ctx)
+{
+	const struct sock *sk = sock_of(ctx);
+
+	return BPF_CORE_READ_BITFIELD_PROBED(sk, sk_kern_sock);
+}
+
+static __always_inline bool device_v4_addr(const struct net_device *dev, struct addr *a)
+{
+	const struct in_device *in = BPF_CORE_READ(dev, ip_ptr);
+	const struct in_ifaddr *ifa;
+	int i;
+
+	if (!in)
+		return false;
+	ifa = BPF_CORE_READ(in, ifa_list);
+	for (i = 0; i < MAX_ADDRS && ifa; i++) {
+		if (BPF_CORE_READ(ifa, ifa_scope) == V4_SCOPE_GLOBAL) {
+			*a = addr_of_v4(BPF_CORE_READ(ifa, ifa_local));
+			return true;
+		}
+		ifa = BPF_CORE_READ(ifa, ifa_next);
+	}
+	return false;
+}
+
+static __always_inline bool device_v6_addr(const struct net_device *dev, struct addr *a)
+{
+	const struct inet6_dev *in = BPF_CORE_READ(dev, ip6_ptr);
+	const struct list_head *at;
+	int i;
+
+	if (!in)
+		return false;
+	at = BPF_CORE_READ(in, addr_list.next);
+	for (i = 0; i < MAX_ADDRS; i++) {
+		const struct inet6_ifaddr *ifa;
+
+		if (at == (void *)in + bpf_core_field_offset(struct inet6_dev, addr_list))
+			break;
+		ifa = container(at, struct inet6_ifaddr, if_list);
+		if (BPF_CORE_READ(ifa, scope) == V6_SCOPE_GLOBAL) {
+			BPF_CORE_READ_INTO(a, ifa, addr);
+			return true;
+		}
+		at = BPF_CORE_READ(at, next);
+	}
+	return false;
+}
+
+/*
+ * netns_addr sets a to the first global address, in the family of to, of the first device that is
+ * up in the network namespace of the socket. Connect hooks run before the kernel chooses a source
+ * address; a pod with one address will use this one.
+ */
+static __always_inline bool netns_addr(struct bpf_sock_addr *ctx, const struct addr *to,
+				       struct addr *a)
+{
+	const struct sock *sk = sock_of(ctx);
+	const struct list_head *at;
+	const struct net *net;
+	int i;
+
+	net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
+	at = BPF_CORE_READ(net, dev_base_head.next);
+	for (i = 0; i < MAX_DEVICES; i++) {
+		const struct net_device *dev;
+		__u32 flags;
+
+		if (at == (void *)net + bpf_core_field_offset(struct net, dev_base_head))
+			break;
+		dev = container(at, struct net_device, dev_list);
+		flags = BPF_CORE_READ(dev, flags);
+		if (flags & DEVICE_UP && !(flags & DEVICE_LOOPBACK) &&
+		    (addr_is_v4(to) ? device_v4_addr(dev, a) : device_v6_addr(dev, a)))
+			return true;
+		at = BPF_CORE_READ(at, next);
+	}
+	return false;
+}
+
+/*
+ * The source address of a socket for loadBalancerSourceRanges, before the kernel has chosen one.
+ */
+
+/*
+ * check_source checks the client against loadBalancerSourceRanges. The kernel has not chosen a
+ * source address yet: the node's own traffic counts as coming from the node IP, as in kube-proxy's
+ * rules, and a pod's from the address of the pod.
+ */
+static __always_inline enum reason check_source(struct bpf_sock_addr *ctx, bool v6,
+						const struct pool *pool, const struct addr *to)
+{
+	struct addr source;
+
+	if (!(pool->flags & POOL_SOURCE_RANGES))
+		return REASON_NEXT;
+	if (!bound_addr(ctx, v6, &source)) {
+		if (is_host_netns(ctx))
+			return pool->flags & POOL_NODE_IN_RANGES ? REASON_NEXT :
+								   REASON_DROP_SOURCE_RANGE;
+		if (!netns_addr(ctx, to, &source))
+			return REASON_DROP_SOURCE_RANGE;
+	}
+	return is_in_ranges(pool, &source) ? REASON_NEXT : REASON_DROP_SOURCE_RANGE;
+}
+
+#endif

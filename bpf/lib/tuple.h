@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Tuples: which are in use, reserving one for a new flow, and the masquerade. */
+#ifndef SLUICE_TUPLE_H
+#define SLUICE_TUPLE_H
+
+#include <linux/netfilter/nf_conntrack_common.h>
+#include <linux/netfilter/nf_conntrack_tcp.h>
+
+#include "kernel.h"
+#include "route.h"
+#include "service.h"
+#include "track.h"
+
+/* Whether a tuple is in use by a socket of this node, or by netfilter. */
+
+/* The kernel has these if config_conntrack is set. */
+struct conntrack_options {
+	__s32 netns;
+	__s32 error;
+	__u8 proto;
+	__u8 reserved[3];
+};
+
+extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple,
+					 __u32 tuple_size, struct conntrack_options *options,
+					 __u32 options_size)
+	__attribute__((section(".ksyms"), weak));
+extern void bpf_ct_release(struct nf_conn *ct) __attribute__((section(".ksyms"), weak));
+
+/*
+ * tuple_of converts a key to the tuple that socket and conntrack lookups take, and returns its
+ * size.
+ */
+static __always_inline __u32 tuple_of(const struct flow_key *key, struct bpf_sock_tuple *tuple)
+{
+	if (addr_is_v4(&key->src)) {
+		tuple->ipv4.saddr = key->src.words[3];
+		tuple->ipv4.daddr = key->dst.words[3];
+		tuple->ipv4.sport = key->src_port;
+		tuple->ipv4.dport = key->dst_port;
+		return sizeof(tuple->ipv4);
+	}
+	__builtin_memcpy(tuple->ipv6.saddr, &key->src, sizeof(key->src));
+	__builtin_memcpy(tuple->ipv6.daddr, &key->dst, sizeof(key->dst));
+	tuple->ipv6.sport = key->src_port;
+	tuple->ipv6.dport = key->dst_port;
+	return sizeof(tuple->ipv6);
+}
+
+/* has_socket reports whether a socket of this node would receive the packets of a tuple. */
+static __always_inline bool has_socket(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple,
+				       __u32 size, __u8 proto)
+{
+	struct bpf_sock *sk = NULL;
+
+	if (proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(ctx, tuple, size, BPF_F_CURRENT_NETNS, 0);
+	else if (proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+/*
+ * is_tracked reports whether netfilter tracks a connection with packets of a tuple; with
+ * only_established, whether that was answered and has not ended.
+ */
+static __always_inline bool is_tracked(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple,
+				       __u32 size, __u8 proto, bool only_established)
+{
+	struct conntrack_options options = { .netns = BPF_F_CURRENT_NETNS, .proto = proto };
+	bool established = true;
+	struct nf_conn *ct;
+
+	if (!config_conntrack)
+		return false;
+	ct = bpf_skb_ct_lookup(ctx, tuple, size, &options, sizeof(options));
+	if (!ct)
+		return false;
+	if (proto == IPPROTO_TCP)
+		established = ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED;
+	else
+		established = ct->status & IPS_SEEN_REPLY;
+	bpf_ct_release(ct);
+	return established || !only_established;
+}
+
+/*
+ * is_taken reports whether the replies to the flow of the packet, as the entry of this role
+ * matches them, could be those of another connection.
+ *
+ * A masquerade must not use a tuple of a socket of this node, or one that netfilter has assigned.
+ * A client that has connected to the backend directly, from the same port, keeps that connection;
+ * netfilter also keeps flows that have ended, as connections that are unanswered or closed.
+ */
+__noinline int is_taken(struct __sk_buff *ctx, __u32 role)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	__u32 size;
+	__u8 proto;
+
+	if (!pkt)
+		return false;
+	comes_as(&pkt->flow, role, &pkt->key);
+	proto = pkt->flow.proto;
+	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
+		return false;
+	size = tuple_of(&pkt->key, &pkt->tuple);
+	if (role == FLOW_FROM_BACKEND && has_socket(ctx, &pkt->tuple, size, proto))
+		return true;
+	return is_tracked(ctx, &pkt->tuple, size, proto, role == FLOW_TO_CLIENT);
+}
+
+/* Reserving a tuple: a new flow takes one that no flow holds, or that of a flow that has ended. */
+
+/*
+ * After this time without a packet, another flow may take the tuple of an entry that has seen only
+ * first packets. Otherwise a flood of first packets would hold all ports of a masquerade.
+ */
+#define OPENING_NS (3 * 1000000000ULL)
+
+/* How long Linux keeps TIME_WAIT, and the second by which last_seen may lag behind. */
+#define TIME_WAIT_NS (61 * 1000000000ULL)
+
+/* How an entry holds its tuple. */
+enum hold {
+	HOLD_NONE = 0, /* the tuple is free */
+	HOLD_ENDED = 1, /* it has ended, but its peer may still be in TIME_WAIT or about to send */
+	HOLD_LIVE = 2,
+};
+
+/*
+ * is_same reports whether two entries belong to flows of one client port to one original
+ * destination.
+ */
+static __always_inline bool is_same(const struct flow *a, const struct flow *b)
+{
+	return addr_equal(&a->client, &b->client) && a->client_port == b->client_port &&
+	       addr_equal(&a->original_dst, &b->original_dst) &&
+	       a->original_port == b->original_port;
+}
+
+/*
+ * is_in_time_wait reports whether the backend, which closed the old flow first, would treat the
+ * SYN at hand as a segment of that connection. It would answer with an ACK, the client with an
+ * RST, and the client would only try again after a second. In TIME_WAIT, Linux accepts a SYN if
+ * its timestamp is newer (RFC 6191) or, without timestamps, its sequence number. Timestamps of one
+ * client to one address grow. The backend's last acknowledgement is the sequence number at which
+ * the old connection ended.
+ */
+static __always_inline bool is_in_time_wait(const struct packet *pkt, const struct flow *had)
+{
+	__s8 newer = pkt->tcp.stamp - had->stamp;
+
+	if (!(had->ending & FLOW_TIME_WAIT) || idle_of(had, pkt->now) > TIME_WAIT_NS)
+		return false;
+	if (!(had->ending & FLOW_STAMPED) || !pkt->tcp.stamped)
+		return (__s32)(pkt->tcp.seq - had->ack) <= 0;
+	return newer < 0 || (!newer && !(addr_equal(&had->client, &pkt->flow.client) &&
+					 addr_equal(&had->original_dst, &pkt->flow.original_dst)));
+}
+
+/* hold_on_tuple returns how an entry holds its tuple against the flow of the packet. */
+static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const struct flow *had)
+{
+	__u64 idle;
+
+	if (is_same(had, &pkt->flow))
+		return HOLD_NONE;
+	idle = idle_of(had, pkt->now);
+	if (had->proto == IPPROTO_UDP)
+		return idle > config_udp_idle_ns ? HOLD_NONE : HOLD_LIVE;
+	if (had->ending & FLOW_OVER)
+		return is_in_time_wait(pkt, had) ? HOLD_ENDED : HOLD_NONE;
+	if (had->state == FLOW_NEW)
+		return idle > OPENING_NS ? HOLD_NONE : HOLD_LIVE;
+	if (had->state == FLOW_OPEN || idle <= CLOSING_NS)
+		return HOLD_LIVE;
+	/* The other side may go on for long after a FIN. */
+	return had->state == FLOW_FIN && had->proto == IPPROTO_TCP ? HOLD_ENDED : HOLD_NONE;
+}
+
+/*
+ * note_ended records the tuple at hand, whose flow has ended. Of several, the one that has been
+ * idle the longest is kept.
+ */
+static __always_inline void note_ended(struct packet *pkt, const struct flow *had)
+{
+	if (pkt->ended && pkt->ended <= had->last_seen)
+		return;
+	pkt->ended = had->last_seen;
+	pkt->ended_port = pkt->key.dst_port;
+}
+
+/*
+ * is_holder copies had, an entry at pkt->key or NULL, to pkt->gone, and reports whether it is an
+ * entry of that key: another CPU may delete it at any time, and the kernel soon gives its memory
+ * to another flow. See goes.
+ */
+static __always_inline bool is_holder(struct packet *pkt, const struct flow *had, __u32 role)
+{
+	if (!had)
+		return false;
+	pkt->gone = *had;
+	barrier();
+	comes_as(had, role, &pkt->to);
+	return same_tuple(&pkt->to, &pkt->key);
+}
+
+/* How many connections that may have ended are checked to make room for one. */
+#define MAX_ENDED_TRIES 8
+
+/*
+ * make_room forgets connections that have ended until that of the packet at ingress has its share
+ * of flows, and reports whether it has. A connection that was listed as ended may be gone by now,
+ * or have continued. It is global, so that the verifier walks it once.
+ */
+__noinline int make_room(void)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	int i;
+
+	for (i = 0; pkt && i < MAX_ENDED_TRIES; i++) {
+		if (has_share(pkt->ip.key.proto))
+			return true;
+		if (bpf_map_pop_elem(&sl_ended, &pkt->key))
+			return false;
+		if (is_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), FLOW_FROM_CLIENT) &&
+		    has_ended(pkt, &pkt->gone))
+			forget_all(pkt);
+	}
+	return false;
+}
+
+/*
+ * reserve puts the entry that the packet's flow has in this role into half_open, unless another
+ * flow holds its tuple. If urgent, only a live flow holds it; otherwise a flow that has ended
+ * holds it as well, and is recorded by note_ended. A flow that loses its tuple is in pkt->gone
+ * afterwards: see evict. If two CPUs want one tuple at once, one of them gets it. It is for
+ * ingress, and global, so that the verifier walks it once.
+ */
+__noinline int reserve(__u32 role, __u32 urgent)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	const struct flow *had;
+	struct flow *f;
+	__u64 over = 0; /* when the flow that has ended was created */
+	enum hold hold;
+
+	if (!pkt)
+		return REASON_DROP_FLOW_TABLE;
+	f = &pkt->flow;
+	comes_as(f, role, &pkt->key);
+	f->role = role;
+	pkt->evicts = false;
+	if (is_holder(pkt, half_open_at(&pkt->key), role)) {
+		if (hold_on_tuple(pkt, &pkt->gone) != HOLD_NONE)
+			return REASON_DROP_MASQUERADE_PORT;
+		drop_half_open(&pkt->key);
+		pkt->evicts = true;
+	}
+	if (is_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), role)) {
+		hold = hold_on_tuple(pkt, &pkt->gone);
+		if (hold == HOLD_ENDED && !urgent)
+			note_ended(pkt, &pkt->gone);
+		if (hold == HOLD_LIVE || (hold == HOLD_ENDED && !urgent))
+			return REASON_DROP_MASQUERADE_PORT;
+		pkt->evicts = true;
+		over = pkt->gone.created;
+	}
+	note_entry(&pkt->key, role, pkt->now);
+	switch (put_half_open(&pkt->key, f, BPF_NOEXIST)) {
+	case 0:
+		break;
+	case -EEXIST:
+		return REASON_DROP_MASQUERADE_PORT;
+	default:
+		return REASON_DROP_FLOW_TABLE;
+	}
+	count_flows(COUNT_HALF_OPEN_PUT, 1);
+	/*
+	 * Since the lookup, another CPU may have taken the tuple and confirmed its flow, which is
+	 * in flows before it leaves half_open. An entry that has ended is deleted, because flows is
+	 * looked up first.
+	 */
+	had = bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	if (had && had->created != over) {
+		drop_half_open(&pkt->key);
+		return REASON_DROP_MASQUERADE_PORT;
+	}
+	drop_flow(&pkt->key);
+	return REASON_NEXT;
+}
+
+/*
+ * put_opening puts the entry that pkt->flow has in this role, if any, into half_open. The entry
+ * needs no reservation, because no other flow can have its tuple.
+ */
+static __noinline int put_opening(struct packet *pkt, __u32 role)
+{
+	struct flow *f = &pkt->flow;
+
+	if (!has_role(f, role))
+		return REASON_NEXT;
+	comes_as(f, role, &pkt->key);
+	f->role = role;
+	note_entry(&pkt->key, role, pkt->now);
+	if (!put_half_open(&pkt->key, f, BPF_NOEXIST))
+		count_flows(COUNT_HALF_OPEN_PUT, 1);
+	else if (put_half_open(&pkt->key, f, BPF_ANY))
+		return REASON_DROP_FLOW_TABLE;
+	drop_flow(&pkt->key);
+	return REASON_NEXT;
+}
+
+/*
+ * evict is called after a reservation. It forgets the flow that has lost its tuple, so that the
+ * tables need no more room than there are tuples. An earlier flow of the same client to the same
+ * address is replaced entry by entry.
+ */
+static __always_inline void evict(struct packet *pkt)
+{
+	if (!pkt->evicts)
+		return;
+	pkt->evicts = false;
+	report_bytes(&pkt->gone);
+	if (!is_same(&pkt->gone, &pkt->flow))
+		forget_all(pkt);
+}
+
+/*
+ * Masquerading: giving a flow an address and a port of this node, where the backend's reply would
+ * bypass the node.
+ */
+
+/* How many ports are tried: the first ones in turn, then random ones. */
+#define MAX_PORT_TRIES 64
+#define PORTS_IN_TURN 8
+
+/*
+ * The next port of the window, by a hash of the backend: so a flow gets the port that its backend
+ * has not seen for the longest time. Two backends may share an index.
+ */
+#define PORT_TURNS 4096
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PORT_TURNS);
+	__type(key, __u32);
+	__type(value, __u32);
+} sl_port_turns SEC(".maps");
+
+/* tuple_hash spreads flows over the ports, so that the same tuple tries the same port first. */
+static __always_inline __u32 tuple_hash(const struct flow *f)
+{
+	__u32 h = f->client.words[0] ^ f->client.words[1] ^ f->client.words[2] ^ f->client.words[3];
+
+	h = h * 0x9e3779b1 + (f->client_port | (__u32)f->original_port << 16);
+	h = (h ^ h >> 15) * 0x85ebca6b + f->original_dst.words[3];
+	h = (h ^ h >> 13) * 0xc2b2ae35;
+	return h ^ h >> 16;
+}
+
+static __always_inline __be16 port_of_window(__u32 number)
+{
+	__u32 size = config_masquerade_high - config_masquerade_low + 1;
+	__u32 more = config_masquerade_more_high - config_masquerade_more_low + 1;
+
+	__u32 beyond;
+
+	number %= size + more;
+	beyond = (size - 1 - number) >> 31; /* without a branch, which the loop would multiply */
+	return bpf_htons(config_masquerade_low + number +
+			 beyond * (config_masquerade_more_low - size - config_masquerade_low));
+}
+
+/*
+ * reserve_as reserves the entry of this role of the flow of the packet, with a port of the window.
+ * See reserve.
+ */
+static __always_inline int reserve_as(struct __sk_buff *ctx, struct packet *pkt, __u32 role,
+				      __be16 port, bool urgent)
+{
+	if (role == FLOW_FROM_BACKEND)
+		pkt->flow.masquerade_port = port;
+	else
+		pkt->flow.stack_port = port;
+	return is_taken(ctx, role) ? REASON_DROP_MASQUERADE_PORT : reserve(role, urgent);
+}
+
+/*
+ * reserve_port finds a port of the window with which no other flow holds the tuple that the flow
+ * of the packet has in this role, and puts that entry into half_open. See reserve.
+ *
+ * Connections take ports in turn. The datagrams of a client get the port that they had before, if
+ * their flow has expired meanwhile. If all ports that are tried are held, and some by flows that
+ * have ended, the oldest of these loses its tuple.
+ */
+__noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	int why = REASON_DROP_MASQUERADE_PORT;
+	__u32 place, number, *turn;
+	int i;
+
+	if (!pkt)
+		return why;
+	place = hash(&pkt->flow.backend, sizeof(pkt->flow.backend)) ^ pkt->flow.backend_port;
+	place %= PORT_TURNS;
+	turn = bpf_map_lookup_elem(&sl_port_turns, &place);
+	if (!turn)
+		return why;
+	number = *turn;
+	__sync_fetch_and_add(turn, 1);
+	if (pkt->flow.proto == IPPROTO_UDP)
+		number = tuple_hash(&pkt->flow);
+	pkt->ended = 0;
+	for (i = 0; i < MAX_PORT_TRIES; i++) {
+		why = reserve_as(ctx, pkt, role, port_of_window(number), false);
+		if (why != REASON_DROP_MASQUERADE_PORT)
+			break;
+		number = i < PORTS_IN_TURN ? number + 1 : bpf_get_prandom_u32();
+	}
+	if (i && pkt->flow.proto != IPPROTO_UDP)
+		*turn = number + 1;
+	count_flows(COUNT_MASQUERADE_RETRIES, i);
+	if (why == REASON_DROP_MASQUERADE_PORT && pkt->ended)
+		why = reserve_as(ctx, pkt, role, pkt->ended_port, true);
+	return why;
+}
+
+/*
+ * reserve_own_port reserves the replies to the flow of the packet with the client's own port. See
+ * reserve. A backend that connects from the very port on which it answers needs another one,
+ * because the stack could not tell requests and replies apart.
+ */
+static __always_inline int reserve_own_port(struct __sk_buff *ctx, const struct flow *f)
+{
+	if (addr_equal(&f->client, &f->backend) && f->client_port == f->backend_port)
+		return REASON_DROP_MASQUERADE_PORT;
+	if (is_taken(ctx, FLOW_TO_CLIENT))
+		return REASON_DROP_MASQUERADE_PORT;
+	return reserve(FLOW_TO_CLIENT, false);
+}
+
+/* masquerade gives pkt->flow an address and a port of this node. */
+static __always_inline int masquerade(struct __sk_buff *ctx, struct packet *pkt)
+{
+	struct flow *f = &pkt->flow;
+	struct route way;
+
+	if (!find_route(ctx, &f->client, &f->backend, &way) || addr_is_any(&way.source))
+		return REASON_DROP_MASQUERADE_ADDR;
+	f->masquerade = way.source;
+	return reserve_port(ctx, FLOW_FROM_BACKEND);
+}
+
+#endif
