@@ -28,7 +28,7 @@ func TestPacketOfAClientByAnotherClassOfDevices(t *testing.T) {
 						other = uplink
 					}
 					had := w.sorted(t)
-					w.ingress(t, other, first(proto, p.client, clusterIP)).drops(maps.ReasonDropFlowTable)
+					w.ingress(t, other, first(proto, p.client, clusterIP)).drops(maps.ReasonDropTupleTaken)
 					e := errorWorld{c, unchanged, 8}
 					about := e.about(portUnreachable, p.client, clusterIP, answer(proto, clusterIP, p.client))
 					w.ingress(t, other, about).passes(maps.ReasonPassNoFlow)

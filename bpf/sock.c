@@ -16,18 +16,9 @@ const enum udp_mode *btf_udp_mode __attribute__((unused));
 /* errno_of returns the error that the application gets, or 0 if the call goes on. */
 static __always_inline int errno_of(enum reason why)
 {
-	switch (why) {
-	case REASON_REJECT_NO_BACKEND:
-	case REASON_REJECT_NO_PORT:
+	if (is_reject(why))
 		return ECONNREFUSED;
-	case REASON_DROP_NO_LOCAL_BACKEND:
-	case REASON_DROP_SOURCE_RANGE:
-	case REASON_DROP_UNALLOCATED:
-	case REASON_DROP_BACKEND_MISSING:
-		return EHOSTUNREACH;
-	default:
-		return 0;
-	}
+	return is_drop(why) ? EHOSTUNREACH : 0;
 }
 
 /*

@@ -287,7 +287,7 @@ static __always_inline enum reason translate_packet(struct __sk_buff *ctx, struc
 	if (!f)
 		return begin_flow(ctx, flags);
 	if (is_stray(f))
-		return pkt->event == EVENT_OPEN ? REASON_DROP_FLOW_TABLE : REASON_PASS_NO_FLOW;
+		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : REASON_PASS_NO_FLOW;
 	if (starts_new_flow(pkt, f, half_open)) {
 		uncount(f);
 		report_bytes(f);
@@ -333,7 +333,7 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 	why = translate_packet(ctx, pkt, flags);
 	if (why == REASON_PASS_NO_FRONTEND)
 		why = open_beside(ctx);
-	if (!is_translated(why))
+	if (why != REASON_FLOW && why != REASON_TRANSLATED)
 		return why;
 	if (why == REASON_TRANSLATED)
 		mark(ctx);

@@ -378,7 +378,8 @@ const (
 	abiReasonREASON_DROP_FLOW_TABLE         abiReason = 21
 	abiReasonREASON_DROP_REDIRECT           abiReason = 22
 	abiReasonREASON_DROP_REWRITE            abiReason = 23
-	abiReasonREASON_COUNT                   abiReason = 24
+	abiReasonREASON_DROP_TUPLE_TAKEN        abiReason = 24
+	abiReasonREASON_COUNT                   abiReason = 25
 )
 
 type abiRefusalKey struct {

@@ -478,6 +478,9 @@ func (p *Pinned) SockState() *ebpf.Map { return p.byName[NameSockState] }
 func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 	counts := make(map[Reason]uint64)
 	for _, r := range Reasons() {
+		if uint32(r) >= p.byName[NameReasons].MaxEntries() {
+			continue // the map was made by a build without this reason
+		}
 		n, err := sumPerCPU(p.byName[NameReasons], uint32(r))
 		if err != nil {
 			return nil, fmt.Errorf("map %s: %s: %w", NameReasons, r, err)

@@ -31,35 +31,36 @@ const (
 	ReasonDropFlowTable          = Reason(abiReasonREASON_DROP_FLOW_TABLE)
 	ReasonDropRedirect           = Reason(abiReasonREASON_DROP_REDIRECT)
 	ReasonDropRewrite            = Reason(abiReasonREASON_DROP_REWRITE)
+	ReasonDropTupleTaken         = Reason(abiReasonREASON_DROP_TUPLE_TAKEN)
 	reasonCount                  = Reason(abiReasonREASON_COUNT)
 )
 
-// reasonTexts are for operators: what happened, and why.
-var reasonTexts = [reasonCount]string{
-	ReasonNext:                   "not decided",
-	ReasonTranslated:             "sent to a backend",
-	ReasonTranslatedUnremembered: "sent to a backend, but the socket has no room for its original destination",
-	ReasonPassProtocol:           "passed: neither TCP nor UDP",
-	ReasonPassNoFrontend:         "passed: not the address of a Service",
-	ReasonPassDisabled:           "passed: UDP is not translated at the socket",
-	ReasonRejectNoBackend:        "refused: the Service has no usable endpoint",
-	ReasonRejectNoPort:           "refused: the ClusterIP has no such port",
-	ReasonDropNoLocalBackend:     "dropped: traffic policy Local, and no usable endpoint on this node",
-	ReasonDropSourceRange:        "dropped: the source is not in loadBalancerSourceRanges",
-	ReasonDropUnallocated:        "dropped: the address is in a ServiceCIDR, but belongs to no Service",
-	ReasonDropBackendMissing:     "dropped: the slot names a backend that does not exist",
-	ReasonFlow:                   "translated: a packet of a known flow",
-	ReasonFlowError:              "translated: an ICMP error about a known flow",
-	ReasonPassOtherTraffic:       "passed: other traffic, neither to an address of a Service nor of a flow",
-	ReasonPassNoFlow:             "passed: not the first packet of a flow, and of none that is known",
-	ReasonPassFragment:           "passed: a fragment whose first fragment was not seen",
-	ReasonPassMalformed:          "passed: the headers are truncated, or too many",
-	ReasonRejectLimited:          "dropped: the rate limit of ICMP errors to the client is reached",
-	ReasonDropMasqueradeAddr:     "dropped: this node has no address to masquerade with on the route to the backend",
-	ReasonDropMasqueradePort:     "dropped: no free port to masquerade with was found",
-	ReasonDropFlowTable:          "dropped: the flow table has no room, or another client has the flow",
-	ReasonDropRedirect:           "dropped: an ICMP redirect that would make the client bypass this node",
-	ReasonDropRewrite:            "dropped: the packet could not be written",
+// reasons are the label of each reason, which is its name in types.h, and a text for operators.
+var reasons = [reasonCount]struct{ label, text string }{
+	ReasonTranslated:             {"translated", "sent to a backend"},
+	ReasonTranslatedUnremembered: {"translated_unremembered", "sent to a backend, but the socket has no room for its original destination"},
+	ReasonPassProtocol:           {"pass_protocol", "passed: neither TCP nor UDP"},
+	ReasonPassNoFrontend:         {"pass_no_frontend", "passed: not the address of a Service"},
+	ReasonPassDisabled:           {"pass_disabled", "passed: UDP is not translated at the socket"},
+	ReasonRejectNoBackend:        {"reject_no_backend", "refused: the Service has no usable endpoint"},
+	ReasonRejectNoPort:           {"reject_no_port", "refused: the ClusterIP has no such port"},
+	ReasonDropNoLocalBackend:     {"drop_no_local_backend", "dropped: traffic policy Local, and no usable endpoint on this node"},
+	ReasonDropSourceRange:        {"drop_source_range", "dropped: the source is not in loadBalancerSourceRanges"},
+	ReasonDropUnallocated:        {"drop_unallocated", "dropped: the address is in a ServiceCIDR, but belongs to no Service"},
+	ReasonDropBackendMissing:     {"drop_backend_missing", "dropped: the slot names a backend that does not exist"},
+	ReasonFlow:                   {"flow", "translated: a packet of a known flow"},
+	ReasonFlowError:              {"flow_error", "translated: an ICMP error about a known flow"},
+	ReasonPassOtherTraffic:       {"pass_other_traffic", "passed: other traffic, neither to an address of a Service nor of a flow"},
+	ReasonPassNoFlow:             {"pass_no_flow", "passed: not the first packet of a flow, and of none that is known"},
+	ReasonPassFragment:           {"pass_fragment", "passed: a fragment whose first fragment was not seen"},
+	ReasonPassMalformed:          {"pass_malformed", "passed: the headers are truncated, or too many"},
+	ReasonRejectLimited:          {"reject_limited", "dropped: the rate limit of ICMP errors to the client is reached"},
+	ReasonDropMasqueradeAddr:     {"drop_masquerade_addr", "dropped: this node has no address to masquerade with on the route to the backend"},
+	ReasonDropMasqueradePort:     {"drop_masquerade_port", "dropped: no free port to masquerade with was found"},
+	ReasonDropFlowTable:          {"drop_flow_table", "dropped: the flow table has no room"},
+	ReasonDropRedirect:           {"drop_redirect", "dropped: an ICMP redirect that would make the client bypass this node"},
+	ReasonDropRewrite:            {"drop_rewrite", "dropped: the packet could not be written"},
+	ReasonDropTupleTaken:         {"drop_tuple_taken", "dropped: a flow of a client behind another kind of device has the same addresses and ports"},
 }
 
 // Reasons returns every reason that is counted, in the order of their numbers.
@@ -72,10 +73,25 @@ func Reasons() []Reason {
 	return all
 }
 
+// Translated reports whether a new flow with this reason has got a backend.
+func (r Reason) Translated() bool {
+	return r == ReasonTranslated || r == ReasonTranslatedUnremembered
+}
+
+// Label returns the reason as a value of a metric's label, "unknown" for one of a later build.
+func (r Reason) Label() string {
+	if r == ReasonNext || r >= reasonCount {
+		return "unknown"
+	}
+
+	return reasons[r].label
+}
+
+// String returns what happened, and why, for operators.
 func (r Reason) String() string {
-	if r >= reasonCount {
+	if r == ReasonNext || r >= reasonCount {
 		return fmt.Sprintf("reason %d", uint32(r))
 	}
 
-	return reasonTexts[r]
+	return reasons[r].text
 }

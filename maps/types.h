@@ -73,7 +73,8 @@ enum device_class {
 
 /*
  * The outcome of a hook for a packet or a system call. REASON_NEXT means to go on; all others are
- * counted in reasons.
+ * counted in reasons. Builds share these counts, so a number never changes. bpf/lib/reason.h has
+ * the classes of reasons; a new one is at the end, and a drop.
  */
 enum reason {
 	REASON_NEXT = 0,
@@ -97,11 +98,12 @@ enum reason {
 	REASON_REJECT_LIMITED = 18, /* dropped, because the ICMP rate limit is reached */
 	REASON_DROP_MASQUERADE_ADDR = 19, /* this node has no address on the route to the backend */
 	REASON_DROP_MASQUERADE_PORT = 20, /* all ports that were tried are taken */
-	REASON_DROP_FLOW_TABLE = 21, /* no room for the flow, or its tuple is another client's */
+	REASON_DROP_FLOW_TABLE = 21, /* flows has no room */
 	REASON_DROP_REDIRECT =
 		22, /* an ICMP redirect that would make the client bypass this node */
 	REASON_DROP_REWRITE = 23, /* the kernel did not let the program write the packet */
-	REASON_COUNT = 24,
+	REASON_DROP_TUPLE_TAKEN = 24, /* the tuple belongs to the flow of a client elsewhere */
+	REASON_COUNT = 25,
 };
 
 /* An IPv6 address, or an IPv4 address mapped into ::ffff:0:0/96. */

@@ -16,11 +16,24 @@ static __always_inline void count(enum reason why)
 		*n += 1;
 }
 
-/* is_pass reports whether the destination of a socket is not that of a Service. */
+/* is_pass reports whether the packet or the call is not for a Service, and goes on as it is. */
 static __always_inline bool is_pass(enum reason why)
 {
-	return why == REASON_PASS_PROTOCOL || why == REASON_PASS_DISABLED ||
-	       why == REASON_PASS_NO_FRONTEND;
+	return (why >= REASON_PASS_PROTOCOL && why <= REASON_PASS_NO_FRONTEND) ||
+	       (why >= REASON_PASS_OTHER_TRAFFIC && why <= REASON_PASS_MALFORMED);
+}
+
+/* is_reject reports whether the client gets an error: ECONNREFUSED, or port unreachable. */
+static __always_inline bool is_reject(enum reason why)
+{
+	return why >= REASON_REJECT_NO_BACKEND && why <= REASON_REJECT_NO_PORT;
+}
+
+/* is_drop reports whether the packet is dropped, or the call fails. All later reasons are drops. */
+static __always_inline bool is_drop(enum reason why)
+{
+	return (why >= REASON_DROP_NO_LOCAL_BACKEND && why <= REASON_DROP_BACKEND_MISSING) ||
+	       why >= REASON_REJECT_LIMITED;
 }
 
 /* Per-Service counts are enabled. */

@@ -260,35 +260,6 @@ __noinline int refuse(struct __sk_buff *ctx, int why)
 	return make_error(ctx, pkt, &from) ? why : REASON_DROP_REWRITE;
 }
 
-static __always_inline bool is_translated(enum reason why)
-{
-	return why == REASON_FLOW || why == REASON_TRANSLATED;
-}
-
-static __always_inline bool is_reject(enum reason why)
-{
-	return why == REASON_REJECT_NO_BACKEND || why == REASON_REJECT_NO_PORT;
-}
-
-static __always_inline bool is_drop(enum reason why)
-{
-	switch (why) {
-	case REASON_REJECT_LIMITED:
-	case REASON_DROP_NO_LOCAL_BACKEND:
-	case REASON_DROP_SOURCE_RANGE:
-	case REASON_DROP_UNALLOCATED:
-	case REASON_DROP_BACKEND_MISSING:
-	case REASON_DROP_MASQUERADE_ADDR:
-	case REASON_DROP_MASQUERADE_PORT:
-	case REASON_DROP_FLOW_TABLE:
-	case REASON_DROP_REDIRECT:
-	case REASON_DROP_REWRITE:
-		return true;
-	default:
-		return false;
-	}
-}
-
 /* pass counts the reason for a packet that is not looked at any further, and lets it go on. */
 static __always_inline int pass(enum reason why)
 {

@@ -69,7 +69,7 @@ func families(listed []labelled) []*dto.MetricFamily {
 	for i := range listed {
 		for reason, n := range listed[i].counts.failures() {
 			if reasons[reason] == nil {
-				reasons[reason] = &dto.LabelPair{Name: new("reason"), Value: new(reasonLabel(reason))}
+				reasons[reason] = &dto.LabelPair{Name: new("reason"), Value: new(reason.Label())}
 			}
 			failed = append(failed, []*dto.LabelPair{labels[i][0], reasons[reason], labels[i][1]})
 			counts = append(counts, float64(n))

@@ -56,12 +56,12 @@ func (t counts) connections() uint64 {
 func (t counts) failures() iter.Seq2[maps.Reason, uint64] {
 	var failed counts
 	for _, c := range t {
-		if c.what < maps.StatBytesSent && !translated(maps.Reason(c.what)) {
+		if c.what < maps.StatBytesSent && !maps.Reason(c.what).Translated() {
 			failed = append(failed, c)
 		}
 	}
 	slices.SortFunc(failed, func(a, b count) int {
-		return cmp.Compare(reasonLabel(maps.Reason(a.what)), reasonLabel(maps.Reason(b.what)))
+		return cmp.Compare(maps.Reason(a.what).Label(), maps.Reason(b.what).Label())
 	})
 
 	return func(yield func(maps.Reason, uint64) bool) {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-lb/sluice/maps"
 )
 
 const docsLead = `# Sluice's own metrics
@@ -46,8 +48,8 @@ func TestDocs(t *testing.T) {
 
 func reasonList() string {
 	var list []string
-	for r, label := range reasonLabels {
-		list = append(list, fmt.Sprintf("`%s` (%s)", label, r))
+	for _, r := range maps.Reasons() {
+		list = append(list, fmt.Sprintf("`%s` (%s)", r.Label(), r))
 	}
 	slices.Sort(list)
 

@@ -114,7 +114,7 @@ func (n *Node) sendMaps(to chan<- prometheus.Metric) {
 
 func (n *Node) sendHooks(to chan<- prometheus.Metric) {
 	for reason, count := range n.Decisions {
-		decisions.send(to, float64(count), reasonLabel(reason))
+		decisions.send(to, float64(count), reason.Label())
 	}
 	effective.sendBool(to, n.Effective)
 	for name, attached := range n.Hooks {

@@ -124,24 +124,6 @@ func TestNodeUnknown(t *testing.T) {
 	}
 }
 
-// Every reason has a label of its own, in words that need no quotes.
-func TestReasonLabels(t *testing.T) {
-	known := make(map[string]maps.Reason)
-	for _, r := range maps.Reasons() {
-		label := reasonLabel(r)
-		if other, ok := known[label]; ok {
-			t.Errorf("%q and %q are both %s", other, r, label)
-		}
-		known[label] = r
-		if !regexp.MustCompile(`^[a-z_]+$`).MatchString(label) || label == "unknown" {
-			t.Errorf("%q has the label %q", r, label)
-		}
-	}
-	if got := reasonLabel(maps.Reason(999)); got != "unknown" {
-		t.Errorf("a reason of the future has the label %q", got)
-	}
-}
-
 // Two collectors of the same are an error, and no panic.
 func TestRegistryRefuses(t *testing.T) {
 	node := func() prometheus.Collector { return NewNodeCollector("v1", nil) }

@@ -192,7 +192,7 @@ func (s *Services) sum() error {
 			return err
 		}
 		id, what := e.Key.ServicePortId, e.Key.What
-		if what < maps.StatBytesSent && !translated(maps.Reason(what)) {
+		if what < maps.StatBytesSent && !maps.Reason(what).Translated() {
 			refusals++
 		}
 		counts := s.counts[id]
