@@ -1,11 +1,10 @@
 package load
 
 import (
-	"fmt"
-	"os"
-	"strconv"
-	"strings"
+	"math"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // CPU is what processors did, all of them together: the sum is time × processors.
@@ -35,41 +34,28 @@ func (c CPU) Sub(earlier CPU) CPU {
 	}
 }
 
-// ReadCPU reads what the machine's processors have done since it started.
+// ReadCPU returns what the machine's processors have done since it started.
 func ReadCPU() (CPU, error) {
-	text, err := os.ReadFile("/proc/stat")
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return CPU{}, err
+	}
+	stat, err := fs.Stat()
 	if err != nil {
 		return CPU{}, err
 	}
 
-	return parseCPU(string(text))
+	return cpuOf(stat.CPUTotal), nil
 }
 
-// /proc/stat counts ticks of this length, on amd64 and on arm64.
-const tick = 10 * time.Millisecond
-
-// parseCPU reads the first line of /proc/stat.
-func parseCPU(text string) (CPU, error) {
-	line, _, _ := strings.Cut(text, "\n")
-	fields := strings.Fields(line)
-	if len(fields) < 9 || fields[0] != "cpu" {
-		return CPU{}, fmt.Errorf("/proc/stat: %.80q", line)
-	}
-	var times [8]time.Duration // user nice system idle iowait irq softirq steal
-	for i := range times {
-		ticks, err := strconv.ParseInt(fields[i+1], 10, 64)
-		if err != nil {
-			return CPU{}, fmt.Errorf("/proc/stat: %w", err)
-		}
-		times[i] = time.Duration(ticks) * tick
+// cpuOf converts seconds, of which procfs has ticks of 10 ms.
+func cpuOf(t procfs.CPUStat) CPU {
+	duration := func(seconds float64) time.Duration {
+		return time.Duration(math.Round(seconds*100)) * 10 * time.Millisecond
 	}
 
 	return CPU{
-		User:    times[0] + times[1],
-		System:  times[2],
-		Idle:    times[3] + times[4],
-		IRQ:     times[5],
-		SoftIRQ: times[6],
-		Steal:   times[7],
-	}, nil
+		User: duration(t.User + t.Nice), System: duration(t.System), SoftIRQ: duration(t.SoftIRQ), IRQ: duration(t.IRQ),
+		Steal: duration(t.Steal), Idle: duration(t.Idle + t.Iowait),
+	}
 }

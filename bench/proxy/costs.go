@@ -1,56 +1,49 @@
 package proxy
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Costs are what a proxy has taken so far. Without a process they are zero.
+// Costs are the resources of a proxy.
 type Costs struct {
 	// CPU is the time on processors of its process and of all that it has started
-	// (nft, iptables-restore), ended or not. What the kernel does for it later, in
-	// threads of its own, is not in it.
+	// (nft, iptables-restore), ended or not, without the kernel's own threads.
 	CPU time.Duration
-	// RSS is the resident memory of its process in bytes, and Anonymous that part
-	// which is no file and no map. PeakRSS is the most there was. The processes
-	// that it starts are not in them.
-	RSS, Anonymous, PeakRSS int64
+	// RSS is the resident memory of its process in bytes, and PeakRSS the most there
+	// was. The processes that it starts are not in them.
+	RSS, PeakRSS int64
 }
 
 // Costs returns what the proxy has taken since its start.
 func (p *Proxy) Costs() (Costs, error) {
-	pid := p.program.pid()
-	if pid == 0 {
-		return Costs{}, nil
-	}
-	cpu, err := readCPU(p.program.cgroup())
+	cpu, err := readCPU(p.Cgroup())
 	if err != nil {
 		return Costs{}, fmt.Errorf("costs of %s: %w", p.cfg.Kind, err)
 	}
-	memory, err := readFields(fmt.Sprintf("/proc/%d/status", pid))
+	process, err := procfs.NewProc(p.PID())
 	if err != nil {
 		return Costs{}, fmt.Errorf("costs of %s: %w", p.cfg.Kind, err)
 	}
-	costs := Costs{CPU: cpu}
-	for name, value := range map[string]*int64{"VmRSS": &costs.RSS, "RssAnon": &costs.Anonymous, "VmHWM": &costs.PeakRSS} {
-		bytes, ok := memory[name]
-		if !ok {
-			return Costs{}, fmt.Errorf("costs of %s: process %d has no %s: it has ended", p.cfg.Kind, pid, name)
-		}
-		*value = bytes
+	status, err := process.NewStatus()
+	if err != nil {
+		return Costs{}, fmt.Errorf("costs of %s: %w", p.cfg.Kind, err)
+	}
+	if status.VmRSS == 0 {
+		return Costs{}, fmt.Errorf("costs of %s: process %d has ended", p.cfg.Kind, p.PID())
 	}
 
-	return costs, nil
+	return Costs{CPU: cpu, RSS: int64(status.VmRSS), PeakRSS: int64(status.VmHWM)}, nil
 }
 
-// readCPU returns what all processes that have ever been in a cgroup took there.
+// readCPU returns the CPU time of all processes that have ever been in a cgroup.
 func readCPU(cgroup *lab.Cgroup) (time.Duration, error) {
 	text, err := os.ReadFile(filepath.Join(cgroup.Path(), "cpu.stat"))
 	if err != nil {
@@ -66,23 +59,22 @@ func readCPU(cgroup *lab.Cgroup) (time.Duration, error) {
 
 // ReadKernelMemory returns how many bytes the kernel has now for tables of its own:
 // small objects that it cannot give back, large areas, and what each processor has.
-// The difference over the start of a proxy is its rules and maps, and whatever else
-// happened on the machine. The kernel frees the memory of ended processes late: see [StableKernelMemory].
+// The difference over the start of a proxy is its rules and maps, and other changes on
+// the machine. The kernel frees the memory of ended processes late: see [StableKernelMemory].
 func ReadKernelMemory() (int64, error) {
-	memory, err := readFields("/proc/meminfo")
+	fs, err := procfs.NewDefaultFS()
 	if err != nil {
 		return 0, err
 	}
-	var sum int64
-	for _, name := range []string{"SUnreclaim", "VmallocUsed", "Percpu"} {
-		bytes, ok := memory[name]
-		if !ok {
-			return 0, fmt.Errorf("/proc/meminfo has no %s", name)
-		}
-		sum += bytes
+	memory, err := fs.Meminfo()
+	if err != nil {
+		return 0, err
+	}
+	if memory.SUnreclaimBytes == nil || memory.VmallocUsedBytes == nil || memory.PercpuBytes == nil {
+		return 0, fmt.Errorf("/proc/meminfo lacks SUnreclaim, VmallocUsed or Percpu")
 	}
 
-	return sum, nil
+	return int64(*memory.SUnreclaimBytes + *memory.VmallocUsedBytes + *memory.PercpuBytes), nil
 }
 
 // StableKernelMemory is [ReadKernelMemory] once that hardly changes any more, or after
@@ -108,26 +100,4 @@ func StableKernelMemory(ctx context.Context) (int64, error) {
 	}
 
 	return 0, err
-}
-
-// readFields reads a file of lines like "VmRSS:  12 kB", in bytes. Other lines are
-// left out.
-func readFields(path string) (map[string]int64, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	fields := make(map[string]int64)
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		name, value, _ := strings.Cut(lines.Text(), ":")
-		var kilobytes int64
-		var unit string
-		if _, err := fmt.Sscan(value, &kilobytes, &unit); err == nil && unit == "kB" {
-			fields[name] = kilobytes << 10
-		}
-	}
-
-	return fields, lines.Err()
 }

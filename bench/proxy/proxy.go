@@ -1,5 +1,5 @@
-// Package proxy runs what a benchmark compares: Sluice, and the real kube-proxy in
-// each of its modes, in a node namespace of the lab.
+// Package proxy runs what the benchmark compares: Sluice, and the real kube-proxy in
+// each of its modes, on a node of the lab.
 //
 // All get the same configuration file. It leaves everything at kube-proxy's
 // defaults, but for what belongs to the machine.
@@ -10,29 +10,44 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/realproxy"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // Kind is a proxy and its mode.
 type Kind string
 
-// The kinds there are.
 const (
-	None           Kind = "ref" // no proxy at all
-	Sluice         Kind = "sluice"
-	Baseline       Kind = "baseline"        // another build of Sluice
-	IPTables       Kind = "iptables"        // kube-proxy, with the iptables that writes nf_tables, as Debian's does
-	IPTablesLegacy Kind = "iptables-legacy" // kube-proxy, with the iptables of old
-	NFTables       Kind = "nftables"        // kube-proxy
-	IPVS           Kind = "ipvs"            // kube-proxy
+	Sluice   Kind = "sluice"
+	Baseline Kind = "baseline" // another build of Sluice
+	// All others are modes of kube-proxy.
+	IPTables       = Kind(realproxy.IPTables)
+	IPTablesLegacy = Kind(realproxy.IPTablesLegacy)
+	NFTables       = Kind(realproxy.NFTables)
+	IPVS           = Kind(realproxy.IPVS)
 )
 
-// Kinds returns all there are.
-func Kinds() []Kind {
-	return []Kind{None, Sluice, Baseline, IPTables, IPTablesLegacy, NFTables, IPVS}
+// Kinds are all there are.
+var Kinds = []Kind{Sluice, Baseline, IPTables, IPTablesLegacy, NFTables, IPVS}
+
+// Missing returns an error that names what this machine lacks for a kind of proxy.
+func Missing(kind Kind) error {
+	if kind == Sluice || kind == Baseline {
+		return nil
+	}
+
+	return realproxy.Missing(realproxy.Mode(kind))
 }
 
 // Config is what to run, and where.
@@ -46,149 +61,207 @@ type Config struct {
 	// Directory gets the proxy's files. It exists, no other proxy has it, and the
 	// caller removes it when the proxy is closed.
 	Directory string
-	// ResyncPeriod is how often kube-proxy writes all there is even if nothing has
+	// ResyncPeriod is how often kube-proxy writes all rules even if nothing has
 	// changed. 0: its own default.
 	ResyncPeriod time.Duration
 }
 
+// configFormat leaves the limits of conntrack alone, which are the machine's, and the
+// score by which the kernel kills processes when memory is short. clusterCIDR holds the
+// addresses of all pods of the lab.
+const configFormat = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: %q
+hostnameOverride: %q
+clusterCIDR: 10.244.0.0/16
+clientConnection: {kubeconfig: %q}
+conntrack: {maxPerCore: 0}
+oomScoreAdj: 0
+iptables: {syncPeriod: %[4]s}
+ipvs: {syncPeriod: %[4]s}
+nftables: {syncPeriod: %[4]s}
+`
+
 // Proxy is a proxy that runs. Its methods may be called from many goroutines,
 // except Close.
 type Proxy struct {
-	cfg     Config
-	program program
-	version string
-	started time.Time
+	cfg Config
+	program
+	closed bool
 }
 
-// program is the difference between the kinds.
+// program is the difference between Sluice and kube-proxy.
 type program interface {
-	// prepare writes what start needs.
-	prepare() error
-	version() (string, error)
-	start() error
-	pid() int // 0: there is no process
-	// The others are for a program that runs.
-	cgroup() *lab.Cgroup
-	synced(ctx context.Context) error
-	order(addresses []netip.Addr) ([]netip.Addr, error)
-	close() error
+	// Version returns that of the program, and of the tools that it uses: "kube-proxy
+	// v1.36.3, nftables v1.0.6 (Lester Gooch #5)".
+	Version() string
+	// Started returns when, all else being prepared, the process was about to be started.
+	Started() time.Time
+	PID() int
+	// Cgroup returns the proxy's own cgroup.
+	Cgroup() *lab.Cgroup
+	// Synced returns when the proxy has programmed all that the API server had when it
+	// started, or with an error when ctx or the proxy ends. The error quotes what the
+	// proxy has printed. It costs the proxy next to nothing.
+	Synced(ctx context.Context) error
+	// Order returns the addresses, which are ClusterIPs with endpoints, in the order in
+	// which a new connection is compared with them, and as they are if there is none.
+	Order(addresses []netip.Addr) ([]netip.Addr, error)
+	// Close ends the proxy and removes what it has programmed: of kube-proxy, all rules
+	// of the namespace.
+	Close() error
 }
 
 // Start starts the proxy, and returns before it has done anything. The caller
 // closes it.
 func Start(cfg Config) (*Proxy, error) {
+	var err error
 	p := &Proxy{cfg: cfg}
 	switch {
-	case cfg.Kind == None:
-		p.program = nothing{}
 	case cfg.Kind == Sluice || cfg.Kind == Baseline:
-		p.program = &agent{cfg: cfg}
-	case slices.Contains(Kinds(), cfg.Kind):
-		p.program = &kubeProxy{cfg: cfg}
+		p.program, err = startAgent(cfg)
+	case slices.Contains(Kinds, cfg.Kind):
+		p.program, err = startKubeProxy(cfg)
 	default:
-		return nil, fmt.Errorf("unknown kind of proxy %q: want one of %q", cfg.Kind, Kinds())
+		return nil, fmt.Errorf("unknown kind of proxy %q: want one of %q", cfg.Kind, Kinds)
 	}
-	if err := p.start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("start of %s: %w", cfg.Kind, err), p.Close())
+	if err != nil {
+		return nil, fmt.Errorf("start of %s: %w", cfg.Kind, err)
 	}
 
 	return p, nil
 }
 
-func (p *Proxy) start() (err error) {
-	if err := p.program.prepare(); err != nil {
-		return err
-	}
-	if p.version, err = p.program.version(); err != nil {
-		return err
-	}
-	p.started = time.Now()
-
-	return p.program.start()
-}
-
-// Kind is what runs.
-func (p *Proxy) Kind() Kind { return p.cfg.Kind }
-
-// Version is that of the program, and of the tools that it uses: "kube-proxy
-// v1.36.3, nftables v1.0.6 (Lester Gooch #5)".
-func (p *Proxy) Version() string { return p.version }
-
-// Started is when Start, all else being prepared, was about to start the process.
-func (p *Proxy) Started() time.Time { return p.started }
-
-// PID is the proxy's process, or 0 if there is none.
-func (p *Proxy) PID() int { return p.program.pid() }
-
-// Synced returns when the proxy has programmed all that the API server had when it
-// started, or with an error when ctx or the proxy ends. The error quotes what the
-// proxy has printed. It asks the proxy next to nothing.
+// Synced is the program's, with the kind in its error.
 func (p *Proxy) Synced(ctx context.Context) error {
-	if err := p.program.synced(ctx); err != nil {
+	if err := p.program.Synced(ctx); err != nil {
 		return fmt.Errorf("sync of %s: %w", p.cfg.Kind, err)
 	}
 
 	return nil
 }
 
-// Order returns the addresses, which are ClusterIPs with endpoints, in the order in
-// which the proxy tries them for a new connection: iptables' chain of Services,
-// which kube-proxy writes in no order. If nothing is tried one by one, they are as
-// they were given.
-func (p *Proxy) Order(addresses []netip.Addr) ([]netip.Addr, error) {
-	ordered, err := p.program.order(addresses)
-	if err != nil {
-		return nil, fmt.Errorf("order of %s: %w", p.cfg.Kind, err)
-	}
-
-	return ordered, nil
-}
-
-// Writes returns how many system calls the proxy has made so far to write to its
-// maps; slots, which it writes through memory, are not among them. It is false for all
-// but Sluice, and takes some milliseconds of the agent's CPU.
-func (p *Proxy) Writes() (uint64, bool, error) {
-	sluice, ok := p.program.(*agent)
-	if !ok || p.cfg.Kind == Baseline {
-		return 0, false, nil // another build counts in its own way
-	}
-	writes, err := sluice.writes()
-
-	return writes, true, err
-}
-
-// MapMemory returns how many bytes the kernel has for the proxy's maps, as far as
-// it reports them. It is false for all but Sluice.
-func (p *Proxy) MapMemory() (int64, bool, error) {
-	sluice, ok := p.program.(*agent)
-	if !ok || p.cfg.Kind == Baseline {
-		return 0, false, nil // its maps may have another layout
-	}
-	bytes, err := sluice.mapMemory()
-
-	return bytes, true, err
-}
-
-// Close ends the proxy and removes what it has programmed: of kube-proxy, all rules
-// of the namespace. Settings of the namespace and what conntrack remembers stay, and
-// so do, with [IPTablesLegacy], empty tables with their hooks: a namespace that is to
-// be as new is thrown away. Closing twice is not an error.
+// Close is the program's. Closing twice is not an error.
 func (p *Proxy) Close() error {
-	if err := p.program.close(); err != nil {
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	if err := p.program.Close(); err != nil {
 		return fmt.Errorf("end of %s: %w", p.cfg.Kind, err)
 	}
 
 	return nil
 }
 
-// nothing is no proxy.
-type nothing struct{}
+// Writes returns how many system calls the proxy has made so far to write to its
+// maps; slots, which it writes through memory, are not among them. It is false for all
+// but Sluice, and takes some milliseconds of the agent's CPU.
+func (p *Proxy) Writes() (uint64, bool, error) {
+	if p.cfg.Kind != Sluice { // another build counts in its own way
+		return 0, false, nil
+	}
+	status, err := p.program.(*agent).node.Client().Status(context.Background()) // it has a timeout
+	if err != nil {
+		return 0, false, fmt.Errorf("map writes: %w", err)
+	}
+	var sum uint64
+	for name, writes := range status.Writes {
+		switch name {
+		case maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends: // in memory
+		default:
+			sum += writes
+		}
+	}
 
-func (nothing) prepare() error                                     { return nil }
-func (nothing) start() error                                       { return nil }
-func (nothing) pid() int                                           { return 0 }
-func (nothing) cgroup() *lab.Cgroup                                { return nil }
-func (nothing) synced(context.Context) error                       { return nil }
-func (nothing) order(addresses []netip.Addr) ([]netip.Addr, error) { return addresses, nil }
-func (nothing) version() (string, error)                           { return "", nil }
-func (nothing) close() error                                       { return nil }
+	return sum, true, nil
+}
+
+// kubeProxy is the real one, with rules that go with it.
+type kubeProxy struct{ *realproxy.Proxy }
+
+func startKubeProxy(cfg Config) (*kubeProxy, error) {
+	mode := realproxy.Mode(cfg.Kind)
+	p, err := realproxy.Start(realproxy.Config{
+		Mode:      mode,
+		Binary:    cfg.Binary,
+		Config:    fmt.Sprintf(configFormat, mode.Name(), cfg.NodeName, cfg.Kubeconfig, cfg.ResyncPeriod),
+		Namespace: cfg.Namespace,
+		Directory: cfg.Directory,
+	})
+
+	return &kubeProxy{p}, err
+}
+
+func (k *kubeProxy) Close() error { return errors.Join(k.Proxy.Close(), k.Clean()) }
+
+// agent is Sluice.
+type agent struct {
+	node    *sluice.Node
+	version string
+	started time.Time
+}
+
+func startAgent(cfg Config) (*agent, error) {
+	path := filepath.Join(cfg.Directory, "config.yaml")
+	// Its addresses of node ports are those of kube-proxy in this mode.
+	text := fmt.Sprintf(configFormat, NFTables, cfg.NodeName, cfg.Kubeconfig, cfg.ResyncPeriod)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	out, err := exec.Command(cfg.Binary, "version").Output()
+	if err != nil {
+		return nil, err
+	}
+	a := new(agent)
+	a.version, _, _ = strings.Cut(strings.TrimSpace(string(out)), "\n")
+	a.started = time.Now()
+	a.node, err = sluice.NewNode(sluice.Config{
+		Binary:     cfg.Binary,
+		Namespace:  cfg.Namespace,
+		Cgroup:     cfg.Cgroup,
+		NodeName:   cfg.NodeName,
+		Production: true,
+		Args:       []string{"--config", path},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := a.node.Start(); err != nil {
+		return nil, errors.Join(err, a.node.Close())
+	}
+
+	return a, nil
+}
+
+func (a *agent) Version() string                                    { return a.version }
+func (a *agent) Started() time.Time                                 { return a.started }
+func (a *agent) PID() int                                           { return a.node.PID() }
+func (a *agent) Cgroup() *lab.Cgroup                                { return a.node.AgentCgroup() }
+func (a *agent) Order(addresses []netip.Addr) ([]netip.Addr, error) { return addresses, nil } // it looks them up
+func (a *agent) Close() error                                       { return a.node.Close() }
+
+// Synced asks the agent, which is a lot of work for it, only when it has printed
+// something that makes it worth asking, or nothing for a second.
+func (a *agent) Synced(ctx context.Context) error {
+	var asked time.Time
+	for seen := ""; ; {
+		log := a.node.Log()
+		if strings.Contains(log, "msg=synced") && (log != seen || time.Since(asked) > time.Second) {
+			seen, asked = log, time.Now()
+			status, err := a.node.Client().Status(ctx)
+			if err == nil && sluice.Synced(status) {
+				return nil
+			}
+		}
+		tail := log[max(0, len(log)-4<<10):]
+		if unix.Kill(a.PID(), 0) != nil {
+			return fmt.Errorf("it ended: %s", tail)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; it printed: %s", ctx.Err(), tail)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}

@@ -81,52 +81,45 @@ func (f forgetful) Replace([]any, string) error {
 
 // Watch is a process that follows all EndpointSlices of an API server by client-go, and
 // does nothing with them: what any proxy on client-go takes at least.
-type Watch struct {
-	cgroup *lab.Cgroup
-	log    string
-}
+type Watch struct{ cgroup *lab.Cgroup }
 
 // StartWatch starts one where a proxy with this configuration would run, and returns when
 // it knows all there is. The caller closes it.
 func StartWatch(ctx context.Context, cfg Config) (w *Watch, err error) {
-	w = &Watch{log: filepath.Join(cfg.Directory, "watch.log")}
+	w = new(Watch)
 	if w.cgroup, err = lab.NewCgroup("watch"); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(w.log)
-	if err == nil {
-		defer log.Close()
-		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), watchEnv+"="+cfg.Kubeconfig)
-		cmd.Stdout, cmd.Stderr = log, log
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		if err = lab.Start(cfg.Namespace, w.cgroup, cmd); err == nil {
-			go func() { _ = cmd.Wait() }() // the log has the reason
-			err = w.started(ctx)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("watch: %w", errors.Join(err, w.Close()))
 		}
-	}
+	}()
+	name := filepath.Join(cfg.Directory, "watch.log")
+	log, err := os.Create(name)
 	if err != nil {
-		return nil, fmt.Errorf("watch: %w", errors.Join(err, w.Close()))
+		return nil, err
 	}
-
-	return w, nil
-}
-
-func (w *Watch) started(ctx context.Context) error {
+	defer log.Close()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), watchEnv+"="+cfg.Kubeconfig)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := lab.Start(cfg.Namespace, w.cgroup, cmd); err != nil {
+		return nil, err
+	}
+	go func() { _ = cmd.Wait() }() // the log has the reason
 	ctx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
 	for {
-		log, err := os.ReadFile(w.log)
-		if err != nil {
-			return err
-		}
-		if strings.Contains(string(log), watching) {
-			return nil
+		text, err := os.ReadFile(name)
+		if err != nil || strings.Contains(string(text), watching) {
+			return w, err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w; it printed: %s", ctx.Err(), tail(string(log)))
-		case <-time.After(pollInterval):
+			return nil, fmt.Errorf("%w; it printed: %s", ctx.Err(), text)
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }

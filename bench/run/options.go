@@ -117,8 +117,8 @@ func (o *options) validate() error {
 	}
 	for i, kind := range o.proxies {
 		switch k := proxy.Kind(kind); {
-		case k == proxy.None || !slices.Contains(proxy.Kinds(), k):
-			errs = append(errs, fmt.Errorf("--proxies: %q, must be of %q", kind, proxy.Kinds()[1:]))
+		case !slices.Contains(proxy.Kinds, k):
+			errs = append(errs, fmt.Errorf("--proxies: %q, must be of %q", kind, proxy.Kinds))
 		case slices.Contains(o.proxies[:i], kind):
 			errs = append(errs, fmt.Errorf("--proxies: %s is there twice", kind))
 		default:

@@ -1,4 +1,4 @@
-package proxy
+package realproxy
 
 import (
 	"bufio"
@@ -29,9 +29,9 @@ type syncCheck struct {
 
 var errNoSync = errors.New("it has not programmed IPv4")
 
-// look returns nil once IPv4 is programmed.
-func (l *syncCheck) look() error {
-	text, err := l.get(healthURL)
+// once returns nil once IPv4 is programmed.
+func (c *syncCheck) once() error {
+	text, err := c.get(healthURL)
 	if err != nil {
 		return err
 	}
@@ -42,17 +42,17 @@ func (l *syncCheck) look() error {
 		return fmt.Errorf("health of kube-proxy: %w", err)
 	}
 	updated := health.Status["IPv4"].LastUpdated // also when it has only begun
-	if updated == l.updated {
+	if updated == c.updated {
 		return errNoSync
 	}
-	metrics, err := l.get(metricsURL)
+	metrics, err := c.get(metricsURL)
 	if err != nil {
 		return err
 	}
 	const gauge = `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `
 	_, value, ok := strings.Cut(string(metrics), gauge)
 	if !ok || strings.HasPrefix(value, "0\n") {
-		l.updated = updated
+		c.updated = updated
 		return errNoSync
 	}
 
@@ -60,13 +60,13 @@ func (l *syncCheck) look() error {
 }
 
 // get asks for a page inside the namespace.
-func (l *syncCheck) get(url string) ([]byte, error) {
+func (c *syncCheck) get(url string) ([]byte, error) {
 	request, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
 	request.Close = true
-	conn, err := l.ns.Dial("tcp", request.URL.Host, time.Second)
+	conn, err := c.ns.Dial("tcp", request.URL.Host, time.Second)
 	if err != nil {
 		return nil, err
 	}

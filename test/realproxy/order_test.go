@@ -1,4 +1,4 @@
-package proxy
+package realproxy
 
 import (
 	"net/netip"

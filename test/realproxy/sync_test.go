@@ -1,4 +1,4 @@
-package proxy
+package realproxy
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ func TestSyncCheck(t *testing.T) {
 		asked++
 		fmt.Fprint(w, metrics)
 	})
-	l := syncCheck{ns: ns}
+	c := syncCheck{ns: ns}
 	const gauge = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
 	none := gauge + "{ip_family=\"IPv4\"} 0\n" + gauge + "{ip_family=\"IPv6\"} 1.7e+09\n"
 	once := gauge + "{ip_family=\"IPv4\"} 1.7e+09\n" + gauge + "{ip_family=\"IPv6\"} 0\n"
@@ -38,7 +38,7 @@ func TestSyncCheck(t *testing.T) {
 		{"done", `"IPv4":{"lastUpdated":"3"}`, once, 2, true},
 	} {
 		updated, metrics = step.updated, step.metrics
-		if err := l.look(); (err == nil) != step.synced || err != nil && !errors.Is(err, errNoSync) || asked != step.asked {
+		if err := c.once(); (err == nil) != step.synced || err != nil && !errors.Is(err, errNoSync) || asked != step.asked {
 			t.Errorf("%s: the answer is %v after %d requests for metrics, want %t after %d",
 				step.name, err, asked, step.synced, step.asked)
 		}

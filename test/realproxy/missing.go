@@ -1,4 +1,4 @@
-package proxy
+package realproxy
 
 import (
 	"errors"
@@ -35,32 +35,32 @@ COMMIT
 `
 )
 
-// Missing returns an error that names what this machine lacks for a kind of proxy: programs,
+// Missing returns an error that names what this machine lacks for a mode: programs,
 // or parts of the kernel, which it tries in a namespace of the lab.
-func Missing(kind Kind) error {
-	directory, err := os.MkdirTemp("", "sluice-bench-")
+func Missing(mode Mode) error {
+	directory, err := os.MkdirTemp("", "sluice-trial-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(directory)
-	if err := missing(kind, directory); err != nil {
-		return fmt.Errorf("%s: %w", kind, err)
+	if err := missing(mode, directory); err != nil {
+		return fmt.Errorf("%s: %w", mode, err)
 	}
 
 	return nil
 }
 
-func missing(kind Kind, directory string) error {
-	if kind == IPVS {
+func missing(mode Mode, directory string) error {
+	if mode == IPVS {
 		if _, err := os.Stat("/proc/net/ip_vs"); err != nil && exec.Command("modprobe", "--dry-run", "ip_vs").Run() != nil {
 			return errors.New("this kernel has no IPVS (CONFIG_IP_VS)")
 		}
 	}
-	folder, err := linkTools(kind, directory)
+	folder, err := linkTools(mode, directory)
 	if err != nil {
 		return err
 	}
-	switch kind {
+	switch mode {
 	case NFTables:
 		return try(nftablesRules, filepath.Join(folder, "nft"), "-f", "-")
 	case IPTables, IPTablesLegacy, IPVS:
