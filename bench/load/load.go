@@ -118,10 +118,11 @@ func Main() {
 	os.Exit(0)
 }
 
-// startRole starts this executable in another role, with so many goroutines at a time. The runtime must not disturb the measurement. Goroutines
-// that measure or serve block in system calls that the scheduler does not see, so each
-// keeps its P: GOMAXPROCS is the exact number, because the scheduler wakes threads to look
-// for work on spare ones. Garbage collection and preemption are off.
+// startRole starts this executable in another role, with so many goroutines at a time.
+// The runtime must not disturb the measurement. Goroutines that measure or serve block in
+// system calls that the scheduler does not see, so each keeps its P: GOMAXPROCS is the exact
+// number, because the scheduler wakes threads to look for work on spare ones. Garbage
+// collection and preemption are off.
 func startRole(ns *lab.Namespace, cg *lab.Cgroup, role string, goroutines int) (*process, error) {
 	if !mainCalled.Load() {
 		return nil, errMainNotCalled

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,13 +19,11 @@ import (
 
 // Probe is a process that observes when a Service reaches a new backend: it connects
 // again and again, asks the server for its address, and reports when that is the expected
-// one.
+// one. Its methods must not be called concurrently.
 type Probe struct {
 	process *process
-	answers *bufio.Reader
-
-	mu   sync.Mutex
-	busy bool
+	results *bufio.Reader
+	busy    bool // an Awaited is not over
 }
 
 // question is a request to a probe: connect to Target until Want answers. Without a
@@ -56,7 +53,7 @@ func StartProbe(ns *lab.Namespace, cg *lab.Cgroup) (*Probe, error) {
 		return nil, fmt.Errorf("start probe: %w", err)
 	}
 
-	return &Probe{process: p, answers: bufio.NewReader(p.stdout)}, nil
+	return &Probe{process: p, results: bufio.NewReader(p.stdout)}, nil
 }
 
 // PID is the process.
@@ -66,45 +63,55 @@ func (p *Probe) PID() int { return p.process.cmd.Process.Pid }
 func (p *Probe) Close() error { return p.process.close() }
 
 // Awaited is a backend that a [Probe] waits for.
-type Awaited struct {
-	probe *Probe
-	end   chan outcome // gets one
-}
-
-// outcome is what came of waiting.
-type outcome struct {
-	result
-	err error
-}
+type Awaited struct{ probe *Probe }
 
 // Await begins to ask target, until a server at the address want answers. It
 // returns when the first try is over, whatever its outcome. A probe waits for one
 // backend at a time, so that [Awaited.Wait] must be called before the next.
 func (p *Probe) Await(ctx context.Context, target netip.AddrPort, want netip.Addr) (*Awaited, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.busy {
 		return nil, errors.New("probe: already waits for a backend")
 	}
-	p.busy = true
-	a := &Awaited{probe: p, end: make(chan outcome, 1)}
-	begun := make(chan error, 2) // that it has begun, or not, and that its process has ended
-	go a.read(begun)
 	if err := p.ask(question{Target: target, Want: want}); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-
-	select {
-	case err := <-begun:
-		if err != nil {
-			return nil, err
-		}
-
-		return a, nil
-	case <-ctx.Done():
-		// A try takes 20 ms at most: the process is not well.
-		return nil, errors.Join(context.Cause(ctx), p.Close())
+	// A try takes 20 ms at most: if ctx ends before, the process hangs.
+	defer context.AfterFunc(ctx, func() { _ = p.process.kill() })()
+	if _, err := p.read(); err != nil {
+		return nil, errors.Join(err, context.Cause(ctx))
 	}
+	p.busy = true
+
+	return &Awaited{p}, nil
+}
+
+// Wait waits until the backend has answered. First is when the connect call
+// returned of the first connection that it answered; tries are how many connections
+// were tried, that one included, and failures how many of them were
+// not answered. The end of the context ends the attempt; then the error wraps its
+// cause.
+func (a *Awaited) Wait(ctx context.Context) (first time.Time, tries, failures int, err error) {
+	p, asked := a.probe, make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = p.ask(question{}) // a process that has ended shows when it is read
+		close(asked)
+	})
+	r, err := p.read()
+	if !stop() {
+		<-asked // not to end a later attempt
+	}
+	p.busy = false
+	switch {
+	case err != nil:
+		return time.Time{}, 0, 0, err
+	case r.GaveUp:
+		err = fmt.Errorf("probe: gave up after %d tries, %d of them failed: %w", r.Tries, r.Failures, context.Cause(ctx))
+
+		return time.Time{}, r.Tries, r.Failures, err
+	}
+	first, err = timeAt(r.First)
+
+	return first, r.Tries, r.Failures, err
 }
 
 func (p *Probe) ask(q question) error {
@@ -115,50 +122,13 @@ func (p *Probe) ask(q question) error {
 	return nil
 }
 
-// read reads that it has begun, and how it ended.
-func (a *Awaited) read(begun chan<- error) {
-	var o outcome
-	for o.Begun = true; o.Begun && o.err == nil; {
-		line, err := a.probe.answers.ReadBytes('\n')
-		o = outcome{}
-		if err == nil {
-			o.err = json.Unmarshal(line, &o.result)
-		} else {
-			o.err = fmt.Errorf("probe has ended: %w", errors.Join(err, a.probe.process.wait()))
-		}
-		if o.Begun || o.err != nil {
-			begun <- o.err
-		}
+func (p *Probe) read() (r result, err error) {
+	line, err := p.results.ReadBytes('\n')
+	if err != nil {
+		return r, fmt.Errorf("probe has ended: %w", errors.Join(err, p.process.wait()))
 	}
-	a.end <- o
-}
 
-// Wait waits until the backend has answered. First is when the connect call
-// returned of the first connection that it answered; tries are how many connections
-// were tried, that one included, and failures how many of them were
-// not answered. The end of the context ends the attempt; then the error wraps its
-// cause.
-func (a *Awaited) Wait(ctx context.Context) (first time.Time, tries, failures int, err error) {
-	var o outcome
-	select {
-	case o = <-a.end:
-	case <-ctx.Done():
-		if o.err = a.probe.ask(question{}); o.err == nil {
-			o = <-a.end
-		}
-		if o.err == nil && o.GaveUp {
-			o.err = fmt.Errorf("probe: gave up after %d tries, %d of them failed: %w", o.Tries, o.Failures, context.Cause(ctx))
-		}
-	}
-	a.probe.mu.Lock()
-	defer a.probe.mu.Unlock()
-	a.probe.busy = false
-	if o.err != nil {
-		return time.Time{}, o.Tries, o.Failures, o.err
-	}
-	first, err = timeAt(o.First)
-
-	return first, o.Tries, o.Failures, err
+	return r, json.Unmarshal(line, &r)
 }
 
 // timeAt turns a reading of CLOCK_MONOTONIC, which is the same for all processes,

@@ -7,8 +7,13 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/sluice-lb/sluice/bench/load"
 	"github.com/sluice-lb/sluice/bench/objects"
@@ -27,6 +32,10 @@ const (
 	// changesGrace is how long after the last of many changes a proxy may still be
 	// busy with them.
 	changesGrace = 3 * time.Second
+	// changeTimeout is how long a change may take to become effective.
+	changeTimeout = 2 * time.Minute
+	// changesAtOnce is how many of the requests that make churn are under way at once.
+	changesAtOnce = 8
 )
 
 // control measures the control plane of a side's proxy, which is the only one
@@ -35,42 +44,36 @@ type control struct {
 	*bencher
 	*side
 	plan         objects.Plan
-	round        int
 	probe        *load.Probe
 	kernelBefore int64 // the kernel's memory before the start, in bytes
 }
 
-// ofControl are the cases of the control plane.
-var ofControl = []string{report.Start, report.Memory, report.ChangeQuiet, report.ChangeChurn, report.Updates}
-
 func (b *bencher) control(ctx context.Context, s *side, plan objects.Plan, round int) {
-	wanted := slices.ContainsFunc(ofControl, b.cases.MatchString)
+	c := &control{bencher: b, side: s, plan: plan}
+	steps := []struct {
+		name    string
+		measure func(context.Context) (values, error)
+		wanted  bool
+	}{
+		{report.Start, c.start, true}, // all others need it
+		{report.Memory, c.memory, b.cases.MatchString(report.Memory)},
+		{report.ChangeQuiet, c.latencies, b.cases.MatchString(report.ChangeQuiet)},
+		{report.ChangeChurn, c.churning, b.cases.MatchString(report.ChangeChurn)},
+		{report.Updates, c.updates, b.cases.MatchString(report.Updates)},
+	}
+	wanted := b.cases.MatchString(report.Start) || steps[1].wanted || steps[2].wanted || steps[3].wanted || steps[4].wanted
 	if s.kind == report.Ref || !wanted || ctx.Err() != nil {
 		return
 	}
 	defer b.wake(s)()
-	c := &control{bencher: b, side: s, plan: plan, round: round}
-	steps := []struct {
-		name    string
-		measure func(context.Context) (values, error)
-	}{
-		{report.Start, c.start},
-		{report.Memory, c.memory},
-		{report.ChangeQuiet, c.quiet},
-		{report.ChangeChurn, c.churning},
-		{report.Updates, c.updates},
-	}
-	var err error
 	for _, step := range steps {
-		needed := step.name == report.Start // by all others
-		if !needed && !b.cases.MatchString(step.name) {
+		if !step.wanted {
 			continue
 		}
-		var v values
-		v, err = step.measure(ctx)
-		at := report.Sample{Services: plan.Services, Case: step.name, Side: string(s.kind), Round: round}
+		v, err := step.measure(ctx)
+		at := report.Sample{Services: plan.Services, Case: step.name, Side: s.kind, Round: round}
 		b.record(ctx, at, v, err)
-		if err != nil && needed {
+		if err != nil && step.name == report.Start {
 			break
 		}
 		for _, metric := range slices.Sorted(maps.Keys(v)) {
@@ -78,17 +81,13 @@ func (b *bencher) control(ctx context.Context, s *side, plan objects.Plan, round
 			b.logf("%v", at)
 		}
 	}
-	if err := errors.Join(c.close(), s.stop()); err != nil {
+	var err error
+	if c.probe != nil {
+		err = c.probe.Close()
+	}
+	if err := errors.Join(err, s.stop()); err != nil {
 		b.fail(fmt.Errorf("end of %s: %w", s.kind, err))
 	}
-}
-
-func (c *control) close() error {
-	if c.probe == nil {
-		return nil
-	}
-
-	return c.probe.Close()
 }
 
 // start is a cold start: until Services of all parts of the plan answer, and the
@@ -106,8 +105,8 @@ func (c *control) start(ctx context.Context) (values, error) {
 	}
 	for k := range askedAfterStart {
 		i := k * (c.plan.Services - 1) / (askedAfterStart - 1)
-		target := netip.AddrPortFrom(c.plan.ClusterIP(i), objects.Port)
-		if err := c.answered(ctx, target, c.plan.EndpointAddress(i, 1, 0)); err != nil { // which is never replaced
+		target, want := netip.AddrPortFrom(c.plan.ClusterIP(i), objects.Port), c.plan.EndpointAddress(i, 1, 0) // which is never replaced
+		if err := c.answered(ctx, target, want); err != nil {
 			return nil, err
 		}
 	}
@@ -120,12 +119,22 @@ func (c *control) start(ctx context.Context) (values, error) {
 	return values{report.StartTime: took.Seconds(), report.StartCPU: costs.CPU.Seconds()}, nil
 }
 
-// memory reads what the proxy has when it has been left alone for a while.
+// answered waits until a backend answers.
+func (c *control) answered(ctx context.Context, target netip.AddrPort, want netip.Addr) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, fmt.Errorf("%v does not answer at %v after %v", want, target, changeTimeout))
+	defer cancel()
+	awaited, err := c.probe.Await(ctx, target, want)
+	if err == nil {
+		_, _, _, err = awaited.Wait(ctx)
+	}
+
+	return err
+}
+
+// memory reads the proxy's memory when it has been idle for a while.
 func (c *control) memory(ctx context.Context) (values, error) {
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-time.After(c.rest):
+	if err := sleep(ctx, c.rest); err != nil {
+		return nil, err
 	}
 	costs, err := c.proxy.Costs()
 	if err != nil {
@@ -143,26 +152,95 @@ func (c *control) memory(ctx context.Context) (values, error) {
 	}, nil
 }
 
-// quiet measures changes one by one.
-func (c *control) quiet(ctx context.Context) (values, error) { return c.latencies(ctx) }
+// latencies measures as many changes as there is time for, one by one.
+func (c *control) latencies(ctx context.Context) (values, error) {
+	var fromWrite, fromEvent []time.Duration
+	for deadline := time.Now().Add(enough); len(fromWrite) < c.changes && time.Now().Before(deadline); {
+		write, event, err := c.one(ctx)
+		if err != nil {
+			return nil, err
+		}
+		fromWrite, fromEvent = append(fromWrite, write), append(fromEvent, event)
+	}
+	// An event may reach the proxy before it reaches us: such a time is negative.
+	quantile := func(all []time.Duration, percent int) float64 {
+		slices.Sort(all)
 
-// churning measures them while many others are made.
-func (c *control) churning(ctx context.Context) (values, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var churn sync.WaitGroup
-	var failed error
-	churn.Go(func() { failed = c.change(ctx, c.plan.Services, c.churn, 0) })
-	v, err := c.latencies(ctx)
-	stop()
-	churn.Wait()
+		return micros(all[len(all)*percent/100]) / 1000
+	}
 
-	return v, errors.Join(err, failed)
+	return values{
+		report.WriteP50: quantile(fromWrite, 50), report.WriteP99: quantile(fromWrite, 99),
+		report.EventP50: quantile(fromEvent, 50), report.EventP99: quantile(fromEvent, 99),
+	}, nil
 }
 
-// updates measures what many changes cost the proxy.
+// one replaces the endpoint of the Service "single", and returns how long after
+// the write, and after the API server's event, a client gets the new one.
+func (c *control) one(ctx context.Context) (fromWrite, fromEvent time.Duration, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, fmt.Errorf("not effective after %v", changeTimeout))
+	defer cancel()
+	c.singles++
+	awaited, err := c.probe.Await(ctx, netip.AddrPortFrom(objects.SingleIP, objects.Port), c.plan.SingleAddress(c.singles))
+	if err != nil {
+		return 0, 0, err
+	}
+	begin := time.Now()
+	if err := c.writer.ChangeSingle(ctx, c.singles); err != nil {
+		return 0, 0, err
+	}
+	event, err := c.events.wait(ctx, c.plan.SingleAddress(c.singles))
+	if err != nil {
+		return 0, 0, err
+	}
+	first, _, _, err := awaited.Wait(ctx)
+
+	return first.Sub(begin), first.Sub(event), err
+}
+
+// churning measures changes one by one while many others are made.
+func (c *control) churning(ctx context.Context) (values, error) {
+	churnCtx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error)
+	go func() { ended <- c.change(churnCtx, c.plan.Services, c.churn, 0) }()
+	v, err := c.latencies(ctx)
+	stop()
+
+	return v, errors.Join(err, <-ended)
+}
+
+// change replaces endpoints at a steady rate, count of them or, with 0, until ctx
+// ends, which is no error. It leaves alone the Services that are asked.
+func (b *bencher) change(ctx context.Context, services, rate, count int) error {
+	var requests errgroup.Group
+	requests.SetLimit(changesAtOnce)
+	due := time.NewTicker(time.Second / time.Duration(rate))
+	defer due.Stop()
+	for n := 0; count == 0 || n < count; n++ {
+		select {
+		case <-ctx.Done():
+			return requests.Wait()
+		case <-due.C:
+		}
+		b.changed++
+		i, generation := b.changed%services, 1+b.changed/services
+		requests.Go(func() error {
+			if err := b.writer.Change(ctx, i, generation); err != nil && ctx.Err() == nil {
+				return err
+			}
+
+			return nil
+		})
+	}
+
+	return requests.Wait()
+}
+
+// updates measures the CPU time of many changes: of the proxy, and of a bare watch of
+// the same events.
 func (c *control) updates(ctx context.Context) (values, error) {
-	writes, counts, err := c.proxy.Writes() // which costs the agent something, too
+	writesBefore, counts, err := c.proxy.Writes() // costs the agent CPU, too
 	if err != nil {
 		return nil, err
 	}
@@ -175,11 +253,15 @@ func (c *control) updates(ctx context.Context) (values, error) {
 		return nil, err
 	}
 	defer watch.Close()
-	watchBefore, err := watch.CPU()
-	if err != nil {
-		return nil, err
+	cpu := func() (own, bare time.Duration, err error) {
+		costs, err := c.proxy.Costs()
+		if err == nil {
+			bare, err = watch.CPU()
+		}
+
+		return costs.CPU, bare, err
 	}
-	before, err := c.proxy.Costs()
+	ownBefore, bareBefore, err := cpu()
 	if err != nil {
 		return nil, err
 	}
@@ -190,53 +272,96 @@ func (c *control) updates(ctx context.Context) (values, error) {
 	if _, _, err := c.one(ctx); err != nil {
 		return nil, err
 	}
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-time.After(changesGrace):
-	}
-	after, err := c.proxy.Costs()
-	if err != nil {
+	if err := sleep(ctx, changesGrace); err != nil {
 		return nil, err
 	}
-	watchAfter, err := watch.CPU()
+	own, bare, err := cpu()
 	if err != nil {
 		return nil, err
 	}
 	n := float64(c.options.updates)
-	cpu := (after.CPU - before.CPU).Seconds()
-	v := values{
-		report.CPUThousand: cpu * 1000 / n, report.CPUPerChange: cpu * 1000 / n,
-		report.WatchCPU: (watchAfter - watchBefore).Seconds() * 1000 / n,
-	}
+	each := (own - ownBefore).Seconds() * 1000 / n
+	// Milliseconds for each change are seconds for 1,000 of them.
+	v := values{report.CPUThousand: each, report.CPUPerChange: each, report.WatchCPU: (bare - bareBefore).Seconds() * 1000 / n}
 	if counts {
-		later, _, err := c.proxy.Writes()
+		writes, _, err := c.proxy.Writes()
 		if err != nil {
 			return nil, err
 		}
-		v[report.MapWrites] = float64(later-writes) / n
+		v[report.MapWrites] = float64(writes-writesBefore) / n
 	}
 
 	return v, nil
 }
 
-// latencies measures as many changes as there is time for.
-func (c *control) latencies(ctx context.Context) (values, error) {
-	var fromWrite, fromEvent []time.Duration
-	for deadline := time.Now().Add(enough); len(fromWrite) < c.changes && time.Now().Before(deadline); {
-		write, event, err := c.one(ctx)
-		if err != nil {
-			return nil, err
-		}
-		fromWrite, fromEvent = append(fromWrite, write), append(fromEvent, event)
+// sleep returns ctx's error if it ends before.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
 	}
-	slices.Sort(fromWrite)
-	slices.Sort(fromEvent)
-
-	return values{
-		report.WriteP50: millis(fromWrite[len(fromWrite)/2]), report.WriteP99: millis(fromWrite[len(fromWrite)*99/100]),
-		report.EventP50: millis(fromEvent[len(fromEvent)/2]), report.EventP99: millis(fromEvent[len(fromEvent)*99/100]),
-	}, nil
 }
 
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+// events are the API server's events of the Services for single measurements: the
+// agents get the same ones at about the same moment.
+type events struct {
+	observed chan observed
+	stop     func()
+}
+
+// observed is an endpoint of an event, and when it arrived.
+type observed struct {
+	address string
+	at      time.Time
+}
+
+func watchEvents(ctx context.Context, config *rest.Config) (*events, error) {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	watch, err := client.DiscoveryV1().EndpointSlices(objects.FewNamespace).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("watch of endpoints: %w", err)
+	}
+	e := &events{observed: make(chan observed, 1000), stop: watch.Stop}
+	go func() {
+		defer close(e.observed)
+		for event := range watch.ResultChan() {
+			at := time.Now()
+			if slice, ok := event.Object.(*discoveryv1.EndpointSlice); ok {
+				for _, endpoint := range slice.Endpoints {
+					e.observed <- observed{endpoint.Addresses[0], at}
+				}
+			}
+		}
+	}()
+
+	return e, nil
+}
+
+// wait returns when the event with an endpoint arrived.
+func (e *events) wait(ctx context.Context, address netip.Addr) (time.Time, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return time.Time{}, context.Cause(ctx)
+		case o, ok := <-e.observed:
+			if !ok {
+				return time.Time{}, errors.New("the API server has ended the watch")
+			}
+			if o.address == address.String() {
+				return o.at, nil
+			}
+		}
+	}
+}
+
+// Close ends the watch.
+func (e *events) Close() error {
+	e.stop()
+
+	return nil
+}

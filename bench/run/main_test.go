@@ -1,6 +1,7 @@
 package main
 
 import (
+	"compress/gzip"
 	"context"
 	"fmt"
 	"io"
@@ -126,12 +127,16 @@ func mustRun(t *testing.T, ctx context.Context, progress io.Writer, args ...stri
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
 	}
-	file, err := os.Open(filepath.Join(output, "report.json"))
+	file, err := os.Open(filepath.Join(output, "report.json.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	run, err := report.ReadJSON(file)
+	unpacked, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run, err := report.ReadJSON(unpacked)
 	if err != nil {
 		t.Fatal(err)
 	}

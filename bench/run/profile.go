@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/bench/load"
 	"github.com/sluice-lb/sluice/bench/objects"
 	"github.com/sluice-lb/sluice/bench/report"
 )
@@ -34,14 +35,14 @@ func (b *bencher) profile(ctx context.Context, s *side, plan objects.Plan) {
 			return
 		}
 		v, err := b.watchPrograms(ctx, s, plan, path)
-		b.record(ctx, report.Sample{Services: plan.Services, Case: report.Profile, Path: path, Side: string(s.kind)}, v, err)
+		b.record(ctx, report.Sample{Services: plan.Services, Case: report.Profile, Path: path, Side: s.kind}, v, err)
 	}
 }
 
 // watchPrograms returns, by program, the runs for each connection and the
 // nanoseconds of each run.
 func (b *bencher) watchPrograms(ctx context.Context, s *side, plan objects.Plan, path string) (values, error) {
-	t := traffic{name: report.Connect, port: tcpPort, measure: connect}
+	t := traffic{name: report.Connect, port: tcpPort, measure: saturated(load.Connect)}
 	before, err := readPrograms()
 	if err != nil {
 		return nil, err
@@ -75,7 +76,7 @@ func (b *bencher) watchPrograms(ctx context.Context, s *side, plan objects.Plan,
 	return v, nil
 }
 
-// program is what one has done so far.
+// program has the statistics of a program since it was loaded.
 type program struct {
 	name string
 	runs uint64

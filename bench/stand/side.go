@@ -22,9 +22,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bench/load"
 	"github.com/sluice-lb/sluice/bench/objects"
@@ -139,6 +143,16 @@ func (s *Side) addRoutes() error {
 		// A ClusterIP that no proxy translates is refused at once, and does not time out.
 		refuse(near.Namespace, netip.MustParsePrefix(objects.ServiceRange)),
 	)
+}
+
+// refuse makes the namespace answer a range with ICMP unreachable.
+func refuse(ns *lab.Namespace, prefix netip.Prefix) error {
+	to := &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
+	if err := ns.Netlink().RouteReplace(&netlink.Route{Dst: to, Type: unix.RTN_UNREACHABLE}); err != nil {
+		return fmt.Errorf("route to %s in %s: %w", prefix, ns.Name(), err)
+	}
+
+	return nil
 }
 
 // serve starts the servers of a pod.
