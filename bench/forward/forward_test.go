@@ -1,4 +1,4 @@
-// Package forward measures what packets that are no Service's pay for passing a
+// Package forward measures the cost to packets of other traffic of passing a
 // node: the tax of the device hooks. It has nothing but a benchmark.
 package forward
 
@@ -44,7 +44,7 @@ const (
 // attached and detached in turns. With "flows live", the egress hooks' filter lets packets of
 // 1,000 clients and backends pass, none of which are these.
 //
-//	go test -run '^$' -bench Forward ./bench/forward
+//	go test -run '^$' -bench Forward ./forward
 func BenchmarkForward(b *testing.B) {
 	for _, flows := range []bool{false, true} {
 		name := "no flow lives"
@@ -154,7 +154,7 @@ func mustProgram(b *testing.B, m *maps.Pinned) {
 	}
 }
 
-// noteFlows writes what flows of many clients with many backends would to the filter.
+// noteFlows writes to the filter as flows of many clients with many backends do.
 func noteFlows(m *maps.Pinned) {
 	client, backend := netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("10.200.0.1")
 	for range 1000 {

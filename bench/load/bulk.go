@@ -43,7 +43,7 @@ func ServeBulk(ns *lab.Namespace, port uint16) (*BulkServer, error) {
 // Close ends the server. Closing twice is not an error.
 func (s *BulkServer) Close() error { return s.process.close() }
 
-// Throughput is what came of sending as much as possible.
+// Throughput is the result of sending as much as possible.
 type Throughput struct {
 	// BitsPerSecond are those of the payload that was received.
 	BitsPerSecond float64
@@ -54,7 +54,7 @@ type Throughput struct {
 	Retransmits int
 
 	Elapsed time.Duration
-	// Machine is what all processors of the machine did from the start of the
+	// Machine is the time of all processors of the machine from the start of the
 	// client to its end, some milliseconds more than Elapsed.
 	Machine CPU
 }

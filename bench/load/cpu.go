@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// CPU is what processors did, all of them together: the sum is time × processors.
+// CPU is the time of all processors together: the sum is time × processors.
 // The kernel counts in ticks of 10 ms, so that of a window of a second on two
 // processors a percent is two ticks.
 type CPU struct {
@@ -22,7 +22,7 @@ type CPU struct {
 // Busy is all but idle and stolen time.
 func (c CPU) Busy() time.Duration { return c.User + c.System + c.SoftIRQ + c.IRQ }
 
-// Sub is what was done between an earlier reading and c.
+// Sub returns the time between an earlier reading and c.
 func (c CPU) Sub(earlier CPU) CPU {
 	return CPU{
 		User:    c.User - earlier.User,

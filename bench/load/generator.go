@@ -53,7 +53,7 @@ func generate(stdin io.Reader, stdout io.Writer) error {
 	return gob.NewEncoder(stdout).Encode(result)
 }
 
-// do runs the clients, reads what the machine did in the window, and adds up what the
+// do runs the clients, reads the machine's CPU time in the window, and adds up what the
 // clients counted.
 func (w *Work) do() (*Result, error) {
 	var clients []*client

@@ -1,6 +1,6 @@
-// Package load measures what connections and datagrams take: a load generator, a
+// Package load measures connections and datagrams: a load generator, a
 // server that answers it, a probe that sees when a Service leads elsewhere, and
-// iperf3 for what it does well. Each is a process in a namespace and a cgroup of the
+// iperf3 for bulk transfers. Each is a process in a namespace and a cgroup of the
 // lab, so that socket hooks see it as they see a pod. [Main] must be called first.
 //
 // # What is on the clock
@@ -45,7 +45,7 @@
 // prepared before; the runtime collects nothing, and threads have their places in
 // its scheduler for good. What is left: two readings of the clock for each
 // exchange, some 30 ns each; a time-out for each socket that is made, two system calls; and,
-// a hundred times a second, what the scheduler takes to see that all goes well.
+// a hundred times a second, the scheduler's own check of all threads.
 //
 // Sampled by perf, 4.1 % of the generator's CPU time are spent in user mode when it
 // connects (16 clients, two processors), 0.3 % by Go's runtime; the rest is the
@@ -200,7 +200,7 @@ func (p *process) run(ns *lab.Namespace, cg *lab.Cgroup, started chan<- error) {
 	}
 }
 
-// wait waits for the end. The error of a process that failed says what it output.
+// wait waits for the end. The error of a process that failed quotes what it printed.
 func (p *process) wait() error {
 	<-p.done
 	if p.err == nil {

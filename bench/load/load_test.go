@@ -128,8 +128,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// A rate is exact: what is due in the window is what is counted, also on a machine
-// that is behind.
+// With a rate, the exchanges that are due in the window are counted, exactly, also on a
+// machine that is behind.
 func TestRateIsExact(t *testing.T) {
 	p := mustPair(t)
 	mustServe(t, p.server)

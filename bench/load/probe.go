@@ -33,7 +33,7 @@ type question struct {
 	Want   netip.Addr
 }
 
-// news is what it says: when it has begun, with Begun, and at the end.
+// result is what a probe writes: once with Begun after the first try, and once at the end.
 type result struct {
 	Begun           bool
 	GaveUp          bool

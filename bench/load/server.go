@@ -54,8 +54,8 @@ func Serve(ns *lab.Namespace, port uint16) (*Server, error) {
 // PID is the process.
 func (s *Server) PID() int { return s.process.cmd.Process.Pid }
 
-// Pause makes the server stand still until [Server.Resume]: what comes meanwhile
-// waits. One that merely has nothing to do still takes a percent of a processor.
+// Pause stops the server until [Server.Resume]: requests wait
+// meanwhile. One that merely has nothing to do still takes a percent of a processor.
 func (s *Server) Pause() error { return s.signal(unix.SIGSTOP) }
 
 // Resume lets a paused server go on.

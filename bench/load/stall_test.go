@@ -90,7 +90,7 @@ func TestStallIsSeenWithRateOnly(t *testing.T) {
 	}
 }
 
-// A server that stands still for longer than the window: all of what was due fails,
+// If the server stands still for longer than the window, all exchanges that were due fail
 // soon.
 func TestWhatNeverBeginsIsCounted(t *testing.T) {
 	p := mustPair(t)

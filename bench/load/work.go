@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Kind is what a client does each time.
+// Kind is the kind of exchange that a client makes.
 type Kind string
 
 const (
@@ -46,7 +46,7 @@ const (
 	ClientResets Closing = "reset"
 )
 
-// Work is what a load generator does.
+// Work is the task of a load generator.
 type Work struct {
 	Kind Kind
 
@@ -65,7 +65,7 @@ type Work struct {
 	Clients int
 
 	// Rate is how many exchanges are due per second, all clients together, at even
-	// distances; what is due while a client is busy is late, and its clock runs. 0:
+	// distances; an exchange that is due while its client is busy is late, and its clock runs. 0:
 	// a closed loop, each client as fast as it can.
 	Rate int
 
@@ -90,7 +90,7 @@ const (
 	maxClients = 256
 )
 
-// withDefaults fills in what was left at 0.
+// withDefaults replaces zeros by defaults.
 func (w Work) withDefaults() Work {
 	if w.Clients == 0 {
 		w.Clients = 1
@@ -154,7 +154,7 @@ func (w Work) Validate() error {
 	return nil
 }
 
-// Result is what came of a [Work]. Only what belongs to the measured window is
+// Result is the result of a [Work]. Only the measured window is
 // counted: exchanges that began in it, or, with a rate, that were due in it.
 type Result struct {
 	// Started is Succeeded and Failed together.
@@ -187,7 +187,7 @@ type Result struct {
 	// a closed loop that wait make no exchange.
 	Silence time.Duration
 
-	// Machine is what all processors of the machine did during the work's duration.
+	// Machine is the time of all processors of the machine during the work's duration.
 	Machine CPU
 }
 

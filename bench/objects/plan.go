@@ -1,4 +1,4 @@
-// Package objects is what a benchmark has in its API server: many Services with
+// Package objects writes the objects of a benchmark to its API server: many Services with
 // several endpoints each, every one of which has an address of its own that a pod
 // of the lab answers for, and a few Services for single measurements.
 //

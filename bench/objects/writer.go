@@ -30,7 +30,7 @@ type Writer struct {
 	based bool          // nodes, namespaces and the few Services are there
 }
 
-// shape is what Services with one number may differ in from plan to plan.
+// shape is the part of Service i that differs between plans.
 type shape struct {
 	endpoints int
 	dns       bool
@@ -50,8 +50,8 @@ func NewWriter(config *rest.Config) (*Writer, error) {
 }
 
 // Fill makes the API server hold the objects of the plan, its Nodes included: it
-// writes what is missing or different from the plans before, and deletes what is
-// too much. The places of all plans are the same. Endpoints that [Writer.Change]
+// writes objects that are missing or different from the plans before, and deletes
+// superfluous ones. The places of all plans are the same. Endpoints that [Writer.Change]
 // has replaced stay as they are.
 //
 // Progress is called after each Service, by one goroutine at a time, with how many
@@ -141,7 +141,7 @@ func (w *Writer) change(ctx context.Context, slice *discoveryv1.EndpointSlice) e
 	return nil
 }
 
-// base writes what every plan has: namespaces, nodes, and the few Services.
+// base writes the objects of every plan: namespaces, nodes, and the few Services.
 func (w *Writer) base(ctx context.Context) error {
 	if w.based {
 		return nil

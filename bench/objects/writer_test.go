@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/test/cluster"
 )
 
-// A real API server takes a plan, then others that are larger and smaller, each
-// of which costs what is different only; and watchers see changes.
+// A real API server takes a plan, then others that are larger and smaller. Each
+// writes the differences only, and watchers receive changes.
 func TestWriter(t *testing.T) {
 	c := cluster.Start(t, "--service-cluster-ip-range="+ServiceRange)
 	client, err := kubernetes.NewForConfig(c.Config())

@@ -2,7 +2,7 @@
 // each of its modes, on a node of the lab.
 //
 // All get the same configuration file. It leaves everything at kube-proxy's
-// defaults, but for what belongs to the machine.
+// defaults, except for settings of the whole machine.
 package proxy
 
 import (

@@ -140,7 +140,7 @@ func TestUnknownKind(t *testing.T) {
 	}
 }
 
-// The costs have what the processes of a proxy took that have ended.
+// The costs include those of processes that have ended.
 func TestReadCPU(t *testing.T) {
 	cgroup := lab.MustCgroup(t, "cpu")
 	_, err := lab.Output(nil, cgroup, "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")
@@ -152,7 +152,7 @@ func TestReadCPU(t *testing.T) {
 	}
 }
 
-// The kernel's memory has what a map takes. Others use the machine meanwhile, so it
+// The kernel's memory includes maps. Other programs use the machine meanwhile, so it
 // may take several looks.
 func TestReadKernelMemory(t *testing.T) {
 	const size = 64 << 20

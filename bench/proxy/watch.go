@@ -80,7 +80,7 @@ func (f forgetful) Replace([]any, string) error {
 }
 
 // Watch is a process that follows all EndpointSlices of an API server by client-go, and
-// does nothing with them: what any proxy on client-go takes at least.
+// does nothing with them: the least cost of a proxy on client-go.
 type Watch struct{ cgroup *lab.Cgroup }
 
 // StartWatch starts one where a proxy with this configuration would run, and returns when

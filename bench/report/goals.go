@@ -71,8 +71,8 @@ var goals = []goal{
 	{"CPU for 1,000 endpoint updates", Updates, "", CPUThousand, absolute, 0.1, wakeUps},
 }
 
-// goals returns the table of goals: what Sluice has, and what
-// kube-proxy has in this run with the most Services.
+// goals returns the table of goals: the values of Sluice, and those of kube-proxy with
+// the most Services.
 func (v *view) goals() section {
 	t := section{title: "Goals", header: []string{"goal", "bound"}}
 	services := v.services()
@@ -86,15 +86,21 @@ func (v *view) goals() section {
 		}
 	}
 	t.header = append(t.header, "result")
-	var limits []string
+	short, limits := make(map[string][]string), []string(nil) // goals by what limits them, and that in order
 	for _, g := range goals {
 		row := v.goalRow(g, services, rivals)
 		t.rows = append(t.rows, row)
 		if strings.HasPrefix(row[len(row)-1], "short") {
-			limits = append(limits, "short of \""+g.title+"\": "+g.limitedBy+".")
+			if short[g.limitedBy] == nil {
+				limits = append(limits, g.limitedBy)
+			}
+			short[g.limitedBy] = append(short[g.limitedBy], g.title)
 		}
 	}
-	t.notes = append(limits, "= ref, in noise: the quartiles of the ratios to ref include 1, "+
+	for _, limit := range limits {
+		t.notes = append(t.notes, "short of: "+strings.Join(short[limit], "; ")+". What limits it: "+limit+".")
+	}
+	t.notes = append(t.notes, "= ref, in noise: the quartiles of the ratios to ref include 1, "+
 		"or their median is no further from 1 than a round of ref is from the median of ref.")
 
 	return t
@@ -129,7 +135,7 @@ func (v *view) goalRow(g goal, services []int, rivals []string) []string {
 	return append(cells, result)
 }
 
-// measure returns what a side has of the metric of a g.
+// measure returns what a side has of the metric of a goal.
 func (v *view) measure(g goal, services int, side string) Spread {
 	k := key{services, g.name, g.path, side, g.metric}
 	switch g.against {
@@ -142,7 +148,7 @@ func (v *view) measure(g goal, services int, side string) Spread {
 	}
 }
 
-// reaches reports whether what was measured reaches the g. There must be a value.
+// reaches reports whether what was measured reaches the goal. There must be a value.
 func (v *view) reaches(g goal, spread Spread, services int) bool {
 	limit := g.limit
 	higher := metricOf(g.metric).Higher
@@ -182,7 +188,7 @@ func (g goal) bound() string {
 	}
 }
 
-// format writes what was measured.
+// format writes a measured value or ratio.
 func (g goal) format(spread Spread) string {
 	switch {
 	case spread.Rounds == 0:

@@ -22,7 +22,7 @@ func TestVerdict(t *testing.T) {
 		{"further from ref", noise, Rate, []float64{95, 99, 92}, "short of it at 10"},
 		{"slower than ref", noise, P50, []float64{105, 109, 102}, "short of it at 10"},
 		{"now better, now worse than ref", noise, P50, []float64{130, 99, 190}, "short of it at 10"},
-		{"of both minds", noise, P50, []float64{110, 83.2, 116.4}, "reached"},
+		{"quartiles on both sides of ref", noise, P50, []float64{110, 83.2, 116.4}, "reached"},
 		{"absolutely too much", absolute, P50, []float64{2, 3, 1}, "short of it at 10"},
 		{"absolutely little enough", absolute, P50, []float64{0.9, 0.97, 0.5}, "reached"},
 		{"not measured", absolute, P50, nil, "not measured"},

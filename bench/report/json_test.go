@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What was written is what is read, and the text that comes of it is the same.
+// ReadJSON returns the run that was written.
 func TestJSONRoundTrip(t *testing.T) {
 	for name, run := range map[string]*Run{"full": madeRun(), "empty": new(Run)} {
 		t.Run(name, func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestJSONRoundTrip(t *testing.T) {
 	}
 }
 
-// Others find in the JSON what the rounds come to, as it is in the tables.
+// The JSON has summaries of the rounds, with the values of the tables.
 func TestSummaries(t *testing.T) {
 	var file bytes.Buffer
 	if err := madeRun().WriteJSON(&file); err != nil {

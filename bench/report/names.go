@@ -81,7 +81,7 @@ type Path struct {
 }
 
 // Names of paths. The client is the pod on the node under test, unless it is
-// said to be outside.
+// named outside.
 const (
 	ServiceFirst  = "service-first"  // ClusterIP of the first of N Services
 	ServiceLast   = "service-last"   // ClusterIP of the last one

@@ -13,8 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Of the made-up run there are plots of what it has, which can
-// be read and have their titles, axes and legends.
+// The charts that have values are written, with titles, axes and legends.
 func TestPlots(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "plots") // is made
 	names, err := madeRun().WritePlots(folder)
@@ -99,7 +98,7 @@ func TestPlotsNowhere(t *testing.T) {
 	}
 }
 
-// Each side can be told from any other in every plot.
+// Each side has a colour and a shape of its own.
 func TestLooks(t *testing.T) {
 	for i, side := range Sides {
 		for _, other := range Sides[:i] {

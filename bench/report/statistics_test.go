@@ -30,7 +30,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// Values are compared with what was measured in the same round, and nothing else.
+// Values are compared with those of the same round only.
 func TestRatios(t *testing.T) {
 	var r Run
 	add := func(path, side string, round int, value float64) {

@@ -69,7 +69,7 @@ func TestRun(t *testing.T) {
 func mustHave(t *testing.T, run *report.Run, side, name, path string) {
 	t.Helper()
 	// These may be zero or negative: a proxy gets an event before we do, the kernel frees memory meanwhile,
-	// clocks of processors tick too rarely for a run as short, and what changes is written
+	// clocks of processors tick too rarely for a run as short, and changes are written
 	// through memory.
 	free := []string{report.Slow, report.Failed, report.Silence, report.MapWrites, report.EventP50, report.EventP99, report.KernelMemory, report.CPU, report.SoftIRQ, report.CPUPerGbit, report.CPUPerChange, report.CPUThousand}
 	found := false
@@ -153,7 +153,7 @@ func (l listener) Write(line []byte) (int, error) {
 	return os.Stderr.Write(line)
 }
 
-// traces are what a run makes on a machine, as far as it is there now.
+// traces returns the namespaces, cgroups, pins and folders of this process that exist now.
 func traces(t *testing.T) []string {
 	t.Helper()
 	root, err := lab.CgroupRoot()

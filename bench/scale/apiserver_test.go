@@ -122,7 +122,7 @@ func (e *eventEncoder) mustEncode(t testing.TB, kind watch.EventType, object run
 	}
 }
 
-// mustEncodeAll encodes all there is of a resource, with the bookmark that ends
+// mustEncodeAll encodes all objects of a resource, with the bookmark that ends
 // it. Bookmark is an empty object.
 func mustEncodeAll[T runtime.Object](t testing.TB, version schema.GroupVersion, objects []T, bookmark metav1.ObjectMetaAccessor) []byte {
 	t.Helper()

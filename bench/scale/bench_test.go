@@ -1,5 +1,5 @@
 // Package scale measures an agent, the real binary, in a cluster of 10,000
-// Services with 10 endpoints each, or as many as its flags say. It is no
+// Services with 10 endpoints each, or as many as its flags demand. It is no
 // benchmark of traffic.
 package scale
 
@@ -55,8 +55,8 @@ func BenchmarkRestart(b *testing.B) {
 	n.report(b, cpu)
 }
 
-// report reports what the starts took, what the agent has written, and what
-// memory it has at its peak and after a while; and what the maps have.
+// report reports the time of the starts, the agent's writes, its memory at the peak
+// and after a while, and that of the maps.
 func (n *node) report(b *testing.B, cpu time.Duration) {
 	b.Helper()
 	const mega = 1e6

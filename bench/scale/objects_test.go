@@ -117,7 +117,7 @@ func endpointOf(pod int) discoveryv1.Endpoint {
 	}
 }
 
-// mustEncodeCluster encodes all there is, by resource.
+// mustEncodeCluster encodes all objects, by resource.
 func mustEncodeCluster(t testing.TB) map[string][]byte {
 	t.Helper()
 	var services []*corev1.Service

@@ -1,4 +1,4 @@
-// Package stand builds what traffic is measured in: for each proxy a cluster of its
+// Package stand builds the networks in which traffic is measured: for each proxy a cluster of its
 // own, out of network namespaces, so that the proxies can be measured in turns.
 //
 //	┌ node-1: the proxy ───────────────┐      ┌ node-2: no proxy ──────┐
