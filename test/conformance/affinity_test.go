@@ -59,14 +59,14 @@ func TestAffinityTimeout(t *testing.T) {
 		k.Pod.To("tcp", k.addresses(0)[0]), k.Node.To("tcp", k.addresses(1)[1]),
 		k.Guest.To("tcp", k.addresses(2)[0]), k.Outside.To("tcp", k.addresses(3)[2]),
 	}
-	scene.Eventually(t, "the machine is fast enough", func() bool { return slides(t, dials, seconds*time.Second) })
+	lab.Eventually(t, "the machine is fast enough", func() bool { return slides(t, dials, seconds*time.Second) })
 
 	open := make([]*scene.Connection, len(dials))
 	forgotten := make([]bool, len(dials))
 	for i, d := range dials {
 		open[i] = d.MustOpen(t)
 	}
-	scene.Eventually(t, "those who stay away are forgotten", func() bool {
+	lab.Eventually(t, "those who stay away are forgotten", func() bool {
 		for range 10 * seconds { // a bit longer than the timeout, with the work
 			time.Sleep(100 * time.Millisecond)
 			scene.MustGoOn(t, open...)
@@ -112,14 +112,14 @@ func TestAffinityWithinPolicies(t *testing.T) {
 	here, there := k.Local(), k.Remote()
 	internal, external := k.Outside.To("tcp", k.addresses(0)[0]), k.Outside.To("tcp", k.addresses(0)[2])
 	k.set(t, scene.ReadyAll(there...)...)
-	scene.Eventually(t, "the client has a backend far away", func() bool {
+	lab.Eventually(t, "the client has a backend far away", func() bool {
 		return slices.Contains(scene.Names(there...), internal.MustAsk(t).Name)
 	})
 	far := internal.MustAsk(t).Name
 	k.set(t, scene.ReadyAll(k.endpoints...)...)
 	k.ChangeService(t, "web", scene.ExternalLocal)
 	var near string
-	scene.Eventually(t, "the policy comes first", func() bool {
+	lab.Eventually(t, "the policy comes first", func() bool {
 		near = external.MustAsk(t).Name
 
 		return near != far
@@ -176,7 +176,7 @@ func TestAffinityOfLeavingBackends(t *testing.T) {
 	// All go, and come back.
 	k.set(t)
 	pinned := mustLoad(t, k.Scene)
-	scene.Eventually(t, "no backend is left", func() bool { return len(backendIDs(t, k.Scene, pinned, "web")) == 0 })
+	lab.Eventually(t, "no backend is left", func() bool { return len(backendIDs(t, k.Scene, pinned, "web")) == 0 })
 	k.set(t, scene.ReadyAll(k.endpoints...)...)
 	mustHaveSeenAll(t, k.Scene)
 	if after := k.memory(t, k.Pod); slices.Equal(after, before) {
@@ -187,7 +187,7 @@ func TestAffinityOfLeavingBackends(t *testing.T) {
 // mustMove waits until another pod answers.
 func mustMove(t *testing.T, d scene.Dial, from string) (to string) {
 	t.Helper()
-	scene.Eventually(t, d.String()+" leaves "+from, func() bool {
+	lab.Eventually(t, d.String()+" leaves "+from, func() bool {
 		to = d.MustAsk(t).Name
 
 		return to != from
@@ -212,7 +212,7 @@ func TestAffinitySwitch(t *testing.T) {
 		open = append(open, scene.MustOpenAll(t, s.Clients(), web, "tcp", "udp")...)
 		s.ChangeService(t, "web", scene.Affinity(forever))
 		for _, c := range s.Clients() {
-			scene.Eventually(t, c.Name+" keeps its backend", func() bool {
+			lab.Eventually(t, c.Name+" keeps its backend", func() bool {
 				first := c.To("tcp", web).MustAsk(t).Name
 				for range 30 {
 					if c.To("tcp", web).MustAsk(t).Name != first {
@@ -242,14 +242,14 @@ func TestAffinityUDP(t *testing.T) {
 	web := scene.At(s.CreateService(t, "web", scene.Affinity(1)).Spec.ClusterIPs[0], 80)
 	for _, c := range s.Clients() {
 		d := c.To("udp", web)
-		scene.Eventually(t, "the Service is programmed", func() bool {
+		lab.Eventually(t, "the Service is programmed", func() bool {
 			_, err := d.Ask()
 
 			return err == nil
 		})
 		first := d.MustOpen(t)
 		moved := false
-		scene.Eventually(t, "a new socket of "+c.Name+" has another backend, after a while", func() bool {
+		lab.Eventually(t, "a new socket of "+c.Name+" has another backend, after a while", func() bool {
 			time.Sleep(1100 * time.Millisecond)
 			scene.MustGoOn(t, first)
 			moved = d.MustAsk(t).Name != first.Pod
@@ -268,7 +268,7 @@ func TestAffinityOutlivesTheAgent(t *testing.T) {
 	for _, c := range s.Clients() {
 		before[c.Name] = k.memory(t, c)
 	}
-	scene.Must(t, s.Agent.Kill())
+	lab.Must(t, s.Agent.Kill())
 	for _, c := range s.Clients() {
 		if got := k.memory(t, c); !slices.Equal(got, before[c.Name]) {
 			t.Errorf("without an agent, %s has %v, had %v", c.Name, got, before[c.Name])

@@ -3,6 +3,7 @@ package conformance
 import (
 	"testing"
 
+	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
@@ -11,9 +12,9 @@ import (
 // one before is stopped, if it runs.
 func mustRestart(t *testing.T, s *scene.Scene, args ...string) {
 	t.Helper()
-	scene.Must(t, s.Agent.Stop())
+	lab.Must(t, s.Agent.Stop())
 	s.Agent.SetArgs(args...)
-	scene.Must(t, s.Agent.Start())
+	lab.Must(t, s.Agent.Start())
 	sluice.MustWait(t, s.Agent)
 }
 

@@ -98,7 +98,7 @@ func mustAskMuch(t *testing.T, d scene.Dial, size int) string {
 		t.Errorf("%s: an answer of %d bytes, want %d", d, len(reply.Text), size-1)
 	}
 	answer, err := lab.ParseAnswer(reply.Text)
-	scene.Must(t, err)
+	lab.Must(t, err)
 
 	return answer.Name
 }

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
@@ -82,7 +83,7 @@ func TestServiceCIDRAtRunTime(t *testing.T) {
 
 		return err == nil
 	}
-	scene.Eventually(t, "the API server assigns the new addresses", func() bool {
+	lab.Eventually(t, "the API server assigns the new addresses", func() bool {
 		return create("web", "10.99.0.7", metav1.CreateOptions{})
 	})
 	for _, c := range s.Clients() {
@@ -100,8 +101,8 @@ func TestServiceCIDRAtRunTime(t *testing.T) {
 	// The API server releases no address that is in no range: without this, the
 	// next run would find it assigned.
 	s.DeleteService(t, "web")
-	scene.Must(t, s.Client.NetworkingV1().IPAddresses().Delete(t.Context(), "10.99.0.7", metav1.DeleteOptions{}))
-	scene.Eventually(t, "the API server assigns the addresses no longer", func() bool {
+	lab.Must(t, s.Client.NetworkingV1().IPAddresses().Delete(t.Context(), "10.99.0.7", metav1.DeleteOptions{}))
+	lab.Eventually(t, "the API server assigns the addresses no longer", func() bool {
 		return !create("other", "10.99.0.9", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	})
 }
@@ -115,17 +116,17 @@ func createServiceCIDR(t *testing.T, s *scene.Scene, name string) (remove func()
 		ObjectMeta: metav1.ObjectMeta{Name: s.Namespace + "-" + name},
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.99.0.0/16"}},
 	}, metav1.CreateOptions{})
-	scene.Must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { _ = cidrs.Delete(context.Background(), object.Name, metav1.DeleteOptions{}) }) // gone by now
 	object.Status.Conditions = []metav1.Condition{{
 		Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, LastTransitionTime: metav1.Now(), Reason: "Test",
 	}}
 	_, err = cidrs.UpdateStatus(t.Context(), object, metav1.UpdateOptions{})
-	scene.Must(t, err)
+	lab.Must(t, err)
 
 	return func() {
 		t.Helper()
-		scene.Must(t, cidrs.Delete(t.Context(), object.Name, metav1.DeleteOptions{}))
+		lab.Must(t, cidrs.Delete(t.Context(), object.Name, metav1.DeleteOptions{}))
 	}
 }
 

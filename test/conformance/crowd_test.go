@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
@@ -101,7 +102,7 @@ func (c *crowd) mustNeverReach(t *testing.T, names ...string) {
 	}
 	for _, m := range c.members {
 		asked := m.asked.Load()
-		scene.Eventually(t, m.Dial.String()+" is answered", func() bool { return m.asked.Load() > asked+20 })
+		lab.Eventually(t, m.Dial.String()+" is answered", func() bool { return m.asked.Load() > asked+20 })
 		m.mu.Lock()
 		for _, name := range names {
 			if m.answered[name] {
@@ -118,7 +119,7 @@ func (c *crowd) mustForget(t *testing.T, names ...string) {
 	t.Helper()
 	for _, m := range c.members {
 		begun := m.rounds.Load()
-		scene.Eventually(t, fmt.Sprintf("%s leaves %v", m.Dial, names), func() bool {
+		lab.Eventually(t, fmt.Sprintf("%s leaves %v", m.Dial, names), func() bool {
 			for _, name := range names {
 				if m.last.Load() == name {
 					return false

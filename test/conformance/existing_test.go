@@ -88,7 +88,7 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 			scene.MustReach(t, b.Outside.To("tcp", balanced), b.here.Name)
 		}},
 		{"affinity", func() { b.ChangeService(t, "web", scene.Affinity(forever), scene.ExternalCluster) }, func() {
-			scene.Eventually(t, "a client keeps its backend", func() bool {
+			lab.Eventually(t, "a client keeps its backend", func() bool {
 				answered := map[string]bool{}
 				for range 30 {
 					answered[b.Outside.To("tcp", balanced).MustAsk(t).Name] = true
@@ -166,7 +166,7 @@ func TestSwitchUnderLoad(t *testing.T) {
 		s.SetEndpoints(t, "web", scene.ReadyAll(sets[turn%2]...)...)
 		for _, d := range dials {
 			switched, after := false, 0
-			scene.Eventually(t, d.String()+" is switched", func() bool {
+			lab.Eventually(t, d.String()+" is switched", func() bool {
 				for range 20 {
 					name := d.MustAsk(t).Name
 					if switched && slices.Contains(old, name) {

@@ -44,10 +44,10 @@ func mustProbe(t *testing.T) *probe {
 
 // ask asks at an address.
 func (p *probe) ask(method string, ip netip.Addr, path string) (checked, error) {
-	client := http.Client{Timeout: scene.Timeout / 4, Transport: &http.Transport{
+	client := http.Client{Timeout: lab.Timeout / 4, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
-			return p.Lab.Client.Dial(network, address, scene.Timeout/4)
+			return p.Lab.Client.Dial(network, address, lab.Timeout/4)
 		},
 	}}
 	request, err := http.NewRequest(method, "http://"+scene.At(ip.String(), p.port)+path, nil)
@@ -88,7 +88,7 @@ func (p *probe) mustReport(t *testing.T, v4, v6 int) {
 	self := p.Lab.Nodes[0]
 	for i, ip := range []netip.Addr{self.IPv4, self.IPv6} {
 		want := p.expected([]int{v4, v6}[i])
-		scene.Eventually(t, fmt.Sprintf("%s answers %+v", ip, want), func() bool {
+		lab.Eventually(t, fmt.Sprintf("%s answers %+v", ip, want), func() bool {
 			got, err := p.ask(http.MethodGet, ip, "/healthz")
 
 			return err == nil && got == want
@@ -149,8 +149,8 @@ func TestHealthCheckNodePortComesAndGoes(t *testing.T) {
 	for _, c := range []*scene.Client{p.Node, p.Pod} {
 		scene.MustFail(t, c.To("tcp", scene.At(bridge.String(), p.port)), scene.Rejected)
 	}
-	open, err := p.Lab.Client.Dial("tcp", scene.At(p.Lab.Nodes[0].IPv4.String(), p.port), scene.Timeout/4)
-	scene.Must(t, err)
+	open, err := p.Lab.Client.Dial("tcp", scene.At(p.Lab.Nodes[0].IPv4.String(), p.port), lab.Timeout/4)
+	lab.Must(t, err)
 	defer open.Close()
 	old := p.port
 	p.ChangeService(t, "web", scene.ExternalCluster)
@@ -179,9 +179,9 @@ func TestHealthCheckNodePortIsTaken(t *testing.T) {
 	squatter := lab.MustServe(t, p.Lab.Nodes[0].Namespace, "squatter", "tcp/"+scene.At(p.Lab.Nodes[0].IPv4.String(), port))
 	p.ChangeService(t, "web", scene.ExternalLocal, func(svc *corev1.Service) { svc.Spec.HealthCheckNodePort = port })
 	p.port = port
-	scene.Eventually(t, "an event reports that the port is taken", func() bool {
+	lab.Eventually(t, "an event reports that the port is taken", func() bool {
 		events, err := p.Scene.Objects.Client.EventsV1().Events(p.Objects.Namespace).List(t.Context(), metav1.ListOptions{})
-		scene.Must(t, err)
+		lab.Must(t, err)
 		for _, event := range events.Items {
 			if event.Reason == "FailedToStartServiceHealthcheck" && event.Regarding.Name == "web" && event.Type == corev1.EventTypeWarning {
 				return true
@@ -190,6 +190,6 @@ func TestHealthCheckNodePortIsTaken(t *testing.T) {
 
 		return false
 	})
-	scene.Must(t, squatter.Stop())
+	lab.Must(t, squatter.Stop())
 	p.mustReport(t, 1, 1)
 }

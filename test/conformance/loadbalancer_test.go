@@ -101,8 +101,8 @@ func TestUnusedPortsOfVirtualIPs(t *testing.T) {
 			b.Node.To("tcp", scene.At(ip, 81)), b.Node.To("tcp", scene.At(ip, number)))
 		self := b.Lab.Nodes[0]
 		bound := netip.MustParsePrefix(ip + "/32")
-		scene.Must(t, self.AddAddress("lo", bound))
-		t.Cleanup(func() { scene.Must(t, self.RemoveAddress("lo", bound)) })
+		lab.Must(t, self.AddAddress("lo", bound))
+		t.Cleanup(func() { lab.Must(t, self.RemoveAddress("lo", bound)) })
 		lab.MustServe(t, self.Namespace, dialHost, scene.At(ip, 81), scene.At(ip, number))
 		for _, c := range b.Clients() {
 			scene.MustReach(t, c.To("tcp", scene.At(ip, 81)), dialHost)
@@ -124,8 +124,8 @@ func TestIPModeProxy(t *testing.T) {
 	// The answer of a server outside shows that the traffic is not touched.
 	self := b.Lab.Nodes[0]
 	bound := netip.MustParsePrefix(b.vips[0] + "/32")
-	scene.Must(t, self.AddAddress("lo", bound))
-	t.Cleanup(func() { scene.Must(t, self.RemoveAddress("lo", bound)) })
+	lab.Must(t, self.AddAddress("lo", bound))
+	t.Cleanup(func() { lab.Must(t, self.RemoveAddress("lo", bound)) })
 	lab.MustServe(t, self.Namespace, dialHost, vip)
 	for _, c := range b.Clients() {
 		scene.MustReach(t, c.To("tcp", vip), dialHost)

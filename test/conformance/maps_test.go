@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
@@ -14,7 +15,7 @@ import (
 func mustLoad(t *testing.T, s *scene.Scene) *maps.Pinned {
 	t.Helper()
 	pinned, err := maps.Load(s.Agent.BPFRoot())
-	scene.Must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { pinned.Close() })
 
 	return pinned
@@ -24,7 +25,7 @@ func mustRead[K comparable, V any](t *testing.T, table maps.Table[K, V]) map[K]V
 	t.Helper()
 	all := make(map[K]V)
 	for entry, err := range table.All() {
-		scene.Must(t, err)
+		lab.Must(t, err)
 		all[entry.Key] = entry.Value
 	}
 

@@ -79,7 +79,7 @@ func TestNodePortAddresses(t *testing.T) {
 		n.mustAnswer(t, n.other[f], n.pods...)
 	}
 	later := netip.MustParsePrefix("192.168.51.77/24")
-	scene.Must(t, n.Lab.Nodes[0].AddAddress("eth1", later))
+	lab.Must(t, n.Lab.Nodes[0].AddAddress("eth1", later))
 	n.mustAnswer(t, later.Addr(), n.pods...)
 
 	// Without endpoints, the process is out of reach there, and only there.
@@ -111,7 +111,7 @@ func TestNodePortsEverywhere(t *testing.T) {
 	n.SetLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: vip})
 	number := scene.At(vip, n.port)
 	scene.MustFail(t, n.Pod.To("tcp", number), scene.Untouched)
-	scene.Must(t, n.Lab.Nodes[0].AddAddress("lo", netip.MustParsePrefix(vip+"/32")))
+	lab.Must(t, n.Lab.Nodes[0].AddAddress("lo", netip.MustParsePrefix(vip+"/32")))
 	for _, from := range []*scene.Client{n.Pod, n.Node, n.Outside} {
 		scene.MustReach(t, from.To("tcp", number), n.pods...)
 	}

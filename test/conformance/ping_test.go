@@ -26,7 +26,7 @@ func TestPing(t *testing.T) {
 	for i, ip := range ips {
 		for _, c := range []*scene.Client{s.Guest, s.Outside} {
 			scene.MustReach(t, c.To("tcp", scene.At(ip, 80)), pod.Name)
-			scene.Eventually(t, "a ping of "+ip+" from "+c.Name+" is refused", func() bool {
+			lab.Eventually(t, "a ping of "+ip+" from "+c.Name+" is refused", func() bool {
 				return errors.Is(ping(t, c.Namespace, ip), unix.ECONNREFUSED)
 			})
 		}
@@ -49,7 +49,7 @@ func TestPing(t *testing.T) {
 func ping(t *testing.T, from *lab.Namespace, address string) error {
 	t.Helper()
 	// Not even root may open such sockets otherwise.
-	scene.Must(t, from.Sysctl("net/ipv4/ping_group_range", "0 0"))
+	lab.Must(t, from.Sysctl("net/ipv4/ping_group_range", "0 0"))
 	ip := netip.MustParseAddr(address)
 	domain, protocol, request := unix.AF_INET, unix.IPPROTO_ICMP, byte(8)
 	var to unix.Sockaddr

@@ -79,21 +79,21 @@ const (
 func mustPassSCTP(t *testing.T, c *scene.Client, address string, pod *lab.Pod) {
 	t.Helper()
 	server, err := pod.ListenPacket(protocolSCTP, pod.IPv4.String())
-	scene.Must(t, err)
+	lab.Must(t, err)
 	defer server.Close()
 	client, err := c.Namespace.ListenPacket(protocolSCTP, c.IPv4.String())
-	scene.Must(t, err)
+	lab.Must(t, err)
 	defer client.Close()
 	to := netip.MustParseAddrPort(address)
 	got := make([]byte, 1500)
-	scene.Eventually(t, c.Name+" sends SCTP to "+address, func() bool {
+	lab.Eventually(t, c.Name+" sends SCTP to "+address, func() bool {
 		_, err := client.WriteTo(sctpInit(sctpPort, to.Port()), &net.IPAddr{IP: to.Addr().AsSlice()})
-		scene.Must(t, err, server.SetReadDeadline(time.Now().Add(time.Second)))
+		lab.Must(t, err, server.SetReadDeadline(time.Now().Add(time.Second)))
 		n, _, err := server.ReadFrom(got)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return false
 		}
-		scene.Must(t, err)
+		lab.Must(t, err)
 		got = got[:n]
 
 		return true

@@ -46,7 +46,7 @@ func TestAddressReuse(t *testing.T) {
 		clients.mustForget(t, moves.Name, othersPod)
 		clients.mustNeverReach(t, moves.Name, othersPod)
 
-		scene.Must(t, server.Stop()) // and back
+		lab.Must(t, server.Stop()) // and back
 		s.Serve(t, moves)
 		s.SetEndpoints(t, "other")
 		s.SetEndpoints(t, "web", scene.ReadyAll(stays, moves)...)

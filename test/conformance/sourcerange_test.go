@@ -84,13 +84,13 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 	b := mustBalance(t)
 	self := b.Lab.Nodes[0]
 	bound := netip.MustParsePrefix(b.vips[0] + "/32")
-	scene.Must(t, self.AddAddress("lo", bound))
-	t.Cleanup(func() { scene.Must(t, self.RemoveAddress("lo", bound)) })
+	lab.Must(t, self.AddAddress("lo", bound))
+	t.Cleanup(func() { lab.Must(t, self.RemoveAddress("lo", bound)) })
 	vip := scene.At(b.vips[0], 80)
 	asItself := lab.Exchange{Network: "tcp", Address: vip, From: b.vips[0] + ":0"}
 	mustAnswer := func(want unix.Errno) {
 		t.Helper()
-		scene.Eventually(t, "a process that is bound to the address gets "+want.Error(), func() bool {
+		lab.Eventually(t, "a process that is bound to the address gets "+want.Error(), func() bool {
 			reply, err := b.Node.Exchange(asItself)
 			answer, _ := lab.ParseAnswer(reply.Text)
 			// A pod of another node cannot answer an address that only this node has.

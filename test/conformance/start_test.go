@@ -13,6 +13,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
@@ -32,7 +33,7 @@ func TestStartWaitsForServicesAndSlices(t *testing.T) {
 	inside := []*scene.Client{s.Pod, s.Node}
 
 	account.allow(t, "services", "nodes")
-	scene.Must(t, s.Agent.Start())
+	lab.Must(t, s.Agent.Start())
 	mustWaitForSlices(t, s)
 	scene.MustAllFail(t, scene.Untouched, scene.Dials(inside, "tcp", web)...)
 	account.allow(t, "services", "nodes", "endpointslices")
@@ -43,9 +44,9 @@ func TestStartWaitsForServicesAndSlices(t *testing.T) {
 
 	account.allow(t, "services", "nodes")
 	load := scene.MustDial(t, 50, scene.Dials(inside, "tcp", web)...)
-	scene.Must(t, s.Agent.Stop())
+	lab.Must(t, s.Agent.Stop())
 	s.SetEndpoints(t, "web", scene.ReadyAll(next)...)
-	scene.Must(t, s.Agent.Start())
+	lab.Must(t, s.Agent.Start())
 	mustWaitForSlices(t, s)
 	for _, c := range inside {
 		scene.MustReach(t, c.To("tcp", web), pod.Name)
@@ -62,7 +63,7 @@ func TestStartWaitsForServicesAndSlices(t *testing.T) {
 func mustWaitForSlices(t *testing.T, s *scene.Scene) {
 	t.Helper()
 	before := strings.Count(s.Agent.Log(), "forbidden")
-	scene.Eventually(t, "the agent asks for slices in vain", func() bool {
+	lab.Eventually(t, "the agent asks for slices in vain", func() bool {
 		return strings.Count(s.Agent.Log(), "forbidden") > before
 	})
 	if status, err := s.Agent.Status(); err != nil || status.Synced {
@@ -82,19 +83,19 @@ func mustAccount(t *testing.T) *account {
 	a := &account{name: "start", kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	_, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(),
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: a.name}}, metav1.CreateOptions{})
-	scene.Must(t, err)
+	lab.Must(t, err)
 	_, err = client.RbacV1().ClusterRoles().Create(t.Context(),
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: a.name}}, metav1.CreateOptions{})
-	scene.Must(t, err)
+	lab.Must(t, err)
 	_, err = client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: a.name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: a.name},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "default", Name: a.name}},
 	}, metav1.CreateOptions{})
-	scene.Must(t, err)
+	lab.Must(t, err)
 	token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), a.name,
 		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	scene.Must(t, err)
+	lab.Must(t, err)
 
 	server := cluster.Shared(t).Config()
 	config := clientcmdapi.NewConfig()
@@ -104,7 +105,7 @@ func mustAccount(t *testing.T) *account {
 	config.AuthInfos[a.name] = &clientcmdapi.AuthInfo{Token: token.Status.Token}
 	config.Contexts["lab"] = &clientcmdapi.Context{Cluster: "lab", AuthInfo: a.name}
 	config.CurrentContext = "lab"
-	scene.Must(t, clientcmd.WriteToFile(*config, a.kubeconfig))
+	lab.Must(t, clientcmd.WriteToFile(*config, a.kubeconfig))
 
 	return a
 }
@@ -120,5 +121,5 @@ func (a *account) allow(t *testing.T, resources ...string) {
 			Verbs:     []string{"get", "list", "watch"},
 		}},
 	}, metav1.UpdateOptions{})
-	scene.Must(t, err)
+	lab.Must(t, err)
 }

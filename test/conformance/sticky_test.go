@@ -41,7 +41,7 @@ func mustStick(t *testing.T, s *scene.Scene, seconds int32) *sticky {
 	s.SetLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: k.vip})
 	for _, c := range s.Clients() {
 		for _, address := range k.addresses(0) {
-			scene.Eventually(t, address+" is programmed", func() bool {
+			lab.Eventually(t, address+" is programmed", func() bool {
 				_, err := c.To("tcp", address).Ask()
 
 				return err == nil

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
@@ -60,7 +61,7 @@ func (m *tampered) mustWork(t *testing.T) {
 	for _, c := range m.Clients() {
 		scene.MustReach(t, c.To("tcp", m.address), m.names...)
 	}
-	scene.Eventually(t, "nothing is wrong", func() bool {
+	lab.Eventually(t, "nothing is wrong", func() bool {
 		_, err := m.Agent.Run("verify")
 
 		return err == nil
@@ -71,13 +72,13 @@ func (m *tampered) mustWork(t *testing.T) {
 func (m *tampered) putBack(t *testing.T) {
 	t.Helper()
 	for id, backend := range m.backends {
-		scene.Must(t, m.pinned.Backends.Put(maps.Index(id), backend))
+		lab.Must(t, m.pinned.Backends.Put(maps.Index(id), backend))
 	}
 	for id, pool := range m.pools {
-		scene.Must(t, m.pinned.Pools.Put(id, pool))
+		lab.Must(t, m.pinned.Pools.Put(id, pool))
 	}
 	for key, id := range m.frontends {
-		scene.Must(t, m.pinned.FrontendIDs.Put(key, id))
+		lab.Must(t, m.pinned.FrontendIDs.Put(key, id))
 	}
 }
 
@@ -93,24 +94,24 @@ func TestTampering(t *testing.T) {
 	}{
 		{"a frontend is deleted", func(t *testing.T) {
 			for key := range m.frontends {
-				scene.Must(t, m.pinned.FrontendIDs.Delete(key))
+				lab.Must(t, m.pinned.FrontendIDs.Delete(key))
 			}
 		}, "is not programmed"},
 		{"a backend leads astray", func(t *testing.T) {
 			for id, backend := range m.backends {
 				backend.Addr = maps.AddrOf(netip.MustParseAddr("192.0.2.1"))
-				scene.Must(t, m.pinned.Backends.Put(maps.Index(id), backend))
+				lab.Must(t, m.pinned.Backends.Put(maps.Index(id), backend))
 			}
 		}, "192.0.2.1"},
 		{"backends are deleted", func(t *testing.T) {
 			for id := range m.backends {
-				scene.Must(t, m.pinned.Backends.Clear(maps.Index(id)))
+				lab.Must(t, m.pinned.Backends.Clear(maps.Index(id)))
 			}
 		}, m.Objects.Namespace + "/web"},
 		{"a pool has no slots", func(t *testing.T) {
 			for id, pool := range m.pools {
 				pool.SlotCount = 0
-				scene.Must(t, m.pinned.Pools.Put(id, pool))
+				lab.Must(t, m.pinned.Pools.Put(id, pool))
 			}
 		}, m.Objects.Namespace + "/web"},
 	}
@@ -127,10 +128,10 @@ func TestTampering(t *testing.T) {
 	mustRestart(t, m.Scene, "--config-sync-period", "1s")
 	for _, test := range tests {
 		t.Run("mended: "+test.name, func(t *testing.T) {
-			scene.Must(t, unix.Kill(m.Agent.PID(), unix.SIGSTOP)) // or it might be faster than we look
+			lab.Must(t, unix.Kill(m.Agent.PID(), unix.SIGSTOP)) // or it might be faster than we look
 			test.tamper(t)
 			_, err := m.Pod.To("tcp", m.address).Ask()
-			scene.Must(t, unix.Kill(m.Agent.PID(), unix.SIGCONT))
+			lab.Must(t, unix.Kill(m.Agent.PID(), unix.SIGCONT))
 			if err == nil {
 				t.Error("the agent has not noticed")
 			}

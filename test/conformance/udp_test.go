@@ -17,8 +17,8 @@ import (
 // connects anew.
 func hammer(t *testing.T, conn *scene.Connection, want string) {
 	t.Helper()
-	scene.Must(t, conn.Socket.SetTimeout(time.Second))
-	scene.Eventually(t, conn.Dial.String()+" moves to "+want, func() bool {
+	lab.Must(t, conn.Socket.SetTimeout(time.Second))
+	lab.Eventually(t, conn.Dial.String()+" moves to "+want, func() bool {
 		answer, err := conn.Ask()
 		if lab.Errno(err) == unix.ECONNABORTED || lab.Errno(err) == unix.EDESTADDRREQ {
 			_ = conn.Socket.Connect(conn.Address) // refused, while there are no endpoints
@@ -114,14 +114,14 @@ func TestUDPServiceGoes(t *testing.T) {
 	}
 	open := scene.MustOpenAll(t, b.Clients(), cluster, "udp")
 	silent := func(conn *scene.Connection) bool {
-		scene.Must(t, conn.Socket.SetTimeout(300*time.Millisecond))
+		lab.Must(t, conn.Socket.SetTimeout(300*time.Millisecond))
 		_, err := conn.Ask()
 
 		return err != nil
 	}
 	b.SetEndpoints(t, "web")
 	for _, conn := range open {
-		scene.Eventually(t, conn.Dial.String()+" is cut off", func() bool { return silent(conn) })
+		lab.Eventually(t, conn.Dial.String()+" is cut off", func() bool { return silent(conn) })
 	}
 	b.SetEndpoints(t, "web", scene.ReadyAll(b.there)...)
 	for _, conn := range open {
@@ -129,7 +129,7 @@ func TestUDPServiceGoes(t *testing.T) {
 	}
 	b.DeleteService(t, "web")
 	for _, conn := range open {
-		scene.Eventually(t, conn.Dial.String()+" is cut off", func() bool { return silent(conn) })
+		lab.Eventually(t, conn.Dial.String()+" is cut off", func() bool { return silent(conn) })
 	}
 }
 
@@ -179,9 +179,9 @@ func (b *balanced) putUnserving(t *testing.T) {
 func mustSendEarly(t *testing.T, d scene.Dial) *scene.Connection {
 	t.Helper()
 	socket, err := d.From.Socket("udp4")
-	scene.Must(t, err)
+	lab.Must(t, err)
 	if ip := d.From.IPv4; !d.From.AtSocket {
-		scene.Must(t, socket.Bind(netip.AddrPortFrom(ip, 0).String()))
+		lab.Must(t, socket.Bind(netip.AddrPortFrom(ip, 0).String()))
 	}
 	conn := &scene.Connection{Dial: d, Socket: socket}
 	if socket.Connect(d.Address) == nil { // it may be refused
@@ -196,7 +196,7 @@ func mustSendEarly(t *testing.T, d scene.Dial) *scene.Connection {
 func hammerFrom(t *testing.T, conn *scene.Connection, want string) {
 	t.Helper()
 	if _, err := conn.Socket.Peer(); err != nil {
-		scene.Eventually(t, conn.Dial.String()+" connects", func() bool { return conn.Socket.Connect(conn.Address) == nil })
+		lab.Eventually(t, conn.Dial.String()+" connects", func() bool { return conn.Socket.Connect(conn.Address) == nil })
 	}
 	hammer(t, conn, want)
 }

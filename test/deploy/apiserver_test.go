@@ -44,8 +44,8 @@ func mustAPIServer(t testing.TB, node *lab.Node) *apiServer {
 	folder := t.TempDir()
 	a := &apiServer{audit: filepath.Join(folder, "audit")}
 	policy := filepath.Join(folder, "policy")
-	must(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
-	must(t, node.Do(func() error {
+	lab.Must(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
+	lab.Must(t, node.Do(func() error {
 		// Without lists that are streamed, clients ask for lists, as they do of
 		// older API servers.
 		a.Cluster = cluster.Start(t, "--audit-policy-file="+policy, "--audit-log-path="+a.audit,
@@ -57,9 +57,9 @@ func mustAPIServer(t testing.TB, node *lab.Node) *apiServer {
 	cfg.WarningHandler = rest.NoWarnings{}
 	var err error
 	a.client, err = kubernetes.NewForConfig(cfg)
-	must(t, err)
+	lab.Must(t, err)
 	text, err := os.ReadFile("testdata/kubeadm.yaml")
-	must(t, err)
+	lab.Must(t, err)
 	a.KubectlInput(t, strings.ReplaceAll(string(text), "SERVER", a.URL()), "apply", "-f", "-")
 	_, err = a.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: a.nodeName()},
@@ -68,7 +68,7 @@ func mustAPIServer(t testing.TB, node *lab.Node) *apiServer {
 			{Type: corev1.NodeInternalIP, Address: node.IPv6.String()},
 		}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	a.manifests = mustBuild(t, "overlays/kubeadm")
 	a.KubectlInput(t, a.text, "apply", "--server-side", "--validate=strict", "-f", "-")
 
@@ -83,7 +83,7 @@ func (a *apiServer) mustToken(t testing.TB, account string) map[string]string {
 	t.Helper()
 	request, err := a.client.CoreV1().ServiceAccounts("kube-system").CreateToken(
 		t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	must(t, err)
+	lab.Must(t, err)
 
 	return map[string]string{
 		"token": request.Status.Token, "ca.crt": string(a.Config().CAData), "namespace": "kube-system",
@@ -100,7 +100,7 @@ func (a *apiServer) mustService(t testing.TB, name string, backends ...*lab.Pod)
 			{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80}, {Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80},
 		}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -115,7 +115,7 @@ func (a *apiServer) mustService(t testing.TB, name string, backends ...*lab.Pod)
 		})
 	}
 	_, err = a.client.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice, metav1.CreateOptions{})
-	must(t, err)
+	lab.Must(t, err)
 
 	return svc.Spec.ClusterIP
 }
@@ -130,7 +130,7 @@ type request struct {
 func (a *apiServer) mustRequests(t testing.TB) map[request]map[int]int {
 	t.Helper()
 	file, err := os.Open(a.audit)
-	must(t, err)
+	lab.Must(t, err)
 	defer file.Close()
 	asked := make(map[request]map[int]int)
 	lines := bufio.NewScanner(file)
@@ -153,7 +153,7 @@ func (a *apiServer) mustRequests(t testing.TB) map[request]map[int]int {
 		}
 		asked[is][event.ResponseStatus.Code]++
 	}
-	must(t, lines.Err())
+	lab.Must(t, lines.Err())
 
 	return asked
 }

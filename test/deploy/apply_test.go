@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // testApply: the API server takes every installation, with unknown fields being
@@ -38,13 +40,13 @@ func testApply(t *testing.T, a *apiServer) {
 func testAdmission(t *testing.T, a *apiServer) {
 	t.Helper()
 	set, err := a.client.AppsV1().DaemonSets("kube-system").Get(t.Context(), "sluice", metav1.GetOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	pod := &corev1.Pod{ObjectMeta: set.Spec.Template.ObjectMeta, Spec: set.Spec.Template.Spec}
 	pod.Name, pod.Spec.NodeName = "sluice-1", a.nodeName()
 	pod, err = a.client.CoreV1().Pods("kube-system").Create(t.Context(), pod, metav1.CreateOptions{
 		DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict,
 	})
-	must(t, err)
+	lab.Must(t, err)
 	if pod.Spec.Priority == nil || *pod.Spec.Priority != 2000001000 {
 		t.Errorf("a pod has priority %v, want that of system-node-critical", pod.Spec.Priority)
 	}
@@ -87,14 +89,14 @@ func missingIn(got, want any, path string) string {
 func mustMarshal(t testing.TB, value any) string {
 	t.Helper()
 	text, err := json.Marshal(value)
-	must(t, err)
+	lab.Must(t, err)
 
 	return string(text)
 }
 
 func mustUnmarshal(t testing.TB, text string) (value any) {
 	t.Helper()
-	must(t, json.Unmarshal([]byte(text), &value))
+	lab.Must(t, json.Unmarshal([]byte(text), &value))
 
 	return value
 }

@@ -3,6 +3,8 @@ package deploy
 import (
 	"strings"
 	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // testCapabilities: each one that the manifest grants is needed, the larger one
@@ -45,7 +47,7 @@ func testCapabilities(t *testing.T, k *kubelet) {
 // mustEnd waits until an agent ends with a message that it lacks a permission.
 func (k *kubelet) mustEnd(t *testing.T, agent *container, what string) {
 	t.Helper()
-	eventually(t, "the agent ends", agent.ended)
+	lab.EventuallyIn(t, waitTimeout, "the agent ends", agent.ended)
 	lines := strings.Split(strings.TrimSpace(agent.output()), "\n")
 	last := lines[len(lines)-1]
 	if agent.err == nil || !strings.Contains(last, what) || !strings.Contains(last, "operation not permitted") {

@@ -55,13 +55,13 @@ func mustCgroups(t testing.TB, layout string) *cgroups {
 	controller := mustController(t)
 	c := &cgroups{root: lab.MustCgroup(t, "deploy")}
 	init, err := c.root.Child("init.scope")
-	must(t, err)
+	lab.Must(t, err)
 	pods, err := c.root.Child("kubepods")
-	must(t, err)
+	lab.Must(t, err)
 	c.agent, err = pods.Child("agent")
-	must(t, err)
+	lab.Must(t, err)
 	c.others, err = pods.Child("others")
-	must(t, err)
+	lab.Must(t, err)
 
 	// Started in the root, so that this is the root of its namespace.
 	cmd := exec.Command("/proc/self/exe")
@@ -70,8 +70,8 @@ func mustCgroups(t testing.TB, layout string) *cgroups {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, lab.Start(nil, c.root, cmd))
+	lab.Must(t, err)
+	lab.Must(t, lab.Start(nil, c.root, cmd))
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // killed
@@ -88,7 +88,7 @@ func mustCgroups(t testing.TB, layout string) *cgroups {
 
 		return c
 	}
-	must(t, writeControl(c.root.Path(), "+"+controller))
+	lab.Must(t, writeControl(c.root.Path(), "+"+controller))
 	if err := lab.Start(nil, c.root, exec.Command("true")); !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("start of a process in the root of the node: %v, want %v, because of its controllers", err, unix.EBUSY)
 	}
@@ -106,10 +106,10 @@ const enabledMark = "trusted.sluice-deploy"
 func mustController(t testing.TB) string {
 	t.Helper()
 	root, err := lab.CgroupRoot()
-	must(t, err)
+	lab.Must(t, err)
 	for _, file := range []string{"cgroup.subtree_control", "cgroup.controllers"} {
 		text, err := os.ReadFile(filepath.Join(root, file))
-		must(t, err)
+		lab.Must(t, err)
 		for _, name := range strings.Fields(string(text)) {
 			// Other controllers work on threads, which any cgroup may have.
 			if !slices.Contains([]string{"memory", "io", "hugetlb", "rdma", "misc"}, name) {
@@ -117,8 +117,8 @@ func mustController(t testing.TB) string {
 			}
 			t.Cleanup(func() { disableController(t, root) })
 			if file == "cgroup.controllers" {
-				must(t, unix.Setxattr(root, enabledMark, []byte(name), 0))
-				must(t, writeControl(root, "+"+name))
+				lab.Must(t, unix.Setxattr(root, enabledMark, []byte(name), 0))
+				lab.Must(t, writeControl(root, "+"+name))
 			}
 
 			return name
@@ -292,7 +292,7 @@ func testCgroups(t *testing.T, k *kubelet) {
 	})
 	t.Run("no agent of a test attaches to the machine's cgroup", func(t *testing.T) {
 		cgroup, err := lab.CgroupRoot()
-		must(t, err)
+		lab.Must(t, err)
 		spec := k.mustSpec(t)
 		spec.Node = cgroupNode{} // this machine
 		mustMount(t, spec, "/host/cgroup").From = cgroup
@@ -306,7 +306,7 @@ func testCgroups(t *testing.T, k *kubelet) {
 		spec.Node.Hybrid = true // nothing at /sys/fs/cgroup
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m mount) bool { return m.To == "/host/cgroup" })
 		agent := k.mustRun(t, spec)
-		eventually(t, "the agent ends", agent.ended)
+		lab.EventuallyIn(t, waitTimeout, "the agent ends", agent.ended)
 		if out := agent.output(); !strings.Contains(out, "--cgroup-root is not set: no cgroup2 file system is mounted") {
 			t.Errorf("the agent ended with %v: %s", agent.err, out)
 		}

@@ -14,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // kubelet runs pods of the DaemonSet on a machine, from what the API server has.
@@ -26,7 +28,7 @@ type kubelet struct {
 func (k *kubelet) mustSpec(t testing.TB) containerSpec {
 	t.Helper()
 	set, err := k.client.AppsV1().DaemonSets("kube-system").Get(t.Context(), "sluice", metav1.GetOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	pod := set.Spec.Template.Spec
 
 	return k.mustSpecOf(t, pod, pod.Containers[0])
@@ -80,7 +82,7 @@ func (k *kubelet) mustSpecOf(t testing.TB, pod corev1.PodSpec, is corev1.Contain
 func (k *kubelet) mustRoot(t testing.TB) string {
 	t.Helper()
 	root := t.TempDir()
-	must(t, os.CopyFS(root, os.DirFS(k.image)))
+	lab.Must(t, os.CopyFS(root, os.DirFS(k.image)))
 
 	return root
 }
@@ -91,14 +93,14 @@ func (k *kubelet) mustMounts(t testing.TB, pod corev1.PodSpec, is corev1.Contain
 	for _, volume := range pod.Volumes {
 		if from := volume.ConfigMap; from != nil {
 			configMap, err := k.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), from.Name, metav1.GetOptions{})
-			must(t, err)
+			lab.Must(t, err)
 			volumes[volume.Name] = mustProject(t, configMap.Data)
 
 			continue
 		}
 		path := k.path(volume.HostPath.Path)
 		if *volume.HostPath.Type == corev1.HostPathDirectoryOrCreate {
-			must(t, os.MkdirAll(path, 0o755))
+			lab.Must(t, os.MkdirAll(path, 0o755))
 		}
 		if is, err := os.Stat(path); err != nil || !is.IsDir() {
 			t.Fatalf("the node has no folder %s: %v", volume.HostPath.Path, err)
@@ -166,7 +168,7 @@ func (k *kubelet) probe(t testing.TB, probe *corev1.Probe) error {
 func (k *kubelet) mustBeReady(t testing.TB, c *container) {
 	t.Helper()
 	for _, probe := range []*corev1.Probe{k.container().StartupProbe, k.container().LivenessProbe, k.container().ReadinessProbe} {
-		eventually(t, probe.HTTPGet.Path, func() error {
+		lab.EventuallyIn(t, waitTimeout, probe.HTTPGet.Path, func() error {
 			select {
 			case <-c.done:
 				t.Fatalf("the agent has ended: %v: %s", c.err, c.output())

@@ -157,25 +157,3 @@ func untar(from io.Reader, to string) error {
 		}
 	}
 }
-
-// eventually waits until check returns no error.
-func eventually(t testing.TB, what string, check func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(waitTimeout); ; time.Sleep(10 * time.Millisecond) {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s: %v", waitTimeout, what, err)
-		}
-	}
-}
-
-// must fails the test if one of the errors is one.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}

@@ -12,7 +12,7 @@ import (
 // attached to here, is what verbs find; and the agent reports a node without bpffs.
 func testNode(t *testing.T, k *kubelet) {
 	cgroup, err := lab.CgroupRoot()
-	must(t, err)
+	lab.Must(t, err)
 	t.Run("the root of cgroup2 is found", func(t *testing.T) {
 		spec := k.mustSpec(t)
 		spec.Node = cgroupNode{} // this machine
@@ -28,7 +28,7 @@ func testNode(t *testing.T, k *kubelet) {
 		spec := k.mustSpec(t)
 		mustMount(t, spec, "/host/bpf").From = t.TempDir()
 		agent := k.mustRun(t, spec)
-		eventually(t, "the agent ends", agent.ended)
+		lab.EventuallyIn(t, waitTimeout, "the agent ends", agent.ended)
 		if out := agent.output(); !strings.Contains(out, "not on a bpf file system (mount -t bpf bpf /sys/fs/bpf)") {
 			t.Errorf("the agent ended with %v: %s", agent.err, out)
 		}
@@ -63,7 +63,7 @@ func testInit(t *testing.T, k *kubelet) {
 		spec := k.mustSpecOf(t, pod, pod.InitContainers[0])
 		end(t, spec)
 		var text []byte
-		must(t, k.node.Do(func() (err error) {
+		lab.Must(t, k.node.Do(func() (err error) {
 			text, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")
 
 			return err

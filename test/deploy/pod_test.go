@@ -48,7 +48,7 @@ func testPod(t *testing.T, k *kubelet) {
 	})
 	t.Run("packets are translated", func(t *testing.T) {
 		svc, err := k.client.CoreV1().Services("default").Get(t.Context(), "web", metav1.GetOptions{})
-		must(t, err)
+		lab.Must(t, err)
 		for i, network := range []string{"tcp", "udp"} {
 			address := fmt.Sprintf("%s:%d", k.node.IPv4, svc.Spec.Ports[i].NodePort)
 			mustReach(t, outside, network, address, backends...)
@@ -79,7 +79,7 @@ func testPod(t *testing.T, k *kubelet) {
 			t.Errorf("sluice cleanup: exit code %d: %s", code, out)
 		}
 		left, err := os.ReadDir(k.bpffs)
-		must(t, err)
+		lab.Must(t, err)
 		if len(left) > 0 {
 			t.Errorf("pins are left: %v", left)
 		}
@@ -130,10 +130,10 @@ func testGrants(t *testing.T, agent *container) {
 func testChange(t *testing.T, k *kubelet, agent *container, spec containerSpec) {
 	t.Helper()
 	configMap, err := k.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	configMap.Data["config.conf"] += "\n# changed"
 	mustSwap(t, mustMount(t, spec, "/var/lib/kube-proxy").From, "..second", configMap.Data)
-	eventually(t, "the agent ends", agent.ended)
+	lab.EventuallyIn(t, waitTimeout, "the agent ends", agent.ended)
 	if agent.err == nil || !strings.Contains(agent.output(), "/var/lib/kube-proxy/config.conf") {
 		t.Errorf("the agent ended with %v, want an error that names the file: %s", agent.err, agent.output())
 	}
@@ -142,7 +142,7 @@ func testChange(t *testing.T, k *kubelet, agent *container, spec containerSpec) 
 // testOrphans: also those of pods that came after the agent.
 func testOrphans(t *testing.T, k *kubelet, node, pod *lab.Caller) {
 	late, err := k.node.AddPod()
-	must(t, err)
+	lab.Must(t, err)
 	ip := k.mustService(t, "dns", k.node.Pods[1]) + ":80"
 	sockets := make(map[string]*lab.Socket)
 	for name, from := range map[string]*lab.Caller{
@@ -153,7 +153,7 @@ func testOrphans(t *testing.T, k *kubelet, node, pod *lab.Caller) {
 	}
 	k.mustRemoveEndpoints(t, "dns")
 	for name, socket := range sockets {
-		eventually(t, "the socket of the "+name+" is ended", func() error { return aborted(socket) })
+		lab.EventuallyIn(t, waitTimeout, "the socket of the "+name+" is ended", func() error { return aborted(socket) })
 	}
 }
 
@@ -163,7 +163,7 @@ func testVerbs(t *testing.T, k *kubelet, spec containerSpec) {
 	for verb, want := range map[string]string{
 		"status": k.nodeName(), "verify": " 0 differences", "services": "default/web", "backends": k.node.Pods[1].IPv4.String(), "flows": "default/web",
 	} {
-		eventually(t, "sluice "+verb, func() error {
+		lab.EventuallyIn(t, waitTimeout, "sluice "+verb, func() error {
 			out, code := k.mustExec(t, spec, verb)
 			if code != 0 || !strings.Contains(out, want) {
 				return fmt.Errorf("exit code %d, want %q in: %s", code, want, out)

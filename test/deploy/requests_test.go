@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // testRequests: no request of the agent was refused, and whatever the role
@@ -17,7 +19,7 @@ func testRequests(t *testing.T, k *kubelet) {
 		patch := `{"metadata":{"annotations":{"sluice-lb.io/algorithm":` + value + `}}}`
 		_, err := k.client.CoreV1().Services("default").Patch(
 			t.Context(), "web", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-		must(t, err)
+		lab.Must(t, err)
 	}
 	grants := make(map[request]bool)
 	for _, rule := range k.role.Rules {
@@ -29,7 +31,7 @@ func testRequests(t *testing.T, k *kubelet) {
 			}
 		}
 	}
-	eventually(t, "the agent has asked for all that its role grants", func() error {
+	lab.EventuallyIn(t, waitTimeout, "the agent has asked for all that its role grants", func() error {
 		asked := k.mustRequests(t)
 		for grant := range grants {
 			if len(asked[grant]) == 0 {

@@ -22,7 +22,7 @@ func mustReach(t testing.TB, from *lab.Caller, network, address string, want ...
 	for _, pod := range want {
 		names = append(names, pod.Name)
 	}
-	eventually(t, fmt.Sprintf("%s %s leads to %v", network, address, names), func() error {
+	lab.EventuallyIn(t, waitTimeout, fmt.Sprintf("%s %s leads to %v", network, address, names), func() error {
 		answered := make(map[string]bool)
 		for range 40 * len(names) {
 			reply, err := from.Exchange(lab.Exchange{Network: network, Address: address, Timeout: time.Second})
@@ -51,10 +51,10 @@ func mustReach(t testing.TB, from *lab.Caller, network, address string, want ...
 func mustConnect(t testing.TB, from *lab.Caller, address string) *lab.Socket {
 	t.Helper()
 	socket, err := from.Socket("udp4")
-	must(t, err)
-	must(t, socket.Connect(address), socket.Send("who\n"))
+	lab.Must(t, err)
+	lab.Must(t, socket.Connect(address), socket.Send("who\n"))
 	_, _, err = socket.Recv()
-	must(t, err)
+	lab.Must(t, err)
 
 	return socket
 }
@@ -74,8 +74,8 @@ func (a *apiServer) mustRemoveEndpoints(t testing.TB, name string) {
 	t.Helper()
 	slices := a.client.DiscoveryV1().EndpointSlices("default")
 	slice, err := slices.Get(t.Context(), name, metav1.GetOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	slice.Endpoints = []discoveryv1.Endpoint{}
 	_, err = slices.Update(t.Context(), slice, metav1.UpdateOptions{})
-	must(t, err)
+	lab.Must(t, err)
 }

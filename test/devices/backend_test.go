@@ -27,28 +27,28 @@ func TestBackendGoes(t *testing.T) {
 		datagrams[f] = mustConnect(t, caller, []string{"udp4", "udp6"}[f], s.at(loadBalancer, f, nil))
 		streams[f] = mustConnect(t, caller, []string{"tcp4", "tcp6"}[f], s.at(loadBalancer, f, nil))
 		for _, socket := range []*lab.Socket{datagrams[f], streams[f]} {
-			must(t, answeredBy(socket, "pod-2-0"))
+			lab.Must(t, answeredBy(socket, "pod-2-0"))
 		}
 	}
 	s.backends = c.local.backends
 	w.publish(t, s)
 
 	for _, f := range families {
-		eventually(t, fmt.Sprintf("%s: UDP moves on", f), func() error { return answeredBy(datagrams[f], "pod-1-1") })
-		must(t, answeredBy(streams[f], "pod-2-0"))
-		must(t, answeredBy(mustConnect(t, caller, []string{"tcp4", "tcp6"}[f], s.at(loadBalancer, f, nil)), "pod-1-1"))
+		lab.Eventually(t, fmt.Sprintf("%s: UDP moves on", f), func() error { return answeredBy(datagrams[f], "pod-1-1") })
+		lab.Must(t, answeredBy(streams[f], "pod-2-0"))
+		lab.Must(t, answeredBy(mustConnect(t, caller, []string{"tcp4", "tcp6"}[f], s.at(loadBalancer, f, nil)), "pod-1-1"))
 	}
 	s.backends = nil
 	w.publish(t, s)
 	for _, f := range families {
 		// Refused, or lost if the client has had its share of refusals.
-		eventually(t, fmt.Sprintf("%s: UDP is answered by no backend", f), func() error {
+		lab.Eventually(t, fmt.Sprintf("%s: UDP is answered by no backend", f), func() error {
 			if err := answeredBy(datagrams[f], "pod-1-1"); err == nil {
 				return fmt.Errorf("answered by pod-1-1")
 			}
 			return nil
 		})
-		must(t, answeredBy(streams[f], "pod-2-0"))
+		lab.Must(t, answeredBy(streams[f], "pod-2-0"))
 	}
 }
 
@@ -56,8 +56,8 @@ func TestBackendGoes(t *testing.T) {
 func mustConnect(t *testing.T, from *lab.Caller, network, address string) *lab.Socket {
 	t.Helper()
 	socket, err := from.Socket(network)
-	must(t, err)
-	must(t, socket.SetTimeout(waitTimeout), socket.Connect(address))
+	lab.Must(t, err)
+	lab.Must(t, socket.SetTimeout(dialTimeout), socket.Connect(address))
 
 	return socket
 }

@@ -56,12 +56,12 @@ func mustSwallow(t *testing.T, ns *lab.Namespace, address string) {
 // transfer sends bytes both ways over a new connection, and returns how many
 // there were a second.
 func transfer(from *lab.Namespace, address string, up, down uint64) (upRate, downRate float64, err error) {
-	conn, err := from.Dial("tcp", address, waitTimeout)
+	conn, err := from.Dial("tcp", address, dialTimeout)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(6 * waitTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(6 * dialTimeout)); err != nil {
 		return 0, 0, err
 	}
 	start := time.Now()

@@ -26,9 +26,9 @@ type dialTest struct {
 }
 
 const (
-	// waitTimeout limits waits for an answer: the machine may be busy with other
+	// dialTimeout limits a dial and its answer: the machine may be busy with other
 	// tests.
-	waitTimeout = 10 * time.Second
+	dialTimeout = 10 * time.Second
 
 	// silence is how long a test waits before it takes a packet as dropped.
 	silence = 300 * time.Millisecond
@@ -64,7 +64,7 @@ func (d dialTest) run(t *testing.T, w *world) {
 }
 
 func (d dialTest) dial(network, address string, f family) error {
-	exchange := lab.Exchange{Network: network, Address: address, Timeout: waitTimeout}
+	exchange := lab.Exchange{Network: network, Address: address, Timeout: dialTimeout}
 	if d.errno == unix.ETIMEDOUT {
 		exchange.Timeout = silence
 	}

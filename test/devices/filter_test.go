@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io/fs"
 	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // What is counted here may not happen: the connections that the kernel tracks
@@ -80,7 +82,7 @@ func (w *world) mustHaveCountedNothing(t *testing.T) {
 	t.Helper()
 	for _, node := range w.Nodes {
 		counters, err := node.NetfilterCounters()
-		must(t, err)
+		lab.Must(t, err)
 		for name, packets := range counters {
 			if packets != 0 {
 				t.Errorf("%s dropped %d packets as %s", node.Name, packets, name)
@@ -94,7 +96,7 @@ func (w *world) mustHaveCountedNothing(t *testing.T) {
 func (w *world) mustBeStrict(t *testing.T) {
 	t.Helper()
 	for _, node := range w.Nodes {
-		must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "1"))
+		lab.Must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "1"))
 	}
 }
 
@@ -105,7 +107,7 @@ func (w *world) mustSetBridgeNetfilter(t *testing.T, value string) {
 	for _, node := range w.Nodes {
 		for _, setting := range []string{"bridge-nf-call-iptables", "bridge-nf-call-ip6tables"} {
 			if err := node.Sysctl("net/bridge/"+setting, value); !errors.Is(err, fs.ErrNotExist) {
-				must(t, err)
+				lab.Must(t, err)
 			}
 		}
 	}

@@ -45,11 +45,11 @@ func TestFlood(t *testing.T) {
 	var talks []*talk
 	for i := range connections {
 		to := []service{c.local, c.remote}[i%2]
-		conn, err := w.Client.Dial("tcp", to.at(loadBalancer, families[i/2%2], nil), waitTimeout)
-		must(t, err)
+		conn, err := w.Client.Dial("tcp", to.at(loadBalancer, families[i/2%2], nil), dialTimeout)
+		lab.Must(t, err)
 		t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
 		talks = append(talks, newTalk(conn))
-		must(t, talks[i].ask("who"))
+		lab.Must(t, talks[i].ask("who"))
 	}
 	idle, busy := talks[:connections/2], talks[connections/2:]
 	stopBusy := keepBusy(busy)
@@ -63,7 +63,7 @@ func TestFlood(t *testing.T) {
 			t.Errorf("connection %d, which was not in use: %v", i, err)
 		}
 	}
-	eventually(t, "the status reports the flood", func() error {
+	lab.Eventually(t, "the status reports the flood", func() error {
 		status, err := w.agents[0].Status()
 		if err == nil && status.Flows.HalfOpen.Evicted == 0 {
 			err = fmt.Errorf("flows: %+v", status.Flows)
@@ -89,19 +89,19 @@ func TestAnsweredFlood(t *testing.T) {
 	w.start(t, c.local, c.remote)
 	targets := []string{c.local.at(loadBalancer, ipv4, nil), c.remote.at(loadBalancer, ipv4, nil)}
 	pinned, err := maps.Load(w.agents[0].BPFRoot())
-	must(t, err)
+	lab.Must(t, err)
 	defer pinned.Close()
 	room, err := pinned.FlowsRoom()
-	must(t, err)
+	lab.Must(t, err)
 	flows := 4 * pinned.Flows.Capacity() / 2 // of two entries each
 
 	var talks []*talk
 	for i := range idle {
-		conn, err := w.Client.Dial("tcp", targets[i%2], waitTimeout)
-		must(t, err)
+		conn, err := w.Client.Dial("tcp", targets[i%2], dialTimeout)
+		lab.Must(t, err)
 		defer conn.Close()
 		talks = append(talks, newTalk(conn))
-		must(t, talks[i].ask("who"))
+		lab.Must(t, talks[i].ask("who"))
 	}
 	mustStay := func() {
 		t.Helper()
@@ -117,7 +117,7 @@ func TestAnsweredFlood(t *testing.T) {
 	}
 
 	for i := range flows {
-		must(t, exchange(w.Client.Namespace, targets[i%2]))
+		lab.Must(t, exchange(w.Client.Namespace, targets[i%2]))
 	}
 	if used := pinned.FlowUsage.Load(maps.FlowsUDP); used < int64(room/3) {
 		t.Errorf("the datagrams have %d of %d entries: that is no flood", used, room)
@@ -145,12 +145,12 @@ func TestAnsweredFlood(t *testing.T) {
 		t.Errorf("a connection that was not refused: %v", err)
 	}
 	counts, err := pinned.ReasonCounts()
-	must(t, err)
+	lab.Must(t, err)
 	if refused.Load() == 0 || counts[maps.ReasonDropFlowTable] == 0 {
 		t.Errorf("%d of %d connections were refused, and %d SYNs", refused.Load(), flows, counts[maps.ReasonDropFlowTable])
 	}
 	mustStay()
-	eventually(t, "the status reports it", func() error {
+	lab.Eventually(t, "the status reports it", func() error {
 		status, err := w.agents[0].Status()
 		if err == nil && (status.Flows.Emergency == "" || status.Flows.Flows.Evicted > 0) {
 			err = fmt.Errorf("flows: %+v", status.Flows)
@@ -162,7 +162,7 @@ func TestAnsweredFlood(t *testing.T) {
 
 // exchange asks twice from a port of its own, over UDP.
 func exchange(from *lab.Namespace, to string) error {
-	conn, err := from.Dial("udp", to, waitTimeout)
+	conn, err := from.Dial("udp", to, dialTimeout)
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ type talk struct {
 func newTalk(conn net.Conn) *talk { return &talk{Conn: conn, lines: bufio.NewReader(conn)} }
 
 func (c *talk) ask(question string) error {
-	if err := c.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
 		return err
 	}
 	if _, err := fmt.Fprintln(c, question); err != nil {
@@ -222,7 +222,7 @@ func keepBusy(talks []*talk) (stop func() (asked int64, err error)) {
 // addresses that no host has: 198.18.0.0/15, which is reserved for that.
 func mustFlood(t *testing.T, from *lab.Namespace, count int, targets ...string) {
 	t.Helper()
-	must(t, from.Do(func() error {
+	lab.Must(t, from.Do(func() error {
 		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
 			return err

@@ -20,25 +20,25 @@ func TestForeignProgramEndsTheChain(t *testing.T) {
 	w := mustWorld(t, setting{})
 	node := w.Nodes[0]
 	uplink, err := node.Netlink().LinkByName("eth0")
-	must(t, err)
+	lab.Must(t, err)
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "ends_chain", Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}, // TC_ACT_OK
 	})
-	must(t, err)
+	lab.Must(t, err)
 	defer program.Close()
 	c := casesOf(w)
 	w.start(t, c.local)
 	caller, address := w.outside(t), c.local.at(loadBalancer, ipv4, nil)
 	works := func() error {
-		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: waitTimeout / 10})
+		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: dialTimeout / 10})
 		if err == nil {
 			err = expect(reply, "pod-1-1", hostIPs(w.Client)[ipv4])
 		}
 
 		return err
 	}
-	must(t, works())
+	lab.Must(t, works())
 	var other link.Link
 	err = node.Do(func() error {
 		other, err = link.AttachTCX(link.TCXOptions{
@@ -50,12 +50,12 @@ func TestForeignProgramEndsTheChain(t *testing.T) {
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		t.Skip("this kernel has no tcx (Linux 6.6)")
 	}
-	must(t, err)
+	lab.Must(t, err)
 	defer other.Close()
 	if works() == nil {
 		t.Error("it works although Sluice sees no packet")
 	}
 	// The agent checks when a device comes.
 	lab.MustVeth(t, lab.End{Namespace: node.Namespace, Device: "new"}, lab.End{Namespace: w.Client.Namespace, Device: "new"})
-	eventually(t, "it works again", works)
+	lab.Eventually(t, "it works again", works)
 }

@@ -44,17 +44,17 @@ func TestForgedSegments(t *testing.T) {
 
 	var talks []*talk
 	for i := range connections {
-		conn, err := w.Client.Dial("tcp", services[i%2].at(loadBalancer, ipv4, nil), waitTimeout)
-		must(t, err)
+		conn, err := w.Client.Dial("tcp", services[i%2].at(loadBalancer, ipv4, nil), dialTimeout)
+		lab.Must(t, err)
 		t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
 		talks = append(talks, newTalk(conn))
-		must(t, talks[i].ask("who"))
+		lab.Must(t, talks[i].ask("who"))
 	}
 	stopBusy := keepBusy(talks[connections/2:])
 	for _, talk := range talks {
 		src, dst := addrPort(talk.LocalAddr()), addrPort(talk.RemoteAddr())
 		for _, from := range []*lab.Namespace{w.Client.Namespace, w.Nodes[0].Pods[0].Namespace} {
-			must(t, forge(from, src, dst, func(send func(layers.TCP) error) error {
+			lab.Must(t, forge(from, src, dst, func(send func(layers.TCP) error) error {
 				for range forged {
 					for _, flags := range []layers.TCP{{FIN: true, ACK: true}, {RST: true}, {RST: true, ACK: true}} {
 						if err := send(flags); err != nil {
@@ -147,20 +147,20 @@ func TestForgottenConnection(t *testing.T) {
 				t.Run(fmt.Sprintf("%s dials %s over %s", client.name, s.name(), f), func(t *testing.T) {
 					t.Parallel()
 					to := s.at(client.way, f, nil)
-					old, err := client.Dial("tcp", to, waitTimeout)
-					must(t, err)
-					must(t, newTalk(old).ask("who"))
+					old, err := client.Dial("tcp", to, dialTimeout)
+					lab.Must(t, err)
+					lab.Must(t, newTalk(old).ask("who"))
 					from := old.LocalAddr()
-					must(t, forget(old.(*net.TCPConn)))
+					lab.Must(t, forget(old.(*net.TCPConn)))
 
 					begin := time.Now()
 					conn, err := dialAs(client.Namespace, from, to)
-					must(t, err)
+					lab.Must(t, err)
 					defer conn.Close()
 					if took := time.Since(begin); took > 2*time.Second {
 						t.Errorf("it took %v", took)
 					}
-					must(t, newTalk(conn).ask("who"))
+					lab.Must(t, newTalk(conn).ask("who"))
 				})
 			}
 		}
@@ -188,7 +188,7 @@ func forget(conn *net.TCPConn) error {
 
 // dialAs connects from an address and a port.
 func dialAs(ns *lab.Namespace, from net.Addr, to string) (conn net.Conn, err error) {
-	dialer := net.Dialer{Timeout: waitTimeout, LocalAddr: from}
+	dialer := net.Dialer{Timeout: dialTimeout, LocalAddr: from}
 	dialer.SetMultipathTCP(false)
 	err = ns.Do(func() error {
 		conn, err = dialer.Dial("tcp", to)

@@ -61,16 +61,16 @@ func TestForwarding(t *testing.T) {
 	old := w.mustTalkToRemote(t, caller, talks)
 	w.mustBeTurned(t, talks, true)
 	_, elsewhere, err := net.ParseCIDR("198.18.0.1/32")
-	must(t, err)
+	lab.Must(t, err)
 	policy := &netlink.XfrmPolicy{Src: elsewhere, Dst: elsewhere, Dir: netlink.XFRM_DIR_OUT}
-	must(t, w.Nodes[0].Do(func() error { return netlink.XfrmPolicyAdd(policy) }))
+	lab.Must(t, w.Nodes[0].Do(func() error { return netlink.XfrmPolicyAdd(policy) }))
 	w.mustForward(t, "1 IPsec policies")
 	for _, talk := range old {
 		talk.mustGoOn(t)
 	}
 	w.mustBeTurned(t, talks, false)
 	new := w.mustTalkToRemote(t, caller, talks)
-	must(t, w.Nodes[0].Do(func() error { return netlink.XfrmPolicyDel(policy) }))
+	lab.Must(t, w.Nodes[0].Do(func() error { return netlink.XfrmPolicyDel(policy) }))
 	w.mustForward(t, "")
 	for _, talk := range append(old, new...) {
 		talk.mustGoOn(t)
@@ -79,7 +79,7 @@ func TestForwarding(t *testing.T) {
 
 	w.agents[0].SetArgs("--nodeport-addresses", "192.168.0.0/16,fd00:50::/31", "--forwarding", "stack")
 	for _, agent := range w.agents {
-		must(t, agent.Stop())
+		lab.Must(t, agent.Stop())
 	}
 	w.restart(t)
 	w.mustForward(t, "--forwarding stack")
@@ -90,7 +90,7 @@ func TestForwarding(t *testing.T) {
 // mustForward waits until node-1's agent reports why packets pass the network stack, or that they need not.
 func (w *world) mustForward(t *testing.T, throughStack string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("forwarding is %q", throughStack), func() error {
+	lab.Eventually(t, fmt.Sprintf("forwarding is %q", throughStack), func() error {
 		status, err := w.agents[0].Status()
 		if err == nil && status.ThroughStack != throughStack {
 			err = fmt.Errorf("forwarding is %q", status.ThroughStack)
@@ -103,7 +103,7 @@ func (w *world) mustForward(t *testing.T, throughStack string) {
 // mustForwardAs waits until node-1's agent has found out what a filter means.
 func (w *world) mustForwardAs(t *testing.T, filter string) {
 	t.Helper()
-	eventually(t, "packets go as the filter wants it", func() error {
+	lab.Eventually(t, "packets go as the filter wants it", func() error {
 		status, err := w.agents[0].Status()
 		if past := status.ThroughStack == ""; err == nil && past != (filter == openCNI) {
 			err = fmt.Errorf("forwarding is %q", status.ThroughStack)
@@ -117,7 +117,7 @@ func (w *world) mustForwardAs(t *testing.T, filter string) {
 func (w *world) forwarded(t *testing.T) int {
 	t.Helper()
 	text, err := lab.Output(w.Nodes[0].Namespace, nil, "cat", "/proc/self/net/snmp", "/proc/self/net/snmp6")
-	must(t, err)
+	lab.Must(t, err)
 	var names []string
 	total := 0
 	for line := range strings.Lines(text) {
@@ -138,7 +138,7 @@ func (w *world) forwarded(t *testing.T) int {
 		if value != "" {
 			var n int
 			_, err := fmt.Sscan(value, &n)
-			must(t, err)
+			lab.Must(t, err)
 			total += n
 		}
 	}
@@ -150,9 +150,9 @@ func (w *world) forwarded(t *testing.T) int {
 func (w *world) mustBeTurned(t *testing.T, s service, want bool) {
 	t.Helper()
 	text, err := w.agents[0].Run("flows", "-o", "json")
-	must(t, err)
+	lab.Must(t, err)
 	var flows []flow.Flow
-	must(t, json.Unmarshal([]byte(text), &flows))
+	lab.Must(t, json.Unmarshal([]byte(text), &flows))
 	n := 0
 	for _, f := range flows {
 		if !strings.Contains(f.Service, s.name()+":") || f.State != flow.Established && f.State != flow.Answered {
@@ -181,9 +181,9 @@ func (w *world) mustTalkToRemote(t *testing.T, from *lab.Caller, to service) []q
 	for _, f := range families {
 		for _, network := range networks {
 			socket, err := from.Socket(network + map[family]string{ipv4: "4", ipv6: "6"}[f])
-			must(t, err)
+			lab.Must(t, err)
 			t.Cleanup(func() { socket.Close() })
-			must(t, socket.SetTimeout(waitTimeout), socket.Connect(to.at(nodePort, f, w.Nodes[0])))
+			lab.Must(t, socket.SetTimeout(dialTimeout), socket.Connect(to.at(nodePort, f, w.Nodes[0])))
 			q := question{socket, fmt.Sprintf("%s over %s", network, f)}
 			q.mustGoOn(t)
 			all = append(all, q)
@@ -196,7 +196,7 @@ func (w *world) mustTalkToRemote(t *testing.T, from *lab.Caller, to service) []q
 // mustGoOn asks once more.
 func (q question) mustGoOn(t *testing.T) {
 	t.Helper()
-	must(t, q.socket.Send("who\n"))
+	lab.Must(t, q.socket.Send("who\n"))
 	if text, _, err := q.socket.Recv(); err != nil {
 		t.Errorf("%s: %q, %v", q.what, text, err)
 	}

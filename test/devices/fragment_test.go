@@ -90,7 +90,7 @@ func (d datagrams) run(t *testing.T, w *world) {
 func (d datagrams) ask(address string, size int) (reply lab.Reply, err error) {
 	question := fmt.Sprintf("size %d", size)
 	question += strings.Repeat(" ", size-len(question)-1)
-	for deadline := time.Now().Add(waitTimeout); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(dialTimeout); time.Now().Before(deadline); {
 		reply, err = d.from.Exchange(lab.Exchange{
 			Network:  "udp",
 			Address:  address,

@@ -28,8 +28,8 @@ func TestLoadAndBytes(t *testing.T) {
 	w.start(t, c.local, c.remote, bulk, refuses)
 	w.mustSwallow(t)
 	pinned, err := maps.Load(w.agents[0].BPFRoot())
-	must(t, err)
-	t.Cleanup(func() { must(t, pinned.Close()) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, pinned.Close()) })
 
 	for _, to := range []service{c.local, c.remote} {
 		for _, f := range families {
@@ -51,7 +51,7 @@ func TestLoadAndBytes(t *testing.T) {
 // mustHave waits until the backends of a service have so many connections.
 func (w *world) mustHave(t *testing.T, n int, s service, protocol string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d connections of %s", n, s.name()), func() error {
+	lab.Eventually(t, fmt.Sprintf("%d connections of %s", n, s.name()), func() error {
 		services, err := w.agents[0].Services()
 		if err != nil {
 			return err
@@ -81,21 +81,21 @@ func (w *world) testLoad(t *testing.T, to service, f family) {
 	var open []*lab.Socket
 	for range 5 {
 		socket, err := client.Socket(network)
-		must(t, err)
-		must(t, socket.Connect(at))
+		lab.Must(t, err)
+		lab.Must(t, socket.Connect(at))
 		open = append(open, socket)
 	}
 	w.mustHave(t, 5, to, "tcp")
-	must(t, open[0].Close(), open[1].Send("bye\n"))
+	lab.Must(t, open[0].Close(), open[1].Send("bye\n"))
 	w.mustHave(t, 4, to, "tcp") // the second one is half closed, by the server
-	must(t, open[1].Close())
+	lab.Must(t, open[1].Close())
 	w.mustHave(t, 3, to, "tcp")
-	must(t, w.agents[0].Kill())
-	must(t, open[2].Close())
-	must(t, w.agents[0].Start())
+	lab.Must(t, w.agents[0].Kill())
+	lab.Must(t, open[2].Close())
+	lab.Must(t, w.agents[0].Start())
 	sluice.MustWait(t, w.agents[0])
 	w.mustHave(t, 2, to, "tcp")
-	must(t, client.Close()) // killed: the kernel closes the rest
+	lab.Must(t, client.Close()) // killed: the kernel closes the rest
 	w.mustHave(t, 0, to, "tcp")
 }
 
@@ -105,7 +105,7 @@ func (w *world) testBytes(t *testing.T, pinned *maps.Pinned, bulk service) {
 	const up, down = 20 << 20, 5 << 20
 	before := w.bytes(t, pinned, bulk)
 	_, _, err := transfer(w.Client.Namespace, bulk.at(nodePort, ipv4, w.Nodes[0]), up, down)
-	must(t, err)
+	lab.Must(t, err)
 	w.mustHave(t, 0, bulk, "tcp")
 	after := w.bytes(t, pinned, bulk)
 	for what, size := range map[uint32]uint64{maps.StatBytesSent: up, maps.StatBytesReceived: down} {
@@ -120,19 +120,19 @@ func (w *world) bytes(t *testing.T, pinned *maps.Pinned, s service) map[uint32]u
 	t.Helper()
 	mine := make(map[uint32]bool)
 	for e, err := range pinned.ServicePorts.All() {
-		must(t, err)
+		lab.Must(t, err)
 		mine[e.Key] = strings.HasPrefix(e.Value.String(), "lab/"+s.name()+":tcp")
 	}
 	sum := make(map[uint32]uint64)
 	for e, err := range pinned.Stats.All() {
-		must(t, err)
+		lab.Must(t, err)
 		if mine[e.Key.ServicePortId] {
 			sum[e.Key.What] += e.Value
 		}
 	}
 	for _, table := range []maps.Table[maps.FlowKey, maps.Flow]{pinned.Flows, pinned.HalfOpen, pinned.Unanswered} {
 		for e, err := range table.All() {
-			must(t, err)
+			lab.Must(t, err)
 			switch {
 			case !mine[e.Value.ServicePortId]:
 			case e.Value.Role == maps.FlowFromClient:

@@ -27,9 +27,9 @@ func TestManyMasqueraded(t *testing.T) {
 	c := casesOf(w)
 	w.start(t, c.remote)
 	caller, backend := w.outside(t), c.remote.backends[0]
-	exchange := lab.Exchange{Network: "tcp", Address: c.remote.at(loadBalancer, ipv4, nil), Timeout: 6 * waitTimeout}
+	exchange := lab.Exchange{Network: "tcp", Address: c.remote.at(loadBalancer, ipv4, nil), Timeout: 6 * dialTimeout}
 	reply, err := caller.Exchange(exchange)
-	must(t, err, expect(reply, backend.name, sourcesTo(t, w.Nodes[0], backend)[ipv4]))
+	lab.Must(t, err, expect(reply, backend.name, sourcesTo(t, w.Nodes[0], backend)[ipv4]))
 
 	before := w.servers[backend.name].Connections()
 	load, err := caller.StartLoad(lab.Load{
@@ -38,9 +38,9 @@ func TestManyMasqueraded(t *testing.T) {
 		Rate:     rate,
 		Duration: 2 * many * time.Second / rate, // two rounds
 	})
-	must(t, err)
+	lab.Must(t, err)
 	report, err := load.Wait()
-	must(t, err)
+	lab.Must(t, err)
 	if report.Succeeded != 2*many {
 		t.Errorf("%d of %d exchanges succeeded; failures: %v", report.Succeeded, report.Started, first(report.Failures))
 	}
@@ -62,7 +62,7 @@ func TestMasqueradePortsFollow(t *testing.T) {
 	address := c.remote.at(loadBalancer, ipv4, nil)
 	kept := mustConnect(t, caller, "tcp4", address)
 	seen := func() (port uint16, err error) {
-		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: waitTimeout})
+		reply, err := caller.Exchange(lab.Exchange{Network: "tcp4", Address: address, Timeout: dialTimeout})
 		if err != nil {
 			return 0, err
 		}
@@ -71,13 +71,13 @@ func TestMasqueradePortsFollow(t *testing.T) {
 		return answer.Client.Port(), err
 	}
 	port, err := seen()
-	must(t, err)
+	lab.Must(t, err)
 	if port >= 30000 && port < 61000 {
 		t.Errorf("port is %d, which is a node port or handed out to sockets", port)
 	}
-	must(t, node.Sysctl("net/ipv4/ip_local_port_range", "1024 64999"))
+	lab.Must(t, node.Sysctl("net/ipv4/ip_local_port_range", "1024 64999"))
 	lab.MustVeth(t, lab.End{Namespace: node.Namespace, Device: "new"}, lab.End{Namespace: w.Client.Namespace, Device: "new"}) // a check
-	eventually(t, "ports are free that are not handed out", func() error {
+	lab.Eventually(t, "ports are free that are not handed out", func() error {
 		port, err := seen()
 		if err == nil && port < 65000 {
 			err = fmt.Errorf("port is %d", port)
@@ -85,7 +85,7 @@ func TestMasqueradePortsFollow(t *testing.T) {
 
 		return err
 	})
-	must(t, answeredBy(kept, "pod-2-0"))
+	lab.Must(t, answeredBy(kept, "pod-2-0"))
 }
 
 // TestOnePortToTwoServices has a client use one port of its own for several
@@ -140,8 +140,8 @@ func TestServiceBesideADirectConnection(t *testing.T) {
 	t.Parallel()
 	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, Attachment: lab.Routed}, filter: bridgeCNI})
 	node := w.Nodes[0]
-	must(t, w.Client.AddRoute(netip.PrefixFrom(node.Pods[1].IPv4, 32), node.IPv4))
-	must(t, w.Client.AddRoute(netip.PrefixFrom(node.Pods[1].IPv6, 128), node.IPv6))
+	lab.Must(t, w.Client.AddRoute(netip.PrefixFrom(node.Pods[1].IPv4, 32), node.IPv4))
+	lab.Must(t, w.Client.AddRoute(netip.PrefixFrom(node.Pods[1].IPv6, 128), node.IPv6))
 	c := casesOf(w)
 	w.start(t, c.local, c.host)
 	client, pod := w.outside(t), w.optedOut(t, node.Pods[0])
@@ -176,10 +176,10 @@ func mustShare(t *testing.T, from *lab.Caller, network string, port netip.AddrPo
 	var sockets []*lab.Socket
 	for _, address := range addresses {
 		socket, err := from.Socket(network)
-		must(t, err)
+		lab.Must(t, err)
 		defer socket.Close()
-		must(t,
-			socket.SetTimeout(waitTimeout),
+		lab.Must(t,
+			socket.SetTimeout(dialTimeout),
 			socket.SetOption(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 			socket.SetOption(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
 			socket.Bind(port.String()),
@@ -190,13 +190,13 @@ func mustShare(t *testing.T, from *lab.Caller, network string, port netip.AddrPo
 	seen := make(map[netip.AddrPort]int)
 	for round := range 2 {
 		for i, socket := range sockets {
-			must(t, socket.Send("who\n"))
+			lab.Must(t, socket.Send("who\n"))
 			text, _, err := socket.Recv()
 			if err != nil {
 				t.Fatalf("%s, question %d: %v", addresses[i], round+1, err)
 			}
 			answer, err := lab.ParseAnswer(text)
-			must(t, err)
+			lab.Must(t, err)
 			if other, ok := seen[answer.Client]; ok && other != i {
 				t.Errorf("%s and %s are both %s to %s", addresses[other], addresses[i], answer.Client, answer.Name)
 			}

@@ -66,12 +66,12 @@ func mustLearn(t *testing.T, from *lab.Caller, address string) {
 		level, discover, mtu, headers = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_MTU, 48
 	}
 	socket, err := from.Socket(map[bool]string{false: "udp4", true: "udp6"}[target.Addr().Is6()])
-	must(t, err)
+	lab.Must(t, err)
 	defer socket.Close()
-	must(t, socket.SetOption(level, discover, unix.IP_PMTUDISC_DO), socket.Connect(address))
+	lab.Must(t, socket.SetOption(level, discover, unix.IP_PMTUDISC_DO), socket.Connect(address))
 
 	big, fits := strings.Repeat("x", narrow-headers+1), strings.Repeat("x", narrow-headers)
-	must(t, socket.Send(big))
+	lab.Must(t, socket.Send(big))
 	if text, _, err := socket.Recv(); lab.Errno(err) != unix.EMSGSIZE {
 		t.Fatalf("answer to %d bytes: %.40q, %v, want EMSGSIZE", len(big), text, err)
 	}
@@ -81,7 +81,7 @@ func mustLearn(t *testing.T, from *lab.Caller, address string) {
 	if err := socket.Send(big); lab.Errno(err) != unix.EMSGSIZE {
 		t.Errorf("the same again: %v, want EMSGSIZE", err)
 	}
-	must(t, socket.Send(fits), socket.SetTimeout(waitTimeout))
+	lab.Must(t, socket.Send(fits), socket.SetTimeout(dialTimeout))
 	if text, _, err := socket.Recv(); err != nil {
 		t.Errorf("answer to %d bytes: %.40q, %v", len(fits), text, err)
 	}
@@ -124,7 +124,7 @@ func testPathMTUToClient(t *testing.T, filter string) {
 		pod := []*lab.Pod{w.Nodes[0].Pods[1], w.Nodes[1].Pods[0]}[i]
 		for _, f := range families {
 			t.Run(fmt.Sprintf("%s, %s", f, pod.Name), func(t *testing.T) {
-				mustBeTold(t, caller, to.at(loadBalancer, f, nil), pod, f)
+				mustGetError(t, caller, to.at(loadBalancer, f, nil), pod, f)
 				bulk := []service{bulkHere, bulkThere}[i]
 				if _, _, err := transfer(far, bulk.at(loadBalancer, f, nil), 0, 4<<20); err != nil {
 					t.Error(err)
@@ -134,12 +134,12 @@ func testPathMTUToClient(t *testing.T, filter string) {
 	}
 }
 
-// answerPort is where mustBeTold listens.
+// answerPort is where mustGetError listens.
 const answerPort = 9001
 
-// mustBeTold asks a backend over UDP, which answers with more than fits and may
+// mustGetError asks a backend over UDP, which answers with more than fits and may
 // not cut it, and reports it to the backend.
-func mustBeTold(t *testing.T, from *lab.Caller, address string, pod *lab.Pod, f family) {
+func mustGetError(t *testing.T, from *lab.Caller, address string, pod *lab.Pod, f family) {
 	t.Helper()
 	level, discover, headers := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, 28
 	if f == ipv6 {
@@ -147,19 +147,19 @@ func mustBeTold(t *testing.T, from *lab.Caller, address string, pod *lab.Pod, f 
 	}
 	network := []string{"udp4", "udp6"}[f]
 	server, err := lab.MustCaller(t, pod.Namespace, nil).Socket(network)
-	must(t, err)
-	must(t, server.SetOption(level, discover, unix.IP_PMTUDISC_DO), server.Bind(pod.At(answerPort)[f]))
+	lab.Must(t, err)
+	lab.Must(t, server.SetOption(level, discover, unix.IP_PMTUDISC_DO), server.Bind(pod.At(answerPort)[f]))
 	client, err := from.Socket(network)
-	must(t, err)
-	must(t, client.Connect(address), client.Send("how are you"))
+	lab.Must(t, err)
+	lab.Must(t, client.Connect(address), client.Send("how are you"))
 	question, sender, err := server.Recv()
 	if err != nil || question != "how are you" {
 		t.Fatalf("question is %q, %v", question, err)
 	}
 
 	big, fits := strings.Repeat("x", narrow-headers+1), strings.Repeat("x", narrow-headers)
-	must(t, server.SendTo(big, sender.String()))
-	deadline := time.Now().Add(waitTimeout)
+	lab.Must(t, server.SendTo(big, sender.String()))
+	deadline := time.Now().Add(dialTimeout)
 	for lab.Errno(err) != unix.EMSGSIZE && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
 		err = server.SendTo(big, sender.String())
@@ -167,7 +167,7 @@ func mustBeTold(t *testing.T, from *lab.Caller, address string, pod *lab.Pod, f 
 	if lab.Errno(err) != unix.EMSGSIZE {
 		t.Errorf("answer of %d bytes: %v, want EMSGSIZE", len(big), err)
 	}
-	must(t, server.SendTo(fits, sender.String()))
+	lab.Must(t, server.SendTo(fits, sender.String()))
 	if answer, _, err := client.Recv(); err != nil || answer != fits {
 		t.Errorf("answer is %.40q, %v, want %d bytes", answer, err, len(fits))
 	}
@@ -184,16 +184,16 @@ func (w *world) mustFar(t *testing.T) *lab.Namespace {
 	lab.MustVeth(t,
 		lab.End{Namespace: router, Device: "eth1", Addresses: prefixes("192.168.60.1/24", "fd00:60::1/64"), MTU: narrow},
 		lab.End{Namespace: far, Device: "eth0", Addresses: prefixes("192.168.60.2/24", "fd00:60::2/64")})
-	must(t, router.Sysctl("net/ipv4/ip_forward", "1"), router.Sysctl("net/ipv6/conf/all/forwarding", "1"))
+	lab.Must(t, router.Sysctl("net/ipv4/ip_forward", "1"), router.Sysctl("net/ipv6/conf/all/forwarding", "1"))
 	for _, f := range families {
 		everything := prefixes("0.0.0.0/0", "::/0")[f]
 		node := []netip.Addr{w.Nodes[0].IPv4, w.Nodes[0].IPv6}[f]
-		must(t,
+		lab.Must(t,
 			router.AddRoute(everything, node),
 			far.AddRoute(everything, prefixes("192.168.60.1/24", "fd00:60::1/64")[f].Addr()),
 		)
 		for _, node := range w.Nodes {
-			must(t, node.AddRoute(prefixes("192.168.60.0/24", "fd00:60::/64")[f], segment[f].Addr()))
+			lab.Must(t, node.AddRoute(prefixes("192.168.60.0/24", "fd00:60::/64")[f], segment[f].Addr()))
 		}
 	}
 

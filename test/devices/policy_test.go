@@ -53,10 +53,10 @@ func TestPodComes(t *testing.T) {
 			c := casesOf(w)
 			w.start(t, c.remote)
 			pod, err := w.Nodes[0].AddPod()
-			must(t, err)
+			lab.Must(t, err)
 			caller := w.optedOut(t, pod)
 			for _, f := range families {
-				eventually(t, "the new pod reaches the Service", func() error {
+				lab.Eventually(t, "the new pod reaches the Service", func() error {
 					reply, err := caller.Exchange(lab.Exchange{
 						Network: "tcp", Address: c.remote.at(clusterIP, f, nil), Timeout: silence,
 					})

@@ -17,9 +17,9 @@ import (
 //	pod-1-0 ┴─ cluster IP ───────────────┴─ pod-2-0
 func TestRestart(t *testing.T) {
 	newer, err := sluice.Build(t.TempDir(), "newer")
-	must(t, err)
+	lab.Must(t, err)
 	otherLayout, err := sluice.BuildOtherLayout(t.TempDir())
-	must(t, err)
+	lab.Must(t, err)
 	for _, attach := range []string{"tcx", "clsact"} {
 		t.Run(attach, func(t *testing.T) {
 			t.Parallel()
@@ -55,7 +55,7 @@ func TestRestart(t *testing.T) {
 				}},
 			} {
 				for _, agent := range w.agents {
-					must(t, test.end(agent))
+					lab.Must(t, test.end(agent))
 				}
 				time.Sleep(300 * time.Millisecond) // without an agent
 				w.restart(t)
@@ -77,11 +77,11 @@ func (w *world) mustLoad(t *testing.T, c *cases) loads {
 	var all loads
 	start := func(from *lab.Caller, network, address string, rate, keep int) {
 		load, err := from.StartLoad(lab.Load{
-			Exchange: lab.Exchange{Network: network, Address: address, Timeout: waitTimeout},
+			Exchange: lab.Exchange{Network: network, Address: address, Timeout: dialTimeout},
 			Rate:     rate,
 			Keep:     keep,
 		})
-		must(t, err)
+		lab.Must(t, err)
 		all = append(all, load)
 	}
 	client, pod := w.outside(t), w.optedOut(t, w.Nodes[0].Pods[0])
@@ -109,7 +109,7 @@ func (l loads) mustHaveWorked(t *testing.T) {
 			t.Errorf("load %d: %d of %d exchanges succeeded; failures: %v", i, report.Succeeded, report.Started, first(report.Failures))
 		}
 	}
-	must(t, errs)
+	lab.Must(t, errs)
 }
 
 // first is enough to see what went wrong.

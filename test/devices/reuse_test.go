@@ -49,7 +49,7 @@ const reusePort = 9001
 func mustAnswer(t *testing.T, ns *lab.Namespace, address string, how closing) (stop func()) {
 	t.Helper()
 	listener, err := ns.Listen("tcp", address)
-	must(t, err)
+	lab.Must(t, err)
 	go func() {
 		for {
 			conn, err := listener.Accept()
@@ -70,7 +70,7 @@ func mustAnswer(t *testing.T, ns *lab.Namespace, address string, how closing) (s
 		}
 	}()
 
-	return func() { must(t, listener.Close()) }
+	return func() { lab.Must(t, listener.Close()) }
 }
 
 // sources are so many further addresses of the client, by family.
@@ -97,7 +97,7 @@ func dialFrom(client *lab.Host, source netip.Addr, address string, timeout time.
 
 // once makes a connection, asks once and ends it.
 func (c closing) once(client *lab.Host, source netip.Addr, address string) error {
-	conn, err := dialFrom(client, source, address, waitTimeout)
+	conn, err := dialFrom(client, source, address, dialTimeout)
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (c closing) once(client *lab.Host, source netip.Addr, address string) error
 // ask has a byte answered.
 func ask(conn net.Conn) error {
 	question, answer := []byte{'?'}, make([]byte, 1)
-	if err := conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
 		return err
 	}
 	if _, err := conn.Write(question); err != nil {
@@ -137,10 +137,10 @@ func ask(conn net.Conn) error {
 // mustHaveFewPorts leaves the node 76 ports to masquerade with, and gives the client its addresses.
 func (w *world) mustHaveFewPorts(t *testing.T) {
 	t.Helper()
-	must(t, w.Nodes[0].Sysctl("net/ipv4/ip_local_port_range", "1100 65535"))
+	lab.Must(t, w.Nodes[0].Sysctl("net/ipv4/ip_local_port_range", "1100 65535"))
 	for _, f := range families {
 		for i := range sources {
-			must(t, w.Client.AddAddress("eth0", netip.PrefixFrom(sourceAt(f, i), []int{24, 64}[f])))
+			lab.Must(t, w.Client.AddAddress("eth0", netip.PrefixFrom(sourceAt(f, i), []int{24, 64}[f])))
 		}
 	}
 }
@@ -166,7 +166,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 	number := 0 // of a connection
 
 	for _, stamps := range []string{"1", "0"} {
-		must(t, backend.Sysctl("net/ipv4/tcp_timestamps", stamps))
+		lab.Must(t, backend.Sysctl("net/ipv4/tcp_timestamps", stamps))
 		for _, how := range []closing{{}, {byServer: true}, {reset: true}, {byServer: true, reset: true}} {
 			for _, f := range families {
 				t.Run(fmt.Sprintf("%s over %s, timestamps %s", how, f, stamps), func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 // mustCountRetransmissions returns how many segments of TCP were sent again from a namespace.
 func mustCountRetransmissions(t *testing.T, ns *lab.Namespace) (n int) {
 	t.Helper()
-	must(t, ns.Do(func() error {
+	lab.Must(t, ns.Do(func() error {
 		text, err := os.ReadFile("/proc/thread-self/net/snmp")
 		if err != nil {
 			return err
@@ -230,11 +230,11 @@ func TestLateFIN(t *testing.T) {
 	to := service.at(nodePort, ipv4, w.Nodes[0])
 	at := netip.AddrPortFrom(backend.IPv4, reusePort)
 	listener, err := backend.Listen("tcp", at.String())
-	must(t, err)
+	lab.Must(t, err)
 	defer listener.Close()
 
 	old, seen := mustDialAndAccept(t, w, listener, to)
-	must(t, old.Close())
+	lab.Must(t, old.Close())
 	var open net.Conn
 	for range 3 * fewPorts {
 		conn, as := mustDialAndAccept(t, w, listener, to)
@@ -243,37 +243,37 @@ func TestLateFIN(t *testing.T) {
 
 			break
 		}
-		must(t, conn.Close())
+		lab.Must(t, conn.Close())
 	}
 	if open == nil {
 		t.Fatalf("no connection was given %s again", seen)
 	}
 	defer open.Close()
 	for range 20 {
-		must(t, sendFIN(backend.Namespace, at, seen), ask(open))
+		lab.Must(t, sendFIN(backend.Namespace, at, seen), ask(open))
 	}
 	for i := range 3 * fewPorts {
 		conn, as := mustDialAndAccept(t, w, listener, to)
-		must(t, conn.Close())
+		lab.Must(t, conn.Close())
 		if as == seen {
 			t.Fatalf("connection %d was given %s, which another one has", i, seen)
 		}
-		must(t, ask(open))
+		lab.Must(t, ask(open))
 	}
 }
 
 // mustDialAndAccept makes a connection, and returns the client as the backend sees it.
 func mustDialAndAccept(t *testing.T, w *world, listener net.Listener, to string) (net.Conn, netip.AddrPort) {
 	t.Helper()
-	client, err := w.Client.Dial("tcp", to, waitTimeout)
-	must(t, err)
+	client, err := w.Client.Dial("tcp", to, dialTimeout)
+	lab.Must(t, err)
 	server, err := listener.Accept()
-	must(t, err)
+	lab.Must(t, err)
 	go func() {
 		defer server.Close()
 		_, _ = io.Copy(server, server) // the client sees whether it answers
 	}()
-	must(t, ask(client))
+	lab.Must(t, ask(client))
 
 	return client, server.RemoteAddr().(*net.TCPAddr).AddrPort()
 }

@@ -95,5 +95,5 @@ func (w *world) publishNodes(t *testing.T) {
 			"status: {addresses: [{type: InternalIP, address: %q}, {type: InternalIP, address: %q}]}\n",
 			node.Name, node.PodCIDRs[0].Masked(), node.PodCIDRs[1].Masked(), node.IPv4, node.IPv6)
 	}
-	must(t, os.WriteFile(filepath.Join(w.manifests, "nodes.yaml"), []byte(text), 0o644))
+	lab.Must(t, os.WriteFile(filepath.Join(w.manifests, "nodes.yaml"), []byte(text), 0o644))
 }

@@ -77,7 +77,7 @@ func mustPeer(t *testing.T, ns *lab.Namespace, ip netip.Addr, port uint16) *peer
 	t.Helper()
 	network := map[bool]string{false: "ip4:132", true: "ip6:132"}[ip.Is6()]
 	conn, err := ns.ListenPacket(network, ip.String())
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 
 	return &peer{conn: conn, port: port, tag: 0x5110_0000 | uint32(port)}
@@ -172,7 +172,7 @@ func (p *peer) serve() {
 
 // associate returns the client as the server saw it.
 func (p *peer) associate(server netip.AddrPort) (saw string, err error) {
-	if err := p.conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
+	if err := p.conn.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
 		return "", err
 	}
 	tag := uint32(0)

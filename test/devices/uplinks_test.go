@@ -24,7 +24,7 @@ func TestTwoUplinks(t *testing.T) {
 		filter: looseCNI,
 	})
 	for _, node := range w.Nodes {
-		must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "2"))
+		lab.Must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "2"))
 	}
 	c := casesOf(w)
 	w.start(t, c.services()...)
@@ -54,7 +54,7 @@ func TestTwoUplinks(t *testing.T) {
 							Network: network,
 							Address: netip.AddrPortFrom(test.to[f], to.nodePort()).String(),
 							From:    netip.AddrPortFrom(test.from[f], 0).String(),
-							Timeout: waitTimeout,
+							Timeout: dialTimeout,
 						})
 						if err == nil {
 							err = expect(reply, to.backends[0].name, seen[f])
@@ -96,12 +96,12 @@ func TestRepliesByTheDeviceOfTheClient(t *testing.T) {
 			})
 			first := w.Nodes[0]
 			for _, node := range w.Nodes {
-				must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "2"))
+				lab.Must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "2"))
 			}
 			gateway, second := hostIPs(w.Client), [2]netip.Addr{w.Client.SecondIPv4, w.Client.SecondIPv6}
-			must(t, w.Client.SetUp("lo"), w.Client.Netfilter(oneDeviceEach(first)))
+			lab.Must(t, w.Client.SetUp("lo"), w.Client.Netfilter(oneDeviceEach(first)))
 			for _, f := range families {
-				must(t,
+				lab.Must(t,
 					w.Client.AddAddress("lo", netip.PrefixFrom(far[f], far[f].BitLen())),
 					first.AddRoute(netip.PrefixFrom(far[f], far[f].BitLen()), gateway[f]),
 					routeFrom(first, test.from(first)[f], second[f]))
@@ -117,7 +117,7 @@ func TestRepliesByTheDeviceOfTheClient(t *testing.T) {
 								Network: network,
 								Address: netip.AddrPortFrom(test.dialed(first)[f], to.nodePort()).String(),
 								From:    netip.AddrPortFrom(far[f], 0).String(),
-								Timeout: waitTimeout,
+								Timeout: dialTimeout,
 							})
 							seen := far[f]
 							if b := to.backends[0]; b.node != first.Name {

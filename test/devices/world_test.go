@@ -67,7 +67,7 @@ func mustWorld(t *testing.T, s setting) *world {
 	}
 	w.leadTo(t, w.Nodes[0])
 	for _, node := range w.Nodes {
-		must(t, node.Netfilter(s.filter))
+		lab.Must(t, node.Netfilter(s.filter))
 	}
 
 	return w
@@ -81,7 +81,7 @@ func (w *world) leadTo(t *testing.T, node *lab.Node) {
 		if prefix.Addr().Is6() {
 			via = node.IPv6
 		}
-		must(t, w.Client.AddRoute(prefix, via))
+		lab.Must(t, w.Client.AddRoute(prefix, via))
 	}
 }
 
@@ -99,7 +99,7 @@ func (w *world) start(t *testing.T, services ...service) {
 			Manifests: w.manifests,
 			Args:      slices.Concat([]string{"--nodeport-addresses", "192.168.0.0/16,fd00:50::/31"}, w.setting.agent),
 		})
-		must(t, err)
+		lab.Must(t, err)
 		w.agents[i] = agent
 		t.Cleanup(func() {
 			if err := agent.Close(); err != nil {
@@ -131,7 +131,7 @@ func (w *world) restart(t *testing.T) {
 			return agent.Wait(ctx)
 		})
 	}
-	must(t, starting.Wait())
+	lab.Must(t, starting.Wait())
 }
 
 // outside starts a program on the client's machine.

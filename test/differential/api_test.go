@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // api writes objects to the API server, and records them.
@@ -39,9 +40,9 @@ func mustAPI(t testing.TB, c *cluster.Cluster) *api {
 	cfg := c.Config()
 	cfg.WarningHandler = rest.NoWarnings{} // externalIPs are deprecated
 	client, err := kubernetes.NewForConfig(cfg)
-	must(t, err)
+	lab.Must(t, err)
 	a := &api{client: client, have: objects{services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}}
-	must(t, a.createNode(t.Context()))
+	lab.Must(t, a.createNode(t.Context()))
 	t.Cleanup(func() {
 		if err := a.clear(); err != nil {
 			t.Error(err)

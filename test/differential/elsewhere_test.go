@@ -28,13 +28,13 @@ const elsewhereRules = `table inet elsewhere {
 // mustAnswerElsewhere starts that server, and shows the gateway the ways back.
 func (s *side) mustAnswerElsewhere(t testing.TB) {
 	t.Helper()
-	must(t, s.Uplink.Netfilter(fmt.Sprintf(elsewhereRules, elsewherePort)))
+	lab.Must(t, s.Uplink.Netfilter(fmt.Sprintf(elsewhereRules, elsewherePort)))
 	lab.MustServe(t, s.Uplink, elsewhere, fmt.Sprintf("[::]:%d", elsewherePort))
 	node := s.Nodes[0]
 	for i, via := range hostAddresses(1) {
-		must(t, s.Uplink.AddRoute(node.PodCIDRs[i], via))
+		lab.Must(t, s.Uplink.AddRoute(node.PodCIDRs[i], via))
 	}
-	must(t,
+	lab.Must(t,
 		s.Uplink.AddRoute(outsiders[0], s.Client.IPv4),
 		s.Uplink.AddRoute(outsiders[1], s.Client.IPv6))
 }

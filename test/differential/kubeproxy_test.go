@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // serviceCount is how many Services there are at most, without twins.
@@ -60,14 +61,14 @@ func mustPlay(t testing.TB, c *cluster.Cluster, a *api, reference, candidate set
 		attempts: len(timeouts),
 		sources:  make(map[netip.Addr]netip.Addr),
 	}}
-	must(t, p.publish(t, objects{}))
+	lab.Must(t, p.publish(t, objects{}))
 	for _, s := range p.sides {
-		must(t, s.addLateAddresses())
+		lab.Must(t, s.addLateAddresses())
 	}
 	for _, b := range backends {
 		for _, address := range b.addresses {
 			source, err := p.sides[1].Nodes[0].SourceTo(address)
-			must(t, err)
+			lab.Must(t, err)
 			p.sources[address] = source
 		}
 	}
@@ -100,20 +101,20 @@ func (p *play) mustConnect(t *testing.T, limit int) {
 	t.Helper()
 	var err error
 	p.pairs, err = p.connect(p.frontends, limit)
-	must(t, err)
+	lab.Must(t, err)
 }
 
 // mustRound publishes objects and compares.
 func (p *play) mustRound(t *testing.T, name string, now, before objects) {
 	t.Helper()
 	start := time.Now()
-	must(t, p.publish(t, now))
+	lab.Must(t, p.publish(t, now))
 	p.objects, p.comparison.way = now, p.api.way
 	published := time.Since(start)
 	dials := p.dials
 	p.frontends = p.settings.frontends(now, before)
 	// Connections first: dialling may bring something about.
-	must(t, p.compareFates(p.pairs), p.compare(p.frontends), p.compareHealth())
+	lab.Must(t, p.compareFates(p.pairs), p.compare(p.frontends), p.compareHealth())
 	t.Logf("%s: %d Services, %d slices, published in %v; %d connections lasted, %d dials, in %v",
 		name, len(now.services), len(now.slices), published.Round(time.Millisecond),
 		len(p.pairs), p.dials-dials, (time.Since(start) - published).Round(time.Millisecond))

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // What is not the same is noticed: two proxies with different objects, and
@@ -23,12 +24,12 @@ func TestNoticesWhatDiffers(t *testing.T) {
 	p := mustPlay(t, c, a, reference, candidate, differenceCounts{})
 	p.attempts = 1
 	now, later := directed()
-	must(t, p.publish(t, now))
+	lab.Must(t, p.publish(t, now))
 	p.objects, p.comparison.way = now, p.api.way
 	all := slices.DeleteFunc(p.settings.frontends(now, objects{}), func(f frontend) bool {
 		return f.address.String() != "10.96.10.10:53" && f.address.String() != "192.168.51.1:30900"
 	})
-	must(t, p.compare(all))
+	lab.Must(t, p.compare(all))
 	t.Logf("with different objects:\n%s", p.report())
 	for _, want := range []string{
 		"pod by device dials s9 ClusterIP udp/10.96.10.10:53", // masqueraded
@@ -41,10 +42,10 @@ func TestNoticesWhatDiffers(t *testing.T) {
 
 	p.wrongs = nil
 	pairs, err := p.connect(all, somePairs)
-	must(t, err, p.publish(t, later))
+	lab.Must(t, err, p.publish(t, later))
 	p.objects, p.comparison.way = later, p.api.way
 	p.listed = nil
-	must(t, p.compareFates(pairs))
+	lab.Must(t, p.compareFates(pairs))
 	t.Logf("connections, nothing is listed:\n%s", p.report())
 	if len(p.wrongs) == 0 {
 		t.Error("not noticed: connections")

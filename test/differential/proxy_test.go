@@ -21,7 +21,7 @@ func mustRunKubeProxy(t testing.TB, s *side, c *cluster.Cluster, with settings) 
 		Namespace: s.Nodes[0].Namespace,
 		Directory: t.TempDir(),
 	})
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -48,7 +48,7 @@ func mustRunSluice(t testing.TB, s *side, c *cluster.Cluster, with settings) {
 func mustWriteConfig(t testing.TB, c *cluster.Cluster, with settings) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	must(t, os.WriteFile(path, []byte(with.config(c.Kubeconfig())), 0o600))
+	lab.Must(t, os.WriteFile(path, []byte(with.config(c.Kubeconfig())), 0o600))
 
 	return path
 }

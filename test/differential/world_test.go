@@ -63,7 +63,7 @@ func mustSide(t testing.TB, name string) *side {
 		cgroup:  lab.MustCgroup(t, name),
 		callers: make(map[string]*lab.Caller),
 	}
-	must(t, s.configure())
+	lab.Must(t, s.configure())
 	s.mustAnswerElsewhere(t)
 	for _, pod := range s.Pods() {
 		if pod != s.Nodes[0].Pods[0] {

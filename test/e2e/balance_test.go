@@ -12,22 +12,23 @@ import (
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // A Service's annotation selects how its backends are chosen. It changes while
 // connections are open and others begin, and none of them breaks.
 //
-//	pod-1-0, node-1 ── web:80 ─┬─ pod-1-1, pod-1-2
+//	pod, node-1 ────── web:80 ─┬─ pod-1-0 to pod-1-2
 //	                           └─ pod-2-0, pod-2-1, pod-2-2
 func TestAlgorithmAnnotation(t *testing.T) {
-	s := mustScene(t)
-	s.setEndpoints(t, "web", readyAll(s.pods()...)...)
-	ip := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
-	mustReach(t, dial{s.pod, "tcp", ip}, names(s.pods()...)...)
-	pinned := mustLoad(t, s.agent)
-	open := mustOpen(t, s.pod, ip)
-	load := mustDial(t, 50, dial{s.pod, "tcp", ip}, dial{s.node, "udp", ip})
+	s := mustTestbed(t)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.pods()...)...)
+	ip := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
+	scene.MustReach(t, s.Pod.To("tcp", ip), scene.Names(s.pods()...)...)
+	pinned := mustLoad(t, s.Agent)
+	open := mustOpen(t, s.Pod, ip)
+	load := scene.MustDial(t, 50, s.Pod.To("tcp", ip), s.Node.To("udp", ip))
 
 	for _, test := range []struct {
 		annotation string
@@ -36,33 +37,32 @@ func TestAlgorithmAnnotation(t *testing.T) {
 		{"rr", "rr"}, {"lc", "lc"}, {"sed", "sed"}, {"nq", "nq"}, {"sh", "sh"}, {"dh", "dh"}, {"maglev", "maglev"},
 		{"weighted", "random"}, {"", "random"}, {"sh", "sh"}, {"random", "random"},
 	} {
-		s.changeService(t, "web", func(svc *corev1.Service) {
+		s.ChangeService(t, "web", func(svc *corev1.Service) {
 			svc.Annotations = map[string]string{kube.AlgorithmAnnotation: test.annotation}
 		})
-		eventually(t, fmt.Sprintf("all addresses have the algorithm %s", test.is), func() bool {
-			return hasAlgorithm(t, pinned, s.namespace+"/web", test.is)
+		lab.Eventually(t, fmt.Sprintf("all addresses have the algorithm %s", test.is), func() bool {
+			return hasAlgorithm(t, pinned, s.Namespace+"/web", test.is)
 		})
-		switch d := (dial{s.pod, "tcp", ip}); test.is {
+		switch d := s.Pod.To("tcp", ip); test.is {
 		case "sh", "dh":
-			d.mustKeep(t)
+			mustKeepBackend(t, d)
 		case "rr", "maglev", "random": // the others avoid the backend with the most open connections
-			mustReach(t, d, names(s.pods()...)...)
+			scene.MustReach(t, d, scene.Names(s.pods()...)...)
 		}
 		if bad, problems := test.annotation != test.is, s.mustShow(t, "web").Problems; bad != (len(problems) > 0) {
 			t.Errorf("%q: problems are %v", test.annotation, problems)
 		}
 	}
-	load.mustHaveWorked(t)
+	load.MustKeepUp(t)
 	open.mustAnswer(t)
 }
 
-// mustKeep checks that a client reaches the same backend each time.
-func (d dial) mustKeep(t testing.TB) {
+// mustKeepBackend checks that a client reaches the same backend each time.
+func mustKeepBackend(t testing.TB, d scene.Dial) {
 	t.Helper()
 	var first string
 	for i := range 12 {
-		name, err := d.ask()
-		must(t, err)
+		name := d.MustAsk(t).Name
 		if i == 0 {
 			first = name
 		}
@@ -93,12 +93,12 @@ func hasAlgorithm(t testing.TB, pinned *maps.Pinned, service, algorithm string) 
 }
 
 // mustShow returns what the agent shows of a Service.
-func (s *scene) mustShow(t testing.TB, name string) agent.Service {
+func (s *testbed) mustShow(t testing.TB, name string) agent.Service {
 	t.Helper()
-	services, err := s.agent.Services()
-	must(t, err)
+	services, err := s.Agent.Services()
+	lab.Must(t, err)
 	for _, svc := range services {
-		if svc.Name == s.namespace+"/"+name {
+		if svc.Name == s.Namespace+"/"+name {
 			return svc
 		}
 	}
@@ -109,16 +109,16 @@ func (s *scene) mustShow(t testing.TB, name string) agent.Service {
 
 // connections returns how many connections the backends of a Service have, as verbs
 // show it: with an agent, or without.
-func (s *scene) connections(t testing.TB, pinned *maps.Pinned, name string) int {
+func (s *testbed) connections(t testing.TB, pinned *maps.Pinned, name string) int {
 	t.Helper()
-	services, err := s.agent.Services()
+	services, err := s.Agent.Services()
 	if err != nil {
 		services, err = agent.ProgrammedServices(pinned.Tables)
 	}
-	must(t, err)
+	lab.Must(t, err)
 	n := 0
 	for _, svc := range services {
-		if svc.Name != s.namespace+"/"+name {
+		if svc.Name != s.Namespace+"/"+name {
 			continue
 		}
 		for _, port := range svc.Ports {
@@ -138,7 +138,7 @@ type openSockets struct {
 }
 
 // mustOpen opens ten TCP connections and five UDP sockets.
-func mustOpen(t testing.TB, from *lab.Caller, address string) *openSockets {
+func mustOpen(t testing.TB, from *scene.Client, address string) *openSockets {
 	t.Helper()
 	o := new(openSockets)
 	for i := range 15 {
@@ -147,8 +147,8 @@ func mustOpen(t testing.TB, from *lab.Caller, address string) *openSockets {
 			network = "udp4"
 		}
 		socket, err := from.Socket(network)
-		must(t, err)
-		must(t, socket.Connect(address))
+		lab.Must(t, err)
+		lab.Must(t, socket.Connect(address))
 		o.sockets = append(o.sockets, socket)
 		o.names = append(o.names, mustAsk(t, socket))
 	}
@@ -170,7 +170,7 @@ func (o *openSockets) mustAnswer(t testing.TB) {
 func (o *openSockets) mustClose(t testing.TB, n int) {
 	t.Helper()
 	for _, socket := range o.sockets[:n] {
-		must(t, socket.Close())
+		lab.Must(t, socket.Close())
 	}
 	o.sockets, o.names = o.sockets[n:], o.names[n:]
 }
@@ -178,35 +178,35 @@ func (o *openSockets) mustClose(t testing.TB, n int) {
 // How many connections a backend has is known, also after an end of the agent
 // meanwhile, and of its backends.
 //
-//	pod-1-0 ── web:80 ─┬─ pod-1-1, pod-1-2
+//	pod ────── web:80 ─┬─ pod-1-0 to pod-1-2
 //	                   └─ pod-2-0, goes in the end
 func TestConnectionsAcrossRestarts(t *testing.T) {
-	s := mustScene(t)
-	leaves := s.remote()[0]
-	s.setEndpoints(t, "web", readyAll(append(s.local(), leaves)...)...)
-	ip := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
-	mustReach(t, dial{s.pod, "tcp", ip}, names(append(s.local(), leaves)...)...)
-	pinned := mustLoad(t, s.agent)
+	s := mustTestbed(t)
+	leaves := s.Remote()[0]
+	s.SetEndpoints(t, "web", scene.ReadyAll(append(s.Local(), leaves)...)...)
+	ip := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
+	scene.MustReach(t, s.Pod.To("tcp", ip), scene.Names(append(s.Local(), leaves)...)...)
+	pinned := mustLoad(t, s.Agent)
 	mustHave := func(n int, when string) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%d connections %s", n, when), func() bool { return s.connections(t, pinned, "web") == n })
+		lab.Eventually(t, fmt.Sprintf("%d connections %s", n, when), func() bool { return s.connections(t, pinned, "web") == n })
 	}
 	mustHave(0, "at first")
-	open := mustOpen(t, s.pod, ip)
+	open := mustOpen(t, s.Pod, ip)
 	mustHave(15, "when they were opened")
-	must(t, s.agent.Kill())
+	lab.Must(t, s.Agent.Kill())
 	mustHave(15, "without an agent")
 	open.mustClose(t, 4)
-	more := mustOpen(t, s.pod, ip)
+	more := mustOpen(t, s.Pod, ip)
 	mustHave(11+15, "when some closed and others were opened without an agent")
-	must(t, s.agent.Start())
-	sluice.MustWait(t, s.agent)
+	lab.Must(t, s.Agent.Start())
+	sluice.MustWait(t, s.Agent)
 	mustHave(11+15, "with the next agent")
 	more.mustClose(t, 15)
 	mustHave(11, "when the new ones were closed")
 
-	s.setEndpoints(t, "web", readyAll(s.local()...)...)
-	mustReach(t, dial{s.pod, "tcp", ip}, names(s.local()...)...)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()...)...)
+	scene.MustReach(t, s.Pod.To("tcp", ip), scene.Names(s.Local()...)...)
 	open.mustClose(t, len(open.sockets))
 	mustHave(0, "when all were closed")
 }

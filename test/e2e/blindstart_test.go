@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 )
 
 // An agent starts while the API server is away. It does all that needs none: it
@@ -20,62 +21,62 @@ import (
 // it has programmed the node's new addresses, and node ports answer where they did. When the
 // API server is back, it goes on as if nothing had been.
 //
-//	node-2 ── node port of node-1 ──────────────────┬─ pod-1-1
-//	pod-1-3, comes meanwhile, past the hooks ── web ┘
+//	node-2 ── node port of node-1 ──────────────────┬─ pod-1-0
+//	a new pod, meanwhile, past the hooks ────── web ┘
 func TestStartWithoutAPIServer(t *testing.T) {
 	t.Parallel() // it waits for the agent's next check, 30 s
-	s := mustScene(t)
-	before, after, self := s.local()[0], s.local()[1], s.lab.Nodes[0]
-	s.setEndpoints(t, "web", readyAll(before)...)
-	web := s.createService(t, "web", balancer)
-	clusterIP, nodePort := at(web.Spec.ClusterIPs[0], 80), at(self.IPv4.String(), web.Spec.Ports[0].NodePort)
-	outside := lab.MustCaller(t, s.lab.Nodes[1].Namespace, nil)
-	mustReach(t, dial{s.node, "tcp", clusterIP}, before.Name)
-	mustReach(t, dial{outside, "tcp", nodePort}, before.Name)
-	connect4 := filepath.Join(s.agent.BPFRoot(), "links", "connect4")
+	s := mustTestbed(t)
+	before, after, self := s.Local()[0], s.Local()[1], s.Lab.Nodes[0]
+	s.SetEndpoints(t, "web", scene.ReadyAll(before)...)
+	web := s.CreateService(t, "web", balancer)
+	clusterIP, nodePort := scene.At(web.Spec.ClusterIPs[0], 80), scene.At(self.IPv4.String(), web.Spec.Ports[0].NodePort)
+	outside := scene.MustClientIn(t, "outside", s.Lab.Nodes[1].Namespace, nil)
+	scene.MustReach(t, s.Node.To("tcp", clusterIP), before.Name)
+	scene.MustReach(t, outside.To("tcp", nodePort), before.Name)
+	connect4 := filepath.Join(s.Agent.BPFRoot(), "links", "connect4")
 
-	must(t, s.agent.Kill())
-	s.tunnel.Cut()
+	lab.Must(t, s.Agent.Kill())
+	s.Tunnel.Cut()
 	pod, err := self.AddPod()
-	must(t, err)
+	lab.Must(t, err)
 	newer := netip.MustParsePrefix("192.168.50.77/24")
-	must(t, self.AddAddress("eth0", newer))
-	must(t, detachLink(connect4), s.agent.Start())
+	lab.Must(t, self.AddAddress("eth0", newer))
+	lab.Must(t, detachLink(connect4), s.Agent.Start())
 
-	eventually(t, "the new pod's device is attached", func() bool {
-		status, err := s.agent.Status()
+	lab.Eventually(t, "the new pod's device is attached", func() bool {
+		status, err := s.Agent.Status()
 		return err == nil && slices.ContainsFunc(status.Devices, func(d agent.Device) bool {
 			return d.Name == pod.Device && d.Class == "pods" && d.Attached != "" && d.Problem == ""
 		})
 	})
 	hooksWork := func() bool {
-		status, err := s.agent.Status()
+		status, err := s.Agent.Status()
 		hasProblem := func(h datapath.HookState) bool { return h.Problem != "" }
 
 		return err == nil && status.Running && status.Effective == "" && !slices.ContainsFunc(status.Hooks, hasProblem)
 	}
-	eventually(t, "hooks take effect", hooksWork)
-	pinned := mustLoad(t, s.agent)
-	eventually(t, "the node's new address is known", func() bool {
+	lab.Eventually(t, "hooks take effect", hooksWork)
+	pinned := mustLoad(t, s.Agent)
+	lab.Eventually(t, "the node's new address is known", func() bool {
 		return mustRead(t, pinned.Addrs)[maps.AddrOf(newer.Addr())].Flags == maps.AddrNode
 	})
-	guest := lab.MustCaller(t, pod.Namespace, nil)
-	mustReach(t, dial{s.node, "tcp", clusterIP}, before.Name)
-	mustReach(t, dial{guest, "tcp", clusterIP}, before.Name)
-	mustReach(t, dial{outside, "tcp", nodePort}, before.Name)
-	if status, err := s.agent.Status(); err != nil || status.Synced || status.Well() {
+	guest := scene.MustClientIn(t, "guest", pod.Namespace, nil)
+	scene.MustReach(t, s.Node.To("tcp", clusterIP), before.Name)
+	scene.MustReach(t, guest.To("tcp", clusterIP), before.Name)
+	scene.MustReach(t, outside.To("tcp", nodePort), before.Name)
+	if status, err := s.Agent.Status(); err != nil || status.Synced || status.Well() {
 		t.Errorf("without the API server the agent reports that all is well: %+v, %v", status, err)
 	}
 
-	must(t, detachLink(connect4))
-	eventuallyIn(t, 45*time.Second, "the hook is attached again", hooksWork)
-	mustReach(t, dial{s.node, "tcp", clusterIP}, before.Name)
+	lab.Must(t, detachLink(connect4))
+	lab.EventuallyIn(t, 45*time.Second, "the hook is attached again", hooksWork)
+	scene.MustReach(t, s.Node.To("tcp", clusterIP), before.Name)
 
-	s.tunnel.Mend(t)
-	s.setEndpoints(t, "web", readyAll(after)...)
-	mustReachAfterOutage(t, dial{guest, "tcp", clusterIP}, after.Name)
-	mustReach(t, dial{outside, "tcp", nodePort}, after.Name)
-	if status, err := s.agent.Status(); err != nil || !status.Well() {
+	s.Tunnel.Mend(t)
+	s.SetEndpoints(t, "web", scene.ReadyAll(after)...)
+	mustReachAfterOutage(t, guest.To("tcp", clusterIP), after.Name)
+	scene.MustReach(t, outside.To("tcp", nodePort), after.Name)
+	if status, err := s.Agent.Status(); err != nil || !status.Well() {
 		t.Errorf("all is not well: %+v, %v", status, err)
 	}
 }

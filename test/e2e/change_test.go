@@ -3,158 +3,146 @@ package e2e
 import (
 	"testing"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 )
 
 // A Service goes, and its address with it; created again, it has another one.
 //
-//	web:80 ─┬─ pod-1-1, pod-1-2
+//	web:80 ─┬─ pod-1-0 to pod-1-2
 //	        └─ pod-2-0, pod-2-1, pod-2-2
 func TestDeletedAndCreatedAgain(t *testing.T) {
-	s := mustScene(t)
-	s.setEndpoints(t, "web", readyAll(s.pods()...)...)
-	old := s.createService(t, "web").Spec.ClusterIPs[0]
-	mustReach(t, dial{s.pod, "tcp", at(old, 80)}, names(s.pods()...)...)
-	mustFail(t, dial{s.pod, "tcp", at(old, 81)}, unix.ECONNREFUSED) // no port of the Service
-	s.deleteService(t, "web")
-	mustFail(t, dial{s.pod, "tcp", at(old, 80)}, unix.EHOSTUNREACH) // no Service's, in a ServiceCIDR
-	mustFail(t, dial{s.node, "udp", at(old, 80)}, unix.EHOSTUNREACH)
+	s := mustTestbed(t)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.pods()...)...)
+	old := s.CreateService(t, "web").Spec.ClusterIPs[0]
+	scene.MustReach(t, s.Pod.To("tcp", scene.At(old, 80)), scene.Names(s.pods()...)...)
+	scene.MustFail(t, s.Pod.To("tcp", scene.At(old, 81)), scene.Rejected) // no port of the Service
+	s.DeleteService(t, "web")
+	scene.MustFail(t, s.Pod.To("tcp", scene.At(old, 80)), scene.Dropped) // no Service's, in a ServiceCIDR
+	scene.MustFail(t, s.Node.To("udp", scene.At(old, 80)), scene.Dropped)
 
-	s.createService(t, "other", func(spec *corev1.ServiceSpec) { spec.ClusterIP = old })
-	again := s.createService(t, "web").Spec.ClusterIPs[0]
-	mustReach(t, dial{s.pod, "tcp", at(again, 80)}, names(s.pods()...)...)
-	mustFail(t, dial{s.pod, "tcp", at(old, 80)}, unix.ECONNREFUSED) // other's, which has no endpoints
+	s.CreateService(t, "other", func(svc *corev1.Service) { svc.Spec.ClusterIP = old })
+	again := s.CreateService(t, "web").Spec.ClusterIPs[0]
+	scene.MustReach(t, s.Pod.To("tcp", scene.At(again, 80)), scene.Names(s.pods()...)...)
+	scene.MustFail(t, s.Pod.To("tcp", scene.At(old, 80)), scene.Rejected) // other's, which has no endpoints
 }
 
 // The ports of a Service change: their names, which endpoints join on, and
 // their numbers.
 //
-//	web:80 ── pod-1-1
+//	web:80 ── pod-1-0
 func TestPorts(t *testing.T) {
-	s := mustScene(t)
-	pod := s.local()[0]
-	s.setEndpoints(t, "web", readyAll(pod)...)
-	ip := s.createService(t, "web").Spec.ClusterIPs[0]
-	mustReach(t, dial{s.pod, "tcp", at(ip, 80)}, pod.Name)
+	s := mustTestbed(t)
+	pod := s.Local()[0]
+	s.SetEndpoints(t, "web", scene.ReadyAll(pod)...)
+	ip := s.CreateService(t, "web").Spec.ClusterIPs[0]
+	scene.MustReach(t, s.Pod.To("tcp", scene.At(ip, 80)), pod.Name)
 
-	s.changeService(t, "web", func(svc *corev1.Service) { svc.Spec.Ports[0].Name = "renamed" })
-	mustFail(t, dial{s.pod, "tcp", at(ip, 80)}, unix.ECONNREFUSED)
-	mustReach(t, dial{s.pod, "udp", at(ip, 80)}, pod.Name)
-	s.changeService(t, "web", func(svc *corev1.Service) { svc.Spec.Ports[0].Name = "tcp" })
-	mustReach(t, dial{s.pod, "tcp", at(ip, 80)}, pod.Name)
-	s.changeService(t, "web", func(svc *corev1.Service) { svc.Spec.Ports[0].Port = 8000 })
-	mustReach(t, dial{s.pod, "tcp", at(ip, 8000)}, pod.Name)
-	mustFail(t, dial{s.pod, "tcp", at(ip, 80)}, unix.ECONNREFUSED)
+	s.ChangeService(t, "web", func(svc *corev1.Service) { svc.Spec.Ports[0].Name = "renamed" })
+	scene.MustFail(t, s.Pod.To("tcp", scene.At(ip, 80)), scene.Rejected)
+	scene.MustReach(t, s.Pod.To("udp", scene.At(ip, 80)), pod.Name)
+	s.ChangeService(t, "web", func(svc *corev1.Service) { svc.Spec.Ports[0].Name = "tcp" })
+	scene.MustReach(t, s.Pod.To("tcp", scene.At(ip, 80)), pod.Name)
+	s.ChangeService(t, "web", func(svc *corev1.Service) { svc.Spec.Ports[0].Port = 8000 })
+	scene.MustReach(t, s.Pod.To("tcp", scene.At(ip, 8000)), pod.Name)
+	scene.MustFail(t, s.Pod.To("tcp", scene.At(ip, 80)), scene.Rejected)
 }
 
 // A Service is a ClusterIP, gets a node port, becomes a LoadBalancer, and is a
 // ClusterIP in the end, which is reached all the time.
 //
-//	web:80, node-1:port, 203.0.113.7:80, 198.51.100.7:80 ─┬─ pod-1-1
+//	web:80, node-1:port, 203.0.113.7:80, 198.51.100.7:80 ─┬─ pod-1-0
 //	                                                      └─ pod-2-0
 func TestTypes(t *testing.T) {
-	s := mustScene(t)
-	pods := names(s.local()[0], s.remote()[0])
-	s.setEndpoints(t, "web", readyAll(s.local()[0], s.remote()[0])...)
-	ip := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
-	mustReach(t, dial{s.pod, "tcp", ip}, pods...)
-	load := mustDial(t, 100, dial{s.pod, "tcp", ip}, dial{s.node, "udp", ip})
+	s := mustTestbed(t)
+	pods := scene.Names(s.Local()[0], s.Remote()[0])
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()[0], s.Remote()[0])...)
+	ip := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
+	scene.MustReach(t, s.Pod.To("tcp", ip), pods...)
+	load := scene.MustDial(t, 100, s.Pod.To("tcp", ip), s.Node.To("udp", ip))
 
-	web := s.changeService(t, "web", func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeNodePort })
-	nodePort := at(s.lab.Nodes[0].IPv4.String(), web.Spec.Ports[0].NodePort)
-	mustReach(t, dial{s.pod, "tcp", nodePort}, pods...)
+	web := s.ChangeService(t, "web", scene.NodePort)
+	nodePort := scene.At(s.Lab.Nodes[0].IPv4.String(), web.Spec.Ports[0].NodePort)
+	scene.MustReach(t, s.Pod.To("tcp", nodePort), pods...)
 
 	const external, balancer = "198.51.100.7:80", "203.0.113.7:80"
-	s.changeService(t, "web", func(svc *corev1.Service) {
+	s.ChangeService(t, "web", func(svc *corev1.Service) {
 		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 		svc.Spec.ExternalIPs = []string{"198.51.100.7"}
 	})
-	mustReach(t, dial{s.node, "tcp", external}, pods...)
-	mustFail(t, dial{s.pod, "tcp", balancer}, unix.ETIMEDOUT) // not yet
-	s.setLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: "203.0.113.7"})
+	scene.MustReach(t, s.Node.To("tcp", external), pods...)
+	scene.MustFail(t, s.Pod.To("tcp", balancer), scene.Untouched) // not yet
+	s.SetLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: "203.0.113.7"})
 	for _, address := range []string{ip, nodePort, balancer, external} {
-		mustReach(t, dial{s.pod, "tcp", address}, pods...)
-		mustReach(t, dial{s.node, "tcp", address}, pods...)
+		scene.MustReach(t, s.Pod.To("tcp", address), pods...)
+		scene.MustReach(t, s.Node.To("tcp", address), pods...)
 	}
 	// Traffic to an ingress of mode Proxy is the load balancer's: KEP-1860.
-	s.setLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: "203.0.113.7", IPMode: new(corev1.LoadBalancerIPModeProxy)})
-	mustFail(t, dial{s.pod, "tcp", balancer}, unix.ETIMEDOUT)
+	s.SetLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: "203.0.113.7", IPMode: new(corev1.LoadBalancerIPModeProxy)})
+	scene.MustFail(t, s.Pod.To("tcp", balancer), scene.Untouched)
 
-	s.changeService(t, "web", func(svc *corev1.Service) {
+	s.ChangeService(t, "web", func(svc *corev1.Service) {
 		svc.Spec.Type = corev1.ServiceTypeClusterIP
 		svc.Spec.ExternalIPs = nil
 		svc.Spec.AllocateLoadBalancerNodePorts = nil
 	})
-	mustFail(t, dial{s.node, "tcp", nodePort}, unix.ECONNREFUSED) // by the node: no process listens
-	mustFail(t, dial{s.pod, "tcp", external}, unix.ETIMEDOUT)
-	load.mustHaveWorked(t)
+	scene.MustFail(t, s.Node.To("tcp", nodePort), scene.Rejected) // by the node: no process listens
+	scene.MustFail(t, s.Pod.To("tcp", external), scene.Untouched)
+	load.MustKeepUp(t)
 }
 
 // A Service that another proxy serves is left alone, and taken back.
 //
-//	web:80 ── pod-1-1
+//	web:80 ── pod-1-0
 func TestOtherProxy(t *testing.T) {
-	s := mustScene(t)
-	pod := s.local()[0]
-	s.setEndpoints(t, "web", readyAll(pod)...)
-	ip := at(s.createService(t, "web", withExternalIP("198.51.100.8")).Spec.ClusterIPs[0], 80)
+	s := mustTestbed(t)
+	pod := s.Local()[0]
+	s.SetEndpoints(t, "web", scene.ReadyAll(pod)...)
+	ip := scene.At(s.CreateService(t, "web", withExternalIP("198.51.100.8")).Spec.ClusterIPs[0], 80)
 	const external = "198.51.100.8:80"
 	label := func(svc *corev1.Service) {
 		svc.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": ""}
 	}
 	for range 2 {
-		mustReach(t, dial{s.pod, "tcp", ip}, pod.Name)
-		mustReach(t, dial{s.node, "tcp", external}, pod.Name)
-		s.changeService(t, "web", label)
-		mustFail(t, dial{s.pod, "tcp", ip}, unix.EHOSTUNREACH)
-		mustFail(t, dial{s.node, "tcp", external}, unix.ETIMEDOUT)
-		s.changeService(t, "web", func(svc *corev1.Service) { svc.Labels = nil })
+		scene.MustReach(t, s.Pod.To("tcp", ip), pod.Name)
+		scene.MustReach(t, s.Node.To("tcp", external), pod.Name)
+		s.ChangeService(t, "web", label)
+		scene.MustFail(t, s.Pod.To("tcp", ip), scene.Dropped)
+		scene.MustFail(t, s.Node.To("tcp", external), scene.Untouched)
+		s.ChangeService(t, "web", func(svc *corev1.Service) { svc.Labels = nil })
 	}
-	mustReach(t, dial{s.pod, "tcp", ip}, pod.Name)
+	scene.MustReach(t, s.Pod.To("tcp", ip), pod.Name)
 }
 
-func withExternalIP(ip string) func(*corev1.ServiceSpec) {
-	return func(spec *corev1.ServiceSpec) { spec.ExternalIPs = []string{ip} }
+func withExternalIP(ip string) scene.Change {
+	return func(svc *corev1.Service) { svc.Spec.ExternalIPs = []string{ip} }
 }
 
 // Session affinity is switched on and off: clients are network namespaces.
 //
-//	pod-1-0, node-1 ── web:80 ─┬─ pod-1-1, pod-1-2
+//	pod, node-1 ────── web:80 ─┬─ pod-1-0 to pod-1-2
 //	                           └─ pod-2-0, pod-2-1, pod-2-2
 func TestSessionAffinity(t *testing.T) {
-	s := mustScene(t)
-	s.setEndpoints(t, "web", readyAll(s.pods()...)...)
-	ip := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
+	s := mustTestbed(t)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.pods()...)...)
+	ip := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
 	for range 2 {
-		for _, from := range []*lab.Caller{s.pod, s.node} {
-			mustReach(t, dial{from, "tcp", ip}, names(s.pods()...)...)
+		for _, from := range []*scene.Client{s.Pod, s.Node} {
+			scene.MustReach(t, from.To("tcp", ip), scene.Names(s.pods()...)...)
 		}
-		s.changeService(t, "web", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
-		for _, from := range []*lab.Caller{s.pod, s.node} {
+		s.ChangeService(t, "web", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+		for _, from := range []*scene.Client{s.Pod, s.Node} {
 			var first string
-			eventually(t, "a client keeps its backend", func() bool {
-				var err error
-				if first, err = (dial{from, "tcp", ip}).ask(); err != nil {
-					t.Fatal(err)
-				}
+			lab.Eventually(t, "a client keeps its backend", func() bool {
+				first = from.To("tcp", ip).MustAsk(t).Name
 
-				return dial{from, "tcp", ip}.reaches([]string{first}, func() {}) == nil
+				return from.To("tcp", ip).Reaches(first) == nil
 			})
-			mustReach(t, dial{s.caller(t, namespaceOf(s, from)), "tcp", ip}, first) // another process of the same client
+			scene.MustReach(t, scene.MustClientIn(t, "another", from.Namespace, s.Cgroup).To("tcp", ip), first) // another process of the same client
 		}
-		s.changeService(t, "web", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityNone })
+		s.ChangeService(t, "web", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityNone })
 	}
-	mustReach(t, dial{s.pod, "tcp", ip}, names(s.pods()...)...)
-}
-
-// namespaceOf is where a client of the scene is.
-func namespaceOf(s *scene, from *lab.Caller) *lab.Namespace {
-	if from == s.node {
-		return s.lab.Nodes[0].Namespace
-	}
-
-	return s.lab.Nodes[0].Pods[0].Namespace
+	scene.MustReach(t, s.Pod.To("tcp", ip), scene.Names(s.pods()...)...)
 }

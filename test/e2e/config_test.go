@@ -26,15 +26,10 @@ func (c *configured) mustSwap(t *testing.T, fields string) {
 	t.Helper()
 	c.swaps++
 	name := fmt.Sprintf("..%d", c.swaps)
-	must := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(os.Mkdir(filepath.Join(c.folder, name), 0o755))
-	must(os.WriteFile(filepath.Join(c.folder, name, "config.conf"), []byte(configHeader+fields), 0o644))
-	must(os.Symlink(name, filepath.Join(c.folder, "..next")))
-	must(os.Rename(filepath.Join(c.folder, "..next"), filepath.Join(c.folder, "..data")))
+	lab.Must(t, os.Mkdir(filepath.Join(c.folder, name), 0o755))
+	lab.Must(t, os.WriteFile(filepath.Join(c.folder, name, "config.conf"), []byte(configHeader+fields), 0o644))
+	lab.Must(t, os.Symlink(name, filepath.Join(c.folder, "..next")))
+	lab.Must(t, os.Rename(filepath.Join(c.folder, "..next"), filepath.Join(c.folder, "..data")))
 }
 
 func mustConfigured(t *testing.T, fields string) *configured {

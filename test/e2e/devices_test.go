@@ -42,9 +42,9 @@ func mustDeviceNode(t testing.TB, cluster lab.Config, args ...string) *deviceNod
 // restart starts the next agent, with other flags.
 func (n *deviceNode) restart(args ...string) {
 	n.t.Helper()
-	must(n.t, n.Stop())
+	lab.Must(n.t, n.Stop())
 	n.SetArgs(args...)
-	must(n.t, n.Start())
+	lab.Must(n.t, n.Start())
 	sluice.MustWait(n.t, n.Node)
 }
 
@@ -52,7 +52,7 @@ func (n *deviceNode) restart(args ...string) {
 func (n *deviceNode) device(name string) agent.Device {
 	n.t.Helper()
 	status, err := n.Status()
-	must(n.t, err)
+	lab.Must(n.t, err)
 	i := slices.IndexFunc(status.Devices, func(d agent.Device) bool { return d.Name == name })
 	if i < 0 {
 		return agent.Device{}
@@ -115,7 +115,7 @@ func TestDeviceDefaults(t *testing.T) {
 			test.config.Nodes, test.config.PodsPerNode, test.config.SecondUplink = 2, 2, true
 			n := mustDeviceNode(t, test.config)
 			status, err := n.Status()
-			must(t, err)
+			lab.Must(t, err)
 			var got []string
 			for _, d := range status.Devices {
 				got = append(got, strings.Join([]string{d.Name, d.Class, d.Reason}, " "))
@@ -140,7 +140,7 @@ func TestDeviceDefaults(t *testing.T) {
 func eachAttachment(t *testing.T, test func(t *testing.T, attach string)) {
 	t.Helper()
 	features, err := datapath.ProbeFeatures()
-	must(t, err)
+	lab.Must(t, err)
 	for _, attach := range []string{"tcx", "clsact"} {
 		t.Run(attach, func(t *testing.T) {
 			if attach == "tcx" && !features.TCX {
@@ -165,21 +165,21 @@ func TestDevicesComeAndGo(t *testing.T) {
 		if d := n.device("veth1"); d.Attached != attach {
 			t.Errorf("veth1 is attached by %s, want %s", d.Attached, attach)
 		}
-		must(t, n.lab.AddAddress("veth1", netip.MustParsePrefix("10.9.0.1/24")))
+		lab.Must(t, n.lab.AddAddress("veth1", netip.MustParsePrefix("10.9.0.1/24")))
 		n.becomes("veth1", "uplink")
-		must(t, n.lab.RemoveAddress("veth1", netip.MustParsePrefix("10.9.0.1/24")))
+		lab.Must(t, n.lab.RemoveAddress("veth1", netip.MustParsePrefix("10.9.0.1/24")))
 		n.becomes("veth1", "pods")
 
 		link, err := handle.LinkByName("veth1")
-		must(t, err, n.lab.SetDown("veth1"), handle.LinkSetName(link, "veth2"))
+		lab.Must(t, err, n.lab.SetDown("veth1"), handle.LinkSetName(link, "veth2"))
 		n.becomes("veth2", "pods")
-		must(t, handle.LinkSetNsFd(link, int(pod.Handle())))
-		eventually(t, "veth2 is gone", func() bool { return n.device("veth2").Name == "" })
+		lab.Must(t, handle.LinkSetNsFd(link, int(pod.Handle())))
+		lab.Eventually(t, "veth2 is gone", func() bool { return n.device("veth2").Name == "" })
 		link, err = pod.Netlink().LinkByName("veth2")
-		must(t, err, pod.Netlink().LinkSetNsFd(link, int(n.lab.Handle())))
+		lab.Must(t, err, pod.Netlink().LinkSetNsFd(link, int(n.lab.Handle())))
 		n.becomes("veth2", "pods")
-		must(t, n.lab.RemoveDevice("veth2"))
-		eventually(t, "veth2 is gone", func() bool { return n.device("veth2").Name == "" })
+		lab.Must(t, n.lab.RemoveDevice("veth2"))
+		lab.Eventually(t, "veth2 is gone", func() bool { return n.device("veth2").Name == "" })
 
 		const count = 100
 		start := time.Now()
@@ -191,9 +191,9 @@ func TestDevicesComeAndGo(t *testing.T) {
 		sluice.MustWait(t, n.Node)
 		t.Logf("%d devices: made in %v, attached after %v", count, made, time.Since(start))
 		for i := range count {
-			must(t, n.lab.RemoveDevice(fmt.Sprintf("many%d", i)))
+			lab.Must(t, n.lab.RemoveDevice(fmt.Sprintf("many%d", i)))
 		}
-		eventually(t, "all are gone", func() bool { return n.device(fmt.Sprintf("many%d", count-1)).Name == "" })
+		lab.Eventually(t, "all are gone", func() bool { return n.device(fmt.Sprintf("many%d", count-1)).Name == "" })
 		sluice.MustWait(t, n.Node)
 		if !strings.Contains(n.Log(), "msg=device name=veth1") {
 			t.Error("no decision is logged")
@@ -236,16 +236,16 @@ func TestDevicesWithoutAnAgent(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, attach string) {
 		n := mustDeviceNode(t, lab.Config{Nodes: 1, PodsPerNode: 1}, "--device-attach", attach)
 		n.becomes("pod0", "pods")
-		must(t, n.Kill())
+		lab.Must(t, n.Kill())
 		for _, name := range []string{"eth0", "pod0"} {
 			if d := n.device(name); d.Attached != attach || d.Problem != "" || d.Class != "" {
 				t.Errorf("%s is %+v, want %s", name, d, attach)
 			}
 		}
 		_, err := n.Run("cleanup")
-		must(t, err)
+		lab.Must(t, err)
 		status, err := n.Status()
-		must(t, err)
+		lab.Must(t, err)
 		for _, d := range status.Devices {
 			if d.Attached != "" || d.Problem != "" {
 				t.Errorf("%+v is left", d)
@@ -260,16 +260,16 @@ func TestDevicesAreAttachedAgain(t *testing.T) {
 	n := mustDeviceNode(t, lab.Config{Nodes: 1, PodsPerNode: 1}, "--device-attach", "clsact")
 	n.becomes("pod0", "pods")
 	link, err := n.lab.Netlink().LinkByName("pod0")
-	must(t, err)
+	lab.Must(t, err)
 	qdiscs, err := n.lab.Netlink().QdiscList(link)
-	must(t, err)
+	lab.Must(t, err)
 	for _, qdisc := range qdiscs {
 		if qdisc.Type() == "clsact" {
-			must(t, n.lab.Netlink().QdiscDel(qdisc))
+			lab.Must(t, n.lab.Netlink().QdiscDel(qdisc))
 		}
 	}
 	status, err := n.Status()
-	must(t, err)
+	lab.Must(t, err)
 	if d := n.device("pod0"); d.Problem != "not attached" || status.Well() {
 		t.Errorf("pod0 is %+v; all is well: %t", d, status.Well())
 	}

@@ -14,24 +14,25 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // restart ends the agent, and starts one with more flags.
-func (s *scene) restart(t testing.TB, args ...string) {
+func (s *testbed) restart(t testing.TB, args ...string) {
 	t.Helper()
-	must(t, s.agent.Stop())
-	s.agent.SetArgs(args...)
-	must(t, s.agent.Start())
-	sluice.MustWait(t, s.agent)
+	lab.Must(t, s.Agent.Stop())
+	s.Agent.SetArgs(args...)
+	lab.Must(t, s.Agent.Start())
+	sluice.MustWait(t, s.Agent)
 }
 
 // changeNode changes the Node object of a node.
-func (a *api) changeNode(t testing.TB, node *lab.Node, change func(*corev1.Node)) {
+func (s *testbed) changeNode(t testing.TB, node *lab.Node, change func(*corev1.Node)) {
 	t.Helper()
-	nodes := a.client.CoreV1().Nodes()
+	nodes := s.Client.CoreV1().Nodes()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		object, err := nodes.Get(t.Context(), a.nodeName(node), metav1.GetOptions{})
+		object, err := nodes.Get(t.Context(), s.NodeName(node), metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -45,9 +46,9 @@ func (a *api) changeNode(t testing.TB, node *lab.Node, change func(*corev1.Node)
 	}
 }
 
-func (a *api) deleteNode(t testing.TB, node *lab.Node) {
+func (s *testbed) deleteNode(t testing.TB, node *lab.Node) {
 	t.Helper()
-	must(t, a.client.CoreV1().Nodes().Delete(t.Context(), a.nodeName(node), metav1.DeleteOptions{}))
+	lab.Must(t, s.Client.CoreV1().Nodes().Delete(t.Context(), s.NodeName(node), metav1.DeleteOptions{}))
 }
 
 // A node that is about to go, or gone, is drained by load balancers (/healthz),
@@ -55,11 +56,11 @@ func (a *api) deleteNode(t testing.TB, node *lab.Node) {
 //
 //	node-1 192.168.50.1:10256, [fd00:50::1]:10256
 func TestHealthz(t *testing.T) {
-	s := mustScene(t)
-	self := s.lab.Nodes[0]
+	s := mustTestbed(t)
+	self := s.Lab.Nodes[0]
 	s.restart(t, "--healthz-bind-address=0.0.0.0:10256")
-	outside := in(s.lab.Nodes[1].Namespace)
-	addresses := []string{at(self.IPv4.String(), 10256), at(self.IPv6.String(), 10256)}
+	outside := in(s.Lab.Nodes[1].Namespace)
+	addresses := []string{scene.At(self.IPv4.String(), 10256), scene.At(self.IPv6.String(), 10256)}
 	const both = `"status":{"IPv4":{`
 	mustServe := func(healthz int, eligible string) {
 		t.Helper()
@@ -73,11 +74,11 @@ func TestHealthz(t *testing.T) {
 		}
 	}
 	mustServe(200, "true")
-	got := mustAnswer(t, of(s.node), "127.0.0.1:10256", "/healthz", 200)
+	got := mustAnswer(t, of(s.Node), "127.0.0.1:10256", "/healthz", 200)
 	if got.header.Get("Content-Type") != "application/json" || got.header.Get("X-Content-Type-Options") != "nosniff" {
 		t.Errorf("headers are %v", got.header)
 	}
-	mustAnswer(t, of(s.pod), addresses[0], "/metrics", 404)
+	mustAnswer(t, of(s.Pod), addresses[0], "/metrics", 404)
 
 	s.changeNode(t, self, func(n *corev1.Node) {
 		n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Value: "1", Effect: corev1.TaintEffectNoSchedule}}
@@ -87,20 +88,20 @@ func TestHealthz(t *testing.T) {
 	mustServe(200, "true")
 	s.deleteNode(t, self)
 	mustServe(503, "false")
-	s.createNode(t, self)
+	s.CreateNode(t, self)
 	mustServe(200, "true")
 }
 
 // A proxy whose API server does not answer is starting: alive, but not ready.
 func TestHealthzWithoutAPIServer(t *testing.T) {
-	s := mustScene(t)
-	s.tunnel.Cut()
-	must(t, s.agent.Stop())
-	s.agent.SetArgs("--healthz-bind-address=127.0.0.1:10256")
-	must(t, s.agent.Start())
-	node := of(s.node)
+	s := mustTestbed(t)
+	s.Tunnel.Cut()
+	lab.Must(t, s.Agent.Stop())
+	s.Agent.SetArgs("--healthz-bind-address=127.0.0.1:10256")
+	lab.Must(t, s.Agent.Start())
+	node := of(s.Node)
 	const address = "127.0.0.1:10256"
-	eventuallyIn(t, time.Minute, "the agent answers", func() bool {
+	lab.EventuallyIn(t, time.Minute, "the agent answers", func() bool {
 		_, err := node(address, "/livez")
 
 		return err == nil
@@ -108,46 +109,36 @@ func TestHealthzWithoutAPIServer(t *testing.T) {
 	mustAnswer(t, node, address, "/livez", 200, `"healthy":true`)
 	mustAnswer(t, node, address, "/healthz", 503, `"healthy":true`, `"nodeEligible":false`)
 	mustAnswer(t, node, address, "/readyz", 503, `"ready":false`, "not all Services")
-	s.tunnel.Mend(t)
-	sluice.MustWait(t, s.agent)
+	s.Tunnel.Mend(t)
+	sluice.MustWait(t, s.Agent)
 	mustAnswer(t, node, address, "/readyz", 200)
 	mustAnswer(t, node, address, "/healthz", 200)
 }
 
-// eventuallyIn is [eventually] with another timeout.
-func eventuallyIn(t testing.TB, timeout time.Duration, what string, check func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(timeout); !check(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s", timeout, what)
-		}
-	}
-}
-
 // balancer makes a Service one that keeps clients' addresses.
-func balancer(spec *corev1.ServiceSpec) {
-	spec.Type = corev1.ServiceTypeLoadBalancer
-	spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+func balancer(svc *corev1.Service) {
+	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 }
 
 // Load balancers find out which nodes have endpoints, in the life of pods.
 //
-//	web, health check at node-1:port ─┬─ pod-1-1, pod-1-2
+//	web, health check at node-1:port ─┬─ pod-1-0, pod-1-1
 //	                                  └─ pod-2-0
 func TestHealthCheckNodePort(t *testing.T) {
-	s := mustScene(t)
-	self, one, two, far := s.lab.Nodes[0], s.local()[0], s.local()[1], s.remote()[0]
-	s.setEndpoints(t, "web", readyAll(one, two, far)...)
-	web := s.createService(t, "web", balancer)
-	v4, v6 := at(self.IPv4.String(), web.Spec.HealthCheckNodePort), at(self.IPv6.String(), web.Spec.HealthCheckNodePort)
-	nodePort := at(self.IPv4.String(), web.Spec.Ports[0].NodePort)
-	askers := []asker{of(s.node), of(s.pod), in(s.lab.Nodes[1].Namespace)}
+	s := mustTestbed(t)
+	self, one, two, far := s.Lab.Nodes[0], s.Local()[0], s.Local()[1], s.Remote()[0]
+	s.SetEndpoints(t, "web", scene.ReadyAll(one, two, far)...)
+	web := s.CreateService(t, "web", balancer)
+	v4, v6 := scene.At(self.IPv4.String(), web.Spec.HealthCheckNodePort), scene.At(self.IPv6.String(), web.Spec.HealthCheckNodePort)
+	nodePort := scene.At(self.IPv4.String(), web.Spec.Ports[0].NodePort)
+	askers := []asker{of(s.Node), of(s.Pod), in(s.Lab.Nodes[1].Namespace)}
 	mustCount := func(code int, count string, addresses ...string) {
 		t.Helper()
 		for _, ask := range askers {
 			for _, address := range addresses {
 				got := mustAnswer(t, ask, address, "/", code, `"localEndpoints": `+count+",")
-				want := "{\n\t\"service\": {\n\t\t\"namespace\": \"" + s.namespace + "\",\n\t\t\"name\": \"web\"\n\t},\n" +
+				want := "{\n\t\"service\": {\n\t\t\"namespace\": \"" + s.Namespace + "\",\n\t\t\"name\": \"web\"\n\t},\n" +
 					"\t\"localEndpoints\": " + count + ",\n\t\"serviceProxyHealthy\": true\n}"
 				if got.body != want || got.header.Get("X-Load-Balancing-Endpoint-Weight") != count {
 					t.Errorf("%s: weight %q and\n%s\nwant\n%s", address, got.header.Get("X-Load-Balancing-Endpoint-Weight"), got.body, want)
@@ -156,17 +147,17 @@ func TestHealthCheckNodePort(t *testing.T) {
 		}
 	}
 	mustCount(200, "2", v4, v6)
-	s.setEndpoints(t, "web", endpoint{pod: one, is: ready}, endpoint{pod: two, is: draining}, endpoint{pod: far, is: ready})
+	s.SetEndpoints(t, "web", scene.Endpoint{Pod: one, Is: scene.Ready}, scene.Endpoint{Pod: two, Is: scene.Draining}, scene.Endpoint{Pod: far, Is: scene.Ready})
 	mustCount(200, "1", v4, v6)
-	s.setEndpoints(t, "web", endpoint{pod: one, is: draining}, endpoint{pod: two, is: draining}, endpoint{pod: far, is: ready})
+	s.SetEndpoints(t, "web", scene.Endpoint{Pod: one, Is: scene.Draining}, scene.Endpoint{Pod: two, Is: scene.Draining}, scene.Endpoint{Pod: far, Is: scene.Ready})
 	mustCount(503, "0", v4, v6)
-	mustReach(t, dial{s.node, "tcp", nodePort}, far.Name) // Services work all the time
-	s.setEndpoints(t, "web", endpoint{pod: one, is: starting}, endpoint{pod: two, is: ready})
+	scene.MustReach(t, s.Node.To("tcp", nodePort), far.Name) // Services work all the time
+	s.SetEndpoints(t, "web", scene.Endpoint{Pod: one, Is: scene.Starting}, scene.Endpoint{Pod: two, Is: scene.Ready})
 	mustCount(200, "1", v4, v6)
-	s.deleteSlice(t, "web-v6")
+	s.DeleteSlice(t, "web-v6")
 	mustCount(503, "0", v6)
 	mustCount(200, "1", v4)
-	s.setEndpoints(t, "web", readyAll(one, two)...)
+	s.SetEndpoints(t, "web", scene.ReadyAll(one, two)...)
 	mustCount(200, "2", v4, v6)
 
 	// The taint is about new connections to any Service, and not about this.
@@ -175,18 +166,18 @@ func TestHealthCheckNodePort(t *testing.T) {
 	})
 	mustCount(200, "2", v4, v6)
 
-	s.changeService(t, "web", func(svc *corev1.Service) {
+	s.ChangeService(t, "web", func(svc *corev1.Service) {
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 		svc.Spec.HealthCheckNodePort = 0
 	})
 	mustNotAnswer(t, askers[2], v4)
 	mustNotAnswer(t, askers[2], v6)
-	web = s.changeService(t, "web", func(svc *corev1.Service) {
+	web = s.ChangeService(t, "web", func(svc *corev1.Service) {
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	})
-	v4, v6 = at(self.IPv4.String(), web.Spec.HealthCheckNodePort), at(self.IPv6.String(), web.Spec.HealthCheckNodePort)
+	v4, v6 = scene.At(self.IPv4.String(), web.Spec.HealthCheckNodePort), scene.At(self.IPv6.String(), web.Spec.HealthCheckNodePort)
 	mustCount(200, "2", v4, v6)
-	s.deleteService(t, "web")
+	s.DeleteService(t, "web")
 	mustNotAnswer(t, askers[2], v4)
 	mustNotAnswer(t, askers[2], v6)
 }
@@ -196,26 +187,26 @@ func TestHealthCheckNodePort(t *testing.T) {
 //
 //	node-1 192.168.50.1, and 10.77.0.1 later ── web
 func TestHealthCheckAddresses(t *testing.T) {
-	s := mustScene(t)
-	self := s.lab.Nodes[0]
+	s := mustTestbed(t)
+	self := s.Lab.Nodes[0]
 	s.restart(t, "--nodeport-addresses=10.77.0.0/16,fd00:50::/64")
-	s.setEndpoints(t, "web", readyAll(s.local()...)...)
-	port := s.createService(t, "web", balancer).Spec.HealthCheckNodePort
-	node := of(s.node)
-	mustAnswer(t, node, at(self.IPv6.String(), port), "/", 200)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()...)...)
+	port := s.CreateService(t, "web", balancer).Spec.HealthCheckNodePort
+	node := of(s.Node)
+	mustAnswer(t, node, scene.At(self.IPv6.String(), port), "/", 200)
 	later := netip.MustParsePrefix("10.77.0.1/32")
-	mustNotAnswer(t, node, at(self.IPv4.String(), port))
+	mustNotAnswer(t, node, scene.At(self.IPv4.String(), port))
 	for range 2 {
-		must(t, self.Namespace.AddAddress("lo", later))
-		mustAnswer(t, node, at("10.77.0.1", port), "/", 200)
-		if !listens(t, s.agent, later.Addr(), port) {
+		lab.Must(t, self.Namespace.AddAddress("lo", later))
+		mustAnswer(t, node, scene.At("10.77.0.1", port), "/", 200)
+		if !listens(t, s.Agent, later.Addr(), port) {
 			t.Fatal("it answers, but no process listens")
 		}
-		must(t, self.Namespace.RemoveAddress("lo", later))
-		eventually(t, "the agent does not listen on an address that is gone", func() bool { return !listens(t, s.agent, later.Addr(), port) })
+		lab.Must(t, self.Namespace.RemoveAddress("lo", later))
+		lab.Eventually(t, "the agent does not listen on an address that is gone", func() bool { return !listens(t, s.Agent, later.Addr(), port) })
 	}
-	mustNotAnswer(t, node, at(self.IPv4.String(), port))
-	mustNotAnswer(t, node, at("127.0.0.1", port))
+	mustNotAnswer(t, node, scene.At(self.IPv4.String(), port))
+	mustNotAnswer(t, node, scene.At("127.0.0.1", port))
 }
 
 // listens reports whether a process on the agent's node listens at a port of an

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 )
 
 // page is what an HTTP server answers.
@@ -25,7 +26,7 @@ type asker func(address, path string) (page, error)
 const question = "GET %s HTTP/1.0\r\nHost: test\r\n\r\n"
 
 // of asks from a process whose sockets the hooks see.
-func of(from *lab.Caller) asker {
+func of(from *scene.Client) asker {
 	return func(address, path string) (page, error) {
 		socket, err := from.Socket(networkOf(address))
 		if err != nil {
@@ -114,7 +115,7 @@ func mustAnswer(t testing.TB, ask asker, address, path string, code int, parts .
 // mustNotAnswer waits until no process listens.
 func mustNotAnswer(t testing.TB, ask asker, address string) {
 	t.Helper()
-	eventually(t, "no process listens at "+address, func() bool {
+	lab.Eventually(t, "no process listens at "+address, func() bool {
 		_, err := ask(address, "/")
 
 		return err != nil && strings.Contains(err.Error(), "connection refused")

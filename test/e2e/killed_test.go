@@ -20,7 +20,7 @@ import (
 //	node-1, with the manifests of 1000 Services with 5 endpoints each
 func TestKilledWhileProgramming(t *testing.T) {
 	manifests := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(manifests, "all.yaml"), []byte(manyManifests()), 0o600))
+	lab.Must(t, os.WriteFile(filepath.Join(manifests, "all.yaml"), []byte(manyManifests()), 0o600))
 	agent, err := sluice.NewNode(sluice.Config{
 		Binary:    sluice.MustBinary(t),
 		NodeName:  "node-1",
@@ -31,16 +31,16 @@ func TestKilledWhileProgramming(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { must(t, agent.Close()) })
+	t.Cleanup(func() { lab.Must(t, agent.Close()) })
 
 	for part := range uint32(5) {
-		must(t, agent.Start())
+		lab.Must(t, agent.Start())
 		pinned := mustBegin(t, agent, 1+part*services*endpoints/5)
 		time.Sleep(rand.N(10 * time.Millisecond))
-		must(t, agent.Kill())
+		lab.Must(t, agent.Kill())
 		t.Logf("killed with %d frontends in the maps", len(mustLeadSomewhere(t, pinned)))
 	}
-	must(t, agent.Start())
+	lab.Must(t, agent.Start())
 	sluice.MustWait(t, agent)
 	out, err := agent.Run("verify")
 	if want := fmt.Sprintf("%d frontends", 1+4*services); err != nil || !strings.HasPrefix(out, want) {
@@ -52,13 +52,13 @@ func TestKilledWhileProgramming(t *testing.T) {
 func mustBegin(t testing.TB, agent *sluice.Node, place uint32) *maps.Pinned {
 	t.Helper()
 	var pinned *maps.Pinned
-	eventually(t, "there are maps with room for it", func() bool {
+	lab.Eventually(t, "there are maps with room for it", func() bool {
 		var err error
 		if pinned, err = maps.Load(agent.BPFRoot()); err != nil {
 			return false
 		}
 		if pinned.Backends.Len() <= int(place) {
-			must(t, pinned.Close())
+			lab.Must(t, pinned.Close())
 
 			return false
 		}

@@ -36,8 +36,8 @@ func TestOneAgent(t *testing.T) {
 		{"an agent with this socket and other maps", sameSocket, first.Socket()},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			must(t, test.agent.Start())
-			defer func() { must(t, test.agent.Kill()) }()
+			lab.Must(t, test.agent.Start())
+			defer func() { lab.Must(t, test.agent.Kill()) }()
 			mustEnd(t, test.agent)
 			if log := test.agent.Log(); !strings.Contains(log, `"`+test.want+`": another agent is running`) {
 				t.Errorf("it does not report that another agent has %s:\n%s", test.want, log)
@@ -59,11 +59,11 @@ func TestOneAgent(t *testing.T) {
 		t.Errorf("status of the agent: %v\n%s", err, out)
 	}
 
-	must(t, first.Kill(), sameMaps.Start())
+	lab.Must(t, first.Kill(), sameMaps.Start())
 	sluice.MustWait(t, sameMaps)
-	must(t, sameMaps.Kill())
+	lab.Must(t, sameMaps.Kill())
 	_, err := first.Run("cleanup")
-	must(t, err)
+	lab.Must(t, err)
 	if _, err := os.Stat(first.BPFRoot()); !os.IsNotExist(err) {
 		t.Errorf("pins are left: %v", err)
 	}
@@ -73,8 +73,8 @@ func TestOneAgent(t *testing.T) {
 func mustNewNode(t *testing.T, cfg sluice.Config) *sluice.Node {
 	t.Helper()
 	node, err := sluice.NewNode(cfg)
-	must(t, err)
-	t.Cleanup(func() { must(t, node.Close()) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, node.Close()) })
 
 	return node
 }
@@ -83,7 +83,7 @@ func mustNewNode(t *testing.T, cfg sluice.Config) *sluice.Node {
 func mustListPins(t *testing.T, node *sluice.Node) []string {
 	t.Helper()
 	var pins []string
-	must(t, filepath.WalkDir(node.BPFRoot(), func(path string, _ fs.DirEntry, err error) error {
+	lab.Must(t, filepath.WalkDir(node.BPFRoot(), func(path string, _ fs.DirEntry, err error) error {
 		pins = append(pins, path)
 
 		return err

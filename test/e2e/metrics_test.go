@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const metricsAddress = "127.0.0.1:10249" // kube-proxy's, and the default
@@ -22,13 +22,13 @@ type series map[string]float64
 
 var sample = regexp.MustCompile(`(?m)^([a-z_]+(?:\{[^\n]*\})?) ([-+.0-9a-zA-Z]+)$`)
 
-func (s *scene) scrape(t testing.TB) series {
+func (s *testbed) scrape(t testing.TB) series {
 	t.Helper()
-	got := mustAnswer(t, in(s.lab.Nodes[0].Namespace), metricsAddress, "/metrics", 200)
+	got := mustAnswer(t, in(s.Lab.Nodes[0].Namespace), metricsAddress, "/metrics", 200)
 	values := make(series)
 	for _, match := range sample.FindAllStringSubmatch(got.body, -1) {
 		value, err := strconv.ParseFloat(match[2], 64)
-		must(t, err)
+		lab.Must(t, err)
 		values[match[1]] = value
 	}
 
@@ -40,7 +40,7 @@ func (s *scene) scrape(t testing.TB) series {
 const countsAge = 3 * waitTimeout
 
 // mustMeasure waits until a series has a value.
-func (s *scene) mustMeasure(t testing.TB, name string, want float64) {
+func (s *testbed) mustMeasure(t testing.TB, name string, want float64) {
 	t.Helper()
 	var got float64
 	var ok bool
@@ -57,9 +57,9 @@ func (s *scene) mustMeasure(t testing.TB, name string, want float64) {
 // What kube-proxy answers at its metrics address is answered, and there is every
 // metric that the docs promise of an agent to which nothing bad has happened.
 func TestMetrics(t *testing.T) {
-	s := mustScene(t)
+	s := mustTestbed(t)
 	s.restart(t, "--profiling", "--healthz-bind-address=127.0.0.1:10256")
-	local := in(s.lab.Nodes[0].Namespace)
+	local := in(s.Lab.Nodes[0].Namespace)
 	for _, test := range []struct {
 		path string
 		code int
@@ -126,7 +126,7 @@ func (s series) has(name string) bool {
 func documented(t testing.TB) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/metrics.md")
-	must(t, err)
+	lab.Must(t, err)
 	var names []string
 	for _, match := range regexp.MustCompile("(?m)^\\| `(sluice_[a-z_]+)`").FindAllStringSubmatch(string(text), -1) {
 		if match[1] != "sluice_service_failures_total" && match[1] != "sluice_map_mended_total" {
@@ -143,34 +143,25 @@ func documented(t testing.TB) []string {
 // Latency is measured from the annotation of a slice: not from a bad one, nor
 // from one of before the agent.
 func TestNetworkProgrammingLatency(t *testing.T) {
-	s := mustScene(t)
+	s := mustTestbed(t)
 	s.restart(t)
-	s.createService(t, "web")
+	s.CreateService(t, "web")
 	const count = `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"}`
-	write := func(trigger string, endpoints ...endpoint) {
+	write := func(trigger string, endpoints ...scene.Endpoint) {
 		t.Helper()
-		slice := &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{
-				Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
-				Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger},
-			},
-			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Name: new("tcp"), Port: new(int32(serverPort)), Protocol: new(corev1.ProtocolTCP)}},
-		}
-		for _, e := range endpoints {
-			slice.Endpoints = append(slice.Endpoints, s.endpointOf(e, discoveryv1.AddressTypeIPv4))
-		}
-		s.putSlice(t, slice)
+		slice := s.Slice("web", discoveryv1.AddressTypeIPv4, endpoints...)
+		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger}
+		s.PutSlice(t, slice)
 	}
 	pods := s.pods()
 	now := func() string { return time.Now().UTC().Format(time.RFC3339Nano) }
-	write("yesterday", readyAll(pods[:1]...)...)
-	write(time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano), readyAll(pods[:2]...)...)
+	write("yesterday", scene.ReadyAll(pods[:1]...)...)
+	write(time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano), scene.ReadyAll(pods[:2]...)...)
 	begin := time.Now()
-	write(now(), readyAll(pods[:3]...)...)
+	write(now(), scene.ReadyAll(pods[:3]...)...)
 	s.mustMeasure(t, count, 1)
-	write(now(), readyAll(pods[:3]...)...) // the same endpoints
-	write(now(), readyAll(pods[:2]...)...)
+	write(now(), scene.ReadyAll(pods[:3]...)...) // the same endpoints
+	write(now(), scene.ReadyAll(pods[:2]...)...)
 	s.mustMeasure(t, count, 2)
 	values := s.scrape(t)
 	sum := values[strings.Replace(count, "_count", "_sum", 1)]
@@ -188,27 +179,27 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 // Each Service has its own counts: of connections that got a backend, by what
 // failed, of bytes, and of connections that there are.
 //
-//	web:80 ── pod-1-1    dead:80 (no endpoints)
+//	web:80 ── pod-1-0    dead:80 (no endpoints)
 func TestServiceMetrics(t *testing.T) {
-	s := mustScene(t)
+	s := mustTestbed(t)
 	s.restart(t, "--count-bytes")
-	pod := s.local()[0]
-	s.setEndpoints(t, "web", readyAll(pod)...)
-	web := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
-	dead := at(s.createService(t, "dead").Spec.ClusterIPs[0], 80)
+	pod := s.Local()[0]
+	s.SetEndpoints(t, "web", scene.ReadyAll(pod)...)
+	web := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
+	dead := scene.At(s.CreateService(t, "dead").Spec.ClusterIPs[0], 80)
 	name := func(what, service, more string) string {
-		return fmt.Sprintf(`sluice_service_%s{namespace="%s",%sservice="%s"}`, what, s.namespace, more, service)
+		return fmt.Sprintf(`sluice_service_%s{namespace="%s",%sservice="%s"}`, what, s.Namespace, more, service)
 	}
-	mustFail(t, dial{s.pod, "tcp", dead}, unix.ECONNREFUSED)
-	socket, err := s.pod.Socket("tcp4")
-	must(t, err)
-	must(t, socket.SetTimeout(waitTimeout))
-	eventually(t, "web answers", func() bool { return socket.Connect(web) == nil })
+	scene.MustFail(t, s.Pod.To("tcp", dead), scene.Rejected)
+	socket, err := s.Pod.Socket("tcp4")
+	lab.Must(t, err)
+	lab.Must(t, socket.SetTimeout(waitTimeout))
+	lab.Eventually(t, "web answers", func() bool { return socket.Connect(web) == nil })
 	s.mustMeasure(t, name("active_connections", "web", ""), 1)
 	s.mustMeasure(t, name("connections_total", "web", ""), 1)
-	must(t, socket.Close())
-	_, err = s.pod.Request("tcp", web)
-	must(t, err)
+	lab.Must(t, socket.Close())
+	_, err = s.Pod.Request("tcp", web)
+	lab.Must(t, err)
 	s.mustMeasure(t, name("connections_total", "web", ""), 2)
 	s.mustMeasure(t, name("active_connections", "web", ""), 0)
 	s.mustMeasure(t, name("connections_total", "dead", ""), 0)
@@ -216,14 +207,14 @@ func TestServiceMetrics(t *testing.T) {
 		name("sent_bytes_total", "web", ""), name("received_bytes_total", "web", ""),
 		name("failures_total", "dead", `reason="reject_no_backend",`),
 	} {
-		eventuallyIn(t, countsAge, grows+" is not zero", func() bool { return s.scrape(t)[grows] > 0 })
+		lab.EventuallyIn(t, countsAge, grows+" is not zero", func() bool { return s.scrape(t)[grows] > 0 })
 	}
 	if n := s.scrape(t)[name("sent_bytes_total", "dead", "")]; n != 0 {
 		t.Errorf("%v bytes were sent to no backend", n)
 	}
 
-	s.deleteService(t, "web")
-	eventuallyIn(t, countsAge, "web has no series any more", func() bool {
+	s.DeleteService(t, "web")
+	lab.EventuallyIn(t, countsAge, "web has no series any more", func() bool {
 		return !s.scrape(t).has(name("connections_total", "web", ""))
 	})
 }

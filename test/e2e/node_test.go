@@ -7,34 +7,34 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 )
 
 // setNode replaces a Node object, which is called after the test.
-func (a *api) setNode(t testing.TB, node *lab.Node, podCIDR string, addresses ...string) {
+func (s *testbed) setNode(t testing.TB, node *lab.Node, podCIDR string, addresses ...string) {
 	t.Helper()
-	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: a.nodeName(node)}}
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.NodeName(node)}}
 	for _, address := range addresses {
 		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
 	}
 	if podCIDR != "" {
 		object.Spec.PodCIDR, object.Spec.PodCIDRs = podCIDR, []string{podCIDR}
 	}
-	a.deleteNode(t, node)
-	if _, err := a.client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+	s.deleteNode(t, node)
+	if _, err := s.Client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // setNodeAddresses is what a kubelet writes.
-func (a *api) setNodeAddresses(t testing.TB, node *lab.Node, addresses ...string) {
+func (s *testbed) setNodeAddresses(t testing.TB, node *lab.Node, addresses ...string) {
 	t.Helper()
-	nodes := a.client.CoreV1().Nodes()
-	object, err := nodes.Get(t.Context(), a.nodeName(node), metav1.GetOptions{})
+	nodes := s.Client.CoreV1().Nodes()
+	object, err := nodes.Get(t.Context(), s.NodeName(node), metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,23 +50,23 @@ func (a *api) setNodeAddresses(t testing.TB, node *lab.Node, addresses ...string
 // nodePortScene is a scene with a Service on a node port, and two more addresses
 // of node-1.
 type nodePortScene struct {
-	*scene
-	self *lab.Node
-	web  *corev1.Service
-	pod  string
+	*testbed
+	self    *lab.Node
+	web     *corev1.Service
+	backend string // the name of its pod
 }
 
 const secondIPv4, secondIPv6 = "10.77.0.1", "fd00:77::1"
 
 func mustNodePortScene(t testing.TB) *nodePortScene {
-	s := &nodePortScene{scene: mustScene(t)}
-	s.self, s.pod = s.lab.Nodes[0], s.local()[0].Name
+	s := &nodePortScene{testbed: mustTestbed(t)}
+	s.self, s.backend = s.Lab.Nodes[0], s.Local()[0].Name
 	for _, address := range []string{secondIPv4, secondIPv6} {
 		addr := netip.MustParseAddr(address)
-		must(t, s.self.Namespace.AddAddress("lo", netip.PrefixFrom(addr, addr.BitLen())))
+		lab.Must(t, s.self.Namespace.AddAddress("lo", netip.PrefixFrom(addr, addr.BitLen())))
 	}
-	s.setEndpoints(t, "web", readyAll(s.local()[0])...)
-	s.web = s.createService(t, "web", balancer)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()[0])...)
+	s.web = s.CreateService(t, "web", balancer)
 
 	return s
 }
@@ -76,14 +76,14 @@ func mustNodePortScene(t testing.TB) *nodePortScene {
 func (s *nodePortScene) mustServe(t testing.TB, want ...string) {
 	t.Helper()
 	for _, address := range []string{s.self.IPv4.String(), secondIPv4, s.self.IPv6.String(), secondIPv6} {
-		nodePort := dial{s.node, "tcp", at(address, s.web.Spec.Ports[0].NodePort)}
-		check := at(address, s.web.Spec.HealthCheckNodePort)
+		nodePort := s.Node.To("tcp", scene.At(address, s.web.Spec.Ports[0].NodePort))
+		check := scene.At(address, s.web.Spec.HealthCheckNodePort)
 		if strings.Contains(" "+strings.Join(want, " ")+" ", " "+address+" ") {
-			mustReach(t, nodePort, s.pod)
-			mustAnswer(t, of(s.node), check, "/", 200)
+			scene.MustReach(t, nodePort, s.backend)
+			mustAnswer(t, of(s.Node), check, "/", 200)
 		} else {
-			mustFail(t, nodePort, unix.ECONNREFUSED) // by the node: no process listens
-			mustNotAnswer(t, of(s.node), check)
+			scene.MustFail(t, nodePort, scene.Rejected) // by the node: no process listens
+			mustNotAnswer(t, of(s.Node), check)
 		}
 	}
 }
@@ -91,11 +91,11 @@ func (s *nodePortScene) mustServe(t testing.TB, want ...string) {
 // "Primary" follows the Node's addresses: those that it gets, loses for a moment,
 // and has when it comes back. The agent goes on all the time.
 //
-//	node-1 192.168.50.1, 10.77.0.1, fd00:50::1, fd00:77::1 ── web ── pod-1-1
+//	node-1 192.168.50.1, 10.77.0.1, fd00:50::1, fd00:77::1 ── web ── pod-1-0
 func TestNodeAddresses(t *testing.T) {
 	s := mustNodePortScene(t)
 	first4, first6 := s.self.IPv4.String(), s.self.IPv6.String()
-	pid := s.agent.PID()
+	pid := s.Agent.PID()
 	s.mustServe(t, first4, first6)
 	s.setNodeAddresses(t, s.self, secondIPv6, secondIPv4)
 	s.mustServe(t, secondIPv4, secondIPv6)
@@ -104,9 +104,9 @@ func TestNodeAddresses(t *testing.T) {
 	s.mustServe(t, first4, secondIPv6)
 	s.deleteNode(t, s.self)
 	s.mustServe(t, first4, secondIPv6)
-	s.createNode(t, s.self)
+	s.CreateNode(t, s.self)
 	s.mustServe(t, first4, first6)
-	if s.agent.PID() != pid || strings.Count(s.agent.Log(), "msg=synced") != 1 {
+	if s.Agent.PID() != pid || strings.Count(s.Agent.Log(), "msg=synced") != 1 {
 		t.Error("it is another agent")
 	}
 
@@ -118,7 +118,7 @@ func TestNodeAddresses(t *testing.T) {
 	s.deleteNode(t, s.self)
 	s.restart(t)
 	s.mustServe(t, first4, secondIPv4, first6, secondIPv6)
-	s.createNode(t, s.self)
+	s.CreateNode(t, s.self)
 	s.mustServe(t, first4, first6)
 }
 
@@ -133,41 +133,41 @@ func TestBindAddress(t *testing.T) {
 	s.setNodeAddresses(t, s.self, s.self.IPv4.String(), secondIPv6)
 	s.mustServe(t, secondIPv4, secondIPv6)
 
-	s.setLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: "203.0.113.7"})
-	vip := dial{s.node, "tcp", "203.0.113.7:80"}
-	mustReach(t, vip, s.pod)
+	s.SetLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: "203.0.113.7"})
+	vip := s.Node.To("tcp", "203.0.113.7:80")
+	scene.MustReach(t, vip, s.backend)
 	ranges := func(ranges ...string) {
-		s.changeService(t, "web", func(svc *corev1.Service) { svc.Spec.LoadBalancerSourceRanges = ranges })
+		s.ChangeService(t, "web", func(svc *corev1.Service) { svc.Spec.LoadBalancerSourceRanges = ranges })
 	}
 	ranges(s.self.IPv4.String() + "/32")
-	mustFail(t, vip, unix.EHOSTUNREACH)
+	scene.MustFail(t, vip, scene.Dropped)
 	ranges(secondIPv4 + "/32")
-	mustReach(t, vip, s.pod)
+	scene.MustReach(t, vip, s.backend)
 }
 
 // A zone comes, changes and goes, and so do the endpoints that are hinted for it.
 //
-//	web:80 ─┬─ pod-1-1  for zone a
+//	web:80 ─┬─ pod-1-0  for zone a
 //	        └─ pod-2-0  for zone b
 func TestZoneToggled(t *testing.T) {
-	s := mustScene(t)
-	self := s.lab.Nodes[0]
-	a, b := s.local()[0], s.remote()[0]
-	s.setEndpoints(t, "web",
-		endpoint{pod: a, is: ready, zones: []string{"a"}},
-		endpoint{pod: b, is: ready, zones: []string{"b"}})
-	ip := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
-	pid := s.agent.PID()
-	mustReach(t, dial{s.pod, "tcp", ip}, a.Name, b.Name)
+	s := mustTestbed(t)
+	self := s.Lab.Nodes[0]
+	a, b := s.Local()[0], s.Remote()[0]
+	s.SetEndpoints(t, "web",
+		scene.Endpoint{Pod: a, Is: scene.Ready, Zones: []string{"a"}},
+		scene.Endpoint{Pod: b, Is: scene.Ready, Zones: []string{"b"}})
+	ip := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
+	pid := s.Agent.PID()
+	scene.MustReach(t, s.Pod.To("tcp", ip), a.Name, b.Name)
 	for range 2 {
-		s.labelNode(t, self, corev1.LabelTopologyZone, "b")
-		mustReach(t, dial{s.pod, "tcp", ip}, b.Name)
+		s.LabelNode(t, self, corev1.LabelTopologyZone, "b")
+		scene.MustReach(t, s.Pod.To("tcp", ip), b.Name)
 		s.changeNode(t, self, func(n *corev1.Node) { n.Labels = nil })
-		mustReach(t, dial{s.pod, "tcp", ip}, a.Name, b.Name)
+		scene.MustReach(t, s.Pod.To("tcp", ip), a.Name, b.Name)
 	}
-	s.labelNode(t, self, corev1.LabelTopologyZone, "a")
-	mustReach(t, dial{s.pod, "tcp", ip}, a.Name)
-	if s.agent.PID() != pid {
+	s.LabelNode(t, self, corev1.LabelTopologyZone, "a")
+	scene.MustReach(t, s.Pod.To("tcp", ip), a.Name)
+	if s.Agent.PID() != pid {
 		t.Error("it is another agent")
 	}
 }
@@ -178,14 +178,14 @@ func TestZoneToggled(t *testing.T) {
 //
 //	pod-1-0 10.244.1.2 ── past the hooks ── 198.51.100.7:80 ── pod-2-0
 func TestPodCIDRs(t *testing.T) {
-	s := mustScene(t)
-	self := s.lab.Nodes[0]
+	s := mustTestbed(t)
+	self := s.Lab.Nodes[0]
 	address := self.IPv4.String()
 	s.setNode(t, self, "10.244.1.0/24", address)
 	s.restart(t, "--detect-local-mode=NodeCIDR")
-	s.setEndpoints(t, "web", readyAll(s.remote()[0])...)
-	s.createService(t, "web", balancer, withExternalIP("198.51.100.7"))
-	pid := s.agent.PID()
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.Remote()[0])...)
+	s.CreateService(t, "web", balancer, withExternalIP("198.51.100.7"))
+	pid := s.Agent.PID()
 	connects := func() error {
 		conn, err := self.Pods[0].Namespace.Dial("tcp", "198.51.100.7:80", 500*time.Millisecond)
 		if err == nil {
@@ -196,7 +196,7 @@ func TestPodCIDRs(t *testing.T) {
 	}
 	mustConnect := func(is string, want bool) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("the pod is %s", is), func() bool { return (connects() == nil) == want })
+		lab.Eventually(t, fmt.Sprintf("the pod is %s", is), func() bool { return (connects() == nil) == want })
 	}
 	mustConnect("one of the node's", true)
 	s.setNode(t, self, "10.99.1.0/24", address)
@@ -207,8 +207,8 @@ func TestPodCIDRs(t *testing.T) {
 	mustConnect("one of the node's again", true)
 	s.deleteNode(t, self)
 	mustConnect("one of the node's still", true)
-	s.createNode(t, self)
-	if s.agent.PID() != pid {
+	s.CreateNode(t, self)
+	if s.Agent.PID() != pid {
 		t.Error("it is another agent")
 	}
 }
@@ -216,20 +216,20 @@ func TestPodCIDRs(t *testing.T) {
 // On a node without IPv6 the agent does what there is to do, and IPv6 is not
 // checked.
 func TestNodeWithoutIPv6(t *testing.T) {
-	s := mustScene(t)
-	self := s.lab.Nodes[0]
-	must(t, self.Namespace.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
+	s := mustTestbed(t)
+	self := s.Lab.Nodes[0]
+	lab.Must(t, self.Namespace.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	s.restart(t, "--healthz-bind-address=0.0.0.0:10256")
-	s.setEndpoints(t, "web", readyAll(s.local()[0])...)
-	web := s.createService(t, "web", balancer)
-	mustReach(t, dial{s.node, "tcp", at(web.Spec.ClusterIPs[0], 80)}, s.local()[0].Name)
-	mustReach(t, dial{s.node, "tcp", at(self.IPv4.String(), web.Spec.Ports[0].NodePort)}, s.local()[0].Name)
-	mustAnswer(t, of(s.node), at(self.IPv4.String(), web.Spec.HealthCheckNodePort), "/", 200)
-	got := mustAnswer(t, of(s.node), at(self.IPv4.String(), 10256), "/healthz", 200, `"IPv4":{`)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()[0])...)
+	web := s.CreateService(t, "web", balancer)
+	scene.MustReach(t, s.Node.To("tcp", scene.At(web.Spec.ClusterIPs[0], 80)), s.Local()[0].Name)
+	scene.MustReach(t, s.Node.To("tcp", scene.At(self.IPv4.String(), web.Spec.Ports[0].NodePort)), s.Local()[0].Name)
+	mustAnswer(t, of(s.Node), scene.At(self.IPv4.String(), web.Spec.HealthCheckNodePort), "/", 200)
+	got := mustAnswer(t, of(s.Node), scene.At(self.IPv4.String(), 10256), "/healthz", 200, `"IPv4":{`)
 	if strings.Contains(got.body, "IPv6") {
 		t.Errorf("IPv6 is checked: %s", got.body)
 	}
-	if status, err := s.agent.Status(); err != nil || !status.Well() {
+	if status, err := s.Agent.Status(); err != nil || !status.Well() {
 		t.Errorf("the agent is not well: %+v, %v", status, err)
 	}
 }

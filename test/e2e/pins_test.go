@@ -7,12 +7,11 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
@@ -20,7 +19,7 @@ import (
 // and reports it. The next agent finds all that the first one had: connections by devices
 // that are older than the loss go on.
 //
-//	pod-1-0, node-1 ── web:80 ─────┬─ pod-1-1
+//	pod, node-1 ────── web:80 ─────┬─ pod-1-0
 //	node-2 ── node port of node-1 ─┴─ pod-2-0
 func TestPinsAreLost(t *testing.T) {
 	for _, test := range []struct {
@@ -33,48 +32,48 @@ func TestPinsAreLost(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel() // it waits for the agent's next check, 30 s
-			s := mustScene(t)
-			test.prepare(t, s.agent)
-			outside := lab.MustCaller(t, s.lab.Nodes[1].Namespace, nil)
-			s.setEndpoints(t, "web", readyAll(s.local()[0], s.remote()[0])...)
-			web := s.createService(t, "web", func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort })
-			v4, v6 := at(web.Spec.ClusterIPs[0], 80), at(web.Spec.ClusterIPs[1], 80)
-			nodePort := at(s.lab.Nodes[0].IPv4.String(), web.Spec.Ports[0].NodePort)
-			mustReach(t, dial{outside, "tcp", nodePort}, s.local()[0].Name, s.remote()[0].Name)
-			load := mustDial(t, 50, dial{s.pod, "tcp", v4}, dial{s.node, "tcp", v6}, dial{s.pod, "udp", v4}, dial{outside, "tcp", nodePort})
+			s := mustTestbed(t)
+			test.prepare(t, s.Agent)
+			outside := scene.MustClientIn(t, "outside", s.Lab.Nodes[1].Namespace, nil)
+			s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()[0], s.Remote()[0])...)
+			web := s.CreateService(t, "web", scene.NodePort)
+			v4, v6 := scene.At(web.Spec.ClusterIPs[0], 80), scene.At(web.Spec.ClusterIPs[1], 80)
+			nodePort := scene.At(s.Lab.Nodes[0].IPv4.String(), web.Spec.Ports[0].NodePort)
+			scene.MustReach(t, outside.To("tcp", nodePort), s.Local()[0].Name, s.Remote()[0].Name)
+			load := scene.MustDial(t, 50, s.Pod.To("tcp", v4), s.Node.To("tcp", v6), s.Pod.To("udp", v4), outside.To("tcp", nodePort))
 			var open []*lab.Socket
 			for range 10 {
 				socket, err := outside.Socket("tcp4")
-				must(t, err)
-				must(t, socket.Connect(nodePort))
+				lab.Must(t, err)
+				lab.Must(t, socket.Connect(nodePort))
 				mustAsk(t, socket)
 				open = append(open, socket)
 			}
 
-			must(t, test.harm(s.agent.BPFRoot()))
-			connect4 := filepath.Join(s.agent.BPFRoot(), "links", "connect4")
-			eventuallyIn(t, 45*time.Second, "a link is pinned again", func() bool {
+			lab.Must(t, test.harm(s.Agent.BPFRoot()))
+			connect4 := filepath.Join(s.Agent.BPFRoot(), "links", "connect4")
+			lab.EventuallyIn(t, 45*time.Second, "a link is pinned again", func() bool {
 				_, err := os.Stat(connect4)
 				return err == nil
 			})
-			s.mustSeeEvent(t, "default", s.nodeName(s.lab.Nodes[0]), "PinsMadeAgain", "are made again")
-			pinned, err := maps.Load(s.agent.BPFRoot())
+			s.mustSeeEvent(t, "default", s.NodeName(s.Lab.Nodes[0]), "PinsMadeAgain", "are made again")
+			pinned, err := maps.Load(s.Agent.BPFRoot())
 			if err != nil {
 				t.Fatalf("maps are not pinned again: %v", err)
 			}
 			defer pinned.Close()
-			if status, err := s.agent.Status(); err != nil || !status.Well() {
+			if status, err := s.Agent.Status(); err != nil || !status.Well() {
 				t.Errorf("all is not well: %+v, %v", status, err)
 			}
 
-			must(t, s.agent.Kill())
+			lab.Must(t, s.Agent.Kill())
 			time.Sleep(time.Second) // the kernel takes its time to detach what has no reference
-			must(t, s.agent.Start())
-			sluice.MustWait(t, s.agent)
+			lab.Must(t, s.Agent.Start())
+			sluice.MustWait(t, s.Agent)
 			for _, socket := range open {
 				mustAsk(t, socket)
 			}
-			load.mustHaveWorked(t)
+			load.MustKeepUp(t)
 		})
 	}
 }
@@ -83,69 +82,69 @@ func TestPinsAreLost(t *testing.T) {
 // suffers: new devices are attached, hooks stay effective, and neither load balancers
 // nor the kubelet turn away from the node. When bpffs is back, so are the pins.
 //
-//	node-2 ── node port of node-1 ── pod-1-1
-//	pod-1-3, comes meanwhile, past the hooks ── web:80
+//	node-2 ── node port of node-1 ── pod-1-0
+//	a new pod, meanwhile, past the hooks ────── web:80
 func TestWithoutBPFFS(t *testing.T) {
 	t.Parallel() // it waits for the agent's next check, 30 s
-	s := mustScene(t)
+	s := mustTestbed(t)
 	// A node is unhealthy after twice the period.
-	s.agent.SetArgs("--proxy-mode=iptables", "--iptables-sync-period=2s", "--healthz-bind-address=0.0.0.0:10256")
-	mustMount(t, s.agent, "tmpfs", "bpf")
-	self, server := s.lab.Nodes[0], s.local()[0]
-	outside := lab.MustCaller(t, s.lab.Nodes[1].Namespace, nil)
-	s.setEndpoints(t, "web", readyAll(server)...)
-	web := s.createService(t, "web", func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort })
-	clusterIP, nodePort := at(web.Spec.ClusterIPs[0], 80), at(self.IPv4.String(), web.Spec.Ports[0].NodePort)
-	mustReach(t, dial{outside, "tcp", nodePort}, server.Name)
-	load := mustDial(t, 50, dial{s.pod, "tcp", clusterIP}, dial{outside, "tcp", nodePort})
+	s.Agent.SetArgs("--proxy-mode=iptables", "--iptables-sync-period=2s", "--healthz-bind-address=0.0.0.0:10256")
+	mustMount(t, s.Agent, "tmpfs", "bpf")
+	self, server := s.Lab.Nodes[0], s.Local()[0]
+	outside := scene.MustClientIn(t, "outside", s.Lab.Nodes[1].Namespace, nil)
+	s.SetEndpoints(t, "web", scene.ReadyAll(server)...)
+	web := s.CreateService(t, "web", scene.NodePort)
+	clusterIP, nodePort := scene.At(web.Spec.ClusterIPs[0], 80), scene.At(self.IPv4.String(), web.Spec.Ports[0].NodePort)
+	scene.MustReach(t, outside.To("tcp", nodePort), server.Name)
+	load := scene.MustDial(t, 50, s.Pod.To("tcp", clusterIP), outside.To("tcp", nodePort))
 
-	must(t, unmount(s.agent.BPFRoot()))
+	lab.Must(t, unmount(s.Agent.BPFRoot()))
 	pod, err := self.AddPod()
-	must(t, err)
-	guest := lab.MustCaller(t, pod.Namespace, nil)
-	mustReach(t, dial{guest, "tcp", clusterIP}, server.Name)
-	eventuallyIn(t, 45*time.Second, "the agent knows that nothing can be pinned", func() bool {
-		status, err := s.agent.Status()
+	lab.Must(t, err)
+	guest := scene.MustClientIn(t, "guest", pod.Namespace, nil)
+	scene.MustReach(t, guest.To("tcp", clusterIP), server.Name)
+	lab.EventuallyIn(t, 45*time.Second, "the agent knows that nothing can be pinned", func() bool {
+		status, err := s.Agent.Status()
 
 		return err == nil && strings.Contains(status.Unpinned, "not on a bpf file system")
 	})
-	s.mustSeeEvent(t, "default", s.nodeName(self), "PinsMissing", "cannot be made")
-	if status, err := s.agent.Status(); err != nil || status.Well() || status.Effective != "" {
+	s.mustSeeEvent(t, "default", s.NodeName(self), "PinsMissing", "cannot be made")
+	if status, err := s.Agent.Status(); err != nil || status.Well() || status.Effective != "" {
 		t.Errorf("status is %+v, %v", status, err)
 	}
 	for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Second) {
 		for _, path := range []string{"/healthz", "/livez"} {
-			mustAnswer(t, of(s.node), at(self.IPv4.String(), 10256), path, 200)
+			mustAnswer(t, of(s.Node), scene.At(self.IPv4.String(), 10256), path, 200)
 		}
-		mustAnswer(t, of(s.node), at(self.IPv4.String(), 10256), "/readyz", 503, "pins are missing")
+		mustAnswer(t, of(s.Node), scene.At(self.IPv4.String(), 10256), "/readyz", 503, "pins are missing")
 	}
 
-	must(t, unix.Mount("bpf", s.agent.BPFRoot(), "bpf", 0, ""))
-	s.mustSeeEvent(t, "default", s.nodeName(self), "PinsMadeAgain", "are made again")
-	sluice.MustWait(t, s.agent)
-	must(t, s.agent.Kill())
+	lab.Must(t, unix.Mount("bpf", s.Agent.BPFRoot(), "bpf", 0, ""))
+	s.mustSeeEvent(t, "default", s.NodeName(self), "PinsMadeAgain", "are made again")
+	sluice.MustWait(t, s.Agent)
+	lab.Must(t, s.Agent.Kill())
 	time.Sleep(time.Second) // the kernel takes its time to detach what has no reference
-	must(t, s.agent.Start())
-	sluice.MustWait(t, s.agent)
-	load.mustHaveWorked(t)
+	lab.Must(t, s.Agent.Start())
+	sluice.MustWait(t, s.Agent)
+	load.MustKeepUp(t)
 }
 
 // mustMount mounts file systems at a node's bpf root, one above the other, and starts
 // its agent anew.
 func mustMount(t *testing.T, agent *sluice.Node, kinds ...string) {
 	t.Helper()
-	must(t, agent.Stop())
+	lab.Must(t, agent.Stop())
 	if _, err := agent.Run("cleanup"); err != nil {
 		t.Fatal(err)
 	}
-	must(t, os.Mkdir(agent.BPFRoot(), 0o700))
+	lab.Must(t, os.Mkdir(agent.BPFRoot(), 0o700))
 	for _, kind := range kinds {
 		if err := unix.Mount(kind, agent.BPFRoot(), kind, 0, ""); err != nil {
 			t.Fatalf("mount of %s at %s: %v", kind, agent.BPFRoot(), err)
 		}
 		t.Cleanup(func() { _ = unmount(agent.BPFRoot()) }) // unless the test has
 	}
-	must(t, agent.Start())
+	lab.Must(t, agent.Start())
 	sluice.MustWait(t, agent)
 }
 

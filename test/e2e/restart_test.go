@@ -7,10 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
@@ -18,130 +17,130 @@ import (
 // three dial 600 new connections and 200 UDP flows a second between them. What
 // is in the maps stays, ids included, which are those of a node with a past.
 //
-//	two clients in pod-1-0, one on node-1 ── web:80 ─┬─ pod-1-1, pod-1-2
+//	two clients in a pod, one on node-1 ── web:80 ─┬─ pod-1-0 to pod-1-2
 //	                                                 └─ pod-2-0, pod-2-1, pod-2-2
 func TestRestart(t *testing.T) {
-	s := mustScene(t)
-	s.setEndpoints(t, "web", readyAll(s.remote()...)...)
-	web := s.createService(t, "web")
-	v4, v6 := at(web.Spec.ClusterIPs[0], 80), at(web.Spec.ClusterIPs[1], 80)
-	mustReach(t, dial{s.pod, "tcp", v4}, names(s.remote()...)...)
-	s.setEndpoints(t, "web", readyAll(s.pods()...)...)
-	s.setEndpoints(t, "another", readyAll(s.local()...)...)
-	another := s.createService(t, "another")
-	mustReach(t, dial{s.pod, "tcp", at(another.Spec.ClusterIPs[0], 80)}, names(s.local()...)...)
-	mustReach(t, dial{s.pod, "tcp", v4}, names(s.pods()...)...)
-	mustReach(t, dial{s.pod, "tcp", v6}, names(s.pods()...)...)
+	s := mustTestbed(t)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.Remote()...)...)
+	web := s.CreateService(t, "web")
+	v4, v6 := scene.At(web.Spec.ClusterIPs[0], 80), scene.At(web.Spec.ClusterIPs[1], 80)
+	scene.MustReach(t, s.Pod.To("tcp", v4), scene.Names(s.Remote()...)...)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.pods()...)...)
+	s.SetEndpoints(t, "another", scene.ReadyAll(s.Local()...)...)
+	another := s.CreateService(t, "another")
+	scene.MustReach(t, s.Pod.To("tcp", scene.At(another.Spec.ClusterIPs[0], 80)), scene.Names(s.Local()...)...)
+	scene.MustReach(t, s.Pod.To("tcp", v4), scene.Names(s.pods()...)...)
+	scene.MustReach(t, s.Pod.To("tcp", v6), scene.Names(s.pods()...)...)
 	newer, err := sluice.Build(t.TempDir(), "newer")
 	if err != nil {
 		t.Fatal(err)
 	}
-	pinned := mustLoad(t, s.agent)
-	second := s.caller(t, s.lab.Nodes[0].Pods[0].Namespace)
+	pinned := mustLoad(t, s.Agent)
+	second := scene.MustClientIn(t, "another", s.Pod.Namespace, s.Cgroup)
 
 	for _, test := range []struct {
 		name    string
 		restart func(t *testing.T, agent *sluice.Node)
 	}{
 		{"killed, and started after 2 s", func(t *testing.T, agent *sluice.Node) {
-			must(t, agent.Kill())
+			lab.Must(t, agent.Kill())
 			time.Sleep(2 * time.Second)
-			must(t, agent.Start())
+			lab.Must(t, agent.Start())
 		}},
 		{"killed, and started at once", func(t *testing.T, agent *sluice.Node) {
-			must(t, agent.Kill(), agent.Start())
+			lab.Must(t, agent.Kill(), agent.Start())
 		}},
 		{"killed at any moment of its start", func(t *testing.T, agent *sluice.Node) {
 			for range 8 {
-				must(t, agent.Kill(), agent.Start())
+				lab.Must(t, agent.Kill(), agent.Start())
 				time.Sleep(rand.N(300 * time.Millisecond))
 			}
-			must(t, agent.Kill(), agent.Start())
+			lab.Must(t, agent.Kill(), agent.Start())
 		}},
 		{"stopped, and a newer build started", func(t *testing.T, agent *sluice.Node) {
-			must(t, agent.Stop())
+			lab.Must(t, agent.Stop())
 			agent.SetBinary(newer)
-			must(t, agent.Start())
+			lab.Must(t, agent.Start())
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := mustDump(t, pinned)
-			load := mustDial(t, 200, dial{s.pod, "tcp", v4}, dial{s.node, "tcp", v4}, dial{second, "tcp", v6})
-			datagrams := mustDial(t, 100, dial{second, "udp", v4}, dial{s.node, "udp", v6})
+			load := scene.MustDial(t, 200, s.Pod.To("tcp", v4), s.Node.To("tcp", v4), second.To("tcp", v6))
+			datagrams := scene.MustDial(t, 100, second.To("udp", v4), s.Node.To("udp", v6))
 			time.Sleep(100 * time.Millisecond)
-			test.restart(t, s.agent)
-			sluice.MustWait(t, s.agent)
+			test.restart(t, s.Agent)
+			sluice.MustWait(t, s.Agent)
 			time.Sleep(time.Second) // what was retired is gone
-			load.mustHaveWorked(t)
-			datagrams.mustHaveWorked(t)
+			load.MustKeepUp(t)
+			datagrams.MustKeepUp(t)
 			mustEqual(t, mustDump(t, pinned), before)
 		})
 	}
-	if status, err := s.agent.Status(); err != nil || status.Version != "newer" {
+	if status, err := s.Agent.Status(); err != nil || status.Version != "newer" {
 		t.Errorf("the agent's version is %q, %v, want newer", status.Version, err)
 	}
 }
 
 // What happens while no agent runs is made up for by the next.
 //
-//	web:80 ─┬─ pod-1-1, goes meanwhile  gone:80, goes meanwhile ── pod-1-1
-//	        ├─ pod-1-2
+//	web:80 ─┬─ pod-1-0, goes meanwhile  gone:80, goes meanwhile ── pod-1-0
+//	        ├─ pod-1-1
 //	        └─ pod-2-0, comes meanwhile
 func TestChangesWhileDead(t *testing.T) {
-	s := mustScene(t)
-	leaves, stays, comes := s.local()[0], s.local()[1], s.remote()[0]
-	s.setEndpoints(t, "web", readyAll(leaves, stays)...)
-	s.setEndpoints(t, "gone", readyAll(leaves)...)
-	web := at(s.createService(t, "web").Spec.ClusterIPs[0], 80)
-	gone := at(s.createService(t, "gone").Spec.ClusterIPs[0], 80)
-	mustReach(t, dial{s.pod, "tcp", web}, names(leaves, stays)...)
-	mustReach(t, dial{s.pod, "tcp", gone}, names(leaves)...)
-	pinned := mustLoad(t, s.agent)
+	s := mustTestbed(t)
+	leaves, stays, comes := s.Local()[0], s.Local()[1], s.Remote()[0]
+	s.SetEndpoints(t, "web", scene.ReadyAll(leaves, stays)...)
+	s.SetEndpoints(t, "gone", scene.ReadyAll(leaves)...)
+	web := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
+	gone := scene.At(s.CreateService(t, "gone").Spec.ClusterIPs[0], 80)
+	scene.MustReach(t, s.Pod.To("tcp", web), scene.Names(leaves, stays)...)
+	scene.MustReach(t, s.Pod.To("tcp", gone), scene.Names(leaves)...)
+	pinned := mustLoad(t, s.Agent)
 	keeps := backendIDs(t, pinned, stays)
-	connected := mustConnect(t, s.pod, gone)
+	connected := mustConnect(t, s.Pod, gone)
 
-	must(t, s.agent.Kill())
-	s.setEndpoints(t, "web", readyAll(stays, comes)...)
-	s.deleteService(t, "gone")
-	mustReach(t, dial{s.pod, "tcp", web}, names(leaves, stays)...) // as last known
-	must(t, s.agent.Start())
-	sluice.MustWait(t, s.agent)
+	lab.Must(t, s.Agent.Kill())
+	s.SetEndpoints(t, "web", scene.ReadyAll(stays, comes)...)
+	s.DeleteService(t, "gone")
+	scene.MustReach(t, s.Pod.To("tcp", web), scene.Names(leaves, stays)...) // as last known
+	lab.Must(t, s.Agent.Start())
+	sluice.MustWait(t, s.Agent)
 
-	mustReach(t, dial{s.pod, "tcp", web}, names(stays, comes)...)
-	mustFail(t, dial{s.pod, "tcp", gone}, unix.EHOSTUNREACH)
+	scene.MustReach(t, s.Pod.To("tcp", web), scene.Names(stays, comes)...)
+	scene.MustFail(t, s.Pod.To("tcp", gone), scene.Dropped)
 	mustBeAborted(t, connected)
 	if now := backendIDs(t, pinned, stays); !slices.Equal(now, keeps) {
 		t.Errorf("the ids of the backend that stayed are %v, were %v", now, keeps)
 	}
-	eventually(t, "the deleted Service leaves no trace in the maps", func() bool {
-		return !mentions(mustDump(t, pinned), s.namespace+"/gone") && len(backendIDs(t, pinned, leaves)) == 0
+	lab.Eventually(t, "the deleted Service leaves no trace in the maps", func() bool {
+		return !mentions(mustDump(t, pinned), s.Namespace+"/gone") && len(backendIDs(t, pinned, leaves)) == 0
 	})
 }
 
 // An agent is killed when it has taken a UDP Service out of the maps, and
 // before it has ended the sockets of its clients. The next one does it.
 //
-//	pod-1-0 ── dns:80 ── pod-1-1
+//	pod ────── dns:80 ── pod-1-0
 func TestKilledBeforeSocketsWereEnded(t *testing.T) {
-	s := mustScene(t)
-	s.setEndpoints(t, "dns", readyAll(s.local()[0])...)
-	dns := s.createService(t, "dns")
-	ip := at(dns.Spec.ClusterIPs[0], 80)
-	mustReach(t, dial{s.pod, "udp", ip}, s.local()[0].Name)
-	connected := mustConnect(t, s.pod, ip)
-	must(t, s.agent.Kill())
+	s := mustTestbed(t)
+	s.SetEndpoints(t, "dns", scene.ReadyAll(s.Local()[0])...)
+	dns := s.CreateService(t, "dns")
+	ip := scene.At(dns.Spec.ClusterIPs[0], 80)
+	scene.MustReach(t, s.Pod.To("udp", ip), s.Local()[0].Name)
+	connected := mustConnect(t, s.Pod, ip)
+	lab.Must(t, s.Agent.Kill())
 
-	s.deleteService(t, "dns")
-	pinned := mustLoad(t, s.agent)
+	s.DeleteService(t, "dns")
+	pinned := mustLoad(t, s.Agent)
 	for key := range mustRead(t, pinned.FrontendIDs) {
 		if slices.Contains(dns.Spec.ClusterIPs, key.AddrPort().Addr().String()) {
-			must(t, pinned.FrontendIDs.Delete(key))
+			lab.Must(t, pinned.FrontendIDs.Delete(key))
 		}
 	}
 	for id := range mustReadBackends(t, pinned) {
-		must(t, pinned.Backends.Clear(maps.Index(id)))
+		lab.Must(t, pinned.Backends.Clear(maps.Index(id)))
 	}
-	must(t, s.agent.Start())
+	lab.Must(t, s.Agent.Start())
 	mustBeAborted(t, connected)
 }
 

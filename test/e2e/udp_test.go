@@ -6,16 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 )
 
 // mustConnect returns a UDP socket that is connected, and has been answered.
-func mustConnect(t testing.TB, from *lab.Caller, address string) *lab.Socket {
+func mustConnect(t testing.TB, from *scene.Client, address string) *lab.Socket {
 	t.Helper()
 	socket, err := from.Socket("udp4")
 	if err != nil {
 		t.Fatal(err)
 	}
-	must(t, socket.Connect(address))
+	lab.Must(t, socket.Connect(address))
 	mustAsk(t, socket)
 
 	return socket
@@ -24,7 +25,7 @@ func mustConnect(t testing.TB, from *lab.Caller, address string) *lab.Socket {
 // mustAsk returns the pod that answers a connected socket.
 func mustAsk(t testing.TB, socket *lab.Socket) string {
 	t.Helper()
-	must(t, socket.Send("who\n"))
+	lab.Must(t, socket.Send("who\n"))
 	text, _, err := socket.Recv()
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +41,7 @@ func mustAsk(t testing.TB, socket *lab.Socket) string {
 // mustBeAborted waits until the agent has destroyed a socket.
 func mustBeAborted(t testing.TB, socket *lab.Socket) {
 	t.Helper()
-	eventually(t, "the socket of a backend that is gone is destroyed", func() bool {
+	lab.Eventually(t, "the socket of a backend that is gone is destroyed", func() bool {
 		pending, err := socket.Option(unix.SOL_SOCKET, unix.SO_ERROR)
 		if err != nil {
 			t.Fatal(err)
@@ -54,32 +55,32 @@ func mustBeAborted(t testing.TB, socket *lab.Socket) {
 // destroyed, so that their owners connect anew; sockets that are not connected
 // are led to another backend; the sockets of other backends are left alone.
 //
-//	pod-1-0, node-1 ── dns:80 ─┬─ pod-1-1  goes
+//	pod, node-1 ────── dns:80 ─┬─ pod-1-0  goes
 //	                           └─ pod-2-0
 func TestUDPBackendGoes(t *testing.T) {
-	s := mustScene(t)
-	goes, stays := s.local()[0], s.remote()[0]
-	s.setEndpoints(t, "dns", readyAll(goes, stays)...)
-	ip := at(s.createService(t, "dns").Spec.ClusterIPs[0], 80)
-	mustReach(t, dial{s.pod, "udp", ip}, goes.Name, stays.Name)
+	s := mustTestbed(t)
+	goes, stays := s.Local()[0], s.Remote()[0]
+	s.SetEndpoints(t, "dns", scene.ReadyAll(goes, stays)...)
+	ip := scene.At(s.CreateService(t, "dns").Spec.ClusterIPs[0], 80)
+	scene.MustReach(t, s.Pod.To("udp", ip), goes.Name, stays.Name)
 	connected := map[string][]*lab.Socket{}
 	for len(connected[goes.Name]) < 4 || len(connected[stays.Name]) < 4 {
-		for _, from := range []*lab.Caller{s.pod, s.node} {
+		for _, from := range []*scene.Client{s.Pod, s.Node} {
 			socket := mustConnect(t, from, ip)
 			name := mustAsk(t, socket)
 			connected[name] = append(connected[name], socket)
 		}
 	}
-	loose := mustSendTo(t, s.pod, ip, goes.Name)
+	loose := mustSendTo(t, s.Pod, ip, goes.Name)
 
-	s.setEndpoints(t, "dns", readyAll(stays)...)
-	mustReach(t, dial{s.pod, "udp", ip}, stays.Name)
-	eventually(t, "an unconnected socket is led to another backend", func() bool {
+	s.SetEndpoints(t, "dns", scene.ReadyAll(stays)...)
+	scene.MustReach(t, s.Pod.To("udp", ip), stays.Name)
+	lab.Eventually(t, "an unconnected socket is led to another backend", func() bool {
 		return mustAskAt(t, loose, ip) == stays.Name
 	})
 	for _, socket := range connected[goes.Name] {
 		mustBeAborted(t, socket)
-		must(t, socket.Connect(ip))
+		lab.Must(t, socket.Connect(ip))
 		if name := mustAsk(t, socket); name != stays.Name {
 			t.Errorf("%s answers a socket that has connected anew, want %s", name, stays.Name)
 		}
@@ -93,21 +94,21 @@ func TestUDPBackendGoes(t *testing.T) {
 
 // The whole UDP Service goes, and its sockets with it.
 //
-//	pod-1-0 ── dns:80 ── pod-1-1
+//	pod ────── dns:80 ── pod-1-0
 func TestUDPServiceGoes(t *testing.T) {
-	s := mustScene(t)
-	s.setEndpoints(t, "dns", readyAll(s.local()[0])...)
-	ip := at(s.createService(t, "dns").Spec.ClusterIPs[0], 80)
-	mustReach(t, dial{s.pod, "udp", ip}, s.local()[0].Name)
-	socket := mustConnect(t, s.pod, ip)
-	s.deleteService(t, "dns")
+	s := mustTestbed(t)
+	s.SetEndpoints(t, "dns", scene.ReadyAll(s.Local()[0])...)
+	ip := scene.At(s.CreateService(t, "dns").Spec.ClusterIPs[0], 80)
+	scene.MustReach(t, s.Pod.To("udp", ip), s.Local()[0].Name)
+	socket := mustConnect(t, s.Pod, ip)
+	s.DeleteService(t, "dns")
 	mustBeAborted(t, socket)
-	mustFail(t, dial{s.pod, "udp", ip}, unix.EHOSTUNREACH)
+	scene.MustFail(t, s.Pod.To("udp", ip), scene.Dropped)
 }
 
 // mustSendTo returns a socket that is not connected, and that a certain pod
 // answers.
-func mustSendTo(t testing.TB, from *lab.Caller, address, want string) *lab.Socket {
+func mustSendTo(t testing.TB, from *scene.Client, address, want string) *lab.Socket {
 	t.Helper()
 	for {
 		socket, err := from.Socket("udp4")
@@ -121,7 +122,7 @@ func mustSendTo(t testing.TB, from *lab.Caller, address, want string) *lab.Socke
 
 			return socket
 		}
-		must(t, socket.Close())
+		lab.Must(t, socket.Close())
 	}
 }
 
@@ -129,7 +130,7 @@ func mustSendTo(t testing.TB, from *lab.Caller, address, want string) *lab.Socke
 // comes from the address that was asked.
 func mustAskAt(t testing.TB, socket *lab.Socket, address string) string {
 	t.Helper()
-	must(t, socket.SendTo("who\n", address))
+	lab.Must(t, socket.SendTo("who\n", address))
 	text, from, err := socket.Recv()
 	if err != nil {
 		t.Fatal(err)

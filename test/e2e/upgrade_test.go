@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
@@ -19,68 +20,68 @@ import (
 // UDP flows a second, no connection and no UDP flow that is open, and no client that has a
 // backend to keep gets another.
 //
-//	outside ── node port of node-1 ─┬─ pod-1-1, pod-1-2
-//	pod-1-0, node-1 ── web:80 ──────┴─ pod-2-0, pod-2-1, pod-2-2
+//	outside ── node port of node-1 ─┬─ pod-1-0 to pod-1-2
+//	pod, node-1 ────── web:80 ──────┴─ pod-2-0, pod-2-1, pod-2-2
 func TestAnotherLayout(t *testing.T) {
-	s := mustScene(t)
-	outside := lab.MustCaller(t, s.lab.Nodes[1].Namespace, nil)
-	nodePort := func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort }
-	at := func(svc *corev1.Service) (clusterIP, port string) {
-		return at(svc.Spec.ClusterIPs[0], 80), at(s.lab.Nodes[0].IPv4.String(), svc.Spec.Ports[0].NodePort)
+	s := mustTestbed(t)
+	outside := scene.MustClientIn(t, "outside", s.Lab.Nodes[1].Namespace, nil)
+	nodePort := scene.NodePort
+	addressesOf := func(svc *corev1.Service) (clusterIP, port string) {
+		return scene.At(svc.Spec.ClusterIPs[0], 80), scene.At(s.Lab.Nodes[0].IPv4.String(), svc.Spec.Ports[0].NodePort)
 	}
 	// Ids are those of a node with a past.
-	s.setEndpoints(t, "gone", readyAll(s.local()...)...)
-	gone, _ := at(s.createService(t, "gone"))
-	mustReach(t, dial{s.pod, "tcp", gone}, names(s.local()...)...)
+	s.SetEndpoints(t, "gone", scene.ReadyAll(s.Local()...)...)
+	gone, _ := addressesOf(s.CreateService(t, "gone"))
+	scene.MustReach(t, s.Pod.To("tcp", gone), scene.Names(s.Local()...)...)
 	for _, name := range []string{"web", "sticky"} {
-		s.setEndpoints(t, name, readyAll(s.remote()...)...)
+		s.SetEndpoints(t, name, scene.ReadyAll(s.Remote()...)...)
 	}
-	web, webPort := at(s.createService(t, "web", nodePort, samePorts(30080)))
-	sticky, stickyPort := at(s.createService(t, "sticky", nodePort, samePorts(30081), func(spec *corev1.ServiceSpec) {
-		spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	web, webPort := addressesOf(s.CreateService(t, "web", nodePort, samePorts(30080)))
+	sticky, stickyPort := addressesOf(s.CreateService(t, "sticky", nodePort, samePorts(30081), func(svc *corev1.Service) {
+		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}))
-	mustReach(t, dial{s.pod, "tcp", web}, names(s.remote()...)...)
-	s.deleteService(t, "gone")
+	scene.MustReach(t, s.Pod.To("tcp", web), scene.Names(s.Remote()...)...)
+	s.DeleteService(t, "gone")
 	for _, name := range []string{"web", "sticky"} {
-		s.setEndpoints(t, name, readyAll(s.pods()...)...)
+		s.SetEndpoints(t, name, scene.ReadyAll(s.pods()...)...)
 	}
 	for _, network := range []string{"tcp", "udp"} {
-		mustReach(t, dial{s.pod, network, web}, names(s.pods()...)...)
-		mustReach(t, dial{outside, network, webPort}, names(s.pods()...)...)
+		scene.MustReach(t, s.Pod.To(network, web), scene.Names(s.pods()...)...)
+		scene.MustReach(t, outside.To(network, webPort), scene.Names(s.pods()...)...)
 	}
 
-	binary := s.agent.Binary()
+	binary := s.Agent.Binary()
 	other, err := sluice.BuildOtherLayout(t.TempDir())
-	must(t, err)
-	idsBefore := mustDump(t, mustLoad(t, s.agent))
-	kept := mustKeep(t, map[*lab.Caller][2]string{s.pod: {web, sticky}, s.node: {web, sticky}, outside: {webPort, stickyPort}})
-	load := mustDial(t, 200, dial{s.pod, "tcp", web}, dial{s.node, "tcp", web}, dial{outside, "tcp", webPort})
-	datagrams := mustDial(t, 100, dial{s.pod, "udp", web}, dial{s.node, "udp", web}, dial{outside, "udp", webPort})
+	lab.Must(t, err)
+	idsBefore := mustDump(t, mustLoad(t, s.Agent))
+	kept := mustKeep(t, map[*scene.Client][2]string{s.Pod: {web, sticky}, s.Node: {web, sticky}, outside: {webPort, stickyPort}})
+	load := scene.MustDial(t, 200, s.Pod.To("tcp", web), s.Node.To("tcp", web), outside.To("tcp", webPort))
+	datagrams := scene.MustDial(t, 100, s.Pod.To("udp", web), s.Node.To("udp", web), outside.To("udp", webPort))
 	for _, test := range []struct{ name, binary, folder, state string }{
 		{"upgrade", other, "v3x", "state-v2x"},
 		{"downgrade", binary, maps.Version, maps.StateVersion},
 		{"upgrade again", other, "v3x", "state-v2x"},
 		{"downgrade again", binary, maps.Version, maps.StateVersion},
 	} {
-		must(t, s.agent.Stop())
+		lab.Must(t, s.Agent.Stop())
 		time.Sleep(200 * time.Millisecond) // without an agent
-		s.agent.SetBinary(test.binary)
+		s.Agent.SetBinary(test.binary)
 		for range 3 { // killed at any moment of its start
-			must(t, s.agent.Start())
+			lab.Must(t, s.Agent.Start())
 			time.Sleep(rand.N(500 * time.Millisecond))
-			must(t, s.agent.Kill())
+			lab.Must(t, s.Agent.Kill())
 		}
-		must(t, s.agent.Start())
-		sluice.MustWait(t, s.agent)
+		lab.Must(t, s.Agent.Start())
+		sluice.MustWait(t, s.Agent)
 		kept.check(t, test.name)
 		time.Sleep(time.Second) // what was retired is gone
 		kept.check(t, test.name+", a second later")
-		mustHaveFolders(t, s.agent.BPFRoot(), "links", "programs", test.state, test.folder)
+		mustHaveFolders(t, s.Agent.BPFRoot(), "links", "programs", test.state, test.folder)
 	}
-	load.mustHaveWorked(t)
-	datagrams.mustHaveWorked(t)
+	load.MustKeepUp(t)
+	datagrams.MustKeepUp(t)
 
-	idsAfter := mustDump(t, mustLoad(t, s.agent))
+	idsAfter := mustDump(t, mustLoad(t, s.Agent))
 	if diff := gocmp.Diff(idsBefore.Ports, idsAfter.Ports); diff != "" {
 		t.Errorf("service ports are not as before (-before +after):\n%s", diff)
 	}
@@ -90,10 +91,10 @@ func TestAnotherLayout(t *testing.T) {
 }
 
 // samePorts gives TCP and UDP the same node port.
-func samePorts(port int32) func(*corev1.ServiceSpec) {
-	return func(spec *corev1.ServiceSpec) {
-		for i := range spec.Ports {
-			spec.Ports[i].NodePort = port
+func samePorts(port int32) scene.Change {
+	return func(svc *corev1.Service) {
+		for i := range svc.Spec.Ports {
+			svc.Spec.Ports[i].NodePort = port
 		}
 	}
 }
@@ -109,7 +110,7 @@ type keptBackend struct {
 
 // mustKeep has clients open connections and UDP flows to one Service, and get affinity to
 // another: where each dials them.
-func mustKeep(t testing.TB, clients map[*lab.Caller][2]string) keptBackends {
+func mustKeep(t testing.TB, clients map[*scene.Client][2]string) keptBackends {
 	t.Helper()
 	var kept keptBackends
 	keep := func(what string, ask func(testing.TB) string) {
@@ -119,20 +120,17 @@ func mustKeep(t testing.TB, clients map[*lab.Caller][2]string) keptBackends {
 		web, sticky := addresses[0], addresses[1]
 		for range 10 {
 			tcp, err := from.Socket("tcp4")
-			must(t, err)
-			must(t, tcp.Connect(web))
+			lab.Must(t, err)
+			lab.Must(t, tcp.Connect(web))
 			keep("a connection to "+web, func(t testing.TB) string { return mustAsk(t, tcp) })
 			udp := mustConnect(t, from, web)
 			keep("a connected UDP socket to "+web, func(t testing.TB) string { return mustAsk(t, udp) })
 			loose, err := from.Socket("udp4")
-			must(t, err)
+			lab.Must(t, err)
 			keep("an unconnected UDP socket to "+web, func(t testing.TB) string { return mustAskAt(t, loose, web) })
 			for _, network := range []string{"tcp", "udp"} {
 				keep("affinity to "+sticky+"/"+network, func(t testing.TB) string {
-					name, err := dial{from, network, sticky}.ask()
-					must(t, err)
-
-					return name
+					return from.To(network, sticky).MustAsk(t).Name
 				})
 			}
 		}
@@ -156,7 +154,7 @@ func (kept keptBackends) check(t testing.TB, when string) {
 func mustHaveFolders(t testing.TB, root string, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(root)
-	must(t, err)
+	lab.Must(t, err)
 	var have []string
 	for _, entry := range entries {
 		have = append(have, entry.Name())

@@ -1,9 +1,52 @@
 package lab
 
 import (
+	"errors"
 	"os"
 	"testing"
+	"time"
 )
+
+// Timeout limits how long a change may take until every client sees it. It takes
+// milliseconds, but the machine may be slow and busy.
+const Timeout = 40 * time.Second
+
+// Must fails the test if one of the errors is not nil.
+func Must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Eventually waits until check returns true, or no error.
+func Eventually[C func() bool | func() error](t testing.TB, what string, check C) {
+	t.Helper()
+	EventuallyIn(t, Timeout, what, check)
+}
+
+// EventuallyIn is Eventually with another timeout.
+func EventuallyIn[C func() bool | func() error](t testing.TB, timeout time.Duration, what string, check C) {
+	t.Helper()
+	try, reports := any(check).(func() error)
+	if !reports {
+		holds := any(check).(func() bool)
+		try = func() error {
+			if !holds() {
+				return errors.New("it does not hold")
+			}
+
+			return nil
+		}
+	}
+	err := try()
+	for deadline := time.Now().Add(timeout); err != nil; err = try() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not after %v: %s: %v", timeout, what, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
 
 // The Must functions are the lab for tests: they fail the test instead of
 // returning an error, close what they made when the test ends, and skip the test

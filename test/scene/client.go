@@ -21,7 +21,8 @@ type Client struct {
 	IPv4, IPv6 netip.Addr
 }
 
-func mustClientIn(t testing.TB, name string, ns *lab.Namespace, cgroup *lab.Cgroup) *Client {
+// MustClientIn starts a client in a namespace. Socket hooks see it if it has a cgroup.
+func MustClientIn(t testing.TB, name string, ns *lab.Namespace, cgroup *lab.Cgroup) *Client {
 	t.Helper()
 
 	return &Client{Caller: lab.MustCaller(t, ns, cgroup), Name: name, Namespace: ns, AtSocket: cgroup != nil}
@@ -66,7 +67,7 @@ func (d Dial) bind() string {
 
 // Exchange returns the dial as an exchange, for loads and for tests that change its fields.
 func (d Dial) Exchange() lab.Exchange {
-	return lab.Exchange{Network: d.Network, Address: d.Address, From: d.bind(), Timeout: Timeout / 4}
+	return lab.Exchange{Network: d.Network, Address: d.Address, From: d.bind(), Timeout: lab.Timeout / 4}
 }
 
 // Ask returns the answer. Its timeout allows for a second SYN: the kernel overlooks the

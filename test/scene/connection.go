@@ -25,7 +25,7 @@ func (d Dial) Open() (*Connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = socket.SetTimeout(Timeout / 4)
+	err = socket.SetTimeout(lab.Timeout / 4)
 	if from := d.bind(); err == nil && from != "" {
 		err = socket.Bind(from)
 	}
@@ -97,6 +97,6 @@ func MustGoOn(t testing.TB, connections ...*Connection) {
 func MustClose(t testing.TB, connections ...*Connection) {
 	t.Helper()
 	for _, c := range connections {
-		Must(t, c.Socket.Close())
+		lab.Must(t, c.Socket.Close())
 	}
 }

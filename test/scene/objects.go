@@ -48,7 +48,7 @@ func mustObjects(t testing.TB, stage *Stage) *Objects {
 // clear removes what is in the namespace. Deleting the namespace would not: there are
 // no controllers.
 func (o *Objects) clear() error {
-	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), lab.Timeout)
 	defer cancel()
 	now := metav1.DeleteOptions{}
 	errs := []error{o.Client.DiscoveryV1().EndpointSlices(o.Namespace).DeleteCollection(ctx, now, metav1.ListOptions{})}
@@ -63,38 +63,47 @@ func (o *Objects) clear() error {
 	return errors.Join(errs...)
 }
 
-// mustCreateNodes creates the Node objects of the stage. The addresses are
-// the first node's, nil for both that it has.
+// mustCreateNodes creates the Node objects of the stage. The addresses are the first
+// node's, nil for both that it has.
 func (s *Stage) mustCreateNodes(t testing.TB, addresses []netip.Addr) {
 	t.Helper()
-	nodes := MustClient(t).CoreV1().Nodes()
-	for _, node := range s.Lab.Nodes {
-		if addresses == nil {
+	for i, node := range s.Lab.Nodes {
+		if i > 0 || addresses == nil {
 			addresses = []netip.Addr{node.IPv4, node.IPv6}
 		}
-		object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.NodeName(node)}}
-		for _, ip := range addresses {
-			object.Status.Addresses = append(object.Status.Addresses,
-				corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
-		}
-		addresses = nil
-		_, err := nodes.Create(t.Context(), object, metav1.CreateOptions{})
-		Must(t, err)
+		s.createNode(t, node, addresses)
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
-			if err := nodes.Delete(ctx, object.Name, metav1.DeleteOptions{}); err != nil {
+			if err := MustClient(t).CoreV1().Nodes().Delete(ctx, s.NodeName(node), metav1.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 }
 
+// CreateNode creates the Node object of a node again, after it was deleted.
+func (s *Stage) CreateNode(t testing.TB, node *lab.Node) {
+	t.Helper()
+	s.createNode(t, node, []netip.Addr{node.IPv4, node.IPv6})
+}
+
+func (s *Stage) createNode(t testing.TB, node *lab.Node, addresses []netip.Addr) {
+	t.Helper()
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.NodeName(node)}}
+	for _, ip := range addresses {
+		object.Status.Addresses = append(object.Status.Addresses,
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
+	}
+	_, err := MustClient(t).CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{})
+	lab.Must(t, err)
+}
+
 // LabelNode gives a node a label, or changes it; "" takes it away.
 func (o *Objects) LabelNode(t testing.TB, node *lab.Node, key, value string) {
 	t.Helper()
 	nodes := o.Client.CoreV1().Nodes()
-	Must(t, retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	lab.Must(t, retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		object, err := nodes.Get(t.Context(), o.stage.NodeName(node), metav1.GetOptions{})
 		if err != nil {
 			return err

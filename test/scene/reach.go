@@ -9,26 +9,27 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // MustReach waits until the pods of these names answer, all of them and no others.
 func MustReach(t testing.TB, d Dial, want ...string) {
 	t.Helper()
-	want = slices.Sorted(slices.Values(want))
-	for deadline := time.Now().Add(Timeout); ; {
-		err := d.reaches(want)
+	for deadline := time.Now().Add(lab.Timeout); ; {
+		err := d.Reaches(want...)
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: after %v: %v", d, Timeout, err)
+			t.Fatalf("%s: after %v: %v", d, lab.Timeout, err)
 		}
 	}
 }
 
-// reaches dials so often that no backend is missed by chance: the probability is one
-// in 5·10⁸.
-func (d Dial) reaches(want []string) error {
+// Reaches returns nil if these pods answer, and no others. It dials so often that no
+// backend is missed by chance: the probability is one in 5·10⁸.
+func (d Dial) Reaches(want ...string) error {
 	answered := make(map[string]bool)
 	for range 20 * len(want) {
 		answer, err := d.Ask()
@@ -70,7 +71,7 @@ var (
 // MustFail waits until a client is refused or dropped in this way.
 func MustFail(t testing.TB, d Dial, how Refusal) {
 	t.Helper()
-	Must(t, d.fails(how))
+	lab.Must(t, d.fails(how))
 }
 
 // MustAllFail is [MustFail] for several, at the same time: a timeout takes long.
@@ -80,23 +81,26 @@ func MustAllFail(t testing.TB, how Refusal, dials ...Dial) {
 	for _, d := range dials {
 		all.Go(func() error { return d.fails(how) })
 	}
-	Must(t, all.Wait())
+	lab.Must(t, all.Wait())
 }
 
-// fails waits until the client is refused or dropped. A device may drop instead of
-// refusing for a while: refusals have a limit for each client.
+// fails waits until the client is refused or dropped, several times in succession. A
+// device may drop instead of refusing for a while: refusals have a limit for each client.
 func (d Dial) fails(how Refusal) error {
-	want := how.of(d.From)
+	want, times := how.of(d.From), 2
+	if d.From.AtSocket {
+		times = 6 // which takes no time
+	}
 	refused := 0
-	for deadline := time.Now().Add(Timeout); refused < 2; {
+	for deadline := time.Now().Add(lab.Timeout); refused < times; {
 		answer, err := d.Ask()
 		switch {
 		case errors.Is(err, want):
 			refused++
-		case refused > 0 && !errors.Is(err, unix.ETIMEDOUT):
+		case refused > 0 && (d.From.AtSocket || !errors.Is(err, unix.ETIMEDOUT)):
 			return fmt.Errorf("%s: answer of %q, %v after %v", d, answer.Name, err, want)
 		case time.Now().After(deadline):
-			return fmt.Errorf("%s: after %v: answer of %q, %v, want %v", d, Timeout, answer.Name, err, want)
+			return fmt.Errorf("%s: after %v: answer of %q, %v, want %v", d, lab.Timeout, answer.Name, err, want)
 		}
 		if refused > 0 && want == unix.ETIMEDOUT {
 			return nil // a timeout is not repeated: it takes long

@@ -66,16 +66,16 @@ func (s *Stage) mustOpen(t testing.TB) *Scene {
 	c := &Scene{
 		Stage:   s,
 		Objects: mustObjects(t, s),
-		Pod:     mustClientIn(t, "pod", seen.Namespace, s.Cgroup),
-		Guest:   mustClientIn(t, "guest", unseen.Namespace, nil),
-		Node:    mustClientIn(t, "node", self.Namespace, s.Cgroup),
-		Outside: mustClientIn(t, "outside", s.Lab.Client.Namespace, nil),
+		Pod:     MustClientIn(t, "pod", seen.Namespace, s.Cgroup),
+		Guest:   MustClientIn(t, "guest", unseen.Namespace, nil),
+		Node:    MustClientIn(t, "node", self.Namespace, s.Cgroup),
+		Outside: MustClientIn(t, "outside", s.Lab.Client.Namespace, nil),
 	}
 	c.Pod.IPv4, c.Pod.IPv6 = seen.IPv4, seen.IPv6
 	c.Guest.IPv4, c.Guest.IPv6 = unseen.IPv4, unseen.IPv6
 	c.Outside.IPv4, c.Outside.IPv6 = v4, v6
 	if s.Agent.PID() != 0 {
-		Eventually(t, "packets of pods are seen", func() bool {
+		lab.Eventually(t, "packets of pods are seen", func() bool {
 			return s.attached(t, seen.Device) && s.attached(t, unseen.Device)
 		})
 	}
@@ -86,7 +86,7 @@ func (s *Stage) mustOpen(t testing.TB) *Scene {
 func (s *Stage) attached(t testing.TB, device string) bool {
 	t.Helper()
 	status, err := s.Agent.Status()
-	Must(t, err)
+	lab.Must(t, err)
 
 	return slices.ContainsFunc(status.Devices, func(d agent.Device) bool { return d.Name == device && d.Attached != "" })
 }

@@ -6,6 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Ports are those of most Services: 80 for TCP and UDP.
@@ -34,7 +36,7 @@ func (o *Objects) CreateService(t testing.TB, name string, changes ...Change) *c
 		change(svc)
 	}
 	svc, err := o.Client.CoreV1().Services(o.Namespace).Create(t.Context(), svc, metav1.CreateOptions{})
-	Must(t, err)
+	lab.Must(t, err)
 
 	return svc
 }
@@ -44,7 +46,7 @@ func (o *Objects) ChangeService(t testing.TB, name string, changes ...Change) *c
 	t.Helper()
 	services := o.Client.CoreV1().Services(o.Namespace)
 	var svc *corev1.Service
-	Must(t, retry.RetryOnConflict(retry.DefaultRetry, func() (err error) {
+	lab.Must(t, retry.RetryOnConflict(retry.DefaultRetry, func() (err error) {
 		if svc, err = services.Get(t.Context(), name, metav1.GetOptions{}); err != nil {
 			return err
 		}
@@ -63,7 +65,7 @@ func (o *Objects) ChangeService(t testing.TB, name string, changes ...Change) *c
 func (o *Objects) SetLoadBalancer(t testing.TB, name string, ingress ...corev1.LoadBalancerIngress) {
 	t.Helper()
 	services := o.Client.CoreV1().Services(o.Namespace)
-	Must(t, retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	lab.Must(t, retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		svc, err := services.Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -78,7 +80,7 @@ func (o *Objects) SetLoadBalancer(t testing.TB, name string, ingress ...corev1.L
 // DeleteService deletes a Service, and leaves its slices.
 func (o *Objects) DeleteService(t testing.TB, name string) {
 	t.Helper()
-	Must(t, o.Client.CoreV1().Services(o.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+	lab.Must(t, o.Client.CoreV1().Services(o.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
 }
 
 // OfType makes a Service one of a type.

@@ -108,11 +108,11 @@ func (o *Objects) PutSlice(t testing.TB, slice *discoveryv1.EndpointSlice) {
 	if apierrors.IsNotFound(err) {
 		_, err = all.Create(t.Context(), slice, metav1.CreateOptions{})
 	}
-	Must(t, err)
+	lab.Must(t, err)
 }
 
 // DeleteSlice deletes a slice by its name.
 func (o *Objects) DeleteSlice(t testing.TB, name string) {
 	t.Helper()
-	Must(t, o.Client.DiscoveryV1().EndpointSlices(o.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+	lab.Must(t, o.Client.DiscoveryV1().EndpointSlices(o.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
 }

@@ -67,14 +67,14 @@ func mustStage(t testing.TB, prefix string, cfg Config) *Stage {
 	// Otherwise node-1 would redirect it to the gateway for addresses that are no
 	// Service's yet.
 	for _, setting := range []string{"ipv4/conf/all", "ipv4/conf/eth0", "ipv6/conf/all", "ipv6/conf/eth0"} {
-		Must(t, s.Lab.Client.Sysctl("net/"+setting+"/accept_redirects", "0"))
+		lab.Must(t, s.Lab.Client.Sysctl("net/"+setting+"/accept_redirects", "0"))
 	}
 	for _, text := range virtual {
 		to, via := netip.MustParsePrefix(text), self.IPv4
 		if to.Addr().Is6() {
 			via = self.IPv6
 		}
-		Must(t, s.Lab.Client.AddRoute(to, via))
+		lab.Must(t, s.Lab.Client.AddRoute(to, via))
 	}
 	s.mustCreateNodes(t, cfg.NodeAddresses)
 	s.Tunnel = cluster.Shared(t).MustTunnel(t, self.Namespace)
@@ -157,7 +157,7 @@ func (s *Stage) Stop(t testing.TB, pod *lab.Pod) {
 	server := s.servers[pod.Name]
 	delete(s.servers, pod.Name)
 	s.mu.Unlock()
-	Must(t, server.Stop())
+	lab.Must(t, server.Stop())
 }
 
 // mustNewAddresses gives the machine outside another address of each family until
@@ -180,7 +180,7 @@ func (s *Stage) mustNewAddresses(t testing.TB) (v4, v6 netip.Addr) {
 		netip.MustParsePrefix(fmt.Sprintf("fd00:50::%d/64", first+number)),
 	}
 	for _, prefix := range prefixes {
-		Must(t, s.Lab.Client.AddAddress("eth0", prefix))
+		lab.Must(t, s.Lab.Client.AddAddress("eth0", prefix))
 	}
 	t.Cleanup(func() {
 		s.mu.Lock()
