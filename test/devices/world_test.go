@@ -1,7 +1,12 @@
+// Package devices shows that Sluice's device hooks work on a network as nodes
+// have it: VXLAN between the nodes, pods behind bridges and behind veths of their
+// own, a firewall that drops what it finds invalid, and clients that no socket
+// hook saw. Everything is real traffic through real agents.
 package devices
 
 import (
 	"context"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -146,4 +151,28 @@ func (w *world) optedOut(t *testing.T, pod *lab.Pod) *lab.Caller {
 	t.Helper()
 
 	return lab.MustCaller(t, pod.Namespace, nil)
+}
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	os.Exit(m.Run())
+}
+
+// mustOffload switches an offload on or off for every device that packets start
+// from.
+func (w *world) mustOffload(t *testing.T, offload lab.Offload, on bool) {
+	t.Helper()
+	set := func(ns *lab.Namespace, device string) {
+		if err := ns.SetOffload(device, offload, on); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(w.Client.Namespace, "eth0")
+	for _, node := range w.Nodes {
+		set(node.Namespace, "eth0")
+	}
+	for _, pod := range w.Pods() {
+		set(pod.Namespace, "eth0")
+		set(pod.Node.Namespace, pod.Device)
+	}
 }

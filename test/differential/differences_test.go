@@ -24,7 +24,7 @@ type difference struct {
 	where string // it is decided
 
 	// changes reports whether kube-proxy's outcome is another one with Sluice, and
-	// which. Nil: see [frontend.like], [comparison.reference] and fates_test.go.
+	// which. Nil: see [frontend.like], [comparison.reference] and lasting_test.go.
 	changes func(p probe, o outcome) (outcome, bool)
 }
 

@@ -225,3 +225,71 @@ func ofFamily(a, v4, v6 netip.Addr) netip.Addr {
 
 	return v6
 }
+
+// elsewhere is the server that answers by every address that no proxy has
+// translated. It is at the default gateway of all: what is untouched is not
+// silence.
+const (
+	elsewhere     = "elsewhere"
+	elsewherePort = 7
+)
+
+// Its server takes everything to Services that comes to the gateway.
+const elsewhereRules = `table inet elsewhere {
+	chain prerouting {
+		type nat hook prerouting priority dstnat
+		iifname "br0" ip daddr { 10.96.0.0/16, 192.168.60.0/24, 192.168.61.0/24 } meta l4proto { tcp, udp } redirect to :%[1]d
+		iifname "br0" ip6 daddr { fd00:10:96::/112, fd00:60::/64, fd00:61::/64 } meta l4proto { tcp, udp } redirect to :%[1]d
+	}
+}
+`
+
+// mustAnswerElsewhere starts that server, and shows the gateway the ways back.
+func (s *side) mustAnswerElsewhere(t testing.TB) {
+	t.Helper()
+	lab.Must(t, s.Uplink.Netfilter(fmt.Sprintf(elsewhereRules, elsewherePort)))
+	lab.MustServe(t, s.Uplink, elsewhere, fmt.Sprintf("[::]:%d", elsewherePort))
+	node := s.Nodes[0]
+	for i, via := range hostAddresses(1) {
+		lab.Must(t, s.Uplink.AddRoute(node.PodCIDRs[i], via))
+	}
+	lab.Must(t,
+		s.Uplink.AddRoute(outsiders[0], s.Client.IPv4),
+		s.Uplink.AddRoute(outsiders[1], s.Client.IPv6))
+}
+
+// backend is a possible endpoint: a pod, or a host that serves.
+type backend struct {
+	name      string
+	node      string
+	addresses [2]netip.Addr // by family
+}
+
+// firstNode is the one with a proxy.
+const firstNode = "node-1"
+
+// backends are in all slices; those of the first node come first.
+var backends = []backend{
+	{"pod-1-1", "node-1", podAddresses(1)},
+	{"pod-1-2", "node-1", podAddresses(2)},
+	{"node-1", "node-1", hostAddresses(1)},
+	{"pod-2-0", "node-2", [2]netip.Addr{netip.MustParseAddr("10.244.2.2"), netip.MustParseAddr("fd00:10:244:2::2")}},
+	{"pod-2-1", "node-2", [2]netip.Addr{netip.MustParseAddr("10.244.2.3"), netip.MustParseAddr("fd00:10:244:2::3")}},
+	{"node-2", "node-2", hostAddresses(2)},
+}
+
+// podAddresses are those of a pod of node-1, in the lab's plan.
+func podAddresses(pod int) [2]netip.Addr {
+	return [2]netip.Addr{
+		netip.MustParseAddr(fmt.Sprintf("10.244.1.%d", pod+2)),
+		netip.MustParseAddr(fmt.Sprintf("fd00:10:244:1::%d", pod+2)),
+	}
+}
+
+// hostAddresses are those of a node on the first segment, which are its node IPs.
+func hostAddresses(node int) [2]netip.Addr {
+	return [2]netip.Addr{
+		netip.MustParseAddr(fmt.Sprintf("192.168.50.%d", node)),
+		netip.MustParseAddr(fmt.Sprintf("fd00:50::%d", node)),
+	}
+}

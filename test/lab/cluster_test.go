@@ -2,6 +2,7 @@ package lab
 
 import (
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -141,4 +142,9 @@ func BenchmarkCluster(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func TestMain(m *testing.M) {
+	Main()
+	os.Exit(m.Run())
 }

@@ -13,8 +13,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -126,4 +128,18 @@ func VirtualIPs() (v4, v6 string) {
 	n := 1 + virtualAddresses.Add(1)%254
 
 	return fmt.Sprintf("203.0.113.%d", n), fmt.Sprintf("2001:db8:113::%x", n)
+}
+
+// MustClient returns a client of the API server that all tests share, as
+// cluster-admin.
+func MustClient(t testing.TB) kubernetes.Interface {
+	t.Helper()
+	cfg := cluster.Shared(t).Config()
+	cfg.WarningHandler = rest.NoWarnings{} // externalIPs are deprecated
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return client
 }

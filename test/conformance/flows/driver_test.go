@@ -69,7 +69,7 @@ func (d *driver) mustStart(t *testing.T, s *scenario) {
 	if err := node.Start(); err != nil {
 		t.Fatal(err)
 	}
-	d.mustKnow(t, node, s)
+	d.mustBeProgrammed(t, node, s)
 }
 
 // caller is a process where a flow starts: in the cgroup of the node, in a child

@@ -10,11 +10,11 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// mustKnow waits until the agent is synced and has programmed this node: its addresses and
+// mustBeProgrammed waits until the agent is synced and has programmed this node: its addresses and
 // devices come from the kernel, and not with the objects. If the Node object names
 // no address, it first waits half a minute for one, as kube-proxy does. All need not
 // be well: two Services that claim one address are a scenario, too.
-func (d *driver) mustKnow(t *testing.T, node *sluice.Node, s *scenario) {
+func (d *driver) mustBeProgrammed(t *testing.T, node *sluice.Node, s *scenario) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
