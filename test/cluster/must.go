@@ -1,10 +1,14 @@
 package cluster
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
 
 // Start is [New] for tests: the cluster has a temporary directory and the flags,
-// and ends with the test. If the test fails, the ends of the servers' logs go to
-// its log.
+// and ends with the test. If the test fails, [lab.KeepLog] keeps the ends of the
+// servers' logs.
 func Start(t testing.TB, flags ...string) *Cluster {
 	t.Helper()
 
@@ -17,7 +21,7 @@ func Start(t testing.TB, flags ...string) *Cluster {
 			t.Errorf("end of the cluster: %v", err)
 		}
 		if t.Failed() {
-			t.Logf("%s", c.logTails())
+			lab.KeepLog(t, "cluster", c.logTails())
 		}
 	})
 

@@ -27,7 +27,7 @@ func mustRunKubeProxy(t testing.TB, s *side, c *cluster.Cluster, with settings) 
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("kube-proxy:\n%s", p.Log())
+			lab.KeepLog(t, "kube-proxy", p.Log())
 		}
 	})
 }

@@ -52,6 +52,23 @@ func EventuallyIn[C func() bool | func() error](t testing.TB, timeout time.Durat
 // returning an error, close what they made when the test ends, and skip the test
 // without root.
 
+// KeepLog writes what a program has printed to a file that stays, and reports its
+// path. Printed by the test, it would bury the messages of the test.
+func KeepLog(t testing.TB, program, text string) {
+	t.Helper()
+	file, err := os.CreateTemp("", "sluice-log-"+program+"-*.log")
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	_, err = file.WriteString(text)
+	if err = errors.Join(err, file.Close()); err != nil {
+		t.Error(err)
+		return
+	}
+	t.Logf("what %s has printed: %s", program, file.Name())
+}
+
 // MustNamespace is [NewNamespace].
 func MustNamespace(t testing.TB, what string) *Namespace {
 	t.Helper()

@@ -2,7 +2,6 @@ package sluice
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"os"
@@ -11,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var built = sync.OnceValues(func() (string, error) {
@@ -47,7 +48,7 @@ func MustNode(t testing.TB, cfg Config) *Node {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("the agent's log: %s", n.keepLog())
+			lab.KeepLog(t, "agent", n.Log())
 		}
 	})
 	if err := n.Start(); err != nil {
@@ -56,22 +57,6 @@ func MustNode(t testing.TB, cfg Config) *Node {
 	MustWait(t, n)
 
 	return n
-}
-
-// keepLog writes what agents of the node have printed to a file that stays, and
-// returns its path, or why there is none. It is not printed: it is long, and would
-// bury what the tests report.
-func (n *Node) keepLog() string {
-	file, err := os.CreateTemp("", "sluice-agent-*.log")
-	if err != nil {
-		return err.Error()
-	}
-	_, err = file.WriteString(n.Log())
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err.Error()
-	}
-
-	return file.Name()
 }
 
 // MustWait is [Node.Wait], for a minute: on a busy machine the kernel takes
