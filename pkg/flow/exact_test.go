@@ -16,8 +16,9 @@ type made struct {
 	notes []note
 }
 
-// mustMake fills tables at random. Some flows share client and original destination with one to another backend,
-// some have lost entries, some are moving to the other table, and some were masqueraded after their first entry was written.
+// mustMake fills tables at random. Some flows share client and original destination with one to
+// another backend, some have lost entries, some are moving to the other table, and some were
+// masqueraded after their first entry was written.
 func mustMake(t *testing.T, w *world, r *rand.Rand, n int) []made {
 	t.Helper()
 	var all []made

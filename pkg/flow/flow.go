@@ -1,16 +1,16 @@
-// Package flow lists and ends the flows that device programs create: idle flows after a timeout that
-// depends on their state, and UDP flows whose backend or frontend is gone. It also reports how full
-// the tables are, and how many entries were evicted.
+// Package flow lists and ends the flows that device programs create: idle flows after a timeout
+// that depends on their state, and UDP flows whose backend or frontend is gone. It also reports how
+// full the tables are, and how many entries were evicted.
 //
-// A flow is two or four entries of the maps flows, half_open and unanswered, and each entry describes
-// the whole flow (types.h draws the roles). When a flow is masqueraded it may grow from two entries to four, so
-// all four are looked up. Different packets use different entries, so none of them alone shows whether
-// the flow is idle, or its state. A [Sweeper] therefore decides about whole flows, from the content of all
-// their entries right before it deletes them: all or none.
+// A flow is two or four entries of the maps flows, half_open and unanswered, and each entry
+// describes the whole flow (types.h draws the roles). When a flow is masqueraded it may grow from
+// two entries to four, so all four are looked up. Different packets use different entries, so none
+// of them alone shows whether the flow is idle, or its state. A [Sweeper] therefore decides about
+// whole flows, from the content of all their entries right before it deletes them: all or none.
 //
 // Programs run meanwhile. A packet may hit a flow between the last read and the deletes, some
-// microseconds, after minutes or hours without one; for UDP it creates the flow again, which may have
-// another backend, for TCP it passes untranslated.
+// microseconds, after minutes or hours without one; for UDP it creates the flow again, which may
+// have another backend, for TCP it passes untranslated.
 package flow
 
 import (

@@ -20,8 +20,8 @@ type loads struct {
 	seed     maphash.Seed
 }
 
-// isCounted reports whether the load of the backend includes the flow of an entry. All entries have the flag, but
-// programs only update it in that of the client's packets.
+// isCounted reports whether the load of the backend includes the flow of an entry. All entries have
+// the flag, but programs only update it in that of the client's packets.
 func isCounted(f *maps.Flow) bool {
 	return f.Role == maps.FlowFromClient && f.Flags&maps.FlowCounted != 0
 }

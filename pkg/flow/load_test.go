@@ -25,7 +25,8 @@ func (w *world) mustHaveFlows(t testing.TB, backend uint32, want int) {
 	}
 }
 
-// The load of a backend is the number of flows whose entry of the client's packets has the flag, in any table.
+// The load of a backend is the number of flows whose entry of the client's packets has the flag, in
+// any table.
 func TestLoadIsRepaired(t *testing.T) {
 	w := newWorld(t, 1024)
 	w.put(t, counted(flowOf(tcp, 1), 1), note{fromClient, 1, false, 0}, note{toClient, 1, false, 0})
@@ -323,7 +324,8 @@ func (r *traffic) mustAgree(after string) {
 	}
 }
 
-// A load that is off by more than what the scan may have missed is corrected in part at once, under any traffic.
+// A load that is off by more than what the scan may have missed is corrected in part at once, under
+// any traffic.
 func TestLargeDriftIsRepairedWhileBusy(t *testing.T) {
 	r := newTraffic(t, 1)
 	s := r.sweeper(t)

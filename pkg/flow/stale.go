@@ -16,14 +16,14 @@ const lateAnswers = 50 * time.Millisecond
 // do so twice: programs write them once a second.
 const maxTries = 4
 
-// EndStale ends the UDP flows whose backend is gone, or whose original destination no longer leads to
-// their service port, and no others: if their clients send again, they get a current backend. Earlier requests
-// can still be answered, because the entries of the replies are deleted 50 ms later. It returns how many flows it ended,
-// also next to an error.
+// EndStale ends the UDP flows whose backend is gone, or whose original destination no longer leads
+// to their service port, and no others: if their clients send again, they get a current backend.
+// Earlier requests can still be answered, because the entries of the replies are deleted 50 ms
+// later. It returns how many flows it ended, also next to an error.
 //
-// TCP and SCTP connections are left alone, as kube-proxy leaves them; so are flows to a backend that
-// gets no new flows but still exists. A flow does not include the scope of its frontend: it stays if
-// either scope leads to its service port.
+// TCP and SCTP connections are left alone, as kube-proxy leaves them; so are flows to a backend
+// that gets no new flows but still exists. A flow does not include the scope of its frontend: it
+// stays if either scope leads to its service port.
 func (s *Sweeper) EndStale() (int, error) {
 	ended := 0
 	for {

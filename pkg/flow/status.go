@@ -24,9 +24,9 @@ type Status struct {
 	Flows    Usage `json:"flows"`    // of assured flows
 	HalfOpen Usage `json:"halfOpen"` // of flows that are not assured
 
-	// Emergency is a message while connections or UDP flows have used up their share of flows. Flood is one
-	// while entries of half_open or unanswered are evicted, which only affects flows that are being opened, or had
-	// no room in flows.
+	// Emergency is a message while connections or UDP flows have used up their share of flows.
+	// Flood is one while entries of half_open or unanswered are evicted, which only affects flows
+	// that are being opened, or had no room in flows.
 	Emergency   string `json:"emergency,omitempty"`
 	Emergencies uint64 `json:"emergencies"`
 	Flood       string `json:"flood,omitempty"`

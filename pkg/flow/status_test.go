@@ -40,7 +40,8 @@ func TestEvictions(t *testing.T) {
 	}
 }
 
-// Whatever programs do while tables are read, no eviction is counted that did not happen, and all are counted once it is quiet.
+// Whatever programs do while tables are read, no eviction is counted that did not happen, and all
+// are counted once it is quiet.
 func TestEvictionsAreTrue(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 0))

@@ -75,8 +75,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// A flow of which any entry is over is closed, whatever the others are. One that the backend has in TIME_WAIT is
-// kept for longer, if there is room.
+// A flow of which any entry is over is closed, whatever the others are. One that the backend has in
+// TIME_WAIT is kept for longer, if there is room.
 func TestOverAndTimeWait(t *testing.T) {
 	const over, timeWait = maps.FlowOver, maps.FlowOver | maps.FlowTimeWait
 	for _, test := range []struct {

@@ -19,13 +19,14 @@ import (
 //	UDPUnanswered  UDP: unanswered         30 s     netfilter's udp_timeout
 //	UDPAnswered    UDP: answered           120 s    netfilter's udp_timeout_stream
 //
-// A masqueraded flow that the backend has closed first is kept while the backend has it in TIME_WAIT:
-// programs need it to know which SYN the backend accepts from that port. Such flows may use half of the
-// table; beyond that the timeout shrinks as the table fills, down to that of all closed flows. If thousands of them expired
-// at once, as many clients would try ports that the backend refuses.
+// A masqueraded flow that the backend has closed first is kept while the backend has it in
+// TIME_WAIT: programs need it to know which SYN the backend accepts from that port. Such flows may
+// use half of the table; beyond that the timeout shrinks as the table fills, down to that of all
+// closed flows. If thousands of them expired at once, as many clients would try ports that the
+// backend refuses.
 //
-// In an emergency, see [Status], some timeouts are shorter: Closing and UDPAnswered 30 s, UDPUnanswered
-// 10 s, Closed and TimeWait 1 s. Those of established connections never are.
+// In an emergency, see [Status], some timeouts are shorter: Closing and UDPAnswered 30 s,
+// UDPUnanswered 10 s, Closed and TimeWait 1 s. Those of established connections never are.
 type Timeouts struct {
 	Opening       time.Duration
 	Established   time.Duration
@@ -52,7 +53,8 @@ func (t Timeouts) orDefault() Timeouts {
 	}
 }
 
-// inEmergency returns the timeouts for a full table: flows that have ended, or may have, go before the kernel evicts others.
+// inEmergency returns the timeouts for a full table: flows that have ended, or may have, go before
+// the kernel evicts others.
 func (t Timeouts) inEmergency() Timeouts {
 	t.Closing = min(t.Closing, 30*time.Second)
 	t.Closed = min(t.Closed, time.Second)

@@ -83,7 +83,8 @@ func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
 // ofEveryAddr reports whether key is a node port: it applies to every address of the node.
 func ofEveryAddr(key maps.FrontendKey) bool { return key.Addr.IP().IsUnspecified() }
 
-// mark marks the address of a frontend as a Service's, or adds its node port to the filter. The frontend is written next.
+// mark marks the address of a frontend as a Service's, or adds its node port to the filter. The
+// frontend is written next.
 func (a *addrs) mark(key maps.FrontendKey) error {
 	if ofEveryAddr(key) {
 		a.ports.Add(maps.Port(key.Port))

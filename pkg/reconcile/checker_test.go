@@ -13,8 +13,8 @@ import (
 )
 
 // checker checks fake maps after every store: as a packet sees them that arrives then, and as every
-// program sees them that started earlier and has read a part of its way. A program ends no later than a grace
-// period that began after it.
+// program sees them that started earlier and has read a part of its way. A program ends no later
+// than a grace period that began after it.
 type checker struct {
 	*maps.Fakes
 	clock *testClock
@@ -132,7 +132,8 @@ func (g *checker) tables() maps.Tables {
 	return t
 }
 
-// checkedAddrs is the map of addresses. It fails the test if an entry is written again unchanged, or one of the node is removed.
+// checkedAddrs is the map of addresses. It fails the test if an entry is written again unchanged,
+// or one of the node is removed.
 type checkedAddrs struct {
 	maps.Table[maps.Addr, maps.AddrUse]
 	g *checker

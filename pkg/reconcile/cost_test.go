@@ -111,8 +111,8 @@ func TestWriteCounts(t *testing.T) {
 	}
 }
 
-// The plan of a Service is not kept once it is in the maps. It is rebuilt when another Service begins or ceases
-// to own a frontend that both claim, and not for a change of the Service itself.
+// The plan of a Service is not kept once it is in the maps. It is rebuilt when another Service
+// begins or ceases to own a frontend that both claim, and not for a change of the Service itself.
 func TestPlansAreMadeAgain(t *testing.T) {
 	const small, large = 10, largePlan
 	for _, test := range []struct {

@@ -18,16 +18,14 @@ type desired struct {
 	res     lb.Resolution
 }
 
-// mustParseDesired reads Services as scripts describe them. A line is a frontend
-// of the Service that the last line "service namespace/name created=N" named,
-// of default/web before the first:
+// mustParseDesired reads Services as scripts describe them. A line is a frontend of the Service
+// that the last line "service namespace/name created=N" named, of default/web before the first:
 //
 //	10.96.0.1:80/UDP external LoadBalancer by=rr port=dns drop masquerade affinity=60s ranges=10.0.0.0/8 node -> 10.0.1.7:53 10.0.2.7:53(local,terminating)
 //	10.96.0.1:*
 //	alive port=dns 10.0.3.7:53/UDP
 //
-// What is left out means TCP, internal, ClusterIP, random and an unnamed port. Backends
-// are alive.
+// What is left out means TCP, internal, ClusterIP, random and an unnamed port. Backends are alive.
 func mustParseDesired(t testing.TB, text string) []desired {
 	t.Helper()
 	var services []desired

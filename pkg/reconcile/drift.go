@@ -24,10 +24,10 @@ func (d Drift) String() string {
 }
 
 // Drift compares the content of all maps with what was written to them. With repair set it restores
-// that, in the order of all writes: missing and different entries bottom-up, then entries that should not exist
-// top-down. It returns the differences that it found, sorted by map and key; the error is about
-// maps that could not be read (then nothing is repaired) and repairs that failed. Time and memory
-// are proportional to the maps.
+// that, in the order of all writes: missing and different entries bottom-up, then entries that
+// should not exist top-down. It returns the differences that it found, sorted by map and key; the
+// error is about maps that could not be read (then nothing is repaired) and repairs that failed.
+// Time and memory are proportional to the maps.
 func (r *Reconciler) Drift(repair bool) ([]Drift, error) {
 	var c comparison
 	r.compareFilters(&c)

@@ -141,7 +141,8 @@ func TestHeavyServices(t *testing.T) {
 	}
 }
 
-// A Service of which only half of the backends fit into the map is gone through no more often than one that fits.
+// A Service of which only half of the backends fit into the map is gone through no more often than
+// one that fits.
 func TestHeavyServiceWithoutRoom(t *testing.T) {
 	h := newHeavy(1, 0, 2000, 5000)
 	fakes := maps.NewFakes(1 << 20)

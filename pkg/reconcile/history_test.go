@@ -24,8 +24,8 @@ var (
 
 // A packet may arrive between any two writes, and any write may fail. At each such moment every
 // frontend must lead to backends that exist, and its address must be marked as a Service's, as must
-// the original destination of a flow for as long as the flow lives. When writes no longer fail and flows have ended,
-// the maps are as if nothing had failed.
+// the original destination of a flow for as long as the flow lives. When writes no longer fail and
+// flows have ended, the maps are as if nothing had failed.
 //
 // To replay one seed: go test -run TestNeverDangling -seed 17 -seeds 1
 func TestNeverDangling(t *testing.T) {

@@ -214,7 +214,8 @@ func (d *derived[K, V]) due() instant {
 }
 
 // apply writes what want returns for stale keys, with half of the budget that is left in this
-// Apply: first new and changed entries, then deletions. If the map was full and deletions made room, it writes again.
+// Apply: first new and changed entries, then deletions. If the map was full and deletions made
+// room, it writes again.
 func (d *derived[K, V]) apply(now instant) error {
 	if d.due() > now || d.spent() {
 		return nil

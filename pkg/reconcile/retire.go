@@ -366,8 +366,8 @@ func (r *Reconciler) sweepBackends(p *port) bool {
 }
 
 // sweepRanges deletes source ranges of p. Where other ranges replace them they are deleted at once,
-// because their clients must not connect any more. Where a restriction ends they stay until no program can have read a
-// pool that has it.
+// because their clients must not connect any more. Where a restriction ends they stay until no
+// program can have read a pool that has it.
 func (r *Reconciler) sweepRanges(p *port) bool {
 	restricted := r.restricted(p)
 	var planned []netip.Prefix

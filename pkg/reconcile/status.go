@@ -22,8 +22,8 @@ func (f Failure) Error() string { return f.What + ": " + f.Err.Error() }
 
 func (f Failure) Unwrap() error { return f.Err }
 
-// Loss is a frontend that the Service claims and another Service owns. It is assigned to this Service as soon as
-// the owner gives it up.
+// Loss is a frontend that the Service claims and another Service owns. It is assigned to this
+// Service as soon as the owner gives it up.
 type Loss struct {
 	Frontend lb.FrontendKey
 	Owner    lb.ServiceName
