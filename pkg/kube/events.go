@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -10,6 +11,11 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
@@ -124,7 +130,10 @@ func NewRecorder(cfg RecorderConfig) *Recorder {
 	return &Recorder{
 		cfg:   cfg,
 		queue: make(chan Event, 2*eventBurst),
-		sink:  newEventSink(cfg.Client.EventsV1(), cfg.NodeName),
+		sink: &eventSink{
+			EventSinkImpl: events.EventSinkImpl{Interface: cfg.Client.EventsV1()},
+			instance:      ReportingController + "-" + cfg.NodeName,
+		},
 	}
 }
 
@@ -225,4 +234,78 @@ func (r *Recorder) reportDropped(ctx context.Context, to events.EventRecorder) {
 		Reason: ReasonEventsDropped, Action: "Report",
 		Note: fmt.Sprintf("%d events were dropped because there were too many; sluice status shows all problems", n),
 	})
+}
+
+// reference returns the reference of an Event to a Service or, without a name, to the Node.
+// It returns false if the Service is gone. It sends requests until one is answered, and
+// lists objects, because the RBAC rules of kube-proxy grant that and not to get them.
+func (r *Recorder) reference(ctx context.Context, service lb.ServiceName) (*corev1.ObjectReference, bool) {
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
+	isNode := service == lb.ServiceName{}
+	if isNode {
+		about.Kind, about.Name = "Node", r.cfg.NodeName
+		about.UID = types.UID(about.Name) // the kubelet uses the name, too, as long as there is no Node
+	}
+	var options metav1.ListOptions
+	selectNode(about.Name)(&options)
+	for ; ; sleep(ctx, r.cfg.lookupRetry) {
+		var list runtime.Object
+		var err error
+		if isNode {
+			list, err = r.cfg.Client.CoreV1().Nodes().List(ctx, options)
+		} else {
+			list, err = r.cfg.Client.CoreV1().Services(about.Namespace).List(ctx, options)
+		}
+		switch {
+		case err == nil:
+			exists := false
+			_ = meta.EachListItem(list, func(obj runtime.Object) error {
+				if uid := obj.(metav1.Object).GetUID(); uid != "" {
+					about.UID, exists = uid, true
+				}
+				return nil
+			})
+			return about, exists || isNode
+		case ctx.Err() != nil:
+			return nil, false
+		case refused(err):
+			return about, true // an Event without a UID is better than none
+		}
+	}
+}
+
+// eventSink sends the Events that client-go has aggregated. An Event that the agents of all
+// nodes record gets a name that is a hash of its content, so that the API server accepts
+// the first one and refuses the others as duplicates.
+type eventSink struct {
+	events.EventSinkImpl
+	instance string // identifies this agent among those of all nodes
+
+	sending atomic.Int64 // requests in progress
+	sent    atomic.Int64 // requests that have ended, refused ones included
+}
+
+// Create implements [events.EventSink].
+func (s *eventSink) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+	return s.send(event, func() (*eventsv1.Event, error) { return s.EventSinkImpl.Create(ctx, event) })
+}
+
+// Patch implements [events.EventSink].
+func (s *eventSink) Patch(ctx context.Context, event *eventsv1.Event, patch []byte) (*eventsv1.Event, error) {
+	return s.send(event, func() (*eventsv1.Event, error) { return s.EventSinkImpl.Patch(ctx, event, patch) })
+}
+
+func (s *eventSink) send(event *eventsv1.Event, send func() (*eventsv1.Event, error)) (*eventsv1.Event, error) {
+	s.sending.Add(1)
+	defer s.sending.Add(-1)
+	defer s.sent.Add(1)
+	event.ReportingInstance = s.instance
+	if shared(event.Reason) {
+		about := &event.Regarding
+		hash := fnv.New64a()
+		fmt.Fprintf(hash, "%s\n%s\n%s\n%s", about.UID, event.Reason, about.FieldPath, event.Note)
+		event.Name = fmt.Sprintf("%s.%016x", about.Name, hash.Sum64())
+	}
+
+	return send()
 }

@@ -219,8 +219,7 @@ func (m *Manifests) apply() {
 			m.tracker.remove(k)
 		}
 	}
-	m.tracker.flushCIDRs()
-	m.cfg.Sink.Flush()
+	m.tracker.flush()
 	m.inForce = next
 }
 

@@ -13,11 +13,29 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
+// Slice is an EndpointSlice and when it was triggered.
+type Slice struct {
+	lb.EndpointSlice
+
+	// Triggered is when the change happened that the slice was written for, zero if it is
+	// not known (annotation endpoints.kubernetes.io/last-change-trigger-time).
+	// Network programming latency is measured from it.
+	Triggered time.Time
+}
+
 // translateSlice reads an EndpointSlice with the key k. It returns false if the slice must
 // be ignored: if it has names instead of addresses, or no Service.
 func translateSlice(k key, obj *discoveryv1.EndpointSlice) (Slice, []lb.Problem, bool) {
 	p := &parser{object: k}
-	family := p.addressFamily(obj.AddressType)
+	var family lb.Family
+	switch obj.AddressType {
+	case discoveryv1.AddressTypeIPv4:
+		family = lb.IPv4
+	case discoveryv1.AddressTypeIPv6:
+		family = lb.IPv6
+	default:
+		p.add("addressType", "%q is neither IPv4 nor IPv6: the slice is ignored", obj.AddressType)
+	}
 	service := obj.Labels[discoveryv1.LabelServiceName]
 	if service == "" {
 		p.add("metadata.labels", "no %s: the slice is ignored", discoveryv1.LabelServiceName)
@@ -26,29 +44,24 @@ func translateSlice(k key, obj *discoveryv1.EndpointSlice) (Slice, []lb.Problem,
 		return Slice{}, p.problems, false
 	}
 
-	namespace := p.object.namespace
-	return Slice{
-		EndpointSlice: lb.EndpointSlice{
-			Name:      lb.SliceName{Namespace: namespace, Name: obj.Name},
-			Service:   lb.ServiceName{Namespace: namespace, Name: service},
-			Family:    family,
-			Ports:     p.endpointPorts(obj.Ports),
-			Endpoints: p.endpoints(obj.Endpoints, family),
-		},
-		Triggered: triggered(obj),
-	}, p.problems, true
-}
-
-// addressFamily returns the family of a slice, or zero if it does not have IP addresses.
-func (p *parser) addressFamily(t discoveryv1.AddressType) lb.Family {
-	switch t {
-	case discoveryv1.AddressTypeIPv4:
-		return lb.IPv4
-	case discoveryv1.AddressTypeIPv6:
-		return lb.IPv6
+	slice := Slice{EndpointSlice: lb.EndpointSlice{
+		Name:    lb.SliceName{Namespace: k.namespace, Name: obj.Name},
+		Service: lb.ServiceName{Namespace: k.namespace, Name: service},
+		Family:  family,
+		Ports:   p.endpointPorts(obj.Ports),
+	}}
+	if len(obj.Endpoints) > 0 {
+		slice.Endpoints = make([]lb.Endpoint, 0, len(obj.Endpoints))
 	}
-	p.add("addressType", "%q is neither IPv4 nor IPv6: the slice is ignored", t)
-	return 0
+	for i := range obj.Endpoints {
+		if endpoint, ok := p.endpoint(i, &obj.Endpoints[i], family); ok {
+			slice.Endpoints = append(slice.Endpoints, endpoint)
+		}
+	}
+	if text, ok := obj.Annotations[corev1.EndpointsLastChangeTriggerTime]; ok {
+		slice.Triggered, _ = time.Parse(time.RFC3339Nano, text) // zero if it cannot be parsed
+	}
+	return slice, p.problems, true
 }
 
 // endpointPorts returns the ports that can join with a port of a Service: those with a
@@ -56,41 +69,22 @@ func (p *parser) addressFamily(t discoveryv1.AddressType) lb.Family {
 func (p *parser) endpointPorts(ports []discoveryv1.EndpointPort) []lb.EndpointPort {
 	var out []lb.EndpointPort
 	for i := range ports {
+		port := &ports[i]
 		field := "ports[" + strconv.Itoa(i) + "]" // fmt would be slow for every port of every change
-		port, ok := p.endpointPort(field, &ports[i])
-		if ok {
-			out = append(out, port)
+		switch {
+		case port.Name == nil:
+			p.add(field+".name", "missing: the port is ignored")
+			continue
+		case ptr.Deref(port.Port, 0) == 0:
+			p.add(field+".port", "missing or zero: the port is ignored")
+			continue
 		}
-	}
-	return out
-}
-
-func (p *parser) endpointPort(field string, port *discoveryv1.EndpointPort) (lb.EndpointPort, bool) {
-	if port.Name == nil {
-		p.add(field+".name", "missing: the port is ignored")
-		return lb.EndpointPort{}, false
-	}
-	if port.Port == nil || *port.Port == 0 {
-		p.add(field+".port", "missing or zero: the port is ignored")
-		return lb.EndpointPort{}, false
-	}
-	number := p.port(field+".port", *port.Port)
-	if number == 0 {
-		return lb.EndpointPort{}, false
-	}
-	protocol, ok := p.protocol(field+".protocol", ptr.Deref(port.Protocol, corev1.ProtocolTCP))
-	return lb.EndpointPort{Name: *port.Name, Protocol: protocol, Port: number}, ok
-}
-
-func (p *parser) endpoints(endpoints []discoveryv1.Endpoint, family lb.Family) []lb.Endpoint {
-	if len(endpoints) == 0 {
-		return nil
-	}
-	out := make([]lb.Endpoint, 0, len(endpoints))
-	for i := range endpoints {
-		endpoint, ok := p.endpoint(i, &endpoints[i], family)
-		if ok {
-			out = append(out, endpoint)
+		number := p.port(field+".port", *port.Port)
+		if number == 0 {
+			continue
+		}
+		if protocol, ok := p.protocol(field+".protocol", ptr.Deref(port.Protocol, corev1.ProtocolTCP)); ok {
+			out = append(out, lb.EndpointPort{Name: *port.Name, Protocol: protocol, Port: number})
 		}
 	}
 	return out
@@ -129,18 +123,4 @@ func (p *parser) endpoint(i int, endpoint *discoveryv1.Endpoint, family lb.Famil
 		Serving:     ptr.Deref(conditions.Serving, true),
 		Terminating: ptr.Deref(conditions.Terminating, false),
 	}, true
-}
-
-// triggered returns when the change happened that a slice was written for, or zero if the
-// annotation is missing or cannot be parsed.
-func triggered(obj *discoveryv1.EndpointSlice) time.Time {
-	text, ok := obj.Annotations[corev1.EndpointsLastChangeTriggerTime]
-	if !ok {
-		return time.Time{}
-	}
-	t, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil {
-		return time.Time{}
-	}
-	return t
 }

@@ -1,13 +1,23 @@
 package kube
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // connected returns both ends of a connection: ours is one of a Stream.
@@ -81,4 +91,159 @@ func TestConnFails(t *testing.T) {
 			t.Errorf("read %v", err)
 		}
 	})
+}
+
+// directOn returns a direct watch that reads these events, and the sink behind it.
+func directOn(stream ...[]byte) (*direct, *recorder) {
+	sink := newRecorder()
+	into := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
+	body := io.NopCloser(bytes.NewReader(bytes.Join(stream, nil)))
+
+	return &direct{source: &decoder{body: body}, store: into}, sink
+}
+
+// frameOf returns an event about a slice of this version, whose one endpoint is addr.
+func frameOf(kind watch.EventType, version, addr string) []byte {
+	obj := slice("web-1", "web", addr)
+	resourceOf(obj)
+	obj.ResourceVersion = version
+	if kind == watch.Bookmark {
+		obj.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
+	}
+
+	return protobufFrame(apiEvent{kind, obj})
+}
+
+// mustDecode returns the version of the next object that the Reflector gets.
+func mustDecode(t *testing.T, d *direct, want watch.EventType) string {
+	t.Helper()
+	kind, obj, err := d.Decode()
+	if err != nil || kind != want {
+		t.Fatalf("decoded %q, %v, want %q", kind, err, want)
+	}
+	if slice, ok := obj.(*discoveryv1.EndpointSlice); ok {
+		return slice.ResourceVersion
+	}
+
+	return ""
+}
+
+// The Reflector watches from the last version that Decode returned. If it did not get that of
+// a change that the store has, the server would send old events again.
+func TestDirectReturnsTheVersion(t *testing.T) {
+	expired := apierrors.NewResourceExpired("too old").Status()
+	expired.Kind, expired.APIVersion = "Status", "v1"
+	for _, test := range []struct {
+		name string
+		end  []byte
+		want func(t *testing.T, d *direct)
+	}{
+		{"at the end", nil, func(t *testing.T, d *direct) {
+			if _, _, err := d.Decode(); !errors.Is(err, io.EOF) {
+				t.Errorf("the end is %v", err)
+			}
+		}},
+		{"in the middle of an event", frameOf(watch.Modified, "9", "10.0.1.9")[:20], func(t *testing.T, d *direct) {
+			if _, _, err := d.Decode(); !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("the end is %v", err)
+			}
+		}},
+		{"before an error", protobufFrame(apiEvent{watch.Error, &expired}), func(t *testing.T, d *direct) {
+			kind, obj, err := d.Decode()
+			if status, ok := obj.(*metav1.Status); kind != watch.Error || err != nil || !ok || status.Code != 410 {
+				t.Errorf("the error is %v %v %v", kind, obj, err)
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"), frameOf(watch.Modified, "8", "10.0.1.8"), test.end)
+			if got := mustDecode(t, d, watch.Bookmark); got != "8" {
+				t.Errorf("the Reflector gets version %q, want 8", got)
+			}
+			mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.8]")
+			test.want(t, d)
+		})
+	}
+}
+
+// The initial events of a streamed list go to the Reflector, and the events after them wait
+// until the store has the list, which would overwrite them otherwise.
+func TestDirectWaitsForTheList(t *testing.T) {
+	d, sink := directOn(
+		frameOf(watch.Added, "7", "10.0.1.7"), frameOf(watch.Bookmark, "7", "10.0.1.7"), frameOf(watch.Modified, "8", "10.0.1.8"))
+	d.listed = d.store.awaitReplace()
+	mustDecode(t, d, watch.Added)
+	mustDecode(t, d, watch.Bookmark)
+	next := make(chan string)
+	go func() {
+		_, obj, _ := d.Decode()
+		next <- obj.(*discoveryv1.EndpointSlice).ResourceVersion
+	}()
+	select {
+	case version := <-next:
+		t.Fatalf("version %s was decoded before the store had the list", version)
+	case <-time.After(50 * time.Millisecond):
+	}
+	must(t, d.store.Replace([]any{slice("web-1", "web", "10.0.1.7")}, "7"))
+	if got := <-next; got != "8" {
+		t.Errorf("the Reflector gets version %q, want 8", got)
+	}
+	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.8]")
+}
+
+// A watch that ends before the list is in the store does not wait for it.
+func TestDirectEndsBeforeTheList(t *testing.T) {
+	d, _ := directOn(frameOf(watch.Bookmark, "7", "10.0.1.7"))
+	d.listed = d.store.awaitReplace()
+	mustDecode(t, d, watch.Bookmark)
+	ended := make(chan struct{})
+	close(ended)
+	d.ended = ended
+	if _, _, err := d.Decode(); !errors.Is(err, io.EOF) {
+		t.Errorf("the end is %v", err)
+	}
+}
+
+// Nothing is reported to the sink after Run has returned.
+func TestDirectIsSilentAfterTheEnd(t *testing.T) {
+	d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"))
+	d.store.close()
+	mustDecode(t, d, watch.Bookmark)
+	mustHave(t, sink)
+}
+
+func TestDirectRefusesAHugeEvent(t *testing.T) {
+	d, _ := directOn(binary.BigEndian.AppendUint32(nil, maxEvent+1))
+	if _, _, err := d.Decode(); err == nil || !strings.Contains(err.Error(), "16777217 bytes") {
+		t.Errorf("decoded %v", err)
+	}
+}
+
+// An object without a kind is not decoded as the kind of the one before.
+func TestDirectRefusesAnObjectOfNoKind(t *testing.T) {
+	nameless := metav1.WatchEvent{Type: string(watch.Added), Object: runtime.RawExtension{Raw: []byte("k8s\x00")}}
+	encoded, err := nameless.Marshal()
+	must(t, err)
+	d, _ := directOn(frameOf(watch.Added, "7", "10.0.1.7"), binary.BigEndian.AppendUint32(nil, uint32(len(encoded))), encoded)
+	mustDecode(t, d, watch.Bookmark)
+	if _, _, err := d.Decode(); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("decoded %v", err)
+	}
+}
+
+// No field of an object remains in the next one, although buffers are reused.
+func TestDirectForgetsTheEventBefore(t *testing.T) {
+	long, short := slice("web-1", "web", "10.0.1.7", "10.0.1.8"), slice("web-2", "web")
+	long.Labels["more"] = strings.Repeat("x", 1000)
+	var frames [][]byte
+	for _, obj := range []*discoveryv1.EndpointSlice{long, short, long} {
+		resourceOf(obj)
+		frames = append(frames, protobufFrame(apiEvent{watch.Added, obj}))
+	}
+	d, sink := directOn(frames...)
+	if _, _, err := d.Decode(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.7 10.0.1.8]")
+	mustBecome(t, sink, "EndpointSlice default/web-2", "default/web [8080/TCP] []")
 }

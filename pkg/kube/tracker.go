@@ -6,6 +6,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
@@ -32,22 +37,8 @@ func newTracker(sink Sink, log *slog.Logger) *tracker {
 	return &tracker{sink: sink, log: log, reported: map[key]bool{}, failed: map[key]string{}, cidrs: map[string]*object{}}
 }
 
-// set reports an object that is new or may have changed, and flushes the sink.
-func (t *tracker) set(o *object) {
-	t.put(o)
-	t.flushCIDRs()
-	t.sink.Flush()
-}
-
-// delete reports that an object was deleted, if the sink knows it, and flushes the sink.
-func (t *tracker) delete(k key) {
-	t.remove(k)
-	t.flushCIDRs()
-	t.sink.Flush()
-}
-
-// replace reports all objects of a kind. Those that the sink knows and that are not among
-// objects have been deleted.
+// replace reports all objects of a kind, without a flush. Those that the sink knows and that
+// are not among objects have been deleted.
 func (t *tracker) replace(objects iter.Seq[*object]) {
 	gone := maps.Clone(t.reported)
 	for o := range objects {
@@ -57,21 +48,31 @@ func (t *tracker) replace(objects iter.Seq[*object]) {
 	for k := range gone {
 		t.remove(k)
 	}
-	t.flushCIDRs()
-	t.sink.Flush()
 }
 
+// put reports an object that is new or may have changed, without a flush. If it could not
+// be read, its last version stays in force. If it must be ignored, its last version is removed.
 func (t *tracker) put(o *object) {
+	inForce, known := t.reported[o.key]
 	if o.failed != "" {
-		t.reportFailure(o)
+		if t.failed[o.key] != o.failed {
+			t.failed[o.key] = o.failed
+			t.log.Error("an object could not be read", "object", o.key, "error", o.failed, "stack", string(o.stack))
+		}
+		t.reported[o.key] = inForce
+		t.sink.Report(o.key.String(), o.problems)
 		return
 	}
 	t.clearFailure(o.key)
 	if o.value == nil {
-		t.ignore(o)
+		if inForce {
+			t.remove(o.key)
+		}
+		t.reported[o.key] = false
+		t.sink.Report(o.key.String(), o.problems)
 		return
 	}
-	if inForce, known := t.reported[o.key]; known && !inForce {
+	if known && !inForce {
 		t.sink.Report(o.key.String(), nil)
 	}
 	t.reported[o.key] = true
@@ -88,18 +89,6 @@ func (t *tracker) put(o *object) {
 	}
 }
 
-// reportFailure reports that an object cannot be read. Its last version stays in force.
-func (t *tracker) reportFailure(o *object) {
-	if t.failed[o.key] != o.failed {
-		t.failed[o.key] = o.failed
-		t.log.Error("an object could not be read", "object", o.key, "error", o.failed, "stack", string(o.stack))
-	}
-	if _, known := t.reported[o.key]; !known {
-		t.reported[o.key] = false // the sink knows it, but it is not in force
-	}
-	t.sink.Report(o.key.String(), o.problems)
-}
-
 // clearFailure clears the report that an object could not be read, if there is one.
 func (t *tracker) clearFailure(k key) {
 	if _, failed := t.failed[k]; failed {
@@ -108,15 +97,7 @@ func (t *tracker) clearFailure(k key) {
 	}
 }
 
-// ignore reports why an object is not in force, and removes the version that was.
-func (t *tracker) ignore(o *object) {
-	if t.reported[o.key] {
-		t.remove(o.key)
-	}
-	t.reported[o.key] = false
-	t.sink.Report(o.key.String(), o.problems)
-}
-
+// remove reports that an object was deleted, if the sink knows it, without a flush.
 func (t *tracker) remove(k key) {
 	inForce, known := t.reported[k]
 	delete(t.reported, k)
@@ -141,19 +122,148 @@ func (t *tracker) remove(k key) {
 	}
 }
 
-// flushCIDRs reports the union of all ServiceCIDRs, if it has changed. A prefix of two of
-// them stays when one is deleted.
-func (t *tracker) flushCIDRs() {
-	if !t.cidrsChanged {
+// flush reports the union of all ServiceCIDRs, if it has changed, and flushes the sink. A
+// prefix of two ServiceCIDRs stays when one is deleted.
+func (t *tracker) flush() {
+	if t.cidrsChanged {
+		t.cidrsChanged = false
+		var union []netip.Prefix
+		var problems []lb.Problem
+		for _, name := range slices.Sorted(maps.Keys(t.cidrs)) {
+			union = append(union, t.cidrs[name].value.([]netip.Prefix)...)
+			problems = append(problems, t.cidrs[name].problems...)
+		}
+		slices.SortFunc(union, netip.Prefix.Compare)
+		t.sink.SetServiceCIDRs(slices.Compact(union), problems)
+	}
+	t.sink.Flush()
+}
+
+// store is the store that a Reflector fills. It is no cache: it translates every object and
+// passes it to the tracker.
+type store struct {
+	mu      sync.Mutex // a direct watch writes, too, from its own goroutine
+	tracker *tracker
+	closed  bool // nothing more is reported
+
+	// replaced is called when all objects have been reported.
+	replaced func()
+	// awaited is closed by the next Replace. The goroutine of the Reflector owns it.
+	awaited chan struct{}
+}
+
+var _ cache.TransformingStore = (*store)(nil)
+
+// Add implements [cache.Store].
+func (s *store) Add(obj any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tracker.put(translate(obj))
+	s.tracker.flush()
+	return nil
+}
+
+// Update implements [cache.Store].
+func (s *store) Update(obj any) error { return s.Add(obj) }
+
+// Delete implements [cache.Store].
+func (s *store) Delete(obj any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tracker.remove(translate(obj).key)
+	s.tracker.flush()
+	return nil
+}
+
+// put reports a slice from a direct watch. It does not flush the sink, which the Stream does
+// when there is nothing more to read.
+func (s *store) put(kind watch.EventType, slice *discoveryv1.EndpointSlice) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := translate(slice)
+	switch {
+	case s.closed:
+	case kind == watch.Deleted:
+		s.tracker.remove(o.key)
+	default:
+		s.tracker.put(o)
+	}
+}
+
+// close makes sure that nothing is reported after it returns.
+func (s *store) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+}
+
+// awaitReplace returns a channel that the next Replace closes.
+func (s *store) awaitReplace() <-chan struct{} {
+	s.awaited = make(chan struct{})
+	return s.awaited
+}
+
+// Replace reports all objects. Those of a streamed list have passed the Transformer, those
+// of a list in pages have not.
+func (s *store) Replace(list []any, _ string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tracker.replace(func(yield func(*object) bool) {
+		for _, obj := range list {
+			o, ok := obj.(*object)
+			if !ok {
+				o = translate(obj)
+			}
+			if !yield(o) {
+				return
+			}
+		}
+	})
+	s.tracker.flush()
+	s.replaced()
+	if s.awaited != nil {
+		close(s.awaited)
+		s.awaited = nil
+	}
+	return nil
+}
+
+// Resync does nothing, because the sink keeps the objects that it needs.
+func (s *store) Resync() error { return nil }
+
+// Transformer translates the objects of a streamed list one by one, so that no two
+// Kubernetes objects of it are in memory at once.
+func (s *store) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) { return translate(obj), nil }
+}
+
+// Feed reports Kubernetes objects to a sink one by one, as a [Watcher] does when they
+// change. Tests use it in place of an API server. One goroutine at a time may use it.
+type Feed struct {
+	tracker  *tracker
+	nodeName string
+}
+
+// NewFeed returns a Feed that has reported no objects yet. The name of this node must be in
+// lower case.
+func NewFeed(nodeName string, sink Sink) *Feed {
+	return &Feed{tracker: newTracker(sink, slog.Default()), nodeName: nodeName}
+}
+
+// Set reports an object that is new or has changed: a pointer to a Service,
+// EndpointSlice, Node or ServiceCIDR of k8s.io/api, which stays the caller's. An object
+// that no Watcher would select is reported as deleted.
+func (f *Feed) Set(obj any) {
+	if !selected(obj, f.nodeName) {
+		f.Delete(obj)
 		return
 	}
-	t.cidrsChanged = false
-	var union []netip.Prefix
-	var problems []lb.Problem
-	for _, name := range slices.Sorted(maps.Keys(t.cidrs)) {
-		union = append(union, t.cidrs[name].value.([]netip.Prefix)...)
-		problems = append(problems, t.cidrs[name].problems...)
-	}
-	slices.SortFunc(union, netip.Prefix.Compare)
-	t.sink.SetServiceCIDRs(slices.Compact(union), problems)
+	f.tracker.put(translate(obj))
+	f.tracker.flush()
+}
+
+// Delete reports that an object was deleted.
+func (f *Feed) Delete(obj any) {
+	f.tracker.remove(translate(obj).key)
+	f.tracker.flush()
 }

@@ -11,12 +11,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // Config is the configuration of a [Watcher].
@@ -117,21 +123,19 @@ func (w *Watcher) Run(ctx context.Context) error {
 // resources returns all resources that are requested. The channels are closed when all
 // Services and all EndpointSlices have been reported.
 func (w *Watcher) resources(services, slices chan struct{}) []*resource {
-	log, sink := w.cfg.Log, w.cfg.Sink
 	core := w.cfg.Client.CoreV1()
 	allServices := core.Services(metav1.NamespaceAll)
 	allSlices := w.cfg.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll)
-	nodes := core.Nodes()
 	cidrs := w.cfg.Client.NetworkingV1().ServiceCIDRs()
 	return []*resource{
-		{name: "services", log: log, sink: sink, example: &corev1.Service{}, synced: services,
-			list: lister(selectServices, allServices.List), watch: watcher(selectServices, allServices.Watch)},
-		{name: "endpointslices", log: log, sink: sink, example: &discoveryv1.EndpointSlice{}, synced: slices, stream: w.cfg.Stream,
-			list: lister(selectSlices, allSlices.List), watch: watcher(selectSlices, allSlices.Watch)},
-		{name: "nodes", log: log, sink: sink, example: &corev1.Node{}, synced: w.nodeSynced,
-			list: lister(selectNode(w.cfg.NodeName), nodes.List), watch: watcher(selectNode(w.cfg.NodeName), nodes.Watch)},
-		{name: "servicecidrs", log: log, sink: sink, example: &networkingv1.ServiceCIDR{}, synced: make(chan struct{}),
-			list: lister(selectAll, cidrs.List), watch: watcher(selectAll, cidrs.Watch), optional: true},
+		{name: "services", example: &corev1.Service{}, synced: services, selects: selectServices,
+			list: listOf(allServices.List), watch: allServices.Watch},
+		{name: "endpointslices", example: &discoveryv1.EndpointSlice{}, synced: slices, selects: selectSlices,
+			list: listOf(allSlices.List), watch: allSlices.Watch, stream: w.cfg.Stream},
+		{name: "nodes", example: &corev1.Node{}, synced: w.nodeSynced, selects: selectNode(w.cfg.NodeName),
+			list: listOf(core.Nodes().List), watch: core.Nodes().Watch},
+		{name: "servicecidrs", example: &networkingv1.ServiceCIDR{}, synced: make(chan struct{}), selects: func(*metav1.ListOptions) {},
+			list: listOf(cidrs.List), watch: cidrs.Watch, optional: true},
 	}
 }
 
@@ -143,8 +147,23 @@ func (w *Watcher) follow(ctx context.Context, r *resource) {
 		r.watch = directWatch(r.stream, into)
 	}
 	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc:  r.listReported,
-		WatchFuncWithContext: r.watchReported,
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			r.selects(&options)
+			list, err := r.list(ctx, options)
+			w.report(ctx, r, err)
+			if r.optional && apierrors.IsNotFound(err) {
+				sleep(ctx, absentRetry)
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			r.selects(&options)
+			events, err := r.watch(ctx, options)
+			if options.SendInitialEvents == nil || !refused(err) {
+				w.report(ctx, r, err)
+			}
+			return events, err
+		},
 	}, w.cfg.Client)
 	reflector := cache.NewReflectorWithOptions(from, r.example, into, cache.ReflectorOptions{
 		Name:    r.name,
@@ -160,4 +179,114 @@ func (w *Watcher) follow(ctx context.Context, r *resource) {
 		}
 		return false, nil
 	})
+}
+
+// report logs and reports the outcome of a request if it differs from that of the last one.
+func (w *Watcher) report(ctx context.Context, r *resource, err error) {
+	switch {
+	case ctx.Err() != nil:
+	case err == nil && r.failure != "":
+		r.failure = ""
+		w.cfg.Log.Info("the API server answers again", "resource", r.name)
+		w.cfg.Sink.Report(r.name, nil)
+	case err != nil && r.failure != err.Error():
+		r.failure = err.Error()
+		w.cfg.Log.Warn("the API server does not answer; its last answers stay in force", "resource", r.name, "err", err)
+		w.cfg.Sink.Report(r.name, []lb.Problem{{Object: "API server", Field: r.name, Message: r.failure}})
+	}
+}
+
+// absentRetry is the time between requests to an API server that does not have a resource.
+// It is long because only an upgrade adds the resource.
+const absentRetry = 10 * time.Minute
+
+// resource is one kind of objects, the requests for them, and the outcome of the last one.
+type resource struct {
+	name     string // as in the request's path
+	example  runtime.Object
+	selects  func(*metav1.ListOptions) // sets the selectors
+	list     cache.ListWithContextFunc
+	watch    cache.WatchFuncWithContext
+	stream   *Stream       // if not nil, [directWatch] replaces watch
+	synced   chan struct{} // closed when all objects have been reported once
+	optional bool          // an API server may not have it
+	failure  string        // the error of the last request, empty if it succeeded
+}
+
+// listOf returns list with the type that a Reflector takes.
+func listOf[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) cache.ListWithContextFunc {
+	return func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return list(ctx, options)
+	}
+}
+
+// refused reports whether err is the answer of a server, other than that it is busy. A
+// server that does not stream lists gives one: a plain list is requested next, and the
+// outcome of that counts.
+func refused(err error) bool {
+	var answer apierrors.APIStatus
+	return errors.As(err, &answer) && !apierrors.IsTooManyRequests(err)
+}
+
+// endingClock is a clock that does not wait beyond the end of ctx. With a real one, a
+// Reflector does when it backs off from a server that refuses connections.
+type endingClock struct {
+	clock.RealClock
+	ctx context.Context
+}
+
+func (c endingClock) After(d time.Duration) <-chan time.Time {
+	after := make(chan time.Time, 1)
+	go func() {
+		sleep(c.ctx, d)
+		after <- time.Now()
+	}()
+	return after
+}
+
+// sleep returns after d, or when ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// labelServiceProxyName marks a Service as one of another proxy, with any value.
+const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// The select functions set the selectors of requests, which are exactly those of
+// kube-proxy. A watch reports an object that stops matching as deleted.
+
+func selectServices(options *metav1.ListOptions) {
+	options.LabelSelector = "!" + labelServiceProxyName
+	options.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
+}
+
+func selectSlices(options *metav1.ListOptions) {
+	options.LabelSelector = "!" + corev1.IsHeadlessService
+}
+
+func selectNode(name string) func(*metav1.ListOptions) {
+	return func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	}
+}
+
+// selected reports whether the selectors match an object, for objects that do not come
+// from an API server.
+func selected(obj any, nodeName string) bool {
+	switch obj := obj.(type) {
+	case *corev1.Service:
+		_, optedOut := obj.Labels[labelServiceProxyName]
+		return !optedOut && obj.Spec.ClusterIP != corev1.ClusterIPNone
+	case *discoveryv1.EndpointSlice:
+		_, headless := obj.Labels[corev1.IsHeadlessService]
+		return !headless
+	case *corev1.Node:
+		return obj.Name == nodeName
+	}
+	return true
 }

@@ -177,14 +177,14 @@ func TestPanicIsOfOneObject(t *testing.T) {
 				must(t, s.Add(service("a", "10.96.0.1")))
 				inForce = []string{"Service default/a"}
 			}
-			s.tracker.set(broken)
+			s.tracker.put(broken)
 			must(t, s.Replace([]any{broken, service("b", "10.96.0.2")}, "1"))
 			mustHave(t, sink, append(inForce, "Service default/b")...)
 			problems := sink.problems("a")
 			if len(problems) != 1 || !strings.Contains(fmt.Sprint(problems), "Service default/a: internal error, so it stays as it was: panic: this cannot be") {
 				t.Errorf("reported is %v", problems)
 			}
-			if n := strings.Count(log.String(), "could not be read"); n != 1 || !strings.Contains(log.String(), "store_test.go") {
+			if n := strings.Count(log.String(), "could not be read"); n != 1 || !strings.Contains(log.String(), "tracker_test.go") {
 				t.Errorf("logged %d times, want once, with the stack:\n%s", n, log.String())
 			}
 			must(t, s.Add(service("a", "10.96.0.9")))
@@ -192,7 +192,7 @@ func TestPanicIsOfOneObject(t *testing.T) {
 			if problems := sink.problems("a"); len(problems) != 0 {
 				t.Errorf("reported is still %v", problems)
 			}
-			s.tracker.set(broken)
+			s.tracker.put(broken)
 			must(t, s.Delete(service("a", "10.96.0.1")))
 			mustHave(t, sink, "Service default/b")
 			if problems := sink.problems("a"); len(problems) != 0 {
