@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -120,12 +121,8 @@ func NewRecorder(cfg RecorderConfig) *Recorder {
 	if cfg.nodeLimit == nil {
 		cfg.nodeLimit = flowcontrol.NewTokenBucketPassiveRateLimiter(perSecond, eventBurst)
 	}
-	if cfg.droppedInterval == 0 {
-		cfg.droppedInterval = droppedInterval
-	}
-	if cfg.lookupRetry == 0 {
-		cfg.lookupRetry = lookupRetry
-	}
+	cfg.droppedInterval = cmp.Or(cfg.droppedInterval, droppedInterval)
+	cfg.lookupRetry = cmp.Or(cfg.lookupRetry, lookupRetry)
 
 	return &Recorder{
 		cfg:   cfg,
@@ -184,7 +181,11 @@ func (r *Recorder) Run(ctx context.Context) error {
 		case e := <-r.queue:
 			r.send(sending, to, e)
 		case <-dropped.C:
-			r.reportDropped(sending, to)
+			if n := r.dropped.Swap(0); n > 0 {
+				r.cfg.Log.Warn("events were dropped because there were too many", "events", n)
+				note := fmt.Sprintf("%d events were dropped because there were too many; sluice status shows all problems", n)
+				r.send(sending, to, Event{Reason: ReasonEventsDropped, Action: "Report", Note: note})
+			}
 		}
 	}
 }
@@ -221,19 +222,6 @@ func (r *Recorder) send(ctx context.Context, to events.EventRecorder, e Event) {
 	}
 	r.passed++
 	to.Eventf(about, nil, kind, e.Reason, e.Action, "%s", e.Note)
-}
-
-// reportDropped reports how many Events were dropped since the last report.
-func (r *Recorder) reportDropped(ctx context.Context, to events.EventRecorder) {
-	n := r.dropped.Swap(0)
-	if n == 0 {
-		return
-	}
-	r.cfg.Log.Warn("events were dropped because there were too many", "events", n)
-	r.send(ctx, to, Event{
-		Reason: ReasonEventsDropped, Action: "Report",
-		Note: fmt.Sprintf("%d events were dropped because there were too many; sluice status shows all problems", n),
-	})
 }
 
 // reference returns the reference of an Event to a Service or, without a name, to the Node.

@@ -2,7 +2,15 @@
 // Services, EndpointSlices, this node's Node and ServiceCIDRs, either of an API server
 // ([Watcher]) or of a directory of manifests ([Manifests]), and reports them to a [Sink].
 //
-// It parses and makes no decisions: package lb decides which Services count and which
+// A Watcher has a client-go Reflector for each kind of object. The Reflector fills a store
+// (tracker.go), which has each object translated (here, service.go, slice.go, node.go) and
+// passes it to a tracker. That reports it to the Sink, and knows which objects have been
+// deleted during an outage. Changes of EndpointSlices take a shorter way past the Reflector:
+// the goroutine that reads the connection (stream.go) puts them into the store itself.
+// Manifests (manifests.go, decode.go) are translated and tracked in the same way. A
+// [Recorder] (events.go) sends Events in the opposite direction.
+//
+// The package parses and makes no decisions: package lb decides which Services count and which
 // frontends they have. It keeps only the names of the objects that it has reported. Parts
 // that it cannot parse it leaves out, and reports a problem with object and field.
 package kube

@@ -36,6 +36,14 @@ var nodeTests = []struct {
 		),
 		primary("10.0.0.1", "2001:db8::1"), nil,
 	}, {
+		"of three addresses, two of IPv6 behind one of IPv4",
+		addresses(
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"},
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "fd00::1"},
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "fd00::2"},
+		),
+		primary("10.0.0.1", "fd00::1"), nil,
+	}, {
 		"of an address that is none",
 		addresses(corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "node1"}, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}),
 		primary("10.0.0.1"), []string{"status.addresses[0].address"},

@@ -234,21 +234,6 @@ func (r *resolver) checkAddress(list string, i int, ip netip.Addr) {
 	}
 }
 
-// checkSourceRanges notes the families in which every client may connect although there
-// are source ranges.
-func (r *resolver) checkSourceRanges() {
-	if len(r.svc.SourceRanges) == 0 {
-		return
-	}
-	for _, family := range []Family{IPv4, IPv6} {
-		balanced := r.svc.clusterIP(family).IsValid() && len(r.svc.ownPrefixes(family)) > 0
-		ranged := slices.ContainsFunc(r.svc.SourceRanges, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })
-		if balanced && !ranged {
-			r.problem("spec.loadBalancerSourceRanges", "none of family %s: every client may connect to the %s load balancers", family, family)
-		}
-	}
-}
-
 // checkSlices notes the endpoints that join has to skip.
 func (r *resolver) checkSlices() {
 	for _, slice := range r.slices {

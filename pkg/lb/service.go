@@ -166,52 +166,25 @@ func (s *Service) wantsLocal() bool {
 	return s.internalPolicy() == Local || s.externalPolicy() == Local
 }
 
-var protocolText = map[Protocol]string{
-	AnyProtocol: "any",
-	TCP:         "TCP",
-	UDP:         "UDP",
-	SCTP:        "SCTP",
-}
-
-var scopeText = map[Scope]string{
-	Internal: "internal",
-	External: "external",
-}
-
-var kindText = map[Kind]string{
-	KindClusterIP:    "ClusterIP",
-	KindExternalIP:   "ExternalIP",
-	KindLoadBalancer: "LoadBalancer",
-	KindNodePort:     "NodePort",
-}
-
-var useText = map[Use]string{
-	Used:       "used",
-	NotReady:   "not ready",
-	NotServing: "terminating and not serving",
-	Superseded: "terminating, others are ready",
-	OtherZone:  "other zone (topology hints)",
-	OtherNode:  "other node (topology hints)",
-	NotLocal:   "other node (traffic policy Local)",
-	NoFrontend: "no frontend leads to it",
-}
-
-var serviceTypeText = map[ServiceType]string{
-	ClusterIP:    "ClusterIP",
-	NodePort:     "NodePort",
-	LoadBalancer: "LoadBalancer",
-	ExternalName: "ExternalName",
-}
-
-var trafficPolicyText = map[TrafficPolicy]string{
-	Cluster: "Cluster",
-	Local:   "Local",
-}
-
-var familyText = map[Family]string{
-	IPv4: "IPv4",
-	IPv6: "IPv6",
-}
+// The texts of the enums.
+var (
+	protocolText      = map[Protocol]string{AnyProtocol: "any", TCP: "TCP", UDP: "UDP", SCTP: "SCTP"}
+	scopeText         = map[Scope]string{Internal: "internal", External: "external"}
+	kindText          = map[Kind]string{KindClusterIP: "ClusterIP", KindExternalIP: "ExternalIP", KindLoadBalancer: "LoadBalancer", KindNodePort: "NodePort"}
+	serviceTypeText   = map[ServiceType]string{ClusterIP: "ClusterIP", NodePort: "NodePort", LoadBalancer: "LoadBalancer", ExternalName: "ExternalName"}
+	trafficPolicyText = map[TrafficPolicy]string{Cluster: "Cluster", Local: "Local"}
+	familyText        = map[Family]string{IPv4: "IPv4", IPv6: "IPv6"}
+	useText           = map[Use]string{
+		Used:       "used",
+		NotReady:   "not ready",
+		NotServing: "terminating and not serving",
+		Superseded: "terminating, others are ready",
+		OtherZone:  "other zone (topology hints)",
+		OtherNode:  "other node (topology hints)",
+		NotLocal:   "other node (traffic policy Local)",
+		NoFrontend: "no frontend leads to it",
+	}
+)
 
 func (p Protocol) String() string      { return format(protocolText, p) }
 func (s Scope) String() string         { return format(scopeText, s) }

@@ -5,6 +5,7 @@
 package maglev
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 )
@@ -77,4 +78,48 @@ func preferencesOf(backends []netip.AddrPort, size int) []preference {
 	}
 
 	return preferences
+}
+
+// hashes returns two independent hashes of a backend: FNV-1a of its address and port,
+// mixed by the finalizer of SplitMix64. They must never change, because nodes of
+// different versions must have the same tables.
+func hashes(backend netip.AddrPort) (uint64, uint64) {
+	addr := backend.Addr().As16()
+	sum := uint64(0xcbf29ce484222325)
+	for _, b := range binary.BigEndian.AppendUint16(addr[:], backend.Port()) {
+		sum = (sum ^ uint64(b)) * 0x100000001b3
+	}
+
+	return spread(sum), spread(sum ^ 0x9e3779b97f4a7c15)
+}
+
+func spread(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+
+	return x ^ x>>31
+}
+
+// sizes are prime. Each is about three times the one before, so that the number of backends
+// seldom changes the size: tables of different sizes have nothing in common.
+var sizes = [...]int{67, 193, 577, 1733, 5189, 15559, 46663, 65521}
+
+// fine is the least number of entries per backend, as long as there is a size for it. The
+// share of a backend is then exact to a sixteenth.
+const fine = 16
+
+// Size returns the number of entries in the table of so many backends: one for one,
+// else the first of 67, 193, 577, 1733, 5189, 15559, 46663 and 65521 that has 16 for
+// each backend, or the last of these.
+func Size(backends int) int {
+	if backends <= 1 {
+		return max(backends, 0)
+	}
+	for _, size := range sizes {
+		if size >= fine*backends {
+			return size
+		}
+	}
+
+	return sizes[len(sizes)-1]
 }
