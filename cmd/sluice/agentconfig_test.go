@@ -180,6 +180,7 @@ func TestAgentConfigRefuses(t *testing.T) {
 		{"clientConnection: {kubeconfig: /x}", "-v=0", "--manifests: clientConnection.kubeconfig (--kubeconfig) is given too"},
 		{"", "--master=https://192.0.2.1", "--manifests: --master is given too"},
 		{"", "--service-metrics=-1", "--service-metrics: it must not be negative"},
+		{"hostnameOverride: ' '", "-v=0", `hostnameOverride " ": it is blank`},
 		{"", "--algorithm=best", `--algorithm: "best" is none of`},
 		{"", "--udp=some", "--udp: "},
 		{"", "--forwarding=some", `--forwarding "some": it is auto or stack`},
