@@ -47,11 +47,8 @@ func (s *BulkServer) Close() error { return s.process.close() }
 type Throughput struct {
 	// BitsPerSecond are those of the payload that was received.
 	BitsPerSecond float64
-	// PacketsPerSecond are the datagrams that were received, and Lost the part of
-	// those sent that were not, 0 to 1. UDP only.
-	PacketsPerSecond, Lost float64
-	// Retransmits are the segments that were sent again. TCP only.
-	Retransmits int
+	// PacketsPerSecond are the datagrams that were received. UDP only.
+	PacketsPerSecond float64
 
 	Elapsed time.Duration
 	// Machine is the time of all processors of the machine from the start of the
@@ -116,9 +113,6 @@ func parseReport(text []byte) (Throughput, error) {
 	var r struct {
 		Error string
 		End   *struct {
-			Sent struct {
-				Retransmits int
-			} `json:"sum_sent"`
 			Received struct { // of all streams together
 				Seconds       float64
 				BitsPerSecond float64 `json:"bits_per_second"`
@@ -141,12 +135,10 @@ func parseReport(text []byte) (Throughput, error) {
 	received := r.End.Received
 	t := Throughput{
 		BitsPerSecond: received.BitsPerSecond,
-		Retransmits:   r.End.Sent.Retransmits,
 		Elapsed:       time.Duration(received.Seconds * float64(time.Second)),
 	}
 	if received.Packets > 0 {
 		t.PacketsPerSecond = (received.Packets - received.LostPackets) / received.Seconds
-		t.Lost = received.LostPackets / received.Packets
 	}
 
 	return t, nil

@@ -56,9 +56,6 @@ func StartProbe(ns *lab.Namespace, cg *lab.Cgroup) (*Probe, error) {
 	return &Probe{process: p, results: bufio.NewReader(p.stdout)}, nil
 }
 
-// PID is the process.
-func (p *Probe) PID() int { return p.process.cmd.Process.Pid }
-
 // Close ends the process. Closing twice is not an error.
 func (p *Probe) Close() error { return p.process.close() }
 

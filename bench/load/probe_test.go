@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -138,7 +136,7 @@ func TestProbeThatEnds(t *testing.T) {
 	mustTranslate(t, p.client, oldBackend)
 	awaited, err := probe.Await(t.Context(), virtual, newBackend.Addr())
 	must(t, err)
-	must(t, unix.Kill(probe.PID(), unix.SIGKILL))
+	must(t, probe.process.cmd.Process.Kill())
 	if _, _, _, err := awaited.Wait(t.Context()); err == nil {
 		t.Error("no error from waiting for a process that has ended")
 	}

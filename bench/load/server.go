@@ -51,9 +51,6 @@ func Serve(ns *lab.Namespace, port uint16) (*Server, error) {
 	return &Server{process: p}, nil
 }
 
-// PID is the process.
-func (s *Server) PID() int { return s.process.cmd.Process.Pid }
-
 // Pause stops the server until [Server.Resume]: requests wait
 // meanwhile. One that merely has nothing to do still takes a percent of a processor.
 func (s *Server) Pause() error { return s.signal(unix.SIGSTOP) }
