@@ -166,7 +166,8 @@ func serveTCP(family int, port uint16, threads int) error {
 	return nil
 }
 
-// listen returns a socket on the wildcard address of a family.
+// listen returns a socket on the wildcard address of a family. What a TCP socket accepts
+// has its options, too.
 func listen(family, kind int, port uint16) (int, error) {
 	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -176,23 +177,6 @@ func listen(family, kind int, port uint16) (int, error) {
 	if family == unix.AF_INET6 {
 		address = &unix.SockaddrInet6{Port: int(port)}
 	}
-	if err := prepareToListen(fd, family, kind); err != nil {
-		return -1, err
-	}
-	if err := unix.Bind(fd, address); err != nil {
-		return -1, fmt.Errorf("bind port %d: %w", port, err)
-	}
-	if kind == unix.SOCK_STREAM {
-		if err := unix.Listen(fd, backlog); err != nil {
-			return -1, fmt.Errorf("listen on port %d: %w", port, err)
-		}
-	}
-
-	return fd, nil
-}
-
-// prepareToListen sets options, those of a TCP socket for what it accepts, too.
-func prepareToListen(fd, family, kind int) error {
 	type option struct{ level, name, value int }
 	var options []option
 	if family == unix.AF_INET6 {
@@ -214,11 +198,19 @@ func prepareToListen(fd, family, kind int) error {
 	}
 	for _, o := range options {
 		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
-			return fmt.Errorf("set option %d of socket: %w", o.name, err)
+			return -1, fmt.Errorf("set option %d of socket: %w", o.name, err)
+		}
+	}
+	if err := unix.Bind(fd, address); err != nil {
+		return -1, fmt.Errorf("bind port %d: %w", port, err)
+	}
+	if kind == unix.SOCK_STREAM {
+		if err := unix.Listen(fd, backlog); err != nil {
+			return -1, fmt.Errorf("listen on port %d: %w", port, err)
 		}
 	}
 
-	return nil
+	return fd, nil
 }
 
 // listener is a listening TCP socket with the threads that serve it. A thread
@@ -247,19 +239,14 @@ func (l *listener) serve() {
 
 			continue
 		}
-		if l.idle.Add(-1) == 0 {
-			l.giveTurn()
+		if l.idle.Add(-1) == 0 { // another thread may accept, if there is one
+			turn := uint64(1)
+			_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(l.turns), uintptr(unsafe.Pointer(&turn)), unsafe.Sizeof(turn))
 		}
 		converse(int(r), request, answer)
 		closeSocket(int(r))
 		l.idle.Add(1)
 	}
-}
-
-// giveTurn lets another thread accept connections, if there is one.
-func (l *listener) giveTurn() {
-	turn := uint64(1)
-	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(l.turns), uintptr(unsafe.Pointer(&turn)), unsafe.Sizeof(turn))
 }
 
 // converse answers the requests of one connection until it ends.
@@ -384,7 +371,9 @@ func (d *datagrams) arrivedAt() []byte {
 		info := (*unix.Inet4Pktinfo)(unsafe.Add(unsafe.Pointer(&d.control), at))
 		info.Ifindex, info.Spec_dst = 0, info.Addr
 
-		return mapped(info.Addr)
+		address := netip.AddrFrom4(info.Addr).As16()
+
+		return address[:]
 	case header.Level == unix.IPPROTO_IPV6 && header.Type == unix.IPV6_PKTINFO:
 		info := (*unix.Inet6Pktinfo)(unsafe.Add(unsafe.Pointer(&d.control), at))
 		info.Ifindex = 0
@@ -393,13 +382,6 @@ func (d *datagrams) arrivedAt() []byte {
 	default:
 		return nil
 	}
-}
-
-// mapped is the v4-mapped form of an address.
-func mapped(address [4]byte) []byte {
-	long := [16]byte{10: 0xff, 11: 0xff, 12: address[0], 13: address[1], 14: address[2], 15: address[3]}
-
-	return long[:]
 }
 
 // A request begins with a header, which its response repeats:
