@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// credentials is what the API server and its clients prove themselves with.
+// credentials are those by which the API server and its clients authenticate.
 // Except for the last two fields they are paths of files.
 type credentials struct {
 	certificate       string // the API server's; its own authority

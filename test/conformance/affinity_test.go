@@ -105,7 +105,7 @@ func slides(t *testing.T, dials []scene.Dial, timeout time.Duration) bool {
 }
 
 // Affinity is among the backends that a client may have: policies, hints and
-// readiness come first. What a client was given last is remembered.
+// readiness come first. A client keeps the backend that it had last.
 func TestAffinityWithinPolicies(t *testing.T) {
 	t.Parallel()
 	k := mustStick(t, scene.MustShare(t), forever)
@@ -233,7 +233,7 @@ func TestAffinitySwitch(t *testing.T) {
 	scene.MustGoOn(t, open...)
 }
 
-// Of UDP, what is new is a flow: a socket's, until it is idle.
+// Over UDP, affinity applies to new flows: a socket has one until it is idle.
 func TestAffinityUDP(t *testing.T) {
 	t.Parallel()
 	s := scene.MustShare(t)
@@ -259,7 +259,7 @@ func TestAffinityUDP(t *testing.T) {
 	}
 }
 
-// What is remembered stays when the agent goes and comes back.
+// Affinities survive a restart of the agent.
 func TestAffinityOutlivesTheAgent(t *testing.T) {
 	t.Parallel()
 	s := scene.MustSet(t, scene.Config{})

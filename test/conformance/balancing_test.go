@@ -57,7 +57,7 @@ func TestOneBackendPerFlow(t *testing.T) {
 	}
 }
 
-// Datagrams that do not fit into a packet pass whole, in both directions.
+// Datagrams that are fragmented arrive whole, in both directions.
 //
 //	clients ──── web:80, 4000 bytes ─┬─ pod-1-0
 //	                                 └─ pod-2-0

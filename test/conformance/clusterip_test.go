@@ -197,8 +197,8 @@ func TestClusterIPFromOutside(t *testing.T) {
 	}
 }
 
-// A Service of one family gets the other one, and loses it again. Who uses the
-// first does not notice; connections of the second go on.
+// A Service of one family gets the other one, and loses it again. Clients of the
+// first do not notice; connections of the second go on.
 //
 //	clients ──── web:80, IPv4, and IPv6 for a while ─┬─ pod-1-0
 //	                                                 └─ pod-2-0

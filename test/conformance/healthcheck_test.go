@@ -106,7 +106,7 @@ func (p *probe) mustBeSilent(t *testing.T, port int32) {
 }
 
 // A load balancer learns how many endpoints of a Service are ready on the node:
-// those that are leaving do not count, though they serve still.
+// terminating ones do not count, although they still serve.
 func TestHealthCheckNodePort(t *testing.T) {
 	t.Parallel()
 	p := mustProbe(t)
@@ -168,8 +168,8 @@ func TestHealthCheckNodePortComesAndGoes(t *testing.T) {
 	p.mustBeSilent(t, p.port)
 }
 
-// A port that another process of the node has is reported, and taken when it is
-// free.
+// A port that another process of the node has is reported, and the agent listens there
+// when it is free.
 func TestHealthCheckNodePortIsTaken(t *testing.T) {
 	t.Parallel()
 	p := mustProbe(t)

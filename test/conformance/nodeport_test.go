@@ -62,9 +62,9 @@ func (n *nodePorts) anywhere() *scene.Client {
 	return &from
 }
 
-// Which addresses of the node answer is a matter of configuration: the node's
-// own by default, those of a list, or all of them; addresses that come later are
-// no others.
+// The configuration decides which addresses of the node answer: the node's
+// own by default, those of a list, or all of them. The same holds for addresses that
+// the node gets later.
 func TestNodePortAddresses(t *testing.T) {
 	t.Parallel()
 	n := mustNodePorts(t, scene.Config{})
@@ -148,7 +148,7 @@ func TestNodePortsWithoutNodeIPs(t *testing.T) {
 }
 
 // Processes of the node reach node ports on its loopback addresses (listed
-// difference 3); those of pods are at home there.
+// difference 3); in a pod these addresses are the pod's own.
 func TestLocalhostNodePorts(t *testing.T) {
 	t.Parallel()
 	s := scene.MustShare(t)
@@ -165,7 +165,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 }
 
 // A node port without endpoints is refused; one that may not leave the node is
-// silent to those outside, and open to those inside.
+// dropped for clients outside, and open to clients of the cluster.
 //
 //	clients ──── node-1:n ─┬─ pod-1-0, not ready
 //	                       └─ pod-2-0

@@ -18,9 +18,9 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// TCP, UDP and SCTP are each for themselves, also with one port number, and with
-// node ports. SCTP is a packet made by hand: not every machine has it, and who
-// creates a Service does not make the kernel load it.
+// TCP, UDP and SCTP are independent, also with one port number, and with node
+// ports. SCTP packets are built by the test: not every kernel has SCTP, and creating a
+// Service does not load it.
 //
 //	clients ──── web:80, web:n ── pod-1-0
 func TestProtocols(t *testing.T) {

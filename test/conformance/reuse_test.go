@@ -57,8 +57,8 @@ func TestAddressReuse(t *testing.T) {
 	clients.end()
 }
 
-// An address is listed twice, by the pod that had it, which is leaving, and by
-// the pod that has it now. It is the new pod's, until both are gone.
+// An address is listed twice, by the terminating pod that had it, and by
+// the pod that has it now. Clients reach the new pod, until both are gone.
 //
 //	clients ──── web:80 ─┬─ pod-1-0
 //	                     └─ pod-2-0, in two slices

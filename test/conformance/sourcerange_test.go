@@ -78,7 +78,7 @@ func TestSourceRanges(t *testing.T) {
 }
 
 // A process of the node that has the load balancer's address for its source is
-// let in if the node's own address is.
+// admitted if the node's own address is.
 func TestSourceRangesOfTheNode(t *testing.T) {
 	t.Parallel()
 	b := mustBalance(t)
@@ -106,8 +106,8 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 	mustAnswer(0)
 }
 
-// Without endpoints, those in the ranges are refused, and those outside of them
-// are still dropped.
+// Without endpoints, clients in the ranges are refused, and others are still
+// dropped.
 func TestSourceRangesWithoutEndpoints(t *testing.T) {
 	t.Parallel()
 	b := mustBalance(t)

@@ -18,9 +18,9 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// Nothing is programmed before both Services and EndpointSlices are known, or a
-// Service would be refused that has endpoints. What an earlier agent has
-// programmed stays in force meanwhile.
+// The agent programs nothing before it has both Services and EndpointSlices, as it
+// would refuse clients of a Service that has endpoints. What an earlier agent has
+// programmed stays meanwhile.
 //
 //	pod, node ── web:80 ── pod-1-0
 func TestStartWaitsForServicesAndSlices(t *testing.T) {

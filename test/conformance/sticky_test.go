@@ -13,8 +13,8 @@ import (
 
 const forever = 10800 // seconds, the API's default
 
-// sticky is a Service of many ports with session affinity. Each port remembers a
-// client for itself, so that all their affinities are the client's own.
+// sticky is a Service of many ports with session affinity. Each port has an
+// affinity of its own for each client, so that all their affinities are the client's own.
 //
 //	clients ──── web:1000 to web:1011, at all its addresses ─┬─ pod-1-0 to pod-1-3
 //	                                                         └─ pod-2-0 to pod-2-3
@@ -54,7 +54,7 @@ func mustStick(t *testing.T, s *scene.Scene, seconds int32) *sticky {
 
 func portName(i int32) string { return fmt.Sprintf("p%d", i) }
 
-// set says what the endpoints of all ports are.
+// set writes the endpoints of all ports.
 func (k *sticky) set(t *testing.T, endpoints ...scene.Endpoint) {
 	t.Helper()
 	slice := k.Slice("web", discoveryv1.AddressTypeIPv4, endpoints...)

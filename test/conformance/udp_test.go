@@ -29,8 +29,8 @@ func hammer(t *testing.T, conn *scene.Connection, want string) {
 	conn.Pod = want
 }
 
-// A backend is gone. Clients that hammer one socket over UDP move on to the next
-// one; those of other backends, and all over TCP, are left alone.
+// A backend is removed. Clients that keep sending from one UDP socket move on to the
+// next one; clients of other backends, and TCP connections, are not affected.
 //
 //	clients ──── web, at all its addresses ─┬─ pod-1-0, goes
 //	                                        └─ pod-2-0
@@ -65,8 +65,8 @@ func (b *balanced) mustOpenTo(t *testing.T, d scene.Dial, pod *lab.Pod) *scene.C
 	}
 }
 
-// Endpoints that still serve keep their flows, also those that are leaving, or
-// are published though they are not ready. So do all flows that have nothing to
+// Endpoints that still serve keep their flows, also terminating ones, and those
+// that are published although they are not ready. So do all flows that have nothing to
 // do with the Service, though one goes to its node port's number.
 //
 //	clients ──── web:80 ── pod-1-0, which is ready, leaving, …

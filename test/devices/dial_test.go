@@ -37,8 +37,8 @@ const (
 	atOnce = 900 * time.Millisecond
 
 	// atSecond is before it would be repeated again. Over a virtual link the error
-	// is there before connect(2) has let go of the socket, and then IPv6 does not
-	// listen: neither does it to the kernel's own refusals.
+	// is there before connect(2) has released the socket, and then IPv6 ignores it,
+	// as it ignores the kernel's own refusals.
 	atSecond = 2500 * time.Millisecond
 )
 

@@ -125,7 +125,7 @@ func segment(src, dst netip.AddrPort, tcp layers.TCP) ([]byte, error) {
 	return buffer.Bytes(), err
 }
 
-// TestForgottenConnection has a client lose all memory of a connection, and dial again from the
+// TestForgottenConnection has a client's kernel lose the state of a connection, and dial again from the
 // same port: the backend that has the connection answers the SYN, the client sees that this is
 // not what it wants and resets it, and its next SYN gets a connection. Linux sends that at once;
 // an older one, after a second.
@@ -167,7 +167,7 @@ func TestForgottenConnection(t *testing.T) {
 	}
 }
 
-// forget has the kernel forget a connection, without a word to the other side.
+// forget has the kernel drop a connection without a packet to the other side.
 func forget(conn *net.TCPConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

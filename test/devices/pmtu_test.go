@@ -13,8 +13,8 @@ import (
 )
 
 // TestPathMTUToBackend sends more than fits into the tunnel. The node reports that to
-// the client, which knows the Service's address only; so the error has to speak
-// of that.
+// the client, which knows the Service's address only; so the error has to contain
+// that address.
 //
 //	client 1500 ── 1500 eth0 node-1 vxlan0 1300 ── vxlan0 node-2 ── 1500 pod-2-0
 //	       ◀── too big, 1300 ──┘

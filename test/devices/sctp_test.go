@@ -14,8 +14,8 @@ import (
 )
 
 // TestSCTP goes through an association, packet by packet, made by hand: neither
-// this kernel nor those of most machines have SCTP. Everyone on the way that knows
-// it, and that is netfilter, checks every packet, and so do the ends.
+// this kernel nor those of most machines have SCTP. netfilter, which has
+// SCTP, checks every packet on the way, and so do the ends.
 //
 //	client ── node port, load balancer ─┬─ pod-1-1
 //	                                    └─ pod-2-0, masqueraded

@@ -122,7 +122,7 @@ func (w *world) start(t *testing.T, services ...service) {
 	}
 }
 
-// restart starts the agents and waits until all is well with them.
+// restart starts the agents and waits until they are ready.
 func (w *world) restart(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // an emulated kernel verifies for long

@@ -16,8 +16,8 @@ import (
 // serviceCount is how many Services there are at most, without twins.
 const serviceCount = 6
 
-// Whatever is in the API server, dialling Sluice comes to the same as dialling
-// kube-proxy, but for the listed differences; and each of these is seen.
+// Dials have the same outcomes with Sluice as with kube-proxy, for random objects in
+// the API server, but for the listed differences. Each of these is seen.
 func TestLikeKubeProxy(t *testing.T) {
 	c := cluster.Shared(t)
 	a := mustAPI(t, c)
@@ -113,7 +113,7 @@ func (p *play) mustRound(t *testing.T, name string, now, before objects) {
 	published := time.Since(start)
 	dials := p.dials
 	p.frontends = p.settings.frontends(now, before)
-	// Connections first: dialling may bring something about.
+	// Connections first: dials may change their state.
 	lab.Must(t, p.compareFates(p.pairs), p.compare(p.frontends), p.compareHealth())
 	t.Logf("%s: %d Services, %d slices, published in %v; %d connections lasted, %d dials, in %v",
 		name, len(now.services), len(now.slices), published.Round(time.Millisecond),

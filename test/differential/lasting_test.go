@@ -88,14 +88,14 @@ func (c *comparison) connect(all []frontend, limit int) ([]*lasting, error) {
 	return pairs, nil
 }
 
-// backendsIn are the servers that are none at the gateway.
+// backendsIn are the servers without the one at the gateway.
 func backendsIn(all outcomes) []outcome {
 	return slices.DeleteFunc(all.set(), func(o outcome) bool { return o.failure != "" || o.server == elsewhere })
 }
 
 // pair opens one connection on kube-proxy's side, and others on Sluice's until one
-// goes to the same backend. One that cannot be opened, a flow that is over may be
-// in its way, is none.
+// goes to the same backend. It returns false for a pair that
+// cannot be opened: an old flow may be in the way.
 func (c *comparison) pair(l *lasting) (bool, error) {
 	const tries = 30
 	var unwanted error

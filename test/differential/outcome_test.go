@@ -104,7 +104,7 @@ func (c *client) outcomeOf(reply lab.Reply) (outcome, error) {
 	return o, nil
 }
 
-// dialAgain finds out what was meant by EPERM, from a connected UDP socket: an ICMP
+// dialAgain finds out the cause of EPERM, from a connected UDP socket: an ICMP
 // error for what netfilter rejected is there at once.
 func (s *side) dialAgain(caller *lab.Caller, protocol string, to netip.AddrPort) (outcome, error) {
 	socket, err := caller.Socket(protocol + map[family]string{ipv4: "4", ipv6: "6"}[familyOf(to.Addr())])

@@ -175,8 +175,8 @@ func (o *openSockets) mustClose(t testing.TB, n int) {
 	o.sockets, o.names = o.sockets[n:], o.names[n:]
 }
 
-// How many connections a backend has is known, also after an end of the agent
-// meanwhile, and of its backends.
+// The numbers of connections of backends stay right when the agent restarts, and when
+// backends end.
 //
 //	pod ────── web:80 ─┬─ pod-1-0 to pod-1-2
 //	                   └─ pod-2-0, goes in the end

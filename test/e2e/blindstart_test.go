@@ -19,7 +19,7 @@ import (
 // An agent starts while the API server is away. It does all that needs none: it
 // attaches to devices that have come, and a hook that was detached, now and later;
 // it has programmed the node's new addresses, and node ports answer where they did. When the
-// API server is back, it goes on as if nothing had been.
+// API server is back, it applies the changes since then.
 //
 //	node-2 ── node port of node-1 ──────────────────┬─ pod-1-0
 //	a new pod, meanwhile, past the hooks ────── web ┘

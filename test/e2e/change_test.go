@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// A Service goes, and its address with it; created again, it has another one.
+// A Service is deleted, and its address with it; created again, it has another one.
 //
 //	web:80 ─┬─ pod-1-0 to pod-1-2
 //	        └─ pod-2-0, pod-2-1, pod-2-2
@@ -93,7 +93,7 @@ func TestTypes(t *testing.T) {
 	load.MustKeepUp(t)
 }
 
-// A Service that another proxy serves is left alone, and taken back.
+// A Service with the label of another proxy is withdrawn, and served again without it.
 //
 //	web:80 ── pod-1-0
 func TestOtherProxy(t *testing.T) {

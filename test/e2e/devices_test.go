@@ -16,16 +16,16 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// deviceNode is a node that has an agent and no Services: it is about its
-// devices.
+// deviceNode is a node that has an agent and no Services: tests of its
+// devices use it.
 type deviceNode struct {
 	*sluice.Node
 	t   testing.TB
 	lab *lab.Node
 }
 
-// mustDeviceNode makes the first node of a cluster such a node. All is well with
-// the agent.
+// mustDeviceNode makes the first node of a cluster such a node, with an
+// agent that is ready.
 func mustDeviceNode(t testing.TB, cluster lab.Config, args ...string) *deviceNode {
 	t.Helper()
 	n := &deviceNode{t: t, lab: lab.MustNew(t, cluster).Nodes[0]}
@@ -85,7 +85,7 @@ func (n *deviceNode) veth(name string, peer *lab.Namespace) {
 	lab.MustVeth(n.t, lab.End{Namespace: n.lab.Namespace, Device: name}, lab.End{Namespace: peer, Device: name})
 }
 
-// Defaults are right whatever the CNI plugin does.
+// The defaults are right with the devices of every kind of CNI plugin.
 func TestDeviceDefaults(t *testing.T) {
 	const uplinks = "eth0 uplink veth with the network of 192.168.50.1/24\n" +
 		"eth1 uplink veth with the network of 192.168.51.1/24\n"
@@ -231,7 +231,7 @@ func TestDeviceFlags(t *testing.T) {
 	})
 }
 
-// What is attached stays without an agent, and goes with a cleanup.
+// Programs stay attached without an agent, and `sluice cleanup` detaches them.
 func TestDevicesWithoutAnAgent(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, attach string) {
 		n := mustDeviceNode(t, lab.Config{Nodes: 1, PodsPerNode: 1}, "--device-attach", attach)

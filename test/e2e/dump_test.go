@@ -94,7 +94,7 @@ func mustEqual(t testing.TB, after, before dump) {
 }
 
 // mustLeadSomewhere fails the test if a frontend leads to a backend that does
-// not exist, or is another's.
+// not exist, or that is another frontend's.
 func mustLeadSomewhere(t testing.TB, pinned *maps.Pinned) []agent.Frontend {
 	t.Helper()
 	frontends, problems, err := agent.Programmed(pinned.Tables)

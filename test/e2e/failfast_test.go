@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// What keeps an agent from attaching everything, and how that goes away.
+// obstacles keep an agent from attaching everything until they are removed.
 var obstacles = []struct {
 	name string
 	args []string

@@ -51,8 +51,8 @@ func (s *testbed) deleteNode(t testing.TB, node *lab.Node) {
 	lab.Must(t, s.Client.CoreV1().Nodes().Delete(t.Context(), s.NodeName(node), metav1.DeleteOptions{}))
 }
 
-// A node that is about to go, or gone, is drained by load balancers (/healthz),
-// and its proxy goes on (/livez, /readyz).
+// Load balancers drain a node that is about to be deleted, or is deleted (/healthz),
+// while its proxy goes on (/livez, /readyz).
 //
 //	node-1 192.168.50.1:10256, [fd00:50::1]:10256
 func TestHealthz(t *testing.T) {
@@ -115,13 +115,13 @@ func TestHealthzWithoutAPIServer(t *testing.T) {
 	mustAnswer(t, node, address, "/healthz", 200)
 }
 
-// balancer makes a Service one that keeps clients' addresses.
+// balancer makes a Service a load balancer with externalTrafficPolicy Local.
 func balancer(svc *corev1.Service) {
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// Load balancers find out which nodes have endpoints, in the life of pods.
+// Load balancers find out which nodes have endpoints while pods come and go.
 //
 //	web, health check at node-1:port ─┬─ pod-1-0, pod-1-1
 //	                                  └─ pod-2-0
@@ -183,7 +183,7 @@ func TestHealthCheckNodePort(t *testing.T) {
 }
 
 // Health check node ports answer on the addresses of node ports, also on one that
-// comes later; kube-proxy looks for them when it starts only.
+// comes later; kube-proxy looks for them only when it starts.
 //
 //	node-1 192.168.50.1, and 10.77.0.1 later ── web
 func TestHealthCheckAddresses(t *testing.T) {

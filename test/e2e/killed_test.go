@@ -15,7 +15,7 @@ import (
 )
 
 // An agent that is killed while it programs a node for the first time leaves
-// no frontend that leads to nowhere. The next one goes on from there.
+// no frontend without its backends. The next one goes on from there.
 //
 //	node-1, with the manifests of 1000 Services with 5 endpoints each
 func TestKilledWhileProgramming(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package e2e runs the real binary against a real API server, with real
-// traffic, and does to them what clusters do.
+// traffic, through what happens in the life of a cluster.
 //
-// A test has a [scene] of its own: nodes, pods and an agent. All scenes share
+// A test has a [testbed] of its own: nodes, pods and an agent. All scenes share
 // one API server, in which each has a namespace.
 package e2e
 

@@ -55,7 +55,7 @@ func (s *testbed) mustMeasure(t testing.TB, name string, want float64) {
 }
 
 // What kube-proxy answers at its metrics address is answered, and there is every
-// metric that the docs promise of an agent to which nothing bad has happened.
+// metric that the docs promise of an agent without failures.
 func TestMetrics(t *testing.T) {
 	s := mustTestbed(t)
 	s.restart(t, "--profiling", "--healthz-bind-address=127.0.0.1:10256")
@@ -122,7 +122,7 @@ func (s series) has(name string) bool {
 	return false
 }
 
-// documented returns the names in docs/metrics.md that need no misfortune.
+// documented returns the names in docs/metrics.md that need no failure.
 func documented(t testing.TB) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/metrics.md")
@@ -140,8 +140,8 @@ func documented(t testing.TB) []string {
 	return names
 }
 
-// Latency is measured from the annotation of a slice: not from a bad one, nor
-// from one of before the agent.
+// Latency is measured from the annotation of a slice, but not from an invalid one, nor
+// from one that is older than the agent.
 func TestNetworkProgrammingLatency(t *testing.T) {
 	s := mustTestbed(t)
 	s.restart(t)

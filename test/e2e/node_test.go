@@ -89,7 +89,7 @@ func (s *nodePortScene) mustServe(t testing.TB, want ...string) {
 }
 
 // "Primary" follows the Node's addresses: those that it gets, loses for a moment,
-// and has when it comes back. The agent goes on all the time.
+// and has when it comes back. The agent keeps running.
 //
 //	node-1 192.168.50.1, 10.77.0.1, fd00:50::1, fd00:77::1 ── web ── pod-1-0
 func TestNodeAddresses(t *testing.T) {
@@ -123,8 +123,8 @@ func TestNodeAddresses(t *testing.T) {
 }
 
 // --bind-address takes the place of the Node's address of its family, whatever
-// the Node has later, and the node's own traffic is held against source ranges
-// by it.
+// the Node has later, and source ranges are checked against it for the node's own
+// traffic.
 func TestBindAddress(t *testing.T) {
 	s := mustNodePortScene(t)
 	first6 := s.self.IPv6.String()
@@ -145,7 +145,7 @@ func TestBindAddress(t *testing.T) {
 	scene.MustReach(t, vip, s.backend)
 }
 
-// A zone comes, changes and goes, and so do the endpoints that are hinted for it.
+// The node gets a zone, changes it and loses it, and so do the endpoints that are hinted for it.
 //
 //	web:80 ─┬─ pod-1-0  for zone a
 //	        └─ pod-2-0  for zone b
@@ -213,8 +213,8 @@ func TestPodCIDRs(t *testing.T) {
 	}
 }
 
-// On a node without IPv6 the agent does what there is to do, and IPv6 is not
-// checked.
+// On a node without IPv6 the agent serves IPv4, and health checks ignore
+// IPv6.
 func TestNodeWithoutIPv6(t *testing.T) {
 	s := mustTestbed(t)
 	self := s.Lab.Nodes[0]

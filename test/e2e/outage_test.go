@@ -9,8 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// The API server is restarted, which takes seconds, and goes on as if nothing
-// had been: no client notices, and the agent gets the changes that follow.
+// The API server is restarted, which takes seconds: no client notices, and the agent gets the changes that follow.
 //
 //	pod, node-1 ────── web:80 ─┬─ pod-1-0
 //	                           └─ pod-2-0, when the API server is back

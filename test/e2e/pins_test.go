@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// The pins go under a running agent: no client notices, the agent makes them again
+// The pins are removed under a running agent: no client notices, the agent pins again
 // and reports it. The next agent finds all that the first one had: connections by devices
 // that are older than the loss go on.
 //
@@ -79,8 +79,8 @@ func TestPinsAreLost(t *testing.T) {
 }
 
 // Where no bpffs is left, nothing can be pinned. That is reported, and nothing else
-// suffers: new devices are attached, hooks stay effective, and neither load balancers
-// nor the kubelet turn away from the node. When bpffs is back, so are the pins.
+// suffers: new devices are attached, hooks stay effective, and the node stays
+// healthy for load balancers and the kubelet. When bpffs is back, so are the pins.
 //
 //	node-2 ── node port of node-1 ── pod-1-0
 //	a new pod, meanwhile, past the hooks ────── web:80

@@ -12,7 +12,7 @@ import (
 )
 
 // With internalTrafficPolicy Local, clients of the ClusterIP stay on their
-// node. Node ports do not care.
+// node. It does not apply to node ports.
 //
 //	web:80 ─┬─ pod-1-0
 //	        └─ pod-2-0

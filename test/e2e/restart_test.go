@@ -15,7 +15,7 @@ import (
 
 // An agent goes and comes back in every way there is, and no client notices:
 // three dial 600 new connections and 200 UDP flows a second between them. What
-// is in the maps stays, ids included, which are those of a node with a past.
+// is in the maps stays, ids included, which are not those of a fresh start.
 //
 //	two clients in a pod, one on node-1 ── web:80 ─┬─ pod-1-0 to pod-1-2
 //	                                                 └─ pod-2-0, pod-2-1, pod-2-2
@@ -81,7 +81,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// What happens while no agent runs is made up for by the next.
+// The next agent applies what has changed while none was running.
 //
 //	web:80 ─┬─ pod-1-0, goes meanwhile  gone:80, goes meanwhile ── pod-1-0
 //	        ├─ pod-1-1

@@ -90,7 +90,7 @@ func TestScale(t *testing.T) {
 }
 
 // Each pod of a Service is replaced by a new one, as a Deployment does it: the
-// new pod becomes ready, the old one drains, and dies at last.
+// new pod becomes ready, the old one drains, and ends.
 func TestRoll(t *testing.T) {
 	s := mustTestbed(t)
 	serving := append(s.Local()[:2], s.Remote()[0])

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// What a person types, and sees: every script in testdata has a node of its
-// own, with the manifests that the script has.
+// The scripts of testdata run the commands that a user types, and check their output.
+// Each has a node of its own, with the manifests that the script has.
 //
 //	node-1 192.168.50.1, without pods
 //

@@ -53,7 +53,7 @@ func mustBeAborted(t testing.TB, socket *lab.Socket) {
 
 // A backend of a UDP Service goes. Sockets that are connected to it are
 // destroyed, so that their owners connect anew; sockets that are not connected
-// are led to another backend; the sockets of other backends are left alone.
+// are sent to another backend; the sockets of other backends are not affected.
 //
 //	pod, node-1 ────── dns:80 ─┬─ pod-1-0  goes
 //	                           └─ pod-2-0

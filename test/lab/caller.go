@@ -14,8 +14,8 @@ import (
 var ErrCallerGone = errors.New("caller is gone")
 
 // Caller is a process inside a namespace and a cgroup, in both from its start,
-// that makes system calls on sockets on request. It is like a program in a pod: a socket belongs for life to the cgroup v2 of the process that made it, so
-// hooks attached there see a caller's sockets and no others, also not those
+// that makes system calls on sockets on request. It is like a program in a pod: a
+// socket belongs for life to the cgroup v2 of the process that made it, so hooks attached there see a caller's sockets and no others, also not those
 // of the test itself. (A single thread could only move into a threaded cgroup,
 // which is not what a pod is in.)
 //

@@ -45,6 +45,6 @@
 // socket hooks attached there see what it does. A server is a [Server], whose
 // answers have its name and the address of the client as it saw it.
 //
-// The core knows no testing.T: constructors return errors and everything has a
+// The core does not use testing.T: constructors return errors and everything has a
 // Close. The Must functions are the same for tests.
 package lab

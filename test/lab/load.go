@@ -187,7 +187,7 @@ func (c *Caller) StartLoad(load Load) (*RunningLoad, error) {
 // Wait waits until the load's duration is over and returns its result.
 func (l *RunningLoad) Wait() (LoadReport, error) { return l.end(actAwaitLoad) }
 
-// Stop stops the load, lets the exchanges under way finish, and returns what
+// Stop stops the load, lets the exchanges under way finish, and returns
 // the result.
 func (l *RunningLoad) Stop() (LoadReport, error) { return l.end(actStopLoad) }
 

@@ -60,7 +60,7 @@ func (c *callee) answer(call call) {
 	}
 }
 
-// do does what needs no socket yet.
+// do executes a call that needs no socket yet.
 func (c *callee) do(call call) (answer answer, err error) {
 	switch call.Act {
 	case actSocket:
@@ -82,7 +82,7 @@ func (c *callee) do(call call) (answer answer, err error) {
 	return answer, err
 }
 
-// doOn does what is to be done on a socket.
+// doOn executes a call on a socket.
 func (c *callee) doOn(call call) (answer answer, err error) {
 	socket, err := c.socket(call.Socket)
 	if err != nil {

@@ -27,7 +27,7 @@ type call struct {
 	Load     *Load     `json:",omitempty"`
 }
 
-// act is what is to be done.
+// act is the kind of a call.
 type act string
 
 const (

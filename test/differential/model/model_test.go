@@ -15,7 +15,7 @@ var (
 	first   = flag.Uint64("first", 1, "the first of them")
 )
 
-// Whatever there is and however it changes, the maps answer as CONTRACT.md demands.
+// With random objects and random changes, the maps answer as CONTRACT.md demands.
 func TestModel(t *testing.T) {
 	if *oneSeed != 0 {
 		play(t, *oneSeed)
