@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // A client has one backend for each port, at whatever address of the Service;
@@ -175,7 +176,7 @@ func TestAffinityOfLeavingBackends(t *testing.T) {
 
 	// All go, and come back.
 	k.set(t)
-	pinned := mustLoad(t, k.Scene)
+	pinned := sluice.MustLoad(t, k.Agent)
 	lab.Eventually(t, "no backend is left", func() bool { return len(backendIDs(t, k.Scene, pinned, "web")) == 0 })
 	k.set(t, scene.ReadyAll(k.endpoints...)...)
 	mustHaveSeenAll(t, k.Scene)
@@ -274,7 +275,7 @@ func TestAffinityOutlivesTheAgent(t *testing.T) {
 			t.Errorf("without an agent, %s has %v, had %v", c.Name, got, before[c.Name])
 		}
 	}
-	mustRestart(t, s)
+	sluice.MustRestart(t, s.Agent)
 	for _, c := range s.Clients() {
 		if got := k.memory(t, c); !slices.Equal(got, before[c.Name]) {
 			t.Errorf("with another agent, %s has %v, had %v", c.Name, got, before[c.Name])

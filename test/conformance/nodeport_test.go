@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // dialHost dials from a process of the node whose sockets are not translated.
@@ -73,7 +74,7 @@ func TestNodePortAddresses(t *testing.T) {
 		n.mustAnswer(t, n.other[f], dialHost)
 	}
 
-	mustRestart(t, n.Scene, "--nodeport-addresses", "192.168.51.0/24,fd00:51::/64")
+	sluice.MustRestart(t, n.Agent, "--nodeport-addresses", "192.168.51.0/24,fd00:51::/64")
 	for f := range n.first {
 		n.mustAnswer(t, n.first[f], dialHost)
 		n.mustAnswer(t, n.other[f], n.pods...)
@@ -90,7 +91,7 @@ func TestNodePortAddresses(t *testing.T) {
 	n.SetEndpoints(t, "web", scene.ReadyAll(n.Local()[0], n.Remote()[0])...)
 	n.mustAnswer(t, n.other[0], n.pods...)
 
-	mustRestart(t, n.Scene, "--nodeport-addresses", "192.168.51.0/24") // no range of IPv6: all of it
+	sluice.MustRestart(t, n.Agent, "--nodeport-addresses", "192.168.51.0/24") // no range of IPv6: all of it
 	n.mustAnswer(t, n.first[0], dialHost)
 	n.mustAnswer(t, n.other[0], n.pods...)
 	n.mustAnswer(t, n.first[1], n.pods...)

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // tampered is a Service, and what the maps have of it.
@@ -40,8 +41,8 @@ func mustTamper(t *testing.T) *tampered {
 	ip := s.CreateService(t, "web").Spec.ClusterIPs[0]
 	m.address = scene.At(ip, 80)
 	m.mustWork(t)
-	m.pinned = mustLoad(t, s)
-	for key, id := range mustRead(t, m.pinned.FrontendIDs) {
+	m.pinned = sluice.MustLoad(t, s.Agent)
+	for key, id := range sluice.MustRead(t, m.pinned.FrontendIDs) {
 		if key.AddrPort().Addr() == netip.MustParseAddr(ip) {
 			m.frontends[key] = id
 			pool := m.pinned.Frontends.Get(id).PoolId
@@ -125,7 +126,7 @@ func TestTampering(t *testing.T) {
 			m.mustWork(t)
 		})
 	}
-	mustRestart(t, m.Scene, "--config-sync-period", "1s")
+	sluice.MustRestart(t, m.Agent, "--config-sync-period", "1s")
 	for _, test := range tests {
 		t.Run("mended: "+test.name, func(t *testing.T) {
 			lab.Must(t, unix.Kill(m.Agent.PID(), unix.SIGSTOP)) // or it might be faster than we look

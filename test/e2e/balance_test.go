@@ -26,7 +26,7 @@ func TestAlgorithmAnnotation(t *testing.T) {
 	s.SetEndpoints(t, "web", scene.ReadyAll(s.pods()...)...)
 	ip := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
 	scene.MustReach(t, s.Pod.To("tcp", ip), scene.Names(s.pods()...)...)
-	pinned := mustLoad(t, s.Agent)
+	pinned := sluice.MustLoad(t, s.Agent)
 	open := mustOpen(t, s.Pod, ip)
 	load := scene.MustDial(t, 50, s.Pod.To("tcp", ip), s.Node.To("udp", ip))
 
@@ -76,9 +76,9 @@ func mustKeepBackend(t testing.TB, d scene.Dial) {
 // left out.
 func hasAlgorithm(t testing.TB, pinned *maps.Pinned, service, algorithm string) bool {
 	t.Helper()
-	ports := mustRead(t, pinned.ServicePorts)
+	ports := sluice.MustRead(t, pinned.ServicePorts)
 	found := 0
-	for key, id := range mustRead(t, pinned.FrontendIDs) {
+	for key, id := range sluice.MustRead(t, pinned.FrontendIDs) {
 		pool := pinned.Pools.Get(pinned.Frontends.Get(id).PoolId)
 		if key.Port == 0 || !strings.HasPrefix(ports[pool.ServicePortId].String(), service+":") {
 			continue
@@ -186,7 +186,7 @@ func TestConnectionsAcrossRestarts(t *testing.T) {
 	s.SetEndpoints(t, "web", scene.ReadyAll(append(s.Local(), leaves)...)...)
 	ip := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
 	scene.MustReach(t, s.Pod.To("tcp", ip), scene.Names(append(s.Local(), leaves)...)...)
-	pinned := mustLoad(t, s.Agent)
+	pinned := sluice.MustLoad(t, s.Agent)
 	mustHave := func(n int, when string) {
 		t.Helper()
 		lab.Eventually(t, fmt.Sprintf("%d connections %s", n, when), func() bool { return s.connections(t, pinned, "web") == n })

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // An agent starts while the API server is away. It does all that needs none: it
@@ -56,9 +57,9 @@ func TestStartWithoutAPIServer(t *testing.T) {
 		return err == nil && status.Running && status.Effective == "" && !slices.ContainsFunc(status.Hooks, hasProblem)
 	}
 	lab.Eventually(t, "hooks take effect", hooksWork)
-	pinned := mustLoad(t, s.Agent)
+	pinned := sluice.MustLoad(t, s.Agent)
 	lab.Eventually(t, "the node's new address is known", func() bool {
-		return mustRead(t, pinned.Addrs)[maps.AddrOf(newer.Addr())].Flags == maps.AddrNode
+		return sluice.MustRead(t, pinned.Addrs)[maps.AddrOf(newer.Addr())].Flags == maps.AddrNode
 	})
 	guest := scene.MustClientIn(t, "guest", pod.Namespace, nil)
 	scene.MustReach(t, s.Node.To("tcp", clusterIP), before.Name)

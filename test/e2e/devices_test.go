@@ -39,15 +39,6 @@ func mustDeviceNode(t testing.TB, cluster lab.Config, args ...string) *deviceNod
 	return n
 }
 
-// restart starts the next agent, with other flags.
-func (n *deviceNode) restart(args ...string) {
-	n.t.Helper()
-	lab.Must(n.t, n.Stop())
-	n.SetArgs(args...)
-	lab.Must(n.t, n.Start())
-	sluice.MustWait(n.t, n.Node)
-}
-
 // device is one in `sluice status`; it is empty if there is none.
 func (n *deviceNode) device(name string) agent.Device {
 	n.t.Helper()
@@ -208,13 +199,13 @@ func TestDeviceFlags(t *testing.T) {
 		n := mustDeviceNode(t, lab.Config{Nodes: 1, PodsPerNode: 2}, "--device-attach", attach)
 		n.becomes("pod0", "pods")
 
-		n.restart("--device-attach", attach, "--exclude-devices", "pod1,x*")
+		sluice.MustRestart(n.t, n.Node, "--device-attach", attach, "--exclude-devices", "pod1,x*")
 		n.becomes("pod0", "pods")
 		n.becomes("pod1", "")
 		if reason := n.device("pod1").Reason; reason != "excluded by --exclude-devices pod1" {
 			t.Errorf("pod1: %q", reason)
 		}
-		n.restart("--device-attach", attach, "--devices", "eth*,pod1=uplink", "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "eth")
+		sluice.MustRestart(n.t, n.Node, "--device-attach", attach, "--devices", "eth*,pod1=uplink", "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "eth")
 		n.becomes("eth0", "uplink")
 		n.becomes("pod0", "")
 		n.becomes("pod1", "uplink")
@@ -222,7 +213,7 @@ func TestDeviceFlags(t *testing.T) {
 		if features, err := datapath.ProbeFeatures(); err != nil || !features.TCX {
 			return // there is no other
 		}
-		n.restart("--device-attach", other)
+		sluice.MustRestart(n.t, n.Node, "--device-attach", other)
 		for _, name := range []string{"eth0", "pod0", "pod1"} {
 			if d := n.device(name); d.Attached != other || d.Problem != "" {
 				t.Errorf("%s is %+v, want %s", name, d, other)

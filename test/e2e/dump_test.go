@@ -25,28 +25,15 @@ type frontend struct {
 	Slots    []uint32 // of the pool's backends
 }
 
-// mustLoad opens the maps that an agent has pinned. They are closed with the
-// test.
-func mustLoad(t testing.TB, n *sluice.Node) *maps.Pinned {
-	t.Helper()
-	pinned, err := maps.Load(n.BPFRoot())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { pinned.Close() })
-
-	return pinned
-}
-
 func mustDump(t testing.TB, pinned *maps.Pinned) dump {
 	t.Helper()
 
 	d := dump{
 		Frontends: make(map[maps.FrontendKey]frontend),
 		Backends:  mustReadBackends(t, pinned),
-		Ports:     mustRead(t, pinned.ServicePorts),
+		Ports:     sluice.MustRead(t, pinned.ServicePorts),
 	}
-	for key, id := range mustRead(t, pinned.FrontendIDs) {
+	for key, id := range sluice.MustRead(t, pinned.FrontendIDs) {
 		f := frontend{ID: id, Frontend: pinned.Frontends.Get(id)}
 		f.Pool = pinned.Pools.Get(f.Frontend.PoolId)
 		for i := range f.Pool.SlotCount {
@@ -70,19 +57,6 @@ func mustReadBackends(t testing.TB, pinned *maps.Pinned) map[uint32]maps.Backend
 	}
 
 	return backends
-}
-
-func mustRead[K comparable, V any](t testing.TB, table maps.Table[K, V]) map[K]V {
-	t.Helper()
-	entries := make(map[K]V)
-	for entry, err := range table.All() {
-		if err != nil {
-			t.Fatal(err)
-		}
-		entries[entry.Key] = entry.Value
-	}
-
-	return entries
 }
 
 // mustEqual fails the test if an agent changed what it should have kept.

@@ -18,15 +18,6 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// restart ends the agent, and starts one with more flags.
-func (s *testbed) restart(t testing.TB, args ...string) {
-	t.Helper()
-	lab.Must(t, s.Agent.Stop())
-	s.Agent.SetArgs(args...)
-	lab.Must(t, s.Agent.Start())
-	sluice.MustWait(t, s.Agent)
-}
-
 // changeNode changes the Node object of a node.
 func (s *testbed) changeNode(t testing.TB, node *lab.Node, change func(*corev1.Node)) {
 	t.Helper()
@@ -58,7 +49,7 @@ func (s *testbed) deleteNode(t testing.TB, node *lab.Node) {
 func TestHealthz(t *testing.T) {
 	s := mustTestbed(t)
 	self := s.Lab.Nodes[0]
-	s.restart(t, "--healthz-bind-address=0.0.0.0:10256")
+	sluice.MustRestart(t, s.Agent, "--healthz-bind-address=0.0.0.0:10256")
 	outside := in(s.Lab.Nodes[1].Namespace)
 	addresses := []string{scene.At(self.IPv4.String(), 10256), scene.At(self.IPv6.String(), 10256)}
 	const both = `"status":{"IPv4":{`
@@ -189,7 +180,7 @@ func TestHealthCheckNodePort(t *testing.T) {
 func TestHealthCheckAddresses(t *testing.T) {
 	s := mustTestbed(t)
 	self := s.Lab.Nodes[0]
-	s.restart(t, "--nodeport-addresses=10.77.0.0/16,fd00:50::/64")
+	sluice.MustRestart(t, s.Agent, "--nodeport-addresses=10.77.0.0/16,fd00:50::/64")
 	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()...)...)
 	port := s.CreateService(t, "web", balancer).Spec.HealthCheckNodePort
 	node := of(s.Node)

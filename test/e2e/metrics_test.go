@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
+	"github.com/sluice-lb/sluice/test/sluice"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
@@ -58,7 +59,7 @@ func (s *testbed) mustMeasure(t testing.TB, name string, want float64) {
 // metric that the docs promise of an agent without failures.
 func TestMetrics(t *testing.T) {
 	s := mustTestbed(t)
-	s.restart(t, "--profiling", "--healthz-bind-address=127.0.0.1:10256")
+	sluice.MustRestart(t, s.Agent, "--profiling", "--healthz-bind-address=127.0.0.1:10256")
 	local := in(s.Lab.Nodes[0].Namespace)
 	for _, test := range []struct {
 		path string
@@ -144,7 +145,7 @@ func documented(t testing.TB) []string {
 // from one that is older than the agent.
 func TestNetworkProgrammingLatency(t *testing.T) {
 	s := mustTestbed(t)
-	s.restart(t)
+	sluice.MustRestart(t, s.Agent)
 	s.CreateService(t, "web")
 	const count = `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"}`
 	write := func(trigger string, endpoints ...scene.Endpoint) {
@@ -182,7 +183,7 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 //	web:80 ── pod-1-0    dead:80 (no endpoints)
 func TestServiceMetrics(t *testing.T) {
 	s := mustTestbed(t)
-	s.restart(t, "--count-bytes")
+	sluice.MustRestart(t, s.Agent, "--count-bytes")
 	pod := s.Local()[0]
 	s.SetEndpoints(t, "web", scene.ReadyAll(pod)...)
 	web := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)

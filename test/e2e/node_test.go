@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // setNode replaces a Node object, which is called after the test.
@@ -112,11 +113,11 @@ func TestNodeAddresses(t *testing.T) {
 
 	// A Node of one family leaves the other open: all its addresses answer.
 	s.setNode(t, s.self, "", first4)
-	s.restart(t)
+	sluice.MustRestart(t, s.Agent)
 	s.mustServe(t, first4, first6, secondIPv6)
 	// Of no Node, nothing is known at all; until there is one.
 	s.deleteNode(t, s.self)
-	s.restart(t)
+	sluice.MustRestart(t, s.Agent)
 	s.mustServe(t, first4, secondIPv4, first6, secondIPv6)
 	s.CreateNode(t, s.self)
 	s.mustServe(t, first4, first6)
@@ -128,7 +129,7 @@ func TestNodeAddresses(t *testing.T) {
 func TestBindAddress(t *testing.T) {
 	s := mustNodePortScene(t)
 	first6 := s.self.IPv6.String()
-	s.restart(t, "--bind-address="+secondIPv4, "--healthz-bind-address=127.0.0.1:10256")
+	sluice.MustRestart(t, s.Agent, "--bind-address="+secondIPv4, "--healthz-bind-address=127.0.0.1:10256")
 	s.mustServe(t, secondIPv4, first6)
 	s.setNodeAddresses(t, s.self, s.self.IPv4.String(), secondIPv6)
 	s.mustServe(t, secondIPv4, secondIPv6)
@@ -182,7 +183,7 @@ func TestPodCIDRs(t *testing.T) {
 	self := s.Lab.Nodes[0]
 	address := self.IPv4.String()
 	s.setNode(t, self, "10.244.1.0/24", address)
-	s.restart(t, "--detect-local-mode=NodeCIDR")
+	sluice.MustRestart(t, s.Agent, "--detect-local-mode=NodeCIDR")
 	s.SetEndpoints(t, "web", scene.ReadyAll(s.Remote()[0])...)
 	s.CreateService(t, "web", balancer, withExternalIP("198.51.100.7"))
 	pid := s.Agent.PID()
@@ -219,7 +220,7 @@ func TestNodeWithoutIPv6(t *testing.T) {
 	s := mustTestbed(t)
 	self := s.Lab.Nodes[0]
 	lab.Must(t, self.Namespace.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
-	s.restart(t, "--healthz-bind-address=0.0.0.0:10256")
+	sluice.MustRestart(t, s.Agent, "--healthz-bind-address=0.0.0.0:10256")
 	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()[0])...)
 	web := s.CreateService(t, "web", balancer)
 	scene.MustReach(t, s.Node.To("tcp", scene.At(web.Spec.ClusterIPs[0], 80)), s.Local()[0].Name)

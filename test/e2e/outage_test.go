@@ -7,6 +7,7 @@ import (
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // The API server is restarted, which takes seconds: no client notices, and the agent gets the changes that follow.
@@ -64,7 +65,7 @@ func TestCutOff(t *testing.T) {
 	mustReachAfterOutage(t, s.Pod.To("tcp", web), stays.Name)
 	scene.MustFail(t, s.Pod.To("tcp", gone), scene.Dropped)
 	mustBeAborted(t, connected)
-	pinned := mustLoad(t, s.Agent)
+	pinned := sluice.MustLoad(t, s.Agent)
 	lab.Eventually(t, "the deleted Service leaves no trace in the maps", func() bool {
 		return !mentions(mustDump(t, pinned), s.Namespace+"/gone") && len(backendIDs(t, pinned, leaves)) == 0
 	})

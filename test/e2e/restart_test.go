@@ -35,7 +35,7 @@ func TestRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pinned := mustLoad(t, s.Agent)
+	pinned := sluice.MustLoad(t, s.Agent)
 	second := scene.MustClientIn(t, "another", s.Pod.Namespace, s.Cgroup)
 
 	for _, test := range []struct {
@@ -95,7 +95,7 @@ func TestChangesWhileDead(t *testing.T) {
 	gone := scene.At(s.CreateService(t, "gone").Spec.ClusterIPs[0], 80)
 	scene.MustReach(t, s.Pod.To("tcp", web), scene.Names(leaves, stays)...)
 	scene.MustReach(t, s.Pod.To("tcp", gone), scene.Names(leaves)...)
-	pinned := mustLoad(t, s.Agent)
+	pinned := sluice.MustLoad(t, s.Agent)
 	keeps := backendIDs(t, pinned, stays)
 	connected := mustConnect(t, s.Pod, gone)
 
@@ -131,8 +131,8 @@ func TestKilledBeforeSocketsWereEnded(t *testing.T) {
 	lab.Must(t, s.Agent.Kill())
 
 	s.DeleteService(t, "dns")
-	pinned := mustLoad(t, s.Agent)
-	for key := range mustRead(t, pinned.FrontendIDs) {
+	pinned := sluice.MustLoad(t, s.Agent)
+	for key := range sluice.MustRead(t, pinned.FrontendIDs) {
 		if slices.Contains(dns.Spec.ClusterIPs, key.AddrPort().Addr().String()) {
 			lab.Must(t, pinned.FrontendIDs.Delete(key))
 		}

@@ -53,7 +53,7 @@ func TestAnotherLayout(t *testing.T) {
 	binary := s.Agent.Binary()
 	other, err := sluice.BuildOtherLayout(t.TempDir())
 	lab.Must(t, err)
-	idsBefore := mustDump(t, mustLoad(t, s.Agent))
+	idsBefore := mustDump(t, sluice.MustLoad(t, s.Agent))
 	kept := mustKeep(t, map[*scene.Client][2]string{s.Pod: {web, sticky}, s.Node: {web, sticky}, outside: {webPort, stickyPort}})
 	load := scene.MustDial(t, 200, s.Pod.To("tcp", web), s.Node.To("tcp", web), outside.To("tcp", webPort))
 	datagrams := scene.MustDial(t, 100, s.Pod.To("udp", web), s.Node.To("udp", web), outside.To("udp", webPort))
@@ -81,7 +81,7 @@ func TestAnotherLayout(t *testing.T) {
 	load.MustKeepUp(t)
 	datagrams.MustKeepUp(t)
 
-	idsAfter := mustDump(t, mustLoad(t, s.Agent))
+	idsAfter := mustDump(t, sluice.MustLoad(t, s.Agent))
 	if diff := gocmp.Diff(idsBefore.Ports, idsAfter.Ports); diff != "" {
 		t.Errorf("service ports are not as before (-before +after):\n%s", diff)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -83,4 +84,36 @@ func binaries() string {
 	checkout.Write([]byte(source)) // never fails
 
 	return filepath.Join(cache, "sluice", fmt.Sprintf("test-binaries-%x", checkout.Sum64()))
+}
+
+// MustRestart ends the agent, if one runs, and starts the next one with other flags,
+// see [Node.SetArgs]. It waits as [MustWait] does.
+func MustRestart(t testing.TB, n *Node, args ...string) {
+	t.Helper()
+	lab.Must(t, n.Stop())
+	n.SetArgs(args...)
+	lab.Must(t, n.Start())
+	MustWait(t, n)
+}
+
+// MustLoad opens the maps that the agent has pinned. They are closed with the test.
+func MustLoad(t testing.TB, n *Node) *maps.Pinned {
+	t.Helper()
+	pinned, err := maps.Load(n.BPFRoot())
+	lab.Must(t, err)
+	t.Cleanup(func() { pinned.Close() })
+
+	return pinned
+}
+
+// MustRead returns what a table holds.
+func MustRead[K comparable, V any](t testing.TB, table maps.Table[K, V]) map[K]V {
+	t.Helper()
+	entries := make(map[K]V)
+	for entry, err := range table.All() {
+		lab.Must(t, err)
+		entries[entry.Key] = entry.Value
+	}
+
+	return entries
 }
