@@ -12,19 +12,20 @@ const underAgent = "pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/he
 
 // ownImports lists which packages of this repository a package may import. Imports point one way.
 var ownImports = map[string]string{
-	"cmd/sluice": "pkg/agent pkg/config " + underAgent, "pkg/agent": underAgent,
+	"cmd/sluice": "pkg/agent pkg/status pkg/config " + underAgent, "pkg/agent": "pkg/status " + underAgent,
+	"pkg/status": "pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb maps",
 	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb bpf", "pkg/health": "pkg/lb",
-	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "bpf maps",
-	"pkg/flow": "maps", "pkg/metrics": "maps pkg/lb", "bpf": "maps",
+	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "pkg/node bpf maps",
+	"pkg/flow": "maps", "pkg/metrics": "pkg/health pkg/lb maps", "bpf": "maps",
 }
 
 // importers lists which packages may import what begins with a path. All but pkg/lb may import
 // other packages.
 var importers = map[string]string{
-	"k8s.io/":                 "cmd/sluice pkg/agent pkg/config pkg/kube",
+	"k8s.io/":                 "cmd/sluice pkg/agent pkg/config pkg/kube pkg/metrics",
 	"github.com/cilium/ebpf":  "bpf maps pkg/datapath pkg/flow",
 	"github.com/vishvananda/": "pkg/datapath pkg/node",
-	"github.com/prometheus/":  "pkg/agent pkg/metrics",
+	"github.com/prometheus/":  "pkg/metrics",
 }
 
 // Tests, and what is in test/ and bench/, may import everything.

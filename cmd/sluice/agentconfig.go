@@ -227,22 +227,22 @@ func checkNode(kp *config.KubeProxy, log *slog.Logger) func(agent.NodeFacts) err
 // localDetector returns how traffic of pods is distinguished from other traffic.
 // In kube-proxy's default mode without a cluster CIDR no traffic counts as local;
 // here the device that it comes by decides.
-func localDetector(kp *config.KubeProxy) (agent.LocalDetector, error) {
-	local := agent.LocalDetector{
-		Mode:                agent.LocalMode(kp.DetectLocalMode),
+func localDetector(kp *config.KubeProxy) (node.LocalDetector, error) {
+	local := node.LocalDetector{
+		Mode:                node.LocalMode(kp.DetectLocalMode),
 		BridgeInterface:     kp.DetectLocal.BridgeInterface,
 		InterfaceNamePrefix: kp.DetectLocal.InterfaceNamePrefix,
 	}
-	if local.Mode != agent.LocalClusterCIDR {
+	if local.Mode != node.LocalClusterCIDR {
 		return local, nil
 	}
 	if kp.ClusterCIDR == "" {
-		local.Mode = agent.LocalByDevice
+		local.Mode = node.LocalByDevice
 
 		return local, nil
 	}
 	var err error
-	if local.ClusterCIDRs, err = agent.ParseClusterCIDRs(kp.ClusterCIDR); err != nil {
+	if local.ClusterCIDRs, err = node.ParseClusterCIDRs(kp.ClusterCIDR); err != nil {
 		return local, fmt.Errorf("clusterCIDR: %w", err)
 	}
 

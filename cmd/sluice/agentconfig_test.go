@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // mustConfig returns the agent's configuration for a file with these fields, or without
@@ -129,18 +130,18 @@ func TestLocalDetector(t *testing.T) {
 	for _, test := range []struct {
 		fields string
 		args   string
-		want   agent.LocalDetector
+		want   node.LocalDetector
 	}{
-		{"none", "", agent.LocalDetector{}},
-		{"none", "--cluster-cidr=10.0.0.0/8,fd00::/8", agent.LocalDetector{Mode: agent.LocalClusterCIDR, ClusterCIDRs: cidrs}},
-		{"none", "--detect-local-mode=ClusterCIDR", agent.LocalDetector{}},
-		{"none", "--detect-local-mode=NodeCIDR", agent.LocalDetector{Mode: agent.LocalNodeCIDR}},
-		{"", "", agent.LocalDetector{}},
-		{"detectLocalMode: ClusterCIDR", "", agent.LocalDetector{}},
-		{"clusterCIDR: 10.0.0.0/8,fd00::/8", "", agent.LocalDetector{Mode: agent.LocalClusterCIDR, ClusterCIDRs: cidrs}},
-		{"clusterCIDR: 10.0.0.0/8\ndetectLocalMode: NodeCIDR", "", agent.LocalDetector{Mode: agent.LocalNodeCIDR}},
-		{"detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}", "", agent.LocalDetector{Mode: agent.LocalBridgeInterface, BridgeInterface: "cni0"}},
-		{"detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: veth}", "", agent.LocalDetector{Mode: agent.LocalInterfaceNamePrefix, InterfaceNamePrefix: "veth"}},
+		{"none", "", node.LocalDetector{}},
+		{"none", "--cluster-cidr=10.0.0.0/8,fd00::/8", node.LocalDetector{Mode: node.LocalClusterCIDR, ClusterCIDRs: cidrs}},
+		{"none", "--detect-local-mode=ClusterCIDR", node.LocalDetector{}},
+		{"none", "--detect-local-mode=NodeCIDR", node.LocalDetector{Mode: node.LocalNodeCIDR}},
+		{"", "", node.LocalDetector{}},
+		{"detectLocalMode: ClusterCIDR", "", node.LocalDetector{}},
+		{"clusterCIDR: 10.0.0.0/8,fd00::/8", "", node.LocalDetector{Mode: node.LocalClusterCIDR, ClusterCIDRs: cidrs}},
+		{"clusterCIDR: 10.0.0.0/8\ndetectLocalMode: NodeCIDR", "", node.LocalDetector{Mode: node.LocalNodeCIDR}},
+		{"detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}", "", node.LocalDetector{Mode: node.LocalBridgeInterface, BridgeInterface: "cni0"}},
+		{"detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: veth}", "", node.LocalDetector{Mode: node.LocalInterfaceNamePrefix, InterfaceNamePrefix: "veth"}},
 	} {
 		var args []string
 		if test.args != "" {

@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 func newCleanup(where *places) *cobra.Command {
@@ -22,15 +22,15 @@ func newCleanup(where *places) *cobra.Command {
 }
 
 func cleanUp(cmd *cobra.Command, where *places) error {
-	unlockSocket, err := agent.LockUsedSocket(where.socket)
-	if errors.Is(err, agent.ErrRunning) {
+	unlockSocket, err := status.LockUsedSocket(where.socket)
+	if errors.Is(err, datapath.ErrRunning) {
 		return fmt.Errorf("socket %q: an agent is running: stop it first", where.socket)
 	}
 	if err != nil {
 		return err
 	}
-	lock, err := agent.LockMaps(where.bpfRoot)
-	if errors.Is(err, agent.ErrRunning) {
+	lock, err := datapath.LockMaps(where.bpfRoot)
+	if errors.Is(err, datapath.ErrRunning) {
 		err = fmt.Errorf("bpf root %q: an agent is running: stop it first", where.bpfRoot)
 	}
 	if err == nil {

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 func newFlows(where *places) *cobra.Command {
@@ -62,7 +62,7 @@ func readFlows(bpfRoot string, args []string) ([]flow.Flow, error) {
 // the namespace if that is unambiguous.
 func namedService(pinned *maps.Pinned, name string) (string, error) {
 	known := make(map[string]bool)
-	var services []agent.Service
+	var services []status.Service
 	for entry, err := range pinned.ServicePorts.All() {
 		if err != nil {
 			return "", err
@@ -70,7 +70,7 @@ func namedService(pinned *maps.Pinned, name string) (string, error) {
 		namespace, short, _ := entry.Value.Parts()
 		if full := namespace + "/" + short; !known[full] {
 			known[full] = true
-			services = append(services, agent.Service{Name: full})
+			services = append(services, status.Service{Name: full})
 		}
 	}
 	svc, err := findService(services, name)

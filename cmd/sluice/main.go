@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // version is set by the build.
@@ -56,7 +56,7 @@ func newRoot() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&where.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: the root of cgroup2, or the widest cgroup that is mounted)")
 	flags.StringVar(&where.bpfRoot, "bpf-root", datapath.FindBPFRoot(), "pin maps and links below this folder on bpffs")
-	flags.StringVar(&where.socket, "socket", agent.DefaultSocket, "path of the socket on which the agent answers the other commands")
+	flags.StringVar(&where.socket, "socket", status.DefaultSocket, "path of the socket on which the agent answers the other commands")
 
 	root.AddCommand(
 		newAgent(&where),

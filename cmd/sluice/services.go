@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 func newServices(where *places) *cobra.Command {
@@ -58,9 +58,9 @@ func newBackends(where *places) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				services = []agent.Service{svc}
+				services = []status.Service{svc}
 			}
-			backends := []agent.Backend{}
+			backends := []status.Backend{}
 			for _, svc := range services {
 				for _, port := range svc.Ports {
 					backends = append(backends, port.Backends...)
@@ -77,9 +77,9 @@ func newBackends(where *places) *cobra.Command {
 
 // readServices returns the agent's Services. If no agent runs it reads the maps,
 // which have no endpoints without traffic, and writes a note about that.
-func readServices(ctx context.Context, where *places, notes io.Writer) ([]agent.Service, error) {
-	services, err := agent.NewClient(where.socket).Services(ctx)
-	if !errors.Is(err, agent.ErrNotRunning) {
+func readServices(ctx context.Context, where *places, notes io.Writer) ([]status.Service, error) {
+	services, err := status.NewClient(where.socket).Services(ctx)
+	if !errors.Is(err, status.ErrNotRunning) {
 		return services, err
 	}
 	fmt.Fprintf(notes, "%v\nThese are the Services in the maps; endpoints without traffic are not in there.\n\n", err)
@@ -93,11 +93,11 @@ func readServices(ctx context.Context, where *places, notes io.Writer) ([]agent.
 	}
 	defer pinned.Close()
 
-	return agent.ProgrammedServices(pinned.Tables)
+	return status.ProgrammedServices(pinned.Tables)
 }
 
-func findService(services []agent.Service, name string) (agent.Service, error) {
-	var found []agent.Service
+func findService(services []status.Service, name string) (status.Service, error) {
+	var found []status.Service
 	for _, svc := range services {
 		if svc.Name == name {
 			return svc, nil
@@ -108,15 +108,15 @@ func findService(services []agent.Service, name string) (agent.Service, error) {
 	}
 	switch len(found) {
 	case 0:
-		return agent.Service{}, fmt.Errorf("no Service is called %q", name)
+		return status.Service{}, fmt.Errorf("no Service is called %q", name)
 	case 1:
 		return found[0], nil
 	default:
-		return agent.Service{}, fmt.Errorf("%d Services are called %q: use NAMESPACE/NAME", len(found), name)
+		return status.Service{}, fmt.Errorf("%d Services are called %q: use NAMESPACE/NAME", len(found), name)
 	}
 }
 
-func drawServices(t *table, services []agent.Service) {
+func drawServices(t *table, services []status.Service) {
 	t.row("SERVICE", "KIND", "ADDRESS", "PROTOCOL", "BACKENDS", "STATE")
 	for _, svc := range services {
 		drawn := false
@@ -137,7 +137,7 @@ func drawServices(t *table, services []agent.Service) {
 }
 
 // algorithmNote returns the algorithm in parentheses, or nothing for the default.
-func algorithmNote(f agent.Frontend) string {
+func algorithmNote(f status.Frontend) string {
 	if f.Algorithm == lb.Random.String() || len(f.Backends) == 0 {
 		return ""
 	}
@@ -147,7 +147,7 @@ func algorithmNote(f agent.Frontend) string {
 
 // backendCount returns how many backends an address has: one number, or one of each
 // scope if traffic policies make them differ.
-func backendCount(port agent.ServicePort, f agent.Frontend) string {
+func backendCount(port status.ServicePort, f status.Frontend) string {
 	counts := map[lb.Scope]string{}
 	for _, other := range port.Frontends {
 		if other.Address == f.Address && other.Protocol == f.Protocol {
@@ -168,7 +168,7 @@ func backendCount(port agent.ServicePort, f agent.Frontend) string {
 	return internal + ", " + external + " from outside"
 }
 
-func serviceState(svc agent.Service) string {
+func serviceState(svc status.Service) string {
 	switch {
 	case svc.Error != "":
 		return svc.Error
@@ -179,22 +179,22 @@ func serviceState(svc agent.Service) string {
 	}
 }
 
-func drawService(t *table, svc agent.Service) {
+func drawService(t *table, svc status.Service) {
 	t.note(fmt.Sprintf("%s (%s): %s", svc.Name, svc.Type, serviceState(svc)))
 	for _, p := range svc.Problems {
 		t.note("  " + p.String())
 	}
 	t.note("")
-	drawServices(t, []agent.Service{svc})
+	drawServices(t, []status.Service{svc})
 	t.note("")
-	var backends []agent.Backend
+	var backends []status.Backend
 	for _, port := range svc.Ports {
 		backends = append(backends, port.Backends...)
 	}
 	drawBackends(t, backends)
 }
 
-func drawBackends(t *table, backends []agent.Backend) {
+func drawBackends(t *table, backends []status.Backend) {
 	t.row("SERVICE", "BACKEND", "PROTOCOL", "CONNECTIONS", "STATE", "NODE", "ZONE")
 	for _, b := range backends {
 		state := "active"

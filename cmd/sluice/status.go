@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // errUnhealthy makes `sluice status` exit with code 1.
@@ -46,20 +46,20 @@ func newStatus(where *places) *cobra.Command {
 }
 
 // readStatus returns the agent's status, or what the kernel has if no agent runs.
-func readStatus(ctx context.Context, where *places) (agent.Status, error) {
-	status, err := agent.NewClient(where.socket).Status(ctx)
-	if !errors.Is(err, agent.ErrNotRunning) {
-		return status, err
+func readStatus(ctx context.Context, where *places) (status.Status, error) {
+	s, err := status.NewClient(where.socket).Status(ctx)
+	if !errors.Is(err, status.ErrNotRunning) {
+		return s, err
 	}
 	cgroupRoot, err := where.cgroup()
 	if err != nil {
-		return agent.Status{}, err
+		return status.Status{}, err
 	}
 
-	return agent.KernelStatus(ctx, where.bpfRoot, cgroupRoot)
+	return status.KernelStatus(ctx, where.bpfRoot, cgroupRoot)
 }
 
-func drawStatus(t *table, s agent.Status) {
+func drawStatus(t *table, s status.Status) {
 	drawAgent(t, s)
 	drawHooks(t, s)
 	switch {
@@ -91,7 +91,7 @@ func drawStatus(t *table, s agent.Status) {
 	}
 }
 
-func drawAgent(t *table, s agent.Status) {
+func drawAgent(t *table, s status.Status) {
 	switch {
 	case !s.Running && len(s.Maps) == 0:
 		t.note("agent     not running, and nothing is programmed")
@@ -111,7 +111,7 @@ func drawAgent(t *table, s agent.Status) {
 	t.note(pins)
 }
 
-func drawHooks(t *table, s agent.Status) {
+func drawHooks(t *table, s status.Status) {
 	effective := "effective"
 	if strings.HasPrefix(s.Effective, datapath.ErrNotEffective.Error()) {
 		effective = "but NOT effective: " + s.Effective
@@ -135,7 +135,7 @@ func drawHooks(t *table, s agent.Status) {
 	}
 }
 
-func drawDevices(t *table, devices []agent.Device) {
+func drawDevices(t *table, devices []status.Device) {
 	t.note("")
 	t.row("DEVICE", "CLASS", "ATTACHED", "WHY")
 	for _, d := range devices {

@@ -6,34 +6,34 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 func TestStatusOfHooks(t *testing.T) {
 	hooks := []datapath.HookState{{Name: "connect4", Problem: "not attached"}, {Name: "connect6"}}
 	for _, test := range []struct {
 		name   string
-		status agent.Status
+		status status.Status
 		want   string
 	}{
-		{"effective", agent.Status{Hooks: hooks[1:]}, "hooks     1 of 1 attached to /cgroup, effective\n"},
+		{"effective", status.Status{Hooks: hooks[1:]}, "hooks     1 of 1 attached to /cgroup, effective\n"},
 		{
 			"not effective",
-			agent.Status{Hooks: hooks, Effective: fmt.Errorf("%w: connect4: connect to 192.0.0.8:9", datapath.ErrNotEffective).Error()},
+			status.Status{Hooks: hooks, Effective: fmt.Errorf("%w: connect4: connect to 192.0.0.8:9", datapath.ErrNotEffective).Error()},
 			"hooks     1 of 2 attached to /cgroup, but NOT effective: sockets are not translated: connect4: connect to 192.0.0.8:9\n" +
 				"          connect4: not attached\n",
 		},
 		{
 			"not known to be effective",
-			agent.Status{Hooks: hooks[1:], Effective: fmt.Errorf("%w: fork", datapath.ErrNotProbed).Error()},
+			status.Status{Hooks: hooks[1:], Effective: fmt.Errorf("%w: fork", datapath.ErrNotProbed).Error()},
 			"hooks     1 of 1 attached to /cgroup, but hooks could not be tried: fork\n",
 		},
-		{"of an agent that lets packets past the stack", agent.Status{Running: true}, "forwarding: what goes to backends on other nodes does not pass the network stack\n"},
-		{"of an agent that does not", agent.Status{Running: true, ThroughStack: "--forwarding stack"}, "forwarding: stack, because --forwarding stack\n"},
+		{"of an agent that lets packets past the stack", status.Status{Running: true}, "forwarding: what goes to backends on other nodes does not pass the network stack\n"},
+		{"of an agent that does not", status.Status{Running: true, ThroughStack: "--forwarding stack"}, "forwarding: stack, because --forwarding stack\n"},
 		{
 			"effective in a part of the machine",
-			agent.Status{Hooks: hooks[1:], NotCovered: "sockets of processes outside of this cgroup"},
+			status.Status{Hooks: hooks[1:], NotCovered: "sockets of processes outside of this cgroup"},
 			"hooks     1 of 1 attached to /cgroup, effective\n" +
 				"          not covered: sockets of processes outside of this cgroup\n",
 		},

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 var errDifferent = errors.New("the maps or hooks are not as they should be, see above")
@@ -51,7 +51,7 @@ type verifyReport struct {
 }
 
 func verify(ctx context.Context, where *places) (verifyReport, error) {
-	client := agent.NewClient(where.socket)
+	client := status.NewClient(where.socket)
 	status, err := client.Status(ctx)
 	if err != nil {
 		return verifyReport{}, err
@@ -92,18 +92,18 @@ func verify(ctx context.Context, where *places) (verifyReport, error) {
 
 // compareMaps returns how many frontends it compared, and the differences that it
 // found three times, a second apart: those of a change in progress disappear.
-func compareMaps(ctx context.Context, client *agent.Client, tables maps.Tables) (int, []string, error) {
+func compareMaps(ctx context.Context, client *status.Client, tables maps.Tables) (int, []string, error) {
 	lasting := []string{}
 	for pass := 1; ; pass++ {
 		desired, err := client.Desired(ctx)
 		if err != nil {
 			return 0, nil, err
 		}
-		have, problems, err := agent.Programmed(tables)
+		have, problems, err := status.Programmed(tables)
 		if err != nil {
 			return 0, nil, err
 		}
-		differences := append(problems, agent.Compare(desired, have)...)
+		differences := append(problems, status.Compare(desired, have)...)
 		if pass == 1 {
 			lasting = append(lasting, differences...)
 		}

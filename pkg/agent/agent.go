@@ -1,5 +1,6 @@
 // Package agent wires the parts of Sluice together: it follows the cluster and
-// the node, resolves Services, and programs the datapath.
+// the node, resolves Services, and programs the datapath. [Run] is where reading begins: it
+// starts all goroutines, and README.md lists what each of them owns.
 package agent
 
 import (
@@ -8,8 +9,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"sync"
-	"sync/atomic"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -19,12 +22,12 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
-	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // Config configures an agent.
@@ -43,7 +46,7 @@ type Config struct {
 	Datapath          datapath.Config
 	NodePortAddresses lb.NodePortAddresses
 	// Local selects how devices distinguish pods of this node from other clients.
-	Local LocalDetector
+	Local node.LocalDetector
 	// Devices selects the devices that programs are attached to.
 	Devices node.Rules
 	// ThroughStack makes packets to backends on other nodes always pass this node's network
@@ -118,6 +121,9 @@ func (c Config) Validate() error {
 	if err := c.Local.Validate(); err != nil {
 		return err
 	}
+	if err := c.Local.Rules(c.Devices).Validate(); err != nil {
+		return fmt.Errorf("config: Devices: %w", err)
+	}
 
 	return c.Datapath.Validate()
 }
@@ -145,92 +151,53 @@ type source interface {
 	NodeSynced() <-chan struct{}
 }
 
-// agent is a running agent. The goroutine that has the turn owns it, except for fields whose comment
-// names another owner.
-type agent struct {
-	turn     sync.Mutex
-	cfg      Config
-	started  time.Time
-	datapath *datapath.Datapath
-	writer   *reconcile.Reconciler
-	now      func() time.Time // the clock of writer; nil: [time.Now]
-	model    *model
-	synced   bool
-	complete bool                            // all that is known has been programmed once
-	resolve  func(lb.Snapshot) lb.Resolution // nil: [lb.Snapshot.Resolve]
-	heavy    *heavyWork                      // nil: the loop resolves all Services
-	loaded   <-chan struct{}                 // closed when our programs can be attached; nil: the loop has seen it
-	attached chan struct{}                   // closed when our programs are attached
-	again    <-chan time.Time                // the next try to attach; nil: none is due
-
-	failing    bool  // a write failed since all was known to be in force
-	unwritten  bool  // a write failed in this round
-	unwritable error // nothing can be written
-	slices     int   // that the writer has written
-	// throughStack is why packets to backends on other nodes pass the network stack, "" if they need not;
-	// nil: that is not known yet.
-	throughStack *string
-	frontends    maps.Table[maps.FrontendKey, uint32]
-	tables       maps.Tables // written by writer, read by any goroutine
-	impaired     impaired
-	grace        grace
-
-	queue   *eventQueue    // any goroutine may add to it
-	source  source         // runs on its own
-	lock    *MapsLock      // used by hooks
-	hooks   *hookMonitor   // runs on its own
-	devices *deviceMonitor // runs on its own
-	flows   *flowMonitor   // runs on its own
-
-	proxy  *health.Proxy    // any goroutine
-	known  atomic.Bool      // synced, for any goroutine
-	checks *health.Services // run on their own
-	events *kube.Recorder   // runs on its own; nil: no API server
-
-	counts  *metrics.Services // any goroutine; nil: switched off
-	written atomic.Uint64     // moves when ids do
-	stats   statsCache        // any goroutine
-}
+// verifyInterval is the default of [Config.VerifyInterval].
+const verifyInterval = 30 * time.Second
 
 // Run runs an agent until ctx ends. It must be called in the network namespace
 // of the node. Maps and programs stay in force afterwards. The error wraps
-// [ErrRunning] if another agent has the maps or the socket.
+// [datapath.ErrRunning] if another agent has the maps or the socket.
 func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	if cfg.Devices, err = deviceRules(cfg); err != nil {
-		return err
-	}
-	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
-	cfg.Datapath.NoStats = cfg.ServiceMetrics == 0
 	icmp, err := node.ReadICMPLimit()
 	if err != nil {
 		return err
 	}
+	cfg.Devices = cfg.Local.Rules(cfg.Devices)
+	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
+	cfg.Datapath.NoStats = cfg.ServiceMetrics == 0
 	cfg.Datapath.ICMPPerSecond, cfg.Datapath.ICMPBurst = icmp.PerSecond, icmp.Burst
-	unlockSocket, err := lockSocket(cfg.Socket)
+	cfg.FlowTimeouts.UDPAnswered = cfg.Datapath.UDPIdle
+	unlockSocket, err := status.LockSocket(cfg.Socket)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, unlockSocket()) }()
-	events := newRecorder(&cfg)
+	recorder := newRecorder(cfg)
+	if recorder != nil {
+		cfg.events = recorder.Record
+	}
 	proxy := newProxy(cfg)
-	queue := newEventQueue()
-	queue.enqueued = proxy.Queued
+	queue := newEventQueue(proxy.Queued, time.Now)
 	source, err := newSource(cfg, sink{queue})
 	if err != nil {
 		return err
 	}
-	lock, err := LockMaps(cfg.Datapath.BPFRoot)
+	lock, err := datapath.LockMaps(cfg.Datapath.BPFRoot)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Release()) }()
-	// Objects are read while the kernel creates maps and verifies programs, because
-	// both take long.
+
 	collectSeldom()
 	group, ctx := errgroup.WithContext(ctx)
+	if recorder != nil {
+		group.Go(func() error { return recorder.Run(ctx) })
+	}
+	// Objects are read while the kernel creates maps and verifies programs, because
+	// both take long.
 	group.Go(func() error { return source.Run(ctx) })
 	group.Go(func() (err error) {
 		dp, err := datapath.Open(cfg.Datapath)
@@ -238,66 +205,154 @@ func Run(ctx context.Context, cfg Config) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, dp.Close()) }()
-		a, err := newAgent(cfg, dp, queue, proxy)
-		if err != nil {
-			return err
-		}
-		a.source, a.lock, a.events = source, lock, events
 
-		return a.run(ctx)
+		return runOn(ctx, cfg, dp, lock, parts{queue: queue, source: source, proxy: proxy})
 	})
 
 	return group.Wait()
 }
 
-// newAgent returns an agent that has received no object yet, and adopts the maps as
-// they are.
-func newAgent(cfg Config, dp *datapath.Datapath, queue *eventQueue, proxy *health.Proxy) (*agent, error) {
+// runOn runs an agent on the maps and programs of dp, which it adopts as they are. It adds to p
+// what depends on them.
+func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p parts) error {
+	tables, queue, started := dp.Maps().Tables, p.queue, time.Now()
 	if err := logMaps(cfg.Log, dp); err != nil {
-		return nil, err
+		return err
 	}
-	hadNodePorts, err := nodePortAddrs(dp.Maps().Addrs)
+	hadNodePorts, err := nodePortAddrs(tables.Addrs)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	writer, err := reconcile.New(reconcile.Config{Tables: dp.Maps().Tables})
+	writer, err := reconcile.New(reconcile.Config{Tables: tables})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	cfg.limits = limitsOf(dp.Maps().Tables)
-	a := &agent{
-		cfg:      cfg,
-		started:  time.Now(),
-		datapath: dp,
-		writer:   writer,
-		model:    newModel(cfg),
-		loaded:   whenLoaded(dp),
-		attached: make(chan struct{}),
-		queue:    queue,
+	cfg.limits = limitsOf(tables)
 
-		frontends: dp.Maps().FrontendIDs,
-		grace:     grace{wait: dp.Maps().WaitForPrograms},
-		tables:    dp.Maps().Tables,
-		proxy:     proxy,
-		checks:    newHealthServices(cfg, proxy),
+	p.firstSync = make(chan struct{})
+	hooks := datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
+		Lock: lock, Synced: p.firstSync, Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
+		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: queue.metrics.SocketsEnded,
+		Record: cfg.recordDatapath, Log: cfg.Log,
+	})
+	devices := datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
+		Attached: hooks.Attached(), Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
+		UplinksAttached: p.proxy.Attached, Record: cfg.recordDatapath, Log: cfg.Log,
+	})
+	flows, err := newFlowMonitor(flowMonitorConfig{
+		Config:  flow.Config{Maps: dp.Maps(), Timeouts: cfg.FlowTimeouts},
+		metrics: queue.metrics, record: cfg.record, log: cfg.Log,
+		swept: func(inUse flow.OriginalDsts) { pruneAddrs(queue, writer, inUse) },
+	})
+	if err != nil {
+		return err
 	}
+	p.writer, p.tables = writer, tables
+	p.checks = newHealthServices(cfg, p.proxy)
+	p.waitForPrograms = dp.Maps().WaitForPrograms
+	p.setDevices, p.fibMTU = devices.Set, dp.Features().FIBMTU
+	p.endStale = func() { hooks.EndOrphans(); flows.endStale() }
+	a := newAgent(cfg, p)
 	a.model.hadNodePorts = hadNodePorts
-	a.devices = newDeviceMonitor(dp, cfg.Log, orDefault(cfg.VerifyInterval, verifyInterval), cfg.record)
-	a.devices.failFast = cfg.FailFast
-	a.devices.reaches = proxy.Attached
-	a.hooks = newHookMonitor(a)
-	a.flows, err = newFlowMonitor(flow.Config{
-		Maps:     dp.Maps(),
-		Timeouts: cfg.flowTimeouts(),
-	}, cfg.Log, a.pruneAddrs)
-	if err != nil {
-		return nil, err
-	}
-	a.flows.record = cfg.record
-	a.flows.metrics = queue.metrics
-	a.counts, err = a.newServiceMetrics()
 
-	return a, err
+	stats := status.NodeStats{
+		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
+		Hooks: hooks, Devices: devices, Flows: flows.known, Datapath: dp,
+	}
+	gatherers := metrics.Gatherers{}
+	runServices := func(context.Context, func(error)) error { return nil }
+	if cfg.ServiceMetrics > 0 {
+		services, err := metrics.NewServices(metrics.ServicesConfig{
+			Tables: metrics.Tables{ServicePorts: dp.Maps().ServicePorts, Backends: dp.Maps().Backends, Loads: dp.Maps().Loads},
+			Stats:  dp.Maps().Stats, Ended: flows.endedBytes, Limit: cfg.ServiceMetrics, Moved: a.written.Load,
+		})
+		if err != nil {
+			return err
+		}
+		stats.Refusals = services.Refusals
+		gatherers = append(gatherers, services)
+		runServices = services.Run
+	}
+	registry, err := metrics.NewRegistry(queue.metrics, metrics.NewNodeCollector(cfg.Version, stats.Node))
+	if err != nil {
+		return err
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return cfg.recordFailure(kube.ReasonHealthzFailed, a.serveHealth(ctx, func() []string {
+			return unready(a.known.Load(), hooks, devices)
+		}))
+	})
+	group.Go(func() error {
+		return cfg.recordFailure(kube.ReasonMetricsFailed, metrics.Server{
+			Address: cfg.MetricsAddress, HardFail: cfg.BindAddressHardFail, Log: cfg.Log,
+			Gatherers: append(gatherers, registry), Profiling: cfg.Profiling, Configz: cfg.Configz,
+		}.Run(ctx))
+	})
+	group.Go(func() error {
+		return runServices(ctx, func(err error) {
+			if err != nil {
+				cfg.Log.Error("counts of Services are not read; trying again", "error", err)
+			}
+		})
+	})
+	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
+	a.apply()
+	group.Go(func() error {
+		return node.Watch(ctx, node.Config{Log: cfg.Log, Update: func(state node.State) {
+			queue.enqueue(func(m *model) {
+				m.setLocalAddrs(state.Addresses)
+				m.setDevices(state.Devices)
+				m.setConcern(state.Concern)
+			})
+		}})
+	})
+	group.Go(func() error {
+		return status.Server{
+			Socket: cfg.Socket, Log: cfg.Log, Tables: tables,
+			Status: func(ctx context.Context) (status.Status, error) {
+				s, err := inLoop(ctx, a, a.status)
+				s.Started = started
+
+				return s, err
+			},
+			Model:    func(ctx context.Context) (status.Model, error) { return inLoop(ctx, a, a.services) },
+			Datapath: dp, Hooks: hooks, Devices: devices, Flows: flows.known,
+		}.Run(ctx)
+	})
+	group.Go(func() error { return hooks.Run(ctx) })
+	group.Go(func() error { return devices.Run(ctx) })
+	group.Go(func() error { return flows.run(ctx) })
+	group.Go(func() error { return p.checks.Run(ctx) })
+	group.Go(func() error { return a.loop(ctx) })
+	if missing := dp.Features().Missing(); len(missing) > 0 {
+		cfg.record(kube.Event{Reason: kube.ReasonFeatureMissing, Action: actionStart, Note: strings.Join(missing, "; ")})
+	}
+	cfg.record(kube.Event{Reason: kube.ReasonStarting, Action: actionStart, Normal: true, Note: "Sluice " + cfg.Version})
+
+	return group.Wait()
+}
+
+// Prepare mounts bpffs where it is missing, creates the maps and loads the programs once,
+// as [Run] does before it attaches anything. It returns an error if the kernel refuses
+// them. The maps stay pinned. It must be called in the network namespace of the node. The
+// error wraps [datapath.ErrRunning] if an agent has the maps.
+func Prepare(cfg Config) (err error) {
+	if err := datapath.MountBPFFS(cfg.Datapath.BPFRoot); err != nil {
+		return err
+	}
+	lock, err := datapath.LockMaps(cfg.Datapath.BPFRoot)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Release()) }()
+	dp, err := datapath.Open(cfg.Datapath)
+	if err != nil {
+		return err
+	}
+
+	return errors.Join(dp.Loaded(), dp.Close())
 }
 
 // nodePortAddrs returns the addresses on which node ports answer according to the map.
@@ -327,30 +382,52 @@ func newSource(cfg Config, to kube.Sink) (source, error) {
 	})
 }
 
-func (a *agent) run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return a.serveHealth(ctx) })
-	group.Go(func() error { return a.serveMetrics(ctx) })
-	group.Go(func() error { return a.runServiceMetrics(ctx) })
-	group.Go(func() error { return a.runEvents(ctx) })
-	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
-	a.apply()
-	group.Go(func() error { return node.Watch(ctx, node.Config{Update: a.setState, Log: a.cfg.Log}) })
-	group.Go(func() error { return a.serve(ctx) })
-	group.Go(func() error { return a.hooks.run(ctx) })
-	group.Go(func() error { return a.devices.run(ctx, a.attached) })
-	group.Go(func() error { return a.flows.run(ctx) })
-	group.Go(func() error { return a.checks.Run(ctx) })
-	group.Go(func() error { return a.loop(ctx) })
-	a.cfg.record(kube.Event{Reason: kube.ReasonStarting, Action: actionStart, Normal: true, Note: "Sluice " + a.cfg.Version})
+// logMaps logs the size of each map.
+func logMaps(log *slog.Logger, dp *datapath.Datapath) error {
+	sizes, err := dp.Maps().Sizes()
+	if err != nil {
+		return err
+	}
+	var total uint64
+	var attrs []any
+	for _, size := range sizes {
+		attrs = append(attrs, slog.String(size.Name, fmt.Sprintf("%d entries, %d KiB", size.Entries, size.Bytes>>10)))
+		total += size.Bytes
+	}
+	log.Info("maps", append(attrs, slog.String("all", fmt.Sprintf("%d MiB", total>>20)))...)
 
-	return group.Wait()
+	return nil
 }
 
-func (a *agent) setState(state node.State) {
-	a.queue.enqueue(func(m *model) {
-		m.setLocalAddrs(state.Addresses)
-		m.setDevices(state.Devices)
-		m.setConcern(state.Concern)
-	})
+// GOGC, in percent of the live heap. Nearly all that a start reads is garbage at once, and
+// collecting it competes with the verifier for processors. In a large cluster memory counts
+// more: garbage is limited to mostWaste bytes, or to a quarter of the live heap if that is more.
+const (
+	startGC   = 200
+	usualGC   = 100
+	leastGC   = 25
+	mostWaste = 100 << 20
+)
+
+// collectSeldom sets GOGC for the time in which objects are read, unless the environment
+// sets it.
+func collectSeldom() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(startGC)
+	}
+}
+
+// collectBySize sets GOGC by the size of the heap, to most percent at most, unless the
+// environment sets it.
+func collectBySize(most int) {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	debug.SetGCPercent(gcPercent(stats.HeapAlloc, most))
+}
+
+func gcPercent(kept uint64, most int) int {
+	return min(most, int(max(leastGC, mostWaste*100/max(kept, 1))))
 }

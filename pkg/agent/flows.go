@@ -2,23 +2,22 @@ package agent
 
 import (
 	"context"
+	"iter"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
 // flowMonitor ends flows that are idle, or whose backend or frontend is gone. It has a
 // goroutine of its own, because walks over large tables take long.
 type flowMonitor struct {
+	cfg     flowMonitorConfig
 	sweeper *flow.Sweeper
-	log     *slog.Logger
-	swept   func(flow.OriginalDsts) // called after each sweep with the addresses in use
-	record  func(kube.Event)        // may be nil
-	metrics *metrics.Sync           // may be nil
 	stale   chan struct{}
 	failing map[string]string // the error of the last round, by log message
 
@@ -26,23 +25,25 @@ type flowMonitor struct {
 	status flow.Status
 }
 
+type flowMonitorConfig struct {
+	flow.Config
+	swept   func(flow.OriginalDsts) // called after each sweep with the addresses in use
+	record  func(kube.Event)
+	metrics *metrics.Sync
+	log     *slog.Logger
+}
+
 // staleRest is the least time between searches for stale flows: each reads all flows, and
 // backends may go one by one.
 const staleRest = time.Second
 
-func newFlowMonitor(cfg flow.Config, log *slog.Logger, swept func(flow.OriginalDsts)) (*flowMonitor, error) {
-	sweeper, err := flow.New(cfg)
+func newFlowMonitor(cfg flowMonitorConfig) (*flowMonitor, error) {
+	sweeper, err := flow.New(cfg.Config)
 	if err != nil {
 		return nil, err
 	}
 
-	return &flowMonitor{
-		sweeper: sweeper,
-		log:     log,
-		swept:   swept,
-		stale:   make(chan struct{}, 1),
-		failing: make(map[string]string),
-	}, nil
+	return &flowMonitor{cfg: cfg, sweeper: sweeper, stale: make(chan struct{}, 1), failing: make(map[string]string)}, nil
 }
 
 // endStale starts a search for the UDP flows of backends and frontends that are gone, and
@@ -96,21 +97,21 @@ func (m *flowMonitor) sweep() {
 	m.recordEmergency(before, now)
 	switch {
 	case before.Emergency == "" && now.Emergency != "":
-		m.log.Error("emergency: "+now.Emergency, "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
+		m.cfg.log.Error("emergency: "+now.Emergency, "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
 	case before.Emergency != "" && now.Emergency == "":
-		m.log.Info("the table of flows has room again", "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
+		m.cfg.log.Info("the table of flows has room again", "evicted", now.Flows.Evicted, "entries", now.Flows.Entries, "capacity", now.Flows.Capacity)
 	}
 	switch {
 	case before.Flood == "" && now.Flood != "":
-		m.log.Warn(now.Flood, "evicted", now.HalfOpen.Evicted, "entries", now.HalfOpen.Entries, "capacity", now.HalfOpen.Capacity)
+		m.cfg.log.Warn(now.Flood, "evicted", now.HalfOpen.Evicted, "entries", now.HalfOpen.Entries, "capacity", now.HalfOpen.Capacity)
 	case before.Flood != "" && now.Flood == "":
-		m.log.Info("the flood of new flows is over", "evicted", now.HalfOpen.Evicted, "entries", now.HalfOpen.Entries, "capacity", now.HalfOpen.Capacity)
+		m.cfg.log.Info("the flood of new flows is over", "evicted", now.HalfOpen.Evicted, "entries", now.HalfOpen.Entries, "capacity", now.HalfOpen.Capacity)
 	}
 	m.mu.Lock()
 	m.status = now
 	m.mu.Unlock()
 	if err == nil {
-		m.swept(m.sweeper.OriginalDsts())
+		m.cfg.swept(m.sweeper.OriginalDsts())
 	}
 }
 
@@ -118,11 +119,12 @@ func (m *flowMonitor) sweep() {
 func (m *flowMonitor) searchStale() bool {
 	begin, before := time.Now(), m.sweeper.EndedStale()
 	n, err := m.sweeper.EndStale()
-	if m.metrics != nil {
-		m.metrics.Cleaned(begin, endedSince(before, m.sweeper.EndedStale()))
-	}
+	after := m.sweeper.EndedStale()
+	m.cfg.metrics.Cleaned(begin, map[lb.Family]int{
+		lb.IPv4: int(after.IPv4 - before.IPv4), lb.IPv6: int(after.IPv6 - before.IPv6),
+	})
 	if n > 0 {
-		m.log.Info("ended UDP flows whose backend or frontend is gone", "flows", n)
+		m.cfg.log.Info("ended UDP flows whose backend or frontend is gone", "flows", n)
 	}
 	m.failed("UDP flows stay with backends or frontends that are gone; trying again", err)
 
@@ -136,15 +138,30 @@ func (m *flowMonitor) failed(what string, err error) {
 		text = err.Error()
 	}
 	if text != "" && text != m.failing[what] {
-		m.log.Error(what, "error", err)
+		m.cfg.log.Error(what, "error", err)
 	}
 	m.failing[what] = text
 }
 
-// flowTimeouts returns the configured timeouts, with that of UDP which programs use.
-func (c Config) flowTimeouts() flow.Timeouts {
-	timeouts := c.FlowTimeouts
-	timeouts.UDPAnswered = c.Datapath.UDPIdle
+// endedBytes yields the bytes that clients have sent and received in flows that the agent
+// has ended, by service port id.
+func (m *flowMonitor) endedBytes() iter.Seq2[uint32, metrics.Bytes] {
+	return func(yield func(uint32, metrics.Bytes) bool) {
+		for id, b := range m.sweeper.Bytes() {
+			if !yield(id, metrics.Bytes(b)) {
+				return
+			}
+		}
+	}
+}
 
-	return timeouts
+// recordEmergency records an Event when the table of flows is too small, or is no longer.
+func (m *flowMonitor) recordEmergency(before, now flow.Status) {
+	switch {
+	case (before.Emergency == "") == (now.Emergency == ""):
+	case now.Emergency != "":
+		m.cfg.record(kube.Event{Reason: kube.ReasonFlowTableFull, Action: actionCheck, Note: now.Emergency})
+	default:
+		m.cfg.record(kube.Event{Reason: kube.ReasonFlowTableRelief, Action: actionCheck, Normal: true, Note: "the table of flows has room again"})
+	}
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
 // capacity is that of both tables: of a smaller one the kernel keeps a large part
@@ -42,7 +44,10 @@ func mustMonitorFlows(t *testing.T, now *uint64) (*flowMonitor, *maps.Pinned, *b
 	}
 	t.Cleanup(func() { pinned.Close() })
 	log := new(bytes.Buffer)
-	m, err := newFlowMonitor(flow.Config{Maps: pinned, Now: func() uint64 { return *now }}, slog.New(slog.NewTextHandler(log, nil)), func(flow.OriginalDsts) {})
+	m, err := newFlowMonitor(flowMonitorConfig{
+		Config: flow.Config{Maps: pinned, Now: func() uint64 { return *now }}, log: slog.New(slog.NewTextHandler(log, nil)),
+		swept: func(flow.OriginalDsts) {}, record: func(kube.Event) {}, metrics: metrics.NewSync(time.Now),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

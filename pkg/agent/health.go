@@ -3,9 +3,11 @@ package agent
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -24,45 +26,40 @@ func newProxy(cfg Config) *health.Proxy {
 
 // serveHealth answers the kubelet and load balancers until ctx ends. Its answers wait for
 // no other goroutine, so that they show when one hangs.
-func (a *agent) serveHealth(ctx context.Context) error {
+func (a *agent) serveHealth(ctx context.Context, unready func() []string) error {
 	if !a.cfg.HealthzAddress.IsValid() {
 		return nil
 	}
-	err := health.Server{
+
+	return health.Server{
 		Name:    "healthz",
 		Address: a.cfg.HealthzAddress,
 		Handler: health.Handler(health.Config{
 			Proxy:    a.proxy,
 			Eligible: a.model.eligible.Load,
-			Ready:    a.unready,
+			Ready:    unready,
 			Observe:  a.queue.metrics.Probed,
 		}),
 		HardFail: a.cfg.BindAddressHardFail,
 		Log:      a.cfg.Log,
 	}.Run(ctx)
-	if err != nil {
-		a.cfg.record(kube.Event{Reason: kube.ReasonHealthzFailed, Action: actionStart, Note: err.Error()})
-	}
-
-	return err
 }
 
 // unready returns why the agent is not ready: Services are not known, hooks are not
 // effective, pins are missing, or devices are not attached. Any goroutine may call it.
-func (a *agent) unready() []string {
+func unready(known bool, hooks *datapath.HookMonitor, devices *datapath.DeviceMonitor) []string {
 	var reasons []string
-	if !a.known.Load() {
+	if !known {
 		reasons = append(reasons, "not all Services and endpoints are known and programmed yet")
 	}
-	if err := a.hooks.checked(); err != nil {
+	if err := hooks.Effective(); err != nil {
 		reasons = append(reasons, fmt.Sprintf("hooks are not effective: %v", err))
 	}
-
-	if err := a.hooks.pinned(); err != nil {
+	if err := hooks.Unpinned(); err != nil {
 		reasons = append(reasons, err.Error())
 	}
 
-	return append(reasons, a.devices.obstacles()...)
+	return append(reasons, devices.Problems()...)
 }
 
 // reportApplied reports to the health checks that the changes of this round are in force,
@@ -76,7 +73,7 @@ func (a *agent) reportApplied() {
 	}
 	a.known.Store(true)
 	if a.failing {
-		if err := tryWrite(a.frontends); err != nil {
+		if err := tryWrite(a.tables.FrontendIDs); err != nil {
 			if a.unwritable == nil {
 				a.cfg.Log.Error("nothing can be programmed; trying again", "error", err)
 			}
@@ -103,4 +100,80 @@ func tryWrite(frontends maps.Table[maps.FrontendKey, uint32]) error {
 	}
 
 	return frontends.Put(key, value)
+}
+
+// serviceChecks are the answers at health check node ports. They are planned when a Service
+// is decided, and published when it is programmed.
+type serviceChecks struct {
+	published map[lb.ServiceName]struct{}
+	due       map[lb.ServiceName]*health.Check // nil: there is none any more
+	addrs     []netip.Addr                     // the addresses to listen on; nil: unchanged
+}
+
+func newServiceChecks() *serviceChecks {
+	return &serviceChecks{
+		published: make(map[lb.ServiceName]struct{}),
+		due:       make(map[lb.ServiceName]*health.Check),
+	}
+}
+
+// newHealthServices returns the servers of health check node ports.
+func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
+	return health.NewServices(health.ServicesConfig{
+		Healthy: proxy.Healthy,
+		Failed: func(service lb.ServiceName, address netip.AddrPort, err error) {
+			cfg.Log.Error("health check node port does not answer; trying again", "service", service, "address", address, "error", err)
+			cfg.record(kube.Event{
+				Service: service, Reason: kube.ReasonCheckFailed, Action: "Listen",
+				Note: "node " + cfg.NodeName + " cannot answer at the health check node port: " + err.Error(),
+			})
+		},
+	})
+}
+
+// plan sets the check of a Service, nil for none. It takes effect at the next publish.
+func (c *serviceChecks) plan(name lb.ServiceName, check *health.Check) {
+	if check != nil {
+		c.due[name] = check
+	} else if _, known := c.published[name]; known {
+		c.due[name] = nil
+	}
+}
+
+// publish makes the planned checks of those Services effective that are in force.
+func (c *serviceChecks) publish(answers *health.Services, inForce func(lb.ServiceName) bool) {
+	if c.addrs != nil {
+		answers.SetAddresses(c.addrs)
+		c.addrs = nil
+	}
+	for name, check := range c.due {
+		if !inForce(name) {
+			continue
+		}
+		delete(c.due, name)
+		if check == nil {
+			delete(c.published, name)
+			answers.Delete(name)
+		} else {
+			c.published[name] = struct{}{}
+			answers.Set(name, *check)
+		}
+	}
+}
+
+// checkOf returns the health check of a Service, nil if it has none. Load balancers that
+// keep client addresses use it to find the nodes that have endpoints.
+func checkOf(svc *lb.Service, res lb.Resolution) *health.Check {
+	if svc == nil || svc.Type != lb.LoadBalancer || svc.ExternalPolicy != lb.Local || svc.HealthCheckNodePort == 0 {
+		return nil
+	}
+	check := &health.Check{Port: svc.HealthCheckNodePort, Ready: make(map[lb.Family]int)}
+	for _, f := range res.Frontends {
+		family := lb.FamilyOf(f.Key.Addr)
+		if _, has := check.Ready[family]; !has && f.Kind == lb.KindClusterIP {
+			check.Ready[family] = res.LocalReady(family)
+		}
+	}
+
+	return check
 }

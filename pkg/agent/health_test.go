@@ -7,16 +7,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
-	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
@@ -55,20 +54,18 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 	}
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
-	p.agent = &agent{
-		cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), queue: newEventQueue(), source: idleSource{}, heavy: &heavyWork{},
-		frontends: p.fakes.FrontendIDs, proxy: proxy, checks: newHealthServices(cfg, proxy),
-		flows: &flowMonitor{stale: make(chan struct{}, 1)}, devices: newDeviceMonitor(nil, cfg.Log, time.Minute, cfg.record),
-	}
-	p.grace.wait = func() error {
-		if wait := p.wait.Load(); wait != nil {
-			return (*wait)()
-		}
+	p.agent = newAgent(cfg, parts{
+		queue: newEventQueue(proxy.Queued, time.Now), source: idleSource{}, writer: writer,
+		tables: p.fakes.Tables, proxy: proxy, checks: newHealthServices(cfg, proxy),
+		waitForPrograms: func() error {
+			if wait := p.wait.Load(); wait != nil {
+				return (*wait)()
+			}
 
-		return nil
-	}
-	p.hooks = newHookMonitor(p.agent)
-	p.queue.enqueued = proxy.Queued
+			return nil
+		},
+	})
+	p.synced, p.complete, p.heavy = true, true, &heavyWork{}
 	p.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
 	p.apply()
 	if prepare != nil {
@@ -115,8 +112,8 @@ func TestOneFailingServiceIsHealthy(t *testing.T) {
 	mustChange(t, p, func(*model) { p.fakes.FrontendIDs.Capacity = len(p.fakes.FrontendIDs.Entries) + 2 })
 	sinkOf(p.queue).SetService(*web(), nil)
 	p.mustPass(t, true)
-	errs, err := inLoop(t.Context(), p.agent, p.agent.errors)
-	if err != nil || len(errs) == 0 {
+	model, err := inLoop(t.Context(), p.agent, p.services)
+	if err != nil || len(model.Errors) == 0 {
 		t.Fatalf("no Service fails: %v", err)
 	}
 	p.mustPass(t, true)
@@ -165,7 +162,7 @@ func TestHangingLoop(t *testing.T) {
 	}
 	p.passed.Add(int64(2 * time.Minute))
 	w := httptest.NewRecorder()
-	health.Handler(health.Config{Proxy: p.proxy, Eligible: p.model.eligible.Load, Ready: p.unready}).
+	health.Handler(health.Config{Proxy: p.proxy, Eligible: p.model.eligible.Load, Ready: func() []string { return nil }}).
 		ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/livez", nil))
 	if w.Code != http.StatusServiceUnavailable {
 		t.Errorf("/livez is %d: %s", w.Code, w.Body)
@@ -209,29 +206,14 @@ func TestEligible(t *testing.T) {
 
 // unready names each reason not to be ready.
 func TestUnready(t *testing.T) {
-	p := mustRunLoop(t)
-	mustReasons := func(want ...string) {
-		t.Helper()
-		reasons := p.unready()
-		match := slices.EqualFunc(reasons, want, func(reason, part string) bool { return strings.Contains(reason, part) })
-		if !match {
-			t.Errorf("reasons are %q, want %q", reasons, want)
-		}
+	hooks := datapath.NewHookMonitor(nil, datapath.HookMonitorConfig{})
+	devices := datapath.NewDeviceMonitor(nil, datapath.DeviceMonitorConfig{})
+	want := []string{"hooks are not effective: not checked yet", "devices are not attached yet"}
+	if got := unready(true, hooks, devices); !slices.Equal(got, want) {
+		t.Errorf("reasons are %q, want %q", got, want)
 	}
-	p.known.Store(false)
-	mustReasons("not all Services", "not checked yet", "devices are not attached yet")
-	p.known.Store(true)
-	p.hooks.effective = errors.New("another program detached them")
-	mustReasons("hooks are not effective: another program detached them", "devices are not attached yet")
-	p.hooks.effective = nil
-	p.devices.attached = true
-	p.hooks.unpinned = errors.New("no bpffs")
-	mustReasons("no bpffs")
-	p.hooks.unpinned = nil
-	mustReasons()
-	p.devices.decisions = []node.Decision{{Device: node.Device{Index: 7, Name: "eth0"}}}
-	p.devices.failed = map[int]string{noDevice: "x", 7: "no room"}
-	mustReasons("device all: x", "device eth0: no room")
-	p.devices.failed = nil
-	mustReasons()
+	want = append([]string{"not all Services and endpoints are known and programmed yet"}, want...)
+	if got := unready(false, hooks, devices); !slices.Equal(got, want) {
+		t.Errorf("reasons are %q, want %q", got, want)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -27,15 +28,16 @@ func TestNothingIsEndedBeforeAllIsProgrammed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{cfg: Config{Log: slog.New(slog.DiscardHandler)}, writer: writer, flows: &flowMonitor{stale: make(chan struct{}, 1)}}
-	a.hooks = newHookMonitor(a)
+	searched := false
+	a := newAgent(Config{Log: slog.New(slog.DiscardHandler)},
+		parts{queue: newEventQueue(nil, time.Now), writer: writer, endStale: func() { searched = true }})
 
 	writer.Delete(lb.ServiceName{Namespace: "ns", Name: "web"})
 	a.apply()
 	if f.Backends.Get(1).Id != 0 || f.Backends.Get(2).Id != 0 {
 		t.Fatal("the backends are still there")
 	}
-	if len(a.flows.stale)+len(a.hooks.orphan) > 0 {
+	if searched {
 		t.Error("flows or sockets are looked for that are to be ended")
 	}
 }

@@ -3,15 +3,92 @@ package agent
 import (
 	"context"
 	stdmaps "maps"
+	"runtime/debug"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
+
+// parts are what an agent works with. A part that is not needed may be left out, except for
+// queue and writer: a dry run has no kernel.
+type parts struct {
+	queue  *eventQueue // any goroutine may add to it
+	source source
+	writer *reconcile.Reconciler
+	tables maps.Tables // written by writer, read by any goroutine
+	proxy  *health.Proxy
+	checks *health.Services
+
+	// endStale starts the search for UDP sockets and flows whose backend or frontend is
+	// gone, and does not wait for it.
+	endStale func()
+	// setDevices attaches programs to devices as decided, and does not wait for it.
+	setDevices func([]node.Decision)
+	// waitForPrograms returns when all programs have ended that run now.
+	waitForPrograms func() error
+	firstSync       chan struct{} // closed by the first synchronization
+	fibMTU          bool          // the kernel's lookup of routes knows the MTU
+	now             func() time.Time
+	resolve         func(lb.Snapshot) lb.Resolution
+}
+
+// agent decides what is in the maps.
+type agent struct {
+	parts
+	cfg     Config
+	known   atomic.Bool   // everything was programmed once; for any goroutine
+	written atomic.Uint64 // changes when ids do; for any goroutine
+
+	turn     sync.Mutex // held by the goroutine that owns all of the following
+	model    *model
+	synced   bool       // all Services and endpoints are known
+	complete bool       // and were programmed once
+	heavy    *heavyWork // nil: all Services are resolved in turn
+	impaired impaired
+	grace    grace
+
+	failing    bool  // a write has failed since all changes were known to be in force
+	unwritten  bool  // a write has failed in this round
+	unwritable error // why no map can be written
+	slices     int   // that the writer has written
+	// throughStack is why packets to backends on other nodes pass the network stack, "" if they
+	// need not; nil if that is not decided yet.
+	throughStack *string
+}
+
+// newAgent returns an agent that has received no object yet.
+func newAgent(cfg Config, p parts) *agent {
+	if p.endStale == nil {
+		p.endStale = func() {}
+	}
+	if p.setDevices == nil {
+		p.setDevices = func([]node.Decision) {}
+	}
+	if p.waitForPrograms == nil {
+		p.waitForPrograms = func() error { return nil }
+	}
+	if p.firstSync == nil {
+		p.firstSync = make(chan struct{})
+	}
+	if p.now == nil {
+		p.now = time.Now
+	}
+	if p.resolve == nil {
+		p.resolve = lb.Snapshot.Resolve
+	}
+
+	return &agent{parts: p, cfg: cfg, model: newModel(cfg)}
+}
 
 // probeService owns the frontend that [datapath.Verify] dials. No Service of
 // the cluster can have its name: a namespace has no dot.
@@ -79,13 +156,11 @@ func (a *agent) loop(ctx context.Context) error {
 	defer a.turn.Lock() // never unlocked: nothing is programmed after the loop has ended
 
 	for {
-		var act func() error
+		act := func() {}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-a.queue.ready:
-		case <-a.loaded:
-			a.loaded, act = nil, a.attachFirst
 		case <-services:
 			services, nodeTimeout = nil, time.After(nodeWait)
 		case <-self:
@@ -99,10 +174,8 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-drift.C:
 			act = a.compare
 		case <-impaired.C:
-			act = func() error { a.reportImpaired(); return nil }
+			act = a.reportImpaired
 		case <-retired.C: // a grace period may begin
-		case <-a.again:
-			act = a.attach
 		}
 		known := services == nil && self == nil
 		if err := a.inTurn(act, round, known); err != nil {
@@ -111,16 +184,12 @@ func (a *agent) loop(ctx context.Context) error {
 	}
 }
 
-// inTurn calls act, unless it is nil, and runs a round. Once everything is known, it runs the
-// first synchronization.
-func (a *agent) inTurn(act func() error, round func(), known bool) error {
+// inTurn calls act and runs a round. Once everything is known, it runs the first
+// synchronization.
+func (a *agent) inTurn(act, round func(), known bool) error {
 	a.turn.Lock()
 	defer a.turn.Unlock()
-	if act != nil {
-		if err := act(); err != nil {
-			return err
-		}
-	}
+	act()
 	round()
 	if !known || a.synced || a.model.localAddrs == nil {
 		return nil
@@ -134,23 +203,17 @@ func (a *agent) inTurn(act func() error, round func(), known bool) error {
 }
 
 // retry writes what is due.
-func (a *agent) retry() error {
+func (a *agent) retry() {
 	a.proxy.Taken()
 	a.measure(metrics.Round{Retry: true}, a.apply)
-
-	return nil
 }
 
 // busy reports whether the writer has something to write now. It writes slice by slice, so
 // that a change need not wait until everything else is written.
 func (a *agent) busy() bool {
-	now := time.Now
-	if a.now != nil {
-		now = a.now
-	}
 	at, ok := a.writer.Next()
 
-	return ok && !at.After(now())
+	return ok && !at.After(a.now())
 }
 
 // processQueue applies the queued changes to the model, and programs what follows from them.
@@ -175,14 +238,13 @@ func (a *agent) sync() error {
 	collectBySize(startGC)
 	a.measure(metrics.Round{Full: true}, a.takeOver)
 	a.heavy = &heavyWork{} // not before: all that is known at the start is programmed at the start
-	a.hooks.endOrphans()   // those of an agent that was killed before it could end them
-	a.flows.endStale()
-	err := a.attachSynced()
+	a.endStale()           // of an agent that was killed before it could end them
+	close(a.firstSync)
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
 	collectBySize(usualGC)
-	time.AfterFunc(restTime, func() { giveBack(a.cfg.Log) })
+	time.AfterFunc(restTime, func() { debug.FreeOSMemory() })
 
-	return err
+	return nil
 }
 
 // takeOver programs all that is known, and retires what no Service has any more. In maps that
@@ -198,136 +260,16 @@ func (a *agent) takeOver() {
 	a.complete = true
 }
 
-// applyAll writes until nothing is due.
-func (a *agent) applyAll() {
-	for a.apply(); a.busy(); {
-		a.apply()
-	}
-}
-
-// decidedAtOnce is about how many decisions exist at a time: a decision takes more memory than
-// the Service it is made from, and than what is kept once it is written.
-const decidedAtOnce = 1000
-
-// program updates the maps to the model. Until the first synchronization is complete, it
-// writes each chunk of decisions before it makes the next one.
-func (a *agent) program() {
-	touched := a.model.state.Touched()
-	if !a.complete {
-		a.reserveFor(touched)
-	}
-	for names := range slices.Chunk(touched, decidedAtOnce) {
-		room := a.writer.Room().Plus(a.decideOn(names))
-		if !a.complete {
-			a.reserve(room)
-			a.applyAll()
-			collectBySize(startGC)
-		}
-	}
-	a.startHeavy()
-	if !a.programNode() && len(touched) > 0 {
-		a.apply()
-	}
-	a.programServiceCIDRs()
-}
-
-// decideOn decides about Services, hands the decisions to the writer, and returns how much
-// room they take. Heavy Services are decided later.
-func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
-	var changed []lb.Snapshot
-	for _, name := range names {
-		s, exists := a.model.state.Snapshot(name)
-		if exists && a.heavy != nil && s.Size() >= heavySize {
-			a.heavy.add(name)
-
-			continue
-		}
-		a.heavy.forget(name)
-		if exists {
-			changed = append(changed, s)
-		} else {
-			a.retire(name)
-		}
-	}
-	decisions := a.decideAll(changed)
-	for i, s := range changed {
-		room = room.Plus(decisions[i].planned.Room())
-		a.enforce(s.Service, decisions[i])
-	}
-
-	return room
-}
-
-// programServiceCIDRs programs changed ServiceCIDRs once all else is written, because packets
-// to an address in them that has no frontend are dropped.
-func (a *agent) programServiceCIDRs() {
-	if !a.model.serviceCIDRsChanged || a.busy() {
-		return
-	}
-	a.model.serviceCIDRsChanged = false
-	a.writer.SetServiceCIDRs(a.model.serviceCIDRs)
-	a.apply()
-}
-
-// programNode updates the maps to what is known of the node: its addresses, its devices, and
-// the ranges of its pods. That needs no API server. If anything has changed, it writes all
-// that is due and returns true.
-func (a *agent) programNode() bool {
-	changed := false
-	if addrs, ok := a.model.newNodeAddrs(); ok {
-		a.writer.SetNodeAddrs(addrs)
-		if !a.model.awaitsPrimary() {
-			a.model.checks.addrs = a.model.checkAddrs()
-		}
-		changed = true
-	}
-	if cidrs, ok := a.model.newLocalCIDRs(); ok {
-		a.writer.SetLocalCIDRs(cidrs)
-		changed = true
-	}
-	decisions, redecided := a.model.newDecisions()
-	if redecided {
-		a.decideForwarding()
-		a.writer.SetDevices(deviceEntries(decisions, *a.throughStack == ""))
-		changed = true
-	}
-	if changed {
-		a.apply()
-	}
-	if redecided {
-		a.devices.set(decisions)
-	}
-
-	return changed
-}
-
-// apply writes one slice of what is due. If backends or frontends have gone, it starts the
-// search for their UDP sockets and flows.
-func (a *agent) apply() {
-	a.slices++
-	if err := a.writer.Apply(); err != nil {
-		a.cfg.Log.Error("not everything is programmed", "error", err)
-		a.failing, a.unwritten, a.impaired.stale = true, true, true
-	}
-	a.written.Store(a.writer.Written())
-	if gone := a.writer.Gone(); a.complete && len(gone.Backends)+len(gone.Frontends) > 0 {
-		a.hooks.endOrphans()
-		a.flows.endStale()
-	}
-}
-
 // pruneAddrs removes the addresses that no Service has any more and that are no flow's
 // original destination. Any goroutine may call it.
-func (a *agent) pruneAddrs(inUse flow.OriginalDsts) {
-	a.queue.enqueue(func(*model) { a.writer.PruneAddrs(inUse.Addrs, inUse.Begin) }) // the writer is due then
+func pruneAddrs(queue *eventQueue, writer *reconcile.Reconciler, inUse flow.OriginalDsts) {
+	queue.enqueue(func(*model) { writer.PruneAddrs(inUse.Addrs, inUse.Begin) }) // the writer is due then
 }
 
 // compare compares the maps with the desired state and repairs them.
-func (a *agent) compare() error {
+func (a *agent) compare() {
 	a.proxy.Taken()
 	a.measure(metrics.Round{Full: true}, a.checkDrift)
-
-	return nil
 }
 
 func (a *agent) checkDrift() {
@@ -342,6 +284,91 @@ func (a *agent) checkDrift() {
 	for _, d := range drifted {
 		a.queue.metrics.Mended(d.Map)
 		a.cfg.Log.Warn("a map was not as programmed; mended", "map", d.Map, "entry", d.Key, "problem", d.Problem)
+	}
+}
+
+// graceInterval is the least time from the start of one grace period to that of the next, so
+// that endpoints which go one by one are retired together. The system call that waits for
+// programs blocks a thread for as long as it takes, and costs as much as several changes.
+const graceInterval = time.Second
+
+// grace is the state of grace periods. What was taken out of the maps is used again only
+// after all programs have ended that may still use it.
+type grace struct {
+	running bool
+	begun   time.Time // the last one
+}
+
+// beginGrace starts a grace period if something was retired. If the last one started too
+// recently, it returns how long to wait, else zero.
+func (a *agent) beginGrace(ctx context.Context) time.Duration {
+	if a.grace.running || !a.writer.Retired() {
+		return 0
+	}
+	if rest := time.Until(a.grace.begun.Add(graceInterval)); rest > 0 {
+		return rest
+	}
+	a.grace.running, a.grace.begun = true, time.Now()
+	a.writer.BeginGrace()
+	go a.endGrace(ctx)
+
+	return 0
+}
+
+// endGrace ends the grace period when all programs have ended. The loop does not wait
+// for it.
+func (a *agent) endGrace(ctx context.Context) {
+	for failed := false; ; {
+		err := a.waitForPrograms()
+		if err == nil {
+			break
+		}
+		if !failed {
+			a.cfg.Log.Error("what was taken out of the maps cannot be used again; trying again", "error", err)
+		}
+		failed = true
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(graceInterval):
+		}
+	}
+	a.queue.enqueue(func(*model) {
+		a.grace.running = false
+		a.writer.EndGrace()
+	})
+}
+
+// measure measures the writes of do as one round. Before the first synchronization it only
+// calls do.
+func (a *agent) measure(r metrics.Round, do func()) {
+	r.Begin, a.unwritten = time.Now(), false
+	do()
+	if !a.synced {
+		return
+	}
+	r.Failed, r.Programmed = a.unwritten || a.busy(), a.isProgrammed
+	a.queue.metrics.Done(r)
+}
+
+// isProgrammed reports whether a Service is in the maps as it is known, or does not exist.
+func (a *agent) isProgrammed(name lb.ServiceName) bool {
+	_, undecided := a.model.undecided[name]
+
+	return !undecided && !a.heavy.has(name) && a.writer.Programmed(name)
+}
+
+// inLoop calls compute in the goroutine that has the turn, and returns its result.
+func inLoop[T any](ctx context.Context, a *agent, compute func() T) (T, error) {
+	done := make(chan T, 1)
+	a.queue.enqueue(func(*model) { done <- compute() })
+	select {
+	case <-ctx.Done():
+		var none T
+
+		return none, ctx.Err()
+	case value := <-done:
+		return value, nil
 	}
 }
 

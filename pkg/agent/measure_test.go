@@ -33,8 +33,8 @@ func newMeasured(t *testing.T) *measured {
 		t.Fatal(err)
 	}
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
-	m.agent = &agent{cfg: cfg, writer: writer, now: func() time.Time { return m.now }, model: newModel(cfg), queue: newEventQueue()}
-	m.queue.metrics = metrics.NewSync(func() time.Time { return m.now })
+	now := func() time.Time { return m.now }
+	m.agent = newAgent(cfg, parts{queue: newEventQueue(nil, now), writer: writer, now: now})
 
 	return m
 }
@@ -240,7 +240,7 @@ func TestMeasuresCleanUps(t *testing.T) {
 	now := uint64(time.Hour)
 	flows, pinned, _ := mustMonitorFlows(t, &now)
 	m := newMeasured(t)
-	flows.metrics = m.queue.metrics
+	flows.cfg.metrics = m.queue.metrics
 	mustPutFlow(t, pinned.Flows, 1, now)
 	mustPutFlow(t, pinned.Unanswered, 2, now)
 	flows.searchStale()

@@ -5,6 +5,7 @@ import (
 	stdmaps "maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -46,7 +47,7 @@ type model struct {
 	devicesChanged bool
 	concern        string // why packets must not bypass the network stack
 
-	detector          LocalDetector
+	detector          node.LocalDetector
 	podCIDRs          []netip.Prefix // the Node's
 	localCIDRsChanged bool
 
@@ -68,7 +69,7 @@ func newModel(cfg Config) *model {
 		Algorithm: cfg.Algorithm, IgnoreExternalIPs: cfg.IgnoreExternalIPs, Limits: cfg.limits,
 	}
 
-	self.PrimaryIPs = withNodeIP(nil, cfg.NodeIP)
+	self.PrimaryIPs = node.WithNodeIP(nil, cfg.NodeIP)
 
 	return &model{
 		nodeIP:            cfg.NodeIP,
@@ -91,8 +92,8 @@ func newModel(cfg Config) *model {
 }
 
 func (m *model) setNode(n kube.Node) {
-	m.nodeIPs = lastingIPs(n.PrimaryIPs, m.nodeIPs)
-	n.PrimaryIPs = withNodeIP(m.nodeIPs, m.nodeIP)
+	m.nodeIPs = node.LastingIPs(n.PrimaryIPs, m.nodeIPs)
+	n.PrimaryIPs = node.WithNodeIP(m.nodeIPs, m.nodeIP)
 	m.eligible.Store(n.Exists && !n.Leaving)
 	n.MasqueradeAll = m.node.MasqueradeAll
 	n.Algorithm, n.IgnoreExternalIPs, n.Limits = m.node.Algorithm, m.node.IgnoreExternalIPs, m.node.Limits
@@ -188,16 +189,16 @@ func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 // changed. There are none if pods are not detected by their address.
 func (m *model) newLocalCIDRs() ([]netip.Prefix, bool) {
 	mode := m.detector.Effective()
-	unsure := mode == LocalNodeCIDR && m.awaitsNode && len(m.podCIDRs) == 0
+	unsure := mode == node.LocalNodeCIDR && m.awaitsNode && len(m.podCIDRs) == 0
 	if !m.localCIDRsChanged || unsure {
 		return nil, false
 	}
 	m.localCIDRsChanged = false
 	switch mode {
-	case LocalClusterCIDR:
-		return firstOfEachFamily(m.detector.ClusterCIDRs), true
-	case LocalNodeCIDR:
-		return firstOfEachFamily(m.podCIDRs), true
+	case node.LocalClusterCIDR:
+		return node.FirstOfEachFamily(m.detector.ClusterCIDRs), true
+	case node.LocalNodeCIDR:
+		return node.FirstOfEachFamily(m.podCIDRs), true
 	}
 
 	return nil, true
@@ -233,4 +234,112 @@ func (m *model) allProblems() []lb.Problem {
 	}
 
 	return all
+}
+
+// checkAddrs returns the addresses on which health check node ports answer, which are those
+// of node ports. The unspecified address stands for all of a family. There is none of a
+// family that the node does not have.
+func (m *model) checkAddrs() []netip.Addr {
+	addrs := []netip.Addr{}
+	for _, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		family := lb.FamilyOf(all)
+		every := m.nodePortAddresses.All(family, &m.node)
+		for _, a := range m.localAddrs {
+			addr := a.Addr
+			if lb.FamilyOf(addr) != family {
+				continue
+			}
+			if every {
+				addrs = append(addrs, all)
+
+				break
+			}
+			if len(m.nodePortAddresses.Select([]netip.Addr{addr}, &m.node)) == 0 {
+				continue
+			}
+			if addr.Is6() && addr.IsLinkLocalUnicast() {
+				addr = addr.WithZone(strconv.Itoa(a.IfIndex))
+			}
+			if !slices.Contains(addrs, addr) {
+				addrs = append(addrs, addr)
+			}
+		}
+	}
+
+	return addrs
+}
+
+// NodeFacts are properties of the node that a configuration has to fit, see
+// [Config.CheckNode].
+type NodeFacts struct {
+	// Primary is the family of the node's primary address, IPv4 if that is not
+	// known.
+	Primary lb.Family
+	// IPs are its primary addresses, one of a family at most.
+	IPs []netip.Addr
+	// PodCIDRs are the Node object's.
+	PodCIDRs []netip.Prefix
+}
+
+func (m *model) facts() NodeFacts {
+	facts := NodeFacts{Primary: lb.IPv4, IPs: m.node.PrimaryIPs, PodCIDRs: m.podCIDRs}
+	if len(facts.IPs) > 0 {
+		facts.Primary = lb.FamilyOf(facts.IPs[0])
+	}
+
+	return facts
+}
+
+// checkNode returns an error if the configuration does not fit the node.
+func (a *agent) checkNode() error {
+	// Without addresses of the Node it is not known which family is the first one.
+	if a.cfg.CheckNode == nil || a.model.awaitsNode && len(a.model.node.PrimaryIPs) == 0 {
+		return nil
+	}
+
+	return a.cfg.CheckNode(a.model.facts())
+}
+
+// throughStack returns why packets to backends on other nodes have to pass the network stack, or
+// "" if they need not.
+func throughStack(always, knowsMTU bool, concern string) string {
+	switch {
+	case always:
+		return "--forwarding stack"
+	case !knowsMTU:
+		return "the kernel's lookup of routes knows no MTU (Linux 5.12)"
+	default:
+		return concern
+	}
+}
+
+// decideForwarding decides whether packets to backends on other nodes pass the network stack, and
+// logs that if it has changed.
+func (a *agent) decideForwarding() {
+	why := throughStack(a.cfg.ThroughStack, a.fibMTU, a.model.concern)
+	if a.throughStack == nil || *a.throughStack != why {
+		a.cfg.Log.Info("forwarding to backends on other nodes", "stack", why != "", "because", why)
+	}
+	a.throughStack = &why
+}
+
+// deviceEntries returns the entries of the devices map. With turns, packets may leave by uplinks
+// without passing the network stack.
+func deviceEntries(decisions []node.Decision, turns bool) map[uint32]maps.Device {
+	entries := make(map[uint32]maps.Device, len(decisions))
+	for _, d := range decisions {
+		entry := maps.Device{Bridge: uint32(d.Bridge)}
+		if d.SourceV4.IsValid() {
+			entry.SourceV4 = maps.AddrOf(d.SourceV4)
+		}
+		if d.SourceV6.IsValid() {
+			entry.SourceV6 = maps.AddrOf(d.SourceV6)
+		}
+		if turns && d.Class == node.ClassUplink && d.TakesFrames {
+			entry.Flags = maps.DeviceTurns
+		}
+		entries[uint32(d.Index)] = entry
+	}
+
+	return entries
 }

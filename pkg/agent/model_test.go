@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+	"unique"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/kube"
@@ -109,36 +111,36 @@ func TestLocalCIDRs(t *testing.T) {
 	cluster := mustPrefixes(t, "10.244.0.0/16", "fd00::/48")
 	podCIDRs := mustPrefixes(t, "10.244.1.0/24", "10.244.2.0/24", "fd00:1::/64")
 	first := mustPrefixes(t, "10.244.1.0/24", "fd00:1::/64")
-	node := func(podCIDRs []netip.Prefix) kube.Node {
+	withCIDRs := func(podCIDRs []netip.Prefix) kube.Node {
 		n := nodeWith(primary)
 		n.PodCIDRs = podCIDRs
 
 		return n
 	}
-	byNode := LocalDetector{Mode: LocalNodeCIDR}
+	byNode := node.LocalDetector{Mode: node.LocalNodeCIDR}
 	for _, test := range []struct {
 		name     string
-		detector LocalDetector
+		detector node.LocalDetector
 		do       func(*model)
 		known    bool
 		want     []netip.Prefix
 	}{
-		{"none by device, at once", LocalDetector{}, func(*model) {}, true, nil},
-		{"none by device, whatever the Node has", LocalDetector{}, func(m *model) { m.setNode(node(podCIDRs)) }, true, nil},
-		{"none by bridge, whatever the cluster has", LocalDetector{Mode: LocalBridgeInterface, ClusterCIDRs: cluster}, func(*model) {}, true, nil},
-		{"the cluster's, at once", LocalDetector{ClusterCIDRs: cluster}, func(*model) {}, true, cluster},
-		{"the cluster's, whatever the Node has", LocalDetector{ClusterCIDRs: cluster}, func(m *model) { m.setNode(node(podCIDRs)) }, true, cluster},
+		{"none by device, at once", node.LocalDetector{}, func(*model) {}, true, nil},
+		{"none by device, whatever the Node has", node.LocalDetector{}, func(m *model) { m.setNode(withCIDRs(podCIDRs)) }, true, nil},
+		{"none by bridge, whatever the cluster has", node.LocalDetector{Mode: node.LocalBridgeInterface, ClusterCIDRs: cluster}, func(*model) {}, true, nil},
+		{"the cluster's, at once", node.LocalDetector{ClusterCIDRs: cluster}, func(*model) {}, true, cluster},
+		{"the cluster's, whatever the Node has", node.LocalDetector{ClusterCIDRs: cluster}, func(m *model) { m.setNode(withCIDRs(podCIDRs)) }, true, cluster},
 		{"too early before the Node is received", byNode, func(*model) {}, false, nil},
-		{"too early before the Node has them", byNode, func(m *model) { m.setNode(node(nil)); m.nodeReceived() }, false, nil},
-		{"the Node's first of each family", byNode, func(m *model) { m.setNode(node(podCIDRs)) }, true, first},
-		{"the Node's, not the cluster's", LocalDetector{Mode: LocalNodeCIDR, ClusterCIDRs: cluster}, func(m *model) { m.setNode(node(podCIDRs)) }, true, first},
+		{"too early before the Node has them", byNode, func(m *model) { m.setNode(withCIDRs(nil)); m.nodeReceived() }, false, nil},
+		{"the Node's first of each family", byNode, func(m *model) { m.setNode(withCIDRs(podCIDRs)) }, true, first},
+		{"the Node's, not the cluster's", node.LocalDetector{Mode: node.LocalNodeCIDR, ClusterCIDRs: cluster}, func(m *model) { m.setNode(withCIDRs(podCIDRs)) }, true, first},
 		{"the Node's new ones", byNode, func(m *model) {
-			m.setNode(node(podCIDRs))
+			m.setNode(withCIDRs(podCIDRs))
 			m.newLocalCIDRs()
-			m.setNode(node(podCIDRs[1:]))
+			m.setNode(withCIDRs(podCIDRs[1:]))
 		}, true, podCIDRs[1:]},
 		{"the Node's still when it is gone", byNode, func(m *model) {
-			m.setNode(node(podCIDRs))
+			m.setNode(withCIDRs(podCIDRs))
 			m.setNode(kube.Node{Node: lb.Node{Name: "node-1"}})
 			m.nodeReceived()
 		}, true, first},
@@ -146,9 +148,9 @@ func TestLocalCIDRs(t *testing.T) {
 		{"the Node's when they come after all", byNode, func(m *model) {
 			m.stopWaiting()
 			m.newLocalCIDRs()
-			m.setNode(node(podCIDRs))
+			m.setNode(withCIDRs(podCIDRs))
 		}, true, first},
-		{"none when waiting is over", byNode, func(m *model) { m.setNode(node(nil)); m.stopWaiting() }, true, nil},
+		{"none when waiting is over", byNode, func(m *model) { m.setNode(withCIDRs(nil)); m.stopWaiting() }, true, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := newModel(Config{NodeName: "node-1", Local: test.detector, Log: slog.New(slog.DiscardHandler)})
@@ -157,7 +159,7 @@ func TestLocalCIDRs(t *testing.T) {
 			if known != test.known || !slices.Equal(got, test.want) {
 				t.Errorf("they are %v (known: %t), want %v (%t)", got, known, test.want, test.known)
 			}
-			m.setNode(node(m.podCIDRs))
+			m.setNode(withCIDRs(m.podCIDRs))
 			if again, changed := m.newLocalCIDRs(); changed && known {
 				t.Errorf("unchanged ranges count as new: %v", again)
 			}
@@ -226,7 +228,7 @@ func TestReportLogsWhatIsNew(t *testing.T) {
 }
 
 func TestEventQueueKeepsOrder(t *testing.T) {
-	box := newEventQueue()
+	box := newEventQueue(nil, time.Now)
 	var got [4][]int
 	var senders sync.WaitGroup
 	for sender := range got {
@@ -275,4 +277,49 @@ func (to wakingSink) DeleteService(name lb.ServiceName) {
 func (to wakingSink) SetSlice(slice kube.Slice, problems []lb.Problem) {
 	to.sink.SetSlice(slice, problems)
 	to.wake()
+}
+
+func mustPrefixes(t *testing.T, list ...string) []netip.Prefix {
+	t.Helper()
+	prefixes, err := node.ParseClusterCIDRs(strings.Join(list, ","))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return prefixes
+}
+
+// web is a Service with everything that a frontend can have.
+func web() *lb.Service {
+	return &lb.Service{
+		Name:           lb.ServiceName{Namespace: "ns", Name: "web"},
+		Type:           lb.LoadBalancer,
+		ClusterIPs:     []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00::1")},
+		Families:       []lb.Family{lb.IPv4, lb.IPv6},
+		LoadBalancers:  []lb.LoadBalancerIP{{Addr: netip.MustParseAddr("192.0.2.1")}},
+		SourceRanges:   []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("10.0.0.0/8")},
+		ExternalPolicy: lb.Local,
+		Affinity:       time.Hour,
+		Ports: []lb.ServicePort{
+			{Name: "http", Protocol: lb.TCP, Port: 80, NodePort: 30080},
+			{Name: "dns", Protocol: lb.UDP, Port: 53},
+		},
+	}
+}
+
+func webSlice() *lb.EndpointSlice {
+	endpoint := func(addr, node string) lb.Endpoint {
+		return lb.Endpoint{Addr: netip.MustParseAddr(addr), Place: unique.Make(lb.Place{NodeName: node}), Ready: true, Serving: true}
+	}
+
+	return &lb.EndpointSlice{
+		Name:    lb.SliceName{Namespace: "ns", Name: "web-1"},
+		Service: web().Name,
+		Family:  lb.IPv4,
+		Ports:   []lb.EndpointPort{{Name: "http", Protocol: lb.TCP, Port: 8080}},
+		Endpoints: []lb.Endpoint{
+			endpoint("10.0.1.10", "node-1"), endpoint("10.0.1.9", "node-2"),
+			{Addr: netip.MustParseAddr("10.0.1.11"), Place: unique.Make(lb.Place{NodeName: "node-1"})},
+		},
+	}
 }

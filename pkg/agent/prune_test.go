@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
@@ -21,7 +22,7 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 	sinkOf(a.queue).SetService(*web(), nil)
 	mustBeKnown(t, pinned, inUse, true)
 	mustBeKnown(t, pinned, idle, true)
-	flow := mustPutFlow(t, pinned.Flows, 1, now)
+	inFlow := mustPutFlow(t, pinned.Flows, 1, now)
 
 	sinkOf(a.queue).DeleteService(web().Name)
 	mustHaveNoFrontends(t, a)
@@ -36,7 +37,7 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 	mustBeKnown(t, pinned, idle, false)
 	mustBeKnown(t, pinned, inUse, true)
 
-	if err := pinned.Flows.Delete(flow); err != nil {
+	if err := pinned.Flows.Delete(inFlow); err != nil {
 		t.Fatal(err)
 	}
 	m.sweep()
@@ -58,12 +59,13 @@ func mustRunLoopOnPinned(t *testing.T, flows *flowMonitor, pinned *maps.Pinned) 
 		t.Fatal(err)
 	}
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
-	a := &agent{cfg: cfg, synced: true, complete: true, writer: writer, model: newModel(cfg), queue: newEventQueue(), source: idleSource{}, flows: flows}
-	a.hooks = newHookMonitor(a)
-	a.proxy = newProxy(cfg)
-	a.checks = newHealthServices(cfg, a.proxy)
-	a.frontends, a.grace.wait = pinned.FrontendIDs, pinned.WaitForPrograms
-	flows.swept = a.pruneAddrs
+	proxy := newProxy(cfg)
+	a := newAgent(cfg, parts{
+		queue: newEventQueue(nil, time.Now), source: idleSource{}, writer: writer, tables: pinned.Tables, proxy: proxy,
+		checks: newHealthServices(cfg, proxy), waitForPrograms: pinned.WaitForPrograms, endStale: flows.endStale,
+	})
+	a.synced, a.complete = true, true
+	flows.cfg.swept = func(inUse flow.OriginalDsts) { pruneAddrs(a.queue, a.writer, inUse) }
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- a.loop(ctx) }()

@@ -22,13 +22,18 @@ type eventQueue struct {
 	// another goroutine is at work, and the loop must be woken. Nil: the loop does all.
 	work func() bool
 
-	enqueued func() // called for each change; may be nil
+	enqueued func() // called for each change
 	// metrics counts each change and measures when it was programmed.
 	metrics *metrics.Sync
 }
 
-func newEventQueue() *eventQueue {
-	return &eventQueue{ready: make(chan struct{}, 1), metrics: metrics.NewSync(time.Now)}
+// newEventQueue returns an empty queue. It calls enqueued, unless it is nil, for each change.
+func newEventQueue(enqueued func(), now func() time.Time) *eventQueue {
+	if enqueued == nil {
+		enqueued = func() {}
+	}
+
+	return &eventQueue{ready: make(chan struct{}, 1), enqueued: enqueued, metrics: metrics.NewSync(now)}
 }
 
 // maxBatch is how many changes may wait for a flush.
@@ -53,9 +58,7 @@ func (q *eventQueue) add(change func(*model)) int {
 	q.events = append(q.events, change)
 	waiting := len(q.events)
 	q.mu.Unlock()
-	if q.enqueued != nil {
-		q.enqueued()
-	}
+	q.enqueued()
 
 	return waiting
 }

@@ -14,7 +14,7 @@ func (p *loopScene) programmed(t *testing.T) bool {
 	p.turn.Lock()
 	defer p.turn.Unlock()
 	frontends := 0
-	for _, err := range p.frontends.All() {
+	for _, err := range p.tables.FrontendIDs.All() {
 		if err != nil {
 			t.Fatal(err)
 		}

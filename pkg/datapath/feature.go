@@ -172,3 +172,23 @@ func replaceChecksum(flags int32) asm.Instructions {
 		asm.FnL4CsumReplace.Call(),
 	}
 }
+
+// Missing returns what the kernel lacks, each with what that costs.
+func (f Features) Missing() []string {
+	var missing []string
+	for _, feature := range []struct {
+		has  bool
+		text string
+	}{
+		{f.SetRetval, "no bpf_set_retval (Linux 6.1): a refused sendto fails with EPERM"},
+		{f.NetnsCookie != 0, "no network namespace cookies (Linux 5.14): the node must be in the kernel's first namespace"},
+		{f.TCX, "no tcx (Linux 6.6): devices have clsact filters, which others can replace"},
+		{f.FIBSource, "no source addresses from bpf_fib_lookup (Linux 6.7): a route's own preferred source is not used to masquerade"},
+	} {
+		if !feature.has {
+			missing = append(missing, feature.text)
+		}
+	}
+
+	return missing
+}

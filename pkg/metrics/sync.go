@@ -211,6 +211,9 @@ func (s *Sync) Cleaned(begin time.Time, ended map[lb.Family]int) {
 		s.cleanUps.WithLabelValues(name).Observe(s.now().Sub(begin).Seconds())
 	}
 	for family, n := range ended {
+		if n == 0 {
+			continue
+		}
 		s.cleaned.WithLabelValues(family.String()).Add(float64(n))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/realproxy"
 	"github.com/sluice-lb/sluice/test/sluice"
 )

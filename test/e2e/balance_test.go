@@ -8,9 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
@@ -93,7 +93,7 @@ func hasAlgorithm(t testing.TB, pinned *maps.Pinned, service, algorithm string) 
 }
 
 // mustShow returns what the agent shows of a Service.
-func (s *testbed) mustShow(t testing.TB, name string) agent.Service {
+func (s *testbed) mustShow(t testing.TB, name string) status.Service {
 	t.Helper()
 	services, err := s.Agent.Services()
 	lab.Must(t, err)
@@ -104,7 +104,7 @@ func (s *testbed) mustShow(t testing.TB, name string) agent.Service {
 	}
 	t.Fatalf("Service %s is not shown", name)
 
-	return agent.Service{}
+	return status.Service{}
 }
 
 // connections returns how many connections the backends of a Service have, as verbs
@@ -113,7 +113,7 @@ func (s *testbed) connections(t testing.TB, pinned *maps.Pinned, name string) in
 	t.Helper()
 	services, err := s.Agent.Services()
 	if err != nil {
-		services, err = agent.ProgrammedServices(pinned.Tables)
+		services, err = status.ProgrammedServices(pinned.Tables)
 	}
 	lab.Must(t, err)
 	n := 0

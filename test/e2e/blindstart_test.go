@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
@@ -45,8 +45,8 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	lab.Must(t, detachLink(connect4), s.Agent.Start())
 
 	lab.Eventually(t, "the new pod's device is attached", func() bool {
-		status, err := s.Agent.Status()
-		return err == nil && slices.ContainsFunc(status.Devices, func(d agent.Device) bool {
+		state, err := s.Agent.Status()
+		return err == nil && slices.ContainsFunc(state.Devices, func(d status.Device) bool {
 			return d.Name == pod.Device && d.Class == "pods" && d.Attached != "" && d.Problem == ""
 		})
 	})

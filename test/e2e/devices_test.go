@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
@@ -40,16 +40,16 @@ func mustDeviceNode(t testing.TB, cluster lab.Config, args ...string) *deviceNod
 }
 
 // device is one in `sluice status`; it is empty if there is none.
-func (n *deviceNode) device(name string) agent.Device {
+func (n *deviceNode) device(name string) status.Device {
 	n.t.Helper()
-	status, err := n.Status()
+	state, err := n.Status()
 	lab.Must(n.t, err)
-	i := slices.IndexFunc(status.Devices, func(d agent.Device) bool { return d.Name == name })
+	i := slices.IndexFunc(state.Devices, func(d status.Device) bool { return d.Name == name })
 	if i < 0 {
-		return agent.Device{}
+		return status.Device{}
 	}
 
-	return status.Devices[i]
+	return state.Devices[i]
 }
 
 // deviceTimeout is long: the programs of each kind of device are verified when
@@ -59,7 +59,7 @@ const deviceTimeout = time.Minute
 // becomes waits until a device is of a class, and attached to, or neither.
 func (n *deviceNode) becomes(name, class string) {
 	n.t.Helper()
-	var last agent.Device
+	var last status.Device
 	for deadline := time.Now().Add(deviceTimeout); ; time.Sleep(20 * time.Millisecond) {
 		last = n.device(name)
 		if last.Name == name && last.Class == class && (last.Attached != "") == (class != "") && last.Problem == "" {

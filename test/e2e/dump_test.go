@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
@@ -69,9 +69,9 @@ func mustEqual(t testing.TB, after, before dump) {
 
 // mustLeadSomewhere fails the test if a frontend leads to a backend that does
 // not exist, or that is another frontend's.
-func mustLeadSomewhere(t testing.TB, pinned *maps.Pinned) []agent.Frontend {
+func mustLeadSomewhere(t testing.TB, pinned *maps.Pinned) []status.Frontend {
 	t.Helper()
-	frontends, problems, err := agent.Programmed(pinned.Tables)
+	frontends, problems, err := status.Programmed(pinned.Tables)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluice-lb/sluice/pkg/agent"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -85,10 +85,10 @@ func (s *Stage) mustOpen(t testing.TB) *Scene {
 
 func (s *Stage) attached(t testing.TB, device string) bool {
 	t.Helper()
-	status, err := s.Agent.Status()
+	state, err := s.Agent.Status()
 	lab.Must(t, err)
 
-	return slices.ContainsFunc(status.Devices, func(d agent.Device) bool { return d.Name == device && d.Attached != "" })
+	return slices.ContainsFunc(state.Devices, func(d status.Device) bool { return d.Name == device && d.Attached != "" })
 }
 
 // Clients are all of them.

@@ -30,7 +30,7 @@ func MustBinary(t testing.TB) string {
 	return path
 }
 
-// MustNode starts an agent and waits until [agent.Status.Well]. It ends with
+// MustNode starts an agent and waits until [status.Status.Well]. It ends with
 // the test. Binary and NodeName have defaults.
 func MustNode(t testing.TB, cfg Config) *Node {
 	t.Helper()

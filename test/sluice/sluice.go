@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -143,7 +143,7 @@ func (n *Node) AgentCgroup() *lab.Cgroup { return n.cgroup }
 func (n *Node) Socket() string { return filepath.Join(n.dir, "agent.sock") }
 
 // Client returns a client of the agent's socket.
-func (n *Node) Client() *agent.Client { return agent.NewClient(n.Socket()) }
+func (n *Node) Client() *status.Client { return status.NewClient(n.Socket()) }
 
 // Binary is what Start and Run start; another one may be set while no agent runs.
 func (n *Node) Binary() string { return n.cfg.Binary }
@@ -251,10 +251,10 @@ func (n *Node) Exec(stdout, stderr io.Writer, verb ...string) error {
 }
 
 // Status runs `sluice status`, whatever its exit code.
-func (n *Node) Status() (agent.Status, error) {
+func (n *Node) Status() (status.Status, error) {
 	var stdout, stderr bytes.Buffer
 	err := n.Exec(&stdout, &stderr, "status", "-o", "json")
-	var status agent.Status
+	var status status.Status
 	if jsonErr := json.Unmarshal(stdout.Bytes(), &status); jsonErr != nil {
 		return status, errors.Join(fmt.Errorf("sluice status: %w: %s", jsonErr, &stderr), err)
 	}
@@ -263,12 +263,12 @@ func (n *Node) Status() (agent.Status, error) {
 }
 
 // Services runs `sluice services`.
-func (n *Node) Services() ([]agent.Service, error) {
+func (n *Node) Services() ([]status.Service, error) {
 	out, err := n.Run("services", "-o", "json")
 	if err != nil {
 		return nil, err
 	}
-	var services []agent.Service
+	var services []status.Service
 	if err := json.Unmarshal([]byte(out), &services); err != nil {
 		return nil, fmt.Errorf("sluice services: %w", err)
 	}
@@ -276,9 +276,9 @@ func (n *Node) Services() ([]agent.Service, error) {
 	return services, nil
 }
 
-// Wait waits until [agent.Status.Well], or until ctx ends.
+// Wait waits until [status.Status.Well], or until ctx ends.
 func (n *Node) Wait(ctx context.Context) error {
-	return n.wait(ctx, agent.Status.Well)
+	return n.wait(ctx, status.Status.Well)
 }
 
 // WaitSynced waits until the agent is synced, see [Synced], or ctx ends.
@@ -288,13 +288,13 @@ func (n *Node) WaitSynced(ctx context.Context) error {
 
 // Synced reports whether an agent has programmed what it could, checked its hooks, and
 // attached to devices.
-func Synced(s agent.Status) bool {
-	unattached := slices.ContainsFunc(s.Devices, func(d agent.Device) bool { return d.Problem != "" })
+func Synced(s status.Status) bool {
+	unattached := slices.ContainsFunc(s.Devices, func(d status.Device) bool { return d.Problem != "" })
 
 	return s.Synced && s.Effective == "" && !unattached
 }
 
-func (n *Node) wait(ctx context.Context, well func(agent.Status) bool) error {
+func (n *Node) wait(ctx context.Context, well func(status.Status) bool) error {
 	client := n.Client()
 	var last error
 	for {

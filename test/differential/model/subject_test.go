@@ -71,7 +71,7 @@ func (o options) config() (agent.Config, error) {
 	}
 	cfg.Local.ClusterCIDRs = parsePrefixes(o.clusterCIDRs)
 	if o.detect == byNodeCIDR {
-		cfg.Local.Mode = agent.LocalNodeCIDR
+		cfg.Local.Mode = node.LocalNodeCIDR
 	}
 	var errs [2]error
 	cfg.NodePortAddresses, errs[0] = lb.ParseNodePortAddresses(o.nodePortAddresses)

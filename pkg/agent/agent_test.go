@@ -1,0 +1,34 @@
+package agent
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/pkg/node"
+)
+
+// A small cluster's agent takes its time for garbage, a large one's must not double.
+func TestGCPercent(t *testing.T) {
+	const mib = 1 << 20
+	for _, test := range []struct {
+		kept       uint64
+		most, want int
+	}{
+		{0, startGC, 200}, {20 * mib, startGC, 200}, {80 * mib, startGC, 125}, {400 * mib, startGC, 25}, {4000 * mib, startGC, 25},
+		{0, usualGC, 100}, {80 * mib, usualGC, 100}, {200 * mib, usualGC, 50}, {4000 * mib, usualGC, 25},
+	} {
+		if percent := gcPercent(test.kept, test.most); percent != test.want {
+			t.Errorf("%d MiB, at most %d %%: %d %%, want %d", test.kept/mib, test.most, percent, test.want)
+		}
+	}
+}
+
+// Rules about devices that make no sense are an error which names them.
+func TestDeviceRulesAreValidated(t *testing.T) {
+	cfg := Config{NodeName: "node-1", Manifests: "folder", Socket: "agent.sock", Log: slog.New(slog.DiscardHandler)}
+	cfg.Devices = node.Rules{Never: []node.Pattern{{Glob: "eth0", Class: node.ClassPods}}}
+	if err := cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), "config: Devices: ") {
+		t.Errorf("the error is %v", err)
+	}
+}

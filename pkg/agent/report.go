@@ -1,0 +1,236 @@
+package agent
+
+import (
+	"fmt"
+	stdmaps "maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/pkg/status"
+)
+
+// Actions of Events.
+const (
+	actionStart   = "StartSluice"
+	actionRead    = "Read"
+	actionProgram = "Program"
+	actionCheck   = "Check"
+)
+
+// record records an Event if there is an API server.
+func (c Config) record(e kube.Event) {
+	if c.events != nil {
+		c.events(e)
+	}
+}
+
+// eventOf returns the Event for a part of an object that was left out, and false if the
+// object is neither a Service nor this Node.
+func (m *model) eventOf(p lb.Problem) (kube.Event, bool) {
+	e := kube.Event{
+		Field: p.Field, Reason: kube.ReasonIgnored, Action: actionRead,
+		Note: p.Field + ": " + p.Message,
+	}
+	if p.Field == "" {
+		e.Note = p.Message
+	}
+	if name, ok := strings.CutPrefix(p.Object, "Service "); ok {
+		e.Service.Namespace, e.Service.Name, ok = strings.Cut(name, "/")
+
+		return e, ok
+	}
+
+	return e, p.Object == "Node "+m.node.Name
+}
+
+// impairedInterval is the time between reports of Services that cannot be programmed. Many
+// of them are programmed at the second try, and need no report.
+const impairedInterval = 5 * time.Second
+
+// impaired are the Services that were reported as not programmed as they should be.
+type impaired struct {
+	stale  bool                      // a write has failed since
+	failed map[lb.ServiceName]string // what failed
+	taken  map[lb.ServiceName]string // who has their addresses
+}
+
+// reportImpaired records Events for Services that have become impaired, or are for another
+// reason.
+func (a *agent) reportImpaired() {
+	// Endpoints come and go all the time, and there may be thousands of Services.
+	if !a.synced || !a.impaired.stale && !a.model.claimsChanged && len(a.impaired.failed) == 0 {
+		return
+	}
+	a.model.claimsChanged = false
+	now := impaired{failed: make(map[lb.ServiceName]string), taken: make(map[lb.ServiceName]string)}
+	for status := range a.writer.Statuses() {
+		if len(status.Failures) > 0 {
+			now.failed[status.Service] = failuresText(status.Failures)
+		}
+		if len(status.Lost) > 0 {
+			now.taken[status.Service] = lostText(status.Lost)
+		}
+	}
+	a.recordNew(now.failed, a.impaired.failed, kube.ReasonNotProgrammed)
+	a.recordNew(now.taken, a.impaired.taken, kube.ReasonAddressTaken)
+	a.impaired = now
+}
+
+// recordNew records the notes that are not known, in the order of the Services.
+func (a *agent) recordNew(notes, known map[lb.ServiceName]string, reason string) {
+	byName := func(x, y lb.ServiceName) int { return strings.Compare(x.String(), y.String()) }
+	for _, name := range slices.SortedFunc(stdmaps.Keys(notes), byName) {
+		if note := notes[name]; note != known[name] && name != probeService {
+			a.cfg.record(kube.Event{Service: name, Reason: reason, Action: actionProgram, Note: note})
+		}
+	}
+}
+
+// spelledOut is how many failures of one Service a note spells out.
+const spelledOut = 3
+
+func failuresText(failures []reconcile.Failure) string {
+	texts := make([]string, len(failures))
+	for i, f := range failures {
+		texts[i] = f.Error()
+	}
+
+	return listText(texts)
+}
+
+// lostText names each address once, whatever the scopes.
+func lostText(lost []reconcile.Loss) string {
+	var texts []string
+	for _, l := range lost {
+		f := l.Frontend
+		what := fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.Addr, f.Port), f.Protocol)
+		switch {
+		case f.Addr.IsUnspecified():
+			what = fmt.Sprintf("node port %d/%s", f.Port, f.Protocol)
+		case f.Port == 0: // of a ClusterIP, the rest
+			what = f.Addr.String()
+		}
+		texts = append(texts, what+" belongs to Service "+l.Owner.String())
+	}
+	slices.Sort(texts)
+
+	return listText(slices.Compact(texts))
+}
+
+func listText(texts []string) string {
+	if more := len(texts) - spelledOut; more > 0 {
+		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:spelledOut], "; "), more)
+	}
+
+	return strings.Join(texts, "; ")
+}
+
+// recordDatapath records an event of the datapath.
+func (c Config) recordDatapath(e datapath.Event) {
+	reason := map[datapath.EventKind]string{
+		datapath.HooksNotEffective: kube.ReasonHooks, datapath.HooksEffective: kube.ReasonHooksBack,
+		datapath.PinsMissing: kube.ReasonPinsMissing, datapath.PinsMadeAgain: kube.ReasonPinsMadeAgain,
+		datapath.DevicesNotEffective: kube.ReasonUnreached, datapath.DevicesEffective: kube.ReasonReached,
+	}[e.Kind]
+	c.record(kube.Event{
+		Reason: reason, Action: actionCheck, Note: e.Note,
+		Normal: e.Kind == datapath.HooksEffective || e.Kind == datapath.DevicesEffective,
+	})
+}
+
+// recordFailure records an Event if a server has ended with an error, and returns the error.
+func (c Config) recordFailure(reason string, err error) error {
+	if err != nil {
+		c.record(kube.Event{Reason: reason, Action: actionStart, Note: err.Error()})
+	}
+
+	return err
+}
+
+// newRecorder returns a recorder of Events, nil if there is no API server.
+func newRecorder(cfg Config) *kube.Recorder {
+	if cfg.Manifests != "" || cfg.Client == nil {
+		return nil
+	}
+
+	return kube.NewRecorder(kube.RecorderConfig{Client: cfg.Client, NodeName: cfg.NodeName, Log: cfg.Log})
+}
+
+// status returns the fields of a [status.Status] that the model and the writer have. The caller
+// has the turn.
+func (a *agent) status() status.Status {
+	s := status.Status{
+		Version:      a.cfg.Version,
+		Node:         a.cfg.NodeName,
+		Source:       a.cfg.APIServer,
+		Synced:       a.synced,
+		CgroupRoot:   a.cfg.Datapath.CgroupRoot,
+		BPFRoot:      a.cfg.Datapath.BPFRoot,
+		ThroughStack: "the devices are not known yet",
+		Services:     a.model.state.Len(),
+		Writes:       make(map[string]uint64),
+		Problems:     a.model.allProblems(),
+		Errors:       status.ErrorsOf(a.writer.Statuses()),
+	}
+	if a.throughStack != nil {
+		s.ThroughStack = *a.throughStack
+	}
+	if a.cfg.Manifests != "" {
+		s.Source = "manifests in " + a.cfg.Manifests
+	}
+	for name, w := range a.writer.Counters().Writes {
+		s.Writes[name] = w.Puts + w.Deletes
+	}
+
+	return s
+}
+
+// services returns a copy of what is known of Services. The caller has the turn.
+func (a *agent) services() status.Model {
+	m := status.Model{
+		Snapshots: slices.Collect(a.model.state.Snapshots()),
+		Resolve:   a.resolved,
+		Problems:  stdmaps.Clone(a.model.problems),
+		Errors:    status.ErrorsOf(a.writer.Statuses()),
+		Owners:    map[lb.FrontendKey]lb.ServiceName{},
+		Own:       []lb.Frontend{probeFrontend()},
+	}
+	for s := range a.writer.Statuses() {
+		for _, l := range s.Lost {
+			m.Owners[l.Frontend] = l.Owner
+		}
+	}
+
+	return m
+}
+
+// modelStats returns the metrics of the model and the writer. The caller has the turn.
+func (a *agent) modelStats() metrics.Node {
+	counters := a.writer.Counters()
+	n := metrics.Node{
+		Synced:   a.synced,
+		Services: a.model.state.Len(),
+		Failed:   len(a.impaired.failed),
+		Taken:    len(a.impaired.taken),
+		Writes:   make(map[string]metrics.Writes, len(counters.Writes)),
+		Fills:    make(map[string]metrics.Fill, len(counters.Fill)),
+	}
+	for _, problems := range a.model.problems {
+		n.Problems += len(problems)
+	}
+	for name, writes := range counters.Writes {
+		n.Writes[name] = metrics.Writes(writes)
+	}
+	for name, fill := range counters.Fill {
+		n.Fills[name] = metrics.Fill{Entries: fill.Used, Capacity: fill.Capacity}
+	}
+
+	return n
+}

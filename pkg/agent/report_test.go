@@ -1,0 +1,192 @@
+package agent
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// recordingConfig returns a configuration that remembers the Events.
+func recordingConfig() (Config, *[]kube.Event) {
+	var events []kube.Event
+	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
+	cfg.events = func(e kube.Event) { events = append(events, e) }
+
+	return cfg, &events
+}
+
+// A part of an object that is left out gives one Event as long as it is left out.
+func TestProblemsAreEvents(t *testing.T) {
+	cfg, events := recordingConfig()
+	m := newModel(cfg)
+	bad := lb.Problem{Object: "Service ns/web", Field: "metadata.annotations[sluice-lb.io/algorithm]", Message: "no such thing"}
+	worse := lb.Problem{Object: "Service ns/web", Field: "spec.externalIPs[0]", Message: "not an address"}
+	m.report("Service ns/web", []lb.Problem{bad})
+	m.report("Service ns/web", []lb.Problem{bad})
+	m.report("Service ns/web", []lb.Problem{bad, worse})
+	m.report("Service ns/web", nil)
+	m.report("Service ns/web", []lb.Problem{bad})
+	m.report("Node node-1", []lb.Problem{{Object: "Node node-1", Field: "spec.podCIDRs[0]", Message: "m"}})
+	for _, object := range []string{"EndpointSlice ns/web-1", "/etc/manifests/a.yaml", "API server", "Node other"} {
+		m.report("other", []lb.Problem{{Object: object, Field: "f", Message: "m"}})
+	}
+	event := func(field, note string) kube.Event {
+		return kube.Event{
+			Service: lb.ServiceName{Namespace: "ns", Name: "web"}, Field: field,
+			Reason: "FieldIgnored", Action: "Read", Note: note,
+		}
+	}
+	annotation := event(bad.Field, "metadata.annotations[sluice-lb.io/algorithm]: no such thing")
+	want := []kube.Event{
+		annotation, event(worse.Field, "spec.externalIPs[0]: not an address"), annotation,
+		{Field: "spec.podCIDRs[0]", Reason: "FieldIgnored", Action: "Read", Note: "spec.podCIDRs[0]: m"},
+	}
+	if diff := cmp.Diff(want, *events); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// impairedScene is an agent whose impaired Services are reported.
+type impairedScene struct {
+	*agent
+	fakes  *maps.Fakes
+	events *[]kube.Event
+}
+
+func newImpairedScene(t *testing.T) *impairedScene {
+	t.Helper()
+	cfg, events := recordingConfig()
+	fakes := maps.NewFakes(100)
+	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer})
+	a.synced, a.complete = true, true
+
+	return &impairedScene{agent: a, fakes: fakes, events: events}
+}
+
+// set has a Service claim what web does.
+func (s *impairedScene) set(name string, created int64) {
+	svc := *web()
+	svc.Name.Name = name
+	s.writer.Set(svc.Name, time.Unix(created, 0), lb.Resolve(&svc, nil, &lb.Node{}))
+	s.model.claimsChanged = true
+	s.apply()
+}
+
+func (s *impairedScene) delete(name string) {
+	s.writer.Delete(lb.ServiceName{Namespace: "ns", Name: name})
+	s.model.claimsChanged = true
+	s.apply()
+}
+
+// fail has writes to tables of these names fail, of any without names.
+func (s *impairedScene) fail(tables ...string) {
+	s.fakes.Observe(func(table, operation string) error {
+		if len(tables) == 0 || operation == "put" && slices.Contains(tables, table) {
+			return errors.New("refused")
+		}
+
+		return nil
+	}, nil)
+}
+
+// mustReport reports impaired Services, and expects Events that begin with want.
+func (s *impairedScene) mustReport(t *testing.T, when string, want ...string) {
+	t.Helper()
+	s.reportImpaired()
+	s.reportImpaired()
+	var got []string
+	for _, e := range *s.events {
+		got = append(got, e.Service.Name+" "+e.Reason+" "+e.Note)
+	}
+	*s.events = nil
+	if !slices.EqualFunc(got, want, strings.HasPrefix) {
+		t.Errorf("%s, reported is\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// A Service that cannot be programmed is reported once, and again for another reason or after it
+// has recovered.
+func TestImpairedServicesAreReported(t *testing.T) {
+	s := newImpairedScene(t)
+	s.set("a", 2)
+	s.mustReport(t, "while all is well")
+	s.set("b", 1)
+	s.mustReport(t, "when an older Service claims the same", "a AddressTaken 10.96.0.1 belongs to Service ns/b; "+
+		"10.96.0.1:53/UDP belongs to Service ns/b; 10.96.0.1:80/TCP belongs to Service ns/b; and 6 more")
+	s.set("b", 1)
+	s.mustReport(t, "when nothing has changed")
+	s.delete("b")
+	s.mustReport(t, "when that is gone")
+
+	s.fail(maps.NameFrontends)
+	s.set("c", 3)
+	s.mustReport(t, "when writes fail", "c AddressTaken ") // its claims are worse, so it writes nothing
+	s.delete("a")
+	s.mustReport(t, "when it is its turn", "c FrontendsNotProgrammed frontend ")
+	s.fakes.Observe(nil, nil)
+	s.set("c", 3)
+	s.mustReport(t, "when it works")
+	s.fail()
+	s.set("d", 0)
+	s.mustReport(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
+}
+
+func TestListText(t *testing.T) {
+	for n, want := range []string{"", "x", "x; x", "x; x; x", "x; x; x; and 1 more", "x; x; x; and 2 more"} {
+		if got := listText(slices.Repeat([]string{"x"}, n)); got != want {
+			t.Errorf("of %d: %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestFlowTableEvents(t *testing.T) {
+	cfg, events := recordingConfig()
+	m := &flowMonitor{cfg: flowMonitorConfig{record: cfg.record}}
+	before := flow.Status{}
+	for _, emergency := range []string{"", "full", "fuller", "", ""} {
+		now := flow.Status{Emergency: emergency}
+		m.recordEmergency(before, now)
+		before = now
+	}
+	want := []kube.Event{
+		{Reason: "FlowTableFull", Action: "Check", Note: "full"},
+		{Reason: "FlowTableNotFull", Action: "Check", Normal: true, Note: "the table of flows has room again"},
+	}
+	if diff := cmp.Diff(want, *events); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// With a folder of manifests there is no API server that takes Events.
+func TestEventsNeedAnAPIServer(t *testing.T) {
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://192.0.2.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		cfg  Config
+		want bool
+	}{{Config{Manifests: "folder"}, false}, {Config{Client: client}, true}} {
+		if got := newRecorder(test.cfg) != nil; got != test.want {
+			t.Errorf("with %+v there is a recorder: %t, want %t", test.cfg, got, test.want)
+		}
+		test.cfg.record(kube.Event{Reason: kube.ReasonStarting})
+	}
+}

@@ -1,0 +1,380 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	stdmaps "maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/node"
+)
+
+// DeviceMonitor keeps programs attached to the devices for which that was decided. It has a
+// goroutine of its own, because the kernel takes long for each of them.
+type DeviceMonitor struct {
+	datapath *Datapath
+	cfg      DeviceMonitorConfig
+	changed  chan struct{}
+	free     []bpf.PortRange // for masqueraded flows; nil: not known yet
+
+	mu        sync.Mutex
+	decisions []node.Decision
+	failed    map[int]string // what went wrong, by index
+	unreached map[int]string // where packets pass that our programs do not see, by index
+	attached  bool           // to all, once
+}
+
+// DeviceMonitorConfig configures a [DeviceMonitor].
+type DeviceMonitorConfig struct {
+	// Attached is closed when the programs of hooks are attached. Those of devices
+	// are attached after them.
+	Attached <-chan struct{}
+	// Interval is the time between checks.
+	Interval time.Duration
+	// FailFast ends Run with an error if the first try does not attach all.
+	FailFast bool
+	// UplinksAttached is called after each try with whether all uplinks are attached.
+	UplinksAttached func(bool)
+	// Record is called with each change that operators should see.
+	Record func(Event)
+	Log    *slog.Logger
+}
+
+// deviceRetry is how long after a failure the next try comes: the device may be
+// about to go, or another program may be changing it.
+const deviceRetry = time.Second
+
+// NewDeviceMonitor returns a monitor without decisions.
+func NewDeviceMonitor(d *Datapath, cfg DeviceMonitorConfig) *DeviceMonitor {
+	return &DeviceMonitor{datapath: d, cfg: cfg, changed: make(chan struct{}, 1)}
+}
+
+// Run attaches programs once [DeviceMonitorConfig.Attached] is closed, after each change, and at each interval,
+// because another program may have detached them. It starts to load them before.
+func (m *DeviceMonitor) Run(ctx context.Context) error {
+	for waiting := true; waiting; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.changed:
+			// attach tries both again, and logs.
+			_ = m.followPorts(m.datapath.SetMasqueradePorts)
+			_ = m.datapath.LoadDevices(devicesOf(m.decided()))
+		case <-m.cfg.Attached:
+			waiting = false
+		}
+	}
+	check := time.NewTicker(m.cfg.Interval)
+	defer check.Stop()
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+
+	for {
+		due := true
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.changed:
+			due = false
+		case <-check.C:
+		case <-retry.C:
+		}
+		if m.attach() {
+			if due && m.checkUnreached(ctx) {
+				retry.Reset(0)
+			}
+
+			continue
+		}
+		if m.cfg.FailFast && !m.everAttached() {
+			return errors.New("--fail-fast: " + strings.Join(m.Problems(), "; "))
+		}
+		retry.Reset(deviceRetry)
+	}
+}
+
+// Set replaces the decisions about devices, and logs those that are new.
+func (m *DeviceMonitor) Set(decisions []node.Decision) {
+	m.mu.Lock()
+	known := m.decisions
+	m.decisions = decisions
+	m.mu.Unlock()
+
+	for _, d := range decisions {
+		same := func(o node.Decision) bool {
+			return o.Index == d.Index && o.Name == d.Name && o.Class == d.Class && o.Reason == d.Reason
+		}
+		if !slices.ContainsFunc(known, same) {
+			m.cfg.Log.Info("device", "name", d.Name, "index", d.Index, "class", d.Class, "reason", d.Reason)
+		}
+	}
+	select {
+	case m.changed <- struct{}{}:
+	default:
+	}
+}
+
+// decided returns the decisions about devices, nil if there are none yet.
+func (m *DeviceMonitor) decided() []node.Decision {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+
+	return m.decisions
+}
+
+// attach attaches and detaches programs as was decided, and reports whether all of that
+// succeeded.
+func (m *DeviceMonitor) attach() bool {
+	m.mu.Lock()
+	decisions, known := m.decisions, m.failed
+	m.mu.Unlock()
+	if decisions == nil {
+		return true // nothing is decided yet: what an earlier agent attached stays
+	}
+	devices, names := devicesOf(decisions), make(map[int]string)
+	for _, d := range decisions {
+		names[d.Index] = d.Name
+	}
+	begin := time.Now()
+	if err := m.followPorts(m.datapath.SetMasqueradePorts); err != nil {
+		m.cfg.Log.Error("ports of masqueraded flows stay as they are", "error", err)
+	}
+	errs, err := m.datapath.AttachDevices(devices)
+	failed := make(map[int]string, len(errs))
+	for index, err := range errs {
+		failed[index] = err.Error()
+	}
+	if err != nil {
+		names[noDevice], failed[noDevice] = "all", err.Error()
+	}
+	for index, text := range failed {
+		if known[index] != text {
+			m.cfg.Log.Error("not all is attached to a device as it should be; trying again", "name", names[index], "error", text)
+		}
+	}
+	m.mu.Lock()
+	first := len(failed) == 0 && !m.attached
+	m.failed, m.attached = failed, m.attached || first
+	m.mu.Unlock()
+	m.cfg.UplinksAttached(uplinksAttached(devices, failed))
+	if first {
+		if err := m.datapath.DevicesNotKept(); err != nil {
+			m.cfg.Log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
+		}
+		m.cfg.Log.Info("attached to devices", "devices", len(devices), "by", m.datapath.Attachment(), "took", time.Since(begin))
+	}
+
+	return len(failed) == 0
+}
+
+// probeTime is how long packets are counted where other programs run before ours.
+const probeTime = 300 * time.Millisecond
+
+// checkUnreached finds the hooks where packets pass that our programs do not see, because
+// another program before them ends the chain. It reports whether attaching again may help.
+func (m *DeviceMonitor) checkUnreached(ctx context.Context) (again bool) {
+	found, again, err := m.datapath.FindUnreached(devicesOf(m.decided()), func() {
+		select {
+		case <-ctx.Done():
+		case <-time.After(probeTime):
+		}
+	})
+	if err != nil {
+		m.cfg.Log.Error("where packets pass that no program sees is not known", "error", err)
+
+		return false
+	}
+	if ctx.Err() == nil {
+		m.setUnreached(found)
+	}
+
+	return again
+}
+
+// setUnreached replaces the hooks where packets pass that our programs do not see. It logs and
+// records what is new.
+func (m *DeviceMonitor) setUnreached(found []Unreached) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.unreached
+	m.unreached = make(map[int]string)
+	for _, u := range found {
+		text := u.String()
+		if m.unreached[u.Index] != "" {
+			text = m.unreached[u.Index] + "; " + text
+		}
+		m.unreached[u.Index] = text
+	}
+	for _, index := range slices.Sorted(stdmaps.Keys(m.unreached)) {
+		if known[index] != m.unreached[index] {
+			note := fmt.Sprintf("device %s: %s", m.nameOf(index), m.unreached[index])
+			m.cfg.Log.Error("a device is not effective", "name", m.nameOf(index), "problem", m.unreached[index])
+			m.cfg.Record(Event{Kind: DevicesNotEffective, Note: note})
+		}
+	}
+	if len(known) > 0 && len(m.unreached) == 0 {
+		m.cfg.Log.Info("all devices are effective again")
+		m.cfg.Record(Event{Kind: DevicesEffective, Note: "all devices are effective again"})
+	}
+}
+
+// nameOf returns the name of a device. The caller holds mu.
+func (m *DeviceMonitor) nameOf(index int) string {
+	if at := slices.IndexFunc(m.decisions, func(d node.Decision) bool { return d.Index == index }); at >= 0 {
+		return m.decisions[at].Name
+	}
+
+	return "all"
+}
+
+// everAttached reports whether all devices were attached once.
+func (m *DeviceMonitor) everAttached() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+
+	return m.attached
+}
+
+// Problems returns why not all devices are attached or effective. Any goroutine may call it.
+func (m *DeviceMonitor) Problems() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.failed) == 0 && !m.attached {
+		return []string{"devices are not attached yet"}
+	}
+	var reasons []string
+	for _, problems := range []map[int]string{m.failed, m.unreached} {
+		for _, index := range slices.Sorted(stdmaps.Keys(problems)) {
+			reasons = append(reasons, fmt.Sprintf("device %s: %s", m.nameOf(index), problems[index]))
+		}
+	}
+
+	return reasons
+}
+
+// uplinksAttached reports whether no uplink has failed. Devices of pods do not count: they may
+// be about to go, and concern that pod only.
+func uplinksAttached(devices []Device, failed map[int]string) bool {
+	if _, all := failed[noDevice]; all {
+		return false
+	}
+
+	return !slices.ContainsFunc(devices, func(d Device) bool {
+		_, failed := failed[d.Index]
+
+		return failed && d.Class == maps.DeviceUplink
+	})
+}
+
+// noDevice is the index of a failure that concerns no device in particular.
+const noDevice = 0
+
+// devicesOf returns the devices to attach programs to.
+func devicesOf(decisions []node.Decision) []Device {
+	var devices []Device
+	for _, d := range decisions {
+		if d.Class != node.ClassNone {
+			devices = append(devices, deviceOf(d))
+		}
+	}
+
+	return devices
+}
+
+func deviceOf(d node.Decision) Device {
+	device := Device{
+		Index:      d.Index,
+		Class:      maps.DeviceUplink,
+		NoEthernet: d.LinkLayer == node.LinkIP,
+		BridgePort: d.Bridge != 0,
+	}
+	if d.Class == node.ClassPods {
+		device.Class = maps.DevicePods
+	}
+
+	return device
+}
+
+// DeviceStatus is the state of one device, with the decision about it.
+type DeviceStatus struct {
+	DeviceState
+	Class, Reason string // see [node.Decision]; empty if nothing is decided yet
+}
+
+// Status returns every device as the kernel has it now, with the decision about it.
+func (m *DeviceMonitor) Status() ([]DeviceStatus, error) {
+	states, err := m.datapath.Devices()
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	devices := make([]DeviceStatus, 0, len(states))
+	for _, state := range states {
+		d := DeviceStatus{DeviceState: state}
+		at := slices.IndexFunc(m.decisions, func(o node.Decision) bool { return o.Index == d.Index })
+		if at >= 0 {
+			decision := m.decisions[at]
+			d.Class, d.Reason = decision.Class.String(), decision.Reason
+			problems := []string{d.Problem, m.failed[d.Index], m.unreached[d.Index]}
+			wanted, attached := decision.Class != node.ClassNone, d.Attached != ""
+			switch {
+			case wanted && !attached:
+				problems = append(problems, "not attached")
+			case !wanted && attached:
+				problems = append(problems, "still attached")
+			}
+			d.Problem = strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; ")
+		}
+		devices = append(devices, d)
+	}
+
+	return devices, nil
+}
+
+// Count returns how many devices there are of each class, and how many have a problem.
+func (m *DeviceMonitor) Count() (classes map[string]int, problems int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	classes = map[string]int{"pods": 0, "uplink": 0, "none": 0}
+	for _, d := range m.decisions {
+		class := "none"
+		if d.Class != node.ClassNone {
+			class = d.Class.String()
+		}
+		classes[class]++
+	}
+
+	return classes, len(m.failed) + len(m.unreached)
+}
+
+// followPorts sets the ports of masqueraded flows, at first and whenever sysctls have changed
+// which ports are free.
+func (m *DeviceMonitor) followPorts(set func(ports, more bpf.PortRange) error) error {
+	free, err := node.MasqueradePorts()
+	if err != nil || m.free != nil && slices.Equal(free, m.free) {
+		return err
+	}
+	ports, more := bpf.DefaultMasqueradePorts, bpf.PortRange{}
+	if len(free) > 0 {
+		ports = free[0]
+		m.cfg.Log.Info("ports of masqueraded flows", "ports", free)
+	} else {
+		m.cfg.Log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
+			"can collide with; narrow net.ipv4.ip_local_port_range, or reserve ports in net.ipv4.ip_local_reserved_ports",
+			"masquerade", ports)
+	}
+	if len(free) > 1 {
+		more = free[1]
+	}
+	m.free = append([]bpf.PortRange{}, free...) // not nil
+
+	return set(ports, more)
+}

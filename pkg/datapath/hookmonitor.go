@@ -1,0 +1,278 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// EventKind is a change of the datapath's state that operators of the node should see.
+type EventKind int
+
+// The kinds of events.
+const (
+	HooksNotEffective EventKind = iota
+	HooksEffective
+	PinsMissing
+	PinsMadeAgain
+	DevicesNotEffective
+	DevicesEffective
+)
+
+// Event is one such change.
+type Event struct {
+	Kind EventKind
+	Note string
+}
+
+// HookMonitor attaches the programs of hooks, keeps them attached, effective and pinned, and
+// ends UDP sockets whose backends are gone. It has a goroutine of its own, because all of that
+// takes long.
+type HookMonitor struct {
+	datapath    *Datapath
+	cfg         HookMonitorConfig
+	attached    chan struct{}
+	orphan      chan struct{}
+	orphansLeft bool // the last search failed before it had ended all
+
+	mu        sync.Mutex
+	effective error // the last check of the hooks
+	unpinned  error // why pins are missing, by the last check
+}
+
+// HookMonitorConfig configures a [HookMonitor].
+type HookMonitorConfig struct {
+	// Lock is the lock of the maps, which is renewed before lost pins are restored.
+	Lock *MapsLock
+	// Synced is closed when the maps have every Service.
+	Synced <-chan struct{}
+	// Interval is the time between checks.
+	Interval time.Duration
+	// FailFast ends Run with an error if the first try to attach fails.
+	FailFast bool
+	// Version of the agent is logged.
+	Version string
+	// Effective is called after each check with whether hooks are effective.
+	Effective func(bool)
+	// SocketsEnded is called with the number of UDP sockets that were ended.
+	SocketsEnded func(int)
+	// Record is called with each change that operators should see.
+	Record func(Event)
+	Log    *slog.Logger
+}
+
+// attachRetry is how long after a failure the next try comes.
+const attachRetry = 5 * time.Second
+
+var errNotChecked = errors.New("not checked yet")
+
+// NewHookMonitor returns a monitor of hooks that are not checked yet.
+func NewHookMonitor(d *Datapath, cfg HookMonitorConfig) *HookMonitor {
+	return &HookMonitor{
+		datapath: d, cfg: cfg, attached: make(chan struct{}), orphan: make(chan struct{}, 1), effective: errNotChecked,
+	}
+}
+
+// Attached returns a channel that is closed when programs are attached.
+func (m *HookMonitor) Attached() <-chan struct{} { return m.attached }
+
+// EndOrphans starts a search for the UDP sockets of backends that are gone, and does not wait
+// for it.
+func (m *HookMonitor) EndOrphans() {
+	select {
+	case m.orphan <- struct{}{}:
+	default:
+	}
+}
+
+// Effective returns why hooks were not effective at the last check, nil if they were.
+func (m *HookMonitor) Effective() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+
+	return m.effective
+}
+
+// Unpinned returns why pins are missing, and nil if they are not.
+func (m *HookMonitor) Unpinned() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+
+	return m.unpinned
+}
+
+// Run attaches programs, then checks hooks and pins at each interval, until ctx ends. It returns
+// an error if programs cannot be loaded, if FailFast is set and they cannot be attached, or one
+// that wraps [ErrRunning] if another agent has the maps.
+func (m *HookMonitor) Run(ctx context.Context) error {
+	if err := m.attachFirst(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	check := time.NewTicker(m.cfg.Interval)
+	defer check.Stop()
+	if err := m.restorePins(); err != nil {
+		return err
+	}
+	m.checkHooks(ctx)
+
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.orphan:
+			m.destroyOrphans()
+		case <-check.C:
+			if err := m.restorePins(); err != nil {
+				return err
+			}
+			m.checkHooks(ctx)
+			if m.orphansLeft {
+				m.destroyOrphans()
+			}
+		}
+	}
+}
+
+// attachFirst attaches our programs once they are loaded, even if the API server is
+// unreachable, because they work on the maps that an earlier agent filled. If its programs work
+// on other maps, ours are new and empty: its programs stay attached until ours have every
+// Service. If attaching fails, it is tried again, because another program may have to be removed
+// first.
+func (m *HookMonitor) attachFirst(ctx context.Context) error {
+	loaded := make(chan error, 1)
+	go func() { loaded <- m.datapath.Loaded() }()
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-loaded:
+		if err != nil {
+			return err
+		}
+	}
+	others, err := m.datapath.OtherMapsInUse()
+	if err != nil {
+		return err
+	}
+	if others {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.cfg.Synced:
+		}
+	}
+	for {
+		err := m.datapath.Attach()
+		if err == nil {
+			break
+		}
+		if m.cfg.FailFast {
+			return err
+		}
+		m.cfg.Log.Error("not attached; trying again", "error", err)
+		m.setEffective(err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(attachRetry):
+		}
+	}
+	if err := m.datapath.NotKept(); err != nil {
+		m.cfg.Log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
+	}
+	close(m.attached)
+	m.cfg.Log.Info("attached", "version", m.cfg.Version, "cgroup", m.datapath.cfg.CgroupRoot,
+		"pins", m.datapath.cfg.BPFRoot, "kernel", m.datapath.features)
+
+	return nil
+}
+
+// checkHooks attaches again what another program has detached, and checks that hooks refuse
+// a connection to the reserved frontend.
+func (m *HookMonitor) checkHooks(ctx context.Context) {
+	hooks, err := m.datapath.Hooks()
+	for _, hook := range hooks {
+		if hook.Problem != "" {
+			m.cfg.Log.Warn("attaching again", "hook", hook.Name, "problem", hook.Problem)
+			err = m.datapath.Attach()
+
+			break
+		}
+	}
+	if err == nil {
+		err = Verify(ctx, m.datapath.cfg.CgroupRoot)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if known := m.Effective(); err != nil && (known == nil || known.Error() != err.Error()) {
+		m.cfg.Log.Error("hooks are not effective", "error", err, "features", m.datapath.features)
+	}
+	m.setEffective(err)
+}
+
+// setEffective sets why hooks are not effective, nil if they are, and reports that.
+func (m *HookMonitor) setEffective(err error) {
+	m.mu.Lock()
+	before := m.effective
+	m.effective = err
+	m.mu.Unlock()
+	switch {
+	case err != nil && (before == nil || before.Error() != err.Error()):
+		m.cfg.Record(Event{HooksNotEffective, "hooks are not effective: " + err.Error()})
+	case err == nil && before != nil && before != errNotChecked:
+		m.cfg.Record(Event{HooksEffective, "hooks are effective again"})
+	}
+	// If no probe process could be started, the state of the hooks is unknown.
+	if !errors.Is(err, ErrNotProbed) {
+		m.cfg.Effective(err == nil)
+	}
+}
+
+// restorePins makes pins again that are missing, as after bpffs was unmounted or emptied.
+// Services work without them. It first locks the folder that is there now: the error wraps
+// [ErrRunning] if another agent has locked it.
+func (m *HookMonitor) restorePins() error {
+	var missing []string
+	err := m.cfg.Lock.Renew()
+	if errors.Is(err, ErrRunning) {
+		return fmt.Errorf("pins were lost, and another agent made new ones: %w", err)
+	}
+	if err == nil {
+		missing, err = m.datapath.MendPins()
+	}
+	if err != nil {
+		err = fmt.Errorf("pins are missing, and cannot be made: %w", err)
+	}
+	known := m.Unpinned()
+	switch {
+	case err != nil && (known == nil || known.Error() != err.Error()):
+		m.cfg.Log.Error("without pins the next agent finds neither maps nor programs", "error", err)
+		m.cfg.Record(Event{PinsMissing, err.Error()})
+	case err == nil && len(missing) > 0:
+		m.cfg.Log.Warn("pins were missing; made again", "pins", missing)
+		m.cfg.Record(Event{PinsMadeAgain,
+			fmt.Sprintf("%d pins below %s were missing, and are made again", len(missing), m.datapath.cfg.BPFRoot)})
+	case err == nil && known != nil:
+		m.cfg.Log.Info("pins are in place again")
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unpinned = err
+
+	return nil
+}
+
+func (m *HookMonitor) destroyOrphans() {
+	n, err := m.datapath.DestroyOrphans()
+	if n > 0 {
+		m.cfg.Log.Info("ended UDP sockets whose backend is gone", "sockets", n)
+		m.cfg.SocketsEnded(n)
+	}
+	if err != nil {
+		m.cfg.Log.Error("UDP sockets stay with backends that are gone; trying again", "error", err)
+	}
+	m.orphansLeft = err != nil
+}

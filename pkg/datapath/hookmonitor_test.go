@@ -1,0 +1,52 @@
+package datapath
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Hooks that stop being effective, or are effective again, give one event, and the health
+// checks learn it each time unless the state of the hooks is unknown.
+func TestHookEvents(t *testing.T) {
+	var kinds []EventKind
+	var effective []bool
+	cfg := HookMonitorConfig{
+		Record:    func(e Event) { kinds = append(kinds, e.Kind) },
+		Effective: func(is bool) { effective = append(effective, is) },
+	}
+	gone, other := errors.New("gone"), errors.New("other")
+	m := NewHookMonitor(nil, cfg)
+	for _, now := range []error{nil, nil, gone, gone, other, nil, nil, ErrNotProbed} {
+		m.setEffective(now)
+		if m.Effective() != now {
+			t.Errorf("it is %v, want %v", m.Effective(), now)
+		}
+	}
+	NewHookMonitor(nil, cfg).setEffective(gone)
+	want := []EventKind{HooksNotEffective, HooksNotEffective, HooksEffective, HooksNotEffective, HooksNotEffective}
+	if !slices.Equal(kinds, want) {
+		t.Errorf("recorded is %v, want %v", kinds, want)
+	}
+	if want := []bool{true, true, false, false, false, true, true, false}; !slices.Equal(effective, want) {
+		t.Errorf("reported is %v, want %v", effective, want)
+	}
+}
+
+// Each feature that the kernel lacks is named, with the kernel that has it.
+func TestMissingFeatures(t *testing.T) {
+	all := Features{SetRetval: true, NetnsCookie: 1, TCX: true, FIBSource: true, ChecksumIPv6: true}
+	if missing := all.Missing(); len(missing) != 0 {
+		t.Errorf("nothing is missing, but reported is %q", missing)
+	}
+	missing := strings.Join(Features{}.Missing(), "; ")
+	for _, kernel := range []string{"5.14", "6.1)", "6.6", "6.7"} {
+		if !strings.Contains(missing, "Linux "+kernel) {
+			t.Errorf("nothing of Linux %s in %q", kernel, missing)
+		}
+	}
+	if len(missing) > 1024 {
+		t.Errorf("%d bytes do not fit into an Event", len(missing))
+	}
+}

@@ -1,0 +1,117 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrRunning is returned when another process has the lock.
+var ErrRunning = errors.New("another agent is running")
+
+// MapsLock is held by the one process that may write the maps pinned below a bpf
+// root: two agents would assign the same ids, and a cleanup would remove the programs
+// of a running agent. It locks the folder itself, because containers may share no
+// other one: it is the same folder wherever the node's bpffs is mounted. The kernel
+// releases the lock when the process ends.
+type MapsLock struct {
+	bpfRoot string
+	folder  *os.File // open and locked; nil: none is
+}
+
+// LockMaps takes the lock of a bpf root, and makes the folder if it is missing. The
+// error wraps [ErrRunning] if another process has the lock. The caller releases it.
+func LockMaps(bpfRoot string) (*MapsLock, error) {
+	l := &MapsLock{bpfRoot: bpfRoot}
+	if err := l.Renew(); err != nil {
+		return nil, errors.Join(err, l.Release())
+	}
+
+	return l, nil
+}
+
+// Renew takes the lock of the folder that is at the bpf root now, and makes it if it
+// is missing. It changes nothing if that is the folder which is locked. An agent calls
+// it before it restores pins, because its folder may have been removed, or another bpffs
+// may be mounted there. The error wraps [ErrRunning] if another process has the lock.
+func (l *MapsLock) Renew() error {
+	if err := CheckBPFRoot(l.bpfRoot); err != nil {
+		return err
+	}
+	for {
+		// The folder may have been removed before it was locked, by a cleanup that
+		// had the lock. Then another process can make and lock a folder of the same
+		// name, so only the folder that the path leads to counts.
+		locked, err := l.leadsToLocked()
+		if err != nil || locked {
+			return err
+		}
+		err = os.Mkdir(l.bpfRoot, 0o700)
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("bpf root: %w", err)
+		}
+		folder, err := os.OpenFile(l.bpfRoot, os.O_RDONLY|unix.O_DIRECTORY, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("bpf root: %w", err)
+		}
+		if err := LockFile(folder); err != nil {
+			return errors.Join(fmt.Errorf("bpf root %q: %w", l.bpfRoot, err), folder.Close())
+		}
+		if err := l.Release(); err != nil {
+			return errors.Join(err, folder.Close())
+		}
+		l.folder = folder
+	}
+}
+
+// leadsToLocked reports whether the folder at the bpf root is the one that is
+// locked.
+func (l *MapsLock) leadsToLocked() (bool, error) {
+	if l.folder == nil {
+		return false, nil
+	}
+	locked, err := l.folder.Stat()
+	if err != nil {
+		return false, fmt.Errorf("bpf root: %w", err)
+	}
+	now, err := os.Stat(l.bpfRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("bpf root: %w", err)
+	}
+
+	return os.SameFile(locked, now), nil
+}
+
+// Release releases the lock. Releasing one that is not held is not an error.
+func (l *MapsLock) Release() error {
+	if l.folder == nil {
+		return nil
+	}
+	folder := l.folder
+	l.folder = nil
+
+	return folder.Close()
+}
+
+// LockFile locks an open file or folder until it is closed. The error is [ErrRunning] if
+// another process has it locked.
+func LockFile(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return ErrRunning
+	}
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+
+	return nil
+}

@@ -1,0 +1,249 @@
+// Package health answers health checks: whether this node proxies Services, for the
+// kubelet and load balancers at /healthz, /livez and /readyz ([Proxy] decides,
+// [Handler] answers), and whether a Service has endpoints on this node, for load
+// balancers at its health check node port ([Services]).
+//
+// The answers are kube-proxy's, byte by byte, except for /readyz, which it does not
+// have.
+package health
+
+import (
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// ProxyConfig configures a [Proxy].
+type ProxyConfig struct {
+	// Families are those that this node has.
+	Families []lb.Family
+	// Timeout limits how long a change may take to be in force, and how long programs
+	// may be without effect. Zero is a minute: kube-proxy's 2 x syncPeriod.
+	Timeout time.Duration
+	// Now is the clock; nil means [time.Now].
+	Now func() time.Time
+}
+
+// Proxy decides whether changes of the cluster come into force in time. It never waits
+// for the goroutines that do the work, and so notices when they hang. Any goroutine may
+// use it.
+type Proxy struct {
+	cfg ProxyConfig
+
+	mu      sync.Mutex
+	updated time.Time // when everything was in force last, or the start
+	applied bool      // everything was in force once
+	// Each of these is the time since which it is so, zero if it is not.
+	queued      time.Time // a change waits to be taken
+	taken       time.Time // a change was taken and is not in force
+	ineffective time.Time // programs are without effect
+	detached    time.Time // programs are not attached where packets from outside arrive
+}
+
+// NewProxy returns a Proxy that has not started.
+func NewProxy(cfg ProxyConfig) *Proxy {
+	if cfg.Timeout == 0 {
+		cfg.Timeout = time.Minute
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+
+	return &Proxy{cfg: cfg}
+}
+
+// Started reports that the first changes are being applied. Until they are in force
+// ([Proxy.Applied]), the proxy is starting, and healthy however long that takes: a
+// restart would only make it start from the beginning.
+func (p *Proxy) Started() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.updated = p.cfg.Now()
+}
+
+// Queued reports that there is a change to be applied.
+func (p *Proxy) Queued() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.queued = earliest(p.queued, p.cfg.Now())
+}
+
+// Taken reports that the queued changes are being applied now, or that other work has
+// begun which must end in time. Repeated calls count as the first one.
+func (p *Proxy) Taken() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.taken = earliest(earliest(p.taken, p.queued), p.cfg.Now())
+	p.queued = time.Time{}
+}
+
+// Applied reports that all changes that were taken are in force, or that work on them
+// proceeds in turns: one Service that takes long does not make the node unhealthy.
+func (p *Proxy) Applied() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.updated = p.cfg.Now()
+	p.applied = true
+	p.taken = time.Time{}
+}
+
+// Effective reports whether programs take effect.
+func (p *Proxy) Effective(effective bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if effective {
+		p.ineffective = time.Time{}
+	} else {
+		p.ineffective = earliest(p.ineffective, p.cfg.Now())
+	}
+}
+
+// Attached reports whether programs are attached where packets from outside arrive.
+func (p *Proxy) Attached(attached bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if attached {
+		p.detached = time.Time{}
+	} else {
+		p.detached = earliest(p.detached, p.cfg.Now())
+	}
+}
+
+// Healthy reports whether no change waits for too long, and programs take effect.
+func (p *Proxy) Healthy() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.healthy(p.cfg.Now())
+}
+
+func (p *Proxy) healthy(now time.Time) bool {
+	if !p.applied {
+		return true
+	}
+	since := earliest(earliest(p.queued, p.taken), earliest(p.ineffective, p.detached))
+
+	return since.IsZero() || now.Sub(since) < p.cfg.Timeout
+}
+
+// report returns the current state.
+func (p *Proxy) report() report {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.cfg.Now()
+	r := report{LastUpdated: p.updated, CurrentTime: now, Healthy: p.healthy(now)}
+	if p.updated.IsZero() {
+		return r
+	}
+	r.Status = make(map[string]familyReport, len(p.cfg.Families))
+	for _, family := range p.cfg.Families {
+		r.Status[family.String()] = familyReport{LastUpdated: p.updated, Healthy: r.Healthy}
+	}
+
+	return r
+}
+
+// earliest returns the earlier one of two times. A zero time does not count.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+
+	return a
+}
+
+// Config configures a [Handler].
+type Config struct {
+	Proxy *Proxy
+	// Eligible reports whether load balancers may send new connections to this
+	// node: its Node exists and is not about to go (KEP-3836).
+	Eligible func() bool
+	// Ready returns why the proxy is not ready, nothing if it is.
+	Ready func() []string
+	// Observe is called with each answer at /healthz and /livez. It may be nil.
+	Observe func(path string, code int)
+}
+
+// report is the body of /healthz and /livez: kube-proxy's names, in its order.
+type report struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyReport `json:"status,omitempty"` // by family
+}
+
+type familyReport struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// readiness is the body of /readyz.
+type readiness struct {
+	Ready   bool     `json:"ready"`
+	Reasons []string `json:"reasons,omitempty"`
+}
+
+// Handler answers at /healthz, /livez and /readyz, whatever the method. Anything
+// else is not found.
+//
+// The kubelet should ask for /livez: a node that is about to go is no reason to
+// restart its proxy. Load balancers ask for /healthz.
+func Handler(cfg Config) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		r := cfg.Proxy.report()
+		eligible := cfg.Eligible()
+		r.NodeEligible = &eligible
+		cfg.answer(w, "/healthz", r, r.Healthy && eligible)
+	})
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		r := cfg.Proxy.report()
+		cfg.answer(w, "/livez", r, r.Healthy)
+	})
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		reasons := cfg.Ready()
+		send(w, statusOf(len(reasons) == 0), readiness{Ready: len(reasons) == 0, Reasons: reasons})
+	})
+
+	return mux
+}
+
+func (cfg Config) answer(w http.ResponseWriter, path string, r report, healthy bool) {
+	if healthy {
+		// Scripts compare it with the clock, because older proxies wrote their rules
+		// every few seconds.
+		r.LastUpdated = r.CurrentTime
+	}
+	if cfg.Observe != nil {
+		cfg.Observe(path, statusOf(healthy))
+	}
+	send(w, statusOf(healthy), r)
+}
+
+func statusOf(healthy bool) int {
+	if healthy {
+		return http.StatusOK
+	}
+
+	return http.StatusServiceUnavailable
+}
+
+// send answers with JSON, without a newline at its end.
+func send(w http.ResponseWriter, code int, body any) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		code, text = http.StatusInternalServerError, nil
+	}
+	setHeaders(w.Header())
+	w.WriteHeader(code)
+	_, _ = w.Write(text) // the client may have gone
+}
+
+func setHeaders(header http.Header) {
+	header.Set("Content-Type", "application/json")
+	header.Set("X-Content-Type-Options", "nosniff")
+}

@@ -1,0 +1,184 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// LocalMode is how devices detect clients that are pods of this node, for which the
+// internal scope applies. The names are those of kube-proxy's detectLocalMode. A mode
+// can exclude packets that arrive by a device of pods. Packets that arrive by an uplink
+// or a tunnel are external, whatever their source.
+type LocalMode string
+
+// The modes.
+const (
+	// LocalByDevice uses the class of the device, which is detected. It is the
+	// default; kube-proxy has no such mode.
+	LocalByDevice LocalMode = ""
+	// LocalClusterCIDR requires also that the source address is in a cluster CIDR.
+	LocalClusterCIDR LocalMode = "ClusterCIDR"
+	// LocalNodeCIDR requires also that the source address is in one of the Node's
+	// podCIDRs.
+	LocalNodeCIDR LocalMode = "NodeCIDR"
+	// LocalBridgeInterface requires also that the device is this bridge, or a port
+	// of it.
+	LocalBridgeInterface LocalMode = "BridgeInterface"
+	// LocalInterfaceNamePrefix requires also that the device's name has this prefix,
+	// or that it is a port of a bridge whose name has.
+	LocalInterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
+)
+
+// ParseLocalMode reads a LocalMode. An empty text is [LocalByDevice].
+func ParseLocalMode(text string) (LocalMode, error) {
+	mode := LocalMode(text)
+	switch mode {
+	case LocalByDevice, LocalClusterCIDR, LocalNodeCIDR, LocalBridgeInterface, LocalInterfaceNamePrefix:
+		return mode, nil
+	}
+
+	return "", fmt.Errorf("%q: it is %s, %s, %s or %s", text,
+		LocalClusterCIDR, LocalNodeCIDR, LocalBridgeInterface, LocalInterfaceNamePrefix)
+}
+
+// ParseClusterCIDRs reads a list of address ranges with commas between them.
+// An empty text is none. [LocalDetector.Validate] limits how many there may be.
+func ParseClusterCIDRs(text string) ([]netip.Prefix, error) {
+	if text == "" {
+		return nil, nil
+	}
+	var prefixes []netip.Prefix
+	for s := range strings.SplitSeq(text, ",") {
+		prefix, err := lb.ParsePrefix(s)
+		if err != nil {
+			return nil, err
+		}
+		prefixes = append(prefixes, prefix)
+	}
+
+	return prefixes, nil
+}
+
+// LocalDetector is a [LocalMode] with its parameters. The zero value is
+// [LocalByDevice]. Parameters of other modes are ignored.
+type LocalDetector struct {
+	Mode                LocalMode
+	ClusterCIDRs        []netip.Prefix // one, or one of each family
+	BridgeInterface     string
+	InterfaceNamePrefix string
+}
+
+// Validate returns an error that names the flag that is missing or wrong.
+func (d LocalDetector) Validate() error {
+	if _, err := ParseLocalMode(string(d.Mode)); err != nil {
+		return fmt.Errorf("--detect-local-mode: %w", err)
+	}
+	switch d.Effective() {
+	case LocalClusterCIDR:
+		return d.validateCIDRs()
+	case LocalBridgeInterface:
+		if d.BridgeInterface == "" {
+			return errors.New("--pod-bridge-interface: --detect-local-mode=BridgeInterface needs it")
+		}
+	case LocalInterfaceNamePrefix:
+		if d.InterfaceNamePrefix == "" {
+			return errors.New("--pod-interface-name-prefix: --detect-local-mode=InterfaceNamePrefix needs it")
+		}
+	}
+
+	return nil
+}
+
+func (d LocalDetector) validateCIDRs() error {
+	switch {
+	case len(d.ClusterCIDRs) == 0:
+		return errors.New("--cluster-cidr: --detect-local-mode=ClusterCIDR needs it")
+	case len(d.ClusterCIDRs) > 2,
+		len(d.ClusterCIDRs) == 2 && len(FirstOfEachFamily(d.ClusterCIDRs)) != 2:
+		return fmt.Errorf("--cluster-cidr: %v: one, or one of each family", d.ClusterCIDRs)
+	}
+
+	return nil
+}
+
+// Effective returns the mode that is in force: without one, a cluster CIDR
+// means [LocalClusterCIDR], as in kube-proxy.
+func (d LocalDetector) Effective() LocalMode {
+	if d.Mode == LocalByDevice && len(d.ClusterCIDRs) > 0 {
+		return LocalClusterCIDR
+	}
+
+	return d.Mode
+}
+
+// BySource reports whether the client's address is checked beside the device by which
+// its packets arrive.
+func (d LocalDetector) BySource() bool {
+	mode := d.Effective()
+
+	return mode == LocalClusterCIDR || mode == LocalNodeCIDR
+}
+
+// Rules returns rules with those of the mode: which devices lead to pods.
+func (d LocalDetector) Rules(rules Rules) Rules {
+	switch d.Effective() {
+	case LocalBridgeInterface:
+		rules.PodBridge = d.BridgeInterface
+	case LocalInterfaceNamePrefix:
+		rules.PodPrefix = d.InterfaceNamePrefix
+	}
+
+	return rules
+}
+
+// FirstOfEachFamily returns the first prefix of each family, as kube-proxy uses them.
+func FirstOfEachFamily(prefixes []netip.Prefix) []netip.Prefix {
+	var first []netip.Prefix
+	for _, p := range prefixes {
+		sameFamily := func(q netip.Prefix) bool { return lb.FamilyOf(p.Addr()) == lb.FamilyOf(q.Addr()) }
+		if !slices.ContainsFunc(first, sameFamily) {
+			first = append(first, p)
+		}
+	}
+
+	return first
+}
+
+// LastingIPs returns the addresses of the Node, and those that it had of a family
+// of which it has none any more. If the Node is gone, or loses its addresses for a
+// moment, node ports must not open on every address: "primary" stays what it was.
+func LastingIPs(now, before []netip.Addr) []netip.Addr {
+	lasting := slices.Clone(now)
+	for _, ip := range before {
+		if !hasFamily(now, lb.FamilyOf(ip)) {
+			lasting = append(lasting, ip)
+		}
+	}
+
+	return lasting
+}
+
+// WithNodeIP returns the Node's addresses with the configured one first, which replaces
+// the one of its family. The zero address changes nothing.
+func WithNodeIP(ips []netip.Addr, configured netip.Addr) []netip.Addr {
+	if !configured.IsValid() {
+		return ips
+	}
+	with := []netip.Addr{configured}
+	for _, ip := range ips {
+		if lb.FamilyOf(ip) != lb.FamilyOf(configured) {
+			with = append(with, ip)
+		}
+	}
+
+	return with
+}
+
+func hasFamily(ips []netip.Addr, family lb.Family) bool {
+	return slices.ContainsFunc(ips, func(ip netip.Addr) bool { return lb.FamilyOf(ip) == family })
+}

@@ -1,0 +1,281 @@
+package status
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// Programmed returns the frontends that are in the maps, sorted by Service and address. It
+// needs no agent. Incomplete frontends are returned as far as they exist, with a sentence
+// about each in problems.
+func Programmed(m maps.Tables) ([]Frontend, []string, error) {
+	var frontends []Frontend
+	var problems []string
+	ranges, err := sourceRanges(m)
+	if err != nil {
+		return nil, nil, err
+	}
+	for entry, err := range m.FrontendIDs.All() {
+		if err != nil {
+			return nil, nil, err
+		}
+		v, pool, ok, err := m.FrontendOf(entry.Key)
+		if err != nil {
+			problems = append(problems, err.Error())
+		}
+		if !ok {
+			continue // it was removed meanwhile
+		}
+		f, wrong, err := programmedFrontend(m, v, pool)
+		if err != nil {
+			return nil, nil, err
+		}
+		if pool.Flags&maps.PoolSourceRanges != 0 {
+			f.SourceRanges = ranges[pool.ServicePortId]
+		}
+		frontends = append(frontends, f)
+		for _, w := range wrong {
+			problems = append(problems, fmt.Sprintf("%s: frontend %s: %s", f.Service, f.key(), w))
+		}
+	}
+	slices.SortFunc(frontends, compareFrontends)
+	slices.Sort(problems)
+
+	return frontends, problems, nil
+}
+
+func sourceRanges(m maps.Tables) (map[uint32][]netip.Prefix, error) {
+	ranges := make(map[uint32][]netip.Prefix)
+	for entry, err := range m.SourceRanges.All() {
+		if err != nil {
+			return nil, err
+		}
+		ranges[entry.Key.ServicePortId] = append(ranges[entry.Key.ServicePortId], entry.Key.Prefix())
+	}
+	for _, prefixes := range ranges {
+		slices.SortFunc(prefixes, netip.Prefix.Compare)
+	}
+
+	return ranges, nil
+}
+
+func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Frontend, []string, error) {
+	f := Frontend{
+		Address:         v.Key.AddrPort(),
+		Protocol:        lb.Protocol(v.Key.Proto),
+		Scope:           lb.Scope(v.Key.Scope),
+		Kind:            lb.Kind(v.Kind),
+		AffinitySeconds: pool.AffinitySeconds,
+		NodeInRanges:    pool.Flags&maps.PoolNodeInRanges != 0,
+		Masquerade:      pool.Flags&maps.PoolMasquerade != 0,
+		WhenEmpty:       whenEmpty(int(pool.SlotCount), pool.Flags&maps.PoolDropIfEmpty != 0),
+	}
+	if v.Key.Port != 0 {
+		f.Algorithm = reconcile.AlgorithmText(pool.Algorithm)
+	}
+	var problems []string
+	port, ok, err := m.ServicePorts.Lookup(pool.ServicePortId)
+	if err != nil {
+		return f, nil, err
+	}
+	f.Service = port.String()
+	if !ok {
+		f.Service = fmt.Sprintf("id %d", pool.ServicePortId)
+		problems = append(problems, "its service port id has no name")
+	}
+	for i := range pool.SlotCount {
+		addr, wrong := slotBackend(m, pool.SlotBase+i, pool.ServicePortId)
+		if wrong != "" {
+			problems = append(problems, wrong)
+
+			continue
+		}
+		f.Backends = append(f.Backends, addr)
+	}
+	slices.SortFunc(f.Backends, netip.AddrPort.Compare)
+	problems = append(problems, tableProblems(m.Slots, pool)...)
+
+	return f, problems, nil
+}
+
+// tableProblems returns a problem if the table of a pool is missing, or has a backend that is
+// not among the pool's.
+func tableProblems(slots *maps.Array[uint32], pool maps.Pool) []string {
+	if pool.SlotCount == 0 {
+		return nil
+	}
+	if pool.TableSize == 0 && maps.Hashes(pool.Algorithm) {
+		return []string{"it has no table for its algorithm"}
+	}
+	backends := make(map[uint32]bool, pool.SlotCount)
+	for i := range pool.SlotCount {
+		backends[slots.Get(pool.SlotBase+i)] = true
+	}
+	for i := range pool.TableSize {
+		if id := slots.Get(pool.TableBase + i); !backends[id] {
+			return []string{fmt.Sprintf("slot %d: backend %d is in the table only", pool.TableBase+i, id)}
+		}
+	}
+
+	return nil
+}
+
+// slotBackend returns the address of the backend in slot i, or why it is not valid.
+func slotBackend(m maps.Tables, i, servicePortID uint32) (netip.AddrPort, string) {
+	id := m.Slots.Get(i)
+	b, ok := m.BackendOf(id)
+	if !ok {
+		return netip.AddrPort{}, fmt.Sprintf("slot %d: backend %d does not exist", i, id)
+	}
+	if b.ServicePortId != servicePortID {
+		return netip.AddrPort{}, fmt.Sprintf("slot %d: backend %d belongs to service port id %d", i, id, b.ServicePortId)
+	}
+
+	return b.AddrPort(), ""
+}
+
+// ProgrammedServices returns what is in the maps, by Service. It needs no agent, and does not
+// know endpoints that get no traffic.
+func ProgrammedServices(m maps.Tables) ([]Service, error) {
+	frontends, _, err := Programmed(m)
+	if err != nil {
+		return nil, err
+	}
+	services := []Service{}
+	for _, f := range frontends {
+		if f.Address.Port() == 0 || f.Address == datapath.ProbeAddr {
+			continue
+		}
+		name := f.Service
+		if slash := strings.IndexByte(name, '/'); slash >= 0 {
+			if colon := strings.IndexByte(name[slash:], ':'); colon >= 0 {
+				name = name[:slash+colon]
+			}
+		}
+		if n := len(services); n == 0 || services[n-1].Name != name {
+			services = append(services, Service{Name: name})
+		}
+		addFrontend(&services[len(services)-1], f)
+	}
+
+	return services, addConnections(services, m)
+}
+
+func addFrontend(svc *Service, f Frontend) {
+	i := slices.IndexFunc(svc.Ports, func(p ServicePort) bool {
+		return p.Name == f.Service && p.Protocol == f.Protocol
+	})
+	if i < 0 {
+		svc.Ports = append(svc.Ports, ServicePort{Name: f.Service, Protocol: f.Protocol})
+		i = len(svc.Ports) - 1
+	}
+	port := &svc.Ports[i]
+	port.Frontends = append(port.Frontends, f)
+	for _, addr := range f.Backends {
+		known := slices.ContainsFunc(port.Backends, func(b Backend) bool { return b.Address == addr })
+		if !known {
+			port.Backends = append(port.Backends, Backend{
+				Service: f.Service, Protocol: f.Protocol, Address: addr, Active: true,
+			})
+		}
+	}
+}
+
+// backendKey identifies a Backend.
+type backendKey struct {
+	service  string // namespace/name:port
+	protocol lb.Protocol
+	address  netip.AddrPort
+}
+
+// addConnections sets how many connections each backend has according to the maps.
+func addConnections(services []Service, m maps.Tables) error {
+	connections, err := readConnections(m)
+	if err != nil {
+		return err
+	}
+	for _, svc := range services {
+		for _, port := range svc.Ports {
+			for i := range port.Backends {
+				b := &port.Backends[i]
+				b.Connections = connections[backendKey{b.Service, b.Protocol, b.Address}]
+			}
+		}
+	}
+
+	return nil
+}
+
+// readConnections returns the connections of the backends that have any.
+func readConnections(m maps.Tables) (map[backendKey]int, error) {
+	ports := make(map[uint32]maps.ServicePort)
+	for e, err := range m.ServicePorts.All() {
+		if err != nil {
+			return nil, err
+		}
+		ports[e.Key] = e.Value
+	}
+	connections := make(map[backendKey]int)
+	for _, b := range m.Backends.All() {
+		port, known := ports[b.ServicePortId]
+		if n := m.Loads.Load(b.Id).Live(); b.Id != 0 && known && n > 0 {
+			connections[backendKey{port.String(), lb.Protocol(port.Proto), b.AddrPort()}] += n
+		}
+	}
+
+	return connections, nil
+}
+
+// Compare returns a sentence for each difference between what is programmed and what is
+// desired.
+func Compare(desired, have []Frontend) []string {
+	wanted := make(map[frontendKey]Frontend, len(desired))
+	for _, f := range desired {
+		wanted[f.key()] = f
+	}
+	var differences []string
+	for _, h := range have {
+		w, ok := wanted[h.key()]
+		if !ok {
+			differences = append(differences, fmt.Sprintf("%s: frontend %s is programmed, but no Service has it", h.Service, h.key()))
+
+			continue
+		}
+		delete(wanted, h.key())
+		if d := difference(w, h); d != "" {
+			differences = append(differences, fmt.Sprintf("%s: frontend %s: %s", w.Service, w.key(), d))
+		}
+	}
+	for key, w := range wanted {
+		differences = append(differences, fmt.Sprintf("%s: frontend %s is not programmed", w.Service, key))
+	}
+	slices.Sort(differences)
+
+	return differences
+}
+
+// difference names the first field in which two frontends differ.
+func difference(want, have Frontend) string {
+	w, h := reflect.ValueOf(want), reflect.ValueOf(have)
+	for i := range w.NumField() {
+		a, b := w.Field(i), h.Field(i)
+		if a.Kind() == reflect.Slice && a.Len() == 0 && b.Len() == 0 {
+			continue
+		}
+		if !reflect.DeepEqual(a.Interface(), b.Interface()) {
+			name, _, _ := strings.Cut(w.Type().Field(i).Tag.Get("json"), ",")
+
+			return fmt.Sprintf("%s is %v, should be %v", name, b, a)
+		}
+	}
+
+	return ""
+}

@@ -1,0 +1,109 @@
+package status
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/metrics"
+)
+
+// NodeStats reads what a scrape shows of an agent and its node. It caches what takes long.
+type NodeStats struct {
+	// Model returns the metrics of the model and the writer. It asks the agent's loop.
+	Model    func(context.Context) (metrics.Node, error)
+	Hooks    *datapath.HookMonitor
+	Devices  *datapath.DeviceMonitor
+	Flows    func() flow.Status
+	Datapath *datapath.Datapath
+	// Refusals returns how many entries the map of refusals has. Nil: there is no map.
+	Refusals func() int
+
+	mu    sync.Mutex
+	model metrics.Node            // the last answer of Model
+	fills map[string]metrics.Fill // of maps that only programs write
+	read  time.Time               // when fills were read
+}
+
+const (
+	// scrapeTimeout is how long a scrape waits for the agent's loop.
+	scrapeTimeout = time.Second
+	// fillsAge is how old the fills of large maps may be.
+	fillsAge = time.Minute
+)
+
+// Node returns the metrics of the agent and its node now. While the agent's loop is busy, it
+// returns the loop's last answer.
+func (s *NodeStats) Node() (metrics.Node, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	if model, err := s.Model(ctx); err == nil {
+		s.model = model
+	}
+	n := s.model // its maps are shared, and not changed below
+	n.Effective = s.Hooks.Effective() == nil
+	n.Devices, n.DeviceProblems = s.Devices.Count()
+	flows := s.Flows()
+	n.FlowTables = map[string]metrics.FlowTable{
+		maps.NameFlows:    {Evicted: flows.Flows.Evicted, Alarm: flows.Emergency != "", Alarms: flows.Emergencies},
+		maps.NameHalfOpen: {Evicted: flows.HalfOpen.Evicted, Alarm: flows.Flood != "", Alarms: flows.Floods},
+	}
+	n.FlowsIdle, n.FlowsStale = flows.Expired, flows.Stale
+	n.FlowsRepaired, n.LoadsRepaired = flows.Repaired, flows.LoadsRepaired
+	n.MasqueradeRetries, n.StackPorts = flows.MasqueradeRetries, flows.StackPorts
+
+	pinned := s.Datapath.Maps()
+	if now := time.Now(); now.Sub(s.read) >= fillsAge {
+		affinity, err := fillOf(pinned.Affinity)
+		if err != nil {
+			return n, err
+		}
+		pins, err := fillOf(pinned.UDPPins)
+		if err != nil {
+			return n, err
+		}
+		s.fills, s.read = map[string]metrics.Fill{maps.NameAffinity: affinity, maps.NameUDPPins: pins}, now
+	}
+	fills := map[string]metrics.Fill{
+		maps.NameFlows:    {Entries: flows.Flows.Entries, Capacity: flows.Flows.Capacity},
+		maps.NameHalfOpen: {Entries: flows.HalfOpen.Entries, Capacity: flows.HalfOpen.Capacity},
+	}
+	for _, known := range []map[string]metrics.Fill{n.Fills, s.fills} {
+		for name, fill := range known {
+			fills[name] = fill
+		}
+	}
+	if s.Refusals != nil {
+		fills[maps.NameRefusals] = metrics.Fill{Entries: s.Refusals(), Capacity: pinned.Stats.Capacity()}
+	}
+	n.Fills = fills
+
+	var err error
+	if n.Decisions, err = pinned.ReasonCounts(); err != nil {
+		return n, err
+	}
+	hooks, err := s.Datapath.Hooks()
+	n.Hooks = make(map[string]bool, len(hooks))
+	for _, hook := range hooks {
+		n.Hooks[hook.Name] = hook.Problem == ""
+	}
+
+	return n, err
+}
+
+func fillOf[K comparable, V any](m *maps.Map[K, V]) (metrics.Fill, error) {
+	fill := metrics.Fill{Capacity: m.Capacity()}
+	for _, err := range m.All() {
+		if err != nil {
+			return fill, err
+		}
+		fill.Entries++
+	}
+
+	return fill, nil
+}

@@ -1,0 +1,213 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// Service is one Service as it is programmed.
+type Service struct {
+	Name     string        `json:"name"` // namespace/name
+	Type     string        `json:"type,omitempty"`
+	Ports    []ServicePort `json:"ports"`
+	Problems []lb.Problem  `json:"problems,omitempty"`
+	Error    string        `json:"error,omitempty"`
+}
+
+// ServicePort is one port of a Service.
+type ServicePort struct {
+	Name      string      `json:"name"` // namespace/name:port
+	Protocol  lb.Protocol `json:"protocol"`
+	Frontends []Frontend  `json:"frontends"`
+	Backends  []Backend   `json:"backends"`
+}
+
+// Frontend is one address that clients can dial.
+type Frontend struct {
+	Service  string         `json:"service"` // namespace/name:port
+	Address  netip.AddrPort `json:"address"`
+	Protocol lb.Protocol    `json:"protocol"`
+	Scope    lb.Scope       `json:"scope"`
+	Kind     lb.Kind        `json:"kind"`
+	// Backends are the addresses that new flows go to. If there are none, WhenEmpty
+	// is how clients are refused: "reject" or "drop".
+	Backends  []netip.AddrPort `json:"backends"`
+	WhenEmpty string           `json:"whenEmpty,omitempty"`
+	// Algorithm chooses among Backends; a catch-all has none.
+	Algorithm       string         `json:"algorithm,omitempty"`
+	AffinitySeconds uint32         `json:"affinitySeconds,omitempty"`
+	SourceRanges    []netip.Prefix `json:"sourceRanges,omitempty"`
+	// NodeInRanges is set if SourceRanges contain the node's own address.
+	NodeInRanges bool `json:"nodeInRanges,omitempty"`
+	// Masquerade is set if backends see this node as the client.
+	Masquerade bool `json:"masquerade,omitempty"`
+}
+
+// Backend is one endpoint of a service port.
+type Backend struct {
+	Service  string         `json:"service"` // namespace/name:port
+	Protocol lb.Protocol    `json:"protocol"`
+	Address  netip.AddrPort `json:"address"`
+	Node     string         `json:"node,omitempty"`
+	Zone     string         `json:"zone,omitempty"`
+	Local    bool           `json:"local"`
+	Active   bool           `json:"active"`
+	Reason   string         `json:"reason,omitempty"` // why it is not active
+	// Connections are those that clients translated by this node have to it, by any
+	// address of the Service: see [maps.BackendLoad].
+	Connections int `json:"connections"`
+}
+
+// frontendKey identifies a Frontend.
+type frontendKey struct {
+	address  netip.AddrPort
+	protocol lb.Protocol
+	scope    lb.Scope
+}
+
+func (f Frontend) key() frontendKey { return frontendKey{f.Address, f.Protocol, f.Scope} }
+
+func (k frontendKey) String() string {
+	return fmt.Sprintf("%s/%s %s", k.address, k.protocol, k.scope)
+}
+
+// frontendOf converts a frontend of the model.
+func frontendOf(f lb.Frontend) Frontend {
+	view := Frontend{
+		Service:         f.Port.String(),
+		Address:         netip.AddrPortFrom(f.Key.Addr, f.Key.Port),
+		Protocol:        f.Key.Protocol,
+		Scope:           f.Key.Scope,
+		Kind:            f.Kind,
+		AffinitySeconds: uint32(f.Affinity / time.Second),
+		SourceRanges:    slices.SortedFunc(slices.Values(f.SourceRanges), netip.Prefix.Compare),
+		NodeInRanges:    f.NodeInRanges,
+		Masquerade:      f.Masquerade,
+	}
+	for _, b := range f.Backends {
+		view.Backends = append(view.Backends, b.Addr)
+	}
+	if f.Key.Port != 0 {
+		view.Algorithm = f.Algorithm.String()
+	}
+	slices.SortFunc(view.Backends, netip.AddrPort.Compare)
+	view.WhenEmpty = whenEmpty(len(f.Backends), f.DropIfEmpty)
+
+	return view
+}
+
+func whenEmpty(backends int, drop bool) string {
+	switch {
+	case backends > 0:
+		return ""
+	case drop:
+		return "drop"
+	default:
+		return "reject"
+	}
+}
+
+func backendOf(e lb.EndpointState) Backend {
+	b := Backend{
+		Service:  e.Port.String(),
+		Protocol: e.Port.Protocol,
+		Address:  e.Addr,
+		Node:     e.NodeName,
+		Zone:     e.Zone,
+		Local:    e.Local,
+		Active:   e.Use == lb.Used,
+	}
+	if !b.Active {
+		b.Reason = e.Use.String()
+	}
+
+	return b
+}
+
+// serviceOf converts a Service of the model.
+func serviceOf(svc *lb.Service, res lb.Resolution) Service {
+	view := Service{Name: svc.Name.String(), Type: svc.Type.String(), Problems: res.Problems}
+	for _, port := range svc.Ports {
+		name := lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}
+		p := ServicePort{Name: name.String(), Protocol: port.Protocol}
+		for _, f := range res.Frontends {
+			if f.Port == name {
+				p.Frontends = append(p.Frontends, frontendOf(f))
+			}
+		}
+		for _, e := range res.Endpoints {
+			if e.Port == name {
+				p.Backends = append(p.Backends, backendOf(e))
+			}
+		}
+		view.Ports = append(view.Ports, p)
+	}
+
+	return view
+}
+
+func compareFrontends(a, b Frontend) int {
+	return cmp.Or(
+		cmp.Compare(a.Service, b.Service),
+		cmp.Compare(a.Kind, b.Kind),
+		a.Address.Compare(b.Address),
+		cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(a.Scope, b.Scope),
+	)
+}
+
+// Model is a copy of what an agent knows of Services at one moment. Answers are computed from
+// it without the agent: thousands of Services take too long for its loop.
+type Model struct {
+	Snapshots []lb.Snapshot // sorted by name
+	// Resolve returns the resolution of a Service. Any goroutine may call it.
+	Resolve  func(lb.Snapshot) lb.Resolution
+	Problems map[string][]lb.Problem // that were found when objects were read, by object
+	Errors   []ServiceError
+	// Owners are the Services that own frontends which another Service claims as well.
+	Owners map[lb.FrontendKey]lb.ServiceName
+	// Own are frontends of the agent itself.
+	Own []lb.Frontend
+}
+
+// Services returns every Service, sorted by name, without the connections of its backends.
+func (m Model) Services() []Service {
+	failed := map[string][]string{}
+	for _, e := range m.Errors {
+		failed[e.Service] = append(failed[e.Service], e.Error)
+	}
+	views := []Service{}
+	for _, svc := range m.Snapshots {
+		view := serviceOf(svc.Service, m.Resolve(svc))
+		view.Problems = slices.Concat(m.Problems["Service "+view.Name], view.Problems)
+		view.Error = strings.Join(failed[view.Name], "; ")
+		views = append(views, view)
+	}
+
+	return views
+}
+
+// Desired returns the frontends that should be in the maps, sorted by Service and address:
+// those of all Services, without those that another Service owns.
+func (m Model) Desired() []Frontend {
+	var frontends []Frontend
+	for _, f := range m.Own {
+		frontends = append(frontends, frontendOf(f))
+	}
+	for _, svc := range m.Snapshots {
+		for _, f := range m.Resolve(svc).Frontends {
+			if owner, ok := m.Owners[f.Key]; !ok || owner == svc.Service.Name {
+				frontends = append(frontends, frontendOf(f))
+			}
+		}
+	}
+	slices.SortFunc(frontends, compareFrontends)
+
+	return frontends
+}

@@ -1,0 +1,241 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/health"
+)
+
+// DefaultSocket is the default of the socket on which the agent answers the other verbs.
+const DefaultSocket = "/run/sluice/agent.sock"
+
+// ErrNotRunning is returned by a [Client] when no agent answers.
+var ErrNotRunning = errors.New("no agent is running")
+
+// Server answers the other verbs for an agent.
+type Server struct {
+	Socket string
+	Log    *slog.Logger
+
+	// Status returns the fields of [Status] that the agent's loop knows, Model all
+	// that it knows of Services. Both ask the loop, and any goroutine may call them.
+	Status func(context.Context) (Status, error)
+	Model  func(context.Context) (Model, error)
+	Tables maps.Tables
+
+	// The server adds the state of these to a Status.
+	Datapath *datapath.Datapath
+	Hooks    *datapath.HookMonitor
+	Devices  *datapath.DeviceMonitor
+	Flows    func() flow.Status
+}
+
+// Run answers on a socket that only root can open, until ctx ends.
+func (s Server) Run(ctx context.Context) error {
+	// A socket that an earlier agent left would refuse the new one.
+	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("socket of an earlier agent: %w", err)
+	}
+	listener, err := net.Listen("unix", s.Socket)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	// The next agent removes it. Our own end must not remove that agent's socket.
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := os.Chmod(s.Socket, 0o600); err != nil {
+		return errors.Join(fmt.Errorf("socket: %w", err), listener.Close())
+	}
+
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", s.answer(func(ctx context.Context) (any, error) { return s.status(ctx) }))
+	mux.HandleFunc("GET /services", s.answer(func(ctx context.Context) (any, error) {
+		model, err := s.Model(ctx)
+		if err != nil {
+			return nil, err
+		}
+		services := model.Services()
+
+		return services, addConnections(services, s.Tables)
+	}))
+	mux.HandleFunc("GET /desired", s.answer(func(ctx context.Context) (any, error) {
+		model, err := s.Model(ctx)
+
+		return model.Desired(), err
+	}))
+	if err := health.ServeUntil(ctx, health.NewHTTPServer(mux, new(health.Connections)), listener); err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+
+	return nil
+}
+
+// answer returns a handler that sends the result of compute as JSON.
+func (s Server) answer(compute func(context.Context) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		value, err := compute(r.Context())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(value); err != nil {
+			s.Log.Warn("answer not sent", "request", r.URL.Path, "error", err)
+		}
+	}
+}
+
+// status returns the state of the agent, and of its maps and programs in the kernel. It asks
+// the loop first, because the kernel takes longer.
+func (s Server) status(ctx context.Context) (Status, error) {
+	status, err := s.Status(ctx)
+	if err != nil {
+		return status, err
+	}
+	status.Running = true
+	status.NotCovered = notCovered(status.CgroupRoot)
+	if err := s.Hooks.Effective(); err != nil {
+		status.Effective = err.Error()
+	}
+	status.Flows = s.Flows()
+	if missing := s.Datapath.MissingPins(); len(missing) > 0 {
+		status.Unpinned = fmt.Sprintf("%d pins are missing: %s", len(missing), missing[0])
+	}
+	if err := s.Hooks.Unpinned(); err != nil {
+		status.Unpinned = err.Error()
+	}
+	status.Hooks, err = s.Datapath.Hooks()
+	if err != nil {
+		return status, err
+	}
+	devices, err := s.Devices.Status()
+	if err != nil {
+		return status, err
+	}
+	status.Devices = make([]Device, 0, len(devices))
+	for _, d := range devices {
+		status.Devices = append(status.Devices, deviceOf(d))
+	}
+
+	return status, status.readMaps(s.Datapath.Maps())
+}
+
+// Client asks a running agent.
+type Client struct {
+	http *http.Client
+}
+
+// NewClient returns a client of the agent that listens on a socket.
+func NewClient(socket string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOTSOCK) {
+			return nil, fmt.Errorf("%w: %w", ErrNotRunning, err)
+		}
+
+		return conn, err
+	}
+
+	return &Client{http: &http.Client{
+		Transport: &http.Transport{DialContext: dial},
+		Timeout:   30 * time.Second,
+	}}
+}
+
+// Status returns the state of the agent. The error wraps [ErrNotRunning] if none answers,
+// as do the errors of the other methods.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	return ask[Status](ctx, c, "/status")
+}
+
+// Services returns every Service that the agent knows, sorted by name.
+func (c *Client) Services(ctx context.Context) ([]Service, error) {
+	return ask[[]Service](ctx, c, "/services")
+}
+
+// Desired returns the frontends that should be programmed, sorted by Service
+// and address.
+func (c *Client) Desired(ctx context.Context) ([]Frontend, error) {
+	return ask[[]Frontend](ctx, c, "/desired")
+}
+
+func ask[T any](ctx context.Context, c *Client, path string) (T, error) {
+	var value T
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return value, fmt.Errorf("request %s: %w", path, err)
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		var failed *url.Error
+		if errors.As(err, &failed) && errors.Is(err, ErrNotRunning) {
+			return value, failed.Err
+		}
+
+		return value, fmt.Errorf("agent: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
+
+		return value, fmt.Errorf("agent: %s: %s: %s", path, response.Status, bytes.TrimSpace(text))
+	}
+	if err := json.NewDecoder(response.Body).Decode(&value); err != nil {
+		return value, fmt.Errorf("agent: %s: %w", path, err)
+	}
+
+	return value, nil
+}
+
+// LockSocket takes the lock of a socket, so that no other agent answers there until release
+// is called: an agent that starts removes the socket that it finds. It makes the socket's
+// folder if it is missing. The error wraps [datapath.ErrRunning] if another agent has the lock.
+func LockSocket(socket string) (release func() error, err error) {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
+		return nil, fmt.Errorf("socket directory: %w", err)
+	}
+	// The file stays: a process that waits for a removed file would lock out no one.
+	return lockFile(socket, os.O_CREATE|os.O_RDWR)
+}
+
+// LockUsedSocket takes the lock of a socket if an agent has ever used it. Cleanups take it
+// beside the [datapath.MapsLock], because older builds of the agent lock nothing but their socket. The
+// error wraps [datapath.ErrRunning] if an agent has the lock.
+func LockUsedSocket(socket string) (release func() error, err error) {
+	release, err = lockFile(socket, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return func() error { return nil }, nil
+	}
+
+	return release, err
+}
+
+func lockFile(socket string, flags int) (release func() error, err error) {
+	f, err := os.OpenFile(socket+".lock", flags, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock of the socket: %w", err)
+	}
+	if err := datapath.LockFile(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("socket %q: %w", socket, err), f.Close())
+	}
+
+	return f.Close, nil
+}

@@ -1,0 +1,150 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// serve starts a server that answers with *state, on fake maps.
+func serve(t *testing.T, state *lb.State) *Client {
+	t.Helper()
+	server := Server{
+		Socket: filepath.Join(t.TempDir(), "below", "agent.sock"),
+		Log:    slog.New(slog.DiscardHandler),
+		Tables: maps.NewFakes(100).Tables,
+		Model: func(context.Context) (Model, error) {
+			return Model{
+				Snapshots: slices.Collect(state.Snapshots()), Resolve: lb.Snapshot.Resolve,
+				Errors:   []ServiceError{{Service: "ns/web", Error: "one"}, {Service: "ns/web", Error: "two"}},
+				Problems: map[string][]lb.Problem{"Service ns/web": {{Object: "Service ns/web", Field: "f", Message: "m"}}},
+				Owners: map[lb.FrontendKey]lb.ServiceName{
+					webKey(80): {Namespace: "ns", Name: "other"}, webKey(53): {Namespace: "ns", Name: "web"},
+				},
+				Own: []lb.Frontend{{
+					Key: lb.FrontendKey{
+						Addr: datapath.ProbeAddr.Addr(), Port: datapath.ProbeAddr.Port(), Protocol: lb.TCP, Scope: lb.Internal,
+					},
+					Kind: lb.KindClusterIP,
+				}},
+			}, nil
+		},
+	}
+	release, err := LockSocket(server.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { release() })
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+
+	return NewClient(server.Socket)
+}
+
+// webKey is the frontend of web's first ClusterIP at a port.
+func webKey(port uint16) lb.FrontendKey {
+	protocol := lb.TCP
+	if port == 53 {
+		protocol = lb.UDP
+	}
+
+	return lb.FrontendKey{Addr: web().ClusterIPs[0], Port: port, Protocol: protocol, Scope: lb.Internal}
+}
+
+func mustAsk[T any](t *testing.T, ask func(context.Context) (T, error)) T {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	defer stop()
+	for {
+		value, err := ask(ctx)
+		if err == nil {
+			return value
+		}
+		if !errors.Is(err, ErrNotRunning) || ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestClientSeesTheModel(t *testing.T) {
+	state := lb.NewState(lb.Node{Name: "node-1"})
+	state.SetService(*web())
+	client := serve(t, state)
+	services := mustAsk(t, client.Services)
+	if len(services) != 1 || services[0].Name != "ns/web" {
+		t.Fatalf("services are %+v, want ns/web", services)
+	}
+	if svc := services[0]; svc.Error != "one; two" || len(svc.Problems) == 0 || svc.Problems[0].Field != "f" {
+		t.Errorf("it has the error %q and the problems %v", svc.Error, svc.Problems)
+	}
+	// Two ports, three kinds of addresses, the catch-alls, and the agent's own.
+	desired := mustAsk(t, client.Desired)
+	if len(desired) < 10 {
+		t.Errorf("%d frontends are desired, want at least 10", len(desired))
+	}
+	has := func(port uint16) bool {
+		key := webKey(port)
+
+		return slices.ContainsFunc(desired, func(f Frontend) bool {
+			return f.key() == frontendKey{netip.AddrPortFrom(key.Addr, key.Port), key.Protocol, key.Scope}
+		})
+	}
+	if has(80) || !has(53) {
+		t.Error("desired are not the frontends that the Service owns")
+	}
+	if !slices.ContainsFunc(desired, func(f Frontend) bool { return f.Address == datapath.ProbeAddr }) {
+		t.Error("the agent's own frontend is missing")
+	}
+}
+
+func TestClientWithoutAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	if _, err := NewClient(path).Status(t.Context()); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("without a socket: %v, want %v", err, ErrNotRunning)
+	}
+	// What a killed agent leaves.
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewClient(path).Status(t.Context()); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("with a dead socket: %v, want %v", err, ErrNotRunning)
+	}
+}
+
+func TestSocketHasOneAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "below", "agent.sock")
+	release, err := LockSocket(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LockSocket(path); !errors.Is(err, datapath.ErrRunning) || !strings.Contains(err.Error(), path) {
+		t.Errorf("while one runs: %v, want %v with the socket's path", err, datapath.ErrRunning)
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	release, err = LockSocket(path)
+	if err != nil {
+		t.Fatalf("after its end: %v", err)
+	}
+	release()
+}

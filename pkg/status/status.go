@@ -1,0 +1,205 @@
+// Package status reports what an agent has programmed: it answers the other verbs on a socket
+// ([Server]), asks a running agent ([Client]), and reads maps and programs where no agent runs
+// ([KernelStatus], [Programmed]). Its types are the JSON of `sluice status`, `services`,
+// `backends` and `verify`.
+package status
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
+)
+
+// Status is the state of an agent and its node, which `sluice status` shows.
+type Status struct {
+	Running bool      `json:"running"` // an agent has answered
+	Version string    `json:"version,omitempty"`
+	Node    string    `json:"node,omitempty"`
+	Source  string    `json:"source,omitempty"` // where Services come from
+	Started time.Time `json:"started,omitzero"`
+	// Synced is set once all Services and endpoints are known, and programmed except
+	// for Errors.
+	Synced bool `json:"synced"`
+
+	CgroupRoot string `json:"cgroupRoot"`
+	// NotCovered are the sockets of processes that are not below CgroupRoot; empty if
+	// all of the machine are.
+	NotCovered string `json:"notCovered,omitempty"`
+	BPFRoot    string `json:"bpfRoot"`
+	// Unpinned is why pins are missing below BPFRoot, empty if none is.
+	Unpinned string               `json:"unpinned,omitempty"`
+	Hooks    []datapath.HookState `json:"hooks"`
+	// Effective is empty if our programs refuse a connection to a reserved address, else
+	// it is what happened instead.
+	Effective string `json:"effective,omitempty"`
+
+	Devices []Device `json:"devices"`
+	// ThroughStack is why packets to backends on other nodes pass this node's network stack;
+	// empty if they need not. Only an agent knows it.
+	ThroughStack string `json:"throughStack,omitempty"`
+
+	Services int               `json:"services"`
+	Maps     []MapFill         `json:"maps"`
+	Counts   map[string]uint64 `json:"counts"` // by reason
+	Flows    flow.Status       `json:"flows"`
+	// Writes is how often the agent wrote to each map since it started.
+	Writes map[string]uint64 `json:"writes,omitempty"`
+
+	Problems []lb.Problem   `json:"problems"` // parts of objects that were left out
+	Errors   []ServiceError `json:"errors"`   // Services that are not as they should be in the maps
+}
+
+// MapFill is how full a map is.
+type MapFill struct {
+	Name     string `json:"name"`
+	Entries  int    `json:"entries"`
+	Capacity int    `json:"capacity"`
+}
+
+// ServiceError is a Service that could not be programmed in full.
+type ServiceError struct {
+	Service string    `json:"service"`
+	Error   string    `json:"error"`
+	Retry   time.Time `json:"retry,omitzero"`
+}
+
+// Device is one device of the node, with its class and what is attached to it.
+type Device struct {
+	Index int    `json:"index"`
+	Name  string `json:"name"`
+	// Class is what the device leads to, "pods" or "uplink", if programs are to be
+	// attached to it. Only an agent knows it.
+	Class string `json:"class,omitempty"`
+	// Attached is how our programs are attached: "tcx", "clsact", or empty if
+	// they are not.
+	Attached string `json:"attached,omitempty"`
+	// Reason is why the device is of its class, or of none.
+	Reason  string `json:"reason,omitempty"`
+	Problem string `json:"problem,omitempty"`
+	// Ahead are other programs that run before ours, as "egress: NAME". Packets
+	// that they drop, or pass without running later programs, do not reach ours.
+	Ahead []string `json:"ahead,omitempty"`
+}
+
+// KernelStatus returns the status without an agent: what is pinned and attached. It
+// starts this program's own executable, see [datapath.Verify].
+func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, error) {
+	status := Status{BPFRoot: bpfRoot, CgroupRoot: cgroupRoot, NotCovered: notCovered(cgroupRoot)}
+	if err := datapath.Verify(ctx, cgroupRoot); err != nil {
+		status.Effective = err.Error()
+	}
+	hooks, err := datapath.Hooks(bpfRoot, cgroupRoot)
+	if err != nil {
+		return status, err
+	}
+	status.Hooks = hooks
+	devices, err := datapath.Devices(bpfRoot)
+	if err != nil {
+		return status, err
+	}
+	status.Devices = make([]Device, 0, len(devices))
+	for _, d := range devices {
+		status.Devices = append(status.Devices, deviceOf(datapath.DeviceStatus{DeviceState: d}))
+	}
+	pinned, err := maps.Load(bpfRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return status, nil
+	}
+	if err != nil {
+		return status, err
+	}
+	defer pinned.Close()
+	if status.Flows, err = flow.ReadStatus(pinned); err != nil {
+		return status, err
+	}
+
+	return status, status.readMaps(pinned)
+}
+
+// notCovered returns the sockets that are outside of a cgroup. It is empty if cgroupRoot is no
+// cgroup: hooks are not effective there anyway.
+func notCovered(cgroupRoot string) string {
+	cgroup, err := datapath.LookupCgroup(cgroupRoot)
+	if err != nil {
+		return ""
+	}
+
+	return cgroup.NotCovered()
+}
+
+// Well reports whether Services work as they should.
+func (s Status) Well() bool {
+	for _, hook := range s.Hooks {
+		if hook.Problem != "" {
+			return false
+		}
+	}
+	for _, device := range s.Devices {
+		if device.Problem != "" {
+			return false
+		}
+	}
+
+	return s.Running && s.Synced && s.Effective == "" && s.Unpinned == "" && s.Flows.Emergency == "" && len(s.Errors) == 0
+}
+
+func (s *Status) readMaps(m *maps.Pinned) error {
+	fills, err := m.Fills()
+	if err != nil {
+		return err
+	}
+	for _, f := range fills {
+		s.Maps = append(s.Maps, MapFill(f))
+	}
+	counts, err := m.ReasonCounts()
+	if err != nil {
+		return err
+	}
+	s.Counts = make(map[string]uint64, len(counts))
+	for reason, n := range counts {
+		s.Counts[reason.String()] = n
+	}
+
+	return nil
+}
+
+func deviceOf(d datapath.DeviceStatus) Device {
+	return Device{
+		Index: d.Index, Name: d.Name, Class: d.Class, Attached: string(d.Attached),
+		Reason: d.Reason, Problem: d.Problem, Ahead: d.Ahead,
+	}
+}
+
+// ErrorsOf returns the Services that are not in the maps as they should be, and why.
+func ErrorsOf(statuses iter.Seq[reconcile.Status]) []ServiceError {
+	errs := []ServiceError{}
+	for status := range statuses {
+		for _, failure := range status.Failures {
+			errs = append(errs, ServiceError{
+				Service: status.Service.String(), Error: failure.Error(), Retry: status.Retry,
+			})
+		}
+		for _, l := range status.Lost {
+			errs = append(errs, ServiceError{
+				Service: status.Service.String(),
+				Error:   fmt.Sprintf("%s belongs to Service %s", l.Frontend, l.Owner),
+			})
+		}
+	}
+	slices.SortFunc(errs, func(x, y ServiceError) int {
+		return cmp.Or(cmp.Compare(x.Service, y.Service), cmp.Compare(x.Error, y.Error))
+	})
+
+	return errs
+}
