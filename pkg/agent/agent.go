@@ -104,6 +104,8 @@ type Config struct {
 
 	events func(kube.Event) // nil: Events are not recorded
 	limits lb.Limits        // of one Service
+	// hadNodePorts are the addresses on which node ports answered when the agent started.
+	hadNodePorts map[netip.Addr]bool
 }
 
 // Validate returns an error that names the first field that cannot be used.
@@ -219,15 +221,14 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if err := logMaps(cfg.Log, dp); err != nil {
 		return err
 	}
-	hadNodePorts, err := nodePortAddrs(tables.Addrs)
-	if err != nil {
-		return err
-	}
 	writer, err := reconcile.New(reconcile.Config{Tables: tables})
 	if err != nil {
 		return err
 	}
 	cfg.limits = limitsOf(tables)
+	if cfg.hadNodePorts, err = nodePortAddrs(tables.Addrs); err != nil {
+		return err
+	}
 
 	p.firstSync = make(chan struct{})
 	hooks := datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
@@ -253,12 +254,8 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	p.setDevices, p.fibMTU = devices.Set, dp.Features().FIBMTU
 	p.endStale = func() { hooks.EndOrphans(); flows.endStale() }
 	a := newAgent(cfg, p)
-	a.model.hadNodePorts = hadNodePorts
 
-	stats := status.NodeStats{
-		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
-		Hooks: hooks, Devices: devices, Flows: flows.known, Datapath: dp,
-	}
+	var refusals func() int // nil: Services are not counted
 	gatherers := metrics.Gatherers{}
 	runServices := func(context.Context, func(error)) error { return nil }
 	if cfg.ServiceMetrics > 0 {
@@ -269,9 +266,13 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 		if err != nil {
 			return err
 		}
-		stats.Refusals = services.Refusals
+		refusals = services.Refusals
 		gatherers = append(gatherers, services)
 		runServices = services.Run
+	}
+	stats := status.NodeStats{
+		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
+		Hooks: hooks, Devices: devices, Flows: flows.known, Datapath: dp, Refusals: refusals,
 	}
 	registry, err := metrics.NewRegistry(queue.metrics, metrics.NewNodeCollector(cfg.Version, stats.Node))
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
-// A small cluster's agent takes its time for garbage, a large one's must not double.
+// In a small cluster garbage may grow to the size of the heap, in a large one to a quarter of it.
 func TestGCPercent(t *testing.T) {
 	const mib = 1 << 20
 	for _, test := range []struct {

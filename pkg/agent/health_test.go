@@ -85,7 +85,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 	return p
 }
 
-// mustPass waits until the loop has worked off all, and for it to be healthy or not
+// mustPass waits until the loop has applied all changes, and for it to be healthy or not
 // once two minutes have passed.
 func (p *loopScene) mustPass(t *testing.T, healthy bool) {
 	t.Helper()

@@ -63,7 +63,7 @@ func (m *measured) setSlice(name string, addr string, triggered time.Time) {
 	}, nil)
 }
 
-// check holds one value of a scrape against want: of a histogram, how often it
+// check compares one value of a scrape with want: of a histogram, how often it
 // was observed.
 func (m *measured) check(when, name string, labels map[string]string, want float64) {
 	m.t.Helper()

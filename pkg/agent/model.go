@@ -79,6 +79,7 @@ func newModel(cfg Config) *model {
 		state:             lb.NewState(self),
 		node:              self,
 		nodePortAddresses: cfg.NodePortAddresses,
+		hadNodePorts:      cfg.hadNodePorts,
 		awaitsNode:        true,
 		deviceRules:       cfg.Devices,
 		detector:          cfg.Local,

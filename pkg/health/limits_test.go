@@ -265,7 +265,7 @@ func TestTimeouts(t *testing.T) {
 		{"a client that sends nothing", func(conn net.Conn) {
 			_, _ = io.Copy(io.Discard, conn)
 		}, requestTimeout},
-		{"a header that goes on for ever", func(conn net.Conn) {
+		{"a header without end", func(conn net.Conn) {
 			_, err := io.WriteString(conn, "GET / HTTP/1.1\r\n")
 			for err == nil {
 				time.Sleep(100 * time.Millisecond)

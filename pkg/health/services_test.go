@@ -20,7 +20,7 @@ import (
 var web = lb.ServiceName{Namespace: "ns1", Name: "svc1"}
 
 // checker is a Services in a namespace whose lo has two addresses of each family
-// that can be dialled.
+// that can be connected to.
 type checker struct {
 	*Services
 	ns      *lab.Namespace

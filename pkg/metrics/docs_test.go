@@ -129,7 +129,7 @@ func mustReadRows(t *testing.T) []row {
 	return rows
 }
 
-// compare holds labels by name against each other.
+// compare compares labels by name.
 func compare(t *testing.T, where string, want, got map[string]string) {
 	t.Helper()
 	for name, labels := range want {

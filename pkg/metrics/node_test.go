@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/exposition.txt and docs/metrics.md")
 
-// golden holds what the file has against got, or rewrites it.
+// golden compares the file with got, or rewrites it.
 func golden(t *testing.T, path, got string) {
 	t.Helper()
 	if *update {

@@ -37,7 +37,7 @@ func (s *story) round(r Round) {
 	s.Done(r)
 }
 
-// check holds what a scrape shows against want, which names what matters.
+// check compares a scrape with want, which names the series that matter.
 func (s *story) check(when string, want map[string]float64) {
 	s.t.Helper()
 	registry, err := NewRegistry(s.Sync)
@@ -191,7 +191,7 @@ func TestLatency(t *testing.T) {
 	s.check("once, and no more", map[string]float64{latency + v4: 2, latency + v6: 1})
 }
 
-// checkSums holds the sums of latencies against want, by family.
+// checkSums compares the sums of latencies with want, by family.
 func (s *story) checkSums(when string, want map[string]float64) {
 	s.t.Helper()
 	registry, err := NewRegistry(s.Sync)

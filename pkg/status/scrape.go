@@ -19,7 +19,7 @@ type NodeStats struct {
 	Devices  *datapath.DeviceMonitor
 	Flows    func() flow.Status
 	Datapath *datapath.Datapath
-	// Refusals returns how many entries the map of refusals has. Nil: there is no map.
+	// Refusals returns how many entries the map of refusals has. Nil: Services are not counted.
 	Refusals func() int
 
 	mu    sync.Mutex
