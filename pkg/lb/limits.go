@@ -109,7 +109,7 @@ func (r *resolver) limitSourceRanges(limit int) {
 
 // countSourceRanges returns how many source ranges a port has in one family, the load
 // balancers' own addresses included. It is never less than the number that
-// [Service.sourceRanges] returns, and zero if every client may connect.
+// [resolver.sourceRanges] returns, and zero if every client may connect.
 func (r *resolver) countSourceRanges(family Family) int {
 	count := 0
 	for _, p := range r.svc.SourceRanges {
