@@ -55,76 +55,63 @@ func ConntrackMax(perCore, least, cores int) int {
 func (c Conntrack) Set() (set []string, err error) { return c.setBelow("/") }
 
 func (c Conntrack) setBelow(root string) (set []string, err error) {
-	w := sysctlWriter{dir: filepath.Join(root, "proc/sys/net/netfilter")}
-	if _, err := os.Stat(filepath.Join(w.dir, conntrackMax)); errors.Is(err, os.ErrNotExist) {
+	dir := filepath.Join(root, "proc/sys/net/netfilter")
+	if _, err := os.Stat(filepath.Join(dir, conntrackMax)); errors.Is(err, os.ErrNotExist) {
 		return nil, ErrNoConntrack
 	}
-	if most := ConntrackMax(c.MaxPerCore, c.Min, cores(root)); most > 0 && w.set(conntrackMax, most) {
-		w.grow(filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize"), most/4)
-	}
-	w.setSeconds("nf_conntrack_tcp_timeout_established", c.TCPEstablished)
-	w.setSeconds("nf_conntrack_tcp_timeout_close_wait", c.TCPCloseWait)
-	w.setSeconds("nf_conntrack_udp_timeout", c.UDPUnanswered)
-	w.setSeconds("nf_conntrack_udp_timeout_stream", c.UDPAnswered)
-	if c.TCPBeLiberal {
-		w.set("nf_conntrack_tcp_be_liberal", 1)
+	var errs []error
+	// write writes the value into a file, if it has another, and reports whether the file has it.
+	write := func(path string, value int) bool {
+		name := filepath.Base(path)
+		now, err := readNumber(path)
+		if err == nil && now == value {
+			return true
+		}
+		if err == nil {
+			err = os.WriteFile(path, []byte(strconv.Itoa(value)), 0)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s=%d: %w", name, value, err))
+
+			return false
+		}
+		set = append(set, fmt.Sprintf("%s=%d", name, value))
+
+		return true
 	}
 
-	return w.changed, errors.Join(w.errs...)
+	most := ConntrackMax(c.MaxPerCore, c.Min, cores(root))
+	if most > 0 && write(filepath.Join(dir, conntrackMax), most) {
+		table := filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize")
+		size, err := readNumber(table)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("size of the table of connections: %w", err))
+		case size < most/4: // it is not made smaller
+			write(table, most/4)
+		}
+	}
+	for _, timeout := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"nf_conntrack_tcp_timeout_established", c.TCPEstablished},
+		{"nf_conntrack_tcp_timeout_close_wait", c.TCPCloseWait},
+		{"nf_conntrack_udp_timeout", c.UDPUnanswered},
+		{"nf_conntrack_udp_timeout_stream", c.UDPAnswered},
+	} {
+		if timeout.value > 0 {
+			write(filepath.Join(dir, timeout.name), int(timeout.value/time.Second))
+		}
+	}
+	if c.TCPBeLiberal {
+		write(filepath.Join(dir, "nf_conntrack_tcp_be_liberal"), 1)
+	}
+
+	return set, errors.Join(errs...)
 }
 
 const conntrackMax = "nf_conntrack_max"
-
-// sysctlWriter writes numbers into the kernel's files.
-type sysctlWriter struct {
-	dir     string
-	changed []string
-	errs    []error
-}
-
-// set writes the value into the file of that name, if it has another, and reports
-// whether the file has the value.
-func (w *sysctlWriter) set(name string, value int) bool {
-	return w.setAt(filepath.Join(w.dir, name), value)
-}
-
-func (w *sysctlWriter) setAt(path string, value int) bool {
-	name := filepath.Base(path)
-	now, err := readNumber(path)
-	if err == nil && now == value {
-		return true
-	}
-	if err == nil {
-		err = os.WriteFile(path, []byte(strconv.Itoa(value)), 0)
-	}
-	if err != nil {
-		w.errs = append(w.errs, fmt.Errorf("%s=%d: %w", name, value, err))
-
-		return false
-	}
-	w.changed = append(w.changed, fmt.Sprintf("%s=%d", name, value))
-
-	return true
-}
-
-func (w *sysctlWriter) setSeconds(name string, d time.Duration) {
-	if d > 0 {
-		w.set(name, int(d/time.Second))
-	}
-}
-
-// grow writes the value into a file, if it has a smaller one.
-func (w *sysctlWriter) grow(path string, value int) {
-	now, err := readNumber(path)
-	if err != nil {
-		w.errs = append(w.errs, fmt.Errorf("size of the table of connections: %w", err))
-
-		return
-	}
-	if now < value {
-		w.setAt(path, value)
-	}
-}
 
 func readNumber(path string) (int, error) {
 	text, err := os.ReadFile(path)
