@@ -444,7 +444,7 @@ func (o observer) want(want ...string) {
 func (o observer) until(what string, is func(State) bool) State {
 	o.t.Helper()
 	var last State
-	for deadline := time.After(5 * time.Second); ; {
+	for deadline := time.After(time.Minute); ; { // a list may take seconds on a busy machine
 		select {
 		case last = <-o.updates:
 			if is(last) {
