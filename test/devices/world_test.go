@@ -111,7 +111,7 @@ func (w *world) start(t *testing.T, services ...service) {
 				t.Error(err)
 			}
 			if t.Failed() {
-				t.Logf("agent of %s:\n%s", node.Name, agent.Log())
+				lab.KeepLog(t, node.Name, agent.Log())
 			}
 		})
 	}

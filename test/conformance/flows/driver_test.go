@@ -63,7 +63,7 @@ func (d *driver) mustStart(t *testing.T, s *scenario) {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("agent:\n%s", node.Log())
+			lab.KeepLog(t, "agent", node.Log())
 		}
 	})
 	if err := node.Start(); err != nil {
