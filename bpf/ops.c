@@ -16,10 +16,10 @@ static __always_inline struct sock_state *state_of(struct bpf_sock_ops *ctx)
 }
 
 /*
- * wants_states enables the callback for changes of state of the socket, and keeps those that other
+ * enable_state_callback enables the callback for changes of state of the socket, and keeps those that other
  * programs enabled.
  */
-static __always_inline void wants_states(struct bpf_sock_ops *ctx)
+static __always_inline void enable_state_callback(struct bpf_sock_ops *ctx)
 {
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
@@ -33,7 +33,7 @@ int sluice_sock_ops(struct bpf_sock_ops *ctx)
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB: /* another program may have cleared the flag */
 		if (state_of(ctx))
-			wants_states(ctx);
+			enable_state_callback(ctx);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
 		state = ctx->args[1] == BPF_TCP_CLOSE ? state_of(ctx) : NULL;

@@ -335,7 +335,7 @@ static __always_inline int answer_from_original_dst(struct bpf_sock_addr *ctx, b
 	__u64 now;
 
 	if (state && (!receives || is_connected(ctx)) &&
-	    connected_by(state, &peer, port, &original_dst, &original_port)) {
+	    get_original_dst(state, &peer, port, &original_dst, &original_port)) {
 		set_hook_addr(ctx, v6, &original_dst, original_port);
 		return 1;
 	}

@@ -498,7 +498,7 @@ enum flow_flag {
 
 /*
  * A flow. Each of its entries contains all of it, so that any can put back the others. The
- * addresses that a packet matches come first: see goes in bpf/lib/flow.h.
+ * addresses that a packet matches come first: see set_target in bpf/lib/flow.h.
  */
 struct flow {
 	struct addr client;

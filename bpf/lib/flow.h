@@ -52,10 +52,10 @@ static __always_inline void count_usage(__u8 proto, __s64 entries)
 /* has_share reports whether there is room in flows for another flow of a protocol. */
 static __always_inline bool has_share(__u8 proto)
 {
-	bool udp = proto == IPPROTO_UDP;
-	const __u64 *used = usage_of(udp ? FLOWS_UDP : FLOWS_CONNECTED);
-	const __u64 *others = usage_of(udp ? FLOWS_CONNECTED : FLOWS_UDP);
-	__s64 kept = udp ? config_flows_room >> 1 : config_flows_room >> 2;
+	enum flow_kind kind = kind_of(proto);
+	const __u64 *used = usage_of(kind);
+	const __u64 *others = usage_of(kind == FLOWS_UDP ? FLOWS_CONNECTED : FLOWS_UDP);
+	__s64 kept = kind == FLOWS_UDP ? config_flows_room >> 1 : config_flows_room >> 2;
 
 	if (!used || !others)
 		return false;
@@ -183,12 +183,12 @@ static __always_inline bool same_tuple(const struct flow_key *a, const struct fl
 }
 
 /*
- * goes sets pkt->to to what the packets of key become, and is false if f is no longer an entry of
+ * set_target sets pkt->to to what the packets of key become, and is false if f is no longer an entry of
  * key: a full LRU map gives the memory of an entry to another flow, even while a program reads it.
  * The new tuple is written first, so it is compared last.
  */
-static __always_inline bool goes(struct packet *pkt, const struct flow *f,
-				 const struct flow_key *key)
+static __always_inline bool set_target(struct packet *pkt, const struct flow *f,
+				       const struct flow_key *key)
 {
 	goes_as(f, f->role, &pkt->to);
 	barrier();
@@ -401,6 +401,25 @@ static __always_inline void release_all(struct packet *pkt)
 	release(hook, FLOW_TO_CLIENT);
 	release(hook, FLOW_TO_BACKEND);
 	release(hook, FLOW_FROM_BACKEND);
+}
+
+/* find_flow returns the entry of key, or NULL, and sets pkt->to to the tuple of its packets. */
+static __always_inline struct flow *find_flow(struct packet *pkt, const struct flow_key *key,
+					      bool *half_open)
+{
+	struct flow *f = bpf_map_lookup_elem(&sl_flows, key);
+
+	*half_open = !f;
+	if (!f)
+		f = half_open_at(key);
+	if (!f) {
+		/* It may have been confirmed between the two lookups. */
+		f = bpf_map_lookup_elem(&sl_flows, key);
+		*half_open = false;
+	}
+	if (!f || !set_target(pkt, f, key))
+		return NULL;
+	return f->role == FLOW_FROM_BACKEND && !(f->flags & FLOW_SENT) ? NULL : f;
 }
 
 #endif

@@ -51,9 +51,11 @@ static __always_inline __be16 skip_vlan(struct __sk_buff *ctx, __be16 type, __u3
 	return type;
 }
 
-/* Where the IP header of a frame begins, and its version. */
+/* Where the IP header of a frame is, and what the first check of a packet needs of it. */
 struct network {
 	__u32 at;
+	__u32 l4; /* 0: behind extension headers, or in another fragment */
+	__u8 proto; /* if l4 is set */
 	bool v6;
 };
 
@@ -204,6 +206,59 @@ static __always_inline enum reason skip_extensions(struct __sk_buff *ctx, struct
 static __always_inline bool has_ports(__u8 proto)
 {
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
+}
+
+/*
+ * peek_network reads the source or the destination address of a packet, and where its ports are.
+ * The full reading is left to read_ip, for the few packets that pass the first check.
+ */
+static __always_inline enum reason peek_network(struct __sk_buff *ctx, struct network *net,
+						bool from, struct addr *a)
+{
+	const struct ipv6hdr *v6;
+	const struct iphdr *v4;
+	enum reason why;
+
+	why = read_link(ctx, net);
+	if (why)
+		return why;
+	if (net->v6) {
+		v6 = peek(ctx, net->at, sizeof(*v6));
+		if (!v6)
+			return REASON_PASS_MALFORMED;
+		__builtin_memcpy(a, from ? &v6->saddr : &v6->daddr, sizeof(*a));
+		net->proto = v6->nexthdr;
+		net->l4 = is_extension(v6->nexthdr) ? 0 : net->at + sizeof(*v6);
+	} else {
+		v4 = peek(ctx, net->at, sizeof(*v4));
+		if (!v4)
+			return REASON_PASS_MALFORMED;
+		*a = addr_of_v4(from ? v4->saddr : v4->daddr);
+		net->proto = v4->protocol;
+		net->l4 = v4->frag_off & V4_FRAGMENT_OFFSET ? 0 : net->at + v4->ihl * 4;
+	}
+	return REASON_NEXT;
+}
+
+/*
+ * peek_port reads the source or the destination port, 0 if that takes more than a look. It is
+ * false for a packet whose protocol has no ports and reports no errors, so that it is certainly
+ * not a Service's.
+ */
+static __always_inline bool peek_port(struct __sk_buff *ctx, const struct network *net, bool from,
+				      __be16 *port)
+{
+	const __be16 *ports;
+
+	*port = 0;
+	if (!net->l4)
+		return true;
+	if (!has_ports(net->proto))
+		return net->proto == (net->v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
+	ports = peek(ctx, net->l4, 2 * sizeof(*ports));
+	if (ports)
+		*port = ports[from ? 0 : 1];
+	return true;
 }
 
 /* read_ports reads the ports at l4, in a packet that ends at end. */

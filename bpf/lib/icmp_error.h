@@ -6,6 +6,7 @@
 #ifndef SLUICE_ICMP_ERROR_H
 #define SLUICE_ICMP_ERROR_H
 
+#include "flow.h"
 #include "rewrite.h"
 
 #define ICMP_CHECKSUM 2 /* offset, in both families */
@@ -160,6 +161,35 @@ static __always_inline bool rewrite_quoted(struct __sk_buff *ctx, struct packet 
 			return false;
 	}
 	return from == ports || quote_store(ctx, pkt, quoted->l4, &from, &ports, sizeof(ports));
+}
+
+/*
+ * find_error_flow finds the flow that an ICMP error is about, and copies it to pkt->flow. It is
+ * global, as begin_flow is.
+ */
+__noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
+{
+	struct packet *pkt = packet_at(hook);
+	const struct flow *f;
+	enum reason why;
+	bool half_open;
+
+	if (!pkt)
+		return REASON_PASS_OTHER_TRAFFIC;
+	why = read_quoted(ctx, pkt, &pkt->quoted);
+	if (why)
+		return why;
+	if (!addr_equal(&pkt->quoted.key.src, &pkt->ip.key.dst))
+		return REASON_PASS_NO_FLOW; /* the receiver of the error did not send the quoted packet */
+	reversed(&pkt->quoted.key, &pkt->came);
+	pkt->came.hook = pkt->ip.key.hook;
+	f = find_flow(pkt, &pkt->came, &half_open);
+	if (!f || is_stray(f))
+		return REASON_PASS_NO_FLOW;
+	if (is_redirect(pkt->icmp_type, pkt->ip.v6))
+		return REASON_DROP_REDIRECT;
+	pkt->flow = *f;
+	return REASON_NEXT;
 }
 
 /*

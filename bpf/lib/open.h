@@ -125,7 +125,7 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
 	int why = REASON_NEXT;
 
 	set_backend(&pkt->flow, be);
-	if (wants_masquerade(pool, be, &pkt->flow.client) && may_turn(ctx, pkt, be))
+	if (wants_masquerade(pool, be, &pkt->flow.client) && try_turn(ctx, pkt, be))
 		pkt->flow.flags |= FLOW_TURNED | FLOW_SENT;
 	else
 		why = reserve_reply(ctx, pkt, pool, &be);
@@ -192,6 +192,73 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	return REASON_TRANSLATED;
+}
+
+/*
+ * scope_of returns the scope of the frontends that a client can reach. The internal scope is for
+ * pods of this node: the packets that arrive on a device of pods, unless detectLocalMode requires
+ * a source in local_cidrs as well. A packet that arrives on an uplink or a tunnel comes from
+ * another node, even with the address of a pod.
+ */
+static __always_inline __u8 scope_of(const struct addr *src)
+{
+	struct cidr_key key = { .prefix_len = 128, .addr = *src };
+
+	if (config_device_class != DEVICE_PODS)
+		return SCOPE_EXTERNAL;
+	if (config_scope_by_source && !bpf_map_lookup_elem(&sl_local_cidrs, &key))
+		return SCOPE_EXTERNAL;
+	return SCOPE_INTERNAL;
+}
+
+static __always_inline enum reason lookup_frontend(const struct flow_key *came, __u32 flags,
+						   struct pool *pool)
+{
+	struct frontend_key original_dst = {
+		.addr = came->dst,
+		.port = came->dst_port,
+		.proto = came->proto,
+		.scope = scope_of(&came->src),
+	};
+	enum reason why = REASON_PASS_NO_FRONTEND;
+
+	if (has_ports(came->proto)) {
+		if (flags & ADDR_SERVICE)
+			why = find_pool(&original_dst, pool);
+		if (why == REASON_PASS_NO_FRONTEND && flags & ADDR_NODE_PORT)
+			why = find_node_port(&original_dst, pool);
+	}
+	/* Other ports of the node stay reachable even if a Service has the address of the node. */
+	if (why != REASON_PASS_NO_FRONTEND || flags & ADDR_NODE)
+		return why;
+	return why_no_frontend(&original_dst);
+}
+
+/*
+ * begin_flow opens a flow for its first packet. It is global, and finds the packet by itself, so
+ * that the verifier walks it once, and not for each call.
+ */
+__noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	struct pool pool;
+	enum reason why;
+
+	if (!pkt)
+		return REASON_PASS_OTHER_TRAFFIC;
+	if (has_ports(pkt->ip.key.proto) && (pkt->event != EVENT_OPEN || pkt->ip.later))
+		return REASON_PASS_NO_FLOW;
+	why = lookup_frontend(&pkt->ip.key, flags, &pool);
+	if (why)
+		return why;
+	if (pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&pool, &pkt->ip.key.src))
+		why = REASON_DROP_SOURCE_RANGE;
+	else if (pkt->ip.key.proto != IPPROTO_UDP && !make_room())
+		why = REASON_DROP_FLOW_TABLE; /* refusing it is better than losing it later */
+	else
+		why = open_flow(ctx, pkt, &pool);
+	count_new(pool.service_port_id, why);
+	return why;
 }
 
 /*

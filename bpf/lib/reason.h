@@ -16,24 +16,33 @@ static __always_inline void count(enum reason why)
 		*n += 1;
 }
 
+/* The bits of a range of reasons. One test of a bit is one path for the verifier. */
+#define REASONS(first, last) ((2U << (last)) - (1U << (first)))
+
+_Static_assert(REASON_COUNT <= 32, "a class of reasons is a word of bits");
+
 /* is_pass reports whether the packet or the call is not for a Service, and goes on as it is. */
 static __always_inline bool is_pass(enum reason why)
 {
-	return (why >= REASON_PASS_PROTOCOL && why <= REASON_PASS_NO_FRONTEND) ||
-	       (why >= REASON_PASS_OTHER_TRAFFIC && why <= REASON_PASS_MALFORMED);
+	__u32 pass = REASONS(REASON_PASS_PROTOCOL, REASON_PASS_NO_FRONTEND) |
+		     REASONS(REASON_PASS_OTHER_TRAFFIC, REASON_PASS_MALFORMED);
+
+	return pass >> why & 1;
 }
 
 /* is_reject reports whether the client gets an error: ECONNREFUSED, or port unreachable. */
 static __always_inline bool is_reject(enum reason why)
 {
-	return why >= REASON_REJECT_NO_BACKEND && why <= REASON_REJECT_NO_PORT;
+	return REASONS(REASON_REJECT_NO_BACKEND, REASON_REJECT_NO_PORT) >> why & 1;
 }
 
 /* is_drop reports whether the packet is dropped, or the call fails. All later reasons are drops. */
 static __always_inline bool is_drop(enum reason why)
 {
-	return (why >= REASON_DROP_NO_LOCAL_BACKEND && why <= REASON_DROP_BACKEND_MISSING) ||
-	       why >= REASON_REJECT_LIMITED;
+	__u32 drop = REASONS(REASON_DROP_NO_LOCAL_BACKEND, REASON_DROP_BACKEND_MISSING) |
+		     REASONS(REASON_REJECT_LIMITED, REASON_COUNT - 1);
+
+	return drop >> why & 1;
 }
 
 /* Per-Service counts are enabled. */

@@ -206,10 +206,10 @@ static __noinline bool find_turn(struct __sk_buff *ctx, struct packet *pkt)
 }
 
 /*
- * may_turn reports whether the flow of a new packet to a remote backend may be turned around. Its
+ * try_turn reports whether the flow of a new packet to a remote backend may be turned around. Its
  * answers have to leave by the device on which the client came.
  */
-static __always_inline bool may_turn(struct __sk_buff *ctx, struct packet *pkt,
+static __always_inline bool try_turn(struct __sk_buff *ctx, struct packet *pkt,
 				     const struct backend *be)
 {
 	struct route back;
@@ -242,10 +242,10 @@ static __always_inline bool is_behind(struct __sk_buff *ctx, __u32 device, const
 }
 
 /*
- * shortcut addresses the frame to the backend itself if client and backend are behind the bridge
+ * bypass_node addresses the frame to the backend itself if client and backend are behind the bridge
  * of this device. It is false if the frame could not be written.
  */
-static __always_inline bool shortcut(struct __sk_buff *ctx, const struct flow_key *to)
+static __always_inline bool bypass_node(struct __sk_buff *ctx, const struct flow_key *to)
 {
 	__u32 port = ctx->ifindex;
 	const struct device *dev;

@@ -88,12 +88,12 @@ static __always_inline void forget_original_dst(struct bpf_sock_addr *ctx)
 }
 
 /*
- * connected_by sets original_dst and original_port, and reports whether peer is the backend that
+ * get_original_dst sets original_dst and original_port, and reports whether peer is the backend that
  * the socket got for them.
  */
-static __always_inline bool connected_by(struct sock_state *state, const struct addr *peer,
-					 __be16 port, struct addr *original_dst,
-					 __be16 *original_port)
+static __always_inline bool get_original_dst(struct sock_state *state, const struct addr *peer,
+					     __be16 port, struct addr *original_dst,
+					     __be16 *original_port)
 {
 	bool is_peer;
 

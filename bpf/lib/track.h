@@ -38,8 +38,8 @@ static __always_inline bool is_confirmed_by(const struct flow *f, const struct p
 	return is_reply(f) && (f->proto == IPPROTO_UDP || pkt->event == EVENT_NONE);
 }
 
-/* is_silent reports whether a side of a flow has ended. */
-static __always_inline bool is_silent(const struct flow *entry)
+/* has_closed reports whether the side of an entry has closed, or reset the flow. */
+static __always_inline bool has_closed(const struct flow *entry)
 {
 	return entry->state == FLOW_FIN || entry->state == FLOW_RESET;
 }
@@ -89,15 +89,6 @@ static __always_inline void keep_all(struct packet *pkt, const struct flow *f)
 }
 
 /*
- * has_lost_reply_tuple reports whether a half-open flow has lost the entry of its replies, perhaps
- * to another flow.
- */
-static __always_inline bool has_lost_reply_tuple(struct packet *pkt, const struct flow *f)
-{
-	return !answers_of(pkt, f) || (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND));
-}
-
-/*
  * refresh runs about once a second for each flow: it puts back the entries that the flow has lost.
  */
 static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open)
@@ -126,19 +117,7 @@ static __noinline bool has_ended(struct packet *pkt, const struct flow *f)
 	if (f->state == FLOW_RESET || !from || !to)
 		return f->state == FLOW_RESET;
 	return from->state == FLOW_RESET || to->state == FLOW_RESET ||
-	       (is_silent(from) && is_silent(to));
-}
-
-/* is_replaced reports whether the client of a flow has started another one in its place. */
-static __always_inline bool is_replaced(struct packet *pkt, const struct flow *f)
-{
-	const struct flow *from;
-
-	comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
-	from = half_open_at(&pkt->key);
-	if (!from)
-		from = bpf_map_lookup_elem(&sl_flows, &pkt->key);
-	return from && from->created != f->created;
+	       (has_closed(from) && has_closed(to));
 }
 
 /*
@@ -189,7 +168,7 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 {
 	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT || is_turned(f);
 	__u8 over = f->ending & FLOW_OVER;
-	bool was_silent = is_silent(f);
+	bool had_closed = has_closed(f);
 	__u8 state;
 
 	if (f->proto == IPPROTO_TCP)
@@ -201,7 +180,7 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 		f->state = state;
 	if (at_client)
 		f->bytes += pkt->ip.end - pkt->ip.l3;
-	if (at_client && (was_silent != is_silent(f) || over != (f->ending & FLOW_OVER)))
+	if (at_client && (had_closed != has_closed(f) || over != (f->ending & FLOW_OVER)))
 		update_load(pkt, f);
 	if (f->role == FLOW_TO_BACKEND && !(f->flags & FLOW_SENT))
 		note_sent(pkt, f);
@@ -212,10 +191,10 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 }
 
 /*
- * belongs_to reports whether an entry that is about to be deleted belongs to f, and takes it out
- * of the counts if it does.
+ * release_counts takes an entry that is about to be deleted out of the counts, and is false if it
+ * is none of f.
  */
-static __always_inline bool belongs_to(struct flow *entry, const struct flow *f, __u32 role)
+static __always_inline bool release_counts(struct flow *entry, const struct flow *f, __u32 role)
 {
 	if (!entry || entry->created != f->created)
 		return false;
@@ -236,9 +215,9 @@ __noinline int forget(__u32 hook, __u32 role)
 	if (!pkt || !has_role(&pkt->gone, role))
 		return 0;
 	comes_as(&pkt->gone, role, &pkt->key);
-	if (belongs_to(half_open_at(&pkt->key), &pkt->gone, role))
+	if (release_counts(half_open_at(&pkt->key), &pkt->gone, role))
 		drop_half_open(&pkt->key);
-	if (belongs_to(bpf_map_lookup_elem(&sl_flows, &pkt->key), &pkt->gone, role))
+	if (release_counts(bpf_map_lookup_elem(&sl_flows, &pkt->key), &pkt->gone, role))
 		drop_flow(&pkt->key);
 	return 0;
 }
@@ -254,12 +233,24 @@ static __always_inline void forget_all(struct packet *pkt)
 	forget(hook, FLOW_FROM_BACKEND);
 }
 
-/* answers_in is answers_of for a flow whose entries are known to be in one of the two tables. */
-static __always_inline const struct flow *answers_in(struct packet *pkt, const struct flow *f,
-						     bool half_open)
+/*
+ * is_direct_connection reports whether a packet from the stack opens or accepts a connection of a
+ * client to a backend itself, with a tuple of f, and f has ended, or its client has since started
+ * another flow. For a flow of a Service, ingress would have replaced the entries.
+ */
+static __always_inline bool is_direct_connection(struct packet *pkt, const struct flow *f)
 {
-	answer_comes_as(f, &pkt->key);
-	return half_open ? half_open_at(&pkt->key) : bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	bool opens = pkt->event == EVENT_OPEN && f->role == FLOW_TO_BACKEND;
+	bool accepts = pkt->event == EVENT_ACCEPT && f->role == FLOW_TO_CLIENT;
+	const struct flow *from;
+
+	if (!opens && !accepts)
+		return false;
+	if (has_ended(pkt, f))
+		return true;
+	comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
+	from = half_open_at(&pkt->key) ?: bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	return from && from->created != f->created;
 }
 
 /*
@@ -274,50 +265,42 @@ static __always_inline bool has_backend(const struct flow *f)
 }
 
 /*
- * is_over reports whether both sides of a connection have ended it, or one of them seems to have
- * reset it and it has been idle for a while since. An SCTP association ends when one side ends it.
- */
-static __always_inline bool is_over(struct packet *pkt, const struct flow *f, bool half_open)
-{
-	const struct flow *answers;
-
-	if (f->ending & FLOW_OVER)
-		return true;
-	answers = answers_in(pkt, f, half_open);
-	if (f->proto == IPPROTO_SCTP)
-		return is_silent(f) || (answers && is_silent(answers));
-	if (f->state != FLOW_RESET && !(answers && answers->state == FLOW_RESET))
-		return false;
-	return idle_of(f, pkt->now) > CLOSING_NS &&
-	       !(answers && idle_of(answers, pkt->now) <= CLOSING_NS);
-}
-
-/* is_idle reports whether a UDP flow has been idle for so long that it has ended. */
-static __always_inline bool is_idle(struct packet *pkt, const struct flow *f, bool half_open)
-{
-	__u64 limit = half_open ? config_udp_unanswered_ns : config_udp_idle_ns;
-	const struct flow *answers;
-
-	if (idle_of(f, pkt->now) <= limit)
-		return false;
-	answers = answers_in(pkt, f, half_open);
-	return !answers || idle_of(answers, pkt->now) > limit;
-}
-
-/*
  * starts_new_flow reports whether this packet, though it has an entry, is the first one of a new
- * flow, which gets a backend of its own.
+ * flow, which gets a backend of its own: the old one has lost its backend or, if it is half open,
+ * an entry of its replies, or it has ended.
+ *
+ * UDP has ended after its timeout, SCTP when one side has closed, and TCP when both sides certainly
+ * have, or when one seems to have reset it and it has been idle for a while since.
  */
 static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f, bool half_open)
 {
+	__u64 limit = half_open ? config_udp_unanswered_ns : config_udp_idle_ns;
+	bool udp = f->proto == IPPROTO_UDP;
+	const struct flow *answers;
+	__u64 idle;
+
 	if (pkt->event != EVENT_OPEN || f->role != FLOW_FROM_CLIENT)
 		return false;
-	if (half_open && has_lost_reply_tuple(pkt, f))
+	if (half_open &&
+	    (!answers_of(pkt, f) || (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND))))
 		return true;
-	if (f->proto == IPPROTO_UDP)
-		return idle_of(f, pkt->now) > REFRESH_NS &&
-		       (is_idle(pkt, f, half_open) || !has_backend(f));
-	return is_over(pkt, f, half_open) || !has_backend(f);
+	idle = idle_of(f, pkt->now);
+	if (udp && idle <= REFRESH_NS)
+		return false;
+	if (f->ending & FLOW_OVER || !has_backend(f))
+		return true;
+	if (udp && idle <= limit)
+		return false;
+
+	answer_comes_as(f, &pkt->key);
+	answers = half_open ? half_open_at(&pkt->key) : bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	if (udp)
+		return !answers || idle_of(answers, pkt->now) > limit;
+	if (f->proto == IPPROTO_SCTP)
+		return has_closed(f) || (answers && has_closed(answers));
+	if (f->state != FLOW_RESET && !(answers && answers->state == FLOW_RESET))
+		return false;
+	return idle > CLOSING_NS && !(answers && idle_of(answers, pkt->now) <= CLOSING_NS);
 }
 
 #endif

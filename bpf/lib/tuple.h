@@ -195,11 +195,11 @@ static __always_inline void note_ended(struct packet *pkt, const struct flow *ha
 }
 
 /*
- * is_holder copies had, an entry at pkt->key or NULL, to pkt->gone, and reports whether it is an
+ * copy_holder copies had, an entry at pkt->key or NULL, to pkt->gone, and reports whether it is an
  * entry of that key: another CPU may delete it at any time, and the kernel soon gives its memory
- * to another flow. See goes.
+ * to another flow. See set_target.
  */
-static __always_inline bool is_holder(struct packet *pkt, const struct flow *had, __u32 role)
+static __always_inline bool copy_holder(struct packet *pkt, const struct flow *had, __u32 role)
 {
 	if (!had)
 		return false;
@@ -227,7 +227,7 @@ __noinline int make_room(void)
 			return true;
 		if (bpf_map_pop_elem(&sl_ended, &pkt->key))
 			return false;
-		if (is_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), FLOW_FROM_CLIENT) &&
+		if (copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), FLOW_FROM_CLIENT) &&
 		    has_ended(pkt, &pkt->gone))
 			forget_all(pkt);
 	}
@@ -255,13 +255,13 @@ __noinline int reserve(__u32 role, __u32 urgent)
 	comes_as(f, role, &pkt->key);
 	f->role = role;
 	pkt->evicts = false;
-	if (is_holder(pkt, half_open_at(&pkt->key), role)) {
+	if (copy_holder(pkt, half_open_at(&pkt->key), role)) {
 		if (hold_on_tuple(pkt, &pkt->gone) != HOLD_NONE)
 			return REASON_DROP_MASQUERADE_PORT;
 		drop_half_open(&pkt->key);
 		pkt->evicts = true;
 	}
-	if (is_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), role)) {
+	if (copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), role)) {
 		hold = hold_on_tuple(pkt, &pkt->gone);
 		if (hold == HOLD_ENDED && !urgent)
 			note_ended(pkt, &pkt->gone);
