@@ -27,15 +27,6 @@ var Version = "v3"
 // those with the same layout. So flows, sockets and affinity outlive an upgrade and a downgrade.
 var StateVersion = "state-v2"
 
-// stateNames are the maps that programs write.
-var stateNames = []string{
-	NameAffinity, NameClaims, NameSockState, NameUDPDials, NameUDPPins, NameFlows, NameHalfOpen, NameUnanswered, NameEnded, NameFlowUsage, NameSourceFilter, NamePortFilter, NameFlowCounts,
-	NameFragments, NameICMPBudgets, NameBackendLoad, NameTurns, NamePortCounts, NameRefusals, NameReasons,
-}
-
-// filterNames are the maps of the state that filter packets by the flows that there may be.
-var filterNames = []string{NameSourceFilter, NamePortFilter}
-
 // folderOf returns the folder below root in which a map is pinned.
 func folderOf(root, name string) string {
 	if slices.Contains(stateNames, name) {

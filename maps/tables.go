@@ -101,43 +101,6 @@ func (t *Tables) BackendOf(id uint32) (Backend, bool) {
 	return b, id != 0 && b.Id == id
 }
 
-// The names of the maps, which are also those of their pins.
-const (
-	NameFrontendIDs  = "frontend_ids"
-	NameFrontends    = "frontends"
-	NamePools        = "pools"
-	NameSlots        = "slots"
-	NameBackends     = "backends"
-	NameServicePorts = "service_ports"
-	NameAddrs        = "addrs"
-	NameAddrFilter   = "addr_filter"
-	NameDevices      = "devices"
-	NameSourceRanges = "source_ranges"
-	NameServiceCIDRs = "service_cidrs"
-	NameCIDRCovers   = "cidr_covers"
-	NameLocalCIDRs   = "local_cidrs"
-	NameAffinity     = "affinity"
-	NameClaims       = "claims"
-	NameSockState    = "sock_state"
-	NameUDPDials     = "udp_dials"
-	NameUDPPins      = "udp_pins"
-	NameFlows        = "flows"
-	NameHalfOpen     = "half_open"
-	NameSourceFilter = "source_filter"
-	NamePortFilter   = "port_filter"
-	NameUnanswered   = "unanswered"
-	NameEnded        = "ended"
-	NameFlowUsage    = "flow_usage"
-	NameFlowCounts   = "flow_counts"
-	NameFragments    = "fragments"
-	NameICMPBudgets  = "icmp_budgets"
-	NameReasons      = "reasons"
-	NameBackendLoad  = "backend_load"
-	NameTurns        = "turns"
-	NamePortCounts   = "port_counts"
-	NameRefusals     = "refusals"
-)
-
 // Fakes are [Tables] in memory, for tests and dry runs.
 type Fakes struct {
 	Tables
