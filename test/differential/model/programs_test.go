@@ -105,7 +105,7 @@ func (m *programs) lookup(key maps.FrontendKey) (maps.Pool, bool) {
 	return pool, true
 }
 
-// come is is_concerned and begin_flow in tc.c.
+// come is may_be_for_service in tc.c and begin_flow in lib/open.h.
 func (m *programs) come(p packet) answer {
 	key := keyOfPacket(p, m.scopeOf(p))
 	use, known := m.Addrs.Entries[key.Addr]
