@@ -1,0 +1,224 @@
+package sluice_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// These pages name functions, types and files between backticks. The pictures
+// of ARCHITECTURE.md name a function in each box, and its file beside the box.
+var checkedPages = []string{"ARCHITECTURE.md", "CONTRIBUTING.md"}
+
+var (
+	quoted     = regexp.MustCompile("`([^`\n]+)`")
+	box        = regexp.MustCompile(`│ (\S+) +│ (\S+)`)
+	identifier = regexp.MustCompile(`^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$`)
+	link       = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+
+	functionOfC   = regexp.MustCompile(`(?m)^(?:static|int|enum|struct|void|bool|__)[^;=\n]*?\b(\w+)\([^;]*?\)\n\{`)
+	typeOfC       = regexp.MustCompile(`(?m)^(?:struct|enum|union) (\w+) \{`)
+	enumeratorOfC = regexp.MustCompile(`(?m)^\t([A-Z]\w+)(?: = [^,\n]+)?,`)
+)
+
+// A name that no longer exists, in a page that describes the code, misleads its
+// reader.
+func TestNamesInDocs(t *testing.T) {
+	names := definedNames(t)
+	boxes := 0
+	for _, page := range checkedPages {
+		picture := false
+		for i, line := range strings.Split(readPage(t, page), "\n") {
+			switch {
+			case strings.HasPrefix(line, "```"):
+				picture = !picture
+			case picture && strings.Count(line, "│") > 1:
+				found := box.FindStringSubmatch(line)
+				if found == nil {
+					t.Errorf("%s:%d: not a box with a function, and its file beside it: %s", page, i+1, line)
+					continue
+				}
+				boxes++
+				if !definedIn(names[found[1]], found[2]) {
+					t.Errorf("%s:%d: no function %s in %s, but in %v", page, i+1, found[1], found[2], names[found[1]])
+				}
+			case !picture:
+				for _, found := range quoted.FindAllStringSubmatch(line, -1) {
+					if !exists(names, found[1]) {
+						t.Errorf("%s:%d: `%s` does not exist", page, i+1, found[1])
+					}
+				}
+			}
+		}
+	}
+	if boxes < 30 {
+		t.Errorf("only %d boxes were found in the pictures", boxes)
+	}
+}
+
+// exists reports whether text is a file, or a name that is defined. What is
+// neither written like a path nor like a name is not checked, as a command.
+func exists(names map[string][]string, text string) bool {
+	if identifier.MatchString(text) && filepath.Ext(text) != ".md" && len(names[text]) > 0 {
+		return true
+	}
+	if strings.ContainsAny(text, " =\"*[") || strings.HasPrefix(text, "-") {
+		return true
+	}
+	_, err := os.Stat(text)
+
+	return err == nil
+}
+
+// definedIn reports whether one of these files is path, or below it.
+func definedIn(files []string, path string) bool {
+	for _, file := range files {
+		if file == path || strings.HasPrefix(file, strings.TrimSuffix(path, "/")+"/") {
+			return true
+		}
+	}
+
+	return false
+}
+
+// definedNames returns the files that define each name: functions, types,
+// constants and variables of Go, methods and fields as Type.Name, and functions,
+// types and enumerators of C. Names of Go are there with their package as well.
+func definedNames(t *testing.T) map[string][]string {
+	t.Helper()
+	names := make(map[string][]string)
+	for _, root := range []string{"bpf", "cmd", "maps", "pkg"} {
+		err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			switch filepath.Ext(path) {
+			case ".go":
+				return addNamesOfGo(names, path)
+			case ".c", ".h":
+				return addNamesOfC(names, path)
+			}
+
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	return names
+}
+
+func addNamesOfGo(names map[string][]string, path string) error {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	add := func(name string) {
+		names[name] = append(names[name], path)
+		if !strings.Contains(name, ".") {
+			qualified := file.Name.Name + "." + name
+			names[qualified] = append(names[qualified], path)
+		}
+	}
+	for _, declared := range file.Decls {
+		switch d := declared.(type) {
+		case *ast.FuncDecl:
+			if d.Recv == nil {
+				add(d.Name.Name)
+			} else {
+				add(receiver(d.Recv.List[0].Type) + "." + d.Name.Name)
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				switch s := spec.(type) {
+				case *ast.TypeSpec:
+					add(s.Name.Name)
+					if fields, ok := s.Type.(*ast.StructType); ok {
+						for _, field := range fields.Fields.List {
+							for _, name := range field.Names {
+								add(s.Name.Name + "." + name.Name)
+							}
+						}
+					}
+				case *ast.ValueSpec:
+					for _, name := range s.Names {
+						add(name.Name)
+					}
+				}
+			}
+		}
+	}
+
+	return nil
+}
+
+// receiver returns the name of a method's type.
+func receiver(expr ast.Expr) string {
+	switch e := expr.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.IndexListExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+
+	return ""
+}
+
+func addNamesOfC(names map[string][]string, path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	for _, pattern := range []*regexp.Regexp{functionOfC, typeOfC, enumeratorOfC} {
+		for _, found := range pattern.FindAllStringSubmatch(string(text), -1) {
+			names[found[1]] = append(names[found[1]], path)
+		}
+	}
+
+	return nil
+}
+
+func TestLinksInDocs(t *testing.T) {
+	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "bin") {
+			return filepath.SkipDir
+		}
+		if filepath.Ext(path) != ".md" {
+			return nil
+		}
+		for _, found := range link.FindAllStringSubmatch(readPage(t, path), -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(path), found[1])); err != nil {
+				t.Errorf("%s links to %s, which does not exist", path, found[1])
+			}
+		}
+
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func readPage(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return string(text)
+}
