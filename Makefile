@@ -18,10 +18,8 @@ build: ## bin/sluice, static
 	$(go_build) -o bin/sluice ./cmd/sluice
 
 # The same source, version and Go give the same files.
-image: $(platforms:%=bin/%/sluice) ## bin/image and bin/image.tar, the container image as an OCI layout, without Docker
-	go run ./deploy/image -version '$(version)' -o $(image) $(foreach p,$(platforms),$(p)=bin/$(p)/sluice)
-	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
-		-C $(image) -cf $(image).tar blobs index.json oci-layout
+image: ready-image $(platforms:%=bin/%/sluice) ## bin/image and bin/image.tar, the container image as an OCI layout, without Docker
+	deploy/image.sh $(image) '$(version)' $(platforms)
 
 bin/linux/%/sluice: FORCE
 	GOOS=linux GOARCH=$* $(go_build) -o $@ ./cmd/sluice
@@ -57,7 +55,7 @@ lint: ready-lint ## formatting, vet and static analysis
 	go vet ./...
 	go tool staticcheck -checks inherit,-ST1005 ./...
 	clang-format-19 --dry-run -Werror bpf/*.c bpf/lib/*.h maps/*.c maps/*.h
-	shellcheck .ci/run $$(find test -name '*.sh')
+	shellcheck .ci/run $$(find test deploy -name '*.sh')
 	go mod tidy -diff
 	cd bench && go vet ./... && $$(cd .. && go tool -n staticcheck) -checks inherit,-ST1005 ./... && go mod tidy -diff
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# setup.sh [demo|bench|test|lint|generate]...
+# setup.sh [demo|bench|test|lint|generate|image]...
 #
 # Makes this machine ready for these verbs of the Makefile, by default for all
 # of them: installs what is missing (on Debian and Ubuntu), mounts bpffs and
@@ -18,7 +18,12 @@ die() {
 needs_of() {
 	case $1 in
 	demo) ;;
+	image)
+		echo /usr/bin/buildah buildah
+		;;
 	bench | test)
+		# The image that the tests of the manifests run.
+		echo /usr/bin/buildah buildah
 		# What kube-proxy programs, and the firewall of the lab's nodes.
 		echo /usr/sbin/nft nftables
 		echo /usr/sbin/iptables iptables
@@ -94,7 +99,7 @@ prepare_kernel() {
 
 [[ $(uname -s) == Linux ]] || die "Linux is needed, this is $(uname -s)"
 type -P go >/dev/null || die "go is not in PATH: see https://go.dev/dl (and mind that sudo changes PATH)"
-[[ $# -gt 0 ]] || set -- setup demo bench test lint generate
+[[ $# -gt 0 ]] || set -- setup demo bench test lint generate image
 
 install_missing "$@"
 case " $* " in *" demo "* | *" bench "* | *" test "*) prepare_kernel ;; esac

@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"golang.org/x/sys/unix"
 
@@ -93,34 +90,10 @@ func (m *machine) path(path string) string {
 	return filepath.Join(m.files, path)
 }
 
-// mustExtract makes the image for this machine, and returns a folder with its
-// files.
+// mustExtract returns a folder with the files of the image.
 func mustExtract(t testing.TB) string {
 	t.Helper()
-	folder := filepath.Join(t.TempDir(), "layout")
-	cmd := exec.Command("make", "--directory=../..", "image", "version=test", "platforms=linux/"+runtime.GOARCH, "image="+folder)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("image: %v: %s", err, out)
-	}
-	root, err := layout.ImageIndexFromPath(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// One index, of one image.
-	manifest, err := root.IndexManifest()
-	if err == nil {
-		root, err = root.ImageIndex(manifest.Manifests[0].Digest)
-	}
-	if err == nil {
-		manifest, err = root.IndexManifest()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	image, err := root.Image(manifest.Manifests[0].Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	image, _ := mustImage(t)
 	files := t.TempDir()
 	content := mutate.Extract(image)
 	defer content.Close()
