@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	noBackend = uint32(abi.ReasonRejectNoBackend)
-	fenced    = uint32(abi.ReasonDropSourceRange)
+	noBackend  = uint32(abi.ReasonRejectNoBackend)
+	notInRange = uint32(abi.ReasonDropSourceRange)
 )
 
 // show returns what a scrape shows of Services, without "sluice_service_" and
@@ -60,7 +60,7 @@ func TestServices(t *testing.T) {
 	w.count(1, uint32(abi.ReasonTranslatedUnremembered), 1)
 	w.count(2, sent, 10)
 	w.count(2, noBackend, 2)
-	w.count(2, fenced, 1)
+	w.count(2, notInRange, 1)
 	w.count(1, abi.StatBytesSent, 1000)
 	w.count(2, abi.StatBytesReceived, 2000)
 	w.count(4, sent, 1)

@@ -211,7 +211,7 @@ func (o *history) scanFlows() {
 			originalDst[f.originalDst] = struct{}{}
 		}
 	}
-	o.log.add("step %d: %d addresses were originalDst by flows, of which all since %v were missed", o.step, len(originalDst), o.look.begin)
+	o.log.add("step %d: %d addresses are original destinations of flows; those since %v were missed", o.step, len(originalDst), o.look.begin)
 	o.r.PruneAddrs(originalDst, o.look.begin)
 	o.look = nil
 }
