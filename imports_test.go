@@ -16,7 +16,7 @@ var ownImports = map[string]string{
 	"pkg/status": "pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb maps",
 	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb bpf", "pkg/health": "pkg/lb",
 	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "pkg/node bpf maps",
-	"pkg/flow": "maps", "pkg/metrics": "pkg/health pkg/lb maps", "bpf": "maps",
+	"pkg/flow": "maps", "pkg/metrics": "pkg/reconcile pkg/flow pkg/health pkg/lb maps", "bpf": "maps",
 }
 
 // importers lists which packages may import what begins with a path. All but pkg/lb may import

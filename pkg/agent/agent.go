@@ -217,7 +217,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 // runOn runs an agent on the maps and programs of dp, which it adopts as they are. It adds to p
 // what depends on them.
 func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p parts) error {
-	tables, queue, started := dp.Maps().Tables, p.queue, time.Now()
+	tables, started := dp.Maps().Tables, time.Now()
 	if err := logMaps(cfg.Log, dp); err != nil {
 		return err
 	}
@@ -229,102 +229,57 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if cfg.hadNodePorts, err = nodePortAddrs(tables.Addrs); err != nil {
 		return err
 	}
-
-	p.firstSync = make(chan struct{})
-	hooks := datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
-		Lock: lock, Synced: p.firstSync, Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
-		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: queue.metrics.SocketsEnded,
-		Record: cfg.recordDatapath, Log: cfg.Log,
-	})
-	devices := datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
-		Attached: hooks.Attached(), Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
-		UplinksAttached: p.proxy.Attached, Record: cfg.recordDatapath, Log: cfg.Log,
-	})
-	flows, err := newFlowMonitor(flowMonitorConfig{
-		Config:  flow.Config{Maps: dp.Maps(), Timeouts: cfg.FlowTimeouts},
-		metrics: queue.metrics, record: cfg.record, log: cfg.Log,
-		swept: func(inUse flow.OriginalDsts) { pruneAddrs(queue, writer, inUse) },
-	})
+	p.writer, p.tables, p.firstSync = writer, tables, make(chan struct{})
+	m, err := newMonitors(cfg, dp, lock, p)
 	if err != nil {
 		return err
 	}
-	p.writer, p.tables = writer, tables
 	p.checks = newHealthServices(cfg, p.proxy)
 	p.waitForPrograms = dp.Maps().WaitForPrograms
-	p.setDevices, p.fibMTU = devices.Set, dp.Features().FIBMTU
-	p.endStale = func() { hooks.EndOrphans(); flows.endStale() }
+	p.setDevices, p.fibMTU = m.devices.Set, dp.Features().FIBMTU
+	p.endStale = func() { m.hooks.EndOrphans(); m.flows.EndStale() }
 	a := newAgent(cfg, p)
-
-	var refusals func() int // nil: Services are not counted
-	gatherers := metrics.Gatherers{}
-	runServices := func(context.Context, func(error)) error { return nil }
-	if cfg.ServiceMetrics > 0 {
-		services, err := metrics.NewServices(metrics.ServicesConfig{
-			Tables: metrics.Tables{ServicePorts: dp.Maps().ServicePorts, Backends: dp.Maps().Backends, Loads: dp.Maps().Loads},
-			Stats:  dp.Maps().Stats, Ended: flows.endedBytes, Limit: cfg.ServiceMetrics, Moved: a.written.Load,
-		})
-		if err != nil {
-			return err
-		}
-		refusals = services.Refusals
-		gatherers = append(gatherers, services)
-		runServices = services.Run
-	}
-	stats := status.NodeStats{
-		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
-		Hooks: hooks, Devices: devices, Flows: flows.known, Datapath: dp, Refusals: refusals,
-	}
-	registry, err := metrics.NewRegistry(queue.metrics, metrics.NewNodeCollector(cfg.Version, stats.Node))
+	gatherers, services, err := a.newGatherers(dp, m)
 	if err != nil {
 		return err
 	}
+	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
+	a.apply()
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		return cfg.recordFailure(kube.ReasonHealthzFailed, a.serveHealth(ctx, func() []string {
-			return unready(a.known.Load(), hooks, devices)
+			return unready(a.known.Load(), m.hooks.Effective(), m.hooks.Unpinned(), m.devices.Problems())
 		}))
 	})
 	group.Go(func() error {
 		return cfg.recordFailure(kube.ReasonMetricsFailed, metrics.Server{
 			Address: cfg.MetricsAddress, HardFail: cfg.BindAddressHardFail, Log: cfg.Log,
-			Gatherers: append(gatherers, registry), Profiling: cfg.Profiling, Configz: cfg.Configz,
+			Gatherers: gatherers, Profiling: cfg.Profiling, Configz: cfg.Configz,
 		}.Run(ctx))
 	})
-	group.Go(func() error {
-		return runServices(ctx, func(err error) {
-			if err != nil {
-				cfg.Log.Error("counts of Services are not read; trying again", "error", err)
-			}
+	if services != nil {
+		group.Go(func() error {
+			return services.Run(ctx, func(err error) {
+				if err != nil {
+					cfg.Log.Error("counts of Services are not read; trying again", "error", err)
+				}
+			})
 		})
-	})
-	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
-	a.apply()
+	}
 	group.Go(func() error {
 		return node.Watch(ctx, node.Config{Log: cfg.Log, Update: func(state node.State) {
-			queue.enqueue(func(m *model) {
+			p.queue.enqueue(func(m *model) {
 				m.setLocalAddrs(state.Addresses)
 				m.setDevices(state.Devices)
 				m.setConcern(state.Concern)
 			})
 		}})
 	})
-	group.Go(func() error {
-		return status.Server{
-			Socket: cfg.Socket, Log: cfg.Log, Tables: tables,
-			Status: func(ctx context.Context) (status.Status, error) {
-				s, err := inLoop(ctx, a, a.status)
-				s.Started = started
-
-				return s, err
-			},
-			Model:    func(ctx context.Context) (status.Model, error) { return inLoop(ctx, a, a.services) },
-			Datapath: dp, Hooks: hooks, Devices: devices, Flows: flows.known,
-		}.Run(ctx)
-	})
-	group.Go(func() error { return hooks.Run(ctx) })
-	group.Go(func() error { return devices.Run(ctx) })
-	group.Go(func() error { return flows.run(ctx) })
+	group.Go(func() error { return a.newStatusServer(dp, m, started).Run(ctx) })
+	group.Go(func() error { return m.hooks.Run(ctx) })
+	group.Go(func() error { return m.devices.Run(ctx) })
+	group.Go(func() error { return m.flows.Run(ctx) })
 	group.Go(func() error { return p.checks.Run(ctx) })
 	group.Go(func() error { return a.loop(ctx) })
 	if missing := dp.Features().Missing(); len(missing) > 0 {
@@ -333,6 +288,71 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	cfg.record(kube.Event{Reason: kube.ReasonStarting, Action: actionStart, Normal: true, Note: "Sluice " + cfg.Version})
 
 	return group.Wait()
+}
+
+// monitors keep the datapath as it should be. Each has a goroutine of its own.
+type monitors struct {
+	hooks   *datapath.HookMonitor
+	devices *datapath.DeviceMonitor
+	flows   *flow.Monitor
+}
+
+func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p parts) (m monitors, err error) {
+	m.hooks = datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
+		Lock: lock, Synced: p.firstSync, Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
+		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: p.queue.metrics.SocketsEnded,
+		Record: cfg.recordDatapath, Log: cfg.Log,
+	})
+	m.devices = datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
+		Attached: m.hooks.Attached(), Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
+		UplinksAttached: p.proxy.Attached, Record: cfg.recordDatapath, Log: cfg.Log,
+	})
+	m.flows, err = flow.NewMonitor(flow.MonitorConfig{
+		Config:    flow.Config{Maps: dp.Maps(), Timeouts: cfg.FlowTimeouts},
+		Swept:     func(inUse flow.OriginalDsts) { pruneAddrs(p.queue, p.writer, inUse) },
+		Searched:  p.queue.metrics.Cleaned,
+		Emergency: cfg.recordEmergency, Log: cfg.Log,
+	})
+
+	return m, err
+}
+
+// newGatherers returns all metrics, and those of Services again, nil if they are not counted. It
+// must be called before ids are assigned, see [metrics.NewServices].
+func (a *agent) newGatherers(dp *datapath.Datapath, m monitors) (metrics.Gatherers, *metrics.Services, error) {
+	stats := status.NodeStats{
+		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
+		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Datapath: dp,
+	}
+	registry, err := metrics.NewRegistry(a.queue.metrics, metrics.NewNodeCollector(a.cfg.Version, stats.Node))
+	if err != nil || a.cfg.ServiceMetrics == 0 {
+		return metrics.Gatherers{registry}, nil, err
+	}
+	services, err := metrics.NewServices(metrics.ServicesConfig{
+		Tables: metrics.Tables{ServicePorts: dp.Maps().ServicePorts, Backends: dp.Maps().Backends, Loads: dp.Maps().Loads},
+		Stats:  dp.Maps().Stats, Ended: m.flows.EndedBytes, Limit: a.cfg.ServiceMetrics, Moved: a.written.Load,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	stats.Refusals = services.Refusals
+
+	return metrics.Gatherers{services, registry}, services, nil
+}
+
+// newStatusServer returns the server that answers the other verbs.
+func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.Time) status.Server {
+	return status.Server{
+		Socket: a.cfg.Socket, Log: a.cfg.Log, Tables: a.tables,
+		Status: func(ctx context.Context) (status.Status, error) {
+			s, err := inLoop(ctx, a, a.status)
+			s.Started = started
+
+			return s, err
+		},
+		Model:    func(ctx context.Context) (status.Model, error) { return inLoop(ctx, a, a.services) },
+		Datapath: dp, Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status,
+	}
 }
 
 // Prepare mounts bpffs where it is missing, creates the maps and loads the programs once,

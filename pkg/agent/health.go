@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -46,20 +45,20 @@ func (a *agent) serveHealth(ctx context.Context, unready func() []string) error 
 }
 
 // unready returns why the agent is not ready: Services are not known, hooks are not
-// effective, pins are missing, or devices are not attached. Any goroutine may call it.
-func unready(known bool, hooks *datapath.HookMonitor, devices *datapath.DeviceMonitor) []string {
+// effective, pins are missing, or devices are not attached.
+func unready(known bool, effective, unpinned error, devices []string) []string {
 	var reasons []string
 	if !known {
 		reasons = append(reasons, "not all Services and endpoints are known and programmed yet")
 	}
-	if err := hooks.Effective(); err != nil {
-		reasons = append(reasons, fmt.Sprintf("hooks are not effective: %v", err))
+	if effective != nil {
+		reasons = append(reasons, fmt.Sprintf("hooks are not effective: %v", effective))
 	}
-	if err := hooks.Unpinned(); err != nil {
-		reasons = append(reasons, err.Error())
+	if unpinned != nil {
+		reasons = append(reasons, unpinned.Error())
 	}
 
-	return append(reasons, devices.Problems()...)
+	return append(reasons, devices...)
 }
 
 // reportApplied reports to the health checks that the changes of this round are in force,
@@ -84,7 +83,7 @@ func (a *agent) reportApplied() {
 		a.failing, a.unwritable = false, nil
 	}
 	busy := a.busy()
-	a.model.checks.publish(a.checks, func(name lb.ServiceName) bool { return !busy || a.writer.Programmed(name) })
+	a.model.checks.Publish(a.checks, func(name lb.ServiceName) bool { return !busy || a.writer.Programmed(name) })
 	a.proxy.Applied()
 }
 
@@ -102,21 +101,6 @@ func tryWrite(frontends maps.Table[maps.FrontendKey, uint32]) error {
 	return frontends.Put(key, value)
 }
 
-// serviceChecks are the answers at health check node ports. They are planned when a Service
-// is decided, and published when it is programmed.
-type serviceChecks struct {
-	published map[lb.ServiceName]struct{}
-	due       map[lb.ServiceName]*health.Check // nil: there is none any more
-	addrs     []netip.Addr                     // the addresses to listen on; nil: unchanged
-}
-
-func newServiceChecks() *serviceChecks {
-	return &serviceChecks{
-		published: make(map[lb.ServiceName]struct{}),
-		due:       make(map[lb.ServiceName]*health.Check),
-	}
-}
-
 // newHealthServices returns the servers of health check node ports.
 func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
 	return health.NewServices(health.ServicesConfig{
@@ -129,51 +113,4 @@ func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
 			})
 		},
 	})
-}
-
-// plan sets the check of a Service, nil for none. It takes effect at the next publish.
-func (c *serviceChecks) plan(name lb.ServiceName, check *health.Check) {
-	if check != nil {
-		c.due[name] = check
-	} else if _, known := c.published[name]; known {
-		c.due[name] = nil
-	}
-}
-
-// publish makes the planned checks of those Services effective that are in force.
-func (c *serviceChecks) publish(answers *health.Services, inForce func(lb.ServiceName) bool) {
-	if c.addrs != nil {
-		answers.SetAddresses(c.addrs)
-		c.addrs = nil
-	}
-	for name, check := range c.due {
-		if !inForce(name) {
-			continue
-		}
-		delete(c.due, name)
-		if check == nil {
-			delete(c.published, name)
-			answers.Delete(name)
-		} else {
-			c.published[name] = struct{}{}
-			answers.Set(name, *check)
-		}
-	}
-}
-
-// checkOf returns the health check of a Service, nil if it has none. Load balancers that
-// keep client addresses use it to find the nodes that have endpoints.
-func checkOf(svc *lb.Service, res lb.Resolution) *health.Check {
-	if svc == nil || svc.Type != lb.LoadBalancer || svc.ExternalPolicy != lb.Local || svc.HealthCheckNodePort == 0 {
-		return nil
-	}
-	check := &health.Check{Port: svc.HealthCheckNodePort, Ready: make(map[lb.Family]int)}
-	for _, f := range res.Frontends {
-		family := lb.FamilyOf(f.Key.Addr)
-		if _, has := check.Ready[family]; !has && f.Kind == lb.KindClusterIP {
-			check.Ready[family] = res.LocalReady(family)
-		}
-	}
-
-	return check
 }

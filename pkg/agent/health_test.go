@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -13,10 +14,12 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // loopScene is an agent on fake maps whose loop runs, and a clock that a test turns.
@@ -206,14 +209,59 @@ func TestEligible(t *testing.T) {
 
 // unready names each reason not to be ready.
 func TestUnready(t *testing.T) {
+	detached, noPins := errors.New("another program detached them"), errors.New("no bpffs")
+	for _, test := range []struct {
+		name                string
+		known               bool
+		effective, unpinned error
+		devices, want       []string
+	}{
+		{"at the start", false, errors.New("not checked yet"), nil, []string{"devices are not attached yet"}, []string{
+			"not all Services and endpoints are known and programmed yet", "hooks are not effective: not checked yet", "devices are not attached yet",
+		}},
+		{"with hooks detached", true, detached, nil, nil, []string{"hooks are not effective: another program detached them"}},
+		{"with pins missing", true, nil, noPins, nil, []string{"no bpffs"}},
+		{"with devices that are not attached", true, nil, nil, []string{"device all: x", "device eth0: no room"}, []string{"device all: x", "device eth0: no room"}},
+		{"when ready", true, nil, nil, nil, nil},
+	} {
+		if got := unready(test.known, test.effective, test.unpinned, test.devices); !slices.Equal(got, test.want) {
+			t.Errorf("%s, reasons are %q, want %q", test.name, got, test.want)
+		}
+	}
+	// The monitors of a new agent report that they have checked nothing yet.
 	hooks := datapath.NewHookMonitor(nil, datapath.HookMonitorConfig{})
 	devices := datapath.NewDeviceMonitor(nil, datapath.DeviceMonitorConfig{})
 	want := []string{"hooks are not effective: not checked yet", "devices are not attached yet"}
-	if got := unready(true, hooks, devices); !slices.Equal(got, want) {
+	if got := unready(true, hooks.Effective(), hooks.Unpinned(), devices.Problems()); !slices.Equal(got, want) {
 		t.Errorf("reasons are %q, want %q", got, want)
 	}
-	want = append([]string{"not all Services and endpoints are known and programmed yet"}, want...)
-	if got := unready(false, hooks, devices); !slices.Equal(got, want) {
-		t.Errorf("reasons are %q, want %q", got, want)
+}
+
+// The other verbs are answered from the model as it is now, by the loop.
+func TestSocketAnswersFromTheLoop(t *testing.T) {
+	p := mustRunLoopOn(t, maps.NewFakes(100), 0, func(a *agent) { a.cfg.Socket = filepath.Join(t.TempDir(), "agent.sock") })
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- p.newStatusServer(nil, monitors{flows: new(flow.Monitor)}, time.Time{}).Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	client := status.NewClient(p.cfg.Socket)
+	eventuallyIs(t, "answered", func() bool { _, err := client.Services(t.Context()); return err == nil }, true)
+	sinkOf(p.queue).SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
+	services, err := client.Services(t.Context())
+	if err != nil || len(services) != 1 || services[0].Name != "ns/web" || len(services[0].Problems) == 0 || services[0].Problems[0].Field != "f" {
+		t.Fatalf("services are %+v, %v, want ns/web with its problem", services, err)
+	}
+	// Two ports, three kinds of addresses, the catch-alls, and the agent's own.
+	if desired, err := client.Desired(t.Context()); err != nil || len(desired) < 11 {
+		t.Errorf("%d frontends are desired, %v, want at least 11", len(desired), err)
+	}
+	sinkOf(p.queue).DeleteService(web().Name)
+	if services, err = client.Services(t.Context()); err != nil || len(services) != 0 {
+		t.Errorf("services are %+v, %v, want none", services, err)
 	}
 }

@@ -46,12 +46,12 @@ func TestCheckOf(t *testing.T) {
 			svc.HealthCheckNodePort = 30000
 			test.edit(svc)
 			res := lb.Resolve(svc, []*lb.EndpointSlice{webSlice(), &v6}, &lb.Node{Name: "node-1"})
-			if diff := cmp.Diff(test.want, checkOf(svc, res)); diff != "" {
+			if diff := cmp.Diff(test.want, health.CheckOf(svc, res)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}
-	if got := checkOf(nil, lb.Resolution{}); got != nil {
+	if got := health.CheckOf(nil, lb.Resolution{}); got != nil {
 		t.Errorf("of no Service it is %+v", got)
 	}
 }

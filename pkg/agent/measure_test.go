@@ -1,15 +1,18 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
@@ -237,14 +240,32 @@ func TestMeasuresDrift(t *testing.T) {
 
 // A search for stale flows is measured, with what it has ended of each family.
 func TestMeasuresCleanUps(t *testing.T) {
-	now := uint64(time.Hour)
-	flows, pinned, _ := mustMonitorFlows(t, &now)
+	pinned := mustCreateMaps(t)
 	m := newMeasured(t)
-	flows.cfg.metrics = m.queue.metrics
-	mustPutFlow(t, pinned.Flows, 1, now)
-	mustPutFlow(t, pinned.Unanswered, 2, now)
-	flows.searchStale()
-	flows.searchStale()
+	var searches atomic.Int32
+	flows, err := flow.NewMonitor(flow.MonitorConfig{
+		Config: flow.Config{Maps: pinned}, Log: slog.New(slog.DiscardHandler), Swept: func(flow.OriginalDsts) {},
+		Searched: func(begin time.Time, ended flow.Ended) {
+			m.queue.metrics.Cleaned(begin, ended)
+			searches.Add(1)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustPutFlow(t, pinned.Flows, 1)
+	mustPutFlow(t, pinned.Unanswered, 2)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- flows.Run(ctx) }()
+	for n := range int32(2) {
+		flows.EndStale()
+		eventuallyIs(t, "searched", func() bool { return searches.Load() > n }, true)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 	m.check("after two searches", "conntrack_reconciler_sync_duration_seconds", ipv4, 2)
 	m.check("after two searches", "conntrack_reconciler_sync_duration_seconds", ipv6, 2)
 	m.check("after two searches", "conntrack_reconciler_deleted_entries_total", ipv4, 2)
@@ -263,8 +284,8 @@ func TestModelStats(t *testing.T) {
 	if !n.Synced || n.Services != 1 || n.Problems != 2 || n.Failed != 1 || n.Taken != 0 {
 		t.Errorf("stats: %+v", n)
 	}
-	if fill := n.Fills[maps.NameFrontendIDs]; fill.Entries != len(m.fakes.FrontendIDs.Entries) {
-		t.Errorf("%d frontends are counted, there are %d", fill.Entries, len(m.fakes.FrontendIDs.Entries))
+	if fill := n.Fills[maps.NameFrontendIDs]; fill.Used != len(m.fakes.FrontendIDs.Entries) {
+		t.Errorf("%d frontends are counted, there are %d", fill.Used, len(m.fakes.FrontendIDs.Entries))
 	}
 	if w := n.Writes[maps.NameBackends]; w.Puts != 1 || w.Deletes != 0 {
 		t.Errorf("writes of backends: %+v, want 1", w)

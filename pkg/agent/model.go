@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
@@ -27,7 +28,7 @@ type model struct {
 	// goroutine may read it.
 	eligible *atomic.Bool
 
-	checks *serviceChecks
+	checks *health.Planner // of health check node ports
 	// claimsChanged is set if an address may have got another owner since
 	// [agent.reportImpaired].
 	claimsChanged bool
@@ -74,7 +75,7 @@ func newModel(cfg Config) *model {
 	return &model{
 		nodeIP:            cfg.NodeIP,
 		eligible:          new(atomic.Bool),
-		checks:            newServiceChecks(),
+		checks:            health.NewPlanner(),
 		record:            cfg.record,
 		state:             lb.NewState(self),
 		node:              self,

@@ -85,7 +85,7 @@ func (a *agent) programNode() bool {
 	if addrs, ok := a.model.newNodeAddrs(); ok {
 		a.writer.SetNodeAddrs(addrs)
 		if !a.model.awaitsPrimary() {
-			a.model.checks.addrs = a.model.checkAddrs()
+			a.model.checks.SetAddresses(a.model.checkAddrs())
 		}
 		changed = true
 	}
@@ -171,7 +171,7 @@ func (a *agent) decide(s lb.Snapshot) (d decision) {
 	failed, stack := guard(func() {
 		d.res = a.resolve(s)
 		d.planned = reconcile.PlanOf(d.res, func() lb.Resolution { return a.resolve(s) })
-		d.check = checkOf(s.Service, d.res)
+		d.check = health.CheckOf(s.Service, d.res)
 	})
 	if failed != "" {
 		return decision{failed: failed, stack: stack}
@@ -261,7 +261,7 @@ func (a *agent) enforce(svc *lb.Service, d decision) {
 	delete(a.model.undecided, name)
 	a.queue.metrics.Resolved(name, d.res)
 	a.model.report(source, d.res.Problems)
-	a.model.checks.plan(name, d.check)
+	a.model.checks.Plan(name, d.check)
 	a.writer.SetPlanned(name, svc.Created, d.planned)
 }
 
@@ -270,7 +270,7 @@ func (a *agent) retire(name lb.ServiceName) {
 	delete(a.model.undecided, name)
 	a.queue.metrics.Resolved(name, lb.Resolution{})
 	a.model.report(decisionsAbout(name), nil)
-	a.model.checks.plan(name, nil)
+	a.model.checks.Plan(name, nil)
 	a.writer.Delete(name)
 }
 

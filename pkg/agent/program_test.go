@@ -402,7 +402,7 @@ func TestPanicAtTheStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := NewTestHarness(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
+		r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
 		r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
 			if failing {
 				panic("this cannot be")
@@ -434,7 +434,7 @@ func TestDecisionsAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := NewTestHarness(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
+	r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
 	var decided, most atomic.Int64
 	r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
 		written := int64(len(fakes.FrontendIDs.Entries) / 4)
@@ -509,7 +509,16 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 		t.Error("not ready")
 	}
 	published := make(chan bool, 1)
-	p.queue.enqueue(func(m *model) { _, known := m.checks.published[svc.Name]; published <- known })
+	p.queue.enqueue(func(m *model) {
+		isDue := func() (due bool) {
+			m.checks.Publish(p.checks, func(name lb.ServiceName) bool { due = due || name == svc.Name; return false })
+
+			return due
+		}
+		waits := isDue()
+		m.checks.Plan(svc.Name, nil) // which is due only if the check was published
+		published <- !waits && isDue()
+	})
 	mustWork(3)
 	if !<-published {
 		t.Error("the health check node port is not known yet")

@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -15,14 +17,24 @@ import (
 // The addresses of a Service that is deleted stay known for the flows to them:
 // each until a sweep has found none.
 func TestAddressesOutliveTheirService(t *testing.T) {
-	now := uint64(time.Hour)
-	m, pinned, _ := mustMonitorFlows(t, &now)
-	a := mustRunLoopOnPinned(t, m, pinned)
+	pinned := mustCreateMaps(t)
+	a := mustRunLoopOnPinned(t, pinned)
+	sweeper, err := flow.New(flow.Config{Maps: pinned})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sweep := func() {
+		t.Helper()
+		if _, err := sweeper.Sweep(); err != nil {
+			t.Fatal(err)
+		}
+		pruneAddrs(a.queue, a.writer, sweeper.OriginalDsts())
+	}
 	inUse, idle := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("192.0.2.1")
 	sinkOf(a.queue).SetService(*web(), nil)
 	mustBeKnown(t, pinned, inUse, true)
 	mustBeKnown(t, pinned, idle, true)
-	inFlow := mustPutFlow(t, pinned.Flows, 1, now)
+	inFlow := mustPutFlow(t, pinned.Flows, 1)
 
 	sinkOf(a.queue).DeleteService(web().Name)
 	mustHaveNoFrontends(t, a)
@@ -32,7 +44,7 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 
 	// The look must have begun after the grace period of the last frontend.
 	for deadline := time.Now().Add(10 * time.Second); isKnown(t, pinned, idle) && time.Now().Before(deadline); {
-		m.sweep()
+		sweep()
 	}
 	mustBeKnown(t, pinned, idle, false)
 	mustBeKnown(t, pinned, inUse, true)
@@ -40,8 +52,46 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 	if err := pinned.Flows.Delete(inFlow); err != nil {
 		t.Fatal(err)
 	}
-	m.sweep()
+	sweep()
 	mustBeKnown(t, pinned, inUse, false)
+}
+
+// mustCreateMaps returns maps that only the test has.
+func mustCreateMaps(t *testing.T) *maps.Pinned {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := "/sys/fs/bpf/sluice-agent-test-" + rand.Text()[:8]
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
+		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 4096, maps.NameHalfOpen: 4096, maps.NameUnanswered: 4096,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pinned.Close() })
+
+	return pinned
+}
+
+// mustPutFlow puts a UDP flow of one entry, to a backend that does not exist.
+func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int) maps.FlowKey {
+	t.Helper()
+	f := maps.Flow{
+		Client: maps.AddrOf(netip.MustParseAddr("198.51.100.7")), ClientPort: uint16(client),
+		OriginalDst: maps.AddrOf(netip.MustParseAddr("10.96.0.1")), OriginalPort: maps.Port(53),
+		Proto: 17, Role: maps.FlowFromClient, State: maps.FlowOpen, LastSeen: flow.Now(),
+	}
+	if err := m.Put(f.Key(f.Role), f); err != nil {
+		t.Fatal(err)
+	}
+
+	return f.Key(f.Role)
 }
 
 // idleSource is a cluster without changes of its own.
@@ -52,7 +102,7 @@ func (idleSource) Synced() <-chan struct{}     { return nil }
 func (idleSource) NodeSynced() <-chan struct{} { return nil }
 
 // mustRunLoopOnPinned returns an agent whose loop runs, on maps that have no programs.
-func mustRunLoopOnPinned(t *testing.T, flows *flowMonitor, pinned *maps.Pinned) *agent {
+func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 	t.Helper()
 	writer, err := reconcile.New(reconcile.Config{Tables: pinned.Tables})
 	if err != nil {
@@ -62,10 +112,9 @@ func mustRunLoopOnPinned(t *testing.T, flows *flowMonitor, pinned *maps.Pinned) 
 	proxy := newProxy(cfg)
 	a := newAgent(cfg, parts{
 		queue: newEventQueue(nil, time.Now), source: idleSource{}, writer: writer, tables: pinned.Tables, proxy: proxy,
-		checks: newHealthServices(cfg, proxy), waitForPrograms: pinned.WaitForPrograms, endStale: flows.endStale,
+		checks: newHealthServices(cfg, proxy), waitForPrograms: pinned.WaitForPrograms,
 	})
 	a.synced, a.complete = true, true
-	flows.cfg.swept = func(inUse flow.OriginalDsts) { pruneAddrs(a.queue, a.writer, inUse) }
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- a.loop(ctx) }()

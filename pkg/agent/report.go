@@ -145,6 +145,15 @@ func (c Config) recordDatapath(e datapath.Event) {
 	})
 }
 
+// recordEmergency records an Event when the table of flows is too small, or is no longer.
+func (c Config) recordEmergency(why string) {
+	e := kube.Event{Reason: kube.ReasonFlowTableFull, Action: actionCheck, Note: why}
+	if why == "" {
+		e = kube.Event{Reason: kube.ReasonFlowTableRelief, Action: actionCheck, Normal: true, Note: "the table of flows has room again"}
+	}
+	c.record(e)
+}
+
 // recordFailure records an Event if a server has ended with an error, and returns the error.
 func (c Config) recordFailure(reason string, err error) error {
 	if err != nil {
@@ -219,17 +228,11 @@ func (a *agent) modelStats() metrics.Node {
 		Services: a.model.state.Len(),
 		Failed:   len(a.impaired.failed),
 		Taken:    len(a.impaired.taken),
-		Writes:   make(map[string]metrics.Writes, len(counters.Writes)),
-		Fills:    make(map[string]metrics.Fill, len(counters.Fill)),
+		Writes:   counters.Writes,
+		Fills:    counters.Fill,
 	}
 	for _, problems := range a.model.problems {
 		n.Problems += len(problems)
-	}
-	for name, writes := range counters.Writes {
-		n.Writes[name] = metrics.Writes(writes)
-	}
-	for name, fill := range counters.Fill {
-		n.Fills[name] = metrics.Fill{Entries: fill.Used, Capacity: fill.Capacity}
 	}
 
 	return n

@@ -6,17 +6,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // Node has the metrics of an agent and its node at one moment.
 type Node struct {
 	Synced    bool
 	Services  int
-	Problems  int // parts of objects that were left out
-	Failed    int // Services of which a write has failed and is tried again
-	Taken     int // Services of which another one owns an address
-	Writes    map[string]Writes
-	Fills     map[string]Fill // by map
+	Problems  int                         // parts of objects that were left out
+	Failed    int                         // Services of which a write has failed and is tried again
+	Taken     int                         // Services of which another one owns an address
+	Writes    map[string]reconcile.Writes // by map
+	Fills     map[string]reconcile.Fill   // by map
 	Decisions map[maps.Reason]uint64
 
 	Effective      bool
@@ -24,26 +26,7 @@ type Node struct {
 	Devices        map[string]int  // by class
 	DeviceProblems int
 
-	FlowTables        map[string]FlowTable
-	FlowsIdle         uint64 // ended
-	FlowsStale        uint64
-	FlowsRepaired     uint64
-	LoadsRepaired     uint64
-	MasqueradeRetries uint64
-	StackPorts        uint64
-}
-
-// Writes counts writes to a map.
-type Writes struct{ Puts, Deletes uint64 }
-
-// Fill is how full a map is. A capacity of zero is not known.
-type Fill struct{ Entries, Capacity int }
-
-// FlowTable has the metrics of a table of flows.
-type FlowTable struct {
-	Evicted uint64
-	Alarm   bool
-	Alarms  uint64
+	Flows flow.Status
 }
 
 // NodeCollector collects a [Node] at each scrape.
@@ -105,7 +88,7 @@ func (n *Node) sendMaps(to chan<- prometheus.Metric) {
 		mapWrites.send(to, float64(writes.Deletes), name, "delete")
 	}
 	for name, fill := range n.Fills {
-		mapEntries.send(to, float64(fill.Entries), name)
+		mapEntries.send(to, float64(fill.Used), name)
 		if fill.Capacity > 0 {
 			mapCapacity.send(to, float64(fill.Capacity), name)
 		}
@@ -127,15 +110,17 @@ func (n *Node) sendHooks(to chan<- prometheus.Metric) {
 }
 
 func (n *Node) sendFlows(to chan<- prometheus.Metric) {
-	for name, table := range n.FlowTables {
-		evictions.send(to, float64(table.Evicted), name)
-		alarm.sendBool(to, table.Alarm, name)
-		alarms.send(to, float64(table.Alarms), name)
-	}
-	flowsEnded.send(to, float64(n.FlowsIdle), "idle")
-	flowsEnded.send(to, float64(n.FlowsStale), "stale")
-	flowsRepaired.send(to, float64(n.FlowsRepaired))
-	loadsRepaired.send(to, float64(n.LoadsRepaired))
-	masqueradeRetries.send(to, float64(n.MasqueradeRetries))
-	stackPorts.send(to, float64(n.StackPorts))
+	f := &n.Flows
+	evictions.send(to, float64(f.Flows.Evicted), maps.NameFlows)
+	evictions.send(to, float64(f.HalfOpen.Evicted), maps.NameHalfOpen)
+	alarm.sendBool(to, f.Emergency != "", maps.NameFlows)
+	alarm.sendBool(to, f.Flood != "", maps.NameHalfOpen)
+	alarms.send(to, float64(f.Emergencies), maps.NameFlows)
+	alarms.send(to, float64(f.Floods), maps.NameHalfOpen)
+	flowsEnded.send(to, float64(f.Expired), "idle")
+	flowsEnded.send(to, float64(f.Stale), "stale")
+	flowsRepaired.send(to, float64(f.Repaired))
+	loadsRepaired.send(to, float64(f.LoadsRepaired))
+	masqueradeRetries.send(to, float64(f.MasqueradeRetries))
+	stackPorts.send(to, float64(f.StackPorts))
 }

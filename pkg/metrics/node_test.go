@@ -15,7 +15,9 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/exposition.txt and docs/metrics.md")
@@ -49,7 +51,7 @@ func exposition(t *testing.T) []byte {
 	s.round(Round{})
 	s.Probed("/healthz", 200)
 	s.Probed("/livez", 503)
-	s.Cleaned(s.now, map[lb.Family]int{lb.IPv4: 1, lb.IPv6: 1})
+	s.Cleaned(s.now, flow.Ended{IPv4: 1, IPv6: 1})
 	s.Mended(maps.NameSlots)
 	s.SocketsEnded(2)
 
@@ -80,14 +82,16 @@ func exposition(t *testing.T) []byte {
 func busyNode() Node {
 	return Node{
 		Synced: true, Services: 2, Problems: 3, Failed: 1, Taken: 2,
-		Writes:    map[string]Writes{maps.NameSlots: {Puts: 5}, maps.NameBackends: {Puts: 4, Deletes: 1}},
-		Fills:     map[string]Fill{maps.NameSlots: {Entries: 5, Capacity: 100}, maps.NameAddrs: {Entries: 1}},
+		Writes:    map[string]reconcile.Writes{maps.NameSlots: {Puts: 5}, maps.NameBackends: {Puts: 4, Deletes: 1}},
+		Fills:     map[string]reconcile.Fill{maps.NameSlots: {Used: 5, Capacity: 100}, maps.NameAddrs: {Used: 1}},
 		Decisions: map[maps.Reason]uint64{maps.ReasonTranslated: 6, maps.ReasonDropUnallocated: 7, 999: 1},
 		Effective: true,
 		Hooks:     map[string]bool{"connect4": true, "connect6": false},
 		Devices:   map[string]int{"pods": 10, "uplink": 1, "none": 2}, DeviceProblems: 1,
-		FlowTables: map[string]FlowTable{maps.NameFlows: {Evicted: 8, Alarm: true, Alarms: 9}, maps.NameHalfOpen: {}},
-		FlowsIdle:  10, FlowsStale: 11, FlowsRepaired: 12, LoadsRepaired: 13, MasqueradeRetries: 14, StackPorts: 15,
+		Flows: flow.Status{
+			Flows: flow.Usage{Evicted: 8}, Emergency: "full", Emergencies: 9, Expired: 10, Stale: 11,
+			Repaired: 12, LoadsRepaired: 13, MasqueradeRetries: 14, StackPorts: 15,
+		},
 	}
 }
 

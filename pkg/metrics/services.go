@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
 )
 
 // Tables are the maps by which ids belong to Services.
@@ -27,16 +28,14 @@ type Stats interface {
 	Prune() error
 }
 
-// Bytes counts the bytes that clients have sent and received.
-type Bytes struct{ Sent, Received uint64 }
-
 // ServicesConfig configures [Services].
 type ServicesConfig struct {
 	Tables Tables
 	Stats  Stats
-	// Ended yields, by service port id, the bytes of flows that the agent has ended, as
-	// far as programs had not counted them. They grow until the id is gone. It may be nil.
-	Ended func() iter.Seq2[uint32, Bytes]
+	// Ended returns, by service port id, the bytes of flows that the agent has ended, as
+	// far as programs had not counted them. They grow until the id is gone. Services keeps
+	// the result. It may be nil.
+	Ended func() map[uint32]flow.Bytes
 	// Limit is how many Services have series of their own, at least 1. First
 	// come, first served: a Service keeps its series while it exists. The others
 	// share one series of each metric, with an empty namespace, while they exist.
@@ -74,9 +73,9 @@ type Services struct {
 	built  bool
 	counts map[uint32]counts // of each id that is not released, as last read
 	read   time.Time
-	ended  map[uint32]Bytes // that were added to the Services
-	others counts           // of Services without series that are gone
-	count  int              // of entries of refusals, as last read
+	ended  map[uint32]flow.Bytes // that were added to the Services
+	others counts                // of Services without series that are gone
+	count  int                   // of entries of refusals, as last read
 }
 
 const (
@@ -100,7 +99,7 @@ func NewServices(cfg ServicesConfig) (*Services, error) {
 		cfg.Now = time.Now
 	}
 	if cfg.Ended == nil {
-		cfg.Ended = func() iter.Seq2[uint32, Bytes] { return func(func(uint32, Bytes) bool) {} }
+		cfg.Ended = func() map[uint32]flow.Bytes { return nil }
 	}
 	s := &Services{cfg: cfg, index: newIndex(cfg.Limit), counts: make(map[uint32]counts)}
 	if err := cfg.Stats.Prune(); err != nil {
@@ -172,9 +171,8 @@ func (s *Services) refresh(now time.Time) error {
 
 // addEnded adds the bytes of flows that the agent has ended since the last call.
 func (s *Services) addEnded() {
-	ended := make(map[uint32]Bytes)
-	for id, b := range s.cfg.Ended() {
-		ended[id] = b
+	ended := s.cfg.Ended()
+	for id, b := range ended {
 		was := s.ended[id]
 		if o, ok := s.index.owners[id]; ok && b != was {
 			o.base.add(maps.StatBytesSent, b.Sent-was.Sent)

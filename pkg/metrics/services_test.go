@@ -3,7 +3,6 @@ package metrics
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"strings"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	abi "github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
 )
 
 const (
@@ -239,12 +239,12 @@ func TestBoundedCardinality(t *testing.T) {
 func TestEndedFlows(t *testing.T) {
 	w := newWorld()
 	w.add(1, "ns", "web", "http")
-	ended := map[uint32]Bytes{1: {Sent: 50, Received: 60}, 9: {Sent: 1}}
+	ended := map[uint32]flow.Bytes{1: {Sent: 50, Received: 60}, 9: {Sent: 1}}
 	s, err := NewServices(ServicesConfig{
 		Tables: Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads},
 		Stats:  &w.stats, Limit: 1,
 		Moved: func() uint64 { return w.moved },
-		Ended: func() iter.Seq2[uint32, Bytes] { return maps.All(ended) },
+		Ended: func() map[uint32]flow.Bytes { return maps.Clone(ended) },
 		Now:   func() time.Time { return w.now },
 	})
 	if err != nil {
@@ -260,11 +260,11 @@ func TestEndedFlows(t *testing.T) {
 		}
 	}
 	bytes("at first", 0, 0)
-	ended[1] = Bytes{Sent: 55, Received: 60}
+	ended[1] = flow.Bytes{Sent: 55, Received: 60}
 	w.count(1, abi.StatBytesSent, 1000)
 	bytes("one more ended", 1005, 0)
 	bytes("nothing happened", 1005, 0)
-	ended[1] = Bytes{Sent: 55, Received: 66}
+	ended[1] = flow.Bytes{Sent: 55, Received: 66}
 	bytes("another", 1005, 6)
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
@@ -206,15 +207,15 @@ func (s *Sync) Probed(path string, code int) {
 
 // Cleaned reports a search for UDP flows of backends or frontends that are gone: when it
 // began, and how many flows it has ended of each family.
-func (s *Sync) Cleaned(begin time.Time, ended map[lb.Family]int) {
+func (s *Sync) Cleaned(begin time.Time, ended flow.Ended) {
 	for name := range Both.names {
 		s.cleanUps.WithLabelValues(name).Observe(s.now().Sub(begin).Seconds())
 	}
-	for family, n := range ended {
-		if n == 0 {
-			continue
-		}
-		s.cleaned.WithLabelValues(family.String()).Add(float64(n))
+	if ended.IPv4 > 0 {
+		s.cleaned.WithLabelValues(lb.IPv4.String()).Add(float64(ended.IPv4))
+	}
+	if ended.IPv6 > 0 {
+		s.cleaned.WithLabelValues(lb.IPv6.String()).Add(float64(ended.IPv6))
 	}
 }
 

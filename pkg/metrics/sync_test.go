@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
@@ -308,7 +309,7 @@ func TestProbesAndCleanUps(t *testing.T) {
 	s.Probed("/livez", 200)
 	begin := s.now
 	s.wait(2 * time.Second)
-	s.Cleaned(begin, map[lb.Family]int{lb.IPv6: 3})
+	s.Cleaned(begin, flow.Ended{IPv6: 3})
 	s.check("afterwards", map[string]float64{
 		"kubeproxy_proxy_healthz_total code=200":                    2,
 		"kubeproxy_proxy_healthz_total code=503":                    1,

@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	stdmaps "maps"
 	"sync"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // NodeStats reads what a scrape shows of an agent and its node. It caches what takes long.
@@ -23,9 +25,9 @@ type NodeStats struct {
 	Refusals func() int
 
 	mu    sync.Mutex
-	model metrics.Node            // the last answer of Model
-	fills map[string]metrics.Fill // of maps that only programs write
-	read  time.Time               // when fills were read
+	model metrics.Node              // the last answer of Model
+	fills map[string]reconcile.Fill // of maps that only programs write
+	read  time.Time                 // when fills were read
 }
 
 const (
@@ -48,14 +50,7 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 	n := s.model // its maps are shared, and not changed below
 	n.Effective = s.Hooks.Effective() == nil
 	n.Devices, n.DeviceProblems = s.Devices.Count()
-	flows := s.Flows()
-	n.FlowTables = map[string]metrics.FlowTable{
-		maps.NameFlows:    {Evicted: flows.Flows.Evicted, Alarm: flows.Emergency != "", Alarms: flows.Emergencies},
-		maps.NameHalfOpen: {Evicted: flows.HalfOpen.Evicted, Alarm: flows.Flood != "", Alarms: flows.Floods},
-	}
-	n.FlowsIdle, n.FlowsStale = flows.Expired, flows.Stale
-	n.FlowsRepaired, n.LoadsRepaired = flows.Repaired, flows.LoadsRepaired
-	n.MasqueradeRetries, n.StackPorts = flows.MasqueradeRetries, flows.StackPorts
+	n.Flows = s.Flows()
 
 	pinned := s.Datapath.Maps()
 	if now := time.Now(); now.Sub(s.read) >= fillsAge {
@@ -67,19 +62,16 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 		if err != nil {
 			return n, err
 		}
-		s.fills, s.read = map[string]metrics.Fill{maps.NameAffinity: affinity, maps.NameUDPPins: pins}, now
+		s.fills, s.read = map[string]reconcile.Fill{maps.NameAffinity: affinity, maps.NameUDPPins: pins}, now
 	}
-	fills := map[string]metrics.Fill{
-		maps.NameFlows:    {Entries: flows.Flows.Entries, Capacity: flows.Flows.Capacity},
-		maps.NameHalfOpen: {Entries: flows.HalfOpen.Entries, Capacity: flows.HalfOpen.Capacity},
+	fills := map[string]reconcile.Fill{
+		maps.NameFlows:    {Used: n.Flows.Flows.Entries, Capacity: n.Flows.Flows.Capacity},
+		maps.NameHalfOpen: {Used: n.Flows.HalfOpen.Entries, Capacity: n.Flows.HalfOpen.Capacity},
 	}
-	for _, known := range []map[string]metrics.Fill{n.Fills, s.fills} {
-		for name, fill := range known {
-			fills[name] = fill
-		}
-	}
+	stdmaps.Copy(fills, n.Fills)
+	stdmaps.Copy(fills, s.fills)
 	if s.Refusals != nil {
-		fills[maps.NameRefusals] = metrics.Fill{Entries: s.Refusals(), Capacity: pinned.Stats.Capacity()}
+		fills[maps.NameRefusals] = reconcile.Fill{Used: s.Refusals(), Capacity: pinned.Stats.Capacity()}
 	}
 	n.Fills = fills
 
@@ -96,13 +88,13 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 	return n, err
 }
 
-func fillOf[K comparable, V any](m *maps.Map[K, V]) (metrics.Fill, error) {
-	fill := metrics.Fill{Capacity: m.Capacity()}
+func fillOf[K comparable, V any](m *maps.Map[K, V]) (reconcile.Fill, error) {
+	fill := reconcile.Fill{Capacity: m.Capacity()}
 	for _, err := range m.All() {
 		if err != nil {
 			return fill, err
 		}
-		fill.Entries++
+		fill.Used++
 	}
 
 	return fill, nil

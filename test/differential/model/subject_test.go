@@ -24,7 +24,7 @@ type subject struct {
 	now     time.Time
 
 	writer *reconcile.Reconciler
-	agent  *agent.TestHarness
+	agent  *agent.Offline
 	feed   *kube.Feed
 }
 
@@ -56,7 +56,7 @@ func (s *subject) start() error {
 	if err != nil {
 		return err
 	}
-	s.agent = agent.NewTestHarness(cfg, s.writer, func() time.Time { return s.now })
+	s.agent = agent.NewOffline(cfg, s.writer, func() time.Time { return s.now })
 	s.feed = kube.NewFeed(nodeName, s.agent.Sink())
 	return nil
 }

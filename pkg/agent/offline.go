@@ -29,36 +29,33 @@ func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
 		return nil, err
 	}
 	cfg.limits = dryRunLimits
-	queue := newEventQueue(nil, time.Now)
-	source, err := newSource(cfg, sink{queue})
+	offline := NewOffline(cfg, writer, time.Now)
+	source, err := newSource(cfg, offline.Sink())
 	if err != nil {
 		return nil, err
 	}
-	a := newAgent(cfg, parts{queue: queue, source: source, writer: writer})
 
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var group errgroup.Group
-	group.Go(func() error { return a.source.Run(ctx) })
-	if err := a.waitForSource(ctx); err != nil {
+	group.Go(func() error { return source.Run(ctx) })
+	if err := waitForSource(ctx, source); err != nil {
 		return nil, err
 	}
 	stop()
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	a.synced = true
-	a.processQueue()
-	a.applyAll()
+	offline.Work()
 
-	return a.services().Services(), nil
+	return offline.agent.services().Services(), nil
 }
 
 // waitForSource waits until all objects are received, and for the Node no longer than
 // nodeWait.
-func (a *agent) waitForSource(ctx context.Context) error {
+func waitForSource(ctx context.Context, from source) error {
 	timeout := time.After(nodeWait)
-	services, self := a.source.Synced(), a.source.NodeSynced()
+	services, self := from.Synced(), from.NodeSynced()
 	for services != nil || self != nil {
 		select {
 		case <-ctx.Done():
@@ -75,41 +72,41 @@ func (a *agent) waitForSource(ctx context.Context) error {
 	return nil
 }
 
-// TestHarness is the part of an agent that decides what is in the maps, without what needs a
-// kernel or an API server. A test supplies the objects and decides when changes are applied.
+// Offline is the part of an agent that decides what is in the maps, without what needs a
+// kernel or an API server. The caller supplies the objects and decides when changes are applied.
 // One goroutine at a time may use it.
-type TestHarness struct{ agent *agent }
+type Offline struct{ agent *agent }
 
-// NewTestHarness returns an agent that writes with writer, whose clock is now. Of cfg it
+// NewOffline returns an agent that writes with writer, whose clock is now. Of cfg it
 // uses the fields about Services, and Log.
-func NewTestHarness(cfg Config, writer *reconcile.Reconciler, now func() time.Time) *TestHarness {
-	return &TestHarness{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer, now: now})}
+func NewOffline(cfg Config, writer *reconcile.Reconciler, now func() time.Time) *Offline {
+	return &Offline{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer, now: now})}
 }
 
 // Sink receives the objects of the cluster.
-func (r *TestHarness) Sink() kube.Sink { return sink{r.agent.queue} }
+func (o *Offline) Sink() kube.Sink { return sink{o.agent.queue} }
 
 // SetAddresses sets the addresses of this node.
-func (r *TestHarness) SetAddresses(addrs []node.Address) {
-	r.agent.queue.enqueue(func(m *model) { m.setLocalAddrs(addrs) })
+func (o *Offline) SetAddresses(addrs []node.Address) {
+	o.agent.queue.enqueue(func(m *model) { m.setLocalAddrs(addrs) })
 }
 
 // Work applies the changes since the last call, and programs what follows from them. Failed
 // writes, and those that wait for a grace period, stay due in the writer. Before the first
 // call, the sink must have received all objects.
-func (r *TestHarness) Work() {
-	if r.agent.synced {
-		r.agent.processQueue()
-		r.agent.applyAll()
+func (o *Offline) Work() {
+	if o.agent.synced {
+		o.agent.processQueue()
+		o.agent.applyAll()
 
 		return
 	}
-	r.agent.queue.enqueue((*model).stopWaiting) // the Node is complete
-	r.agent.processQueue()
-	r.agent.takeOver()
+	o.agent.queue.enqueue((*model).stopWaiting) // the Node is complete
+	o.agent.processQueue()
+	o.agent.takeOver()
 }
 
 // Resolve returns the resolution of a Service, or false if there is none of that name.
-func (r *TestHarness) Resolve(name lb.ServiceName) (lb.Resolution, bool) {
-	return r.agent.model.state.Resolve(name)
+func (o *Offline) Resolve(name lb.ServiceName) (lb.Resolution, bool) {
+	return o.agent.model.state.Resolve(name)
 }
