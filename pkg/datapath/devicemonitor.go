@@ -29,6 +29,7 @@ type DeviceMonitor struct {
 	failed    map[int]string // what went wrong, by index
 	unreached map[int]string // where packets pass that our programs do not see, by index
 	attached  bool           // to all, once
+	replaced  bool           // no device that is not in failed has programs of an earlier agent
 }
 
 // DeviceMonitorConfig configures a [DeviceMonitor].
@@ -161,7 +162,7 @@ func (m *DeviceMonitor) attach() bool {
 	}
 	m.mu.Lock()
 	first := len(failed) == 0 && !m.attached
-	m.failed, m.attached = failed, m.attached || first
+	m.failed, m.attached, m.replaced = failed, m.attached || first, m.replaced || err == nil
 	m.mu.Unlock()
 	m.cfg.UplinksAttached(uplinksAttached(devices, failed))
 	if first {
@@ -328,6 +329,8 @@ func (m *DeviceMonitor) Status() ([]DeviceStatus, error) {
 			switch {
 			case wanted && !attached:
 				problems = append(problems, "not attached")
+			case wanted && !m.replaced: // they may use maps that no agent writes any more
+				problems = append(problems, "programs of an earlier agent are not replaced yet")
 			case !wanted && attached:
 				problems = append(problems, "still attached")
 			}

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -139,6 +140,45 @@ func TestUnreachedDevicesAreReported(t *testing.T) {
 	}, *events); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+}
+
+// Until this agent's programs are attached, those of an earlier agent are a problem: they may use
+// maps of another layout, which stay below the root of pins until then.
+func TestDevicesOfAnEarlierAgent(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		p := newPort(t, by)
+		p.attach(p.device())
+		must(t, p.Close())
+		p.open(by)
+		m := NewDeviceMonitor(p.Datapath, DeviceMonitorConfig{
+			UplinksAttached: func(bool) {}, Record: func(Event) {}, Log: slog.New(slog.DiscardHandler),
+		})
+		m.Set([]node.Decision{{
+			Device: node.Device{Index: p.index, Name: "eth0", LinkLayer: node.LinkEthernet}, Class: node.ClassUplink,
+		}})
+		mustHave := func(want string) {
+			t.Helper()
+			lab.MustDo(t, p.node, func() error {
+				devices, err := m.Status()
+				for _, d := range devices {
+					if d.Index == p.index && d.Problem != want {
+						t.Errorf("the problem is %q, want %q", d.Problem, want)
+					}
+				}
+
+				return err
+			})
+		}
+		mustHave("programs of an earlier agent are not replaced yet")
+		lab.MustDo(t, p.node, func() error {
+			if !m.attach() {
+				return errors.New("not attached")
+			}
+
+			return nil
+		})
+		mustHave("")
+	})
 }
 
 // Each device that is not attached is a problem, and so are devices before the first try.

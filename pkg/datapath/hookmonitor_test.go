@@ -2,9 +2,15 @@ package datapath
 
 import (
 	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
 )
 
 // Hooks that stop being effective, or are effective again, give one event, and the health
@@ -31,6 +37,35 @@ func TestHookEvents(t *testing.T) {
 	}
 	if want := []bool{true, true, false, false, false, true, true, false}; !slices.Equal(effective, want) {
 		t.Errorf("reported is %v, want %v", effective, want)
+	}
+}
+
+// If the attached programs use other maps, ours are attached only once the maps have every
+// Service: until then, no client would reach one.
+func TestHooksWaitForServices(t *testing.T) {
+	w := newWebWorld(t)
+	must(t, os.RemoveAll(filepath.Join(w.cfg.BPFRoot, maps.Version)))
+	next := w.mustOpen(t, w.cfg)
+	must(t, next.Loaded())
+	synced := make(chan struct{})
+	m := NewHookMonitor(next, HookMonitorConfig{Synced: synced, Log: slog.New(slog.DiscardHandler)})
+	ended := make(chan error, 1)
+	go func() { ended <- m.attachFirst(t.Context()) }()
+	select {
+	case <-m.Attached():
+		t.Fatal("programs are attached before the maps have every Service")
+	case err := <-ended:
+		t.Fatalf("it ends before it has attached: %v", err)
+	case <-time.After(time.Second):
+	}
+	if others, err := next.OtherMapsInUse(); err != nil || !others {
+		t.Errorf("programs on other maps are at work: %t, %v, want true", others, err)
+	}
+	close(synced)
+	must(t, <-ended)
+	<-m.Attached()
+	if others, err := next.OtherMapsInUse(); err != nil || others {
+		t.Errorf("programs on other maps are at work: %t, %v, want false", others, err)
 	}
 }
 
