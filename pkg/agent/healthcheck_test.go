@@ -7,54 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unique"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
-
-// Which Services have a health check, and what it answers.
-func TestCheckOf(t *testing.T) {
-	v6 := lb.EndpointSlice{
-		Name: lb.SliceName{Namespace: "ns", Name: "web-6"}, Service: web().Name, Family: lb.IPv6,
-		Ports: []lb.EndpointPort{{Name: "http", Protocol: lb.TCP, Port: 8080}, {Name: "dns", Protocol: lb.UDP, Port: 53}},
-	}
-	for i := range 3 {
-		v6.Endpoints = append(v6.Endpoints, lb.Endpoint{
-			Addr: netip.MustParseAddr(fmt.Sprintf("fd00:1::%d", i+1)), Place: unique.Make(lb.Place{NodeName: "node-1"}), Ready: i < 2, Serving: true, Terminating: i == 2,
-		})
-	}
-	for _, test := range []struct {
-		name string
-		edit func(*lb.Service)
-		want *health.Check
-	}{
-		{"by ready local endpoints, for each family", func(*lb.Service) {}, &health.Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1, lb.IPv6: 2}}},
-		{"of one family", func(s *lb.Service) {
-			s.ClusterIPs, s.Families = s.ClusterIPs[1:], s.Families[1:]
-		}, &health.Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv6: 2}}},
-		{"not without a port", func(s *lb.Service) { s.HealthCheckNodePort = 0 }, nil},
-		{"not with policy Cluster", func(s *lb.Service) { s.ExternalPolicy = lb.Cluster }, nil},
-		{"not of another type", func(s *lb.Service) { s.Type = lb.NodePort }, nil},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			svc := web()
-			svc.HealthCheckNodePort = 30000
-			test.edit(svc)
-			res := lb.Resolve(svc, []*lb.EndpointSlice{webSlice(), &v6}, &lb.Node{Name: "node-1"})
-			if diff := cmp.Diff(test.want, health.CheckOf(svc, res)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
-	if got := health.CheckOf(nil, lb.Resolution{}); got != nil {
-		t.Errorf("of no Service it is %+v", got)
-	}
-}
 
 // Where health check node ports answer follows the node's addresses.
 func TestCheckAddrs(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // parts are what an agent works with. A part that is not needed may be left out, except for
@@ -51,16 +52,17 @@ type agent struct {
 
 	turn     sync.Mutex // held by the goroutine that owns all of the following
 	model    *model
-	synced   bool       // all Services and endpoints are known
-	complete bool       // and were programmed once
-	heavy    *heavyWork // nil: all Services are resolved in turn
-	impaired impaired
+	synced   bool            // all Services and endpoints are known
+	complete bool            // and were programmed once
+	heavy    *heavyWork      // nil: all Services are resolved in turn
+	impaired status.Impaired // as last reported
 	grace    grace
 
-	failing    bool  // a write has failed since all changes were known to be in force
-	unwritten  bool  // a write has failed in this round
-	unwritable error // why no map can be written
-	slices     int   // that the writer has written
+	newlyFailed bool  // a write has failed since impaired Services were reported
+	failing     bool  // a write has failed since all changes were known to be in force
+	unwritten   bool  // a write has failed in this round
+	unwritable  error // why no map can be written
+	slices      int   // that the writer has written
 	// throughStack is why packets to backends on other nodes pass the network stack, "" if they
 	// need not; nil if that is not decided yet.
 	throughStack *string

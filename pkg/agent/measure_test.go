@@ -278,7 +278,7 @@ func TestModelStats(t *testing.T) {
 	m.sink().SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
 	m.setSlice("web-1", "10.0.1.7", time.Time{})
 	m.sync()
-	m.impaired.failed = map[lb.ServiceName]string{web().Name: "no"}
+	m.impaired.Failed = map[lb.ServiceName]string{web().Name: "no"}
 	n := m.modelStats()
 	// One problem was found when the Service was read, one when its frontends were decided.
 	if !n.Synced || n.Services != 1 || n.Problems != 2 || n.Failed != 1 || n.Taken != 0 {

@@ -115,7 +115,7 @@ func (a *agent) apply() {
 	a.slices++
 	if err := a.writer.Apply(); err != nil {
 		a.cfg.Log.Error("not everything is programmed", "error", err)
-		a.failing, a.unwritten, a.impaired.stale = true, true, true
+		a.failing, a.unwritten, a.newlyFailed = true, true, true
 	}
 	a.written.Store(a.writer.Written())
 	if gone := a.writer.Gone(); a.complete && len(gone.Backends)+len(gone.Frontends) > 0 {

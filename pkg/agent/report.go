@@ -1,9 +1,7 @@
 package agent
 
 import (
-	"fmt"
 	stdmaps "maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -12,7 +10,6 @@ import (
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
-	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
@@ -54,32 +51,17 @@ func (m *model) eventOf(p lb.Problem) (kube.Event, bool) {
 // of them are programmed at the second try, and need no report.
 const impairedInterval = 5 * time.Second
 
-// impaired are the Services that were reported as not programmed as they should be.
-type impaired struct {
-	stale  bool                      // a write has failed since
-	failed map[lb.ServiceName]string // what failed
-	taken  map[lb.ServiceName]string // who has their addresses
-}
-
 // reportImpaired records Events for Services that have become impaired, or are for another
 // reason.
 func (a *agent) reportImpaired() {
 	// Endpoints come and go all the time, and there may be thousands of Services.
-	if !a.synced || !a.impaired.stale && !a.model.claimsChanged && len(a.impaired.failed) == 0 {
+	if !a.synced || !a.newlyFailed && !a.model.claimsChanged && len(a.impaired.Failed) == 0 {
 		return
 	}
-	a.model.claimsChanged = false
-	now := impaired{failed: make(map[lb.ServiceName]string), taken: make(map[lb.ServiceName]string)}
-	for status := range a.writer.Statuses() {
-		if len(status.Failures) > 0 {
-			now.failed[status.Service] = failuresText(status.Failures)
-		}
-		if len(status.Lost) > 0 {
-			now.taken[status.Service] = lostText(status.Lost)
-		}
-	}
-	a.recordNew(now.failed, a.impaired.failed, kube.ReasonNotProgrammed)
-	a.recordNew(now.taken, a.impaired.taken, kube.ReasonAddressTaken)
+	a.newlyFailed, a.model.claimsChanged = false, false
+	now := status.ImpairedOf(a.writer.Statuses())
+	a.recordNew(now.Failed, a.impaired.Failed, kube.ReasonNotProgrammed)
+	a.recordNew(now.Taken, a.impaired.Taken, kube.ReasonAddressTaken)
 	a.impaired = now
 }
 
@@ -91,45 +73,6 @@ func (a *agent) recordNew(notes, known map[lb.ServiceName]string, reason string)
 			a.cfg.record(kube.Event{Service: name, Reason: reason, Action: actionProgram, Note: note})
 		}
 	}
-}
-
-// spelledOut is how many failures of one Service a note spells out.
-const spelledOut = 3
-
-func failuresText(failures []reconcile.Failure) string {
-	texts := make([]string, len(failures))
-	for i, f := range failures {
-		texts[i] = f.Error()
-	}
-
-	return listText(texts)
-}
-
-// lostText names each address once, whatever the scopes.
-func lostText(lost []reconcile.Loss) string {
-	var texts []string
-	for _, l := range lost {
-		f := l.Frontend
-		what := fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.Addr, f.Port), f.Protocol)
-		switch {
-		case f.Addr.IsUnspecified():
-			what = fmt.Sprintf("node port %d/%s", f.Port, f.Protocol)
-		case f.Port == 0: // of a ClusterIP, the rest
-			what = f.Addr.String()
-		}
-		texts = append(texts, what+" belongs to Service "+l.Owner.String())
-	}
-	slices.Sort(texts)
-
-	return listText(slices.Compact(texts))
-}
-
-func listText(texts []string) string {
-	if more := len(texts) - spelledOut; more > 0 {
-		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:spelledOut], "; "), more)
-	}
-
-	return strings.Join(texts, "; ")
 }
 
 // recordDatapath records an event of the datapath.
@@ -226,8 +169,8 @@ func (a *agent) modelStats() metrics.Node {
 	n := metrics.Node{
 		Synced:   a.synced,
 		Services: a.model.state.Len(),
-		Failed:   len(a.impaired.failed),
-		Taken:    len(a.impaired.taken),
+		Failed:   len(a.impaired.Failed),
+		Taken:    len(a.impaired.Taken),
 		Writes:   counters.Writes,
 		Fills:    counters.Fill,
 	}

@@ -147,14 +147,6 @@ func TestImpairedServicesAreReported(t *testing.T) {
 	s.mustReport(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
 }
 
-func TestListText(t *testing.T) {
-	for n, want := range []string{"", "x", "x; x", "x; x; x", "x; x; x; and 1 more", "x; x; x; and 2 more"} {
-		if got := listText(slices.Repeat([]string{"x"}, n)); got != want {
-			t.Errorf("of %d: %q, want %q", n, got, want)
-		}
-	}
-}
-
 func TestFlowTableEvents(t *testing.T) {
 	cfg, events := recordingConfig()
 	cfg.recordEmergency("full")

@@ -3,6 +3,7 @@ package status
 import (
 	stdmaps "maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -260,5 +261,14 @@ func TestServiceShowsWhyBackendsAreInactive(t *testing.T) {
 	want := map[string]string{"10.0.1.9:8080": "", "10.0.1.10:8080": "", "10.0.1.11:8080": "not ready"}
 	if diff := cmp.Diff(want, reasons); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// A text names three failures, and how many more there are.
+func TestListText(t *testing.T) {
+	for n, want := range []string{"", "x", "x; x", "x; x; x", "x; x; x; and 1 more", "x; x; x; and 2 more"} {
+		if got := listText(slices.Repeat([]string{"x"}, n)); got != want {
+			t.Errorf("of %d: %q, want %q", n, got, want)
+		}
 	}
 }

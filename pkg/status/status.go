@@ -5,20 +5,15 @@
 package status
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
-	"iter"
-	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
-	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // Status is the state of an agent and its node, which `sluice status` shows.
@@ -179,27 +174,4 @@ func deviceOf(d datapath.DeviceStatus) Device {
 		Index: d.Index, Name: d.Name, Class: d.Class, Attached: string(d.Attached),
 		Reason: d.Reason, Problem: d.Problem, Ahead: d.Ahead,
 	}
-}
-
-// ErrorsOf returns the Services that are not in the maps as they should be, and why.
-func ErrorsOf(statuses iter.Seq[reconcile.Status]) []ServiceError {
-	errs := []ServiceError{}
-	for status := range statuses {
-		for _, failure := range status.Failures {
-			errs = append(errs, ServiceError{
-				Service: status.Service.String(), Error: failure.Error(), Retry: status.Retry,
-			})
-		}
-		for _, l := range status.Lost {
-			errs = append(errs, ServiceError{
-				Service: status.Service.String(),
-				Error:   fmt.Sprintf("%s belongs to Service %s", l.Frontend, l.Owner),
-			})
-		}
-	}
-	slices.SortFunc(errs, func(x, y ServiceError) int {
-		return cmp.Or(cmp.Compare(x.Service, y.Service), cmp.Compare(x.Error, y.Error))
-	})
-
-	return errs
 }
