@@ -134,6 +134,7 @@ const (
 	flowsDeleted
 	halfOpenPut
 	halfOpenDeleted
+	flowsRepaired
 )
 
 // setCount sets a counter of programs.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -199,6 +200,22 @@ func TestPanicIsOfOneObject(t *testing.T) {
 				t.Errorf("reported of one that is gone is %v", problems)
 			}
 		})
+	}
+}
+
+// An object that could never be read is not in force: its deletion withdraws its problem, and deletes
+// nothing that the sink does not know.
+func TestObjectThatCouldNeverBeRead(t *testing.T) {
+	broken := read(translate(service("a", "10.96.0.1")).key, func(*object) { panic("this cannot be") })
+	sink := newRecorder()
+	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
+	s.tracker.put(broken)
+	must(t, s.Delete(service("a", "10.96.0.1")))
+	if problems := sink.problems("a"); len(problems) != 0 {
+		t.Errorf("reported of one that is gone is %v", problems)
+	}
+	if slices.Contains(sink.calls, "delete Service default/a") {
+		t.Errorf("deleted without having been set: %q", sink.calls)
 	}
 }
 
