@@ -264,4 +264,15 @@ func TestSocketAnswersFromTheLoop(t *testing.T) {
 	if services, err = client.Services(t.Context()); err != nil || len(services) != 0 {
 		t.Errorf("services are %+v, %v, want none", services, err)
 	}
+
+	// What the loop owns is read by the loop alone: an answer waits for it.
+	working, release := make(chan struct{}), make(chan struct{})
+	p.queue.enqueue(func(*model) { close(working); <-release })
+	<-working
+	soon, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := client.Services(soon); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while the loop is busy: %v, want %v", err, context.DeadlineExceeded)
+	}
+	close(release)
 }

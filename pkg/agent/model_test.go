@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-	"unique"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/kube"
@@ -303,23 +302,6 @@ func web() *lb.Service {
 		Ports: []lb.ServicePort{
 			{Name: "http", Protocol: lb.TCP, Port: 80, NodePort: 30080},
 			{Name: "dns", Protocol: lb.UDP, Port: 53},
-		},
-	}
-}
-
-func webSlice() *lb.EndpointSlice {
-	endpoint := func(addr, node string) lb.Endpoint {
-		return lb.Endpoint{Addr: netip.MustParseAddr(addr), Place: unique.Make(lb.Place{NodeName: node}), Ready: true, Serving: true}
-	}
-
-	return &lb.EndpointSlice{
-		Name:    lb.SliceName{Namespace: "ns", Name: "web-1"},
-		Service: web().Name,
-		Family:  lb.IPv4,
-		Ports:   []lb.EndpointPort{{Name: "http", Protocol: lb.TCP, Port: 8080}},
-		Endpoints: []lb.Endpoint{
-			endpoint("10.0.1.10", "node-1"), endpoint("10.0.1.9", "node-2"),
-			{Addr: netip.MustParseAddr("10.0.1.11"), Place: unique.Make(lb.Place{NodeName: "node-1"})},
 		},
 	}
 }
