@@ -180,6 +180,21 @@ func TestBackendIDOfAnotherService(t *testing.T) {
 	})
 }
 
+// The id of a backend that is gone does not lead to the next one in its place, which has another id.
+func TestBackendIDOfAnEarlierBackend(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
+		in := tcp(p.client, clusterIP, "S")
+		w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)
+
+		id := s.backends[portPod]
+		next := maps.ID(maps.Index(id), maps.Generation(id)+1)
+		must(t, w.maps.Backends.Put(maps.Index(id), maps.BackendOf(next, s.id, w.family.addrPort(at(tapPod)), maps.BackendLocal)))
+		w.replace(t, clusterIP, layers.IPProtocolTCP, maps.Pool{ServicePortId: s.id}, w.putBackend(t, s.id, tapPod))
+		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
+	})
+}
+
 // How long a UDP flow keeps its backend.
 func TestUDPFlowEnds(t *testing.T) {
 	const second = time.Second
