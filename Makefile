@@ -6,7 +6,7 @@ platforms := linux/amd64 linux/arm64
 image := bin/image
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: FORCE help setup build image test lint generate demo bench microbench kernels kernelssmoke clean
+.PHONY: FORCE help setup build image test lint generate demo bench microbench kernels kernelssmoke mutants clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -48,6 +48,9 @@ kernels: ## the tests on older kernels, in virtual machines; takes hours
 kernelssmoke: ## some of them, in ten minutes
 	SLUICE_TEST_PACKAGES='./bpf ./pkg/datapath ./test/devices' SLUICE_TEST_RUN="$$(cat test/kernels/smoke)" \
 		SLUICE_TEST_SECONDS=420 test/kernels/run.sh 5.10 6.1
+
+mutants: ready-test ready-generate ## breaks the product in one small way at a time: a test has to fail; takes half an hour
+	test/mutants/run.sh
 
 # Not ST1005: what is wrong may have a capital in its name, as a Service has.
 lint: ready-lint ## formatting, vet and static analysis
