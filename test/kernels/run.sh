@@ -68,6 +68,7 @@ build_agent() {
 	mkdir "$1/bin"
 	cat >"$1/bin/go" <<-'EOF'
 		#!/bin/sh
+		[ "$1" = list ] && exec echo / # the folder of the module, which is not here
 		while [ "$1" != -o ]; do shift; done
 		exec cp /sluice "$2"
 	EOF
