@@ -11,9 +11,16 @@ import (
 	"strings"
 )
 
-// findBinaries returns the folder of etcd, kube-apiserver, kubectl and
-// kube-proxy, and builds them if they are missing.
-func findBinaries(ctx context.Context) (string, error) {
+// ofNodes are the binaries of a cluster with nodes: those of its control plane, and
+// what nodes run, which [Cluster.Binary] finds.
+var ofNodes = []string{
+	"etcd", "kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler",
+	"kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "coredns",
+}
+
+// findBinaries returns the folder of these binaries, by default those that build.sh
+// builds by default, and builds what is missing.
+func findBinaries(ctx context.Context, names ...string) (string, error) {
 	if folder := os.Getenv("SLUICE_TEST_BINARIES"); folder != "" {
 		return folder, nil
 	}
@@ -22,7 +29,7 @@ func findBinaries(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("search for build.sh: %w", err)
 	}
 
-	cmd := exec.CommandContext(ctx, script)
+	cmd := exec.CommandContext(ctx, script, names...)
 	cmd.Stderr = os.Stderr // it reports there what it builds
 	stdout, err := cmd.Output()
 	if err != nil {

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 #
-# build.sh [etcd|kube-apiserver|kubectl|kube-proxy]...
+# build.sh [NAME]...
 #
-# Builds the servers and tools that package cluster runs, from the module in
-# binaries/, which pins them; without names, all of them. The last line of its
-# output is the folder they are in:
+# Builds the servers and tools that package cluster runs, from the modules that pin
+# them: binaries/ has Kubernetes and etcd, runtime/ has containerd and CoreDNS. Without
+# names, those of the control plane's core: etcd, kube-apiserver, kubectl and
+# kube-proxy. The last line of its output is the folder they are in:
 #
 #   ${SLUICE_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice/cluster}/<version key>
 #
@@ -18,11 +19,11 @@ cache=${SLUICE_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice/cluster}
 mkdir -p "$cache"
 cache=$(cd "$cache" && pwd)
 
-cd "$(dirname "${BASH_SOURCE[0]}")/binaries"
+cd "$(dirname "${BASH_SOURCE[0]}")"
 
 export CGO_ENABLED=0 GOWORK=off
 
-version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' go.mod)
+version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' binaries/go.mod)
 IFS=. read -r major minor _ <<<"${version#v}"
 
 # In place of what Kubernetes takes from its git tree. client-go's version is
@@ -40,14 +41,17 @@ flags=(-mod=readonly -trimpath "-tags=notest,grpcnotrace" -gcflags=all=-dwarf=fa
 key=$({
 	go env GOVERSION GOOS GOARCH
 	echo "${flags[@]}"
-	cat go.mod go.sum
+	cat {binaries,runtime}/go.{mod,sum} runtime/coredns/main.go
 } | sha256sum | cut -c1-12)
 folder=$cache/$version-$key
 
-package_of() {
+# source_of prints a module and a package of it.
+source_of() {
 	case $1 in
-	etcd) echo go.etcd.io/etcd/server/v3 ;;
-	kube-apiserver | kube-proxy | kubectl) echo "k8s.io/kubernetes/cmd/$1" ;;
+	etcd) echo binaries go.etcd.io/etcd/server/v3 ;;
+	kube-* | kubectl | kubelet) echo "binaries k8s.io/kubernetes/cmd/$1" ;;
+	containerd | containerd-shim-runc-v2 | ctr) echo "runtime github.com/containerd/containerd/v2/cmd/$1" ;;
+	coredns) echo runtime ./coredns ;;
 	*)
 		echo "test/cluster/build.sh: no binary is called $1" >&2
 		return 1
@@ -64,13 +68,13 @@ exec {lock}>"$folder/.lock"
 flock "$lock"
 
 for name; do
-	package=$(package_of "$name")
+	source=$(source_of "$name")
 	if [[ -x $folder/$name ]]; then
 		continue
 	fi
 	echo "test/cluster/build.sh: building $name, which may take minutes" >&2
 	SECONDS=0
-	go build "${flags[@]}" -o "$folder/.$name.new" "$package"
+	go -C "${source% *}" build "${flags[@]}" -o "$folder/.$name.new" "${source#* }"
 	mv "$folder/.$name.new" "$folder/$name"
 	echo "test/cluster/build.sh: built $name in $SECONDS s" >&2
 done

@@ -2,8 +2,9 @@
 // kube-apiserver of the versions that binaries/go.mod pins, and kubectl to go
 // with them.
 //
-// It is not a whole cluster. No kube-controller-manager, scheduler or kubelet
-// runs, so only the caller writes EndpointSlices, Nodes and statuses.
+// It is not a whole cluster. No kubelet runs, and no kube-controller-manager or
+// scheduler unless [Config] asks for them, so only the caller writes EndpointSlices,
+// Nodes and statuses. Package realcluster adds the nodes.
 //
 // The core does not use testing.T: [New] returns errors, and what it returns has a
 // Close. [Start] and all that takes a testing.TB are the same for tests.
@@ -13,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"time"
 
@@ -41,6 +43,11 @@ type Config struct {
 	// Flags are the API server's besides its own. Of several with the same name
 	// it takes the last.
 	Flags []string
+	// Address is set for a cluster that gets nodes: an address of the servers' network
+	// namespace that nodes and pods reach. The API server listens there, the Service
+	// default/kubernetes leads there, and a kube-controller-manager and a scheduler
+	// run.
+	Address netip.Addr
 }
 
 // Cluster is a running etcd and kube-apiserver. Its methods may be called from
@@ -50,6 +57,7 @@ type Cluster struct {
 	binaries  string // folder of the executables
 	directory string // all files of this cluster
 	flags     []string
+	reachable netip.Addr // Config.Address
 	namespace *namespace
 
 	etcdPort      *port
@@ -59,6 +67,9 @@ type Cluster struct {
 
 	etcd      *process
 	apiServer *process // nil during an outage
+
+	controllers *process // nil without an Address
+	scheduler   *process
 }
 
 // New runs etcd and a kube-apiserver on free ports of 127.0.0.1, and returns
@@ -66,8 +77,8 @@ type Cluster struct {
 // when ctx ends before. Both end with Close, and even if this process is killed. If
 // they do not start, the error quotes the ends of their logs.
 //
-// The API server authorizes by RBAC. It admits Pods without ServiceAccount
-// controller and Nodes without a not-ready taint, and keeps the endpoints of
+// The API server authorizes by RBAC. Without controllers, it admits Pods without
+// tokens and Nodes without a not-ready taint, and keeps the endpoints of
 // default/kubernetes empty.
 //
 // The first New on a machine builds the binaries, which takes minutes; see
@@ -80,7 +91,7 @@ type Cluster struct {
 // thread; other clients need a thread or process in that namespace.
 // This needs CAP_SYS_ADMIN.
 func New(ctx context.Context, cfg Config) (*Cluster, error) {
-	c := &Cluster{directory: cfg.Directory, flags: cfg.Flags}
+	c := &Cluster{directory: cfg.Directory, flags: cfg.Flags, reachable: cfg.Address}
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start of the cluster: %w%s", err, c.logTails()), c.Close())
 	}
@@ -89,7 +100,11 @@ func New(ctx context.Context, cfg Config) (*Cluster, error) {
 }
 
 func (c *Cluster) start(ctx context.Context) (err error) {
-	if c.binaries, err = findBinaries(ctx); err != nil {
+	var names []string
+	if c.reachable.IsValid() {
+		names = ofNodes
+	}
+	if c.binaries, err = findBinaries(ctx, names...); err != nil {
 		return err
 	}
 	if c.namespace, err = currentNamespace(); err != nil {
@@ -101,7 +116,7 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	if c.apiServerPort, err = reservePort(); err != nil {
 		return err
 	}
-	if c.files, err = writeCredentials(c.directory, c.URL()); err != nil {
+	if c.files, err = writeCredentials(c.directory, c.URL(), c.reachable); err != nil {
 		return err
 	}
 	c.config = c.files.config(c.URL())
@@ -115,11 +130,21 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 		return err
 	}
 
-	return c.startAPIServer(ctx)
+	if err := c.startAPIServer(ctx); err != nil || !c.reachable.IsValid() {
+		return err
+	}
+	if c.controllers, err = c.run("kube-controller-manager", c.controllerArgs()); err != nil {
+		return err
+	}
+	c.scheduler, err = c.run("kube-scheduler", c.schedulerArgs())
+
+	return err
 }
 
-// Close ends both servers. Closing twice is not an error.
+// Close ends all servers. Closing twice is not an error.
 func (c *Cluster) Close() error {
+	c.scheduler.kill()
+	c.controllers.kill()
 	c.stopAPIServer()
 	c.etcd.kill()
 	c.etcd = nil
@@ -149,14 +174,18 @@ func (c *Cluster) Kubeconfig() string {
 	return c.files.kubeconfig
 }
 
-// URL returns the API server's base URL, https://127.0.0.1:port. It stays the
-// same over an outage.
+// URL returns the API server's base URL, https://127.0.0.1:port or that of
+// [Config.Address]. It stays the same over an outage.
 func (c *Cluster) URL() string {
 	return "https://" + c.address()
 }
 
 // address is where the API server listens.
 func (c *Cluster) address() string {
+	if c.reachable.IsValid() {
+		return fmt.Sprintf("%s:%d", c.reachable, c.apiServerPort.number)
+	}
+
 	return fmt.Sprintf("127.0.0.1:%d", c.apiServerPort.number)
 }
 
@@ -165,3 +194,6 @@ func (c *Cluster) address() string {
 func (c *Cluster) Binary(name string) string {
 	return filepath.Join(c.binaries, name)
 }
+
+// BinaryFolder returns the folder of [Cluster.Binary].
+func (c *Cluster) BinaryFolder() string { return c.binaries }

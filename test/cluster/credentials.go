@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -43,8 +44,8 @@ func (c *credentials) config(url string) *rest.Config {
 }
 
 // writeCredentials makes new credentials, good for a day, for an API server at
-// url.
-func writeCredentials(directory, url string) (credentials, error) {
+// url, which has this address besides 127.0.0.1 if it is valid.
+func writeCredentials(directory, url string, address netip.Addr) (credentials, error) {
 	c := credentials{
 		certificate:       filepath.Join(directory, "apiserver.crt"),
 		key:               filepath.Join(directory, "apiserver.key"),
@@ -53,7 +54,7 @@ func writeCredentials(directory, url string) (credentials, error) {
 		kubeconfig:        filepath.Join(directory, "kubeconfig"),
 		token:             rand.Text(),
 	}
-	if err := c.write(url); err != nil {
+	if err := c.write(url, address); err != nil {
 		return credentials{}, fmt.Errorf("credentials: %w", err)
 	}
 
@@ -61,12 +62,12 @@ func writeCredentials(directory, url string) (credentials, error) {
 }
 
 // write writes the files, and sets the authority.
-func (c *credentials) write(url string) error {
+func (c *credentials) write(url string, address netip.Addr) error {
 	key, err := writeKey(c.key)
 	if err != nil {
 		return err
 	}
-	if c.authority, err = certify(key); err != nil {
+	if c.authority, err = certify(key, address); err != nil {
 		return err
 	}
 	if _, err := writeKey(c.serviceAccountKey); err != nil {
@@ -91,7 +92,7 @@ func (c *credentials) write(url string) error {
 // certify returns the PEM form of a certificate for key, signed by itself, for
 // all the names of the API server for clients: its address, and those
 // of the Service default/kubernetes.
-func certify(key *ecdsa.PrivateKey) ([]byte, error) {
+func certify(key *ecdsa.PrivateKey, address netip.Addr) ([]byte, error) {
 	now := time.Now()
 	template := x509.Certificate{
 		SerialNumber:          big.NewInt(1),
@@ -104,6 +105,9 @@ func certify(key *ecdsa.PrivateKey) ([]byte, error) {
 		BasicConstraintsValid: true,
 		DNSNames:              []string{"localhost", "kubernetes.default.svc"},
 		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1), net.IPv6loopback},
+	}
+	if address.IsValid() {
+		template.IPAddresses = append(template.IPAddresses, address.AsSlice())
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key)
 	if err != nil {

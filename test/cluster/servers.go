@@ -32,11 +32,9 @@ func (c *Cluster) etcdArgs() []string {
 }
 
 func (c *Cluster) apiServerArgs() []string {
-	return append([]string{
+	args := []string{
 		"--etcd-servers=" + c.etcdURL(),
 
-		"--bind-address=127.0.0.1",
-		"--advertise-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", c.apiServerPort.number),
 		"--permit-port-sharing", // reservePort
 		"--tls-cert-file=" + c.files.certificate,
@@ -49,14 +47,41 @@ func (c *Cluster) apiServerArgs() []string {
 		"--service-account-signing-key-file=" + c.files.serviceAccountKey,
 
 		"--service-cluster-ip-range=" + ServiceRangeIPv4 + "," + ServiceRangeIPv6,
-		// Endpoints on loopback would be refused anyway.
-		"--endpoint-reconciler-type=none",
-
-		// These wait for a controller to create, take away or finish something.
-		"--disable-admission-plugins=ServiceAccount,StorageObjectInUseProtection,TaintNodesByCondition",
 		"--allow-privileged",
 		"--enable-priority-and-fairness=false",
-	}, c.flags...)
+	}
+	if c.reachable.IsValid() {
+		args = append(args,
+			"--bind-address=0.0.0.0", // kubeconfigs of people have 127.0.0.1
+			"--advertise-address="+c.reachable.String(),
+			"--kubelet-preferred-address-types=InternalIP",
+		)
+	} else {
+		args = append(args,
+			"--bind-address=127.0.0.1",
+			"--advertise-address=127.0.0.1",
+			// Endpoints on loopback would be refused anyway.
+			"--endpoint-reconciler-type=none",
+			// These wait for a controller to create, take away or finish something.
+			"--disable-admission-plugins=ServiceAccount,StorageObjectInUseProtection,TaintNodesByCondition",
+		)
+	}
+
+	return append(args, c.flags...)
+}
+
+func (c *Cluster) controllerArgs() []string {
+	return []string{
+		"--kubeconfig=" + c.files.kubeconfig,
+		"--root-ca-file=" + c.files.certificate,
+		"--service-account-private-key-file=" + c.files.serviceAccountKey,
+		"--leader-elect=false",
+		"--secure-port=0", // serves nothing
+	}
+}
+
+func (c *Cluster) schedulerArgs() []string {
+	return []string{"--kubeconfig=" + c.files.kubeconfig, "--leader-elect=false", "--secure-port=0"}
 }
 
 // startAPIServer returns when the API answers. It does nothing if the API server
@@ -137,7 +162,7 @@ func (c *Cluster) logTails() string {
 	const lines = 40
 
 	var tails strings.Builder
-	for _, name := range []string{"etcd", "kube-apiserver"} {
+	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
 		log, err := os.ReadFile(c.logFile(name))
 		if err != nil {
 			continue

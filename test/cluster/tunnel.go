@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -16,8 +17,8 @@ type Listener interface {
 // address on the node's loopback device is connected to the real one. A tunnel can be
 // cut, and opened again.
 type Tunnel struct {
+	cluster *Cluster
 	node    Listener
-	address string
 
 	mu       sync.Mutex
 	listener net.Listener // nil while cut
@@ -26,7 +27,7 @@ type Tunnel struct {
 
 // Tunnel opens a tunnel to the API server. The caller closes it.
 func (c *Cluster) Tunnel(node Listener) (*Tunnel, error) {
-	w := &Tunnel{node: node, address: c.address(), conns: make(map[net.Conn]struct{})}
+	w := &Tunnel{cluster: c, node: node, conns: make(map[net.Conn]struct{})}
 	if err := w.open(); err != nil {
 		return nil, err
 	}
@@ -35,7 +36,7 @@ func (c *Cluster) Tunnel(node Listener) (*Tunnel, error) {
 }
 
 func (w *Tunnel) open() error {
-	listener, err := w.node.Listen("tcp", w.address)
+	listener, err := w.node.Listen("tcp", w.cluster.address())
 	if err != nil {
 		return fmt.Errorf("tunnel to the API server: %w", err)
 	}
@@ -53,6 +54,14 @@ func (w *Tunnel) open() error {
 	}()
 
 	return nil
+}
+
+// Addr is where the tunnel begins, unless it is cut.
+func (w *Tunnel) Addr() net.Addr {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	return w.listener.Addr()
 }
 
 // Close is [Tunnel.Cut]. It returns nil.
@@ -78,7 +87,7 @@ func (w *Tunnel) Cut() {
 // join carries a connection until either end closes it.
 func (w *Tunnel) join(near net.Conn) {
 	defer near.Close()
-	far, err := net.Dial("tcp", w.address)
+	far, err := w.cluster.namespace.dial(context.Background(), "tcp", w.cluster.address())
 	if err != nil {
 		return // as refused by the API server
 	}
