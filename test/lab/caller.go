@@ -39,7 +39,18 @@ func StartCaller(ns *Namespace, cg *Cgroup) (*Caller, error) {
 	if !mainCalled.Load() {
 		return nil, errors.New("start caller: lab.Main was not called first in TestMain or main")
 	}
-	cmd := again(roleCaller)
+
+	return startCaller(again(roleCaller), func(cmd *exec.Cmd) error { return Start(ns, cg, cmd) })
+}
+
+// CallThrough starts a caller that is somewhere else, such as in a container: the
+// standard input and output of a command lead to a process that runs [ServeCalls].
+// The caller closes it.
+func CallThrough(cmd *exec.Cmd) (*Caller, error) {
+	return startCaller(cmd, (*exec.Cmd).Start)
+}
+
+func startCaller(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Caller, error) {
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -49,7 +60,7 @@ func StartCaller(ns *Namespace, cg *Cgroup) (*Caller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start caller: %w", err)
 	}
-	if err := Start(ns, cg, cmd); err != nil {
+	if err := start(cmd); err != nil {
 		return nil, fmt.Errorf("start caller: %w", err)
 	}
 	c := &Caller{

@@ -45,7 +45,7 @@ func Main() {
 	case "":
 		return
 	case roleCaller:
-		err = serve(os.Stdin, os.Stdout)
+		err = ServeCalls(os.Stdin, os.Stdout)
 	case roleGuardian:
 		err = guard(os.Stdin, os.Args[1:])
 	default:

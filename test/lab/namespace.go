@@ -103,11 +103,15 @@ func (ns *Namespace) Netlink() *netlink.Handle { return ns.handle }
 
 // Do runs f inside the namespace, on the calling goroutine, and returns what f
 // returns. Sockets that f creates belong to the namespace for good and may be
-// used from anywhere. Goroutines that f starts run outside.
+// used from anywhere. Goroutines that f starts run outside. A nil namespace is that
+// of the calling thread.
 //
 // Should the way back fail, Do returns an error and leaves the goroutine locked
 // to its thread: the thread ends with the goroutine, and no other goroutine gets it.
 func (ns *Namespace) Do(f func() error) (err error) {
+	if ns == nil {
+		return f()
+	}
 	runtime.LockOSThread()
 	home, err := netns.Get()
 	if err != nil {

@@ -27,8 +27,9 @@ type callee struct {
 	loads   map[int]*loadRun
 }
 
-// serve answers calls until there are no more.
-func serve(in io.Reader, out io.Writer) error {
+// ServeCalls makes this process the one behind a [Caller]: it answers calls until there
+// are no more.
+func ServeCalls(in io.Reader, out io.Writer) error {
 	c := &callee{
 		out:     json.NewEncoder(out),
 		sockets: make(map[int]*rawSocket),

@@ -40,7 +40,8 @@ type closer interface{ Close() error }
 
 // Serve starts a server in the namespace: at each address for TCP and for UDP,
 // or for one of them: "10.244.1.2:8080", "tcp/[fd00::1]:80", "udp/0.0.0.0:53".
-// With port 0 the kernel chooses. The caller stops it.
+// With port 0 the kernel chooses. A nil namespace is that of the calling thread. The
+// caller stops it.
 func Serve(ns *Namespace, name string, addresses ...string) (*Server, error) {
 	s := &Server{Name: name, stopped: make(chan struct{}), closers: make(map[closer]struct{})}
 	for _, address := range addresses {
