@@ -6,10 +6,10 @@ platforms := linux/amd64 linux/arm64
 image := bin/image
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: FORCE help setup build image test lint generate demo bench microbench kernels kernelssmoke mutants clean
+.PHONY: FORCE help setup build image test lint generate demo bench microbench cluster cluster-down test-cluster kernels kernelssmoke mutants clean
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
 
 setup: ## makes this machine ready for everything below
 	test/setup.sh
@@ -41,6 +41,16 @@ bench: ready-bench build ## measures Sluice beside the real kube-proxy in ten mi
 microbench: ready-bench ## benchmarks of single steps: a packet, a system call, a start of the agent
 	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf
 	cd bench && go test -run '^$$' -bench . -benchmem ./scale ./forward
+
+cluster: ready-cluster image ## a whole cluster of two nodes to play with, until Ctrl-C or make cluster-down
+	go build -o bin/sluice-cluster ./test/realcluster/up
+	bin/sluice-cluster
+
+cluster-down: ## ends the cluster that make cluster has brought up, and waits until all of it is removed
+	bin/sluice-cluster --down
+
+test-cluster: ready-cluster image ## installs Sluice in a whole cluster, and replaces, kills and drains under load; the first time it builds a kubelet and containerd
+	SLUICE_TEST_CLUSTER=1 go test -count=1 -timeout 20m -v ./test/realcluster
 
 kernels: ## the tests on older kernels, in virtual machines; takes hours
 	SLUICE_TEST_MATRIX=test/kernels/README.md test/kernels/run.sh

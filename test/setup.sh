@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# setup.sh [demo|bench|test|lint|generate|image]...
+# setup.sh [demo|bench|test|cluster|lint|generate|image]...
 #
 # Makes this machine ready for these verbs of the Makefile, by default for all
 # of them: installs what is missing (on Debian and Ubuntu), mounts bpffs and
@@ -29,6 +29,12 @@ needs_of() {
 		echo /usr/sbin/iptables iptables
 		# Loads that are as large as can be.
 		echo /usr/bin/iperf3 iperf3
+		;;
+	cluster)
+		echo /usr/bin/buildah buildah
+		# What containerd runs pods with.
+		echo /usr/sbin/runc runc
+		echo /usr/lib/cni/bridge containernetworking-plugins
 		;;
 	lint)
 		echo /usr/bin/clang-format-19 clang-format-19
@@ -99,8 +105,8 @@ prepare_kernel() {
 
 [[ $(uname -s) == Linux ]] || die "Linux is needed, this is $(uname -s)"
 type -P go >/dev/null || die "go is not in PATH: see https://go.dev/dl (and mind that sudo changes PATH)"
-[[ $# -gt 0 ]] || set -- setup demo bench test lint generate image
+[[ $# -gt 0 ]] || set -- setup demo bench test cluster lint generate image
 
 install_missing "$@"
-case " $* " in *" demo "* | *" bench "* | *" test "*) prepare_kernel ;; esac
+case " $* " in *" demo "* | *" bench "* | *" test "* | *" cluster "*) prepare_kernel ;; esac
 case " $* " in *" bench "* | *" test "*) "$(dirname "$0")/cluster/build.sh" >/dev/null ;; esac
