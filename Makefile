@@ -42,11 +42,13 @@ microbench: ready-bench ## benchmarks of single steps: a packet, a system call, 
 	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf
 	cd bench && go test -run '^$$' -bench . -benchmem ./scale ./forward
 
-cluster: ready-cluster image ## a whole cluster of two nodes to play with, until Ctrl-C or make cluster-down
-	go build -o bin/sluice-cluster ./test/realcluster/up
+cluster: ready-cluster image bin/sluice-cluster ## a whole cluster of two nodes to play with, until Ctrl-C or make cluster-down
 	bin/sluice-cluster
 
-cluster-down: ## ends the cluster that make cluster has brought up, and waits until all of it is removed
+bin/sluice-cluster: FORCE
+	go build -o $@ ./test/realcluster/up
+
+cluster-down: bin/sluice-cluster ## ends the cluster that make cluster has brought up, and waits until all of it is removed
 	bin/sluice-cluster --down
 
 test-cluster: ready-cluster image ## installs Sluice in a whole cluster, and replaces, kills and drains under load; the first time it builds a kubelet and containerd

@@ -202,12 +202,10 @@ func get(ctx context.Context, client *http.Client, url string) error {
 // one that fails includes what it printed.
 func (c *Cluster) RunKubectl(input string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(c.Binary("kubectl"), args...)
+	cmd := c.KubectlCommand(args...)
 	cmd.Stdin = strings.NewReader(input)
 	cmd.Stdout = &stdout
 	cmd.Stderr = &stderr
-	// Its home holds a discovery cache, and might hold a user's preferences.
-	cmd.Env = append(os.Environ(), "HOME="+c.directory, "KUBECONFIG="+c.Kubeconfig())
 
 	p, err := c.namespace.start(cmd)
 	if err == nil {
@@ -218,4 +216,14 @@ func (c *Cluster) RunKubectl(input string, args ...string) (string, error) {
 	}
 
 	return stdout.String(), nil
+}
+
+// KubectlCommand returns a command that is kubectl as cluster-admin, to be started in the
+// servers' network namespace.
+func (c *Cluster) KubectlCommand(args ...string) *exec.Cmd {
+	cmd := exec.Command(c.Binary("kubectl"), args...)
+	// Its home holds a discovery cache, and might hold a user's preferences.
+	cmd.Env = append(os.Environ(), "HOME="+c.directory, "KUBECONFIG="+c.Kubeconfig())
+
+	return cmd
 }

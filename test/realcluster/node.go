@@ -61,11 +61,10 @@ func startNode(from *lab.Node, in inside) (*Node, error) {
 		return nil, err
 	}
 	n.cgroup = cgroup
-	root, err := lab.CgroupRoot()
-	if err != nil {
+	if in.Cgroups, err = cgroupRoot(); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
-	in.Name, in.Cgroup, in.Cgroups = n.Name, cgroup.Path(), strings.TrimSuffix(root, "/unified")
+	in.Name, in.Cgroup = n.Name, cgroup.Path()
 	in.Address = n.IPv4.String() + "," + n.IPv6.String()
 	text, err := json.Marshal(in)
 	if err != nil {
@@ -130,21 +129,40 @@ func (n *Node) Processes(name string) (pids []int, err error) {
 // nodeCgroup is part of the name of each cgroup of a node.
 const nodeCgroup = "realnode"
 
-// hierarchies returns the names of the machine's hierarchies of cgroup v1.
+// cgroupRoot returns where the machine mounts cgroups: v2, or all hierarchies of v1 and
+// v2 beside them.
+func cgroupRoot() (string, error) {
+	root, err := lab.CgroupRoot()
+
+	return strings.TrimSuffix(root, "/unified"), err
+}
+
+// hierarchies returns the names of the machine's hierarchies of cgroup v1 there.
 func hierarchies(root string) (names []string) {
-	folders, _ := filepath.Glob(filepath.Join(root, "*", "cgroup.clone_children"))
-	for _, path := range folders {
+	files, _ := filepath.Glob(filepath.Join(root, "*", "release_agent")) // which only roots of v1 have
+	for _, path := range files {
 		names = append(names, filepath.Base(filepath.Dir(path)))
 	}
 
 	return names
 }
 
-// removeV1 removes the cgroups of v1 with such a name, in which there are no processes
-// any more.
-func removeV1(pattern string) error {
+// findV1 returns the cgroups of v1 below the machine's roots with such a name.
+func findV1(pattern string) (found []string, err error) {
+	root, err := cgroupRoot()
+	for _, hierarchy := range hierarchies(root) {
+		cgroups, _ := filepath.Glob(filepath.Join(root, hierarchy, pattern))
+		found = append(found, cgroups...)
+	}
+
+	return found, err
+}
+
+// removeV1 removes the cgroups of v1 with a name, in which there are no processes any
+// more. Removing absent ones is not an error.
+func removeV1(name string) error {
 	var all []string
-	tops, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", pattern))
+	tops, err := findV1(name)
 	for _, top := range tops {
 		err = errors.Join(err, filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && entry.IsDir() {

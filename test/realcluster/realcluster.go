@@ -27,7 +27,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -78,6 +77,7 @@ type Cluster struct {
 	folder string // all files of the cluster
 	lab    *lab.Cluster
 	tunnel *cluster.Tunnel
+	ended  chan string // names of nodes that have ended, room for all
 }
 
 // New brings a cluster up, and returns when all its pods are ready, or with an error when
@@ -90,7 +90,7 @@ func New(ctx context.Context, cfg Config) (*Cluster, error) {
 	if cfg.Progress == nil {
 		cfg.Progress = func(string) {}
 	}
-	c := &Cluster{cfg: cfg}
+	c := &Cluster{cfg: cfg, ended: make(chan string, cfg.Nodes)}
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start of the cluster: %w%s", err, c.Logs()), c.Close())
 	}
@@ -138,7 +138,15 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	if err := c.startNodes(ctx); err != nil {
 		return err
 	}
-	if err := c.awaitNodes(ctx); err != nil {
+	err = c.await(ctx, "all nodes have registered", func() error {
+		out, err := c.RunKubectl("", "get", "nodes", "--output=name")
+		if err == nil && strings.Count(out, "\n") < c.cfg.Nodes {
+			err = fmt.Errorf("there are %q", out)
+		}
+
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	c.cfg.Progress("Sluice is installed")
@@ -146,10 +154,43 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 		return err
 	}
 	c.cfg.Progress("pods start")
+
+	return c.AwaitPods(ctx)
+}
+
+// AwaitPods returns when all pods are there, ready, and as their objects want them, and
+// those that they have replaced are gone.
+func (c *Cluster) AwaitPods(ctx context.Context) error {
 	for _, what := range []string{"kube-system/daemonset/sluice", "kube-system/deployment/coredns", "default/deployment/web", "default/daemonset/client"} {
 		namespace, object, _ := strings.Cut(what, "/")
-		if err := c.kubectl("rollout", "status", "--timeout="+startTimeout.String(), "--namespace="+namespace, object); err != nil {
+		err := c.await(ctx, what+" is ready", func() error {
+			return c.kubectl("rollout", "status", "--timeout=5s", "--namespace="+namespace, object)
+		})
+		if err != nil {
 			return err
+		}
+	}
+
+	return c.await(ctx, "replaced pods are gone", func() error {
+		out, err := c.RunKubectl("", "get", "pods", "--all-namespaces", "--output=jsonpath={.items[*].metadata.deletionTimestamp}")
+		if err == nil && out != "" {
+			err = fmt.Errorf("pods are deleted since %s", out)
+		}
+
+		return err
+	})
+}
+
+// await tries until there is no error, while ctx lasts and no node ends.
+func (c *Cluster) await(ctx context.Context, what string, try func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for err := try(); err != nil; err = try() {
+		pause, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+		ended := c.Wait(pause)
+		stop()
+		if ended = errors.Join(ended, ctx.Err()); ended != nil {
+			return fmt.Errorf("not so: %s: %w: %w", what, ended, err)
 		}
 	}
 
@@ -185,27 +226,13 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", node.Name, err)
 		}
 		c.Nodes = append(c.Nodes, n)
+		go func() {
+			<-n.ended
+			c.ended <- n.Name
+		}()
 	}
 
 	return nil
-}
-
-// awaitNodes returns when all kubelets have registered.
-func (c *Cluster) awaitNodes(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	for {
-		out, err := c.RunKubectl("", "get", "nodes", "--output=name")
-		if err == nil && strings.Count(out, "\n") == len(c.Nodes) {
-			return nil
-		}
-		waiting, stop := context.WithTimeout(ctx, time.Second)
-		ended := c.Wait(waiting)
-		stop()
-		if ended != nil || ctx.Err() != nil {
-			return errors.Join(fmt.Errorf("not all nodes have registered, but: %s", out), err, ended, ctx.Err())
-		}
-	}
 }
 
 // install applies the manifests, with what is this cluster's own filled in.
@@ -343,15 +370,13 @@ func sweep() (err error) {
 			err = errors.Join(err, os.RemoveAll(folder))
 		}
 	}
-	cgroups, _ := filepath.Glob("/sys/fs/cgroup/*/sluice-*-" + nodeCgroup)
+	cgroups, found := findV1("sluice-*-" + nodeCgroup)
+	err = errors.Join(err, found)
 	for _, cgroup := range cgroups {
 		var owner int
 		_, named := fmt.Sscanf(filepath.Base(cgroup), "sluice-%d-", &owner)
 		if named == nil && errors.Is(unix.Kill(owner, 0), unix.ESRCH) {
-			removed := removeV1(filepath.Base(cgroup))
-			if !errors.Is(removed, fs.ErrNotExist) { // another run removes the same
-				err = errors.Join(err, removed)
-			}
+			err = errors.Join(err, removeV1(filepath.Base(cgroup)))
 		}
 	}
 
@@ -365,18 +390,11 @@ func (loopback) Listen(network, _ string) (net.Listener, error) {
 	return net.Listen(network, "127.0.0.1:0")
 }
 
-// Wait returns when a node has ended, or with nil when ctx has.
+// Wait returns an error when a node has ended, or nil when ctx has.
 func (c *Cluster) Wait(ctx context.Context) error {
-	ended := make(chan error, len(c.Nodes))
-	for _, node := range c.Nodes {
-		go func() {
-			<-node.ended
-			ended <- fmt.Errorf("%s has ended", node.Name)
-		}()
-	}
 	select {
-	case err := <-ended:
-		return err
+	case name := <-c.ended:
+		return fmt.Errorf("%s has ended", name)
 	case <-ctx.Done():
 		return nil
 	}

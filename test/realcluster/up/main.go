@@ -58,7 +58,7 @@ func run(ctx context.Context, nodes int) (err error) {
 		return err
 	}
 	defer func() {
-		progress("everything is removed")
+		progress("all of it is removed")
 		err = errors.Join(err, c.Close())
 	}()
 	kubeconfig, err := c.HostKubeconfig()
