@@ -92,12 +92,14 @@ func mustTraffic(t *testing.T, clients map[string]client, kept bool) traffic {
 	return running
 }
 
-// mustSucceed ends the loads, of which nothing may have failed.
+// mustSucceed ends the loads, of which nothing may have failed. It reports some of
+// those that have.
 func (l traffic) mustSucceed(t *testing.T) {
 	t.Helper()
 	var exchanges int
 	var longest time.Duration
 	var slowest string
+	var failed []string
 	for name, run := range l {
 		report, err := run.Stop()
 		lab.Must(t, err)
@@ -105,12 +107,15 @@ func (l traffic) mustSucceed(t *testing.T) {
 			t.Errorf("%s: nothing was sent", name)
 		}
 		if failures := len(report.Failures); failures > 0 {
-			t.Errorf("%s: %d of %d failed, first: %s", name, failures, report.Started, report.Failures[0])
+			failed = append(failed, fmt.Sprintf("%s: %d of %d failed, first: %s", name, failures, report.Started, report.Failures[0]))
 		}
 		exchanges += report.Started
 		if report.Longest > longest {
 			longest, slowest = report.Longest, name
 		}
+	}
+	if len(failed) > 0 {
+		t.Errorf("%d of %d loads failed, such as:\n%s", len(failed), len(l), strings.Join(failed[:min(len(failed), 5)], "\n"))
 	}
 	t.Logf("%d connections and questions, the longest took %v: %s", exchanges, longest.Round(time.Millisecond), slowest)
 }
