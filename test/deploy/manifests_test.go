@@ -54,6 +54,13 @@ var kubectl = sync.OnceValues(func() (string, error) {
 // mustBuild builds a folder below deploy/, with components.
 func mustBuild(t testing.TB, folder string, components ...string) manifests {
 	t.Helper()
+
+	return mustDecode(t, mustKustomize(t, folder, components...))
+}
+
+// mustKustomize returns the text of such a folder.
+func mustKustomize(t testing.TB, folder string, components ...string) string {
+	t.Helper()
 	tool, err := kubectl()
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +74,7 @@ func mustBuild(t testing.TB, folder string, components ...string) manifests {
 		t.Fatalf("kubectl kustomize %s: %v: %s", path, err, out)
 	}
 
-	return mustDecode(t, string(out))
+	return string(out)
 }
 
 // mustCompose writes what an operator writes to use components.
