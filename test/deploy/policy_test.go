@@ -44,7 +44,7 @@ var installations = []struct {
 	},
 }
 
-// Every installation keeps the rules that deploy/README.md describes.
+// Every installation keeps the rules that docs/security.md describes.
 func TestPolicy(t *testing.T) {
 	for _, is := range installations {
 		t.Run(is.name, func(t *testing.T) {

@@ -1,0 +1,21 @@
+// Package monitoring tests the alerts and the dashboard of deploy/monitoring: the alerts by
+// promtool, and all queries by a Prometheus that scrapes a real agent.
+package monitoring
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+var update = flag.Bool("update", false, "write deploy/monitoring/prometheusrule.yaml")
+
+const folder = "../../deploy/monitoring/"
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	flag.Parse()
+	cluster.Run(m)
+}
