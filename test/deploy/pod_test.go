@@ -25,6 +25,7 @@ func TestDeploy(t *testing.T) {
 	t.Run("node", func(t *testing.T) { testNode(t, k) })
 	t.Run("cgroups", func(t *testing.T) { testCgroups(t, k) })
 	t.Run("privileged-init", func(t *testing.T) { testInit(t, k) })
+	t.Run("docs", func(t *testing.T) { testDocs(t, k.apiServer) })
 }
 
 func testPod(t *testing.T, k *kubelet) {
