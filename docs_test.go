@@ -20,7 +20,8 @@ var (
 	quoted     = regexp.MustCompile("`([^`\n]+)`")
 	box        = regexp.MustCompile(`│ (\S+) +│ (\S+)`)
 	identifier = regexp.MustCompile(`^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$`)
-	link       = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+	link       = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
+	heading    = regexp.MustCompile(`(?m)^#+ (.+)$`)
 
 	functionOfC   = regexp.MustCompile(`(?m)^(?:static|int|enum|struct|void|bool|__)[^;=\n]*?\b(\w+)\([^;]*?\)\n\{`)
 	typeOfC       = regexp.MustCompile(`(?m)^(?:struct|enum|union) (\w+) \{`)
@@ -201,8 +202,14 @@ func TestLinksInDocs(t *testing.T) {
 			return nil
 		}
 		for _, found := range link.FindAllStringSubmatch(readPage(t, path), -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(path), found[1])); err != nil {
+			target := filepath.Join(filepath.Dir(path), found[1])
+			if found[1] == "" {
+				target = path
+			}
+			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s links to %s, which does not exist", path, found[1])
+			} else if found[2] != "" && !anchors(t, target)[found[2]] {
+				t.Errorf("%s links to %s%s, which is no heading there", path, found[1], found[2])
 			}
 		}
 
@@ -211,6 +218,18 @@ func TestLinksInDocs(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// anchors returns the fragments that lead to headings of a page.
+func anchors(t *testing.T, path string) map[string]bool {
+	t.Helper()
+	all := make(map[string]bool)
+	for _, found := range heading.FindAllStringSubmatch(readPage(t, path), -1) {
+		name := regexp.MustCompile("[^\\w -]").ReplaceAllString(strings.ToLower(found[1]), "")
+		all["#"+strings.ReplaceAll(name, " ", "-")] = true
+	}
+
+	return all
 }
 
 func readPage(t *testing.T, path string) string {
