@@ -1,10 +1,15 @@
 package datapath
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -201,5 +206,115 @@ func TestPriorityThatIsTaken(t *testing.T) {
 	p.attach()
 	if names := p.filterNames(); !slices.Equal(names, []string{"u32"}) || !p.hasClsact() {
 		t.Errorf("filters are %v", names)
+	}
+}
+
+// Programs of others at the hooks of sockets are found, in the cgroup and above it, and whether
+// they exclude others, as the kernel then does.
+func TestForeignInCgroup(t *testing.T) {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "theirs", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+	})
+	must(t, err)
+	t.Cleanup(func() { program.Close() })
+	for _, test := range []struct {
+		name     string
+		flags    uint32
+		below    bool // ask for a cgroup below
+		excludes bool
+	}{
+		{"beside others", unix.BPF_F_ALLOW_MULTI, false, false},
+		{"beside others, above", unix.BPF_F_ALLOW_MULTI, true, false},
+		{"which may be overridden", unix.BPF_F_ALLOW_OVERRIDE, false, true},
+		{"which may be overridden below", unix.BPF_F_ALLOW_OVERRIDE, true, false},
+		{"alone", 0, false, true},
+		{"alone, above", 0, true, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cgroup := lab.MustCgroup(t, "theirs")
+			folder, err := os.Open(cgroup.Path())
+			must(t, err)
+			defer folder.Close()
+			at := cgroup.Path()
+			if test.below {
+				at = filepath.Join(at, "below")
+				must(t, os.Mkdir(at, 0o755))
+				defer os.Remove(at)
+			}
+			must(t, link.RawAttachProgram(link.RawAttachProgramOptions{
+				Target: int(folder.Fd()), Program: program, Attach: ebpf.AttachCGroupInet4Connect, Flags: test.flags,
+			}))
+			defer func() {
+				must(t, link.RawDetachProgram(link.RawDetachProgramOptions{
+					Target: int(folder.Fd()), Program: program, Attach: ebpf.AttachCGroupInet4Connect,
+				}))
+			}()
+			want := []Foreign{{Hook: "connect4", Program: "theirs", Excludes: test.excludes}}
+			found, err := ForeignInCgroup(at)
+			must(t, err)
+			if !slices.Equal(found, want) {
+				t.Errorf("found are %+v, want %+v", found, want)
+			}
+			l, err := link.AttachCgroup(link.CgroupOptions{Path: at, Attach: ebpf.AttachCGroupInet4Connect, Program: program})
+			if refused := errors.Is(err, unix.EPERM); refused != test.excludes {
+				t.Errorf("another program is refused: %v, want %t", err, test.excludes)
+			}
+			if err == nil {
+				must(t, l.Close())
+			}
+		})
+	}
+}
+
+// Programs and filters of others at a device are found in the order in which they run, and whether
+// that is before ours.
+func TestForeignAtDevices(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
+	device, err := ns.Netlink().LinkByName("eth0")
+	must(t, err)
+	index := device.Attrs().Index
+	mustProgram := func(name string, kind ebpf.ProgramType) *ebpf.Program {
+		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: name, Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+		})
+		must(t, err)
+		t.Cleanup(func() { program.Close() })
+
+		return program
+	}
+	attachTCX := func(name string, attach ebpf.AttachType) {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: mustProgram(name, ebpf.SchedCLS), Attach: attach, Anchor: link.Tail()})
+		must(t, err)
+		t.Cleanup(func() { l.Close() })
+	}
+	var before []Foreign
+	lab.MustDo(t, ns, func() error {
+		for _, name := range []string{"ends_chain", "sluice_ingress", "after"} {
+			attachTCX(name, ebpf.AttachTCXIngress)
+		}
+		attachTCX("counts", ebpf.AttachTCXEgress)
+		must(t, netlink.QdiscAdd(clsactOf(index)))
+		must(t, netlink.FilterAdd(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 7, Protocol: unix.ETH_P_ALL},
+			Fd:          mustProgram("filter", ebpf.SchedCLS).FD(), Name: "filter", DirectAction: true,
+		}))
+		xdp, err := link.AttachXDP(link.XDPOptions{Interface: index, Program: mustProgram("first", ebpf.XDP), Flags: link.XDPGenericMode})
+		must(t, err)
+		defer xdp.Close()
+		before, err = ForeignAtDevices([]int{index, 4242})
+
+		return err
+	})
+	want := []Foreign{
+		{Hook: "eth0 xdp", Program: "first", Ahead: true},
+		{Hook: "eth0 ingress", Program: "ends_chain", Ahead: true},
+		{Hook: "eth0 ingress", Program: "after"},
+		{Hook: "eth0 ingress", Program: "filter"},
+		{Hook: "eth0 egress", Program: "counts", Ahead: true},
+	}
+	if !slices.Equal(before, want) {
+		t.Errorf("found are\n%+v, want\n%+v", before, want)
 	}
 }

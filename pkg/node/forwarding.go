@@ -89,6 +89,35 @@ func (f *forwarding) policies() (string, error) {
 	return fmt.Sprintf("%d IPsec policies", len(policies)), nil
 }
 
+// IPsecPolicies returns how many IPsec policies the calling thread's network namespace has.
+func IPsecPolicies() (int, error) {
+	policies, err := complete(func() ([]netlink.XfrmPolicy, error) { return netlink.XfrmPolicyList(netlink.FAMILY_ALL) })
+	if err != nil && !isUnknown(err) {
+		return 0, fmt.Errorf("list IPsec policies: %w", err)
+	}
+
+	return len(policies), nil
+}
+
+// MarkRules returns the priorities of the routing rules of the calling thread's network namespace
+// that select by a mark.
+func MarkRules() ([]int, error) {
+	var priorities []int
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := complete(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
+		if err != nil && !isUnknown(err) {
+			return nil, fmt.Errorf("list routing rules: %w", err)
+		}
+		for _, r := range rules {
+			if r.Mark != 0 || r.Mask != nil {
+				priorities = append(priorities, r.Priority)
+			}
+		}
+	}
+
+	return priorities, nil
+}
+
 // rules returns a concern if there are routing rules that select by more than addresses, which
 // the programs' lookups of routes do not have.
 func (f *forwarding) rules() (string, error) {

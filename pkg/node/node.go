@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -58,6 +59,27 @@ func (s State) clone() State {
 	s.Addresses, s.Devices = slices.Clone(s.Addresses), slices.Clone(s.Devices)
 
 	return s
+}
+
+// Read returns the state of the calling thread's network namespace.
+func Read() (State, error) {
+	ns, err := netns.Get()
+	if err != nil {
+		return State{}, fmt.Errorf("network namespace of this thread: %w", err)
+	}
+	defer ns.Close()
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return State{}, fmt.Errorf("netlink socket: %w", err)
+	}
+	defer handle.Close()
+	forwarding, err := newForwarding(ns, handle)
+	if err != nil {
+		return State{}, err
+	}
+	defer forwarding.close()
+
+	return list(handle, forwarding)
 }
 
 // list reads the whole state from the kernel.

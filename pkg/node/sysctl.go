@@ -188,26 +188,34 @@ const (
 	reservedPath  = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 )
 
-// nodePorts is Kubernetes' default range of node ports.
-var nodePorts = bpf.PortRange{Low: 30000, High: 32767}
+// NodePorts is Kubernetes' default range of node ports.
+var NodePorts = bpf.PortRange{Low: 30000, High: 32767}
 
 // MasqueradePorts returns the two largest ranges of unprivileged ports of the calling
 // thread's network namespace that are neither node ports nor ephemeral ports, the
 // largest first: a connection of the node itself has such a port only if it binds to it.
 // There may be only one range, or none. With the kernel's defaults, the two are all such ports.
 func MasqueradePorts() ([]bpf.PortRange, error) {
+	ephemeral, err := EphemeralPorts()
+	if err != nil {
+		return nil, err
+	}
+	gaps := without([]bpf.PortRange{{Low: 1024, High: 65535}}, append(ephemeral, NodePorts))
+	slices.SortStableFunc(gaps, func(a, b bpf.PortRange) int { return cmp.Compare(b.Len(), a.Len()) })
+
+	return gaps[:min(len(gaps), 2)], nil
+}
+
+// EphemeralPorts returns the ports that the kernel gives to sockets of the calling thread's network
+// namespace which bind to none.
+func EphemeralPorts() ([]bpf.PortRange, error) {
 	ephemeral, err := readPorts(ephemeralPath)
 	if err != nil {
 		return nil, err
 	}
 	reserved, err := readPorts(reservedPath)
-	if err != nil {
-		return nil, err
-	}
-	gaps := without([]bpf.PortRange{{Low: 1024, High: 65535}}, append(without(ephemeral, reserved), nodePorts))
-	slices.SortStableFunc(gaps, func(a, b bpf.PortRange) int { return cmp.Compare(b.Len(), a.Len()) })
 
-	return gaps[:min(len(gaps), 2)], nil
+	return without(ephemeral, reserved), err
 }
 
 // readPorts reads a file of the kernel with ports.
