@@ -25,7 +25,7 @@ func main() {
 
 	if err := newRoot().ExecuteContext(ctx); err != nil {
 		printError(err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
 }
 
@@ -65,6 +65,7 @@ func newRoot() *cobra.Command {
 		newBackends(&where),
 		newFlows(&where),
 		newVerify(&where),
+		newDoctor(&where),
 		newCleanup(&where),
 		newVersion(),
 		newProbe(),

@@ -113,6 +113,27 @@ func (f *Features) probeDevices() error {
 	return nil
 }
 
+// Compiles reports whether the kernel compiles programs to machine code.
+func Compiles() (bool, error) {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "sluice_probe", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		return false, fmt.Errorf("probe of the compiler: %w", err)
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return false, fmt.Errorf("probe of the compiler: %w", err)
+	}
+	if _, err = info.JitedSize(); errors.Is(err, ebpf.ErrNotSupported) {
+		return false, nil
+	}
+
+	return err == nil, err
+}
+
 const (
 	loopbackIndex   = 1
 	fibLookupSource = 1 << 4 // BPF_FIB_LOOKUP_SRC

@@ -134,9 +134,9 @@ func TestNetfilterRulesOfIptables(t *testing.T) {
 			rules, found := mustReadNetfilter(t, ns)
 			want := map[string]bool{
 				table + " mangle limits drops packets to " + vip + bits + " to ports 30000-30010, 31000": true,
-				table + " mangle PREROUTING marks connections of packets":                                 true,
-				table + " raw PREROUTING drops packets to ports 30053":                                    true,
-				table + " filter FORWARD rejects packets to ports 30080, before translation":              true,
+				table + " mangle PREROUTING marks connections of packets":                                true,
+				table + " raw PREROUTING drops packets to ports 30053":                                   true,
+				table + " filter FORWARD rejects packets to ports 30080, before translation":             true,
 			}
 			got := make(map[string]bool)
 			for _, rule := range rules {

@@ -23,6 +23,7 @@ func TestDeploy(t *testing.T) {
 	t.Run("pod", func(t *testing.T) { testPod(t, k) })
 	t.Run("capabilities", func(t *testing.T) { testCapabilities(t, k) })
 	t.Run("node", func(t *testing.T) { testNode(t, k) })
+	t.Run("doctor", func(t *testing.T) { testDoctor(t, k) })
 	t.Run("cgroups", func(t *testing.T) { testCgroups(t, k) })
 	t.Run("privileged-init", func(t *testing.T) { testInit(t, k) })
 	t.Run("docs", func(t *testing.T) { testDocs(t, k.apiServer) })

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/doctor"
+	"github.com/sluice-lb/sluice/pkg/node"
+)
+
+func TestReportOfDoctor(t *testing.T) {
+	report := doctor.Report{Problems: 1, Findings: []doctor.Finding{
+		{Check: "kernel", State: doctor.OK, Seen: "Linux 6.12"},
+		{Check: "node-port-firewall", State: doctor.Problem, Seen: "rules", Remedy: "Change them.", Link: "https://example.net/#it"},
+	}}
+	var out bytes.Buffer
+	if err := newOutput().print(&out, nil, func(t *table) { drawReport(t, report) }); err != nil {
+		t.Fatal(err)
+	}
+	const want = `ok        kernel              Linux 6.12
+problem   node-port-firewall  rules
+                              Change them.
+                              https://example.net/#it
+
+1 problems, 0 warnings
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+}
+
+// A doctor that could not look has an exit code of its own, as have no other verbs.
+func TestExitCodes(t *testing.T) {
+	for _, test := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"doctor --none", 2, "unknown flag: --none"},
+		{"doctor node-1", 2, "node-1"},
+		{"doctor --cleanup", 2, "unknown flag: --cleanup"},
+		{"doctor -o xml", 2, "table, json or yaml"},
+		{"doctor --devices [", 2, "--devices"},
+		{"doctor --flow-table-memory much", 2, "--flow-table-memory"},
+		{"doctor --config /none", 2, "--config"},
+		{"doctor --proxy_mode none", 2, "kubeproxyconfig.mode"},
+		{"status --none", 1, "unknown flag: --none"},
+	} {
+		err := execute(new(bytes.Buffer), strings.Fields(test.args)...)
+		if err == nil {
+			t.Errorf("%s succeeds", test.args)
+			continue
+		}
+		if code := exitCode(err); code != test.code || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: exit code %d: %v; want %d, %q", test.args, code, err, test.code, test.want)
+		}
+	}
+	if code := exitCode(errSick); code != 1 {
+		t.Errorf("exit code of a problem: %d", code)
+	}
+}
+
+// The doctor looks at what the agent would use, by the same flags and the same file.
+func TestConfigOfDoctor(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.conf")
+	const text = `
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+clientConnection:
+  kubeconfig: /none/kubeconfig
+`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	flags := newAgentFlags(set)
+	args := []string{"--config", file, "--exclude-devices", "docker*", "--device-attach", "clsact", "--forwarding", "stack", "--flow-table-memory", "64Mi"}
+	if err := set.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	got, err := flags.doctorConfig(&places{bpfRoot: "/pins", socket: "/agent.sock", cgroupRoot: "/cgroup"}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.ClientErr == nil || !strings.Contains(got.ClientErr.Error(), "/none/kubeconfig") {
+		t.Errorf("the error of the client is %v, want that of the kubeconfig", got.ClientErr)
+	}
+	if len(got.Devices.Never) != 1 || got.Devices.Never[0].String() != "docker*" {
+		t.Errorf("excluded devices are %v", got.Devices.Never)
+	}
+	got.ClientErr, got.Devices = nil, node.Rules{}
+	want := doctor.Config{
+		CgroupRoot: "/cgroup", BPFRoot: "/pins", Socket: "/agent.sock",
+		Attachment: datapath.Clsact, ThroughStack: true, FlowMemory: 64 << 20,
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("the configuration is %+v, want %+v", got, want)
+	}
+}

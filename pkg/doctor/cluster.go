@@ -1,0 +1,160 @@
+package doctor
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/pkg/status"
+)
+
+// APIServer is what the API server answered.
+type APIServer struct {
+	URL    string
+	Status int // of HTTP
+	// ServiceIPs are the ClusterIPs of the Service `kubernetes`, if it may be listed.
+	ServiceIPs []string
+	// Skew is how far the clock of the API server is ahead of this node's.
+	Skew time.Duration
+}
+
+// errNotConfigured is why no API server was asked, and giveAPIServer what to do.
+var errNotConfigured = errors.New("no API server is configured")
+
+const giveAPIServer = "Give --kubeconfig, or --config with kube-proxy's configuration, as for sluice agent."
+
+func checkAPIServer(n Node) []Finding {
+	api, err := n.APIServer.Value, n.APIServer.Err
+	switch {
+	case errors.Is(err, errNotConfigured):
+		return warning("not looked at: "+err.Error(), giveAPIServer)
+	case err != nil && api.URL == "":
+		return problem(err.Error(), "Correct the kubeconfig, or give another one.")
+	case err != nil:
+		return problem(fmt.Sprintf("%s: %s", api.URL, explain(err)), remedyOf(err))
+	case api.Status == 401:
+		return problem(api.URL+" does not know this client (401 Unauthorized)", "Renew the token or the certificate in the kubeconfig.")
+	case api.Status >= 500:
+		return problem(fmt.Sprintf("%s answers with status %d", api.URL, api.Status), "Look at the log of the API server.")
+	}
+	host := hostOf(api.URL)
+	if slices.Contains(api.ServiceIPs, host) || strings.HasSuffix(host, ".svc") || strings.Contains(host, ".svc.") {
+		return warning(api.URL+" is the Service `kubernetes`, which the agent itself programs",
+			"Give the agent the address of an API server or of a load balancer before it, by the kubeconfig or --master: after a boot there is no Service yet.")
+	}
+
+	return ok("%s answers", api.URL)
+}
+
+// explain names errors of certificates, and returns the text of others.
+func explain(err error) string {
+	var invalid x509.CertificateInvalidError
+	var unknown x509.UnknownAuthorityError
+	var name x509.HostnameError
+	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Sprintf("its certificate is valid from %s to %s, and this node's clock shows another time",
+			invalid.Cert.NotBefore.Format(time.RFC3339), invalid.Cert.NotAfter.Format(time.RFC3339))
+	case errors.As(err, &unknown):
+		return "its certificate is signed by an authority that the kubeconfig does not have"
+	case errors.As(err, &name):
+		return fmt.Sprintf("its certificate is for other names than %s: %s", name.Host, list(certificateNames(name.Certificate)))
+	}
+
+	return err.Error()
+}
+
+func certificateNames(c *x509.Certificate) []string {
+	names := slices.Clone(c.DNSNames)
+	for _, ip := range c.IPAddresses {
+		names = append(names, ip.String())
+	}
+
+	return names
+}
+
+func remedyOf(err error) string {
+	if errors.As(err, new(*tls.CertificateVerificationError)) {
+		return "Compare the kubeconfig's server and certificate-authority with those of the API server, and this node's clock."
+	}
+
+	return "Make sure that the address is that of an API server or a load balancer before it, and that this node can reach it without any Service."
+}
+
+// Differences of clocks that matter: beyond the first, times in logs and Events mislead; beyond the
+// second, certificates and tokens are refused when they are new.
+const (
+	unusualSkew = 5 * time.Second
+	harmfulSkew = time.Minute
+)
+
+func checkClock(n Node) []Finding {
+	switch {
+	case errors.Is(n.APIServer.Err, errNotConfigured):
+		return warning("not compared: "+n.APIServer.Err.Error(), giveAPIServer)
+	case n.APIServer.Err != nil:
+		return warning("not compared: the API server does not answer", "Mend what the check api-server reports.")
+	}
+	skew := n.APIServer.Value.Skew.Round(time.Second)
+	seen := fmt.Sprintf("this node's clock is %v behind the API server's", skew)
+	if skew < 0 {
+		seen = fmt.Sprintf("this node's clock is %v ahead of the API server's", -skew)
+	}
+	const remedy = "Let a time service (chrony, systemd-timesyncd) set the clocks."
+	switch {
+	case skew.Abs() >= harmfulSkew:
+		return problem(seen, remedy)
+	case skew.Abs() >= unusualSkew:
+		return warning(seen, remedy)
+	}
+
+	return ok("this node's clock agrees with the API server's")
+}
+
+func checkAgent(n Node) []Finding {
+	switch s, err := n.Agent.Value, n.Agent.Err; {
+	case errors.Is(err, status.ErrNotRunning) && n.Pins.Err == nil && len(n.Pins.Value.Folders) > 0:
+		return warning("no agent runs; what is programmed stays in force, and changes are not followed",
+			"Start the agent, or remove what it left with sluice cleanup.")
+	case errors.Is(err, status.ErrNotRunning):
+		return ok("no agent runs, and nothing is programmed")
+	case err != nil:
+		return unseen(err)
+	case s.Well():
+		return ok("agent %s runs and is well", s.Version)
+	default:
+		return problem("agent "+s.Version+" runs, and is not well: "+list(ailments(s)), "Look at sluice status and the log of the agent.")
+	}
+}
+
+// ailments returns why a status is not well.
+func ailments(s status.Status) []string {
+	var found []string
+	if !s.Synced {
+		found = append(found, "it waits for the first complete list of Services")
+	}
+	for _, text := range []string{s.Effective, s.Unpinned, s.Flows.Emergency} {
+		if text != "" {
+			found = append(found, text)
+		}
+	}
+	for _, hook := range s.Hooks {
+		if hook.Problem != "" {
+			found = append(found, hook.Name+": "+hook.Problem)
+		}
+	}
+	for _, device := range s.Devices {
+		if device.Problem != "" {
+			found = append(found, device.Name+": "+device.Problem)
+		}
+	}
+	for _, e := range s.Errors {
+		found = append(found, fmt.Sprintf("Service %s: %s", e.Service, e.Error))
+	}
+
+	return found
+}

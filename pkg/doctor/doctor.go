@@ -1,0 +1,125 @@
+// Package doctor finds out whether Sluice can run on a node, and what stands in its way there.
+//
+// [Observe] looks at the node once and changes nothing on it; what it returns is a [Node]. Each
+// check is a function of that alone, and [Diagnose] calls them all. docs/doctor.md has a heading for
+// each check, with what to do.
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// State is the outcome of a check.
+type State string
+
+// The states.
+const (
+	OK      State = "ok"
+	Warning State = "warning" // Sluice runs, but not everything may be as intended
+	Problem State = "problem" // Sluice does not run, or Services do not work
+)
+
+// Finding is what a check has seen.
+type Finding struct {
+	Check string `json:"check"`
+	State State  `json:"state"`
+	Seen  string `json:"seen"`
+	// Remedy is what to do, and Link the page that tells more. Both are empty if all is well.
+	Remedy string `json:"remedy,omitempty"`
+	Link   string `json:"link,omitempty"`
+}
+
+// Report is the outcome of all checks.
+type Report struct {
+	Findings []Finding `json:"findings"`
+	Problems int       `json:"problems"`
+	Warnings int       `json:"warnings"`
+}
+
+// page has a heading for each check, by its name.
+const page = "https://github.com/sluice-lb/sluice/blob/main/docs/doctor.md"
+
+// check looks at one subject. It has at least one finding.
+type check struct {
+	name string
+	find func(Node) []Finding
+}
+
+// checks are all checks, in the order of the report: what the agent needs first, then what else is
+// on the node, and then the cluster.
+var checks = []check{
+	{"kernel", checkKernel},
+	{"btf", checkBTF},
+	{"jit", checkJIT},
+	{"capabilities", checkCapabilities},
+	{"seccomp", checkSeccomp},
+	{"memlock", checkMemlock},
+	{"memory", checkMemory},
+	{"cgroup", checkCgroup},
+	{"bpffs", checkBPFFS},
+	{"pins", checkPins},
+	{"cgroup-hooks", checkCgroupHooks},
+	{"device-hooks", checkDeviceHooks},
+	{"kube-proxy", checkKubeProxy},
+	{"ipvs", checkIPVS},
+	{"cilium", checkCilium},
+	{"calico", checkCalico},
+	{"node-port-firewall", checkFirewall},
+	{"connection-marks", checkConnectionMarks},
+	{"ipsec", checkIPsec},
+	{"ip-forward", checkIPForward},
+	{"rp-filter", checkRPFilter},
+	{"ports", checkPorts},
+	{"mtu", checkMTU},
+	{"api-server", checkAPIServer},
+	{"clock", checkClock},
+	{"agent", checkAgent},
+}
+
+// Diagnose runs all checks.
+func Diagnose(n Node) Report {
+	report := Report{Findings: []Finding{}}
+	for _, c := range checks {
+		for _, f := range c.find(n) {
+			f.Check = c.name
+			switch f.State {
+			case Warning:
+				report.Warnings++
+			case Problem:
+				report.Problems++
+			}
+			if f.State != OK {
+				f.Link = page + "#" + c.name
+			}
+			report.Findings = append(report.Findings, f)
+		}
+	}
+
+	return report
+}
+
+func ok(format string, args ...any) []Finding {
+	return []Finding{{State: OK, Seen: fmt.Sprintf(format, args...)}}
+}
+
+func warning(seen, remedy string) []Finding {
+	return []Finding{{State: Warning, Seen: seen, Remedy: remedy}}
+}
+
+func problem(seen, remedy string) []Finding {
+	return []Finding{{State: Problem, Seen: seen, Remedy: remedy}}
+}
+
+// unseen returns the finding of a check that could not look at its subject.
+func unseen(err error) []Finding {
+	remedy := "The other checks do not depend on it; look at the page for how to check it by hand."
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EPERM) {
+		remedy = "Run sluice doctor as root on the node, or as the Job of deploy/doctor."
+	}
+
+	return warning(fmt.Sprintf("not looked at: %v", err), remedy)
+}

@@ -1,0 +1,186 @@
+package doctor
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/pkg/node"
+)
+
+// Device is a network device of the node.
+type Device struct {
+	node.Decision
+	MTU int
+	// RPFilter is the reverse path filter that is in force: 0 off, 1 strict, 2 loose.
+	RPFilter int
+}
+
+// uplinks returns the devices that lead to other hosts, without tunnels and virtual ones.
+func (n Node) uplinks() []Device {
+	var uplinks []Device
+	for _, d := range n.Devices.Value {
+		if d.Class == node.ClassUplink && tunnelOverhead[d.Kind] == 0 && d.Network.IsValid() {
+			uplinks = append(uplinks, d)
+		}
+	}
+
+	return uplinks
+}
+
+// classes describes each device to which programs are attached, or why none is.
+func (n Node) classes() []string {
+	var attached, others []string
+	for _, d := range n.Devices.Value {
+		if d.Class != node.ClassNone {
+			attached = append(attached, fmt.Sprintf("%s (%s)", d.Name, d.Class))
+		} else {
+			others = append(others, fmt.Sprintf("%s (%s)", d.Name, d.Reason))
+		}
+	}
+	if len(attached) > 0 {
+		return attached
+	}
+
+	return others
+}
+
+func checkIPsec(n Node) []Finding {
+	switch {
+	case n.IPsecPolicies.Err != nil:
+		return unseen(n.IPsecPolicies.Err)
+	case n.IPsecPolicies.Value == 0:
+		return ok("no IPsec policies")
+	case n.ThroughStack:
+		return ok("%d IPsec policies; with --forwarding stack they apply to everything", n.IPsecPolicies.Value)
+	}
+
+	return warning(fmt.Sprintf("%d IPsec policies: the agent lets packets to other nodes pass the network stack as long as there is one", n.IPsecPolicies.Value),
+		"Set --forwarding stack on nodes with IPsec: a policy that appears later applies only when the agent has noticed it.")
+}
+
+func checkIPForward(n Node) []Finding {
+	if n.IPForward.Err != nil {
+		return unseen(n.IPForward.Err)
+	}
+	has := func(isOf func(netip.Addr) bool) bool {
+		return slices.ContainsFunc(n.Addresses, func(a netip.Addr) bool { return isOf(a) && a.IsGlobalUnicast() })
+	}
+	if !n.IPForward.Value.V4 && has(netip.Addr.Is4) {
+		return problem("net.ipv4.ip_forward is 0: packets from outside do not reach pods",
+			"Set net.ipv4.ip_forward=1, now and below /etc/sysctl.d.")
+	}
+	if !n.IPForward.Value.V6 && has(netip.Addr.Is6) {
+		return warning("net.ipv6.conf.all.forwarding is 0, and the node has IPv6 addresses: packets over IPv6 from outside do not reach pods",
+			"Set net.ipv6.conf.all.forwarding=1 if the cluster has IPv6, now and below /etc/sysctl.d.")
+	}
+
+	return ok("packets are forwarded")
+}
+
+func checkRPFilter(n Node) []Finding {
+	if n.Devices.Err != nil {
+		return unseen(n.Devices.Err)
+	}
+	uplinks := n.uplinks()
+	var strict []string
+	for _, d := range uplinks {
+		if d.RPFilter == 1 {
+			strict = append(strict, d.Name)
+		}
+	}
+	if len(uplinks) > 1 && len(strict) > 0 {
+		return warning(fmt.Sprintf("the node has %d uplinks, and rp_filter is strict on %s", len(uplinks), list(strict)),
+			"Set net.ipv4.conf.DEVICE.rp_filter=2 (and that of all to 0 or 2), or packets that come by another uplink than their answers take are dropped.")
+	}
+
+	return ok("rp_filter drops nothing of what uplinks get")
+}
+
+// leastMasquerade is how many ports are enough for connections to one backend of another node.
+const leastMasquerade = 4096
+
+func checkPorts(n Node) []Finding {
+	if n.Ephemeral.Err != nil {
+		return unseen(n.Ephemeral.Err)
+	}
+	if n.Masquerade.Err != nil {
+		return unseen(n.Masquerade.Err)
+	}
+	var findings []Finding
+	for _, r := range n.Ephemeral.Value {
+		if r.Low <= node.NodePorts.High && r.High >= node.NodePorts.Low {
+			findings = append(findings, warning(fmt.Sprintf("sockets of the node get ports %d-%d, and node ports are %d-%d", r.Low, r.High, node.NodePorts.Low, node.NodePorts.High),
+				fmt.Sprintf("Set net.ipv4.ip_local_reserved_ports=%d-%d, or begin net.ipv4.ip_local_port_range above.", node.NodePorts.Low, node.NodePorts.High))...)
+
+			break
+		}
+	}
+	total := 0
+	for _, r := range n.Masquerade.Value {
+		total += r.Len()
+	}
+	if total < leastMasquerade {
+		findings = append(findings, warning(fmt.Sprintf("%d ports are left to masquerade with: neither node ports nor for sockets of the node", total),
+			"Narrow net.ipv4.ip_local_port_range to its default, 32768-60999, or reserve ports in net.ipv4.ip_local_reserved_ports.")...)
+	}
+	if len(findings) > 0 {
+		return findings
+	}
+
+	return ok("node ports are not given to sockets, and connections are masqueraded with ports %s", portsText(n.Masquerade.Value))
+}
+
+func portsText(ranges []bpf.PortRange) string {
+	var texts []string
+	for _, r := range ranges {
+		texts = append(texts, fmt.Sprintf("%d-%d", r.Low, r.High))
+	}
+
+	return strings.Join(texts, " and ")
+}
+
+// tunnelOverhead is by how many bytes packets grow in a tunnel, at least: with IPv4 outside.
+var tunnelOverhead = map[string]int{"vxlan": 50, "geneve": 50, "ipip": 20, "sit": 20, "gre": 24, "gretap": 38, "ip6tnl": 40, "wireguard": 60}
+
+// checkMTU compares what pods may send with what tunnels take, and that with what uplinks take. The
+// smallest uplink counts, as the one that a tunnel uses is not known.
+func checkMTU(n Node) []Finding {
+	if n.Devices.Err != nil {
+		return unseen(n.Devices.Err)
+	}
+	uplinks := n.uplinks()
+	if len(uplinks) == 0 {
+		return ok("there is no uplink to compare with")
+	}
+	byMTU := func(a, b Device) int { return a.MTU - b.MTU }
+	least := slices.MinFunc(uplinks, byMTU)
+	limit, limiting := least.MTU, least.Name
+	var findings []Finding
+	for _, d := range n.Devices.Value {
+		overhead := tunnelOverhead[d.Kind]
+		if overhead == 0 || !d.IsUp {
+			continue
+		}
+		if d.MTU+overhead > least.MTU {
+			findings = append(findings, warning(fmt.Sprintf("%s has an MTU of %d, and %d with its headers, but %s only %d", d.Name, d.MTU, d.MTU+overhead, least.Name, least.MTU),
+				fmt.Sprintf("Set the MTU of the CNI to %d or less.", least.MTU-overhead))...)
+		}
+		if d.MTU < limit {
+			limit, limiting = d.MTU, d.Name
+		}
+	}
+	for _, d := range n.Devices.Value {
+		if d.Class == node.ClassPods && tunnelOverhead[d.Kind] == 0 && d.MTU > limit {
+			return append(findings, warning(fmt.Sprintf("pods send packets of up to %d bytes (%s), and %s takes %d", d.MTU, d.Name, limiting, limit),
+				fmt.Sprintf("Set the MTU of the CNI to %d, or connections depend on ICMP errors to find it out.", limit))...)
+		}
+	}
+	if len(findings) > 0 {
+		return findings
+	}
+
+	return ok("packets of up to %d bytes leave by %s", limit, limiting)
+}

@@ -1,0 +1,457 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/status"
+)
+
+// Config is what [Observe] looks at, as the agent is configured.
+type Config struct {
+	CgroupRoot string // empty: what the agent finds
+	BPFRoot    string
+	Socket     string
+	// Devices are the rules by which the agent chooses devices, and Attachment how it attaches; empty:
+	// by what the kernel has.
+	Devices      node.Rules
+	Attachment   datapath.Attachment
+	ThroughStack bool // --forwarding stack
+	FlowMemory   uint64
+
+	// APIServer is the URL of the API server, and Client asks it. Without a Client none is asked, for
+	// the reason ClientErr if there is one.
+	APIServer string
+	Client    *http.Client
+	ClientErr error
+}
+
+// Fact is something that was looked at. Err is why it could not be seen.
+type Fact[T any] struct {
+	Value T
+	Err   error
+}
+
+func look[T any](at func() (T, error)) Fact[T] {
+	value, err := at()
+
+	return Fact[T]{value, err}
+}
+
+// Version is a version of the kernel.
+type Version struct{ Major, Minor int }
+
+func (v Version) before(o Version) bool {
+	return v.Major < o.Major || v.Major == o.Major && v.Minor < o.Minor
+}
+
+// Kernel is the running kernel.
+type Kernel struct {
+	Release string
+	Version Version
+}
+
+// Process is what the kernel allows this process.
+type Process struct {
+	Capabilities uint64 // effective ones, as bits
+	Seccomp      int    // 0: no filter
+}
+
+func (p Process) has(capability string) bool {
+	return p.Capabilities&(1<<capabilityNumbers[capability]) != 0
+}
+
+// Pins are what is pinned below the bpf root.
+type Pins struct {
+	Folders    []string
+	Others     []string // of builds with another layout
+	Unreadable error    // why this build cannot read those of its own layout
+}
+
+// Forwarding is for which families the kernel forwards packets.
+type Forwarding struct{ V4, V6 bool }
+
+// Node is what was seen of a node.
+type Node struct {
+	Kernel   Fact[Kernel]
+	Features Fact[datapath.Features]
+	JIT      Fact[int]    // net.core.bpf_jit_enable
+	Memlock  Fact[uint64] // limit of locked memory
+	Memory   Fact[uint64] // that is available, in bytes
+	Process  Fact[Process]
+
+	Cgroup   Fact[datapath.Cgroup]
+	CgroupV1 bool // is mounted, too
+	BPFRoot  string
+	BPFFS    error // why pins cannot be there
+	Pins     Fact[Pins]
+	Agent    Fact[status.Status]
+
+	// Programs of other owners at the hooks of Sluice.
+	CgroupPrograms Fact[[]datapath.Foreign]
+	DevicePrograms Fact[[]datapath.Foreign]
+	CiliumPins     []string
+	// Processes are the PIDs of other proxies, by name. AllProcesses is false in a PID namespace that
+	// is not the node's.
+	Processes    Fact[map[string][]int]
+	AllProcesses bool
+
+	Devices       Fact[[]Device]
+	Addresses     []netip.Addr // of this node
+	Netfilter     Fact[node.Netfilter]
+	IPVS          Fact[int] // virtual servers
+	MarkRules     Fact[[]int]
+	IPsecPolicies Fact[int]
+	IPForward     Fact[Forwarding]
+	Ephemeral     Fact[[]bpf.PortRange]
+	Masquerade    Fact[[]bpf.PortRange]
+	APIServer     Fact[APIServer]
+
+	// Of the configuration.
+	ThroughStack bool
+	FlowMemory   uint64
+	Attachment   datapath.Attachment
+}
+
+// byClsact reports whether the agent attaches to devices by filters.
+func (n Node) byClsact() bool {
+	return n.Attachment == datapath.Clsact || n.Attachment == "" && !n.Features.Value.TCX
+}
+
+// Observe looks at the node of the calling thread's namespaces. It changes nothing: programs that
+// probe the kernel are loaded and closed at once.
+func Observe(ctx context.Context, cfg Config) Node {
+	n := Node{
+		Kernel: look(readKernel), Features: look(datapath.ProbeFeatures), Memlock: look(readMemlock), Memory: look(readMemory),
+		JIT:     look(readJIT),
+		Process: look(readProcess),
+		BPFRoot: cfg.BPFRoot, BPFFS: datapath.CheckBPFRoot(cfg.BPFRoot),
+		Cgroup: look(func() (datapath.Cgroup, error) {
+			if cfg.CgroupRoot == "" {
+				return datapath.FindCgroupRoot()
+			}
+
+			return datapath.LookupCgroup(cfg.CgroupRoot)
+		}),
+		CgroupV1:  hasCgroupV1(),
+		Pins:      look(func() (Pins, error) { return readPins(cfg.BPFRoot) }),
+		Agent:     look(func() (status.Status, error) { return status.NewClient(cfg.Socket).Status(ctx) }),
+		Netfilter: look(node.ReadNetfilter), IPVS: look(countIPVS), MarkRules: look(node.MarkRules), IPsecPolicies: look(node.IPsecPolicies),
+		IPForward: look(readForwarding), Ephemeral: look(node.EphemeralPorts), Masquerade: look(node.MasqueradePorts),
+		APIServer: look(func() (APIServer, error) { return askAPIServer(ctx, cfg) }),
+		Processes: look(findProcesses), AllProcesses: seesAllProcesses(),
+		ThroughStack: cfg.ThroughStack, FlowMemory: cfg.FlowMemory, Attachment: cfg.Attachment,
+	}
+	n.CgroupPrograms = look(func() ([]datapath.Foreign, error) {
+		if n.Cgroup.Err != nil {
+			return nil, n.Cgroup.Err
+		}
+
+		return datapath.ForeignInCgroup(n.Cgroup.Value.Path)
+	})
+	state := look(node.Read)
+	for _, a := range state.Value.Addresses {
+		n.Addresses = append(n.Addresses, a.Addr)
+	}
+	n.Devices = look(func() ([]Device, error) {
+		if state.Err != nil {
+			return nil, state.Err
+		}
+
+		return readDevices(node.Decide(state.Value.Devices, cfg.Devices))
+	})
+	n.DevicePrograms = look(func() ([]datapath.Foreign, error) {
+		var indices []int
+		for _, d := range n.Devices.Value {
+			if d.Class != node.ClassNone {
+				indices = append(indices, d.Index)
+			}
+		}
+
+		return datapath.ForeignAtDevices(indices)
+	})
+	n.CiliumPins, _ = filepath.Glob(filepath.Join(filepath.Dir(cfg.BPFRoot), "tc/globals/cilium_*")) // the pattern is valid
+
+	return n
+}
+
+func readKernel() (Kernel, error) {
+	var names unix.Utsname
+	if err := unix.Uname(&names); err != nil {
+		return Kernel{}, fmt.Errorf("version of the kernel: %w", err)
+	}
+	k := Kernel{Release: unix.ByteSliceToString(names.Release[:])}
+	if _, err := fmt.Sscanf(k.Release, "%d.%d", &k.Version.Major, &k.Version.Minor); err != nil {
+		return k, fmt.Errorf("version of the kernel: %q: %w", k.Release, err)
+	}
+
+	return k, nil
+}
+
+func readNumber(path string) (int, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// readJIT returns net.core.bpf_jit_enable, or 0 or 1 by how the kernel treats a program: only its
+// first network namespace has the sysctl.
+func readJIT() (int, error) {
+	enabled, err := readNumber("/proc/sys/net/core/bpf_jit_enable")
+	if !errors.Is(err, fs.ErrNotExist) {
+		return enabled, err
+	}
+	compiles, err := datapath.Compiles()
+	if compiles {
+		return 1, err
+	}
+
+	return 0, err
+}
+
+func readMemlock() (uint64, error) {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit)
+
+	return limit.Cur, err
+}
+
+// readMemory returns the memory that is available without swapping.
+func readMemory() (uint64, error) {
+	kilobytes, err := readField("/proc/meminfo", "MemAvailable:", 10)
+
+	return kilobytes << 10, err
+}
+
+// readField returns the number after a name at the beginning of a line.
+func readField(path, name string, base int) (uint64, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == name {
+			return strconv.ParseUint(fields[1], base, 64)
+		}
+	}
+
+	return 0, fmt.Errorf("%s has no %s", path, name)
+}
+
+func readProcess() (Process, error) {
+	capabilities, err := readField("/proc/self/status", "CapEff:", 16)
+	if err != nil {
+		return Process{}, err
+	}
+	seccomp, err := readField("/proc/self/status", "Seccomp:", 10)
+
+	return Process{capabilities, int(seccomp)}, err
+}
+
+func hasCgroupV1() bool {
+	text, _ := os.ReadFile("/proc/self/mounts") // without it, nothing can be said
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 2 && fields[2] == "cgroup" {
+			return true
+		}
+	}
+
+	return false
+}
+
+func readPins(root string) (Pins, error) {
+	var p Pins
+	var err error
+	if _, err := os.ReadDir(root); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return p, err
+	}
+	if p.Folders, err = maps.Folders(root); err != nil {
+		return p, err
+	}
+	if p.Others, err = maps.OtherFolders(root); err != nil {
+		return p, err
+	}
+	if len(p.Folders) > len(p.Others) {
+		pinned, err := maps.Load(root)
+		if err != nil {
+			p.Unreadable = err
+		} else {
+			err = pinned.Close()
+		}
+
+		return p, err
+	}
+
+	return p, nil
+}
+
+// rivals are the processes of other proxies, or of what may be one.
+var rivals = map[string]bool{"kube-proxy": true, "cilium-agent": true}
+
+func findProcesses() (map[string][]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[string][]int)
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		name, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "comm"))
+		if is := strings.TrimSpace(string(name)); err == nil && rivals[is] { // or else it has ended
+			found[is] = append(found[is], pid)
+		}
+	}
+
+	return found, nil
+}
+
+// seesAllProcesses reports whether this process is in the node's PID namespace: only there kernel
+// threads are seen.
+func seesAllProcesses() bool {
+	name, err := os.ReadFile("/proc/2/comm")
+
+	return err == nil && strings.TrimSpace(string(name)) == "kthreadd"
+}
+
+func countIPVS() (int, error) {
+	text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	servers := 0
+	for line := range strings.Lines(string(text)) {
+		switch protocol, _, _ := strings.Cut(line, " "); protocol {
+		case "TCP", "UDP", "SCTP", "FWM":
+			servers++
+		}
+	}
+
+	return servers, err
+}
+
+func readForwarding() (Forwarding, error) {
+	v4, err := readNumber("/proc/sys/net/ipv4/ip_forward")
+	if err != nil {
+		return Forwarding{}, err
+	}
+	v6, err := readNumber("/proc/sys/net/ipv6/conf/all/forwarding")
+	if errors.Is(err, fs.ErrNotExist) {
+		v6, err = 1, nil // without IPv6 there is nothing to forward
+	}
+
+	return Forwarding{v4 != 0, v6 != 0}, err
+}
+
+// readDevices adds to devices what only this package needs.
+func readDevices(decisions []node.Decision) ([]Device, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	mtus := make(map[int]int)
+	for _, i := range interfaces {
+		mtus[i.Index] = i.MTU
+	}
+	all, err := readNumber("/proc/sys/net/ipv4/conf/all/rp_filter")
+	if err != nil {
+		return nil, err
+	}
+	devices := make([]Device, 0, len(decisions))
+	for _, d := range decisions {
+		filter, err := readNumber("/proc/sys/net/ipv4/conf/" + d.Name + "/rp_filter")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it has just gone
+			return nil, err
+		}
+		devices = append(devices, Device{d, mtus[d.Index], max(all, filter)})
+	}
+
+	return devices, nil
+}
+
+// apiTimeout is enough for an API server that is busy.
+const apiTimeout = 10 * time.Second
+
+// askAPIServer asks for the Service `kubernetes`, which every cluster has. An answer that refuses
+// to list it shows as well that the server is there.
+func askAPIServer(ctx context.Context, cfg Config) (APIServer, error) {
+	api := APIServer{URL: cfg.APIServer}
+	if cfg.ClientErr != nil {
+		return api, cfg.ClientErr
+	}
+	if cfg.Client == nil {
+		return api, errNotConfigured
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	const service = "/api/v1/namespaces/default/services?fieldSelector=metadata.name=kubernetes"
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(cfg.APIServer, "/")+service, nil)
+	if err != nil {
+		return api, err
+	}
+	request.Header.Set("Accept", "application/json")
+	began := time.Now()
+	response, err := cfg.Client.Do(request)
+	if err != nil {
+		var failed *url.Error
+		if errors.As(err, &failed) {
+			err = failed.Err // without the URL
+		}
+
+		return api, err
+	}
+	defer response.Body.Close()
+	api.Status = response.StatusCode
+	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil {
+		// The header has whole seconds, and was written while the request was on its way.
+		middle := began.Add(time.Since(began) / 2)
+		api.Skew = date.Add(500 * time.Millisecond).Sub(middle)
+	}
+	var services struct {
+		Items []struct {
+			Spec struct{ ClusterIPs []string }
+		}
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	if err == nil && json.Unmarshal(body, &services) == nil {
+		for _, item := range services.Items {
+			api.ServiceIPs = append(api.ServiceIPs, item.Spec.ClusterIPs...)
+		}
+	}
+
+	return api, nil
+}
+
+// hostOf returns the host name or address in a URL.
+func hostOf(address string) string {
+	parsed, err := url.Parse(address)
+	if err != nil {
+		return address
+	}
+
+	return parsed.Hostname()
+}
