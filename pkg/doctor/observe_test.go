@@ -1,0 +1,91 @@
+package doctor
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// mustServe is an API server, which answers with a status and a body, and whose clock is ahead.
+func mustServe(t testing.TB, status int, body string, ahead time.Duration) *httptest.Server {
+	t.Helper()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if want := "/api/v1/namespaces/default/services?fieldSelector=metadata.name=kubernetes"; r.URL.String() != want {
+			t.Errorf("asked is for %s, want %s", r.URL, want)
+		}
+		w.Header().Set("Date", time.Now().Add(ahead).UTC().Format(http.TimeFormat))
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(body)) // the client may have gone
+	}))
+	t.Cleanup(server.Close)
+
+	return server
+}
+
+// A real TLS client finds what the checks report.
+func TestAskAPIServer(t *testing.T) {
+	const own = `{"items": [{"spec": {"clusterIPs": ["10.96.0.1", "127.0.0.1"]}}]}`
+	for _, test := range []struct {
+		name       string
+		status     int
+		body       string
+		ahead      time.Duration
+		change     func(*Config)
+		api, clock string
+	}{
+		{"which is well", 200, `{"items": [{"spec": {"clusterIPs": ["10.96.0.1"]}}]}`, 0, nil, "ok: https://127.0.0.1", "ok"},
+		{"which refuses to list", 403, `{"kind": "Status"}`, 0, nil, "ok: https://127.0.0.1", "ok"},
+		{"by its ClusterIP", 200, own, 0, nil, "warning: https://127.0.0.1", "ok"},
+		{"which does not know the client", 401, "", 0, nil, "problem: https://127.0.0.1", "ok"},
+		{"whose clock is ahead", 200, own, time.Hour, nil, "warning: ", "problem: this node's clock is 1h0m0s behind the API server's"},
+		{"of an unknown authority", 200, own, 0, func(c *Config) { c.Client = http.DefaultClient }, "problem: https://127.0.0.1", "warning"},
+		{"of another name", 200, own, 0, func(c *Config) {
+			c.APIServer = strings.Replace(c.APIServer, "127.0.0.1", "localhost", 1)
+		}, "problem: https://localhost", "warning"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			server := mustServe(t, test.status, test.body, test.ahead)
+			cfg := Config{APIServer: server.URL, Client: server.Client()}
+			if test.change != nil {
+				test.change(&cfg)
+			}
+			n := Node{APIServer: look(func() (APIServer, error) { return askAPIServer(t.Context(), cfg) })}
+			api, clock := checkAPIServer(n)[0], checkClock(n)[0]
+			if got := string(api.State) + ": " + api.Seen; !strings.HasPrefix(got, test.api) {
+				t.Errorf("API server: %q, want %q", got, test.api)
+			}
+			if got := string(clock.State) + ": " + clock.Seen; !strings.HasPrefix(got, test.clock) {
+				t.Errorf("clock: %q, want %q", got, test.clock)
+			}
+			authority := strings.Contains(api.Seen, "signed by an authority that the kubeconfig does not have")
+			name := strings.Contains(api.Seen, "for other names than localhost: example.com")
+			if authority != (test.name == "of an unknown authority") || name != (test.name == "of another name") {
+				t.Errorf("the certificate's error is %q", api.Seen)
+			}
+		})
+	}
+}
+
+// This process is seen as the kernel has it.
+func TestObserve(t *testing.T) {
+	n := Observe(t.Context(), Config{BPFRoot: t.TempDir(), Socket: "/none"})
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n.Kernel.Value.Release != strings.TrimSpace(string(release)) || n.Kernel.Value.Version.Major < 4 {
+		t.Errorf("the kernel is %+v, want %s", n.Kernel.Value, release)
+	}
+	if n.BPFFS == nil {
+		t.Error("a temporary folder is on bpffs")
+	}
+	if n.Memory.Err != nil || n.Memory.Value < 1<<20 || n.Memlock.Err != nil || n.JIT.Err != nil {
+		t.Errorf("memory %+v, memlock %+v, JIT %+v", n.Memory, n.Memlock, n.JIT)
+	}
+	if os.Geteuid() == 0 && !n.Process.Value.has("NET_ADMIN") {
+		t.Errorf("root has the capabilities %#x", n.Process.Value.Capabilities)
+	}
+}
