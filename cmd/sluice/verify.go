@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/kubeproxy"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
@@ -19,12 +22,20 @@ var errDifferent = errors.New("the maps or hooks are not as they should be, see 
 
 func newVerify(where *places) *cobra.Command {
 	out := newOutput()
+	against := ""
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Compare the maps with what Services want, and check that the programs take effect",
-		Long:  "Compare the maps with what Services want, and check that the programs take effect.\nThe exit code is 1 if anything differs.",
+		Short: "Compare the maps with what Services want, or with kube-proxy's rules, and check that the programs take effect",
+		Long:  "Compare the maps with what Services want, and check that the programs take effect. With --against kube-proxy,\ncompare the maps with kube-proxy's rules in the kernel, Service by Service.\nThe exit code is 1 if anything differs.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch against {
+			case "":
+			case "kube-proxy":
+				return verifyAgainst(cmd, where, out)
+			default:
+				return fmt.Errorf("--against %q: it is kube-proxy", against)
+			}
 			report, err := verify(cmd.Context(), where)
 			if err != nil {
 				return err
@@ -40,6 +51,7 @@ func newVerify(where *places) *cobra.Command {
 		},
 	}
 	out.flag(cmd)
+	cmd.Flags().StringVar(&against, "against", "", "compare with the rules of another proxy: kube-proxy")
 
 	return cmd
 }
@@ -120,6 +132,104 @@ func (r verifyReport) draw(t *table) {
 		t.note("- " + d)
 	}
 	t.note(fmt.Sprintf("%d frontends and %d hooks compared, %d differences", r.Frontends, r.Hooks, len(r.Differences)))
+}
+
+// errDiffers is errDifferent for kube-proxy's rules.
+var errDiffers = errors.New("kube-proxy's rules and the maps differ, see above")
+
+type againstReport struct {
+	Mode        kubeproxy.Mode         `json:"mode"`
+	Services    int                    `json:"services"`
+	Frontends   int                    `json:"frontends"`
+	Differences []kubeproxy.Difference `json:"differences"`
+}
+
+// verifyAgainst compares kube-proxy's rules with the maps. Either may be behind the other after a change, so
+// only differences that are found three times, a second apart, are reported.
+func verifyAgainst(cmd *cobra.Command, where *places, out *output) error {
+	pinned, err := maps.Load(where.bpfRoot)
+	if err != nil {
+		return fmt.Errorf("what Sluice has programmed: %w", err)
+	}
+	defer pinned.Close()
+	var report againstReport
+	for pass := 1; pass <= 3; pass++ {
+		rules, err := kubeproxy.Read()
+		if err != nil {
+			return err
+		}
+		differences, err := compareRules(rules, pinned.Tables)
+		if err != nil {
+			return err
+		}
+		if pass == 1 {
+			report = againstReport{rules.Mode, countServices(rules.Frontends), len(rules.Frontends), differences}
+		}
+		report.Differences = slices.DeleteFunc(report.Differences, func(d kubeproxy.Difference) bool {
+			return !slices.Contains(differences, d)
+		})
+		if len(report.Differences) == 0 {
+			break
+		}
+		if pass < 3 {
+			time.Sleep(time.Second)
+		}
+	}
+	if err := out.print(cmd.OutOrStdout(), report, report.draw); err != nil {
+		return err
+	}
+	if len(report.Differences) > 0 {
+		return errDiffers
+	}
+
+	return nil
+}
+
+func compareRules(rules kubeproxy.Rules, tables maps.Tables) ([]kubeproxy.Difference, error) {
+	frontends, _, err := status.Programmed(tables)
+	if err != nil {
+		return nil, err
+	}
+	frontends = slices.DeleteFunc(frontends, func(f status.Frontend) bool { return f.Address == datapath.ProbeAddr })
+	var all, nodePorts []netip.Addr // of this node, without loopback: iptables mode has rules for it, nftables mode has none
+	for e, err := range tables.Addrs.All() {
+		if err != nil {
+			return nil, err
+		}
+		if e.Value.Flags&maps.AddrNode != 0 && !e.Key.IP().IsLoopback() {
+			all = append(all, e.Key.IP())
+		}
+		if e.Value.Flags&maps.AddrNodePort != 0 {
+			nodePorts = append(nodePorts, e.Key.IP())
+		}
+	}
+	differences := rules.Compare(frontends)
+	if slices.ContainsFunc(rules.Frontends, func(f status.Frontend) bool { return f.Address.Addr().IsUnspecified() }) {
+		differences = append(differences, rules.CompareNodePorts(nodePorts, all)...)
+	}
+
+	return differences, nil
+}
+
+// countServices returns how many Services have one of the frontends.
+func countServices(frontends []status.Frontend) int {
+	names := make(map[string]bool)
+	for _, f := range frontends {
+		name, _, _ := strings.Cut(f.Service, ":")
+		names[name] = true
+	}
+
+	return len(names)
+}
+
+func (r againstReport) draw(t *table) {
+	if len(r.Differences) > 0 {
+		t.row("SERVICE", "FRONTEND", "FIELD", "KUBE-PROXY", "SLUICE")
+	}
+	for _, d := range r.Differences {
+		t.row(d.Service, d.Frontend, d.Field, d.KubeProxy, d.Sluice)
+	}
+	t.note(fmt.Sprintf("kube-proxy in mode %s: %d Services with %d frontends compared, %d differences", r.Mode, r.Services, r.Frontends, len(r.Differences)))
 }
 
 // newProbe returns the hidden command that [datapath.Verify] starts in the cgroup root.

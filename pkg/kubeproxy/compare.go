@@ -1,0 +1,149 @@
+package kubeproxy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/status"
+)
+
+// Difference is one field of a frontend in which kube-proxy's rules differ from what is programmed here.
+type Difference struct {
+	Service   string `json:"service"`  // namespace/name:port
+	Frontend  string `json:"frontend"` // "10.96.0.1:80/TCP internal"
+	Field     string `json:"field"`
+	KubeProxy string `json:"kubeProxy"`
+	Sluice    string `json:"sluice"`
+}
+
+func (d Difference) String() string {
+	return fmt.Sprintf("%s: frontend %s: %s is %q by kube-proxy's rules, and %q by Sluice", d.Service, d.Frontend, d.Field, d.KubeProxy, d.Sluice)
+}
+
+// frontendKey identifies a frontend.
+type frontendKey struct {
+	address  netip.AddrPort
+	protocol lb.Protocol
+	scope    lb.Scope
+}
+
+// Compare returns how the rules differ from the frontends that are programmed, sorted by Service. Frontends of port 0
+// are not compared: they refuse what no rule of iptables mode concerns.
+func (r Rules) Compare(programmed []status.Frontend) []Difference {
+	ours := make(map[frontendKey]status.Frontend)
+	for _, f := range programmed {
+		if f.Address.Port() != 0 {
+			ours[frontendKey{f.Address, f.Protocol, f.Scope}] = f
+		}
+	}
+	differences := []Difference{}
+	for _, theirs := range r.Frontends {
+		key := frontendKey{theirs.Address, theirs.Protocol, theirs.Scope}
+		our, ok := ours[key]
+		if !ok {
+			differences = append(differences, Difference{theirs.Service, nameOf(theirs), "exists", "true", "false"})
+
+			continue
+		}
+		delete(ours, key)
+		differences = append(differences, r.compare(theirs, our)...)
+	}
+	for _, our := range ours {
+		differences = append(differences, Difference{our.Service, nameOf(our), "exists", "false", "true"})
+	}
+	slices.SortFunc(differences, func(a, b Difference) int {
+		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Frontend, b.Frontend), cmp.Compare(a.Field, b.Field))
+	})
+
+	return differences
+}
+
+func (r Rules) compare(theirs, ours status.Frontend) []Difference {
+	fields := []struct{ name, theirs, ours string }{
+		{"service", theirs.Service, ours.Service},
+		{"backends", listOf(theirs.Backends), listOf(ours.Backends)},
+		{"whenEmpty", theirs.WhenEmpty, ours.WhenEmpty},
+	}
+	if len(theirs.Backends) > 0 { // otherwise rules have none
+		fields = append(fields, struct{ name, theirs, ours string }{
+			"affinitySeconds", fmt.Sprint(theirs.AffinitySeconds), fmt.Sprint(ours.AffinitySeconds),
+		})
+	}
+	if len(theirs.Backends) > 0 || r.Mode == NFTables { // iptables mode has no ranges of Services without endpoints
+		fields = append(fields, struct{ name, theirs, ours string }{
+			"sourceRanges", rangesOf(theirs.SourceRanges), rangesOf(ours.SourceRanges),
+		})
+	}
+	var differences []Difference
+	for _, f := range fields {
+		if f.theirs != f.ours {
+			differences = append(differences, Difference{ours.Service, nameOf(ours), f.name, f.theirs, f.ours})
+		}
+	}
+
+	return differences
+}
+
+// CompareNodePorts returns how the addresses of this node that node ports answer on differ: programmed are
+// those of Sluice, all are the node's.
+func (r Rules) CompareNodePorts(programmed, all []netip.Addr) []Difference {
+	theirs := all
+	if len(r.NodePortAddrs) > 0 {
+		theirs = slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool {
+			return !slices.ContainsFunc(r.NodePortAddrs, func(p netip.Prefix) bool { return p.Contains(a) })
+		})
+	}
+	var differences []Difference
+	for _, a := range all {
+		theirs, ours := slices.Contains(theirs, a), slices.Contains(programmed, a)
+		if theirs != ours {
+			differences = append(differences, Difference{"all with node ports", a.String(), "nodePorts", fmt.Sprint(theirs), fmt.Sprint(ours)})
+		}
+	}
+
+	return differences
+}
+
+// nameOf returns "10.96.0.1:80/TCP internal", or for a node port "node port 30080/TCP internal".
+func nameOf(f status.Frontend) string {
+	if f.Address.Addr().IsUnspecified() {
+		family := map[bool]string{true: "IPv4", false: "IPv6"}[f.Address.Addr().Is4()]
+
+		return fmt.Sprintf("node port %d/%s %s %s", f.Address.Port(), f.Protocol, family, f.Scope)
+	}
+
+	return fmt.Sprintf("%s/%s %s", f.Address, f.Protocol, f.Scope)
+}
+
+func listOf(addresses []netip.AddrPort) string {
+	texts := make([]string, len(addresses))
+	for i, a := range addresses {
+		texts[i] = a.String()
+	}
+
+	return strings.Join(texts, " ")
+}
+
+// rangesOf returns a text that is the same for ranges of the same addresses.
+func rangesOf(ranges []netip.Prefix) string {
+	var set netipx.IPSetBuilder
+	for _, p := range ranges {
+		set.AddPrefix(p)
+	}
+	merged, err := set.IPSet()
+	if err != nil {
+		return err.Error()
+	}
+	var texts []string
+	for _, p := range merged.Prefixes() {
+		texts = append(texts, p.String())
+	}
+
+	return strings.Join(texts, " ")
+}

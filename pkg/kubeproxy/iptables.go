@@ -1,0 +1,276 @@
+package kubeproxy
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"go4.org/netipx"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// servicesChain is the chain of the table nat in which packets to Services begin.
+const servicesChain = "KUBE-SERVICES"
+
+// hasLegacyRules reports whether the older iptables has chains of Services. Where it has no table nat, its tool
+// is not needed.
+func hasLegacyRules() (bool, error) {
+	for family, path := range map[string]string{"": "/proc/net/ip_tables_names", "6": "/proc/net/ip6_tables_names"} {
+		tables, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the kernel has no iptables of this kind
+		}
+		if err != nil {
+			return false, fmt.Errorf("iptables: %w", err)
+		}
+		if !slices.Contains(strings.Fields(string(tables)), "nat") {
+			continue
+		}
+		saved, err := runTool("", "ip"+family+"tables-legacy-save", "-t", "nat")
+		if err != nil {
+			return false, err
+		}
+		if strings.Contains(saved, ":"+servicesChain+" ") {
+			return true, nil
+		}
+	}
+
+	return false, nil
+}
+
+// hostRoot leads to the root of the node's files, if this process is in a container that sees the node's processes.
+const hostRoot = "/proc/1/root"
+
+// runTool runs a program of iptables, which is on the PATH or among the node's own files, and returns what it prints.
+func runTool(input, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	if cmd.Err != nil {
+		found := slices.IndexFunc(toolFolders, func(folder string) bool {
+			_, err := os.Stat(filepath.Join(hostRoot, folder, name))
+
+			return err == nil
+		})
+		if found < 0 {
+			return "", fmt.Errorf("kube-proxy's rules may be in iptables, but there is no %s on the PATH, nor in %s of %s: run this on the node itself, or in a pod that sees its processes ('kubectl debug node/NAME --profile=sysadmin')",
+				name, strings.Join(toolFolders, ", "), hostRoot)
+		}
+		cmd = exec.Command(filepath.Join(toolFolders[found], name), args...)
+		cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: hostRoot}, "/"
+	}
+	var printed, complaint strings.Builder
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &printed, &complaint
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(complaint.String()))
+	}
+
+	return printed.String(), nil
+}
+
+var toolFolders = []string{"/usr/sbin", "/sbin", "/usr/bin", "/bin"}
+
+// tool returns the name of a program of iptables: "ip6tables-nft-restore".
+func (m Mode) tool(family, act string) string {
+	variant := "nft"
+	if m == IPTablesLegacy {
+		variant = "legacy"
+	}
+
+	return "ip" + family + "tables-" + variant + "-" + act
+}
+
+// ipFamilies are how the names of tools spell the families.
+var ipFamilies = []string{"", "6"}
+
+func readIPTables(mode Mode) (all []ruleset, err error) {
+	for i, family := range ipFamilies {
+		saved, err := runTool("", mode.tool(family, "save"))
+		if err != nil {
+			return nil, err
+		}
+		r := savedReader{
+			unspecified: []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[i],
+			sources:     make(map[string]*netipx.IPSetBuilder),
+			ruleset:     newRuleset(),
+		}
+		for _, rule := range parseSaved(saved) {
+			if err := r.add(rule); err != nil {
+				return nil, fmt.Errorf("table %s: -A %s %s: %w", rule.table, rule.chain, rule.text, err)
+			}
+		}
+		for to, chain := range r.chains {
+			if sources := r.sources[chain]; sources != nil {
+				set, err := sources.Clone().IPSet()
+				if err != nil {
+					return nil, err
+				}
+				r.ranges[to] = set.Prefixes()
+			}
+		}
+		all = append(all, r.ruleset)
+	}
+
+	return all, nil
+}
+
+// savedReader makes a ruleset of the rules of one family.
+type savedReader struct {
+	unspecified netip.Addr
+	sources     map[string]*netipx.IPSetBuilder // from which packets pass the chains KUBE-FW-…
+	ruleset
+}
+
+// add adds a rule. The chains of the table nat lead to each other:
+//
+//	KUBE-SERVICES ─┬───────────────────────────────┬▶ KUBE-SVC-… (all endpoints) ─▶ KUBE-SEP-… (one endpoint)
+//	               ├▶ KUBE-FW-… (source ranges) ─▶ KUBE-EXT-… ─▶ KUBE-SVL-… (local endpoints) ─▶ KUBE-SEP-…
+//	               └▶ KUBE-NODEPORTS ────────────▶ KUBE-EXT-…
+//
+// Those of the table filter that have the same names, and KUBE-EXTERNAL-SERVICES, refuse packets to Services
+// without endpoints.
+func (s *savedReader) add(r savedRule) error {
+	target := r.options["-j"]
+	isFront := slices.Contains([]string{servicesChain, "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS"}, r.chain)
+	switch {
+	case r.chain == servicesChain && target == "KUBE-NODEPORTS":
+		if text := r.options["-d"]; text != "" {
+			prefix, err := netip.ParsePrefix(text)
+			if err != nil {
+				return err
+			}
+			s.nodePortAddrs = append(s.nodePortAddrs, prefix)
+		}
+	case isFront && r.options["--dport"] != "":
+		return s.addFront(r, target)
+	case r.table != "nat" || !strings.HasPrefix(r.chain, "KUBE-"):
+	case strings.HasPrefix(r.chain, "KUBE-FW-") && r.options["-s"] != "":
+		prefix, err := netip.ParsePrefix(r.options["-s"])
+		if err != nil {
+			return err
+		}
+		if s.sources[r.chain] == nil {
+			s.sources[r.chain] = new(netipx.IPSetBuilder)
+			s.rules[r.chain] = []rule{{targets: []string{target}}}
+		}
+		s.sources[r.chain].AddPrefix(prefix)
+	case target == "DNAT":
+		backend, err := netip.ParseAddrPort(r.options["--to-destination"])
+		if err != nil {
+			return err
+		}
+		s.rules[r.chain] = append(s.rules[r.chain], rule{backends: []netip.AddrPort{backend}})
+	case strings.HasPrefix(target, "KUBE-S"): // KUBE-SVC-…, KUBE-SVL-…, KUBE-SEP-…
+		added := rule{targets: []string{target}}
+		added.local = strings.HasPrefix(r.chain, "KUBE-EXT-") && (r.options["-s"] != "" || r.options["--src-type"] == "LOCAL")
+		if seconds := r.options["--seconds"]; seconds != "" {
+			n, err := strconv.Atoi(seconds)
+			if err != nil {
+				return err
+			}
+			added.affinity = time.Duration(n) * time.Second
+		}
+		s.rules[r.chain] = append(s.rules[r.chain], added)
+	}
+
+	return nil
+}
+
+// addFront adds a rule with a destination: it leads to the chain of a Service, or refuses.
+func (s *savedReader) addFront(r savedRule, target string) error {
+	address := s.unspecified
+	if text := r.options["-d"]; text != "" {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return err
+		}
+		if !prefix.IsSingleIP() {
+			return nil // a node port on loopback: the rule for all addresses has the same target
+		}
+		address = prefix.Addr()
+	}
+	port, err := strconv.ParseUint(r.options["--dport"], 10, 16)
+	if err != nil {
+		return err
+	}
+	to := destination{
+		address:  netip.AddrPortFrom(address, uint16(port)),
+		protocol: map[string]lb.Protocol{"tcp": lb.TCP, "udp": lb.UDP, "sctp": lb.SCTP}[r.options["-p"]],
+	}
+	var leads map[destination]string
+	switch {
+	case target == "REJECT", target == "DROP":
+		leads, target = s.refused, strings.ToLower(target)
+	case r.table == "nat" && strings.HasPrefix(target, "KUBE-"):
+		leads = s.chains
+	default:
+		return nil // it accepts a health check
+	}
+	if leads[to] == "" { // packets take the first rule
+		leads[to] = target
+	}
+	if s.names[to] == "" {
+		s.names[to], _, _ = strings.Cut(r.options["--comment"], " ")
+	}
+
+	return nil
+}
+
+// savedRule is a rule as iptables-save prints it.
+type savedRule struct {
+	table, chain string
+	text         string            // all after the chain
+	options      map[string]string // by name, such as "-d"; negated ones begin with "!"
+}
+
+// parseSaved returns the rules of all tables.
+func parseSaved(saved string) (all []savedRule) {
+	table := ""
+	for line := range strings.Lines(saved) {
+		line = strings.TrimSpace(line)
+		if name, ok := strings.CutPrefix(line, "*"); ok {
+			table = name
+		}
+		rest, ok := strings.CutPrefix(line, "-A ")
+		if !ok {
+			continue
+		}
+		chain, text, _ := strings.Cut(rest, " ")
+		all = append(all, savedRule{table, chain, text, optionsOf(text)})
+	}
+
+	return all
+}
+
+// optionsOf splits a rule into its options. A comment is in quotes if it has spaces.
+func optionsOf(text string) map[string]string {
+	options := make(map[string]string)
+	name, negated, quoted := "", "", false
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool {
+		if r == '"' {
+			quoted = !quoted
+		}
+
+		return r == ' ' && !quoted
+	}) {
+		switch {
+		case word == "!":
+			negated = "!"
+		case strings.HasPrefix(word, "-"):
+			name, negated = negated+word, ""
+			options[name] = ""
+		case name != "" && options[name] == "":
+			options[name] = strings.Trim(word, `"`)
+		}
+	}
+
+	return options
+}
