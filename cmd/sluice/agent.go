@@ -62,7 +62,7 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 	case f.writeTo != "":
 		return s.write(f.writeTo)
 	case f.cleanup:
-		return cleanUp(cmd, where)
+		return cleanUp(cmd, where, defaultDrain)
 	}
 	cfg, err := f.agentConfig(where, s, log)
 	if err != nil {

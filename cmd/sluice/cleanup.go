@@ -1,27 +1,52 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/kubeproxy"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
+// defaultDrain is how long a cleanup waits for open connections unless --drain is given.
+const defaultDrain = time.Minute
+
 func newCleanup(where *places) *cobra.Command {
-	return &cobra.Command{
+	ofKubeProxy, drain := false, defaultDrain
+	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Detach all programs and remove all pins; connections that are open stay open",
-		Args:  cobra.NoArgs,
+		Short: "Detach all programs and remove all pins, or remove the rules of kube-proxy; open connections go on",
+		Long: `Detach all programs and remove all pins, after the agent has been stopped. Connections that were translated at
+a socket go on. Those that are translated at devices are waited for, up to --drain, while new ones pass untranslated.
+
+With --kube-proxy, remove the rules of kube-proxy instead, while the agent runs and after kube-proxy has been stopped.
+Connections that the rules have translated go on: until there is none, an empty table inet ` + kubeproxy.KeeperTable + `
+of nftables stays. The next cleanup removes it.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return cleanUp(cmd, where)
+			if ofKubeProxy {
+				return removeKubeProxy(cmd.Context(), cmd.OutOrStdout(), where, drain)
+			}
+
+			return cleanUp(cmd, where, drain)
 		},
 	}
+	cmd.Flags().BoolVar(&ofKubeProxy, "kube-proxy", false, "remove the rules that kube-proxy has left behind")
+	cmd.Flags().DurationVar(&drain, "drain", drain, "wait so long for open connections; afterwards those of devices are cut, those of kube-proxy's rules are not")
+
+	return cmd
 }
 
-func cleanUp(cmd *cobra.Command, where *places) error {
+func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	unlockSocket, err := status.LockUsedSocket(where.socket)
 	if errors.Is(err, datapath.ErrRunning) {
 		return fmt.Errorf("socket %q: an agent is running: stop it first", where.socket)
@@ -34,12 +59,103 @@ func cleanUp(cmd *cobra.Command, where *places) error {
 		err = fmt.Errorf("bpf root %q: an agent is running: stop it first", where.bpfRoot)
 	}
 	if err == nil {
-		err = errors.Join(datapath.Remove(where.bpfRoot), lock.Release())
+		if err = drainFlows(cmd.Context(), cmd.OutOrStdout(), where, drain); err == nil {
+			err = datapath.Remove(where.bpfRoot)
+		}
+		err = errors.Join(err, lock.Release())
 	}
 	if err := errors.Join(err, unlockSocket()); err != nil {
 		return err
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "no program is attached and nothing is pinned below %s\n", where.bpfRoot)
 
-	return nil
+	return releaseKeeper(cmd.OutOrStdout())
+}
+
+// drainFlows waits for the flows of devices, and prints how many there are from time to time.
+func drainFlows(ctx context.Context, out io.Writer, where *places, timeout time.Duration) error {
+	pinned, err := maps.Load(where.bpfRoot)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, maps.ErrStale):
+		fmt.Fprintf(out, "connections that devices translate are cut, because only the build that has made the maps can wait for them: %v\n", err)
+
+		return nil
+	case err != nil:
+		return err
+	}
+	defer pinned.Close()
+	begin, printed := time.Now(), time.Time{}
+	open, err := flow.Drain(ctx, pinned, timeout, func(open int) {
+		if open > 0 && time.Since(printed) >= 10*time.Second {
+			left := max(timeout-time.Since(begin), 0).Round(time.Second)
+			fmt.Fprintf(out, "%d connections are open that devices translate; new ones pass untranslated; waiting for up to %v\n", open, left)
+			printed = time.Now()
+		}
+	})
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted while %d connections are open: programs stay attached for these, and pass new ones; go on with 'sluice cleanup', or start the agent again", open)
+	}
+	if err == nil && open > 0 {
+		fmt.Fprintf(out, "%d connections are cut, which devices still translated after %v: --drain sets how long to wait\n", open, timeout)
+	}
+
+	return err
+}
+
+// removeKubeProxy removes kube-proxy's rules, waits for the connections that they have translated, and removes the
+// table that keeps these alive if there are none left.
+func removeKubeProxy(ctx context.Context, out io.Writer, where *places, wait time.Duration) error {
+	if process := kubeproxy.Running(); process != "" {
+		return fmt.Errorf("process %s: kube-proxy is running: stop it first, or it writes its rules again", process)
+	}
+	state, err := status.NewClient(where.socket).Status(ctx)
+	if err != nil {
+		return fmt.Errorf("without Sluice, nothing would translate Services: %w", err)
+	}
+	if !state.Well() {
+		return errors.New("Sluice does not translate every Service yet: see 'sluice status'")
+	}
+	removed, err := kubeproxy.Remove()
+	for _, mode := range removed.Modes {
+		fmt.Fprintf(out, "removed: kube-proxy's rules of mode %s\n", mode)
+	}
+	for _, warning := range removed.Warnings {
+		fmt.Fprintln(out, "warning: "+warning)
+	}
+	if err != nil {
+		return err
+	}
+	if len(removed.Modes) == 0 {
+		fmt.Fprintln(out, "kube-proxy has no rules here")
+	}
+	for deadline := time.Now().Add(wait); ctx.Err() == nil && time.Now().Before(deadline); {
+		open, err := kubeproxy.Translated()
+		if err != nil {
+			return err
+		}
+		if open == 0 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+
+	return releaseKeeper(out)
+}
+
+// releaseKeeper removes the table that keeps connections of kube-proxy's rules alive, unless there are any.
+func releaseKeeper(out io.Writer) error {
+	open, removed, err := kubeproxy.ReleaseKeeper()
+	switch {
+	case removed:
+		fmt.Fprintf(out, "removed: the table inet %s of nftables\n", kubeproxy.KeeperTable)
+	case open > 0:
+		fmt.Fprintf(out, "%d connections are open that netfilter translates, and the table inet %s of nftables keeps alive: run this again when they have ended\n", open, kubeproxy.KeeperTable)
+	}
+
+	return err
 }

@@ -162,12 +162,12 @@ func verifyAgainst(cmd *cobra.Command, where *places, out *output) error {
 		if err != nil {
 			return err
 		}
-		if pass == 1 {
-			report = againstReport{rules.Mode, countServices(rules.Frontends), len(rules.Frontends), differences}
+		if pass > 1 {
+			differences = slices.DeleteFunc(differences, func(d kubeproxy.Difference) bool {
+				return !slices.Contains(report.Differences, d)
+			})
 		}
-		report.Differences = slices.DeleteFunc(report.Differences, func(d kubeproxy.Difference) bool {
-			return !slices.Contains(differences, d)
-		})
+		report = againstReport{rules.Mode, countServices(rules.Frontends), len(rules.Frontends), differences}
 		if len(report.Differences) == 0 {
 			break
 		}

@@ -97,29 +97,35 @@ func readIPTables(mode Mode) (all []ruleset, err error) {
 		if err != nil {
 			return nil, err
 		}
-		r := savedReader{
-			unspecified: []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[i],
-			sources:     make(map[string]*netipx.IPSetBuilder),
-			ruleset:     newRuleset(),
+		set, err := rulesetOf(saved, []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[i])
+		if err != nil {
+			return nil, err
 		}
-		for _, rule := range parseSaved(saved) {
-			if err := r.add(rule); err != nil {
-				return nil, fmt.Errorf("table %s: -A %s %s: %w", rule.table, rule.chain, rule.text, err)
-			}
-		}
-		for to, chain := range r.chains {
-			if sources := r.sources[chain]; sources != nil {
-				set, err := sources.Clone().IPSet()
-				if err != nil {
-					return nil, err
-				}
-				r.ranges[to] = set.Prefixes()
-			}
-		}
-		all = append(all, r.ruleset)
+		all = append(all, set)
 	}
 
 	return all, nil
+}
+
+// rulesetOf reads what iptables-save has printed, of the family of the unspecified address.
+func rulesetOf(saved string, unspecified netip.Addr) (ruleset, error) {
+	r := savedReader{unspecified: unspecified, sources: make(map[string]*netipx.IPSetBuilder), ruleset: newRuleset()}
+	for _, rule := range parseSaved(saved) {
+		if err := r.add(rule); err != nil {
+			return r.ruleset, fmt.Errorf("table %s: -A %s %s: %w", rule.table, rule.chain, rule.text, err)
+		}
+	}
+	for to, chain := range r.chains {
+		if sources := r.sources[chain]; sources != nil {
+			set, err := sources.Clone().IPSet()
+			if err != nil {
+				return r.ruleset, err
+			}
+			r.ranges[to] = set.Prefixes()
+		}
+	}
+
+	return r.ruleset, nil
 }
 
 // savedReader makes a ruleset of the rules of one family.

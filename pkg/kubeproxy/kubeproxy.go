@@ -15,9 +15,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -54,7 +56,7 @@ func Modes() ([]Mode, error) {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
 	chains, err := conn.ListChains()
-	if err != nil {
+	if err != nil && !lacksNFTables(err) {
 		return nil, fmt.Errorf("nftables: chains: %w", err)
 	}
 	have := make(map[Mode]bool)
@@ -79,6 +81,13 @@ func Modes() ([]Mode, error) {
 	}
 
 	return found, nil
+}
+
+// lacksNFTables reports whether err is that of a kernel without nftables.
+func lacksNFTables(err error) bool {
+	return slices.ContainsFunc([]error{unix.EINVAL, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EOPNOTSUPP}, func(e error) bool {
+		return errors.Is(err, e)
+	})
 }
 
 // Read returns the rules of kube-proxy. The error wraps [ErrIPVS] if kube-proxy has run in that mode. That there

@@ -1,0 +1,81 @@
+package flow
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// drainInterval is how often [Drain] looks for open flows, restFactor permitting.
+const drainInterval = time.Second
+
+// udpDrained is the time without a packet after which [Drain] ends a UDP flow: the next packet is a new one's.
+const udpDrained = 10 * time.Second
+
+// Drain makes programs pass new connections untranslated, and waits until no flow of devices is open, until the
+// timeout, or until ctx ends. It returns how many flows are open then. Each time that it has counted them it calls
+// progress. It must be called while no agent runs: an agent that starts programs all Services again.
+//
+// UDP flows without a packet for udpDrained are over.
+func Drain(ctx context.Context, m *maps.Pinned, timeout time.Duration, progress func(open int)) (open int, err error) {
+	if err := withdraw(m.Tables); err != nil {
+		return 0, err
+	}
+	timeouts := Timeouts{UDPAnswered: udpDrained}.orDefault().inEmergency()
+	sweeper, err := New(Config{Maps: m, Timeouts: timeouts})
+	if err != nil {
+		return 0, err
+	}
+	for deadline := time.Now().Add(timeout); ; {
+		if _, err := sweeper.Sweep(); err != nil {
+			return 0, err
+		}
+		flows, err := List(m, "", Now())
+		if err != nil {
+			return 0, err
+		}
+		open = 0
+		for _, f := range flows {
+			if f.State != Closed {
+				open++
+			}
+		}
+		progress(open)
+		left := time.Until(deadline)
+		if open == 0 || left <= 0 {
+			return open, nil
+		}
+		select {
+		case <-ctx.Done():
+			return open, ctx.Err()
+		case <-time.After(min(left, max(drainInterval, restFactor*sweeper.took))):
+		}
+	}
+}
+
+// withdraw deletes what programs look up for a new connection, so that they pass it. What refuses connections goes
+// first: unused addresses of Service CIDRs, then unused ports of ClusterIPs.
+func withdraw(m maps.Tables) error {
+	for e, err := range m.ServiceCIDRs.All() {
+		if err == nil {
+			err = m.ServiceCIDRs.Delete(e.Key)
+		}
+		if err != nil {
+			return fmt.Errorf("service CIDRs: %w", err)
+		}
+	}
+	for _, catchAlls := range []bool{true, false} {
+		for e, err := range m.FrontendIDs.All() {
+			if err == nil && (e.Key.Port == 0) == catchAlls {
+				err = m.FrontendIDs.Delete(e.Key)
+			}
+			if err != nil {
+				return fmt.Errorf("frontends: %w", err)
+			}
+		}
+	}
+
+	return nil
+}

@@ -1,0 +1,109 @@
+package kubeproxy
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// KeeperTable is the table of nftables that keeps translated connections alive when kube-proxy's rules are removed.
+//
+// The kernel remembers each translated connection, but only looks at packets for it while some rule of the network
+// namespace matches the state of connections, and some chain translates new ones. With the last of kube-proxy's rules
+// both may be gone: then packets of open connections pass untranslated, and the connections are dead, although they are
+// still listed as established. So the table has a rule of the first kind, and chains of the second kind that are empty.
+const KeeperTable = "sluice-keeper"
+
+// addKeeper adds the table, or does nothing if it exists.
+func addKeeper(conn *nftables.Conn) error {
+	table := conn.AddTable(&nftables.Table{Name: KeeperTable, Family: nftables.TableFamilyINet})
+	for name, chain := range map[string]struct {
+		hook     *nftables.ChainHook
+		priority *nftables.ChainPriority
+	}{
+		"prerouting":  {nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest},
+		"input":       {nftables.ChainHookInput, nftables.ChainPriorityNATSource},
+		"output":      {nftables.ChainHookOutput, nftables.ChainPriorityNATDest},
+		"postrouting": {nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource},
+	} {
+		conn.AddChain(&nftables.Chain{Table: table, Name: "nat-" + name, Type: nftables.ChainTypeNAT, Hooknum: chain.hook, Priority: chain.priority})
+	}
+	track := conn.AddChain(&nftables.Chain{
+		Table: table, Name: "track", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityFilter,
+	})
+	conn.FlushChain(track)
+	conn.AddRule(&nftables.Rule{Table: table, Chain: track, Exprs: []expr.Any{ // ct state established
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}})
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("table inet %s, which keeps connections alive: %w", KeeperTable, err)
+	}
+
+	return nil
+}
+
+// ReleaseKeeper removes the table that [Remove] has left, and reports whether it did. The table stays while connections
+// need it, whose number is returned; they do not if kube-proxy's rules are back. That there is no table is not an error.
+func ReleaseKeeper() (open int, removed bool, err error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return 0, false, fmt.Errorf("nftables: %w", err)
+	}
+	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil && !lacksNFTables(err) {
+		return 0, false, fmt.Errorf("nftables: tables: %w", err)
+	}
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == KeeperTable })
+	if i < 0 {
+		return 0, false, nil
+	}
+	if open, err = Translated(); err != nil {
+		return 0, false, err
+	}
+	modes, err := Modes()
+	if err != nil {
+		return open, false, err
+	}
+	if open > 0 && len(modes) == 0 {
+		return open, false, nil
+	}
+	conn.DelTable(tables[i])
+	if err := conn.Flush(); err != nil {
+		return open, false, fmt.Errorf("table inet %s: %w", KeeperTable, err)
+	}
+
+	return 0, true, nil
+}
+
+// tcpTimeWait is the kernel's TCP_CONNTRACK_TIME_WAIT. States that follow are over as well.
+const tcpTimeWait = 7
+
+// Translated returns how many connections and datagram exchanges netfilter translates to another destination. Those of
+// rules other than kube-proxy's are included, such as a container's host port: the kernel does not remember the rule.
+func Translated() (int, error) {
+	n := 0
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+		if err != nil {
+			return 0, fmt.Errorf("connections that netfilter knows: %w", err)
+		}
+		for _, f := range flows {
+			if f.Forward.DstIP.Equal(f.Reverse.SrcIP) && f.Forward.DstPort == f.Reverse.SrcPort {
+				continue
+			}
+			if tcp, ok := f.ProtoInfo.(*netlink.ProtoInfoTCP); ok && tcp.State >= tcpTimeWait {
+				continue
+			}
+			n++
+		}
+	}
+
+	return n, nil
+}

@@ -1,0 +1,201 @@
+package migrate
+
+import (
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/realproxy"
+	"github.com/sluice-lb/sluice/test/scene"
+)
+
+// Each step of docs/migrate.md, there and back, under load: no connection that is open ends, and no new one fails. The
+// commands are those that the page prints, in its order.
+//
+//	pod, guest (without socket hooks), node ── ClusterIP, node port ─┬─ pod-1-0 on node-1
+//	                                 outside ── node port of node-1 ─┴─ pod-2-0 on node-2
+func TestMigrate(t *testing.T) {
+	for _, mode := range []realproxy.Mode{realproxy.NFTables, realproxy.IPTables} {
+		t.Run(string(mode), func(t *testing.T) {
+			w := mustBuild(t, mode)
+			w.SetEndpoints(t, "web", scene.ReadyAll(w.Local()[0], w.Remote()[0])...)
+			w.CreateService(t, "web", scene.NodePort)
+			w.mustStartKubeProxy(t)
+			l := w.mustBegin(t)
+			for _, step := range w.steps(t) {
+				begin := time.Now()
+				l.mustOpen(t)
+				if strings.HasPrefix(step.command, "sluice cleanup --drain") {
+					l.mustEndDuring(t, step.do)
+				} else {
+					lab.Must(t, step.do())
+				}
+				scene.MustGoOn(t, l.open...)
+				t.Logf("%d open connections, %v: %s", len(l.open), time.Since(begin).Round(time.Millisecond), step.command)
+			}
+			l.mustEnd(t)
+			if rules, err := lab.Output(w.Lab.Nodes[0].Namespace, nil, "nft", "list", "tables"); err != nil || strings.Contains(rules, "sluice") {
+				t.Errorf("tables that are left: %s, %v", rules, err)
+			}
+		})
+	}
+}
+
+// page is what an operator reads.
+const page = "../../docs/migrate.md"
+
+// step is one command of the page.
+type step struct {
+	command string
+	do      func() error
+}
+
+// steps returns the commands of the page, in its order. Those of sluice run as they are printed. There is no kubelet
+// here, so those of kubectl do to the node what a DaemonSet would.
+func (w *world) steps(t *testing.T) []step {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	lab.Must(t, err)
+	daemonSets := map[string]func() error{
+		"kubectl -n kube-system get daemonset,configmap kube-proxy -o yaml > kube-proxy.yaml": func() error { return nil },
+		"kubectl apply -k .": func() error { w.mustStartSluice(t); return nil },
+		"kubectl -n kube-system delete daemonset kube-proxy": func() error { return w.proxy.Close() },
+		"kubectl apply -f kube-proxy.yaml":                   func() error { w.mustStartKubeProxy(t); return nil },
+		"kubectl -n kube-system delete daemonset sluice":     w.Agent.Stop,
+	}
+	var all []step
+	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		for line := range strings.Lines(block[1]) {
+			command, _, _ := strings.Cut(strings.TrimSpace(line), "  #")
+			command = strings.TrimSpace(command)
+			do, known := daemonSets[command]
+			verb, isSluice := strings.CutPrefix(command, "sluice ")
+			switch {
+			case isSluice:
+				do = func() error {
+					printed, err := w.Agent.Run(strings.Fields(verb)...)
+					t.Logf("$ %s\n%s", command, printed)
+
+					return err
+				}
+			case !known:
+				t.Fatalf("%s has a command that this test does not know: %q", page, command)
+			}
+			all = append(all, step{command, do})
+		}
+	}
+	if len(all) < 8 {
+		t.Fatalf("%s has %d commands only", page, len(all))
+	}
+
+	return all
+}
+
+// traffic is what goes on all the time: new connections at a steady rate, some that stay open and take turns in asking,
+// and some that are opened before each step, and only asked after it and those that follow.
+type traffic struct {
+	dials       []scene.Dial
+	fresh, kept []*lab.RunningLoad // of each dial
+	open        []*scene.Connection
+}
+
+// The new connections of each dial a second, and those that stay open.
+const (
+	rate = 20
+	kept = 4
+)
+
+// mustBegin starts the loads, while only kube-proxy translates.
+func (w *world) mustBegin(t *testing.T) *traffic {
+	t.Helper()
+	svc, err := w.Client.CoreV1().Services(w.Objects.Namespace).Get(t.Context(), "web", metav1.GetOptions{})
+	lab.Must(t, err)
+	node, l := w.Lab.Nodes[0], new(traffic)
+	for i, network := range []string{"tcp", "udp"} {
+		nodePort := svc.Spec.Ports[i].NodePort
+		for family, ip := range svc.Spec.ClusterIPs {
+			l.dials = append(l.dials, scene.Dials([]*scene.Client{w.Pod, w.Guest, w.Node}, network, scene.At(ip, scene.ServicePort))...)
+			address := []netip.Addr{node.IPv4, node.IPv6}[family]
+			l.dials = append(l.dials, scene.Dials([]*scene.Client{w.Pod, w.Outside}, network, scene.At(address.String(), nodePort))...)
+		}
+	}
+	for _, d := range l.dials {
+		scene.MustReach(t, d, w.Local()[0].Name, w.Remote()[0].Name)
+		fresh, err := d.From.StartLoad(lab.Load{Exchange: d.Exchange(), Rate: rate})
+		lab.Must(t, err)
+		lasting, err := d.From.StartLoad(lab.Load{Exchange: d.Exchange(), Rate: 2 * kept, Keep: kept})
+		lab.Must(t, err)
+		l.fresh, l.kept = append(l.fresh, fresh), append(l.kept, lasting)
+	}
+
+	return l
+}
+
+// mustOpen opens two more TCP connections of each dial, one to each backend as a rule.
+func (l *traffic) mustOpen(t *testing.T) {
+	t.Helper()
+	for _, d := range l.dials {
+		if d.Network == "tcp" {
+			l.open = append(l.open, d.MustOpen(t), d.MustOpen(t))
+		}
+	}
+}
+
+// mustEndDuring gives back: while the command waits for connections of devices, all go on, and then end by themselves.
+// Those that were translated at a socket stay open, and so do those of kube-proxy's rules.
+func (l *traffic) mustEndDuring(t *testing.T, giveBack func() error) {
+	t.Helper()
+	given := make(chan error, 1)
+	go func() { given <- giveBack() }()
+	time.Sleep(3 * time.Second)
+	scene.MustGoOn(t, l.open...)
+	select {
+	case err := <-given:
+		t.Fatalf("it has not waited for open connections: %v", err)
+	default:
+	}
+	var stay []*scene.Connection
+	for _, c := range l.open {
+		if c.From.AtSocket {
+			stay = append(stay, c)
+		} else {
+			scene.MustClose(t, c)
+		}
+	}
+	l.open = stay
+	for i, d := range l.dials {
+		if d.Network == "udp" {
+			l.mustStop(t, "kept open", d, l.kept[i])
+			l.kept[i] = nil
+		}
+	}
+	lab.Must(t, <-given)
+}
+
+// mustEnd ends all, and fails the test if a single exchange has failed.
+func (l *traffic) mustEnd(t *testing.T) {
+	t.Helper()
+	for i, d := range l.dials {
+		l.mustStop(t, "new", d, l.fresh[i])
+		if l.kept[i] != nil {
+			l.mustStop(t, "kept open", d, l.kept[i])
+		}
+	}
+	scene.MustClose(t, l.open...)
+}
+
+func (l *traffic) mustStop(t *testing.T, what string, d scene.Dial, load *lab.RunningLoad) {
+	t.Helper()
+	report, err := load.Stop()
+	lab.Must(t, err)
+	t.Logf("%s, %s: %d exchanges, %d failed, the longest took %v", d, what, report.Started, len(report.Failures), report.Longest.Round(time.Millisecond))
+	if n := len(report.Failures); n > 0 || report.Succeeded < rate {
+		t.Errorf("%s, %s: %d of %d exchanges failed: %v", d, what, n, report.Started, report.Failures[:min(n, 5)])
+	}
+}
