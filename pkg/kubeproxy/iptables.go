@@ -48,24 +48,36 @@ func hasLegacyRules() (bool, error) {
 	return false, nil
 }
 
-// hostRoot leads to the root of the node's files, if this process is in a container that sees the node's processes.
-const hostRoot = "/proc/1/root"
+// hostRoots lead to the node's own files from a container: one that sees the node's processes, and one of
+// 'kubectl debug node'.
+var hostRoots = []string{"/proc/1/root", "/host"}
 
-// runTool runs a program of iptables, which is on the PATH or among the node's own files, and returns what it prints.
-func runTool(input, name string, args ...string) (string, error) {
+// findTool returns a command that runs a program of iptables: one on the PATH, or of the node.
+func findTool(roots []string, name string, args ...string) (*exec.Cmd, error) {
 	cmd := exec.Command(name, args...)
-	if cmd.Err != nil {
-		found := slices.IndexFunc(toolFolders, func(folder string) bool {
-			_, err := os.Stat(filepath.Join(hostRoot, folder, name))
+	if cmd.Err == nil {
+		return cmd, nil
+	}
+	for _, root := range roots {
+		for _, folder := range []string{"/usr/sbin", "/sbin", "/usr/bin", "/bin"} {
+			if _, err := os.Stat(filepath.Join(root, folder, name)); err != nil {
+				continue
+			}
+			cmd := exec.Command(filepath.Join(folder, name), args...)
+			cmd.SysProcAttr, cmd.Dir, cmd.Err = &syscall.SysProcAttr{Chroot: root}, "/", nil
 
-			return err == nil
-		})
-		if found < 0 {
-			return "", fmt.Errorf("kube-proxy's rules may be in iptables, but there is no %s on the PATH, nor in %s of %s: run this on the node itself, or in a pod that sees its processes ('kubectl debug node/NAME --profile=sysadmin')",
-				name, strings.Join(toolFolders, ", "), hostRoot)
+			return cmd, nil
 		}
-		cmd = exec.Command(filepath.Join(toolFolders[found], name), args...)
-		cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: hostRoot}, "/"
+	}
+
+	return nil, fmt.Errorf("kube-proxy's rules may be in iptables, but there is no %s on the PATH, nor below %s: run this on the node itself, or by 'kubectl debug node/NAME --profile=sysadmin'", name, strings.Join(roots, " or "))
+}
+
+// runTool runs a program of iptables, and returns what it prints.
+func runTool(input, name string, args ...string) (string, error) {
+	cmd, err := findTool(hostRoots, name, args...)
+	if err != nil {
+		return "", err
 	}
 	var printed, complaint strings.Builder
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &printed, &complaint
@@ -75,8 +87,6 @@ func runTool(input, name string, args ...string) (string, error) {
 
 	return printed.String(), nil
 }
-
-var toolFolders = []string{"/usr/sbin", "/sbin", "/usr/bin", "/bin"}
 
 // tool returns the name of a program of iptables: "ip6tables-nft-restore".
 func (m Mode) tool(family, act string) string {

@@ -2,6 +2,7 @@ package kubeproxy
 
 import (
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -192,6 +193,24 @@ func TestAddRanges(t *testing.T) {
 	}
 	if text, want := strings.Join(texts, " "), "10.0.0.0/24 10.0.1.0/25 224.0.0.0/3"; text != want {
 		t.Errorf("ranges are %s, want %s", text, want)
+	}
+}
+
+// Where the image has no tools, those of the node are run, in the node's own files.
+func TestFindTool(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	t.Setenv("PATH", "/nonexistent")
+	cmd, err := findTool([]string{"/nonexistent", "/"}, "iptables-nft-save", "--version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if printed, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(printed), "iptables") {
+		t.Errorf("it prints %q, %v", printed, err)
+	}
+	if _, err := findTool([]string{"/nonexistent"}, "iptables-nft-save"); err == nil || !strings.Contains(err.Error(), "no iptables-nft-save on the PATH") {
+		t.Errorf("a node without it: %v", err)
 	}
 }
 

@@ -50,8 +50,81 @@ func TestVerifyAgainst(t *testing.T) {
 					}
 				})
 			}
+			t.Run("removed", w.testRemoval)
 		})
 	}
+}
+
+// All that is kube-proxy's goes, and nothing else: not the chains of the kubelet, nor rules of others. It does not go
+// while kube-proxy runs, or while Sluice does not.
+func (w *world) testRemoval(t *testing.T) {
+	refused := func(because string, command ...string) {
+		t.Helper()
+		if printed, err := w.Agent.Run(command...); err == nil || !strings.Contains(err.Error(), because) {
+			t.Errorf("%v: %v, %s, want an error with %q", command, err, printed, because)
+		}
+	}
+	cleanup := []string{"cleanup", "--kube-proxy", "--drain", "0s"}
+	refused("kube-proxy is running", cleanup...)
+	lab.Must(t, w.proxy.Close())
+	lab.Must(t, w.loadOthers())
+	lab.Must(t, w.Agent.Stop())
+	refused("no agent is running", cleanup...)
+	w.mustStartSluice(t)
+
+	_, err := w.Agent.Run(cleanup...)
+	lab.Must(t, err)
+	left := w.mustSave(t)
+	for _, gone := range []string{"kube-proxy", "KUBE-SERVICES", "KUBE-SEP-", "KUBE-SVC-", "KUBE-MARK-MASQ", "sluice-keeper"} {
+		if strings.Contains(left, gone) {
+			t.Errorf("%q is left in:\n%s", gone, left)
+		}
+	}
+	if !strings.Contains(left, "MINE") || w.mode != realproxy.NFTables && !strings.Contains(left, "KUBE-FIREWALL") {
+		t.Errorf("rules of others are gone:\n%s", left)
+	}
+	refused("kube-proxy has no rules", "verify", "--against", "kube-proxy")
+	if printed, err := w.Agent.Run(cleanup...); err != nil || printed != "kube-proxy has no rules here\n" {
+		t.Errorf("a second cleanup: %q, %v", printed, err)
+	}
+
+	node := w.Lab.Nodes[0].Namespace
+	lab.MustVeth(t, lab.End{Namespace: node, Device: "kube-ipvs0"}, lab.End{Namespace: node, Device: "kube-ipvs1"})
+	refused("IPVS", cleanup...)
+	refused("IPVS", "verify", "--against", "kube-proxy")
+}
+
+// loadOthers adds a chain that is not kube-proxy's.
+func (w *world) loadOthers() error {
+	if w.mode == realproxy.NFTables {
+		return w.Lab.Nodes[0].Netfilter("table ip MINE { }\n")
+	}
+
+	return w.restore("*filter\n:MINE - [0:0]\n-A FORWARD -j MINE\nCOMMIT\n")
+}
+
+// mustSave returns the rules that there are, in the words of the mode's tool.
+func (w *world) mustSave(t *testing.T) string {
+	t.Helper()
+	command := []string{"nft", "list", "ruleset"}
+	if w.mode != realproxy.NFTables {
+		command = []string{"iptables-" + w.variant() + "-save"}
+	}
+	rules, err := lab.Output(w.Lab.Nodes[0].Namespace, nil, command[0], command[1:]...)
+	lab.Must(t, err)
+
+	return rules
+}
+
+// restore loads rules in the words of iptables-save.
+func (w *world) restore(text string) error {
+	cmd := exec.Command("iptables-"+w.variant()+"-restore", "--noflush")
+	cmd.Stdin = strings.NewReader(text)
+	if err := lab.Start(w.Lab.Nodes[0].Namespace, nil, cmd); err != nil {
+		return err
+	}
+
+	return cmd.Wait()
 }
 
 // mustCreateServices creates Services that differ in each field that kube-proxy reads.
@@ -125,17 +198,7 @@ func (w *world) wrongRules(t *testing.T) []wrongRule {
 			{sticky, "exists", "false", load("delete element ip kube-proxy service-ips { %s . tcp . 80 }\n", w.clusterIP(t, "sticky"))},
 		}
 	}
-	tables := func(text string) func() error {
-		return func() error {
-			cmd := exec.Command("iptables-"+w.variant()+"-restore", "--noflush")
-			cmd.Stdin = strings.NewReader(text)
-			if err := lab.Start(w.Lab.Nodes[0].Namespace, nil, cmd); err != nil {
-				return err
-			}
-
-			return cmd.Wait()
-		}
-	}
+	tables := func(text string) func() error { return func() error { return w.restore(text) } }
 	chain := w.chainOf(t, w.clusterIP(t, "web"))
 	stickyIP := w.clusterIP(t, "sticky")
 
@@ -159,13 +222,10 @@ func (w *world) clusterIP(t *testing.T, name string) string {
 func (w *world) chainOf(t *testing.T, address string) string {
 	t.Helper()
 	pattern := regexp.MustCompile(`(?m)` + regexp.QuoteMeta(address) + ` \. tcp \. 80 : goto ([^ ,]+)`)
-	command := []string{"nft", "list", "map", "ip", "kube-proxy", "service-ips"}
 	if w.mode != realproxy.NFTables {
-		pattern = regexp.MustCompile(`(?m)-A KUBE-SERVICES -d ` + regexp.QuoteMeta(address) + `/32 -p tcp .* -j (\S+)$`)
-		command = []string{"iptables-" + w.variant() + "-save", "-t", "nat"}
+		pattern = regexp.MustCompile(`(?m)-A KUBE-SERVICES -d ` + regexp.QuoteMeta(address) + `/32 -p tcp .* -j (KUBE-\S+)$`)
 	}
-	rules, err := lab.Output(w.Lab.Nodes[0].Namespace, nil, command[0], command[1:]...)
-	lab.Must(t, err)
+	rules := w.mustSave(t)
 	found := pattern.FindStringSubmatch(rules)
 	if found == nil {
 		t.Fatalf("no chain for %s in:\n%s", address, rules)
