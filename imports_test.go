@@ -18,7 +18,7 @@ var ownImports = map[string]string{
 	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb bpf", "pkg/health": "pkg/lb",
 	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "pkg/node bpf maps",
 	"pkg/flow": "maps", "pkg/metrics": "pkg/reconcile pkg/flow pkg/health pkg/lb maps", "bpf": "maps",
-	"pkg/kubeproxy": "pkg/status pkg/lb",
+	"pkg/kubeproxy": "pkg/status pkg/flow pkg/lb",
 }
 
 // importers lists which packages may import what begins with a path. All but pkg/lb may import

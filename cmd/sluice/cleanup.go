@@ -72,7 +72,8 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	return releaseKeeper(cmd.OutOrStdout())
 }
 
-// drainFlows waits for the flows of devices, and prints how many there are from time to time.
+// drainFlows waits for the flows of devices, keeps netfilter off their ports, and prints how many there are from time to
+// time.
 func drainFlows(ctx context.Context, out io.Writer, where *places, timeout time.Duration) error {
 	pinned, err := maps.Load(where.bpfRoot)
 	switch {
@@ -86,14 +87,23 @@ func drainFlows(ctx context.Context, out io.Writer, where *places, timeout time.
 		return err
 	}
 	defer pinned.Close()
-	begin, printed := time.Now(), time.Time{}
-	open, err := flow.Drain(ctx, pinned, timeout, func(open int) {
-		if open > 0 && time.Since(printed) >= 10*time.Second {
-			left := max(timeout-time.Since(begin), 0).Round(time.Second)
-			fmt.Fprintf(out, "%d connections are open that devices translate; new ones pass untranslated; waiting for up to %v\n", open, left)
+	deadline, printed := time.Now().Add(timeout), time.Time{}
+	var unreserved error
+	open, err := flow.Drain(ctx, pinned, timeout, func(open []flow.Flow) {
+		for _, f := range open {
+			if err := kubeproxy.Reserve(f); err != nil {
+				unreserved = err
+			}
+		}
+		if len(open) > 0 && time.Since(printed) >= 10*time.Second {
+			fmt.Fprintf(out, "%d connections are open that devices translate; new ones pass untranslated; waiting for up to %v\n",
+				len(open), max(time.Until(deadline), 0).Round(time.Second))
 			printed = time.Now()
 		}
 	})
+	if unreserved != nil {
+		fmt.Fprintf(out, "warning: netfilter may have used the port of an open connection for another one: %v\n", unreserved)
+	}
 	if errors.Is(err, context.Canceled) {
 		return fmt.Errorf("interrupted while %d connections are open: programs stay attached for these, and pass new ones; go on with 'sluice cleanup', or start the agent again", open)
 	}

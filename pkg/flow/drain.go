@@ -3,6 +3,7 @@ package flow
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -15,20 +16,18 @@ const drainInterval = time.Second
 const udpDrained = 10 * time.Second
 
 // Drain makes programs pass new connections untranslated, and waits until no flow of devices is open, until the
-// timeout, or until ctx ends. It returns how many flows are open then. Each time that it has counted them it calls
-// progress. It must be called while no agent runs: an agent that starts programs all Services again.
+// timeout, or until ctx ends. It returns how many flows are open then. Before the first new connection is passed, and
+// each time that it has looked, it calls look with those that are open. It must be called while no agent runs: an agent
+// that starts programs all Services again.
 //
 // UDP flows without a packet for udpDrained are over.
-func Drain(ctx context.Context, m *maps.Pinned, timeout time.Duration, progress func(open int)) (open int, err error) {
-	if err := withdraw(m.Tables); err != nil {
-		return 0, err
-	}
-	timeouts := Timeouts{UDPAnswered: udpDrained}.orDefault().inEmergency()
-	sweeper, err := New(Config{Maps: m, Timeouts: timeouts})
+func Drain(ctx context.Context, m *maps.Pinned, timeout time.Duration, look func(open []Flow)) (int, error) {
+	sweeper, err := New(Config{Maps: m, Timeouts: Timeouts{UDPAnswered: udpDrained}.orDefault().inEmergency()})
 	if err != nil {
 		return 0, err
 	}
-	for deadline := time.Now().Add(timeout); ; {
+	deadline := time.Now().Add(timeout)
+	for withdrawn := false; ; withdrawn = true {
 		if _, err := sweeper.Sweep(); err != nil {
 			return 0, err
 		}
@@ -36,20 +35,22 @@ func Drain(ctx context.Context, m *maps.Pinned, timeout time.Duration, progress 
 		if err != nil {
 			return 0, err
 		}
-		open = 0
-		for _, f := range flows {
-			if f.State != Closed {
-				open++
+		open := slices.DeleteFunc(flows, func(f Flow) bool { return f.State == Closed })
+		look(open)
+		if !withdrawn {
+			if err := withdraw(m.Tables); err != nil {
+				return len(open), err
 			}
+
+			continue // a flow may have begun since it looked
 		}
-		progress(open)
 		left := time.Until(deadline)
-		if open == 0 || left <= 0 {
-			return open, nil
+		if len(open) == 0 || left <= 0 {
+			return len(open), nil
 		}
 		select {
 		case <-ctx.Done():
-			return open, ctx.Err()
+			return len(open), ctx.Err()
 		case <-time.After(min(left, max(drainInterval, restFactor*sweeper.took))):
 		}
 	}

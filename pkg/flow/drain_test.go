@@ -33,10 +33,10 @@ func TestDrain(t *testing.T) {
 			w.put(t, f, note{role: maps.FlowFromClient, state: test.state, idle: test.idle}, note{role: maps.FlowToClient, state: test.state, idle: test.idle})
 			must(t, w.FrontendIDs.Put(maps.FrontendKeyOf(f.OriginalDst.IP(), 80, test.proto, maps.ScopeExternal), 7))
 			var counts []int
-			open, err := Drain(t.Context(), w.Pinned, 0, func(open int) { counts = append(counts, open) })
+			open, err := Drain(t.Context(), w.Pinned, 0, func(open []Flow) { counts = append(counts, len(open)) })
 			must(t, err)
-			if open != test.open || !slices.Equal(counts, []int{open}) {
-				t.Errorf("%d are open, progress %v, want %d", open, counts, test.open)
+			if open != test.open || !slices.Equal(counts, []int{open, open}) {
+				t.Errorf("%d are open, seen %v, want %d", open, counts, test.open)
 			}
 			for e, err := range w.FrontendIDs.All() {
 				t.Errorf("a frontend is left: %v, %v", e, err)
@@ -55,11 +55,11 @@ func TestDrainEnds(t *testing.T) {
 	f := flowOf(6, 1)
 	w.put(t, f, note{role: maps.FlowFromClient, state: maps.FlowOpen}, note{role: maps.FlowToClient, state: maps.FlowOpen})
 	ctx, cancel := context.WithCancel(t.Context())
-	if open, err := Drain(ctx, w.Pinned, time.Hour, func(int) { cancel() }); open != 1 || !errors.Is(err, context.Canceled) {
+	if open, err := Drain(ctx, w.Pinned, time.Hour, func([]Flow) { cancel() }); open != 1 || !errors.Is(err, context.Canceled) {
 		t.Errorf("%d are open, %v, after its context has ended", open, err)
 	}
-	open, err := Drain(t.Context(), w.Pinned, time.Hour, func(open int) {
-		if open > 0 {
+	open, err := Drain(t.Context(), w.Pinned, time.Hour, func(open []Flow) {
+		if len(open) > 0 {
 			w.put(t, f, note{role: maps.FlowFromClient, state: maps.FlowReset}, note{role: maps.FlowToClient, state: maps.FlowReset})
 		}
 	})

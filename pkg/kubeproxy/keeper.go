@@ -2,13 +2,17 @@ package kubeproxy
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/flow"
 )
 
 // KeeperTable is the table of nftables that keeps translated connections alive when kube-proxy's rules are removed.
@@ -82,8 +86,11 @@ func ReleaseKeeper() (open int, removed bool, err error) {
 	return 0, true, nil
 }
 
-// tcpTimeWait is the kernel's TCP_CONNTRACK_TIME_WAIT. States that follow are over as well.
-const tcpTimeWait = 7
+// The kernel's TCP_CONNTRACK_ESTABLISHED, and TCP_CONNTRACK_TIME_WAIT: states that follow are over as well.
+const (
+	tcpEstablished = 3
+	tcpTimeWait    = 7
+)
 
 // Translated returns how many connections and datagram exchanges netfilter translates to another destination. Those of
 // rules other than kube-proxy's are included, such as a container's host port: the kernel does not remember the rule.
@@ -106,4 +113,41 @@ func Translated() (int, error) {
 	}
 
 	return n, nil
+}
+
+// reservation is how long [Reserve] lasts.
+const reservation = 2 * time.Minute
+
+// Reserve keeps netfilter from using the masquerade of a flow of devices for another connection, for two minutes.
+// Netfilter knows neither these flows nor their ports. If it chose the same port of this node for a connection to the same
+// backend, both would be one to the backend. So it is told of a connection that it sees no packet of.
+func Reserve(f flow.Flow) error {
+	if !f.Masquerade.IsValid() {
+		return nil
+	}
+	family := netlink.InetFamily(unix.AF_INET)
+	if f.Backend.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	tuple := func(from, to netip.AddrPort) netlink.IPTuple {
+		return netlink.IPTuple{
+			Protocol: map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP, "SCTP": unix.IPPROTO_SCTP}[f.Protocol],
+			SrcIP:    from.Addr().AsSlice(), SrcPort: from.Port(),
+			DstIP: to.Addr().AsSlice(), DstPort: to.Port(),
+		}
+	}
+	entry := netlink.ConntrackFlow{
+		FamilyType: uint8(family),
+		Forward:    tuple(f.Masquerade, f.Backend),
+		Reverse:    tuple(f.Backend, f.Masquerade),
+		TimeOut:    uint32(reservation / time.Second),
+	}
+	if f.Protocol == "TCP" {
+		entry.ProtoInfo = &netlink.ProtoInfoTCP{State: tcpEstablished}
+	}
+	if err := netlink.ConntrackCreate(netlink.ConntrackTable, family, &entry); err != nil {
+		return fmt.Errorf("port %s of a connection to %s: %w", f.Masquerade, f.Backend, err)
+	}
+
+	return nil
 }

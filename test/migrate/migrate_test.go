@@ -1,15 +1,22 @@
 package migrate
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/realproxy"
 	"github.com/sluice-lb/sluice/test/scene"
@@ -36,8 +43,9 @@ func TestMigrate(t *testing.T) {
 				} else {
 					lab.Must(t, step.do())
 				}
-				scene.MustGoOn(t, l.open...)
-				t.Logf("%d open connections, %v: %s", len(l.open), time.Since(begin).Round(time.Millisecond), step.command)
+				moved := l.mustGoOn(t)
+				t.Logf("%s: %d open connections, %d of %d UDP sockets have got another backend, %v: %s", begin.Format("15:04:05.000"),
+					len(l.open), moved, len(l.datagrams), time.Since(begin).Round(time.Millisecond), step.command)
 			}
 			l.mustEnd(t)
 			if rules, err := lab.Output(w.Lab.Nodes[0].Namespace, nil, "nft", "list", "tables"); err != nil || strings.Contains(rules, "sluice") {
@@ -100,9 +108,11 @@ func (w *world) steps(t *testing.T) []step {
 // traffic is what goes on all the time: new connections at a steady rate, some that stay open and take turns in asking,
 // and some that are opened before each step, and only asked after it and those that follow.
 type traffic struct {
+	*world
 	dials       []scene.Dial
 	fresh, kept []*lab.RunningLoad // of each dial
 	open        []*scene.Connection
+	datagrams   []*scene.Connection // connected UDP sockets, opened at the beginning
 }
 
 // The new connections of each dial a second, and those that stay open.
@@ -116,7 +126,7 @@ func (w *world) mustBegin(t *testing.T) *traffic {
 	t.Helper()
 	svc, err := w.Client.CoreV1().Services(w.Objects.Namespace).Get(t.Context(), "web", metav1.GetOptions{})
 	lab.Must(t, err)
-	node, l := w.Lab.Nodes[0], new(traffic)
+	node, l := w.Lab.Nodes[0], &traffic{world: w}
 	for i, network := range []string{"tcp", "udp"} {
 		nodePort := svc.Spec.Ports[i].NodePort
 		for family, ip := range svc.Spec.ClusterIPs {
@@ -132,6 +142,9 @@ func (w *world) mustBegin(t *testing.T) *traffic {
 		lasting, err := d.From.StartLoad(lab.Load{Exchange: d.Exchange(), Rate: 2 * kept, Keep: kept})
 		lab.Must(t, err)
 		l.fresh, l.kept = append(l.fresh, fresh), append(l.kept, lasting)
+		if d.Network == "udp" {
+			l.datagrams = append(l.datagrams, d.MustOpen(t), d.MustOpen(t))
+		}
 	}
 
 	return l
@@ -147,6 +160,38 @@ func (l *traffic) mustOpen(t *testing.T) {
 	}
 }
 
+// mustGoOn fails the test unless the backend that answered first still answers on each open connection, and some backend
+// on each UDP socket. It returns how many of these another backend answers than before.
+func (l *traffic) mustGoOn(t *testing.T) (moved int) {
+	t.Helper()
+	dead := make([]string, len(l.open))
+	var asking sync.WaitGroup
+	for i, c := range l.open {
+		asking.Go(func() {
+			if answer, err := c.Ask(); err != nil || answer.Name != c.Pod {
+				dead[i] = fmt.Sprintf("%s: %q answers, %v, want %s", c.Dial, answer.Name, err, c.Pod)
+			}
+		})
+	}
+	asking.Wait()
+	dead = slices.DeleteFunc(dead, func(text string) bool { return text == "" })
+	if len(dead) > 0 {
+		t.Fatalf("%d of %d open connections are dead:\n%s", len(dead), len(l.open), strings.Join(dead[:min(len(dead), 10)], "\n"))
+	}
+	for _, c := range l.datagrams {
+		answer, err := c.Ask()
+		if err != nil {
+			t.Fatalf("%s: %v", c.Dial, err)
+		}
+		if answer.Name != c.Pod {
+			moved++
+			c.Pod = answer.Name
+		}
+	}
+
+	return moved
+}
+
 // mustEndDuring gives back: while the command waits for connections of devices, all go on, and then end by themselves.
 // Those that were translated at a socket stay open, and so do those of kube-proxy's rules.
 func (l *traffic) mustEndDuring(t *testing.T, giveBack func() error) {
@@ -154,7 +199,8 @@ func (l *traffic) mustEndDuring(t *testing.T, giveBack func() error) {
 	given := make(chan error, 1)
 	go func() { given <- giveBack() }()
 	time.Sleep(3 * time.Second)
-	scene.MustGoOn(t, l.open...)
+	l.mustGoOn(t)
+	l.mustBeReserved(t)
 	select {
 	case err := <-given:
 		t.Fatalf("it has not waited for open connections: %v", err)
@@ -176,6 +222,43 @@ func (l *traffic) mustEndDuring(t *testing.T, giveBack func() error) {
 		}
 	}
 	lab.Must(t, <-given)
+}
+
+// mustBeReserved fails the test unless netfilter knows the ports by which devices masquerade open connections.
+func (w *world) mustBeReserved(t *testing.T) {
+	t.Helper()
+	text, err := w.Agent.Run("flows", "-o", "json")
+	lab.Must(t, err)
+	var flows []flow.Flow
+	lab.Must(t, json.Unmarshal([]byte(text), &flows))
+	known := make(map[string]bool)
+	lab.MustDo(t, w.Lab.Nodes[0].Namespace, func() error {
+		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+			tracked, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+			if err != nil {
+				return err
+			}
+			for _, f := range tracked {
+				known[fmt.Sprint(f.Forward.Protocol, f.Forward.SrcIP, f.Forward.SrcPort, f.Forward.DstIP, f.Forward.DstPort)] = true
+			}
+		}
+
+		return nil
+	})
+	masqueraded := 0
+	for _, f := range flows {
+		if !f.Masquerade.IsValid() || f.State == flow.Closed {
+			continue
+		}
+		masqueraded++
+		protocol := map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP}[f.Protocol]
+		if !known[fmt.Sprint(protocol, f.Masquerade.Addr(), f.Masquerade.Port(), f.Backend.Addr(), f.Backend.Port())] {
+			t.Errorf("netfilter may use %s for another connection to %s", f.Masquerade, f.Backend)
+		}
+	}
+	if masqueraded < 10 {
+		t.Errorf("only %d flows are masqueraded", masqueraded)
+	}
 }
 
 // mustEnd ends all, and fails the test if a single exchange has failed.
