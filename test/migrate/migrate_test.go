@@ -80,8 +80,10 @@ func (w *world) steps(t *testing.T) []step {
 	var all []step
 	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
 		for line := range strings.Lines(block[1]) {
-			command, _, _ := strings.Cut(strings.TrimSpace(line), "  #")
-			command = strings.TrimSpace(command)
+			command := strings.TrimSpace(line)
+			if command == "" {
+				continue // a block in a list is indented, and so is its end
+			}
 			do, known := daemonSets[command]
 			verb, isSluice := strings.CutPrefix(command, "sluice ")
 			switch {
