@@ -96,7 +96,7 @@ static __always_inline enum reason lookup_frontend(struct bpf_sock_addr *ctx,
 						   struct pool *pool)
 {
 	struct addr loopback = addr_loopback(&original_dst->addr);
-	bool maybe = may_be_ours(&original_dst->addr), node_ports = false;
+	bool maybe = may_be_ours(addr_hash(&original_dst->addr)), node_ports = false;
 	enum reason why;
 
 	if (maybe) {

@@ -20,7 +20,7 @@ static __always_inline enum reason may_be_for_service(struct __sk_buff *ctx, str
 	why = peek_network(ctx, net, false, &dst);
 	if (why)
 		return why;
-	*flags = may_be_ours(&dst) ? addr_flags(&dst) : 0;
+	*flags = may_be_ours(net->hash) ? addr_flags(&dst) : 0;
 	if (*flags & ADDR_SERVICE)
 		return REASON_NEXT;
 	if (!*flags)
@@ -40,7 +40,7 @@ static __always_inline enum reason may_be_reply(struct __sk_buff *ctx, struct ne
 	why = peek_network(ctx, net, true, &src);
 	if (why)
 		return why;
-	if (!peek_port(ctx, net, true, &port) || (port && !may_be_of_flow(&src, port)))
+	if (!peek_port(ctx, net, true, &port) || (port && !may_be_of_flow(net->hash, port)))
 		return REASON_PASS_OTHER_TRAFFIC;
 	return REASON_NEXT;
 }

@@ -75,10 +75,10 @@ static __always_inline __u32 addr_hash(const struct addr *a)
 	return folded * 0x85ebca6b;
 }
 
-/* may_be_ours is false for an address that is certainly not in addrs. */
-static __always_inline bool may_be_ours(const struct addr *a)
+/* may_be_ours is false for the hash of an address that is certainly not in addrs. */
+static __always_inline bool may_be_ours(__u32 hash)
 {
-	__u32 bit = (__u64)addr_hash(a) * ADDR_FILTER_BITS >> 32, word = bit / 64;
+	__u32 bit = (__u64)hash * ADDR_FILTER_BITS >> 32, word = bit / 64;
 	const __u64 *bits = bpf_map_lookup_elem(&sl_addr_filter, &word);
 
 	return bits && *bits >> bit % 64 & 1;
@@ -139,9 +139,9 @@ static __always_inline void note_port(__be16 port)
 		line->used[at] = 1;
 }
 
-static __always_inline struct source_line *source_line(const struct addr *src)
+static __always_inline struct source_line *source_line(__u32 hash)
 {
-	__u32 line = (__u64)addr_hash(src) * SOURCE_LINES >> 32;
+	__u32 line = (__u64)hash * SOURCE_LINES >> 32;
 
 	return bpf_map_lookup_elem(&sl_source_filter, &line);
 }
@@ -154,10 +154,13 @@ static __always_inline __u32 source_cell(__be16 port)
 	return cell + (cell == SOURCE_CELL_ALL);
 }
 
-/* may_be_of_flow is false for a source at egress for which certainly no flow has an entry. */
-static __always_inline bool may_be_of_flow(const struct addr *src, __be16 port)
+/*
+ * may_be_of_flow is false for the hash and the port of a source at egress for which certainly no
+ * flow has an entry.
+ */
+static __always_inline bool may_be_of_flow(__u32 hash, __be16 port)
 {
-	const struct source_line *line = source_line(src);
+	const struct source_line *line = source_line(hash);
 
 	return !line ||
 	       line->cells[SOURCE_CELL_ALL] | line->cells[source_cell(port) % SOURCE_CELLS];
@@ -177,7 +180,7 @@ static __always_inline void note_cell(__u32 *cell, __u32 now)
  */
 static __always_inline void note_source(const struct addr *src, __be16 port, bool any, __u64 now)
 {
-	struct source_line *line = source_line(src);
+	struct source_line *line = source_line(addr_hash(src));
 	__u32 cell = any ? SOURCE_CELL_ALL : source_cell(port);
 
 	if (line)

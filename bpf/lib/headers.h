@@ -55,6 +55,7 @@ static __always_inline __be16 skip_vlan(struct __sk_buff *ctx, __be16 type, __u3
 struct network {
 	__u32 at;
 	__u32 l4; /* 0: behind extension headers, or in another fragment */
+	__u32 hash; /* of the address that peek_network has read */
 	__u8 proto; /* if l4 is set */
 	bool v6;
 };
@@ -227,6 +228,7 @@ static __always_inline enum reason peek_network(struct __sk_buff *ctx, struct ne
 		if (!v6)
 			return REASON_PASS_MALFORMED;
 		__builtin_memcpy(a, from ? &v6->saddr : &v6->daddr, sizeof(*a));
+		net->hash = addr_hash(a);
 		net->proto = v6->nexthdr;
 		net->l4 = is_extension(v6->nexthdr) ? 0 : net->at + sizeof(*v6);
 	} else {
@@ -234,6 +236,7 @@ static __always_inline enum reason peek_network(struct __sk_buff *ctx, struct ne
 		if (!v4)
 			return REASON_PASS_MALFORMED;
 		*a = addr_of_v4(from ? v4->saddr : v4->daddr);
+		net->hash = addr_hash(a); /* here, most of the words are constant */
 		net->proto = v4->protocol;
 		net->l4 = v4->frag_off & V4_FRAGMENT_OFFSET ? 0 : net->at + v4->ihl * 4;
 	}
