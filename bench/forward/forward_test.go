@@ -5,6 +5,7 @@ package forward
 import (
 	"crypto/rand"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -12,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -28,8 +32,9 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	rounds   = 201
-	packets  = 3_000 // of a round, sent one after the other
+	rounds   = 61
+	batches  = 10  // of a round, of which the fastest counts: other work of the machine only adds to it
+	packets  = 300 // of a batch, sent one after the other
 	services = 10_000
 )
 
@@ -40,9 +45,9 @@ const (
 //	                       ingress: uplink  egress: pods
 //
 // A veth passes a packet on in the sender's own time, so the time of a send is
-// that of the whole way, and the tax is what the hooks add to it. They are
-// attached and detached in turns. With "flows live", the egress hooks' filter lets packets of
-// 1,000 clients and backends pass, none of which are these.
+// that of the whole way, and the tax is what the hooks add to it: those of this package, and empty
+// programs in their places. They are attached and detached in turns. With "flows live", the egress hooks' filter
+// lets packets of 1,000 clients and backends pass, none of which are these.
 //
 //	go test -run '^$' -bench Forward ./forward
 func BenchmarkForward(b *testing.B) {
@@ -65,24 +70,53 @@ func measure(b *testing.B, flows bool) {
 	mustProgram(b, dp.Maps())
 	send := mustSender(b, cluster.Client, pod)
 
-	var without, with []float64
+	var without, empty, with []float64
 	for range rounds {
 		mustAttach(b, node, dp, nil)
-		without = append(without, send(b))
+		without = append(without, fastest(b, cluster.Client.Namespace, send))
+		detach := mustAttachEmpty(b, node, devices)
+		empty = append(empty, fastest(b, cluster.Client.Namespace, send))
+		detach()
 		mustAttach(b, node, dp, devices)
 		if flows {
 			noteFlows(dp.Maps())
 		}
-		with = append(with, send(b))
+		with = append(with, fastest(b, cluster.Client.Namespace, send))
 	}
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(median(without), "without-ns")
 	b.ReportMetric(median(with), "with-ns")
-	var ratios []float64 // of neighbours: what disturbs both is in neither
-	for i := range with {
-		ratios = append(ratios, with[i]/without[i])
+	b.ReportMetric(100*(medianRatio(empty, without)-1), "empty-%")
+	b.ReportMetric(100*(medianRatio(with, without)-1), "tax-%")
+}
+
+// fastest returns the least result of a round's batches, which are sent from a namespace.
+func fastest(b *testing.B, from *lab.Namespace, batch func() (float64, error)) float64 {
+	b.Helper()
+	least := math.Inf(1)
+	lab.MustDo(b, from, func() error {
+		for range batches {
+			took, err := batch()
+			if err != nil {
+				return err
+			}
+			least = min(least, took)
+		}
+
+		return nil
+	})
+
+	return least
+}
+
+// medianRatio compares what was measured in the same round: what disturbs both is in neither.
+func medianRatio(of, to []float64) float64 {
+	var ratios []float64
+	for i := range of {
+		ratios = append(ratios, of[i]/to[i])
 	}
-	b.ReportMetric(100*(median(ratios)-1), "tax-%")
+
+	return median(ratios)
 }
 
 func median(of []float64) float64 {
@@ -137,6 +171,42 @@ func mustAttach(b *testing.B, node *lab.Node, dp *datapath.Datapath, devices []d
 	})
 }
 
+// mustAttachEmpty attaches programs that do nothing to both hooks of the devices, until the function
+// that it returns is called.
+func mustAttachEmpty(b *testing.B, node *lab.Node, devices []datapath.Device) (detach func()) {
+	b.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:         ebpf.SchedCLS,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		License:      "GPL",
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var links []link.Link
+	lab.MustDo(b, node.Namespace, func() error {
+		for _, device := range devices {
+			for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: program, Attach: hook})
+				if err != nil {
+					return err
+				}
+				links = append(links, l)
+			}
+		}
+
+		return program.Close()
+	})
+
+	return func() {
+		for _, l := range links {
+			if err := l.Close(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
 // mustProgram writes the addresses and ranges of many Services.
 func mustProgram(b *testing.B, m *maps.Pinned) {
 	b.Helper()
@@ -167,8 +237,8 @@ func noteFlows(m *maps.Pinned) {
 	}
 }
 
-// mustSender returns a function that sends a round and returns nanoseconds per datagram.
-func mustSender(b *testing.B, client *lab.Host, pod *lab.Pod) func(*testing.B) float64 {
+// mustSender returns a function that sends a batch and returns nanoseconds per datagram.
+func mustSender(b *testing.B, client *lab.Host, pod *lab.Pod) func() (float64, error) {
 	b.Helper()
 	var sink, conn net.Conn
 	lab.MustDo(b, pod.Namespace, func() (err error) {
@@ -186,14 +256,14 @@ func mustSender(b *testing.B, client *lab.Host, pod *lab.Pod) func(*testing.B) f
 	b.Cleanup(func() { conn.Close() })
 	payload := make([]byte, 64)
 
-	return func(b *testing.B) float64 {
+	return func() (float64, error) {
 		begin := time.Now()
 		for range packets {
 			if _, err := conn.Write(payload); err != nil {
-				b.Fatal(err)
+				return 0, err
 			}
 		}
 
-		return float64(time.Since(begin).Nanoseconds()) / packets
+		return float64(time.Since(begin).Nanoseconds()) / packets, nil
 	}
 }
