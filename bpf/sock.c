@@ -223,7 +223,7 @@ static __always_inline const struct backend *pick_free(const struct udp_dials *o
 		return be;
 	first = random_below(pool->slot_count);
 	for (try = 0; try < MAX_PICKS; try++) {
-		other = pick_slot(pool, first, try);
+		other = pick_id(pool, spread_slot(pool->slot_base, pool->slot_count, first, try));
 		if (other && !is_taken(own, original_dst, send, other, now))
 			return other;
 	}

@@ -127,7 +127,7 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 		return why;
 	if (why == REASON_TRANSLATED)
 		mark(ctx);
-	if (rewrite(ctx, pkt, &pkt->to) || !bypass_node(ctx, &pkt->to))
+	if (rewrite(ctx, pkt, &pkt->to) || !bypass_node(ctx))
 		return REASON_DROP_REWRITE;
 	return why;
 }
@@ -152,7 +152,6 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (!f)
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (is_direct_connection(pkt, f)) {
-		pkt->gone = *f;
 		forget_all(pkt);
 		return REASON_PASS_OTHER_TRAFFIC;
 	}

@@ -247,8 +247,12 @@ static __always_inline struct flow *half_open_at(const struct flow_key *key)
 	return opening ? bpf_map_lookup_elem(opening, key) : NULL;
 }
 
-static __always_inline long put_half_open(const struct flow_key *key, const struct flow *f,
-					  __u64 how)
+/*
+ * put_half_open returns 0 or an error. Before Linux 6.4, only the lower half of what the helper
+ * returns is valid.
+ */
+static __always_inline int put_half_open(const struct flow_key *key, const struct flow *f,
+					 __u64 how)
 {
 	void *opening = opening_of(key->proto);
 
@@ -348,16 +352,15 @@ static __always_inline void note_entry(const struct flow_key *key, __u32 role, _
 /*
  * put_back puts the entry of this role of the flow of the packet at a hook into flows, if it is
  * missing there, and returns 1 if it did. A half-open flow that has started since keeps the tuple.
- * An entry that is itself half open keeps its state, but is open from now on; the state of an
- * entry that was lost is unknown.
+ * An entry that is itself half open leaves half_open for flows with its state, but is open from now
+ * on; the state of an entry that was lost is unknown.
  */
 __noinline int put_back(__u32 hook, __u32 role)
 {
 	struct packet *pkt = packet_at(hook);
-	const struct flow *opening;
-	struct flow *f;
+	struct flow *opening, *f;
 	__u8 state;
-	long failed;
+	int failed;
 
 	if (!pkt || !has_role(&pkt->flow, role))
 		return 0;
@@ -376,6 +379,12 @@ __noinline int put_back(__u32 hook, __u32 role)
 	note_entry(&pkt->key, role, pkt->now);
 	failed = bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST);
 	f->state = state;
+	if (failed && failed != -EEXIST)
+		return 0;
+	if (opening) {
+		report_bytes(opening);
+		drop_half_open(&pkt->key);
+	}
 	if (failed)
 		return 0;
 	count_flows(COUNT_FLOWS_PUT, 1);
@@ -392,28 +401,24 @@ static __always_inline int put_back_all(struct packet *pkt)
 	       put_back(hook, FLOW_TO_BACKEND) + put_back(hook, FLOW_FROM_BACKEND);
 }
 
-/* release_all deletes all entries of pkt->flow from half_open. */
-static __always_inline void release_all(struct packet *pkt)
-{
-	__u32 hook = pkt->ip.key.hook;
-
-	release(hook, FLOW_FROM_CLIENT);
-	release(hook, FLOW_TO_CLIENT);
-	release(hook, FLOW_TO_BACKEND);
-	release(hook, FLOW_FROM_BACKEND);
-}
-
-/* find_flow returns the entry of key, or NULL, and sets pkt->to to the tuple of its packets. */
+/*
+ * find_flow returns the entry of key, or NULL, and sets pkt->to to the tuple of its packets.
+ *
+ * Another CPU may confirm the flow meanwhile, which puts it into flows before it leaves half_open.
+ * So whoever looks at half_open first finds it in one of two lookups. That is for first packets, for
+ * which nothing is found in most cases; others are in flows in most cases, and need a third lookup
+ * if they are not.
+ */
 static __always_inline struct flow *find_flow(struct packet *pkt, const struct flow_key *key,
 					      bool *half_open)
 {
-	struct flow *f = bpf_map_lookup_elem(&sl_flows, key);
+	bool first = pkt->event == EVENT_OPEN && key->proto != IPPROTO_UDP;
+	struct flow *f = first ? NULL : bpf_map_lookup_elem(&sl_flows, key);
 
 	*half_open = !f;
 	if (!f)
 		f = half_open_at(key);
 	if (!f) {
-		/* It may have been confirmed between the two lookups. */
 		f = bpf_map_lookup_elem(&sl_flows, key);
 		*half_open = false;
 	}

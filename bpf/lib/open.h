@@ -11,25 +11,34 @@
 #define MAX_BACKENDS 3
 
 /*
- * wants_masquerade reports whether the backend's reply would bypass this node, or the backend
- * would answer itself. The replies of a backend with an address of this node never leave it.
+ * set_backend gives pkt->flow the backend at hand, and sets whether it is masqueraded: because the
+ * backend's reply would bypass this node, or the backend would answer itself. The replies of a
+ * backend with an address of this node never leave it. It is global, so that the verifier walks it
+ * once.
  */
-static __always_inline bool wants_masquerade(const struct pool *pool, const struct backend *be,
-					     const struct addr *client)
+__noinline int set_backend(void)
 {
-	bool remote = !(be->flags & BACKEND_LOCAL) && config_device_class == DEVICE_UPLINK;
-	bool hairpin = addr_equal(&be->addr, client);
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	const struct backend *be;
+	bool remote, hairpin;
+	struct flow *f;
 
-	return (remote || hairpin || pool->flags & POOL_MASQUERADE) &&
-	       !(addr_flags(&be->addr) & ADDR_NODE);
-}
-
-static __always_inline void set_backend(struct flow *f, const struct backend *be)
-{
+	if (!pkt)
+		return 0;
+	be = &pkt->backend;
+	f = &pkt->flow;
 	f->backend = be->addr;
 	f->backend_port = be->port;
 	f->backend_id = be->id;
 	f->stack_port = f->client_port;
+	f->flags &= ~FLOW_MASQUERADED;
+	remote = !(be->flags & BACKEND_LOCAL) && config_device_class == DEVICE_UPLINK;
+	hairpin = addr_equal(&be->addr, &f->client);
+	if (addr_flags(&be->addr) & ADDR_NODE)
+		note_port(be->port); /* for direct connections to it: see open_beside */
+	else if (remote || hairpin || pkt->pool.flags & POOL_MASQUERADE)
+		f->flags |= FLOW_MASQUERADED;
+	return 0;
 }
 
 /*
@@ -37,26 +46,24 @@ static __always_inline void set_backend(struct flow *f, const struct backend *be
  * direct connection, of the client's port has that very backend, it picks another backend, or
  * changes the client's port for the stack of the node and the backend.
  */
-static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *pkt,
-					 const struct pool *pool, const struct backend **be)
+static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *pkt)
 {
 	const struct backend *other;
 	int why, i;
 
 	for (i = 0; i < MAX_BACKENDS; i++) {
-		set_backend(&pkt->flow, *be);
 		why = reserve_own_port(ctx, &pkt->flow);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			return why;
-		if (pool->affinity_seconds)
+		if (pkt->pool.affinity_seconds)
 			break;
-		other = pick_random(pool);
+		other = pick_random(&pkt->pool);
 		if (!other)
 			break;
-		*be = other;
+		pkt->backend = *other;
+		set_backend();
 	}
 	count_flows(COUNT_STACK_PORTS, 1);
-	set_backend(&pkt->flow, *be);
 	return reserve_port(ctx, FLOW_TO_CLIENT);
 }
 
@@ -70,76 +77,59 @@ static __always_inline bool leads_back(struct __sk_buff *ctx, const struct addr 
 }
 
 /*
- * needs_return reports whether replies of pkt->flow have to be routed from the original
- * destination: routed from the backend's address, they would leave by another device than the one
- * at hand.
+ * note_return marks pkt->flow if its replies have to be routed from the original destination:
+ * routed from the backend's address, they would leave by another device than the one at hand.
  */
-static __always_inline bool needs_return(struct __sk_buff *ctx, struct packet *pkt)
+static __always_inline void note_return(struct __sk_buff *ctx, struct packet *pkt)
 {
-	const struct flow *f = &pkt->flow;
+	struct flow *f = &pkt->flow;
 
-	return config_device_class == DEVICE_UPLINK && !leads_back(ctx, &f->backend, &f->client) &&
-	       leads_back(ctx, &f->original_dst, &f->client);
+	if (config_device_class == DEVICE_UPLINK && !is_turned(f) &&
+	    !leads_back(ctx, &f->backend, &f->client) &&
+	    leads_back(ctx, &f->original_dst, &f->client))
+		f->flags |= FLOW_RETURNS;
 }
 
-/*
- * put_entries puts the remaining entries, and puts those again that were reserved before the flow
- * was complete, because each entry has the whole flow. A flow that is turned around was complete
- * when its entry was reserved. The entry of the client's packets comes last.
- */
+/* put_entries puts the remaining entries. The entry of the client's packets comes last. */
 static __always_inline int put_entries(struct packet *pkt)
 {
 	struct flow *f = &pkt->flow;
-	int why = put_opening(pkt, FLOW_TO_CLIENT);
+	int why = REASON_NEXT;
 
-	if (!why && !is_turned(f))
-		why = put_opening(pkt, FLOW_FROM_BACKEND);
+	/* It was reserved first, before the masquerade and the return were known. */
+	if (!is_turned(f) && f->flags & (FLOW_MASQUERADED | FLOW_RETURNS))
+		why = complete_opening(pkt, FLOW_TO_CLIENT);
 	f->end = 0; /* of the packets from the client */
 	if (!why)
-		why = put_opening(pkt, FLOW_TO_BACKEND);
+		why = put_opening(FLOW_TO_BACKEND);
 	if (f->proto == IPPROTO_TCP)
 		f->end = pkt->tcp.end; /* the packet at hand is the first of this entry */
-	return why ?: put_opening(pkt, FLOW_FROM_CLIENT);
-}
-
-/* put_flow puts the entries of the flow of the packet, whose reply tuple is reserved. */
-static __always_inline int put_flow(struct __sk_buff *ctx, struct packet *pkt)
-{
-	struct flow *f = &pkt->flow;
-	int why;
-
-	if (!is_turned(f) && needs_return(ctx, pkt))
-		f->flags |= FLOW_RETURNS;
-	if (addr_flags(&f->backend) & ADDR_NODE)
-		note_port(f->backend_port); /* for direct connections to it: see open_beside */
-	why = put_entries(pkt);
-	if (why)
-		release(HOOK_INGRESS, FLOW_TO_CLIENT);
-	return why;
+	return why ?: put_opening(FLOW_FROM_CLIENT);
 }
 
 /* remember reserves the tuples of the new flow and puts its entries. */
-static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt,
-				    const struct pool *pool, const struct backend *be)
+static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt)
 {
+	struct flow *f = &pkt->flow;
 	int why = REASON_NEXT;
 
-	set_backend(&pkt->flow, be);
-	if (wants_masquerade(pool, be, &pkt->flow.client) && try_turn(ctx, pkt, be))
-		pkt->flow.flags |= FLOW_TURNED | FLOW_SENT;
+	set_backend();
+	if (is_masqueraded(f) && try_turn(ctx, pkt, &pkt->backend))
+		f->flags |= FLOW_TURNED | FLOW_SENT;
 	else
-		why = reserve_reply(ctx, pkt, pool, &be);
+		why = reserve_reply(ctx, pkt);
 	evict(pkt);
 	if (why)
 		return why;
-	if (wants_masquerade(pool, be, &pkt->flow.client)) {
-		pkt->flow.flags |= FLOW_MASQUERADED;
+	note_return(ctx, pkt);
+	if (is_masqueraded(f)) {
 		why = masquerade(ctx, pkt);
 		evict(pkt);
 	}
 	if (!why)
-		return put_flow(ctx, pkt);
-	release(HOOK_INGRESS, FLOW_TO_CLIENT);
+		why = put_entries(pkt);
+	if (why)
+		release(HOOK_INGRESS, FLOW_TO_CLIENT);
 	return why;
 }
 
@@ -159,9 +149,9 @@ static __always_inline __u32 seed_of_packet(const struct pool *pool, const struc
 }
 
 /* open_flow picks a backend for a new flow, and sets pkt->to to the tuple of its first packet. */
-static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packet *pkt,
-					     const struct pool *pool)
+static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packet *pkt)
 {
+	const struct pool *pool = &pkt->pool;
 	const struct flow_key *came = &pkt->ip.key;
 	struct affinity_key client = addr_client(pool->service_port_id, &came->src);
 	const struct backend *be;
@@ -183,7 +173,8 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.flags = FLOW_COUNTED | class_flag(config_device_class),
 		.end = came->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0, /* of the replies */
 	};
-	why = remember(ctx, pkt, pool, be);
+	pkt->backend = *be;
+	why = remember(ctx, pkt);
 	if (why)
 		return why;
 
@@ -241,23 +232,22 @@ static __always_inline enum reason lookup_frontend(const struct flow_key *came, 
 __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
-	struct pool pool;
 	enum reason why;
 
 	if (!pkt)
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (has_ports(pkt->ip.key.proto) && (pkt->event != EVENT_OPEN || pkt->ip.later))
 		return REASON_PASS_NO_FLOW;
-	why = lookup_frontend(&pkt->ip.key, flags, &pool);
+	why = lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
 	if (why)
 		return why;
-	if (pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&pool, &pkt->ip.key.src))
+	if (pkt->pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&pkt->pool, &pkt->ip.key.src))
 		why = REASON_DROP_SOURCE_RANGE;
 	else if (pkt->ip.key.proto != IPPROTO_UDP && !make_room())
 		why = REASON_DROP_FLOW_TABLE; /* refusing it is better than losing it later */
 	else
-		why = open_flow(ctx, pkt, &pool);
-	count_new(pool.service_port_id, why);
+		why = open_flow(ctx, pkt);
+	count_new(pkt->pool.service_port_id, why);
 	return why;
 }
 
@@ -296,28 +286,27 @@ static __always_inline void make_direct(struct packet *pkt)
 __noinline int open_beside(struct __sk_buff *ctx)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
-	const struct flow *had;
 	int why;
 
 	if (!pkt || pkt->ip.key.proto != IPPROTO_TCP)
 		return REASON_PASS_NO_FRONTEND;
-	reversed(&pkt->ip.key, &pkt->came);
-	pkt->came.hook = HOOK_EGRESS;
-	had = bpf_map_lookup_elem(&sl_flows, &pkt->came);
-	if (!had || has_ended(pkt, had))
+	reversed(&pkt->ip.key, &pkt->key);
+	pkt->key.hook = HOOK_EGRESS;
+	if (!copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), FLOW_TO_CLIENT) ||
+	    has_ended(HOOK_INGRESS))
 		return REASON_PASS_NO_FRONTEND;
-	pkt->flow = *had;
-	barrier();
-	comes_as(&pkt->flow, FLOW_TO_CLIENT, &pkt->key);
-	if (!same_tuple(&pkt->key, &pkt->came))
-		return REASON_PASS_NO_FRONTEND; /* another CPU has deleted it */
+	pkt->flow = pkt->gone;
 	make_direct(pkt);
 	why = reserve_port(ctx, FLOW_TO_CLIENT);
 	evict(pkt);
-	if (!why)
-		why = put_flow(ctx, pkt);
 	if (why)
 		return why;
+	note_return(ctx, pkt);
+	why = put_entries(pkt);
+	if (why) {
+		release(HOOK_INGRESS, FLOW_TO_CLIENT);
+		return why;
+	}
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	return REASON_TRANSLATED;
 }

@@ -143,6 +143,8 @@ struct packet {
 	struct flow_key key; /* scratch: the tuple of an entry */
 	struct flow flow; /* the flow that is opened or put back */
 	struct flow gone; /* the flow that is deleted */
+	struct pool pool; /* of the flow that is opened */
+	struct backend backend; /* and the one that it gets */
 	struct bpf_sock_tuple tuple; /* scratch for socket and conntrack lookups */
 	__be32 quote[MAX_QUOTE / 4]; /* what a generated error quotes */
 	__u64 now;

@@ -243,18 +243,22 @@ static __always_inline bool is_behind(struct __sk_buff *ctx, __u32 device, const
 
 /*
  * bypass_node addresses the frame to the backend itself if client and backend are behind the bridge
- * of this device. It is false if the frame could not be written.
+ * of this device. It is false if the frame could not be written. It is global, so that the verifier
+ * walks it once.
  */
-static __always_inline bool bypass_node(struct __sk_buff *ctx, const struct flow_key *to)
+__noinline int bypass_node(struct __sk_buff *ctx)
 {
+	const struct packet *pkt = packet_at(HOOK_INGRESS);
+	const struct flow_key *to;
 	__u32 port = ctx->ifindex;
 	const struct device *dev;
 	struct route way;
 	__u32 bridge;
 
-	if (!config_bridge_port || !config_ethernet || config_device_class != DEVICE_PODS ||
-	    addr_equal(&to->src, &to->dst))
+	if (!config_bridge_port || !config_ethernet || config_device_class != DEVICE_PODS || !pkt ||
+	    addr_equal(&pkt->to.src, &pkt->to.dst))
 		return true;
+	to = &pkt->to;
 	dev = bpf_map_lookup_elem(&sl_devices, &port);
 	bridge = dev ? dev->bridge : 0;
 	if (!bridge || !is_behind(ctx, bridge, &to->dst, &to->src, &way) ||

@@ -59,13 +59,20 @@ static __always_inline __u32 slot_at(__u32 slot)
 	return id ? read_once(id) : 0;
 }
 
-/* backend_at returns the backend with this id, or NULL if it is gone. */
-static __always_inline const struct backend *backend_at(__u32 id)
+/* backend_place returns the place of a backend id, which may be another backend's by now. */
+static __always_inline const struct backend *backend_place(__u32 id)
 {
 	__u32 chunk = (id & INDEX_MASK) / CHUNK_BACKENDS;
 	__u32 place = (id & INDEX_MASK) % CHUNK_BACKENDS;
 	void *places = bpf_map_lookup_elem(&sl_backends, &chunk);
-	const struct backend *be = places ? bpf_map_lookup_elem(places, &place) : NULL;
+
+	return places ? bpf_map_lookup_elem(places, &place) : NULL;
+}
+
+/* backend_at returns the backend with this id, or NULL if it is gone. */
+static __always_inline const struct backend *backend_at(__u32 id)
+{
+	const struct backend *be = backend_place(id);
 
 	return be && id && read_once(&be->id) == id ? be : NULL;
 }
@@ -227,15 +234,18 @@ static __always_inline const struct backend *pick_id(const struct pool *pool, __
 	return be && be->service_port_id == pool->service_port_id ? be : NULL;
 }
 
-/* has_slot reports whether a slot of the pool holds id. Slots are sorted by id. */
-static __always_inline bool has_slot(const struct pool *pool, __u32 id)
+/*
+ * has_slot reports whether one of the count slots from base on holds id. Slots are sorted by id. It
+ * is global, so that the verifier walks it once.
+ */
+__noinline int has_slot(__u32 base, __u32 count, __u32 id)
 {
-	__u32 low = 0, high = pool->slot_count;
+	__u32 low = 0, high = count;
 	int i;
 
 	for (i = 0; i < MAX_POOL_BITS && low < high; i++) {
 		__u32 middle = low + (high - low) / 2;
-		__u32 have = slot_at(pool->slot_base + middle);
+		__u32 have = slot_at(base + middle);
 
 		if (have == id)
 			return true;
@@ -254,32 +264,43 @@ static __always_inline __u32 random_below(__u32 n)
 }
 
 /*
- * pick_slot returns the backend in the try-th of MAX_PICKS slots that are spread over the pool,
- * starting with the slot at first. In a pool of up to MAX_PICKS slots, these are all of them.
+ * spread_slot returns the id in the try-th of MAX_PICKS slots that are spread over the count slots
+ * from base on, starting with the slot at first. Of up to MAX_PICKS slots, these are all.
  */
-static __always_inline const struct backend *pick_slot(const struct pool *pool, __u32 first,
-						       __u32 try)
+static __always_inline __u32 spread_slot(__u32 base, __u32 count, __u32 first, __u32 try)
 {
-	__u32 stride = (pool->slot_count + MAX_PICKS - 1) / MAX_PICKS;
+	__u32 stride = (count + MAX_PICKS - 1) / MAX_PICKS;
 
-	return pick_id(pool, slot_at(pool->slot_base + (first + try * stride) % pool->slot_count));
+	return slot_at(base + (first + try * stride) % count);
 }
 
-/* pick_random returns a random backend of the pool, or NULL. */
+/*
+ * random_backend returns the id of a random backend of the service port among the count slots from
+ * base on, or 0. It is global, so that the verifier walks it once.
+ */
+__noinline __u32 random_backend(__u32 base, __u32 count, __u32 service_port_id)
+{
+	__u32 first = random_below(count), try;
+
+	for (try = 0; count && try < MAX_PICKS; try++) {
+		__u32 id = spread_slot(base, count, first, try);
+		const struct backend *be = backend_at(id);
+
+		if (be && be->service_port_id == service_port_id)
+			return id;
+	}
+	return 0;
+}
+
+/*
+ * pick_random returns a random backend of the pool, or NULL. The backend may be removed after it
+ * was found, but its place stays what it is until the program has ended.
+ */
 static __always_inline const struct backend *pick_random(const struct pool *pool)
 {
-	const struct backend *be;
-	__u32 first, try;
+	__u32 id = random_backend(pool->slot_base, pool->slot_count, pool->service_port_id);
 
-	if (!pool->slot_count)
-		return NULL;
-	first = random_below(pool->slot_count);
-	for (try = 0; try < MAX_PICKS; try++) {
-		be = pick_slot(pool, first, try);
-		if (be)
-			return be;
-	}
-	return NULL;
+	return id ? backend_place(id) : NULL;
 }
 
 /* why_no_backend returns the reason for a client for which no backend could be picked. */
@@ -455,7 +476,9 @@ static __always_inline const struct backend *pick_previous(const struct pool *po
 {
 	if (!had || now - had->last_used >= pool->affinity_seconds * NS_PER_SECOND)
 		return NULL;
-	return has_slot(pool, had->backend_id) ? pick_id(pool, had->backend_id) : NULL;
+	if (!has_slot(pool->slot_base, pool->slot_count, had->backend_id))
+		return NULL;
+	return pick_id(pool, had->backend_id);
 }
 
 /* keep_backend writes the backend of a client into an affinity map. */

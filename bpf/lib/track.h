@@ -63,29 +63,39 @@ static __noinline int confirm(struct packet *pkt, const struct flow *f)
 	pkt->flow.last_seen = pkt->now;
 	pkt->flow.bytes = 0;
 	put_back_all(pkt);
-	release_all(pkt);
-	return 0;
-}
-
-static __noinline int touch(struct packet *pkt, const struct flow *f, __u32 role)
-{
-	struct flow *entry = entry_of(pkt, f, role);
-
-	if (entry)
-		entry->last_seen = pkt->now;
 	return 0;
 }
 
 /*
- * keep_all refreshes the entries of a flow of which one direction is idle, as far as they still
- * exist.
+ * touch updates the entry that pkt->flow has in a role, if it still exists: it has been seen now,
+ * and gets more flags. It is global, so that the verifier walks it once.
  */
-static __always_inline void keep_all(struct packet *pkt, const struct flow *f)
+__noinline int touch(__u32 hook, __u32 role, __u32 flags)
 {
-	touch(pkt, f, FLOW_FROM_CLIENT);
-	touch(pkt, f, FLOW_TO_CLIENT);
-	touch(pkt, f, FLOW_TO_BACKEND);
-	touch(pkt, f, FLOW_FROM_BACKEND);
+	struct packet *pkt = packet_at(hook);
+	struct flow *entry;
+
+	if (!pkt)
+		return 0;
+	entry = entry_of(pkt, &pkt->flow, role);
+	if (!entry)
+		return 0;
+	entry->last_seen = pkt->now;
+	entry->flags |= flags;
+	return 0;
+}
+
+/* touch_all touches the entries of a flow of which it leaves a copy in pkt->flow. */
+static __noinline int touch_all(struct packet *pkt, const struct flow *f, __u32 flags)
+{
+	__u32 hook = pkt->ip.key.hook;
+
+	pkt->flow = *f;
+	touch(hook, FLOW_FROM_CLIENT, flags);
+	touch(hook, FLOW_TO_CLIENT, flags);
+	touch(hook, FLOW_TO_BACKEND, flags);
+	touch(hook, FLOW_FROM_BACKEND, flags);
+	return 0;
 }
 
 /*
@@ -97,8 +107,9 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 
 	f->last_seen = pkt->now;
 	report_bytes(f);
+	/* One direction may be idle. */
 	if (half_open || f->proto == IPPROTO_UDP)
-		keep_all(pkt, f);
+		touch_all(pkt, f, 0);
 	if (half_open)
 		return 0;
 	pkt->flow = *f;
@@ -108,12 +119,20 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 	return 0;
 }
 
-/* has_ended reports whether both sides of a flow have ended, or one has reset it. */
-static __noinline bool has_ended(struct packet *pkt, const struct flow *f)
+/*
+ * has_ended reports whether both sides of pkt->gone, for the packet at a hook, have ended, or one
+ * has reset it. It is global, so that the verifier walks it once.
+ */
+__noinline int has_ended(__u32 hook)
 {
-	const struct flow *from = entry_of(pkt, f, FLOW_FROM_CLIENT);
-	const struct flow *to = answers_of(pkt, f);
+	struct packet *pkt = packet_at(hook);
+	const struct flow *f, *from, *to;
 
+	if (!pkt)
+		return false;
+	f = &pkt->gone;
+	from = entry_of(pkt, f, FLOW_FROM_CLIENT);
+	to = answers_of(pkt, f);
 	if (f->state == FLOW_RESET || !from || !to)
 		return f->state == FLOW_RESET;
 	return from->state == FLOW_RESET || to->state == FLOW_RESET ||
@@ -130,7 +149,8 @@ static __noinline int update_load(struct packet *pkt, const struct flow *f)
 
 	if (!from)
 		return 0;
-	if (has_ended(pkt, f)) {
+	pkt->gone = *f;
+	if (has_ended(pkt->ip.key.hook)) {
 		uncount(from);
 		comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
 		bpf_map_push_elem(&sl_ended, &pkt->key, BPF_EXIST);
@@ -139,28 +159,6 @@ static __noinline int update_load(struct packet *pkt, const struct flow *f)
 		add_flows(from->backend_id, 1);
 	}
 	return 0;
-}
-
-static __noinline int mark_sent(struct packet *pkt, const struct flow *f, __u32 role)
-{
-	struct flow *entry = entry_of(pkt, f, role);
-
-	if (entry)
-		entry->flags |= FLOW_SENT;
-	return 0;
-}
-
-/*
- * note_sent marks all entries when the first packet leaves with the masquerade: from now on there
- * are replies to it. Where netfilter masquerades first (flannel), no packet does, and what arrives
- * at a masquerade port belongs to netfilter.
- */
-static __always_inline void note_sent(struct packet *pkt, const struct flow *f)
-{
-	mark_sent(pkt, f, FLOW_FROM_CLIENT);
-	mark_sent(pkt, f, FLOW_TO_CLIENT);
-	mark_sent(pkt, f, FLOW_FROM_BACKEND);
-	mark_sent(pkt, f, FLOW_TO_BACKEND);
 }
 
 /* track updates the flow of the entry f by a packet. */
@@ -182,8 +180,13 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 		f->bytes += pkt->ip.end - pkt->ip.l3;
 	if (at_client && (had_closed != has_closed(f) || over != (f->ending & FLOW_OVER)))
 		update_load(pkt, f);
+	/*
+	 * The first packet leaves with the masquerade: from now on there are replies to it. Where
+	 * netfilter masquerades first (flannel), no packet does, and what arrives at a masquerade
+	 * port belongs to netfilter.
+	 */
 	if (f->role == FLOW_TO_BACKEND && !(f->flags & FLOW_SENT))
-		note_sent(pkt, f);
+		touch_all(pkt, f, FLOW_SENT);
 	if (idle_of(f, pkt->now) > REFRESH_NS)
 		refresh(pkt, f, half_open);
 	if (half_open && is_confirmed_by(f, pkt))
@@ -235,8 +238,9 @@ static __always_inline void forget_all(struct packet *pkt)
 
 /*
  * is_direct_connection reports whether a packet from the stack opens or accepts a connection of a
- * client to a backend itself, with a tuple of f, and f has ended, or its client has since started
- * another flow. For a flow of a Service, ingress would have replaced the entries.
+ * client to a backend itself, with a tuple of f, and f, of which it leaves a copy in pkt->gone, has
+ * ended, or its client has since started another flow. For a flow of a Service, ingress would have
+ * replaced the entries.
  */
 static __always_inline bool is_direct_connection(struct packet *pkt, const struct flow *f)
 {
@@ -246,7 +250,8 @@ static __always_inline bool is_direct_connection(struct packet *pkt, const struc
 
 	if (!opens && !accepts)
 		return false;
-	if (has_ended(pkt, f))
+	pkt->gone = *f;
+	if (has_ended(HOOK_EGRESS))
 		return true;
 	comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
 	from = half_open_at(&pkt->key) ?: bpf_map_lookup_elem(&sl_flows, &pkt->key);

@@ -228,82 +228,86 @@ __noinline int make_room(void)
 		if (bpf_map_pop_elem(&sl_ended, &pkt->key))
 			return false;
 		if (copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), FLOW_FROM_CLIENT) &&
-		    has_ended(pkt, &pkt->gone))
+		    has_ended(HOOK_INGRESS))
 			forget_all(pkt);
 	}
 	return false;
 }
 
 /*
+ * reserve_opening puts the entry of the packet's flow at pkt->key into half_open, if it is free
+ * there: see reserve.
+ */
+static __always_inline int reserve_opening(struct packet *pkt, __u32 role)
+{
+	int put = put_half_open(&pkt->key, &pkt->flow, BPF_NOEXIST);
+
+	if (put == -EEXIST) {
+		if (!copy_holder(pkt, half_open_at(&pkt->key), role) ||
+		    hold_on_tuple(pkt, &pkt->gone) != HOLD_NONE)
+			return REASON_DROP_MASQUERADE_PORT;
+		drop_half_open(&pkt->key);
+		pkt->evicts = true;
+		put = put_half_open(&pkt->key, &pkt->flow, BPF_NOEXIST);
+	}
+	if (put)
+		return put == -EEXIST ? REASON_DROP_MASQUERADE_PORT : REASON_DROP_FLOW_TABLE;
+	count_flows(COUNT_HALF_OPEN_PUT, 1);
+	return REASON_NEXT;
+}
+
+/*
  * reserve puts the entry that the packet's flow has in this role into half_open, unless another
  * flow holds its tuple. If urgent, only a live flow holds it; otherwise a flow that has ended
  * holds it as well, and is recorded by note_ended. A flow that loses its tuple is in pkt->gone
- * afterwards: see evict. If two CPUs want one tuple at once, one of them gets it. It is for
- * ingress, and global, so that the verifier walks it once.
+ * afterwards: see evict. It is for ingress, and global, so that the verifier walks it once.
+ *
+ * If two CPUs want one tuple at once, one of them gets it: only one can put the entry. A flow that
+ * is confirmed meanwhile is in flows before it leaves half_open, so a holder that is not in
+ * half_open when the entry is put is found in flows afterwards.
  */
 __noinline int reserve(__u32 role, __u32 urgent)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
-	const struct flow *had;
-	struct flow *f;
-	__u64 over = 0; /* when the flow that has ended was created */
 	enum hold hold;
+	int why;
 
 	if (!pkt)
 		return REASON_DROP_FLOW_TABLE;
-	f = &pkt->flow;
-	comes_as(f, role, &pkt->key);
-	f->role = role;
+	comes_as(&pkt->flow, role, &pkt->key);
+	pkt->flow.role = role;
 	pkt->evicts = false;
-	if (copy_holder(pkt, half_open_at(&pkt->key), role)) {
-		if (hold_on_tuple(pkt, &pkt->gone) != HOLD_NONE)
-			return REASON_DROP_MASQUERADE_PORT;
-		drop_half_open(&pkt->key);
-		pkt->evicts = true;
-	}
-	if (copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), role)) {
-		hold = hold_on_tuple(pkt, &pkt->gone);
-		if (hold == HOLD_ENDED && !urgent)
-			note_ended(pkt, &pkt->gone);
-		if (hold == HOLD_LIVE || (hold == HOLD_ENDED && !urgent))
-			return REASON_DROP_MASQUERADE_PORT;
-		pkt->evicts = true;
-		over = pkt->gone.created;
-	}
 	note_entry(&pkt->key, role, pkt->now);
-	switch (put_half_open(&pkt->key, f, BPF_NOEXIST)) {
-	case 0:
-		break;
-	case -EEXIST:
-		return REASON_DROP_MASQUERADE_PORT;
-	default:
-		return REASON_DROP_FLOW_TABLE;
-	}
-	count_flows(COUNT_HALF_OPEN_PUT, 1);
-	/*
-	 * Since the lookup, another CPU may have taken the tuple and confirmed its flow, which is
-	 * in flows before it leaves half_open. An entry that has ended is deleted, because flows is
-	 * looked up first.
-	 */
-	had = bpf_map_lookup_elem(&sl_flows, &pkt->key);
-	if (had && had->created != over) {
+	why = reserve_opening(pkt, role);
+	if (why || !copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), role))
+		return why;
+
+	hold = hold_on_tuple(pkt, &pkt->gone);
+	if (hold == HOLD_ENDED && !urgent)
+		note_ended(pkt, &pkt->gone);
+	if (hold == HOLD_LIVE || (hold == HOLD_ENDED && !urgent)) {
 		drop_half_open(&pkt->key);
+		pkt->evicts = false;
 		return REASON_DROP_MASQUERADE_PORT;
 	}
-	drop_flow(&pkt->key);
+	pkt->evicts = true;
+	drop_flow(&pkt->key); /* flows is looked up first */
 	return REASON_NEXT;
 }
 
 /*
  * put_opening puts the entry that pkt->flow has in this role, if any, into half_open. The entry
- * needs no reservation, because no other flow can have its tuple.
+ * needs no reservation, because no other flow can have its tuple, except an earlier one of the same
+ * client. It is for ingress, and global, so that the verifier walks it once.
  */
-static __noinline int put_opening(struct packet *pkt, __u32 role)
+__noinline int put_opening(__u32 role)
 {
-	struct flow *f = &pkt->flow;
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	struct flow *f;
 
-	if (!has_role(f, role))
+	if (!pkt || !has_role(&pkt->flow, role))
 		return REASON_NEXT;
+	f = &pkt->flow;
 	comes_as(f, role, &pkt->key);
 	f->role = role;
 	note_entry(&pkt->key, role, pkt->now);
@@ -313,6 +317,17 @@ static __noinline int put_opening(struct packet *pkt, __u32 role)
 		return REASON_DROP_FLOW_TABLE;
 	drop_flow(&pkt->key);
 	return REASON_NEXT;
+}
+
+/*
+ * complete_opening replaces the entry that pkt->flow has reserved in this role, because each entry
+ * has the whole flow, which was not complete then.
+ */
+static __always_inline int complete_opening(struct packet *pkt, __u32 role)
+{
+	comes_as(&pkt->flow, role, &pkt->key);
+	pkt->flow.role = role;
+	return put_half_open(&pkt->key, &pkt->flow, BPF_ANY) ? REASON_DROP_FLOW_TABLE : REASON_NEXT;
 }
 
 /*
@@ -363,7 +378,8 @@ static __always_inline __u32 tuple_hash(const struct flow *f)
 	return h ^ h >> 16;
 }
 
-static __always_inline __be16 port_of_window(__u32 number)
+/* port_of_window is global, as reserve_as is. */
+__noinline __u32 port_of_window(__u32 number)
 {
 	__u32 size = config_masquerade_high - config_masquerade_low + 1;
 	__u32 more = config_masquerade_more_high - config_masquerade_more_low + 1;
@@ -378,11 +394,14 @@ static __always_inline __be16 port_of_window(__u32 number)
 
 /*
  * reserve_as reserves the entry of this role of the flow of the packet, with a port of the window.
- * See reserve.
+ * See reserve. It is global, because the verifier would walk it again for each port.
  */
-static __always_inline int reserve_as(struct __sk_buff *ctx, struct packet *pkt, __u32 role,
-				      __be16 port, bool urgent)
+__noinline int reserve_as(struct __sk_buff *ctx, __u32 role, __u32 port, __u32 urgent)
 {
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+
+	if (!pkt)
+		return REASON_DROP_FLOW_TABLE;
 	if (role == FLOW_FROM_BACKEND)
 		pkt->flow.masquerade_port = port;
 	else
@@ -418,7 +437,7 @@ __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 		number = tuple_hash(&pkt->flow);
 	pkt->ended = 0;
 	for (i = 0; i < MAX_PORT_TRIES; i++) {
-		why = reserve_as(ctx, pkt, role, port_of_window(number), false);
+		why = reserve_as(ctx, role, port_of_window(number), false);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			break;
 		number = i < PORTS_IN_TURN ? number + 1 : bpf_get_prandom_u32();
@@ -427,7 +446,7 @@ __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 		*turn = number + 1;
 	count_flows(COUNT_MASQUERADE_RETRIES, i);
 	if (why == REASON_DROP_MASQUERADE_PORT && pkt->ended)
-		why = reserve_as(ctx, pkt, role, pkt->ended_port, true);
+		why = reserve_as(ctx, role, pkt->ended_port, true);
 	return why;
 }
 

@@ -60,13 +60,11 @@ __noinline int unturn(struct __sk_buff *ctx)
 	if (why)
 		return why;
 	take_side(&pkt->flow, client);
-	why = put_opening(pkt, FLOW_TO_BACKEND);
+	why = put_opening(FLOW_TO_BACKEND);
 	if (why)
 		return why;
-	if (open) {
+	if (open)
 		put_back_all(pkt);
-		release_all(pkt);
-	}
 	lead_through_stack(pkt, client);
 	lead_through_stack(pkt, backend);
 	return REASON_NEXT;
