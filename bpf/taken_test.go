@@ -158,31 +158,42 @@ func TestFlowBesideADirectConnection(t *testing.T) {
 	}
 }
 
-// A client of a flow may dial its backend itself from the same port, if that is this node: the
-// direct connection has another one for the backend then.
+// A client of a flow may dial its backend itself from the same port: the backend sees another port of the
+// direct connection then. The node's own addresses have filters of their own.
 func TestDirectConnectionBesideAFlow(t *testing.T) {
-	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
-		c := begin(t, w, p, layers.IPProtocolTCP, hostPod)
-		direct := tcp(p.client, hostPod, "S")
-		w.ingress(t, p, direct).passes(maps.ReasonPassNoFrontend) // the other one is unanswered
-		c.establish(t)
-		w.ingress(t, p, tcp(stranger, hostPod, "S")).passes(maps.ReasonPassNoFrontend)
-		w.ingress(t, p, udp(p.client, hostPod)).passes(maps.ReasonPassNoFrontend)
-		w.ingress(t, p, tcp(p.client, hostPod, ".")).passes(maps.ReasonPassNoFlow)
+	for _, test := range []struct {
+		name, backend    string
+		datagram, middle maps.Reason // of a datagram, and of a segment in the middle of a connection
+	}{
+		{"a pod", tapPod, maps.ReasonPassOtherTraffic, maps.ReasonPassOtherTraffic},
+		{"this node", hostPod, maps.ReasonPassNoFrontend, maps.ReasonPassNoFlow},
+	} {
+		t.Run("to "+test.name, func(t *testing.T) {
+			each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, p, layers.IPProtocolTCP, test.backend)
+				direct := tcp(p.client, test.backend, "S")
+				w.ingress(t, p, direct).passes(maps.ReasonPassNoFrontend) // the other one is unanswered
+				c.establish(t)
+				w.ingress(t, p, tcp(stranger, test.backend, "S")).passes(maps.ReasonPassNoFrontend)
+				w.ingress(t, p, udp(p.client, test.backend)).passes(test.datagram)
+				w.ingress(t, p, tcp(p.client, test.backend, ".")).passes(test.middle)
 
-		o := w.ingress(t, p, direct)
-		seen := maps.Port(w.flowOf(t, p.client, hostPod).StackPort)
-		o.becomes(direct.fromPort(seen), maps.ReasonTranslated)
-		if seen == direct.src.Port() {
-			t.Error("the backend sees one port of both")
-		}
-		reply := tcp(hostPod, p.client, "S.").toPort(seen)
-		w.egress(t, p, reply).becomes(reply.to(p.client), maps.ReasonFlow)
-		again := tcp(p.client, hostPod, ".")
-		w.ingress(t, p, again).becomes(again.fromPort(seen), maps.ReasonFlow)
-		c.says(t, tcp(client, client, "P."))
-		c.hears(t, tcp(client, client, "P."))
-	})
+				o := w.ingress(t, p, direct)
+				seen := maps.Port(w.flowOf(t, p.client, test.backend).StackPort)
+				o.becomes(direct.fromPort(seen), maps.ReasonTranslated)
+				if seen == direct.src.Port() {
+					t.Error("the backend sees one port of both")
+				}
+				reply := tcp(test.backend, p.client, "S.").toPort(seen)
+				w.egress(t, p, reply).becomes(reply.to(p.client), maps.ReasonFlow)
+				again := tcp(p.client, test.backend, ".")
+				w.ingress(t, p, again).becomes(again.fromPort(seen), maps.ReasonFlow)
+				w.ingress(t, p, tcp(stranger, test.backend, ".")).passes(maps.ReasonPassNoFlow)
+				c.says(t, tcp(client, client, "P."))
+				c.hears(t, tcp(client, client, "P."))
+			})
+		})
+	}
 }
 
 // Beside a flow that is over there is nothing to be minded.

@@ -6,9 +6,23 @@
 #include "lib/reject.h"
 
 /*
+ * may_be_direct reports whether a packet to an address of no Service may open a connection to a
+ * backend that has a flow, or belong to a direct connection that has one: see open_beside. Until
+ * there was such a connection on this node, only a SYN costs more than a look at its flags.
+ */
+static __always_inline bool may_be_direct(struct __sk_buff *ctx, const struct network *net)
+{
+	__be16 port;
+
+	if (!peek_syn(ctx, net) && !may_be_our_port(DIRECT_PORT))
+		return false;
+	return peek_port(ctx, net, false, &port) && (!port || may_be_of_flow(net->hash, port));
+}
+
+/*
  * may_be_for_service is the cheap check of every packet from the wire: is it to an address of a
- * Service, or to a port of this node that may be a node port or that of a flow? flags: see
- * addr_flags.
+ * Service, or to a port of this node that may be a node port or that of a flow, or may it be for a
+ * direct connection? flags: see addr_flags.
  */
 static __always_inline enum reason may_be_for_service(struct __sk_buff *ctx, struct network *net,
 						      __u32 *flags)
@@ -24,7 +38,8 @@ static __always_inline enum reason may_be_for_service(struct __sk_buff *ctx, str
 	if (*flags & ADDR_SERVICE)
 		return REASON_NEXT;
 	if (!*flags)
-		return is_service_cidr(&dst) ? REASON_NEXT : REASON_PASS_OTHER_TRAFFIC;
+		return is_service_cidr(&dst) || may_be_direct(ctx, net) ? REASON_NEXT :
+									  REASON_PASS_OTHER_TRAFFIC;
 	if (!peek_port(ctx, net, false, &port) || (port && !may_be_our_port(port)))
 		return REASON_PASS_NO_FRONTEND; /* the node's own */
 	return REASON_NEXT;

@@ -111,6 +111,12 @@ static __always_inline bool is_service_cidr(const struct addr *a)
 	return may_be_service_cidr(a) && bpf_map_lookup_elem(&sl_service_cidrs, &key);
 }
 
+/*
+ * No packet has port 0. Its byte in port_filter is set if there has been a direct connection to a
+ * backend with a flow of its own: see open_beside.
+ */
+#define DIRECT_PORT 0
+
 static __always_inline struct port_line *port_line(__be16 port)
 {
 	__u32 line = bpf_ntohs(port) / PORTS_PER_LINE;

@@ -264,18 +264,6 @@ static __always_inline bool peek_port(struct __sk_buff *ctx, const struct networ
 	return true;
 }
 
-/* read_ports reads the ports at l4, in a packet that ends at end. */
-static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct headers *ip, __u32 end)
-{
-	const __be16 *ports = peek(ctx, ip->l4, 2 * sizeof(*ports));
-
-	if (!ports || ip->l4 + 2 * sizeof(*ports) > end)
-		return REASON_PASS_MALFORMED;
-	ip->key.src_port = ports[0];
-	ip->key.dst_port = ports[1];
-	return REASON_NEXT;
-}
-
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -292,6 +280,29 @@ struct tcp_header {
 	__be16 checksum;
 	__be16 urgent;
 };
+
+/* peek_syn reports whether a packet opens a TCP connection. */
+static __always_inline bool peek_syn(struct __sk_buff *ctx, const struct network *net)
+{
+	const struct tcp_header *tcp;
+
+	if (net->proto != IPPROTO_TCP || !net->l4)
+		return false;
+	tcp = peek(ctx, net->l4, sizeof(*tcp));
+	return tcp && (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+/* read_ports reads the ports at l4, in a packet that ends at end. */
+static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct headers *ip, __u32 end)
+{
+	const __be16 *ports = peek(ctx, ip->l4, 2 * sizeof(*ports));
+
+	if (!ports || ip->l4 + 2 * sizeof(*ports) > end)
+		return REASON_PASS_MALFORMED;
+	ip->key.src_port = ports[0];
+	ip->key.dst_port = ports[1];
+	return REASON_NEXT;
+}
 
 #define TCP_OPTION_END 0
 #define TCP_OPTION_NOP 1

@@ -297,6 +297,7 @@ __noinline int open_beside(struct __sk_buff *ctx)
 		return REASON_PASS_NO_FRONTEND;
 	pkt->flow = pkt->gone;
 	make_direct(pkt);
+	note_port(DIRECT_PORT);
 	why = reserve_port(ctx, FLOW_TO_CLIENT);
 	evict(pkt);
 	if (why)
