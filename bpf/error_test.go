@@ -170,6 +170,7 @@ func TestErrorsAboutOthers(t *testing.T) {
 		{"another protocol", icmpError(tooBig, router, clusterIP, udp(clusterIP, client)), maps.ReasonPassNoFlow},
 		{"one without ports", icmpError(timeExceeded, router, clusterIP, ping(clusterIP, client)), maps.ReasonPassNoFlow},
 		{"a later fragment", icmpError(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".").long(400).rest(256)), maps.ReasonPassNoFlow},
+		{"a packet that its receiver did not send", icmpError(tooBig, router, node, tcp(clusterIP, client, ".")), maps.ReasonPassNoFlow},
 		{"a packet that is not quoted", icmpError(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".")).quoting(1), maps.ReasonPassMalformed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -180,6 +181,18 @@ func TestErrorsAboutOthers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An error about what the client was sent comes by a device of the class by which the client comes: no pod can
+// lower the path MTU of a client outside.
+func TestErrorsByAnotherClassOfDevices(t *testing.T) {
+	each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, uplink, layers.IPProtocolTCP, portPod)
+		c.establish(t)
+		in := icmpError(tooBig, router, clusterIP, tcp(clusterIP, client, "."))
+		w.ingress(t, p, in).passes(maps.ReasonPassNoFlow)
+		w.ingress(t, uplink, in).ends(verdictNext, maps.ReasonFlowError)
+	})
 }
 
 // A redirect about a flow would make the client bypass this node, or this node bypass the router.

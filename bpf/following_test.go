@@ -44,6 +44,26 @@ func TestEntriesPutBackEachOther(t *testing.T) {
 	})
 }
 
+// The kernel gives the memory of a deleted entry to another flow, even while a program reads it: the packet
+// does not become one of that flow.
+func TestEntryOfAnotherFlow(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		c.establish(t)
+		e := c.w.role(t, maps.FlowFromClient)
+		e.key.SrcPort = maps.Port(maps.Port(e.key.SrcPort) + 1)
+		must(t, c.w.maps.Flows.Put(e.key, e.flow))
+		in := second(c.proto, client, clusterIP)
+		in = in.fromPort(in.src.Port() + 1)
+		want := maps.ReasonPassNoFlow
+		if c.proto == layers.IPProtocolUDP {
+			want = maps.ReasonTranslated // it opens a flow
+		}
+		if o := c.w.ingress(t, c.place, in); o.reasons[want] != 1 || len(o.reasons) != 1 {
+			t.Errorf("reasons are %v, want %q", o.reasons, want)
+		}
+	})
+}
+
 // An entry contains the time of its last packet, to the second.
 func TestRefresh(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {

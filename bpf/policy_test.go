@@ -226,6 +226,26 @@ func (w *world) remembered(t testing.TB, s published, client string) maps.Affini
 	return value
 }
 
+// After the timeout a client gets any backend: of 8 clients, all of which had one of 41, some get another.
+func TestAffinityTimeout(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		backends := append(many(40), portPod)
+		s := w.serve(t, service{at: []string{clusterIP}, to: backends, affinity: 100})
+		kept := map[uint64]int{}
+		for i, seconds := range []uint64{99, 101, 99, 101, 99, 101, 99, 101} {
+			from := fmt.Sprintf("8.0.70.%d:4000", i+1)
+			w.remember(t, s, from, portPod, now(t)-seconds*1e9)
+			w.ingress(t, p, tcp(from, clusterIP, "S")).ends(verdictNext, maps.ReasonTranslated)
+			if w.backendOf(t, w.flowOf(t, from, clusterIP), backends...) == portPod {
+				kept[seconds]++
+			}
+		}
+		if kept[99] != 4 || kept[101] == 4 {
+			t.Errorf("of 4 clients, %d keep their backend after 99 s, and %d after 101 s", kept[99], kept[101])
+		}
+	})
+}
+
 // Affinity ends with the timeout, the backend, or its slot.
 func TestAffinityEnds(t *testing.T) {
 	for _, test := range []struct {
