@@ -10,10 +10,15 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
 const maxChunks = int(abiChunkMAX_CHUNKS)
+
+// addedAtOnce limits how many chunks are added to an array concurrently: each blocks a thread, and
+// threads stay.
+const addedAtOnce = 64
 
 // chunked is an array of chunks in the kernel. The chunks are pinned as well, because opening a
 // map by its id takes SYS_ADMIN.
@@ -105,7 +110,7 @@ func (c *chunked) have(i int) *ebpf.Map {
 // extend makes chunks until there are n, or no memory is left. It pins them first, because the
 // next agent has to find what programs use. A chunk that is already pinned was made by another
 // process, or by an attempt that failed. The kernel adds a chunk only after all running programs
-// have ended, so all are added concurrently, and at least half as many as exist.
+// have ended, so many are added concurrently, and at least half as many as exist.
 func (c *chunked) extend(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,13 +129,12 @@ func (c *chunked) extend(n int) error {
 		}
 	}
 	more := c.chunks[have:]
-	errs := make([]error, len(more))
-	var adding sync.WaitGroup
+	var adding errgroup.Group
+	adding.SetLimit(addedAtOnce)
 	for i, m := range more {
-		adding.Go(func() { errs[i] = c.outer.Put(uint32(have+i), m) })
+		adding.Go(func() error { return c.outer.Put(uint32(have+i), m) })
 	}
-	adding.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := adding.Wait(); err != nil {
 		c.chunks = c.chunks[:have]
 
 		return errors.Join(failed, err, closeAll(more))
