@@ -15,6 +15,7 @@ import (
 	"time"
 	"unsafe"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -287,7 +288,76 @@ func (d *decoder) decode() (watch.EventType, runtime.Object, error) {
 	}
 	slice := &discoveryv1.EndpointSlice{}
 
-	return kind, slice, slice.Unmarshal(d.object.Raw)
+	return kind, slice, unmarshalSlice(slice, d.object.Raw)
+}
+
+// unmarshalSlice decodes an EndpointSlice but for the fields that neither this package nor the
+// Reflector reads: they are most of an object, and making them of the message most of the garbage.
+func unmarshalSlice(slice *discoveryv1.EndpointSlice, message []byte) error {
+	endpoints := 0
+	if err := eachField(message, func(number protowire.Number, _, _ []byte) error {
+		if number == 2 {
+			endpoints++
+		}
+
+		return nil
+	}); err != nil {
+		return err
+	}
+	slice.Endpoints = make([]discoveryv1.Endpoint, 0, endpoints)
+
+	return eachField(message, func(number protowire.Number, field, value []byte) error {
+		switch number {
+		case 1:
+			return eachField(value, func(number protowire.Number, field, _ []byte) error {
+				switch number {
+				case 1, 3, 6, 11, 12: // name, namespace, resourceVersion, labels, annotations
+					return slice.ObjectMeta.Unmarshal(field)
+				}
+
+				return nil
+			})
+		case 2:
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{})
+			endpoint := &slice.Endpoints[len(slice.Endpoints)-1]
+
+			return eachField(value, func(number protowire.Number, field, _ []byte) error {
+				switch number {
+				case 1, 2, 6, 7, 8: // addresses, conditions, nodeName, zone, hints
+					return endpoint.Unmarshal(field)
+				}
+
+				return nil
+			})
+		}
+
+		return slice.Unmarshal(field)
+	})
+}
+
+// eachField calls do for each field of an encoded message, with its number, all of it, and its value.
+func eachField(message []byte, do func(number protowire.Number, field, value []byte) error) error {
+	for len(message) > 0 {
+		number, kind, tag := protowire.ConsumeTag(message)
+		if tag < 0 {
+			return protowire.ParseError(tag)
+		}
+		size := protowire.ConsumeFieldValue(number, kind, message[tag:])
+		if size < 0 {
+			return protowire.ParseError(size)
+		}
+		size += tag
+		value := message[tag:size]
+		if kind == protowire.BytesType {
+			value, _ = protowire.ConsumeBytes(value)
+		}
+		if err := do(number, message[:size], value); err != nil {
+			return err
+		}
+		message = message[size:]
+	}
+
+	return nil
 }
 
 // readFrame reads an encoded event, which its length precedes.
