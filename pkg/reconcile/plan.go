@@ -33,7 +33,7 @@ type plannedPort struct {
 	portName
 	backends []plannedBackend // by address
 	pools    []plannedPool
-	ranges   []netip.Prefix // from which clients may connect
+	ranges   []netip.Prefix // from which clients may connect; frontends and ports share it
 
 	// While the plan is carried out:
 	have  *port // nil: it has no id yet
@@ -169,19 +169,12 @@ type planner struct {
 	ports  []plannedPort
 	number map[portName]int32
 	lists  [][]backendList // of each port
-	ranges [2]rangeList    // copied last, for IPv4 and IPv6
 }
 
 // backendList is a list of backends that frontends of a port share.
 type backendList struct {
 	backends []lb.Backend
 	members  []int32 // of the port's backends, ascending; lists that are equal share it
-}
-
-// rangeList is a copy of a list of source ranges, and the address of the original.
-type rangeList struct {
-	first *netip.Prefix
-	copy  []netip.Prefix
 }
 
 // same reports whether two slices are the same memory.
@@ -286,7 +279,7 @@ func (pl *planner) planFrontend(f *lb.Frontend) plannedFrontend {
 		if f.NodeInRanges {
 			s.flags |= maps.PoolNodeInRanges
 		}
-		pl.planRanges(at, f.SourceRanges)
+		pl.ports[at].planRanges(f.SourceRanges)
 	}
 	p, members := &pl.ports[at], pl.list(at, f.Backends).members
 	pool := slices.IndexFunc(p.pools, func(pool plannedPool) bool { return pool.settings == s && same(pool.members, members) })
@@ -299,21 +292,10 @@ func (pl *planner) planFrontend(f *lb.Frontend) plannedFrontend {
 }
 
 // planRanges adds source ranges to those of a port. Frontends of a Service usually share one list
-// per family, so one copy serves all ports.
-func (pl *planner) planRanges(port int32, want []netip.Prefix) {
-	last := &pl.ranges[0]
-	if want[0].Addr().Is6() {
-		last = &pl.ranges[1]
-	}
-	p := &pl.ports[port]
-	switch {
-	case last.first != &want[0] || len(last.copy) != len(want):
-		*last = rangeList{&want[0], slices.Clone(want)}
-	case len(p.ranges) > 0 && &p.ranges[0] == &last.copy[0]:
-		return
-	}
-	if len(p.ranges) == 0 {
-		p.ranges = last.copy
+// per family.
+func (p *plannedPort) planRanges(want []netip.Prefix) {
+	if len(p.ranges) == 0 || same(p.ranges, want) {
+		p.ranges = want
 
 		return
 	}
@@ -341,16 +323,23 @@ func (p *plannedPort) planTables() {
 		if !maps.Hashes(pool.algorithm) || len(pool.members) < largeTable {
 			continue
 		}
-		addrs := make([]netip.AddrPort, len(pool.members))
-		for i, member := range pool.members {
-			addrs[i] = p.backends[member].addrPort()
-		}
-		table := maglev.Table(addrs)
-		pool.table = make([]int32, len(table))
-		for i, at := range table {
-			pool.table[i] = pool.members[at]
-		}
+		pool.table = p.tableOf(pool.members)
 	}
+}
+
+// tableOf returns the table of some of the port's backends, by hash.
+func (p *plannedPort) tableOf(members []int32) []int32 {
+	addrs := make([]netip.AddrPort, len(members))
+	for i, member := range members {
+		addrs[i] = p.backends[member].addrPort()
+	}
+	entries := maglev.Table(addrs)
+	table := make([]int32, len(entries))
+	for i, at := range entries {
+		table[i] = members[at]
+	}
+
+	return table
 }
 
 // largePlan is the number of rows from which on a plan is always kept: rebuilding it would take too

@@ -2,12 +2,10 @@ package reconcile
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
-	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
 // step is how far the plan of a Service is carried out. Publishing takes the steps in this
@@ -19,40 +17,57 @@ const (
 	detachingPorts                  // ports in the maps are detached from the former plan
 	matchingPorts                   // planned ports and backends are matched with those in the maps
 	withdrawingClaims               // the claims of the former plan are withdrawn
-	publishingPorts                 // ports get what frontends will lead to
+	publishingBackends              // from here on, what frontends will lead to: ids of ports, and backends
+	publishingRanges                // source ranges, before the pools that have them
+	publishingPools                 // to which no frontend leads yet
 	publishingFrontends             // frontends lead to the pools
 	published
-)
-
-// part is how far one port is published.
-type part uint8
-
-const (
-	publishingBackends part = iota // with the id of the port
-	publishingRanges               // source ranges, before the pools that have them
-	publishingPools                // to which no frontend leads yet
 )
 
 // progress is where publishing continues after a slice ended.
 type progress struct {
 	step  step
-	part  part  // of the port
 	port  int   // index, in steps that go through ports
-	item  int   // index in the part, or in the step
+	item  int   // index in the port, or in the step
 	draft *pool // the pool that is being written
+}
+
+// eachPort calls do for the ports of the plan. Do returns false if the budget is spent before it has
+// done all; then so does eachPort, and the next call continues there.
+func (svc *service) eachPort(do func(want *plannedPort) bool) bool {
+	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
+		if !do(&svc.plan.ports[svc.port]) {
+			return false
+		}
+	}
+
+	return true
+}
+
+// eachItem calls do for the items 0 to n-1 of a step, or of a port in a step. Each spends cost. It
+// returns false if the budget is spent before the last one; the next call continues there.
+func (r *Reconciler) eachItem(svc *service, n, cost int, do func(i int)) bool {
+	for ; svc.item < n; svc.item++ {
+		if !r.affords(cost) {
+			return false
+		}
+		do(svc.item)
+	}
+
+	return true
 }
 
 // setPlan replaces the plan of svc, after the claims of the current plan have been entered. It
 // enters as many claims as the slice allows that all calls of Set between two Applies share.
 func (r *Reconciler) setPlan(svc *service, next *plan) {
 	svc.ensureWork()
-	if svc.step < publishingPorts {
+	if svc.step < publishingBackends {
 		svc.next = next
 	} else {
 		svc.startPlan(next)
 	}
 	r.markDirty(svc)
-	if err := svc.guard(func() { r.publish(svc, publishingPorts) }); err != nil {
+	if err := svc.guard(func() { r.publish(svc, publishingBackends) }); err != nil {
 		r.panics = append(r.panics, svc.errorOf([]Failure{{What: "plan", Err: err}}))
 	}
 }
@@ -80,8 +95,12 @@ func (r *Reconciler) publish(svc *service, until step) bool {
 			done = r.matchPorts(svc)
 		case withdrawingClaims:
 			done = r.withdrawClaims(svc)
-		case publishingPorts:
-			done = r.publishPorts(svc)
+		case publishingBackends:
+			done = svc.eachPort(func(want *plannedPort) bool { return r.publishBackends(svc, want) })
+		case publishingRanges:
+			done = svc.eachPort(func(want *plannedPort) bool { return r.publishRanges(svc, want) })
+		case publishingPools:
+			done = svc.eachPort(func(want *plannedPort) bool { return r.publishPools(svc, want) })
 		case publishingFrontends:
 			done = r.publishFrontends(svc)
 		}
@@ -89,7 +108,7 @@ func (r *Reconciler) publish(svc *service, until step) bool {
 			return false
 		}
 		svc.progress = progress{step: svc.step + 1}
-		if svc.step == publishingPorts && svc.next != nil {
+		if svc.step == publishingBackends && svc.next != nil {
 			svc.startPlan(svc.next)
 		}
 	}
@@ -111,15 +130,11 @@ func (r *Reconciler) enterClaims(svc *service) bool {
 
 		return true
 	}
-	for ; svc.item < len(svc.plan.frontends); svc.item++ {
-		if !r.affords(costClaim) {
-			return false
-		}
-		f := &svc.plan.frontends[svc.item]
-		r.claims.Add(svc.plan.claimant, svc.item, f.key, lb.Kind(f.kind))
-	}
 
-	return true
+	return r.eachItem(svc, len(svc.plan.frontends), costClaim, func(i int) {
+		f := &svc.plan.frontends[i]
+		r.claims.Add(svc.plan.claimant, i, f.key, lb.Kind(f.kind))
+	})
 }
 
 // moved records that a Service owns a frontend that it claims, or has lost it to another one. The
@@ -131,7 +146,7 @@ func (r *Reconciler) moved(s *lb.Claimant, number int, owns bool) {
 		of = svc.former
 	}
 	r.setOwned(of, number, owns)
-	if svc.work == nil || svc.step >= publishingPorts {
+	if svc.work == nil || svc.step >= publishingBackends {
 		r.markDirty(svc)
 	}
 }
@@ -166,15 +181,11 @@ func (r *Reconciler) detachPorts(svc *service) bool {
 		svc.plan.rebuild()
 		r.spend(svc.plan.rows() * costClaim)
 	}
-	for ; svc.item < len(svc.ports); svc.item++ {
-		if !r.affords(costLook) {
-			return false
-		}
-		svc.ports[svc.item].planned = nil
-		r.sweepLater(svc.ports[svc.item])
-	}
 
-	return true
+	return r.eachItem(svc, len(svc.ports), costLook, func(i int) {
+		svc.ports[i].planned = nil
+		r.sweepLater(svc.ports[i])
+	})
 }
 
 // matchPorts finds the ports of the plan in the maps, and their backends. Of two ports with the
@@ -185,14 +196,14 @@ func (r *Reconciler) matchPorts(svc *service) bool {
 		byName[p.portName] = p
 	}
 	r.spend(len(svc.ports) * costSlot)
-	for ; svc.port < len(svc.plan.ports); svc.port++ {
+
+	return svc.eachPort(func(want *plannedPort) bool {
 		if !r.affords(costLook) {
 			return false
 		}
-		want := &svc.plan.ports[svc.port]
 		p := byName[want.portName]
 		if p == nil {
-			continue
+			return true
 		}
 		want.have, p.planned = p, want
 		r.arrange(p)
@@ -207,9 +218,9 @@ func (r *Reconciler) matchPorts(svc *service) bool {
 				b.id = have[0]
 			}
 		}
-	}
 
-	return true
+		return true
+	})
 }
 
 // withdrawClaims withdraws the claims of the former plan. Frontends in the maps that no Service
@@ -218,112 +229,108 @@ func (r *Reconciler) withdrawClaims(svc *service) bool {
 	if svc.former == nil {
 		return true
 	}
-	for ; svc.item < len(svc.former.frontends); svc.item++ {
-		if !r.affords(costClaim) {
-			return false
-		}
-		key := svc.former.frontends[svc.item].key
+	done := r.eachItem(svc, len(svc.former.frontends), costClaim, func(i int) {
+		key := svc.former.frontends[i].key
 		r.claims.Remove(svc.former.claimant, key)
 		if to := r.leadsTo(key); to != nil && r.claims.Owner(key) == nil {
 			to.port.svc.retire(key)
 			r.enqueue(to.port.svc)
 		}
+	})
+	if done {
+		svc.former = nil
 	}
-	svc.former = nil
 
-	return true
+	return done
 }
 
-// publishPorts writes, port by port and from the bottom up, what the frontends that svc owns lead
-// to: the id of the port and its backends, its source ranges, its pools. Backends that cannot be
-// written are left out of the pools. If a range cannot be written, the pools are written all the
-// same: they admit too few clients then, but never too many.
-func (r *Reconciler) publishPorts(svc *service) bool {
-	for ; svc.port < len(svc.plan.ports); svc.port, svc.part, svc.item = svc.port+1, publishingBackends, 0 {
-		want := &svc.plan.ports[svc.port]
-		if svc.part == publishingBackends {
-			if svc.item == 0 && !r.affords(3*costLook) {
-				return false
-			}
-			if want.owned > 0 && want.have == nil {
-				p, err := r.publishName(svc, want.portName)
-				if err != nil {
-					svc.fail("port "+portText(svc.name, want.portName), err)
+// publishBackends writes the id of a port that svc owns a frontend of, and its backends. Those that
+// cannot be written are left out of the pools.
+func (r *Reconciler) publishBackends(svc *service, want *plannedPort) bool {
+	if svc.item == 0 && !r.affords(3*costLook) {
+		return false
+	}
+	if want.owned == 0 {
+		return true
+	}
+	if want.have == nil {
+		p, err := r.publishName(svc, want.portName)
+		if err != nil {
+			svc.fail("port "+portText(svc.name, want.portName), err)
 
-					continue
-				}
-				want.have, p.planned = p, want
-			}
-			if p := want.have; want.owned > 0 {
-				if svc.item == 0 {
-					r.arrange(p)
-					p.backends = slices.Grow(p.backends, max(0, len(want.backends)-len(p.backends)))
-				}
-				for ; svc.item < len(want.backends); svc.item++ {
-					if !r.affords(costSlot) {
-						return false
-					}
-					b := &want.backends[svc.item]
-					if !b.pooled {
-						continue
-					}
-					if err := r.publishBackend(p, b); err != nil {
-						svc.fail("backend "+b.addrPort().String(), err)
-					}
-				}
-				r.arrange(p)
-			}
-			svc.part, svc.item = publishingRanges, 0
+			return true
 		}
+		want.have, p.planned = p, want
+	}
+	p := want.have
+	if svc.item == 0 {
+		r.arrange(p)
+		p.backends = slices.Grow(p.backends, max(0, len(want.backends)-len(p.backends)))
+	}
+	done := r.eachItem(svc, len(want.backends), costSlot, func(i int) {
+		b := &want.backends[i]
+		if !b.pooled {
+			return
+		}
+		if err := r.publishBackend(p, b); err != nil {
+			svc.fail("backend "+b.addrPort().String(), err)
+		}
+	})
+	if done {
+		r.arrange(p)
+	}
 
-		p := want.have
-		if p == nil {
-			continue
-		}
-		if svc.part == publishingRanges {
-			// Without a frontend the ranges matter to restricted pools that are still in the maps.
-			for wanted := want.owned > 0 || r.restricted(p); wanted && svc.item < len(want.ranges); svc.item++ {
-				if !r.affords(costLook) {
-					return false
-				}
-				prefix := want.ranges[svc.item]
-				key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
-				if _, there := r.sourceRanges.have[key]; there {
-					continue
-				}
-				if err := r.sourceRanges.set(key, 1); err != nil {
-					svc.fail("source range "+prefix.String(), err)
-				} else {
-					p.ranges = append(p.ranges, key)
-				}
-			}
-			svc.part, svc.item = publishingPools, 0
-		}
+	return done
+}
 
-		for ; svc.item < len(want.pools); svc.item, svc.draft = svc.item+1, nil {
-			if !r.affords(costLook) {
-				return false
+// publishRanges writes the source ranges of a port. If one cannot be written, the pools are written
+// all the same: they admit too few clients then, but never too many.
+func (r *Reconciler) publishRanges(svc *service, want *plannedPort) bool {
+	p := want.have
+	// Without a frontend the ranges matter to restricted pools that are still in the maps.
+	if p == nil || want.owned == 0 && !r.restricted(p) {
+		return true
+	}
+
+	return r.eachItem(svc, len(want.ranges), costLook, func(i int) {
+		prefix := want.ranges[i]
+		key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
+		if _, there := r.sourceRanges.have[key]; there {
+			return
+		}
+		if err := r.sourceRanges.set(key, 1); err != nil {
+			svc.fail("source range "+prefix.String(), err)
+		} else {
+			p.ranges = append(p.ranges, key)
+		}
+	})
+}
+
+// publishPools writes the pools of a port to which frontends that svc owns will lead.
+func (r *Reconciler) publishPools(svc *service, want *plannedPort) bool {
+	for ; want.have != nil && svc.item < len(want.pools); svc.item, svc.draft = svc.item+1, nil {
+		if !r.affords(costLook) {
+			return false
+		}
+		pool, done := &want.pools[svc.item], false
+		var err error
+		if svc.draft == nil {
+			pool.have = nil
+			if pool.owned == 0 {
+				continue
 			}
-			pool, done := &want.pools[svc.item], false
-			var err error
-			if svc.draft == nil {
-				pool.have = nil
-				if pool.owned == 0 {
-					continue
-				}
-				svc.draft, err = r.poolOf(want, pool)
-			}
-			if err == nil {
-				done, err = r.writePool(svc.draft)
-			}
-			if err != nil {
-				svc.fail("pool of "+p.String(), err)
-				r.takeOut(want)
-			} else if !done {
-				return false
-			} else {
-				pool.have = svc.draft
-			}
+			svc.draft, err = r.poolOf(want, pool)
+		}
+		if err == nil {
+			done, err = r.writePool(svc.draft)
+		}
+		if err != nil {
+			svc.fail("pool of "+want.have.String(), err)
+			r.takeOut(want)
+		} else if !done {
+			return false
+		} else {
+			pool.have = svc.draft
 		}
 	}
 
@@ -396,22 +403,14 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 	r.scratch = ids
 	r.spend(len(ids) * costSlot)
 	hashed := maps.Hashes(s.algorithm) && len(ids) > 0
-	table := func() []uint32 { // of addresses alone, so that all nodes have the same
-		if planned.table != nil && complete {
-			table := make([]uint32, len(planned.table))
-			for i, member := range planned.table {
-				table[i] = want.backends[member].id
-			}
-
-			return table
+	table := func() []uint32 {
+		members := planned.table
+		if members == nil || !complete {
+			members = want.tableOf(slices.DeleteFunc(slices.Clone(planned.members), func(i int32) bool { return want.backends[i].id == 0 }))
 		}
-		addrs := make([]netip.AddrPort, len(ids))
-		for i, id := range ids {
-			addrs[i] = r.backends.at(maps.Index(id)).AddrPort()
-		}
-		table := make([]uint32, maglev.Size(len(ids)))
-		for i, member := range maglev.Table(addrs) {
-			table[i] = ids[member]
+		table := make([]uint32, len(members))
+		for i, member := range members {
+			table[i] = want.backends[member].id
 		}
 
 		return table
@@ -454,7 +453,7 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 		ServicePortId: p.id, AffinitySeconds: s.affinitySeconds, Flags: s.flags, Algorithm: s.algorithm,
 	}
 	pl.draft = d
-	for _, id := range slices.Compact(ids) {
+	for _, id := range ids {
 		r.poolsPerBackend[maps.Index(id)]++
 	}
 	for int(pl.id) >= len(r.poolsByID) {
@@ -496,22 +495,17 @@ func (r *Reconciler) writePool(pl *pool) (bool, error) {
 
 // publishFrontends makes the frontends that svc owns lead to their pools, catch-alls last.
 func (r *Reconciler) publishFrontends(svc *service) bool {
-	for ; svc.item < len(svc.plan.frontends); svc.item++ {
-		if !r.affords(costLook) {
-			return false
-		}
-		f := &svc.plan.frontends[svc.item]
+	return r.eachItem(svc, len(svc.plan.frontends), costLook, func(i int) {
+		f := &svc.plan.frontends[i]
 		want := &svc.plan.ports[f.port]
 		pl := want.pools[f.pool].have
 		if !f.owned || want.have == nil || pl == nil {
-			continue
+			return
 		}
 		if err := r.publishFrontend(svc, f, pl); err != nil {
 			svc.fail("frontend "+modelKey(f.key).String(), err)
 		}
-	}
-
-	return true
+	})
 }
 
 // publishFrontend makes a frontend lead to a pool: a new one once its address is marked, one that

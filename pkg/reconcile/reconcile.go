@@ -327,8 +327,8 @@ func (r *Reconciler) markDirty(svc *service) {
 // restart makes publishing go through the whole plan again, once its claims are entered.
 func (svc *service) restart() {
 	svc.dirty = true
-	if svc.step >= publishingPorts {
-		svc.progress = progress{step: publishingPorts}
+	if svc.step >= publishingBackends {
+		svc.progress = progress{step: publishingBackends}
 		if svc.isCompact() {
 			svc.step = detachingPorts
 		}
@@ -393,14 +393,14 @@ func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
 // work publishes and retires for one Service, until the maps are as planned or the budget of this
 // Apply is spent. A panic is a failure of this Service alone.
 func (r *Reconciler) work(svc *service, now instant) error {
-	if svc.work == nil || svc.adopted && svc.step >= publishingPorts {
+	if svc.work == nil || svc.adopted && svc.step >= publishingBackends {
 		return nil
 	}
 	if svc.isCompact() && svc.step == published {
 		svc.restart()
 	}
 	full := svc.dirty && svc.retry.at <= now
-	if full && (svc.step < publishingPorts || svc.progress == progress{step: publishingPorts}) {
+	if full && (svc.step < publishingBackends || svc.progress == progress{step: publishingBackends}) {
 		svc.failures, svc.blocked = nil, false
 	}
 	fails, before := svc.fails, len(svc.failures)
