@@ -74,7 +74,7 @@ func (r *Reconciler) adopt() error {
 	for _, svc := range r.services {
 		slices.SortFunc(svc.ports, func(a, b *port) int { return cmp.Compare(a.id, b.id) })
 		for i, p := range svc.ports {
-			p.number = i
+			p.number = int32(i)
 			r.arrange(p)
 			slices.SortFunc(p.ranges, func(a, b maps.SourceRangeKey) int {
 				return cmp.Or(bytes.Compare(a.Addr.Bytes[:], b.Addr.Bytes[:]), cmp.Compare(a.PrefixLen, b.PrefixLen))

@@ -22,7 +22,7 @@ type retirement struct {
 	runs  bool   // a grace period is running
 	begun int    // how many of the first it covers
 	over  int    // how many of the first may run
-	count uint64 // of pools that were retired
+	count uint32 // of pools that were retired
 }
 
 // afterGrace queues do for the end of a grace period that begins after this call. If do fails, it is
@@ -183,7 +183,7 @@ func (r *Reconciler) releasePool(pl *pool) {
 // retirePool frees the id and the slots of a pool to which no frontend leads, after a grace period
 // and if none leads to it then. Backends that are in no other pool can be retired next.
 func (r *Reconciler) retirePool(pl *pool) {
-	r.retirement.count++
+	r.retirement.count = max(r.retirement.count+1, 1) // zero is none
 	retired := r.retirement.count
 	pl.retired = retired
 	r.afterGrace(func() error {
@@ -319,7 +319,7 @@ func (r *Reconciler) sweepBackends(p *port) bool {
 	}
 	kept := p.backends[:0]
 	defer func() {
-		if p.arranged = len(p.backends); p.arranged == 0 {
+		if p.arranged = int32(len(p.backends)); p.arranged == 0 {
 			p.backends = nil
 		}
 	}()

@@ -45,33 +45,35 @@ type work struct {
 	panicked string // the last panic, of which the stack was reported
 }
 
-// port is one service port in one family, in the maps.
+// port is one service port in one family, in the maps. There are many, so it is small.
 type port struct {
 	svc *service
 	portName
-	id      uint32
-	number  int  // in svc.ports
-	named   bool // in service_ports
-	sweeps  bool // in svc.sweep
-	planned *plannedPort
-
+	planned  *plannedPort
 	backends []uint32 // ids
-	arranged int      // how many of them are sorted by address; see arrange
 	pools    []*pool
 	ranges   []maps.SourceRangeKey
+
+	id       uint32
+	arranged int32 // how many of backends are sorted by address; see arrange
+	number   int32 // in svc.ports
+	named    bool  // in service_ports
+	sweeps   bool  // in svc.sweep
 }
 
-// pool is a pool in the maps. Its content is in the mirrors of pools and slots.
+// pool is a pool in the maps. Its content is in the mirrors of pools and slots. There are as many as
+// ports, so it is small.
 type pool struct {
-	id         uint32
-	port       *port
-	slots      span // longer than the pool if backends were taken out
-	table      span
-	unverified bool   // the table is adopted and was not compared with the planned one
-	frontends  int    // that lead to it
-	draft      *draft // nil: all of it is written
+	port  *port
+	slots span // longer than the pool if backends were taken out
+	table span
+	draft *draft // nil: all of it is written
+
+	id        uint32
+	frontends int32 // that lead to it
 	// retired is the number of the retirement that waits for a grace period; zero: none.
-	retired uint64
+	retired    uint32
+	unverified bool // the table is adopted and was not compared with the planned one
 }
 
 // draft is the content of a pool while it is written. No frontend leads to it yet.
@@ -95,7 +97,7 @@ func (r *Reconciler) service(name lb.ServiceName) *service {
 
 // add adds a port to those of its Service.
 func (p *port) add() *port {
-	p.number = len(p.svc.ports)
+	p.number = int32(len(p.svc.ports))
 	p.svc.ports = append(p.svc.ports, p)
 
 	return p
@@ -168,7 +170,7 @@ func (r *Reconciler) endpoint(id uint32) endpoint {
 
 // arrange sorts the backends of p by address: it merges those that were added since the last call.
 func (r *Reconciler) arrange(p *port) {
-	if p.arranged == len(p.backends) {
+	if int(p.arranged) == len(p.backends) {
 		return
 	}
 	compare := func(a, b uint32) int {
@@ -178,7 +180,7 @@ func (r *Reconciler) arrange(p *port) {
 	slices.SortFunc(added, compare)
 	r.spend(len(p.backends) * costSlot)
 	added = slices.Clone(added)
-	for to, old := len(p.backends)-1, p.arranged; len(added) > 0; to-- {
+	for to, old := len(p.backends)-1, int(p.arranged); len(added) > 0; to-- {
 		if last := len(added) - 1; old > 0 && compare(p.backends[old-1], added[last]) > 0 {
 			old--
 			p.backends[to] = p.backends[old]
@@ -186,7 +188,7 @@ func (r *Reconciler) arrange(p *port) {
 			p.backends[to], added = added[last], added[:last]
 		}
 	}
-	p.arranged = len(p.backends)
+	p.arranged = int32(len(p.backends))
 }
 
 // members returns the backends of a pool, ascending by id, and the value that the array of pools
