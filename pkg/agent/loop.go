@@ -5,7 +5,6 @@ import (
 	stdmaps "maps"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +49,7 @@ type agent struct {
 	known   atomic.Bool   // everything was programmed once; for any goroutine
 	written atomic.Uint64 // changes when ids do; for any goroutine
 
-	turn     sync.Mutex // held by the goroutine that owns all of the following
+	// The goroutine that has the turn ([eventQueue.turn]) owns all of the following.
 	model    *model
 	synced   bool            // all Services and endpoints are known
 	complete bool            // and were programmed once
@@ -144,18 +143,14 @@ func (a *agent) loop(ctx context.Context) error {
 			due.Reset(time.Until(at))
 		}
 	}
-	a.queue.setWorker(func() bool {
-		if !a.turn.TryLock() {
-			return false
-		}
-		defer a.turn.Unlock()
+	a.queue.turn <- func() bool {
 		if a.synced {
 			round()
 		}
 
 		return a.synced
-	})
-	defer a.turn.Lock() // never unlocked: nothing is programmed after the loop has ended
+	}
+	defer func() { <-a.queue.turn }() // nothing is programmed after the loop has ended
 
 	for {
 		act := func() {}
@@ -189,8 +184,8 @@ func (a *agent) loop(ctx context.Context) error {
 // inTurn calls act and runs a round. Once everything is known, it runs the first
 // synchronization.
 func (a *agent) inTurn(act, round func(), known bool) error {
-	a.turn.Lock()
-	defer a.turn.Unlock()
+	worker := <-a.queue.turn
+	defer func() { a.queue.turn <- worker }()
 	act()
 	round()
 	if !known || a.synced || a.model.localAddrs == nil {

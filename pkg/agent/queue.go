@@ -18,9 +18,10 @@ type eventQueue struct {
 	mu     sync.Mutex
 	events []func(*model)
 	ready  chan struct{}
-	// work applies what is queued, in the goroutine that calls it. It returns false if
-	// another goroutine is at work, and the loop must be woken. Nil: the loop does all.
-	work func() bool
+	// turn has the worker in it while no goroutine is at work. The worker applies what is
+	// queued, and returns false if the loop must do that. Who takes it out of turn owns the model
+	// and the writer until it is put back. The loop puts it there first.
+	turn chan func() bool
 
 	enqueued func() // called for each change
 	// metrics counts each change and measures when it was programmed.
@@ -33,7 +34,9 @@ func newEventQueue(enqueued func(), now func() time.Time) *eventQueue {
 		enqueued = func() {}
 	}
 
-	return &eventQueue{ready: make(chan struct{}, 1), enqueued: enqueued, metrics: metrics.NewSync(now)}
+	return &eventQueue{
+		ready: make(chan struct{}, 1), turn: make(chan func() bool, 1), enqueued: enqueued, metrics: metrics.NewSync(now),
+	}
 }
 
 // maxBatch is how many changes may wait for a flush.
@@ -75,18 +78,21 @@ func (q *eventQueue) wake() {
 // waking another goroutine costs as much as most changes do.
 func (q *eventQueue) flush() {
 	q.mu.Lock()
-	idle, work := len(q.events) == 0, q.work
+	idle := len(q.events) == 0
 	q.mu.Unlock()
-	if !idle && (work == nil || !work()) {
+	if idle {
+		return
+	}
+	select {
+	case work := <-q.turn:
+		done := work()
+		q.turn <- work
+		if !done {
+			q.wake()
+		}
+	default:
 		q.wake()
 	}
-}
-
-// setWorker sets what applies changes at a flush.
-func (q *eventQueue) setWorker(work func() bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.work = work
 }
 
 // drain returns the changes since the last call, in order.

@@ -11,8 +11,8 @@ import (
 // programmed reports whether there are frontends beside that of the probe.
 func (p *loopScene) programmed(t *testing.T) bool {
 	t.Helper()
-	p.turn.Lock()
-	defer p.turn.Unlock()
+	worker := <-p.queue.turn
+	defer func() { p.queue.turn <- worker }()
 	frontends := 0
 	for _, err := range p.tables.FrontendIDs.All() {
 		if err != nil {
