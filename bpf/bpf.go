@@ -49,6 +49,8 @@ type Config struct {
 	CountBytes bool
 	// NoLocalhostNodePorts disables node ports on loopback.
 	NoLocalhostNodePorts bool
+	// PodOptOut lets pods opt out: see OptedOut of [maps.Tables].
+	PodOptOut bool
 
 	// Keep is a folder on bpffs that caches verified programs: the next agent of the same
 	// build, with the same configuration and maps, reuses them. Empty: nothing is cached.
@@ -159,6 +161,7 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		sockVarConfigStats:           !cfg.NoStats,
 
 		sockVarConfigLocalhostNodePorts: !cfg.NoLocalhostNodePorts,
+		sockVarConfigPodOptOut:          cfg.PodOptOut,
 	})
 }
 

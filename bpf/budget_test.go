@@ -42,7 +42,7 @@ func TestVerifierBudget(t *testing.T) {
 				if setRetval && features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) != nil {
 					t.Skip("this kernel has no bpf_set_retval (Linux 6.1)")
 				}
-				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, CountBytes: true})
+				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, CountBytes: true, PodOptOut: true})
 				for _, hook := range append(programs.Sock, Hook{Name: "socks", Program: programs.Socks}) {
 					checkBudget(t, hook)
 				}

@@ -35,6 +35,7 @@ const (
 	deviceMapSlIcmpBudgets            = "sl_icmp_budgets"
 	deviceMapSlLocalCidrs             = "sl_local_cidrs"
 	deviceMapSlOpening                = "sl_opening"
+	deviceMapSlOptedOut               = "sl_opted_out"
 	deviceMapSlPacket                 = "sl_packet"
 	deviceMapSlPools                  = "sl_pools"
 	deviceMapSlPortCounts             = "sl_port_counts"
@@ -144,6 +145,7 @@ type deviceMapSpecs struct {
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
 	SlOpening      *ebpf.MapSpec `ebpf:"sl_opening"`
+	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPacket       *ebpf.MapSpec `ebpf:"sl_packet"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
@@ -227,6 +229,7 @@ type deviceMaps struct {
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
 	SlOpening      *ebpf.Map `ebpf:"sl_opening"`
+	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPacket       *ebpf.Map `ebpf:"sl_packet"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
@@ -267,6 +270,7 @@ func (m *deviceMaps) Close() error {
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
 		m.SlOpening,
+		m.SlOptedOut,
 		m.SlPacket,
 		m.SlPools,
 		m.SlPortCounts,

@@ -34,6 +34,7 @@ const (
 	iterMapSlHalfOpen     = "sl_half_open"
 	iterMapSlIcmpBudgets  = "sl_icmp_budgets"
 	iterMapSlLocalCidrs   = "sl_local_cidrs"
+	iterMapSlOptedOut     = "sl_opted_out"
 	iterMapSlPools        = "sl_pools"
 	iterMapSlPortCounts   = "sl_port_counts"
 	iterMapSlPortFilter   = "sl_port_filter"
@@ -119,6 +120,7 @@ type iterMapSpecs struct {
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
@@ -180,6 +182,7 @@ type iterMaps struct {
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
@@ -217,6 +220,7 @@ func (m *iterMaps) Close() error {
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
+		m.SlOptedOut,
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,

@@ -34,6 +34,7 @@ const (
 	opsMapSlHalfOpen     = "sl_half_open"
 	opsMapSlIcmpBudgets  = "sl_icmp_budgets"
 	opsMapSlLocalCidrs   = "sl_local_cidrs"
+	opsMapSlOptedOut     = "sl_opted_out"
 	opsMapSlPools        = "sl_pools"
 	opsMapSlPortCounts   = "sl_port_counts"
 	opsMapSlPortFilter   = "sl_port_filter"
@@ -120,6 +121,7 @@ type opsMapSpecs struct {
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
@@ -182,6 +184,7 @@ type opsMaps struct {
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
@@ -219,6 +222,7 @@ func (m *opsMaps) Close() error {
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
+		m.SlOptedOut,
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,

@@ -6,6 +6,7 @@
 #include <linux/errno.h>
 #include <linux/in.h>
 
+#include "lib/opt_out.h"
 #include "lib/reason.h"
 #include "lib/sock_state.h"
 #include "lib/udp_dial.h"
@@ -54,21 +55,6 @@ static __always_inline int finish(struct bpf_sock_addr *ctx, bool v6, bool conne
 		return 0;
 	dial_closed_port(ctx, v6);
 	return 1;
-}
-
-/*
- * frontend_key_of returns the destination as a key; like the kernel, it treats "any" as loopback.
- */
-static __always_inline struct frontend_key frontend_key_of(struct bpf_sock_addr *ctx, bool v6)
-{
-	struct addr to = hook_addr(ctx, v6);
-
-	return (struct frontend_key){
-		.addr = addr_is_any(&to) ? addr_loopback(&to) : to,
-		.port = hook_port(ctx),
-		.proto = ctx->protocol,
-		.scope = SCOPE_INTERNAL,
-	};
 }
 
 static __always_inline enum reason translates_connects(struct bpf_sock_addr *ctx)
@@ -164,7 +150,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 {
 	struct frontend_key original_dst = frontend_key_of(ctx, v6);
 	const struct backend *be = NULL;
-	struct pool pool;
+	struct pool pool = {};
 	enum reason why;
 
 	why = translates_connects(ctx);
@@ -172,6 +158,10 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 		return why;
 
 	why = lookup_frontend(ctx, &original_dst, &pool);
+	if (why == REASON_PASS_NO_FRONTEND)
+		return why;
+	if (is_left_alone(ctx, v6, pool.flags))
+		return REASON_PASS_DISABLED;
 	if (why)
 		return why;
 
@@ -277,7 +267,7 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 {
 	struct frontend_key original_dst = frontend_key_of(ctx, v6);
 	const struct backend *be;
-	struct pool pool;
+	struct pool pool = {};
 	enum reason why;
 
 	why = translates_sends(ctx);
@@ -285,13 +275,20 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 		return why;
 
 	why = lookup_frontend(ctx, &original_dst, &pool);
+	if (why == REASON_PASS_NO_FRONTEND)
+		return why;
+	/* A socket that connected before its pod opted out only receives from the backend. */
+	be = why ? NULL : pick_connected(ctx, &pool, &original_dst);
+	if (be) {
+		set_hook_addr(ctx, v6, &be->addr, be->port);
+		return REASON_TRANSLATED;
+	}
+	if (is_left_alone(ctx, v6, pool.flags))
+		return REASON_PASS_DISABLED;
 	if (why)
 		return why;
 
-	why = REASON_TRANSLATED;
-	be = pick_connected(ctx, &pool, &original_dst);
-	if (!be)
-		why = pick_pair(ctx, v6, &pool, &original_dst, &be);
+	why = pick_pair(ctx, v6, &pool, &original_dst, &be);
 	if (be)
 		set_hook_addr(ctx, v6, &be->addr, be->port);
 	return why;

@@ -42,6 +42,7 @@ const (
 	sockMapSlHalfOpen               = "sl_half_open"
 	sockMapSlIcmpBudgets            = "sl_icmp_budgets"
 	sockMapSlLocalCidrs             = "sl_local_cidrs"
+	sockMapSlOptedOut               = "sl_opted_out"
 	sockMapSlPools                  = "sl_pools"
 	sockMapSlPortCounts             = "sl_port_counts"
 	sockMapSlPortFilter             = "sl_port_filter"
@@ -70,6 +71,7 @@ const (
 	sockVarConfigHasSetRetval       = "config_has_set_retval"
 	sockVarConfigHostNetnsCookie    = "config_host_netns_cookie"
 	sockVarConfigLocalhostNodePorts = "config_localhost_node_ports"
+	sockVarConfigPodOptOut          = "config_pod_opt_out"
 	sockVarConfigStats              = "config_stats"
 	sockVarConfigUdpIdleNs          = "config_udp_idle_ns"
 	sockVarConfigUdpMode            = "config_udp_mode"
@@ -150,6 +152,7 @@ type sockMapSpecs struct {
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
@@ -175,6 +178,7 @@ type sockVariableSpecs struct {
 	ConfigHasSetRetval       *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
 	ConfigHostNetnsCookie    *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
 	ConfigLocalhostNodePorts *ebpf.VariableSpec `ebpf:"config_localhost_node_ports"`
+	ConfigPodOptOut          *ebpf.VariableSpec `ebpf:"config_pod_opt_out"`
 	ConfigStats              *ebpf.VariableSpec `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
 	ConfigUdpMode            *ebpf.VariableSpec `ebpf:"config_udp_mode"`
@@ -218,6 +222,7 @@ type sockMaps struct {
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
@@ -255,6 +260,7 @@ func (m *sockMaps) Close() error {
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
+		m.SlOptedOut,
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,
@@ -281,6 +287,7 @@ type sockVariables struct {
 	ConfigHasSetRetval       *ebpf.Variable `ebpf:"config_has_set_retval"`
 	ConfigHostNetnsCookie    *ebpf.Variable `ebpf:"config_host_netns_cookie"`
 	ConfigLocalhostNodePorts *ebpf.Variable `ebpf:"config_localhost_node_ports"`
+	ConfigPodOptOut          *ebpf.Variable `ebpf:"config_pod_opt_out"`
 	ConfigStats              *ebpf.Variable `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.Variable `ebpf:"config_udp_idle_ns"`
 	ConfigUdpMode            *ebpf.Variable `ebpf:"config_udp_mode"`

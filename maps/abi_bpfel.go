@@ -309,6 +309,11 @@ const (
 	abiKindKIND_NODE_PORT     abiKind = 4
 )
 
+type abiPodUid struct {
+	_    structs.HostLayout
+	Text [36]int8
+}
+
 type abiPool struct {
 	_               structs.HostLayout
 	SlotBase        uint32
@@ -329,6 +334,7 @@ const (
 	abiPoolFlagPOOL_SOURCE_RANGES  abiPoolFlag = 2
 	abiPoolFlagPOOL_NODE_IN_RANGES abiPoolFlag = 4
 	abiPoolFlagPOOL_MASQUERADE     abiPoolFlag = 8
+	abiPoolFlagPOOL_OPTED_OUT      abiPoolFlag = 16
 )
 
 type abiPortCounts struct {
@@ -536,6 +542,7 @@ const (
 	abiMapSlHalfOpen        = "sl_half_open"
 	abiMapSlIcmpBudgets     = "sl_icmp_budgets"
 	abiMapSlLocalCidrs      = "sl_local_cidrs"
+	abiMapSlOptedOut        = "sl_opted_out"
 	abiMapSlPools           = "sl_pools"
 	abiMapSlPortCounts      = "sl_port_counts"
 	abiMapSlPortFilter      = "sl_port_filter"
@@ -645,6 +652,7 @@ type abiMapSpecs struct {
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
@@ -732,6 +740,7 @@ type abiMaps struct {
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
@@ -769,6 +778,7 @@ func (m *abiMaps) Close() error {
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
 		m.SlLocalCidrs,
+		m.SlOptedOut,
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,

@@ -15,6 +15,7 @@ const (
 	NameServiceCIDRs = "service_cidrs"
 	NameCIDRCovers   = "cidr_covers"
 	NameLocalCIDRs   = "local_cidrs"
+	NameOptedOut     = "opted_out"
 	NameAffinity     = "affinity"
 	NameClaims       = "claims"
 	NameSockState    = "sock_state"
@@ -62,6 +63,7 @@ var descriptions = []description{
 	{name: NameServiceCIDRs, content: "prefix → it is a ServiceCIDR", writers: "agent"},
 	{name: NameCIDRCovers, content: "the first 64 bits of these prefixes, a filter of `service_cidrs`", writers: "agent"},
 	{name: NameLocalCIDRs, content: "prefix → it is of pods on this node (empty, unless `--detect-local-mode` requires addresses)", writers: "agent"},
+	{name: NameOptedOut, content: "UID of a pod of this node, with dashes and with underscores → its sockets are left alone (empty without `--pod-opt-out`)", writers: "agent"},
 	{name: NameAffinity, state: true, content: "client, service port id → backend id, last used", writers: "datapath"},
 	{name: NameClaims, state: true, content: "the same, of clients with unconfirmed flows", writers: "datapath"},
 	{name: NameSockState, state: true, content: "connected socket → its original destination and its backend (deleted with the socket)", writers: "datapath"},

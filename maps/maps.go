@@ -19,6 +19,7 @@ type (
 	Device         = abiDevice
 	SourceRangeKey = abiSourceRangeKey
 	CIDRKey        = abiCidrKey
+	PodUID         = abiPodUid
 	AffinityKey    = abiAffinityKey
 	Affinity       = abiAffinity
 	SockState      = abiSockState
@@ -68,6 +69,7 @@ const (
 	PoolSourceRanges = uint16(abiPoolFlagPOOL_SOURCE_RANGES)
 	PoolNodeInRanges = uint16(abiPoolFlagPOOL_NODE_IN_RANGES)
 	PoolMasquerade   = uint16(abiPoolFlagPOOL_MASQUERADE)
+	PoolOptedOut     = uint16(abiPoolFlagPOOL_OPTED_OUT)
 )
 
 // Flags of a [Backend].
@@ -198,6 +200,25 @@ func prefixOf(a Addr, bits uint32) netip.Prefix {
 	}
 
 	return netip.PrefixFrom(addr, int(bits))
+}
+
+// PodUIDOf returns a pod's UID as in maps, and false if the text does not have the length of one.
+func PodUIDOf(text string) (uid PodUID, ok bool) {
+	for i := range min(len(text), len(uid.Text)) {
+		uid.Text[i] = int8(text[i])
+	}
+
+	return uid, len(text) == len(uid.Text)
+}
+
+// String returns the UID as it is in the name of a cgroup.
+func (u PodUID) String() string {
+	text := make([]byte, len(u.Text))
+	for i, c := range u.Text {
+		text[i] = byte(c)
+	}
+
+	return string(text)
 }
 
 // ServicePortOf returns the name of a service port. Kubernetes limits each part to 63 bytes;

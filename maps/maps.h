@@ -171,6 +171,15 @@ struct {
 	__type(value, __u32);
 } sl_local_cidrs SEC(".maps");
 
+/* The pods of this node whose sockets are left alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
+	__type(key, struct pod_uid);
+	__type(value, __u32);
+} sl_opted_out SEC(".maps");
+
 /*
  * Written by the datapath. They are pinned in the folder of maps.StateVersion, and shared by
  * builds whose agents fill their maps in different layouts. Socket storage cannot be copied:

@@ -273,6 +273,7 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	p.SourceRanges = table[SourceRangeKey, uint32](p, NameSourceRanges)
 	p.ServiceCIDRs = table[CIDRKey, uint32](p, NameServiceCIDRs)
 	p.LocalCIDRs = table[CIDRKey, uint32](p, NameLocalCIDRs)
+	p.OptedOut = table[PodUID, uint32](p, NameOptedOut)
 	p.Devices = table[uint32, Device](p, NameDevices)
 	p.Stats = &Stats{
 		counts: p.chunked[NamePortCounts], refusals: table[RefusalKey, uint64](p, NameRefusals), ports: servicePorts,

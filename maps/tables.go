@@ -22,6 +22,7 @@ type Tables struct {
 	ServiceCIDRs Table[CIDRKey, uint32]        // the value is always 1
 	CIDRCovers   *CIDRCovers                   // of ServiceCIDRs
 	LocalCIDRs   Table[CIDRKey, uint32]        // the value is always 1
+	OptedOut     Table[PodUID, uint32]         // the value is always 1
 	Loads        Loads                         // programs and package flow write them
 	Counts       Counts
 }
@@ -110,6 +111,7 @@ type Fakes struct {
 	SourceRanges *FakeTable[SourceRangeKey, uint32]
 	ServiceCIDRs *FakeTable[CIDRKey, uint32]
 	LocalCIDRs   *FakeTable[CIDRKey, uint32]
+	OptedOut     *FakeTable[PodUID, uint32]
 	Devices      *FakeTable[uint32, Device]
 }
 
@@ -123,6 +125,7 @@ func NewFakes(slots int) *Fakes {
 		SourceRanges: newFakeTable[SourceRangeKey, uint32](NameSourceRanges),
 		ServiceCIDRs: newFakeTable[CIDRKey, uint32](NameServiceCIDRs),
 		LocalCIDRs:   newFakeTable[CIDRKey, uint32](NameLocalCIDRs),
+		OptedOut:     newFakeTable[PodUID, uint32](NameOptedOut),
 		Devices:      newFakeTable[uint32, Device](NameDevices),
 	}
 	f.Tables = Tables{
@@ -136,7 +139,7 @@ func NewFakes(slots int) *Fakes {
 		PortFilter:   &PortFilter{shared[byte]{values: make([]byte, 1<<16)}},
 		CIDRCovers:   newCIDRCovers(shared[uint64]{values: make([]uint64, abiCidrCoverCIDR_COVERS)}),
 		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
-		LocalCIDRs: f.LocalCIDRs, Devices: f.Devices,
+		LocalCIDRs: f.LocalCIDRs, OptedOut: f.OptedOut, Devices: f.Devices,
 		Loads:  Loads{NewFakeArray[BackendLoad](NameBackendLoad, places)},
 		Counts: noCounts{},
 	}
@@ -165,6 +168,7 @@ func (f *Fakes) Observe(fail func(table, operation string) error, wrote func(tab
 	f.SourceRanges.Fail, f.SourceRanges.Wrote = fail, wrote
 	f.ServiceCIDRs.Fail, f.ServiceCIDRs.Wrote = fail, wrote
 	f.LocalCIDRs.Fail, f.LocalCIDRs.Wrote = fail, wrote
+	f.OptedOut.Fail, f.OptedOut.Wrote = fail, wrote
 	f.Devices.Fail, f.Devices.Wrote = fail, wrote
 }
 

@@ -49,6 +49,7 @@ enum pool_flag {
 	POOL_SOURCE_RANGES = 2, /* source_ranges lists the allowed clients */
 	POOL_NODE_IN_RANGES = 4, /* and this node is one of them */
 	POOL_MASQUERADE = 8, /* backends see this node instead of the client */
+	POOL_OPTED_OUT = 16, /* sockets of pods are left alone; devices translate */
 };
 
 /* backend.flags */
@@ -319,6 +320,14 @@ struct source_range_key {
 struct cidr_key {
 	__u32 prefix_len;
 	struct addr addr;
+};
+
+/*
+ * A pod by its UID, as the kubelet writes it in the name of the pod's cgroup: with dashes, or with
+ * underscores if systemd makes the cgroups.
+ */
+struct pod_uid {
+	char text[36];
 };
 
 /* How session affinity identifies a client. */

@@ -55,6 +55,28 @@ struct net_device {
 	struct inet6_dev *ip6_ptr;
 };
 
+struct kernfs_node {
+	const char *name;
+};
+
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+	struct cgroup_subsys_state *parent;
+};
+
+struct cgroup {
+	struct cgroup_subsys_state self;
+	struct kernfs_node *kn;
+};
+
+struct css_set {
+	struct cgroup *dfl_cgrp; /* that of version 2 */
+};
+
+struct task_struct {
+	struct css_set *cgroups;
+};
+
 typedef struct {
 	__s64 counter;
 } atomic64_t;

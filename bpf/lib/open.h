@@ -202,8 +202,26 @@ static __always_inline __u8 scope_of(const struct addr *src)
 	return SCOPE_INTERNAL;
 }
 
-static __always_inline enum reason lookup_frontend(const struct flow_key *came, __u32 flags,
-						   struct pool *pool)
+/*
+ * is_nodes_own reports whether the packet is to a ClusterIP that this node has as an address, and to
+ * a port on which a socket of the node is bound to it (NodeLocal DNSCache). It is global, so that the
+ * verifier walks it once.
+ */
+__noinline int is_nodes_own(struct __sk_buff *ctx)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	struct frontend_key original_dst = {};
+
+	if (!pkt)
+		return false;
+	original_dst.addr = pkt->ip.key.dst;
+	original_dst.scope = SCOPE_INTERNAL; /* a ClusterIP has a catch-all in each */
+	return is_cluster_ip(&original_dst) &&
+	       is_served_here(ctx, &pkt->ip.key.dst, pkt->ip.key.dst_port, pkt->ip.key.proto);
+}
+
+static __always_inline enum reason
+lookup_frontend(struct __sk_buff *ctx, const struct flow_key *came, __u32 flags, struct pool *pool)
 {
 	struct frontend_key original_dst = {
 		.addr = came->dst,
@@ -213,6 +231,8 @@ static __always_inline enum reason lookup_frontend(const struct flow_key *came, 
 	};
 	enum reason why = REASON_PASS_NO_FRONTEND;
 
+	if (flags & ADDR_NODE && flags & ADDR_SERVICE && is_nodes_own(ctx))
+		return REASON_PASS_NO_FRONTEND;
 	if (has_ports(came->proto)) {
 		if (flags & ADDR_SERVICE)
 			why = find_pool(&original_dst, pool);
@@ -238,7 +258,7 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (has_ports(pkt->ip.key.proto) && (pkt->event != EVENT_OPEN || pkt->ip.later))
 		return REASON_PASS_NO_FLOW;
-	why = lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
+	why = lookup_frontend(ctx, &pkt->ip.key, flags, &pkt->pool);
 	if (why)
 		return why;
 	if (pkt->pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&pkt->pool, &pkt->ip.key.src))

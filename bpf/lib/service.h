@@ -4,6 +4,7 @@
 #define SLUICE_SERVICE_H
 
 #include <stdbool.h>
+#include <linux/in.h>
 
 #include "../../maps/maps.h"
 #include "addr.h"
@@ -150,6 +151,41 @@ static __always_inline bool is_cluster_ip(const struct frontend_key *original_ds
 	key.port = 0;
 	key.proto = 0;
 	return bpf_map_lookup_elem(&sl_frontend_ids, &key);
+}
+
+/*
+ * is_served_here reports whether a socket of the hook's network namespace is bound to this very
+ * address and port. ctx is that of any hook which can look up sockets.
+ */
+static __always_inline bool is_served_here(void *ctx, const struct addr *a, __be16 port, __u8 proto)
+{
+	bool v4 = addr_is_v4(a), bound;
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *sk = NULL;
+	struct addr at;
+	__u32 size, i;
+
+	if (v4) {
+		tuple.ipv4.daddr = a->words[3];
+		tuple.ipv4.dport = port;
+	} else {
+		__builtin_memcpy(tuple.ipv6.daddr, a, sizeof(*a));
+		tuple.ipv6.dport = port;
+	}
+	size = v4 ? sizeof(tuple.ipv4) : sizeof(tuple.ipv6);
+	if (proto == IPPROTO_TCP)
+		sk = bpf_sk_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	else if (proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	/* Read in turn: the verifier allows no pointer to a field that is chosen at run time. */
+	at = addr_of_v4(*(volatile const __be32 *)&sk->src_ip4);
+	for (i = 0; i < 4 && !v4; i++)
+		at.words[i] = *(volatile const __be32 *)&sk->src_ip6[i];
+	bound = addr_equal(&at, a);
+	bpf_sk_release(sk);
+	return bound;
 }
 
 /* why_no_frontend returns the reason for a client whose destination is no frontend. */

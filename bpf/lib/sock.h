@@ -56,6 +56,21 @@ static __always_inline __be16 hook_port(struct bpf_sock_addr *ctx)
 	return (__be16)ctx->user_port;
 }
 
+/*
+ * frontend_key_of returns the destination as a key; like the kernel, it treats "any" as loopback.
+ */
+static __always_inline struct frontend_key frontend_key_of(struct bpf_sock_addr *ctx, bool v6)
+{
+	struct addr to = hook_addr(ctx, v6);
+
+	return (struct frontend_key){
+		.addr = addr_is_any(&to) ? addr_loopback(&to) : to,
+		.port = hook_port(ctx),
+		.proto = ctx->protocol,
+		.scope = SCOPE_INTERNAL,
+	};
+}
+
 static __always_inline void set_hook_addr(struct bpf_sock_addr *ctx, bool v6, const struct addr *a,
 					  __be16 port)
 {

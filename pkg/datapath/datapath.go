@@ -54,6 +54,8 @@ type Config struct {
 	CountBytes bool
 	// NoLocalhostNodePorts keeps node ports from answering on 127.0.0.1 and ::1.
 	NoLocalhostNodePorts bool
+	// PodOptOut lets pods opt out, see OptedOut of [maps.Tables].
+	PodOptOut bool
 	// Capacities overrides the sizes of maps, see [maps.Options].
 	Capacities map[string]uint32
 }
@@ -126,6 +128,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 			Kernel:          kernel,
 
 			NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
+			PodOptOut:            cfg.PodOptOut,
 		})
 	})
 	go programs()

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What socket programs leave alone, so that the packets carry the original destination as far as
+ * the device of the pod, where it is translated. A proxy in the pod that redirects connections
+ * sees the Service (SO_ORIGINAL_DST).
+ */
+#ifndef SLUICE_OPT_OUT_H
+#define SLUICE_OPT_OUT_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "kernel.h"
+#include "sock.h"
+
+/* Pods can opt out, which costs each new flow of a pod to a Service a look at its cgroup. */
+volatile const bool config_pod_opt_out = false;
+
+/* How far above its own cgroup a process' pod is looked for. */
+#define MAX_CGROUPS 6
+
+/* What the name of a pod's cgroup ends with; ".slice" follows if systemd has made the cgroup. */
+struct pod_name {
+	char pod[3]; /* "pod" */
+	struct pod_uid uid;
+};
+
+#define SLICE ".slice"
+#define SLICE_LEN (sizeof(SLICE) - 1)
+
+/* The kubelet's names have 73 characters at most, if it has no --cgroup-root. */
+#define MAX_PIECES 3
+
+/*
+ * read_pod_name sets pod to the end of a cgroup's name, and reports whether that is the name of a
+ * pod. It measures the name piece by piece, because the stack has no room for all of it.
+ */
+static __always_inline bool read_pod_name(const struct cgroup *cg, struct pod_name *pod)
+{
+	const char *name = BPF_CORE_READ(cg, kn, name);
+	char end[SLICE_LEN] = {};
+	long len = 0, piece;
+	int i;
+
+	for (i = 0; i < MAX_PIECES; i++) {
+		piece = bpf_probe_read_kernel_str(pod, sizeof(*pod), name + len) - 1;
+		if (piece < 0)
+			return false;
+		len += piece;
+		if (piece < (long)sizeof(*pod) - 1)
+			break;
+	}
+	if (len < (long)sizeof(*pod))
+		return false;
+	bpf_probe_read_kernel(end, sizeof(end), name + len - SLICE_LEN);
+	if (!__builtin_memcmp(end, SLICE, SLICE_LEN))
+		len -= SLICE_LEN;
+	if (len < (long)sizeof(*pod))
+		return false;
+	bpf_probe_read_kernel(pod, sizeof(*pod), name + len - sizeof(*pod));
+	return pod->pod[0] == 'p' && pod->pod[1] == 'o' && pod->pod[2] == 'd';
+}
+
+/*
+ * is_pod_opted_out reports whether the calling process is in the cgroup of a pod that has opted
+ * out, and the socket not in the node's network namespace. It is global, so that the verifier walks
+ * it once.
+ */
+__noinline int is_pod_opted_out(struct bpf_sock_addr *ctx)
+{
+	const struct task_struct *task = (void *)bpf_get_current_task();
+	const struct cgroup *cg = BPF_CORE_READ(task, cgroups, dfl_cgrp);
+	struct pod_name pod = {};
+	int i;
+
+	if (is_host_netns(ctx))
+		return false;
+	for (i = 0; i < MAX_CGROUPS && cg; i++) {
+		if (read_pod_name(cg, &pod))
+			return bpf_map_lookup_elem(&sl_opted_out, &pod.uid) != NULL;
+		cg = BPF_CORE_READ(cg, self.parent, cgroup);
+	}
+	return false;
+}
+
+/*
+ * is_left_to_node reports whether the destination is a ClusterIP that this node has as an address.
+ * It is served here, on those ports on which a socket of the node is bound to it (NodeLocal
+ * DNSCache). For a socket in a pod, the pod's device finds out which they are.
+ */
+static __always_inline bool is_left_to_node(struct bpf_sock_addr *ctx, bool v6)
+{
+	struct frontend_key original_dst = frontend_key_of(ctx, v6);
+
+	if (!(addr_flags(&original_dst.addr) & ADDR_NODE) || !is_cluster_ip(&original_dst))
+		return false;
+	return !is_host_netns(ctx) ||
+	       is_served_here(ctx, &original_dst.addr, original_dst.port, original_dst.proto);
+}
+
+/* is_left_to_node as global functions, which the verifier walks once. */
+
+__noinline int is_left_to_node_v4(struct bpf_sock_addr *ctx)
+{
+	return is_left_to_node(ctx, false);
+}
+
+__noinline int is_left_to_node_v6(struct bpf_sock_addr *ctx)
+{
+	return is_left_to_node(ctx, true);
+}
+
+/*
+ * is_left_alone reports whether a socket must not be translated, although its destination is an
+ * address of Services. Only sockets in pods can opt out: no device translates what the node's own
+ * processes send. pool_flags are those of the destination's pool, or 0 if it has none.
+ */
+static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6, __u32 pool_flags)
+{
+	if (pool_flags & POOL_OPTED_OUT && !is_host_netns(ctx))
+		return true;
+	if (config_pod_opt_out && is_pod_opted_out(ctx))
+		return true;
+	return v6 ? is_left_to_node_v6(ctx) : is_left_to_node_v4(ctx);
+}
+
+#endif
