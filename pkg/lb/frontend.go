@@ -85,6 +85,9 @@ type Frontend struct {
 	// packet by packet.
 	Masquerade bool
 
+	// OptedOut is set if sockets of pods are left alone, and devices translate instead.
+	OptedOut bool
+
 	// SourceRanges are the sources from which clients may connect, inside the cluster
 	// too; if empty, all. Only load balancers' addresses have them: kind
 	// LoadBalancer, or a ClusterIP that is a load balancer's address as well. They are

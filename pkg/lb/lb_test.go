@@ -381,6 +381,16 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
+// All frontends of a Service that has opted out say so, but for catch-alls, which have no pool of their own.
+func TestOptedOutService(t *testing.T) {
+	svc := web(dualStack, balanced, func(s *Service) { s.OptedOut = true })
+	for _, f := range Resolve(svc, []*EndpointSlice{slice("a", endpoint("10.0.2.1"))}, &testNode).Frontends {
+		if f.OptedOut != (f.Key.Port != 0) {
+			t.Errorf("%s is opted out: %v", f.Key, f.OptedOut)
+		}
+	}
+}
+
 // With kube-proxy's gate AllowServiceExternalIPs off, external IPs have no frontends, but
 // they decide whether the external policy counts.
 func TestIgnoreExternalIPs(t *testing.T) {

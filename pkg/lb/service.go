@@ -122,6 +122,9 @@ type Service struct {
 	// Algorithm is the one by which its frontends choose a backend.
 	Algorithm Algorithm
 
+	// OptedOut leaves sockets of pods alone: devices translate their packets.
+	OptedOut bool
+
 	HealthCheckNodePort uint16 // zero: none
 	Ports               []ServicePort
 }

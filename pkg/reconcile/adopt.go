@@ -66,7 +66,7 @@ func (r *Reconciler) adopt() error {
 	for _, key := range slices.SortedFunc(stdmaps.Keys(r.frontendIDs.have), compareKeys) { // of two pools that overlap, the first is valid
 		a.adoptFrontend(key, r.frontendIDs.have[key])
 	}
-	for _, adopt := range []func() error{r.addrs.adopt, r.devices.adopt, r.serviceCIDRs.adopt, r.localCIDRs.adopt} {
+	for _, adopt := range []func() error{r.addrs.adopt, r.devices.adopt, r.serviceCIDRs.adopt, r.localCIDRs.adopt, r.optedOut.adopt} {
 		if err := adopt(); err != nil {
 			return err
 		}

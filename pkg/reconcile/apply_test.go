@@ -125,6 +125,7 @@ func loggedTables(t maps.Tables, log *writeLog) maps.Tables {
 	t.Devices = logged[uint32, maps.Device]{t.Devices, log, deviceText}
 	t.SourceRanges = logged[maps.SourceRangeKey, uint32]{t.SourceRanges, log, sourceRangeText}
 	t.ServiceCIDRs = logged[maps.CIDRKey, uint32]{t.ServiceCIDRs, log, cidrText}
+	t.OptedOut = logged[maps.PodUID, uint32]{t.OptedOut, log, optedOutText}
 	t.LocalCIDRs = logged[maps.CIDRKey, uint32]{t.LocalCIDRs, log, cidrText}
 	logArray(t.Frontends, log, frontendText)
 	logArray(t.Pools, log, poolText)

@@ -122,6 +122,8 @@ func mustParseOption(t testing.TB, f *lb.Frontend, word string) {
 		f.DropIfEmpty = true
 	case "masquerade":
 		f.Masquerade = true
+	case "opted-out":
+		f.OptedOut = true
 	case "node":
 		f.NodeInRanges = true
 	case "by":

@@ -41,6 +41,7 @@ func dump(t testing.TB, m maps.Tables) string {
 	lines = append(lines, dumpTable(t, "", m.Devices, deviceText)...)
 	lines = append(lines, dumpTable(t, "service-cidr", m.ServiceCIDRs, cidrText)...)
 	lines = append(lines, dumpTable(t, "local-cidr", m.LocalCIDRs, cidrText)...)
+	lines = append(lines, dumpTable(t, "opted-out", m.OptedOut, optedOutText)...)
 
 	return strings.Join(lines, "\n")
 }

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ var nodeTables = map[string]func(*Reconciler){
 	maps.NameServiceCIDRs: func(r *Reconciler) {
 		r.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")})
 	},
+	maps.NameOptedOut: func(r *Reconciler) { r.SetOptedOut([]string{strings.Repeat("0", 36)}) },
 	maps.NameLocalCIDRs: func(r *Reconciler) {
 		r.SetLocalCIDRs([]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")})
 	},

@@ -274,6 +274,9 @@ func (pl *planner) planFrontend(f *lb.Frontend) plannedFrontend {
 	if f.Masquerade {
 		s.flags |= maps.PoolMasquerade
 	}
+	if f.OptedOut {
+		s.flags |= maps.PoolOptedOut
+	}
 	if len(f.SourceRanges) > 0 {
 		s.flags |= maps.PoolSourceRanges
 		if f.NodeInRanges {

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -43,7 +44,7 @@ func (c Config) Validate() error {
 	t := c.Tables
 	if t.FrontendIDs == nil || t.Frontends == nil || t.Pools == nil || t.Slots == nil || t.Backends == nil ||
 		t.ServicePorts == nil || t.Addrs == nil || t.AddrFilter == nil || t.PortFilter == nil || t.Devices == nil || t.SourceRanges == nil ||
-		t.ServiceCIDRs == nil || t.CIDRCovers == nil || t.LocalCIDRs == nil || t.Loads.Array == nil || t.Counts == nil {
+		t.ServiceCIDRs == nil || t.CIDRCovers == nil || t.LocalCIDRs == nil || t.OptedOut == nil || t.Loads.Array == nil || t.Counts == nil {
 		return errors.New("reconcile: a map is missing")
 	}
 	if c.Slice < 0 {
@@ -71,6 +72,7 @@ type Reconciler struct {
 	devices      *whole[uint32, maps.Device]
 	serviceCIDRs *whole[maps.CIDRKey, uint32]
 	localCIDRs   *whole[maps.CIDRKey, uint32]
+	optedOut     *whole[maps.PodUID, uint32]
 	maps         []managed // all of these, from the bottom up
 	loads        maps.Loads
 	counts       maps.Counts
@@ -115,6 +117,7 @@ func New(cfg Config) (*Reconciler, error) {
 		devices:      newWhole(newMirror(t.Devices, m, deviceText)),
 		serviceCIDRs: newWhole(newMirror(t.ServiceCIDRs, m, cidrText)),
 		localCIDRs:   newWhole(newMirror(t.LocalCIDRs, m, cidrText)),
+		optedOut:     newWhole(newMirror(t.OptedOut, m, optedOutText)),
 		loads:        t.Loads,
 		counts:       t.Counts,
 		services:     make(map[lb.ServiceName]*service),
@@ -130,7 +133,7 @@ func New(cfg Config) (*Reconciler, error) {
 	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.clock)
 	r.serviceCIDRs.onAdd, r.serviceCIDRs.onRemove = t.CIDRCovers.Add, t.CIDRCovers.Remove
 	r.maps = []managed{
-		&r.servicePorts, &r.sourceRanges, r.addrs, r.devices, r.localCIDRs,
+		&r.servicePorts, &r.sourceRanges, r.addrs, r.devices, r.localCIDRs, r.optedOut,
 		&r.backends, &r.slots, &r.pools, &r.frontends, &r.frontendIDs, r.serviceCIDRs,
 	}
 	r.claims.Moved = r.moved
@@ -242,6 +245,21 @@ func (r *Reconciler) SetLocalCIDRs(prefixes []netip.Prefix) {
 	r.localCIDRs.replace(cidrs(prefixes))
 }
 
+// SetOptedOut sets the pods of this node whose sockets are left alone, by their UIDs. A text that is
+// no UID matches no pod. Adopted entries stay until the first call.
+func (r *Reconciler) SetOptedOut(uids []string) {
+	want := make(map[maps.PodUID]uint32, 2*len(uids))
+	for _, uid := range uids {
+		// Systemd separates the parts of a name by dashes.
+		for _, text := range []string{uid, strings.ReplaceAll(uid, "-", "_")} {
+			if pod, ok := maps.PodUIDOf(text); ok {
+				want[pod] = 1
+			}
+		}
+	}
+	r.optedOut.replace(want)
+}
+
 func cidrs(prefixes []netip.Prefix) map[maps.CIDRKey]uint32 {
 	want := make(map[maps.CIDRKey]uint32, len(prefixes))
 	for _, prefix := range prefixes {
@@ -273,6 +291,7 @@ func (r *Reconciler) Apply() error {
 	fail(r.addrs.apply(now))
 	fail(r.devices.apply(now))
 	fail(r.localCIDRs.apply(now))
+	fail(r.optedOut.apply(now))
 	var again []*service // their backoff is over
 	for svc := range r.waiting {
 		if svc.retry.at <= now {
@@ -301,7 +320,7 @@ func (r *Reconciler) Apply() error {
 // Next returns when Apply has something to do, and false if there is nothing until something is
 // Set or a grace period ends.
 func (r *Reconciler) Next() (time.Time, bool) {
-	at := min(r.addrs.due(), r.devices.due(), r.localCIDRs.due(), r.serviceCIDRs.due())
+	at := min(r.addrs.due(), r.devices.due(), r.localCIDRs.due(), r.optedOut.due(), r.serviceCIDRs.due())
 	if len(r.due) > 0 || r.freeAdopted != nil || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
 		at = 0
 	}

@@ -222,6 +222,9 @@ func (s *script) step(name, body string) (string, bool) {
 	case "local-cidrs":
 		s.r.SetLocalCIDRs(mustParsePrefixes(s.t, body))
 		s.apply()
+	case "opted-out":
+		s.r.SetOptedOut(lines(body))
+		s.apply()
 	case "devices":
 		s.r.SetDevices(mustParseDevices(s.t, body))
 		s.apply()

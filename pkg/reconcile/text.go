@@ -86,6 +86,7 @@ func poolText(id uint32, v maps.Pool) (string, string) {
 	}
 	parts = appendFlag(parts, v.Flags, maps.PoolDropIfEmpty, "drop")
 	parts = appendFlag(parts, v.Flags, maps.PoolMasquerade, "masquerade")
+	parts = appendFlag(parts, v.Flags, maps.PoolOptedOut, "opted-out")
 	parts = appendFlag(parts, v.Flags, maps.PoolSourceRanges, "ranges")
 	parts = appendFlag(parts, v.Flags, maps.PoolNodeInRanges, "node")
 
@@ -128,6 +129,10 @@ func addrText(k maps.Addr, v maps.AddrUse) (string, string) {
 	}
 
 	return k.IP().String(), orNothing(parts)
+}
+
+func optedOutText(uid maps.PodUID, v uint32) (string, string) {
+	return "pod " + uid.String(), fmt.Sprint(v)
 }
 
 func deviceText(ifindex uint32, v maps.Device) (string, string) {

@@ -76,6 +76,7 @@ func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Fronten
 		AffinitySeconds: pool.AffinitySeconds,
 		NodeInRanges:    pool.Flags&maps.PoolNodeInRanges != 0,
 		Masquerade:      pool.Flags&maps.PoolMasquerade != 0,
+		OptedOut:        pool.Flags&maps.PoolOptedOut != 0,
 		WhenEmpty:       whenEmpty(int(pool.SlotCount), pool.Flags&maps.PoolDropIfEmpty != 0),
 	}
 	if v.Key.Port != 0 {

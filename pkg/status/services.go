@@ -47,6 +47,8 @@ type Frontend struct {
 	NodeInRanges bool `json:"nodeInRanges,omitempty"`
 	// Masquerade is set if backends see this node as the client.
 	Masquerade bool `json:"masquerade,omitempty"`
+	// OptedOut is set if sockets of pods are left alone, and devices translate instead.
+	OptedOut bool `json:"optedOut,omitempty"`
 }
 
 // Backend is one endpoint of a service port.
@@ -89,6 +91,7 @@ func frontendOf(f lb.Frontend) Frontend {
 		SourceRanges:    slices.SortedFunc(slices.Values(f.SourceRanges), netip.Prefix.Compare),
 		NodeInRanges:    f.NodeInRanges,
 		Masquerade:      f.Masquerade,
+		OptedOut:        f.OptedOut,
 	}
 	for _, b := range f.Backends {
 		view.Backends = append(view.Backends, b.Addr)

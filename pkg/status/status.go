@@ -44,6 +44,10 @@ type Status struct {
 	// empty if they need not. Only an agent knows it.
 	ThroughStack string `json:"throughStack,omitempty"`
 
+	// OptedOut are the Pods of this node whose sockets are left alone, as NAMESPACE/NAME. Only
+	// an agent knows it.
+	OptedOut []string `json:"optedOut,omitempty"`
+
 	Services int               `json:"services"`
 	Maps     []MapFill         `json:"maps"`
 	Counts   map[string]uint64 `json:"counts"` // by reason
