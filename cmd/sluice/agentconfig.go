@@ -29,6 +29,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 		Version:        version,
 		Manifests:      f.manifests,
 		Datapath:       datapath.Config{BPFRoot: where.bpfRoot, CountBytes: f.countBytes, Mark: bpf.Mark(f.mark)},
+		PodOptOut:      f.podOptOut,
 		ServiceMetrics: f.serviceMetrics,
 		FailFast:       f.failFast,
 		Socket:         where.socket,

@@ -58,6 +58,8 @@ var configs = []struct {
 	{"what the scheduler's flag selects", "none", []string{"--ipvs-scheduler=nq"}, algorithm, lb.NeverQueue},
 	{"rr in IPVS mode", "none", []string{"--proxy-mode=ipvs"}, algorithm, lb.RoundRobin},
 	{"--algorithm before the scheduler", "mode: ipvs\nipvs: {scheduler: sh}", []string{"--algorithm=maglev"}, algorithm, lb.Maglev},
+	{"no opt-out of pods by default", "none", nil, podOptOut, false},
+	{"opt-out of pods", "none", []string{"--pod-opt-out"}, podOptOut, true},
 	{"external IPs by default", "none", nil, ignoreExternalIPs, false},
 	{"no external IPs without the gate", "featureGates: {AllowServiceExternalIPs: false}", nil, ignoreExternalIPs, true},
 	{"no external IPs by a flag", "none", []string{"--feature-gates=AllowServiceExternalIPs=false"}, ignoreExternalIPs, true},
@@ -114,6 +116,7 @@ func TestAgentConfig(t *testing.T) {
 
 func mark(c agent.Config) any              { return c.Datapath.Mark }
 func algorithm(c agent.Config) any         { return c.Algorithm }
+func podOptOut(c agent.Config) any         { return c.PodOptOut }
 func ignoreExternalIPs(c agent.Config) any { return c.IgnoreExternalIPs }
 func nodeIP(c agent.Config) any            { return c.NodeIP }
 func servers(c agent.Config) any           { return fmt.Sprint(c.HealthzAddress, " ", c.MetricsAddress) }

@@ -31,6 +31,7 @@ type agentFlags struct {
 	flowTableMemory string
 	mark            markFlag
 	algorithm       string
+	podOptOut       bool
 	serviceMetrics  int
 	countBytes      bool
 	failFast        bool
@@ -39,7 +40,7 @@ type agentFlags struct {
 
 func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	flags := &agentFlags{kubeProxyFlags: newKubeProxyFlags(f)}
-	f.StringVar(&flags.manifests, "manifests", "", "read Services, EndpointSlices, Nodes and ServiceCIDRs from the YAML and JSON files in this folder, and follow them, instead of an API server")
+	f.StringVar(&flags.manifests, "manifests", "", "read Services, EndpointSlices, Nodes, ServiceCIDRs, Pods and Namespaces from the YAML and JSON files in this folder, and follow them, instead of an API server")
 	f.StringVar(&flags.udp, "udp", "all", "which UDP sockets are translated: all, connected (those that connect only), off")
 	f.StringSliceVar(&flags.devices, "devices", nil, "attach to these devices only: shell patterns, each with =pods or =uplink to set what the device leads to instead of detecting it (default: all devices that lead to pods or to other hosts)")
 	f.StringSliceVar(&flags.excludeDevices, "exclude-devices", nil, "never attach to these devices: shell patterns")
@@ -48,6 +49,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.StringVar(&flags.flowTableMemory, "flow-table-memory", "", "how much memory the flow tables of devices may take; it takes effect when they are created. The default holds as many flows as conntrack.maxPerCore and conntrack.min allow the kernel to track, limited to a 128th of the machine's memory or 16Mi, whichever is more")
 	f.Var(&flags.mark, "mark", "VALUE[/MASK]: set these bits of the mark of packets that devices translate and clients send to Services, so that netfilter rules can match them (default: none)")
 	f.StringVar(&flags.algorithm, "algorithm", "", "how Services without an annotation for it choose a backend: random, rr, lc, sed, nq, sh, dh or maglev (default: what ipvs.scheduler selects, or random)")
+	f.BoolVar(&flags.podOptOut, "pod-opt-out", false, "let Pods (annotation sluice-lb.io/socket: \"off\") and Namespaces (label of the same name) opt out of translation at sockets; the agent then follows the Pods of its node, and Namespaces with the label, and needs the rights to")
 	f.IntVar(&flags.serviceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
 	f.BoolVar(&flags.countBytes, "count-bytes", false, "count the bytes of TCP connections that were translated at a socket, for the metrics of Services; it costs every TCP connection of the node some 2 % of its CPU time")
 	f.BoolVar(&flags.failFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")

@@ -127,7 +127,7 @@ func drawServices(t *table, services []status.Service) {
 					continue // drawn with the other scope
 				}
 				t.row(port.Name, f.Kind.String(), f.Address.String(), f.Protocol.String(),
-					backendCount(port, f)+algorithmNote(f), serviceState(svc))
+					backendCount(port, f)+notes(f), serviceState(svc))
 			}
 		}
 		if !drawn {
@@ -136,13 +136,21 @@ func drawServices(t *table, services []status.Service) {
 	}
 }
 
-// algorithmNote returns the algorithm in parentheses, or nothing for the default.
-func algorithmNote(f status.Frontend) string {
-	if f.Algorithm == lb.Random.String() || len(f.Backends) == 0 {
+// notes returns in parentheses what is special about a frontend: its algorithm, unless that is the
+// default, and that sockets of pods are left alone.
+func notes(f status.Frontend) string {
+	var notes []string
+	if f.Algorithm != lb.Random.String() && len(f.Backends) > 0 {
+		notes = append(notes, f.Algorithm)
+	}
+	if f.OptedOut {
+		notes = append(notes, "not at sockets of pods")
+	}
+	if len(notes) == 0 {
 		return ""
 	}
 
-	return " (" + f.Algorithm + ")"
+	return " (" + strings.Join(notes, ", ") + ")"
 }
 
 // backendCount returns how many backends an address has: one number, or one of each

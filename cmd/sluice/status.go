@@ -103,6 +103,14 @@ func drawAgent(t *table, s status.Status) {
 		t.note(fmt.Sprintf("agent     %s, up %s, node %s, following %s", s.Version,
 			time.Since(s.Started).Round(time.Second), s.Node, s.Source))
 		t.note(fmt.Sprintf("services  %d", s.Services))
+		if len(s.OptedOut) > 0 {
+			t.note(fmt.Sprintf("opted out %d pods, whose sockets are left alone", len(s.OptedOut)))
+		}
+		for _, pod := range s.OptedOut {
+			if pod.NoCgroup {
+				t.note(fmt.Sprintf("          %s: no cgroup below %s has its UID; it has no processes, or they are translated", pod.Pod, s.CgroupRoot))
+			}
+		}
 	}
 	pins := "pins      " + s.BPFRoot
 	if s.Unpinned != "" {

@@ -56,6 +56,9 @@ type Config struct {
 	MasqueradeAll bool
 	// Algorithm is used for Services that do not name one.
 	Algorithm lb.Algorithm
+	// PodOptOut lets Pods and Namespaces opt out of translation at sockets: see
+	// [kube.SocketKey].
+	PodOptOut bool
 	// IgnoreExternalIPs is set if kube-proxy's feature gate AllowServiceExternalIPs
 	// is off.
 	IgnoreExternalIPs bool
@@ -151,6 +154,8 @@ type source interface {
 	Synced() <-chan struct{}
 	// NodeSynced is closed when the Node was received, or there is none.
 	NodeSynced() <-chan struct{}
+	// PodsSynced is closed when all Pods and Namespaces were received once, if they are followed.
+	PodsSynced() <-chan struct{}
 }
 
 // verifyInterval is the default of [Config.VerifyInterval].
@@ -169,6 +174,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	cfg.Devices = cfg.Local.Rules(cfg.Devices)
 	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
+	cfg.Datapath.PodOptOut = cfg.PodOptOut
 	cfg.Datapath.NoStats = cfg.ServiceMetrics == 0
 	cfg.Datapath.ICMPPerSecond, cfg.Datapath.ICMPBurst = icmp.PerSecond, icmp.Burst
 	cfg.FlowTimeouts.UDPAnswered = cfg.Datapath.UDPIdle
@@ -348,7 +354,7 @@ func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.
 			s, err := inLoop(ctx, a, a.status)
 			s.Started = started
 
-			return s, err
+			return s, errors.Join(err, findCgroups(&s))
 		},
 		Model:    func(ctx context.Context) (status.Model, error) { return inLoop(ctx, a, a.services) },
 		Datapath: dp, Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status,
@@ -399,7 +405,7 @@ func newSource(cfg Config, to kube.Sink) (source, error) {
 	}
 
 	return kube.NewWatcher(kube.Config{
-		Client: cfg.Client, Stream: cfg.Stream, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
+		Client: cfg.Client, Stream: cfg.Stream, PodOptOut: cfg.PodOptOut, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
 	})
 }
 

@@ -129,7 +129,7 @@ func (a *agent) loop(ctx context.Context) error {
 	retired := time.NewTimer(0)
 	defer retired.Stop()
 	a.proxy.Started()
-	services, self := a.source.Synced(), a.source.NodeSynced()
+	services, self, pods := a.source.Synced(), a.source.NodeSynced(), a.source.PodsSynced()
 	var nodeTimeout <-chan time.Time
 
 	round := func() {
@@ -163,6 +163,9 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-self:
 			self = nil
 			a.queue.enqueue((*model).nodeReceived)
+		case <-pods:
+			pods = nil
+			a.queue.enqueue((*model).podsReceived)
 		case <-nodeTimeout:
 			self = nil
 			a.queue.enqueue((*model).stopWaiting)

@@ -52,6 +52,8 @@ type model struct {
 	podCIDRs          []netip.Prefix // the Node's
 	localCIDRsChanged bool
 
+	optOuts optOuts
+
 	serviceCIDRs        []netip.Prefix
 	serviceCIDRsChanged bool
 
@@ -82,6 +84,7 @@ func newModel(cfg Config) *model {
 		nodePortAddresses: cfg.NodePortAddresses,
 		hadNodePorts:      cfg.hadNodePorts,
 		awaitsNode:        true,
+		optOuts:           newOptOuts(cfg.PodOptOut),
 		deviceRules:       cfg.Devices,
 		detector:          cfg.Local,
 		// If none are received, those of an earlier agent have to go.

@@ -93,6 +93,10 @@ func (a *agent) programNode() bool {
 		a.writer.SetLocalCIDRs(cidrs)
 		changed = true
 	}
+	if uids, ok := a.model.newOptedOut(); ok {
+		a.writer.SetOptedOut(uids)
+		changed = true
+	}
 	decisions, redecided := a.model.newDecisions()
 	if redecided {
 		a.decideForwarding()

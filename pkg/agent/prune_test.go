@@ -100,6 +100,7 @@ type idleSource struct{}
 func (idleSource) Run(context.Context) error   { return nil }
 func (idleSource) Synced() <-chan struct{}     { return nil }
 func (idleSource) NodeSynced() <-chan struct{} { return nil }
+func (idleSource) PodsSynced() <-chan struct{} { return nil }
 
 // mustRunLoopOnPinned returns an agent whose loop runs, on maps that have no programs.
 func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {

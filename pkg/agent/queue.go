@@ -176,6 +176,22 @@ func (s sink) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Problem) {
 	})
 }
 
+// SetPod implements [kube.Sink].
+func (s sink) SetPod(pod kube.Pod, problems []lb.Problem) {
+	s.batch(func(m *model) {
+		m.optOuts.setPod(pod)
+		m.report("Pod "+pod.Namespace+"/"+pod.Name, problems)
+	})
+}
+
+// SetNamespace implements [kube.Sink].
+func (s sink) SetNamespace(namespace kube.Namespace, problems []lb.Problem) {
+	s.batch(func(m *model) {
+		m.optOuts.setNamespace(namespace)
+		m.report("Namespace "+namespace.Name, problems)
+	})
+}
+
 // Report implements [kube.Sink].
 func (s sink) Report(source string, problems []lb.Problem) {
 	s.enqueue(func(m *model) { m.report(source, problems) })

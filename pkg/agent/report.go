@@ -29,7 +29,7 @@ func (c Config) record(e kube.Event) {
 }
 
 // eventOf returns the Event for a part of an object that was left out, and false if the
-// object is neither a Service nor this Node.
+// object is none of those that an Event can regard.
 func (m *model) eventOf(p lb.Problem) (kube.Event, bool) {
 	e := kube.Event{
 		Field: p.Field, Reason: kube.ReasonIgnored, Action: actionRead,
@@ -42,6 +42,16 @@ func (m *model) eventOf(p lb.Problem) (kube.Event, bool) {
 		e.Service.Namespace, e.Service.Name, ok = strings.Cut(name, "/")
 
 		return e, ok
+	}
+	if name, ok := strings.CutPrefix(p.Object, "Pod "); ok {
+		e.Pod.Namespace, e.Pod.Name, ok = strings.Cut(name, "/")
+
+		return e, ok
+	}
+	if name, ok := strings.CutPrefix(p.Object, "Namespace "); ok {
+		e.Namespace = name
+
+		return e, true
 	}
 
 	return e, p.Object == "Node "+m.node.Name
@@ -130,6 +140,9 @@ func (a *agent) status() status.Status {
 		Writes:       make(map[string]uint64),
 		Problems:     a.model.allProblems(),
 		Errors:       status.ErrorsOf(a.writer.Statuses()),
+	}
+	for _, pod := range a.model.optOuts.list() {
+		s.OptedOut = append(s.OptedOut, status.OptedOutPod{Pod: pod.Namespace + "/" + pod.Name, UID: pod.UID})
 	}
 	if a.throughStack != nil {
 		s.ThroughStack = *a.throughStack

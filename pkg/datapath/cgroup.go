@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -201,6 +202,35 @@ func checkCgroup2(path string) error {
 	}
 
 	return nil
+}
+
+// PodsWithCgroup returns which of these pods, by their UIDs, have a cgroup below root. Only those can
+// opt out of translation at sockets.
+func PodsWithCgroup(root string, uids []string) (map[string]bool, error) {
+	found := make(map[string]bool)
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it was removed meanwhile
+		}
+		if err != nil || !entry.IsDir() {
+			return err
+		}
+		name := strings.ReplaceAll(strings.TrimSuffix(entry.Name(), ".slice"), "_", "-")
+		for _, uid := range uids {
+			if strings.HasSuffix(name, "pod"+uid) {
+				found[uid] = true
+
+				return fs.SkipDir
+			}
+		}
+
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cgroups of pods: %w", err)
+	}
+
+	return found, nil
 }
 
 // cgroupID returns the kernel's id of a cgroup2 folder, which is its inode number.

@@ -92,6 +92,20 @@ func TestPodOptOut(t *testing.T) {
 	}
 }
 
+// Pods whose UID no cgroup has cannot be recognized.
+func TestPodsWithCgroup(t *testing.T) {
+	root := lab.MustCgroup(t, "kubelet")
+	for _, name := range []string{"kubepods-pod" + strings.ReplaceAll(optedOutUID, "-", "_") + ".slice", otherUID} {
+		_, err := root.Child(name)
+		must(t, err)
+	}
+	found, err := PodsWithCgroup(root.Path(), []string{optedOutUID, otherUID})
+	must(t, err)
+	if diff := cmp.Diff(map[string]bool{optedOutUID: true}, found); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // A socket that got a backend keeps it when its pod opts out.
 func TestPodOptOutLater(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.PodOptOut = true })

@@ -29,6 +29,8 @@ var manifestKinds = map[string]kind{
 	"discovery.k8s.io/v1 EndpointSlice": kindSlice,
 	"v1 Node":                           kindNode,
 	"networking.k8s.io/v1 ServiceCIDR":  kindServiceCIDR,
+	"v1 Pod":                            kindPod,
+	"v1 Namespace":                      kindNamespace,
 }
 
 // strictly decodes JSON as an API server does with strict field validation: names are case
@@ -112,7 +114,7 @@ func (p *manifestParser) add(doc json.RawMessage) {
 	title := strings.TrimSpace(head.Kind + " " + path.Join(head.Metadata.Namespace, head.Metadata.Name))
 	known, isKnown := manifestKinds[head.APIVersion+" "+head.Kind]
 	k := key{kind: known, name: head.Metadata.Name}
-	if known == kindService || known == kindSlice {
+	if known == kindService || known == kindSlice || known == kindPod {
 		k.namespace = head.Metadata.Namespace
 		if k.namespace == "" {
 			k.namespace = metav1.NamespaceDefault

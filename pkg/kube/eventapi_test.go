@@ -70,6 +70,10 @@ func list(r *http.Request) any {
 		}
 
 		return nodes
+	case r.URL.Path == "/api/v1/namespaces/ns/pods" && name == "a":
+		return &corev1.PodList{Items: []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-of-a"}}}}
+	case r.URL.Path == "/api/v1/namespaces" && name == "mesh":
+		return &corev1.NamespaceList{Items: []corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-of-mesh"}}}}
 	case r.URL.Path == "/api/v1/namespaces/ns/services" && name == "web":
 		return &corev1.ServiceList{Items: []corev1.Service{{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-of-web"}}}}
 	}

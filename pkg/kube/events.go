@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
@@ -54,10 +55,11 @@ const (
 // the cluster gets one Event instead of one per node.
 func shared(reason string) bool { return reason == ReasonIgnored || reason == ReasonAddressTaken }
 
-// Event is an Event about a Service or about this node's Node.
+// Event is an Event about one of these objects or, if all are zero, about this node's Node.
 type Event struct {
-	// Service is the Service that the Event regards; the zero value means the Node.
-	Service lb.ServiceName
+	Service   lb.ServiceName
+	Pod       types.NamespacedName
+	Namespace string
 	// Field is the part of the object that it regards; empty means all of it.
 	// Events that differ only in their note are one Event that recurs.
 	Field string
@@ -141,7 +143,7 @@ func (r *Recorder) Record(e Event) {
 		return
 	}
 	limit := r.cfg.limit
-	if e.Service == (lb.ServiceName{}) {
+	if e.regardsNode() {
 		limit = r.cfg.nodeLimit // Events about many Services must not use up that of the Node
 	}
 	if !limit.TryAccept() {
@@ -208,7 +210,7 @@ func (r *Recorder) finish(ctx context.Context, to events.EventRecorder) {
 
 // send passes an Event to client-go, which sends it in another goroutine.
 func (r *Recorder) send(ctx context.Context, to events.EventRecorder, e Event) {
-	about, ok := r.reference(ctx, e.Service)
+	about, ok := r.reference(ctx, e)
 	if !ok {
 		return
 	}
@@ -224,26 +226,37 @@ func (r *Recorder) send(ctx context.Context, to events.EventRecorder, e Event) {
 	to.Eventf(about, nil, kind, e.Reason, e.Action, "%s", e.Note)
 }
 
-// reference returns the reference of an Event to a Service or, without a name, to the Node.
-// It returns false if the Service is gone. It sends requests until one is answered, and
-// lists objects, because the RBAC rules of kube-proxy grant that and not to get them.
-func (r *Recorder) reference(ctx context.Context, service lb.ServiceName) (*corev1.ObjectReference, bool) {
-	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
-	isNode := service == lb.ServiceName{}
-	if isNode {
+// regardsNode reports whether the Event is about this node's Node.
+func (e Event) regardsNode() bool {
+	return e.Service == lb.ServiceName{} && e.Pod == types.NamespacedName{} && e.Namespace == ""
+}
+
+// reference returns the reference of an Event to its object. It returns false if the object,
+// other than the Node, is gone. It sends requests until one is answered, and lists objects,
+// because the RBAC rules of kube-proxy grant that and not to get them.
+func (r *Recorder) reference(ctx context.Context, e Event) (*corev1.ObjectReference, bool) {
+	about := &corev1.ObjectReference{APIVersion: "v1"}
+	core := r.cfg.Client.CoreV1()
+	var lists cache.ListWithContextFunc
+	switch {
+	case e.Service != lb.ServiceName{}:
+		about.Kind, about.Namespace, about.Name = "Service", e.Service.Namespace, e.Service.Name
+		lists = listOf(core.Services(about.Namespace).List)
+	case e.Pod != types.NamespacedName{}:
+		about.Kind, about.Namespace, about.Name = "Pod", e.Pod.Namespace, e.Pod.Name
+		lists = listOf(core.Pods(about.Namespace).List)
+	case e.Namespace != "":
+		about.Kind, about.Name = "Namespace", e.Namespace
+		lists = listOf(core.Namespaces().List)
+	default:
 		about.Kind, about.Name = "Node", r.cfg.NodeName
 		about.UID = types.UID(about.Name) // the kubelet uses the name, too, as long as there is no Node
+		lists = listOf(core.Nodes().List)
 	}
 	var options metav1.ListOptions
 	selectNode(about.Name)(&options)
 	for ; ; sleep(ctx, r.cfg.lookupRetry) {
-		var list runtime.Object
-		var err error
-		if isNode {
-			list, err = r.cfg.Client.CoreV1().Nodes().List(ctx, options)
-		} else {
-			list, err = r.cfg.Client.CoreV1().Services(about.Namespace).List(ctx, options)
-		}
+		list, err := lists(ctx, options)
 		switch {
 		case err == nil:
 			exists := false
@@ -253,7 +266,7 @@ func (r *Recorder) reference(ctx context.Context, service lb.ServiceName) (*core
 				}
 				return nil
 			})
-			return about, exists || isNode
+			return about, exists || e.regardsNode()
 		case ctx.Err() != nil:
 			return nil, false
 		case refused(err):

@@ -88,6 +88,23 @@ func TestEventHasAllFields(t *testing.T) {
 				Type:       "Warning", Reason: "HooksNotEffective", Action: "Check",
 			},
 		},
+		{
+			"of a Pod", "node1",
+			Event{Pod: types.NamespacedName{Namespace: "ns", Name: "a"}, Reason: ReasonIgnored, Action: "Read"},
+			eventsv1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "ns"},
+				Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "ns", Name: "a", UID: "uid-of-a"},
+				Type:       "Warning", Reason: "FieldIgnored", Action: "Read",
+			},
+		}, {
+			"of a Namespace", "node1",
+			Event{Namespace: "mesh", Reason: ReasonIgnored, Action: "Read"},
+			eventsv1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default"},
+				Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: "mesh", UID: "uid-of-mesh"},
+				Type:       "Warning", Reason: "FieldIgnored", Action: "Read",
+			},
+		},
 	} {
 		t.Run("it is one "+test.name, func(t *testing.T) {
 			api := newEventAPI(t)

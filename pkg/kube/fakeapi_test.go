@@ -75,7 +75,7 @@ type request struct {
 func newFakeAPI(t *testing.T) *fakeAPI {
 	f := &fakeAPI{
 		version: 1,
-		objects: map[string]map[string]apiObject{"services": {}, "endpointslices": {}, "nodes": {}, "servicecidrs": {}},
+		objects: map[string]map[string]apiObject{"services": {}, "endpointslices": {}, "nodes": {}, "servicecidrs": {}, "pods": {}, "namespaces": {}},
 		watches: map[chan apiEvent]string{},
 		absent:  map[string]bool{},
 		held:    map[string]bool{},
@@ -276,6 +276,7 @@ func (f *fakeAPI) bookmark(resource string) apiObject {
 	obj := map[string]apiObject{
 		"services": &corev1.Service{}, "endpointslices": &discoveryv1.EndpointSlice{},
 		"nodes": &corev1.Node{}, "servicecidrs": &networkingv1.ServiceCIDR{},
+		"pods": &corev1.Pod{}, "namespaces": &corev1.Namespace{},
 	}[resource]
 	resourceOf(obj)
 	obj.SetResourceVersion(strconv.Itoa(f.version))
@@ -329,6 +330,8 @@ var apiKinds = map[string][2]string{
 	"endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"},
 	"nodes":          {"v1", "Node"},
 	"servicecidrs":   {"networking.k8s.io/v1", "ServiceCIDR"},
+	"pods":           {"v1", "Pod"},
+	"namespaces":     {"v1", "Namespace"},
 }
 
 // resourceOf returns the resource of an object, and sets the object's kind.
@@ -344,6 +347,10 @@ func resourceOf(obj apiObject) string {
 		resource, is = "nodes", &obj.TypeMeta
 	case *networkingv1.ServiceCIDR:
 		resource, is = "servicecidrs", &obj.TypeMeta
+	case *corev1.Pod:
+		resource, is = "pods", &obj.TypeMeta
+	case *corev1.Namespace:
+		resource, is = "namespaces", &obj.TypeMeta
 	default:
 		panic(fmt.Sprintf("no resource has %T", obj))
 	}

@@ -53,6 +53,11 @@ type Sink interface {
 	// of all ServiceCIDR objects, sorted, without duplicates.
 	SetServiceCIDRs([]netip.Prefix, []lb.Problem)
 
+	// SetPod and SetNamespace are called for what opts out, if [Config].PodOptOut is set:
+	// the Pods of this node, and Namespaces with the label [SocketKey].
+	SetPod(Pod, []lb.Problem)
+	SetNamespace(Namespace, []lb.Problem)
+
 	// Report replaces the problems of a source that no Set method is called for: a file
 	// or a directory of manifests (its path), a request to the API server ("services"),
 	// an EndpointSlice that is ignored ("EndpointSlice ns/name"). Without problems, the
@@ -73,9 +78,11 @@ const (
 	kindSlice
 	kindNode
 	kindServiceCIDR
+	kindPod
+	kindNamespace
 )
 
-var kindText = [...]string{"Service", "EndpointSlice", "Node", "ServiceCIDR"}
+var kindText = [...]string{"Service", "EndpointSlice", "Node", "ServiceCIDR", "Pod", "Namespace"}
 
 // key identifies an object.
 type key struct {
@@ -109,8 +116,8 @@ func keyOf(k kind, meta *metav1.ObjectMeta) key {
 type object struct {
 	key key
 
-	// value is a lb.Service, Slice, Node or []netip.Prefix, according to key.kind. It
-	// is nil if the object must be ignored, for the reasons in problems.
+	// value is a lb.Service, Slice, Node, []netip.Prefix, Pod or Namespace, according to
+	// key.kind. It is nil if the object must be ignored, for the reasons in problems.
 	value    any
 	problems []lb.Problem
 
@@ -142,6 +149,14 @@ func translate(obj any) *object {
 	case *networkingv1.ServiceCIDR:
 		return read(keyOf(kindServiceCIDR, &obj.ObjectMeta), func(o *object) {
 			o.value, o.problems = translateServiceCIDR(obj)
+		})
+	case *corev1.Pod:
+		return read(keyOf(kindPod, &obj.ObjectMeta), func(o *object) {
+			o.value, o.problems = translatePod(obj)
+		})
+	case *corev1.Namespace:
+		return read(keyOf(kindNamespace, &obj.ObjectMeta), func(o *object) {
+			o.value, o.problems = translateNamespace(obj)
 		})
 	}
 	// No object of a cluster can cause this: the package requests no other types.

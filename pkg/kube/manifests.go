@@ -27,8 +27,8 @@ const scanInterval = 200 * time.Millisecond
 // ManifestsConfig is the configuration of a [Manifests].
 type ManifestsConfig struct {
 	// Dir is the directory of the manifests: files called *.yaml, *.yml or *.json with
-	// Services, EndpointSlices, Nodes, ServiceCIDRs and Lists of them. Names that begin
-	// with a dot and subdirectories are ignored.
+	// Services, EndpointSlices, Nodes, ServiceCIDRs, Pods, Namespaces and Lists of them.
+	// Names that begin with a dot and subdirectories are ignored.
 	Dir string
 
 	// NodeName is the name of this node, in lower case; other Nodes are ignored.
@@ -127,6 +127,9 @@ func (m *Manifests) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// PodsSynced returns a channel that is closed when the Pods and Namespaces have been reported.
+func (m *Manifests) PodsSynced() <-chan struct{} { return m.synced }
 
 // scan reads the files that have changed, and applies the changes. A file whose version is
 // not that of the last scan may still be written to: it is read at the next scan, unless

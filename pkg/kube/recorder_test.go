@@ -62,6 +62,9 @@ func (r *recorder) SetService(s lb.Service, problems []lb.Problem) {
 	if s.Algorithm != lb.DefaultAlgorithm {
 		value += " by " + s.Algorithm.String()
 	}
+	if s.OptedOut {
+		value += " opted out"
+	}
 	r.set("Service "+s.Name.String(), value, problems)
 }
 
@@ -82,6 +85,16 @@ func (r *recorder) SetNode(n Node, problems []lb.Problem) {
 
 func (r *recorder) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Problem) {
 	r.set("ServiceCIDRs", fmt.Sprint(prefixes), problems)
+}
+
+var socketText = [...]string{SocketUndecided: "", SocketOn: "on", SocketOff: "off"}
+
+func (r *recorder) SetPod(p Pod, problems []lb.Problem) {
+	r.set("Pod "+p.Namespace+"/"+p.Name, fmt.Sprintf("uid=%q socket=%q", p.UID, socketText[p.Socket]), problems)
+}
+
+func (r *recorder) SetNamespace(n Namespace, problems []lb.Problem) {
+	r.set("Namespace "+n.Name, fmt.Sprintf("socket=%q", socketText[n.Socket]), problems)
 }
 
 func (r *recorder) DeleteService(name lb.ServiceName) { r.delete("Service " + name.String()) }

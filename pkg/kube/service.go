@@ -31,6 +31,7 @@ func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
 		SourceRanges:        p.prefixes("spec.loadBalancerSourceRanges", spec.LoadBalancerSourceRanges),
 		Affinity:            p.affinity(spec),
 		Algorithm:           p.algorithm(obj.Annotations),
+		OptedOut:            p.socket("metadata.annotations", obj.Annotations) == SocketOff,
 		HealthCheckNodePort: p.port("spec.healthCheckNodePort", spec.HealthCheckNodePort),
 		Ports:               p.servicePorts(spec.Ports),
 	}

@@ -83,6 +83,10 @@ func (t *tracker) put(o *object) {
 		t.sink.SetSlice(value, o.problems)
 	case Node:
 		t.sink.SetNode(value, o.problems)
+	case Pod:
+		t.sink.SetPod(value, o.problems)
+	case Namespace:
+		t.sink.SetNamespace(value, o.problems)
 	case []netip.Prefix:
 		t.cidrs[o.key.name] = o
 		t.cidrsChanged = true
@@ -116,6 +120,10 @@ func (t *tracker) remove(k key) {
 		t.sink.DeleteSlice(lb.SliceName{Namespace: k.namespace, Name: k.name})
 	case kindNode:
 		t.sink.SetNode(Node{Node: lb.Node{Name: k.name}}, nil)
+	case kindPod:
+		t.sink.SetPod(Pod{Namespace: k.namespace, Name: k.name}, nil)
+	case kindNamespace:
+		t.sink.SetNamespace(Namespace{Name: k.name}, nil)
 	case kindServiceCIDR:
 		delete(t.cidrs, k.name)
 		t.cidrsChanged = true

@@ -155,6 +155,8 @@ func (nowhere) SetSlice(Slice, []lb.Problem)                 {}
 func (nowhere) DeleteSlice(lb.SliceName)                     {}
 func (nowhere) SetNode(Node, []lb.Problem)                   {}
 func (nowhere) SetServiceCIDRs([]netip.Prefix, []lb.Problem) {}
+func (nowhere) SetPod(Pod, []lb.Problem)                     {}
+func (nowhere) SetNamespace(Namespace, []lb.Problem)         {}
 func (nowhere) Report(string, []lb.Problem)                  {}
 func (nowhere) Flush()                                       {}
 

@@ -34,6 +34,10 @@ type Config struct {
 	// which costs more and takes longer.
 	Stream *Stream
 
+	// PodOptOut follows the Pods of this node and the Namespaces with the label [SocketKey],
+	// too. It takes RBAC rules that kube-proxy does not have.
+	PodOptOut bool
+
 	// NodeName is the name of the Node object of this node, in lower case.
 	NodeName string
 
@@ -66,6 +70,7 @@ type Watcher struct {
 	cfg        Config
 	synced     chan struct{}
 	nodeSynced chan struct{}
+	podsSynced chan struct{}
 }
 
 // NewWatcher returns an error if cfg does not validate. It makes no requests before
@@ -84,7 +89,7 @@ func NewWatcher(cfg Config) (*Watcher, error) {
 		// client-go's own values, so that retries do not keep an API server down.
 		cfg.backoff = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 38, Factor: 2, Jitter: 1}
 	}
-	return &Watcher{cfg: cfg, synced: make(chan struct{}), nodeSynced: make(chan struct{})}, nil
+	return &Watcher{cfg: cfg, synced: make(chan struct{}), nodeSynced: make(chan struct{}), podsSynced: make(chan struct{})}, nil
 }
 
 // Synced returns a channel that is closed when all Services and all EndpointSlices have been
@@ -96,6 +101,10 @@ func (w *Watcher) Synced() <-chan struct{} { return w.synced }
 // decides how long to wait for them (kube-proxy: 30 s).
 func (w *Watcher) NodeSynced() <-chan struct{} { return w.nodeSynced }
 
+// PodsSynced returns a channel that is closed when all Pods of this node and all Namespaces
+// with a label have been reported to the sink once, if [Config].PodOptOut is set.
+func (w *Watcher) PodsSynced() <-chan struct{} { return w.podsSynced }
+
 // Run follows the API server until ctx ends, then returns nil. It may be called
 // once. It retries failed requests for ever; meanwhile the last reports to the sink stay in
 // force.
@@ -106,6 +115,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	for _, r := range w.resources(services, slices) {
 		running.Go(func() { w.follow(ctx, r) })
+	}
+	if w.cfg.PodOptOut {
+		running.Go(func() { w.followOptOuts(ctx) })
 	}
 	for _, first := range []chan struct{}{services, slices} {
 		select {
@@ -287,6 +299,11 @@ func selected(obj any, nodeName string) bool {
 		return !headless
 	case *corev1.Node:
 		return obj.Name == nodeName
+	case *corev1.Pod:
+		return obj.Spec.NodeName == nodeName
+	case *corev1.Namespace:
+		_, decides := obj.Labels[SocketKey]
+		return decides
 	}
 	return true
 }

@@ -44,9 +44,8 @@ type Status struct {
 	// empty if they need not. Only an agent knows it.
 	ThroughStack string `json:"throughStack,omitempty"`
 
-	// OptedOut are the Pods of this node whose sockets are left alone, as NAMESPACE/NAME. Only
-	// an agent knows it.
-	OptedOut []string `json:"optedOut,omitempty"`
+	// OptedOut are the Pods of this node whose sockets are left alone. Only an agent knows them.
+	OptedOut []OptedOutPod `json:"optedOut,omitempty"`
 
 	Services int               `json:"services"`
 	Maps     []MapFill         `json:"maps"`
@@ -57,6 +56,15 @@ type Status struct {
 
 	Problems []lb.Problem   `json:"problems"` // parts of objects that were left out
 	Errors   []ServiceError `json:"errors"`   // Services that are not as they should be in the maps
+}
+
+// OptedOutPod is a Pod that has opted out of translation at sockets.
+type OptedOutPod struct {
+	Pod string `json:"pod"` // NAMESPACE/NAME
+	UID string `json:"uid"`
+	// NoCgroup is set if no cgroup below CgroupRoot has the UID in its name: either no process of
+	// the Pod runs, or its sockets are translated nevertheless.
+	NoCgroup bool `json:"noCgroup,omitempty"`
 }
 
 // MapFill is how full a map is.

@@ -37,6 +37,7 @@ var installations = []struct {
 		name: "kubeadm, SYS_RESOURCE", folder: "overlays/kubeadm", components: []string{"sys-resource"},
 		configMap: "kube-proxy", added: []corev1.Capability{"SYS_RESOURCE"}, k8sApp: "sluice",
 	},
+	{name: "kubeadm, pods opt out", folder: "overlays/kubeadm", components: []string{"pod-opt-out"}, configMap: "kube-proxy", k8sApp: "sluice"},
 	{
 		name: "kubeadm, every component", folder: "overlays/kubeadm",
 		components: []string{"kube-proxy-label", "host-processes", "privileged-init", "sys-resource"},

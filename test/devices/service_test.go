@@ -26,6 +26,8 @@ type service struct {
 	local    bool   // externalTrafficPolicy: Local
 	port     uint16 // where backends answer; 0: podPort
 	backends []backend
+
+	annotations map[string]string
 }
 
 // backend is an endpoint of each family.
@@ -116,7 +118,7 @@ var protocols = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1
 func (s service) object() *corev1.Service {
 	object := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: s.name()},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: s.name(), Annotations: s.annotations},
 		Spec: corev1.ServiceSpec{
 			Type:                  corev1.ServiceTypeLoadBalancer,
 			ClusterIP:             s.ip(clusterIP, ipv4),

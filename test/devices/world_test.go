@@ -154,6 +154,7 @@ func (w *world) optedOut(t *testing.T, pod *lab.Pod) *lab.Caller {
 }
 
 func TestMain(m *testing.M) {
+	playRole()
 	lab.Main()
 	os.Exit(m.Run())
 }

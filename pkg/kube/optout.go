@@ -1,0 +1,120 @@
+package kube
+
+import (
+	"context"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// SocketKey is the annotation of a Service or a Pod, or the label of a Namespace, that
+// decides whether sockets of pods are translated: "on" or "off". With "off" they are left
+// alone, and devices translate their packets. An annotation of a Pod overrides the label of
+// its Namespace.
+const SocketKey = "sluice-lb.io/socket"
+
+// SocketChoice is the value of [SocketKey].
+type SocketChoice uint8
+
+// The choices.
+const (
+	SocketUndecided SocketChoice = iota // no key, or another value, which is a problem
+	SocketOn
+	SocketOff
+)
+
+// Pod is a Pod of this node. One that was deleted has its names and nothing else.
+type Pod struct {
+	Namespace, Name string
+	UID             string
+	Socket          SocketChoice
+}
+
+// Namespace is a Namespace that has the label [SocketKey]. One that was deleted, or has lost
+// the label, has its name and nothing else.
+type Namespace struct {
+	Name   string
+	Socket SocketChoice
+}
+
+// socket reads the value of [SocketKey] in a field, "metadata.annotations" or "metadata.labels".
+func (p *parser) socket(field string, values map[string]string) SocketChoice {
+	text, ok := values[SocketKey]
+	switch {
+	case !ok:
+		return SocketUndecided
+	case text == "on":
+		return SocketOn
+	case text == "off":
+		return SocketOff
+	}
+	p.add(field+"["+SocketKey+"]", "%q is neither on nor off, so it is as if there were none", text)
+	return SocketUndecided
+}
+
+// translatePod reads a Pod. Devices translate nothing that is sent in the network namespace
+// of the node, so a Pod there cannot opt out.
+func translatePod(obj *corev1.Pod) (Pod, []lb.Problem) {
+	p := &parser{object: keyOf(kindPod, &obj.ObjectMeta)}
+	pod := Pod{Namespace: p.object.namespace, Name: p.object.name, UID: string(obj.UID), Socket: p.socket("metadata.annotations", obj.Annotations)}
+	const field = "metadata.annotations[" + SocketKey + "]"
+	_, static := obj.Annotations[corev1.MirrorPodAnnotationKey]
+	switch {
+	case obj.Spec.HostNetwork && pod.Socket == SocketOff:
+		p.add(field, "the Pod has the network of the node, whose sockets are always translated")
+	case static && pod.Socket == SocketOff:
+		p.add(field, "a static Pod cannot opt out, because the API server does not have the UID by which the kubelet knows it")
+	}
+	if obj.Spec.HostNetwork || static {
+		pod.Socket = SocketOn
+	}
+	return pod, p.problems
+}
+
+// translateNamespace reads a Namespace.
+func translateNamespace(obj *corev1.Namespace) (Namespace, []lb.Problem) {
+	p := &parser{object: keyOf(kindNamespace, &obj.ObjectMeta)}
+	return Namespace{Name: obj.Name, Socket: p.socket("metadata.labels", obj.Labels)}, p.problems
+}
+
+// followOptOuts reports Pods and Namespaces to the sink until ctx ends.
+func (w *Watcher) followOptOuts(ctx context.Context) {
+	pods, namespaces := make(chan struct{}), make(chan struct{})
+	ofNode, all := w.cfg.Client.CoreV1().Pods(metav1.NamespaceAll), w.cfg.Client.CoreV1().Namespaces()
+	var running sync.WaitGroup
+	running.Go(func() {
+		w.follow(ctx, &resource{name: "pods", example: &corev1.Pod{}, synced: pods, selects: selectPods(w.cfg.NodeName),
+			list: listOf(ofNode.List), watch: ofNode.Watch})
+	})
+	running.Go(func() {
+		w.follow(ctx, &resource{name: "namespaces", example: &corev1.Namespace{}, synced: namespaces, selects: selectNamespaces,
+			list: listOf(all.List), watch: all.Watch})
+	})
+	for _, first := range []chan struct{}{pods, namespaces} {
+		select {
+		case <-first:
+		case <-ctx.Done():
+			running.Wait()
+			return
+		}
+	}
+	close(w.podsSynced)
+	running.Wait()
+}
+
+// selectPods selects the Pods of a node that may have processes.
+func selectPods(nodeName string) func(*metav1.ListOptions) {
+	return func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.AndSelectors(
+			fields.OneTermEqualSelector("spec.nodeName", nodeName),
+			fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
+			fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
+		).String()
+	}
+}
+
+func selectNamespaces(options *metav1.ListOptions) { options.LabelSelector = SocketKey }
