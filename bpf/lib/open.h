@@ -220,8 +220,8 @@ __noinline int is_nodes_own(struct __sk_buff *ctx)
 	       is_served_here(ctx, &pkt->ip.key.dst, pkt->ip.key.dst_port, pkt->ip.key.proto);
 }
 
-static __always_inline enum reason
-lookup_frontend(struct __sk_buff *ctx, const struct flow_key *came, __u32 flags, struct pool *pool)
+static __always_inline enum reason lookup_frontend(const struct flow_key *came, __u32 flags,
+						   struct pool *pool)
 {
 	struct frontend_key original_dst = {
 		.addr = came->dst,
@@ -231,8 +231,6 @@ lookup_frontend(struct __sk_buff *ctx, const struct flow_key *came, __u32 flags,
 	};
 	enum reason why = REASON_PASS_NO_FRONTEND;
 
-	if (flags & ADDR_NODE && flags & ADDR_SERVICE && is_nodes_own(ctx))
-		return REASON_PASS_NO_FRONTEND;
 	if (has_ports(came->proto)) {
 		if (flags & ADDR_SERVICE)
 			why = find_pool(&original_dst, pool);
@@ -258,7 +256,9 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (has_ports(pkt->ip.key.proto) && (pkt->event != EVENT_OPEN || pkt->ip.later))
 		return REASON_PASS_NO_FLOW;
-	why = lookup_frontend(ctx, &pkt->ip.key, flags, &pkt->pool);
+	why = lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
+	if (!why && flags & ADDR_NODE && is_nodes_own(ctx))
+		why = REASON_PASS_NO_FRONTEND;
 	if (why)
 		return why;
 	if (pkt->pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&pkt->pool, &pkt->ip.key.src))
