@@ -34,6 +34,7 @@ func TestMigrate(t *testing.T) {
 			w.SetEndpoints(t, "web", scene.ReadyAll(w.Local()[0], w.Remote()[0])...)
 			w.CreateService(t, "web", scene.NodePort)
 			w.mustStartKubeProxy(t)
+			w.mustSync(t)
 			l := w.mustBegin(t)
 			for _, step := range w.steps(t) {
 				begin := time.Now()
@@ -74,7 +75,7 @@ func (w *world) steps(t *testing.T) []step {
 		"kubectl -n kube-system get daemonset,configmap kube-proxy -o yaml > kube-proxy.yaml": func() error { return nil },
 		"kubectl apply -k .": func() error { w.mustStartSluice(t); return nil },
 		"kubectl -n kube-system delete daemonset kube-proxy": func() error { return w.proxy.Close() },
-		"kubectl apply -f kube-proxy.yaml":                   func() error { w.mustStartKubeProxy(t); return nil },
+		"kubectl apply -f kube-proxy.yaml":                   func() error { w.mustStartKubeProxy(t); w.mustAgree(t); return nil },
 		"kubectl -n kube-system delete daemonset sluice":     w.Agent.Stop,
 	}
 	var all []step

@@ -26,15 +26,11 @@ func TestVerifyAgainst(t *testing.T) {
 			w := mustBuild(t, mode)
 			w.mustCreateServices(t)
 			w.mustStartKubeProxy(t)
+			w.mustSync(t)
 			w.mustStartSluice(t)
-			lab.Eventually(t, "kube-proxy has programmed all", func() error {
-				r, err := w.verify()
-				if err == nil && (len(r.Differences) > 0 || r.Services < 9) {
-					err = fmt.Errorf("%d Services, differences: %v", r.Services, r.Differences)
-				}
-
-				return err
-			})
+			if v := w.mustAgree(t); v.Services < 9 {
+				t.Errorf("only %d Services are compared", v.Services)
+			}
 			for _, wrong := range w.wrongRules(t) {
 				t.Run(wrong.field, func(t *testing.T) {
 					lab.Must(t, wrong.do())
@@ -174,6 +170,21 @@ func (w *world) verify() (verdict, error) {
 	}
 
 	return v, nil
+}
+
+// mustAgree waits until verify finds that kube-proxy has programmed all that Sluice has.
+func (w *world) mustAgree(t *testing.T) (last verdict) {
+	t.Helper()
+	lab.Eventually(t, "kube-proxy's rules are those of Sluice", func() (err error) {
+		last, err = w.verify()
+		if err == nil && len(last.Differences) > 0 {
+			err = fmt.Errorf("differences: %v", last.Differences)
+		}
+
+		return err
+	})
+
+	return last
 }
 
 // wrongRule is a change by hand, and what verify should say about it.

@@ -61,7 +61,7 @@ func mustBuild(t *testing.T, mode realproxy.Mode) *world {
 	return w
 }
 
-// mustStartKubeProxy starts kube-proxy and waits until it has programmed what there is.
+// mustStartKubeProxy starts kube-proxy, and does not wait until it has programmed anything.
 func (w *world) mustStartKubeProxy(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(w.config)
@@ -83,9 +83,15 @@ func (w *world) mustStartKubeProxy(t *testing.T) {
 		}
 	})
 	w.proxy = proxy
+}
+
+// mustSync waits until kube-proxy has programmed what there is. It must not be called while the agent runs, which may
+// have kube-proxy's ports.
+func (w *world) mustSync(t *testing.T) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	lab.Must(t, proxy.Synced(ctx))
+	lab.Must(t, w.proxy.Synced(ctx))
 }
 
 // mustStartSluice starts the agent and waits until it works.
