@@ -44,6 +44,7 @@ func TestChart(t *testing.T) {
 		{"--set privilegedInit=true", "overlays/kubeadm", []string{"privileged-init"}},
 		{"--set sysResource=true", "overlays/kubeadm", []string{"sys-resource"}},
 		{"--set hostProcesses=true", "overlays/kubeadm", []string{"host-processes"}},
+		{"--set podOptOut=true", "overlays/kubeadm", []string{"pod-opt-out"}},
 		{"--set kubeProxyLabel=true", "overlays/kubeadm", []string{"kube-proxy-label"}},
 		{"--set monitoring.podMonitor=true --set monitoring.rules=true --set monitoring.dashboard=true", "overlays/kubeadm", []string{"../monitoring"}},
 		{"--set privilegedInit=true --set image.repository=localhost/sluice --set image.tag=dev", "overlays/kind", nil},
