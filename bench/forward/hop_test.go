@@ -41,9 +41,8 @@ var (
 //
 //	go test -run '^$' -bench Hop ./forward
 func BenchmarkHop(b *testing.B) {
-	for name, proto := range map[string]uint8{"connections": unix.IPPROTO_TCP, "datagrams": unix.IPPROTO_UDP} {
-		b.Run(name, func(b *testing.B) { measureHop(b, proto) })
-	}
+	b.Run("connections", func(b *testing.B) { measureHop(b, unix.IPPROTO_TCP) })
+	b.Run("datagrams", func(b *testing.B) { measureHop(b, unix.IPPROTO_UDP) })
 }
 
 func measureHop(b *testing.B, proto uint8) {
@@ -155,7 +154,7 @@ func mustBeTurned(b *testing.B, m *maps.Pinned) {
 			b.Fatal(err)
 		}
 		if !entry.Value.IsTurned() {
-			b.Fatalf("the flow of %v passes the stack", entry.Key)
+			b.Fatalf("the flow of packets from %v to %v passes the stack", entry.Key.Source(), entry.Key.Destination())
 		}
 		flows++
 	}
@@ -164,7 +163,7 @@ func mustBeTurned(b *testing.B, m *maps.Pinned) {
 	}
 }
 
-// mustListen returns a socket on all addresses of a pod that does not block.
+// mustListen returns a socket on all addresses of a pod.
 func mustListen(b *testing.B, ns *lab.Namespace, proto uint8) int {
 	b.Helper()
 	kind := unix.SOCK_STREAM
@@ -173,7 +172,7 @@ func mustListen(b *testing.B, ns *lab.Namespace, proto uint8) int {
 	}
 	fd := -1
 	lab.MustDo(b, ns, func() (err error) {
-		if fd, err = unix.Socket(unix.AF_INET, kind|unix.SOCK_NONBLOCK, 0); err != nil {
+		if fd, err = newSocket(kind); err != nil {
 			return err
 		}
 		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: backendPort}); err != nil || proto == unix.IPPROTO_UDP {
@@ -185,6 +184,16 @@ func mustListen(b *testing.B, ns *lab.Namespace, proto uint8) int {
 	b.Cleanup(func() { unix.Close(fd) })
 
 	return fd
+}
+
+// newSocket returns a socket that waits for a second at most.
+func newSocket(kind int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, kind, 0)
+	if err != nil {
+		return -1, err
+	}
+
+	return fd, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1})
 }
 
 func sockaddr(a netip.AddrPort) *unix.SockaddrInet4 {
@@ -207,7 +216,7 @@ func connectBatch(server int, from, to netip.AddrPort) (float64, error) {
 // converse makes a connection, with a request and an answer; the client closes it.
 func converse(server int, source, target *unix.SockaddrInet4) error {
 	var message [64]byte
-	client, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	client, err := newSocket(unix.SOCK_STREAM)
 	if err != nil {
 		return err
 	}
@@ -230,25 +239,33 @@ func converse(server int, source, target *unix.SockaddrInet4) error {
 		if _, err := unix.Write(way[0], message[:]); err != nil {
 			return err
 		}
-		if n, err := unix.Read(way[1], message[:]); err != nil || n != len(message) {
-			return fmt.Errorf("%d bytes read: %w", n, err)
+		if err := expect(way[1], len(message)); err != nil {
+			return err
 		}
 	}
 	if err := unix.Shutdown(client, unix.SHUT_WR); err != nil {
 		return err
 	}
-	if n, err := unix.Read(backend, message[:]); err != nil || n != 0 {
-		return fmt.Errorf("%d bytes at the end: %w", n, err)
+
+	return expect(backend, 0)
+}
+
+// expect reads a message of a length, which is 0 at the end of a connection.
+func expect(fd, length int) error {
+	var message [64]byte
+	n, err := unix.Read(fd, message[:])
+	if err == nil && n != length {
+		err = fmt.Errorf("%d bytes instead of %d", n, length)
 	}
 
-	return nil
+	return err
 }
 
 // sendBatch sends datagrams, and returns nanoseconds for each. A flow of a node port is answered before, so that
 // it is confirmed.
 func sendBatch(server int, from, to netip.AddrPort) (float64, error) {
 	var message [64]byte
-	client, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	client, err := newSocket(unix.SOCK_DGRAM)
 	if err != nil {
 		return 0, err
 	}
@@ -282,7 +299,7 @@ func sendBatch(server int, from, to netip.AddrPort) (float64, error) {
 func ask(client, server int) error {
 	var message [64]byte
 	for {
-		if _, _, err := unix.Recvfrom(server, message[:], 0); err != nil {
+		if _, _, err := unix.Recvfrom(server, message[:], unix.MSG_DONTWAIT); err != nil {
 			break
 		}
 	}
@@ -296,7 +313,6 @@ func ask(client, server int) error {
 	if err := unix.Sendto(server, message[:], 0, from); err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}
-	_, err = unix.Read(client, message[:])
 
-	return err
+	return expect(client, len(message))
 }
