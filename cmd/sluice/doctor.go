@@ -55,7 +55,7 @@ func newDoctor(where *places) *cobra.Command {
 		Use:   "doctor",
 		Short: "Find out whether Sluice can run on this node, and what stands in its way",
 		Long: "Find out whether Sluice can run on this node, and what stands in its way. It needs no agent, and changes nothing.\n\n" +
-			"It takes the flags of 'sluice agent', so that it looks at what the agent would use; all have the same defaults.\n" +
+			"It accepts the flags of 'sluice agent', so that it looks at what the agent would use; those that matter are below.\n" +
 			"The exit code is 0 if all is well or there are only warnings, 1 if there is a problem, and 2 if it could not look.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -108,13 +108,17 @@ func (f *agentFlags) doctorConfig(where *places, log *slog.Logger) (doctor.Confi
 	if err := f.setDevices(&cfg); err != nil {
 		return doctor.Config{}, err
 	}
+	local, err := localDetector(s.kubeProxy)
+	if err != nil {
+		return doctor.Config{}, err
+	}
 	memory, err := f.flowMemory(s.kubeProxy)
 	if err != nil {
 		return doctor.Config{}, err
 	}
 	wanted := doctor.Config{
 		CgroupRoot: where.cgroupRoot, BPFRoot: where.bpfRoot, Socket: where.socket,
-		Devices: cfg.Devices, Attachment: cfg.Datapath.Attachment, ThroughStack: cfg.ThroughStack, FlowMemory: memory,
+		Devices: local.Rules(cfg.Devices), Attachment: cfg.Datapath.Attachment, ThroughStack: cfg.ThroughStack, FlowMemory: memory,
 	}
 	if f.manifests != "" {
 		return wanted, nil

@@ -77,6 +77,8 @@ apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 clientConnection:
   kubeconfig: /none/kubeconfig
+detectLocalMode: BridgeInterface
+detectLocal: {bridgeInterface: cni0}
 `
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -93,6 +95,9 @@ clientConnection:
 	}
 	if got.ClientErr == nil || !strings.Contains(got.ClientErr.Error(), "/none/kubeconfig") {
 		t.Errorf("the error of the client is %v, want that of the kubeconfig", got.ClientErr)
+	}
+	if got.Devices.PodBridge != "cni0" {
+		t.Errorf("the bridge of pods is %q", got.Devices.PodBridge)
 	}
 	if len(got.Devices.Never) != 1 || got.Devices.Never[0].String() != "docker*" {
 		t.Errorf("excluded devices are %v", got.Devices.Never)

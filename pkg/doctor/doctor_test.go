@@ -207,6 +207,9 @@ var patients = []struct {
 			selects(node.Match{Destination: netip.MustParsePrefix("224.0.0.0/4")}, "drops"),
 		)
 	}},
+	{"node-port-firewall", "marks of connections, which have a check of their own", func(n *Node) {
+		n.Netfilter = rules(selects(nodePort, node.MarksConnections))
+	}},
 	{"connection-marks", "of a VPC CNI", func(n *Node) {
 		n.Netfilter, n.MarkRules.Value = rules(selects(node.Match{}, node.MarksConnections)), []int{1024}
 	}},

@@ -22,7 +22,7 @@ type Device struct {
 func (n Node) uplinks() []Device {
 	var uplinks []Device
 	for _, d := range n.Devices.Value {
-		if d.Class == node.ClassUplink && tunnelOverhead[d.Kind] == 0 && d.Network.IsValid() {
+		if d.Class == node.ClassUplink && tunnelOverhead[d.Kind] == 0 && (d.Network.IsValid() || d.Gateway.IsValid()) {
 			uplinks = append(uplinks, d)
 		}
 	}

@@ -293,18 +293,20 @@ func readPins(root string) (Pins, error) {
 	if p.Others, err = maps.OtherFolders(root); err != nil {
 		return p, err
 	}
-	if len(p.Folders) > len(p.Others) {
-		pinned, err := maps.Load(root)
-		if err != nil {
-			p.Unreadable = err
-		} else {
-			err = pinned.Close()
-		}
+	if len(p.Folders) == len(p.Others) {
+		return p, nil
+	}
+	pinned, err := maps.Load(root)
+	if errors.Is(err, maps.ErrStale) || errors.Is(err, fs.ErrNotExist) {
+		p.Unreadable = err
 
+		return p, nil
+	}
+	if err != nil {
 		return p, err
 	}
 
-	return p, nil
+	return p, pinned.Close()
 }
 
 // rivals are the processes of other proxies, or of what may be one.

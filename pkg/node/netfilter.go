@@ -65,11 +65,10 @@ func (r NetfilterRule) String() string {
 		text += " to " + r.Destination.String()
 	}
 	for i, ports := range r.Ports {
-		switch {
-		case i > 0:
-			text += ", "
-		default:
+		if i == 0 {
 			text += " to ports "
+		} else {
+			text += ", "
 		}
 		text += fmt.Sprint(ports.Low)
 		if ports.High != ports.Low {
@@ -105,7 +104,9 @@ type step struct {
 
 // ReadNetfilter reads the rules of the calling thread's network namespace. It creates no table and
 // loads no module.
-func ReadNetfilter() (Netfilter, error) {
+func ReadNetfilter() (Netfilter, error) { return complete(readNetfilter) }
+
+func readNetfilter() (Netfilter, error) {
 	var found Netfilter
 	tables, err := openNFTables(netns.None())
 	if err != nil {
@@ -163,7 +164,7 @@ var familyNames = map[uint8]string{
 
 // survey adds the chains and the rules of nftables, which include those of iptables-nft.
 func (n nftables) survey(found *Netfilter) error {
-	messages, err := complete(func() ([][]byte, error) { return n.dump(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC) })
+	messages, err := n.dump(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC)
 	if errors.Is(err, unix.EINVAL) {
 		return nil // a kernel without nftables
 	}
@@ -274,6 +275,8 @@ func (n nftables) stepOf(c chain, expressions []expression) (step, error) {
 			s.does = "rejects"
 		case "queue":
 			s.does = "queues"
+		case "nat", "redir", "tproxy":
+			s.does = "redirects"
 		case "immediate":
 			target, harmless := e.verdict()
 			s.jump = target

@@ -52,6 +52,16 @@ func TestNetfilterRules(t *testing.T) {
 			chain x { ct state invalid accept; drop; }
 			chain c { type filter hook prerouting priority filter; ip6 daddr fd00:10:96::/48 jump x; }
 		}`, []string{"nftables ip6 t x drops packets to fd00:10:96::/48"}},
+		{"a node port, by way of another chain", `table inet t {
+			chain x { ip saddr 192.0.2.0/24 accept; drop; }
+			chain c { type filter hook prerouting priority mangle; tcp dport 30080 goto x; }
+		}`, []string{"nftables inet t x drops packets to ports 30080"}},
+		{"a redirection", `table ip t { chain c {
+			type nat hook prerouting priority -110
+			tcp dport 30080 redirect to :8080
+			tcp dport 30081 dnat to 192.0.2.1:80
+		}
+		}`, []string{"nftables ip t c redirects packets to ports 30080", "nftables ip t c redirects packets to ports 30081"}},
 		{"part of an address", `table ip t { chain c {
 			type filter hook prerouting priority raw
 			ip daddr 10.96.0.0/12 meta mark set 7

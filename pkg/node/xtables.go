@@ -64,8 +64,10 @@ func targetVerb(target string) string {
 		return "marks"
 	case target == "CONNMARK":
 		return MarksConnections
+	case target == "DNAT" || target == "REDIRECT" || target == "TPROXY":
+		return "redirects"
 	default:
-		return "hands to " + target
+		return "applies " + target + " to"
 	}
 }
 
