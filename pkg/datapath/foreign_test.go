@@ -270,6 +270,7 @@ func TestForeignInCgroup(t *testing.T) {
 // Programs and filters of others at a device are found in the order in which they run, and whether
 // that is before ours.
 func TestForeignAtDevices(t *testing.T) {
+	needsAttachment(t, TCX)
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
 	device, err := ns.Netlink().LinkByName("eth0")
