@@ -165,3 +165,13 @@ func TestNetfilterRulesOfIptables(t *testing.T) {
 		})
 	}
 }
+
+// A table of the old iptables comes into being when it is first asked for: reading asks for none.
+func TestNetfilterTablesAreNotCreated(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	mustReadNetfilter(t, ns)
+	f := mustForwarding(t, ns)
+	if tables, err := f.legacyTables(); err != nil || tables != "" {
+		t.Errorf("after reading: %q, %v", tables, err)
+	}
+}
