@@ -95,34 +95,27 @@ func (f *agentFlags) setDevices(cfg *agent.Config) error {
 
 // setFlowMemory sets the sizes of the flow tables, which count when they are created.
 func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) error {
-	memory, err := f.flowMemory(kp)
-	if err != nil {
-		return err
+	var memory uint64
+	if f.flowTableMemory == "" {
+		var machine unix.Sysinfo_t
+		if err := unix.Sysinfo(&machine); err != nil {
+			return fmt.Errorf("memory of this machine: %w", err)
+		}
+		connections := node.ConntrackMax(int(*kp.Conntrack.MaxPerCore), int(*kp.Conntrack.Min), node.Cores())
+		memory = defaultFlowMemory(connections, machine.Totalram*uint64(machine.Unit))
+	} else {
+		quantity, err := resource.ParseQuantity(f.flowTableMemory)
+		if err != nil {
+			return fmt.Errorf("--flow-table-memory %q: %w", f.flowTableMemory, err)
+		}
+		memory = uint64(max(0, quantity.Value()))
 	}
+	var err error
 	if cfg.Datapath.Capacities, err = maps.FlowCapacities(memory); err != nil {
 		return fmt.Errorf("--flow-table-memory %q: %w", f.flowTableMemory, err)
 	}
 
 	return nil
-}
-
-// flowMemory returns how many bytes the flow tables may take.
-func (f *agentFlags) flowMemory(kp *config.KubeProxy) (uint64, error) {
-	if f.flowTableMemory != "" {
-		quantity, err := resource.ParseQuantity(f.flowTableMemory)
-		if err != nil {
-			return 0, fmt.Errorf("--flow-table-memory %q: %w", f.flowTableMemory, err)
-		}
-
-		return uint64(max(0, quantity.Value())), nil
-	}
-	var machine unix.Sysinfo_t
-	if err := unix.Sysinfo(&machine); err != nil {
-		return 0, fmt.Errorf("memory of this machine: %w", err)
-	}
-	connections := node.ConntrackMax(int(*kp.Conntrack.MaxPerCore), int(*kp.Conntrack.Min), node.Cores())
-
-	return defaultFlowMemory(connections, machine.Totalram*uint64(machine.Unit)), nil
 }
 
 // The kernel allocates flow tables in full, so by default they take at most this fraction

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/doctor"
 )
@@ -108,11 +109,14 @@ func (f *agentFlags) doctorConfig(where *places, log *slog.Logger) (doctor.Confi
 	if err := f.setDevices(&cfg); err != nil {
 		return doctor.Config{}, err
 	}
-	local, err := localDetector(s.kubeProxy)
-	if err != nil {
+	if err := f.setFlowMemory(&cfg, s.kubeProxy); err != nil {
 		return doctor.Config{}, err
 	}
-	memory, err := f.flowMemory(s.kubeProxy)
+	var memory uint64
+	for _, entries := range cfg.Datapath.Capacities {
+		memory += maps.FlowMemory(int(entries))
+	}
+	local, err := localDetector(s.kubeProxy)
 	if err != nil {
 		return doctor.Config{}, err
 	}

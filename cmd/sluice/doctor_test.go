@@ -51,6 +51,7 @@ func TestExitCodes(t *testing.T) {
 		{"doctor -o xml", 2, "table, json or yaml"},
 		{"doctor --devices [", 2, "--devices"},
 		{"doctor --flow-table-memory much", 2, "--flow-table-memory"},
+		{"doctor --flow-table-memory 1", 2, "--flow-table-memory"},
 		{"doctor --config /none", 2, "--config"},
 		{"doctor --proxy_mode none", 2, "kubeproxyconfig.mode"},
 		{"status --none", 1, "unknown flag: --none"},
@@ -102,10 +103,13 @@ detectLocal: {bridgeInterface: cni0}
 	if len(got.Devices.Never) != 1 || got.Devices.Never[0].String() != "docker*" {
 		t.Errorf("excluded devices are %v", got.Devices.Never)
 	}
-	got.ClientErr, got.Devices = nil, node.Rules{}
+	if limit := uint64(64 << 20); got.FlowMemory > limit || got.FlowMemory < limit*9/10 {
+		t.Errorf("the flow tables take %d bytes, want almost 64Mi", got.FlowMemory)
+	}
+	got.ClientErr, got.Devices, got.FlowMemory = nil, node.Rules{}, 0
 	want := doctor.Config{
 		CgroupRoot: "/cgroup", BPFRoot: "/pins", Socket: "/agent.sock",
-		Attachment: datapath.Clsact, ThroughStack: true, FlowMemory: 64 << 20,
+		Attachment: datapath.Clsact, ThroughStack: true,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("the configuration is %+v, want %+v", got, want)

@@ -230,6 +230,11 @@ var patients = []struct {
 	{"ports", "none to masquerade with", func(n *Node) { n.Masquerade.Value = nil }},
 	{"mtu", "of a tunnel too large", func(n *Node) { n.Devices.Value[2].MTU = 1500 }},
 	{"mtu", "of pods too large for the tunnel", func(n *Node) { n.Devices.Value[3].MTU = 1500 }},
+	{"mtu", "small on an uplink without a gateway", func(n *Node) {
+		n.Devices.Value[1].Gateway = netip.MustParseAddr("192.168.50.254")
+		n.Devices.Value = append(n.Devices.Value, uplink(9, "eth1"))
+		n.Devices.Value[4].MTU = 1400
+	}},
 	{"mtu", "without an uplink", func(n *Node) { n.Devices.Value = n.Devices.Value[:1] }},
 	{"api-server", "not given", func(n *Node) { n.APIServer = Fact[APIServer]{Err: errNotConfigured} }},
 	{"api-server", "a kubeconfig that is not there", func(n *Node) {

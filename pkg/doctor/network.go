@@ -145,8 +145,8 @@ func portsText(ranges []bpf.PortRange) string {
 // tunnelOverhead is by how many bytes packets grow in a tunnel, at least: with IPv4 outside.
 var tunnelOverhead = map[string]int{"vxlan": 50, "geneve": 50, "ipip": 20, "sit": 20, "gre": 24, "gretap": 38, "ip6tnl": 40, "wireguard": 60}
 
-// checkMTU compares what pods may send with what tunnels take, and that with what uplinks take. The
-// smallest uplink counts, as the one that a tunnel uses is not known.
+// checkMTU compares what pods may send with what tunnels take, and that with what uplinks take. As
+// the uplink that a tunnel uses is not known, the smallest counts, of those with a gateway if any has.
 func checkMTU(n Node) []Finding {
 	if n.Devices.Err != nil {
 		return unseen(n.Devices.Err)
@@ -154,6 +154,9 @@ func checkMTU(n Node) []Finding {
 	uplinks := n.uplinks()
 	if len(uplinks) == 0 {
 		return ok("there is no uplink to compare with")
+	}
+	if routed := slices.DeleteFunc(slices.Clone(uplinks), func(d Device) bool { return !d.Gateway.IsValid() }); len(routed) > 0 {
+		uplinks = routed
 	}
 	byMTU := func(a, b Device) int { return a.MTU - b.MTU }
 	least := slices.MinFunc(uplinks, byMTU)
