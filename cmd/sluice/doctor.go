@@ -147,5 +147,5 @@ func drawReport(t *table, r doctor.Report) {
 			t.note(fmt.Sprintf("%30s%s\n%30s%s", "", f.Remedy, "", f.Link))
 		}
 	}
-	t.note(fmt.Sprintf("\n%d problems, %d warnings", r.Problems, r.Warnings))
+	t.note(fmt.Sprintf("\nproblems: %d, warnings: %d", r.Problems, r.Warnings))
 }

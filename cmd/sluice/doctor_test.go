@@ -31,7 +31,7 @@ problem   node-port-firewall  rules
                               Change them.
                               https://example.net/#it
 
-1 problems, 0 warnings
+problems: 1, warnings: 0
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
