@@ -90,6 +90,9 @@ func lacksNFTables(err error) bool {
 	})
 }
 
+// readAttempts is how often [Read] tries: kube-proxy may remove a chain while it is read.
+const readAttempts = 5
+
 // Read returns the rules of kube-proxy. The error wraps [ErrIPVS] if kube-proxy has run in that mode. That there
 // are no rules, or those of two modes, is an error as well.
 func Read() (Rules, error) {
@@ -106,10 +109,15 @@ func Read() (Rules, error) {
 		return Rules{}, fmt.Errorf("there are rules of several modes of kube-proxy: %s. It removes those of its other modes when it starts", join(modes))
 	}
 	var sets []ruleset
-	if modes[0] == NFTables {
-		sets, err = readNFTables()
-	} else {
-		sets, err = readIPTables(modes[0])
+	for range readAttempts {
+		if modes[0] == NFTables {
+			sets, err = readNFTables()
+		} else {
+			sets, err = readIPTables(modes[0])
+		}
+		if err == nil {
+			break
+		}
 	}
 	if err != nil {
 		return Rules{}, fmt.Errorf("rules of kube-proxy in mode %s: %w", modes[0], err)
