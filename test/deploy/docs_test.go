@@ -29,6 +29,7 @@ var (
 // run, or other machines are needed, it checks that what a command names exists.
 func testDocs(t *testing.T, a *apiServer) {
 	t.Setenv("KUBE_EDITOR", "true") // which changes nothing
+	a.Kubectl(t, "delete", "service", "web", "--ignore-not-found") // which other tests have annotated
 	for _, page := range []string{"README.md", "docs/install.md", "docs/operate.md", "deploy/README.md"} {
 		t.Run(page, func(t *testing.T) {
 			text, err := os.ReadFile("../../" + page)
