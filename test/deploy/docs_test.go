@@ -28,7 +28,7 @@ var (
 // testDocs runs the commands of the docs in the order of a page. Where pods would have to
 // run, or other machines are needed, it checks that what a command names exists.
 func testDocs(t *testing.T, a *apiServer) {
-	t.Setenv("KUBE_EDITOR", "true") // which changes nothing
+	t.Setenv("KUBE_EDITOR", "true")                                // which changes nothing
 	a.Kubectl(t, "delete", "service", "web", "--ignore-not-found") // which other tests have annotated
 	for _, page := range []string{"README.md", "docs/install.md", "docs/operate.md", "deploy/README.md"} {
 		t.Run(page, func(t *testing.T) {
@@ -112,7 +112,7 @@ func (d *docs) run(t *testing.T, line string) {
 		if out, err := exec.Command("make", "--directory=../..", "--dry-run", args[0]).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v: %s", line, err, out)
 		}
-	case strings.HasPrefix(program, "bin/sluice"):
+	case program == "sluice" || program == "bin/sluice":
 		d.checkVerb(t, args)
 	case !slices.Contains(elsewhere, program):
 		t.Errorf("%q: no program is called %s", line, program)
