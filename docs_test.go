@@ -22,6 +22,7 @@ var (
 	identifier = regexp.MustCompile(`^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$`)
 	link       = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
 	heading    = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	unanchored = regexp.MustCompile(`[^\w -]`) // what a fragment does not have of its heading
 
 	functionOfC   = regexp.MustCompile(`(?m)^(?:static|int|enum|struct|void|bool|__)[^;=\n]*?\b(\w+)\([^;]*?\)\n\{`)
 	typeOfC       = regexp.MustCompile(`(?m)^(?:struct|enum|union) (\w+) \{`)
@@ -225,7 +226,7 @@ func anchors(t *testing.T, path string) map[string]bool {
 	t.Helper()
 	all := make(map[string]bool)
 	for _, found := range heading.FindAllStringSubmatch(readPage(t, path), -1) {
-		name := regexp.MustCompile("[^\\w -]").ReplaceAllString(strings.ToLower(found[1]), "")
+		name := unanchored.ReplaceAllString(strings.ToLower(found[1]), "")
 		all["#"+strings.ReplaceAll(name, " ", "-")] = true
 	}
 
