@@ -224,7 +224,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 // what depends on them.
 func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p parts) error {
 	tables, started := dp.Maps().Tables, time.Now()
-	if err := logMaps(cfg.Log, dp); err != nil {
+	if err := logMaps(cfg.Log, dp, cfg.Datapath.Capacities); err != nil {
 		return err
 	}
 	writer, err := reconcile.New(reconcile.Config{Tables: tables})
@@ -409,8 +409,8 @@ func newSource(cfg Config, to kube.Sink) (source, error) {
 	})
 }
 
-// logMaps logs the size of each map.
-func logMaps(log *slog.Logger, dp *datapath.Datapath) error {
+// logMaps logs the size of each map, and which were created with another capacity than the wanted one.
+func logMaps(log *slog.Logger, dp *datapath.Datapath, wanted map[string]uint32) error {
 	sizes, err := dp.Maps().Sizes()
 	if err != nil {
 		return err
@@ -420,6 +420,10 @@ func logMaps(log *slog.Logger, dp *datapath.Datapath) error {
 	for _, size := range sizes {
 		attrs = append(attrs, slog.String(size.Name, fmt.Sprintf("%d entries, %d KiB", size.Entries, size.Bytes>>10)))
 		total += size.Bytes
+		if want := wanted[size.Name]; want != 0 && want != size.Entries {
+			log.Warn("map keeps the size that it was created with, and the flows in it: a new size (--flow-table-memory) takes effect after a reboot or sluice cleanup",
+				"map", size.Name, "entries", size.Entries, "wanted", want)
+		}
 	}
 	log.Info("maps", append(attrs, slog.String("all", fmt.Sprintf("%d MiB", total>>20)))...)
 

@@ -2,6 +2,7 @@ package devices
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,6 +54,10 @@ func TestRestart(t *testing.T) {
 					agent.SetBinary(newer)
 					return err
 				}},
+				{"stopped, with another size of flow tables", func(agent *sluice.Node) error {
+					agent.SetArgs(w.args("--device-attach", attach, "--flow-table-memory", "64Mi")...)
+					return agent.Stop()
+				}},
 			} {
 				for _, agent := range w.agents {
 					lab.Must(t, test.end(agent))
@@ -63,6 +68,9 @@ func TestRestart(t *testing.T) {
 				t.Logf("%s, and started again", test.name)
 			}
 			load.mustHaveWorked(t)
+			if log := w.agents[0].Log(); !strings.Contains(log, "keeps the size that it was created with") {
+				t.Error("the agent does not log that the flow tables keep their size")
+			}
 		})
 	}
 }

@@ -7,7 +7,6 @@ package devices
 import (
 	"context"
 	"os"
-	"slices"
 	"testing"
 	"time"
 
@@ -102,7 +101,7 @@ func (w *world) start(t *testing.T, services ...service) {
 			Cgroup:    w.cgroups[i],
 			NodeName:  node.Name,
 			Manifests: w.manifests,
-			Args:      slices.Concat([]string{"--nodeport-addresses", "192.168.0.0/16,fd00:50::/31"}, w.setting.agent),
+			Args:      w.args(w.setting.agent...),
 		})
 		lab.Must(t, err)
 		w.agents[i] = agent
@@ -120,6 +119,11 @@ func (w *world) start(t *testing.T, services ...service) {
 		// Before the agents end: without them nothing is translated.
 		t.Cleanup(func() { w.mustHaveCountedNothing(t) })
 	}
+}
+
+// args are the flags of an agent, with these.
+func (w *world) args(more ...string) []string {
+	return append([]string{"--nodeport-addresses", "192.168.0.0/16,fd00:50::/31"}, more...)
 }
 
 // restart starts the agents and waits until they are ready.
