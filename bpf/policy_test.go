@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"encoding/binary"
 	"fmt"
 	"testing"
 
@@ -242,6 +243,25 @@ func TestAffinityTimeout(t *testing.T) {
 		}
 		if kept[99] != 4 || kept[101] == 4 {
 			t.Errorf("of 4 clients, %d keep their backend after 99 s, and %d after 101 s", kept[99], kept[101])
+		}
+	})
+}
+
+// A Service with more clients than the map has room for evicts those of other Services that stay away, but no
+// client that comes back while an eighth of the map is used again.
+func TestAffinityBesideABusyService(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		s := w.serve(t, service{at: []string{clusterIP}, to: append(many(16), portPod), affinity: 100})
+		w.remember(t, s, client, portPod, now(t))
+		capacity := w.maps.Affinity.Capacity()
+		for i := range 3 * capacity {
+			busy := maps.AffinityKey{ServicePortId: s.id + 1, ClientKind: maps.ClientAddr}
+			binary.BigEndian.PutUint32(busy.Client[12:], uint32(i))
+			must(t, w.maps.Affinity.Put(busy, maps.Affinity{LastUsed: now(t), BackendId: 1}))
+			if i%(capacity/8) == 0 {
+				in := tcp(client, clusterIP, "S").fromPort(uint16(1000 + i/8))
+				w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)
+			}
 		}
 	})
 }

@@ -404,10 +404,10 @@ static __always_inline int put_back_all(struct packet *pkt)
 /*
  * find_flow returns the entry of key, or NULL, and sets pkt->to to the tuple of its packets.
  *
- * Another CPU may confirm the flow meanwhile, which puts it into flows before it leaves half_open.
- * So whoever looks at half_open first finds it in one of two lookups. That is for first packets, for
- * which nothing is found in most cases; others are in flows in most cases, and need a third lookup
- * if they are not.
+ * Another CPU may confirm the flow meanwhile, which puts it into flows before it leaves half_open:
+ * one of two lookups finds it if half_open is first. A first packet is looked up in this order,
+ * because it is in neither table as a rule. Other packets are in flows as a rule, and need a third
+ * lookup if they are in neither.
  */
 static __always_inline struct flow *find_flow(struct packet *pkt, const struct flow_key *key,
 					      bool *half_open)
