@@ -82,27 +82,39 @@ func (r *Reconciler) runAfterGrace() {
 	}
 }
 
-// retireFrontends deletes the frontends in the maps that no Service claims any more, catch-alls
-// first. It returns false if the budget was spent before the last one.
-func (r *Reconciler) retireFrontends(svc *service) bool {
-	for which := range svc.retiring {
-		var failed []maps.FrontendKey
-		for len(svc.retiring[which]) > 0 && r.affords(costLook) {
-			key := svc.retiring[which][0]
-			svc.retiring[which] = svc.retiring[which][1:]
-			if err := r.retireFrontend(svc, key); err != nil {
-				svc.fail("frontend "+modelKey(key).String(), err)
-				failed = append(failed, key)
-			}
+// drain calls do for the items of a queue of svc, in order. Those at which something failed stay in
+// the queue for the next try. It returns false if the budget is spent before the last one: do returns
+// false if it is spent within an item, which is then the next again.
+func drain[T any](r *Reconciler, svc *service, queue *[]T, do func(T) bool) bool {
+	var failed []T
+	for len(*queue) > 0 && r.affords(costLook) {
+		item, fails := (*queue)[0], svc.fails
+		if !do(item) {
+			break
 		}
-		done := len(svc.retiring[which]) == 0
-		svc.retiring[which] = append(svc.retiring[which], failed...)
-		if !done {
-			return false
+		*queue = (*queue)[1:]
+		if svc.fails > fails {
+			failed = append(failed, item)
 		}
 	}
+	done := len(*queue) == 0
+	*queue = append(*queue, failed...)
 
-	return true
+	return done
+}
+
+// retireFrontends deletes the frontends in the maps that no Service claims any more, catch-alls
+// first.
+func (r *Reconciler) retireFrontends(svc *service) bool {
+	retire := func(key maps.FrontendKey) bool {
+		if err := r.retireFrontend(svc, key); err != nil {
+			svc.fail("frontend "+modelKey(key).String(), err)
+		}
+
+		return true
+	}
+
+	return drain(r, svc, &svc.retiring[0], retire) && drain(r, svc, &svc.retiring[1], retire)
 }
 
 // retireFrontend deletes a frontend, unless a Service claims it again or it leads to another Service
@@ -239,25 +251,15 @@ func (r *Reconciler) sweepLater(p *port) {
 	}
 }
 
-// sweepPorts retires what the ports of svc do not need any more. It returns false if the budget
-// was spent before the last one.
+// sweepPorts retires what the ports of svc do not need any more.
 func (r *Reconciler) sweepPorts(svc *service) bool {
-	var failed []*port
-	for len(svc.sweep) > 0 && r.affords(costLook) {
-		p := svc.sweep[0]
-		before := svc.fails
-		if !r.sweepPort(p) {
-			break
-		}
-		svc.sweep = svc.sweep[1:]
-		if p.sweeps = svc.fails > before; p.sweeps {
-			failed = append(failed, p)
-		}
-	}
-	done := len(svc.sweep) == 0
-	svc.sweep = append(svc.sweep, failed...)
+	return drain(r, svc, &svc.sweep, func(p *port) bool {
+		fails := svc.fails
+		done := r.sweepPort(p)
+		p.sweeps = !done || svc.fails > fails
 
-	return done
+		return done
+	})
 }
 
 // sweepPort retires what p does not need any more: pools to which no frontend leads, backends that
