@@ -50,6 +50,26 @@ func TestMappedArray(t *testing.T) {
 	}
 }
 
+// An array that grows by hundreds of chunks at once does not leave hundreds of threads behind.
+func TestGrowsWithFewThreads(t *testing.T) {
+	p := mustCreate(t, mustRoot(t), small())
+	threads := func() int {
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		return len(tasks)
+	}
+	before := threads()
+	if err := p.Counts.Reserve(4 * addedAtOnce * int(abiChunkCHUNK_COUNTS)); err != nil {
+		t.Fatal(err)
+	}
+	if more := threads() - before; more > addedAtOnce+10 {
+		t.Errorf("there are %d more threads", more)
+	}
+}
+
 // The counts of programs are found in every chunk, also by another id of the place.
 func TestMappedLoads(t *testing.T) {
 	p := mustCreate(t, mustRoot(t), small())
