@@ -131,7 +131,7 @@ func checkKubeProxy(n Node) []Finding {
 	}
 	if len(tables) > 0 {
 		findings = append(findings, warning("rules of kube-proxy are there: "+list(tables),
-			"Once kube-proxy has stopped and connections older than Sluice have ended, remove them: kube-proxy --cleanup, or the next boot.")...)
+			"Once kube-proxy has stopped, remove them: sluice cleanup --kube-proxy, which keeps the connections that they have translated.")...)
 	}
 	if n.Processes.Err != nil {
 		findings = append(findings, unseen(n.Processes.Err)...)
