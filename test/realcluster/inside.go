@@ -16,14 +16,13 @@ import (
 // inside is what the first process of a node needs to know.
 type inside struct {
 	Name       string
-	Files      string    // the folder of the node
-	Cgroup     string    // the node's cgroup of v2, in which the process is
-	Cgroups    string    // where the machine mounts cgroups
-	Binaries   string    // the folder of kubelet, containerd and their tools
-	Kubeconfig string    // of the kubelet
-	Address    string    // the node's addresses, for the kubelet
-	Images     []string  // archives to import
-	Alias      [2]string // the name of an image, and another one that it gets
+	Files      string   // the folder of the node
+	Cgroup     string   // the node's cgroup of v2, in which the process is
+	Cgroups    string   // where the machine mounts cgroups
+	Binaries   string   // the folder of kubelet, containerd and their tools
+	Kubeconfig string   // of the kubelet
+	Address    string   // the node's addresses, for the kubelet
+	Images     []string // archives to import
 }
 
 // insideVariable holds an [inside] for this executable when it becomes a node.
@@ -78,9 +77,6 @@ func (n inside) run() error {
 		if err := n.complete("ctr", "--namespace=k8s.io", "images", "import", archive); err != nil {
 			return err
 		}
-	}
-	if err := n.complete("ctr", "--namespace=k8s.io", "images", "tag", n.Alias[0], n.Alias[1]); err != nil {
-		return err
 	}
 	kubelet, err := n.start("kubelet", "kubelet", "--config="+filepath.Join(n.Files, "kubelet.yaml"),
 		"--kubeconfig="+n.Kubeconfig, "--hostname-override="+n.Name, "--node-ip="+n.Address)
@@ -155,6 +151,17 @@ func (n inside) enterCgroups() error {
 		folder := filepath.Join(n.Cgroups, v1, filepath.Base(n.Cgroup))
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			return err
+		}
+		if v1 == "cpu" { // whose default is the share of one process
+			pods := filepath.Join(folder, "k8s.io") // the parent that containerd gives them
+			if err := os.Mkdir(pods, 0o755); err != nil {
+				return err
+			}
+			for _, cgroup := range []string{folder, pods} {
+				if err := os.WriteFile(filepath.Join(cgroup, "cpu.shares"), []byte("20480"), 0); err != nil {
+					return err
+				}
+			}
 		}
 		if v1 == "cpuset" { // empty ones take no process
 			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {

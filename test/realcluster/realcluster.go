@@ -46,6 +46,9 @@ import (
 // podImage has what pods run, and pauses as their sandbox; see pod/main.go.
 const podImage = "localhost/pod:cluster"
 
+// otherImage is another build of Sluice, of the version "other".
+const otherImage = "localhost/sluice:other"
+
 // dnsAddress is the ClusterIP of CoreDNS.
 const dnsAddress = "10.96.0.10"
 
@@ -70,8 +73,6 @@ type Cluster struct {
 	*cluster.Cluster // the control plane
 	Nodes            []*Node
 	Client           *lab.Host // a machine outside of the cluster
-	Image            string    // Sluice's, and another name of the same image:
-	OtherImage       string
 
 	cfg    Config
 	folder string // all files of the cluster
@@ -105,10 +106,6 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	if c.cfg.Source, err = filepath.Abs(c.cfg.Source); err != nil {
 		return err
 	}
-	if c.Image, err = c.findImage(); err != nil {
-		return err
-	}
-	c.OtherImage = c.Image + "-other"
 	if c.folder, err = os.MkdirTemp("", fmt.Sprintf("%s%d-", folderPrefix, os.Getpid())); err != nil {
 		return err
 	}
@@ -218,9 +215,8 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 			Kubeconfig: c.Cluster.Kubeconfig(),
 			Images: []string{
 				filepath.Join(c.folder, "pod.tar"), filepath.Join(c.folder, "coredns.tar"),
-				filepath.Join(c.cfg.Source, "bin/image.tar"),
+				filepath.Join(c.folder, "sluice.tar"), filepath.Join(c.cfg.Source, "bin/image.tar"),
 			},
-			Alias: [2]string{c.Image, c.OtherImage},
 		})
 		if err != nil {
 			return fmt.Errorf("%s: %w", node.Name, err)
@@ -242,7 +238,11 @@ func (c *Cluster) install() error {
 	if err != nil {
 		return err
 	}
-	name, tag, _ := strings.Cut(c.Image, ":")
+	image, err := c.findImage()
+	if err != nil {
+		return err
+	}
+	name, tag, _ := strings.Cut(image, ":")
 	err = writeFiles(manifests, "manifests", folder, map[string]string{
 		"DEPLOY": deploy, "IMAGE": name, "TAG": tag,
 		"API_SERVER": c.URL(), "POD_IMAGE": podImage, "DNS": dnsAddress,
