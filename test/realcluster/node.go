@@ -41,7 +41,7 @@ var nodeFiles embed.FS
 // startNode starts a node. It may still fail to become ready.
 func startNode(from *lab.Node, in inside) (*Node, error) {
 	n := &Node{Node: from, Files: in.Files, ended: make(chan struct{})}
-	for _, folder := range []string{"lib", "log", "cni"} {
+	for _, folder := range []string{"lib", "log"} {
 		if err := os.MkdirAll(filepath.Join(n.Files, folder), 0o755); err != nil {
 			return nil, err
 		}
@@ -51,9 +51,6 @@ func startNode(from *lab.Node, in inside) (*Node, error) {
 		"SUBNET4": n.PodCIDRs[0].String(), "SUBNET6": n.PodCIDRs[1].String(),
 	})
 	if err != nil {
-		return nil, err
-	}
-	if err := os.Rename(filepath.Join(n.Files, "pods.conflist"), filepath.Join(n.Files, "cni", "pods.conflist")); err != nil {
 		return nil, err
 	}
 	cgroup, err := lab.NewCgroup(nodeCgroup)

@@ -106,6 +106,10 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	if c.cfg.Source, err = filepath.Abs(c.cfg.Source); err != nil {
 		return err
 	}
+	image, err := c.findImage()
+	if err != nil {
+		return err
+	}
 	if c.folder, err = os.MkdirTemp("", fmt.Sprintf("%s%d-", folderPrefix, os.Getpid())); err != nil {
 		return err
 	}
@@ -147,7 +151,7 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 		return err
 	}
 	c.cfg.Progress("Sluice is installed")
-	if err := c.install(); err != nil {
+	if err := c.install(image); err != nil {
 		return err
 	}
 	c.cfg.Progress("pods start")
@@ -231,14 +235,11 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	return nil
 }
 
-// install applies the manifests, with what is this cluster's own filled in.
-func (c *Cluster) install() error {
+// install applies the manifests with this image of Sluice, and with what is this cluster's
+// own.
+func (c *Cluster) install(image string) error {
 	folder := filepath.Join(c.folder, "manifests")
 	deploy, err := filepath.Rel(filepath.Join(folder, "sluice"), filepath.Join(c.cfg.Source, "deploy"))
-	if err != nil {
-		return err
-	}
-	image, err := c.findImage()
 	if err != nil {
 		return err
 	}
