@@ -57,24 +57,35 @@ func Drain(ctx context.Context, m *maps.Pinned, timeout time.Duration, look func
 }
 
 // withdraw deletes what programs look up for a new connection, so that they pass it. What refuses connections goes
-// first: unused addresses of Service CIDRs, then unused ports of ClusterIPs.
+// first: unused addresses of Service CIDRs, then unused ports of ClusterIPs, which are the frontends of port 0.
 func withdraw(m maps.Tables) error {
-	for e, err := range m.ServiceCIDRs.All() {
-		if err == nil {
-			err = m.ServiceCIDRs.Delete(e.Key)
-		}
+	if err := empty(m.ServiceCIDRs, func(maps.CIDRKey) bool { return true }); err != nil {
+		return fmt.Errorf("service CIDRs: %w", err)
+	}
+	for _, ofPort0 := range []bool{true, false} {
+		err := empty(m.FrontendIDs, func(k maps.FrontendKey) bool { return (k.Port == 0) == ofPort0 })
 		if err != nil {
-			return fmt.Errorf("service CIDRs: %w", err)
+			return fmt.Errorf("frontends: %w", err)
 		}
 	}
-	for _, catchAlls := range []bool{true, false} {
-		for e, err := range m.FrontendIDs.All() {
-			if err == nil && (e.Key.Port == 0) == catchAlls {
-				err = m.FrontendIDs.Delete(e.Key)
-			}
-			if err != nil {
-				return fmt.Errorf("frontends: %w", err)
-			}
+
+	return nil
+}
+
+// empty deletes the entries of a table whose keys match. Reading ends first: after a deletion it would begin again.
+func empty[K comparable, V any](t maps.Table[K, V], matches func(K) bool) error {
+	var keys []K
+	for e, err := range t.All() {
+		if err != nil {
+			return err
+		}
+		if matches(e.Key) {
+			keys = append(keys, e.Key)
+		}
+	}
+	for _, k := range keys {
+		if err := t.Delete(k); err != nil {
+			return err
 		}
 	}
 
