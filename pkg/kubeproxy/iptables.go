@@ -186,7 +186,8 @@ func (s *savedReader) add(r savedRule) error {
 		s.rules[r.chain] = append(s.rules[r.chain], rule{backends: []netip.AddrPort{backend}})
 	case strings.HasPrefix(target, "KUBE-S"): // KUBE-SVC-…, KUBE-SVL-…, KUBE-SEP-…
 		added := rule{targets: []string{target}}
-		added.local = strings.HasPrefix(r.chain, "KUBE-EXT-") && (r.options["-s"] != "" || r.options["--src-type"] == "LOCAL")
+		// Pods and the node are recognized by the source, or by the device.
+		added.local = strings.HasPrefix(r.chain, "KUBE-EXT-") && r.options["-s"]+r.options["-i"]+r.options["--src-type"] != ""
 		if seconds := r.options["--seconds"]; seconds != "" {
 			n, err := strconv.Atoi(seconds)
 			if err != nil {

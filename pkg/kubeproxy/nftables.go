@@ -174,19 +174,10 @@ func (r *nftReader) addRefusal(to destination, e nftables.SetElement) {
 func (r *nftReader) addRule(chain string, exprs []expr.Any) error {
 	var added rule
 	var immediates [][]byte
-	var daddrs []netip.Prefix
-	reads := "" // the part of the packet in the register
 	for _, e := range exprs {
 		switch e := e.(type) {
-		case *expr.Fib:
-			added.local = e.FlagSADDR
-		case *expr.Payload:
-			reads = map[uint32]string{12: "saddr", 16: "daddr"}[e.Offset]
-			if r.table.Family == nftables.TableFamilyIPv6 {
-				reads = map[uint32]string{8: "saddr", 24: "daddr"}[e.Offset]
-			}
-		case *expr.Cmp:
-			added.local = added.local || reads == "saddr" && strings.HasPrefix(chain, "external-")
+		case *expr.Cmp: // of the source, or of the device, by which pods and the node are recognized
+			added.local = strings.HasPrefix(chain, "external-")
 		case *expr.Immediate:
 			immediates = append(immediates, e.Data)
 		case *expr.Verdict:
@@ -205,13 +196,12 @@ func (r *nftReader) addRule(chain string, exprs []expr.Any) error {
 			if e.SetName == "nodeport-ips" {
 				for _, element := range elements {
 					if a, ok := netip.AddrFromSlice(element.Key); ok {
-						daddrs = append(daddrs, netip.PrefixFrom(a, a.BitLen()))
+						r.nodePortAddrs = append(r.nodePortAddrs, netip.PrefixFrom(a, a.BitLen()))
 					}
 				}
 			}
 		}
 	}
-	r.nodePortAddrs = append(r.nodePortAddrs, daddrs...)
 	if len(added.targets)+len(added.backends) > 0 {
 		r.rules[chain] = append(r.rules[chain], added)
 	}

@@ -30,7 +30,7 @@ import (
 func TestMigrate(t *testing.T) {
 	for _, mode := range []realproxy.Mode{realproxy.NFTables, realproxy.IPTables} {
 		t.Run(string(mode), func(t *testing.T) {
-			w := mustBuild(t, mode)
+			w := mustBuild(t, mode, "ClusterCIDR")
 			w.SetEndpoints(t, "web", scene.ReadyAll(w.Local()[0], w.Remote()[0])...)
 			w.CreateService(t, "web", scene.NodePort)
 			w.mustStartKubeProxy(t)

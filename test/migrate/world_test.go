@@ -23,9 +23,6 @@ func TestMain(m *testing.M) {
 	cluster.Run(m)
 }
 
-// modes are those that this kernel may have.
-var modes = []realproxy.Mode{realproxy.NFTables, realproxy.IPTables, realproxy.IPTablesLegacy}
-
 // world is a stage of two nodes. On the first one, kube-proxy and Sluice may run, with the same configuration.
 type world struct {
 	*scene.Scene
@@ -40,21 +37,24 @@ kind: KubeProxyConfiguration
 mode: %s
 clientConnection: {kubeconfig: %q, qps: 100, burst: 200}
 hostnameOverride: %s
+detectLocalMode: %s
 clusterCIDR: 10.244.0.0/16,fd00:10:244::/48
+detectLocal: {bridgeInterface: br0}
 nftables: {minSyncPeriod: 50ms}
 iptables: {minSyncPeriod: 50ms}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 `
 
-// mustBuild returns a world in which neither proxy runs.
-func mustBuild(t *testing.T, mode realproxy.Mode) *world {
+// mustBuild returns a world in which neither proxy runs. They distinguish pods from other clients by detect, a
+// detectLocalMode.
+func mustBuild(t *testing.T, mode realproxy.Mode, detect string) *world {
 	t.Helper()
 	if err := realproxy.Missing(mode); err != nil {
 		t.Skip(err)
 	}
 	w := &world{Scene: scene.MustSet(t, scene.Config{Unready: true}), mode: mode}
 	w.config = filepath.Join(t.TempDir(), "config.conf")
-	text := fmt.Sprintf(config, mode.Name(), cluster.Shared(t).Kubeconfig(), w.NodeName(w.Lab.Nodes[0]))
+	text := fmt.Sprintf(config, mode.Name(), cluster.Shared(t).Kubeconfig(), w.NodeName(w.Lab.Nodes[0]), detect)
 	lab.Must(t, os.WriteFile(w.config, []byte(text), 0o600))
 	w.Agent.SetArgs("--config", w.config)
 
