@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -227,41 +228,57 @@ func (l *traffic) mustEndDuring(t *testing.T, giveBack func() error) {
 	lab.Must(t, <-given)
 }
 
-// mustBeReserved fails the test unless netfilter knows the ports by which devices masquerade open connections.
+// mustBeReserved waits until netfilter knows the ports by which devices masquerade open connections, so that it uses them
+// for no other one.
 func (w *world) mustBeReserved(t *testing.T) {
 	t.Helper()
-	text, err := w.Agent.Run("flows", "-o", "json")
-	lab.Must(t, err)
-	var flows []flow.Flow
-	lab.Must(t, json.Unmarshal([]byte(text), &flows))
+	lab.Eventually(t, "ports of masquerades are reserved", func() error {
+		text, err := w.Agent.Run("flows", "-o", "json")
+		if err != nil {
+			return err
+		}
+		var flows []flow.Flow
+		if err := json.Unmarshal([]byte(text), &flows); err != nil {
+			return err
+		}
+		known, err := w.tracked()
+		masqueraded := 0
+		for _, f := range flows {
+			if !f.Masquerade.IsValid() || f.State == flow.Closed {
+				continue
+			}
+			masqueraded++
+			protocol := map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP}[f.Protocol]
+			if !known[fmt.Sprint(protocol, f.Masquerade.Addr(), f.Masquerade.Port(), f.Backend.Addr(), f.Backend.Port())] {
+				err = errors.Join(err, fmt.Errorf("%s to %s", f.Masquerade, f.Backend))
+			}
+		}
+		if masqueraded < 10 {
+			err = errors.Join(err, fmt.Errorf("only %d flows are masqueraded", masqueraded))
+		}
+
+		return err
+	})
+}
+
+// tracked returns the connections that netfilter knows on the first node: protocol, source and destination.
+func (w *world) tracked() (map[string]bool, error) {
 	known := make(map[string]bool)
-	lab.MustDo(t, w.Lab.Nodes[0].Namespace, func() error {
+	err := w.Lab.Nodes[0].Do(func() error {
 		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-			tracked, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+			entries, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
 			if err != nil {
 				return err
 			}
-			for _, f := range tracked {
-				known[fmt.Sprint(f.Forward.Protocol, f.Forward.SrcIP, f.Forward.SrcPort, f.Forward.DstIP, f.Forward.DstPort)] = true
+			for _, e := range entries {
+				known[fmt.Sprint(e.Forward.Protocol, e.Forward.SrcIP, e.Forward.SrcPort, e.Forward.DstIP, e.Forward.DstPort)] = true
 			}
 		}
 
 		return nil
 	})
-	masqueraded := 0
-	for _, f := range flows {
-		if !f.Masquerade.IsValid() || f.State == flow.Closed {
-			continue
-		}
-		masqueraded++
-		protocol := map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP}[f.Protocol]
-		if !known[fmt.Sprint(protocol, f.Masquerade.Addr(), f.Masquerade.Port(), f.Backend.Addr(), f.Backend.Port())] {
-			t.Errorf("netfilter may use %s for another connection to %s", f.Masquerade, f.Backend)
-		}
-	}
-	if masqueraded < 10 {
-		t.Errorf("only %d flows are masqueraded", masqueraded)
-	}
+
+	return known, err
 }
 
 // mustEnd ends all, and fails the test if a single exchange has failed.
