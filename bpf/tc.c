@@ -142,7 +142,7 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 		return why;
 	if (why == REASON_TRANSLATED)
 		mark(ctx);
-	if (rewrite(ctx, pkt, &pkt->to) || !bypass_node(ctx))
+	if (rewrite(ctx, pkt, &pkt->to) || (config_bridge_port && !bypass_node(ctx)))
 		return REASON_DROP_REWRITE;
 	return why;
 }

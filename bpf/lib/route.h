@@ -255,7 +255,7 @@ __noinline int bypass_node(struct __sk_buff *ctx)
 	struct route way;
 	__u32 bridge;
 
-	if (!config_bridge_port || !config_ethernet || config_device_class != DEVICE_PODS || !pkt ||
+	if (!config_ethernet || config_device_class != DEVICE_PODS || !pkt ||
 	    addr_equal(&pkt->to.src, &pkt->to.dst))
 		return true;
 	to = &pkt->to;
