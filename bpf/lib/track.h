@@ -81,7 +81,8 @@ __noinline int touch(__u32 hook, __u32 role, __u32 flags)
 	if (!entry)
 		return 0;
 	entry->last_seen = pkt->now;
-	entry->flags |= flags;
+	if (flags & ~entry->flags) /* a store could undo what another CPU has just changed */
+		entry->flags |= flags;
 	return 0;
 }
 
