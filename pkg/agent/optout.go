@@ -13,6 +13,7 @@ import (
 // optOuts are the Pods of this node, and the Namespaces that have a say in whether their
 // sockets are left alone.
 type optOuts struct {
+	enabled    bool // or else none opts out: manifests may have Pods nevertheless
 	pods       map[podName]kube.Pod
 	namespaces map[string]kube.SocketChoice
 	changed    bool
@@ -24,7 +25,9 @@ type optOuts struct {
 type podName struct{ namespace, name string }
 
 func newOptOuts(enabled bool) optOuts {
-	return optOuts{pods: map[podName]kube.Pod{}, namespaces: map[string]kube.SocketChoice{}, changed: true, awaited: enabled}
+	return optOuts{
+		enabled: enabled, pods: map[podName]kube.Pod{}, namespaces: map[string]kube.SocketChoice{}, changed: true, awaited: enabled,
+	}
 }
 
 func (o *optOuts) setPod(pod kube.Pod) {
@@ -46,6 +49,9 @@ func (o *optOuts) setNamespace(namespace kube.Namespace) {
 
 // list returns the Pods that have opted out, sorted by name.
 func (o *optOuts) list() []kube.Pod {
+	if !o.enabled {
+		return nil
+	}
 	var out []kube.Pod
 	for _, pod := range o.pods {
 		choice := pod.Socket

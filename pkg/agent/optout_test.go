@@ -49,10 +49,12 @@ func TestOptedOut(t *testing.T) {
 	}
 }
 
-// What an earlier agent has programmed goes if this one has no Pods.
+// What an earlier agent has programmed goes if this one has not the flag, even if there are manifests of Pods.
 func TestNoneOptedOutWithoutTheFlag(t *testing.T) {
 	cfg, _ := recordingConfig()
-	if uids, ok := newModel(cfg).newOptedOut(); !ok || len(uids) > 0 {
+	m := newModel(cfg)
+	m.optOuts.setPod(kube.Pod{Namespace: "plain", Name: "out", UID: "1", Socket: kube.SocketOff})
+	if uids, ok := m.newOptedOut(); !ok || len(uids) > 0 {
 		t.Errorf("%v, %v, want none", uids, ok)
 	}
 }

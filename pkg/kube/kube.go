@@ -53,8 +53,8 @@ type Sink interface {
 	// of all ServiceCIDR objects, sorted, without duplicates.
 	SetServiceCIDRs([]netip.Prefix, []lb.Problem)
 
-	// SetPod and SetNamespace are called for what opts out, if [Config].PodOptOut is set:
-	// the Pods of this node, and Namespaces with the label [SocketKey].
+	// SetPod and SetNamespace are called for what opts out, if [Config].PodOptOut is set or
+	// manifests have it: the Pods of this node, and Namespaces with the label [SocketKey].
 	SetPod(Pod, []lb.Problem)
 	SetNamespace(Namespace, []lb.Problem)
 
