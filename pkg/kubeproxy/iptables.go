@@ -1,6 +1,7 @@
 package kubeproxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -101,9 +102,26 @@ func (m Mode) tool(family, act string) string {
 // ipFamilies are how the names of tools spell the families.
 var ipFamilies = []string{"", "6"}
 
+// saveRules returns the rules of a family. That the tool leaves one of kube-proxy's tables out, because nft has put
+// something into it that iptables does not know, is an error.
+func saveRules(mode Mode, family string) (string, error) {
+	tool := mode.tool(family, "save")
+	saved, err := runTool("", tool)
+	if err != nil {
+		return "", err
+	}
+	for _, table := range []string{"nat", "filter"} {
+		if strings.Contains(saved, "# Table `"+table+"' is incompatible") {
+			return "", fmt.Errorf("%s: table %s has rules that nft has written, and no tool of iptables can read: see 'nft list table ip%s %s'", tool, table, family, table)
+		}
+	}
+
+	return saved, nil
+}
+
 func readIPTables(mode Mode) (all []ruleset, err error) {
 	for i, family := range ipFamilies {
-		saved, err := runTool("", mode.tool(family, "save"))
+		saved, err := saveRules(mode, family)
 		if err != nil {
 			return nil, err
 		}
@@ -154,7 +172,7 @@ type savedReader struct {
 // Those of the table filter that have the same names, and KUBE-EXTERNAL-SERVICES, refuse packets to Services
 // without endpoints.
 func (s *savedReader) add(r savedRule) error {
-	target := r.options["-j"]
+	target := r.target()
 	isFront := slices.Contains([]string{servicesChain, "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS"}, r.chain)
 	switch {
 	case r.chain == servicesChain && target == "KUBE-NODEPORTS":
@@ -260,12 +278,21 @@ func parseSaved(saved string) (all []savedRule) {
 		if !ok {
 			continue
 		}
-		chain, text, _ := strings.Cut(rest, " ")
-		all = append(all, savedRule{table, chain, text, optionsOf(text)})
+		all = append(all, parseRule(table, rest))
 	}
 
 	return all
 }
+
+// parseRule returns a rule of which what follows "-A " is given.
+func parseRule(table, text string) savedRule {
+	chain, text, _ := strings.Cut(text, " ")
+
+	return savedRule{table, chain, text, optionsOf(text)}
+}
+
+// target returns what a rule jumps or goes to: a chain, or "ACCEPT" and the like.
+func (r savedRule) target() string { return cmp.Or(r.options["-j"], r.options["-g"]) }
 
 // optionsOf splits a rule into its options. A comment is in quotes if it has spaces.
 func optionsOf(text string) map[string]string {

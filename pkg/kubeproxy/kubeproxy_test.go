@@ -3,6 +3,7 @@ package kubeproxy
 import (
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,6 +24,7 @@ const saved = `*filter
 :KUBE-SERVICES - [0:0]
 :MINE - [0:0]
 -A FORWARD -j MINE
+-A FORWARD -g KUBE-SERVICES
 -A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
 -A OUTPUT -j KUBE-FIREWALL
 -A KUBE-SERVICES -d 10.96.0.2/32 -p udp -m comment --comment "shop/dns has no endpoints" -m udp --dport 53 -j REJECT --reject-with icmp-port-unreachable
@@ -94,11 +96,11 @@ func TestFrontendsOfIPTables(t *testing.T) {
 
 // Only chains of kube-proxy are removed, and only rules that lead to them: not those of the kubelet and of others.
 func TestWithoutChains(t *testing.T) {
-	got := withoutChains(saved)
+	got := withoutChains(saved, nil)
 	for _, wanted := range []string{
 		"-D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n",
 		"-D FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD\n",
-		":KUBE-SEP-1 - [0:0]\n", "-X KUBE-SEP-1\n", "-X KUBE-SERVICES\nCOMMIT\n",
+		"-D FORWARD -g KUBE-SERVICES\n", ":KUBE-SEP-1 - [0:0]\n", "-X KUBE-SEP-1\n", "-X KUBE-SERVICES\nCOMMIT\n",
 	} {
 		if !strings.Contains(got, wanted) {
 			t.Errorf("%q is missing in:\n%s", wanted, got)
@@ -108,6 +110,50 @@ func TestWithoutChains(t *testing.T) {
 		if strings.Contains(got, other) {
 			t.Errorf("%q is in:\n%s", other, got)
 		}
+	}
+}
+
+// Host ports of containers may be marked and masqueraded by kube-proxy's chains. Then these stay, and so do the rules.
+func TestMarkUser(t *testing.T) {
+	const marks = `*nat
+:POSTROUTING ACCEPT [0:0]
+:CNI-DN-1 - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-SERVICES - [0:0]
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A CNI-DN-1 -s 10.244.1.0/24 -p tcp -m tcp --dport 8080 -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ
+COMMIT
+*filter
+:KUBE-FORWARD - [0:0]
+COMMIT
+`
+	if got := markUser(marks); got != "CNI-DN-1" {
+		t.Errorf("%q marks packets, want CNI-DN-1", got)
+	}
+	if got := markUser(saved); got != "" {
+		t.Errorf("%q marks packets, but all that do are kube-proxy's", got)
+	}
+	const want = "*filter\n:KUBE-FORWARD - [0:0]\n-X KUBE-FORWARD\nCOMMIT\n*nat\n:KUBE-SERVICES - [0:0]\n-X KUBE-SERVICES\nCOMMIT\n"
+	if diff := cmp.Diff(want, withoutChains(marks, markChains)); diff != "" {
+		t.Error("what is removed (-want +got):\n" + diff)
+	}
+}
+
+// A table of which iptables-save prints nothing is not one without rules.
+func TestSaveRules(t *testing.T) {
+	tools := t.TempDir()
+	t.Setenv("PATH", tools)
+	const tool = "#!/bin/sh\necho \"# Table \\`nat' is incompatible, use 'nft' tool.\"\n"
+	if err := os.WriteFile(filepath.Join(tools, "ip6tables-nft-save"), []byte(tool), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := saveRules(IPTablesNFT, "6"); err == nil || !strings.Contains(err.Error(), "ip6tables-nft-save: table nat ") {
+		t.Errorf("the error is %v, want one with the name of the table", err)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 
 // Removed is what [Remove] has removed, and what it has left.
 type Removed struct {
-	Modes []Mode
+	Modes []Mode // those whose rules are gone
 	// Warnings are sentences about what the rules have done beside translating.
 	Warnings []string
 }
@@ -34,15 +34,19 @@ func Remove() (Removed, error) {
 	if err := addKeeper(conn); err != nil {
 		return Removed{}, err
 	}
-	removed := Removed{Modes: modes}
+	var removed Removed
 	for _, mode := range modes {
+		var failed error
 		if mode == NFTables {
-			err = errors.Join(err, removeTables(conn))
-
-			continue
+			failed = removeTables(conn)
+		} else {
+			var warnings []string
+			warnings, failed = removeChains(mode)
+			removed.Warnings = append(removed.Warnings, warnings...)
 		}
-		warnings, failed := removeChains(mode)
-		removed.Warnings = append(removed.Warnings, warnings...)
+		if failed == nil {
+			removed.Modes = append(removed.Modes, mode)
+		}
 		err = errors.Join(err, failed)
 	}
 
@@ -80,18 +84,27 @@ func isKubeProxys(chain string) bool {
 	})
 }
 
-// removeChains removes the chains of iptables mode, and the rules of other chains that jump to them, table by table:
+// markChains mark packets for masquerading, and masquerade those that are marked. Others use them for the host ports of
+// containers (cri-dockerd, and the CNI plugin portmap if it is configured so).
+var markChains = []string{"KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
+
+// removeChains removes the chains of iptables mode, and the rules of other chains that lead to them, table by table:
 // one transaction each.
 func removeChains(mode Mode) (warnings []string, err error) {
 	for _, family := range ipFamilies {
-		saved, err := runTool("", mode.tool(family, "save"))
+		saved, err := saveRules(mode, family)
 		if err != nil {
 			return warnings, err
 		}
-		if _, err := runTool(withoutChains(saved), mode.tool(family, "restore"), "--noflush"); err != nil {
+		var kept []string
+		if user := markUser(saved); user != "" {
+			kept = markChains
+			warnings = append(warnings, fmt.Sprintf("%s: the chains %s of the table nat stay, because rules in %s, which is not kube-proxy's, lead to them", mode.tool(family, "save"), strings.Join(kept, " and "), user))
+		}
+		if _, err := runTool(withoutChains(saved, kept), mode.tool(family, "restore"), "--noflush", "--wait"); err != nil {
 			return warnings, err
 		}
-		if _, filter, ok := strings.Cut(saved, "*filter\n"); ok && strings.Contains(filter, "\n:FORWARD DROP") {
+		if _, filter, ok := strings.Cut(saved, "*filter"); ok && strings.Contains(filter, "\n:FORWARD DROP") {
 			warnings = append(warnings, fmt.Sprintf("%s drops forwarded packets that no rule accepts, and kube-proxy's rules accepted those of Services: 'ip%stables -L FORWARD' shows whether others accept the packets of pods", mode.tool(family, "save"), family))
 		}
 	}
@@ -99,29 +112,47 @@ func removeChains(mode Mode) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// withoutChains returns what makes iptables-restore remove kube-proxy's chains from what iptables-save has printed.
-func withoutChains(saved string) string {
-	var out, deleted strings.Builder
+// markUser returns a chain that is not kube-proxy's and marks packets by kube-proxy's chain, or "".
+func markUser(saved string) string {
+	for _, r := range parseSaved(saved) {
+		if r.target() == "KUBE-MARK-MASQ" && !isKubeProxys(r.chain) {
+			return r.chain
+		}
+	}
+
+	return ""
+}
+
+// withoutChains returns what makes iptables-restore remove kube-proxy's chains, but not those that are kept, from what
+// iptables-save has printed. The table nat comes last: if another one fails, [Modes] still finds the rules.
+func withoutChains(saved string, kept []string) string {
+	goes := func(chain string) bool { return isKubeProxys(chain) && !slices.Contains(kept, chain) }
+	var tables, nat, table, deleted strings.Builder
 	for line := range strings.Lines(saved) {
 		line = strings.TrimSpace(line)
 		switch {
 		case strings.HasPrefix(line, "*"):
-			fmt.Fprintln(&out, line)
+			fmt.Fprintln(&table, line)
 		case strings.HasPrefix(line, ":"):
-			if chain, _, _ := strings.Cut(line[1:], " "); isKubeProxys(chain) {
-				fmt.Fprintf(&out, ":%s - [0:0]\n", chain) // which empties it
+			if chain, _, _ := strings.Cut(line[1:], " "); goes(chain) {
+				fmt.Fprintf(&table, ":%s - [0:0]\n", chain) // which empties it
 				fmt.Fprintf(&deleted, "-X %s\n", chain)
 			}
 		case strings.HasPrefix(line, "-A "):
-			chain, rule, _ := strings.Cut(line[3:], " ")
-			if target := optionsOf(rule)["-j"]; isKubeProxys(target) && !isKubeProxys(chain) {
-				fmt.Fprintf(&out, "-D %s %s\n", chain, rule)
+			if r := parseRule("", line[3:]); goes(r.target()) && !goes(r.chain) {
+				fmt.Fprintf(&table, "-D %s %s\n", r.chain, r.text)
 			}
 		case line == "COMMIT":
-			fmt.Fprintf(&out, "%sCOMMIT\n", deleted.String())
+			text := table.String() + deleted.String() + "COMMIT\n"
+			if strings.HasPrefix(text, "*nat\n") {
+				nat.WriteString(text)
+			} else {
+				tables.WriteString(text)
+			}
+			table.Reset()
 			deleted.Reset()
 		}
 	}
 
-	return out.String()
+	return tables.String() + nat.String()
 }
