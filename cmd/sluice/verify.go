@@ -203,12 +203,8 @@ func compareRules(rules kubeproxy.Rules, tables maps.Tables) ([]kubeproxy.Differ
 			nodePorts = append(nodePorts, e.Key.IP())
 		}
 	}
-	differences := rules.Compare(frontends)
-	if slices.ContainsFunc(rules.Frontends, func(f status.Frontend) bool { return f.Address.Addr().IsUnspecified() }) {
-		differences = append(differences, rules.CompareNodePorts(nodePorts, all)...)
-	}
 
-	return differences, nil
+	return append(rules.Compare(frontends), rules.CompareNodePorts(nodePorts, all)...), nil
 }
 
 // countServices returns how many Services have one of the frontends.

@@ -91,18 +91,19 @@ func (r Rules) compare(theirs, ours status.Frontend) []Difference {
 }
 
 // CompareNodePorts returns how the addresses of this node that node ports answer on differ: programmed are
-// those of Sluice, all are the node's.
+// those of Sluice, all are the node's. A family without node ports is not compared; one without NodePortAddrs has all.
 func (r Rules) CompareNodePorts(programmed, all []netip.Addr) []Difference {
-	theirs := all
-	if len(r.NodePortAddrs) > 0 {
-		theirs = slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool {
-			return !slices.ContainsFunc(r.NodePortAddrs, func(p netip.Prefix) bool { return p.Contains(a) })
-		})
-	}
 	var differences []Difference
 	for _, a := range all {
-		theirs, ours := slices.Contains(theirs, a), slices.Contains(programmed, a)
-		if theirs != ours {
+		sameFamily := func(other netip.Addr) bool { return other.Is4() == a.Is4() }
+		if !slices.ContainsFunc(r.Frontends, func(f status.Frontend) bool {
+			return f.Address.Addr().IsUnspecified() && sameFamily(f.Address.Addr())
+		}) {
+			continue
+		}
+		restricted := slices.ContainsFunc(r.NodePortAddrs, func(p netip.Prefix) bool { return sameFamily(p.Addr()) })
+		theirs := !restricted || slices.ContainsFunc(r.NodePortAddrs, func(p netip.Prefix) bool { return p.Contains(a) })
+		if ours := slices.Contains(programmed, a); theirs != ours {
 			differences = append(differences, Difference{"all with node ports", a.String(), "nodePorts", fmt.Sprint(theirs), fmt.Sprint(ours)})
 		}
 	}

@@ -44,7 +44,7 @@ type Rules struct {
 	// Frontends are sorted by Service and address. The fields Kind, Algorithm, Masquerade and NodeInRanges
 	// are not set. WhenEmpty is "pass" where no rule applies to a client.
 	Frontends []status.Frontend
-	// NodePortAddrs are the addresses of the node that node ports answer on; empty means all of them.
+	// NodePortAddrs are the addresses of the node that node ports answer on; none of a family means all of it.
 	NodePortAddrs []netip.Prefix
 }
 

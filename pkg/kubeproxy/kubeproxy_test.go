@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"go4.org/netipx"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -40,6 +41,7 @@ COMMIT
 :KUBE-SVL-A - [0:0]
 -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 -A KUBE-EXT-A -s 10.244.0.0/16 -m comment --comment "pod traffic for shop/web:http external destinations" -j KUBE-SVC-A
+-A KUBE-EXT-A -i cali+ -m comment --comment "pod traffic for shop/web:http external destinations" -j KUBE-SVC-A
 -A KUBE-EXT-A -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
 -A KUBE-EXT-A -m addrtype --src-type LOCAL -j KUBE-SVC-A
 -A KUBE-EXT-A -j KUBE-SVL-A
@@ -144,6 +146,30 @@ COMMIT
 	}
 }
 
+// A pod is known by its address or by the device that its packets come by, as detectLocalMode says.
+func TestLocalRulesOfNFTables(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		what  expr.Any
+		local bool
+	}{
+		{"an address", &expr.Payload{Offset: 12}, true},
+		{"a device", &expr.Meta{Key: expr.MetaKeyIIFNAME}, true},
+		{"a protocol", &expr.Meta{Key: expr.MetaKeyL4PROTO}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := nftReader{table: &nftables.Table{Family: nftables.TableFamilyIPv4}, ruleset: newRuleset()}
+			exprs := []expr.Any{test.what, &expr.Cmp{}, &expr.Verdict{Kind: expr.VerdictGoto, Chain: "service-1"}}
+			if err := r.addRule("external-1", exprs); err != nil {
+				t.Fatal(err)
+			}
+			if rules := r.rules["external-1"]; len(rules) != 1 || rules[0].local != test.local {
+				t.Errorf("rules are %+v, want one that is for local packets: %v", rules, test.local)
+			}
+		})
+	}
+}
+
 // A table of which iptables-save prints nothing is not one without rules.
 func TestSaveRules(t *testing.T) {
 	tools := t.TempDir()
@@ -207,15 +233,31 @@ func TestCompare(t *testing.T) {
 
 func TestCompareNodePorts(t *testing.T) {
 	node := []netip.Addr{netip.MustParseAddr("192.168.50.1"), netip.MustParseAddr("10.244.1.1")}
-	primary := Rules{NodePortAddrs: []netip.Prefix{netip.MustParsePrefix("192.168.50.1/32")}}
-	if d := primary.CompareNodePorts(node[:1], node); len(d) > 0 {
-		t.Errorf("the primary address: %v", d)
-	}
-	if d := primary.CompareNodePorts(node, node); len(d) != 1 || d[0].Frontend != "10.244.1.1" {
-		t.Errorf("the primary address against all: %v", d)
-	}
-	if d := (Rules{}).CompareNodePorts(node[:1], node); len(d) != 1 || d[0].KubeProxy != "true" {
-		t.Errorf("all against the primary address: %v", d)
+	both := append(node, netip.MustParseAddr("fd00:50::1"))
+	v4 := status.Frontend{Address: netip.MustParseAddrPort("0.0.0.0:30080")}
+	v6 := status.Frontend{Address: netip.MustParseAddrPort("[::]:30080")}
+	primary := []netip.Prefix{netip.MustParsePrefix("192.168.50.1/32")}
+	for _, test := range []struct {
+		name            string
+		theirs          Rules
+		programmed, all []netip.Addr
+		want            string // the addresses that differ
+	}{
+		{"the primary address", Rules{"", []status.Frontend{v4}, primary}, node[:1], node, ""},
+		{"the primary address against all", Rules{"", []status.Frontend{v4}, primary}, node, node, "10.244.1.1 by kube-proxy: false"},
+		{"all against the primary address", Rules{"", []status.Frontend{v4}, nil}, node[:1], node, "10.244.1.1 by kube-proxy: true"},
+		{"a family without selected addresses", Rules{"", []status.Frontend{v4, v6}, primary}, both[:1], both, "fd00:50::1 by kube-proxy: true"},
+		{"a family without node ports", Rules{"", []status.Frontend{v4}, primary}, both[:1], both, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var differing []string
+			for _, d := range test.theirs.CompareNodePorts(test.programmed, test.all) {
+				differing = append(differing, d.Frontend+" by kube-proxy: "+d.KubeProxy)
+			}
+			if got := strings.Join(differing, ", "); got != test.want {
+				t.Errorf("different are %q, want %q", got, test.want)
+			}
+		})
 	}
 }
 

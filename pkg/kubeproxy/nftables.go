@@ -174,10 +174,20 @@ func (r *nftReader) addRefusal(to destination, e nftables.SetElement) {
 func (r *nftReader) addRule(chain string, exprs []expr.Any) error {
 	var added rule
 	var immediates [][]byte
+	reads := "" // the part of the packet in the register, or the device it came by
 	for _, e := range exprs {
 		switch e := e.(type) {
-		case *expr.Cmp: // of the source, or of the device, by which pods and the node are recognized
-			added.local = strings.HasPrefix(chain, "external-")
+		case *expr.Fib:
+			added.local = e.FlagSADDR
+		case *expr.Payload:
+			reads = map[uint32]string{12: "saddr", 16: "daddr"}[e.Offset]
+			if r.table.Family == nftables.TableFamilyIPv6 {
+				reads = map[uint32]string{8: "saddr", 24: "daddr"}[e.Offset]
+			}
+		case *expr.Meta:
+			reads = map[expr.MetaKey]string{expr.MetaKeyIIFNAME: "iifname"}[e.Key]
+		case *expr.Cmp:
+			added.local = added.local || (reads == "saddr" || reads == "iifname") && strings.HasPrefix(chain, "external-")
 		case *expr.Immediate:
 			immediates = append(immediates, e.Data)
 		case *expr.Verdict:
