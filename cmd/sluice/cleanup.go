@@ -69,7 +69,7 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "no program is attached and nothing is pinned below %s\n", where.bpfRoot)
 
-	return releaseKeeper(cmd.OutOrStdout())
+	return releaseKeeper(cmd.Context(), cmd.OutOrStdout(), 0)
 }
 
 // drainFlows waits for the flows of devices, keeps netfilter off their ports, and prints how many there are from time to
@@ -140,32 +140,32 @@ func removeKubeProxy(ctx context.Context, out io.Writer, where *places, wait tim
 	if len(removed.Modes) == 0 {
 		fmt.Fprintln(out, "kube-proxy has no rules here")
 	}
-	for deadline := time.Now().Add(wait); ctx.Err() == nil && time.Now().Before(deadline); {
-		open, err := kubeproxy.Translated()
-		if err != nil {
+
+	return releaseKeeper(ctx, out, wait)
+}
+
+// releaseKeeper removes the table that keeps connections of kube-proxy's rules alive, if there is one. While there are
+// such connections it stays; they are waited for.
+func releaseKeeper(ctx context.Context, out io.Writer, wait time.Duration) error {
+	for deadline := time.Now().Add(wait); ; {
+		open, removed, err := kubeproxy.ReleaseKeeper()
+		switch {
+		case err != nil:
 			return err
-		}
-		if open == 0 {
-			break
+		case removed:
+			fmt.Fprintf(out, "removed: the table inet %s of nftables\n", kubeproxy.KeeperTable)
+
+			return nil
+		case open == 0:
+			return nil
+		case ctx.Err() != nil || !time.Now().Before(deadline):
+			fmt.Fprintf(out, "%d connections are open that netfilter translates, and the table inet %s of nftables keeps alive: run this again when they have ended\n", open, kubeproxy.KeeperTable)
+
+			return nil
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
 	}
-
-	return releaseKeeper(out)
-}
-
-// releaseKeeper removes the table that keeps connections of kube-proxy's rules alive, unless there are any.
-func releaseKeeper(out io.Writer) error {
-	open, removed, err := kubeproxy.ReleaseKeeper()
-	switch {
-	case removed:
-		fmt.Fprintf(out, "removed: the table inet %s of nftables\n", kubeproxy.KeeperTable)
-	case open > 0:
-		fmt.Fprintf(out, "%d connections are open that netfilter translates, and the table inet %s of nftables keeps alive: run this again when they have ended\n", open, kubeproxy.KeeperTable)
-	}
-
-	return err
 }

@@ -68,7 +68,7 @@ func ReleaseKeeper() (open int, removed bool, err error) {
 	if i < 0 {
 		return 0, false, nil
 	}
-	if open, err = Translated(); err != nil {
+	if open, err = translated(); err != nil {
 		return 0, false, err
 	}
 	modes, err := Modes()
@@ -92,9 +92,9 @@ const (
 	tcpTimeWait    = 7
 )
 
-// Translated returns how many connections and datagram exchanges netfilter translates to another destination. Those of
+// translated returns how many connections and datagram exchanges netfilter translates to another destination. Those of
 // rules other than kube-proxy's are included, such as a container's host port: the kernel does not remember the rule.
-func Translated() (int, error) {
+func translated() (int, error) {
 	n := 0
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
