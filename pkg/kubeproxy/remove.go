@@ -101,7 +101,7 @@ func removeChains(mode Mode) (warnings []string, err error) {
 			kept = markChains
 			warnings = append(warnings, fmt.Sprintf("%s: the chains %s of the table nat stay, because rules in %s, which is not kube-proxy's, lead to them", mode.tool(family, "save"), strings.Join(kept, " and "), user))
 		}
-		if _, err := runTool(withoutChains(saved, kept), mode.tool(family, "restore"), "--noflush", "--wait"); err != nil {
+		if _, err := runTool(withoutChains(saved, kept), mode.tool(family, "restore"), "--noflush", "--wait=30"); err != nil {
 			return warnings, err
 		}
 		if _, filter, ok := strings.Cut(saved, "*filter"); ok && strings.Contains(filter, "\n:FORWARD DROP") {
