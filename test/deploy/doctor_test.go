@@ -2,13 +2,16 @@ package deploy
 
 import (
 	"encoding/json"
+	"io/fs"
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -36,7 +39,9 @@ func testDoctor(t *testing.T, k *kubelet) {
 		t.Errorf("it runs on node %q", pod.Spec.NodeName)
 	}
 
-	lab.Must(t, os.MkdirAll(k.path("/run"), 0o755))
+	folders := []string{k.path("/run"), k.bpffs}
+	lab.Must(t, os.MkdirAll(folders[0], 0o755))
+	before := filesBelow(t, folders)
 	spec := k.mustSpecOf(t, pod.Spec, pod.Spec.Containers[0])
 	// The ClusterIP leads to the API server here, as it does where kube-proxy runs.
 	server, err := url.Parse(k.URL())
@@ -69,11 +74,24 @@ func testDoctor(t *testing.T, k *kubelet) {
 	if f := seen["kube-proxy"]; strings.Contains(f.Seen, "PID namespace") {
 		t.Errorf("it does not see the processes of the node: %s", f.Seen)
 	}
-	for _, path := range []string{k.path("/run"), k.bpffs} {
-		left, err := os.ReadDir(path)
-		lab.Must(t, err)
-		if len(left) > 0 {
-			t.Errorf("%s has %v", path, left)
+	for i, after := range filesBelow(t, folders) {
+		if diff := cmp.Diff(before[i], after); diff != "" {
+			t.Errorf("%s has changed (-before +after):\n%s", folders[i], diff)
 		}
 	}
+}
+
+// filesBelow returns what is in each folder, and in folders below it.
+func filesBelow(t *testing.T, folders []string) [][]string {
+	t.Helper()
+	paths := make([][]string, len(folders))
+	for i, folder := range folders {
+		lab.Must(t, filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+			paths[i] = append(paths[i], path)
+
+			return err
+		}))
+	}
+
+	return paths
 }
