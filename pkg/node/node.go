@@ -176,12 +176,12 @@ func Families() []lb.Family {
 	return []lb.Family{lb.IPv4, lb.IPv6}
 }
 
-// complete repeats a dump that a change has interrupted: it may lack some entries.
+// complete repeats a dump that a change has interrupted: it may lack some entries, or the kernel has
+// refused it (EAGAIN, legacy iptables).
 func complete[T any](ask func() (T, error)) (T, error) {
 	const tries = 10
-	var listed T
-	var err error = netlink.ErrDumpInterrupted
-	for i := 0; i < tries && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
+	listed, err := ask()
+	for i := 1; i < tries && (errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EAGAIN)); i++ {
 		listed, err = ask()
 	}
 
