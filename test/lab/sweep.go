@@ -32,8 +32,15 @@ func sweep(gone func(pid int) bool) error {
 	if notMounted != nil {
 		return errors.Join(err, notMounted)
 	}
+	roots := []string{root}
+	if filepath.Base(root) == "unified" { // beside it are the hierarchies of v1, where a cluster's nodes have cgroups of the same names
+		roots, _ = filepath.Glob(filepath.Join(filepath.Dir(root), "*"))
+	}
+	for _, root := range roots {
+		err = errors.Join(err, sweepDir(root, gone, removeCgroup))
+	}
 
-	return errors.Join(sweepDir(root, gone, removeCgroup), err)
+	return err
 }
 
 func sweepDir(dir string, gone func(pid int) bool, remove func(path string) error) error {

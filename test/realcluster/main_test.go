@@ -62,7 +62,7 @@ func TestKilled(t *testing.T) {
 		t.Error("no files are left: they are not where they are looked for")
 	}
 	lab.EventuallyIn(t, startTimeout, "nothing is left but files", func() error {
-		if left := remains(t, cmd.Process.Pid, "processes", "namespaces", "cgroups"); len(left) > 0 {
+		if left := remains(t, cmd.Process.Pid, "processes", "namespaces", "cgroups", "cgroups of v1"); len(left) > 0 {
 			return fmt.Errorf("left: %v", left)
 		}
 

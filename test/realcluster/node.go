@@ -53,7 +53,7 @@ func startNode(from *lab.Node, in inside) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	cgroup, err := lab.NewCgroup(nodeCgroup)
+	cgroup, err := lab.NewCgroup("realnode")
 	if err != nil {
 		return nil, err
 	}
@@ -123,9 +123,6 @@ func (n *Node) Processes(name string) (pids []int, err error) {
 	return pids, nil
 }
 
-// nodeCgroup is part of the name of each cgroup of a node.
-const nodeCgroup = "realnode"
-
 // cgroupRoot returns where the machine mounts cgroups: v2, or all hierarchies of v1 and
 // v2 beside them.
 func cgroupRoot() (string, error) {
@@ -144,24 +141,16 @@ func hierarchies(root string) (names []string) {
 	return names
 }
 
-// findV1 returns the cgroups of v1 below the machine's roots with such a name.
-func findV1(pattern string) (found []string, err error) {
-	root, err := cgroupRoot()
-	for _, hierarchy := range hierarchies(root) {
-		cgroups, _ := filepath.Glob(filepath.Join(root, hierarchy, pattern))
-		found = append(found, cgroups...)
-	}
-
-	return found, err
-}
-
 // removeV1 removes the cgroups of v1 with a name, in which there are no processes any
 // more. Removing absent ones is not an error.
 func removeV1(name string) error {
+	root, err := cgroupRoot()
 	var all []string
-	tops, err := findV1(name)
-	for _, top := range tops {
-		err = errors.Join(err, filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
+	for _, hierarchy := range hierarchies(root) {
+		err = errors.Join(err, filepath.WalkDir(filepath.Join(root, hierarchy, name), func(path string, entry fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
 			if err == nil && entry.IsDir() {
 				all = append(all, path)
 			}

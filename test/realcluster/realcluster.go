@@ -364,20 +364,11 @@ func Owners() map[string]int {
 }
 
 // sweep removes what clusters of killed processes have left, beside what the lab
-// removes by itself: files, and cgroups of v1.
+// removes by itself: files.
 func sweep() (err error) {
 	for folder, owner := range Owners() {
 		if errors.Is(unix.Kill(owner, 0), unix.ESRCH) {
 			err = errors.Join(err, os.RemoveAll(folder))
-		}
-	}
-	cgroups, found := findV1("sluice-*-" + nodeCgroup)
-	err = errors.Join(err, found)
-	for _, cgroup := range cgroups {
-		var owner int
-		_, named := fmt.Sscanf(filepath.Base(cgroup), "sluice-%d-", &owner)
-		if named == nil && errors.Is(unix.Kill(owner, 0), unix.ESRCH) {
-			err = errors.Join(err, removeV1(filepath.Base(cgroup)))
 		}
 	}
 
