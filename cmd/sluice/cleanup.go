@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -33,6 +35,11 @@ Connections that the rules have translated go on: until there is none, an empty 
 of nftables stays. The next cleanup removes it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			only, err := lockCleanup(where.bpfRoot)
+			if err != nil {
+				return err
+			}
+			defer only.Close()
 			if ofKubeProxy {
 				return removeKubeProxy(cmd.Context(), cmd.OutOrStdout(), where, drain)
 			}
@@ -44,6 +51,20 @@ of nftables stays. The next cleanup removes it.`,
 	cmd.Flags().DurationVar(&drain, "drain", drain, "wait so long for open connections; afterwards those of devices are cut, those of kube-proxy's rules are not")
 
 	return cmd
+}
+
+// lockCleanup keeps out other cleanups: one that removes Sluice would leave none to translate what another has just
+// taken from kube-proxy. An abstract socket belongs to the network namespace, as the rules do, and ends with the process.
+func lockCleanup(bpfRoot string) (io.Closer, error) {
+	only, err := net.Listen("unix", "@sluice-cleanup:"+bpfRoot)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("bpf root %q: another cleanup is running: wait until it has ended", bpfRoot)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock of cleanups: %w", err)
+	}
+
+	return only, nil
 }
 
 func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {

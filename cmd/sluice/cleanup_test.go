@@ -1,0 +1,32 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// Cleanups of one bpf root exclude each other, whatever they remove.
+func TestOneCleanupAtATime(t *testing.T) {
+	where := places{bpfRoot: t.TempDir()}
+	first, err := lockCleanup(where.bpfRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{}, {"--kube-proxy"}} {
+		cmd := newCleanup(&where)
+		cmd.SetArgs(args)
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "another cleanup is running") {
+			t.Errorf("cleanup %v beside another: %v", args, err)
+		}
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := lockCleanup(where.bpfRoot)
+	if err != nil {
+		t.Fatalf("after the other has ended: %v", err)
+	}
+	if err := again.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
