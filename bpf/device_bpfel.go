@@ -33,7 +33,9 @@ const (
 	deviceMapSlFrontends              = "sl_frontends"
 	deviceMapSlHalfOpen               = "sl_half_open"
 	deviceMapSlIcmpBudgets            = "sl_icmp_budgets"
+	deviceMapSlListeners              = "sl_listeners"
 	deviceMapSlLocalCidrs             = "sl_local_cidrs"
+	deviceMapSlMonitorRings           = "sl_monitor_rings"
 	deviceMapSlOpening                = "sl_opening"
 	deviceMapSlOptedOut               = "sl_opted_out"
 	deviceMapSlPacket                 = "sl_packet"
@@ -42,6 +44,7 @@ const (
 	deviceMapSlPortFilter             = "sl_port_filter"
 	deviceMapSlPortTurns              = "sl_port_turns"
 	deviceMapSlReasons                = "sl_reasons"
+	deviceMapSlRecent                 = "sl_recent"
 	deviceMapSlRefusals               = "sl_refusals"
 	deviceMapSlServiceCidrs           = "sl_service_cidrs"
 	deviceMapSlServicePorts           = "sl_service_ports"
@@ -143,7 +146,9 @@ type deviceMapSpecs struct {
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
 	SlOpening      *ebpf.MapSpec `ebpf:"sl_opening"`
 	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPacket       *ebpf.MapSpec `ebpf:"sl_packet"`
@@ -152,6 +157,7 @@ type deviceMapSpecs struct {
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlPortTurns    *ebpf.MapSpec `ebpf:"sl_port_turns"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -227,7 +233,9 @@ type deviceMaps struct {
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
 	SlOpening      *ebpf.Map `ebpf:"sl_opening"`
 	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPacket       *ebpf.Map `ebpf:"sl_packet"`
@@ -236,6 +244,7 @@ type deviceMaps struct {
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlPortTurns    *ebpf.Map `ebpf:"sl_port_turns"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
@@ -268,7 +277,9 @@ func (m *deviceMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
+		m.SlListeners,
 		m.SlLocalCidrs,
+		m.SlMonitorRings,
 		m.SlOpening,
 		m.SlOptedOut,
 		m.SlPacket,
@@ -277,6 +288,7 @@ func (m *deviceMaps) Close() error {
 		m.SlPortFilter,
 		m.SlPortTurns,
 		m.SlReasons,
+		m.SlRecent,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

@@ -33,12 +33,15 @@ const (
 	iterMapSlFrontends    = "sl_frontends"
 	iterMapSlHalfOpen     = "sl_half_open"
 	iterMapSlIcmpBudgets  = "sl_icmp_budgets"
+	iterMapSlListeners    = "sl_listeners"
 	iterMapSlLocalCidrs   = "sl_local_cidrs"
+	iterMapSlMonitorRings = "sl_monitor_rings"
 	iterMapSlOptedOut     = "sl_opted_out"
 	iterMapSlPools        = "sl_pools"
 	iterMapSlPortCounts   = "sl_port_counts"
 	iterMapSlPortFilter   = "sl_port_filter"
 	iterMapSlReasons      = "sl_reasons"
+	iterMapSlRecent       = "sl_recent"
 	iterMapSlRefusals     = "sl_refusals"
 	iterMapSlServiceCidrs = "sl_service_cidrs"
 	iterMapSlServicePorts = "sl_service_ports"
@@ -119,12 +122,15 @@ type iterMapSpecs struct {
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
 	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -181,12 +187,15 @@ type iterMaps struct {
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
 	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
@@ -219,12 +228,15 @@ func (m *iterMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
+		m.SlListeners,
 		m.SlLocalCidrs,
+		m.SlMonitorRings,
 		m.SlOptedOut,
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,
 		m.SlReasons,
+		m.SlRecent,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

@@ -33,12 +33,15 @@ const (
 	opsMapSlFrontends    = "sl_frontends"
 	opsMapSlHalfOpen     = "sl_half_open"
 	opsMapSlIcmpBudgets  = "sl_icmp_budgets"
+	opsMapSlListeners    = "sl_listeners"
 	opsMapSlLocalCidrs   = "sl_local_cidrs"
+	opsMapSlMonitorRings = "sl_monitor_rings"
 	opsMapSlOptedOut     = "sl_opted_out"
 	opsMapSlPools        = "sl_pools"
 	opsMapSlPortCounts   = "sl_port_counts"
 	opsMapSlPortFilter   = "sl_port_filter"
 	opsMapSlReasons      = "sl_reasons"
+	opsMapSlRecent       = "sl_recent"
 	opsMapSlRefusals     = "sl_refusals"
 	opsMapSlServiceCidrs = "sl_service_cidrs"
 	opsMapSlServicePorts = "sl_service_ports"
@@ -120,12 +123,15 @@ type opsMapSpecs struct {
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
 	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -183,12 +189,15 @@ type opsMaps struct {
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
 	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
@@ -221,12 +230,15 @@ func (m *opsMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
+		m.SlListeners,
 		m.SlLocalCidrs,
+		m.SlMonitorRings,
 		m.SlOptedOut,
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,
 		m.SlReasons,
+		m.SlRecent,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

@@ -8,6 +8,7 @@
 
 #include "lib/opt_out.h"
 #include "lib/reason.h"
+#include "lib/sock_report.h"
 #include "lib/sock_state.h"
 #include "lib/udp_dial.h"
 #include "lib/udp_pin.h"
@@ -162,10 +163,10 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 		return why;
 	if (is_left_alone(ctx, v6, pool.flags))
 		return REASON_PASS_DISABLED;
-	if (why)
-		return why;
 
-	why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, bpf_ktime_get_ns(), &be);
+	if (!why)
+		why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, bpf_ktime_get_ns(), &be);
+	report(ctx, v6, why, pool.service_port_id, be);
 	if (why || !be)
 		return why;
 
@@ -251,9 +252,11 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	if (why || !*be)
 		return why;
 	own = bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (own)
+		*be = pick_free(own, pool, original_dst, &send, now, *be);
+	report(ctx, v6, REASON_TRANSLATED, pool->service_port_id, *be);
 	if (!own)
 		return REASON_TRANSLATED_UNREMEMBERED;
-	*be = pick_free(own, pool, original_dst, &send, now, *be);
 	if (keep_dial(own, original_dst, *be, now, !is_kernel_socket(ctx)))
 		return REASON_TRANSLATED;
 	answer_directly(own, &(*be)->addr, (*be)->port);
@@ -285,10 +288,11 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 	}
 	if (is_left_alone(ctx, v6, pool.flags))
 		return REASON_PASS_DISABLED;
-	if (why)
-		return why;
 
-	why = pick_pair(ctx, v6, &pool, &original_dst, &be);
+	if (!why)
+		why = pick_pair(ctx, v6, &pool, &original_dst, &be);
+	if (is_refusal(why))
+		report(ctx, v6, why, pool.service_port_id, NULL);
 	if (be)
 		set_hook_addr(ctx, v6, &be->addr, be->port);
 	return why;

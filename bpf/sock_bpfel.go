@@ -41,12 +41,15 @@ const (
 	sockMapSlFrontends              = "sl_frontends"
 	sockMapSlHalfOpen               = "sl_half_open"
 	sockMapSlIcmpBudgets            = "sl_icmp_budgets"
+	sockMapSlListeners              = "sl_listeners"
 	sockMapSlLocalCidrs             = "sl_local_cidrs"
+	sockMapSlMonitorRings           = "sl_monitor_rings"
 	sockMapSlOptedOut               = "sl_opted_out"
 	sockMapSlPools                  = "sl_pools"
 	sockMapSlPortCounts             = "sl_port_counts"
 	sockMapSlPortFilter             = "sl_port_filter"
 	sockMapSlReasons                = "sl_reasons"
+	sockMapSlRecent                 = "sl_recent"
 	sockMapSlRefusals               = "sl_refusals"
 	sockMapSlServiceCidrs           = "sl_service_cidrs"
 	sockMapSlServicePorts           = "sl_service_ports"
@@ -151,12 +154,15 @@ type sockMapSpecs struct {
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
 	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -221,12 +227,15 @@ type sockMaps struct {
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
 	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
@@ -259,12 +268,15 @@ func (m *sockMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
+		m.SlListeners,
 		m.SlLocalCidrs,
+		m.SlMonitorRings,
 		m.SlOptedOut,
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,
 		m.SlReasons,
+		m.SlRecent,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

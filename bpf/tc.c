@@ -198,7 +198,7 @@ int sluice_ingress(struct __sk_buff *ctx)
 	why = translate(ctx, pkt, &net, flags);
 	if (pkt->turns && !decrement_ttl(ctx, &pkt->ip))
 		why = REASON_DROP_REWRITE;
-	verdict = finish(ctx, why, is_reject(why) || pkt->mtu);
+	verdict = finish(ctx, HOOK_INGRESS, why, is_reject(why) || pkt->mtu);
 	return verdict == VERDICT_NEXT && pkt->turns ?
 		       bpf_redirect_neigh(pkt->out, &pkt->next, sizeof(pkt->next), 0) :
 		       verdict;
@@ -219,7 +219,7 @@ int sluice_egress(struct __sk_buff *ctx)
 		return VERDICT_NEXT;
 	why = reverse(ctx, pkt, &net);
 	if (why != REASON_FLOW || !returns(pkt))
-		return finish(ctx, why, false);
+		return finish(ctx, HOOK_EGRESS, why, false);
 	count(why);
 	return return_reply(ctx);
 }

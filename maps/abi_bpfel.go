@@ -309,6 +309,54 @@ const (
 	abiKindKIND_NODE_PORT     abiKind = 4
 )
 
+type abiListenerLimit uint32
+
+const (
+	abiListenerLimitLISTENERS abiListenerLimit = 4
+)
+
+type abiListeners struct {
+	_     structs.HostLayout
+	Until [4]uint64
+	Lost  [4]uint64
+}
+
+type abiMonitorEvent struct {
+	_             structs.HostLayout
+	Time          uint64
+	NetnsCookie   uint64
+	CgroupId      uint64
+	Client        abiAddr
+	OriginalDst   abiAddr
+	ClientPort    uint16
+	OriginalPort  uint16
+	ServicePortId uint32
+	BackendId     uint32
+	Pid           uint32
+	Ifindex       uint32
+	Kind          uint8
+	Reason        uint8
+	Proto         uint8
+	Place         uint8
+	Comm          [16]int8
+	Reserved      [4]uint32
+}
+
+type abiMonitorKind uint32
+
+const (
+	abiMonitorKindMONITOR_TRANSLATED abiMonitorKind = 1
+	abiMonitorKindMONITOR_REFUSED    abiMonitorKind = 2
+)
+
+type abiMonitorPlace uint32
+
+const (
+	abiMonitorPlacePLACE_SOCKET  abiMonitorPlace = 0
+	abiMonitorPlacePLACE_INGRESS abiMonitorPlace = 1
+	abiMonitorPlacePLACE_EGRESS  abiMonitorPlace = 2
+)
+
 type abiPodUid struct {
 	_    structs.HostLayout
 	Text [36]int8
@@ -386,6 +434,26 @@ const (
 	abiReasonREASON_DROP_REWRITE            abiReason = 23
 	abiReasonREASON_DROP_TUPLE_TAKEN        abiReason = 24
 	abiReasonREASON_COUNT                   abiReason = 25
+)
+
+type abiRecent struct {
+	_         structs.HostLayout
+	BusyUntil uint64
+	Next      uint32
+	Lock      struct {
+		_   structs.HostLayout
+		Val uint32
+	}
+	Refusals [64]abiMonitorEvent
+}
+
+type abiRecentLimit uint32
+
+const (
+	abiRecentLimitRECENT_REASONS  abiRecentLimit = 32
+	abiRecentLimitRECENT_REFUSALS abiRecentLimit = 64
+	abiRecentLimitRECENT_BURST    abiRecentLimit = 32
+	abiRecentLimitRECENT_INTERVAL abiRecentLimit = 1000000000
 )
 
 type abiRefusalKey struct {
@@ -541,12 +609,15 @@ const (
 	abiMapSlFrontends       = "sl_frontends"
 	abiMapSlHalfOpen        = "sl_half_open"
 	abiMapSlIcmpBudgets     = "sl_icmp_budgets"
+	abiMapSlListeners       = "sl_listeners"
 	abiMapSlLocalCidrs      = "sl_local_cidrs"
+	abiMapSlMonitorRings    = "sl_monitor_rings"
 	abiMapSlOptedOut        = "sl_opted_out"
 	abiMapSlPools           = "sl_pools"
 	abiMapSlPortCounts      = "sl_port_counts"
 	abiMapSlPortFilter      = "sl_port_filter"
 	abiMapSlReasons         = "sl_reasons"
+	abiMapSlRecent          = "sl_recent"
 	abiMapSlRefusals        = "sl_refusals"
 	abiMapSlServiceCidrs    = "sl_service_cidrs"
 	abiMapSlServicePorts    = "sl_service_ports"
@@ -576,9 +647,13 @@ const (
 	abiVarBtfHook           = "btf_hook"
 	abiVarBtfIdLayout       = "btf_id_layout"
 	abiVarBtfKind           = "btf_kind"
+	abiVarBtfListenerLimit  = "btf_listener_limit"
+	abiVarBtfMonitorKind    = "btf_monitor_kind"
+	abiVarBtfMonitorPlace   = "btf_monitor_place"
 	abiVarBtfPoolFlag       = "btf_pool_flag"
 	abiVarBtfPortFilter     = "btf_port_filter"
 	abiVarBtfReason         = "btf_reason"
+	abiVarBtfRecentLimit    = "btf_recent_limit"
 	abiVarBtfScope          = "btf_scope"
 	abiVarBtfSourceFilter   = "btf_source_filter"
 	abiVarBtfTranslatedSock = "btf_translated_sock"
@@ -651,12 +726,15 @@ type abiMapSpecs struct {
 	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
 	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -692,9 +770,13 @@ type abiVariableSpecs struct {
 	BtfHook           *ebpf.VariableSpec `ebpf:"btf_hook"`
 	BtfIdLayout       *ebpf.VariableSpec `ebpf:"btf_id_layout"`
 	BtfKind           *ebpf.VariableSpec `ebpf:"btf_kind"`
+	BtfListenerLimit  *ebpf.VariableSpec `ebpf:"btf_listener_limit"`
+	BtfMonitorKind    *ebpf.VariableSpec `ebpf:"btf_monitor_kind"`
+	BtfMonitorPlace   *ebpf.VariableSpec `ebpf:"btf_monitor_place"`
 	BtfPoolFlag       *ebpf.VariableSpec `ebpf:"btf_pool_flag"`
 	BtfPortFilter     *ebpf.VariableSpec `ebpf:"btf_port_filter"`
 	BtfReason         *ebpf.VariableSpec `ebpf:"btf_reason"`
+	BtfRecentLimit    *ebpf.VariableSpec `ebpf:"btf_recent_limit"`
 	BtfScope          *ebpf.VariableSpec `ebpf:"btf_scope"`
 	BtfSourceFilter   *ebpf.VariableSpec `ebpf:"btf_source_filter"`
 	BtfTranslatedSock *ebpf.VariableSpec `ebpf:"btf_translated_sock"`
@@ -739,12 +821,15 @@ type abiMaps struct {
 	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
 	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
 	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
 	SlPools        *ebpf.Map `ebpf:"sl_pools"`
 	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
 	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
 	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
 	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
@@ -777,12 +862,15 @@ func (m *abiMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlIcmpBudgets,
+		m.SlListeners,
 		m.SlLocalCidrs,
+		m.SlMonitorRings,
 		m.SlOptedOut,
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,
 		m.SlReasons,
+		m.SlRecent,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
@@ -819,9 +907,13 @@ type abiVariables struct {
 	BtfHook           *ebpf.Variable `ebpf:"btf_hook"`
 	BtfIdLayout       *ebpf.Variable `ebpf:"btf_id_layout"`
 	BtfKind           *ebpf.Variable `ebpf:"btf_kind"`
+	BtfListenerLimit  *ebpf.Variable `ebpf:"btf_listener_limit"`
+	BtfMonitorKind    *ebpf.Variable `ebpf:"btf_monitor_kind"`
+	BtfMonitorPlace   *ebpf.Variable `ebpf:"btf_monitor_place"`
 	BtfPoolFlag       *ebpf.Variable `ebpf:"btf_pool_flag"`
 	BtfPortFilter     *ebpf.Variable `ebpf:"btf_port_filter"`
 	BtfReason         *ebpf.Variable `ebpf:"btf_reason"`
+	BtfRecentLimit    *ebpf.Variable `ebpf:"btf_recent_limit"`
 	BtfScope          *ebpf.Variable `ebpf:"btf_scope"`
 	BtfSourceFilter   *ebpf.Variable `ebpf:"btf_source_filter"`
 	BtfTranslatedSock *ebpf.Variable `ebpf:"btf_translated_sock"`

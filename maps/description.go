@@ -36,6 +36,9 @@ const (
 	NameTurns        = "turns"
 	NamePortCounts   = "port_counts"
 	NameRefusals     = "refusals"
+	NameListeners    = "listeners"
+	NameMonitorRings = "monitor_rings"
+	NameRecent       = "recent"
 )
 
 // description describes a map to operators, and where it belongs.
@@ -84,6 +87,9 @@ var descriptions = []description{
 	{name: NameTurns, state: true, content: "service port id → number of the next flow (algorithm `rr`)", writers: "datapath"},
 	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, per CPU", writers: "datapath; the agent clears"},
 	{name: NameRefusals, state: true, content: "service port id, reason → how many new flows got no backend", writers: "datapath; the agent deletes"},
+	{name: NameListeners, state: true, content: "of each `sluice monitor` that runs: until when it listens, unless it goes on; how many events it has lost", writers: "`sluice monitor`; datapath (lost)"},
+	{name: NameMonitorRings, state: true, content: "place in `listeners` → the ring buffer of that `sluice monitor`", writers: "`sluice monitor`; datapath (the ring)"},
+	{name: NameRecent, state: true, content: "reason → the last 64 refusals", writers: "datapath"},
 }
 
 // namesOf returns the names of the maps that match.

@@ -47,7 +47,7 @@ func TestDocs(t *testing.T) {
 				continue
 			}
 			chunks := ""
-			if specs[d.name].InnerMap != nil {
+			if isChunked(specs[d.name]) {
 				chunks = " *"
 			}
 			fmt.Fprintf(&table, "| `%s`%s | %s | %s |\n", d.name, chunks, d.content, d.writers)

@@ -205,11 +205,17 @@ func sourceCell(k FlowKey, role uint8) uint32 {
 
 // fill marks all sources, until a sweep finds those of flows.
 func (f *SourceFilter) fill() {
+	for at, i := now(), 0; i < len(f.values); i++ {
+		atomic.StoreUint32(&f.values[i], sourceCellTime(at))
+	}
+}
+
+// now returns the time as programs know it.
+func now() uint64 {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // cannot fail: the clock exists
-	for i := range f.values {
-		atomic.StoreUint32(&f.values[i], sourceCellTime(uint64(now.Nano())))
-	}
+
+	return uint64(now.Nano())
 }
 
 // May reports whether a packet with this key at [HookEgress] may belong to a flow.

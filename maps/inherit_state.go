@@ -75,7 +75,7 @@ func share(other, dir, name string, spec *ebpf.MapSpec) error {
 
 		return nil
 	}
-	if spec.InnerMap == nil {
+	if !isChunked(spec) {
 		return pinToo(m, filepath.Join(dir, name))
 	}
 	c := &chunked{name: name, inner: spec.InnerMap, dir: other}

@@ -29,6 +29,10 @@ const enum port_filter *btf_port_filter __attribute__((unused));
 const enum client_kind *btf_client_kind __attribute__((unused));
 const enum udp_dial_limit *btf_udp_dial_limit __attribute__((unused));
 const enum udp_pin_way *btf_udp_pin_way __attribute__((unused));
+const enum monitor_kind *btf_monitor_kind __attribute__((unused));
+const enum monitor_place *btf_monitor_place __attribute__((unused));
+const enum listener_limit *btf_listener_limit __attribute__((unused));
+const enum recent_limit *btf_recent_limit __attribute__((unused));
 const struct translated_sock *btf_translated_sock __attribute__((unused));
 
 char maps_license[] SEC("license") = "Dual BSD/GPL";

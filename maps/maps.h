@@ -373,6 +373,36 @@ struct {
 	__type(value, __u64);
 } sl_refusals SEC(".maps");
 
+/* One value: who listens to events. Each `sluice monitor` writes its place. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct listeners);
+} sl_listeners SEC(".maps");
+
+struct monitor_ring {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096); /* the real ones are larger: see maps/monitor.go */
+};
+
+/* By place in listeners: a ring buffer of struct monitor_event. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, LISTENERS);
+	__type(key, __u32);
+	__array(values, struct monitor_ring);
+} sl_monitor_rings SEC(".maps");
+
+/* By enum reason. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RECENT_REASONS);
+	__type(key, __u32);
+	__type(value, struct recent);
+} sl_recent SEC(".maps");
+
 /* By enum reason. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -93,6 +93,7 @@ type Pinned struct {
 	Stats        *Stats
 
 	chunked    map[string]*chunked
+	listeners  shared[uint64] // see [Pinned.Listen]
 	inheriting sync.Mutex
 	outdated   []outdated
 	unfiltered bool // programs of another version may put flows without writing the filters of this one
@@ -205,7 +206,7 @@ func checkPins(root string, specs map[string]*ebpf.MapSpec) error {
 			return err
 		}
 		m.Close()
-		if spec.InnerMap == nil {
+		if !isChunked(spec) {
 			continue
 		}
 		c := &chunked{name: name, inner: spec.InnerMap, dir: folderOf(root, name)}
@@ -247,6 +248,11 @@ func mapSpecs() (map[string]*ebpf.MapSpec, error) {
 	return specs, nil
 }
 
+// isChunked reports whether a map is an array of chunks.
+func isChunked(spec *ebpf.MapSpec) bool {
+	return spec.InnerMap != nil && spec.InnerMap.Type != ebpf.RingBuf
+}
+
 // open gets all maps, and makes at least this many chunks of each array.
 func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(string, *ebpf.MapSpec) (*ebpf.Map, error)) (*Pinned, error) {
 	p := &Pinned{root: root, byName: make(map[string]*ebpf.Map, len(specs)), chunked: make(map[string]*chunked)}
@@ -256,8 +262,8 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 			return nil, errors.Join(err, p.Close())
 		}
 		p.byName[name] = m
-		if inner := specs[name].InnerMap; inner != nil {
-			p.chunked[name] = &chunked{name: name, outer: m, inner: inner, dir: folderOf(root, name)}
+		if isChunked(specs[name]) {
+			p.chunked[name] = &chunked{name: name, outer: m, inner: specs[name].InnerMap, dir: folderOf(root, name)}
 			if err := p.chunked[name].adopt(); err != nil {
 				return nil, errors.Join(err, p.Close())
 			}
@@ -289,18 +295,19 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	return p, nil
 }
 
-// mapFilters maps the filters, and the usage of flows, into this process' memory.
+// mapFilters maps the filters, the usage of flows and the listeners into this process' memory.
 func (p *Pinned) mapFilters() error {
 	addrs, errAddrs := mapShared[uint64](p.byName[NameAddrFilter], NameAddrFilter)
 	covers, errCovers := mapShared[uint64](p.byName[NameCIDRCovers], NameCIDRCovers)
 	ports, errPorts := mapShared[byte](p.byName[NamePortFilter], NamePortFilter)
 	sources, errSources := mapShared[uint32](p.byName[NameSourceFilter], NameSourceFilter)
 	usage, errUsage := mapShared[int64](p.byName[NameFlowUsage], NameFlowUsage)
+	listeners, errListeners := mapShared[uint64](p.byName[NameListeners], NameListeners)
 	p.AddrFilter, p.CIDRCovers = newAddrFilter(addrs), newCIDRCovers(covers)
 	p.PortFilter, p.SourceFilter = &PortFilter{ports}, &SourceFilter{sources}
-	p.FlowUsage = &FlowUsage{usage}
+	p.FlowUsage, p.listeners = &FlowUsage{usage}, listeners
 
-	return errors.Join(errAddrs, errCovers, errPorts, errSources, errUsage)
+	return errors.Join(errAddrs, errCovers, errPorts, errSources, errUsage, errListeners)
 }
 
 // mapArrays maps the arrays into this process' memory.
@@ -552,7 +559,7 @@ func (p *Pinned) Unpin() error {
 func (p *Pinned) Close() error {
 	errs := []error{p.closeOutdated()}
 	if p.SourceFilter != nil {
-		errs = append(errs, p.AddrFilter.close(), p.CIDRCovers.close(), p.PortFilter.close(), p.SourceFilter.close(), p.FlowUsage.close())
+		errs = append(errs, p.AddrFilter.close(), p.CIDRCovers.close(), p.PortFilter.close(), p.SourceFilter.close(), p.FlowUsage.close(), p.listeners.close())
 	}
 	for _, c := range p.chunked {
 		errs = append(errs, c.close())

@@ -267,6 +267,7 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		why = REASON_DROP_FLOW_TABLE; /* refusing it is better than losing it later */
 	else
 		why = open_flow(ctx, pkt);
+	pkt->service_port_id = pkt->pool.service_port_id;
 	count_new(pkt->pool.service_port_id, why);
 	return why;
 }

@@ -153,6 +153,7 @@ struct packet {
 	__u64 ended; /* last_seen of the oldest ended flow that holds a wanted tuple; 0: none */
 	__be16 ended_port; /* the port of that tuple */
 	__u32 pos; /* the offset of the next header */
+	__u32 service_port_id; /* that a new flow is for, or 0 */
 	bool evicts; /* gone has to be deleted */
 	__u8 role; /* of the entry at egress: enum flow_role */
 	__u8 flags; /* and its flags */
@@ -206,6 +207,7 @@ static __always_inline struct packet *new_packet(enum hook hook)
 		pkt->evicts = false;
 		pkt->turns = false;
 		pkt->mtu = 0;
+		pkt->service_port_id = 0;
 	}
 	return pkt;
 }

@@ -7,6 +7,7 @@
 
 #include "icmp_error.h"
 #include "kernel.h"
+#include "monitor.h"
 #include "reason.h"
 #include "route.h"
 #include "service.h"
@@ -267,9 +268,45 @@ static __always_inline int pass(enum reason why)
 	return VERDICT_NEXT;
 }
 
-/* finish counts the reason and returns the verdict for it. */
-static __always_inline int finish(struct __sk_buff *ctx, enum reason why, bool refused)
+/*
+ * report reports a new flow or a refusal to `sluice monitor`. It is global, so that the verifier walks
+ * it once.
+ */
+__noinline int report(struct __sk_buff *ctx, __u32 hook, __u32 why)
 {
+	struct packet *pkt = packet_at(hook);
+	__u64 now = bpf_ktime_get_ns();
+	bool refused = is_refusal(why);
+	const struct flow_key *came;
+	struct monitor_event e = {};
+
+	if (!pkt || !is_wanted(why, now))
+		return 0;
+	if (!refused && !pkt->service_port_id)
+		return 0; /* a direct connection: see open_beside */
+	came = &pkt->ip.key;
+	e.time = now;
+	e.client = came->src;
+	e.original_dst = came->dst;
+	e.client_port = came->src_port;
+	e.original_port = came->dst_port;
+	e.service_port_id = pkt->service_port_id;
+	e.backend_id = refused ? 0 : pkt->flow.backend_id;
+	e.ifindex = ctx->ifindex;
+	e.kind = refused ? MONITOR_REFUSED : MONITOR_TRANSLATED;
+	e.reason = why;
+	e.proto = came->proto;
+	e.place = hook;
+	publish(&e);
+	return 0;
+}
+
+/* finish reports and counts the reason, and returns the verdict for it. */
+static __always_inline int finish(struct __sk_buff *ctx, enum hook hook, enum reason why,
+				  bool refused)
+{
+	if (is_refusal(why) || (why == REASON_TRANSLATED && is_listening()))
+		report(ctx, hook, why);
 	if (refused)
 		why = refuse(ctx, why);
 	count(why);
