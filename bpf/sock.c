@@ -58,15 +58,6 @@ static __always_inline int finish(struct bpf_sock_addr *ctx, bool v6, bool conne
 	return 1;
 }
 
-static __always_inline enum reason translates_connects(struct bpf_sock_addr *ctx)
-{
-	if (ctx->protocol == IPPROTO_TCP)
-		return REASON_NEXT;
-	if (ctx->protocol != IPPROTO_UDP)
-		return REASON_PASS_PROTOCOL;
-	return config_udp_mode >= UDP_CONNECTED ? REASON_NEXT : REASON_PASS_DISABLED;
-}
-
 static __always_inline enum reason translates_sends(struct bpf_sock_addr *ctx)
 {
 	if (ctx->protocol != IPPROTO_UDP)
@@ -74,55 +65,14 @@ static __always_inline enum reason translates_sends(struct bpf_sock_addr *ctx)
 	return config_udp_mode >= UDP_ALL ? REASON_NEXT : REASON_PASS_DISABLED;
 }
 
-/*
- * lookup_frontend copies the pool that serves the destination. A destination that is no Service
- * costs the filter, and the check whether it is in a Service CIDR.
- */
+/* lookup_frontend copies the pool that serves the destination: see lookup_dial. */
 static __always_inline enum reason lookup_frontend(struct bpf_sock_addr *ctx,
 						   const struct frontend_key *original_dst,
 						   struct pool *pool)
 {
-	struct addr loopback = addr_loopback(&original_dst->addr);
-	bool maybe = may_be_ours(addr_hash(&original_dst->addr)), node_ports = false;
-	enum reason why;
+	bool localhost = may_be_localhost(original_dst) && is_host_netns(ctx);
 
-	if (maybe) {
-		why = find_pool(original_dst, pool);
-		if (why != REASON_PASS_NO_FRONTEND)
-			return why;
-		node_ports = addr_flags(&original_dst->addr) & ADDR_NODE_PORT;
-	}
-	/* Node ports also answer on loopback, but only on that of the node's own namespace. */
-	if (addr_equal(&original_dst->addr, &loopback))
-		node_ports = config_localhost_node_ports && is_host_netns(ctx);
-	if (node_ports) {
-		why = find_node_port(original_dst, pool);
-		if (why != REASON_PASS_NO_FRONTEND)
-			return why;
-	}
-	if (maybe && is_cluster_ip(original_dst))
-		return REASON_REJECT_NO_PORT;
-	return is_service_cidr(&original_dst->addr) ? REASON_DROP_UNALLOCATED :
-						      REASON_PASS_NO_FRONTEND;
-}
-
-/*
- * seed_of_socket returns the seed of the pool's algorithm. A socket that connects has no address
- * and port yet, so its network namespace stands for the client, and a random number for the flow.
- */
-static __always_inline __u32 seed_of_socket(const struct pool *pool, __u64 netns,
-					    const struct addr *original_dst)
-{
-	switch (pool->algorithm) {
-	case ALGORITHM_RR:
-		return pool->service_port_id;
-	case ALGORITHM_SH:
-		return hash(&netns, sizeof(netns));
-	case ALGORITHM_DH:
-		return hash(original_dst, sizeof(*original_dst));
-	default:
-		return bpf_get_prandom_u32();
-	}
+	return lookup_dial(original_dst, localhost, pool);
 }
 
 /* pick_for_socket picks a backend for a new flow of this socket, and counts the outcome. */
@@ -137,7 +87,7 @@ static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bo
 
 	why = check_source(ctx, v6, pool, original_dst);
 	if (!why) {
-		*be = pick_backend(pool, &client, seed_of_socket(pool, netns, original_dst), now,
+		*be = pick_backend(pool, &client, seed_of_dial(pool, netns, original_dst), now,
 				   true);
 		if (!*be)
 			why = why_no_backend(pool);
@@ -154,7 +104,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	struct pool pool = {};
 	enum reason why;
 
-	why = translates_connects(ctx);
+	why = translates_connects(ctx->protocol);
 	if (why)
 		return why;
 

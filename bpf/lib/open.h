@@ -11,16 +11,25 @@
 #define MAX_BACKENDS 3
 
 /*
- * set_backend gives pkt->flow the backend at hand, and sets whether it is masqueraded: because the
- * backend's reply would bypass this node, or the backend would answer itself. The replies of a
- * backend with an address of this node never leave it. It is global, so that the verifier walks it
+ * misses_node reports whether replies of a backend that has no address of this node would bypass
+ * the node, or the backend would answer itself, unless the client is masqueraded.
+ */
+static __always_inline bool misses_node(const struct backend *be, const struct addr *client)
+{
+	bool remote = !(be->flags & BACKEND_LOCAL) && config_device_class == DEVICE_UPLINK;
+
+	return remote || addr_equal(&be->addr, client);
+}
+
+/*
+ * set_backend gives pkt->flow the backend at hand, and sets whether it is masqueraded. The replies of
+ * a backend with an address of this node never leave it. It is global, so that the verifier walks it
  * once.
  */
 __noinline int set_backend(void)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	const struct backend *be;
-	bool remote, hairpin;
 	struct flow *f;
 
 	if (!pkt)
@@ -32,11 +41,9 @@ __noinline int set_backend(void)
 	f->backend_id = be->id;
 	f->stack_port = f->client_port;
 	f->flags &= ~FLOW_MASQUERADED;
-	remote = !(be->flags & BACKEND_LOCAL) && config_device_class == DEVICE_UPLINK;
-	hairpin = addr_equal(&be->addr, &f->client);
 	if (addr_flags(&be->addr) & ADDR_NODE)
 		note_port(be->port); /* for direct connections to it: see open_beside */
-	else if (remote || hairpin || pkt->pool.flags & POOL_MASQUERADE)
+	else if (misses_node(be, &f->client) || pkt->pool.flags & POOL_MASQUERADE)
 		f->flags |= FLOW_MASQUERADED;
 	return 0;
 }

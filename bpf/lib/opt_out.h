@@ -95,7 +95,7 @@ static __always_inline bool is_left_to_node(struct bpf_sock_addr *ctx, bool v6)
 {
 	struct frontend_key original_dst = frontend_key_of(ctx, v6);
 
-	if (!(addr_flags(&original_dst.addr) & ADDR_NODE) || !is_cluster_ip(&original_dst))
+	if (!is_nodes_cluster_ip(&original_dst))
 		return false;
 	return !is_host_netns(ctx) ||
 	       is_served_here(ctx, &original_dst.addr, original_dst.port, original_dst.proto);

@@ -9,22 +9,8 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#include "dial.h"
 #include "kernel.h"
-#include "service.h"
-
-/*
- * Settings that the agent makes before it loads the socket programs. The verifier prunes what they
- * switch off.
- */
-
-/* Which UDP sockets are translated. */
-enum udp_mode {
-	UDP_OFF = 0, /* none: the device programs translate UDP */
-	UDP_CONNECTED = 1, /* those that connect() */
-	UDP_ALL = 2, /* and each sendto() */
-};
-
-volatile const __u32 config_udp_mode = UDP_ALL;
 
 /* How long a UDP flow keeps its backend without a datagram. */
 volatile const __u64 config_udp_idle_ns = 120ULL * 1000 * 1000 * 1000;
@@ -34,9 +20,6 @@ volatile const __u64 config_host_netns_cookie = 0;
 
 /* Linux 6.1: connect and sendmsg hooks may set their errno. */
 volatile const bool config_has_set_retval = true;
-
-/* Node ports also answer the node's own processes on loopback. */
-volatile const bool config_localhost_node_ports = true;
 
 /*
  * Reading and writing the address that a socket hook is called with. v6 is constant in every
@@ -261,12 +244,11 @@ static __always_inline enum reason check_source(struct bpf_sock_addr *ctx, bool 
 		return REASON_NEXT;
 	if (!bound_addr(ctx, v6, &source)) {
 		if (is_host_netns(ctx))
-			return pool->flags & POOL_NODE_IN_RANGES ? REASON_NEXT :
-								   REASON_DROP_SOURCE_RANGE;
+			return check_client(pool, NULL);
 		if (!netns_addr(ctx, to, &source))
 			return REASON_DROP_SOURCE_RANGE;
 	}
-	return is_in_ranges(pool, &source) ? REASON_NEXT : REASON_DROP_SOURCE_RANGE;
+	return check_client(pool, &source);
 }
 
 #endif

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What a process dials: the stages of the socket programs that need to know the client, but not its
+ * socket, so that bpf/probe.c can run them without one.
+ */
+#ifndef SLUICE_DIAL_H
+#define SLUICE_DIAL_H
+
+#include <stdbool.h>
+
+#include "service.h"
+
+/*
+ * Settings that the agent makes before it loads the socket programs. The verifier prunes what they
+ * switch off.
+ */
+
+/* Which UDP sockets are translated. */
+enum udp_mode {
+	UDP_OFF = 0, /* none: the device programs translate UDP */
+	UDP_CONNECTED = 1, /* those that connect() */
+	UDP_ALL = 2, /* and each sendto() */
+};
+
+volatile const __u32 config_udp_mode = UDP_ALL;
+
+/* Node ports also answer the node's own processes on loopback. */
+volatile const bool config_localhost_node_ports = true;
+
+static __always_inline enum reason translates_connects(__u8 proto)
+{
+	if (proto == IPPROTO_TCP)
+		return REASON_NEXT;
+	if (proto != IPPROTO_UDP)
+		return REASON_PASS_PROTOCOL;
+	return config_udp_mode >= UDP_CONNECTED ? REASON_NEXT : REASON_PASS_DISABLED;
+}
+
+/*
+ * may_be_localhost reports whether node ports answer at the destination if the client is in the
+ * node's own network namespace, although it is a loopback address.
+ */
+static __always_inline bool may_be_localhost(const struct frontend_key *original_dst)
+{
+	struct addr loopback = addr_loopback(&original_dst->addr);
+
+	return config_localhost_node_ports && addr_equal(&original_dst->addr, &loopback);
+}
+
+/*
+ * lookup_dial copies the pool that serves the destination; localhost is set if it is the loopback
+ * address of the node's own namespace. A destination that is no Service costs the filter, and the
+ * check whether it is in a Service CIDR.
+ */
+static __always_inline enum reason lookup_dial(const struct frontend_key *original_dst,
+					       bool localhost, struct pool *pool)
+{
+	bool maybe = may_be_ours(addr_hash(&original_dst->addr)), node_ports = false;
+	struct addr loopback = addr_loopback(&original_dst->addr);
+	enum reason why;
+
+	if (maybe) {
+		why = find_pool(original_dst, pool);
+		if (why != REASON_PASS_NO_FRONTEND)
+			return why;
+		node_ports = addr_flags(&original_dst->addr) & ADDR_NODE_PORT;
+	}
+	/* Node ports also answer on loopback, but only on that of the node's own namespace. */
+	if (addr_equal(&original_dst->addr, &loopback))
+		node_ports = localhost;
+	if (node_ports) {
+		why = find_node_port(original_dst, pool);
+		if (why != REASON_PASS_NO_FRONTEND)
+			return why;
+	}
+	if (maybe && is_cluster_ip(original_dst))
+		return REASON_REJECT_NO_PORT;
+	return is_service_cidr(&original_dst->addr) ? REASON_DROP_UNALLOCATED :
+						      REASON_PASS_NO_FRONTEND;
+}
+
+/*
+ * is_nodes_cluster_ip reports whether the destination is a ClusterIP that this node has as an
+ * address: it is served here, on those ports on which a socket of the node is bound to it.
+ */
+static __always_inline bool is_nodes_cluster_ip(const struct frontend_key *original_dst)
+{
+	return addr_flags(&original_dst->addr) & ADDR_NODE && is_cluster_ip(original_dst);
+}
+
+/*
+ * seed_of_dial returns the seed of the pool's algorithm. A socket that connects has no address
+ * and port yet, so its network namespace stands for the client, and a random number for the flow.
+ */
+static __always_inline __u32 seed_of_dial(const struct pool *pool, __u64 netns,
+					  const struct addr *original_dst)
+{
+	switch (pool->algorithm) {
+	case ALGORITHM_RR:
+		return pool->service_port_id;
+	case ALGORITHM_SH:
+		return hash(&netns, sizeof(netns));
+	case ALGORITHM_DH:
+		return hash(original_dst, sizeof(*original_dst));
+	default:
+		return bpf_get_prandom_u32();
+	}
+}
+
+/*
+ * check_client checks a client against loadBalancerSourceRanges. src is its address, or NULL for a
+ * process of the node that is bound to none: it counts as coming from the node IP.
+ */
+static __always_inline enum reason check_client(const struct pool *pool, const struct addr *src)
+{
+	bool allowed = src ? is_in_ranges(pool, src) : pool->flags & POOL_NODE_IN_RANGES;
+
+	return allowed ? REASON_NEXT : REASON_DROP_SOURCE_RANGE;
+}
+
+#endif
