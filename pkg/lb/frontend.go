@@ -72,6 +72,7 @@ type Frontend struct {
 	// never has it set.
 	Backends    []Backend
 	DropIfEmpty bool
+	Policy      TrafficPolicy // by which Backends were selected
 
 	Affinity time.Duration // zero: none; a catch-all has none
 

@@ -37,6 +37,8 @@ type EndpointState struct {
 
 	// Use is whether new flows may choose it at any frontend, and if not, why.
 	Use Use
+	// Uses is the same for the frontends of each [TrafficPolicy]: see [Frontend.Policy].
+	Uses [2]Use
 
 	Ready bool
 
@@ -160,6 +162,7 @@ func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim)
 				Zone:     place.Zone,
 				Local:    e.local,
 				Use:      endpoints.use(e),
+				Uses:     e.uses,
 				Ready:    e.Ready,
 				Alive:    e.Ready || e.Serving,
 			})
@@ -194,6 +197,7 @@ func (r *resolver) add(f Frontend, endpoints *selection) {
 	f.Algorithm = cmp.Or(r.svc.Algorithm, r.node.Algorithm, Random)
 	for _, scope := range []Scope{Internal, External} {
 		f.Key.Scope = scope
+		f.Policy = policies[scope]
 		f.Backends = endpoints.takeBackends(policies[scope])
 		f.DropIfEmpty = len(f.Backends) == 0 && endpoints.any()
 		r.out.Frontends = append(r.out.Frontends, f)

@@ -11,12 +11,9 @@ import (
 type candidate struct {
 	*Endpoint
 	addr  netip.AddrPort
-	local bool    // on this node
-	in    [2]bool // by TrafficPolicy: chosen for new flows
+	local bool   // on this node
+	uses  [2]Use // by TrafficPolicy
 }
-
-// draining reports whether e is terminating and may still serve new flows.
-func (e *candidate) draining() bool { return e.Serving && e.Terminating }
 
 // servedPort is one port of one slice of the Service, with the fields that it joins on.
 type servedPort struct {
@@ -165,47 +162,66 @@ type backendList struct {
 }
 
 // selectEndpoints fills each list with the ready endpoints or, if there is none, with
-// those that are draining (KEP-1669). Hints only count among ready endpoints under the
-// policy Cluster (KEP-2433). The list for Local is only filled if wantLocal is set.
+// those that are terminating and still serve (KEP-1669). Hints only count among ready
+// endpoints under the policy Cluster (KEP-2433). The list for Local is only filled if
+// wantLocal is set.
 func selectEndpoints(candidates []candidate, node *Node, wantLocal bool) *selection {
 	s := &selection{candidates: candidates, hints: hintsOf(candidates, node)}
-	if !s.fill(Cluster, func(e *candidate) bool { return e.Ready && s.hints.allow(e.Endpoint, node) }) {
-		s.fill(Cluster, (*candidate).draining)
-	}
+	s.fill(Cluster, node)
 	if !wantLocal {
 		return s
 	}
-	if !s.fill(Local, func(e *candidate) bool { return e.local && e.Ready }) {
-		s.fill(Local, func(e *candidate) bool { return e.local && e.draining() })
-	}
+	s.fill(Local, node)
 	if slices.Equal(s.lists[Local].backends, s.lists[Cluster].backends) {
 		s.lists[Local].backends = s.lists[Cluster].backends // share memory
 	}
 	return s
 }
 
-// fill marks the eligible candidates and makes them the list of a policy, which is nil if
-// there is none. It reports whether there is one.
-func (s *selection) fill(policy TrafficPolicy, eligible func(*candidate) bool) bool {
-	count := 0
+// decide returns whether new flows may use e under a policy, and if not, why. Superseded
+// depends on the others, so fill decides whether that stays.
+func (s *selection) decide(e *candidate, policy TrafficPolicy, node *Node) Use {
+	switch {
+	case !e.Ready && !e.Terminating:
+		return NotReady
+	case !e.Ready && !e.Serving:
+		return NotServing
+	case policy == Local && !e.local:
+		return NotLocal
+	case !e.Ready:
+		return Superseded
+	case policy == Local || s.hints.allow(e.Endpoint, node):
+		return Used
+	case s.hints == forNodes:
+		return OtherNode
+	}
+	return OtherZone
+}
+
+// fill decides on each candidate, and makes those that are used the list of a policy, which
+// is nil if there is none.
+func (s *selection) fill(policy TrafficPolicy, node *Node) {
+	var counts [NoFrontend]int // by Use
 	for i := range s.candidates {
 		e := &s.candidates[i]
-		e.in[policy] = eligible(e)
-		if e.in[policy] {
-			count++
-		}
+		e.uses[policy] = s.decide(e, policy, node)
+		counts[e.uses[policy]]++
 	}
-	if count == 0 {
-		return false
+	chosen := Used
+	if counts[Used] == 0 {
+		chosen = Superseded
 	}
-	backends := make([]Backend, 0, count)
+	if counts[chosen] == 0 {
+		return
+	}
+	backends := make([]Backend, 0, counts[chosen])
 	for i := range s.candidates {
-		if e := &s.candidates[i]; e.in[policy] {
+		if e := &s.candidates[i]; e.uses[policy] == chosen {
+			e.uses[policy] = Used
 			backends = append(backends, Backend{Addr: e.addr, Local: e.local, Terminating: e.Terminating})
 		}
 	}
 	s.lists[policy].backends = backends
-	return true
 }
 
 // takeBackends returns the backends that policy allows to a frontend, and marks them as in use.
@@ -218,24 +234,14 @@ func (s *selection) takeBackends(policy TrafficPolicy) []Backend {
 // Cluster is only empty if there is none: hints always leave some.
 func (s *selection) any() bool { return s.lists[Cluster].backends != nil }
 
-// use returns whether new flows use e, one of the candidates, and if not, why.
+// use returns whether new flows use e, one of the candidates, at any frontend, and if not, why.
 func (s *selection) use(e *candidate) Use {
 	cluster, local := s.lists[Cluster].inUse, s.lists[Local].inUse
 	switch {
 	case !cluster && !local:
 		return NoFrontend
-	case cluster && e.in[Cluster], local && e.in[Local]:
-		return Used
-	case !e.Ready && !e.Terminating:
-		return NotReady
-	case !e.Ready && !e.Serving:
-		return NotServing
-	case !cluster && !e.local:
-		return NotLocal
-	case !e.Ready:
-		return Superseded
-	case s.hints == forNodes:
-		return OtherNode
+	case local && (!cluster || e.uses[Local] == Used):
+		return e.uses[Local]
 	}
-	return OtherZone
+	return e.uses[Cluster]
 }

@@ -3,6 +3,7 @@ package lb
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"unique"
 )
@@ -402,6 +403,14 @@ func TestEligibility(t *testing.T) {
 				t.Errorf("Local leads to %s, want %s", got, test.local)
 			}
 			checkLines(t, uses(r), test.uses...)
+			for _, f := range r.Frontends {
+				for _, e := range r.Endpoints {
+					chosen := slices.ContainsFunc(f.Backends, func(b Backend) bool { return b.Addr == e.Addr })
+					if f.Key.Port != 0 && chosen != (e.Uses[f.Policy] == Used) {
+						t.Errorf("%s has %s: %t, and its use with policy %s is %q", f.Key, e.Addr, chosen, f.Policy, e.Uses[f.Policy])
+					}
+				}
+			}
 		})
 	}
 }
