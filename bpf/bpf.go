@@ -98,7 +98,7 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 	}{
 		{"socket programs", true, sockNames, sockSpec},
 		{"byte counter", cfg.CountBytes && !cfg.NoStats, []string{opsProgSluiceSockOps}, func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
-		{"socket iterator", true, []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return loadIter() }},
+		{"socket iterator", true, []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return iterSpec(iterProgSluiceSocks) }},
 	} {
 		if !part.wanted {
 			continue

@@ -30,6 +30,8 @@ var budgets = map[string]uint32{
 	"sock_release": 500,
 	"sock_ops":     400,
 	"socks":        400,
+	"connected":    1_500,
+	"dials":        1_000,
 	"ingress":      200_000, // 133,000 on 6.18, 112,000 on 6.1
 	"egress":       40_000,
 }
@@ -49,6 +51,16 @@ func TestVerifierBudget(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestIteratorVerifierBudget(t *testing.T) {
+	iterators, err := LoadIterators(mustMaps(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer iterators.Close()
+	checkBudget(t, Hook{Name: "connected", Program: iterators.Connected})
+	checkBudget(t, Hook{Name: "dials", Program: iterators.Dials})
 }
 
 // Every kind of device has programs of its own.

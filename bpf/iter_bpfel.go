@@ -16,44 +16,46 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	iterMapSlAddrFilter   = "sl_addr_filter"
-	iterMapSlAddrs        = "sl_addrs"
-	iterMapSlAffinity     = "sl_affinity"
-	iterMapSlBackendLoad  = "sl_backend_load"
-	iterMapSlBackends     = "sl_backends"
-	iterMapSlCidrCovers   = "sl_cidr_covers"
-	iterMapSlClaims       = "sl_claims"
-	iterMapSlDevices      = "sl_devices"
-	iterMapSlEnded        = "sl_ended"
-	iterMapSlFlowCounts   = "sl_flow_counts"
-	iterMapSlFlowUsage    = "sl_flow_usage"
-	iterMapSlFlows        = "sl_flows"
-	iterMapSlFragments    = "sl_fragments"
-	iterMapSlFrontendIds  = "sl_frontend_ids"
-	iterMapSlFrontends    = "sl_frontends"
-	iterMapSlHalfOpen     = "sl_half_open"
-	iterMapSlIcmpBudgets  = "sl_icmp_budgets"
-	iterMapSlListeners    = "sl_listeners"
-	iterMapSlLocalCidrs   = "sl_local_cidrs"
-	iterMapSlMonitorRings = "sl_monitor_rings"
-	iterMapSlOptedOut     = "sl_opted_out"
-	iterMapSlPools        = "sl_pools"
-	iterMapSlPortCounts   = "sl_port_counts"
-	iterMapSlPortFilter   = "sl_port_filter"
-	iterMapSlReasons      = "sl_reasons"
-	iterMapSlRecent       = "sl_recent"
-	iterMapSlRefusals     = "sl_refusals"
-	iterMapSlServiceCidrs = "sl_service_cidrs"
-	iterMapSlServicePorts = "sl_service_ports"
-	iterMapSlSlots        = "sl_slots"
-	iterMapSlSockState    = "sl_sock_state"
-	iterMapSlSourceFilter = "sl_source_filter"
-	iterMapSlSourceRanges = "sl_source_ranges"
-	iterMapSlTurns        = "sl_turns"
-	iterMapSlUdpDials     = "sl_udp_dials"
-	iterMapSlUdpPins      = "sl_udp_pins"
-	iterMapSlUnanswered   = "sl_unanswered"
-	iterProgSluiceSocks   = "sluice_socks"
+	iterMapSlAddrFilter     = "sl_addr_filter"
+	iterMapSlAddrs          = "sl_addrs"
+	iterMapSlAffinity       = "sl_affinity"
+	iterMapSlBackendLoad    = "sl_backend_load"
+	iterMapSlBackends       = "sl_backends"
+	iterMapSlCidrCovers     = "sl_cidr_covers"
+	iterMapSlClaims         = "sl_claims"
+	iterMapSlDevices        = "sl_devices"
+	iterMapSlEnded          = "sl_ended"
+	iterMapSlFlowCounts     = "sl_flow_counts"
+	iterMapSlFlowUsage      = "sl_flow_usage"
+	iterMapSlFlows          = "sl_flows"
+	iterMapSlFragments      = "sl_fragments"
+	iterMapSlFrontendIds    = "sl_frontend_ids"
+	iterMapSlFrontends      = "sl_frontends"
+	iterMapSlHalfOpen       = "sl_half_open"
+	iterMapSlIcmpBudgets    = "sl_icmp_budgets"
+	iterMapSlListeners      = "sl_listeners"
+	iterMapSlLocalCidrs     = "sl_local_cidrs"
+	iterMapSlMonitorRings   = "sl_monitor_rings"
+	iterMapSlOptedOut       = "sl_opted_out"
+	iterMapSlPools          = "sl_pools"
+	iterMapSlPortCounts     = "sl_port_counts"
+	iterMapSlPortFilter     = "sl_port_filter"
+	iterMapSlReasons        = "sl_reasons"
+	iterMapSlRecent         = "sl_recent"
+	iterMapSlRefusals       = "sl_refusals"
+	iterMapSlServiceCidrs   = "sl_service_cidrs"
+	iterMapSlServicePorts   = "sl_service_ports"
+	iterMapSlSlots          = "sl_slots"
+	iterMapSlSockState      = "sl_sock_state"
+	iterMapSlSourceFilter   = "sl_source_filter"
+	iterMapSlSourceRanges   = "sl_source_ranges"
+	iterMapSlTurns          = "sl_turns"
+	iterMapSlUdpDials       = "sl_udp_dials"
+	iterMapSlUdpPins        = "sl_udp_pins"
+	iterMapSlUnanswered     = "sl_unanswered"
+	iterProgSluiceConnected = "sluice_connected"
+	iterProgSluiceDials     = "sluice_dials"
+	iterProgSluiceSocks     = "sluice_socks"
 )
 
 // loadIter returns the embedded CollectionSpec for iter.
@@ -98,7 +100,9 @@ type iterSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type iterProgramSpecs struct {
-	SluiceSocks *ebpf.ProgramSpec `ebpf:"sluice_socks"`
+	SluiceConnected *ebpf.ProgramSpec `ebpf:"sluice_connected"`
+	SluiceDials     *ebpf.ProgramSpec `ebpf:"sluice_dials"`
+	SluiceSocks     *ebpf.ProgramSpec `ebpf:"sluice_socks"`
 }
 
 // iterMapSpecs contains maps before they are loaded into the kernel.
@@ -261,11 +265,15 @@ type iterVariables struct {
 //
 // It can be passed to loadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type iterPrograms struct {
-	SluiceSocks *ebpf.Program `ebpf:"sluice_socks"`
+	SluiceConnected *ebpf.Program `ebpf:"sluice_connected"`
+	SluiceDials     *ebpf.Program `ebpf:"sluice_dials"`
+	SluiceSocks     *ebpf.Program `ebpf:"sluice_socks"`
 }
 
 func (p *iterPrograms) Close() error {
 	return _IterClose(
+		p.SluiceConnected,
+		p.SluiceDials,
 		p.SluiceSocks,
 	)
 }

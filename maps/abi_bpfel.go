@@ -518,18 +518,27 @@ type abiSourceRangeKey struct {
 }
 
 type abiTranslatedSock struct {
-	_          structs.HostLayout
-	Cookie     uint64
-	State      abiSockState
-	Netns      uint32
-	Device     uint32
-	Source     abiAddr
-	Peer       abiAddr
-	SourcePort uint16
-	PeerPort   uint16
-	Family     uint16
-	Reserved   [3]uint16
-	_          [4]byte
+	_             structs.HostLayout
+	Cookie        uint64
+	State         abiSockState
+	Netns         uint32
+	Device        uint32
+	Source        abiAddr
+	Peer          abiAddr
+	SourcePort    uint16
+	PeerPort      uint16
+	Family        uint16
+	Proto         uint8
+	TcpState      uint8
+	Retransmits   uint32
+	Rtt           uint32
+	BytesSent     uint64
+	BytesReceived uint64
+	Inode         uint64
+	Cgroup        uint64
+	LastUsed      uint64
+	Pinned        uint32
+	Reserved      uint32
 }
 
 type abiUdpDialLimit uint32

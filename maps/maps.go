@@ -27,8 +27,8 @@ type (
 	UDPPin         = abiUdpPin
 	FlowKey        = abiFlowKey
 	Flow           = abiFlow
-	// TranslatedSock is a connected UDP socket that was translated, as the iterator over
-	// sock_state returns it. It is in no map.
+	// TranslatedSock is a socket that was translated, and one of its destinations, as the iterators
+	// over sock_state and udp_dials return it. It is in no map.
 	TranslatedSock = abiTranslatedSock
 )
 

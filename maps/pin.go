@@ -473,6 +473,10 @@ func (p *Pinned) ID(name string) (ebpf.MapID, error) {
 // p.
 func (p *Pinned) SockState() *ebpf.Map { return p.byName[NameSockState] }
 
+// UDPDials returns the map of the destinations of unconnected UDP sockets, for an iterator over it. It
+// stays owned by p.
+func (p *Pinned) UDPDials() *ebpf.Map { return p.byName[NameUDPDials] }
+
 // ReasonCounts returns how often each reason was counted, summed over all CPUs.
 func (p *Pinned) ReasonCounts() (map[Reason]uint64, error) {
 	counts := make(map[Reason]uint64)

@@ -652,18 +652,28 @@ struct recent {
 	struct monitor_event refusals[RECENT_REFUSALS]; /* by number; time 0: none yet */
 };
 
-/* A connected UDP socket that was translated, as the iterator returns it. */
+/* A socket that was translated, and one of its destinations, as the iterators return it. */
 struct translated_sock {
 	__u64 cookie;
-	struct sock_state state;
+	struct sock_state state; /* of an unconnected UDP socket: from its udp_dial */
 	__u32 netns; /* inode number */
 	__u32 device; /* that the socket is bound to, or 0 */
 	struct addr source;
-	struct addr peer; /* as the kernel has it now */
+	struct addr peer; /* as the kernel has it now; unspecified: none */
 	__be16 source_port;
 	__be16 peer_port;
 	__u16 family; /* AF_INET or AF_INET6 */
-	__u16 reserved[3];
+	__u8 proto; /* IPPROTO_* */
+	__u8 tcp_state; /* as the kernel has it now, also of UDP sockets */
+	__u32 retransmits; /* this and the next three: TCP only */
+	__u32 rtt; /* microseconds, smoothed; 0: not measured yet */
+	__u64 bytes_sent; /* without retransmissions */
+	__u64 bytes_received;
+	__u64 inode; /* of the socket; 0: no process has it open */
+	__u64 cgroup; /* id of that of the process that made it; 0: unknown */
+	__u64 last_used; /* by an unconnected UDP socket, else 0 */
+	__u32 pinned; /* it has further destinations in udp_pins */
+	__u32 reserved;
 };
 
 #endif

@@ -57,6 +57,7 @@ struct net_device {
 
 struct kernfs_node {
 	const char *name;
+	__u64 id;
 };
 
 struct cgroup_subsys_state {
@@ -95,10 +96,41 @@ struct sock_common {
 	atomic64_t skc_cookie;
 };
 
+struct inode {
+	unsigned long i_ino;
+};
+
+struct file {
+	struct inode *f_inode;
+};
+
+struct socket {
+	struct file *file;
+};
+
+struct sock_cgroup_data {
+	struct cgroup *cgroup;
+};
+
+/* Before Linux 5.16: the address of the cgroup, or, if one of the lowest two bits is set, none. */
+struct sock_cgroup_data___val {
+	__u64 val;
+};
+
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
 	__u8 sk_kern_sock : 1;
+	struct socket *sk_socket;
+	struct sock_cgroup_data sk_cgrp_data;
+};
+
+struct tcp_sock {
+	__u64 bytes_sent;
+	__u64 bytes_retrans;
+	__u64 bytes_received;
+	__u32 total_retrans;
+	__u32 srtt_us; /* in eighths */
 };
 
 struct ip_ct_tcp {

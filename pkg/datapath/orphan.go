@@ -1,18 +1,15 @@
 package datapath
 
 import (
-	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -32,8 +29,25 @@ func (d *Datapath) DestroyOrphans() (int, error) {
 		return 0, err
 	}
 	orphans, err := d.orphans(socks)
-	if err != nil || len(orphans) == 0 {
+	if err != nil {
 		return 0, err
+	}
+
+	return DestroySocks(orphans)
+}
+
+// DestroySocks destroys TCP and connected UDP sockets, in every network namespace. The processes that
+// have them open get ECONNABORTED, and the peer of a TCP socket an RST. It leaves alone sockets that
+// have been closed meanwhile, or connected to another address. It needs CONFIG_INET_DIAG_DESTROY.
+//
+// It returns how many it destroyed, also in case of an error.
+func DestroySocks(socks []maps.TranslatedSock) (int, error) {
+	if len(socks) == 0 {
+		return 0, nil
+	}
+	byNetns := make(map[uint32][]maps.TranslatedSock)
+	for _, sock := range socks {
+		byNetns[sock.Netns] = append(byNetns[sock.Netns], sock)
 	}
 	paths, err := netnsPaths()
 	if err != nil {
@@ -42,11 +56,11 @@ func (d *Datapath) DestroyOrphans() (int, error) {
 
 	var errs []error
 	destroyed := 0
-	for netns, socks := range orphans {
+	for netns, socks := range byNetns {
 		err := inNetns(paths[netns], func() error {
 			var errs []error
 			for _, sock := range socks {
-				err := destroyUDP(sock)
+				err := destroy(sock)
 				if err == nil {
 					destroyed++
 				} else if !errors.Is(err, unix.ENOENT) { // the application has closed it
@@ -64,10 +78,10 @@ func (d *Datapath) DestroyOrphans() (int, error) {
 	return destroyed, errors.Join(errs...)
 }
 
-// orphans returns the sockets that have to connect anew, by network namespace.
-func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.TranslatedSock, error) {
+// orphans returns the sockets that have to connect anew.
+func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
 	stays := make(map[maps.SockState]bool)
-	orphans := make(map[uint32][]maps.TranslatedSock)
+	var orphans []maps.TranslatedSock
 	for _, sock := range socks {
 		if sock.Peer != sock.State.Backend || sock.PeerPort != sock.State.BackendPort {
 			continue // it has connected to another address since
@@ -84,7 +98,7 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) (map[uint32][]maps.Trans
 			stays[sock.State] = leads && exists
 		}
 		if !stays[sock.State] {
-			orphans[sock.Netns] = append(orphans[sock.Netns], sock)
+			orphans = append(orphans, sock)
 		}
 	}
 
@@ -118,30 +132,8 @@ func (d *Datapath) TranslatedSocks() ([]maps.TranslatedSock, error) {
 	if err != nil {
 		return nil, err
 	}
-	it, err := link.AttachIter(link.IterOptions{Program: programs.Socks, Map: d.maps.SockState()})
-	if err != nil {
-		return nil, fmt.Errorf("socket iterator: %w", err)
-	}
-	defer it.Close()
-	out, err := it.Open()
-	if err != nil {
-		return nil, fmt.Errorf("socket iterator: open: %w", err)
-	}
-	defer out.Close()
 
-	r := bufio.NewReaderSize(out, 1<<16) // each read walks the kernel's table of sockets
-	var socks []maps.TranslatedSock
-	for {
-		var sock maps.TranslatedSock
-		err := binary.Read(r, binary.NativeEndian, &sock)
-		if errors.Is(err, io.EOF) {
-			return socks, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("socket iterator: read: %w", err)
-		}
-		socks = append(socks, sock)
-	}
+	return readSocks(programs.Socks, d.maps.SockState())
 }
 
 // ErrNetnsNotFound is returned when a socket's network namespace cannot be entered:
@@ -211,13 +203,13 @@ func inNetns(paths []string, f func() error) error {
 	return <-done
 }
 
-// destroyUDP destroys one socket by inet_diag. It needs CONFIG_INET_DIAG_DESTROY and
-// the module udp_diag, which the kernel loads.
-func destroyUDP(sock maps.TranslatedSock) error {
+// destroy destroys one socket by inet_diag. It needs CONFIG_INET_DIAG_DESTROY and
+// the module tcp_diag or udp_diag, which the kernel loads.
+func destroy(sock maps.TranslatedSock) error {
 	request := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
 	request.AddData(&diagRequest{sock})
 	if _, err := request.Execute(unix.NETLINK_INET_DIAG, 0); err != nil {
-		return fmt.Errorf("destroy of the UDP socket to %s: %w", sock.Peer.IP(), err)
+		return fmt.Errorf("destroy of the socket to %s: %w", sock.Peer.IP(), err)
 	}
 
 	return nil
@@ -236,7 +228,7 @@ func (*diagRequest) Len() int { return diagRequestLen }
 // Serialize implements nl.NetlinkRequestData.
 func (r *diagRequest) Serialize() []byte {
 	b := make([]byte, diagRequestLen)
-	b[0], b[1] = uint8(r.sock.Family), unix.IPPROTO_UDP
+	b[0], b[1] = uint8(r.sock.Family), r.sock.Proto
 	binary.NativeEndian.PutUint32(b[4:], 0xffffffff) // all states
 	binary.NativeEndian.PutUint16(b[8:], r.sock.SourcePort)
 	binary.NativeEndian.PutUint16(b[10:], r.sock.PeerPort)
