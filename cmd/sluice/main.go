@@ -64,6 +64,7 @@ func newRoot() *cobra.Command {
 		newServices(&where),
 		newBackends(&where),
 		newFlows(&where),
+		newConnections(&where),
 		newVerify(&where),
 		newDoctor(&where),
 		newCleanup(&where),

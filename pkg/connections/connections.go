@@ -1,0 +1,348 @@
+// Package connections lists the connections that Sluice translated at a socket of this node, with the
+// pod and the process that has each open, and ends them. It needs no agent.
+//
+// A connection is a TCP socket or a connected UDP socket, or one destination of a UDP socket that sends
+// without connecting. What devices translate is in package flow.
+package connections
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
+)
+
+// Connection is one connection from a socket of this node to a backend.
+type Connection struct {
+	Service  string `json:"service"` // namespace/name:port
+	Protocol string `json:"protocol"`
+	// Client is the address of the socket in its network namespace.
+	Client netip.AddrPort `json:"client"`
+	// Pod is NAMESPACE/NAME of the pod whose process made the socket, and PodUID its UID. Both are empty
+	// if it is not a pod's; Pod also if the node does not know the pod's name.
+	Pod    string `json:"pod,omitempty"`
+	PodUID string `json:"podUID,omitempty"`
+	// Process is the one with the lowest number that has the socket open; nil if none has, or if this
+	// process may not see it.
+	Process     *Process       `json:"process,omitempty"`
+	OriginalDst netip.AddrPort `json:"originalDst"`
+	Backend     netip.AddrPort `json:"backend"`
+	State       State          `json:"state"`
+	// IdleSeconds is the time since the last datagram, in state [Unconnected] only.
+	IdleSeconds *int64 `json:"idleSeconds,omitempty"`
+	TCP         *TCP   `json:"tcp,omitempty"` // nil for UDP, of which the kernel counts nothing
+	// Cookie is the kernel's number of the socket, and Netns the inode number of its network namespace.
+	Cookie uint64 `json:"cookie"`
+	Netns  uint32 `json:"netns"`
+
+	sock maps.TranslatedSock
+}
+
+// Process is a process that has a socket open.
+type Process struct {
+	PID     int    `json:"pid"`
+	Command string `json:"command"` // as in /proc/PID/comm
+}
+
+// TCP is what the kernel counts of a TCP socket.
+type TCP struct {
+	BytesSent     uint64 `json:"bytesSent"` // without retransmissions
+	BytesReceived uint64 `json:"bytesReceived"`
+	Retransmits   uint32 `json:"retransmits"`
+	// RTTMicroseconds is the smoothed round-trip time, zero before the first measurement.
+	RTTMicroseconds uint32 `json:"rttMicroseconds"`
+}
+
+// State is the state of a socket: of TCP as `ss` names it.
+type State string
+
+// The states of UDP sockets.
+const (
+	Connected   State = "connected"
+	Unconnected State = "unconnected"
+)
+
+// tcpStates are the states of TCP by the kernel's number.
+var tcpStates = [...]State{
+	1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait-1", 5: "fin-wait-2", 6: "time-wait",
+	7: "closed", 8: "close-wait", 9: "last-ack", 10: "listen", 11: "closing",
+}
+
+// States returns the states that a connection can have.
+func States() []State {
+	states := slices.Clone(tcpStates[1:])
+	states = slices.DeleteFunc(states, func(s State) bool {
+		return s == "syn-recv" || s == "time-wait" || s == "closed" || s == "listen"
+	})
+
+	return append(states, Connected, Unconnected)
+}
+
+const (
+	protoTCP = 6
+	protoUDP = 17
+)
+
+// Config says where a [Reader] looks.
+type Config struct {
+	Maps *maps.Pinned // which the caller closes after the reader
+	// CgroupRoot is a folder of cgroup2 that has the cgroups of pods below it.
+	CgroupRoot string
+	// PodLogs is the folder in which the kubelet has a folder for each pod of the node. By their names the
+	// reader knows the names of pods. It may be missing.
+	PodLogs string
+}
+
+// DefaultPodLogs is the folder of the node's kubelet, also as seen from a container that shares the node's
+// process ids.
+const DefaultPodLogs = "/proc/1/root/var/log/pods"
+
+// Reader lists connections.
+type Reader struct {
+	cfg     Config
+	sockets *datapath.Sockets
+}
+
+// NewReader returns a reader, which the caller closes.
+func NewReader(cfg Config) (*Reader, error) {
+	sockets, err := datapath.OpenSockets(cfg.Maps)
+	if err != nil {
+		return nil, err
+	}
+
+	return &Reader{cfg, sockets}, nil
+}
+
+// Close closes the reader.
+func (r *Reader) Close() error { return r.sockets.Close() }
+
+// Filter selects connections. What is empty selects all.
+type Filter struct {
+	Service string // namespace/name
+	Pod     string // NAMESPACE/NAME, NAME or UID
+	Backend string // address, or address:port
+	Client  string // address, or address:port
+	State   State
+	Cookie  uint64
+}
+
+// Validate returns an error that names the field that cannot be used.
+func (f Filter) Validate() error {
+	for name, at := range map[string]string{"backend": f.Backend, "client": f.Client} {
+		_, addrErr := netip.ParseAddr(at)
+		_, portErr := netip.ParseAddrPort(at)
+		if at != "" && addrErr != nil && portErr != nil {
+			return fmt.Errorf("%s %q: it is neither ADDRESS nor ADDRESS:PORT", name, at)
+		}
+	}
+	if f.State != "" && !slices.Contains(States(), f.State) {
+		return fmt.Errorf("state %q: it is one of %s", f.State, joined(States()))
+	}
+
+	return nil
+}
+
+// List returns the connections that the filter selects, in no order.
+func (r *Reader) List(filter Filter) ([]Connection, error) {
+	if err := filter.Validate(); err != nil {
+		return nil, err
+	}
+	socks, err := r.sockets.All()
+	if err != nil {
+		return nil, err
+	}
+	if socks, err = r.addPinned(socks); err != nil {
+		return nil, err
+	}
+	ports := make(map[uint32]maps.ServicePort)
+	for e, err := range r.cfg.Maps.ServicePorts.All() {
+		if err != nil {
+			return nil, err
+		}
+		ports[e.Key] = e.Value
+	}
+	now := flow.Now()
+	all := []Connection{}
+	for _, sock := range socks {
+		port, known := ports[sock.State.ServicePortId]
+		c := connectionOf(sock, now)
+		c.Service = fmt.Sprintf("id %d", sock.State.ServicePortId) // of a deleted Service
+		service := ""
+		if known {
+			namespace, name, _ := port.Parts()
+			c.Service, service = port.String(), namespace+"/"+name
+		}
+		if filter.admits(c, service) {
+			all = append(all, c)
+		}
+	}
+	owners, err := findOwners(all, r.cfg)
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		owners.describe(&all[i])
+	}
+
+	return slices.DeleteFunc(all, func(c Connection) bool { return !c.isOf(filter.Pod) }), nil
+}
+
+// addPinned adds the destinations of unconnected UDP sockets that these have no room for.
+func (r *Reader) addPinned(socks []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
+	pinned := make(map[uint64]maps.TranslatedSock)
+	for _, sock := range socks {
+		if sock.Pinned != 0 {
+			pinned[sock.Cookie] = sock
+		}
+	}
+	if len(pinned) == 0 {
+		return socks, nil
+	}
+	for e, err := range r.cfg.Maps.UDPPins.All() {
+		if err != nil {
+			return nil, err
+		}
+		sock, ok := pinned[e.Key.Cookie]
+		if !ok || e.Key.Way != maps.UDPPinSend {
+			continue
+		}
+		sock.State = maps.SockState{
+			OriginalDst: e.Key.Addr, OriginalPort: e.Key.Port, Backend: e.Value.Addr, BackendPort: e.Value.Port,
+			ServicePortId: e.Value.ServicePortId, BackendId: e.Value.BackendId,
+		}
+		sock.LastUsed = e.Value.LastUsed
+		socks = append(socks, sock)
+	}
+
+	return socks, nil
+}
+
+// connectionOf returns what a socket itself shows of its connection.
+func connectionOf(sock maps.TranslatedSock, now uint64) Connection {
+	c := Connection{
+		Client:      addrPort(sock.Source, sock.SourcePort),
+		OriginalDst: addrPort(sock.State.OriginalDst, sock.State.OriginalPort),
+		Backend:     addrPort(sock.State.Backend, sock.State.BackendPort),
+		Cookie:      sock.Cookie, Netns: sock.Netns, sock: sock,
+	}
+	switch {
+	case sock.Proto == protoTCP:
+		c.Protocol, c.State = "TCP", State(fmt.Sprintf("state %d", sock.TcpState))
+		if int(sock.TcpState) < len(tcpStates) {
+			c.State = tcpStates[sock.TcpState]
+		}
+		c.TCP = &TCP{sock.BytesSent, sock.BytesReceived, sock.Retransmits, sock.Rtt}
+	case sock.LastUsed != 0:
+		c.Protocol, c.State = "UDP", Unconnected
+		c.IdleSeconds = new(int64(since(sock.LastUsed, now) / time.Second))
+	default:
+		c.Protocol, c.State = "UDP", Connected
+	}
+
+	return c
+}
+
+// since returns how much later now is than then, zero if it is earlier: the clock was read before.
+func since(then, now uint64) time.Duration { return time.Duration(now - min(then, now)) }
+
+func addrPort(a maps.Addr, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(a.IP(), maps.Port(port))
+}
+
+// admits reports whether the filter, without its pod, selects a connection of a Service.
+func (f Filter) admits(c Connection, service string) bool {
+	is := func(at netip.AddrPort, want string) bool {
+		return want == "" || at.String() == want || at.Addr().String() == want
+	}
+
+	return (f.Service == "" || service == f.Service) && (f.State == "" || c.State == f.State) &&
+		(f.Cookie == 0 || c.Cookie == f.Cookie) && is(c.Backend, f.Backend) && is(c.Client, f.Client)
+}
+
+// isOf reports whether a connection is that of a pod.
+func (c Connection) isOf(pod string) bool {
+	_, name, _ := strings.Cut(c.Pod, "/")
+
+	return pod == "" || c.PodUID == pod || c.Pod == pod || name == pod
+}
+
+// orders are the ways to sort connections: what an operator looks for comes first.
+var orders = map[string]func(a, b Connection) int{
+	"service":     func(a, b Connection) int { return cmp.Compare(a.Service, b.Service) },
+	"pod":         func(a, b Connection) int { return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.PodUID, b.PodUID)) },
+	"backend":     func(a, b Connection) int { return a.Backend.Compare(b.Backend) },
+	"state":       func(a, b Connection) int { return cmp.Compare(a.State, b.State) },
+	"sent":        func(a, b Connection) int { return cmp.Compare(b.sock.BytesSent, a.sock.BytesSent) },
+	"received":    func(a, b Connection) int { return cmp.Compare(b.sock.BytesReceived, a.sock.BytesReceived) },
+	"retransmits": func(a, b Connection) int { return cmp.Compare(b.sock.Retransmits, a.sock.Retransmits) },
+	"rtt":         func(a, b Connection) int { return cmp.Compare(b.sock.Rtt, a.sock.Rtt) },
+}
+
+// Orders returns the keys by which [Sort] sorts.
+func Orders() []string {
+	var keys []string
+	for key := range orders {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+
+	return keys
+}
+
+// Sort sorts connections by one of [Orders], then by Service, client and original destination.
+func Sort(all []Connection, order string) error {
+	by, ok := orders[order]
+	if !ok {
+		return fmt.Errorf("sort key %q: it is one of %s", order, joined(Orders()))
+	}
+	slices.SortFunc(all, func(a, b Connection) int {
+		return cmp.Or(by(a, b), cmp.Compare(a.Service, b.Service), a.Client.Compare(b.Client),
+			a.OriginalDst.Compare(b.OriginalDst), cmp.Compare(a.Cookie, b.Cookie))
+	})
+
+	return nil
+}
+
+func joined[T ~string](all []T) string {
+	var text []string
+	for _, one := range all {
+		text = append(text, string(one))
+	}
+
+	return strings.Join(text, ", ")
+}
+
+// ErrUnconnected is the error of [Kill] for a UDP socket that is not connected: to destroy it would end
+// what else it sends and receives.
+var ErrUnconnected = errors.New("an unconnected UDP socket has no connection to end")
+
+// CanKill returns an error if a connection cannot be ended.
+func (c Connection) CanKill() error {
+	if c.State == Unconnected {
+		return ErrUnconnected
+	}
+
+	return nil
+}
+
+// Kill ends connections that [Reader.List] has returned: their processes get ECONNABORTED, and the backends
+// of TCP a reset. It returns how many it ended, also next to an error; those that ended meanwhile are not
+// among them.
+func Kill(all []Connection) (int, error) {
+	var socks []maps.TranslatedSock
+	for _, c := range all {
+		if err := c.CanKill(); err != nil {
+			return 0, fmt.Errorf("connection of %s to %s: %w", c.Client, c.OriginalDst, err)
+		}
+		socks = append(socks, c.sock)
+	}
+
+	return datapath.DestroySocks(socks)
+}
