@@ -90,7 +90,7 @@ import (
 const roleVariable = "SLUICE_LOAD_ROLE"
 
 // roles are the functions of the processes that this package starts.
-var roles = map[string]func(stdin io.Reader, stdout io.Writer) error{"generator": generate, "server": serve, "probe": poll}
+var roles = map[string]func(stdin io.Reader, stdout io.Writer) error{"generator": generate, "server": serve, "probe": poll, "dialer": dial}
 
 // mainCalled reports whether [Main] runs in this executable. Without it, a child would
 // run the whole program again, which would start another child.

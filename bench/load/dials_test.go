@@ -1,0 +1,114 @@
+package load
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// Those that wait for an answer delay no others: as many are made, at even distances.
+func TestDialsWaitForNoOther(t *testing.T) {
+	p := mustPair(t)
+	lab.MustServe(t, p.server, "server", "10.0.0.2:8080")
+	must(t, p.server.Netfilter(`table ip t {
+		chain c {
+			type filter hook prerouting priority raw;
+			tcp flags syn numgen inc mod 2 == 0 drop
+			meta l4proto udp numgen inc mod 2 == 0 drop
+		}
+	}`))
+	for _, network := range []string{"tcp", "udp"} {
+		t.Run(network, func(t *testing.T) {
+			d := Dials{Network: network, Target: targets("10.0.0.2")[0], Rate: 100, Duration: time.Second, Timeout: 500 * time.Millisecond}
+			dials, err := d.Run(t.Context(), p.client, nil)
+			must(t, err)
+			if len(dials) != 100 {
+				t.Errorf("%d dials, want 100", len(dials))
+			}
+			failed := 0
+			for _, d := range dials {
+				switch {
+				case d.Failed != "":
+					failed++
+					if d.Took < 400*time.Millisecond {
+						t.Errorf("failed before its time: %+v", d)
+					}
+				case d.Backend != netip.MustParseAddr("10.0.0.2") || d.Took > 400*time.Millisecond:
+					t.Errorf("not what a server answers at once: %+v", d)
+				}
+			}
+			if failed != 50 {
+				t.Errorf("%d failed, want each second one", failed)
+			}
+		})
+	}
+}
+
+// A datagram that is lost is sent again by the same socket.
+func TestDialsRepeatDatagrams(t *testing.T) {
+	p := mustPair(t)
+	lab.MustServe(t, p.server, "server", "udp/10.0.0.2:8080")
+	must(t, p.server.Netfilter(`table ip t {
+		set seen { type inet_service; flags dynamic; }
+		chain c {
+			type filter hook prerouting priority raw;
+			udp sport != @seen add @seen { udp sport } drop
+		}
+	}`))
+	d := Dials{Network: "udp", Target: targets("10.0.0.2")[0], Rate: 10, Duration: time.Second, Timeout: 3 * time.Second}
+	dials, err := d.Run(t.Context(), p.client, nil)
+	must(t, err)
+	for _, d := range dials {
+		if d.Failed != "" || d.Took < repeatAfter || d.Took > 2*repeatAfter {
+			t.Errorf("not answered at its second try: %+v", d)
+		}
+	}
+}
+
+// The sources are used in turn.
+func TestDialsFromSources(t *testing.T) {
+	p := mustPair(t)
+	lab.MustServe(t, p.server, "server", "10.0.0.2:8080")
+	must(t, Own(p.client, netip.MustParsePrefix("198.18.0.0/30")))
+	must(t, p.server.AddRoute(netip.MustParsePrefix("198.18.0.0/30"), netip.MustParseAddr("10.0.0.1")))
+	must(t, p.server.Netfilter(`table ip t {
+		counter first { }
+		counter second { }
+		chain c {
+			type filter hook prerouting priority raw;
+			ip saddr 198.18.0.1 tcp flags syn counter name first
+			ip saddr 198.18.0.2 tcp flags syn counter name second
+		}
+	}`))
+	d := Dials{
+		Network: "tcp", Target: targets("10.0.0.2")[0], Rate: 20, Duration: time.Second,
+		Sources: []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("198.18.0.2")},
+	}
+	dials, err := d.Run(t.Context(), p.client, nil)
+	must(t, err)
+	for _, d := range dials {
+		if d.Failed != "" {
+			t.Errorf("failed: %+v", d)
+		}
+	}
+	counters, err := p.server.NetfilterCounters()
+	must(t, err)
+	if counters["first"] != 10 || counters["second"] != 10 {
+		t.Errorf("connections by source: %v, want 10 each", counters)
+	}
+}
+
+func TestDialsRefuse(t *testing.T) {
+	for name, d := range map[string]Dials{
+		"no rate":              {Network: "tcp", Target: targets("10.0.0.2")[0], Duration: time.Second},
+		"another network":      {Network: "sctp", Target: targets("10.0.0.2")[0], Duration: time.Second, Rate: 1},
+		"udp without an end":   {Network: "udp", Target: targets("10.0.0.2")[0], Duration: time.Second, Rate: 1},
+		"no target to dial to": {Network: "tcp", Duration: time.Second, Rate: 1},
+	} {
+		if _, err := d.Run(t.Context(), nil, nil); err == nil {
+			t.Errorf("no error with %s", name)
+		}
+	}
+}
