@@ -52,6 +52,10 @@ type Config struct {
 	// PodOptOut lets pods opt out: see OptedOut of [maps.Tables].
 	PodOptOut bool
 
+	// Heal passes over backends that do not answer: see docs/healing.md. It takes the tracing
+	// programs, which notice what backends do.
+	Heal bool
+
 	// Keep is a folder on bpffs that caches verified programs: the next agent of the same
 	// build, with the same configuration and maps, reuses them. Empty: nothing is cached.
 	Keep string
@@ -162,6 +166,7 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 
 		sockVarConfigLocalhostNodePorts: !cfg.NoLocalhostNodePorts,
 		sockVarConfigPodOptOut:          cfg.PodOptOut,
+		sockVarConfigHeal:               cfg.Heal,
 	})
 }
 

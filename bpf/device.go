@@ -56,6 +56,7 @@ type DeviceConfig struct {
 	Conntrack    bool // see [KnowsConntrack]
 
 	NoStats bool   // see [Config]
+	Heal    bool   // see [Config]
 	Keep    string // see [Config]
 
 	Kernel *btf.Cache // see [Config]
@@ -131,6 +132,7 @@ func deviceSpec(m *maps.Pinned, cfg DeviceConfig) (*ebpf.CollectionSpec, error) 
 		deviceVarConfigMarkMask:           cfg.Mark.Mask,
 		deviceVarConfigConntrack:          cfg.Conntrack,
 		deviceVarConfigStats:              !cfg.NoStats,
+		deviceVarConfigHeal:               cfg.Heal,
 		deviceVarConfigUdpIdleNs:          nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		deviceVarConfigUdpUnansweredNs:    nanoseconds(cfg.UDPUnanswered, DefaultUDPUnanswered),
 	})

@@ -19,6 +19,7 @@ const (
 	deviceMapSlAddrFilter             = "sl_addr_filter"
 	deviceMapSlAddrs                  = "sl_addrs"
 	deviceMapSlAffinity               = "sl_affinity"
+	deviceMapSlBackendHealth          = "sl_backend_health"
 	deviceMapSlBackendLoad            = "sl_backend_load"
 	deviceMapSlBackends               = "sl_backends"
 	deviceMapSlCidrCovers             = "sl_cidr_covers"
@@ -43,6 +44,7 @@ const (
 	deviceMapSlPortCounts             = "sl_port_counts"
 	deviceMapSlPortFilter             = "sl_port_filter"
 	deviceMapSlPortTurns              = "sl_port_turns"
+	deviceMapSlReached                = "sl_reached"
 	deviceMapSlReasons                = "sl_reasons"
 	deviceMapSlRecent                 = "sl_recent"
 	deviceMapSlRefusals               = "sl_refusals"
@@ -65,6 +67,7 @@ const (
 	deviceVarConfigEthernet           = "config_ethernet"
 	deviceVarConfigFibSource          = "config_fib_source"
 	deviceVarConfigFlowsRoom          = "config_flows_room"
+	deviceVarConfigHeal               = "config_heal"
 	deviceVarConfigIcmpTokenNs        = "config_icmp_token_ns"
 	deviceVarConfigIcmpTokens         = "config_icmp_tokens"
 	deviceVarConfigMark               = "config_mark"
@@ -129,46 +132,48 @@ type deviceProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type deviceMapSpecs struct {
-	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
-	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
-	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
-	SlOpening      *ebpf.MapSpec `ebpf:"sl_opening"`
-	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
-	SlPacket       *ebpf.MapSpec `ebpf:"sl_packet"`
-	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
-	SlPortTurns    *ebpf.MapSpec `ebpf:"sl_port_turns"`
-	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
-	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.MapSpec `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.MapSpec `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
+	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded         *ebpf.MapSpec `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.MapSpec `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.MapSpec `ebpf:"sl_flows"`
+	SlFragments     *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
+	SlOpening       *ebpf.MapSpec `ebpf:"sl_opening"`
+	SlOptedOut      *ebpf.MapSpec `ebpf:"sl_opted_out"`
+	SlPacket        *ebpf.MapSpec `ebpf:"sl_packet"`
+	SlPools         *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.MapSpec `ebpf:"sl_port_filter"`
+	SlPortTurns     *ebpf.MapSpec `ebpf:"sl_port_turns"`
+	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
+	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
+	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.MapSpec `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // deviceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -182,6 +187,7 @@ type deviceVariableSpecs struct {
 	ConfigEthernet           *ebpf.VariableSpec `ebpf:"config_ethernet"`
 	ConfigFibSource          *ebpf.VariableSpec `ebpf:"config_fib_source"`
 	ConfigFlowsRoom          *ebpf.VariableSpec `ebpf:"config_flows_room"`
+	ConfigHeal               *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigIcmpTokenNs        *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens         *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
 	ConfigMark               *ebpf.VariableSpec `ebpf:"config_mark"`
@@ -216,46 +222,48 @@ func (o *deviceObjects) Close() error {
 //
 // It can be passed to loadDeviceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type deviceMaps struct {
-	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
-	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
-	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
-	SlOpening      *ebpf.Map `ebpf:"sl_opening"`
-	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
-	SlPacket       *ebpf.Map `ebpf:"sl_packet"`
-	SlPools        *ebpf.Map `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
-	SlPortTurns    *ebpf.Map `ebpf:"sl_port_turns"`
-	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
-	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.Map `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.Map `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
+	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded         *ebpf.Map `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.Map `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.Map `ebpf:"sl_flows"`
+	SlFragments     *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.Map `ebpf:"sl_monitor_rings"`
+	SlOpening       *ebpf.Map `ebpf:"sl_opening"`
+	SlOptedOut      *ebpf.Map `ebpf:"sl_opted_out"`
+	SlPacket        *ebpf.Map `ebpf:"sl_packet"`
+	SlPools         *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.Map `ebpf:"sl_port_filter"`
+	SlPortTurns     *ebpf.Map `ebpf:"sl_port_turns"`
+	SlReached       *ebpf.Map `ebpf:"sl_reached"`
+	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
+	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.Map `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *deviceMaps) Close() error {
@@ -263,6 +271,7 @@ func (m *deviceMaps) Close() error {
 		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
@@ -287,6 +296,7 @@ func (m *deviceMaps) Close() error {
 		m.SlPortCounts,
 		m.SlPortFilter,
 		m.SlPortTurns,
+		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
 		m.SlRefusals,
@@ -314,6 +324,7 @@ type deviceVariables struct {
 	ConfigEthernet           *ebpf.Variable `ebpf:"config_ethernet"`
 	ConfigFibSource          *ebpf.Variable `ebpf:"config_fib_source"`
 	ConfigFlowsRoom          *ebpf.Variable `ebpf:"config_flows_room"`
+	ConfigHeal               *ebpf.Variable `ebpf:"config_heal"`
 	ConfigIcmpTokenNs        *ebpf.Variable `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens         *ebpf.Variable `ebpf:"config_icmp_tokens"`
 	ConfigMark               *ebpf.Variable `ebpf:"config_mark"`

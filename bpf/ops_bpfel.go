@@ -16,45 +16,47 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	opsMapSlAddrFilter   = "sl_addr_filter"
-	opsMapSlAddrs        = "sl_addrs"
-	opsMapSlAffinity     = "sl_affinity"
-	opsMapSlBackendLoad  = "sl_backend_load"
-	opsMapSlBackends     = "sl_backends"
-	opsMapSlCidrCovers   = "sl_cidr_covers"
-	opsMapSlClaims       = "sl_claims"
-	opsMapSlDevices      = "sl_devices"
-	opsMapSlEnded        = "sl_ended"
-	opsMapSlFlowCounts   = "sl_flow_counts"
-	opsMapSlFlowUsage    = "sl_flow_usage"
-	opsMapSlFlows        = "sl_flows"
-	opsMapSlFragments    = "sl_fragments"
-	opsMapSlFrontendIds  = "sl_frontend_ids"
-	opsMapSlFrontends    = "sl_frontends"
-	opsMapSlHalfOpen     = "sl_half_open"
-	opsMapSlIcmpBudgets  = "sl_icmp_budgets"
-	opsMapSlListeners    = "sl_listeners"
-	opsMapSlLocalCidrs   = "sl_local_cidrs"
-	opsMapSlMonitorRings = "sl_monitor_rings"
-	opsMapSlOptedOut     = "sl_opted_out"
-	opsMapSlPools        = "sl_pools"
-	opsMapSlPortCounts   = "sl_port_counts"
-	opsMapSlPortFilter   = "sl_port_filter"
-	opsMapSlReasons      = "sl_reasons"
-	opsMapSlRecent       = "sl_recent"
-	opsMapSlRefusals     = "sl_refusals"
-	opsMapSlServiceCidrs = "sl_service_cidrs"
-	opsMapSlServicePorts = "sl_service_ports"
-	opsMapSlSlots        = "sl_slots"
-	opsMapSlSockState    = "sl_sock_state"
-	opsMapSlSourceFilter = "sl_source_filter"
-	opsMapSlSourceRanges = "sl_source_ranges"
-	opsMapSlTurns        = "sl_turns"
-	opsMapSlUdpDials     = "sl_udp_dials"
-	opsMapSlUdpPins      = "sl_udp_pins"
-	opsMapSlUnanswered   = "sl_unanswered"
-	opsProgSluiceSockOps = "sluice_sock_ops"
-	opsVarConfigStats    = "config_stats"
+	opsMapSlAddrFilter    = "sl_addr_filter"
+	opsMapSlAddrs         = "sl_addrs"
+	opsMapSlAffinity      = "sl_affinity"
+	opsMapSlBackendHealth = "sl_backend_health"
+	opsMapSlBackendLoad   = "sl_backend_load"
+	opsMapSlBackends      = "sl_backends"
+	opsMapSlCidrCovers    = "sl_cidr_covers"
+	opsMapSlClaims        = "sl_claims"
+	opsMapSlDevices       = "sl_devices"
+	opsMapSlEnded         = "sl_ended"
+	opsMapSlFlowCounts    = "sl_flow_counts"
+	opsMapSlFlowUsage     = "sl_flow_usage"
+	opsMapSlFlows         = "sl_flows"
+	opsMapSlFragments     = "sl_fragments"
+	opsMapSlFrontendIds   = "sl_frontend_ids"
+	opsMapSlFrontends     = "sl_frontends"
+	opsMapSlHalfOpen      = "sl_half_open"
+	opsMapSlIcmpBudgets   = "sl_icmp_budgets"
+	opsMapSlListeners     = "sl_listeners"
+	opsMapSlLocalCidrs    = "sl_local_cidrs"
+	opsMapSlMonitorRings  = "sl_monitor_rings"
+	opsMapSlOptedOut      = "sl_opted_out"
+	opsMapSlPools         = "sl_pools"
+	opsMapSlPortCounts    = "sl_port_counts"
+	opsMapSlPortFilter    = "sl_port_filter"
+	opsMapSlReached       = "sl_reached"
+	opsMapSlReasons       = "sl_reasons"
+	opsMapSlRecent        = "sl_recent"
+	opsMapSlRefusals      = "sl_refusals"
+	opsMapSlServiceCidrs  = "sl_service_cidrs"
+	opsMapSlServicePorts  = "sl_service_ports"
+	opsMapSlSlots         = "sl_slots"
+	opsMapSlSockState     = "sl_sock_state"
+	opsMapSlSourceFilter  = "sl_source_filter"
+	opsMapSlSourceRanges  = "sl_source_ranges"
+	opsMapSlTurns         = "sl_turns"
+	opsMapSlUdpDials      = "sl_udp_dials"
+	opsMapSlUdpPins       = "sl_udp_pins"
+	opsMapSlUnanswered    = "sl_unanswered"
+	opsProgSluiceSockOps  = "sluice_sock_ops"
+	opsVarConfigStats     = "config_stats"
 )
 
 // loadOps returns the embedded CollectionSpec for ops.
@@ -106,43 +108,45 @@ type opsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type opsMapSpecs struct {
-	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
-	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
-	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
-	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
-	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
-	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
-	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.MapSpec `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.MapSpec `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
+	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded         *ebpf.MapSpec `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.MapSpec `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.MapSpec `ebpf:"sl_flows"`
+	SlFragments     *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
+	SlOptedOut      *ebpf.MapSpec `ebpf:"sl_opted_out"`
+	SlPools         *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.MapSpec `ebpf:"sl_port_filter"`
+	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
+	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
+	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.MapSpec `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // opsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -172,43 +176,45 @@ func (o *opsObjects) Close() error {
 //
 // It can be passed to loadOpsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type opsMaps struct {
-	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
-	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
-	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
-	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
-	SlPools        *ebpf.Map `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
-	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
-	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.Map `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.Map `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
+	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded         *ebpf.Map `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.Map `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.Map `ebpf:"sl_flows"`
+	SlFragments     *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.Map `ebpf:"sl_monitor_rings"`
+	SlOptedOut      *ebpf.Map `ebpf:"sl_opted_out"`
+	SlPools         *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.Map `ebpf:"sl_port_filter"`
+	SlReached       *ebpf.Map `ebpf:"sl_reached"`
+	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
+	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.Map `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *opsMaps) Close() error {
@@ -216,6 +222,7 @@ func (m *opsMaps) Close() error {
 		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
@@ -237,6 +244,7 @@ func (m *opsMaps) Close() error {
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,
+		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
 		m.SlRefusals,

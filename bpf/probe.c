@@ -76,7 +76,7 @@ offer(struct answer *is, const struct affinity_key *client, __u32 seed, __u64 no
 	}
 	if (!be)
 		be = is->pool.algorithm == ALGORITHM_RR ? pick_random(&is->pool) :
-							  pick_new(&is->pool, seed);
+							  pick_new(&is->pool, seed, now);
 	if (be)
 		is->backend_id = be->id;
 	return be;

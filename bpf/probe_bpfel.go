@@ -88,6 +88,7 @@ const (
 	probeMapSlAddrFilter             = "sl_addr_filter"
 	probeMapSlAddrs                  = "sl_addrs"
 	probeMapSlAffinity               = "sl_affinity"
+	probeMapSlBackendHealth          = "sl_backend_health"
 	probeMapSlBackendLoad            = "sl_backend_load"
 	probeMapSlBackends               = "sl_backends"
 	probeMapSlCidrCovers             = "sl_cidr_covers"
@@ -112,6 +113,7 @@ const (
 	probeMapSlPortCounts             = "sl_port_counts"
 	probeMapSlPortFilter             = "sl_port_filter"
 	probeMapSlPortTurns              = "sl_port_turns"
+	probeMapSlReached                = "sl_reached"
 	probeMapSlReasons                = "sl_reasons"
 	probeMapSlRecent                 = "sl_recent"
 	probeMapSlRefusals               = "sl_refusals"
@@ -137,6 +139,7 @@ const (
 	probeVarConfigEthernet           = "config_ethernet"
 	probeVarConfigFibSource          = "config_fib_source"
 	probeVarConfigFlowsRoom          = "config_flows_room"
+	probeVarConfigHeal               = "config_heal"
 	probeVarConfigIcmpTokenNs        = "config_icmp_token_ns"
 	probeVarConfigIcmpTokens         = "config_icmp_tokens"
 	probeVarConfigLocalhostNodePorts = "config_localhost_node_ports"
@@ -203,46 +206,48 @@ type probeProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type probeMapSpecs struct {
-	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
-	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
-	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
-	SlOpening      *ebpf.MapSpec `ebpf:"sl_opening"`
-	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
-	SlPacket       *ebpf.MapSpec `ebpf:"sl_packet"`
-	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
-	SlPortTurns    *ebpf.MapSpec `ebpf:"sl_port_turns"`
-	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
-	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.MapSpec `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.MapSpec `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
+	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded         *ebpf.MapSpec `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.MapSpec `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.MapSpec `ebpf:"sl_flows"`
+	SlFragments     *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
+	SlOpening       *ebpf.MapSpec `ebpf:"sl_opening"`
+	SlOptedOut      *ebpf.MapSpec `ebpf:"sl_opted_out"`
+	SlPacket        *ebpf.MapSpec `ebpf:"sl_packet"`
+	SlPools         *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.MapSpec `ebpf:"sl_port_filter"`
+	SlPortTurns     *ebpf.MapSpec `ebpf:"sl_port_turns"`
+	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
+	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
+	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.MapSpec `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // probeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -259,6 +264,7 @@ type probeVariableSpecs struct {
 	ConfigEthernet           *ebpf.VariableSpec `ebpf:"config_ethernet"`
 	ConfigFibSource          *ebpf.VariableSpec `ebpf:"config_fib_source"`
 	ConfigFlowsRoom          *ebpf.VariableSpec `ebpf:"config_flows_room"`
+	ConfigHeal               *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigIcmpTokenNs        *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens         *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
 	ConfigLocalhostNodePorts *ebpf.VariableSpec `ebpf:"config_localhost_node_ports"`
@@ -295,46 +301,48 @@ func (o *probeObjects) Close() error {
 //
 // It can be passed to loadProbeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type probeMaps struct {
-	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
-	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
-	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
-	SlOpening      *ebpf.Map `ebpf:"sl_opening"`
-	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
-	SlPacket       *ebpf.Map `ebpf:"sl_packet"`
-	SlPools        *ebpf.Map `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
-	SlPortTurns    *ebpf.Map `ebpf:"sl_port_turns"`
-	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
-	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.Map `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.Map `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
+	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded         *ebpf.Map `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.Map `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.Map `ebpf:"sl_flows"`
+	SlFragments     *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.Map `ebpf:"sl_monitor_rings"`
+	SlOpening       *ebpf.Map `ebpf:"sl_opening"`
+	SlOptedOut      *ebpf.Map `ebpf:"sl_opted_out"`
+	SlPacket        *ebpf.Map `ebpf:"sl_packet"`
+	SlPools         *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.Map `ebpf:"sl_port_filter"`
+	SlPortTurns     *ebpf.Map `ebpf:"sl_port_turns"`
+	SlReached       *ebpf.Map `ebpf:"sl_reached"`
+	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
+	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.Map `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *probeMaps) Close() error {
@@ -342,6 +350,7 @@ func (m *probeMaps) Close() error {
 		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
@@ -366,6 +375,7 @@ func (m *probeMaps) Close() error {
 		m.SlPortCounts,
 		m.SlPortFilter,
 		m.SlPortTurns,
+		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
 		m.SlRefusals,
@@ -396,6 +406,7 @@ type probeVariables struct {
 	ConfigEthernet           *ebpf.Variable `ebpf:"config_ethernet"`
 	ConfigFibSource          *ebpf.Variable `ebpf:"config_fib_source"`
 	ConfigFlowsRoom          *ebpf.Variable `ebpf:"config_flows_room"`
+	ConfigHeal               *ebpf.Variable `ebpf:"config_heal"`
 	ConfigIcmpTokenNs        *ebpf.Variable `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens         *ebpf.Variable `ebpf:"config_icmp_tokens"`
 	ConfigLocalhostNodePorts *ebpf.Variable `ebpf:"config_localhost_node_ports"`

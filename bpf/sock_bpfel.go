@@ -27,6 +27,7 @@ const (
 	sockMapSlAddrFilter             = "sl_addr_filter"
 	sockMapSlAddrs                  = "sl_addrs"
 	sockMapSlAffinity               = "sl_affinity"
+	sockMapSlBackendHealth          = "sl_backend_health"
 	sockMapSlBackendLoad            = "sl_backend_load"
 	sockMapSlBackends               = "sl_backends"
 	sockMapSlCidrCovers             = "sl_cidr_covers"
@@ -48,6 +49,7 @@ const (
 	sockMapSlPools                  = "sl_pools"
 	sockMapSlPortCounts             = "sl_port_counts"
 	sockMapSlPortFilter             = "sl_port_filter"
+	sockMapSlReached                = "sl_reached"
 	sockMapSlReasons                = "sl_reasons"
 	sockMapSlRecent                 = "sl_recent"
 	sockMapSlRefusals               = "sl_refusals"
@@ -72,6 +74,7 @@ const (
 	sockProgSluiceSendmsg6          = "sluice_sendmsg6"
 	sockVarBtfUdpMode               = "btf_udp_mode"
 	sockVarConfigHasSetRetval       = "config_has_set_retval"
+	sockVarConfigHeal               = "config_heal"
 	sockVarConfigHostNetnsCookie    = "config_host_netns_cookie"
 	sockVarConfigLocalhostNodePorts = "config_localhost_node_ports"
 	sockVarConfigPodOptOut          = "config_pod_opt_out"
@@ -137,43 +140,45 @@ type sockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockMapSpecs struct {
-	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
-	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
-	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
-	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
-	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
-	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
-	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.MapSpec `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.MapSpec `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
+	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded         *ebpf.MapSpec `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.MapSpec `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.MapSpec `ebpf:"sl_flows"`
+	SlFragments     *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
+	SlOptedOut      *ebpf.MapSpec `ebpf:"sl_opted_out"`
+	SlPools         *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.MapSpec `ebpf:"sl_port_filter"`
+	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
+	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
+	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.MapSpec `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // sockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -182,6 +187,7 @@ type sockMapSpecs struct {
 type sockVariableSpecs struct {
 	BtfUdpMode               *ebpf.VariableSpec `ebpf:"btf_udp_mode"`
 	ConfigHasSetRetval       *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
+	ConfigHeal               *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigHostNetnsCookie    *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
 	ConfigLocalhostNodePorts *ebpf.VariableSpec `ebpf:"config_localhost_node_ports"`
 	ConfigPodOptOut          *ebpf.VariableSpec `ebpf:"config_pod_opt_out"`
@@ -210,43 +216,45 @@ func (o *sockObjects) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockMaps struct {
-	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
-	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
-	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
-	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
-	SlPools        *ebpf.Map `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
-	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
-	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.Map `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.Map `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
+	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded         *ebpf.Map `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.Map `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.Map `ebpf:"sl_flows"`
+	SlFragments     *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.Map `ebpf:"sl_monitor_rings"`
+	SlOptedOut      *ebpf.Map `ebpf:"sl_opted_out"`
+	SlPools         *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.Map `ebpf:"sl_port_filter"`
+	SlReached       *ebpf.Map `ebpf:"sl_reached"`
+	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
+	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.Map `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *sockMaps) Close() error {
@@ -254,6 +262,7 @@ func (m *sockMaps) Close() error {
 		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
@@ -275,6 +284,7 @@ func (m *sockMaps) Close() error {
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,
+		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
 		m.SlRefusals,
@@ -297,6 +307,7 @@ func (m *sockMaps) Close() error {
 type sockVariables struct {
 	BtfUdpMode               *ebpf.Variable `ebpf:"btf_udp_mode"`
 	ConfigHasSetRetval       *ebpf.Variable `ebpf:"config_has_set_retval"`
+	ConfigHeal               *ebpf.Variable `ebpf:"config_heal"`
 	ConfigHostNetnsCookie    *ebpf.Variable `ebpf:"config_host_netns_cookie"`
 	ConfigLocalhostNodePorts *ebpf.Variable `ebpf:"config_localhost_node_ports"`
 	ConfigPodOptOut          *ebpf.Variable `ebpf:"config_pod_opt_out"`

@@ -83,6 +83,23 @@ const (
 	abiBackendFlagBACKEND_TERMINATING abiBackendFlag = 2
 )
 
+type abiBackendHealth struct {
+	_          structs.HostLayout
+	Id         uint32
+	Clients    uint32
+	Answered   uint64
+	Unanswered uint64
+	Evidence   uint32
+	Refusals   uint16
+	Cause      uint8
+	Level      uint8
+	Suspected  uint64
+	Until      uint64
+	Cleared    uint64
+	Episodes   uint32
+	PassedOver uint32
+}
+
 type abiBackendLoad struct {
 	_       structs.HostLayout
 	Sockets int32
@@ -280,6 +297,16 @@ type abiFrontendKey struct {
 	Scope uint8
 }
 
+type abiHealthCause uint32
+
+const (
+	abiHealthCauseHEALTH_UNANSWERED  abiHealthCause = 1
+	abiHealthCauseHEALTH_RETRANSMIT  abiHealthCause = 2
+	abiHealthCauseHEALTH_REFUSED     abiHealthCause = 3
+	abiHealthCauseHEALTH_UNREACHABLE abiHealthCause = 4
+	abiHealthCauseHEALTH_CAUSE_COUNT abiHealthCause = 5
+)
+
 type abiHook uint32
 
 const (
@@ -383,6 +410,8 @@ const (
 	abiPoolFlagPOOL_NODE_IN_RANGES abiPoolFlag = 4
 	abiPoolFlagPOOL_MASQUERADE     abiPoolFlag = 8
 	abiPoolFlagPOOL_OPTED_OUT      abiPoolFlag = 16
+	abiPoolFlagPOOL_NO_EJECT       abiPoolFlag = 32
+	abiPoolFlagPOOL_NO_RESTEER     abiPoolFlag = 64
 )
 
 type abiPortCounts struct {
@@ -488,7 +517,8 @@ type abiSockState struct {
 	ServicePortId uint32
 	BackendId     uint32
 	Counted       uint32
-	Reserved      [7]uint32
+	Reserved      [6]uint32
+	Client        uint32
 	Lock          struct {
 		_   structs.HostLayout
 		Val uint32
@@ -604,6 +634,7 @@ const (
 	abiMapSlAddrFilter      = "sl_addr_filter"
 	abiMapSlAddrs           = "sl_addrs"
 	abiMapSlAffinity        = "sl_affinity"
+	abiMapSlBackendHealth   = "sl_backend_health"
 	abiMapSlBackendLoad     = "sl_backend_load"
 	abiMapSlBackends        = "sl_backends"
 	abiMapSlCidrCovers      = "sl_cidr_covers"
@@ -625,6 +656,7 @@ const (
 	abiMapSlPools           = "sl_pools"
 	abiMapSlPortCounts      = "sl_port_counts"
 	abiMapSlPortFilter      = "sl_port_filter"
+	abiMapSlReached         = "sl_reached"
 	abiMapSlReasons         = "sl_reasons"
 	abiMapSlRecent          = "sl_recent"
 	abiMapSlRefusals        = "sl_refusals"
@@ -653,6 +685,7 @@ const (
 	abiVarBtfFlowKind       = "btf_flow_kind"
 	abiVarBtfFlowRole       = "btf_flow_role"
 	abiVarBtfFlowState      = "btf_flow_state"
+	abiVarBtfHealthCause    = "btf_health_cause"
 	abiVarBtfHook           = "btf_hook"
 	abiVarBtfIdLayout       = "btf_id_layout"
 	abiVarBtfKind           = "btf_kind"
@@ -661,6 +694,7 @@ const (
 	abiVarBtfMonitorPlace   = "btf_monitor_place"
 	abiVarBtfPoolFlag       = "btf_pool_flag"
 	abiVarBtfPortFilter     = "btf_port_filter"
+	abiVarBtfReached        = "btf_reached"
 	abiVarBtfReason         = "btf_reason"
 	abiVarBtfRecentLimit    = "btf_recent_limit"
 	abiVarBtfScope          = "btf_scope"
@@ -718,43 +752,45 @@ type abiProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiMapSpecs struct {
-	SlAddrFilter   *ebpf.MapSpec `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.MapSpec `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.MapSpec `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.MapSpec `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.MapSpec `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.MapSpec `ebpf:"sl_claims"`
-	SlDevices      *ebpf.MapSpec `ebpf:"sl_devices"`
-	SlEnded        *ebpf.MapSpec `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.MapSpec `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.MapSpec `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.MapSpec `ebpf:"sl_flows"`
-	SlFragments    *ebpf.MapSpec `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.MapSpec `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.MapSpec `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.MapSpec `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
-	SlOptedOut     *ebpf.MapSpec `ebpf:"sl_opted_out"`
-	SlPools        *ebpf.MapSpec `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.MapSpec `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.MapSpec `ebpf:"sl_port_filter"`
-	SlReasons      *ebpf.MapSpec `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.MapSpec `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.MapSpec `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.MapSpec `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.MapSpec `ebpf:"sl_slots"`
-	SlSockState    *ebpf.MapSpec `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.MapSpec `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.MapSpec `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.MapSpec `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.MapSpec `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.MapSpec `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.MapSpec `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.MapSpec `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.MapSpec `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.MapSpec `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
+	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
+	SlEnded         *ebpf.MapSpec `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.MapSpec `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.MapSpec `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.MapSpec `ebpf:"sl_flows"`
+	SlFragments     *ebpf.MapSpec `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.MapSpec `ebpf:"sl_monitor_rings"`
+	SlOptedOut      *ebpf.MapSpec `ebpf:"sl_opted_out"`
+	SlPools         *ebpf.MapSpec `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.MapSpec `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.MapSpec `ebpf:"sl_port_filter"`
+	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
+	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
+	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.MapSpec `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.MapSpec `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.MapSpec `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.MapSpec `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.MapSpec `ebpf:"sl_unanswered"`
 }
 
 // abiVariableSpecs contains global variables before they are loaded into the kernel.
@@ -776,6 +812,7 @@ type abiVariableSpecs struct {
 	BtfFlowKind       *ebpf.VariableSpec `ebpf:"btf_flow_kind"`
 	BtfFlowRole       *ebpf.VariableSpec `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.VariableSpec `ebpf:"btf_flow_state"`
+	BtfHealthCause    *ebpf.VariableSpec `ebpf:"btf_health_cause"`
 	BtfHook           *ebpf.VariableSpec `ebpf:"btf_hook"`
 	BtfIdLayout       *ebpf.VariableSpec `ebpf:"btf_id_layout"`
 	BtfKind           *ebpf.VariableSpec `ebpf:"btf_kind"`
@@ -784,6 +821,7 @@ type abiVariableSpecs struct {
 	BtfMonitorPlace   *ebpf.VariableSpec `ebpf:"btf_monitor_place"`
 	BtfPoolFlag       *ebpf.VariableSpec `ebpf:"btf_pool_flag"`
 	BtfPortFilter     *ebpf.VariableSpec `ebpf:"btf_port_filter"`
+	BtfReached        *ebpf.VariableSpec `ebpf:"btf_reached"`
 	BtfReason         *ebpf.VariableSpec `ebpf:"btf_reason"`
 	BtfRecentLimit    *ebpf.VariableSpec `ebpf:"btf_recent_limit"`
 	BtfScope          *ebpf.VariableSpec `ebpf:"btf_scope"`
@@ -813,43 +851,45 @@ func (o *abiObjects) Close() error {
 //
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiMaps struct {
-	SlAddrFilter   *ebpf.Map `ebpf:"sl_addr_filter"`
-	SlAddrs        *ebpf.Map `ebpf:"sl_addrs"`
-	SlAffinity     *ebpf.Map `ebpf:"sl_affinity"`
-	SlBackendLoad  *ebpf.Map `ebpf:"sl_backend_load"`
-	SlBackends     *ebpf.Map `ebpf:"sl_backends"`
-	SlCidrCovers   *ebpf.Map `ebpf:"sl_cidr_covers"`
-	SlClaims       *ebpf.Map `ebpf:"sl_claims"`
-	SlDevices      *ebpf.Map `ebpf:"sl_devices"`
-	SlEnded        *ebpf.Map `ebpf:"sl_ended"`
-	SlFlowCounts   *ebpf.Map `ebpf:"sl_flow_counts"`
-	SlFlowUsage    *ebpf.Map `ebpf:"sl_flow_usage"`
-	SlFlows        *ebpf.Map `ebpf:"sl_flows"`
-	SlFragments    *ebpf.Map `ebpf:"sl_fragments"`
-	SlFrontendIds  *ebpf.Map `ebpf:"sl_frontend_ids"`
-	SlFrontends    *ebpf.Map `ebpf:"sl_frontends"`
-	SlHalfOpen     *ebpf.Map `ebpf:"sl_half_open"`
-	SlIcmpBudgets  *ebpf.Map `ebpf:"sl_icmp_budgets"`
-	SlListeners    *ebpf.Map `ebpf:"sl_listeners"`
-	SlLocalCidrs   *ebpf.Map `ebpf:"sl_local_cidrs"`
-	SlMonitorRings *ebpf.Map `ebpf:"sl_monitor_rings"`
-	SlOptedOut     *ebpf.Map `ebpf:"sl_opted_out"`
-	SlPools        *ebpf.Map `ebpf:"sl_pools"`
-	SlPortCounts   *ebpf.Map `ebpf:"sl_port_counts"`
-	SlPortFilter   *ebpf.Map `ebpf:"sl_port_filter"`
-	SlReasons      *ebpf.Map `ebpf:"sl_reasons"`
-	SlRecent       *ebpf.Map `ebpf:"sl_recent"`
-	SlRefusals     *ebpf.Map `ebpf:"sl_refusals"`
-	SlServiceCidrs *ebpf.Map `ebpf:"sl_service_cidrs"`
-	SlServicePorts *ebpf.Map `ebpf:"sl_service_ports"`
-	SlSlots        *ebpf.Map `ebpf:"sl_slots"`
-	SlSockState    *ebpf.Map `ebpf:"sl_sock_state"`
-	SlSourceFilter *ebpf.Map `ebpf:"sl_source_filter"`
-	SlSourceRanges *ebpf.Map `ebpf:"sl_source_ranges"`
-	SlTurns        *ebpf.Map `ebpf:"sl_turns"`
-	SlUdpDials     *ebpf.Map `ebpf:"sl_udp_dials"`
-	SlUdpPins      *ebpf.Map `ebpf:"sl_udp_pins"`
-	SlUnanswered   *ebpf.Map `ebpf:"sl_unanswered"`
+	SlAddrFilter    *ebpf.Map `ebpf:"sl_addr_filter"`
+	SlAddrs         *ebpf.Map `ebpf:"sl_addrs"`
+	SlAffinity      *ebpf.Map `ebpf:"sl_affinity"`
+	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
+	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
+	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
+	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
+	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
+	SlEnded         *ebpf.Map `ebpf:"sl_ended"`
+	SlFlowCounts    *ebpf.Map `ebpf:"sl_flow_counts"`
+	SlFlowUsage     *ebpf.Map `ebpf:"sl_flow_usage"`
+	SlFlows         *ebpf.Map `ebpf:"sl_flows"`
+	SlFragments     *ebpf.Map `ebpf:"sl_fragments"`
+	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
+	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
+	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
+	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
+	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
+	SlMonitorRings  *ebpf.Map `ebpf:"sl_monitor_rings"`
+	SlOptedOut      *ebpf.Map `ebpf:"sl_opted_out"`
+	SlPools         *ebpf.Map `ebpf:"sl_pools"`
+	SlPortCounts    *ebpf.Map `ebpf:"sl_port_counts"`
+	SlPortFilter    *ebpf.Map `ebpf:"sl_port_filter"`
+	SlReached       *ebpf.Map `ebpf:"sl_reached"`
+	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
+	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
+	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
+	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
+	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
+	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
+	SlSourceRanges  *ebpf.Map `ebpf:"sl_source_ranges"`
+	SlTurns         *ebpf.Map `ebpf:"sl_turns"`
+	SlUdpDials      *ebpf.Map `ebpf:"sl_udp_dials"`
+	SlUdpPins       *ebpf.Map `ebpf:"sl_udp_pins"`
+	SlUnanswered    *ebpf.Map `ebpf:"sl_unanswered"`
 }
 
 func (m *abiMaps) Close() error {
@@ -857,6 +897,7 @@ func (m *abiMaps) Close() error {
 		m.SlAddrFilter,
 		m.SlAddrs,
 		m.SlAffinity,
+		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlCidrCovers,
@@ -878,6 +919,7 @@ func (m *abiMaps) Close() error {
 		m.SlPools,
 		m.SlPortCounts,
 		m.SlPortFilter,
+		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
 		m.SlRefusals,
@@ -913,6 +955,7 @@ type abiVariables struct {
 	BtfFlowKind       *ebpf.Variable `ebpf:"btf_flow_kind"`
 	BtfFlowRole       *ebpf.Variable `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.Variable `ebpf:"btf_flow_state"`
+	BtfHealthCause    *ebpf.Variable `ebpf:"btf_health_cause"`
 	BtfHook           *ebpf.Variable `ebpf:"btf_hook"`
 	BtfIdLayout       *ebpf.Variable `ebpf:"btf_id_layout"`
 	BtfKind           *ebpf.Variable `ebpf:"btf_kind"`
@@ -921,6 +964,7 @@ type abiVariables struct {
 	BtfMonitorPlace   *ebpf.Variable `ebpf:"btf_monitor_place"`
 	BtfPoolFlag       *ebpf.Variable `ebpf:"btf_pool_flag"`
 	BtfPortFilter     *ebpf.Variable `ebpf:"btf_port_filter"`
+	BtfReached        *ebpf.Variable `ebpf:"btf_reached"`
 	BtfReason         *ebpf.Variable `ebpf:"btf_reason"`
 	BtfRecentLimit    *ebpf.Variable `ebpf:"btf_recent_limit"`
 	BtfScope          *ebpf.Variable `ebpf:"btf_scope"`

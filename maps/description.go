@@ -33,6 +33,8 @@ const (
 	NameICMPBudgets  = "icmp_budgets"
 	NameReasons      = "reasons"
 	NameBackendLoad  = "backend_load"
+	NameHealth       = "backend_health"
+	NameReached      = "reached"
 	NameTurns        = "turns"
 	NamePortCounts   = "port_counts"
 	NameRefusals     = "refusals"
@@ -84,6 +86,8 @@ var descriptions = []description{
 	{name: NameICMPBudgets, state: true, content: "client → the tokens that it has for ICMP errors; the unspecified address: those of all clients together", writers: "datapath"},
 	{name: NameReasons, state: true, content: "reason → how often, per CPU", writers: "datapath"},
 	{name: NameBackendLoad, state: true, content: "index of a backend id → live connections: sockets, flows of devices", writers: "datapath; the agent repairs"},
+	{name: NameHealth, state: true, content: "index of a backend id → when it last answered, what speaks against it since, until when it is passed over", writers: "datapath"},
+	{name: NameReached, state: true, content: "hash of a client and a service port → when the one last reached the other", writers: "datapath"},
 	{name: NameTurns, state: true, content: "service port id → number of the next flow (algorithm `rr`)", writers: "datapath"},
 	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, per CPU", writers: "datapath; the agent clears"},
 	{name: NameRefusals, state: true, content: "service port id, reason → how many new flows got no backend", writers: "datapath; the agent deletes"},

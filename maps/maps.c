@@ -21,6 +21,8 @@ const enum flow_kind *btf_flow_kind __attribute__((unused));
 const enum flow_count *btf_flow_count __attribute__((unused));
 const enum reason *btf_reason __attribute__((unused));
 const enum id_layout *btf_id_layout __attribute__((unused));
+const enum health_cause *btf_health_cause __attribute__((unused));
+const enum reached *btf_reached __attribute__((unused));
 const enum chunk *btf_chunk __attribute__((unused));
 const enum addr_filter *btf_addr_filter __attribute__((unused));
 const enum source_filter *btf_source_filter __attribute__((unused));

@@ -70,6 +70,8 @@ const (
 	PoolNodeInRanges = uint16(abiPoolFlagPOOL_NODE_IN_RANGES)
 	PoolMasquerade   = uint16(abiPoolFlagPOOL_MASQUERADE)
 	PoolOptedOut     = uint16(abiPoolFlagPOOL_OPTED_OUT)
+	PoolNoEject      = uint16(abiPoolFlagPOOL_NO_EJECT)
+	PoolNoResteer    = uint16(abiPoolFlagPOOL_NO_RESTEER)
 )
 
 // Flags of a [Backend].

@@ -27,6 +27,7 @@ static const struct frontend *const btf_frontend __attribute__((used));
 static const struct pool *const btf_pool __attribute__((used));
 static const struct backend *const btf_backend __attribute__((used));
 static const struct backend_load *const btf_backend_load __attribute__((used));
+static const struct backend_health *const btf_backend_health __attribute__((used));
 static const struct port_counts *const btf_port_counts __attribute__((used));
 
 /* The frontend id of a destination. */
@@ -341,6 +342,30 @@ struct {
 	__type(key, __u32);
 	__array(values, struct load_chunk);
 } sl_backend_load SEC(".maps");
+
+struct health_chunk {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CHUNK_BACKENDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct backend_health);
+};
+
+/* By the index of a backend id. The agent adds a chunk with each chunk of backends. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct health_chunk);
+} sl_backend_health SEC(".maps");
+
+/* See enum reached. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, REACHED_WORDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_reached SEC(".maps");
 
 /* By service port id: the number of the next flow, for ALGORITHM_RR. */
 struct {

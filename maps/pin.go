@@ -174,7 +174,7 @@ func Create(root string, opts Options) (*Pinned, error) {
 // reserveState makes room for the loads and counts of the backends and service ports that exist,
 // in case the state is new.
 func (p *Pinned) reserveState() error {
-	if err := p.Loads.Reserve(p.Backends.Len()); err != nil {
+	if err := errors.Join(p.Loads.Reserve(p.Backends.Len()), p.Health.Reserve(p.Backends.Len())); err != nil {
 		return err
 	}
 	counts := p.chunked[NamePortCounts]
@@ -312,12 +312,13 @@ func (p *Pinned) mapFilters() error {
 
 // mapArrays maps the arrays into this process' memory.
 func (p *Pinned) mapArrays(chunks int) error {
-	var errs [5]error
+	var errs [6]error
 	p.Frontends, errs[0] = mapArray[Frontend](p.chunked[NameFrontends], chunks)
 	p.Pools, errs[1] = mapArray[Pool](p.chunked[NamePools], chunks)
 	p.Slots, errs[2] = mapArray[uint32](p.chunked[NameSlots], chunks)
 	p.Backends, errs[3] = mapArray[Backend](p.chunked[NameBackends], chunks)
 	p.Loads.Array, errs[4] = mapArray[BackendLoad](p.chunked[NameBackendLoad], chunks)
+	p.Health, errs[5] = mapArray[BackendHealth](p.chunked[NameHealth], chunks)
 
 	return errors.Join(errs[:]...)
 }

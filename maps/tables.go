@@ -24,6 +24,7 @@ type Tables struct {
 	LocalCIDRs   Table[CIDRKey, uint32]        // the value is always 1
 	OptedOut     Table[PodUID, uint32]         // the value is always 1
 	Loads        Loads                         // programs and package flow write them
+	Health       *Array[BackendHealth]         // programs write it; by the index of a backend id
 	Counts       Counts
 }
 
@@ -61,6 +62,7 @@ func (t *Tables) Reserve(room Room) error {
 		func() error { return t.Slots.Reserve(room.Slots) },
 		func() error { return t.Backends.Reserve(room.Backends) },
 		func() error { return t.Loads.Reserve(room.Backends) },
+		func() error { return t.Health.Reserve(room.Backends) },
 		func() error { return t.Counts.Reserve(room.ServicePorts) },
 	}
 	errs := make([]error, len(reserve))
@@ -141,6 +143,7 @@ func NewFakes(slots int) *Fakes {
 		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
 		LocalCIDRs: f.LocalCIDRs, OptedOut: f.OptedOut, Devices: f.Devices,
 		Loads:  Loads{NewFakeArray[BackendLoad](NameBackendLoad, places)},
+		Health: NewFakeArray[BackendHealth](NameHealth, places),
 		Counts: noCounts{},
 	}
 

@@ -50,6 +50,8 @@ enum pool_flag {
 	POOL_NODE_IN_RANGES = 4, /* and this node is one of them */
 	POOL_MASQUERADE = 8, /* backends see this node instead of the client */
 	POOL_OPTED_OUT = 16, /* sockets of pods are left alone; devices translate */
+	POOL_NO_EJECT = 32, /* suspects get new flows like the others: see struct backend_health */
+	POOL_NO_RESTEER = 64, /* flows that have begun stay with suspects */
 };
 
 /* backend.flags */
@@ -202,6 +204,46 @@ struct backend {
 struct backend_load {
 	__s32 sockets;
 	__s32 flows;
+};
+
+/* Why a backend is a suspect. */
+enum health_cause {
+	HEALTH_UNANSWERED = 1, /* connections that began a while ago have no answer yet */
+	HEALTH_RETRANSMIT = 2, /* their first segments had to be sent again */
+	HEALTH_REFUSED = 3,
+	HEALTH_UNREACHABLE = 4, /* the network or the host reported so */
+	HEALTH_CAUSE_COUNT = 5,
+};
+
+/*
+ * How a backend treats new connections of clients that this node translates, by the index of its
+ * id. Programs on several CPUs write it without a lock: what one of them overwrites is one
+ * connection more or less. See bpf/lib/health.h.
+ */
+struct backend_health {
+	__u32 id; /* of the backend that it is about; of another one nothing is known */
+	__u32 clients; /* with unanswered connections: a bit for each, by a hash */
+	__u64 answered; /* when it last answered, within ANSWER_STEP; 0: never */
+	/* What speaks against it since it last answered: */
+	__u64 unanswered; /* when the first of the connections began that are in evidence */
+	__u32 evidence; /* a number that grows with each unanswered connection */
+	__u16 refusals;
+	__u8 cause; /* enum health_cause */
+	__u8 level; /* of the pause: see pause_of */
+	__u64 suspected; /* since when it is a suspect; 0: it is none */
+	__u64 until; /* a suspect is passed over until then */
+	__u64 cleared; /* when it was a suspect last */
+	__u32 episodes; /* how often it became a suspect, after a minute or more in which it was none */
+	__u32 passed_over; /* new flows that went to another backend instead */
+};
+
+/*
+ * Which clients reached which service ports lately, by a hash of both: the upper half of a word is
+ * another hash of both, the lower half is the time in units of 2^REACHED_SHIFT ns.
+ */
+enum reached {
+	REACHED_WORDS = 4096,
+	REACHED_SHIFT = 23,
 };
 
 /*
@@ -363,7 +405,8 @@ struct sock_state {
 	__u32 service_port_id;
 	__u32 backend_id;
 	__u32 counted; /* in the backend's load */
-	__u32 reserved[7];
+	__u32 reserved[6];
+	__u32 client; /* a hash of its network namespace */
 	struct bpf_spin_lock lock;
 };
 

@@ -8,6 +8,7 @@
 
 #include "../../maps/maps.h"
 #include "addr.h"
+#include "health.h"
 
 /*
  * Lookups in the arrays that the agent fills.
@@ -393,8 +394,17 @@ static __always_inline __u32 take_turn(__u32 service_port_id)
 	return mine;
 }
 
+/*
+ * pressure returns the current connections of a backend, and the maximum for a suspect whose pause
+ * goes on beyond now.
+ */
+static __always_inline __s32 pressure(__u32 backend_id, __u64 now)
+{
+	return is_paused(backend_id, now) ? 0x7fffffff : live_connections(backend_id);
+}
+
 /* less_busy returns the one of two random backends that has fewer connections. */
-static __always_inline __u32 less_busy(__u32 base, __u32 count)
+static __always_inline __u32 less_busy(__u32 base, __u32 count, __u64 now)
 {
 	__u32 first = random_below(count);
 	__u32 second = first + 1 + random_below(count - 1);
@@ -403,7 +413,7 @@ static __always_inline __u32 less_busy(__u32 base, __u32 count)
 	if (count < 2)
 		return a;
 	b = slot_at(base + (second < count ? second : second - count));
-	return live_connections(b) < live_connections(a) ? b : a;
+	return pressure(b, now) < pressure(a, now) ? b : a;
 }
 
 /*
@@ -411,9 +421,9 @@ static __always_inline __u32 less_busy(__u32 base, __u32 count)
  * lower one. It is global, so that the verifier walks it once, and not once for each of 64
  * backends and each state that it has derived from those before.
  */
-__noinline __s64 load_and_index(__u32 slot, __u32 i)
+__noinline __s64 load_and_index(__u32 slot, __u32 i, __u64 now)
 {
-	return (__s64)live_connections(slot_at(slot)) << 32 | i;
+	return (__s64)pressure(slot_at(slot), now) << 32 | i;
 }
 
 /*
@@ -422,13 +432,13 @@ __noinline __s64 load_and_index(__u32 slot, __u32 i)
  * same backend. It compares without branches, because the verifier would walk every order of 64
  * backends.
  */
-static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
+static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle, __u64 now)
 {
 	__s64 best = 0x7fffffffffffffff; /* see load_and_index */
 	__u32 first = random_below(count), i;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++) {
-		__s64 other = load_and_index(base + (first + i) % count, i);
+		__s64 other = load_and_index(base + (first + i) % count, i, now);
 
 		best += (other - best) & ((other - best) >> 63);
 		if (any_idle && !(other >> 32))
@@ -439,38 +449,129 @@ static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle)
 
 /*
  * choose returns the id of the backend that an algorithm chooses among the count slots from base
- * on. seed is a service port id for RR, and otherwise a hash. It is global, so that the verifier
- * walks it once.
+ * on. seed is a service port id for RR, and otherwise a hash. Those that compare loads avoid suspects
+ * whose pause goes on beyond now. It is global, so that the verifier walks it once.
  */
-__noinline __u32 choose(__u32 base, __u32 count, __u32 algorithm, __u32 seed)
+__noinline __u32 choose(__u32 base, __u32 count, __u32 algorithm, __u32 seed, __u64 now)
 {
 	switch (algorithm) {
 	case ALGORITHM_RR:
 		return slot_at(base + take_turn(seed) % count);
 	case ALGORITHM_LC:
-		return less_busy(base, count);
+		return less_busy(base, count, now);
 	case ALGORITHM_SED:
-		return least_busy(base, count, false);
+		return least_busy(base, count, false, now);
 	case ALGORITHM_NQ:
-		return least_busy(base, count, true);
+		return least_busy(base, count, true, now);
 	default:
 		return slot_at(base + (((__u64)seed * count) >> 32));
 	}
 }
 
-/* pick_new returns a backend for a new flow, or NULL. seed: see choose. */
-static __always_inline const struct backend *pick_new(const struct pool *pool, __u32 seed)
+/* pick_any returns a backend for a new flow, suspects included, or NULL. seed: see choose. */
+static __always_inline const struct backend *pick_any(const struct pool *pool, __u32 seed)
 {
 	const struct backend *be;
 	__u32 base = pool->table_size ? pool->table_base : pool->slot_base;
 	__u32 count = pool->table_size ?: pool->slot_count;
 
 	if (pool->algorithm != ALGORITHM_RANDOM && count) {
-		be = pick_id(pool, choose(base, count, pool->algorithm, seed));
+		be = pick_id(pool, choose(base, count, pool->algorithm, seed, NEVER));
 		if (be)
 			return be;
 	}
 	return pick_random(pool);
+}
+
+/* Passing over suspects: see health.h. */
+
+/*
+ * are_few_suspects reports whether at most half of the count slots from base on have suspects. Of
+ * more than MAX_COMPARED it looks at that many, from a random one on. It is global, so that the
+ * verifier walks it once.
+ */
+__noinline int are_few_suspects(__u32 base, __u32 count)
+{
+	__u32 first = count > MAX_COMPARED ? random_below(count) : 0, suspects = 0, i;
+
+	for (i = 0; i < MAX_COMPARED && i < count; i++)
+		suspects += is_suspect(slot_at(base + (first + i) % count));
+	return 2 * suspects <= i;
+}
+
+/*
+ * is_passed_over reports whether a backend of the count slots from base on must not get a new flow. A
+ * suspect whose pause has ended gets this one, as a probe, and pauses again. If more than half of
+ * them are suspects, the Service, this node or its network is the reason, and none is passed over. It
+ * is global, so that the verifier walks it once.
+ */
+__noinline int is_passed_over(__u32 base, __u32 count, __u32 id, __u64 now)
+{
+	struct backend_health *h = health_place(id);
+
+	if (!h || h->id != id || !h->suspected)
+		return false;
+	if (now >= h->until) {
+		begin_pause(h, now);
+		return false;
+	}
+	if (!are_few_suspects(base, count))
+		return false;
+	__sync_fetch_and_add(&h->passed_over, 1);
+	return true;
+}
+
+static __always_inline bool passes_over(const struct pool *pool, __u32 id, __u64 now)
+{
+	return config_heal && !(pool->flags & POOL_NO_EJECT) &&
+	       is_passed_over(pool->slot_base, pool->slot_count, id, now);
+}
+
+/*
+ * well_backend returns the id of a backend among the count slots from base on that is no suspect: the
+ * next one along a table, or a random one. It returns 0 if it finds none. It is global, so that the
+ * verifier walks it once.
+ */
+__noinline __u32 well_backend(__u32 base, __u32 count, __u32 seed, __u32 is_table)
+{
+	__u32 at = ((__u64)seed * count) >> 32, i, id;
+
+	for (i = 1; i <= MAX_COMPARED && count; i++) {
+		id = slot_at(base + (is_table ? (at + i) % count : random_below(count)));
+		if (id && !is_suspect(id))
+			return id;
+	}
+	return 0;
+}
+
+/*
+ * pick_other returns a backend for a new flow that passes over the one it would get, or NULL: again by
+ * the pool's algorithm, if that compares loads or hashes, else a random one.
+ */
+static __always_inline const struct backend *pick_other(const struct pool *pool, __u32 seed,
+							__u64 now)
+{
+	__u32 base = pool->table_size ? pool->table_base : pool->slot_base;
+	__u32 count = pool->table_size ?: pool->slot_count;
+	__u32 id = 0;
+
+	if (pool->algorithm >= ALGORITHM_LC && pool->algorithm <= ALGORITHM_NQ && count)
+		id = choose(base, count, pool->algorithm, seed, now);
+	if (!id || is_suspect(id))
+		id = well_backend(base, count, seed, pool->table_size);
+	return pick_id(pool, id);
+}
+
+/* pick_new returns a backend for a new flow, or NULL. seed: see choose. */
+static __always_inline const struct backend *pick_new(const struct pool *pool, __u32 seed,
+						      __u64 now)
+{
+	const struct backend *be = pick_any(pool, seed), *other;
+
+	if (!be || !passes_over(pool, be->id, now))
+		return be;
+	other = pick_other(pool, seed, now);
+	return other ?: be;
 }
 
 /* Session affinity: a client keeps its backend. */
@@ -514,6 +615,8 @@ static __always_inline const struct backend *pick_previous(const struct pool *po
 		return NULL;
 	if (!has_slot(pool->slot_base, pool->slot_count, had->backend_id))
 		return NULL;
+	if (passes_over(pool, had->backend_id, now))
+		return NULL;
 	return pick_id(pool, had->backend_id);
 }
 
@@ -540,7 +643,7 @@ static __always_inline const struct backend *pick_backend(const struct pool *poo
 	const struct backend *be;
 
 	if (!pool->affinity_seconds)
-		return pick_new(pool, seed);
+		return pick_new(pool, seed, now);
 	had = bpf_map_lookup_elem(&sl_affinity, client);
 	be = pick_previous(pool, had, now);
 	if (be && assured)
@@ -550,7 +653,7 @@ static __always_inline const struct backend *pick_backend(const struct pool *poo
 	if (!assured)
 		be = pick_previous(pool, bpf_map_lookup_elem(&sl_claims, client), now);
 	if (!be)
-		be = pick_new(pool, seed);
+		be = pick_new(pool, seed, now);
 	if (be && assured)
 		keep_backend(&sl_affinity, client, be->id, now);
 	else if (be)

@@ -59,6 +59,9 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 			return agent.Config{}, fmt.Errorf("--algorithm: %w", err)
 		}
 	}
+	if cfg.Healing, err = lb.ParseHealing(f.heal); err != nil {
+		return agent.Config{}, fmt.Errorf("--heal: %w", err)
+	}
 	if f.manifests == "" && !f.initOnly {
 		err = setClient(&cfg, s.kubeProxy.ClientConnection, f.master)
 	}

@@ -32,6 +32,7 @@ type agentFlags struct {
 	mark            markFlag
 	algorithm       string
 	podOptOut       bool
+	heal            string
 	serviceMetrics  int
 	countBytes      bool
 	failFast        bool
@@ -50,6 +51,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.Var(&flags.mark, "mark", "VALUE[/MASK]: set these bits of the mark of packets that devices translate and clients send to Services, so that netfilter rules can match them (default: none)")
 	f.StringVar(&flags.algorithm, "algorithm", "", "how Services without an annotation for it choose a backend: random, rr, lc, sed, nq, sh, dh or maglev (default: what ipvs.scheduler selects, or random)")
 	f.BoolVar(&flags.podOptOut, "pod-opt-out", false, "let Pods (annotation sluice-lb.io/socket: \"off\") and Namespaces (label of the same name) opt out of translation at sockets; the agent then follows the Pods of its node, and Namespaces with the label, and needs the rights to")
+	f.StringVar(&flags.heal, "heal", "eject", "what is done about backends that do not answer, until Kubernetes notices: off, eject (new connections go to others) or resteer (and those that have begun, too)")
 	f.IntVar(&flags.serviceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
 	f.BoolVar(&flags.countBytes, "count-bytes", false, "count the bytes of TCP connections that were translated at a socket, for the metrics of Services; it costs every TCP connection of the node some 2 % of its CPU time")
 	f.BoolVar(&flags.failFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")

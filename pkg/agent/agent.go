@@ -56,6 +56,8 @@ type Config struct {
 	MasqueradeAll bool
 	// Algorithm is used for Services that do not name one.
 	Algorithm lb.Algorithm
+	// Healing is what is done about backends that do not answer. Services can limit it.
+	Healing lb.Healing
 	// PodOptOut lets Pods and Namespaces opt out of translation at sockets: see
 	// [kube.SocketKey].
 	PodOptOut bool
@@ -175,6 +177,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	cfg.Devices = cfg.Local.Rules(cfg.Devices)
 	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
 	cfg.Datapath.PodOptOut = cfg.PodOptOut
+	cfg.Datapath.Heal = cfg.Healing >= lb.HealEject
 	cfg.Datapath.NoStats = cfg.ServiceMetrics == 0
 	cfg.Datapath.ICMPPerSecond, cfg.Datapath.ICMPBurst = icmp.PerSecond, icmp.Burst
 	cfg.FlowTimeouts.UDPAnswered = cfg.Datapath.UDPIdle

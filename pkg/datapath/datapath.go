@@ -56,6 +56,8 @@ type Config struct {
 	NoLocalhostNodePorts bool
 	// PodOptOut lets pods opt out, see OptedOut of [maps.Tables].
 	PodOptOut bool
+	// Heal passes over backends that do not answer, see docs/healing.md.
+	Heal bool
 	// Capacities overrides the sizes of maps, see [maps.Options].
 	Capacities map[string]uint32
 }
@@ -129,6 +131,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 
 			NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
 			PodOptOut:            cfg.PodOptOut,
+			Heal:                 cfg.Heal,
 		})
 	})
 	go programs()

@@ -262,6 +262,7 @@ func (p *devicePrograms) config(d *Datapath, v variant, keep string) bpf.DeviceC
 		ICMPBurst:       d.cfg.ICMPBurst,
 		UDPIdle:         d.cfg.UDPIdle,
 		NoStats:         d.cfg.NoStats,
+		Heal:            d.cfg.Heal,
 		Keep:            keep,
 		Kernel:          d.kernel,
 		FIBSource:       d.features.FIBSource,

@@ -17,6 +17,10 @@ import (
 // has one whose annotation names none, which is reported as a problem.
 const AlgorithmAnnotation = "sluice-lb.io/algorithm"
 
+// HealAnnotation on a Service limits what is done about its backends that do not answer, as
+// [lb.ParseHealing] parses it. Text that it cannot parse is reported as a problem and limits nothing.
+const HealAnnotation = "sluice-lb.io/heal"
+
 // translateService reads a Service. It sets the defaults that an API server sets, too, so
 // that an object from a manifest means the same.
 func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
@@ -32,6 +36,7 @@ func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
 		Affinity:            p.affinity(spec),
 		Algorithm:           p.algorithm(obj.Annotations),
 		OptedOut:            p.socket("metadata.annotations", obj.Annotations) == SocketOff,
+		Healing:             p.healing(obj.Annotations),
 		HealthCheckNodePort: p.port("spec.healthCheckNodePort", spec.HealthCheckNodePort),
 		Ports:               p.servicePorts(spec.Ports),
 	}
@@ -133,6 +138,18 @@ func (p *parser) algorithm(annotations map[string]string) lb.Algorithm {
 		p.add("metadata.annotations["+AlgorithmAnnotation+"]", "%v: the default is used", err)
 	}
 	return algorithm
+}
+
+func (p *parser) healing(annotations map[string]string) lb.Healing {
+	text, ok := annotations[HealAnnotation]
+	if !ok {
+		return lb.HealAsNode
+	}
+	healing, err := lb.ParseHealing(text)
+	if err != nil {
+		p.add("metadata.annotations["+HealAnnotation+"]", "%v: it has no effect", err)
+	}
+	return healing
 }
 
 func (p *parser) servicePorts(specs []corev1.ServicePort) []lb.ServicePort {

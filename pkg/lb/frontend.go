@@ -89,6 +89,9 @@ type Frontend struct {
 	// OptedOut is set if sockets of pods are left alone, and devices translate instead.
 	OptedOut bool
 
+	// Healing is how much of the node's healing its connections get.
+	Healing Healing
+
 	// SourceRanges are the sources from which clients may connect, inside the cluster
 	// too; if empty, all. Only load balancers' addresses have them: kind
 	// LoadBalancer, or a ClusterIP that is a load balancer's address as well. They are

@@ -194,6 +194,7 @@ func (r *resolver) add(f Frontend, endpoints *selection) {
 	f.Masquerade = r.node.MasqueradeAll && (f.Kind == KindClusterIP || policies[External] == Cluster)
 	f.Affinity = r.svc.Affinity
 	f.OptedOut = r.svc.OptedOut
+	f.Healing = r.svc.Healing
 	f.Algorithm = cmp.Or(r.svc.Algorithm, r.node.Algorithm, Random)
 	for _, scope := range []Scope{Internal, External} {
 		f.Key.Scope = scope

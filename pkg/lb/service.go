@@ -125,6 +125,9 @@ type Service struct {
 	// OptedOut leaves sockets of pods alone: devices translate their packets.
 	OptedOut bool
 
+	// Healing limits what is done about backends that do not answer.
+	Healing Healing
+
 	HealthCheckNodePort uint16 // zero: none
 	Ports               []ServicePort
 }

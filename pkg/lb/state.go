@@ -248,7 +248,7 @@ func (s *serviceState) find(name SliceName) (int, bool) {
 func (s *Service) equal(t *Service) bool {
 	return s.Name == t.Name && s.Created.Equal(t.Created) && s.Type == t.Type &&
 		s.InternalPolicy == t.InternalPolicy && s.ExternalPolicy == t.ExternalPolicy &&
-		s.Affinity == t.Affinity && s.Algorithm == t.Algorithm && s.OptedOut == t.OptedOut && s.HealthCheckNodePort == t.HealthCheckNodePort &&
+		s.Affinity == t.Affinity && s.Algorithm == t.Algorithm && s.OptedOut == t.OptedOut && s.Healing == t.Healing && s.HealthCheckNodePort == t.HealthCheckNodePort &&
 		slices.Equal(s.ClusterIPs, t.ClusterIPs) && slices.Equal(s.Families, t.Families) &&
 		slices.Equal(s.ExternalIPs, t.ExternalIPs) && slices.Equal(s.LoadBalancers, t.LoadBalancers) &&
 		slices.Equal(s.SourceRanges, t.SourceRanges) && slices.Equal(s.Ports, t.Ports)

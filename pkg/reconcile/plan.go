@@ -277,6 +277,12 @@ func (pl *planner) planFrontend(f *lb.Frontend) plannedFrontend {
 	if f.OptedOut {
 		s.flags |= maps.PoolOptedOut
 	}
+	switch f.Healing {
+	case lb.HealOff:
+		s.flags |= maps.PoolNoEject | maps.PoolNoResteer
+	case lb.HealEject:
+		s.flags |= maps.PoolNoResteer
+	}
 	if len(f.SourceRanges) > 0 {
 		s.flags |= maps.PoolSourceRanges
 		if f.NodeInRanges {

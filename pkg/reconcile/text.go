@@ -87,6 +87,8 @@ func poolText(id uint32, v maps.Pool) (string, string) {
 	parts = appendFlag(parts, v.Flags, maps.PoolDropIfEmpty, "drop")
 	parts = appendFlag(parts, v.Flags, maps.PoolMasquerade, "masquerade")
 	parts = appendFlag(parts, v.Flags, maps.PoolOptedOut, "opted-out")
+	parts = appendFlag(parts, v.Flags, maps.PoolNoEject, "no-eject")
+	parts = appendFlag(parts, v.Flags, maps.PoolNoResteer, "no-resteer")
 	parts = appendFlag(parts, v.Flags, maps.PoolSourceRanges, "ranges")
 	parts = appendFlag(parts, v.Flags, maps.PoolNodeInRanges, "node")
 

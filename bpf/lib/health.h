@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The health of backends, as the connections that this node translates show it: a backend that
+ * does not answer them becomes a suspect, which gets no new flows for a while, and then one at a
+ * time until it answers. docs/healing.md has the states and the reasons for the limits.
+ */
+#ifndef SLUICE_HEALTH_H
+#define SLUICE_HEALTH_H
+
+#include <stdbool.h>
+
+#include "../../maps/maps.h"
+
+/* Suspects are noticed and passed over. */
+volatile const bool config_heal = false;
+
+#define MS 1000000ULL
+
+/* A time of an answer is not written again within this time. */
+#define ANSWER_STEP (8 * MS)
+
+/* A backend that answered within this time is well: its connections need no attention. */
+#define ANSWER_FRESH (64 * MS)
+
+/* How long the first of the unanswered connections waits until the backend is a suspect. */
+#define PATIENCE (200 * MS)
+
+/* A connection whose first segment was sent again proves nothing if another was answered since. */
+#define RETRANSMIT_TIMEOUT (1000 * MS)
+
+/* The evidence that makes a suspect, and that of a first segment which had to be sent again. */
+#define EVIDENCE_ENOUGH 20
+#define EVIDENCE_RETRANSMIT 4
+#define REFUSALS_ENOUGH 4
+
+/* Evidence of this age is dropped. */
+#define EVIDENCE_AGE (60000 * MS)
+
+/* Evidence of fewer clients only counts if the client reached the Service meanwhile. */
+#define CLIENTS_ENOUGH 3
+
+/* A suspicion this long after the last one is a new episode, and begins with the shortest pause. */
+#define EPISODE_GAP (60000 * MS)
+
+/* The pauses: a second, doubled up to MAX_LEVEL times, and a minute at most. */
+#define FIRST_PAUSE (1000 * MS)
+#define MAX_PAUSE (60000 * MS)
+#define MAX_LEVEL 6
+
+/* health_place returns the health of the backend that was last in the place of this id, or NULL. */
+static __always_inline struct backend_health *health_place(__u32 backend_id)
+{
+	__u32 chunk = (backend_id & INDEX_MASK) / CHUNK_BACKENDS;
+	__u32 place = (backend_id & INDEX_MASK) % CHUNK_BACKENDS;
+	void *places = bpf_map_lookup_elem(&sl_backend_health, &chunk);
+
+	return places ? bpf_map_lookup_elem(places, &place) : NULL;
+}
+
+/* health_of returns the health of a backend, and begins a new one if the place had another's. */
+static __always_inline struct backend_health *health_of(__u32 backend_id)
+{
+	struct backend_health *h = health_place(backend_id);
+
+	if (h && h->id != backend_id)
+		*h = (struct backend_health){ .id = backend_id };
+	return h;
+}
+
+/* is_suspect reports whether a backend is passed over, or probed. */
+static __always_inline bool is_suspect(__u32 backend_id)
+{
+	const struct backend_health *h = health_place(backend_id);
+
+	return h && h->id == backend_id && h->suspected;
+}
+
+/* is_paused reports whether a backend is a suspect whose pause has not ended. */
+static __always_inline bool is_paused(__u32 backend_id, __u64 now)
+{
+	const struct backend_health *h = health_place(backend_id);
+
+	return h && h->id == backend_id && h->suspected && now < h->until;
+}
+
+/* A time that no pause goes on beyond. */
+#define NEVER (~0ULL)
+
+/* pause_of returns how long a suspect is passed over, up to a quarter less at random. */
+static __always_inline __u64 pause_of(__u8 level)
+{
+	__u64 pause = FIRST_PAUSE << (level < MAX_LEVEL ? level : MAX_LEVEL);
+
+	if (pause > MAX_PAUSE)
+		pause = MAX_PAUSE;
+	return pause - ((pause >> 2) * (bpf_get_prandom_u32() >> 16) >> 16);
+}
+
+/* begin_pause makes a suspect that has just got a probe pause again, twice as long as before. */
+static __always_inline void begin_pause(struct backend_health *h, __u64 now)
+{
+	if (h->level < MAX_LEVEL)
+		h->level++;
+	h->until = now + pause_of(h->level);
+}
+
+/* mix_words spreads a difference in any bit of two words over all bits. */
+static __always_inline __u32 mix_words(__u32 a, __u32 b)
+{
+	__u32 h = (a ^ (a >> 15)) * 0x2c1b3c6d + b;
+
+	h = (h ^ (h >> 12)) * 0x297a2d39;
+	return h ^ (h >> 15);
+}
+
+/* reached_at returns the word of sl_reached for a client and a service port; tag is its upper half. */
+static __always_inline __u64 *reached_at(__u32 service_port_id, __u32 client, __u32 *tag)
+{
+	__u32 at = mix_words(client, service_port_id) % REACHED_WORDS;
+
+	*tag = mix_words(service_port_id, client);
+	return bpf_map_lookup_elem(&sl_reached, &at);
+}
+
+/* reached_since reports whether the client has reached a backend of the service port since. */
+static __always_inline bool reached_since(__u32 service_port_id, __u32 client, __u64 since)
+{
+	__u32 tag;
+	const __u64 *word = reached_at(service_port_id, client, &tag);
+
+	return word && *word >> 32 == tag &&
+	       (__s32)((__u32)*word - (__u32)(since >> REACHED_SHIFT)) > 0;
+}
+
+static __always_inline __u32 bits_of(__u32 word)
+{
+	__u32 n = 0;
+	int i;
+
+	for (i = 0; i < CLIENTS_ENOUGH && word; i++, n++)
+		word &= word - 1;
+	return n;
+}
+
+/* judge makes the backend a suspect if there is enough evidence. */
+static __always_inline void judge(struct backend_health *h, __u32 service_port_id, __u32 client,
+				  __u8 cause, __u64 now)
+{
+	bool unanswered = h->evidence >= EVIDENCE_ENOUGH && now - h->unanswered >= PATIENCE;
+
+	if (h->suspected || (!unanswered && h->refusals < REFUSALS_ENOUGH))
+		return;
+	if (bits_of(h->clients) < CLIENTS_ENOUGH &&
+	    !reached_since(service_port_id, client, h->unanswered))
+		return;
+	if (h->cleared && now - h->cleared < EPISODE_GAP) {
+		h->level += h->level < MAX_LEVEL;
+	} else {
+		h->level = 0;
+		h->episodes++;
+	}
+	h->cause = cause;
+	h->until = now + pause_of(h->level);
+	h->suspected = now;
+}
+
+/* add_evidence records a connection that speaks against the backend, begun at a time. */
+static __always_inline void add_evidence(struct backend_health *h, __u32 n, __u32 client,
+					 __u64 begun, __u64 now)
+{
+	if (!h->evidence || now - h->unanswered > EVIDENCE_AGE) {
+		h->unanswered = begun;
+		h->evidence = 0;
+		h->refusals = 0;
+		h->clients = 0;
+	}
+	h->evidence += n;
+	h->clients |= 1U << (client % 32);
+}
+
+/*
+ * note_attempt is called when a backend gets a new connection, which remains in evidence until the
+ * backend answers any. client is a hash of the client.
+ */
+__noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 now)
+{
+	struct backend_health *h;
+
+	if (!config_heal)
+		return 0;
+	h = health_of(backend_id);
+	if (!h || (__s64)(now - h->answered) < (__s64)ANSWER_FRESH)
+		return 0;
+	add_evidence(h, 1, client, now, now);
+	judge(h, service_port_id, client, HEALTH_UNANSWERED, now);
+	return 0;
+}
+
+/* note_failure is called when a connection to a backend shows the cause, which is an enum health_cause. */
+__noinline int note_failure(__u32 backend_id, __u32 service_port_id, __u32 client, __u32 cause,
+			    __u64 now)
+{
+	struct backend_health *h;
+
+	if (!config_heal)
+		return 0;
+	h = health_of(backend_id);
+	if (!h)
+		return 0;
+	if (cause == HEALTH_RETRANSMIT) {
+		if ((__s64)(now - h->answered) < (__s64)RETRANSMIT_TIMEOUT)
+			return 0;
+		add_evidence(h, EVIDENCE_RETRANSMIT, client, now - RETRANSMIT_TIMEOUT, now);
+	} else {
+		add_evidence(h, 1, client, now, now);
+		h->refusals++;
+	}
+	judge(h, service_port_id, client, cause, now);
+	return 0;
+}
+
+/* note_success is called when a backend answers a connection, which clears it of any suspicion. */
+__noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 now)
+{
+	struct backend_health *h;
+	__u64 *reached, word;
+	__u32 tag;
+
+	if (!config_heal)
+		return 0;
+	h = health_of(backend_id);
+	if (!h)
+		return 0;
+	if ((__s64)(now - h->answered) > (__s64)ANSWER_STEP)
+		h->answered = now;
+	if (h->evidence) {
+		h->evidence = 0;
+		h->refusals = 0;
+		h->clients = 0;
+	}
+	if (h->suspected) {
+		h->suspected = 0;
+		h->cleared = now;
+	}
+	reached = reached_at(service_port_id, client, &tag);
+	word = (__u64)tag << 32 | (__u32)(now >> REACHED_SHIFT);
+	if (reached && *reached != word)
+		*reached = word;
+	return 0;
+}
+
+#endif
