@@ -78,6 +78,11 @@ func (r Reason) Translated() bool {
 	return r == ReasonTranslated || r == ReasonTranslatedUnremembered
 }
 
+// Refuses reports whether the client is refused: its packet or its call is rejected or dropped.
+func (r Reason) Refuses() bool {
+	return r >= ReasonRejectNoBackend && r <= ReasonDropBackendMissing || r >= ReasonRejectLimited && r < reasonCount
+}
+
 // Label returns the reason as a value of a metric's label, "unknown" for one of a later build.
 func (r Reason) Label() string {
 	if r == ReasonNext || r >= reasonCount {

@@ -65,6 +65,7 @@ func newRoot() *cobra.Command {
 		newBackends(&where),
 		newFlows(&where),
 		newConnections(&where),
+		newMonitor(&where),
 		newVerify(&where),
 		newDoctor(&where),
 		newCleanup(&where),

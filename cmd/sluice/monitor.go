@@ -1,0 +1,134 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/monitor"
+)
+
+// monitorFlags are the flags of `sluice monitor`.
+type monitorFlags struct {
+	service, pod, ip string
+	reasons          []string
+	refused          bool
+	since            time.Duration
+	noFollow         bool
+	format           string
+}
+
+func newMonitor(where *places) *cobra.Command {
+	var set monitorFlags
+	cmd := &cobra.Command{
+		Use:   "monitor",
+		Short: "Print new connections with the backends that they get, and refusals with their reasons, as they happen",
+		Long: "Print new connections with the backends that they get, and refusals with their reasons, as they happen.\n" +
+			"It works without an agent, but only an agent knows the names of pods. Refusals are kept, so that --since can\n" +
+			"print those that happened before: the last 64 of each reason; of frequent ones, one each second.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if set.noFollow && set.since == 0 {
+				return errors.New("--no-follow: without --since there is nothing to print")
+			}
+			pinned, err := maps.Load(where.bpfRoot)
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("nothing is programmed: %w", err)
+			}
+			if err != nil {
+				return err
+			}
+			defer pinned.Close()
+			cfg := monitor.Config{Maps: pinned, Since: set.since, NoFollow: set.noFollow}
+			if cfg.Filter, err = set.filter(pinned); err != nil {
+				return err
+			}
+			if cfg.Print, err = monitorPrinter(cmd.OutOrStdout(), set.format); err != nil {
+				return err
+			}
+
+			err = monitor.Run(cmd.Context(), cfg)
+			if errors.Is(err, maps.ErrFull) {
+				return fmt.Errorf("%d of `sluice monitor` run on this node already, and there can be no more: %w", maps.MaxListeners, err)
+			}
+
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&set.service, "service", "", "only events of this Service, [NAMESPACE/]NAME")
+	flags.StringVar(&set.pod, "pod", "", "only events with this pod, [NAMESPACE/]NAME, as the client or the backend")
+	flags.StringVar(&set.ip, "ip", "", "only events with this address, as the client, the destination or the backend")
+	flags.StringSliceVar(&set.reasons, "reason", nil, "only events with one of these reasons, as in metrics: "+strings.Join(eventReasons(), ", "))
+	flags.BoolVar(&set.refused, "refused", false, "only refusals")
+	flags.DurationVar(&set.since, "since", 0, "first print the refusals that were kept, up to this long ago, like 10m")
+	flags.BoolVar(&set.noFollow, "no-follow", false, "end after those of --since")
+	flags.StringVarP(&set.format, "output", "o", "table", "table, or json: an object per line")
+
+	return cmd
+}
+
+// eventReasons returns the labels of the reasons that events can have.
+func eventReasons() []string {
+	var labels []string
+	for _, r := range maps.Reasons() {
+		if r == maps.ReasonTranslated || r.Refuses() && r != maps.ReasonRejectLimited {
+			labels = append(labels, r.Label())
+		}
+	}
+
+	return labels
+}
+
+// filter returns the filter of the flags. Errors name the flag.
+func (f monitorFlags) filter(pinned *maps.Pinned) (monitor.Filter, error) {
+	filter := monitor.Filter{Pod: f.pod, Reasons: f.reasons, Refused: f.refused}
+	var err error
+	if f.service != "" {
+		if filter.Service, err = namedService(pinned, f.service); err != nil {
+			return filter, fmt.Errorf("--service: %w", err)
+		}
+	}
+	if f.ip != "" {
+		if filter.IP, err = netip.ParseAddr(f.ip); err != nil {
+			return filter, fmt.Errorf("--ip %q: not an IP address", f.ip)
+		}
+		filter.IP = filter.IP.Unmap()
+	}
+	for _, label := range f.reasons {
+		if !slices.Contains(eventReasons(), label) {
+			return filter, fmt.Errorf("--reason %q: it is one of %s", label, strings.Join(eventReasons(), ", "))
+		}
+	}
+
+	return filter, nil
+}
+
+// monitorPrinter returns a function that prints an event at once.
+func monitorPrinter(w io.Writer, format string) (func(monitor.Event) error, error) {
+	switch format {
+	case "json":
+		encoder := json.NewEncoder(w)
+
+		return func(e monitor.Event) error { return encoder.Encode(e) }, nil
+	case "table":
+		_, err := fmt.Fprintln(w, monitor.Header())
+
+		return func(e monitor.Event) error {
+			_, err := fmt.Fprintln(w, e)
+
+			return err
+		}, err
+	default:
+		return nil, fmt.Errorf("--output %q: it is table or json", format)
+	}
+}

@@ -1,0 +1,212 @@
+package monitor
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+)
+
+// Outcome is what an event reports.
+type Outcome string
+
+// The outcomes.
+const (
+	Translated Outcome = "translated" // a new flow got a backend
+	Refused    Outcome = "refused"
+	Lost       Outcome = "lost" // events that were not read in time
+)
+
+// Event is one event, with names. What is not known is left out.
+type Event struct {
+	Time    time.Time `json:"time"`
+	Outcome Outcome   `json:"outcome"`
+	// Reason is a label of [maps.Reason], Why its text for operators.
+	Reason   string `json:"reason,omitempty"`
+	Why      string `json:"why,omitempty"`
+	Protocol string `json:"protocol,omitempty"`
+	// At a socket, the client is a process: ClientIP is the address of its pod, or what the socket
+	// is bound to.
+	ClientIP   netip.Addr `json:"clientIP,omitzero"`
+	ClientPort uint16     `json:"clientPort,omitempty"`
+	ClientPod  string     `json:"clientPod,omitempty"` // namespace/name
+	Process    string     `json:"process,omitempty"`
+	PID        uint32     `json:"pid,omitempty"`
+	Device     string     `json:"device,omitempty"` // at which the packet was
+
+	Destination netip.AddrPort `json:"destination,omitzero"`
+	Service     string         `json:"service,omitempty"` // namespace/name:port
+	Backend     netip.AddrPort `json:"backend,omitzero"`
+	BackendPod  string         `json:"backendPod,omitempty"`
+
+	// Lost is how many events were lost; zero if that is not known.
+	Lost uint64 `json:"lost,omitempty"`
+}
+
+// columns are the widths of the columns of [Header] and [Event.String]; the last one has none.
+const columns = "%-21s%-40s%-30s%-30s%s"
+
+// Header is the head of a table of events.
+func Header() string {
+	return fmt.Sprintf(columns, "TIME", "CLIENT", "DESTINATION", "SERVICE", "OUTCOME")
+}
+
+// String returns the event as a line of a table.
+func (e Event) String() string {
+	at := e.Time.Format("Jan 02 15:04:05.000")
+	switch {
+	case e.Outcome == Lost && e.Lost == 0:
+		return at + "  events were lost: this command was stopped for too long"
+	case e.Outcome == Lost:
+		return fmt.Sprintf("%s  %d events lost: there were more than could be printed", at, e.Lost)
+	}
+	outcome := e.Why
+	switch {
+	case e.Outcome == Translated && !e.Backend.IsValid():
+		outcome = "a backend that is gone"
+	case e.Outcome == Translated && e.BackendPod != "":
+		outcome = fmt.Sprintf("%s (%s)", e.Backend, e.BackendPod)
+	case e.Outcome == Translated:
+		outcome = e.Backend.String()
+	}
+
+	return fmt.Sprintf(columns, at, e.client()+" ", e.Destination.String()+"/"+e.Protocol+" ", orDash(e.Service)+" ", outcome)
+}
+
+// client returns who the client is, as far as that is known.
+func (e Event) client() string {
+	who := e.ClientPod
+	if who == "" && e.ClientIP.IsValid() {
+		who = e.ClientIP.String()
+		if e.ClientPort != 0 {
+			who = netip.AddrPortFrom(e.ClientIP, e.ClientPort).String()
+		}
+	}
+	switch {
+	case e.Device != "":
+		return who + " at " + e.Device
+	case who == "":
+		return fmt.Sprintf("node (%s %d)", e.Process, e.PID)
+	default:
+		return fmt.Sprintf("%s (%s %d)", who, e.Process, e.PID)
+	}
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+
+	return text
+}
+
+// Filter selects events. What it leaves empty selects all.
+type Filter struct {
+	Service string     // namespace/name
+	Pod     string     // namespace/name or name of the client or the backend
+	IP      netip.Addr // of the client, the destination or the backend
+	Reasons []string   // labels of [maps.Reason]
+	Refused bool       // refusals only
+}
+
+func (f Filter) selects(e Event) bool {
+	named := func(pod string) bool {
+		_, short, _ := strings.Cut(pod, "/")
+
+		return pod != "" && (pod == f.Pod || short == f.Pod)
+	}
+	service, _, _ := strings.Cut(e.Service, ":")
+	reason := len(f.Reasons) == 0
+	for _, label := range f.Reasons {
+		reason = reason || label == e.Reason
+	}
+
+	return reason &&
+		(f.Service == "" || f.Service == service) &&
+		(f.Pod == "" || named(e.ClientPod) || named(e.BackendPod)) &&
+		(!f.IP.IsValid() || f.IP == e.ClientIP || f.IP == e.Destination.Addr() || f.IP == e.Backend.Addr()) &&
+		(!f.Refused || e.Outcome == Refused)
+}
+
+// names looks up what the numbers in events stand for.
+type names struct {
+	tables maps.Tables
+	pod    func(netip.Addr) string
+	booted time.Time // to which the times of events are relative
+}
+
+// event returns an event with names.
+func (n names) event(e maps.MonitorEvent) (Event, error) {
+	reason := maps.Reason(e.Reason)
+	event := Event{
+		Time:    n.booted.Add(time.Duration(e.Time)),
+		Outcome: Translated, Reason: reason.Label(), Why: reason.String(),
+		Protocol:   lb.Protocol(e.Proto).String(),
+		ClientPort: maps.Port(e.ClientPort),
+		Process:    textOf(e.Comm[:]), PID: e.Pid,
+		Destination: netip.AddrPortFrom(e.OriginalDst.IP(), maps.Port(e.OriginalPort)),
+	}
+	if e.Kind == maps.MonitorRefused {
+		event.Outcome = Refused
+	}
+	if e.Client != (maps.Addr{}) {
+		event.ClientIP = e.Client.IP()
+		event.ClientPod = n.pod(event.ClientIP)
+	}
+	if e.Place != maps.PlaceSocket {
+		event.Device = deviceName(e.Ifindex)
+	}
+	if b, ok := n.tables.BackendOf(e.BackendId); ok {
+		event.Backend = b.AddrPort()
+		event.BackendPod = n.pod(event.Backend.Addr())
+	}
+	var err error
+	event.Service, err = n.service(e)
+
+	return event, err
+}
+
+// service returns the name of the Service that an event is about, with its port if there is one.
+func (n names) service(e maps.MonitorEvent) (string, error) {
+	id := e.ServicePortId
+	if id == 0 { // a port that the ClusterIP does not have: the Service has the others
+		all := maps.FrontendKeyOf(e.OriginalDst.IP(), 0, 0, maps.ScopeInternal)
+		_, pool, ok, err := n.tables.FrontendOf(all)
+		if err != nil || !ok {
+			return "", err
+		}
+		id = pool.ServicePortId
+	}
+	port, ok, err := n.tables.ServicePorts.Lookup(id)
+	if err != nil || !ok {
+		return fmt.Sprintf("id %d", id), err // the Service is gone
+	}
+
+	return port.String(), nil
+}
+
+// deviceName returns the name of a device of this node; of one that is gone, its number.
+func deviceName(index uint32) string {
+	device, err := net.InterfaceByIndex(int(index))
+	if err != nil {
+		return fmt.Sprintf("device %d", index)
+	}
+
+	return device.Name
+}
+
+func textOf(chars []int8) string {
+	var text []byte
+	for _, c := range chars {
+		if c == 0 {
+			break
+		}
+		text = append(text, byte(c))
+	}
+
+	return string(text)
+}

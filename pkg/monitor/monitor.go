@@ -1,0 +1,106 @@
+// Package monitor shows what programs decide at the moment: which backend a new flow got, and what
+// was refused and why. It reads the events from the maps and needs no agent; only the names of pods
+// are the agent's.
+package monitor
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
+)
+
+// Config configures [Run].
+type Config struct {
+	Maps   *maps.Pinned
+	Filter Filter
+	// Since is how far back refusals are printed first, of those that programs have kept. Zero: none.
+	Since time.Duration
+	// NoFollow ends Run after these.
+	NoFollow bool
+	// Pod returns the name of the pod with an address, or an empty string. Run calls it for each
+	// event. Nil: none is known.
+	Pod func(netip.Addr) string
+	// Print is called with each event that the filter selects, in order. Its error ends Run.
+	Print func(Event) error
+}
+
+// pollInterval is how long [Run] waits for an event before it looks whether it should end.
+const pollInterval = 200 * time.Millisecond
+
+// Run prints events until ctx ends. The error wraps [maps.ErrFull] if too many listen already.
+func Run(ctx context.Context, cfg Config) (err error) {
+	names := names{tables: cfg.Maps.Tables, pod: cfg.Pod, booted: time.Now().Add(-time.Duration(flow.Now()))}
+	if names.pod == nil {
+		names.pod = func(netip.Addr) string { return "" }
+	}
+	show := func(e maps.MonitorEvent) error {
+		event, err := names.event(e)
+		if err != nil || !cfg.Filter.selects(event) {
+			return err
+		}
+
+		return cfg.Print(event)
+	}
+	// It listens before it reads what was kept, so that it misses nothing in between.
+	var live *maps.Listener
+	if !cfg.NoFollow {
+		if live, err = cfg.Maps.Listen(); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, live.Close()) }()
+	}
+	begin := flow.Now()
+	recent, err := cfg.Maps.RecentRefusals()
+	if err != nil {
+		return err
+	}
+	for _, e := range recent {
+		if e.Time <= begin && begin-e.Time < uint64(cfg.Since) {
+			if err := show(e); err != nil {
+				return err
+			}
+		}
+	}
+
+	lost := uint64(0)
+	for live != nil && ctx.Err() == nil {
+		e, ok, err := live.Read(time.Now().Add(pollInterval))
+		if errors.Is(err, maps.ErrLapsed) {
+			if live, err = again(cfg.Maps, live); err != nil {
+				return err
+			}
+			lost = 0
+			err = cfg.Print(Event{Time: time.Now(), Outcome: Lost})
+		}
+		if err != nil {
+			return err
+		}
+		if ok && e.Time > begin {
+			if err := show(e); err != nil {
+				return err
+			}
+		}
+		if n := live.Lost(); n != lost && !ok {
+			if err := cfg.Print(Event{Time: time.Now(), Outcome: Lost, Lost: n - lost}); err != nil {
+				return err
+			}
+			lost = n
+		}
+	}
+
+	return nil
+}
+
+// again replaces a listener that has lapsed.
+func again(m *maps.Pinned, lapsed *maps.Listener) (*maps.Listener, error) {
+	fresh, err := m.Listen()
+	if err != nil {
+		return lapsed, err
+	}
+
+	return fresh, lapsed.Close()
+}

@@ -1,0 +1,156 @@
+package monitor
+
+import (
+	"encoding/json"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata")
+
+const (
+	tcp = 6
+	udp = 17
+)
+
+// mustNames returns the names of a Service shop/db, which has a ClusterIP, a node port and a backend,
+// and of the pods of it and of its client.
+func mustNames(t *testing.T) (of names, port, backend uint32) {
+	t.Helper()
+	fakes := maps.NewFakes(1024)
+	must := func(err error) {
+		if err != nil {
+			t.Helper()
+			t.Fatal(err)
+		}
+	}
+	hand := mapstest.New(fakes.Tables)
+	port, err := hand.ServicePort()
+	must(err)
+	all, err := hand.ServicePort()
+	must(err)
+	must(fakes.ServicePorts.Put(port, maps.ServicePortOf("shop", "db", "main", tcp, 4)))
+	must(fakes.ServicePorts.Put(all, maps.ServicePortOf("shop", "db", "", 0, 4)))
+	backend, err = hand.Backend(port, netip.MustParseAddrPort("10.244.2.7:5432"), 0)
+	must(err)
+	catchAll, err := hand.Pool(maps.Pool{ServicePortId: all}, nil, nil)
+	must(err)
+	must(hand.Frontend(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.10"), 0, 0, maps.ScopeInternal), maps.KindClusterIP, catchAll))
+	pods := map[string]string{"10.244.1.2": "shop/web-1", "10.244.2.7": "shop/db-0"}
+
+	return names{
+		tables: fakes.Tables,
+		pod:    func(a netip.Addr) string { return pods[a.String()] },
+		booted: time.Date(2026, 11, 23, 1, 0, 0, 0, time.UTC),
+	}, port, backend
+}
+
+// mustEvents returns an event of each kind, as programs report them.
+func mustEvents(t *testing.T, port, backend uint32) []maps.MonitorEvent {
+	t.Helper()
+	at := func(text string) (maps.Addr, uint16) {
+		a := netip.MustParseAddrPort(text)
+
+		return maps.AddrOf(a.Addr()), maps.Port(a.Port())
+	}
+	var all []maps.MonitorEvent
+	add := func(kind uint8, reason maps.Reason, proto, place uint8, from, to string, change func(*maps.MonitorEvent)) {
+		e := maps.MonitorEvent{Time: uint64(len(all)+1) * uint64(1500*time.Millisecond), Kind: kind, Reason: uint8(reason), Proto: proto, Place: place}
+		if from != "" {
+			e.Client, e.ClientPort = at(from)
+		}
+		e.OriginalDst, e.OriginalPort = at(to)
+		if place == maps.PlaceSocket {
+			e.Pid = 4711
+			copy(e.Comm[:], []int8{'c', 'u', 'r', 'l'})
+		} else {
+			e.Ifindex = 1
+		}
+		change(&e)
+		all = append(all, e)
+	}
+	ofPort := func(e *maps.MonitorEvent) { e.ServicePortId = port }
+	chosen := func(e *maps.MonitorEvent) { e.ServicePortId, e.BackendId = port, backend }
+	none := func(*maps.MonitorEvent) {}
+	add(maps.MonitorTranslated, maps.ReasonTranslated, tcp, maps.PlaceSocket, "10.244.1.2:0", "10.96.0.10:5432", chosen)
+	add(maps.MonitorTranslated, maps.ReasonTranslated, tcp, maps.HookIngress, "192.0.2.9:40000", "192.168.50.1:30432", chosen)
+	add(maps.MonitorTranslated, maps.ReasonTranslated, udp, maps.PlaceSocket, "", "10.96.0.10:5432", func(e *maps.MonitorEvent) { e.ServicePortId, e.BackendId = port, 77 })
+	add(maps.MonitorRefused, maps.ReasonRejectNoBackend, tcp, maps.PlaceSocket, "10.244.1.2:0", "10.96.0.10:5432", ofPort)
+	add(maps.MonitorRefused, maps.ReasonDropSourceRange, tcp, maps.HookIngress, "192.0.2.9:40001", "192.168.50.1:30432", ofPort)
+	add(maps.MonitorRefused, maps.ReasonRejectNoPort, tcp, maps.PlaceSocket, "", "10.96.0.10:81", none)
+	add(maps.MonitorRefused, maps.ReasonDropUnallocated, udp, maps.PlaceSocket, "[fd00:10:244::2]:0", "[fd00:96::7]:53", none)
+	add(maps.MonitorRefused, maps.ReasonRejectNoBackend, tcp, maps.PlaceSocket, "10.244.1.3:0", "10.96.0.11:80", func(e *maps.MonitorEvent) { e.ServicePortId = 99 })
+
+	return all
+}
+
+// Each filter selects events, and each format prints them, as testdata has it.
+func TestFiltersAndFormats(t *testing.T) {
+	names, port, backend := mustNames(t)
+	raw := mustEvents(t, port, backend)
+	for _, test := range []struct {
+		name   string
+		filter Filter
+	}{
+		{"all", Filter{}},
+		{"service", Filter{Service: "shop/db"}},
+		{"pod", Filter{Pod: "web-1"}},
+		{"pod of a backend", Filter{Pod: "shop/db-0"}},
+		{"ip of a client", Filter{IP: netip.MustParseAddr("192.0.2.9")}},
+		{"ip of a backend", Filter{IP: netip.MustParseAddr("10.244.2.7")}},
+		{"ip of a destination", Filter{IP: netip.MustParseAddr("fd00:96::7")}},
+		{"reasons", Filter{Reasons: []string{"reject_no_port", "drop_source_range"}}},
+		{"refused", Filter{Refused: true}},
+		{"refused of a service and a pod", Filter{Refused: true, Service: "shop/db", Pod: "shop/web-1"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			table, lines := Header()+"\n", ""
+			events := []Event{}
+			for _, e := range raw {
+				event, err := names.event(e)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if test.filter.selects(event) {
+					events = append(events, event)
+				}
+			}
+			if test.name == "all" {
+				at := names.booted.Add(time.Minute)
+				events = append(events, Event{Time: at, Outcome: Lost, Lost: 12}, Event{Time: at, Outcome: Lost})
+			}
+			for _, event := range events {
+				line, err := json.Marshal(event)
+				if err != nil {
+					t.Fatal(err)
+				}
+				table += event.String() + "\n"
+				lines += string(line) + "\n"
+			}
+			path := filepath.Join("testdata", strings.ReplaceAll(test.name, " ", "_")+".txt")
+			got := table + "\n" + lines
+			if *update {
+				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("printed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
