@@ -12,7 +12,7 @@ const underAgent = "pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/he
 
 // ownImports lists which packages of this repository a package may import. Imports point one way.
 var ownImports = map[string]string{
-	"cmd/sluice": "pkg/agent pkg/connections pkg/monitor pkg/doctor pkg/kubeproxy pkg/status pkg/config " + underAgent, "pkg/agent": "pkg/status " + underAgent,
+	"cmd/sluice": "pkg/agent pkg/connections pkg/monitor pkg/doctor pkg/remote pkg/ui pkg/kubeproxy pkg/status pkg/config " + underAgent, "pkg/agent": "pkg/status " + underAgent,
 	"pkg/status": "pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb maps",
 	"pkg/doctor": "pkg/status pkg/node pkg/datapath bpf maps",
 	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb bpf", "pkg/health": "pkg/lb",
@@ -25,7 +25,7 @@ var ownImports = map[string]string{
 // importers lists which packages may import what begins with a path. All but pkg/lb may import
 // other packages.
 var importers = map[string]string{
-	"k8s.io/":                 "cmd/sluice pkg/agent pkg/config pkg/kube pkg/metrics",
+	"k8s.io/":                 "cmd/sluice pkg/agent pkg/config pkg/kube pkg/metrics pkg/remote",
 	"github.com/cilium/ebpf":  "bpf maps pkg/datapath pkg/flow",
 	"github.com/vishvananda/": "pkg/datapath pkg/node pkg/kubeproxy",
 	"github.com/prometheus/":  "pkg/metrics",

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -23,9 +24,24 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 
-	if err := newRoot().ExecuteContext(ctx); err != nil {
+	if err := commandOf(os.Args).ExecuteContext(ctx); err != nil {
 		printError(err)
 		os.Exit(exitCode(err))
+	}
+}
+
+// commandOf returns the command of the name by which this program was started.
+func commandOf(args []string) *cobra.Command {
+	switch filepath.Base(args[0]) {
+	case pluginName:
+		return newPlugin()
+	case completionName:
+		plugin := newPlugin()
+		plugin.SetArgs(append([]string{cobra.ShellCompRequestCmd}, args[1:]...))
+
+		return plugin
+	default:
+		return newRoot()
 	}
 }
 
@@ -47,16 +63,24 @@ type places struct {
 
 func newRoot() *cobra.Command {
 	var where places
+	var withStdin bool
 	root := &cobra.Command{
 		Use:           "sluice",
 		Short:         "Kubernetes Services without kube-proxy",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+			if withStdin {
+				endWithStdin(cmd)
+			}
+		},
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&where.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: the root of cgroup2, or the widest cgroup that is mounted)")
 	flags.StringVar(&where.bpfRoot, "bpf-root", datapath.FindBPFRoot(), "pin maps and links below this folder on bpffs")
 	flags.StringVar(&where.socket, "socket", status.DefaultSocket, "path of the socket on which the agent answers the other commands")
+	flags.BoolVar(&withStdin, "end-with-stdin", false, "end when the standard input ends")
+	_ = flags.MarkHidden("end-with-stdin") // it exists
 
 	root.AddCommand(
 		newAgent(&where),

@@ -154,7 +154,8 @@ func (n *Node) SetBinary(path string) { n.cfg.Binary = path }
 // SetArgs sets the further flags of the next agent, see [Config].
 func (n *Node) SetArgs(args ...string) { n.cfg.Args = args }
 
-func (n *Node) places() []string {
+// Places are the flags by which verbs find the node's agent and pins.
+func (n *Node) Places() []string {
 	return []string{
 		"--bpf-root", n.bpfRoot,
 		"--cgroup-root", n.cfg.Cgroup.Path(),
@@ -164,7 +165,7 @@ func (n *Node) places() []string {
 
 // Start starts the agent in the node's namespace and returns at once.
 func (n *Node) Start() error {
-	args := append(n.places(), "agent", "--hostname-override", n.cfg.NodeName)
+	args := append(n.Places(), "agent", "--hostname-override", n.cfg.NodeName)
 	if !n.cfg.Production {
 		args = append(args, "--flow-table-memory", "4Mi") // the last of several counts
 	}
@@ -235,13 +236,13 @@ func (n *Node) end(signal unix.Signal) error {
 // Run runs another verb, in the node's namespace, and returns what it printed.
 // The error of one that fails includes what it printed.
 func (n *Node) Run(verb ...string) (string, error) {
-	return lab.Output(n.cfg.Namespace, n.cgroup, n.cfg.Binary, append(n.places(), verb...)...)
+	return lab.Output(n.cfg.Namespace, n.cgroup, n.cfg.Binary, append(n.Places(), verb...)...)
 }
 
 // Exec is Run with two outputs and the plain error of the process. The verb's own
 // flags come after those of the node's places, and override them.
 func (n *Node) Exec(stdout, stderr io.Writer, verb ...string) error {
-	cmd := exec.Command(n.cfg.Binary, append(n.places(), verb...)...)
+	cmd := exec.Command(n.cfg.Binary, append(n.Places(), verb...)...)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if err := lab.Start(n.cfg.Namespace, n.cgroup, cmd); err != nil {
 		return err

@@ -1,0 +1,400 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/sluice-lb/sluice/pkg/remote"
+)
+
+// The names by which kubectl runs this program: as its plugin, and to complete the plugin's arguments.
+const (
+	pluginName     = "kubectl-sluice"
+	completionName = "kubectl_complete-sluice"
+)
+
+// plugin is `kubectl sluice`: it has the verbs that look at a node, and runs them on the nodes of a cluster.
+type plugin struct {
+	rules     *clientcmd.ClientConfigLoadingRules
+	overrides *clientcmd.ConfigOverrides
+	cluster   remote.Cluster
+	nodes     []string
+}
+
+// streamed are the verbs whose output has no end.
+var streamed = []string{"monitor"}
+
+func newPlugin() *cobra.Command {
+	p := &plugin{rules: clientcmd.NewDefaultClientConfigLoadingRules(), overrides: &clientcmd.ConfigOverrides{}}
+	root := &cobra.Command{
+		Use:   pluginName,
+		Short: "Look at Sluice on all nodes of a cluster, or on some",
+		Long: "Look at Sluice on all nodes of a cluster, or on some: each verb runs in the pods of Sluice's DaemonSet, as with\n" +
+			"'kubectl exec', and the answers are joined. The exit code is the highest of all nodes, and 2 at least if a node does not answer.",
+		Example: "  kubectl sluice status\n" +
+			"  kubectl sluice backends web --namespace shop\n" +
+			"  kubectl sluice flows --node node-1,node-2",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl sluice"},
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	flags := root.PersistentFlags()
+	flags.StringSliceVar(&p.nodes, "node", nil, "ask these nodes (default: all that have a pod of Sluice)")
+	flags.StringVar(&p.cluster.Namespace, "sluice-namespace", "kube-system", "namespace of Sluice's DaemonSet")
+	flags.DurationVar(&p.cluster.Timeout, "timeout", 30*time.Second, "how long a node may take to answer")
+	flags.IntVar(&p.cluster.Parallel, "parallel", 16, "how many nodes are asked at the same time")
+	flags.StringVar(&p.rules.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "path of the kubeconfig, as for kubectl")
+	kubectl := pflag.NewFlagSet("kubectl", pflag.ContinueOnError)
+	clientcmd.BindOverrideFlags(p.overrides, kubectl, clientcmd.RecommendedConfigOverrideFlags(""))
+	kubectl.VisitAll(func(flag *pflag.Flag) {
+		flag.Hidden = !slices.Contains([]string{"context", "namespace"}, flag.Name) // `kubectl options` has them all
+		flags.AddFlag(flag)
+	})
+	mustComplete(root, "node", p.completeNodes)
+	mustComplete(root, "namespace", p.completeNamespaces)
+	for _, verb := range newRoot().Commands() {
+		if verb.Flags().Lookup("output") != nil && !verb.Hidden && verb.Name() != "agent" {
+			root.AddCommand(p.command(verb))
+		}
+	}
+
+	return root
+}
+
+// command returns the command that runs a verb on nodes, with the verb's own flags, except those that
+// kubectl has as well, and the agent's, which its pod has.
+func (p *plugin) command(verb *cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: verb.Use, Short: verb.Short, Long: verb.Long,
+		ValidArgsFunction: p.completeServices,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := p.connect(); err != nil {
+				return err
+			}
+
+			return p.run(cmd, verb, args)
+		},
+	}
+	taken := pflag.NewFlagSet("", pflag.ContinueOnError)
+	if verb.Name() == "doctor" {
+		taken = newAgentFlagSet()
+	}
+	verb.Flags().VisitAll(func(flag *pflag.Flag) {
+		if taken.Lookup(flag.Name) == nil {
+			cmd.Flags().AddFlag(flag)
+		}
+	})
+
+	return cmd
+}
+
+// connect makes the cluster of the kubeconfig.
+func (p *plugin) connect() error {
+	config, err := p.clientConfig().ClientConfig()
+	if err != nil {
+		return fmt.Errorf("kubeconfig: %w", err)
+	}
+	config.QPS, config.Burst = -1, -1 // one request a node, which --parallel limits
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("kubeconfig: %w", err)
+	}
+	if p.cluster.Parallel < 1 {
+		return fmt.Errorf("--parallel %d: it is at least 1", p.cluster.Parallel)
+	}
+	p.cluster.Config, p.cluster.Client = config, client
+
+	return nil
+}
+
+func (p *plugin) clientConfig() clientcmd.ClientConfig {
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(p.rules, p.overrides)
+}
+
+// run runs a verb on the nodes that are asked for, or on the node of the pod that is.
+func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
+	ctx := cmd.Context()
+	nodes, words, err := p.resolve(cmd, args)
+	if err != nil {
+		return err
+	}
+	if err := verb.ValidateArgs(words); err != nil {
+		return err
+	}
+	if isSet(cmd, "kill") && !isSet(cmd, "yes") {
+		return fmt.Errorf("--kill: nodes cannot ask you: look at what the same without --kill lists on %d nodes, then add --yes", len(nodes))
+	}
+	format := cmd.Flag("output").Value.String()
+	words = slices.Concat([]string{verb.Name()}, words, flagWords(cmd))
+	switch {
+	case slices.Contains(streamed, verb.Name()):
+		return p.follow(cmd, nodes, append(words, "--output="+format), format == "json")
+	case format == "table" && verb.Name() == "status":
+		answers := p.cluster.Ask(ctx, nodes, func(remote.Node) []string { return append(words, "--output=json") })
+		drawClusterStatus(cmd.OutOrStdout(), answers)
+
+		return codeOfAnswers(answers)
+	}
+	asked := format
+	if format == "yaml" {
+		asked = "json"
+	}
+	answers := p.cluster.Ask(ctx, nodes, func(node remote.Node) []string {
+		all := append(slices.Clone(words), "--output="+asked)
+		if verb.Name() == "doctor" {
+			all = append(all, doctorArgs(node.AgentArgs())...)
+		}
+
+		return all
+	})
+	if asked == "json" {
+		err = (&output{format}).print(cmd.OutOrStdout(), remote.Decode(answers), nil)
+	} else {
+		err = remote.Join(cmd.OutOrStdout(), answers)
+		remote.JoinErrors(cmd.ErrOrStderr(), answers)
+	}
+	if err != nil {
+		return err
+	}
+
+	return codeOfAnswers(answers)
+}
+
+// isSet reports whether a command has a switch and it was given.
+func isSet(cmd *cobra.Command, name string) bool {
+	flag := cmd.Flags().Lookup(name)
+
+	return flag != nil && flag.Value.String() == "true"
+}
+
+// codeOfAnswers returns an error with the exit code of answers, or nil.
+func codeOfAnswers(answers []remote.Answer) error {
+	if code := remote.Code(answers); code != 0 {
+		return exitError{errors.New("not all is well on all nodes, see above"), code}
+	}
+
+	return nil
+}
+
+// flagWords returns the flags of a verb that were given, but for its format.
+func flagWords(cmd *cobra.Command) (words []string) {
+	cmd.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) {
+		if flag.Name == "output" || !flag.Changed {
+			return
+		}
+		values := []string{flag.Value.String()}
+		if list, ok := flag.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, value := range values {
+			words = append(words, "--"+flag.Name+"="+value)
+		}
+	})
+
+	return words
+}
+
+// resolve returns the nodes to ask, and the arguments of the verb there. With pod/NAME as the first argument
+// it is the node of that pod, of which the verb is told with its flag --from or --pod, if it has one. Names
+// without a namespace are completed with the one that --namespace sets, or with that pod's.
+func (p *plugin) resolve(cmd *cobra.Command, args []string) ([]remote.Node, []string, error) {
+	namespace := p.overrides.Context.Namespace
+	if len(args) > 0 && strings.HasPrefix(args[0], "pod/") {
+		name := strings.TrimPrefix(args[0], "pod/")
+		args = args[1:]
+		var err error
+		if namespace, _, err = p.clientConfig().Namespace(); err != nil {
+			return nil, nil, fmt.Errorf("kubeconfig: %w", err)
+		}
+		node, err := p.cluster.NodeOf(cmd.Context(), namespace, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, flag := range []string{"from", "pod"} {
+			if cmd.Flags().Lookup(flag) != nil {
+				if err := cmd.Flags().Set(flag, namespace+"/"+name); err != nil {
+					return nil, nil, fmt.Errorf("--%s: %w", flag, err)
+				}
+
+				break
+			}
+		}
+		if len(p.nodes) > 0 && !slices.Equal(p.nodes, []string{node.Name}) {
+			return nil, nil, fmt.Errorf("pod %s/%s is on node %s: leave out --node", namespace, name, node.Name)
+		}
+
+		return []remote.Node{node}, inNamespace(cmd, namespace, args), nil
+	}
+	nodes, err := p.cluster.Nodes(cmd.Context(), p.nodes...)
+
+	return nodes, inNamespace(cmd, namespace, args), err
+}
+
+// inNamespace returns arguments that are names of Services with their namespace, and gives it to the flags
+// that are.
+func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
+	if namespace == "" {
+		return args
+	}
+	for _, name := range []string{"to", "service"} {
+		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
+			if value := flag.Value.String(); !strings.Contains(value, "/") && !isAddress(value) {
+				_ = flag.Value.Set(namespace + "/" + value) // a text, as it was
+			}
+		}
+	}
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if !strings.Contains(arg, "/") {
+			args[i] = namespace + "/" + arg
+		}
+	}
+
+	return args
+}
+
+func isAddress(text string) bool {
+	_, err := netip.ParseAddr(text)
+	_, withPort := netip.ParseAddrPort(text)
+
+	return err == nil || withPort == nil
+}
+
+// follow prints what a verb prints on each node, line by line, with the name of the node. It ends with the
+// command's context, or when no node answers any more.
+func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string, objects bool) error {
+	width := len("NODE")
+	for _, node := range nodes {
+		width = max(width, len(node.Name))
+	}
+	prefix := func(node, line string) string { return fmt.Sprintf("%-*s   %s", width, node, line) }
+	if objects {
+		prefix = withNode
+	}
+	out := remote.NewLines(cmd.OutOrStdout(), prefix)
+	errs := remote.NewLines(cmd.ErrOrStderr(), func(node, line string) string { return node + ": " + line })
+	var group errgroup.Group
+	for _, node := range nodes {
+		group.Go(func() error {
+			err := p.cluster.Run(cmd.Context(), node, words, remote.Streams{Out: out.Of(node.Name), Err: errs.Of(node.Name)})
+			if err == nil || cmd.Context().Err() != nil {
+				return nil
+			}
+			_, _ = fmt.Fprintf(errs.Of(node.Name), "NO ANSWER: %v\n", err) // there is no other place to report to
+
+			return exitError{errors.New("not all nodes answer, see above"), remote.CodeNoAnswer}
+		})
+	}
+
+	return group.Wait()
+}
+
+// withNode adds a field with the node to a JSON object.
+func withNode(node, line string) string {
+	name, _ := json.Marshal(node) // a text can be encoded
+	if rest, ok := strings.CutPrefix(line, "{"); ok {
+		return fmt.Sprintf(`{"node":%s,%s`, name, rest)
+	}
+
+	return line
+}
+
+// newAgentFlagSet returns the flags of `sluice agent`.
+func newAgentFlagSet() *pflag.FlagSet {
+	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	newAgentFlags(set)
+
+	return set
+}
+
+// doctorArgs returns the flags of an agent that the doctor takes, too.
+func doctorArgs(agent []string) []string {
+	return slices.DeleteFunc(slices.Clone(agent), func(arg string) bool {
+		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+
+		return !strings.HasPrefix(arg, "--") || slices.Contains(otherActs, name)
+	})
+}
+
+// endWithStdin ends a command's context when the standard input ends: that is how a verb that the plugin has
+// started notices that the plugin has gone.
+func endWithStdin(cmd *cobra.Command) {
+	ctx, cancel := context.WithCancelCause(cmd.Context())
+	cmd.SetContext(ctx)
+	go func() {
+		_, err := io.Copy(io.Discard, os.Stdin)
+		cancel(cmp.Or(err, errors.New("the standard input has ended")))
+	}()
+}
+
+// completeServices completes names of Services, which the API server knows.
+func (p *plugin) completeServices(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 || !strings.Contains(cmd.Use, "NAMESPACE/NAME") || p.connect() != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	services, err := p.cluster.Client.CoreV1().Services(p.overrides.Context.Namespace).List(cmd.Context(), metav1.ListOptions{Limit: 1000})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, svc := range services.Items {
+		names = append(names, svc.Namespace+"/"+svc.Name)
+	}
+
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (p *plugin) completeNodes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if p.connect() != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	nodes, err := p.cluster.Nodes(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, node := range nodes {
+		names = append(names, node.Name)
+	}
+
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (p *plugin) completeNamespaces(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if p.connect() != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	namespaces, err := p.cluster.Client.CoreV1().Namespaces().List(cmd.Context(), metav1.ListOptions{Limit: 1000})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, n := range namespaces.Items {
+		names = append(names, n.Name)
+	}
+
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// mustComplete sets how the values of a flag, which the command has, are completed.
+func mustComplete(cmd *cobra.Command, flag string, complete cobra.CompletionFunc) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
+		panic(err)
+	}
+}

@@ -1,0 +1,264 @@
+// Package remote runs verbs of sluice on nodes of a cluster: in the pods of its DaemonSet, by way of the API
+// server, as `kubectl exec` does. [Cluster] finds the pods and runs the verbs, [Join] makes one answer of many.
+package remote
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/exec"
+	"k8s.io/streaming/pkg/httpstream"
+)
+
+// Selector selects the pods of the DaemonSet, in any installation.
+const Selector = "app.kubernetes.io/name=sluice"
+
+// container is the name of the agent's container in these pods.
+const container = "sluice"
+
+// CodeNoAnswer is the exit code of a node that did not answer.
+const CodeNoAnswer = 2
+
+// Cluster runs verbs on the nodes of a cluster.
+type Cluster struct {
+	Config    *rest.Config
+	Client    kubernetes.Interface
+	Namespace string // of the DaemonSet
+	// Parallel is how many nodes are asked at the same time, Timeout how long one may take.
+	Parallel int
+	Timeout  time.Duration
+}
+
+// Node is a node that has a pod of the DaemonSet.
+type Node struct {
+	Name string
+	pod  corev1.Pod
+}
+
+// Nodes returns the nodes that have a pod of Sluice, sorted by name: all, or those with these names.
+func (c *Cluster) Nodes(ctx context.Context, names ...string) ([]Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: Selector})
+	if err != nil {
+		return nil, fmt.Errorf("pods of Sluice in namespace %s: %w", c.Namespace, err)
+	}
+	if len(pods.Items) == 0 {
+		return nil, fmt.Errorf("no pod in namespace %s has the label %s: is Sluice installed in another namespace (--sluice-namespace)?", c.Namespace, Selector)
+	}
+	newest := make(map[string]corev1.Pod)
+	for _, pod := range pods.Items {
+		node := pod.Spec.NodeName
+		if other, ok := newest[node]; node != "" && (!ok || isBetter(pod, other)) {
+			newest[node] = pod
+		}
+	}
+	for _, name := range names {
+		if _, ok := newest[name]; !ok {
+			return nil, fmt.Errorf("node %q has no pod of Sluice in namespace %s", name, c.Namespace)
+		}
+	}
+	var nodes []Node
+	for name, pod := range newest {
+		if len(names) == 0 || slices.Contains(names, name) {
+			nodes = append(nodes, Node{name, pod})
+		}
+	}
+	slices.SortFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+
+	return nodes, nil
+}
+
+// isBetter reports whether a pod is to be asked rather than another one of its node: one that runs, and
+// the younger of two, since the older one is being replaced.
+func isBetter(pod, other corev1.Pod) bool {
+	if runs := notRunning(pod) == ""; runs != (notRunning(other) == "") {
+		return runs
+	}
+
+	return other.CreationTimestamp.Before(&pod.CreationTimestamp)
+}
+
+// notRunning returns why no verb can run in a pod, or "".
+func notRunning(pod corev1.Pod) string {
+	if pod.DeletionTimestamp != nil {
+		return "is being deleted"
+	}
+	for _, s := range pod.Status.ContainerStatuses {
+		if w := s.State.Waiting; s.Name == container && w != nil {
+			return strings.TrimSpace("is waiting: " + w.Reason + " " + w.Message)
+		}
+	}
+	if pod.Status.Phase != corev1.PodRunning {
+		return "is " + string(pod.Status.Phase)
+	}
+
+	return ""
+}
+
+// NodeOf returns the node of any pod, which has a pod of Sluice as well.
+func (c *Cluster) NodeOf(ctx context.Context, namespace, name string) (Node, error) {
+	pod, err := c.Client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return Node{}, fmt.Errorf("pod %s/%s: %w", namespace, name, err)
+	}
+	if pod.Spec.NodeName == "" {
+		return Node{}, fmt.Errorf("pod %s/%s is %s, and on no node yet", namespace, name, pod.Status.Phase)
+	}
+	nodes, err := c.Nodes(ctx, pod.Spec.NodeName)
+	if err != nil {
+		return Node{}, fmt.Errorf("pod %s/%s: %w", namespace, name, err)
+	}
+
+	return nodes[0], nil
+}
+
+// AgentArgs returns the arguments of the agent in the node's pod.
+func (n Node) AgentArgs() []string {
+	for _, c := range n.pod.Spec.Containers {
+		if c.Name != container {
+			continue
+		}
+		var args []string
+		for _, arg := range c.Args {
+			args = append(args, strings.ReplaceAll(arg, "$(NODE_NAME)", n.Name))
+		}
+
+		return args
+	}
+
+	return nil
+}
+
+// Streams are the outputs of a verb, and for one that takes over the terminal also its input and sizes.
+type Streams struct {
+	Out, Err io.Writer
+	// In is set for a verb that has a terminal, whose sizes come from Sizes.
+	In    io.Reader
+	Sizes remotecommand.TerminalSizeQueue
+}
+
+// Run runs a verb on a node until it or ctx ends. The error is an [exec.CodeExitError] if the verb ran
+// and failed; any other one is why the node has not answered.
+func (c *Cluster) Run(ctx context.Context, node Node, verb []string, streams Streams) error {
+	if why := notRunning(node.pod); why != "" {
+		return fmt.Errorf("pod %s %s", node.pod.Name, why)
+	}
+	terminal := streams.In != nil
+	command := []string{"sluice"}
+	if !terminal {
+		// Runtimes do not end a command whose client has gone, but its standard input ends.
+		command = append(command, "--end-with-stdin")
+		open, closeInput := io.Pipe()
+		defer closeInput.Close()
+		streams.In = open
+	}
+	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").SubResource("exec").
+		Namespace(node.pod.Namespace).Name(node.pod.Name).
+		VersionedParams(&corev1.PodExecOptions{
+			Container: container, Command: append(command, verb...),
+			Stdin: true, Stdout: true, Stderr: !terminal, TTY: terminal,
+		}, scheme.ParameterCodec)
+	executor, err := c.executor(request)
+	if err != nil {
+		return err
+	}
+	options := remotecommand.StreamOptions{
+		Stdin: streams.In, Stdout: streams.Out, Stderr: streams.Err, Tty: terminal, TerminalSizeQueue: streams.Sizes,
+	}
+	if terminal {
+		options.Stderr = nil
+	}
+
+	return executor.StreamWithContext(ctx, options)
+}
+
+// executor connects by WebSocket, as kubectl does, or by SPDY where the API server or a proxy before it
+// does not take that.
+func (c *Cluster) executor(request *rest.Request) (remotecommand.Executor, error) {
+	websocket, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", request.URL().String())
+	if err != nil {
+		return nil, fmt.Errorf("exec: %w", err)
+	}
+	spdy, err := remotecommand.NewSPDYExecutor(c.Config, "POST", request.URL())
+	if err != nil {
+		return nil, fmt.Errorf("exec: %w", err)
+	}
+
+	return remotecommand.NewFallbackExecutor(websocket, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+}
+
+// Answer is what a verb printed on one node.
+type Answer struct {
+	Node        string
+	Out, Errors string // the two outputs
+	Code        int    // the exit code of the verb, or [CodeNoAnswer]
+	// Err is why the node has not answered.
+	Err error
+}
+
+// Ask runs a verb on nodes, which may differ in arguments, and returns their answers in the same order.
+func (c *Cluster) Ask(ctx context.Context, nodes []Node, verb func(Node) []string) []Answer {
+	answers := make([]Answer, len(nodes))
+	var group errgroup.Group
+	group.SetLimit(c.Parallel)
+	for i, node := range nodes {
+		group.Go(func() error {
+			answers[i] = c.ask(ctx, node, verb(node))
+
+			return nil
+		})
+	}
+	_ = group.Wait() // errors are in the answers
+
+	return answers
+}
+
+func (c *Cluster) ask(ctx context.Context, node Node, verb []string) Answer {
+	limited, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	var out, errs bytes.Buffer
+	err := c.Run(limited, node, verb, Streams{Out: &out, Err: &errs})
+	answer := Answer{Node: node.Name, Out: out.String(), Errors: errs.String()}
+	answer.Code, answer.Err = codeOf(err)
+	if errors.Is(answer.Err, context.DeadlineExceeded) && ctx.Err() == nil {
+		answer.Err = fmt.Errorf("no answer after %v", c.Timeout)
+	}
+
+	return answer
+}
+
+// requestOfKubelet is how the API server begins the error of a kubelet that it does not reach.
+var requestOfKubelet = regexp.MustCompile(`^(?:Internal error occurred: )?error sending request: \w+ "https://([^/"]+)[^"]*": `)
+
+// codeOf returns the exit code of a verb that ran, or [CodeNoAnswer] and why it did not.
+func codeOf(err error) (int, error) {
+	var exit exec.CodeExitError
+	switch {
+	case err == nil:
+		return 0, nil
+	case errors.As(err, &exit):
+		return exit.Code, nil
+	case requestOfKubelet.MatchString(err.Error()):
+		return CodeNoAnswer, errors.New(requestOfKubelet.ReplaceAllString(err.Error(), "the kubelet at $1: "))
+	default:
+		return CodeNoAnswer, err
+	}
+}
