@@ -47,6 +47,9 @@ type Config struct {
 	// CountBytes adds the hook sock_ops, which counts the bytes of TCP connections. It
 	// runs several times for every TCP socket.
 	CountBytes bool
+	// Handshakes traces the TCP handshakes and retransmissions of translated sockets (Linux
+	// 5.11).
+	Handshakes bool
 	// NoLocalhostNodePorts disables node ports on loopback.
 	NoLocalhostNodePorts bool
 	// PodOptOut lets pods opt out: see OptedOut of [maps.Tables].
@@ -66,7 +69,7 @@ type Config struct {
 
 // Hook is a program and its attach type.
 type Hook struct {
-	Name    string // "connect4", …
+	Name    string // "connect4", …; or that of a tracepoint
 	Attach  ebpf.AttachType
 	Program *ebpf.Program
 }
@@ -78,6 +81,10 @@ func (h Hook) Optional() bool { return h.Attach == ebpf.AttachCGroupSockOps }
 type Programs struct {
 	// Sock are the cgroup hooks.
 	Sock []Hook
+	// Trace are the tracepoints. Services work without them: if the kernel refuses their
+	// programs, these are nil, and NotTraced is the error.
+	Trace     []Hook
+	NotTraced error
 	// Kept are the pins in [Config].Keep, and NotKept is the error if programs could not be pinned
 	// there.
 	Kept    []string
@@ -95,16 +102,16 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 	programs := make(map[string]*ebpf.Program)
 	result := &Programs{}
 	for _, part := range []struct {
-		name   string
-		wanted bool
-		names  []string
-		spec   func(Config) (*ebpf.CollectionSpec, error)
+		name  string
+		names []string
+		spec  func(Config) (*ebpf.CollectionSpec, error)
 	}{
-		{"socket programs", true, sockNames, sockSpec},
-		{"byte counter", cfg.CountBytes && !cfg.NoStats, []string{opsProgSluiceSockOps}, func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
-		{"socket iterator", true, []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return iterSpec(iterProgSluiceSocks) }},
+		{"socket programs", sockNames, sockSpec},
+		{"byte counter", opsNames(cfg), func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
+		{"socket iterator", []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return iterSpec(iterProgSluiceSocks) }},
+		{tracingPart, traceNames(cfg), traceSpec},
 	} {
-		if !part.wanted {
+		if len(part.names) == 0 {
 			continue
 		}
 		keep, err := newProgramCache(cfg.Keep, what, m)
@@ -112,6 +119,10 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		var notKept error
 		if err == nil {
 			loaded, err, notKept = loader.loadKept(keep, part.names, func() (*ebpf.CollectionSpec, error) { return part.spec(cfg) })
+		}
+		if err != nil && part.name == tracingPart {
+			result.NotTraced = fmt.Errorf("%s: %w", part.name, err)
+			continue
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%s: %w", part.name, err), closePrograms(programs))
@@ -122,6 +133,7 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 	}
 	missing := func(h Hook) bool { return h.Program == nil }
 	result.Sock, result.Socks = slices.DeleteFunc(sockHooks(programs), missing), programs[iterProgSluiceSocks]
+	result.Trace = traceHooks(cfg, programs)
 
 	return result, nil
 }
@@ -150,6 +162,14 @@ var sockNames = []string{
 	sockProgSluiceRecvmsg4, sockProgSluiceRecvmsg6, sockProgSluiceGetpeer4, sockProgSluiceGetpeer6, sockProgSluiceRelease,
 }
 
+func opsNames(cfg Config) []string {
+	if !cfg.CountBytes || cfg.NoStats {
+		return nil
+	}
+
+	return []string{opsProgSluiceSockOps}
+}
+
 // sockSpec returns the socket programs, configured by cfg.
 func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 	spec, err := loadSock()
@@ -173,7 +193,7 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 // Close closes the programs; attached ones stay attached.
 func (p *Programs) Close() error {
 	var errs []error
-	for _, hook := range p.Sock {
+	for _, hook := range slices.Concat(p.Sock, p.Trace) {
 		errs = append(errs, hook.Program.Close())
 	}
 	if p.Socks != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -32,8 +33,12 @@ var budgets = map[string]uint32{
 	"socks":        400,
 	"connected":    1_500,
 	"dials":        1_000,
-	"ingress":      200_000, // 133,000 on 6.18, 112,000 on 6.1
-	"egress":       40_000,
+
+	"inet_sock_set_state": 15_000,
+	"tcp_retransmit_skb":  500,
+
+	"ingress": 200_000, // 133,000 on 6.18, 112,000 on 6.1
+	"egress":  40_000,
 }
 
 func TestVerifierBudget(t *testing.T) {
@@ -44,8 +49,8 @@ func TestVerifierBudget(t *testing.T) {
 				if setRetval && features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) != nil {
 					t.Skip("this kernel has no bpf_set_retval (Linux 6.1)")
 				}
-				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, CountBytes: true, PodOptOut: true})
-				for _, hook := range append(programs.Sock, Hook{Name: "socks", Program: programs.Socks}) {
+				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, CountBytes: true, Handshakes: true, PodOptOut: true})
+				for _, hook := range append(slices.Concat(programs.Sock, programs.Trace), Hook{Name: "socks", Program: programs.Socks}) {
 					checkBudget(t, hook)
 				}
 			})
@@ -141,6 +146,9 @@ func mustLoadDevice(t testing.TB, m *maps.Pinned, cfg DeviceConfig) *DeviceProgr
 func mustLoad(t *testing.T, m *maps.Pinned, cfg Config) *Programs {
 	t.Helper()
 	programs, err := Load(m, cfg)
+	if err == nil {
+		err = programs.NotTraced
+	}
 	if verifier := new(ebpf.VerifierError); errors.As(err, &verifier) {
 		t.Fatalf("%+v", verifier)
 	}

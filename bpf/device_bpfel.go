@@ -33,6 +33,7 @@ const (
 	deviceMapSlFrontendIds            = "sl_frontend_ids"
 	deviceMapSlFrontends              = "sl_frontends"
 	deviceMapSlHalfOpen               = "sl_half_open"
+	deviceMapSlHandshakes             = "sl_handshakes"
 	deviceMapSlIcmpBudgets            = "sl_icmp_budgets"
 	deviceMapSlListeners              = "sl_listeners"
 	deviceMapSlLocalCidrs             = "sl_local_cidrs"
@@ -149,6 +150,7 @@ type deviceMapSpecs struct {
 	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -239,6 +241,7 @@ type deviceMaps struct {
 	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -285,6 +288,7 @@ func (m *deviceMaps) Close() error {
 		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
+		m.SlHandshakes,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

@@ -33,6 +33,7 @@ const (
 	iterMapSlFrontendIds    = "sl_frontend_ids"
 	iterMapSlFrontends      = "sl_frontends"
 	iterMapSlHalfOpen       = "sl_half_open"
+	iterMapSlHandshakes     = "sl_handshakes"
 	iterMapSlIcmpBudgets    = "sl_icmp_budgets"
 	iterMapSlListeners      = "sl_listeners"
 	iterMapSlLocalCidrs     = "sl_local_cidrs"
@@ -128,6 +129,7 @@ type iterMapSpecs struct {
 	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -195,6 +197,7 @@ type iterMaps struct {
 	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -238,6 +241,7 @@ func (m *iterMaps) Close() error {
 		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
+		m.SlHandshakes,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

@@ -33,6 +33,7 @@ const (
 	opsMapSlFrontendIds   = "sl_frontend_ids"
 	opsMapSlFrontends     = "sl_frontends"
 	opsMapSlHalfOpen      = "sl_half_open"
+	opsMapSlHandshakes    = "sl_handshakes"
 	opsMapSlIcmpBudgets   = "sl_icmp_budgets"
 	opsMapSlListeners     = "sl_listeners"
 	opsMapSlLocalCidrs    = "sl_local_cidrs"
@@ -125,6 +126,7 @@ type opsMapSpecs struct {
 	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -193,6 +195,7 @@ type opsMaps struct {
 	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -236,6 +239,7 @@ func (m *opsMaps) Close() error {
 		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
+		m.SlHandshakes,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

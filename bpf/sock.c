@@ -106,6 +106,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	const struct backend *be = NULL;
 	struct pool pool = {};
 	enum reason why;
+	__u64 now;
 
 	why = translates_connects(ctx->protocol);
 	if (why)
@@ -117,14 +118,15 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	if (is_left_alone(ctx, v6, pool.flags))
 		return REASON_PASS_DISABLED;
 
+	now = bpf_ktime_get_ns();
 	if (!why)
-		why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, bpf_ktime_get_ns(), &be);
+		why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, now, &be);
 	report(ctx, v6, why, pool.service_port_id, be);
 	if (why || !be)
 		return why;
 
 	set_hook_addr(ctx, v6, &be->addr, be->port);
-	return remember_original_dst(ctx, &original_dst, be);
+	return remember_original_dst(ctx, &original_dst, be, now);
 }
 
 /*

@@ -41,6 +41,7 @@ const (
 	sockMapSlFrontendIds            = "sl_frontend_ids"
 	sockMapSlFrontends              = "sl_frontends"
 	sockMapSlHalfOpen               = "sl_half_open"
+	sockMapSlHandshakes             = "sl_handshakes"
 	sockMapSlIcmpBudgets            = "sl_icmp_budgets"
 	sockMapSlListeners              = "sl_listeners"
 	sockMapSlLocalCidrs             = "sl_local_cidrs"
@@ -157,6 +158,7 @@ type sockMapSpecs struct {
 	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -233,6 +235,7 @@ type sockMaps struct {
 	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -276,6 +279,7 @@ func (m *sockMaps) Close() error {
 		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
+		m.SlHandshakes,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

@@ -297,6 +297,15 @@ type abiFrontendKey struct {
 	Scope uint8
 }
 
+type abiHandshakes struct {
+	_              structs.HostLayout
+	Buckets        [93]uint64
+	Time           uint64
+	Failed         uint64
+	SynRetransmits uint64
+	Retransmits    uint64
+}
+
 type abiHealthCause uint32
 
 const (
@@ -305,6 +314,15 @@ const (
 	abiHealthCauseHEALTH_REFUSED     abiHealthCause = 3
 	abiHealthCauseHEALTH_UNREACHABLE abiHealthCause = 4
 	abiHealthCauseHEALTH_CAUSE_COUNT abiHealthCause = 5
+)
+
+type abiHistogram uint32
+
+const (
+	abiHistogramHISTOGRAM_SCHEMA  abiHistogram = 2
+	abiHistogramHISTOGRAM_LEAST   abiHistogram = 16
+	abiHistogramHISTOGRAM_MOST    abiHistogram = 7
+	abiHistogramHISTOGRAM_BUCKETS abiHistogram = 93
 )
 
 type abiHook uint32
@@ -509,17 +527,19 @@ type abiServicePort struct {
 }
 
 type abiSockState struct {
-	_             structs.HostLayout
-	OriginalDst   abiAddr
-	Backend       abiAddr
-	OriginalPort  uint16
-	BackendPort   uint16
-	ServicePortId uint32
-	BackendId     uint32
-	Counted       uint32
-	Reserved      [6]uint32
-	Client        uint32
-	Lock          struct {
+	_                structs.HostLayout
+	OriginalDst      abiAddr
+	Backend          abiAddr
+	OriginalPort     uint16
+	BackendPort      uint16
+	ServicePortId    uint32
+	BackendId        uint32
+	Counted          uint32
+	Since            uint64
+	HandshakeCounted uint32
+	Client           uint32
+	Reserved         [3]uint32
+	Lock             struct {
 		_   structs.HostLayout
 		Val uint32
 	}
@@ -648,6 +668,7 @@ const (
 	abiMapSlFrontendIds     = "sl_frontend_ids"
 	abiMapSlFrontends       = "sl_frontends"
 	abiMapSlHalfOpen        = "sl_half_open"
+	abiMapSlHandshakes      = "sl_handshakes"
 	abiMapSlIcmpBudgets     = "sl_icmp_budgets"
 	abiMapSlListeners       = "sl_listeners"
 	abiMapSlLocalCidrs      = "sl_local_cidrs"
@@ -686,6 +707,7 @@ const (
 	abiVarBtfFlowRole       = "btf_flow_role"
 	abiVarBtfFlowState      = "btf_flow_state"
 	abiVarBtfHealthCause    = "btf_health_cause"
+	abiVarBtfHistogram      = "btf_histogram"
 	abiVarBtfHook           = "btf_hook"
 	abiVarBtfIdLayout       = "btf_id_layout"
 	abiVarBtfKind           = "btf_kind"
@@ -769,6 +791,7 @@ type abiMapSpecs struct {
 	SlFrontendIds   *ebpf.MapSpec `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -813,6 +836,7 @@ type abiVariableSpecs struct {
 	BtfFlowRole       *ebpf.VariableSpec `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.VariableSpec `ebpf:"btf_flow_state"`
 	BtfHealthCause    *ebpf.VariableSpec `ebpf:"btf_health_cause"`
+	BtfHistogram      *ebpf.VariableSpec `ebpf:"btf_histogram"`
 	BtfHook           *ebpf.VariableSpec `ebpf:"btf_hook"`
 	BtfIdLayout       *ebpf.VariableSpec `ebpf:"btf_id_layout"`
 	BtfKind           *ebpf.VariableSpec `ebpf:"btf_kind"`
@@ -868,6 +892,7 @@ type abiMaps struct {
 	SlFrontendIds   *ebpf.Map `ebpf:"sl_frontend_ids"`
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
+	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -911,6 +936,7 @@ func (m *abiMaps) Close() error {
 		m.SlFrontendIds,
 		m.SlFrontends,
 		m.SlHalfOpen,
+		m.SlHandshakes,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,
@@ -956,6 +982,7 @@ type abiVariables struct {
 	BtfFlowRole       *ebpf.Variable `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.Variable `ebpf:"btf_flow_state"`
 	BtfHealthCause    *ebpf.Variable `ebpf:"btf_health_cause"`
+	BtfHistogram      *ebpf.Variable `ebpf:"btf_histogram"`
 	BtfHook           *ebpf.Variable `ebpf:"btf_hook"`
 	BtfIdLayout       *ebpf.Variable `ebpf:"btf_id_layout"`
 	BtfKind           *ebpf.Variable `ebpf:"btf_kind"`

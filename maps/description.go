@@ -37,6 +37,7 @@ const (
 	NameReached      = "reached"
 	NameTurns        = "turns"
 	NamePortCounts   = "port_counts"
+	NameHandshakes   = "handshakes"
 	NameRefusals     = "refusals"
 	NameListeners    = "listeners"
 	NameMonitorRings = "monitor_rings"
@@ -90,6 +91,7 @@ var descriptions = []description{
 	{name: NameReached, state: true, content: "hash of a client and a service port → when the one last reached the other", writers: "datapath"},
 	{name: NameTurns, state: true, content: "service port id → number of the next flow (algorithm `rr`)", writers: "datapath"},
 	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, per CPU", writers: "datapath; the agent clears"},
+	{name: NameHandshakes, state: true, content: "index of a service port id → TCP handshakes of sockets by duration, retransmissions (empty with `--handshake-metrics=false`)", writers: "datapath; the agent clears"},
 	{name: NameRefusals, state: true, content: "service port id, reason → how many new flows got no backend", writers: "datapath; the agent deletes"},
 	{name: NameListeners, state: true, content: "of each `sluice monitor` that runs: until when it listens, unless it goes on; how many events it has lost", writers: "`sluice monitor`; datapath (lost)"},
 	{name: NameMonitorRings, state: true, content: "place in `listeners` → the ring buffer of that `sluice monitor`", writers: "`sluice monitor`; datapath (the ring)"},

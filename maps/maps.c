@@ -28,6 +28,7 @@ const enum addr_filter *btf_addr_filter __attribute__((unused));
 const enum source_filter *btf_source_filter __attribute__((unused));
 const enum cidr_cover *btf_cidr_cover __attribute__((unused));
 const enum port_filter *btf_port_filter __attribute__((unused));
+const enum histogram *btf_histogram __attribute__((unused));
 const enum client_kind *btf_client_kind __attribute__((unused));
 const enum udp_dial_limit *btf_udp_dial_limit __attribute__((unused));
 const enum udp_pin_way *btf_udp_pin_way __attribute__((unused));

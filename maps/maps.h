@@ -29,6 +29,7 @@ static const struct backend *const btf_backend __attribute__((used));
 static const struct backend_load *const btf_backend_load __attribute__((used));
 static const struct backend_health *const btf_backend_health __attribute__((used));
 static const struct port_counts *const btf_port_counts __attribute__((used));
+static const struct handshakes *const btf_handshakes __attribute__((used));
 
 /* The frontend id of a destination. */
 struct {
@@ -389,6 +390,22 @@ struct {
 	__type(key, __u32);
 	__array(values, struct count_chunk);
 } sl_port_counts SEC(".maps");
+
+struct handshake_chunk {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CHUNK_COUNTS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct handshakes);
+};
+
+/* By the index of a service port id. The agent adds the chunks, if handshakes are measured. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct handshake_chunk);
+} sl_handshakes SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

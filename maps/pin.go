@@ -92,6 +92,7 @@ type Pinned struct {
 	FlowUsage    *FlowUsage
 	Stats        *Stats
 
+	handshakes *Array[Handshakes]
 	chunked    map[string]*chunked
 	listeners  shared[uint64] // see [Pinned.Listen]
 	inheriting sync.Mutex
@@ -107,6 +108,8 @@ type Options struct {
 	// Capacities overrides the capacities of maps, by name; those of growing arrays are in chunks.
 	// It has no effect on maps that exist.
 	Capacities map[string]uint32
+	// Handshakes makes room for the handshakes of every service port: 800 bytes for each.
+	Handshakes bool
 }
 
 // LiftMemlock removes the limit of memory for maps and programs of this process: before Linux
@@ -164,7 +167,7 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.reserveState(), p.findOutdated(), p.CopyState()); err != nil {
+	if err := errors.Join(p.reserveState(opts.Handshakes), p.findOutdated(), p.CopyState()); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 
@@ -173,12 +176,13 @@ func Create(root string, opts Options) (*Pinned, error) {
 
 // reserveState makes room for the loads and counts of the backends and service ports that exist,
 // in case the state is new.
-func (p *Pinned) reserveState() error {
+func (p *Pinned) reserveState(handshakes bool) error {
+	p.Stats.measures = handshakes
 	if err := errors.Join(p.Loads.Reserve(p.Backends.Len()), p.Health.Reserve(p.Backends.Len())); err != nil {
 		return err
 	}
 	counts := p.chunked[NamePortCounts]
-	if counts.have(0) == nil {
+	if counts.have(0) == nil || handshakes {
 		places := 0
 		for port, err := range p.ServicePorts.All() {
 			if err != nil {
@@ -282,7 +286,8 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	p.OptedOut = table[PodUID, uint32](p, NameOptedOut)
 	p.Devices = table[uint32, Device](p, NameDevices)
 	p.Stats = &Stats{
-		counts: p.chunked[NamePortCounts], refusals: table[RefusalKey, uint64](p, NameRefusals), ports: servicePorts,
+		counts: p.chunked[NamePortCounts], handshakes: p.handshakes,
+		refusals: table[RefusalKey, uint64](p, NameRefusals), ports: servicePorts,
 	}
 	p.Counts = p.Stats
 	p.Affinity = table[AffinityKey, Affinity](p, NameAffinity)
@@ -312,13 +317,14 @@ func (p *Pinned) mapFilters() error {
 
 // mapArrays maps the arrays into this process' memory.
 func (p *Pinned) mapArrays(chunks int) error {
-	var errs [6]error
+	var errs [7]error
 	p.Frontends, errs[0] = mapArray[Frontend](p.chunked[NameFrontends], chunks)
 	p.Pools, errs[1] = mapArray[Pool](p.chunked[NamePools], chunks)
 	p.Slots, errs[2] = mapArray[uint32](p.chunked[NameSlots], chunks)
 	p.Backends, errs[3] = mapArray[Backend](p.chunked[NameBackends], chunks)
 	p.Loads.Array, errs[4] = mapArray[BackendLoad](p.chunked[NameBackendLoad], chunks)
 	p.Health, errs[5] = mapArray[BackendHealth](p.chunked[NameHealth], chunks)
+	p.handshakes, errs[6] = mapArray[Handshakes](p.chunked[NameHandshakes], 0)
 
 	return errors.Join(errs[:]...)
 }

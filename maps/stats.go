@@ -6,18 +6,34 @@ import (
 	"iter"
 	"maps"
 	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 )
 
 // The counts of [Stats] other than those by reason.
 const (
-	StatBytesSent     = uint32(256)
-	StatBytesReceived = uint32(257)
+	StatBytesSent      = uint32(256)
+	StatBytesReceived  = uint32(257)
+	StatHandshakeTime  = uint32(258) // in nanoseconds
+	StatUnanswered     = uint32(259) // handshakes that have failed
+	StatSYNRetransmits = uint32(260)
+	StatRetransmits    = uint32(261)
+	// StatHandshake is the first of [HistogramBuckets] counts: handshakes that were answered, by
+	// their duration.
+	StatHandshake = uint32(512)
+)
+
+// The buckets of a histogram are those of a native histogram of Prometheus: see enum histogram.
+const (
+	HistogramSchema  = int32(abiHistogramHISTOGRAM_SCHEMA)
+	HistogramLeast   = -int(abiHistogramHISTOGRAM_LEAST) // bucket 0 ends at this power of two, in seconds
+	HistogramBuckets = uint32(abiHistogramHISTOGRAM_BUCKETS)
 )
 
 // StatKey identifies a count of a service port id: the new flows with an outcome (What is a
-// [Reason]), or bytes (What is one of the Stat constants).
+// [Reason]), or what one of the Stat constants stands for.
 type StatKey struct {
 	ServicePortId uint32
 	What          uint32
@@ -26,14 +42,20 @@ type StatKey struct {
 // PortCounts are the counts of a service port on one CPU.
 type PortCounts = abiPortCounts
 
+// Handshakes are the TCP handshakes of a service port, and what its clients sent again.
+type Handshakes = abiHandshakes
+
 // RefusalKey identifies the count of refused new flows of a service port, by reason.
 type RefusalKey = abiRefusalKey
 
-// Stats are the maps port_counts and refusals: the counts of each service port in service_ports.
+// Stats are the maps port_counts, handshakes and refusals: the counts of each service port in
+// service_ports.
 type Stats struct {
-	counts   *chunked
-	refusals *Map[RefusalKey, uint64]
-	ports    *Map[uint32, ServicePort]
+	counts     *chunked
+	handshakes *Array[Handshakes]
+	measures   bool // handshakes have places for every service port
+	refusals   *Map[RefusalKey, uint64]
+	ports      *Map[uint32, ServicePort]
 
 	zeroFrom uint32 // the places from here on have never been used: see Begin
 
@@ -60,8 +82,8 @@ func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 
 				return
 			}
-			for what, n := range whats(counts) {
-				if n != 0 && !yield(Entry[StatKey, uint64]{StatKey{port.Key, what}, n}, nil) {
+			for what, n := range s.whats(port.Key, counts) {
+				if !yield(Entry[StatKey, uint64]{StatKey{port.Key, what}, n}, nil) {
 					return
 				}
 			}
@@ -75,12 +97,40 @@ func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 	}
 }
 
-// whats yields the counts in c.
-func whats(c PortCounts) iter.Seq2[uint32, uint64] {
+// whats yields the counts of a service port that are not zero: c, and those of its handshakes.
+func (s *Stats) whats(id uint32, c PortCounts) iter.Seq2[uint32, uint64] {
+	h := handshakesAt(s.handshakes.place(Index(id)))
+
 	return func(yield func(uint32, uint64) bool) {
-		_ = yield(uint32(ReasonTranslated), c.Connections) &&
-			yield(StatBytesSent, c.BytesSent) && yield(StatBytesReceived, c.BytesReceived)
+		for what, n := range map[uint32]uint64{
+			uint32(ReasonTranslated): c.Connections, StatBytesSent: c.BytesSent, StatBytesReceived: c.BytesReceived,
+			StatHandshakeTime: h.Time, StatUnanswered: h.Failed, StatSYNRetransmits: h.SynRetransmits, StatRetransmits: h.Retransmits,
+		} {
+			if n != 0 && !yield(what, n) {
+				return
+			}
+		}
+		for bucket, n := range h.Buckets {
+			if n != 0 && !yield(StatHandshake+uint32(bucket), n) {
+				return
+			}
+		}
 	}
+}
+
+// handshakesAt reads a place of handshakes, which may not exist. Programs write meanwhile: a count
+// is read at once.
+func handshakesAt(words []uint32) Handshakes {
+	var h Handshakes
+	if words != nil {
+		from := unsafe.Slice((*uint64)(unsafe.Pointer(&words[0])), len(words)/2)
+		to := unsafe.Slice((*uint64)(unsafe.Pointer(&h)), len(words)/2)
+		for i := range to {
+			to[i] = atomic.LoadUint64(&from[i])
+		}
+	}
+
+	return h
 }
 
 // port returns the counts of a service port, summed over all CPUs.
@@ -112,6 +162,11 @@ func (s *Stats) place(id uint32) (*ebpf.Map, uint32) {
 
 // Reserve implements [Counts].
 func (s *Stats) Reserve(n int) error {
+	if s.measures {
+		if err := s.handshakes.Reserve(n); err != nil {
+			return err
+		}
+	}
 	need := chunksFor(n, int(s.counts.inner.MaxEntries))
 	if n == 0 || s.counts.have(need-1) != nil {
 		return nil
@@ -127,6 +182,11 @@ func (s *Stats) Reserve(n int) error {
 func (s *Stats) Begin(id uint32) error {
 	if err := s.Reserve(int(Index(id)) + 1); err != nil {
 		return err
+	}
+	if int(Index(id)) < s.handshakes.Len() {
+		if err := s.handshakes.Put(Index(id), Handshakes{}); err != nil {
+			return err
+		}
 	}
 	if Index(id) >= s.zeroFrom { // in a chunk that this process has made
 		s.zeroFrom = Index(id) + 1
@@ -150,10 +210,8 @@ func (s *Stats) End(id uint32) error {
 	last := make(map[StatKey]uint64)
 	counts, err := s.port(id)
 	errs := []error{err}
-	for what, n := range whats(counts) {
-		if n != 0 {
-			last[StatKey{id, what}] = n
-		}
+	for what, n := range s.whats(id, counts) {
+		last[StatKey{id, what}] = n
 	}
 	for reason := range uint32(reasonCount) {
 		key := RefusalKey{ServicePortId: id, Reason: reason}

@@ -257,6 +257,32 @@ struct port_counts {
 	__u64 reserved;
 };
 
+/*
+ * The buckets of a histogram of durations, which are those of a native histogram of Prometheus with
+ * this schema: 2^HISTOGRAM_SCHEMA for each factor of two, and bounds belong to the bucket below.
+ * Bucket 0 has the durations up to 2^-HISTOGRAM_LEAST seconds, and the last one ends at
+ * 2^HISTOGRAM_MOST seconds and also has what is longer.
+ */
+enum histogram {
+	HISTOGRAM_SCHEMA = 2,
+	HISTOGRAM_LEAST = 16, /* 15 microseconds */
+	HISTOGRAM_MOST =
+		7, /* 128 seconds, after which the kernel gives up a connect() by default */
+	HISTOGRAM_BUCKETS = 1 + ((HISTOGRAM_LEAST + HISTOGRAM_MOST) << HISTOGRAM_SCHEMA),
+};
+
+/*
+ * The TCP handshakes of sockets that clients of a service port have connected, by the index of its
+ * id. Those that were answered are in the buckets, by the time from connect() to the answer.
+ */
+struct handshakes {
+	__u64 buckets[HISTOGRAM_BUCKETS];
+	__u64 time; /* of all of them, in nanoseconds */
+	__u64 failed; /* refused, timed out, or closed before the answer */
+	__u64 syn_retransmits; /* of all */
+	__u64 retransmits; /* of segments after the handshake */
+};
+
 /* New flows that got no backend. */
 struct refusal_key {
 	__u32 service_port_id;
@@ -405,8 +431,10 @@ struct sock_state {
 	__u32 service_port_id;
 	__u32 backend_id;
 	__u32 counted; /* in the backend's load */
-	__u32 reserved[6];
+	__u64 since; /* the connect(); 0: an earlier build did not record it */
+	__u32 handshake_counted; /* TCP: in struct handshakes */
 	__u32 client; /* a hash of its network namespace */
+	__u32 reserved[3];
 	struct bpf_spin_lock lock;
 };
 

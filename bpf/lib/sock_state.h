@@ -33,6 +33,8 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	state->service_port_id = next->service_port_id;
 	state->backend_id = next->backend_id;
 	state->counted = next->counted;
+	state->since = next->since;
+	state->handshake_counted = 0;
 	state->client = next->client;
 	bpf_spin_unlock(&state->lock);
 
@@ -49,7 +51,7 @@ static __always_inline void replace_state(struct sock_state *state, const struct
  */
 static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *ctx,
 							 const struct frontend_key *original_dst,
-							 const struct backend *be)
+							 const struct backend *be, __u64 now)
 {
 	__u64 netns = bpf_get_netns_cookie(ctx);
 	struct sock_state next = {
@@ -60,6 +62,7 @@ static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *c
 		.service_port_id = be->service_port_id,
 		.backend_id = be->id,
 		.counted = !is_kernel_socket(ctx),
+		.since = now,
 		.client = hash(&netns, sizeof(netns)),
 	};
 	struct sock_state *state;

@@ -52,6 +52,9 @@ type Config struct {
 	NoStats bool
 	// CountBytes attaches the hook that counts the bytes of TCP connections.
 	CountBytes bool
+	// Handshakes measures the TCP handshakes and retransmissions of translated sockets, where the
+	// kernel has [Features].Tracing.
+	Handshakes bool
 	// NoLocalhostNodePorts keeps node ports from answering on 127.0.0.1 and ::1.
 	NoLocalhostNodePorts bool
 	// PodOptOut lets pods opt out, see OptedOut of [maps.Tables].
@@ -86,6 +89,7 @@ type Datapath struct {
 	cfg      Config
 	features Features
 	maps     *maps.Pinned
+	config   bpf.Config
 	programs func() (*bpf.Programs, error) // waits until they are loaded
 	links    *links
 	devices  devicePrograms
@@ -113,32 +117,32 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	if cfg.Attachment == TCX && !features.TCX {
 		return nil, errors.New("attachment to devices: this kernel has no tcx (Linux 6.6)")
 	}
-	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{Capacities: cfg.Capacities})
+	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{Capacities: cfg.Capacities, Handshakes: cfg.Handshakes && features.Tracing})
 	if err != nil {
 		return nil, err
 	}
 	kernel := btf.NewCache()
-	programs := sync.OnceValues(func() (*bpf.Programs, error) {
-		return bpf.Load(pinned, bpf.Config{
-			UDP:             cfg.UDP,
-			UDPIdle:         cfg.UDPIdle,
-			HostNetnsCookie: features.NetnsCookie,
-			SetRetval:       features.SetRetval,
-			NoStats:         cfg.NoStats,
-			CountBytes:      cfg.CountBytes,
-			Keep:            programDir(cfg.BPFRoot),
-			Kernel:          kernel,
+	config := bpf.Config{
+		UDP:             cfg.UDP,
+		UDPIdle:         cfg.UDPIdle,
+		HostNetnsCookie: features.NetnsCookie,
+		SetRetval:       features.SetRetval,
+		NoStats:         cfg.NoStats,
+		CountBytes:      cfg.CountBytes,
+		Handshakes:      cfg.Handshakes && features.Tracing,
+		Keep:            programDir(cfg.BPFRoot),
+		Kernel:          kernel,
 
-			NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
-			PodOptOut:            cfg.PodOptOut,
-			Heal:                 cfg.Heal,
-		})
-	})
+		NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
+		PodOptOut:            cfg.PodOptOut,
+		Heal:                 cfg.Heal,
+	}
+	programs := sync.OnceValues(func() (*bpf.Programs, error) { return bpf.Load(pinned, config) })
 	go programs()
 
 	return &Datapath{
-		cfg: cfg, features: features, maps: pinned, programs: programs, kernel: kernel,
-		links:   &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link)},
+		cfg: cfg, features: features, maps: pinned, config: config, programs: programs, kernel: kernel,
+		links:   &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link), untraced: make(map[string]error)},
 		devices: newDevicePrograms(),
 	}, nil
 }

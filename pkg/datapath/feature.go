@@ -32,6 +32,8 @@ type Features struct {
 	// ChecksumIPv6 is that bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16, and
 	// stable releases of older versions).
 	ChecksumIPv6 bool
+	// Tracing is that programs at tracepoints can read the storage of sockets (Linux 5.11).
+	Tracing bool
 	// Conntrack is that programs can look up the connections that netfilter tracks
 	// (Linux 5.18, if it tracks any).
 	Conntrack bool
@@ -63,6 +65,9 @@ func ProbeFeatures() (Features, error) {
 
 	if probed.Conntrack, err = bpf.KnowsConntrack(); err != nil {
 		return Features{}, fmt.Errorf("probe of connection tracking: %w", err)
+	}
+	if probed.Tracing, err = bpf.KnowsTracing(); err != nil {
+		return Features{}, fmt.Errorf("probe of tracing: %w", err)
 	}
 
 	return probed, probed.probeDevices()
@@ -204,6 +209,7 @@ func (f Features) Missing() []string {
 		{f.SetRetval, "no bpf_set_retval (Linux 6.1): a refused sendto fails with EPERM"},
 		{f.NetnsCookie != 0, "no network namespace cookies (Linux 5.14): the node must be in the kernel's first namespace"},
 		{f.TCX, "no tcx (Linux 6.6): devices have clsact filters, which others can replace"},
+		{f.Tracing, "no storage of sockets at tracepoints (Linux 5.11): TCP handshakes and retransmissions are not measured"},
 		{f.FIBSource, "no source addresses from bpf_fib_lookup (Linux 6.7): a route's own preferred source is not used to masquerade"},
 	} {
 		if !feature.has {

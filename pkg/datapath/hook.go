@@ -32,6 +32,10 @@ func (d *Datapath) Attach() error {
 	if err != nil {
 		return err
 	}
+	// Tracepoints come first, to see all sockets that the hooks of the cgroup translate.
+	for _, hook := range programs.Trace {
+		d.links.trace(filepath.Join(dir, hook.Name), hook, programs.NotTraced)
+	}
 	// The hooks that translate answers are attached before those that translate
 	// requests, so that no socket sees the address of a backend.
 	for _, hook := range slices.Backward(programs.Sock) {
@@ -60,7 +64,7 @@ func (d *Datapath) Attach() error {
 		return fmt.Errorf("link directory: %w", err)
 	}
 	for _, entry := range entries {
-		ours := slices.ContainsFunc(programs.Sock, func(h bpf.Hook) bool { return h.Name == entry.Name() })
+		ours := slices.ContainsFunc(slices.Concat(programs.Sock, programs.Trace), func(h bpf.Hook) bool { return h.Name == entry.Name() })
 		if ours || entry.IsDir() { // see deviceDir
 			continue
 		}
@@ -178,12 +182,31 @@ type linkGetter func(pin string) (link.Link, error)
 
 // Hooks returns the state of our hooks at the cgroup root, by their pins. It needs no agent.
 func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
-	return queryHooks(loadPinned, bpfRoot, cgroupRoot, false)
+	states, err := queryHooks(loadPinned, bpfRoot, cgroupRoot, false)
+	if err != nil {
+		return nil, err
+	}
+	for _, hook := range bpf.TraceHooks(bpf.Config{Handshakes: true}) {
+		state := traceState(loadPinned, bpfRoot, hook)
+		if state.Problem != errNoLink.Error() {
+			states = append(states, state)
+		}
+	}
+
+	return states, nil
 }
 
 // Hooks is [Hooks], including links that are open and not pinned.
 func (d *Datapath) Hooks() ([]HookState, error) {
-	return queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, d.cfg.CountBytes && !d.cfg.NoStats)
+	states, err := queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, d.cfg.CountBytes && !d.cfg.NoStats)
+	if err != nil {
+		return nil, err
+	}
+	for _, hook := range bpf.TraceHooks(d.config) {
+		states = append(states, traceState(d.links.get, d.cfg.BPFRoot, hook))
+	}
+
+	return states, nil
 }
 
 // errNoLink is the problem of a hook to which nothing was attached.
@@ -212,6 +235,20 @@ func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, optional bool) ([]Ho
 	}
 
 	return states, nil
+}
+
+// traceState returns the state of a tracepoint. No other program can keep ours from running there.
+func traceState(get linkGetter, bpfRoot string, hook bpf.Hook) HookState {
+	l, err := get(filepath.Join(linkDir(bpfRoot), hook.Name))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errNoLink
+	}
+	if err != nil {
+		return HookState{hook.Name, strings.ReplaceAll(err.Error(), "\n", "; ")}
+	}
+	_ = l.Close() // it was only read
+
+	return HookState{Name: hook.Name}
 }
 
 func queryHook(get linkGetter, pin string, cgroup *os.File, hook bpf.Hook) error {

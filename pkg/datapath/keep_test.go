@@ -3,6 +3,7 @@ package datapath
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -19,7 +20,7 @@ func programIDs(t *testing.T, d *Datapath, device Device) map[string]ebpf.Progra
 	ofDevice, err := d.devices.load(d, variantOf(device))
 	must(t, err)
 	all := map[string]*ebpf.Program{"socks": programs.Socks, "ingress": ofDevice.Ingress, "egress": ofDevice.Egress}
-	for _, hook := range programs.Sock {
+	for _, hook := range slices.Concat(programs.Sock, programs.Trace) {
 		all[hook.Name] = hook.Program
 	}
 	ids := make(map[string]ebpf.ProgramID)
@@ -85,7 +86,9 @@ func TestKeptPrograms(t *testing.T) {
 		t.Fatalf("%q are kept", pins)
 	}
 	must(t, os.Remove(pins[0]))
-	if n := same(other, open(func(c *Config) { c.UDP = bpf.UDPConnected })); n != 4 { // the iterator and the byte counter, too
-		t.Errorf("after a pin was lost, %d programs are those of before, want 4", n)
+	// Beside those of devices: the iterator, the byte counter, and those at tracepoints.
+	want := 4 + len(bpf.TraceHooks(w.config))
+	if n := same(other, open(func(c *Config) { c.UDP = bpf.UDPConnected })); n != want {
+		t.Errorf("after a pin was lost, %d programs are those of before, want %d", n, want)
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bpf"
 )
 
 // links are the links of attached programs. A link ends with its last reference: its
@@ -23,8 +25,9 @@ import (
 type links struct {
 	bpfRoot string
 
-	mu   sync.Mutex
-	open map[string]link.Link // by the path of the pin
+	mu       sync.Mutex
+	open     map[string]link.Link // by the path of the pin
+	untraced map[string]error     // why a tracepoint is not attached to, by the same
 }
 
 // attach updates the link that belongs to a pin, if isThere reports that it is in its
@@ -35,15 +38,9 @@ func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Lin
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 
-	current := ls.open[pin]
-	if current == nil {
-		pinned, err := loadPinned(pin)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		if err == nil {
-			current, ls.open[pin] = pinned, pinned
-		}
+	current, err := ls.current(pin)
+	if err != nil {
+		return err
 	}
 	if current != nil && isThere(current) {
 		err := current.Update(program)
@@ -52,6 +49,50 @@ func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Lin
 		}
 	}
 
+	return ls.replace(pin, current, attach)
+}
+
+// trace attaches a program to a tracepoint, unless the link that belongs to a pin runs it already.
+// Such a link cannot be updated: until the old one is closed, the programs of both run. If the
+// program was not loaded, or not attached, [links.get] returns that error.
+func (ls *links) trace(pin string, hook bpf.Hook, notLoaded error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.untraced[pin] = notLoaded
+	if hook.Program == nil {
+		return
+	}
+	current, err := ls.current(pin)
+	runs := false
+	if err == nil && current != nil {
+		runs, err = runsProgram(current, hook.Program)
+	}
+	if err == nil && !runs {
+		err = ls.replace(pin, current, func() (link.Link, error) {
+			return link.AttachTracing(link.TracingOptions{Program: hook.Program, AttachType: hook.Attach})
+		})
+	}
+	ls.untraced[pin] = wrap("trace", err)
+}
+
+// current returns the link that belongs to a pin, nil if there is none.
+func (ls *links) current(pin string) (link.Link, error) {
+	if l := ls.open[pin]; l != nil {
+		return l, nil
+	}
+	pinned, err := loadPinned(pin)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		ls.open[pin] = pinned
+	}
+
+	return pinned, err
+}
+
+// replace attaches a new link, and detaches the current one, which may be nil.
+func (ls *links) replace(pin string, current link.Link, attach func() (link.Link, error)) error {
 	attached, err := attach()
 	if err != nil {
 		return err
@@ -67,6 +108,21 @@ func (ls *links) attach(pin string, program *ebpf.Program, isThere func(link.Lin
 	}
 
 	return err
+}
+
+// runsProgram reports whether a link is that of this very program.
+func runsProgram(l link.Link, program *ebpf.Program) (bool, error) {
+	ofLink, err := l.Info()
+	if err != nil {
+		return false, fmt.Errorf("link: %w", err)
+	}
+	ofProgram, err := program.Info()
+	if err != nil {
+		return false, fmt.Errorf("program: %w", err)
+	}
+	id, _ := ofProgram.ID()
+
+	return ofLink.Program == id, nil
 }
 
 // replacePin pins a link, and replaces an earlier pin in one step. It does not create
@@ -147,6 +203,9 @@ func missingFiles(paths []string) []string {
 func (ls *links) get(pin string) (link.Link, error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	if err := ls.untraced[pin]; err != nil {
+		return nil, err
+	}
 	if l := ls.open[pin]; l != nil {
 		return reopen(l)
 	}
@@ -211,12 +270,13 @@ func removeLink(pin string) error {
 	return os.Remove(pin)
 }
 
-// detach detaches a link. It is not an error if the link is nil or its cgroup is gone.
+// detach detaches a link. It is not an error if the link is nil or its cgroup is gone. The link
+// of a tracepoint cannot be detached: it ends with its last reference.
 func detach(l link.Link) error {
 	if l == nil {
 		return nil
 	}
-	if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
+	if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) && !errors.Is(err, link.ErrNotSupported) {
 		return fmt.Errorf("detach: %w", err)
 	}
 

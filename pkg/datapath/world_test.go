@@ -89,6 +89,7 @@ func buildWorld(t testing.TB, options ...func(*Config)) *world {
 	w := &world{cgroup: lab.MustCgroup(t, "datapath")}
 	w.cfg = Config{
 		CountBytes: true,
+		Handshakes: true,
 		CgroupRoot: w.cgroup.Path(),
 		BPFRoot:    fmt.Sprintf(rootPattern, os.Getpid(), rand.Text()[:6]),
 		UDP:        bpf.UDPAll,

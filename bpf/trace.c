@@ -1,0 +1,45 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Programs at tracepoints of the kernel. They run for the sockets of the whole machine, also of
+ * other network namespaces and other agents: they act only on sockets that have our state.
+ */
+#include "lib/handshake.h"
+#include "lib/kernel.h"
+
+/* The arguments of a tracepoint are words. */
+
+/* inet_sock_set_state(sk, oldstate, newstate): a handshake that this node began has ended. */
+SEC("tp_btf/inet_sock_set_state")
+int sluice_handshake(const __u64 *args)
+{
+	int was = args[1], is = args[2];
+	struct sock_state *state;
+
+	if (was != BPF_TCP_SYN_SENT)
+		return 0;
+	state = bpf_sk_storage_get(&sl_sock_state, (void *)args[0], NULL, 0);
+	/* While one agent replaces another, the programs of both run. */
+	if (!state || !state->since || state->handshake_counted)
+		return 0;
+	state->handshake_counted = 1;
+	count_handshake(state->service_port_id, is == BPF_TCP_ESTABLISHED,
+			bpf_ktime_get_ns() - state->since);
+	return 0;
+}
+
+/* tcp_retransmit_skb(sk, skb): a segment was sent again. */
+SEC("tp_btf/tcp_retransmit_skb")
+int sluice_retransmit(const __u64 *args)
+{
+	struct sock *sk = (struct sock *)args[0];
+	const struct sock_state *state = bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0);
+
+	if (state)
+		count_retransmission(state->service_port_id,
+				     sk->__sk_common.skc_state == BPF_TCP_SYN_SENT);
+	return 0;
+}
+
+char trace_license[] SEC("license") = "Dual BSD/GPL";

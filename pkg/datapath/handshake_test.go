@@ -1,0 +1,150 @@
+package datapath
+
+import (
+	"errors"
+	"math"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+func (w *world) needsTracing(t testing.TB) {
+	t.Helper()
+	if !w.features.Tracing {
+		t.Skip("this kernel has no storage of sockets at tracepoints (Linux 5.11)")
+	}
+}
+
+// answered returns how many handshakes of a service port were answered, and fails the test unless
+// they are in the bucket of their duration; if there are several, of their mean.
+func (l *loaded) answered(t testing.TB, of string) uint64 {
+	t.Helper()
+	stats, sum := l.stats(t, l.at[of].id), uint64(0)
+	for what, n := range stats {
+		if what < maps.StatHandshake {
+			continue
+		}
+		sum += n
+		mean := float64(stats[maps.StatHandshakeTime]) / float64(n) / 1e9
+		from, to := 0.0, math.Exp2(float64(maps.HistogramLeast))
+		if i := int(what - maps.StatHandshake); i > 0 {
+			from = to * math.Exp2(float64(i-1)/4)
+			to *= math.Exp2(float64(i) / 4)
+		}
+		if n == 1 && len(stats) == 3 && (mean <= from || mean > to) {
+			t.Errorf("%s: a handshake of %g s is in the bucket (%g, %g]", of, mean, from, to)
+		}
+	}
+
+	return sum
+}
+
+// The handshakes of a service port are counted by their outcome and duration, and SYNs that are
+// sent again as soon as they are.
+func TestHandshakes(t *testing.T) {
+	l := newLoaded(t)
+	l.needsTracing(t)
+	for how, network := range map[string]string{"answers": "tcp4", "other": "tcp4", "v6": "tcp6"} {
+		s := mustSocket(t, l.client, network)
+		must(t, s.Connect(behaviours[how]), s.Close())
+		if n := l.answered(t, "tcp "+how); n != 1 {
+			t.Errorf("%s: %d handshakes were answered, want 1", how, n)
+		}
+	}
+	refused, silent := mustSocket(t, l.client, "tcp4"), mustSocket(t, l.client, "tcp4")
+	if err := refused.Connect(behaviours["refuses"]); err == nil {
+		t.Error("not refused")
+	}
+	must(t, silent.SetTimeout(1500*time.Millisecond))
+	if err := silent.Connect(behaviours["is silent"]); err == nil {
+		t.Error("there is an answer")
+	}
+	if have := l.stats(t, l.at["tcp is silent"].id); have[maps.StatSYNRetransmits] == 0 || have[maps.StatUnanswered] != 0 {
+		t.Errorf("while it waits: %v is counted", have)
+	}
+	must(t, silent.Close())
+	for _, how := range []string{"refuses", "is silent"} {
+		have := l.stats(t, l.at["tcp "+how].id)
+		if have[maps.StatUnanswered] != 1 || have[maps.StatRetransmits] != 0 || l.answered(t, "tcp "+how) != 0 {
+			t.Errorf("%s: %v is counted", how, have)
+		}
+	}
+	if have := l.stats(t, l.at["udp answers"].id); len(have) != 0 {
+		t.Errorf("UDP: %v is counted", have)
+	}
+}
+
+// An agent replaces the program of another one at a tracepoint: each handshake is counted once,
+// and a program that stays the same keeps its link.
+func TestTracepointsReplaced(t *testing.T) {
+	l := newLoaded(t)
+	l.needsTracing(t)
+	first := mustLinkID(t, l.world, "inet_sock_set_state")
+	connect := func() {
+		t.Helper()
+		s := mustSocket(t, l.client, "tcp4")
+		must(t, s.Connect(behaviours["answers"]), s.Close())
+	}
+	connect()
+	same := l.mustOpen(t, l.cfg)
+	must(t, same.Attach())
+	if now := mustLinkID(t, l.world, "inet_sock_set_state"); now != first {
+		t.Errorf("link %d, want %d: the program is the same", now, first)
+	}
+	connect()
+	cfg := l.cfg
+	cfg.PodOptOut = true
+	other := l.mustOpen(t, cfg)
+	must(t, other.Attach(), same.Close(), l.world.Close())
+	if now := mustLinkID(t, l.world, "inet_sock_set_state"); now == first {
+		t.Error("the link still runs the old program")
+	}
+	connect()
+	l.Datapath = other
+	if n := l.answered(t, "tcp answers"); n != 3 {
+		t.Errorf("%d handshakes are counted, want 3", n)
+	}
+
+	cfg.Handshakes = false
+	off := l.mustOpen(t, cfg)
+	must(t, off.Attach(), other.Close())
+	l.Datapath = off
+	if _, err := link.LoadPinnedLink(filepath.Join(linkDir(cfg.BPFRoot), "inet_sock_set_state"), nil); err == nil {
+		t.Error("switched off, there is still a link")
+	}
+	connect()
+	if n := l.answered(t, "tcp answers"); n != 3 {
+		t.Errorf("switched off, %d handshakes are counted, want 3", n)
+	}
+}
+
+// A tracepoint to which nothing can be attached does not keep Services from working, and is
+// reported until it can.
+func TestNotTraced(t *testing.T) {
+	l := newLoaded(t)
+	l.needsTracing(t)
+	programs, err := l.programs()
+	must(t, err)
+	hook := programs.Trace[0]
+	pin := filepath.Join(linkDir(l.cfg.BPFRoot), hook.Name)
+	broken := hook
+	broken.Program = nil
+	l.links.trace(pin, broken, errors.New("no such tracepoint"))
+	states, err := l.Hooks()
+	must(t, err)
+	if last := states[len(states)-2]; last.Name != hook.Name || last.Problem != "no such tracepoint" {
+		t.Errorf("%+v is reported", last)
+	}
+	must(t, l.Attach())
+	states, err = l.Hooks()
+	must(t, err)
+	for _, state := range states {
+		if state.Problem != "" {
+			t.Errorf("%s: %s", state.Name, state.Problem)
+		}
+	}
+}
