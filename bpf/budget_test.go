@@ -49,7 +49,7 @@ func TestVerifierBudget(t *testing.T) {
 				if setRetval && features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) != nil {
 					t.Skip("this kernel has no bpf_set_retval (Linux 6.1)")
 				}
-				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, CountBytes: true, Handshakes: true, PodOptOut: true})
+				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, CountBytes: true, Handshakes: true, PodOptOut: true, Heal: true})
 				for _, hook := range append(slices.Concat(programs.Sock, programs.Trace), Hook{Name: "socks", Program: programs.Socks}) {
 					checkBudget(t, hook)
 				}
@@ -74,10 +74,10 @@ func TestDeviceVerifierBudget(t *testing.T) {
 	for _, class := range []uint32{maps.DevicePods, maps.DeviceUplink} {
 		for _, flags := range []DeviceConfig{
 			{},
-			{FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t)},
+			{FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t), Heal: true},
 			{NoEthernet: true},
 			{BridgePort: true},
-			{BridgePort: true, ScopeBySource: true, FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t)},
+			{BridgePort: true, ScopeBySource: true, FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t), Heal: true},
 		} {
 			cfg := flags
 			cfg.Class = class

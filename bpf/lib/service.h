@@ -486,6 +486,16 @@ static __always_inline const struct backend *pick_any(const struct pool *pool, _
 /* Passing over suspects: see health.h. */
 
 /*
+ * is_suspect_at returns 1 if the backend in a slot is a suspect, else 0. It is global, so that the
+ * verifier walks it once, and not once for each slot and each state that it has derived from those
+ * before.
+ */
+__noinline int is_suspect_at(__u32 slot)
+{
+	return is_suspect(slot_at(slot));
+}
+
+/*
  * are_few_suspects reports whether at most half of the count slots from base on have suspects. Of
  * more than MAX_COMPARED it looks at that many, from a random one on. It is global, so that the
  * verifier walks it once.
@@ -495,7 +505,7 @@ __noinline int are_few_suspects(__u32 base, __u32 count)
 	__u32 first = count > MAX_COMPARED ? random_below(count) : 0, suspects = 0, i;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++)
-		suspects += is_suspect(slot_at(base + (first + i) % count));
+		suspects += is_suspect_at(base + (first + i) % count);
 	return 2 * suspects <= i;
 }
 
@@ -534,12 +544,12 @@ static __always_inline bool passes_over(const struct pool *pool, __u32 id, __u64
  */
 __noinline __u32 well_backend(__u32 base, __u32 count, __u32 seed, __u32 is_table)
 {
-	__u32 at = ((__u64)seed * count) >> 32, i, id;
+	__u32 at = ((__u64)seed * count) >> 32, i, slot;
 
 	for (i = 1; i <= MAX_COMPARED && count; i++) {
-		id = slot_at(base + (is_table ? (at + i) % count : random_below(count)));
-		if (id && !is_suspect(id))
-			return id;
+		slot = base + (is_table ? (at + i) % count : random_below(count));
+		if (!is_suspect_at(slot))
+			return slot_at(slot);
 	}
 	return 0;
 }

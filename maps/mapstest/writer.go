@@ -35,6 +35,7 @@ func (w *Writer) Backend(servicePort uint32, addr netip.AddrPort, flags uint32) 
 
 	return id, errors.Join(
 		w.tables.Loads.Reserve(int(id)+1),
+		w.tables.Health.Reserve(int(id)+1),
 		w.tables.Backends.Put(id, maps.BackendOf(id, servicePort, addr, flags)),
 	)
 }

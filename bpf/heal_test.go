@@ -1,0 +1,442 @@
+package bpf
+
+import (
+	"bytes"
+	"container/heap"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/pkg/maglev"
+)
+
+// simulation is connections of clients to the backends of one pool, in simulated time: testdata/heal.c
+// picks and judges as the programs do.
+type simulation struct {
+	t       testing.TB
+	program *ebpf.Program
+	tables  maps.Tables
+	random  *rand.Rand
+
+	pool     uint32
+	backends []uint32 // ids
+	now      time.Duration
+	events   events
+
+	// behave returns what a backend does with a segment that a client sends it now. The default is
+	// to answer after a millisecond.
+	behave func(backend, client int) behaviour
+
+	picks    []pick
+	failures map[int]int
+}
+
+// behaviour is what becomes of the first segment of a connection.
+type behaviour struct {
+	lost, refused bool
+	after         time.Duration // of the answer
+}
+
+// pick is a new connection.
+type pick struct {
+	at              time.Duration
+	backend, client int
+	probe           bool
+}
+
+// event is something that happens at a time of the simulation.
+type event struct {
+	at time.Duration
+	do func()
+}
+
+type events []event
+
+func (e events) Len() int           { return len(e) }
+func (e events) Less(i, j int) bool { return e[i].at < e[j].at }
+func (e events) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)        { *e = append(*e, x.(event)) }
+func (e *events) Pop() any {
+	last := (*e)[len(*e)-1]
+	*e = (*e)[:len(*e)-1]
+
+	return last
+}
+
+// newSimulation returns a simulation of a pool with n backends, which begins an hour after boot.
+func newSimulation(t testing.TB, n int, settings maps.Pool) *simulation {
+	t.Helper()
+	m := mustMaps(t)
+	spec, err := loadHeal()
+	must(t, err)
+	must(t, spec.Variables[healVarConfigHeal].Set(true))
+	programs, err := newLoader(m, nil).load(spec)
+	must(t, err)
+	t.Cleanup(func() { must(t, closePrograms(programs)) })
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	s := &simulation{
+		t: t, program: programs[healProgHealStep], tables: m.Tables, random: rand.New(rand.NewPCG(seed, 0)), now: time.Hour,
+		behave:   func(int, int) behaviour { return behaviour{after: time.Millisecond} },
+		failures: make(map[int]int),
+	}
+	hand := mapstest.New(m.Tables)
+	settings.ServicePortId, err = hand.ServicePort()
+	must(t, err)
+	var addrs []netip.AddrPort
+	for i := range n {
+		addrs = append(addrs, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80))
+		id, err := hand.Backend(settings.ServicePortId, addrs[i], 0)
+		must(t, err)
+		s.backends = append(s.backends, id)
+	}
+	var table []uint32
+	if maps.Hashes(settings.Algorithm) {
+		for _, i := range maglev.Table(addrs) {
+			table = append(table, s.backends[i])
+		}
+	}
+	s.pool, err = hand.Pool(settings, s.backends, table)
+	must(t, err)
+
+	return s
+}
+
+// step runs the program.
+func (s *simulation) step(op healStepOp, backend, client int, cause maps.HealthCause) uint32 {
+	s.t.Helper()
+	in := healStep{
+		Now: uint64(s.now), Op: uint32(op), PoolId: s.pool, Client: uint32(client + 1), Cause: uint32(cause), Seed: s.random.Uint32(),
+	}
+	if backend >= 0 {
+		in.BackendId = s.backends[backend]
+	}
+	var data bytes.Buffer
+	must(s.t, binary.Write(&data, binary.NativeEndian, in))
+	got, err := s.program.Run(&ebpf.RunOptions{Data: data.Bytes()})
+	must(s.t, err)
+
+	return got
+}
+
+func (s *simulation) after(d time.Duration, do func()) {
+	heap.Push(&s.events, event{s.now + d, do})
+}
+
+// health returns the health of a backend.
+func (s *simulation) health(backend int) maps.BackendHealth {
+	h, _ := s.tables.HealthOf(s.backends[backend])
+
+	return h
+}
+
+// suspects returns how many backends are suspects.
+func (s *simulation) suspects() int {
+	n := 0
+	for i := range s.backends {
+		if s.health(i).IsSuspect() {
+			n++
+		}
+	}
+
+	return n
+}
+
+// connect begins a connection, whose first segment is sent again after one and three seconds.
+func (s *simulation) connect(client int) {
+	before := make([]maps.BackendHealth, len(s.backends))
+	for i := range s.backends {
+		before[i] = s.health(i)
+	}
+	suspects := s.suspects()
+	backend := slices.Index(s.backends, s.step(healStepOpSTEP_PICK, -1, client, 0))
+	if backend < 0 {
+		s.t.Fatalf("at %v, client %d gets no backend", s.now, client)
+	}
+	had := before[backend]
+	probe := had.IsSuspect() && uint64(s.now) >= had.Until
+	s.picks = append(s.picks, pick{s.now, backend, client, probe})
+	if had.IsSuspect() && !probe && 2*suspects <= len(s.backends) {
+		s.t.Errorf("at %v, backend %d gets a connection, although it is passed over until %v", s.now, backend, time.Duration(had.Until))
+	}
+	for i := range s.backends {
+		if passed := s.health(i).PassedOver - before[i].PassedOver; passed > 0 && (2*suspects > len(s.backends) || len(s.backends) == 1) {
+			s.t.Errorf("at %v, backend %d is passed over, although %d of %d are suspects", s.now, i, suspects, len(s.backends))
+		}
+		if h := s.health(i); h.IsSuspect() {
+			if pause := time.Duration(h.Until) - s.now; pause > time.Minute {
+				s.t.Errorf("at %v, backend %d is passed over for %v more", s.now, i, pause)
+			}
+		}
+	}
+	s.send(backend, client, 0)
+}
+
+// send sends the first segment of a connection, for the n-th time.
+func (s *simulation) send(backend, client, n int) {
+	done := func(op healStepOp, cause maps.HealthCause) func() {
+		return func() { s.step(op, backend, client, cause) }
+	}
+	switch b := s.behave(backend, client); {
+	case b.refused:
+		s.failures[backend]++
+		s.after(time.Millisecond, done(healStepOpSTEP_FAILURE, maps.HealthRefused))
+	case !b.lost:
+		s.after(b.after, done(healStepOpSTEP_SUCCESS, 0))
+	case n == 2:
+		s.failures[backend]++
+	default:
+		s.after(time.Second<<n, func() {
+			s.step(healStepOpSTEP_FAILURE, backend, client, maps.HealthRetransmit)
+			s.send(backend, client, n+1)
+		})
+	}
+}
+
+// run makes connections of random clients at a rate per second for a while.
+func (s *simulation) run(d time.Duration, rate float64, clients int) {
+	s.t.Helper()
+	end := s.now + d
+	var next func()
+	next = func() {
+		s.connect(s.random.IntN(clients))
+		s.after(time.Duration(s.random.ExpFloat64()/rate*float64(time.Second)), next)
+	}
+	s.after(0, next)
+	for len(s.events) > 0 && s.events[0].at < end {
+		e := heap.Pop(&s.events).(event)
+		s.now = e.at
+		e.do()
+	}
+	s.now, s.events = end, nil
+}
+
+// last returns when a backend got its last connection that was no probe.
+func (s *simulation) last(backend int) time.Duration {
+	for _, p := range slices.Backward(s.picks) {
+		if p.backend == backend && !p.probe {
+			return p.at
+		}
+	}
+
+	return 0
+}
+
+// shares returns how many connections each backend got since a time.
+func (s *simulation) shares(since time.Duration) []int {
+	shares := make([]int, len(s.backends))
+	for _, p := range s.picks {
+		if p.at >= since {
+			shares[p.backend]++
+		}
+	}
+
+	return shares
+}
+
+// algorithms are all of them, by name.
+var algorithms = map[string]uint8{
+	"random": maps.AlgorithmRandom, "rr": maps.AlgorithmRR, "lc": maps.AlgorithmLC, "sed": maps.AlgorithmSED, "nq": maps.AlgorithmNQ,
+	"sh": maps.AlgorithmSH, "dh": maps.AlgorithmDH, "maglev": maps.AlgorithmMaglev,
+}
+
+// A dead backend gets no new connections within a second, by any algorithm, and then only probes,
+// in growing intervals. When it works again it is used like the others.
+func TestHealDead(t *testing.T) {
+	for name, algorithm := range algorithms {
+		t.Run(name, func(t *testing.T) {
+			s := newSimulation(t, 10, maps.Pool{Algorithm: algorithm})
+			s.run(2*time.Second, 1000, 50)
+			died := s.now
+			s.behave = func(backend, _ int) behaviour { return behaviour{lost: backend == 3, after: time.Millisecond} }
+			s.run(20*time.Second, 500, 50)
+			if h := s.health(3); !h.IsSuspect() || h.Episodes != 1 || maps.HealthCause(h.Cause) != maps.HealthUnanswered {
+				t.Errorf("it is %+v", h)
+			}
+			if last := s.last(3) - died; last > 700*time.Millisecond {
+				t.Errorf("it got its last connection %v after it died", last)
+			}
+			probes := 0
+			for _, p := range s.picks {
+				if p.backend == 3 && p.probe {
+					probes++
+				}
+			}
+			if probes < 2 || probes > 6 {
+				t.Errorf("it got %d probes", probes)
+			}
+			for i, share := range s.shares(died + time.Second) {
+				if i != 3 && (share < 400 || share > 2400) {
+					t.Errorf("backend %d got %d of the connections, which are some 9,500", i, share)
+				}
+			}
+			s.behave = func(int, int) behaviour { return behaviour{after: time.Millisecond} }
+			s.run(70*time.Second, 100, 50)
+			if s.suspects() > 0 {
+				t.Error("it is still a suspect")
+			}
+			if share := s.shares(s.now - 10*time.Second)[3]; share < 40 {
+				t.Errorf("it got %d of the last 1,000 connections", share)
+			}
+		})
+	}
+}
+
+// A backend that refuses is noticed after a few connections.
+func TestHealRefuses(t *testing.T) {
+	s := newSimulation(t, 10, maps.Pool{})
+	s.run(time.Second, 1000, 50)
+	s.behave = func(backend, _ int) behaviour { return behaviour{refused: backend == 0, after: time.Millisecond} }
+	s.run(900*time.Millisecond, 1000, 50)
+	if n := s.failures[0]; n > 8 {
+		t.Errorf("it refused %d connections", n)
+	}
+}
+
+// What works is not suspected: with a third of the packets lost to one backend, or to all of them;
+// with answers that are slow; and with a client that reaches nothing.
+func TestHealNoFalseSuspicion(t *testing.T) {
+	const broken = 7
+	for _, test := range []struct {
+		name    string
+		rate    float64
+		clients int
+		behave  func(r *rand.Rand, backend, client int) behaviour
+	}{
+		{"30 % of the packets to one backend lost", 1000, 50, func(r *rand.Rand, backend, _ int) behaviour {
+			return behaviour{lost: backend == 2 && r.Float64() < 0.3, after: time.Millisecond}
+		}},
+		{"30 % of all packets lost", 300, 50, func(r *rand.Rand, _, _ int) behaviour {
+			return behaviour{lost: r.Float64() < 0.3, after: time.Millisecond}
+		}},
+		{"few connections, with 30 % of all packets lost", 10, 5, func(r *rand.Rand, _, _ int) behaviour {
+			return behaviour{lost: r.Float64() < 0.3, after: time.Millisecond}
+		}},
+		{"slow answers, in a burst", 1000, 50, func(r *rand.Rand, _, _ int) behaviour {
+			return behaviour{after: 20*time.Millisecond + time.Duration(r.IntN(100))*time.Millisecond}
+		}},
+		{"a client that reaches nothing", 200, 8, func(_ *rand.Rand, _, client int) behaviour {
+			return behaviour{lost: client == broken, after: time.Millisecond}
+		}},
+		{"only a client that reaches nothing", 100, 1, func(*rand.Rand, int, int) behaviour { return behaviour{lost: true} }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSimulation(t, 10, maps.Pool{})
+			s.behave = func(backend, client int) behaviour { return test.behave(s.random, backend, client) }
+			s.run(30*time.Second, test.rate, test.clients)
+			for i := range s.backends {
+				if h := s.health(i); h.Episodes > 0 {
+					t.Errorf("backend %d was suspected of %q", i, maps.HealthCause(h.Cause))
+				}
+			}
+		})
+	}
+}
+
+// If all backends stop, none is passed over for long; the one of a Service never is.
+func TestHealFailsOpen(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 10} {
+		t.Run(fmt.Sprintf("with %d backends", n), func(t *testing.T) {
+			s := newSimulation(t, n, maps.Pool{})
+			s.run(time.Second, 500, 50)
+			s.behave = func(int, int) behaviour { return behaviour{lost: true} }
+			s.run(2*time.Second, 500, 50)
+			from := s.now
+			s.run(5*time.Second, 500, 50)
+			for i, share := range s.shares(from) {
+				if share < 2500/n/2 {
+					t.Errorf("backend %d got %d of 2,500 connections", i, share)
+				}
+			}
+			s.behave = func(int, int) behaviour { return behaviour{after: time.Millisecond} }
+			s.run(time.Second, 500, 50)
+			if s.suspects() > 0 {
+				t.Errorf("when they work again, %d are suspects", s.suspects())
+			}
+		})
+	}
+}
+
+// A node with one client pod notices a dead backend, too, because the client reaches the others.
+func TestHealOneClient(t *testing.T) {
+	s := newSimulation(t, 4, maps.Pool{})
+	s.run(time.Second, 200, 1)
+	died := s.now
+	s.behave = func(backend, _ int) behaviour { return behaviour{lost: backend == 1, after: time.Millisecond} }
+	s.run(10*time.Second, 200, 1)
+	if last := s.last(1) - died; last > time.Second {
+		t.Errorf("it got its last connection %v after it died", last)
+	}
+}
+
+// A client moves away from a backend that it has affinity to only while that is a suspect.
+func TestHealAffinity(t *testing.T) {
+	s := newSimulation(t, 5, maps.Pool{AffinitySeconds: 3600})
+	s.run(2*time.Second, 500, 50)
+	had := make(map[int]int)
+	for _, p := range s.picks {
+		had[p.client] = p.backend
+	}
+	died := s.now
+	s.behave = func(backend, _ int) behaviour { return behaviour{lost: backend == had[0], after: time.Millisecond} }
+	s.run(10*time.Second, 500, 50)
+	for _, p := range s.picks {
+		if had[p.client] != had[0] && p.backend != had[p.client] {
+			t.Fatalf("client %d moved from backend %d, which works, to %d", p.client, had[p.client], p.backend)
+		}
+	}
+	if last := s.last(had[0]) - died; last > time.Second {
+		t.Errorf("it got its last connection %v after it died", last)
+	}
+}
+
+// Backends die, come back, flap, lose packets and slow down at random, for a long time: connect
+// checks at each step that no more than half are passed over, that a suspect only gets probes, and
+// that no pause is longer than a minute. Once all work, none remains a suspect.
+func TestHealAtRandom(t *testing.T) {
+	for _, n := range []int{2, 3, 7, 80} {
+		t.Run(fmt.Sprintf("with %d backends", n), func(t *testing.T) {
+			s := newSimulation(t, n, maps.Pool{Algorithm: uint8(rand.IntN(8))})
+			type state struct {
+				loss, refuse float64
+				delay        time.Duration
+			}
+			states := make([]state, n)
+			s.behave = func(backend, _ int) behaviour {
+				b := states[backend]
+
+				return behaviour{lost: s.random.Float64() < b.loss, refused: s.random.Float64() < b.refuse, after: time.Millisecond + b.delay}
+			}
+			for range 60 {
+				b := &states[s.random.IntN(n)]
+				switch s.random.IntN(6) {
+				case 0:
+					*b = state{loss: 1}
+				case 1:
+					*b = state{refuse: 1}
+				case 2:
+					*b = state{loss: s.random.Float64()}
+				case 3:
+					*b = state{delay: time.Duration(s.random.IntN(3000)) * time.Millisecond}
+				default:
+					*b = state{}
+				}
+				s.run(time.Duration(s.random.IntN(2000))*time.Millisecond, 20+300*s.random.Float64(), 1+s.random.IntN(40))
+			}
+			clear(states)
+			s.run(62*time.Second, 5*float64(n), 40)
+			s.run(4*time.Second, 40*float64(n), 40)
+			if got := s.suspects(); got > 0 {
+				t.Errorf("%d backends are suspects, although all work", got)
+			}
+		})
+	}
+}
