@@ -512,8 +512,9 @@ __noinline int are_few_suspects(__u32 base, __u32 count)
 /*
  * is_passed_over reports whether a backend of the count slots from base on must not get a new flow. A
  * suspect whose pause has ended gets this one, as a probe, and pauses again. If more than half of
- * them are suspects, the Service, this node or its network is the reason, and none is passed over. It
- * is global, so that the verifier walks it once.
+ * them are suspects, the Service, this node or its network is the reason: none is passed over, and
+ * pauses end, so that what remains of the suspects afterwards is probed at once. It is global, so that
+ * the verifier walks it once.
  */
 __noinline int is_passed_over(__u32 base, __u32 count, __u32 id, __u64 now)
 {
@@ -521,12 +522,14 @@ __noinline int is_passed_over(__u32 base, __u32 count, __u32 id, __u64 now)
 
 	if (!h || h->id != id || !h->suspected)
 		return false;
+	if (!are_few_suspects(base, count)) {
+		h->until = now;
+		return false;
+	}
 	if (now >= h->until) {
 		begin_pause(h, now);
 		return false;
 	}
-	if (!are_few_suspects(base, count))
-		return false;
 	__sync_fetch_and_add(&h->passed_over, 1);
 	return true;
 }
