@@ -35,7 +35,7 @@ var budgets = map[string]uint32{
 	"dials":        1_000,
 
 	"inet_sock_set_state": 15_000,
-	"tcp_retransmit_skb":  500,
+	"tcp_retransmit_skb":  2_000,
 
 	"ingress": 200_000, // 133,000 on 6.18, 112,000 on 6.1
 	"egress":  40_000,

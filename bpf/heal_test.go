@@ -326,6 +326,9 @@ func TestHealNoFalseSuspicion(t *testing.T) {
 		{"a client that reaches nothing", 200, 8, func(_ *rand.Rand, _, client int) behaviour {
 			return behaviour{lost: client == broken, after: time.Millisecond}
 		}},
+		{"half of the clients refused by all", 300, 8, func(_ *rand.Rand, _, client int) behaviour {
+			return behaviour{refused: client < 4, after: time.Millisecond}
+		}},
 		{"only a client that reaches nothing", 100, 1, func(*rand.Rand, int, int) behaviour { return behaviour{lost: true} }},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -5,10 +5,36 @@
  * Programs at tracepoints of the kernel. They run for the sockets of the whole machine, also of
  * other network namespaces and other agents: they act only on sockets that have our state.
  */
+#include <linux/errno.h>
+
 #include "lib/handshake.h"
+#include "lib/health.h"
 #include "lib/kernel.h"
 
 /* The arguments of a tracepoint are words. */
+
+/*
+ * note_handshake notes what the end of a handshake shows of the backend. A socket that the application
+ * has closed before has no error, and shows nothing: its retransmissions were noted.
+ */
+static __always_inline void note_handshake(const struct sock *sk, const struct sock_state *state,
+					   bool established, __u64 now)
+{
+	if (established) {
+		note_success(state->backend_id, state->service_port_id, state->client, now);
+		return;
+	}
+	switch (sk->sk_err) {
+	case ECONNREFUSED:
+		note_failure(state->backend_id, state->service_port_id, state->client,
+			     HEALTH_REFUSED, now);
+		break;
+	case EHOSTUNREACH:
+	case ENETUNREACH:
+		note_failure(state->backend_id, state->service_port_id, state->client,
+			     HEALTH_UNREACHABLE, now);
+	}
+}
 
 /* inet_sock_set_state(sk, oldstate, newstate): a handshake that this node began has ended. */
 SEC("tp_btf/inet_sock_set_state")
@@ -16,6 +42,7 @@ int sluice_handshake(const __u64 *args)
 {
 	int was = args[1], is = args[2];
 	struct sock_state *state;
+	__u64 now;
 
 	if (was != BPF_TCP_SYN_SENT)
 		return 0;
@@ -24,8 +51,9 @@ int sluice_handshake(const __u64 *args)
 	if (!state || !state->since || state->handshake_counted)
 		return 0;
 	state->handshake_counted = 1;
-	count_handshake(state->service_port_id, is == BPF_TCP_ESTABLISHED,
-			bpf_ktime_get_ns() - state->since);
+	now = bpf_ktime_get_ns();
+	count_handshake(state->service_port_id, is == BPF_TCP_ESTABLISHED, now - state->since);
+	note_handshake((struct sock *)args[0], state, is == BPF_TCP_ESTABLISHED, now);
 	return 0;
 }
 
@@ -36,9 +64,14 @@ int sluice_retransmit(const __u64 *args)
 	struct sock *sk = (struct sock *)args[0];
 	const struct sock_state *state = bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0);
 
-	if (state)
-		count_retransmission(state->service_port_id,
-				     sk->__sk_common.skc_state == BPF_TCP_SYN_SENT);
+	bool syn = sk->__sk_common.skc_state == BPF_TCP_SYN_SENT;
+
+	if (!state)
+		return 0;
+	count_retransmission(state->service_port_id, syn);
+	if (syn)
+		note_failure(state->backend_id, state->service_port_id, state->client,
+			     HEALTH_RETRANSMIT, bpf_ktime_get_ns());
 	return 0;
 }
 

@@ -25,7 +25,7 @@ type traced struct{ point, program string }
 // tracedBy returns what is traced with this configuration.
 func tracedBy(cfg Config) []traced {
 	var all []traced
-	if cfg.Handshakes && !cfg.NoStats {
+	if cfg.Handshakes && !cfg.NoStats || cfg.Heal {
 		all = append(all,
 			traced{"inet_sock_set_state", traceProgSluiceHandshake},
 			traced{"tcp_retransmit_skb", traceProgSluiceRetransmit})
@@ -68,5 +68,5 @@ func traceSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		return !slices.Contains(traceNames(cfg), name)
 	})
 
-	return spec, nil
+	return spec, setVariables(spec, map[string]any{traceVarConfigHeal: cfg.Heal})
 }

@@ -58,6 +58,7 @@ const (
 	traceMapSlUnanswered      = "sl_unanswered"
 	traceProgSluiceHandshake  = "sluice_handshake"
 	traceProgSluiceRetransmit = "sluice_retransmit"
+	traceVarConfigHeal        = "config_heal"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -156,6 +157,7 @@ type traceMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceVariableSpecs struct {
+	ConfigHeal *ebpf.VariableSpec `ebpf:"config_heal"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -269,6 +271,7 @@ func (m *traceMaps) Close() error {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceVariables struct {
+	ConfigHeal *ebpf.Variable `ebpf:"config_heal"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.

@@ -36,7 +36,7 @@ volatile const bool config_heal = false;
 /* Evidence of this age is dropped. */
 #define EVIDENCE_AGE (60000 * MS)
 
-/* Evidence of fewer clients only counts if the client reached the Service meanwhile. */
+/* How many clients are more than a single one. Two may share a bit. */
 #define CLIENTS_ENOUGH 3
 
 /* A suspicion this long after the last one is a new episode, and begins with the shortest pause. */
@@ -142,16 +142,21 @@ static __always_inline __u32 bits_of(__u32 word)
 	return n;
 }
 
-/* judge makes the backend a suspect if there is enough evidence. */
+/*
+ * judge makes the backend a suspect if there is enough evidence. A client that reaches none of the
+ * Service's backends proves nothing about one of them, unless others report the same; and one client
+ * alone takes twice as much evidence.
+ */
 static __always_inline void judge(struct backend_health *h, __u32 service_port_id, __u32 client,
 				  __u8 cause, __u64 now)
 {
-	bool unanswered = h->evidence >= EVIDENCE_ENOUGH && now - h->unanswered >= PATIENCE;
+	bool several = bits_of(h->clients) >= CLIENTS_ENOUGH;
+	bool reaches = reached_since(service_port_id, client, h->unanswered);
+	__u32 times = several && reaches ? 1 : 2;
+	bool silent = h->evidence >= times * EVIDENCE_ENOUGH && now - h->unanswered >= PATIENCE;
+	bool refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches;
 
-	if (h->suspected || (!unanswered && h->refusals < REFUSALS_ENOUGH))
-		return;
-	if (bits_of(h->clients) < CLIENTS_ENOUGH &&
-	    !reached_since(service_port_id, client, h->unanswered))
+	if (h->suspected || (!several && !reaches) || (!silent && !refuses))
 		return;
 	if (h->cleared && now - h->cleared < EPISODE_GAP) {
 		h->level += h->level < MAX_LEVEL;
@@ -180,7 +185,8 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 n, __u3
 
 /*
  * note_attempt is called when a backend gets a new connection, which remains in evidence until the
- * backend answers any. client is a hash of the client.
+ * backend answers any. The silence of one that was never seen to answer proves nothing: what is sent
+ * to it may want no answer, or its answers may not be seen. client is a hash of the client.
  */
 __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 now)
 {
@@ -189,7 +195,7 @@ __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 clien
 	if (!config_heal)
 		return 0;
 	h = health_of(backend_id);
-	if (!h || (__s64)(now - h->answered) < (__s64)ANSWER_FRESH)
+	if (!h || !h->answered || (__s64)(now - h->answered) < (__s64)ANSWER_FRESH)
 		return 0;
 	add_evidence(h, 1, client, now, now);
 	judge(h, service_port_id, client, HEALTH_UNANSWERED, now);

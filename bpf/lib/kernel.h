@@ -120,6 +120,7 @@ struct sock_cgroup_data___val {
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
+	int sk_err;
 	__u8 sk_kern_sock : 1;
 	struct socket *sk_socket;
 	struct sock_cgroup_data sk_cgrp_data;

@@ -209,7 +209,7 @@ func (f Features) Missing() []string {
 		{f.SetRetval, "no bpf_set_retval (Linux 6.1): a refused sendto fails with EPERM"},
 		{f.NetnsCookie != 0, "no network namespace cookies (Linux 5.14): the node must be in the kernel's first namespace"},
 		{f.TCX, "no tcx (Linux 6.6): devices have clsact filters, which others can replace"},
-		{f.Tracing, "no storage of sockets at tracepoints (Linux 5.11): TCP handshakes and retransmissions are not measured"},
+		{f.Tracing, "no storage of sockets at tracepoints (Linux 5.11): TCP handshakes and retransmissions are not measured, and backends that do not answer are only noticed at devices"},
 		{f.FIBSource, "no source addresses from bpf_fib_lookup (Linux 6.7): a route's own preferred source is not used to masquerade"},
 	} {
 		if !feature.has {
