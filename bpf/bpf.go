@@ -44,9 +44,6 @@ type Config struct {
 
 	// NoStats disables the counts per service port.
 	NoStats bool
-	// CountBytes adds the hook sock_ops, which counts the bytes of TCP connections. It
-	// runs several times for every TCP socket.
-	CountBytes bool
 	// Handshakes traces the TCP handshakes and retransmissions of translated sockets (Linux
 	// 5.11).
 	Handshakes bool
@@ -73,9 +70,6 @@ type Hook struct {
 	Attach  ebpf.AttachType
 	Program *ebpf.Program
 }
-
-// Optional reports whether Services work without the hook, which then only counts.
-func (h Hook) Optional() bool { return h.Attach == ebpf.AttachCGroupSockOps }
 
 // Programs are the loaded socket programs, not attached yet.
 type Programs struct {
@@ -107,7 +101,6 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		spec  func(Config) (*ebpf.CollectionSpec, error)
 	}{
 		{"socket programs", sockNames, sockSpec},
-		{"byte counter", opsNames(cfg), func(Config) (*ebpf.CollectionSpec, error) { return loadOps() }},
 		{"socket iterator", []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return iterSpec(iterProgSluiceSocks) }},
 		{tracingPart, traceNames(cfg), traceSpec},
 	} {
@@ -131,14 +124,12 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		result.Kept = append(result.Kept, keep.pins(loaded)...)
 		result.NotKept = errors.Join(result.NotKept, notKept)
 	}
-	missing := func(h Hook) bool { return h.Program == nil }
-	result.Sock, result.Socks = slices.DeleteFunc(sockHooks(programs), missing), programs[iterProgSluiceSocks]
-	result.Trace = traceHooks(cfg, programs)
+	result.Sock, result.Trace, result.Socks = sockHooks(programs), traceHooks(cfg, programs), programs[iterProgSluiceSocks]
 
 	return result, nil
 }
 
-// SockHooks returns all socket hooks, including optional ones, without programs.
+// SockHooks returns all socket hooks, without programs.
 func SockHooks() []Hook { return sockHooks(nil) }
 
 func sockHooks(programs map[string]*ebpf.Program) []Hook {
@@ -152,7 +143,6 @@ func sockHooks(programs map[string]*ebpf.Program) []Hook {
 		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, programs[sockProgSluiceGetpeer4]},
 		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, programs[sockProgSluiceGetpeer6]},
 		{"sock_release", ebpf.AttachCgroupInetSockRelease, programs[sockProgSluiceRelease]},
-		{"sock_ops", ebpf.AttachCGroupSockOps, programs[opsProgSluiceSockOps]},
 	}
 }
 
@@ -160,14 +150,6 @@ func sockHooks(programs map[string]*ebpf.Program) []Hook {
 var sockNames = []string{
 	sockProgSluiceConnect4, sockProgSluiceConnect6, sockProgSluiceSendmsg4, sockProgSluiceSendmsg6,
 	sockProgSluiceRecvmsg4, sockProgSluiceRecvmsg6, sockProgSluiceGetpeer4, sockProgSluiceGetpeer6, sockProgSluiceRelease,
-}
-
-func opsNames(cfg Config) []string {
-	if !cfg.CountBytes || cfg.NoStats {
-		return nil
-	}
-
-	return []string{opsProgSluiceSockOps}
 }
 
 // sockSpec returns the socket programs, configured by cfg.

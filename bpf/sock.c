@@ -354,6 +354,20 @@ int sluice_getpeer6(struct bpf_sock_addr *ctx)
 	return answer_from_original_dst(ctx, true, false);
 }
 
+/*
+ * count_sock_bytes counts the bytes of a TCP socket that is closed: what it has received, and what
+ * it has sent or, if the connection is open, is yet to send. SYN and FIN count as a byte each.
+ */
+static __always_inline void count_sock_bytes(struct bpf_sock *ctx, __u32 service_port_id)
+{
+	const struct tcp_sock *tp = (const void *)ctx; /* the context of this hook is the socket */
+	__u64 sent = BPF_CORE_READ(tp, bytes_acked);
+
+	if (ctx->state != BPF_TCP_CLOSE)
+		sent += (__u32)(BPF_CORE_READ(tp, write_seq) - BPF_CORE_READ(tp, snd_una));
+	count_bytes(service_port_id, sent, BPF_CORE_READ(tp, bytes_received));
+}
+
 /* A socket that is closed leaves the loads of its backends. */
 SEC("cgroup/sock_release")
 int sluice_release(struct bpf_sock *ctx)
@@ -363,6 +377,8 @@ int sluice_release(struct bpf_sock *ctx)
 
 	if (state && state->counted)
 		add_sockets(state->backend_id, -1);
+	if (config_stats && state && ctx->protocol == IPPROTO_TCP)
+		count_sock_bytes(ctx, state->service_port_id);
 	if (ctx->protocol == IPPROTO_UDP)
 		own = bpf_sk_storage_get(&sl_udp_dials, ctx, NULL, 0);
 	if (own)

@@ -130,6 +130,9 @@ struct tcp_sock {
 	__u64 bytes_sent;
 	__u64 bytes_retrans;
 	__u64 bytes_received;
+	__u64 bytes_acked;
+	__u32 snd_una;
+	__u32 write_seq;
 	__u32 total_retrans;
 	__u32 srtt_us; /* in eighths */
 };

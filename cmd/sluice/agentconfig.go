@@ -28,7 +28,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	cfg := agent.Config{
 		Version:        version,
 		Manifests:      f.manifests,
-		Datapath:       datapath.Config{BPFRoot: where.bpfRoot, CountBytes: f.countBytes, Mark: bpf.Mark(f.mark)},
+		Datapath:       datapath.Config{BPFRoot: where.bpfRoot, Handshakes: f.handshakes, Mark: bpf.Mark(f.mark)},
 		PodOptOut:      f.podOptOut,
 		ServiceMetrics: f.serviceMetrics,
 		FailFast:       f.failFast,

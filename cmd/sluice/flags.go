@@ -34,7 +34,7 @@ type agentFlags struct {
 	podOptOut       bool
 	heal            string
 	serviceMetrics  int
-	countBytes      bool
+	handshakes      bool
 	failFast        bool
 	dryRun          bool
 }
@@ -53,7 +53,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.BoolVar(&flags.podOptOut, "pod-opt-out", false, "let Pods (annotation sluice-lb.io/socket: \"off\") and Namespaces (label of the same name) opt out of translation at sockets; the agent then follows the Pods of its node, and Namespaces with the label, and needs the rights to")
 	f.StringVar(&flags.heal, "heal", "eject", "what is done about backends that do not answer, until Kubernetes notices: off, eject (new connections go to others) or resteer (and those that have begun, too)")
 	f.IntVar(&flags.serviceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
-	f.BoolVar(&flags.countBytes, "count-bytes", false, "count the bytes of TCP connections that were translated at a socket, for the metrics of Services; it costs every TCP connection of the node some 2 % of its CPU time")
+	f.BoolVar(&flags.handshakes, "handshake-metrics", true, "measure TCP handshakes and retransmissions of Services' clients at sockets, from Linux 5.11 on; switched off, no program runs at tracepoints for it")
 	f.BoolVar(&flags.failFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")
 	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as 'sluice services' does, and change nothing")
 

@@ -127,23 +127,23 @@ func sceneTimeSocket(args []string) (string, error) {
 }
 
 // BenchmarkTCP is the whole life of a TCP connection to a server on loopback, in ns of CPU
-// time of both sides: without hooks, with them, and with the bytes of connections counted.
+// time of both sides: without hooks, with them, and with handshakes measured.
 func BenchmarkTCP(b *testing.B) {
 	for _, bench := range []struct {
 		name     string
 		at       string
 		attached bool
-		bytes    bool
+		measured bool
 	}{
 		{"no hooks", "127.0.0.1:8089", false, false},
 		{"not a Service", "127.0.0.1:8089", true, false},
-		{"not a Service, bytes counted", "127.0.0.1:8089", true, true},
+		{"not a Service, handshakes measured", "127.0.0.1:8089", true, true},
 		{"ClusterIP", "10.96.0.1:80", true, false},
-		{"ClusterIP, bytes counted", "10.96.0.1:80", true, true},
+		{"ClusterIP, handshakes measured", "10.96.0.1:80", true, true},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			w := buildWorld(b)
-			w.cfg.CountBytes = bench.bytes
+			w.cfg.Handshakes = bench.measured
 			w.Datapath = w.mustOpen(b, w.cfg)
 			w.add(b, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: []string{"127.0.0.1:8089"}})
 			w.serviceCIDRs(b, "10.96.0.0/16")

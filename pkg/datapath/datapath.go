@@ -50,8 +50,6 @@ type Config struct {
 	Mark bpf.Mark
 	// NoStats switches off the statistics of service ports.
 	NoStats bool
-	// CountBytes attaches the hook that counts the bytes of TCP connections.
-	CountBytes bool
 	// Handshakes measures the TCP handshakes and retransmissions of translated sockets, where the
 	// kernel has [Features].Tracing.
 	Handshakes bool
@@ -128,7 +126,6 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		HostNetnsCookie: features.NetnsCookie,
 		SetRetval:       features.SetRetval,
 		NoStats:         cfg.NoStats,
-		CountBytes:      cfg.CountBytes,
 		Handshakes:      cfg.Handshakes && features.Tracing,
 		Keep:            programDir(cfg.BPFRoot),
 		Kernel:          kernel,

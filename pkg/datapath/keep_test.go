@@ -86,8 +86,8 @@ func TestKeptPrograms(t *testing.T) {
 		t.Fatalf("%q are kept", pins)
 	}
 	must(t, os.Remove(pins[0]))
-	// Beside those of devices: the iterator, the byte counter, and those at tracepoints.
-	want := 4 + len(bpf.TraceHooks(w.config))
+	// Beside those of devices: the iterator, and those at tracepoints.
+	want := 3 + len(bpf.TraceHooks(w.config))
 	if n := same(other, open(func(c *Config) { c.UDP = bpf.UDPConnected })); n != want {
 		t.Errorf("after a pin was lost, %d programs are those of before, want %d", n, want)
 	}

@@ -88,7 +88,6 @@ func buildWorld(t testing.TB, options ...func(*Config)) *world {
 	t.Helper()
 	w := &world{cgroup: lab.MustCgroup(t, "datapath")}
 	w.cfg = Config{
-		CountBytes: true,
 		Handshakes: true,
 		CgroupRoot: w.cgroup.Path(),
 		BPFRoot:    fmt.Sprintf(rootPattern, os.Getpid(), rand.Text()[:6]),

@@ -92,7 +92,7 @@ var (
 	serviceFailures = newMetric("service_failures_total", counterKind,
 		"New flows of a Service's clients that got none, by reason.", "namespace", "service", "reason")
 	serviceSent = newMetric("service_sent_bytes_total", counterKind,
-		"Bytes that a Service's clients have sent: in packets that devices translate and, with --count-bytes, by TCP sockets that are closed. UDP sockets are not counted.", serviceLabels...)
+		"Bytes that a Service's clients have sent: in packets that devices translate, and by TCP sockets once they are closed. UDP sockets are not counted.", serviceLabels...)
 	serviceReceived = newMetric("service_received_bytes_total", counterKind,
 		"Bytes that a Service's clients have received, of the same.", serviceLabels...)
 	serviceActive = newMetric("service_active_connections", gaugeKind,

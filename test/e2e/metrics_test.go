@@ -183,7 +183,6 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 //	web:80 ── pod-1-0    dead:80 (no endpoints)
 func TestServiceMetrics(t *testing.T) {
 	s := mustTestbed(t)
-	sluice.MustRestart(t, s.Agent, "--count-bytes")
 	pod := s.Local()[0]
 	s.SetEndpoints(t, "web", scene.ReadyAll(pod)...)
 	web := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)

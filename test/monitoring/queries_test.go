@@ -29,7 +29,7 @@ var needEvents = map[string]string{
 //	client outside ── node-1 (agent, Prometheus) ─┬─ a pod that dials web and dead
 //	                                              └─ pod-1-0: web; dead has no endpoints
 func TestQueries(t *testing.T) {
-	s := scene.MustSet(t, scene.Config{Args: []string{"--count-bytes"}})
+	s := scene.MustSet(t, scene.Config{})
 	node := s.Lab.Nodes[0]
 	p := mustPrometheus(t, node)
 	web := s.CreateService(t, "web", scene.NodePort)
