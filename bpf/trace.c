@@ -52,7 +52,7 @@ int sluice_handshake(const __u64 *args)
 		return 0;
 	state->handshake_counted = 1;
 	now = bpf_ktime_get_ns();
-	count_handshake(state->service_port_id, is == BPF_TCP_ESTABLISHED, now - state->since);
+	count_handshake(state, is == BPF_TCP_ESTABLISHED, now - state->since);
 	note_handshake((struct sock *)args[0], state, is == BPF_TCP_ESTABLISHED, now);
 	return 0;
 }
@@ -62,13 +62,12 @@ SEC("tp_btf/tcp_retransmit_skb")
 int sluice_retransmit(const __u64 *args)
 {
 	struct sock *sk = (struct sock *)args[0];
-	const struct sock_state *state = bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0);
-
+	struct sock_state *state = bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0);
 	bool syn = sk->__sk_common.skc_state == BPF_TCP_SYN_SENT;
 
 	if (!state)
 		return 0;
-	count_retransmission(state->service_port_id, syn);
+	count_retransmission(state, syn);
 	if (syn)
 		note_failure(state->backend_id, state->service_port_id, state->client,
 			     HEALTH_RETRANSMIT, bpf_ktime_get_ns());

@@ -302,6 +302,7 @@ type abiHandshakes struct {
 	Buckets        [93]uint64
 	Time           uint64
 	Failed         uint64
+	SynBuckets     [5]uint64
 	SynRetransmits uint64
 	Retransmits    uint64
 }
@@ -319,10 +320,11 @@ const (
 type abiHistogram uint32
 
 const (
-	abiHistogramHISTOGRAM_SCHEMA  abiHistogram = 2
-	abiHistogramHISTOGRAM_LEAST   abiHistogram = 16
-	abiHistogramHISTOGRAM_MOST    abiHistogram = 7
-	abiHistogramHISTOGRAM_BUCKETS abiHistogram = 93
+	abiHistogramHISTOGRAM_SCHEMA      abiHistogram = 2
+	abiHistogramHISTOGRAM_LEAST       abiHistogram = 16
+	abiHistogramHISTOGRAM_MOST        abiHistogram = 7
+	abiHistogramHISTOGRAM_BUCKETS     abiHistogram = 93
+	abiHistogramHISTOGRAM_SYN_BUCKETS abiHistogram = 5
 )
 
 type abiHook uint32
@@ -538,7 +540,8 @@ type abiSockState struct {
 	Since            uint64
 	HandshakeCounted uint32
 	Client           uint32
-	Reserved         [3]uint32
+	SynRetransmits   uint32
+	Reserved         [2]uint32
 	Lock             struct {
 		_   structs.HostLayout
 		Val uint32

@@ -20,16 +20,18 @@ const (
 	StatUnanswered     = uint32(259) // handshakes that have failed
 	StatSYNRetransmits = uint32(260)
 	StatRetransmits    = uint32(261)
-	// StatHandshake is the first of [HistogramBuckets] counts: handshakes that were answered, by
-	// their duration.
+	// StatSYNs is the first of a few counts: handshakes by how many SYNs were sent again, 1, 2, 3
+	// to 4, and so on.
+	StatSYNs = uint32(384)
+	// StatHandshake is the first of many counts: handshakes that were answered, by their duration.
 	StatHandshake = uint32(512)
 )
 
-// The buckets of a histogram are those of a native histogram of Prometheus: see enum histogram.
+// The buckets of durations are those of a native histogram of Prometheus with this schema. The first
+// one ends at this power of two, in seconds.
 const (
-	HistogramSchema  = int32(abiHistogramHISTOGRAM_SCHEMA)
-	HistogramLeast   = -int(abiHistogramHISTOGRAM_LEAST) // bucket 0 ends at this power of two, in seconds
-	HistogramBuckets = uint32(abiHistogramHISTOGRAM_BUCKETS)
+	HistogramSchema = int(abiHistogramHISTOGRAM_SCHEMA)
+	HistogramLeast  = -int(abiHistogramHISTOGRAM_LEAST)
 )
 
 // StatKey identifies a count of a service port id: the new flows with an outcome (What is a
@@ -107,6 +109,11 @@ func (s *Stats) whats(id uint32, c PortCounts) iter.Seq2[uint32, uint64] {
 			StatHandshakeTime: h.Time, StatUnanswered: h.Failed, StatSYNRetransmits: h.SynRetransmits, StatRetransmits: h.Retransmits,
 		} {
 			if n != 0 && !yield(what, n) {
+				return
+			}
+		}
+		for bucket, n := range h.SynBuckets {
+			if n != 0 && !yield(StatSYNs+uint32(bucket), n) {
 				return
 			}
 		}

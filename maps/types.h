@@ -269,6 +269,8 @@ enum histogram {
 	HISTOGRAM_MOST =
 		7, /* 128 seconds, after which the kernel gives up a connect() by default */
 	HISTOGRAM_BUCKETS = 1 + ((HISTOGRAM_LEAST + HISTOGRAM_MOST) << HISTOGRAM_SCHEMA),
+	/* Of numbers of SYNs, with schema 0: 1, 2, 3 to 4, 5 to 8, and more. */
+	HISTOGRAM_SYN_BUCKETS = 5,
 };
 
 /*
@@ -279,7 +281,8 @@ struct handshakes {
 	__u64 buckets[HISTOGRAM_BUCKETS];
 	__u64 time; /* of all of them, in nanoseconds */
 	__u64 failed; /* refused, timed out, or closed before the answer */
-	__u64 syn_retransmits; /* of all */
+	__u64 syn_buckets[HISTOGRAM_SYN_BUCKETS]; /* of both, by how many SYNs were sent again */
+	__u64 syn_retransmits; /* so far, also of handshakes that have no outcome yet */
 	__u64 retransmits; /* of segments after the handshake */
 };
 
@@ -434,7 +437,8 @@ struct sock_state {
 	__u64 since; /* the connect(); 0: an earlier build did not record it */
 	__u32 handshake_counted; /* TCP: in struct handshakes */
 	__u32 client; /* a hash of its network namespace */
-	__u32 reserved[3];
+	__u32 syn_retransmits;
+	__u32 reserved[2];
 	struct bpf_spin_lock lock;
 };
 

@@ -58,17 +58,24 @@ static __always_inline __u32 histogram_bucket(__u64 ns)
 _Static_assert(HISTOGRAM_SCHEMA == 2, "histogram_bucket compares with the bounds of quarters");
 
 /* count_handshake counts a handshake that was answered, or has failed, after this time. */
-static __always_inline void count_handshake(__u32 service_port_id, bool answered, __u64 ns)
+static __always_inline void count_handshake(const struct sock_state *state, bool answered, __u64 ns)
 {
-	struct handshakes *counts = handshakes_of(service_port_id);
-	__u32 bucket = histogram_bucket(ns);
+	struct handshakes *counts = handshakes_of(state->service_port_id);
+	__u32 again = state->syn_retransmits, bucket;
 
 	if (!counts)
 		return;
+	if (again) {
+		bucket = again > 1 ? log2_of(again - 1) + 1 : 0;
+		if (bucket >= HISTOGRAM_SYN_BUCKETS)
+			bucket = HISTOGRAM_SYN_BUCKETS - 1;
+		__sync_fetch_and_add(&counts->syn_buckets[bucket], 1);
+	}
 	if (!answered) {
 		__sync_fetch_and_add(&counts->failed, 1);
 		return;
 	}
+	bucket = histogram_bucket(ns);
 	if (bucket >= HISTOGRAM_BUCKETS) /* the exact limit can be rounded up */
 		bucket = HISTOGRAM_BUCKETS - 1;
 	__sync_fetch_and_add(&counts->buckets[bucket], 1);
@@ -76,16 +83,14 @@ static __always_inline void count_handshake(__u32 service_port_id, bool answered
 }
 
 /* count_retransmission counts a segment that a client sends again: its SYN, or a later one. */
-static __always_inline void count_retransmission(__u32 service_port_id, bool syn)
+static __always_inline void count_retransmission(struct sock_state *state, bool syn)
 {
-	struct handshakes *counts = handshakes_of(service_port_id);
+	struct handshakes *counts = handshakes_of(state->service_port_id);
 
-	if (!counts)
-		return;
 	if (syn)
-		__sync_fetch_and_add(&counts->syn_retransmits, 1);
-	else
-		__sync_fetch_and_add(&counts->retransmits, 1);
+		state->syn_retransmits++;
+	if (counts)
+		__sync_fetch_and_add(syn ? &counts->syn_retransmits : &counts->retransmits, 1);
 }
 
 #endif

@@ -36,6 +36,7 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	state->since = next->since;
 	state->handshake_counted = 0;
 	state->client = next->client;
+	state->syn_retransmits = 0;
 	bpf_spin_unlock(&state->lock);
 
 	if (counted)

@@ -67,6 +67,9 @@ func TestHandshakes(t *testing.T) {
 		t.Errorf("while it waits: %v is counted", have)
 	}
 	must(t, silent.Close())
+	if have := l.stats(t, l.at["tcp is silent"].id); have[maps.StatSYNs] != 1 {
+		t.Errorf("after one SYN was sent again: %v is counted", have)
+	}
 	for _, how := range []string{"refuses", "is silent"} {
 		have := l.stats(t, l.at["tcp "+how].id)
 		if have[maps.StatUnanswered] != 1 || have[maps.StatRetransmits] != 0 || l.answered(t, "tcp "+how) != 0 {

@@ -77,6 +77,8 @@ func families(listed []labelled) []*dto.MetricFamily {
 	}
 	all = append(all, serviceFailures.family(failed, func(i int) float64 { return counts[i] }))
 
+	all = append(all, handshakeFamilies(listed, labels)...)
+
 	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return len(f.Metric) == 0 })
 }
 
@@ -101,9 +103,7 @@ func (m *metric) family(labels [][]*dto.LabelPair, value func(i int) float64) *d
 	values, series, all := make([]float64, n), make([]dto.Metric, n), make([]*dto.Metric, n)
 	var counters []dto.Counter
 	var gauges []dto.Gauge
-	kind := dto.MetricType_GAUGE
 	if m.kind == counterKind {
-		kind = dto.MetricType_COUNTER
 		counters = make([]dto.Counter, n)
 	} else {
 		gauges = make([]dto.Gauge, n)
@@ -121,7 +121,7 @@ func (m *metric) family(labels [][]*dto.LabelPair, value func(i int) float64) *d
 		}
 	}
 
-	return &dto.MetricFamily{Name: &m.name, Help: &m.help, Type: &kind, Metric: all}
+	return &dto.MetricFamily{Name: &m.name, Help: &m.help, Type: &m.kind, Metric: all}
 }
 
 // single returns the family of a metric without labels.

@@ -29,10 +29,7 @@ func TestDocs(t *testing.T) {
 	for _, g := range groups() {
 		fmt.Fprintf(&text, "\n## %s\n\n%s\n\n| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n", g.title, g.about)
 		for _, m := range g.metrics {
-			kind := "gauge"
-			if m.kind == counterKind {
-				kind = "counter"
-			}
+			kind := strings.ToLower(m.kind.String())
 			var labels []string
 			for _, l := range m.labels {
 				labels = append(labels, "`"+l+"`")
@@ -154,7 +151,7 @@ func shownBy(t *testing.T, prefix string) map[string]string {
 	label := regexp.MustCompile(`([a-z_]+)="`)
 	for _, match := range series.FindAllStringSubmatch(string(exposition(t)), -1) {
 		name, isBucket := strings.CutSuffix(match[1], "_bucket")
-		if strings.HasSuffix(name, "_seconds_sum") || strings.HasSuffix(name, "_seconds_count") || !strings.HasPrefix(name, prefix) {
+		if strings.HasSuffix(name, "_sum") || strings.HasSuffix(name, "_count") || !strings.HasPrefix(name, prefix) {
 			continue
 		}
 		var labels []string

@@ -49,18 +49,19 @@ func (g Gatherers) Gather() ([]*dto.MetricFamily, error) {
 // metric describes one of Sluice's own metrics, for docs/metrics.md and for scrapes.
 type metric struct {
 	name   string
-	kind   prometheus.ValueType
+	kind   dto.MetricType
 	labels []string
 	help   string
 	desc   *prometheus.Desc
 }
 
 const (
-	counterKind = prometheus.CounterValue
-	gaugeKind   = prometheus.GaugeValue
+	counterKind   = dto.MetricType_COUNTER
+	gaugeKind     = dto.MetricType_GAUGE
+	histogramKind = dto.MetricType_HISTOGRAM // a native one
 )
 
-func newMetric(name string, kind prometheus.ValueType, help string, labels ...string) *metric {
+func newMetric(name string, kind dto.MetricType, help string, labels ...string) *metric {
 	name = "sluice_" + name
 
 	return &metric{
@@ -69,9 +70,13 @@ func newMetric(name string, kind prometheus.ValueType, help string, labels ...st
 	}
 }
 
-// send sends one series.
+// send sends one series of a counter or a gauge.
 func (m *metric) send(to chan<- prometheus.Metric, value float64, labels ...string) {
-	to <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
+	kind := prometheus.GaugeValue
+	if m.kind == counterKind {
+		kind = prometheus.CounterValue
+	}
+	to <- prometheus.MustNewConstMetric(m.desc, kind, value, labels...)
 }
 
 // sendBool sends one series that is 1 or 0.
@@ -97,6 +102,14 @@ var (
 		"Bytes that a Service's clients have received, of the same.", serviceLabels...)
 	serviceActive = newMetric("service_active_connections", gaugeKind,
 		"Connections that clients which this node translates have with a Service's backends.", serviceLabels...)
+	serviceHandshakes = newMetric("service_handshake_seconds", histogramKind,
+		"TCP handshakes that a Service's clients began at sockets, by the time from connect() to the answer.", serviceLabels...)
+	serviceSYNs = newMetric("service_syn_retransmits", histogramKind,
+		"TCP handshakes that a Service's clients began at sockets, by how many SYNs they sent again. The sum grows when they are sent, the rest when the handshake ends.", serviceLabels...)
+	serviceUnanswered = newMetric("service_handshake_failures_total", counterKind,
+		"TCP handshakes that a Service's clients began at sockets and that were refused, timed out, or were given up.", serviceLabels...)
+	serviceRetransmits = newMetric("service_retransmits_total", counterKind,
+		"TCP segments that a Service's clients sent again after the handshake.", serviceLabels...)
 	serviceSeries = newMetric("service_series", gaugeKind,
 		"Services with series of their own.")
 	serviceSeriesLimit = newMetric("service_series_limit", gaugeKind,
@@ -167,7 +180,8 @@ func groups() []group {
 
 func serviceMetrics() []*metric {
 	return []*metric{
-		serviceConnections, serviceFailures, serviceSent, serviceReceived, serviceActive, serviceSeries, serviceSeriesLimit,
+		serviceConnections, serviceFailures, serviceSent, serviceReceived, serviceActive,
+		serviceHandshakes, serviceSYNs, serviceUnanswered, serviceRetransmits, serviceSeries, serviceSeriesLimit,
 	}
 }
 
@@ -213,5 +227,7 @@ func nodeMetrics() []*metric {
 const servicesAbout = `Programs count the outcomes of new flows for each service port and family. A scrape reads these counts, and joins them with the names of Services; counts that were read within the last 5 seconds are not read again.
 
 At most ` + "`--service-metrics`" + ` Services have series of their own: first come, first served, and as long as the Service exists. A Service that found none left is counted among the others, also after it is gone; all others together have the namespace ` + "`\"\"`" + ` and the service ` + "`(others)`" + `. 0 switches these series off, and the counting.
+
+TCP handshakes and retransmissions are those of sockets that Sluice translates, not of flows at devices, and of Services that had any; a Service's are counted from Linux 5.11 on, and unless ` + "`--handshake-metrics=false`" + ` is given. Histograms are native ones: Prometheus reads their buckets from 2.40 on with ` + "`--enable-feature=native-histograms`" + `, from 3.8 on with ` + "`scrape_native_histograms: true`" + `, and only ` + "`_sum`" + ` and ` + "`_count`" + ` otherwise. The buckets of durations have four for each factor of two, from 15 µs to 128 s: a quantile is right within 19 %.
 
 A Service's counters continue when its ports come and go. They begin at zero when the agent is started, though programs count meanwhile: the maps do not have everything that an earlier agent has shown, and Prometheus takes a counter that has fallen a little for one that has been reset and has grown to its value since. Counters also begin at zero for a Service that is deleted and created again after a scrape.`

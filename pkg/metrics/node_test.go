@@ -64,6 +64,12 @@ func exposition(t *testing.T) []byte {
 		w.count(id, sent, 3)
 		w.count(id, noBackend, 1)
 		w.count(id, maps.StatBytesSent, 100)
+		w.count(id, maps.StatHandshake+20, 2)
+		w.count(id, maps.StatHandshakeTime, 1e6)
+		w.count(id, maps.StatUnanswered, 1)
+		w.count(id, maps.StatSYNs+1, 1)
+		w.count(id, maps.StatSYNRetransmits, 2)
+		w.count(id, maps.StatRetransmits, 3)
 	}
 	w.later()
 	registry, err := NewRegistry(s.Sync, NewNodeCollector("v1", func() (Node, error) { return busyNode(), nil }))

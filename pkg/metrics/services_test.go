@@ -3,12 +3,17 @@ package metrics
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	abi "github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
@@ -77,6 +82,90 @@ func TestServices(t *testing.T) {
 		"failures_total ns reject_no_backend/web": 2, "failures_total ns drop_source_range/web": 1,
 		"series": 2, "series_limit": 10,
 	})
+}
+
+// What is known of handshakes is shown of Services that had any, also of ids that are gone.
+func TestHandshakes(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "http")
+	w.add(2, "ns", "web", "https")
+	w.add(3, "ns", "dns", "")
+	w.count(1, abi.StatHandshake+7, 100) // counted for an earlier agent
+	s := w.services(t, 10)
+	w.count(1, abi.StatHandshake+7, 2)
+	w.count(1, abi.StatHandshakeTime, 100_000)
+	w.count(1, abi.StatUnanswered, 1)
+	w.count(1, abi.StatSYNs, 1)
+	w.count(1, abi.StatSYNRetransmits, 4)
+	w.count(2, abi.StatHandshake, 1)
+	w.count(2, abi.StatRetransmits, 5)
+	w.count(3, sent, 1)
+	want := map[string]float64{
+		"handshake_seconds ns/web": 3, "handshake_failures_total ns/web": 1,
+		"syn_retransmits ns/web": 4, "retransmits_total ns/web": 5,
+	}
+	for _, when := range []string{"a scrape", "after a port and its id are gone"} {
+		w.later()
+		shown := show(t, s)
+		maps.DeleteFunc(shown, func(name string, _ float64) bool {
+			return !strings.Contains(name, "handshake") && !strings.Contains(name, "retransmits")
+		})
+		expect(t, when, shown, want)
+		w.remove(2)
+		w.stats.end(2)
+	}
+}
+
+// Prometheus gets native histograms if it asks for them. Their buckets are those of the programs.
+func TestNativeHistograms(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "")
+	s := w.services(t, 1)
+	w.count(1, abi.StatHandshake, 1)    // up to 2^-16 s
+	w.count(1, abi.StatHandshake+1, 2)  // up to 2^-15.75 s
+	w.count(1, abi.StatHandshake+92, 3) // up to 2^7 s
+	w.count(1, abi.StatHandshakeTime, 3e9)
+	w.count(1, abi.StatUnanswered, 2)
+	w.count(1, abi.StatSYNs+2, 2) // three or four
+	w.count(1, abi.StatSYNRetransmits, 7)
+	w.later()
+	server := testServer()
+	server.Gatherers = Gatherers{s}
+	request := httptest.NewRequest("GET", "/metrics", nil)
+	request.Header.Set("Accept", string(expfmt.NewFormat(expfmt.TypeProtoDelim)))
+	answer := httptest.NewRecorder()
+	server.handler().ServeHTTP(answer, request)
+	have := make(map[string]*dto.Histogram)
+	for decoder := expfmt.NewDecoder(answer.Body, expfmt.NewFormat(expfmt.TypeProtoDelim)); ; {
+		var f dto.MetricFamily
+		err := decoder.Decode(&f)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		if f.GetType() == dto.MetricType_HISTOGRAM && strings.HasPrefix(f.GetName(), "sluice_") {
+			have[f.GetName()] = f.Metric[0].Histogram
+		}
+	}
+	want := map[string]*dto.Histogram{
+		"sluice_service_handshake_seconds": {
+			SampleCount: new(uint64(6)), SampleSum: new(3.0), Schema: new(int32(2)),
+			ZeroThreshold: new(1.0 / 65536), ZeroCount: new(uint64(1)),
+			PositiveSpan: []*dto.BucketSpan{
+				{Offset: new(int32(-63)), Length: new(uint32(1))}, {Offset: new(int32(28 + 62)), Length: new(uint32(1))},
+			},
+			PositiveDelta: []int64{2, 1},
+		},
+		"sluice_service_syn_retransmits": {
+			SampleCount: new(uint64(8)), SampleSum: new(7.0), Schema: new(int32(0)),
+			ZeroThreshold: new(0.5), ZeroCount: new(uint64(6)),
+			PositiveSpan:  []*dto.BucketSpan{{Offset: new(int32(2)), Length: new(uint32(1))}},
+			PositiveDelta: []int64{2},
+		},
+	}
+	if diff := cmp.Diff(want, have, protocmp.Transform()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
 
 // Counters go on when ids come and go: what is counted until an id is given back counts,
