@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/monitor"
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
 // monitorFlags are the flags of `sluice monitor`.
@@ -22,6 +23,7 @@ type monitorFlags struct {
 	service, pod, ip string
 	reasons          []string
 	refused          bool
+	podLogs          string
 	since            time.Duration
 	noFollow         bool
 	format           string
@@ -33,8 +35,8 @@ func newMonitor(where *places) *cobra.Command {
 		Use:   "monitor",
 		Short: "Print new connections with the backends that they get, and refusals with their reasons, as they happen",
 		Long: "Print new connections with the backends that they get, and refusals with their reasons, as they happen.\n" +
-			"It works without an agent, but only an agent knows the names of pods. Refusals are kept, so that --since can\n" +
-			"print those that happened before: the last 64 of each reason; of frequent ones, one each second.",
+			"Refusals are kept, so that --since can print those that happened before: the last 64 of each reason, and of\n" +
+			"frequent ones, one each second. It works without an agent.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if set.noFollow && set.since == 0 {
@@ -48,7 +50,14 @@ func newMonitor(where *places) *cobra.Command {
 				return err
 			}
 			defer pinned.Close()
-			cfg := monitor.Config{Maps: pinned, Since: set.since, NoFollow: set.noFollow}
+			cgroups, err := where.cgroup()
+			if err != nil {
+				return err
+			}
+			cfg := monitor.Config{
+				Maps: pinned, Since: set.since, NoFollow: set.noFollow,
+				Pods: pods.NewCache(pods.Config{CgroupRoot: cgroups, Logs: set.podLogs}),
+			}
 			if cfg.Filter, err = set.filter(pinned); err != nil {
 				return err
 			}
@@ -66,12 +75,13 @@ func newMonitor(where *places) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&set.service, "service", "", "only events of this Service, [NAMESPACE/]NAME")
-	flags.StringVar(&set.pod, "pod", "", "only events with this pod, [NAMESPACE/]NAME, as the client or the backend")
+	flags.StringVar(&set.pod, "pod", "", "only events with this pod, [NAMESPACE/]NAME or UID, as the client or the backend")
 	flags.StringVar(&set.ip, "ip", "", "only events with this address, as the client, the destination or the backend")
 	flags.StringSliceVar(&set.reasons, "reason", nil, "only events with one of these reasons, as in metrics: "+strings.Join(eventReasons(), ", "))
 	flags.BoolVar(&set.refused, "refused", false, "only refusals")
 	flags.DurationVar(&set.since, "since", 0, "first print the refusals that were kept, up to this long ago, like 10m")
 	flags.BoolVar(&set.noFollow, "no-follow", false, "end after those of --since")
+	flags.StringVar(&set.podLogs, "pod-logs", pods.DefaultLogs, "the kubelet's folder of pods' logs, which has the names of pods")
 	flags.StringVarP(&set.format, "output", "o", "table", "table, or json: an object per line")
 
 	return cmd

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
 // Outcome is what an event reports.
@@ -31,12 +32,13 @@ type Event struct {
 	Protocol string `json:"protocol,omitempty"`
 	// At a socket, the client is a process: ClientIP is the address of its pod, or what the socket
 	// is bound to.
-	ClientIP   netip.Addr `json:"clientIP,omitzero"`
-	ClientPort uint16     `json:"clientPort,omitempty"`
-	ClientPod  string     `json:"clientPod,omitempty"` // namespace/name
-	Process    string     `json:"process,omitempty"`
-	PID        uint32     `json:"pid,omitempty"`
-	Device     string     `json:"device,omitempty"` // at which the packet was
+	ClientIP     netip.Addr `json:"clientIP,omitzero"`
+	ClientPort   uint16     `json:"clientPort,omitempty"`
+	ClientPod    string     `json:"clientPod,omitempty"` // namespace/name
+	ClientPodUID string     `json:"clientPodUID,omitempty"`
+	Process      string     `json:"process,omitempty"`
+	PID          uint32     `json:"pid,omitempty"`
+	Device       string     `json:"device,omitempty"` // at which the packet was
 
 	Destination netip.AddrPort `json:"destination,omitzero"`
 	Service     string         `json:"service,omitempty"` // namespace/name:port
@@ -107,7 +109,7 @@ func orDash(text string) string {
 // Filter selects events. What it leaves empty selects all.
 type Filter struct {
 	Service string     // namespace/name
-	Pod     string     // namespace/name or name of the client or the backend
+	Pod     string     // namespace/name or name of the client or the backend, or UID of the client
 	IP      netip.Addr // of the client, the destination or the backend
 	Reasons []string   // labels of [maps.Reason]
 	Refused bool       // refusals only
@@ -127,7 +129,7 @@ func (f Filter) selects(e Event) bool {
 
 	return reason &&
 		(f.Service == "" || f.Service == service) &&
-		(f.Pod == "" || named(e.ClientPod) || named(e.BackendPod)) &&
+		(f.Pod == "" || f.Pod == e.ClientPodUID || named(e.ClientPod) || named(e.BackendPod)) &&
 		(!f.IP.IsValid() || f.IP == e.ClientIP || f.IP == e.Destination.Addr() || f.IP == e.Backend.Addr()) &&
 		(!f.Refused || e.Outcome == Refused)
 }
@@ -135,7 +137,7 @@ func (f Filter) selects(e Event) bool {
 // names looks up what the numbers in events stand for.
 type names struct {
 	tables maps.Tables
-	pod    func(netip.Addr) string
+	pod    func(cgroup uint64, addr netip.Addr) (pods.Pod, error)
 	booted time.Time // to which the times of events are relative
 }
 
@@ -155,16 +157,23 @@ func (n names) event(e maps.MonitorEvent) (Event, error) {
 	}
 	if e.Client != (maps.Addr{}) {
 		event.ClientIP = e.Client.IP()
-		event.ClientPod = n.pod(event.ClientIP)
 	}
+	client, err := n.pod(e.CgroupId, event.ClientIP)
+	if err != nil {
+		return event, err
+	}
+	event.ClientPod, event.ClientPodUID = client.Name, client.UID
 	if e.Place != maps.PlaceSocket {
 		event.Device = deviceName(e.Ifindex)
 	}
 	if b, ok := n.tables.BackendOf(e.BackendId); ok {
 		event.Backend = b.AddrPort()
-		event.BackendPod = n.pod(event.Backend.Addr())
+		pod, err := n.pod(0, event.Backend.Addr())
+		if err != nil {
+			return event, err
+		}
+		event.BackendPod = pod.Name
 	}
-	var err error
 	event.Service, err = n.service(e)
 
 	return event, err

@@ -1,16 +1,15 @@
 // Package monitor shows what programs decide at the moment: which backend a new flow got, and what
-// was refused and why. It reads the events from the maps and needs no agent; only the names of pods
-// are the agent's.
+// was refused and why. It reads what programs report in maps, and needs no agent.
 package monitor
 
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
 // Config configures [Run].
@@ -21,9 +20,8 @@ type Config struct {
 	Since time.Duration
 	// NoFollow ends Run after these.
 	NoFollow bool
-	// Pod returns the name of the pod with an address, or an empty string. Run calls it for each
-	// event. Nil: none is known.
-	Pod func(netip.Addr) string
+	// Pods knows the pods of this node.
+	Pods *pods.Cache
 	// Print is called with each event that the filter selects, in order. Its error ends Run.
 	Print func(Event) error
 }
@@ -33,10 +31,7 @@ const pollInterval = 200 * time.Millisecond
 
 // Run prints events until ctx ends. The error wraps [maps.ErrFull] if too many listen already.
 func Run(ctx context.Context, cfg Config) (err error) {
-	names := names{tables: cfg.Maps.Tables, pod: cfg.Pod, booted: time.Now().Add(-time.Duration(flow.Now()))}
-	if names.pod == nil {
-		names.pod = func(netip.Addr) string { return "" }
-	}
+	names := names{tables: cfg.Maps.Tables, pod: cfg.Pods.Pod, booted: time.Now().Add(-time.Duration(flow.Now()))}
 	show := func(e maps.MonitorEvent) error {
 		event, err := names.event(e)
 		if err != nil || !cfg.Filter.selects(event) {

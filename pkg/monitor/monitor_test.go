@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata")
@@ -46,11 +47,13 @@ func mustNames(t *testing.T) (of names, port, backend uint32) {
 	catchAll, err := hand.Pool(maps.Pool{ServicePortId: all}, nil, nil)
 	must(err)
 	must(hand.Frontend(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.10"), 0, 0, maps.ScopeInternal), maps.KindClusterIP, catchAll))
-	pods := map[string]string{"10.244.1.2": "shop/web-1", "10.244.2.7": "shop/db-0"}
+	known := map[string]pods.Pod{
+		"10.244.1.2": {Name: "shop/web-1", UID: "1d1a"}, "10.244.2.7": {Name: "shop/db-0", UID: "2d2b"}, "10.244.1.3": {UID: "3d3c"},
+	}
 
 	return names{
 		tables: fakes.Tables,
-		pod:    func(a netip.Addr) string { return pods[a.String()] },
+		pod:    func(_ uint64, a netip.Addr) (pods.Pod, error) { return known[a.String()], nil },
 		booted: time.Date(2026, 11, 23, 1, 0, 0, 0, time.UTC),
 	}, port, backend
 }
@@ -106,6 +109,7 @@ func TestFiltersAndFormats(t *testing.T) {
 		{"service", Filter{Service: "shop/db"}},
 		{"pod", Filter{Pod: "web-1"}},
 		{"pod of a backend", Filter{Pod: "shop/db-0"}},
+		{"pod by its uid", Filter{Pod: "3d3c"}},
 		{"ip of a client", Filter{IP: netip.MustParseAddr("192.0.2.9")}},
 		{"ip of a backend", Filter{IP: netip.MustParseAddr("10.244.2.7")}},
 		{"ip of a destination", Filter{IP: netip.MustParseAddr("fd00:96::7")}},

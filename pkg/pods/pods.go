@@ -1,0 +1,231 @@
+// Package pods knows the pods of this node by what the node itself has of them: their cgroups, the
+// kubelet's folders of their logs, and the addresses in their network namespaces. It takes neither an
+// agent nor the API server.
+package pods
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultLogs is the kubelet's folder of logs as the host has it, also for a container that shares the
+// process namespace of the node.
+const DefaultLogs = "/proc/1/root/var/log/pods"
+
+// Config is where [Read] looks.
+type Config struct {
+	CgroupRoot string // a folder of cgroup2 that has the cgroups of pods below it
+	Logs       string // has a folder for each pod, NAMESPACE_NAME_UID; it may be missing
+	Proc       string // has the node's processes; empty: /proc
+}
+
+// Pod is a pod of this node.
+type Pod struct {
+	UID  string
+	Name string // NAMESPACE/NAME; empty if it is not known
+}
+
+// Pods are the pods of this node at one moment.
+type Pods struct {
+	byCgroup map[uint64]Pod
+	byAddr   map[netip.Addr]Pod
+}
+
+// ByCgroup returns the pod that has a cgroup, the zero Pod for a process of the node.
+func (p Pods) ByCgroup(id uint64) Pod { return p.byCgroup[id] }
+
+// ByAddr returns the pod that has an address of its own, the zero Pod for any other address.
+func (p Pods) ByAddr(addr netip.Addr) Pod { return p.byAddr[addr] }
+
+// Read reads the pods of this node. What this process may not see is left out: without the node's
+// processes and CAP_SYS_PTRACE there are neither names nor addresses.
+func Read(cfg Config) (Pods, error) {
+	if cfg.Proc == "" {
+		cfg.Proc = "/proc"
+	}
+	names, err := readNames(cfg.Logs)
+	if err != nil {
+		return Pods{}, err
+	}
+	all := Pods{byCgroup: make(map[uint64]Pod), byAddr: make(map[netip.Addr]Pod)}
+	owners := make(map[string]string) // the UID of the pod that has a folder
+	err = filepath.WalkDir(cfg.CgroupRoot, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it was removed meanwhile
+		}
+		if err != nil || !entry.IsDir() {
+			return err
+		}
+		uid := uidOf(entry.Name())
+		if uid == "" {
+			uid = owners[filepath.Dir(path)] // a container of the pod
+		}
+		var stat unix.Stat_t
+		if uid == "" || unix.Stat(path, &stat) != nil {
+			return nil
+		}
+		owners[path] = uid
+		pod := Pod{UID: uid, Name: names[uid]}
+		all.byCgroup[stat.Ino] = pod
+		for _, addr := range addrsIn(cfg.Proc, path) {
+			all.byAddr[addr] = pod
+		}
+
+		return nil
+	})
+	if err != nil {
+		return Pods{}, fmt.Errorf("cgroups of pods: %w", err)
+	}
+
+	return all, nil
+}
+
+// uidLength is the length of the UID of a pod, staticLength that of a static pod: a hash.
+const (
+	uidLength    = 36
+	staticLength = 32
+)
+
+// uidOf returns the UID of the pod whose cgroup a folder is, empty if it is none. Systemd makes it
+// "kubepods-burstable-podUID.slice", with underscores, and cgroupfs "podUID".
+func uidOf(folder string) string {
+	name := strings.TrimSuffix(folder, ".slice")
+	at := strings.LastIndex(name, "pod")
+	if at < 0 {
+		return ""
+	}
+	uid := strings.ReplaceAll(name[at+len("pod"):], "_", "-")
+	if len(uid) != uidLength && len(uid) != staticLength {
+		return ""
+	}
+
+	return uid
+}
+
+// readNames returns the names of pods by their UIDs.
+func readNames(logs string) (map[string]string, error) {
+	names := make(map[string]string)
+	folders, err := os.ReadDir(logs)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return names, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("logs of pods: %w", err)
+	}
+	for _, folder := range folders {
+		if parts := strings.Split(folder.Name(), "_"); len(parts) == 3 {
+			names[parts[2]] = parts[0] + "/" + parts[1]
+		}
+	}
+
+	return names, nil
+}
+
+// Cache are the pods of this node, which are read again when an unknown one is asked for. One
+// goroutine may use it.
+type Cache struct {
+	cfg  Config
+	pods Pods
+	read time.Time
+}
+
+// NewCache returns a cache that has read nothing yet.
+func NewCache(cfg Config) *Cache { return &Cache{cfg: cfg} }
+
+// Pods are read again at most each readAgain, if one is unknown, and at the latest after trusted,
+// because another pod may have its address by then.
+const (
+	readAgain = 5 * time.Second
+	trusted   = time.Minute
+)
+
+// Pod returns the pod that has a cgroup, or else the one that has an address.
+func (c *Cache) Pod(cgroup uint64, addr netip.Addr) (Pod, error) {
+	known := func() Pod {
+		if pod := c.pods.ByCgroup(cgroup); pod != (Pod{}) {
+			return pod
+		}
+
+		return c.pods.ByAddr(addr)
+	}
+	age := time.Since(c.read)
+	if pod := known(); age < readAgain || pod != (Pod{}) && age < trusted {
+		return pod, nil
+	}
+	pods, err := Read(c.cfg)
+	if err != nil {
+		return Pod{}, err
+	}
+	c.pods, c.read = pods, time.Now()
+
+	return known(), nil
+}
+
+// addrsIn returns the addresses in the network namespace of the first process of a cgroup, none if
+// that is the namespace of this process: then the pod has the network of the node.
+func addrsIn(proc, cgroup string) []netip.Addr {
+	processes, err := os.ReadFile(filepath.Join(cgroup, "cgroup.procs"))
+	first, _, ok := bytes.Cut(processes, []byte("\n"))
+	if err != nil || !ok {
+		return nil
+	}
+	of := filepath.Join(proc, string(first))
+	own, errOwn := os.Readlink(filepath.Join(proc, "self/ns/net"))
+	its, errIts := os.Readlink(filepath.Join(of, "ns/net"))
+	if errOwn != nil || errIts != nil || own == its {
+		return nil // it has ended, or is not for this process to see
+	}
+
+	return append(addrs4(filepath.Join(of, "net/fib_trie")), addrs6(filepath.Join(of, "net/if_inet6"))...)
+}
+
+// addrs4 returns the local addresses of a table of routes: a line with the address, then one that
+// says what it is.
+func addrs4(path string) (addrs []netip.Addr) {
+	table, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	var last netip.Addr
+	for lines := bufio.NewScanner(bytes.NewReader(table)); lines.Scan(); {
+		line := strings.TrimSpace(lines.Text())
+		if text, ok := strings.CutPrefix(line, "|-- "); ok {
+			last, _ = netip.ParseAddr(text)
+		} else if line == "/32 host LOCAL" && last.IsValid() && !last.IsLoopback() {
+			addrs = append(addrs, last)
+		}
+	}
+
+	return addrs
+}
+
+// addrs6 returns the global addresses of a list: in hexadecimal digits, index, prefix length, scope.
+func addrs6(path string) (addrs []netip.Addr) {
+	const global = "00"
+	list, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(list)); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 4 || fields[3] != global {
+			continue
+		}
+		if b, err := hex.DecodeString(fields[0]); err == nil && len(b) == 16 {
+			addrs = append(addrs, netip.AddrFrom16([16]byte(b)))
+		}
+	}
+
+	return addrs
+}

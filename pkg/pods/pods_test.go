@@ -1,0 +1,120 @@
+package pods
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	web    = "0f6c2d5e-6b0b-4b1f-9f0e-1d2c3b4a5968"
+	dns    = "7a1b2c3d-0000-4e4e-8f8f-a1b2c3d4e5f6"
+	static = "1234567890abcdef1234567890abcdef"
+)
+
+// mustTree writes files, and links that begin with "-> ".
+func mustTree(t *testing.T, files map[string]string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for name, content := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if len(content) > 3 && content[:3] == "-> " {
+			err = os.Symlink(content[3:], path)
+		} else {
+			err = os.WriteFile(path, []byte(content), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	return root
+}
+
+// Pods are found by the cgroups that systemd and cgroupfs make, also by those of their containers, and
+// by the addresses of their own network namespaces.
+func TestRead(t *testing.T) {
+	systemd := "cgroup/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f6c2d5e_6b0b_4b1f_9f0e_1d2c3b4a5968.slice"
+	cgroupfs := "cgroup/kubepods/besteffort/pod" + dns
+	root := mustTree(t, map[string]string{
+		systemd + "/cgroup.procs":                          "",
+		systemd + "/cri-containerd-1.scope/cgroup.procs":   "11\n12\n",
+		cgroupfs + "/container/cgroup.procs":               "13\n",
+		"cgroup/kubepods/pod" + static + "/cgroup.procs":   "14\n",
+		"cgroup/system.slice/kubelet.service/cgroup.procs": "15\n",
+		"cgroup/podman/cgroup.procs":                       "16\n",
+		"logs/shop_web-1_" + web + "/app/0.log":            "",
+		"logs/kube-system_proxy_" + static + "/app/0.log":  "",
+		"proc/self/ns/net":                                 "-> net:[1]",
+		"proc/11/ns/net":                                   "-> net:[2]",
+		"proc/11/net/fib_trie":                             "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 10.244.1.0\n        /24 link UNICAST\n     |-- 10.244.1.2\n        /32 host LOCAL\n     |-- 127.0.0.1\n        /32 host LOCAL\n     |-- 10.244.1.255\n        /32 link BROADCAST\n",
+		"proc/11/net/if_inet6":                             "fd000010024400010000000000000002 02 40 00 80 eth0\nfe800000000000000000000000000001 02 40 20 80 eth0\n00000000000000000000000000000001 01 80 10 80 lo\n",
+		"proc/13/ns/net":                                   "-> net:[3]",
+		"proc/13/net/fib_trie":                             "     |-- 10.244.1.3\n        /32 host LOCAL\n",
+		"proc/14/ns/net":                                   "-> net:[1]",
+		"proc/14/net/fib_trie":                             "     |-- 192.168.50.1\n        /32 host LOCAL\n",
+	})
+	all, err := Read(Config{CgroupRoot: filepath.Join(root, "cgroup"), Logs: filepath.Join(root, "logs"), Proc: filepath.Join(root, "proc")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for folder, want := range map[string]Pod{
+		systemd: {web, "shop/web-1"}, systemd + "/cri-containerd-1.scope": {web, "shop/web-1"},
+		cgroupfs: {UID: dns}, cgroupfs + "/container": {UID: dns},
+		"cgroup/kubepods/pod" + static:        {static, "kube-system/proxy"},
+		"cgroup/system.slice/kubelet.service": {}, "cgroup/podman": {}, "cgroup": {},
+	} {
+		var stat unix.Stat_t
+		if err := unix.Stat(filepath.Join(root, folder), &stat); err != nil {
+			t.Fatal(err)
+		}
+		if got := all.ByCgroup(stat.Ino); got != want {
+			t.Errorf("%s is of %v, want %v", folder, got, want)
+		}
+	}
+	wantAddrs := map[netip.Addr]Pod{
+		netip.MustParseAddr("10.244.1.2"): {web, "shop/web-1"}, netip.MustParseAddr("fd00:10:244:1::2"): {web, "shop/web-1"},
+		netip.MustParseAddr("10.244.1.3"): {UID: dns},
+	}
+	if diff := cmp.Diff(wantAddrs, all.byAddr, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
+// A pod that starts later is found, but not by reading everything for each unknown address.
+func TestCacheReadsAgain(t *testing.T) {
+	root := mustTree(t, map[string]string{"cgroup/kubepods/cgroup.procs": ""})
+	c := NewCache(Config{CgroupRoot: filepath.Join(root, "cgroup"), Logs: filepath.Join(root, "logs")})
+	if pod, err := c.Pod(1, netip.Addr{}); err != nil || pod != (Pod{}) {
+		t.Fatalf("%v, %v", pod, err)
+	}
+	started := filepath.Join(root, "cgroup/kubepods/pod"+web)
+	if err := os.Mkdir(started, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(started, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if pod, err := c.Pod(stat.Ino, netip.Addr{}); err != nil || pod != (Pod{}) {
+		t.Errorf("everything was read again at once: %v, %v", pod, err)
+	}
+	c.read = c.read.Add(-readAgain)
+	if pod, err := c.Pod(stat.Ino, netip.Addr{}); err != nil || pod.UID != web {
+		t.Errorf("%v, %v", pod, err)
+	}
+	if err := os.RemoveAll(filepath.Join(root, "cgroup")); err != nil {
+		t.Fatal(err)
+	}
+	if pod, err := c.Pod(stat.Ino, netip.Addr{}); err != nil || pod.UID != web {
+		t.Errorf("a known pod is read again: %v, %v", pod, err)
+	}
+}
