@@ -129,6 +129,9 @@ func (m *HookMonitor) Run(ctx context.Context) error {
 				return err
 			}
 			m.checkHooks(ctx)
+			if err := m.datapath.maps.FreeListeners(); err != nil {
+				m.cfg.Log.Warn("what a killed `sluice monitor` has left is not freed", "error", err)
+			}
 			if m.orphansLeft {
 				m.destroyOrphans()
 			}
