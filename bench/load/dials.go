@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -51,6 +50,8 @@ type Dial struct {
 	// Took is how long connect took, or, for UDP, all until the answer; if it failed, how
 	// long that took.
 	Took time.Duration
+	// Connected is whether connect succeeded; it always does for UDP, and is false there.
+	Connected bool
 	// Backend is where the question arrived, zero if it failed.
 	Backend netip.Addr
 	// Failed is why it failed, "" if it did not.
@@ -172,6 +173,7 @@ func (d Dials) dial(turn int) Dial {
 		return made
 	}
 	defer conn.Close()
+	made.Connected = d.Network == "tcp"
 	line, err := d.ask(conn)
 	if d.Network == "udp" {
 		made.Took = Clock() - made.Began
@@ -223,9 +225,10 @@ func (d Dials) ask(conn net.Conn) (string, error) {
 
 // reasonOf is an error without addresses, so that equal ones can be counted.
 func reasonOf(step string, err error) string {
+	var timeout net.Error
 	var errno syscall.Errno
 	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.As(err, &timeout) && timeout.Timeout():
 		return step + ": no answer in time"
 	case errors.As(err, &errno):
 		return step + ": " + errno.Error()

@@ -61,6 +61,8 @@ type Config struct {
 	// Directory gets the proxy's files. It exists, no other proxy has it, and the
 	// caller removes it when the proxy is closed.
 	Directory string
+	// Args are more flags of Sluice's agent; kube-proxy does not get them.
+	Args []string
 	// ResyncPeriod is how often kube-proxy writes all rules even if nothing has
 	// changed. 0: its own default.
 	ResyncPeriod time.Duration
@@ -222,7 +224,7 @@ func startAgent(cfg Config) (*agent, error) {
 		Cgroup:     cfg.Cgroup,
 		NodeName:   cfg.NodeName,
 		Production: true,
-		Args:       []string{"--config", path},
+		Args:       append([]string{"--config", path}, cfg.Args...),
 	})
 	if err != nil {
 		return nil, err

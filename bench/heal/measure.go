@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/bench/load"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// path is how clients reach the Service.
+type path struct {
+	name, title string
+	network     string
+	outside     bool
+	timeout     time.Duration // see [load.Dials]
+}
+
+// applicationTimeout is that of connect in an application that has one, and that of a resolver.
+const applicationTimeout = 3 * time.Second
+
+var paths = []path{
+	{name: "pod-tcp", title: "pods → ClusterIP, TCP, which give up after 3 s", network: "tcp", timeout: applicationTimeout},
+	{name: "pod-udp", title: "pods → ClusterIP, UDP, each from a new connected socket, which asks again each second and gives up after 3 s", network: "udp", timeout: applicationTimeout},
+	{name: "nodeport-tcp", title: "clients outside → NodePort, TCP, which give up after 3 s", network: "tcp", timeout: applicationTimeout, outside: true},
+	{name: "nodeport-udp", title: "clients outside → NodePort, UDP, as from pods", network: "udp", timeout: applicationTimeout, outside: true},
+	{name: "pod-tcp-patient", title: "pods → ClusterIP, TCP, which wait as long as the kernel tries", network: "tcp"},
+}
+
+// phases are how long a measurement takes: as all is well, in the episode, and after it.
+type phases struct{ healthy, episode, after time.Duration }
+
+// Result is one measurement: an episode at one side, on one path.
+type Result struct {
+	Round   int    `json:"round"`
+	Path    string `json:"path"`
+	Episode string `json:"episode"`
+	Side    string `json:"side"`
+
+	// The phases have the connections that began in them.
+	Healthy Phase `json:"healthy"`
+	During  Phase `json:"during"`
+	After   Phase `json:"after"`
+
+	// Into are the new connections that went to those that are hit, but for probes: single ones
+	// after many had gone to others. Until is when the last of them did, from the begin.
+	Into   int     `json:"into"`
+	Until  Seconds `json:"until"`
+	Probes int     `json:"probes"`
+	// PassedOver is how often one of those that are hit got none of many new connections, and
+	// Wrong how often one of the others did.
+	PassedOver int `json:"passedOver"`
+	Wrong      int `json:"wrong"`
+	// Back is when, from the end of the episode, the last of those that were hit got new
+	// connections as the others do; nil if it did not before the end of the measurement.
+	Back *Seconds `json:"back,omitempty"`
+}
+
+// Seconds is a time, in JSON a number.
+type Seconds float64
+
+// Phase is what clients saw.
+type Phase struct {
+	Dials int `json:"dials"`
+	// Failed got no connection, or, for UDP, no answer. Lost got a connection, whose backend then
+	// did not answer.
+	Failed  int            `json:"failed"`
+	Lost    int            `json:"lost"`
+	Reasons map[string]int `json:"reasons,omitempty"`
+
+	// Quantiles of the time of all, in milliseconds. Those that failed took longer than any other: a
+	// quantile that is one of them is infinite, in JSON "failed".
+	P50     Millis `json:"p50"`
+	P99     Millis `json:"p99"`
+	P999    Millis `json:"p999"`
+	Longest Millis `json:"longest"`
+
+	times []time.Duration // in order; those that failed are forever
+}
+
+// Millis is a time in milliseconds, +Inf if there was no end.
+type Millis float64
+
+// MarshalJSON implements [json.Marshaler].
+func (m Millis) MarshalJSON() ([]byte, error) {
+	if math.IsInf(float64(m), 1) {
+		return []byte(`"failed"`), nil
+	}
+
+	return fmt.Appendf(nil, "%.3f", float64(m)), nil
+}
+
+const forever = time.Duration(math.MaxInt64)
+
+// measure makes connections to a Service without a pause before, in and after an episode.
+func (s *side) measure(ctx context.Context, service int, p path, e episode, rate int, in phases) (Result, error) {
+	tap, err := startTap(s.Uplink, s.node().Name, backendPort)
+	if err != nil {
+		return Result{}, err
+	}
+	var dials []load.Dial
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		dials, err = s.dial(ctx, service, p, load.Dials{Rate: rate, Duration: in.healthy + in.episode + in.after})
+		done <- err
+	}()
+	time.Sleep(in.healthy)
+	before := load.Clock()
+	end, err := e.begin(s)
+	began := load.Clock()
+	if err == nil {
+		time.Sleep(in.episode)
+	}
+	if end != nil {
+		err = errors.Join(err, end())
+	}
+	ended := load.Clock()
+	err = errors.Join(err, <-done)
+	arrivals, failed := tap.stop()
+	if err = errors.Join(err, failed); err != nil {
+		return Result{}, fmt.Errorf("%s of %s at %s: %w", e.name, p.name, s.kind, err)
+	}
+	if len(dials) == 0 {
+		return Result{}, fmt.Errorf("%s of %s at %s: no connection was tried", e.name, p.name, s.kind)
+	}
+	between := func(from, to time.Duration) Phase {
+		return phaseOf(slices.DeleteFunc(slices.Clone(dials), func(d load.Dial) bool { return d.Began < from || d.Began >= to }))
+	}
+	r := Result{
+		Path: p.name, Episode: e.name, Side: s.kind,
+		Healthy: between(0, before), During: between(before, ended), After: between(ended, forever),
+	}
+	r.judge(arrivals, addressesOf(s.backends()), addressesOf(e.hit(s)), began, ended)
+
+	return r, nil
+}
+
+// phaseOf counts the connections of a phase.
+func phaseOf(dials []load.Dial) Phase {
+	p := Phase{Reasons: make(map[string]int)}
+	for _, d := range dials {
+		took := d.Took
+		if d.Failed != "" {
+			p.Reasons[d.Failed]++
+			if took = forever; d.Connected {
+				p.Lost++
+			} else {
+				p.Failed++
+			}
+		}
+		p.times = append(p.times, took)
+	}
+	p.sort()
+
+	return p
+}
+
+// add adds the connections of another round.
+func (p *Phase) add(other Phase) {
+	reasons := make(map[string]int)
+	for _, some := range []map[string]int{p.Reasons, other.Reasons} {
+		for reason, n := range some {
+			reasons[reason] += n
+		}
+	}
+	*p = Phase{Failed: p.Failed + other.Failed, Lost: p.Lost + other.Lost, Reasons: reasons, times: slices.Concat(p.times, other.times)}
+	p.sort()
+}
+
+// sort fills in what follows from the times.
+func (p *Phase) sort() {
+	slices.Sort(p.times)
+	p.Dials = len(p.times)
+	quantile := func(q float64) Millis {
+		if p.Dials == 0 {
+			return 0
+		}
+		took := p.times[min(int(q*float64(p.Dials)), p.Dials-1)]
+		if took == forever {
+			return Millis(math.Inf(1))
+		}
+
+		return Millis(float64(took) / float64(time.Millisecond))
+	}
+	p.P50, p.P99, p.P999, p.Longest = quantile(0.5), quantile(0.99), quantile(0.999), quantile(1)
+}
+
+// many is how many new connections in a row go to others before a backend counts as passed over. By
+// chance that happens once in seven million times, with random choice among ten. Unlike a time, it
+// does not depend on whether the machine has a pause.
+const many = 15 * backendNodes * backendsPerNode
+
+// judge fills in what the arrivals show: of a measurement with all backends, of which some are
+// hit by an episode.
+func (r *Result) judge(arrivals []arrival, all, hit []netip.Addr, began, ended time.Duration) {
+	last, back := make(map[netip.Addr]int), make(map[netip.Addr]time.Duration)
+	passedOver := func(backend netip.Addr) {
+		if slices.Contains(hit, backend) {
+			r.PassedOver++
+		} else {
+			r.Wrong++
+		}
+	}
+	for i, a := range arrivals {
+		single := i-last[a.Backend] > many
+		last[a.Backend] = i
+		if a.At < began {
+			continue
+		}
+		if single {
+			passedOver(a.Backend)
+		}
+		switch wasHit := slices.Contains(hit, a.Backend); {
+		case wasHit && a.At < ended && single:
+			r.Probes++
+		case wasHit && a.At < ended:
+			r.Into, r.Until = r.Into+1, Seconds((a.At - began).Seconds())
+		case wasHit && !single && back[a.Backend] == 0:
+			back[a.Backend] = a.At - ended
+		}
+	}
+	for _, backend := range all {
+		if len(arrivals)-last[backend] > many { // to the end
+			passedOver(backend)
+		}
+	}
+	if len(back) == len(hit) {
+		r.Back = new(Seconds(slices.Max(slices.Collect(maps.Values(back))).Seconds()))
+	}
+}
+
+func addressesOf(pods []*lab.Pod) []netip.Addr {
+	var addresses []netip.Addr
+	for _, pod := range pods {
+		addresses = append(addresses, pod.IPv4)
+	}
+
+	return addresses
+}
