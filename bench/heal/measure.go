@@ -209,7 +209,7 @@ func (r *Result) judge(arrivals []arrival, all, hit []netip.Addr, began, ended t
 		}
 	}
 	for i, a := range arrivals {
-		single := i-last[a.Backend] > many
+		single := i-last[a.Backend]-1 > many
 		last[a.Backend] = i
 		if a.At < began {
 			continue
@@ -227,7 +227,7 @@ func (r *Result) judge(arrivals []arrival, all, hit []netip.Addr, began, ended t
 		}
 	}
 	for _, backend := range all {
-		if len(arrivals)-last[backend] > many { // to the end
+		if len(arrivals)-last[backend]-1 > many { // to the end
 			passedOver(backend)
 		}
 	}

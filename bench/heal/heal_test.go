@@ -1,0 +1,146 @@
+package main
+
+import (
+	"math"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/bench/load"
+	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	load.Main()
+	cluster.Run(m)
+}
+
+// A backend is passed over if it gets none of many new connections in a row, and a probe is the one
+// that ends such a time.
+func TestJudge(t *testing.T) {
+	dead, well := netip.MustParseAddr("10.244.6.2"), netip.MustParseAddr("10.244.2.2")
+	const began, ended = 10 * time.Second, 20 * time.Second
+	// some are so many arrivals at a backend, a millisecond apart.
+	some := func(backend netip.Addr, from time.Duration, n int) (all []arrival) {
+		for i := range n {
+			all = append(all, arrival{At: from + time.Duration(i)*time.Millisecond, Backend: backend})
+		}
+
+		return all
+	}
+	before := append(some(well, time.Second, 1), some(dead, 2*time.Second, 1)...)
+	for _, test := range []struct {
+		name     string
+		arrivals [][]arrival
+		want     Result
+	}{
+		{"as before", [][]arrival{
+			some(dead, 11*time.Second, 3), some(well, 12*time.Second, many), some(dead, 13*time.Second, 1), some(dead, 21*time.Second, 1),
+		}, Result{Into: 4, Until: 3, Back: new(Seconds(1))}},
+		{"passed over, probed, and back", [][]arrival{
+			some(dead, 11*time.Second, 2), some(well, 12*time.Second, many+1), some(dead, 14*time.Second, 1),
+			some(well, 15*time.Second, many+1), some(dead, 22*time.Second, 2),
+		}, Result{Into: 2, Until: 1.001, Probes: 1, PassedOver: 2, Back: new(Seconds(2.001))}},
+		{"passed over to the end", [][]arrival{
+			some(dead, 11*time.Second, 1), some(well, 12*time.Second, 2*many),
+		}, Result{Into: 1, Until: 1, PassedOver: 1}},
+		{"passed over by mistake", [][]arrival{
+			some(dead, 11*time.Second, many+1), some(well, 12*time.Second, 1), some(dead, 21*time.Second, many+1),
+		}, Result{Into: many + 1, Until: 1 + Seconds(many)/1000, Wrong: 2, Back: new(Seconds(1))}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			arrivals := before
+			for _, some := range test.arrivals {
+				arrivals = append(arrivals[:len(arrivals):len(arrivals)], some...)
+			}
+			var got Result
+			got.judge(arrivals, []netip.Addr{well, dead}, []netip.Addr{dead}, began, ended)
+			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(Phase{})); diff != "" {
+				t.Errorf("result (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Those that failed took longer than any other, so that failures never improve a quantile.
+func TestPhaseOfFailures(t *testing.T) {
+	var dials []load.Dial
+	for i := range 98 {
+		dials = append(dials, load.Dial{Took: time.Duration(i+1) * time.Millisecond})
+	}
+	refused := load.Dial{Took: time.Microsecond, Failed: "connect: connection refused"}
+	lost := load.Dial{Took: time.Microsecond, Failed: "answer: connection reset by peer", Connected: true}
+	p := phaseOf(append(dials, refused, lost))
+	if p.Dials != 100 || p.Failed != 1 || p.Lost != 1 {
+		t.Errorf("%d failed and %d were lost of %d, want 1 and 1 of 100", p.Failed, p.Lost, p.Dials)
+	}
+	if p.P50 != 51 || !math.IsInf(float64(p.P99), 1) {
+		t.Errorf("p50 %v, p99 %v, want 51 ms and failed", p.P50, p.P99)
+	}
+	p.add(phaseOf(dials))
+	if p.Dials != 198 || p.P50 != 50 || p.Failed != 1 {
+		t.Errorf("with another round: %d, p50 %v, %d failed", p.Dials, p.P50, p.Failed)
+	}
+}
+
+// Each episode does to backends what its title says, and ends. There is no proxy: clients dial a
+// backend that is hit.
+func TestEpisodes(t *testing.T) {
+	s := mustSide(t, "nftables")
+	dial := func(t *testing.T, n int) (answered int, fastest time.Duration) {
+		t.Helper()
+		d := load.Dials{
+			Network: "tcp", Target: netip.AddrPortFrom(s.victim().Pods[0].IPv4, backendPort),
+			Rate: 100, Duration: time.Duration(n) * 10 * time.Millisecond, Timeout: 500 * time.Millisecond,
+		}
+		dials, err := d.Run(t.Context(), s.node().Pods[0].Namespace, nil)
+		lab.Must(t, err)
+		fastest = time.Hour
+		for _, d := range dials {
+			if d.Failed == "" {
+				answered++
+				fastest = min(fastest, d.Took)
+			}
+		}
+
+		return answered, fastest
+	}
+	for _, e := range episodes {
+		t.Run(e.name, func(t *testing.T) {
+			end, err := e.begin(s)
+			lab.Must(t, err)
+			answered, fastest := dial(t, 120)
+			lab.Must(t, end())
+			switch e.name {
+			case "vanish", "refuse":
+				if answered > 0 {
+					t.Errorf("%d are answered", answered)
+				}
+			case "slow-service":
+				if answered < 110 || fastest < 300*time.Millisecond {
+					t.Errorf("%d of 120 are answered, the fastest after %v: want all, after 300 ms", answered, fastest)
+				}
+			default: // 30 % loss, or down for a second of 1.2
+				if answered == 0 || answered > 110 {
+					t.Errorf("%d of 120 are answered, want some", answered)
+				}
+			}
+			if answered, _ := dial(t, 20); answered < 20 {
+				t.Errorf("after its end %d of 20 are answered", answered)
+			}
+		})
+	}
+}
+
+func mustSide(t *testing.T, kind string) *side {
+	t.Helper()
+	s, err := newSide(kind, cluster.Shared(t))
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, s.Close()) })
+
+	return s
+}
