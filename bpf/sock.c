@@ -91,7 +91,7 @@ static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bo
 				   true);
 		if (!*be)
 			why = why_no_backend(pool);
-		else if (ctx->protocol == IPPROTO_TCP)
+		else
 			note_attempt((*be)->id, pool->service_port_id, hash(&netns, sizeof(netns)),
 				     now);
 	}

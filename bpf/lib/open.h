@@ -186,6 +186,8 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		return why;
 
 	add_flows(pkt->flow.backend_id, 1);
+	note_attempt(pkt->flow.backend_id, pool->service_port_id,
+		     hash(&came->src, sizeof(came->src)), pkt->now);
 	count_bytes(pool->service_port_id, pkt->ip.end - pkt->ip.l3, 0);
 
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);

@@ -162,6 +162,33 @@ static __noinline int update_load(struct packet *pkt, const struct flow *f)
 	return 0;
 }
 
+/*
+ * note_opening notes what a packet of an unconfirmed flow shows of its backend: an answer, a refusal, or
+ * that the client had to send its first packet again. It is global, so that the verifier walks it once.
+ */
+__noinline int note_opening(__u32 hook)
+{
+	struct packet *pkt = packet_at(hook);
+	const struct flow *f, *answers;
+	__u32 client;
+
+	if (!pkt)
+		return 0;
+	f = &pkt->flow;
+	client = hash(&f->client, sizeof(f->client));
+	if (is_reply(f) && pkt->event == EVENT_RESET)
+		return note_failure(f->backend_id, f->service_port_id, client, HEALTH_REFUSED,
+				    pkt->now);
+	if (is_reply(f))
+		return note_success(f->backend_id, f->service_port_id, client, pkt->now);
+	answers = answers_of(pkt, f);
+	if (pkt->event == EVENT_OPEN && f->proto == IPPROTO_TCP && answers &&
+	    answers->state == FLOW_NEW)
+		note_failure(f->backend_id, f->service_port_id, client, HEALTH_RETRANSMIT,
+			     pkt->now);
+	return 0;
+}
+
 /* track updates the flow of the entry f by a packet. */
 static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
 {
@@ -170,6 +197,10 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 	bool had_closed = has_closed(f);
 	__u8 state;
 
+	if (config_heal && half_open && at_client && f->state == FLOW_NEW) {
+		pkt->flow = *f;
+		note_opening(pkt->ip.key.hook);
+	}
 	if (f->proto == IPPROTO_TCP)
 		follow_segment(pkt, f, half_open);
 	else if (f->proto == IPPROTO_SCTP)
