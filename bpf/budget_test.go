@@ -58,7 +58,7 @@ func TestVerifierBudget(t *testing.T) {
 }
 
 func TestIteratorVerifierBudget(t *testing.T) {
-	iterators, err := LoadIterators(mustMaps(t))
+	iterators, err := LoadIterators()
 	if err != nil {
 		t.Fatal(err)
 	}

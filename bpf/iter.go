@@ -18,13 +18,14 @@ type Iterators struct {
 	Dials     *ebpf.Program // over udp_dials: one for each destination of an unconnected UDP socket
 }
 
-// LoadIterators loads the programs that list sockets, with the maps m. The caller closes the result.
-func LoadIterators(m *maps.Pinned) (*Iterators, error) {
+// LoadIterators loads the programs that list sockets. They use no map, but read the one that they are
+// attached to. The caller closes the result.
+func LoadIterators() (*Iterators, error) {
 	spec, err := iterSpec(iterProgSluiceConnected, iterProgSluiceDials)
 	if err != nil {
 		return nil, err
 	}
-	programs, err := newLoader(m, nil).load(spec)
+	programs, err := newLoader(&maps.Pinned{}, nil).load(spec)
 	if err != nil {
 		return nil, fmt.Errorf("socket iterators: %w", err)
 	}

@@ -29,6 +29,8 @@ needs_of() {
 		echo /usr/sbin/iptables iptables
 		# Loads that are as large as can be.
 		echo /usr/bin/iperf3 iperf3
+		# The terminal of `sluice top`.
+		[[ $1 == bench ]] || echo /usr/bin/tmux tmux
 		# Alerts and dashboards. The service that Debian starts is not used.
 		[[ $1 == bench ]] || echo /usr/bin/promtool prometheus
 		;;

@@ -90,6 +90,7 @@ func newRoot() *cobra.Command {
 		newFlows(&where),
 		newConnections(&where),
 		newMonitor(&where),
+		newTop(&where),
 		newVerify(&where),
 		newDoctor(&where),
 		newCleanup(&where),

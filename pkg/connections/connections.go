@@ -112,7 +112,7 @@ type Reader struct {
 
 // NewReader returns a reader, which the caller closes.
 func NewReader(cfg Config) (*Reader, error) {
-	sockets, err := datapath.OpenSockets(cfg.Maps)
+	sockets, err := datapath.OpenSockets()
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +154,7 @@ func (r *Reader) List(filter Filter) ([]Connection, error) {
 	if err := filter.Validate(); err != nil {
 		return nil, err
 	}
-	socks, err := r.sockets.All()
+	socks, err := r.sockets.All(r.cfg.Maps)
 	if err != nil {
 		return nil, err
 	}

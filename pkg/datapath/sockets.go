@@ -17,34 +17,33 @@ import (
 // Sockets lists the sockets that Sluice translated, for operators. It needs no agent: it loads iterators
 // of its own.
 type Sockets struct {
-	maps      *maps.Pinned
 	iterators *bpf.Iterators
 }
 
-// OpenSockets loads the iterators over the sockets of the maps m, which the caller closes after the result.
-func OpenSockets(m *maps.Pinned) (*Sockets, error) {
+// OpenSockets loads the iterators over sockets. The caller closes the result.
+func OpenSockets() (*Sockets, error) {
 	if err := maps.LiftMemlock(); err != nil {
 		return nil, err
 	}
-	iterators, err := bpf.LoadIterators(m)
+	iterators, err := bpf.LoadIterators()
 	if err != nil {
 		return nil, err
 	}
 
-	return &Sockets{m, iterators}, nil
+	return &Sockets{iterators}, nil
 }
 
 // Close unloads the iterators.
 func (s *Sockets) Close() error { return s.iterators.Close() }
 
-// All returns the TCP and UDP sockets that are open at a backend, in every network namespace. An
+// All returns the TCP and UDP sockets in the maps m that are open at a backend, in every network namespace. An
 // unconnected UDP socket is there once for each destination that it stores in itself.
-func (s *Sockets) All() ([]maps.TranslatedSock, error) {
-	connected, err := readSocks(s.iterators.Connected, s.maps.SockState())
+func (s *Sockets) All(m *maps.Pinned) ([]maps.TranslatedSock, error) {
+	connected, err := readSocks(s.iterators.Connected, m.SockState())
 	if err != nil {
 		return nil, err
 	}
-	dials, err := readSocks(s.iterators.Dials, s.maps.UDPDials())
+	dials, err := readSocks(s.iterators.Dials, m.UDPDials())
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,129 @@
+package top
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/datapath"
+)
+
+// Sample is one reading of all that the kernel counts.
+type Sample struct {
+	at       time.Time
+	ports    map[uint32]maps.ServicePort // by id
+	counts   map[maps.StatKey]uint64
+	reasons  map[maps.Reason]uint64 // of the whole node
+	backends []backend
+	sockets  map[uint64]connection // of TCP, by cookie
+	flows    map[maps.FlowKey]connection
+}
+
+// backend is a backend that is in the maps.
+type backend struct {
+	maps.Backend
+	live int
+}
+
+// connection is what one connection has sent and received, as far as no count of its Service has it.
+type connection struct {
+	servicePortID, backendID    uint32
+	sent, received, retransmits uint64
+	rtt                         uint32
+}
+
+// Reader reads samples.
+type Reader struct {
+	bpfRoot string
+	sockets *datapath.Sockets
+}
+
+// NewReader returns a reader of the maps that are pinned below bpfRoot. The caller closes it.
+func NewReader(bpfRoot string) (*Reader, error) {
+	sockets, err := datapath.OpenSockets()
+	if err != nil {
+		return nil, err
+	}
+
+	return &Reader{bpfRoot, sockets}, nil
+}
+
+// Close closes the reader.
+func (r *Reader) Close() error { return r.sockets.Close() }
+
+// Read returns a new sample. It opens the maps anew: they grow, and an agent of another version has others.
+// The error wraps [fs.ErrNotExist] if there are none.
+func (r *Reader) Read() (*Sample, error) {
+	pinned, err := maps.Load(r.bpfRoot)
+	if err != nil {
+		return nil, err
+	}
+	defer pinned.Close()
+	s := &Sample{
+		at: time.Now(), ports: make(map[uint32]maps.ServicePort), counts: make(map[maps.StatKey]uint64),
+		sockets: make(map[uint64]connection), flows: make(map[maps.FlowKey]connection),
+	}
+	for e, err := range pinned.ServicePorts.All() {
+		if err != nil {
+			return nil, err
+		}
+		namespace, _, _ := e.Value.Parts()
+		if !strings.Contains(namespace, ".") { // the agent's probe: namespaces of a cluster have no dot
+			s.ports[e.Key] = e.Value
+		}
+	}
+	for e, err := range pinned.Stats.All() {
+		if err != nil {
+			return nil, err
+		}
+		s.counts[e.Key] = e.Value
+	}
+	if s.reasons, err = pinned.ReasonCounts(); err != nil {
+		return nil, err
+	}
+	for _, b := range pinned.Backends.All() {
+		if b.Id != 0 {
+			s.backends = append(s.backends, backend{b, max(0, pinned.Loads.Load(b.Id).Live())})
+		}
+	}
+	if err := s.readFlows(pinned); err != nil {
+		return nil, err
+	}
+	socks, err := r.sockets.All(pinned)
+	s.addSockets(socks)
+
+	return s, err
+}
+
+const protoTCP = 6
+
+func (s *Sample) addSockets(socks []maps.TranslatedSock) {
+	for _, sock := range socks {
+		if sock.Proto == protoTCP {
+			s.sockets[sock.Cookie] = connection{
+				sock.State.ServicePortId, sock.State.BackendId,
+				sock.BytesSent, sock.BytesReceived, uint64(sock.Retransmits), sock.Rtt,
+			}
+		}
+	}
+}
+
+func (s *Sample) readFlows(m *maps.Pinned) error {
+	for _, table := range []*maps.Map[maps.FlowKey, maps.Flow]{m.HalfOpen, m.Unanswered, m.Flows} {
+		for e, err := range table.All() {
+			if err != nil {
+				return fmt.Errorf("flows: %w", err)
+			}
+			c := connection{servicePortID: e.Value.ServicePortId, backendID: e.Value.BackendId}
+			if e.Value.Role == maps.FlowFromClient {
+				c.sent = e.Value.Bytes
+			} else {
+				c.received = e.Value.Bytes
+			}
+			s.flows[e.Key] = c
+		}
+	}
+
+	return nil
+}

@@ -1,0 +1,247 @@
+// Package top shows what each Service does at this moment: live connections, and the rates of new ones, of
+// refusals, bytes and retransmissions, in total and by backend. It compares two readings of the counts in
+// the maps and of the sockets in the kernel ([Reader]), needs no agent, and changes nothing.
+package top
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// Table is what happened on this node between two readings.
+type Table struct {
+	At      time.Time `json:"at"`
+	Seconds float64   `json:"seconds"` // since the reading before; 0: there was none, and no rate is known
+	// Refused are refusals by reason, also those that concern no Service.
+	Refused  map[string]float64 `json:"refusedPerSecond"`
+	Services []Service          `json:"services"`
+	// Quiet is how many Services were left out because they had no connection and no refusal.
+	Quiet int `json:"quiet"`
+}
+
+// Service is what happened to one Service.
+type Service struct {
+	Service string             `json:"service"` // namespace/name
+	Live    int                `json:"live"`    // connections
+	New     float64            `json:"newPerSecond"`
+	Refused map[string]float64 `json:"refusedPerSecond"` // by reason
+	Rates
+	Backends []Backend `json:"backends"` // sorted by address
+}
+
+// Rates are what clients send and receive each second.
+type Rates struct {
+	// Sent and Received are bytes by clients of TCP connections and of flows of devices. Connections that
+	// began and ended between two readings are in them only as far as programs count them.
+	Sent     float64 `json:"sentPerSecond"`
+	Received float64 `json:"receivedPerSecond"`
+	// Retransmits are segments of TCP sockets of this node that clients had to send again.
+	Retransmits float64 `json:"retransmitsPerSecond"`
+}
+
+// Backend is what happened at one backend. Its rates are those of connections that are live.
+type Backend struct {
+	Backend  netip.AddrPort `json:"backend"`
+	Port     string         `json:"port"` // namespace/name:port
+	Protocol string         `json:"protocol"`
+	Live     int            `json:"live"`
+	Rates
+	// RTTMicroseconds is the mean round-trip time of its TCP sockets on this node, zero if it has none.
+	RTTMicroseconds uint32 `json:"rttMicroseconds"`
+}
+
+// isQuiet reports whether a Service has no connection and no refusal.
+func (s *Service) isQuiet() bool {
+	return s.Live == 0 && s.New == 0 && len(s.Refused) == 0 && s.Rates == (Rates{})
+}
+
+// refused returns the sum of refusals, and the reason of most of them.
+func refused(byReason map[string]float64) (sum float64, most string) {
+	for reason, rate := range byReason {
+		sum += rate
+		if rate > byReason[most] || rate == byReason[most] && reason < most {
+			most = reason
+		}
+	}
+
+	return sum, most
+}
+
+// column is a column of the table of Services.
+type column struct {
+	title string
+	key   string // by which the table can be sorted, or empty
+	text  func(s *Service) string
+	order func(a, b *Service) int
+}
+
+// columns are those of the table of Services.
+var columns = []column{
+	{"SERVICE", "service", func(s *Service) string { return s.Service }, func(a, b *Service) int { return cmp.Compare(a.Service, b.Service) }},
+	{"LIVE", "live", func(s *Service) string { return fmt.Sprint(s.Live) }, func(a, b *Service) int { return cmp.Compare(b.Live, a.Live) }},
+	{"NEW/S", "new", func(s *Service) string { return number(s.New) }, func(a, b *Service) int { return cmp.Compare(b.New, a.New) }},
+	{"REFUSED/S", "refused", func(s *Service) string {
+		sum, most := refused(s.Refused)
+		if most == "" {
+			return "0"
+		}
+
+		return number(sum) + " " + most
+	}, func(a, b *Service) int {
+		x, _ := refused(a.Refused)
+		y, _ := refused(b.Refused)
+
+		return cmp.Compare(y, x)
+	}},
+	{"SENT/S", "sent", func(s *Service) string { return size(s.Sent) }, func(a, b *Service) int { return cmp.Compare(b.Sent, a.Sent) }},
+	{"RECEIVED/S", "received", func(s *Service) string { return size(s.Received) }, func(a, b *Service) int { return cmp.Compare(b.Received, a.Received) }},
+	{"RETRANSMITS/S", "retransmits", func(s *Service) string { return number(s.Retransmits) }, func(a, b *Service) int { return cmp.Compare(b.Retransmits, a.Retransmits) }},
+}
+
+// Orders returns the keys by which a table can be sorted.
+func Orders() []string {
+	var keys []string
+	for _, c := range columns {
+		keys = append(keys, c.key)
+	}
+
+	return keys
+}
+
+// Sort sorts the Services by one of [Orders], largest first where it is a number, then by name.
+func (t *Table) Sort(order string) error {
+	i := slices.Index(Orders(), order)
+	if i < 0 {
+		return fmt.Errorf("sort key %q: it is one of %s", order, strings.Join(Orders(), ", "))
+	}
+	slices.SortFunc(t.Services, func(a, b Service) int {
+		return cmp.Or(columns[i].order(&a, &b), cmp.Compare(a.Service, b.Service))
+	})
+
+	return nil
+}
+
+// Write writes the table as text.
+func (t *Table) Write(w io.Writer) error {
+	var titles []string
+	for _, c := range columns {
+		titles = append(titles, c.title)
+	}
+	lines := [][]string{titles}
+	for i := range t.Services {
+		var cells []string
+		for _, c := range columns {
+			cells = append(cells, t.cell(c, &t.Services[i]))
+		}
+		lines = append(lines, cells)
+	}
+	_, err := fmt.Fprintf(w, "%s\n%s\n", t.summary(), strings.Join(align(lines), "\n"))
+
+	return err
+}
+
+// WriteBackends writes the backends of each Service as text.
+func (t *Table) WriteBackends(w io.Writer) error {
+	for i := range t.Services {
+		svc := &t.Services[i]
+		if _, err := fmt.Fprintf(w, "%s  %s\n%s\n", t.At.Format(time.TimeOnly), svc.summary(), strings.Join(align(backendCells(svc)), "\n")); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// summary returns one line about a Service.
+func (s *Service) summary() string {
+	text := fmt.Sprintf("%s  %d live, %s new/s", s.Service, s.Live, number(s.New))
+	for _, reason := range slices.Sorted(maps.Keys(s.Refused)) {
+		text += fmt.Sprintf(", %s/s %s", number(s.Refused[reason]), reason)
+	}
+
+	return text
+}
+
+// backendCells returns the titles and the cells of the table of a Service's backends.
+func backendCells(svc *Service) [][]string {
+	lines := [][]string{{"BACKEND", "PORT", "PROTOCOL", "LIVE", "SENT/S", "RECEIVED/S", "RETRANSMITS/S", "RTT"}}
+	for _, b := range svc.Backends {
+		rtt := "-"
+		if b.RTTMicroseconds > 0 {
+			rtt = (time.Duration(b.RTTMicroseconds) * time.Microsecond).String()
+		}
+		lines = append(lines, []string{
+			b.Backend.String(), b.Port, b.Protocol, fmt.Sprint(b.Live), size(b.Sent), size(b.Received), number(b.Retransmits), rtt,
+		})
+	}
+
+	return lines
+}
+
+// align pads cells so that columns are aligned.
+func align(lines [][]string) []string {
+	var text strings.Builder
+	tabs := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
+	for _, cells := range lines {
+		fmt.Fprintln(tabs, strings.Join(cells, "\t"))
+	}
+	tabs.Flush() // a Builder takes everything
+
+	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+}
+
+// cell returns the text of a cell: no rate is known before the second reading.
+func (t *Table) cell(c column, s *Service) string {
+	if t.Seconds == 0 && strings.HasSuffix(c.title, "/S") {
+		return "-"
+	}
+
+	return c.text(s)
+}
+
+// summary returns one line about the node.
+func (t *Table) summary() string {
+	live, fresh := 0, 0.0
+	for _, s := range t.Services {
+		live += s.Live
+		fresh += s.New
+	}
+	text := fmt.Sprintf("%s  %d live", t.At.Format(time.TimeOnly), live)
+	if t.Seconds > 0 {
+		text += fmt.Sprintf(", %s new/s", number(fresh))
+		if sum, most := refused(t.Refused); sum > 0 {
+			text += fmt.Sprintf(", %s refused/s, most of them %s", number(sum), most)
+		}
+	}
+	if t.Quiet > 0 {
+		text += fmt.Sprintf("; quiet Services: %d", t.Quiet)
+	}
+
+	return text
+}
+
+// number returns a rate with as many digits as matter.
+func number(rate float64) string {
+	if rate >= 10 || rate == 0 {
+		return fmt.Sprintf("%.0f", rate)
+	}
+
+	return fmt.Sprintf("%.1f", rate)
+}
+
+// size returns a rate of bytes.
+func size(rate float64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	for rate >= 1000 && len(units) > 1 {
+		rate, units = rate/1024, units[1:]
+	}
+
+	return number(rate) + " " + units[0]
+}

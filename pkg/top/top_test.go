@@ -1,0 +1,206 @@
+package top
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// sampleOf returns a sample, so many seconds after the first one, of the Services shop/web (ports 1 and 2, a
+// backend each) and shop/db (port 3, without backends).
+func sampleOf(second int, counts map[maps.StatKey]uint64, sockets map[uint64]connection) *Sample {
+	at := func(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
+
+	return &Sample{
+		at: time.Date(2026, 11, 23, 1, 0, second, 0, time.UTC),
+		ports: map[uint32]maps.ServicePort{
+			1: maps.ServicePortOf("shop", "web", "http", 6, 4), 2: maps.ServicePortOf("shop", "web", "https", 6, 4),
+			3: maps.ServicePortOf("shop", "db", "", 6, 4),
+		},
+		counts: counts,
+		backends: []backend{
+			{maps.BackendOf(11, 1, at("10.244.1.2:8080"), 0), 2},
+			{maps.BackendOf(12, 2, at("10.244.1.2:8443"), 0), 0},
+			{maps.BackendOf(13, 99, at("10.244.1.9:80"), 0), 7}, // of no Service any more
+		},
+		sockets: sockets,
+	}
+}
+
+const (
+	translated = uint32(maps.ReasonTranslated)
+	noBackend  = uint32(maps.ReasonRejectNoBackend)
+	noRange    = uint32(maps.ReasonDropSourceRange)
+)
+
+// Rates are by Service, over the time between the samples, and those of an id that is another's by now begin
+// anew.
+func TestBetween(t *testing.T) {
+	before := sampleOf(0, map[maps.StatKey]uint64{{ServicePortId: 1, What: translated}: 100, {ServicePortId: 2, What: translated}: 7}, nil)
+	after := sampleOf(2, map[maps.StatKey]uint64{
+		{ServicePortId: 1, What: translated}: 110, {ServicePortId: 2, What: translated}: 9,
+		{ServicePortId: 3, What: noBackend}: 4, {ServicePortId: 3, What: noRange}: 6,
+		{ServicePortId: 77, What: noBackend}: 1000,
+	}, nil)
+	after.reasons = map[maps.Reason]uint64{maps.ReasonRejectNoBackend: 4, maps.ReasonDropUnallocated: 8, maps.ReasonTranslated: 50}
+	table := Between(before, after, false)
+	want := []Service{
+		{Service: "shop/db", Refused: map[string]float64{"reject_no_backend": 2, "drop_source_range": 3}},
+		{Service: "shop/web", Live: 2, New: 6, Refused: map[string]float64{}, Backends: []Backend{
+			{Backend: netip.MustParseAddrPort("10.244.1.2:8080"), Port: "shop/web:http", Protocol: "TCP", Live: 2},
+			{Backend: netip.MustParseAddrPort("10.244.1.2:8443"), Port: "shop/web:https", Protocol: "TCP"},
+		}},
+	}
+	if diff := cmp.Diff(want, table.Services, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]float64{"reject_no_backend": 2, "drop_unallocated": 4}, table.Refused); diff != "" {
+		t.Errorf("of the node (-want +got):\n%s", diff)
+	}
+
+	after.ports[3] = maps.ServicePortOf("shop", "cache", "", 6, 4)
+	if table = Between(before, after, false); len(table.Services) != 1 || table.Quiet != 1 {
+		t.Errorf("with another Service that has the id of db: %+v", table)
+	}
+	first := Between(nil, before, false)
+	var text strings.Builder
+	if err := first.Write(&text); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(`01:00:00  2 live; quiet Services: 1
+SERVICE    LIVE   NEW/S   REFUSED/S   SENT/S   RECEIVED/S   RETRANSMITS/S
+shop/web   2      -       -           -        -            -
+`, text.String()); diff != "" {
+		t.Errorf("after one sample (-want +got):\n%s", diff)
+	}
+}
+
+// Bytes are those of connections that live and of those that have ended, each byte once, whether programs
+// count ended ones or not.
+func TestBytes(t *testing.T) {
+	sent := func(n uint64) map[maps.StatKey]uint64 {
+		return map[maps.StatKey]uint64{{ServicePortId: 1, What: maps.StatBytesSent}: n}
+	}
+	socks := func(bytes ...uint64) map[uint64]connection {
+		all := make(map[uint64]connection)
+		for i, n := range bytes {
+			if n > 0 {
+				all[uint64(i)] = connection{servicePortID: 1, backendID: 11, sent: n, retransmits: n / 100, rtt: uint32(100 * (i + 1))}
+			}
+		}
+
+		return all
+	}
+	for _, test := range []struct {
+		name          string
+		before, after *Sample
+		sent, backend float64
+		retransmits   float64
+		rtt           uint32
+	}{
+		{"of one that goes on", sampleOf(0, sent(0), socks(1000)), sampleOf(2, sent(0), socks(3000)), 1000, 1000, 10, 100},
+		{"of a new one", sampleOf(0, sent(0), nil), sampleOf(2, sent(0), socks(0, 500)), 250, 250, 2.5, 200},
+		{"of one that has ended and is counted", sampleOf(0, sent(50), socks(1000)), sampleOf(2, sent(50+1600), nil), 300, 0, 0, 0},
+		{"of one that has ended and is counted, beside another", sampleOf(0, sent(0), socks(1000, 100)), sampleOf(2, sent(1600), socks(0, 400)), 450, 150, 1.5, 200},
+		{"without one that has ended and is not counted", sampleOf(0, sent(0), socks(9000, 100)), sampleOf(2, sent(0), socks(0, 400)), 150, 150, 1.5, 200},
+		{"of the mean round-trip time", sampleOf(0, sent(0), socks(100, 100)), sampleOf(2, sent(0), socks(100, 100)), 0, 0, 0, 150},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			table := Between(test.before, test.after, true)
+			web := table.Services[1]
+			b := web.Backends[0]
+			if web.Sent != test.sent || web.Retransmits != test.retransmits || b.Sent != test.backend || b.RTTMicroseconds != test.rtt {
+				t.Errorf("%v sent, %v sent again, backend %v, round trip %d, want %+v", web.Sent, web.Retransmits, b.Sent, b.RTTMicroseconds, test)
+			}
+		})
+	}
+	// Bytes of a flow, which programs take out of the flow when they count them.
+	flow := func(n uint64) map[maps.FlowKey]connection {
+		return map[maps.FlowKey]connection{{}: {servicePortID: 1, backendID: 11, received: n}}
+	}
+	before, after := sampleOf(0, nil, nil), sampleOf(2, map[maps.StatKey]uint64{{ServicePortId: 1, What: maps.StatBytesReceived}: 700}, nil)
+	before.flows, after.flows = flow(500), flow(300)
+	if table := Between(before, after, true); table.Services[1].Received != 250 {
+		t.Errorf("of a flow: %v received, want 250", table.Services[1].Received)
+	}
+}
+
+func TestSort(t *testing.T) {
+	table := Table{Services: []Service{
+		{Service: "b", Live: 1, New: 5, Rates: Rates{Sent: 1}},
+		{Service: "c", Live: 3, New: 5, Refused: map[string]float64{"x": 1}, Rates: Rates{Received: 1}},
+		{Service: "a", Live: 2, Refused: map[string]float64{"x": 1, "y": 1}, Rates: Rates{Retransmits: 1}},
+	}}
+	for order, want := range map[string]string{
+		"service": "abc", "live": "cab", "new": "bca", "refused": "acb", "sent": "bac", "received": "cab", "retransmits": "abc",
+	} {
+		if err := table.Sort(order); err != nil {
+			t.Fatal(err)
+		}
+		got := table.Services[0].Service + table.Services[1].Service + table.Services[2].Service
+		if got != want {
+			t.Errorf("by %s: %s, want %s", order, got, want)
+		}
+	}
+	if err := table.Sort("size"); err == nil || !strings.Contains(err.Error(), `"size"`) || len(Orders()) != 7 {
+		t.Errorf("by size: %v", err)
+	}
+}
+
+// A reading that fails is shown, and the next one follows; a Service that ends is said to be gone.
+func TestScreenErrors(t *testing.T) {
+	s := newScreen(nil, Config{Interval: time.Second, Order: "service"})
+	s.Update(tea.WindowSizeMsg{Width: 80, Height: 8})
+	s.add(sampled{sample: sampleOf(0, nil, nil)})
+	s.Update(tea.KeyPressMsg{Code: tea.KeyEnter})
+	screenHas := func(want string) {
+		t.Helper()
+		if seen := s.View().Content; !strings.Contains(seen, want) {
+			t.Errorf("the screen is\n%s\nwant %q", seen, want)
+		}
+	}
+	screenHas("10.244.1.2:8443   shop/web:https")
+	if _, next := s.Update(sampled{err: errors.New("map is gone")}); next == nil {
+		t.Error("no reading follows an error")
+	}
+	screenHas("error: map is gone")
+	screenHas("10.244.1.2:8443   shop/web:https")
+	gone := sampleOf(2, nil, nil)
+	delete(gone.ports, 1)
+	delete(gone.ports, 2)
+	s.Update(sampled{sample: gone})
+	screenHas("shop/web is gone")
+	s.Update(tea.KeyPressMsg{Code: tea.KeyEscape})
+	screenHas("quiet Services: 1")
+}
+
+func TestSparkline(t *testing.T) {
+	for want, rates := range map[string][]float64{
+		"":     nil,
+		"▁":    {0},
+		"▁▄█▁": {0, 5, 10, 0},
+	} {
+		if got := strings.TrimLeft(sparkline(rates), " "); got != want || len([]rune(sparkline(rates))) != history {
+			t.Errorf("%v: %q, want %q", rates, sparkline(rates), want)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	for want, got := range map[string]string{
+		"0": number(0), "0.3": number(0.25001), "9.9": number(9.94), "12": number(12.4),
+		"999 B": size(999), "1.0 KiB": size(1024), "98 KiB": size(100_000), "1.5 GiB": size(3 << 29),
+	} {
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
