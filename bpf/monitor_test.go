@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -182,5 +183,38 @@ func TestFloodOfRefusals(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, count); diff != "" {
 		t.Errorf("the others (-want +got):\n%s", diff)
+	}
+}
+
+// The cost of a refused packet beyond an empty program, in a flood, as long as no one listens and while
+// one does.
+//
+//	go test -run '^$' -bench Refused ./bpf
+func BenchmarkRefused(b *testing.B) {
+	for _, listens := range []bool{false, true} {
+		b.Run(fmt.Sprintf("one listens: %v", listens), func(b *testing.B) {
+			m := mustMonitored(b)
+			if listens {
+				m.mustListen(b)
+				ended := make(chan error, 1)
+				ctx, stop := context.WithCancel(b.Context())
+				go func() {
+					var err error
+					for ctx.Err() == nil && err == nil {
+						_, _, err = m.listener.Read(time.Now().Add(time.Millisecond))
+					}
+					ended <- err
+				}()
+				defer func() {
+					stop()
+					must(b, <-ended)
+				}()
+			}
+			frame := mustSegment(b, netip.MustParseAddrPort("192.0.2.9:40000"), netip.MustParseAddrPort("10.96.7.7:80"), layers.TCP{SYN: true})
+			compare(b, m.programs.Ingress, frame)
+			if listens {
+				b.ReportMetric(float64(m.listener.Lost()), "lost")
+			}
+		})
 	}
 }

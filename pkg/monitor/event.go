@@ -138,6 +138,7 @@ func (f Filter) selects(e Event) bool {
 type names struct {
 	tables maps.Tables
 	pod    func(cgroup uint64, addr netip.Addr) (pods.Pod, error)
+	device func(index uint32) string
 	booted time.Time // to which the times of events are relative
 }
 
@@ -164,7 +165,7 @@ func (n names) event(e maps.MonitorEvent) (Event, error) {
 	}
 	event.ClientPod, event.ClientPodUID = client.Name, client.UID
 	if e.Place != maps.PlaceSocket {
-		event.Device = deviceName(e.Ifindex)
+		event.Device = n.device(e.Ifindex)
 	}
 	if b, ok := n.tables.BackendOf(e.BackendId); ok {
 		event.Backend = b.AddrPort()

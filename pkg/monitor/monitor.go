@@ -31,7 +31,10 @@ const pollInterval = 200 * time.Millisecond
 
 // Run prints events until ctx ends. The error wraps [maps.ErrFull] if too many listen already.
 func Run(ctx context.Context, cfg Config) (err error) {
-	names := names{tables: cfg.Maps.Tables, pod: cfg.Pods.Pod, booted: time.Now().Add(-time.Duration(flow.Now()))}
+	names := names{
+		tables: cfg.Maps.Tables, pod: cfg.Pods.Pod, device: deviceName,
+		booted: time.Now().Add(-time.Duration(flow.Now())),
+	}
 	show := func(e maps.MonitorEvent) error {
 		event, err := names.event(e)
 		if err != nil || !cfg.Filter.selects(event) {

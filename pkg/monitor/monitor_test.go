@@ -54,6 +54,7 @@ func mustNames(t *testing.T) (of names, port, backend uint32) {
 	return names{
 		tables: fakes.Tables,
 		pod:    func(_ uint64, a netip.Addr) (pods.Pod, error) { return known[a.String()], nil },
+		device: func(index uint32) string { return map[uint32]string{2: "eth0"}[index] },
 		booted: time.Date(2026, 11, 23, 1, 0, 0, 0, time.UTC),
 	}, port, backend
 }
@@ -77,7 +78,7 @@ func mustEvents(t *testing.T, port, backend uint32) []maps.MonitorEvent {
 			e.Pid = 4711
 			copy(e.Comm[:], []int8{'c', 'u', 'r', 'l'})
 		} else {
-			e.Ifindex = 1
+			e.Ifindex = 2
 		}
 		change(&e)
 		all = append(all, e)
@@ -156,5 +157,29 @@ func TestFiltersAndFormats(t *testing.T) {
 				t.Errorf("printed (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The example in docs/monitor.md is what is printed.
+func TestDocs(t *testing.T) {
+	page, err := os.ReadFile("../../docs/monitor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed, err := os.ReadFile("testdata/all.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for line := range strings.Lines(string(page)) {
+		if strings.HasPrefix(line, "TIME ") || strings.HasPrefix(line, "Nov 23 ") || strings.HasPrefix(line, "{") {
+			checked++
+			if !strings.Contains(string(printed), line) {
+				t.Errorf("this is not printed: %s", line)
+			}
+		}
+	}
+	if checked < 8 {
+		t.Errorf("only %d lines were checked", checked)
 	}
 }
