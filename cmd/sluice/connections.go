@@ -117,11 +117,14 @@ func readConnections(where *places, flags connectionFlags) ([]connections.Connec
 }
 
 func drawConnections(t *table, all []connections.Connection) {
-	t.row("SERVICE", "PROTOCOL", "CLIENT", "POD", "PROCESS", "DESTINATION", "BACKEND", "STATE", "SENT", "RECEIVED", "RETRANSMITS", "RTT", "COOKIE")
+	t.row("SERVICE", "PROTOCOL", "CLIENT", "POD", "PROCESS", "DESTINATION", "BACKEND", "STATE", "AGE", "SENT", "RECEIVED", "RETRANSMITS", "RTT", "COOKIE")
 	for _, c := range all {
-		process, state, sent, received, retransmits, rtt := "", string(c.State), "", "", "", ""
+		process, state, age, sent, received, retransmits, rtt := "", string(c.State), "", "", "", "", ""
 		if c.Process != nil {
 			process = fmt.Sprintf("%s[%d]", c.Process.Command, c.Process.PID)
+		}
+		if c.AgeSeconds != nil {
+			age = seconds(*c.AgeSeconds)
 		}
 		if c.IdleSeconds != nil {
 			state += ", idle " + seconds(*c.IdleSeconds)
@@ -133,7 +136,7 @@ func drawConnections(t *table, all []connections.Connection) {
 			rtt = (time.Duration(c.TCP.RTTMicroseconds) * time.Microsecond).String()
 		}
 		t.row(c.Service, c.Protocol, c.Client.String(), cmp.Or(c.Pod, c.PodUID), process, c.OriginalDst.String(), c.Backend.String(),
-			state, sent, received, retransmits, rtt, fmt.Sprint(c.Cookie))
+			state, age, sent, received, retransmits, rtt, fmt.Sprint(c.Cookie))
 	}
 }
 

@@ -35,6 +35,9 @@ type Connection struct {
 	OriginalDst netip.AddrPort `json:"originalDst"`
 	Backend     netip.AddrPort `json:"backend"`
 	State       State          `json:"state"`
+	// AgeSeconds is the time since the socket connected; nil in state [Unconnected], and if a build that
+	// recorded no times translated it.
+	AgeSeconds *int64 `json:"ageSeconds,omitempty"`
 	// IdleSeconds is the time since the last datagram, in state [Unconnected] only.
 	IdleSeconds *int64 `json:"idleSeconds,omitempty"`
 	TCP         *TCP   `json:"tcp,omitempty"` // nil for UDP, of which the kernel counts nothing
@@ -232,6 +235,9 @@ func connectionOf(sock maps.TranslatedSock, now uint64) Connection {
 		Backend:     addrPort(sock.State.Backend, sock.State.BackendPort),
 		Cookie:      sock.Cookie, Netns: sock.Netns, sock: sock,
 	}
+	if sock.State.Since != 0 {
+		c.AgeSeconds = new(int64(since(sock.State.Since, now) / time.Second))
+	}
 	switch {
 	case sock.Proto == protoTCP:
 		c.Protocol, c.State = "TCP", State(fmt.Sprintf("state %d", sock.TcpState))
@@ -273,12 +279,16 @@ func (c Connection) isOf(pod string) bool {
 	return pod == "" || c.PodUID == pod || c.Pod == pod || name == pod
 }
 
+// connected returns when the socket connected; what has no such time comes last.
+func (c Connection) connected() uint64 { return c.sock.State.Since - 1 }
+
 // orders are the ways to sort connections: what an operator looks for comes first.
 var orders = map[string]func(a, b Connection) int{
 	"service":     func(a, b Connection) int { return cmp.Compare(a.Service, b.Service) },
 	"pod":         func(a, b Connection) int { return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.PodUID, b.PodUID)) },
 	"backend":     func(a, b Connection) int { return a.Backend.Compare(b.Backend) },
 	"state":       func(a, b Connection) int { return cmp.Compare(a.State, b.State) },
+	"age":         func(a, b Connection) int { return cmp.Compare(a.connected(), b.connected()) },
 	"sent":        func(a, b Connection) int { return cmp.Compare(b.sock.BytesSent, a.sock.BytesSent) },
 	"received":    func(a, b Connection) int { return cmp.Compare(b.sock.BytesReceived, a.sock.BytesReceived) },
 	"retransmits": func(a, b Connection) int { return cmp.Compare(b.sock.Retransmits, a.sock.Retransmits) },

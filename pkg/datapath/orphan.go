@@ -86,18 +86,20 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, 
 		if sock.Peer != sock.State.Backend || sock.PeerPort != sock.State.BackendPort {
 			continue // it has connected to another address since
 		}
-		if _, known := stays[sock.State]; !known {
-			leads, err := d.hasFrontend(sock.State)
+		state := sock.State
+		state.Since = 0 // of all that connected alike, one is looked up
+		if _, known := stays[state]; !known {
+			leads, err := d.hasFrontend(state)
 			if err != nil {
 				return nil, err
 			}
 			// The id of the backend may belong to another one by now.
-			b, ok := d.maps.BackendOf(sock.State.BackendId)
-			exists := ok && b.ServicePortId == sock.State.ServicePortId &&
-				b.Addr == sock.State.Backend && b.Port == sock.State.BackendPort
-			stays[sock.State] = leads && exists
+			b, ok := d.maps.BackendOf(state.BackendId)
+			exists := ok && b.ServicePortId == state.ServicePortId &&
+				b.Addr == state.Backend && b.Port == state.BackendPort
+			stays[state] = leads && exists
 		}
-		if !stays[sock.State] {
+		if !stays[state] {
 			orphans = append(orphans, sock)
 		}
 	}

@@ -56,6 +56,7 @@ func TestConnections(t *testing.T) {
 	pod, host := w.pod(t), w.host(t)
 	red, green := w.node.Pods[1], w.node.Pods[2]
 
+	begin := time.Now()
 	sql := mustDial(t, pod, "tcp4", "10.96.0.1:5432")
 	mustExchange(t, sql, "size 5000\n")
 	cache := mustDial(t, host, "tcp6", "[fd00:10:96::2]:6379")
@@ -109,12 +110,17 @@ func TestConnections(t *testing.T) {
 		t.Errorf("of TCP: %+v", *c.TCP)
 	}
 
+	if c.AgeSeconds == nil || time.Duration(*c.AgeSeconds)*time.Second > time.Since(begin) || all[3].AgeSeconds != nil {
+		t.Errorf("ages of %v and %v s, %v after the first connect", c.AgeSeconds, all[3].AgeSeconds, time.Since(begin))
+	}
+
 	t.Run("one line in a table", func(t *testing.T) {
 		out, _, err := w.run(t, "connections", "db", "--state", "established", "--pod-logs", w.podLogs)
 		lab.Must(t, err)
-		line := fmt.Sprintf("shop/db:sql TCP %s shop/web-0 exe[%d] 10.96.0.1:5432 %s established 10 B 5000 B 0 RTT %d", c.Client, pod.PID(), redAt, cookie)
-		want := "SERVICE PROTOCOL CLIENT POD PROCESS DESTINATION BACKEND STATE SENT RECEIVED RETRANSMITS RTT COOKIE\n" + line + "\n"
+		line := fmt.Sprintf("shop/db:sql TCP %s shop/web-0 exe[%d] 10.96.0.1:5432 %s established AGE 10 B 5000 B 0 RTT %d", c.Client, pod.PID(), redAt, cookie)
+		want := "SERVICE PROTOCOL CLIENT POD PROCESS DESTINATION BACKEND STATE AGE SENT RECEIVED RETRANSMITS RTT COOKIE\n" + line + "\n"
 		out = regexp.MustCompile(` +`).ReplaceAllString(out, " ")
+		out = regexp.MustCompile(`established \d+s`).ReplaceAllString(out, "established AGE")
 		out = regexp.MustCompile(`[\d.]+[µm]s`).ReplaceAllString(out, "RTT")
 		out = strings.Replace(out, " 5001 B ", " 5000 B ", 1)
 		if diff := cmp.Diff(want, out); diff != "" {
@@ -144,6 +150,7 @@ func TestConnections(t *testing.T) {
 		{"--backend " + redAt + " --state connected", want[4:]},
 		{"--client " + c.Client.String(), want[2:3]},
 		{"--sort received --state established --pod web-0", []string{want[2], want[0]}},
+		{"--sort age --state established", []string{want[2], want[1], want[0]}},
 	} {
 		t.Run("filtered by "+test.args, func(t *testing.T) {
 			if diff := cmp.Diff(test.want, briefs(w.connections(t, strings.Fields(test.args)...))); diff != "" {
@@ -155,7 +162,7 @@ func TestConnections(t *testing.T) {
 		"--service nosuch":   `no Service is called "nosuch"`,
 		"--state estblished": `state "estblished": it is one of established, syn-sent, `,
 		"--backend red":      `backend "red": it is neither ADDRESS nor ADDRESS:PORT`,
-		"--sort size":        `sort key "size": it is one of backend, pod, received, `,
+		"--sort size":        `sort key "size": it is one of age, backend, pod, received, `,
 		"-o xml":             `--output "xml": it is table, json or yaml`,
 	} {
 		if _, notes, err := w.run(t, append([]string{"connections"}, strings.Fields(args)...)...); err == nil || !strings.Contains(notes, want) {
