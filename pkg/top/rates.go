@@ -30,7 +30,8 @@ func Between(before, after *Sample, all bool) Table {
 		}
 		byID[id] = services[name]
 	}
-	ended := make(map[uint32]Rates) // what counts of bytes have grown by, by the id of a service port
+	counted := make(map[uint32]Rates) // what counts have grown by, by the id of a service port
+	handshakes := make(map[*Service]*histogram)
 	if before != nil {
 		for key, n := range after.counts {
 			svc := byID[key.ServicePortId]
@@ -38,26 +39,38 @@ func Between(before, after *Sample, all bool) Table {
 				continue // the id is another Service's by now: its counts began anew
 			}
 			rate := per(n, before.counts[key], table.Seconds)
-			sum := ended[key.ServicePortId]
+			sum := counted[key.ServicePortId]
 			switch {
 			case key.What == maps.StatBytesSent:
 				sum.Sent = rate
 			case key.What == maps.StatBytesReceived:
 				sum.Received = rate
+			case key.What == maps.StatSYNRetransmits, key.What == maps.StatRetransmits:
+				sum.Retransmits += rate
+			case key.What == maps.StatUnanswered:
+				svc.Unanswered += rate
+			case key.What >= maps.StatHandshake:
+				if handshakes[svc] == nil {
+					handshakes[svc] = new(histogram)
+				}
+				handshakes[svc][key.What-maps.StatHandshake] += rate
 			case maps.Reason(key.What).Translated():
 				svc.New += rate
 			default:
 				addRefused(svc.Refused, maps.Reason(key.What), rate)
 			}
-			ended[key.ServicePortId] = sum
+			counted[key.ServicePortId] = sum
 		}
+	}
+	for svc, h := range handshakes {
+		svc.Handshake = h.durations()
 	}
 	live := liveRates(before, after, table.Seconds)
 	for id, svc := range byID {
-		total := Rates{Sent: ended[id].Sent + live.net[id].Sent, Received: ended[id].Received + live.net[id].Received}
+		total := Rates{Sent: counted[id].Sent + live.net[id].Sent, Received: counted[id].Received + live.net[id].Received}
 		svc.Sent += max(total.Sent, live.ports[id].Sent)
 		svc.Received += max(total.Received, live.ports[id].Received)
-		svc.Retransmits += live.ports[id].Retransmits
+		svc.Retransmits += max(counted[id].Retransmits, live.ports[id].Retransmits)
 	}
 	for _, b := range after.backends {
 		svc := byID[b.ServicePortId]
@@ -83,6 +96,33 @@ func Between(before, after *Sample, all bool) Table {
 	slices.SortFunc(table.Services, func(a, b Service) int { return cmp.Compare(a.Service, b.Service) })
 
 	return table
+}
+
+// histogram has the rate of handshakes by the buckets of enum histogram in maps/types.h.
+type histogram [maps.HistogramBuckets]float64
+
+// durations returns the percentiles, or nil if the histogram is empty.
+func (h *histogram) durations() *Durations {
+	total := 0.0
+	for _, rate := range h {
+		total += rate
+	}
+	if total == 0 {
+		return nil
+	}
+	percentile := func(share float64) float64 {
+		sum, bucket := 0.0, 0
+		for i, rate := range h {
+			if rate > 0 && sum < share*total {
+				bucket = i
+			}
+			sum += rate
+		}
+		// The geometric mean of the bounds of the bucket.
+		return math.Exp2(float64(maps.HistogramLeast) + (float64(bucket)-0.5)/float64(int(1)<<maps.HistogramSchema))
+	}
+
+	return &Durations{percentile(0.5), percentile(0.99)}
 }
 
 // addRefused adds the rate of a reason, if that is a refusal.

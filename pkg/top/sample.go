@@ -100,7 +100,10 @@ const protoTCP = 6
 
 func (s *Sample) addSockets(socks []maps.TranslatedSock) {
 	for _, sock := range socks {
-		if sock.Proto == protoTCP {
+		// Programs count the bytes of a socket when its process closes it, though it may yet send some.
+		// Those of the kernel's own sockets, which no process has, they do not count.
+		closed := sock.Inode == 0 && sock.State.Counted != 0
+		if sock.Proto == protoTCP && !closed {
 			s.sockets[sock.Cookie] = connection{
 				sock.State.ServicePortId, sock.State.BackendId,
 				sock.BytesSent, sock.BytesReceived, uint64(sock.Retransmits), sock.Rtt,

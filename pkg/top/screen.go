@@ -13,7 +13,7 @@ import (
 )
 
 // history is how many readings a sparkline shows.
-const history = 20
+const history = 12
 
 // screen is the table in a terminal, and what a person has chosen there.
 type screen struct {

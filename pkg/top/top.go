@@ -32,8 +32,19 @@ type Service struct {
 	Live    int                `json:"live"`    // connections
 	New     float64            `json:"newPerSecond"`
 	Refused map[string]float64 `json:"refusedPerSecond"` // by reason
+	// Handshake is how long TCP handshakes of this node's sockets took; nil if there were none, or if they
+	// are not measured.
+	Handshake *Durations `json:"handshake,omitempty"`
+	// Unanswered are handshakes that have failed: refused by the backend, timed out, or given up.
+	Unanswered float64 `json:"unansweredPerSecond"`
 	Rates
 	Backends []Backend `json:"backends"` // sorted by address
+}
+
+// Durations are percentiles, within a tenth of the true ones.
+type Durations struct {
+	P50Seconds float64 `json:"p50Seconds"`
+	P99Seconds float64 `json:"p99Seconds"`
 }
 
 // Rates are what clients send and receive each second.
@@ -59,7 +70,15 @@ type Backend struct {
 
 // isQuiet reports whether a Service has no connection and no refusal.
 func (s *Service) isQuiet() bool {
-	return s.Live == 0 && s.New == 0 && len(s.Refused) == 0 && s.Rates == (Rates{})
+	return s.Live == 0 && s.New == 0 && s.Unanswered == 0 && len(s.Refused) == 0 && s.Rates == (Rates{})
+}
+
+func (s *Service) handshakeP99() float64 {
+	if s.Handshake == nil {
+		return 0
+	}
+
+	return s.Handshake.P99Seconds
 }
 
 // refused returns the sum of refusals, and the reason of most of them.
@@ -102,7 +121,15 @@ var columns = []column{
 	}},
 	{"SENT/S", "sent", func(s *Service) string { return size(s.Sent) }, func(a, b *Service) int { return cmp.Compare(b.Sent, a.Sent) }},
 	{"RECEIVED/S", "received", func(s *Service) string { return size(s.Received) }, func(a, b *Service) int { return cmp.Compare(b.Received, a.Received) }},
-	{"RETRANSMITS/S", "retransmits", func(s *Service) string { return number(s.Retransmits) }, func(a, b *Service) int { return cmp.Compare(b.Retransmits, a.Retransmits) }},
+	{"HANDSHAKE P50 P99", "handshake", func(s *Service) string {
+		if s.Handshake == nil {
+			return "-"
+		}
+
+		return duration(s.Handshake.P50Seconds) + " " + duration(s.Handshake.P99Seconds)
+	}, func(a, b *Service) int { return cmp.Compare(b.handshakeP99(), a.handshakeP99()) }},
+	{"UNANSWERED/S", "unanswered", func(s *Service) string { return number(s.Unanswered) }, func(a, b *Service) int { return cmp.Compare(b.Unanswered, a.Unanswered) }},
+	{"RETRANS/S", "retransmits", func(s *Service) string { return number(s.Retransmits) }, func(a, b *Service) int { return cmp.Compare(b.Retransmits, a.Retransmits) }},
 }
 
 // Orders returns the keys by which a table can be sorted.
@@ -171,7 +198,7 @@ func (s *Service) summary() string {
 
 // backendCells returns the titles and the cells of the table of a Service's backends.
 func backendCells(svc *Service) [][]string {
-	lines := [][]string{{"BACKEND", "PORT", "PROTOCOL", "LIVE", "SENT/S", "RECEIVED/S", "RETRANSMITS/S", "RTT"}}
+	lines := [][]string{{"BACKEND", "PORT", "PROTOCOL", "LIVE", "SENT/S", "RECEIVED/S", "RETRANS/S", "RTT"}}
 	for _, b := range svc.Backends {
 		rtt := "-"
 		if b.RTTMicroseconds > 0 {
@@ -234,6 +261,16 @@ func number(rate float64) string {
 	}
 
 	return fmt.Sprintf("%.1f", rate)
+}
+
+// duration returns seconds as text with two digits.
+func duration(seconds float64) string {
+	unit := time.Microsecond
+	for d := time.Duration(seconds * float64(time.Second)); d >= 100*unit; {
+		unit *= 10
+	}
+
+	return time.Duration(seconds * float64(time.Second)).Round(unit).String()
 }
 
 // size returns a rate of bytes.

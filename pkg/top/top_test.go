@@ -48,19 +48,25 @@ func TestBetween(t *testing.T) {
 	after := sampleOf(2, map[maps.StatKey]uint64{
 		{ServicePortId: 1, What: translated}: 110, {ServicePortId: 2, What: translated}: 9,
 		{ServicePortId: 3, What: noBackend}: 4, {ServicePortId: 3, What: noRange}: 6,
-		{ServicePortId: 77, What: noBackend}: 1000,
+		{ServicePortId: 77, What: noBackend}:          1000,
+		{ServicePortId: 1, What: maps.StatUnanswered}: 5, {ServicePortId: 2, What: maps.StatSYNRetransmits}: 7, {ServicePortId: 2, What: maps.StatRetransmits}: 1,
+		// 97 of 1 ms, in the bucket (2^-10, 2^-9.75], and 3 of 1 s, in (2^-0.25, 2^0].
+		{ServicePortId: 1, What: maps.StatHandshake + 25}: 90, {ServicePortId: 2, What: maps.StatHandshake + 25}: 7, {ServicePortId: 2, What: maps.StatHandshake + 64}: 3,
 	}, nil)
 	after.reasons = map[maps.Reason]uint64{maps.ReasonRejectNoBackend: 4, maps.ReasonDropUnallocated: 8, maps.ReasonTranslated: 50}
 	table := Between(before, after, false)
 	want := []Service{
 		{Service: "shop/db", Refused: map[string]float64{"reject_no_backend": 2, "drop_source_range": 3}},
-		{Service: "shop/web", Live: 2, New: 6, Refused: map[string]float64{}, Backends: []Backend{
+		{Service: "shop/web", Live: 2, New: 6, Refused: map[string]float64{}, Unanswered: 2.5, Rates: Rates{Retransmits: 4}, Handshake: table.Services[1].Handshake, Backends: []Backend{
 			{Backend: netip.MustParseAddrPort("10.244.1.2:8080"), Port: "shop/web:http", Protocol: "TCP", Live: 2},
 			{Backend: netip.MustParseAddrPort("10.244.1.2:8443"), Port: "shop/web:https", Protocol: "TCP"},
 		}},
 	}
 	if diff := cmp.Diff(want, table.Services, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if h := table.Services[1].Handshake; h == nil || h.P50Seconds < 0.00098 || h.P50Seconds > 0.00117 || h.P99Seconds < 0.84 || h.P99Seconds > 1 {
+		t.Errorf("handshakes took %+v", h)
 	}
 	if diff := cmp.Diff(map[string]float64{"reject_no_backend": 2, "drop_unallocated": 4}, table.Refused); diff != "" {
 		t.Errorf("of the node (-want +got):\n%s", diff)
@@ -76,8 +82,8 @@ func TestBetween(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(`01:00:00  2 live; quiet Services: 1
-SERVICE    LIVE   NEW/S   REFUSED/S   SENT/S   RECEIVED/S   RETRANSMITS/S
-shop/web   2      -       -           -        -            -
+SERVICE    LIVE   NEW/S   REFUSED/S   SENT/S   RECEIVED/S   HANDSHAKE P50 P99   UNANSWERED/S   RETRANS/S
+shop/web   2      -       -           -        -            -                   -              -
 `, text.String()); diff != "" {
 		t.Errorf("after one sample (-want +got):\n%s", diff)
 	}
@@ -135,12 +141,13 @@ func TestBytes(t *testing.T) {
 
 func TestSort(t *testing.T) {
 	table := Table{Services: []Service{
-		{Service: "b", Live: 1, New: 5, Rates: Rates{Sent: 1}},
-		{Service: "c", Live: 3, New: 5, Refused: map[string]float64{"x": 1}, Rates: Rates{Received: 1}},
+		{Service: "b", Live: 1, New: 5, Handshake: &Durations{P99Seconds: 2}, Rates: Rates{Sent: 1}},
+		{Service: "c", Live: 3, New: 5, Unanswered: 1, Handshake: &Durations{P99Seconds: 1}, Refused: map[string]float64{"x": 1}, Rates: Rates{Received: 1}},
 		{Service: "a", Live: 2, Refused: map[string]float64{"x": 1, "y": 1}, Rates: Rates{Retransmits: 1}},
 	}}
 	for order, want := range map[string]string{
 		"service": "abc", "live": "cab", "new": "bca", "refused": "acb", "sent": "bac", "received": "cab", "retransmits": "abc",
+		"handshake": "bca", "unanswered": "cab",
 	} {
 		if err := table.Sort(order); err != nil {
 			t.Fatal(err)
@@ -150,7 +157,7 @@ func TestSort(t *testing.T) {
 			t.Errorf("by %s: %s, want %s", order, got, want)
 		}
 	}
-	if err := table.Sort("size"); err == nil || !strings.Contains(err.Error(), `"size"`) || len(Orders()) != 7 {
+	if err := table.Sort("size"); err == nil || !strings.Contains(err.Error(), `"size"`) || len(Orders()) != 9 {
 		t.Errorf("by size: %v", err)
 	}
 }
@@ -197,6 +204,7 @@ func TestSparkline(t *testing.T) {
 func TestNumbers(t *testing.T) {
 	for want, got := range map[string]string{
 		"0": number(0), "0.3": number(0.25001), "9.9": number(9.94), "12": number(12.4),
+		"85µs": duration(0.0000851), "1.2ms": duration(0.00123), "12s": duration(12.3),
 		"999 B": size(999), "1.0 KiB": size(1024), "98 KiB": size(100_000), "1.5 GiB": size(3 << 29),
 	} {
 		if got != want {

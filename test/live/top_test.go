@@ -2,6 +2,7 @@ package live
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,8 +17,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// busy has a process of the pod connect to db and be refused by empty some fifty times a second, and
-// receive 2,000 bytes as often on one connection to cache, until the test ends.
+// busy has a process of the pod connect to db, where it receives 1,000 bytes, and be refused by empty, some
+// fifty times a second, and receive 2,000 bytes as often on one connection to cache, until the test ends.
 func (w *world) busy(t *testing.T) {
 	t.Helper()
 	pod := w.pod(t)
@@ -31,23 +32,7 @@ func (w *world) busy(t *testing.T) {
 				return
 			case <-time.After(10 * time.Millisecond):
 			}
-			for _, at := range []string{"10.96.0.1:5432", "10.96.0.3:80"} {
-				s, err := pod.Socket("tcp4")
-				if err == nil {
-					_ = s.Connect(at) // that to empty is refused
-					err = s.Close()
-				}
-				if err != nil {
-					stopped <- err
-
-					return
-				}
-			}
-			err := cache.Send("size 2000\n")
-			if err == nil {
-				_, _, err = cache.Recv()
-			}
-			if err != nil {
+			if err := turn(pod, cache); err != nil {
 				stopped <- err
 
 				return
@@ -58,6 +43,29 @@ func (w *world) busy(t *testing.T) {
 		close(stop)
 		lab.Must(t, <-stopped)
 	})
+}
+
+// turn is what [world.busy] does once.
+func turn(pod *lab.Caller, cache *lab.Socket) error {
+	refused, err := pod.Socket("tcp4")
+	if err != nil {
+		return err
+	}
+	_ = refused.Connect("10.96.0.3:80")
+	db, err := pod.Socket("tcp4")
+	if err != nil {
+		return err
+	}
+	ask := func(s *lab.Socket, text string) error {
+		if err := s.Send(text); err != nil {
+			return err
+		}
+		_, _, err := s.Recv()
+
+		return err
+	}
+
+	return errors.Join(refused.Close(), db.Connect("10.96.0.1:5432"), ask(db, "size 1000\n"), db.Close(), ask(cache, "size 2000\n"))
 }
 
 // The rates are those of real connections, by Service and by backend, with a dead agent.
@@ -92,6 +100,11 @@ func TestTop(t *testing.T) {
 		t.Fatalf("%v turns a second: the test does nothing\n%s", turns, out)
 	}
 	near("new connections to db", db.New, turns)
+	near("bytes from db", db.Received, 1000*turns)
+	near("bytes to db", db.Sent, float64(len("size 1000\n")+1)*turns) // a SYN counts as a byte
+	if h := db.Handshake; h == nil || h.P50Seconds <= 0 || h.P99Seconds < h.P50Seconds || h.P99Seconds > 1 {
+		t.Errorf("handshakes with db took %+v", h)
+	}
 	near("refusals on the node", table.Refused["reject_no_backend"], turns)
 	near("bytes from cache", cache.Received, 2000*turns)
 	near("bytes to cache", cache.Sent, float64(len("size 2000\n"))*turns)
@@ -112,10 +125,10 @@ func TestTop(t *testing.T) {
 		lab.Must(t, lab.Start(w.node.Namespace, w.agent.AgentCgroup(), cmd))
 		_ = cmd.Wait() // timeout has a code of its own
 		pattern := `(?m)^\d\d:\d\d:\d\d  \d+ live, \d+ new/s, \d+ refused/s, most of them reject_no_backend; quiet Services: 1
-SERVICE +LIVE +NEW/S +REFUSED/S +SENT/S +RECEIVED/S +RETRANSMITS/S
-shop/cache +1 +0 +0 +\S+ \S+ +[\d.]+ KiB +0
-shop/db +\d+ +\d+ +0 +0 B +0 B +0
-shop/empty +0 +0 +\d+ reject_no_backend +0 B +0 B +0
+SERVICE +LIVE +NEW/S +REFUSED/S +SENT/S +RECEIVED/S +HANDSHAKE P50 P99 +UNANSWERED/S +RETRANS/S
+shop/cache +1 +0 +0 +\S+ \S+ +[\d.]+ KiB +- +0 +0
+shop/db +\d+ +\d+ +0 +\S+ \S+ +[\d.]+ KiB +[\d.]+[µm]s [\d.]+[µm]s +0 +0
+shop/empty +0 +0 +\d+ reject_no_backend +0 B +0 B +- +0 +0
 
 `
 		if n := len(regexp.MustCompile(pattern).FindAllString(out.String(), -1)); n < 2 {
@@ -126,7 +139,7 @@ shop/empty +0 +0 +\d+ reject_no_backend +0 B +0 B +0
 		out, _, err := w.run(t, "top", "cache", "--once", "--interval", "500ms")
 		lab.Must(t, err)
 		pattern := `^\d\d:\d\d:\d\d  shop/cache  1 live, 0 new/s
-BACKEND +PORT +PROTOCOL +LIVE +SENT/S +RECEIVED/S +RETRANSMITS/S +RTT
+BACKEND +PORT +PROTOCOL +LIVE +SENT/S +RECEIVED/S +RETRANS/S +RTT
 10.244.1.4:8080 +shop/cache +TCP +1 +\S+ \S+ +[\d.]+ KiB +0 +[\d.]+[µm]s
 \[fd00:10:244:1::4\]:8080 +shop/cache +TCP +0 +0 B +0 B +0 +-
 $`
@@ -191,10 +204,10 @@ func TestTopInTerminal(t *testing.T) {
 
 	seen := term.until(t, `^\d\d:\d\d:\d\d  \d+ live, \d+ new/s, \d+ refused/s, most of them reject_no_backend; quiet Services: 1
 
-  SERVICE▼ +LIVE +NEW/S +REFUSED/S +SENT/S +RECEIVED/S +RETRANSMITS/S
-▶ shop/cache +1 +0 +▁+ +0 +\d.* KiB +0
-  shop/db +\d+ +\d+ +[▁▂▃▄▅▆▇█]*█[▁▂▃▄▅▆▇█]* +0 +0 B +0 B +0
-  shop/empty +0 +0 +▁+ +\d+ reject_no_backend +0 B +0 B +0
+  SERVICE▼ +LIVE +NEW/S +REFUSED/S +SENT/S +RECEIVED/S +HANDSHAKE P50 P99 +UNANSWERED/S +RETRANS/S
+▶ shop/cache +1 +0 +▁+ +0 +\d.* KiB +- +0 +0
+  shop/db +\d+ +\d+ +[▁▂▃▄▅▆▇█]*█[▁▂▃▄▅▆▇█]* +0 +\S+ \S+ +[\d.]+ KiB +[\d.]+[µm]s [\d.]+[µm]s +0 +0
+  shop/empty +0 +0 +▁+ +\d+ reject_no_backend +0 B +0 B +- +0 +0
 `)
 	t.Logf("\n%s", seen)
 	term.tmux(t, "send-keys", "-t", "top", "a")
@@ -204,7 +217,7 @@ func TestTopInTerminal(t *testing.T) {
 	term.tmux(t, "send-keys", "-t", "top", "Down", "Up", "Up", "Enter")
 	seen = term.until(t, `^\d\d:\d\d:\d\d  shop/db  \d+ live, \d+ new/s +[▁▂▃▄▅▆▇█]+
 
-  BACKEND +PORT +PROTOCOL +LIVE +SENT/S +RECEIVED/S +RETRANSMITS/S +RTT
+  BACKEND +PORT +PROTOCOL +LIVE +SENT/S +RECEIVED/S +RETRANS/S +RTT
   10.244.1.3:8080 +shop/db:sql +TCP +\d+ `)
 	t.Logf("\n%s", seen)
 	term.tmux(t, "send-keys", "-t", "top", "Escape")
