@@ -74,6 +74,7 @@ lint: ready-lint ## formatting, vet and static analysis
 	go mod tidy -diff
 	cd bench && go vet ./... && $$(cd .. && go tool -n staticcheck) -checks inherit,-ST1005 ./... && go mod tidy -diff
 	cd test/deploy/helm && go vet ./... && go mod tidy -diff
+	cd test/ui && go vet ./... && go mod tidy -diff
 
 generate: ready-generate ## the Go types and objects that are made from C
 	go generate ./...

@@ -33,6 +33,8 @@ needs_of() {
 		[[ $1 == bench ]] || echo /usr/bin/tmux tmux
 		# Alerts and dashboards. The service that Debian starts is not used.
 		[[ $1 == bench ]] || echo /usr/bin/promtool prometheus
+		# A browser. Ubuntu has none as a package.
+		[[ $1 == bench ]] || ! grep -q '^ID=debian' /etc/os-release || echo /usr/bin/chromium-headless-shell chromium-headless-shell
 		;;
 	cluster)
 		echo /usr/bin/buildah buildah

@@ -73,6 +73,7 @@ func newPlugin() *cobra.Command {
 			root.AddCommand(p.command(verb))
 		}
 	}
+	root.AddCommand(p.newUI())
 
 	return root
 }
@@ -292,7 +293,7 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 	var group errgroup.Group
 	for _, node := range nodes {
 		group.Go(func() error {
-			err := p.cluster.Run(cmd.Context(), node, words, remote.Streams{Out: out.Of(node.Name), Err: errs.Of(node.Name)})
+			err := p.cluster.Run(cmd.Context(), node, words, out.Of(node.Name), errs.Of(node.Name))
 			if err == nil || cmd.Context().Err() != nil {
 				return nil
 			}

@@ -145,47 +145,27 @@ func (n Node) AgentArgs() []string {
 	return nil
 }
 
-// Streams are the outputs of a verb, and for one that takes over the terminal also its input and sizes.
-type Streams struct {
-	Out, Err io.Writer
-	// In is set for a verb that has a terminal, whose sizes come from Sizes.
-	In    io.Reader
-	Sizes remotecommand.TerminalSizeQueue
-}
-
-// Run runs a verb on a node until it or ctx ends. The error is an [exec.CodeExitError] if the verb ran
-// and failed; any other one is why the node has not answered.
-func (c *Cluster) Run(ctx context.Context, node Node, verb []string, streams Streams) error {
+// Run runs a verb on a node until it or ctx ends, with these outputs. The error is an [exec.CodeExitError] if the
+// verb ran and failed; any other one is why the node has not answered.
+func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs io.Writer) error {
 	if why := notRunning(node.pod); why != "" {
 		return fmt.Errorf("pod %s %s", node.pod.Name, why)
-	}
-	terminal := streams.In != nil
-	command := []string{"sluice"}
-	if !terminal {
-		// Runtimes do not end a command whose client has gone, but its standard input ends.
-		command = append(command, "--end-with-stdin")
-		open, closeInput := io.Pipe()
-		defer closeInput.Close()
-		streams.In = open
 	}
 	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").SubResource("exec").
 		Namespace(node.pod.Namespace).Name(node.pod.Name).
 		VersionedParams(&corev1.PodExecOptions{
-			Container: container, Command: append(command, verb...),
-			Stdin: true, Stdout: true, Stderr: !terminal, TTY: terminal,
+			Container: container, Command: append([]string{"sluice", "--end-with-stdin"}, verb...),
+			Stdin: true, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec)
 	executor, err := c.executor(request)
 	if err != nil {
 		return err
 	}
-	options := remotecommand.StreamOptions{
-		Stdin: streams.In, Stdout: streams.Out, Stderr: streams.Err, Tty: terminal, TerminalSizeQueue: streams.Sizes,
-	}
-	if terminal {
-		options.Stderr = nil
-	}
+	// Runtimes do not end a command whose client has gone, but its standard input ends.
+	open, closeInput := io.Pipe()
+	defer closeInput.Close()
 
-	return executor.StreamWithContext(ctx, options)
+	return executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: open, Stdout: out, Stderr: errs})
 }
 
 // executor connects by WebSocket, as kubectl does, or by SPDY where the API server or a proxy before it
@@ -235,7 +215,7 @@ func (c *Cluster) ask(ctx context.Context, node Node, verb []string) Answer {
 	limited, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	var out, errs bytes.Buffer
-	err := c.Run(limited, node, verb, Streams{Out: &out, Err: &errs})
+	err := c.Run(limited, node, verb, &out, &errs)
 	answer := Answer{Node: node.Name, Out: out.String(), Errors: errs.String()}
 	answer.Code, answer.Err = codeOf(err)
 	if errors.Is(answer.Err, context.DeadlineExceeded) && ctx.Err() == nil {

@@ -31,6 +31,7 @@ func TestKubectl(t *testing.T) {
 	t.Run("rows that nodes do not share name their node", func(t *testing.T) { testDifferences(t, w) })
 	t.Run("SPDY serves where WebSocket does not pass", func(t *testing.T) { testFallback(t, w) })
 	t.Run("a node that hangs does not hold up the others", func(t *testing.T) { testHang(t, w) })
+	t.Run("the page shows what nodes answer", func(t *testing.T) { testUI(t, w) })
 	t.Run("names are completed", func(t *testing.T) { testCompletion(t, w) })
 }
 

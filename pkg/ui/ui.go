@@ -1,0 +1,117 @@
+// Package ui serves the page of `kubectl sluice ui`: Services, their backends and who calls them, as a live
+// picture. [Collect] asks the nodes for it, [Server] shows it in a browser of this machine.
+package ui
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	_ "embed" // the page
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"regexp"
+	"time"
+)
+
+//go:embed page.html
+var page []byte
+
+// Server serves the page to browsers on this machine that know its token.
+type Server struct {
+	// Collect returns the picture of this moment. It is called for a browser that waits, once at a time.
+	Collect func(context.Context) (Picture, error)
+
+	listener net.Listener
+	token    string
+	turn     chan struct{} // taken by who collects
+}
+
+// Listen returns a server that listens on a port of 127.0.0.1, or on a free one if port is 0.
+func Listen(port int, collect func(context.Context) (Picture, error)) (*Server, error) {
+	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return nil, fmt.Errorf("--port %d: %w", port, err)
+	}
+
+	return &Server{Collect: collect, listener: listener, token: rand.Text(), turn: make(chan struct{}, 1)}, nil
+}
+
+// URL is the address of the page. Whoever knows it sees what nodes answer.
+func (s *Server) URL() string { return "http://" + s.listener.Addr().String() + "/?token=" + s.token }
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	server := &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("page: %w", err)
+	}
+
+	return nil
+}
+
+// handler answers requests that have the token, and name this server as the host: a page of another site that
+// had its name lead to 127.0.0.1 would name that site. It allows no other site to read the answers.
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		w.Header().Set("Content-Security-Policy", policy)
+		_, _ = w.Write(page) // or the browser has gone
+	})
+	mux.HandleFunc("GET /picture", s.picture)
+
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		known := subtle.ConstantTimeCompare([]byte(r.URL.Query().Get("token")), []byte(s.token)) == 1
+		if !known || r.Host != s.listener.Addr().String() {
+			http.Error(w, "Open the address that kubectl sluice ui printed: it has a token.", http.StatusForbidden)
+
+			return
+		}
+		for name, value := range map[string]string{
+			"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+		} {
+			w.Header().Set(name, value)
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// picture answers with the picture of this moment. Several browsers take turns.
+func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-r.Context().Done():
+		return
+	}
+	picture, err := s.Collect(r.Context())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(picture) // or the browser has gone
+}
+
+// policy lets the page run its own script and style, and ask this server, and nothing else.
+var policy = fmt.Sprintf("default-src 'none'; connect-src 'self'; script-src 'sha256-%s'; style-src 'sha256-%s'",
+	hashOf("script"), hashOf("style"))
+
+// hashOf returns the hash of the content of an element of the page, as browsers compute it.
+func hashOf(element string) string {
+	content := regexp.MustCompile(`(?s)<` + element + `>(.*)</` + element + `>`).FindSubmatch(page)[1]
+	sum := sha256.Sum256(content)
+
+	return base64.StdEncoding.EncodeToString(sum[:])
+}

@@ -1,0 +1,178 @@
+package ui
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/pkg/remote"
+)
+
+// mustServe runs a server with a picture until the test ends.
+func mustServe(t *testing.T, collect func(context.Context) (Picture, error)) *Server {
+	t.Helper()
+	s, err := Listen(0, collect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+
+	return s
+}
+
+func get(t *testing.T, url, host string) (int, string, http.Header) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Host = host
+	request.Header.Set("Origin", "http://other.example")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return response.StatusCode, string(text), response.Header
+}
+
+func TestServer(t *testing.T) {
+	s := mustServe(t, func(context.Context) (Picture, error) { return Picture{Nodes: []Node{{Name: "node-1"}}}, nil })
+	if !strings.HasPrefix(s.URL(), "http://127.0.0.1:") {
+		t.Errorf("the page is at %s, want 127.0.0.1", s.URL())
+	}
+	pictureURL := strings.Replace(s.URL(), "/?", "/picture?", 1)
+	bare, _, _ := strings.Cut(s.URL(), "?")
+	for _, test := range []struct {
+		name, url, host string
+		code            int
+		text            string
+	}{
+		{"the page", s.URL(), "", 200, "<title>Sluice</title>"},
+		{"the picture", pictureURL, "", 200, `"node-1"`},
+		{"without the token", bare, "", 403, "has a token"},
+		{"the picture without the token", bare + "picture", "", 403, "has a token"},
+		{"with another token", bare + "?token=x", "", 403, "has a token"},
+		{"by another name, as pages of other sites could have it", pictureURL, "other.example", 403, "has a token"},
+		{"another path", strings.Replace(s.URL(), "/?", "/etc/passwd?", 1), "", 404, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			code, text, header := get(t, test.url, test.host)
+			if code != test.code || !strings.Contains(text, test.text) {
+				t.Errorf("it is %d %s, want %d %s", code, text, test.code, test.text)
+			}
+			if allowed := header.Get("Access-Control-Allow-Origin"); allowed != "" {
+				t.Errorf("other sites may read it: %s", allowed)
+			}
+		})
+	}
+}
+
+// What keeps the nodes from being asked is on the page, and pictures are made one at a time.
+func TestPictureFails(t *testing.T) {
+	at := make(chan bool, 1)
+	s := mustServe(t, func(context.Context) (Picture, error) {
+		select {
+		case at <- true:
+		default:
+			t.Error("two pictures are made at the same time")
+		}
+		time.Sleep(20 * time.Millisecond)
+		<-at
+
+		return Picture{}, errors.New("no such context")
+	})
+	url := strings.Replace(s.URL(), "/?", "/picture?", 1)
+	done := make(chan bool)
+	for range 3 {
+		go func() {
+			if code, text, _ := get(t, url, ""); code != 502 || !strings.Contains(text, "no such context") {
+				t.Errorf("it is %d %s", code, text)
+			}
+			done <- true
+		}()
+	}
+	for range 3 {
+		<-done
+	}
+}
+
+func TestCompose(t *testing.T) {
+	const well = `{"running":true,"synced":true,"counts":{"sent to a backend":9,"refused: no endpoint":2,"dropped: not in the ranges":1}}`
+	services := func(connections string) string {
+		return `[{"name":"shop/web","ports":[{"name":"shop/web:http","protocol":"TCP",
+			"frontends":[{"address":"10.96.0.1:80","protocol":"TCP","scope":"internal","kind":"ClusterIP"}],
+			"backends":[{"address":"10.244.1.2:8080","protocol":"TCP","node":"a","active":true,"connections":` + connections + `},
+				{"address":"10.244.2.2:8080","protocol":"TCP","node":"b","active":false,"reason":"not ready","connections":0}]}]},
+			{"name":"shop/db","ports":[],"error":"no room"}]`
+	}
+	unknown := remote.Answer{Node: "b", Code: 1, Errors: `sluice: unknown command "top"`}
+	down := remote.Answer{Node: "c", Code: 2, Err: errors.New("refused")}
+	got := compose(time.Time{}, map[string][]remote.Answer{
+		"status":   {{Node: "a", Out: well}, {Node: "b", Out: `{"running":false}`, Code: 1}, down},
+		"services": {{Node: "a", Out: services("2")}, {Node: "b", Out: services("3")}, down},
+		"flows": {
+			{Node: "a", Out: `[{"service":"shop/web:http","protocol":"TCP","client":"192.0.2.1:99","originalDst":"10.96.0.1:80","backend":"10.244.1.2:8080"}]`},
+			{Node: "b", Out: `[{"service":"shop/db:","protocol":"TCP","client":"10.244.1.2:99","originalDst":"10.96.0.1:80","backend":"10.244.1.2:8080"}]`}, down,
+		},
+		"connections": {
+			{Node: "a", Out: `[{"service":"shop/web:http","client":"10.244.1.9:1","pod":"shop/cart"},{"service":"shop/web:http","client":"10.244.1.9:2","pod":"shop/cart"},
+				{"service":"shop/web:http","client":"192.168.1.1:2","process":{"command":"curl","pid":1}}]`}, unknown, down,
+		},
+		"top": {
+			{Node: "a", Out: `{"services":[{"service":"shop/web","newPerSecond":1.5,"refusedPerSecond":{"reject_no_backend":2}}]}`}, unknown, down,
+		},
+	})
+	want := `{
+  "time": "0001-01-01T00:00:00Z",
+  "nodes": [
+    {"name": "a"},
+    {"name": "b", "problem": "not well: see kubectl sluice status --node b"},
+    {"name": "c", "problem": "no answer: refused"}
+  ],
+  "services": [
+    {"name": "shop/db", "addresses": [], "error": "no room", "backends": [], "callers": [{"name": "shop/web (10.244.1.2)", "connections": 1}]},
+    {
+      "name": "shop/web", "addresses": ["10.96.0.1:80/TCP"],
+      "backends": [
+        {"address": "10.244.1.2:8080/TCP", "node": "a", "active": true, "connections": 5},
+        {"address": "10.244.2.2:8080/TCP", "node": "b", "active": false, "reason": "not ready", "connections": 0}
+      ],
+      "callers": [{"name": "shop/cart", "connections": 2}, {"name": "192.0.2.1", "connections": 1}, {"name": "curl on a", "connections": 1}],
+      "newPerSecond": 1.5, "refusedPerSecond": {"reject_no_backend": 2}
+    }
+  ],
+  "refused": {"refused: no endpoint": 2, "dropped: not in the ranges": 1}
+}`
+	text, err := json.Marshal(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have, wanted any
+	if err := errors.Join(json.Unmarshal(text, &have), json.Unmarshal([]byte(want), &wanted)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wanted, have); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
