@@ -146,11 +146,16 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 	switch {
 	case slices.Contains(streamed, verb.Name()):
 		return p.follow(cmd, nodes, append(words, "--output="+format), format == "json")
+	case format == "table" && verb.Name() == "top" && len(args) == 0:
+		return p.top(cmd, nodes, words)
 	case format == "table" && verb.Name() == "status":
 		answers := p.cluster.Ask(ctx, nodes, func(remote.Node) []string { return append(words, "--output=json") })
 		drawClusterStatus(cmd.OutOrStdout(), answers)
 
 		return codeOfAnswers(answers)
+	}
+	if cmd.Flags().Lookup("once") != nil {
+		words = append(words, "--once") // it would go on otherwise
 	}
 	asked := format
 	if format == "yaml" {

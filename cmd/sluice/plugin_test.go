@@ -1,0 +1,157 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-lb/sluice/pkg/remote"
+)
+
+// Answers of real agents are in test/kubectl; these have what agents seldom answer.
+func TestClusterStatus(t *testing.T) {
+	var out strings.Builder
+	answer := func(node, more string) remote.Answer {
+		return remote.Answer{Node: node, Out: `{"running":true,"synced":true,"version":"v1","started":"` + time.Now().Add(-time.Hour).Format(time.RFC3339) + `",
+			"services":3,"hooks":[{}],"devices":[{"attached":"tcx"},{"name":"lo"}],"flows":{"flows":{"entries":1,"capacity":10}}` + more + `}`}
+	}
+	drawClusterStatus(&out, []remote.Answer{
+		answer("a", ""), answer("b", ""),
+		answer("c", `,"version":"v2","throughStack":"a firewall drops","errors":[{"service":"shop/web","error":"no room"}]`),
+		answer("d", `,"errors":[{"service":"shop/web","error":"no room"}]`),
+		answer("e", `,"synced":false`),
+		{Node: "f", Out: `{"running":false}`, Code: 1},
+		{Node: "g", Code: 2, Err: errors.New("refused")},
+		{Node: "h", Code: 1, Errors: "sluice: no BTF\n"},
+	})
+	want := `NODE   AGENT         UP       SERVICES   HOOKS   DEVICES   FLOWS   STATE
+a      v1            1h0m0s   3          1       1         10 %    ok
+b      v1            1h0m0s   3          1       1         10 %    ok
+c      v2            1h0m0s   3          1       1         10 %    NOT WELL, see below
+d      v1            1h0m0s   3          1       1         10 %    NOT WELL, see below
+e      v1            1h0m0s   3          1       1         10 %    waiting for Services
+f      not running   -        -          0       0         0 %     NO AGENT: what is programmed stays in force
+g      -             -        -          -       -         -       NO ANSWER: refused
+h      -             -        -          -       -         -       sluice: no BTF
+
+c, d: Service shop/web: no room
+differs: version: v1 on a, b, d, e; v2 on c
+differs: forwarding: past the stack on a, b, d, e; stack, because a firewall drops on c
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestClusterTop(t *testing.T) {
+	var out strings.Builder
+	err := drawClusterTop(&out, []remote.Answer{
+		{Node: "a", Out: `{"refusedPerSecond":{"reject_no_backend":3},"services":[
+			{"service":"shop/web","live":3,"newPerSecond":1.5,"refusedPerSecond":{},"sentPerSecond":2048,"receivedPerSecond":10,"retransmitsPerSecond":0.5},
+			{"service":"shop/empty","live":0,"refusedPerSecond":{"reject_no_backend":3}}]}`},
+		{Node: "b", Out: `{"refusedPerSecond":{"reject_no_backend":1,"drop_source_range":2},"services":[
+			{"service":"shop/web","live":4,"newPerSecond":0.5,"refusedPerSecond":{"drop_source_range":0.4},"sentPerSecond":0,"receivedPerSecond":10}]}`},
+		{Node: "c", Code: 2, Err: errors.New("refused")},
+		{Node: "d", Code: 1, Errors: `sluice: unknown command "top"`},
+	}, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `03:04:05  2 of 4 nodes
+SERVICE      LIVE   NEW/S   REFUSED/S               SENT/S   RECEIVED/S   RETRANSMITS/S   NODES
+shop/empty   0      0.0     3.0 reject_no_backend   0 B      0 B          0.0             a
+shop/web     7      2.0     0.4 drop_source_range   2 KiB    20 B         0.5             a, b
+
+refused/s: 4.0 reject_no_backend, 2.0 drop_source_range
+d: sluice: unknown command "top"
+c: NO ANSWER: refused
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// The plugin has the verbs that look at a node, and no flag of theirs in another sense.
+func TestPluginHasTheVerbs(t *testing.T) {
+	var names []string
+	for _, cmd := range newPlugin().Commands() {
+		names = append(names, cmd.Name())
+	}
+	for _, verb := range newRoot().Commands() {
+		looks := !slices.Contains([]string{"agent", "cleanup"}, verb.Name()) && !verb.Hidden
+		if has := slices.Contains(names, verb.Name()); has != looks {
+			t.Errorf("kubectl sluice has %s: %t, want %t", verb.Name(), has, looks)
+		}
+	}
+}
+
+func TestArgumentsForNodes(t *testing.T) {
+	verb := &cobra.Command{Use: "explain"}
+	var to, service string
+	var list []string
+	var yes bool
+	verb.Flags().StringVar(&to, "to", "", "")
+	verb.Flags().StringVar(&service, "service", "", "")
+	verb.Flags().StringSliceVar(&list, "reason", nil, "")
+	verb.Flags().BoolVar(&yes, "refused", false, "")
+	verb.Flags().StringP("output", "o", "table", "")
+	for _, test := range []struct {
+		args, namespace string
+		want            string
+	}{
+		{"web", "", "web"},
+		{"web", "shop", "shop/web"},
+		{"other/web", "shop", "other/web"},
+		{"--to db:5432 -o json --refused", "shop", "--refused=true --to=shop/db:5432"},
+		{"--to 10.0.0.1:53/udp --reason a,b", "shop", "--reason=a --reason=b --to=10.0.0.1:53/udp"},
+		{"--to 10.0.0.1:53", "shop", "--to=10.0.0.1:53"},
+		{"--to [fd00::1]:53 --service web", "shop", "--service=shop/web --to=[fd00::1]:53"},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			cmd := (&plugin{}).command(verb)
+			to, service, list, yes = "", "", nil, false
+			cmd.RunE = func(cmd *cobra.Command, args []string) error {
+				words := append(inNamespace(cmd, test.namespace, args), flagWords(cmd)...)
+				if got := strings.Join(words, " "); got != test.want {
+					t.Errorf("the arguments are %s, want %s", got, test.want)
+				}
+
+				return nil
+			}
+			cmd.Flags().VisitAll(func(flag *pflag.Flag) { flag.Changed = false })
+			cmd.SetArgs(strings.Fields(test.args))
+			if err := cmd.Execute(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func TestDoctorArgs(t *testing.T) {
+	got := doctorArgs([]string{"agent", "--config=/var/lib/kube-proxy/config.conf", "--dry-run", "--hostname-override=node-1", "-v=2"})
+	want := []string{"--config=/var/lib/kube-proxy/config.conf", "--hostname-override=node-1"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// The name by which the program is called decides what it is.
+func TestNames(t *testing.T) {
+	for path, want := range map[string]string{
+		"/usr/local/bin/kubectl-sluice":          "kubectl-sluice",
+		"/usr/local/bin/kubectl_complete-sluice": "kubectl-sluice",
+		"sluice":                                 "sluice",
+		os.Args[0]:                               "sluice",
+	} {
+		if got := commandOf([]string{path}).Name(); got != want {
+			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+}
