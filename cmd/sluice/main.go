@@ -41,7 +41,10 @@ func commandOf(args []string) *cobra.Command {
 
 		return plugin
 	default:
-		return newRoot()
+		root := newRoot()
+		addCompletion(root, programmedNames)
+
+		return root
 	}
 }
 
@@ -95,6 +98,7 @@ func newRoot() *cobra.Command {
 		newDoctor(&where),
 		newCleanup(&where),
 		newVersion(),
+		newMan(),
 		newProbe(),
 	)
 

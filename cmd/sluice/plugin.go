@@ -74,6 +74,7 @@ func newPlugin() *cobra.Command {
 		}
 	}
 	root.AddCommand(p.newUI())
+	addCompletion(root, p.completeServices)
 
 	return root
 }
@@ -83,7 +84,6 @@ func newPlugin() *cobra.Command {
 func (p *plugin) command(verb *cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: verb.Use, Short: verb.Short, Long: verb.Long,
-		ValidArgsFunction: p.completeServices,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := p.connect(); err != nil {
 				return err
@@ -150,7 +150,7 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 		return p.top(cmd, nodes, words)
 	case format == "table" && verb.Name() == "status":
 		answers := p.cluster.Ask(ctx, nodes, func(remote.Node) []string { return append(words, "--output=json") })
-		drawClusterStatus(cmd.OutOrStdout(), answers)
+		drawClusterStatus(cmd.OutOrStdout(), answers, time.Now())
 
 		return codeOfAnswers(answers)
 	}
@@ -350,8 +350,8 @@ func endWithStdin(cmd *cobra.Command) {
 }
 
 // completeServices completes names of Services, which the API server knows.
-func (p *plugin) completeServices(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 || !strings.Contains(cmd.Use, "NAMESPACE/NAME") || p.connect() != nil {
+func (p *plugin) completeServices(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if p.connect() != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	services, err := p.cluster.Client.CoreV1().Services(p.overrides.Context.Namespace).List(cmd.Context(), metav1.ListOptions{Limit: 1000})
@@ -396,11 +396,4 @@ func (p *plugin) completeNamespaces(cmd *cobra.Command, _ []string, _ string) ([
 	}
 
 	return names, cobra.ShellCompDirectiveNoFileComp
-}
-
-// mustComplete sets how the values of a flag, which the command has, are completed.
-func mustComplete(cmd *cobra.Command, flag string, complete cobra.CompletionFunc) {
-	if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
-		panic(err)
-	}
 }

@@ -19,7 +19,7 @@ import (
 func TestClusterStatus(t *testing.T) {
 	var out strings.Builder
 	answer := func(node, more string) remote.Answer {
-		return remote.Answer{Node: node, Out: `{"running":true,"synced":true,"version":"v1","started":"` + time.Now().Add(-time.Hour).Format(time.RFC3339) + `",
+		return remote.Answer{Node: node, Out: `{"running":true,"synced":true,"version":"v1","started":"2026-01-02T03:00:00Z",
 			"services":3,"hooks":[{}],"devices":[{"attached":"tcx"},{"name":"lo"}],"flows":{"flows":{"entries":1,"capacity":10}}` + more + `}`}
 	}
 	drawClusterStatus(&out, []remote.Answer{
@@ -30,7 +30,7 @@ func TestClusterStatus(t *testing.T) {
 		{Node: "f", Out: `{"running":false}`, Code: 1},
 		{Node: "g", Code: 2, Err: errors.New("refused")},
 		{Node: "h", Code: 1, Errors: "sluice: no BTF\n"},
-	})
+	}, time.Date(2026, 1, 2, 4, 0, 0, 0, time.UTC))
 	want := `NODE   AGENT         UP       SERVICES   HOOKS   DEVICES   FLOWS   STATE
 a      v1            1h0m0s   3          1       1         10 %    ok
 b      v1            1h0m0s   3          1       1         10 %    ok
@@ -85,7 +85,7 @@ func TestPluginHasTheVerbs(t *testing.T) {
 		names = append(names, cmd.Name())
 	}
 	for _, verb := range newRoot().Commands() {
-		looks := !slices.Contains([]string{"agent", "cleanup"}, verb.Name()) && !verb.Hidden
+		looks := !slices.Contains([]string{"agent", "cleanup", "man"}, verb.Name()) && !verb.Hidden
 		if has := slices.Contains(names, verb.Name()); has != looks {
 			t.Errorf("kubectl sluice has %s: %t, want %t", verb.Name(), has, looks)
 		}

@@ -22,7 +22,7 @@ type nodeStatus struct {
 }
 
 // drawClusterStatus prints a table with the status of each node, what is wrong on them, and in what they differ.
-func drawClusterStatus(w io.Writer, answers []remote.Answer) {
+func drawClusterStatus(w io.Writer, answers []remote.Answer, now time.Time) {
 	var all, known []nodeStatus
 	for _, a := range answers {
 		s := nodeStatus{node: a.Node}
@@ -44,7 +44,7 @@ func drawClusterStatus(w io.Writer, answers []remote.Answer) {
 		}
 		agent, up, services := "not running", "", ""
 		if s.Running {
-			agent, up, services = s.Version, time.Since(s.Started).Round(time.Second).String(), strconv.Itoa(s.Services)
+			agent, up, services = s.Version, now.Sub(s.Started).Round(time.Second).String(), strconv.Itoa(s.Services)
 		}
 		unattached := func(d status.Device) bool { return d.Attached == "" }
 		t.row(s.node, agent, up, services, strconv.Itoa(len(s.Hooks)), strconv.Itoa(len(slices.DeleteFunc(slices.Clone(s.Devices), unattached))),
