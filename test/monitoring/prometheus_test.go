@@ -37,7 +37,8 @@ func mustPrometheus(t *testing.T, node *lab.Node) *prometheus {
 	data := t.TempDir()
 	file := filepath.Join(data, "prometheus.yaml")
 	lab.Must(t, os.WriteFile(file, fmt.Appendf(nil, configuration, rules), 0o600))
-	cmd := exec.Command("prometheus", "--config.file="+file, "--storage.tsdb.path="+data, "--web.listen-address=127.0.0.1:9090")
+	cmd := exec.Command("prometheus", "--config.file="+file, "--storage.tsdb.path="+data,
+		"--enable-feature=native-histograms", "--web.listen-address=127.0.0.1:9090")
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
 	lab.Must(t, lab.Start(node.Namespace, lab.MustCgroup(t, "prometheus"), cmd))
