@@ -28,7 +28,7 @@ var budgets = map[string]uint32{
 	"recvmsg6":     1_500,
 	"getpeername4": 200,
 	"getpeername6": 800,
-	"sock_release": 500,
+	"sock_release": 1_000,
 	"socks":        400,
 	"connected":    1_500,
 	"dials":        1_000,

@@ -92,8 +92,7 @@ static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bo
 		if (!*be)
 			why = why_no_backend(pool);
 		else
-			note_attempt((*be)->id, pool->service_port_id, hash(&netns, sizeof(netns)),
-				     now);
+			note_attempt((*be)->id, pool->service_port_id, client_of(ctx), now);
 	}
 	count_new(pool->service_port_id, why);
 	return why;
@@ -287,9 +286,12 @@ static __always_inline int answer_from_original_dst(struct bpf_sock_addr *ctx, b
 	struct addr peer = hook_addr(ctx, v6), original_dst;
 	struct sock_state *state = state_of(ctx);
 	__be16 port = hook_port(ctx), original_port;
+	struct udp_dial first = {};
 	struct udp_dials *own;
 	__u64 now;
 
+	if (state && receives)
+		note_answer(state, sock_of(ctx));
 	if (state && (!receives || is_connected(ctx)) &&
 	    get_original_dst(state, &peer, port, &original_dst, &original_port)) {
 		set_hook_addr(ctx, v6, &original_dst, original_port);
@@ -299,10 +301,12 @@ static __always_inline int answer_from_original_dst(struct bpf_sock_addr *ctx, b
 	if (!own)
 		return 1;
 	now = bpf_ktime_get_ns();
-	if (original_dst_for(own, &peer, port, now, &original_dst, &original_port) ||
+	if (original_dst_for(own, &peer, port, now, &original_dst, &original_port, &first) ||
 	    (own->pinned && pinned_source(bpf_get_socket_cookie(ctx), &peer, port, now,
 					  &original_dst, &original_port)))
 		set_hook_addr(ctx, v6, &original_dst, original_port);
+	if (first.backend_id)
+		note_success(first.backend_id, first.service_port_id, client_of(ctx), now);
 	return 1;
 }
 
@@ -372,13 +376,15 @@ static __always_inline void count_sock_bytes(struct bpf_sock *ctx, __u32 service
 SEC("cgroup/sock_release")
 int sluice_release(struct bpf_sock *ctx)
 {
-	const struct sock_state *state = bpf_sk_storage_get(&sl_sock_state, ctx, NULL, 0);
+	struct sock_state *state = bpf_sk_storage_get(&sl_sock_state, ctx, NULL, 0);
 	const struct udp_dials *own = NULL;
 
 	if (state && state->counted)
 		add_sockets(state->backend_id, -1);
 	if (config_stats && state && ctx->protocol == IPPROTO_TCP)
 		count_sock_bytes(ctx, state->service_port_id);
+	if (state && ctx->protocol == IPPROTO_UDP)
+		note_answer(state, (const void *)ctx); /* the context of this hook is the socket */
 	if (ctx->protocol == IPPROTO_UDP)
 		own = bpf_sk_storage_get(&sl_udp_dials, ctx, NULL, 0);
 	if (own)

@@ -538,7 +538,8 @@ type abiSockState struct {
 	BackendId        uint32
 	Counted          uint32
 	Since            uint64
-	HandshakeCounted uint32
+	HandshakeCounted uint16
+	Answered         uint16
 	Client           uint32
 	SynRetransmits   uint32
 	Reserved         [2]uint32
@@ -612,7 +613,8 @@ type abiUdpDials struct {
 		BackendId     uint32
 		Answers       uint32
 		LastUsed      uint64
-		Reserved      [2]uint32
+		Answered      uint32
+		Reserved      uint32
 	}
 	Pinned   uint32
 	Counted  uint32

@@ -39,6 +39,7 @@ func mustHaveState(t *testing.T, p *Pinned) {
 		p.FrontendIDs.Put(web, 9), p.Frontends.Put(9, webFrontend),
 		p.Flows.Put(flowOfWeb, Flow{BackendId: backendWeb.Id}),
 		p.Loads.Reserve(int(perChunk)+2),
+		p.Health.Reserve(int(perChunk)+2),
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -32,6 +32,8 @@ const (
 const (
 	HistogramSchema = int(abiHistogramHISTOGRAM_SCHEMA)
 	HistogramLeast  = -int(abiHistogramHISTOGRAM_LEAST)
+	// HistogramBuckets is their number.
+	HistogramBuckets = int(abiHistogramHISTOGRAM_BUCKETS)
 )
 
 // StatKey identifies a count of a service port id: the new flows with an outcome (What is a

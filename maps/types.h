@@ -435,7 +435,8 @@ struct sock_state {
 	__u32 backend_id;
 	__u32 counted; /* in the backend's load */
 	__u64 since; /* the connect(); 0: an earlier build did not record it */
-	__u32 handshake_counted; /* TCP: in struct handshakes */
+	__u16 handshake_counted; /* TCP: in struct handshakes */
+	__u16 answered; /* UDP: a datagram of the backend was received */
 	__u32 client; /* a hash of its network namespace */
 	__u32 syn_retransmits;
 	__u32 reserved[2];
@@ -454,7 +455,8 @@ struct udp_dial {
 	__u32 backend_id; /* 0: the place is free */
 	__u32 answers; /* datagrams of the backend appear to come from the original destination */
 	__u64 last_used;
-	__u32 reserved[2];
+	__u32 answered; /* a datagram of the backend was received */
+	__u32 reserved;
 };
 
 enum udp_dial_limit {

@@ -124,6 +124,14 @@ static __always_inline bool bound_addr(struct bpf_sock_addr *ctx, bool v6, struc
 #define container(link, type, member) \
 	((const type *)((void *)(link) - bpf_core_field_offset(type, member)))
 
+/* client_of returns the number of the socket's network namespace as a client: see health.h. */
+static __always_inline __u32 client_of(struct bpf_sock_addr *ctx)
+{
+	__u64 netns = bpf_get_netns_cookie(ctx);
+
+	return hash(&netns, sizeof(netns));
+}
+
 static __always_inline bool is_host_netns(struct bpf_sock_addr *ctx)
 {
 	__u64 host = config_host_netns_cookie ?: bpf_get_netns_cookie(NULL);

@@ -33,6 +33,7 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	state->service_port_id = next->service_port_id;
 	state->backend_id = next->backend_id;
 	state->counted = next->counted;
+	state->answered = 0;
 	state->since = next->since;
 	state->handshake_counted = 0;
 	state->client = next->client;
@@ -54,7 +55,6 @@ static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *c
 							 const struct frontend_key *original_dst,
 							 const struct backend *be, __u64 now)
 {
-	__u64 netns = bpf_get_netns_cookie(ctx);
 	struct sock_state next = {
 		.original_dst = original_dst->addr,
 		.original_port = original_dst->port,
@@ -63,8 +63,8 @@ static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *c
 		.service_port_id = be->service_port_id,
 		.backend_id = be->id,
 		.counted = !is_kernel_socket(ctx),
+		.client = client_of(ctx),
 		.since = now,
-		.client = hash(&netns, sizeof(netns)),
 	};
 	struct sock_state *state;
 
@@ -92,6 +92,18 @@ static __always_inline void forget_original_dst(struct bpf_sock_addr *ctx)
 	if (state->counted)
 		add_sockets(state->backend_id, -1);
 	bpf_sk_storage_delete(&sl_sock_state, ctx->sk);
+}
+
+/*
+ * note_answer notes once that the backend of a connected UDP socket has answered, if it has. The
+ * kernel sets the CPU of incoming datagrams of a connected socket when the first one arrives.
+ */
+static __always_inline void note_answer(struct sock_state *state, const struct sock *sk)
+{
+	if (!config_heal || state->answered || BPF_CORE_READ(sk, __sk_common.skc_incoming_cpu) < 0)
+		return;
+	state->answered = 1;
+	note_success(state->backend_id, state->service_port_id, state->client, bpf_ktime_get_ns());
 }
 
 /*

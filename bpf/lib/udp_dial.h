@@ -148,11 +148,11 @@ static __always_inline bool keep_dial(struct udp_dials *own,
 
 /*
  * original_dst_for sets the original destination for which peer answers this socket, and is false
- * if there is none.
+ * if there is none. If this is the first answer, it sets first to the dial.
  */
 static __always_inline bool original_dst_for(struct udp_dials *own, const struct addr *peer,
 					     __be16 port, __u64 now, struct addr *original_dst,
-					     __be16 *original_port)
+					     __be16 *original_port, struct udp_dial *first)
 {
 	bool found = false;
 	int i;
@@ -166,6 +166,11 @@ static __always_inline bool original_dst_for(struct udp_dials *own, const struct
 		*original_dst = dial->original_dst;
 		*original_port = dial->original_port;
 		dial->last_used = now;
+		if (!dial->answered) {
+			first->backend_id = dial->backend_id;
+			first->service_port_id = dial->service_port_id;
+		}
+		dial->answered = 1;
 		found = true;
 		break;
 	}

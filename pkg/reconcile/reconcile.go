@@ -30,8 +30,8 @@ const maxErrors = 10
 
 // Config is what a [Reconciler] needs.
 type Config struct {
-	// Tables are the maps. Nothing else writes to them, except programs and package flow to
-	// Loads, which this package only reads.
+	// Tables are the maps. Nothing else writes to them, except programs to Health, and programs and
+	// package flow to Loads, which this package only reads.
 	Tables maps.Tables
 	// Now is the clock; nil means [time.Now].
 	Now func() time.Time
@@ -44,7 +44,7 @@ func (c Config) Validate() error {
 	t := c.Tables
 	if t.FrontendIDs == nil || t.Frontends == nil || t.Pools == nil || t.Slots == nil || t.Backends == nil ||
 		t.ServicePorts == nil || t.Addrs == nil || t.AddrFilter == nil || t.PortFilter == nil || t.Devices == nil || t.SourceRanges == nil ||
-		t.ServiceCIDRs == nil || t.CIDRCovers == nil || t.LocalCIDRs == nil || t.OptedOut == nil || t.Loads.Array == nil || t.Counts == nil {
+		t.ServiceCIDRs == nil || t.CIDRCovers == nil || t.LocalCIDRs == nil || t.OptedOut == nil || t.Loads.Array == nil || t.Health == nil || t.Counts == nil {
 		return errors.New("reconcile: a map is missing")
 	}
 	if c.Slice < 0 {
