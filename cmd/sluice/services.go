@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -127,7 +129,7 @@ func drawServices(t *table, services []status.Service) {
 					continue // drawn with the other scope
 				}
 				t.row(port.Name, f.Kind.String(), f.Address.String(), f.Protocol.String(),
-					backendCount(port, f)+notes(f), serviceState(svc))
+					backendCount(port, f)+notes(port, f), serviceState(svc))
 			}
 		}
 		if !drawn {
@@ -137,14 +139,27 @@ func drawServices(t *table, services []status.Service) {
 }
 
 // notes returns in parentheses what is special about a frontend: its algorithm, unless that is the
-// default, and that sockets of pods are left alone.
-func notes(f status.Frontend) string {
+// default, that sockets of pods are left alone, how healing is limited, and which of the backends are
+// suspects.
+func notes(port status.ServicePort, f status.Frontend) string {
 	var notes []string
 	if f.Algorithm != lb.Random.String() && len(f.Backends) > 0 {
 		notes = append(notes, f.Algorithm)
 	}
 	if f.OptedOut {
 		notes = append(notes, "not at sockets of pods")
+	}
+	if f.Healing != "" {
+		notes = append(notes, "healing: "+f.Healing)
+	}
+	suspects := 0
+	for _, b := range port.Backends {
+		if b.Suspect != nil && slices.Contains(f.Backends, b.Address) {
+			suspects++
+		}
+	}
+	if suspects > 0 {
+		notes = append(notes, fmt.Sprintf("%d suspect", suspects))
 	}
 	if len(notes) == 0 {
 		return ""
@@ -202,12 +217,23 @@ func drawService(t *table, svc status.Service) {
 	drawBackends(t, backends)
 }
 
+// suspectState returns why a backend is passed over, and for how long.
+func suspectState(s status.Suspect, now time.Time) string {
+	if pause := s.Until.Sub(now).Round(time.Second); pause > 0 {
+		return fmt.Sprintf("suspect: %s; passed over for %v", s.Reason, pause)
+	}
+
+	return fmt.Sprintf("suspect: %s; the next connection is a probe", s.Reason)
+}
+
 func drawBackends(t *table, backends []status.Backend) {
 	t.row("SERVICE", "BACKEND", "PROTOCOL", "CONNECTIONS", "STATE", "NODE", "ZONE")
 	for _, b := range backends {
 		state := "active"
 		if !b.Active {
 			state = "inactive: " + b.Reason
+		} else if b.Suspect != nil {
+			state = suspectState(*b.Suspect, time.Now())
 		}
 		t.row(b.Service, b.Address.String(), b.Protocol.String(), fmt.Sprint(b.Connections), state, b.Node, b.Zone)
 	}

@@ -248,7 +248,13 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	p.setDevices, p.fibMTU = m.devices.Set, dp.Features().FIBMTU
 	p.endStale = func() { m.hooks.EndOrphans(); m.flows.EndStale() }
 	a := newAgent(cfg, p)
-	gatherers, services, err := a.newGatherers(dp, m)
+	if !cfg.Datapath.Heal {
+		if err := forgetHealth(tables.Health); err != nil {
+			return err
+		}
+	}
+	heal := newHealing(cfg, tables)
+	gatherers, services, err := a.newGatherers(dp, m, heal)
 	if err != nil {
 		return err
 	}
@@ -290,6 +296,9 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	group.Go(func() error { return m.devices.Run(ctx) })
 	group.Go(func() error { return m.flows.Run(ctx) })
 	group.Go(func() error { return p.checks.Run(ctx) })
+	if cfg.Datapath.Heal {
+		group.Go(func() error { return heal.Run(ctx) })
+	}
 	group.Go(func() error { return a.loop(ctx) })
 	if missing := dp.Features().Missing(); len(missing) > 0 {
 		cfg.record(kube.Event{Reason: kube.ReasonFeatureMissing, Action: actionStart, Note: strings.Join(missing, "; ")})
@@ -328,10 +337,10 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 
 // newGatherers returns all metrics, and those of Services again, nil if they are not counted. It
 // must be called before ids are assigned, see [metrics.NewServices].
-func (a *agent) newGatherers(dp *datapath.Datapath, m monitors) (metrics.Gatherers, *metrics.Services, error) {
+func (a *agent) newGatherers(dp *datapath.Datapath, m monitors, heal *healing) (metrics.Gatherers, *metrics.Services, error) {
 	stats := status.NodeStats{
 		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
-		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Datapath: dp,
+		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Healing: heal.Totals, Datapath: dp,
 	}
 	registry, err := metrics.NewRegistry(a.queue.metrics, metrics.NewNodeCollector(a.cfg.Version, stats.Node))
 	if err != nil || a.cfg.ServiceMetrics == 0 {

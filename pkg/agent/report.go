@@ -19,6 +19,7 @@ const (
 	actionRead    = "Read"
 	actionProgram = "Program"
 	actionCheck   = "Check"
+	actionConnect = "Connect"
 )
 
 // record records an Event if there is an API server.

@@ -45,6 +45,7 @@ const (
 	ReasonReached         = "DevicesEffective"
 	ReasonPinsMissing     = "PinsMissing"
 	ReasonPinsMadeAgain   = "PinsMadeAgain"
+	ReasonBackendSuspect  = "BackendSuspect" // it does not answer clients of this node
 	ReasonFeatureMissing  = "KernelFeatureMissing"
 	ReasonFlowTableFull   = "FlowTableFull"
 	ReasonFlowTableRelief = "FlowTableNotFull"

@@ -162,6 +162,12 @@ var (
 		"How often a port for a masqueraded flow was taken, since the maps were created.")
 	stackPorts = newMetric("stack_ports_total", counterKind,
 		"Flows whose client port another flow had, since the maps were created.")
+	suspects = newMetric("suspect_backends", gaugeKind,
+		"Backends that do not answer clients of this node, and are passed over or probed.")
+	suspicions = newMetric("suspicions_total", counterKind,
+		"How often a backend stopped to answer clients of this node, since the agent started; what returns within a minute counts once.")
+	passedOver = newMetric("passed_over_total", counterKind,
+		"New flows that went to another backend, because theirs was a suspect, since the agent started.")
 	socketsEnded = newMetric("udp_sockets_ended_total", counterKind,
 		"UDP sockets that the agent has ended because their backend was gone.")
 )
@@ -209,6 +215,11 @@ func nodeGroups() []group {
 			title:   "Flows",
 			about:   "From the last sweep over the flow tables of devices: every 10 seconds, less often if they are large.",
 			metrics: []*metric{evictions, alarm, alarms, flowsEnded, flowsRepaired, loadsRepaired, masqueradeRetries, stackPorts, socketsEnded},
+		},
+		{
+			title:   "Healing",
+			about:   "What programs have noticed of [backends that do not answer](healing.md), as the agent saw it at its last look, once a second. Zero with `--heal=off`.",
+			metrics: []*metric{suspects, suspicions, passedOver},
 		},
 	}
 }

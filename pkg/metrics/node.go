@@ -26,7 +26,15 @@ type Node struct {
 	Devices        map[string]int  // by class
 	DeviceProblems int
 
-	Flows flow.Status
+	Flows   flow.Status
+	Healing Healing
+}
+
+// Healing is what is known of backends that do not answer clients of this node.
+type Healing struct {
+	Suspects   int    // now
+	Episodes   uint64 // of backends that became suspects
+	PassedOver uint64 // new flows that went to others instead
 }
 
 // NodeCollector collects a [Node] at each scrape.
@@ -80,6 +88,9 @@ func (c *NodeCollector) Collect(to chan<- prometheus.Metric) {
 	node.sendMaps(to)
 	node.sendHooks(to)
 	node.sendFlows(to)
+	suspects.send(to, float64(node.Healing.Suspects))
+	suspicions.send(to, float64(node.Healing.Episodes))
+	passedOver.send(to, float64(node.Healing.PassedOver))
 }
 
 func (n *Node) sendMaps(to chan<- prometheus.Metric) {

@@ -98,6 +98,7 @@ func busyNode() Node {
 			Flows: flow.Usage{Evicted: 8}, Emergency: "full", Emergencies: 9, Expired: 10, Stale: 11,
 			Repaired: 12, LoadsRepaired: 13, MasqueradeRetries: 14, StackPorts: 15,
 		},
+		Healing: Healing{Suspects: 16, Episodes: 17, PassedOver: 18},
 	}
 }
 

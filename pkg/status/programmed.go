@@ -77,6 +77,7 @@ func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Fronten
 		NodeInRanges:    pool.Flags&maps.PoolNodeInRanges != 0,
 		Masquerade:      pool.Flags&maps.PoolMasquerade != 0,
 		OptedOut:        pool.Flags&maps.PoolOptedOut != 0,
+		Healing:         healingOf(pool.Flags),
 		WhenEmpty:       whenEmpty(int(pool.SlotCount), pool.Flags&maps.PoolDropIfEmpty != 0),
 	}
 	if v.Key.Port != 0 {
@@ -167,7 +168,7 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 		addFrontend(&services[len(services)-1], f)
 	}
 
-	return services, addConnections(services, m)
+	return services, addStates(services, m)
 }
 
 func addFrontend(svc *Service, f Frontend) {
@@ -197,42 +198,43 @@ type backendKey struct {
 	address  netip.AddrPort
 }
 
-// addConnections sets how many connections each backend has according to the maps.
-func addConnections(services []Service, m maps.Tables) error {
-	connections, err := readConnections(m)
+// addStates sets how many connections each backend has according to the maps, and whether it is a
+// suspect.
+func addStates(services []Service, m maps.Tables) error {
+	ports := make(map[uint32]maps.ServicePort)
+	for e, err := range m.ServicePorts.All() {
+		if err != nil {
+			return err
+		}
+		ports[e.Key] = e.Value
+	}
+	connections, suspects := make(map[backendKey]int), make(map[backendKey]*Suspect)
+	boot, err := bootTime()
 	if err != nil {
 		return err
+	}
+	for _, b := range m.Backends.All() {
+		port, known := ports[b.ServicePortId]
+		if b.Id == 0 || !known {
+			continue
+		}
+		key := backendKey{port.String(), lb.Protocol(port.Proto), b.AddrPort()}
+		connections[key] += max(0, m.Loads.Load(b.Id).Live())
+		if h, ok := m.HealthOf(b.Id); ok && h.IsSuspect() {
+			suspects[key] = suspectOf(h, boot)
+		}
 	}
 	for _, svc := range services {
 		for _, port := range svc.Ports {
 			for i := range port.Backends {
 				b := &port.Backends[i]
-				b.Connections = connections[backendKey{b.Service, b.Protocol, b.Address}]
+				key := backendKey{b.Service, b.Protocol, b.Address}
+				b.Connections, b.Suspect = connections[key], suspects[key]
 			}
 		}
 	}
 
 	return nil
-}
-
-// readConnections returns the connections of the backends that have any.
-func readConnections(m maps.Tables) (map[backendKey]int, error) {
-	ports := make(map[uint32]maps.ServicePort)
-	for e, err := range m.ServicePorts.All() {
-		if err != nil {
-			return nil, err
-		}
-		ports[e.Key] = e.Value
-	}
-	connections := make(map[backendKey]int)
-	for _, b := range m.Backends.All() {
-		port, known := ports[b.ServicePortId]
-		if n := m.Loads.Load(b.Id).Live(); b.Id != 0 && known && n > 0 {
-			connections[backendKey{port.String(), lb.Protocol(port.Proto), b.AddrPort()}] += n
-		}
-	}
-
-	return connections, nil
 }
 
 // Compare returns a sentence for each difference between what is programmed and what is

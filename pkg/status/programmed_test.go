@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -206,6 +207,48 @@ func TestProgrammedServices(t *testing.T) {
 	}
 }
 
+// A backend that is a suspect is shown as such, with an agent and without one; one in whose place a
+// suspect was before is not.
+func TestSuspects(t *testing.T) {
+	fakes, _ := programmed(t)
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range stdmaps.Collect(fakes.Backends.All()) {
+		h := maps.BackendHealth{Id: b.Id, Cause: uint8(maps.HealthRefused), Suspected: uint64(now.Nano()), Until: uint64(now.Nano() + int64(time.Minute))}
+		if b.AddrPort().String() == "10.0.1.10:8080" {
+			h.Id = maps.ID(i, maps.Generation(b.Id)+1)
+		}
+		mustPut(t, fakes.Health, i, h)
+	}
+	services, err := ProgrammedServices(fakes.Tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := []Service{serviceOf(web(), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
+	if err := addStates(with, fakes.Tables); err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range []ServicePort{services[0].Ports[1], with[0].Ports[0]} {
+		for _, b := range port.Backends {
+			if b.Address.String() != "10.0.1.9:8080" {
+				if b.Suspect != nil {
+					t.Errorf("%s is a suspect", b.Address)
+				}
+
+				continue
+			}
+			if b.Suspect == nil {
+				t.Fatalf("%s is no suspect", b.Address)
+			}
+			if left := time.Until(b.Suspect.Until); b.Suspect.Reason != "refuses connections" || left < 50*time.Second || left > time.Minute {
+				t.Errorf("%s: %+v", b.Address, b.Suspect)
+			}
+		}
+	}
+}
+
 // The connections of a backend are shown with an agent, and without one:
 // those of one service port alone, wherever they were counted.
 func TestConnections(t *testing.T) {
@@ -233,7 +276,7 @@ func TestConnections(t *testing.T) {
 	checkConnections(t, without[0].Ports[1], want)
 
 	with := []Service{serviceOf(web(), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
-	if err := addConnections(with, fakes.Tables); err != nil {
+	if err := addStates(with, fakes.Tables); err != nil {
 		t.Fatal(err)
 	}
 	want["10.0.1.11:8080"] = 0 // not ready

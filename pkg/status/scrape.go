@@ -20,6 +20,7 @@ type NodeStats struct {
 	Hooks    *datapath.HookMonitor
 	Devices  *datapath.DeviceMonitor
 	Flows    func() flow.Status
+	Healing  func() metrics.Healing
 	Datapath *datapath.Datapath
 	// Refusals returns how many entries the map of refusals has. Nil: Services are not counted.
 	Refusals func() int
@@ -51,6 +52,7 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 	n.Effective = s.Hooks.Effective() == nil
 	n.Devices, n.DeviceProblems = s.Devices.Count()
 	n.Flows = s.Flows()
+	n.Healing = s.Healing()
 
 	pinned := s.Datapath.Maps()
 	if now := time.Now(); now.Sub(s.read) >= fillsAge {

@@ -49,6 +49,8 @@ type Frontend struct {
 	Masquerade bool `json:"masquerade,omitempty"`
 	// OptedOut is set if sockets of pods are left alone, and devices translate instead.
 	OptedOut bool `json:"optedOut,omitempty"`
+	// Healing is "off" or "eject" if the Service limits that of the node.
+	Healing string `json:"healing,omitempty"`
 }
 
 // Backend is one endpoint of a service port.
@@ -64,6 +66,8 @@ type Backend struct {
 	// Connections are those that clients translated by this node have to it, by any
 	// address of the Service: see [maps.BackendLoad].
 	Connections int `json:"connections"`
+	// Suspect is set while the backend does not answer clients of this node.
+	Suspect *Suspect `json:"suspect,omitempty"`
 }
 
 // frontendKey identifies a Frontend.
@@ -92,6 +96,9 @@ func frontendOf(f lb.Frontend) Frontend {
 		NodeInRanges:    f.NodeInRanges,
 		Masquerade:      f.Masquerade,
 		OptedOut:        f.OptedOut,
+	}
+	if f.Healing == lb.HealOff || f.Healing == lb.HealEject {
+		view.Healing = f.Healing.String()
 	}
 	for _, b := range f.Backends {
 		view.Backends = append(view.Backends, b.Addr)

@@ -73,7 +73,7 @@ func (s Server) Run(ctx context.Context) error {
 		}
 		services := model.Services()
 
-		return services, addConnections(services, s.Tables)
+		return services, addStates(services, s.Tables)
 	}))
 	mux.HandleFunc("GET /desired", s.answer(func(ctx context.Context) (any, error) {
 		model, err := s.Model(ctx)
