@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -117,12 +118,16 @@ const dialerThreads = 2
 
 // dial is the process that makes [Dials].
 func dial(stdin io.Reader, stdout io.Writer) error {
-	debug.SetGCPercent(400) // unlike the other roles it makes garbage
+	debug.SetGCPercent(100) // unlike the other roles it makes garbage
 	var d Dials
 	if err := json.NewDecoder(stdin).Decode(&d); err != nil {
 		return fmt.Errorf("read dials: %w", err)
 	}
-	go exitAtEnd()
+	// Not exitAtEnd, whose system call the collector of garbage would wait for.
+	go func() {
+		_, _ = io.Copy(io.Discard, stdin)
+		os.Exit(1)
+	}()
 
 	var (
 		running sync.WaitGroup

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"context"
 	"net/netip"
 	"testing"
 	"time"
@@ -8,7 +9,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Those that wait for an answer delay no others: as many are made, at even distances.
+// Those that wait for an answer delay no others, and that there are thousands of them does not
+// stop the process.
 func TestDialsWaitForNoOther(t *testing.T) {
 	p := mustPair(t)
 	lab.MustServe(t, p.server, "server", "10.0.0.2:8080")
@@ -21,25 +23,27 @@ func TestDialsWaitForNoOther(t *testing.T) {
 	}`))
 	for _, network := range []string{"tcp", "udp"} {
 		t.Run(network, func(t *testing.T) {
-			d := Dials{Network: network, Target: targets("10.0.0.2")[0], Rate: 100, Duration: time.Second, Timeout: 500 * time.Millisecond}
-			dials, err := d.Run(t.Context(), p.client, nil)
+			d := Dials{Network: network, Target: targets("10.0.0.2")[0], Rate: 2000, Duration: 2 * time.Second, Timeout: 800 * time.Millisecond}
+			ctx, cancel := context.WithTimeout(t.Context(), lab.Timeout)
+			defer cancel()
+			dials, err := d.Run(ctx, p.client, nil)
 			must(t, err)
-			if len(dials) != 100 {
-				t.Errorf("%d dials, want 100", len(dials))
+			if len(dials) != 4000 {
+				t.Errorf("%d dials, want 4000", len(dials))
 			}
 			failed := 0
 			for _, d := range dials {
 				switch {
 				case d.Failed != "":
 					failed++
-					if d.Took < 400*time.Millisecond {
+					if d.Took < 700*time.Millisecond {
 						t.Errorf("failed before its time: %+v", d)
 					}
-				case d.Backend != netip.MustParseAddr("10.0.0.2") || d.Took > 400*time.Millisecond:
+				case d.Backend != netip.MustParseAddr("10.0.0.2") || d.Took > 700*time.Millisecond:
 					t.Errorf("not what a server answers at once: %+v", d)
 				}
 			}
-			if failed != 50 {
+			if failed != 2000 {
 				t.Errorf("%d failed, want each second one", failed)
 			}
 		})
