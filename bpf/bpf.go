@@ -2,9 +2,11 @@
 package bpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	stdmaps "maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -51,6 +53,8 @@ type Config struct {
 	NoLocalhostNodePorts bool
 	// PodOptOut lets pods opt out: see OptedOut of [maps.Tables].
 	PodOptOut bool
+	// ProbeAddr is an IPv4 address whose refusals are not reported as events; zero means none.
+	ProbeAddr netip.Addr
 
 	// Heal passes over backends that do not answer: see docs/healing.md. It takes the tracing
 	// programs, which notice what backends do.
@@ -159,7 +163,13 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		return nil, err
 	}
 
+	var probe [4]byte
+	if cfg.ProbeAddr.IsValid() {
+		probe = cfg.ProbeAddr.As4()
+	}
+
 	return spec, setVariables(spec, map[string]any{
+		sockVarConfigProbeAddr:       binary.NativeEndian.Uint32(probe[:]),
 		sockVarConfigUdpMode:         uint32(cfg.UDP),
 		sockVarConfigUdpIdleNs:       nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		sockVarConfigHostNetnsCookie: cfg.HostNetnsCookie,

@@ -79,6 +79,7 @@ const (
 	sockVarConfigHostNetnsCookie    = "config_host_netns_cookie"
 	sockVarConfigLocalhostNodePorts = "config_localhost_node_ports"
 	sockVarConfigPodOptOut          = "config_pod_opt_out"
+	sockVarConfigProbeAddr          = "config_probe_addr"
 	sockVarConfigStats              = "config_stats"
 	sockVarConfigUdpIdleNs          = "config_udp_idle_ns"
 	sockVarConfigUdpMode            = "config_udp_mode"
@@ -193,6 +194,7 @@ type sockVariableSpecs struct {
 	ConfigHostNetnsCookie    *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
 	ConfigLocalhostNodePorts *ebpf.VariableSpec `ebpf:"config_localhost_node_ports"`
 	ConfigPodOptOut          *ebpf.VariableSpec `ebpf:"config_pod_opt_out"`
+	ConfigProbeAddr          *ebpf.VariableSpec `ebpf:"config_probe_addr"`
 	ConfigStats              *ebpf.VariableSpec `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
 	ConfigUdpMode            *ebpf.VariableSpec `ebpf:"config_udp_mode"`
@@ -315,6 +317,7 @@ type sockVariables struct {
 	ConfigHostNetnsCookie    *ebpf.Variable `ebpf:"config_host_netns_cookie"`
 	ConfigLocalhostNodePorts *ebpf.Variable `ebpf:"config_localhost_node_ports"`
 	ConfigPodOptOut          *ebpf.Variable `ebpf:"config_pod_opt_out"`
+	ConfigProbeAddr          *ebpf.Variable `ebpf:"config_probe_addr"`
 	ConfigStats              *ebpf.Variable `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.Variable `ebpf:"config_udp_idle_ns"`
 	ConfigUdpMode            *ebpf.Variable `ebpf:"config_udp_mode"`

@@ -6,6 +6,18 @@
 #include "monitor.h"
 #include "sock.h"
 
+/*
+ * The IPv4 address that the agent dials now and then to see that hooks refuse it, which is not
+ * reported; 0: none.
+ */
+volatile const __be32 config_probe_addr = 0;
+
+static __always_inline bool is_probe(const struct addr *original_dst)
+{
+	return config_probe_addr && addr_is_v4(original_dst) &&
+	       original_dst->words[3] == config_probe_addr;
+}
+
 /* report_call reports the outcome of a call, before the hook's address becomes that of the backend. */
 static __always_inline int report_call(struct bpf_sock_addr *ctx, bool v6, enum reason why,
 				       __u32 service_port_id, __u32 backend_id)
@@ -17,6 +29,8 @@ static __always_inline int report_call(struct bpf_sock_addr *ctx, bool v6, enum 
 	if (!is_wanted(why, e.time))
 		return 0;
 	original_dst = frontend_key_of(ctx, v6);
+	if (is_probe(&original_dst.addr))
+		return 0;
 	e.original_dst = original_dst.addr;
 	e.original_port = original_dst.port;
 	e.proto = original_dst.proto;

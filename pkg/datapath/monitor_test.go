@@ -142,12 +142,13 @@ func (w *world) idOf(t testing.TB, proto, at string) uint32 {
 	return pool.ServicePortId
 }
 
-// Refusals of sockets are kept while no one listens.
+// Refusals of sockets are kept while no one listens, but for those of the agent's own probes.
 func TestRefusalsAtSocketsAreKept(t *testing.T) {
 	w := newWorld(t)
 	w.addRefusals(t)
+	w.add(t, service{proto: "tcp", at: []string{ProbeAddr.String()}})
 	client := w.pod(t)
-	for _, at := range []string{"10.96.0.2:80", "10.96.7.7:80"} {
+	for _, at := range []string{ProbeAddr.String(), "10.96.0.2:80", "10.96.7.7:80"} {
 		if err := mustSocket(t, client, "tcp4").Connect(at); err == nil {
 			t.Fatalf("connect to %s succeeds", at)
 		}

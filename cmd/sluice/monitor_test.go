@@ -1,0 +1,60 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Flags that make no sense are errors that name the flag, before anything is printed.
+func TestMonitorFlags(t *testing.T) {
+	root := mustPin(t)
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--service", "nosuch"}, `--service: no Service is called "nosuch"`},
+		{[]string{"--service", "web"}, `--service: 2 Services are called "web": use NAMESPACE/NAME`},
+		{[]string{"--ip", "10.96"}, `--ip "10.96": not an IP address`},
+		{[]string{"--reason", "drop_source_range,flow"}, `--reason "flow": it is one of translated, reject_no_backend,`},
+		{[]string{"--no-follow"}, "--no-follow: without --since there is nothing to print"},
+		{[]string{"-o", "yaml"}, `--output "yaml": it is table or json`},
+	} {
+		out, err := runVerb(root, append([]string{"monitor"}, test.args...)...)
+		if err == nil || !strings.HasPrefix(err.Error(), test.want) || out != "" {
+			t.Errorf("%v: %v, after %q; want %s", test.args, err, out, test.want)
+		}
+	}
+	for _, test := range []struct{ format, want string }{{"json", ""}, {"table", "TIME CLIENT DESTINATION SERVICE OUTCOME\n"}} {
+		out, err := runVerb(root, "monitor", "--since", "10m", "--no-follow", "--service", "other/web", "-o", test.format)
+		if err != nil || squeeze(out) != test.want {
+			t.Errorf("-o %s, of no refusals: %v, %q", test.format, err, out)
+		}
+	}
+	if _, err := runVerb(root+"-nosuch", "monitor"); err == nil || !strings.Contains(err.Error(), "nothing is programmed") {
+		t.Errorf("without maps: %v", err)
+	}
+}
+
+// Only so many can listen at a time, and the error says that.
+func TestTooManyMonitors(t *testing.T) {
+	root := mustPin(t)
+	pinned, err := maps.Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pinned.Close()
+	for range maps.MaxListeners {
+		l, err := pinned.Listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+	_, err = runVerb(root, "monitor")
+	if !errors.Is(err, maps.ErrFull) || !strings.HasPrefix(err.Error(), "4 of `sluice monitor` run on this node already") {
+		t.Errorf("a fifth one: %v", err)
+	}
+}
