@@ -49,6 +49,8 @@ type Config struct {
 	// Handshakes traces the TCP handshakes and retransmissions of translated sockets (Linux
 	// 5.11).
 	Handshakes bool
+	// BackendHandshakes counts them for each backend, too.
+	BackendHandshakes bool
 	// NoLocalhostNodePorts disables node ports on loopback.
 	NoLocalhostNodePorts bool
 	// PodOptOut lets pods opt out: see OptedOut of [maps.Tables].

@@ -48,7 +48,7 @@ func TestVerifierBudget(t *testing.T) {
 				if setRetval && features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) != nil {
 					t.Skip("this kernel has no bpf_set_retval (Linux 6.1)")
 				}
-				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, Handshakes: true, PodOptOut: true, Heal: true})
+				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, Handshakes: true, BackendHandshakes: true, PodOptOut: true, Heal: true})
 				for _, hook := range append(slices.Concat(programs.Sock, programs.Trace), Hook{Name: "socks", Program: programs.Socks}) {
 					checkBudget(t, hook)
 				}

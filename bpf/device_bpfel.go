@@ -22,6 +22,7 @@ const (
 	deviceMapSlBackendHealth          = "sl_backend_health"
 	deviceMapSlBackendLoad            = "sl_backend_load"
 	deviceMapSlBackends               = "sl_backends"
+	deviceMapSlBeHandshake            = "sl_be_handshake"
 	deviceMapSlCidrCovers             = "sl_cidr_covers"
 	deviceMapSlClaims                 = "sl_claims"
 	deviceMapSlDevices                = "sl_devices"
@@ -139,6 +140,7 @@ type deviceMapSpecs struct {
 	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.MapSpec `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
@@ -230,6 +232,7 @@ type deviceMaps struct {
 	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.Map `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
@@ -277,6 +280,7 @@ func (m *deviceMaps) Close() error {
 		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlBeHandshake,
 		m.SlCidrCovers,
 		m.SlClaims,
 		m.SlDevices,

@@ -22,6 +22,7 @@ const (
 	iterMapSlBackendHealth  = "sl_backend_health"
 	iterMapSlBackendLoad    = "sl_backend_load"
 	iterMapSlBackends       = "sl_backends"
+	iterMapSlBeHandshake    = "sl_be_handshake"
 	iterMapSlCidrCovers     = "sl_cidr_covers"
 	iterMapSlClaims         = "sl_claims"
 	iterMapSlDevices        = "sl_devices"
@@ -118,6 +119,7 @@ type iterMapSpecs struct {
 	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.MapSpec `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
@@ -186,6 +188,7 @@ type iterMaps struct {
 	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.Map `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
@@ -230,6 +233,7 @@ func (m *iterMaps) Close() error {
 		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlBeHandshake,
 		m.SlCidrCovers,
 		m.SlClaims,
 		m.SlDevices,

@@ -91,6 +91,7 @@ const (
 	probeMapSlBackendHealth          = "sl_backend_health"
 	probeMapSlBackendLoad            = "sl_backend_load"
 	probeMapSlBackends               = "sl_backends"
+	probeMapSlBeHandshake            = "sl_be_handshake"
 	probeMapSlCidrCovers             = "sl_cidr_covers"
 	probeMapSlClaims                 = "sl_claims"
 	probeMapSlDevices                = "sl_devices"
@@ -213,6 +214,7 @@ type probeMapSpecs struct {
 	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.MapSpec `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
@@ -309,6 +311,7 @@ type probeMaps struct {
 	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.Map `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
@@ -356,6 +359,7 @@ func (m *probeMaps) Close() error {
 		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlBeHandshake,
 		m.SlCidrCovers,
 		m.SlClaims,
 		m.SlDevices,

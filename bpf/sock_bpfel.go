@@ -30,6 +30,7 @@ const (
 	sockMapSlBackendHealth          = "sl_backend_health"
 	sockMapSlBackendLoad            = "sl_backend_load"
 	sockMapSlBackends               = "sl_backends"
+	sockMapSlBeHandshake            = "sl_be_handshake"
 	sockMapSlCidrCovers             = "sl_cidr_covers"
 	sockMapSlClaims                 = "sl_claims"
 	sockMapSlDevices                = "sl_devices"
@@ -148,6 +149,7 @@ type sockMapSpecs struct {
 	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.MapSpec `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
@@ -226,6 +228,7 @@ type sockMaps struct {
 	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.Map `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
@@ -270,6 +273,7 @@ func (m *sockMaps) Close() error {
 		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlBeHandshake,
 		m.SlCidrCovers,
 		m.SlClaims,
 		m.SlDevices,

@@ -68,5 +68,5 @@ func traceSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		return !slices.Contains(traceNames(cfg), name)
 	})
 
-	return spec, setVariables(spec, map[string]any{traceVarConfigHeal: cfg.Heal})
+	return spec, setVariables(spec, map[string]any{traceVarConfigHeal: cfg.Heal, traceVarConfigBackendHandshakes: cfg.BackendHandshakes})
 }

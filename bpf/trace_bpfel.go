@@ -16,49 +16,51 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	traceMapSlAddrFilter      = "sl_addr_filter"
-	traceMapSlAddrs           = "sl_addrs"
-	traceMapSlAffinity        = "sl_affinity"
-	traceMapSlBackendHealth   = "sl_backend_health"
-	traceMapSlBackendLoad     = "sl_backend_load"
-	traceMapSlBackends        = "sl_backends"
-	traceMapSlCidrCovers      = "sl_cidr_covers"
-	traceMapSlClaims          = "sl_claims"
-	traceMapSlDevices         = "sl_devices"
-	traceMapSlEnded           = "sl_ended"
-	traceMapSlFlowCounts      = "sl_flow_counts"
-	traceMapSlFlowUsage       = "sl_flow_usage"
-	traceMapSlFlows           = "sl_flows"
-	traceMapSlFragments       = "sl_fragments"
-	traceMapSlFrontendIds     = "sl_frontend_ids"
-	traceMapSlFrontends       = "sl_frontends"
-	traceMapSlHalfOpen        = "sl_half_open"
-	traceMapSlHandshakes      = "sl_handshakes"
-	traceMapSlIcmpBudgets     = "sl_icmp_budgets"
-	traceMapSlListeners       = "sl_listeners"
-	traceMapSlLocalCidrs      = "sl_local_cidrs"
-	traceMapSlMonitorRings    = "sl_monitor_rings"
-	traceMapSlOptedOut        = "sl_opted_out"
-	traceMapSlPools           = "sl_pools"
-	traceMapSlPortCounts      = "sl_port_counts"
-	traceMapSlPortFilter      = "sl_port_filter"
-	traceMapSlReached         = "sl_reached"
-	traceMapSlReasons         = "sl_reasons"
-	traceMapSlRecent          = "sl_recent"
-	traceMapSlRefusals        = "sl_refusals"
-	traceMapSlServiceCidrs    = "sl_service_cidrs"
-	traceMapSlServicePorts    = "sl_service_ports"
-	traceMapSlSlots           = "sl_slots"
-	traceMapSlSockState       = "sl_sock_state"
-	traceMapSlSourceFilter    = "sl_source_filter"
-	traceMapSlSourceRanges    = "sl_source_ranges"
-	traceMapSlTurns           = "sl_turns"
-	traceMapSlUdpDials        = "sl_udp_dials"
-	traceMapSlUdpPins         = "sl_udp_pins"
-	traceMapSlUnanswered      = "sl_unanswered"
-	traceProgSluiceHandshake  = "sluice_handshake"
-	traceProgSluiceRetransmit = "sluice_retransmit"
-	traceVarConfigHeal        = "config_heal"
+	traceMapSlAddrFilter            = "sl_addr_filter"
+	traceMapSlAddrs                 = "sl_addrs"
+	traceMapSlAffinity              = "sl_affinity"
+	traceMapSlBackendHealth         = "sl_backend_health"
+	traceMapSlBackendLoad           = "sl_backend_load"
+	traceMapSlBackends              = "sl_backends"
+	traceMapSlBeHandshake           = "sl_be_handshake"
+	traceMapSlCidrCovers            = "sl_cidr_covers"
+	traceMapSlClaims                = "sl_claims"
+	traceMapSlDevices               = "sl_devices"
+	traceMapSlEnded                 = "sl_ended"
+	traceMapSlFlowCounts            = "sl_flow_counts"
+	traceMapSlFlowUsage             = "sl_flow_usage"
+	traceMapSlFlows                 = "sl_flows"
+	traceMapSlFragments             = "sl_fragments"
+	traceMapSlFrontendIds           = "sl_frontend_ids"
+	traceMapSlFrontends             = "sl_frontends"
+	traceMapSlHalfOpen              = "sl_half_open"
+	traceMapSlHandshakes            = "sl_handshakes"
+	traceMapSlIcmpBudgets           = "sl_icmp_budgets"
+	traceMapSlListeners             = "sl_listeners"
+	traceMapSlLocalCidrs            = "sl_local_cidrs"
+	traceMapSlMonitorRings          = "sl_monitor_rings"
+	traceMapSlOptedOut              = "sl_opted_out"
+	traceMapSlPools                 = "sl_pools"
+	traceMapSlPortCounts            = "sl_port_counts"
+	traceMapSlPortFilter            = "sl_port_filter"
+	traceMapSlReached               = "sl_reached"
+	traceMapSlReasons               = "sl_reasons"
+	traceMapSlRecent                = "sl_recent"
+	traceMapSlRefusals              = "sl_refusals"
+	traceMapSlServiceCidrs          = "sl_service_cidrs"
+	traceMapSlServicePorts          = "sl_service_ports"
+	traceMapSlSlots                 = "sl_slots"
+	traceMapSlSockState             = "sl_sock_state"
+	traceMapSlSourceFilter          = "sl_source_filter"
+	traceMapSlSourceRanges          = "sl_source_ranges"
+	traceMapSlTurns                 = "sl_turns"
+	traceMapSlUdpDials              = "sl_udp_dials"
+	traceMapSlUdpPins               = "sl_udp_pins"
+	traceMapSlUnanswered            = "sl_unanswered"
+	traceProgSluiceHandshake        = "sluice_handshake"
+	traceProgSluiceRetransmit       = "sluice_retransmit"
+	traceVarConfigBackendHandshakes = "config_backend_handshakes"
+	traceVarConfigHeal              = "config_heal"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -117,6 +119,7 @@ type traceMapSpecs struct {
 	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.MapSpec `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
@@ -157,7 +160,8 @@ type traceMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceVariableSpecs struct {
-	ConfigHeal *ebpf.VariableSpec `ebpf:"config_heal"`
+	ConfigBackendHandshakes *ebpf.VariableSpec `ebpf:"config_backend_handshakes"`
+	ConfigHeal              *ebpf.VariableSpec `ebpf:"config_heal"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -186,6 +190,7 @@ type traceMaps struct {
 	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.Map `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
@@ -230,6 +235,7 @@ func (m *traceMaps) Close() error {
 		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlBeHandshake,
 		m.SlCidrCovers,
 		m.SlClaims,
 		m.SlDevices,
@@ -271,7 +277,8 @@ func (m *traceMaps) Close() error {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceVariables struct {
-	ConfigHeal *ebpf.Variable `ebpf:"config_heal"`
+	ConfigBackendHandshakes *ebpf.Variable `ebpf:"config_backend_handshakes"`
+	ConfigHeal              *ebpf.Variable `ebpf:"config_heal"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.

@@ -83,6 +83,14 @@ const (
 	abiBackendFlagBACKEND_TERMINATING abiBackendFlag = 2
 )
 
+type abiBackendHandshakes struct {
+	_              structs.HostLayout
+	Answered       uint64
+	Time           uint64
+	Failed         uint64
+	SynRetransmits uint64
+}
+
 type abiBackendHealth struct {
 	_          structs.HostLayout
 	Id         uint32
@@ -662,6 +670,7 @@ const (
 	abiMapSlBackendHealth   = "sl_backend_health"
 	abiMapSlBackendLoad     = "sl_backend_load"
 	abiMapSlBackends        = "sl_backends"
+	abiMapSlBeHandshake     = "sl_be_handshake"
 	abiMapSlCidrCovers      = "sl_cidr_covers"
 	abiMapSlClaims          = "sl_claims"
 	abiMapSlDevices         = "sl_devices"
@@ -785,6 +794,7 @@ type abiMapSpecs struct {
 	SlBackendHealth *ebpf.MapSpec `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.MapSpec `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
@@ -886,6 +896,7 @@ type abiMaps struct {
 	SlBackendHealth *ebpf.Map `ebpf:"sl_backend_health"`
 	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
+	SlBeHandshake   *ebpf.Map `ebpf:"sl_be_handshake"`
 	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
@@ -930,6 +941,7 @@ func (m *abiMaps) Close() error {
 		m.SlBackendHealth,
 		m.SlBackendLoad,
 		m.SlBackends,
+		m.SlBeHandshake,
 		m.SlCidrCovers,
 		m.SlClaims,
 		m.SlDevices,

@@ -38,10 +38,12 @@ const (
 	NameTurns        = "turns"
 	NamePortCounts   = "port_counts"
 	NameHandshakes   = "handshakes"
-	NameRefusals     = "refusals"
-	NameListeners    = "listeners"
-	NameMonitorRings = "monitor_rings"
-	NameRecent       = "recent"
+	// NameBackendHandshakes is short, because a map's name in the kernel is.
+	NameBackendHandshakes = "be_handshake"
+	NameRefusals          = "refusals"
+	NameListeners         = "listeners"
+	NameMonitorRings      = "monitor_rings"
+	NameRecent            = "recent"
 )
 
 // description describes a map to operators, and where it belongs.
@@ -92,6 +94,7 @@ var descriptions = []description{
 	{name: NameTurns, state: true, content: "service port id → number of the next flow (algorithm `rr`)", writers: "datapath"},
 	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, per CPU", writers: "datapath; the agent clears"},
 	{name: NameHandshakes, state: true, content: "index of a service port id → TCP handshakes of sockets by duration, retransmissions (empty with `--handshake-metrics=false`)", writers: "datapath; the agent clears"},
+	{name: NameBackendHandshakes, state: true, content: "index of a backend id → the same, without buckets (empty without `--backend-metrics`)", writers: "datapath; the agent clears"},
 	{name: NameRefusals, state: true, content: "service port id, reason → how many new flows got no backend", writers: "datapath; the agent deletes"},
 	{name: NameListeners, state: true, content: "of each `sluice monitor` that runs: until when it listens, unless it goes on; how many events it has lost", writers: "`sluice monitor`; datapath (lost)"},
 	{name: NameMonitorRings, state: true, content: "place in `listeners` → the ring buffer of that `sluice monitor`", writers: "`sluice monitor`; datapath (the ring)"},

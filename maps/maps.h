@@ -30,6 +30,7 @@ static const struct backend_load *const btf_backend_load __attribute__((used));
 static const struct backend_health *const btf_backend_health __attribute__((used));
 static const struct port_counts *const btf_port_counts __attribute__((used));
 static const struct handshakes *const btf_handshakes __attribute__((used));
+static const struct backend_handshakes *const btf_backend_handshakes __attribute__((used));
 
 /* The frontend id of a destination. */
 struct {
@@ -406,6 +407,22 @@ struct {
 	__type(key, __u32);
 	__array(values, struct handshake_chunk);
 } sl_handshakes SEC(".maps");
+
+struct backend_handshake_chunk {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CHUNK_BACKENDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct backend_handshakes);
+};
+
+/* By the index of a backend id. The agent adds the chunks, if these are shown. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct backend_handshake_chunk);
+} sl_be_handshake SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -92,15 +92,16 @@ type Pinned struct {
 	FlowUsage    *FlowUsage
 	Stats        *Stats
 
-	handshakes *Array[Handshakes]
-	chunked    map[string]*chunked
-	listeners  shared[uint64] // see [Pinned.Listen]
-	inheriting sync.Mutex
-	outdated   []outdated
-	unfiltered bool // programs of another version may put flows without writing the filters of this one
-	root       string
-	byName     map[string]*ebpf.Map
-	counted    []countable
+	handshakes        *Array[Handshakes]
+	backendHandshakes *Array[BackendHandshakes]
+	chunked           map[string]*chunked
+	listeners         shared[uint64] // see [Pinned.Listen]
+	inheriting        sync.Mutex
+	outdated          []outdated
+	unfiltered        bool // programs of another version may put flows without writing the filters of this one
+	root              string
+	byName            map[string]*ebpf.Map
+	counted           []countable
 }
 
 // Options are optional settings of [Create].
@@ -110,6 +111,8 @@ type Options struct {
 	Capacities map[string]uint32
 	// Handshakes makes room for the handshakes of every service port: 800 bytes for each.
 	Handshakes bool
+	// BackendHandshakes makes room for those of every backend: 32 bytes for each.
+	BackendHandshakes bool
 }
 
 // LiftMemlock removes the limit of memory for maps and programs of this process: before Linux
@@ -167,7 +170,7 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.reserveState(opts.Handshakes), p.findOutdated(), p.CopyState()); err != nil {
+	if err := errors.Join(p.reserveState(opts), p.findOutdated(), p.CopyState()); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 
@@ -176,13 +179,16 @@ func Create(root string, opts Options) (*Pinned, error) {
 
 // reserveState makes room for the loads and counts of the backends and service ports that exist,
 // in case the state is new.
-func (p *Pinned) reserveState(handshakes bool) error {
-	p.Stats.measures = handshakes
+func (p *Pinned) reserveState(opts Options) error {
+	p.Stats.measures = opts.Handshakes
+	if opts.BackendHandshakes {
+		p.Loads.handshakes = p.backendHandshakes
+	}
 	if err := errors.Join(p.Loads.Reserve(p.Backends.Len()), p.Health.Reserve(p.Backends.Len())); err != nil {
 		return err
 	}
 	counts := p.chunked[NamePortCounts]
-	if counts.have(0) == nil || handshakes {
+	if counts.have(0) == nil || opts.Handshakes {
 		places := 0
 		for port, err := range p.ServicePorts.All() {
 			if err != nil {
@@ -317,7 +323,7 @@ func (p *Pinned) mapFilters() error {
 
 // mapArrays maps the arrays into this process' memory.
 func (p *Pinned) mapArrays(chunks int) error {
-	var errs [7]error
+	var errs [8]error
 	p.Frontends, errs[0] = mapArray[Frontend](p.chunked[NameFrontends], chunks)
 	p.Pools, errs[1] = mapArray[Pool](p.chunked[NamePools], chunks)
 	p.Slots, errs[2] = mapArray[uint32](p.chunked[NameSlots], chunks)
@@ -325,6 +331,7 @@ func (p *Pinned) mapArrays(chunks int) error {
 	p.Loads.Array, errs[4] = mapArray[BackendLoad](p.chunked[NameBackendLoad], chunks)
 	p.Health, errs[5] = mapArray[BackendHealth](p.chunked[NameHealth], chunks)
 	p.handshakes, errs[6] = mapArray[Handshakes](p.chunked[NameHandshakes], 0)
+	p.backendHandshakes, errs[7] = mapArray[BackendHandshakes](p.chunked[NameBackendHandshakes], 0)
 
 	return errors.Join(errs[:]...)
 }

@@ -103,7 +103,8 @@ func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 
 // whats yields the counts of a service port that are not zero: c, and those of its handshakes.
 func (s *Stats) whats(id uint32, c PortCounts) iter.Seq2[uint32, uint64] {
-	h := handshakesAt(s.handshakes.place(Index(id)))
+	var h Handshakes
+	loadCounts(s.handshakes.place(Index(id)), &h)
 
 	return func(yield func(uint32, uint64) bool) {
 		for what, n := range map[uint32]uint64{
@@ -127,19 +128,17 @@ func (s *Stats) whats(id uint32, c PortCounts) iter.Seq2[uint32, uint64] {
 	}
 }
 
-// handshakesAt reads a place of handshakes, which may not exist. Programs write meanwhile: a count
-// is read at once.
-func handshakesAt(words []uint32) Handshakes {
-	var h Handshakes
-	if words != nil {
-		from := unsafe.Slice((*uint64)(unsafe.Pointer(&words[0])), len(words)/2)
-		to := unsafe.Slice((*uint64)(unsafe.Pointer(&h)), len(words)/2)
-		for i := range to {
-			to[i] = atomic.LoadUint64(&from[i])
-		}
+// loadCounts reads a place that consists of 64-bit counts, and may not exist. Programs write
+// meanwhile: each count is read at once.
+func loadCounts[V any](words []uint32, v *V) {
+	if words == nil {
+		return
 	}
-
-	return h
+	from := unsafe.Slice((*uint64)(unsafe.Pointer(&words[0])), len(words)/2)
+	to := unsafe.Slice((*uint64)(unsafe.Pointer(v)), len(words)/2)
+	for i := range to {
+		to[i] = atomic.LoadUint64(&from[i])
+	}
 }
 
 // port returns the counts of a service port, summed over all CPUs.

@@ -142,7 +142,10 @@ func NewFakes(slots int) *Fakes {
 		CIDRCovers:   newCIDRCovers(shared[uint64]{values: make([]uint64, abiCidrCoverCIDR_COVERS)}),
 		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
 		LocalCIDRs: f.LocalCIDRs, OptedOut: f.OptedOut, Devices: f.Devices,
-		Loads:  Loads{NewFakeArray[BackendLoad](NameBackendLoad, places)},
+		Loads: Loads{
+			NewFakeArray[BackendLoad](NameBackendLoad, places),
+			NewFakeArray[BackendHandshakes](NameBackendHandshakes, places),
+		},
 		Health: NewFakeArray[BackendHealth](NameHealth, places),
 		Counts: noCounts{},
 	}

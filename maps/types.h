@@ -286,6 +286,14 @@ struct handshakes {
 	__u64 retransmits; /* of segments after the handshake */
 };
 
+/* The same of one backend, by the index of its id. */
+struct backend_handshakes {
+	__u64 answered;
+	__u64 time; /* of these, in nanoseconds */
+	__u64 failed;
+	__u64 syn_retransmits;
+};
+
 /* New flows that got no backend. */
 struct refusal_key {
 	__u32 service_port_id;

@@ -21,6 +21,21 @@ static __always_inline struct handshakes *handshakes_of(__u32 service_port_id)
 	return places ? bpf_map_lookup_elem(places, &place) : NULL;
 }
 
+/* The handshakes of each backend are counted. */
+volatile const bool config_backend_handshakes = false;
+
+static __always_inline struct backend_handshakes *backend_handshakes_of(__u32 backend_id)
+{
+	__u32 chunk = (backend_id & INDEX_MASK) / CHUNK_BACKENDS;
+	__u32 place = (backend_id & INDEX_MASK) % CHUNK_BACKENDS;
+	void *places;
+
+	if (!config_backend_handshakes)
+		return NULL;
+	places = bpf_map_lookup_elem(&sl_be_handshake, &chunk);
+	return places ? bpf_map_lookup_elem(places, &place) : NULL;
+}
+
 /* log2_of returns the number of the highest bit of v that is set. */
 static __always_inline __u32 log2_of(__u64 v)
 {
@@ -60,9 +75,16 @@ _Static_assert(HISTOGRAM_SCHEMA == 2, "histogram_bucket compares with the bounds
 /* count_handshake counts a handshake that was answered, or has failed, after this time. */
 static __always_inline void count_handshake(const struct sock_state *state, bool answered, __u64 ns)
 {
+	struct backend_handshakes *be = backend_handshakes_of(state->backend_id);
 	struct handshakes *counts = handshakes_of(state->service_port_id);
 	__u32 again = state->syn_retransmits, bucket;
 
+	if (be && answered) {
+		__sync_fetch_and_add(&be->answered, 1);
+		__sync_fetch_and_add(&be->time, ns);
+	} else if (be) {
+		__sync_fetch_and_add(&be->failed, 1);
+	}
 	if (!counts)
 		return;
 	if (again) {
@@ -86,9 +108,14 @@ static __always_inline void count_handshake(const struct sock_state *state, bool
 static __always_inline void count_retransmission(struct sock_state *state, bool syn)
 {
 	struct handshakes *counts = handshakes_of(state->service_port_id);
+	struct backend_handshakes *be;
 
-	if (syn)
+	if (syn) {
 		state->syn_retransmits++;
+		be = backend_handshakes_of(state->backend_id);
+		if (be)
+			__sync_fetch_and_add(&be->syn_retransmits, 1);
+	}
 	if (counts)
 		__sync_fetch_and_add(syn ? &counts->syn_retransmits : &counts->retransmits, 1);
 }

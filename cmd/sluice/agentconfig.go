@@ -31,6 +31,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 		Datapath:       datapath.Config{BPFRoot: where.bpfRoot, Handshakes: f.handshakes, Mark: bpf.Mark(f.mark)},
 		PodOptOut:      f.podOptOut,
 		ServiceMetrics: f.serviceMetrics,
+		BackendMetrics: f.backendMetrics,
 		FailFast:       f.failFast,
 		Socket:         where.socket,
 		Log:            log,

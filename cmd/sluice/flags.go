@@ -35,6 +35,7 @@ type agentFlags struct {
 	heal            string
 	serviceMetrics  int
 	handshakes      bool
+	backendMetrics  int
 	failFast        bool
 	dryRun          bool
 }
@@ -54,6 +55,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.StringVar(&flags.heal, "heal", "eject", "what is done about backends that do not answer, until Kubernetes notices: off, eject (new connections go to others) or resteer (and those that have begun, too)")
 	f.IntVar(&flags.serviceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
 	f.BoolVar(&flags.handshakes, "handshake-metrics", true, "measure TCP handshakes and retransmissions of Services' clients at sockets, from Linux 5.11 on; switched off, no program runs at tracepoints for it")
+	f.IntVar(&flags.backendMetrics, "backend-metrics", 0, "how many backends have metrics of their own: open connections and TCP handshakes; 0 switches them off")
 	f.BoolVar(&flags.failFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")
 	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as 'sluice services' does, and change nothing")
 
@@ -70,6 +72,8 @@ func (f *agentFlags) validate(s *settings) error {
 		return errors.New("--manifests: --master is given too, and Services come from one of them")
 	case f.serviceMetrics < 0:
 		return errors.New("--service-metrics: it must not be negative")
+	case f.backendMetrics < 0:
+		return errors.New("--backend-metrics: it must not be negative")
 	}
 
 	return nil

@@ -82,6 +82,8 @@ type Config struct {
 	// ServiceMetrics limits how many Services have metrics of their own; the others
 	// share one series. Zero switches these metrics off.
 	ServiceMetrics int
+	// BackendMetrics limits how many backends have metrics of their own.
+	BackendMetrics int
 	// Configz is kube-proxy's effective configuration, which /configz shows. Nil
 	// shows none.
 	Configz any
@@ -179,6 +181,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	cfg.Datapath.PodOptOut = cfg.PodOptOut
 	cfg.Datapath.Heal = cfg.Healing >= lb.HealEject
 	cfg.Datapath.NoStats = cfg.ServiceMetrics == 0
+	cfg.Datapath.BackendHandshakes = cfg.BackendMetrics > 0
 	cfg.Datapath.ICMPPerSecond, cfg.Datapath.ICMPBurst = icmp.PerSecond, icmp.Burst
 	cfg.FlowTimeouts.UDPAnswered = cfg.Datapath.UDPIdle
 	unlockSocket, err := status.LockSocket(cfg.Socket)
@@ -342,12 +345,14 @@ func (a *agent) newGatherers(dp *datapath.Datapath, m monitors, heal *healing) (
 		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
 		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Healing: heal.Totals, Datapath: dp,
 	}
-	registry, err := metrics.NewRegistry(a.queue.metrics, metrics.NewNodeCollector(a.cfg.Version, stats.Node))
+	tables := metrics.Tables{ServicePorts: dp.Maps().ServicePorts, Backends: dp.Maps().Backends, Loads: dp.Maps().Loads}
+	registry, err := metrics.NewRegistry(a.queue.metrics, metrics.NewNodeCollector(a.cfg.Version, stats.Node),
+		metrics.NewBackends(tables, a.cfg.BackendMetrics, a.written.Load))
 	if err != nil || a.cfg.ServiceMetrics == 0 {
 		return metrics.Gatherers{registry}, nil, err
 	}
 	services, err := metrics.NewServices(metrics.ServicesConfig{
-		Tables: metrics.Tables{ServicePorts: dp.Maps().ServicePorts, Backends: dp.Maps().Backends, Loads: dp.Maps().Loads},
+		Tables: tables,
 		Stats:  dp.Maps().Stats, Ended: m.flows.EndedBytes, Limit: a.cfg.ServiceMetrics, Moved: a.written.Load,
 	})
 	if err != nil {

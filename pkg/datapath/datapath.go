@@ -53,6 +53,8 @@ type Config struct {
 	// Handshakes measures the TCP handshakes and retransmissions of translated sockets, where the
 	// kernel has [Features].Tracing.
 	Handshakes bool
+	// BackendHandshakes counts them for each backend, too.
+	BackendHandshakes bool
 	// NoLocalhostNodePorts keeps node ports from answering on 127.0.0.1 and ::1.
 	NoLocalhostNodePorts bool
 	// PodOptOut lets pods opt out, see OptedOut of [maps.Tables].
@@ -115,7 +117,10 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	if cfg.Attachment == TCX && !features.TCX {
 		return nil, errors.New("attachment to devices: this kernel has no tcx (Linux 6.6)")
 	}
-	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{Capacities: cfg.Capacities, Handshakes: cfg.Handshakes && features.Tracing})
+	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{
+		Capacities: cfg.Capacities, Handshakes: cfg.Handshakes && features.Tracing,
+		BackendHandshakes: cfg.BackendHandshakes && cfg.Handshakes && features.Tracing,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -130,6 +135,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		Keep:            programDir(cfg.BPFRoot),
 		Kernel:          kernel,
 
+		BackendHandshakes:    cfg.BackendHandshakes,
 		NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
 		PodOptOut:            cfg.PodOptOut,
 		Heal:                 cfg.Heal && features.Tracing,

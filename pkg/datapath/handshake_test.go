@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +79,35 @@ func TestHandshakes(t *testing.T) {
 	}
 	if have := l.stats(t, l.at["udp answers"].id); len(have) != 0 {
 		t.Errorf("UDP: %v is counted", have)
+	}
+}
+
+// The handshakes of each backend are counted on request, and a new backend does not have those of
+// its predecessor.
+func TestBackendHandshakes(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.BackendHandshakes = true })
+	w.needsTracing(t)
+	refusing := strings.Replace(w.v4(0), ":8080", ":1", 1)
+	s := w.add(t, service{proto: "tcp", at: []string{webVIP}, to: []string{w.v4(0)}})
+	dead := w.add(t, service{proto: "tcp", at: []string{"10.96.0.2:80"}, to: []string{refusing}})
+	client := w.pod(t)
+	for _, at := range []string{webVIP, webVIP, "10.96.0.2:80"} {
+		socket := mustSocket(t, client, "tcp4")
+		if err := socket.Connect(at); (err == nil) != (at == webVIP) {
+			t.Errorf("%s: %v", at, err)
+		}
+		must(t, socket.Close())
+	}
+	loads := w.Maps().Loads
+	if h := loads.Handshakes(s.backends[0]); h.Answered != 2 || h.Time == 0 || h.Failed != 0 {
+		t.Errorf("%+v is counted, want two that were answered", h)
+	}
+	if h := loads.Handshakes(dead.backends[0]); h.Answered != 0 || h.Failed != 1 {
+		t.Errorf("%+v is counted, want one that was not", h)
+	}
+	must(t, loads.Begin(maps.Index(s.backends[0])))
+	if h := loads.Handshakes(s.backends[0]); h != (maps.BackendHandshakes{}) {
+		t.Errorf("a new backend has %+v", h)
 	}
 }
 

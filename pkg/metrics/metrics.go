@@ -116,6 +116,22 @@ var (
 		"How many Services can have series of their own; the others share those of the empty namespace.")
 )
 
+// Metrics of each backend.
+var (
+	backendLabelNames = []string{"namespace", "service", "port", "backend"}
+
+	backendActive = newMetric("backend_active_connections", gaugeKind,
+		"Connections that clients which this node translates have with a backend.", backendLabelNames...)
+	backendHandshakes = newMetric("backend_handshakes_total", counterKind,
+		"TCP handshakes of sockets that a backend has answered.", backendLabelNames...)
+	backendSeconds = newMetric("backend_handshake_seconds_total", counterKind,
+		"The time that these took, from connect() to the answer.", backendLabelNames...)
+	backendUnanswered = newMetric("backend_handshake_failures_total", counterKind,
+		"TCP handshakes of sockets that a backend refused, or that timed out or were given up.", backendLabelNames...)
+	backendRetransmits = newMetric("backend_syn_retransmits_total", counterKind,
+		"SYNs that were sent to a backend again.", backendLabelNames...)
+)
+
 // Metrics of the agent and its node.
 var (
 	buildInfo = newMetric("build_info", gaugeKind,
@@ -181,7 +197,14 @@ type group struct {
 
 // groups returns all metrics of Sluice's own.
 func groups() []group {
-	return append([]group{{title: "Services", about: servicesAbout, metrics: serviceMetrics()}}, nodeGroups()...)
+	return append([]group{
+		{title: "Services", about: servicesAbout, metrics: serviceMetrics()},
+		{title: "Backends", about: backendsAbout, metrics: backendMetrics()},
+	}, nodeGroups()...)
+}
+
+func backendMetrics() []*metric {
+	return []*metric{backendActive, backendHandshakes, backendSeconds, backendUnanswered, backendRetransmits}
 }
 
 func serviceMetrics() []*metric {
@@ -242,3 +265,5 @@ At most ` + "`--service-metrics`" + ` Services have series of their own: first c
 TCP handshakes and retransmissions are those of sockets that Sluice translates, not of flows at devices, and of Services that had any; a Service's are counted from Linux 5.11 on, and unless ` + "`--handshake-metrics=false`" + ` is given. Histograms are native ones: Prometheus reads their buckets from 2.40 on with ` + "`--enable-feature=native-histograms`" + `, from 3.8 on with ` + "`scrape_native_histograms: true`" + `, and only ` + "`_sum`" + ` and ` + "`_count`" + ` otherwise. The buckets of durations have four for each factor of two, from 15 µs to 128 s: a quantile is right within 19 %.
 
 A Service's counters continue when its ports come and go. They begin at zero when the agent is started, though programs count meanwhile: the maps do not have everything that an earlier agent has shown, and Prometheus takes a counter that has fallen a little for one that has been reset and has grown to its value since. Counters also begin at zero for a Service that is deleted and created again after a scrape.`
+
+const backendsAbout = `With ` + "`--backend-metrics`" + `, so many backends have series of their own: first come, first served, and as long as the backend exists. ` + "`port`" + ` is the name of the Service's port, and ` + "`backend`" + ` an address and port. These counters go on when the agent is started again. Handshakes are counted as for Services.`

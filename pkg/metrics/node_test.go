@@ -72,7 +72,8 @@ func exposition(t *testing.T) []byte {
 		w.count(id, maps.StatRetransmits, 3)
 	}
 	w.later()
-	registry, err := NewRegistry(s.Sync, NewNodeCollector("v1", func() (Node, error) { return busyNode(), nil }))
+	registry, err := NewRegistry(s.Sync, NewNodeCollector("v1", func() (Node, error) { return busyNode(), nil }),
+		NewBackends(w.tables(), 1, func() uint64 { return w.moved }))
 	must(t, err)
 	families, err := Gatherers{registry, services}.Gather()
 	must(t, err)

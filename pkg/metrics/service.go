@@ -81,12 +81,9 @@ func (x *index) rebuild(t Tables) error {
 func (x *index) observe(id uint32, port *maps.ServicePort) {
 	svc := x.owners[id].service
 	if svc == nil || x.owners[id].past {
-		var name serviceName
-		name.namespace, name.name, _ = port.Parts()
-		// Long names are cut, perhaps in the middle of a character.
-		name.namespace, name.name = strings.ToValidUTF8(name.namespace, ""), strings.ToValidUTF8(name.name, "")
-		if strings.Contains(name.namespace, ".") {
-			return // the agent's probe: namespaces of a cluster have no dot
+		name, ok := serviceNameOf(port)
+		if !ok {
+			return
 		}
 		if svc = x.services[name]; svc == nil {
 			svc = &service{name: name}
@@ -98,6 +95,15 @@ func (x *index) observe(id uint32, port *maps.ServicePort) {
 	}
 	svc.ids++
 	x.owners[id] = owner{service: svc}
+}
+
+// serviceNameOf returns the name of a Service; false for the agent's probe, whose namespace has a dot, which
+// those of a cluster have not.
+func serviceNameOf(port *maps.ServicePort) (serviceName, bool) {
+	namespace, name, _ := port.Parts()
+
+	// Long names are cut, perhaps in the middle of a character.
+	return serviceName{strings.ToValidUTF8(namespace, ""), strings.ToValidUTF8(name, "")}, !strings.Contains(namespace, ".")
 }
 
 func (x *index) findGone() {

@@ -84,7 +84,7 @@ func newWorld() *world {
 func (w *world) services(t testing.TB, limit int) *Services {
 	t.Helper()
 	s, err := NewServices(ServicesConfig{
-		Tables: Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads},
+		Tables: w.tables(),
 		Stats:  &w.stats,
 		Limit:  limit,
 		Moved:  func() uint64 { return w.moved },
@@ -95,6 +95,10 @@ func (w *world) services(t testing.TB, limit int) *Services {
 	}
 
 	return s
+}
+
+func (w *world) tables() Tables {
+	return Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads}
 }
 
 // add gives a Service's port an id, and backends.

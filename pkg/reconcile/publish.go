@@ -369,7 +369,7 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 		return r.backends.note(err)
 	}
 	id := r.backendPlaces.id(place)
-	if err = r.backends.note(r.loads.Reserve(int(place) + 1)); err == nil {
+	if err = r.backends.note(r.loads.Begin(place)); err == nil {
 		err = r.backends.put(place, maps.BackendOf(id, p.id, b.addrPort(), b.flags))
 	}
 	if err != nil {
