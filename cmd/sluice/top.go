@@ -101,7 +101,7 @@ func printTop(ctx context.Context, reader *top.Reader, before *top.Sample, cfg t
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(cfg.Interval):
+		case <-time.After(before.Pause(cfg.Interval)):
 		}
 		after, err := reader.Read()
 		if err != nil {

@@ -26,7 +26,7 @@ func Between(before, after *Sample, all bool) Table {
 		namespace, name, _ := port.Parts()
 		name = namespace + "/" + name
 		if services[name] == nil {
-			services[name] = &Service{Service: name, Refused: make(map[string]float64)}
+			services[name] = &Service{Service: name, Refused: make(map[string]float64), Backends: []Backend{}}
 		}
 		byID[id] = services[name]
 	}

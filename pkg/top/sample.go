@@ -12,6 +12,7 @@ import (
 // Sample is one reading of all that the kernel counts.
 type Sample struct {
 	at       time.Time
+	took     time.Duration
 	ports    map[uint32]maps.ServicePort // by id
 	counts   map[maps.StatKey]uint64
 	reasons  map[maps.Reason]uint64 // of the whole node
@@ -92,9 +93,16 @@ func (r *Reader) Read() (*Sample, error) {
 	}
 	socks, err := r.sockets.All(pinned)
 	s.addSockets(socks)
+	s.took = time.Since(s.at)
 
 	return s, err
 }
+
+// maxShare limits the time that readings take, as the inverse of their share of all time.
+const maxShare = 10
+
+// Pause returns the time to wait for the next reading.
+func (s *Sample) Pause(interval time.Duration) time.Duration { return max(interval, maxShare*s.took) }
 
 const protoTCP = 6
 

@@ -19,12 +19,12 @@ const history = 12
 type screen struct {
 	read     func() (*Sample, error)
 	interval time.Duration
-	all      bool
+	all      bool // show quiet Services, too
 
-	last  *Sample
+	last  *Sample // never nil
 	table Table
-	err   error // of the last reading
-	fresh map[string][]float64
+	err   error                // of the last reading
+	fresh map[string][]float64 // the last rates of new connections, by Service
 
 	order    string
 	selected string // the Service under the cursor, empty before there is one
@@ -44,8 +44,7 @@ type Config struct {
 
 // Show shows a table in a terminal until a person ends it, or ctx. It begins with a first sample of r.
 func Show(ctx context.Context, r *Reader, first *Sample, cfg Config, in io.Reader, out io.Writer) error {
-	s := newScreen(r.Read, cfg)
-	s.add(sampled{sample: first})
+	s := newScreen(r.Read, first, cfg)
 	_, err := tea.NewProgram(s, tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out)).Run()
 	if errors.Is(err, tea.ErrInterrupted) || ctx.Err() != nil {
 		return nil
@@ -54,39 +53,37 @@ func Show(ctx context.Context, r *Reader, first *Sample, cfg Config, in io.Reade
 	return err
 }
 
-func newScreen(read func() (*Sample, error), cfg Config) *screen {
-	return &screen{
-		read: read, interval: cfg.Interval, fresh: make(map[string][]float64),
+func newScreen(read func() (*Sample, error), first *Sample, cfg Config) *screen {
+	s := &screen{
+		read: read, interval: cfg.Interval, last: first, table: Between(nil, first, true), fresh: make(map[string][]float64),
 		order: cfg.Order, all: cfg.All, selected: cfg.Service, opened: cfg.Service != "",
 	}
+	s.arrange()
+
+	return s
 }
 
 // sampled is the message that a reading is done.
 type sampled struct {
 	sample *Sample
 	err    error
-	took   time.Duration
 }
 
 // due is the message that the next reading is due.
 type due struct{}
 
-// maxShare limits the time that readings take, as the inverse of their share of all time.
-const maxShare = 10
-
 func (s *screen) sample() tea.Msg {
-	begin := time.Now()
 	sample, err := s.read()
 
-	return sampled{sample, err, time.Since(begin)}
+	return sampled{sample, err}
 }
 
 // Init implements [tea.Model].
-func (s *screen) Init() tea.Cmd { return s.wait(0) }
+func (s *screen) Init() tea.Cmd { return s.wait() }
 
-// wait returns the command to wait for the next reading, after one that took so long.
-func (s *screen) wait(took time.Duration) tea.Cmd {
-	return tea.Tick(max(s.interval, maxShare*took), func(time.Time) tea.Msg { return due{} })
+// wait returns the command to wait for the next reading.
+func (s *screen) wait() tea.Cmd {
+	return tea.Tick(s.last.Pause(s.interval), func(time.Time) tea.Msg { return due{} })
 }
 
 // Update implements [tea.Model].
@@ -97,7 +94,7 @@ func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case sampled:
 		s.add(msg)
 
-		return s, s.wait(msg.took)
+		return s, s.wait()
 	case tea.WindowSizeMsg:
 		s.width, s.height = msg.Width, msg.Height
 	case tea.KeyPressMsg:
@@ -115,10 +112,7 @@ func (s *screen) add(msg sampled) {
 	s.table = Between(s.last, msg.sample, true)
 	fresh := make(map[string][]float64)
 	for _, svc := range s.table.Services {
-		points := s.fresh[svc.Service]
-		if s.last != nil {
-			points = append(points, svc.New)
-		}
+		points := append(s.fresh[svc.Service], svc.New)
 		fresh[svc.Service] = points[max(0, len(points)-history):]
 	}
 	s.last, s.fresh = msg.sample, fresh

@@ -56,7 +56,7 @@ func TestBetween(t *testing.T) {
 	after.reasons = map[maps.Reason]uint64{maps.ReasonRejectNoBackend: 4, maps.ReasonDropUnallocated: 8, maps.ReasonTranslated: 50}
 	table := Between(before, after, false)
 	want := []Service{
-		{Service: "shop/db", Refused: map[string]float64{"reject_no_backend": 2, "drop_source_range": 3}},
+		{Service: "shop/db", Refused: map[string]float64{"reject_no_backend": 2, "drop_source_range": 3}, Backends: []Backend{}},
 		{Service: "shop/web", Live: 2, New: 6, Refused: map[string]float64{}, Unanswered: 2.5, Rates: Rates{Retransmits: 4}, Handshake: table.Services[1].Handshake, Backends: []Backend{
 			{Backend: netip.MustParseAddrPort("10.244.1.2:8080"), Port: "shop/web:http", Protocol: "TCP", Live: 2},
 			{Backend: netip.MustParseAddrPort("10.244.1.2:8443"), Port: "shop/web:https", Protocol: "TCP"},
@@ -139,6 +139,28 @@ func TestBytes(t *testing.T) {
 	}
 }
 
+// The bytes of a socket that its process has closed are counted by then; those of the kernel's own never are.
+func TestClosedSockets(t *testing.T) {
+	var s Sample
+	s.sockets = make(map[uint64]connection)
+	sock := func(cookie, inode uint64, proto uint8, counted uint32) maps.TranslatedSock {
+		return maps.TranslatedSock{Cookie: cookie, Inode: inode, Proto: proto, State: maps.SockState{Counted: counted}}
+	}
+	s.addSockets([]maps.TranslatedSock{sock(1, 7, 6, 1), sock(2, 0, 6, 1), sock(3, 0, 6, 0), sock(4, 8, 17, 1)})
+	if _, one := s.sockets[1]; len(s.sockets) != 2 || !one || s.sockets[3] != (connection{}) {
+		t.Errorf("%v, want 1 and 3", s.sockets)
+	}
+}
+
+// Readings take a tenth of the time at most.
+func TestPause(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{0: time.Second, 50 * time.Millisecond: time.Second, time.Second: 10 * time.Second} {
+		if got := (&Sample{took: took}).Pause(time.Second); got != want {
+			t.Errorf("after %v: %v, want %v", took, got, want)
+		}
+	}
+}
+
 func TestSort(t *testing.T) {
 	table := Table{Services: []Service{
 		{Service: "b", Live: 1, New: 5, Handshake: &Durations{P99Seconds: 2}, Rates: Rates{Sent: 1}},
@@ -164,9 +186,8 @@ func TestSort(t *testing.T) {
 
 // A reading that fails is shown, and the next one follows; a Service that ends is said to be gone.
 func TestScreenErrors(t *testing.T) {
-	s := newScreen(nil, Config{Interval: time.Second, Order: "service"})
+	s := newScreen(nil, sampleOf(0, nil, nil), Config{Interval: time.Second, Order: "service"})
 	s.Update(tea.WindowSizeMsg{Width: 80, Height: 8})
-	s.add(sampled{sample: sampleOf(0, nil, nil)})
 	s.Update(tea.KeyPressMsg{Code: tea.KeyEnter})
 	screenHas := func(want string) {
 		t.Helper()
