@@ -2,6 +2,7 @@ package top
 
 import (
 	"cmp"
+	stdmaps "maps"
 	"math"
 	"slices"
 	"strings"
@@ -31,7 +32,7 @@ func Between(before, after *Sample, all bool) Table {
 		byID[id] = services[name]
 	}
 	counted := make(map[uint32]Rates) // what counts have grown by, by the id of a service port
-	handshakes := make(map[*Service]*histogram)
+	handshakes := make(map[*Service]histogram)
 	if before != nil {
 		for key, n := range after.counts {
 			svc := byID[key.ServicePortId]
@@ -49,9 +50,9 @@ func Between(before, after *Sample, all bool) Table {
 				sum.Retransmits += rate
 			case key.What == maps.StatUnanswered:
 				svc.Unanswered += rate
-			case key.What >= maps.StatHandshake:
+			case key.What >= maps.StatHandshake && rate > 0:
 				if handshakes[svc] == nil {
-					handshakes[svc] = new(histogram)
+					handshakes[svc] = make(histogram)
 				}
 				handshakes[svc][key.What-maps.StatHandshake] += rate
 			case maps.Reason(key.What).Translated():
@@ -98,28 +99,26 @@ func Between(before, after *Sample, all bool) Table {
 	return table
 }
 
-// histogram has the rate of handshakes by the buckets of enum histogram in maps/types.h.
-type histogram [maps.HistogramBuckets]float64
+// histogram has the rate of handshakes by bucket: see enum histogram in maps/types.h.
+type histogram map[uint32]float64
 
-// durations returns the percentiles, or nil if the histogram is empty.
-func (h *histogram) durations() *Durations {
+// durations returns the percentiles of handshakes, of which there are some.
+func (h histogram) durations() *Durations {
+	buckets := slices.Sorted(stdmaps.Keys(h))
 	total := 0.0
 	for _, rate := range h {
 		total += rate
 	}
-	if total == 0 {
-		return nil
-	}
 	percentile := func(share float64) float64 {
-		sum, bucket := 0.0, 0
-		for i, rate := range h {
-			if rate > 0 && sum < share*total {
-				bucket = i
+		sum, at := 0.0, buckets[0]
+		for _, bucket := range buckets {
+			if sum < share*total {
+				at = bucket
 			}
-			sum += rate
+			sum += h[bucket]
 		}
 		// The geometric mean of the bounds of the bucket.
-		return math.Exp2(float64(maps.HistogramLeast) + (float64(bucket)-0.5)/float64(int(1)<<maps.HistogramSchema))
+		return math.Exp2(float64(maps.HistogramLeast) + (float64(at)-0.5)/float64(int(1)<<maps.HistogramSchema))
 	}
 
 	return &Durations{percentile(0.5), percentile(0.99)}
