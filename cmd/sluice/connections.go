@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/connections"
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
 // connectionFlags are the flags of `sluice connections`.
@@ -67,7 +68,7 @@ connect again if they are made to.`,
 	f.StringVar((*string)(&flags.filter.State), "state", "", "only in this state: "+join(connections.States()))
 	f.Uint64Var(&flags.filter.Cookie, "cookie", 0, "only of the socket with this cookie, which is the last column")
 	f.StringVar(&flags.order, "sort", "service", "sort by "+join(connections.Orders()))
-	f.StringVar(&flags.podLogs, "pod-logs", connections.DefaultPodLogs, "the kubelet's folder of pods' logs, which has the names of pods")
+	f.StringVar(&flags.podLogs, "pod-logs", pods.DefaultLogs, "the kubelet's folder of pods' logs, which has the names of pods")
 	f.BoolVar(&flags.kill, "kill", false, "end the connections that are listed, after a question")
 	f.BoolVar(&flags.yes, "yes", false, "with --kill: do not ask")
 	out.flag(cmd)
@@ -103,7 +104,9 @@ func readConnections(where *places, flags connectionFlags) ([]connections.Connec
 	if err != nil {
 		return nil, err
 	}
-	reader, err := connections.NewReader(connections.Config{Maps: pinned, CgroupRoot: cgroupRoot, PodLogs: flags.podLogs})
+	reader, err := connections.NewReader(connections.Config{
+		Maps: pinned, Pods: pods.Config{CgroupRoot: cgroupRoot, Logs: flags.podLogs},
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
 // Connection is one connection from a socket of this node to a backend.
@@ -96,16 +97,8 @@ const (
 // Config says where a [Reader] looks.
 type Config struct {
 	Maps *maps.Pinned // which the caller closes after the reader
-	// CgroupRoot is a folder of cgroup2 that has the cgroups of pods below it.
-	CgroupRoot string
-	// PodLogs is the folder in which the kubelet has a folder for each pod of the node. By their names the
-	// reader knows the names of pods. It may be missing.
-	PodLogs string
+	Pods pods.Config  // of the node
 }
-
-// DefaultPodLogs is the folder of the node's kubelet, also as seen from a container that shares the node's
-// process ids.
-const DefaultPodLogs = "/proc/1/root/var/log/pods"
 
 // Reader lists connections.
 type Reader struct {
@@ -186,12 +179,8 @@ func (r *Reader) List(filter Filter) ([]Connection, error) {
 			all = append(all, c)
 		}
 	}
-	owners, err := findOwners(all, r.cfg)
-	if err != nil {
+	if err := describeOwners(all, r.cfg.Pods); err != nil {
 		return nil, err
-	}
-	for i := range all {
-		owners.describe(&all[i])
 	}
 
 	return slices.DeleteFunc(all, func(c Connection) bool { return !c.isOf(filter.Pod) }), nil

@@ -1,9 +1,7 @@
 package connections
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,40 +9,39 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
-// owners are the processes and pods of sockets.
-type owners struct {
-	processes map[uint64]Process // by the inode number of a socket
-	pods      map[uint64]string  // UIDs, by the id of a cgroup
-	names     map[string]string  // NAMESPACE/NAME, by UID
-}
-
-// findOwners looks for the owners of these connections.
-func findOwners(all []Connection, cfg Config) (owners, error) {
+// describeOwners adds the pods and processes to connections.
+func describeOwners(all []Connection, cfg pods.Config) error {
+	if len(all) == 0 {
+		return nil
+	}
 	wanted := make(map[uint64]bool)
 	for _, c := range all {
 		if c.sock.Inode != 0 {
 			wanted[c.sock.Inode] = true
 		}
 	}
-	if len(all) == 0 {
-		return owners{}, nil
+	processes, err := findProcesses(wanted)
+	if err != nil {
+		return err
 	}
-	processes, processesErr := findProcesses(wanted)
-	pods, podsErr := podsByCgroup(cfg.CgroupRoot)
-	names, namesErr := podNames(cfg.PodLogs)
-
-	return owners{processes, pods, names}, errors.Join(processesErr, podsErr, namesErr)
-}
-
-// describe adds its owners to a connection.
-func (o owners) describe(c *Connection) {
-	if p, ok := o.processes[c.sock.Inode]; ok && c.sock.Inode != 0 {
-		c.Process = &p
+	known, err := pods.Read(cfg)
+	if err != nil {
+		return err
 	}
-	c.PodUID = o.pods[c.sock.Cgroup]
-	c.Pod = o.names[c.PodUID]
+	for i := range all {
+		c := &all[i]
+		if p, ok := processes[c.sock.Inode]; ok {
+			c.Process = &p
+		}
+		pod := known.ByCgroup(c.sock.Cgroup)
+		c.Pod, c.PodUID = pod.Name, pod.UID
+	}
+
+	return nil
 }
 
 // findProcesses returns the processes that have sockets with these inode numbers open, as far as this
@@ -92,78 +89,4 @@ func findProcesses(wanted map[uint64]bool) (map[uint64]Process, error) {
 	}
 
 	return found, nil
-}
-
-// podsByCgroup returns the UIDs of pods by the ids of their cgroups below root, and of those below these.
-func podsByCgroup(root string) (map[uint64]string, error) {
-	pods := make(map[uint64]string)
-	uids := make(map[string]string) // by path
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it was removed meanwhile
-		}
-		if err != nil || !entry.IsDir() {
-			return err
-		}
-		uid := podUID(entry.Name())
-		if uid == "" {
-			uid = uids[filepath.Dir(path)]
-		}
-		if uid == "" {
-			return nil
-		}
-		uids[path] = uid
-		var stat unix.Stat_t
-		if unix.Stat(path, &stat) == nil {
-			pods[stat.Ino] = uid
-		}
-
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("cgroups of pods: %w", err)
-	}
-
-	return pods, nil
-}
-
-// The lengths of the UID of a pod, and of that of a static pod, which is a hash of its manifest.
-const (
-	uidLength       = 36
-	staticUIDLength = 32
-)
-
-// podUID returns the UID in the name of a pod's cgroup, as the kubelet makes it, else "".
-func podUID(cgroup string) string {
-	name := strings.TrimSuffix(cgroup, ".slice")
-	at := strings.LastIndex(name, "pod")
-	if at < 0 {
-		return ""
-	}
-	uid := strings.ReplaceAll(name[at+len("pod"):], "_", "-")
-	if len(uid) != uidLength && len(uid) != staticUIDLength {
-		return ""
-	}
-
-	return uid
-}
-
-// podNames returns NAMESPACE/NAME of the pods of this node by their UIDs, from the folders of their logs,
-// which are NAMESPACE_NAME_UID. It is empty where there are none.
-func podNames(logs string) (map[string]string, error) {
-	names := make(map[string]string)
-	entries, err := os.ReadDir(logs)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return names, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("folders of the pods' logs: %w", err)
-	}
-	for _, entry := range entries {
-		if parts := strings.Split(entry.Name(), "_"); len(parts) == 3 {
-			names[parts[2]] = parts[0] + "/" + parts[1]
-		}
-	}
-
-	return names, nil
 }
