@@ -35,8 +35,10 @@ var ErrLapsed = errors.New("no longer listening, because the process was stopped
 
 const (
 	// A listener that is killed costs something until its lease ends.
-	lease = 5 * time.Second
-	renew = time.Second
+	lease   = 10 * time.Second
+	renewal = time.Second
+	// The update of an array of maps waits for running programs, which takes seconds on a busy machine.
+	opening = time.Minute
 
 	ringBytes = 1 << 20 // of some 8,700 events
 )
@@ -52,13 +54,13 @@ type Listener struct {
 	record ringbuf.Record
 }
 
-// Listen returns a listener, which the caller closes. It must be read at least each five seconds,
+// Listen returns a listener, which the caller closes. It must be read at least each ten seconds,
 // or else it no longer listens. The error wraps [ErrFull] if there are [MaxListeners].
 func (p *Pinned) Listen() (*Listener, error) {
 	if err := p.FreeListeners(); err != nil {
 		return nil, err
 	}
-	l := &Listener{pinned: p, until: now() + uint64(lease)}
+	l := &Listener{pinned: p, until: now() + uint64(opening)}
 	for l.place = 0; !p.takePlace(l.place, 0, l.until); {
 		if l.place++; l.place == MaxListeners {
 			return nil, fmt.Errorf("map %s, %d places: %w", NameListeners, MaxListeners, ErrFull)
@@ -84,6 +86,17 @@ func (l *Listener) open() (err error) {
 		return fmt.Errorf("map %s: put: %w", NameMonitorRings, err)
 	}
 
+	return l.renew()
+}
+
+// renew extends the lease.
+func (l *Listener) renew() error {
+	until := now() + uint64(lease)
+	if !l.pinned.takePlace(l.place, l.until, until) {
+		return ErrLapsed
+	}
+	l.until = until
+
 	return nil
 }
 
@@ -95,13 +108,12 @@ func (l *Listener) Lost() uint64 { return atomic.LoadUint64(l.lost()) }
 // Read waits for the next event until a deadline, and returns false if there was none. The error
 // wraps [ErrLapsed] if events may have been missed.
 func (l *Listener) Read(deadline time.Time) (e MonitorEvent, ok bool, err error) {
-	if at := now(); l.until < at+uint64(lease-renew) {
-		if !l.pinned.takePlace(l.place, l.until, at+uint64(lease)) {
-			return e, false, ErrLapsed
+	if l.until < now()+uint64(lease-renewal) {
+		if err := l.renew(); err != nil {
+			return e, false, err
 		}
-		l.until = at + uint64(lease)
 	}
-	if soon := time.Now().Add(renew); soon.Before(deadline) {
+	if soon := time.Now().Add(renewal); soon.Before(deadline) {
 		deadline = soon
 	}
 	l.reader.SetDeadline(deadline)
@@ -136,7 +148,7 @@ func (p *Pinned) takePlace(place int, had, until uint64) bool {
 
 // freePlace removes the ring buffer of a place that contains this time, and frees the place.
 func (p *Pinned) freePlace(place int, had uint64) error {
-	cleaning := now() + uint64(lease)
+	cleaning := now() + uint64(opening)
 	if !p.takePlace(place, had, cleaning) {
 		return nil // another process has it
 	}

@@ -80,12 +80,12 @@ func TestKilledListenersAreFreed(t *testing.T) {
 	if p.listeners.values[killed.place] != 0 {
 		t.Error("the place of a killed listener is still taken")
 	}
-	alive.until -= uint64(2 * renew) // it has read nothing for two seconds
+	alive.until -= uint64(2 * renewal) // it has read nothing for two seconds
 	atomic.StoreUint64(&p.listeners.values[alive.place], alive.until)
 	if _, _, err := alive.Read(time.Now()); err != nil {
 		t.Error(err)
 	}
-	if until := p.listeners.values[alive.place]; until < now()+uint64(lease-renew) {
+	if until := p.listeners.values[alive.place]; until < now()+uint64(lease-renewal) {
 		t.Errorf("a listener that reads has its place only until %d", until)
 	}
 	if _, _, err := killed.Read(time.Now()); err != nil { // it was renewed less than a second ago
