@@ -109,7 +109,7 @@ type Options struct {
 	// Capacities overrides the capacities of maps, by name; those of growing arrays are in chunks.
 	// It has no effect on maps that exist.
 	Capacities map[string]uint32
-	// Handshakes makes room for the handshakes of every service port: 800 bytes for each.
+	// Handshakes makes room for the handshakes of every service port: some 800 bytes for each.
 	Handshakes bool
 	// BackendHandshakes makes room for those of every backend: 32 bytes for each.
 	BackendHandshakes bool

@@ -32,7 +32,7 @@ func healthy() Node {
 	return Node{
 		Kernel: Fact[Kernel]{Value: Kernel{"6.12.48+deb13-amd64", Version{6, 12}}},
 		Features: Fact[datapath.Features]{Value: datapath.Features{
-			SetRetval: true, NetnsCookie: 1, TCX: true, FIBSource: true, FIBMTU: true, ChecksumIPv6: true, Conntrack: true,
+			SetRetval: true, NetnsCookie: 1, TCX: true, Tracing: true, FIBSource: true, FIBMTU: true, ChecksumIPv6: true, Conntrack: true,
 		}},
 		JIT:     Fact[int]{Value: 1},
 		Memlock: Fact[uint64]{Value: 8 << 20},

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
@@ -123,14 +124,18 @@ func (s series) has(name string) bool {
 	return false
 }
 
-// documented returns the names in docs/metrics.md that need no failure.
+// needEvents are the metrics that an agent without connections, failures and --backend-metrics does
+// not have; TestServiceMetrics has most of them.
+var needEvents = regexp.MustCompile("^sluice_(service_(failures|handshake|syn_|retransmits)|backend_|map_mended)")
+
+// documented returns the names in docs/metrics.md, but for those in needEvents.
 func documented(t testing.TB) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/metrics.md")
 	lab.Must(t, err)
 	var names []string
 	for _, match := range regexp.MustCompile("(?m)^\\| `(sluice_[a-z_]+)`").FindAllStringSubmatch(string(text), -1) {
-		if match[1] != "sluice_service_failures_total" && match[1] != "sluice_map_mended_total" {
+		if !needEvents.MatchString(match[1]) {
 			names = append(names, match[1])
 		}
 	}
@@ -183,6 +188,7 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 //	web:80 ── pod-1-0    dead:80 (no endpoints)
 func TestServiceMetrics(t *testing.T) {
 	s := mustTestbed(t)
+	sluice.MustRestart(t, s.Agent, "--backend-metrics=10")
 	pod := s.Local()[0]
 	s.SetEndpoints(t, "web", scene.ReadyAll(pod)...)
 	web := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
@@ -203,6 +209,15 @@ func TestServiceMetrics(t *testing.T) {
 	s.mustMeasure(t, name("connections_total", "web", ""), 2)
 	s.mustMeasure(t, name("active_connections", "web", ""), 0)
 	s.mustMeasure(t, name("connections_total", "dead", ""), 0)
+	traces, err := bpf.KnowsTracing()
+	lab.Must(t, err)
+	if traces {
+		s.mustMeasure(t, name("handshake_seconds_count", "web", ""), 2)
+		s.mustMeasure(t, name("handshake_failures_total", "web", ""), 0)
+		backend := fmt.Sprintf(`sluice_backend_handshakes_total{backend="%s",namespace="%s",port="tcp",service="web"}`,
+			pod.At(scene.PodPort)[0], s.Namespace)
+		s.mustMeasure(t, backend, 2)
+	}
 	for _, grows := range []string{
 		name("sent_bytes_total", "web", ""), name("received_bytes_total", "web", ""),
 		name("failures_total", "dead", `reason="reject_no_backend",`),
