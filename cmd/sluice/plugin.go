@@ -295,20 +295,25 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 	}
 	out := remote.NewLines(cmd.OutOrStdout(), prefix)
 	errs := remote.NewLines(cmd.ErrOrStderr(), func(node, line string) string { return node + ": " + line })
+	answers := make([]remote.Answer, len(nodes))
 	var group errgroup.Group
-	for _, node := range nodes {
+	for i, node := range nodes {
 		group.Go(func() error {
-			err := p.cluster.Run(cmd.Context(), node, words, out.Of(node.Name), errs.Of(node.Name))
-			if err == nil || cmd.Context().Err() != nil {
+			code, err := p.cluster.Run(cmd.Context(), node, words, out.Of(node.Name), errs.Of(node.Name))
+			if code == 0 || cmd.Context().Err() != nil {
 				return nil
 			}
-			_, _ = fmt.Fprintf(errs.Of(node.Name), "NO ANSWER: %v\n", err) // there is no other place to report to
+			if err != nil {
+				_, _ = fmt.Fprintf(errs.Of(node.Name), "NO ANSWER: %v\n", err) // there is no other place to report to
+			}
+			answers[i].Code = code
 
-			return exitError{errors.New("not all nodes answer, see above"), remote.CodeNoAnswer}
+			return nil
 		})
 	}
+	_ = group.Wait() // errors are printed
 
-	return group.Wait()
+	return codeOfAnswers(answers)
 }
 
 // withNode adds a field with the node to a JSON object.

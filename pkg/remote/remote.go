@@ -145,11 +145,11 @@ func (n Node) AgentArgs() []string {
 	return nil
 }
 
-// Run runs a verb on a node until it or ctx ends, with these outputs. The error is an [exec.CodeExitError] if the
-// verb ran and failed; any other one is why the node has not answered.
-func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs io.Writer) error {
+// Run runs a verb on a node until it or ctx ends, with these outputs, and returns its exit code. The error is why
+// the node has not answered, with [CodeNoAnswer].
+func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs io.Writer) (int, error) {
 	if why := notRunning(node.pod); why != "" {
-		return fmt.Errorf("pod %s %s", node.pod.Name, why)
+		return CodeNoAnswer, fmt.Errorf("pod %s %s", node.pod.Name, why)
 	}
 	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").SubResource("exec").
 		Namespace(node.pod.Namespace).Name(node.pod.Name).
@@ -159,13 +159,13 @@ func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs i
 		}, scheme.ParameterCodec)
 	executor, err := c.executor(request)
 	if err != nil {
-		return err
+		return CodeNoAnswer, err
 	}
 	// Runtimes do not end a command whose client has gone, but its standard input ends.
 	open, closeInput := io.Pipe()
 	defer closeInput.Close()
 
-	return executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: open, Stdout: out, Stderr: errs})
+	return codeOf(executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: open, Stdout: out, Stderr: errs}))
 }
 
 // executor connects by WebSocket, as kubectl does, or by SPDY where the API server or a proxy before it
@@ -215,14 +215,12 @@ func (c *Cluster) ask(ctx context.Context, node Node, verb []string) Answer {
 	limited, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	var out, errs bytes.Buffer
-	err := c.Run(limited, node, verb, &out, &errs)
-	answer := Answer{Node: node.Name, Out: out.String(), Errors: errs.String()}
-	answer.Code, answer.Err = codeOf(err)
-	if errors.Is(answer.Err, context.DeadlineExceeded) && ctx.Err() == nil {
-		answer.Err = fmt.Errorf("no answer after %v", c.Timeout)
+	code, err := c.Run(limited, node, verb, &out, &errs)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		err = fmt.Errorf("no answer after %v", c.Timeout)
 	}
 
-	return answer
+	return Answer{Node: node.Name, Out: out.String(), Errors: errs.String(), Code: code, Err: err}
 }
 
 // requestOfKubelet is how the API server begins the error of a kubelet that it does not reach.

@@ -32,6 +32,7 @@ func TestKubectl(t *testing.T) {
 	t.Run("SPDY serves where WebSocket does not pass", func(t *testing.T) { testFallback(t, w) })
 	t.Run("a node that hangs does not hold up the others", func(t *testing.T) { testHang(t, w) })
 	t.Run("the page shows what nodes answer", func(t *testing.T) { testUI(t, w) })
+	t.Run("what is followed on nodes ends with the plugin", func(t *testing.T) { testMonitor(t, w) })
 	t.Run("names are completed", func(t *testing.T) { testCompletion(t, w) })
 }
 
