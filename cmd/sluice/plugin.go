@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -260,7 +261,9 @@ func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
 	}
 	for _, name := range []string{"to", "service"} {
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
-			if value := flag.Value.String(); !strings.Contains(value, "/") && !isAddress(value) {
+			value := flag.Value.String()
+			name := protocolSuffix.ReplaceAllString(value, "")
+			if !strings.Contains(name, "/") && !isAddress(name) {
 				_ = flag.Value.Set(namespace + "/" + value) // a text, as it was
 			}
 		}
@@ -274,6 +277,9 @@ func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
 
 	return args
 }
+
+// protocolSuffix is what --to may end with.
+var protocolSuffix = regexp.MustCompile(`/(tcp|udp|sctp)$`)
 
 func isAddress(text string) bool {
 	_, err := netip.ParseAddr(text)

@@ -111,6 +111,7 @@ func TestArgumentsForNodes(t *testing.T) {
 		{"other/web", "shop", "other/web"},
 		{"--to db:5432 -o json --refused", "shop", "--refused=true --to=shop/db:5432"},
 		{"--to 10.0.0.1:53/udp --reason a,b", "shop", "--reason=a --reason=b --to=10.0.0.1:53/udp"},
+		{"--to dns:dns/udp", "shop", "--to=shop/dns:dns/udp"},
 		{"--to 10.0.0.1:53", "shop", "--to=10.0.0.1:53"},
 		{"--to [fd00::1]:53 --service web", "shop", "--service=shop/web --to=[fd00::1]:53"},
 	} {

@@ -28,6 +28,8 @@ func testMonitor(t *testing.T, w *world) {
 	}
 	table := w.mustFollow(t, "monitor", "--refused")
 	objects := w.mustFollow(t, "monitor", "--refused", "--service", "empty", "--namespace", "shop", "--output", "json")
+	// One without anything to print would not notice that its output is closed.
+	quiet := w.mustFollow(t, "monitor", "--refused", "--service", "shop/web")
 	for i, node := range w.lab.Nodes {
 		lab.Eventually(t, "the table has refusals of "+node.Name, func() error {
 			return table.has(func(line string) bool {
@@ -41,7 +43,7 @@ func testMonitor(t *testing.T, w *world) {
 				return json.Unmarshal([]byte(line), &event) == nil && event.Node == node.Name && strings.HasPrefix(event.Service, "shop/empty")
 			})
 		})
-		lab.Eventually(t, "both run on "+node.Name, func() error { return w.processes(i, 3) })
+		lab.Eventually(t, "all three run on "+node.Name, func() error { return w.processes(i, 4) })
 	}
 	lab.Eventually(t, "the node that does not answer is named", func() error {
 		return table.has(func(line string) bool { return strings.HasPrefix(line, "node-3: NO ANSWER: the kubelet at ") })
@@ -55,7 +57,7 @@ func testMonitor(t *testing.T, w *world) {
 	if headers != 1 {
 		t.Errorf("the header is there %d times, want once", headers)
 	}
-	lab.Must(t, table.cmd.Process.Kill(), objects.cmd.Process.Kill())
+	lab.Must(t, table.cmd.Process.Kill(), objects.cmd.Process.Kill(), quiet.cmd.Process.Kill())
 	for i := range w.lab.Nodes {
 		lab.Eventually(t, "nothing goes on when the plugins have been killed", func() error { return w.processes(i, 1) })
 	}
