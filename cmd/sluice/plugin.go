@@ -14,12 +14,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"github.com/sluice-lb/sluice/pkg/remote"
 )
@@ -112,6 +114,7 @@ func (p *plugin) connect() error {
 	if err != nil {
 		return fmt.Errorf("kubeconfig: %w", err)
 	}
+	klog.SetLogger(logr.Discard())    // what client-go logs, it returns as well
 	config.QPS, config.Burst = -1, -1 // one request a node, which --parallel limits
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

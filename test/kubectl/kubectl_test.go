@@ -29,6 +29,9 @@ func TestKubectl(t *testing.T) {
 	t.Run("a verb runs on the right nodes", func(t *testing.T) { testVerbs(t, w) })
 	t.Run("JSON has an answer or an error for each node", func(t *testing.T) { testJSON(t, w) })
 	t.Run("rows that nodes do not share name their node", func(t *testing.T) { testDifferences(t, w) })
+	t.Run("connections of all nodes are one table", func(t *testing.T) { testConnections(t, w) })
+	t.Run("rates of all nodes are added up", func(t *testing.T) { testTop(t, w) })
+	t.Run("an explanation is that of the pod's node", func(t *testing.T) { testExplain(t, w) })
 	t.Run("SPDY serves where WebSocket does not pass", func(t *testing.T) { testFallback(t, w) })
 	t.Run("a node that hangs does not hold up the others", func(t *testing.T) { testHang(t, w) })
 	t.Run("the page shows what nodes answer", func(t *testing.T) { testUI(t, w) })
@@ -138,6 +141,40 @@ func testDifferences(t *testing.T, w *world) {
 	out, errs, _ = w.kubectl(t, "sluice", "flows", "shop/web")
 	if missing := inOrder(out, "SEEN ON   SERVICE", "node-2    shop/web:http", "192.168.50.100"); missing != "" || strings.Contains(out, "node-1    ") {
 		t.Errorf("%q is not in, or the flow is on the wrong node: %s%s", missing, out, errs)
+	}
+}
+
+func testConnections(t *testing.T, w *world) {
+	w.skipWithout(t, "connections")
+	w.mustConnect(t)
+	out, errs, code := w.kubectl(t, "sluice", "connections", "--node", "node-1,node-2", "--service", "web", "--namespace", "shop")
+	if code != 0 || strings.Count(out, "\nnode-1    shop/web:http") != 3 || strings.Contains(out, "node-2    ") {
+		t.Errorf("exit code %d; the three connections of node-1 are not what it shows: %s%s", code, out, errs)
+	}
+	_, errs, code = w.kubectl(t, "sluice", "connections", "--kill", "--service", "shop/web")
+	if code != 1 || !strings.Contains(errs, "add --yes") {
+		t.Errorf("nodes cannot ask before they end connections: exit code %d: %s", code, errs)
+	}
+}
+
+func testTop(t *testing.T, w *world) {
+	w.skipWithout(t, "top")
+	w.mustConnect(t)
+	out, errs, code := w.kubectl(t, "sluice", "top", "--once")
+	if missing := inOrder(out, "2 of 3 nodes\nSERVICE ", "\nshop/web   11 ", "node-1, node-2\n", "node-3: NO ANSWER: "); missing != "" || code != 2 {
+		t.Errorf("exit code %d; %q is not in: %s%s", code, missing, out, errs)
+	}
+}
+
+func testExplain(t *testing.T, w *world) {
+	w.skipWithout(t, "explain")
+	out, errs, code := w.kubectl(t, "sluice", "explain", "pod/web-1", "--to", "empty:80", "--namespace", "shop")
+	if code != 1 || !strings.Contains(errs, "pod shop/web-1: ") {
+		t.Errorf("there is no such pod in the namespace: exit code %d: %s%s", code, out, errs)
+	}
+	out, errs, code = w.kubectl(t, "sluice", "explain", "--node", "node-1", "--to", "empty:80", "--namespace", "shop")
+	if missing := inOrder(out, "== node-1\n", "reject_no_backend"); missing != "" || code != 0 {
+		t.Errorf("exit code %d; %q is not in: %s%s", code, missing, out, errs)
 	}
 }
 
