@@ -153,7 +153,8 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 	case format == "table" && verb.Name() == "top" && len(args) == 0:
 		return p.top(cmd, nodes, words)
 	case format == "table" && verb.Name() == "status":
-		answers := p.cluster.Ask(ctx, nodes, func(remote.Node) []string { return append(words, "--output=json") })
+		words = append(words, "--output=json")
+		answers := p.cluster.Ask(ctx, nodes, func(remote.Node) []string { return words })
 		drawClusterStatus(cmd.OutOrStdout(), answers, time.Now())
 
 		return codeOfAnswers(answers)

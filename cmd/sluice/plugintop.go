@@ -20,9 +20,10 @@ const clearScreen = "\x1b[H\x1b[2J"
 // top shows what Services do on all nodes together: once with --once, else again and again until the command's
 // context ends, in place if that is on a terminal.
 func (p *plugin) top(cmd *cobra.Command, nodes []remote.Node, words []string) error {
+	words = append(words, "--output=json")
 	inPlace := term.IsTerminal(int(os.Stdout.Fd()))
 	for {
-		answers := p.cluster.Ask(cmd.Context(), nodes, func(remote.Node) []string { return append(words, "--output=json") })
+		answers := p.cluster.Ask(cmd.Context(), nodes, func(remote.Node) []string { return words })
 		if cmd.Context().Err() != nil {
 			return nil
 		}
