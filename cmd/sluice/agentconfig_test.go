@@ -59,6 +59,8 @@ var configs = []struct {
 	{"rr in IPVS mode", "none", []string{"--proxy-mode=ipvs"}, algorithm, lb.RoundRobin},
 	{"--algorithm before the scheduler", "mode: ipvs\nipvs: {scheduler: sh}", []string{"--algorithm=maglev"}, algorithm, lb.Maglev},
 	{"no opt-out of pods by default", "none", nil, podOptOut, false},
+	{"eject by default", "none", nil, healing, lb.HealEject},
+	{"no healing", "none", []string{"--heal=off"}, healing, lb.HealOff},
 	{"opt-out of pods", "none", []string{"--pod-opt-out"}, podOptOut, true},
 	{"external IPs by default", "none", nil, ignoreExternalIPs, false},
 	{"no external IPs without the gate", "featureGates: {AllowServiceExternalIPs: false}", nil, ignoreExternalIPs, true},
@@ -118,6 +120,7 @@ func TestAgentConfig(t *testing.T) {
 
 func mark(c agent.Config) any              { return c.Datapath.Mark }
 func algorithm(c agent.Config) any         { return c.Algorithm }
+func healing(c agent.Config) any           { return c.Healing }
 func podOptOut(c agent.Config) any         { return c.PodOptOut }
 func ignoreExternalIPs(c agent.Config) any { return c.IgnoreExternalIPs }
 func nodeIP(c agent.Config) any            { return c.NodeIP }
@@ -188,6 +191,7 @@ func TestAgentConfigRefuses(t *testing.T) {
 		{"", "--service-metrics=-1", "--service-metrics: it must not be negative"},
 		{"hostnameOverride: ' '", "-v=0", `hostnameOverride " ": it is blank`},
 		{"", "--algorithm=best", `--algorithm: "best" is none of`},
+		{"", "--heal=never", `--heal: "never" is none of`},
 		{"", "--udp=some", "--udp: "},
 		{"", "--forwarding=some", `--forwarding "some": it is auto or stack`},
 		{"", "--flow-table-memory=1", "--flow-table-memory "},

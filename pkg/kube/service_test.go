@@ -196,6 +196,14 @@ var serviceTests = []struct {
 		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/algorithm": "wrr"} },
 		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/algorithm]"},
 	}, {
+		"with a limit of healing",
+		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/heal": "off"} },
+		func(s *lb.Service) { s.Healing = lb.HealOff }, nil,
+	}, {
+		"with a limit of healing that is none",
+		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/heal": "default"} },
+		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/heal]"},
+	}, {
 		"with no algorithm after all",
 		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/algorithm": ""} },
 		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/algorithm]"},

@@ -1,0 +1,181 @@
+package datapath
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// newHealing returns a world that heals.
+func newHealing(t testing.TB) *world {
+	t.Helper()
+	w := newWorld(t, func(c *Config) { c.Heal, c.Handshakes = true, false })
+	w.needsTracing(t)
+
+	return w
+}
+
+// drop returns a ruleset that drops packets to the port of servers.
+func drop(table, hook string) string {
+	return fmt.Sprintf(`table inet %s {
+		chain c {
+			type filter hook %s priority 0;
+			meta l4proto { tcp, udp } th dport %d drop
+		}
+	}`, table, hook, serverPort)
+}
+
+// silence drops what a pod receives at the port of servers, until the result is called.
+func silence(t testing.TB, pod *lab.Pod) (end func()) {
+	t.Helper()
+	must(t, pod.Netfilter(drop("silence", "input")))
+
+	return func() {
+		t.Helper()
+		must(t, pod.Netfilter("delete table inet silence"))
+	}
+}
+
+// health returns what programs know of a backend.
+func (w *world) health(id uint32) maps.BackendHealth {
+	h, _ := w.Maps().HealthOf(id)
+
+	return h
+}
+
+// mustRun runs a load to its end.
+func mustRun(t testing.TB, client *lab.Caller, x lab.Exchange, rate int, d time.Duration) lab.LoadReport {
+	t.Helper()
+	x.Timeout = 400 * time.Millisecond
+	load, err := client.StartLoad(lab.Load{Exchange: x, Rate: rate, Duration: d})
+	must(t, err)
+	report, err := load.Wait()
+	must(t, err)
+
+	return report
+}
+
+// A backend that stops to answer gets no new connections after a moment, and is used again when it
+// answers, from sockets of each kind.
+func TestHealSilent(t *testing.T) {
+	w := newHealing(t)
+	client := w.pod(t)
+	for i, x := range []lab.Exchange{{Network: "tcp4"}, {Network: "tcp6"}, {Network: "udp4"}, {Network: "udp4", Unconnected: true}} {
+		t.Run(fmt.Sprintf("%s, unconnected %v", x.Network, x.Unconnected), func(t *testing.T) {
+			to, at := w.all4(), fmt.Sprintf("10.96.1.%d:80", i+1)
+			if x.Network == "tcp6" {
+				to, at = w.all6(), "[fd00:96::1]:80"
+			}
+			s, x := w.add(t, service{proto: x.Network[:3], at: []string{at}, to: to}), x
+			x.Address = at
+			if report := mustRun(t, client, x, 200, 500*time.Millisecond); len(report.Failures) > 0 {
+				t.Fatalf("%d failures before, such as %v", len(report.Failures), report.Failures[0])
+			}
+			answer := silence(t, w.answers[2])
+			blue := s.backends[2]
+			mustRun(t, client, x, 200, 1500*time.Millisecond)
+			if h := w.health(blue); !h.IsSuspect() || h.Episodes != 1 {
+				t.Fatalf("it is %+v", h)
+			}
+			before := w.health(blue).PassedOver
+			report := mustRun(t, client, x, 200, time.Second)
+			if n := len(report.Failures); n > 2 { // probes
+				t.Errorf("%d of %d failed, such as %v", n, report.Started, report.Failures[0])
+			}
+			if n := w.health(blue).PassedOver - before; n < 30 {
+				t.Errorf("it was passed over %d times", n)
+			}
+			answer()
+			for range 10 {
+				if report = mustRun(t, client, x, 100, 500*time.Millisecond); report.Answers["blue"] > 5 {
+					break
+				}
+			}
+			if h := w.health(blue); h.IsSuspect() || report.Answers["blue"] <= 5 {
+				t.Errorf("after it answers again, it is %+v, and answers are by %v", h, report.Answers)
+			}
+			for _, id := range s.backends[:2] {
+				if h := w.health(id); h.Episodes != 0 {
+					t.Errorf("one that works is %+v", h)
+				}
+			}
+		})
+	}
+}
+
+// A backend that refuses is noticed after a few connections.
+func TestHealRefuses(t *testing.T) {
+	w := newHealing(t)
+	client := w.pod(t)
+	s := w.add(t, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: w.all4()})
+	x := lab.Exchange{Network: "tcp4", Address: "10.96.0.1:80"}
+	mustRun(t, client, x, 100, 300*time.Millisecond)
+	must(t, w.servers[1].Close())
+	report := mustRun(t, client, x, 100, 900*time.Millisecond)
+	if h := w.health(s.backends[1]); !h.IsSuspect() || maps.HealthCause(h.Cause) != maps.HealthRefused {
+		t.Errorf("it is %+v", h)
+	}
+	if n := len(report.Failures); n == 0 || n > 12 {
+		t.Errorf("%d of %d failed", n, report.Started)
+	}
+	for _, f := range report.Failures {
+		if f.Errno != unix.ECONNREFUSED {
+			t.Errorf("failed: %v", f)
+		}
+	}
+}
+
+// A client that reaches nothing makes no suspect, of three backends or of two.
+func TestHealBrokenClient(t *testing.T) {
+	for _, backends := range []int{3, 2} {
+		t.Run(fmt.Sprintf("with %d backends", backends), func(t *testing.T) {
+			w := newHealing(t)
+			s := w.add(t, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: w.all4()[:backends]})
+			x := lab.Exchange{Network: "tcp4", Address: "10.96.0.1:80"}
+			pod := w.answers[2]
+			broken := lab.MustCaller(t, pod.Namespace, w.cgroup)
+			must(t, pod.Netfilter(drop("broken", "output")))
+			load, err := broken.StartLoad(lab.Load{Exchange: x, Rate: 200, Duration: 2 * time.Second})
+			must(t, err)
+			report := mustRun(t, w.pod(t), x, 30, 2*time.Second)
+			failing, err := load.Wait()
+			must(t, err)
+			if failing.Succeeded > 0 || len(report.Failures) > 0 {
+				t.Errorf("the broken client succeeds %d times, the other one fails %d times", failing.Succeeded, len(report.Failures))
+			}
+			for _, id := range s.backends {
+				if h := w.health(id); h.Episodes > 0 {
+					t.Errorf("a backend became a suspect: %+v", h)
+				}
+			}
+		})
+	}
+}
+
+// The only backend of a Service is never passed over, nor are backends that all stop to answer, nor
+// those of a Service that wants no healing.
+func TestHealNotPassedOver(t *testing.T) {
+	w := newHealing(t)
+	client := w.pod(t)
+	one := w.add(t, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: w.all4()[2:]})
+	off := w.add(t, service{proto: "tcp", at: []string{"10.96.0.2:80"}, to: w.all4(), flags: maps.PoolNoEject})
+	for _, at := range []string{"10.96.0.1:80", "10.96.0.2:80"} {
+		mustRun(t, client, lab.Exchange{Network: "tcp4", Address: at}, 100, 300*time.Millisecond)
+	}
+	silence(t, w.answers[2])
+	mustRun(t, client, lab.Exchange{Network: "tcp4", Address: "10.96.0.1:80"}, 200, time.Second)
+	report := mustRun(t, client, lab.Exchange{Network: "tcp4", Address: "10.96.0.2:80"}, 200, 1500*time.Millisecond)
+	if n := len(report.Failures); n < 60 {
+		t.Errorf("without healing, %d of %d failed", n, report.Started)
+	}
+	for _, id := range []uint32{one.backends[0], off.backends[2]} {
+		if h := w.health(id); h.PassedOver > 0 {
+			t.Errorf("it was passed over: %+v", h)
+		}
+	}
+}
