@@ -22,6 +22,7 @@ type healStep struct {
 	BackendId uint32
 	Cause     uint32
 	Seed      uint32
+	Begun     uint64
 }
 
 type healStepOp uint32

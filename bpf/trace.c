@@ -21,7 +21,8 @@ static __always_inline void note_handshake(const struct sock *sk, const struct s
 					   bool established, __u64 now)
 {
 	if (established) {
-		note_success(state->backend_id, state->service_port_id, state->client, now);
+		note_success(state->backend_id, state->service_port_id, state->client, state->since,
+			     now);
 		return;
 	}
 	switch (sk->sk_err) {

@@ -25,6 +25,9 @@ volatile const bool config_heal = false;
 /* How long the first of the unanswered connections waits until the backend is a suspect. */
 #define PATIENCE (200 * MS)
 
+/* The same, if no client is known that reaches the others of the Service. */
+#define LONG_PATIENCE (600 * MS)
+
 /* A connection whose first segment was sent again proves nothing if another was answered since. */
 #define RETRANSMIT_TIMEOUT (1000 * MS)
 
@@ -122,7 +125,11 @@ static __always_inline __u64 *reached_at(__u32 service_port_id, __u32 client, __
 	return bpf_map_lookup_elem(&sl_reached, &at);
 }
 
-/* reached_since reports whether the client has reached a backend of the service port since. */
+/*
+ * reached_since reports whether a backend of the service port has answered a connection that the client
+ * began since. What counts is the begin, so that a Service whose answers are all slow does not make a
+ * suspect of the first backend that is waited for.
+ */
 static __always_inline bool reached_since(__u32 service_port_id, __u32 client, __u64 since)
 {
 	__u32 tag;
@@ -143,9 +150,9 @@ static __always_inline __u32 bits_of(__u32 word)
 }
 
 /*
- * judge makes the backend a suspect if there is enough evidence. A client that reaches none of the
- * Service's backends proves nothing about one of them, unless others report the same; and one client
- * alone takes twice as much evidence.
+ * judge makes the backend a suspect if there is enough evidence when a connection of the client has the
+ * cause. A client that reaches none of the Service's backends proves nothing about one of them, unless
+ * others report the same for longer; and one client alone takes twice as much evidence.
  */
 static __always_inline void judge(struct backend_health *h, __u32 service_port_id, __u32 client,
 				  __u8 cause, __u64 now)
@@ -153,8 +160,9 @@ static __always_inline void judge(struct backend_health *h, __u32 service_port_i
 	bool several = bits_of(h->clients) >= CLIENTS_ENOUGH;
 	bool reaches = reached_since(service_port_id, client, h->unanswered);
 	__u32 times = several && reaches ? 1 : 2;
-	bool silent = h->evidence >= times * EVIDENCE_ENOUGH && now - h->unanswered >= PATIENCE;
-	bool refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches;
+	__u64 patience = reaches ? PATIENCE : LONG_PATIENCE;
+	bool silent = h->evidence >= times * EVIDENCE_ENOUGH && now - h->unanswered >= patience;
+	bool refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches && cause >= HEALTH_REFUSED;
 
 	if (h->suspected || (!several && !reaches) || (!silent && !refuses))
 		return;
@@ -173,7 +181,7 @@ static __always_inline void judge(struct backend_health *h, __u32 service_port_i
 static __always_inline void add_evidence(struct backend_health *h, __u32 n, __u32 client,
 					 __u64 begun, __u64 now)
 {
-	if (!h->evidence || now - h->unanswered > EVIDENCE_AGE) {
+	if (!(h->evidence | h->refusals) || now - h->unanswered > EVIDENCE_AGE) {
 		h->unanswered = begun;
 		h->evidence = 0;
 		h->refusals = 0;
@@ -218,15 +226,19 @@ __noinline int note_failure(__u32 backend_id, __u32 service_port_id, __u32 clien
 			return 0;
 		add_evidence(h, EVIDENCE_RETRANSMIT, client, now - RETRANSMIT_TIMEOUT, now);
 	} else {
-		add_evidence(h, 1, client, now, now);
+		add_evidence(h, 0, client, now, now);
 		h->refusals++;
 	}
 	judge(h, service_port_id, client, cause, now);
 	return 0;
 }
 
-/* note_success is called when a backend answers a connection, which clears it of any suspicion. */
-__noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 now)
+/*
+ * note_success is called when a backend answers a connection of the client that began at a time. It
+ * clears the backend of any suspicion.
+ */
+__noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 begun,
+			    __u64 now)
 {
 	struct backend_health *h;
 	__u64 *reached, word;
@@ -239,7 +251,7 @@ __noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 clien
 		return 0;
 	if ((__s64)(now - h->answered) > (__s64)ANSWER_STEP)
 		h->answered = now;
-	if (h->evidence) {
+	if (h->evidence | h->refusals) {
 		h->evidence = 0;
 		h->refusals = 0;
 		h->clients = 0;
@@ -249,7 +261,7 @@ __noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 clien
 		h->cleared = now;
 	}
 	reached = reached_at(service_port_id, client, &tag);
-	word = (__u64)tag << 32 | (__u32)(now >> REACHED_SHIFT);
+	word = (__u64)tag << 32 | (__u32)(begun >> REACHED_SHIFT);
 	if (reached && *reached != word)
 		*reached = word;
 	return 0;

@@ -103,7 +103,8 @@ static __always_inline void note_answer(struct sock_state *state, const struct s
 	if (!config_heal || state->answered || BPF_CORE_READ(sk, __sk_common.skc_incoming_cpu) < 0)
 		return;
 	state->answered = 1;
-	note_success(state->backend_id, state->service_port_id, state->client, bpf_ktime_get_ns());
+	note_success(state->backend_id, state->service_port_id, state->client, state->since,
+		     bpf_ktime_get_ns());
 }
 
 /*

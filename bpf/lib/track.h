@@ -180,7 +180,8 @@ __noinline int note_opening(__u32 hook)
 		return note_failure(f->backend_id, f->service_port_id, client, HEALTH_REFUSED,
 				    pkt->now);
 	if (is_reply(f))
-		return note_success(f->backend_id, f->service_port_id, client, pkt->now);
+		return note_success(f->backend_id, f->service_port_id, client, f->created,
+				    pkt->now);
 	answers = answers_of(pkt, f);
 	if (pkt->event == EVENT_OPEN && f->proto == IPPROTO_TCP && answers &&
 	    answers->state == FLOW_NEW)

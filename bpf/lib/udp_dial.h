@@ -165,12 +165,13 @@ static __always_inline bool original_dst_for(struct udp_dials *own, const struct
 			continue;
 		*original_dst = dial->original_dst;
 		*original_port = dial->original_port;
-		dial->last_used = now;
 		if (!dial->answered) {
 			first->backend_id = dial->backend_id;
 			first->service_port_id = dial->service_port_id;
+			first->last_used = dial->last_used;
 		}
 		dial->answered = 1;
+		dial->last_used = now;
 		found = true;
 		break;
 	}

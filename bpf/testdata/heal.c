@@ -21,6 +21,7 @@ struct step {
 	__u32 backend_id;
 	__u32 cause;
 	__u32 seed;
+	__u64 begun;
 };
 
 const enum step_op *btf_step_op __attribute__((unused));
@@ -56,7 +57,8 @@ int heal_step(struct __sk_buff *ctx)
 	if (!pool)
 		return 0;
 	if (step.op == STEP_SUCCESS)
-		note_success(step.backend_id, pool->service_port_id, step.client, step.now);
+		note_success(step.backend_id, pool->service_port_id, step.client, step.begun,
+			     step.now);
 	else
 		note_failure(step.backend_id, pool->service_port_id, step.client, step.cause,
 			     step.now);
