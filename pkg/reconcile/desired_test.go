@@ -124,6 +124,12 @@ func mustParseOption(t testing.TB, f *lb.Frontend, word string) {
 		f.Masquerade = true
 	case "opted-out":
 		f.OptedOut = true
+	case "heal":
+		healing, err := lb.ParseHealing(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Healing = healing
 	case "node":
 		f.NodeInRanges = true
 	case "by":
