@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
@@ -447,6 +448,48 @@ func TestHealAtRandom(t *testing.T) {
 			if got := s.suspects(); got > 0 {
 				t.Errorf("%d backends are suspects, although all work", got)
 			}
+		})
+	}
+}
+
+// At devices, a first packet that is sent again and a refusal speak against the backend, once each
+// wherever the flow passes, and an answer clears it.
+func TestHealAtDevices(t *testing.T) {
+	type shown struct {
+		evidence uint32
+		refusals uint16
+		answered bool
+	}
+	for _, backend := range []string{portPod, remotePod} { // the second is masqueraded
+		t.Run("to "+backend, func(t *testing.T) {
+			each(t, []place{uplink, podVeth, turning}, func(t *testing.T, w *world, p place) {
+				for id := range w.maps.Health.All() { // of another test
+					must(t, w.maps.Health.Put(id, maps.BackendHealth{}))
+				}
+				c := begin(t, w, p, layers.IPProtocolTCP, backend)
+				id := w.flowOf(t, p.client, clusterIP).BackendId
+				check := func(when string, want shown) {
+					t.Helper()
+					h, _ := w.maps.HealthOf(id)
+					if got := (shown{h.Evidence, h.Refusals, h.Answered != 0}); got != want {
+						t.Errorf("%s: %+v, want %+v", when, got, want)
+					}
+				}
+				check("after the first packet", shown{})
+				c.first(t, maps.ReasonFlow)
+				check("after it was sent again", shown{evidence: 4})
+				c.hears(t, tcp(stranger, stranger, "R."))
+				check("after a refusal", shown{evidence: 4, refusals: 1})
+
+				again := begin(t, w, p, layers.IPProtocolTCP, backend)
+				id = w.flowOf(t, p.client, clusterIP).BackendId
+				again.first(t, maps.ReasonFlow)
+				again.hears(t, tcp(stranger, stranger, "S."))
+				check("after an answer", shown{answered: true})
+				again.says(t, tcp(stranger, stranger, "."))
+				again.hears(t, tcp(stranger, stranger, "R."))
+				check("after the end of a connection", shown{answered: true})
+			}, func(c *DeviceConfig) { c.Heal = true })
 		})
 	}
 }
