@@ -187,6 +187,12 @@ func (o *options) run(ctx context.Context, progress, text io.Writer) (err error)
 			return fmt.Errorf("start of %s: %w", s.kind, err)
 		}
 	}
+	if o.cost > 0 {
+		logf("measuring the cost, %d rounds", o.cost)
+		if r.Costs, err = measureCost(ctx, all, len(wanted), o.cost); err != nil {
+			return err
+		}
+	}
 	for service, m := range wanted {
 		for _, s := range inTurn(all, m.round) {
 			if ctx.Err() != nil {

@@ -26,6 +26,7 @@ type Report struct {
 	Interrupted bool           `json:"interrupted,omitempty"`
 	Errors      []string       `json:"errors,omitempty"`
 
+	Costs   []Cost   `json:"costs,omitempty"`
 	Results []Result `json:"results"`
 	// Pooled are the results of all rounds together: connections, and the latest times.
 	Pooled []Result `json:"pooled"`
@@ -109,6 +110,16 @@ func (r *Report) markdown() string {
 			fmt.Fprintf(&out, "| %s | %s | %d of %d | %d | %v | %v | %v | %v | %d, %v | %d | %d | %d | %s | %d, %v |\n",
 				f.Episode, f.Side, f.During.Failed, f.During.Dials, f.During.Lost, f.During.P50, f.During.P99, f.During.P999, f.During.Longest,
 				f.Into, f.Until, f.Probes, f.PassedOver, f.Wrong, back, f.After.Failed, f.After.P999)
+		}
+	}
+
+	if len(r.Costs) > 0 {
+		fmt.Fprintf(&out, "\nWhile all is well: one client that connects as fast as it can, %d windows of %v, all sides in turn; medians, in brackets the quartiles\n\n", r.Costs[0].P50.Rounds, costWork.Duration)
+		out.WriteString("| side | p50 of connect | × off | CPU of a connection | × off |\n|---|---|---|---|---|\n")
+		for _, c := range r.Costs {
+			fmt.Fprintf(&out, "| %s | %.1f µs | %.3f (%.3f–%.3f) | %.1f µs | %.3f (%.3f–%.3f) |\n", c.Side,
+				c.P50.Median, c.P50ToOff.Median, c.P50ToOff.Low, c.P50ToOff.High,
+				c.CPU.Median, c.CPUToOff.Median, c.CPUToOff.Low, c.CPUToOff.High)
 		}
 	}
 

@@ -172,10 +172,11 @@ func (s *side) start(ctx context.Context, api *cluster.Cluster, binary string) (
 // machine for minutes.
 const startTimeout = 4 * time.Minute
 
-// writeObjects puts the Nodes, so many Services and their endpoints into an API server. Nothing
-// writes to it later: the control plane does not notice what happens to backends.
+// writeObjects puts the Nodes, so many Services, one more at [costPort], and their endpoints into
+// an API server. Nothing writes to it later: the control plane does not notice what happens to
+// backends.
 func writeObjects(api *cluster.Cluster, s *side, services int) error {
-	if services > maxServices {
+	if services >= maxServices {
 		return fmt.Errorf("%d measurements of a side: there is room for %d", services, maxServices)
 	}
 	var text strings.Builder
@@ -187,11 +188,15 @@ metadata: {name: %s}
 status: {addresses: [{type: InternalIP, address: %s}]}
 `, node.Name, node.IPv4)
 	}
-	endpoints := ""
-	for _, pod := range s.backends() {
-		endpoints += fmt.Sprintf("- {addresses: [%s], nodeName: %s, conditions: {ready: true}}\n", pod.IPv4, pod.Node.Name)
-	}
-	for service := range services {
+	for service := range services + 1 {
+		port, pods := backendPort, s.backends()
+		if service == services {
+			port, pods = costPort, s.victim().Pods
+		}
+		endpoints := ""
+		for _, pod := range pods {
+			endpoints += fmt.Sprintf("- {addresses: [%s], nodeName: %s, conditions: {ready: true}}\n", pod.IPv4, pod.Node.Name)
+		}
 		fmt.Fprintf(&text, `---
 apiVersion: v1
 kind: Service
@@ -211,7 +216,7 @@ ports:
 - {name: http, protocol: TCP, port: %[4]d}
 - {name: dns, protocol: UDP, port: %[4]d}
 endpoints:
-%[6]s`, service, clusterIP(service), servicePort, backendPort, nodePort(service), endpoints)
+%[6]s`, service, clusterIP(service), servicePort, port, nodePort(service), endpoints)
 	}
 	_, err := api.RunKubectl(text.String(), "create", "--validate=false", "-f", "-")
 

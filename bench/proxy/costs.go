@@ -24,7 +24,7 @@ type Costs struct {
 
 // Costs returns what the proxy has taken since its start.
 func (p *Proxy) Costs() (Costs, error) {
-	cpu, err := readCPU(p.Cgroup())
+	cpu, err := ReadCPU(p.Cgroup())
 	if err != nil {
 		return Costs{}, fmt.Errorf("costs of %s: %w", p.cfg.Kind, err)
 	}
@@ -43,8 +43,8 @@ func (p *Proxy) Costs() (Costs, error) {
 	return Costs{CPU: cpu, RSS: int64(status.VmRSS), PeakRSS: int64(status.VmHWM)}, nil
 }
 
-// readCPU returns the CPU time of all processes that have ever been in a cgroup.
-func readCPU(cgroup *lab.Cgroup) (time.Duration, error) {
+// ReadCPU returns the CPU time of all processes that have ever been in a cgroup.
+func ReadCPU(cgroup *lab.Cgroup) (time.Duration, error) {
 	text, err := os.ReadFile(filepath.Join(cgroup.Path(), "cpu.stat"))
 	if err != nil {
 		return 0, err

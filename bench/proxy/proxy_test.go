@@ -145,7 +145,7 @@ func TestReadCPU(t *testing.T) {
 	cgroup := lab.MustCgroup(t, "cpu")
 	_, err := lab.Output(nil, cgroup, "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")
 	must(t, err)
-	got, err := readCPU(cgroup)
+	got, err := ReadCPU(cgroup)
 	must(t, err)
 	if got < time.Millisecond || got > time.Minute {
 		t.Errorf("it took %v", got)

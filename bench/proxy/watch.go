@@ -125,7 +125,7 @@ func StartWatch(ctx context.Context, cfg Config) (w *Watch, err error) {
 }
 
 // CPU returns the time on processors that it has taken so far.
-func (w *Watch) CPU() (time.Duration, error) { return readCPU(w.cgroup) }
+func (w *Watch) CPU() (time.Duration, error) { return ReadCPU(w.cgroup) }
 
 // Close ends it.
 func (w *Watch) Close() error { return w.cgroup.Close() }

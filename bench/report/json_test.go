@@ -49,9 +49,9 @@ func TestSummaries(t *testing.T) {
 			continue
 		}
 		by := func(a, b float64) float64 { return a / b } // not exactly, as constants would be
-		want := Summary{1000, Bulk, ServiceRemote, Sluice, Throughput, "Gbit/s", spreadOf([]float64{20, 20.05, 19.85}),
-			spreadOf([]float64{by(20, 20.1), by(20.05, 20), by(19.85, 19.8)}), Spread{},
-			map[string]Spread{IPTables: spreadOf([]float64{by(20, 18), by(20.05, 17.9)})}}
+		want := Summary{1000, Bulk, ServiceRemote, Sluice, Throughput, "Gbit/s", SpreadOf([]float64{20, 20.05, 19.85}),
+			SpreadOf([]float64{by(20, 20.1), by(20.05, 20), by(19.85, 19.8)}), Spread{},
+			map[string]Spread{IPTables: SpreadOf([]float64{by(20, 18), by(20.05, 17.9)})}}
 		if diff := cmp.Diff(want, s); diff != "" {
 			t.Errorf("summary (-want +got):\n%s", diff)
 		}

@@ -20,8 +20,8 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-// spreadOf summarizes values in any order. They stay as they are.
-func spreadOf(values []float64) Spread {
+// SpreadOf summarizes values in any order. They stay as they are.
+func SpreadOf(values []float64) Spread {
 	if len(values) == 0 {
 		return Spread{}
 	}
@@ -89,7 +89,7 @@ func valuesOf(samples []Sample) values {
 	return v
 }
 
-func (v values) spread(k key) Spread { return spreadOf(slices.Collect(maps.Values(v[k]))) }
+func (v values) spread(k key) Spread { return SpreadOf(slices.Collect(maps.Values(v[k]))) }
 
 // toRef compares with the node that has no proxy: the path's control there.
 func (v values) toRef(k key) Spread {
@@ -125,5 +125,5 @@ func (v values) ratio(a, b key) Spread {
 		}
 	}
 
-	return spreadOf(ratios)
+	return SpreadOf(ratios)
 }

@@ -23,7 +23,7 @@ func TestSpread(t *testing.T) {
 		{"of five values", []float64{50, 10, 40, 20, 30}, Spread{5, 30, 50. / 3, 130. / 3, 10, 50}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, spreadOf(test.values), cmpopts.EquateApprox(1e-12, 0)); diff != "" {
+			if diff := cmp.Diff(test.want, SpreadOf(test.values), cmpopts.EquateApprox(1e-12, 0)); diff != "" {
 				t.Errorf("spread (-want +got):\n%s", diff)
 			}
 		})
@@ -59,12 +59,12 @@ func TestRatios(t *testing.T) {
 		got  Spread
 		want Spread
 	}{
-		{"beside ref, whose fourth round is 0", v.toRef(last), spreadOf([]float64{0.4, 0.8, 0.9})},
-		{"beside direct, which has two rounds", v.toDirect(last), spreadOf([]float64{0.5, 0.8})},
-		{"beside the rival's only round", v.toSide(last, IPTables), spreadOf([]float64{4})},
+		{"beside ref, whose fourth round is 0", v.toRef(last), SpreadOf([]float64{0.4, 0.8, 0.9})},
+		{"beside direct, which has two rounds", v.toDirect(last), SpreadOf([]float64{0.5, 0.8})},
+		{"beside the rival's only round", v.toSide(last, IPTables), SpreadOf([]float64{4})},
 		{"beside a rival of another round", v.toSide(last, NFTables), Spread{}},
 		{"beside a rival that is not there", v.toSide(last, IPVS), Spread{}},
-		{"of direct beside ref", v.toRef(direct), spreadOf([]float64{0.8, 1})},
+		{"of direct beside ref", v.toRef(direct), SpreadOf([]float64{0.8, 1})},
 		{"of direct beside itself", v.toDirect(direct), Spread{}},
 		{"of ref beside itself", v.toRef(ref), Spread{}},
 	} {
@@ -82,16 +82,16 @@ func TestCompare(t *testing.T) {
 		ratio  Spread
 		want   string
 	}{
-		{Rate, spreadOf([]float64{2, 2.5, 3}), "+ faster: 2.50 × nftables (2.08–2.92)"},
-		{Rate, spreadOf([]float64{0.9, 0.95, 0.96}), "- slower: 0.95 × nftables (0.91–0.96)"},
-		{Rate, spreadOf([]float64{0.9, 0.95, 1.2}), "= level: 0.95 × nftables (0.91–1.16)"},
-		{Rate, spreadOf([]float64{0.8}), "- slower: 0.80 × nftables"},
+		{Rate, SpreadOf([]float64{2, 2.5, 3}), "+ faster: 2.50 × nftables (2.08–2.92)"},
+		{Rate, SpreadOf([]float64{0.9, 0.95, 0.96}), "- slower: 0.95 × nftables (0.91–0.96)"},
+		{Rate, SpreadOf([]float64{0.9, 0.95, 1.2}), "= level: 0.95 × nftables (0.91–1.16)"},
+		{Rate, SpreadOf([]float64{0.8}), "- slower: 0.80 × nftables"},
 		{Rate, Spread{}, ""},
-		{P99, spreadOf([]float64{0.05, 0.05}), "+ faster: 0.05 × nftables (0.05–0.05)"},
-		{P99, spreadOf([]float64{1.5}), "- slower: 1.50 × nftables"},
-		{CPU, spreadOf([]float64{1.5}), "- dearer: 1.50 × nftables"},
-		{RSS, spreadOf([]float64{0.5}), "+ smaller: 0.50 × nftables"},
-		{CPUThousand, spreadOf([]float64{0}), "+ cheaper: 0.00 × nftables"},
+		{P99, SpreadOf([]float64{0.05, 0.05}), "+ faster: 0.05 × nftables (0.05–0.05)"},
+		{P99, SpreadOf([]float64{1.5}), "- slower: 1.50 × nftables"},
+		{CPU, SpreadOf([]float64{1.5}), "- dearer: 1.50 × nftables"},
+		{RSS, SpreadOf([]float64{0.5}), "+ smaller: 0.50 × nftables"},
+		{CPUThousand, SpreadOf([]float64{0}), "+ cheaper: 0.00 × nftables"},
 	} {
 		t.Run(test.want, func(t *testing.T) {
 			if got := metricOf(test.metric).compare(test.ratio, NFTables); got != test.want {
@@ -121,7 +121,7 @@ func TestFormat(t *testing.T) {
 	}{
 		{[]float64{100, 102, 98}, "100 ±1.7 %"}, {[]float64{100, 160, 40}, "100 ±50 %"}, {[]float64{100}, "100"}, {[]float64{0, 0}, "0.00"},
 	} {
-		if got := spreadOf(test.values).format(); got != test.want {
+		if got := SpreadOf(test.values).format(); got != test.want {
 			t.Errorf("%v are %q, want %q", test.values, got, test.want)
 		}
 	}
