@@ -87,6 +87,37 @@ func TestPhaseOfFailures(t *testing.T) {
 	}
 }
 
+// The tap sees each connection once, whether it is sent again or not, and no answer.
+func TestTap(t *testing.T) {
+	s := mustSide(t, "nftables")
+	backend := s.victim().Pods[0].IPv4
+	end, err := drop(s.victim(), "numgen random mod 2 == 0 drop")
+	lab.Must(t, err)
+	for _, network := range []string{"tcp", "udp"} {
+		t.Run(network, func(t *testing.T) {
+			tap, err := startTap(s.Uplink, s.node().Name, backendPort)
+			lab.Must(t, err)
+			d := load.Dials{
+				Network: network, Target: netip.AddrPortFrom(backend, backendPort),
+				Rate: 100, Duration: 400 * time.Millisecond, Timeout: 3 * time.Second,
+			}
+			dials, err := d.Run(t.Context(), s.node().Pods[0].Namespace, nil)
+			lab.Must(t, err)
+			arrivals, err := tap.stop()
+			lab.Must(t, err)
+			if len(arrivals) != len(dials) {
+				t.Errorf("%d arrivals of %d connections", len(arrivals), len(dials))
+			}
+			for i, a := range arrivals {
+				if a.Backend != backend || a.At < dials[0].Began-time.Second || i > 0 && a.At < arrivals[i-1].At {
+					t.Errorf("arrival %d: %+v", i, a)
+				}
+			}
+		})
+	}
+	lab.Must(t, end())
+}
+
 // Each episode does to backends what its title says, and ends. There is no proxy: clients dial a
 // backend that is hit.
 func TestEpisodes(t *testing.T) {

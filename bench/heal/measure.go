@@ -192,10 +192,10 @@ func (p *Phase) sort() {
 	p.P50, p.P99, p.P999, p.Longest = quantile(0.5), quantile(0.99), quantile(0.999), quantile(1)
 }
 
-// many is how many new connections in a row go to others before a backend counts as passed over. By
-// chance that happens once in seven million times, with random choice among ten. Unlike a time, it
-// does not depend on whether the machine has a pause.
-const many = 15 * backendNodes * backendsPerNode
+// many is how many new connections in a row go to others before a backend counts as passed over: with
+// random choice among ten, that does not happen by chance. Unlike a time, it does not depend on
+// whether the machine has a pause.
+const many = 25 * backendNodes * backendsPerNode
 
 // judge fills in what the arrivals show: of a measurement with all backends, of which some are
 // hit by an episode.

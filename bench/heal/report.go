@@ -64,7 +64,7 @@ func (r *Report) pool() {
 		p.Healthy.add(result.Healthy)
 		p.During.add(result.During)
 		p.After.add(result.After)
-		p.Round, p.Into, p.Until = result.Round, p.Into+result.Into, max(p.Until, result.Until)
+		p.Into, p.Until = p.Into+result.Into, max(p.Until, result.Until)
 		p.Probes, p.PassedOver, p.Wrong = p.Probes+result.Probes, p.PassedOver+result.PassedOver, p.Wrong+result.Wrong
 		if p.Back == nil || result.Back == nil {
 			p.Back = nil
@@ -75,13 +75,13 @@ func (r *Report) pool() {
 }
 
 // reading explains the columns.
-const reading = `- failed: of the connections that began in the episode, those that got no connection (for UDP: no answer). lost: that got one, but no answer.
+var reading = fmt.Sprintf(`- failed: of the connections that began in the episode, those that got no connection (for UDP: no answer). lost: that got one, but no answer.
 - p50, p99, p99.9, longest: time of connect, for UDP until the answer; of all that began in the episode, where those that failed took longer than any other.
 - into: new connections that went to those that are hit, but for probes, and when the last of them did after the begin.
-- passed over: how often one of those that are hit got none of 150 new connections in a row; wrong: how often another one did.
+- passed over: how often one of those that are hit got none of %d new connections in a row; wrong: how often another one did.
 - back: when, after the episode, the last of those that were hit got its share again.
 - after: failed, and p99.9, of those that began after the episode.
-`
+`, many)
 
 // markdown returns a table for each path.
 func (r *Report) markdown() string {
@@ -95,6 +95,9 @@ func (r *Report) markdown() string {
 		fmt.Fprintf(&out, "ERROR: %s\n\n", err)
 	}
 	out.WriteString(reading)
+	for _, e := range episodes {
+		fmt.Fprintf(&out, "- %s: %s.\n", e.name, e.title)
+	}
 	for _, p := range paths {
 		found := slices.DeleteFunc(slices.Clone(r.Pooled), func(r Result) bool { return r.Path != p.name })
 		if len(found) == 0 {

@@ -128,8 +128,9 @@ func (s *side) kill(pod *lab.Pod) error { return s.servers[pod].Stop() }
 func (s *side) Close() error {
 	var errs []error
 	if s.proxy != nil {
-		errs = append(errs, s.proxy.Close(), os.RemoveAll(s.folder))
+		errs = append(errs, s.proxy.Close())
 	}
+	errs = append(errs, os.RemoveAll(s.folder))
 	if s.tunnel != nil {
 		s.tunnel.Cut()
 	}
