@@ -6,7 +6,7 @@ platforms := linux/amd64 linux/arm64
 image := bin/image
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: FORCE help setup build image test lint generate demo bench microbench cluster cluster-down test-cluster kernels kernelssmoke mutants clean
+.PHONY: FORCE help setup build image test lint generate demo bench bench-heal microbench cluster cluster-down test-cluster kernels kernelssmoke mutants clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -37,6 +37,10 @@ test: ready-test ## all tests; the first time it builds a Kubernetes to test aga
 bench: ready-bench build ## measures Sluice beside the real kube-proxy in ten minutes, and writes bench-report/
 	cd bench && $(go_build) -o ../bin/sluice-bench ./run
 	bin/sluice-bench --sluice bin/sluice --services 1000 --rounds 3 --duration 300ms --sustained 3s --changes 20 --updates 300
+
+bench-heal: ready-bench build ## measures what clients notice of backends that die, beside the real kube-proxy, in half an hour, and writes heal-report/
+	cd bench && $(go_build) -o ../bin/sluice-bench-heal ./heal
+	bin/sluice-bench-heal --sluice bin/sluice --cost 40
 
 microbench: ready-bench ## benchmarks of single steps: a packet, a system call, a start of the agent
 	go test -run '^$$' -bench . -benchmem ./pkg/reconcile ./pkg/lb ./bpf
