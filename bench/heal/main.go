@@ -187,12 +187,6 @@ func (o *options) run(ctx context.Context, progress, text io.Writer) (err error)
 			return fmt.Errorf("start of %s: %w", s.kind, err)
 		}
 	}
-	if o.cost > 0 {
-		logf("measuring the cost, %d rounds", o.cost)
-		if r.Costs, err = measureCost(ctx, all, len(wanted), o.cost); err != nil {
-			return err
-		}
-	}
 	for service, m := range wanted {
 		for _, s := range inTurn(all, m.round) {
 			if ctx.Err() != nil {
@@ -208,6 +202,12 @@ func (o *options) run(ctx context.Context, progress, text io.Writer) (err error)
 			result.Round = m.round
 			r.Results = append(r.Results, result)
 			logf("%s", result)
+		}
+	}
+	if o.cost > 0 && ctx.Err() == nil {
+		logf("measuring the cost, %d rounds", o.cost)
+		if r.Costs, err = measureCost(ctx, all, len(wanted), o.cost); err != nil {
+			r.Errors = append(r.Errors, err.Error())
 		}
 	}
 	r.Interrupted = ctx.Err() != nil
