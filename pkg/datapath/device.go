@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -361,4 +362,26 @@ func queryDevice(get linkGetter, bpfRoot string, index int, name string, clsact 
 	state.Problem = strings.ReplaceAll(strings.Join(problems, "; "), "\n", "; ")
 
 	return state
+}
+
+// AttachedToDevice returns the program that packets pass which arrive on a device of the calling
+// thread's network namespace. The error wraps [fs.ErrNotExist] if there is none. The caller closes
+// it.
+func AttachedToDevice(bpfRoot string, index int) (*ebpf.Program, error) {
+	ingress := deviceHooks()[1]
+	program, err := programOf(devicePin(bpfRoot, index, ingress))
+	if !errors.Is(err, fs.ErrNotExist) {
+		return program, err
+	}
+	filters, err := filtersAt(index, ingress)
+	if err != nil {
+		return nil, err
+	}
+	f, _ := aheadOfOurs(filters)
+	if f == nil {
+		return nil, fmt.Errorf("program at the device: %w", fs.ErrNotExist)
+	}
+	program, err = ebpf.NewProgramFromID(ebpf.ProgramID(f.Id))
+
+	return program, wrap("program of the filter", err)
 }

@@ -273,3 +273,25 @@ func queryHook(get linkGetter, pin string, cgroup *os.File, hook bpf.Hook) error
 
 	return fmt.Errorf("not effective on %s: there is a link, but its program does not run there", cgroup.Name())
 }
+
+// AttachedToSockets returns the program that runs when a socket connects, by the pin of its link.
+// The error wraps [fs.ErrNotExist] if there is none. The caller closes it.
+func AttachedToSockets(bpfRoot string) (*ebpf.Program, error) {
+	return programOf(filepath.Join(linkDir(bpfRoot), bpf.SockHooks()[0].Name))
+}
+
+// programOf returns the program of a pinned link.
+func programOf(pin string) (*ebpf.Program, error) {
+	l, err := loadPinned(pin)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	program, err := ebpf.NewProgramFromID(info.Program)
+
+	return program, wrap("program of the link", err)
+}

@@ -24,6 +24,9 @@ type Netfilter struct {
 	// at a device, which is before netfilter sees the packet. Rules of kube-proxy and of CNIs that
 	// distinguish pods are not among them.
 	Rules []NetfilterRule
+	// Drops are the rules and policies by which a forwarded packet may be dropped or rejected,
+	// except rules that look at the state of its connection.
+	Drops []NetfilterRule
 }
 
 // NetfilterChain is the name of a chain.
@@ -100,6 +103,8 @@ type step struct {
 	Match
 	does string // a verb, or empty
 	jump string // the chain that it jumps to, or empty
+	// stateful is set if the rule looks at the state of the connection.
+	stateful bool
 }
 
 // ReadNetfilter reads the rules of the calling thread's network namespace. It creates no table and
@@ -153,6 +158,42 @@ func (f *Netfilter) follow(at NetfilterChain, outer Match, early bool, stepsOf f
 	return nil
 }
 
+// followDrops adds the rules that drop forwarded packets, of a chain and of those that it jumps to.
+func (f *Netfilter) followDrops(at NetfilterChain, outer Match, stepsOf func(chain string) ([]step, error), seen map[string]bool) error {
+	key := fmt.Sprint(at.Name, outer)
+	if seen[key] {
+		return nil
+	}
+	seen[key] = true
+	steps, err := stepsOf(at.Name)
+	if err != nil {
+		return err
+	}
+	for _, s := range steps {
+		match := s.within(outer)
+		if (s.does == "drops" || s.does == "rejects") && !s.stateful {
+			f.Drops = append(f.Drops, NetfilterRule{at, match, s.does})
+		}
+		if s.jump != "" && !s.stateful {
+			if err := f.followDrops(NetfilterChain{at.Table, s.jump}, match, stepsOf, seen); err != nil {
+				return err
+			}
+		}
+	}
+
+	return nil
+}
+
+// Concerns reports whether the rule may match a packet to this destination, by what is known of it.
+func (m Match) Concerns(to netip.AddrPort) bool {
+	if m.Destination.IsValid() && !m.Destination.Contains(to.Addr()) {
+		return false
+	}
+	within := func(r bpf.PortRange) bool { return r.Low <= to.Port() && to.Port() <= r.High }
+
+	return m.Ports == nil || slices.ContainsFunc(m.Ports, within)
+}
+
 // ownPrefixes begin the names of chains of kube-proxy and of CNIs, whose rules have checks of their own.
 var ownPrefixes = []string{"KUBE-", "cali-", "CILIUM_", "FLANNEL-", "CNI-"}
 
@@ -188,6 +229,14 @@ func (n nftables) survey(found *Netfilter) error {
 			continue
 		}
 		stepsOf := func(name string) ([]step, error) { return n.stepsOf(chain{c.family, c.table, name}) }
+		if isIP && base.hook == unix.NF_INET_FORWARD {
+			if base.policy != nfAccept {
+				found.Drops = append(found.Drops, NetfilterRule{at, Match{}, "by its policy drops"})
+			}
+			if err := found.followDrops(at, Match{}, stepsOf, make(map[string]bool)); err != nil {
+				return err
+			}
+		}
 		if err := found.follow(at, Match{}, early, stepsOf, make(map[string]bool)); err != nil {
 			return err
 		}
@@ -242,6 +291,7 @@ func (n nftables) stepOf(c chain, expressions []expression) (step, error) {
 			if writes && number(e.data[unix.NFTA_CT_KEY]) == unix.NFT_CT_MARK {
 				s.does = MarksConnections
 			} else if !writes {
+				s.stateful = s.stateful || number(e.data[unix.NFTA_CT_KEY]) == unix.NFT_CT_STATE
 				loaded[number(e.data[unix.NFTA_CT_DREG])] = fieldOfConnection(e)
 			}
 		case "meta":

@@ -1,11 +1,13 @@
 package node
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -173,5 +175,49 @@ func TestNetfilterTablesAreNotCreated(t *testing.T) {
 	f := mustForwarding(t, ns)
 	if tables, err := f.legacyTables(); err != nil || tables != "" {
 		t.Errorf("after reading: %q, %v", tables, err)
+	}
+}
+
+// What may drop a forwarded packet is found, with what it selects, but for rules that look at the
+// state of the connection.
+func TestForwardDrops(t *testing.T) {
+	for _, test := range []struct {
+		name, rules string
+		want        []string
+	}{
+		{"a port", `table inet t { chain c { type filter hook forward priority filter; tcp dport 8080 drop; }; }`,
+			[]string{"nftables inet t c drops packets to ports 8080"}},
+		{"a policy", `table ip t { chain c { type filter hook forward priority filter; policy drop; ip daddr 10.244.0.0/16 accept; }; }`,
+			[]string{"nftables ip t c by its policy drops packets"}},
+		{"by way of another chain", `table ip6 t { chain x { reject; }
+			chain c { type filter hook forward priority filter; ip6 daddr fd00:10::/48 jump x; }; }`,
+			[]string{"nftables ip6 t x rejects packets to fd00:10::/48"}},
+		{"other hooks, and states", `table ip t {
+			chain c { type filter hook forward priority filter; ct state invalid drop; accept; }
+			chain i { type filter hook input priority filter; drop; }; }`, []string{}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ns := lab.MustNamespace(t, "drops")
+			lab.Must(t, ns.Netfilter(test.rules))
+			_, found := mustReadNetfilter(t, ns)
+			drops := []string{}
+			for _, rule := range found.Drops {
+				drops = append(drops, rule.String())
+			}
+			if diff := cmp.Diff(test.want, drops); diff != "" {
+				t.Errorf("drops (-want +have):\n%s", diff)
+			}
+		})
+	}
+	at := netip.MustParseAddrPort("10.244.1.2:8080")
+	for _, match := range []Match{{}, {Ports: []bpf.PortRange{{Low: 8000, High: 9000}}}, {Destination: netip.MustParsePrefix("10.244.0.0/16")}} {
+		if !match.Concerns(at) {
+			t.Errorf("%+v does not concern %s", match, at)
+		}
+	}
+	for _, match := range []Match{{Ports: []bpf.PortRange{{Low: 80, High: 80}}}, {Destination: netip.MustParsePrefix("10.245.0.0/16")}} {
+		if match.Concerns(at) {
+			t.Errorf("%+v concerns %s", match, at)
+		}
 	}
 }

@@ -42,7 +42,11 @@ func (s *step) addMatch(name string, info []byte) {
 		if flags&toPort != 0 {
 			s.Ports = append(s.Ports, bpf.PortRange{Low: order.Uint16(info[140:]), High: order.Uint16(info[156:])})
 		}
+		const state = 1 << 0
 		s.Original = s.Original || flags&(toAddress|toPort) != 0
+		s.stateful = s.stateful || flags&state != 0
+	case name == "state":
+		s.stateful = true
 	}
 }
 
@@ -157,6 +161,11 @@ func (f legacyFamily) survey(found *Netfilter, table string) error {
 		found.Chains = append(found.Chains, at)
 		if !slices.Contains(hookNames, name) {
 			continue
+		}
+		if name == hookNames[unix.NF_INET_FORWARD] {
+			if err := found.followDrops(at, Match{}, stepsOf, make(map[string]bool)); err != nil {
+				return err
+			}
 		}
 		if err := found.follow(at, Match{}, name == hookNames[0], stepsOf, make(map[string]bool)); err != nil {
 			return err

@@ -1,0 +1,345 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Way is how this node sends packets to an address.
+type Way struct {
+	// Local is set if the address is this node's. The rest is empty then.
+	Local bool
+	// Device is the one by which packets leave, as the stack sees it.
+	Device string
+	index  int
+	// Gateway is the next hop, invalid if the address itself is.
+	Gateway netip.Addr
+	// Source is the address that this node sends from.
+	Source netip.Addr
+	// Neighbour is the state of the next hop in the kernel's words, "none" if the kernel has not
+	// asked for it yet, and empty if the device needs no neighbours.
+	Neighbour string
+}
+
+// neighbourStates are the kernel's states of neighbours, as ip-neighbour(8) names them.
+var neighbourStates = map[int]string{
+	netlink.NUD_INCOMPLETE: "incomplete", netlink.NUD_REACHABLE: "reachable", netlink.NUD_STALE: "stale", netlink.NUD_DELAY: "delay",
+	netlink.NUD_PROBE: "probe", netlink.NUD_FAILED: "failed", netlink.NUD_NOARP: "noarp", netlink.NUD_PERMANENT: "permanent", netlink.NUD_NONE: "none",
+}
+
+// WayTo returns how the calling thread's network namespace sends packets to an address. The error
+// wraps that of the kernel if there is no route.
+func WayTo(to netip.Addr) (Way, error) {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err == nil && len(routes) == 0 {
+		err = unix.ENETUNREACH
+	}
+	if err != nil {
+		return Way{}, fmt.Errorf("route to %s: %w", to, err)
+	}
+	route := routes[0]
+	if route.Type == unix.RTN_LOCAL {
+		return Way{Local: true}, nil
+	}
+	link, err := netlink.LinkByIndex(route.LinkIndex)
+	if err != nil {
+		return Way{}, fmt.Errorf("device of the route to %s: %w", to, err)
+	}
+	way := Way{Device: link.Attrs().Name, index: route.LinkIndex}
+	way.Source, _ = netip.AddrFromSlice(route.Src)
+	way.Source = way.Source.Unmap()
+	next := to
+	if gateway, ok := netip.AddrFromSlice(route.Gw); ok {
+		way.Gateway = gateway.Unmap()
+		next = way.Gateway
+	}
+	if len(link.Attrs().HardwareAddr) == 0 {
+		return way, nil
+	}
+	way.Neighbour = neighbourStates[netlink.NUD_NONE]
+	if neighbour, err := neighbourAt(route.LinkIndex, next); err != nil {
+		return way, err
+	} else if neighbour != nil {
+		way.Neighbour = neighbourStates[neighbour.State]
+	}
+
+	return way, nil
+}
+
+// neighbourAt returns the neighbour with this address, or nil if the kernel has none.
+func neighbourAt(device int, addr netip.Addr) (*netlink.Neigh, error) {
+	family := unix.AF_INET
+	if addr.Is6() {
+		family = unix.AF_INET6
+	}
+	neighbours, err := complete(func() ([]netlink.Neigh, error) { return netlink.NeighList(device, family) })
+	if err != nil {
+		return nil, fmt.Errorf("neighbours: %w", err)
+	}
+	for i := range neighbours {
+		if ip, ok := netip.AddrFromSlice(neighbours[i].IP); ok && ip.Unmap() == addr {
+			return &neighbours[i], nil
+		}
+	}
+
+	return nil, nil
+}
+
+// Arrival is the device on which packets of a client arrive.
+type Arrival struct {
+	Index int
+	Name  string
+	MAC   net.HardwareAddr
+	// RPFilter is the filter of reverse paths that is in force for IPv4: 0 off, 1 strict, 2 loose.
+	RPFilter int
+	// peer is the number that the kernel gives to the network namespace of the device's other end,
+	// or -1 if there is none.
+	peer int
+}
+
+// ArrivalAt returns a device by its name.
+func ArrivalAt(device string) (Arrival, error) {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return Arrival{}, fmt.Errorf("device %s: %w", device, err)
+	}
+
+	return arrivalOf(link)
+}
+
+// ArrivalOf returns the device by which this node reaches a client. If that is a bridge, it is the
+// port behind which the bridge has seen the client.
+func ArrivalOf(client netip.Addr) (Arrival, error) {
+	way, err := WayTo(client)
+	if err != nil {
+		return Arrival{}, err
+	}
+	link, err := netlink.LinkByIndex(way.index)
+	if err != nil {
+		return Arrival{}, fmt.Errorf("device %s: %w", way.Device, err)
+	}
+	if link.Type() != "bridge" {
+		return arrivalOf(link)
+	}
+	port, err := portOf(way.index, client)
+	if err != nil {
+		return Arrival{}, fmt.Errorf("port of bridge %s: %w", way.Device, err)
+	}
+	if port == nil {
+		return Arrival{}, fmt.Errorf("bridge %s has not seen %s behind any of its ports", way.Device, client)
+	}
+
+	return arrivalOf(port)
+}
+
+// portOf returns the port of a bridge behind which a client is: by what the bridge has learnt or, if
+// it has not seen the client lately, by the network namespace at the other end of the port. It
+// returns nil if there is none.
+func portOf(bridge int, client netip.Addr) (netlink.Link, error) {
+	neighbour, err := neighbourAt(bridge, client)
+	if err != nil {
+		return nil, err
+	}
+	learnt, err := complete(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range learnt {
+		if neighbour != nil && n.MasterIndex == bridge && n.HardwareAddr.String() == neighbour.HardwareAddr.String() {
+			return netlink.LinkByIndex(n.LinkIndex)
+		}
+	}
+	links, err := complete(netlink.LinkList)
+	if err != nil {
+		return nil, err
+	}
+	ports := make(map[int]netlink.Link) // by the namespace of their peers
+	for _, link := range links {
+		if attrs := link.Attrs(); attrs.MasterIndex == bridge && attrs.NetNsID >= 0 {
+			ports[attrs.NetNsID] = link
+		}
+	}
+	var port netlink.Link
+	err = eachNamespace(func(ns netns.NsHandle) (bool, error) {
+		id, err := netlink.GetNetNsIdByFd(int(ns))
+		if err != nil || ports[id] == nil {
+			return false, err
+		}
+		has := false
+		err = inNamespace(ns, func() (err error) { has, err = hasAddress(client); return err })
+		if has {
+			port = ports[id]
+		}
+
+		return has, err
+	})
+
+	return port, err
+}
+
+func arrivalOf(link netlink.Link) (Arrival, error) {
+	attrs := link.Attrs()
+	a := Arrival{Index: attrs.Index, Name: attrs.Name, MAC: attrs.HardwareAddr, peer: attrs.NetNsID}
+	for _, device := range []string{"all", attrs.Name} {
+		filter, err := readNumber("/proc/sys/net/ipv4/conf/" + device + "/rp_filter")
+		if err != nil {
+			return a, err
+		}
+		a.RPFilter = max(a.RPFilter, filter)
+	}
+
+	return a, nil
+}
+
+// Namespace is the network namespace of a pod, as its processes show it.
+type Namespace struct {
+	Cookie uint64 // 0: the kernel has no cookies of namespaces (Linux 5.14)
+	PodUID string // as the name of the pod's cgroup has it, empty if it has none
+}
+
+var podOfCgroup = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})`)
+
+// HostNamespace returns the network namespace of the calling thread.
+func HostNamespace() (Namespace, error) {
+	cookie, err := cookieHere()
+
+	return Namespace{Cookie: cookie}, err
+}
+
+// Namespace returns the network namespace of the client with this address behind the device, among
+// those of processes and those with a name, and false if it is not there. It is the one at the other
+// end of the device, or the one that has the address.
+func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err error) {
+	err = eachNamespace(func(ns netns.NsHandle) (bool, error) {
+		if a.peer >= 0 {
+			if id, err := netlink.GetNetNsIdByFd(int(ns)); err != nil || id != a.peer {
+				return false, err
+			}
+		}
+		err := inNamespace(ns, func() (err error) {
+			if has = a.peer >= 0; !has {
+				has, err = hasAddress(client)
+			}
+			if has && err == nil {
+				found.Cookie, err = cookieHere()
+			}
+
+			return err
+		})
+		if has && err == nil {
+			found.PodUID, err = podIn(ns)
+		}
+
+		return has, err
+	})
+
+	return found, has, err
+}
+
+// eachNamespace visits the network namespaces of processes, and those with a name, other than that
+// of the calling thread, until visit returns true or an error.
+func eachNamespace(visit func(netns.NsHandle) (bool, error)) error {
+	own, err := inodeOf("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	seen := map[uint64]bool{own: true}
+	for _, pattern := range []string{"/run/netns/*", namespacesOfProcesses} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		for _, path := range paths {
+			inode, err := inodeOf(path)
+			if err != nil || seen[inode] {
+				continue // the process has ended, or it is another one of the same
+			}
+			seen[inode] = true
+			ns, err := netns.GetFromPath(path)
+			if err != nil {
+				continue
+			}
+			done, err := visit(ns)
+			if err := errors.Join(err, ns.Close()); err != nil {
+				return fmt.Errorf("network namespace %s: %w", path, err)
+			}
+			if done {
+				return nil
+			}
+		}
+	}
+
+	return nil
+}
+
+const namespacesOfProcesses = "/proc/[0-9]*/ns/net"
+
+func inodeOf(path string) (uint64, error) {
+	var stat unix.Stat_t
+	err := unix.Stat(path, &stat)
+
+	return stat.Ino, err
+}
+
+// podIn returns the UID of the pod of a process in this network namespace, empty if there is none.
+func podIn(ns netns.NsHandle) (string, error) {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(ns), &stat); err != nil {
+		return "", err
+	}
+	processes, err := filepath.Glob(namespacesOfProcesses)
+	if err != nil {
+		return "", err
+	}
+	for _, process := range processes {
+		if inode, err := inodeOf(process); err != nil || inode != stat.Ino {
+			continue
+		}
+		cgroups, err := os.ReadFile(strings.TrimSuffix(process, "ns/net") + "cgroup")
+		if err != nil {
+			continue // it has ended
+		}
+		if pod := podOfCgroup.FindSubmatch(cgroups); pod != nil {
+			return string(pod[1]), nil
+		}
+	}
+
+	return "", nil
+}
+
+// hasAddress reports whether the calling thread's network namespace has an address.
+func hasAddress(addr netip.Addr) (bool, error) {
+	addrs, err := net.InterfaceAddrs()
+	for _, a := range addrs {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr() == addr {
+			return true, nil
+		}
+	}
+
+	return false, err
+}
+
+// cookieHere returns the cookie of the calling thread's network namespace.
+func cookieHere() (uint64, error) {
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(socket)
+	cookie, err := unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return 0, nil
+	}
+
+	return cookie, err
+}

@@ -1,0 +1,64 @@
+package node
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// The way to an address has what the kernel's routes and neighbours have, and a client behind a veth
+// or a bridge is found with its device and its network namespace.
+func TestWays(t *testing.T) {
+	here, pod := lab.MustNamespace(t, "here"), lab.MustNamespace(t, "pod")
+	bridged, silent := lab.MustNamespace(t, "bridged"), lab.MustNamespace(t, "silent")
+	one := func(text string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(text)} }
+	lab.Must(t, here.AddBridge("br0", one("10.244.1.1/24")...),
+		lab.Veth(lab.End{Namespace: here, Device: "eth0", Addresses: one("192.168.50.1/24")}, lab.End{Namespace: pod, Device: "eth0", Addresses: one("192.168.50.7/24")}),
+		lab.Veth(lab.End{Namespace: here, Device: "port0", Bridge: "br0"}, lab.End{Namespace: bridged, Device: "eth0", Addresses: one("10.244.1.2/24")}),
+		lab.Veth(lab.End{Namespace: here, Device: "port1", Bridge: "br0"}, lab.End{Namespace: silent, Device: "eth0", Addresses: one("10.244.1.4/24")}))
+	caller := lab.MustCaller(t, bridged, nil)
+	_, err := caller.Exchange(lab.Exchange{Network: "tcp", Address: "10.244.1.1:9"}) // refused, but then the bridge knows it
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		t.Fatal(err)
+	}
+	var own, theirs uint64
+	lab.MustDo(t, bridged, func() (err error) { theirs, err = cookieHere(); return err })
+
+	lab.MustCaller(t, silent, nil)
+	lab.MustDo(t, here, func() error {
+		host, err := HostNamespace()
+		lab.Must(t, err)
+		own = host.Cookie
+		if way, err := WayTo(netip.MustParseAddr("192.168.50.1")); err != nil || !way.Local {
+			t.Errorf("to itself: %+v, %v", way, err)
+		}
+		way, err := WayTo(netip.MustParseAddr("192.168.50.9"))
+		if err != nil || way.Device != "eth0" || way.Source != netip.MustParseAddr("192.168.50.1") || way.Neighbour != "none" || way.Gateway.IsValid() {
+			t.Errorf("to a neighbour: %+v, %v", way, err)
+		}
+		if _, err := WayTo(netip.MustParseAddr("203.0.113.1")); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("to nowhere: %v", err)
+		}
+		client := netip.MustParseAddr("10.244.1.2")
+		at, err := ArrivalOf(client)
+		if err != nil || at.Name != "port0" || len(at.MAC) != 6 {
+			t.Fatalf("the client arrives at %+v, %v", at, err)
+		}
+		found, ok, err := at.Namespace(client)
+		if err != nil || !ok || found.Cookie != theirs || found.Cookie == own {
+			t.Errorf("the client is in %+v, %t, %v; want %d", found, ok, err, theirs)
+		}
+		if at, err := ArrivalOf(netip.MustParseAddr("10.244.1.4")); err != nil || at.Name != "port1" {
+			t.Errorf("a client that the bridge has not seen arrives at %+v, %v", at, err)
+		}
+		if _, err := ArrivalOf(netip.MustParseAddr("10.244.1.3")); err == nil {
+			t.Error("a client that is nowhere is behind a port")
+		}
+
+		return nil
+	})
+}
