@@ -374,6 +374,7 @@ func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.
 			return s, errors.Join(err, findCgroups(&s))
 		},
 		Model:    func(ctx context.Context) (status.Model, error) { return inLoop(ctx, a, a.services) },
+		FindPods: a.cfg.findPods,
 		Datapath: dp, Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status,
 	}
 }

@@ -67,6 +67,14 @@ func sourceRanges(m maps.Tables) (map[uint32][]netip.Prefix, error) {
 	return ranges, nil
 }
 
+// SourceRangesOf returns the sources from which clients may connect to the load balancers' addresses
+// of a service port, as they are in the maps.
+func SourceRangesOf(m maps.Tables, servicePortID uint32) ([]netip.Prefix, error) {
+	ranges, err := sourceRanges(m)
+
+	return ranges[servicePortID], err
+}
+
 func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Frontend, []string, error) {
 	f := Frontend{
 		Address:         v.Key.AddrPort(),

@@ -70,6 +70,24 @@ type Backend struct {
 	Suspect *Suspect `json:"suspect,omitempty"`
 }
 
+// Selection is how the backends of one frontend were selected among the endpoints of its service
+// port.
+type Selection struct {
+	Policy    string     `json:"trafficPolicy"`
+	Endpoints []Endpoint `json:"endpoints"`
+	// Error is why the Service is not in the maps as it should be, empty if it is.
+	Error string `json:"error,omitempty"`
+}
+
+// Endpoint is an endpoint, and whether new flows by one frontend may choose it.
+type Endpoint struct {
+	Address  netip.AddrPort `json:"address"`
+	Node     string         `json:"node,omitempty"`
+	Zone     string         `json:"zone,omitempty"`
+	Eligible bool           `json:"eligible"`
+	Reason   string         `json:"reason,omitempty"` // why it is not
+}
+
 // frontendKey identifies a Frontend.
 type frontendKey struct {
 	address  netip.AddrPort
@@ -201,6 +219,42 @@ func (m Model) Services() []Service {
 	}
 
 	return views
+}
+
+// Selection returns how the backends of a frontend were selected, and false if the Service does not
+// have it.
+func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
+	for _, svc := range m.Snapshots {
+		if svc.Service.Name.String() != service {
+			continue
+		}
+		resolution := m.Resolve(svc)
+		i := slices.IndexFunc(resolution.Frontends, func(f lb.Frontend) bool { return f.Key == key })
+		if i < 0 {
+			continue
+		}
+		f := resolution.Frontends[i]
+		selection := Selection{Policy: f.Policy.String(), Endpoints: []Endpoint{}}
+		for _, e := range resolution.Endpoints {
+			if e.Port != f.Port || e.Addr.Addr().Is4() != key.Addr.Is4() {
+				continue
+			}
+			endpoint := Endpoint{Address: e.Addr, Node: e.NodeName, Zone: e.Zone, Eligible: e.Uses[f.Policy] == lb.Used}
+			if !endpoint.Eligible {
+				endpoint.Reason = e.Uses[f.Policy].String()
+			}
+			selection.Endpoints = append(selection.Endpoints, endpoint)
+		}
+		for _, e := range m.Errors {
+			if e.Service == service {
+				selection.Error = e.Error
+			}
+		}
+
+		return selection, true
+	}
+
+	return Selection{}, false
 }
 
 // Desired returns the frontends that should be in the maps, sorted by Service and address:

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // DefaultSocket is the default of the socket on which the agent answers the other verbs.
@@ -39,7 +41,9 @@ type Server struct {
 	// that it knows of Services. Both ask the loop, and any goroutine may call them.
 	Status func(context.Context) (Status, error)
 	Model  func(context.Context) (Model, error)
-	Tables maps.Tables
+	// FindPods returns the Pods of this node that are called NAME or NAMESPACE/NAME.
+	FindPods func(ctx context.Context, name string) ([]Pod, error)
+	Tables   maps.Tables
 
 	// The server adds the state of these to a Status.
 	Datapath *datapath.Datapath
@@ -80,6 +84,12 @@ func (s Server) Run(ctx context.Context) error {
 
 		return model.Desired(), err
 	}))
+	mux.HandleFunc("GET /selection", func(w http.ResponseWriter, r *http.Request) {
+		s.answer(func(ctx context.Context) (any, error) { return s.selection(ctx, r.URL.Query()) })(w, r)
+	})
+	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) {
+		s.answer(func(ctx context.Context) (any, error) { return s.FindPods(ctx, r.URL.Query().Get("name")) })(w, r)
+	})
 	if err := health.ServeUntil(ctx, health.NewHTTPServer(mux, new(health.Connections)), listener); err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
@@ -138,6 +148,26 @@ func (s Server) status(ctx context.Context) (Status, error) {
 	return status, status.readMaps(s.Datapath.Maps())
 }
 
+// selection answers [Client.Selection].
+func (s Server) selection(ctx context.Context, query url.Values) (Selection, error) {
+	var key lb.FrontendKey
+	addr, err := netip.ParseAddrPort(query.Get("address"))
+	if err := errors.Join(err, key.Protocol.UnmarshalText([]byte(query.Get("protocol"))), key.Scope.UnmarshalText([]byte(query.Get("scope")))); err != nil {
+		return Selection{}, err
+	}
+	key.Addr, key.Port = addr.Addr(), addr.Port()
+	model, err := s.Model(ctx)
+	if err != nil {
+		return Selection{}, err
+	}
+	selection, ok := model.Selection(query.Get("service"), key)
+	if !ok {
+		return Selection{}, fmt.Errorf("Service %s has no frontend %s any more", query.Get("service"), key)
+	}
+
+	return selection, nil
+}
+
 // Client asks a running agent.
 type Client struct {
 	http *http.Client
@@ -175,6 +205,21 @@ func (c *Client) Services(ctx context.Context) ([]Service, error) {
 // and address.
 func (c *Client) Desired(ctx context.Context) ([]Frontend, error) {
 	return ask[[]Frontend](ctx, c, "/desired")
+}
+
+// Selection returns how the backends of a frontend of a Service (NAMESPACE/NAME) were selected.
+func (c *Client) Selection(ctx context.Context, service string, key lb.FrontendKey) (Selection, error) {
+	query := url.Values{
+		"service": {service}, "address": {netip.AddrPortFrom(key.Addr, key.Port).String()},
+		"protocol": {key.Protocol.String()}, "scope": {key.Scope.String()},
+	}
+
+	return ask[Selection](ctx, c, "/selection?"+query.Encode())
+}
+
+// Pods returns the Pods of this node that are called NAME or NAMESPACE/NAME.
+func (c *Client) Pods(ctx context.Context, name string) ([]Pod, error) {
+	return ask[[]Pod](ctx, c, "/pods?"+url.Values{"name": {name}}.Encode())
 }
 
 func ask[T any](ctx context.Context, c *Client, path string) (T, error) {

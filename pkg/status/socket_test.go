@@ -116,6 +116,43 @@ func TestClientSeesTheModel(t *testing.T) {
 	}
 }
 
+// Each endpoint of the Service is there with its use at the frontend that is asked about, and no other
+// frontend is.
+func TestSelection(t *testing.T) {
+	state := lb.NewState(lb.Node{Name: "node-1"})
+	state.SetService(*web())
+	state.SetSlice(*webSlice())
+	client := serve(t, state)
+	balancer := webKey(80)
+	balancer.Addr, balancer.Scope = web().LoadBalancers[0].Addr, lb.External
+	for _, test := range []struct {
+		key             lb.FrontendKey
+		policy          string
+		eligible, other int
+	}{
+		{webKey(80), "Cluster", 2, 0},
+		{balancer, "Local", 1, 1},
+	} {
+		selection := mustAsk(t, func(ctx context.Context) (Selection, error) { return client.Selection(ctx, "ns/web", test.key) })
+		eligible, other := 0, 0
+		for _, e := range selection.Endpoints {
+			if e.Eligible {
+				eligible++
+			} else if e.Reason == lb.NotLocal.String() {
+				other++
+			}
+		}
+		if selection.Policy != test.policy || eligible != test.eligible || other != test.other || selection.Error == "" {
+			t.Errorf("%s: the selection is %+v", test.key, selection)
+		}
+	}
+	for service, port := range map[string]uint16{"ns/nosuch": 80, "ns/web": 81} {
+		if _, err := client.Selection(t.Context(), service, webKey(port)); err == nil || !strings.Contains(err.Error(), "has no frontend") {
+			t.Errorf("%s at port %d: %v", service, port, err)
+		}
+	}
+}
+
 func TestClientWithoutAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	if _, err := NewClient(path).Status(t.Context()); !errors.Is(err, ErrNotRunning) {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net/netip"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -65,6 +66,15 @@ type OptedOutPod struct {
 	// NoCgroup is set if no cgroup below CgroupRoot has the UID in its name: either no process of
 	// the Pod runs, or its sockets are translated nevertheless.
 	NoCgroup bool `json:"noCgroup,omitempty"`
+}
+
+// Pod is a Pod of this node, and where its sockets are.
+type Pod struct {
+	Name string `json:"name"` // NAMESPACE/NAME
+	UID  string `json:"uid"`
+	// Host is set if the Pod has the network of the node.
+	Host      bool         `json:"host,omitempty"`
+	Addresses []netip.Addr `json:"addresses"`
 }
 
 // MapFill is how full a map is.
