@@ -178,6 +178,14 @@ func (p *Probe) IsOfPods() bool {
 	return len(class) == 4 && binary.NativeEndian.Uint32(class) == maps.DevicePods
 }
 
+// SetsErrno reports whether a socket program tells a client more than that it is refused: see
+// [Config.SetRetval].
+func (p *Probe) SetsErrno() bool {
+	sets := p.constants[sockVarConfigHasSetRetval]
+
+	return len(sets) == 1 && sets[0] != 0
+}
+
 // Dial returns the outcome of a connect, or of the first datagram of a socket. It must be called in
 // the node's network namespace.
 func (p *Probe) Dial(d Dial) (Answer, error) {

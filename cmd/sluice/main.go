@@ -94,6 +94,7 @@ func newRoot() *cobra.Command {
 		newConnections(&where),
 		newMonitor(&where),
 		newTop(&where),
+		newExplain(&where),
 		newVerify(&where),
 		newDoctor(&where),
 		newCleanup(&where),

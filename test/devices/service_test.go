@@ -24,6 +24,7 @@ import (
 type service struct {
 	number   int
 	local    bool   // externalTrafficPolicy: Local
+	sticky   bool   // sessionAffinity: ClientIP
 	port     uint16 // where backends answer; 0: podPort
 	backends []backend
 
@@ -130,6 +131,9 @@ func (s service) object() *corev1.Service {
 	}
 	if s.local {
 		object.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	}
+	if s.sticky {
+		object.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}
 	for _, protocol := range protocols {
 		object.Spec.Ports = append(object.Spec.Ports, corev1.ServicePort{

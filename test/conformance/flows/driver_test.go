@@ -7,17 +7,19 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-lb/sluice/pkg/explain"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // driver sends flows from the places of a scenario in which Sluice runs.
 type driver struct {
-	world   *world
-	cgroup  *lab.Cgroup
-	maps    *datapathMaps
-	callers map[origin]*lab.Caller
-	ports   []uint16 // that no client had yet whose packets come by a device
+	world     *world
+	cgroup    *lab.Cgroup
+	maps      *datapathMaps
+	callers   map[origin]*lab.Caller
+	explainer *explain.Explainer
+	ports     []uint16 // that no client had yet whose packets come by a device
 }
 
 // origin is where a process runs.
@@ -70,6 +72,12 @@ func (d *driver) mustStart(t *testing.T, s *scenario) {
 		t.Fatal(err)
 	}
 	d.mustBeProgrammed(t, node, s)
+	d.explainer = explain.New(d.maps.pinned, node.BPFRoot(), node.Client())
+	t.Cleanup(func() {
+		if err := d.explainer.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // caller is a process where a flow starts: in the cgroup of the node, in a child
@@ -152,6 +160,9 @@ func (d *driver) driveOne(t *testing.T, f flow, w way, want expected) (wrong str
 		}
 	}
 	if wrong := want.check(seen); wrong != "" {
+		return wrong
+	}
+	if wrong := d.explained(t, f, w, want, seen); wrong != "" {
 		return wrong
 	}
 
