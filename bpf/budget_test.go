@@ -48,7 +48,10 @@ func TestVerifierBudget(t *testing.T) {
 				if setRetval && features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) != nil {
 					t.Skip("this kernel has no bpf_set_retval (Linux 6.1)")
 				}
-				programs := mustLoad(t, m, Config{UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, Handshakes: true, BackendHandshakes: true, PodOptOut: true, Heal: true})
+				programs := mustLoad(t, m, Config{
+					UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, PodOptOut: true,
+					Handshakes: knowsTracing(t), BackendHandshakes: true, Heal: knowsTracing(t),
+				})
 				for _, hook := range append(slices.Concat(programs.Sock, programs.Trace), Hook{Name: "socks", Program: programs.Socks}) {
 					checkBudget(t, hook)
 				}
@@ -140,6 +143,16 @@ func mustLoadDevice(t testing.TB, m *maps.Pinned, cfg DeviceConfig) *DeviceProgr
 	})
 
 	return programs
+}
+
+func knowsTracing(t *testing.T) bool {
+	t.Helper()
+	knows, err := KnowsTracing()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return knows
 }
 
 func mustLoad(t *testing.T, m *maps.Pinned, cfg Config) *Programs {
