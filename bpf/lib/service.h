@@ -400,7 +400,9 @@ static __always_inline __u32 take_turn(__u32 service_port_id)
  */
 static __always_inline __s32 pressure(__u32 backend_id, __u64 now)
 {
-	return is_paused(backend_id, now) ? 0x7fffffff : live_connections(backend_id);
+	if (config_heal && now != NEVER && is_paused(backend_id, now))
+		return 0x7fffffff;
+	return live_connections(backend_id);
 }
 
 /* less_busy returns the one of two random backends that has fewer connections. */
