@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/bench/load"
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 func TestMain(m *testing.M) {
@@ -174,4 +176,25 @@ func mustSide(t *testing.T, kind string) *side {
 	t.Cleanup(func() { lab.Must(t, s.Close()) })
 
 	return s
+}
+
+// The shortest episode: the packets of a node vanish. Sluice notices and sends new connections
+// elsewhere, and takes the node back.
+func TestDeadNode(t *testing.T) {
+	s := mustSide(t, "sluice-eject")
+	api := cluster.Shared(t)
+	lab.Must(t, writeObjects(api, s, 1), s.start(t.Context(), api, sluice.MustBinary(t)))
+	i := slices.IndexFunc(episodes, func(e episode) bool { return e.name == "vanish" })
+	r, err := s.measure(t.Context(), 0, paths[0], episodes[i], 400, phases{healthy: time.Second, episode: 5 * time.Second, after: 8 * time.Second})
+	lab.Must(t, err)
+	t.Log(r)
+	if r.After.Failed > 0 {
+		t.Errorf("%d failed after the episode", r.After.Failed)
+	}
+	if r.PassedOver < backendsPerNode || r.Until > 3 {
+		t.Errorf("passed over %d times, new connections until %v: want each of %d backends, soon after the begin", r.PassedOver, r.Until, backendsPerNode)
+	}
+	if r.Back == nil {
+		t.Error("no new connections to it at the end")
+	}
 }
