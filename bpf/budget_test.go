@@ -76,10 +76,10 @@ func TestDeviceVerifierBudget(t *testing.T) {
 	for _, class := range []uint32{maps.DevicePods, maps.DeviceUplink} {
 		for _, flags := range []DeviceConfig{
 			{},
-			{FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t), Heal: true},
+			{FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t), Heal: true, Resteer: true},
 			{NoEthernet: true},
 			{BridgePort: true},
-			{BridgePort: true, ScopeBySource: true, FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t), Heal: true},
+			{BridgePort: true, ScopeBySource: true, FIBSource: true, ChecksumIPv6: true, Conntrack: knowsConntrack(t), Heal: true, Resteer: true},
 		} {
 			cfg := flags
 			cfg.Class = class

@@ -57,6 +57,7 @@ type DeviceConfig struct {
 
 	NoStats bool   // see [Config]
 	Heal    bool   // see [Config]
+	Resteer bool   // connections whose backend does not answer go to another one
 	Keep    string // see [Config]
 
 	Kernel *btf.Cache // see [Config]
@@ -133,6 +134,7 @@ func deviceSpec(m *maps.Pinned, cfg DeviceConfig) (*ebpf.CollectionSpec, error) 
 		deviceVarConfigConntrack:          cfg.Conntrack,
 		deviceVarConfigStats:              !cfg.NoStats,
 		deviceVarConfigHeal:               cfg.Heal,
+		deviceVarConfigResteer:            cfg.Resteer,
 		deviceVarConfigUdpIdleNs:          nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		deviceVarConfigUdpUnansweredNs:    nanoseconds(cfg.UDPUnanswered, DefaultUDPUnanswered),
 	})

@@ -78,6 +78,7 @@ const (
 	deviceVarConfigMasqueradeLow      = "config_masquerade_low"
 	deviceVarConfigMasqueradeMoreHigh = "config_masquerade_more_high"
 	deviceVarConfigMasqueradeMoreLow  = "config_masquerade_more_low"
+	deviceVarConfigResteer            = "config_resteer"
 	deviceVarConfigScopeBySource      = "config_scope_by_source"
 	deviceVarConfigStats              = "config_stats"
 	deviceVarConfigUdpIdleNs          = "config_udp_idle_ns"
@@ -200,6 +201,7 @@ type deviceVariableSpecs struct {
 	ConfigMasqueradeLow      *ebpf.VariableSpec `ebpf:"config_masquerade_low"`
 	ConfigMasqueradeMoreHigh *ebpf.VariableSpec `ebpf:"config_masquerade_more_high"`
 	ConfigMasqueradeMoreLow  *ebpf.VariableSpec `ebpf:"config_masquerade_more_low"`
+	ConfigResteer            *ebpf.VariableSpec `ebpf:"config_resteer"`
 	ConfigScopeBySource      *ebpf.VariableSpec `ebpf:"config_scope_by_source"`
 	ConfigStats              *ebpf.VariableSpec `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
@@ -341,6 +343,7 @@ type deviceVariables struct {
 	ConfigMasqueradeLow      *ebpf.Variable `ebpf:"config_masquerade_low"`
 	ConfigMasqueradeMoreHigh *ebpf.Variable `ebpf:"config_masquerade_more_high"`
 	ConfigMasqueradeMoreLow  *ebpf.Variable `ebpf:"config_masquerade_more_low"`
+	ConfigResteer            *ebpf.Variable `ebpf:"config_resteer"`
 	ConfigScopeBySource      *ebpf.Variable `ebpf:"config_scope_by_source"`
 	ConfigStats              *ebpf.Variable `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.Variable `ebpf:"config_udp_idle_ns"`

@@ -151,6 +151,7 @@ const (
 	probeVarConfigMasqueradeLow      = "config_masquerade_low"
 	probeVarConfigMasqueradeMoreHigh = "config_masquerade_more_high"
 	probeVarConfigMasqueradeMoreLow  = "config_masquerade_more_low"
+	probeVarConfigResteer            = "config_resteer"
 	probeVarConfigScopeBySource      = "config_scope_by_source"
 	probeVarConfigStats              = "config_stats"
 	probeVarConfigUdpIdleNs          = "config_udp_idle_ns"
@@ -278,6 +279,7 @@ type probeVariableSpecs struct {
 	ConfigMasqueradeLow      *ebpf.VariableSpec `ebpf:"config_masquerade_low"`
 	ConfigMasqueradeMoreHigh *ebpf.VariableSpec `ebpf:"config_masquerade_more_high"`
 	ConfigMasqueradeMoreLow  *ebpf.VariableSpec `ebpf:"config_masquerade_more_low"`
+	ConfigResteer            *ebpf.VariableSpec `ebpf:"config_resteer"`
 	ConfigScopeBySource      *ebpf.VariableSpec `ebpf:"config_scope_by_source"`
 	ConfigStats              *ebpf.VariableSpec `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
@@ -424,6 +426,7 @@ type probeVariables struct {
 	ConfigMasqueradeLow      *ebpf.Variable `ebpf:"config_masquerade_low"`
 	ConfigMasqueradeMoreHigh *ebpf.Variable `ebpf:"config_masquerade_more_high"`
 	ConfigMasqueradeMoreLow  *ebpf.Variable `ebpf:"config_masquerade_more_low"`
+	ConfigResteer            *ebpf.Variable `ebpf:"config_resteer"`
 	ConfigScopeBySource      *ebpf.Variable `ebpf:"config_scope_by_source"`
 	ConfigStats              *ebpf.Variable `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.Variable `ebpf:"config_udp_idle_ns"`

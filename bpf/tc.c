@@ -4,6 +4,7 @@
 /* Translating the packets of Services at devices. */
 #include "lib/open.h"
 #include "lib/reject.h"
+#include "lib/resteer.h"
 
 /*
  * may_be_direct reports whether a packet to an address of no Service may open a connection to a
@@ -35,7 +36,7 @@ static __always_inline enum reason may_be_for_service(struct __sk_buff *ctx, str
 	if (why)
 		return why;
 	*flags = may_be_ours(net->hash) ? addr_flags(&dst) : 0;
-	if (*flags & ADDR_SERVICE)
+	if (*flags & ADDR_SERVICE || (resteers_sockets() && peek_syn(ctx, net) && repeats_syn(ctx)))
 		return REASON_NEXT;
 	if (!*flags)
 		return is_service_cidr(&dst) || may_be_direct(ctx, net) ? REASON_NEXT :
@@ -92,6 +93,17 @@ static __always_inline void mark(struct __sk_buff *ctx)
 }
 
 /*
+ * begin opens a flow for the first packet of a connection to a Service, or for that of a socket whose
+ * backend does not answer.
+ */
+static __always_inline enum reason begin(struct __sk_buff *ctx, __u32 flags)
+{
+	enum reason why = begin_flow(ctx, flags);
+
+	return why == REASON_PASS_NO_FRONTEND && resteers_sockets() ? resteer(ctx) : why;
+}
+
+/*
  * assign_flow finds or opens the flow of a packet from the wire, and sets pkt->to to what the
  * packet becomes.
  */
@@ -103,13 +115,27 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	enum reason why;
 
 	if (!f)
-		return begin_flow(ctx, flags);
+		return begin(ctx, flags);
 	if (is_stray(f))
 		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : REASON_PASS_NO_FLOW;
 	if (starts_new_flow(pkt, f, half_open)) {
 		uncount(f);
 		report_bytes(f);
-		return begin_flow(ctx, flags);
+		return begin(ctx, flags);
+	}
+	if (config_resteer && is_unanswered(pkt, f, half_open)) {
+		report_bytes(f);
+		if (begin(ctx, flags) == REASON_TRANSLATED) {
+			abandon(pkt);
+			return REASON_TRANSLATED;
+		}
+		pkt->turns = false;
+		goes_as(f, f->role, &pkt->to);
+	}
+	if (f->state == FLOW_ABANDONED) {
+		why = answer_late(pkt, f);
+		if (why)
+			return why;
 	}
 	if (f->role == FLOW_FROM_CLIENT)
 		mark(ctx);
@@ -166,7 +192,11 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	f = find_flow(pkt, &pkt->ip.key, &half_open);
 	if (!f)
 		return REASON_PASS_OTHER_TRAFFIC;
-	if (is_direct_connection(pkt, f)) {
+	if (f->state == FLOW_ABANDONED) {
+		why = answer_late(pkt, f);
+		if (why)
+			return why;
+	} else if (is_direct_connection(pkt, f)) {
 		forget_all(pkt);
 		return REASON_PASS_OTHER_TRAFFIC;
 	}

@@ -227,6 +227,7 @@ type abiFlowFlag uint32
 const (
 	abiFlowFlagFLOW_MASQUERADED abiFlowFlag = 1
 	abiFlowFlagFLOW_RETURNS     abiFlowFlag = 2
+	abiFlowFlagFLOW_RESTEERED   abiFlowFlag = 4
 	abiFlowFlagFLOW_SENT        abiFlowFlag = 8
 	abiFlowFlagFLOW_COUNTED     abiFlowFlag = 16
 	abiFlowFlagFLOW_TURNED      abiFlowFlag = 32
@@ -265,10 +266,11 @@ const (
 type abiFlowState uint32
 
 const (
-	abiFlowStateFLOW_NEW   abiFlowState = 0
-	abiFlowStateFLOW_OPEN  abiFlowState = 1
-	abiFlowStateFLOW_FIN   abiFlowState = 2
-	abiFlowStateFLOW_RESET abiFlowState = 3
+	abiFlowStateFLOW_NEW       abiFlowState = 0
+	abiFlowStateFLOW_OPEN      abiFlowState = 1
+	abiFlowStateFLOW_FIN       abiFlowState = 2
+	abiFlowStateFLOW_RESET     abiFlowState = 3
+	abiFlowStateFLOW_ABANDONED abiFlowState = 4
 )
 
 type abiFragment struct {
@@ -490,7 +492,8 @@ const (
 	abiReasonREASON_DROP_REDIRECT           abiReason = 22
 	abiReasonREASON_DROP_REWRITE            abiReason = 23
 	abiReasonREASON_DROP_TUPLE_TAKEN        abiReason = 24
-	abiReasonREASON_COUNT                   abiReason = 25
+	abiReasonREASON_DROP_ABANDONED          abiReason = 25
+	abiReasonREASON_COUNT                   abiReason = 26
 )
 
 type abiRecent struct {

@@ -253,10 +253,13 @@ func (f *SourceFilter) Begin(now uint64) SourceSweep {
 // Idle reports whether no cell is old.
 func (s SourceSweep) Idle() bool { return len(s.old) == 0 }
 
-// Keep keeps the cell of an entry that exists.
-func (s SourceSweep) Keep(k FlowKey, role uint8) {
+// Keep keeps the cell of an entry that exists. The packets to the backend that a socket has dialled
+// look for the cell of its answers, when the connection was re-steered.
+func (s SourceSweep) Keep(k FlowKey, f *Flow) {
 	if k.Hook == HookEgress {
-		delete(s.old, sourceCell(k, role))
+		delete(s.old, sourceCell(k, f.Role))
+	} else if f.Flags&FlowResteered != 0 {
+		delete(s.old, sourceCell(FlowKey{Src: k.Dst, SrcPort: k.DstPort}, FlowToClient))
 	}
 }
 

@@ -32,6 +32,8 @@ const (
 	FlowOpen  = uint8(abiFlowStateFLOW_OPEN)
 	FlowFin   = uint8(abiFlowStateFLOW_FIN)
 	FlowReset = uint8(abiFlowStateFLOW_RESET)
+
+	FlowAbandoned = uint8(abiFlowStateFLOW_ABANDONED)
 )
 
 // Bits of the Ending of a TCP [Flow]: both sides have ended, and the backend is in TIME_WAIT.
@@ -43,6 +45,7 @@ const (
 // Flags of a [Flow].
 const (
 	FlowMasqueraded = uint8(abiFlowFlagFLOW_MASQUERADED)
+	FlowResteered   = uint8(abiFlowFlagFLOW_RESTEERED)
 	FlowSent        = uint8(abiFlowFlagFLOW_SENT)
 	FlowCounted     = uint8(abiFlowFlagFLOW_COUNTED)
 	FlowByPods      = uint8(abiFlowFlagFLOW_BY_PODS)

@@ -189,7 +189,7 @@ func TestSourceSweep(t *testing.T) {
 	if sweep.Idle() {
 		t.Error("no cell is old")
 	}
-	sweep.Keep(kept, FlowToClient)
+	sweep.Keep(kept, &Flow{Role: FlowToClient})
 	p.SourceFilter.Note(renewed, FlowToClient, later)
 	sweep.End()
 	for what, test := range map[string]struct {

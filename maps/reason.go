@@ -32,6 +32,7 @@ const (
 	ReasonDropRedirect           = Reason(abiReasonREASON_DROP_REDIRECT)
 	ReasonDropRewrite            = Reason(abiReasonREASON_DROP_REWRITE)
 	ReasonDropTupleTaken         = Reason(abiReasonREASON_DROP_TUPLE_TAKEN)
+	ReasonDropAbandoned          = Reason(abiReasonREASON_DROP_ABANDONED)
 	reasonCount                  = Reason(abiReasonREASON_COUNT)
 )
 
@@ -60,6 +61,7 @@ var reasons = [reasonCount]struct{ label, text string }{
 	ReasonDropFlowTable:          {"drop_flow_table", "dropped: the flow table has no room"},
 	ReasonDropRedirect:           {"drop_redirect", "dropped: an ICMP redirect that would make the client bypass this node"},
 	ReasonDropRewrite:            {"drop_rewrite", "dropped: the packet could not be written"},
+	ReasonDropAbandoned:          {"drop_abandoned", "dropped: a late answer of a backend that was given up, as another one has answered the client"},
 	ReasonDropTupleTaken:         {"drop_tuple_taken", "dropped: a flow of a client behind another kind of device has the same addresses and ports"},
 }
 

@@ -106,7 +106,8 @@ enum reason {
 		22, /* an ICMP redirect that would make the client bypass this node */
 	REASON_DROP_REWRITE = 23, /* the kernel did not let the program write the packet */
 	REASON_DROP_TUPLE_TAKEN = 24, /* the tuple belongs to the flow of a client elsewhere */
-	REASON_COUNT = 25,
+	REASON_DROP_ABANDONED = 25, /* a late answer of a backend that was given up */
+	REASON_COUNT = 26,
 };
 
 /* An IPv6 address, or an IPv4 address mapped into ::ffff:0:0/96. */
@@ -559,6 +560,7 @@ enum flow_state {
 	FLOW_OPEN = 1,
 	FLOW_FIN = 2, /* this side has closed and, with TCP, the other side has acknowledged that */
 	FLOW_RESET = 3, /* by a packet with a valid number or tag: see bpf/lib/ending.h */
+	FLOW_ABANDONED = 4, /* of a backend that was given up: see bpf/lib/resteer.h */
 };
 
 /*
@@ -582,6 +584,7 @@ enum flow_flag {
 	FLOW_MASQUERADED = 1,
 	FLOW_RETURNS =
 		2, /* replies are routed from the original destination: see bpf/lib/route.h */
+	FLOW_RESTEERED = 4, /* of a socket: original_dst is the backend that it has dialled */
 	FLOW_SENT = 8, /* a packet has left as the masquerade */
 	FLOW_COUNTED = 16, /* in the backend's load; valid in the entry of FLOW_FROM_CLIENT */
 	FLOW_TURNED = 32, /* turned around: it does not pass the stack */

@@ -155,7 +155,53 @@ static __always_inline __u32 seed_of_packet(const struct pool *pool, const struc
 	}
 }
 
-/* open_flow picks a backend for a new flow, and sets pkt->to to the tuple of its first packet. */
+/*
+ * instead_of returns the id of a backend among the count slots from base on that is no suspect and
+ * is not the one with this id, or 0. It is global, so that the verifier walks it once.
+ */
+__noinline __u32 instead_of(__u32 base, __u32 count, __u32 id)
+{
+	__u32 first = random_below(count), slot, i;
+
+	for (i = 0; i < MAX_COMPARED && i < count; i++) {
+		slot = base + (first + i) % count;
+		if (slot_at(slot) != id && !is_suspect_at(slot))
+			return slot_at(slot);
+	}
+	return 0;
+}
+
+/*
+ * may_leave reports whether the flow of a SYN that is sent again may leave pkt->given_up. A client
+ * with affinity only leaves a suspect.
+ */
+static __always_inline bool may_leave(const struct packet *pkt)
+{
+	const struct pool *pool = &pkt->pool;
+
+	return !(pool->flags & POOL_NO_RESTEER) &&
+	       (!pool->affinity_seconds || is_suspect(pkt->given_up));
+}
+
+/*
+ * pick_instead sets pkt->backend to another backend of pkt->pool than pkt->given_up, and is false if
+ * there is none.
+ */
+static __always_inline bool pick_instead(struct packet *pkt)
+{
+	const struct pool *pool = &pkt->pool;
+	const struct backend *be;
+
+	be = pick_id(pool, instead_of(pool->slot_base, pool->slot_count, pkt->given_up));
+	if (be)
+		pkt->backend = *be;
+	return be;
+}
+
+/*
+ * open_flow picks a backend for a new flow, and sets pkt->to to the tuple of its first packet. It
+ * returns REASON_NEXT if the flow of a SYN that is sent again stays as it is.
+ */
 static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packet *pkt)
 {
 	const struct pool *pool = &pkt->pool;
@@ -164,9 +210,14 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 	const struct backend *be;
 	enum reason why;
 
+	if (pkt->given_up && !may_leave(pkt))
+		return REASON_NEXT;
 	be = pick_backend(pool, &client, seed_of_packet(pool, came), pkt->now, false);
 	if (!be)
 		return why_no_backend(pool);
+	pkt->backend = *be;
+	if (be->id == pkt->given_up && !pick_instead(pkt))
+		return REASON_NEXT;
 
 	pkt->flow = (struct flow){
 		.client = came->src,
@@ -180,7 +231,6 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.flags = FLOW_COUNTED | class_flag(config_device_class),
 		.end = came->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0, /* of the replies */
 	};
-	pkt->backend = *be;
 	why = remember(ctx, pkt);
 	if (why)
 		return why;
@@ -277,7 +327,8 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 	else
 		why = open_flow(ctx, pkt);
 	pkt->service_port_id = pkt->pool.service_port_id;
-	count_new(pkt->pool.service_port_id, why);
+	if (!pkt->given_up)
+		count_new(pkt->pool.service_port_id, why);
 	return why;
 }
 

@@ -55,6 +55,15 @@ volatile const bool config_csum_ipv6 = true;
 /* Linux 5.18, where connections are tracked: bpf_skb_ct_lookup is there. */
 volatile const bool config_conntrack = true;
 
+/* Connections whose backend does not answer go to another one: see resteer.h. */
+volatile const bool config_resteer = false;
+
+/* resteers_sockets reports whether connections that were translated at sockets are re-steered here. */
+static __always_inline bool resteers_sockets(void)
+{
+	return config_resteer && config_device_class == DEVICE_PODS;
+}
+
 /* How many entries flows can have before the kernel starts to evict some. */
 volatile const __s64 config_flows_room = 1LL << 62;
 
@@ -157,6 +166,8 @@ struct packet {
 	bool evicts; /* gone has to be deleted */
 	__u8 role; /* of the entry at egress: enum flow_role */
 	__u8 flags; /* and its flags */
+	__u32 given_up; /* the backend that has not answered the SYN, which is sent again; 0: none */
+	struct flow_key late; /* the tuple with which its answers arrive */
 	bool turns; /* it is turned around: it leaves by the device out, to next */
 	__u16 mtu; /* of the route, if the packet is too long for it and must not be fragmented; else 0 */
 	__u32 out;
@@ -205,6 +216,7 @@ static __always_inline struct packet *new_packet(enum hook hook)
 		pkt->event = EVENT_NONE;
 		pkt->is_error = false;
 		pkt->evicts = false;
+		pkt->given_up = 0;
 		pkt->turns = false;
 		pkt->mtu = 0;
 		pkt->service_port_id = 0;

@@ -242,6 +242,19 @@ static __always_inline bool is_behind(struct __sk_buff *ctx, __u32 device, const
 }
 
 /*
+ * is_beside reports whether the destination of a frame is behind the bridge of the port at hand: the
+ * sender addresses it to that, and not to the node.
+ */
+static __always_inline bool is_beside(struct __sk_buff *ctx, const struct flow_key *came)
+{
+	__u32 port = ctx->ifindex;
+	const struct device *dev = bpf_map_lookup_elem(&sl_devices, &port);
+	struct route way;
+
+	return dev && dev->bridge && is_behind(ctx, dev->bridge, &came->src, &came->dst, &way);
+}
+
+/*
  * bypass_node addresses the frame to the backend itself if client and backend are behind the bridge
  * of this device. It is false if the frame could not be written. It is global, so that the verifier
  * walks it once.

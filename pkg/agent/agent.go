@@ -180,6 +180,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
 	cfg.Datapath.PodOptOut = cfg.PodOptOut
 	cfg.Datapath.Heal = cfg.Healing >= lb.HealEject
+	cfg.Datapath.Resteer = cfg.Healing == lb.HealResteer
 	cfg.Datapath.NoStats = cfg.ServiceMetrics == 0
 	cfg.Datapath.BackendHandshakes = cfg.BackendMetrics > 0
 	cfg.Datapath.ICMPPerSecond, cfg.Datapath.ICMPBurst = icmp.PerSecond, icmp.Burst

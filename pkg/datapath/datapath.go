@@ -61,6 +61,8 @@ type Config struct {
 	PodOptOut bool
 	// Heal passes over backends that do not answer, see docs/healing.md.
 	Heal bool
+	// Resteer leads connections whose backend does not answer to another one.
+	Resteer bool
 	// Capacities overrides the sizes of maps, see [maps.Options].
 	Capacities map[string]uint32
 }

@@ -264,6 +264,7 @@ func (p *devicePrograms) config(d *Datapath, v variant, keep string) bpf.DeviceC
 		UDPIdle:         d.cfg.UDPIdle,
 		NoStats:         d.cfg.NoStats,
 		Heal:            d.cfg.Heal,
+		Resteer:         d.cfg.Resteer,
 		Keep:            keep,
 		Kernel:          d.kernel,
 		FIBSource:       d.features.FIBSource,

@@ -160,7 +160,7 @@ func (s *Sweeper) scan(timeouts Timeouts, sources maps.SourceSweep) (scanned, er
 			if err != nil {
 				return st, err
 			}
-			sources.Keep(e.Key, e.Value.Role)
+			sources.Keep(e.Key, &e.Value)
 			st.add(t, &e.Value, timeouts)
 			l.add(t, e.Key, &e.Value)
 		}

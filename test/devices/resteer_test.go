@@ -1,0 +1,126 @@
+package devices
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// deaf lets a machine receive no segment, and mute lets it accept no connection.
+const (
+	deaf = "table inet dead { chain in { type filter hook input priority 0; meta l4proto tcp drop; }; }"
+	mute = "table inet dead { chain out { type filter hook output priority 0; tcp flags & (syn | ack) == syn | ack drop; }; }"
+
+	unmute = "delete table inet dead"
+)
+
+// A SYN is sent again after a second, and then after another one.
+const (
+	again       = 900 * time.Millisecond
+	secondAgain = 1900 * time.Millisecond
+)
+
+func roundRobin(s service) service {
+	s.annotations = map[string]string{"sluice-lb.io/algorithm": "rr"}
+
+	return s
+}
+
+// TestResteer connects to a Service of which one backend receives nothing any more. Every connection
+// succeeds by the SYN that is sent again, and the client has the peer that it has dialled.
+//
+//	pod-1-0, socket hooks ─┬─▶ pod-2-0, which receives nothing
+//	client, node port ─────┼─▶ pod-2-1
+//	                       └─▶ pod-1-1
+func TestResteer(t *testing.T) {
+	for name, attachment := range map[string]lab.Attachment{"bridge": lab.Bridged, "routed": lab.Routed} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, Attachment: attachment}, agent: []string{"--heal=resteer"}})
+			dead := w.Nodes[1].Pods[0]
+			backends := []backend{onPod(dead), onPod(w.Nodes[1].Pods[1]), onPod(w.Nodes[0].Pods[1])}
+			inside, outside := roundRobin(service{number: 1, backends: backends}), roundRobin(service{number: 2, backends: backends})
+			w.start(t, inside, outside)
+			lab.Must(t, dead.Netfilter(deaf))
+
+			pod := lab.MustCaller(t, w.Nodes[0].Pods[0].Namespace, w.cgroups[0])
+			var connecting sync.WaitGroup
+			for _, f := range families {
+				connecting.Go(func() { mustConnectEach(t, pod, inside.at(clusterIP, f, nil), len(backends)) })
+				connecting.Go(func() { mustConnectEach(t, w.outside(t), outside.at(nodePort, f, w.Nodes[0]), len(backends)) })
+			}
+			connecting.Wait()
+		})
+	}
+}
+
+// mustConnectEach connects to each of n backends, of which one is dead.
+func mustConnectEach(t *testing.T, from *lab.Caller, to string, n int) {
+	late := false
+	for range n {
+		reply, err := from.Exchange(lab.Exchange{Network: "tcp", Address: to, Timeout: dialTimeout})
+		if err != nil {
+			t.Errorf("%s: %v", to, err)
+			continue
+		}
+		if reply.Peer.String() != to {
+			t.Errorf("%s: the peer is %s", to, reply.Peer)
+		}
+		if reply.Connect > secondAgain {
+			t.Errorf("%s: connected to %s after %v", to, reply.Text, reply.Connect)
+		}
+		late = late || reply.Connect > again
+	}
+	if !late {
+		t.Errorf("%s: no connection had to send its SYN again", to)
+	}
+}
+
+// TestLateAnswer has a backend answer late, when its connections were already given to another backend. If
+// that one has answered, the client hears nothing of the former; if not, the former gets the connection back.
+//
+//	pod-1-0 ─┬─▶ pod-2-0, whose answers come late
+//	         └─▶ pod-2-1, or pod-1-1, which receives nothing
+func TestLateAnswer(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, Attachment: lab.Routed}, agent: []string{"--heal=resteer"}})
+	slow, other, dead, client := w.Nodes[1].Pods[0], w.Nodes[1].Pods[1], w.Nodes[0].Pods[1], w.Nodes[0].Pods[0]
+	well, lost := roundRobin(service{number: 1, backends: []backend{onPod(slow), onPod(other)}}), roundRobin(service{number: 2, backends: []backend{onPod(slow), onPod(dead)}})
+	w.start(t, well, lost)
+	lab.Must(t, dead.Netfilter(deaf), slow.Netfilter(mute))
+	lab.Must(t, client.Netfilter(fmt.Sprintf("table inet heard { counter accepted {}; chain in { type filter hook input priority 0; "+
+		"ip saddr %s tcp flags & (syn | ack) == syn | ack counter name accepted; }; }", slow.IPv4)))
+	pod := lab.MustCaller(t, client.Namespace, w.cgroups[0])
+
+	var sockets []*lab.Socket
+	var names []string
+	for _, s := range []service{well, lost} {
+		if s.number == lost.number { // the slow backend's second answer is the first to be heard
+			answering := time.AfterFunc(1500*time.Millisecond, func() { lab.Must(t, slow.Netfilter(unmute)) })
+			defer answering.Stop()
+		}
+		var connecting sync.WaitGroup
+		both := make([]*lab.Socket, 2) // in turn, one to each backend
+		for i := range both {
+			connecting.Go(func() { both[i] = mustConnect(t, pod, "tcp4", s.at(clusterIP, ipv4, nil)) })
+		}
+		connecting.Wait()
+		sockets, names = append(sockets, both...), append(names, other.Name, other.Name)
+	}
+	names[2], names[3] = slow.Name, slow.Name
+	for range 2 {
+		for i, socket := range sockets {
+			lab.Must(t, answeredBy(socket, names[i]))
+		}
+		time.Sleep(3 * time.Second) // the slow backend answers once more
+	}
+	// What other has answered in its place, and what it has answered itself.
+	counters, err := client.NetfilterCounters()
+	lab.Must(t, err)
+	if counters["accepted"] != 2 {
+		t.Errorf("the client has heard %d answers from %s, want 2", counters["accepted"], slow.Name)
+	}
+}
