@@ -61,6 +61,9 @@ type Config struct {
 	// Heal passes over backends that do not answer: see docs/healing.md. It takes the tracing
 	// programs, which notice what backends do.
 	Heal bool
+	// Resteer makes sockets send a SYN again as soon as the backend should have answered. It adds
+	// the hook sock_ops, which runs several times for every TCP socket.
+	Resteer bool
 
 	// Keep is a folder on bpffs that caches verified programs: the next agent of the same
 	// build, with the same configuration and maps, reuses them. Empty: nothing is cached.
@@ -76,6 +79,9 @@ type Hook struct {
 	Attach  ebpf.AttachType
 	Program *ebpf.Program
 }
+
+// Optional reports whether Services work without the hook.
+func (h Hook) Optional() bool { return h.Attach == ebpf.AttachCGroupSockOps }
 
 // Programs are the loaded socket programs, not attached yet.
 type Programs struct {
@@ -107,6 +113,7 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		spec  func(Config) (*ebpf.CollectionSpec, error)
 	}{
 		{"socket programs", sockNames, sockSpec},
+		{"timeouts of SYNs", synNames(cfg), func(Config) (*ebpf.CollectionSpec, error) { return loadSyn() }},
 		{"socket iterator", []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return iterSpec(iterProgSluiceSocks) }},
 		{tracingPart, traceNames(cfg), traceSpec},
 	} {
@@ -130,12 +137,14 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		result.Kept = append(result.Kept, keep.pins(loaded)...)
 		result.NotKept = errors.Join(result.NotKept, notKept)
 	}
-	result.Sock, result.Trace, result.Socks = sockHooks(programs), traceHooks(cfg, programs), programs[iterProgSluiceSocks]
+	missing := func(h Hook) bool { return h.Program == nil }
+	result.Sock, result.Trace = slices.DeleteFunc(sockHooks(programs), missing), traceHooks(cfg, programs)
+	result.Socks = programs[iterProgSluiceSocks]
 
 	return result, nil
 }
 
-// SockHooks returns all socket hooks, without programs.
+// SockHooks returns all socket hooks, including optional ones, without programs.
 func SockHooks() []Hook { return sockHooks(nil) }
 
 func sockHooks(programs map[string]*ebpf.Program) []Hook {
@@ -149,6 +158,7 @@ func sockHooks(programs map[string]*ebpf.Program) []Hook {
 		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, programs[sockProgSluiceGetpeer4]},
 		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, programs[sockProgSluiceGetpeer6]},
 		{"sock_release", ebpf.AttachCgroupInetSockRelease, programs[sockProgSluiceRelease]},
+		{"syn_timeout", ebpf.AttachCGroupSockOps, programs[synProgSluiceSyn]},
 	}
 }
 
@@ -156,6 +166,14 @@ func sockHooks(programs map[string]*ebpf.Program) []Hook {
 var sockNames = []string{
 	sockProgSluiceConnect4, sockProgSluiceConnect6, sockProgSluiceSendmsg4, sockProgSluiceSendmsg6,
 	sockProgSluiceRecvmsg4, sockProgSluiceRecvmsg6, sockProgSluiceGetpeer4, sockProgSluiceGetpeer6, sockProgSluiceRelease,
+}
+
+func synNames(cfg Config) []string {
+	if !cfg.Resteer {
+		return nil
+	}
+
+	return []string{synProgSluiceSyn}
 }
 
 // sockSpec returns the socket programs, configured by cfg.

@@ -29,6 +29,7 @@ var budgets = map[string]uint32{
 	"getpeername4": 200,
 	"getpeername6": 800,
 	"sock_release": 1_000,
+	"syn_timeout":  600,
 	"socks":        400,
 	"connected":    1_500,
 	"dials":        1_000,
@@ -50,7 +51,7 @@ func TestVerifierBudget(t *testing.T) {
 				}
 				programs := mustLoad(t, m, Config{
 					UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, PodOptOut: true,
-					Handshakes: knowsTracing(t), BackendHandshakes: true, Heal: knowsTracing(t),
+					Handshakes: knowsTracing(t), BackendHandshakes: true, Heal: knowsTracing(t), Resteer: true,
 				})
 				for _, hook := range append(slices.Concat(programs.Sock, programs.Trace), Hook{Name: "socks", Program: programs.Socks}) {
 					checkBudget(t, hook)

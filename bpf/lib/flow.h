@@ -304,12 +304,15 @@ static __always_inline void drop_half_open(const struct flow_key *key)
 		count_flows(COUNT_HALF_OPEN_DELETED, 1);
 }
 
-/* report_bytes adds the bytes that an entry has seen to the counts of its service port. */
+/*
+ * report_bytes adds the bytes that an entry has seen to the counts of its service port. Those of a
+ * re-steered connection are counted by its socket.
+ */
 static __always_inline void report_bytes(struct flow *f)
 {
 	__u64 bytes = f->bytes;
 
-	if (!bytes)
+	if (!bytes || f->flags & FLOW_RESTEERED)
 		return;
 	f->bytes = 0;
 	if (f->role == FLOW_FROM_CLIENT)

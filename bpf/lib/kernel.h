@@ -138,6 +138,10 @@ struct tcp_sock {
 	__u32 srtt_us; /* in eighths */
 };
 
+struct inet_connection_sock {
+	__u32 icsk_rto;
+};
+
 struct ip_ct_tcp {
 	__u8 state;
 };

@@ -127,23 +127,26 @@ func sceneTimeSocket(args []string) (string, error) {
 }
 
 // BenchmarkTCP is the whole life of a TCP connection to a server on loopback, in ns of CPU
-// time of both sides: without hooks, with them, and with handshakes measured.
+// time of both sides: without hooks, with them, with handshakes measured, and with the timeouts of SYNs.
 func BenchmarkTCP(b *testing.B) {
 	for _, bench := range []struct {
 		name     string
 		at       string
 		attached bool
 		measured bool
+		resteer  bool
 	}{
-		{"no hooks", "127.0.0.1:8089", false, false},
-		{"not a Service", "127.0.0.1:8089", true, false},
-		{"not a Service, handshakes measured", "127.0.0.1:8089", true, true},
-		{"ClusterIP", "10.96.0.1:80", true, false},
-		{"ClusterIP, handshakes measured", "10.96.0.1:80", true, true},
+		{"no hooks", "127.0.0.1:8089", false, false, false},
+		{"not a Service", "127.0.0.1:8089", true, false, false},
+		{"not a Service, handshakes measured", "127.0.0.1:8089", true, true, false},
+		{"not a Service, re-steered", "127.0.0.1:8089", true, false, true},
+		{"ClusterIP", "10.96.0.1:80", true, false, false},
+		{"ClusterIP, handshakes measured", "10.96.0.1:80", true, true, false},
+		{"ClusterIP, re-steered", "10.96.0.1:80", true, false, true},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			w := buildWorld(b)
-			w.cfg.Handshakes = bench.measured
+			w.cfg.Handshakes, w.cfg.Resteer = bench.measured, bench.resteer
 			w.Datapath = w.mustOpen(b, w.cfg)
 			w.add(b, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: []string{"127.0.0.1:8089"}})
 			w.serviceCIDRs(b, "10.96.0.0/16")

@@ -141,6 +141,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
 		PodOptOut:            cfg.PodOptOut,
 		Heal:                 cfg.Heal && features.Tracing,
+		Resteer:              cfg.Resteer,
 		ProbeAddr:            ProbeAddr.Addr(),
 	}
 	programs := sync.OnceValues(func() (*bpf.Programs, error) { return bpf.Load(pinned, config) })

@@ -18,9 +18,9 @@ import (
 )
 
 // Attach attaches every program of sockets to the cgroup root, or replaces, in one
-// step, the one that an earlier agent attached. A program at a tracepoint may fail:
-// [Datapath.Hooks] reports that. After an error, programs that were attached before are still in force, and Attach can be
-// called again. It waits for [Datapath.Loaded].
+// step, the one that an earlier agent attached. An optional one and one at a tracepoint may fail:
+// [Datapath.Hooks] reports that. After an error, programs that were attached before are still in
+// force, and Attach can be called again. It waits for [Datapath.Loaded].
 func (d *Datapath) Attach() error {
 	programs, err := d.programs()
 	if err != nil {
@@ -52,7 +52,7 @@ func (d *Datapath) Attach() error {
 
 			return attached, nil
 		})
-		if err != nil {
+		if err != nil && !hook.Optional() {
 			return fmt.Errorf("hook %s: %w", hook.Name, err)
 		}
 	}
@@ -181,7 +181,7 @@ type linkGetter func(pin string) (link.Link, error)
 
 // Hooks returns the state of our hooks at the cgroup root, by their pins. It needs no agent.
 func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
-	states, err := queryHooks(loadPinned, bpfRoot, cgroupRoot)
+	states, err := queryHooks(loadPinned, bpfRoot, cgroupRoot, false)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
 
 // Hooks is [Hooks], including links that are open and not pinned.
 func (d *Datapath) Hooks() ([]HookState, error) {
-	states, err := queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot)
+	states, err := queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, d.config.Resteer)
 	if err != nil {
 		return nil, err
 	}
@@ -211,8 +211,9 @@ func (d *Datapath) Hooks() ([]HookState, error) {
 // errNoLink is the problem of a hook to which nothing was attached.
 var errNoLink = errors.New("not attached: there is no link")
 
-// queryHooks returns the state of all hooks of the cgroup.
-func queryHooks(get linkGetter, bpfRoot, cgroupRoot string) ([]HookState, error) {
+// queryHooks returns the state of all hooks of the cgroup. It omits optional ones that are not
+// attached, unless optional is set.
+func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, optional bool) ([]HookState, error) {
 	cgroup, err := os.Open(cgroupRoot)
 	if err != nil {
 		return nil, fmt.Errorf("cgroup root: %w", err)
@@ -223,6 +224,9 @@ func queryHooks(get linkGetter, bpfRoot, cgroupRoot string) ([]HookState, error)
 	for _, hook := range bpf.SockHooks() {
 		state := HookState{Name: hook.Name}
 		err := queryHook(get, filepath.Join(linkDir(bpfRoot), hook.Name), cgroup, hook)
+		if errors.Is(err, errNoLink) && hook.Optional() && !optional {
+			continue
+		}
 		if err != nil {
 			state.Problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}

@@ -257,7 +257,7 @@ type uncountedBytes struct {
 
 // add adds the uncounted bytes of an entry that is deleted.
 func (t *uncountedBytes) add(f *maps.Flow) {
-	if f.Bytes == 0 {
+	if f.Bytes == 0 || f.Flags&maps.FlowResteered != 0 { // its socket counts them
 		return
 	}
 	t.mu.Lock()

@@ -1,10 +1,14 @@
 package devices
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -19,9 +23,14 @@ const (
 
 // A SYN is sent again after a second, and then after another one.
 const (
+	soon        = 50 * time.Millisecond // where the handshakes of the backend are fast
 	again       = 900 * time.Millisecond
 	secondAgain = 1900 * time.Millisecond
 )
+
+// warm is after how many connections the handshake of a backend is known: the first one may have waited for
+// an Ethernet address.
+const warm = 20
 
 func roundRobin(s service) service {
 	s.annotations = map[string]string{"sluice-lb.io/algorithm": "rr"}
@@ -44,38 +53,78 @@ func TestResteer(t *testing.T) {
 			backends := []backend{onPod(dead), onPod(w.Nodes[1].Pods[1]), onPod(w.Nodes[0].Pods[1])}
 			inside, outside := roundRobin(service{number: 1, backends: backends}), roundRobin(service{number: 2, backends: backends})
 			w.start(t, inside, outside)
+			pod, client := lab.MustCaller(t, w.Nodes[0].Pods[0].Namespace, w.cgroups[0]), w.outside(t)
+			for _, f := range families { // so the handshakes of all backends are known
+				connectEach(t, pod, inside.at(clusterIP, f, nil), warm*len(backends))
+			}
 			lab.Must(t, dead.Netfilter(deaf))
 
-			pod := lab.MustCaller(t, w.Nodes[0].Pods[0].Namespace, w.cgroups[0])
 			var connecting sync.WaitGroup
 			for _, f := range families {
-				connecting.Go(func() { mustConnectEach(t, pod, inside.at(clusterIP, f, nil), len(backends)) })
-				connecting.Go(func() { mustConnectEach(t, w.outside(t), outside.at(nodePort, f, w.Nodes[0]), len(backends)) })
+				connecting.Go(func() {
+					to := inside.at(clusterIP, f, nil)
+					if late := connectEach(t, pod, to, len(backends)); late < soon || late > again {
+						t.Errorf("%s: the SYN was sent again after %v", to, late)
+					}
+				})
+				connecting.Go(func() {
+					to := outside.at(nodePort, f, w.Nodes[0])
+					if late := connectEach(t, client, to, len(backends)); late < again || late > secondAgain {
+						t.Errorf("%s: the SYN was sent again after %v", to, late)
+					}
+				})
 			}
 			connecting.Wait()
 		})
 	}
 }
 
-// mustConnectEach connects to each of n backends, of which one is dead.
-func mustConnectEach(t *testing.T, from *lab.Caller, to string, n int) {
-	late := false
+// connectEach connects to each of n backends in turn, and returns how long the slowest connection took.
+func connectEach(t *testing.T, from *lab.Caller, to string, n int) (slowest time.Duration) {
 	for range n {
 		reply, err := from.Exchange(lab.Exchange{Network: "tcp", Address: to, Timeout: dialTimeout})
 		if err != nil {
 			t.Errorf("%s: %v", to, err)
-			continue
-		}
-		if reply.Peer.String() != to {
+		} else if reply.Peer.String() != to {
 			t.Errorf("%s: the peer is %s", to, reply.Peer)
 		}
-		if reply.Connect > secondAgain {
-			t.Errorf("%s: connected to %s after %v", to, reply.Text, reply.Connect)
-		}
-		late = late || reply.Connect > again
+		slowest = max(slowest, reply.Connect)
 	}
-	if !late {
-		t.Errorf("%s: no connection had to send its SYN again", to)
+
+	return slowest
+}
+
+// TestSYNTimeout connects to a Service whose only backend has died. The socket sends its SYN again soon, and
+// more often, so that connect(2) takes as long to fail as it would without Sluice: 3 s, as the pod gives up
+// after one SYN more.
+//
+//	pod-1-0, socket hooks ──▶ pod-2-0, which receives nothing
+func TestSYNTimeout(t *testing.T) {
+	t.Parallel()
+	const untouched = 3 * time.Second
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, Attachment: lab.Routed}, agent: []string{"--heal=resteer"}})
+	client, dead := w.Nodes[0].Pods[0], w.Nodes[1].Pods[0]
+	for name, value := range map[string]string{"net/ipv4/tcp_syn_retries": "1", "net/ipv4/tcp_syn_linear_timeouts": "0"} {
+		if err := client.Sysctl(name, value); err != nil && !errors.Is(err, fs.ErrNotExist) { // before Linux 6.5
+			t.Fatal(err)
+		}
+	}
+	s := service{number: 1, backends: []backend{onPod(dead)}}
+	w.start(t, s)
+	pod := lab.MustCaller(t, client.Namespace, w.cgroups[0])
+	connectEach(t, pod, s.at(clusterIP, ipv4, nil), warm)
+	lab.Must(t, dead.Netfilter(deaf))
+
+	socket, err := pod.Socket("tcp4")
+	lab.Must(t, err)
+	lab.Must(t, socket.SetTimeout(dialTimeout))
+	begin := time.Now()
+	err = socket.Connect(s.at(clusterIP, ipv4, nil))
+	took := time.Since(begin)
+	syns, failed := socket.Option(unix.IPPROTO_TCP, unix.TCP_SYNCNT)
+	lab.Must(t, failed)
+	if lab.Errno(err) != unix.ETIMEDOUT || took < untouched || took > 2*untouched || syns < 2 {
+		t.Errorf("connect: %v after %v with %d SYNs more, want %v after %v, with more than one", err, took, syns, unix.ETIMEDOUT, untouched)
 	}
 }
 

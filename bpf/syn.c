@@ -1,0 +1,125 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * How soon a socket that was translated sends its SYN again. The kernel waits for a second. A backend
+ * whose handshakes are faster gets less, so that a connection is soon re-steered: see lib/resteer.h.
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../maps/maps.h"
+#include "lib/kernel.h"
+
+/*
+ * The longest handshake with a backend lately, in microseconds: each shorter one takes away a quarter
+ * of the difference.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32); /* backend id */
+	__type(value, __u32);
+} sl_handshake_us SEC(".maps");
+
+/* The kernel's timeout, and the most often that it is halved: 62 ms. */
+#define TIMEOUT_US 1000000
+#define MAX_HALVINGS 4
+
+/* A timeout is at least so many times as long as the handshake. */
+#define HANDSHAKES 4
+
+/* The numbers of ticks per second that kernels are built with. */
+#define MIN_HZ 100
+#define MAX_HZ 1000
+
+#define TCP_SYNCNT 7
+#define MAX_SYNCNT 100
+
+static __always_inline struct sock_state *state_of(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	return sk ? bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0) : NULL;
+}
+
+/* halvings_of returns how often the kernel's timeout can be halved for a backend. */
+static __always_inline __u32 halvings_of(__u32 backend_id)
+{
+	const __u32 *us = bpf_map_lookup_elem(&sl_handshake_us, &backend_id);
+	__u32 n = 0, i;
+
+	for (i = 1; us && i <= MAX_HALVINGS; i++)
+		n += TIMEOUT_US >> i >= *us * HANDSHAKES;
+	return n;
+}
+
+/*
+ * timeout_of returns the timeout of the first SYN, in the kernel's ticks, or -1 for that of the
+ * kernel, which the socket still has. An application gets the same time to connect as before: the
+ * timeout doubles with each SYN, so a SYN more makes up for each halving, and a few per cent for those
+ * SYNs that the kernel sends without doubling it (net.ipv4.tcp_syn_linear_timeouts). Before Linux 6.1
+ * the number of SYNs cannot be read, and the timeout stays.
+ */
+static __always_inline int timeout_of(struct bpf_sock_ops *ctx, const struct sock_state *state)
+{
+	const struct inet_connection_sock *sk = NULL;
+	struct bpf_sock *held = ctx->sk;
+	__u32 n = halvings_of(state->backend_id), hz, timeout;
+	int syns = 0;
+
+	if (!n)
+		return -1;
+	bpf_probe_read_kernel(&sk, sizeof(sk), &held);
+	hz = BPF_CORE_READ(sk, icsk_rto);
+	if (hz < MIN_HZ || hz > MAX_HZ ||
+	    bpf_getsockopt(ctx, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)))
+		return -1;
+	syns += n;
+	if (syns > MAX_SYNCNT || bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)))
+		return -1;
+	timeout = hz >> n;
+	return timeout + timeout / 16 + 1;
+}
+
+/* note_handshake records how long the handshake of a socket has taken, if it took one SYN. */
+static __always_inline void note_handshake(struct bpf_sock_ops *ctx, const struct sock_state *state)
+{
+	__u32 id = state->backend_id, took = ctx->srtt_us >> 3;
+	__u32 *us = bpf_map_lookup_elem(&sl_handshake_us, &id);
+
+	if (!took || ctx->total_retrans)
+		return;
+	if (!us)
+		bpf_map_update_elem(&sl_handshake_us, &id, &took, BPF_ANY);
+	else if (took > *us)
+		*us = took;
+	else
+		*us -= (*us - took) / 4;
+}
+
+SEC("sockops")
+int sluice_syn(struct bpf_sock_ops *ctx)
+{
+	const struct sock_state *state;
+
+	if (ctx->op == BPF_SOCK_OPS_TIMEOUT_INIT) {
+		ctx->reply = -1;
+		/* The kernel asks again when it sends the SYN again. */
+		if (!ctx->is_fullsock || ctx->state != BPF_TCP_SYN_SENT || ctx->segs_out)
+			return 1;
+		state = state_of(ctx);
+		if (state)
+			ctx->reply = timeout_of(ctx, state);
+	} else if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB) {
+		state = state_of(ctx);
+		if (state)
+			note_handshake(ctx, state);
+	}
+	return 1;
+}
+
+char syn_license[] SEC("license") = "Dual BSD/GPL";
