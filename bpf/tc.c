@@ -121,6 +121,10 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	if (starts_new_flow(pkt, f, half_open)) {
 		uncount(f);
 		report_bytes(f);
+		if (f->flags & FLOW_RESTEERED) { /* the socket may dial that backend again */
+			pkt->gone = *f;
+			forget_all(pkt);
+		}
 		return begin(ctx, flags);
 	}
 	if (config_resteer && is_unanswered(pkt, f, half_open)) {
