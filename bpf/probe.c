@@ -6,6 +6,7 @@
  * on the maps in force (BPF_PROG_TEST_RUN). They call the stages of sock.c and tc.c up to the first
  * that writes a map. The question is in the packet that they run with, and the answer replaces it.
  */
+#define SLUICE_PROBE
 #include "lib/dial.h"
 #include "lib/open.h"
 
@@ -60,6 +61,7 @@ offer(struct answer *is, const struct affinity_key *client, __u32 seed, __u64 no
 {
 	const struct backend *be = NULL;
 	const struct affinity *had;
+	__u8 algorithm = is->pool.algorithm;
 
 	if (is->pool.affinity_seconds) {
 		had = bpf_map_lookup_elem(&sl_affinity, client);
@@ -74,9 +76,10 @@ offer(struct answer *is, const struct affinity_key *client, __u32 seed, __u64 no
 				had->last_used + is->pool.affinity_seconds * NS_PER_SECOND - now;
 		}
 	}
-	if (!be)
-		be = is->pool.algorithm == ALGORITHM_RR ? pick_random(&is->pool) :
-							  pick_new(&is->pool, seed, now);
+	if (algorithm == ALGORITHM_RR) /* which would take a turn */
+		is->pool.algorithm = ALGORITHM_RANDOM;
+	be = be ?: pick_new(&is->pool, seed, now);
+	is->pool.algorithm = algorithm;
 	if (be)
 		is->backend_id = be->id;
 	return be;

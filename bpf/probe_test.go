@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -232,5 +233,62 @@ func TestProbeOfSockets(t *testing.T) {
 	}
 	for _, probe := range probes {
 		must(t, probe.Close())
+	}
+}
+
+// A probe passes over suspects as the programs do, and leaves their health as it is.
+func TestProbeOfSuspects(t *testing.T) {
+	if !knowsTracing(t) {
+		t.Skip("this kernel does not trace sockets (Linux 5.11)")
+	}
+	w := newWorld(t, ipv4)
+	attached, err := Load(w.maps, Config{SetRetval: true, Heal: true})
+	must(t, err)
+	defer attached.Close()
+	probe, err := LoadSocketProbe(w.maps, attached.Sock[0].Program)
+	must(t, err)
+	t.Cleanup(func() { must(t, probe.Close()) })
+
+	for _, algorithm := range []uint8{maps.AlgorithmRandom, maps.AlgorithmRR, maps.AlgorithmLC} {
+		for _, test := range []struct {
+			name     string
+			suspects []string
+			pause    time.Duration
+			picked   bool
+		}{
+			{"in its pause", []string{portPod}, time.Minute, false},
+			{"after its pause", []string{portPod}, -time.Second, true},
+			{"of too many", []string{portPod, remotePod}, time.Minute, true},
+		} {
+			t.Run(fmt.Sprintf("algorithm %d, a suspect %s", algorithm, test.name), func(t *testing.T) {
+				s := w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod, portPod, remotePod}, algorithm: algorithm})
+				health := map[uint32]maps.BackendHealth{}
+				for _, suspect := range test.suspects {
+					id := s.backends[suspect]
+					health[id] = maps.BackendHealth{Id: id, Suspected: now(t), Until: now(t) + uint64(test.pause)}
+					must(t, w.maps.Health.Put(maps.Index(id), health[id]))
+					t.Cleanup(func() { must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{})) })
+				}
+				before, picked := w.contents(t), false
+				for range 100 {
+					var answer Answer
+					must(t, w.node.Do(func() (err error) {
+						answer, err = probe.Dial(Dial{To: at(clusterIP), Protocol: 6, Host: true})
+
+						return err
+					}))
+					picked = picked || answer.Backend == s.backends[portPod]
+				}
+				if picked != test.picked {
+					t.Errorf("it is picked: %t", picked)
+				}
+				w.mustHave(t, before)
+				for id, want := range health {
+					if got, _ := w.maps.HealthOf(id); got != want {
+						t.Errorf("the health of backend %d was %+v, and is %+v", id, want, got)
+					}
+				}
+			})
+		}
 	}
 }

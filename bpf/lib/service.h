@@ -525,14 +525,17 @@ __noinline int is_passed_over(__u32 base, __u32 count, __u32 id, __u64 now)
 	if (!h || h->id != id || !h->suspected)
 		return false;
 	if (!are_few_suspects(base, count)) {
-		h->until = now;
+		if (ACTS)
+			h->until = now;
 		return false;
 	}
 	if (now >= h->until) {
-		begin_pause(h, now);
+		if (ACTS)
+			begin_pause(h, now);
 		return false;
 	}
-	__sync_fetch_and_add(&h->passed_over, 1);
+	if (ACTS)
+		__sync_fetch_and_add(&h->passed_over, 1);
 	return true;
 }
 

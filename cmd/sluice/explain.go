@@ -87,6 +87,9 @@ func drawExplanation(t *table, e explain.Explanation) {
 		if endpoint.Eligible {
 			state = strings.TrimSuffix("eligible, "+endpoint.Reason, ", ")
 		}
+		if endpoint.Suspect != nil {
+			state += ", " + endpoint.Suspect.String()
+		}
 		t.row(endpoint.Address.String(), percent(endpoint.Odds), state, fmt.Sprint(endpoint.Connections), endpoint.Node, endpoint.Zone, endpoint.Client, endpoint.Way)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -217,15 +216,6 @@ func drawService(t *table, svc status.Service) {
 	drawBackends(t, backends)
 }
 
-// suspectState returns why a backend is passed over, and for how long.
-func suspectState(s status.Suspect, now time.Time) string {
-	if pause := s.Until.Sub(now).Round(time.Second); pause > 0 {
-		return fmt.Sprintf("suspect: %s; passed over for %v", s.Reason, pause)
-	}
-
-	return fmt.Sprintf("suspect: %s; the next connection is a probe", s.Reason)
-}
-
 func drawBackends(t *table, backends []status.Backend) {
 	t.row("SERVICE", "BACKEND", "PROTOCOL", "CONNECTIONS", "STATE", "NODE", "ZONE")
 	for _, b := range backends {
@@ -233,7 +223,7 @@ func drawBackends(t *table, backends []status.Backend) {
 		if !b.Active {
 			state = "inactive: " + b.Reason
 		} else if b.Suspect != nil {
-			state = suspectState(*b.Suspect, time.Now())
+			state = b.Suspect.String()
 		}
 		t.row(b.Service, b.Address.String(), b.Protocol.String(), fmt.Sprint(b.Connections), state, b.Node, b.Zone)
 	}

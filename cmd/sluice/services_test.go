@@ -42,7 +42,7 @@ func TestDrawSuspects(t *testing.T) {
 	}
 	over := *suspect
 	over.Until = time.Now().Add(-time.Second)
-	if got, want := suspectState(over, time.Now()), "suspect: does not answer; the next connection is a probe"; got != want {
+	if got, want := over.String(), "suspect: does not answer; the next connection is a probe"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -23,8 +23,14 @@ func (i *inquiry) listEndpoints(ctx context.Context) error {
 		if !ok {
 			continue
 		}
+		suspect, err := status.SuspectOf(&i.maps.Tables, id)
+		if err != nil {
+			return err
+		}
 		ids = append(ids, id)
-		i.Endpoints = append(i.Endpoints, Endpoint{Address: backend.AddrPort(), Eligible: true, Connections: i.maps.Loads.Load(id).Live()})
+		i.Endpoints = append(i.Endpoints, Endpoint{
+			Address: backend.AddrPort(), Eligible: true, Connections: i.maps.Loads.Load(id).Live(), Suspect: suspect,
+		})
 	}
 	if i.outcome() == Translated {
 		odds, err := i.odds(ids)
@@ -80,7 +86,8 @@ func sortEndpoints(endpoints []Endpoint) {
 	})
 }
 
-// draws is how often a backend is picked to estimate odds that depend on the load of backends.
+// draws is how often a backend is picked to estimate odds that depend on the load of backends, or on
+// suspects.
 const draws = 400
 
 // odds returns the probability of each of these backends of the pool.
@@ -98,6 +105,8 @@ func (i *inquiry) odds(ids []uint32) ([]float64, error) {
 	switch {
 	case i.answer.Affinity > 0, pool.Algorithm == maps.AlgorithmDH, pool.Algorithm == maps.AlgorithmSH && (i.atDevice || i.client.Cookie != 0):
 		counted(i.answer.Backend, 1)
+	case slices.ContainsFunc(i.Endpoints, func(e Endpoint) bool { return e.Suspect != nil }):
+		return odds, i.draw(ask, counted)
 	case maps.Hashes(pool.Algorithm) && pool.TableSize > 0:
 		for slot := range pool.TableSize {
 			counted(i.maps.Slots.Get(pool.TableBase+slot), 1/float64(pool.TableSize))
@@ -107,16 +116,23 @@ func (i *inquiry) odds(ids []uint32) ([]float64, error) {
 			odds[n] = 1 / float64(len(odds))
 		}
 	default:
-		for range draws {
-			answer, err := ask()
-			if err != nil {
-				return nil, err
-			}
-			counted(answer.Backend, 1./draws)
-		}
+		return odds, i.draw(ask, counted)
 	}
 
 	return odds, nil
+}
+
+// draw counts the backends of some draws.
+func (i *inquiry) draw(ask func() (bpf.Answer, error), counted func(id uint32, share float64)) error {
+	for range draws {
+		answer, err := ask()
+		if err != nil {
+			return err
+		}
+		counted(answer.Backend, 1./draws)
+	}
+
+	return nil
 }
 
 // describeTranslation sets what a backend sees as the client, and how its packets leave.

@@ -71,6 +71,8 @@ type Endpoint struct {
 	Eligible bool           `json:"eligible"`
 	// Reason is why it is not eligible, or why a connection that gets it is dropped.
 	Reason string `json:"reason,omitempty"`
+	// Suspect is set while it does not answer clients of this node.
+	Suspect *status.Suspect `json:"suspect,omitempty"`
 	// Odds is the probability, in [0, 1], that the connection gets it.
 	Odds        float64 `json:"odds"`
 	Connections int     `json:"connections"`

@@ -217,10 +217,6 @@ func addStates(services []Service, m maps.Tables) error {
 		ports[e.Key] = e.Value
 	}
 	connections, suspects := make(map[backendKey]int), make(map[backendKey]*Suspect)
-	boot, err := bootTime()
-	if err != nil {
-		return err
-	}
 	for _, b := range m.Backends.All() {
 		port, known := ports[b.ServicePortId]
 		if b.Id == 0 || !known {
@@ -228,8 +224,12 @@ func addStates(services []Service, m maps.Tables) error {
 		}
 		key := backendKey{port.String(), lb.Protocol(port.Proto), b.AddrPort()}
 		connections[key] += max(0, m.Loads.Load(b.Id).Live())
-		if h, ok := m.HealthOf(b.Id); ok && h.IsSuspect() {
-			suspects[key] = suspectOf(h, boot)
+		suspect, err := SuspectOf(&m, b.Id)
+		if err != nil {
+			return err
+		}
+		if suspect != nil {
+			suspects[key] = suspect
 		}
 	}
 	for _, svc := range services {

@@ -29,10 +29,29 @@ func bootTime() (time.Time, error) {
 	return time.Now().Add(-time.Duration(now.Nano())), nil
 }
 
-func suspectOf(h maps.BackendHealth, boot time.Time) *Suspect {
+// SuspectOf returns why the backend with this id is a suspect, or nil if it is none. Suspects exist
+// only while healing is on.
+func SuspectOf(m *maps.Tables, id uint32) (*Suspect, error) {
+	h, known := m.HealthOf(id)
+	if !known || !h.IsSuspect() {
+		return nil, nil
+	}
+	boot, err := bootTime()
+	if err != nil {
+		return nil, err
+	}
 	at := func(ns uint64) time.Time { return boot.Add(time.Duration(ns)).Round(time.Millisecond).UTC() }
 
-	return &Suspect{Reason: maps.HealthCause(h.Cause).String(), Since: at(h.Suspected), Until: at(h.Until)}
+	return &Suspect{Reason: maps.HealthCause(h.Cause).String(), Since: at(h.Suspected), Until: at(h.Until)}, nil
+}
+
+// String returns what the backend does, and for how long it is passed over.
+func (s Suspect) String() string {
+	if pause := time.Until(s.Until).Round(time.Second); pause > 0 {
+		return fmt.Sprintf("suspect: %s; passed over for %v", s.Reason, pause)
+	}
+
+	return fmt.Sprintf("suspect: %s; the next connection is a probe", s.Reason)
 }
 
 // healingOf returns how the flags of a pool limit healing.
