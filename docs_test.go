@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/sluice-lb/sluice/maps"
 )
 
 // These pages name functions, types and files between backticks. The pictures
@@ -241,4 +243,24 @@ func readPage(t *testing.T, path string) string {
 	}
 
 	return string(text)
+}
+
+// Each reason has its entry: what it means, how to see it, and what to do.
+func TestReasonsInDocs(t *testing.T) {
+	const page = "docs/troubleshoot.md"
+	entries := make(map[string]string)
+	for _, section := range strings.Split(readPage(t, page), "\n### ")[1:] {
+		name, text, _ := strings.Cut(section, "\n")
+		entries[strings.Trim(name, "`")] = text
+	}
+	for _, reason := range maps.Reasons() {
+		entry := entries[reason.Label()]
+		if !strings.Contains(entry, "\n$ sluice explain ") && !strings.Contains(entry, "\n\""+reason.String()+"\".\n") {
+			t.Errorf("%s: reason %s has no entry with an example, or with its text", page, reason.Label())
+		}
+		delete(entries, reason.Label())
+	}
+	for name := range entries {
+		t.Errorf("%s: there is no reason %s", page, name)
+	}
 }
