@@ -199,6 +199,7 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		sockVarConfigLocalhostNodePorts: !cfg.NoLocalhostNodePorts,
 		sockVarConfigPodOptOut:          cfg.PodOptOut,
 		sockVarConfigHeal:               cfg.Heal,
+		sockVarConfigResteer:            cfg.Resteer,
 	})
 }
 

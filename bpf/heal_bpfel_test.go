@@ -82,6 +82,7 @@ const (
 	healVarBtfStep         = "btf_step"
 	healVarBtfStepOp       = "btf_step_op"
 	healVarConfigHeal      = "config_heal"
+	healVarConfigResteer   = "config_resteer"
 )
 
 // loadHeal returns the embedded CollectionSpec for heal.
@@ -180,9 +181,10 @@ type healMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type healVariableSpecs struct {
-	BtfStep    *ebpf.VariableSpec `ebpf:"btf_step"`
-	BtfStepOp  *ebpf.VariableSpec `ebpf:"btf_step_op"`
-	ConfigHeal *ebpf.VariableSpec `ebpf:"config_heal"`
+	BtfStep       *ebpf.VariableSpec `ebpf:"btf_step"`
+	BtfStepOp     *ebpf.VariableSpec `ebpf:"btf_step_op"`
+	ConfigHeal    *ebpf.VariableSpec `ebpf:"config_heal"`
+	ConfigResteer *ebpf.VariableSpec `ebpf:"config_resteer"`
 }
 
 // healObjects contains all objects after they have been loaded into the kernel.
@@ -298,9 +300,10 @@ func (m *healMaps) Close() error {
 //
 // It can be passed to loadHealObjects or ebpf.CollectionSpec.LoadAndAssign.
 type healVariables struct {
-	BtfStep    *ebpf.Variable `ebpf:"btf_step"`
-	BtfStepOp  *ebpf.Variable `ebpf:"btf_step_op"`
-	ConfigHeal *ebpf.Variable `ebpf:"config_heal"`
+	BtfStep       *ebpf.Variable `ebpf:"btf_step"`
+	BtfStepOp     *ebpf.Variable `ebpf:"btf_step_op"`
+	ConfigHeal    *ebpf.Variable `ebpf:"config_heal"`
+	ConfigResteer *ebpf.Variable `ebpf:"config_resteer"`
 }
 
 // healPrograms contains all programs after they have been loaded into the kernel.

@@ -190,13 +190,13 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	enum reason why;
 
 	*be = own ? pick_for_destination(own, pool, original_dst, now) : NULL;
-	if (*be)
+	if (*be && !leaves(pool, (*be)->id, now))
 		return REASON_TRANSLATED;
 
 	send = udp_pin_key(bpf_get_socket_cookie(ctx), &original_dst->addr, original_dst->port,
 			   UDP_PIN_SEND);
 	*be = own && own->pinned ? pick_pinned(pool, &send, now) : NULL;
-	if (*be) {
+	if (*be && !leaves(pool, (*be)->id, now)) {
 		answer_directly(own, &(*be)->addr, (*be)->port);
 		pin_receive(&send, now, *be);
 		return REASON_TRANSLATED;

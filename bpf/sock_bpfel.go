@@ -81,6 +81,7 @@ const (
 	sockVarConfigLocalhostNodePorts = "config_localhost_node_ports"
 	sockVarConfigPodOptOut          = "config_pod_opt_out"
 	sockVarConfigProbeAddr          = "config_probe_addr"
+	sockVarConfigResteer            = "config_resteer"
 	sockVarConfigStats              = "config_stats"
 	sockVarConfigUdpIdleNs          = "config_udp_idle_ns"
 	sockVarConfigUdpMode            = "config_udp_mode"
@@ -197,6 +198,7 @@ type sockVariableSpecs struct {
 	ConfigLocalhostNodePorts *ebpf.VariableSpec `ebpf:"config_localhost_node_ports"`
 	ConfigPodOptOut          *ebpf.VariableSpec `ebpf:"config_pod_opt_out"`
 	ConfigProbeAddr          *ebpf.VariableSpec `ebpf:"config_probe_addr"`
+	ConfigResteer            *ebpf.VariableSpec `ebpf:"config_resteer"`
 	ConfigStats              *ebpf.VariableSpec `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
 	ConfigUdpMode            *ebpf.VariableSpec `ebpf:"config_udp_mode"`
@@ -322,6 +324,7 @@ type sockVariables struct {
 	ConfigLocalhostNodePorts *ebpf.Variable `ebpf:"config_localhost_node_ports"`
 	ConfigPodOptOut          *ebpf.Variable `ebpf:"config_pod_opt_out"`
 	ConfigProbeAddr          *ebpf.Variable `ebpf:"config_probe_addr"`
+	ConfigResteer            *ebpf.Variable `ebpf:"config_resteer"`
 	ConfigStats              *ebpf.Variable `ebpf:"config_stats"`
 	ConfigUdpIdleNs          *ebpf.Variable `ebpf:"config_udp_idle_ns"`
 	ConfigUdpMode            *ebpf.Variable `ebpf:"config_udp_mode"`

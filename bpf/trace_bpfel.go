@@ -61,6 +61,7 @@ const (
 	traceProgSluiceRetransmit       = "sluice_retransmit"
 	traceVarConfigBackendHandshakes = "config_backend_handshakes"
 	traceVarConfigHeal              = "config_heal"
+	traceVarConfigResteer           = "config_resteer"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -162,6 +163,7 @@ type traceMapSpecs struct {
 type traceVariableSpecs struct {
 	ConfigBackendHandshakes *ebpf.VariableSpec `ebpf:"config_backend_handshakes"`
 	ConfigHeal              *ebpf.VariableSpec `ebpf:"config_heal"`
+	ConfigResteer           *ebpf.VariableSpec `ebpf:"config_resteer"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -279,6 +281,7 @@ func (m *traceMaps) Close() error {
 type traceVariables struct {
 	ConfigBackendHandshakes *ebpf.Variable `ebpf:"config_backend_handshakes"`
 	ConfigHeal              *ebpf.Variable `ebpf:"config_heal"`
+	ConfigResteer           *ebpf.Variable `ebpf:"config_resteer"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.

@@ -14,6 +14,9 @@
 /* Suspects are noticed and passed over. */
 volatile const bool config_heal = false;
 
+/* So are they by flows that have begun: see resteer.h, and leaves in service.h. */
+volatile const bool config_resteer = false;
+
 /* probe.c picks backends, and changes nothing. */
 #ifdef SLUICE_PROBE
 #define ACTS false

@@ -55,9 +55,6 @@ volatile const bool config_csum_ipv6 = true;
 /* Linux 5.18, where connections are tracked: bpf_skb_ct_lookup is there. */
 volatile const bool config_conntrack = true;
 
-/* Connections whose backend does not answer go to another one: see resteer.h. */
-volatile const bool config_resteer = false;
-
 /* resteers_sockets reports whether connections that were translated at sockets are re-steered here. */
 static __always_inline bool resteers_sockets(void)
 {

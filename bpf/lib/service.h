@@ -545,6 +545,12 @@ static __always_inline bool passes_over(const struct pool *pool, __u32 id, __u64
 	       is_passed_over(pool->slot_base, pool->slot_count, id, now);
 }
 
+/* leaves reports whether the next datagram of a flow goes to another backend than those before. */
+static __always_inline bool leaves(const struct pool *pool, __u32 id, __u64 now)
+{
+	return config_resteer && !(pool->flags & POOL_NO_RESTEER) && passes_over(pool, id, now);
+}
+
 /*
  * well_backend returns the id of a backend among the count slots from base on that is no suspect: the
  * next one along a table, or a random one. It returns 0 if it finds none. It is global, so that the

@@ -2,6 +2,8 @@ package datapath
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -103,6 +105,49 @@ func TestHealSilent(t *testing.T) {
 				if h := w.health(id); h.Episodes != 0 {
 					t.Errorf("one that works is %+v", h)
 				}
+			}
+		})
+	}
+}
+
+// The datagrams of a socket leave a backend that does not answer, if flows are re-steered.
+func TestDatagramsLeaveSuspect(t *testing.T) {
+	for _, resteer := range []bool{true, false} {
+		t.Run(fmt.Sprintf("re-steered: %t", resteer), func(t *testing.T) {
+			w := newWorld(t, func(c *Config) { c.Heal, c.Resteer, c.Handshakes = true, resteer, false })
+			w.needsTracing(t)
+			client := w.pod(t)
+			const at = "10.96.1.1:80"
+			s := w.add(t, service{proto: "udp", at: []string{at}, to: w.all4()})
+			socket, err := client.Socket("udp4")
+			must(t, err)
+			must(t, socket.SetTimeout(400*time.Millisecond))
+			ask := func() (string, error) {
+				must(t, socket.SendTo("who\n", at))
+				text, from, err := socket.Recv()
+				if err != nil {
+					return "", err
+				}
+				if from.String() != at {
+					t.Errorf("the answer comes from %v", from)
+				}
+
+				return mustAnswer(t, strings.TrimSpace(text)).Name, nil
+			}
+			first, err := ask()
+			must(t, err)
+			n := slices.Index(colours, first)
+			silence(t, w.answers[n])
+			mustRun(t, client, lab.Exchange{Network: "udp4", Address: at, Unconnected: true}, 200, 1500*time.Millisecond)
+			if h := w.health(s.backends[n]); !h.IsSuspect() {
+				t.Fatalf("%s is %+v", first, h)
+			}
+			other, err := ask()
+			for tries := 0; err != nil && tries < 2; tries++ { // which may be a probe
+				other, err = ask()
+			}
+			if resteer != (err == nil) || other == first {
+				t.Errorf("%s answered first, and then %q, %v", first, other, err)
 			}
 		})
 	}
