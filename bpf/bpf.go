@@ -112,10 +112,10 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		names []string
 		spec  func(Config) (*ebpf.CollectionSpec, error)
 	}{
+		{tracingPart, traceNames(cfg), traceSpec}, // first: socket programs heal only if it was loaded
 		{"socket programs", sockNames, sockSpec},
 		{"timeouts of SYNs", synNames(cfg), func(Config) (*ebpf.CollectionSpec, error) { return loadSyn() }},
 		{"socket iterator", []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return iterSpec(iterProgSluiceSocks) }},
-		{tracingPart, traceNames(cfg), traceSpec},
 	} {
 		if len(part.names) == 0 {
 			continue
@@ -128,6 +128,7 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		}
 		if err != nil && part.name == tracingPart {
 			result.NotTraced = fmt.Errorf("%s: %w", part.name, err)
+			cfg.Heal, what.Heal = false, false
 			continue
 		}
 		if err != nil {

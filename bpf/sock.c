@@ -75,6 +75,14 @@ static __always_inline enum reason lookup_frontend(struct bpf_sock_addr *ctx,
 	return lookup_dial(original_dst, localhost, pool);
 }
 
+/* note_dial notes that a backend gets a new flow of this socket. */
+static __always_inline void note_dial(struct bpf_sock_addr *ctx, const struct backend *be,
+				      __u64 now)
+{
+	if (config_heal)
+		note_attempt(be->id, be->service_port_id, client_of(ctx), now);
+}
+
 /* pick_for_socket picks a backend for a new flow of this socket, and counts the outcome. */
 static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bool v6,
 						   const struct pool *pool,
@@ -91,8 +99,6 @@ static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bo
 				   true);
 		if (!*be)
 			why = why_no_backend(pool);
-		else
-			note_attempt((*be)->id, pool->service_port_id, client_of(ctx), now);
 	}
 	count_new(pool->service_port_id, why);
 	return why;
@@ -124,6 +130,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	if (why || !be)
 		return why;
 
+	note_dial(ctx, be, now);
 	set_hook_addr(ctx, v6, &be->addr, be->port);
 	return remember_original_dst(ctx, &original_dst, be, now);
 }
@@ -208,6 +215,7 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	own = bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (own)
 		*be = pick_free(own, pool, original_dst, &send, now, *be);
+	note_dial(ctx, *be, now);
 	report(ctx, v6, REASON_TRANSLATED, pool->service_port_id, *be);
 	if (!own)
 		return REASON_TRANSLATED_UNREMEMBERED;
@@ -290,7 +298,7 @@ static __always_inline int answer_from_original_dst(struct bpf_sock_addr *ctx, b
 	struct udp_dials *own;
 	__u64 now;
 
-	if (state && receives)
+	if (config_heal && state && receives && !state->answered)
 		note_answer(state, sock_of(ctx));
 	if (state && (!receives || is_connected(ctx)) &&
 	    get_original_dst(state, &peer, port, &original_dst, &original_port)) {
@@ -373,6 +381,9 @@ static __always_inline void count_sock_bytes(struct bpf_sock *ctx, __u32 service
 	count_bytes(service_port_id, sent, BPF_CORE_READ(tp, bytes_received));
 }
 
+/* The answer of a UDP socket that connected longer ago shows nothing of its backend now. */
+#define MAX_ANSWER_AGE (10000 * MS)
+
 /* A socket that is closed leaves the loads of its backends. */
 SEC("cgroup/sock_release")
 int sluice_release(struct bpf_sock *ctx)
@@ -384,7 +395,8 @@ int sluice_release(struct bpf_sock *ctx)
 		add_sockets(state->backend_id, -1);
 	if (config_stats && state && ctx->protocol == IPPROTO_TCP)
 		count_sock_bytes(ctx, state->service_port_id);
-	if (state && ctx->protocol == IPPROTO_UDP)
+	if (state && ctx->protocol == IPPROTO_UDP &&
+	    bpf_ktime_get_ns() - state->since < MAX_ANSWER_AGE)
 		note_answer(state, (const void *)ctx); /* the context of this hook is the socket */
 	if (ctx->protocol == IPPROTO_UDP)
 		own = bpf_sk_storage_get(&sl_udp_dials, ctx, NULL, 0);

@@ -64,29 +64,30 @@ static __always_inline __u32 halvings_of(__u32 backend_id)
  * SYNs that the kernel sends without doubling it (net.ipv4.tcp_syn_linear_timeouts). Before Linux 6.1
  * the number of SYNs cannot be read, and the timeout stays.
  */
-static __always_inline int timeout_of(struct bpf_sock_ops *ctx, const struct sock_state *state)
+static __always_inline int timeout_of(struct bpf_sock_ops *ctx, struct sock_state *state)
 {
 	const struct inet_connection_sock *sk = NULL;
 	struct bpf_sock *held = ctx->sk;
 	__u32 n = halvings_of(state->backend_id), hz, timeout;
 	int syns = 0;
 
-	if (!n)
+	if (!n && !state->more_syns)
 		return -1;
 	bpf_probe_read_kernel(&sk, sizeof(sk), &held);
 	hz = BPF_CORE_READ(sk, icsk_rto);
 	if (hz < MIN_HZ || hz > MAX_HZ ||
 	    bpf_getsockopt(ctx, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)))
 		return -1;
-	syns += n;
+	syns += (int)n - state->more_syns; /* those of the socket's connect() before */
 	if (syns > MAX_SYNCNT || bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)))
 		return -1;
+	state->more_syns = n;
 	timeout = hz >> n;
-	return timeout + timeout / 16 + 1;
+	return n ? timeout + timeout / 16 + 1 : -1;
 }
 
-/* note_handshake records how long the handshake of a socket has taken, if it took one SYN. */
-static __always_inline void note_handshake(struct bpf_sock_ops *ctx, const struct sock_state *state)
+/* note_duration records how long the handshake of a socket has taken, if it took one SYN. */
+static __always_inline void note_duration(struct bpf_sock_ops *ctx, const struct sock_state *state)
 {
 	__u32 id = state->backend_id, took = ctx->srtt_us >> 3;
 	__u32 *us = bpf_map_lookup_elem(&sl_handshake_us, &id);
@@ -104,20 +105,21 @@ static __always_inline void note_handshake(struct bpf_sock_ops *ctx, const struc
 SEC("sockops")
 int sluice_syn(struct bpf_sock_ops *ctx)
 {
-	const struct sock_state *state;
+	struct sock_state *state;
+	int timeout;
 
 	if (ctx->op == BPF_SOCK_OPS_TIMEOUT_INIT) {
-		ctx->reply = -1;
 		/* The kernel asks again when it sends the SYN again. */
 		if (!ctx->is_fullsock || ctx->state != BPF_TCP_SYN_SENT || ctx->segs_out)
 			return 1;
 		state = state_of(ctx);
-		if (state)
-			ctx->reply = timeout_of(ctx, state);
+		timeout = state ? timeout_of(ctx, state) : -1;
+		if (timeout > 0) /* or what another program has set stays */
+			ctx->reply = timeout;
 	} else if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB) {
 		state = state_of(ctx);
 		if (state)
-			note_handshake(ctx, state);
+			note_duration(ctx, state);
 	}
 	return 1;
 }

@@ -118,7 +118,7 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 		return begin(ctx, flags);
 	if (is_stray(f))
 		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : REASON_PASS_NO_FLOW;
-	if (starts_new_flow(pkt, f, half_open)) {
+	if (starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
 		uncount(f);
 		report_bytes(f);
 		if (f->flags & FLOW_RESTEERED) { /* the socket may dial that backend again */

@@ -54,7 +54,8 @@ int sluice_handshake(const __u64 *args)
 	state->handshake_counted = 1;
 	now = bpf_ktime_get_ns();
 	count_handshake(state, is == BPF_TCP_ESTABLISHED, now - state->since);
-	note_handshake((struct sock *)args[0], state, is == BPF_TCP_ESTABLISHED, now);
+	if (!state->resteered)
+		note_handshake((struct sock *)args[0], state, is == BPF_TCP_ESTABLISHED, now);
 	return 0;
 }
 
@@ -69,7 +70,7 @@ int sluice_retransmit(const __u64 *args)
 	if (!state)
 		return 0;
 	count_retransmission(state, syn);
-	if (syn)
+	if (syn && !state->resteered)
 		note_failure(state->backend_id, state->service_port_id, state->client,
 			     HEALTH_RETRANSMIT, bpf_ktime_get_ns());
 	return 0;

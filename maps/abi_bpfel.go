@@ -553,7 +553,9 @@ type abiSockState struct {
 	Answered         uint16
 	Client           uint32
 	SynRetransmits   uint32
-	Reserved         [2]uint32
+	Resteered        uint16
+	MoreSyns         uint16
+	Reserved         uint32
 	Lock             struct {
 		_   structs.HostLayout
 		Val uint32

@@ -434,7 +434,10 @@ struct affinity {
 	__u32 reserved[3];
 };
 
-/* The original destination of a connected socket, and the backend that it got. */
+/*
+ * The original destination of a connected socket, and the backend that it got: backend_id is another
+ * one than backend if the connection was re-steered.
+ */
 struct sock_state {
 	struct addr original_dst;
 	struct addr backend;
@@ -448,7 +451,9 @@ struct sock_state {
 	__u16 answered; /* UDP: a datagram of the backend was received */
 	__u32 client; /* a hash of its network namespace */
 	__u32 syn_retransmits;
-	__u32 reserved[2];
+	__u16 resteered; /* TCP: a flow leads to backend_id instead of backend, and shows its health */
+	__u16 more_syns; /* TCP: in the number of SYNs that the socket sends: see bpf/syn.c */
+	__u32 reserved;
 	struct bpf_spin_lock lock;
 };
 

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 #include "../../maps/maps.h"
+#include "backend.h"
 
 /* Suspects are noticed and passed over. */
 volatile const bool config_heal = false;
@@ -33,10 +34,10 @@ volatile const bool config_resteer = false;
 #define ANSWER_FRESH (64 * MS)
 
 /* How long the first of the unanswered connections waits until the backend is a suspect. */
-#define PATIENCE (200 * MS)
+#define SILENCE (200 * MS)
 
 /* The same, if no client is known that reaches the others of the Service. */
-#define LONG_PATIENCE (600 * MS)
+#define LONG_SILENCE (600 * MS)
 
 /* A connection whose first segment was sent again proves nothing if another was answered since. */
 #define RETRANSMIT_TIMEOUT (1000 * MS)
@@ -70,13 +71,19 @@ static __always_inline struct backend_health *health_place(__u32 backend_id)
 	return places ? bpf_map_lookup_elem(places, &place) : NULL;
 }
 
-/* health_of returns the health of a backend, and begins a new one if the place had another's. */
+/*
+ * health_of returns the health of a backend, and begins a new one if the place had another's. Of a
+ * backend that is gone, which a socket may still have, it returns NULL.
+ */
 static __always_inline struct backend_health *health_of(__u32 backend_id)
 {
 	struct backend_health *h = health_place(backend_id);
 
-	if (h && h->id != backend_id)
-		*h = (struct backend_health){ .id = backend_id };
+	if (!h || h->id == backend_id)
+		return h;
+	if (!backend_at(backend_id))
+		return NULL;
+	*h = (struct backend_health){ .id = backend_id };
 	return h;
 }
 
@@ -160,17 +167,17 @@ static __always_inline __u32 bits_of(__u32 word)
 }
 
 /*
- * judge makes the backend a suspect if there is enough evidence when a connection of the client has the
+ * update_suspicion makes the backend a suspect if there is enough evidence when a connection of the client has the
  * cause. A client that reaches none of the Service's backends proves nothing about one of them, unless
  * others report the same for longer; and one client alone takes twice as much evidence.
  */
-static __always_inline void judge(struct backend_health *h, __u32 service_port_id, __u32 client,
-				  __u8 cause, __u64 now)
+static __always_inline void update_suspicion(struct backend_health *h, __u32 service_port_id,
+					     __u32 client, __u8 cause, __u64 now)
 {
 	bool several = bits_of(h->clients) >= CLIENTS_ENOUGH;
 	bool reaches = reached_since(service_port_id, client, h->unanswered);
 	__u32 times = several && reaches ? 1 : 2;
-	__u64 patience = reaches ? PATIENCE : LONG_PATIENCE;
+	__u64 patience = reaches ? SILENCE : LONG_SILENCE;
 	bool silent = h->evidence >= times * EVIDENCE_ENOUGH && now - h->unanswered >= patience;
 	bool refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches && cause >= HEALTH_REFUSED;
 
@@ -216,7 +223,7 @@ __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 clien
 	if (!h || !h->answered || (__s64)(now - h->answered) < (__s64)ANSWER_FRESH)
 		return 0;
 	add_evidence(h, 1, client, now, now);
-	judge(h, service_port_id, client, HEALTH_UNANSWERED, now);
+	update_suspicion(h, service_port_id, client, HEALTH_UNANSWERED, now);
 	return 0;
 }
 
@@ -239,7 +246,7 @@ __noinline int note_failure(__u32 backend_id, __u32 service_port_id, __u32 clien
 		add_evidence(h, 0, client, now, now);
 		h->refusals++;
 	}
-	judge(h, service_port_id, client, cause, now);
+	update_suspicion(h, service_port_id, client, cause, now);
 	return 0;
 }
 
@@ -272,7 +279,7 @@ __noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 clien
 	}
 	reached = reached_at(service_port_id, client, &tag);
 	word = (__u64)tag << 32 | (__u32)(begun >> REACHED_SHIFT);
-	if (reached && *reached != word)
+	if (reached && (*reached >> 32 != tag || (__s32)((__u32)word - (__u32)*reached) > 0))
 		*reached = word;
 	return 0;
 }

@@ -210,14 +210,17 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 	const struct backend *be;
 	enum reason why;
 
-	if (pkt->given_up && !may_leave(pkt))
-		return REASON_NEXT;
-	be = pick_backend(pool, &client, seed_of_packet(pool, came), pkt->now, false);
-	if (!be)
-		return why_no_backend(pool);
-	pkt->backend = *be;
-	if (be->id == pkt->given_up && !pick_instead(pkt))
-		return REASON_NEXT;
+	if (pkt->given_up) {
+		if (!may_leave(pkt) || !pick_instead(pkt))
+			return REASON_NEXT;
+		if (pool->affinity_seconds)
+			keep_backend(&sl_claims, &client, pkt->backend.id, pkt->now);
+	} else {
+		be = pick_backend(pool, &client, seed_of_packet(pool, came), pkt->now, false);
+		if (!be)
+			return why_no_backend(pool);
+		pkt->backend = *be;
+	}
 
 	pkt->flow = (struct flow){
 		.client = came->src,
@@ -236,8 +239,9 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		return why;
 
 	add_flows(pkt->flow.backend_id, 1);
-	note_attempt(pkt->flow.backend_id, pool->service_port_id,
-		     hash(&came->src, sizeof(came->src)), pkt->now);
+	if (config_heal)
+		note_attempt(pkt->flow.backend_id, pool->service_port_id,
+			     hash(&came->src, sizeof(came->src)), pkt->now);
 	count_bytes(pool->service_port_id, pkt->ip.end - pkt->ip.l3, 0);
 
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);

@@ -47,6 +47,17 @@ static __noinline bool is_unanswered(struct packet *pkt, const struct flow *f, b
 }
 
 /*
+ * dials_again reports whether the packet is the SYN of a new connection of a port whose earlier one
+ * was re-steered and has no answer yet: it is for the address that it has, or re-steered in turn.
+ */
+static __always_inline bool dials_again(const struct packet *pkt, const struct flow *f,
+					bool half_open)
+{
+	return half_open && f->flags & FLOW_RESTEERED && pkt->event == EVENT_OPEN &&
+	       f->state == FLOW_NEW && f->end != pkt->tcp.end;
+}
+
+/*
  * abandon takes the flow of pkt->given_up out of its load, after another backend has got the SYN. It
  * marks the entry at which its answers arrive, with the number that they acknowledge.
  */
@@ -55,10 +66,9 @@ static __always_inline void abandon(const struct packet *pkt)
 	struct flow *answers = half_open_at(&pkt->late);
 
 	add_flows(pkt->given_up, -1);
-	if (!(pkt->flow.flags & FLOW_RESTEERED)) /* otherwise the socket reports it */
-		note_failure(pkt->given_up, pkt->flow.service_port_id,
-			     hash(&pkt->flow.client, sizeof(pkt->flow.client)), HEALTH_RETRANSMIT,
-			     pkt->now);
+	note_failure(pkt->given_up, pkt->flow.service_port_id,
+		     hash(&pkt->flow.client, sizeof(pkt->flow.client)), HEALTH_RETRANSMIT,
+		     pkt->now);
 	if (!answers || answers->backend_id != pkt->given_up)
 		return;
 	answers->ack = pkt->tcp.end;
@@ -74,7 +84,7 @@ static __noinline int answer_late(struct packet *pkt, struct flow *f)
 {
 	struct flow *from, *answers;
 
-	if (!pkt->tcp.acks || pkt->tcp.ack != f->ack)
+	if (pkt->ip.later || !pkt->tcp.acks || pkt->tcp.ack != f->ack)
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (pkt->event != EVENT_ACCEPT)
 		return REASON_DROP_ABANDONED;
@@ -177,8 +187,8 @@ __noinline int resteer(struct __sk_buff *ctx)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	struct sock_state *state;
+	__u32 had, counted;
 	bool first;
-	__u32 had;
 
 	if (!pkt || pkt->event != EVENT_OPEN || pkt->ip.key.proto != IPPROTO_TCP)
 		return REASON_PASS_NO_FRONTEND;
@@ -208,15 +218,20 @@ __noinline int resteer(struct __sk_buff *ctx)
 	};
 	/* For the packets of the client that follow: see may_be_direct. */
 	note_port(DIRECT_PORT);
+	note_port(pkt->flow.original_port);
 	note_source(&pkt->flow.original_dst, pkt->flow.original_port, false, pkt->now);
 	if (remember(ctx, pkt))
 		return REASON_PASS_NO_FRONTEND;
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	add_flows(pkt->flow.backend_id, 1);
-	if (state->counted)
-		add_sockets(had, -1);
-	state->counted = false;
+	bpf_spin_lock(&state->lock);
+	counted = state->counted;
+	state->counted = 0;
 	state->backend_id = pkt->flow.backend_id;
+	state->resteered = 1;
+	bpf_spin_unlock(&state->lock);
+	if (counted)
+		add_sockets(had, -1);
 	note_attempt(state->backend_id, state->service_port_id, state->client, pkt->now);
 	if (first)
 		put_dialled(pkt, had);

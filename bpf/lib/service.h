@@ -8,6 +8,7 @@
 
 #include "../../maps/maps.h"
 #include "addr.h"
+#include "backend.h"
 #include "health.h"
 
 /*
@@ -28,12 +29,6 @@
  * - Ids of backends that are kept for longer than a program runs have a generation, and each place
  *   contains its current one.
  */
-
-/* read_once makes the compiler read a word that the agent may write exactly once. */
-static __always_inline __u32 read_once(const __u32 *word)
-{
-	return *(volatile const __u32 *)word;
-}
 
 static __always_inline const struct frontend *frontend_at(__u32 id)
 {
@@ -59,24 +54,6 @@ static __always_inline __u32 slot_at(__u32 slot)
 	const __u32 *id = places ? bpf_map_lookup_elem(places, &place) : NULL;
 
 	return id ? read_once(id) : 0;
-}
-
-/* backend_place returns the place of a backend id, which may be another backend's by now. */
-static __always_inline const struct backend *backend_place(__u32 id)
-{
-	__u32 chunk = (id & INDEX_MASK) / CHUNK_BACKENDS;
-	__u32 place = (id & INDEX_MASK) % CHUNK_BACKENDS;
-	void *places = bpf_map_lookup_elem(&sl_backends, &chunk);
-
-	return places ? bpf_map_lookup_elem(places, &place) : NULL;
-}
-
-/* backend_at returns the backend with this id, or NULL if it is gone. */
-static __always_inline const struct backend *backend_at(__u32 id)
-{
-	const struct backend *be = backend_place(id);
-
-	return be && id && read_once(&be->id) == id ? be : NULL;
 }
 
 /* From a destination to the frontend and the pool that serves it. */

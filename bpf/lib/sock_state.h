@@ -34,6 +34,7 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	state->backend_id = next->backend_id;
 	state->counted = next->counted;
 	state->answered = 0;
+	state->resteered = 0;
 	state->since = next->since;
 	state->handshake_counted = 0;
 	state->client = next->client;

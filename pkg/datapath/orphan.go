@@ -87,7 +87,8 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, 
 			continue // it has connected to another address since
 		}
 		state := sock.State
-		state.Since = 0 // of all that connected alike, one is looked up
+		// Of all that connected alike, one is looked up.
+		state.Since, state.Client, state.Answered, state.Counted = 0, 0, 0, 0
 		if _, known := stays[state]; !known {
 			leads, err := d.hasFrontend(state)
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/sluice"
@@ -32,6 +34,8 @@ import (
 //	delete-frontend ADDRESS       a frontend out of the map, by hand
 //	lead-astray BACKEND ADDRESS   a backend in the map, by hand
 //	restyle MAP                   a pinned map, by one of another layout
+//
+// $HOOKS is how many hooks this kernel has.
 func TestScripts(t *testing.T) {
 	binary := sluice.MustBinary(t)
 	testscript.Run(t, testscript.Params{
@@ -78,6 +82,16 @@ func setUp(env *testscript.Env, binary string) error {
 	env.Values["node"] = node
 	env.Setenv("CGROUP", cgroup.Path())
 	env.Setenv("PINS", node.BPFRoot())
+	hooks := len(bpf.SockHooks()) - 1 // one is optional
+	traces, err := bpf.KnowsTracing()
+	if err != nil {
+		return err
+	}
+	if traces {
+		hooks += len(bpf.TraceHooks(bpf.Config{Handshakes: true}))
+	}
+	env.Setenv("HOOKS", strconv.Itoa(hooks))
+	env.Setenv("HOOKS_LESS_ONE", strconv.Itoa(hooks-1))
 
 	return nil
 }
