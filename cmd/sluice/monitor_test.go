@@ -3,10 +3,13 @@ package main
 import (
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
 // Flags that make no sense are errors that name the flag, before anything is printed.
@@ -32,6 +35,13 @@ func TestMonitorFlags(t *testing.T) {
 		if err != nil || squeeze(out) != test.want {
 			t.Errorf("-o %s, of no refusals: %v, %q", test.format, err, out)
 		}
+	}
+	cgroups := t.TempDir()
+	if err := os.Mkdir(filepath.Join(cgroups, "pod0f6c2d5e-6b0b-4b1f-9f0e-1d2c3b4a5968"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := runVerb(root, "monitor", "--cgroup-root", cgroups, "--pod-logs", cgroups+"-nosuch", "--pod", "web-0"); !errors.Is(err, pods.ErrNoNames) {
+		t.Errorf("a name of a pod, where none is known: %v", err)
 	}
 	if _, err := runVerb(root+"-nosuch", "monitor"); err == nil || !strings.Contains(err.Error(), "nothing is programmed") {
 		t.Errorf("without maps: %v", err)

@@ -179,7 +179,7 @@ func (r *Reader) List(filter Filter) ([]Connection, error) {
 			all = append(all, c)
 		}
 	}
-	if err := describeOwners(all, r.cfg.Pods); err != nil {
+	if err := describeOwners(all, r.cfg.Pods, filter.Pod); err != nil {
 		return nil, err
 	}
 

@@ -13,8 +13,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
-// describeOwners adds the pods and processes to connections.
-func describeOwners(all []Connection, cfg pods.Config) error {
+// describeOwners adds the pods and processes to connections. The error wraps [pods.ErrNoNames] if one of the
+// pods is wanted by its name, and this node has no names.
+func describeOwners(all []Connection, cfg pods.Config, wantedPod string) error {
 	if len(all) == 0 {
 		return nil
 	}
@@ -29,6 +30,9 @@ func describeOwners(all []Connection, cfg pods.Config) error {
 		return err
 	}
 	known, err := pods.Read(cfg)
+	if err == nil {
+		err = known.CanFind(wantedPod)
+	}
 	if err != nil {
 		return err
 	}
@@ -82,7 +86,7 @@ func findProcesses(wanted map[uint64]bool) (map[uint64]Process, error) {
 			inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 64)
 			if _, known := found[inode]; err == nil && wanted[inode] && !known {
 				comm, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
-				found[inode] = Process{PID: pid, Command: strings.TrimSpace(string(comm))}
+				found[inode] = Process{PID: pid, Command: pods.Command(comm)}
 			}
 		}
 		folder.Close()

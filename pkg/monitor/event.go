@@ -44,6 +44,8 @@ type Event struct {
 	Service     string         `json:"service,omitempty"` // namespace/name:port
 	Backend     netip.AddrPort `json:"backend,omitzero"`
 	BackendPod  string         `json:"backendPod,omitempty"`
+	// BackendPodUID is known for pods of this node.
+	BackendPodUID string `json:"backendPodUID,omitempty"`
 
 	// Lost is how many events were lost; zero if that is not known.
 	Lost uint64 `json:"lost,omitempty"`
@@ -109,7 +111,7 @@ func orDash(text string) string {
 // Filter selects events. What it leaves empty selects all.
 type Filter struct {
 	Service string     // namespace/name
-	Pod     string     // namespace/name or name of the client or the backend, or UID of the client
+	Pod     string     // namespace/name, name or UID of the client or the backend
 	IP      netip.Addr // of the client, the destination or the backend
 	Reasons []string   // labels of [maps.Reason]
 	Refused bool       // refusals only
@@ -129,7 +131,7 @@ func (f Filter) selects(e Event) bool {
 
 	return reason &&
 		(f.Service == "" || f.Service == service) &&
-		(f.Pod == "" || f.Pod == e.ClientPodUID || named(e.ClientPod) || named(e.BackendPod)) &&
+		(f.Pod == "" || f.Pod == e.ClientPodUID || f.Pod == e.BackendPodUID || named(e.ClientPod) || named(e.BackendPod)) &&
 		(!f.IP.IsValid() || f.IP == e.ClientIP || f.IP == e.Destination.Addr() || f.IP == e.Backend.Addr()) &&
 		(!f.Refused || e.Outcome == Refused)
 }
@@ -150,7 +152,7 @@ func (n names) event(e maps.MonitorEvent) (Event, error) {
 		Outcome: Translated, Reason: reason.Label(), Why: reason.String(),
 		Protocol:   lb.Protocol(e.Proto).String(),
 		ClientPort: maps.Port(e.ClientPort),
-		Process:    textOf(e.Comm[:]), PID: e.Pid,
+		Process:    commandOf(e.Comm[:]), PID: e.Pid,
 		Destination: netip.AddrPortFrom(e.OriginalDst.IP(), maps.Port(e.OriginalPort)),
 	}
 	if e.Kind == maps.MonitorRefused {
@@ -173,7 +175,7 @@ func (n names) event(e maps.MonitorEvent) (Event, error) {
 		if err != nil {
 			return event, err
 		}
-		event.BackendPod = pod.Name
+		event.BackendPod, event.BackendPodUID = pod.Name, pod.UID
 	}
 	event.Service, err = n.service(e)
 
@@ -209,14 +211,11 @@ func deviceName(index uint32) string {
 	return device.Name
 }
 
-func textOf(chars []int8) string {
-	var text []byte
-	for _, c := range chars {
-		if c == 0 {
-			break
-		}
-		text = append(text, byte(c))
+func commandOf(chars []int8) string {
+	comm := make([]byte, len(chars))
+	for i, c := range chars {
+		comm[i] = byte(c)
 	}
 
-	return string(text)
+	return pods.Command(comm)
 }

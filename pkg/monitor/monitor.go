@@ -29,8 +29,12 @@ type Config struct {
 // pollInterval is how long [Run] waits for an event before it looks whether it should end.
 const pollInterval = 200 * time.Millisecond
 
-// Run prints events until ctx ends. The error wraps [maps.ErrFull] if too many listen already.
+// Run prints events until ctx ends. The error wraps [maps.ErrFull] if too many listen already, and
+// [pods.ErrNoNames] if the filter has the name of a pod, and this node has none.
 func Run(ctx context.Context, cfg Config) (err error) {
+	if err := cfg.Pods.CanFind(cfg.Filter.Pod); err != nil {
+		return err
+	}
 	names := names{
 		tables: cfg.Maps.Tables, pod: cfg.Pods.Pod, device: deviceName,
 		booted: time.Now().Add(-time.Duration(flow.Now())),

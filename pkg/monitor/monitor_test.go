@@ -111,6 +111,7 @@ func TestFiltersAndFormats(t *testing.T) {
 		{"pod", Filter{Pod: "web-1"}},
 		{"pod of a backend", Filter{Pod: "shop/db-0"}},
 		{"pod by its uid", Filter{Pod: "3d3c"}},
+		{"pod of a backend by its uid", Filter{Pod: "2d2b"}},
 		{"ip of a client", Filter{IP: netip.MustParseAddr("192.0.2.9")}},
 		{"ip of a backend", Filter{IP: netip.MustParseAddr("10.244.2.7")}},
 		{"ip of a destination", Filter{IP: netip.MustParseAddr("fd00:96::7")}},

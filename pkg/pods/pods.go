@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,6 +48,23 @@ func (p Pods) ByCgroup(id uint64) Pod { return p.byCgroup[id] }
 
 // ByAddr returns the pod that has an address of its own, the zero Pod for any other address.
 func (p Pods) ByAddr(addr netip.Addr) Pod { return p.byAddr[addr] }
+
+// ErrNoNames is the error of a search for a pod by its name on a node of whose pods only the UIDs are known.
+var ErrNoNames = errors.New("this node does not know the names of pods: use the UID, or hostProcesses of the chart")
+
+// CanFind returns an error wrapping [ErrNoNames] if a pod that is given as NAMESPACE/NAME, NAME or UID cannot be
+// found, whether it exists or not. An empty text stands for no search.
+func (p Pods) CanFind(pod string) error {
+	known := len(p.byCgroup) == 0 || pod == ""
+	for _, one := range p.byCgroup {
+		known = known || one.Name != "" || one.UID == pod
+	}
+	if known || isUID(pod) {
+		return nil
+	}
+
+	return fmt.Errorf("pod %q: %w", pod, ErrNoNames)
+}
 
 // Read reads the pods of this node. What this process may not see is left out: without the node's
 // processes and CAP_SYS_PTRACE there are neither names nor addresses.
@@ -91,11 +109,14 @@ func Read(cfg Config) (Pods, error) {
 	return all, nil
 }
 
-// uidLength is the length of the UID of a pod, staticLength that of a static pod: a hash.
-const (
-	uidLength    = 36
-	staticLength = 32
-)
+// isUID reports whether a text is the UID of a pod: hexadecimal digits, 32 of a static pod, whose UID is a
+// hash, and those with four hyphens of any other.
+func isUID(text string) bool {
+	hyphens := strings.Count(text, "-")
+	digits, err := hex.DecodeString(strings.ReplaceAll(text, "-", ""))
+
+	return err == nil && len(digits) == 16 && (hyphens == 0 || hyphens == 4)
+}
 
 // uidOf returns the UID of the pod whose cgroup a folder is, empty if it is none. Systemd makes it
 // "kubepods-burstable-podUID.slice", with underscores, and cgroupfs "podUID".
@@ -106,7 +127,7 @@ func uidOf(folder string) string {
 		return ""
 	}
 	uid := strings.ReplaceAll(name[at+len("pod"):], "_", "-")
-	if len(uid) != uidLength && len(uid) != staticLength {
+	if !isUID(uid) {
 		return ""
 	}
 
@@ -170,6 +191,31 @@ func (c *Cache) Pod(cgroup uint64, addr netip.Addr) (Pod, error) {
 	c.pods, c.read = pods, time.Now()
 
 	return known(), nil
+}
+
+// CanFind is [Pods.CanFind] of the pods of this moment.
+func (c *Cache) CanFind(pod string) error {
+	pods, err := Read(c.cfg)
+	if err != nil {
+		return err
+	}
+	c.pods, c.read = pods, time.Now()
+
+	return pods.CanFind(pod)
+}
+
+// Command returns the name of a process, as the kernel has it, for terminals and lists: the process chooses its
+// bytes, and those that are not printable are replaced by question marks.
+func Command(comm []byte) string {
+	text, _, _ := strings.Cut(strings.TrimSpace(string(comm)), "\x00")
+
+	return strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return '?'
+		}
+
+		return r
+	}, text)
 }
 
 // addrsIn returns the addresses in the network namespace of the first process of a cgroup, none if

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -86,6 +87,41 @@ func TestRead(t *testing.T) {
 	}
 	if diff := cmp.Diff(wantAddrs, all.byAddr, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
+// A pod can be found by its name only where names are known, and by its UID anywhere.
+func TestCanFind(t *testing.T) {
+	unnamed := Pods{byCgroup: map[uint64]Pod{1: {UID: web}, 2: {UID: dns}}}
+	named := Pods{byCgroup: map[uint64]Pod{1: {UID: web, Name: "shop/web-1"}, 2: {UID: dns}}}
+	for _, test := range []struct {
+		node string
+		pods Pods
+		pod  string
+		want error
+	}{
+		{"without names", unnamed, "shop/web-1", ErrNoNames},
+		{"without names", unnamed, "web-1", ErrNoNames},
+		{"without names", unnamed, web, nil},
+		{"without names", unnamed, static, nil},
+		{"without names", unnamed, "", nil},
+		{"with a name", named, "shop/web-2", nil},
+		{"without pods", Pods{}, "web-1", nil},
+	} {
+		if err := test.pods.CanFind(test.pod); !errors.Is(err, test.want) || (err == nil) != (test.want == nil) {
+			t.Errorf("%q on a node %s: %v, want %v", test.pod, test.node, err, test.want)
+		}
+	}
+}
+
+// A process can give itself any name, also one that a terminal would obey.
+func TestCommand(t *testing.T) {
+	for comm, want := range map[string]string{
+		"curl\x00\x00junk": "curl", "nginx: worker\n": "nginx: worker", "\x1b[2J\tx": "?[2J?x", "b\xc3\xa4r": "bär", "\xff\u202eo": "??o",
+	} {
+		if got := Command([]byte(comm)); got != want {
+			t.Errorf("%q is shown as %q, want %q", comm, got, want)
+		}
 	}
 }
 
