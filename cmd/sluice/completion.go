@@ -32,7 +32,11 @@ func addCompletion(root *cobra.Command, services cobra.CompletionFunc) {
 			}
 		}
 		if cmd.Flags().Lookup("output") != nil {
-			mustComplete(cmd, "output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+			formats := []string{"table", "json", "yaml"}
+			if cmd.Name() == "monitor" { // which prints event by event
+				formats = formats[:2]
+			}
+			mustComplete(cmd, "output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 		}
 	}
 }

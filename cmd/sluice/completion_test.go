@@ -59,6 +59,7 @@ func TestManPages(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	for args, want := range map[string]string{
 		"services --output j": "table\njson\nyaml\n:4\n", // no files
+		"monitor --output ":   "table\njson\n:4\n",
 		"version ":            ":4\n",
 		"verif":               "verify\t",
 	} {

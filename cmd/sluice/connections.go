@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,6 +44,9 @@ connect again if they are made to.`,
 			if len(args) == 1 {
 				flags.filter.Service = args[0]
 			}
+			if err := flags.validate(); err != nil {
+				return err
+			}
 			if flags.kill && flags.filter == (connections.Filter{}) {
 				return errors.New("--kill: name a Service, or use --pod, --backend, --client, --state or --cookie, or all connections of the node would end")
 			}
@@ -74,6 +78,18 @@ connect again if they are made to.`,
 	out.flag(cmd)
 
 	return cmd
+}
+
+// validate returns an error that names the flag that cannot be used.
+func (f connectionFlags) validate() error {
+	if err := f.filter.Validate(); err != nil {
+		return fmt.Errorf("--%w", err)
+	}
+	if !slices.Contains(connections.Orders(), f.order) {
+		return fmt.Errorf("--sort %q: it is one of %s", f.order, join(connections.Orders()))
+	}
+
+	return nil
 }
 
 func join[T ~string](all []T) string {
@@ -165,6 +181,11 @@ func kill(all []connections.Connection, yes bool, in io.Reader, notes io.Writer)
 		} else {
 			ending = append(ending, c)
 		}
+	}
+	if len(all) == 0 && yes { // as on most nodes, if all are asked
+		_, err := fmt.Fprintln(notes, "0 connections ended")
+
+		return err
 	}
 	if len(ending) == 0 {
 		return errors.New("--kill: there is no such connection; Sluice ends none that it has not translated")

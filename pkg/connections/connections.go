@@ -254,7 +254,12 @@ func addrPort(a maps.Addr, port uint16) netip.AddrPort {
 // admits reports whether the filter, without its pod, selects a connection of a Service.
 func (f Filter) admits(c Connection, service string) bool {
 	is := func(at netip.AddrPort, want string) bool {
-		return want == "" || at.String() == want || at.Addr().String() == want
+		if addr, err := netip.ParseAddr(want); err == nil {
+			return at.Addr() == addr.Unmap()
+		}
+		addrPort, _ := netip.ParseAddrPort(want)
+
+		return want == "" || at == netip.AddrPortFrom(addrPort.Addr().Unmap(), addrPort.Port())
 	}
 
 	return (f.Service == "" || service == f.Service) && (f.State == "" || c.State == f.State) &&

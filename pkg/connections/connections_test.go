@@ -2,6 +2,7 @@ package connections
 
 import (
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -49,6 +50,30 @@ func TestSort(t *testing.T) {
 		}
 		if got := all[0].Service + all[1].Service + all[2].Service; got != want {
 			t.Errorf("by %s: %s, want %s", order, got, want)
+		}
+	}
+}
+
+// Addresses are compared as such, in whichever way they are written.
+func TestFilterOfAddresses(t *testing.T) {
+	backend4, backend6 := netip.MustParseAddrPort("10.244.1.3:8080"), netip.MustParseAddrPort("[fd00::1]:8080")
+	for _, test := range []struct {
+		want    string
+		backend netip.AddrPort
+		admits  bool
+	}{
+		{"", backend4, true},
+		{"10.244.1.3", backend4, true},
+		{"10.244.1.3:8080", backend4, true},
+		{"::ffff:10.244.1.3", backend4, true},
+		{"10.244.1.3:8081", backend4, false},
+		{"10.244.1.30", backend4, false},
+		{"FD00::1", backend6, true},
+		{"[fd00:0::1]:8080", backend6, true},
+		{"fd00::2", backend6, false},
+	} {
+		if got := (Filter{Backend: test.want}).admits(Connection{Backend: test.backend}, ""); got != test.admits {
+			t.Errorf("--backend %s admits %s: %v, want %v", test.want, test.backend, got, test.admits)
 		}
 	}
 }

@@ -162,7 +162,7 @@ func TestConnections(t *testing.T) {
 		"--service nosuch":   `no Service is called "nosuch"`,
 		"--state estblished": `state "estblished": it is one of established, syn-sent, `,
 		"--backend red":      `backend "red": it is neither ADDRESS nor ADDRESS:PORT`,
-		"--sort size":        `sort key "size": it is one of age, backend, pod, received, `,
+		"--sort size":        `--sort "size": it is one of age, backend, pod, received, `,
 		"-o xml":             `--output "xml": it is table, json or yaml`,
 	} {
 		if _, notes, err := w.run(t, append([]string{"connections"}, strings.Fields(args)...)...); err == nil || !strings.Contains(notes, want) {
@@ -234,7 +234,7 @@ func TestKill(t *testing.T) {
 		name, args, want string
 	}{
 		{"nothing is named", "--kill --yes", "all connections of the node would end"},
-		{"the socket was not translated", "--kill --yes --cookie " + cookieOf(direct), "there is no such connection; Sluice ends none that it has not translated"},
+		{"the socket was not translated", "--kill --cookie " + cookieOf(direct), "there is no such connection; Sluice ends none that it has not translated"},
 		{"the socket is not connected", "--kill --yes --cookie " + cookieOf(loose), "an unconnected UDP socket has no connection to end"},
 		{"no one answers", "--kill --cookie " + cookieOf(sql), "End 1 connection? [y/N] sluice: --kill: nothing was ended"},
 	} {
@@ -244,6 +244,11 @@ func TestKill(t *testing.T) {
 			}
 		})
 	}
+	t.Run("none, if the socket was not translated", func(t *testing.T) {
+		if _, notes, err := w.run(t, "connections", "--kill", "--yes", "--cookie", cookieOf(direct)); err != nil || notes != "0 connections ended\n" {
+			t.Errorf("%v, %q", err, notes)
+		}
+	})
 	mustLive(sql, other, stats, cache, cache6, direct)
 
 	t.Run("one that is answered with yes", func(t *testing.T) {
