@@ -99,11 +99,7 @@ func removeLinks(bpfRoot string) error {
 	if err != nil {
 		return fmt.Errorf("link directory: %w", err)
 	}
-	// The reverse of the order of Attach.
-	order := func(entry fs.DirEntry) int {
-		return slices.IndexFunc(bpf.SockHooks(), func(h bpf.Hook) bool { return h.Name == entry.Name() })
-	}
-	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return order(a) - order(b) })
+	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return removalOrder(a.Name(), b.Name()) })
 	var errs []error
 	for _, entry := range entries {
 		if !entry.IsDir() { // see deviceDir
@@ -112,6 +108,20 @@ func removeLinks(bpfRoot string) error {
 	}
 
 	return errors.Join(errs...)
+}
+
+// removalOrder compares the names of hooks by the reverse of the order of Attach: tracepoints come last.
+func removalOrder(a, b string) int {
+	hooks := bpf.SockHooks()
+	order := func(name string) int {
+		if n := slices.IndexFunc(hooks, func(h bpf.Hook) bool { return h.Name == name }); n >= 0 {
+			return n
+		}
+
+		return len(hooks)
+	}
+
+	return order(a) - order(b)
 }
 
 // OtherMapsInUse reports whether programs that an earlier agent attached are in force

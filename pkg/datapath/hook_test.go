@@ -208,6 +208,17 @@ func TestForeignPrograms(t *testing.T) {
 	counts(1)
 }
 
+// Hooks go in the reverse of the order of Attach: no socket sees the address of a backend, and tracepoints see
+// all sockets until then.
+func TestRemovalOrder(t *testing.T) {
+	names := []string{"tcp_retransmit_skb", "getpeername4", "inet_sock_set_state", "recvmsg4", "connect4"}
+	slices.SortStableFunc(names, removalOrder)
+	want := []string{"connect4", "recvmsg4", "getpeername4", "tcp_retransmit_skb", "inet_sock_set_state"}
+	if !slices.Equal(names, want) {
+		t.Errorf("%v, want %v", names, want)
+	}
+}
+
 func TestRemove(t *testing.T) {
 	w := newWebWorld(t)
 	for _, other := range []string{"v0", "state-v0", "new-v9"} { // of other versions
