@@ -34,6 +34,9 @@ func TestReasons(t *testing.T) {
 		if !strings.HasPrefix(r.String(), want) || want == "" {
 			t.Errorf("%s has the text %q, want one that starts with %q", label, r, want)
 		}
+		if refuses := class == "reject" || class == "drop"; r.Refuses() != refuses {
+			t.Errorf("%s: refuses is %v", label, r.Refuses())
+		}
 		// is_drop in bpf/lib/reason.h
 		drops := r >= ReasonDropNoLocalBackend && r <= ReasonDropBackendMissing || r >= ReasonRejectLimited && r < reasonCount
 		if drops != strings.HasPrefix(r.String(), "dropped: ") {

@@ -19,8 +19,8 @@ func newExplain(where *places) *cobra.Command {
 	var from, to, device string
 	cmd := &cobra.Command{
 		Use:   "explain [--from POD|IP] --to ADDRESS:PORT[/udp]|SERVICE[:PORT]",
-		Short: "Tell what a new connection gets, and why",
-		Long: "Tell what a new connection gets, and why: which frontend it comes to, which endpoints it may get, and what may stop it.\n" +
+		Short: "Explain what a new connection gets, and why",
+		Long: "Explain what a new connection gets, and why: which frontend it comes to, which endpoints it may get, and what may stop it.\n" +
 			"It asks the programs that are attached, on the maps in force, and changes nothing. It needs no agent, but only an agent\n" +
 			"knows why endpoints are not eligible, and the names of Pods. It must run in the node's network namespace.",
 		Example: "  sluice explain --to shop/web:http\n  sluice explain --from 10.244.1.5 --to 10.96.0.10:53/udp\n  sluice explain --from 198.51.100.7 --to 192.168.50.1:30080",
@@ -35,7 +35,7 @@ func newExplain(where *places) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "", "the client: a Pod of this node, [NAMESPACE/]NAME, or an address (default: a process of this node)")
-	cmd.Flags().StringVar(&to, "to", "", "what it dials: ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp or /sctp for other protocols than TCP")
+	cmd.Flags().StringVar(&to, "to", "", "the destination: ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp or /sctp for other protocols than TCP")
 	cmd.Flags().StringVar(&device, "device", "", "the client's packets arrive by this device, and no socket program has seen them (default: as --from suggests)")
 	if err := cmd.MarkFlagRequired("to"); err != nil {
 		panic(err) // there is no such flag
@@ -69,7 +69,7 @@ func drawExplanation(t *table, e explain.Explanation) {
 	t.note(e.Answer)
 	t.note(fmt.Sprintf("The client gets %s (reason %s).\n", e.Gets, e.Reason))
 	for _, s := range e.Steps {
-		t.note(fmt.Sprintf("%-11s%s", s.Name, s.Says))
+		t.note(fmt.Sprintf("%-11s%s", s.Name, s.Text))
 	}
 	for _, text := range e.Beyond {
 		t.note(fmt.Sprintf("%-11s%s", "beyond", text))

@@ -29,7 +29,7 @@ func (i *inquiry) listEndpoints(ctx context.Context) error {
 		}
 		ids = append(ids, id)
 		i.Endpoints = append(i.Endpoints, Endpoint{
-			Address: backend.AddrPort(), Eligible: true, Connections: i.maps.Loads.Load(id).Live(), Suspect: suspect,
+			Address: backend.AddrPort(), Eligible: true, Connections: max(0, i.maps.Loads.Load(id).Live()), Suspect: suspect,
 		})
 	}
 	if i.outcome() == Translated {

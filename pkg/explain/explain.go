@@ -60,7 +60,7 @@ type Explanation struct {
 // Step is one step of the decision.
 type Step struct {
 	Name string `json:"name"`
-	Says string `json:"says"`
+	Text string `json:"text"`
 }
 
 // Endpoint is an endpoint of the Service, and whether the connection may get it.
@@ -420,17 +420,16 @@ func (i *inquiry) findFrontend() (foundFrontend, bool, error) {
 
 // outcome returns the class of the reason. A backend without a way to it is one of several.
 func (i *inquiry) outcome() Outcome {
-	reason := i.answer.Reason
-	switch class, _, _ := strings.Cut(reason.Label(), "_"); {
-	case reason == maps.ReasonDropMasqueradeAddr, class == "translated":
+	switch reason := i.answer.Reason; {
+	case reason == maps.ReasonDropMasqueradeAddr, reason.Translated():
 		return Translated
-	case class == "reject":
+	case !reason.Refuses():
+		return Passed
+	case strings.HasPrefix(reason.Label(), "reject_"):
 		return Refused
-	case class == "drop":
-		return Dropped
 	}
 
-	return Passed
+	return Dropped
 }
 
 func join[T fmt.Stringer](all []T) string {

@@ -4,9 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
@@ -19,16 +18,6 @@ type Suspect struct {
 	Until time.Time `json:"until"`
 }
 
-// bootTime returns when the clock of programs was zero.
-func bootTime() (time.Time, error) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return time.Time{}, fmt.Errorf("clock: %w", err)
-	}
-
-	return time.Now().Add(-time.Duration(now.Nano())), nil
-}
-
 // SuspectOf returns why the backend with this id is a suspect, or nil if it is none. Suspects exist
 // only while healing is on.
 func SuspectOf(m *maps.Tables, id uint32) (*Suspect, error) {
@@ -36,10 +25,7 @@ func SuspectOf(m *maps.Tables, id uint32) (*Suspect, error) {
 	if !known || !h.IsSuspect() {
 		return nil, nil
 	}
-	boot, err := bootTime()
-	if err != nil {
-		return nil, err
-	}
+	boot := time.Now().Add(-time.Duration(flow.Now())) // when the clock of programs was zero
 	at := func(ns uint64) time.Time { return boot.Add(time.Duration(ns)).Round(time.Millisecond).UTC() }
 
 	return &Suspect{Reason: maps.HealthCause(h.Cause).String(), Since: at(h.Suspected), Until: at(h.Until)}, nil

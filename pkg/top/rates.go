@@ -5,9 +5,9 @@ import (
 	stdmaps "maps"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // Between returns what happened between two samples; before may be nil. With all it also has the Services
@@ -81,7 +81,7 @@ func Between(before, after *Sample, all bool) Table {
 		port := after.ports[b.ServicePortId]
 		svc.Live += b.live
 		svc.Backends = append(svc.Backends, Backend{
-			Backend: b.AddrPort(), Port: port.String(), Protocol: protocolName(port.Proto), Live: b.live,
+			Backend: b.AddrPort(), Port: port.String(), Protocol: lb.Protocol(port.Proto).String(), Live: b.live,
 			Rates: live.backends[b.Id], RTTMicroseconds: live.rtt(b.Id),
 		})
 	}
@@ -126,9 +126,8 @@ func (h histogram) durations() *Durations {
 
 // addRefused adds the rate of a reason, if that is a refusal.
 func addRefused(to map[string]float64, reason maps.Reason, rate float64) {
-	label := reason.Label()
-	if rate > 0 && (strings.HasPrefix(label, "reject_") || strings.HasPrefix(label, "drop_")) {
-		to[label] += rate
+	if rate > 0 && reason.Refuses() {
+		to[reason.Label()] += rate
 	}
 }
 
@@ -207,15 +206,4 @@ func (l live) rtt(backendID uint32) uint32 {
 	}
 
 	return uint32(math.Round(l.rtts[backendID] / l.socks[backendID]))
-}
-
-func protocolName(protocol uint8) string {
-	switch protocol {
-	case 6:
-		return "TCP"
-	case 17:
-		return "UDP"
-	default:
-		return "SCTP"
-	}
 }

@@ -31,7 +31,7 @@ func says(is explain.Explanation, name string) string {
 		return ""
 	}
 
-	return is.Steps[i].Says
+	return is.Steps[i].Text
 }
 
 // TestExplain compares what `sluice explain` tells with what clients in each place then see, of what a
