@@ -7,12 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
 // Way is how this node sends packets to an address.
@@ -204,10 +205,8 @@ func arrivalOf(link netlink.Link) (Arrival, error) {
 // Namespace is the network namespace of a pod, as its processes show it.
 type Namespace struct {
 	Cookie uint64 // 0: the kernel has no cookies of namespaces (Linux 5.14)
-	PodUID string // as the name of the pod's cgroup has it, empty if it has none
+	PodUID string // by the name of the pod's cgroup, empty if it has none
 }
-
-var podOfCgroup = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})`)
 
 // HostNamespace returns the network namespace of the calling thread.
 func HostNamespace() (Namespace, error) {
@@ -309,8 +308,8 @@ func podIn(ns netns.NsHandle) (string, error) {
 		if err != nil {
 			continue // it has ended
 		}
-		if pod := podOfCgroup.FindSubmatch(cgroups); pod != nil {
-			return string(pod[1]), nil
+		if uid := pods.UIDIn(string(cgroups)); uid != "" {
+			return uid, nil
 		}
 	}
 

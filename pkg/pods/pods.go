@@ -134,6 +134,18 @@ func uidOf(folder string) string {
 	return uid
 }
 
+// UIDIn returns the UID of the pod of a process by /proc/PID/cgroup, which lists the paths of its cgroups; empty
+// if it is of none.
+func UIDIn(cgroups string) string {
+	for folder := range strings.FieldsFuncSeq(cgroups, func(r rune) bool { return r == '/' || r == '\n' }) {
+		if uid := uidOf(folder); uid != "" {
+			return uid
+		}
+	}
+
+	return ""
+}
+
 // readNames returns the names of pods by their UIDs.
 func readNames(logs string) (map[string]string, error) {
 	names := make(map[string]string)

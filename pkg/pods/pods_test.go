@@ -90,6 +90,20 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// The pod of a process is that of its cgroup, whichever driver made it.
+func TestUIDIn(t *testing.T) {
+	for cgroups, want := range map[string]string{
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f6c2d5e_6b0b_4b1f_9f0e_1d2c3b4a5968.slice/cri-containerd-1.scope\n": web,
+		"4:memory:/user.slice\n0::/kubepods/besteffort/pod" + dns + "/1a2b\n":                                                                   dns,
+		"0::/kubepods/pod" + static + "\n":                static,
+		"0::/system.slice/podman-restart.service\n0::/\n": "",
+	} {
+		if got := UIDIn(cgroups); got != want {
+			t.Errorf("%q is of pod %q, want %q", cgroups, got, want)
+		}
+	}
+}
+
 // A pod can be found by its name only where names are known, and by its UID anywhere.
 func TestCanFind(t *testing.T) {
 	unnamed := Pods{byCgroup: map[uint64]Pod{1: {UID: web}, 2: {UID: dns}}}
