@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -166,13 +167,14 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 	if format == "yaml" {
 		asked = "json"
 	}
-	answers := p.cluster.Ask(ctx, nodes, func(node remote.Node) []string {
-		all := append(slices.Clone(words), "--output="+asked)
-		if verb.Name() == "doctor" {
-			all = append(all, doctorArgs(node.AgentArgs())...)
+	agents := make(map[string][]string) // flags by node
+	if verb.Name() == "doctor" {
+		for _, node := range nodes {
+			agents[node.Name] = doctorArgs(node.AgentFlags(newAgentFlagSet()))
 		}
-
-		return all
+	}
+	answers := p.cluster.Ask(ctx, nodes, func(node remote.Node) []string {
+		return slices.Concat(words, []string{"--output=" + asked}, agents[node.Name])
 	})
 	if asked == "json" {
 		err = (&output{format}).print(cmd.OutOrStdout(), remote.Decode(answers), nil)
@@ -222,7 +224,7 @@ func flagWords(cmd *cobra.Command) (words []string) {
 }
 
 // resolve returns the nodes to ask, and the arguments of the verb there. With pod/NAME as the first argument
-// it is the node of that pod, of which the verb is told with its flag --from or --pod, if it has one. Names
+// it is the node of that pod, and the flag --from or --pod selects it there, if the verb has one. Names
 // without a namespace are completed with the one that --namespace sets, or with that pod's.
 func (p *plugin) resolve(cmd *cobra.Command, args []string) ([]remote.Node, []string, error) {
 	namespace := p.overrides.Context.Namespace
@@ -233,18 +235,12 @@ func (p *plugin) resolve(cmd *cobra.Command, args []string) ([]remote.Node, []st
 		if namespace, _, err = p.clientConfig().Namespace(); err != nil {
 			return nil, nil, fmt.Errorf("kubeconfig: %w", err)
 		}
-		node, err := p.cluster.NodeOf(cmd.Context(), namespace, name)
+		node, pod, err := p.cluster.NodeOf(cmd.Context(), namespace, name)
 		if err != nil {
 			return nil, nil, err
 		}
-		for _, flag := range []string{"from", "pod"} {
-			if cmd.Flags().Lookup(flag) != nil {
-				if err := cmd.Flags().Set(flag, namespace+"/"+name); err != nil {
-					return nil, nil, fmt.Errorf("--%s: %w", flag, err)
-				}
-
-				break
-			}
+		if err := selectPod(cmd, pod); err != nil {
+			return nil, nil, fmt.Errorf("pod %s/%s: %w", namespace, name, err)
 		}
 		if len(p.nodes) > 0 && !slices.Equal(p.nodes, []string{node.Name}) {
 			return nil, nil, fmt.Errorf("pod %s/%s is on node %s: leave out --node", namespace, name, node.Name)
@@ -257,17 +253,37 @@ func (p *plugin) resolve(cmd *cobra.Command, args []string) ([]remote.Node, []st
 	return nodes, inNamespace(cmd, namespace, args), err
 }
 
+// selectPod sets the flag by which a verb looks from a pod, or at it. Nodes may not know the names of pods, but
+// they know the addresses, and the UIDs by which the kubelet names their cgroups.
+func selectPod(cmd *cobra.Command, pod *corev1.Pod) error {
+	if cmd.Flags().Lookup("pod") != nil {
+		return cmd.Flags().Set("pod", cmp.Or(pod.Annotations[corev1.MirrorPodAnnotationKey], string(pod.UID)))
+	}
+	if cmd.Flags().Lookup("from") == nil || pod.Spec.HostNetwork {
+		return nil // without --from, it is a process of the node
+	}
+	to, err := netip.ParseAddrPort(protocolSuffix.ReplaceAllString(cmd.Flag("to").Value.String(), ""))
+	for _, ip := range pod.Status.PodIPs {
+		address, _ := netip.ParseAddr(ip.IP)
+		if err != nil || address.Is4() == to.Addr().Unmap().Is4() { // a name: the first address
+			return cmd.Flags().Set("from", ip.IP)
+		}
+	}
+
+	return errors.New("it has no address, or none of the family of --to")
+}
+
 // inNamespace returns arguments that are names of Services with their namespace, and gives it to the flags
-// that are.
+// that are, or are names of pods.
 func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
 	if namespace == "" {
 		return args
 	}
-	for _, name := range []string{"to", "service"} {
+	for _, name := range []string{"to", "service", "from", "pod"} {
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
 			value := flag.Value.String()
 			name := protocolSuffix.ReplaceAllString(value, "")
-			if !strings.Contains(name, "/") && !isAddress(name) {
+			if !strings.Contains(name, "/") && !isAddress(name) && !podUID.MatchString(name) {
 				_ = flag.Value.Set(namespace + "/" + value) // a text, as it was
 			}
 		}
@@ -284,6 +300,9 @@ func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
 
 // protocolSuffix is what --to may end with.
 var protocolSuffix = regexp.MustCompile(`/(tcp|udp|sctp)$`)
+
+// podUID is a UID of a pod, or the hash that the kubelet uses for one of a manifest on the node.
+var podUID = regexp.MustCompile(`^([0-9a-f]{32}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$`)
 
 func isAddress(text string) bool {
 	_, err := netip.ParseAddr(text)
@@ -309,12 +328,16 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 	var group errgroup.Group
 	for i, node := range nodes {
 		group.Go(func() error {
-			code, err := p.cluster.Run(cmd.Context(), node, words, out.Of(node.Name), errs.Of(node.Name))
-			if code == 0 || cmd.Context().Err() != nil {
+			nodeOut, nodeErrs := out.Of(node.Name), errs.Of(node.Name)
+			code, err := p.cluster.Run(cmd.Context(), node, words, nodeOut, nodeErrs)
+			err = errors.Join(err, nodeOut.Close(), nodeErrs.Close())
+			switch {
+			case cmd.Context().Err() != nil:
 				return nil
-			}
-			if err != nil {
-				_, _ = fmt.Fprintf(errs.Of(node.Name), "NO ANSWER: %v\n", err) // there is no other place to report to
+			case err != nil:
+				_, _ = fmt.Fprintf(nodeErrs, "NO ANSWER: %v\n", err) // there is no other place to report to
+			case code != 0:
+				_, _ = fmt.Fprintf(nodeErrs, "ended with exit code %d\n", code)
 			}
 			answers[i].Code = code
 
@@ -344,12 +367,12 @@ func newAgentFlagSet() *pflag.FlagSet {
 	return set
 }
 
-// doctorArgs returns the flags of an agent that the doctor takes, too.
+// doctorArgs returns those of an agent's flags that the doctor takes, too.
 func doctorArgs(agent []string) []string {
 	return slices.DeleteFunc(slices.Clone(agent), func(arg string) bool {
-		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
 
-		return !strings.HasPrefix(arg, "--") || slices.Contains(otherActs, name)
+		return slices.Contains(otherActs, name)
 	})
 }
 

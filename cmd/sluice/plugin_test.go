@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-lb/sluice/pkg/remote"
 )
@@ -94,11 +96,13 @@ func TestPluginHasTheVerbs(t *testing.T) {
 
 func TestArgumentsForNodes(t *testing.T) {
 	verb := &cobra.Command{Use: "explain"}
-	var to, service string
+	var to, service, from, pod string
 	var list []string
 	var yes bool
 	verb.Flags().StringVar(&to, "to", "", "")
 	verb.Flags().StringVar(&service, "service", "", "")
+	verb.Flags().StringVar(&from, "from", "", "")
+	verb.Flags().StringVar(&pod, "pod", "", "")
 	verb.Flags().StringSliceVar(&list, "reason", nil, "")
 	verb.Flags().BoolVar(&yes, "refused", false, "")
 	verb.Flags().StringP("output", "o", "table", "")
@@ -114,10 +118,13 @@ func TestArgumentsForNodes(t *testing.T) {
 		{"--to dns:dns/udp", "shop", "--to=shop/dns:dns/udp"},
 		{"--to 10.0.0.1:53", "shop", "--to=10.0.0.1:53"},
 		{"--to [fd00::1]:53 --service web", "shop", "--service=shop/web --to=[fd00::1]:53"},
+		{"--pod web-0 --from web-1", "shop", "--from=shop/web-1 --pod=shop/web-0"},
+		{"--pod other/web-0 --from fd00::1", "shop", "--from=fd00::1 --pod=other/web-0"},
+		{"--pod 0f1e2d3c-0000-4000-8000-0123456789ab", "shop", "--pod=0f1e2d3c-0000-4000-8000-0123456789ab"},
 	} {
 		t.Run(test.args, func(t *testing.T) {
 			cmd := (&plugin{}).command(verb)
-			to, service, list, yes = "", "", nil, false
+			to, service, from, pod, list, yes = "", "", "", "", nil, false
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {
 				words := append(inNamespace(cmd, test.namespace, args), flagWords(cmd)...)
 				if got := strings.Join(words, " "); got != test.want {
@@ -135,8 +142,53 @@ func TestArgumentsForNodes(t *testing.T) {
 	}
 }
 
+// Nodes may not know the names of pods, so verbs get what they know in any case.
+func TestSelectPod(t *testing.T) {
+	dual := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{UID: "0f1e2d3c"},
+		Status:     corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.244.1.2"}, {IP: "fd00::2"}}},
+	}
+	static, onNode := dual, dual
+	static.Annotations = map[string]string{"kubernetes.io/config.mirror": "a1b2"}
+	onNode.Spec.HostNetwork = true
+	for _, test := range []struct {
+		name, verb, to string
+		pod            corev1.Pod
+		want           string
+	}{
+		{"a UID", "connections", "", dual, "--pod=0f1e2d3c"},
+		{"the hash of a static pod", "monitor", "", static, "--pod=a1b2"},
+		{"its first address for a Service", "explain", "shop/web:80/udp", dual, "--from=10.244.1.2 --to=shop/web:80/udp"},
+		{"its address of the family", "explain", "[fd00:96::1]:53/udp", dual, "--from=fd00::2 --to=[fd00:96::1]:53/udp"},
+		{"the node", "explain", "10.96.0.1:80", onNode, "--to=10.96.0.1:80"},
+		{"of no such family", "explain", "10.96.0.1:80", corev1.Pod{}, "it has no address, or none of the family of --to"},
+		{"without such a flag", "services", "", dual, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			root := newPlugin()
+			cmd, _, err := root.Find([]string{test.verb})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.to != "" {
+				err = cmd.Flags().Set("to", test.to)
+			}
+			if err = errors.Join(err, selectPod(cmd, &test.pod)); err != nil {
+				if err.Error() != test.want {
+					t.Error(err)
+				}
+
+				return
+			}
+			if got := strings.Join(flagWords(cmd), " "); got != test.want {
+				t.Errorf("the flags are %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
 func TestDoctorArgs(t *testing.T) {
-	got := doctorArgs([]string{"agent", "--config=/var/lib/kube-proxy/config.conf", "--dry-run", "--hostname-override=node-1", "-v=2"})
+	got := doctorArgs([]string{"--config=/var/lib/kube-proxy/config.conf", "--dry-run=true", "--hostname-override=node-1"})
 	want := []string{"--config=/var/lib/kube-proxy/config.conf", "--hostname-override=node-1"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

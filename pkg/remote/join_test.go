@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 )
 
 func TestJoin(t *testing.T) {
@@ -117,9 +119,32 @@ func TestLines(t *testing.T) {
 			t.Fatal(n, err)
 		}
 	}
-	want := "NODE   TIME    WHAT\na      2      x\na      3      y\nb      1      z\na      TIME   WHAT\n"
+	for range 2 { // closing again adds nothing
+		if err := errors.Join(a.Close(), b.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := "NODE   TIME    WHAT\na      2      x\na      3      y\nb      1      z\na      TIME   WHAT\na      no end\n"
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// Verbs look where the agent of the node does, and the doctor at what it does.
+func TestAgentFlags(t *testing.T) {
+	node := Node{"node-1", corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
+		{Name: "other", Args: []string{"--socket=/other"}},
+		{Name: container, Args: []string{"agent", "--unknown", "--socket", "/run/x", "--dry-run", "--bpf-root=/bpf", "-v", "2", "--hostname-override=$(NODE_NAME)"}},
+	}}}}
+	if diff := cmp.Diff([]string{"--socket=/run/x", "--bpf-root=/bpf"}, node.places()); diff != "" {
+		t.Errorf("places (-want +got):\n%s", diff)
+	}
+	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	set.Bool("dry-run", false, "")
+	set.IntP("v", "v", 0, "")
+	set.String("hostname-override", "", "")
+	if diff := cmp.Diff([]string{"--dry-run=true", "--v=2", "--hostname-override=node-1"}, node.AgentFlags(set)); diff != "" {
+		t.Errorf("of the set (-want +got):\n%s", diff)
 	}
 }
 

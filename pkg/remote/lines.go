@@ -21,8 +21,8 @@ func NewLines(w io.Writer, prefix func(node, line string) string) *Lines {
 	return &Lines{w: w, prefix: prefix}
 }
 
-// Of returns the output of one node.
-func (l *Lines) Of(node string) io.Writer { return &nodeLines{lines: l, node: node, first: true} }
+// Of returns the output of one node. Close writes its last line if that has no end.
+func (l *Lines) Of(node string) io.WriteCloser { return &nodeLines{lines: l, node: node, first: true} }
 
 // nodeLines is the output of one node.
 type nodeLines struct {
@@ -46,6 +46,16 @@ func (n *nodeLines) Write(p []byte) (int, error) {
 		}
 		n.first = false
 	}
+}
+
+// Close writes what is left.
+func (n *nodeLines) Close() error {
+	if len(n.rest) == 0 {
+		return nil
+	}
+	_, err := n.Write([]byte("\n"))
+
+	return err
 }
 
 func (l *Lines) write(node, line string, first bool) error {

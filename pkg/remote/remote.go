@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -111,38 +112,49 @@ func notRunning(pod corev1.Pod) string {
 	return ""
 }
 
-// NodeOf returns the node of any pod, which has a pod of Sluice as well.
-func (c *Cluster) NodeOf(ctx context.Context, namespace, name string) (Node, error) {
+// NodeOf returns any pod and its node, which has a pod of Sluice as well.
+func (c *Cluster) NodeOf(ctx context.Context, namespace, name string) (Node, *corev1.Pod, error) {
 	pod, err := c.Client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return Node{}, fmt.Errorf("pod %s/%s: %w", namespace, name, err)
+		return Node{}, nil, fmt.Errorf("pod %s/%s: %w", namespace, name, err)
 	}
 	if pod.Spec.NodeName == "" {
-		return Node{}, fmt.Errorf("pod %s/%s is %s, and on no node yet", namespace, name, pod.Status.Phase)
+		return Node{}, nil, fmt.Errorf("pod %s/%s is %s, and on no node yet", namespace, name, pod.Status.Phase)
 	}
 	nodes, err := c.Nodes(ctx, pod.Spec.NodeName)
 	if err != nil {
-		return Node{}, fmt.Errorf("pod %s/%s: %w", namespace, name, err)
+		return Node{}, nil, fmt.Errorf("pod %s/%s: %w", namespace, name, err)
 	}
 
-	return nodes[0], nil
+	return nodes[0], pod, nil
 }
 
-// AgentArgs returns the arguments of the agent in the node's pod.
-func (n Node) AgentArgs() []string {
+// AgentFlags returns the flags of the agent in the node's pod that are in set, as --NAME=VALUE. It sets none.
+func (n Node) AgentFlags(set *pflag.FlagSet) (flags []string) {
+	set.ParseErrorsAllowlist.UnknownFlags = true // the agent may have others
 	for _, c := range n.pod.Spec.Containers {
 		if c.Name != container {
 			continue
 		}
-		var args []string
-		for _, arg := range c.Args {
-			args = append(args, strings.ReplaceAll(arg, "$(NODE_NAME)", n.Name))
-		}
+		// An agent whose arguments are wrong does not run, and its logs have the reason.
+		_ = set.ParseAll(c.Args, func(flag *pflag.Flag, value string) error {
+			flags = append(flags, "--"+flag.Name+"="+strings.ReplaceAll(value, "$(NODE_NAME)", n.Name))
 
-		return args
+			return nil
+		})
 	}
 
-	return nil
+	return flags
+}
+
+// places returns the flags of the agent that name the places where verbs find what it has programmed.
+func (n Node) places() []string {
+	set := pflag.NewFlagSet("places", pflag.ContinueOnError)
+	for _, name := range []string{"bpf-root", "cgroup-root", "socket"} {
+		set.String(name, "", "")
+	}
+
+	return n.AgentFlags(set)
 }
 
 // Run runs a verb on a node until it or ctx ends, with these outputs, and returns its exit code. The error is why
@@ -154,7 +166,7 @@ func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs i
 	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").SubResource("exec").
 		Namespace(node.pod.Namespace).Name(node.pod.Name).
 		VersionedParams(&corev1.PodExecOptions{
-			Container: container, Command: append([]string{"sluice", "--end-with-stdin"}, verb...),
+			Container: container, Command: slices.Concat([]string{"sluice", "--end-with-stdin"}, node.places(), verb),
 			Stdin: true, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec)
 	executor, err := c.executor(request)

@@ -172,6 +172,10 @@ func testExplain(t *testing.T, w *world) {
 	if code != 1 || !strings.Contains(errs, "pod shop/web-1: ") {
 		t.Errorf("there is no such pod in the namespace: exit code %d: %s%s", code, out, errs)
 	}
+	out, errs, code = w.kubectl(t, "sluice", "explain", "pod/web-1", "--to", "shop/web")
+	if missing := inOrder(out, "== node-1\n", "10.244.1.2", "10.96.0.1:80"); missing != "" || code != 0 {
+		t.Errorf("from a pod: exit code %d; %q is not in: %s%s", code, missing, out, errs)
+	}
 	out, errs, code = w.kubectl(t, "sluice", "explain", "--node", "node-1", "--to", "empty:80", "--namespace", "shop")
 	if missing := inOrder(out, "== node-1\n", "reject_no_backend"); missing != "" || code != 0 {
 		t.Errorf("exit code %d; %q is not in: %s%s", code, missing, out, errs)

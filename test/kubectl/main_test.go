@@ -146,6 +146,9 @@ func (w *world) mustCreatePod(t testing.TB, namespace, name, node string, labels
 	}, metav1.CreateOptions{})
 	lab.Must(t, err)
 	pod.Status.Phase = corev1.PodRunning
+	if name == "web-1" {
+		pod.Status.PodIPs = []corev1.PodIP{{IP: "10.244.1.2"}}
+	}
 	_, err = pods.UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
 	lab.Must(t, err)
 }
