@@ -148,11 +148,15 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 	}
 	format := cmd.Flag("output").Value.String()
 	words = slices.Concat([]string{verb.Name()}, words, flagWords(cmd))
+	interval, err := cmd.Flags().GetDuration("interval")
+	if err == nil {
+		p.cluster.Timeout += interval // the answer takes this long at least
+	}
 	switch {
 	case slices.Contains(streamed, verb.Name()):
 		return p.follow(cmd, nodes, append(words, "--output="+format), format == "json")
 	case format == "table" && verb.Name() == "top" && len(args) == 0:
-		return p.top(cmd, nodes, words)
+		return p.top(cmd, nodes, words, interval)
 	case format == "table" && verb.Name() == "status":
 		words = append(words, "--output=json")
 		answers := p.cluster.Ask(ctx, nodes, func(remote.Node) []string { return words })

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/sluice-lb/sluice/pkg/remote"
 )
@@ -55,28 +57,52 @@ differs: forwarding: past the stack on a, b, d, e; stack, because a firewall dro
 func TestClusterTop(t *testing.T) {
 	var out strings.Builder
 	err := drawClusterTop(&out, []remote.Answer{
-		{Node: "a", Out: `{"refusedPerSecond":{"reject_no_backend":3},"services":[
-			{"service":"shop/web","live":3,"newPerSecond":1.5,"refusedPerSecond":{},"sentPerSecond":2048,"receivedPerSecond":10,"retransmitsPerSecond":0.5},
+		{Node: "a", Out: `{"at":"2026-01-02T03:04:05Z","seconds":2,"quiet":3,"refusedPerSecond":{"reject_no_backend":3},"services":[
+			{"service":"shop/web","live":3,"newPerSecond":1.5,"handshake":{"p50Seconds":0.001,"p99Seconds":0.5},"unansweredPerSecond":1,"refusedPerSecond":{},"sentPerSecond":2048,"receivedPerSecond":10,"retransmitsPerSecond":0.5},
 			{"service":"shop/empty","live":0,"refusedPerSecond":{"reject_no_backend":3}}]}`},
-		{Node: "b", Out: `{"refusedPerSecond":{"reject_no_backend":1,"drop_source_range":2},"services":[
-			{"service":"shop/web","live":4,"newPerSecond":0.5,"refusedPerSecond":{"drop_source_range":0.4},"sentPerSecond":0,"receivedPerSecond":10}]}`},
+		{Node: "b", Out: `{"at":"2026-01-02T03:04:04Z","seconds":2,"quiet":4,"refusedPerSecond":{"reject_no_backend":1,"drop_source_range":2},"services":[
+			{"service":"shop/web","live":4,"newPerSecond":0.5,"handshake":{"p50Seconds":0.002,"p99Seconds":0.1},"refusedPerSecond":{"drop_source_range":0.4},"sentPerSecond":0,"receivedPerSecond":10}]}`},
 		{Node: "c", Code: 2, Err: errors.New("refused")},
-		{Node: "d", Code: 1, Errors: `sluice: unknown command "top"`},
-	}, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+		{Node: "d", Code: 1, Errors: `sluice: nothing is programmed`},
+		{Node: "e", Code: 2, Err: errors.New("refused")},
+	}, "live")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `03:04:05  2 of 4 nodes
-SERVICE      LIVE   NEW/S   REFUSED/S               SENT/S   RECEIVED/S   RETRANSMITS/S   NODES
-shop/empty   0      0.0     3.0 reject_no_backend   0 B      0 B          0.0             a
-shop/web     7      2.0     0.4 drop_source_range   2 KiB    20 B         0.5             a, b
-
-refused/s: 4.0 reject_no_backend, 2.0 drop_source_range
-d: sluice: unknown command "top"
-c: NO ANSWER: refused
+	want := `2 of 5 nodes
+03:04:05  7 live, 2.0 new/s, 6.0 refused/s, most of them reject_no_backend; quiet Services: 3
+SERVICE      LIVE   NEW/S   REFUSED/S               SENT/S    RECEIVED/S   HANDSHAKE P50 P99   UNANSWERED/S   RETRANS/S   NODES
+shop/web     7      2.0     0.4 drop_source_range   2.0 KiB   20 B         2ms 500ms           1.0            0.5         a, b
+shop/empty   0      0       3.0 reject_no_backend   0 B       0 B          -                   0              0           a
+d: sluice: nothing is programmed
+c, e: NO ANSWER: refused
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+	if err := drawClusterTop(&out, nil, "size"); err == nil || !strings.Contains(err.Error(), "--sort") {
+		t.Errorf("by size: %v", err)
+	}
+}
+
+// Rounds follow each other after the interval, also if no node can be asked.
+func TestClusterTopWaits(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	p := &plugin{cluster: remote.Cluster{Client: fake.NewClientset(), Namespace: "kube-system", Parallel: 1, Timeout: time.Second}}
+	cmd, _, err := newPlugin().Find([]string{"top"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errs strings.Builder
+	cmd.SetOut(&out)
+	cmd.SetErr(&errs)
+	cmd.SetContext(ctx)
+	if err := p.top(cmd, []remote.Node{{Name: "a"}}, []string{"top"}, 200*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if rounds := strings.Count(out.String(), "0 of 1 nodes"); rounds < 2 || rounds > 3 || !strings.Contains(errs.String(), "no pod in namespace kube-system") {
+		t.Errorf("%d rounds: %s%s", rounds, out.String(), errs.String())
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Table is what happened on this node between two readings.
+// Table is what happened on this node between two readings, or on several, see [Table.Add].
 type Table struct {
 	At      time.Time `json:"at"`
 	Seconds float64   `json:"seconds"` // since the reading before; 0: there was none, and no rate is known
@@ -39,6 +39,8 @@ type Service struct {
 	Unanswered float64 `json:"unansweredPerSecond"`
 	Rates
 	Backends []Backend `json:"backends"` // sorted by address
+	// Nodes are those of a sum that have connections or refusals of it.
+	Nodes []string `json:"-"`
 }
 
 // Durations are percentiles, within a tenth of the true ones.
@@ -155,8 +157,64 @@ func (t *Table) Sort(order string) error {
 	return nil
 }
 
+// Add adds what happened on another node, with its name. Percentiles cannot be added: the largest is kept. Backends are
+// left out, and Quiet is right if all nodes have the same Services.
+func (t *Table) Add(node string, other Table) {
+	services := max(t.Quiet+len(t.Services), other.Quiet+len(other.Services))
+	t.Seconds = max(t.Seconds, other.Seconds)
+	if other.At.After(t.At) {
+		t.At = other.At
+	}
+	t.Refused = sum(t.Refused, other.Refused)
+	for _, s := range other.Services {
+		i := slices.IndexFunc(t.Services, func(have Service) bool { return have.Service == s.Service })
+		if i < 0 {
+			s.Backends, s.Nodes = nil, []string{node}
+			t.Services = append(t.Services, s)
+
+			continue
+		}
+		have := &t.Services[i]
+		have.Live += s.Live
+		have.New += s.New
+		have.Refused = sum(have.Refused, s.Refused)
+		have.Unanswered += s.Unanswered
+		have.Sent += s.Sent
+		have.Received += s.Received
+		have.Retransmits += s.Retransmits
+		have.Nodes = append(have.Nodes, node)
+		switch {
+		case have.Handshake == nil:
+			have.Handshake = s.Handshake
+		case s.Handshake != nil:
+			have.Handshake = &Durations{max(have.Handshake.P50Seconds, s.Handshake.P50Seconds), max(have.Handshake.P99Seconds, s.Handshake.P99Seconds)}
+		}
+	}
+	t.Quiet = services - len(t.Services)
+}
+
+// sum returns the sums of two sets of rates by reason.
+func sum(a, b map[string]float64) map[string]float64 {
+	all := make(map[string]float64)
+	for _, rates := range []map[string]float64{a, b} {
+		for reason, rate := range rates {
+			all[reason] += rate
+		}
+	}
+
+	return all
+}
+
 // Write writes the table as text.
-func (t *Table) Write(w io.Writer) error {
+func (t *Table) Write(w io.Writer) error { return t.write(w, columns) }
+
+// WriteNodes writes the sum of several nodes as text, with a column of those that had something of each Service,
+// as names returns them.
+func (t *Table) WriteNodes(w io.Writer, names func(nodes []string) string) error {
+	return t.write(w, append(slices.Clone(columns), column{title: "NODES", text: func(s *Service) string { return names(s.Nodes) }}))
+}
+
+func (t *Table) write(w io.Writer, columns []column) error {
 	var titles []string
 	for _, c := range columns {
 		titles = append(titles, c.title)

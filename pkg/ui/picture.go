@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/remote"
 	"github.com/sluice-lb/sluice/pkg/status"
+	"github.com/sluice-lb/sluice/pkg/top"
 )
 
 // Picture is what the page shows.
@@ -169,7 +170,7 @@ func (d *drawing) add(verb string, a remote.Answer) string {
 			d.addCalls(a.Node, connections)
 		}
 	case "top":
-		var rates remote.Rates
+		var rates top.Table
 		if err = json.Unmarshal([]byte(a.Out), &rates); err == nil {
 			d.addRates(rates)
 		}
@@ -240,7 +241,7 @@ func (d *drawing) addCalls(node string, connections []connection) {
 	}
 }
 
-func (d *drawing) addRates(rates remote.Rates) {
+func (d *drawing) addRates(rates top.Table) {
 	for _, from := range rates.Services {
 		svc := d.service(from.Service)
 		if svc.New == nil {

@@ -161,7 +161,7 @@ func testTop(t *testing.T, w *world) {
 	w.skipWithout(t, "top")
 	w.mustConnect(t)
 	out, errs, code := w.kubectl(t, "sluice", "top", "--once")
-	if missing := inOrder(out, "2 of 3 nodes\nSERVICE ", "\nshop/web   11 ", "node-1, node-2\n", "node-3: NO ANSWER: "); missing != "" || code != 2 {
+	if missing := inOrder(out, "2 of 3 nodes\n", "  11 live, ", "\nSERVICE ", "\nshop/web   11 ", "node-1, node-2\n", "node-3: NO ANSWER: "); missing != "" || code != 2 {
 		t.Errorf("exit code %d; %q is not in: %s%s", code, missing, out, errs)
 	}
 }
