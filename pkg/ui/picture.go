@@ -70,27 +70,34 @@ type connection struct {
 	} `json:"process"`
 }
 
-// verbs are those that the picture is made of. Nodes that run an older build may lack the last two.
+// verbs are those that the picture is made of.
 var verbs = []string{"status", "services", "flows", "connections", "top"}
 
-// Collect asks nodes for the picture of this moment. A node that does not answer is in it, with the reason.
+// Collect asks nodes for the picture of this moment. A node that does not answer is in it, with the reason. A node
+// runs one verb at a time, and none after one without an answer.
 func Collect(ctx context.Context, cluster *remote.Cluster, nodes []remote.Node) Picture {
+	answers := make(map[string][]remote.Answer)
+	for _, verb := range verbs {
+		answers[verb] = make([]remote.Answer, len(nodes))
+	}
 	var group errgroup.Group
-	answers := make([][]remote.Answer, len(verbs))
-	for i, verb := range verbs {
+	group.SetLimit(cluster.Parallel)
+	for i, node := range nodes {
 		group.Go(func() error {
-			answers[i] = cluster.Ask(ctx, nodes, func(remote.Node) []string { return []string{verb, "--output=json"} })
+			var answer remote.Answer
+			for _, verb := range verbs {
+				if answer.Err == nil {
+					answer = cluster.Ask(ctx, []remote.Node{node}, func(remote.Node) []string { return []string{verb, "--output=json"} })[0]
+				}
+				answers[verb][i] = answer
+			}
 
 			return nil
 		})
 	}
 	_ = group.Wait() // errors are in the answers
-	byVerb := make(map[string][]remote.Answer)
-	for i, verb := range verbs {
-		byVerb[verb] = answers[i]
-	}
 
-	return compose(time.Now(), byVerb)
+	return compose(time.Now(), answers)
 }
 
 // compose makes the picture of the answers to [verbs].
@@ -140,8 +147,6 @@ func (d *drawing) add(verb string, a remote.Answer) string {
 	switch {
 	case a.Err != nil:
 		return "no answer: " + a.Err.Error()
-	case a.Code != 0 && strings.Contains(a.Errors, "unknown command"):
-		return "" // an older build
 	case a.Out == "":
 		return fmt.Sprintf("%s: %s", verb, strings.TrimSpace(a.Errors))
 	}
@@ -227,8 +232,11 @@ func (s *Service) addBackend(b Backend) {
 // addCalls counts connections by caller.
 func (d *drawing) addCalls(node string, connections []connection) {
 	for _, c := range connections {
-		namespace, rest, _ := strings.Cut(c.Service, "/")
+		namespace, rest, named := strings.Cut(c.Service, "/")
 		name, _, _ := strings.Cut(rest, ":")
+		if !named {
+			continue // the Service is gone, and its connection has only an id
+		}
 		service := d.service(namespace + "/" + name).Name
 		caller := cmp.Or(c.Pod, c.Client.Addr().Unmap().String())
 		if c.Pod == "" && c.Process != nil {

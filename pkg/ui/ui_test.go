@@ -126,21 +126,21 @@ func TestCompose(t *testing.T) {
 				{"address":"10.244.2.2:8080","protocol":"TCP","node":"b","active":false,"reason":"not ready","connections":0}]}]},
 			{"name":"shop/db","ports":[],"error":"no room"}]`
 	}
-	unknown := remote.Answer{Node: "b", Code: 1, Errors: `sluice: unknown command "top"`}
+	nothing, failed := remote.Answer{Node: "b", Out: "[]"}, remote.Answer{Node: "d", Code: 1, Errors: "sluice: no such flag"}
 	down := remote.Answer{Node: "c", Code: 2, Err: errors.New("refused")}
 	got := compose(time.Time{}, map[string][]remote.Answer{
-		"status":   {{Node: "a", Out: well}, {Node: "b", Out: `{"running":false}`, Code: 1}, down},
-		"services": {{Node: "a", Out: services("2")}, {Node: "b", Out: services("3")}, down},
+		"status":   {{Node: "a", Out: well}, {Node: "b", Out: `{"running":false}`, Code: 1}, down, {Node: "d", Out: well}},
+		"services": {{Node: "a", Out: services("2")}, {Node: "b", Out: services("3")}, down, {Node: "d", Out: "[]"}},
 		"flows": {
 			{Node: "a", Out: `[{"service":"shop/web:http","protocol":"TCP","client":"192.0.2.1:99","originalDst":"10.96.0.1:80","backend":"10.244.1.2:8080"}]`},
-			{Node: "b", Out: `[{"service":"shop/db:","protocol":"TCP","client":"10.244.1.2:99","originalDst":"10.96.0.1:80","backend":"10.244.1.2:8080"}]`}, down,
+			{Node: "b", Out: `[{"service":"shop/db:","protocol":"TCP","client":"10.244.1.2:99","originalDst":"10.96.0.1:80","backend":"10.244.1.2:8080"}]`}, down, {Node: "d", Out: `[{"service":"id 7","client":"192.0.2.1:99"}]`},
 		},
 		"connections": {
 			{Node: "a", Out: `[{"service":"shop/web:http","client":"10.244.1.9:1","pod":"shop/cart"},{"service":"shop/web:http","client":"10.244.1.9:2","pod":"shop/cart"},
-				{"service":"shop/web:http","client":"192.168.1.1:2","process":{"command":"curl","pid":1}}]`}, unknown, down,
+				{"service":"shop/web:http","client":"192.168.1.1:2","process":{"command":"curl","pid":1}}]`}, nothing, down, nothing,
 		},
 		"top": {
-			{Node: "a", Out: `{"services":[{"service":"shop/web","newPerSecond":1.5,"refusedPerSecond":{"reject_no_backend":2}}]}`}, unknown, down,
+			{Node: "a", Out: `{"services":[{"service":"shop/web","newPerSecond":1.5,"refusedPerSecond":{"reject_no_backend":2}}]}`}, {Node: "b", Out: "{}"}, down, failed,
 		},
 	})
 	want := `{
@@ -148,7 +148,8 @@ func TestCompose(t *testing.T) {
   "nodes": [
     {"name": "a"},
     {"name": "b", "problem": "not well: see kubectl sluice status --node b"},
-    {"name": "c", "problem": "no answer: refused"}
+    {"name": "c", "problem": "no answer: refused"},
+    {"name": "d", "problem": "top: sluice: no such flag"}
   ],
   "services": [
     {"name": "shop/db", "addresses": [], "error": "no room", "backends": [], "callers": [{"name": "shop/web (10.244.1.2)", "connections": 1}]},
@@ -162,7 +163,7 @@ func TestCompose(t *testing.T) {
       "newPerSecond": 1.5, "refusedPerSecond": {"reject_no_backend": 2}
     }
   ],
-  "refused": {"refused: no endpoint": 2, "dropped: not in the ranges": 1}
+  "refused": {"refused: no endpoint": 4, "dropped: not in the ranges": 2}
 }`
 	text, err := json.Marshal(got)
 	if err != nil {
