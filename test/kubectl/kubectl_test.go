@@ -173,7 +173,7 @@ func testExplain(t *testing.T, w *world) {
 		t.Errorf("there is no such pod in the namespace: exit code %d: %s%s", code, out, errs)
 	}
 	out, errs, code = w.kubectl(t, "sluice", "explain", "pod/web-1", "--to", "shop/web")
-	if missing := inOrder(out, "== node-1\n", "10.244.1.2", "10.96.0.1:80"); missing != "" || code != 0 {
+	if missing := inOrder(out, "== node-1\n", "client     10.244.1.2, a pod of this node", "10.244.2.2:8080 "); missing != "" || code != 0 {
 		t.Errorf("from a pod: exit code %d; %q is not in: %s%s", code, missing, out, errs)
 	}
 	out, errs, code = w.kubectl(t, "sluice", "explain", "--node", "node-1", "--to", "empty:80", "--namespace", "shop")
