@@ -31,6 +31,7 @@ func testUI(t *testing.T, w *world) {
 		// The filter has the focus.
 		"fill=no such thing", "gone=shop/web", "fill=192.168.50.100", "see=shop/web", "gone=shop/empty", "fill= ", "fill=shop", "see=shop/empty",
 		"click=[data-service='shop/web']", "gone=shop/empty", "see=Click again", "click=[data-service='shop/web']", "see=shop/empty",
+		"hidden=6s",
 	}
 	if file := os.Getenv("SLUICE_TEST_SCREENSHOT"); file != "" {
 		steps = append(steps, "shot="+file)

@@ -4,6 +4,7 @@
 //	gone=TEXT      waits until it does not
 //	click=SELECTOR clicks on the element of a CSS selector
 //	fill=TEXT      types into the element that has the focus, in place of what is there
+//	hidden=TIME    hides the page, which must ask the server for nothing that long, and shows it, when it must ask again
 //	shot=FILE      writes a picture of the page
 //
 // It fails if a step takes longer than 20 seconds, if a script fails or the browser refuses something, and if the
@@ -31,7 +32,7 @@ const stepTimeout = 20 * time.Second
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: ui URL [see=TEXT|gone=TEXT|click=SELECTOR|fill=TEXT|shot=FILE]...")
+		fmt.Fprintln(os.Stderr, "usage: ui URL [see=TEXT|gone=TEXT|click=SELECTOR|fill=TEXT|hidden=TIME|shot=FILE]...")
 		os.Exit(2)
 	}
 	text, err := run(os.Args[1], os.Args[2:])
@@ -98,6 +99,8 @@ func do(tab context.Context, step string) error {
 		}
 
 		return chromedp.Do(limited, chromedp.KeyEvent(kb.Delete+with))
+	case "hidden":
+		return hide(limited, with)
 	case "shot":
 		picture, err := chromedp.Run(limited, chromedp.FullScreenshot(100))
 		if err != nil {
@@ -108,6 +111,48 @@ func do(tab context.Context, step string) error {
 	default:
 		return fmt.Errorf("no such step")
 	}
+}
+
+// hide hides the page from one of its questions to the server on, and shows it after some time.
+func hide(tab context.Context, text string) error {
+	long, err := time.ParseDuration(text)
+	if err != nil {
+		return err
+	}
+	asked := func() (int, error) {
+		return chromedp.Run(tab, chromedp.Evaluate[int](`performance.getEntriesByType("resource").length`))
+	}
+	more := func(than int) (now int, err error) {
+		for now, err = asked(); err == nil && now <= than; now, err = asked() {
+			time.Sleep(50 * time.Millisecond)
+		}
+
+		return now, err
+	}
+	set := func(hidden bool) error {
+		_, err := chromedp.Run(tab, chromedp.Evaluate[chromedp.Void](fmt.Sprintf(
+			`Object.defineProperty(document, "hidden", {value: %t, configurable: true}); document.dispatchEvent(new Event("visibilitychange"))`, hidden)))
+
+		return err
+	}
+	before, err := asked()
+	if err == nil {
+		before, err = more(before)
+	}
+	if err = errors.Join(err, set(true)); err != nil {
+		return err
+	}
+	time.Sleep(long)
+	now, err := asked()
+	if err == nil && now != before {
+		err = fmt.Errorf("the page has asked %d times", now-before)
+	}
+	if err = errors.Join(err, set(false)); err != nil {
+		return err
+	}
+	_, err = more(now)
+
+	return err
 }
 
 // listen returns a function that returns what was wrong so far: errors that the browser logs, scripts that fail,
