@@ -21,12 +21,16 @@ func TestPins(t *testing.T) {
 
 	t.Run("kept while datagrams flow", func(t *testing.T) {
 		socket := mustSocket(t, client, "udp4")
+		last := time.Now()
 		first, _ := ask(t, socket, dns)
 		for range 8 {
 			time.Sleep(idle / 4)
-			if name, _ := ask(t, socket, dns); name != first {
+			asked := time.Now()
+			name, _ := ask(t, socket, dns)
+			if idled := time.Since(last) >= idle; name != first && !idled { // on a busy machine
 				t.Fatalf("%s answered, want %s", name, first)
 			}
+			first, last = name, asked
 		}
 	})
 	t.Run("given up when idle", func(t *testing.T) {
