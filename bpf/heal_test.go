@@ -40,7 +40,7 @@ type simulation struct {
 	failures map[int]int
 }
 
-// behaviour is what becomes of the first segment of a connection.
+// behaviour is what happens to the first segment of a connection.
 type behaviour struct {
 	lost, refused bool
 	after         time.Duration // of the answer

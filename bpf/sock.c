@@ -130,7 +130,8 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	if (why || !be)
 		return why;
 
-	note_dial(ctx, be, now);
+	if (ctx->protocol != IPPROTO_UDP || shows_answers(be->id, now))
+		note_dial(ctx, be, now);
 	set_hook_addr(ctx, v6, &be->addr, be->port);
 	return remember_original_dst(ctx, &original_dst, be, now);
 }
@@ -380,9 +381,6 @@ static __always_inline void count_sock_bytes(struct bpf_sock *ctx, __u32 service
 		sent += (__u32)(BPF_CORE_READ(tp, write_seq) - BPF_CORE_READ(tp, snd_una));
 	count_bytes(service_port_id, sent, BPF_CORE_READ(tp, bytes_received));
 }
-
-/* The answer of a UDP socket that connected longer ago shows nothing of its backend now. */
-#define MAX_ANSWER_AGE (10000 * MS)
 
 /* A socket that is closed leaves the loads of its backends. */
 SEC("cgroup/sock_release")

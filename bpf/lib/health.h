@@ -87,6 +87,21 @@ static __always_inline struct backend_health *health_of(__u32 backend_id)
 	return h;
 }
 
+/* The answer to a UDP socket that connected longer ago shows nothing of its backend now. */
+#define MAX_ANSWER_AGE (10000 * MS)
+
+/*
+ * shows_answers reports whether answers of a backend were seen lately. Those to connected UDP sockets
+ * are not, while the sockets stay open and are read by recv(): no silence follows from that.
+ */
+static __always_inline bool shows_answers(__u32 backend_id, __u64 now)
+{
+	const struct backend_health *h = health_place(backend_id);
+
+	return config_heal && h && h->id == backend_id &&
+	       (__s64)(now - h->answered) < (__s64)MAX_ANSWER_AGE;
+}
+
 /* is_suspect reports whether a backend is passed over, or probed. */
 static __always_inline bool is_suspect(__u32 backend_id)
 {

@@ -110,6 +110,25 @@ func TestHealSilent(t *testing.T) {
 	}
 }
 
+// Connected UDP sockets that stay open show no answers, so they speak against a backend only if it has
+// answered others lately.
+func TestHealOpenDatagramSockets(t *testing.T) {
+	w := newHealing(t)
+	client := w.pod(t)
+	const at = "10.96.1.1:80"
+	s := w.add(t, service{proto: "udp", at: []string{at}, to: w.all4()[:1]})
+	for age, counts := range map[time.Duration]bool{time.Second: true, 20 * time.Second: false} {
+		h := maps.BackendHealth{Id: s.backends[0], Answered: now() - uint64(age)}
+		must(t, w.Maps().Health.Put(maps.Index(h.Id), h))
+		for range 5 {
+			must(t, mustSocket(t, client, "udp4").Connect(at))
+		}
+		if h := w.health(h.Id); h.Evidence > 0 != counts {
+			t.Errorf("answered %v ago: %+v", age, h)
+		}
+	}
+}
+
 // The datagrams of a socket leave a backend that does not answer, if flows are re-steered.
 func TestDatagramsLeaveSuspect(t *testing.T) {
 	for _, resteer := range []bool{true, false} {

@@ -41,7 +41,7 @@ func Listen(port int, collect func(context.Context) (Picture, error)) (*Server, 
 	return &Server{Collect: collect, listener: listener, token: rand.Text(), turn: make(chan struct{}, 1)}, nil
 }
 
-// URL is the address of the page. Whoever knows it sees what nodes answer.
+// URL is the address of the page. A program that knows it sees what nodes answer.
 func (s *Server) URL() string { return "http://" + s.listener.Addr().String() + "/?token=" + s.token }
 
 // Run serves until ctx ends.
