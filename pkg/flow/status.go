@@ -72,8 +72,8 @@ func (s *Sweeper) updateStatus(st scanned) {
 	v.Emergency, v.Flood = "", ""
 	v.Emergencies, v.Floods = s.alarms.flows.times, s.alarms.halfOpen.times
 	if s.alarms.flows.on {
-		v.Emergency = fmt.Sprintf("the table of flows is at its limit: %s. New connections may be refused, and UDP flows cut short. Give a larger --flow-table-memory than the %d MiB of now: it counts after 'sluice cleanup', when the tables are created anew",
-			v.Flows, (v.Flows.Bytes+v.HalfOpen.Bytes)>>20)
+		v.Emergency = fmt.Sprintf("the table of flows is at its limit: %s. New connections may be refused, and UDP flows cut short. Give a larger --flow-table-memory than the %.1f MiB of now: it counts after 'sluice cleanup', when the tables are created anew",
+			v.Flows, float64(v.Flows.Bytes+v.HalfOpen.Bytes)/(1<<20))
 	}
 	if s.alarms.halfOpen.on {
 		v.Flood = fmt.Sprintf("more flows are begun than can be remembered until they are answered: %s. It may be a flood of forged packets. Connections that work are safe, new ones may fail",
