@@ -145,7 +145,6 @@ func testDifferences(t *testing.T, w *world) {
 }
 
 func testConnections(t *testing.T, w *world) {
-	w.skipWithout(t, "connections")
 	w.mustConnect(t)
 	out, errs, code := w.kubectl(t, "sluice", "connections", "--node", "node-1,node-2", "--service", "web", "--namespace", "shop")
 	if code != 0 || strings.Count(out, "\nnode-1    shop/web:http") != 3 || strings.Contains(out, "node-2    ") {
@@ -158,7 +157,6 @@ func testConnections(t *testing.T, w *world) {
 }
 
 func testTop(t *testing.T, w *world) {
-	w.skipWithout(t, "top")
 	w.mustConnect(t)
 	out, errs, code := w.kubectl(t, "sluice", "top", "--once")
 	if missing := inOrder(out, "2 of 3 nodes\n", "  11 live, ", "\nSERVICE ", "\nshop/web   11 ", "node-1, node-2\n", "node-3: NO ANSWER: "); missing != "" || code != 2 {
@@ -167,7 +165,6 @@ func testTop(t *testing.T, w *world) {
 }
 
 func testExplain(t *testing.T, w *world) {
-	w.skipWithout(t, "explain")
 	out, errs, code := w.kubectl(t, "sluice", "explain", "pod/web-1", "--to", "empty:80", "--namespace", "shop")
 	if code != 1 || !strings.Contains(errs, "pod shop/web-1: ") {
 		t.Errorf("there is no such pod in the namespace: exit code %d: %s%s", code, out, errs)

@@ -14,7 +14,6 @@ import (
 
 // testMonitor follows refusals on two nodes, and kills the plugin: nothing of it may go on on the nodes.
 func testMonitor(t *testing.T, w *world) {
-	w.skipWithout(t, "monitor")
 	for i, node := range w.lab.Nodes {
 		load, err := lab.MustCaller(t, node.Pods[1].Namespace, w.cgroups[i]).StartLoad(
 			lab.Load{Exchange: lab.Exchange{Network: "tcp", Address: "10.96.0.2:80"}, Rate: 5})
@@ -58,14 +57,6 @@ func testMonitor(t *testing.T, w *world) {
 	lab.Must(t, table.cmd.Process.Kill(), objects.cmd.Process.Kill(), quiet.cmd.Process.Kill())
 	for i := range w.lab.Nodes {
 		lab.Eventually(t, "nothing goes on when the plugins have been killed", func() error { return w.processes(i, 1) })
-	}
-}
-
-// skipWithout skips a test of a verb that this build does not have.
-func (w *world) skipWithout(t testing.TB, verb string) {
-	t.Helper()
-	if help, _, _ := w.kubectl(t, "sluice", "--help"); !strings.Contains(help, "\n  "+verb+" ") {
-		t.Skipf("this build has no sluice %s", verb)
 	}
 }
 
