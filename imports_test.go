@@ -15,11 +15,11 @@ var ownImports = map[string]string{
 	"cmd/sluice": "pkg/agent pkg/connections pkg/top pkg/monitor pkg/pods pkg/doctor pkg/explain pkg/remote pkg/ui pkg/kubeproxy pkg/status pkg/config " + underAgent, "pkg/agent": "pkg/status " + underAgent,
 	"pkg/status": "pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb maps",
 	"pkg/doctor": "pkg/status pkg/node pkg/datapath bpf maps",
-	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb pkg/pods bpf", "pkg/health": "pkg/lb",
+	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb pkg/pods bpf", "pkg/health": "pkg/lb maps",
 	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "pkg/node bpf maps",
 	"pkg/flow": "maps", "pkg/metrics": "pkg/reconcile pkg/flow pkg/health pkg/lb maps", "bpf": "maps",
 	"pkg/kubeproxy": "pkg/status pkg/flow pkg/lb", "pkg/connections": "pkg/datapath pkg/flow pkg/pods maps", "pkg/top": "pkg/datapath pkg/lb maps",
-	"pkg/monitor": "pkg/flow pkg/lb pkg/pods maps", "pkg/explain": "pkg/status pkg/reconcile pkg/node pkg/datapath pkg/lb bpf maps", "pkg/ui": "pkg/remote pkg/status pkg/flow pkg/top",
+	"pkg/monitor": "pkg/flow pkg/lb pkg/pods maps", "pkg/explain": "pkg/status pkg/pods pkg/reconcile pkg/node pkg/datapath pkg/lb bpf maps", "pkg/ui": "pkg/remote pkg/status pkg/flow pkg/top",
 }
 
 // importers lists which packages may import what begins with a path. All but pkg/lb may import

@@ -111,7 +111,7 @@ func TestLoadBelowZero(t *testing.T) {
 	}
 }
 
-// hash returns the same hash as hash in service.h.
+// hash returns the same hash as hash in pick.h.
 func hash(bytes []byte) uint32 {
 	h := uint32(len(bytes))
 	for ; len(bytes) > 0; bytes = bytes[4:] {

@@ -68,16 +68,15 @@ type Config struct {
 	// Keep is a folder on bpffs that caches verified programs: the next agent of the same
 	// build, with the same configuration and maps, reuses them. Empty: nothing is cached.
 	Keep string
-
-	// Kernel caches the types of the kernel, which are slow to read; nil: they are read.
-	Kernel *btf.Cache
 }
 
 // Hook is a program and its attach type.
 type Hook struct {
 	Name    string // "connect4", …; or that of a tracepoint
 	Attach  ebpf.AttachType
-	Program *ebpf.Program
+	Program *ebpf.Program // nil unless it is loaded
+
+	program string // its name in the object file
 }
 
 // Optional reports whether Services work without the hook.
@@ -103,24 +102,29 @@ type Programs struct {
 // Load loads all socket programs, with the maps m. Verifier errors wrap *ebpf.VerifierError. The caller
 // closes the result.
 func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
-	loader, what := newLoader(m, cfg.Kernel), cfg
-	what.Kernel = nil
+	loader := loader{m, btf.NewCache()}
 	programs := make(map[string]*ebpf.Program)
+	trace, sock := TraceHooks(cfg), SockHooks()
+	last := len(sock) - 1
+	sock, syn := sock[:last], sock[last:]
+	if !cfg.Resteer {
+		syn = nil
+	}
 	result := &Programs{}
 	for _, part := range []struct {
 		name  string
 		names []string
 		spec  func(Config) (*ebpf.CollectionSpec, error)
 	}{
-		{tracingPart, traceNames(cfg), traceSpec}, // first: socket programs heal only if it was loaded
-		{"socket programs", sockNames, sockSpec},
-		{"timeouts of SYNs", synNames(cfg), func(Config) (*ebpf.CollectionSpec, error) { return loadSyn() }},
+		{tracingPart, namesOf(trace), traceSpec}, // first: socket programs heal only if it was loaded
+		{"socket programs", namesOf(sock), sockSpec},
+		{"timeouts of SYNs", namesOf(syn), func(Config) (*ebpf.CollectionSpec, error) { return loadSyn() }},
 		{"socket iterator", []string{iterProgSluiceSocks}, func(Config) (*ebpf.CollectionSpec, error) { return iterSpec(iterProgSluiceSocks) }},
 	} {
 		if len(part.names) == 0 {
 			continue
 		}
-		keep, err := newProgramCache(cfg.Keep, what, m)
+		keep, err := newProgramCache(cfg.Keep, cfg, m)
 		var loaded map[string]*ebpf.Program
 		var notKept error
 		if err == nil {
@@ -128,7 +132,7 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		}
 		if err != nil && part.name == tracingPart {
 			result.NotTraced = fmt.Errorf("%s: %w", part.name, err)
-			cfg.Heal, what.Heal = false, false
+			cfg.Heal = false
 			continue
 		}
 		if err != nil {
@@ -138,43 +142,64 @@ func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
 		result.Kept = append(result.Kept, keep.pins(loaded)...)
 		result.NotKept = errors.Join(result.NotKept, notKept)
 	}
-	missing := func(h Hook) bool { return h.Program == nil }
-	result.Sock, result.Trace = slices.DeleteFunc(sockHooks(programs), missing), traceHooks(cfg, programs)
-	result.Socks = programs[iterProgSluiceSocks]
+	for _, hooks := range [][]Hook{sock, syn, trace} {
+		for i := range hooks {
+			hooks[i].Program = programs[hooks[i].program]
+		}
+	}
+	result.Sock, result.Trace, result.Socks = slices.Concat(sock, syn), trace, programs[iterProgSluiceSocks]
 
 	return result, nil
 }
 
-// SockHooks returns all socket hooks, including optional ones, without programs.
-func SockHooks() []Hook { return sockHooks(nil) }
+// namesOf returns the names of the programs of these hooks.
+func namesOf(hooks []Hook) []string {
+	var names []string
+	for _, hook := range hooks {
+		names = append(names, hook.program)
+	}
 
-func sockHooks(programs map[string]*ebpf.Program) []Hook {
+	return names
+}
+
+// SockHooks returns all socket hooks without programs. The last one is optional.
+func SockHooks() []Hook {
 	return []Hook{
-		{"connect4", ebpf.AttachCGroupInet4Connect, programs[sockProgSluiceConnect4]},
-		{"connect6", ebpf.AttachCGroupInet6Connect, programs[sockProgSluiceConnect6]},
-		{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg, programs[sockProgSluiceSendmsg4]},
-		{"sendmsg6", ebpf.AttachCGroupUDP6Sendmsg, programs[sockProgSluiceSendmsg6]},
-		{"recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, programs[sockProgSluiceRecvmsg4]},
-		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, programs[sockProgSluiceRecvmsg6]},
-		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, programs[sockProgSluiceGetpeer4]},
-		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, programs[sockProgSluiceGetpeer6]},
-		{"sock_release", ebpf.AttachCgroupInetSockRelease, programs[sockProgSluiceRelease]},
-		{"syn_timeout", ebpf.AttachCGroupSockOps, programs[synProgSluiceSyn]},
+		{Name: "connect4", Attach: ebpf.AttachCGroupInet4Connect, program: sockProgSluiceConnect4},
+		{Name: "connect6", Attach: ebpf.AttachCGroupInet6Connect, program: sockProgSluiceConnect6},
+		{Name: "sendmsg4", Attach: ebpf.AttachCGroupUDP4Sendmsg, program: sockProgSluiceSendmsg4},
+		{Name: "sendmsg6", Attach: ebpf.AttachCGroupUDP6Sendmsg, program: sockProgSluiceSendmsg6},
+		{Name: "recvmsg4", Attach: ebpf.AttachCGroupUDP4Recvmsg, program: sockProgSluiceRecvmsg4},
+		{Name: "recvmsg6", Attach: ebpf.AttachCGroupUDP6Recvmsg, program: sockProgSluiceRecvmsg6},
+		{Name: "getpeername4", Attach: ebpf.AttachCgroupInet4GetPeername, program: sockProgSluiceGetpeer4},
+		{Name: "getpeername6", Attach: ebpf.AttachCgroupInet6GetPeername, program: sockProgSluiceGetpeer6},
+		{Name: "sock_release", Attach: ebpf.AttachCgroupInetSockRelease, program: sockProgSluiceRelease},
+		{Name: "syn_timeout", Attach: ebpf.AttachCGroupSockOps, program: synProgSluiceSyn},
 	}
 }
 
-// sockNames are the names of the socket programs.
-var sockNames = []string{
-	sockProgSluiceConnect4, sockProgSluiceConnect6, sockProgSluiceSendmsg4, sockProgSluiceSendmsg6,
-	sockProgSluiceRecvmsg4, sockProgSluiceRecvmsg6, sockProgSluiceGetpeer4, sockProgSluiceGetpeer6, sockProgSluiceRelease,
-}
-
-func synNames(cfg Config) []string {
-	if !cfg.Resteer {
+// TraceHooks returns the tracepoints that are used with this configuration, without programs.
+func TraceHooks(cfg Config) []Hook {
+	if (!cfg.Handshakes || cfg.NoStats) && !cfg.Heal {
 		return nil
 	}
 
-	return []string{synProgSluiceSyn}
+	return []Hook{
+		{Name: "inet_sock_set_state", Attach: ebpf.AttachTraceRawTp, program: traceProgSluiceHandshake},
+		{Name: "tcp_retransmit_skb", Attach: ebpf.AttachTraceRawTp, program: traceProgSluiceRetransmit},
+	}
+}
+
+const tracingPart = "tracing programs"
+
+// traceSpec returns the tracing programs, configured by cfg.
+func traceSpec(cfg Config) (*ebpf.CollectionSpec, error) {
+	spec, err := loadTrace()
+	if err != nil {
+		return nil, err
+	}
+
+	return spec, setVariables(spec, map[string]any{traceVarConfigHeal: cfg.Heal, traceVarConfigBackendHandshakes: cfg.BackendHandshakes})
 }
 
 // sockSpec returns the socket programs, configured by cfg.
@@ -215,4 +240,40 @@ func (p *Programs) Close() error {
 	}
 
 	return errors.Join(errs...)
+}
+
+// Iterators are the programs that list translated sockets for operators. Each writes
+// [maps.TranslatedSock]. The agent needs none of them.
+type Iterators struct {
+	Connected *ebpf.Program // over sock_state: TCP and connected UDP
+	Dials     *ebpf.Program // over udp_dials: one for each destination of an unconnected UDP socket
+}
+
+// LoadIterators loads the programs that list sockets. They use no map, but read the one that they are
+// attached to. The caller closes the result.
+func LoadIterators() (*Iterators, error) {
+	spec, err := iterSpec(iterProgSluiceConnected, iterProgSluiceDials)
+	if err != nil {
+		return nil, err
+	}
+	programs, err := loader{maps: &maps.Pinned{}}.load(spec)
+	if err != nil {
+		return nil, fmt.Errorf("socket iterators: %w", err)
+	}
+
+	return &Iterators{Connected: programs[iterProgSluiceConnected], Dials: programs[iterProgSluiceDials]}, nil
+}
+
+// Close closes the programs.
+func (i *Iterators) Close() error { return errors.Join(i.Connected.Close(), i.Dials.Close()) }
+
+// iterSpec returns the iterators with these names.
+func iterSpec(names ...string) (*ebpf.CollectionSpec, error) {
+	spec, err := loadIter()
+	if err != nil {
+		return nil, err
+	}
+	stdmaps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(names, name) })
+
+	return spec, nil
 }

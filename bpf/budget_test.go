@@ -29,7 +29,7 @@ var budgets = map[string]uint32{
 	"getpeername4": 200,
 	"getpeername6": 800,
 	"sock_release": 1_000,
-	"syn_timeout":  600,
+	"syn_timeout":  1000, // Linux 6.1 walks more than newer kernels
 	"socks":        400,
 	"connected":    1_500,
 	"dials":        1_000,
@@ -38,7 +38,7 @@ var budgets = map[string]uint32{
 	"tcp_retransmit_skb":  2_000,
 
 	"ingress": 200_000, // 184,000 on 6.18
-	"egress":  50_000,  // 41,000 on 6.18
+	"egress":  100_000, // 91,000 on 6.18: of uplinks, which re-steer connections of the node's own processes
 }
 
 func TestVerifierBudget(t *testing.T) {

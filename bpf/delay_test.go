@@ -162,9 +162,9 @@ func attachDelayed(t *testing.T, m *maps.Pinned, cgroup *lab.Cgroup) {
 	must(t, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix("10.96.0.0/16")))
 	spec, err := sockSpec(Config{UDP: UDPAll, SetRetval: atLeast(t, 6, 1)})
 	must(t, err)
-	own := newLoader(m, nil).single(spec, sockProgSluiceConnect4)
+	own := loader{maps: m}.single(spec, sockProgSluiceConnect4)
 	delayLookups(t, own.Programs[sockProgSluiceConnect4], "sl_frontend_ids")
-	program, err := newLoader(m, nil).loadOne(own, sockProgSluiceConnect4)
+	program, err := loader{maps: m}.loadOne(own, sockProgSluiceConnect4)
 	must(t, err)
 	t.Cleanup(func() { program.Close() })
 	attached, err := link.AttachCgroup(link.CgroupOptions{

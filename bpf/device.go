@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -59,8 +58,6 @@ type DeviceConfig struct {
 	Heal    bool   // see [Config]
 	Resteer bool   // connections whose backend does not answer go to another one
 	Keep    string // see [Config]
-
-	Kernel *btf.Cache // see [Config]
 }
 
 // DevicePrograms are the loaded programs of a kind of device, not attached yet.
@@ -76,14 +73,12 @@ type DevicePrograms struct {
 // LoadDevice loads the programs of a kind of device, with the maps m. Verifier errors wrap
 // *ebpf.VerifierError. The caller closes the result.
 func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
-	what := cfg
-	what.Kernel = nil
-	keep, err := newProgramCache(cfg.Keep, what, m)
+	keep, err := newProgramCache(cfg.Keep, cfg, m)
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
 	names := []string{deviceProgSluiceIngress, deviceProgSluiceEgress}
-	programs, err, notKept := newLoader(m, cfg.Kernel).loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(m, cfg) })
+	programs, err, notKept := loader{maps: m}.loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(m, cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}

@@ -248,6 +248,9 @@ func (p packet) tcpHeader() *layers.TCP {
 			header.ACK, header.Ack = true, firstNumber+max(p.ack, 1)
 		}
 	}
+	if p.nothing {
+		header.Ack = firstNumber
+	}
 
 	if p.stamp != 0 {
 		stamp := binary.BigEndian.AppendUint32(nil, p.stamp)

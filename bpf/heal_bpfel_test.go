@@ -28,9 +28,10 @@ type healStep struct {
 type healStepOp uint32
 
 const (
-	healStepOpSTEP_PICK    healStepOp = 1
-	healStepOpSTEP_SUCCESS healStepOp = 2
-	healStepOpSTEP_FAILURE healStepOp = 3
+	healStepOpSTEP_PICK       healStepOp = 1
+	healStepOpSTEP_SUCCESS    healStepOp = 2
+	healStepOpSTEP_FAILURE    healStepOp = 3
+	healStepOpSTEP_RETRANSMIT healStepOp = 4
 )
 
 // Names of all BPF objects in the ELF.
@@ -67,6 +68,7 @@ const (
 	healMapSlReached       = "sl_reached"
 	healMapSlReasons       = "sl_reasons"
 	healMapSlRecent        = "sl_recent"
+	healMapSlRefusalDebt   = "sl_refusal_debt"
 	healMapSlRefusals      = "sl_refusals"
 	healMapSlServiceCidrs  = "sl_service_cidrs"
 	healMapSlServicePorts  = "sl_service_ports"
@@ -164,6 +166,7 @@ type healMapSpecs struct {
 	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
 	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.MapSpec `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -237,6 +240,7 @@ type healMaps struct {
 	SlReached       *ebpf.Map `ebpf:"sl_reached"`
 	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.Map `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
@@ -282,6 +286,7 @@ func (m *healMaps) Close() error {
 		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
+		m.SlRefusalDebt,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

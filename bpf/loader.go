@@ -13,17 +13,11 @@ import (
 
 // loader loads programs.
 type loader struct {
-	maps   *maps.Pinned
+	maps *maps.Pinned
+	// kernel has the types of the kernel, which are slow to read, for all programs. Programs that call functions of
+	// kernel modules, those of devices, must not share it, because it is not safe to search the types of a module
+	// while others search those of the kernel: nil.
 	kernel *btf.Cache
-}
-
-// newLoader returns a loader with the maps m, which reads the kernel's types if kernel is nil.
-func newLoader(m *maps.Pinned, kernel *btf.Cache) loader {
-	if kernel == nil {
-		kernel = btf.NewCache()
-	}
-
-	return loader{m, kernel}
 }
 
 // loadKept returns the programs with these names: those in the cache, or else those of spec,

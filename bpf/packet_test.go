@@ -20,6 +20,7 @@ type packet struct {
 	extras   int               // so many options of IPv4, or extension headers of IPv6
 	flags    string            // of TCP, as tcpdump writes them: "S", "S.", ".", "F.", "R"
 	seq, ack uint32            // of TCP, see numbered and acks
+	nothing  bool              // TCP: it acknowledges not even the SYN
 	stamp    uint32            // TCP's timestamp; 0: none
 	chunk    uint8             // SCTP's first
 	bears    uint32            // SCTP's tag; 0: the one that everyone asks for
@@ -146,6 +147,7 @@ func (p packet) numbered(seq uint32) packet { p.seq = seq; return p }
 
 // acks sets the acknowledgement, relative to the SYN of the other side.
 func (p packet) acks(ack uint32) packet      { p.ack = ack; return p }
+func (p packet) acksNothing() packet         { p.nothing = true; return p }
 func (p packet) stamped(stamp uint32) packet { p.stamp = stamp; return p }
 
 // bearing sets the tag of an SCTP packet to the one that a payload has asked for.

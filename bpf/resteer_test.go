@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -11,6 +12,9 @@ import (
 
 // later is after a SYN that is sent again is not taken for a duplicate.
 const later = 30 * time.Millisecond
+
+// noProbe is how old a flow of datagrams is, at least, whose first one was no probe of a suspect.
+const noProbe = 200 * time.Millisecond
 
 // tried is the conversation with one of the backends that a client's SYN went to.
 type tried struct {
@@ -26,34 +30,47 @@ func (c tried) mustHave(t *testing.T, flows int32) {
 	}
 }
 
-// resteered has a client send its SYN twice to a Service with these two backends, of which the first one
-// does not answer. It returns the conversations with the backend that was given up, and with the one that
-// has got the second SYN.
-func resteered(t *testing.T, w *world, p place, backends ...string) (former, now tried) {
+// suspect makes a backend a suspect that is passed over for a minute, until the test ends.
+func (w *world) suspect(t *testing.T, id uint32) {
 	t.Helper()
-	w.serve(t, service{at: []string{clusterIP}, to: backends})
-	syn := tcp(p.client, clusterIP, "S")
-	next := func() tried {
-		w.ingress(t, p, syn)
-		f := w.flowOf(t, p.client, clusterIP)
-
-		c := tried{&conversation{
-			w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP,
-			backend: w.backendOf(t, f, backends...), masqueradedPort: maps.Port(f.MasqueradePort),
-		}, f.BackendId}
-		if c.masqueradedPort != 0 {
-			c.leaves(t, syn)
-		}
-
-		return c
-	}
-	former = next()
-	time.Sleep(later)
-
-	return former, next()
+	t.Cleanup(func() { must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{})) })
+	must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{Id: id, Suspected: now(t), Until: now(t) + uint64(time.Minute)}))
 }
 
-func resteer(c *DeviceConfig) { c.Resteer = true }
+// try has a client send its first packet to the ClusterIP, which goes to one of these backends.
+func (w *world) try(t *testing.T, p place, proto layers.IPProtocol, backends ...string) tried {
+	t.Helper()
+	opens := first(proto, p.client, clusterIP)
+	w.ingress(t, p, opens)
+	f := w.flowOf(t, p.client, clusterIP)
+	c := tried{&conversation{
+		w: w, place: p, proto: proto, vip: clusterIP,
+		backend: w.backendOf(t, f, backends...), masqueradedPort: maps.Port(f.MasqueradePort),
+	}, f.BackendId}
+	if c.masqueradedPort != 0 {
+		c.leaves(t, opens)
+	}
+
+	return c
+}
+
+// resteered has a client send its first packet twice to a Service with these two backends, of which the first
+// one does not answer, and of UDP is a suspect then. It returns the conversations with the backend that was
+// given up, and with the one that has got the second packet.
+func resteered(t *testing.T, w *world, p place, proto layers.IPProtocol, backends ...string) (former, now tried) {
+	t.Helper()
+	w.serve(t, service{at: []string{clusterIP}, proto: proto, to: backends})
+	former = w.try(t, p, proto, backends...)
+	if proto == layers.IPProtocolUDP {
+		w.suspect(t, former.id)
+		time.Sleep(noProbe)
+	}
+	time.Sleep(later)
+
+	return former, w.try(t, p, proto, backends...)
+}
+
+func resteer(c *DeviceConfig) { c.Heal, c.Resteer = true, true }
 
 // resteerPlaces are those at which clients open flows, with backends there.
 var resteerPlaces = []struct {
@@ -66,15 +83,15 @@ var resteerPlaces = []struct {
 	{podVeth, []string{portPod, remotePod}},
 }
 
-func eachResteered(t *testing.T, run func(t *testing.T, former, now tried)) {
+func eachResteered(t *testing.T, proto layers.IPProtocol, run func(t *testing.T, former, now tried)) {
 	t.Helper()
 	for _, test := range resteerPlaces {
 		eachFamily(t, func(t *testing.T, f family) {
 			t.Run(test.backends[0]+" at "+test.place.String(), func(t *testing.T) {
 				w := newWorldAt(t, test.place, f, resteer)
-				former, now := resteered(t, w, test.place, test.backends...)
+				former, now := resteered(t, w, test.place, proto, test.backends...)
 				if former.backend == now.backend {
-					t.Fatalf("the SYN goes to %s again", now.backend)
+					t.Fatalf("the packet goes to %s again", now.backend)
 				}
 				run(t, former, now)
 			})
@@ -92,15 +109,27 @@ func (c *conversation) arrives(t *testing.T, in packet) outcome {
 	return c.w.egress(t, c.place, in.from(c.backend).to(c.place.client))
 }
 
+// errs sends an ICMP error about the SYN to the backend to where it first passes the node.
+func (c *conversation) errs(t *testing.T) outcome {
+	t.Helper()
+	syn := tcp(c.place.client, c.backend, "S")
+	if c.masqueradedPort != 0 {
+		return c.w.ingress(t, uplink, icmpError(hostUnreachable, farRouter, node, syn.from(node).fromPort(c.masqueradedPort)))
+	}
+
+	return c.w.egress(t, c.place, icmpError(hostUnreachable, farRouter, c.place.client, syn))
+}
+
 // A SYN that is sent again goes to another backend, which gets the connection and its load. What the former
 // one answers later is dropped.
 func TestUnansweredSYNGoesToAnotherBackend(t *testing.T) {
-	eachResteered(t, func(t *testing.T, former, now tried) {
+	eachResteered(t, layers.IPProtocolTCP, func(t *testing.T, former, now tried) {
 		former.mustHave(t, 0)
 		now.mustHave(t, 1)
 		now.establish(t)
 		former.arrives(t, tcp(former.backend, client, "S.")).drops(maps.ReasonDropAbandoned)
 		former.arrives(t, tcp(former.backend, client, "R.")).drops(maps.ReasonDropAbandoned)
+		former.errs(t).drops(maps.ReasonDropAbandoned)
 		now.says(t, second(now.proto, client, clusterIP))
 		former.mustHave(t, 0)
 		now.mustHave(t, 1)
@@ -109,7 +138,7 @@ func TestUnansweredSYNGoesToAnotherBackend(t *testing.T) {
 
 // A backend that was only slow keeps the connection, if the other one has not answered either.
 func TestFirstAnswerGetsTheConnection(t *testing.T) {
-	eachResteered(t, func(t *testing.T, former, now tried) {
+	eachResteered(t, layers.IPProtocolTCP, func(t *testing.T, former, now tried) {
 		if former.masqueradedPort != 0 && !former.isTurned() {
 			former.returns(t, tcp(former.backend, client, "S."))
 		}
@@ -124,10 +153,183 @@ func TestFirstAnswerGetsTheConnection(t *testing.T) {
 
 // The backend that was given up refuses too late, which the other one may not do.
 func TestRefusalOfAFormerBackend(t *testing.T) {
-	eachResteered(t, func(t *testing.T, former, now tried) {
+	eachResteered(t, layers.IPProtocolTCP, func(t *testing.T, former, now tried) {
 		former.arrives(t, tcp(former.backend, client, "R.")).drops(maps.ReasonDropAbandoned)
 		now.establish(t)
 	})
+}
+
+// refuses has the backend refuse the connection. With hidden, the client gets an ACK of nothing instead of
+// the RST, and what it answers ends no flow.
+func (c *conversation) refuses(t *testing.T, hidden bool) {
+	t.Helper()
+	rst := tcp(c.backend, c.place.client, "R.")
+	heard := rst
+	if hidden {
+		heard = tcp(c.backend, c.place.client, ".").acksNothing()
+	}
+	vip, port := c.vip, c.masqueradedPort
+	switch {
+	case c.isTurned():
+		rst = rst.to(node).toPort(port)
+		c.w.ingress(t, uplink, rst).leaves(heard.from(vip), maps.ReasonFlow)
+	case port != 0:
+		rst = rst.to(node).toPort(port)
+		c.w.ingress(t, uplink, rst).becomes(heard, maps.ReasonFlow)
+		rst = heard
+
+		fallthrough
+	default:
+		c.w.egress(t, c.place, rst).becomes(heard.from(vip), maps.ReasonFlow)
+	}
+	if hidden {
+		c.says(t, tcp(c.place.client, vip, "R"))
+	}
+}
+
+// forgetRefusals makes all backends those that have never refused, to which connections go that are refused.
+func (w *world) forgetRefusals(t *testing.T) {
+	t.Helper()
+	for id, h := range w.maps.Health.All() {
+		h.Refusals = 0
+		must(t, w.maps.Health.Put(id, h))
+	}
+}
+
+// A connection that a backend refuses goes to another one with the SYN that the client sends again at once:
+// the client does not hear of the refusal. It hears of the next one.
+func TestRefusalIsHidden(t *testing.T) {
+	for _, test := range resteerPlaces {
+		for _, end := range []string{"accepted", "refused again"} {
+			eachFamily(t, func(t *testing.T, f family) {
+				t.Run(fmt.Sprintf("%s at %s, %s", test.backends[0], test.place, end), func(t *testing.T) {
+					w := newWorldAt(t, test.place, f, resteer)
+					w.serve(t, service{at: []string{clusterIP}, to: test.backends})
+					former := w.try(t, test.place, layers.IPProtocolTCP, test.backends...)
+					former.refuses(t, true)
+					if h, _ := w.maps.HealthOf(former.id); h.Refusals != 1 || h.Evidence != 0 || h.Answered != 0 {
+						t.Errorf("the backend that has refused is %+v", h)
+					}
+					now := w.try(t, test.place, layers.IPProtocolTCP, test.backends...)
+					if former.backend == now.backend {
+						t.Fatalf("the SYN goes to %s again", now.backend)
+					}
+					former.mustHave(t, 0)
+					now.mustHave(t, 1)
+					if end == "refused again" {
+						w.forgetRefusals(t)
+						now.refuses(t, false)
+						now.mustHave(t, 0)
+
+						return
+					}
+					now.establish(t)
+					now.says(t, second(now.proto, client, clusterIP))
+					now.mustHave(t, 1)
+				})
+			})
+		}
+	}
+}
+
+// A client with session affinity keeps its backend for later connections, although one goes elsewhere that
+// the backend refuses.
+func TestRefusalKeepsAffinity(t *testing.T) {
+	w := newWorld(t, ipv4, resteer)
+	two := []string{portPod, portPodToo}
+	w.serve(t, service{at: []string{clusterIP}, to: two, affinity: 60})
+	former := w.try(t, uplink, layers.IPProtocolTCP, two...)
+	former.refuses(t, true)
+	if now := w.try(t, uplink, layers.IPProtocolTCP, two...); now.id == former.id {
+		t.Errorf("the SYN goes to %s again", now.backend)
+	}
+	later := uplink
+	later.client = fmt.Sprintf("%s:%d", at(client).Addr(), 50000)
+	if next := w.try(t, later, layers.IPProtocolTCP, two...); next.id != former.id {
+		t.Errorf("the next connection goes to %s", next.backend)
+	}
+}
+
+// A backend that has just refused a connection gets one that another backend does not answer, if there is no
+// third one.
+func TestUnansweredSYNGoesToOneThatHasRefused(t *testing.T) {
+	two := []string{portPod, portPodToo}
+	w := newWorld(t, ipv4, resteer)
+	w.serve(t, service{at: []string{clusterIP}, to: two})
+	former := w.try(t, uplink, layers.IPProtocolTCP, two...)
+	for _, b := range w.maps.Backends.All() {
+		must(t, w.maps.Health.Put(maps.Index(b.Id), maps.BackendHealth{Id: b.Id, Refusals: 1, Unanswered: now(t)}))
+	}
+	time.Sleep(later)
+	if again := w.try(t, uplink, layers.IPProtocolTCP, two...); again.id == former.id {
+		t.Error("the connection stays with a backend that does not answer")
+	}
+}
+
+// A refusal passes where the connection cannot go to another backend.
+func TestRefusalPasses(t *testing.T) {
+	two := []string{portPod, portPodToo}
+	for _, test := range []struct {
+		name    string
+		service service
+		eject   bool // SYNs are not re-steered
+		before  func(*testing.T, tried)
+	}{
+		{name: "as there is no other backend", service: service{to: two[:1]}},
+		{name: "as the Service wants it", service: service{to: two, flags: maps.PoolNoResteer}},
+		{name: "as nothing is re-steered", service: service{to: two}, eject: true},
+		{name: "as the other backend refuses, too", service: service{to: two}, before: func(t *testing.T, c tried) {
+			for _, b := range c.w.maps.Backends.All() {
+				must(t, c.w.maps.Health.Put(maps.Index(b.Id), maps.BackendHealth{Id: b.Id, Refusals: 1, Unanswered: now(t)}))
+			}
+		}},
+		{name: "as it acknowledges another SYN", service: service{to: two}, before: func(t *testing.T, c tried) {
+			for _, e := range c.w.entries(t) {
+				if e.flow.Role == maps.FlowFromClient {
+					e.flow.End++
+					c.w.put(t, e)
+				}
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachFamily(t, func(t *testing.T, f family) {
+				w := newWorld(t, f, func(c *DeviceConfig) { c.Heal, c.Resteer = true, !test.eject })
+				test.service.at = []string{clusterIP}
+				w.serve(t, test.service)
+				c := w.try(t, uplink, layers.IPProtocolTCP, two...)
+				if test.before != nil {
+					test.before(t, c)
+				}
+				c.refuses(t, false)
+			})
+		})
+	}
+}
+
+// Of the connections to a Service, the refusals of one in ten are hidden, and of the first 50. They are counted.
+func TestFewRefusalsAreHidden(t *testing.T) {
+	const connections, most = 400, 50 + 400/10
+	w := newWorld(t, ipv4, resteer)
+	s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod, portPodToo}})
+	must(t, w.maps.Replacements()["sl_refusal_debt"].Put(maps.Index(s.id), int32(0))) // of other tests
+	p := uplink
+	for n := range connections {
+		p.client = fmt.Sprintf("%s:%d", at(client).Addr(), 20000+n)
+		c := w.try(t, p, layers.IPProtocolTCP, portPod, portPodToo)
+		w.forgetRefusals(t)
+		c.arrives(t, tcp(c.backend, p.client, "R."))
+	}
+	var hidden uint64
+	for e, err := range w.maps.Stats.All() {
+		must(t, err)
+		if e.Key == (maps.StatKey{ServicePortId: s.id, What: maps.StatHiddenRefusals}) {
+			hidden = e.Value
+		}
+	}
+	if hidden > most || hidden < most-5 {
+		t.Errorf("%d of %d refusals are hidden, want some %d", hidden, connections, most)
+	}
 }
 
 // A SYN that is sent again stays with its backend where another one would be wrong.
@@ -179,4 +381,86 @@ func TestUnansweredSYNStays(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A datagram that no backend has answered leaves a suspect. What that answers late is an answer to the client,
+// too, and clears it.
+func TestUnansweredDatagramLeavesSuspect(t *testing.T) {
+	eachResteered(t, layers.IPProtocolUDP, func(t *testing.T, former, now tried) {
+		former.mustHave(t, 0)
+		now.mustHave(t, 1)
+		now.establish(t)
+		late := answer(now.proto, former.backend, client)
+		if former.masqueradedPort != 0 && !former.isTurned() {
+			former.returns(t, late)
+		}
+		former.hears(t, late)
+		now.says(t, second(now.proto, client, clusterIP))
+		former.mustHave(t, 0)
+		now.mustHave(t, 1)
+		if h, _ := former.w.maps.HealthOf(former.id); h.IsSuspect() {
+			t.Errorf("%s has answered, and is %+v", former.backend, h)
+		}
+	})
+}
+
+// A datagram stays with its backend where another one would be wrong.
+func TestDatagramStays(t *testing.T) {
+	two := []string{portPod, portPodToo}
+	for _, test := range []struct {
+		name     string
+		service  service
+		suspects int // the backend that it has first
+		answered bool
+		full     bool // there is no room for flows that are confirmed
+		options  []func(*DeviceConfig)
+	}{
+		{name: "as its backend is no suspect", service: service{to: two}, options: []func(*DeviceConfig){resteer}},
+		{name: "as there is no other backend", service: service{to: two[:1]}, suspects: 1, options: []func(*DeviceConfig){resteer}},
+		{name: "as all are suspects", service: service{to: two}, suspects: 2, options: []func(*DeviceConfig){resteer}},
+		{name: "as the Service wants it", service: service{to: two, flags: maps.PoolNoResteer}, suspects: 1, options: []func(*DeviceConfig){resteer}},
+		{name: "as nothing is re-steered", service: service{to: two}, suspects: 1, options: []func(*DeviceConfig){func(c *DeviceConfig) { c.Heal = true }}},
+		{name: "as the backend has answered", service: service{to: two}, suspects: 1, answered: true, options: []func(*DeviceConfig){resteer}},
+		{name: "as the backend has answered, although it is half open", service: service{to: two}, suspects: 1, answered: true, full: true, options: []func(*DeviceConfig){resteer}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachFamily(t, func(t *testing.T, f family) {
+				w := newWorld(t, f, test.options...)
+				test.service.at, test.service.proto = []string{clusterIP}, layers.IPProtocolUDP
+				if test.full {
+					w.use(t, w.room(t), w.room(t))
+				}
+				published := w.serve(t, test.service)
+				w.ingress(t, uplink, udp(client, clusterIP))
+				had := w.flowOf(t, client, clusterIP)
+				c := &conversation{w: w, place: uplink, proto: layers.IPProtocolUDP, vip: clusterIP, backend: w.backendOf(t, had, two...)}
+				if test.answered {
+					c.establish(t)
+				}
+				for _, id := range published.backends {
+					if test.suspects == 2 || (test.suspects == 1 && id == had.BackendId) {
+						w.suspect(t, id)
+					}
+				}
+				c.first(t, maps.ReasonFlow)
+				if has := w.flowOf(t, client, clusterIP); has.Created != had.Created {
+					t.Error("the flow was begun anew")
+				}
+			})
+		})
+	}
+}
+
+// A socket of a port whose earlier one was re-steered, without an answer yet, gets the backend that it dials.
+func TestPortOfAResteeredSocket(t *testing.T) {
+	each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, tapPod)
+		for _, e := range w.entries(t) {
+			e.flow.Flags |= maps.FlowResteered
+			w.put(t, e)
+		}
+		time.Sleep(later)
+		c.first(t, maps.ReasonFlow) // it is sent again
+		c.goesOn(w.ingress(t, p, tcp(p.client, clusterIP, "S").numbered(firstNumber+1)), maps.ReasonTranslated)
+	}, resteer)
 }

@@ -269,6 +269,11 @@ func (r *rig) empty() error {
 			r.maps.Loads.AddFlows(id, -load.Flows)
 		}
 	}
+	for id := range r.maps.Health.All() {
+		if err := r.maps.Health.Put(id, maps.BackendHealth{}); err != nil {
+			return err
+		}
+	}
 	for kind := range maps.FlowKindCount {
 		r.maps.FlowUsage.Add(kind, -r.maps.FlowUsage.Load(kind))
 	}

@@ -75,21 +75,19 @@ static __always_inline enum reason lookup_frontend(struct bpf_sock_addr *ctx,
 	return lookup_dial(original_dst, localhost, pool);
 }
 
-/* note_dial notes that a backend gets a new flow of this socket. */
-static __always_inline void note_dial(struct bpf_sock_addr *ctx, const struct backend *be,
-				      __u64 now)
+/* note_dial notes that a backend gets a new flow of the client. */
+static __always_inline void note_dial(const struct backend *be, __u32 client, __u64 now)
 {
 	if (config_heal)
-		note_attempt(be->id, be->service_port_id, client_of(ctx), now);
+		note_attempt(be->id, be->service_port_id, client, now);
 }
 
 /* pick_for_socket picks a backend for a new flow of this socket, and counts the outcome. */
 static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bool v6,
 						   const struct pool *pool,
-						   const struct addr *original_dst, __u64 now,
-						   const struct backend **be)
+						   const struct addr *original_dst, __u64 netns,
+						   __u64 now, const struct backend **be)
 {
-	__u64 netns = bpf_get_netns_cookie(ctx);
 	struct affinity_key client = netns_client(pool, netns);
 	enum reason why;
 
@@ -110,8 +108,10 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	struct frontend_key original_dst = frontend_key_of(ctx, v6);
 	const struct backend *be = NULL;
 	struct pool pool = {};
+	__u64 now, netns;
 	enum reason why;
-	__u64 now;
+	__u32 client;
+	bool answered;
 
 	why = translates_connects(ctx->protocol);
 	if (why)
@@ -120,20 +120,23 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	why = lookup_frontend(ctx, &original_dst, &pool);
 	if (why == REASON_PASS_NO_FRONTEND)
 		return why;
-	if (is_left_alone(ctx, v6, pool.flags))
+	if (is_left_alone(ctx, v6, &original_dst, pool.flags))
 		return REASON_PASS_DISABLED;
 
 	now = bpf_ktime_get_ns();
+	netns = bpf_get_netns_cookie(ctx);
 	if (!why)
-		why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, now, &be);
+		why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, netns, now, &be);
 	report(ctx, v6, why, pool.service_port_id, be);
 	if (why || !be)
 		return why;
 
-	if (ctx->protocol != IPPROTO_UDP || shows_answers(be->id, now))
-		note_dial(ctx, be, now);
+	client = client_in(netns);
+	answered = has_received(ctx);
+	if (ctx->protocol != IPPROTO_UDP || (!answered && shows_answers(be->id, now)))
+		note_dial(be, client, now);
 	set_hook_addr(ctx, v6, &be->addr, be->port);
-	return remember_original_dst(ctx, &original_dst, be, now);
+	return remember_original_dst(ctx, &original_dst, be, client, answered, now);
 }
 
 /*
@@ -196,6 +199,7 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	__u64 now = bpf_ktime_get_ns();
 	struct udp_pin_key send = {};
 	enum reason why;
+	__u64 netns;
 
 	*be = own ? pick_for_destination(own, pool, original_dst, now) : NULL;
 	if (*be && !leaves(pool, (*be)->id, now))
@@ -210,13 +214,14 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 		return REASON_TRANSLATED;
 	}
 
-	why = pick_for_socket(ctx, v6, pool, &original_dst->addr, now, be);
+	netns = bpf_get_netns_cookie(ctx);
+	why = pick_for_socket(ctx, v6, pool, &original_dst->addr, netns, now, be);
 	if (why || !*be)
 		return why;
 	own = bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (own)
 		*be = pick_free(own, pool, original_dst, &send, now, *be);
-	note_dial(ctx, *be, now);
+	note_dial(*be, client_in(netns), now);
 	report(ctx, v6, REASON_TRANSLATED, pool->service_port_id, *be);
 	if (!own)
 		return REASON_TRANSLATED_UNREMEMBERED;
@@ -249,7 +254,7 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 		set_hook_addr(ctx, v6, &be->addr, be->port);
 		return REASON_TRANSLATED;
 	}
-	if (is_left_alone(ctx, v6, pool.flags))
+	if (is_left_alone(ctx, v6, &original_dst, pool.flags))
 		return REASON_PASS_DISABLED;
 
 	if (!why)
@@ -293,16 +298,17 @@ static __always_inline int answer_from_original_dst(struct bpf_sock_addr *ctx, b
 						    bool receives)
 {
 	struct addr peer = hook_addr(ctx, v6), original_dst;
-	struct sock_state *state = state_of(ctx);
+	struct sock_state *state = NULL;
 	__be16 port = hook_port(ctx), original_port;
 	struct udp_dial first = {};
 	struct udp_dials *own;
 	__u64 now;
 
+	if (!receives || is_connected(ctx))
+		state = state_of(ctx);
 	if (config_heal && state && receives && !state->answered)
-		note_answer(state, sock_of(ctx));
-	if (state && (!receives || is_connected(ctx)) &&
-	    get_original_dst(state, &peer, port, &original_dst, &original_port)) {
+		note_answer(state, sock_of(ctx), bpf_ktime_get_ns());
+	if (state && get_original_dst(state, &peer, port, &original_dst, &original_port)) {
 		set_hook_addr(ctx, v6, &original_dst, original_port);
 		return 1;
 	}
@@ -387,17 +393,22 @@ SEC("cgroup/sock_release")
 int sluice_release(struct bpf_sock *ctx)
 {
 	struct sock_state *state = bpf_sk_storage_get(&sl_sock_state, ctx, NULL, 0);
-	const struct udp_dials *own = NULL;
+	const struct udp_dials *own;
+	__u64 now;
 
-	if (state && state->counted)
-		add_sockets(state->backend_id, -1);
+	if (state)
+		leave_load(state);
 	if (config_stats && state && ctx->protocol == IPPROTO_TCP)
 		count_sock_bytes(ctx, state->service_port_id);
-	if (state && ctx->protocol == IPPROTO_UDP &&
-	    bpf_ktime_get_ns() - state->since < MAX_ANSWER_AGE)
-		note_answer(state, (const void *)ctx); /* the context of this hook is the socket */
-	if (ctx->protocol == IPPROTO_UDP)
-		own = bpf_sk_storage_get(&sl_udp_dials, ctx, NULL, 0);
+	if (ctx->protocol != IPPROTO_UDP)
+		return 1;
+	if (config_heal && state && !state->answered) {
+		now = bpf_ktime_get_ns();
+		/* The context of this hook is the socket. */
+		if (now - state->since < MAX_ANSWER_AGE)
+			note_answer(state, (const void *)ctx, now);
+	}
+	own = bpf_sk_storage_get(&sl_udp_dials, ctx, NULL, 0);
 	if (own)
 		release_dials(own);
 	return 1;

@@ -54,6 +54,7 @@ const (
 	sockMapSlReached                = "sl_reached"
 	sockMapSlReasons                = "sl_reasons"
 	sockMapSlRecent                 = "sl_recent"
+	sockMapSlRefusalDebt            = "sl_refusal_debt"
 	sockMapSlRefusals               = "sl_refusals"
 	sockMapSlServiceCidrs           = "sl_service_cidrs"
 	sockMapSlServicePorts           = "sl_service_ports"
@@ -174,6 +175,7 @@ type sockMapSpecs struct {
 	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
 	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.MapSpec `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -254,6 +256,7 @@ type sockMaps struct {
 	SlReached       *ebpf.Map `ebpf:"sl_reached"`
 	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.Map `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
@@ -299,6 +302,7 @@ func (m *sockMaps) Close() error {
 		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
+		m.SlRefusalDebt,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

@@ -37,7 +37,14 @@ struct {
 #define MAX_HZ 1000
 
 #define TCP_SYNCNT 7
-#define MAX_SYNCNT 100
+#define MAX_SYNCNT 32
+
+/*
+ * SYNs that the kernel sends again before it doubles the timeout (net.ipv4.tcp_syn_linear_timeouts, from
+ * Linux 6.5 on). A socket that may send fewer SYNs again than MIN_LINEAR fails before the last of them.
+ */
+#define LINEAR_SYNS 4
+#define MIN_LINEAR 3
 
 static __always_inline struct sock_state *state_of(struct bpf_sock_ops *ctx)
 {
@@ -57,19 +64,24 @@ static __always_inline __u32 halvings_of(__u32 backend_id)
 	return n;
 }
 
+/* total_timeouts returns after how many first timeouts a connection fails that sends its SYN again n times. */
+static __always_inline __u64 total_timeouts(__u32 n)
+{
+	return (2ULL << n) - 1 + LINEAR_SYNS;
+}
+
 /*
  * timeout_of returns the timeout of the first SYN, in the kernel's ticks, or -1 for that of the
- * kernel, which the socket still has. An application gets the same time to connect as before: the
- * timeout doubles with each SYN, so a SYN more makes up for each halving, and a few per cent for those
- * SYNs that the kernel sends without doubling it (net.ipv4.tcp_syn_linear_timeouts). Before Linux 6.1
- * the number of SYNs cannot be read, and the timeout stays.
+ * kernel, which the socket still has. An application gets the same time to connect as before: as the
+ * timeout doubles with each SYN, a SYN more makes up for each halving, but for those that the kernel
+ * sends without doubling it. Before Linux 6.1 the number of SYNs cannot be read, and the timeout stays.
  */
 static __always_inline int timeout_of(struct bpf_sock_ops *ctx, struct sock_state *state)
 {
 	const struct inet_connection_sock *sk = NULL;
 	struct bpf_sock *held = ctx->sk;
 	__u32 n = halvings_of(state->backend_id), hz, timeout;
-	int syns = 0;
+	int syns = 0, had;
 
 	if (!n && !state->more_syns)
 		return -1;
@@ -78,21 +90,26 @@ static __always_inline int timeout_of(struct bpf_sock_ops *ctx, struct sock_stat
 	if (hz < MIN_HZ || hz > MAX_HZ ||
 	    bpf_getsockopt(ctx, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)))
 		return -1;
-	syns += (int)n - state->more_syns; /* those of the socket's connect() before */
-	if (syns > MAX_SYNCNT || bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)))
+	had = syns - state->more_syns; /* those of the socket's connect() before */
+	syns = had + n;
+	if (had < 0 || syns > MAX_SYNCNT ||
+	    bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)))
 		return -1;
 	state->more_syns = n;
-	timeout = hz >> n;
-	return n ? timeout + timeout / 16 + 1 : -1;
+	timeout = had < MIN_LINEAR ? hz >> n : hz * total_timeouts(had) / total_timeouts(syns);
+	return n ? timeout + 1 : -1;
 }
 
-/* note_duration records how long the handshake of a socket has taken, if it took one SYN. */
+/*
+ * note_duration records how long the backend took to answer. By TCP's timestamps, that is also right if
+ * the SYN was sent again; without them it is 0 then. A Service that becomes slow gets longer timeouts.
+ */
 static __always_inline void note_duration(struct bpf_sock_ops *ctx, const struct sock_state *state)
 {
 	__u32 id = state->backend_id, took = ctx->srtt_us >> 3;
 	__u32 *us = bpf_map_lookup_elem(&sl_handshake_us, &id);
 
-	if (!took || ctx->total_retrans)
+	if (!took)
 		return;
 	if (!us)
 		bpf_map_update_elem(&sl_handshake_us, &id, &took, BPF_ANY);

@@ -47,6 +47,7 @@ const (
 	synMapSlReached       = "sl_reached"
 	synMapSlReasons       = "sl_reasons"
 	synMapSlRecent        = "sl_recent"
+	synMapSlRefusalDebt   = "sl_refusal_debt"
 	synMapSlRefusals      = "sl_refusals"
 	synMapSlServiceCidrs  = "sl_service_cidrs"
 	synMapSlServicePorts  = "sl_service_ports"
@@ -141,6 +142,7 @@ type synMapSpecs struct {
 	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
 	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.MapSpec `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -211,6 +213,7 @@ type synMaps struct {
 	SlReached       *ebpf.Map `ebpf:"sl_reached"`
 	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.Map `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
@@ -257,6 +260,7 @@ func (m *synMaps) Close() error {
 		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
+		m.SlRefusalDebt,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

@@ -3,6 +3,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Translating the packets of Services at devices. */
 #include "lib/open.h"
+#include "lib/refusal.h"
 #include "lib/reject.h"
 #include "lib/resteer.h"
 
@@ -36,12 +37,13 @@ static __always_inline enum reason may_be_for_service(struct __sk_buff *ctx, str
 	if (why)
 		return why;
 	*flags = may_be_ours(net->hash) ? addr_flags(&dst) : 0;
-	if (*flags & ADDR_SERVICE || (resteers_sockets() && peek_syn(ctx, net) && repeats_syn(ctx)))
+	if (*flags & ADDR_SERVICE || may_leave_dialled(ctx, net))
 		return REASON_NEXT;
 	if (!*flags)
 		return is_service_cidr(&dst) || may_be_direct(ctx, net) ? REASON_NEXT :
 									  REASON_PASS_OTHER_TRAFFIC;
-	if (!peek_port(ctx, net, false, &port) || (port && !may_be_our_port(port)))
+	if (!peek_port(ctx, net, false, &port) ||
+	    (port && !may_be_our_port(port) && !(resteers_own() && peek_refusal(ctx, net))))
 		return REASON_PASS_NO_FRONTEND; /* the node's own */
 	return REASON_NEXT;
 }
@@ -56,7 +58,10 @@ static __always_inline enum reason may_be_reply(struct __sk_buff *ctx, struct ne
 	why = peek_network(ctx, net, true, &src);
 	if (why)
 		return why;
-	if (!peek_port(ctx, net, true, &port) || (port && !may_be_of_flow(net->hash, port)))
+	if (!peek_port(ctx, net, true, &port))
+		return REASON_PASS_OTHER_TRAFFIC;
+	if (port && !may_be_of_flow(net->hash, port) &&
+	    !(resteers_sockets() && peek_refusal(ctx, net)) && !may_be_resteered(ctx, net))
 		return REASON_PASS_OTHER_TRAFFIC;
 	return REASON_NEXT;
 }
@@ -114,8 +119,11 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
 	enum reason why;
 
-	if (!f)
+	if (!f) {
+		if (resteers_own() && pkt->event == EVENT_RESET)
+			hide_from_socket(ctx, HOOK_INGRESS);
 		return begin(ctx, flags);
+	}
 	if (is_stray(f))
 		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : REASON_PASS_NO_FLOW;
 	if (starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
@@ -127,14 +135,17 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 		}
 		return begin(ctx, flags);
 	}
-	if (config_resteer && is_unanswered(pkt, f, half_open)) {
-		report_bytes(f);
-		if (begin(ctx, flags) == REASON_TRANSLATED) {
-			abandon(pkt);
-			return REASON_TRANSLATED;
+	if (config_heal && is_unanswered(pkt, f, half_open)) {
+		give_up(pkt, f);
+		if (config_resteer) {
+			report_bytes(f);
+			if (begin(ctx, flags) == REASON_TRANSLATED) {
+				abandon(pkt);
+				return REASON_TRANSLATED;
+			}
+			pkt->turns = false;
+			goes_as(f, f->role, &pkt->to);
 		}
-		pkt->turns = false;
-		goes_as(f, f->role, &pkt->to);
 	}
 	if (f->state == FLOW_ABANDONED) {
 		why = answer_late(pkt, f);
@@ -146,7 +157,8 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	why = turn_or_pass(ctx, pkt, f);
 	if (why)
 		return why;
-	track(pkt, f, half_open);
+	if (!hides_refusal(ctx, pkt, f, half_open))
+		track(pkt, f, half_open);
 	return REASON_FLOW;
 }
 
@@ -177,7 +189,10 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 	return why;
 }
 
-/* The stages of a packet from the stack: back to its client, or as the masquerade to a backend. */
+/*
+ * The stages of a packet from the stack: back to its client, as the masquerade to a backend, or of a
+ * process of this node to another backend than the one dialled.
+ */
 static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt,
 					   const struct network *net)
 {
@@ -193,9 +208,19 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (!has_ports(pkt->ip.key.proto))
 		return REASON_PASS_OTHER_TRAFFIC;
 
+	pkt->now = bpf_ktime_get_ns();
 	f = find_flow(pkt, &pkt->ip.key, &half_open);
-	if (!f)
-		return REASON_PASS_OTHER_TRAFFIC;
+	if (!f) {
+		if (resteers_sockets() && pkt->event == EVENT_RESET)
+			hide_from_socket(ctx, HOOK_EGRESS);
+		why = resteers_own() ? resteer_own(ctx) : REASON_PASS_OTHER_TRAFFIC;
+		return why == REASON_TRANSLATED ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
+	}
+	if (resteers_own() && f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN) {
+		why = leave(ctx, pkt, f, half_open);
+		if (why)
+			return why == REASON_TRANSLATED ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
+	}
 	if (f->state == FLOW_ABANDONED) {
 		why = answer_late(pkt, f);
 		if (why)
@@ -204,10 +229,10 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 		forget_all(pkt);
 		return REASON_PASS_OTHER_TRAFFIC;
 	}
-	pkt->now = bpf_ktime_get_ns();
 	pkt->role = f->role;
 	pkt->flags = f->flags;
-	track(pkt, f, half_open);
+	if (!hides_refusal(ctx, pkt, f, half_open))
+		track(pkt, f, half_open);
 	return rewrite(ctx, pkt, &pkt->to) ?: REASON_FLOW;
 }
 
@@ -252,10 +277,10 @@ int sluice_egress(struct __sk_buff *ctx)
 	if (!pkt)
 		return VERDICT_NEXT;
 	why = reverse(ctx, pkt, &net);
-	if (why != REASON_FLOW || !returns(pkt))
+	if ((why != REASON_FLOW && why != REASON_TRANSLATED) || !is_routed_again(pkt))
 		return finish(ctx, HOOK_EGRESS, why, false);
 	count(why);
-	return return_reply(ctx);
+	return route_again(ctx);
 }
 
 char tc_license[] SEC("license") = "Dual BSD/GPL";

@@ -27,12 +27,12 @@ static __always_inline void note_handshake(const struct sock *sk, const struct s
 	}
 	switch (sk->sk_err) {
 	case ECONNREFUSED:
-		note_failure(state->backend_id, state->service_port_id, state->client,
+		note_refusal(state->backend_id, state->service_port_id, state->client,
 			     HEALTH_REFUSED, now);
 		break;
 	case EHOSTUNREACH:
 	case ENETUNREACH:
-		note_failure(state->backend_id, state->service_port_id, state->client,
+		note_refusal(state->backend_id, state->service_port_id, state->client,
 			     HEALTH_UNREACHABLE, now);
 	}
 }
@@ -70,9 +70,9 @@ int sluice_retransmit(const __u64 *args)
 	if (!state)
 		return 0;
 	count_retransmission(state, syn);
-	if (syn && !state->resteered)
-		note_failure(state->backend_id, state->service_port_id, state->client,
-			     HEALTH_RETRANSMIT, bpf_ktime_get_ns());
+	if (syn && state->since && !state->resteered && !state->refused)
+		note_retransmit(state->backend_id, state->service_port_id, state->client,
+				state->since, bpf_ktime_get_ns());
 	return 0;
 }
 

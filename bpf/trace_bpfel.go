@@ -46,6 +46,7 @@ const (
 	traceMapSlReached               = "sl_reached"
 	traceMapSlReasons               = "sl_reasons"
 	traceMapSlRecent                = "sl_recent"
+	traceMapSlRefusalDebt           = "sl_refusal_debt"
 	traceMapSlRefusals              = "sl_refusals"
 	traceMapSlServiceCidrs          = "sl_service_cidrs"
 	traceMapSlServicePorts          = "sl_service_ports"
@@ -144,6 +145,7 @@ type traceMapSpecs struct {
 	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
 	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.MapSpec `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -216,6 +218,7 @@ type traceMaps struct {
 	SlReached       *ebpf.Map `ebpf:"sl_reached"`
 	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.Map `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
@@ -261,6 +264,7 @@ func (m *traceMaps) Close() error {
 		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
+		m.SlRefusalDebt,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

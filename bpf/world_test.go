@@ -105,7 +105,7 @@ func (w *world) mustPassFilters(t testing.TB) {
 		if e.key.Hook == maps.HookEgress && !w.maps.SourceFilter.May(e.key) {
 			t.Errorf("packets from %s are of a flow (role %d), and the source filter lets none pass", e.key.Source(), e.flow.Role)
 		}
-		if port := maps.Port(e.key.DstPort); e.flow.Role == maps.FlowFromBackend && !w.maps.PortFilter.May(port) {
+		if port := maps.Port(e.key.DstPort); e.key.Hook == maps.HookIngress && e.flow.Role != maps.FlowFromClient && !w.maps.PortFilter.May(port) {
 			t.Errorf("packets to port %d of this node are of a flow, and the port filter lets none pass", port)
 		}
 	}

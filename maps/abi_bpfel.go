@@ -150,11 +150,12 @@ const (
 )
 
 type abiDevice struct {
-	_        structs.HostLayout
-	SourceV4 abiAddr
-	SourceV6 abiAddr
-	Bridge   uint32
-	Flags    uint32
+	_         structs.HostLayout
+	SourceV4  abiAddr
+	SourceV6  abiAddr
+	Bridge    uint32
+	Flags     uint32
+	PeerNetns uint32
 }
 
 type abiDeviceClass uint32
@@ -220,6 +221,7 @@ const (
 	abiFlowEndingFLOW_OVER      abiFlowEnding = 16
 	abiFlowEndingFLOW_TIME_WAIT abiFlowEnding = 32
 	abiFlowEndingFLOW_OWES_ACK  abiFlowEnding = 64
+	abiFlowEndingFLOW_REFUSED   abiFlowEnding = 128
 )
 
 type abiFlowFlag uint32
@@ -233,6 +235,7 @@ const (
 	abiFlowFlagFLOW_TURNED      abiFlowFlag = 32
 	abiFlowFlagFLOW_BY_PODS     abiFlowFlag = 64
 	abiFlowFlagFLOW_BY_UPLINKS  abiFlowFlag = 128
+	abiFlowFlagFLOW_OF_NODE     abiFlowFlag = 192
 )
 
 type abiFlowKey struct {
@@ -324,7 +327,6 @@ const (
 	abiHealthCauseHEALTH_RETRANSMIT  abiHealthCause = 2
 	abiHealthCauseHEALTH_REFUSED     abiHealthCause = 3
 	abiHealthCauseHEALTH_UNREACHABLE abiHealthCause = 4
-	abiHealthCauseHEALTH_CAUSE_COUNT abiHealthCause = 5
 )
 
 type abiHistogram uint32
@@ -445,11 +447,11 @@ const (
 )
 
 type abiPortCounts struct {
-	_             structs.HostLayout
-	Connections   uint64
-	BytesSent     uint64
-	BytesReceived uint64
-	Reserved      uint64
+	_              structs.HostLayout
+	Connections    uint64
+	BytesSent      uint64
+	BytesReceived  uint64
+	HiddenRefusals uint64
 }
 
 type abiPortFilter uint32
@@ -555,7 +557,8 @@ type abiSockState struct {
 	SynRetransmits   uint32
 	Resteered        uint16
 	MoreSyns         uint16
-	Reserved         uint32
+	Refused          uint16
+	Reserved         uint16
 	Lock             struct {
 		_   structs.HostLayout
 		Val uint32
@@ -699,6 +702,7 @@ const (
 	abiMapSlReached         = "sl_reached"
 	abiMapSlReasons         = "sl_reasons"
 	abiMapSlRecent          = "sl_recent"
+	abiMapSlRefusalDebt     = "sl_refusal_debt"
 	abiMapSlRefusals        = "sl_refusals"
 	abiMapSlServiceCidrs    = "sl_service_cidrs"
 	abiMapSlServicePorts    = "sl_service_ports"
@@ -823,6 +827,7 @@ type abiMapSpecs struct {
 	SlReached       *ebpf.MapSpec `ebpf:"sl_reached"`
 	SlReasons       *ebpf.MapSpec `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.MapSpec `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.MapSpec `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
@@ -925,6 +930,7 @@ type abiMaps struct {
 	SlReached       *ebpf.Map `ebpf:"sl_reached"`
 	SlReasons       *ebpf.Map `ebpf:"sl_reasons"`
 	SlRecent        *ebpf.Map `ebpf:"sl_recent"`
+	SlRefusalDebt   *ebpf.Map `ebpf:"sl_refusal_debt"`
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
@@ -970,6 +976,7 @@ func (m *abiMaps) Close() error {
 		m.SlReached,
 		m.SlReasons,
 		m.SlRecent,
+		m.SlRefusalDebt,
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,

@@ -15,10 +15,7 @@ import (
 // Every store is of one 32-bit word, with release order: a reader that sees it also sees all
 // earlier stores. Any goroutine may read; only one may write.
 type Array[V any] struct {
-	// Fail, when set, is called before every write, which fails with its error. For tests.
-	Fail func(table, operation string) error
-	// Wrote, when set, is called after every store of a word. For tests.
-	Wrote func(table, operation string)
+	Faults
 
 	name     string
 	perChunk int
@@ -146,7 +143,7 @@ func (a *Array[V]) Get(i uint32) V {
 // identifies the owner of the place, the rest is complete by then. The error wraps [ErrFull] if
 // the place cannot exist.
 func (a *Array[V]) Put(i uint32, v V) error {
-	if err := a.refused("put"); err != nil {
+	if err := a.refused(a.name, "put"); err != nil {
 		return err
 	}
 	if int(i) >= a.Limit() || a.place(i) == nil {
@@ -166,22 +163,11 @@ func (a *Array[V]) Put(i uint32, v V) error {
 
 // Clear sets the first word of a place to zero, and leaves the rest.
 func (a *Array[V]) Clear(i uint32) error {
-	if err := a.refused("clear"); err != nil {
+	if err := a.refused(a.name, "clear"); err != nil {
 		return err
 	}
 	if to := a.place(i); to != nil {
 		a.store(&to[0], 0, "clear")
-	}
-
-	return nil
-}
-
-func (a *Array[V]) refused(operation string) error {
-	if a.Fail == nil {
-		return nil
-	}
-	if err := a.Fail(a.name, operation); err != nil {
-		return fmt.Errorf("map %s: %s: %w", a.name, operation, err)
 	}
 
 	return nil
@@ -198,10 +184,15 @@ func (a *Array[V]) store(word *uint32, value uint32, operation string) {
 func (a *Array[V]) All() iter.Seq2[uint32, V] {
 	return func(yield func(uint32, V) bool) {
 		for c := range a.chunks {
-			if a.chunks[c].Load() == nil {
+			chunk := a.chunks[c].Load()
+			if chunk == nil {
 				continue
 			}
 			for n := range a.perChunk {
+				// Most of a large array is zero, and is not copied.
+				if isZero(wordsOf((*V)(unsafe.Add(unsafe.Pointer(chunk), n*stride[V]())))) {
+					continue
+				}
 				i := uint32(c*a.perChunk + n)
 				v := a.Get(i)
 				if !isZero(wordsOf(&v)) && !yield(i, v) {
@@ -213,8 +204,8 @@ func (a *Array[V]) All() iter.Seq2[uint32, V] {
 }
 
 func isZero(words []uint32) bool {
-	for _, w := range words {
-		if w != 0 {
+	for i := range words {
+		if atomic.LoadUint32(&words[i]) != 0 {
 			return false
 		}
 	}

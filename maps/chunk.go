@@ -16,9 +16,12 @@ import (
 
 const maxChunks = int(abiChunkMAX_CHUNKS)
 
-// addedAtOnce limits how many chunks are added to an array concurrently: each blocks a thread, and
-// threads stay.
-const addedAtOnce = 64
+// Chunks are added to an array in batches of chunkBatch, and addedAtOnce of them concurrently: each
+// blocks a thread, and threads stay.
+const (
+	chunkBatch  = 8
+	addedAtOnce = 64
+)
 
 // chunked is an array of chunks in the kernel. The chunks are pinned as well, because opening a
 // map by its id takes SYS_ADMIN.
@@ -107,10 +110,30 @@ func (c *chunked) have(i int) *ebpf.Map {
 	return nil
 }
 
+// place returns the chunk with the value of an id, or nil, and the index in it.
+func (c *chunked) place(id uint32) (*ebpf.Map, uint32) {
+	perChunk := c.inner.MaxEntries
+
+	return c.have(int(Index(id) / perChunk)), Index(id) % perChunk
+}
+
+// reserve makes places 0 to n-1 exist, without mapping them. The error wraps [ErrFull].
+func (c *chunked) reserve(n int) error {
+	need := chunksFor(n, int(c.inner.MaxEntries))
+	if n == 0 || c.have(need-1) != nil {
+		return nil
+	}
+	if err := c.extend(need); err != nil && c.have(need-1) == nil {
+		return fmt.Errorf("map %s, %d places: %w: %w", c.name, n, ErrFull, err)
+	}
+
+	return nil
+}
+
 // extend makes chunks until there are n, or no memory is left. It pins them first, because the
 // next agent has to find what programs use. A chunk that is already pinned was made by another
-// process, or by an attempt that failed. The kernel adds a chunk only after all running programs
-// have ended, so many are added concurrently, and at least half as many as exist.
+// process, or by an attempt that failed. Adding chunks waits until all running programs have ended,
+// so many are added at once, and at least half as many as exist.
 func (c *chunked) extend(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,18 +152,43 @@ func (c *chunked) extend(n int) error {
 		}
 	}
 	more := c.chunks[have:]
-	var adding errgroup.Group
-	adding.SetLimit(addedAtOnce)
-	for i, m := range more {
-		adding.Go(func() error { return c.outer.Put(uint32(have+i), m) })
-	}
-	if err := adding.Wait(); err != nil {
+	if err := c.add(have, more); err != nil {
 		c.chunks = c.chunks[:have]
 
 		return errors.Join(failed, err, closeAll(more))
 	}
 
 	return failed
+}
+
+// add puts chunks into the outer map, the first one at this number. A system call that adds chunks
+// returns when all running programs have ended: since Linux 6.8 once for a whole batch, before for
+// each chunk of it.
+func (c *chunked) add(first int, chunks []*ebpf.Map) error {
+	numbers, fds := make([]uint32, len(chunks)), make([]uint32, len(chunks))
+	for i, m := range chunks {
+		numbers[i], fds[i] = uint32(first+i), uint32(m.FD())
+	}
+	var adding errgroup.Group
+	adding.SetLimit(addedAtOnce)
+	for from := 0; from < len(chunks); from += chunkBatch {
+		to := min(from+chunkBatch, len(chunks))
+		adding.Go(func() error {
+			_, err := c.outer.BatchUpdate(numbers[from:to], fds[from:to], nil)
+			if !errors.Is(err, ebpf.ErrNotSupported) {
+				return err
+			}
+			for i := from; i < to; i++ { // the kernel has no batches for arrays of maps
+				if err := c.outer.Put(numbers[i], chunks[i]); err != nil {
+					return err
+				}
+			}
+
+			return nil
+		})
+	}
+
+	return adding.Wait()
 }
 
 func (c *chunked) create(i int) (*ebpf.Map, error) {

@@ -35,6 +35,7 @@ const (
 	NameBackendLoad  = "backend_load"
 	NameHealth       = "backend_health"
 	NameReached      = "reached"
+	NameRefusalDebt  = "refusal_debt"
 	NameTurns        = "turns"
 	NamePortCounts   = "port_counts"
 	NameHandshakes   = "handshakes"
@@ -65,8 +66,8 @@ var descriptions = []description{
 	{name: NameBackends, content: "index of a backend id → id, service port id, address, port, flags", writers: "agent"},
 	{name: NameServicePorts, content: "service port id → namespace, name and port of the Service", writers: "agent"},
 	{name: NameAddrs, content: "address → whether it is this node's, a Service's, and whether node ports answer; the device that has it", writers: "agent"},
-	{name: NameAddrFilter, content: "64 bits of a filter of the addresses in `addrs`, by a hash", writers: "agent"},
-	{name: NameDevices, content: "ifindex → source addresses of this node on the device, its bridge, and whether packets may leave by it without passing the stack", writers: "agent"},
+	{name: NameAddrFilter, content: "64 bits of a filter of the addresses in `addrs`, by a hash; those of the node have two bits", writers: "agent"},
+	{name: NameDevices, content: "ifindex → source addresses of this node on the device, its bridge, whether packets may leave by it without passing the stack, and the number of its other end's network namespace", writers: "agent"},
 	{name: NameSourceRanges, content: "service port id, prefix → allowed", writers: "agent"},
 	{name: NameServiceCIDRs, content: "prefix → it is a ServiceCIDR", writers: "agent"},
 	{name: NameCIDRCovers, content: "the first 64 bits of these prefixes, a filter of `service_cidrs`", writers: "agent"},
@@ -91,8 +92,9 @@ var descriptions = []description{
 	{name: NameBackendLoad, state: true, content: "index of a backend id → live connections: sockets, flows of devices", writers: "datapath; the agent repairs"},
 	{name: NameHealth, state: true, content: "index of a backend id → when it last answered, what speaks against it since, until when it is passed over", writers: "datapath"},
 	{name: NameReached, state: true, content: "hash of a client and a service port → when the one last reached the other", writers: "datapath"},
+	{name: NameRefusalDebt, state: true, content: "hash of a service port → how many connections have to come until more refusals are hidden from clients", writers: "datapath"},
 	{name: NameTurns, state: true, content: "service port id → number of the next flow (algorithm `rr`)", writers: "datapath"},
-	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, per CPU", writers: "datapath; the agent clears"},
+	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, hidden refusals, per CPU", writers: "datapath; the agent clears"},
 	{name: NameHandshakes, state: true, content: "index of a service port id → TCP handshakes of sockets by duration, retransmissions (empty with `--handshake-metrics=false`)", writers: "datapath; the agent clears"},
 	{name: NameBackendHandshakes, state: true, content: "index of a backend id → the same, without buckets (empty without `--backend-metrics`)", writers: "datapath; the agent clears"},
 	{name: NameRefusals, state: true, content: "service port id, reason → how many new flows got no backend", writers: "datapath; the agent deletes"},

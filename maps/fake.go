@@ -3,18 +3,39 @@ package maps
 import (
 	"fmt"
 	"iter"
+	"maps"
+	"sync"
 )
 
-// FakeTable is a [Table] in memory, for tests and dry runs.
+// FakeTable is a [Table] in memory, for tests and dry runs. Like a map of the kernel, it may be read while it
+// is written.
 type FakeTable[K comparable, V any] struct {
 	TableName string
 	Capacity  int // zero: no limit
 	Entries   map[K]V
+	Faults
 
+	mu sync.RWMutex // guards Entries
+}
+
+// Faults are what a test does to the writes of a table.
+type Faults struct {
 	// Fail, when set, is called before every write, which fails with its error.
 	Fail func(table, operation string) error
-	// Wrote, when set, is called after every successful write.
+	// Wrote, when set, is called after every successful write; of an [Array], after every store of a word.
 	Wrote func(table, operation string)
+}
+
+// refused returns the error with which a write fails.
+func (f *Faults) refused(table, operation string) error {
+	if f.Fail == nil {
+		return nil
+	}
+	if err := f.Fail(table, operation); err != nil {
+		return fmt.Errorf("map %s: %s: %w", table, operation, err)
+	}
+
+	return nil
 }
 
 // Name implements [Table].
@@ -22,7 +43,7 @@ func (t *FakeTable[K, V]) Name() string { return t.TableName }
 
 // Put implements [Table].
 func (t *FakeTable[K, V]) Put(k K, v V) error {
-	if _, ok := t.Entries[k]; !ok && t.Capacity != 0 && len(t.Entries) >= t.Capacity {
+	if _, ok, _ := t.Lookup(k); !ok && t.Capacity != 0 && t.size() >= t.Capacity {
 		return fmt.Errorf("map %s, %d entries: %w", t.TableName, t.Capacity, ErrFull)
 	}
 
@@ -35,12 +56,12 @@ func (t *FakeTable[K, V]) Delete(k K) error {
 }
 
 func (t *FakeTable[K, V]) write(operation string, do func()) error {
-	if t.Fail != nil {
-		if err := t.Fail(t.TableName, operation); err != nil {
-			return fmt.Errorf("map %s: %s: %w", t.TableName, operation, err)
-		}
+	if err := t.refused(t.TableName, operation); err != nil {
+		return err
 	}
+	t.mu.Lock()
 	do()
+	t.mu.Unlock()
 	if t.Wrote != nil {
 		t.Wrote(t.TableName, operation)
 	}
@@ -50,18 +71,102 @@ func (t *FakeTable[K, V]) write(operation string, do func()) error {
 
 // Lookup implements [Table].
 func (t *FakeTable[K, V]) Lookup(k K) (V, bool, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
 	v, ok := t.Entries[k]
 
 	return v, ok, nil
 }
 
+func (t *FakeTable[K, V]) size() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+
+	return len(t.Entries)
+}
+
 // All implements [Table].
 func (t *FakeTable[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	return func(yield func(Entry[K, V], error) bool) {
-		for k, v := range t.Entries {
+		t.mu.RLock()
+		entries := maps.Clone(t.Entries)
+		t.mu.RUnlock()
+		for k, v := range entries {
 			if !yield(Entry[K, V]{k, v}, nil) {
 				return
 			}
 		}
 	}
+}
+
+// Fakes are [Tables] in memory, for tests and dry runs.
+type Fakes struct {
+	Tables
+	FrontendIDs  *FakeTable[FrontendKey, uint32]
+	ServicePorts *FakeTable[uint32, ServicePort]
+	Addrs        *FakeTable[Addr, AddrUse]
+	SourceRanges *FakeTable[SourceRangeKey, uint32]
+	ServiceCIDRs *FakeTable[CIDRKey, uint32]
+	LocalCIDRs   *FakeTable[CIDRKey, uint32]
+	OptedOut     *FakeTable[PodUID, uint32]
+	Devices      *FakeTable[uint32, Device]
+}
+
+// NewFakes returns empty fake tables with room for slots slots.
+func NewFakes(slots int) *Fakes {
+	const places = 1 << 20
+	f := &Fakes{
+		FrontendIDs:  newFakeTable[FrontendKey, uint32](NameFrontendIDs),
+		ServicePorts: newFakeTable[uint32, ServicePort](NameServicePorts),
+		Addrs:        newFakeTable[Addr, AddrUse](NameAddrs),
+		SourceRanges: newFakeTable[SourceRangeKey, uint32](NameSourceRanges),
+		ServiceCIDRs: newFakeTable[CIDRKey, uint32](NameServiceCIDRs),
+		LocalCIDRs:   newFakeTable[CIDRKey, uint32](NameLocalCIDRs),
+		OptedOut:     newFakeTable[PodUID, uint32](NameOptedOut),
+		Devices:      newFakeTable[uint32, Device](NameDevices),
+	}
+	f.Tables = Tables{
+		FrontendIDs:  f.FrontendIDs,
+		Frontends:    NewFakeArray[Frontend](NameFrontends, places),
+		Pools:        NewFakeArray[Pool](NamePools, places),
+		Slots:        NewFakeArray[uint32](NameSlots, slots),
+		Backends:     NewFakeArray[Backend](NameBackends, places),
+		ServicePorts: f.ServicePorts, Addrs: f.Addrs,
+		AddrFilter:   newAddrFilter(shared[uint64]{values: make([]uint64, abiAddrFilterADDR_FILTER_WORDS)}),
+		PortFilter:   &PortFilter{shared[byte]{values: make([]byte, 1<<16)}},
+		CIDRCovers:   newCIDRCovers(shared[uint64]{values: make([]uint64, abiCidrCoverCIDR_COVERS)}),
+		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
+		LocalCIDRs: f.LocalCIDRs, OptedOut: f.OptedOut, Devices: f.Devices,
+		Loads: Loads{
+			NewFakeArray[BackendLoad](NameBackendLoad, places),
+			NewFakeArray[BackendHandshakes](NameBackendHandshakes, places),
+		},
+		Health: NewFakeArray[BackendHealth](NameHealth, places),
+		Counts: noCounts{},
+	}
+
+	return f
+}
+
+// noCounts are the [Counts] of fakes.
+type noCounts struct{}
+
+func (noCounts) Reserve(int) error { return nil }
+
+func (noCounts) Begin(uint32) error { return nil }
+
+func (noCounts) End(uint32) error { return nil }
+
+// Observe sets the faults of every table.
+func (f *Fakes) Observe(fail func(table, operation string) error, wrote func(table, operation string)) {
+	for _, faults := range []*Faults{
+		&f.FrontendIDs.Faults, &f.Frontends.Faults, &f.Pools.Faults, &f.Slots.Faults, &f.Backends.Faults, &f.ServicePorts.Faults,
+		&f.Addrs.Faults, &f.SourceRanges.Faults, &f.ServiceCIDRs.Faults, &f.LocalCIDRs.Faults, &f.OptedOut.Faults, &f.Devices.Faults,
+	} {
+		*faults = Faults{fail, wrote}
+	}
+}
+
+func newFakeTable[K comparable, V any](name string) *FakeTable[K, V] {
+	return &FakeTable[K, V]{TableName: name, Entries: map[K]V{}}
 }

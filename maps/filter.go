@@ -41,7 +41,7 @@ func (s *shared[V]) close() error {
 }
 
 // AddrFilter is the addr_filter map in this process' memory: a bit for every address in addrs, by
-// a hash. One goroutine owns it.
+// a hash, and a second one for those of this node. One goroutine owns it.
 type AddrFilter struct {
 	shared[uint64]
 	counts map[uint32]uint32 // addresses per bit
@@ -69,9 +69,17 @@ func part(hash uint32, n int) uint32 { return uint32(uint64(hash) * uint64(n) >>
 // filterBit returns the number of the bit of an address.
 func filterBit(a Addr) uint32 { return part(addrHash(a), int(abiAddrFilterADDR_FILTER_BITS)) }
 
+// nodeBit returns the number of the second bit of an address of this node.
+func nodeBit(a Addr) uint32 { return part(^addrHash(a), int(abiAddrFilterADDR_FILTER_BITS)) }
+
 // Add sets the bit of an address, before that is put into addrs.
-func (f *AddrFilter) Add(a Addr) {
-	bit := filterBit(a)
+func (f *AddrFilter) Add(a Addr) { f.set(filterBit(a)) }
+
+// AddNode sets the second bit of an address, before its entry in addrs gets the flag [AddrNode]. The
+// bit stays until the next [AddrFilter.Trim] of another process.
+func (f *AddrFilter) AddNode(a Addr) { f.set(nodeBit(a)) }
+
+func (f *AddrFilter) set(bit uint32) {
 	f.counts[bit]++
 	atomic.OrUint64(&f.values[bit/64], 1<<(bit%64))
 }
@@ -86,9 +94,12 @@ func (f *AddrFilter) Remove(a Addr) {
 }
 
 // May reports whether an address may be in addrs.
-func (f *AddrFilter) May(a Addr) bool {
-	bit := filterBit(a)
+func (f *AddrFilter) May(a Addr) bool { return f.isSet(filterBit(a)) }
 
+// MayNode reports whether an address may be one of this node.
+func (f *AddrFilter) MayNode(a Addr) bool { return f.isSet(nodeBit(a)) }
+
+func (f *AddrFilter) isSet(bit uint32) bool {
 	return atomic.LoadUint64(&f.values[bit/64])>>(bit%64)&1 != 0
 }
 

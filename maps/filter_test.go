@@ -57,6 +57,22 @@ func TestAddrFilterCounts(t *testing.T) {
 	}
 }
 
+// An address of the node has a second bit, which stays when the address goes.
+func TestAddrFilterOfNode(t *testing.T) {
+	f := NewFakes(0).AddrFilter
+	node, service := numbered(1), numbered(2)
+	f.Add(node)
+	f.Add(service)
+	f.AddNode(node)
+	if !f.MayNode(node) || f.MayNode(service) {
+		t.Errorf("the node's: %v, the Service's: %v", f.MayNode(node), f.MayNode(service))
+	}
+	f.Trim()
+	if f.Remove(node); !f.MayNode(node) || f.May(node) {
+		t.Errorf("gone: of the node: %v, in addrs: %v", f.MayNode(node), f.May(node))
+	}
+}
+
 // The hash spreads the addresses of a cluster: few of the others share a bit with one in addrs.
 func TestAddrFilterSpreads(t *testing.T) {
 	f := NewFakes(0).AddrFilter

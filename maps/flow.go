@@ -18,7 +18,7 @@ const (
 	HookEgress  = uint8(abiHookHOOK_EGRESS)
 )
 
-// The roles of the entries of a flow. types.h explains them.
+// The roles of the entries of a flow. flow_types.h explains them.
 const (
 	FlowFromClient  = uint8(abiFlowRoleFLOW_FROM_CLIENT)
 	FlowToClient    = uint8(abiFlowRoleFLOW_TO_CLIENT)
@@ -50,6 +50,7 @@ const (
 	FlowCounted     = uint8(abiFlowFlagFLOW_COUNTED)
 	FlowByPods      = uint8(abiFlowFlagFLOW_BY_PODS)
 	FlowByUplinks   = uint8(abiFlowFlagFLOW_BY_UPLINKS)
+	FlowOfNode      = uint8(abiFlowFlagFLOW_OF_NODE)
 	FlowTurned      = uint8(abiFlowFlagFLOW_TURNED)
 )
 
@@ -100,6 +101,9 @@ func (f Flow) IsMasqueraded() bool { return f.Flags&FlowMasqueraded != 0 }
 // IsTurned reports whether the flow is turned around: it does not pass the node's network stack.
 func (f Flow) IsTurned() bool { return f.Flags&FlowTurned != 0 }
 
+// IsOfNode reports whether the client is a process of this node.
+func (f Flow) IsOfNode() bool { return f.Flags&FlowOfNode == FlowOfNode }
+
 // Roles returns the roles of the entries of the flow: two, or four if it is masqueraded and
 // passes the stack.
 func (f Flow) Roles() []uint8 {
@@ -127,6 +131,9 @@ func (f Flow) Key(role uint8) FlowKey {
 		k.Hook = HookEgress
 	case FlowFromBackend:
 		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Backend, f.BackendPort, f.Masquerade, f.MasqueradePort
+	}
+	if f.IsOfNode() {
+		k.Hook = HookIngress + HookEgress - k.Hook
 	}
 
 	return k
@@ -243,3 +250,50 @@ func (u *FlowUsage) Load(kind uint32) int64 { return atomic.LoadInt64(&u.values[
 
 // Add adds n, which may be negative, to the number of entries of a kind.
 func (u *FlowUsage) Add(kind uint32, n int64) { atomic.AddInt64(&u.values[kind], n) }
+
+// FlowCounts are the counts of flows since the maps were created, in entries.
+type FlowCounts struct {
+	FlowsPut          uint64 // into flows
+	FlowsDeleted      uint64 // by programs, from flows
+	HalfOpenPut       uint64 // into half_open and unanswered
+	HalfOpenDeleted   uint64 // by programs, from these
+	Repaired          uint64 // put back after an eviction
+	MasqueradeRetries uint64 // a port was in use
+	StackPorts        uint64 // flows whose client port was in use by another flow
+}
+
+// FlowCounts reads the counts, summed over all CPUs.
+func (p *Pinned) FlowCounts() (FlowCounts, error) {
+	var c FlowCounts
+	for index, count := range map[abiFlowCount]*uint64{
+		abiFlowCountCOUNT_FLOWS_PUT:          &c.FlowsPut,
+		abiFlowCountCOUNT_FLOWS_DELETED:      &c.FlowsDeleted,
+		abiFlowCountCOUNT_HALF_OPEN_PUT:      &c.HalfOpenPut,
+		abiFlowCountCOUNT_HALF_OPEN_DELETED:  &c.HalfOpenDeleted,
+		abiFlowCountCOUNT_FLOWS_REPAIRED:     &c.Repaired,
+		abiFlowCountCOUNT_MASQUERADE_RETRIES: &c.MasqueradeRetries,
+		abiFlowCountCOUNT_STACK_PORTS:        &c.StackPorts,
+	} {
+		n, err := sumPerCPU(p.byName[NameFlowCounts], uint32(index))
+		if err != nil {
+			return c, fmt.Errorf("map %s: %w", NameFlowCounts, err)
+		}
+		*count = n
+	}
+
+	return c, nil
+}
+
+// sumPerCPU returns the sum over all CPUs of an element of a per-CPU array.
+func sumPerCPU(m *ebpf.Map, index uint32) (uint64, error) {
+	var perCPU []uint64
+	if err := m.Lookup(index, &perCPU); err != nil {
+		return 0, fmt.Errorf("index %d: %w", index, err)
+	}
+	var sum uint64
+	for _, n := range perCPU {
+		sum += n
+	}
+
+	return sum, nil
+}

@@ -19,7 +19,7 @@ var drawn = Flow{
 	StackPort: Port(10002), Proto: 6, Flags: FlowMasqueraded,
 }
 
-// The table above enum flow_role in types.h, in addresses.
+// The table above enum flow_role in flow_types.h, in addresses.
 func TestFlowKeys(t *testing.T) {
 	const client, vip = "198.51.100.7:40000", "203.0.113.1:80"
 	const stack, backend, masquerade = "198.51.100.7:10002", "10.244.2.2:8080", "192.168.50.1:10001"

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// asidePrefix begins the name of a folder that inherit has not completed.
+// asidePrefix begins the name of a folder that appear has not completed.
 const asidePrefix = "new-"
 
 // inherit makes the folder of this [Version] if it is missing. It copies what other state refers
@@ -28,8 +28,7 @@ const asidePrefix = "new-"
 // build. Their keys, and the present fields of their values, are frozen; a later build can append
 // fields to the values.
 func inherit(root string, specs map[string]*ebpf.MapSpec) error {
-	own, aside := filepath.Join(root, Version), filepath.Join(root, asidePrefix+Version)
-	if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(root, Version)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	others, err := youngestFirst(root, "v[0-9]*", NameServicePorts)
@@ -41,17 +40,14 @@ func inherit(root string, specs map[string]*ebpf.MapSpec) error {
 		if errors.Is(err, errNotFrozen) || errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+		if err == nil {
+			err = errors.Join(appear(root, Version, func(aside string) error { return from.copyTo(aside, specs) }), from.close())
+		}
 		if err != nil {
-			return err
-		}
-		if err = os.RemoveAll(aside); err == nil {
-			err = from.copyTo(aside, specs)
-		}
-		if err := errors.Join(err, from.close()); err != nil {
-			return fmt.Errorf("%s: %w", other, errors.Join(err, os.RemoveAll(aside)))
+			return fmt.Errorf("%s: %w", other, err)
 		}
 
-		return os.Rename(aside, own)
+		return nil
 	}
 
 	states, err := filepath.Glob(filepath.Join(root, "state-v[0-9]*"))
@@ -65,6 +61,23 @@ func inherit(root string, specs map[string]*ebpf.MapSpec) error {
 	}
 
 	return nil
+}
+
+// appear makes a folder of maps below root, which appears at once and complete: fill writes what is in it.
+func appear(root, folder string, fill func(aside string) error) error {
+	aside := filepath.Join(root, asidePrefix+folder)
+	err := os.RemoveAll(aside)
+	if err == nil {
+		err = os.MkdirAll(filepath.Join(aside, chunksFolder), 0o700)
+	}
+	if err == nil {
+		err = fill(aside)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(aside))
+	}
+
+	return os.Rename(aside, filepath.Join(root, folder))
 }
 
 // errNotFrozen is returned for a map without the layout that all builds share.
@@ -121,41 +134,19 @@ func (of *ids) close() error {
 	return errors.Join(of.servicePorts.Close(), of.addrs.Close(), closeAll(of.backends))
 }
 
-// copyTo makes maps with the same entries in dir, which does not exist yet.
+// copyTo makes maps with the same entries in dir.
 func (of *ids) copyTo(dir string, specs map[string]*ebpf.MapSpec) error {
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	if err := copyHash[uint32, ServicePort](of.servicePorts, dir, NameServicePorts, specs); err != nil {
-		return err
-	}
-	if err := copyHash[Addr, AddrUse](of.addrs, dir, NameAddrs, specs); err != nil {
-		return err
+	for name, from := range map[string]*ebpf.Map{NameServicePorts: of.servicePorts, NameAddrs: of.addrs} {
+		to, err := create(dir, name, specs[name])
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(copyMissing(from, to), to.Close()); err != nil {
+			return fmt.Errorf("map %s: %w", name, err)
+		}
 	}
 
 	return of.copyBackends(dir, specs[NameBackends])
-}
-
-func copyHash[K comparable, V any](from *ebpf.Map, dir, name string, specs map[string]*ebpf.MapSpec) error {
-	m, err := create(dir, name, specs[name])
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	to := &Map[K, V]{name: name, m: m}
-	var k K
-	value := make([]byte, from.ValueSize())
-	all := from.Iterate()
-	for all.Next(&k, &value) {
-		if err := to.Put(k, beginOf[V](value)); err != nil {
-			return err
-		}
-	}
-	if err := all.Err(); err != nil {
-		return fmt.Errorf("map %s: iterate: %w", name, err)
-	}
-
-	return nil
 }
 
 // copyBackends copies all places, including free ones, which contain the generation of the next

@@ -16,30 +16,26 @@ import (
 
 // inheritState makes the folder of this [StateVersion] if it is missing, with the maps of another
 // version that have the same layout in this build: they get a second pin, and programs of both
-// builds use them. The folder appears at once, as in inherit. Maps that are not in it are
+// builds use them. Maps that are not in it are
 // created, and filled by [Pinned.CopyState].
 func inheritState(root string, specs map[string]*ebpf.MapSpec) error {
-	own, aside := filepath.Join(root, StateVersion), filepath.Join(root, asidePrefix+StateVersion)
-	if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(root, StateVersion)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	other, err := otherState(root)
 	if err != nil || other == "" {
 		return err
 	}
-	if err := os.RemoveAll(aside); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Join(aside, chunksFolder), 0o700); err != nil {
-		return err
-	}
-	for _, name := range stateNames {
-		if err := share(other, aside, name, specs[name]); err != nil {
-			return fmt.Errorf("%s: %w", other, errors.Join(err, os.RemoveAll(aside)))
-		}
-	}
 
-	return os.Rename(aside, own)
+	return appear(root, StateVersion, func(aside string) error {
+		for _, name := range stateNames {
+			if err := share(other, aside, name, specs[name]); err != nil {
+				return fmt.Errorf("%s: %w", other, err)
+			}
+		}
+
+		return nil
+	})
 }
 
 // otherState returns the youngest folder of another [StateVersion], or an empty string.

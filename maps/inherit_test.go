@@ -145,7 +145,7 @@ func TestStateIsYounger(t *testing.T) {
 	if load := p.Loads.Load(backendWeb.Id); load.Flows != 3 {
 		t.Errorf("load %+v, want 3 flows", load)
 	}
-	if m, _ := p.Stats.place(port); m == nil {
+	if m, _ := p.Stats.counts.place(port); m == nil {
 		t.Error("there is no room to count of the service port")
 	}
 }

@@ -1,10 +1,12 @@
 // Package maps is the map ABI between the agent and the datapath: every map, and every byte that
-// both sides share. C owns the layout (types.h, maps.h), this package owns the names.
+// both sides share. C owns the layout (maps.h, types.h and the headers beside it), this package owns
+// the names.
 package maps
 
 import (
 	"encoding/binary"
 	"net/netip"
+	"strings"
 )
 
 // The types of keys and values. Ports in them are in network byte order: see [Port] and the constructors below.
@@ -240,15 +242,21 @@ func (sp ServicePort) Parts() (namespace, name, port string) {
 	return getString(&sp.Namespace), getString(&sp.Name), getString(&sp.Port)
 }
 
+// Service returns "namespace/name".
+func (sp ServicePort) Service() string { return getString(&sp.Namespace) + "/" + getString(&sp.Name) }
+
+// IsProbe reports whether it is the agent's own, by which it tries its hooks: the namespace has a dot, which
+// those of a cluster have not.
+func (sp ServicePort) IsProbe() bool { return strings.Contains(getString(&sp.Namespace), ".") }
+
 // String returns "namespace/name:port", or "namespace/name" for an unnamed
 // port.
 func (sp ServicePort) String() string {
-	namespace, name, port := sp.Parts()
-	if port == "" {
-		return namespace + "/" + name
+	if port := getString(&sp.Port); port != "" {
+		return sp.Service() + ":" + port
 	}
 
-	return namespace + "/" + name + ":" + port
+	return sp.Service()
 }
 
 // putString writes s with a NUL at its end, as in C.

@@ -6,6 +6,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "flow_types.h"
+#include "monitor_types.h"
 #include "types.h"
 
 /*
@@ -368,6 +370,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } sl_reached SEC(".maps");
+
+/* See enum refusal_debt. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, REFUSAL_DEBTS);
+	__type(key, __u32);
+	__type(value, __s32);
+} sl_refusal_debt SEC(".maps");
 
 /* By service port id: the number of the next flow, for ALGORITHM_RR. */
 struct {

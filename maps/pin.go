@@ -20,7 +20,7 @@ import (
 // test can build an agent with another layout, and so is [StateVersion]:
 //
 //	go build -ldflags '-X github.com/sluice-lb/sluice/maps.Version=v3x' ./cmd/sluice
-var Version = "v3"
+var Version = "v4"
 
 // StateVersion identifies the layout of the maps that programs write, and is the name of their
 // folder. Builds with the same one share these maps, whatever their [Version]; other builds share
@@ -92,7 +92,6 @@ type Pinned struct {
 	FlowUsage    *FlowUsage
 	Stats        *Stats
 
-	handshakes        *Array[Handshakes]
 	backendHandshakes *Array[BackendHandshakes]
 	chunked           map[string]*chunked
 	listeners         shared[uint64] // see [Pinned.Listen]
@@ -292,7 +291,7 @@ func open(root string, specs map[string]*ebpf.MapSpec, chunks int, get func(stri
 	p.OptedOut = table[PodUID, uint32](p, NameOptedOut)
 	p.Devices = table[uint32, Device](p, NameDevices)
 	p.Stats = &Stats{
-		counts: p.chunked[NamePortCounts], handshakes: p.handshakes,
+		counts: p.chunked[NamePortCounts], handshakes: p.chunked[NameHandshakes],
 		refusals: table[RefusalKey, uint64](p, NameRefusals), ports: servicePorts,
 	}
 	p.Counts = p.Stats
@@ -323,15 +322,14 @@ func (p *Pinned) mapFilters() error {
 
 // mapArrays maps the arrays into this process' memory.
 func (p *Pinned) mapArrays(chunks int) error {
-	var errs [8]error
+	var errs [7]error
 	p.Frontends, errs[0] = mapArray[Frontend](p.chunked[NameFrontends], chunks)
 	p.Pools, errs[1] = mapArray[Pool](p.chunked[NamePools], chunks)
 	p.Slots, errs[2] = mapArray[uint32](p.chunked[NameSlots], chunks)
 	p.Backends, errs[3] = mapArray[Backend](p.chunked[NameBackends], chunks)
 	p.Loads.Array, errs[4] = mapArray[BackendLoad](p.chunked[NameBackendLoad], chunks)
 	p.Health, errs[5] = mapArray[BackendHealth](p.chunked[NameHealth], chunks)
-	p.handshakes, errs[6] = mapArray[Handshakes](p.chunked[NameHandshakes], 0)
-	p.backendHandshakes, errs[7] = mapArray[BackendHandshakes](p.chunked[NameBackendHandshakes], 0)
+	p.backendHandshakes, errs[6] = mapArray[BackendHandshakes](p.chunked[NameBackendHandshakes], 0)
 
 	return errors.Join(errs[:]...)
 }
@@ -560,17 +558,6 @@ func (p *Pinned) PinAgain() ([]string, error) {
 	slices.Sort(missing)
 
 	return missing, nil
-}
-
-// Unpin removes the pins. The maps live on as long as a program or a process uses them.
-func (p *Pinned) Unpin() error {
-	for _, version := range []string{Version, StateVersion} {
-		if err := os.RemoveAll(filepath.Join(p.root, version)); err != nil {
-			return fmt.Errorf("pin directory: %w", err)
-		}
-	}
-
-	return nil
 }
 
 // Close closes the maps and leaves their pins.

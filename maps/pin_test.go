@@ -165,17 +165,3 @@ func TestStalePins(t *testing.T) {
 		})
 	}
 }
-
-func TestUnpin(t *testing.T) {
-	root := mustRoot(t)
-	p := mustCreate(t, root, small())
-	if err := p.Unpin(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("load: %v, want %v", err, fs.ErrNotExist)
-	}
-	if err := errors.Join(p.FrontendIDs.Put(web, 9), p.Frontends.Put(9, webFrontend)); err != nil {
-		t.Errorf("the maps do not live on: %v", err)
-	}
-}

@@ -61,7 +61,7 @@ var reasons = [reasonCount]struct{ label, text string }{
 	ReasonDropFlowTable:          {"drop_flow_table", "dropped: the flow table has no room"},
 	ReasonDropRedirect:           {"drop_redirect", "dropped: an ICMP redirect that would make the client bypass this node"},
 	ReasonDropRewrite:            {"drop_rewrite", "dropped: the packet could not be written"},
-	ReasonDropAbandoned:          {"drop_abandoned", "dropped: a late answer of a backend that was given up, as another one has answered the client"},
+	ReasonDropAbandoned:          {"drop_abandoned", "dropped: a late answer of a backend that was given up, as another one has got the connection"},
 	ReasonDropTupleTaken:         {"drop_tuple_taken", "dropped: a flow of a client behind another kind of device has the same addresses and ports"},
 }
 

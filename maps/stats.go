@@ -20,6 +20,7 @@ const (
 	StatUnanswered     = uint32(259) // handshakes that have failed
 	StatSYNRetransmits = uint32(260)
 	StatRetransmits    = uint32(261)
+	StatHiddenRefusals = uint32(262) // connections that were tried elsewhere after a refusal
 	// StatSYNs is the first of a few counts: handshakes by how many SYNs were sent again, 1, 2, 3
 	// to 4, and so on.
 	StatSYNs = uint32(384)
@@ -32,8 +33,6 @@ const (
 const (
 	HistogramSchema = int(abiHistogramHISTOGRAM_SCHEMA)
 	HistogramLeast  = -int(abiHistogramHISTOGRAM_LEAST)
-	// HistogramBuckets is their number.
-	HistogramBuckets = int(abiHistogramHISTOGRAM_BUCKETS)
 )
 
 // StatKey identifies a count of a service port id: the new flows with an outcome (What is a
@@ -56,8 +55,8 @@ type RefusalKey = abiRefusalKey
 // service_ports.
 type Stats struct {
 	counts     *chunked
-	handshakes *Array[Handshakes]
-	measures   bool // handshakes have places for every service port
+	handshakes *chunked // too large to be mapped: of most service ports a node has none
+	measures   bool     // handshakes have places for every service port
 	refusals   *Map[RefusalKey, uint64]
 	ports      *Map[uint32, ServicePort]
 
@@ -80,13 +79,13 @@ func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 
 				return
 			}
-			counts, err := s.port(port.Key)
+			counts, handshakes, err := s.port(port.Key)
 			if err != nil {
 				yield(Entry[StatKey, uint64]{}, err)
 
 				return
 			}
-			for what, n := range s.whats(port.Key, counts) {
+			for what, n := range whats(counts, handshakes) {
 				if !yield(Entry[StatKey, uint64]{StatKey{port.Key, what}, n}, nil) {
 					return
 				}
@@ -101,15 +100,13 @@ func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 	}
 }
 
-// whats yields the counts of a service port that are not zero: c, and those of its handshakes.
-func (s *Stats) whats(id uint32, c PortCounts) iter.Seq2[uint32, uint64] {
-	var h Handshakes
-	loadCounts(s.handshakes.place(Index(id)), &h)
-
+// whats yields the counts of a service port that are not zero.
+func whats(c PortCounts, h Handshakes) iter.Seq2[uint32, uint64] {
 	return func(yield func(uint32, uint64) bool) {
 		for what, n := range map[uint32]uint64{
 			uint32(ReasonTranslated): c.Connections, StatBytesSent: c.BytesSent, StatBytesReceived: c.BytesReceived,
 			StatHandshakeTime: h.Time, StatUnanswered: h.Failed, StatSYNRetransmits: h.SynRetransmits, StatRetransmits: h.Retransmits,
+			StatHiddenRefusals: c.HiddenRefusals,
 		} {
 			if n != 0 && !yield(what, n) {
 				return
@@ -141,60 +138,48 @@ func loadCounts[V any](words []uint32, v *V) {
 	}
 }
 
-// port returns the counts of a service port, summed over all CPUs.
-func (s *Stats) port(id uint32) (PortCounts, error) {
-	var sum PortCounts
-	m, at := s.place(id)
+// port returns the counts of a service port, summed over all CPUs, and those of its handshakes:
+// without a connection it has none.
+func (s *Stats) port(id uint32) (sum PortCounts, h Handshakes, err error) {
+	m, at := s.counts.place(id)
 	if m == nil {
-		return sum, nil
+		return sum, h, nil
 	}
 	var perCPU []PortCounts
 	if err := m.Lookup(at, &perCPU); err != nil {
-		return sum, fmt.Errorf("map %s: lookup: %w", NamePortCounts, err)
+		return sum, h, fmt.Errorf("map %s: lookup: %w", NamePortCounts, err)
 	}
 	for _, c := range perCPU {
 		sum.Connections += c.Connections
 		sum.BytesSent += c.BytesSent
 		sum.BytesReceived += c.BytesReceived
+		sum.HiddenRefusals += c.HiddenRefusals
 	}
 
-	return sum, nil
-}
+	if m, at = s.handshakes.place(id); m != nil && sum.Connections > 0 {
+		if err := m.Lookup(at, &h); err != nil {
+			return sum, h, fmt.Errorf("map %s: lookup: %w", NameHandshakes, err)
+		}
+	}
 
-// place returns the chunk with the counts of a service port, or nil, and the index in it.
-func (s *Stats) place(id uint32) (*ebpf.Map, uint32) {
-	perChunk := s.counts.inner.MaxEntries
-
-	return s.counts.have(int(Index(id) / perChunk)), Index(id) % perChunk
+	return sum, h, nil
 }
 
 // Reserve implements [Counts].
 func (s *Stats) Reserve(n int) error {
 	if s.measures {
-		if err := s.handshakes.Reserve(n); err != nil {
+		if err := s.handshakes.reserve(n); err != nil {
 			return err
 		}
 	}
-	need := chunksFor(n, int(s.counts.inner.MaxEntries))
-	if n == 0 || s.counts.have(need-1) != nil {
-		return nil
-	}
-	if err := s.counts.extend(need); err != nil && s.counts.have(need-1) == nil {
-		return fmt.Errorf("map %s, %d places: %w: %w", NamePortCounts, n, ErrFull, err)
-	}
 
-	return nil
+	return s.counts.reserve(n)
 }
 
 // Begin implements [Counts]. One goroutine calls it.
 func (s *Stats) Begin(id uint32) error {
 	if err := s.Reserve(int(Index(id)) + 1); err != nil {
 		return err
-	}
-	if int(Index(id)) < s.handshakes.Len() {
-		if err := s.handshakes.Put(Index(id), Handshakes{}); err != nil {
-			return err
-		}
 	}
 	if Index(id) >= s.zeroFrom { // in a chunk that this process has made
 		s.zeroFrom = Index(id) + 1
@@ -205,9 +190,14 @@ func (s *Stats) Begin(id uint32) error {
 	if err != nil {
 		return fmt.Errorf("map %s: CPUs: %w", NamePortCounts, err)
 	}
-	m, at := s.place(id)
+	m, at := s.counts.place(id)
 	if err := m.Put(at, make([]PortCounts, cpus)); err != nil {
 		return fmt.Errorf("map %s: put: %w", NamePortCounts, err)
+	}
+	if m, at = s.handshakes.place(id); m != nil {
+		if err := m.Put(at, Handshakes{}); err != nil {
+			return fmt.Errorf("map %s: put: %w", NameHandshakes, err)
+		}
 	}
 
 	return nil
@@ -216,9 +206,9 @@ func (s *Stats) Begin(id uint32) error {
 // End implements [Counts]. It keeps the last counts for [Stats.Ended].
 func (s *Stats) End(id uint32) error {
 	last := make(map[StatKey]uint64)
-	counts, err := s.port(id)
+	counts, handshakes, err := s.port(id)
 	errs := []error{err}
-	for what, n := range s.whats(id, counts) {
+	for what, n := range whats(counts, handshakes) {
 		last[StatKey{id, what}] = n
 	}
 	for reason := range uint32(reasonCount) {

@@ -14,7 +14,7 @@ import (
 // mustCount writes counts of every CPU, as programs do.
 func mustCount(t *testing.T, p *Pinned, servicePortID uint32, c PortCounts) {
 	t.Helper()
-	m, at := p.Stats.place(servicePortID)
+	m, at := p.Stats.counts.place(servicePortID)
 	if m == nil {
 		t.Fatalf("no room to count of service port %d", servicePortID)
 	}
@@ -51,6 +51,7 @@ func TestStats(t *testing.T) {
 	}
 	refused, outOfRange := uint32(ReasonRejectNoBackend), uint32(ReasonDropSourceRange)
 	web, far := ID(3, 1), ID(700, 2) // in another chunk
+	p.Stats.measures = true
 	for _, id := range []uint32{web, far} {
 		if err := p.Stats.Begin(id); err != nil {
 			t.Fatal(err)
@@ -61,6 +62,10 @@ func TestStats(t *testing.T) {
 	}
 	mustCount(t, p, web, PortCounts{Connections: 2, BytesSent: 10, BytesReceived: 100})
 	mustCount(t, p, far, PortCounts{Connections: 5})
+	m, at := p.Stats.handshakes.place(web)
+	if err := m.Put(at, Handshakes{Failed: 3, Buckets: [len(Handshakes{}.Buckets)]uint64{5: 4}}); err != nil {
+		t.Fatal(err)
+	}
 	for key, n := range map[RefusalKey]uint64{
 		{ServicePortId: web, Reason: refused}: 7, {ServicePortId: web, Reason: outOfRange}: 8,
 		{ServicePortId: far, Reason: outOfRange}: 9,
@@ -71,7 +76,7 @@ func TestStats(t *testing.T) {
 	}
 	want := map[StatKey]uint64{
 		{web, uint32(ReasonTranslated)}: 2 * cpus, {web, StatBytesSent}: 10 * cpus, {web, StatBytesReceived}: 100 * cpus,
-		{web, refused}: 7, {web, outOfRange}: 8,
+		{web, StatUnanswered}: 3, {web, StatHandshake + 5}: 4, {web, refused}: 7, {web, outOfRange}: 8,
 		{far, uint32(ReasonTranslated)}: 5 * cpus, {far, outOfRange}: 9,
 	}
 	if diff := gocmp.Diff(want, mustStats(t, p)); diff != "" {
@@ -99,7 +104,10 @@ func TestStats(t *testing.T) {
 	if err := p.ServicePorts.Put(next, ServicePortOf("shop", "next", "http", 6, 4)); err != nil {
 		t.Fatal(err)
 	}
-	want = map[StatKey]uint64{{far, uint32(ReasonTranslated)}: 5 * cpus, {far, outOfRange}: 9}
+	mustCount(t, p, next, PortCounts{Connections: 1}) // nothing of the handshakes before
+	want = map[StatKey]uint64{
+		{far, uint32(ReasonTranslated)}: 5 * cpus, {far, outOfRange}: 9, {next, uint32(ReasonTranslated)}: cpus,
+	}
 	if diff := gocmp.Diff(want, mustStats(t, p)); diff != "" {
 		t.Errorf("after another service port got the place (-want +have):\n%s", diff)
 	}
@@ -178,7 +186,7 @@ func TestBeginAfterRestart(t *testing.T) {
 		if err := p.Stats.Begin(ID(3, 1)); err != nil {
 			t.Fatal(err)
 		}
-		if c, err := p.Stats.port(ID(3, 1)); err != nil || c != (PortCounts{}) {
+		if c, _, err := p.Stats.port(ID(3, 1)); err != nil || c != (PortCounts{}) {
 			t.Errorf("with the state kept: %v: it begins with %+v, %v", withState, c, err)
 		}
 	}

@@ -34,6 +34,19 @@ type Table[K comparable, V any] interface {
 	All() iter.Seq2[Entry[K, V], error]
 }
 
+// Collect returns all entries of a table or of counts.
+func Collect[K comparable, V any](all iter.Seq2[Entry[K, V], error]) (map[K]V, error) {
+	entries := make(map[K]V)
+	for e, err := range all {
+		if err != nil {
+			return nil, err
+		}
+		entries[e.Key] = e.Value
+	}
+
+	return entries, nil
+}
+
 // Map is a Table in the kernel.
 type Map[K comparable, V any] struct {
 	name string

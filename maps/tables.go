@@ -3,6 +3,7 @@ package maps
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 )
 
@@ -104,80 +105,35 @@ func (t *Tables) BackendOf(id uint32) (Backend, bool) {
 	return b, id != 0 && b.Id == id
 }
 
-// Fakes are [Tables] in memory, for tests and dry runs.
-type Fakes struct {
-	Tables
-	FrontendIDs  *FakeTable[FrontendKey, uint32]
-	ServicePorts *FakeTable[uint32, ServicePort]
-	Addrs        *FakeTable[Addr, AddrUse]
-	SourceRanges *FakeTable[SourceRangeKey, uint32]
-	ServiceCIDRs *FakeTable[CIDRKey, uint32]
-	LocalCIDRs   *FakeTable[CIDRKey, uint32]
-	OptedOut     *FakeTable[PodUID, uint32]
-	Devices      *FakeTable[uint32, Device]
+// Translation is an original destination, and the backend to which it was translated.
+type Translation struct {
+	OriginalDst, Backend      Addr
+	OriginalPort, BackendPort uint16 // in network byte order
+	ServicePortID, BackendID  uint32
 }
 
-// NewFakes returns empty fake tables with room for slots slots.
-func NewFakes(slots int) *Fakes {
-	const places = 1 << 20
-	f := &Fakes{
-		FrontendIDs:  newFakeTable[FrontendKey, uint32](NameFrontendIDs),
-		ServicePorts: newFakeTable[uint32, ServicePort](NameServicePorts),
-		Addrs:        newFakeTable[Addr, AddrUse](NameAddrs),
-		SourceRanges: newFakeTable[SourceRangeKey, uint32](NameSourceRanges),
-		ServiceCIDRs: newFakeTable[CIDRKey, uint32](NameServiceCIDRs),
-		LocalCIDRs:   newFakeTable[CIDRKey, uint32](NameLocalCIDRs),
-		OptedOut:     newFakeTable[PodUID, uint32](NameOptedOut),
-		Devices:      newFakeTable[uint32, Device](NameDevices),
+// IsCurrent reports whether the backend of a translation exists, and one of the scopes still leads from the original
+// destination to its service port. It looks up frontends as programs do: by the address, then as a node port.
+func (t *Tables) IsCurrent(of Translation, protocol uint8, scopes ...uint8) (bool, error) {
+	// The id of the backend may belong to another one by now.
+	b, ok := t.BackendOf(of.BackendID)
+	if !ok || b.ServicePortId != of.ServicePortID || b.Addr != of.Backend || b.Port != of.BackendPort {
+		return false, nil
 	}
-	f.Tables = Tables{
-		FrontendIDs:  f.FrontendIDs,
-		Frontends:    NewFakeArray[Frontend](NameFrontends, places),
-		Pools:        NewFakeArray[Pool](NamePools, places),
-		Slots:        NewFakeArray[uint32](NameSlots, slots),
-		Backends:     NewFakeArray[Backend](NameBackends, places),
-		ServicePorts: f.ServicePorts, Addrs: f.Addrs,
-		AddrFilter:   newAddrFilter(shared[uint64]{values: make([]uint64, abiAddrFilterADDR_FILTER_WORDS)}),
-		PortFilter:   &PortFilter{shared[byte]{values: make([]byte, 1<<16)}},
-		CIDRCovers:   newCIDRCovers(shared[uint64]{values: make([]uint64, abiCidrCoverCIDR_COVERS)}),
-		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
-		LocalCIDRs: f.LocalCIDRs, OptedOut: f.OptedOut, Devices: f.Devices,
-		Loads: Loads{
-			NewFakeArray[BackendLoad](NameBackendLoad, places),
-			NewFakeArray[BackendHandshakes](NameBackendHandshakes, places),
-		},
-		Health: NewFakeArray[BackendHealth](NameHealth, places),
-		Counts: noCounts{},
+	for _, scope := range scopes {
+		key := FrontendKey{Addr: of.OriginalDst, Port: of.OriginalPort, Proto: protocol, Scope: scope}
+		_, pool, ok, err := t.FrontendOf(key)
+		if err == nil && !ok {
+			key.Addr = AddrOf(netip.IPv6Unspecified())
+			if of.OriginalDst.IP().Is4() {
+				key.Addr = AddrOf(netip.IPv4Unspecified())
+			}
+			_, pool, ok, err = t.FrontendOf(key)
+		}
+		if err != nil || ok && pool.ServicePortId == of.ServicePortID {
+			return err == nil, err
+		}
 	}
 
-	return f
-}
-
-// noCounts are the [Counts] of fakes.
-type noCounts struct{}
-
-func (noCounts) Reserve(int) error { return nil }
-
-func (noCounts) Begin(uint32) error { return nil }
-
-func (noCounts) End(uint32) error { return nil }
-
-// Observe sets Fail and Wrote of every table.
-func (f *Fakes) Observe(fail func(table, operation string) error, wrote func(table, operation string)) {
-	f.FrontendIDs.Fail, f.FrontendIDs.Wrote = fail, wrote
-	f.Frontends.Fail, f.Frontends.Wrote = fail, wrote
-	f.Pools.Fail, f.Pools.Wrote = fail, wrote
-	f.Slots.Fail, f.Slots.Wrote = fail, wrote
-	f.Backends.Fail, f.Backends.Wrote = fail, wrote
-	f.ServicePorts.Fail, f.ServicePorts.Wrote = fail, wrote
-	f.Addrs.Fail, f.Addrs.Wrote = fail, wrote
-	f.SourceRanges.Fail, f.SourceRanges.Wrote = fail, wrote
-	f.ServiceCIDRs.Fail, f.ServiceCIDRs.Wrote = fail, wrote
-	f.LocalCIDRs.Fail, f.LocalCIDRs.Wrote = fail, wrote
-	f.OptedOut.Fail, f.OptedOut.Wrote = fail, wrote
-	f.Devices.Fail, f.Devices.Wrote = fail, wrote
-}
-
-func newFakeTable[K comparable, V any](name string) *FakeTable[K, V] {
-	return &FakeTable[K, V]{TableName: name, Entries: map[K]V{}}
+	return false, nil
 }

@@ -2,7 +2,7 @@
 /*
  * The map ABI: every byte that the agent and the datapath share. C owns the layout, and bpf2go
  * generates the Go types from it. Ports are in network byte order, times in nanoseconds since
- * boot.
+ * boot. flow_types.h has the types of flows, monitor_types.h those of events.
  *
  * Builds that keep the same state share the maps that the datapath writes (see maps.h). Reserved
  * fields in them are zero, for use by later builds, which must accept a zero that an earlier build
@@ -213,7 +213,6 @@ enum health_cause {
 	HEALTH_RETRANSMIT = 2, /* their first segments had to be sent again */
 	HEALTH_REFUSED = 3,
 	HEALTH_UNREACHABLE = 4, /* the network or the host reported so */
-	HEALTH_CAUSE_COUNT = 5,
 };
 
 /*
@@ -232,7 +231,7 @@ struct backend_health {
 	__u8 cause; /* enum health_cause */
 	__u8 level; /* of the pause: see pause_of */
 	__u64 suspected; /* since when it is a suspect; 0: it is none */
-	__u64 until; /* a suspect is passed over until then */
+	__u64 until; /* a suspect is passed over until then; in place 0: any is looked for */
 	__u64 cleared; /* when it was a suspect last */
 	__u32 episodes; /* how often it became a suspect, after a minute or more in which it was none */
 	__u32 passed_over; /* new flows that went to another backend instead */
@@ -248,14 +247,22 @@ enum reached {
 };
 
 /*
+ * How many connections to a service port are yet to come until more refusals are hidden, by a hash of
+ * its id: see bpf/lib/refusal.h.
+ */
+enum refusal_debt {
+	REFUSAL_DEBTS = 4096,
+};
+
+/*
  * The counts of a service port on each CPU, by the index of its id: new flows that got a backend,
- * and the bytes that its clients sent and received.
+ * the bytes that its clients sent and received, and refusals that clients were not told of.
  */
 struct port_counts {
 	__u64 connections;
 	__u64 bytes_sent;
 	__u64 bytes_received;
-	__u64 reserved;
+	__u64 hidden_refusals;
 };
 
 /*
@@ -314,7 +321,8 @@ struct service_port {
 /*
  * A bit for every address in addrs, by a hash: an address whose bit is clear is not in addrs; one
  * whose bit is set may be. The bit is set before the address is put into addrs, and cleared after
- * it is deleted.
+ * it is deleted. An address of this node has a second bit, by the inverse of the hash, which is set
+ * before the address gets the flag ADDR_NODE.
  */
 enum addr_filter {
 	ADDR_FILTER_BITS = 1048576,
@@ -382,6 +390,7 @@ struct device {
 	struct addr source_v6; /* unspecified: it only has link-local addresses */
 	__u32 bridge; /* ifindex of the bridge that it is a port of, or 0 */
 	__u32 flags; /* enum device_flag */
+	__u32 peer_netns; /* 1 + this node's number of the network namespace of its other end, or 0 */
 };
 
 /* device.flags */
@@ -451,9 +460,10 @@ struct sock_state {
 	__u16 answered; /* UDP: a datagram of the backend was received */
 	__u32 client; /* a hash of its network namespace */
 	__u32 syn_retransmits;
-	__u16 resteered; /* TCP: a flow leads to backend_id instead of backend, and shows its health */
+	__u16 resteered; /* a flow leads to backend_id instead of backend, and shows its health */
 	__u16 more_syns; /* TCP: in the number of SYNs that the socket sends: see bpf/syn.c */
-	__u32 reserved;
+	__u16 refused; /* TCP: by backend, and the application was not told */
+	__u16 reserved;
 	struct bpf_spin_lock lock;
 };
 
@@ -510,239 +520,6 @@ struct udp_pin {
 	__u32 service_port_id;
 	__u32 backend_id;
 	__u32 reserved2[3];
-};
-
-/* The hook of a device at which a packet arrives. */
-enum hook {
-	HOOK_INGRESS = 1, /* wire to stack */
-	HOOK_EGRESS = 2, /* stack to wire */
-};
-
-/* The tuple of a packet as it arrives at a hook. */
-struct flow_key {
-	struct addr src;
-	struct addr dst;
-	__be16 src_port;
-	__be16 dst_port;
-	__u8 proto; /* IPPROTO_* */
-	__u8 hook; /* enum hook */
-	__u16 reserved;
-};
-
-_Static_assert(sizeof(struct flow_key) == 40, "flow_key is hashed: no hidden padding");
-
-/*
- * The packets of a flow that an entry matches, and the tuple that they get:
- *
- *	role          hook     on arrival                translated
- *	FROM_CLIENT   ingress  client -> original        client' -> backend
- *	TO_CLIENT     egress   backend -> client'        original -> client
- *
- * and if the flow is masqueraded, also
- *
- *	TO_BACKEND    egress   client' -> backend        masquerade -> backend
- *	FROM_BACKEND  ingress  backend -> masquerade     backend -> client'
- *
- * client' is the client with stack_port: its own port, unless another flow of that port has
- * the same backend. original is original_dst with original_port.
- *
- * A masqueraded flow that is turned around has only the entries of ingress, and their packets
- * leave by a device at once:
- *
- *	FROM_CLIENT   ingress  client -> original        masquerade -> backend
- *	FROM_BACKEND  ingress  backend -> masquerade     original -> client
- */
-enum flow_role {
-	FLOW_FROM_CLIENT = 1,
-	FLOW_TO_CLIENT = 2,
-	FLOW_TO_BACKEND = 3,
-	FLOW_FROM_BACKEND = 4,
-};
-
-/* The state of one side of a flow. UDP has the first two. */
-enum flow_state {
-	FLOW_NEW = 0, /* no packet, or only the first one and its retransmissions */
-	FLOW_OPEN = 1,
-	FLOW_FIN = 2, /* this side has closed and, with TCP, the other side has acknowledged that */
-	FLOW_RESET = 3, /* by a packet with a valid number or tag: see bpf/lib/ending.h */
-	FLOW_ABANDONED = 4, /* of a backend that was given up: see bpf/lib/resteer.h */
-};
-
-/*
- * flow.ending: how this side of a TCP flow has ended, by valid sequence numbers: see
- * bpf/lib/ending.h.
- */
-enum flow_ending {
-	FLOW_FIN_SENT = 1, /* by a FIN, whose sequence number is before flow.end */
-	FLOW_FIN_FIRST = 2, /* before the other side's FIN, so this side will be in TIME_WAIT */
-	FLOW_RST_VALID = 4, /* by an RST that the other side accepts */
-	FLOW_STAMPED = 8, /* flow.stamp is valid */
-	/* Of both sides, set by either: */
-	FLOW_OVER = 16, /* both have ended */
-	FLOW_TIME_WAIT = 32, /* and the backend is in TIME_WAIT */
-	/* Of this side: */
-	FLOW_OWES_ACK = 64, /* the other side's FIN is yet to be acknowledged */
-};
-
-/* flow.flags */
-enum flow_flag {
-	FLOW_MASQUERADED = 1,
-	FLOW_RETURNS =
-		2, /* replies are routed from the original destination: see bpf/lib/route.h */
-	FLOW_RESTEERED = 4, /* of a socket: original_dst is the backend that it has dialled */
-	FLOW_SENT = 8, /* a packet has left as the masquerade */
-	FLOW_COUNTED = 16, /* in the backend's load; valid in the entry of FLOW_FROM_CLIENT */
-	FLOW_TURNED = 32, /* turned around: it does not pass the stack */
-	FLOW_BY_PODS = 64, /* the client's packets arrive on devices of class DEVICE_PODS */
-	FLOW_BY_UPLINKS =
-		128, /* or of class DEVICE_UPLINK; neither: an earlier build did not record it */
-};
-
-/*
- * A flow. Each of its entries contains all of it, so that any can put back the others. The
- * addresses that a packet matches come first: see set_target in bpf/lib/flow.h.
- */
-struct flow {
-	struct addr client;
-	struct addr original_dst;
-	struct addr backend;
-	struct addr masquerade;
-	__be16 client_port;
-	__be16 original_port;
-	__be16 backend_port;
-	__be16 masquerade_port;
-	__be16 stack_port;
-	__u8 proto; /* IPPROTO_* */
-	__u8 role; /* enum flow_role */
-	__u8 state; /* enum flow_state */
-	__u8 flags; /* enum flow_flag */
-	__u8 ending; /* enum flow_ending */
-	__u8 stamp; /* TCP: the first byte of the timestamp of this side's FIN, or of the client's once both have ended */
-	__u32 service_port_id;
-	__u32 backend_id;
-	__u64 created;
-	__u64 last_seen; /* within a second */
-	__u64 bytes; /* of packets that matched this entry, and are in no count yet */
-	/* 0 is unknown. TCP sequence numbers, in host byte order: */
-	__u32 end; /* of what this side has sent; SCTP: the tag of its packets */
-	__u32 ack; /* of what it has received, or is to receive first */
-};
-
-/* The kinds of flows that share the table of flows: see bpf/lib/flow.h. */
-enum flow_kind {
-	FLOWS_CONNECTED = 0, /* of TCP and SCTP */
-	FLOWS_UDP = 1,
-	FLOW_KIND_COUNT = 2,
-};
-
-/* The counts of flows, in entries. */
-enum flow_count {
-	COUNT_FLOWS_PUT = 0,
-	COUNT_FLOWS_DELETED = 1, /* by programs; the agent counts its own */
-	COUNT_HALF_OPEN_PUT = 2,
-	COUNT_HALF_OPEN_DELETED = 3,
-	COUNT_FLOWS_REPAIRED = 4, /* put back after an eviction */
-	COUNT_MASQUERADE_RETRIES = 5, /* a masquerade port was in use */
-	COUNT_STACK_PORTS = 6, /* flows whose client port was in use by another flow */
-	FLOW_COUNT_COUNT = 7,
-};
-
-/* A datagram in fragments: only the first one has ports. */
-struct fragment_key {
-	struct addr src;
-	struct addr dst;
-	__u32 id;
-	__u8 proto; /* IPPROTO_* */
-	__u8 hook; /* enum hook: each counts the fragments that it has seen */
-	__u8 reserved[2];
-};
-
-_Static_assert(sizeof(struct fragment_key) == 40, "fragment_key is hashed: no hidden padding");
-
-struct fragment {
-	__be16 src_port;
-	__be16 dst_port;
-	/*
-	 * The bytes of the datagram that have not arrived yet. Negative until the last fragment,
-	 * which ends the datagram, has arrived.
-	 */
-	__s32 missing;
-	__u64 since; /* when the first one arrived */
-};
-
-/* The token bucket of ICMP errors to a client: see bpf/lib/reject.h. */
-struct icmp_budget {
-	__u64 last;
-	__u64 tokens; /* nanoseconds */
-};
-
-/*
- * The kinds of events that `sluice monitor` prints: see bpf/lib/monitor.h. A new one is at the end.
- */
-enum monitor_kind {
-	MONITOR_TRANSLATED = 1, /* a new flow got a backend */
-	MONITOR_REFUSED = 2, /* a packet or a call was rejected or dropped */
-};
-
-/* Where a program was that reports an event: at a socket, or else at an enum hook of a device. */
-enum monitor_place {
-	PLACE_SOCKET = 0,
-	PLACE_INGRESS = HOOK_INGRESS,
-	PLACE_EGRESS = HOOK_EGRESS,
-};
-
-/* What is not known is zero. */
-struct monitor_event {
-	__u64 time;
-	__u64 netns_cookie; /* of the socket */
-	__u64 cgroup_id; /* of the process that called */
-	/* The source of the packet. At a socket, what it is bound to, or the address of its pod. */
-	struct addr client;
-	struct addr original_dst;
-	__be16 client_port;
-	__be16 original_port;
-	__u32 service_port_id;
-	__u32 backend_id;
-	__u32 pid; /* of the process that called */
-	__u32 ifindex; /* of the device */
-	__u8 kind; /* enum monitor_kind */
-	__u8 reason; /* enum reason */
-	__u8 proto; /* IPPROTO_* */
-	__u8 place; /* enum monitor_place */
-	char comm[16]; /* the name of the process that called, NUL-terminated */
-	__u32 reserved[4];
-};
-
-/*
- * Each `sluice monitor` that runs has one of these places, and the ring buffer at the same place in
- * monitor_rings. It listens until the time in its place, which it renews. A program frees the place
- * when that time is over.
- */
-enum listener_limit {
-	LISTENERS = 4,
-};
-
-struct listeners {
-	__u64 until[LISTENERS]; /* 0: the place is free */
-	__u64 lost[LISTENERS]; /* events for which the ring buffer had no room */
-};
-
-/*
- * The last refusals for one reason. Of a flood, the first RECENT_BURST are kept and then one each
- * RECENT_INTERVAL nanoseconds: that bounds the cost, and what was before stays for a while.
- */
-enum recent_limit {
-	RECENT_REASONS = 32, /* as many as there can be: see bpf/lib/reason.h */
-	RECENT_REFUSALS = 64, /* of each */
-	RECENT_BURST = 32,
-	RECENT_INTERVAL = 1000000000,
-};
-
-struct recent {
-	__u64 busy_until; /* what was kept takes RECENT_INTERVAL each, up to this time */
-	__u32 next; /* the number of the next refusal */
-	struct bpf_spin_lock lock;
-	struct monitor_event refusals[RECENT_REFUSALS]; /* by number; time 0: none yet */
 };
 
 /* A socket that was translated, and one of its destinations, as the iterators return it. */

@@ -52,6 +52,25 @@ static __always_inline struct addr addr_loopback(const struct addr *a)
 	return (struct addr){ .words = { 0, 0, 0, bpf_htonl(1) } };
 }
 
+/* mix spreads a difference in any bit over all bits. */
+static __always_inline __u32 mix(__u32 h)
+{
+	h = (h ^ h >> 16) * 0x85ebca6b;
+	h = (h ^ h >> 13) * 0xc2b2ae35;
+	return h ^ h >> 16;
+}
+
+/* hash returns the same value on every node. */
+static __always_inline __u32 hash(const void *bytes, __u32 size)
+{
+	const __u32 *words = bytes;
+	__u32 h = size, i;
+
+	for (i = 0; i < size / sizeof(*words); i++)
+		h = mix(h ^ words[i]);
+	return h;
+}
+
 /*
  * Filters: all that packets and sockets of no Service pay for, one or two array loads before any
  * hash map.
@@ -82,6 +101,12 @@ static __always_inline bool may_be_ours(__u32 hash)
 	const __u64 *bits = bpf_map_lookup_elem(&sl_addr_filter, &word);
 
 	return bits && *bits >> bit % 64 & 1;
+}
+
+/* may_be_nodes is false for the hash of an address that this node certainly does not have. */
+static __always_inline bool may_be_nodes(__u32 hash)
+{
+	return may_be_ours(~hash);
 }
 
 /* may_be_service_cidr is false for an address that is certainly in no Service CIDR. */

@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#include "service.h"
+#include "pick.h"
 
 /*
  * Settings that the agent makes before it loads the socket programs. The verifier prunes what they
@@ -99,9 +99,14 @@ static __always_inline __u32 seed_of_dial(const struct pool *pool, __u64 netns,
 	case ALGORITHM_RR:
 		return pool->service_port_id;
 	case ALGORITHM_SH:
-		return hash(&netns, sizeof(netns));
+		return client_in(netns);
 	case ALGORITHM_DH:
 		return hash(original_dst, sizeof(*original_dst));
+	case ALGORITHM_RANDOM:
+	case ALGORITHM_LC:
+	case ALGORITHM_SED:
+	case ALGORITHM_NQ:
+		return 0; /* these use none */
 	default:
 		return bpf_get_prandom_u32();
 	}

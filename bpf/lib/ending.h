@@ -199,7 +199,7 @@ static __always_inline void note_numbers(struct packet *pkt, struct flow *f)
 	const struct segment *tcp = &pkt->tcp;
 	__u8 had = f->ending;
 
-	f->ending = had & ~FLOW_RST_VALID;
+	f->ending = had & ~(FLOW_RST_VALID | FLOW_REFUSED);
 	if (tcp->syn || !f->end || is_ahead(tcp->end, f->end)) {
 		f->end = tcp->end;
 		f->ending = tcp->fin;

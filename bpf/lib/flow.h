@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Flows: how packets find their entries, and how entries are put and deleted. types.h lists the
+ * Flows: how packets find their entries, and how entries are put and deleted. flow_types.h lists the
  * roles of entries.
  */
 #ifndef SLUICE_FLOW_H
@@ -79,6 +79,18 @@ static __always_inline bool is_masqueraded(const struct flow *f)
 	return f->flags & FLOW_MASQUERADED;
 }
 
+/*
+ * is_of_node returns 1 if the client of a flow is a process of this node, else 0. It has no branches:
+ * see same_tuple.
+ */
+static __always_inline __u32 is_of_node(const struct flow *f)
+{
+	__u32 both = f->flags / FLOW_BY_PODS & f->flags / FLOW_BY_UPLINKS & 1;
+
+	asm volatile("" : "+r"(both));
+	return both;
+}
+
 /* class_flag returns the flag for a client's packets that arrive on devices of a class. */
 static __always_inline __u8 class_flag(enum device_class class)
 {
@@ -119,9 +131,10 @@ static __always_inline bool has_role(const struct flow *f, __u32 role)
 static __always_inline void comes_as(const struct flow *f, __u8 role, struct flow_key *key)
 {
 	bool to_client = role == FLOW_TO_CLIENT, from_backend = role == FLOW_FROM_BACKEND;
+	__u32 leaves = (to_client || role == FLOW_TO_BACKEND) ^ is_of_node(f);
 
 	key->proto = f->proto;
-	key->hook = to_client || role == FLOW_TO_BACKEND ? HOOK_EGRESS : HOOK_INGRESS;
+	key->hook = HOOK_INGRESS + leaves;
 	key->reserved = 0;
 	if (to_client || from_backend) {
 		key->src = f->backend;
@@ -346,10 +359,10 @@ __noinline int release(__u32 hook, __u32 role)
  */
 static __always_inline void note_entry(const struct flow_key *key, __u32 role, __u64 now)
 {
-	if (role == FLOW_FROM_BACKEND)
-		note_port(key->dst_port);
-	else if (role != FLOW_FROM_CLIENT)
+	if (key->hook == HOOK_EGRESS)
 		note_source(&key->src, key->src_port, role == FLOW_TO_BACKEND, now);
+	else if (role != FLOW_FROM_CLIENT)
+		note_port(key->dst_port);
 }
 
 /*

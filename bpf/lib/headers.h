@@ -281,15 +281,28 @@ struct tcp_header {
 	__be16 urgent;
 };
 
-/* peek_syn reports whether a packet opens a TCP connection. */
-static __always_inline bool peek_syn(struct __sk_buff *ctx, const struct network *net)
+/* peek_flags reports whether those of mask that a TCP segment has are these flags. */
+static __always_inline bool peek_flags(struct __sk_buff *ctx, const struct network *net, __u8 mask,
+				       __u8 flags)
 {
 	const struct tcp_header *tcp;
 
 	if (net->proto != IPPROTO_TCP || !net->l4)
 		return false;
 	tcp = peek(ctx, net->l4, sizeof(*tcp));
-	return tcp && (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	return tcp && (tcp->flags & mask) == flags;
+}
+
+/* peek_syn reports whether a packet opens a TCP connection. */
+static __always_inline bool peek_syn(struct __sk_buff *ctx, const struct network *net)
+{
+	return peek_flags(ctx, net, TCP_SYN | TCP_ACK, TCP_SYN);
+}
+
+/* peek_refusal reports whether a packet may refuse a TCP connection. */
+static __always_inline bool peek_refusal(struct __sk_buff *ctx, const struct network *net)
+{
+	return peek_flags(ctx, net, TCP_RST | TCP_ACK, TCP_RST | TCP_ACK);
 }
 
 /* read_ports reads the ports at l4, in a packet that ends at end. */

@@ -10,12 +10,13 @@
 #include <stdbool.h>
 
 #include "../../maps/maps.h"
+#include "addr.h"
 #include "backend.h"
 
 /* Suspects are noticed and passed over. */
 volatile const bool config_heal = false;
 
-/* So are they by flows that have begun: see resteer.h, and leaves in service.h. */
+/* So are they by flows that have begun: see resteer.h, and leaves in pick.h. */
 volatile const bool config_resteer = false;
 
 /* probe.c picks backends, and changes nothing. */
@@ -24,6 +25,10 @@ volatile const bool config_resteer = false;
 #else
 #define ACTS true
 #endif
+
+/*
+ * The limits of the state machine, all of them. docs/healing.md has the reasons.
+ */
 
 #define MS 1000000ULL
 
@@ -39,8 +44,11 @@ volatile const bool config_resteer = false;
 /* The same, if no client is known that reaches the others of the Service. */
 #define LONG_SILENCE (600 * MS)
 
-/* A connection whose first segment was sent again proves nothing if another was answered since. */
-#define RETRANSMIT_TIMEOUT (1000 * MS)
+/* That a first segment was sent again proves nothing if another was answered within this time. */
+#define RETRANSMIT_FRESH (1000 * MS)
+
+/* The answer to a UDP socket that connected longer ago shows nothing of its backend now. */
+#define MAX_ANSWER_AGE (10000 * MS)
 
 /* The evidence that makes a suspect, and that of a first segment which had to be sent again. */
 #define EVIDENCE_ENOUGH 20
@@ -60,6 +68,28 @@ volatile const bool config_resteer = false;
 #define FIRST_PAUSE (1000 * MS)
 #define MAX_PAUSE (60000 * MS)
 #define MAX_LEVEL 6
+
+/*
+ * How many connections pay for a refusal that is hidden from a client, and how many hidden refusals
+ * are yet to be paid for at most: see refusal.h.
+ */
+#define REFUSAL_PRICE 10
+#define MAX_REFUSAL_DEBT (50 * REFUSAL_PRICE)
+
+/* A time that no pause goes on beyond. */
+#define NEVER (~0ULL)
+
+/* Clients are numbers: of a network namespace at sockets, of an address at devices. */
+
+static __always_inline __u32 client_in(__u64 netns_cookie)
+{
+	return hash(&netns_cookie, sizeof(netns_cookie));
+}
+
+static __always_inline __u32 client_at(const struct addr *a)
+{
+	return hash(a, sizeof(*a));
+}
 
 /* health_place returns the health of the backend that was last in the place of this id, or NULL. */
 static __always_inline struct backend_health *health_place(__u32 backend_id)
@@ -87,9 +117,6 @@ static __always_inline struct backend_health *health_of(__u32 backend_id)
 	return h;
 }
 
-/* The answer to a UDP socket that connected longer ago shows nothing of its backend now. */
-#define MAX_ANSWER_AGE (10000 * MS)
-
 /*
  * shows_answers reports whether answers of a backend were seen lately. Those to connected UDP sockets
  * are not, while the sockets stay open and are read by recv(): no silence follows from that.
@@ -110,6 +137,25 @@ static __always_inline bool is_suspect(__u32 backend_id)
 	return h && h->id == backend_id && h->suspected;
 }
 
+/*
+ * has_refused reports whether a backend has refused a connection since it last answered, and within
+ * EVIDENCE_AGE.
+ */
+static __always_inline bool has_refused(__u32 backend_id, __u64 now)
+{
+	const struct backend_health *h = health_place(backend_id);
+
+	return h && h->id == backend_id && h->refusals && now - h->unanswered <= EVIDENCE_AGE;
+}
+
+/* refusal_debt returns the connections that are to pay for hidden refusals; it is never NULL. */
+static __always_inline __s32 *refusal_debt(__u32 service_port_id)
+{
+	__u32 at = (service_port_id & INDEX_MASK) % REFUSAL_DEBTS;
+
+	return bpf_map_lookup_elem(&sl_refusal_debt, &at);
+}
+
 /* is_paused reports whether a backend is a suspect whose pause has not ended. */
 static __always_inline bool is_paused(__u32 backend_id, __u64 now)
 {
@@ -117,9 +163,6 @@ static __always_inline bool is_paused(__u32 backend_id, __u64 now)
 
 	return h && h->id == backend_id && h->suspected && now < h->until;
 }
-
-/* A time that no pause goes on beyond. */
-#define NEVER (~0ULL)
 
 /* pause_of returns how long a suspect is passed over, up to a quarter less at random. */
 static __always_inline __u64 pause_of(__u8 level)
@@ -131,29 +174,49 @@ static __always_inline __u64 pause_of(__u8 level)
 	return pause - ((pause >> 2) * (bpf_get_prandom_u32() >> 16) >> 16);
 }
 
+/*
+ * note_suspect is called when a backend has become a suspect, or gets a probe. Place 0, which no backend
+ * has, holds until when suspects are looked for: no pause is longer.
+ */
+static __always_inline void note_suspect(__u64 now)
+{
+	struct backend_health *any = health_place(0);
+
+	if (any)
+		any->until = now + 2 * MAX_PAUSE;
+}
+
+/*
+ * may_be_suspects is the cheap check before a suspect is looked for: it is false if there is none, or none
+ * that was probed lately. What two CPUs write at once may get lost; the next probe writes it again.
+ */
+static __always_inline bool may_be_suspects(void)
+{
+	struct backend_health *any = health_place(0);
+
+	if (!any || !any->until)
+		return false;
+	if (bpf_ktime_get_ns() < any->until)
+		return true;
+	any->until = 0;
+	return false;
+}
+
 /* begin_pause makes a suspect that has just got a probe pause again, twice as long as before. */
 static __always_inline void begin_pause(struct backend_health *h, __u64 now)
 {
 	if (h->level < MAX_LEVEL)
 		h->level++;
 	h->until = now + pause_of(h->level);
-}
-
-/* mix_words spreads a difference in any bit of two words over all bits. */
-static __always_inline __u32 mix_words(__u32 a, __u32 b)
-{
-	__u32 h = (a ^ (a >> 15)) * 0x2c1b3c6d + b;
-
-	h = (h ^ (h >> 12)) * 0x297a2d39;
-	return h ^ (h >> 15);
+	note_suspect(now);
 }
 
 /* reached_at returns the word of sl_reached for a client and a service port; tag is its upper half. */
 static __always_inline __u64 *reached_at(__u32 service_port_id, __u32 client, __u32 *tag)
 {
-	__u32 at = mix_words(client, service_port_id) % REACHED_WORDS;
+	__u32 at = mix(mix(client) ^ service_port_id) % REACHED_WORDS;
 
-	*tag = mix_words(service_port_id, client);
+	*tag = mix(mix(service_port_id) ^ client);
 	return bpf_map_lookup_elem(&sl_reached, &at);
 }
 
@@ -207,6 +270,7 @@ static __always_inline void update_suspicion(struct backend_health *h, __u32 ser
 	h->cause = cause;
 	h->until = now + pause_of(h->level);
 	h->suspected = now;
+	note_suspect(now);
 }
 
 /* add_evidence records a connection that speaks against the backend, begun at a time. */
@@ -231,9 +295,13 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 n, __u3
 __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 now)
 {
 	struct backend_health *h;
+	__s32 *debt;
 
 	if (!config_heal)
 		return 0;
+	debt = config_resteer ? refusal_debt(service_port_id) : NULL;
+	if (debt && *debt > 0)
+		__sync_fetch_and_add(debt, -1);
 	h = health_of(backend_id);
 	if (!h || !h->answered || (__s64)(now - h->answered) < (__s64)ANSWER_FRESH)
 		return 0;
@@ -242,8 +310,30 @@ __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 clien
 	return 0;
 }
 
-/* note_failure is called when a connection to a backend shows the cause, which is an enum health_cause. */
-__noinline int note_failure(__u32 backend_id, __u32 service_port_id, __u32 client, __u32 cause,
+/*
+ * note_retransmit is called when the first segment of a connection that began at a time is sent again,
+ * which may be after a second, or sooner: see syn.c.
+ */
+__noinline int note_retransmit(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 begun,
+			       __u64 now)
+{
+	struct backend_health *h;
+
+	if (!config_heal)
+		return 0;
+	h = health_of(backend_id);
+	if (!h || (__s64)(now - h->answered) < (__s64)RETRANSMIT_FRESH)
+		return 0;
+	add_evidence(h, EVIDENCE_RETRANSMIT, client, begun, now);
+	update_suspicion(h, service_port_id, client, HEALTH_RETRANSMIT, now);
+	return 0;
+}
+
+/*
+ * note_refusal is called when a connection to a backend is refused: cause is HEALTH_REFUSED, or
+ * HEALTH_UNREACHABLE if the network did it.
+ */
+__noinline int note_refusal(__u32 backend_id, __u32 service_port_id, __u32 client, __u32 cause,
 			    __u64 now)
 {
 	struct backend_health *h;
@@ -253,14 +343,8 @@ __noinline int note_failure(__u32 backend_id, __u32 service_port_id, __u32 clien
 	h = health_of(backend_id);
 	if (!h)
 		return 0;
-	if (cause == HEALTH_RETRANSMIT) {
-		if ((__s64)(now - h->answered) < (__s64)RETRANSMIT_TIMEOUT)
-			return 0;
-		add_evidence(h, EVIDENCE_RETRANSMIT, client, now - RETRANSMIT_TIMEOUT, now);
-	} else {
-		add_evidence(h, 0, client, now, now);
-		h->refusals++;
-	}
+	add_evidence(h, 0, client, now, now);
+	h->refusals++;
 	update_suspicion(h, service_port_id, client, cause, now);
 	return 0;
 }

@@ -188,6 +188,8 @@ __noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
 		return REASON_PASS_NO_FLOW;
 	if (is_redirect(pkt->icmp_type, pkt->ip.v6))
 		return REASON_DROP_REDIRECT;
+	if (f->state == FLOW_ABANDONED)
+		return REASON_DROP_ABANDONED; /* another backend has the connection */
 	pkt->flow = *f;
 	return REASON_NEXT;
 }

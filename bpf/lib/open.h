@@ -4,7 +4,7 @@
 #define SLUICE_OPEN_H
 
 #include "reason.h"
-#include "service.h"
+#include "pick.h"
 #include "turn.h"
 
 /* How many backends are tried if another flow of the client's port has the first one. */
@@ -43,7 +43,8 @@ __noinline int set_backend(void)
 	f->flags &= ~FLOW_MASQUERADED;
 	if (addr_flags(&be->addr) & ADDR_NODE)
 		note_port(be->port); /* for direct connections to it: see open_beside */
-	else if (misses_node(be, &f->client) || pkt->pool.flags & POOL_MASQUERADE)
+	else if (!is_of_node(f) &&
+		 (misses_node(be, &f->client) || pkt->pool.flags & POOL_MASQUERADE))
 		f->flags |= FLOW_MASQUERADED;
 	return 0;
 }
@@ -111,6 +112,8 @@ static __always_inline int put_entries(struct packet *pkt)
 		why = put_opening(FLOW_TO_BACKEND);
 	if (f->proto == IPPROTO_TCP)
 		f->end = pkt->tcp.end; /* the packet at hand is the first of this entry */
+	if (pkt->refused)
+		f->ending |= FLOW_REFUSED;
 	return why ?: put_opening(FLOW_FROM_CLIENT);
 }
 
@@ -147,7 +150,7 @@ static __always_inline __u32 seed_of_packet(const struct pool *pool, const struc
 	case ALGORITHM_RR:
 		return pool->service_port_id;
 	case ALGORITHM_SH:
-		return hash(&came->src, sizeof(came->src));
+		return client_at(&came->src);
 	case ALGORITHM_DH:
 		return hash(&came->dst, sizeof(came->dst));
 	default:
@@ -156,43 +159,60 @@ static __always_inline __u32 seed_of_packet(const struct pool *pool, const struc
 }
 
 /*
- * instead_of returns the id of a backend among the count slots from base on that is no suspect and
- * is not the one with this id, or 0. It is global, so that the verifier walks it once.
+ * may_take_over returns 1 if the backend in a slot is no suspect, and has not just refused a
+ * connection, else 0. It is global as is_suspect_at is.
  */
-__noinline __u32 instead_of(__u32 base, __u32 count, __u32 id)
+__noinline int may_take_over(__u32 slot, __u64 now)
+{
+	__u32 id = slot_at(slot);
+
+	return !is_suspect(id) && !has_refused(id, now);
+}
+
+/*
+ * instead_of returns the id of a backend among the count slots from base on that may take over, and
+ * is not the one with this id, or 0. At the time NEVER no refusal counts. It is global, so that the verifier walks it once.
+ */
+__noinline __u32 instead_of(__u32 base, __u32 count, __u32 id, __u64 now)
 {
 	__u32 first = random_below(count), slot, i;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++) {
 		slot = base + (first + i) % count;
-		if (slot_at(slot) != id && !is_suspect_at(slot))
+		if (slot_at(slot) != id && may_take_over(slot, now))
 			return slot_at(slot);
 	}
 	return 0;
 }
 
 /*
- * may_leave reports whether the flow of a SYN that is sent again may leave pkt->given_up. A client
- * with affinity only leaves a suspect.
+ * may_leave reports whether the flow of the packet, whose backend does not answer, may get another one.
+ * The SYN of a client with affinity only leaves a suspect, or a backend that has refused this connection,
+ * and a datagram stays if so many are suspects that none is passed over.
  */
-static __always_inline bool may_leave(const struct packet *pkt)
+static __always_inline bool may_leave(const struct packet *pkt, bool refused)
 {
 	const struct pool *pool = &pkt->pool;
 
-	return !(pool->flags & POOL_NO_RESTEER) &&
-	       (!pool->affinity_seconds || is_suspect(pkt->given_up));
+	if (pool->flags & POOL_NO_RESTEER)
+		return false;
+	if (pkt->ip.key.proto == IPPROTO_UDP)
+		return are_few_suspects(pool->slot_base, pool->slot_count);
+	return !pool->affinity_seconds || refused || is_suspect(pkt->given_up);
 }
 
 /*
- * pick_instead sets pkt->backend to another backend of pkt->pool than pkt->given_up, and is false if
- * there is none.
+ * pick_instead sets pkt->backend to another backend of pkt->pool than pkt->given_up, rather one that has
+ * not just refused a connection, and is false if there is none.
  */
 static __always_inline bool pick_instead(struct packet *pkt)
 {
 	const struct pool *pool = &pkt->pool;
+	__u32 base = pool->slot_base, count = pool->slot_count;
 	const struct backend *be;
 
-	be = pick_id(pool, instead_of(pool->slot_base, pool->slot_count, pkt->given_up));
+	be = pick_id(pool, instead_of(base, count, pkt->given_up, pkt->now) ?:
+				   instead_of(base, count, pkt->given_up, NEVER));
 	if (be)
 		pkt->backend = *be;
 	return be;
@@ -200,7 +220,7 @@ static __always_inline bool pick_instead(struct packet *pkt)
 
 /*
  * open_flow picks a backend for a new flow, and sets pkt->to to the tuple of its first packet. It
- * returns REASON_NEXT if the flow of a SYN that is sent again stays as it is.
+ * returns REASON_NEXT if a flow that is unanswered stays as it is.
  */
 static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packet *pkt)
 {
@@ -211,9 +231,9 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 	enum reason why;
 
 	if (pkt->given_up) {
-		if (!may_leave(pkt) || !pick_instead(pkt))
+		if (!may_leave(pkt, pkt->refused) || !pick_instead(pkt))
 			return REASON_NEXT;
-		if (pool->affinity_seconds)
+		if (pool->affinity_seconds && is_suspect(pkt->given_up))
 			keep_backend(&sl_claims, &client, pkt->backend.id, pkt->now);
 	} else {
 		be = pick_backend(pool, &client, seed_of_packet(pool, came), pkt->now, false);
@@ -240,8 +260,8 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 
 	add_flows(pkt->flow.backend_id, 1);
 	if (config_heal)
-		note_attempt(pkt->flow.backend_id, pool->service_port_id,
-			     hash(&came->src, sizeof(came->src)), pkt->now);
+		note_attempt(pkt->flow.backend_id, pool->service_port_id, client_at(&came->src),
+			     pkt->now);
 	count_bytes(pool->service_port_id, pkt->ip.end - pkt->ip.l3, 0);
 
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
@@ -377,8 +397,8 @@ __noinline int open_beside(struct __sk_buff *ctx)
 		return REASON_PASS_NO_FRONTEND;
 	reversed(&pkt->ip.key, &pkt->key);
 	pkt->key.hook = HOOK_EGRESS;
-	if (!copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), FLOW_TO_CLIENT) ||
-	    has_ended(HOOK_INGRESS))
+	if (!copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)) ||
+	    pkt->gone.role != FLOW_TO_CLIENT || has_ended(HOOK_INGRESS))
 		return REASON_PASS_NO_FRONTEND;
 	pkt->flow = pkt->gone;
 	make_direct(pkt);

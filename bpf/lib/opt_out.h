@@ -118,12 +118,15 @@ __noinline int is_left_to_node_v6(struct bpf_sock_addr *ctx)
  * address of Services. Only sockets in pods can opt out: no device translates what the node's own
  * processes send. pool_flags are those of the destination's pool, or 0 if it has none.
  */
-static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6, __u32 pool_flags)
+static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6,
+					  const struct frontend_key *original_dst, __u32 pool_flags)
 {
 	if (pool_flags & POOL_OPTED_OUT && !is_host_netns(ctx))
 		return true;
 	if (config_pod_opt_out && is_pod_opted_out(ctx))
 		return true;
+	if (!may_be_nodes(addr_hash(&original_dst->addr)))
+		return false;
 	return v6 ? is_left_to_node_v6(ctx) : is_left_to_node_v4(ctx);
 }
 

@@ -61,6 +61,16 @@ static __always_inline bool resteers_sockets(void)
 	return config_resteer && config_device_class == DEVICE_PODS;
 }
 
+/*
+ * resteers_own reports whether those of the node's own processes are, where they leave the node. A
+ * port of a bridge is not the device of a route, and bpf_redirect_neigh requires Ethernet.
+ */
+static __always_inline bool resteers_own(void)
+{
+	return config_resteer && config_device_class == DEVICE_UPLINK && config_ethernet &&
+	       !config_bridge_port;
+}
+
 /* How many entries flows can have before the kernel starts to evict some. */
 volatile const __s64 config_flows_room = 1LL << 62;
 
@@ -163,8 +173,9 @@ struct packet {
 	bool evicts; /* gone has to be deleted */
 	__u8 role; /* of the entry at egress: enum flow_role */
 	__u8 flags; /* and its flags */
-	__u32 given_up; /* the backend that has not answered the SYN, which is sent again; 0: none */
+	__u32 given_up; /* the backend of a flow that is unanswered, which gets another one; 0: none */
 	struct flow_key late; /* the tuple with which its answers arrive */
+	bool refused; /* it has refused the SYN: see refusal.h */
 	bool turns; /* it is turned around: it leaves by the device out, to next */
 	__u16 mtu; /* of the route, if the packet is too long for it and must not be fragmented; else 0 */
 	__u32 out;
@@ -184,6 +195,8 @@ struct packet {
  * - On PREEMPT_RT, softirqs and such tasks can be preempted, but local_bh_disable() holds a lock per
  *   CPU that keeps out all others. Since Linux 6.18 that lock depends on
  *   CONFIG_PREEMPT_RT_NEEDS_BH_LOCK, which a PREEMPT_RT kernel must set.
+ *
+ * For the same reasons, egress may use that of ingress as well, to open a flow: see resteer_own.
  *
  * No run reads what an earlier one left: new_packet resets the fields that are not written before
  * they are read.
@@ -214,6 +227,7 @@ static __always_inline struct packet *new_packet(enum hook hook)
 		pkt->is_error = false;
 		pkt->evicts = false;
 		pkt->given_up = 0;
+		pkt->refused = false;
 		pkt->turns = false;
 		pkt->mtu = 0;
 		pkt->service_port_id = 0;

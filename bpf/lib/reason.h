@@ -91,6 +91,15 @@ __noinline int count_new(__u32 service_port_id, __u32 why)
 	return 0;
 }
 
+/* count_hidden_refusal counts a refusal that a client of a service port is not told of. */
+static __always_inline void count_hidden_refusal(__u32 service_port_id)
+{
+	struct port_counts *counts = config_stats ? counts_of(service_port_id) : NULL;
+
+	if (counts)
+		__sync_fetch_and_add(&counts->hidden_refusals, 1);
+}
+
 /* count_bytes adds to the bytes of a service port's clients. */
 __noinline int count_bytes(__u32 service_port_id, __u64 sent, __u64 received)
 {

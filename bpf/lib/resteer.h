@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Re-steering: a SYN that is sent again, because no answer has come, goes to another backend.
+ * Re-steering: a SYN that is sent again, because no answer has come, goes to another backend, and so
+ * does a datagram to a suspect.
  *
- * A flow of a device that is half open begins anew. A connection that was translated at its socket
- * has no flow, but its packets pass the device of its pod: it gets a flow, from the backend that the
- * socket dialled to another one, and the socket keeps that peer. So nothing changes for the
- * application.
+ * A flow of a device that is half open begins anew. A socket that was translated when it connected
+ * has no flow, but its packets pass the device of its pod: it gets a flow, from the backend that it
+ * dialled to another one, and keeps that peer. So nothing changes for the application.
  *
- * The first backend that answers gets the connection, even one that was given up before: its
+ * The first backend that accepts a connection gets it, even one that was given up before: its
  * entries stay, in the state FLOW_ABANDONED. So a backend that is only slow loses nothing, and what
  * the others answer later does not reach the client, which could not tell it from an answer of the
- * right one.
+ * right one. Of datagrams, every answer is right, also a late one.
  */
 #ifndef SLUICE_RESTEER_H
 #define SLUICE_RESTEER_H
@@ -20,30 +20,43 @@
 /* A SYN that comes again sooner than a client repeats it was duplicated on its way. */
 #define REPEAT_NS (20 * 1000000ULL)
 
-/* answers_role returns the role of the entry at which the answers of the backend of f arrive. */
-static __always_inline __u8 answers_role(const struct flow *f)
-{
-	return is_masqueraded(f) ? FLOW_FROM_BACKEND : FLOW_TO_CLIENT;
-}
-
 /*
- * is_unanswered reports whether the packet is the SYN of the flow f again, which the backend has
- * not answered. Then pkt->given_up is that backend, and pkt->late is where its answers arrive.
+ * is_unanswered reports whether the flow f, to which the packet of its client belongs, has no answer: the
+ * packet is its SYN again, and the backend has not answered that, or has refused it: pkt->refused. Of UDP,
+ * whose datagrams need no answer, the backend has to be a suspect, and the flow so old that its first
+ * datagram was no probe. The flow of a connected socket leaves even if it was answered before.
  */
 static __noinline bool is_unanswered(struct packet *pkt, const struct flow *f, bool half_open)
 {
+	bool udp = f->proto == IPPROTO_UDP;
 	const struct flow *answers;
 
-	if (!half_open || pkt->ip.key.proto != IPPROTO_TCP || pkt->event != EVENT_OPEN ||
-	    f->role != FLOW_FROM_CLIENT || f->state != FLOW_NEW || f->end != pkt->tcp.end ||
-	    (__s64)(pkt->now - f->created) < (__s64)REPEAT_NS)
+	if (pkt->event != EVENT_OPEN || f->role != FLOW_FROM_CLIENT)
+		return false;
+	if (udp && f->flags & FLOW_RESTEERED)
+		return is_suspect(f->backend_id);
+	if (!half_open || (udp && !is_suspect(f->backend_id)))
+		return false;
+	if (!udp && (f->proto != IPPROTO_TCP || f->state != FLOW_NEW || f->end != pkt->tcp.end))
 		return false;
 	answers = entry_of(pkt, f, answers_role(f));
 	if (!answers || answers->state != FLOW_NEW)
 		return false;
+	pkt->refused = !udp && answers->ending & FLOW_REFUSED;
+	return pkt->refused || (__s64)(pkt->now - f->created) >= (__s64)(udp ? SILENCE : REPEAT_NS);
+}
+
+/*
+ * give_up is called when f is unanswered: it notes what a SYN that is sent again shows of the backend.
+ * That is pkt->given_up from then on, and its answers arrive at pkt->late.
+ */
+static __always_inline void give_up(struct packet *pkt, const struct flow *f)
+{
+	if (f->proto == IPPROTO_TCP && !pkt->refused)
+		note_retransmit(f->backend_id, f->service_port_id, client_at(&f->client),
+				f->created, pkt->now);
 	pkt->given_up = f->backend_id;
-	pkt->late = pkt->key;
-	return true;
+	comes_as(f, answers_role(f), &pkt->late);
 }
 
 /*
@@ -53,22 +66,22 @@ static __noinline bool is_unanswered(struct packet *pkt, const struct flow *f, b
 static __always_inline bool dials_again(const struct packet *pkt, const struct flow *f,
 					bool half_open)
 {
-	return half_open && f->flags & FLOW_RESTEERED && pkt->event == EVENT_OPEN &&
-	       f->state == FLOW_NEW && f->end != pkt->tcp.end;
+	return half_open && f->proto == IPPROTO_TCP && f->flags & FLOW_RESTEERED &&
+	       pkt->event == EVENT_OPEN && f->role == FLOW_FROM_CLIENT && f->state == FLOW_NEW &&
+	       f->end != pkt->tcp.end;
 }
 
 /*
- * abandon takes the flow of pkt->given_up out of its load, after another backend has got the SYN. It
- * marks the entry at which its answers arrive, with the number that they acknowledge.
+ * abandon takes the flow of pkt->given_up out of its load, after another backend has got the packet.
+ * If that is a SYN, it marks the entry at which the answers of the former arrive, with the number that
+ * they acknowledge.
  */
 static __always_inline void abandon(const struct packet *pkt)
 {
-	struct flow *answers = half_open_at(&pkt->late);
+	struct flow *answers;
 
 	add_flows(pkt->given_up, -1);
-	note_failure(pkt->given_up, pkt->flow.service_port_id,
-		     hash(&pkt->flow.client, sizeof(pkt->flow.client)), HEALTH_RETRANSMIT,
-		     pkt->now);
+	answers = pkt->flow.proto == IPPROTO_TCP ? half_open_at(&pkt->late) : NULL;
 	if (!answers || answers->backend_id != pkt->given_up)
 		return;
 	answers->ack = pkt->tcp.end;
@@ -88,8 +101,8 @@ static __noinline int answer_late(struct packet *pkt, struct flow *f)
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (pkt->event != EVENT_ACCEPT)
 		return REASON_DROP_ABANDONED;
-	note_success(f->backend_id, f->service_port_id, hash(&f->client, sizeof(f->client)),
-		     f->created, bpf_ktime_get_ns());
+	note_success(f->backend_id, f->service_port_id, client_at(&f->client), f->created,
+		     bpf_ktime_get_ns());
 	comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
 	from = half_open_at(&pkt->key);
 	if (!from || from->end != f->ack || from->state != FLOW_NEW)
@@ -130,92 +143,185 @@ static __always_inline void put_dialled(struct packet *pkt, __u32 backend_id)
 	f->backend_id = backend_id;
 	f->stack_port = f->client_port;
 	f->role = FLOW_TO_CLIENT;
-	f->flags = FLOW_RESTEERED | class_flag(config_device_class);
+	f->flags = FLOW_RESTEERED | (f->flags & FLOW_OF_NODE);
 	f->end = 0;
 	f->ack = pkt->tcp.end;
 	f->state = FLOW_ABANDONED;
 	comes_as(f, FLOW_TO_CLIENT, &pkt->key);
+	note_entry(&pkt->key, FLOW_TO_CLIENT, pkt->now);
 	if (!put_half_open(&pkt->key, f, BPF_NOEXIST))
 		count_flows(COUNT_HALF_OPEN_PUT, 1);
 }
 
 /*
- * repeats_syn returns the state of the socket that sends the packet, if it was translated and has
- * sent its SYN before without an answer, else NULL. A packet has its socket, even that of another
- * network namespace, until the stack of the node takes it.
+ * leaves_dialled reports whether the datagrams of a connected socket leave the backend that it dialled:
+ * a suspect, unless it has just dialled that, perhaps as the probe. Once it has left, it stays away.
  */
-static __always_inline struct sock_state *repeats_syn(struct __sk_buff *ctx)
+static __always_inline bool leaves_dialled(const struct sock_state *state)
 {
+	return state->resteered ||
+	       (is_suspect(state->backend_id) && bpf_ktime_get_ns() - state->since > SILENCE);
+}
+
+/*
+ * leaving_socket returns the state of the socket that sends the packet of this protocol, if it was
+ * translated when it connected and does not stay with the backend that it dialled, else NULL: it has
+ * sent its SYN before without an answer, or its datagrams leave a suspect. A packet has its socket, even
+ * that of another network namespace, until the stack of the node takes it.
+ */
+static __always_inline struct sock_state *leaving_socket(struct __sk_buff *ctx, __u8 proto)
+{
+	bool udp = proto == IPPROTO_UDP;
 	struct bpf_sock *sk = ctx->sk;
+	struct sock_state *state;
 	struct bpf_tcp_sock *tcp;
 
 	if (!sk)
 		return NULL;
 	sk = bpf_sk_fullsock(sk);
-	if (!sk || sk->state != BPF_TCP_SYN_SENT)
+	if (!sk || sk->state != (udp ? BPF_TCP_ESTABLISHED : BPF_TCP_SYN_SENT))
 		return NULL;
-	tcp = bpf_tcp_sock(sk);
-	if (!tcp || !tcp->total_retrans)
+	tcp = udp ? NULL : bpf_tcp_sock(sk);
+	if (!udp && (!tcp || !tcp->total_retrans))
 		return NULL;
-	return bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0);
+	state = bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0);
+	return state && (!udp || leaves_dialled(state)) ? state : NULL;
+}
+
+/*
+ * may_leave_dialled is the cheap check of every packet of a pod: may its socket leave the backend that it
+ * dialled?
+ */
+static __always_inline bool may_leave_dialled(struct __sk_buff *ctx, const struct network *net)
+{
+	if (!resteers_sockets())
+		return false;
+	if (net->proto == IPPROTO_UDP)
+		return may_be_suspects() && leaving_socket(ctx, IPPROTO_UDP);
+	return peek_syn(ctx, net) && leaving_socket(ctx, IPPROTO_TCP);
+}
+
+/* may_be_resteered is the same of every packet that leaves the node. */
+static __always_inline bool may_be_resteered(struct __sk_buff *ctx, const struct network *net)
+{
+	return resteers_own() && peek_syn(ctx, net) && leaving_socket(ctx, IPPROTO_TCP);
+}
+
+/* find_pool_of copies the pool of a service port at a destination, and is false if that is gone. */
+static __always_inline bool find_pool_of(const struct frontend_key *original_dst,
+					 __u32 service_port_id, struct pool *pool)
+{
+	enum reason why = find_pool(original_dst, pool);
+
+	if (why == REASON_PASS_NO_FRONTEND)
+		why = find_node_port(original_dst, pool);
+	return !why && pool->service_port_id == service_port_id;
 }
 
 /*
  * find_dialled_pool copies the pool of the Service that a socket has dialled, and is false if that is gone.
  */
-static __always_inline bool find_dialled_pool(const struct sock_state *state, struct pool *pool)
+static __always_inline bool find_dialled_pool(const struct sock_state *state, __u8 proto,
+					      struct pool *pool)
 {
 	struct frontend_key original_dst = {
 		.addr = state->original_dst,
 		.port = state->original_port,
-		.proto = IPPROTO_TCP,
+		.proto = proto,
 		.scope = SCOPE_INTERNAL,
 	};
-	enum reason why = find_pool(&original_dst, pool);
 
-	if (why == REASON_PASS_NO_FRONTEND)
-		why = find_node_port(&original_dst, pool);
-	return !why && pool->service_port_id == state->service_port_id;
+	return find_pool_of(&original_dst, state->service_port_id, pool);
 }
 
 /*
- * resteer gives the connection of the socket that sends the packet, whose backend does not answer,
- * a flow to another one, to which the load of the connection moves. It is for ingress, and global,
- * so that the verifier walks it once.
+ * move_load moves the load of a socket from the backend that it had to that of the flow at hand, unless
+ * another thread has connected it elsewhere meanwhile.
  */
-__noinline int resteer(struct __sk_buff *ctx)
+static __always_inline void move_load(const struct packet *pkt, struct sock_state *state)
 {
-	struct packet *pkt = packet_at(HOOK_INGRESS);
-	struct sock_state *state;
-	__u32 had, counted;
-	bool first;
+	const struct flow *f = &pkt->flow;
+	__u32 had, counted = 0;
 
-	if (!pkt || pkt->event != EVENT_OPEN || pkt->ip.key.proto != IPPROTO_TCP)
-		return REASON_PASS_NO_FRONTEND;
-	state = repeats_syn(ctx);
-	if (!state || state->backend_port != pkt->ip.key.dst_port ||
-	    !addr_equal(&state->backend, &pkt->ip.key.dst) || !find_dialled_pool(state, &pkt->pool))
-		return REASON_PASS_NO_FRONTEND;
-	if (config_bridge_port && is_beside(ctx, &pkt->ip.key))
-		return REASON_PASS_NO_FRONTEND; /* another backend would not get the frame */
+	bpf_spin_lock(&state->lock);
 	had = state->backend_id;
-	first = !pkt->given_up;
-	if (first)
-		pkt->given_up = had;
-	if (!may_leave(pkt) || !pick_instead(pkt))
-		return REASON_PASS_NO_FRONTEND;
+	if (state->backend_port == f->original_port &&
+	    addr_equal(&state->backend, &f->original_dst)) {
+		counted = state->counted;
+		state->counted = 0;
+		state->backend_id = f->backend_id;
+		state->resteered = 1;
+	}
+	bpf_spin_unlock(&state->lock);
+	if (counted)
+		add_sockets(had, -1);
+	add_flows(f->backend_id, 1);
+}
 
+/*
+ * find_leaving returns the state of the socket that sends the packet to the backend that it dialled, and
+ * does not stay with that, or NULL, and copies the pool of its Service.
+ */
+static __always_inline struct sock_state *find_leaving(struct __sk_buff *ctx, struct packet *pkt)
+{
+	const struct flow_key *came = &pkt->ip.key;
+	struct sock_state *state = leaving_socket(ctx, came->proto);
+
+	if (!state || state->backend_port != came->dst_port ||
+	    !addr_equal(&state->backend, &came->dst) ||
+	    !find_dialled_pool(state, came->proto, &pkt->pool))
+		return NULL;
+	return state;
+}
+
+/*
+ * begin_resteered makes pkt->flow the flow of the socket that sends the packet to the backend that it
+ * dialled.
+ */
+static __always_inline void begin_resteered(struct packet *pkt, __u8 class)
+{
 	pkt->flow = (struct flow){
 		.client = pkt->ip.key.src,
 		.client_port = pkt->ip.key.src_port,
 		.original_dst = pkt->ip.key.dst,
 		.original_port = pkt->ip.key.dst_port,
-		.proto = IPPROTO_TCP,
+		.proto = pkt->ip.key.proto,
 		.service_port_id = pkt->pool.service_port_id,
 		.created = pkt->now,
 		.last_seen = pkt->now,
-		.flags = FLOW_COUNTED | FLOW_RESTEERED | class_flag(config_device_class),
+		.flags = FLOW_COUNTED | FLOW_RESTEERED | class,
 	};
+}
+
+/*
+ * resteer gives the socket that sends the packet, whose backend does not answer, a flow to another one.
+ * It is for ingress, and global, so that the verifier walks it once.
+ */
+__noinline int resteer(struct __sk_buff *ctx)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	struct sock_state *state;
+	bool tcp, first;
+	__u32 had;
+
+	if (!pkt || pkt->event != EVENT_OPEN || pkt->ip.key.proto == IPPROTO_SCTP)
+		return REASON_PASS_NO_FRONTEND;
+	tcp = pkt->ip.key.proto == IPPROTO_TCP;
+	state = find_leaving(ctx, pkt);
+	if (!state)
+		return REASON_PASS_NO_FRONTEND;
+	if (config_bridge_port && is_beside(ctx, &pkt->ip.key))
+		return REASON_PASS_NO_FRONTEND; /* another backend would not get the frame */
+	if (tcp && !make_room())
+		return REASON_PASS_NO_FRONTEND; /* it would lose the flow later */
+	had = state->backend_id;
+	first = !pkt->given_up;
+	if (tcp && first)
+		pkt->given_up = had;
+	if (!may_leave(pkt, pkt->refused || state->refused) || !pick_instead(pkt))
+		return REASON_PASS_NO_FRONTEND;
+
+	begin_resteered(pkt, class_flag(config_device_class));
 	/* For the packets of the client that follow: see may_be_direct. */
 	note_port(DIRECT_PORT);
 	note_port(pkt->flow.original_port);
@@ -223,19 +329,105 @@ __noinline int resteer(struct __sk_buff *ctx)
 	if (remember(ctx, pkt))
 		return REASON_PASS_NO_FRONTEND;
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
-	add_flows(pkt->flow.backend_id, 1);
-	bpf_spin_lock(&state->lock);
-	counted = state->counted;
-	state->counted = 0;
-	state->backend_id = pkt->flow.backend_id;
-	state->resteered = 1;
-	bpf_spin_unlock(&state->lock);
-	if (counted)
-		add_sockets(had, -1);
-	note_attempt(state->backend_id, state->service_port_id, state->client, pkt->now);
-	if (first)
+	move_load(pkt, state);
+	note_attempt(pkt->flow.backend_id, state->service_port_id, state->client, pkt->now);
+	if (tcp && first)
 		put_dialled(pkt, had);
 	return REASON_TRANSLATED;
+}
+
+/*
+ * pick_on is pick_instead for a packet that the stack has routed: it returns 1 if the backend has a route
+ * from the same source by the same device, else 0. It is global, so that the verifier walks it once.
+ */
+__noinline int pick_on(struct __sk_buff *ctx)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	struct route way;
+
+	return pkt && pick_instead(pkt) &&
+	       find_route(ctx, &pkt->ip.key.src, &pkt->backend.addr, &way) &&
+	       way.ifindex == ctx->ifindex;
+}
+
+/*
+ * resteer_own is resteer for a process of this node, for egress. It works on a copy of the packet at
+ * ingress, as all do that open flows. The flow gets a port of the masquerade's window, which no socket
+ * takes for a connection of its own to that backend. The packet passes egress again with that port, and
+ * is not re-steered then.
+ */
+__noinline int resteer_own(struct __sk_buff *ctx)
+{
+	struct packet *sent = packet_at(HOOK_EGRESS), *pkt = packet_at(HOOK_INGRESS);
+	struct bpf_sock *sk = ctx->sk;
+	struct sock_state *state;
+	bool found = false;
+	__u32 had;
+	int i, why;
+
+	if (!sent || !pkt || !sk || sent->event != EVENT_OPEN || sent->ip.key.proto != IPPROTO_TCP)
+		return REASON_PASS_OTHER_TRAFFIC;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk || bpf_htons(sk->src_port) != sent->ip.key.src_port ||
+	    !(addr_flags(&sent->ip.key.src) & ADDR_NODE))
+		return REASON_PASS_OTHER_TRAFFIC;
+	new_packet(HOOK_INGRESS);
+	pkt->ip = sent->ip;
+	pkt->ip.key.hook = HOOK_INGRESS;
+	pkt->tcp = sent->tcp;
+	pkt->now = sent->now;
+	pkt->late = sent->late;
+	pkt->refused = sent->refused;
+	state = find_leaving(ctx, pkt);
+	if (!state || !make_room())
+		return REASON_PASS_OTHER_TRAFFIC;
+	had = state->backend_id;
+	pkt->given_up = sent->given_up ?: had;
+	if (!may_leave(pkt, pkt->refused || state->refused))
+		return REASON_PASS_OTHER_TRAFFIC;
+	for (i = 0; i < MAX_BACKENDS && !found; i++)
+		found = pick_on(ctx);
+	if (!found)
+		return REASON_PASS_OTHER_TRAFFIC;
+
+	begin_resteered(pkt, FLOW_OF_NODE);
+	set_backend();
+	why = reserve_port(ctx, FLOW_TO_CLIENT);
+	evict(pkt);
+	if (why)
+		return REASON_PASS_OTHER_TRAFFIC;
+	if (put_entries(pkt)) {
+		release(HOOK_INGRESS, FLOW_TO_CLIENT);
+		return REASON_PASS_OTHER_TRAFFIC;
+	}
+	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &sent->to);
+	move_load(pkt, state);
+	note_attempt(pkt->flow.backend_id, state->service_port_id, state->client, pkt->now);
+	if (sent->given_up)
+		abandon(pkt);
+	else
+		put_dialled(pkt, had);
+	sent->role = FLOW_FROM_CLIENT;
+	return REASON_TRANSLATED;
+}
+
+/*
+ * leave handles a SYN that leaves the node, by a process with the flow f: the flow of an earlier connection
+ * is forgotten, REASON_PASS_OTHER_TRAFFIC, or the SYN is re-steered again, REASON_TRANSLATED, or neither,
+ * REASON_NEXT.
+ */
+static __always_inline enum reason leave(struct __sk_buff *ctx, struct packet *pkt, struct flow *f,
+					 bool half_open)
+{
+	if (starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
+		pkt->gone = *f;
+		forget_all(pkt);
+		return REASON_PASS_OTHER_TRAFFIC;
+	}
+	if (!is_unanswered(pkt, f, half_open))
+		return REASON_NEXT;
+	give_up(pkt, f);
+	return resteer_own(ctx) == REASON_TRANSLATED ? REASON_TRANSLATED : REASON_NEXT;
 }
 
 #endif

@@ -289,19 +289,24 @@ __noinline int bypass_node(struct __sk_buff *ctx)
  */
 
 /*
- * returns reports whether the packet is a reply that has to be routed from the original
- * destination.
+ * is_routed_again reports whether the packet at egress needs another route than that of the stack:
+ * a reply that has to be routed from the original destination, or a packet of a process of this
+ * node that goes to another backend than the one dialled.
  */
-static __always_inline bool returns(const struct packet *pkt)
+static __always_inline bool is_routed_again(const struct packet *pkt)
 {
+	if (pkt->role == FLOW_FROM_CLIENT)
+		return pkt->to.src_port != pkt->ip.key.src_port ||
+		       pkt->to.dst_port != pkt->ip.key.dst_port ||
+		       !addr_equal(&pkt->to.dst, &pkt->ip.key.dst);
 	return pkt->role == FLOW_TO_CLIENT && pkt->flags & FLOW_RETURNS;
 }
 
 /*
- * return_reply sends the packet at egress out by the device on which the client came. It is
- * global, so that the verifier walks it once.
+ * route_again sends the packet at egress out by its route. A reply passes if that leaves by the
+ * device at hand: the stack knows the next hop. It is global, so that the verifier walks it once.
  */
-__noinline int return_reply(struct __sk_buff *ctx)
+__noinline int route_again(struct __sk_buff *ctx)
 {
 	struct bpf_fib_lookup fib = { .ifindex = device_in(ctx) };
 	const struct packet *pkt = packet_at(HOOK_EGRESS);
@@ -313,7 +318,7 @@ __noinline int return_reply(struct __sk_buff *ctx)
 	set_fib_addrs(&fib, &pkt->to.src, &pkt->to.dst);
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) ||
-	    fib.ifindex == device_in(ctx))
+	    (fib.ifindex == device_in(ctx) && pkt->role == FLOW_TO_CLIENT))
 		return VERDICT_NEXT;
 	next.nh_family = fib.family;
 	__builtin_memcpy(next.ipv6_nh, fib.ipv6_dst, sizeof(next.ipv6_nh));

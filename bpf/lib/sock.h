@@ -127,9 +127,7 @@ static __always_inline bool bound_addr(struct bpf_sock_addr *ctx, bool v6, struc
 /* client_of returns the number of the socket's network namespace as a client: see health.h. */
 static __always_inline __u32 client_of(struct bpf_sock_addr *ctx)
 {
-	__u64 netns = bpf_get_netns_cookie(ctx);
-
-	return hash(&netns, sizeof(netns));
+	return client_in(bpf_get_netns_cookie(ctx));
 }
 
 static __always_inline bool is_host_netns(struct bpf_sock_addr *ctx)
@@ -152,11 +150,17 @@ static __always_inline const struct sock *sock_of(struct bpf_sock_addr *ctx)
 	return sk;
 }
 
-/* is_kernel_socket reports whether a socket belongs to the kernel itself (NFS, ceph). */
+/*
+ * is_kernel_socket reports whether a socket belongs to the kernel itself (NFS, ceph). A TCP socket can
+ * be read without copying, which is faster.
+ */
 static __always_inline bool is_kernel_socket(struct bpf_sock_addr *ctx)
 {
-	const struct sock *sk = sock_of(ctx);
+	const struct sock *sk = (const void *)bpf_skc_to_tcp_sock(ctx->sk);
 
+	if (sk)
+		return BPF_CORE_READ_BITFIELD(sk, sk_kern_sock);
+	sk = sock_of(ctx);
 	return BPF_CORE_READ_BITFIELD_PROBED(sk, sk_kern_sock);
 }
 

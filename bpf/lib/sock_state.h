@@ -33,8 +33,9 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	state->service_port_id = next->service_port_id;
 	state->backend_id = next->backend_id;
 	state->counted = next->counted;
-	state->answered = 0;
+	state->answered = next->answered;
 	state->resteered = 0;
+	state->refused = 0;
 	state->since = next->since;
 	state->handshake_counted = 0;
 	state->client = next->client;
@@ -48,13 +49,29 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 }
 
 /*
+ * received_any reports whether a UDP socket has received anything while it was connected, now or to
+ * another peer before: the kernel sets the CPU of its incoming datagrams when the first one arrives.
+ */
+static __always_inline bool received_any(const struct sock *sk)
+{
+	return BPF_CORE_READ(sk, __sk_common.skc_incoming_cpu) >= 0;
+}
+
+/* has_received is received_any at a hook. Such a socket does not show whether its next peer answers. */
+static __always_inline bool has_received(struct bpf_sock_addr *ctx)
+{
+	return config_heal && ctx->protocol == IPPROTO_UDP && received_any(sock_of(ctx));
+}
+
+/*
  * remember_original_dst stores the original destination and the backend in the socket, which
  * counts in the backend's load until it is closed. Sockets of the kernel do not count, because no
  * program runs when they are closed.
  */
 static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *ctx,
 							 const struct frontend_key *original_dst,
-							 const struct backend *be, __u64 now)
+							 const struct backend *be, __u32 client,
+							 bool answered, __u64 now)
 {
 	struct sock_state next = {
 		.original_dst = original_dst->addr,
@@ -64,12 +81,13 @@ static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *c
 		.service_port_id = be->service_port_id,
 		.backend_id = be->id,
 		.counted = !is_kernel_socket(ctx),
-		.client = client_of(ctx),
+		.answered = answered,
+		.client = client,
 		.since = now,
 	};
 	struct sock_state *state;
 
-	state = bpf_sk_storage_get(&sl_sock_state, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	state = bpf_sk_storage_get(&sl_sock_state, ctx->sk, &next, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!state)
 		return REASON_TRANSLATED_UNREMEMBERED;
 
@@ -79,33 +97,49 @@ static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *c
 	 */
 	bpf_get_socket_cookie(ctx);
 
-	replace_state(state, &next);
+	/* The kernel copies next into new storage; a socket that connects again has older state. */
+	if (state->since != now || state->backend_id != next.backend_id)
+		replace_state(state, &next);
+	else if (next.counted)
+		add_sockets(next.backend_id, 1);
 	return REASON_TRANSLATED;
+}
+
+/* leave_load removes a socket from the load of its backend, which resteer may change meanwhile. */
+static __always_inline void leave_load(struct sock_state *state)
+{
+	__u32 had, counted;
+
+	bpf_spin_lock(&state->lock);
+	had = state->backend_id;
+	counted = state->counted;
+	state->counted = 0;
+	bpf_spin_unlock(&state->lock);
+	if (counted)
+		add_sockets(had, -1);
 }
 
 /* forget_original_dst deletes the state of a socket that now connects to no Service. */
 static __always_inline void forget_original_dst(struct bpf_sock_addr *ctx)
 {
-	const struct sock_state *state = state_of(ctx);
+	struct sock_state *state = state_of(ctx);
 
 	if (!state)
 		return;
-	if (state->counted)
-		add_sockets(state->backend_id, -1);
+	leave_load(state);
 	bpf_sk_storage_delete(&sl_sock_state, ctx->sk);
 }
 
 /*
- * note_answer notes once that the backend of a connected UDP socket has answered, if it has. The
- * kernel sets the CPU of incoming datagrams of a connected socket when the first one arrives.
+ * note_answer notes once that the backend of a connected UDP socket has answered, if it has. If the
+ * socket was re-steered, its flow shows that.
  */
-static __always_inline void note_answer(struct sock_state *state, const struct sock *sk)
+static __always_inline void note_answer(struct sock_state *state, const struct sock *sk, __u64 now)
 {
-	if (!config_heal || state->answered || BPF_CORE_READ(sk, __sk_common.skc_incoming_cpu) < 0)
+	if (!config_heal || state->answered || state->resteered || !received_any(sk))
 		return;
 	state->answered = 1;
-	note_success(state->backend_id, state->service_port_id, state->client, state->since,
-		     bpf_ktime_get_ns());
+	note_success(state->backend_id, state->service_port_id, state->client, state->since, now);
 }
 
 /*

@@ -4,7 +4,7 @@
 #define SLUICE_TRACK_H
 
 #include "ending.h"
-#include "service.h"
+#include "pick.h"
 
 /* next_state returns the state of an entry after a packet. check_ending handles a FIN of TCP. */
 static __always_inline __u8 next_state(const struct flow *f, const struct packet *pkt)
@@ -162,50 +162,49 @@ static __noinline int update_load(struct packet *pkt, const struct flow *f)
 	return 0;
 }
 
+/* answers_role returns the role of the entry at which the answers of the backend of f arrive. */
+static __always_inline __u8 answers_role(const struct flow *f)
+{
+	return is_masqueraded(f) ? FLOW_FROM_BACKEND : FLOW_TO_CLIENT;
+}
+
 /*
- * note_opening notes what a packet of an unconfirmed flow shows of its backend: an answer, a refusal, or
- * that the client had to send its first packet again. It is global, so that the verifier walks it once.
+ * note_first_answer notes what the first answer to an unconfirmed flow shows of its backend. It is
+ * global, so that the verifier walks it once.
  */
-__noinline int note_opening(__u32 hook)
+__noinline int note_first_answer(__u32 hook)
 {
 	struct packet *pkt = packet_at(hook);
-	const struct flow *f, *answers;
+	const struct flow *f;
 	__u32 client;
 
 	if (!pkt)
 		return 0;
 	f = &pkt->flow;
-	client = hash(&f->client, sizeof(f->client));
-	if (is_reply(f) && pkt->event == EVENT_RESET)
-		return note_failure(f->backend_id, f->service_port_id, client, HEALTH_REFUSED,
+	client = client_at(&f->client);
+	if (pkt->event == EVENT_RESET)
+		return note_refusal(f->backend_id, f->service_port_id, client, HEALTH_REFUSED,
 				    pkt->now);
-	if (is_reply(f))
-		return note_success(f->backend_id, f->service_port_id, client, f->created,
-				    pkt->now);
-	answers = answers_of(pkt, f);
-	if (pkt->event == EVENT_OPEN && f->proto == IPPROTO_TCP && answers &&
-	    answers->state == FLOW_NEW)
-		note_failure(f->backend_id, f->service_port_id, client, HEALTH_RETRANSMIT,
-			     pkt->now);
-	return 0;
+	return note_success(f->backend_id, f->service_port_id, client, f->created, pkt->now);
 }
 
 /* track updates the flow of the entry f by a packet. */
 static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
 {
 	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT || is_turned(f);
+	bool first = config_heal && half_open && f->role == answers_role(f) && f->state == FLOW_NEW;
 	__u8 over = f->ending & FLOW_OVER;
 	bool had_closed = has_closed(f);
 	__u8 state;
 
-	if (config_heal && half_open && at_client && f->state == FLOW_NEW) {
-		pkt->flow = *f;
-		note_opening(pkt->ip.key.hook);
-	}
 	if (f->proto == IPPROTO_TCP)
 		follow_segment(pkt, f, half_open);
 	else if (f->proto == IPPROTO_SCTP)
 		follow_chunk(pkt, f, half_open);
+	if (first && pkt->event != EVENT_INVALID) {
+		pkt->flow = *f;
+		note_first_answer(pkt->ip.key.hook);
+	}
 	state = next_state(f, pkt);
 	if (f->state != state)
 		f->state = state;

@@ -8,7 +8,7 @@
 
 #include "kernel.h"
 #include "route.h"
-#include "service.h"
+#include "pick.h"
 #include "track.h"
 
 /* Whether a tuple is in use by a socket of this node, or by netfilter. */
@@ -98,19 +98,21 @@ static __always_inline bool is_tracked(struct __sk_buff *ctx, struct bpf_sock_tu
 __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
+	bool own;
 	__u32 size;
 	__u8 proto;
 
 	if (!pkt)
 		return false;
+	own = role == FLOW_FROM_BACKEND || is_of_node(&pkt->flow);
 	comes_as(&pkt->flow, role, &pkt->key);
 	proto = pkt->flow.proto;
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return false;
 	size = tuple_of(&pkt->key, &pkt->tuple);
-	if (role == FLOW_FROM_BACKEND && has_socket(ctx, &pkt->tuple, size, proto))
+	if (own && has_socket(ctx, &pkt->tuple, size, proto))
 		return true;
-	return is_tracked(ctx, &pkt->tuple, size, proto, role == FLOW_TO_CLIENT);
+	return is_tracked(ctx, &pkt->tuple, size, proto, !own);
 }
 
 /* Reserving a tuple: a new flow takes one that no flow holds, or that of a flow that has ended. */
@@ -199,13 +201,13 @@ static __always_inline void note_ended(struct packet *pkt, const struct flow *ha
  * entry of that key: another CPU may delete it at any time, and the kernel soon gives its memory
  * to another flow. See set_target.
  */
-static __always_inline bool copy_holder(struct packet *pkt, const struct flow *had, __u32 role)
+static __always_inline bool copy_holder(struct packet *pkt, const struct flow *had)
 {
 	if (!had)
 		return false;
 	pkt->gone = *had;
 	barrier();
-	comes_as(had, role, &pkt->to);
+	comes_as(had, had->role, &pkt->to);
 	return same_tuple(&pkt->to, &pkt->key);
 }
 
@@ -227,7 +229,7 @@ __noinline int make_room(void)
 			return true;
 		if (bpf_map_pop_elem(&sl_ended, &pkt->key))
 			return false;
-		if (copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), FLOW_FROM_CLIENT) &&
+		if (copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)) &&
 		    has_ended(HOOK_INGRESS))
 			forget_all(pkt);
 	}
@@ -238,12 +240,12 @@ __noinline int make_room(void)
  * reserve_opening puts the entry of the packet's flow at pkt->key into half_open, if it is free
  * there: see reserve.
  */
-static __always_inline int reserve_opening(struct packet *pkt, __u32 role)
+static __always_inline int reserve_opening(struct packet *pkt)
 {
 	int put = put_half_open(&pkt->key, &pkt->flow, BPF_NOEXIST);
 
 	if (put == -EEXIST) {
-		if (!copy_holder(pkt, half_open_at(&pkt->key), role) ||
+		if (!copy_holder(pkt, half_open_at(&pkt->key)) ||
 		    hold_on_tuple(pkt, &pkt->gone) != HOLD_NONE)
 			return REASON_DROP_MASQUERADE_PORT;
 		drop_half_open(&pkt->key);
@@ -278,8 +280,8 @@ __noinline int reserve(__u32 role, __u32 urgent)
 	pkt->flow.role = role;
 	pkt->evicts = false;
 	note_entry(&pkt->key, role, pkt->now);
-	why = reserve_opening(pkt, role);
-	if (why || !copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key), role))
+	why = reserve_opening(pkt);
+	if (why || !copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)))
 		return why;
 
 	hold = hold_on_tuple(pkt, &pkt->gone);

@@ -5,12 +5,13 @@
  * Healing as a program to be called step by step, with the times that the caller gives: the same
  * picks and notes that the programs of sockets and devices include.
  */
-#include "../lib/service.h"
+#include "../lib/pick.h"
 
 enum step_op {
 	STEP_PICK = 1, /* returns the id of the backend that a new connection gets, or 0 */
 	STEP_SUCCESS = 2,
 	STEP_FAILURE = 3,
+	STEP_RETRANSMIT = 4,
 };
 
 struct step {
@@ -56,12 +57,19 @@ int heal_step(struct __sk_buff *ctx)
 	pool = pool_at(step.pool_id);
 	if (!pool)
 		return 0;
-	if (step.op == STEP_SUCCESS)
+	switch (step.op) {
+	case STEP_SUCCESS:
 		note_success(step.backend_id, pool->service_port_id, step.client, step.begun,
 			     step.now);
-	else
-		note_failure(step.backend_id, pool->service_port_id, step.client, step.cause,
+		break;
+	case STEP_FAILURE:
+		note_refusal(step.backend_id, pool->service_port_id, step.client, step.cause,
 			     step.now);
+		break;
+	case STEP_RETRANSMIT:
+		note_retransmit(step.backend_id, pool->service_port_id, step.client, step.begun,
+				step.now);
+	}
 	return 0;
 }
 

@@ -34,7 +34,11 @@ func newAgent(where *places) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if requested, raw := flags.version.requested(); requested {
-				return printVersion(cmd, raw)
+				if raw {
+					out.format = "json"
+				}
+
+				return out.printVersion(cmd)
 			}
 			settings, err := flags.resolve()
 			if err != nil {

@@ -3,13 +3,13 @@ package main
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // addCompletion lets shells complete the arguments of all commands: names of Services, which services returns, and
@@ -55,19 +55,12 @@ func programmedNames(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	defer pinned.Close()
-	var names []string
-	for entry, err := range pinned.ServicePorts.All() {
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		namespace, name, _ := entry.Value.Parts()
-		if !strings.Contains(namespace, ".") { // the agent's own: namespaces of a cluster have no dot
-			names = append(names, namespace+"/"+name)
-		}
+	names, err := status.ServiceNames(pinned.Tables)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
 	}
-	slices.Sort(names)
 
-	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // newMan returns the command that writes man pages, of this build.

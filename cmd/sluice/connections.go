@@ -6,14 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/connections"
 	"github.com/sluice-lb/sluice/pkg/pods"
 )
@@ -72,7 +70,7 @@ connect again if they are made to.`,
 	f.StringVar((*string)(&flags.filter.State), "state", "", "only in this state: "+join(connections.States()))
 	f.Uint64Var(&flags.filter.Cookie, "cookie", 0, "only of the socket with this cookie, which is the last column")
 	f.StringVar(&flags.order, "sort", "service", "sort by "+join(connections.Orders()))
-	f.StringVar(&flags.podLogs, "pod-logs", pods.DefaultLogs, "the kubelet's folder of pods' logs, which has the names of pods")
+	addPodLogs(cmd, &flags.podLogs)
 	f.BoolVar(&flags.kill, "kill", false, "end the connections that are listed, after a question")
 	f.BoolVar(&flags.yes, "yes", false, "with --kill: do not ask")
 	out.flag(cmd)
@@ -103,10 +101,7 @@ func join[T ~string](all []T) string {
 
 // readConnections reads the connections from the kernel, whether an agent runs or not.
 func readConnections(where *places, flags connectionFlags) ([]connections.Connection, error) {
-	pinned, err := maps.Load(where.bpfRoot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("nothing is programmed: %w", err)
-	}
+	pinned, err := where.load()
 	if err != nil {
 		return nil, err
 	}
@@ -120,19 +115,10 @@ func readConnections(where *places, flags connectionFlags) ([]connections.Connec
 	if err != nil {
 		return nil, err
 	}
-	reader, err := connections.NewReader(connections.Config{
-		Maps: pinned, Pods: pods.Config{CgroupRoot: cgroupRoot, Logs: flags.podLogs},
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer reader.Close()
-	all, err := reader.List(flags.filter)
-	if err != nil {
-		return nil, err
-	}
+	all, err := connections.List(pinned, pods.Config{CgroupRoot: cgroupRoot, Logs: flags.podLogs}, flags.filter)
+	connections.Sort(all, flags.order)
 
-	return all, connections.Sort(all, flags.order)
+	return all, err
 }
 
 func drawConnections(t *table, all []connections.Connection) {

@@ -4,29 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/explain"
+	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
+// explainFlags are the flags of `sluice explain`.
+type explainFlags struct{ from, to, device, podLogs string }
+
 func newExplain(where *places) *cobra.Command {
 	out := newOutput()
-	var from, to, device string
+	var set explainFlags
 	cmd := &cobra.Command{
 		Use:   "explain [--from POD|IP] --to ADDRESS:PORT[/udp]|SERVICE[:PORT]",
 		Short: "Explain what a new connection gets, and why",
 		Long: "Explain what a new connection gets, and why: which frontend it comes to, which endpoints it may get, and what may stop it.\n" +
 			"It asks the programs that are attached, on the maps in force, and changes nothing. It needs no agent, but only an agent\n" +
-			"knows why endpoints are not eligible, and the names of Pods. It must run in the node's network namespace.",
+			"knows why endpoints are not eligible. It must run in the node's network namespace.",
 		Example: "  sluice explain --to shop/web:http\n  sluice explain --from 10.244.1.5 --to 10.96.0.10:53/udp\n  sluice explain --from 198.51.100.7 --to 192.168.50.1:30080",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			explanation, err := ask(cmd.Context(), where, from, to, device)
+			explanation, err := set.ask(cmd.Context(), where)
 			if err != nil {
 				return err
 			}
@@ -34,9 +36,10 @@ func newExplain(where *places) *cobra.Command {
 			return out.print(cmd.OutOrStdout(), explanation, func(t *table) { drawExplanation(t, explanation) })
 		},
 	}
-	cmd.Flags().StringVar(&from, "from", "", "the client: a Pod of this node, [NAMESPACE/]NAME, or an address (default: a process of this node)")
-	cmd.Flags().StringVar(&to, "to", "", "the destination: ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp or /sctp for other protocols than TCP")
-	cmd.Flags().StringVar(&device, "device", "", "the client's packets arrive by this device, and no socket program has seen them (default: as --from suggests)")
+	cmd.Flags().StringVar(&set.from, "from", "", "the client: a Pod of this node, [NAMESPACE/]NAME or UID, or an address (default: a process of this node)")
+	cmd.Flags().StringVar(&set.to, "to", "", "the destination: ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp or /sctp for other protocols than TCP")
+	cmd.Flags().StringVar(&set.device, "device", "", "the client's packets arrive by this device, and no socket program has seen them (default: as --from suggests)")
+	addPodLogs(cmd, &set.podLogs)
 	if err := cmd.MarkFlagRequired("to"); err != nil {
 		panic(err) // there is no such flag
 	}
@@ -46,18 +49,22 @@ func newExplain(where *places) *cobra.Command {
 }
 
 // ask explains a connection.
-func ask(ctx context.Context, where *places, from, to, device string) (answer explain.Explanation, err error) {
-	pinned, err := maps.Load(where.bpfRoot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return answer, fmt.Errorf("nothing is programmed: %w", err)
-	}
+func (f explainFlags) ask(ctx context.Context, where *places) (answer explain.Explanation, err error) {
+	pinned, err := where.load()
 	if err != nil {
 		return answer, err
 	}
 	defer pinned.Close()
-	explainer := explain.New(pinned, where.bpfRoot, status.NewClient(where.socket))
+	cgroups, err := where.cgroup()
+	if err != nil {
+		return answer, err
+	}
+	explainer := explain.New(explain.Config{
+		Maps: pinned, BPFRoot: where.bpfRoot, Agent: status.NewClient(where.socket),
+		Pods: pods.Config{CgroupRoot: cgroups, Logs: f.podLogs},
+	})
 	defer func() { err = errors.Join(err, explainer.Close()) }()
-	question, err := explainer.Ask(ctx, from, to, device)
+	question, err := explainer.Ask(f.from, f.to, f.device)
 	if err != nil {
 		return answer, err
 	}

@@ -2,10 +2,8 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"text/tabwriter"
 	"time"
 
@@ -25,7 +23,7 @@ func newFlows(where *places) *cobra.Command {
 		Long:  "List the flows that are translated at devices: client, original destination and backend.\nConnections that are translated at a socket, when they are opened, are not among them.",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			flows, err := readFlows(where.bpfRoot, args)
+			flows, err := readFlows(where, args)
 			if err != nil {
 				return err
 			}
@@ -39,11 +37,8 @@ func newFlows(where *places) *cobra.Command {
 }
 
 // readFlows reads the flows from the maps, whether an agent runs or not.
-func readFlows(bpfRoot string, args []string) ([]flow.Flow, error) {
-	pinned, err := maps.Load(bpfRoot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("nothing is programmed: %w", err)
-	}
+func readFlows(where *places, args []string) ([]flow.Flow, error) {
+	pinned, err := where.load()
 	if err != nil {
 		return nil, err
 	}
@@ -58,24 +53,14 @@ func readFlows(bpfRoot string, args []string) ([]flow.Flow, error) {
 	return flow.List(pinned, service, flow.Now())
 }
 
-// namedService returns NAMESPACE/NAME of the Service with that name, which may lack
-// the namespace if that is unambiguous.
+// namedService returns NAMESPACE/NAME of the Service in the maps with that name, see [status.ServiceNamed].
 func namedService(pinned *maps.Pinned, name string) (string, error) {
-	known := make(map[string]bool)
-	var services []status.Service
-	for entry, err := range pinned.ServicePorts.All() {
-		if err != nil {
-			return "", err
-		}
-		namespace, short, _ := entry.Value.Parts()
-		if full := namespace + "/" + short; !known[full] {
-			known[full] = true
-			services = append(services, status.Service{Name: full})
-		}
+	names, err := status.ServiceNames(pinned.Tables)
+	if err != nil {
+		return "", err
 	}
-	svc, err := findService(services, name)
 
-	return svc.Name, err
+	return status.ServiceNamed(names, name)
 }
 
 // rowsTogether is the number of rows whose columns are aligned together.

@@ -5,15 +5,20 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
@@ -106,6 +111,21 @@ func newRoot() *cobra.Command {
 	return root
 }
 
+// addPodLogs adds the flag of verbs that know pods by their names.
+func addPodLogs(cmd *cobra.Command, folder *string) {
+	cmd.Flags().StringVar(folder, "pod-logs", pods.DefaultLogs, "the kubelet's folder of pods' logs, which has the names of pods")
+}
+
+// load returns the maps that are pinned, which the caller closes.
+func (p *places) load() (*maps.Pinned, error) {
+	pinned, err := maps.Load(p.bpfRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("nothing is programmed: %w", err)
+	}
+
+	return pinned, err
+}
+
 // cgroup returns --cgroup-root, or the widest cgroup that is mounted.
 func (p *places) cgroup() (string, error) {
 	if p.cgroupRoot != "" {
@@ -117,4 +137,29 @@ func (p *places) cgroup() (string, error) {
 	}
 
 	return found.Path, nil
+}
+
+func newVersion() *cobra.Command {
+	out := newOutput()
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program and of its maps",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return out.printVersion(cmd) },
+	}
+	out.flag(cmd)
+
+	return cmd
+}
+
+func (o *output) printVersion(cmd *cobra.Command) error {
+	v := struct {
+		Version string `json:"version"`
+		Maps    string `json:"maps"`
+		Go      string `json:"go"`
+	}{version, maps.Version, runtime.Version()}
+
+	return o.print(cmd.OutOrStdout(), v, func(t *table) {
+		t.note(fmt.Sprintf("sluice %s, maps %s, %s", v.Version, v.Maps, v.Go))
+	})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,13 +19,12 @@ import (
 
 // monitorFlags are the flags of `sluice monitor`.
 type monitorFlags struct {
-	service, pod, ip string
-	reasons          []string
-	refused          bool
-	podLogs          string
-	since            time.Duration
-	noFollow         bool
-	format           string
+	filter   monitor.Filter
+	ip       string
+	podLogs  string
+	since    time.Duration
+	noFollow bool
+	format   string
 }
 
 func newMonitor(where *places) *cobra.Command {
@@ -34,18 +32,15 @@ func newMonitor(where *places) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "monitor",
 		Short: "Print new connections with the backends that they get, and refusals with their reasons, as they happen",
-		Long: "Print new connections with the backends that they get, and refusals with their reasons, as they happen.\n" +
-			"Refusals are kept, so that --since can print those that happened before: the last 64 of each reason, and of\n" +
-			"frequent ones, one each second. It works without an agent.",
+		Long: "Print new connections with the backends that they get, refusals with their reasons, and backends that do not\n" +
+			"answer and answer again, as they happen. Refusals are kept, so that --since can print those that happened\n" +
+			"before: the last 64 of each reason, and of frequent ones, one each second. It works without an agent.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if set.noFollow && set.since == 0 {
 				return errors.New("--no-follow: without --since there is nothing to print")
 			}
-			pinned, err := maps.Load(where.bpfRoot)
-			if errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("nothing is programmed: %w", err)
-			}
+			pinned, err := where.load()
 			if err != nil {
 				return err
 			}
@@ -54,12 +49,12 @@ func newMonitor(where *places) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			cfg := monitor.Config{
-				Maps: pinned, Since: set.since, NoFollow: set.noFollow,
-				Pods: pods.NewCache(pods.Config{CgroupRoot: cgroups, Logs: set.podLogs}),
-			}
-			if cfg.Filter, err = set.filter(pinned); err != nil {
+			if err := set.complete(pinned); err != nil {
 				return err
+			}
+			cfg := monitor.Config{
+				Maps: pinned, Filter: set.filter, Since: set.since, NoFollow: set.noFollow,
+				Pods: pods.NewCache(pods.Config{CgroupRoot: cgroups, Logs: set.podLogs}),
 			}
 			if cfg.Print, err = monitorPrinter(cmd.OutOrStdout(), set.format); err != nil {
 				return err
@@ -74,14 +69,14 @@ func newMonitor(where *places) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&set.service, "service", "", "only events of this Service, [NAMESPACE/]NAME")
-	flags.StringVar(&set.pod, "pod", "", "only events with this pod, [NAMESPACE/]NAME or UID, as the client or the backend")
+	flags.StringVar(&set.filter.Service, "service", "", "only events of this Service, [NAMESPACE/]NAME")
+	flags.StringVar(&set.filter.Pod, "pod", "", "only events with this pod, [NAMESPACE/]NAME or UID, as the client or the backend")
 	flags.StringVar(&set.ip, "ip", "", "only events with this address, as the client, the destination or the backend")
-	flags.StringSliceVar(&set.reasons, "reason", nil, "only events with one of these reasons, as in metrics: "+strings.Join(eventReasons(), ", "))
-	flags.BoolVar(&set.refused, "refused", false, "only refusals")
+	flags.StringSliceVar(&set.filter.Reasons, "reason", nil, "only events with one of these reasons, as in metrics: "+strings.Join(eventReasons(), ", "))
+	flags.BoolVar(&set.filter.Refused, "refused", false, "only refusals")
 	flags.DurationVar(&set.since, "since", 0, "first print the refusals that were kept, up to this long ago, like 10m")
 	flags.BoolVar(&set.noFollow, "no-follow", false, "end after those of --since")
-	flags.StringVar(&set.podLogs, "pod-logs", pods.DefaultLogs, "the kubelet's folder of pods' logs, which has the names of pods")
+	addPodLogs(cmd, &set.podLogs)
 	flags.StringVarP(&set.format, "output", "o", "table", "table, or json: an object per line")
 
 	return cmd
@@ -99,28 +94,26 @@ func eventReasons() []string {
 	return labels
 }
 
-// filter returns the filter of the flags. Errors name the flag.
-func (f monitorFlags) filter(pinned *maps.Pinned) (monitor.Filter, error) {
-	filter := monitor.Filter{Pod: f.pod, Reasons: f.reasons, Refused: f.refused}
-	var err error
-	if f.service != "" {
-		if filter.Service, err = namedService(pinned, f.service); err != nil {
-			return filter, fmt.Errorf("--service: %w", err)
+// complete completes the filter. Errors name the flag.
+func (f *monitorFlags) complete(pinned *maps.Pinned) (err error) {
+	if f.filter.Service != "" {
+		if f.filter.Service, err = namedService(pinned, f.filter.Service); err != nil {
+			return fmt.Errorf("--service: %w", err)
 		}
 	}
 	if f.ip != "" {
-		if filter.IP, err = netip.ParseAddr(f.ip); err != nil {
-			return filter, fmt.Errorf("--ip %q: not an IP address", f.ip)
+		if f.filter.IP, err = netip.ParseAddr(f.ip); err != nil {
+			return fmt.Errorf("--ip %q: not an IP address", f.ip)
 		}
-		filter.IP = filter.IP.Unmap()
+		f.filter.IP = f.filter.IP.Unmap()
 	}
-	for _, label := range f.reasons {
+	for _, label := range f.filter.Reasons {
 		if !slices.Contains(eventReasons(), label) {
-			return filter, fmt.Errorf("--reason %q: it is one of %s", label, strings.Join(eventReasons(), ", "))
+			return fmt.Errorf("--reason %q: it is one of %s", label, strings.Join(eventReasons(), ", "))
 		}
 	}
 
-	return filter, nil
+	return nil
 }
 
 // monitorPrinter returns a function that prints an event at once.

@@ -25,6 +25,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-lb/sluice/pkg/remote"
+	"github.com/sluice-lb/sluice/pkg/ui"
 )
 
 // The names by which kubectl runs this program: as its plugin, and to complete the plugin's arguments.
@@ -70,17 +71,54 @@ func newPlugin() *cobra.Command {
 		flag.Hidden = !slices.Contains([]string{"context", "namespace"}, flag.Name) // `kubectl options` has them all
 		flags.AddFlag(flag)
 	})
-	mustComplete(root, "node", p.completeNodes)
-	mustComplete(root, "namespace", p.completeNamespaces)
+	mustComplete(root, "node", p.complete(p.nodeNames))
+	mustComplete(root, "namespace", p.complete(p.namespaceNames))
 	for _, verb := range newRoot().Commands() {
 		if verb.Flags().Lookup("output") != nil && !verb.Hidden && verb.Name() != "agent" {
 			root.AddCommand(p.command(verb))
 		}
 	}
 	root.AddCommand(p.newUI())
-	addCompletion(root, p.completeServices)
+	addCompletion(root, p.complete(p.serviceNames))
 
 	return root
+}
+
+func (p *plugin) newUI() *cobra.Command {
+	port := 0
+	cmd := &cobra.Command{
+		Use:   "ui",
+		Short: "Show Services, their backends and who calls them as a live picture in a browser",
+		Long: "Show Services, their backends and who calls them as a live picture in a browser of this machine.\n" +
+			"It prints the address, which only works on this machine and until the command ends. Nothing leaves the machine but\n" +
+			"what asks the nodes, while a browser shows the page.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := p.connect(); err != nil {
+				return err
+			}
+			if _, err := p.cluster.Nodes(cmd.Context(), p.nodes...); err != nil {
+				return err
+			}
+			server, err := ui.Listen(port, func(ctx context.Context) (ui.Picture, error) {
+				nodes, err := p.cluster.Nodes(ctx, p.nodes...)
+				if err != nil {
+					return ui.Picture{}, err
+				}
+
+				return ui.Collect(ctx, &p.cluster, nodes), nil
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), server.URL())
+
+			return server.Run(cmd.Context())
+		},
+	}
+	cmd.Flags().IntVar(&port, "port", 0, "port of 127.0.0.1 (default: a free one)")
+
+	return cmd
 }
 
 // command returns the command that runs a verb on nodes, with the verb's own flags, except those that
@@ -391,51 +429,53 @@ func endWithStdin(cmd *cobra.Command) {
 	}()
 }
 
-// completeServices completes names of Services, which the API server knows.
-func (p *plugin) completeServices(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if p.connect() != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
+// complete returns what completes an argument with names that the cluster has.
+func (p *plugin) complete(names func(ctx context.Context) ([]string, error)) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if p.connect() != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		found, err := names(cmd.Context())
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+
+		return found, cobra.ShellCompDirectiveNoFileComp
 	}
-	services, err := p.cluster.Client.CoreV1().Services(p.overrides.Context.Namespace).List(cmd.Context(), metav1.ListOptions{Limit: 1000})
+}
+
+// mostNames is how many objects are asked for to complete a name.
+const mostNames = 1000
+
+func (p *plugin) serviceNames(ctx context.Context) (names []string, err error) {
+	services, err := p.cluster.Client.CoreV1().Services(p.overrides.Context.Namespace).List(ctx, metav1.ListOptions{Limit: mostNames})
 	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
+		return nil, err
 	}
-	var names []string
 	for _, svc := range services.Items {
 		names = append(names, svc.Namespace+"/"+svc.Name)
 	}
 
-	return names, cobra.ShellCompDirectiveNoFileComp
+	return names, nil
 }
 
-func (p *plugin) completeNodes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if p.connect() != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	nodes, err := p.cluster.Nodes(cmd.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var names []string
+func (p *plugin) nodeNames(ctx context.Context) (names []string, err error) {
+	nodes, err := p.cluster.Nodes(ctx)
 	for _, node := range nodes {
 		names = append(names, node.Name)
 	}
 
-	return names, cobra.ShellCompDirectiveNoFileComp
+	return names, err
 }
 
-func (p *plugin) completeNamespaces(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if p.connect() != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	namespaces, err := p.cluster.Client.CoreV1().Namespaces().List(cmd.Context(), metav1.ListOptions{Limit: 1000})
+func (p *plugin) namespaceNames(ctx context.Context) (names []string, err error) {
+	namespaces, err := p.cluster.Client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: mostNames})
 	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
+		return nil, err
 	}
-	var names []string
 	for _, n := range namespaces.Items {
 		names = append(names, n.Name)
 	}
 
-	return names, cobra.ShellCompDirectiveNoFileComp
+	return names, nil
 }

@@ -51,7 +51,11 @@ func drawClusterStatus(w io.Writer, answers []remote.Answer, now time.Time) {
 			fmt.Sprintf("%d %%", s.Flows.Flows.Percent()), s.state())
 	}
 	t.note("")
-	drawWrong(t, known, len(all))
+	// What is wrong is printed once for all nodes on which it is.
+	wrongs, on := having(known, nodeStatus.wrong)
+	for _, wrong := range wrongs {
+		t.note(remote.Names(on[wrong], len(all)) + ": " + wrong)
+	}
 	for _, f := range []struct {
 		name string
 		of   func(nodeStatus) string
@@ -75,44 +79,37 @@ func drawClusterStatus(w io.Writer, answers []remote.Answer, now time.Time) {
 	}
 }
 
-// drawWrong prints what is wrong, once for all nodes on which it is.
-func drawWrong(t *table, nodes []nodeStatus, all int) {
-	var order []string
-	having := make(map[string][]string)
+// having returns texts of nodes, in the order in which they first appear, and which nodes have each.
+func having(nodes []nodeStatus, of func(nodeStatus) []string) (texts []string, names map[string][]string) {
+	names = make(map[string][]string)
 	for _, s := range nodes {
-		for _, wrong := range s.wrong() {
-			if len(having[wrong]) == 0 {
-				order = append(order, wrong)
+		for _, text := range of(s) {
+			if len(names[text]) == 0 {
+				texts = append(texts, text)
 			}
-			having[wrong] = append(having[wrong], s.node)
+			names[text] = append(names[text], s.node)
 		}
 	}
-	for _, wrong := range order {
-		t.note(remote.Names(having[wrong], all) + ": " + wrong)
-	}
+
+	return texts, names
 }
 
 // differences returns the values that nodes with an agent have, if they are not all the same.
 func differences(nodes []nodeStatus, of func(nodeStatus) string) string {
-	var values []string
-	having := make(map[string][]string)
-	for _, s := range nodes {
+	values, names := having(nodes, func(s nodeStatus) []string {
 		if !s.Running {
-			continue
+			return nil
 		}
-		value := of(s)
-		if len(having[value]) == 0 {
-			values = append(values, value)
-		}
-		having[value] = append(having[value], s.node)
-	}
+
+		return []string{of(s)}
+	})
 	if len(values) < 2 {
 		return ""
 	}
 	// The exception is last.
-	slices.SortStableFunc(values, func(a, b string) int { return len(having[b]) - len(having[a]) })
+	slices.SortStableFunc(values, func(a, b string) int { return len(names[b]) - len(names[a]) })
 	for i, value := range values {
-		values[i] = value + " on " + remote.Names(having[value], len(nodes))
+		values[i] = value + " on " + remote.Names(names[value], len(nodes))
 	}
 
 	return strings.Join(values, "; ")
@@ -132,32 +129,14 @@ func (s nodeStatus) state() string {
 	}
 }
 
-// wrong returns what keeps a node from being well, and what was left out there.
-func (s nodeStatus) wrong() (texts []string) {
-	add := func(text string) {
-		if text != "" {
-			texts = append(texts, text)
-		}
-	}
-	add(s.Effective)
-	add(s.Unpinned)
+// wrong returns what keeps a node from being well, and what else an operator has to know of it.
+func (s nodeStatus) wrong() []string {
+	texts := s.Troubles()
 	if s.NotCovered != "" {
-		add("not covered: " + s.NotCovered)
+		texts = append(texts, "not covered: "+s.NotCovered)
 	}
-	for _, hook := range s.Hooks {
-		if hook.Problem != "" {
-			add("hook " + hook.Name + ": " + hook.Problem)
-		}
-	}
-	for _, device := range s.Devices {
-		if device.Problem != "" {
-			add("device " + device.Name + ": " + device.Problem)
-		}
-	}
-	add(s.Flows.Emergency)
-	add(s.Flows.Flood)
-	for _, e := range s.Errors {
-		add("Service " + e.Service + ": " + e.Error)
+	if s.Flows.Flood != "" {
+		texts = append(texts, s.Flows.Flood)
 	}
 
 	return texts

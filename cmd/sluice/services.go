@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -85,10 +83,7 @@ func readServices(ctx context.Context, where *places, notes io.Writer) ([]status
 	}
 	fmt.Fprintf(notes, "%v\nThese are the Services in the maps; endpoints without traffic are not in there.\n\n", err)
 
-	pinned, err := maps.Load(where.bpfRoot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("nothing is programmed: %w", err)
-	}
+	pinned, err := where.load()
 	if err != nil {
 		return nil, err
 	}
@@ -97,24 +92,18 @@ func readServices(ctx context.Context, where *places, notes io.Writer) ([]status
 	return status.ProgrammedServices(pinned.Tables)
 }
 
+// findService returns the Service with that name, see [status.ServiceNamed].
 func findService(services []status.Service, name string) (status.Service, error) {
-	var found []status.Service
+	var names []string
 	for _, svc := range services {
-		if svc.Name == name {
-			return svc, nil
-		}
-		if _, short, _ := strings.Cut(svc.Name, "/"); short == name {
-			found = append(found, svc)
-		}
+		names = append(names, svc.Name)
 	}
-	switch len(found) {
-	case 0:
-		return status.Service{}, fmt.Errorf("no Service is called %q", name)
-	case 1:
-		return found[0], nil
-	default:
-		return status.Service{}, fmt.Errorf("%d Services are called %q: use NAMESPACE/NAME", len(found), name)
+	full, err := status.ServiceNamed(names, name)
+	if err != nil {
+		return status.Service{}, err
 	}
+
+	return services[slices.Index(names, full)], nil
 }
 
 func drawServices(t *table, services []status.Service) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/top"
 )
 
@@ -35,12 +33,15 @@ printed again and again. With --once, or -o json or yaml, it is printed once, af
 			if !slices.Contains(top.Orders(), cfg.Order) {
 				return fmt.Errorf("--sort %q: it is one of %s", cfg.Order, join(top.Orders()))
 			}
+			pinned, err := where.load()
+			if err != nil {
+				return err
+			}
 			if len(args) == 1 {
-				service, err := programmedService(where.bpfRoot, args[0])
-				if err != nil {
-					return err
-				}
-				cfg.Service = service
+				cfg.Service, err = namedService(pinned, args[0])
+			}
+			if err = errors.Join(err, pinned.Close()); err != nil { // the reader opens them anew each time
+				return err
 			}
 			reader, err := top.NewReader(where.bpfRoot)
 			if err != nil {
@@ -48,9 +49,6 @@ printed again and again. With --once, or -o json or yaml, it is printed once, af
 			}
 			defer reader.Close()
 			first, err := reader.Read()
-			if errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("nothing is programmed: %w", err)
-			}
 			if err != nil {
 				return err
 			}
@@ -74,20 +72,6 @@ printed again and again. With --once, or -o json or yaml, it is printed once, af
 
 // minInterval is the shortest time between readings.
 const minInterval = 100 * time.Millisecond
-
-// programmedService returns NAMESPACE/NAME of the Service in the maps with that name, see [namedService].
-func programmedService(bpfRoot, name string) (string, error) {
-	pinned, err := maps.Load(bpfRoot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("nothing is programmed: %w", err)
-	}
-	if err != nil {
-		return "", err
-	}
-	defer pinned.Close()
-
-	return namedService(pinned, name)
-}
 
 func isTerminal(stream any) bool {
 	file, ok := stream.(*os.File)

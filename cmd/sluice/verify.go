@@ -40,7 +40,7 @@ func newVerify(where *places) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := out.print(cmd.OutOrStdout(), report, func(t *table) { report.draw(t) }); err != nil {
+			if err := out.print(cmd.OutOrStdout(), report, report.draw); err != nil {
 				return err
 			}
 			if len(report.Differences) > 0 {
@@ -64,64 +64,56 @@ type verifyReport struct {
 
 func verify(ctx context.Context, where *places) (verifyReport, error) {
 	client := status.NewClient(where.socket)
-	status, err := client.Status(ctx)
+	state, err := client.Status(ctx)
 	if err != nil {
 		return verifyReport{}, err
 	}
-	if !status.Synced {
+	if !state.Synced {
 		return verifyReport{}, errors.New("the agent waits for the first complete list of Services: there is nothing to compare with the maps yet")
 	}
-	pinned, err := maps.Load(status.BPFRoot)
+	pinned, err := maps.Load(state.BPFRoot)
 	if err != nil {
 		return verifyReport{}, err
 	}
 	defer pinned.Close()
 
-	report := verifyReport{Hooks: len(status.Hooks)}
-	report.Frontends, report.Differences, err = compareMaps(ctx, client, pinned.Tables)
+	report := verifyReport{Hooks: len(state.Hooks)}
+	report.Differences, err = lasting(func() ([]string, error) {
+		desired, err := client.Desired(ctx)
+		if err != nil {
+			return nil, err
+		}
+		report.Frontends = len(desired)
+		have, problems, err := status.Programmed(pinned.Tables)
+
+		return append(problems, status.Compare(desired, have)...), err
+	})
 	if err != nil {
 		return verifyReport{}, err
 	}
-	if status.Unpinned != "" {
-		report.Differences = append(report.Differences, status.Unpinned)
-	}
-	for _, hook := range status.Hooks {
-		if hook.Problem != "" {
-			report.Differences = append(report.Differences, fmt.Sprintf("hook %s: %s", hook.Name, hook.Problem))
-		}
-	}
-	for _, device := range status.Devices {
-		if device.Problem != "" {
-			report.Differences = append(report.Differences, fmt.Sprintf("device %s: %s", device.Name, device.Problem))
-		}
-	}
-	if err := datapath.Verify(ctx, status.CgroupRoot); err != nil {
+	report.Differences = append(report.Differences, state.AttachTroubles()...)
+	if err := datapath.Verify(ctx, state.CgroupRoot); err != nil {
 		report.Differences = append(report.Differences, err.Error())
 	}
 
 	return report, nil
 }
 
-// compareMaps returns how many frontends it compared, and the differences that it
-// found three times, a second apart: those of a change in progress disappear.
-func compareMaps(ctx context.Context, client *status.Client, tables maps.Tables) (int, []string, error) {
-	lasting := []string{}
+// lasting returns the differences that compare finds three times, a second apart: those of a change in
+// progress disappear.
+func lasting[T comparable](compare func() ([]T, error)) ([]T, error) {
+	var all []T
 	for pass := 1; ; pass++ {
-		desired, err := client.Desired(ctx)
+		found, err := compare()
 		if err != nil {
-			return 0, nil, err
+			return nil, err
 		}
-		have, problems, err := status.Programmed(tables)
-		if err != nil {
-			return 0, nil, err
-		}
-		differences := append(problems, status.Compare(desired, have)...)
 		if pass == 1 {
-			lasting = append(lasting, differences...)
+			all = append([]T{}, found...)
 		}
-		lasting = slices.DeleteFunc(lasting, func(d string) bool { return !slices.Contains(differences, d) })
-		if len(lasting) == 0 || pass == 3 {
-			return len(desired), lasting, nil
+		all = slices.DeleteFunc(all, func(d T) bool { return !slices.Contains(found, d) })
+		if len(all) == 0 || pass == 3 {
+			return all, nil
 		}
 		time.Sleep(time.Second)
 	}
@@ -144,36 +136,25 @@ type againstReport struct {
 	Differences []kubeproxy.Difference `json:"differences"`
 }
 
-// verifyAgainst compares kube-proxy's rules with the maps. Either may be behind the other after a change, so
-// only differences that are found three times, a second apart, are reported.
+// verifyAgainst compares kube-proxy's rules with the maps. Either may be behind the other after a change.
 func verifyAgainst(cmd *cobra.Command, where *places, out *output) error {
-	pinned, err := maps.Load(where.bpfRoot)
+	pinned, err := where.load()
 	if err != nil {
-		return fmt.Errorf("what Sluice has programmed: %w", err)
+		return err
 	}
 	defer pinned.Close()
 	var report againstReport
-	for pass := 1; pass <= 3; pass++ {
+	report.Differences, err = lasting(func() ([]kubeproxy.Difference, error) {
 		rules, err := kubeproxy.Read()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		differences, err := compareRules(rules, pinned.Tables)
-		if err != nil {
-			return err
-		}
-		if pass > 1 {
-			differences = slices.DeleteFunc(differences, func(d kubeproxy.Difference) bool {
-				return !slices.Contains(report.Differences, d)
-			})
-		}
-		report = againstReport{rules.Mode, countServices(rules.Frontends), len(rules.Frontends), differences}
-		if len(report.Differences) == 0 {
-			break
-		}
-		if pass < 3 {
-			time.Sleep(time.Second)
-		}
+		report.Mode, report.Services, report.Frontends = rules.Mode, countServices(rules.Frontends), len(rules.Frontends)
+
+		return compareRules(rules, pinned.Tables)
+	})
+	if err != nil {
+		return err
 	}
 	if err := out.print(cmd.OutOrStdout(), report, report.draw); err != nil {
 		return err

@@ -95,6 +95,9 @@ func (w *Writer) Mark(addr maps.Addr, flags, ifindex uint32) error {
 	if !there {
 		w.tables.AddrFilter.Add(addr)
 	}
+	if flags&maps.AddrNode != 0 {
+		w.tables.AddrFilter.AddNode(addr)
+	}
 	use.Flags |= flags
 	use.Ifindex = max(use.Ifindex, ifindex)
 

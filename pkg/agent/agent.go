@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
@@ -126,9 +127,6 @@ func (c Config) Validate() error {
 		return errors.New("config: Socket is empty")
 	case c.Log == nil:
 		return errors.New("config: Log is nil")
-	}
-	if err := c.Local.Validate(); err != nil {
-		return err
 	}
 	if err := c.Local.Rules(c.Devices).Validate(); err != nil {
 		return fmt.Errorf("config: Devices: %w", err)
@@ -253,12 +251,12 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	p.endStale = func() { m.hooks.EndOrphans(); m.flows.EndStale() }
 	a := newAgent(cfg, p)
 	if !cfg.Datapath.Heal {
-		if err := forgetHealth(tables.Health); err != nil {
+		if err := health.Forget(tables.Health); err != nil {
 			return err
 		}
 	}
-	heal := newHealing(cfg, tables)
-	gatherers, services, err := a.newGatherers(dp, m, heal)
+	backends := health.NewBackends(health.BackendsConfig{Tables: tables, Suspected: cfg.recordSuspect, Log: cfg.Log})
+	gatherers, services, err := a.newGatherers(dp, m, backends)
 	if err != nil {
 		return err
 	}
@@ -301,7 +299,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	group.Go(func() error { return m.flows.Run(ctx) })
 	group.Go(func() error { return p.checks.Run(ctx) })
 	if cfg.Datapath.Heal {
-		group.Go(func() error { return heal.Run(ctx) })
+		group.Go(func() error { return backends.Run(ctx) })
 	}
 	group.Go(func() error { return a.loop(ctx) })
 	if missing := dp.Features().Missing(); len(missing) > 0 {
@@ -341,12 +339,12 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 
 // newGatherers returns all metrics, and those of Services again, nil if they are not counted. It
 // must be called before ids are assigned, see [metrics.NewServices].
-func (a *agent) newGatherers(dp *datapath.Datapath, m monitors, heal *healing) (metrics.Gatherers, *metrics.Services, error) {
+func (a *agent) newGatherers(dp *datapath.Datapath, m monitors, backends *health.Backends) (metrics.Gatherers, *metrics.Services, error) {
 	stats := status.NodeStats{
 		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
-		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Healing: heal.Totals, Datapath: dp,
+		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Healing: backends.Totals, Datapath: dp,
 	}
-	tables := metrics.Tables{ServicePorts: dp.Maps().ServicePorts, Backends: dp.Maps().Backends, Loads: dp.Maps().Loads}
+	tables := dp.Maps().Tables
 	registry, err := metrics.NewRegistry(a.queue.metrics, metrics.NewNodeCollector(a.cfg.Version, stats.Node),
 		metrics.NewBackends(tables, a.cfg.BackendMetrics, a.written.Load))
 	if err != nil || a.cfg.ServiceMetrics == 0 {
@@ -372,10 +370,9 @@ func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.
 			s, err := inLoop(ctx, a, a.status)
 			s.Started = started
 
-			return s, errors.Join(err, findCgroups(&s))
+			return s, err
 		},
 		Model:    func(ctx context.Context) (status.Model, error) { return inLoop(ctx, a, a.services) },
-		FindPods: a.cfg.findPods,
 		Datapath: dp, Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status,
 	}
 }

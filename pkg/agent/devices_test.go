@@ -25,8 +25,8 @@ func TestDeviceEntries(t *testing.T) {
 		},
 		{
 			"a pod's",
-			node.Decision{Device: node.Device{Index: 5, LinkLayer: node.LinkEthernet, TakesFrames: true}, Class: node.ClassPods},
-			maps.Device{},
+			node.Decision{Device: node.Device{Index: 5, LinkLayer: node.LinkEthernet, TakesFrames: true, PeerNetns: 3}, Class: node.ClassPods},
+			maps.Device{PeerNetns: 3},
 		},
 		{
 			"a tunnel without addresses",

@@ -114,3 +114,13 @@ func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
 		},
 	})
 }
+
+// recordSuspect records that a backend is passed over.
+func (c Config) recordSuspect(port maps.ServicePort, backend netip.AddrPort, cause maps.HealthCause) {
+	namespace, name, _ := port.Parts()
+	c.record(kube.Event{
+		Service: lb.ServiceName{Namespace: namespace, Name: name}, Field: backend.String(),
+		Reason: kube.ReasonBackendSuspect, Action: actionConnect,
+		Note: fmt.Sprintf("%s: backend %s %s: new connections from this node go to others", port, backend, cause),
+	})
+}

@@ -165,7 +165,7 @@ func (a *agent) loop(ctx context.Context) error {
 			a.queue.enqueue((*model).nodeReceived)
 		case <-pods:
 			pods = nil
-			a.queue.enqueue((*model).podsReceived)
+			a.queue.enqueue(func(m *model) { m.optOuts.Received() })
 		case <-nodeTimeout:
 			self = nil
 			a.queue.enqueue((*model).stopWaiting)

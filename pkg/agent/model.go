@@ -52,7 +52,7 @@ type model struct {
 	podCIDRs          []netip.Prefix // the Node's
 	localCIDRsChanged bool
 
-	optOuts optOuts
+	optOuts *kube.OptOuts
 
 	serviceCIDRs        []netip.Prefix
 	serviceCIDRsChanged bool
@@ -84,7 +84,7 @@ func newModel(cfg Config) *model {
 		nodePortAddresses: cfg.NodePortAddresses,
 		hadNodePorts:      cfg.hadNodePorts,
 		awaitsNode:        true,
-		optOuts:           newOptOuts(cfg.PodOptOut),
+		optOuts:           kube.NewOptOuts(cfg.PodOptOut),
 		deviceRules:       cfg.Devices,
 		detector:          cfg.Local,
 		// If none are received, those of an earlier agent have to go.
@@ -193,7 +193,7 @@ func (m *model) newNodeAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 // newLocalCIDRs returns the ranges of this node's pods, if they are known and may have
 // changed. There are none if pods are not detected by their address.
 func (m *model) newLocalCIDRs() ([]netip.Prefix, bool) {
-	mode := m.detector.Effective()
+	mode := m.detector.Mode
 	unsure := mode == node.LocalNodeCIDR && m.awaitsNode && len(m.podCIDRs) == 0
 	if !m.localCIDRsChanged || unsure {
 		return nil, false
@@ -333,7 +333,7 @@ func (a *agent) decideForwarding() {
 func deviceEntries(decisions []node.Decision, turns bool) map[uint32]maps.Device {
 	entries := make(map[uint32]maps.Device, len(decisions))
 	for _, d := range decisions {
-		entry := maps.Device{Bridge: uint32(d.Bridge)}
+		entry := maps.Device{Bridge: uint32(d.Bridge), PeerNetns: d.PeerNetns}
 		if d.SourceV4.IsValid() {
 			entry.SourceV4 = maps.AddrOf(d.SourceV4)
 		}

@@ -93,7 +93,7 @@ func (a *agent) programNode() bool {
 		a.writer.SetLocalCIDRs(cidrs)
 		changed = true
 	}
-	if uids, ok := a.model.newOptedOut(); ok {
+	if uids, ok := a.model.optOuts.Changed(); ok {
 		a.writer.SetOptedOut(uids)
 		changed = true
 	}

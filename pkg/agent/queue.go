@@ -179,7 +179,7 @@ func (s sink) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Problem) {
 // SetPod implements [kube.Sink].
 func (s sink) SetPod(pod kube.Pod, problems []lb.Problem) {
 	s.batch(func(m *model) {
-		m.optOuts.setPod(pod)
+		m.optOuts.SetPod(pod)
 		m.report("Pod "+pod.Namespace+"/"+pod.Name, problems)
 	})
 }
@@ -187,7 +187,7 @@ func (s sink) SetPod(pod kube.Pod, problems []lb.Problem) {
 // SetNamespace implements [kube.Sink].
 func (s sink) SetNamespace(namespace kube.Namespace, problems []lb.Problem) {
 	s.batch(func(m *model) {
-		m.optOuts.setNamespace(namespace)
+		m.optOuts.SetNamespace(namespace)
 		m.report("Namespace "+namespace.Name, problems)
 	})
 }

@@ -1,18 +1,10 @@
 package agent
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	stdmaps "maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/kube"
@@ -150,7 +142,7 @@ func (a *agent) status() status.Status {
 		Problems:     a.model.allProblems(),
 		Errors:       status.ErrorsOf(a.writer.Statuses()),
 	}
-	for _, pod := range a.model.optOuts.list() {
+	for _, pod := range a.model.optOuts.List() {
 		s.OptedOut = append(s.OptedOut, status.OptedOutPod{Pod: pod.Namespace + "/" + pod.Name, UID: pod.UID})
 	}
 	if a.throughStack != nil {
@@ -183,39 +175,6 @@ func (a *agent) services() status.Model {
 	}
 
 	return m
-}
-
-// findPods returns the Pods of this node that are called NAME or NAMESPACE/NAME. It asks the API
-// server, because the agent does not watch Pods.
-func (c Config) findPods(ctx context.Context, name string) ([]status.Pod, error) {
-	if c.Client == nil {
-		return nil, errors.New("the agent has no API server to find Pods by their names: use the address")
-	}
-	namespace, short, qualified := strings.Cut(name, "/")
-	if !qualified {
-		namespace, short = metav1.NamespaceAll, name
-	}
-	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.AndSelectors(
-		fields.OneTermEqualSelector("spec.nodeName", c.NodeName), fields.OneTermEqualSelector("metadata.name", short),
-	).String()})
-	if apierrors.IsForbidden(err) {
-		return nil, fmt.Errorf("the agent may not find Pods by their names: use the address, or grant it to list Pods (docs/explain.md): %w", err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	pods := []status.Pod{}
-	for _, p := range list.Items {
-		pod := status.Pod{Name: p.Namespace + "/" + p.Name, UID: string(p.UID), Host: p.Spec.HostNetwork}
-		for _, ip := range p.Status.PodIPs {
-			if addr, err := netip.ParseAddr(ip.IP); err == nil {
-				pod.Addresses = append(pod.Addresses, addr)
-			}
-		}
-		pods = append(pods, pod)
-	}
-
-	return pods, nil
 }
 
 // modelStats returns the metrics of the model and the writer. The caller has the turn.

@@ -3,27 +3,19 @@ package agent
 import (
 	"errors"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
-	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
-	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // recordingConfig returns a configuration that remembers the Events.
@@ -182,41 +174,5 @@ func TestEventsNeedAnAPIServer(t *testing.T) {
 			t.Errorf("with %+v there is a recorder: %t, want %t", test.cfg, got, test.want)
 		}
 		test.cfg.record(kube.Event{Reason: kube.ReasonStarting})
-	}
-}
-
-// Pods are asked for by name and node, and an agent without the right says how to get it.
-func TestFindPods(t *testing.T) {
-	client, asked, forbidden := fake.NewClientset(), "", false
-	client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		list := action.(clienttesting.ListAction)
-		asked = list.GetNamespace() + ": " + list.GetListRestrictions().Fields.String()
-		if forbidden {
-			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", nil)
-		}
-
-		return true, &corev1.PodList{Items: []corev1.Pod{{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", UID: "u"},
-			Spec:       corev1.PodSpec{HostNetwork: true},
-			Status:     corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.244.1.2"}, {IP: "fd00::2"}}},
-		}}}, nil
-	})
-	cfg := Config{Client: client, NodeName: "node-1"}
-	want := []status.Pod{{Name: "shop/web-1", UID: "u", Host: true, Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("fd00::2")}}}
-	for name, question := range map[string]string{
-		"web-1":      ": metadata.name=web-1,spec.nodeName=node-1",
-		"shop/web-1": "shop: metadata.name=web-1,spec.nodeName=node-1",
-	} {
-		pods, err := cfg.findPods(t.Context(), name)
-		if diff := cmp.Diff(want, pods, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || err != nil || asked != question {
-			t.Errorf("%s: %v, it asked for %q (-want +have):\n%s", name, err, asked, diff)
-		}
-	}
-	forbidden = true
-	if _, err := cfg.findPods(t.Context(), "web-1"); err == nil || !strings.Contains(err.Error(), "use the address, or grant it to list Pods") {
-		t.Errorf("without the right: %v", err)
-	}
-	if _, err := (Config{}).findPods(t.Context(), "web-1"); err == nil || !strings.Contains(err.Error(), "use the address") {
-		t.Errorf("without an API server: %v", err)
 	}
 }

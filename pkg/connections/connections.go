@@ -9,10 +9,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	stdmaps "maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -89,36 +92,6 @@ func States() []State {
 	return append(states, Connected, Unconnected)
 }
 
-const (
-	protoTCP = 6
-	protoUDP = 17
-)
-
-// Config says where a [Reader] looks.
-type Config struct {
-	Maps *maps.Pinned // which the caller closes after the reader
-	Pods pods.Config  // of the node
-}
-
-// Reader lists connections.
-type Reader struct {
-	cfg     Config
-	sockets *datapath.Sockets
-}
-
-// NewReader returns a reader, which the caller closes.
-func NewReader(cfg Config) (*Reader, error) {
-	sockets, err := datapath.OpenSockets()
-	if err != nil {
-		return nil, err
-	}
-
-	return &Reader{cfg, sockets}, nil
-}
-
-// Close closes the reader.
-func (r *Reader) Close() error { return r.sockets.Close() }
-
 // Filter selects connections. What is empty selects all.
 type Filter struct {
 	Service string // namespace/name
@@ -145,24 +118,26 @@ func (f Filter) Validate() error {
 	return nil
 }
 
-// List returns the connections that the filter selects, in no order.
-func (r *Reader) List(filter Filter) ([]Connection, error) {
+// List returns the connections that the filter selects, in no order. It finds their pods where node says.
+func List(pinned *maps.Pinned, node pods.Config, filter Filter) ([]Connection, error) {
 	if err := filter.Validate(); err != nil {
 		return nil, err
 	}
-	socks, err := r.sockets.All(r.cfg.Maps)
+	sockets, err := datapath.OpenSockets()
 	if err != nil {
 		return nil, err
 	}
-	if socks, err = r.addPinned(socks); err != nil {
+	defer sockets.Close()
+	socks, err := sockets.All(pinned)
+	if err != nil {
 		return nil, err
 	}
-	ports := make(map[uint32]maps.ServicePort)
-	for e, err := range r.cfg.Maps.ServicePorts.All() {
-		if err != nil {
-			return nil, err
-		}
-		ports[e.Key] = e.Value
+	if socks, err = addPinned(pinned, socks); err != nil {
+		return nil, err
+	}
+	ports, err := maps.Collect(pinned.ServicePorts.All())
+	if err != nil {
+		return nil, err
 	}
 	now := flow.Now()
 	all := []Connection{}
@@ -172,22 +147,23 @@ func (r *Reader) List(filter Filter) ([]Connection, error) {
 		c.Service = fmt.Sprintf("id %d", sock.State.ServicePortId) // of a deleted Service
 		service := ""
 		if known {
-			namespace, name, _ := port.Parts()
-			c.Service, service = port.String(), namespace+"/"+name
+			c.Service, service = port.String(), port.Service()
 		}
 		if filter.admits(c, service) {
 			all = append(all, c)
 		}
 	}
-	if err := describeOwners(all, r.cfg.Pods, filter.Pod); err != nil {
+	if err := describeOwners(all, node, filter.Pod); err != nil {
 		return nil, err
 	}
 
-	return slices.DeleteFunc(all, func(c Connection) bool { return !c.isOf(filter.Pod) }), nil
+	return slices.DeleteFunc(all, func(c Connection) bool {
+		return filter.Pod != "" && !pods.Pod{Name: c.Pod, UID: c.PodUID}.Is(filter.Pod)
+	}), nil
 }
 
 // addPinned adds the destinations of unconnected UDP sockets that these have no room for.
-func (r *Reader) addPinned(socks []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
+func addPinned(tables *maps.Pinned, socks []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
 	pinned := make(map[uint64]maps.TranslatedSock)
 	for _, sock := range socks {
 		if sock.Pinned != 0 {
@@ -197,7 +173,7 @@ func (r *Reader) addPinned(socks []maps.TranslatedSock) ([]maps.TranslatedSock, 
 	if len(pinned) == 0 {
 		return socks, nil
 	}
-	for e, err := range r.cfg.Maps.UDPPins.All() {
+	for e, err := range tables.UDPPins.All() {
 		if err != nil {
 			return nil, err
 		}
@@ -228,7 +204,7 @@ func connectionOf(sock maps.TranslatedSock, now uint64) Connection {
 		c.AgeSeconds = new(int64(since(sock.State.Since, now) / time.Second))
 	}
 	switch {
-	case sock.Proto == protoTCP:
+	case sock.Proto == unix.IPPROTO_TCP:
 		c.Protocol, c.State = "TCP", State(fmt.Sprintf("state %d", sock.TcpState))
 		if int(sock.TcpState) < len(tcpStates) {
 			c.State = tcpStates[sock.TcpState]
@@ -266,13 +242,6 @@ func (f Filter) admits(c Connection, service string) bool {
 		(f.Cookie == 0 || c.Cookie == f.Cookie) && is(c.Backend, f.Backend) && is(c.Client, f.Client)
 }
 
-// isOf reports whether a connection is that of a pod.
-func (c Connection) isOf(pod string) bool {
-	_, name, _ := strings.Cut(c.Pod, "/")
-
-	return pod == "" || c.PodUID == pod || c.Pod == pod || name == pod
-}
-
 // connected returns when the socket connected; what has no such time comes last.
 func (c Connection) connected() uint64 { return c.sock.State.Since - 1 }
 
@@ -290,28 +259,14 @@ var orders = map[string]func(a, b Connection) int{
 }
 
 // Orders returns the keys by which [Sort] sorts.
-func Orders() []string {
-	var keys []string
-	for key := range orders {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-
-	return keys
-}
+func Orders() []string { return slices.Sorted(stdmaps.Keys(orders)) }
 
 // Sort sorts connections by one of [Orders], then by Service, client and original destination.
-func Sort(all []Connection, order string) error {
-	by, ok := orders[order]
-	if !ok {
-		return fmt.Errorf("sort key %q: it is one of %s", order, joined(Orders()))
-	}
+func Sort(all []Connection, order string) {
 	slices.SortFunc(all, func(a, b Connection) int {
-		return cmp.Or(by(a, b), cmp.Compare(a.Service, b.Service), a.Client.Compare(b.Client),
+		return cmp.Or(orders[order](a, b), cmp.Compare(a.Service, b.Service), a.Client.Compare(b.Client),
 			a.OriginalDst.Compare(b.OriginalDst), cmp.Compare(a.Cookie, b.Cookie))
 	})
-
-	return nil
 }
 
 func joined[T ~string](all []T) string {
@@ -336,7 +291,7 @@ func (c Connection) CanKill() error {
 	return nil
 }
 
-// Kill ends connections that [Reader.List] has returned: their processes get ECONNABORTED, and the backends
+// Kill ends connections that [List] has returned: their processes get ECONNABORTED, and the backends
 // of TCP a reset. It returns how many it ended, also next to an error; those that ended meanwhile are not
 // among them.
 func Kill(all []Connection) (int, error) {

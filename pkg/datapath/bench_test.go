@@ -5,11 +5,16 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bpf"
 )
 
 // These benchmarks measure what a hook costs a UDP socket of a pod: ns of CPU time per connect()
@@ -161,6 +166,62 @@ func BenchmarkTCP(b *testing.B) {
 			b.ReportMetric(ns, "ns/op")
 		})
 	}
+}
+
+// BenchmarkHealing is what healing costs healthy connections, with each --heal: ns of CPU time of a
+// TCP connection as in BenchmarkTCP, and in brackets of it those of socket programs and tracepoints. The
+// modes take turns in short rounds, of which there are b.N, and the figures are medians and minima.
+func BenchmarkHealing(b *testing.B) {
+	const connections = 2000
+	type mode struct {
+		name string
+		*world
+		programs          []bpf.Hook
+		total, ofPrograms []float64
+	}
+	modes := []*mode{{name: "off"}, {name: "eject"}, {name: "resteer"}}
+	for i, m := range modes {
+		w := buildWorld(b, func(c *Config) { c.Heal, c.Resteer = i > 0, i > 1 })
+		w.Datapath = w.mustOpen(b, w.cfg)
+		w.add(b, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: []string{"127.0.0.1:8089"}})
+		w.mustAttach(b)
+		programs, err := w.Datapath.programs()
+		must(b, err)
+		m.world, m.programs = w, slices.Concat(programs.Sock, programs.Trace)
+	}
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	must(b, err)
+	defer stats.Close()
+	for b.Loop() {
+		for _, m := range modes {
+			before := runtimeOf(b, m.programs)
+			printed := m.play(b, m.client.Namespace, "time tcp", "10.96.0.1:80", strconv.Itoa(connections))
+			ns, err := strconv.ParseFloat(printed, 64)
+			must(b, err)
+			m.total = append(m.total, ns)
+			m.ofPrograms = append(m.ofPrograms, float64(runtimeOf(b, m.programs)-before)/connections)
+		}
+	}
+	for _, m := range modes {
+		for unit, values := range map[string][]float64{"ns": m.total, "program-ns": m.ofPrograms} {
+			slices.Sort(values)
+			b.ReportMetric(values[len(values)/2], m.name+"-"+unit)
+			b.ReportMetric(values[0], m.name+"-"+unit+"-min")
+		}
+	}
+}
+
+// runtimeOf returns how long programs have run.
+func runtimeOf(b *testing.B, programs []bpf.Hook) time.Duration {
+	b.Helper()
+	sum := time.Duration(0)
+	for _, p := range programs {
+		stats, err := p.Program.Stats()
+		must(b, err)
+		sum += stats.Runtime
+	}
+
+	return sum
 }
 
 // sceneTimeTCP serves at 127.0.0.1:8089 and connects to args[0].

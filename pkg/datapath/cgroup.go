@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -45,7 +46,7 @@ func FindCgroupRoot() (Cgroup, error) {
 	}
 	var all []Cgroup
 	for _, mount := range mounts {
-		all = append(all, cgroupAt(mount, mount.path, "."))
+		all = append(all, cgroupAt(mount, mount.Mountpoint, "."))
 	}
 
 	return widest(all), nil
@@ -84,8 +85,8 @@ func LookupCgroup(path string) (Cgroup, error) {
 		return Cgroup{}, err
 	}
 	for _, mount := range mounts {
-		below, err := filepath.Rel(mount.path, real)
-		if err == nil && mount.id == id {
+		below, err := filepath.Rel(mount.Mountpoint, real)
+		if err == nil && mount.ID == id {
 			return cgroupAt(mount, path, below), nil
 		}
 	}
@@ -94,10 +95,10 @@ func LookupCgroup(path string) (Cgroup, error) {
 }
 
 // cgroupAt returns the cgroup at a path. Below is the path from the mount point.
-func cgroupAt(mount mountPoint, path, below string) Cgroup {
-	c := Cgroup{Path: path, Relative: mount.root}
+func cgroupAt(mount *mountinfo.Info, path, below string) Cgroup {
+	c := Cgroup{Path: path, Relative: mount.Root}
 	if below != "." {
-		c.Relative = strings.TrimSuffix(mount.root, "/") + "/" + below
+		c.Relative = strings.TrimSuffix(mount.Root, "/") + "/" + below
 	}
 	id, err := cgroupID(path)
 	c.WholeMachine = err == nil && id == rootCgroupID

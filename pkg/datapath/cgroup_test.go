@@ -87,32 +87,6 @@ func TestNotCovered(t *testing.T) {
 	}
 }
 
-func TestParseMountPoint(t *testing.T) {
-	for _, test := range []struct {
-		line string
-		want mountPoint
-	}{
-		{
-			"41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw",
-			mountPoint{41, "cgroup2", "/", "/sys/fs/cgroup/unified"},
-		},
-		{
-			"913 902 0:29 /../../.. /host/cgroup ro,nosuid shared:9 master:3 - cgroup2 cgroup rw,nsdelegate",
-			mountPoint{913, "cgroup2", "/../../..", "/host/cgroup"},
-		},
-		{`7 1 0:29 /a\040b /c\134d rw - bpf bpf rw`, mountPoint{7, "bpf", "/a b", `/c\d`}},
-	} {
-		if got, ok := parseMountPoint(test.line); !ok || got != test.want {
-			t.Errorf("%s: got %+v, %t, want %+v", test.line, got, ok, test.want)
-		}
-	}
-	for _, line := range []string{"", "41 31 0:38 / - cgroup2 cgroup2 rw", "x 31 0:38 / /a rw - cgroup2 cgroup2 rw", "41 31 0:38 / /a rw"} {
-		if got, ok := parseMountPoint(line); ok {
-			t.Errorf("%q: got %+v, want it refused", line, got)
-		}
-	}
-}
-
 func TestParseOwnCgroup(t *testing.T) {
 	for _, test := range []struct {
 		name, text, want string

@@ -3,11 +3,14 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 const (
@@ -16,14 +19,14 @@ const (
 	// again, our filter is added with the other handle.
 	filterHandle      = 0x51ce
 	otherFilterHandle = 0x51cf
-	// filterPrefix begins the name of our filters, in every build.
-	filterPrefix = "sluice_"
+	// programPrefix begins the names of our programs and filters, in every build.
+	programPrefix = "sluice_"
 )
 
 // attachFilter attaches a program as a filter, or replaces, in one step, the one that
 // an earlier agent attached. If stays returns false for the filters that run before it,
 // it is attached anew.
-func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string, stays func(ahead []other) bool) error {
+func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string, stays func(ahead []attached) bool) error {
 	switch qdiscs[index] {
 	case "clsact":
 	case "":
@@ -87,7 +90,7 @@ func clsactOf(index int) *netlink.Clsact {
 // listQdiscs returns the kind of qdisc that has a device's filters, by its index:
 // "clsact", or "ingress".
 func listQdiscs() (map[int]string, error) {
-	listed, err := complete(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
+	listed, err := node.Complete(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
 	if err != nil {
 		return nil, fmt.Errorf("list qdiscs: %w", err)
 	}
@@ -104,29 +107,24 @@ func listQdiscs() (map[int]string, error) {
 // filtersAt returns all filters at a hook, including those of other owners.
 func filtersAt(index int, hook deviceHook) ([]netlink.Filter, error) {
 	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
-	filters, err := complete(func() ([]netlink.Filter, error) { return netlink.FilterList(device, hook.parent) })
+	filters, err := node.Complete(func() ([]netlink.Filter, error) { return netlink.FilterList(device, hook.parent) })
 
 	return filters, wrap("list filters", err)
 }
 
-// complete repeats a dump that a change has interrupted: it may lack some entries.
-func complete[T any](ask func() ([]T, error)) ([]T, error) {
-	const tries = 10
-	var listed []T
-	var err error = netlink.ErrDumpInterrupted
-	for i := 0; i < tries && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
-		listed, err = ask()
-	}
+// isOurs reports whether some build of Sluice attached a filter.
+func isOurs(filter netlink.Filter) bool {
+	f, ok := filter.(*netlink.BpfFilter)
 
-	return listed, err
+	return ok && strings.HasPrefix(f.Name, programPrefix)
 }
 
 // ours returns those filters that some build of Sluice attached.
 func ours(filters []netlink.Filter) []*netlink.BpfFilter {
 	var found []*netlink.BpfFilter
 	for _, filter := range filters {
-		if f, ok := filter.(*netlink.BpfFilter); ok && strings.HasPrefix(f.Name, filterPrefix) {
-			found = append(found, f)
+		if isOurs(filter) {
+			found = append(found, filter.(*netlink.BpfFilter))
 		}
 	}
 
@@ -179,9 +177,8 @@ func detachFilters(among map[int]bool, keep func(index int) bool) error {
 // attaching, and removes the qdisc if it has no other filters.
 func removeFilters(index int) error {
 	removed, left := 0, 0
-	hooks := deviceHooks()
-	for i := range hooks {
-		filters, err := filtersAt(index, hooks[len(hooks)-1-i])
+	for _, hook := range slices.Backward(deviceHooks()) {
+		filters, err := filtersAt(index, hook)
 		if err != nil {
 			return err
 		}
@@ -210,41 +207,29 @@ func removeFilter(filter *netlink.BpfFilter) error {
 	return wrap("remove filter", err)
 }
 
-// findFilter returns whether our filter is at a hook, and behind which others.
-func findFilter(index int, hook deviceHook) (found, error) {
-	filters, err := filtersAt(index, hook)
-	if err != nil {
-		return found{}, err
-	}
-	f, ahead := aheadOfOurs(filters)
-	if f == nil {
-		return found{}, nil
-	}
-	at := found{is: true}
-	for _, other := range ahead {
-		at.ahead = append(at.ahead, other.name)
+// aheadOfOurs returns our filter, or nil if there is none, and the filters that run before it.
+func aheadOfOurs(filters []netlink.Filter) (*netlink.BpfFilter, []attached) {
+	at := slices.IndexFunc(filters, isOurs)
+	if at < 0 {
+		return nil, nil
 	}
 
-	return at, nil
+	return filters[at].(*netlink.BpfFilter), describe(filters[:at])
 }
 
-// aheadOfOurs returns our filter, or nil if there is none, and the filters that run before it.
-// The kernel lists filters in the order in which they run.
-func aheadOfOurs(filters []netlink.Filter) (*netlink.BpfFilter, []other) {
-	var ahead []other
+// describe returns these filters as what is attached to a hook. The kernel lists filters in the order in which they
+// run.
+func describe(filters []netlink.Filter) []attached {
+	var all []attached
 	for _, filter := range filters {
-		f, isBPF := filter.(*netlink.BpfFilter)
-		switch {
-		case isBPF && strings.HasPrefix(f.Name, filterPrefix):
-			return f, ahead
-		case isBPF:
-			ahead = append(ahead, other{ebpf.ProgramID(f.Id), f.Name})
-		default:
-			ahead = append(ahead, other{0, filter.Type()})
+		a := attached{filter: filter.Type()}
+		if f, isBPF := filter.(*netlink.BpfFilter); isBPF {
+			a = attached{id: ebpf.ProgramID(f.Id), filter: f.Name}
 		}
+		all = append(all, a)
 	}
 
-	return nil, nil
+	return all
 }
 
 // wrap returns err with what failed before it, or nil if err is nil.

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -95,7 +94,6 @@ type Datapath struct {
 	programs func() (*bpf.Programs, error) // waits until they are loaded
 	links    *links
 	devices  devicePrograms
-	kernel   *btf.Cache // the kernel's types; nil when the first programs are loaded, to free them
 }
 
 // Open adopts the pinned maps, or creates them, and begins to load the programs of
@@ -126,7 +124,6 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
-	kernel := btf.NewCache()
 	config := bpf.Config{
 		UDP:             cfg.UDP,
 		UDPIdle:         cfg.UDPIdle,
@@ -135,7 +132,6 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		NoStats:         cfg.NoStats,
 		Handshakes:      cfg.Handshakes && features.Tracing,
 		Keep:            programDir(cfg.BPFRoot),
-		Kernel:          kernel,
 
 		BackendHandshakes:    cfg.BackendHandshakes,
 		NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
@@ -148,9 +144,12 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	go programs()
 
 	return &Datapath{
-		cfg: cfg, features: features, maps: pinned, config: config, programs: programs, kernel: kernel,
-		links:   &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link), untraced: make(map[string]error)},
-		devices: newDevicePrograms(),
+		cfg: cfg, features: features, maps: pinned, config: config, programs: programs,
+		links: &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link), untraced: make(map[string]error)},
+		devices: devicePrograms{
+			loaded: make(map[variant]*bpf.DevicePrograms), filtered: make(map[int]bool),
+			ahead: make(map[position][]attached), overtaken: make(map[position]map[ebpf.ProgramID]bool), front: make(map[position]bool),
+		},
 	}, nil
 }
 
@@ -215,7 +214,8 @@ func Remove(bpfRoot string) error {
 		return err
 	}
 	none := func(int) bool { return false }
-	if err := errors.Join(removeLinks(bpfRoot), detachTCX(bpfRoot, none), detachFilters(nil, none)); err != nil {
+	sockets := removePinned(linkDir(bpfRoot), removalOrder(), func(string) bool { return false })
+	if err := errors.Join(sockets, detachTCX(bpfRoot, none), detachFilters(nil, none)); err != nil {
 		return err
 	}
 	versions, err := maps.Folders(bpfRoot)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // Attachment is a way to attach programs to devices.
@@ -101,7 +102,6 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { d.kernel = nil }() // devices of another variant are rare
 	if err := d.maps.CopyState(); err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 	if d.devices.front[at] {
 		hook = hook.first()
 	}
-	stays := func(ahead []other) bool { return d.devices.stays(at, hook, ahead) }
+	stays := func(ahead []attached) bool { return d.devices.stays(at, hook, ahead) }
 	if d.Attachment() == TCX {
 		return d.links.attachTCX(device.Index, hook, hook.program(programs), stays, func() (*bpf.DevicePrograms, error) {
 			return bpf.LoadDevice(d.maps, d.devices.config(d, variantOf(device), ""))
@@ -203,17 +203,10 @@ type devicePrograms struct {
 	filtered map[int]bool // devices that may have a filter of ours, by index
 	swept    bool         // no other device has one
 
-	ahead     map[position][]other                 // programs that run before ours
+	ahead     map[position][]attached              // programs that run before ours
 	overtaken map[position]map[ebpf.ProgramID]bool // programs that did, see stays
 	front     map[position]bool                    // ours has to be the first, since another one ends the chain
 	unreached map[position]bool                    // ours does not run, see [Datapath.FindUnreached]
-}
-
-func newDevicePrograms() devicePrograms {
-	return devicePrograms{
-		loaded: make(map[variant]*bpf.DevicePrograms), filtered: make(map[int]bool),
-		ahead: make(map[position][]other), overtaken: make(map[position]map[ebpf.ProgramID]bool), front: make(map[position]bool),
-	}
 }
 
 // detachFilters detaches our filters from devices for which keep returns false: at
@@ -266,7 +259,6 @@ func (p *devicePrograms) config(d *Datapath, v variant, keep string) bpf.DeviceC
 		Heal:            d.cfg.Heal,
 		Resteer:         d.cfg.Resteer,
 		Keep:            keep,
-		Kernel:          d.kernel,
 		FIBSource:       d.features.FIBSource,
 		ChecksumIPv6:    d.features.ChecksumIPv6,
 		Conntrack:       d.features.Conntrack,
@@ -295,12 +287,6 @@ type DeviceState struct {
 	Ahead []string
 }
 
-// found is the state of our program at one hook.
-type found struct {
-	is    bool // it is attached
-	ahead []string
-}
-
 // Devices returns the state of all devices of the calling thread's network namespace,
 // in the kernel's order. It finds our links by their pins, and needs no agent.
 func Devices(bpfRoot string) ([]DeviceState, error) { return queryDevices(loadPinned, bpfRoot) }
@@ -309,7 +295,7 @@ func Devices(bpfRoot string) ([]DeviceState, error) { return queryDevices(loadPi
 func (d *Datapath) Devices() ([]DeviceState, error) { return queryDevices(d.links.get, d.cfg.BPFRoot) }
 
 func queryDevices(get linkGetter, bpfRoot string) ([]DeviceState, error) {
-	links, err := complete(netlink.LinkList)
+	links, err := node.Complete(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
@@ -329,35 +315,36 @@ func queryDevices(get linkGetter, bpfRoot string) ([]DeviceState, error) {
 func queryDevice(get linkGetter, bpfRoot string, index int, name string, clsact bool) DeviceState {
 	state := DeviceState{Index: index, Name: name}
 	var problems []string
-	attached := map[Attachment][]string{} // the hooks
+	runs := map[Attachment][]string{} // the hooks
 	for _, hook := range deviceHooks() {
-		take := func(by Attachment, f found, err error) {
+		add := func(by Attachment, isThere bool, ahead []attached, err error) {
 			if err != nil {
 				problems = append(problems, fmt.Sprintf("%s: %s", hook.name, err))
 			}
-			if f.is {
-				attached[by] = append(attached[by], hook.name)
+			if isThere {
+				runs[by] = append(runs[by], hook.name)
 			}
-			for _, other := range f.ahead {
-				state.Ahead = append(state.Ahead, hook.name+": "+other)
+			for _, other := range ahead {
+				state.Ahead = append(state.Ahead, hook.name+": "+other.String())
 			}
 		}
-		f, err := findLink(get, bpfRoot, index, hook)
-		take(TCX, f, err)
+		isThere, ahead, err := findLink(get, bpfRoot, index, hook)
+		add(TCX, isThere, ahead, err)
 		if clsact {
-			f, err := findFilter(index, hook)
-			take(Clsact, f, err)
+			filters, err := filtersAt(index, hook)
+			f, ahead := aheadOfOurs(filters)
+			add(Clsact, f != nil, ahead, err)
 		}
 	}
 	for _, by := range []Attachment{Clsact, TCX} {
-		if hooks := attached[by]; len(hooks) > 0 {
+		if hooks := runs[by]; len(hooks) > 0 {
 			state.Attached = by
 			if len(hooks) == 1 {
 				problems = append(problems, "only "+hooks[0]+" is attached")
 			}
 		}
 	}
-	if len(attached) > 1 {
+	if len(runs) > 1 {
 		problems = append(problems, "attached to tcx and to clsact")
 	}
 	state.Problem = strings.ReplaceAll(strings.Join(problems, "; "), "\n", "; ")

@@ -87,17 +87,28 @@ func (m *DeviceMonitor) Run(ctx context.Context) error {
 		case <-check.C:
 		case <-retry.C:
 		}
-		if m.attach() {
-			if due && m.checkUnreached(ctx) {
+		ok := m.attach()
+		switch {
+		case !ok && !m.attached && m.cfg.FailFast: // only this goroutine writes it
+			return errors.New("--fail-fast: " + strings.Join(m.Problems(), "; "))
+		case !ok:
+			retry.Reset(deviceRetry)
+		case due:
+			found, again, err := m.datapath.FindUnreached(devicesOf(m.decided()), func() {
+				select {
+				case <-ctx.Done():
+				case <-time.After(probeTime):
+				}
+			})
+			if err != nil {
+				m.cfg.Log.Error("where packets pass that no program sees is not known", "error", err)
+			} else if ctx.Err() == nil {
+				m.setUnreached(found)
+			}
+			if again {
 				retry.Reset(0)
 			}
-
-			continue
 		}
-		if m.cfg.FailFast && !m.everAttached() {
-			return errors.New("--fail-fast: " + strings.Join(m.Problems(), "; "))
-		}
-		retry.Reset(deviceRetry)
 	}
 }
 
@@ -160,11 +171,15 @@ func (m *DeviceMonitor) attach() bool {
 			m.cfg.Log.Error("not all is attached to a device as it should be; trying again", "name", names[index], "error", text)
 		}
 	}
+	ok := len(failed) == 0
 	m.mu.Lock()
-	first := len(failed) == 0 && !m.attached
-	m.failed, m.attached, m.replaced = failed, m.attached || first, m.replaced || err == nil
+	first := ok && !m.attached
+	m.failed, m.attached, m.replaced = failed, m.attached || ok, m.replaced || err == nil
 	m.mu.Unlock()
-	m.cfg.UplinksAttached(uplinksAttached(devices, failed))
+	// Devices of pods do not count: they may be about to go, and concern that pod only.
+	m.cfg.UplinksAttached(err == nil && !slices.ContainsFunc(devices, func(d Device) bool {
+		return d.Class == maps.DeviceUplink && failed[d.Index] != ""
+	}))
 	if first {
 		if err := m.datapath.DevicesNotKept(); err != nil {
 			m.cfg.Log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
@@ -172,32 +187,11 @@ func (m *DeviceMonitor) attach() bool {
 		m.cfg.Log.Info("attached to devices", "devices", len(devices), "by", m.datapath.Attachment(), "took", time.Since(begin))
 	}
 
-	return len(failed) == 0
+	return ok
 }
 
 // probeTime is how long packets are counted where other programs run before ours.
 const probeTime = 300 * time.Millisecond
-
-// checkUnreached finds the hooks where packets pass that our programs do not see, because
-// another program before them ends the chain. It reports whether attaching again may help.
-func (m *DeviceMonitor) checkUnreached(ctx context.Context) (again bool) {
-	found, again, err := m.datapath.FindUnreached(devicesOf(m.decided()), func() {
-		select {
-		case <-ctx.Done():
-		case <-time.After(probeTime):
-		}
-	})
-	if err != nil {
-		m.cfg.Log.Error("where packets pass that no program sees is not known", "error", err)
-
-		return false
-	}
-	if ctx.Err() == nil {
-		m.setUnreached(found)
-	}
-
-	return again
-}
 
 // setUnreached replaces the hooks where packets pass that our programs do not see. It logs and
 // records what is new.
@@ -235,14 +229,6 @@ func (m *DeviceMonitor) nameOf(index int) string {
 	return "all"
 }
 
-// everAttached reports whether all devices were attached once.
-func (m *DeviceMonitor) everAttached() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-
-	return m.attached
-}
-
 // Problems returns why not all devices are attached or effective. Any goroutine may call it.
 func (m *DeviceMonitor) Problems() []string {
 	m.mu.Lock()
@@ -260,20 +246,6 @@ func (m *DeviceMonitor) Problems() []string {
 	return reasons
 }
 
-// uplinksAttached reports whether no uplink has failed. Devices of pods do not count: they may
-// be about to go, and concern that pod only.
-func uplinksAttached(devices []Device, failed map[int]string) bool {
-	if _, all := failed[noDevice]; all {
-		return false
-	}
-
-	return !slices.ContainsFunc(devices, func(d Device) bool {
-		_, failed := failed[d.Index]
-
-		return failed && d.Class == maps.DeviceUplink
-	})
-}
-
 // noDevice is the index of a failure that concerns no device in particular.
 const noDevice = 0
 
@@ -281,26 +253,17 @@ const noDevice = 0
 func devicesOf(decisions []node.Decision) []Device {
 	var devices []Device
 	for _, d := range decisions {
-		if d.Class != node.ClassNone {
-			devices = append(devices, deviceOf(d))
+		if d.Class == node.ClassNone {
+			continue
 		}
+		device := Device{Index: d.Index, Class: maps.DeviceUplink, NoEthernet: d.LinkLayer == node.LinkIP, BridgePort: d.Bridge != 0}
+		if d.Class == node.ClassPods {
+			device.Class = maps.DevicePods
+		}
+		devices = append(devices, device)
 	}
 
 	return devices
-}
-
-func deviceOf(d node.Decision) Device {
-	device := Device{
-		Index:      d.Index,
-		Class:      maps.DeviceUplink,
-		NoEthernet: d.LinkLayer == node.LinkIP,
-		BridgePort: d.Bridge != 0,
-	}
-	if d.Class == node.ClassPods {
-		device.Class = maps.DevicePods
-	}
-
-	return device
 }
 
 // DeviceStatus is the state of one device, with the decision about it.

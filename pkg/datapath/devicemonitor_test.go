@@ -55,7 +55,7 @@ func TestDeviceOfDecision(t *testing.T) {
 		},
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.device, deviceOf(test.decision)); diff != "" {
+			if diff := cmp.Diff([]Device{test.device}, devicesOf([]node.Decision{test.decision})); diff != "" {
 				t.Errorf("programs (-want +got):\n%s", diff)
 			}
 		})

@@ -30,7 +30,7 @@ func TestRemoveDevices(t *testing.T) {
 		p.open(TCX)
 		hook := deviceHooks()[1]
 		lab.MustDo(t, p.node, func() error {
-			return p.links.attachTCX(p.index, hook, p.ours[1].ingress.program, func([]other) bool { return true }, nil)
+			return p.links.attachTCX(p.index, hook, p.ours[1].ingress.program, func([]attached) bool { return true }, nil)
 		})
 		p.wantState("eth0", TCX, "only ingress is attached; attached to tcx and to clsact")
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // Features are the features of the running kernel that not all kernels have.
@@ -59,7 +60,7 @@ func ProbeFeatures() (Features, error) {
 		return Features{}, errors.Join(unlifted, fmt.Errorf("probe of bpf_set_retval: %w", err))
 	}
 	probed := Features{SetRetval: err == nil}
-	if probed.NetnsCookie, err = netnsCookie(); err != nil {
+	if probed.NetnsCookie, err = node.NetnsCookie(); err != nil {
 		return Features{}, err
 	}
 
@@ -69,53 +70,27 @@ func ProbeFeatures() (Features, error) {
 	if probed.Tracing, err = bpf.KnowsTracing(); err != nil {
 		return Features{}, fmt.Errorf("probe of tracing: %w", err)
 	}
-
-	return probed, probed.probeDevices()
-}
-
-// netnsCookie returns the cookie of the calling thread's network namespace, or
-// zero before Linux 5.14.
-func netnsCookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("socket for the namespace cookie: %w", err)
-	}
-	defer unix.Close(fd)
-
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if errors.Is(err, unix.ENOPROTOOPT) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("namespace cookie: %w", err)
-	}
-
-	return cookie, nil
-}
-
-// probeDevices probes the features that programs of devices use.
-func (f *Features) probeDevices() error {
-	_, err := link.QueryPrograms(link.QueryOptions{Target: loopbackIndex, Attach: ebpf.AttachTCXIngress})
+	_, err = link.QueryPrograms(link.QueryOptions{Target: loopbackIndex, Attach: ebpf.AttachTCXIngress})
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) {
-		return fmt.Errorf("probe of tcx: %w", err)
+		return Features{}, fmt.Errorf("probe of tcx: %w", err)
 	}
-	f.TCX = err == nil
+	probed.TCX = err == nil
 
 	// Helpers check flags first: an unknown one is EINVAL, and the invalid arguments
 	// below are another error.
-	if f.FIBSource, err = helperKnows(unix.EAFNOSUPPORT, fibLookup(fibLookupSource)); err != nil {
-		return fmt.Errorf("probe of bpf_fib_lookup: %w", err)
+	if probed.FIBSource, err = helperKnows(unix.EAFNOSUPPORT, fibLookup(fibLookupSource)); err != nil {
+		return Features{}, fmt.Errorf("probe of bpf_fib_lookup: %w", err)
+	}
+	if probed.ChecksumIPv6, err = helperKnows(unix.EFAULT, replaceChecksum(checksumIPv6)); err != nil {
+		return Features{}, fmt.Errorf("probe of bpf_l4_csum_replace: %w", err)
 	}
 	version, err := features.LinuxVersionCode()
 	if err != nil {
-		return fmt.Errorf("version of the kernel: %w", err)
+		return Features{}, fmt.Errorf("version of the kernel: %w", err)
 	}
-	f.FIBMTU = version >= linux5_12
-	if f.ChecksumIPv6, err = helperKnows(unix.EFAULT, replaceChecksum(checksumIPv6)); err != nil {
-		return fmt.Errorf("probe of bpf_l4_csum_replace: %w", err)
-	}
+	probed.FIBMTU = version >= linux5_12
 
-	return nil
+	return probed, nil
 }
 
 // Compiles reports whether the kernel compiles programs to machine code.

@@ -71,9 +71,6 @@ func ForeignInCgroup(path string) ([]Foreign, error) {
 	return all, nil
 }
 
-// programPrefix begins the kernel's names of the programs of Sluice.
-const programPrefix = "sluice_"
-
 // excludesOthers reports whether a program in a cgroup, or in one above it, was attached so that
 // the kernel refuses others in the cgroup.
 func excludesOthers(path string, attach ebpf.AttachType) (bool, error) {
@@ -140,50 +137,25 @@ func ForeignAtDevices(indices []int) ([]Foreign, error) {
 			all = append(all, Foreign{Hook: name + " ingress", Program: "qdisc " + kind, Excludes: true})
 		}
 		for _, hook := range slices.Backward(deviceHooks()) {
-			chain, err := chainAt(index, hook, qdiscs[index] == "clsact")
+			chain, err := tcxAt(index, hook)
+			if err == nil && qdiscs[index] == "clsact" {
+				var filters []netlink.Filter
+				filters, err = filtersAt(index, hook) // they run after programs of tcx
+				chain = append(chain, describe(filters)...)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("device %s: %s: %w", name, hook.name, err)
 			}
-			isOurs := func(o other) bool { return strings.HasPrefix(o.name, programPrefix) }
+			isOurs := func(a attached) bool { return strings.HasPrefix(a.String(), programPrefix) }
 			at := slices.IndexFunc(chain, isOurs)
-			for i, o := range chain {
-				if !isOurs(o) {
+			for i, a := range chain {
+				if !isOurs(a) {
 					ahead := i < at || at < 0 && !hook.isFirst()
-					all = append(all, Foreign{Hook: name + " " + hook.name, Program: o.name, Ahead: ahead})
+					all = append(all, Foreign{Hook: name + " " + hook.name, Program: a.String(), Ahead: ahead})
 				}
 			}
 		}
 	}
 
 	return all, nil
-}
-
-// chainAt returns the programs of tcx at a hook, and the filters after them.
-func chainAt(index int, hook deviceHook, hasFilters bool) ([]other, error) {
-	var chain []other
-	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: hook.attach})
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) { // before Linux 6.6
-		return nil, fmt.Errorf("query: %w", err)
-	}
-	if err == nil {
-		for _, program := range result.Programs {
-			chain = append(chain, other{program.ID, programName(program.ID)})
-		}
-	}
-	if !hasFilters {
-		return chain, nil
-	}
-	filters, err := filtersAt(index, hook)
-	if err != nil {
-		return nil, err
-	}
-	for _, filter := range filters {
-		o := other{0, filter.Type()}
-		if f, isBPF := filter.(*netlink.BpfFilter); isBPF {
-			o = other{ebpf.ProgramID(f.Id), f.Name}
-		}
-		chain = append(chain, o)
-	}
-
-	return chain, nil
 }

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -126,6 +127,81 @@ func TestHealOpenDatagramSockets(t *testing.T) {
 		if h := w.health(h.Id); h.Evidence > 0 != counts {
 			t.Errorf("answered %v ago: %+v", age, h)
 		}
+	}
+}
+
+// A UDP socket that connects again, after it has received something, shows nothing of its new
+// backend: neither a silence, nor an answer when it is closed.
+func TestHealReconnectedSocket(t *testing.T) {
+	w := newHealing(t)
+	client := w.pod(t)
+	w.add(t, service{proto: "udp", at: []string{"10.96.1.1:80"}, to: w.all4()[:1]})
+	other := w.add(t, service{proto: "udp", at: []string{"10.96.1.2:80"}, to: w.all4()[1:2]})
+	for name, again := range map[string]bool{"connected once": false, "connected again": true} {
+		t.Run(name, func(t *testing.T) {
+			socket := mustSocket(t, client, "udp4")
+			if again {
+				must(t, socket.Connect("10.96.1.1:80"), socket.Send("who\n"))
+				_, _, err := socket.Recv()
+				must(t, err)
+			}
+			was := maps.BackendHealth{Id: other.backends[0], Answered: now() - uint64(time.Second)}
+			must(t, w.Maps().Health.Put(maps.Index(was.Id), was))
+			must(t, socket.Connect("10.96.1.2:80"))
+			if h := w.health(was.Id); h.Evidence > 0 == again {
+				t.Errorf("after connect(), it is %+v", h)
+			}
+			if !again {
+				must(t, socket.Send("who\n"))
+				_, _, err := socket.Recv()
+				must(t, err)
+			}
+			must(t, socket.Close())
+			if h := w.health(was.Id); h.Answered > was.Answered == again {
+				t.Errorf("after close(), it is %+v", h)
+			}
+		})
+	}
+}
+
+// A connection whose SYNs are sent again soon takes no less time to fail than one to no Service, which
+// has the kernel's timeouts, and not much more.
+func TestConnectFailsNoSooner(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Heal, c.Resteer = true, true })
+	w.needsTracing(t)
+	const at = "10.96.1.1:80"
+	s := w.add(t, service{proto: "tcp", at: []string{at}, to: w.all4()[2:]})
+	mustRun(t, w.pod(t), lab.Exchange{Network: "tcp4", Address: at}, 100, 300*time.Millisecond)
+	silence(t, w.answers[2])
+	// begin begins a connection that may send its SYN again so often, and returns how long it takes.
+	begin := func(to string, syns int) (took chan time.Duration) {
+		socket := mustSocket(t, w.pod(t), "tcp4") // a caller makes one call at a time
+		must(t, socket.SetTimeout(time.Minute), socket.SetOption(unix.IPPROTO_TCP, unix.TCP_SYNCNT, syns))
+		took = make(chan time.Duration, 1)
+		go func() {
+			began := time.Now()
+			if err := socket.Connect(to); !errors.Is(err, unix.ETIMEDOUT) {
+				t.Errorf("connect to %s: %v", to, err)
+			}
+			took <- time.Since(began)
+		}()
+
+		return took
+	}
+	type pair struct{ ours, kernels chan time.Duration }
+	var pairs []pair
+	for _, syns := range []int{1, 3} {
+		pairs = append(pairs, pair{begin(at, syns), begin(w.v4(2), syns)})
+	}
+	for _, p := range pairs {
+		ours, kernels := <-p.ours, <-p.kernels
+		t.Logf("it took %v, and %v by the kernel's timeouts", ours, kernels)
+		if ours < kernels-100*time.Millisecond || ours > kernels*5/3 {
+			t.Errorf("it took %v, and %v by the kernel's timeouts", ours, kernels)
+		}
+	}
+	if n := w.stats(t, s.id)[maps.StatSYNRetransmits]; n < 2*5 {
+		t.Errorf("the SYNs were sent again %d times, want once more for each of four halvings", n)
 	}
 }
 

@@ -58,18 +58,11 @@ func (d *Datapath) Attach() error {
 	}
 
 	// Hooks of an earlier agent that are not among these are detached.
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("link directory: %w", err)
-	}
-	for _, entry := range entries {
-		ours := slices.ContainsFunc(slices.Concat(programs.Sock, programs.Trace), func(h bpf.Hook) bool { return h.Name == entry.Name() })
-		if ours || entry.IsDir() { // see deviceDir
-			continue
-		}
-		if err := removeLink(filepath.Join(dir, entry.Name())); err != nil {
-			return fmt.Errorf("link of another build: %w", err)
-		}
+	hooks := slices.Concat(programs.Sock, programs.Trace)
+	if err := removePinned(dir, nil, func(name string) bool {
+		return slices.ContainsFunc(hooks, func(h bpf.Hook) bool { return h.Name == name })
+	}); err != nil {
+		return fmt.Errorf("hooks of another build: %w", err)
 	}
 
 	if err := d.maps.CopyState(); err != nil {
@@ -90,38 +83,15 @@ func (d *Datapath) Attach() error {
 	return nil
 }
 
-// removeLinks detaches all pinned hooks of sockets.
-func removeLinks(bpfRoot string) error {
-	entries, err := os.ReadDir(linkDir(bpfRoot))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("link directory: %w", err)
-	}
-	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return removalOrder(a.Name(), b.Name()) })
-	var errs []error
-	for _, entry := range entries {
-		if !entry.IsDir() { // see deviceDir
-			errs = append(errs, removeLink(filepath.Join(linkDir(bpfRoot), entry.Name())))
-		}
+// removalOrder are the names of hooks in the order in which they are detached, the reverse of that of Attach.
+// Tracepoints, which are not among them, come last.
+func removalOrder() []string {
+	var names []string
+	for _, hook := range bpf.SockHooks() {
+		names = append(names, hook.Name)
 	}
 
-	return errors.Join(errs...)
-}
-
-// removalOrder compares the names of hooks by the reverse of the order of Attach: tracepoints come last.
-func removalOrder(a, b string) int {
-	hooks := bpf.SockHooks()
-	order := func(name string) int {
-		if n := slices.IndexFunc(hooks, func(h bpf.Hook) bool { return h.Name == name }); n >= 0 {
-			return n
-		}
-
-		return len(hooks)
-	}
-
-	return order(a) - order(b)
+	return names
 }
 
 // OtherMapsInUse reports whether programs that an earlier agent attached are in force
@@ -141,41 +111,20 @@ func (d *Datapath) OtherMapsInUse() (bool, error) {
 		if hook.Problem != "" || !looksUp {
 			continue
 		}
-		used, err := mapsOf(filepath.Join(linkDir(d.cfg.BPFRoot), hook.Name))
+		program, err := programOf(filepath.Join(linkDir(d.cfg.BPFRoot), hook.Name))
 		if err != nil {
 			return false, fmt.Errorf("hook %s: %w", hook.Name, err)
 		}
-		if !slices.Contains(used, ours) {
+		info, err := program.Info()
+		if err := errors.Join(err, program.Close()); err != nil {
+			return false, fmt.Errorf("hook %s: program: %w", hook.Name, err)
+		}
+		if used, _ := info.MapIDs(); !slices.Contains(used, ours) {
 			return true, nil
 		}
 	}
 
 	return false, nil
-}
-
-// mapsOf returns the maps that the program of a pinned link uses.
-func mapsOf(pin string) ([]ebpf.MapID, error) {
-	pinned, err := loadPinned(pin)
-	if err != nil {
-		return nil, err
-	}
-	defer pinned.Close()
-	info, err := pinned.Info()
-	if err != nil {
-		return nil, fmt.Errorf("link: %w", err)
-	}
-	program, err := ebpf.NewProgramFromID(info.Program)
-	if err != nil {
-		return nil, fmt.Errorf("program %d: %w", info.Program, err)
-	}
-	defer program.Close()
-	ofProgram, err := program.Info()
-	if err != nil {
-		return nil, fmt.Errorf("program %d: %w", info.Program, err)
-	}
-	used, _ := ofProgram.MapIDs()
-
-	return used, nil
 }
 
 // HookState is the state of one hook in the kernel.
@@ -189,41 +138,27 @@ type HookState struct {
 // if there is none. The caller closes it.
 type linkGetter func(pin string) (link.Link, error)
 
-// Hooks returns the state of our hooks at the cgroup root, by their pins. It needs no agent.
+// Hooks returns the state of our hooks, by their pins. It needs no agent. Those without which Services work are
+// omitted if nothing was attached to them.
 func Hooks(bpfRoot, cgroupRoot string) ([]HookState, error) {
-	states, err := queryHooks(loadPinned, bpfRoot, cgroupRoot, false)
-	if err != nil {
-		return nil, err
-	}
-	for _, hook := range bpf.TraceHooks(bpf.Config{Handshakes: true}) {
-		state := traceState(loadPinned, bpfRoot, hook)
-		if state.Problem != errNoLink.Error() {
-			states = append(states, state)
-		}
-	}
+	trace := bpf.TraceHooks(bpf.Config{Handshakes: true})
 
-	return states, nil
+	return queryHooks(loadPinned, bpfRoot, cgroupRoot, trace, func(h bpf.Hook) bool { return h.Optional() || slices.Contains(trace, h) })
 }
 
-// Hooks is [Hooks], including links that are open and not pinned.
+// Hooks is [Hooks], including links that are open and not pinned, and all hooks of the configuration.
 func (d *Datapath) Hooks() ([]HookState, error) {
-	states, err := queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, d.config.Resteer)
-	if err != nil {
-		return nil, err
-	}
-	for _, hook := range bpf.TraceHooks(d.config) {
-		states = append(states, traceState(d.links.get, d.cfg.BPFRoot, hook))
-	}
+	omit := func(h bpf.Hook) bool { return h.Optional() && !d.config.Resteer }
 
-	return states, nil
+	return queryHooks(d.links.get, d.cfg.BPFRoot, d.cfg.CgroupRoot, bpf.TraceHooks(d.config), omit)
 }
 
 // errNoLink is the problem of a hook to which nothing was attached.
 var errNoLink = errors.New("not attached: there is no link")
 
-// queryHooks returns the state of all hooks of the cgroup. It omits optional ones that are not
-// attached, unless optional is set.
-func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, optional bool) ([]HookState, error) {
+// queryHooks returns the state of all hooks of the cgroup, and of these tracepoints, except those to omit if nothing
+// was attached to them.
+func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, trace []bpf.Hook, omit func(bpf.Hook) bool) ([]HookState, error) {
 	cgroup, err := os.Open(cgroupRoot)
 	if err != nil {
 		return nil, fmt.Errorf("cgroup root: %w", err)
@@ -231,10 +166,19 @@ func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, optional bool) ([]Ho
 	defer cgroup.Close()
 
 	var states []HookState
-	for _, hook := range bpf.SockHooks() {
+	for i, hook := range slices.Concat(bpf.SockHooks(), trace) {
 		state := HookState{Name: hook.Name}
-		err := queryHook(get, filepath.Join(linkDir(bpfRoot), hook.Name), cgroup, hook)
-		if errors.Is(err, errNoLink) && hook.Optional() && !optional {
+		l, err := get(filepath.Join(linkDir(bpfRoot), hook.Name))
+		if err == nil {
+			if i < len(bpf.SockHooks()) { // no other program can keep ours from running at a tracepoint
+				err = isEffective(l, cgroup, hook)
+			}
+			_ = l.Close() // it was only read
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			err = errNoLink
+		}
+		if errors.Is(err, errNoLink) && omit(hook) {
 			continue
 		}
 		if err != nil {
@@ -246,29 +190,8 @@ func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, optional bool) ([]Ho
 	return states, nil
 }
 
-// traceState returns the state of a tracepoint. No other program can keep ours from running there.
-func traceState(get linkGetter, bpfRoot string, hook bpf.Hook) HookState {
-	l, err := get(filepath.Join(linkDir(bpfRoot), hook.Name))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = errNoLink
-	}
-	if err != nil {
-		return HookState{hook.Name, strings.ReplaceAll(err.Error(), "\n", "; ")}
-	}
-	_ = l.Close() // it was only read
-
-	return HookState{Name: hook.Name}
-}
-
-func queryHook(get linkGetter, pin string, cgroup *os.File, hook bpf.Hook) error {
-	l, err := get(pin)
-	if errors.Is(err, fs.ErrNotExist) {
-		return errNoLink
-	}
-	if err != nil {
-		return err
-	}
-	defer l.Close()
+// isEffective returns an error unless the program of a link runs for sockets in a cgroup.
+func isEffective(l link.Link, cgroup *os.File, hook bpf.Hook) error {
 	info, err := l.Info()
 	if err != nil {
 		return fmt.Errorf("link: %w", err)
@@ -279,13 +202,11 @@ func queryHook(get linkGetter, pin string, cgroup *os.File, hook bpf.Hook) error
 	if err != nil {
 		return fmt.Errorf("query: %w", err)
 	}
-	for _, program := range result.Programs {
-		if program.ID == info.Program {
-			return nil
-		}
+	if !slices.ContainsFunc(result.Programs, func(p link.AttachedProgram) bool { return p.ID == info.Program }) {
+		return fmt.Errorf("not effective on %s: there is a link, but its program does not run there", cgroup.Name())
 	}
 
-	return fmt.Errorf("not effective on %s: there is a link, but its program does not run there", cgroup.Name())
+	return nil
 }
 
 // AttachedToSockets returns the program that runs when a socket connects, by the pin of its link.

@@ -212,11 +212,29 @@ func TestForeignPrograms(t *testing.T) {
 // all sockets until then.
 func TestRemovalOrder(t *testing.T) {
 	names := []string{"tcp_retransmit_skb", "getpeername4", "inet_sock_set_state", "recvmsg4", "connect4"}
-	slices.SortStableFunc(names, removalOrder)
+	slices.SortStableFunc(names, func(a, b string) int { return compareIn(removalOrder(), a, b) })
 	want := []string{"connect4", "recvmsg4", "getpeername4", "tcp_retransmit_skb", "inet_sock_set_state"}
 	if !slices.Equal(names, want) {
 		t.Errorf("%v, want %v", names, want)
 	}
+}
+
+// If a hook of requests cannot be detached, those that translate its answers stay.
+func TestRemoveStops(t *testing.T) {
+	w := newWebWorld(t)
+	pin := filepath.Join(linkDir(w.cfg.BPFRoot), "connect4")
+	must(t, os.Remove(pin))
+	noLink, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	must(t, err)
+	defer noLink.Close()
+	must(t, noLink.Pin(pin))
+	if err := Remove(w.cfg.BPFRoot); err == nil {
+		t.Error("no error")
+	}
+	if n := len(effective(t, w.cfg.CgroupRoot, ebpf.AttachCGroupUDP4Recvmsg)); n != 1 {
+		t.Errorf("%d programs at recvmsg4, want 1", n)
+	}
+	must(t, os.Remove(pin))
 }
 
 func TestRemove(t *testing.T) {

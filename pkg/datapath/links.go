@@ -65,7 +65,12 @@ func (ls *links) trace(pin string, hook bpf.Hook, notLoaded error) {
 	current, err := ls.current(pin)
 	runs := false
 	if err == nil && current != nil {
-		runs, err = runsProgram(current, hook.Program)
+		ofLink, linkErr := current.Info()
+		ofProgram, programErr := hook.Program.Info()
+		if err = errors.Join(linkErr, programErr); err == nil {
+			id, _ := ofProgram.ID()
+			runs = ofLink.Program == id
+		}
 	}
 	if err == nil && !runs {
 		err = ls.replace(pin, current, func() (link.Link, error) {
@@ -108,21 +113,6 @@ func (ls *links) replace(pin string, current link.Link, attach func() (link.Link
 	}
 
 	return err
-}
-
-// runsProgram reports whether a link is that of this very program.
-func runsProgram(l link.Link, program *ebpf.Program) (bool, error) {
-	ofLink, err := l.Info()
-	if err != nil {
-		return false, fmt.Errorf("link: %w", err)
-	}
-	ofProgram, err := program.Info()
-	if err != nil {
-		return false, fmt.Errorf("program: %w", err)
-	}
-	id, _ := ofProgram.ID()
-
-	return ofLink.Program == id, nil
 }
 
 // replacePin pins a link, and replaces an earlier pin in one step. It does not create
@@ -255,19 +245,49 @@ func (ls *links) close() error {
 	return errors.Join(errs...)
 }
 
-// removeLink detaches a pinned link and removes the pin. Removing the pin alone
-// would detach the link as well, but some time later.
-func removeLink(pin string) error {
-	pinned, err := link.LoadPinnedLink(pin, nil)
-	if err != nil {
-		return fmt.Errorf("pinned link: %w", err)
+// removePinned detaches the pinned links of a folder, except those that keep returns true for, and removes their
+// pins: first those with these names, in this order. If one of these cannot be detached, those that come later stay
+// attached, because hooks of requests come before those that translate their answers. It leaves folders alone, and a missing one is
+// not an error. Removing a pin alone would detach its link as well, but some time later.
+func removePinned(dir string, first []string, keep func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("link directory: %w", err)
 	}
-	defer pinned.Close()
-	if err := detach(pinned); err != nil {
-		return err
+	var errs []error
+	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return compareIn(first, a.Name(), b.Name()) })
+	for _, entry := range entries {
+		if entry.IsDir() || keep(entry.Name()) {
+			continue
+		}
+		pin := filepath.Join(dir, entry.Name())
+		pinned, err := loadPinned(pin)
+		if err == nil {
+			err = errors.Join(detach(pinned), pinned.Close())
+		}
+		if err == nil {
+			err = os.Remove(pin)
+		}
+		errs = append(errs, err)
+		if err != nil && slices.Contains(first, entry.Name()) {
+			break
+		}
 	}
 
-	return os.Remove(pin)
+	return errors.Join(errs...)
+}
+
+// compareIn compares two names by their places in a list. All others come after it.
+func compareIn(list []string, a, b string) int {
+	place := func(name string) int {
+		if at := slices.Index(list, name); at >= 0 {
+			return at
+		}
+
+		return len(list)
+	}
+
+	return place(a) - place(b)
 }
 
 // detach detaches a link. It is not an error if the link is nil or its cgroup is gone. The link

@@ -45,11 +45,20 @@ func (l *MapsLock) Renew() error {
 		// The folder may have been removed before it was locked, by a cleanup that
 		// had the lock. Then another process can make and lock a folder of the same
 		// name, so only the folder that the path leads to counts.
-		locked, err := l.leadsToLocked()
-		if err != nil || locked {
-			return err
+		if l.folder != nil {
+			locked, err := l.folder.Stat()
+			if err != nil {
+				return fmt.Errorf("bpf root: %w", err)
+			}
+			now, err := os.Stat(l.bpfRoot)
+			if err == nil && os.SameFile(locked, now) {
+				return nil
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("bpf root: %w", err)
+			}
 		}
-		err = os.Mkdir(l.bpfRoot, 0o700)
+		err := os.Mkdir(l.bpfRoot, 0o700)
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("bpf root: %w", err)
 		}
@@ -68,27 +77,6 @@ func (l *MapsLock) Renew() error {
 		}
 		l.folder = folder
 	}
-}
-
-// leadsToLocked reports whether the folder at the bpf root is the one that is
-// locked.
-func (l *MapsLock) leadsToLocked() (bool, error) {
-	if l.folder == nil {
-		return false, nil
-	}
-	locked, err := l.folder.Stat()
-	if err != nil {
-		return false, fmt.Errorf("bpf root: %w", err)
-	}
-	now, err := os.Stat(l.bpfRoot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("bpf root: %w", err)
-	}
-
-	return os.SameFile(locked, now), nil
 }
 
 // Release releases the lock. Releasing one that is not held is not an error.

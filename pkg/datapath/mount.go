@@ -1,14 +1,13 @@
 package datapath
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
+	"slices"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +26,7 @@ func FindBPFRoot() string {
 		return DefaultBPFRoot // the agent reports why it cannot be used
 	}
 	for _, mount := range mounts {
-		root := filepath.Join(mount.path, filepath.Base(DefaultBPFRoot))
+		root := filepath.Join(mount.Mountpoint, filepath.Base(DefaultBPFRoot))
 		if checkBPFFS(root) == nil {
 			return root
 		}
@@ -50,69 +49,29 @@ func MountBPFFS(bpfRoot string) error {
 	return nil
 }
 
-// mountPoint is a line of /proc/self/mountinfo.
-type mountPoint struct {
-	id   uint64
-	kind string // the type of file system
-	// root is the folder of the file system that is mounted at path. In a cgroup file
-	// system it is a path from the root of this process' cgroup namespace.
-	root string
-	path string
-}
-
-// mountPoints returns the mounts of a type of file system in the order of mountinfo,
-// without those that another mount hides.
-func mountPoints(kind string) ([]mountPoint, error) {
-	mounts, err := os.Open("/proc/self/mountinfo")
+// mountPoints returns the mounts of a type of file system in the order of mountinfo, without those that another mount
+// hides. In a cgroup file system the root of a mount is a path from the root of this process' cgroup namespace.
+func mountPoints(kind string) ([]*mountinfo.Info, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter(kind))
 	if err != nil {
 		return nil, fmt.Errorf("mounts: %w", err)
 	}
-	defer mounts.Close()
 
-	var found []mountPoint
-	lines := bufio.NewScanner(mounts)
-	for lines.Scan() {
-		mount, ok := parseMountPoint(lines.Text())
-		if !ok || mount.kind != kind {
-			continue
-		}
-		if id, err := mountID(mount.path); err == nil && id == mount.id {
-			found = append(found, mount)
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("mounts: %w", err)
-	}
+	return slices.DeleteFunc(mounts, func(mount *mountinfo.Info) bool {
+		id, err := mountID(mount.Mountpoint)
 
-	return found, nil
-}
-
-// parseMountPoint parses "ID parent major:minor root path options … - type source …".
-func parseMountPoint(line string) (mountPoint, bool) {
-	mount, is, _ := strings.Cut(line, " - ")
-	fields := strings.Fields(mount)
-	kind, _, ok := strings.Cut(is, " ")
-	if !ok || len(fields) < 5 {
-		return mountPoint{}, false
-	}
-	id, err := strconv.ParseUint(fields[0], 10, 64)
-
-	return mountPoint{id: id, kind: kind, root: unescape(fields[3]), path: unescape(fields[4])}, err == nil
-}
-
-// unescape returns a path without the escapes that mountinfo has for white space.
-func unescape(path string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
+		return err != nil || id != mount.ID
+	}), nil
 }
 
 // mountID returns the id of the mount that a path is in (Linux 5.8).
-func mountID(path string) (uint64, error) {
+func mountID(path string) (int, error) {
 	var stat unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_MNT_ID, &stat); err != nil {
 		return 0, fmt.Errorf("mount of %s: %w", path, err)
 	}
 
-	return stat.Mnt_id, nil
+	return int(stat.Mnt_id), nil
 }
 
 // CheckBPFRoot returns an error that names the folder unless it is on bpffs, or can be

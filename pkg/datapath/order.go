@@ -20,12 +20,6 @@ type position struct {
 	hook  string
 }
 
-// other is a program of another owner, or a filter that is none (without an ID).
-type other struct {
-	id   ebpf.ProgramID
-	name string
-}
-
 // first returns the hook with the position before all others.
 func (h deviceHook) first() deviceHook {
 	h.anchor, h.priority = link.Head(), 1
@@ -39,9 +33,9 @@ func (h deviceHook) isFirst() bool { return h.priority == 1 }
 // stays reports whether our program stays behind these. Where it has to be the first, it is
 // attached anew, once for each program that is before it: an owner that attaches its program
 // anew as well gets the first position.
-func (p *devicePrograms) stays(at position, hook deviceHook, ahead []other) bool {
+func (p *devicePrograms) stays(at position, hook deviceHook, ahead []attached) bool {
 	known := p.overtaken[at]
-	isNew := func(o other) bool { return o.id != 0 && !known[o.id] }
+	isNew := func(o attached) bool { return o.id != 0 && !known[o.id] }
 	if !hook.isFirst() || !slices.ContainsFunc(ahead, isNew) {
 		if len(ahead) > 0 {
 			p.ahead[at] = ahead
@@ -109,8 +103,17 @@ func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreach
 		if i > 0 {
 			wait()
 		}
-		if counts[i], err = d.countBehindOthers(devices, count); err != nil {
-			return nil, false, err
+		counts[i] = make(map[position]uint64)
+		for _, hook := range deviceHooks() {
+			for _, device := range devices {
+				at := position{device.Index, hook.name}
+				if d.devices.ahead[at] == nil {
+					continue
+				}
+				if counts[i][at], err = count(device, hook); err != nil {
+					return nil, false, fmt.Errorf("device %d: %s: %w", device.Index, hook.name, err)
+				}
+			}
 		}
 	}
 	for at, ahead := range d.devices.ahead {
@@ -123,7 +126,7 @@ func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreach
 		default:
 			u := Unreached{Index: at.index, Hook: at.hook}
 			for _, o := range ahead {
-				u.Ahead = append(u.Ahead, o.name)
+				u.Ahead = append(u.Ahead, o.String())
 			}
 			found = append(found, u)
 			d.devices.unreached[at] = true
@@ -134,26 +137,6 @@ func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreach
 	})
 
 	return found, again, nil
-}
-
-// countBehindOthers returns the counts of those hooks of these devices at which others run before ours.
-func (d *Datapath) countBehindOthers(devices []Device, count func(Device, deviceHook) (uint64, error)) (map[position]uint64, error) {
-	counts := make(map[position]uint64)
-	for _, hook := range deviceHooks() {
-		for _, device := range devices {
-			at := position{device.Index, hook.name}
-			if d.devices.ahead[at] == nil {
-				continue
-			}
-			n, err := count(device, hook)
-			if err != nil {
-				return nil, fmt.Errorf("device %d: %s: %w", device.Index, hook.name, err)
-			}
-			counts[at] = n
-		}
-	}
-
-	return counts, nil
 }
 
 // runsOf returns how often the program of a device's variant has run while runs were counted.

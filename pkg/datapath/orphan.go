@@ -4,16 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
-	"os"
-	"path/filepath"
-	"runtime"
-	"slices"
 
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // DestroyOrphans destroys connected UDP sockets, in every network namespace, if their
@@ -49,83 +46,60 @@ func DestroySocks(socks []maps.TranslatedSock) (int, error) {
 	for _, sock := range socks {
 		byNetns[sock.Netns] = append(byNetns[sock.Netns], sock)
 	}
-	paths, err := netnsPaths()
-	if err != nil {
-		return 0, err
-	}
-
 	var errs []error
 	destroyed := 0
-	for netns, socks := range byNetns {
-		err := inNetns(paths[netns], func() error {
-			var errs []error
-			for _, sock := range socks {
-				err := destroy(sock)
-				if err == nil {
-					destroyed++
-				} else if !errors.Is(err, unix.ENOENT) { // the application has closed it
-					errs = append(errs, err)
+	err := node.EachNamespace(func(inode uint64, ns netns.NsHandle) (done bool, _ error) {
+		socks := byNetns[uint32(inode)]
+		delete(byNetns, uint32(inode))
+		if len(socks) > 0 {
+			errs = append(errs, wrap(fmt.Sprintf("network namespace %d", inode), node.InNamespace(ns, func() (failed error) {
+				for _, sock := range socks {
+					err := destroy(sock)
+					if err == nil {
+						destroyed++
+					} else if !errors.Is(err, unix.ENOENT) { // the application has closed it
+						failed = errors.Join(failed, err)
+					}
 				}
-			}
 
-			return errors.Join(errs...)
-		})
-		if err != nil {
-			errs = append(errs, fmt.Errorf("network namespace %d: %w", netns, err))
+				return failed
+			})))
 		}
+
+		return len(byNetns) == 0, nil
+	})
+	for inode := range byNetns {
+		errs = append(errs, fmt.Errorf("network namespace %d: %w", inode, ErrNetnsNotFound))
 	}
 
-	return destroyed, errors.Join(errs...)
+	return destroyed, errors.Join(append(errs, err)...)
 }
 
 // orphans returns the sockets that have to connect anew.
 func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
-	stays := make(map[maps.SockState]bool)
+	stays := make(map[maps.Translation]bool)
 	var orphans []maps.TranslatedSock
 	for _, sock := range socks {
-		if sock.Peer != sock.State.Backend || sock.PeerPort != sock.State.BackendPort {
+		state := sock.State
+		if sock.Peer != state.Backend || sock.PeerPort != state.BackendPort {
 			continue // it has connected to another address since
 		}
-		state := sock.State
-		// Of all that connected alike, one is looked up.
-		state.Since, state.Client, state.Answered, state.Counted = 0, 0, 0, 0
-		if _, known := stays[state]; !known {
-			leads, err := d.hasFrontend(state)
-			if err != nil {
+		t := maps.Translation{
+			OriginalDst: state.OriginalDst, OriginalPort: state.OriginalPort, ServicePortID: state.ServicePortId,
+			Backend: state.Backend, BackendPort: state.BackendPort, BackendID: state.BackendId,
+		}
+		if _, known := stays[t]; !known {
+			var err error
+			if stays[t], err = d.maps.IsCurrent(t, unix.IPPROTO_UDP, maps.ScopeInternal); err != nil {
 				return nil, err
 			}
-			// The id of the backend may belong to another one by now.
-			b, ok := d.maps.BackendOf(state.BackendId)
-			exists := ok && b.ServicePortId == state.ServicePortId &&
-				b.Addr == state.Backend && b.Port == state.BackendPort
-			stays[state] = leads && exists
 		}
-		if !stays[state] {
+		if !stays[t] {
 			orphans = append(orphans, sock)
 		}
 	}
 
 	return orphans, nil
-}
-
-// hasFrontend reports whether the original destination of a socket still belongs to the
-// same service port, as a frontend of its own or as a node port.
-func (d *Datapath) hasFrontend(given maps.SockState) (bool, error) {
-	key := maps.FrontendKey{
-		Addr: given.OriginalDst, Port: given.OriginalPort,
-		Proto: unix.IPPROTO_UDP, Scope: maps.ScopeInternal,
-	}
-	_, pool, ok, err := d.maps.FrontendOf(key)
-	if err == nil && !ok { // a node port has an unspecified address of the family
-		unspecified := netip.IPv6Unspecified()
-		if given.OriginalDst.IP().Is4() {
-			unspecified = netip.IPv4Unspecified()
-		}
-		key.Addr = maps.AddrOf(unspecified)
-		_, pool, ok, err = d.maps.FrontendOf(key)
-	}
-
-	return ok && pool.ServicePortId == given.ServicePortId, err
 }
 
 // TranslatedSocks returns the connected UDP sockets that Sluice translated, in
@@ -143,68 +117,6 @@ func (d *Datapath) TranslatedSocks() ([]maps.TranslatedSock, error) {
 // it has no name in this mount namespace, and no process whose namespace this process
 // may open, which takes CAP_SYS_PTRACE.
 var ErrNetnsNotFound = errors.New("network namespace not found (the agent needs the host's /run/netns, or its /proc and CAP_SYS_PTRACE)")
-
-// netnsPaths returns the paths of every network namespace that has a name or a
-// process, by inode number. Names come first, since processes may end.
-func netnsPaths() (map[uint32][]string, error) {
-	named, err := filepath.Glob("/run/netns/*")
-	if err != nil {
-		return nil, fmt.Errorf("named network namespaces: %w", err)
-	}
-	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	if err != nil {
-		return nil, fmt.Errorf("network namespaces of processes: %w", err)
-	}
-	paths := make(map[uint32][]string)
-	for _, path := range slices.Concat(named, processes) {
-		var stat unix.Stat_t
-		if unix.Stat(path, &stat) == nil { // the process may be gone
-			paths[uint32(stat.Ino)] = append(paths[uint32(stat.Ino)], path)
-		}
-	}
-
-	return paths, nil
-}
-
-// inNetns runs f in another network namespace, which has one of these paths. If the
-// thread cannot return to its own namespace, it ends with the goroutine.
-func inNetns(paths []string, f func() error) error {
-	var target *os.File
-	for _, path := range paths { // the first that still exists
-		var err error
-		if target, err = os.Open(path); err == nil {
-			break
-		}
-	}
-	if target == nil {
-		return ErrNetnsNotFound
-	}
-	defer target.Close()
-	home, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return fmt.Errorf("network namespace of this thread: %w", err)
-	}
-	defer home.Close()
-
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("setns: %w", err)
-
-			return
-		}
-		err := f()
-		back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
-		if back == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- errors.Join(err, back)
-	}()
-
-	return <-done
-}
 
 // destroy destroys one socket by inet_diag. It needs CONFIG_INET_DIAG_DESTROY and
 // the module tcp_diag or udp_diag, which the kernel loads.

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -151,5 +152,12 @@ func TestOrphanOfAnAddress(t *testing.T) {
 			test.do(t, w, s)
 			mustDestroy(t, w, test.want)
 		})
+	}
+}
+
+// A socket whose network namespace this process cannot enter is an error, and no reason to leave others alone.
+func TestDestroySocksOfNowhere(t *testing.T) {
+	if n, err := DestroySocks([]maps.TranslatedSock{{Netns: 1}}); n != 0 || !errors.Is(err, ErrNetnsNotFound) {
+		t.Errorf("%d were destroyed: %v", n, err)
 	}
 }

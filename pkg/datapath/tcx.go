@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,18 +26,11 @@ func devicePin(bpfRoot string, index int, hook deviceHook) string {
 // attachTCX attaches a program to a device, see [links.attach]. If stays returns false for the
 // programs that run before it, it is attached anew. The kernel accepts a program only once at a
 // hook, so the new link begins with another copy of it, until the old link is gone.
-func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program, stays func(ahead []other) bool, load func() (*bpf.DevicePrograms, error)) error {
+func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program, stays func(ahead []attached) bool, load func() (*bpf.DevicePrograms, error)) error {
 	isThere := func(l link.Link) bool {
-		id, programs, err := runningAt(l, index, hook)
-		if err != nil || id == 0 {
-			return false
-		}
-		ahead := make([]other, 0, len(programs))
-		for _, id := range programs {
-			ahead = append(ahead, other{id, programName(id)})
-		}
+		runs, ahead, err := runningAt(l, index, hook)
 
-		return stays(ahead)
+		return err == nil && runs && stays(ahead)
 	}
 	attach := func(program *ebpf.Program) (link.Link, error) {
 		return link.AttachTCX(link.TCXOptions{
@@ -70,31 +62,58 @@ func (ls *links) attachTCX(index int, hook deviceHook, program *ebpf.Program, st
 	return err
 }
 
-// runningAt returns the program of a link and those that run before it, or 0 if it
-// does not run at this hook of a device of this namespace. The link itself does not
-// show the namespace of its device.
-func runningAt(l link.Link, index int, hook deviceHook) (ebpf.ProgramID, []ebpf.ProgramID, error) {
-	info, err := l.Info()
-	if err != nil {
-		return 0, nil, fmt.Errorf("link: %w", err)
-	}
-	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: hook.attach})
-	if err != nil {
-		return 0, nil, fmt.Errorf("query: %w", err)
-	}
-	var ahead []ebpf.ProgramID
-	for _, program := range result.Programs {
-		if id, ok := program.LinkID(); ok && id == info.ID {
-			return program.ID, ahead, nil
-		}
-		ahead = append(ahead, program.ID)
-	}
-
-	return 0, nil, nil
+// attached is a program of tcx or a filter at a hook of a device.
+type attached struct {
+	id     ebpf.ProgramID // 0: a filter that is no program
+	link   link.ID        // of tcx
+	filter string         // its name, or its type
 }
 
-// detachTCX detaches all pinned links from devices for which keep returns false, also
-// if these have moved to another namespace, where links stay attached.
+// String returns the name.
+func (a attached) String() string {
+	if a.filter != "" {
+		return a.filter
+	}
+
+	return programName(a.id)
+}
+
+// tcxAt returns the programs of tcx at a hook, in the order in which they run. There are none before Linux 6.6.
+func tcxAt(index int, hook deviceHook) ([]attached, error) {
+	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: hook.attach})
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("query: %w", err)
+	}
+	var all []attached
+	for _, program := range result.Programs {
+		linkID, _ := program.LinkID()
+		all = append(all, attached{id: program.ID, link: linkID})
+	}
+
+	return all, nil
+}
+
+// runningAt reports whether the program of a link runs at this hook of a device of this namespace, and behind which
+// others. The link itself does not show the namespace of its device.
+func runningAt(l link.Link, index int, hook deviceHook) (runs bool, ahead []attached, err error) {
+	info, err := l.Info()
+	if err != nil {
+		return false, nil, fmt.Errorf("link: %w", err)
+	}
+	all, err := tcxAt(index, hook)
+	at := slices.IndexFunc(all, func(a attached) bool { return a.link == info.ID })
+	if at < 0 {
+		return false, nil, err
+	}
+
+	return true, all[:at], nil
+}
+
+// detachTCX detaches all pinned links from devices for which keep returns false, in the reverse order of
+// attaching, also if these have moved to another namespace, where links stay attached.
 func detachTCX(bpfRoot string, keep func(index int) bool) error {
 	entries, err := os.ReadDir(deviceDir(bpfRoot))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -109,7 +128,12 @@ func detachTCX(bpfRoot string, keep func(index int) bool) error {
 		if err == nil && keep(index) {
 			continue
 		}
-		if err := removeDeviceLinks(filepath.Join(deviceDir(bpfRoot), entry.Name())); err != nil {
+		dir := filepath.Join(deviceDir(bpfRoot), entry.Name())
+		err = removePinned(dir, []string{"ingress", "egress"}, func(string) bool { return false })
+		if err == nil {
+			err = os.Remove(dir)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("device %s: %w", entry.Name(), err))
 		}
 	}
@@ -117,46 +141,22 @@ func detachTCX(bpfRoot string, keep func(index int) bool) error {
 	return errors.Join(errs...)
 }
 
-// removeDeviceLinks detaches the pinned links of one device, in the reverse order of
-// attaching.
-func removeDeviceLinks(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("link directory: %w", err)
-	}
-	order := func(entry fs.DirEntry) int {
-		return slices.IndexFunc(deviceHooks(), func(h deviceHook) bool { return h.name == entry.Name() })
-	}
-	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(order(b), order(a)) })
-	for _, entry := range entries {
-		if err := removeLink(filepath.Join(dir, entry.Name())); err != nil {
-			return err
-		}
-	}
-
-	return os.Remove(dir)
-}
-
-// findLink returns whether the program of our link runs at a hook, and behind which others.
-func findLink(get linkGetter, bpfRoot string, index int, hook deviceHook) (found, error) {
+// findLink reports whether the program of our link runs at a hook, and behind which others.
+func findLink(get linkGetter, bpfRoot string, index int, hook deviceHook) (runs bool, ahead []attached, err error) {
 	l, err := get(devicePin(bpfRoot, index, hook))
 	if errors.Is(err, fs.ErrNotExist) {
-		return found{}, nil
+		return false, nil, nil
 	}
 	if err != nil {
-		return found{}, err
+		return false, nil, err
 	}
 	defer l.Close()
-	id, ahead, err := runningAt(l, index, hook)
-	if err == nil && id == 0 {
+	runs, ahead, err = runningAt(l, index, hook)
+	if err == nil && !runs {
 		err = errors.New("there is a link, but its program does not run there")
 	}
-	f := found{is: id != 0}
-	for _, id := range ahead {
-		f.ahead = append(f.ahead, programName(id))
-	}
 
-	return f, err
+	return runs, ahead, err
 }
 
 // programName returns the name of a program, or its number if it has none, or

@@ -86,6 +86,13 @@ func newOldWorld(t testing.TB) *world {
 // buildWorld makes everything but the Datapath.
 func buildWorld(t testing.TB, options ...func(*Config)) *world {
 	t.Helper()
+
+	return buildWorldBy(t, lab.Bridged, options...)
+}
+
+// buildWorldBy is buildWorld with pods that are attached to their node in a way.
+func buildWorldBy(t testing.TB, attachment lab.Attachment, options ...func(*Config)) *world {
+	t.Helper()
 	w := &world{cgroup: lab.MustCgroup(t, "datapath")}
 	w.cfg = Config{
 		Handshakes: true,
@@ -102,7 +109,7 @@ func buildWorld(t testing.TB, options ...func(*Config)) *world {
 			t.Error(err)
 		}
 	})
-	w.node = lab.MustNew(t, lab.Config{Nodes: 1, PodsPerNode: 1 + len(colours)}).Nodes[0]
+	w.node = lab.MustNew(t, lab.Config{Nodes: 1, PodsPerNode: 1 + len(colours), Attachment: attachment}).Nodes[0]
 	w.client, w.answers = w.node.Pods[0], w.node.Pods[1:]
 	for i, colour := range colours {
 		pod := w.answers[i]

@@ -62,7 +62,7 @@ func explain(err error) string {
 	case errors.As(err, &unknown):
 		return "its certificate is signed by an authority that the kubeconfig does not have"
 	case errors.As(err, &name):
-		return fmt.Sprintf("its certificate is for other names than %s: %s", name.Host, list(certificateNames(name.Certificate)))
+		return fmt.Sprintf("its certificate is for other names than %s: %s", name.Host, status.ListText(certificateNames(name.Certificate)))
 	}
 
 	return err.Error()
@@ -127,34 +127,11 @@ func checkAgent(n Node) []Finding {
 	case s.Well():
 		return ok("agent %s runs and is well", s.Version)
 	default:
-		return problem("agent "+s.Version+" runs, and is not well: "+list(ailments(s)), "Look at sluice status and the log of the agent.")
-	}
-}
+		troubles := s.Troubles()
+		if !s.Synced {
+			troubles = slices.Insert(troubles, 0, "it waits for the first complete list of Services")
+		}
 
-// ailments returns why a status is not well.
-func ailments(s status.Status) []string {
-	var found []string
-	if !s.Synced {
-		found = append(found, "it waits for the first complete list of Services")
+		return problem("agent "+s.Version+" runs, and is not well: "+status.ListText(troubles), "Look at sluice status and the log of the agent.")
 	}
-	for _, text := range []string{s.Effective, s.Unpinned, s.Flows.Emergency} {
-		if text != "" {
-			found = append(found, text)
-		}
-	}
-	for _, hook := range s.Hooks {
-		if hook.Problem != "" {
-			found = append(found, hook.Name+": "+hook.Problem)
-		}
-	}
-	for _, device := range s.Devices {
-		if device.Problem != "" {
-			found = append(found, device.Name+": "+device.Problem)
-		}
-	}
-	for _, e := range s.Errors {
-		found = append(found, fmt.Sprintf("Service %s: %s", e.Service, e.Error))
-	}
-
-	return found
 }

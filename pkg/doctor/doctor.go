@@ -6,6 +6,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -47,44 +48,52 @@ const page = "https://github.com/sluice-lb/sluice/blob/main/docs/doctor.md"
 type check struct {
 	name string
 	find func(Node) []Finding
+	// unseen returns why find cannot look at its subject, if it cannot. It may be nil.
+	unseen func(Node) error
 }
 
 // checks are all checks, in the order of the report: what the agent needs first, then what else is
 // on the node, and then the cluster.
 var checks = []check{
-	{"kernel", checkKernel},
-	{"btf", checkBTF},
-	{"jit", checkJIT},
-	{"capabilities", checkCapabilities},
-	{"seccomp", checkSeccomp},
-	{"memlock", checkMemlock},
-	{"memory", checkMemory},
-	{"cgroup", checkCgroup},
-	{"bpffs", checkBPFFS},
-	{"pins", checkPins},
-	{"cgroup-hooks", checkCgroupHooks},
-	{"device-hooks", checkDeviceHooks},
-	{"kube-proxy", checkKubeProxy},
-	{"ipvs", checkIPVS},
-	{"cilium", checkCilium},
-	{"calico", checkCalico},
-	{"node-port-firewall", checkFirewall},
-	{"connection-marks", checkConnectionMarks},
-	{"ipsec", checkIPsec},
-	{"ip-forward", checkIPForward},
-	{"rp-filter", checkRPFilter},
-	{"ports", checkPorts},
-	{"mtu", checkMTU},
-	{"api-server", checkAPIServer},
-	{"clock", checkClock},
-	{"agent", checkAgent},
+	{"kernel", checkKernel, func(n Node) error { return n.Kernel.Err }},
+	{"btf", checkBTF, nil},
+	{"jit", checkJIT, func(n Node) error { return n.JIT.Err }},
+	{"capabilities", checkCapabilities, func(n Node) error { return n.Process.Err }},
+	{"seccomp", checkSeccomp, func(n Node) error { return n.Process.Err }},
+	{"memlock", checkMemlock, func(n Node) error { return n.Kernel.Err }},
+	{"memory", checkMemory, func(n Node) error { return n.Memory.Err }},
+	{"cgroup", checkCgroup, nil},
+	{"bpffs", checkBPFFS, nil},
+	{"pins", checkPins, nil},
+	{"cgroup-hooks", checkCgroupHooks, nil},
+	{"device-hooks", checkDeviceHooks, func(n Node) error { return cmp.Or(n.Devices.Err, n.DevicePrograms.Err) }},
+	{"kube-proxy", checkKubeProxy, nil},
+	{"ipvs", checkIPVS, func(n Node) error { return n.Devices.Err }},
+	{"cilium", checkCilium, Node.foreignErr},
+	{"calico", checkCalico, Node.foreignErr},
+	{"node-port-firewall", checkFirewall, func(n Node) error { return n.Netfilter.Err }},
+	{"connection-marks", checkConnectionMarks, func(n Node) error { return cmp.Or(n.Netfilter.Err, n.MarkRules.Err) }},
+	{"ipsec", checkIPsec, func(n Node) error { return n.IPsecPolicies.Err }},
+	{"ip-forward", checkIPForward, func(n Node) error { return n.IPForward.Err }},
+	{"rp-filter", checkRPFilter, func(n Node) error { return n.Devices.Err }},
+	{"ports", checkPorts, func(n Node) error { return cmp.Or(n.Ephemeral.Err, n.Masquerade.Err) }},
+	{"mtu", checkMTU, func(n Node) error { return n.Devices.Err }},
+	{"api-server", checkAPIServer, nil},
+	{"clock", checkClock, nil},
+	{"agent", checkAgent, nil},
 }
 
 // Diagnose runs all checks.
 func Diagnose(n Node) Report {
 	report := Report{Findings: []Finding{}}
 	for _, c := range checks {
-		for _, f := range c.find(n) {
+		var findings []Finding
+		if c.unseen != nil && c.unseen(n) != nil {
+			findings = unseen(c.unseen(n))
+		} else {
+			findings = c.find(n)
+		}
+		for _, f := range findings {
 			f.Check = c.name
 			switch f.State {
 			case Warning:

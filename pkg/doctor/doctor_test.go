@@ -336,6 +336,44 @@ func TestEachCheckFindsSomething(t *testing.T) {
 	}
 }
 
+// What could not be seen is reported by the checks that need it, and by no others.
+func TestUnseen(t *testing.T) {
+	lost := errors.New("lost")
+	for _, test := range []struct {
+		checks string
+		lose   func(*Node)
+	}{
+		{"kernel memlock", func(n *Node) { n.Kernel.Err = lost }},
+		{"jit", func(n *Node) { n.JIT.Err = lost }},
+		{"capabilities seccomp", func(n *Node) { n.Process.Err = lost }},
+		{"memory", func(n *Node) { n.Memory.Err = lost }},
+		{"pins", func(n *Node) { n.Pins.Err = lost }},
+		{"cgroup-hooks cilium calico", func(n *Node) { n.CgroupPrograms.Err = lost }},
+		{"device-hooks cilium calico", func(n *Node) { n.DevicePrograms.Err = lost }},
+		{"device-hooks ipvs rp-filter mtu", func(n *Node) { n.Devices.Err = lost }},
+		{"kube-proxy", func(n *Node) { n.Processes.Err = lost }},
+		{"kube-proxy node-port-firewall connection-marks", func(n *Node) { n.Netfilter.Err = lost }},
+		{"ipvs", func(n *Node) { n.IPVS.Err = lost }},
+		{"connection-marks", func(n *Node) { n.MarkRules.Err = lost }},
+		{"ipsec", func(n *Node) { n.IPsecPolicies.Err = lost }},
+		{"ip-forward", func(n *Node) { n.IPForward.Err = lost }},
+		{"ports", func(n *Node) { n.Ephemeral.Err = lost }},
+		{"ports", func(n *Node) { n.Masquerade.Err = lost }},
+	} {
+		n := healthy()
+		test.lose(&n)
+		var got []string
+		for _, f := range Diagnose(n).Findings {
+			if f.State == Warning && f.Seen == "not looked at: lost" {
+				got = append(got, f.Check)
+			}
+		}
+		if diff := cmp.Diff(strings.Fields(test.checks), got); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+	}
+}
+
 // A node of which nothing could be seen is no reason to crash, and not reported as healthy.
 func TestNothingSeen(t *testing.T) {
 	err := fmt.Errorf("nothing: %w", unix.EPERM)

@@ -15,9 +15,6 @@ import (
 var leastKernel = Version{5, 10}
 
 func checkKernel(n Node) []Finding {
-	if n.Kernel.Err != nil {
-		return unseen(n.Kernel.Err)
-	}
 	kernel := n.Kernel.Value
 	if kernel.Version.before(leastKernel) {
 		return problem("Linux "+kernel.Release, "Boot Linux 5.10 or later.")
@@ -47,8 +44,6 @@ func checkBTF(n Node) []Finding {
 
 func checkJIT(n Node) []Finding {
 	switch {
-	case n.JIT.Err != nil:
-		return unseen(n.JIT.Err)
 	case n.JIT.Value == 0:
 		return warning("net.core.bpf_jit_enable is 0: programs are interpreted, which costs several times the CPU",
 			"Set net.core.bpf_jit_enable=1.")
@@ -69,9 +64,6 @@ var capabilityNumbers = map[string]uint{
 }
 
 func checkCapabilities(n Node) []Finding {
-	if n.Process.Err != nil {
-		return unseen(n.Process.Err)
-	}
 	missing := slices.DeleteFunc(slices.Clone(neededCapabilities), n.Process.Value.has)
 	if len(missing) > 0 {
 		return problem("this process lacks "+strings.Join(missing, ", "),
@@ -83,8 +75,6 @@ func checkCapabilities(n Node) []Finding {
 
 func checkSeccomp(n Node) []Finding {
 	switch {
-	case n.Process.Err != nil:
-		return unseen(n.Process.Err)
 	case n.Process.Value.Seccomp == 0:
 		return ok("system calls of this process are not filtered")
 	case errors.Is(n.Features.Err, unix.EPERM) && n.Process.Value.has("SYS_ADMIN"):
@@ -100,8 +90,6 @@ var chargedKernel = Version{5, 11}
 
 func checkMemlock(n Node) []Finding {
 	switch {
-	case n.Kernel.Err != nil:
-		return unseen(n.Kernel.Err)
 	case !n.Kernel.Value.Version.before(chargedKernel):
 		return ok("the memory of maps is not locked memory on this kernel")
 	case n.Process.Err != nil:
@@ -122,9 +110,6 @@ func checkMemlock(n Node) []Finding {
 const agentMemory = 128 << 20
 
 func checkMemory(n Node) []Finding {
-	if n.Memory.Err != nil {
-		return unseen(n.Memory.Err)
-	}
 	free := size(n.Memory.Value)
 	if n.Pins.Err == nil && len(n.Pins.Value.Folders) > 0 {
 		return ok("%s are free, and the maps are there already", free)

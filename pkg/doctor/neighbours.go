@@ -9,19 +9,8 @@ import (
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
-
-// shown is how many names of a list a finding has.
-const shown = 3
-
-// list joins the first of these texts, with the number of the others.
-func list(texts []string) string {
-	if more := len(texts) - shown; more > 0 {
-		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:shown], "; "), more)
-	}
-
-	return strings.Join(texts, "; ")
-}
 
 // programs returns hook and name of each program that matches.
 func programs(all []datapath.Foreign, match func(datapath.Foreign) bool) []string {
@@ -46,7 +35,7 @@ func checkCgroupHooks(n Node) []Finding {
 	}
 	all := n.CgroupPrograms.Value
 	if found := programs(all, excludes); len(found) > 0 {
-		return problem("attached so that no other program is allowed beside it: "+list(found),
+		return problem("attached so that no other program is allowed beside it: "+status.ListText(found),
 			"Stop its owner, or have it attach with BPF_F_ALLOW_MULTI (as a link); bpftool cgroup tree shows where it is.")
 	}
 	// Of programs at the other hooks, none decides where a socket connects.
@@ -54,11 +43,11 @@ func checkCgroupHooks(n Node) []Finding {
 		return strings.HasPrefix(f.Hook, "connect") || strings.HasPrefix(f.Hook, "sendmsg")
 	})
 	if len(found) > 0 {
-		return warning("other programs decide about the same sockets: "+list(found),
+		return warning("other programs decide about the same sockets: "+status.ListText(found),
 			"Make sure that they translate or refuse no address of a Service: of two that do, the one that runs first decides.")
 	}
 	if len(all) > 0 {
-		return ok("other programs only watch: %s", list(programs(all, func(datapath.Foreign) bool { return true })))
+		return ok("other programs only watch: %s", status.ListText(programs(all, func(datapath.Foreign) bool { return true })))
 	}
 
 	return ok("no other program is at the hooks of sockets")
@@ -66,15 +55,9 @@ func checkCgroupHooks(n Node) []Finding {
 
 // checkDeviceHooks reports what the agent sees of its own programs, if one runs.
 func checkDeviceHooks(n Node) []Finding {
-	if n.Devices.Err != nil {
-		return unseen(n.Devices.Err)
-	}
-	if n.DevicePrograms.Err != nil {
-		return unseen(n.DevicePrograms.Err)
-	}
 	var findings []Finding
 	if len(n.uplinks()) == 0 {
-		findings = append(findings, warning("no device looks as if it led to other hosts: "+list(n.classes()),
+		findings = append(findings, warning("no device looks as if it led to other hosts: "+status.ListText(n.classes()),
 			"Name the node's device with --devices NAME=uplink, or look at why it has no address of a network.")...)
 	}
 	if n.Agent.Err == nil {
@@ -87,17 +70,17 @@ func checkDeviceHooks(n Node) []Finding {
 	}
 	all := n.DevicePrograms.Value
 	if found := programs(all, excludes); len(found) > 0 && n.byClsact() {
-		findings = append(findings, problem("no room for clsact: "+list(found),
+		findings = append(findings, problem("no room for clsact: "+status.ListText(found),
 			"Have the owner of the qdisc use clsact instead, as ingress and clsact exclude each other.")...)
 	}
 	xdp := programs(all, func(f datapath.Foreign) bool { return strings.HasSuffix(f.Hook, " xdp") })
 	if len(xdp) > 0 {
-		findings = append(findings, warning("XDP programs see packets before Sluice: "+list(xdp),
+		findings = append(findings, warning("XDP programs see packets before Sluice: "+status.ListText(xdp),
 			"Make sure that they pass packets to node ports and load balancers' addresses on to the stack.")...)
 	}
 	ahead := programs(all, func(f datapath.Foreign) bool { return f.Ahead && strings.HasSuffix(f.Hook, " ingress") })
 	if len(ahead) > 0 && n.Agent.Err != nil {
-		findings = append(findings, warning("other programs run before that of Sluice: "+list(ahead),
+		findings = append(findings, warning("other programs run before that of Sluice: "+status.ListText(ahead),
 			"Start the agent: it overtakes them, and sluice status reports one that still ends the chain.")...)
 	}
 	if len(findings) > 0 {
@@ -105,10 +88,10 @@ func checkDeviceHooks(n Node) []Finding {
 	}
 	others := programs(all, func(f datapath.Foreign) bool { return !f.Excludes })
 	if len(others) > 0 {
-		return ok("programs of others stay, behind Sluice at ingress and before it at egress: %s", list(others))
+		return ok("programs of others stay, behind Sluice at ingress and before it at egress: %s", status.ListText(others))
 	}
 
-	return ok("no other program is at the devices: %s", list(n.classes()))
+	return ok("no other program is at the devices: %s", status.ListText(n.classes()))
 }
 
 func checkKubeProxy(n Node) []Finding {
@@ -130,7 +113,7 @@ func checkKubeProxy(n Node) []Finding {
 		}
 	}
 	if len(tables) > 0 {
-		findings = append(findings, warning("rules of kube-proxy are there: "+list(tables),
+		findings = append(findings, warning("rules of kube-proxy are there: "+status.ListText(tables),
 			"Once kube-proxy has stopped, remove them: sluice cleanup --kube-proxy, which keeps the connections that they have translated.")...)
 	}
 	if n.Processes.Err != nil {
@@ -150,9 +133,6 @@ func checkKubeProxy(n Node) []Finding {
 const ipvsDevice = "kube-ipvs0"
 
 func checkIPVS(n Node) []Finding {
-	if n.Devices.Err != nil {
-		return unseen(n.Devices.Err)
-	}
 	var seen []string
 	if slices.ContainsFunc(n.Devices.Value, func(d Device) bool { return d.Name == ipvsDevice }) {
 		seen = append(seen, "the device "+ipvsDevice+" has addresses of Services, at which the node itself answers")
@@ -200,11 +180,8 @@ func (n Node) foreignErr() error {
 }
 
 func checkCilium(n Node) []Finding {
-	if err := n.foreignErr(); err != nil {
-		return unseen(err)
-	}
 	if replaces := programsNamed(n.CgroupPrograms.Value, "cil_sock"); len(replaces) > 0 {
-		return problem("Cilium translates Services at sockets, too: "+list(replaces),
+		return problem("Cilium translates Services at sockets, too: "+status.ListText(replaces),
 			"Run one of the two: set kubeProxyReplacement=false in Cilium and restart its agents, or do not install Sluice.")
 	}
 	var seen []string
@@ -215,25 +192,22 @@ func checkCilium(n Node) []Finding {
 	case len(seen) == 0 && !runs:
 		return ok("nothing of Cilium")
 	case !runs && n.Processes.Err == nil && n.AllProcesses:
-		return warning("no cilium-agent runs, and this is left of it: "+list(seen),
+		return warning("no cilium-agent runs, and this is left of it: "+status.ListText(seen),
 			"If Cilium was removed, run cilium-dbg post-uninstall-cleanup on the node, or boot it.")
 	}
 
-	return ok("Cilium does not translate at sockets: %s", list(seen))
+	return ok("Cilium does not translate at sockets: %s", status.ListText(seen))
 }
 
 func checkCalico(n Node) []Finding {
-	if err := n.foreignErr(); err != nil {
-		return unseen(err)
-	}
 	replaces := slices.Concat(n.named("bpfin.cali", "bpfout.cali"),
 		programsNamed(n.CgroupPrograms.Value, "cali_", "calico_"), programsNamed(n.DevicePrograms.Value, "cali_"))
 	if len(replaces) > 0 {
-		return problem("Calico's eBPF dataplane translates Services, too: "+list(replaces),
+		return problem("Calico's eBPF dataplane translates Services, too: "+status.ListText(replaces),
 			"Run one of the two: set bpfEnabled: false in Calico's FelixConfiguration, or do not install Sluice.")
 	}
 	if found := n.named("cali", "vxlan.calico", "tunl0"); len(found) > 0 {
-		return ok("Calico does not translate Services: %s", list(found))
+		return ok("Calico does not translate Services: %s", status.ListText(found))
 	}
 
 	return ok("nothing of Calico")
@@ -242,9 +216,6 @@ func checkCalico(n Node) []Finding {
 // checkFirewall reports rules that match packets to Services only as long as netfilter sees these
 // before they are translated.
 func checkFirewall(n Node) []Finding {
-	if n.Netfilter.Err != nil {
-		return unseen(n.Netfilter.Err)
-	}
 	var found []string
 	for _, rule := range n.Netfilter.Value.Rules {
 		if rule.Does != node.MarksConnections && n.mayMatchService(rule.Match) {
@@ -252,7 +223,7 @@ func checkFirewall(n Node) []Finding {
 		}
 	}
 	if len(found) > 0 {
-		return warning("these rules will not match packets to Services: "+list(found),
+		return warning("these rules will not match packets to Services: "+status.ListText(found),
 			"Use loadBalancerSourceRanges, nodePortAddresses or a NetworkPolicy instead, or match the mark that sluice agent --mark sets.")
 	}
 
@@ -284,12 +255,6 @@ func (n Node) mayMatchService(m node.Match) bool {
 }
 
 func checkConnectionMarks(n Node) []Finding {
-	if n.Netfilter.Err != nil {
-		return unseen(n.Netfilter.Err)
-	}
-	if n.MarkRules.Err != nil {
-		return unseen(n.MarkRules.Err)
-	}
 	var found []string
 	for _, rule := range n.Netfilter.Value.Rules {
 		if rule.Does == node.MarksConnections {
@@ -297,7 +262,7 @@ func checkConnectionMarks(n Node) []Finding {
 		}
 	}
 	if len(found) > 0 && len(n.MarkRules.Value) > 0 {
-		return warning(fmt.Sprintf("the CNI marks connections, and routing rule %d selects by a mark: %s", n.MarkRules.Value[0], list(found)),
+		return warning(fmt.Sprintf("the CNI marks connections, and routing rule %d selects by a mark: %s", n.MarkRules.Value[0], status.ListText(found)),
 			"Answers leave by the device that the client came by without these; if other routes depend on the mark, let sluice agent --mark set it.")
 	}
 	if len(n.MarkRules.Value) > 0 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // Device is a network device of the node.
@@ -49,8 +50,6 @@ func (n Node) classes() []string {
 
 func checkIPsec(n Node) []Finding {
 	switch {
-	case n.IPsecPolicies.Err != nil:
-		return unseen(n.IPsecPolicies.Err)
 	case n.IPsecPolicies.Value == 0:
 		return ok("no IPsec policies")
 	case n.ThroughStack:
@@ -62,9 +61,6 @@ func checkIPsec(n Node) []Finding {
 }
 
 func checkIPForward(n Node) []Finding {
-	if n.IPForward.Err != nil {
-		return unseen(n.IPForward.Err)
-	}
 	has := func(isOf func(netip.Addr) bool) bool {
 		return slices.ContainsFunc(n.Addresses, func(a netip.Addr) bool { return isOf(a) && a.IsGlobalUnicast() })
 	}
@@ -81,9 +77,6 @@ func checkIPForward(n Node) []Finding {
 }
 
 func checkRPFilter(n Node) []Finding {
-	if n.Devices.Err != nil {
-		return unseen(n.Devices.Err)
-	}
 	uplinks := n.uplinks()
 	var strict []string
 	for _, d := range uplinks {
@@ -92,7 +85,7 @@ func checkRPFilter(n Node) []Finding {
 		}
 	}
 	if len(uplinks) > 1 && len(strict) > 0 {
-		return warning(fmt.Sprintf("the node has %d uplinks, and rp_filter is strict on %s", len(uplinks), list(strict)),
+		return warning(fmt.Sprintf("the node has %d uplinks, and rp_filter is strict on %s", len(uplinks), status.ListText(strict)),
 			"Set net.ipv4.conf.DEVICE.rp_filter=2 (and that of all to 0 or 2), or packets that come by another uplink than their answers take are dropped.")
 	}
 
@@ -103,12 +96,6 @@ func checkRPFilter(n Node) []Finding {
 const leastMasquerade = 4096
 
 func checkPorts(n Node) []Finding {
-	if n.Ephemeral.Err != nil {
-		return unseen(n.Ephemeral.Err)
-	}
-	if n.Masquerade.Err != nil {
-		return unseen(n.Masquerade.Err)
-	}
 	var findings []Finding
 	for _, r := range n.Ephemeral.Value {
 		if r.Low <= node.NodePorts.High && r.High >= node.NodePorts.Low {
@@ -148,9 +135,6 @@ var tunnelOverhead = map[string]int{"vxlan": 50, "geneve": 50, "ipip": 20, "sit"
 // checkMTU compares what pods may send with what tunnels take, and that with what uplinks take. As
 // the uplink that a tunnel uses is not known, the smallest counts, of those with a gateway if any has.
 func checkMTU(n Node) []Finding {
-	if n.Devices.Err != nil {
-		return unseen(n.Devices.Err)
-	}
 	uplinks := n.uplinks()
 	if len(uplinks) == 0 {
 		return ok("there is no uplink to compare with")

@@ -240,34 +240,28 @@ func readMemlock() (uint64, error) {
 
 // readMemory returns the memory that is available without swapping.
 func readMemory() (uint64, error) {
-	kilobytes, err := readField("/proc/meminfo", "MemAvailable:", 10)
-
-	return kilobytes << 10, err
-}
-
-// readField returns the number after a name at the beginning of a line.
-func readField(path, name string, base int) (uint64, error) {
-	text, err := os.ReadFile(path)
+	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == name {
-			return strconv.ParseUint(fields[1], base, 64)
-		}
+	_, after, _ := strings.Cut(string(text), "MemAvailable:")
+	var kilobytes uint64
+	if _, err := fmt.Sscan(after, &kilobytes); err != nil {
+		return 0, fmt.Errorf("/proc/meminfo: MemAvailable: %w", err)
 	}
 
-	return 0, fmt.Errorf("%s has no %s", path, name)
+	return kilobytes << 10, nil
 }
 
 func readProcess() (Process, error) {
-	capabilities, err := readField("/proc/self/status", "CapEff:", 16)
-	if err != nil {
-		return Process{}, err
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return Process{}, fmt.Errorf("capabilities: %w", err)
 	}
-	seccomp, err := readField("/proc/self/status", "Seccomp:", 10)
+	seccomp, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0)
 
-	return Process{capabilities, int(seccomp)}, err
+	return Process{uint64(sets[1].Effective)<<32 | uint64(sets[0].Effective), seccomp}, err
 }
 
 func hasCgroupV1() bool {

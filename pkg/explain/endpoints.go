@@ -18,18 +18,19 @@ func (i *inquiry) listEndpoints(ctx context.Context) error {
 	}
 	pool, ids := i.answer.Pool, []uint32{}
 	for slot := range pool.SlotCount {
-		id := i.maps.Slots.Get(pool.SlotBase + slot)
-		backend, ok := i.maps.BackendOf(id)
+		id := i.Maps.Slots.Get(pool.SlotBase + slot)
+		backend, ok := i.Maps.BackendOf(id)
 		if !ok {
 			continue
 		}
-		suspect, err := status.SuspectOf(&i.maps.Tables, id)
+		suspect, err := status.SuspectOf(&i.Maps.Tables, id)
 		if err != nil {
 			return err
 		}
 		ids = append(ids, id)
 		i.Endpoints = append(i.Endpoints, Endpoint{
-			Address: backend.AddrPort(), Eligible: true, Connections: max(0, i.maps.Loads.Load(id).Live()), Suspect: suspect,
+			Endpoint:    status.Endpoint{Address: backend.AddrPort(), Eligible: true},
+			Connections: max(0, i.Maps.Loads.Load(id).Live()), Suspect: suspect,
 		})
 	}
 	if i.outcome() == Translated {
@@ -47,7 +48,7 @@ func (i *inquiry) listEndpoints(ctx context.Context) error {
 		}
 	}
 	name, _, _ := strings.Cut(i.Service, ":")
-	selection, err := i.agent.Selection(ctx, name, i.key)
+	selection, err := i.Agent.Selection(ctx, name, i.key)
 	if errors.Is(err, status.ErrNotRunning) {
 		err = status.ErrNotRunning
 	}
@@ -68,7 +69,7 @@ func (i *inquiry) listEndpoints(ctx context.Context) error {
 			i.Endpoints[at].Node, i.Endpoints[at].Zone = e.Node, e.Zone
 		case e.Eligible: // it has just become so
 		default:
-			i.Endpoints = append(i.Endpoints, Endpoint{Address: e.Address, Node: e.Node, Zone: e.Zone, Reason: e.Reason})
+			i.Endpoints = append(i.Endpoints, Endpoint{Endpoint: e})
 		}
 	}
 	sortEndpoints(i.Endpoints)
@@ -109,7 +110,7 @@ func (i *inquiry) odds(ids []uint32) ([]float64, error) {
 		return odds, i.draw(ask, counted)
 	case maps.Hashes(pool.Algorithm) && pool.TableSize > 0:
 		for slot := range pool.TableSize {
-			counted(i.maps.Slots.Get(pool.TableBase+slot), 1/float64(pool.TableSize))
+			counted(i.Maps.Slots.Get(pool.TableBase+slot), 1/float64(pool.TableSize))
 		}
 	case pool.Algorithm == maps.AlgorithmRandom, pool.Algorithm == maps.AlgorithmRR:
 		for n := range odds {

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -64,13 +65,9 @@ type Step struct {
 }
 
 // Endpoint is an endpoint of the Service, and whether the connection may get it.
+// Its reason may also be why a connection that gets it is dropped.
 type Endpoint struct {
-	Address  netip.AddrPort `json:"address"`
-	Node     string         `json:"node,omitempty"`
-	Zone     string         `json:"zone,omitempty"`
-	Eligible bool           `json:"eligible"`
-	// Reason is why it is not eligible, or why a connection that gets it is dropped.
-	Reason string `json:"reason,omitempty"`
+	status.Endpoint
 	// Suspect is set while it does not answer clients of this node.
 	Suspect *status.Suspect `json:"suspect,omitempty"`
 	// Odds is the probability, in [0, 1], that the connection gets it.
@@ -83,16 +80,21 @@ type Endpoint struct {
 
 // Explainer explains connections of one node.
 type Explainer struct {
-	maps    *maps.Pinned
-	bpfRoot string
-	agent   *status.Client
-	probes  map[string]*bpf.Probe // of sockets, and of devices by their names
+	Config
+	probes map[string]*bpf.Probe // of sockets, and of devices by their names
 }
 
-// New returns an Explainer with the maps of the node, which the caller closes. It must be used and
-// closed in the node's network namespace.
-func New(m *maps.Pinned, bpfRoot string, agent *status.Client) *Explainer {
-	return &Explainer{maps: m, bpfRoot: bpfRoot, agent: agent, probes: make(map[string]*bpf.Probe)}
+// Config says where an [Explainer] looks.
+type Config struct {
+	Maps    *maps.Pinned // of the node, which the caller closes after the explainer
+	BPFRoot string
+	Agent   *status.Client
+	Pods    pods.Config
+}
+
+// New returns an Explainer. It must be used and closed in the node's network namespace.
+func New(cfg Config) *Explainer {
+	return &Explainer{Config: cfg, probes: make(map[string]*bpf.Probe)}
 }
 
 // Close closes what was loaded.
@@ -233,25 +235,25 @@ func (i *inquiry) isPod() bool {
 
 func (i *inquiry) deviceProbe() (*bpf.Probe, error) {
 	return i.cachedProbe(i.arrival.Name, func() (*bpf.Probe, error) {
-		attached, err := datapath.AttachedToDevice(i.bpfRoot, i.arrival.Index)
+		attached, err := datapath.AttachedToDevice(i.BPFRoot, i.arrival.Index)
 		if err != nil {
 			return nil, err
 		}
 		defer attached.Close()
 
-		return bpf.LoadDeviceProbe(i.maps, attached)
+		return bpf.LoadDeviceProbe(i.Maps, attached)
 	})
 }
 
 func (i *inquiry) socketProbe() (*bpf.Probe, error) {
 	return i.cachedProbe("", func() (*bpf.Probe, error) {
-		attached, err := datapath.AttachedToSockets(i.bpfRoot)
+		attached, err := datapath.AttachedToSockets(i.BPFRoot)
 		if err != nil {
 			return nil, fmt.Errorf("no program of Sluice is attached to sockets: %w", err)
 		}
 		defer attached.Close()
 
-		return bpf.LoadSocketProbe(i.maps, attached)
+		return bpf.LoadSocketProbe(i.Maps, attached)
 	})
 }
 
@@ -335,12 +337,12 @@ func (i *inquiry) arrive(backend uint32) (bpf.Answer, error) {
 // describeFrontend adds the steps about the frontend and its pool.
 func (i *inquiry) describeFrontend() error {
 	i.Scope = lb.Scope(i.answer.Scope)
-	frontend, ok, err := i.findFrontend()
-	if err != nil || !ok {
+	kind, servicePortID, err := i.findFrontend()
+	if err != nil || servicePortID == 0 {
 		return err
 	}
 	pool := i.answer.Pool
-	port, _, err := i.maps.ServicePorts.Lookup(frontend.pool.ServicePortId)
+	port, _, err := i.Maps.ServicePorts.Lookup(servicePortID)
 	if err != nil {
 		return err
 	}
@@ -350,7 +352,7 @@ func (i *inquiry) describeFrontend() error {
 
 		return nil
 	}
-	i.step("frontend", "%s of Service %s, as clients %s see it", frontend.kind, i.Service, map[lb.Scope]string{lb.Internal: "on this node", lb.External: "outside of this node"}[i.Scope])
+	i.step("frontend", "%s of Service %s, as clients %s see it", kind, i.Service, map[lb.Scope]string{lb.Internal: "on this node", lb.External: "outside of this node"}[i.Scope])
 	if !i.answer.HasFrontend {
 		return nil
 	}
@@ -359,7 +361,7 @@ func (i *inquiry) describeFrontend() error {
 		if i.answer.Reason == maps.ReasonDropSourceRange {
 			verdict = "the client is not among them"
 		}
-		ranges, err := status.SourceRangesOf(i.maps.Tables, pool.ServicePortId)
+		ranges, err := status.SourceRangesOf(i.Maps.Tables, pool.ServicePortId)
 		if err != nil {
 			return err
 		}
@@ -368,7 +370,7 @@ func (i *inquiry) describeFrontend() error {
 	switch {
 	case pool.AffinitySeconds == 0:
 	case i.answer.Affinity > 0:
-		backend, _ := i.maps.BackendOf(i.answer.Backend)
+		backend, _ := i.Maps.BackendOf(i.answer.Backend)
 		i.step("affinity", "the client keeps %s, for another %s without a connection", backend.AddrPort(), i.answer.Affinity.Round(time.Second))
 	default:
 		i.step("affinity", "the client has no backend yet; it keeps the one that it gets, for %s without a connection", time.Duration(pool.AffinitySeconds)*time.Second)
@@ -380,17 +382,11 @@ func (i *inquiry) describeFrontend() error {
 	return nil
 }
 
-// foundFrontend is the frontend that a connection comes to.
-type foundFrontend struct {
-	kind lb.Kind
-	pool maps.Pool
-}
-
 // findFrontend finds the frontend of the destination as the programs do: its own, a node port, or the
-// catch-all of a ClusterIP; it sets key.
-func (i *inquiry) findFrontend() (foundFrontend, bool, error) {
+// catch-all of a ClusterIP. It sets key, and returns id 0 if there is none.
+func (i *inquiry) findFrontend() (kind lb.Kind, servicePortID uint32, err error) {
 	if i.Scope == 0 || i.answer.Reason == maps.ReasonPassNoFrontend {
-		return foundFrontend{}, false, nil
+		return 0, 0, nil
 	}
 	unspecified := netip.IPv4Unspecified()
 	if i.To.Addr().Is6() {
@@ -404,18 +400,18 @@ func (i *inquiry) findFrontend() (foundFrontend, bool, error) {
 		if i.answer.Reason == maps.ReasonRejectNoPort && key.Port != 0 {
 			continue
 		}
-		f, pool, ok, err := i.maps.FrontendOf(maps.FrontendKeyOf(key.Addr, key.Port, uint8(key.Protocol), uint8(key.Scope)))
+		f, pool, ok, err := i.Maps.FrontendOf(maps.FrontendKeyOf(key.Addr, key.Port, uint8(key.Protocol), uint8(key.Scope)))
 		if err != nil {
-			return foundFrontend{}, false, err
+			return 0, 0, err
 		}
 		if ok {
 			i.key = key
 
-			return foundFrontend{lb.Kind(f.Kind), pool}, true, nil
+			return lb.Kind(f.Kind), pool.ServicePortId, nil
 		}
 	}
 
-	return foundFrontend{}, false, nil
+	return 0, 0, nil
 }
 
 // outcome returns the class of the reason. A backend without a way to it is one of several.

@@ -1,22 +1,24 @@
 package explain
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // Ask returns the question that an operator has typed: from is empty, an address, or the name of a
 // Pod; to is ADDRESS:PORT or SERVICE[:PORT], with /udp or /sctp behind it for other protocols than
 // TCP.
-func (e *Explainer) Ask(ctx context.Context, from, to, device string) (Question, error) {
+func (e *Explainer) Ask(from, to, device string) (Question, error) {
 	q := Question{Device: device, Protocol: lb.TCP}
 	to, fixed := cutProtocol(to, &q.Protocol)
 	var err error
@@ -28,7 +30,7 @@ func (e *Explainer) Ask(ctx context.Context, from, to, device string) (Question,
 	} else if _, err := netip.ParseAddr(to); err == nil {
 		return q, fmt.Errorf("--to %s: the port is missing", to)
 	}
-	addresses, err := e.findClients(ctx, from, &q)
+	addresses, err := e.findClients(from, &q)
 	if err != nil {
 		return q, err
 	}
@@ -84,33 +86,35 @@ func cutProtocol(to string, protocol *lb.Protocol) (string, bool) {
 
 // findClients returns the addresses of the client; none for a process of this node. It sets the name
 // of a Pod.
-func (e *Explainer) findClients(ctx context.Context, from string, q *Question) ([]netip.Addr, error) {
+func (e *Explainer) findClients(from string, q *Question) ([]netip.Addr, error) {
 	if from == "" {
 		return nil, nil
 	}
 	if addr, err := netip.ParseAddr(from); err == nil {
 		return []netip.Addr{addr.Unmap().WithZone("")}, nil
 	}
-	pods, err := e.agent.Pods(ctx, strings.TrimPrefix(from, "pod/"))
-	if errors.Is(err, status.ErrNotRunning) {
-		return nil, fmt.Errorf("--from %s: Pods are found by their names by the agent, so use the address: %w", from, err)
-	}
+	all, err := pods.Read(e.Pods)
 	if err != nil {
 		return nil, fmt.Errorf("--from %s: %w", from, err)
 	}
+	found, err := all.Find(strings.TrimPrefix(from, "pod/"))
 	switch {
-	case len(pods) == 0:
+	case errors.Is(err, pods.ErrNoNames):
+		return nil, fmt.Errorf("--from %s: the names of Pods are not known here: use the address, or hostProcesses of the chart", from)
+	case err != nil:
+		return nil, fmt.Errorf("--from %s: use the address: %w", from, err)
+	case len(found) == 0:
 		return nil, fmt.Errorf("--from %s: no Pod of this node is called so", from)
-	case len(pods) > 1:
-		return nil, fmt.Errorf("--from %s: %d Pods of this node are called so: use NAMESPACE/NAME", from, len(pods))
-	case pods[0].Host:
+	case len(found) > 1:
+		return nil, fmt.Errorf("--from %s: %d Pods of this node are called so: use NAMESPACE/NAME, or the UID", from, len(found))
+	case found[0].Host:
 		return nil, nil // a process of this node
-	case len(pods[0].Addresses) == 0:
-		return nil, fmt.Errorf("--from %s: the Pod has no address yet", from)
+	case len(found[0].Addrs) == 0:
+		return nil, fmt.Errorf("--from %s: no process of the Pod is seen, so its address is not known: use the address", from)
 	}
-	q.Name = "Pod " + pods[0].Name
+	q.Name = "Pod " + cmp.Or(found[0].Name, found[0].UID)
 
-	return pods[0].Addresses, nil
+	return found[0].Addrs, nil
 }
 
 // findService returns the ClusterIP and port of SERVICE[:PORT], of the wanted family if it has one.
@@ -118,30 +122,30 @@ func (e *Explainer) findClients(ctx context.Context, from string, q *Question) (
 // if it is fixed.
 func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, wanted lb.Family) (netip.AddrPort, lb.Protocol, error) {
 	name, port, _ := strings.Cut(text, ":")
-	frontends, _, err := status.Programmed(e.maps.Tables)
+	frontends, _, err := status.Programmed(e.Maps.Tables)
 	if err != nil {
 		return netip.AddrPort{}, 0, err
 	}
-	var found []status.Frontend
-	services := map[string]bool{}
+	byService := make(map[string][]status.Frontend)
 	for _, f := range frontends {
-		full, portName, _ := strings.Cut(f.Service, ":")
-		_, short, _ := strings.Cut(full, "/")
-		if f.Kind != lb.KindClusterIP || f.Scope != lb.Internal || f.Address.Port() == 0 || name != full && name != short {
-			continue
+		if f.Kind == lb.KindClusterIP && f.Scope == lb.Internal && f.Address.Port() != 0 {
+			full, _, _ := strings.Cut(f.Service, ":")
+			byService[full] = append(byService[full], f)
 		}
-		services[full] = true
+	}
+	full, err := status.ServiceNamed(slices.Sorted(maps.Keys(byService)), name)
+	if err != nil {
+		return netip.AddrPort{}, 0, fmt.Errorf("of those with a ClusterIP, %w (clients of others connect to what DNS returns)", err)
+	}
+	var found []status.Frontend
+	for _, f := range byService[full] {
+		_, portName, _ := strings.Cut(f.Service, ":")
 		isPort := port == "" || port == portName || port == strconv.Itoa(int(f.Address.Port()))
 		if isPort && (!fixed || f.Protocol == protocol) {
 			found = append(found, f)
 		}
 	}
-	switch {
-	case len(services) == 0:
-		return netip.AddrPort{}, 0, fmt.Errorf("no Service with a ClusterIP is called %q (clients of others connect to what DNS returns)", name)
-	case len(services) > 1:
-		return netip.AddrPort{}, 0, fmt.Errorf("%d Services are called so: use NAMESPACE/NAME", len(services))
-	case len(found) == 0:
+	if len(found) == 0 {
 		return netip.AddrPort{}, 0, errors.New("the Service has no such port")
 	}
 	isWanted := func(f status.Frontend) bool { return lb.FamilyOf(f.Address.Addr()) == wanted }

@@ -3,7 +3,7 @@
 // full the tables are, and how many entries were evicted.
 //
 // A flow is two or four entries of the maps flows, half_open and unanswered, and each entry
-// describes the whole flow (types.h draws the roles). When a flow is masqueraded it may grow from
+// describes the whole flow (flow_types.h draws the roles). When a flow is masqueraded it may grow from
 // two entries to four, so all four are looked up. Different packets use different entries, so none
 // of them alone shows whether the flow is idle, or its state. A [Sweeper] therefore decides about
 // whole flows, from the content of all their entries right before it deletes them: all or none.
@@ -116,9 +116,14 @@ func isSame(a, b maps.Flow) bool {
 	return identity(a) == identity(b)
 }
 
-// identity returns what all entries of a flow have in common, which is enough to find them.
+// identity returns what all entries of a flow have in common, which is enough to find them. The flag of a
+// process of this node decides at which hooks they are.
 func identity(f maps.Flow) maps.Flow {
-	f.Flags &= maps.FlowMasqueraded
+	if f.IsOfNode() {
+		f.Flags &= maps.FlowOfNode
+	} else {
+		f.Flags &= maps.FlowMasqueraded
+	}
 	f.Role, f.State, f.Ending, f.Stamp, f.Created, f.LastSeen, f.Bytes, f.End, f.Ack = 0, 0, 0, 0, 0, 0, 0, 0, 0
 
 	return f

@@ -126,8 +126,7 @@ func (l *lister) name(id uint32) (name, error) {
 	}
 	n := name{port: fmt.Sprintf("id %d", id)}
 	if ok {
-		namespace, service, _ := port.Parts()
-		n = name{service: namespace + "/" + service, port: port.String()}
+		n = name{service: port.Service(), port: port.String()}
 	}
 	l.names[id] = n
 

@@ -2,7 +2,6 @@ package flow
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -57,20 +56,6 @@ func (s *Sweeper) EndStale() (int, error) {
 	}
 }
 
-// route is the original destination and the backend of a flow.
-type route struct {
-	originalDst, backend      maps.Addr
-	originalPort, backendPort uint16
-	servicePortID, backendID  uint32
-}
-
-func routeOf(f *maps.Flow) route {
-	return route{
-		originalDst: f.OriginalDst, originalPort: f.OriginalPort, servicePortID: f.ServicePortId,
-		backend: f.Backend, backendPort: f.BackendPort, backendID: f.BackendId,
-	}
-}
-
 // staleFlow is what was done about a stale flow.
 type staleFlow struct {
 	ended   bool // some entry was deleted
@@ -80,7 +65,7 @@ type staleFlow struct {
 // findStale returns the identities of flows that seem to be stale.
 func (s *Sweeper) findStale() (map[maps.Flow]*staleFlow, error) {
 	stale := make(map[maps.Flow]*staleFlow)
-	known := make(map[route]bool)
+	known := make(map[maps.Translation]bool)
 	for _, t := range s.tables {
 		for e, err := range t.All() {
 			if err != nil {
@@ -89,13 +74,13 @@ func (s *Sweeper) findStale() (map[maps.Flow]*staleFlow, error) {
 			if e.Value.Proto != protoUDP {
 				continue
 			}
-			l := routeOf(&e.Value)
-			stays, ok := known[l]
+			of := translationOf(&e.Value)
+			stays, ok := known[of]
 			if !ok {
-				if stays, err = s.routeExists(l); err != nil {
+				if stays, err = s.isCurrent(of); err != nil {
 					return nil, err
 				}
-				known[l] = stays
+				known[of] = stays
 			}
 			if !stays && len(stale) < maxBatch {
 				stale[identity(e.Value)] = new(staleFlow)
@@ -109,7 +94,7 @@ func (s *Sweeper) findStale() (map[maps.Flow]*staleFlow, error) {
 // removeStale deletes the entries with some roles of a flow, unless the flow is no longer stale. A
 // packet may write entries again meanwhile: it tries so many times.
 func (s *Sweeper) removeStale(f maps.Flow, so *staleFlow, tries int, roles ...uint8) error {
-	if exists, err := s.routeExists(routeOf(&f)); err != nil || exists {
+	if current, err := s.isCurrent(translationOf(&f)); err != nil || current {
 		return err
 	}
 	for range tries {
@@ -135,29 +120,17 @@ func (s *Sweeper) removeStale(f maps.Flow, so *staleFlow, tries int, roles ...ui
 	return nil
 }
 
-// routeExists reports whether the frontend still leads to the backend. It looks up the original
-// destination as programs do: by its address, then as a node port.
-func (s *Sweeper) routeExists(l route) (bool, error) {
-	b, ok := s.maps.BackendOf(l.backendID)
-	if !ok || b.ServicePortId != l.servicePortID || b.Addr != l.backend || b.Port != l.backendPort {
-		return false, nil
-	}
-	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-		key := maps.FrontendKey{Addr: l.originalDst, Port: l.originalPort, Proto: protoUDP, Scope: scope}
-		_, pool, ok, err := s.maps.FrontendOf(key)
-		if err == nil && !ok {
-			key.Addr = maps.AddrOf(netip.IPv6Unspecified())
-			if l.originalDst.IP().Is4() {
-				key.Addr = maps.AddrOf(netip.IPv4Unspecified())
-			}
-			_, pool, ok, err = s.maps.FrontendOf(key)
-		}
-		if err != nil || ok && pool.ServicePortId == l.servicePortID {
-			return err == nil, err
-		}
-	}
+// isCurrent reports whether the frontend of a flow still leads to its backend.
+func (s *Sweeper) isCurrent(of maps.Translation) (bool, error) {
+	return s.maps.IsCurrent(of, protoUDP, maps.ScopeInternal, maps.ScopeExternal)
+}
 
-	return false, nil
+// translationOf returns how the packets of a flow are translated.
+func translationOf(f *maps.Flow) maps.Translation {
+	return maps.Translation{
+		OriginalDst: f.OriginalDst, OriginalPort: f.OriginalPort, ServicePortID: f.ServicePortId,
+		Backend: f.Backend, BackendPort: f.BackendPort, BackendID: f.BackendId,
+	}
 }
 
 // Ended counts flows by the family of their original destination.

@@ -322,3 +322,34 @@ func TestNow(t *testing.T) {
 		t.Errorf("%d is not between %d and %d", now, before.Nano(), after.Nano())
 	}
 }
+
+// The entries of a flow of a process of this node are at the other hooks than those of a client. They are
+// listed as one flow, and expire together.
+func TestFlowOfAProcess(t *testing.T) {
+	w := newWorld(t, 1024)
+	f := flowOf(tcp, 40000)
+	f.Flags |= maps.FlowOfNode | maps.FlowResteered
+	w.put(t, f, note{fromClient, maps.FlowOpen, false, 0}, note{toClient, maps.FlowOpen, false, 0})
+	if from, to := f.Key(fromClient).Hook, f.Key(toClient).Hook; from != maps.HookEgress || to != maps.HookIngress {
+		t.Fatalf("the entries are at hooks %d and %d", from, to)
+	}
+	flows, err := List(w.Pinned, "", w.clock)
+	must(t, err)
+	if len(flows) != 1 || flows[0].State != Established {
+		t.Errorf("listed are %+v, want one established flow", flows)
+	}
+
+	s := w.sweeper(t)
+	w.clock += uint64(23 * time.Hour)
+	w.put(t, f, note{toClient, maps.FlowOpen, false, 0})
+	w.clock += uint64(2 * time.Hour)
+	w.mustSweep(t, s)
+	if n := w.count(t, f); n != 2 {
+		t.Errorf("%d entries are left while one is in use, want 2", n)
+	}
+	w.clock += uint64(24 * time.Hour)
+	status := w.mustSweep(t, s)
+	if n := w.count(t, f); n != 0 || status.Expired != 1 {
+		t.Errorf("%d entries are left, and %d flows expired, want 0 and 1", n, status.Expired)
+	}
+}

@@ -1,7 +1,8 @@
 // Package health answers health checks: whether this node proxies Services, for the
 // kubelet and load balancers at /healthz, /livez and /readyz ([Proxy] decides,
 // [Handler] answers), and whether a Service has endpoints on this node, for load
-// balancers at its health check node port ([Services]).
+// balancers at its health check node port ([Services]). Beside that, [Backends] reports which backends
+// do not answer clients of this node.
 //
 // The answers are kube-proxy's, byte by byte, except for /readyz, which it does not
 // have.

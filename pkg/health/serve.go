@@ -153,44 +153,29 @@ type connection struct {
 
 // follow is the ConnState of [http.Server].
 func (c *Connections) follow(conn net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch state {
 	case http.StateNew:
-		if tooMany := c.add(conn); tooMany != nil {
-			_ = tooMany.Close() // its server notices, and forgets it
+		// Clients of a unix socket have no address: they count as one.
+		client, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
+		c.open = append(c.open, connection{conn, client.Addr()})
+		if len(c.open) <= maxConnections {
+			return
 		}
+		counts := make(map[netip.Addr]int)
+		for _, o := range c.open {
+			counts[o.client]++
+		}
+		victim := 0
+		for i, o := range c.open {
+			if counts[o.client] > counts[c.open[victim].client] {
+				victim = i
+			}
+		}
+		_ = c.open[victim].Close() // its server notices
+		c.open = slices.Delete(c.open, victim, victim+1)
 	case http.StateClosed, http.StateHijacked:
-		c.remove(conn)
+		c.open = slices.DeleteFunc(c.open, func(o connection) bool { return o.Conn == conn })
 	}
-}
-
-// add returns the connection that has to be closed for another one, or nil.
-func (c *Connections) add(conn net.Conn) net.Conn {
-	// Clients of a unix socket have no address: they count as one.
-	client, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.open = append(c.open, connection{conn, client.Addr()})
-	if len(c.open) <= maxConnections {
-		return nil
-	}
-	counts := make(map[netip.Addr]int)
-	for _, o := range c.open {
-		counts[o.client]++
-	}
-	victim := 0
-	for i, o := range c.open {
-		if counts[o.client] > counts[c.open[victim].client] {
-			victim = i
-		}
-	}
-	tooMany := c.open[victim].Conn
-	c.open = slices.Delete(c.open, victim, victim+1)
-
-	return tooMany
-}
-
-func (c *Connections) remove(conn net.Conn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.open = slices.DeleteFunc(c.open, func(o connection) bool { return o.Conn == conn })
 }

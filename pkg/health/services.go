@@ -169,60 +169,45 @@ func (s *Services) closeExcept(wanted map[port]bool) {
 	}
 }
 
-func (s *Services) isOpen(p port) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	return s.open[p] != nil
-}
-
-// listenAll opens the ports that are not open, and records failures.
+// listenAll opens the ports that are not open, and records failures. If the server of one ends, Run opens it again.
 func (s *Services) listenAll(wanted map[port]bool, failures map[port]string) {
 	for p := range wanted {
-		if s.isOpen(p) {
+		s.mu.Lock()
+		isOpen := s.open[p] != nil
+		s.mu.Unlock()
+		if isOpen {
 			continue
 		}
-		err := s.listen(p)
-		switch {
-		case err == nil:
-			delete(failures, p)
-		case failures[p] != err.Error():
-			failures[p] = err.Error()
-			s.cfg.Failed(p.service, p.address, err)
+		network := "tcp6"
+		if p.address.Addr().Is4() {
+			network = "tcp4"
 		}
-	}
-}
+		listener, err := s.cfg.Listen(network, p.address.String())
+		if err != nil {
+			if failures[p] != err.Error() {
+				failures[p] = err.Error()
+				s.cfg.Failed(p.service, p.address, err)
+			}
 
-func (s *Services) listen(p port) error {
-	network := "tcp6"
-	if p.address.Addr().Is4() {
-		network = "tcp4"
-	}
-	listener, err := s.cfg.Listen(network, p.address.String())
-	if err != nil {
-		return err
-	}
-	server := NewHTTPServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.answer(w, p) }), &s.connections)
-	s.mu.Lock()
-	s.open[p] = server
-	s.mu.Unlock()
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			s.ended(p, server)
+			continue
 		}
-	}()
-
-	return nil
-}
-
-// ended makes Run open a port again whose server has ended.
-func (s *Services) ended(p port, server *http.Server) {
-	s.mu.Lock()
-	if s.open[p] == server {
-		delete(s.open, p)
+		delete(failures, p)
+		server := NewHTTPServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.answer(w, p) }), &s.connections)
+		s.mu.Lock()
+		s.open[p] = server
+		s.mu.Unlock()
+		go func() {
+			if err := server.Serve(listener); errors.Is(err, http.ErrServerClosed) {
+				return
+			}
+			s.mu.Lock()
+			if s.open[p] == server {
+				delete(s.open, p)
+			}
+			s.mu.Unlock()
+			s.wake()
+		}()
 	}
-	s.mu.Unlock()
-	s.wake()
 }
 
 func (s *Services) answer(w http.ResponseWriter, p port) {

@@ -5,8 +5,8 @@
 // A Watcher has a client-go Reflector for each kind of object. The Reflector fills a store
 // (tracker.go), which has each object translated (here, service.go, slice.go, node.go) and
 // passes it to a tracker. That reports it to the Sink, and knows which objects have been
-// deleted during an outage. Changes of EndpointSlices take a shorter way past the Reflector:
-// the goroutine that reads the connection (stream.go) puts them into the store itself.
+// deleted during an outage. Services and EndpointSlices take a shorter way past the Reflector: the
+// goroutine that reads the answer (stream.go) decodes them and puts them into the store itself.
 // Manifests (manifests.go, decode.go) are translated and tracked in the same way. A
 // [Recorder] (events.go) sends Events in the opposite direction.
 //

@@ -1,12 +1,16 @@
 package kube
 
 import (
+	"cmp"
 	"context"
+	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
@@ -118,3 +122,80 @@ func selectPods(nodeName string) func(*metav1.ListOptions) {
 }
 
 func selectNamespaces(options *metav1.ListOptions) { options.LabelSelector = SocketKey }
+
+// OptOuts are the Pods of this node, and the Namespaces that have a say in whether their sockets are left alone. One
+// goroutine may use them.
+type OptOuts struct {
+	enabled    bool // or else none opts out: manifests may have Pods nevertheless
+	pods       map[types.NamespacedName]Pod
+	namespaces map[string]SocketChoice
+	changed    bool
+	// awaited is set until all Pods and Namespaces were received. What an earlier agent
+	// programmed stays until then.
+	awaited bool
+}
+
+// NewOptOuts returns none. Unless it is enabled, it stays so.
+func NewOptOuts(enabled bool) *OptOuts {
+	return &OptOuts{
+		enabled: enabled, pods: map[types.NamespacedName]Pod{}, namespaces: map[string]SocketChoice{}, changed: true, awaited: enabled,
+	}
+}
+
+// SetPod adds, replaces or, if it has no UID, removes a Pod.
+func (o *OptOuts) SetPod(pod Pod) {
+	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	o.changed = o.changed || o.pods[name] != pod
+	o.pods[name] = pod
+	if pod.UID == "" {
+		delete(o.pods, name)
+	}
+}
+
+// SetNamespace adds or replaces a Namespace. One that is undecided counts as none.
+func (o *OptOuts) SetNamespace(namespace Namespace) {
+	o.changed = o.changed || o.namespaces[namespace.Name] != namespace.Socket
+	o.namespaces[namespace.Name] = namespace.Socket
+	if namespace.Socket == SocketUndecided {
+		delete(o.namespaces, namespace.Name)
+	}
+}
+
+// Received ends the wait for Pods and Namespaces.
+func (o *OptOuts) Received() { o.awaited = false }
+
+// List returns the Pods that have opted out, sorted by name.
+func (o *OptOuts) List() []Pod {
+	if !o.enabled {
+		return nil
+	}
+	var out []Pod
+	for _, pod := range o.pods {
+		choice := pod.Socket
+		if choice == SocketUndecided {
+			choice = o.namespaces[pod.Namespace]
+		}
+		if choice == SocketOff {
+			out = append(out, pod)
+		}
+	}
+	slices.SortFunc(out, func(a, b Pod) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+
+	return out
+}
+
+// Changed returns the UIDs of the Pods that have opted out, and false unless they are known and may have changed since
+// the last call.
+func (o *OptOuts) Changed() (uids []string, ok bool) {
+	if !o.changed || o.awaited {
+		return nil, false
+	}
+	o.changed = false
+	for _, pod := range o.List() {
+		uids = append(uids, pod.UID)
+	}
+
+	return uids, true
+}

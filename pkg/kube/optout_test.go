@@ -3,6 +3,7 @@ package kube
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -65,5 +66,51 @@ func TestWatchWithoutPods(t *testing.T) {
 	case <-w.PodsSynced():
 		t.Error("synced without Pods")
 	default:
+	}
+}
+
+// The annotation of a Pod precedes the label of its Namespace.
+func TestOptedOut(t *testing.T) {
+	o := NewOptOuts(true)
+	pod := func(namespace, name string, choice SocketChoice) Pod {
+		return Pod{Namespace: namespace, Name: name, UID: namespace + "-" + name, Socket: choice}
+	}
+	o.SetPod(pod("mesh", "in", SocketOn))
+	o.SetPod(pod("mesh", "out", SocketUndecided))
+	o.SetPod(pod("plain", "in", SocketUndecided))
+	o.SetPod(pod("plain", "out", SocketOff))
+	if uids, ok := o.Changed(); ok {
+		t.Errorf("before all were received: %v", uids)
+	}
+	o.Received()
+
+	for _, step := range []struct {
+		name   string
+		change func()
+		want   []string // nil: nothing is new
+	}{
+		{"Pods", func() {}, []string{"plain-out"}},
+		{"a Namespace opts out", func() { o.SetNamespace(Namespace{Name: "mesh", Socket: SocketOff}) }, []string{"mesh-out", "plain-out"}},
+		{"a Pod is as before", func() { o.SetPod(pod("plain", "out", SocketOff)) }, nil},
+		{"a Pod has another UID", func() {
+			o.SetPod(Pod{Namespace: "plain", Name: "out", UID: "again", Socket: SocketOff})
+		}, []string{"mesh-out", "again"}},
+		{"a Pod is deleted", func() { o.SetPod(Pod{Namespace: "plain", Name: "out"}) }, []string{"mesh-out"}},
+		{"a Namespace loses the label", func() { o.SetNamespace(Namespace{Name: "mesh"}) }, []string{}},
+	} {
+		step.change()
+		uids, ok := o.Changed()
+		if ok != (step.want != nil) || ok && len(uids)+len(step.want) > 0 && !cmp.Equal(step.want, uids) {
+			t.Errorf("%s: %v, %v, want %v", step.name, uids, ok, step.want)
+		}
+	}
+}
+
+// What an earlier agent has programmed goes if this one has not the flag, even if there are manifests of Pods.
+func TestNoneOptedOutWithoutTheFlag(t *testing.T) {
+	o := NewOptOuts(false)
+	o.SetPod(Pod{Namespace: "plain", Name: "out", UID: "1", Socket: SocketOff})
+	if uids, ok := o.Changed(); !ok || len(uids) > 0 {
+		t.Errorf("%v, %v, want none", uids, ok)
 	}
 }

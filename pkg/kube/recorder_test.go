@@ -24,6 +24,7 @@ type recorder struct {
 	reported map[string]string
 	inForce  map[string]string
 	reports  map[string][]lb.Problem
+	flushes  int
 }
 
 func newRecorder() *recorder {
@@ -51,6 +52,7 @@ func (r *recorder) Flush() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.inForce = maps.Clone(r.reported)
+	r.flushes++
 }
 
 func (r *recorder) SetService(s lb.Service, problems []lb.Problem) {

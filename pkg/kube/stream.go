@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -114,14 +115,14 @@ func (c *conn) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// directWatch returns a watch of EndpointSlices that does not pass each event to the
-// goroutine of the Reflector: the goroutine that reads the connection puts it into the store
-// itself, and flushes the sink when there is nothing more to read. The Reflector still decides
-// everything else: when to list and to watch, from which version, and how to treat errors.
-func directWatch(stream *Stream, into *store) cache.WatchFuncWithContext {
+// directWatch returns a watch of a resource that does not pass each object to the goroutine of
+// the Reflector: the goroutine that reads the answer puts it into the store itself, those of a
+// streamed list included. The Reflector still decides everything else: when to list and to
+// watch, from which version, and how to treat errors.
+func directWatch(r *resource, into *store) cache.WatchFuncWithContext {
 	return func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 		options.Watch = true
-		request := stream.client.Get().Resource("endpointslices").VersionedParams(&options, scheme.ParameterCodec)
+		request := r.direct.Get().Resource(r.name).VersionedParams(&options, scheme.ParameterCodec)
 		if options.TimeoutSeconds != nil {
 			request.Timeout(time.Duration(*options.TimeoutSeconds) * time.Second)
 		}
@@ -133,9 +134,12 @@ func directWatch(stream *Stream, into *store) cache.WatchFuncWithContext {
 		default:
 			return nil, err
 		}
-		d := &direct{source: &decoder{body: body}, store: into, ended: ctx.Done()}
-		if ptr.Deref(options.SendInitialEvents, false) {
-			d.listed = into.awaitReplace()
+		d := &direct{
+			source: &decoder{body: body}, store: into, example: r.example, flushed: r.flushed,
+			lists: ptr.Deref(options.SendInitialEvents, false),
+		}
+		if d.lists {
+			into.beginList()
 		}
 		reporter := apierrors.NewClientErrorReporter(http.StatusInternalServerError, "watch", "ClientWatchDecoding")
 
@@ -144,17 +148,17 @@ func directWatch(stream *Stream, into *store) cache.WatchFuncWithContext {
 }
 
 // direct is the decoder of a watch. Decode returns only the events that the Reflector needs:
-// the objects of a streamed list, bookmarks and errors. All other events go to the store.
+// bookmarks and errors. All other events go to the store.
 type direct struct {
-	source *decoder
-	store  *store
-	ended  <-chan struct{} // closed when the context of the watch ends
-	// listed is closed when the store has the list that the stream begins with. It is nil
-	// if the stream does not begin with a list, or the store has it.
-	listed     <-chan struct{}
-	listPassed bool // Decode has returned the whole list
+	source  *decoder
+	store   *store
+	example runtime.Object // of the resource
+	flushed bool           // see resource
+	lists   bool           // the stream begins with a list, which has not ended yet
+	shown   bool           // Decode has returned something of the list
 	// version is that of the last object that went to the store, empty if Decode has returned
-	// it since. The Reflector must know it before it asks the server again.
+	// it since, or the object is one of a list. The Reflector must know it before it asks the
+	// server again.
 	version string
 	held    *event // returned after the bookmark with the version
 }
@@ -173,17 +177,9 @@ func (d *direct) Decode() (watch.EventType, runtime.Object, error) {
 
 		return e.kind, e.obj, e.err
 	}
-	if d.listPassed && d.listed != nil {
-		select {
-		case <-d.listed:
-			d.listed = nil
-		case <-d.ended:
-			return "", nil, io.EOF
-		}
-	}
 	for {
 		kind, obj, err := d.source.decode()
-		slice, _ := obj.(*discoveryv1.EndpointSlice)
+		object, isObject := obj.(metav1.Object)
 		switch {
 		case err != nil || kind == watch.Error:
 			d.store.tracker.sink.Flush()
@@ -191,42 +187,68 @@ func (d *direct) Decode() (watch.EventType, runtime.Object, error) {
 				return kind, obj, err
 			}
 			d.held = &event{kind, obj, err}
-			kind, err = watch.Bookmark, nil
-			obj = &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{ResourceVersion: d.version}}
+			last := d.example.DeepCopyObject()
+			last.(metav1.Object).SetResourceVersion(d.version)
 			d.version = ""
 
-			return kind, obj, err
-		case slice == nil || d.listed != nil && kind != watch.Bookmark:
+			return watch.Bookmark, last, nil
+		case !isObject:
 			return kind, obj, nil
 		case kind == watch.Bookmark:
 			d.version = ""
-			d.listPassed = d.listPassed || slice.Annotations[metav1.InitialEventsAnnotationKey] == "true"
+			if d.lists && object.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+				d.lists = false
+				d.store.endList()
+			}
 
 			return kind, obj, nil
 		}
-		d.store.put(kind, slice)
-		d.version = slice.ResourceVersion
+		d.store.put(kind, obj)
+		if d.lists {
+			// A Reflector that sees nothing of a list takes the watch for one that does not work, and
+			// asks for a whole list instead.
+			if !d.shown {
+				d.shown = true
+
+				return watch.Bookmark, d.example.DeepCopyObject(), nil
+			}
+
+			continue
+		}
+		d.version = object.GetResourceVersion()
+		if !d.flushed {
+			d.store.tracker.sink.Flush()
+		}
 	}
 }
 
 // Close implements [watch.Decoder].
 func (d *direct) Close() { _ = d.source.body.Close() } // an error changes no event
 
-// decoder decodes the events of a watch of EndpointSlices: protobuf or JSON, as the server
+// decoder decodes the events of a watch of Services or EndpointSlices: protobuf or JSON, as the server
 // chooses from the content types that the client accepts.
 type decoder struct {
 	body io.ReadCloser
 	from *bufio.Reader      // reads body; nil before the first event
 	json *restwatch.Decoder // nil: the events are protobuf
-	// other decodes objects that are no slices: the Status with which a server reports an error.
+	// other decodes objects of other kinds: the Status with which a server reports an error.
 	other runtime.Decoder
 
-	// These are reused for each event, to avoid garbage.
-	size   [4]byte
-	frame  []byte
-	event  metav1.WatchEvent
-	object runtime.Unknown
+	// These are reused for each event, to avoid garbage. A slice and a Service are valid until the
+	// next event.
+	size    [4]byte
+	frame   []byte
+	event   metav1.WatchEvent
+	object  runtime.Unknown
+	slice   discoveryv1.EndpointSlice
+	service corev1.Service
 }
+
+// The types of the objects that decode decodes itself.
+var (
+	sliceType   = runtime.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
+	serviceType = runtime.TypeMeta{APIVersion: "v1", Kind: "Service"}
+)
 
 // maxEvent is the size of the largest event in bytes. It is client-go's limit.
 const maxEvent = 16 << 20
@@ -281,42 +303,43 @@ func (d *decoder) decode() (watch.EventType, runtime.Object, error) {
 	if err := d.object.Unmarshal(encoded); err != nil {
 		return "", nil, err
 	}
-	if d.object.Kind != "EndpointSlice" || d.object.APIVersion != discoveryv1.SchemeGroupVersion.String() {
-		obj, err := runtime.Decode(d.other, d.event.Object.Raw)
-
-		return kind, obj, err
+	slice, service := &d.slice, &d.service
+	if kind == watch.Bookmark { // which goes to another goroutine
+		slice, service = &discoveryv1.EndpointSlice{}, &corev1.Service{}
 	}
-	slice := &discoveryv1.EndpointSlice{}
-
-	return kind, slice, unmarshalSlice(slice, d.object.Raw)
-}
-
-// unmarshalSlice decodes an EndpointSlice but for the fields that neither this package nor the
-// Reflector reads: they are most of an object, and making them of the message most of the garbage.
-func unmarshalSlice(slice *discoveryv1.EndpointSlice, message []byte) error {
-	endpoints := 0
-	if err := eachField(message, func(number protowire.Number, _, _ []byte) error {
-		if number == 2 {
-			endpoints++
+	switch d.object.TypeMeta {
+	case sliceType:
+		*slice = discoveryv1.EndpointSlice{
+			ObjectMeta: emptied(slice.ObjectMeta), Endpoints: slice.Endpoints[:0], Ports: slice.Ports[:0],
 		}
 
-		return nil
-	}); err != nil {
-		return err
-	}
-	slice.Endpoints = make([]discoveryv1.Endpoint, 0, endpoints)
+		return kind, slice, unmarshalSlice(slice, d.object.Raw)
+	case serviceType:
+		*service = corev1.Service{ObjectMeta: emptied(service.ObjectMeta)}
 
+		return kind, service, unmarshalService(service, d.object.Raw)
+	}
+	obj, err := runtime.Decode(d.other, d.event.Object.Raw)
+
+	return kind, obj, err
+}
+
+// emptied returns metadata without values, which has the maps of meta.
+func emptied(meta metav1.ObjectMeta) metav1.ObjectMeta {
+	clear(meta.Labels)
+	clear(meta.Annotations)
+
+	return metav1.ObjectMeta{Labels: meta.Labels, Annotations: meta.Annotations}
+}
+
+// The unmarshal functions decode an object but for what neither this package nor the Reflector
+// reads: that is most of an object, and making it of the message most of the garbage.
+
+func unmarshalSlice(slice *discoveryv1.EndpointSlice, message []byte) error {
 	return eachField(message, func(number protowire.Number, field, value []byte) error {
 		switch number {
 		case 1:
-			return eachField(value, func(number protowire.Number, field, _ []byte) error {
-				switch number {
-				case 1, 3, 6, 11, 12: // name, namespace, resourceVersion, labels, annotations
-					return slice.ObjectMeta.Unmarshal(field)
-				}
-
-				return nil
-			})
+			return unmarshalMeta(&slice.ObjectMeta, value)
 		case 2:
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{})
 			endpoint := &slice.Endpoints[len(slice.Endpoints)-1]
@@ -333,6 +356,60 @@ func unmarshalSlice(slice *discoveryv1.EndpointSlice, message []byte) error {
 
 		return slice.Unmarshal(field)
 	})
+}
+
+func unmarshalService(service *corev1.Service, message []byte) error {
+	return eachField(message, func(number protowire.Number, field, value []byte) error {
+		switch number {
+		case 1:
+			return unmarshalMeta(&service.ObjectMeta, value)
+		case 2:
+			return eachField(value, func(number protowire.Number, field, _ []byte) error {
+				if number == 2 { // selector
+					return nil
+				}
+
+				return service.Spec.Unmarshal(field)
+			})
+		}
+
+		return service.Unmarshal(field)
+	})
+}
+
+func unmarshalMeta(meta *metav1.ObjectMeta, message []byte) error {
+	return eachField(message, func(number protowire.Number, field, value []byte) error {
+		switch number {
+		case 11, 12: // labels, annotations
+			if !isRead(value) {
+				return nil
+			}
+			fallthrough
+		case 1, 3, 6, 8: // name, namespace, resourceVersion, creationTimestamp
+			return meta.Unmarshal(field)
+		}
+
+		return nil
+	})
+}
+
+// isRead reports whether a label or an annotation, encoded, is one that is read.
+func isRead(entry []byte) bool {
+	read := false
+	// An error is found again when the entry is decoded.
+	err := eachField(entry, func(number protowire.Number, _, value []byte) error {
+		if number == 1 {
+			switch string(value) {
+			case discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime, metav1.InitialEventsAnnotationKey,
+				AlgorithmAnnotation, HealAnnotation, SocketKey:
+				read = true
+			}
+		}
+
+		return nil
+	})
+
+	return read || err != nil
 }
 
 // eachField calls do for each field of an encoded message, with its number, all of it, and its value.

@@ -104,7 +104,7 @@ func directOn(stream ...[]byte) (*direct, *recorder) {
 	into := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
 	body := io.NopCloser(bytes.NewReader(bytes.Join(stream, nil)))
 
-	return &direct{source: &decoder{body: body}, store: into}, sink
+	return &direct{source: &decoder{body: body}, store: into, example: &discoveryv1.EndpointSlice{}, flushed: true}, sink
 }
 
 // frameOf returns an event about a slice of this version, whose one endpoint is addr.
@@ -170,34 +170,52 @@ func fill(v reflect.Value, next *int) {
 	}
 }
 
-// What decode leaves out of an object changes nothing: a field that translateSlice begins to
-// read fails here until unmarshalSlice decodes it.
+// What decode leaves out of an object changes nothing: a field that translateSlice or
+// translateService begins to read fails here until it is decoded.
 func TestDecodeKeepsWhatIsRead(t *testing.T) {
-	full, next := &discoveryv1.EndpointSlice{}, 0
-	fill(reflect.ValueOf(full).Elem(), &next)
-	resourceOf(full)
-	full.AddressType = discoveryv1.AddressTypeIPv4
-	full.Labels[discoveryv1.LabelServiceName] = "web"
-	full.Annotations[corev1.EndpointsLastChangeTriggerTime] = "2026-11-22T21:00:00Z"
-	protocol := corev1.ProtocolTCP
-	for i := range full.Endpoints {
-		full.Endpoints[i].Addresses[0] = fmt.Sprintf("10.0.1.%d", i)
-		full.Ports[i].Protocol = &protocol
+	protocol, created := corev1.ProtocolTCP, metav1.Unix(1_760_000_000, 0)
+	slice, next := &discoveryv1.EndpointSlice{}, 0
+	fill(reflect.ValueOf(slice).Elem(), &next)
+	slice.AddressType = discoveryv1.AddressTypeIPv4
+	slice.Labels[discoveryv1.LabelServiceName] = "web"
+	slice.Annotations[corev1.EndpointsLastChangeTriggerTime] = "2026-11-22T21:00:00Z"
+	for i := range slice.Endpoints {
+		slice.Endpoints[i].Addresses[0] = fmt.Sprintf("10.0.1.%d", i)
+		slice.Ports[i].Protocol = &protocol
 	}
-	body := io.NopCloser(bytes.NewReader(protobufFrame(apiEvent{watch.Modified, full})))
-	_, got, err := (&decoder{body: body}).decode()
-	must(t, err)
-	decoded := got.(*discoveryv1.EndpointSlice)
-	if decoded.ManagedFields != nil || decoded.Endpoints[0].TargetRef != nil {
-		t.Error("fields were decoded that are not read")
+	service := &corev1.Service{}
+	fill(reflect.ValueOf(service).Elem(), &next)
+	service.CreationTimestamp = created
+	service.Annotations = map[string]string{AlgorithmAnnotation: "lc", HealAnnotation: "off", SocketKey: "off", "other": "x"}
+	spec, proxied := &service.Spec, corev1.LoadBalancerIPModeProxy
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	spec.Type, spec.SessionAffinity = corev1.ServiceTypeLoadBalancer, corev1.ServiceAffinityClientIP
+	spec.InternalTrafficPolicy, spec.ExternalTrafficPolicy = &local, corev1.ServiceExternalTrafficPolicyLocal
+	spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
+	spec.ClusterIP, spec.ClusterIPs = "fd00::1", []string{"fd00::1", "10.96.0.1"}
+	spec.ExternalIPs, spec.LoadBalancerSourceRanges = []string{"192.0.2.1", "192.0.2.2"}, []string{"10.0.0.0/8", "fd00::/8"}
+	for i := range spec.Ports {
+		spec.Ports[i].Protocol = protocol
+		service.Status.LoadBalancer.Ingress[i].IP = fmt.Sprintf("192.0.2.%d", 10+i)
+		service.Status.LoadBalancer.Ingress[i].IPMode = &proxied
 	}
-	want, is := translate(full), translate(decoded)
-	if len(want.problems) > 0 || want.value == nil {
-		t.Fatalf("the object is bad: %v", want.problems)
-	}
-	diff := cmp.Diff(want.value, is.value, compareAddrs)
-	if diff != "" || is.key != want.key || decoded.ResourceVersion != full.ResourceVersion {
-		t.Errorf("version %q, want %q; -want +got:\n%s", decoded.ResourceVersion, full.ResourceVersion, diff)
+	for _, full := range []apiObject{slice, service} {
+		resourceOf(full)
+		body := io.NopCloser(bytes.NewReader(protobufFrame(apiEvent{watch.Modified, full})))
+		_, got, err := (&decoder{body: body}).decode()
+		must(t, err)
+		decoded := got.(apiObject)
+		if decoded.GetManagedFields() != nil || decoded.GetAnnotations()["other"] != "" {
+			t.Error("fields were decoded that are not read")
+		}
+		want, is := translate(full), translate(decoded)
+		if len(want.problems) > 0 || want.value == nil {
+			t.Fatalf("the object is bad: %v", want.problems)
+		}
+		diff := cmp.Diff(want.value, is.value, compareAddrs)
+		if diff != "" || is.key != want.key || decoded.GetResourceVersion() != full.GetResourceVersion() {
+			t.Errorf("%s: version %q, want %q; -want +got:\n%s", want.key, decoded.GetResourceVersion(), full.GetResourceVersion(), diff)
+		}
 	}
 }
 
@@ -239,42 +257,50 @@ func TestDirectReturnsTheVersion(t *testing.T) {
 	}
 }
 
-// The initial events of a streamed list go to the Reflector, and the events after them wait
-// until the store has the list, which would overwrite them otherwise.
-func TestDirectWaitsForTheList(t *testing.T) {
-	d, sink := directOn(
-		frameOf(watch.Added, "7", "10.0.1.7"), frameOf(watch.Bookmark, "7", "10.0.1.7"), frameOf(watch.Modified, "8", "10.0.1.8"))
-	d.listed = d.store.awaitReplace()
-	mustDecode(t, d, watch.Added)
-	mustDecode(t, d, watch.Bookmark)
-	next := make(chan string)
-	go func() {
-		_, obj, _ := d.Decode()
-		next <- obj.(*discoveryv1.EndpointSlice).ResourceVersion
-	}()
-	select {
-	case version := <-next:
-		t.Fatalf("version %s was decoded before the store had the list", version)
-	case <-time.After(50 * time.Millisecond):
+// The objects of a streamed list are reported as they arrive. At its end, those that it does not
+// have are deleted, and what the Reflector replaces then is nothing: it was not given any object.
+func TestDirectReportsAList(t *testing.T) {
+	d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"), frameOf(watch.Bookmark, "9", "10.0.1.7"), frameOf(watch.Modified, "10", "10.0.1.10"))
+	must(t, d.store.Replace([]any{slice("web-1", "web", "10.0.1.1"), slice("web-2", "web", "10.0.1.2")}, "1"))
+	synced := 0
+	d.store.replaced = func() { synced++ }
+	d.store.beginList()
+	d.lists = true
+	if got := mustDecode(t, d, watch.Bookmark); got != "" || synced != 0 {
+		t.Errorf("the Reflector gets version %q, want none; the end of the list is reported %d times", got, synced)
 	}
-	must(t, d.store.Replace([]any{slice("web-1", "web", "10.0.1.7")}, "7"))
-	if got := <-next; got != "8" {
-		t.Errorf("the Reflector gets version %q, want 8", got)
+	if got := mustDecode(t, d, watch.Bookmark); got != "9" || synced != 1 {
+		t.Errorf("the Reflector gets version %q, want 9; the end of the list is reported %d times", got, synced)
 	}
-	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.8]")
+	mustHave(t, sink, "EndpointSlice default/web-1")
+	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.7]")
+	must(t, d.store.Replace(nil, "9"))
+	mustHave(t, sink, "EndpointSlice default/web-1")
+	if got := mustDecode(t, d, watch.Bookmark); got != "10" {
+		t.Errorf("the Reflector gets version %q, want 10", got)
+	}
+	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.10]")
+	must(t, d.store.Replace(nil, "11"))
+	mustHave(t, sink)
 }
 
-// A watch that ends before the list is in the store does not wait for it.
-func TestDirectEndsBeforeTheList(t *testing.T) {
-	d, _ := directOn(frameOf(watch.Bookmark, "7", "10.0.1.7"))
-	d.listed = d.store.awaitReplace()
-	mustDecode(t, d, watch.Bookmark)
-	ended := make(chan struct{})
-	close(ended)
-	d.ended = ended
+// A streamed list that is cut short deletes nothing, and its versions are not those to watch from.
+func TestDirectListIsCutShort(t *testing.T) {
+	d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"))
+	must(t, d.store.Replace([]any{slice("web-2", "web", "10.0.1.2")}, "1"))
+	d.store.replaced = func() { t.Error("the list is reported as complete") }
+	d.store.beginList()
+	d.lists = true
+	if got := mustDecode(t, d, watch.Bookmark); got != "" {
+		t.Errorf("the Reflector gets version %q, want none", got)
+	}
 	if _, _, err := d.Decode(); !errors.Is(err, io.EOF) {
 		t.Errorf("the end is %v", err)
 	}
+	mustHave(t, sink, "EndpointSlice default/web-1", "EndpointSlice default/web-2")
+	d.store.replaced = func() {}
+	must(t, d.store.Replace([]any{slice("web-2", "web", "10.0.1.2")}, "8"))
+	mustHave(t, sink, "EndpointSlice default/web-2")
 }
 
 // Nothing is reported to the sink after Run has returned.
@@ -308,8 +334,10 @@ func TestDirectRefusesAnObjectOfNoKind(t *testing.T) {
 func TestDirectForgetsTheEventBefore(t *testing.T) {
 	long, short := slice("web-1", "web", "10.0.1.7", "10.0.1.8"), slice("web-2", "web")
 	long.Labels["more"] = strings.Repeat("x", 1000)
+	hashed, plain := service("web-1", "10.96.0.1"), service("web-2", "10.96.0.2")
+	hashed.Annotations = map[string]string{AlgorithmAnnotation: "lc"}
 	var frames [][]byte
-	for _, obj := range []*discoveryv1.EndpointSlice{long, short, long} {
+	for _, obj := range []apiObject{long, short, long, hashed, plain} {
 		resourceOf(obj)
 		frames = append(frames, protobufFrame(apiEvent{watch.Added, obj}))
 	}
@@ -319,4 +347,22 @@ func TestDirectForgetsTheEventBefore(t *testing.T) {
 	}
 	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.7 10.0.1.8]")
 	mustBecome(t, sink, "EndpointSlice default/web-2", "default/web [8080/TCP] []")
+	mustBecome(t, sink, "Service default/web-1", "[10.96.0.1] [] [80/TCP] by lc")
+	mustBecome(t, sink, "Service default/web-2", "[10.96.0.2] [] [80/TCP]")
+}
+
+// A watch whose connection does not flush the sink flushes it after each change, and not for the
+// objects of a list, which come in large numbers.
+func TestDirectFlushes(t *testing.T) {
+	d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"), frameOf(watch.Bookmark, "7", "10.0.1.7"),
+		frameOf(watch.Modified, "8", "10.0.1.8"), frameOf(watch.Modified, "9", "10.0.1.9"), frameOf(watch.Bookmark, "9", "10.0.1.9"))
+	d.flushed, d.lists = false, true
+	d.store.beginList()
+	mustDecode(t, d, watch.Bookmark) // of the first object
+	mustDecode(t, d, watch.Bookmark)
+	atEnd := sink.flushes
+	mustDecode(t, d, watch.Bookmark)
+	if got := sink.flushes - atEnd; atEnd != 1 || got != 2 {
+		t.Errorf("flushed %d times for a list and %d times for two changes, want once and twice", atEnd, got)
+	}
 }

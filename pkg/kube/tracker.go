@@ -8,7 +8,7 @@ import (
 	"slices"
 	"sync"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
@@ -23,6 +23,8 @@ type tracker struct {
 	// reported has the objects that the sink knows: true if one is in force, false if it
 	// is ignored and a problem was reported.
 	reported map[key]bool
+	// unlisted are those of them that the list in progress has not had so far; nil: there is none.
+	unlisted map[key]bool
 
 	// failed has the errors of objects that could not be read, so that each is logged once.
 	failed map[key]string
@@ -37,23 +39,32 @@ func newTracker(sink Sink, log *slog.Logger) *tracker {
 	return &tracker{sink: sink, log: log, reported: map[key]bool{}, failed: map[key]string{}, cidrs: map[string]*object{}}
 }
 
-// replace reports all objects of a kind, without a flush. Those that the sink knows and that
-// are not among objects have been deleted.
-func (t *tracker) replace(objects iter.Seq[*object]) {
-	gone := maps.Clone(t.reported)
-	for o := range objects {
-		delete(gone, o.key)
-		t.put(o)
-	}
-	for k := range gone {
+// begin begins a list of all objects of a kind, which are put next. Those that the sink knows and
+// that have not been put when it ends have been deleted.
+func (t *tracker) begin() { t.unlisted = maps.Clone(t.reported) }
+
+// end ends a list, without a flush.
+func (t *tracker) end() {
+	for k := range t.unlisted {
 		t.remove(k)
 	}
+	t.unlisted = nil
+}
+
+// replace reports all objects of a kind, without a flush.
+func (t *tracker) replace(objects iter.Seq[*object]) {
+	t.begin()
+	for o := range objects {
+		t.put(o)
+	}
+	t.end()
 }
 
 // put reports an object that is new or may have changed, without a flush. If it could not
 // be read, its last version stays in force. If it must be ignored, its last version is removed.
 func (t *tracker) put(o *object) {
 	inForce, known := t.reported[o.key]
+	delete(t.unlisted, o.key)
 	if o.failed != "" {
 		if t.failed[o.key] != o.failed {
 			t.failed[o.key] = o.failed
@@ -156,8 +167,8 @@ type store struct {
 
 	// replaced is called when all objects have been reported.
 	replaced func()
-	// awaited is closed by the next Replace. The goroutine of the Reflector owns it.
-	awaited chan struct{}
+	// streamed is set if a direct watch has reported the list for which Replace is called next.
+	streamed bool
 }
 
 var _ cache.TransformingStore = (*store)(nil)
@@ -183,12 +194,11 @@ func (s *store) Delete(obj any) error {
 	return nil
 }
 
-// put reports a slice from a direct watch. It does not flush the sink, which the Stream does
-// when there is nothing more to read.
-func (s *store) put(kind watch.EventType, slice *discoveryv1.EndpointSlice) {
+// put reports an object from a direct watch. It does not flush the sink.
+func (s *store) put(kind watch.EventType, obj runtime.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o := translate(slice)
+	o := translate(obj)
 	switch {
 	case s.closed:
 	case kind == watch.Deleted:
@@ -205,17 +215,36 @@ func (s *store) close() {
 	s.closed = true
 }
 
-// awaitReplace returns a channel that the next Replace closes.
-func (s *store) awaitReplace() <-chan struct{} {
-	s.awaited = make(chan struct{})
-	return s.awaited
+// beginList begins a list, of which a direct watch reports the objects.
+func (s *store) beginList() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.streamed = false
+	s.tracker.begin()
 }
 
-// Replace reports all objects. Those of a streamed list have passed the Transformer, those
-// of a list in pages have not.
+// endList ends such a list.
+func (s *store) endList() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.streamed = true
+	s.tracker.end()
+	s.tracker.flush()
+	s.replaced()
+}
+
+// Replace reports all objects, unless a direct watch has. Those of a list that client-go streamed
+// have passed the Transformer, those of a list in pages have not.
 func (s *store) Replace(list []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.streamed {
+		s.streamed = false
+		return nil
+	}
 	s.tracker.replace(func(yield func(*object) bool) {
 		for _, obj := range list {
 			o, ok := obj.(*object)
@@ -229,10 +258,6 @@ func (s *store) Replace(list []any, _ string) error {
 	})
 	s.tracker.flush()
 	s.replaced()
-	if s.awaited != nil {
-		close(s.awaited)
-		s.awaited = nil
-	}
 	return nil
 }
 

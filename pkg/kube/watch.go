@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -30,8 +31,9 @@ type Config struct {
 	// Client talks to the API server. Its content type should be protobuf.
 	Client kubernetes.Interface
 
-	// Stream watches EndpointSlices, which are nearly all changes. If nil, Client does,
-	// which costs more and takes longer.
+	// Stream watches EndpointSlices, which are nearly all changes. With it, Services too are read
+	// past client-go's decoder and Reflector. If nil, Client does all, which costs more and takes
+	// longer.
 	Stream *Stream
 
 	// PodOptOut follows the Pods of this node and the Namespaces with the label [SocketKey],
@@ -134,16 +136,25 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // resources returns all resources that are requested. The channels are closed when all
 // Services and all EndpointSlices have been reported.
-func (w *Watcher) resources(services, slices chan struct{}) []*resource {
+func (w *Watcher) resources(servicesSynced, slicesSynced chan struct{}) []*resource {
 	core := w.cfg.Client.CoreV1()
 	allServices := core.Services(metav1.NamespaceAll)
 	allSlices := w.cfg.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll)
 	cidrs := w.cfg.Client.NetworkingV1().ServiceCIDRs()
+	services := &resource{
+		name: "services", example: &corev1.Service{}, synced: servicesSynced, selects: selectServices,
+		list: listOf(allServices.List), watch: allServices.Watch,
+	}
+	slices := &resource{
+		name: "endpointslices", example: &discoveryv1.EndpointSlice{}, synced: slicesSynced, selects: selectSlices,
+		list: listOf(allSlices.List), watch: allSlices.Watch,
+	}
+	if w.cfg.Stream != nil {
+		services.direct = core.RESTClient()
+		slices.direct, slices.flushed = w.cfg.Stream.client, true
+	}
 	return []*resource{
-		{name: "services", example: &corev1.Service{}, synced: services, selects: selectServices,
-			list: listOf(allServices.List), watch: allServices.Watch},
-		{name: "endpointslices", example: &discoveryv1.EndpointSlice{}, synced: slices, selects: selectSlices,
-			list: listOf(allSlices.List), watch: allSlices.Watch, stream: w.cfg.Stream},
+		services, slices,
 		{name: "nodes", example: &corev1.Node{}, synced: w.nodeSynced, selects: selectNode(w.cfg.NodeName),
 			list: listOf(core.Nodes().List), watch: core.Nodes().Watch},
 		{name: "servicecidrs", example: &networkingv1.ServiceCIDR{}, synced: make(chan struct{}), selects: func(*metav1.ListOptions) {},
@@ -155,8 +166,8 @@ func (w *Watcher) resources(services, slices chan struct{}) []*resource {
 func (w *Watcher) follow(ctx context.Context, r *resource) {
 	into := &store{tracker: newTracker(w.cfg.Sink, w.cfg.Log), replaced: sync.OnceFunc(func() { close(r.synced) })}
 	defer into.close()
-	if r.stream != nil {
-		r.watch = directWatch(r.stream, into)
+	if r.direct != nil {
+		r.watch = directWatch(r, into)
 	}
 	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -219,10 +230,11 @@ type resource struct {
 	selects  func(*metav1.ListOptions) // sets the selectors
 	list     cache.ListWithContextFunc
 	watch    cache.WatchFuncWithContext
-	stream   *Stream       // if not nil, [directWatch] replaces watch
-	synced   chan struct{} // closed when all objects have been reported once
-	optional bool          // an API server may not have it
-	failure  string        // the error of the last request, empty if it succeeded
+	direct   rest.Interface // if not nil, [directWatch] replaces watch
+	flushed  bool           // the connection of direct flushes the sink when there is nothing more to read
+	synced   chan struct{}  // closed when all objects have been reported once
+	optional bool           // an API server may not have it
+	failure  string         // the error of the last request, empty if it succeeded
 }
 
 // listOf returns list with the type that a Reflector takes.

@@ -26,32 +26,24 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s: frontend %s: %s is %q by kube-proxy's rules, and %q by Sluice", d.Service, d.Frontend, d.Field, d.KubeProxy, d.Sluice)
 }
 
-// frontendKey identifies a frontend.
-type frontendKey struct {
-	address  netip.AddrPort
-	protocol lb.Protocol
-	scope    lb.Scope
-}
-
 // Compare returns how the rules differ from the frontends that are programmed, sorted by Service. Frontends of port 0
 // are not compared: they refuse what no rule of iptables mode concerns.
 func (r Rules) Compare(programmed []status.Frontend) []Difference {
-	ours := make(map[frontendKey]status.Frontend)
+	ours := make(map[lb.FrontendKey]status.Frontend)
 	for _, f := range programmed {
 		if f.Address.Port() != 0 {
-			ours[frontendKey{f.Address, f.Protocol, f.Scope}] = f
+			ours[f.Key()] = f
 		}
 	}
 	differences := []Difference{}
 	for _, theirs := range r.Frontends {
-		key := frontendKey{theirs.Address, theirs.Protocol, theirs.Scope}
-		our, ok := ours[key]
+		our, ok := ours[theirs.Key()]
 		if !ok {
 			differences = append(differences, Difference{theirs.Service, nameOf(theirs), "exists", "true", "false"})
 
 			continue
 		}
-		delete(ours, key)
+		delete(ours, theirs.Key())
 		differences = append(differences, r.compare(theirs, our)...)
 	}
 	for _, our := range ours {

@@ -120,7 +120,7 @@ const reservation = 2 * time.Minute
 
 // Reserve keeps netfilter from using the masquerade of a flow of devices for another connection, for two minutes.
 // Netfilter knows neither these flows nor their ports. If it chose the same port of this node for a connection to the same
-// backend, both would be one to the backend. So it is told of a connection that it sees no packet of.
+// backend, both would be one to the backend. So it gets an entry for a connection of which it sees no packet.
 func Reserve(f flow.Flow) error {
 	if !f.Masquerade.IsValid() {
 		return nil

@@ -3,6 +3,7 @@ package kubeproxy
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -284,7 +285,7 @@ func (r *nftReader) allowed(exprs []expr.Any) ([]netip.Prefix, error) {
 		case *expr.Payload:
 			bits = 8 * int(e.Len)
 		case *expr.Bitwise:
-			bits = ones(e.Mask)
+			bits, _ = net.IPMask(e.Mask).Size()
 		case *expr.Cmp:
 			full := make([]byte, map[nftables.TableFamily]int{nftables.TableFamilyIPv4: 4, nftables.TableFamilyIPv6: 16}[r.table.Family])
 			copy(full, e.Data)
@@ -330,15 +331,4 @@ func addRanges(to *netipx.IPSetBuilder, elements []nftables.SetElement) {
 		}
 		to.AddRange(netipx.IPRangeFrom(from, last))
 	}
-}
-
-func ones(mask []byte) int {
-	bits := 0
-	for _, b := range mask {
-		for ; b != 0; b <<= 1 {
-			bits++
-		}
-	}
-
-	return bits
 }

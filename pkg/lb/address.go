@@ -303,7 +303,10 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 
 // parseMapped is ParseAddr but for the last step.
 func parseMapped(s string) (netip.Addr, error) {
-	addr, err := netip.ParseAddr(trimZeros(s))
+	addr, err := netip.ParseAddr(s)
+	if err != nil { // rare, and mostly for leading zeros
+		addr, err = netip.ParseAddr(trimZeros(s))
+	}
 	if err != nil || addr.Zone() != "" {
 		return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
 	}

@@ -55,12 +55,12 @@ type Place struct {
 	ForNodes Names  // hints.forNodes
 }
 
-// place returns the Place of e, an empty one if it has none.
-func (e *Endpoint) place() Place {
-	if e.Place == (unique.Handle[Place]{}) {
+// placeOf returns what a handle stands for, an empty Place for the zero Handle.
+func placeOf(h unique.Handle[Place]) Place {
+	if h == (unique.Handle[Place]{}) {
 		return Place{}
 	}
-	return e.Place.Value()
+	return h.Value()
 }
 
 // Names are the names of zones or nodes, each with a newline behind it. They are one string

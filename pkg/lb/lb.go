@@ -16,6 +16,7 @@ package lb
 import (
 	"cmp"
 	"net/netip"
+	"unique"
 )
 
 // Resolution is the outcome of one Service, its EndpointSlices and the node: the
@@ -29,23 +30,26 @@ type Resolution struct {
 
 // EndpointState is one endpoint of one service port, and whether new flows use it.
 type EndpointState struct {
-	Port     PortName
-	Addr     netip.AddrPort
-	NodeName string
-	Zone     string
-	Local    bool
+	Port  PortName
+	Addr  netip.AddrPort
+	place unique.Handle[Place]
+	Local bool // on this node
 
 	// Use is whether new flows may choose it at any frontend, and if not, why.
 	Use Use
 	// Uses is the same for the frontends of each [TrafficPolicy]: see [Frontend.Policy].
 	Uses [2]Use
 
-	Ready bool
+	Ready       bool
+	Terminating bool
 
 	// Alive is set if the endpoint is ready or serving: it keeps its flows, even if no
 	// new flow may choose it.
 	Alive bool
 }
+
+// Place returns where the endpoint is.
+func (e *EndpointState) Place() Place { return placeOf(e.place) }
 
 // Use is whether new flows may choose an endpoint, and if not, why.
 type Use uint8
@@ -146,26 +150,14 @@ func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim)
 			if addr.restricted {
 				f.SourceRanges, f.NodeInRanges = ranges.ranges, ranges.nodeInside
 			}
-			r.add(f, endpoints)
+			r.add(f, &endpoints)
 		}
 		if c.nodePort != 0 && len(addrs) > 0 {
 			key := FrontendKey{Addr: unspecified(family), Port: c.nodePort, Protocol: c.name.Protocol}
-			r.add(Frontend{Key: key, Kind: KindNodePort, Port: c.name}, endpoints)
+			r.add(Frontend{Key: key, Kind: KindNodePort, Port: c.name}, &endpoints)
 		}
-		for i := range endpoints.candidates {
-			e := &endpoints.candidates[i]
-			place := e.place()
-			r.out.Endpoints = append(r.out.Endpoints, EndpointState{
-				Port:     c.name,
-				Addr:     e.addr,
-				NodeName: place.NodeName,
-				Zone:     place.Zone,
-				Local:    e.local,
-				Use:      endpoints.use(e),
-				Uses:     e.uses,
-				Ready:    e.Ready,
-				Alive:    e.Ready || e.Serving,
-			})
+		for i := range endpoints.states {
+			endpoints.states[i].Use = endpoints.use(&endpoints.states[i])
 		}
 	}
 	if len(addrs) == 0 || len(claims) == 0 {

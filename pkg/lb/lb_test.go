@@ -108,7 +108,7 @@ func published(e *Endpoint) { e.Serving, e.Terminating = false, true }
 // at changes the place of an endpoint.
 func at(change func(*Place)) func(*Endpoint) {
 	return func(e *Endpoint) {
-		place := e.place()
+		place := placeOf(e.Place)
 		change(&place)
 		e.Place = unique.Make(place)
 	}

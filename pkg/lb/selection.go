@@ -7,14 +7,6 @@ import (
 	"strings"
 )
 
-// candidate is an endpoint at one port.
-type candidate struct {
-	*Endpoint
-	addr  netip.AddrPort
-	local bool   // on this node
-	uses  [2]Use // by TrafficPolicy
-}
-
 // servedPort is one port of one slice of the Service, with the fields that it joins on.
 type servedPort struct {
 	name     string
@@ -62,38 +54,44 @@ func (r *resolver) serving(port PortName, family Family) (found []servedPort, en
 	return r.served[first:last], endpoints
 }
 
-// join returns the endpoints of one family behind a service port, sorted by
-// address and port. A slice's port belongs to it if name and protocol are equal.
+// join adds the endpoints of one family behind a service port to the result, sorted by
+// address and port, and returns them. A slice's port belongs to it if name and protocol are
+// equal. Which of them new flows use is not decided yet.
 //
 // An endpoint may be in several slices, while it moves from one to another or
 // when a new pod got the address of an old one. The last one that is not
 // terminating counts, else the first. As in kube-proxy, the choice does not depend on
 // whether an endpoint is ready or on this node.
-func (r *resolver) join(port PortName, family Family) []candidate {
-	serving, endpoints := r.serving(port, family)
-	all := make([]candidate, 0, endpoints)
+func (r *resolver) join(port PortName, family Family) []EndpointState {
+	first := len(r.out.Endpoints)
+	serving, _ := r.serving(port, family)
 	for _, p := range serving {
 		for i := range p.slice.Endpoints {
 			e := &p.slice.Endpoints[i]
 			if FamilyOf(e.Addr) != family {
 				continue
 			}
-			node := e.place().NodeName
-			local := node != "" && node == r.node.Name
-			all = append(all, candidate{Endpoint: e, addr: netip.AddrPortFrom(e.Addr, p.number), local: local})
+			node := placeOf(e.Place).NodeName
+			r.out.Endpoints = append(r.out.Endpoints, EndpointState{
+				Port: port, Addr: netip.AddrPortFrom(e.Addr, p.number),
+				place: e.Place, Local: node != "" && node == r.node.Name,
+				Ready: e.Ready, Terminating: e.Terminating, Alive: e.Ready || e.Serving,
+			})
 		}
 	}
-	slices.SortStableFunc(all, func(a, b candidate) int { return a.addr.Compare(b.addr) })
+	all := r.out.Endpoints[first:]
+	slices.SortStableFunc(all, func(a, b EndpointState) int { return a.Addr.Compare(b.Addr) })
 	kept := all[:0]
 	for _, e := range all {
 		last := len(kept) - 1
 		switch {
-		case last < 0 || kept[last].addr != e.addr:
+		case last < 0 || kept[last].Addr != e.Addr:
 			kept = append(kept, e)
 		case !e.Terminating:
 			kept[last] = e
 		}
 	}
+	r.out.Endpoints = r.out.Endpoints[:first+len(kept)]
 	return kept
 }
 
@@ -107,18 +105,18 @@ const (
 	forNodes
 )
 
-// hintsOf returns which hints of the ready candidates count. Those of a kind count if all
-// ready candidates have one and at least one of them names this node or its zone; hints
-// for nodes come first. So at least one candidate is always allowed.
-func hintsOf(candidates []candidate, node *Node) hints {
+// hintsOf returns which hints of the ready endpoints count. Those of a kind count if all
+// ready endpoints have one and at least one of them names this node or its zone; hints
+// for nodes come first. So at least one endpoint is always allowed.
+func hintsOf(endpoints []EndpointState, node *Node) hints {
 	nodes, zones := node.Name != "", node.Zone != ""
 	anyNode, anyZone := false, false
-	for i := range candidates {
-		e := &candidates[i]
+	for i := range endpoints {
+		e := &endpoints[i]
 		if !e.Ready {
 			continue
 		}
-		place := e.place()
+		place := e.Place()
 		nodes = nodes && place.ForNodes != ""
 		zones = zones && place.ForZones != ""
 		if !nodes && !zones {
@@ -137,12 +135,12 @@ func hintsOf(candidates []candidate, node *Node) hints {
 }
 
 // allow reports whether the hints of e, a ready endpoint, allow this node to use it.
-func (h hints) allow(e *Endpoint, node *Node) bool {
+func (h hints) allow(e *EndpointState, node *Node) bool {
 	switch h {
 	case forNodes:
-		return e.place().ForNodes.has(node.Name)
+		return e.Place().ForNodes.has(node.Name)
 	case forZones:
-		return e.place().ForZones.has(node.Zone)
+		return e.Place().ForZones.has(node.Zone)
 	}
 	return true
 }
@@ -150,9 +148,9 @@ func (h hints) allow(e *Endpoint, node *Node) bool {
 // selection is the endpoints of one service port in one family, and the backends
 // among them that serve new flows under each traffic policy.
 type selection struct {
-	candidates []candidate
-	hints      hints
-	lists      [2]backendList // by TrafficPolicy
+	states []EndpointState
+	hints  hints
+	lists  [2]backendList // by TrafficPolicy
 }
 
 // backendList is the backends that one traffic policy allows.
@@ -165,8 +163,8 @@ type backendList struct {
 // those that are terminating and still serve (KEP-1669). Hints only count among ready
 // endpoints under the policy Cluster (KEP-2433). The list for Local is only filled if
 // wantLocal is set.
-func selectEndpoints(candidates []candidate, node *Node, wantLocal bool) *selection {
-	s := &selection{candidates: candidates, hints: hintsOf(candidates, node)}
+func selectEndpoints(states []EndpointState, node *Node, wantLocal bool) selection {
+	s := selection{states: states, hints: hintsOf(states, node)}
 	s.fill(Cluster, node)
 	if !wantLocal {
 		return s
@@ -180,17 +178,17 @@ func selectEndpoints(candidates []candidate, node *Node, wantLocal bool) *select
 
 // decide returns whether new flows may use e under a policy, and if not, why. Superseded
 // depends on the others, so fill decides whether that stays.
-func (s *selection) decide(e *candidate, policy TrafficPolicy, node *Node) Use {
+func (s *selection) decide(e *EndpointState, policy TrafficPolicy, node *Node) Use {
 	switch {
 	case !e.Ready && !e.Terminating:
 		return NotReady
-	case !e.Ready && !e.Serving:
+	case !e.Alive:
 		return NotServing
-	case policy == Local && !e.local:
+	case policy == Local && !e.Local:
 		return NotLocal
 	case !e.Ready:
 		return Superseded
-	case policy == Local || s.hints.allow(e.Endpoint, node):
+	case policy == Local || s.hints.allow(e, node):
 		return Used
 	case s.hints == forNodes:
 		return OtherNode
@@ -198,14 +196,14 @@ func (s *selection) decide(e *candidate, policy TrafficPolicy, node *Node) Use {
 	return OtherZone
 }
 
-// fill decides on each candidate, and makes those that are used the list of a policy, which
+// fill decides on each endpoint, and makes those that are used the list of a policy, which
 // is nil if there is none.
 func (s *selection) fill(policy TrafficPolicy, node *Node) {
 	var counts [NoFrontend]int // by Use
-	for i := range s.candidates {
-		e := &s.candidates[i]
-		e.uses[policy] = s.decide(e, policy, node)
-		counts[e.uses[policy]]++
+	for i := range s.states {
+		e := &s.states[i]
+		e.Uses[policy] = s.decide(e, policy, node)
+		counts[e.Uses[policy]]++
 	}
 	chosen := Used
 	if counts[Used] == 0 {
@@ -215,10 +213,10 @@ func (s *selection) fill(policy TrafficPolicy, node *Node) {
 		return
 	}
 	backends := make([]Backend, 0, counts[chosen])
-	for i := range s.candidates {
-		if e := &s.candidates[i]; e.uses[policy] == chosen {
-			e.uses[policy] = Used
-			backends = append(backends, Backend{Addr: e.addr, Local: e.local, Terminating: e.Terminating})
+	for i := range s.states {
+		if e := &s.states[i]; e.Uses[policy] == chosen {
+			e.Uses[policy] = Used
+			backends = append(backends, Backend{Addr: e.Addr, Local: e.Local, Terminating: e.Terminating})
 		}
 	}
 	s.lists[policy].backends = backends
@@ -234,14 +232,14 @@ func (s *selection) takeBackends(policy TrafficPolicy) []Backend {
 // Cluster is only empty if there is none: hints always leave some.
 func (s *selection) any() bool { return s.lists[Cluster].backends != nil }
 
-// use returns whether new flows use e, one of the candidates, at any frontend, and if not, why.
-func (s *selection) use(e *candidate) Use {
+// use returns whether new flows use e at any frontend, and if not, why.
+func (s *selection) use(e *EndpointState) Use {
 	cluster, local := s.lists[Cluster].inUse, s.lists[Local].inUse
 	switch {
 	case !cluster && !local:
 		return NoFrontend
-	case local && (!cluster || e.uses[Local] == Used):
-		return e.uses[Local]
+	case local && (!cluster || e.Uses[Local] == Used):
+		return e.Uses[Local]
 	}
-	return e.uses[Cluster]
+	return e.Uses[Cluster]
 }

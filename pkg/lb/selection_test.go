@@ -118,10 +118,10 @@ func TestManyDuplicates(t *testing.T) {
 
 func checkDuplicate(t *testing.T, r Resolution, want string) {
 	t.Helper()
-	if len(r.Endpoints) != 1 || r.Endpoints[0].NodeName != want {
+	if len(r.Endpoints) != 1 || r.Endpoints[0].Place().NodeName != want {
 		t.Errorf("endpoints are %+v, want the %s alone", r.Endpoints, want)
 	} else if e := r.Endpoints[0]; e.Local != (want == testNode.Name) {
-		t.Errorf("endpoint on %s is local: %t", e.NodeName, e.Local)
+		t.Errorf("endpoint on %s is local: %t", e.Place().NodeName, e.Local)
 	}
 }
 
@@ -462,7 +462,7 @@ func TestEndpointStates(t *testing.T) {
 		}
 	}
 	e := r.Endpoints[1]
-	if e.Port != (PortName{ServiceName{"ns", "web"}, "http", TCP}) || e.NodeName != "n2" || e.Zone != "zb" || e.Local {
+	if e.Port != (PortName{ServiceName{"ns", "web"}, "http", TCP}) || e.Place().NodeName != "n2" || e.Place().Zone != "zb" || e.Local {
 		t.Errorf("wrong state of %s: %+v", e.Addr, e)
 	}
 }

@@ -171,7 +171,7 @@ func TestOrderOfSlices(t *testing.T) {
 			s.SetSlice(slices[i])
 		}
 		r, _ := s.Resolve(ServiceName{"ns", "a"})
-		if len(r.Endpoints) != 1 || r.Endpoints[0].NodeName != "n3" {
+		if len(r.Endpoints) != 1 || r.Endpoints[0].Place().NodeName != "n3" {
 			t.Errorf("order %v: %+v", order, r.Endpoints)
 		}
 	}

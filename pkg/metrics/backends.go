@@ -6,13 +6,40 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
+
+// backendMetric is a metric of each backend, and its value.
+type backendMetric struct {
+	*metric
+	value func(live int, h maps.BackendHandshakes) float64
+}
+
+func newBackendMetric(name string, kind dto.MetricType, help string, value func(live int, h maps.BackendHandshakes) float64) backendMetric {
+	return backendMetric{newMetric(name, kind, help, "namespace", "service", "port", "backend"), value}
+}
+
+var backendMetrics = []backendMetric{
+	newBackendMetric("backend_active_connections", gaugeKind, "Connections that clients which this node translates have with a backend.",
+		func(live int, _ maps.BackendHandshakes) float64 { return float64(live) }),
+	newBackendMetric("backend_handshakes_total", counterKind, "TCP handshakes of sockets that a backend has answered.",
+		func(_ int, h maps.BackendHandshakes) float64 { return float64(h.Answered) }),
+	newBackendMetric("backend_handshake_seconds_total", counterKind, "The time that these took, from connect() to the answer.",
+		func(_ int, h maps.BackendHandshakes) float64 { return float64(h.Time) / float64(time.Second) }),
+	newBackendMetric("backend_handshake_failures_total", counterKind, "TCP handshakes of sockets that a backend refused, or that timed out or were given up.",
+		func(_ int, h maps.BackendHandshakes) float64 { return float64(h.Failed) }),
+	newBackendMetric("backend_syn_retransmits_total", counterKind, "SYNs that were sent to a backend again.",
+		func(_ int, h maps.BackendHandshakes) float64 { return float64(h.SynRetransmits) }),
+}
 
 // Backends has the metrics of backends, of as many as the limit allows: first come, first served,
 // and as long as the backend exists. The counts are those of the maps, and go on when the agent is
 // started again.
 type Backends struct {
-	tables Tables
+	tables maps.Tables
 	limit  int
 	moved  func() uint64
 
@@ -22,19 +49,19 @@ type Backends struct {
 }
 
 type backendLabels struct {
-	serviceName
+	lb.ServiceName
 	port, backend string
 }
 
 // NewBackends returns the metrics of at most limit backends. Moved returns a number that changes
 // whenever the tables change.
-func NewBackends(tables Tables, limit int, moved func() uint64) *Backends {
+func NewBackends(tables maps.Tables, limit int, moved func() uint64) *Backends {
 	return &Backends{tables: tables, limit: limit, moved: moved}
 }
 
 // Describe implements [prometheus.Collector].
 func (b *Backends) Describe(to chan<- *prometheus.Desc) {
-	for _, m := range backendMetrics() {
+	for _, m := range backendMetrics {
 		to <- m.desc
 	}
 }
@@ -48,22 +75,16 @@ func (b *Backends) Collect(to chan<- prometheus.Metric) {
 	defer b.mu.Unlock()
 	if moved := b.moved(); b.shown == nil || moved != b.seen {
 		if err := b.choose(); err != nil {
-			to <- prometheus.NewInvalidMetric(backendActive.desc, err)
+			to <- prometheus.NewInvalidMetric(backendMetrics[0].desc, err)
 
 			return
 		}
 		b.seen = moved
 	}
 	for l, id := range b.shown {
-		h := b.tables.Loads.Handshakes(id)
-		for m, value := range map[*metric]float64{
-			backendActive:      float64(max(0, b.tables.Loads.Load(id).Live())),
-			backendHandshakes:  float64(h.Answered),
-			backendSeconds:     float64(h.Time) / float64(time.Second),
-			backendUnanswered:  float64(h.Failed),
-			backendRetransmits: float64(h.SynRetransmits),
-		} {
-			m.send(to, value, l.namespace, l.name, l.port, l.backend)
+		live, handshakes := max(0, b.tables.Loads.Load(id).Live()), b.tables.Loads.Handshakes(id)
+		for _, m := range backendMetrics {
+			m.send(to, m.value(live, handshakes), l.Namespace, l.Name, l.port, l.backend)
 		}
 	}
 }
@@ -78,7 +99,7 @@ func (b *Backends) choose() error {
 		}
 		if name, ok := serviceNameOf(&e.Value); ok {
 			_, _, port := e.Value.Parts()
-			ports[e.Key] = backendLabels{serviceName: name, port: strings.ToValidUTF8(port, "")}
+			ports[e.Key] = backendLabels{ServiceName: name, port: strings.ToValidUTF8(port, "")}
 		}
 	}
 	exist := make(map[backendLabels]uint32)

@@ -49,7 +49,7 @@ func BenchmarkKernelMaps(b *testing.B) {
 	w.crowd(10_000)
 	pinned := mustCreate(b)
 	services, err := NewServices(ServicesConfig{
-		Tables: Tables{ServicePorts: pinned.ServicePorts, Backends: pinned.Backends, Loads: pinned.Loads},
+		Tables: maps.Tables{ServicePorts: pinned.ServicePorts, Backends: pinned.Backends, Loads: pinned.Loads},
 		Stats:  pinned.Stats,
 		Limit:  10_000,
 		Moved:  func() uint64 { return w.moved },

@@ -7,6 +7,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // othersName is the label of all Services that have no series of their own.
@@ -26,7 +27,7 @@ func (s *Services) Gather() ([]*dto.MetricFamily, error) {
 		}
 	}
 	listed := make([]labelled, 0, s.index.own+1)
-	others := labelled{name: serviceName{name: othersName}, counts: slices.Clone(s.others)}
+	others := labelled{name: lb.ServiceName{Name: othersName}, counts: slices.Clone(s.others)}
 	shared := len(s.index.services) > s.index.own || len(others.counts) > 0
 	if shared {
 		listed = append(listed, others) // its empty namespace is the first one
@@ -47,7 +48,7 @@ func (s *Services) Gather() ([]*dto.MetricFamily, error) {
 
 // labelled has the values of one pair of labels.
 type labelled struct {
-	name   serviceName
+	name   lb.ServiceName
 	counts counts
 	live   int
 }
@@ -64,9 +65,12 @@ func families(listed []labelled) []*dto.MetricFamily {
 	}
 
 	reasons := make(map[maps.Reason]*dto.LabelPair)
-	var failed [][]*dto.LabelPair
-	var counts []float64
+	var failed, refused [][]*dto.LabelPair
+	var counts, hidden []float64
 	for i := range listed {
+		if n := listed[i].counts.get(maps.StatHiddenRefusals); n > 0 {
+			refused, hidden = append(refused, labels[i]), append(hidden, float64(n))
+		}
 		for reason, n := range listed[i].counts.failures() {
 			if reasons[reason] == nil {
 				reasons[reason] = &dto.LabelPair{Name: new("reason"), Value: new(reason.Label())}
@@ -75,7 +79,9 @@ func families(listed []labelled) []*dto.MetricFamily {
 			counts = append(counts, float64(n))
 		}
 	}
-	all = append(all, serviceFailures.family(failed, func(i int) float64 { return counts[i] }))
+	all = append(all,
+		serviceFailures.family(failed, func(i int) float64 { return counts[i] }),
+		serviceHidden.family(refused, func(i int) float64 { return hidden[i] }))
 
 	all = append(all, handshakeFamilies(listed, labels)...)
 
@@ -89,8 +95,8 @@ func labelsOf(listed []labelled) [][]*dto.LabelPair {
 	labels := make([][]*dto.LabelPair, len(listed))
 	for i := range listed {
 		first, second := &pairs[2*i], &pairs[2*i+1]
-		first.Name, first.Value = &namespace, &listed[i].name.namespace
-		second.Name, second.Value = &service, &listed[i].name.name
+		first.Name, first.Value = &namespace, &listed[i].name.Namespace
+		second.Name, second.Value = &service, &listed[i].name.Name
 		labels[i] = []*dto.LabelPair{first, second}
 	}
 

@@ -31,7 +31,7 @@ func handshakeFamilies(listed []labelled, labels [][]*dto.LabelPair) []*dto.Metr
 // hasHandshakes reports whether a handshake or a retransmission was counted.
 func (t counts) hasHandshakes() bool {
 	for _, c := range t {
-		if c.what >= maps.StatHandshakeTime && c.n != 0 {
+		if c.what >= maps.StatHandshakeTime && c.what != maps.StatHiddenRefusals && c.n != 0 {
 			return true
 		}
 	}

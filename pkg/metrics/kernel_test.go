@@ -68,7 +68,7 @@ func TestKernelMaps(t *testing.T) {
 	)
 	now, moved := time.Now(), uint64(0)
 	s, err := NewServices(ServicesConfig{
-		Tables: Tables{ServicePorts: pinned.ServicePorts, Backends: pinned.Backends, Loads: pinned.Loads},
+		Tables: maps.Tables{ServicePorts: pinned.ServicePorts, Backends: pinned.Backends, Loads: pinned.Loads},
 		Stats:  pinned.Stats, Limit: 1,
 		Moved: func() uint64 { return moved },
 		Now:   func() time.Time { return now },

@@ -18,7 +18,7 @@ import (
 // It returns an error if two of them have the same metric.
 func NewRegistry(sync *Sync, others ...prometheus.Collector) (*prometheus.Registry, error) {
 	registry := prometheus.NewRegistry()
-	for _, c := range slices.Concat(sync.collectors(), others) {
+	for _, c := range slices.Concat(sync.collectors, others) {
 		if err := registry.Register(c); err != nil {
 			return nil, err
 		}
@@ -96,6 +96,8 @@ var (
 		"New flows of a Service's clients that got a backend.", serviceLabels...)
 	serviceFailures = newMetric("service_failures_total", counterKind,
 		"New flows of a Service's clients that got none, by reason.", "namespace", "service", "reason")
+	serviceHidden = newMetric("service_hidden_refusals_total", counterKind,
+		"TCP connections of a Service's clients that a backend refused, which the client was not told, so that another one was tried: with `--heal=resteer`, of Services that had any.", serviceLabels...)
 	serviceSent = newMetric("service_sent_bytes_total", counterKind,
 		"Bytes that a Service's clients have sent: in packets that devices translate, and by TCP sockets once they are closed. UDP sockets are not counted.", serviceLabels...)
 	serviceReceived = newMetric("service_received_bytes_total", counterKind,
@@ -114,22 +116,6 @@ var (
 		"Services with series of their own.")
 	serviceSeriesLimit = newMetric("service_series_limit", gaugeKind,
 		"How many Services can have series of their own; the others share those of the empty namespace.")
-)
-
-// Metrics of each backend.
-var (
-	backendLabelNames = []string{"namespace", "service", "port", "backend"}
-
-	backendActive = newMetric("backend_active_connections", gaugeKind,
-		"Connections that clients which this node translates have with a backend.", backendLabelNames...)
-	backendHandshakes = newMetric("backend_handshakes_total", counterKind,
-		"TCP handshakes of sockets that a backend has answered.", backendLabelNames...)
-	backendSeconds = newMetric("backend_handshake_seconds_total", counterKind,
-		"The time that these took, from connect() to the answer.", backendLabelNames...)
-	backendUnanswered = newMetric("backend_handshake_failures_total", counterKind,
-		"TCP handshakes of sockets that a backend refused, or that timed out or were given up.", backendLabelNames...)
-	backendRetransmits = newMetric("backend_syn_retransmits_total", counterKind,
-		"SYNs that were sent to a backend again.", backendLabelNames...)
 )
 
 // Metrics of the agent and its node.
@@ -197,19 +183,20 @@ type group struct {
 
 // groups returns all metrics of Sluice's own.
 func groups() []group {
+	var backends []*metric
+	for _, m := range backendMetrics {
+		backends = append(backends, m.metric)
+	}
+
 	return append([]group{
 		{title: "Services", about: servicesAbout, metrics: serviceMetrics()},
-		{title: "Backends", about: backendsAbout, metrics: backendMetrics()},
+		{title: "Backends", about: backendsAbout, metrics: backends},
 	}, nodeGroups()...)
-}
-
-func backendMetrics() []*metric {
-	return []*metric{backendActive, backendHandshakes, backendSeconds, backendUnanswered, backendRetransmits}
 }
 
 func serviceMetrics() []*metric {
 	return []*metric{
-		serviceConnections, serviceFailures, serviceSent, serviceReceived, serviceActive,
+		serviceConnections, serviceFailures, serviceHidden, serviceSent, serviceReceived, serviceActive,
 		serviceHandshakes, serviceSYNs, serviceUnanswered, serviceRetransmits, serviceSeries, serviceSeriesLimit,
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
@@ -27,14 +28,7 @@ type Node struct {
 	DeviceProblems int
 
 	Flows   flow.Status
-	Healing Healing
-}
-
-// Healing is what is known of backends that do not answer clients of this node.
-type Healing struct {
-	Suspects   int    // now
-	Episodes   uint64 // of backends that became suspects
-	PassedOver uint64 // new flows that went to others instead
+	Healing health.Healing
 }
 
 // NodeCollector collects a [Node] at each scrape.

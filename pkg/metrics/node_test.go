@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
@@ -70,6 +71,7 @@ func exposition(t *testing.T) []byte {
 		w.count(id, maps.StatSYNs+1, 1)
 		w.count(id, maps.StatSYNRetransmits, 2)
 		w.count(id, maps.StatRetransmits, 3)
+		w.count(id, maps.StatHiddenRefusals, 1)
 	}
 	w.later()
 	registry, err := NewRegistry(s.Sync, NewNodeCollector("v1", func() (Node, error) { return busyNode(), nil }),
@@ -99,7 +101,7 @@ func busyNode() Node {
 			Flows: flow.Usage{Evicted: 8}, Emergency: "full", Emergencies: 9, Expired: 10, Stale: 11,
 			Repaired: 12, LoadsRepaired: 13, MasqueradeRetries: 14, StackPorts: 15,
 		},
-		Healing: Healing{Suspects: 16, Episodes: 17, PassedOver: 18},
+		Healing: health.Healing{Suspects: 16, Episodes: 17, PassedOver: 18},
 	}
 }
 

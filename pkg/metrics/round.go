@@ -59,11 +59,9 @@ func (s *Sync) observe(r Round, families Families) {
 	if r.Full {
 		kind = s.full
 	}
-	for value := range s.rounds.of(families) {
-		value.Observe(seconds)
-	}
-	for value := range kind.of(families) {
-		value.Observe(seconds)
+	for family := range families.names {
+		s.rounds.WithLabelValues(family).Observe(seconds)
+		kind.WithLabelValues(family).Observe(seconds)
 	}
 }
 
@@ -83,13 +81,14 @@ func (s *Sync) observeLatency(programmed func(lb.ServiceName) bool) {
 }
 
 // noLocal counts service ports with a traffic policy Local that have endpoints, but none
-// on this node: by policy, and by family.
-type noLocal struct{ internal, external [2]int32 }
+// on this node: by policy (internal, external), and by family (IPv4, IPv6).
+type noLocal [2][2]int32
 
 func (n *noLocal) add(m noLocal, sign int32) {
-	for i := range 2 {
-		n.internal[i] += sign * m.internal[i]
-		n.external[i] += sign * m.external[i]
+	for policy := range m {
+		for family, count := range m[policy] {
+			n[policy][family] += sign * count
+		}
 	}
 }
 
@@ -112,45 +111,42 @@ func (s *Sync) Resolved(name lb.ServiceName, res lb.Resolution) {
 // port counts once for each policy, however many addresses it has.
 func lackingLocal(frontends []lb.Frontend) noLocal {
 	type place struct {
-		port     lb.PortName
-		internal bool
-		family   int
+		port           lb.PortName
+		policy, family int
 	}
-	var labelled map[place]struct{}
+	var counted map[place]bool
 	var n noLocal
 	for i := range frontends {
 		f := &frontends[i]
 		if !f.DropIfEmpty || f.Key.Port == 0 {
 			continue
 		}
-		at := place{port: f.Port, internal: f.Kind == lb.KindClusterIP}
+		at := place{port: f.Port}
+		if f.Kind != lb.KindClusterIP {
+			at.policy = 1
+		}
 		if f.Key.Addr.Is6() {
 			at.family = 1
 		}
-		if _, ok := labelled[at]; ok {
+		if counted[at] {
 			continue
 		}
-		if labelled == nil {
-			labelled = make(map[place]struct{})
+		if counted == nil {
+			counted = make(map[place]bool)
 		}
-		labelled[at] = struct{}{}
-		if at.internal {
-			n.internal[at.family]++
-		} else {
-			n.external[at.family]++
-		}
+		counted[at] = true
+		n[at.policy][at.family]++
 	}
 
 	return n
 }
 
 func (s *Sync) setNoLocal(families Families) {
-	for i, family := range []Families{IPv4, IPv6} {
-		for value := range s.lacksInternal.of(families & family) {
-			value.Set(float64(s.lacking.internal[i]))
-		}
-		for value := range s.lacksExternal.of(families & family) {
-			value.Set(float64(s.lacking.external[i]))
+	for p, policy := range []string{"internal", "external"} {
+		for i, family := range []Families{IPv4, IPv6} {
+			for name := range (families & family).names {
+				s.noLocal.WithLabelValues(policy, name).Set(float64(s.lacking[p][i]))
+			}
 		}
 	}
 }

@@ -8,11 +8,12 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // service is a Service that is in the maps.
 type service struct {
-	name     serviceName
+	name     lb.ServiceName
 	own      bool     // it has series of its own
 	assigned bool     // own is decided
 	ids      int      // how many service port ids it has
@@ -23,17 +24,11 @@ type service struct {
 	base, sums counts
 }
 
-type serviceName struct{ namespace, name string }
-
-func (n serviceName) compare(m serviceName) int {
-	return cmp.Or(strings.Compare(n.namespace, m.namespace), strings.Compare(n.name, m.name))
-}
-
 // index maps ids to Services. It is rebuilt only when the maps have changed, so that most
 // scrapes read counts only.
 type index struct {
 	limit    int // of Services with series of their own
-	services map[serviceName]*service
+	services map[lb.ServiceName]*service
 	sorted   []*service // by name
 	// owners has a Service's ids as long as the Service exists, including those that it
 	// no longer has: connections that began there continue, and are counted when they end.
@@ -49,12 +44,12 @@ type owner struct {
 }
 
 func newIndex(limit int) index {
-	return index{limit: limit, services: make(map[serviceName]*service), owners: make(map[uint32]owner)}
+	return index{limit: limit, services: make(map[lb.ServiceName]*service), owners: make(map[uint32]owner)}
 }
 
 // rebuild reads the maps. Services that are gone stay in gone, with their ids, until the
 // caller has added their counts to others and calls forget.
-func (x *index) rebuild(t Tables) error {
+func (x *index) rebuild(t maps.Tables) error {
 	x.builds++
 	for _, svc := range x.services {
 		svc.ids, svc.backends = 0, svc.backends[:0]
@@ -72,7 +67,9 @@ func (x *index) rebuild(t Tables) error {
 	}
 	x.findGone()
 	x.assignSeries()
-	x.sorted = slices.SortedFunc(stdmaps.Values(x.services), func(a, b *service) int { return a.name.compare(b.name) })
+	x.sorted = slices.SortedFunc(stdmaps.Values(x.services), func(a, b *service) int {
+		return cmp.Or(cmp.Compare(a.name.Namespace, b.name.Namespace), cmp.Compare(a.name.Name, b.name.Name))
+	})
 
 	return nil
 }
@@ -97,13 +94,12 @@ func (x *index) observe(id uint32, port *maps.ServicePort) {
 	x.owners[id] = owner{service: svc}
 }
 
-// serviceNameOf returns the name of a Service; false for the agent's probe, whose namespace has a dot, which
-// those of a cluster have not.
-func serviceNameOf(port *maps.ServicePort) (serviceName, bool) {
+// serviceNameOf returns the name of a Service; false for the agent's probe.
+func serviceNameOf(port *maps.ServicePort) (lb.ServiceName, bool) {
 	namespace, name, _ := port.Parts()
 
 	// Long names are cut, perhaps in the middle of a character.
-	return serviceName{strings.ToValidUTF8(namespace, ""), strings.ToValidUTF8(name, "")}, !strings.Contains(namespace, ".")
+	return lb.ServiceName{Namespace: strings.ToValidUTF8(namespace, ""), Name: strings.ToValidUTF8(name, "")}, !port.IsProbe()
 }
 
 func (x *index) findGone() {

@@ -11,13 +11,6 @@ import (
 	"github.com/sluice-lb/sluice/pkg/flow"
 )
 
-// Tables are the maps by which ids belong to Services.
-type Tables struct {
-	ServicePorts maps.Table[uint32, maps.ServicePort] // by service port id
-	Backends     *maps.Array[maps.Backend]            // by the index of a backend id
-	Loads        maps.Loads
-}
-
 // Stats reads the counts of programs: [maps.Stats], or a fake in tests.
 type Stats interface {
 	// All yields the counts of the service ports that the maps have.
@@ -30,7 +23,7 @@ type Stats interface {
 
 // ServicesConfig configures [Services].
 type ServicesConfig struct {
-	Tables Tables
+	Tables maps.Tables // by which ids belong to Services
 	Stats  Stats
 	// Ended returns, by service port id, the bytes of flows that the agent has ended, as
 	// far as programs had not counted them. They grow until the id is gone. Services keeps

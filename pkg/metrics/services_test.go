@@ -68,6 +68,7 @@ func TestServices(t *testing.T) {
 	w.count(2, notInRange, 1)
 	w.count(1, abi.StatBytesSent, 1000)
 	w.count(2, abi.StatBytesReceived, 2000)
+	w.count(3, abi.StatHiddenRefusals, 6)
 	w.count(4, sent, 1)
 	w.load(1, abi.BackendLoad{Sockets: 2, Flows: 1})
 	w.load(3, abi.BackendLoad{Flows: 4})
@@ -80,7 +81,8 @@ func TestServices(t *testing.T) {
 		"received_bytes_total ns/web": 2000, "received_bytes_total ns/dns": 0,
 		"active_connections ns/web": 7, "active_connections ns/dns": 0,
 		"failures_total ns reject_no_backend/web": 2, "failures_total ns drop_source_range/web": 1,
-		"series": 2, "series_limit": 10,
+		"hidden_refusals_total ns/dns": 6,
+		"series":                       2, "series_limit": 10,
 	})
 }
 
@@ -330,7 +332,7 @@ func TestEndedFlows(t *testing.T) {
 	w.add(1, "ns", "web", "http")
 	ended := map[uint32]flow.Bytes{1: {Sent: 50, Received: 60}, 9: {Sent: 1}}
 	s, err := NewServices(ServicesConfig{
-		Tables: Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads},
+		Tables: abi.Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads},
 		Stats:  &w.stats, Limit: 1,
 		Moved: func() uint64 { return w.moved },
 		Ended: func() map[uint32]flow.Bytes { return maps.Clone(ended) },
@@ -410,7 +412,7 @@ func TestUnreadable(t *testing.T) {
 func TestServicesConfig(t *testing.T) {
 	w := newWorld()
 	whole := ServicesConfig{
-		Tables: Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads},
+		Tables: abi.Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads},
 		Stats:  &w.stats, Limit: 1, Moved: func() uint64 { return 0 },
 	}
 	for field, breakIt := range map[string]func(*ServicesConfig){

@@ -67,15 +67,15 @@ type Sync struct {
 	now   func() time.Time
 	start time.Time
 
-	rounds, full, partial   perFamily[prometheus.Observer]
-	programmed, queued      perFamily[prometheus.Gauge]
+	collectors []prometheus.Collector // all that follow
+
+	rounds, full, partial   *prometheus.HistogramVec
+	programmed, queued      *prometheus.GaugeVec
 	slices, services        prometheus.Counter
 	slicesLeft, serviceLeft prometheus.Gauge
 	healthz, livez          *prometheus.CounterVec
 	latency                 *prometheus.HistogramVec
 	noLocal                 *prometheus.GaugeVec
-	lacksInternal           perFamily[prometheus.Gauge] // of noLocal
-	lacksExternal           perFamily[prometheus.Gauge] // of noLocal
 	cleanUps                *prometheus.HistogramVec
 	cleaned                 *prometheus.CounterVec
 	mended                  *prometheus.CounterVec
@@ -115,10 +115,10 @@ func NewSync(now func() time.Time) *Sync {
 }
 
 // stamp sets a gauge of each family to the clock.
-func (s *Sync) stamp(gauge perFamily[prometheus.Gauge], families Families) {
+func (s *Sync) stamp(gauge *prometheus.GaugeVec, families Families) {
 	seconds := float64(s.now().UnixNano()) / 1e9
-	for value := range gauge.of(families) {
-		value.Set(seconds)
+	for family := range families.names {
+		gauge.WithLabelValues(family).Set(seconds)
 	}
 }
 

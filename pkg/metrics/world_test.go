@@ -97,8 +97,8 @@ func (w *world) services(t testing.TB, limit int) *Services {
 	return s
 }
 
-func (w *world) tables() Tables {
-	return Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads}
+func (w *world) tables() abi.Tables {
+	return abi.Tables{ServicePorts: w.ServicePorts, Backends: w.Backends, Loads: w.Loads}
 }
 
 // add gives a Service's port an id, and backends.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,13 +21,17 @@ const (
 	Translated Outcome = "translated" // a new flow got a backend
 	Refused    Outcome = "refused"
 	Lost       Outcome = "lost" // events that were not read in time
+
+	Suspect Outcome = "suspect" // a backend gets no new flows for a while: see docs/healing.md
+	Probe   Outcome = "probe"   // a suspect got a single one, and is passed over again
+	Answers Outcome = "answers" // it is no suspect any more
 )
 
 // Event is one event, with names. What is not known is left out.
 type Event struct {
 	Time    time.Time `json:"time"`
 	Outcome Outcome   `json:"outcome"`
-	// Reason is a label of [maps.Reason], Why its text for operators.
+	// Reason is a label of [maps.Reason], Why its text for operators; of a suspect, what it does.
 	Reason   string `json:"reason,omitempty"`
 	Why      string `json:"why,omitempty"`
 	Protocol string `json:"protocol,omitempty"`
@@ -46,6 +51,11 @@ type Event struct {
 	BackendPod  string         `json:"backendPod,omitempty"`
 	// BackendPodUID is known for pods of this node.
 	BackendPodUID string `json:"backendPodUID,omitempty"`
+
+	// Until is how long a suspect is passed over. Clients is how many of this node speak against it, as
+	// far as up to 32 can be told apart.
+	Until   time.Time `json:"until,omitzero"`
+	Clients int       `json:"clients,omitempty"`
 
 	// Lost is how many events were lost; zero if that is not known.
 	Lost uint64 `json:"lost,omitempty"`
@@ -68,18 +78,34 @@ func (e Event) String() string {
 	case e.Outcome == Lost:
 		return fmt.Sprintf("%s  %d events lost: there were more than could be printed", at, e.Lost)
 	}
-	outcome := e.Why
-	switch {
-	case e.Outcome == Translated && !e.Backend.IsValid():
-		outcome = "a backend that is gone"
-	case e.Outcome == Translated && e.BackendPod != "":
-		outcome = fmt.Sprintf("%s (%s)", e.Backend, e.BackendPod)
-	case e.Outcome == Translated:
-		outcome = e.Backend.String()
+	client, destination, outcome := "-", "-", e.Why
+	if e.Destination.IsValid() {
+		client, destination = e.client(), e.Destination.String()+"/"+e.Protocol
+	}
+	backend := "a backend that is gone"
+	if e.Backend.IsValid() {
+		backend = e.Backend.String()
+	}
+	if e.BackendPod != "" {
+		backend += " (" + e.BackendPod + ")"
+	}
+	switch e.Outcome {
+	case Translated:
+		outcome = backend
+	case Suspect:
+		client = fmt.Sprintf("%d on this node", e.Clients)
+		outcome = fmt.Sprintf("%s %s: passed over until %s", backend, e.Why, e.Until.Format("15:04:05.000"))
+	case Probe:
+		outcome = fmt.Sprintf("%s got a probe: passed over until %s", backend, e.Until.Format("15:04:05.000"))
+	case Answers:
+		outcome = backend + " " + e.Why
 	}
 
-	return fmt.Sprintf(columns, at, e.client()+" ", e.Destination.String()+"/"+e.Protocol+" ", orDash(e.Service)+" ", outcome)
+	return fmt.Sprintf(columns, at, client+" ", destination+" ", orDash(e.Service)+" ", outcome)
 }
+
+// compare orders events by their times.
+func (e Event) compare(other Event) int { return e.Time.Compare(other.Time) }
 
 // client returns who the client is, as far as that is known.
 func (e Event) client() string {
@@ -118,20 +144,12 @@ type Filter struct {
 }
 
 func (f Filter) selects(e Event) bool {
-	named := func(pod string) bool {
-		_, short, _ := strings.Cut(pod, "/")
-
-		return pod != "" && (pod == f.Pod || short == f.Pod)
-	}
+	client, backend := pods.Pod{Name: e.ClientPod, UID: e.ClientPodUID}, pods.Pod{Name: e.BackendPod, UID: e.BackendPodUID}
 	service, _, _ := strings.Cut(e.Service, ":")
-	reason := len(f.Reasons) == 0
-	for _, label := range f.Reasons {
-		reason = reason || label == e.Reason
-	}
 
-	return reason &&
+	return (len(f.Reasons) == 0 || slices.Contains(f.Reasons, e.Reason)) &&
 		(f.Service == "" || f.Service == service) &&
-		(f.Pod == "" || f.Pod == e.ClientPodUID || f.Pod == e.BackendPodUID || named(e.ClientPod) || named(e.BackendPod)) &&
+		(f.Pod == "" || client.Is(f.Pod) || backend.Is(f.Pod)) &&
 		(!f.IP.IsValid() || f.IP == e.ClientIP || f.IP == e.Destination.Addr() || f.IP == e.Backend.Addr()) &&
 		(!f.Refused || e.Outcome == Refused)
 }
@@ -148,7 +166,7 @@ type names struct {
 func (n names) event(e maps.MonitorEvent) (Event, error) {
 	reason := maps.Reason(e.Reason)
 	event := Event{
-		Time:    n.booted.Add(time.Duration(e.Time)),
+		Time:    n.at(e.Time),
 		Outcome: Translated, Reason: reason.Label(), Why: reason.String(),
 		Protocol:   lb.Protocol(e.Proto).String(),
 		ClientPort: maps.Port(e.ClientPort),
@@ -170,16 +188,25 @@ func (n names) event(e maps.MonitorEvent) (Event, error) {
 		event.Device = n.device(e.Ifindex)
 	}
 	if b, ok := n.tables.BackendOf(e.BackendId); ok {
-		event.Backend = b.AddrPort()
-		pod, err := n.pod(0, event.Backend.Addr())
-		if err != nil {
+		if err := n.nameBackend(&event, b); err != nil {
 			return event, err
 		}
-		event.BackendPod, event.BackendPodUID = pod.Name, pod.UID
 	}
 	event.Service, err = n.service(e)
 
 	return event, err
+}
+
+// at returns a time of the clock of programs.
+func (n names) at(ns uint64) time.Time { return n.booted.Add(time.Duration(ns)) }
+
+// nameBackend fills in the backend of an event.
+func (n names) nameBackend(event *Event, b maps.Backend) error {
+	event.Backend = b.AddrPort()
+	pod, err := n.pod(0, event.Backend.Addr())
+	event.BackendPod, event.BackendPodUID = pod.Name, pod.UID
+
+	return err
 }
 
 // service returns the name of the Service that an event is about, with its port if there is one.

@@ -1,10 +1,11 @@
-// Package monitor shows what programs decide at the moment: which backend a new flow got, and what
-// was refused and why. It reads what programs report in maps, and needs no agent.
+// Package monitor shows what programs decide at the moment: which backend a new flow got, what was
+// refused and why, and which backends are suspects. It reads what programs report in maps, and needs no agent.
 package monitor
 
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -16,7 +17,8 @@ import (
 type Config struct {
 	Maps   *maps.Pinned
 	Filter Filter
-	// Since is how far back refusals are printed first, of those that programs have kept. Zero: none.
+	// Since is how far back refusals are printed first, of those that programs have kept, and what
+	// is known of suspects. Zero: none.
 	Since time.Duration
 	// NoFollow ends Run after these.
 	NoFollow bool
@@ -26,7 +28,8 @@ type Config struct {
 	Print func(Event) error
 }
 
-// pollInterval is how long [Run] waits for an event before it looks whether it should end.
+// pollInterval is how long [Run] waits for an event before it looks whether it should end, and how often
+// it looks for suspects.
 const pollInterval = 200 * time.Millisecond
 
 // Run prints events until ctx ends. The error wraps [maps.ErrFull] if too many listen already, and
@@ -39,13 +42,16 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		tables: cfg.Maps.Tables, pod: cfg.Pods.Pod, device: deviceName,
 		booted: time.Now().Add(-time.Duration(flow.Now())),
 	}
-	show := func(e maps.MonitorEvent) error {
-		event, err := names.event(e)
-		if err != nil || !cfg.Filter.selects(event) {
-			return err
+	show := func(events ...Event) error {
+		for _, event := range events {
+			if cfg.Filter.selects(event) {
+				if err := cfg.Print(event); err != nil {
+					return err
+				}
+			}
 		}
 
-		return cfg.Print(event)
+		return nil
 	}
 	// It listens before it reads what was kept, so that it misses nothing in between.
 	var live *maps.Listener
@@ -60,15 +66,28 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
+	suspects := healing{names: names, known: make(map[uint32]maps.BackendHealth)}
+	before, err := suspects.look(begin)
+	if err != nil {
+		return err
+	}
 	for _, e := range recent {
-		if e.Time <= begin && begin-e.Time < uint64(cfg.Since) {
-			if err := show(e); err != nil {
+		if e.Time <= begin {
+			event, err := names.event(e)
+			if err != nil {
 				return err
 			}
+			before = append(before, event)
 		}
 	}
+	since := names.at(begin).Add(-cfg.Since)
+	before = slices.DeleteFunc(before, func(e Event) bool { return !e.Time.After(since) })
+	slices.SortStableFunc(before, Event.compare)
+	if err := show(before...); err != nil {
+		return err
+	}
 
-	lost := uint64(0)
+	lost, looked := uint64(0), begin
 	for live != nil && ctx.Err() == nil {
 		e, ok, err := live.Read(time.Now().Add(pollInterval))
 		if errors.Is(err, maps.ErrLapsed) {
@@ -82,7 +101,21 @@ func Run(ctx context.Context, cfg Config) (err error) {
 			return err
 		}
 		if ok && e.Time > begin {
-			if err := show(e); err != nil {
+			event, err := names.event(e)
+			if err == nil {
+				err = show(event)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if now := flow.Now(); now-looked >= uint64(pollInterval) {
+			looked = now
+			events, err := suspects.look(now)
+			if err == nil {
+				err = show(events...)
+			}
+			if err != nil {
 				return err
 			}
 		}

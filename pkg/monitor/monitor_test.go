@@ -1,6 +1,8 @@
 package monitor
 
 import (
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"flag"
 	"net/netip"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
@@ -120,7 +123,6 @@ func TestFiltersAndFormats(t *testing.T) {
 		{"refused of a service and a pod", Filter{Refused: true, Service: "shop/db", Pod: "shop/web-1"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			table, lines := Header()+"\n", ""
 			events := []Event{}
 			for _, e := range raw {
 				event, err := names.event(e)
@@ -135,29 +137,138 @@ func TestFiltersAndFormats(t *testing.T) {
 				at := names.booted.Add(time.Minute)
 				events = append(events, Event{Time: at, Outcome: Lost, Lost: 12}, Event{Time: at, Outcome: Lost})
 			}
-			for _, event := range events {
-				line, err := json.Marshal(event)
-				if err != nil {
-					t.Fatal(err)
-				}
-				table += event.String() + "\n"
-				lines += string(line) + "\n"
-			}
-			path := filepath.Join("testdata", strings.ReplaceAll(test.name, " ", "_")+".txt")
-			got := table + "\n" + lines
-			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("printed (-want +got):\n%s", diff)
-			}
+			mustPrint(t, strings.ReplaceAll(test.name, " ", "_")+".txt", events)
 		})
+	}
+}
+
+// mustPrint compares how events are printed in each format with a file of testdata.
+func mustPrint(t *testing.T, file string, events []Event) {
+	t.Helper()
+	table, lines := Header()+"\n", ""
+	for _, event := range events {
+		line, err := json.Marshal(event)
+		if err != nil {
+			t.Fatal(err)
+		}
+		table += event.String() + "\n"
+		lines += string(line) + "\n"
+	}
+	path := filepath.Join("testdata", file)
+	got := table + "\n" + lines
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
+	}
+}
+
+// A backend becomes a suspect, gets probes, and answers again, as looks at its health find it. Looks
+// find the past of a suspect, and nothing twice.
+func TestSuspects(t *testing.T) {
+	names, _, backend := mustNames(t)
+	ms := func(n uint64) uint64 { return n * uint64(time.Millisecond) }
+	h := maps.BackendHealth{Id: backend, Cause: uint8(maps.HealthUnanswered), Clients: 1<<3 | 1<<7 | 1<<31}
+	looks := healing{names: names, known: make(map[uint32]maps.BackendHealth)}
+	var events []Event
+	for _, step := range []struct {
+		name                           string
+		suspected, until, cleared, now uint64 // in ms
+		want                           []Outcome
+	}{
+		{"it works", 0, 0, 0, 1000, nil},
+		{"it becomes a suspect", 20100, 21000, 0, 20200, []Outcome{Suspect}},
+		{"the same", 20100, 21000, 0, 20400, nil},
+		{"it gets a probe", 20100, 22900, 0, 21200, []Outcome{Probe}},
+		{"most are suspects, and none is passed over", 20100, 21300, 0, 21400, nil},
+		{"it gets a probe, and answers it", 0, 26000, 22950, 23100, []Outcome{Answers}},
+		{"it is a suspect and answers between two looks", 0, 24000, 24100, 24200, []Outcome{Answers}},
+		{"it answers, and is a suspect again", 25000, 28000, 24900, 25200, []Outcome{Answers, Suspect}},
+	} {
+		h.Suspected, h.Until, h.Cleared = ms(step.suspected), ms(step.until), ms(step.cleared)
+		if err := names.tables.Health.Put(maps.Index(backend), h); err != nil {
+			t.Fatal(err)
+		}
+		found, err := looks.look(ms(step.now))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var outcomes []Outcome
+		for _, e := range found {
+			outcomes = append(outcomes, e.Outcome)
+		}
+		if diff := cmp.Diff(step.want, outcomes); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.name, diff)
+		}
+		events = append(events, found...)
+	}
+	mustPrint(t, "suspects.txt", events)
+
+	fresh := healing{names: names, known: make(map[uint32]maps.BackendHealth)}
+	found, err := fresh.look(ms(60_000))
+	if err != nil || len(found) != 2 || found[0].Outcome != Answers || found[1].Outcome != Suspect {
+		t.Errorf("a first look finds %v, %v: want when it was a suspect last, and since when it is one", found, err)
+	}
+}
+
+// Run prints the suspects of before, and what happens to them while it runs.
+func TestRunPrintsSuspects(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := "/sys/fs/bpf/sluice-monitor-test-" + rand.Text()[:8]
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
+		maps.NameFrontendIDs: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024, maps.NameUnanswered: 1024,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pinned.Close()
+	hand := mapstest.New(pinned.Tables)
+	port, err := hand.ServicePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	backend, err := hand.Backend(port, netip.MustParseAddrPort("10.244.2.7:5432"), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := flow.Now()
+	h := maps.BackendHealth{Id: backend, Suspected: now - uint64(time.Second), Until: now + uint64(time.Second), Cause: uint8(maps.HealthRefused), Clients: 1}
+	if err := pinned.Health.Put(maps.Index(backend), h); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var printed []Outcome
+	err = Run(ctx, Config{
+		Maps: pinned, Since: time.Minute, Pods: pods.NewCache(pods.Config{CgroupRoot: t.TempDir(), Logs: t.TempDir()}),
+		Print: func(e Event) error {
+			if printed = append(printed, e.Outcome); e.Outcome == Answers {
+				cancel()
+			}
+			h.Suspected, h.Cleared = 0, flow.Now()
+
+			return pinned.Health.Put(maps.Index(backend), h)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Outcome{Suspect, Answers}, printed); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
 	}
 }
 
@@ -167,9 +278,13 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	printed, err := os.ReadFile("testdata/all.txt")
-	if err != nil {
-		t.Fatal(err)
+	var printed []byte
+	for _, file := range []string{"testdata/all.txt", "testdata/suspects.txt"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		printed = append(printed, text...)
 	}
 	checked := 0
 	for line := range strings.Lines(string(page)) {

@@ -31,6 +31,9 @@ type Device struct {
 	Master int
 	// Peer is the other end of a pair if that is in this network namespace, or 0.
 	Peer int
+	// PeerNetns is 1 + the number by which the kernel knows the namespace of the other end in this one,
+	// or 0 if there is none.
+	PeerNetns uint32
 
 	// TakesFrames is true if an Ethernet header is all that packets need to leave by
 	// the device.
@@ -87,6 +90,8 @@ func deviceOf(link netlink.Link) Device {
 	// A peer in another namespace comes with the number of that namespace.
 	if device.isPair() && attrs.NetNsID < 0 {
 		device.Peer = attrs.ParentIndex
+	} else if device.isPair() {
+		device.PeerNetns = uint32(attrs.NetNsID) + 1
 	}
 
 	return device

@@ -116,7 +116,7 @@ func TestDevices(t *testing.T) {
 	want := map[string]Device{
 		"lo":        {LinkLayer: LinkOther, IsLoopback: true, IsUp: true},
 		"br0":       {Kind: "bridge", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true, Network: netip.MustParsePrefix("10.244.1.1/24")},
-		"pod0":      {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, Master: devices["br0"].Index},
+		"pod0":      {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, Master: devices["br0"].Index, PeerNetns: 1},
 		"here":      {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true, Peer: devices["there"].Index},
 		"there":     {Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true, Peer: devices["here"].Index},
 		"flannel.1": {Kind: "vxlan", LinkLayer: LinkEthernet, TakesFrames: true},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -64,7 +63,7 @@ func (f *forwarding) concern() string {
 		{"iptables", f.legacyTables},
 		{"nftables", f.tables.concern},
 	} {
-		found, err := complete(part.find)
+		found, err := Complete(part.find)
 		if err != nil {
 			return fmt.Sprintf("%s cannot be read: %v", part.name, err)
 		}
@@ -91,7 +90,7 @@ func (f *forwarding) policies() (string, error) {
 
 // IPsecPolicies returns how many IPsec policies the calling thread's network namespace has.
 func IPsecPolicies() (int, error) {
-	policies, err := complete(func() ([]netlink.XfrmPolicy, error) { return netlink.XfrmPolicyList(netlink.FAMILY_ALL) })
+	policies, err := Complete(func() ([]netlink.XfrmPolicy, error) { return netlink.XfrmPolicyList(netlink.FAMILY_ALL) })
 	if err != nil && !isUnknown(err) {
 		return 0, fmt.Errorf("list IPsec policies: %w", err)
 	}
@@ -102,51 +101,58 @@ func IPsecPolicies() (int, error) {
 // MarkRules returns the priorities of the routing rules of the calling thread's network namespace
 // that select by a mark.
 func MarkRules() ([]int, error) {
+	rules, err := Complete(func() ([]netlink.Rule, error) { return rulesBy(netlink.RuleList) })
+	if err != nil {
+		return nil, fmt.Errorf("list routing rules: %w", err)
+	}
 	var priorities []int
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rules, err := complete(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
-		if err != nil && !isUnknown(err) {
-			return nil, fmt.Errorf("list routing rules: %w", err)
-		}
-		for _, r := range rules {
-			if r.Mark != 0 || r.Mask != nil {
-				priorities = append(priorities, r.Priority)
-			}
+	for _, r := range rules {
+		if marks(r) {
+			priorities = append(priorities, r.Priority)
 		}
 	}
 
 	return priorities, nil
 }
 
+// rulesBy returns the routing rules of both families.
+func rulesBy(list func(family int) ([]netlink.Rule, error)) ([]netlink.Rule, error) {
+	var all []netlink.Rule
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := list(family)
+		if err != nil && !isUnknown(err) {
+			return nil, err
+		}
+		all = append(all, rules...)
+	}
+
+	return all, nil
+}
+
+// marks reports whether a routing rule selects by a mark.
+func marks(r netlink.Rule) bool { return r.Mark != 0 || r.Mask != nil }
+
 // rules returns a concern if there are routing rules that select by more than addresses, which
 // the programs' lookups of routes do not have.
 func (f *forwarding) rules() (string, error) {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rules, err := f.routes.RuleList(family)
-		if isUnknown(err) {
-			continue
+	rules, err := rulesBy(f.routes.RuleList)
+	for _, r := range rules {
+		if marks(r) {
+			return fmt.Sprintf("routing rule %d selects by a mark", r.Priority), nil
 		}
-		if err != nil {
-			return "", err
-		}
-		for _, r := range rules {
-			if r.Mark != 0 || r.Mask != nil {
-				return fmt.Sprintf("routing rule %d selects by a mark", r.Priority), nil
-			}
-			if r.Tos != 0 || r.TunID != 0 || r.IPProto != 0 || r.Sport != nil || r.Dport != nil {
-				return fmt.Sprintf("routing rule %d selects by more than addresses", r.Priority), nil
-			}
+		if r.Tos != 0 || r.TunID != 0 || r.IPProto != 0 || r.Sport != nil || r.Dport != nil {
+			return fmt.Sprintf("routing rule %d selects by more than addresses", r.Priority), nil
 		}
 	}
 
-	return "", nil
+	return "", err
 }
 
 // legacyTables returns a concern if there are tables of iptables-legacy. It does not read their rules: the
 // kernel creates a table when it is first used, so there are some.
 func (f *forwarding) legacyTables() (string, error) {
 	var tables []string
-	err := inNamespace(f.ns, func() error {
+	err := InNamespace(f.ns, func() error {
 		for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
 			names, err := os.ReadFile("/proc/thread-self/net/" + name)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -162,22 +168,6 @@ func (f *forwarding) legacyTables() (string, error) {
 	}
 
 	return "legacy iptables has tables: " + strings.Join(tables, ", "), nil
-}
-
-// inNamespace runs f in a network namespace, on a thread of its own.
-func inNamespace(ns netns.NsHandle, f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
-		if err := netns.Set(ns); err != nil {
-			done <- fmt.Errorf("enter the network namespace: %w", err)
-
-			return
-		}
-		done <- f()
-	}()
-
-	return <-done
 }
 
 // subscribeForwarding opens sockets that receive the changes of what concern reads, except legacy tables,

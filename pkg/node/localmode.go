@@ -1,8 +1,6 @@
 package node
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -34,20 +32,8 @@ const (
 	LocalInterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
 )
 
-// ParseLocalMode reads a LocalMode. An empty text is [LocalByDevice].
-func ParseLocalMode(text string) (LocalMode, error) {
-	mode := LocalMode(text)
-	switch mode {
-	case LocalByDevice, LocalClusterCIDR, LocalNodeCIDR, LocalBridgeInterface, LocalInterfaceNamePrefix:
-		return mode, nil
-	}
-
-	return "", fmt.Errorf("%q: it is %s, %s, %s or %s", text,
-		LocalClusterCIDR, LocalNodeCIDR, LocalBridgeInterface, LocalInterfaceNamePrefix)
-}
-
 // ParseClusterCIDRs reads a list of address ranges with commas between them.
-// An empty text is none. [LocalDetector.Validate] limits how many there may be.
+// An empty text is none.
 func ParseClusterCIDRs(text string) ([]netip.Prefix, error) {
 	if text == "" {
 		return nil, nil
@@ -64,8 +50,8 @@ func ParseClusterCIDRs(text string) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// LocalDetector is a [LocalMode] with its parameters. The zero value is
-// [LocalByDevice]. Parameters of other modes are ignored.
+// LocalDetector is a [LocalMode] with its parameters. Parameters of other modes are ignored. Package config
+// checks that there are those of the mode.
 type LocalDetector struct {
 	Mode                LocalMode
 	ClusterCIDRs        []netip.Prefix // one, or one of each family
@@ -73,60 +59,15 @@ type LocalDetector struct {
 	InterfaceNamePrefix string
 }
 
-// Validate returns an error that names the flag that is missing or wrong.
-func (d LocalDetector) Validate() error {
-	if _, err := ParseLocalMode(string(d.Mode)); err != nil {
-		return fmt.Errorf("--detect-local-mode: %w", err)
-	}
-	switch d.Effective() {
-	case LocalClusterCIDR:
-		return d.validateCIDRs()
-	case LocalBridgeInterface:
-		if d.BridgeInterface == "" {
-			return errors.New("--pod-bridge-interface: --detect-local-mode=BridgeInterface needs it")
-		}
-	case LocalInterfaceNamePrefix:
-		if d.InterfaceNamePrefix == "" {
-			return errors.New("--pod-interface-name-prefix: --detect-local-mode=InterfaceNamePrefix needs it")
-		}
-	}
-
-	return nil
-}
-
-func (d LocalDetector) validateCIDRs() error {
-	switch {
-	case len(d.ClusterCIDRs) == 0:
-		return errors.New("--cluster-cidr: --detect-local-mode=ClusterCIDR needs it")
-	case len(d.ClusterCIDRs) > 2,
-		len(d.ClusterCIDRs) == 2 && len(FirstOfEachFamily(d.ClusterCIDRs)) != 2:
-		return fmt.Errorf("--cluster-cidr: %v: one, or one of each family", d.ClusterCIDRs)
-	}
-
-	return nil
-}
-
-// Effective returns the mode that is in force: without one, a cluster CIDR
-// means [LocalClusterCIDR], as in kube-proxy.
-func (d LocalDetector) Effective() LocalMode {
-	if d.Mode == LocalByDevice && len(d.ClusterCIDRs) > 0 {
-		return LocalClusterCIDR
-	}
-
-	return d.Mode
-}
-
 // BySource reports whether the client's address is checked beside the device by which
 // its packets arrive.
 func (d LocalDetector) BySource() bool {
-	mode := d.Effective()
-
-	return mode == LocalClusterCIDR || mode == LocalNodeCIDR
+	return d.Mode == LocalClusterCIDR || d.Mode == LocalNodeCIDR
 }
 
 // Rules returns rules with those of the mode: which devices lead to pods.
 func (d LocalDetector) Rules(rules Rules) Rules {
-	switch d.Effective() {
+	switch d.Mode {
 	case LocalBridgeInterface:
 		rules.PodBridge = d.BridgeInterface
 	case LocalInterfaceNamePrefix:

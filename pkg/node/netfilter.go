@@ -109,7 +109,7 @@ type step struct {
 
 // ReadNetfilter reads the rules of the calling thread's network namespace. It creates no table and
 // loads no module.
-func ReadNetfilter() (Netfilter, error) { return complete(readNetfilter) }
+func ReadNetfilter() (Netfilter, error) { return Complete(readNetfilter) }
 
 func readNetfilter() (Netfilter, error) {
 	var found Netfilter
@@ -130,36 +130,41 @@ func readNetfilter() (Netfilter, error) {
 	return found, nil
 }
 
-// follow adds the rules of a chain that concern Services, and of those that it jumps to. Early is
-// set if packets pass the chain before kube-proxy would translate them.
-func (f *Netfilter) follow(at NetfilterChain, outer Match, early bool, stepsOf func(chain string) ([]step, error), seen map[string]bool) error {
-	key := fmt.Sprint(at.Name, outer)
-	if seen[key] || slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(at.Name, p) }) {
+// addChain adds the rules that concern Services, of a base chain and of those that it jumps to. Early is set if packets
+// pass the chain before kube-proxy would translate them, and forward if forwarded packets pass it.
+func (f *Netfilter) addChain(base NetfilterChain, early, forward bool, stepsOf func(chain string) ([]step, error)) error {
+	if forward {
+		if err := visit(base, Match{}, stepsOf, make(map[string]bool), func(at NetfilterChain, match Match, s step) bool {
+			if (s.does == "drops" || s.does == "rejects") && !s.stateful {
+				f.Drops = append(f.Drops, NetfilterRule{at, match, s.does})
+			}
+
+			return !s.stateful
+		}); err != nil {
+			return err
+		}
+	}
+	isOwn := func(chain string) bool {
+		return slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
+	}
+	if isOwn(base.Name) {
 		return nil
 	}
-	seen[key] = true
-	steps, err := stepsOf(at.Name)
-	if err != nil {
-		return err
-	}
-	for _, s := range steps {
-		match := s.within(outer)
+
+	return visit(base, Match{}, stepsOf, make(map[string]bool), func(at NetfilterChain, match Match, s step) bool {
 		selects := match.Ports != nil || match.Destination.IsValid() || s.does == MarksConnections
 		if s.does != "" && (early && selects || match.Original) {
 			f.Rules = append(f.Rules, NetfilterRule{at, match, s.does})
 		}
-		if s.jump != "" {
-			if err := f.follow(NetfilterChain{at.Table, s.jump}, match, early, stepsOf, seen); err != nil {
-				return err
-			}
-		}
-	}
 
-	return nil
+		return !isOwn(s.jump)
+	})
 }
 
-// followDrops adds the rules that drop forwarded packets, of a chain and of those that it jumps to.
-func (f *Netfilter) followDrops(at NetfilterChain, outer Match, stepsOf func(chain string) ([]step, error), seen map[string]bool) error {
+// visit visits the rules of a chain, each with all that leads to it, and those of the chains to which rules jump for
+// which jumps returns true.
+func visit(at NetfilterChain, outer Match, stepsOf func(chain string) ([]step, error), seen map[string]bool,
+	jumps func(at NetfilterChain, match Match, s step) bool) error {
 	key := fmt.Sprint(at.Name, outer)
 	if seen[key] {
 		return nil
@@ -171,11 +176,8 @@ func (f *Netfilter) followDrops(at NetfilterChain, outer Match, stepsOf func(cha
 	}
 	for _, s := range steps {
 		match := s.within(outer)
-		if (s.does == "drops" || s.does == "rejects") && !s.stateful {
-			f.Drops = append(f.Drops, NetfilterRule{at, match, s.does})
-		}
-		if s.jump != "" && !s.stateful {
-			if err := f.followDrops(NetfilterChain{at.Table, s.jump}, match, stepsOf, seen); err != nil {
+		if jumps(at, match, s) && s.jump != "" {
+			if err := visit(NetfilterChain{at.Table, s.jump}, match, stepsOf, seen, jumps); err != nil {
 				return err
 			}
 		}
@@ -229,15 +231,11 @@ func (n nftables) survey(found *Netfilter) error {
 			continue
 		}
 		stepsOf := func(name string) ([]step, error) { return n.stepsOf(chain{c.family, c.table, name}) }
-		if isIP && base.hook == unix.NF_INET_FORWARD {
-			if base.policy != nfAccept {
-				found.Drops = append(found.Drops, NetfilterRule{at, Match{}, "by its policy drops"})
-			}
-			if err := found.followDrops(at, Match{}, stepsOf, make(map[string]bool)); err != nil {
-				return err
-			}
+		forward := isIP && base.hook == unix.NF_INET_FORWARD
+		if forward && base.policy != nfAccept {
+			found.Drops = append(found.Drops, NetfilterRule{at, Match{}, "by its policy drops"})
 		}
-		if err := found.follow(at, Match{}, early, stepsOf, make(map[string]bool)); err != nil {
+		if err := found.addChain(at, early, forward, stepsOf); err != nil {
 			return err
 		}
 	}

@@ -193,7 +193,8 @@ func TestForwardDrops(t *testing.T) {
 			chain c { type filter hook forward priority filter; ip6 daddr fd00:10::/48 jump x; }; }`,
 			[]string{"nftables ip6 t x rejects packets to fd00:10::/48"}},
 		{"other hooks, and states", `table ip t {
-			chain c { type filter hook forward priority filter; ct state invalid drop; accept; }
+			chain x { drop; }
+			chain c { type filter hook forward priority filter; ct state invalid drop; ct state invalid jump x; accept; }
 			chain i { type filter hook input priority filter; drop; }; }`, []string{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

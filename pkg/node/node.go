@@ -84,17 +84,17 @@ func Read() (State, error) {
 
 // list reads the whole state from the kernel.
 func list(handle *netlink.Handle, forwarding *forwarding) (State, error) {
-	links, err := complete(handle.LinkList)
+	links, err := Complete(handle.LinkList)
 	if err != nil {
 		return State{}, fmt.Errorf("list devices: %w", err)
 	}
-	addrs, err := complete(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := Complete(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return State{}, fmt.Errorf("list addresses: %w", err)
 	}
 	var routes []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		more, err := complete(func() ([]netlink.Route, error) {
+		more, err := Complete(func() ([]netlink.Route, error) {
 			return handle.RouteListFiltered(family, &netlink.Route{}, 0) // of the main table
 		})
 		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
@@ -174,16 +174,4 @@ func Families() []lb.Family {
 	}
 
 	return []lb.Family{lb.IPv4, lb.IPv6}
-}
-
-// complete repeats a dump that a change has interrupted: it may lack some entries, or the kernel has
-// refused it (EAGAIN, legacy iptables).
-func complete[T any](ask func() (T, error)) (T, error) {
-	const tries = 10
-	listed, err := ask()
-	for i := 1; i < tries && (errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EAGAIN)); i++ {
-		listed, err = ask()
-	}
-
-	return listed, err
 }

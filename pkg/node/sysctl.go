@@ -164,14 +164,10 @@ var defaultICMPLimit = ICMPLimit{PerSecond: 1000, Burst: 50}
 func ReadICMPLimit() (ICMPLimit, error) {
 	limit := defaultICMPLimit
 	for name, value := range map[string]*uint32{"icmp_msgs_per_sec": &limit.PerSecond, "icmp_msgs_burst": &limit.Burst} {
-		text, err := os.ReadFile("/proc/sys/net/ipv4/" + name)
+		number, err := readNumber("/proc/sys/net/ipv4/" + name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err != nil {
-			return limit, fmt.Errorf("limit of ICMP errors: %w", err)
-		}
-		number, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 31)
 		if err != nil {
 			return limit, fmt.Errorf("limit of ICMP errors: %s: %w", name, err)
 		}

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -83,7 +82,7 @@ func neighbourAt(device int, addr netip.Addr) (*netlink.Neigh, error) {
 	if addr.Is6() {
 		family = unix.AF_INET6
 	}
-	neighbours, err := complete(func() ([]netlink.Neigh, error) { return netlink.NeighList(device, family) })
+	neighbours, err := Complete(func() ([]netlink.Neigh, error) { return netlink.NeighList(device, family) })
 	if err != nil {
 		return nil, fmt.Errorf("neighbours: %w", err)
 	}
@@ -151,7 +150,7 @@ func portOf(bridge int, client netip.Addr) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	learnt, err := complete(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
+	learnt, err := Complete(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +159,7 @@ func portOf(bridge int, client netip.Addr) (netlink.Link, error) {
 			return netlink.LinkByIndex(n.LinkIndex)
 		}
 	}
-	links, err := complete(netlink.LinkList)
+	links, err := Complete(netlink.LinkList)
 	if err != nil {
 		return nil, err
 	}
@@ -171,13 +170,13 @@ func portOf(bridge int, client netip.Addr) (netlink.Link, error) {
 		}
 	}
 	var port netlink.Link
-	err = eachNamespace(func(ns netns.NsHandle) (bool, error) {
+	err = EachNamespace(func(_ uint64, ns netns.NsHandle) (bool, error) {
 		id, err := netlink.GetNetNsIdByFd(int(ns))
 		if err != nil || ports[id] == nil {
 			return false, err
 		}
 		has := false
-		err = inNamespace(ns, func() (err error) { has, err = hasAddress(client); return err })
+		err = InNamespace(ns, func() (err error) { has, err = hasAddress(client); return err })
 		if has {
 			port = ports[id]
 		}
@@ -210,33 +209,40 @@ type Namespace struct {
 
 // HostNamespace returns the network namespace of the calling thread.
 func HostNamespace() (Namespace, error) {
-	cookie, err := cookieHere()
+	cookie, err := NetnsCookie()
 
 	return Namespace{Cookie: cookie}, err
 }
 
-// Namespace returns the network namespace of the client with this address behind the device, among
-// those of processes and those with a name, and false if it is not there. It is the one at the other
-// end of the device, or the one that has the address.
+// Namespace returns the network namespace of the client with this address behind the device, which is another
+// one than the calling thread's, and false if it is not there. It is the one at the other end of the device, or
+// the one that has the address.
 func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err error) {
-	err = eachNamespace(func(ns netns.NsHandle) (bool, error) {
+	own, err := inodeOf("/proc/thread-self/ns/net")
+	if err != nil {
+		return found, false, err
+	}
+	err = EachNamespace(func(inode uint64, ns netns.NsHandle) (bool, error) {
+		if inode == own {
+			return false, nil
+		}
 		if a.peer >= 0 {
 			if id, err := netlink.GetNetNsIdByFd(int(ns)); err != nil || id != a.peer {
 				return false, err
 			}
 		}
-		err := inNamespace(ns, func() (err error) {
+		err := InNamespace(ns, func() (err error) {
 			if has = a.peer >= 0; !has {
 				has, err = hasAddress(client)
 			}
 			if has && err == nil {
-				found.Cookie, err = cookieHere()
+				found.Cookie, err = NetnsCookie()
 			}
 
 			return err
 		})
 		if has && err == nil {
-			found.PodUID, err = podIn(ns)
+			found.PodUID, err = podIn(inode)
 		}
 
 		return has, err
@@ -245,63 +251,14 @@ func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err er
 	return found, has, err
 }
 
-// eachNamespace visits the network namespaces of processes, and those with a name, other than that
-// of the calling thread, until visit returns true or an error.
-func eachNamespace(visit func(netns.NsHandle) (bool, error)) error {
-	own, err := inodeOf("/proc/thread-self/ns/net")
-	if err != nil {
-		return err
-	}
-	seen := map[uint64]bool{own: true}
-	for _, pattern := range []string{"/run/netns/*", namespacesOfProcesses} {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			return err
-		}
-		for _, path := range paths {
-			inode, err := inodeOf(path)
-			if err != nil || seen[inode] {
-				continue // the process has ended, or it is another one of the same
-			}
-			seen[inode] = true
-			ns, err := netns.GetFromPath(path)
-			if err != nil {
-				continue
-			}
-			done, err := visit(ns)
-			if err := errors.Join(err, ns.Close()); err != nil {
-				return fmt.Errorf("network namespace %s: %w", path, err)
-			}
-			if done {
-				return nil
-			}
-		}
-	}
-
-	return nil
-}
-
-const namespacesOfProcesses = "/proc/[0-9]*/ns/net"
-
-func inodeOf(path string) (uint64, error) {
-	var stat unix.Stat_t
-	err := unix.Stat(path, &stat)
-
-	return stat.Ino, err
-}
-
-// podIn returns the UID of the pod of a process in this network namespace, empty if there is none.
-func podIn(ns netns.NsHandle) (string, error) {
-	var stat unix.Stat_t
-	if err := unix.Fstat(int(ns), &stat); err != nil {
-		return "", err
-	}
+// podIn returns the UID of the pod of a process in the network namespace with this inode, empty if there is none.
+func podIn(namespace uint64) (string, error) {
 	processes, err := filepath.Glob(namespacesOfProcesses)
 	if err != nil {
 		return "", err
 	}
 	for _, process := range processes {
-		if inode, err := inodeOf(process); err != nil || inode != stat.Ino {
+		if inode, err := inodeOf(process); err != nil || inode != namespace {
 			continue
 		}
 		cgroups, err := os.ReadFile(strings.TrimSuffix(process, "ns/net") + "cgroup")
@@ -326,19 +283,4 @@ func hasAddress(addr netip.Addr) (bool, error) {
 	}
 
 	return false, err
-}
-
-// cookieHere returns the cookie of the calling thread's network namespace.
-func cookieHere() (uint64, error) {
-	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("socket: %w", err)
-	}
-	defer unix.Close(socket)
-	cookie, err := unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if errors.Is(err, unix.ENOPROTOOPT) {
-		return 0, nil
-	}
-
-	return cookie, err
 }

@@ -26,7 +26,7 @@ func TestWays(t *testing.T) {
 		t.Fatal(err)
 	}
 	var own, theirs uint64
-	lab.MustDo(t, bridged, func() (err error) { theirs, err = cookieHere(); return err })
+	lab.MustDo(t, bridged, func() (err error) { theirs, err = NetnsCookie(); return err })
 
 	lab.MustCaller(t, silent, nil)
 	lab.MustDo(t, here, func() error {

@@ -162,12 +162,8 @@ func (f legacyFamily) survey(found *Netfilter, table string) error {
 		if !slices.Contains(hookNames, name) {
 			continue
 		}
-		if name == hookNames[unix.NF_INET_FORWARD] {
-			if err := found.followDrops(at, Match{}, stepsOf, make(map[string]bool)); err != nil {
-				return err
-			}
-		}
-		if err := found.follow(at, Match{}, name == hookNames[0], stepsOf, make(map[string]bool)); err != nil {
+		early, forward := name == hookNames[unix.NF_INET_PRE_ROUTING], name == hookNames[unix.NF_INET_FORWARD]
+		if err := found.addChain(at, early, forward, stepsOf); err != nil {
 			return err
 		}
 	}

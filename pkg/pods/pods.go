@@ -10,9 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -37,10 +39,18 @@ type Pod struct {
 	Name string // NAMESPACE/NAME; empty if it is not known
 }
 
+// Is reports whether a text names the pod: as NAMESPACE/NAME, NAME or UID.
+func (p Pod) Is(text string) bool {
+	_, short, _ := strings.Cut(p.Name, "/")
+
+	return text != "" && (text == p.UID || text == p.Name || text == short)
+}
+
 // Pods are the pods of this node at one moment.
 type Pods struct {
 	byCgroup map[uint64]Pod
 	byAddr   map[netip.Addr]Pod
+	onHost   map[Pod]bool // those with the network of the node
 }
 
 // ByCgroup returns the pod that has a cgroup, the zero Pod for a process of the node.
@@ -48,6 +58,37 @@ func (p Pods) ByCgroup(id uint64) Pod { return p.byCgroup[id] }
 
 // ByAddr returns the pod that has an address of its own, the zero Pod for any other address.
 func (p Pods) ByAddr(addr netip.Addr) Pod { return p.byAddr[addr] }
+
+// Place is a pod, and where its sockets are.
+type Place struct {
+	Pod
+	Addrs []netip.Addr // its own; none if it has not begun, or if this process may not see them
+	Host  bool         // it has the network of the node
+}
+
+// Find returns the pods that a text names, see [Pod.Is]. The error wraps [ErrNoNames] if it cannot be known.
+func (p Pods) Find(text string) ([]Place, error) {
+	if err := p.CanFind(text); err != nil {
+		return nil, err
+	}
+	found := make(map[Pod]*Place)
+	for _, pod := range p.byCgroup {
+		if pod.Is(text) {
+			found[pod] = &Place{Pod: pod, Host: p.onHost[pod]}
+		}
+	}
+	for _, addr := range slices.SortedFunc(maps.Keys(p.byAddr), netip.Addr.Compare) {
+		if place := found[p.byAddr[addr]]; place != nil {
+			place.Addrs = append(place.Addrs, addr)
+		}
+	}
+	var places []Place
+	for _, place := range found {
+		places = append(places, *place)
+	}
+
+	return places, nil
+}
 
 // ErrNoNames is the error of a search for a pod by its name on a node of whose pods only the UIDs are known.
 var ErrNoNames = errors.New("this node does not know the names of pods: use the UID, or hostProcesses of the chart")
@@ -76,7 +117,7 @@ func Read(cfg Config) (Pods, error) {
 	if err != nil {
 		return Pods{}, err
 	}
-	all := Pods{byCgroup: make(map[uint64]Pod), byAddr: make(map[netip.Addr]Pod)}
+	all := Pods{byCgroup: make(map[uint64]Pod), byAddr: make(map[netip.Addr]Pod), onHost: make(map[Pod]bool)}
 	owners := make(map[string]string) // the UID of the pod that has a folder
 	err = filepath.WalkDir(cfg.CgroupRoot, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -96,8 +137,12 @@ func Read(cfg Config) (Pods, error) {
 		owners[path] = uid
 		pod := Pod{UID: uid, Name: names[uid]}
 		all.byCgroup[stat.Ino] = pod
-		for _, addr := range addrsIn(cfg.Proc, path) {
+		addrs, onHost := addrsIn(cfg.Proc, path)
+		for _, addr := range addrs {
 			all.byAddr[addr] = pod
+		}
+		if onHost {
+			all.onHost[pod] = true
 		}
 
 		return nil
@@ -230,22 +275,25 @@ func Command(comm []byte) string {
 	}, text)
 }
 
-// addrsIn returns the addresses in the network namespace of the first process of a cgroup, none if
-// that is the namespace of this process: then the pod has the network of the node.
-func addrsIn(proc, cgroup string) []netip.Addr {
+// addrsIn returns the addresses in the network namespace of the first process of a cgroup, or that it is the
+// namespace of this process: then the pod has the network of the node.
+func addrsIn(proc, cgroup string) (addrs []netip.Addr, onHost bool) {
 	processes, err := os.ReadFile(filepath.Join(cgroup, "cgroup.procs"))
 	first, _, ok := bytes.Cut(processes, []byte("\n"))
 	if err != nil || !ok {
-		return nil
+		return nil, false
 	}
 	of := filepath.Join(proc, string(first))
 	own, errOwn := os.Readlink(filepath.Join(proc, "self/ns/net"))
 	its, errIts := os.Readlink(filepath.Join(of, "ns/net"))
-	if errOwn != nil || errIts != nil || own == its {
-		return nil // it has ended, or is not for this process to see
+	if errOwn != nil || errIts != nil {
+		return nil, false // it has ended, or is not for this process to see
+	}
+	if own == its {
+		return nil, true
 	}
 
-	return append(addrs4(filepath.Join(of, "net/fib_trie")), addrs6(filepath.Join(of, "net/if_inet6"))...)
+	return append(addrs4(filepath.Join(of, "net/fib_trie")), addrs6(filepath.Join(of, "net/if_inet6"))...), false
 }
 
 // addrs4 returns the local addresses of a table of routes: a line with the address, then one that

@@ -85,8 +85,21 @@ func TestRead(t *testing.T) {
 		netip.MustParseAddr("10.244.1.2"): {web, "shop/web-1"}, netip.MustParseAddr("fd00:10:244:1::2"): {web, "shop/web-1"},
 		netip.MustParseAddr("10.244.1.3"): {UID: dns},
 	}
-	if diff := cmp.Diff(wantAddrs, all.byAddr, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	sameAddr := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+	if diff := cmp.Diff(wantAddrs, all.byAddr, sameAddr); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+	named := []Place{{Pod: Pod{web, "shop/web-1"}, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("fd00:10:244:1::2")}}}
+	for text, want := range map[string][]Place{
+		"web-1": named, "shop/web-1": named, web: named,
+		dns:     {{Pod: Pod{UID: dns}, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.3")}}},
+		"proxy": {{Pod: Pod{static, "kube-system/proxy"}, Host: true}},
+		"web":   nil, "other/web-1": nil, "shop/": nil, "": nil,
+	} {
+		got, err := all.Find(text)
+		if diff := cmp.Diff(want, got, sameAddr); diff != "" || err != nil {
+			t.Errorf("%q: %v (-want +got):\n%s", text, err, diff)
+		}
 	}
 }
 
@@ -122,7 +135,7 @@ func TestCanFind(t *testing.T) {
 		{"with a name", named, "shop/web-2", nil},
 		{"without pods", Pods{}, "web-1", nil},
 	} {
-		if err := test.pods.CanFind(test.pod); !errors.Is(err, test.want) || (err == nil) != (test.want == nil) {
+		if _, err := test.pods.Find(test.pod); !errors.Is(err, test.want) || (err == nil) != (test.want == nil) {
 			t.Errorf("%q on a node %s: %v, want %v", test.pod, test.node, err, test.want)
 		}
 	}

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"bytes"
+	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -15,19 +16,19 @@ type addrs struct {
 	derived[maps.Addr, maps.AddrUse]
 	filter    *maps.AddrFilter
 	ports     *maps.PortFilter // node ports, which are open at addresses of the node
-	clock     clock
+	now       func() time.Time
 	node      map[maps.Addr]maps.AddrUse // the node's own
 	frontends map[maps.Addr]int          // number in the map or in a grace period
-	draining  map[maps.Addr]instant      // since when
-	// flowsCountFrom is the earliest start of a scan of flows that counts: from then on no program
-	// runs that began under an earlier agent.
-	flowsCountFrom instant
+	draining  map[maps.Addr]time.Time    // since when
+	// adopted reports whether programs may still run that began under an earlier agent, and whose
+	// flows no scan has to find.
+	adopted bool
 }
 
-func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, ports *maps.PortFilter, c clock) *addrs {
+func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, ports *maps.PortFilter, now func() time.Time) *addrs {
 	a := &addrs{
-		filter: filter, ports: ports, clock: c, node: make(map[maps.Addr]maps.AddrUse),
-		frontends: make(map[maps.Addr]int), draining: make(map[maps.Addr]instant),
+		filter: filter, ports: ports, now: now, node: make(map[maps.Addr]maps.AddrUse),
+		frontends: make(map[maps.Addr]int), draining: make(map[maps.Addr]time.Time),
 	}
 	a.derived = newDerived(m, func(k maps.Addr) (maps.AddrUse, bool) {
 		use := a.node[k]
@@ -52,11 +53,12 @@ func (a *addrs) adopt() error {
 	for k, v := range a.have {
 		marked := v.Flags&maps.AddrService != 0
 		if v.Flags &^= maps.AddrService; v != (maps.AddrUse{}) {
+			a.filter.AddNode(k)
 			a.node[k] = v
 		}
 		if marked && a.frontends[k] == 0 {
-			a.draining[k] = a.clock.now()
-			a.flowsCountFrom = never
+			a.draining[k] = a.now()
+			a.adopted = true
 		}
 		a.compare(k)
 	}
@@ -68,10 +70,15 @@ func (a *addrs) adopt() error {
 	return nil
 }
 
-// setNode sets the addresses of the node.
+// setNode sets the addresses of the node. One that goes keeps its bit in the filter.
 func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
 	before := a.node
 	a.node = node
+	for k := range node {
+		if _, known := before[k]; !known {
+			a.filter.AddNode(k)
+		}
+	}
 	for k := range before {
 		a.compare(k)
 	}
@@ -99,7 +106,7 @@ func (a *addrs) mark(key maps.FrontendKey) error {
 	use.Flags |= maps.AddrService
 	err := a.set(k, use)
 	if err == nil && a.frontends[k] == 0 {
-		a.draining[k] = a.clock.now() // until addFrontend
+		a.draining[k] = a.now() // until addFrontend
 	}
 	a.compare(k)
 
@@ -123,9 +130,18 @@ func (a *addrs) removeFrontend(key maps.FrontendKey) {
 	if k := key.Addr; !ofEveryAddr(key) {
 		if a.frontends[k]--; a.frontends[k] == 0 {
 			delete(a.frontends, k)
-			a.draining[k] = a.clock.now()
+			a.draining[k] = a.now()
 		}
 		a.compare(k)
+	}
+}
+
+// endAdoption records that no program runs any more that began under an earlier agent: scans of flows
+// that start from now on count.
+func (a *addrs) endAdoption() {
+	a.adopted = false
+	for k := range a.draining {
+		a.draining[k] = a.now()
 	}
 }
 
@@ -134,10 +150,13 @@ const maxPruned = 8000
 
 // prune ends the draining of addresses to which a scan of flows that started at begin found no flow.
 // Addresses beyond maxPruned are left to the next call.
-func (a *addrs) prune(originalDsts map[maps.Addr]struct{}, begin instant) {
+func (a *addrs) prune(originalDsts map[maps.Addr]struct{}, begin time.Time) {
+	if a.adopted {
+		return
+	}
 	pruned := 0
 	for k, since := range a.draining {
-		if _, needed := originalDsts[k]; needed || max(since, a.flowsCountFrom) >= begin {
+		if _, needed := originalDsts[k]; needed || !since.Before(begin) {
 			continue
 		}
 		if pruned++; pruned > maxPruned {

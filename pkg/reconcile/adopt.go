@@ -33,6 +33,7 @@ func (r *Reconciler) adopt() error {
 	}
 	r.poolsByID = make([]*pool, len(r.pools.have))
 	r.poolsPerBackend = make([]int32, len(r.backends.have))
+	r.plannedBackends = make([]bool, len(r.backends.have))
 	for e, err := range r.servicePorts.All() {
 		if err != nil {
 			return err
@@ -75,7 +76,9 @@ func (r *Reconciler) adopt() error {
 		slices.SortFunc(svc.ports, func(a, b *port) int { return cmp.Compare(a.id, b.id) })
 		for i, p := range svc.ports {
 			p.number = int32(i)
-			r.arrange(p)
+			slices.SortFunc(p.backends, func(a, b uint32) int {
+				return cmp.Or(compareEndpoints(r.endpoint(a), r.endpoint(b)), cmp.Compare(a, b))
+			})
 			slices.SortFunc(p.ranges, func(a, b maps.SourceRangeKey) int {
 				return cmp.Or(bytes.Compare(a.Addr.Bytes[:], b.Addr.Bytes[:]), cmp.Compare(a.PrefixLen, b.PrefixLen))
 			})
@@ -246,7 +249,7 @@ func (r *adoption) freeUnused() {
 	ports := r.portPlaces.adopt(portEnd, func(place uint32) bool { return used[place] })
 	holes := r.spans.below(uint32(len(r.slots.have)))
 
-	if len(r.broken)+len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && r.addrs.flowsCountFrom == 0 {
+	if len(r.broken)+len(frontends)+len(pools)+len(backends)+len(ports)+len(holes) == 0 && !r.addrs.adopted {
 		return
 	}
 	r.freeAdopted = func() error {
@@ -264,7 +267,7 @@ func (r *adoption) freeUnused() {
 			return err
 		}
 		for _, place := range ports { // their past generations are not known
-			r.portPlaces.setGeneration(place, uint8(r.clock.start.Unix()))
+			r.portPlaces.setGeneration(place, uint8(r.now().Unix()))
 		}
 		r.frontendPlaces.give(frontends...)
 		r.poolPlaces.give(pools...)
@@ -273,7 +276,7 @@ func (r *adoption) freeUnused() {
 		for _, hole := range holes {
 			r.spans.give(hole)
 		}
-		r.addrs.flowsCountFrom = r.clock.now()
+		r.addrs.endAdoption()
 
 		return nil
 	}

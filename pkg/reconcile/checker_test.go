@@ -193,9 +193,12 @@ func (g *checker) check() {
 			g.fail("a flow is cut: %w", err)
 		}
 	}
-	for addr := range g.Addrs.Entries {
+	for addr, use := range g.Addrs.Entries {
 		if !g.AddrFilter.May(addr) {
 			g.fail("address %s is not in the filter", addr.IP())
+		}
+		if use.Flags&maps.AddrNode != 0 && !g.AddrFilter.MayNode(addr) {
+			g.fail("address %s of the node is not in the filter as such", addr.IP())
 		}
 	}
 	for cidr := range g.ServiceCIDRs.Entries {

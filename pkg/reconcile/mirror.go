@@ -5,34 +5,10 @@ import (
 	"iter"
 	stdmaps "maps"
 	"slices"
+	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 )
-
-// budget is what an Apply may still do, in units of which a map operation, some 2 µs, takes
-// costOperation.
-type budget struct{ left int }
-
-const (
-	costOperation = 64 // a system call
-	costClaim     = 48 // entering or withdrawing a claim to a frontend
-	costLook      = 8  // comparing something that may not need a write
-	costSlot      = 1  // a store in memory
-)
-
-func (m *budget) spend(units int) { m.left -= units }
-
-func (m *budget) spent() bool { return m.left <= 0 }
-
-// affords spends units, and returns false if the budget was spent before.
-func (m *budget) affords(units int) bool {
-	if m.spent() {
-		return false
-	}
-	m.spend(units)
-
-	return true
-}
 
 // Writes counts the writes to a map.
 type Writes struct {
@@ -200,24 +176,18 @@ func (d *derived[K, V]) compare(k K) {
 		delete(d.stale, k)
 	} else {
 		d.stale[k] = struct{}{}
-		d.retry.at = 0
+		d.retry.at = time.Time{}
 	}
 }
 
-// due returns when apply has something to do, or never.
-func (d *derived[K, V]) due() instant {
-	if len(d.stale) == 0 {
-		return never
-	}
-
-	return d.retry.at
-}
+// due returns when apply has something to do, and false if it has nothing.
+func (d *derived[K, V]) due() (time.Time, bool) { return d.retry.at, len(d.stale) > 0 }
 
 // apply writes what want returns for stale keys, with half of the budget that is left in this
 // Apply: first new and changed entries, then deletions. If the map was full and deletions made
 // room, it writes again.
-func (d *derived[K, V]) apply(now instant) error {
-	if d.due() > now || d.spent() {
+func (d *derived[K, V]) apply(now time.Time) error {
+	if len(d.stale) == 0 || !d.retry.isOver(now) || d.spent() {
 		return nil
 	}
 	var write, remove []K

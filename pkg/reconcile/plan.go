@@ -37,7 +37,7 @@ type plannedPort struct {
 
 	// While the plan is carried out:
 	have  *port // nil: it has no id yet
-	owned int   // how many of its frontends the Service owns
+	owned bool  // the Service owns a frontend of it
 }
 
 // plannedBackend is a backend of a pool, or an endpoint in no pool that is alive and keeps the
@@ -71,7 +71,7 @@ type plannedPool struct {
 	table   []int32 // of the port's backends, by hash; nil: small, and made when the pool is written
 
 	have  *pool // nil: it is not in the maps
-	owned int   // how many of its frontends the Service owns
+	owned bool  // the Service owns a frontend of it
 }
 
 // settings are how a pool chooses a backend and treats the connection.
@@ -85,7 +85,7 @@ type settings struct {
 type plannedFrontend struct {
 	key   maps.FrontendKey
 	kind  uint8
-	owned bool
+	owned bool  // the Service owns it; see moved
 	port  int32 // of the plan
 	pool  int32 // of the port
 }
@@ -149,17 +149,19 @@ func planOf(res *lb.Resolution) *plan {
 		}
 	}
 	for i := range pl.ports {
-		pl.ports[i].sortBackends()
-		for j := range pl.lists[i] {
-			pl.lists[i][j].find(pl.ports[i].backends, pl.lists[i][:j])
-		}
+		pl.planBackends(i)
 	}
 	frontends := make([]plannedFrontend, len(ordered))
 	for i, f := range ordered {
 		frontends[i] = pl.planFrontend(f)
 	}
 	for i := range pl.ports {
-		pl.ports[i].planTables()
+		p := &pl.ports[i]
+		for j := range p.pools {
+			if pool := &p.pools[j]; maps.Hashes(pool.algorithm) && len(pool.members) >= largeTable {
+				pool.table = p.tableOf(pool.members)
+			}
+		}
 	}
 
 	return &plan{ports: pl.ports, frontends: frontends}
@@ -228,38 +230,38 @@ func (pl *planner) planList(port int32, backends []lb.Backend) {
 	}
 }
 
-// sortBackends sorts the backends of a port by address, and removes duplicates.
-func (p *plannedPort) sortBackends() {
+// planBackends sorts the backends of a port by address, removes duplicates, and sets the members of
+// the port's lists to indices into them. Equal lists share their members.
+func (pl *planner) planBackends(port int) {
+	p, lists := &pl.ports[port], pl.lists[port]
 	slices.SortStableFunc(p.backends, func(a, b plannedBackend) int { return compareEndpoints(a.endpoint, b.endpoint) })
-	kept := p.backends[:0]
+	all := p.backends[:0]
 	for _, b := range p.backends {
-		if last := len(kept) - 1; last < 0 || kept[last].endpoint != b.endpoint {
-			kept = append(kept, b)
+		if last := len(all) - 1; last < 0 || all[last].endpoint != b.endpoint {
+			all = append(all, b)
 		} else if b.pooled {
-			kept[last] = b
+			all[last] = b
 		}
 	}
-	p.backends = kept
-}
-
-// find sets the members of a list to indices into the backends of its port. Equal lists among
-// others, the earlier lists of the port, share them.
-func (l *backendList) find(all []plannedBackend, others []backendList) {
-	l.members = make([]int32, len(l.backends))
-	at := 0
-	for i := range l.backends {
-		want := endpointOf(l.backends[i].Addr)
-		if at == len(all) || all[at].endpoint != want {
-			at, _ = slices.BinarySearchFunc(all, want, func(b plannedBackend, want endpoint) int { return compareEndpoints(b.endpoint, want) })
+	p.backends = all
+	for j := range lists {
+		l := &lists[j]
+		l.members = make([]int32, len(l.backends))
+		at := 0
+		for i := range l.backends {
+			want := endpointOf(l.backends[i].Addr)
+			if at == len(all) || all[at].endpoint != want {
+				at, _ = slices.BinarySearchFunc(all, want, func(b plannedBackend, want endpoint) int { return compareEndpoints(b.endpoint, want) })
+			}
+			l.members[i] = int32(at)
+			at++
 		}
-		l.members[i] = int32(at)
-		at++
-	}
-	slices.Sort(l.members)
-	l.members = slices.Compact(l.members)
-	for i := range others {
-		if slices.Equal(others[i].members, l.members) {
-			l.members = others[i].members
+		slices.Sort(l.members)
+		l.members = slices.Compact(l.members)
+		for i := range lists[:j] {
+			if slices.Equal(lists[i].members, l.members) {
+				l.members = lists[i].members
+			}
 		}
 	}
 }
@@ -321,20 +323,9 @@ func (p *plannedPort) planRanges(want []netip.Prefix) {
 	}
 }
 
-// largeTable is the number of backends from which on planTables makes the table, so that the
+// largeTable is the number of backends from which on a table is made with the plan, so that the
 // goroutine that owns the Reconciler need not.
 const largeTable = 256
-
-// planTables makes the large tables of the pools of a port.
-func (p *plannedPort) planTables() {
-	for i := range p.pools {
-		pool := &p.pools[i]
-		if !maps.Hashes(pool.algorithm) || len(pool.members) < largeTable {
-			continue
-		}
-		pool.table = p.tableOf(pool.members)
-	}
-}
 
 // tableOf returns the table of some of the port's backends, by hash.
 func (p *plannedPort) tableOf(members []int32) []int32 {
@@ -365,16 +356,13 @@ func (p *plan) rows() int {
 	return rows
 }
 
+// isCompact reports whether only the frontends of the plan are kept.
+func (p *plan) isCompact() bool { return p.ports == nil && len(p.frontends) > 0 }
+
 // rebuild completes a plan of which only the frontends were kept.
 func (p *plan) rebuild() {
 	res := p.resolve()
 	p.ports = planOf(&res).ports
-	for i := range p.frontends {
-		if f := &p.frontends[i]; f.owned {
-			p.ports[f.port].owned++
-			p.ports[f.port].pools[f.pool].owned++
-		}
-	}
 }
 
 // sameClaims reports whether two plans claim the same frontends, in the same order and with the

@@ -2,348 +2,190 @@ package reconcile
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// step is how far the plan of a Service is carried out. Publishing takes the steps in this
-// order.
-type step uint8
-
-const (
-	enteringClaims      step = iota // the frontends of the plan are claimed
-	detachingPorts                  // ports in the maps are detached from the former plan
-	matchingPorts                   // planned ports and backends are matched with those in the maps
-	withdrawingClaims               // the claims of the former plan are withdrawn
-	publishingBackends              // from here on, what frontends will lead to: ids of ports, and backends
-	publishingRanges                // source ranges, before the pools that have them
-	publishingPools                 // to which no frontend leads yet
-	publishingFrontends             // frontends lead to the pools
-	published
-)
-
-// progress is where publishing continues after a slice ended.
-type progress struct {
-	step  step
-	port  int   // index, in steps that go through ports
-	item  int   // index in the port, or in the step
-	draft *pool // the pool that is being written
-}
-
-// eachPort calls do for the ports of the plan. Do returns false if the budget is spent before it has
-// done all; then so does eachPort, and the next call continues there.
-func (svc *service) eachPort(do func(want *plannedPort) bool) bool {
-	for ; svc.port < len(svc.plan.ports); svc.port, svc.item = svc.port+1, 0 {
-		if !do(&svc.plan.ports[svc.port]) {
-			return false
-		}
+// carryOut is the work for a Service: it replaces its plan if there is a new one, publishes it, and
+// retires what the plan does not need any more.
+func (r *Reconciler) carryOut(svc *service) {
+	if svc.full {
+		r.replacePlan(svc)
+		r.publish(svc)
 	}
-
-	return true
+	r.retireFrontends(svc)
+	r.sweepPorts(svc)
 }
 
-// eachItem calls do for the items 0 to n-1 of a step, or of a port in a step. Each spends cost. It
-// returns false if the budget is spent before the last one; the next call continues there.
-func (r *Reconciler) eachItem(svc *service, n, cost int, do func(i int)) bool {
-	for ; svc.item < n; svc.item++ {
-		if !r.affords(cost) {
-			return false
-		}
-		do(svc.item)
-	}
-
-	return true
-}
-
-// setPlan replaces the plan of svc, after the claims of the current plan have been entered. It
-// enters as many claims as the slice allows that all calls of Set between two Applies share.
+// setPlan makes next the plan of svc. It enters as many claims as the slice allows that all calls of
+// Set between two Applies share, so that the frontends of Services that are Set together have their
+// owners before any of them is written. While svc is worked on, next has to wait.
 func (r *Reconciler) setPlan(svc *service, next *plan) {
 	svc.ensureWork()
-	if svc.step < publishingBackends {
-		svc.next = next
-	} else {
-		svc.startPlan(next)
-	}
+	svc.next = next
 	r.markDirty(svc)
-	if err := svc.guard(func() { r.publish(svc, publishingBackends) }); err != nil {
-		r.panics = append(r.panics, svc.errorOf([]Failure{{What: "plan", Err: err}}))
+	if svc.worker == nil && !r.spent() && !svc.plan.sameClaims(next) {
+		r.run(svc, (*Reconciler).replacePlan) // after a panic Apply tries it again, and reports it
 	}
 }
 
-// startPlan replaces the plan of svc. The claims of the new plan are entered before those of the
-// former are withdrawn, so that no other Service owns a frontend in between.
-func (svc *service) startPlan(next *plan) {
-	svc.former, svc.plan, svc.next = svc.plan, next, nil
-	svc.progress = progress{}
-}
-
-// publish carries out the plan of svc up to a step. Nothing is written until all claims are
-// entered. Writes go from the bottom up, so that at any moment every frontend leads to backends
-// that exist. Failures are recorded, and publishing continues with the rest. It returns false if
-// the budget of this Apply is spent; the next call continues where it stopped.
-func (r *Reconciler) publish(svc *service, until step) bool {
-	for svc.step < until {
-		done := false
-		switch svc.step {
-		case enteringClaims:
-			done = r.enterClaims(svc)
-		case detachingPorts:
-			done = r.detachPorts(svc)
-		case matchingPorts:
-			done = r.matchPorts(svc)
-		case withdrawingClaims:
-			done = r.withdrawClaims(svc)
-		case publishingBackends:
-			done = svc.eachPort(func(want *plannedPort) bool { return r.publishBackends(svc, want) })
-		case publishingRanges:
-			done = svc.eachPort(func(want *plannedPort) bool { return r.publishRanges(svc, want) })
-		case publishingPools:
-			done = svc.eachPort(func(want *plannedPort) bool { return r.publishPools(svc, want) })
-		case publishingFrontends:
-			done = r.publishFrontends(svc)
-		}
-		if !done {
-			return false
-		}
-		svc.progress = progress{step: svc.step + 1}
-		if svc.step == publishingBackends && svc.next != nil {
-			svc.startPlan(svc.next)
-		}
+// replacePlan replaces the plan of svc. The claims of the new plan are entered before those of the
+// former are withdrawn, so that no other Service owns a frontend in between. Frontends in the maps
+// that no Service claims any more are retired.
+func (r *Reconciler) replacePlan(svc *service) {
+	if svc.entering == nil {
+		svc.entering, svc.entered, svc.next = svc.next, 0, nil
 	}
-
-	return true
-}
-
-// enterClaims claims the frontends of the plan. Services that gain or lose a frontend by that are
-// due. A plan with the same claims as the former one takes them over.
-func (r *Reconciler) enterClaims(svc *service) bool {
-	if former := svc.former; svc.item == 0 && former.sameClaims(svc.plan) {
-		svc.plan.claimant, svc.former = former.claimant, nil
+	former, next := svc.plan, svc.entering
+	switch {
+	case next == nil:
+		return
+	case svc.entered == 0 && former.sameClaims(next):
+		next.claimant = former.claimant
 		for i := range former.frontends {
-			if former.frontends[i].owned {
-				r.setOwned(svc.plan, i, true)
-			}
+			next.frontends[i].owned = former.frontends[i].owned
 		}
 		r.spend(len(former.frontends) * costSlot)
-
-		return true
+	default:
+		for ; svc.entered < len(next.frontends); svc.entered++ {
+			r.pay(costClaim)
+			f := &next.frontends[svc.entered]
+			r.claims.Add(next.claimant, svc.entered, f.key, lb.Kind(f.kind))
+		}
+		for i := range former.frontends {
+			r.pay(costClaim)
+			key := former.frontends[i].key
+			r.claims.Remove(former.claimant, key)
+			if to := r.leadsTo(key); to != nil && r.claims.Owner(key) == nil {
+				to.port.svc.retire(key)
+				r.enqueue(to.port.svc)
+			}
+		}
 	}
-
-	return r.eachItem(svc, len(svc.plan.frontends), costClaim, func(i int) {
-		f := &svc.plan.frontends[i]
-		r.claims.Add(svc.plan.claimant, i, f.key, lb.Kind(f.kind))
-	})
+	svc.plan, svc.entering, svc.adopted = next, nil, false
 }
 
 // moved records that a Service owns a frontend that it claims, or has lost it to another one. The
-// Service is due.
+// Service is due, unless it is about to publish the plan anyway.
 func (r *Reconciler) moved(s *lb.Claimant, number int, owns bool) {
 	svc := r.services[s.Name]
-	of := svc.plan
-	if svc.work != nil && svc.former != nil && svc.former.claimant == s {
-		of = svc.former
+	entering := svc.work != nil && svc.entering != nil
+	if entering && svc.entering.claimant == s {
+		svc.entering.frontends[number].owned = owns
+	} else {
+		svc.plan.frontends[number].owned = owns
 	}
-	r.setOwned(of, number, owns)
-	if svc.work == nil || svc.step >= publishingBackends {
+	if !entering {
 		r.markDirty(svc)
 	}
 }
 
-// setOwned records in a plan whether the Service owns a frontend.
-func (r *Reconciler) setOwned(of *plan, number int, owns bool) {
-	f := &of.frontends[number]
-	if f.owned == owns {
-		return
+// publish carries out the plan of svc. Writes go from the bottom up, so that at any moment every
+// frontend leads to backends that exist. Failures are recorded, and publishing continues with the
+// rest.
+func (r *Reconciler) publish(svc *service) {
+	svc.again = svc.next != nil
+	plan := svc.plan
+	if plan.isCompact() {
+		plan.rebuild()
+		r.spend(plan.rows() * costClaim)
 	}
-	f.owned = owns
-	if of.ports == nil {
-		return
+	r.matchPorts(svc)
+	for i := range plan.ports {
+		r.publishPort(svc, &plan.ports[i])
 	}
-	more := 1
-	if !owns {
-		more = -1
-	}
-	p := &of.ports[f.port]
-	p.owned += more
-	p.pools[f.pool].owned += more
-	if p.owned == 0 && p.have != nil {
-		r.sweepLater(p.have)
+	for i := range plan.frontends { // catch-alls last
+		r.pay(costLook)
+		f := &plan.frontends[i]
+		if pl := plan.ports[f.port].pools[f.pool].have; pl != nil && f.owned {
+			if err := r.publishFrontend(svc, f, pl); err != nil {
+				svc.fail("frontend "+modelKey(f.key).String(), err)
+			}
+		}
 	}
 }
 
-// detachPorts detaches the ports of svc in the maps from the former plan. From then on svc is no
-// longer adopted, and its plan is complete.
-func (r *Reconciler) detachPorts(svc *service) bool {
-	svc.adopted = false
-	if svc.isCompact() {
-		svc.plan.rebuild()
-		r.spend(svc.plan.rows() * costClaim)
-	}
-
-	return r.eachItem(svc, len(svc.ports), costLook, func(i int) {
-		svc.ports[i].planned = nil
-		r.sweepLater(svc.ports[i])
-	})
-}
-
-// matchPorts finds the ports of the plan in the maps, and their backends. Of two ports with the
-// same name the first counts.
-func (r *Reconciler) matchPorts(svc *service) bool {
+// matchPorts finds the ports of the plan in the maps, and which of them are needed. Of two ports with
+// the same name the first counts. What the plan does not have is retired later.
+func (r *Reconciler) matchPorts(svc *service) {
 	byName := make(map[portName]*port, len(svc.ports))
 	for _, p := range slices.Backward(svc.ports) {
-		byName[p.portName] = p
+		byName[p.portName], p.planned = p, false
 	}
-	r.spend(len(svc.ports) * costSlot)
-
-	return svc.eachPort(func(want *plannedPort) bool {
-		if !r.affords(costLook) {
-			return false
+	for i := range svc.plan.ports {
+		want := &svc.plan.ports[i]
+		want.have, want.owned = byName[want.portName], false
+		if want.have != nil {
+			want.have.planned = true
 		}
-		p := byName[want.portName]
-		if p == nil {
-			return true
+		for j := range want.pools {
+			want.pools[j].have, want.pools[j].owned = nil, false
 		}
-		want.have, p.planned = p, want
-		r.arrange(p)
-		r.spend((len(p.backends) + len(want.backends)) * costSlot)
-		have := p.backends
-		for i := range want.backends {
-			b := &want.backends[i]
-			for len(have) > 0 && compareEndpoints(r.endpoint(have[0]), b.endpoint) < 0 {
-				have = have[1:]
-			}
-			if len(have) > 0 && r.endpoint(have[0]) == b.endpoint {
-				b.id = have[0]
-			}
+	}
+	for i := range svc.plan.frontends {
+		if f := &svc.plan.frontends[i]; f.owned {
+			svc.plan.ports[f.port].owned, svc.plan.ports[f.port].pools[f.pool].owned = true, true
 		}
-
-		return true
-	})
+	}
+	r.spend(len(svc.ports)*costLook + svc.plan.rows()*costSlot)
+	for _, p := range svc.ports {
+		if p.planned {
+			continue
+		}
+		r.pay(len(p.backends) * costSlot)
+		p.owned, p.plannedRanges = false, 0
+		for _, id := range p.backends {
+			r.plannedBackends[maps.Index(id)] = false
+		}
+		r.sweepLater(p)
+	}
 }
 
-// withdrawClaims withdraws the claims of the former plan. Frontends in the maps that no Service
-// claims any more are retired.
-func (r *Reconciler) withdrawClaims(svc *service) bool {
-	if svc.former == nil {
-		return true
-	}
-	done := r.eachItem(svc, len(svc.former.frontends), costClaim, func(i int) {
-		key := svc.former.frontends[i].key
-		r.claims.Remove(svc.former.claimant, key)
-		if to := r.leadsTo(key); to != nil && r.claims.Owner(key) == nil {
-			to.port.svc.retire(key)
-			r.enqueue(to.port.svc)
+// publishPort writes a port from the bottom up: its name, its backends, its source ranges, and the
+// pools to which frontends that the Service owns will lead.
+func (r *Reconciler) publishPort(svc *service, want *plannedPort) {
+	r.pay(3 * costLook)
+	p := want.have
+	if p == nil {
+		if !want.owned {
+			return
 		}
-	})
-	if done {
-		svc.former = nil
-	}
-
-	return done
-}
-
-// publishBackends writes the id of a port that svc owns a frontend of, and its backends. Those that
-// cannot be written are left out of the pools.
-func (r *Reconciler) publishBackends(svc *service, want *plannedPort) bool {
-	if svc.item == 0 && !r.affords(3*costLook) {
-		return false
-	}
-	if want.owned == 0 {
-		return true
-	}
-	if want.have == nil {
-		p, err := r.publishName(svc, want.portName)
-		if err != nil {
+		var err error
+		if p, err = r.newPort(svc, want.portName); err != nil {
 			svc.fail("port "+portText(svc.name, want.portName), err)
 
-			return true
-		}
-		want.have, p.planned = p, want
-	}
-	p := want.have
-	if svc.item == 0 {
-		r.arrange(p)
-		p.backends = slices.Grow(p.backends, max(0, len(want.backends)-len(p.backends)))
-	}
-	done := r.eachItem(svc, len(want.backends), costSlot, func(i int) {
-		b := &want.backends[i]
-		if !b.pooled {
 			return
 		}
-		if err := r.publishBackend(p, b); err != nil {
-			svc.fail("backend "+b.addrPort().String(), err)
-		}
-	})
-	if done {
-		r.arrange(p)
+		want.have = p
 	}
-
-	return done
-}
-
-// publishRanges writes the source ranges of a port. If one cannot be written, the pools are written
-// all the same: they admit too few clients then, but never too many.
-func (r *Reconciler) publishRanges(svc *service, want *plannedPort) bool {
-	p := want.have
-	// Without a frontend the ranges matter to restricted pools that are still in the maps.
-	if p == nil || want.owned == 0 && !r.restricted(p) {
-		return true
-	}
-
-	return r.eachItem(svc, len(want.ranges), costLook, func(i int) {
-		prefix := want.ranges[i]
-		key := maps.SourceRangeKeyOf(p.id, prefix.Masked())
-		if _, there := r.sourceRanges.have[key]; there {
-			return
+	p.owned = want.owned
+	r.sweepLater(p)
+	r.publishBackends(p, want)
+	r.publishRanges(p, want)
+	for i := range want.pools {
+		r.pay(costLook)
+		pl := &want.pools[i]
+		if !pl.owned {
+			continue
 		}
-		if err := r.sourceRanges.set(key, 1); err != nil {
-			svc.fail("source range "+prefix.String(), err)
-		} else {
-			p.ranges = append(p.ranges, key)
-		}
-	})
-}
-
-// publishPools writes the pools of a port to which frontends that svc owns will lead.
-func (r *Reconciler) publishPools(svc *service, want *plannedPort) bool {
-	for ; want.have != nil && svc.item < len(want.pools); svc.item, svc.draft = svc.item+1, nil {
-		if !r.affords(costLook) {
-			return false
-		}
-		pool, done := &want.pools[svc.item], false
 		var err error
-		if svc.draft == nil {
-			pool.have = nil
-			if pool.owned == 0 {
-				continue
-			}
-			svc.draft, err = r.poolOf(want, pool)
-		}
-		if err == nil {
-			done, err = r.writePool(svc.draft)
-		}
-		if err != nil {
-			svc.fail("pool of "+want.have.String(), err)
+		if pl.have, err = r.publishPool(want, pl); err != nil {
+			svc.fail("pool of "+p.String(), err)
 			r.takeOut(want)
-		} else if !done {
-			return false
-		} else {
-			pool.have = svc.draft
 		}
 	}
-
-	return true
 }
 
-// publishName gives a service port its id.
-func (r *Reconciler) publishName(svc *service, name portName) (*port, error) {
+// newPort gives a service port its id.
+func (r *Reconciler) newPort(svc *service, name portName) (*port, error) {
 	place, err := r.portPlaces.take()
 	if err != nil {
 		return nil, err
 	}
-	p := &port{svc: svc, portName: name, id: r.portPlaces.id(place), named: true}
+	p := &port{svc: svc, portName: name, id: r.portPlaces.id(place), planned: true, named: true}
 	if err = r.counts.Begin(p.id); err == nil {
 		err = r.servicePorts.put(p.id, p.label(), false)
 	}
@@ -354,6 +196,47 @@ func (r *Reconciler) publishName(svc *service, name portName) (*port, error) {
 	}
 
 	return p.add(), nil
+}
+
+// publishBackends writes the backends of a port that the Service owns a frontend of. Those that
+// cannot be written are left out of the pools. Both lists are in the order of addresses: one pass
+// finds the planned backends among those in the maps.
+func (r *Reconciler) publishBackends(p *port, want *plannedPort) {
+	have := p.backends
+	merged := make([]uint32, 0, max(len(have), len(want.backends)))
+	defer func() { p.backends = append(merged, have...) }()
+	unplanned := func() {
+		r.spend(costSlot)
+		r.plannedBackends[maps.Index(have[0])] = false
+		merged, have = append(merged, have[0]), have[1:]
+	}
+	for i := range want.backends {
+		r.pay(costSlot)
+		b := &want.backends[i]
+		for len(have) > 0 && compareEndpoints(r.endpoint(have[0]), b.endpoint) < 0 {
+			unplanned()
+		}
+		b.id = 0
+		if len(have) > 0 && r.endpoint(have[0]) == b.endpoint {
+			b.id, have = have[0], have[1:]
+			merged = append(merged, b.id)
+		}
+		known := b.id != 0
+		if b.pooled && want.owned {
+			if err := r.publishBackend(p, b); err != nil {
+				p.svc.fail("backend "+b.addrPort().String(), err)
+			}
+		}
+		if b.id != 0 {
+			r.plannedBackends[maps.Index(b.id)] = true
+			if !known {
+				merged = append(merged, b.id)
+			}
+		}
+	}
+	for len(have) > 0 {
+		unplanned()
+	}
 }
 
 // publishBackend writes a backend, or its flags if it is in the maps.
@@ -379,20 +262,54 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 	}
 	for int(place) >= len(r.poolsPerBackend) {
 		r.poolsPerBackend = append(r.poolsPerBackend, 0)
+		r.plannedBackends = append(r.plannedBackends, false)
 	}
 	r.poolsPerBackend[place] = 0
 	b.id = id
-	p.backends = append(p.backends, id)
 
 	return nil
 }
 
-// poolOf returns the pool with the planned settings and backends, as far as these are in the maps.
-// One that was about to be retired stays. If there is none, it allocates one, with a draft of what
-// to write.
-func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, error) {
-	p, s := want.have, planned.settings
-	ids := r.scratch[:0]
+// publishRanges writes the source ranges of a port. If one cannot be written, the pools are written
+// all the same: they admit too few clients then, but never too many.
+func (r *Reconciler) publishRanges(p *port, want *plannedPort) {
+	// Without a frontend the ranges matter to restricted pools that are still in the maps.
+	if !want.owned && !r.restricted(p) {
+		return
+	}
+	r.spend(len(want.ranges) * costSlot)
+	if slices.EqualFunc(want.ranges, p.ranges, func(prefix netip.Prefix, key maps.SourceRangeKey) bool { return p.rangeKey(prefix) == key }) {
+		p.plannedRanges = int32(len(p.ranges))
+
+		return
+	}
+	planned := make(map[maps.SourceRangeKey]struct{}, len(want.ranges))
+	var written []maps.SourceRangeKey
+	defer func() {
+		p.plannedRanges = int32(len(written))
+		for _, key := range p.ranges {
+			if _, again := planned[key]; !again {
+				written = append(written, key)
+			}
+		}
+		p.ranges = written
+	}()
+	for _, prefix := range want.ranges {
+		r.pay(costLook)
+		key := p.rangeKey(prefix)
+		if err := r.sourceRanges.set(key, 1); err != nil {
+			p.svc.fail("source range "+prefix.String(), err)
+		} else if _, twice := planned[key]; !twice {
+			planned[key] = struct{}{}
+			written = append(written, key)
+		}
+	}
+}
+
+// publishPool returns the pool with the planned settings and backends, as far as these are in the
+// maps. One that was about to be retired stays. If there is none, it writes one.
+func (r *Reconciler) publishPool(want *plannedPort, planned *plannedPool) (*pool, error) {
+	ids := make([]uint32, 0, len(planned.members))
 	for _, member := range planned.members {
 		if id := want.backends[member].id; id != 0 {
 			ids = append(ids, id)
@@ -400,9 +317,8 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 	}
 	complete := len(ids) == len(planned.members)
 	slices.Sort(ids)
-	r.scratch = ids
 	r.spend(len(ids) * costSlot)
-	hashed := maps.Hashes(s.algorithm) && len(ids) > 0
+	hashed := maps.Hashes(planned.algorithm) && len(ids) > 0
 	table := func() []uint32 {
 		members := planned.table
 		if members == nil || !complete {
@@ -415,9 +331,9 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 
 		return table
 	}
-	for _, have := range p.pools {
+	for _, have := range want.have.pools {
 		members, v := r.members(have)
-		if (settings{v.AffinitySeconds, v.Flags, v.Algorithm}) != s || !slices.Equal(members, ids) || v.TableSize > 0 != hashed {
+		if (settings{v.AffinitySeconds, v.Flags, v.Algorithm}) != planned.settings || !slices.Equal(members, ids) || v.TableSize > 0 != hashed {
 			continue
 		}
 		if have.unverified {
@@ -425,87 +341,67 @@ func (r *Reconciler) poolOf(want *plannedPort, planned *plannedPool) (*pool, err
 		}
 		if !have.unverified {
 			have.retired = 0
-			r.sweepLater(p) // retires it if no frontend can be written
 
 			return have, nil
 		}
 	}
-
-	pl, d := &pool{port: p}, &draft{members: len(ids), slots: slices.Clone(ids)}
 	if hashed {
-		d.slots = append(d.slots, table()...)
+		return r.newPool(want.have, planned.settings, ids, table())
 	}
-	var err error
-	if pl.id, err = r.poolPlaces.take(); err != nil {
+
+	return r.newPool(want.have, planned.settings, ids, nil)
+}
+
+// newPool writes a pool, to which no frontend leads yet, from the bottom up: the slots, the table,
+// and the pool.
+func (r *Reconciler) newPool(p *port, s settings, members, table []uint32) (*pool, error) {
+	id, err := r.poolPlaces.take()
+	if err != nil {
 		return nil, r.pools.note(err)
 	}
-	if pl.slots, err = r.spans.take(len(ids)); err == nil {
-		pl.table, err = r.spans.take(len(d.slots) - len(ids))
-	}
-	if r.slots.note(err) != nil {
-		r.spans.give(pl.slots)
-		r.poolPlaces.untake(pl.id)
-
-		return nil, err
-	}
-	d.value = maps.Pool{
-		SlotBase: pl.slots.base, SlotCount: uint32(len(ids)), TableBase: pl.table.base, TableSize: pl.table.count,
-		ServicePortId: p.id, AffinitySeconds: s.affinitySeconds, Flags: s.flags, Algorithm: s.algorithm,
-	}
-	pl.draft = d
-	for _, id := range ids {
-		r.poolsPerBackend[maps.Index(id)]++
-	}
-	for int(pl.id) >= len(r.poolsByID) {
+	for int(id) >= len(r.poolsByID) {
 		r.poolsByID = append(r.poolsByID, nil)
 	}
-	r.poolsByID[pl.id] = pl
+	pl := &pool{port: p, id: id}
+	defer func() {
+		if r.poolsByID[id] != pl { // it was not written
+			r.spans.give(pl.slots)
+			r.spans.give(pl.table)
+			r.poolPlaces.untake(id)
+		}
+	}()
+	write := func(to *span, ids []uint32) (err error) {
+		if *to, err = r.spans.take(len(ids)); err != nil {
+			return r.slots.note(err)
+		}
+		for i, id := range ids {
+			r.pay(0)
+			if err := r.slots.put(to.base+uint32(i), id); err != nil {
+				return fmt.Errorf("place %d: %w", to.base+uint32(i), err)
+			}
+		}
+
+		return nil
+	}
+	if err := write(&pl.slots, members); err != nil {
+		return nil, err
+	}
+	if err := write(&pl.table, table); err != nil {
+		return nil, err
+	}
+	if err := r.pools.put(id, maps.Pool{
+		SlotBase: pl.slots.base, SlotCount: pl.slots.count, TableBase: pl.table.base, TableSize: pl.table.count,
+		ServicePortId: p.id, AffinitySeconds: s.affinitySeconds, Flags: s.flags, Algorithm: s.algorithm,
+	}); err != nil {
+		return nil, err
+	}
+	for _, id := range members {
+		r.poolsPerBackend[maps.Index(id)]++
+	}
+	r.poolsByID[id] = pl
 	p.pools = append(p.pools, pl)
-	r.sweepLater(p)
 
 	return pl, nil
-}
-
-// writePool writes what a pool has a draft of, from the bottom up: the slots, the table, and the
-// pool. It returns false if the budget was spent before that.
-func (r *Reconciler) writePool(pl *pool) (bool, error) {
-	d := pl.draft
-	if d == nil {
-		return true, nil
-	}
-	for ; d.written < len(d.slots); d.written++ {
-		if r.spent() {
-			return false, nil
-		}
-		slot := pl.slots.base + uint32(d.written)
-		if d.written >= d.members {
-			slot = pl.table.base + uint32(d.written-d.members)
-		}
-		if err := r.slots.put(slot, d.slots[d.written]); err != nil {
-			return false, fmt.Errorf("place %d: %w", slot, err)
-		}
-	}
-	if err := r.pools.put(pl.id, d.value); err != nil {
-		return false, err
-	}
-	pl.draft = nil
-
-	return true, nil
-}
-
-// publishFrontends makes the frontends that svc owns lead to their pools, catch-alls last.
-func (r *Reconciler) publishFrontends(svc *service) bool {
-	return r.eachItem(svc, len(svc.plan.frontends), costLook, func(i int) {
-		f := &svc.plan.frontends[i]
-		want := &svc.plan.ports[f.port]
-		pl := want.pools[f.pool].have
-		if !f.owned || want.have == nil || pl == nil {
-			return
-		}
-		if err := r.publishFrontend(svc, f, pl); err != nil {
-			svc.fail("frontend "+modelKey(f.key).String(), err)
-		}
-	})
 }
 
 // publishFrontend makes a frontend lead to a pool: a new one once its address is marked, one that

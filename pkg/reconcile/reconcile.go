@@ -13,7 +13,6 @@ import (
 	"fmt"
 	stdmaps "maps"
 	"net/netip"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -58,7 +57,7 @@ func (c Config) Validate() error {
 type Reconciler struct {
 	*budget // of this Apply
 	slice   int
-	clock   clock
+	now     func() time.Time
 	tables  maps.Tables
 
 	frontendIDs  mirror[maps.FrontendKey, uint32]
@@ -87,6 +86,7 @@ type Reconciler struct {
 	claims          lb.Claims[maps.FrontendKey]
 	poolsByID       []*pool
 	poolsPerBackend []int32 // by place of the backend; pools in their grace period count
+	plannedBackends []bool  // by place: whether the plan of its Service has the backend
 	broken          map[maps.FrontendKey]string
 
 	due         []*service            // in the order of their turns
@@ -96,12 +96,14 @@ type Reconciler struct {
 	panics      []error      // of this Apply
 	freeAdopted func() error // frees adopted places that nothing led to; nil: done, or queued for a grace period
 	gone        Gone
-	scratch     []uint32
+
+	working *worker // the one that runs; nil: none
+	idle    *worker // one that has nothing to do; may be nil
 }
 
 // New returns the writer of cfg.Tables. It adopts what they hold: ids, pools, backends and
 // frontends stay as they are until Set, Delete or Prune change them. Drift reports entries that
-// are inconsistent.
+// are inconsistent. A Reconciler is for the life of the process: its coroutines are not collected.
 func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -111,7 +113,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	t, m := cfg.Tables, &budget{}
 	r := &Reconciler{
-		budget: m, slice: cmp.Or(cfg.Slice, DefaultSlice), clock: newClock(cfg.Now), tables: t,
+		budget: m, slice: cmp.Or(cfg.Slice, DefaultSlice), now: cfg.Now, tables: t,
 		frontendIDs:  newMirror(t.FrontendIDs, m, frontendIDText),
 		sourceRanges: newMirror(t.SourceRanges, m, sourceRangeText),
 		devices:      newWhole(newMirror(t.Devices, m, deviceText)),
@@ -130,7 +132,7 @@ func New(cfg Config) (*Reconciler, error) {
 	r.pools = array[maps.Pool]{Array: t.Pools, budget: m, text: poolText, cost: costOperation, used: &r.poolPlaces.used}
 	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, cost: costSlot, used: &r.spans.used}
 	r.backends = array[maps.Backend]{Array: t.Backends, budget: m, text: backendText, cost: costOperation, used: &r.backendPlaces.used}
-	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.clock)
+	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.now)
 	r.serviceCIDRs.onAdd, r.serviceCIDRs.onRemove = t.CIDRCovers.Add, t.CIDRCovers.Remove
 	r.maps = []managed{
 		&r.servicePorts, &r.sourceRanges, r.addrs, r.devices, r.localCIDRs, r.optedOut,
@@ -209,7 +211,7 @@ func (r *Reconciler) Prune(keep ...lb.ServiceName) {
 // is therefore kept until a scan that started after the loss and a grace period does not
 // find it. Without calls, such addresses stay.
 func (r *Reconciler) PruneAddrs(originalDsts map[maps.Addr]struct{}, begin time.Time) {
-	r.addrs.prune(originalDsts, r.clock.instant(begin))
+	r.addrs.prune(originalDsts, begin)
 }
 
 // SetNodeAddrs sets the addresses of this node, the device of each, and whether node ports answer
@@ -276,7 +278,7 @@ func cidrs(prefixes []netip.Prefix) map[maps.CIDRKey]uint32 {
 // slice continues after the others. Errors of full maps wrap [maps.ErrFull].
 func (r *Reconciler) Apply() error {
 	r.left = r.slice * costOperation
-	now := r.clock.now()
+	now := r.now()
 	var errs []error
 	fail := func(err error) {
 		if err != nil {
@@ -294,7 +296,7 @@ func (r *Reconciler) Apply() error {
 	fail(r.optedOut.apply(now))
 	var again []*service // their backoff is over
 	for svc := range r.waiting {
-		if svc.retry.at <= now {
+		if svc.retry.isOver(now) {
 			again = append(again, svc)
 		}
 	}
@@ -317,41 +319,35 @@ func (r *Reconciler) Apply() error {
 	return errors.Join(errs...)
 }
 
-// Next returns when Apply has something to do, and false if there is nothing until something is
-// Set or a grace period ends.
+// Next returns when Apply has something to do, the zero time if it has now, and false if there is
+// nothing until something is Set or a grace period ends.
 func (r *Reconciler) Next() (time.Time, bool) {
-	at := min(r.addrs.due(), r.devices.due(), r.localCIDRs.due(), r.optedOut.due(), r.serviceCIDRs.due())
 	if len(r.due) > 0 || r.freeAdopted != nil || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
-		at = 0
+		return time.Time{}, true
+	}
+	var times []time.Time
+	for _, m := range []interface{ due() (time.Time, bool) }{r.addrs, r.devices, r.localCIDRs, r.optedOut, r.serviceCIDRs} {
+		if at, ok := m.due(); ok {
+			times = append(times, at)
+		}
 	}
 	for svc := range r.waiting {
-		at = min(at, svc.retry.at)
+		times = append(times, svc.retry.at)
 	}
-	if at == never {
+	if len(times) == 0 {
 		return time.Time{}, false
 	}
 
-	return r.clock.time(at), true
+	return slices.MinFunc(times, time.Time.Compare), true
 }
 
 // markDirty makes svc due to publish, whatever its backoff.
 func (r *Reconciler) markDirty(svc *service) {
 	svc.ensureWork()
-	svc.restart()
-	svc.retry.at = 0
+	svc.dirty, svc.again = true, true
+	svc.retry.at = time.Time{}
 	delete(r.waiting, svc)
 	r.enqueue(svc)
-}
-
-// restart makes publishing go through the whole plan again, once its claims are entered.
-func (svc *service) restart() {
-	svc.dirty = true
-	if svc.step >= publishingBackends {
-		svc.progress = progress{step: publishingBackends}
-		if svc.isCompact() {
-			svc.step = detachingPorts
-		}
-	}
 }
 
 // enqueue makes svc due.
@@ -409,66 +405,56 @@ func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
 	}
 }
 
-// work publishes and retires for one Service, until the maps are as planned or the budget of this
-// Apply is spent. A panic is a failure of this Service alone.
-func (r *Reconciler) work(svc *service, now instant) error {
-	if svc.work == nil || svc.adopted && svc.step >= publishingBackends {
+// work does what is due for one Service, until it ends or the budget of this Apply is spent. A panic
+// is a failure of this Service alone.
+func (r *Reconciler) work(svc *service, now time.Time) error {
+	if svc.work == nil || svc.adopted && svc.next == nil && svc.entering == nil {
 		return nil
 	}
-	if svc.isCompact() && svc.step == published {
-		svc.restart()
+	if svc.worker == nil {
+		svc.full, svc.again, svc.before = svc.dirty && svc.retry.isOver(now), false, svc.fails
+		if svc.full {
+			svc.failures, svc.blocked = nil, false
+		}
 	}
-	full := svc.dirty && svc.retry.at <= now
-	if full && (svc.step < publishingBackends || svc.progress == progress{step: publishingBackends}) {
-		svc.failures, svc.blocked = nil, false
+	before := len(svc.failures)
+	done, failed := r.run(svc, (*Reconciler).carryOut)
+	if failed != nil {
+		if failed.why == svc.panicked {
+			failed.stack = nil
+		}
+		svc.panicked = failed.why
+		svc.fail("internal error", failed)
 	}
-	fails, before := svc.fails, len(svc.failures)
-	done := false
-	err := svc.guard(func() { done = (!full || r.publish(svc, published)) && r.retireFrontends(svc) && r.sweepPorts(svc) })
-	if err != nil {
-		svc.fail("internal error", err)
-		done = true
-	}
-	failed := svc.failures[before:]
+	err := svc.errorOf(svc.failures[before:])
 	switch {
-	case !done:
+	case !done || svc.again:
 		r.enqueue(svc)
-	case len(svc.failures) > 0 && (full || !svc.dirty || svc.fails > fails):
-		svc.restart()
+	case svc.fails > svc.before:
+		svc.dirty = true
 		svc.retry.fail(now)
 		r.waiting[svc] = struct{}{}
 		if svc.blocked {
 			r.blocked[svc] = struct{}{}
 		}
-	case full:
+	case svc.full:
 		svc.dirty, svc.retry, svc.panicked = false, backoff{}, ""
 		delete(r.blocked, svc)
 	}
-	if !svc.dirty && len(svc.retiring[0])+len(svc.retiring[1])+len(svc.sweep) == 0 {
-		svc.compact()
+	switch left := len(svc.retiring[0]) + len(svc.retiring[1]) + len(svc.sweep); {
+	case left > 0 && done && svc.fails == svc.before: // it was added too late for this turn
+		r.enqueue(svc)
+	case left == 0 && done && !svc.dirty:
+		svc.work = nil
+		if svc.plan.rows() < largePlan {
+			svc.plan.ports = nil
+		}
 		if !svc.wanted && len(svc.ports) == 0 {
 			delete(r.services, svc.name)
 		}
 	}
 
-	return svc.errorOf(failed)
-}
-
-// guard calls do and returns a panic in it as an error, with the stack unless the same panic was
-// reported before.
-func (svc *service) guard(do func()) (err error) {
-	defer func() {
-		if why := recover(); why != nil {
-			text := fmt.Sprint(why)
-			if err = fmt.Errorf("panic again: %s", text); text != svc.panicked {
-				err = fmt.Errorf("panic: %s\n%s", text, debug.Stack())
-			}
-			svc.panicked = text
-		}
-	}()
-	do()
-
-	return nil
+	return err
 }
 
 // Failed writes are tried again after firstRetry, then after twice as long each time, up to
@@ -478,43 +464,21 @@ const (
 	lastRetry  = time.Minute
 )
 
-// instant is a time since the Reconciler was made: unlike the wall clock it never jumps, and
-// unlike a [time.Time] it takes eight bytes. Zero is before every event.
-type instant time.Duration
-
-// never is later than every moment.
-const never = instant(1<<63 - 1)
-
-// clock returns the time as instants.
-type clock struct {
-	read  func() time.Time
-	start time.Time
-}
-
-// newClock starts one nanosecond ago, so that now is never the zero instant.
-func newClock(read func() time.Time) clock {
-	return clock{read: read, start: read().Add(-1)}
-}
-
-func (c clock) now() instant { return c.instant(c.read()) }
-
-func (c clock) instant(t time.Time) instant { return instant(t.Sub(c.start)) }
-
-func (c clock) time(i instant) time.Time { return c.start.Add(time.Duration(i)) }
-
 // backoff is when to try again. Its zero value is due at once.
 type backoff struct {
-	at    instant
+	at    time.Time
 	delay time.Duration
 }
 
-func (b *backoff) fail(now instant) {
+func (b *backoff) isOver(now time.Time) bool { return !b.at.After(now) }
+
+func (b *backoff) fail(now time.Time) {
 	b.delay = min(max(2*b.delay, firstRetry), lastRetry)
-	b.at = now + instant(b.delay)
+	b.at = now.Add(b.delay)
 }
 
 // update records the outcome of an attempt.
-func (b *backoff) update(err error, now instant) {
+func (b *backoff) update(err error, now time.Time) {
 	if err != nil {
 		b.fail(now)
 	} else {

@@ -2,8 +2,6 @@ package reconcile
 
 import (
 	"fmt"
-	"net/netip"
-	"runtime/debug"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -66,55 +64,49 @@ func (r *Reconciler) runAfterGrace() {
 		q.over--
 		q.begun = max(q.begun-1, 0)
 		r.spend(costOperation)
-		func() {
-			defer func() {
-				if why := recover(); why != nil { // the place that do would have freed stays unused
-					r.panics = append(r.panics, fmt.Errorf("after a grace period: panic: %v\n%s", why, debug.Stack()))
-				}
-			}()
-			if do() != nil {
-				r.afterGrace(do)
-			}
-		}()
+		var err error
+		if failed := guard(func() { err = do() }); failed != nil { // the place that do would have freed stays unused
+			r.panics = append(r.panics, fmt.Errorf("after a grace period: %w", failed))
+		} else if err != nil {
+			r.afterGrace(do)
+		}
 	}
 	if len(q.queue) == 0 {
 		q.queue = nil
 	}
 }
 
-// drain calls do for the items of a queue of svc, in order. Those at which something failed stay in
-// the queue for the next try. It returns false if the budget is spent before the last one: do returns
-// false if it is spent within an item, which is then the next again.
-func drain[T any](r *Reconciler, svc *service, queue *[]T, do func(T) bool) bool {
+// drain takes the items of a queue of svc, in order, and calls do. Those at which it fails are put
+// back, for the next try.
+func drain[T any](r *Reconciler, svc *service, queue *[]T, do, back func(T)) {
 	var failed []T
-	for len(*queue) > 0 && r.affords(costLook) {
-		item, fails := (*queue)[0], svc.fails
-		if !do(item) {
-			break
+	defer func() {
+		for _, item := range failed {
+			back(item)
 		}
+	}()
+	for len(*queue) > 0 {
+		r.pay(costLook)
+		item, fails := (*queue)[0], svc.fails
 		*queue = (*queue)[1:]
-		if svc.fails > fails {
-			failed = append(failed, item)
+		failed = append(failed, item)
+		if do(item); svc.fails == fails {
+			failed = failed[:len(failed)-1]
 		}
 	}
-	done := len(*queue) == 0
-	*queue = append(*queue, failed...)
-
-	return done
+	*queue = nil
 }
 
 // retireFrontends deletes the frontends in the maps that no Service claims any more, catch-alls
 // first.
-func (r *Reconciler) retireFrontends(svc *service) bool {
-	retire := func(key maps.FrontendKey) bool {
-		if err := r.retireFrontend(svc, key); err != nil {
-			svc.fail("frontend "+modelKey(key).String(), err)
-		}
-
-		return true
+func (r *Reconciler) retireFrontends(svc *service) {
+	for queue := range svc.retiring {
+		drain(r, svc, &svc.retiring[queue], func(key maps.FrontendKey) {
+			if err := r.retireFrontend(svc, key); err != nil {
+				svc.fail("frontend "+modelKey(key).String(), err)
+			}
+		}, svc.retire)
 	}
-
-	return drain(r, svc, &svc.retiring[0], retire) && drain(r, svc, &svc.retiring[1], retire)
 }
 
 // retireFrontend deletes a frontend, unless a Service claims it again or it leads to another Service
@@ -244,59 +236,55 @@ func (r *Reconciler) unuse(ids []uint32) {
 
 // sweepLater queues p for sweepPorts.
 func (r *Reconciler) sweepLater(p *port) {
+	p.svc.ensureWork()
+	p.svc.addSweep(p)
 	r.enqueue(p.svc)
+}
+
+func (svc *service) addSweep(p *port) {
 	if !p.sweeps {
 		p.sweeps = true
-		p.svc.sweep = append(p.svc.sweep, p)
+		svc.sweep = append(svc.sweep, p)
 	}
 }
 
 // sweepPorts retires what the ports of svc do not need any more.
-func (r *Reconciler) sweepPorts(svc *service) bool {
-	return drain(r, svc, &svc.sweep, func(p *port) bool {
-		fails := svc.fails
-		done := r.sweepPort(p)
-		p.sweeps = !done || svc.fails > fails
-
-		return done
-	})
+func (r *Reconciler) sweepPorts(svc *service) {
+	drain(r, svc, &svc.sweep, r.sweepPort, svc.addSweep)
 }
 
 // sweepPort retires what p does not need any more: pools to which no frontend leads, backends that
-// are neither in a pool nor alive, source ranges, and finally its name.
-func (r *Reconciler) sweepPort(p *port) bool {
+// are neither in a pool nor planned, source ranges, and finally its name.
+func (r *Reconciler) sweepPort(p *port) {
+	p.sweeps = false
 	for _, pl := range p.pools {
 		if pl.frontends == 0 && pl.retired == 0 {
 			r.retirePool(pl)
 		}
 	}
-	if !r.sweepBackends(p) || !r.sweepRanges(p) {
-		return false
-	}
-	if len(p.pools)+len(p.backends)+len(p.ranges) > 0 || p.owned() {
-		return true
+	r.sweepBackends(p)
+	r.sweepRanges(p)
+	if len(p.pools)+len(p.backends)+len(p.ranges) > 0 || p.owned || p.sweeps { // p.sweeps: it is queued again
+		return
 	}
 	if p.named {
 		if err := r.servicePorts.remove(p.id, true); err != nil {
 			p.svc.fail("port "+p.String(), err)
 
-			return true
+			return
 		}
 		p.named = false
 	}
 	if err := r.counts.End(p.id); err != nil {
 		p.svc.fail("port "+p.String(), err)
 
-		return true
+		return
 	}
 	ports := p.svc.ports
 	last := len(ports) - 1
 	ports[p.number], ports[last].number = ports[last], p.number
 	ports[last] = nil
 	p.svc.ports = ports[:last]
-	if p.planned != nil {
-		p.planned.have = nil
-	}
 	if place := maps.Index(p.id); place != 0 {
 		r.afterGrace(func() error {
 			r.portPlaces.give(place)
@@ -305,41 +293,28 @@ func (r *Reconciler) sweepPort(p *port) bool {
 			return nil
 		})
 	}
-
-	return true
 }
 
 // sweepBackends clears the ids of p's backends that are in no pool and not planned: a program that
 // remembers such an id finds that the backend is gone. Their places are free after a grace
 // period.
-func (r *Reconciler) sweepBackends(p *port) bool {
-	r.arrange(p)
-	defer r.spend(len(p.backends) * costSlot)
-	var planned []plannedBackend // in the order of p.backends
-	if p.planned != nil {
-		planned = p.planned.backends
-	}
-	kept := p.backends[:0]
+func (r *Reconciler) sweepBackends(p *port) {
+	kept, rest := p.backends[:0], p.backends
 	defer func() {
-		if p.arranged = int32(len(p.backends)); p.arranged == 0 {
+		if p.backends = append(kept, rest...); len(p.backends) == 0 {
 			p.backends = nil
 		}
 	}()
-	for i, id := range p.backends {
-		for len(planned) > 0 && (planned[0].id == 0 || planned[0].id != id && compareEndpoints(planned[0].endpoint, r.endpoint(id)) < 0) {
-			planned = planned[1:]
-		}
+	r.spend(len(rest) * costSlot)
+	for ; len(rest) > 0; rest = rest[1:] {
+		id := rest[0]
 		place := maps.Index(id)
-		if r.poolsPerBackend[place] > 0 || len(planned) > 0 && planned[0].id == id {
+		if r.poolsPerBackend[place] > 0 || r.plannedBackends[place] {
 			kept = append(kept, id)
 
 			continue
 		}
-		if r.spent() {
-			p.backends = append(kept, p.backends[i:]...)
-
-			return false
-		}
+		r.pay(0)
 		v := r.backends.at(place)
 		cleared := v
 		cleared.Id = 0
@@ -362,50 +337,28 @@ func (r *Reconciler) sweepBackends(p *port) bool {
 			return nil
 		})
 	}
-	p.backends = kept
-
-	return true
 }
 
-// sweepRanges deletes source ranges of p. Where other ranges replace them they are deleted at once,
-// because their clients must not connect any more. Where a restriction ends they stay until no
-// program can have read a pool that has it.
-func (r *Reconciler) sweepRanges(p *port) bool {
+// sweepRanges deletes source ranges of p that are not planned. Where planned ranges replace them
+// they are deleted at once, because their clients must not connect any more. Where a restriction ends
+// they stay until no program can have read a pool that has it.
+func (r *Reconciler) sweepRanges(p *port) {
 	restricted := r.restricted(p)
-	var planned []netip.Prefix
-	if p.planned != nil && (restricted || p.owned()) {
-		planned = p.planned.ranges
+	if !restricted && !p.owned {
+		p.plannedRanges = 0
 	}
-	key := func(prefix netip.Prefix) maps.SourceRangeKey { return maps.SourceRangeKeyOf(p.id, prefix.Masked()) }
-	if restricted && len(planned) == 0 || slices.EqualFunc(planned, p.ranges, func(prefix netip.Prefix, have maps.SourceRangeKey) bool {
-		return key(prefix) == have
-	}) {
-		return true
+	if restricted && p.plannedRanges == 0 {
+		return
 	}
-	wanted := make(map[maps.SourceRangeKey]struct{}, len(planned))
-	for _, prefix := range planned {
-		wanted[key(prefix)] = struct{}{}
-	}
-	var kept []maps.SourceRangeKey
-	for i, key := range p.ranges {
-		if _, ok := wanted[key]; ok {
-			kept = append(kept, key)
-
-			continue
-		}
-		if r.spent() {
-			p.ranges = append(kept, p.ranges[i:]...)
-
-			return false
-		}
-		if err := r.sourceRanges.unset(key); err != nil {
-			p.svc.fail("source range "+key.Prefix().String(), err)
-			kept = append(kept, key)
+	kept, rest := p.ranges[:p.plannedRanges], p.ranges[p.plannedRanges:]
+	defer func() { p.ranges = append(kept, rest...) }()
+	for ; len(rest) > 0; rest = rest[1:] {
+		r.pay(0)
+		if err := r.sourceRanges.unset(rest[0]); err != nil {
+			p.svc.fail("source range "+rest[0].Prefix().String(), err)
+			kept = append(kept, rest[0])
 		}
 	}
-	p.ranges = kept
-
-	return true
 }
 
 // takeOut takes backends that are not planned any more out of the existing pools of a port: there

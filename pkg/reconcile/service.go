@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -21,26 +22,31 @@ type service struct {
 
 	queued bool // in Reconciler.due
 
-	plan  *plan   // carried out, or being carried out
+	plan  *plan   // the last one of which all claims are entered
 	ports []*port // in the maps
 	*work         // nil: the maps are as planned
 }
 
 // work is the state of a Service while the maps are not as planned.
 type work struct {
-	former *plan // the plan before, until its claims are withdrawn
-	next   *plan // replaces plan once the claims of plan are entered; may be nil
-	progress
+	next     *plan // the newest one, until its claims are being entered; may be nil
+	entering *plan // replaces plan when its claims are entered; may be nil
+	entered  int   // how many of its claims are
 
 	// retiring are frontends in the maps that no Service claims any more: catch-alls, which are
 	// deleted first, and others.
 	retiring [2][]maps.FrontendKey
 	sweep    []*port // ports to check for what they do not need any more
 
+	worker *worker // pauses in the middle of the work; may be nil
+	full   bool    // the work that has begun publishes the plan; else it only retires
+	again  bool    // something has changed since
+
 	dirty    bool // publishing has not gone through the whole plan without a failure
 	retry    backoff
 	failures []Failure
 	fails    int    // number of failed writes; failures has each only once
+	before   int    // fails when the work began
 	blocked  bool   // a map was full
 	panicked string // the last panic, of which the stack was reported
 }
@@ -49,16 +55,17 @@ type work struct {
 type port struct {
 	svc *service
 	portName
-	planned  *plannedPort
-	backends []uint32 // ids
+	backends []uint32 // ids, by address
 	pools    []*pool
-	ranges   []maps.SourceRangeKey
+	ranges   []maps.SourceRangeKey // those of the plan, then others
 
-	id       uint32
-	arranged int32 // how many of backends are sorted by address; see arrange
-	number   int32 // in svc.ports
-	named    bool  // in service_ports
-	sweeps   bool  // in svc.sweep
+	id            uint32
+	plannedRanges int32 // how many of ranges are those of the plan
+	number        int32 // in svc.ports
+	planned       bool  // the plan has it
+	owned         bool  // the Service owns a frontend of it
+	named         bool  // in service_ports
+	sweeps        bool  // in svc.sweep
 }
 
 // pool is a pool in the maps. Its content is in the mirrors of pools and slots. There are as many as
@@ -67,21 +74,12 @@ type pool struct {
 	port  *port
 	slots span // longer than the pool if backends were taken out
 	table span
-	draft *draft // nil: all of it is written
 
 	id        uint32
 	frontends int32 // that lead to it
 	// retired is the number of the retirement that waits for a grace period; zero: none.
 	retired    uint32
 	unverified bool // the table is adopted and was not compared with the planned one
-}
-
-// draft is the content of a pool while it is written. No frontend leads to it yet.
-type draft struct {
-	value   maps.Pool
-	slots   []uint32 // the backends, then the table
-	members int      // how many of these are the backends
-	written int
 }
 
 // service returns the Service with this name, which it adds if it is new.
@@ -106,41 +104,18 @@ func (p *port) add() *port {
 // ensureWork makes svc.work usable.
 func (svc *service) ensureWork() {
 	if svc.work == nil {
-		svc.work = &work{progress: progress{step: published}}
-	}
-}
-
-// isCompact reports whether only the frontends of the plan are kept.
-func (svc *service) isCompact() bool { return svc.plan.ports == nil && len(svc.plan.frontends) > 0 }
-
-// compact ends the work of a Service that is idle. Unless something of it is being retired, it also
-// drops all of the plan but the frontends.
-func (svc *service) compact() {
-	svc.work = nil
-	if svc.plan.rows() >= largePlan {
-		return
-	}
-	for _, p := range svc.ports {
-		for _, pl := range p.pools {
-			if pl.frontends == 0 || pl.retired > 0 {
-				return
-			}
-		}
-	}
-	svc.plan.ports = nil
-	for _, p := range svc.ports {
-		p.planned = nil
+		svc.work = &work{}
 	}
 }
 
 // retire queues a frontend in the maps for retireFrontends.
 func (svc *service) retire(key maps.FrontendKey) {
 	svc.ensureWork()
-	when := 1
+	queue := 1
 	if isCatchAll(key) {
-		when = 0
+		queue = 0
 	}
-	svc.retiring[when] = append(svc.retiring[when], key)
+	svc.retiring[queue] = append(svc.retiring[queue], key)
 }
 
 // leadsTo returns the pool of a frontend in the maps, or nil.
@@ -168,35 +143,8 @@ func (r *Reconciler) endpoint(id uint32) endpoint {
 	return endpoint{b.Addr, maps.Port(b.Port)}
 }
 
-// arrange sorts the backends of p by address: it merges those that were added since the last call.
-func (r *Reconciler) arrange(p *port) {
-	if int(p.arranged) == len(p.backends) {
-		return
-	}
-	compare := func(a, b uint32) int {
-		return cmp.Or(compareEndpoints(r.endpoint(a), r.endpoint(b)), cmp.Compare(a, b))
-	}
-	added := p.backends[p.arranged:]
-	slices.SortFunc(added, compare)
-	r.spend(len(p.backends) * costSlot)
-	added = slices.Clone(added)
-	for to, old := len(p.backends)-1, int(p.arranged); len(added) > 0; to-- {
-		if last := len(added) - 1; old > 0 && compare(p.backends[old-1], added[last]) > 0 {
-			old--
-			p.backends[to] = p.backends[old]
-		} else {
-			p.backends[to], added = added[last], added[:last]
-		}
-	}
-	p.arranged = int32(len(p.backends))
-}
-
-// members returns the backends of a pool, ascending by id, and the value that the array of pools
-// has, or will have.
+// members returns the backends of a pool, ascending by id, and its value.
 func (r *Reconciler) members(pl *pool) (ids []uint32, value maps.Pool) {
-	if d := pl.draft; d != nil {
-		return d.slots[:d.members], d.value
-	}
 	value = r.pools.at(pl.id)
 	if value.SlotCount == 0 {
 		return nil, value
@@ -204,9 +152,6 @@ func (r *Reconciler) members(pl *pool) (ids []uint32, value maps.Pool) {
 
 	return r.slots.have[value.SlotBase : value.SlotBase+value.SlotCount], value
 }
-
-// owned reports whether the Service owns a frontend of p.
-func (p *port) owned() bool { return p.planned != nil && p.planned.owned > 0 }
 
 // restricted reports whether a pool of p admits source ranges only, a pool included that waits for
 // the end of a grace period.
@@ -219,6 +164,11 @@ func (r *Reconciler) restricted(p *port) bool {
 // mayBeUDP reports whether UDP sockets may be connected through p. A port without a name may be of
 // any protocol.
 func (p *port) mayBeUDP() bool { return p.protocol == lb.UDP || p.svc.name == nameless }
+
+// rangeKey returns the key of a source range of p.
+func (p *port) rangeKey(prefix netip.Prefix) maps.SourceRangeKey {
+	return maps.SourceRangeKeyOf(p.id, prefix.Masked())
+}
 
 // label returns the value of service_ports at p.id.
 func (p *port) label() maps.ServicePort {

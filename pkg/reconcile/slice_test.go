@@ -2,6 +2,8 @@ package reconcile
 
 import (
 	"errors"
+	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -59,14 +61,12 @@ func TestSlices(t *testing.T) {
 		if status, _ := r.Status(other); !status.Programmed {
 			t.Errorf("%s: the other Service waits for more than a slice", step.name)
 		}
-		rounds, at := 0, 0
+		rounds, paused := 0, 0
 		heavy := r.services[h.Name]
+		before := r.Counters().Writes[maps.NameFrontends].Puts
 		for {
-			if heavy.work != nil && heavy.step == publishingFrontends && heavy.dirty {
-				if heavy.item < at {
-					t.Fatalf("%s: goes on at frontend %d, was at %d", step.name, heavy.item, at)
-				}
-				at = heavy.item
+			if heavy.work != nil && heavy.worker != nil {
+				paused++
 			}
 			next, ok := r.Next()
 			if !ok && len(r.retirement.queue) == 0 {
@@ -92,8 +92,12 @@ func TestSlices(t *testing.T) {
 			apply()
 			rounds++
 		}
-		if at == 0 && step.name != "retired" {
+		if paused == 0 {
 			t.Errorf("%s: never cut short", step.name)
+		}
+		// Each frontend is written once: work that was cut short continues where it stopped.
+		if puts := r.Counters().Writes[maps.NameFrontends].Puts - before; puts > 50_000+100 {
+			t.Errorf("%s: %d writes to frontends", step.name, puts)
 		}
 		if status, _ := r.Status(h.Name); !status.Programmed || rounds < 50_000/slice {
 			t.Errorf("%s: programmed is %v after %d slices", step.name, status.Programmed, rounds)
@@ -101,6 +105,80 @@ func TestSlices(t *testing.T) {
 	}
 	if used := r.Counters().Fill[maps.NameFrontends].Used; used != 4 {
 		t.Errorf("%d frontends are left, want 4", used)
+	}
+}
+
+// What a Service wants while it is worked on is published next, the newest only. It does not make
+// the work begin again, so that a large Service that changes all the time is written to its end.
+func TestPlanOfMeanwhile(t *testing.T) {
+	const frontends = 2000
+	fakes, clock := maps.NewFakes(1<<16), newTestClock()
+	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHeavy(1, 0, frontends/2, 2)
+	for _, change := range []func(){func() {}, h.moveEndpoint, h.moveEndpoint, h.moveEndpoint} {
+		change()
+		r.Set(h.Name, time.Time{}, h.resolve())
+		for mustApply(t, r); len(fakes.FrontendIDs.Entries) < 100; {
+			mustApply(t, r)
+		}
+		if r.Programmed(h.Name) {
+			t.Error("it is programmed before its last plan is")
+		}
+	}
+	applyAll(t, r, clock)
+	if !r.Programmed(h.Name) {
+		t.Error("it is not programmed")
+	}
+	w := r.Counters().Writes
+	if backends := w[maps.NameBackends].Puts - w[maps.NameBackends].Deletes; backends != 3 {
+		t.Errorf("%d backends were written, want the two of the first plan and one of the last", backends)
+	}
+	if puts := w[maps.NameFrontends].Puts; puts < 2*frontends || puts > 2*frontends+100 {
+		t.Errorf("%d writes to frontends, want two for each of %d", puts, frontends)
+	}
+	want := h.Slices[0].Endpoints[0].Addr.String()
+	for key, id := range fakes.FrontendIDs.Entries {
+		v := fakes.Pools.Get(fakes.Frontends.Get(id).PoolId)
+		if key.Port == 0 {
+			continue
+		}
+		var have []string
+		for i := range v.SlotCount {
+			b := fakes.Tables.Backends.Get(maps.Index(fakes.Slots.Get(v.SlotBase + i)))
+			have = append(have, b.Addr.IP().String())
+		}
+		if len(have) != 2 || !slices.Contains(have, want) {
+			t.Fatalf("%s leads to %v, want %v among them", modelKey(key), have, want)
+		}
+	}
+}
+
+// However many Services take several slices at a time, no coroutine is left of them but one.
+func TestWorkersEnd(t *testing.T) {
+	const services = 20
+	fakes, clock := maps.NewFakes(1<<16), newTestClock()
+	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := runtime.NumGoroutine()
+	for i := range services {
+		h := newHeavy(400, 0, 0, 2)
+		r.Set(lb.ServiceName{Namespace: "default", Name: fmt.Sprint(i)}, time.Time{}, h.resolve())
+	}
+	most := 0
+	for len(r.due) > 0 {
+		mustApply(t, r)
+		most = max(most, runtime.NumGoroutine()-before)
+	}
+	if most < services/2 {
+		t.Errorf("only %d Services were worked on at a time", most)
+	}
+	if left := runtime.NumGoroutine() - before; left > 1 {
+		t.Errorf("%d goroutines are left", left)
 	}
 }
 

@@ -88,8 +88,8 @@ func (r *Reconciler) status(svc *service, adopts bool) Status {
 	s := Status{Service: svc.name, Programmed: true}
 	if svc.work != nil {
 		s.Programmed, s.Failures = !svc.dirty, svc.failures
-		if svc.dirty && svc.retry.at > 0 {
-			s.Retry = r.clock.time(svc.retry.at)
+		if svc.dirty {
+			s.Retry = svc.retry.at
 		}
 	}
 	for i := range svc.plan.frontends {

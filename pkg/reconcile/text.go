@@ -147,6 +147,9 @@ func deviceText(ifindex uint32, v maps.Device) (string, string) {
 	if v.Bridge != 0 {
 		parts = append(parts, fmt.Sprintf("bridge=%d", v.Bridge))
 	}
+	if v.PeerNetns != 0 {
+		parts = append(parts, fmt.Sprintf("netns=%d", v.PeerNetns-1))
+	}
 	if v.Flags&maps.DeviceTurns != 0 {
 		parts = append(parts, "turns")
 	}

@@ -16,16 +16,11 @@ import (
 func ErrorsOf(statuses iter.Seq[reconcile.Status]) []ServiceError {
 	errs := []ServiceError{}
 	for status := range statuses {
-		for _, failure := range status.Failures {
-			errs = append(errs, ServiceError{
-				Service: status.Service.String(), Error: failure.Error(), Retry: status.Retry,
-			})
+		for _, text := range failureTexts(status.Failures) {
+			errs = append(errs, ServiceError{Service: status.Service.String(), Error: text, Retry: status.Retry})
 		}
-		for _, l := range status.Lost {
-			errs = append(errs, ServiceError{
-				Service: status.Service.String(),
-				Error:   fmt.Sprintf("%s belongs to Service %s", l.Frontend, l.Owner),
-			})
+		for _, text := range lossTexts(status.Lost) {
+			errs = append(errs, ServiceError{Service: status.Service.String(), Error: text})
 		}
 	}
 	slices.SortFunc(errs, func(x, y ServiceError) int {
@@ -47,30 +42,27 @@ func ImpairedOf(statuses iter.Seq[reconcile.Status]) Impaired {
 	i := Impaired{Failed: make(map[lb.ServiceName]string), Taken: make(map[lb.ServiceName]string)}
 	for status := range statuses {
 		if len(status.Failures) > 0 {
-			i.Failed[status.Service] = failuresText(status.Failures)
+			i.Failed[status.Service] = ListText(failureTexts(status.Failures))
 		}
 		if len(status.Lost) > 0 {
-			i.Taken[status.Service] = lostText(status.Lost)
+			i.Taken[status.Service] = ListText(lossTexts(status.Lost))
 		}
 	}
 
 	return i
 }
 
-// spelledOut is how many failures of one Service a text spells out.
-const spelledOut = 3
-
-func failuresText(failures []reconcile.Failure) string {
+func failureTexts(failures []reconcile.Failure) []string {
 	texts := make([]string, len(failures))
 	for i, f := range failures {
 		texts[i] = f.Error()
 	}
 
-	return listText(texts)
+	return texts
 }
 
-// lostText names each address once, whatever the scopes.
-func lostText(lost []reconcile.Loss) string {
+// lossTexts name each address once, whatever the scopes.
+func lossTexts(lost []reconcile.Loss) []string {
 	var texts []string
 	for _, l := range lost {
 		f := l.Frontend
@@ -85,10 +77,14 @@ func lostText(lost []reconcile.Loss) string {
 	}
 	slices.Sort(texts)
 
-	return listText(slices.Compact(texts))
+	return slices.Compact(texts)
 }
 
-func listText(texts []string) string {
+// spelledOut is how many texts [ListText] spells out.
+const spelledOut = 3
+
+// ListText joins the first of these texts, with the number of the others.
+func ListText(texts []string) string {
 	if more := len(texts) - spelledOut; more > 0 {
 		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:spelledOut], "; "), more)
 	}

@@ -6,12 +6,30 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
+
+// ServiceNames returns NAMESPACE/NAME of each Service in the maps, sorted.
+func ServiceNames(m maps.Tables) ([]string, error) {
+	var names []string
+	for e, err := range m.ServicePorts.All() {
+		if err != nil {
+			return nil, err
+		}
+		if !e.Value.IsProbe() {
+			names = append(names, e.Value.Service())
+		}
+	}
+	slices.Sort(names)
+
+	return slices.Compact(names), nil
+}
 
 // Programmed returns the frontends that are in the maps, sorted by Service and address. It
 // needs no agent. Incomplete frontends are returned as far as they exist, with a sentence
@@ -43,7 +61,7 @@ func Programmed(m maps.Tables) ([]Frontend, []string, error) {
 		}
 		frontends = append(frontends, f)
 		for _, w := range wrong {
-			problems = append(problems, fmt.Sprintf("%s: frontend %s: %s", f.Service, f.key(), w))
+			problems = append(problems, fmt.Sprintf("%s: frontend %s: %s", f.Service, f.Key(), w))
 		}
 	}
 	slices.SortFunc(frontends, compareFrontends)
@@ -164,12 +182,7 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 		if f.Address.Port() == 0 || f.Address == datapath.ProbeAddr {
 			continue
 		}
-		name := f.Service
-		if slash := strings.IndexByte(name, '/'); slash >= 0 {
-			if colon := strings.IndexByte(name[slash:], ':'); colon >= 0 {
-				name = name[:slash+colon]
-			}
-		}
+		name, _, _ := strings.Cut(f.Service, ":")
 		if n := len(services); n == 0 || services[n-1].Name != name {
 			services = append(services, Service{Name: name})
 		}
@@ -209,12 +222,9 @@ type backendKey struct {
 // addStates sets how many connections each backend has according to the maps, and whether it is a
 // suspect.
 func addStates(services []Service, m maps.Tables) error {
-	ports := make(map[uint32]maps.ServicePort)
-	for e, err := range m.ServicePorts.All() {
-		if err != nil {
-			return err
-		}
-		ports[e.Key] = e.Value
+	ports, err := maps.Collect(m.ServicePorts.All())
+	if err != nil {
+		return err
 	}
 	connections, suspects := make(map[backendKey]int), make(map[backendKey]*Suspect)
 	for _, b := range m.Backends.All() {
@@ -245,24 +255,49 @@ func addStates(services []Service, m maps.Tables) error {
 	return nil
 }
 
+// SuspectOf returns why the backend with this id is a suspect, or nil if it is none. Suspects exist
+// only while healing is on.
+func SuspectOf(m *maps.Tables, id uint32) (*Suspect, error) {
+	h, known := m.HealthOf(id)
+	if !known || !h.IsSuspect() {
+		return nil, nil
+	}
+	boot := time.Now().Add(-time.Duration(flow.Now())) // when the clock of programs was zero
+	at := func(ns uint64) time.Time { return boot.Add(time.Duration(ns)).Round(time.Millisecond).UTC() }
+
+	return &Suspect{Reason: maps.HealthCause(h.Cause).String(), Since: at(h.Suspected), Until: at(h.Until)}, nil
+}
+
+// healingOf returns how the flags of a pool limit healing.
+func healingOf(flags uint16) string {
+	switch {
+	case flags&maps.PoolNoEject != 0:
+		return lb.HealOff.String()
+	case flags&maps.PoolNoResteer != 0:
+		return lb.HealEject.String()
+	}
+
+	return ""
+}
+
 // Compare returns a sentence for each difference between what is programmed and what is
 // desired.
 func Compare(desired, have []Frontend) []string {
-	wanted := make(map[frontendKey]Frontend, len(desired))
+	wanted := make(map[lb.FrontendKey]Frontend, len(desired))
 	for _, f := range desired {
-		wanted[f.key()] = f
+		wanted[f.Key()] = f
 	}
 	var differences []string
 	for _, h := range have {
-		w, ok := wanted[h.key()]
+		w, ok := wanted[h.Key()]
 		if !ok {
-			differences = append(differences, fmt.Sprintf("%s: frontend %s is programmed, but no Service has it", h.Service, h.key()))
+			differences = append(differences, fmt.Sprintf("%s: frontend %s is programmed, but no Service has it", h.Service, h.Key()))
 
 			continue
 		}
-		delete(wanted, h.key())
+		delete(wanted, h.Key())
 		if d := difference(w, h); d != "" {
-			differences = append(differences, fmt.Sprintf("%s: frontend %s: %s", w.Service, w.key(), d))
+			differences = append(differences, fmt.Sprintf("%s: frontend %s: %s", w.Service, w.Key(), d))
 		}
 	}
 	for key, w := range wanted {

@@ -310,7 +310,7 @@ func TestServiceShowsWhyBackendsAreInactive(t *testing.T) {
 // A text names three failures, and how many more there are.
 func TestListText(t *testing.T) {
 	for n, want := range []string{"", "x", "x; x", "x; x; x", "x; x; x; and 1 more", "x; x; x; and 2 more"} {
-		if got := listText(slices.Repeat([]string{"x"}, n)); got != want {
+		if got := ListText(slices.Repeat([]string{"x"}, n)); got != want {
 			t.Errorf("of %d: %q, want %q", n, got, want)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
@@ -20,7 +21,7 @@ type NodeStats struct {
 	Hooks    *datapath.HookMonitor
 	Devices  *datapath.DeviceMonitor
 	Flows    func() flow.Status
-	Healing  func() metrics.Healing
+	Healing  func() health.Healing
 	Datapath *datapath.Datapath
 	// Refusals returns how many entries the map of refusals has. Nil: Services are not counted.
 	Refusals func() int

@@ -70,6 +70,24 @@ type Backend struct {
 	Suspect *Suspect `json:"suspect,omitempty"`
 }
 
+// Suspect is why a backend gets no new connections from this node for a while, as long as at most
+// half of the backends of a frontend are suspects: see docs/healing.md.
+type Suspect struct {
+	Reason string    `json:"reason"`
+	Since  time.Time `json:"since"`
+	// Until is when it gets the next connection, as a probe.
+	Until time.Time `json:"until"`
+}
+
+// String returns what the backend does, and for how long it is passed over.
+func (s Suspect) String() string {
+	if pause := time.Until(s.Until).Round(time.Second); pause > 0 {
+		return fmt.Sprintf("suspect: %s; passed over for %v", s.Reason, pause)
+	}
+
+	return fmt.Sprintf("suspect: %s; the next connection is a probe", s.Reason)
+}
+
 // Selection is how the backends of one frontend were selected among the endpoints of its service
 // port.
 type Selection struct {
@@ -88,17 +106,9 @@ type Endpoint struct {
 	Reason   string         `json:"reason,omitempty"` // why it is not
 }
 
-// frontendKey identifies a Frontend.
-type frontendKey struct {
-	address  netip.AddrPort
-	protocol lb.Protocol
-	scope    lb.Scope
-}
-
-func (f Frontend) key() frontendKey { return frontendKey{f.Address, f.Protocol, f.Scope} }
-
-func (k frontendKey) String() string {
-	return fmt.Sprintf("%s/%s %s", k.address, k.protocol, k.scope)
+// Key returns what identifies the frontend.
+func (f Frontend) Key() lb.FrontendKey {
+	return lb.FrontendKey{Addr: f.Address.Addr(), Port: f.Address.Port(), Protocol: f.Protocol, Scope: f.Scope}
 }
 
 // frontendOf converts a frontend of the model.
@@ -146,8 +156,8 @@ func backendOf(e lb.EndpointState) Backend {
 		Service:  e.Port.String(),
 		Protocol: e.Port.Protocol,
 		Address:  e.Addr,
-		Node:     e.NodeName,
-		Zone:     e.Zone,
+		Node:     e.Place().NodeName,
+		Zone:     e.Place().Zone,
 		Local:    e.Local,
 		Active:   e.Use == lb.Used,
 	}
@@ -188,6 +198,28 @@ func compareFrontends(a, b Frontend) int {
 		cmp.Compare(a.Protocol, b.Protocol),
 		cmp.Compare(a.Scope, b.Scope),
 	)
+}
+
+// ServiceNamed returns NAMESPACE/NAME of the one of these Services that is called name, which may lack the
+// namespace if that is unambiguous.
+func ServiceNamed(services []string, name string) (string, error) {
+	var found []string
+	for _, full := range services {
+		if full == name {
+			return full, nil
+		}
+		if _, short, _ := strings.Cut(full, "/"); short == name {
+			found = append(found, full)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", fmt.Errorf("no Service is called %q", name)
+	case 1:
+		return found[0], nil
+	default:
+		return "", fmt.Errorf("%d Services are called %q: use NAMESPACE/NAME", len(found), name)
+	}
 }
 
 // Model is a copy of what an agent knows of Services at one moment. Answers are computed from
@@ -239,7 +271,7 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 			if e.Port != f.Port || e.Addr.Addr().Is4() != key.Addr.Is4() {
 				continue
 			}
-			endpoint := Endpoint{Address: e.Addr, Node: e.NodeName, Zone: e.Zone, Eligible: e.Uses[f.Policy] == lb.Used}
+			endpoint := Endpoint{Address: e.Addr, Node: e.Place().NodeName, Zone: e.Place().Zone, Eligible: e.Uses[f.Policy] == lb.Used}
 			if !endpoint.Eligible {
 				endpoint.Reason = e.Uses[f.Policy].String()
 			}

@@ -41,9 +41,7 @@ type Server struct {
 	// that it knows of Services. Both ask the loop, and any goroutine may call them.
 	Status func(context.Context) (Status, error)
 	Model  func(context.Context) (Model, error)
-	// FindPods returns the Pods of this node that are called NAME or NAMESPACE/NAME.
-	FindPods func(ctx context.Context, name string) ([]Pod, error)
-	Tables   maps.Tables
+	Tables maps.Tables
 
 	// The server adds the state of these to a Status.
 	Datapath *datapath.Datapath
@@ -69,9 +67,9 @@ func (s Server) Run(ctx context.Context) error {
 	}
 
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", s.answer(func(ctx context.Context) (any, error) { return s.status(ctx) }))
-	mux.HandleFunc("GET /services", s.answer(func(ctx context.Context) (any, error) {
-		model, err := s.Model(ctx)
+	mux.HandleFunc("GET /status", s.answer(func(r *http.Request) (any, error) { return s.status(r.Context()) }))
+	mux.HandleFunc("GET /services", s.answer(func(r *http.Request) (any, error) {
+		model, err := s.Model(r.Context())
 		if err != nil {
 			return nil, err
 		}
@@ -79,17 +77,12 @@ func (s Server) Run(ctx context.Context) error {
 
 		return services, addStates(services, s.Tables)
 	}))
-	mux.HandleFunc("GET /desired", s.answer(func(ctx context.Context) (any, error) {
-		model, err := s.Model(ctx)
+	mux.HandleFunc("GET /desired", s.answer(func(r *http.Request) (any, error) {
+		model, err := s.Model(r.Context())
 
 		return model.Desired(), err
 	}))
-	mux.HandleFunc("GET /selection", func(w http.ResponseWriter, r *http.Request) {
-		s.answer(func(ctx context.Context) (any, error) { return s.selection(ctx, r.URL.Query()) })(w, r)
-	})
-	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) {
-		s.answer(func(ctx context.Context) (any, error) { return s.FindPods(ctx, r.URL.Query().Get("name")) })(w, r)
-	})
+	mux.HandleFunc("GET /selection", s.answer(func(r *http.Request) (any, error) { return s.selection(r.Context(), r.URL.Query()) }))
 	if err := health.ServeUntil(ctx, health.NewHTTPServer(mux, new(health.Connections)), listener); err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
@@ -98,9 +91,9 @@ func (s Server) Run(ctx context.Context) error {
 }
 
 // answer returns a handler that sends the result of compute as JSON.
-func (s Server) answer(compute func(context.Context) (any, error)) http.HandlerFunc {
+func (s Server) answer(compute func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		value, err := compute(r.Context())
+		value, err := compute(r)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 
@@ -122,6 +115,19 @@ func (s Server) status(ctx context.Context) (Status, error) {
 	}
 	status.Running = true
 	status.NotCovered = notCovered(status.CgroupRoot)
+	var uids []string
+	for _, pod := range status.OptedOut {
+		uids = append(uids, pod.UID)
+	}
+	if len(uids) > 0 {
+		found, err := datapath.PodsWithCgroup(status.CgroupRoot, uids)
+		if err != nil {
+			return status, err
+		}
+		for i, pod := range status.OptedOut {
+			status.OptedOut[i].NoCgroup = !found[pod.UID]
+		}
+	}
 	if err := s.Hooks.Effective(); err != nil {
 		status.Effective = err.Error()
 	}
@@ -215,11 +221,6 @@ func (c *Client) Selection(ctx context.Context, service string, key lb.FrontendK
 	}
 
 	return ask[Selection](ctx, c, "/selection?"+query.Encode())
-}
-
-// Pods returns the Pods of this node that are called NAME or NAMESPACE/NAME.
-func (c *Client) Pods(ctx context.Context, name string) ([]Pod, error) {
-	return ask[[]Pod](ctx, c, "/pods?"+url.Values{"name": {name}}.Encode())
 }
 
 func ask[T any](ctx context.Context, c *Client, path string) (T, error) {

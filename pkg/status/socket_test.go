@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -105,7 +104,7 @@ func TestClientSeesTheModel(t *testing.T) {
 		key := webKey(port)
 
 		return slices.ContainsFunc(desired, func(f Frontend) bool {
-			return f.key() == frontendKey{netip.AddrPortFrom(key.Addr, key.Port), key.Protocol, key.Scope}
+			return f.Key() == key
 		})
 	}
 	if has(80) || !has(53) {

@@ -7,8 +7,9 @@ package status
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
-	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -66,15 +67,6 @@ type OptedOutPod struct {
 	// NoCgroup is set if no cgroup below CgroupRoot has the UID in its name: either no process of
 	// the Pod runs, or its sockets are translated nevertheless.
 	NoCgroup bool `json:"noCgroup,omitempty"`
-}
-
-// Pod is a Pod of this node, and where its sockets are.
-type Pod struct {
-	Name string `json:"name"` // NAMESPACE/NAME
-	UID  string `json:"uid"`
-	// Host is set if the Pod has the network of the node.
-	Host      bool         `json:"host,omitempty"`
-	Addresses []netip.Addr `json:"addresses"`
 }
 
 // MapFill is how full a map is.
@@ -156,19 +148,38 @@ func notCovered(cgroupRoot string) string {
 }
 
 // Well reports whether Services work as they should.
-func (s Status) Well() bool {
+func (s Status) Well() bool { return s.Running && s.Synced && len(s.Troubles()) == 0 }
+
+// Troubles returns why Services may not work as they should, beside that no agent runs, or that it waits for
+// the first complete list of Services.
+func (s Status) Troubles() []string {
+	troubles := append([]string{s.Effective}, s.AttachTroubles()...)
+	troubles = append(troubles, s.Flows.Emergency)
+	for _, e := range s.Errors {
+		troubles = append(troubles, fmt.Sprintf("Service %s: %s", e.Service, e.Error))
+	}
+
+	return slices.DeleteFunc(troubles, func(text string) bool { return text == "" })
+}
+
+// AttachTroubles returns what of the pins, hooks and devices is not as it should be.
+func (s Status) AttachTroubles() []string {
+	var troubles []string
+	if s.Unpinned != "" {
+		troubles = append(troubles, s.Unpinned)
+	}
 	for _, hook := range s.Hooks {
 		if hook.Problem != "" {
-			return false
+			troubles = append(troubles, "hook "+hook.Name+": "+hook.Problem)
 		}
 	}
 	for _, device := range s.Devices {
 		if device.Problem != "" {
-			return false
+			troubles = append(troubles, "device "+device.Name+": "+device.Problem)
 		}
 	}
 
-	return s.Running && s.Synced && s.Effective == "" && s.Unpinned == "" && s.Flows.Emergency == "" && len(s.Errors) == 0
+	return troubles
 }
 
 func (s *Status) readMaps(m *maps.Pinned) error {

@@ -24,8 +24,7 @@ func Between(before, after *Sample, all bool) Table {
 	services := make(map[string]*Service)
 	byID := make(map[uint32]*Service) // by the id of a service port
 	for id, port := range after.ports {
-		namespace, name, _ := port.Parts()
-		name = namespace + "/" + name
+		name := port.Service()
 		if services[name] == nil {
 			services[name] = &Service{Service: name, Refused: make(map[string]float64), Backends: []Backend{}}
 		}

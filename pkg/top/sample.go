@@ -2,8 +2,10 @@ package top
 
 import (
 	"fmt"
-	"strings"
+	stdmaps "maps"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -61,24 +63,13 @@ func (r *Reader) Read() (*Sample, error) {
 		return nil, err
 	}
 	defer pinned.Close()
-	s := &Sample{
-		at: time.Now(), ports: make(map[uint32]maps.ServicePort), counts: make(map[maps.StatKey]uint64),
-		sockets: make(map[uint64]connection), flows: make(map[maps.FlowKey]connection),
+	s := &Sample{at: time.Now(), sockets: make(map[uint64]connection), flows: make(map[maps.FlowKey]connection)}
+	if s.ports, err = maps.Collect(pinned.ServicePorts.All()); err != nil {
+		return nil, err
 	}
-	for e, err := range pinned.ServicePorts.All() {
-		if err != nil {
-			return nil, err
-		}
-		namespace, _, _ := e.Value.Parts()
-		if !strings.Contains(namespace, ".") { // the agent's probe: namespaces of a cluster have no dot
-			s.ports[e.Key] = e.Value
-		}
-	}
-	for e, err := range pinned.Stats.All() {
-		if err != nil {
-			return nil, err
-		}
-		s.counts[e.Key] = e.Value
+	stdmaps.DeleteFunc(s.ports, func(_ uint32, port maps.ServicePort) bool { return port.IsProbe() })
+	if s.counts, err = maps.Collect(pinned.Stats.All()); err != nil {
+		return nil, err
 	}
 	if s.reasons, err = pinned.ReasonCounts(); err != nil {
 		return nil, err
@@ -104,14 +95,12 @@ const maxShare = 10
 // Pause returns the time to wait for the next reading.
 func (s *Sample) Pause(interval time.Duration) time.Duration { return max(interval, maxShare*s.took) }
 
-const protoTCP = 6
-
 func (s *Sample) addSockets(socks []maps.TranslatedSock) {
 	for _, sock := range socks {
 		// Programs count the bytes of a socket when its process closes it, though it may yet send some.
 		// Those of the kernel's own sockets, which no process has, they do not count.
 		closed := sock.Inode == 0 && sock.State.Counted != 0
-		if sock.Proto == protoTCP && !closed {
+		if sock.Proto == unix.IPPROTO_TCP && !closed {
 			s.sockets[sock.Cookie] = connection{
 				sock.State.ServicePortId, sock.State.BackendId,
 				sock.BytesSent, sock.BytesReceived, uint64(sock.Retransmits), sock.Rtt,

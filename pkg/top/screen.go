@@ -260,31 +260,20 @@ func (s *screen) clip(line string) string {
 	return string([]rune(line)[:s.width])
 }
 
-// drawServices returns the titles and the rows of the table of Services.
+// drawServices returns the titles and the rows of the table of Services, with a sparkline behind the rate of new
+// connections.
 func (s *screen) drawServices(shown []Service) (titles string, rows []string) {
-	var header []string
+	var all []column
 	for _, c := range columns {
-		title := c.title
 		if c.key == s.order {
-			title += "▼"
+			c.title += "▼"
 		}
-		header = append(header, title)
+		all = append(all, c)
 		if c.key == "new" {
-			header = append(header, "")
+			all = append(all, column{text: func(svc *Service) string { return sparkline(s.fresh[svc.Service]) }})
 		}
 	}
-	lines := [][]string{header}
-	for i := range shown {
-		var cells []string
-		for _, c := range columns {
-			cells = append(cells, s.table.cell(c, &shown[i]))
-			if c.key == "new" {
-				cells = append(cells, sparkline(s.fresh[shown[i].Service]))
-			}
-		}
-		lines = append(lines, cells)
-	}
-	aligned := align(lines)
+	aligned := s.table.lines(all, shown)
 
 	return "  " + aligned[0], aligned[1:]
 }

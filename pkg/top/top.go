@@ -75,14 +75,6 @@ func (s *Service) isQuiet() bool {
 	return s.Live == 0 && s.New == 0 && s.Unanswered == 0 && len(s.Refused) == 0 && s.Rates == (Rates{})
 }
 
-func (s *Service) handshakeP99() float64 {
-	if s.Handshake == nil {
-		return 0
-	}
-
-	return s.Handshake.P99Seconds
-}
-
 // refused returns the sum of refusals, and the reason of most of them.
 func refused(byReason map[string]float64) (sum float64, most string) {
 	for reason, rate := range byReason {
@@ -100,38 +92,40 @@ type column struct {
 	title string
 	key   string // by which the table can be sorted, or empty
 	text  func(s *Service) string
-	order func(a, b *Service) int
+	value func(s *Service) float64 // by which it is sorted, largest first; nil: by name
 }
 
 // columns are those of the table of Services.
 var columns = []column{
-	{"SERVICE", "service", func(s *Service) string { return s.Service }, func(a, b *Service) int { return cmp.Compare(a.Service, b.Service) }},
-	{"LIVE", "live", func(s *Service) string { return fmt.Sprint(s.Live) }, func(a, b *Service) int { return cmp.Compare(b.Live, a.Live) }},
-	{"NEW/S", "new", func(s *Service) string { return number(s.New) }, func(a, b *Service) int { return cmp.Compare(b.New, a.New) }},
+	{"SERVICE", "service", func(s *Service) string { return s.Service }, nil},
+	{"LIVE", "live", func(s *Service) string { return fmt.Sprint(s.Live) }, func(s *Service) float64 { return float64(s.Live) }},
+	{"NEW/S", "new", func(s *Service) string { return number(s.New) }, func(s *Service) float64 { return s.New }},
 	{"REFUSED/S", "refused", func(s *Service) string {
 		sum, most := refused(s.Refused)
-		if most == "" {
-			return "0"
-		}
 
-		return number(sum) + " " + most
-	}, func(a, b *Service) int {
-		x, _ := refused(a.Refused)
-		y, _ := refused(b.Refused)
+		return strings.TrimSpace(number(sum) + " " + most)
+	}, func(s *Service) float64 {
+		sum, _ := refused(s.Refused)
 
-		return cmp.Compare(y, x)
+		return sum
 	}},
-	{"SENT/S", "sent", func(s *Service) string { return size(s.Sent) }, func(a, b *Service) int { return cmp.Compare(b.Sent, a.Sent) }},
-	{"RECEIVED/S", "received", func(s *Service) string { return size(s.Received) }, func(a, b *Service) int { return cmp.Compare(b.Received, a.Received) }},
+	{"SENT/S", "sent", func(s *Service) string { return size(s.Sent) }, func(s *Service) float64 { return s.Sent }},
+	{"RECEIVED/S", "received", func(s *Service) string { return size(s.Received) }, func(s *Service) float64 { return s.Received }},
 	{"HANDSHAKE P50 P99", "handshake", func(s *Service) string {
 		if s.Handshake == nil {
 			return "-"
 		}
 
 		return duration(s.Handshake.P50Seconds) + " " + duration(s.Handshake.P99Seconds)
-	}, func(a, b *Service) int { return cmp.Compare(b.handshakeP99(), a.handshakeP99()) }},
-	{"UNANSWERED/S", "unanswered", func(s *Service) string { return number(s.Unanswered) }, func(a, b *Service) int { return cmp.Compare(b.Unanswered, a.Unanswered) }},
-	{"RETRANS/S", "retransmits", func(s *Service) string { return number(s.Retransmits) }, func(a, b *Service) int { return cmp.Compare(b.Retransmits, a.Retransmits) }},
+	}, func(s *Service) float64 {
+		if s.Handshake == nil {
+			return 0
+		}
+
+		return s.Handshake.P99Seconds
+	}},
+	{"UNANSWERED/S", "unanswered", func(s *Service) string { return number(s.Unanswered) }, func(s *Service) float64 { return s.Unanswered }},
+	{"RETRANS/S", "retransmits", func(s *Service) string { return number(s.Retransmits) }, func(s *Service) float64 { return s.Retransmits }},
 }
 
 // Orders returns the keys by which a table can be sorted.
@@ -151,7 +145,12 @@ func (t *Table) Sort(order string) error {
 		return fmt.Errorf("sort key %q: it is one of %s", order, strings.Join(Orders(), ", "))
 	}
 	slices.SortFunc(t.Services, func(a, b Service) int {
-		return cmp.Or(columns[i].order(&a, &b), cmp.Compare(a.Service, b.Service))
+		byValue := 0
+		if value := columns[i].value; value != nil {
+			byValue = cmp.Compare(value(&b), value(&a))
+		}
+
+		return cmp.Or(byValue, cmp.Compare(a.Service, b.Service))
 	})
 
 	return nil
@@ -215,21 +214,26 @@ func (t *Table) WriteNodes(w io.Writer, names func(nodes []string) string) error
 }
 
 func (t *Table) write(w io.Writer, columns []column) error {
-	var titles []string
-	for _, c := range columns {
-		titles = append(titles, c.title)
-	}
-	lines := [][]string{titles}
-	for i := range t.Services {
-		var cells []string
-		for _, c := range columns {
-			cells = append(cells, t.cell(c, &t.Services[i]))
-		}
-		lines = append(lines, cells)
-	}
-	_, err := fmt.Fprintf(w, "%s\n%s\n", t.summary(), strings.Join(align(lines), "\n"))
+	_, err := fmt.Fprintf(w, "%s\n%s\n", t.summary(), strings.Join(t.lines(columns, t.Services), "\n"))
 
 	return err
+}
+
+// lines returns the titles of columns, and below them the rows of Services. No rate is known before the second reading.
+func (t *Table) lines(columns []column, services []Service) []string {
+	lines := make([][]string, 1+len(services))
+	for _, c := range columns {
+		lines[0] = append(lines[0], c.title)
+		for i := range services {
+			cell := "-"
+			if t.Seconds > 0 || !strings.Contains(c.title, "/S") {
+				cell = c.text(&services[i])
+			}
+			lines[i+1] = append(lines[i+1], cell)
+		}
+	}
+
+	return align(lines)
 }
 
 // WriteBackends writes the backends of each Service as text.
@@ -280,15 +284,6 @@ func align(lines [][]string) []string {
 	tabs.Flush() // a Builder takes everything
 
 	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
-}
-
-// cell returns the text of a cell: no rate is known before the second reading.
-func (t *Table) cell(c column, s *Service) string {
-	if t.Seconds == 0 && strings.HasSuffix(c.title, "/S") {
-		return "-"
-	}
-
-	return c.text(s)
 }
 
 // summary returns one line about the node.

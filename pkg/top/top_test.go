@@ -2,6 +2,7 @@ package top
 
 import (
 	"errors"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -86,6 +87,25 @@ SERVICE    LIVE   NEW/S   REFUSED/S   SENT/S   RECEIVED/S   HANDSHAKE P50 P99   
 shop/web   2      -       -           -        -            -                   -              -
 `, text.String()); diff != "" {
 		t.Errorf("after one sample (-want +got):\n%s", diff)
+	}
+}
+
+// A percentile is the geometric mean of the bounds of the bucket in which that share of all handshakes is reached.
+func TestPercentiles(t *testing.T) {
+	fast, slow := math.Exp2(-9.875), math.Exp2(-0.125) // of the buckets (2^-10, 2^-9.75] and (2^-0.25, 2^0]
+	for _, test := range []struct {
+		of       histogram
+		p50, p99 float64
+	}{
+		{histogram{25: 0.5}, fast, fast},
+		{histogram{25: 99, 64: 1}, fast, fast},
+		{histogram{25: 98, 64: 2}, fast, slow},
+		{histogram{25: 50, 64: 50}, fast, slow},
+		{histogram{25: 49, 64: 51}, slow, slow},
+	} {
+		if diff := cmp.Diff(&Durations{test.p50, test.p99}, test.of.durations(), cmpopts.EquateApprox(1e-9, 0)); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", test.of, diff)
+		}
 	}
 }
 

@@ -44,6 +44,7 @@ func roundRobin(s service) service {
 //	pod-1-0, socket hooks ─┬─▶ pod-2-0, which receives nothing
 //	client, node port ─────┼─▶ pod-2-1
 //	                       └─▶ pod-1-1
+//	node-1, socket hooks ────▶ the first two, which are behind one device
 func TestResteer(t *testing.T) {
 	for name, attachment := range map[string]lab.Attachment{"bridge": lab.Bridged, "routed": lab.Routed} {
 		t.Run(name, func(t *testing.T) {
@@ -52,10 +53,14 @@ func TestResteer(t *testing.T) {
 			dead := w.Nodes[1].Pods[0]
 			backends := []backend{onPod(dead), onPod(w.Nodes[1].Pods[1]), onPod(w.Nodes[0].Pods[1])}
 			inside, outside := roundRobin(service{number: 1, backends: backends}), roundRobin(service{number: 2, backends: backends})
-			w.start(t, inside, outside)
+			own := roundRobin(service{number: 3, backends: backends[:2]})
+			apart := roundRobin(service{number: 4, backends: []backend{backends[0], backends[2]}})
+			w.start(t, inside, outside, own, apart)
 			pod, client := lab.MustCaller(t, w.Nodes[0].Pods[0].Namespace, w.cgroups[0]), w.outside(t)
+			process := lab.MustCaller(t, w.Nodes[0].Namespace, w.cgroups[0])
 			for _, f := range families { // so the handshakes of all backends are known
 				connectEach(t, pod, inside.at(clusterIP, f, nil), warm*len(backends))
+				connectEach(t, process, own.at(clusterIP, f, nil), warm*len(own.backends))
 			}
 			lab.Must(t, dead.Netfilter(deaf))
 
@@ -65,6 +70,23 @@ func TestResteer(t *testing.T) {
 					to := inside.at(clusterIP, f, nil)
 					if late := connectEach(t, pod, to, len(backends)); late < soon || late > again {
 						t.Errorf("%s: the SYN was sent again after %v", to, late)
+					}
+				})
+				connecting.Go(func() {
+					to := own.at(clusterIP, f, nil)
+					if late := connectEach(t, process, to, len(own.backends)); late < soon || late > again {
+						t.Errorf("%s: the SYN was sent again after %v", to, late)
+					}
+				})
+				connecting.Go(func() { // the other backend is behind another device
+					lost, to := 0, apart.at(clusterIP, f, nil)
+					for range apart.backends {
+						if _, err := process.Exchange(lab.Exchange{Network: "tcp", Address: to, Timeout: secondAgain}); err != nil {
+							lost++
+						}
+					}
+					if lost != 1 {
+						t.Errorf("%s: %d connections of the node are lost, want the one to %s", to, lost, dead.Name)
 					}
 				})
 				connecting.Go(func() {
@@ -171,5 +193,82 @@ func TestLateAnswer(t *testing.T) {
 	lab.Must(t, err)
 	if counters["accepted"] != 2 {
 		t.Errorf("the client has heard %d answers from %s, want 2", counters["accepted"], slow.Name)
+	}
+}
+
+// refusing is a ruleset by which a machine refuses connections to a port.
+func refusing(port uint16) string {
+	return fmt.Sprintf("table inet refusing_%d { chain in { type filter hook input priority 0; tcp dport %d reject with tcp reset; }; }", port, port)
+}
+
+// TestRefusedIsTriedElsewhere connects to a Service of which one backend refuses. The connections go to the
+// others after some milliseconds, and the client has the peer that it has dialled. It is told at once if
+// there is no other backend, and if the Service wants it. If all refuse, a pod's socket may try two others
+// first, the second one after a second.
+//
+//	pod-1-0, socket hooks ─┬─▶ pod-2-0, which refuses
+//	client, node port ─────┼─▶ pod-2-1
+//	                       └─▶ pod-1-1
+//	node-1, socket hooks ────▶ the first two, which are behind one device
+func TestRefusedIsTriedElsewhere(t *testing.T) {
+	for name, attachment := range map[string]lab.Attachment{"bridge": lab.Bridged, "routed": lab.Routed} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, Attachment: attachment}, agent: []string{"--heal=resteer"}})
+			pods := []*lab.Pod{w.Nodes[1].Pods[0], w.Nodes[1].Pods[1], w.Nodes[0].Pods[1]}
+			backends := []backend{onPod(pods[0]), onPod(pods[1]), onPod(pods[2])}
+			const allRefuse = podPort + 1
+			saved, ejects := roundRobin(service{number: 1, backends: backends}), roundRobin(service{number: 2, backends: backends})
+			ejects.annotations["sluice-lb.io/heal"] = "eject"
+			alone, all := service{number: 3, backends: backends[:1]}, service{number: 4, port: allRefuse, backends: backends}
+			own := roundRobin(service{number: 5, backends: backends[:2]})
+			w.start(t, saved, ejects, alone, all, own)
+			pod, client := lab.MustCaller(t, w.Nodes[0].Pods[0].Namespace, w.cgroups[0]), w.outside(t)
+			process := lab.MustCaller(t, w.Nodes[0].Namespace, w.cgroups[0])
+			for _, f := range families { // so Ethernet addresses are known
+				connectEach(t, pod, saved.at(clusterIP, f, nil), len(backends))
+				connectEach(t, client, saved.at(nodePort, f, w.Nodes[0]), len(backends))
+			}
+			lab.Must(t, pods[0].Netfilter(refusing(podPort)))
+			for _, pod := range pods {
+				lab.Must(t, pod.Netfilter(refusing(allRefuse)))
+			}
+			for _, f := range families {
+				for _, test := range []struct {
+					service
+					refused int
+					within  time.Duration
+				}{{saved, 0, again}, {ejects, 1, again}, {alone, len(backends), again}, {all, len(backends), secondAgain}} {
+					connectRefused(t, pod, test.at(clusterIP, f, nil), len(backends), test.refused, test.within)
+					connectRefused(t, client, test.at(nodePort, f, w.Nodes[0]), len(backends), test.refused, test.within)
+				}
+				connectRefused(t, process, own.at(clusterIP, f, nil), 2*len(own.backends), 0, again)
+				connectRefused(t, process, ejects.at(clusterIP, f, nil), len(backends), 1, again)
+				connectRefused(t, process, alone.at(clusterIP, f, nil), len(backends), len(backends), again)
+			}
+		})
+	}
+}
+
+// connectRefused connects n times, of which so many must be refused, each within this time.
+func connectRefused(t *testing.T, from *lab.Caller, to string, n, refused int, within time.Duration) {
+	t.Helper()
+	for range n {
+		begin := time.Now()
+		reply, err := from.Exchange(lab.Exchange{Network: "tcp", Address: to, Timeout: dialTimeout})
+		if took := time.Since(begin); took > within {
+			t.Errorf("%s: %v after %v", to, err, took)
+		}
+		switch {
+		case lab.Errno(err) == unix.ECONNREFUSED:
+			refused--
+		case err != nil:
+			t.Errorf("%s: %v", to, err)
+		case reply.Peer.String() != to:
+			t.Errorf("%s: the peer is %s", to, reply.Peer)
+		}
+	}
+	if refused != 0 {
+		t.Errorf("%s: %d too few were refused", to, refused)
 	}
 }

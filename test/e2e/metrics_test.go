@@ -126,7 +126,7 @@ func (s series) has(name string) bool {
 
 // needEvents are the metrics that an agent without connections, failures and --backend-metrics does
 // not have; TestServiceMetrics has most of them.
-var needEvents = regexp.MustCompile("^sluice_(service_(failures|handshake|syn_|retransmits)|backend_|map_mended)")
+var needEvents = regexp.MustCompile("^sluice_(service_(failures|hidden_refusals|handshake|syn_|retransmits)|backend_|map_mended)")
 
 // documented returns the names in docs/metrics.md, but for those in needEvents.
 func documented(t testing.TB) []string {

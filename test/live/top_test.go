@@ -225,5 +225,5 @@ func TestTopInTerminal(t *testing.T) {
 	term.tmux(t, "resize-window", "-t", "top", "-x", "60", "-y", "6")
 	term.until(t, `(?m)^▶ shop/db [^\n]{0,51}\n\n?(.*\n)?↑↓ choose`)
 	term.tmux(t, "send-keys", "-t", "top", "q")
-	term.until(t, `--interval 300ms\n#\n*$`)
+	term.until(t, `s\n#\n*$`) // the end of its line, which is wrapped now, and the prompt
 }

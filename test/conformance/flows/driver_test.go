@@ -72,7 +72,7 @@ func (d *driver) mustStart(t *testing.T, s *scenario) {
 		t.Fatal(err)
 	}
 	d.mustBeProgrammed(t, node, s)
-	d.explainer = explain.New(d.maps.pinned, node.BPFRoot(), node.Client())
+	d.explainer = explain.New(explain.Config{Maps: d.maps.pinned, BPFRoot: node.BPFRoot(), Agent: node.Client()})
 	t.Cleanup(func() {
 		if err := d.explainer.Close(); err != nil {
 			t.Error(err)

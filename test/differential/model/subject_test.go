@@ -70,8 +70,11 @@ func (o options) config() (agent.Config, error) {
 		Log:               slog.New(slog.DiscardHandler),
 	}
 	cfg.Local.ClusterCIDRs = parsePrefixes(o.clusterCIDRs)
-	if o.detect == byNodeCIDR {
+	switch {
+	case o.detect == byNodeCIDR:
 		cfg.Local.Mode = node.LocalNodeCIDR
+	case len(cfg.Local.ClusterCIDRs) > 0:
+		cfg.Local.Mode = node.LocalClusterCIDR
 	}
 	var errs [2]error
 	cfg.NodePortAddresses, errs[0] = lb.ParseNodePortAddresses(o.nodePortAddresses)

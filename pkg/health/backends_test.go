@@ -1,7 +1,8 @@
-package agent
+package health
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -9,13 +10,11 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
-	"github.com/sluice-lb/sluice/pkg/kube"
-	"github.com/sluice-lb/sluice/pkg/metrics"
 )
 
-// An episode gets one Event, and each of its suspicions a line in the log; what an earlier agent
-// has seen gets none.
-func TestHealingIsReported(t *testing.T) {
+// An episode is reported once, and each of its suspicions a line in the log; what an earlier agent
+// has seen is not reported.
+func TestSuspectsAreReported(t *testing.T) {
 	fakes := maps.NewFakes(100)
 	hand := mapstest.New(fakes.Tables)
 	port, err := hand.ServicePort()
@@ -38,9 +37,14 @@ func TestHealingIsReported(t *testing.T) {
 		}
 	}
 	put(1, maps.BackendHealth{Suspected: 1, Episodes: 3, PassedOver: 1000})
-	var events []kube.Event
+	var events []string
 	var log bytes.Buffer
-	h := newHealing(Config{events: func(e kube.Event) { events = append(events, e) }, Log: slog.New(slog.NewTextHandler(&log, nil))}, fakes.Tables)
+	b := NewBackends(BackendsConfig{
+		Tables: fakes.Tables, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Suspected: func(port maps.ServicePort, backend netip.AddrPort, cause maps.HealthCause) {
+			events = append(events, fmt.Sprintf("%s %s %s", port, backend, cause))
+		},
+	})
 	for _, step := range []struct {
 		what   string
 		health maps.BackendHealth
@@ -55,24 +59,23 @@ func TestHealingIsReported(t *testing.T) {
 		{"it answers, and was a suspect in another episode", maps.BackendHealth{Episodes: 2, PassedOver: 12}, 2, 4},
 	} {
 		put(0, step.health)
-		h.look()
+		b.look()
 		if lines := strings.Count(log.String(), "\n"); len(events) != step.events || lines != step.lines {
 			t.Errorf("%s: %d events and %d lines, want %d and %d:\n%s", step.what, len(events), lines, step.events, step.lines, log.String())
 		}
 	}
-	const note = "test/service-1: backend 10.0.0.1:80 does not answer: new connections from this node go to others"
-	if e := events[0]; e.Note != note || e.Service.Name != "service-1" || e.Field != "10.0.0.1:80" || e.Reason != kube.ReasonBackendSuspect {
-		t.Errorf("the event is %+v", e)
+	if want := "test/service-1 10.0.0.1:80 does not answer"; events[0] != want {
+		t.Errorf("%q is suspected, want %q", events[0], want)
 	}
-	if got, want := h.Totals(), (metrics.Healing{Suspects: 1, Episodes: 2, PassedOver: 12}); got != want {
+	if got, want := b.Totals(), (Healing{Suspects: 1, Episodes: 2, PassedOver: 12}); got != want {
 		t.Errorf("totals are %+v, want %+v", got, want)
 	}
 
-	if err := forgetHealth(fakes.Health); err != nil {
+	if err := Forget(fakes.Health); err != nil {
 		t.Fatal(err)
 	}
-	h.look()
-	if got := h.Totals().Suspects; got != 0 {
+	b.look()
+	if got := b.Totals().Suspects; got != 0 {
 		t.Errorf("%d suspects are left of an agent that healed", got)
 	}
 }

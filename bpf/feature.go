@@ -7,7 +7,19 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/cilium/ebpf/features"
 )
+
+// KnowsTracing reports whether programs at tracepoints can read the storage of sockets (Linux 5.11).
+func KnowsTracing() (bool, error) {
+	version, err := features.LinuxVersionCode()
+	if err != nil {
+		return false, fmt.Errorf("version of the kernel: %w", err)
+	}
+
+	return version >= 5<<16|11<<8, nil
+}
 
 // typesOfKernel are the types and functions of the kernel, and of its connection tracking if that
 // is a loaded module.

@@ -1,0 +1,113 @@
+package health
+
+import (
+	"context"
+	"log/slog"
+	stdmaps "maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Healing is what is known of backends that do not answer clients of this node.
+type Healing struct {
+	Suspects   int    // now
+	Episodes   uint64 // of backends that became suspects
+	PassedOver uint64 // new flows that went to others instead
+}
+
+// Backends reports which backends are suspects. Programs notice them and pass them over by themselves.
+type Backends struct {
+	cfg   BackendsConfig
+	known map[uint32]maps.BackendHealth // of the last look, by the index of their ids
+
+	mu     sync.Mutex
+	totals Healing
+}
+
+// BackendsConfig configures a [Backends].
+type BackendsConfig struct {
+	Tables maps.Tables
+	// Suspected is called when an episode begins in which a backend is a suspect, also if it has ended since. An
+	// episode may have several suspicions.
+	Suspected func(port maps.ServicePort, backend netip.AddrPort, cause maps.HealthCause)
+	Log       *slog.Logger
+}
+
+// lookInterval is the time between looks at the health of backends.
+const lookInterval = time.Second
+
+// NewBackends returns what reports changes from now on.
+func NewBackends(cfg BackendsConfig) *Backends {
+	return &Backends{cfg: cfg, known: stdmaps.Collect(cfg.Tables.Health.All())}
+}
+
+// Run looks at the health of backends at intervals until ctx ends. It returns nil.
+func (b *Backends) Run(ctx context.Context) error {
+	tick := time.NewTicker(lookInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			b.look()
+		}
+	}
+}
+
+// Totals returns what the looks so far have found.
+func (b *Backends) Totals() Healing {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.totals
+}
+
+// look logs each change of a backend.
+func (b *Backends) look() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.totals.Suspects = 0
+	for i, now := range b.cfg.Tables.Health.All() {
+		was := b.known[i]
+		if was.Id != now.Id {
+			was = maps.BackendHealth{}
+		}
+		backend, there := b.cfg.Tables.BackendOf(now.Id)
+		if there && now.IsSuspect() {
+			b.totals.Suspects++
+		}
+		if begins := now.Episodes != was.Episodes; there && (begins || now.IsSuspect() != was.IsSuspect()) {
+			port, ok, err := b.cfg.Tables.ServicePorts.Lookup(backend.ServicePortId)
+			if err != nil || !ok {
+				continue // the next look tries again
+			}
+			cause := maps.HealthCause(now.Cause)
+			if now.IsSuspect() {
+				b.cfg.Log.Warn("backend is a suspect: new connections go to others", "service", port, "backend", backend.AddrPort(), "cause", cause)
+			} else {
+				b.cfg.Log.Info("backend is no suspect any more", "service", port, "backend", backend.AddrPort())
+			}
+			if begins {
+				b.cfg.Suspected(port, backend.AddrPort(), cause)
+			}
+		}
+		b.known[i] = now
+		b.totals.PassedOver += uint64(now.PassedOver - was.PassedOver)
+		b.totals.Episodes += uint64(now.Episodes - was.Episodes)
+	}
+}
+
+// Forget clears the suspicions of an earlier agent that healed, if this one does not.
+func Forget(backends *maps.Array[maps.BackendHealth]) error {
+	for i := range backends.All() {
+		if err := backends.Put(i, maps.BackendHealth{}); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
