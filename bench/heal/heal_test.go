@@ -178,6 +178,21 @@ func mustSide(t *testing.T, kind string) *side {
 	return s
 }
 
+// A Service that is slow as a whole soon has timeouts to match, so that its connections are not sent to
+// one backend after another.
+func TestSlowService(t *testing.T) {
+	s := mustSide(t, "sluice-resteer")
+	api := cluster.Shared(t)
+	lab.Must(t, writeObjects(api, s, 1), s.start(t.Context(), api, sluice.MustBinary(t)))
+	i := slices.IndexFunc(episodes, func(e episode) bool { return e.name == "slow-service" })
+	r, err := s.measure(t.Context(), 0, paths[0], episodes[i], 200, phases{healthy: time.Second, episode: 4 * time.Second, after: time.Second})
+	lab.Must(t, err)
+	t.Log(r)
+	if r.Into > 2*r.During.Dials {
+		t.Errorf("backends got %d SYNs of %d connections", r.Into, r.During.Dials)
+	}
+}
+
 // The shortest episode: the packets of a node vanish. Sluice notices and sends new connections
 // elsewhere, and takes the node back.
 func TestDeadNode(t *testing.T) {

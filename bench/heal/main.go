@@ -4,8 +4,8 @@
 //
 //	bin/sluice-bench-heal --help
 //
-// It does not measure what healthy connections cost, but for --cost, and starts no control plane but
-// an API server that no one writes to. All of it happens in network namespaces of its own. It must
+// It does not measure what healthy connections cost (BenchmarkHealing in pkg/datapath does), and starts
+// no control plane but an API server that no one writes to. All of it happens in network namespaces of its own. It must
 // be root.
 package main
 
@@ -55,7 +55,6 @@ type options struct {
 	rounds int
 	rate   int
 	phases phases
-	cost   int
 	sluice string
 	output string
 
@@ -75,7 +74,7 @@ func command() *cobra.Command {
 				return err
 			}
 
-			return o.run(cmd.Context(), cmd.ErrOrStderr(), cmd.OutOrStdout())
+			return o.run(cmd.Context(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
@@ -85,11 +84,10 @@ func command() *cobra.Command {
 	f.IntVar(&o.rounds, "rounds", 1, "how often each is measured, all sides in turn")
 	f.IntVar(&o.rate, "rate", 1000, "new connections a second, all clients together")
 	f.DurationVar(&o.phases.healthy, "healthy", time.Second, "before an episode")
-	f.DurationVar(&o.phases.episode, "episode", 6*time.Second, "of an episode")
-	f.DurationVar(&o.phases.after, "after", 5*time.Second, "after an episode")
-	f.IntVar(&o.cost, "cost", 0, "how often the cost of healthy connections is measured, all sides in turn")
+	f.DurationVar(&o.phases.episode, "episode", 5*time.Second, "of an episode")
+	f.DurationVar(&o.phases.after, "after", 4*time.Second, "after an episode")
 	f.StringVar(&o.sluice, "sluice", "", "the binary to measure (built from this tree)")
-	f.StringVar(&o.output, "output", "heal-report", "folder for report.md and report.json")
+	f.StringVar(&o.output, "output", "heal-report.md", "file for the report")
 
 	return cmd
 }
@@ -102,8 +100,8 @@ func (o *options) validate() error {
 			errs = append(errs, fmt.Errorf("--sides: %q, must be of %q", name, sides))
 		}
 	}
-	if o.rounds < 0 || o.cost < 0 {
-		errs = append(errs, fmt.Errorf("--rounds, --cost: %d, %d, must not be negative", o.rounds, o.cost))
+	if o.rounds <= 0 {
+		errs = append(errs, fmt.Errorf("--rounds: %d, must be positive", o.rounds))
 	}
 	if o.rate < clientPods {
 		errs = append(errs, fmt.Errorf("--rate: %d, must be %d or more: one for each client", o.rate, clientPods))
@@ -122,7 +120,7 @@ func (o *options) validate() error {
 
 // run measures all that is wanted, and writes the report of what was measured before an error or
 // an interruption.
-func (o *options) run(ctx context.Context, progress, text io.Writer) (err error) {
+func (o *options) run(ctx context.Context, progress io.Writer) (err error) {
 	machine, err := report.ReadMachine()
 	if err != nil {
 		return err
@@ -172,7 +170,7 @@ func (o *options) run(ctx context.Context, progress, text io.Writer) (err error)
 	for round := range o.rounds {
 		for _, p := range paths {
 			for _, e := range episodes {
-				if o.wanted.MatchString(p.name + "/" + e.name) {
+				if p.has(e) && o.wanted.MatchString(p.name+"/"+e.name) {
 					wanted = append(wanted, measurement{round, p, e})
 				}
 			}
@@ -188,6 +186,7 @@ func (o *options) run(ctx context.Context, progress, text io.Writer) (err error)
 		}
 	}
 	for service, m := range wanted {
+		logf("%d of %d: %s/%s", service+1, len(wanted), m.path.name, m.episode.name)
 		for _, s := range inTurn(all, m.round) {
 			if ctx.Err() != nil {
 				break
@@ -204,16 +203,14 @@ func (o *options) run(ctx context.Context, progress, text io.Writer) (err error)
 			logf("%s", result)
 		}
 	}
-	if o.cost > 0 && ctx.Err() == nil {
-		logf("measuring the cost, %d rounds", o.cost)
-		if r.Costs, err = measureCost(ctx, all, len(wanted), o.cost); err != nil {
-			r.Errors = append(r.Errors, err.Error())
-		}
-	}
 	r.Interrupted = ctx.Err() != nil
 	r.Elapsed = time.Since(r.Started)
+	err = r.write(o.output)
+	if len(r.Errors) > 0 || r.Interrupted {
+		err = errors.Join(err, errors.New("not all was measured: the report has what is missing"))
+	}
 
-	return r.write(o.output, text)
+	return err
 }
 
 // inTurn returns the sides, backwards in every other round, so that the order gives none of them an

@@ -19,67 +19,69 @@ type path struct {
 	name, title string
 	network     string
 	outside     bool
-	timeout     time.Duration // see [load.Dials]
+	episodes    []string // that are measured; nil: all
 }
 
-// applicationTimeout is that of connect in an application that has one, and that of a resolver.
-const applicationTimeout = 3 * time.Second
+// timeout is that of connect in an application that has one, and that of a resolver.
+const timeout = 3 * time.Second
 
 var paths = []path{
-	{name: "pod-tcp", title: "pods → ClusterIP, TCP, which give up after 3 s", network: "tcp", timeout: applicationTimeout},
-	{name: "pod-udp", title: "pods → ClusterIP, UDP, each from a new connected socket, which asks again each second and gives up after 3 s", network: "udp", timeout: applicationTimeout},
-	{name: "nodeport-tcp", title: "clients outside → NodePort, TCP, which give up after 3 s", network: "tcp", timeout: applicationTimeout, outside: true},
-	{name: "nodeport-udp", title: "clients outside → NodePort, UDP, as from pods", network: "udp", timeout: applicationTimeout, outside: true},
-	{name: "pod-tcp-patient", title: "pods → ClusterIP, TCP, which wait as long as the kernel tries", network: "tcp"},
+	{name: "pod-tcp", title: "pods → ClusterIP, TCP, which give up after 3 s", network: "tcp"},
+	{name: "nodeport-tcp", title: "clients outside → NodePort, TCP, which give up after 3 s", network: "tcp", outside: true},
+	{name: "pod-udp", title: "pods → ClusterIP, UDP, each from a new connected socket, which asks again each second and gives up after 3 s", network: "udp"},
+	{name: "nodeport-udp", title: "clients outside → NodePort, UDP, as from pods", network: "udp", outside: true, episodes: []string{"vanish", "refuse"}},
 }
+
+// has reports whether an episode is measured on the path.
+func (p path) has(e episode) bool { return p.episodes == nil || slices.Contains(p.episodes, e.name) }
 
 // phases are how long a measurement takes: as all is well, in the episode, and after it.
 type phases struct{ healthy, episode, after time.Duration }
 
 // Result is one measurement: an episode at one side, on one path.
 type Result struct {
-	Round   int    `json:"round"`
-	Path    string `json:"path"`
-	Episode string `json:"episode"`
-	Side    string `json:"side"`
+	Round   int
+	Path    string
+	Episode string
+	Side    string
 
 	// The phases have the connections that began in them.
-	Healthy Phase `json:"healthy"`
-	During  Phase `json:"during"`
-	After   Phase `json:"after"`
+	Healthy Phase
+	During  Phase
+	After   Phase
 
 	// Into are the new connections that went to those that are hit, but for probes: single ones
 	// after many had gone to others. Until is when the last of them did, from the begin.
-	Into   int     `json:"into"`
-	Until  Seconds `json:"until"`
-	Probes int     `json:"probes"`
+	Into   int
+	Until  Seconds
+	Probes int
 	// PassedOver is how often one of those that are hit got none of many new connections, and
 	// Wrong how often one of the others did.
-	PassedOver int `json:"passedOver"`
-	Wrong      int `json:"wrong"`
+	PassedOver int
+	Wrong      int
 	// Back is when, from the end of the episode, the last of those that were hit got new
 	// connections as the others do; nil if it did not before the end of the measurement.
-	Back *Seconds `json:"back,omitempty"`
+	Back *Seconds
 }
 
-// Seconds is a time, in JSON a number.
+// Seconds is a time.
 type Seconds float64
 
 // Phase is what clients saw.
 type Phase struct {
-	Dials int `json:"dials"`
+	Dials int
 	// Failed got no connection, or, for UDP, no answer. Lost got a connection, whose backend then
 	// did not answer.
-	Failed  int            `json:"failed"`
-	Lost    int            `json:"lost"`
-	Reasons map[string]int `json:"reasons,omitempty"`
+	Failed  int
+	Lost    int
+	Reasons map[string]int
 
 	// Quantiles of the time of all, in milliseconds. Those that failed took longer than any other: a
-	// quantile that is one of them is infinite, in JSON "failed".
-	P50     Millis `json:"p50"`
-	P99     Millis `json:"p99"`
-	P999    Millis `json:"p999"`
-	Longest Millis `json:"longest"`
+	// quantile that is one of them is infinite.
+	P50     Millis
+	P99     Millis
+	P999    Millis
+	Longest Millis
 
 	times []time.Duration // in order; those that failed are forever
 }
@@ -87,19 +89,15 @@ type Phase struct {
 // Millis is a time in milliseconds, +Inf if there was no end.
 type Millis float64
 
-// MarshalJSON implements [json.Marshaler].
-func (m Millis) MarshalJSON() ([]byte, error) {
-	if math.IsInf(float64(m), 1) {
-		return []byte(`"failed"`), nil
-	}
-
-	return fmt.Appendf(nil, "%.3f", float64(m)), nil
-}
-
 const forever = time.Duration(math.MaxInt64)
+
+// grace is how much longer than its phases and the timeout of the last connection a measurement may take.
+const grace = 30 * time.Second
 
 // measure makes connections to a Service without a pause before, in and after an episode.
 func (s *side) measure(ctx context.Context, service int, p path, e episode, rate int, in phases) (Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, in.healthy+in.episode+in.after+timeout+grace)
+	defer cancel()
 	tap, err := startTap(s.Uplink, s.node().Name, backendPort)
 	if err != nil {
 		return Result{}, err

@@ -1,13 +1,9 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -17,36 +13,25 @@ import (
 
 // Report is a run.
 type Report struct {
-	Machine     report.Machine `json:"machine"`
-	Command     string         `json:"command"`
-	Started     time.Time      `json:"started"`
-	Elapsed     time.Duration  `json:"elapsed"`
-	Rate        int            `json:"rate"`
-	Phases      string         `json:"phases"`
-	Interrupted bool           `json:"interrupted,omitempty"`
-	Errors      []string       `json:"errors,omitempty"`
+	Machine     report.Machine
+	Command     string
+	Started     time.Time
+	Elapsed     time.Duration
+	Rate        int
+	Phases      string
+	Interrupted bool
+	Errors      []string
 
-	Costs   []Cost   `json:"costs,omitempty"`
-	Results []Result `json:"results"`
+	Results []Result
 	// Pooled are the results of all rounds together: connections, and the latest times.
-	Pooled []Result `json:"pooled"`
+	Pooled []Result
 }
 
-// write writes the report to a folder, and its tables to text as well.
-func (r *Report) write(folder string, text io.Writer) error {
+// write pools the results, and writes the report to a file.
+func (r *Report) write(file string) error {
 	r.pool()
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return err
-	}
-	packed, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return fmt.Errorf("report as JSON: %w", err)
-	}
-	_, err = io.WriteString(text, r.markdown())
 
-	return errors.Join(err,
-		os.WriteFile(filepath.Join(folder, "report.json"), append(packed, '\n'), 0o644),
-		os.WriteFile(filepath.Join(folder, "report.md"), []byte(r.markdown()), 0o644))
+	return os.WriteFile(file, []byte(r.markdown()), 0o644)
 }
 
 // pool fills in the results of all rounds together.
@@ -86,6 +71,7 @@ var reading = fmt.Sprintf(`- failed: of the connections that began in the episod
 // markdown returns a table for each path.
 func (r *Report) markdown() string {
 	var out strings.Builder
+	out.WriteString("# Backends that die: every figure of the run\n\nWhat it means is in [performance.md](../performance.md#backends-that-die).\n\n")
 	fmt.Fprintf(&out, "%s, %d cores, Linux %s; `%s`, %s, %v; %d connections a second; %s.\n\n",
 		r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, r.Command, r.Started.UTC().Format("2006-01-02 15:04 MST"), r.Elapsed.Round(time.Second), r.Rate, r.Phases)
 	if r.Interrupted {
@@ -98,12 +84,16 @@ func (r *Report) markdown() string {
 	for _, e := range episodes {
 		fmt.Fprintf(&out, "- %s: %s.\n", e.name, e.title)
 	}
+	fmt.Fprintf(&out, "\n## Goals\n\n| | | at most (`eject`, `resteer`) | %s | short of it |\n|---|---|---|%s---|\n", strings.Join(sides, " | "), strings.Repeat("---|", len(sides)))
+	for _, p := range paths {
+		out.WriteString(strings.Join(r.goalRows(p), ""))
+	}
 	for _, p := range paths {
 		found := slices.DeleteFunc(slices.Clone(r.Pooled), func(r Result) bool { return r.Path != p.name })
 		if len(found) == 0 {
 			continue
 		}
-		fmt.Fprintf(&out, "\n%s\n\n", p.title)
+		fmt.Fprintf(&out, "\n## %s\n\n%s\n\n", p.name, p.title)
 		out.WriteString("| episode | side | failed | lost | p50 | p99 | p99.9 | longest | into, until | probes | passed over | wrong | back | after |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 		for _, f := range found {
 			back := "-"
@@ -116,17 +106,67 @@ func (r *Report) markdown() string {
 		}
 	}
 
-	if len(r.Costs) > 0 {
-		fmt.Fprintf(&out, "\nWhile all is well: one client that connects as fast as it can, %d windows of %v, all sides in turn; medians, in brackets the quartiles\n\n", r.Costs[0].P50.Rounds, costWork.Duration)
-		out.WriteString("| side | p50 of connect | × off | CPU of a connection | × off |\n|---|---|---|---|---|\n")
-		for _, c := range r.Costs {
-			fmt.Fprintf(&out, "| %s | %.1f µs | %.3f (%.3f–%.3f) | %.1f µs | %.3f (%.3f–%.3f) |\n", c.Side,
-				c.P50.Median, c.P50ToOff.Median, c.P50ToOff.Low, c.P50ToOff.High,
-				c.CPU.Median, c.CPUToOff.Median, c.CPUToOff.Low, c.CPUToOff.High)
+	return out.String()
+}
+
+// goal is a bound on what an episode may do to clients, for the sides that heal.
+type goal struct {
+	title          string
+	eject, resteer float64 // at most
+	value          func(Result) float64
+	format         string // of a value and of a bound
+}
+
+var (
+	noneFails  = goal{"failed or lost", 0, 0, func(r Result) float64 { return float64(r.During.Failed + r.During.Lost) }, "%.0f"}
+	soonAgain  = goal{"p99.9 of connect", 1100, 300, func(r Result) float64 { return float64(r.During.P999) }, "%.0f ms"}
+	soonLeft   = goal{"the last new connection to it, but for probes", 1, 1, func(r Result) float64 { return float64(r.Until) }, "%.2f s"}
+	noMistake  = goal{"passed over", 0, 0, func(r Result) float64 { return float64(r.PassedOver + r.Wrong) }, "%.0f"}
+	noneBeside = goal{"others passed over", 0, 0, func(r Result) float64 { return float64(r.Wrong) }, "%.0f"}
+)
+
+// goals are those of each episode.
+var goals = map[string][]goal{
+	"vanish":        {noneFails, soonAgain, soonLeft, noneBeside},
+	"refuse":        {noneFails, soonAgain, soonLeft, noneBeside},
+	"loss":          {noneFails, noMistake},
+	"lossy-service": {noMistake},
+	"slow-service":  {noneFails, noMistake},
+	"flap-refuse":   {noneFails, noneBeside},
+	"flap-vanish":   {noneFails, noneBeside},
+}
+
+// goalRows returns the rows of the table of goals for a path: the values of all sides, and which of those
+// that heal are short of the goal.
+func (r *Report) goalRows(p path) (rows []string) {
+	for _, e := range episodes {
+		for _, g := range goals[e.name] {
+			cells, short, measured := make([]string, len(sides)), []string(nil), false
+			for i, side := range sides {
+				at := slices.IndexFunc(r.Pooled, func(r Result) bool { return r.Path == p.name && r.Episode == e.name && r.Side == side })
+				if cells[i] = "-"; at < 0 {
+					continue
+				}
+				measured = true
+				value := g.value(r.Pooled[at])
+				if cells[i] = fmt.Sprintf(g.format, value); math.IsInf(value, 1) {
+					cells[i] = "failed"
+				}
+				if side == "sluice-eject" && value > g.eject || side == "sluice-resteer" && value > g.resteer {
+					short = append(short, strings.TrimPrefix(side, "sluice-"))
+				}
+			}
+			bound := fmt.Sprintf(g.format, g.eject)
+			if g.resteer != g.eject {
+				bound += fmt.Sprintf(", "+g.format, g.resteer)
+			}
+			if measured {
+				rows = append(rows, fmt.Sprintf("| %s/%s | %s | %s | %s | %s |\n", p.name, e.name, g.title, bound, strings.Join(cells, " | "), strings.Join(short, ", ")))
+			}
 		}
 	}
 
-	return out.String()
+	return rows
 }
 
 // String is a line of progress.

@@ -173,11 +173,10 @@ func (s *side) start(ctx context.Context, api *cluster.Cluster, binary string) (
 // machine for minutes.
 const startTimeout = 4 * time.Minute
 
-// writeObjects puts the Nodes, so many Services, one more at [costPort], and their endpoints into
-// an API server. Nothing writes to it later: the control plane does not notice what happens to
-// backends.
+// writeObjects puts the Nodes, so many Services and their endpoints into an API server. Nothing writes
+// to it later: the control plane does not notice what happens to backends.
 func writeObjects(api *cluster.Cluster, s *side, services int) error {
-	if services >= maxServices {
+	if services > maxServices {
 		return fmt.Errorf("%d measurements of a side: there is room for %d", services, maxServices)
 	}
 	var text strings.Builder
@@ -189,13 +188,9 @@ metadata: {name: %s}
 status: {addresses: [{type: InternalIP, address: %s}]}
 `, node.Name, node.IPv4)
 	}
-	for service := range services + 1 {
-		port, pods := backendPort, s.backends()
-		if service == services {
-			port, pods = costPort, s.victim().Pods
-		}
+	for service := range services {
 		endpoints := ""
-		for _, pod := range pods {
+		for _, pod := range s.backends() {
 			endpoints += fmt.Sprintf("- {addresses: [%s], nodeName: %s, conditions: {ready: true}}\n", pod.IPv4, pod.Node.Name)
 		}
 		fmt.Fprintf(&text, `---
@@ -217,7 +212,7 @@ ports:
 - {name: http, protocol: TCP, port: %[4]d}
 - {name: dns, protocol: UDP, port: %[4]d}
 endpoints:
-%[6]s`, service, clusterIP(service), servicePort, port, nodePort(service), endpoints)
+%[6]s`, service, clusterIP(service), servicePort, backendPort, nodePort(service), endpoints)
 	}
 	_, err := api.RunKubectl(text.String(), "create", "--validate=false", "-f", "-")
 
@@ -226,7 +221,7 @@ endpoints:
 
 // dial makes connections to a Service by a path, at a rate of all clients together.
 func (s *side) dial(ctx context.Context, service int, p path, d load.Dials) ([]load.Dial, error) {
-	d.Network, d.Timeout = p.network, p.timeout
+	d.Network, d.Timeout = p.network, timeout
 	if p.outside {
 		d.Target = netip.AddrPortFrom(s.node().IPv4, nodePort(service))
 		for source := sources.Addr().Next(); sources.Contains(source); source = source.Next() {
