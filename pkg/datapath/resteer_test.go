@@ -76,7 +76,9 @@ func TestConnectedDatagramsLeaveSuspect(t *testing.T) {
 			}
 			s := w.add(t, service{proto: "udp", at: []string{at}, to: to})
 			others := lab.Exchange{Network: network, Address: at}
-			mustRun(t, client, others, 200, 500*time.Millisecond)
+			if report := mustRun(t, client, others, 200, 500*time.Millisecond); len(report.Failures) > 0 {
+				t.Fatalf("%d failures before, such as %v", len(report.Failures), report.Failures[0])
+			}
 
 			all := make([]*asker, 2*sockets)
 			for i := range all {

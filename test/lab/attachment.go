@@ -78,6 +78,8 @@ func (p *Pod) attachRouted(pod, node End, gateways []netip.Addr) error {
 	if p.Node.config.Attachment == Routed {
 		err := errors.Join(
 			p.Node.Sysctl("net/ipv4/conf/"+p.Device+"/proxy_arp", "1"),
+			// Else the kernel waits for up to 0.8 s before it answers.
+			p.Node.Sysctl("net/ipv4/neigh/"+p.Device+"/proxy_delay", "0"),
 			p.Node.AddAddress(p.Device, netip.PrefixFrom(gateways[1], 64)),
 		)
 		if err != nil {
