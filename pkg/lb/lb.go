@@ -30,7 +30,7 @@ type Resolution struct {
 
 // EndpointState is one endpoint of one service port, and whether new flows use it.
 type EndpointState struct {
-	Port  PortName
+	Port  *PortName // all endpoints of a service port share it
 	Addr  netip.AddrPort
 	place unique.Handle[Place]
 	Local bool // on this node
@@ -140,8 +140,9 @@ type resolver struct {
 // and at its node port, and the catch-alls of the ClusterIP, which is the first address.
 func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim) {
 	ranges := r.sourceRanges(family)
-	for _, c := range claims {
-		endpoints := selectEndpoints(r.join(c.name, family), r.node, r.svc.wantsLocal())
+	for i := range claims {
+		c := &claims[i]
+		endpoints := selectEndpoints(r.join(&c.name, family), r.node, r.svc.wantsLocal())
 		for _, addr := range addrs {
 			if c.port == 0 || addr.restricted && ranges.overLimit {
 				continue

@@ -62,9 +62,9 @@ func (r *resolver) serving(port PortName, family Family) (found []servedPort, en
 // when a new pod got the address of an old one. The last one that is not
 // terminating counts, else the first. As in kube-proxy, the choice does not depend on
 // whether an endpoint is ready or on this node.
-func (r *resolver) join(port PortName, family Family) []EndpointState {
+func (r *resolver) join(port *PortName, family Family) []EndpointState {
 	first := len(r.out.Endpoints)
-	serving, _ := r.serving(port, family)
+	serving, _ := r.serving(*port, family)
 	for _, p := range serving {
 		for i := range p.slice.Endpoints {
 			e := &p.slice.Endpoints[i]

@@ -462,7 +462,7 @@ func TestEndpointStates(t *testing.T) {
 		}
 	}
 	e := r.Endpoints[1]
-	if e.Port != (PortName{ServiceName{"ns", "web"}, "http", TCP}) || e.Place().NodeName != "n2" || e.Place().Zone != "zb" || e.Local {
+	if *e.Port != (PortName{ServiceName{"ns", "web"}, "http", TCP}) || e.Place().NodeName != "n2" || e.Place().Zone != "zb" || e.Local {
 		t.Errorf("wrong state of %s: %+v", e.Addr, e)
 	}
 }

@@ -29,7 +29,7 @@ func clusterIP(number, n, generation int) (lb.ServiceName, lb.Resolution) {
 		}
 		addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(number >> 8), byte(number), host}), 8080)
 		backends[i] = lb.Backend{Addr: addr}
-		res.Endpoints = append(res.Endpoints, lb.EndpointState{Port: port, Addr: addr, Use: lb.Used, Ready: true, Alive: true})
+		res.Endpoints = append(res.Endpoints, lb.EndpointState{Port: &port, Addr: addr, Use: lb.Used, Ready: true, Alive: true})
 	}
 	for _, scope := range []lb.Scope{lb.Internal, lb.External} {
 		res.Frontends = append(res.Frontends, lb.Frontend{

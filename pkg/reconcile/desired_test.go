@@ -66,7 +66,7 @@ func mustParseService(t testing.TB, words []string) desired {
 func mustParseDesiredLine(t testing.TB, w *desired, words []string) {
 	t.Helper()
 	if words[0] == "alive" {
-		e := lb.EndpointState{Port: lb.PortName{Service: w.name}, Alive: true}
+		e := lb.EndpointState{Port: &lb.PortName{Service: w.name}, Alive: true}
 		for _, word := range words[1:] {
 			if name, ok := strings.CutPrefix(word, "port="); ok {
 				e.Port.Port = name
@@ -81,7 +81,7 @@ func mustParseDesiredLine(t testing.TB, w *desired, words []string) {
 	f := mustParseFrontend(t, w.name, words)
 	w.res.Frontends = append(w.res.Frontends, f)
 	for _, b := range f.Backends {
-		w.res.Endpoints = append(w.res.Endpoints, lb.EndpointState{Port: f.Port, Addr: b.Addr, Use: lb.Used, Alive: true})
+		w.res.Endpoints = append(w.res.Endpoints, lb.EndpointState{Port: &f.Port, Addr: b.Addr, Use: lb.Used, Alive: true})
 	}
 }
 

@@ -202,12 +202,13 @@ func (s *worldService) backends(res *lb.Resolution, family, port int) (all, loca
 			use = ready
 		}
 	}
+	name := s.portName(port)
 	for i, e := range s.endpoints {
 		if e == absent {
 			continue
 		}
 		addr := netip.AddrPortFrom(s.addr(family, int(s.name.Name[1]), i), uint16(8080+port))
-		res.Endpoints = append(res.Endpoints, lb.EndpointState{Port: s.portName(port), Addr: addr, Alive: e != dead})
+		res.Endpoints = append(res.Endpoints, lb.EndpointState{Port: &name, Addr: addr, Alive: e != dead})
 		if e != use {
 			continue
 		}

@@ -180,7 +180,7 @@ func serviceOf(svc *lb.Service, res lb.Resolution) Service {
 			}
 		}
 		for _, e := range res.Endpoints {
-			if e.Port == name {
+			if *e.Port == name {
 				p.Backends = append(p.Backends, backendOf(e))
 			}
 		}
@@ -268,7 +268,7 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 		f := resolution.Frontends[i]
 		selection := Selection{Policy: f.Policy.String(), Endpoints: []Endpoint{}}
 		for _, e := range resolution.Endpoints {
-			if e.Port != f.Port || e.Addr.Addr().Is4() != key.Addr.Is4() {
+			if *e.Port != f.Port || e.Addr.Addr().Is4() != key.Addr.Is4() {
 				continue
 			}
 			endpoint := Endpoint{Address: e.Addr, Node: e.Place().NodeName, Zone: e.Place().Zone, Eligible: e.Uses[f.Policy] == lb.Used}
