@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/remote"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -46,7 +47,7 @@ func drawClusterStatus(w io.Writer, answers []remote.Answer, now time.Time) {
 		if s.Running {
 			agent, up, services = s.Version, now.Sub(s.Started).Round(time.Second).String(), strconv.Itoa(s.Services)
 		}
-		unattached := func(d status.Device) bool { return d.Attached == "" }
+		unattached := func(d datapath.DeviceState) bool { return d.Attached == "" }
 		t.row(s.node, agent, up, services, strconv.Itoa(len(s.Hooks)), strconv.Itoa(len(slices.DeleteFunc(slices.Clone(s.Devices), unattached))),
 			fmt.Sprintf("%d %%", s.Flows.Flows.Percent()), s.state())
 	}

@@ -143,7 +143,7 @@ func drawHooks(t *table, s status.Status) {
 	}
 }
 
-func drawDevices(t *table, devices []status.Device) {
+func drawDevices(t *table, devices []datapath.DeviceState) {
 	t.note("")
 	t.row("DEVICE", "CLASS", "ATTACHED", "WHY")
 	for _, d := range devices {
@@ -155,6 +155,6 @@ func drawDevices(t *table, devices []status.Device) {
 			why += "; but " + d.Problem
 		}
 		why = strings.TrimPrefix(why, "; ")
-		t.row(d.Name, d.Class, d.Attached, why)
+		t.row(d.Name, d.Class, string(d.Attached), why)
 	}
 }

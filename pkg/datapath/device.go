@@ -274,17 +274,22 @@ func (p *devicePrograms) close() error {
 	return errors.Join(errs...)
 }
 
-// DeviceState is the state of one device in the kernel.
+// DeviceState is the state of one device: what is attached to it, and what is decided about it.
 type DeviceState struct {
-	Index int
-	Name  string
+	Index int    `json:"index"`
+	Name  string `json:"name"`
+	// Class is what the device leads to, "pods" or "uplink", if programs are to be attached to it.
+	// Only [DeviceMonitor.Status] sets it, and Reason.
+	Class string `json:"class,omitempty"`
 	// Attached is how our programs are attached; it is empty if they are not.
-	Attached Attachment
-	// Problem is empty if both programs are attached, or none.
-	Problem string
+	Attached Attachment `json:"attached,omitempty"`
+	// Reason is why the device is of its class, or of none.
+	Reason string `json:"reason,omitempty"`
+	// Problem is empty if both programs are attached as decided, or none.
+	Problem string `json:"problem,omitempty"`
 	// Ahead are programs and filters of others that run before ours, as "egress: NAME".
 	// Our program does not see packets for which they end the chain.
-	Ahead []string
+	Ahead []string `json:"ahead,omitempty"`
 }
 
 // Devices returns the state of all devices of the calling thread's network namespace,
@@ -303,7 +308,7 @@ func queryDevices(get linkGetter, bpfRoot string) ([]DeviceState, error) {
 	if err != nil {
 		return nil, err
 	}
-	var states []DeviceState
+	states := make([]DeviceState, 0, len(links))
 	for _, l := range links {
 		index := l.Attrs().Index
 		states = append(states, queryDevice(get, bpfRoot, index, l.Attrs().Name, qdiscs[index] == "clsact"))

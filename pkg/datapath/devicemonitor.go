@@ -266,23 +266,16 @@ func devicesOf(decisions []node.Decision) []Device {
 	return devices
 }
 
-// DeviceStatus is the state of one device, with the decision about it.
-type DeviceStatus struct {
-	DeviceState
-	Class, Reason string // see [node.Decision]; empty if nothing is decided yet
-}
-
 // Status returns every device as the kernel has it now, with the decision about it.
-func (m *DeviceMonitor) Status() ([]DeviceStatus, error) {
-	states, err := m.datapath.Devices()
+func (m *DeviceMonitor) Status() ([]DeviceState, error) {
+	devices, err := m.datapath.Devices()
 	if err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	devices := make([]DeviceStatus, 0, len(states))
-	for _, state := range states {
-		d := DeviceStatus{DeviceState: state}
+	for i := range devices {
+		d := &devices[i]
 		at := slices.IndexFunc(m.decisions, func(o node.Decision) bool { return o.Index == d.Index })
 		if at >= 0 {
 			decision := m.decisions[at]
@@ -299,7 +292,6 @@ func (m *DeviceMonitor) Status() ([]DeviceStatus, error) {
 			}
 			d.Problem = strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; ")
 		}
-		devices = append(devices, d)
 	}
 
 	return devices, nil

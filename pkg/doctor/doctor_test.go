@@ -136,7 +136,7 @@ var patients = []struct {
 	{"cgroup-hooks", "one that watches", func(n *Node) { n.CgroupPrograms = foreign(datapath.Foreign{Hook: "sock_ops", Program: "observe"}) }},
 	{"device-hooks", "no uplink", func(n *Node) { n.Devices.Value = n.Devices.Value[:1] }},
 	{"device-hooks", "one that ends the chain, as the agent has seen", func(n *Node) {
-		n.Agent = Fact[status.Status]{Value: status.Status{Version: "v1", Devices: []status.Device{{
+		n.Agent = Fact[status.Status]{Value: status.Status{Version: "v1", Devices: []datapath.DeviceState{{
 			Name: "eth0", Problem: "ingress: packets pass that the program of Sluice does not see: what runs before it ends the chain (ends_chain)",
 		}}}}
 		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 ingress", Program: "ends_chain", Ahead: true})

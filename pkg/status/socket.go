@@ -138,17 +138,11 @@ func (s Server) status(ctx context.Context) (Status, error) {
 	if err := s.Hooks.Unpinned(); err != nil {
 		status.Unpinned = err.Error()
 	}
-	status.Hooks, err = s.Datapath.Hooks()
-	if err != nil {
+	if status.Hooks, err = s.Datapath.Hooks(); err != nil {
 		return status, err
 	}
-	devices, err := s.Devices.Status()
-	if err != nil {
+	if status.Devices, err = s.Devices.Status(); err != nil {
 		return status, err
-	}
-	status.Devices = make([]Device, 0, len(devices))
-	for _, d := range devices {
-		status.Devices = append(status.Devices, deviceOf(d))
 	}
 
 	return status, status.readMaps(s.Datapath.Maps())

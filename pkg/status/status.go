@@ -41,7 +41,7 @@ type Status struct {
 	// it is what happened instead.
 	Effective string `json:"effective,omitempty"`
 
-	Devices []Device `json:"devices"`
+	Devices []datapath.DeviceState `json:"devices"`
 	// ThroughStack is why packets to backends on other nodes pass this node's network stack;
 	// empty if they need not. Only an agent knows it.
 	ThroughStack string `json:"throughStack,omitempty"`
@@ -83,24 +83,6 @@ type ServiceError struct {
 	Retry   time.Time `json:"retry,omitzero"`
 }
 
-// Device is one device of the node, with its class and what is attached to it.
-type Device struct {
-	Index int    `json:"index"`
-	Name  string `json:"name"`
-	// Class is what the device leads to, "pods" or "uplink", if programs are to be
-	// attached to it. Only an agent knows it.
-	Class string `json:"class,omitempty"`
-	// Attached is how our programs are attached: "tcx", "clsact", or empty if
-	// they are not.
-	Attached string `json:"attached,omitempty"`
-	// Reason is why the device is of its class, or of none.
-	Reason  string `json:"reason,omitempty"`
-	Problem string `json:"problem,omitempty"`
-	// Ahead are other programs that run before ours, as "egress: NAME". Packets
-	// that they drop, or pass without running later programs, do not reach ours.
-	Ahead []string `json:"ahead,omitempty"`
-}
-
 // KernelStatus returns the status without an agent: what is pinned and attached. It
 // starts this program's own executable, see [datapath.Verify].
 func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, error) {
@@ -108,18 +90,12 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 	if err := datapath.Verify(ctx, cgroupRoot); err != nil {
 		status.Effective = err.Error()
 	}
-	hooks, err := datapath.Hooks(bpfRoot, cgroupRoot)
-	if err != nil {
+	var err error
+	if status.Hooks, err = datapath.Hooks(bpfRoot, cgroupRoot); err != nil {
 		return status, err
 	}
-	status.Hooks = hooks
-	devices, err := datapath.Devices(bpfRoot)
-	if err != nil {
+	if status.Devices, err = datapath.Devices(bpfRoot); err != nil {
 		return status, err
-	}
-	status.Devices = make([]Device, 0, len(devices))
-	for _, d := range devices {
-		status.Devices = append(status.Devices, deviceOf(datapath.DeviceStatus{DeviceState: d}))
 	}
 	pinned, err := maps.Load(bpfRoot)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -200,11 +176,4 @@ func (s *Status) readMaps(m *maps.Pinned) error {
 	}
 
 	return nil
-}
-
-func deviceOf(d datapath.DeviceStatus) Device {
-	return Device{
-		Index: d.Index, Name: d.Name, Class: d.Class, Attached: string(d.Attached),
-		Reason: d.Reason, Problem: d.Problem, Ahead: d.Ahead,
-	}
 }

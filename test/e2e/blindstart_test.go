@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
-	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
@@ -46,7 +45,7 @@ func TestStartWithoutAPIServer(t *testing.T) {
 
 	lab.Eventually(t, "the new pod's device is attached", func() bool {
 		state, err := s.Agent.Status()
-		return err == nil && slices.ContainsFunc(state.Devices, func(d status.Device) bool {
+		return err == nil && slices.ContainsFunc(state.Devices, func(d datapath.DeviceState) bool {
 			return d.Name == pod.Device && d.Class == "pods" && d.Attached != "" && d.Problem == ""
 		})
 	})

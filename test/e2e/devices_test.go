@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
-	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
@@ -40,13 +39,13 @@ func mustDeviceNode(t testing.TB, cluster lab.Config, args ...string) *deviceNod
 }
 
 // device is one in `sluice status`; it is empty if there is none.
-func (n *deviceNode) device(name string) status.Device {
+func (n *deviceNode) device(name string) datapath.DeviceState {
 	n.t.Helper()
 	state, err := n.Status()
 	lab.Must(n.t, err)
-	i := slices.IndexFunc(state.Devices, func(d status.Device) bool { return d.Name == name })
+	i := slices.IndexFunc(state.Devices, func(d datapath.DeviceState) bool { return d.Name == name })
 	if i < 0 {
-		return status.Device{}
+		return datapath.DeviceState{}
 	}
 
 	return state.Devices[i]
@@ -59,7 +58,7 @@ const deviceTimeout = time.Minute
 // becomes waits until a device is of a class, and attached to, or neither.
 func (n *deviceNode) becomes(name, class string) {
 	n.t.Helper()
-	var last status.Device
+	var last datapath.DeviceState
 	for deadline := time.Now().Add(deviceTimeout); ; time.Sleep(20 * time.Millisecond) {
 		last = n.device(name)
 		if last.Name == name && last.Class == class && (last.Attached != "") == (class != "") && last.Problem == "" {
@@ -153,7 +152,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 
 		n.veth("veth1", pod)
 		n.becomes("veth1", "pods")
-		if d := n.device("veth1"); d.Attached != attach {
+		if d := n.device("veth1"); string(d.Attached) != attach {
 			t.Errorf("veth1 is attached by %s, want %s", d.Attached, attach)
 		}
 		lab.Must(t, n.lab.AddAddress("veth1", netip.MustParsePrefix("10.9.0.1/24")))
@@ -215,7 +214,7 @@ func TestDeviceFlags(t *testing.T) {
 		}
 		sluice.MustRestart(n.t, n.Node, "--device-attach", other)
 		for _, name := range []string{"eth0", "pod0", "pod1"} {
-			if d := n.device(name); d.Attached != other || d.Problem != "" {
+			if d := n.device(name); string(d.Attached) != other || d.Problem != "" {
 				t.Errorf("%s is %+v, want %s", name, d, other)
 			}
 		}
@@ -229,7 +228,7 @@ func TestDevicesWithoutAnAgent(t *testing.T) {
 		n.becomes("pod0", "pods")
 		lab.Must(t, n.Kill())
 		for _, name := range []string{"eth0", "pod0"} {
-			if d := n.device(name); d.Attached != attach || d.Problem != "" || d.Class != "" {
+			if d := n.device(name); string(d.Attached) != attach || d.Problem != "" || d.Class != "" {
 				t.Errorf("%s is %+v, want %s", name, d, attach)
 			}
 		}

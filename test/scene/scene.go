@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluice-lb/sluice/pkg/status"
+	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -88,7 +88,7 @@ func (s *Stage) attached(t testing.TB, device string) bool {
 	state, err := s.Agent.Status()
 	lab.Must(t, err)
 
-	return slices.ContainsFunc(state.Devices, func(d status.Device) bool { return d.Name == device && d.Attached != "" })
+	return slices.ContainsFunc(state.Devices, func(d datapath.DeviceState) bool { return d.Name == device && d.Attached != "" })
 }
 
 // Clients are all of them.

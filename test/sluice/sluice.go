@@ -290,7 +290,7 @@ func (n *Node) WaitSynced(ctx context.Context) error {
 // Synced reports whether an agent has programmed what it could, checked its hooks, and
 // attached to devices.
 func Synced(s status.Status) bool {
-	unattached := slices.ContainsFunc(s.Devices, func(d status.Device) bool { return d.Problem != "" })
+	unattached := slices.ContainsFunc(s.Devices, func(d datapath.DeviceState) bool { return d.Problem != "" })
 
 	return s.Synced && s.Effective == "" && !unattached
 }
