@@ -400,9 +400,9 @@ func (p *Pinned) Replacements() map[string]*ebpf.Map {
 
 // Fill is the number of entries of a map.
 type Fill struct {
-	Name     string
-	Entries  int
-	Capacity int
+	Name     string `json:"name"`
+	Entries  int    `json:"entries"`
+	Capacity int    `json:"capacity"`
 }
 
 // Size is the size of a map.
@@ -445,7 +445,7 @@ func (p *Pinned) Sizes() ([]Size, error) {
 func (p *Pinned) Fills() ([]Fill, error) {
 	var fills []Fill
 	for _, t := range p.counted {
-		n, err := t.count()
+		n, err := t.Count()
 		if err != nil {
 			return nil, err
 		}
@@ -467,7 +467,7 @@ func (p *Pinned) Fills() ([]Fill, error) {
 type countable interface {
 	Name() string
 	Capacity() int
-	count() (int, error)
+	Count() (int, error)
 }
 
 // ID returns the kernel's id of a map.

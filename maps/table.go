@@ -137,8 +137,8 @@ func (t *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	}
 }
 
-// count returns how many entries there are.
-func (t *Map[K, V]) count() (int, error) {
+// Count returns how many entries there are, by reading all.
+func (t *Map[K, V]) Count() (int, error) {
 	n := 0
 	for _, err := range t.All() {
 		if err != nil {

@@ -57,15 +57,19 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 
 	pinned := s.Datapath.Maps()
 	if now := time.Now(); now.Sub(s.read) >= fillsAge {
-		affinity, err := fillOf(pinned.Affinity)
+		affinities, err := pinned.Affinity.Count()
 		if err != nil {
 			return n, err
 		}
-		pins, err := fillOf(pinned.UDPPins)
+		pins, err := pinned.UDPPins.Count()
 		if err != nil {
 			return n, err
 		}
-		s.fills, s.read = map[string]reconcile.Fill{maps.NameAffinity: affinity, maps.NameUDPPins: pins}, now
+		s.fills = map[string]reconcile.Fill{
+			maps.NameAffinity: {Used: affinities, Capacity: pinned.Affinity.Capacity()},
+			maps.NameUDPPins:  {Used: pins, Capacity: pinned.UDPPins.Capacity()},
+		}
+		s.read = now
 	}
 	fills := map[string]reconcile.Fill{
 		maps.NameFlows:    {Used: n.Flows.Flows.Entries, Capacity: n.Flows.Flows.Capacity},
@@ -89,16 +93,4 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 	}
 
 	return n, err
-}
-
-func fillOf[K comparable, V any](m *maps.Map[K, V]) (reconcile.Fill, error) {
-	fill := reconcile.Fill{Capacity: m.Capacity()}
-	for _, err := range m.All() {
-		if err != nil {
-			return fill, err
-		}
-		fill.Used++
-	}
-
-	return fill, nil
 }

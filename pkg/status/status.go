@@ -50,7 +50,7 @@ type Status struct {
 	OptedOut []OptedOutPod `json:"optedOut,omitempty"`
 
 	Services int               `json:"services"`
-	Maps     []MapFill         `json:"maps"`
+	Maps     []maps.Fill       `json:"maps"`
 	Counts   map[string]uint64 `json:"counts"` // by reason
 	Flows    flow.Status       `json:"flows"`
 	// Writes is how often the agent wrote to each map since it started.
@@ -67,13 +67,6 @@ type OptedOutPod struct {
 	// NoCgroup is set if no cgroup below CgroupRoot has the UID in its name: either no process of
 	// the Pod runs, or its sockets are translated nevertheless.
 	NoCgroup bool `json:"noCgroup,omitempty"`
-}
-
-// MapFill is how full a map is.
-type MapFill struct {
-	Name     string `json:"name"`
-	Entries  int    `json:"entries"`
-	Capacity int    `json:"capacity"`
 }
 
 // ServiceError is a Service that could not be programmed in full.
@@ -158,13 +151,9 @@ func (s Status) AttachTroubles() []string {
 	return troubles
 }
 
-func (s *Status) readMaps(m *maps.Pinned) error {
-	fills, err := m.Fills()
-	if err != nil {
+func (s *Status) readMaps(m *maps.Pinned) (err error) {
+	if s.Maps, err = m.Fills(); err != nil {
 		return err
-	}
-	for _, f := range fills {
-		s.Maps = append(s.Maps, MapFill(f))
 	}
 	counts, err := m.ReasonCounts()
 	if err != nil {
