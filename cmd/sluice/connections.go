@@ -67,9 +67,9 @@ connect again if they are made to.`,
 	f.StringVar(&flags.filter.Pod, "pod", "", "only of this pod: [NAMESPACE/]NAME or UID")
 	f.StringVar(&flags.filter.Backend, "backend", "", "only to this backend: ADDRESS or ADDRESS:PORT")
 	f.StringVar(&flags.filter.Client, "client", "", "only from this address of a socket: ADDRESS or ADDRESS:PORT")
-	f.StringVar((*string)(&flags.filter.State), "state", "", "only in this state: "+join(connections.States()))
+	f.StringVar(&flags.filter.State, "state", "", "only in this state: "+strings.Join(connections.States(), ", "))
 	f.Uint64Var(&flags.filter.Cookie, "cookie", 0, "only of the socket with this cookie, which is the last column")
-	f.StringVar(&flags.order, "sort", "service", "sort by "+join(connections.Orders()))
+	f.StringVar(&flags.order, "sort", "service", "sort by "+strings.Join(connections.Orders(), ", "))
 	addPodLogs(cmd, &flags.podLogs)
 	f.BoolVar(&flags.kill, "kill", false, "end the connections that are listed, after a question")
 	f.BoolVar(&flags.yes, "yes", false, "with --kill: do not ask")
@@ -84,19 +84,10 @@ func (f connectionFlags) validate() error {
 		return fmt.Errorf("--%w", err)
 	}
 	if !slices.Contains(connections.Orders(), f.order) {
-		return fmt.Errorf("--sort %q: it is one of %s", f.order, join(connections.Orders()))
+		return fmt.Errorf("--sort %q: it is one of %s", f.order, strings.Join(connections.Orders(), ", "))
 	}
 
 	return nil
-}
-
-func join[T ~string](all []T) string {
-	var text []string
-	for _, one := range all {
-		text = append(text, string(one))
-	}
-
-	return strings.Join(text, ", ")
 }
 
 // readConnections reads the connections from the kernel, whether an agent runs or not.
@@ -124,7 +115,7 @@ func readConnections(where *places, flags connectionFlags) ([]connections.Connec
 func drawConnections(t *table, all []connections.Connection) {
 	t.row("SERVICE", "PROTOCOL", "CLIENT", "POD", "PROCESS", "DESTINATION", "BACKEND", "STATE", "AGE", "SENT", "RECEIVED", "RETRANSMITS", "RTT", "COOKIE")
 	for _, c := range all {
-		process, state, age, sent, received, retransmits, rtt := "", string(c.State), "", "", "", "", ""
+		process, state, age, sent, received, retransmits, rtt := "", c.State, "", "", "", "", ""
 		if c.Process != nil {
 			process = fmt.Sprintf("%s[%d]", c.Process.Command, c.Process.PID)
 		}

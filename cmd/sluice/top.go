@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,7 +32,7 @@ printed again and again. With --once, or -o json or yaml, it is printed once, af
 				return fmt.Errorf("--interval %v: it is %v or more", cfg.Interval, minInterval)
 			}
 			if !slices.Contains(top.Orders(), cfg.Order) {
-				return fmt.Errorf("--sort %q: it is one of %s", cfg.Order, join(top.Orders()))
+				return fmt.Errorf("--sort %q: it is one of %s", cfg.Order, strings.Join(top.Orders(), ", "))
 			}
 			pinned, err := where.load()
 			if err != nil {
@@ -62,7 +63,7 @@ printed again and again. With --once, or -o json or yaml, it is printed once, af
 	}
 	f := cmd.Flags()
 	f.DurationVar(&cfg.Interval, "interval", 2*time.Second, "time between readings; longer if they take more than a tenth of it")
-	f.StringVar(&cfg.Order, "sort", "service", "sort by "+join(top.Orders()))
+	f.StringVar(&cfg.Order, "sort", "service", "sort by "+strings.Join(top.Orders(), ", "))
 	f.BoolVar(&cfg.All, "all", false, "also show Services without connections and refusals")
 	f.BoolVar(&once, "once", false, "print the table once, and end")
 	out.flag(cmd)

@@ -38,7 +38,8 @@ type Connection struct {
 	Process     *Process       `json:"process,omitempty"`
 	OriginalDst netip.AddrPort `json:"originalDst"`
 	Backend     netip.AddrPort `json:"backend"`
-	State       State          `json:"state"`
+	// State is one of [States]: of TCP as `ss` names it.
+	State string `json:"state"`
 	// AgeSeconds is the time since the socket connected; nil in state [Unconnected], and if a build that
 	// recorded no times translated it.
 	AgeSeconds *int64 `json:"ageSeconds,omitempty"`
@@ -67,25 +68,22 @@ type TCP struct {
 	RTTMicroseconds uint32 `json:"rttMicroseconds"`
 }
 
-// State is the state of a socket: of TCP as `ss` names it.
-type State string
-
 // The states of UDP sockets.
 const (
-	Connected   State = "connected"
-	Unconnected State = "unconnected"
+	Connected   = "connected"
+	Unconnected = "unconnected"
 )
 
 // tcpStates are the states of TCP by the kernel's number.
-var tcpStates = [...]State{
+var tcpStates = [...]string{
 	1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait-1", 5: "fin-wait-2", 6: "time-wait",
 	7: "closed", 8: "close-wait", 9: "last-ack", 10: "listen", 11: "closing",
 }
 
 // States returns the states that a connection can have.
-func States() []State {
+func States() []string {
 	states := slices.Clone(tcpStates[1:])
-	states = slices.DeleteFunc(states, func(s State) bool {
+	states = slices.DeleteFunc(states, func(s string) bool {
 		return s == "syn-recv" || s == "time-wait" || s == "closed" || s == "listen"
 	})
 
@@ -98,7 +96,7 @@ type Filter struct {
 	Pod     string // NAMESPACE/NAME, NAME or UID
 	Backend string // address, or address:port
 	Client  string // address, or address:port
-	State   State
+	State   string
 	Cookie  uint64
 }
 
@@ -112,7 +110,7 @@ func (f Filter) Validate() error {
 		}
 	}
 	if f.State != "" && !slices.Contains(States(), f.State) {
-		return fmt.Errorf("state %q: it is one of %s", f.State, joined(States()))
+		return fmt.Errorf("state %q: it is one of %s", f.State, strings.Join(States(), ", "))
 	}
 
 	return nil
@@ -205,7 +203,7 @@ func connectionOf(sock maps.TranslatedSock, now uint64) Connection {
 	}
 	switch {
 	case sock.Proto == unix.IPPROTO_TCP:
-		c.Protocol, c.State = "TCP", State(fmt.Sprintf("state %d", sock.TcpState))
+		c.Protocol, c.State = "TCP", fmt.Sprintf("state %d", sock.TcpState)
 		if int(sock.TcpState) < len(tcpStates) {
 			c.State = tcpStates[sock.TcpState]
 		}
@@ -267,15 +265,6 @@ func Sort(all []Connection, order string) {
 		return cmp.Or(orders[order](a, b), cmp.Compare(a.Service, b.Service), a.Client.Compare(b.Client),
 			a.OriginalDst.Compare(b.OriginalDst), cmp.Compare(a.Cookie, b.Cookie))
 	})
-}
-
-func joined[T ~string](all []T) string {
-	var text []string
-	for _, one := range all {
-		text = append(text, string(one))
-	}
-
-	return strings.Join(text, ", ")
 }
 
 // ErrUnconnected is the error of [Kill] for a UDP socket that is not connected: to destroy it would end

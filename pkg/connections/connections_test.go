@@ -78,7 +78,7 @@ func TestFilterOfAddresses(t *testing.T) {
 
 func TestStates(t *testing.T) {
 	want := "established, syn-sent, fin-wait-1, fin-wait-2, close-wait, last-ack, closing, connected, unconnected"
-	if got := joined(States()); got != want {
+	if got := strings.Join(States(), ", "); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
