@@ -213,14 +213,9 @@ func (s *settings) apply(cfg *agent.Config) error {
 // checkNode returns a check for when the node is known. It logs a warning for each
 // setting that does not fit the node, and returns an error where kube-proxy would
 // not start.
-func checkNode(kp *config.KubeProxy, log *slog.Logger) func(agent.NodeFacts) error {
-	return func(facts agent.NodeFacts) error {
-		warnings, err := config.CheckNode(kp, config.Node{
-			Families: node.Families(),
-			Primary:  facts.Primary,
-			IPs:      facts.IPs,
-			PodCIDRs: facts.PodCIDRs,
-		})
+func checkNode(kp *config.KubeProxy, log *slog.Logger) func(config.Node) error {
+	return func(facts config.Node) error {
+		warnings, err := config.CheckNode(kp, facts)
 		for _, warning := range warnings {
 			log.Warn("the configuration may not do what is intended", "problem", warning)
 		}

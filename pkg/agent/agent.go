@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
@@ -97,7 +98,7 @@ type Config struct {
 	FailFast bool
 	// CheckNode is called once with what is known of the node, before anything is
 	// programmed. An error ends the agent. It may be nil.
-	CheckNode func(NodeFacts) error
+	CheckNode func(config.Node) error
 
 	Socket string // where the agent answers the other verbs
 

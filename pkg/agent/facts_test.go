@@ -7,8 +7,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // What a configuration is held against: kube-proxy takes IPv4 for the family of a
@@ -19,16 +21,17 @@ func TestNodeFacts(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		nodeIP netip.Addr
-		node   []netip.Addr
-		want   NodeFacts
+		ips    []netip.Addr
+		want   config.Node
 	}{
-		{"nothing of an unknown node", netip.Addr{}, nil, NodeFacts{Primary: lb.IPv4, PodCIDRs: []netip.Prefix{cidr}}},
-		{"the family of the first address", netip.Addr{}, []netip.Addr{v6, v4}, NodeFacts{Primary: lb.IPv6, IPs: []netip.Addr{v6, v4}, PodCIDRs: []netip.Prefix{cidr}}},
-		{"the family of the bind address", v4, []netip.Addr{v6}, NodeFacts{Primary: lb.IPv4, IPs: []netip.Addr{v4, v6}, PodCIDRs: []netip.Prefix{cidr}}},
+		{"nothing of an unknown node", netip.Addr{}, nil, config.Node{Primary: lb.IPv4, PodCIDRs: []netip.Prefix{cidr}}},
+		{"the family of the first address", netip.Addr{}, []netip.Addr{v6, v4}, config.Node{Primary: lb.IPv6, IPs: []netip.Addr{v6, v4}, PodCIDRs: []netip.Prefix{cidr}}},
+		{"the family of the bind address", v4, []netip.Addr{v6}, config.Node{Primary: lb.IPv4, IPs: []netip.Addr{v4, v6}, PodCIDRs: []netip.Prefix{cidr}}},
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			m := newModel(Config{NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler)})
-			m.setNode(kube.Node{Node: lb.Node{Name: "node-1", PrimaryIPs: test.node}, Exists: true, PodCIDRs: []netip.Prefix{cidr}})
+			m.setNode(kube.Node{Node: lb.Node{Name: "node-1", PrimaryIPs: test.ips}, Exists: true, PodCIDRs: []netip.Prefix{cidr}})
+			test.want.Families = node.Families()
 			same := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 			samePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 			if diff := cmp.Diff(test.want, m.facts(), same, samePrefix); diff != "" {

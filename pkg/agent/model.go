@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -274,20 +275,9 @@ func (m *model) checkAddrs() []netip.Addr {
 	return addrs
 }
 
-// NodeFacts are properties of the node that a configuration has to fit, see
-// [Config.CheckNode].
-type NodeFacts struct {
-	// Primary is the family of the node's primary address, IPv4 if that is not
-	// known.
-	Primary lb.Family
-	// IPs are its primary addresses, one of a family at most.
-	IPs []netip.Addr
-	// PodCIDRs are the Node object's.
-	PodCIDRs []netip.Prefix
-}
-
-func (m *model) facts() NodeFacts {
-	facts := NodeFacts{Primary: lb.IPv4, IPs: m.node.PrimaryIPs, PodCIDRs: m.podCIDRs}
+// facts returns what a configuration has to fit, see [Config.CheckNode]. The primary family is IPv4 if it is not known.
+func (m *model) facts() config.Node {
+	facts := config.Node{Families: node.Families(), Primary: lb.IPv4, IPs: m.node.PrimaryIPs, PodCIDRs: m.podCIDRs}
 	if len(facts.IPs) > 0 {
 		facts.Primary = lb.FamilyOf(facts.IPs[0])
 	}
