@@ -110,11 +110,6 @@ type Config struct {
 	VerifyInterval time.Duration
 
 	Log *slog.Logger
-
-	events func(kube.Event) // nil: Events are not recorded
-	limits lb.Limits        // of one Service
-	// hadNodePorts are the addresses on which node ports answered when the agent started.
-	hadNodePorts map[netip.Addr]bool
 }
 
 // Validate returns an error that names the first field that cannot be used.
@@ -190,8 +185,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	defer func() { err = errors.Join(err, unlockSocket()) }()
 	recorder := newRecorder(cfg)
+	var events eventRecorder
 	if recorder != nil {
-		cfg.events = recorder.Record
+		events = recorder.Record
 	}
 	proxy := newProxy(cfg)
 	queue := newEventQueue(proxy.Queued, time.Now)
@@ -220,7 +216,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		}
 		defer func() { err = errors.Join(err, dp.Close()) }()
 
-		return runOn(ctx, cfg, dp, lock, parts{queue: queue, source: source, proxy: proxy})
+		return runOn(ctx, cfg, dp, lock, parts{queue: queue, source: source, proxy: proxy, events: events})
 	})
 
 	return group.Wait()
@@ -237,8 +233,8 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if err != nil {
 		return err
 	}
-	cfg.limits = limitsOf(tables)
-	if cfg.hadNodePorts, err = nodePortAddrs(tables.Addrs); err != nil {
+	p.limits = limitsOf(tables)
+	if p.hadNodePorts, err = nodePortAddrs(tables.Addrs); err != nil {
 		return err
 	}
 	p.writer, p.tables, p.firstSync = writer, tables, make(chan struct{})
@@ -246,7 +242,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if err != nil {
 		return err
 	}
-	p.checks = newHealthServices(cfg, p.proxy)
+	p.checks = newHealthServices(cfg, p.proxy, p.events)
 	p.waitForPrograms = dp.Maps().WaitForPrograms
 	p.setDevices, p.fibMTU = m.devices.Set, dp.Features().FIBMTU
 	p.endStale = func() { m.hooks.EndOrphans(); m.flows.EndStale() }
@@ -256,7 +252,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 			return err
 		}
 	}
-	backends := health.NewBackends(health.BackendsConfig{Tables: tables, Suspected: cfg.recordSuspect, Log: cfg.Log})
+	backends := health.NewBackends(health.BackendsConfig{Tables: tables, Suspected: p.events.suspect, Log: cfg.Log})
 	gatherers, services, err := a.newGatherers(dp, m, backends)
 	if err != nil {
 		return err
@@ -266,12 +262,12 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		return cfg.recordFailure(kube.ReasonHealthzFailed, a.serveHealth(ctx, func() []string {
+		return p.events.failure(kube.ReasonHealthzFailed, a.serveHealth(ctx, func() []string {
 			return unready(a.known.Load(), m.hooks.Effective(), m.hooks.Unpinned(), m.devices.Problems())
 		}))
 	})
 	group.Go(func() error {
-		return cfg.recordFailure(kube.ReasonMetricsFailed, metrics.Server{
+		return p.events.failure(kube.ReasonMetricsFailed, metrics.Server{
 			Address: cfg.MetricsAddress, HardFail: cfg.BindAddressHardFail, Log: cfg.Log,
 			Gatherers: gatherers, Profiling: cfg.Profiling, Configz: cfg.Configz,
 		}.Run(ctx))
@@ -304,9 +300,9 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	}
 	group.Go(func() error { return a.loop(ctx) })
 	if missing := dp.Features().Missing(); len(missing) > 0 {
-		cfg.record(kube.Event{Reason: kube.ReasonFeatureMissing, Action: actionStart, Note: strings.Join(missing, "; ")})
+		p.events.record(kube.Event{Reason: kube.ReasonFeatureMissing, Action: actionStart, Note: strings.Join(missing, "; ")})
 	}
-	cfg.record(kube.Event{Reason: kube.ReasonStarting, Action: actionStart, Normal: true, Note: "Sluice " + cfg.Version})
+	p.events.record(kube.Event{Reason: kube.ReasonStarting, Action: actionStart, Normal: true, Note: "Sluice " + cfg.Version})
 
 	return group.Wait()
 }
@@ -322,17 +318,17 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 	m.hooks = datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
 		Lock: lock, Synced: p.firstSync, Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
 		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: p.queue.metrics.SocketsEnded,
-		Record: cfg.recordDatapath, Log: cfg.Log,
+		Record: p.events.datapath, Log: cfg.Log,
 	})
 	m.devices = datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
 		Attached: m.hooks.Attached(), Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
-		UplinksAttached: p.proxy.Attached, Record: cfg.recordDatapath, Log: cfg.Log,
+		UplinksAttached: p.proxy.Attached, Record: p.events.datapath, Log: cfg.Log,
 	})
 	m.flows, err = flow.NewMonitor(flow.MonitorConfig{
 		Config:    flow.Config{Maps: dp.Maps(), Timeouts: cfg.FlowTimeouts},
 		Swept:     func(inUse flow.OriginalDsts) { pruneAddrs(p.queue, p.writer, inUse) },
 		Searched:  p.queue.metrics.Cleaned,
-		Emergency: cfg.recordEmergency, Log: cfg.Log,
+		Emergency: p.events.emergency, Log: cfg.Log,
 	})
 
 	return m, err

@@ -73,7 +73,7 @@ func TestThroughStack(t *testing.T) {
 
 // A change of the rules that concern packets makes new decisions about devices.
 func TestConcernChangesDevices(t *testing.T) {
-	m := newModel(Config{})
+	m := newModel(Config{}, parts{})
 	for i, test := range []struct {
 		concern string
 		decides bool

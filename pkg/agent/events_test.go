@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"log/slog"
 	"net/netip"
 	"testing"
 
@@ -14,8 +15,8 @@ import (
 
 // A bad value is an Event of the Pod or the Namespace that has it.
 func TestOptOutProblemsAreEvents(t *testing.T) {
-	cfg, events := recordingConfig()
-	m := newModel(cfg)
+	record, events := recordingEvents()
+	m := newModel(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, parts{events: record})
 	for _, object := range []string{"Pod ns/a", "Namespace mesh"} {
 		m.report(object, []lb.Problem{{Object: object, Field: "f", Message: "m"}})
 	}
@@ -30,9 +31,9 @@ func TestOptOutProblemsAreEvents(t *testing.T) {
 
 // A backend that is passed over is an Event of its Service, for each backend.
 func TestSuspectsAreEvents(t *testing.T) {
-	cfg, events := recordingConfig()
+	record, events := recordingEvents()
 	port := maps.ServicePortOf("ns", "web", "http", 6, 4)
-	cfg.recordSuspect(port, netip.MustParseAddrPort("10.0.0.1:80"), maps.HealthUnanswered)
+	record.suspect(port, netip.MustParseAddrPort("10.0.0.1:80"), maps.HealthUnanswered)
 	want := []kube.Event{{
 		Service: lb.ServiceName{Namespace: "ns", Name: "web"}, Field: "10.0.0.1:80", Reason: "BackendSuspect", Action: "Connect",
 		Note: "ns/web:http: backend 10.0.0.1:80 does not answer: new connections from this node go to others",

@@ -29,7 +29,7 @@ func TestNodeFacts(t *testing.T) {
 		{"the family of the bind address", v4, []netip.Addr{v6}, config.Node{Primary: lb.IPv4, IPs: []netip.Addr{v4, v6}, PodCIDRs: []netip.Prefix{cidr}}},
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
-			m := newModel(Config{NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler)})
+			m := newModel(Config{NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler)}, parts{})
 			m.setNode(kube.Node{Node: lb.Node{Name: "node-1", PrimaryIPs: test.ips}, Exists: true, PodCIDRs: []netip.Prefix{cidr}})
 			test.want.Families = node.Families()
 			same := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })

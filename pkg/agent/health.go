@@ -102,25 +102,15 @@ func tryWrite(frontends maps.Table[maps.FrontendKey, uint32]) error {
 }
 
 // newHealthServices returns the servers of health check node ports.
-func newHealthServices(cfg Config, proxy *health.Proxy) *health.Services {
+func newHealthServices(cfg Config, proxy *health.Proxy, events eventRecorder) *health.Services {
 	return health.NewServices(health.ServicesConfig{
 		Healthy: proxy.Healthy,
 		Failed: func(service lb.ServiceName, address netip.AddrPort, err error) {
 			cfg.Log.Error("health check node port does not answer; trying again", "service", service, "address", address, "error", err)
-			cfg.record(kube.Event{
+			events.record(kube.Event{
 				Service: service, Reason: kube.ReasonCheckFailed, Action: "Listen",
 				Note: "node " + cfg.NodeName + " cannot answer at the health check node port: " + err.Error(),
 			})
 		},
-	})
-}
-
-// recordSuspect records that a backend is passed over.
-func (c Config) recordSuspect(port maps.ServicePort, backend netip.AddrPort, cause maps.HealthCause) {
-	namespace, name, _ := port.Parts()
-	c.record(kube.Event{
-		Service: lb.ServiceName{Namespace: namespace, Name: name}, Field: backend.String(),
-		Reason: kube.ReasonBackendSuspect, Action: actionConnect,
-		Note: fmt.Sprintf("%s: backend %s %s: new connections from this node go to others", port, backend, cause),
 	})
 }

@@ -59,7 +59,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
 	p.agent = newAgent(cfg, parts{
 		queue: newEventQueue(proxy.Queued, time.Now), source: idleSource{}, writer: writer,
-		tables: p.fakes.Tables, proxy: proxy, checks: newHealthServices(cfg, proxy),
+		tables: p.fakes.Tables, proxy: proxy, checks: newHealthServices(cfg, proxy, nil),
 		waitForPrograms: func() error {
 			if wait := p.wait.Load(); wait != nil {
 				return (*wait)()
@@ -185,7 +185,7 @@ func TestHooksWithoutEffect(t *testing.T) {
 
 // Load balancers find this node while its Node exists and is to stay.
 func TestEligible(t *testing.T) {
-	m := newModel(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)})
+	m := newModel(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, parts{})
 	for _, step := range []struct {
 		name string
 		node kube.Node
@@ -202,7 +202,7 @@ func TestEligible(t *testing.T) {
 			t.Errorf("with %s: %t, want %t", step.name, got, step.want)
 		}
 	}
-	if newModel(Config{Log: slog.New(slog.DiscardHandler)}).eligible.Load() {
+	if newModel(Config{Log: slog.New(slog.DiscardHandler)}, parts{}).eligible.Load() {
 		t.Error("eligible without any Node")
 	}
 }

@@ -39,7 +39,7 @@ func TestCheckAddrs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := newModel(Config{NodeName: "node-1", NodePortAddresses: ranges, Log: slog.New(slog.DiscardHandler)})
+			m := newModel(Config{NodeName: "node-1", NodePortAddresses: ranges, Log: slog.New(slog.DiscardHandler)}, parts{})
 			m.setLocalAddrs(test.local)
 			m.setNode(nodeWith(test.primary...))
 			if got := fmt.Sprint(m.checkAddrs()); got != test.want {
@@ -73,7 +73,7 @@ func TestNodeIP(t *testing.T) {
 		{"the configured one beside the one that is left", other4, []kube.Node{nodeWith(v6)}, []netip.Addr{other4, v6}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m := newModel(Config{NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler)})
+			m := newModel(Config{NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler)}, parts{})
 			for _, n := range test.nodes {
 				m.setNode(n)
 			}
@@ -87,7 +87,7 @@ func TestNodeIP(t *testing.T) {
 // The configured address is what source ranges are held against, also before
 // the Node is received; node ports wait for the Node, which knows the other family.
 func TestNodeIPBeforeTheNode(t *testing.T) {
-	m := newModel(Config{NodeName: "node-1", NodeIP: primary, Log: slog.New(slog.DiscardHandler)})
+	m := newModel(Config{NodeName: "node-1", NodeIP: primary, Log: slog.New(slog.DiscardHandler)}, parts{})
 	svc := web()
 	svc.SourceRanges = []netip.Prefix{netip.PrefixFrom(primary, 32)}
 	m.state.SetService(*svc)

@@ -190,7 +190,7 @@ func TestHeavyServiceIsReported(t *testing.T) {
 	var events []kube.Event
 	p := mustRunLoopOn(t, maps.NewFakes(1<<23), 0, func(a *agent) {
 		realLimits(a)
-		a.model.record = func(e kube.Event) {
+		a.model.events = func(e kube.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			events = append(events, e)
@@ -443,8 +443,8 @@ func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration
 	if err != nil {
 		b.Fatal(err)
 	}
-	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler), limits: dryRunLimits},
-		parts{queue: newEventQueue(nil, time.Now), writer: writer})
+	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)},
+		parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: dryRunLimits})
 	a.synced = true
 	took := func(step string, do func()) {
 		begin := time.Now()

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	stdmaps "maps"
+	"net/netip"
 	"runtime/debug"
 	"slices"
 	"sync/atomic"
@@ -38,8 +39,12 @@ type parts struct {
 	waitForPrograms func() error
 	firstSync       chan struct{} // closed by the first synchronization
 	fibMTU          bool          // the kernel's lookup of routes knows the MTU
-	now             func() time.Time
-	resolve         func(lb.Snapshot) lb.Resolution
+	limits          lb.Limits     // of one Service
+	// hadNodePorts are the addresses on which node ports answered when the agent started.
+	hadNodePorts map[netip.Addr]bool
+	events       eventRecorder
+	now          func() time.Time
+	resolve      func(lb.Snapshot) lb.Resolution
 }
 
 // agent decides what is in the maps.
@@ -88,7 +93,7 @@ func newAgent(cfg Config, p parts) *agent {
 		p.resolve = lb.Snapshot.Resolve
 	}
 
-	return &agent{parts: p, cfg: cfg, model: newModel(cfg)}
+	return &agent{parts: p, cfg: cfg, model: newModel(cfg, p)}
 }
 
 // probeService owns the frontend that [datapath.Verify] dials. No Service of

@@ -64,13 +64,13 @@ type model struct {
 	// undecided are Services whose decision failed by a panic.
 	undecided map[lb.ServiceName]struct{}
 	log       *slog.Logger
-	record    func(kube.Event)
+	events    eventRecorder
 }
 
-func newModel(cfg Config) *model {
+func newModel(cfg Config, p parts) *model {
 	self := lb.Node{
 		Name: cfg.NodeName, MasqueradeAll: cfg.MasqueradeAll,
-		Algorithm: cfg.Algorithm, IgnoreExternalIPs: cfg.IgnoreExternalIPs, Limits: cfg.limits,
+		Algorithm: cfg.Algorithm, IgnoreExternalIPs: cfg.IgnoreExternalIPs, Limits: p.limits,
 	}
 
 	self.PrimaryIPs = node.WithNodeIP(nil, cfg.NodeIP)
@@ -79,11 +79,11 @@ func newModel(cfg Config) *model {
 		nodeIP:            cfg.NodeIP,
 		eligible:          new(atomic.Bool),
 		checks:            health.NewPlanner(),
-		record:            cfg.record,
+		events:            p.events,
 		state:             lb.NewState(self),
 		node:              self,
 		nodePortAddresses: cfg.NodePortAddresses,
-		hadNodePorts:      cfg.hadNodePorts,
+		hadNodePorts:      p.hadNodePorts,
 		awaitsNode:        true,
 		optOuts:           kube.NewOptOuts(cfg.PodOptOut),
 		deviceRules:       cfg.Devices,
@@ -220,7 +220,7 @@ func (m *model) report(source string, problems []lb.Problem) {
 		if _, reported := known[p]; !reported {
 			m.log.Warn("left out", "object", p.Object, "field", p.Field, "problem", p.Message)
 			if e, ok := m.eventOf(p); ok {
-				m.record(e)
+				m.events.record(e)
 			}
 		}
 	}

@@ -78,7 +78,7 @@ func TestNodeAddrs(t *testing.T) {
 		}, []netip.Addr{primary, secondary}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m := newModel(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)})
+			m := newModel(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, parts{})
 			test.do(m)
 			addrs, ok := m.newNodeAddrs()
 			if ok != (test.want != nil) {
@@ -152,7 +152,7 @@ func TestLocalCIDRs(t *testing.T) {
 		{"none when waiting is over", byNode, func(m *model) { m.setNode(withCIDRs(nil)); m.stopWaiting() }, true, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m := newModel(Config{NodeName: "node-1", Local: test.detector, Log: slog.New(slog.DiscardHandler)})
+			m := newModel(Config{NodeName: "node-1", Local: test.detector, Log: slog.New(slog.DiscardHandler)}, parts{})
 			test.do(m)
 			got, known := m.newLocalCIDRs()
 			if known != test.known || !slices.Equal(got, test.want) {
@@ -169,7 +169,7 @@ func TestLocalCIDRs(t *testing.T) {
 // MasqueradeAll is the agent's, and no Node object takes it away.
 func TestMasqueradeAllStays(t *testing.T) {
 	for _, on := range []bool{true, false} {
-		m := newModel(Config{NodeName: "node-1", MasqueradeAll: on, Log: slog.New(slog.DiscardHandler)})
+		m := newModel(Config{NodeName: "node-1", MasqueradeAll: on, Log: slog.New(slog.DiscardHandler)}, parts{})
 		m.state.SetService(*web())
 		masqueraded := func() bool {
 			res, _ := m.state.Resolve(web().Name)
@@ -188,7 +188,7 @@ func TestMasqueradeAllStays(t *testing.T) {
 func TestNodeOptionsStay(t *testing.T) {
 	m := newModel(Config{
 		NodeName: "node-1", Algorithm: lb.Maglev, IgnoreExternalIPs: true, Log: slog.New(slog.DiscardHandler),
-	})
+	}, parts{})
 	svc := *web()
 	svc.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 	m.state.SetService(svc)
@@ -210,7 +210,7 @@ func TestNodeOptionsStay(t *testing.T) {
 
 func TestReportLogsWhatIsNew(t *testing.T) {
 	var log bytes.Buffer
-	m := newModel(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	m := newModel(Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, parts{})
 	bad := lb.Problem{Object: "Service ns/web", Field: "spec.externalIPs[0]", Message: "not an address"}
 	m.report("Service ns/web", []lb.Problem{bad})
 	m.report("Service ns/web", []lb.Problem{bad})

@@ -28,8 +28,7 @@ func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.limits = dryRunLimits
-	offline := NewOffline(cfg, writer, time.Now)
+	offline := &Offline{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: dryRunLimits})}
 	source, err := newSource(cfg, offline.Sink())
 	if err != nil {
 		return nil, err

@@ -27,7 +27,7 @@ func TestPanicIsOfOneService(t *testing.T) {
 			var events []kube.Event
 			p := mustRunLoopOn(t, maps.NewFakes(1<<20), 0, func(a *agent) {
 				a.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
-				a.model.record = func(e kube.Event) { events = append(events, e) }
+				a.model.events = func(e kube.Event) { events = append(events, e) }
 				a.resolve = func(s lb.Snapshot) lb.Resolution {
 					if s.Service.Affinity == 2*time.Second {
 						panic("this cannot be")

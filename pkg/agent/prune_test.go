@@ -113,7 +113,7 @@ func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 	proxy := newProxy(cfg)
 	a := newAgent(cfg, parts{
 		queue: newEventQueue(nil, time.Now), source: idleSource{}, writer: writer, tables: pinned.Tables, proxy: proxy,
-		checks: newHealthServices(cfg, proxy), waitForPrograms: pinned.WaitForPrograms,
+		checks: newHealthServices(cfg, proxy, nil), waitForPrograms: pinned.WaitForPrograms,
 	})
 	a.synced, a.complete = true, true
 	ctx, stop := context.WithCancel(context.Background())

@@ -1,11 +1,14 @@
 package agent
 
 import (
+	"fmt"
 	stdmaps "maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -22,10 +25,12 @@ const (
 	actionConnect = "Connect"
 )
 
-// record records an Event if there is an API server.
-func (c Config) record(e kube.Event) {
-	if c.events != nil {
-		c.events(e)
+// eventRecorder records Events. Nil records none: there is no API server.
+type eventRecorder func(kube.Event)
+
+func (r eventRecorder) record(e kube.Event) {
+	if r != nil {
+		r(e)
 	}
 }
 
@@ -81,37 +86,47 @@ func (a *agent) recordNew(notes, known map[lb.ServiceName]string, reason string)
 	byName := func(x, y lb.ServiceName) int { return strings.Compare(x.String(), y.String()) }
 	for _, name := range slices.SortedFunc(stdmaps.Keys(notes), byName) {
 		if note := notes[name]; note != known[name] && name != probeService {
-			a.cfg.record(kube.Event{Service: name, Reason: reason, Action: actionProgram, Note: note})
+			a.events.record(kube.Event{Service: name, Reason: reason, Action: actionProgram, Note: note})
 		}
 	}
 }
 
-// recordDatapath records an event of the datapath.
-func (c Config) recordDatapath(e datapath.Event) {
+// suspect records that a backend is passed over.
+func (r eventRecorder) suspect(port maps.ServicePort, backend netip.AddrPort, cause maps.HealthCause) {
+	namespace, name, _ := port.Parts()
+	r.record(kube.Event{
+		Service: lb.ServiceName{Namespace: namespace, Name: name}, Field: backend.String(),
+		Reason: kube.ReasonBackendSuspect, Action: actionConnect,
+		Note: fmt.Sprintf("%s: backend %s %s: new connections from this node go to others", port, backend, cause),
+	})
+}
+
+// datapath records an event of the datapath.
+func (r eventRecorder) datapath(e datapath.Event) {
 	reason := map[datapath.EventKind]string{
 		datapath.HooksNotEffective: kube.ReasonHooks, datapath.HooksEffective: kube.ReasonHooksBack,
 		datapath.PinsMissing: kube.ReasonPinsMissing, datapath.PinsMadeAgain: kube.ReasonPinsMadeAgain,
 		datapath.DevicesNotEffective: kube.ReasonUnreached, datapath.DevicesEffective: kube.ReasonReached,
 	}[e.Kind]
-	c.record(kube.Event{
+	r.record(kube.Event{
 		Reason: reason, Action: actionCheck, Note: e.Note,
 		Normal: e.Kind == datapath.HooksEffective || e.Kind == datapath.DevicesEffective,
 	})
 }
 
-// recordEmergency records an Event when the table of flows is too small, or is no longer.
-func (c Config) recordEmergency(why string) {
+// emergency records an Event when the table of flows is too small, or is no longer.
+func (r eventRecorder) emergency(why string) {
 	e := kube.Event{Reason: kube.ReasonFlowTableFull, Action: actionCheck, Note: why}
 	if why == "" {
 		e = kube.Event{Reason: kube.ReasonFlowTableRelief, Action: actionCheck, Normal: true, Note: "the table of flows has room again"}
 	}
-	c.record(e)
+	r.record(e)
 }
 
-// recordFailure records an Event if a server has ended with an error, and returns the error.
-func (c Config) recordFailure(reason string, err error) error {
+// failure records an Event if a server has ended with an error, and returns the error.
+func (r eventRecorder) failure(reason string, err error) error {
 	if err != nil {
-		c.record(kube.Event{Reason: reason, Action: actionStart, Note: err.Error()})
+		r.record(kube.Event{Reason: reason, Action: actionStart, Note: err.Error()})
 	}
 
 	return err

@@ -18,19 +18,17 @@ import (
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
-// recordingConfig returns a configuration that remembers the Events.
-func recordingConfig() (Config, *[]kube.Event) {
+// recordingEvents returns a recorder that remembers the Events.
+func recordingEvents() (eventRecorder, *[]kube.Event) {
 	var events []kube.Event
-	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
-	cfg.events = func(e kube.Event) { events = append(events, e) }
 
-	return cfg, &events
+	return func(e kube.Event) { events = append(events, e) }, &events
 }
 
 // A part of an object that is left out gives one Event as long as it is left out.
 func TestProblemsAreEvents(t *testing.T) {
-	cfg, events := recordingConfig()
-	m := newModel(cfg)
+	record, events := recordingEvents()
+	m := newModel(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, parts{events: record})
 	bad := lb.Problem{Object: "Service ns/web", Field: "metadata.annotations[sluice-lb.io/algorithm]", Message: "no such thing"}
 	worse := lb.Problem{Object: "Service ns/web", Field: "spec.externalIPs[0]", Message: "not an address"}
 	m.report("Service ns/web", []lb.Problem{bad})
@@ -67,13 +65,14 @@ type impairedScene struct {
 
 func newImpairedScene(t *testing.T) *impairedScene {
 	t.Helper()
-	cfg, events := recordingConfig()
+	record, events := recordingEvents()
 	fakes := maps.NewFakes(100)
 	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer})
+	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)},
+		parts{queue: newEventQueue(nil, time.Now), writer: writer, events: record})
 	a.synced, a.complete = true, true
 
 	return &impairedScene{agent: a, fakes: fakes, events: events}
@@ -148,9 +147,9 @@ func TestImpairedServicesAreReported(t *testing.T) {
 }
 
 func TestFlowTableEvents(t *testing.T) {
-	cfg, events := recordingConfig()
-	cfg.recordEmergency("full")
-	cfg.recordEmergency("")
+	record, events := recordingEvents()
+	record.emergency("full")
+	record.emergency("")
 	want := []kube.Event{
 		{Reason: "FlowTableFull", Action: "Check", Note: "full"},
 		{Reason: "FlowTableNotFull", Action: "Check", Normal: true, Note: "the table of flows has room again"},
@@ -173,6 +172,6 @@ func TestEventsNeedAnAPIServer(t *testing.T) {
 		if got := newRecorder(test.cfg) != nil; got != test.want {
 			t.Errorf("with %+v there is a recorder: %t, want %t", test.cfg, got, test.want)
 		}
-		test.cfg.record(kube.Event{Reason: kube.ReasonStarting})
 	}
+	eventRecorder(nil).record(kube.Event{Reason: kube.ReasonStarting})
 }
