@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -68,23 +67,8 @@ const rowsTogether = 10000
 
 // printFlows encodes flow by flow, since there may be millions.
 func printFlows(w io.Writer, format string, flows []flow.Flow) error {
-	known := format == "table" || format == "json" || format == "yaml"
-	if len(flows) == 0 || !known {
-		return (&output{format}).print(w, flows, drawFlowsHeader)
-	}
-	if format == "table" {
-		t := &table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
-		drawFlowsHeader(t)
-		for i, f := range flows {
-			drawFlow(t, f)
-			if (i+1)%rowsTogether == 0 {
-				if err := t.w.Flush(); err != nil {
-					return err
-				}
-			}
-		}
-
-		return t.w.Flush()
+	if len(flows) == 0 || format != "json" && format != "yaml" {
+		return (&output{format}).print(w, flows, func(t *table) { drawFlows(t, flows) })
 	}
 	before, after := "", ""
 	for i := range flows {
@@ -111,20 +95,22 @@ func printFlows(w io.Writer, format string, flows []flow.Flow) error {
 	return err
 }
 
-func drawFlowsHeader(t *table) {
+func drawFlows(t *table, flows []flow.Flow) {
 	t.row("SERVICE", "PROTOCOL", "CLIENT", "DESTINATION", "BACKEND", "MASQUERADE", "STACK PORT", "STATE", "AGE", "IDLE")
-}
-
-func drawFlow(t *table, f flow.Flow) {
-	masquerade, stackPort := "", ""
-	if f.Masquerade.IsValid() {
-		masquerade = f.Masquerade.String()
+	for i, f := range flows {
+		masquerade, stackPort := "", ""
+		if f.Masquerade.IsValid() {
+			masquerade = f.Masquerade.String()
+		}
+		if f.StackPort != 0 {
+			stackPort = fmt.Sprint(f.StackPort)
+		}
+		t.row(f.Service, f.Protocol, f.Client.String(), f.OriginalDst.String(), f.Backend.String(), masquerade, stackPort,
+			string(f.State), seconds(f.AgeSeconds), seconds(f.IdleSeconds))
+		if (i+1)%rowsTogether == 0 {
+			t.flush()
+		}
 	}
-	if f.StackPort != 0 {
-		stackPort = fmt.Sprint(f.StackPort)
-	}
-	t.row(f.Service, f.Protocol, f.Client.String(), f.OriginalDst.String(), f.Backend.String(), masquerade, stackPort,
-		string(f.State), seconds(f.AgeSeconds), seconds(f.IdleSeconds))
 }
 
 func seconds(n int64) string { return (time.Duration(n) * time.Second).String() }

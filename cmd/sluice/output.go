@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -26,10 +27,11 @@ func (o *output) flag(cmd *cobra.Command) {
 func (o *output) print(w io.Writer, v any, draw func(*table)) error {
 	switch o.format {
 	case "table":
-		t := &table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
+		t := newTable(w)
 		draw(t)
+		t.flush()
 
-		return t.w.Flush()
+		return t.err
 	case "json":
 		text, err := json.MarshalIndent(v, "", "  ")
 		if err != nil {
@@ -53,8 +55,11 @@ func (o *output) print(w io.Writer, v any, draw func(*table)) error {
 
 // table aligns rows in columns, up to the next note.
 type table struct {
-	w *tabwriter.Writer
+	w   *tabwriter.Writer
+	err error // the first of writing
 }
+
+func newTable(w io.Writer) *table { return &table{w: tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)} }
 
 // row writes one line of cells; empty cells show as "-".
 func (t *table) row(cells ...string) {
@@ -63,12 +68,20 @@ func (t *table) row(cells ...string) {
 			cells[i] = "-"
 		}
 	}
-	fmt.Fprintln(t.w, strings.Join(cells, "\t"))
+	t.line(strings.Join(cells, "\t"))
 }
 
 // note writes a line of text, which ends the columns.
 func (t *table) note(text string) {
-	t.w.Flush()
-	fmt.Fprintln(t.w, text)
-	t.w.Flush()
+	t.flush()
+	t.line(text)
+	t.flush()
 }
+
+func (t *table) line(text string) {
+	_, err := fmt.Fprintln(t.w, text)
+	t.err = cmp.Or(t.err, err)
+}
+
+// flush writes the rows so far, which ends the columns.
+func (t *table) flush() { t.err = cmp.Or(t.err, t.w.Flush()) }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -36,7 +35,7 @@ func drawClusterStatus(w io.Writer, answers []remote.Answer, now time.Time) {
 		}
 		all = append(all, s)
 	}
-	t := &table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
+	t := newTable(w)
 	t.row("NODE", "AGENT", "UP", "SERVICES", "HOOKS", "DEVICES", "FLOWS", "STATE")
 	for _, s := range all {
 		if s.failed != "" {
