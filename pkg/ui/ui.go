@@ -10,12 +10,13 @@ import (
 	_ "embed" // the page
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"regexp"
 	"time"
+
+	"github.com/sluice-lb/sluice/pkg/health"
 )
 
 //go:embed page.html
@@ -46,13 +47,8 @@ func (s *Server) URL() string { return "http://" + s.listener.Addr().String() + 
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	server := &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second,
-		BaseContext: func(net.Listener) context.Context { return ctx },
-	}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	if err := server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second}
+	if err := health.ServeUntil(ctx, server, s.listener); err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
 
