@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -101,7 +102,7 @@ func (e Event) String() string {
 		outcome = backend + " " + e.Why
 	}
 
-	return fmt.Sprintf(columns, at, client+" ", destination+" ", orDash(e.Service)+" ", outcome)
+	return fmt.Sprintf(columns, at, client+" ", destination+" ", cmp.Or(e.Service, "-")+" ", outcome)
 }
 
 // compare orders events by their times.
@@ -124,14 +125,6 @@ func (e Event) client() string {
 	default:
 		return fmt.Sprintf("%s (%s %d)", who, e.Process, e.PID)
 	}
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-
-	return text
 }
 
 // Filter selects events. What it leaves empty selects all.
