@@ -25,10 +25,10 @@ func (p *Planner) SetAddresses(addrs []netip.Addr) { p.addrs = addrs }
 
 // Plan sets the check of a Service, nil for none. It takes effect at the next Publish.
 func (p *Planner) Plan(name lb.ServiceName, check *Check) {
-	if check != nil {
+	if _, known := p.published[name]; known || check != nil {
 		p.due[name] = check
-	} else if _, known := p.published[name]; known {
-		p.due[name] = nil
+	} else {
+		delete(p.due, name) // it ends before it was published
 	}
 }
 

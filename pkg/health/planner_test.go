@@ -89,4 +89,8 @@ func TestPlannerPublishesWhatIsInForce(t *testing.T) {
 	p.Plan(name, nil)
 	mustAnswer("before its end is in force", false, true)
 	mustAnswer("when its end is in force", true, false)
+	p.Plan(name, &Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1}})
+	mustAnswer("planned again", false, false)
+	p.Plan(name, nil)
+	mustAnswer("when its Service is gone before it was in force", true, false)
 }
