@@ -83,7 +83,7 @@ func (a *agent) reportApplied() {
 		a.failing, a.unwritable = false, nil
 	}
 	busy := a.busy()
-	a.model.checks.Publish(a.checks, func(name lb.ServiceName) bool { return !busy || a.writer.Programmed(name) })
+	a.checks.Publish(func(name lb.ServiceName) bool { return !busy || a.writer.Programmed(name) })
 	a.proxy.Applied()
 }
 

@@ -373,14 +373,14 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 		t.Error("not ready")
 	}
 	published := make(chan bool, 1)
-	p.queue.enqueue(func(m *model) {
+	p.queue.enqueue(func(*model) {
 		isDue := func() (due bool) {
-			m.checks.Publish(p.checks, func(name lb.ServiceName) bool { due = due || name == svc.Name; return false })
+			p.checks.Publish(func(name lb.ServiceName) bool { due = due || name == svc.Name; return false })
 
 			return due
 		}
 		waits := isDue()
-		m.checks.Plan(svc.Name, nil) // which is due only if the check was published
+		p.checks.Plan(svc.Name, nil) // which is due only if the check was published
 		published <- !waits && isDue()
 	})
 	mustWork(3)

@@ -74,6 +74,9 @@ type agent struct {
 
 // newAgent returns an agent that has received no object yet.
 func newAgent(cfg Config, p parts) *agent {
+	if p.checks == nil {
+		p.checks = health.NewServices(health.ServicesConfig{})
+	}
 	if p.endStale == nil {
 		p.endStale = func() {}
 	}

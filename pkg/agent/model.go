@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/config"
-	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
@@ -29,7 +28,6 @@ type model struct {
 	// goroutine may read it.
 	eligible *atomic.Bool
 
-	checks *health.Planner // of health check node ports
 	// claimsChanged is set if an address may have got another owner since
 	// [agent.reportImpaired].
 	claimsChanged bool
@@ -78,7 +76,6 @@ func newModel(cfg Config, p parts) *model {
 	return &model{
 		nodeIP:            cfg.NodeIP,
 		eligible:          new(atomic.Bool),
-		checks:            health.NewPlanner(),
 		events:            p.events,
 		state:             lb.NewState(self),
 		node:              self,

@@ -85,7 +85,7 @@ func (a *agent) programNode() bool {
 	if addrs, ok := a.model.newNodeAddrs(); ok {
 		a.writer.SetNodeAddrs(addrs)
 		if !a.model.awaitsPrimary() {
-			a.model.checks.SetAddresses(a.model.checkAddrs())
+			a.checks.PlanAddresses(a.model.checkAddrs())
 		}
 		changed = true
 	}
@@ -265,7 +265,7 @@ func (a *agent) enforce(svc *lb.Service, d decision) {
 	delete(a.model.undecided, name)
 	a.queue.metrics.Resolved(name, d.res)
 	a.model.report(source, d.res.Problems)
-	a.model.checks.Plan(name, d.check)
+	a.checks.Plan(name, d.check)
 	a.writer.SetPlanned(name, svc.Created, d.planned)
 }
 
@@ -274,7 +274,7 @@ func (a *agent) retire(name lb.ServiceName) {
 	delete(a.model.undecided, name)
 	a.queue.metrics.Resolved(name, lb.Resolution{})
 	a.model.report(decisionsAbout(name), nil)
-	a.model.checks.Plan(name, nil)
+	a.checks.Plan(name, nil)
 	a.writer.Delete(name)
 }
 

@@ -171,9 +171,9 @@ func TestServerAnswersBesideSilentConnections(t *testing.T) {
 // All health check node ports together have the connections of one.
 func TestServicesBoundConnections(t *testing.T) {
 	c := mustCheck(t)
-	c.SetAddresses(addrs("0.0.0.0"))
-	c.Set(web, ready(30000, 1, 0))
-	c.Set(lb.ServiceName{Namespace: "ns1", Name: "svc2"}, ready(30001, 2, 0))
+	c.listenOn(addrs("0.0.0.0"))
+	c.set(web, ready(30000, 1, 0))
+	c.set(lb.ServiceName{Namespace: "ns1", Name: "svc2"}, ready(30001, 2, 0))
 	c.mustCount(t, "127.0.0.1:30000", 1)
 	c.mustCount(t, "127.0.0.1:30001", 2)
 	held := mustHold(t, c.ns, maxConnections-50, "127.0.0.1:30000")

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -41,18 +40,38 @@ type Check struct {
 	Ready map[lb.Family]int
 }
 
+// CheckOf returns the health check of a Service, nil if it has none. Load balancers that
+// keep client addresses use it to find the nodes that have endpoints.
+func CheckOf(svc *lb.Service, res lb.Resolution) *Check {
+	if svc == nil || svc.Type != lb.LoadBalancer || svc.ExternalPolicy != lb.Local || svc.HealthCheckNodePort == 0 {
+		return nil
+	}
+	check := &Check{Port: svc.HealthCheckNodePort, Ready: make(map[lb.Family]int)}
+	for _, f := range res.Frontends {
+		family := lb.FamilyOf(f.Key.Addr)
+		if _, has := check.Ready[family]; !has && f.Kind == lb.KindClusterIP {
+			check.Ready[family] = res.LocalReady(family)
+		}
+	}
+
+	return check
+}
+
 // Services answers at the health check node ports of Services, by which load balancers
 // that keep client addresses (externalTrafficPolicy Local) find the nodes that have
-// endpoints. All methods except Run return at once, and any goroutine may call them.
+// endpoints. A check is planned when a Service is decided, and published when it is programmed.
+// All methods except Run return at once, and any goroutine may call them.
 type Services struct {
 	cfg         ServicesConfig
 	changed     chan struct{}
 	connections Connections // of all ports together: there may be thousands of ports
 
-	mu     sync.Mutex
-	checks map[lb.ServiceName]Check
-	addrs  []netip.Addr
-	open   map[port]*http.Server
+	mu           sync.Mutex
+	checks       map[lb.ServiceName]Check  // as published
+	planned      map[lb.ServiceName]*Check // and not published yet; nil: there is none any more
+	addrs        []netip.Addr
+	plannedAddrs []netip.Addr // nil: unchanged
+	open         map[port]*http.Server
 }
 
 // port is one socket of one Service.
@@ -80,34 +99,52 @@ func NewServices(cfg ServicesConfig) *Services {
 		cfg:     cfg,
 		changed: make(chan struct{}, 1),
 		checks:  make(map[lb.ServiceName]Check),
+		planned: make(map[lb.ServiceName]*Check),
 		open:    make(map[port]*http.Server),
 	}
 }
 
-// Set adds or replaces the check of a Service. The caller must not change check
-// afterwards.
-func (s *Services) Set(service lb.ServiceName, check Check) {
+// PlanAddresses sets the addresses of the node to listen on from the next Publish on. The unspecified address
+// of a family stands for all of them. The caller must not change addrs afterwards.
+func (s *Services) PlanAddresses(addrs []netip.Addr) {
 	s.mu.Lock()
-	s.checks[service] = check
-	s.mu.Unlock()
-	s.wake()
+	defer s.mu.Unlock()
+	s.plannedAddrs = addrs
 }
 
-// Delete removes the check of a Service and closes its connections.
-func (s *Services) Delete(service lb.ServiceName) {
+// Plan sets the check of a Service, nil for none, from the Publish on with which the Service is in force. The
+// caller must not change check afterwards.
+func (s *Services) Plan(service lb.ServiceName, check *Check) {
 	s.mu.Lock()
-	delete(s.checks, service)
-	s.mu.Unlock()
-	s.wake()
+	defer s.mu.Unlock()
+	if _, published := s.checks[service]; published || check != nil {
+		s.planned[service] = check
+	} else {
+		delete(s.planned, service) // it ends before it was published
+	}
 }
 
-// SetAddresses sets the addresses of the node to listen on. The unspecified address
-// of a family stands for all of them.
-func (s *Services) SetAddresses(addrs []netip.Addr) {
+// Publish makes the planned checks of those Services effective that are in force, and closes the connections of
+// checks that are gone.
+func (s *Services) Publish(inForce func(lb.ServiceName) bool) {
 	s.mu.Lock()
-	s.addrs = slices.Clone(addrs)
-	s.mu.Unlock()
-	s.wake()
+	defer s.mu.Unlock()
+	if s.plannedAddrs != nil {
+		s.addrs, s.plannedAddrs = s.plannedAddrs, nil
+		s.wake()
+	}
+	for service, check := range s.planned {
+		if !inForce(service) {
+			continue
+		}
+		delete(s.planned, service)
+		if check == nil {
+			delete(s.checks, service)
+		} else {
+			s.checks[service] = *check
+		}
+		s.wake()
+	}
 }
 
 func (s *Services) wake() {

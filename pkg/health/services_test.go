@@ -59,6 +59,24 @@ func mustCheck(t *testing.T) *checker {
 	return c
 }
 
+// set sets a check at once, remove removes it, and listenOn sets the addresses.
+func (c *checker) set(service lb.ServiceName, check Check) {
+	c.Plan(service, &check)
+	c.publish()
+}
+
+func (c *checker) remove(service lb.ServiceName) {
+	c.Plan(service, nil)
+	c.publish()
+}
+
+func (c *checker) listenOn(addrs []netip.Addr) {
+	c.PlanAddresses(append([]netip.Addr{}, addrs...))
+	c.publish()
+}
+
+func (c *checker) publish() { c.Publish(func(lb.ServiceName) bool { return true }) }
+
 func addrs(texts ...string) []netip.Addr {
 	var all []netip.Addr
 	for _, text := range texts {
@@ -104,7 +122,7 @@ func (c *checker) mustRefuse(t *testing.T, addresses ...string) {
 // The answer is kube-proxy's, byte by byte, whatever is asked for.
 func TestServiceAnswer(t *testing.T) {
 	c := mustCheck(t)
-	c.SetAddresses(addrs("0.0.0.0", "::"))
+	c.listenOn(addrs("0.0.0.0", "::"))
 	for _, test := range []struct {
 		name    string
 		count   int
@@ -122,7 +140,7 @@ func TestServiceAnswer(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c.sick.Store(test.sick)
-			c.Set(web, ready(30000, test.count, 0))
+			c.set(web, ready(30000, test.count, 0))
 			c.mustCount(t, "10.0.0.1:30000", test.count)
 			method, path, _ := strings.Cut(test.request, " ")
 			code, body, header, err := get(c.ns, method, "10.0.0.1:30000", path)
@@ -147,39 +165,39 @@ func TestServiceAnswer(t *testing.T) {
 // and it goes.
 func TestServiceListens(t *testing.T) {
 	c := mustCheck(t)
-	c.Set(web, Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1}})
-	c.SetAddresses(addrs("0.0.0.0", "::"))
+	c.set(web, Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1}})
+	c.listenOn(addrs("0.0.0.0", "::"))
 	c.mustCount(t, "10.0.0.1:30000", 1)
 	c.mustCount(t, "10.0.0.2:30000", 1)
 	c.mustCount(t, "127.0.0.1:30000", 1)
 	c.mustRefuse(t, "[fd00::1]:30000") // the Service has no such family
 
-	c.Set(web, ready(30000, 1, 4))
+	c.set(web, ready(30000, 1, 4))
 	c.mustCount(t, "[fd00::1]:30000", 4)
 	c.mustCount(t, "[fd00::2]:30000", 4)
 	c.mustCount(t, "10.0.0.1:30000", 1)
 
-	c.SetAddresses(addrs("10.0.0.1", "fd00::2"))
+	c.listenOn(addrs("10.0.0.1", "fd00::2"))
 	c.mustRefuse(t, "10.0.0.2:30000", "127.0.0.1:30000", "[fd00::1]:30000")
 	c.mustCount(t, "10.0.0.1:30000", 1)
 	c.mustCount(t, "[fd00::2]:30000", 4)
 
-	c.SetAddresses(addrs("10.0.0.1", "10.0.0.2", "fd00::2")) // one is added
+	c.listenOn(addrs("10.0.0.1", "10.0.0.2", "fd00::2")) // one is added
 	c.mustCount(t, "10.0.0.2:30000", 1)
 
-	c.Set(web, ready(30001, 2, 4))
+	c.set(web, ready(30001, 2, 4))
 	c.mustCount(t, "10.0.0.1:30001", 2)
 	c.mustRefuse(t, "10.0.0.1:30000", "10.0.0.2:30000", "[fd00::2]:30000")
 
-	c.SetAddresses(addrs("0.0.0.0", "::")) // the same numbers, more widely
+	c.listenOn(addrs("0.0.0.0", "::")) // the same numbers, more widely
 	c.mustCount(t, "127.0.0.1:30001", 2)
 	c.mustCount(t, "[::1]:30001", 4)
 
-	c.SetAddresses(nil)
+	c.listenOn(nil)
 	c.mustRefuse(t, "10.0.0.1:30001", "[fd00::2]:30001")
-	c.SetAddresses(addrs("10.0.0.1"))
+	c.listenOn(addrs("10.0.0.1"))
 	c.mustCount(t, "10.0.0.1:30001", 2)
-	c.Delete(web)
+	c.remove(web)
 	c.mustRefuse(t, "10.0.0.1:30001")
 }
 
@@ -187,8 +205,8 @@ func TestServiceListens(t *testing.T) {
 // them.
 func TestServiceCutsConnections(t *testing.T) {
 	c := mustCheck(t)
-	c.SetAddresses(addrs("0.0.0.0"))
-	c.Set(web, ready(30000, 1, 0))
+	c.listenOn(addrs("0.0.0.0"))
+	c.set(web, ready(30000, 1, 0))
 	c.mustCount(t, "10.0.0.1:30000", 1)
 	conn, err := c.ns.Dial("tcp", "10.0.0.1:30000", timeout)
 	if err != nil {
@@ -207,12 +225,12 @@ func TestServiceCutsConnections(t *testing.T) {
 	if err := ask(); err != nil {
 		t.Fatal(err)
 	}
-	c.Set(web, ready(30000, 2, 0))
+	c.set(web, ready(30000, 2, 0))
 	c.mustCount(t, "10.0.0.1:30000", 2)
 	if err := ask(); err != nil {
 		t.Errorf("a count cut a connection: %v", err)
 	}
-	c.Delete(web)
+	c.remove(web)
 	c.mustRefuse(t, "10.0.0.1:30000")
 	if err := ask(); err == nil {
 		t.Error("the connection outlived the Service")
@@ -227,9 +245,9 @@ func TestServicePortInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SetAddresses(addrs("10.0.0.1", "10.0.0.2"))
-	c.Set(web, ready(30000, 1, 0))
-	c.Set(lb.ServiceName{Namespace: "ns1", Name: "svc2"}, ready(30001, 5, 0))
+	c.listenOn(addrs("10.0.0.1", "10.0.0.2"))
+	c.set(web, ready(30000, 1, 0))
+	c.set(lb.ServiceName{Namespace: "ns1", Name: "svc2"}, ready(30001, 5, 0))
 	<-c.failure
 	c.mustCount(t, "10.0.0.2:30000", 1)
 	c.mustCount(t, "10.0.0.1:30001", 5)
@@ -249,7 +267,7 @@ func TestServicePortInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	c.Set(web, ready(30002, 1, 0))
+	c.set(web, ready(30002, 1, 0))
 	<-c.failure // another port is another failure
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -263,18 +281,18 @@ func TestServicePortInUse(t *testing.T) {
 func TestServicePortChangesHands(t *testing.T) {
 	c := mustCheck(t)
 	other := lb.ServiceName{Namespace: "ns1", Name: "svc2"}
-	c.SetAddresses(addrs("0.0.0.0"))
-	c.Set(web, ready(30000, 1, 0))
-	c.Set(other, ready(30001, 2, 0))
+	c.listenOn(addrs("0.0.0.0"))
+	c.set(web, ready(30000, 1, 0))
+	c.set(other, ready(30001, 2, 0))
 	c.mustCount(t, "10.0.0.1:30000", 1)
 	c.mustCount(t, "10.0.0.1:30001", 2)
 	for range 20 {
-		c.Set(web, ready(30001, 1, 0))
-		c.Set(other, ready(30000, 2, 0))
+		c.set(web, ready(30001, 1, 0))
+		c.set(other, ready(30000, 2, 0))
 		c.mustCount(t, "10.0.0.1:30001", 1)
 		c.mustCount(t, "10.0.0.1:30000", 2)
-		c.Set(web, ready(30000, 1, 0))
-		c.Set(other, ready(30001, 2, 0))
+		c.set(web, ready(30000, 1, 0))
+		c.set(other, ready(30001, 2, 0))
 		c.mustCount(t, "10.0.0.1:30000", 1)
 		c.mustCount(t, "10.0.0.1:30001", 2)
 	}

@@ -70,27 +70,27 @@ func TestCheckOf(t *testing.T) {
 
 // A check that is planned is answered once its Service is in force, and gone only once the end of the
 // check is in force, too.
-func TestPlannerPublishesWhatIsInForce(t *testing.T) {
+func TestPublishesWhatIsInForce(t *testing.T) {
 	name := lb.ServiceName{Namespace: "ns", Name: "web"}
-	answers, p := NewServices(ServicesConfig{}), NewPlanner()
+	s := NewServices(ServicesConfig{})
 	mustAnswer := func(when string, inForce, want bool) {
 		t.Helper()
-		p.Publish(answers, func(lb.ServiceName) bool { return inForce })
-		if got := len(answers.wanted()) > 0; got != want {
+		s.Publish(func(lb.ServiceName) bool { return inForce })
+		if got := len(s.wanted()) > 0; got != want {
 			t.Errorf("%s, there is a check: %t, want %t", when, got, want)
 		}
 	}
-	p.SetAddresses([]netip.Addr{netip.IPv4Unspecified()})
-	p.Plan(name, nil)
+	s.PlanAddresses([]netip.Addr{netip.IPv4Unspecified()})
+	s.Plan(name, nil)
 	mustAnswer("without a check", true, false)
-	p.Plan(name, &Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1}})
+	s.Plan(name, &Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1}})
 	mustAnswer("before it is in force", false, false)
 	mustAnswer("when it is in force", true, true)
-	p.Plan(name, nil)
+	s.Plan(name, nil)
 	mustAnswer("before its end is in force", false, true)
 	mustAnswer("when its end is in force", true, false)
-	p.Plan(name, &Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1}})
+	s.Plan(name, &Check{Port: 30000, Ready: map[lb.Family]int{lb.IPv4: 1}})
 	mustAnswer("planned again", false, false)
-	p.Plan(name, nil)
+	s.Plan(name, nil)
 	mustAnswer("when its Service is gone before it was in force", true, false)
 }
