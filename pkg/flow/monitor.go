@@ -125,11 +125,10 @@ func (m *Monitor) sweep() {
 
 // searchStale ends stale flows, and reports whether none is left.
 func (m *Monitor) searchStale() bool {
-	begin, before := time.Now(), m.sweeper.EndedStale()
-	n, err := m.sweeper.EndStale()
-	after := m.sweeper.EndedStale()
-	m.cfg.Searched(begin, Ended{IPv4: after.IPv4 - before.IPv4, IPv6: after.IPv6 - before.IPv6})
-	if n > 0 {
+	begin := time.Now()
+	ended, err := m.sweeper.EndStale()
+	m.cfg.Searched(begin, ended)
+	if n := ended.IPv4 + ended.IPv6; n > 0 {
 		m.cfg.Log.Info("ended UDP flows whose backend or frontend is gone", "flows", n)
 	}
 	m.failed("UDP flows stay with backends or frontends that are gone; trying again", err)

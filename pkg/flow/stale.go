@@ -18,13 +18,13 @@ const maxTries = 4
 // EndStale ends the UDP flows whose backend is gone, or whose original destination no longer leads
 // to their service port, and no others: if their clients send again, they get a current backend.
 // Earlier requests can still be answered, because the entries of the replies are deleted 50 ms
-// later. It returns how many flows it ended, also next to an error.
+// later. It returns the flows that it ended, also next to an error.
 //
 // TCP and SCTP connections are left alone, as kube-proxy leaves them; so are flows to a backend
 // that gets no new flows but still exists. A flow does not include the scope of its frontend: it
 // stays if either scope leads to its service port.
-func (s *Sweeper) EndStale() (int, error) {
-	ended := 0
+func (s *Sweeper) EndStale() (Ended, error) {
+	var ended Ended
 	for {
 		stale, err := s.findStale()
 		if err != nil {
@@ -45,10 +45,9 @@ func (s *Sweeper) EndStale() (int, error) {
 			}
 			if e.ended {
 				n++
-				s.ended.add(f.OriginalDst)
+				ended.add(f.OriginalDst)
 			}
 		}
-		ended += n
 		s.status.Stale += uint64(n)
 		if n == 0 || len(stale) < maxBatch {
 			return ended, nil
@@ -143,6 +142,3 @@ func (e *Ended) add(originalDst maps.Addr) {
 		e.IPv6++
 	}
 }
-
-// EndedStale returns how many flows EndStale has ended since New.
-func (s *Sweeper) EndedStale() Ended { return s.ended }

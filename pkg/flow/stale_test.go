@@ -26,8 +26,8 @@ func (w *world) backend(t testing.TB, id uint32, at string, servicePortID uint32
 
 func (w *world) mustEndStale(t testing.TB, s *Sweeper, want int) {
 	t.Helper()
-	if n, err := s.EndStale(); n != want || err != nil {
-		t.Errorf("%d flows ended, %v, want %d", n, err, want)
+	if ended, err := s.EndStale(); ended.IPv4+ended.IPv6 != uint64(want) || err != nil {
+		t.Errorf("%+v flows ended, %v, want %d", ended, err, want)
 	}
 }
 

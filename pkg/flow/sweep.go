@@ -35,7 +35,6 @@ type Sweeper struct {
 	lost         struct{ flows, halfOpen evictions }
 	alarms       struct{ flows, halfOpen alarm }
 	status       Status
-	ended        Ended // by EndStale, since New
 }
 
 // New returns a Sweeper.
