@@ -147,7 +147,21 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		cfg: cfg, features: features, maps: pinned, config: config, programs: programs,
 		links: &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link), untraced: make(map[string]error)},
 		devices: devicePrograms{
-			loaded: make(map[variant]*bpf.DevicePrograms), filtered: make(map[int]bool),
+			config: bpf.DeviceConfig{
+				ScopeBySource: cfg.ScopeBySource,
+				Mark:          cfg.Mark,
+				ICMPPerSecond: cfg.ICMPPerSecond,
+				ICMPBurst:     cfg.ICMPBurst,
+				UDPIdle:       cfg.UDPIdle,
+				NoStats:       cfg.NoStats,
+				Heal:          cfg.Heal,
+				Resteer:       cfg.Resteer,
+				Keep:          programDir(cfg.BPFRoot),
+				FIBSource:     features.FIBSource,
+				ChecksumIPv6:  features.ChecksumIPv6,
+				Conntrack:     features.Conntrack,
+			},
+			loaded: make(map[bpf.DeviceConfig]*bpf.DevicePrograms), filtered: make(map[int]bool),
 			ahead: make(map[position][]attached), overtaken: make(map[position]map[ebpf.ProgramID]bool), front: make(map[position]bool),
 		},
 	}, nil

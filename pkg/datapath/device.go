@@ -142,7 +142,7 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 func (d *Datapath) LoadDevices(devices []Device) error {
 	var errs []error
 	for _, device := range devices {
-		_, err := d.devices.load(d, variantOf(device))
+		_, err := d.loadDevice(device)
 		errs = append(errs, err)
 	}
 
@@ -153,18 +153,19 @@ func (d *Datapath) LoadDevices(devices []Device) error {
 // may be zero. The default is [bpf.DefaultMasqueradePorts]. It takes effect with the next
 // [Datapath.AttachDevices], and must not be called at the same time. Flows keep their ports.
 func (d *Datapath) SetMasqueradePorts(ports, more bpf.PortRange) error {
-	if ports == d.devices.ports && more == d.devices.more {
+	config := &d.devices.config
+	if ports == config.MasqueradePorts && more == config.MorePorts {
 		return nil
 	}
 	err := d.devices.close()
 	clear(d.devices.loaded)
-	d.devices.ports, d.devices.more = ports, more
+	config.MasqueradePorts, config.MorePorts = ports, more
 
 	return err
 }
 
 func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]string) error {
-	programs, err := d.devices.load(d, variantOf(device))
+	programs, err := d.loadDevice(device)
 	if err != nil {
 		return err
 	}
@@ -175,7 +176,10 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 	stays := func(ahead []attached) bool { return d.devices.stays(at, hook, ahead) }
 	if d.Attachment() == TCX {
 		return d.links.attachTCX(device.Index, hook, hook.program(programs), stays, func() (*bpf.DevicePrograms, error) {
-			return bpf.LoadDevice(d.maps, d.devices.config(d, variantOf(device), ""))
+			config := d.devices.configOf(device)
+			config.Keep = ""
+
+			return bpf.LoadDevice(d.maps, config)
 		})
 	}
 	d.devices.filtered[device.Index] = true
@@ -183,23 +187,11 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 	return attachFilter(device.Index, hook, hook.program(programs), qdiscs, stays)
 }
 
-// variant has the properties of a device that its programs depend on.
-type variant struct {
-	class      uint32
-	noEthernet bool
-	bridgePort bool
-}
-
-func variantOf(device Device) variant {
-	return variant{device.Class, device.NoEthernet, device.BridgePort}
-}
-
-// devicePrograms are the programs of devices, a pair for each variant, which are loaded
+// devicePrograms are the programs of devices, a pair for each configuration, which are loaded
 // when the first device needs them, and what is known of the hooks.
 type devicePrograms struct {
-	loaded   map[variant]*bpf.DevicePrograms
-	ports    bpf.PortRange // of masqueraded flows
-	more     bpf.PortRange
+	config   bpf.DeviceConfig // of all devices, without what depends on the device
+	loaded   map[bpf.DeviceConfig]*bpf.DevicePrograms
 	filtered map[int]bool // devices that may have a filter of ours, by index
 	swept    bool         // no other device has one
 
@@ -228,41 +220,27 @@ func (p *devicePrograms) detachFilters(keep func(int) bool, full bool) error {
 	return nil
 }
 
-func (p *devicePrograms) load(d *Datapath, v variant) (*bpf.DevicePrograms, error) {
-	if programs := p.loaded[v]; programs != nil {
+// configOf returns the configuration of the programs of a device.
+func (p *devicePrograms) configOf(device Device) bpf.DeviceConfig {
+	config := p.config
+	config.Class, config.NoEthernet, config.BridgePort = device.Class, device.NoEthernet, device.BridgePort
+
+	return config
+}
+
+// loadDevice returns the programs of a device, and loads them if no device before had the same.
+func (d *Datapath) loadDevice(device Device) (*bpf.DevicePrograms, error) {
+	config := d.devices.configOf(device)
+	if programs := d.devices.loaded[config]; programs != nil {
 		return programs, nil
 	}
-	programs, err := bpf.LoadDevice(d.maps, p.config(d, v, programDir(d.cfg.BPFRoot)))
+	programs, err := bpf.LoadDevice(d.maps, config)
 	if err != nil {
 		return nil, err
 	}
-	p.loaded[v] = programs
+	d.devices.loaded[config] = programs
 
 	return programs, nil
-}
-
-// config returns the configuration of the programs of a variant. They are pinned in the folder
-// keep, unless that is empty.
-func (p *devicePrograms) config(d *Datapath, v variant, keep string) bpf.DeviceConfig {
-	return bpf.DeviceConfig{
-		Class:           v.class,
-		NoEthernet:      v.noEthernet,
-		BridgePort:      v.bridgePort,
-		ScopeBySource:   d.cfg.ScopeBySource,
-		Mark:            d.cfg.Mark,
-		MasqueradePorts: p.ports,
-		MorePorts:       p.more,
-		ICMPPerSecond:   d.cfg.ICMPPerSecond,
-		ICMPBurst:       d.cfg.ICMPBurst,
-		UDPIdle:         d.cfg.UDPIdle,
-		NoStats:         d.cfg.NoStats,
-		Heal:            d.cfg.Heal,
-		Resteer:         d.cfg.Resteer,
-		Keep:            keep,
-		FIBSource:       d.features.FIBSource,
-		ChecksumIPv6:    d.features.ChecksumIPv6,
-		Conntrack:       d.features.Conntrack,
-	}
 }
 
 func (p *devicePrograms) close() error {

@@ -179,12 +179,12 @@ func (p *port) wantEachSeen(once bool) {
 
 // The class and other properties of a device select its programs, and those that no
 // device needs are not loaded.
-func TestDeviceVariants(t *testing.T) {
+func TestDevicePrograms(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
 		pods := p.device()
 		pods.Class, pods.BridgePort = maps.DevicePods, true
-		podCounters := p.count(variantOf(pods))
+		podCounters := p.count(pods)
 		p.attach(p.device())
 		p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
 		p.wantCounts(false, podCounters.ingress, podCounters.egress)
@@ -193,12 +193,12 @@ func TestDeviceVariants(t *testing.T) {
 		p.wantCounts(false, p.ours[0].ingress, p.ours[0].egress)
 		p.wantCounts(true, podCounters.ingress, podCounters.egress)
 		if n := len(p.devices.loaded); n != 2 {
-			t.Errorf("%d variants are loaded, want 2", n)
+			t.Errorf("%d pairs of programs are loaded, want 2", n)
 		}
 	})
 }
 
-// Every variant of the real programs, on devices of both link layers.
+// Every configuration of the real programs, on devices of both link layers.
 func TestRealDevicePrograms(t *testing.T) {
 	p := newPort(t, Clsact)
 	clear(p.devices.loaded)
@@ -220,7 +220,7 @@ func TestRealDevicePrograms(t *testing.T) {
 		}
 	}
 	if n := len(p.devices.loaded); n != 6 {
-		t.Errorf("%d variants are loaded, want 6", n)
+		t.Errorf("%d pairs of programs are loaded, want 6", n)
 	}
 }
 

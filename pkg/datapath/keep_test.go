@@ -17,7 +17,7 @@ func programIDs(t *testing.T, d *Datapath, device Device) map[string]ebpf.Progra
 	t.Helper()
 	programs, err := d.programs()
 	must(t, err)
-	ofDevice, err := d.devices.load(d, variantOf(device))
+	ofDevice, err := d.loadDevice(device)
 	must(t, err)
 	all := map[string]*ebpf.Program{"socks": programs.Socks, "ingress": ofDevice.Ingress, "egress": ofDevice.Egress}
 	for _, hook := range slices.Concat(programs.Sock, programs.Trace) {

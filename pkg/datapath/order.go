@@ -80,8 +80,8 @@ func (u Unreached) String() string {
 // FindUnreached returns the hooks of these devices at which packets have passed, programs of
 // others run before ours, and ours has not run once: one of the others ends the chain. It calls
 // wait three times: packets have to pass during the second one, and the other two let packets in
-// flight arrive. Devices of one variant share a program, so that a hook stays unnoticed if another
-// device of that variant is reached. A hook stays unreached until our program runs.
+// flight arrive. Devices of one configuration share a program, so that a hook stays unnoticed if another
+// device with the same is reached. A hook stays unreached until our program runs.
 //
 // At egress our program is the last by choice. For a hook that is found there, again is true
 // instead, and the next [Datapath.AttachDevices] makes our program the first; the hook is
@@ -139,9 +139,9 @@ func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreach
 	return found, again, nil
 }
 
-// runsOf returns how often the program of a device's variant has run while runs were counted.
+// runsOf returns how often the program of a device, and of all with the same, has run while runs were counted.
 func (d *Datapath) runsOf(device Device, hook deviceHook) (uint64, error) {
-	programs, err := d.devices.load(d, variantOf(device))
+	programs, err := d.loadDevice(device)
 	if err != nil {
 		return 0, err
 	}

@@ -106,18 +106,18 @@ func (p *port) open(by Attachment) {
 	})
 	d := p.Datapath
 	p.t.Cleanup(func() { d.Close() })
-	p.ours = append(p.ours, p.count(variantOf(p.device())))
+	p.ours = append(p.ours, p.count(p.device()))
 }
 
-// count replaces the programs of a variant by programs that count.
-func (p *port) count(v variant) *counters {
+// count replaces the programs of a device by programs that count.
+func (p *port) count(device Device) *counters {
 	p.t.Helper()
 	c := &counters{newCounter(p.t, -1), newCounter(p.t, -1)}
 	ingress, err := c.ingress.program.Clone()
 	must(p.t, err)
 	egress, err := c.egress.program.Clone()
 	must(p.t, err)
-	p.devices.loaded[v] = &bpf.DevicePrograms{Ingress: ingress, Egress: egress} // Close closes them
+	p.devices.loaded[p.devices.configOf(device)] = &bpf.DevicePrograms{Ingress: ingress, Egress: egress} // Close closes them
 
 	return c
 }
