@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -118,10 +117,8 @@ func readNetfilter() (Netfilter, error) {
 		return found, err
 	}
 	defer tables.close()
-	if tables.sockets != nil {
-		if err := tables.survey(&found); err != nil {
-			return found, fmt.Errorf("nftables: %w", err)
-		}
+	if err := tables.survey(&found); err != nil {
+		return found, fmt.Errorf("nftables: %w", err)
 	}
 	if err := surveyLegacy(&found); err != nil {
 		return found, fmt.Errorf("legacy iptables: %w", err)
@@ -207,32 +204,25 @@ var familyNames = map[uint8]string{
 
 // survey adds the chains and the rules of nftables, which include those of iptables-nft.
 func (n nftables) survey(found *Netfilter) error {
-	messages, err := n.dump(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC)
-	if errors.Is(err, unix.EINVAL) {
-		return nil // a kernel without nftables
-	}
+	chains, err := n.chains()
 	if err != nil {
 		return err
 	}
-	for _, message := range messages {
-		c, base, err := chainOf(message)
-		if err != nil {
-			return err
-		}
+	for _, c := range chains {
 		at := NetfilterChain{"nftables " + cmp.Or(familyNames[c.family], "other") + " " + c.table, c.name}
 		found.Chains = append(found.Chains, at)
-		if !base.hooked || c.table == "kube-proxy" {
+		if !c.hooked || c.table == "kube-proxy" {
 			continue
 		}
 		isIP := c.family == unix.NFPROTO_IPV4 || c.family == unix.NFPROTO_IPV6 || c.family == unix.NFPROTO_INET
-		early := isIP && base.hook == unix.NF_INET_PRE_ROUTING ||
-			c.family == unix.NFPROTO_NETDEV && base.hook == unix.NF_NETDEV_INGRESS
+		early := isIP && c.hook == unix.NF_INET_PRE_ROUTING ||
+			c.family == unix.NFPROTO_NETDEV && c.hook == unix.NF_NETDEV_INGRESS
 		if !early && !isIP {
 			continue
 		}
 		stepsOf := func(name string) ([]step, error) { return n.stepsOf(chain{c.family, c.table, name}) }
-		forward := isIP && base.hook == unix.NF_INET_FORWARD
-		if forward && base.policy != nfAccept {
+		forward := isIP && c.hook == unix.NF_INET_FORWARD
+		if forward && c.policy != nfAccept {
 			found.Drops = append(found.Drops, NetfilterRule{at, Match{}, "by its policy drops"})
 		}
 		if err := found.addChain(at, early, forward, stepsOf); err != nil {
@@ -245,15 +235,8 @@ func (n nftables) survey(found *Netfilter) error {
 
 // stepsOf returns the rules of a chain.
 func (n nftables) stepsOf(c chain) ([]step, error) {
-	rules, err := n.dump(unix.NFT_MSG_GETRULE, c.family,
-		nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(c.table)),
-		nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.name)))
-	if err != nil {
-		return nil, err
-	}
 	var steps []step
-	for _, message := range rules {
-		expressions, err := expressionsOf(message)
+	for expressions, err := range n.rules(c) {
 		if err != nil {
 			return nil, err
 		}

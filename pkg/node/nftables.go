@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -46,29 +47,19 @@ func (c chain) String() string { return fmt.Sprintf("nftables chain %s %s", c.ta
 // concern returns a rule or policy that applies to forwarded packets and does more than accept them, or
 // masquerade them in the end; "" if there is none. An unknown expression counts as one that does more.
 func (n nftables) concern() (string, error) {
-	if n.sockets == nil {
-		return "", nil
-	}
-	chains, err := n.dump(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC)
-	if errors.Is(err, unix.EINVAL) {
-		return "", nil // a kernel without nftables
-	}
+	chains, err := n.chains()
 	if err != nil {
 		return "", err
 	}
 	known := make(map[chain]bool)
-	for _, message := range chains {
-		c, base, err := chainOf(message)
-		if err != nil {
-			return "", err
-		}
-		if !base.seesForwarded(c.family) {
+	for _, c := range chains {
+		if !c.seesForwarded() {
 			continue
 		}
-		if base.policy != nfAccept {
+		if c.policy != nfAccept {
 			return c.String() + " has a policy other than accept", nil
 		}
-		if found, err := n.follow(c, known); err != nil || found != "" {
+		if found, err := n.follow(c.chain, known); err != nil || found != "" {
 			return found, err
 		}
 	}
@@ -82,14 +73,7 @@ func (n nftables) follow(c chain, known map[chain]bool) (string, error) {
 		return "", nil
 	}
 	known[c] = true
-	rules, err := n.dump(unix.NFT_MSG_GETRULE, c.family,
-		nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(c.table)),
-		nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.name)))
-	if err != nil {
-		return "", err
-	}
-	for _, message := range rules {
-		expressions, err := expressionsOf(message)
+	for expressions, err := range n.rules(c) {
 		if err != nil {
 			return "", err
 		}
@@ -108,6 +92,50 @@ func (n nftables) follow(c chain, known map[chain]bool) (string, error) {
 	}
 
 	return "", nil
+}
+
+// chains returns all chains.
+func (n nftables) chains() ([]listedChain, error) {
+	if n.sockets == nil {
+		return nil, nil
+	}
+	messages, err := n.dump(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC)
+	if errors.Is(err, unix.EINVAL) {
+		return nil, nil // a kernel without nftables
+	}
+	if err != nil {
+		return nil, err
+	}
+	var chains []listedChain
+	for _, message := range messages {
+		c, err := chainOf(message)
+		if err != nil {
+			return nil, err
+		}
+		chains = append(chains, c)
+	}
+
+	return chains, nil
+}
+
+// rules yields the expressions of each rule of a chain. It stops after the first error.
+func (n nftables) rules(c chain) iter.Seq2[[]expression, error] {
+	return func(yield func([]expression, error) bool) {
+		messages, err := n.dump(unix.NFT_MSG_GETRULE, c.family,
+			nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(c.table)),
+			nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.name)))
+		if err != nil {
+			yield(nil, err)
+
+			return
+		}
+		for _, message := range messages {
+			expressions, err := expressionsOf(message)
+			if !yield(expressions, err) || err != nil {
+				return
+			}
+		}
+	}
 }
 
 // dump returns the messages that answer a dump request.
@@ -129,46 +157,47 @@ const (
 	xtName             = 1 // NFTA_TARGET_NAME
 )
 
-// base is the hook and policy of a base chain. The zero value is that of a chain to which others jump.
-type base struct {
-	hooked bool
+// listedChain is a chain with its hook and policy, if it is a base chain.
+type listedChain struct {
+	chain
+	hooked bool // false: other chains jump to it
 	hook   uint32
 	policy uint32
 }
 
 // seesForwarded reports whether forwarded packets pass the hook, before they leave the stack.
-func (b base) seesForwarded(family uint8) bool {
-	if !b.hooked {
+func (c listedChain) seesForwarded() bool {
+	if !c.hooked {
 		return false
 	}
-	switch family {
+	switch c.family {
 	case unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET:
-		return b.hook != unix.NF_INET_LOCAL_IN && b.hook != unix.NF_INET_LOCAL_OUT
+		return c.hook != unix.NF_INET_LOCAL_IN && c.hook != unix.NF_INET_LOCAL_OUT
 	case unix.NFPROTO_NETDEV:
-		return b.hook == unix.NF_NETDEV_INGRESS
+		return c.hook == unix.NF_NETDEV_INGRESS
 	default:
 		return false
 	}
 }
 
 // chainOf parses the message of a chain.
-func chainOf(message []byte) (c chain, b base, err error) {
+func chainOf(message []byte) (c listedChain, err error) {
 	attrs, err := attributesOf(message)
 	if err != nil {
-		return c, b, err
+		return c, err
 	}
-	c = chain{message[0], text(attrs[unix.NFTA_CHAIN_TABLE]), text(attrs[unix.NFTA_CHAIN_NAME])}
+	c.chain = chain{message[0], text(attrs[unix.NFTA_CHAIN_TABLE]), text(attrs[unix.NFTA_CHAIN_NAME])}
 	nested, hooked := attrs[unix.NFTA_CHAIN_HOOK]
 	if !hooked {
-		return c, b, nil
+		return c, nil
 	}
 	hook, err := parse(nested)
-	b = base{hooked: true, hook: number(hook[unix.NFTA_HOOK_HOOKNUM]), policy: nfAccept}
+	c.hooked, c.hook, c.policy = true, number(hook[unix.NFTA_HOOK_HOOKNUM]), nfAccept
 	if policy, ok := attrs[unix.NFTA_CHAIN_POLICY]; ok {
-		b.policy = number(policy)
+		c.policy = number(policy)
 	}
 
-	return c, b, err
+	return c, err
 }
 
 // expression is an expression of a rule.
