@@ -19,7 +19,7 @@ import (
 // mustList returns the devices of a namespace, by name.
 func mustList(t testing.TB, ns *lab.Namespace) map[string]Device {
 	t.Helper()
-	state, err := list(ns.Netlink(), mustForwarding(t, ns))
+	state, err := mustReader(t, ns).read()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,55 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarding finds out what the network stack of a namespace does to packets that it forwards,
-// beyond routing them by their addresses. Packets that bypass the stack would miss that.
-type forwarding struct {
-	ns     netns.NsHandle
-	routes *netlink.Handle
-	xfrm   *netlink.Handle // nil if the kernel has no IPsec
-	tables nftables
-}
-
-// newForwarding returns a forwarding for the namespace ns; routes is a handle of it. The caller closes it.
-func newForwarding(ns netns.NsHandle, routes *netlink.Handle) (*forwarding, error) {
-	f := &forwarding{ns: ns, routes: routes}
-	var err error
-	if f.xfrm, err = netlink.NewHandleAt(ns, unix.NETLINK_XFRM); err != nil && !isUnknown(err) {
-		return nil, fmt.Errorf("netlink socket of IPsec: %w", err)
-	}
-	if f.tables, err = openNFTables(ns); err != nil {
-		f.close()
-
-		return nil, err
-	}
-
-	return f, nil
-}
-
 // isUnknown reports whether err is that of a kernel without the protocol.
 func isUnknown(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-func (f *forwarding) close() {
-	if f.xfrm != nil {
-		f.xfrm.Close()
-	}
-	f.tables.close()
-}
-
-// concern returns, in words for the operator, why forwarded packets must pass the stack, or "" if
-// it accepts all of them and routes them by their addresses. Of several reasons it returns one. That
+// concern returns, in words for the operator, what the network stack does to packets that it forwards,
+// beyond routing them by their addresses: packets that bypass the stack would miss that. It returns "" if
+// the stack accepts all of them and does nothing else. Of several reasons it returns one. That
 // something cannot be read is a reason, too.
-func (f *forwarding) concern() string {
+func (r *reader) concern() string {
 	for _, part := range []struct {
 		name string
 		find func() (string, error)
 	}{
-		{"IPsec policies", f.policies},
-		{"routing rules", f.rules},
-		{"iptables", f.legacyTables},
-		{"nftables", f.tables.concern},
+		{"IPsec policies", r.policies},
+		{"routing rules", r.rules},
+		{"iptables", r.legacyTables},
+		{"nftables", r.tables.concern},
 	} {
 		found, err := Complete(part.find)
 		if err != nil {
@@ -76,11 +45,11 @@ func (f *forwarding) concern() string {
 }
 
 // policies returns a concern if there are IPsec policies.
-func (f *forwarding) policies() (string, error) {
-	if f.xfrm == nil {
+func (r *reader) policies() (string, error) {
+	if r.xfrm == nil {
 		return "", nil
 	}
-	policies, err := f.xfrm.XfrmPolicyList(netlink.FAMILY_ALL)
+	policies, err := r.xfrm.XfrmPolicyList(netlink.FAMILY_ALL)
 	if err != nil || len(policies) == 0 {
 		return "", err
 	}
@@ -134,14 +103,14 @@ func marks(r netlink.Rule) bool { return r.Mark != 0 || r.Mask != nil }
 
 // rules returns a concern if there are routing rules that select by more than addresses, which
 // the programs' lookups of routes do not have.
-func (f *forwarding) rules() (string, error) {
-	rules, err := rulesBy(f.routes.RuleList)
-	for _, r := range rules {
-		if marks(r) {
-			return fmt.Sprintf("routing rule %d selects by a mark", r.Priority), nil
+func (r *reader) rules() (string, error) {
+	rules, err := rulesBy(r.routes.RuleList)
+	for _, rule := range rules {
+		if marks(rule) {
+			return fmt.Sprintf("routing rule %d selects by a mark", rule.Priority), nil
 		}
-		if r.Tos != 0 || r.TunID != 0 || r.IPProto != 0 || r.Sport != nil || r.Dport != nil {
-			return fmt.Sprintf("routing rule %d selects by more than addresses", r.Priority), nil
+		if rule.Tos != 0 || rule.TunID != 0 || rule.IPProto != 0 || rule.Sport != nil || rule.Dport != nil {
+			return fmt.Sprintf("routing rule %d selects by more than addresses", rule.Priority), nil
 		}
 	}
 
@@ -150,9 +119,9 @@ func (f *forwarding) rules() (string, error) {
 
 // legacyTables returns a concern if there are tables of iptables-legacy. It does not read their rules: the
 // kernel creates a table when it is first used, so there are some.
-func (f *forwarding) legacyTables() (string, error) {
+func (r *reader) legacyTables() (string, error) {
 	var tables []string
-	err := InNamespace(f.ns, func() error {
+	err := InNamespace(r.ns, func() error {
 		for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
 			names, err := os.ReadFile("/proc/thread-self/net/" + name)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {

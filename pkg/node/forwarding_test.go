@@ -12,15 +12,15 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-func mustForwarding(t testing.TB, ns *lab.Namespace) *forwarding {
+func mustReader(t testing.TB, ns *lab.Namespace) *reader {
 	t.Helper()
-	f, err := newForwarding(ns.Handle(), ns.Netlink())
+	r, err := newReader(ns.Handle())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(f.close)
+	t.Cleanup(r.close)
 
-	return f
+	return r
 }
 
 // Rules that only match, count, accept or jump are no concern; all others are.
@@ -72,11 +72,11 @@ func TestConcernOfRules(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
-			f := mustForwarding(t, ns)
+			r := mustReader(t, ns)
 			if err := ns.Netfilter(strings.ReplaceAll(test.rules, " }", "; }") + "\n"); err != nil {
 				t.Fatal(err)
 			}
-			if got := f.concern(); got != test.concern {
+			if got := r.concern(); got != test.concern {
 				t.Errorf("concern is %q, want %q", got, test.concern)
 			}
 		})
@@ -96,9 +96,9 @@ func TestConcernOfIptables(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
-			f := mustForwarding(t, ns)
+			r := mustReader(t, ns)
 			mustRun(t, ns, strings.Fields(test.command)...)
-			if got := f.concern(); !strings.HasPrefix(got, test.concern) || test.concern == "" && got != "" {
+			if got := r.concern(); !strings.HasPrefix(got, test.concern) || test.concern == "" && got != "" {
 				t.Errorf("concern is %q, want %q", got, test.concern)
 			}
 		})

@@ -172,8 +172,8 @@ func TestNetfilterRulesOfIptables(t *testing.T) {
 func TestNetfilterTablesAreNotCreated(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	mustReadNetfilter(t, ns)
-	f := mustForwarding(t, ns)
-	if tables, err := f.legacyTables(); err != nil || tables != "" {
+	r := mustReader(t, ns)
+	if tables, err := r.legacyTables(); err != nil || tables != "" {
 		t.Errorf("after reading: %q, %v", tables, err)
 	}
 }

@@ -7,7 +7,6 @@ package node
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -68,43 +67,75 @@ func Read() (State, error) {
 		return State{}, fmt.Errorf("network namespace of this thread: %w", err)
 	}
 	defer ns.Close()
-	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		return State{}, fmt.Errorf("netlink socket: %w", err)
-	}
-	defer handle.Close()
-	forwarding, err := newForwarding(ns, handle)
+	r, err := newReader(ns)
 	if err != nil {
 		return State{}, err
 	}
-	defer forwarding.close()
+	defer r.close()
 
-	return list(handle, forwarding)
+	return r.read()
 }
 
-// list reads the whole state from the kernel.
-func list(handle *netlink.Handle, forwarding *forwarding) (State, error) {
-	links, err := Complete(handle.LinkList)
+// reader reads the state of a network namespace from the kernel, by sockets that stay open.
+type reader struct {
+	ns     netns.NsHandle
+	routes *netlink.Handle
+	xfrm   *netlink.Handle // nil if the kernel has no IPsec
+	tables nftables
+}
+
+// newReader returns a reader of the namespace ns. The caller closes it.
+func newReader(ns netns.NsHandle) (*reader, error) {
+	r := &reader{ns: ns}
+	var err error
+	if r.routes, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	if r.xfrm, err = netlink.NewHandleAt(ns, unix.NETLINK_XFRM); err != nil && !isUnknown(err) {
+		r.close()
+
+		return nil, fmt.Errorf("netlink socket of IPsec: %w", err)
+	}
+	if r.tables, err = openNFTables(ns); err != nil {
+		r.close()
+
+		return nil, err
+	}
+
+	return r, nil
+}
+
+func (r *reader) close() {
+	r.routes.Close()
+	if r.xfrm != nil {
+		r.xfrm.Close()
+	}
+	r.tables.close()
+}
+
+// read reads the whole state.
+func (r *reader) read() (State, error) {
+	links, err := Complete(r.routes.LinkList)
 	if err != nil {
 		return State{}, fmt.Errorf("list devices: %w", err)
 	}
-	addrs, err := Complete(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := Complete(func() ([]netlink.Addr, error) { return r.routes.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return State{}, fmt.Errorf("list addresses: %w", err)
 	}
 	var routes []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		more, err := Complete(func() ([]netlink.Route, error) {
-			return handle.RouteListFiltered(family, &netlink.Route{}, 0) // of the main table
+			return r.routes.RouteListFiltered(family, &netlink.Route{}, 0) // of the main table
 		})
-		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+		if err != nil && !isUnknown(err) {
 			return State{}, fmt.Errorf("list routes: %w", err)
 		}
 		routes = append(routes, more...)
 	}
 
 	return State{
-		Addresses: addressesOf(withoutIPVS(addrs, links)), Devices: devicesOf(links, addrs, routes), Concern: forwarding.concern(),
+		Addresses: addressesOf(withoutIPVS(addrs, links)), Devices: devicesOf(links, addrs, routes), Concern: r.concern(),
 	}, nil
 }
 

@@ -9,7 +9,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -162,7 +161,7 @@ func (w *watcher) report(s *subscription) error {
 	default:
 	}
 	begin := time.Now()
-	state, err := list(s.handle, s.forwarding)
+	state, err := s.reader.read()
 	if err != nil {
 		return err
 	}
@@ -188,11 +187,10 @@ func sleep(ctx context.Context, pause time.Duration) bool {
 
 // subscription notifies that the devices, addresses or routes of a namespace have
 // changed, or its rules for forwarded packets. It does not report what has changed: its
-// handle lists the state.
+// reader reads the state.
 type subscription struct {
-	sockets    []*nl.NetlinkSocket
-	handle     *netlink.Handle
-	forwarding *forwarding
+	sockets []*nl.NetlinkSocket
+	reader  *reader
 
 	changed chan struct{} // has one element if there were changes since it was last read
 	broken  chan error    // why a socket was given up: changes may have been lost
@@ -235,10 +233,7 @@ func (s *subscription) open(ns netns.NsHandle, receiveBuffer int) error {
 	if err != nil {
 		return err
 	}
-	if s.handle, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
-		return fmt.Errorf("netlink socket: %w", err)
-	}
-	s.forwarding, err = newForwarding(ns, s.handle)
+	s.reader, err = newReader(ns)
 
 	return err
 }
@@ -279,10 +274,7 @@ func (s *subscription) close() {
 	for _, socket := range s.sockets {
 		socket.Close()
 	}
-	if s.handle != nil {
-		s.handle.Close()
-	}
-	if s.forwarding != nil {
-		s.forwarding.close()
+	if s.reader != nil {
+		s.reader.close()
 	}
 }

@@ -248,7 +248,7 @@ func TestWatchFindsAChangeWithoutNotification(t *testing.T) {
 		Update:     func(state State) { updates <- state },
 		relistTime: 10 * time.Millisecond,
 	}}
-	silent := &subscription{handle: ns.Netlink(), forwarding: mustForwarding(t, ns), changed: make(chan struct{}), broken: make(chan error)}
+	silent := &subscription{reader: mustReader(t, ns), changed: make(chan struct{}), broken: make(chan error)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.listOnChange(ctx, silent) }()
