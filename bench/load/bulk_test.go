@@ -14,8 +14,8 @@ import (
 func mustServeBulk(t *testing.T, ns *lab.Namespace) netip.AddrPort {
 	t.Helper()
 	server, err := ServeBulk(ns, 5201)
-	must(t, err)
-	t.Cleanup(func() { must(t, server.Close()) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, server.Close()) })
 
 	return netip.MustParseAddrPort("10.0.0.2:5201")
 }
@@ -25,7 +25,7 @@ func TestBulk(t *testing.T) {
 	target := mustServeBulk(t, p.server)
 	for range 2 { // one right after the other
 		tcp, err := Bulk(t.Context(), p.client, nil, target, "--bytes", "10M")
-		must(t, err)
+		lab.Must(t, err)
 		t.Logf("TCP: %+v", tcp)
 		received := tcp.BitsPerSecond * tcp.Elapsed.Seconds() / 8
 		// What is under way at the end is not counted.
@@ -34,7 +34,7 @@ func TestBulk(t *testing.T) {
 		}
 
 		udp, err := Bulk(t.Context(), p.client, nil, target, "--udp", "--bitrate", "0", "--length", "64", "--blockcount", "3000")
-		must(t, err)
+		lab.Must(t, err)
 		t.Logf("UDP: %+v", udp)
 		packets := udp.PacketsPerSecond * udp.Elapsed.Seconds()
 		bits := udp.BitsPerSecond * udp.Elapsed.Seconds()
@@ -59,7 +59,7 @@ func TestBulkReportsErrors(t *testing.T) {
 		t.Errorf("error is %v, want what iperf3 output", err)
 	}
 	server, err := ServeBulk(p.server, 5201)
-	must(t, err)
+	lab.Must(t, err)
 	defer server.Close()
 	if second, err := ServeBulk(p.server, 5201); err == nil {
 		t.Error("no error from a port that is taken", second.Close())

@@ -14,7 +14,7 @@ import (
 func TestDialsWaitForNoOther(t *testing.T) {
 	p := mustPair(t)
 	lab.MustServe(t, p.server, "server", "10.0.0.2:8080")
-	must(t, p.server.Netfilter(`table ip t {
+	lab.Must(t, p.server.Netfilter(`table ip t {
 		chain c {
 			type filter hook prerouting priority raw;
 			tcp flags syn numgen inc mod 2 == 0 drop
@@ -27,7 +27,7 @@ func TestDialsWaitForNoOther(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), lab.Timeout)
 			defer cancel()
 			dials, err := d.Run(ctx, p.client, nil)
-			must(t, err)
+			lab.Must(t, err)
 			if len(dials) != 4000 {
 				t.Errorf("%d dials, want 4000", len(dials))
 			}
@@ -54,7 +54,7 @@ func TestDialsWaitForNoOther(t *testing.T) {
 func TestDialsRepeatDatagrams(t *testing.T) {
 	p := mustPair(t)
 	lab.MustServe(t, p.server, "server", "udp/10.0.0.2:8080")
-	must(t, p.server.Netfilter(`table ip t {
+	lab.Must(t, p.server.Netfilter(`table ip t {
 		set seen { type inet_service; flags dynamic; }
 		chain c {
 			type filter hook prerouting priority raw;
@@ -63,7 +63,7 @@ func TestDialsRepeatDatagrams(t *testing.T) {
 	}`))
 	d := Dials{Network: "udp", Target: targets("10.0.0.2")[0], Rate: 10, Duration: time.Second, Timeout: 3 * time.Second}
 	dials, err := d.Run(t.Context(), p.client, nil)
-	must(t, err)
+	lab.Must(t, err)
 	for _, d := range dials {
 		if d.Failed != "" || d.Took < repeatAfter || d.Took > 2*repeatAfter {
 			t.Errorf("not answered at its second try: %+v", d)
@@ -75,9 +75,9 @@ func TestDialsRepeatDatagrams(t *testing.T) {
 func TestDialsFromSources(t *testing.T) {
 	p := mustPair(t)
 	lab.MustServe(t, p.server, "server", "10.0.0.2:8080")
-	must(t, Own(p.client, netip.MustParsePrefix("198.18.0.0/30")))
-	must(t, p.server.AddRoute(netip.MustParsePrefix("198.18.0.0/30"), netip.MustParseAddr("10.0.0.1")))
-	must(t, p.server.Netfilter(`table ip t {
+	lab.Must(t, Own(p.client, netip.MustParsePrefix("198.18.0.0/30")))
+	lab.Must(t, p.server.AddRoute(netip.MustParsePrefix("198.18.0.0/30"), netip.MustParseAddr("10.0.0.1")))
+	lab.Must(t, p.server.Netfilter(`table ip t {
 		counter first { }
 		counter second { }
 		chain c {
@@ -91,14 +91,14 @@ func TestDialsFromSources(t *testing.T) {
 		Sources: []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("198.18.0.2")},
 	}
 	dials, err := d.Run(t.Context(), p.client, nil)
-	must(t, err)
+	lab.Must(t, err)
 	for _, d := range dials {
 		if d.Failed != "" {
 			t.Errorf("failed: %+v", d)
 		}
 	}
 	counters, err := p.server.NetfilterCounters()
-	must(t, err)
+	lab.Must(t, err)
 	if counters["first"] != 10 || counters["second"] != 10 {
 		t.Errorf("connections by source: %v, want 10 each", counters)
 	}

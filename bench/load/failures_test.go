@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func TestFailuresAreCounted(t *testing.T) {
@@ -14,7 +16,7 @@ func TestFailuresAreCounted(t *testing.T) {
 	mustServe(t, p.server)
 	mustLose(t, p)
 	// Otherwise only the first datagrams are refused, and the others lost.
-	must(t, p.server.Sysctl("net/ipv4/icmp_ratelimit", "0"))
+	lab.Must(t, p.server.Sysctl("net/ipv4/icmp_ratelimit", "0"))
 	for _, test := range []struct {
 		name, target, why string
 	}{
@@ -54,7 +56,7 @@ func TestFailuresAreCounted(t *testing.T) {
 func TestAnswerFromElsewhereIsAFailure(t *testing.T) {
 	p := mustPair(t)
 	mustServe(t, p.server)
-	must(t, p.server.Netfilter(`
+	lab.Must(t, p.server.Netfilter(`
 table ip elsewhere {
 	chain output {
 		type filter hook output priority 0
@@ -73,7 +75,7 @@ table ip elsewhere {
 func TestAnswerToSomethingElseIsAFailure(t *testing.T) {
 	p := mustPair(t)
 	var listener net.Listener
-	must(t, p.server.Do(func() (err error) {
+	lab.Must(t, p.server.Do(func() (err error) {
 		listener, err = net.Listen("tcp4", "0.0.0.0:8080")
 
 		return err

@@ -39,8 +39,8 @@ func mustPair(t testing.TB) pair {
 		lab.End{Namespace: p.server, Device: "eth0", Addresses: prefixes("10.0.0.2/24", "fd00::2/64")})
 	for i, prefix := range prefixes("100.64.0.0/12", "fd00:64::/64") {
 		gateways := []string{"10.0.0.2", "fd00::2"}
-		must(t, Own(p.server, prefix))
-		must(t, p.client.AddRoute(prefix, netip.MustParseAddr(gateways[i])))
+		lab.Must(t, Own(p.server, prefix))
+		lab.Must(t, p.client.AddRoute(prefix, netip.MustParseAddr(gateways[i])))
 	}
 
 	return p
@@ -65,18 +65,11 @@ func targets(addresses ...string) []netip.AddrPort {
 	return all
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func mustServe(t testing.TB, ns *lab.Namespace) *Server {
 	t.Helper()
 	server, err := Serve(ns, port)
-	must(t, err)
-	t.Cleanup(func() { must(t, server.Close()) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, server.Close()) })
 
 	return server
 }
@@ -84,7 +77,7 @@ func mustServe(t testing.TB, ns *lab.Namespace) *Server {
 func mustRun(t testing.TB, ns *lab.Namespace, w Work) Result {
 	t.Helper()
 	result, err := Run(t.Context(), ns, nil, w)
-	must(t, err)
+	lab.Must(t, err)
 	t.Logf("%s: %d of %d, %.0f/s, p50 %v, p99 %v, %+v %s", w.Kind, result.Succeeded, result.Started,
 		result.PerSecond(), result.Latencies.Quantile(0.5), result.Latencies.Quantile(0.99), result.Machine, result.FirstError)
 
@@ -182,7 +175,7 @@ func TestTargetsAreTakenInTurn(t *testing.T) {
 // mustLose makes packets to 100.96.0.0/12 get lost.
 func mustLose(t testing.TB, p pair) {
 	t.Helper()
-	must(t, p.client.AddRoute(netip.MustParsePrefix("100.96.0.0/12"), netip.MustParseAddr("10.0.0.2")))
+	lab.Must(t, p.client.AddRoute(netip.MustParsePrefix("100.96.0.0/12"), netip.MustParseAddr("10.0.0.2")))
 }
 
 // Each of many clients has a connection open all the time: none waits for another.
@@ -202,7 +195,7 @@ func TestManyClients(t *testing.T) {
 func TestPortsDoNotRunOut(t *testing.T) {
 	p := mustPair(t)
 	mustServe(t, p.server)
-	must(t, p.client.Sysctl("net/ipv4/ip_local_port_range", "50000 50009"))
+	lab.Must(t, p.client.Sysctl("net/ipv4/ip_local_port_range", "50000 50009"))
 	result := mustRun(t, p.client, Work{Kind: Connect, Targets: targets("10.0.0.2"), Rate: 100, Duration: 500 * time.Millisecond})
 	if result.Succeeded != 50 || result.Failed != 0 {
 		t.Errorf("%d succeeded and %d failed, want 50 and none (%s)", result.Succeeded, result.Failed, result.FirstError)
@@ -233,7 +226,7 @@ func mustHaveProcesses(t testing.TB, cgroup *lab.Cgroup, want int) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		pids, err := cgroup.Processes()
-		must(t, err)
+		lab.Must(t, err)
 		if len(pids) == want {
 			return
 		}
@@ -251,8 +244,8 @@ func TestClosings(t *testing.T) {
 			p := mustPair(t)
 			mustServe(t, p.server)
 			prefix := netip.MustParsePrefix("198.18.0.0/30")
-			must(t, Own(p.client, prefix))
-			must(t, p.server.AddRoute(prefix, netip.MustParseAddr("10.0.0.1")))
+			lab.Must(t, Own(p.client, prefix))
+			lab.Must(t, p.server.AddRoute(prefix, netip.MustParseAddr("10.0.0.1")))
 			result := mustRun(t, p.client, Work{
 				Kind: Connect, Closing: closing, Targets: targets("10.0.0.2"), Clients: 2, Pause: time.Millisecond, Duration: 200 * time.Millisecond,
 				Sources: []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("198.18.0.2")},
@@ -277,7 +270,7 @@ func mustReadTimeWait(t *testing.T, ns *lab.Namespace) string {
 	t.Helper()
 	const timeWait = " 06 "
 	var lines []string
-	must(t, ns.Do(func() error {
+	lab.Must(t, ns.Do(func() error {
 		table, err := os.ReadFile("/proc/thread-self/net/tcp")
 		for line := range strings.Lines(string(table)) {
 			if strings.Contains(line, timeWait) {
@@ -293,7 +286,7 @@ func mustReadTimeWait(t *testing.T, ns *lab.Namespace) string {
 
 func TestRunRefusesWorkThatMakesNoSense(t *testing.T) {
 	fine := Work{Kind: Connect, Targets: targets("10.0.0.2"), Duration: time.Second}
-	must(t, fine.Validate())
+	lab.Must(t, fine.Validate())
 	for name, spoil := range map[string]func(*Work){
 		"unknown kind":                  func(w *Work) { w.Kind = "tcp" },
 		"no targets":                    func(w *Work) { w.Targets = nil },

@@ -22,7 +22,7 @@ var (
 // it.
 func mustTranslate(t *testing.T, ns *lab.Namespace, to netip.AddrPort) {
 	t.Helper()
-	must(t, ns.Netfilter(fmt.Sprintf(`
+	lab.Must(t, ns.Netfilter(fmt.Sprintf(`
 table ip service
 delete table ip service
 table ip service {
@@ -37,8 +37,8 @@ table ip service {
 func mustStartProbe(t *testing.T, ns *lab.Namespace, cg *lab.Cgroup) *Probe {
 	t.Helper()
 	probe, err := StartProbe(ns, cg)
-	must(t, err)
-	t.Cleanup(func() { must(t, probe.Close()) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, probe.Close()) })
 
 	return probe
 }
@@ -49,7 +49,7 @@ func mustProbed(t *testing.T) (pair, *Probe) {
 	p := mustPair(t)
 	mustServe(t, p.server)
 	// Without a route there is nothing to translate.
-	must(t, p.client.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.MustParseAddr("10.0.0.2")))
+	lab.Must(t, p.client.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.MustParseAddr("10.0.0.2")))
 
 	return p, mustStartProbe(t, p.client, nil)
 }
@@ -61,13 +61,13 @@ func TestProbeSeesWhenTheBackendChanges(t *testing.T) {
 	for turn := range 6 {
 		next := backends[(turn+1)%2]
 		awaited, err := probe.Await(t.Context(), virtual, next.Addr())
-		must(t, err)
+		lab.Must(t, err)
 		earliest := time.Now()
 		mustTranslate(t, p.client, next)
 		changed := time.Now()
 		first, tries, failures, err := awaited.Wait(t.Context())
 		latest := time.Now()
-		must(t, err)
+		lab.Must(t, err)
 		if first.Before(earliest) || first.After(latest) {
 			t.Errorf("seen %v after the earliest and %v before the latest moment", first.Sub(earliest), latest.Sub(first))
 		}
@@ -83,10 +83,10 @@ func TestProbeSeesWhatIsThereAlready(t *testing.T) {
 	mustTranslate(t, p.client, oldBackend)
 	earliest := time.Now()
 	awaited, err := probe.Await(t.Context(), virtual, oldBackend.Addr())
-	must(t, err)
+	lab.Must(t, err)
 	begun := time.Now()
 	first, tries, failures, err := awaited.Wait(t.Context())
-	must(t, err)
+	lab.Must(t, err)
 	if tries != 1 || failures != 0 || first.Before(earliest) || first.After(begun) {
 		t.Errorf("%d tries, %d failures, seen %v after the start, want the first at once", tries, failures, first.Sub(earliest))
 	}
@@ -98,10 +98,10 @@ func TestProbeCountsFailures(t *testing.T) {
 	for name, unreachable := range map[string]string{"refused": "10.0.0.2:9", "lost": "100.96.0.1:8080"} {
 		mustTranslate(t, p.client, netip.MustParseAddrPort(unreachable))
 		awaited, err := probe.Await(t.Context(), virtual, newBackend.Addr())
-		must(t, err)
+		lab.Must(t, err)
 		mustTranslate(t, p.client, newBackend)
 		_, tries, failures, err := awaited.Wait(t.Context())
-		must(t, err)
+		lab.Must(t, err)
 		if failures == 0 || failures >= tries {
 			t.Errorf("%s: %d failures in %d tries, want some, and not all", name, failures, tries)
 		}
@@ -113,7 +113,7 @@ func TestProbeGivesUp(t *testing.T) {
 	mustTranslate(t, p.client, oldBackend)
 	for range 3 {
 		awaited, err := probe.Await(t.Context(), virtual, newBackend.Addr())
-		must(t, err)
+		lab.Must(t, err)
 		if _, err := probe.Await(t.Context(), virtual, oldBackend.Addr()); err == nil {
 			t.Error("no error from waiting for two")
 		}
@@ -125,9 +125,9 @@ func TestProbeGivesUp(t *testing.T) {
 		}
 		// It is ready for the next.
 		awaited, err = probe.Await(t.Context(), virtual, oldBackend.Addr())
-		must(t, err)
+		lab.Must(t, err)
 		_, _, _, err = awaited.Wait(t.Context())
-		must(t, err)
+		lab.Must(t, err)
 	}
 }
 
@@ -135,8 +135,8 @@ func TestProbeThatEnds(t *testing.T) {
 	p, probe := mustProbed(t)
 	mustTranslate(t, p.client, oldBackend)
 	awaited, err := probe.Await(t.Context(), virtual, newBackend.Addr())
-	must(t, err)
-	must(t, probe.process.cmd.Process.Kill())
+	lab.Must(t, err)
+	lab.Must(t, probe.process.cmd.Process.Kill())
 	if _, _, _, err := awaited.Wait(t.Context()); err == nil {
 		t.Error("no error from waiting for a process that has ended")
 	}

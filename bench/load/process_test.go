@@ -38,13 +38,13 @@ func TestProcessesDieWithTheirParent(t *testing.T) {
 	parent := exec.Command("/proc/self/exe")
 	parent.Env = append(os.Environ(), parentVariable+"=1")
 	parent.Stderr = os.Stderr
-	must(t, lab.Start(ns, cgroup, parent))
+	lab.Must(t, lab.Start(ns, cgroup, parent))
 	t.Cleanup(func() {
 		_ = parent.Process.Kill()
 		_ = parent.Wait()
 	})
 	mustHaveProcesses(t, cgroup, 5)
-	must(t, parent.Process.Kill())
+	lab.Must(t, parent.Process.Kill())
 	_ = parent.Wait() // it was killed
 	mustHaveProcesses(t, cgroup, 0)
 }
@@ -61,8 +61,8 @@ func TestGeneratorThatIsKilled(t *testing.T) {
 		}()
 		mustHaveProcesses(t, cgroup, 1)
 		pids, err := cgroup.Processes()
-		must(t, err)
-		must(t, unix.Kill(pids[0], signal))
+		lab.Must(t, err)
+		lab.Must(t, unix.Kill(pids[0], signal))
 		if err := <-ended; err == nil {
 			t.Errorf("no error after %v", signal)
 		}
@@ -78,7 +78,7 @@ func TestServeReportsErrors(t *testing.T) {
 	} else {
 		t.Log(err)
 	}
-	must(t, server.Close())
-	must(t, server.Close())
+	lab.Must(t, server.Close())
+	lab.Must(t, server.Close())
 	mustServe(t, p.server)
 }

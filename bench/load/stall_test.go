@@ -25,15 +25,15 @@ func runWithStall(t *testing.T, p pair, server *Server, w Work) Result {
 		ended <- result
 	}()
 	mustHaveConnection(t, p.client)
-	must(t, server.Pause())
+	lab.Must(t, server.Pause())
 	time.Sleep(stall / 2)
 	// A generator that is stopped while it waits, as by Ctrl-Z, goes on waiting.
 	pids, err := cgroup.Processes()
-	must(t, err)
-	must(t, unix.Kill(pids[0], unix.SIGSTOP))
-	must(t, unix.Kill(pids[0], unix.SIGCONT))
+	lab.Must(t, err)
+	lab.Must(t, unix.Kill(pids[0], unix.SIGSTOP))
+	lab.Must(t, unix.Kill(pids[0], unix.SIGCONT))
 	time.Sleep(stall / 2)
-	must(t, server.Resume())
+	lab.Must(t, server.Resume())
 	result := <-ended
 	if result.Succeeded == 0 || result.Failed != 0 {
 		t.Fatalf("%d succeeded, %d failed: %s", result.Succeeded, result.Failed, result.FirstError)
@@ -48,7 +48,7 @@ func mustHaveConnection(t *testing.T, ns *lab.Namespace) {
 	const established = " 01 "
 	var table []byte
 	for deadline := time.Now().Add(time.Minute); !bytes.Contains(table, []byte(established)); time.Sleep(time.Millisecond) {
-		must(t, ns.Do(func() (err error) {
+		lab.Must(t, ns.Do(func() (err error) {
 			table, err = os.ReadFile("/proc/thread-self/net/tcp")
 
 			return err
@@ -95,7 +95,7 @@ func TestStallIsSeenWithRateOnly(t *testing.T) {
 func TestWhatNeverBeginsIsCounted(t *testing.T) {
 	p := mustPair(t)
 	server := mustServe(t, p.server)
-	must(t, server.Pause())
+	lab.Must(t, server.Pause())
 	result := mustRun(t, p.client, Work{
 		Kind: Exchange, Targets: targets("10.0.0.2"), Clients: 2, Rate: 1000, Duration: 200 * time.Millisecond,
 	})

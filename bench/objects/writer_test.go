@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // A real API server takes a plan, then others that are larger and smaller. Each
@@ -20,9 +21,9 @@ import (
 func TestWriter(t *testing.T) {
 	c := cluster.Start(t, "--service-cluster-ip-range="+ServiceRange)
 	client, err := kubernetes.NewForConfig(c.Config())
-	must(t, err)
+	lab.Must(t, err)
 	w, err := NewWriter(c.Config())
-	must(t, err)
+	lab.Must(t, err)
 
 	mustCost(t, w, planOf(20, 3), 20)
 	mustHold(t, client, planOf(20, 3))
@@ -34,7 +35,7 @@ func TestWriter(t *testing.T) {
 	mustCost(t, w, planOf(30, 2), 0)
 
 	watch, err := client.DiscoveryV1().EndpointSlices("").Watch(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	defer watch.Stop()
 	seen := func(address string) bool {
 		t.Helper()
@@ -51,11 +52,11 @@ func TestWriter(t *testing.T) {
 			}
 		}
 	}
-	must(t, w.Change(t.Context(), 7, 3))
+	lab.Must(t, w.Change(t.Context(), 7, 3))
 	if want := planOf(30, 2).EndpointAddress(7, 0, 3).String(); !seen(want) {
 		t.Errorf("no watcher receives %s", want)
 	}
-	must(t, w.ChangeSingle(t.Context(), 5))
+	lab.Must(t, w.ChangeSingle(t.Context(), 5))
 	if want := planOf(30, 2).SingleAddress(5).String(); !seen(want) {
 		t.Errorf("no watcher receives %s", want)
 	}
@@ -65,9 +66,9 @@ func TestWriter(t *testing.T) {
 func TestFillInterrupted(t *testing.T) {
 	c := cluster.Start(t, "--service-cluster-ip-range="+ServiceRange)
 	client, err := kubernetes.NewForConfig(c.Config())
-	must(t, err)
+	lab.Must(t, err)
 	w, err := NewWriter(c.Config())
-	must(t, err)
+	lab.Must(t, err)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	err = w.Fill(ctx, planOf(200, 2), func(done, _ int) {
@@ -78,7 +79,7 @@ func TestFillInterrupted(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("the error is %v, want that it was given up", err)
 	}
-	must(t, w.Fill(t.Context(), planOf(200, 2), nil))
+	lab.Must(t, w.Fill(t.Context(), planOf(200, 2), nil))
 	mustHold(t, client, planOf(200, 2))
 }
 
@@ -86,7 +87,7 @@ func TestFillInterrupted(t *testing.T) {
 func mustCost(t *testing.T, w *Writer, plan Plan, want int) {
 	t.Helper()
 	got, total, start := 0, 0, time.Now()
-	must(t, w.Fill(t.Context(), plan, func(done, all int) { got, total = done, all }))
+	lab.Must(t, w.Fill(t.Context(), plan, func(done, all int) { got, total = done, all }))
 	if got != want || total != want {
 		t.Errorf("plan of %d × %d: %d of %d Services written, want %d", plan.Services, plan.Endpoints, got, total, want)
 	}
@@ -97,11 +98,11 @@ func mustCost(t *testing.T, w *Writer, plan Plan, want int) {
 func mustHold(t *testing.T, client kubernetes.Interface, plan Plan) {
 	t.Helper()
 	services, err := client.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	slices, err := client.DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	lab.Must(t, err)
 	nodes, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	lab.Must(t, err)
 
 	got, want := make(map[string]int), map[string]int{"kubernetes": 1, "bulk": 2, "near": 3, "far": 3, "single": 1}
 	for i := range plan.Services {
@@ -132,12 +133,5 @@ func mustBeSame(t *testing.T, what string, got, want map[string]int) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatalf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -21,20 +21,20 @@ import (
 func TestProxies(t *testing.T) {
 	for _, kind := range []Kind{Sluice, IPTables, IPTablesLegacy, NFTables} {
 		t.Run(string(kind), func(t *testing.T) {
-			must(t, Missing(kind))
+			lab.Must(t, Missing(kind))
 			w := mustWorld(t)
 			p, err := Start(w.config(t, kind))
-			must(t, err)
+			lab.Must(t, err)
 			t.Cleanup(func() { p.Close() })
 			mustSync(t, p)
 
 			for _, i := range []int{0, 7, 19} {
-				must(t, w.answers(i, "tcp", objects.Port))
+				lab.Must(t, w.answers(i, "tcp", objects.Port))
 			}
-			must(t, w.answers(0, "udp", objects.DNSPort), w.answers(19, "udp", objects.DNSPort))
+			lab.Must(t, w.answers(0, "udp", objects.DNSPort), w.answers(19, "udp", objects.DNSPort))
 			checkReports(t, w, p)
 			traces := tracesOf(p)
-			must(t, p.Close(), p.Close())
+			lab.Must(t, p.Close(), p.Close())
 			for _, trace := range traces {
 				if exists(trace) {
 					t.Errorf("%s is still there", trace)
@@ -54,7 +54,7 @@ func TestProxies(t *testing.T) {
 func checkReports(t *testing.T, w *world, p *Proxy) {
 	t.Helper()
 	costs, err := p.Costs()
-	must(t, err)
+	lab.Must(t, err)
 	if costs.CPU < time.Millisecond || costs.RSS < 1<<20 || costs.PeakRSS < costs.RSS {
 		t.Errorf("the costs are %+v", costs)
 	}
@@ -72,7 +72,7 @@ func checkReports(t *testing.T, w *world, p *Proxy) {
 		all = append(all, w.plan.ClusterIP(i))
 	}
 	ordered, err := p.Order(all)
-	must(t, err)
+	lab.Must(t, err)
 	if !slices.Equal(slices.SortedFunc(slices.Values(ordered), netip.Addr.Compare), all) {
 		t.Errorf("the order is %v, want all of %v", ordered, all)
 	}
@@ -82,7 +82,7 @@ func checkReports(t *testing.T, w *world, p *Proxy) {
 	}
 
 	writes, counted, err := p.Writes()
-	must(t, err)
+	lab.Must(t, err)
 	// Two backends and one frontend for each Service, at least.
 	if sluice := p.cfg.Kind == Sluice; counted != sluice || sluice && writes < 60 {
 		t.Errorf("map writes: %d (%t)", writes, counted)
@@ -107,9 +107,9 @@ func mustRules(t *testing.T, ns *lab.Namespace) string {
 		{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"},
 	} {
 		path, err := realproxy.FindProgram(command[0])
-		must(t, err)
+		lab.Must(t, err)
 		rules, err := lab.Output(ns, nil, path, command[1:]...)
-		must(t, err)
+		lab.Must(t, err)
 		all += rules
 	}
 
@@ -123,13 +123,13 @@ func TestSyncedOfEnded(t *testing.T) {
 			cfg := mustWorld(t).config(t, kind)
 			cfg.Kubeconfig = "/nonexistent/kubeconfig"
 			p, err := Start(cfg)
-			must(t, err)
+			lab.Must(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
 			if err := p.Synced(ctx); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), cfg.Kubeconfig) {
 				t.Errorf("the error is %v, want one with the reason why it ended", err)
 			}
-			must(t, p.Close())
+			lab.Must(t, p.Close())
 		})
 	}
 }
@@ -144,9 +144,9 @@ func TestUnknownKind(t *testing.T) {
 func TestReadCPU(t *testing.T) {
 	cgroup := lab.MustCgroup(t, "cpu")
 	_, err := lab.Output(nil, cgroup, "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")
-	must(t, err)
+	lab.Must(t, err)
 	got, err := ReadCPU(cgroup)
-	must(t, err)
+	lab.Must(t, err)
 	if got < time.Millisecond || got > time.Minute {
 		t.Errorf("it took %v", got)
 	}
@@ -159,11 +159,11 @@ func TestReadKernelMemory(t *testing.T) {
 	var all []int64
 	for range 20 {
 		before, err := ReadKernelMemory()
-		must(t, err)
+		lab.Must(t, err)
 		array, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 1 << 20, MaxEntries: size >> 20})
-		must(t, err)
+		lab.Must(t, err)
 		after, err := ReadKernelMemory()
-		must(t, err, array.Close())
+		lab.Must(t, err, array.Close())
 		got := after - before
 		if got > size*9/10 && got < size*11/10 {
 			return
@@ -179,11 +179,11 @@ func TestStableKernelMemory(t *testing.T) {
 	var all []int64
 	for range 5 {
 		array, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 1 << 20, MaxEntries: size >> 20})
-		must(t, err)
+		lab.Must(t, err)
 		before, err := StableKernelMemory(t.Context())
-		must(t, err, array.Close())
+		lab.Must(t, err, array.Close())
 		after, err := StableKernelMemory(t.Context())
-		must(t, err)
+		lab.Must(t, err)
 		got := before - after
 		if got > size*9/10 && got < size*11/10 {
 			return

@@ -45,7 +45,7 @@ func mustWorld(t *testing.T) *world {
 	local, remote := near.Pods[1], far.Pods[0]
 	w.plan.Local = objects.Place{Node: near.Name, Address: near.IPv4, Pod: local.IPv4}
 	w.plan.Remote = objects.Place{Node: far.Name, Address: far.IPv4, Pod: remote.IPv4}
-	must(t,
+	lab.Must(t,
 		load.Own(local.Namespace, objects.LocalPrefix),
 		load.Own(remote.Namespace, objects.RemotePrefix),
 		near.AddRoute(objects.LocalPrefix, local.IPv4),
@@ -71,8 +71,8 @@ func mustFilled(t *testing.T, plan objects.Plan) *cluster.Cluster {
 	if filled == nil {
 		api := cluster.Start(cluster.Lasting(t), "--service-cluster-ip-range="+objects.ServiceRange)
 		writer, err := objects.NewWriter(api.Config())
-		must(t, err)
-		must(t, writer.Fill(t.Context(), plan, nil))
+		lab.Must(t, err)
+		lab.Must(t, writer.Fill(t.Context(), plan, nil))
 		filled = api
 	}
 
@@ -121,20 +121,11 @@ func mustSync(t *testing.T, p *Proxy) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	must(t, p.Synced(ctx))
+	lab.Must(t, p.Synced(ctx))
 }
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
 
 	return err == nil
-}
-
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 }

@@ -28,7 +28,7 @@ func BenchmarkStart(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
 		if n != nil {
-			must(b, n.Close())
+			lab.Must(b, n.Close())
 		}
 		n = mustNode(b, cluster)
 		b.StartTimer()
@@ -46,7 +46,7 @@ func BenchmarkRestart(b *testing.B) {
 	var cpu time.Duration
 	for b.Loop() {
 		b.StopTimer()
-		must(b, n.Kill())
+		lab.Must(b, n.Kill())
 		b.StartTimer()
 		n.mustStart(b)
 		cpu += n.mustReadCPU(b)

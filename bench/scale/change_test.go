@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // How long it takes from the moment at which the API server sends the event of a pod
@@ -56,7 +57,7 @@ func (c *changes) mustMeasure(b *testing.B) {
 		b.StopTimer()
 		event, i := c.next(b)
 		id, _, err := c.pinned.FrontendIDs.Lookup(frontendOf(i))
-		must(b, err)
+		lab.Must(b, err)
 		before := c.pinned.Frontends.Get(id)
 		time.Sleep(5 * time.Millisecond) // until all is quiet
 		b.StartTimer()

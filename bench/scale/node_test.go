@@ -36,8 +36,8 @@ func mustNode(b *testing.B, cluster map[string][]byte) *node {
 		NodeName:   nodeName,
 		Kubeconfig: api.kubeconfig,
 	})
-	must(b, err)
-	b.Cleanup(func() { must(b, n.Close()) })
+	lab.Must(b, err)
+	b.Cleanup(func() { lab.Must(b, n.Close()) })
 
 	return &node{Node: n, api: api}
 }
@@ -47,7 +47,7 @@ func mustNode(b *testing.B, cluster map[string][]byte) *node {
 func (n *node) mustStart(b *testing.B) {
 	b.Helper()
 	synced := strings.Count(n.Log(), "msg=synced")
-	must(b, n.Start())
+	lab.Must(b, n.Start())
 	for deadline := time.Now().Add(10 * time.Minute); strings.Count(n.Log(), "msg=synced") == synced; {
 		if time.Now().After(deadline) {
 			b.Fatalf("agent: not synced after ten minutes:\n%s", n.Log())
@@ -59,7 +59,7 @@ func (n *node) mustStart(b *testing.B) {
 func (n *node) mustMaps(b *testing.B) *maps.Pinned {
 	b.Helper()
 	pinned, err := maps.Load(n.BPFRoot())
-	must(b, err)
+	lab.Must(b, err)
 	b.Cleanup(func() { pinned.Close() })
 
 	return pinned
@@ -69,7 +69,7 @@ func (n *node) mustMaps(b *testing.B) *maps.Pinned {
 func mustHold(b *testing.B, pinned *maps.Pinned) {
 	b.Helper()
 	fills, err := pinned.Fills()
-	must(b, err)
+	lab.Must(b, err)
 	for _, fill := range fills {
 		if fill.Name == maps.NameBackends && fill.Entries != serviceCount*endpointCount {
 			b.Fatalf("there are %d backends in the maps, want %d", fill.Entries, serviceCount*endpointCount)
@@ -82,7 +82,7 @@ func mustHold(b *testing.B, pinned *maps.Pinned) {
 func (n *node) mustCountWrites(b *testing.B) (calls, stores uint64) {
 	b.Helper()
 	status, err := n.Status()
-	must(b, err)
+	lab.Must(b, err)
 	for name, writes := range status.Writes {
 		switch name {
 		case maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends:
@@ -99,13 +99,13 @@ func (n *node) mustCountWrites(b *testing.B) (calls, stores uint64) {
 func (n *node) mustReadMemory(b *testing.B, name string) float64 {
 	b.Helper()
 	file, err := os.Open(fmt.Sprintf("/proc/%d/status", n.PID()))
-	must(b, err)
+	lab.Must(b, err)
 	defer file.Close()
 	for lines := bufio.NewScanner(file); lines.Scan(); {
 		var kilobytes float64
 		if text, ok := strings.CutPrefix(lines.Text(), name+":"); ok {
 			_, err := fmt.Sscan(text, &kilobytes)
-			must(b, err)
+			lab.Must(b, err)
 
 			return kilobytes * 1024
 		}
@@ -120,14 +120,14 @@ func (n *node) mustReadMemory(b *testing.B, name string) float64 {
 func (n *node) mustReadCPU(b *testing.B) time.Duration {
 	b.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))
-	must(b, err)
+	lab.Must(b, err)
 	_, after, _ := strings.Cut(string(stat), ") ") // the name of the program
 	fields := strings.Fields(after)
 	var ticks time.Duration
 	for _, field := range fields[11:13] { // user, system
 		var n time.Duration
 		_, err = fmt.Sscan(field, &n)
-		must(b, err)
+		lab.Must(b, err)
 		ticks += n
 	}
 
@@ -139,7 +139,7 @@ func (n *node) mustReadCPU(b *testing.B) time.Duration {
 func (n *node) mustReadClock(b *testing.B) time.Duration {
 	b.Helper()
 	var spec unix.Timespec
-	must(b, unix.ClockGettime(int32(^n.PID()<<3|2), &spec)) // CPUCLOCK_SCHED of a process
+	lab.Must(b, unix.ClockGettime(int32(^n.PID()<<3|2), &spec)) // CPUCLOCK_SCHED of a process
 
 	return time.Duration(spec.Nano())
 }
@@ -148,7 +148,7 @@ func (n *node) mustReadClock(b *testing.B) time.Duration {
 func (n *node) mustReadMapMemory(b *testing.B) float64 {
 	b.Helper()
 	sizes, err := n.mustMaps(b).Sizes()
-	must(b, err)
+	lab.Must(b, err)
 	var sum float64
 	for _, size := range sizes {
 		b.Logf("%-14s %7.1f MB", size.Name, float64(size.Bytes)/1e6)
@@ -163,13 +163,4 @@ func frontendOf(i int) maps.FrontendKey {
 	addr := netip.AddrPortFrom(clusterIP(i), 80)
 
 	return maps.FrontendKeyOf(addr.Addr(), addr.Port(), 6, maps.ScopeInternal)
-}
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 }

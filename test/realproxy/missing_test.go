@@ -13,13 +13,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // Missing tries the rules of each mode.
 func TestMissing(t *testing.T) {
 	if err := try("no rules", "/usr/sbin/nft", "-f", "-"); err == nil {

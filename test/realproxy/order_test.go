@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Addresses are in the order of the chain's rules, of which an address may have
@@ -17,7 +19,7 @@ func TestSortByChain(t *testing.T) {
 -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
 `
 	got, err := sortByChain(addresses("10.97.0.0", "10.97.0.3", "10.97.0.9"), chain)
-	must(t, err)
+	lab.Must(t, err)
 	if want := addresses("10.97.0.9", "10.97.0.0", "10.97.0.3"); !slices.Equal(got, want) {
 		t.Errorf("the order is %v, want %v", got, want)
 	}

@@ -48,7 +48,7 @@ func TestSyncCheck(t *testing.T) {
 func mustPublish(t *testing.T, ns *lab.Namespace, address string, page http.HandlerFunc) {
 	t.Helper()
 	listener, err := ns.Listen("tcp", address)
-	must(t, err)
+	lab.Must(t, err)
 	server := &http.Server{Handler: page}
 	go server.Serve(listener)
 	t.Cleanup(func() { server.Close() })
