@@ -91,7 +91,7 @@ func TestPhaseOfFailures(t *testing.T) {
 
 // The tap sees each connection once, whether it is sent again or not, and no answer.
 func TestTap(t *testing.T) {
-	s := mustSide(t, "nftables")
+	s, _ := mustSide(t, "nftables")
 	backend := s.victim().Pods[0].IPv4
 	end, err := drop(s.victim(), "numgen random mod 2 == 0 drop")
 	lab.Must(t, err)
@@ -123,7 +123,7 @@ func TestTap(t *testing.T) {
 // Each episode does to backends what its title says, and ends. There is no proxy: clients dial a
 // backend that is hit.
 func TestEpisodes(t *testing.T) {
-	s := mustSide(t, "nftables")
+	s, _ := mustSide(t, "nftables")
 	dial := func(t *testing.T, n int) (answered int, fastest time.Duration) {
 		t.Helper()
 		d := load.Dials{
@@ -169,21 +169,23 @@ func TestEpisodes(t *testing.T) {
 	}
 }
 
-func mustSide(t *testing.T, kind string) *side {
+// mustSide returns a side, and an API server with its objects that no other test uses.
+func mustSide(t *testing.T, kind string) (*side, *cluster.Cluster) {
 	t.Helper()
-	s, err := newSide(kind, cluster.Shared(t))
+	api := cluster.Start(t)
+	s, err := newSide(kind, api)
 	lab.Must(t, err)
 	t.Cleanup(func() { lab.Must(t, s.Close()) })
+	lab.Must(t, writeObjects(api, s, 1))
 
-	return s
+	return s, api
 }
 
 // A Service that is slow as a whole soon has timeouts to match, so that its connections are not sent to
 // one backend after another.
 func TestSlowService(t *testing.T) {
-	s := mustSide(t, "sluice-resteer")
-	api := cluster.Shared(t)
-	lab.Must(t, writeObjects(api, s, 1), s.start(t.Context(), api, sluice.MustBinary(t)))
+	s, api := mustSide(t, "sluice-resteer")
+	lab.Must(t, s.start(t.Context(), api, sluice.MustBinary(t)))
 	i := slices.IndexFunc(episodes, func(e episode) bool { return e.name == "slow-service" })
 	r, err := s.measure(t.Context(), 0, paths[0], episodes[i], 200, phases{healthy: time.Second, episode: 4 * time.Second, after: time.Second})
 	lab.Must(t, err)
@@ -196,9 +198,8 @@ func TestSlowService(t *testing.T) {
 // The shortest episode: the packets of a node vanish. Sluice notices and sends new connections
 // elsewhere, and takes the node back.
 func TestDeadNode(t *testing.T) {
-	s := mustSide(t, "sluice-eject")
-	api := cluster.Shared(t)
-	lab.Must(t, writeObjects(api, s, 1), s.start(t.Context(), api, sluice.MustBinary(t)))
+	s, api := mustSide(t, "sluice-eject")
+	lab.Must(t, s.start(t.Context(), api, sluice.MustBinary(t)))
 	i := slices.IndexFunc(episodes, func(e episode) bool { return e.name == "vanish" })
 	r, err := s.measure(t.Context(), 0, paths[0], episodes[i], 400, phases{healthy: time.Second, episode: 5 * time.Second, after: 8 * time.Second})
 	lab.Must(t, err)
