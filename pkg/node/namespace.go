@@ -33,6 +33,12 @@ func EachNamespace(visit func(inode uint64, ns netns.NsHandle) (done bool, err e
 			if err != nil {
 				continue
 			}
+			// A name is an empty file while it is made, and while it is removed.
+			if kind, err := unix.IoctlRetInt(int(ns), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
+				ns.Close()
+
+				continue
+			}
 			seen[inode] = true
 			done, err := visit(inode, ns)
 			if err := errors.Join(err, ns.Close()); err != nil {

@@ -2,9 +2,13 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
@@ -61,4 +65,24 @@ func TestWays(t *testing.T) {
 
 		return nil
 	})
+}
+
+// A name without a namespace, as it is for a moment while another program makes one, hides no namespace.
+func TestNameWithoutNamespace(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	name, err := os.CreateTemp("/run/netns", fmt.Sprintf("sluice-%d-", os.Getpid())) // as those of the lab, which are swept
+	lab.Must(t, err, name.Close())
+	t.Cleanup(func() { lab.Must(t, os.Remove(name.Name())) })
+	var own uint64
+	lab.MustDo(t, ns, func() (err error) { own, err = inodeOf("/proc/thread-self/ns/net"); return err })
+	found := false
+	lab.Must(t, EachNamespace(func(inode uint64, ns netns.NsHandle) (bool, error) {
+		_, err := netlink.GetNetNsIdByFd(int(ns))
+		found = found || inode == own
+
+		return false, err
+	}))
+	if !found {
+		t.Error("a namespace was not visited")
+	}
 }
