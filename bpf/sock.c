@@ -151,14 +151,39 @@ static __always_inline int connects(struct bpf_sock_addr *ctx, bool v6)
 	return finish(ctx, v6, true, why);
 }
 
-/* is_taken reports whether a backend answers this socket for another destination. */
-static __always_inline bool is_taken(const struct udp_dials *own,
-				     const struct frontend_key *original_dst,
-				     const struct udp_pin_key *send, const struct backend *be,
+/* is_taken_by reports whether a backend answers this socket for another destination. */
+static __always_inline int is_taken_by(struct bpf_sock_addr *ctx, bool v6, __u32 backend_id,
+				       __u64 now)
+{
+	struct frontend_key original_dst = frontend_key_of(ctx, v6);
+	const struct udp_dials *own = dials_of(ctx);
+	const struct backend *be = backend_at(backend_id);
+	struct udp_pin_key send;
+
+	if (!own || !be)
+		return false;
+	send = udp_pin_key(bpf_get_socket_cookie(ctx), &original_dst.addr, original_dst.port,
+			   UDP_PIN_SEND);
+	return answers_another(own, &original_dst, be, now) ||
+	       (own->pinned && is_pinned(&send, be, now));
+}
+
+/* is_taken_by as global functions, which the verifier walks once. */
+
+__noinline int is_taken_v4(struct bpf_sock_addr *ctx, __u32 backend_id, __u64 now)
+{
+	return is_taken_by(ctx, false, backend_id, now);
+}
+
+__noinline int is_taken_v6(struct bpf_sock_addr *ctx, __u32 backend_id, __u64 now)
+{
+	return is_taken_by(ctx, true, backend_id, now);
+}
+
+static __always_inline bool is_taken(struct bpf_sock_addr *ctx, bool v6, __u32 backend_id,
 				     __u64 now)
 {
-	return answers_another(own, original_dst, be, now) ||
-	       (own->pinned && is_pinned(send, be, now));
+	return v6 ? is_taken_v6(ctx, backend_id, now) : is_taken_v4(ctx, backend_id, now);
 }
 
 /*
@@ -166,21 +191,19 @@ static __always_inline bool is_taken(const struct udp_dials *own,
  * from either frontend. If all that are tried are taken, the choice stays, and answers come from
  * the frontend of the last datagram.
  */
-static __always_inline const struct backend *pick_free(const struct udp_dials *own,
-						       const struct pool *pool,
-						       const struct frontend_key *original_dst,
-						       const struct udp_pin_key *send, __u64 now,
+static __always_inline const struct backend *pick_free(struct bpf_sock_addr *ctx, bool v6,
+						       const struct pool *pool, __u64 now,
 						       const struct backend *be)
 {
 	const struct backend *other;
 	__u32 first, try;
 
-	if (!is_taken(own, original_dst, send, be, now) || !pool->slot_count)
+	if (!is_taken(ctx, v6, be->id, now) || !pool->slot_count)
 		return be;
 	first = random_below(pool->slot_count);
 	for (try = 0; try < MAX_PICKS; try++) {
 		other = pick_id(pool, spread_slot(pool->slot_base, pool->slot_count, first, try));
-		if (other && !is_taken(own, original_dst, send, other, now))
+		if (other && !is_taken(ctx, v6, other->id, now))
 			return other;
 	}
 	return be;
@@ -218,9 +241,10 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	why = pick_for_socket(ctx, v6, pool, &original_dst->addr, netns, now, be);
 	if (why || !*be)
 		return why;
-	own = bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (own)
-		*be = pick_free(own, pool, original_dst, &send, now, *be);
+		*be = pick_free(ctx, v6, pool, now, *be);
+	else
+		own = bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	note_dial(*be, client_in(netns), now);
 	report(ctx, v6, REASON_TRANSLATED, pool->service_port_id, *be);
 	if (!own)

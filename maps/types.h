@@ -37,7 +37,7 @@ enum algorithm {
 	ALGORITHM_RR = 1, /* round robin */
 	ALGORITHM_LC = 2, /* of two at random, the one with fewer live connections */
 	ALGORITHM_SED = 3, /* of all, or of 64, the one with the fewest */
-	ALGORITHM_NQ = 4, /* the first without any, else as sed */
+	ALGORITHM_NQ = 4, /* the same, since backends have no weights */
 	ALGORITHM_SH = 5, /* by the client address */
 	ALGORITHM_DH = 6, /* by the original destination */
 	ALGORITHM_MAGLEV = 7, /* by the tuple */

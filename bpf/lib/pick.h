@@ -26,7 +26,7 @@ static __always_inline __s32 live_connections(__u32 backend_id)
 	const struct backend_load *load = load_of(backend_id);
 	__s32 live = load ? load->sockets + load->flows : 0;
 
-	return live & ~(live >> 31); /* without a branch: see least_busy */
+	return live > 0 ? live : 0;
 }
 
 static __always_inline void add_sockets(__u32 backend_id, __s32 n)
@@ -47,7 +47,7 @@ static __always_inline void add_flows(__u32 backend_id, __s32 n)
 
 /* Picking a backend of a pool. */
 
-/* A pool has at most 2^MAX_POOL_BITS slots, so a binary search takes that many steps. */
+/* A pool has at most 2^MAX_POOL_BITS slots, so a binary search takes up to MAX_POOL_BITS + 1 steps. */
 #define MAX_POOL_BITS 24
 
 /* How many slots, spread over the pool, are tried before a new flow is refused. */
@@ -65,26 +65,37 @@ static __always_inline const struct backend *pick_id(const struct pool *pool, __
 }
 
 /*
+ * halve returns the half of the slots, from low to before high, in which id would be: the new low is in
+ * the upper half of the result, and the new high in the lower one. It is global, so that the verifier
+ * walks it once, and does not follow the bounds of every search.
+ */
+__noinline __u64 halve(__u32 low, __u32 high, __u32 id)
+{
+	__u32 middle = low + (high - low) / 2;
+
+	if (slot_at(middle) < id)
+		low = middle + 1;
+	else
+		high = middle;
+	return (__u64)low << 32 | high;
+}
+
+/*
  * has_slot reports whether one of the count slots from base on holds id. Slots are sorted by id. It
  * is global, so that the verifier walks it once.
  */
 __noinline int has_slot(__u32 base, __u32 count, __u32 id)
 {
-	__u32 low = 0, high = count;
+	__u32 low = base, high = base + count;
 	int i;
 
-	for (i = 0; i < MAX_POOL_BITS && low < high; i++) {
-		__u32 middle = low + (high - low) / 2;
-		__u32 have = slot_at(base + middle);
+	for (i = 0; i <= MAX_POOL_BITS && low < high; i++) {
+		__u64 half = halve(low, high, id);
 
-		if (have == id)
-			return true;
-		if (have < id)
-			low = middle + 1;
-		else
-			high = middle;
+		low = half >> 32;
+		high = half;
 	}
-	return false;
+	return low < base + count && slot_at(low) == id;
 }
 
 /* random_below returns a number in [0, n), each with the same probability. */
@@ -193,33 +204,28 @@ static __always_inline __u32 less_busy(__u32 base, __u32 count, __u64 now)
 }
 
 /*
- * load_and_index returns the connections of the backend in a slot in its upper half, and i in its
- * lower one. It is global, so that the verifier walks it once, and not once for each of 64
- * backends and each state that it has derived from those before.
+ * less_loaded returns the lesser of best and this backend: its connections are in the upper half, and
+ * i, its index, in the lower one. It is global, so that the verifier walks it once, and not once for
+ * each of 64 backends and each state that it has derived from those before.
  */
-__noinline __s64 load_and_index(__u32 slot, __u32 i, __u64 now)
+__noinline __s64 less_loaded(__s64 best, __u32 slot, __u32 i, __u64 now)
 {
-	return (__s64)pressure(slot_at(slot), now) << 32 | i;
+	__s64 other = (__s64)pressure(slot_at(slot), now) << 32 | i;
+
+	return other < best ? other : best;
 }
 
 /*
- * least_busy returns the backend with the fewest connections or, with any_idle, the first that has
- * none. Of several it takes the first from a random place on, so that nodes do not all favour the
- * same backend. It compares without branches, because the verifier would walk every order of 64
- * backends.
+ * least_busy returns the backend with the fewest connections. Of several it takes the first from a
+ * random place on, so that nodes do not all favour the same backend.
  */
-static __always_inline __u32 least_busy(__u32 base, __u32 count, bool any_idle, __u64 now)
+static __always_inline __u32 least_busy(__u32 base, __u32 count, __u64 now)
 {
-	__s64 best = 0x7fffffffffffffff; /* see load_and_index */
+	__s64 best = 0x7fffffffffffffff; /* see less_loaded */
 	__u32 first = random_below(count), i;
 
-	for (i = 0; i < MAX_COMPARED && i < count; i++) {
-		__s64 other = load_and_index(base + (first + i) % count, i, now);
-
-		best += (other - best) & ((other - best) >> 63);
-		if (any_idle && !(other >> 32))
-			break;
-	}
+	for (i = 0; i < MAX_COMPARED && i < count && best >> 32; i++)
+		best = less_loaded(best, base + (first + i) % count, i, now);
 	return slot_at(base + (first + (__u32)best) % count);
 }
 
@@ -236,9 +242,8 @@ __noinline __u32 choose(__u32 base, __u32 count, __u32 algorithm, __u32 seed, __
 	case ALGORITHM_LC:
 		return less_busy(base, count, now);
 	case ALGORITHM_SED:
-		return least_busy(base, count, false, now);
 	case ALGORITHM_NQ:
-		return least_busy(base, count, true, now);
+		return least_busy(base, count, now);
 	default:
 		return slot_at(base + (((__u64)seed * count) >> 32));
 	}

@@ -45,8 +45,11 @@ static __always_inline const struct pool *pool_at(__u32 id)
 	return places ? bpf_map_lookup_elem(places, &place) : NULL;
 }
 
-/* slot_at returns the backend id in a slot, or 0, which is no backend. */
-static __always_inline __u32 slot_at(__u32 slot)
+/*
+ * slot_at returns the backend id in a slot, or 0, which is no backend. It is global, so that the
+ * verifier walks it once, and not once for each slot that a loop looks at.
+ */
+__noinline __u32 slot_at(__u32 slot)
 {
 	__u32 chunk = slot / CHUNK_SLOTS, place = slot % CHUNK_SLOTS;
 	void *places = bpf_map_lookup_elem(&sl_slots, &chunk);

@@ -164,47 +164,75 @@ static __always_inline bool is_kernel_socket(struct bpf_sock_addr *ctx)
 	return BPF_CORE_READ_BITFIELD_PROBED(sk, sk_kern_sock);
 }
 
-static __always_inline bool device_v4_addr(const struct net_device *dev, struct addr *a)
+/*
+ * The address of a network namespace is found by global functions, which the verifier walks once.
+ * Their arguments and results are addresses of the kernel's structures as numbers; 0 is none.
+ */
+
+/* v4_addr_of returns the first global struct in_ifaddr of a device. */
+static __always_inline __u64 v4_addr_of(const struct net_device *dev)
 {
 	const struct in_device *in = BPF_CORE_READ(dev, ip_ptr);
-	const struct in_ifaddr *ifa;
+	const struct in_ifaddr *ifa = in ? BPF_CORE_READ(in, ifa_list) : NULL;
 	int i;
 
-	if (!in)
-		return false;
-	ifa = BPF_CORE_READ(in, ifa_list);
 	for (i = 0; i < MAX_ADDRS && ifa; i++) {
-		if (BPF_CORE_READ(ifa, ifa_scope) == V4_SCOPE_GLOBAL) {
-			*a = addr_of_v4(BPF_CORE_READ(ifa, ifa_local));
-			return true;
-		}
+		if (BPF_CORE_READ(ifa, ifa_scope) == V4_SCOPE_GLOBAL)
+			return (__u64)ifa;
 		ifa = BPF_CORE_READ(ifa, ifa_next);
 	}
-	return false;
+	return 0;
 }
 
-static __always_inline bool device_v6_addr(const struct net_device *dev, struct addr *a)
+/* v6_addr_of returns the first global struct inet6_ifaddr of a device. */
+static __always_inline __u64 v6_addr_of(const struct net_device *dev)
 {
 	const struct inet6_dev *in = BPF_CORE_READ(dev, ip6_ptr);
+	const struct inet6_ifaddr *ifa;
 	const struct list_head *at;
 	int i;
 
-	if (!in)
-		return false;
-	at = BPF_CORE_READ(in, addr_list.next);
-	for (i = 0; i < MAX_ADDRS; i++) {
-		const struct inet6_ifaddr *ifa;
-
+	at = in ? BPF_CORE_READ(in, addr_list.next) : NULL;
+	for (i = 0; i < MAX_ADDRS && at; i++) {
 		if (at == (void *)in + bpf_core_field_offset(struct inet6_dev, addr_list))
 			break;
 		ifa = container(at, struct inet6_ifaddr, if_list);
-		if (BPF_CORE_READ(ifa, scope) == V6_SCOPE_GLOBAL) {
-			BPF_CORE_READ_INTO(a, ifa, addr);
-			return true;
-		}
+		if (BPF_CORE_READ(ifa, scope) == V6_SCOPE_GLOBAL)
+			return (__u64)ifa;
 		at = BPF_CORE_READ(at, next);
 	}
-	return false;
+	return 0;
+}
+
+/* addr_of_device is v4_addr_of or v6_addr_of for a device that is up and no loopback, else 0. */
+__noinline __u64 addr_of_device(__u64 device, int v4)
+{
+	const struct net_device *dev = (const struct net_device *)device;
+	__u32 flags = BPF_CORE_READ(dev, flags);
+
+	if (!(flags & DEVICE_UP) || flags & DEVICE_LOOPBACK)
+		return 0;
+	return v4 ? v4_addr_of(dev) : v6_addr_of(dev);
+}
+
+/* addr_of_netns returns addr_of_device of the first device of a struct net that has one. */
+__noinline __u64 addr_of_netns(__u64 netns, int v4)
+{
+	const struct net *net = (const struct net *)netns;
+	const struct list_head *at = BPF_CORE_READ(net, dev_base_head.next);
+	int i;
+
+	for (i = 0; i < MAX_DEVICES; i++) {
+		__u64 ifa;
+
+		if (at == (void *)net + bpf_core_field_offset(struct net, dev_base_head))
+			break;
+		ifa = addr_of_device((__u64)container(at, struct net_device, dev_list), v4);
+		if (ifa)
+			return ifa;
+		at = BPF_CORE_READ(at, next);
+	}
+	return 0;
 }
 
 /*
@@ -216,26 +244,17 @@ static __always_inline bool netns_addr(struct bpf_sock_addr *ctx, const struct a
 				       struct addr *a)
 {
 	const struct sock *sk = sock_of(ctx);
-	const struct list_head *at;
-	const struct net *net;
-	int i;
+	const struct net *net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
+	bool v4 = addr_is_v4(to);
+	__u64 ifa = addr_of_netns((__u64)net, v4);
 
-	net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
-	at = BPF_CORE_READ(net, dev_base_head.next);
-	for (i = 0; i < MAX_DEVICES; i++) {
-		const struct net_device *dev;
-		__u32 flags;
-
-		if (at == (void *)net + bpf_core_field_offset(struct net, dev_base_head))
-			break;
-		dev = container(at, struct net_device, dev_list);
-		flags = BPF_CORE_READ(dev, flags);
-		if (flags & DEVICE_UP && !(flags & DEVICE_LOOPBACK) &&
-		    (addr_is_v4(to) ? device_v4_addr(dev, a) : device_v6_addr(dev, a)))
-			return true;
-		at = BPF_CORE_READ(at, next);
-	}
-	return false;
+	if (!ifa)
+		return false;
+	if (v4)
+		*a = addr_of_v4(BPF_CORE_READ((const struct in_ifaddr *)ifa, ifa_local));
+	else
+		BPF_CORE_READ_INTO(a, (const struct inet6_ifaddr *)ifa, addr);
+	return true;
 }
 
 /*

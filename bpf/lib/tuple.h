@@ -215,23 +215,34 @@ static __always_inline bool copy_holder(struct packet *pkt, const struct flow *h
 #define MAX_ENDED_TRIES 8
 
 /*
- * make_room forgets connections that have ended until that of the packet at ingress has its share
- * of flows, and reports whether it has. A connection that was listed as ended may be gone by now,
- * or have continued. It is global, so that the verifier walks it once.
+ * forget_ended forgets the next connection of those listed as ended, and is false if there is none.
+ * It may be gone by now, or have continued. It is for ingress, and global, so that the verifier walks
+ * it once.
+ */
+__noinline int forget_ended(void)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+
+	if (!pkt || bpf_map_pop_elem(&sl_ended, &pkt->key))
+		return false;
+	if (copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)) && has_ended(HOOK_INGRESS))
+		forget_all(pkt);
+	return true;
+}
+
+/*
+ * make_room forgets connections that have ended until there is room in flows for another one, and
+ * reports whether there is. It is global, so that the verifier walks it once.
  */
 __noinline int make_room(void)
 {
-	struct packet *pkt = packet_at(HOOK_INGRESS);
 	int i;
 
-	for (i = 0; pkt && i < MAX_ENDED_TRIES; i++) {
-		if (has_share(pkt->ip.key.proto))
+	for (i = 0; i < MAX_ENDED_TRIES; i++) {
+		if (has_share(IPPROTO_TCP))
 			return true;
-		if (bpf_map_pop_elem(&sl_ended, &pkt->key))
+		if (!forget_ended())
 			return false;
-		if (copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)) &&
-		    has_ended(HOOK_INGRESS))
-			forget_all(pkt);
 	}
 	return false;
 }

@@ -105,33 +105,31 @@ static __always_inline bool keep_dial(struct udp_dials *own,
 				      const struct backend *be, __u64 now, bool counts)
 {
 	struct udp_dial *dial, *to = NULL;
-	struct udp_dial next = {
-		.original_dst = original_dst->addr,
-		.original_port = original_dst->port,
-		.backend = be->addr,
-		.backend_port = be->port,
-		.service_port_id = be->service_port_id,
-		.backend_id = be->id,
-		.last_used = now,
-	};
 	__u32 had = 0;
 	int i;
 
 	bpf_spin_lock(&own->lock);
 	own->counted = counts;
-	for (i = UDP_DIALS - 1; i >= 0; i--) {
-		dial = &own->dials[i];
-		if (!is_live(dial, now))
-			to = dial;
-	}
 	for (i = 0; i < UDP_DIALS; i++) {
 		dial = &own->dials[i];
-		if (dial->backend_id && has_original_dst(dial, original_dst))
+		if (dial->backend_id && has_original_dst(dial, original_dst)) {
+			to = dial;
+			break;
+		}
+		if (!to && !is_live(dial, now))
 			to = dial;
 	}
 	if (to) {
 		had = to->backend_id;
-		*to = next;
+		to->original_dst = original_dst->addr;
+		to->original_port = original_dst->port;
+		to->backend = be->addr;
+		to->backend_port = be->port;
+		to->service_port_id = be->service_port_id;
+		to->backend_id = be->id;
+		to->last_used = now;
+		to->answered = false;
+		to->answers = false;
 		answer_for(own, to);
 	} else {
 		own->pinned = true;
