@@ -340,6 +340,19 @@ func TestLargeDriftIsRepairedWhileBusy(t *testing.T) {
 	}
 }
 
+// A flow that is confirmed after the scan has read the half-open ones is in both tables, and counts once.
+func TestLoadOfAFlowThatIsConfirmed(t *testing.T) {
+	w := newWorld(t, 1024)
+	s := w.sweeper(t)
+	w.put(t, counted(flowOf(tcp, 1), 1), note{fromClient, 0, true, 0}, note{toClient, 0, true, 0})
+	w.Loads.AddFlows(1, 1)
+	s.hook(false, &hooked{all: func() { w.put(t, counted(flowOf(tcp, 1), 1), live[:2]...) }})
+	if status := w.mustSweep(t, s); status.LoadsRepaired != 0 {
+		t.Errorf("the sweep repairs %d flows", status.LoadsRepaired)
+	}
+	w.mustHaveFlows(t, 1, 1)
+}
+
 // The load still includes a flow that was evicted, because nothing has subtracted it. If a packet writes
 // its entries again behind the place that a scan has reached, the load is correct.
 func TestLoadOfAFlowThatWasWrittenAgain(t *testing.T) {
