@@ -66,7 +66,7 @@ kernels: ## the tests on older kernels, in virtual machines; takes hours
 
 kernelssmoke: ## some of them, in ten minutes
 	SLUICE_TEST_PACKAGES='./bpf ./pkg/datapath ./test/devices' SLUICE_TEST_RUN="$$(cat test/kernels/smoke)" \
-		SLUICE_TEST_SECONDS=420 test/kernels/run.sh 5.10 6.1
+		SLUICE_TEST_SECONDS=600 test/kernels/run.sh 5.10 6.1
 
 mutants: ready-test ready-generate ## breaks the product in one small way at a time: a test has to fail; takes half an hour
 	test/mutants/run.sh
