@@ -40,7 +40,7 @@ func BenchmarkPacket(b *testing.B) {
 		{name: "egress/none of ours, no flow lives", hook: maps.HookEgress, from: unused, to: client, idle: true},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
-			m := mustMaps(b)
+			m := mapstest.MustCreate(b, nil)
 			for _, cidr := range []string{"10.96.0.0/12", "fd00:10:96::/112"} {
 				must(b, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix(cidr)))
 			}
@@ -64,7 +64,7 @@ func BenchmarkPacket(b *testing.B) {
 // The cost of the first packet of a flow, by the kernel's statistics: each has a client port of its own, so
 // a run cannot be repeated.
 func BenchmarkNewFlow(b *testing.B) {
-	m := mustMaps(b)
+	m := mapstest.MustCreate(b, nil)
 	vip, backend := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.1.7:8080")
 	programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
 	mustProgramService(b, mapstest.New(m.Tables), vip, backend)

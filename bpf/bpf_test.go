@@ -2,11 +2,13 @@ package bpf
 
 import (
 	"testing"
+
+	"github.com/sluice-lb/sluice/maps/mapstest"
 )
 
 // Every hook of the datapath has a program, and its name is known without one.
 func TestHooks(t *testing.T) {
-	programs := mustLoad(t, mustMaps(t), Config{UDP: UDPAll, Handshakes: knowsTracing(t), Resteer: true})
+	programs := mustLoad(t, mapstest.MustCreate(t, nil), Config{UDP: UDPAll, Handshakes: knowsTracing(t), Resteer: true})
 	named := SockHooks()
 	if len(programs.Sock) != len(named) {
 		t.Fatalf("%d hooks loaded, %d named", len(programs.Sock), len(named))

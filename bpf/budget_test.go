@@ -1,10 +1,8 @@
 package bpf
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -14,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/features"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 )
 
 // budgets limit the instructions that the verifier walks to verify a program. They are far below the
@@ -42,7 +41,7 @@ var budgets = map[string]uint32{
 }
 
 func TestVerifierBudget(t *testing.T) {
-	m := mustMaps(t)
+	m := mapstest.MustCreate(t, nil)
 	for _, mode := range []UDPMode{UDPOff, UDPConnected, UDPAll} {
 		for _, setRetval := range []bool{true, false} {
 			t.Run(fmt.Sprintf("kept with UDP mode %d and set_retval %v", mode, setRetval), func(t *testing.T) {
@@ -73,7 +72,7 @@ func TestIteratorVerifierBudget(t *testing.T) {
 
 // Every kind of device has programs of its own.
 func TestDeviceVerifierBudget(t *testing.T) {
-	m := mustMaps(t)
+	m := mapstest.MustCreate(t, nil)
 	for _, class := range []uint32{maps.DevicePods, maps.DeviceUplink} {
 		for _, flags := range []DeviceConfig{
 			{},
@@ -107,25 +106,6 @@ func checkBudget(t *testing.T, hook Hook) {
 	if budget, ok := budgets[hook.Name]; !ok || walked > budget {
 		t.Errorf("%s: %d instructions walked, budget %d", hook.Name, walked, budget)
 	}
-}
-
-func mustMaps(t testing.TB) *maps.Pinned {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	root := "/sys/fs/bpf/sluice-bpf-test-" + rand.Text()[:8]
-	m, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{maps.NameUDPPins: 1024}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(m.Close(), os.RemoveAll(root)); err != nil {
-			t.Error(err)
-		}
-	})
-
-	return m
 }
 
 func mustLoadDevice(t testing.TB, m *maps.Pinned, cfg DeviceConfig) *DevicePrograms {

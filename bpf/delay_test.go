@@ -40,7 +40,7 @@ func TestDelayedReaders(t *testing.T) {
 		connects, err = strconv.Atoi(text)
 		must(t, err)
 	}
-	m := mustMaps(t)
+	m := mapstest.MustCreate(t, nil)
 	mine, other := netip.MustParseAddrPort("10.96.0.1:53"), netip.MustParseAddrPort("10.96.0.2:53")
 	hand := mapstest.New(m.Tables)
 	keys := make(map[netip.AddrPort]maps.FrontendKey)

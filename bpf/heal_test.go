@@ -76,7 +76,7 @@ func (e *events) Pop() any {
 // newSimulation returns a simulation of a pool with n backends, which begins an hour after boot.
 func newSimulation(t testing.TB, n int, settings maps.Pool) *simulation {
 	t.Helper()
-	m := mustMaps(t)
+	m := mapstest.MustCreate(t, nil)
 	spec, err := loadHeal()
 	must(t, err)
 	must(t, spec.Variables[healVarConfigHeal].Set(true))

@@ -27,7 +27,7 @@ type monitored struct {
 
 func mustMonitored(t testing.TB) monitored {
 	t.Helper()
-	m := monitored{maps: mustMaps(t)}
+	m := monitored{maps: mapstest.MustCreate(t, nil)}
 	m.programs = mustLoadDevice(t, m.maps, DeviceConfig{Class: maps.DeviceUplink})
 	hand := mapstest.New(m.maps.Tables)
 	must(t, hand.ServiceCIDR(netip.MustParsePrefix("10.96.0.0/12")))

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // An array of the kernel and one in ordinary memory have the same contract.
@@ -20,7 +22,7 @@ func eachArray(t *testing.T, limit int, test func(t *testing.T, a *Array[Backend
 		test(t, NewFakeArray[Backend](NameBackends, limit))
 	})
 	t.Run("in the kernel", func(t *testing.T) {
-		p := mustCreate(t, mustRoot(t), small())
+		p := mustCreate(t, lab.MustBPFRoot(t), small())
 		p.Backends.SetLimit(limit)
 		test(t, p.Backends)
 	})

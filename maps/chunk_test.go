@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 const perChunk = uint32(abiChunkCHUNK_BACKENDS)
@@ -39,7 +41,7 @@ func mustLookup(t *testing.T, p *Pinned, i uint32) Backend {
 
 // Programs look up the values that are written to memory.
 func TestMappedArray(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	for _, i := range []uint32{1, perChunk - 1, perChunk, 3*perChunk + 5} {
 		if err := p.Backends.Put(i, backendNo(i)); err != nil {
 			t.Fatal(err)
@@ -52,7 +54,7 @@ func TestMappedArray(t *testing.T) {
 
 // An array that grows by hundreds of chunks at once does not leave hundreds of threads behind.
 func TestGrowsWithFewThreads(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	threads := func() int {
 		tasks, err := os.ReadDir("/proc/self/task")
 		if err != nil {
@@ -72,7 +74,7 @@ func TestGrowsWithFewThreads(t *testing.T) {
 
 // The counts of programs are found in every chunk, also by another id of the place.
 func TestMappedLoads(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	if err := p.Loads.Reserve(2 * int(perChunk)); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +105,7 @@ func TestMappedLoads(t *testing.T) {
 
 // Every chunk has a pin, which Pins returns and PinAgain restores.
 func TestChunkPins(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	p := mustCreate(t, root, small())
 	if err := p.Backends.Put(perChunk, backendNo(1)); err != nil {
 		t.Fatal(err)
@@ -145,7 +147,7 @@ func TestChunkPins(t *testing.T) {
 // An agent that is killed can leave chunks that are pinned, but not added. The next agent adds them, and
 // finds the values of the others.
 func TestCreateAdoptsChunks(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	for _, i := range []uint32{1, perChunk + 1} {
 		if err := first.Backends.Put(i, backendNo(i)); err != nil {
@@ -184,7 +186,7 @@ func TestCreateAdoptsChunks(t *testing.T) {
 
 // An array grows while another process has the maps open, and either can go on.
 func TestGrowsBesideAnother(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	agent := mustCreate(t, root, small())
 	reader, err := Load(root)
 	if err != nil {
@@ -227,7 +229,7 @@ func TestGrowsBesideAnother(t *testing.T) {
 
 // Two processes that make a chunk at the same time get the same one.
 func TestCreatesBesideAnother(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	one := mustCreate(t, root, small())
 	c := one.chunked[NameBackends]
 	var made [2]*ebpf.Map
@@ -251,7 +253,7 @@ func TestCreatesBesideAnother(t *testing.T) {
 
 // A reader makes no chunks.
 func TestLoadCreatesNothing(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	mustCreate(t, root, small())
 	if err := os.RemoveAll(filepath.Join(root, Version, chunksFolder)); err != nil {
 		t.Fatal(err)
@@ -276,7 +278,7 @@ func TestStaleChunk(t *testing.T) {
 		"of another size":   func(s *ebpf.MapSpec) { s.MaxEntries *= 2 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := mustRoot(t)
+			root := lab.MustBPFRoot(t)
 			specs, err := mapSpecs()
 			if err != nil {
 				t.Fatal(err)
@@ -318,7 +320,7 @@ func (c *chunked) pinOuter(spec *ebpf.MapSpec) error {
 
 // WaitForPrograms returns when a running program has ended, and does not change the maps.
 func TestWaitForPrograms(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	if err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop); err != nil {
 		t.Skipf("no program can run for long: %v", err)
 	}

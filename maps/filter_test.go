@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // numbered returns one of many addresses.
@@ -96,7 +98,7 @@ func TestAddrFilterSpreads(t *testing.T) {
 
 // Bits of an earlier agent stay until Trim, and those of adopted addresses after it.
 func TestAddrFilterAdopts(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	for i := range 3 {
 		first.AddrFilter.Add(numbered(i))
@@ -132,7 +134,7 @@ func TestAddrFilterAdopts(t *testing.T) {
 
 // The kernel, and so a program, looks up the bits in memory.
 func TestMappedAddrFilter(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	p.AddrFilter.Add(numbered(5))
 	bit := filterBit(numbered(5))
 	var word uint64

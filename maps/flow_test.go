@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // A flow with another port at the stack, whose backend sees this node.
@@ -70,7 +72,7 @@ func TestFlowMemory(t *testing.T) {
 			opts := small()
 			opts.Capacities[NameHalfOpen] = entries
 			opts.Capacities[NameFlows] = 16
-			p := mustCreate(t, mustRoot(t), opts)
+			p := mustCreate(t, lab.MustBPFRoot(t), opts)
 			facts, err := p.byName[NameHalfOpen].Info()
 			if err != nil {
 				t.Fatal(err)
@@ -124,7 +126,7 @@ func TestFlowCapacities(t *testing.T) {
 
 // If two callers remove an entry at once, Remove reports it to one of them.
 func TestRemove(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	if err := p.Flows.Put(drawn.Key(FlowFromClient), drawn); err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +138,7 @@ func TestRemove(t *testing.T) {
 }
 
 func TestFlowCounts(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	counters := p.byName[NameFlowCounts]
 	for index := range counters.MaxEntries() {
 		perCPU := make([]uint64, ebpf.MustPossibleCPU())
@@ -164,7 +166,7 @@ func TestFlowCounts(t *testing.T) {
 
 // A sweep clears the cells of flows that are gone, and none that a program has written since.
 func TestSourceSweep(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	const begin, later = uint64(time.Hour), uint64(2 * time.Hour)
 	key := func(from string) FlowKey {
 		return FlowKeyOf(HookEgress, 6, netip.MustParseAddrPort(from), netip.MustParseAddrPort("192.0.2.1:1"))

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustBeOtherState makes p's state that of another version, and closes p.
@@ -73,7 +75,7 @@ func mustReplace(t *testing.T, folder, name string, more int) *ebpf.Map {
 
 // Builds with different versions of the state share the maps with the same layout.
 func TestStateIsShared(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	mustHaveState(t, first)
 	ids := make(map[string]ebpf.MapID)
@@ -117,7 +119,7 @@ func TestStateIsCopied(t *testing.T) {
 		"shorter before": {-16, Flow{BackendId: 7, Created: 8, LastSeen: 9}}, // reserved and bytes
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := mustRoot(t)
+			root := lab.MustBPFRoot(t)
 			first := mustCreate(t, root, small())
 			mustHaveState(t, first)
 			sockState := mustID(t, first, NameSockState)
@@ -173,7 +175,7 @@ func TestStateIsCopied(t *testing.T) {
 
 // After a build whose programs do not write the filters, everything passes them.
 func TestStateWithoutFilters(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	other := mustBeOtherState(t, first, root)
 	for _, name := range filterNames {
@@ -196,13 +198,13 @@ func TestStateWithoutFilters(t *testing.T) {
 	}
 	mustPass(p, "after the last program of the other build has gone", true)
 
-	fresh := mustCreate(t, mustRoot(t), small())
+	fresh := mustCreate(t, lab.MustBPFRoot(t), small())
 	mustPass(fresh, "without another build", false)
 }
 
 // Socket storage cannot be copied: a build that would lose it does not start.
 func TestSocketStateIsFrozen(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	mustHaveState(t, first)
 	other := mustBeOtherState(t, first, root)

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustBeOther makes p's folder that of an agent with another layout, and closes p.
@@ -55,7 +57,7 @@ func mustHave[K comparable, V comparable](t *testing.T, table Table[K, V], k K, 
 }
 
 func TestAnotherVersionKeepsIDsAndState(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	mustHaveState(t, first)
 	mustBeOther(t, first, root, "v1x")
@@ -81,7 +83,7 @@ func TestAnotherVersionKeepsIDsAndState(t *testing.T) {
 
 // A folder that exists is used, and the rest of a failed attempt is not.
 func TestIDsAreInheritedOnce(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	mustHaveState(t, first)
 	mustBeOther(t, first, root, "v1x")
@@ -104,7 +106,7 @@ func TestIDsAreInheritedOnce(t *testing.T) {
 
 // A later build has longer values.
 func TestLongerValues(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	mustHaveState(t, first)
 	mustBeOther(t, first, root, "v9")
@@ -132,7 +134,7 @@ func TestLongerValues(t *testing.T) {
 
 // Backends and service ports have room for their counts, even if the state was lost.
 func TestStateIsYounger(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	port := ID(uint32(abiChunkCHUNK_COUNTS)+1, 1)
 	first := mustCreate(t, root, small())
 	err := errors.Join(first.ServicePorts.Put(port, webPort), first.Counts.Begin(port),
@@ -161,7 +163,7 @@ func TestStateWithoutIDsIsDeleted(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := mustRoot(t)
+			root := lab.MustBPFRoot(t)
 			first := mustCreate(t, root, small())
 			mustHaveState(t, first)
 			if err := errors.Join(first.Close(), harm(root)); err != nil {

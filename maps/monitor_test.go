@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func mustListen(t *testing.T, p *Pinned) *Listener {
@@ -36,7 +38,7 @@ func rings(t *testing.T, p *Pinned) (n int) {
 
 // There is a place for each listener until all are taken, and a closed listener leaves nothing.
 func TestListenersHavePlaces(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	var all []*Listener
 	for range MaxListeners {
 		all = append(all, mustListen(t, p))
@@ -64,7 +66,7 @@ func TestListenersHavePlaces(t *testing.T) {
 
 // A listener that reads keeps its place; what one that was killed has left is freed.
 func TestKilledListenersAreFreed(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	alive, killed, freed := mustListen(t, p), mustListen(t, p), mustListen(t, p)
 	defer alive.Close()
 	defer killed.reader.Close()

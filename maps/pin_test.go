@@ -1,7 +1,6 @@
 package maps
 
 import (
-	"crypto/rand"
 	"errors"
 	"io/fs"
 	"net/netip"
@@ -11,23 +10,9 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
-
-// mustRoot returns a folder of pins that is removed with the test.
-func mustRoot(t *testing.T) string {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	root := "/sys/fs/bpf/sluice-maps-test-" + rand.Text()[:8]
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
-
-	return root
-}
 
 // small limits the capacities of maps in tests.
 func small() Options {
@@ -54,7 +39,7 @@ var (
 )
 
 func TestCreateAdopts(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	err := errors.Join(first.FrontendIDs.Put(web, 9), first.Frontends.Put(9, webFrontend),
 		first.Pools.Put(5, webPool), first.Slots.Put(3, 99), first.Close())
@@ -93,28 +78,28 @@ func TestCreateAdopts(t *testing.T) {
 }
 
 func TestCapacities(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	if n := p.byName[NameFrontendIDs].MaxEntries(); n != 16 {
 		t.Errorf("room for %d frontends, want 16", n)
 	}
 	if n := p.byName[NameAddrs].MaxEntries(); n != 262144 {
 		t.Errorf("room for %d node addresses, want the 262144 of maps.h", n)
 	}
-	few := mustCreate(t, mustRoot(t), Options{Capacities: map[string]uint32{NameSlots: 2}})
+	few := mustCreate(t, lab.MustBPFRoot(t), Options{Capacities: map[string]uint32{NameSlots: 2}})
 	if n := few.Slots.Limit(); n != 2*int(abiChunkCHUNK_SLOTS) {
 		t.Errorf("room for %d slots, want 2 chunks", n)
 	}
 	if err := few.Slots.Put(2*uint32(abiChunkCHUNK_SLOTS), 1); !errors.Is(err, ErrFull) {
 		t.Errorf("a slot in the third chunk: %v, want %v", err, ErrFull)
 	}
-	_, err := Create(mustRoot(t), Options{Capacities: map[string]uint32{"frontend": 1}})
+	_, err := Create(lab.MustBPFRoot(t), Options{Capacities: map[string]uint32{"frontend": 1}})
 	if err == nil || !strings.Contains(err.Error(), `"frontend"`) {
 		t.Errorf("capacity of a map that is not there: %v", err)
 	}
 }
 
 func TestLoadWithoutPins(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without any pin: %v, want %v", err, fs.ErrNotExist)
 	}
@@ -135,7 +120,7 @@ func TestStalePins(t *testing.T) {
 		"with other protection": func(s *ebpf.MapSpec) { s.Flags &^= 1 << 7 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := mustRoot(t)
+			root := lab.MustBPFRoot(t)
 			specs, err := mapSpecs()
 			if err != nil {
 				t.Fatal(err)

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // The label of a reason is its name in types.h, and its text starts with what its class does:
@@ -53,7 +55,7 @@ func TestReasons(t *testing.T) {
 
 // An array that was made by a build with fewer reasons has no counts of the others.
 func TestReasonCountsOfAnEarlierBuild(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	last := reasonCount - 1
 	p, err := Create(root, Options{Capacities: map[string]uint32{NameReasons: uint32(last), NameFlows: 1024}})
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustCount writes counts of every CPU, as programs do.
@@ -44,7 +46,7 @@ func mustStats(t *testing.T, p *Pinned) map[StatKey]uint64 {
 }
 
 func TestStats(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	cpus := uint64(ebpf.MustPossibleCPU())
 	if ended := p.Stats.Ended(); len(ended) != 0 {
 		t.Errorf("ended before the first call: %v", ended)
@@ -115,7 +117,7 @@ func TestStats(t *testing.T) {
 
 // Prune deletes refusals that a killed agent has left.
 func TestPruneStats(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	if err := p.ServicePorts.Put(1, ServicePortOf("shop", "web", "", 6, 4)); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +136,7 @@ func TestPruneStats(t *testing.T) {
 
 // A service port without room for counts has none.
 func TestStatsWithoutRoom(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	if err := p.ServicePorts.Put(ID(5, 0), ServicePortOf("shop", "web", "", 6, 4)); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +147,7 @@ func TestStatsWithoutRoom(t *testing.T) {
 
 // No more chunks than allowed are made or pinned.
 func TestStatsGrowToTheEnd(t *testing.T) {
-	root := mustRoot(t)
+	root := lab.MustBPFRoot(t)
 	p := mustCreate(t, root, small())
 	before := p.Pins()
 	if err := p.Stats.Begin(ID(uint32(MaxServicePorts), 0)); !errors.Is(err, ErrFull) {
@@ -161,7 +163,7 @@ func TestStatsGrowToTheEnd(t *testing.T) {
 // chunk, or the chunk is younger than its port.
 func TestBeginAfterRestart(t *testing.T) {
 	for _, withState := range []bool{true, false} {
-		root := mustRoot(t)
+		root := lab.MustBPFRoot(t)
 		p := mustCreate(t, root, small())
 		if err := p.ServicePorts.Put(3, ServicePortOf("shop", "web", "http", 6, 4)); err != nil {
 			t.Fatal(err)
@@ -193,7 +195,7 @@ func TestBeginAfterRestart(t *testing.T) {
 }
 
 func TestReserve(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	first := p.Stats.counts.inner.MaxEntries
 	room := Room{Frontends: 5000, Pools: 1, Slots: 17000, Backends: 9000}.Plus(Room{ServicePorts: int(first) + 1})
 	if err := p.Tables.Reserve(room); err != nil {

@@ -3,11 +3,13 @@ package maps
 import (
 	"errors"
 	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // The kernel's map implements the contract of [Table].
 func TestMap(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	table := p.FrontendIDs
 	if _, ok, err := table.Lookup(web); ok || err != nil {
 		t.Errorf("lookup of nothing: %v, %v", ok, err)
@@ -37,7 +39,7 @@ func TestMap(t *testing.T) {
 }
 
 func TestFullMap(t *testing.T) {
-	p := mustCreate(t, mustRoot(t), small())
+	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	for id := range uint32(16) {
 		if err := p.ServicePorts.Put(id, ServicePort{}); err != nil {
 			t.Fatalf("service port %d of 16: %v", id, err)

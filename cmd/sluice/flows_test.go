@@ -2,11 +2,9 @@ package main
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -16,20 +14,13 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustPin pins maps with a few flows and Services, and returns the bpf root.
 func mustPin(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	root := "/sys/fs/bpf/sluice-cmd-test-" + rand.Text()[:8]
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
+	root := lab.MustBPFRoot(t)
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
 		maps.NameFrontendIDs: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024, maps.NameUnanswered: 1024,
 	}})

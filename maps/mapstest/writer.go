@@ -1,14 +1,37 @@
-// Package mapstest writes Services into the maps, for tests of the programs that read them.
+// Package mapstest has maps for tests, and writes Services into them.
 package mapstest
 
 import (
 	"errors"
 	"fmt"
+	stdmaps "maps"
 	"net/netip"
 	"slices"
+	"testing"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
+
+// MustCreate returns maps in the kernel that only the test has. They are small, but for those
+// with other capacities.
+func MustCreate(t testing.TB, capacities map[string]uint32) *maps.Pinned {
+	t.Helper()
+	all := map[string]uint32{
+		maps.NameFrontendIDs: 1024, maps.NameAffinity: 1024, maps.NameUDPPins: 1024,
+		maps.NameFlows: 1024, maps.NameHalfOpen: 1024, maps.NameUnanswered: 1024,
+	}
+	stdmaps.Copy(all, capacities)
+	pinned, err := maps.Create(lab.MustBPFRoot(t), maps.Options{Capacities: all})
+	lab.Must(t, err)
+	t.Cleanup(func() {
+		if err := pinned.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return pinned
+}
 
 // Writer publishes frontends with their pools and backends. It uses every place once.
 type Writer struct {

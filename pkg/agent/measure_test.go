@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -240,7 +241,7 @@ func TestMeasuresDrift(t *testing.T) {
 
 // A search for stale flows is measured, with what it has ended of each family.
 func TestMeasuresCleanUps(t *testing.T) {
-	pinned := mustCreateMaps(t)
+	pinned := mapstest.MustCreate(t, nil)
 	m := newMeasured(t)
 	var searches atomic.Int32
 	flows, err := flow.NewMonitor(flow.MonitorConfig{

@@ -2,14 +2,13 @@ package agent
 
 import (
 	"context"
-	"crypto/rand"
 	"log/slog"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
@@ -17,7 +16,7 @@ import (
 // The addresses of a Service that is deleted stay known for the flows to them:
 // each until a sweep has found none.
 func TestAddressesOutliveTheirService(t *testing.T) {
-	pinned := mustCreateMaps(t)
+	pinned := mapstest.MustCreate(t, nil)
 	a := mustRunLoopOnPinned(t, pinned)
 	sweeper, err := flow.New(flow.Config{Maps: pinned})
 	if err != nil {
@@ -54,29 +53,6 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 	}
 	sweep()
 	mustBeKnown(t, pinned, inUse, false)
-}
-
-// mustCreateMaps returns maps that only the test has.
-func mustCreateMaps(t *testing.T) *maps.Pinned {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	root := "/sys/fs/bpf/sluice-agent-test-" + rand.Text()[:8]
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
-	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 4096, maps.NameHalfOpen: 4096, maps.NameUnanswered: 4096,
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { pinned.Close() })
-
-	return pinned
 }
 
 // mustPutFlow puts a UDP flow of one entry, to a backend that does not exist.

@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"crypto/rand"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,23 +11,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
-
-// mustBPFRoot returns a bpf root that only the test has. It does not exist yet.
-func mustBPFRoot(t *testing.T) string {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	root := "/sys/fs/bpf/sluice-lock-test-" + rand.Text()[:8]
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
-
-	return root
-}
 
 func mustLock(t *testing.T, bpfRoot string) *MapsLock {
 	t.Helper()
@@ -54,10 +39,10 @@ func mustBeLocked(t *testing.T, bpfRoot string) {
 }
 
 func TestMapsHaveOneLock(t *testing.T) {
-	root := mustBPFRoot(t)
+	root := lab.MustBPFRoot(t)
 	lock := mustLock(t, root)
 	mustBeLocked(t, root)
-	mustLock(t, mustBPFRoot(t)) // other maps
+	mustLock(t, lab.MustBPFRoot(t)) // other maps
 	if err := lock.Renew(); err != nil {
 		t.Errorf("the same folder again: %v", err)
 	}
@@ -81,7 +66,7 @@ func TestMapsLockIsOfBPFFS(t *testing.T) {
 // A container has the node's bpffs at a path of its own. Another bpffs has other
 // maps.
 func TestMapsHaveOneLockInAllContainers(t *testing.T) {
-	root := mustBPFRoot(t)
+	root := lab.MustBPFRoot(t)
 	mustLock(t, root)
 	elsewhere, another := t.TempDir(), t.TempDir()
 	done := make(chan struct{})
@@ -115,7 +100,7 @@ func TestMapsHaveOneLockInAllContainers(t *testing.T) {
 // Every holder removes the folder, as a cleanup does, while the others open it. One
 // of them at a time has the lock.
 func TestMapsLockOfAFolderThatIsRemoved(t *testing.T) {
-	root := mustBPFRoot(t)
+	root := lab.MustBPFRoot(t)
 	var holders, taken atomic.Int32
 	var group sync.WaitGroup
 	for range 8 {
@@ -147,7 +132,7 @@ func TestMapsLockOfAFolderThatIsRemoved(t *testing.T) {
 
 // An agent whose folder is gone locks the next one before it pins there.
 func TestMapsLockIsRenewed(t *testing.T) {
-	root := mustBPFRoot(t)
+	root := lab.MustBPFRoot(t)
 	lock := mustLock(t, root)
 	if err := os.Remove(root); err != nil {
 		t.Fatal(err)

@@ -1,12 +1,9 @@
 package datapath
 
 import (
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -81,7 +78,7 @@ func newPort(t testing.TB, by Attachment) *port {
 	p.index = p.indexOf("eth0")
 	p.cfg = Config{
 		CgroupRoot: lab.MustCgroup(t, "port").Path(),
-		BPFRoot:    fmt.Sprintf(rootPattern, os.Getpid(), rand.Text()[:6]),
+		BPFRoot:    lab.MustBPFRoot(t),
 		UDP:        bpf.UDPAll,
 		Capacities: smallMaps(),
 		Attachment: by,

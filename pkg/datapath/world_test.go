@@ -1,11 +1,8 @@
 package datapath
 
 import (
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -97,7 +94,7 @@ func buildWorldBy(t testing.TB, attachment lab.Attachment, options ...func(*Conf
 	w.cfg = Config{
 		Handshakes: true,
 		CgroupRoot: w.cgroup.Path(),
-		BPFRoot:    fmt.Sprintf(rootPattern, os.Getpid(), rand.Text()[:6]),
+		BPFRoot:    lab.MustBPFRoot(t),
 		UDP:        bpf.UDPAll,
 		Capacities: smallMaps(),
 	}

@@ -1,12 +1,10 @@
 package flow
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -28,21 +26,7 @@ const epoch = uint64(1000 * time.Hour)
 
 func newWorld(t testing.TB, capacity uint32) *world {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	root := "/sys/fs/bpf/sluice-flow-test-" + rand.Text()[:8]
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
-	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFrontendIDs: 1024, maps.NameServicePorts: 1024, maps.NameRefusals: 16,
-		maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: capacity, maps.NameHalfOpen: capacity, maps.NameUnanswered: capacity,
-	}})
-	must(t, err)
-	t.Cleanup(func() { pinned.Close() })
+	pinned := mapstest.MustCreate(t, map[string]uint32{maps.NameFlows: capacity, maps.NameHalfOpen: capacity, maps.NameUnanswered: capacity})
 
 	return &world{Pinned: pinned, writer: mapstest.New(pinned.Tables), clock: epoch}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 )
 
 // A scrape of 10,000 Services with series of their own, with 100,000 backends,
@@ -47,7 +48,7 @@ func BenchmarkScrape(b *testing.B) {
 func BenchmarkKernelMaps(b *testing.B) {
 	w := newWorld()
 	w.crowd(10_000)
-	pinned := mustCreate(b)
+	pinned := mapstest.MustCreate(b, nil)
 	services, err := NewServices(ServicesConfig{
 		Tables: maps.Tables{ServicePorts: pinned.ServicePorts, Backends: pinned.Backends, Loads: pinned.Loads},
 		Stats:  pinned.Stats,

@@ -1,33 +1,15 @@
 package metrics
 
 import (
-	"crypto/rand"
 	"errors"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 )
-
-// mustCreate returns maps that go with the test.
-func mustCreate(t testing.TB) *maps.Pinned {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	root := "/sys/fs/bpf/sluice-metrics-test-" + rand.Text()[:8]
-	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
-	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFlows: 16, maps.NameHalfOpen: 16, maps.NameUnanswered: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16,
-	}})
-	must(t, err)
-	t.Cleanup(func() { must(t, pinned.Close()) })
-
-	return pinned
-}
 
 // mustCount makes every CPU count what programs would, of a service port that has begun.
 func mustCount(t testing.TB, pinned *maps.Pinned, id uint32, c maps.PortCounts) {
@@ -58,7 +40,7 @@ func must(t testing.TB, errs ...error) {
 // With real maps, counts of all CPUs come together, also those of an id that was given
 // back, and what is left of an id that is gone is deleted.
 func TestKernelMaps(t *testing.T) {
-	pinned := mustCreate(t)
+	pinned := mapstest.MustCreate(t, nil)
 	web, https, stray := uint32(1), maps.ID(300, 1), maps.RefusalKey{ServicePortId: 9, Reason: noBackend}
 	must(t,
 		pinned.Stats.Begin(web), pinned.Stats.Begin(https),

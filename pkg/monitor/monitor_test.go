@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"flag"
 	"net/netip"
@@ -220,22 +219,7 @@ func TestSuspects(t *testing.T) {
 
 // Run prints the suspects of before, and what happens to them while it runs.
 func TestRunPrintsSuspects(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	root := "/sys/fs/bpf/sluice-monitor-test-" + rand.Text()[:8]
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
-	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFrontendIDs: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024, maps.NameUnanswered: 1024,
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pinned.Close()
+	pinned := mapstest.MustCreate(t, nil)
 	hand := mapstest.New(pinned.Tables)
 	port, err := hand.ServicePort()
 	if err != nil {

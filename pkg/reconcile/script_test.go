@@ -14,10 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"golang.org/x/sys/unix"
 	"golang.org/x/tools/txtar"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
@@ -62,9 +62,6 @@ func TestScriptsOnRealMaps(t *testing.T) {
 	if *update {
 		t.Skip("scripts are updated on fake maps")
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("maps in the kernel need root")
-	}
 	for _, path := range mustGlob(t) {
 		t.Run(scriptName(path), func(t *testing.T) {
 			runScript(t, path, mustCreateTables)
@@ -105,39 +102,14 @@ func limitArrays(t maps.Tables, capacities map[string]uint32) {
 // mustCreateTables returns maps in the kernel that are closed with the test.
 func mustCreateTables(t testing.TB, capacities map[string]uint32) maps.Tables {
 	t.Helper()
-	root := mustMountBPF(t)
-	dir, err := os.MkdirTemp(root, "sluice-reconcile-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
 	hashes := stdmaps.Clone(capacities)
 	for _, name := range []string{maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends} {
 		delete(hashes, name)
 	}
-	pinned, err := maps.Create(dir, maps.Options{Capacities: hashes})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { pinned.Close() })
+	pinned := mapstest.MustCreate(t, hashes)
 	limitArrays(pinned.Tables, capacities)
 
 	return pinned.Tables
-}
-
-// mustMountBPF returns the BPF file system, after mounting it if need be.
-func mustMountBPF(t testing.TB) string {
-	t.Helper()
-	const path = "/sys/fs/bpf"
-	var stat unix.Statfs_t
-	if err := unix.Statfs(path, &stat); err == nil && stat.Type == unix.BPF_FS_MAGIC {
-		return path
-	}
-	if err := unix.Mount("bpf", path, "bpf", 0, ""); err != nil {
-		t.Fatalf("mount %s: %v", path, err)
-	}
-
-	return path
 }
 
 // script is one run of a script.

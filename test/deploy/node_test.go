@@ -3,16 +3,13 @@ package deploy
 import (
 	"archive/tar"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -54,19 +51,10 @@ func mustMachine(t testing.TB) *machine {
 	return m
 }
 
-const pinPattern = "/sys/fs/bpf/sluice-deploy-%d"
-
-// mustPinFolder makes a place for pins. What an earlier run left that died goes.
+// mustPinFolder makes a place for pins.
 func (m *machine) mustPinFolder(t testing.TB) {
 	t.Helper()
-	left, _ := filepath.Glob(strings.Replace(pinPattern, "%d", "*", 1))
-	for _, folder := range left {
-		var owner int
-		if _, err := fmt.Sscanf(folder, pinPattern, &owner); err == nil && unix.Kill(owner, 0) == unix.ESRCH {
-			_ = errors.Join(datapath.Remove(filepath.Join(folder, "sluice")), os.Remove(folder)) // the next run tries again
-		}
-	}
-	m.bpffs = fmt.Sprintf(pinPattern, os.Getpid())
+	m.bpffs = lab.MustBPFRoot(t)
 	if err := os.Mkdir(m.bpffs, 0o700); err != nil {
 		t.Fatalf("folder of pins: %v", err)
 	}

@@ -3,6 +3,7 @@ package lab
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 )
@@ -120,11 +121,27 @@ func MustDo(t testing.TB, ns *Namespace, f func() error) {
 	}
 }
 
+const bpffs = "/sys/fs/bpf"
+
+// MustBPFRoot returns a folder for pins that only the test has. It does not exist
+// yet, and what the test leaves there goes with the test.
+func MustBPFRoot(t testing.TB) string {
+	t.Helper()
+	needsRoot(t)
+	prepare()
+	root := filepath.Join(bpffs, newName("pins"))
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+
+	return root
+}
+
 func must[T closer](t testing.TB, open func() (T, error)) T {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	needsRoot(t)
 	opened, err := open()
 	if err != nil {
 		t.Fatal(err)
@@ -136,4 +153,11 @@ func must[T closer](t testing.TB, open func() (T, error)) T {
 	})
 
 	return opened
+}
+
+func needsRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 }

@@ -18,16 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sweep removes the namespaces and cgroups, and ends the processes in those
+// Sweep removes the namespaces, cgroups and pins, and ends the processes in those
 // cgroups, that dead runs have left behind. The lab calls it once when it makes
-// its first namespace or cgroup.
+// its first namespace, cgroup or place for pins.
 func Sweep() error { return sweep(isGone) }
 
 // sweep removes what belongs to owners that are gone.
 func sweep(gone func(pid int) bool) error {
-	err := sweepDir(netnsDir, gone, func(path string) error {
-		return removeNetns(filepath.Base(path))
-	})
+	err := errors.Join(
+		sweepDir(netnsDir, gone, func(path string) error { return removeNetns(filepath.Base(path)) }),
+		sweepDir(bpffs, gone, os.RemoveAll),
+	)
 	root, notMounted := CgroupRoot()
 	if notMounted != nil {
 		return errors.Join(err, notMounted)

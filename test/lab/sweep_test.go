@@ -20,7 +20,7 @@ const deathVariable = "SLUICE_LAB_DEATH"
 func traces(t testing.TB, pid int) []string {
 	t.Helper()
 	var found []string
-	for _, dir := range []string{netnsDir, mustCgroupRoot(t)} {
+	for _, dir := range []string{netnsDir, mustCgroupRoot(t), bpffs} {
 		left, err := filepath.Glob(filepath.Join(dir, fmt.Sprintf("sluice-%d-*", pid)))
 		if err != nil {
 			t.Fatal(err)
@@ -32,9 +32,7 @@ func traces(t testing.TB, pid int) []string {
 }
 
 func TestNothingIsLeftBehind(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	needsRoot(t)
 	for _, death := range []string{"success", "failure", "panic", "panic elsewhere", "exit", "kill"} {
 		t.Run("after "+death, func(t *testing.T) {
 			t.Parallel()
@@ -76,8 +74,9 @@ func TestCleanupAfterDeath(t *testing.T) {
 	if _, err := caller.Request("tcp", pod.At(80)[0]); err != nil {
 		t.Fatal(err)
 	}
-	if len(traces(t, os.Getpid())) != 4 {
-		t.Fatalf("found %v, want three namespaces and a cgroup", traces(t, os.Getpid()))
+	Must(t, os.Mkdir(MustBPFRoot(t), 0o700))
+	if len(traces(t, os.Getpid())) != 5 {
+		t.Fatalf("found %v, want three namespaces, a cgroup and a folder of pins", traces(t, os.Getpid()))
 	}
 	fmt.Println("ready to die")
 
@@ -104,9 +103,7 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := fmt.Sprintf("sluice-%d-abcdef-dead", dead.Process.Pid)
-	if err := newNamedNetns(name); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, newNamedNetns(name), os.Mkdir(filepath.Join(bpffs, name), 0o700))
 	cgroup, err := makeCgroup(filepath.Join(mustCgroupRoot(t), name))
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -63,37 +63,15 @@ type machine struct {
 
 func mustMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{programs: map[bpf.DeviceConfig]*bpf.DevicePrograms{}, seen: map[verdict]int{}}
-	closeLater := func(what interface{ Close() error }, err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := what.Close(); err != nil {
-				t.Error(err)
-			}
-		})
+	m := &machine{
+		ns: lab.MustNamespace(t, "model"),
+		maps: mapstest.MustCreate(t, map[string]uint32{
+			maps.NameFrontendIDs: 4096, maps.NameAffinity: 4096, maps.NameFlows: 4096, maps.NameHalfOpen: 4096, maps.NameUnanswered: 4096,
+		}),
+		programs: map[bpf.DeviceConfig]*bpf.DevicePrograms{},
+		seen:     map[verdict]int{},
 	}
-	var err error
-	m.ns, err = lab.NewNamespace("model")
-	closeLater(m.ns, err)
-	outside, err := lab.NewNamespace("others")
-	closeLater(outside, err)
-	root := "/sys/fs/bpf/sluice-model-" + rand.Text()[:8]
-	m.maps, err = maps.Create(root, maps.Options{Capacities: map[string]uint32{
-		maps.NameFrontendIDs: 4096, maps.NameAddrs: 4096, maps.NameServicePorts: 1024,
-		maps.NameAffinity: 4096, maps.NameUDPPins: 64, maps.NameFlows: 4096, maps.NameHalfOpen: 4096, maps.NameUnanswered: 4096, maps.NameFragments: 64, maps.NameICMPBudgets: 4096,
-	}})
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
-	closeLater(m.maps, err)
-	if err := m.build(outside); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, m.build(lab.MustNamespace(t, "others")))
 	t.Cleanup(func() {
 		for _, p := range m.programs {
 			if err := p.Close(); err != nil {
