@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // retire programs a Service and takes it out of the maps again.
@@ -42,11 +43,11 @@ func (p *loopScene) inGrace(t *testing.T) bool {
 // mustRetireAll waits until nothing waits for a grace period, and none runs.
 func (a *agent) mustRetireAll(t *testing.T) {
 	t.Helper()
-	eventuallyIs(t, "waiting for a grace period", func() bool {
+	lab.Eventually(t, "nothing waits for a grace period", func() bool {
 		waiting, err := inLoop(t.Context(), a, func() bool { return a.grace.running || a.writer.Retired() })
 
-		return err != nil || waiting
-	}, false)
+		return err == nil && !waiting
+	})
 }
 
 // A grace period lasts until all programs have ended, and nothing else waits for it.
@@ -56,10 +57,10 @@ func TestGracePeriod(t *testing.T) {
 	wait := func() error { <-release; return nil }
 	p.wait.Store(&wait)
 	p.retire(t, 1)
-	eventuallyIs(t, "in a grace period", func() bool { return p.inGrace(t) }, true)
+	lab.Eventually(t, "in a grace period", func() bool { return p.inGrace(t) })
 
 	sinkOf(p.queue).SetService(*web(), nil)
-	eventuallyIs(t, "programmed meanwhile", func() bool {
+	lab.Eventually(t, "programmed meanwhile", func() bool {
 		programmed, err := inLoop(t.Context(), p.agent, func() bool {
 			status, ok := p.writer.Status(lb.ServiceName{Namespace: "ns", Name: "web"})
 
@@ -67,12 +68,12 @@ func TestGracePeriod(t *testing.T) {
 		})
 
 		return err == nil && programmed
-	}, true)
+	})
 	if !p.inGrace(t) {
 		t.Error("the grace period is over, and programs still run")
 	}
 	close(release)
-	eventuallyIs(t, "in a grace period", func() bool { return p.inGrace(t) }, false)
+	lab.Eventually(t, "out of the grace period", func() bool { return !p.inGrace(t) })
 }
 
 // If it cannot be known whether programs have ended, they have not.
@@ -88,7 +89,7 @@ func TestGracePeriodIsTriedAgain(t *testing.T) {
 	}
 	p.wait.Store(&wait)
 	p.retire(t, 1)
-	eventuallyIs(t, "waited for three times", func() bool { return waits.Load() >= 3 }, true)
+	lab.Eventually(t, "waited for three times", func() bool { return waits.Load() >= 3 })
 	p.mustRetireAll(t)
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // loopScene is an agent on fake maps whose loop runs, and a clock that a test turns.
@@ -96,16 +98,7 @@ func (p *loopScene) mustPass(t *testing.T, healthy bool) {
 		t.Fatal(err)
 	}
 	p.passed.Add(int64(2 * time.Minute))
-	eventuallyIs(t, "healthy", p.proxy.Healthy, healthy)
-}
-
-func eventuallyIs(t *testing.T, what string, is func() bool, want bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); is() != want; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is %t, want %t", what, !want, want)
-		}
-	}
+	lab.Eventually(t, fmt.Sprintf("healthy is %t", healthy), func() bool { return p.proxy.Healthy() == healthy })
 }
 
 // A Service that cannot be programmed is no reason to take the node out of
@@ -144,7 +137,7 @@ func TestProgrammedByARetry(t *testing.T) {
 	sinkOf(p.queue).SetService(*web(), nil)
 	p.mustPass(t, false)
 	p.broken.Store(false)
-	eventuallyIs(t, "healthy", p.proxy.Healthy, true)
+	lab.Eventually(t, "healthy", p.proxy.Healthy)
 }
 
 func mustChange(t *testing.T, p *loopScene, change func(*model)) {
@@ -250,7 +243,7 @@ func TestSocketAnswersFromTheLoop(t *testing.T) {
 		}
 	})
 	client := status.NewClient(p.cfg.Socket)
-	eventuallyIs(t, "answered", func() bool { _, err := client.Services(t.Context()); return err == nil }, true)
+	lab.Eventually(t, "answered", func() bool { _, err := client.Services(t.Context()); return err == nil })
 	sinkOf(p.queue).SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
 	services, err := client.Services(t.Context())
 	if err != nil || len(services) != 1 || services[0].Name != "ns/web" || len(services[0].Problems) == 0 || services[0].Problems[0].Field != "f" {

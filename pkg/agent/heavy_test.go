@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/heavy"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // realLimits are those of the real maps.
@@ -158,7 +159,7 @@ func TestHeavyServiceHoldsUpNoOther(t *testing.T) {
 				}
 				p.set(h)
 				if n%2 == 1 { // else the heavy one is still decided
-					eventuallyIs(t, "decided", func() bool { return p.isDecided(t, h.Name) }, true)
+					lab.Eventually(t, "decided", func() bool { return p.isDecided(t, h.Name) })
 				}
 				written, took := p.change(n)
 				most, longest = max(most, written), max(longest, took)
@@ -173,7 +174,7 @@ func TestHeavyServiceHoldsUpNoOther(t *testing.T) {
 			if overtaken == 0 {
 				t.Error("the heavy Service was always in the maps first")
 			}
-			eventuallyIs(t, "the heavy Service in the maps", func() bool { return p.inMaps(t, h.Name) }, true)
+			lab.Eventually(t, "the heavy Service in the maps", func() bool { return p.inMaps(t, h.Name) })
 			if n := len(p.fakes.FrontendIDs.Entries); n > dryRunLimits.Frontends+100 {
 				t.Errorf("%d frontends are in the maps", n)
 			}
@@ -199,7 +200,7 @@ func TestHeavyServiceIsReported(t *testing.T) {
 	h := heavy.New(5, 0, 50_000, 2)
 	p.set(h)
 	sinkOf(p.queue).SetService(light(), nil)
-	eventuallyIs(t, "the heavy Service in the maps", func() bool { return p.inMaps(t, h.Name) }, true)
+	lab.Eventually(t, "the heavy Service in the maps", func() bool { return p.inMaps(t, h.Name) })
 	mu.Lock()
 	defer mu.Unlock()
 	const note = "spec.externalIPs[6551]: from here on 43449 are not in use: with them the Service would have more frontends (addresses x ports x scopes) than the 65536 that one may have"
@@ -298,7 +299,7 @@ func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 			p.mustFinish(t) // the rest of h
 			test.meanwhile(p, h)
 			sinkOf(p.queue).SetService(light(), nil)
-			eventuallyIs(t, "another Service in the maps meanwhile", func() bool { return p.inMaps(t, light().Name) }, true)
+			lab.Eventually(t, "another Service in the maps meanwhile", func() bool { return p.inMaps(t, light().Name) })
 			g.goOn <- struct{}{}
 			more := test.decided
 			if test.name == "nothing" || test.name == "another change" {

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // measured is an agent on fake maps and a clock that the test turns. It does
@@ -261,7 +262,7 @@ func TestMeasuresCleanUps(t *testing.T) {
 	go func() { ended <- flows.Run(ctx) }()
 	for n := range int32(2) {
 		flows.EndStale()
-		eventuallyIs(t, "searched", func() bool { return searches.Load() > n }, true)
+		lab.Eventually(t, "searched", func() bool { return searches.Load() > n })
 	}
 	stop()
 	if err := <-ended; err != nil {

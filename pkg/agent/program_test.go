@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/heavy"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // A panic about one Service, be it in the loop or beside it, leaves that Service as it was,
@@ -39,7 +40,7 @@ func TestPanicIsOfOneService(t *testing.T) {
 			h := heavy.New(1, 0, externalIPs, 2)
 			h.Affinity = time.Second
 			p.set(h)
-			eventuallyIs(t, "in the maps", func() bool { return p.inMaps(t, h.Name) }, true)
+			lab.Eventually(t, "in the maps", func() bool { return p.inMaps(t, h.Name) })
 			h.Affinity = 2 * time.Second
 			sinkOf(p.queue).SetService(h.Service, nil)
 			isReported := func() bool {
@@ -47,14 +48,14 @@ func TestPanicIsOfOneService(t *testing.T) {
 
 				return err == nil && reported
 			}
-			eventuallyIs(t, "reported", isReported, true)
+			lab.Eventually(t, "reported", isReported)
 			for range 3 { // as often as it changes
 				h.HealthCheckNodePort++
 				sinkOf(p.queue).SetService(h.Service, nil)
-				eventuallyIs(t, "decided", func() bool { return p.isDecided(t, h.Name) }, true)
+				lab.Eventually(t, "decided", func() bool { return p.isDecided(t, h.Name) })
 			}
 			sinkOf(p.queue).SetService(light(), nil)
-			eventuallyIs(t, "another Service in the maps", func() bool { return p.inMaps(t, light().Name) }, true)
+			lab.Eventually(t, "another Service in the maps", func() bool { return p.inMaps(t, light().Name) })
 			if got := p.affinityOf(t, h.Name); got != 1 {
 				t.Errorf("in the maps is a Service of %d seconds, want 1", got)
 			}
@@ -75,7 +76,7 @@ func TestPanicIsOfOneService(t *testing.T) {
 
 			h.Affinity = 3 * time.Second
 			sinkOf(p.queue).SetService(h.Service, nil)
-			eventuallyIs(t, "in the maps", func() bool { return p.inMaps(t, h.Name) }, true)
+			lab.Eventually(t, "in the maps", func() bool { return p.inMaps(t, h.Name) })
 			if got := p.affinityOf(t, h.Name); got != 3 {
 				t.Errorf("in the maps is a Service of %d seconds, want 3", got)
 			}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // The addresses of a Service that is deleted stay known for the flows to them:
@@ -42,10 +44,7 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 	mustBeKnown(t, pinned, idle, true)
 
 	// The look must have begun after the grace period of the last frontend.
-	for deadline := time.Now().Add(10 * time.Second); isKnown(t, pinned, idle) && time.Now().Before(deadline); {
-		sweep()
-	}
-	mustBeKnown(t, pinned, idle, false)
+	lab.Eventually(t, "the idle address is forgotten", func() bool { sweep(); return !isKnown(t, pinned, idle) })
 	mustBeKnown(t, pinned, inUse, true)
 
 	if err := pinned.Flows.Delete(inFlow); err != nil {
@@ -108,17 +107,12 @@ func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 // mustHaveNoFrontends waits until the writer knows that all frontends have gone.
 func mustHaveNoFrontends(t *testing.T, a *agent) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	lab.Eventually(t, "no frontends are left", func() bool {
 		used, err := inLoop(t.Context(), a, func() int { return a.writer.Counters().Fill[maps.NameFrontendIDs].Used })
-		switch {
-		case err != nil:
-			t.Fatal(err)
-		case used == 0:
-			return
-		case time.Now().After(deadline):
-			t.Fatalf("%d frontends are left", used)
-		}
-	}
+		lab.Must(t, err)
+
+		return used == 0
+	})
 }
 
 // isKnown reports whether an address is known as a Service's.
@@ -135,12 +129,5 @@ func isKnown(t *testing.T, pinned *maps.Pinned, addr netip.Addr) bool {
 // mustBeKnown waits until an address is known as a Service's, or is not.
 func mustBeKnown(t *testing.T, pinned *maps.Pinned, addr netip.Addr, want bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		switch known := isKnown(t, pinned, addr); {
-		case known == want:
-			return
-		case time.Now().After(deadline):
-			t.Fatalf("%s: known as a Service's is %v, want %v", addr, known, want)
-		}
-	}
+	lab.Eventually(t, fmt.Sprintf("%s: known as a Service's is %v", addr, want), func() bool { return isKnown(t, pinned, addr) == want })
 }

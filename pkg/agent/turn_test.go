@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // programmed reports whether there are frontends beside that of the probe.
@@ -74,7 +75,7 @@ func TestFlushDoesNotWait(t *testing.T) {
 		t.Error("the loop does not know that there is more to do")
 	}
 	close(release)
-	eventuallyIs(t, "programmed", func() bool { return p.programmed(t) }, true)
+	lab.Eventually(t, "programmed", func() bool { return p.programmed(t) })
 }
 
 // Changes that are noted do not gather without end while there is more to read.

@@ -43,7 +43,7 @@ func TestAffinity(t *testing.T) {
 		}
 	})
 	t.Run("independent of other namespaces", func(t *testing.T) {
-		eventually(t, "another backend than the pod's", func() bool {
+		lab.Eventually(t, "another backend than the pod's", func() bool {
 			must(t, w.Maps().Affinity.Delete(w.affinityKey(t, w.node.Namespace, s)))
 
 			return who(w.host(t), vip) != who(pod, vip)

@@ -83,7 +83,7 @@ func (w *world) busy(t testing.TB, s *service, loads ...int) {
 func (w *world) mustRest(t testing.TB, s *service, loads ...int) {
 	t.Helper()
 	var have []int
-	eventually(t, fmt.Sprintf("loads of %d", loads), func() bool {
+	lab.Eventually(t, fmt.Sprintf("loads of %d", loads), func() bool {
 		have = have[:0]
 		for _, id := range s.backends[:len(loads)] {
 			have = append(have, w.load(id))

@@ -126,13 +126,13 @@ func TestDeviceMending(t *testing.T) {
 			if test.problem == "" {
 				attached = ""
 			}
-			eventually(t, "what was undone is gone", func() bool { // the kernel takes its time
+			lab.Eventually(t, "what was undone is gone", func() bool { // the kernel takes its time
 				state := p.states()["eth0"]
 
 				return state.Problem == test.problem && state.Attached == attached
 			})
 
-			eventually(t, "the device is attached again", func() bool { return len(p.tryAttach(p.device())) == 0 })
+			lab.Eventually(t, "the device is attached again", func() bool { return len(p.tryAttach(p.device())) == 0 })
 			_, err := p.MendPins()
 			must(t, err)
 			p.wantState("eth0", test.by, "")

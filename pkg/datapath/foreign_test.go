@@ -107,7 +107,7 @@ func TestOursIsLastAtEgress(t *testing.T) {
 
 			return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{10, 0, 0, 2}})
 		})
-		eventually(t, "something is dropped", func() bool { return drops.count() > 0 })
+		lab.Eventually(t, "something is dropped", func() bool { return drops.count() > 0 })
 		if got := p.ours[0].egress.count() - before; got != 0 {
 			t.Errorf("ours saw %d packets that were dropped before", got)
 		}

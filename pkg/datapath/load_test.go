@@ -55,7 +55,7 @@ func newLoaded(t testing.TB) *loaded {
 func (l *loaded) mustHave(t testing.TB, n int, of string) {
 	t.Helper()
 	var have string
-	eventually(t, fmt.Sprintf("%d connections of %s", n, of), func() bool {
+	lab.Eventually(t, fmt.Sprintf("%d connections of %s", n, of), func() bool {
 		have = ""
 		for name, s := range l.at {
 			for _, id := range s.backends {

@@ -53,7 +53,7 @@ func TestLoadOfBrokenConnections(t *testing.T) {
 		server := s.mustAccept(t)
 		must(t, client.Send("unread\n"))
 		s.mustKeep(t, 1, "tcp served")
-		eventually(t, "something to read", func() bool { return s.unread(t, len("unread\n")) })
+		lab.Eventually(t, "something to read", func() bool { return s.unread(t, len("unread\n")) })
 		must(t, server.Close())
 		s.mustKeep(t, 1, "tcp served") // the client's socket is still open
 		must(t, client.Close())

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -211,16 +210,6 @@ func (w *world) counted(t testing.TB, f func()) map[maps.Reason]uint64 {
 	}
 
 	return delta
-}
-
-// eventually waits until check holds.
-func eventually(t testing.TB, what string, check func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(3 * time.Second); !check(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after 3 s", what)
-		}
-	}
 }
 
 // must fails the test if one of the errors is one.

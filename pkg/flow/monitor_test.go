@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // capacity is that of both tables: of a smaller one the kernel keeps a large part
@@ -174,11 +175,7 @@ func TestFlowMonitorSweepsAFullTableOften(t *testing.T) {
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- m.Run(ctx) }()
-	for deadline := time.Now().Add(10 * time.Second); m.Status().Emergency == ""; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no emergency with all of the table filled: %+v", m.Status())
-		}
-	}
+	lab.EventuallyIn(t, 10*time.Second, "an emergency, with all of the table filled", func() bool { return m.Status().Emergency != "" })
 	mustVanish(t, w, mustPutFlow(t, w.Flows, 65000, 0))
 	stop()
 	if err := <-done; err != nil {
@@ -189,20 +186,12 @@ func TestFlowMonitorSweepsAFullTableOften(t *testing.T) {
 // mustVanish waits for the end of a flow, in whichever table it is.
 func mustVanish(t *testing.T, w *world, key maps.FlowKey) {
 	t.Helper()
-	for deadline := time.Now().Add(8 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	lab.EventuallyIn(t, 8*time.Second, "the flow ends", func() bool {
 		_, inFlows, err := w.Flows.Lookup(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, inHalfOpen, err := w.Unanswered.Lookup(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !inFlows && !inHalfOpen {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the flow does not end")
-		}
-	}
+		must(t, err)
+		_, unanswered, err := w.Unanswered.Lookup(key)
+		must(t, err)
+
+		return !inFlows && !unanswered
+	})
 }

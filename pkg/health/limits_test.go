@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -98,7 +97,7 @@ func stayOpen(t *testing.T, conns []net.Conn) (open int) {
 // mustBeBounded waits until no more connections are open than may be.
 func mustBeBounded(t *testing.T, held []net.Conn) {
 	t.Helper()
-	eventually(t, func() error {
+	lab.Eventually(t, "few connections stay open", func() error {
 		if open := stayOpen(t, held); open > maxConnections {
 			return fmt.Errorf("%d connections of %d stay open, want %d at most", open, len(held), maxConnections)
 		}
@@ -110,24 +109,14 @@ func mustBeBounded(t *testing.T, held []net.Conn) {
 // A client that holds more connections than there may be loses its own. Another
 // keeps its connection, and new requests are answered at once.
 func TestServerBoundsConnections(t *testing.T) {
-	const address = "127.0.0.1:10256"
-	ns := lab.MustNamespace(t, "health")
-	mustRun(t, Server{
-		Name: "test", Address: netip.MustParseAddrPort(address), Handler: hello(),
-		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
-	}.Run)
-	eventually(t, func() error {
-		_, _, _, err := get(ns, "GET", address, "/")
-
-		return err
-	})
-	other := mustDialFrom(t, ns, "127.0.0.2", address)
+	ns := mustServe(t)
+	other := mustDialFrom(t, ns, "127.0.0.2", testAddress)
 	if err := ask(other); err != nil {
 		t.Fatal(err)
 	}
-	held := mustHold(t, ns, 4*maxConnections, address)
+	held := mustHold(t, ns, 4*maxConnections, testAddress)
 	begin := time.Now()
-	if code, _, _, err := get(ns, "GET", address, "/"); err != nil || code != http.StatusOK {
+	if code, _, _, err := get(ns, "GET", testAddress, "/"); err != nil || code != http.StatusOK {
 		t.Errorf("a new request: %d, %v", code, err)
 	}
 	if took := time.Since(begin); took > requestTimeout {
@@ -145,22 +134,12 @@ func TestServerBoundsConnections(t *testing.T) {
 // A client that opens connections and sends nothing makes no other client wait, however
 // many they are.
 func TestServerAnswersBesideSilentConnections(t *testing.T) {
-	const address = "127.0.0.1:10256"
-	ns := lab.MustNamespace(t, "health")
-	mustRun(t, Server{
-		Name: "test", Address: netip.MustParseAddrPort(address), Handler: hello(),
-		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
-	}.Run)
-	eventually(t, func() error {
-		_, _, _, err := get(ns, "GET", address, "/")
-
-		return err
-	})
+	ns := mustServe(t)
 	for range 6 * maxConnections {
-		mustDialFrom(t, ns, "127.0.0.1", address)
+		mustDialFrom(t, ns, "127.0.0.1", testAddress)
 	}
 	begin := time.Now()
-	if err := ask(mustDialFrom(t, ns, "127.0.0.2", address)); err != nil {
+	if err := ask(mustDialFrom(t, ns, "127.0.0.2", testAddress)); err != nil {
 		t.Error(err)
 	}
 	if took := time.Since(begin); took > requestTimeout {
@@ -185,17 +164,7 @@ func TestServicesBoundConnections(t *testing.T) {
 
 // A client that does not send its request to the end is cut.
 func TestServerCutsSlowClients(t *testing.T) {
-	const address = "127.0.0.1:10256"
-	ns := lab.MustNamespace(t, "health")
-	mustRun(t, Server{
-		Name: "test", Address: netip.MustParseAddrPort(address), Handler: hello(),
-		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
-	}.Run)
-	eventually(t, func() error {
-		_, _, _, err := get(ns, "GET", address, "/")
-
-		return err
-	})
+	ns := mustServe(t)
 	begin := time.Now()
 	var group sync.WaitGroup
 	for name, text := range map[string]string{
@@ -203,7 +172,7 @@ func TestServerCutsSlowClients(t *testing.T) {
 		"half a header":    "GET / HTTP/1.1\r\nHost:",
 		"no promised body": "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
 	} {
-		conn := mustDialFrom(t, ns, "127.0.0.1", address)
+		conn := mustDialFrom(t, ns, "127.0.0.1", testAddress)
 		group.Go(func() {
 			_, err := io.WriteString(conn, text)
 			err = errors.Join(err, conn.SetReadDeadline(begin.Add(timeout/2)))

@@ -27,20 +27,6 @@ func TestMain(m *testing.M) {
 // timeout is long enough for a busy machine.
 const timeout = time.Minute
 
-// eventually waits until check returns no error.
-func eventually(t testing.TB, check func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", timeout, err)
-		}
-	}
-}
-
 // mustRun runs something until the test ends.
 func mustRun(t testing.TB, run func(context.Context) error) {
 	t.Helper()
@@ -52,6 +38,35 @@ func mustRun(t testing.TB, run func(context.Context) error) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// testAddress is where servers of tests listen.
+const testAddress = "127.0.0.1:10256"
+
+// mustServe runs a server that says hello, and returns its network namespace.
+func mustServe(t testing.TB) *lab.Namespace {
+	t.Helper()
+	ns := lab.MustNamespace(t, "health")
+	mustRun(t, Server{
+		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(),
+		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
+	}.Run)
+	mustSayHello(t, ns, testAddress)
+
+	return ns
+}
+
+// mustSayHello waits until a server says hello.
+func mustSayHello(t testing.TB, ns *lab.Namespace, address string) {
+	t.Helper()
+	lab.Eventually(t, address+" says hello", func() error {
+		_, body, _, err := get(ns, "GET", address, "/")
+		if err == nil && body != "hello" {
+			err = fmt.Errorf("it answers %q", body)
+		}
+
+		return err
 	})
 }
 
@@ -111,11 +126,11 @@ func TestServerListens(t *testing.T) {
 		reached   []string
 		unreached []string
 	}{
-		{"on both families by 0.0.0.0", "0.0.0.0:10256", false, []string{"127.0.0.1:10256", "10.9.8.7:10256", "[::1]:10256"}, nil},
-		{"on both families by ::", "[::]:10256", false, []string{"127.0.0.1:10256", "10.9.8.7:10256", "[::1]:10256"}, nil},
-		{"on one address", "127.0.0.1:10256", false, []string{"127.0.0.1:10256"}, []string{"10.9.8.7:10256", "[::1]:10256"}},
-		{"on one IPv6 address", "[::1]:10256", false, []string{"[::1]:10256"}, []string{"127.0.0.1:10256"}},
-		{"on IPv4 without IPv6", "0.0.0.0:10256", true, []string{"127.0.0.1:10256"}, []string{"[::1]:10256"}},
+		{"on both families by 0.0.0.0", "0.0.0.0:10256", false, []string{testAddress, "10.9.8.7:10256", "[::1]:10256"}, nil},
+		{"on both families by ::", "[::]:10256", false, []string{testAddress, "10.9.8.7:10256", "[::1]:10256"}, nil},
+		{"on one address", testAddress, false, []string{testAddress}, []string{"10.9.8.7:10256", "[::1]:10256"}},
+		{"on one IPv6 address", "[::1]:10256", false, []string{"[::1]:10256"}, []string{testAddress}},
+		{"on IPv4 without IPv6", "0.0.0.0:10256", true, []string{testAddress}, []string{"[::1]:10256"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "health")
@@ -132,14 +147,7 @@ func TestServerListens(t *testing.T) {
 				Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
 			}.Run)
 			for _, address := range test.reached {
-				eventually(t, func() error {
-					_, body, _, err := get(ns, "GET", address, "/")
-					if err == nil && body != "hello" {
-						err = fmt.Errorf("%s answers %q", address, body)
-					}
-
-					return err
-				})
+				mustSayHello(t, ns, address)
 			}
 			for _, address := range test.unreached {
 				if _, body, _, err := get(ns, "GET", address, "/"); err == nil {
@@ -154,14 +162,14 @@ func TestServerListens(t *testing.T) {
 // once, not once a try.
 func TestServerTriesAgain(t *testing.T) {
 	ns := lab.MustNamespace(t, "health")
-	other, err := ns.Listen("tcp", "127.0.0.1:10256")
+	other, err := ns.Listen("tcp", testAddress)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tries := make(chan struct{}, 1000)
 	var log lockedBuffer
 	mustRun(t, Server{
-		Name: "test", Address: netip.MustParseAddrPort("127.0.0.1:10256"), Handler: hello(),
+		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(),
 		Listen: func(network, address string) (net.Listener, error) {
 			tries <- struct{}{}
 
@@ -173,11 +181,7 @@ func TestServerTriesAgain(t *testing.T) {
 		<-tries
 	}
 	other.Close()
-	eventually(t, func() error {
-		_, _, _, err := get(ns, "GET", "127.0.0.1:10256", "/")
-
-		return err
-	})
+	mustSayHello(t, ns, testAddress)
 	if n := log.count("address already in use"); n != 1 {
 		t.Errorf("logged %d times, want once", n)
 	}
@@ -185,13 +189,13 @@ func TestServerTriesAgain(t *testing.T) {
 
 func TestServerFailsHard(t *testing.T) {
 	ns := lab.MustNamespace(t, "health")
-	other, err := ns.Listen("tcp", "127.0.0.1:10256")
+	other, err := ns.Listen("tcp", testAddress)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
 	err = Server{
-		Name: "test", Address: netip.MustParseAddrPort("127.0.0.1:10256"), Handler: hello(), HardFail: true,
+		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(), HardFail: true,
 		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
 	}.Run(t.Context())
 	if !errors.Is(err, syscall.EADDRINUSE) {
@@ -205,20 +209,16 @@ func TestServerEnds(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	server := Server{
-		Name: "test", Address: netip.MustParseAddrPort("127.0.0.1:10256"), Handler: hello(), HardFail: true,
+		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(), HardFail: true,
 		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
 	}
 	go func() { ended <- server.Run(ctx) }()
-	eventually(t, func() error {
-		_, _, _, err := get(ns, "GET", "127.0.0.1:10256", "/")
-
-		return err
-	})
+	mustSayHello(t, ns, testAddress)
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if _, _, _, err := get(ns, "GET", "127.0.0.1:10256", "/"); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, _, _, err := get(ns, "GET", testAddress, "/"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("afterwards: %v, want %v", err, syscall.ECONNREFUSED)
 	}
 }

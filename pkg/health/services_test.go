@@ -94,7 +94,7 @@ func ready(port uint16, v4, v6 int) Check {
 // mustCount waits until an address answers with a count.
 func (c *checker) mustCount(t *testing.T, address string, count int) {
 	t.Helper()
-	eventually(t, func() error {
+	lab.Eventually(t, address+" answers with its count", func() error {
 		_, _, header, err := get(c.ns, "GET", address, "/")
 		if got := header.Get("X-Load-Balancing-Endpoint-Weight"); err == nil && got != fmt.Sprint(count) {
 			err = fmt.Errorf("%s counts %q, want %d", address, got, count)
@@ -108,7 +108,7 @@ func (c *checker) mustCount(t *testing.T, address string, count int) {
 func (c *checker) mustRefuse(t *testing.T, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
-		eventually(t, func() error {
+		lab.Eventually(t, address+" refuses", func() error {
 			_, body, _, err := get(c.ns, "GET", address, "/")
 			if errors.Is(err, syscall.ECONNREFUSED) {
 				return nil
@@ -252,13 +252,7 @@ func TestServicePortInUse(t *testing.T) {
 	c.mustCount(t, "10.0.0.2:30000", 1)
 	c.mustCount(t, "10.0.0.1:30001", 5)
 	before := c.listens.Load()
-	eventually(t, func() error {
-		if tries := c.listens.Load() - before; tries < 5 {
-			return fmt.Errorf("%d tries", tries)
-		}
-
-		return nil
-	})
+	lab.Eventually(t, "five tries", func() bool { return c.listens.Load()-before >= 5 })
 	other.Close()
 	c.mustCount(t, "10.0.0.1:30000", 1)
 

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustRecord starts a Recorder of a node. End ends it, and returns when all Events that were
@@ -200,16 +201,15 @@ func TestEventsAreLimited(t *testing.T) {
 	}
 	r.Record(Event{Reason: ReasonHooks, Action: "Check"}) // has a limit of its own
 	summed := 0
-	for deadline := time.Now().Add(time.Minute); summed == 0; time.Sleep(5 * time.Millisecond) {
+	lab.Eventually(t, "the number of dropped events is reported", func() bool {
 		for _, e := range api.stored() {
 			if e.Reason == ReasonEventsDropped {
 				_, _ = fmt.Sscanf(e.Note, "%d events", &summed)
 			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the number of dropped events is not reported")
-		}
-	}
+
+		return summed != 0
+	})
 	end()
 	var hooks, fields int
 	for _, e := range api.stored() {
@@ -276,11 +276,7 @@ func TestEventsDespiteErrors(t *testing.T) {
 			}
 			r, end := api.mustRecord(t, "node1")
 			r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program"})
-			for deadline := time.Now().Add(time.Minute); len(api.stored()) == 0; time.Sleep(5 * time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatal("it is never sent")
-				}
-			}
+			lab.Eventually(t, "it is sent", func() bool { return len(api.stored()) > 0 })
 			end()
 			if got := api.stored()[0].Regarding.UID; got != test.uid {
 				t.Errorf("its UID is %q, want %q", got, test.uid)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // recorder is a Sink that records every call, and which objects are in force: those that
@@ -148,25 +149,19 @@ func (r *recorder) problems(source string) []lb.Problem {
 func mustHave(t *testing.T, r *recorder, want ...string) {
 	t.Helper()
 	slices.Sort(want)
-	deadline := time.Now().Add(10 * time.Second)
-	for !slices.Equal(r.names(), want) {
-		if time.Now().After(deadline) {
-			t.Fatalf("in force (-want +got):\n%s", cmp.Diff(want, r.names()))
+	lab.Eventually(t, "what is in force", func() error {
+		if diff := cmp.Diff(want, r.names()); diff != "" {
+			return fmt.Errorf("(-want +got):\n%s", diff)
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
+
+		return nil
+	})
 }
 
 // mustBecome waits until an object is in force with a value.
 func mustBecome(t *testing.T, r *recorder, name, want string) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for r.value(name) != want {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is %q, want %q", name, r.value(name), want)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	lab.Eventually(t, fmt.Sprintf("%s is %q", name, want), func() bool { return r.value(name) == want })
 }
 
 // mustClose waits until a channel is closed.

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // The results must be the same with servers that stream lists and servers that do not, and
@@ -243,25 +246,13 @@ func TestConfigValidate(t *testing.T) {
 // mustAsk waits until a resource was asked for n times.
 func mustAsk(t *testing.T, api *fakeAPI, resource string, n int) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for len(api.asked(resource)) < n {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s was asked for %d times, want %d", resource, len(api.asked(resource)), n)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	lab.Eventually(t, fmt.Sprintf("%s was asked for %d times", resource, n), func() bool { return len(api.asked(resource)) >= n })
 }
 
 // mustReport waits until a source has problems, or none.
 func mustReport(t *testing.T, sink *recorder, source string, want bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for len(sink.problems(source)) > 0 != want {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s has problems %v, want some: %v", source, sink.problems(source), want)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	lab.Eventually(t, fmt.Sprintf("%s has problems is %v", source, want), func() bool { return len(sink.problems(source)) > 0 == want })
 }
 
 func service(name, clusterIP string) *corev1.Service {

@@ -17,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/klog/v2"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // answered is an answer, as far as clients can rely on it.
@@ -192,19 +194,15 @@ func TestMetricsServerListens(t *testing.T) {
 // mustGet asks until there is an answer.
 func mustGet(t *testing.T, url string) string {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		response, err := http.Get(url)
-		if err == nil {
-			defer response.Body.Close()
-			body, err := io.ReadAll(response.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+	var response *http.Response
+	lab.Eventually(t, "an answer of "+url, func() (err error) {
+		response, err = http.Get(url)
 
-			return string(body)
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+		return err
+	})
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	must(t, err)
+
+	return string(body)
 }

@@ -58,16 +58,13 @@ const deviceTimeout = time.Minute
 // becomes waits until a device is of a class, and attached to, or neither.
 func (n *deviceNode) becomes(name, class string) {
 	n.t.Helper()
-	var last datapath.DeviceState
-	for deadline := time.Now().Add(deviceTimeout); ; time.Sleep(20 * time.Millisecond) {
-		last = n.device(name)
-		if last.Name == name && last.Class == class && (last.Attached != "") == (class != "") && last.Problem == "" {
-			return
+	lab.EventuallyIn(n.t, deviceTimeout, fmt.Sprintf("%s of class %q", name, class), func() error {
+		if d := n.device(name); d.Name != name || d.Class != class || (d.Attached != "") != (class != "") || d.Problem != "" {
+			return fmt.Errorf("it is %+v", d)
 		}
-		if time.Now().After(deadline) {
-			n.t.Fatalf("%s is %+v, want class %q", name, last, class)
-		}
-	}
+
+		return nil
+	})
 }
 
 func (n *deviceNode) veth(name string, peer *lab.Namespace) {
@@ -263,9 +260,5 @@ func TestDevicesAreAttachedAgain(t *testing.T) {
 	if d := n.device("pod0"); d.Problem != "not attached" || status.Well() {
 		t.Errorf("pod0 is %+v; all is well: %t", d, status.Well())
 	}
-	for deadline := time.Now().Add(40 * time.Second); n.device("pod0").Attached == ""; time.Sleep(time.Second) {
-		if time.Now().After(deadline) {
-			t.Fatal("pod0 is not attached again")
-		}
-	}
+	lab.Eventually(t, "pod0 is attached again", func() bool { return n.device("pod0").Attached != "" })
 }

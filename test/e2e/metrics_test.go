@@ -44,16 +44,13 @@ const countsAge = 3 * waitTimeout
 // mustMeasure waits until a series has a value.
 func (s *testbed) mustMeasure(t testing.TB, name string, want float64) {
 	t.Helper()
-	var got float64
-	var ok bool
-	for deadline := time.Now().Add(countsAge); ; time.Sleep(50 * time.Millisecond) {
-		if got, ok = s.scrape(t)[name]; ok && got == want {
-			return
+	lab.EventuallyIn(t, countsAge, fmt.Sprintf("%s is %v", name, want), func() error {
+		if got, ok := s.scrape(t)[name]; !ok || got != want {
+			return fmt.Errorf("it is %v (%t)", got, ok)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %s is %v (%t), want %v", countsAge, name, got, ok, want)
-		}
-	}
+
+		return nil
+	})
 }
 
 // What kube-proxy answers at its metrics address is answered, and there is every

@@ -41,11 +41,13 @@ func EventuallyIn[C func() bool | func() error](t testing.TB, timeout time.Durat
 		}
 	}
 	err := try()
+	pause := time.Millisecond
 	for deadline := time.Now().Add(timeout); err != nil; err = try() {
 		if time.Now().After(deadline) {
 			t.Fatalf("not after %v: %s: %v", timeout, what, err)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(pause)
+		pause = min(2*pause, 10*time.Millisecond)
 	}
 }
 
