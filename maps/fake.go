@@ -110,42 +110,47 @@ type Fakes struct {
 	LocalCIDRs   *FakeTable[CIDRKey, uint32]
 	OptedOut     *FakeTable[PodUID, uint32]
 	Devices      *FakeTable[uint32, Device]
+
+	faults []*Faults // of every table
 }
 
 // NewFakes returns empty fake tables with room for slots slots.
 func NewFakes(slots int) *Fakes {
 	const places = 1 << 20
-	f := &Fakes{
-		FrontendIDs:  newFakeTable[FrontendKey, uint32](NameFrontendIDs),
-		ServicePorts: newFakeTable[uint32, ServicePort](NameServicePorts),
-		Addrs:        newFakeTable[Addr, AddrUse](NameAddrs),
-		SourceRanges: newFakeTable[SourceRangeKey, uint32](NameSourceRanges),
-		ServiceCIDRs: newFakeTable[CIDRKey, uint32](NameServiceCIDRs),
-		LocalCIDRs:   newFakeTable[CIDRKey, uint32](NameLocalCIDRs),
-		OptedOut:     newFakeTable[PodUID, uint32](NameOptedOut),
-		Devices:      newFakeTable[uint32, Device](NameDevices),
-	}
-	f.Tables = Tables{
-		FrontendIDs:  f.FrontendIDs,
-		Frontends:    NewFakeArray[Frontend](NameFrontends, places),
-		Pools:        NewFakeArray[Pool](NamePools, places),
-		Slots:        NewFakeArray[uint32](NameSlots, slots),
-		Backends:     NewFakeArray[Backend](NameBackends, places),
-		ServicePorts: f.ServicePorts, Addrs: f.Addrs,
-		AddrFilter:   newAddrFilter(shared[uint64]{values: make([]uint64, abiAddrFilterADDR_FILTER_WORDS)}),
-		PortFilter:   &PortFilter{shared[byte]{values: make([]byte, 1<<16)}},
-		CIDRCovers:   newCIDRCovers(shared[uint64]{values: make([]uint64, abiCidrCoverCIDR_COVERS)}),
-		SourceRanges: f.SourceRanges, ServiceCIDRs: f.ServiceCIDRs,
-		LocalCIDRs: f.LocalCIDRs, OptedOut: f.OptedOut, Devices: f.Devices,
+	f := &Fakes{Tables: Tables{
+		Frontends:  NewFakeArray[Frontend](NameFrontends, places),
+		Pools:      NewFakeArray[Pool](NamePools, places),
+		Slots:      NewFakeArray[uint32](NameSlots, slots),
+		Backends:   NewFakeArray[Backend](NameBackends, places),
+		AddrFilter: newAddrFilter(shared[uint64]{values: make([]uint64, abiAddrFilterADDR_FILTER_WORDS)}),
+		PortFilter: &PortFilter{shared[byte]{values: make([]byte, 1<<16)}},
+		CIDRCovers: newCIDRCovers(shared[uint64]{values: make([]uint64, abiCidrCoverCIDR_COVERS)}),
 		Loads: Loads{
 			NewFakeArray[BackendLoad](NameBackendLoad, places),
 			NewFakeArray[BackendHandshakes](NameBackendHandshakes, places),
 		},
 		Health: NewFakeArray[BackendHealth](NameHealth, places),
 		Counts: noCounts{},
-	}
+	}}
+	f.faults = []*Faults{&f.Frontends.Faults, &f.Pools.Faults, &f.Slots.Faults, &f.Backends.Faults}
+	f.FrontendIDs = newFakeTable(f, &f.Tables.FrontendIDs, NameFrontendIDs)
+	f.ServicePorts = newFakeTable(f, &f.Tables.ServicePorts, NameServicePorts)
+	f.Addrs = newFakeTable(f, &f.Tables.Addrs, NameAddrs)
+	f.SourceRanges = newFakeTable(f, &f.Tables.SourceRanges, NameSourceRanges)
+	f.ServiceCIDRs = newFakeTable(f, &f.Tables.ServiceCIDRs, NameServiceCIDRs)
+	f.LocalCIDRs = newFakeTable(f, &f.Tables.LocalCIDRs, NameLocalCIDRs)
+	f.OptedOut = newFakeTable(f, &f.Tables.OptedOut, NameOptedOut)
+	f.Devices = newFakeTable(f, &f.Tables.Devices, NameDevices)
 
 	return f
+}
+
+func newFakeTable[K comparable, V any](f *Fakes, at *Table[K, V], name string) *FakeTable[K, V] {
+	t := &FakeTable[K, V]{TableName: name, Entries: map[K]V{}}
+	*at = t
+	f.faults = append(f.faults, &t.Faults)
+
+	return t
 }
 
 // noCounts are the [Counts] of fakes.
@@ -159,14 +164,7 @@ func (noCounts) End(uint32) error { return nil }
 
 // Observe sets the faults of every table.
 func (f *Fakes) Observe(fail func(table, operation string) error, wrote func(table, operation string)) {
-	for _, faults := range []*Faults{
-		&f.FrontendIDs.Faults, &f.Frontends.Faults, &f.Pools.Faults, &f.Slots.Faults, &f.Backends.Faults, &f.ServicePorts.Faults,
-		&f.Addrs.Faults, &f.SourceRanges.Faults, &f.ServiceCIDRs.Faults, &f.LocalCIDRs.Faults, &f.OptedOut.Faults, &f.Devices.Faults,
-	} {
+	for _, faults := range f.faults {
 		*faults = Faults{fail, wrote}
 	}
-}
-
-func newFakeTable[K comparable, V any](name string) *FakeTable[K, V] {
-	return &FakeTable[K, V]{TableName: name, Entries: map[K]V{}}
 }
