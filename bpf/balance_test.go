@@ -9,6 +9,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 )
 
 // three are backends with different places.
@@ -111,24 +112,6 @@ func TestLoadBelowZero(t *testing.T) {
 	}
 }
 
-// hash returns the same hash as hash in pick.h.
-func hash(bytes []byte) uint32 {
-	h := uint32(len(bytes))
-	for ; len(bytes) > 0; bytes = bytes[4:] {
-		h ^= binary.NativeEndian.Uint32(bytes)
-		h = (h ^ h>>16) * 0x85ebca6b
-		h = (h ^ h>>13) * 0xc2b2ae35
-		h ^= h >> 16
-	}
-
-	return h
-}
-
-// inTable returns the backend of a hash in the table.
-func (p published) inTable(hash uint32) string {
-	return p.table[uint64(hash)*uint64(len(p.table))>>32]
-}
-
 // Algorithms that hash use the table, with the same hash on every node: the same packet gets the same
 // backend on each of them.
 func TestHashes(t *testing.T) {
@@ -167,7 +150,7 @@ func TestHashes(t *testing.T) {
 					s := w.serve(t, service{at: []string{clusterIP, other}, proto: proto, to: three, algorithm: test.algorithm})
 					for i := range 12 {
 						in := first(proto, fmt.Sprintf("8.0.101.%d:%d", i+1, 40000+i), []string{clusterIP, other}[i%2])
-						want := s.inTable(hash(test.of(w, in)))
+						want := mapstest.Hashed(s.table, test.of(w, in))
 						for j, p := range []place{uplink, podVeth, tunnel} {
 							again := test.same(in, j)
 							w.forgetFlows(t)

@@ -2,6 +2,7 @@
 package mapstest
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	stdmaps "maps"
@@ -79,6 +80,20 @@ func (w *Writer) Pool(p maps.Pool, backends, table []uint32) (uint32, error) {
 	w.pools++
 
 	return w.pools, errors.Join(append(errs, w.tables.Pools.Put(w.pools, p))...)
+}
+
+// Hashed returns what programs choose from the table of a pool by the hash of these bytes, which
+// is that of pick.h: nodes of different versions must agree on it.
+func Hashed[T any](table []T, bytes []byte) T {
+	h := uint32(len(bytes))
+	for ; len(bytes) > 0; bytes = bytes[4:] {
+		h ^= binary.NativeEndian.Uint32(bytes)
+		h = (h ^ h>>16) * 0x85ebca6b
+		h = (h ^ h>>13) * 0xc2b2ae35
+		h ^= h >> 16
+	}
+
+	return table[uint64(h)*uint64(len(table))>>32]
 }
 
 // Frontend makes a frontend lead to a pool. Its address must be marked by [Writer.Mark].

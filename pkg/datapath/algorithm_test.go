@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -175,7 +176,7 @@ func (w *world) testSourceHash(t *testing.T, way way, pod *lab.Caller) {
 		pod: w.client.Namespace, w.host(t): w.node.Namespace, w.pod(t): w.client.Namespace,
 	}
 	for client, ns := range clients {
-		want := b.inTable(hash(binary.NativeEndian.AppendUint64(nil, mustCookie(t, ns))))
+		want := mapstest.Hashed(b.table, binary.NativeEndian.AppendUint64(nil, mustCookie(t, ns)))
 		for i := range 6 {
 			if got := b.ask(t, client, b.at[i%3]); got != want {
 				t.Fatalf("backend %d, want %d", got, want)
@@ -189,31 +190,13 @@ func (w *world) testDestinationHash(t *testing.T, way way, pod *lab.Caller) {
 	b := w.balance(t, way, maps.AlgorithmDH, 0)
 	for _, at := range b.at {
 		addr := netip.MustParseAddrPort(at).Addr().As16()
-		want := b.inTable(hash(addr[:]))
+		want := mapstest.Hashed(b.table, addr[:])
 		for _, client := range []*lab.Caller{pod, w.host(t), pod} {
 			if got := b.ask(t, client, at); got != want {
 				t.Fatalf("%s leads to backend %d, want %d", at, got, want)
 			}
 		}
 	}
-}
-
-// inTable returns the backend of a hash.
-func (s *service) inTable(hash uint32) uint32 {
-	return s.table[uint64(hash)*uint64(len(s.table))>>32]
-}
-
-// hash is the hash function of service.h. Nodes of different versions must agree on it.
-func hash(bytes []byte) uint32 {
-	h := uint32(len(bytes))
-	for ; len(bytes) > 0; bytes = bytes[4:] {
-		h ^= binary.NativeEndian.Uint32(bytes)
-		h = (h ^ h>>16) * 0x85ebca6b
-		h = (h ^ h>>13) * 0xc2b2ae35
-		h ^= h >> 16
-	}
-
-	return h
 }
 
 // With every algorithm, a client keeps the backend of its affinity, a backend that is
