@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"testing"
 	"time"
@@ -111,6 +112,13 @@ func checkBudget(t *testing.T, hook Hook) {
 func mustLoadDevice(t testing.TB, m *maps.Pinned, cfg DeviceConfig) *DevicePrograms {
 	t.Helper()
 	programs, err := LoadDevice(m, cfg)
+
+	return mustVerify(t, programs, err)
+}
+
+// mustVerify fails the test if programs could not be loaded, and closes them with the test.
+func mustVerify[P io.Closer](t testing.TB, programs P, err error) P {
+	t.Helper()
 	if verifier := new(ebpf.VerifierError); errors.As(err, &verifier) {
 		t.Fatalf("%+v", verifier)
 	}
@@ -142,17 +150,6 @@ func mustLoad(t *testing.T, m *maps.Pinned, cfg Config) *Programs {
 	if err == nil {
 		err = programs.NotTraced
 	}
-	if verifier := new(ebpf.VerifierError); errors.As(err, &verifier) {
-		t.Fatalf("%+v", verifier)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := programs.Close(); err != nil {
-			t.Error(err)
-		}
-	})
 
-	return programs
+	return mustVerify(t, programs, err)
 }
