@@ -8,6 +8,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // many are so many backends that a new random choice is another one.
@@ -174,7 +175,7 @@ func TestBackendIDOfAnotherService(t *testing.T) {
 
 		other := w.serve(t, service{at: []string{"8.0.96.9:80"}})
 		id := s.backends[portPod]
-		must(t, w.maps.Backends.Put(id, maps.BackendOf(id, other.id, w.family.addrPort(at(tapPod)), maps.BackendLocal)))
+		lab.Must(t, w.maps.Backends.Put(id, maps.BackendOf(id, other.id, w.family.addrPort(at(tapPod)), maps.BackendLocal)))
 		w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})
 		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
 	})
@@ -189,7 +190,7 @@ func TestBackendIDOfAnEarlierBackend(t *testing.T) {
 
 		id := s.backends[portPod]
 		next := maps.ID(maps.Index(id), maps.Generation(id)+1)
-		must(t, w.maps.Backends.Put(maps.Index(id), maps.BackendOf(next, s.id, w.family.addrPort(at(tapPod)), maps.BackendLocal)))
+		lab.Must(t, w.maps.Backends.Put(maps.Index(id), maps.BackendOf(next, s.id, w.family.addrPort(at(tapPod)), maps.BackendLocal)))
 		w.replace(t, clusterIP, layers.IPProtocolTCP, maps.Pool{ServicePortId: s.id}, w.putBackend(t, s.id, tapPod))
 		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
 	})

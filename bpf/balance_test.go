@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // three are backends with different places.
@@ -136,7 +137,7 @@ func TestHashes(t *testing.T) {
 		}, func(in packet, i int) packet { return in.from(fmt.Sprintf("8.0.100.%d:%d", 10+i, 3000+i)) }},
 		{"the flow", maps.AlgorithmMaglev, func(w *world, in packet) []byte {
 			var key bytes.Buffer
-			must(t, binary.Write(&key, binary.NativeEndian, maps.FlowKeyOf(
+			lab.Must(t, binary.Write(&key, binary.NativeEndian, maps.FlowKeyOf(
 				maps.HookIngress, uint8(in.proto), w.family.addrPort(in.src), w.family.addrPort(in.dst))))
 
 			return key.Bytes()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // The cost of a packet at each hook beyond an empty program, in nanoseconds of repeated BPF_PROG_TEST_RUN:
@@ -42,7 +43,7 @@ func BenchmarkPacket(b *testing.B) {
 		b.Run(bench.name, func(b *testing.B) {
 			m := mapstest.MustCreate(b, nil)
 			for _, cidr := range []string{"10.96.0.0/12", "fd00:10:96::/112"} {
-				must(b, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix(cidr)))
+				lab.Must(b, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix(cidr)))
 			}
 			programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
 			if !bench.idle {
@@ -69,9 +70,7 @@ func BenchmarkNewFlow(b *testing.B) {
 	programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
 	mustProgramService(b, mapstest.New(m.Tables), vip, backend)
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	defer stats.Close()
 	client := netip.MustParseAddr("192.0.2.9")
 	for i := range 20_000 {
@@ -81,9 +80,7 @@ func BenchmarkNewFlow(b *testing.B) {
 		}
 	}
 	had, err := programs.Ingress.Stats()
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(float64(had.Runtime.Nanoseconds())/float64(had.RunCount), "ns/flow")
 }
@@ -119,9 +116,7 @@ func mustEmptyProgram(b *testing.B) *ebpf.Program {
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
 		License:      "GPL",
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	b.Cleanup(func() { p.Close() })
 
 	return p
@@ -131,14 +126,14 @@ func mustEmptyProgram(b *testing.B) *ebpf.Program {
 func mustProgramService(t testing.TB, hand *mapstest.Writer, vip, backend netip.AddrPort) {
 	t.Helper()
 	port, err := hand.ServicePort()
-	must(t, err)
+	lab.Must(t, err)
 	id, err := hand.Backend(port, backend, maps.BackendLocal)
-	must(t, err)
+	lab.Must(t, err)
 	pool, err := hand.Pool(maps.Pool{ServicePortId: port}, []uint32{id}, nil)
-	must(t, err, hand.Mark(maps.AddrOf(vip.Addr()), maps.AddrService, 0))
+	lab.Must(t, err, hand.Mark(maps.AddrOf(vip.Addr()), maps.AddrService, 0))
 	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
 		key := maps.FrontendKeyOf(vip.Addr(), vip.Port(), unix.IPPROTO_TCP, scope)
-		must(t, hand.Frontend(key, maps.KindClusterIP, pool))
+		lab.Must(t, hand.Frontend(key, maps.KindClusterIP, pool))
 	}
 }
 
@@ -147,7 +142,7 @@ func mustOpenFlow(t testing.TB, m *maps.Pinned, hand *mapstest.Writer, programs 
 	t.Helper()
 	mustProgramService(t, hand, vip, backend)
 	before, err := m.FlowCounts()
-	must(t, err)
+	lab.Must(t, err)
 	for _, step := range []struct {
 		program  *ebpf.Program
 		from, to netip.AddrPort
@@ -174,17 +169,13 @@ func mustSegment(t testing.TB, from, to netip.AddrPort, tcp layers.TCP) []byte {
 		SrcIP: from.Addr().AsSlice(), DstIP: to.Addr().AsSlice(),
 	}
 	tcp.SrcPort, tcp.DstPort = layers.TCPPort(from.Port()), layers.TCPPort(to.Port())
-	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, tcp.SetNetworkLayerForChecksum(ip))
 	lo := make(net.HardwareAddr, 6) // a test run's device, unless told otherwise
 	frame := gopacket.NewSerializeBuffer()
 	err := gopacket.SerializeLayers(frame, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
 		&layers.Ethernet{SrcMAC: lo, DstMAC: lo, EthernetType: layers.EthernetTypeIPv4},
 		ip, &tcp, gopacket.Payload(make([]byte, 60)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return frame.Bytes()
 }

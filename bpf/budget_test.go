@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // budgets limit the instructions that the verifier walks to verify a program. They are far below the
@@ -63,9 +64,7 @@ func TestVerifierBudget(t *testing.T) {
 
 func TestIteratorVerifierBudget(t *testing.T) {
 	iterators, err := LoadIterators()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer iterators.Close()
 	checkBudget(t, Hook{Name: "connected", Program: iterators.Connected})
 	checkBudget(t, Hook{Name: "dials", Program: iterators.Dials})
@@ -96,9 +95,7 @@ func TestDeviceVerifierBudget(t *testing.T) {
 func checkBudget(t *testing.T, hook Hook) {
 	t.Helper()
 	info, err := hook.Program.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	walked, ok := info.VerifiedInstructions()
 	if !ok {
 		t.Skip("this kernel does not report the number of verified instructions (Linux 5.16)")
@@ -122,9 +119,7 @@ func mustVerify[P io.Closer](t testing.TB, programs P, err error) P {
 	if verifier := new(ebpf.VerifierError); errors.As(err, &verifier) {
 		t.Fatalf("%+v", verifier)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := programs.Close(); err != nil {
 			t.Error(err)
@@ -137,9 +132,7 @@ func mustVerify[P io.Closer](t testing.TB, programs P, err error) P {
 func knowsTracing(t *testing.T) bool {
 	t.Helper()
 	knows, err := KnowsTracing()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return knows
 }

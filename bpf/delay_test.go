@@ -38,7 +38,7 @@ func TestDelayedReaders(t *testing.T) {
 	if text := os.Getenv("SLUICE_CONNECTS"); text != "" {
 		var err error
 		connects, err = strconv.Atoi(text)
-		must(t, err)
+		lab.Must(t, err)
 	}
 	m := mapstest.MustCreate(t, nil)
 	mine, other := netip.MustParseAddrPort("10.96.0.1:53"), netip.MustParseAddrPort("10.96.0.2:53")
@@ -47,16 +47,16 @@ func TestDelayedReaders(t *testing.T) {
 	ids := make(map[netip.AddrPort]uint32)
 	for at, backend := range map[netip.AddrPort]string{mine: "127.0.0.1:1001", other: "127.0.0.1:1002"} {
 		port, err := hand.ServicePort()
-		must(t, err)
+		lab.Must(t, err)
 		id, err := hand.Backend(port, netip.MustParseAddrPort(backend), 0)
-		must(t, err)
+		lab.Must(t, err)
 		pool, err := hand.Pool(maps.Pool{ServicePortId: port}, []uint32{id}, nil)
 		keys[at] = maps.FrontendKeyOf(at.Addr(), at.Port(), unix.IPPROTO_UDP, maps.ScopeInternal)
-		must(t, err, hand.Mark(maps.AddrOf(at.Addr()), maps.AddrService, 0), hand.Frontend(keys[at], maps.KindClusterIP, pool))
+		lab.Must(t, err, hand.Mark(maps.AddrOf(at.Addr()), maps.AddrService, 0), hand.Frontend(keys[at], maps.KindClusterIP, pool))
 		ids[at], _, err = m.FrontendIDs.Lookup(keys[at])
-		must(t, err)
+		lab.Must(t, err)
 	}
-	must(t, m.FrontendIDs.Delete(keys[other]))
+	lab.Must(t, m.FrontendIDs.Delete(keys[other]))
 	cgroup := lab.MustCgroup(t, "delayed")
 	attachDelayed(t, m, cgroup)
 	ns := lab.MustNamespace(t, "delayed")
@@ -80,7 +80,7 @@ func TestDelayedReaders(t *testing.T) {
 	}()
 	right, wrong, refused := connectMany(t, ns, cgroup, mine, 1001, connects)
 	done.Store(true)
-	must(t, <-changed)
+	lab.Must(t, <-changed)
 	t.Logf("%d connects: %d to the right backend, %d refused, %d to another", connects, right, refused, wrong)
 	if wrong > 0 {
 		t.Errorf("%d of %d connects went to another Service's backend", wrong, connects)
@@ -101,7 +101,7 @@ func connectMany(t *testing.T, ns *lab.Namespace, cgroup *lab.Cgroup, at netip.A
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %d", connectsEnv, at, want, connects/processes))
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
-		must(t, err, lab.Start(ns, cgroup, cmd))
+		lab.Must(t, err, lab.Start(ns, cgroup, cmd))
 		t.Cleanup(func() { cmd.Wait() })
 		outputs = append(outputs, bufio.NewReader(out))
 	}
@@ -159,18 +159,18 @@ func connectAgainAndAgain(what string) error {
 // destinations of no Service.
 func attachDelayed(t *testing.T, m *maps.Pinned, cgroup *lab.Cgroup) {
 	t.Helper()
-	must(t, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix("10.96.0.0/16")))
+	lab.Must(t, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix("10.96.0.0/16")))
 	spec, err := sockSpec(Config{UDP: UDPAll, SetRetval: atLeast(t, 6, 1)})
-	must(t, err)
+	lab.Must(t, err)
 	own := loader{maps: m}.single(spec, sockProgSluiceConnect4)
 	delayLookups(t, own.Programs[sockProgSluiceConnect4], "sl_frontend_ids")
 	program, err := loader{maps: m}.loadOne(own, sockProgSluiceConnect4)
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { program.Close() })
 	attached, err := link.AttachCgroup(link.CgroupOptions{
 		Path: cgroup.Path(), Attach: ebpf.AttachCGroupInet4Connect, Program: program,
 	})
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { attached.Close() })
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // said is a packet of one side of a masqueraded connection.
@@ -247,11 +248,11 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	each(t, ways, func(t *testing.T, w *world, p place) {
 		c := beginOnOnePort(t, w, p)
 		spec, err := deviceSpec(w.maps, w.config(t, p))
-		must(t, err)
+		lab.Must(t, err)
 		own := loader{maps: w.maps}.single(spec, deviceProgSluiceIngress)
 		missSecond(t, own.Programs[deviceProgSluiceIngress], "reserve", "sl_opening")
 		late, err := loader{maps: w.maps}.loadOne(own, deviceProgSluiceIngress)
-		must(t, err)
+		lab.Must(t, err)
 		defer late.Close()
 		usual := w.programs(t, p)
 		w.rig.programs[w.config(t, p)] = &DevicePrograms{Ingress: late, Egress: usual.Egress}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func TestFileContains(t *testing.T) {
@@ -16,9 +18,9 @@ func TestFileContains(t *testing.T) {
 				text = text[:at] + "text" + text[at+4:]
 			}
 			path := filepath.Join(t.TempDir(), "file")
-			must(t, os.WriteFile(path, []byte(text), 0o600))
+			lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 			got, err := fileContains(path, "text")
-			must(t, err)
+			lab.Must(t, err)
 			if got != (at >= 0) {
 				t.Errorf("found: %t", got)
 			}

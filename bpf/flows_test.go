@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // entry is an entry of a flow, in either table.
@@ -20,12 +21,12 @@ func (w *world) entries(t testing.TB) []entry {
 	t.Helper()
 	var all []entry
 	for e, err := range w.maps.Flows.All() {
-		must(t, err)
+		lab.Must(t, err)
 		all = append(all, entry{key: e.Key, flow: e.Value})
 	}
 	for _, opening := range []*maps.Map[maps.FlowKey, maps.Flow]{w.maps.HalfOpen, w.maps.Unanswered} {
 		for e, err := range opening.All() {
-			must(t, err)
+			lab.Must(t, err)
 			all = append(all, entry{key: e.Key, flow: e.Value, halfOpen: true})
 		}
 	}
@@ -105,9 +106,9 @@ func (w *world) states(t testing.TB, want map[uint8]uint8) {
 func (w *world) put(t testing.TB, e entry) {
 	t.Helper()
 	if e.halfOpen {
-		must(t, w.maps.Opening(e.key.Proto).Put(e.key, e.flow))
+		lab.Must(t, w.maps.Opening(e.key.Proto).Put(e.key, e.flow))
 	} else {
-		must(t, w.maps.Flows.Put(e.key, e.flow))
+		lab.Must(t, w.maps.Flows.Put(e.key, e.flow))
 	}
 }
 
@@ -127,9 +128,9 @@ func (w *world) wait(t testing.TB, d time.Duration) {
 		value.Since -= uint64(d)
 		older[key] = value
 	}
-	must(t, each.Err())
+	lab.Must(t, each.Err())
 	for key, value := range older {
-		must(t, fragments.Put(key, value))
+		lab.Must(t, fragments.Put(key, value))
 	}
 	for _, e := range w.entries(t) {
 		e.flow.LastSeen -= uint64(d)
@@ -142,9 +143,9 @@ func (w *world) wait(t testing.TB, d time.Duration) {
 func (w *world) delete(t testing.TB, e entry) {
 	t.Helper()
 	if e.halfOpen {
-		must(t, w.maps.Opening(e.key.Proto).Delete(e.key))
+		lab.Must(t, w.maps.Opening(e.key.Proto).Delete(e.key))
 	} else {
-		must(t, w.maps.Flows.Delete(e.key))
+		lab.Must(t, w.maps.Flows.Delete(e.key))
 	}
 }
 
@@ -152,10 +153,10 @@ func (w *world) delete(t testing.TB, e entry) {
 func (w *world) counted(t testing.TB, f func()) maps.FlowCounts {
 	t.Helper()
 	before, err := w.maps.FlowCounts()
-	must(t, err)
+	lab.Must(t, err)
 	f()
 	after, err := w.maps.FlowCounts()
-	must(t, err)
+	lab.Must(t, err)
 	after.FlowsPut -= before.FlowsPut
 	after.FlowsDeleted -= before.FlowsDeleted
 	after.HalfOpenPut -= before.HalfOpenPut

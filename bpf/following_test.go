@@ -7,6 +7,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Each entry puts back the others after an eviction; not at every packet, but once a second.
@@ -51,7 +52,7 @@ func TestEntryOfAnotherFlow(t *testing.T) {
 		c.establish(t)
 		e := c.w.role(t, maps.FlowFromClient)
 		e.key.SrcPort = maps.Port(maps.Port(e.key.SrcPort) + 1)
-		must(t, c.w.maps.Flows.Put(e.key, e.flow))
+		lab.Must(t, c.w.maps.Flows.Put(e.key, e.flow))
 		in := second(c.proto, client, clusterIP)
 		in = in.fromPort(in.src.Port() + 1)
 		want := maps.ReasonPassNoFlow

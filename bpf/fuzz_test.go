@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // fuzzPlaces are one of each kind of device.
@@ -56,7 +57,7 @@ func TestMutatedFrames(t *testing.T) {
 	}
 	eachCrowd(t, func(t *testing.T, c *crowd) {
 		before, err := c.maps.ReasonCounts()
-		must(t, err)
+		lab.Must(t, err)
 		m := mutator{rand.New(rand.NewPCG(3, uint64(c.family)))}
 		all := seeds()
 		for i := range frames {
@@ -68,7 +69,7 @@ func TestMutatedFrames(t *testing.T) {
 			}
 		}
 		after, err := c.maps.ReasonCounts()
-		must(t, err)
+		lab.Must(t, err)
 		for _, why := range []maps.Reason{
 			maps.ReasonTranslated, maps.ReasonFlow, maps.ReasonFlowError, maps.ReasonPassOtherTraffic, maps.ReasonPassNoFlow,
 			maps.ReasonPassNoFrontend, maps.ReasonPassFragment, maps.ReasonPassMalformed, maps.ReasonRejectNoBackend,

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/maglev"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // simulation is connections of clients to the backends of one pool, in simulated time: testdata/heal.c
@@ -78,11 +79,11 @@ func newSimulation(t testing.TB, n int, settings maps.Pool) *simulation {
 	t.Helper()
 	m := mapstest.MustCreate(t, nil)
 	spec, err := loadHeal()
-	must(t, err)
-	must(t, spec.Variables[healVarConfigHeal].Set(true))
+	lab.Must(t, err)
+	lab.Must(t, spec.Variables[healVarConfigHeal].Set(true))
 	programs, err := loader{maps: m}.load(spec)
-	must(t, err)
-	t.Cleanup(func() { must(t, closePrograms(programs)) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, closePrograms(programs)) })
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	s := &simulation{
@@ -92,12 +93,12 @@ func newSimulation(t testing.TB, n int, settings maps.Pool) *simulation {
 	}
 	hand := mapstest.New(m.Tables)
 	settings.ServicePortId, err = hand.ServicePort()
-	must(t, err)
+	lab.Must(t, err)
 	var addrs []netip.AddrPort
 	for i := range n {
 		addrs = append(addrs, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80))
 		id, err := hand.Backend(settings.ServicePortId, addrs[i], 0)
-		must(t, err)
+		lab.Must(t, err)
 		s.backends = append(s.backends, id)
 	}
 	var table []uint32
@@ -107,7 +108,7 @@ func newSimulation(t testing.TB, n int, settings maps.Pool) *simulation {
 		}
 	}
 	s.pool, err = hand.Pool(settings, s.backends, table)
-	must(t, err)
+	lab.Must(t, err)
 
 	return s
 }
@@ -122,9 +123,9 @@ func (s *simulation) step(op healStepOp, backend, client int, cause maps.HealthC
 		in.BackendId = s.backends[backend]
 	}
 	var data bytes.Buffer
-	must(s.t, binary.Write(&data, binary.NativeEndian, in))
+	lab.Must(s.t, binary.Write(&data, binary.NativeEndian, in))
 	got, err := s.program.Run(&ebpf.RunOptions{Data: data.Bytes()})
-	must(s.t, err)
+	lab.Must(s.t, err)
 
 	return got
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // live returns the number of flows of the backend of a conversation.
@@ -101,7 +102,7 @@ func TestLoadOfReplacedFlows(t *testing.T) {
 		{"refused", func(c *conversation, t *testing.T) { c.hears(t, tcp(client, client, "R.")) }},
 		{"of a backend that is gone", func(c *conversation, t *testing.T) {
 			c.establishFrom(t)
-			must(t, c.w.hand.RemoveBackend(c.w.flowOf(t, c.place.client, c.vip).BackendId))
+			lab.Must(t, c.w.hand.RemoveBackend(c.w.flowOf(t, c.place.client, c.vip).BackendId))
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -139,9 +140,9 @@ func TestLoadOfFailures(t *testing.T) {
 func (w *world) sweep(t testing.TB, later time.Duration) *flow.Sweeper {
 	t.Helper()
 	s, err := flow.New(flow.Config{Maps: w.maps, Now: func() uint64 { return flow.Now() + uint64(later) }})
-	must(t, err)
+	lab.Must(t, err)
 	_, err = s.Sweep()
-	must(t, err)
+	lab.Must(t, err)
 
 	return s
 }
@@ -186,7 +187,7 @@ func (c *conversation) counts(t testing.TB) (sent, received uint64, whys map[map
 	t.Helper()
 	whys = make(map[maps.Reason]uint64)
 	for e, err := range c.w.maps.Stats.All() {
-		must(t, err)
+		lab.Must(t, err)
 		switch e.Key.What {
 		case maps.StatBytesSent:
 			sent += e.Value
@@ -271,7 +272,7 @@ func TestStatsOfNewFlows(t *testing.T) {
 		counts := func(s published) map[uint32]uint64 {
 			have := make(map[uint32]uint64)
 			for e, err := range w.maps.Stats.All() {
-				must(t, err)
+				lab.Must(t, err)
 				if e.Key.ServicePortId == s.id && e.Key.What < maps.StatBytesSent {
 					have[e.Key.What] = e.Value
 				}

@@ -8,6 +8,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Clients are masqueraded if the backend's reply would bypass this node, or the client is the backend.
@@ -182,7 +183,7 @@ func TestMasqueradeSourceOfALinkLocalDevice(t *testing.T) {
 	w.ingress(t, uplink, in).becomes(in.to(lonelyPod), maps.ReasonTranslated)
 	source := w.flowOf(t, client, clusterIP).MasqueradeAddrPort().Addr()
 	use, ok, err := w.maps.Addrs.Lookup(maps.AddrOf(source))
-	must(t, err)
+	lab.Must(t, err)
 	if !ok || use.Flags&maps.AddrNode == 0 || source.IsLinkLocalUnicast() {
 		t.Errorf("source is %s", source)
 	}

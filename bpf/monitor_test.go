@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // monitored are device programs on maps of their own, with a Service at 10.96.0.1:80 that has a
@@ -30,14 +31,14 @@ func mustMonitored(t testing.TB) monitored {
 	m := monitored{maps: mapstest.MustCreate(t, nil)}
 	m.programs = mustLoadDevice(t, m.maps, DeviceConfig{Class: maps.DeviceUplink})
 	hand := mapstest.New(m.maps.Tables)
-	must(t, hand.ServiceCIDR(netip.MustParsePrefix("10.96.0.0/12")))
+	lab.Must(t, hand.ServiceCIDR(netip.MustParsePrefix("10.96.0.0/12")))
 	mustProgramService(t, hand, netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.1.7:8080"))
 	vip := netip.MustParseAddrPort("10.96.0.2:80")
 	none, err := hand.ServicePort()
-	must(t, err)
+	lab.Must(t, err)
 	pool, err := hand.Pool(maps.Pool{ServicePortId: none}, nil, nil)
-	must(t, err, hand.Mark(maps.AddrOf(vip.Addr()), maps.AddrService, 0))
-	must(t, hand.Frontend(maps.FrontendKeyOf(vip.Addr(), vip.Port(), unix.IPPROTO_TCP, maps.ScopeExternal), maps.KindClusterIP, pool))
+	lab.Must(t, err, hand.Mark(maps.AddrOf(vip.Addr()), maps.AddrService, 0))
+	lab.Must(t, hand.Frontend(maps.FrontendKeyOf(vip.Addr(), vip.Port(), unix.IPPROTO_TCP, maps.ScopeExternal), maps.KindClusterIP, pool))
 	m.none, m.served = none, none-1
 
 	return m
@@ -47,15 +48,15 @@ func (m *monitored) mustListen(t testing.TB) {
 	t.Helper()
 	var err error
 	m.listener, err = m.maps.Listen()
-	must(t, err)
-	t.Cleanup(func() { must(t, m.listener.Close()) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, m.listener.Close()) })
 }
 
 // send runs a program on a segment.
 func (m *monitored) send(t testing.TB, from, to string, tcp layers.TCP) {
 	t.Helper()
 	_, _, err := m.programs.Ingress.Test(mustSegment(t, netip.MustParseAddrPort(from), netip.MustParseAddrPort(to), tcp))
-	must(t, err)
+	lab.Must(t, err)
 }
 
 // reported returns the events since the last call, without their times, in a few words each.
@@ -64,7 +65,7 @@ func (m *monitored) reported(t testing.TB) []string {
 	var all []string
 	for {
 		e, ok, err := m.listener.Read(time.Now().Add(10 * time.Millisecond))
-		must(t, err)
+		lab.Must(t, err)
 		if !ok {
 			return all
 		}
@@ -123,7 +124,7 @@ func TestListenersGetAll(t *testing.T) {
 	other.mustListen(t)
 	const flood = 20_000 // more than a ring buffer holds
 	_, _, err := m.programs.Ingress.Benchmark(mustSegment(t, netip.MustParseAddrPort("192.0.2.9:40000"), netip.MustParseAddrPort("10.96.7.7:80"), layers.TCP{SYN: true}), flood, nil)
-	must(t, err)
+	lab.Must(t, err)
 	for name, listener := range map[string]*maps.Listener{"first": m.listener, "second": other.listener} {
 		read := uint64(len((&monitored{listener: listener}).reported(t)))
 		if lost := listener.Lost(); read == 0 || lost == 0 || read+lost != flood {
@@ -139,9 +140,9 @@ func TestKilledListenerCostsNothing(t *testing.T) {
 	listeners := m.maps.Replacements()["sl_listeners"]
 	value := make([]byte, listeners.ValueSize())
 	binary.NativeEndian.PutUint64(value, now(t)-1)
-	must(t, listeners.Put(uint32(0), value))
+	lab.Must(t, listeners.Put(uint32(0), value))
 	m.send(t, "192.0.2.9:40000", "10.96.0.2:80", layers.TCP{SYN: true})
-	must(t, listeners.Lookup(uint32(0), &value))
+	lab.Must(t, listeners.Lookup(uint32(0), &value))
 	if until := binary.NativeEndian.Uint64(value); until != 0 {
 		t.Errorf("the listener has its place until %d", until)
 	}
@@ -159,11 +160,11 @@ func TestFloodOfRefusals(t *testing.T) {
 	for range 10 {
 		flood := mustSegment(t, netip.MustParseAddrPort("192.0.2.9:40001"), netip.MustParseAddrPort("10.96.7.7:80"), layers.TCP{SYN: true})
 		_, _, err := m.programs.Ingress.Benchmark(flood, 20_000, nil)
-		must(t, err)
+		lab.Must(t, err)
 	}
 	m.send(t, "192.0.2.9:40002", "10.96.0.2:80", layers.TCP{SYN: true})
 	recent, err := m.maps.RecentRefusals()
-	must(t, err)
+	lab.Must(t, err)
 	count := make(map[string]int)
 	for i, e := range recent {
 		count[describeEvent(e)]++
@@ -207,7 +208,7 @@ func BenchmarkRefused(b *testing.B) {
 				}()
 				defer func() {
 					stop()
-					must(b, <-ended)
+					lab.Must(b, <-ended)
 				}()
 			}
 			frame := mustSegment(b, netip.MustParseAddrPort("192.0.2.9:40000"), netip.MustParseAddrPort("10.96.7.7:80"), layers.TCP{SYN: true})

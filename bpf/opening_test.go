@@ -8,6 +8,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // conversation is a flow of a test: a client, a VIP, and a backend.
@@ -300,7 +301,7 @@ func TestSourceFilter(t *testing.T) {
 		// An entry that was lost is put back, and its packets pass the filter again.
 		for _, e := range c.w.entries(t) {
 			if e.key.Hook == maps.HookEgress {
-				must(t, c.w.maps.Flows.Delete(e.key))
+				lab.Must(t, c.w.maps.Flows.Delete(e.key))
 			}
 		}
 		c.w.wait(t, 10*time.Second)

@@ -8,13 +8,14 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // remember gives a client affinity to a backend.
 func (w *world) remember(t testing.TB, s published, client, backend string, when uint64) {
 	t.Helper()
 	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, ServicePortId: s.id, ClientKind: maps.ClientAddr}
-	must(t, w.maps.Affinity.Put(key, maps.Affinity{LastUsed: when, BackendId: s.backends[backend]}))
+	lab.Must(t, w.maps.Affinity.Put(key, maps.Affinity{LastUsed: when, BackendId: s.backends[backend]}))
 }
 
 // The backends that a client may get depend on its place.
@@ -32,7 +33,7 @@ func TestScopeOfTheDevice(t *testing.T) {
 func TestScopeOfTheSource(t *testing.T) {
 	bySource := func(c *DeviceConfig) { c.ScopeBySource = true }
 	each(t, []place{uplink, tunnel, podVeth}, func(t *testing.T, w *world, p place) {
-		must(t, w.maps.LocalCIDRs.Put(maps.CIDRKeyOf(w.family.prefix("8.0.4.0/24")), 1))
+		lab.Must(t, w.maps.LocalCIDRs.Put(maps.CIDRKeyOf(w.family.prefix("8.0.4.0/24")), 1))
 		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{portPodToo}})
 		ofPod := map[uint32]string{maps.DevicePods: tapPod, maps.DeviceUplink: portPodToo}[p.class]
 		in := tcp("8.0.4.9:40000", balancer, "S")
@@ -190,7 +191,7 @@ func TestAffinityOfUnconfirmedClients(t *testing.T) {
 					t.Helper()
 					_, in, err := table.Lookup(key)
 					_, also, failed := not.Lookup(key)
-					must(t, err, failed)
+					lab.Must(t, err, failed)
 					if !in || also {
 						t.Errorf("the client is in %s: %v, and in %s: %v", table.Name(), in, not.Name(), also)
 					}
@@ -219,7 +220,7 @@ func (w *world) remembered(t testing.TB, s published, client string) maps.Affini
 	t.Helper()
 	key := maps.AffinityKey{Client: w.mapAddr(client).Bytes, ServicePortId: s.id, ClientKind: maps.ClientAddr}
 	value, ok, err := w.maps.Affinity.Lookup(key)
-	must(t, err)
+	lab.Must(t, err)
 	if !ok {
 		t.Fatalf("%s is not remembered", client)
 	}
@@ -257,7 +258,7 @@ func TestAffinityBesideABusyService(t *testing.T) {
 		for i := range 3 * capacity {
 			busy := maps.AffinityKey{ServicePortId: s.id + 1, ClientKind: maps.ClientAddr}
 			binary.BigEndian.PutUint32(busy.Client[12:], uint32(i))
-			must(t, w.maps.Affinity.Put(busy, maps.Affinity{LastUsed: now(t), BackendId: 1}))
+			lab.Must(t, w.maps.Affinity.Put(busy, maps.Affinity{LastUsed: now(t), BackendId: 1}))
 			if i%(capacity/8) == 0 {
 				in := tcp(client, clusterIP, "S").fromPort(uint16(1000 + i/8))
 				w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)

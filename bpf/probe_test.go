@@ -12,14 +12,15 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustProbe loads the probe of a place's ingress program.
 func (w *world) mustProbe(t testing.TB, p place) *Probe {
 	t.Helper()
 	probe, err := LoadDeviceProbe(w.maps, w.programs(t, p).Ingress)
-	must(t, err)
-	t.Cleanup(func() { must(t, probe.Close()) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, probe.Close()) })
 
 	return probe
 }
@@ -28,7 +29,7 @@ func (w *world) mustProbe(t testing.TB, p place) *Probe {
 func (w *world) mustArrive(t testing.TB, probe *Probe, p place, in packet, backend uint32) Answer {
 	t.Helper()
 	var answer Answer
-	must(t, w.node.Do(func() (err error) {
+	lab.Must(t, w.node.Do(func() (err error) {
 		answer, err = probe.Arrive(Packet{
 			Device: int(w.index(p.device)), MAC: w.links[p.device].Attrs().HardwareAddr,
 			From: w.family.addrPort(in.src), To: w.family.addrPort(in.dst), Protocol: uint8(in.proto), Backend: backend,
@@ -44,9 +45,9 @@ func (w *world) mustArrive(t testing.TB, probe *Probe, p place, in packet, backe
 func (w *world) contents(t testing.TB) map[string]any {
 	t.Helper()
 	counts, err := w.maps.ReasonCounts()
-	must(t, err)
+	lab.Must(t, err)
 	flows, err := w.maps.FlowCounts()
-	must(t, err)
+	lab.Must(t, err)
 	all := map[string]any{"reasons": counts, "flow counts": flows}
 	for name, m := range w.maps.Replacements() {
 		switch name {
@@ -57,13 +58,13 @@ func (w *world) contents(t testing.TB) map[string]any {
 			for it.Next(&key, &value) {
 				entries[string(key)] = string(value)
 			}
-			must(t, it.Err())
+			lab.Must(t, it.Err())
 			all[name] = entries
 		case "sl_source_filter", "sl_port_filter", "sl_flow_usage":
 			var lines []string
 			for i := range m.MaxEntries() {
 				line, err := m.LookupBytes(i)
-				must(t, err)
+				lab.Must(t, err)
 				lines = append(lines, string(line))
 			}
 			all[name] = lines
@@ -177,8 +178,8 @@ func TestProbeOfSockets(t *testing.T) {
 	w.serve(t, service{at: []string{"8.0.96.9:80"}, to: []string{tapPod}, flags: maps.PoolOptedOut})
 	const uid = "11111111-2222-3333-4444-555555555555"
 	pod, _ := maps.PodUIDOf(uid)
-	must(t, w.maps.OptedOut.Put(pod, 1))
-	t.Cleanup(func() { must(t, w.maps.OptedOut.Delete(pod)) })
+	lab.Must(t, w.maps.OptedOut.Put(pod, 1))
+	t.Cleanup(func() { lab.Must(t, w.maps.OptedOut.Delete(pod)) })
 
 	probes := map[Config]*Probe{}
 	tapClient, stranger := netip.MustParseAddr("8.0.4.3"), netip.MustParseAddr("8.0.100.2")
@@ -209,10 +210,10 @@ func TestProbeOfSockets(t *testing.T) {
 			probe := probes[cfg]
 			if probe == nil {
 				attached, err := Load(w.maps, cfg)
-				must(t, err)
+				lab.Must(t, err)
 				defer attached.Close()
 				probe, err = LoadSocketProbe(w.maps, attached.Sock[0].Program)
-				must(t, err)
+				lab.Must(t, err)
 				probes[cfg] = probe
 			}
 			if test.dial.Protocol == 0 {
@@ -220,7 +221,7 @@ func TestProbeOfSockets(t *testing.T) {
 			}
 			before := w.contents(t)
 			var answer Answer
-			must(t, w.node.Do(func() (err error) {
+			lab.Must(t, w.node.Do(func() (err error) {
 				answer, err = probe.Dial(test.dial)
 
 				return err
@@ -232,7 +233,7 @@ func TestProbeOfSockets(t *testing.T) {
 		})
 	}
 	for _, probe := range probes {
-		must(t, probe.Close())
+		lab.Must(t, probe.Close())
 	}
 }
 
@@ -243,11 +244,11 @@ func TestProbeOfSuspects(t *testing.T) {
 	}
 	w := newWorld(t, ipv4)
 	attached, err := Load(w.maps, Config{SetRetval: true, Heal: true})
-	must(t, err)
+	lab.Must(t, err)
 	defer attached.Close()
 	probe, err := LoadSocketProbe(w.maps, attached.Sock[0].Program)
-	must(t, err)
-	t.Cleanup(func() { must(t, probe.Close()) })
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, probe.Close()) })
 
 	for _, algorithm := range []uint8{maps.AlgorithmRandom, maps.AlgorithmRR, maps.AlgorithmLC} {
 		for _, test := range []struct {
@@ -266,13 +267,13 @@ func TestProbeOfSuspects(t *testing.T) {
 				for _, suspect := range test.suspects {
 					id := s.backends[suspect]
 					health[id] = maps.BackendHealth{Id: id, Suspected: now(t), Until: now(t) + uint64(test.pause)}
-					must(t, w.maps.Health.Put(maps.Index(id), health[id]))
-					t.Cleanup(func() { must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{})) })
+					lab.Must(t, w.maps.Health.Put(maps.Index(id), health[id]))
+					t.Cleanup(func() { lab.Must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{})) })
 				}
 				before, picked := w.contents(t), false
 				for range 100 {
 					var answer Answer
-					must(t, w.node.Do(func() (err error) {
+					lab.Must(t, w.node.Do(func() (err error) {
 						answer, err = probe.Dial(Dial{To: at(clusterIP), Protocol: 6, Host: true})
 
 						return err

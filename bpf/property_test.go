@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // crowd is a world with Services of every kind and flows of every protocol.
@@ -44,10 +45,10 @@ func newCrowd(t testing.TB, p place, f family) *crowd {
 			w.ingress(t, uplink, in).ends(verdict, maps.ReasonTranslated)
 		}
 	}
-	must(t, w.hand.ServiceCIDR(f.prefix("8.0.97.0/24")))
+	lab.Must(t, w.hand.ServiceCIDR(f.prefix("8.0.97.0/24")))
 	c := &crowd{world: w, ours: make(map[netip.Addr]bool), flow: make(map[netip.Addr]bool)}
 	for e, err := range w.maps.Addrs.All() {
-		must(t, err)
+		lab.Must(t, err)
 		c.ours[e.Key.IP()] = true
 	}
 	for _, text := range []string{client, stranger, tapPod, portPod, remotePod} {

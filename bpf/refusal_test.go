@@ -8,6 +8,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // nodeAt returns the address of this node that a client at a place sees.
@@ -157,9 +158,9 @@ func TestRefusalsAreLimited(t *testing.T) {
 		rest := func(seconds uint64) {
 			t.Helper()
 			key, budget := w.mapAddr(stranger), icmpBudget{}
-			must(t, budgets.Lookup(&key, &budget))
+			lab.Must(t, budgets.Lookup(&key, &budget))
 			budget.Last -= seconds * 1e9
-			must(t, budgets.Put(&key, &budget))
+			lab.Must(t, budgets.Put(&key, &budget))
 		}
 		rest(2)
 		refuse(stranger, maps.ReasonRejectNoBackend)
@@ -192,7 +193,7 @@ func TestRefusalsOfAllAreLimited(t *testing.T) {
 // Packets to an address in a ServiceCIDR of no Service are dropped, whatever they are.
 func TestUnallocated(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
-		must(t, w.hand.ServiceCIDR(w.family.prefix("8.0.96.0/24")))
+		lab.Must(t, w.hand.ServiceCIDR(w.family.prefix("8.0.96.0/24")))
 		w.serve(t, service{at: []string{clusterIP}, to: []string{tapPod}})
 		for _, proto := range transports {
 			w.ingress(t, p, first(proto, p.client, "8.0.96.200:80")).drops(maps.ReasonDropUnallocated)

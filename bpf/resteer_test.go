@@ -8,6 +8,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // later is after a SYN that is sent again is not taken for a duplicate.
@@ -33,8 +34,8 @@ func (c tried) mustHave(t *testing.T, flows int32) {
 // suspect makes a backend a suspect that is passed over for a minute, until the test ends.
 func (w *world) suspect(t *testing.T, id uint32) {
 	t.Helper()
-	t.Cleanup(func() { must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{})) })
-	must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{Id: id, Suspected: now(t), Until: now(t) + uint64(time.Minute)}))
+	t.Cleanup(func() { lab.Must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{})) })
+	lab.Must(t, w.maps.Health.Put(maps.Index(id), maps.BackendHealth{Id: id, Suspected: now(t), Until: now(t) + uint64(time.Minute)}))
 }
 
 // try has a client send its first packet to the ClusterIP, which goes to one of these backends.
@@ -192,7 +193,7 @@ func (w *world) forgetRefusals(t *testing.T) {
 	t.Helper()
 	for id, h := range w.maps.Health.All() {
 		h.Refusals = 0
-		must(t, w.maps.Health.Put(id, h))
+		lab.Must(t, w.maps.Health.Put(id, h))
 	}
 }
 
@@ -258,7 +259,7 @@ func TestUnansweredSYNGoesToOneThatHasRefused(t *testing.T) {
 	w.serve(t, service{at: []string{clusterIP}, to: two})
 	former := w.try(t, uplink, layers.IPProtocolTCP, two...)
 	for _, b := range w.maps.Backends.All() {
-		must(t, w.maps.Health.Put(maps.Index(b.Id), maps.BackendHealth{Id: b.Id, Refusals: 1, Unanswered: now(t)}))
+		lab.Must(t, w.maps.Health.Put(maps.Index(b.Id), maps.BackendHealth{Id: b.Id, Refusals: 1, Unanswered: now(t)}))
 	}
 	time.Sleep(later)
 	if again := w.try(t, uplink, layers.IPProtocolTCP, two...); again.id == former.id {
@@ -280,7 +281,7 @@ func TestRefusalPasses(t *testing.T) {
 		{name: "as nothing is re-steered", service: service{to: two}, eject: true},
 		{name: "as the other backend refuses, too", service: service{to: two}, before: func(t *testing.T, c tried) {
 			for _, b := range c.w.maps.Backends.All() {
-				must(t, c.w.maps.Health.Put(maps.Index(b.Id), maps.BackendHealth{Id: b.Id, Refusals: 1, Unanswered: now(t)}))
+				lab.Must(t, c.w.maps.Health.Put(maps.Index(b.Id), maps.BackendHealth{Id: b.Id, Refusals: 1, Unanswered: now(t)}))
 			}
 		}},
 		{name: "as it acknowledges another SYN", service: service{to: two}, before: func(t *testing.T, c tried) {
@@ -312,7 +313,7 @@ func TestFewRefusalsAreHidden(t *testing.T) {
 	const connections, most = 400, 50 + 400/10
 	w := newWorld(t, ipv4, resteer)
 	s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod, portPodToo}})
-	must(t, w.maps.Replacements()["sl_refusal_debt"].Put(maps.Index(s.id), int32(0))) // of other tests
+	lab.Must(t, w.maps.Replacements()["sl_refusal_debt"].Put(maps.Index(s.id), int32(0))) // of other tests
 	p := uplink
 	for n := range connections {
 		p.client = fmt.Sprintf("%s:%d", at(client).Addr(), 20000+n)
@@ -322,7 +323,7 @@ func TestFewRefusalsAreHidden(t *testing.T) {
 	}
 	var hidden uint64
 	for e, err := range w.maps.Stats.All() {
-		must(t, err)
+		lab.Must(t, err)
 		if e.Key == (maps.StatKey{ServicePortId: s.id, What: maps.StatHiddenRefusals}) {
 			hidden = e.Value
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // routeFrom adds a default route for packets from an address of the node.
@@ -24,8 +25,8 @@ func (w *world) routeFrom(t testing.TB, from, via, device string) {
 		LinkIndex: w.links[device].Attrs().Index, Table: table, Gw: w.family.addr(netip.MustParseAddr(via)).AsSlice(),
 		Dst: &net.IPNet{IP: any.Addr().AsSlice(), Mask: net.CIDRMask(any.Bits(), any.Addr().BitLen())},
 	}
-	must(t, h.RouteAdd(route), h.RuleAdd(rule))
-	t.Cleanup(func() { must(t, h.RuleDel(rule), h.RouteDel(route)) })
+	lab.Must(t, h.RouteAdd(route), h.RuleAdd(rule))
+	t.Cleanup(func() { lab.Must(t, h.RuleDel(rule), h.RouteDel(route)) })
 }
 
 // A reply leaves by the device on which the client came, if the route from the VIP leads there.

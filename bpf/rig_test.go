@@ -53,9 +53,7 @@ func mustRig(t testing.TB) *rig {
 	}
 	rigOnce.Do(func() {
 		r, err := openRig()
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		theRig = r
 	})
 	if theRig == nil {
@@ -235,9 +233,7 @@ func (r *rig) mustPrograms(t testing.TB, cfg DeviceConfig) *DevicePrograms {
 	if verifier := new(ebpf.VerifierError); errors.As(err, &verifier) {
 		t.Fatalf("%+v", verifier)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	r.programs[cfg] = programs
 
 	return programs
@@ -295,9 +291,7 @@ func (r *rig) empty() error {
 func atLeast(t testing.TB, major, minor uint32) bool {
 	t.Helper()
 	version, err := features.LinuxVersionCode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return version >= major<<16|minor<<8
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	abi "github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // The verdicts of programs.
@@ -137,11 +138,11 @@ func (w *world) bytes(p place, in packet, between ends) []byte {
 func (w *world) run(t testing.TB, program *ebpf.Program, p place, in packet, between ends) outcome {
 	t.Helper()
 	before, err := w.maps.ReasonCounts()
-	must(t, err)
+	lab.Must(t, err)
 	o := outcome{t: t, w: w, place: p, in: in, between: between, sent: w.bytes(p, in, between)}
 	o.got, o.verdict = w.runBytes(t, program, p, o.sent)
 	after, err := w.maps.ReasonCounts()
-	must(t, err)
+	lab.Must(t, err)
 	maps.DeleteFunc(after, func(why abi.Reason, n uint64) bool { return n == before[why] })
 	for why := range after {
 		after[why] -= before[why]

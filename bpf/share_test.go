@@ -8,6 +8,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // use sets the number of entries of each kind in flows, as programs count them.
@@ -29,7 +30,7 @@ func (w *world) usage(t testing.TB, connected, udp int64) {
 func (w *world) room(t testing.TB) int {
 	t.Helper()
 	room, err := w.maps.FlowsRoom()
-	must(t, err)
+	lab.Must(t, err)
 
 	return room
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // The states of a connection in netfilter.
@@ -45,11 +46,11 @@ func (w *world) track(t testing.TB, proto layers.IPProtocol, from, to, answers s
 	if proto == layers.IPProtocolTCP {
 		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: state}
 	}
-	must(t, w.node.Do(func() error {
+	lab.Must(t, w.node.Do(func() error {
 		return netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(flow.FamilyType), flow)
 	}))
 	t.Cleanup(func() {
-		must(t, w.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+		lab.Must(t, w.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	})
 }
 
@@ -57,7 +58,7 @@ func (w *world) track(t testing.TB, proto layers.IPProtocol, from, to, answers s
 func knowsConntrack(t testing.TB) bool {
 	t.Helper()
 	knows, err := knownConntrack()
-	must(t, err)
+	lab.Must(t, err)
 
 	return knows
 }
@@ -86,7 +87,7 @@ func TestMasqueradeAvoidsSockets(t *testing.T) {
 		t.Run(proto.String(), func(t *testing.T) {
 			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 				var socket io.Closer
-				must(t, w.node.Do(func() (err error) {
+				lab.Must(t, w.node.Do(func() (err error) {
 					if proto == layers.IPProtocolTCP {
 						socket, err = net.Listen("tcp", ":20000")
 					} else {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // turned publishes the ClusterIP with a backend on another node, and returns what may be said by it.
@@ -437,7 +438,7 @@ func (e errorWorld) again(t *testing.T) {
 func (w *world) neighbours(t *testing.T, routers ...string) {
 	t.Helper()
 	for _, router := range routers {
-		must(t, w.node.Netlink().NeighSet(&netlink.Neigh{
+		lab.Must(t, w.node.Netlink().NeighSet(&netlink.Neigh{
 			LinkIndex: int(w.index("eth0")), State: netlink.NUD_PERMANENT,
 			IP: w.family.addr(at(router).Addr()).AsSlice(), HardwareAddr: macOf(at(router).Addr()),
 		}))
@@ -516,7 +517,7 @@ func TestTurnedByARouterOfIPv6(t *testing.T) {
 	turned(t, w, turning, layers.IPProtocolTCP)
 	router := netip.MustParseAddr("2001:db8:86dd:50::2")
 	mac := net.HardwareAddr{2, 6, 6, 6, 6, 6}
-	must(t, w.node.Netlink().NeighSet(&netlink.Neigh{
+	lab.Must(t, w.node.Netlink().NeighSet(&netlink.Neigh{
 		LinkIndex: int(w.index("eth0")), State: netlink.NUD_PERMANENT, IP: router.AsSlice(), HardwareAddr: mac,
 	}))
 	remote := ipv4.prefix("8.0.2.7/32")
@@ -524,8 +525,8 @@ func TestTurnedByARouterOfIPv6(t *testing.T) {
 		LinkIndex: int(w.index("eth0")), Dst: &net.IPNet{IP: remote.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)},
 		Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: router.AsSlice()},
 	}
-	must(t, w.node.Netlink().RouteAdd(route))
-	t.Cleanup(func() { must(t, w.node.Netlink().RouteDel(route)) })
+	lab.Must(t, w.node.Netlink().RouteAdd(route))
+	t.Cleanup(func() { lab.Must(t, w.node.Netlink().RouteDel(route)) })
 	outside := mustStation(t, w.outside, "eth0")
 	w.attach(t, "eth0", netlink.HANDLE_MIN_INGRESS, w.programs(t, turning).Ingress)
 	in := tcp(client, clusterIP, "S")

@@ -25,13 +25,13 @@ func (r *rig) attach(t testing.TB, device string, parent uint32, program *ebpf.P
 	t.Helper()
 	index := r.links[device].Attrs().Index
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	must(t, r.node.Netlink().QdiscReplace(qdisc))
+	lab.Must(t, r.node.Netlink().QdiscReplace(qdisc))
 	t.Cleanup(func() {
 		if err := r.node.Netlink().QdiscDel(qdisc); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			t.Error(err)
 		}
 	})
-	must(t, r.node.Netlink().FilterReplace(&netlink.BpfFilter{
+	lab.Must(t, r.node.Netlink().FilterReplace(&netlink.BpfFilter{
 		FilterAttrs:  netlink.FilterAttrs{LinkIndex: index, Parent: parent, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
 		Fd:           program.FD(),
 		Name:         "sluice",
@@ -63,7 +63,7 @@ type station struct {
 func mustStation(t testing.TB, ns *lab.Namespace, device string) station {
 	t.Helper()
 	link, err := ns.Netlink().LinkByName(device)
-	must(t, err)
+	lab.Must(t, err)
 	s := station{index: link.Attrs().Index}
 	lab.MustDo(t, ns, func() (err error) {
 		s.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
@@ -71,9 +71,9 @@ func mustStation(t testing.TB, ns *lab.Namespace, device string) station {
 		return err
 	})
 	t.Cleanup(func() { unix.Close(s.fd) })
-	must(t, unix.SetsockoptInt(s.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1))
-	must(t, unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}))
-	must(t, unix.Bind(s.fd, &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: s.index})) // all protocols, in network order
+	lab.Must(t, unix.SetsockoptInt(s.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1))
+	lab.Must(t, unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}))
+	lab.Must(t, unix.Bind(s.fd, &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: s.index})) // all protocols, in network order
 
 	return s
 }
@@ -97,9 +97,9 @@ func (s station) send(t testing.TB, frame []byte, kind uint8, gsoSize uint16) {
 		header.HeaderLen = uint16(d.transport) + 8
 	}
 	bytes, err := binary.Append(nil, binary.NativeEndian, header)
-	must(t, err)
+	lab.Must(t, err)
 	_, err = unix.SendmsgN(s.fd, append(bytes, frame...), nil, &unix.SockaddrLinklayer{Ifindex: s.index, Halen: 6}, 0)
-	must(t, err)
+	lab.Must(t, err)
 }
 
 // receive waits for a packet from one address to another, and puts in the checksum
@@ -114,7 +114,7 @@ func (s station) receive(t testing.TB, want packet, f family) ([]byte, vnetHeade
 		}
 		var header vnetHeader
 		_, err = binary.Decode(buffer, binary.NativeEndian, &header)
-		must(t, err)
+		lab.Must(t, err)
 		frame := buffer[vnetHeaderLen:n]
 		l3, ok := skipLink(frame)
 		if src, dst, read := addresses(frame, l3); !ok || !read || src != f.addr(want.src.Addr()) || dst != f.addr(want.dst.Addr()) {
@@ -175,7 +175,7 @@ func (w *world) offload(t *testing.T, in packet, kind uint8, size uint16) {
 	w.serve(t, service{at: []string{clusterIP}, proto: in.proto, to: []string{tapPod}})
 	w.ingress(t, uplink, first(in.proto, client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
 	for device, hop := range map[string]string{"eth0": "8.0.50.254:0", "tap0": tapPod} {
-		must(t, w.node.Netlink().NeighSet(&netlink.Neigh{
+		lab.Must(t, w.node.Netlink().NeighSet(&netlink.Neigh{
 			LinkIndex: int(w.index(device)), State: netlink.NUD_PERMANENT,
 			IP: w.family.addr(at(hop).Addr()).AsSlice(), HardwareAddr: macOf(at(hop).Addr()),
 		}))
@@ -224,15 +224,15 @@ func (w *world) mustTun(t testing.TB, name string) int {
 		return unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
 	})
 	link, err := w.node.Netlink().LinkByName(name)
-	must(t, err)
+	lab.Must(t, err)
 	w.links[name] = link
 	t.Cleanup(func() {
 		unix.Close(fd)
 		delete(w.links, name)
 	})
-	must(t, w.node.SetUp(name))
+	lab.Must(t, w.node.SetUp(name))
 	for _, address := range both("8.0.7.1/24") {
-		must(t, w.node.AddAddress(name, address))
+		lab.Must(t, w.node.AddAddress(name, address))
 	}
 
 	return fd
@@ -244,7 +244,7 @@ func TestRealDeviceWithoutEthernet(t *testing.T) {
 		w := newWorld(t, f)
 		p := place{device: "real0", client: "8.0.7.2:40000", class: maps.DevicePods, noEthernet: true}
 		fd := w.mustTun(t, p.device)
-		must(t, w.maps.Devices.Put(w.index(p.device), maps.Device{SourceV4: maps.AddrOf(at("8.0.7.1:0").Addr()), SourceV6: maps.AddrOf(six(at("8.0.7.1:0").Addr()))}))
+		lab.Must(t, w.maps.Devices.Put(w.index(p.device), maps.Device{SourceV4: maps.AddrOf(at("8.0.7.1:0").Addr()), SourceV6: maps.AddrOf(six(at("8.0.7.1:0").Addr()))}))
 		w.serve(t, service{at: []string{clusterIP}})
 		w.serve(t, service{at: []string{otherIP}, to: []string{"8.0.7.2:8080"}})
 		programs := w.programs(t, p)
@@ -276,7 +276,7 @@ func TestRealDeviceWithoutEthernet(t *testing.T) {
 func (w *world) exchange(t testing.TB, fd int, in, want packet) []byte {
 	t.Helper()
 	_, err := unix.Write(fd, in.network(w.family))
-	must(t, err)
+	lab.Must(t, err)
 	buffer := make([]byte, 2000)
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		n, err := unix.Read(fd, buffer)

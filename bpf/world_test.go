@@ -1,7 +1,6 @@
 package bpf
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/maglev"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // place is a device at which packets pass, and a client that is there.
@@ -75,7 +75,7 @@ type world struct {
 func newWorld(t testing.TB, f family, options ...func(*DeviceConfig)) *world {
 	t.Helper()
 	w := &world{rig: mustRig(t), family: f, options: options}
-	must(t, w.empty())
+	lab.Must(t, w.empty())
 	w.hand = mapstest.New(w.maps.Tables)
 	for _, addr := range []struct {
 		addr   string
@@ -90,7 +90,7 @@ func newWorld(t testing.TB, f family, options ...func(*DeviceConfig)) *world {
 		{"8.0.4.1:0", "tap0", maps.AddrNode},
 		{"8.0.6.1:0", "tun0", maps.AddrNode},
 	} {
-		must(t, w.hand.Mark(w.mapAddr(addr.addr), addr.flags, w.index(addr.device)))
+		lab.Must(t, w.hand.Mark(w.mapAddr(addr.addr), addr.flags, w.index(addr.device)))
 	}
 	w.putDevices(t)
 	t.Cleanup(func() { w.mustPassFilters(t) })
@@ -137,7 +137,7 @@ func (w *world) putDevices(t testing.TB) {
 		if slices.Contains([]string{"port0", "port1", "nic0"}, device) {
 			value.Bridge = w.index("br0")
 		}
-		must(t, w.maps.Devices.Put(w.index(device), value))
+		lab.Must(t, w.maps.Devices.Put(w.index(device), value))
 	}
 }
 
@@ -147,7 +147,7 @@ func (w *world) turn(t testing.TB, devices ...string) {
 	w.turns = true
 	for name := range w.links {
 		device, ok, err := w.maps.Devices.Lookup(w.index(name))
-		must(t, err)
+		lab.Must(t, err)
 		if !ok {
 			continue
 		}
@@ -155,7 +155,7 @@ func (w *world) turn(t testing.TB, devices ...string) {
 		if slices.Contains(devices, name) {
 			device.Flags |= maps.DeviceTurns
 		}
-		must(t, w.maps.Devices.Put(w.index(name), device))
+		lab.Must(t, w.maps.Devices.Put(w.index(name), device))
 	}
 }
 
@@ -191,7 +191,7 @@ type published struct {
 func (w *world) serve(t testing.TB, s service) published {
 	t.Helper()
 	id, err := w.hand.ServicePort()
-	must(t, err)
+	lab.Must(t, err)
 	p := published{id: id, backends: make(map[string]uint32)}
 	if s.proto == 0 {
 		s.proto = layers.IPProtocolTCP
@@ -203,7 +203,7 @@ func (w *world) serve(t testing.TB, s service) published {
 		s.flags |= maps.PoolSourceRanges
 	}
 	for _, r := range s.ranges {
-		must(t, w.maps.SourceRanges.Put(maps.SourceRangeKeyOf(p.id, w.family.prefix(r)), 1))
+		lab.Must(t, w.maps.SourceRanges.Put(maps.SourceRangeKeyOf(p.id, w.family.prefix(r)), 1))
 	}
 	if s.outside == nil {
 		s.outside = s.to
@@ -229,17 +229,17 @@ func (w *world) publish(t testing.TB, p *published, s service, scope uint8, to [
 		pool.Flags &^= maps.PoolDropIfEmpty
 	}
 	id, err := w.hand.Pool(pool, ids, w.newTable(p, s.algorithm, to))
-	must(t, err)
+	lab.Must(t, err)
 	for _, vip := range s.at {
 		a := w.family.addrPort(at(vip))
 		if s.kind != maps.KindNodePort {
-			must(t, w.hand.Mark(w.mapAddr(vip), maps.AddrService, 0))
+			lab.Must(t, w.hand.Mark(w.mapAddr(vip), maps.AddrService, 0))
 		}
 		if s.kind == maps.KindClusterIP {
 			unused, err := w.hand.Pool(maps.Pool{ServicePortId: p.id}, nil, nil)
-			must(t, err, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), 0, 0, scope), s.kind, unused))
+			lab.Must(t, err, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), 0, 0, scope), s.kind, unused))
 		}
-		must(t, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), a.Port(), uint8(s.proto), scope), s.kind, id))
+		lab.Must(t, w.hand.Frontend(maps.FrontendKeyOf(a.Addr(), a.Port(), uint8(s.proto), scope), s.kind, id))
 	}
 }
 
@@ -270,7 +270,7 @@ func (w *world) putBackend(t testing.TB, servicePort uint32, text string) uint32
 		flags = maps.BackendLocal
 	}
 	id, err := w.hand.Backend(servicePort, w.family.addrPort(at(text)), flags)
-	must(t, err)
+	lab.Must(t, err)
 
 	return id
 }
@@ -285,20 +285,20 @@ func (w *world) replace(t testing.TB, vip string, proto layers.IPProtocol, pool 
 	t.Helper()
 	id, err := w.hand.Pool(pool, []uint32{backend}, nil)
 	key := maps.FrontendKeyOf(w.family.addr(at(vip).Addr()), at(vip).Port(), uint8(proto), maps.ScopeExternal)
-	must(t, err, w.hand.Frontend(key, maps.KindClusterIP, id))
+	lab.Must(t, err, w.hand.Frontend(key, maps.KindClusterIP, id))
 }
 
 // removeBackend takes a backend away; slots that name it stay.
 func (w *world) removeBackend(t testing.TB, p published, text string) {
 	t.Helper()
-	must(t, w.hand.RemoveBackend(p.backends[text]))
+	lab.Must(t, w.hand.RemoveBackend(p.backends[text]))
 }
 
 // now is the clock of programs.
 func now(t testing.TB) uint64 {
 	t.Helper()
 	var ts unix.Timespec
-	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
+	lab.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
 
 	return uint64(ts.Nano())
 }
@@ -319,11 +319,4 @@ func each(t *testing.T, places []place, run func(*testing.T, *world, place), opt
 			t.Run("at "+p.String(), func(t *testing.T) { run(t, newWorldAt(t, p, f, options...), p) })
 		}
 	})
-}
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }
