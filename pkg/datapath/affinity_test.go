@@ -22,7 +22,7 @@ func TestAffinity(t *testing.T) {
 	who := func(client *lab.Caller, at string) string {
 		t.Helper()
 		reply, err := client.Request("tcp4", at)
-		must(t, err)
+		lab.Must(t, err)
 
 		return mustAnswer(t, reply.Text).Name
 	}
@@ -44,7 +44,7 @@ func TestAffinity(t *testing.T) {
 	})
 	t.Run("independent of other namespaces", func(t *testing.T) {
 		lab.Eventually(t, "another backend than the pod's", func() bool {
-			must(t, w.Maps().Affinity.Delete(w.affinityKey(t, w.node.Namespace, s)))
+			lab.Must(t, w.Maps().Affinity.Delete(w.affinityKey(t, w.node.Namespace, s)))
 
 			return who(w.host(t), vip) != who(pod, vip)
 		})
@@ -133,8 +133,8 @@ func TestAffinitySelection(t *testing.T) {
 func (w *world) remember(t testing.TB, s *service, backend uint32) {
 	t.Helper()
 	var now unix.Timespec
-	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
-	must(t, w.Maps().Affinity.Put(w.affinityKey(t, w.client.Namespace, s),
+	lab.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+	lab.Must(t, w.Maps().Affinity.Put(w.affinityKey(t, w.client.Namespace, s),
 		maps.Affinity{BackendId: backend, LastUsed: uint64(now.Nano())}))
 }
 
@@ -143,7 +143,7 @@ func (w *world) connected(t testing.TB, client *lab.Caller, at string) uint32 {
 	t.Helper()
 	socket := mustSocket(t, client, network("udp", at))
 	defer socket.Close()
-	must(t, socket.Connect(at))
+	lab.Must(t, socket.Connect(at))
 
 	return w.stateOf(t, socket).BackendId
 }
@@ -152,9 +152,9 @@ func (w *world) connected(t testing.TB, client *lab.Caller, at string) uint32 {
 func (w *world) stateOf(t testing.TB, s *lab.Socket) maps.SockState {
 	t.Helper()
 	cookie, err := s.Cookie()
-	must(t, err)
+	lab.Must(t, err)
 	socks, err := w.TranslatedSocks()
-	must(t, err)
+	lab.Must(t, err)
 	for _, sock := range socks {
 		if sock.Cookie == cookie {
 			return sock.State

@@ -58,7 +58,7 @@ func (w *world) balance(t testing.TB, way way, algorithm uint8, affinity uint32)
 func (b balanced) ask(t testing.TB, client *lab.Caller, at string) uint32 {
 	t.Helper()
 	reply, err := client.Exchange(lab.Exchange{Network: b.way.network, Address: at, Unconnected: b.way.unconnected})
-	must(t, err)
+	lab.Must(t, err)
 	i := slices.Index(b.to, mustAnswer(t, reply.Text).Local.String())
 	if i < 0 {
 		t.Fatalf("%s is no backend", reply.Text)
@@ -250,7 +250,7 @@ func (w *world) stats(t testing.TB, id uint32) map[uint32]uint64 {
 	t.Helper()
 	counts := make(map[uint32]uint64)
 	for e, err := range w.Maps().Stats.All() {
-		must(t, err)
+		lab.Must(t, err)
 		if e.Key.ServicePortId == id {
 			counts[e.Key.What] = e.Value
 		}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // These benchmarks measure what a hook costs a UDP socket of a pod: ns of CPU time per connect()
@@ -67,7 +68,7 @@ func benchmarkScene(b *testing.B, scene string) {
 func (w *world) addDump(b *testing.B) {
 	b.Helper()
 	dump := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "dump", Flags: net.FlagUp}}
-	must(b, w.client.Netlink().LinkAdd(dump), w.client.AddAddress("dump", netip.MustParsePrefix("10.250.0.1/24")))
+	lab.Must(b, w.client.Netlink().LinkAdd(dump), w.client.AddAddress("dump", netip.MustParsePrefix("10.250.0.1/24")))
 }
 
 // timed prints how many nanoseconds one of n calls of f takes.
@@ -186,18 +187,18 @@ func BenchmarkHealing(b *testing.B) {
 		w.add(b, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: []string{"127.0.0.1:8089"}})
 		w.mustAttach(b)
 		programs, err := w.Datapath.programs()
-		must(b, err)
+		lab.Must(b, err)
 		m.world, m.programs = w, slices.Concat(programs.Sock, programs.Trace)
 	}
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
-	must(b, err)
+	lab.Must(b, err)
 	defer stats.Close()
 	for b.Loop() {
 		for _, m := range modes {
 			before := runtimeOf(b, m.programs)
 			printed := m.play(b, m.client.Namespace, "time tcp", "10.96.0.1:80", strconv.Itoa(connections))
 			ns, err := strconv.ParseFloat(printed, 64)
-			must(b, err)
+			lab.Must(b, err)
 			m.total = append(m.total, ns)
 			m.ofPrograms = append(m.ofPrograms, float64(runtimeOf(b, m.programs)-before)/connections)
 		}
@@ -217,7 +218,7 @@ func runtimeOf(b *testing.B, programs []bpf.Hook) time.Duration {
 	sum := time.Duration(0)
 	for _, p := range programs {
 		stats, err := p.Program.Stats()
-		must(b, err)
+		lab.Must(b, err)
 		sum += stats.Runtime
 	}
 

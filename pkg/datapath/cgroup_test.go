@@ -105,7 +105,7 @@ func TestParseOwnCgroup(t *testing.T) {
 
 func TestFindCgroupRoot(t *testing.T) {
 	root, err := FindCgroupRoot()
-	must(t, err)
+	lab.Must(t, err)
 	if err := checkCgroup2(root.Path); err != nil {
 		t.Errorf("%+v: %v", root, err)
 	}
@@ -116,10 +116,10 @@ func TestFindCgroupRoot(t *testing.T) {
 
 func TestLookupCgroup(t *testing.T) {
 	root, err := FindCgroupRoot()
-	must(t, err)
+	lab.Must(t, err)
 	path := lab.MustCgroup(t, "lookup").Path()
 	got, err := LookupCgroup(path)
-	must(t, err)
+	lab.Must(t, err)
 	name := strings.TrimPrefix(path, root.Path)
 	if want := strings.TrimSuffix(root.Relative, "/") + name; got.Path != path || got.Relative != want || got.WholeMachine {
 		t.Errorf("got %+v, want %s", got, want)

@@ -31,7 +31,7 @@ func TestConfigValidate(t *testing.T) {
 			test.change(&cfg)
 			err := cfg.Validate()
 			if test.want == "" {
-				must(t, err)
+				lab.Must(t, err)
 			} else if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}

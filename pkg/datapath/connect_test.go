@@ -39,9 +39,7 @@ func TestTranslation(t *testing.T) {
 				reply, err := client.Exchange(lab.Exchange{
 					Network: test.network, Address: test.dial, Unconnected: test.unconnected,
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
 				answer := mustAnswer(t, reply.Text)
 				if !slices.Contains(append(w.all4(), w.all6()...), answer.Local.String()) {
 					t.Errorf("answered at %s, want a backend", answer.Local)
@@ -61,9 +59,7 @@ func TestTranslation(t *testing.T) {
 func mustAnswer(t testing.TB, text string) lab.Answer {
 	t.Helper()
 	answer, err := lab.ParseAnswer(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return answer
 }
@@ -76,7 +72,7 @@ func TestIPv4AddressOnIPv6Socket(t *testing.T) {
 
 	t.Run("connected", func(t *testing.T) {
 		s := mustSocket(t, client, "udp6")
-		must(t, s.Connect("10.96.0.1:80"))
+		lab.Must(t, s.Connect("10.96.0.1:80"))
 		if peer, err := s.Peer(); err != nil || peer != mapped {
 			t.Errorf("getpeername: %s, %v, want %s", peer, err, mapped)
 		}
@@ -94,9 +90,7 @@ func TestIPv4AddressOnIPv6Socket(t *testing.T) {
 func mustSocket(t testing.TB, c *lab.Caller, network string) *lab.Socket {
 	t.Helper()
 	s, err := c.Socket(network)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return s
 }
@@ -111,9 +105,7 @@ func ask(t testing.TB, s *lab.Socket, to string) (name string, from netip.AddrPo
 	} else {
 		err = s.SendTo("who\n", to)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return hear(t, s)
 }
@@ -122,9 +114,7 @@ func ask(t testing.TB, s *lab.Socket, to string) (name string, from netip.AddrPo
 func hear(t testing.TB, s *lab.Socket) (name string, from netip.AddrPort) {
 	t.Helper()
 	text, from, err := s.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return mustAnswer(t, text[:len(text)-1]).Name, from
 }
@@ -157,7 +147,7 @@ func TestReconnect(t *testing.T) {
 				w.needsErrors(t)
 			}
 			s := mustSocket(t, client, "udp4")
-			must(t, s.Connect("10.96.0.1:80"))
+			lab.Must(t, s.Connect("10.96.0.1:80"))
 			if err := s.Connect(test.second); lab.Errno(err) != test.err {
 				t.Fatalf("second connect: %v, want %v", err, test.err)
 			}
@@ -177,14 +167,14 @@ func TestReconnect(t *testing.T) {
 				t.Fatalf("connect to %s: %v, want %v", refused, err, unix.ECONNREFUSED)
 			}
 		}
-		must(t, connectAnew(s, w.v4(1)))
+		lab.Must(t, connectAnew(s, w.v4(1)))
 		if peer, err := s.Peer(); err != nil || peer.String() != w.v4(1) {
 			t.Errorf("getpeername: %s, %v, want %s", peer, err, w.v4(1))
 		}
 	})
 	t.Run("with the backend after a disconnect", func(t *testing.T) {
 		s := mustSocket(t, client, "udp4")
-		must(t, s.Connect("10.96.0.1:80"), s.Disconnect())
+		lab.Must(t, s.Connect("10.96.0.1:80"), s.Disconnect())
 		if _, from := ask(t, s, w.v4(0)); from.String() != w.v4(0) {
 			t.Errorf("recvfrom: %s, want %s", from, w.v4(0))
 		}

@@ -64,7 +64,7 @@ func TestDatagrams(t *testing.T) {
 	t.Run("apart, by different backends when two Services share them", func(t *testing.T) {
 		for range 10 {
 			s := mustSocket(t, client, "udp4")
-			must(t, s.SendTo("who\n", time1), s.SendTo("who\n", time2))
+			lab.Must(t, s.SendTo("who\n", time1), s.SendTo("who\n", time2))
 			one, from1 := hear(t, s)
 			two, from2 := hear(t, s)
 			if one == two || from1 == from2 {
@@ -92,7 +92,7 @@ func TestDatagramsAmongOthers(t *testing.T) {
 	t.Run("from the connected backend when the socket is connected, too", func(t *testing.T) {
 		for range 20 {
 			s := mustSocket(t, client, "udp4")
-			must(t, s.Connect(dns))
+			lab.Must(t, s.Connect(dns))
 			if _, from := ask(t, s, dns); from.String() != dns {
 				t.Fatalf("recvfrom: %s, want %s", from, dns)
 			}
@@ -111,7 +111,7 @@ func TestDatagramsAmongOthers(t *testing.T) {
 	t.Run("from the Service again after a connect elsewhere", func(t *testing.T) {
 		s := mustSocket(t, client, "udp4")
 		ask(t, s, log)
-		must(t, s.Connect(w.v4(0)), s.Disconnect())
+		lab.Must(t, s.Connect(w.v4(0)), s.Disconnect())
 		if _, from := ask(t, s, log); from.String() != log {
 			t.Errorf("recvfrom: %s, want %s", from, log)
 		}

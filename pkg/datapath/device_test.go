@@ -55,7 +55,7 @@ func TestDeviceReplacement(t *testing.T) {
 		p.reset()
 		p.underLoad(func() {
 			for range 5 {
-				must(t, p.Close()) // the old agent dies
+				lab.Must(t, p.Close()) // the old agent dies
 				time.Sleep(20 * time.Millisecond)
 				p.open(by)
 				p.attach(p.device())
@@ -78,7 +78,7 @@ func TestDeviceSwitch(t *testing.T) {
 	p.reset()
 	p.underLoad(func() {
 		for i, by := range []Attachment{Clsact, TCX, Clsact, TCX, Clsact, TCX, Clsact} {
-			must(t, p.Close())
+			lab.Must(t, p.Close())
 			time.Sleep(20 * time.Millisecond)
 			p.open(by)
 			p.attach(p.device())
@@ -96,16 +96,16 @@ func TestDeviceSwitch(t *testing.T) {
 func TestDeviceSwitchThatFails(t *testing.T) {
 	p := newPort(t, Clsact)
 	p.attach(p.device())
-	must(t, p.Close())
+	lab.Must(t, p.Close())
 	needsAttachment(t, TCX)
 	p.open(TCX)
 	obstacle := devicePin(p.cfg.BPFRoot, p.index, deviceHooks()[0])
-	must(t, os.MkdirAll(obstacle, 0o700))
+	lab.Must(t, os.MkdirAll(obstacle, 0o700))
 	if failed := p.tryAttach(p.device()); len(failed) != 1 || failed[p.index] == nil {
 		t.Errorf("devices failed: %v", failed)
 	}
 	p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
-	must(t, os.Remove(obstacle))
+	lab.Must(t, os.Remove(obstacle))
 	p.attach(p.device())
 	p.wantState("eth0", TCX, "")
 	if p.hasClsact() {
@@ -120,10 +120,10 @@ func (p *port) linkID() link.ID {
 		return 0
 	}
 	pinned, err := link.LoadPinnedLink(filepath.Join(deviceDir(p.cfg.BPFRoot), fmt.Sprint(p.index), "ingress"), nil)
-	must(p.t, err)
+	lab.Must(p.t, err)
 	defer pinned.Close()
 	info, err := pinned.Info()
-	must(p.t, err)
+	lab.Must(p.t, err)
 
 	return info.ID
 }
@@ -133,10 +133,10 @@ func (p *port) reset() {
 	p.t.Helper()
 	time.Sleep(50 * time.Millisecond) // what is still on its way
 	for _, c := range p.theirs {
-		must(p.t, c.packets.Put(uint32(0), uint64(0)))
+		lab.Must(p.t, c.packets.Put(uint32(0), uint64(0)))
 	}
 	for _, c := range p.ours {
-		must(p.t, c.ingress.packets.Put(uint32(0), uint64(0)), c.egress.packets.Put(uint32(0), uint64(0)))
+		lab.Must(p.t, c.ingress.packets.Put(uint32(0), uint64(0)), c.egress.packets.Put(uint32(0), uint64(0)))
 	}
 }
 
@@ -233,7 +233,7 @@ func (p *port) addTun(name string) {
 		err = unix.Mknod("/dev/net/tun", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 200)))
 	}
 	if !errors.Is(err, unix.EEXIST) {
-		must(p.t, err)
+		lab.Must(p.t, err)
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -314,7 +314,7 @@ func TestAttachmentIsChosen(t *testing.T) {
 			t.Errorf("%+v: it is %s", test, d.Attachment())
 		}
 		if err == nil {
-			must(t, d.Close())
+			lab.Must(t, d.Close())
 		}
 	}
 }

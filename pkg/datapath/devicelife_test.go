@@ -17,7 +17,7 @@ func TestDeviceComesAndGoes(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
 		p.attach(p.device())
-		must(t, p.node.RemoveDevice("eth0"))
+		lab.Must(t, p.node.RemoveDevice("eth0"))
 		p.attach(p.device()) // it is gone, which is not an error
 		p.attach()
 		if left, err := filepath.Glob(deviceDir(p.cfg.BPFRoot) + "/*"); err != nil || len(left) > 0 {
@@ -30,15 +30,15 @@ func TestDeviceComesAndGoes(t *testing.T) {
 		p.wantState("eth0", by, "")
 
 		eth0, err := p.node.Netlink().LinkByIndex(p.index)
-		must(t, err, p.node.SetDown("eth0"), p.node.Netlink().LinkSetName(eth0, "uplink"), p.node.SetUp("uplink"))
+		lab.Must(t, err, p.node.SetDown("eth0"), p.node.Netlink().LinkSetName(eth0, "uplink"), p.node.SetUp("uplink"))
 		p.wantState("uplink", by, "")
 
 		// In another namespace nothing is attached to it.
 		other := lab.MustNamespace(t, "other")
-		must(t, p.node.Netlink().LinkSetNsFd(eth0, int(other.Handle())))
+		lab.Must(t, p.node.Netlink().LinkSetNsFd(eth0, int(other.Handle())))
 		p.attach()
 		moved, err := other.Netlink().LinkByName("uplink")
-		must(t, err)
+		lab.Must(t, err)
 		lab.MustDo(t, other, func() error {
 			for _, hook := range deviceHooks() {
 				if n := programsAt(t, moved.Attrs().Index, hook, by); n != 0 {
@@ -48,7 +48,7 @@ func TestDeviceComesAndGoes(t *testing.T) {
 
 			return nil
 		})
-		must(t, other.Netlink().LinkSetNsFd(moved, int(p.node.Handle())))
+		lab.Must(t, other.Netlink().LinkSetNsFd(moved, int(p.node.Handle())))
 		p.index = p.indexOf("uplink")
 		p.attach(p.device())
 		p.wantState("uplink", by, "")
@@ -60,12 +60,12 @@ func programsAt(t testing.TB, index int, hook deviceHook, by Attachment) int {
 	t.Helper()
 	if by == Clsact {
 		filters, err := filtersAt(index, hook)
-		must(t, err)
+		lab.Must(t, err)
 
 		return len(filters)
 	}
 	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: hook.attach})
-	must(t, err)
+	lab.Must(t, err)
 
 	return len(result.Programs)
 }
@@ -77,10 +77,10 @@ func TestDeviceThatHasTheNumberOfAnother(t *testing.T) {
 	p.attach(p.device())
 	other := lab.MustNamespace(t, "other")
 	eth0, err := p.node.Netlink().LinkByIndex(p.index)
-	must(t, err, p.node.Netlink().LinkSetNsFd(eth0, int(other.Handle())))
+	lab.Must(t, err, p.node.Netlink().LinkSetNsFd(eth0, int(other.Handle())))
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index = "eth0", p.index
-	must(t, p.node.Netlink().LinkAdd(&netlink.Ifb{LinkAttrs: attrs}))
+	lab.Must(t, p.node.Netlink().LinkAdd(&netlink.Ifb{LinkAttrs: attrs}))
 	p.wantState("eth0", "", "egress: there is a link, but its program does not run there; "+
 		"ingress: there is a link, but its program does not run there")
 	p.attach(p.device())
@@ -134,7 +134,7 @@ func TestDeviceMending(t *testing.T) {
 
 			lab.Eventually(t, "the device is attached again", func() bool { return len(p.tryAttach(p.device())) == 0 })
 			_, err := p.MendPins()
-			must(t, err)
+			lab.Must(t, err)
 			p.wantState("eth0", test.by, "")
 			p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
 		})

@@ -92,9 +92,7 @@ func TestMasqueradePortsAreChosen(t *testing.T) {
 			}
 			set := func(ephemeral string) {
 				t.Helper()
-				if err := ns.Sysctl("net/ipv4/ip_local_port_range", ephemeral); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, ns.Sysctl("net/ipv4/ip_local_port_range", ephemeral))
 			}
 			set(test.ephemeral)
 			follow()
@@ -148,7 +146,7 @@ func TestDevicesOfAnEarlierAgent(t *testing.T) {
 	eachAttachment(t, func(t *testing.T, by Attachment) {
 		p := newPort(t, by)
 		p.attach(p.device())
-		must(t, p.Close())
+		lab.Must(t, p.Close())
 		p.open(by)
 		m := NewDeviceMonitor(p.Datapath, DeviceMonitorConfig{
 			UplinksAttached: func(bool) {}, Record: func(Event) {}, Log: slog.New(slog.DiscardHandler),

@@ -78,13 +78,13 @@ func TestLinkOfAnotherBuildBelowADevice(t *testing.T) {
 	p := newPort(t, TCX)
 	p.attach(p.device())
 	dir := filepath.Dir(devicePin(p.cfg.BPFRoot, p.index, deviceHooks()[0]))
-	must(t, os.Rename(filepath.Join(dir, "egress"), filepath.Join(dir, "v0")))
+	lab.Must(t, os.Rename(filepath.Join(dir, "egress"), filepath.Join(dir, "v0")))
 	p.attach()
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
 		t.Errorf("the folder is left: %v", err)
 	}
 	p.wantCounts(false, p.ours[0].ingress, p.ours[0].egress)
-	must(t, p.Attach()) // the socket hooks do not mind the folder of devices
+	lab.Must(t, p.Attach()) // the socket hooks do not mind the folder of devices
 	if _, err := fs.Stat(os.DirFS(deviceDir(p.cfg.BPFRoot)), "."); err != nil {
 		t.Error(err)
 	}

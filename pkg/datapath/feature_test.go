@@ -6,6 +6,8 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // The probe distinguishes a flag that no kernel has from one that all have.
@@ -26,7 +28,7 @@ func TestHelperKnows(t *testing.T) {
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			got, err := helperKnows(test.known, test.call)
-			must(t, err)
+			lab.Must(t, err)
 			if got != test.want {
 				t.Errorf("known: %t", got)
 			}
@@ -41,7 +43,7 @@ func TestHelperKnows(t *testing.T) {
 // distributions backport features to older kernels.
 func TestDeviceFeatures(t *testing.T) {
 	features, err := ProbeFeatures()
-	must(t, err)
+	lab.Must(t, err)
 	version := kernelVersion(t)
 	for _, test := range []struct {
 		name  string
@@ -64,10 +66,10 @@ func TestDeviceFeatures(t *testing.T) {
 func kernelVersion(t testing.TB) [2]int {
 	t.Helper()
 	var name unix.Utsname
-	must(t, unix.Uname(&name))
+	lab.Must(t, unix.Uname(&name))
 	var version [2]int
 	_, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &version[0], &version[1])
-	must(t, err)
+	lab.Must(t, err)
 
 	return version
 }

@@ -42,7 +42,7 @@ func TestForeignDevicePrograms(t *testing.T) {
 				}
 				p.wantCounts(true, slices.Concat(theirs, []*counter{p.ours[0].ingress, p.ours[0].egress})...)
 				p.wantAhead(!test.first)
-				must(t, p.Close())
+				lab.Must(t, p.Close())
 				p.open(by)
 				p.attach(p.device())
 				p.wantCounts(true, slices.Concat(theirs, []*counter{p.ours[1].ingress, p.ours[1].egress})...)
@@ -176,7 +176,7 @@ func TestOursIsFirstAtEgressIfAnotherEndsTheChain(t *testing.T) {
 		p.wantUnreached(p.exchange, true)
 		p.attach(p.device())
 		p.wantCounts(true, ends, p.ours[0].egress)
-		must(t, p.Close())
+		lab.Must(t, p.Close())
 		p.open(by)
 		p.attach(p.device())
 		p.attach(p.device())
@@ -216,7 +216,7 @@ func TestForeignInCgroup(t *testing.T) {
 		Name: "theirs", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
 	})
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { program.Close() })
 	for _, test := range []struct {
 		name     string
@@ -234,25 +234,25 @@ func TestForeignInCgroup(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			cgroup := lab.MustCgroup(t, "theirs")
 			folder, err := os.Open(cgroup.Path())
-			must(t, err)
+			lab.Must(t, err)
 			defer folder.Close()
 			at := cgroup.Path()
 			if test.below {
 				at = filepath.Join(at, "below")
-				must(t, os.Mkdir(at, 0o755))
+				lab.Must(t, os.Mkdir(at, 0o755))
 				defer os.Remove(at)
 			}
-			must(t, link.RawAttachProgram(link.RawAttachProgramOptions{
+			lab.Must(t, link.RawAttachProgram(link.RawAttachProgramOptions{
 				Target: int(folder.Fd()), Program: program, Attach: ebpf.AttachCGroupInet4Connect, Flags: test.flags,
 			}))
 			defer func() {
-				must(t, link.RawDetachProgram(link.RawDetachProgramOptions{
+				lab.Must(t, link.RawDetachProgram(link.RawDetachProgramOptions{
 					Target: int(folder.Fd()), Program: program, Attach: ebpf.AttachCGroupInet4Connect,
 				}))
 			}()
 			want := []Foreign{{Hook: "connect4", Program: "theirs", Excludes: test.excludes}}
 			found, err := ForeignInCgroup(at)
-			must(t, err)
+			lab.Must(t, err)
 			if !slices.Equal(found, want) {
 				t.Errorf("found are %+v, want %+v", found, want)
 			}
@@ -261,7 +261,7 @@ func TestForeignInCgroup(t *testing.T) {
 				t.Errorf("another program is refused: %v, want %t", err, test.excludes)
 			}
 			if err == nil {
-				must(t, l.Close())
+				lab.Must(t, l.Close())
 			}
 		})
 	}
@@ -274,20 +274,20 @@ func TestForeignAtDevices(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
 	device, err := ns.Netlink().LinkByName("eth0")
-	must(t, err)
+	lab.Must(t, err)
 	index := device.Attrs().Index
 	mustProgram := func(name string, kind ebpf.ProgramType) *ebpf.Program {
 		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 			Name: name, Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
 		})
-		must(t, err)
+		lab.Must(t, err)
 		t.Cleanup(func() { program.Close() })
 
 		return program
 	}
 	attachTCX := func(name string, attach ebpf.AttachType) {
 		l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: mustProgram(name, ebpf.SchedCLS), Attach: attach, Anchor: link.Tail()})
-		must(t, err)
+		lab.Must(t, err)
 		t.Cleanup(func() { l.Close() })
 	}
 	var before []Foreign
@@ -296,13 +296,13 @@ func TestForeignAtDevices(t *testing.T) {
 			attachTCX(name, ebpf.AttachTCXIngress)
 		}
 		attachTCX("counts", ebpf.AttachTCXEgress)
-		must(t, netlink.QdiscAdd(clsactOf(index)))
-		must(t, netlink.FilterAdd(&netlink.BpfFilter{
+		lab.Must(t, netlink.QdiscAdd(clsactOf(index)))
+		lab.Must(t, netlink.FilterAdd(&netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 7, Protocol: unix.ETH_P_ALL},
 			Fd:          mustProgram("filter", ebpf.SchedCLS).FD(), Name: "filter", DirectAction: true,
 		}))
 		xdp, err := link.AttachXDP(link.XDPOptions{Interface: index, Program: mustProgram("first", ebpf.XDP), Flags: link.XDPGenericMode})
-		must(t, err)
+		lab.Must(t, err)
 		defer xdp.Close()
 		before, err = ForeignAtDevices([]int{index, 4242})
 

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func (w *world) needsTracing(t testing.TB) {
@@ -48,15 +49,15 @@ func TestHandshakes(t *testing.T) {
 	l := newLoaded(t)
 	l.needsTracing(t)
 	programs, err := l.programs()
-	must(t, err)
+	lab.Must(t, err)
 	for _, hook := range programs.Trace[:1] { // as while one agent replaces another
 		twice, err := link.AttachTracing(link.TracingOptions{Program: hook.Program, AttachType: hook.Attach})
-		must(t, err)
+		lab.Must(t, err)
 		defer twice.Close()
 	}
 	for how, network := range map[string]string{"answers": "tcp4", "other": "tcp4", "v6": "tcp6"} {
 		s := mustSocket(t, l.client, network)
-		must(t, s.Connect(behaviours[how]), s.Close())
+		lab.Must(t, s.Connect(behaviours[how]), s.Close())
 		if n := l.answered(t, "tcp "+how); n != 1 {
 			t.Errorf("%s: %d handshakes were answered, want 1", how, n)
 		}
@@ -65,14 +66,14 @@ func TestHandshakes(t *testing.T) {
 	if err := refused.Connect(behaviours["refuses"]); err == nil {
 		t.Error("not refused")
 	}
-	must(t, silent.SetTimeout(1500*time.Millisecond))
+	lab.Must(t, silent.SetTimeout(1500*time.Millisecond))
 	if err := silent.Connect(behaviours["is silent"]); err == nil {
 		t.Error("there is an answer")
 	}
 	if have := l.stats(t, l.at["tcp is silent"].id); have[maps.StatSYNRetransmits] == 0 || have[maps.StatUnanswered] != 0 {
 		t.Errorf("while it waits: %v is counted", have)
 	}
-	must(t, silent.Close())
+	lab.Must(t, silent.Close())
 	if have := l.stats(t, l.at["tcp is silent"].id); have[maps.StatSYNs] != 1 {
 		t.Errorf("after one SYN was sent again: %v is counted", have)
 	}
@@ -101,7 +102,7 @@ func TestBackendHandshakes(t *testing.T) {
 		if err := socket.Connect(at); (err == nil) != (at == webVIP) {
 			t.Errorf("%s: %v", at, err)
 		}
-		must(t, socket.Close())
+		lab.Must(t, socket.Close())
 	}
 	loads := w.Maps().Loads
 	if h := loads.Handshakes(s.backends[0]); h.Answered != 2 || h.Time == 0 || h.Failed != 0 {
@@ -110,7 +111,7 @@ func TestBackendHandshakes(t *testing.T) {
 	if h := loads.Handshakes(dead.backends[0]); h.Answered != 0 || h.Failed != 1 {
 		t.Errorf("%+v is counted, want one that was not", h)
 	}
-	must(t, loads.Begin(maps.Index(s.backends[0])))
+	lab.Must(t, loads.Begin(maps.Index(s.backends[0])))
 	if h := loads.Handshakes(s.backends[0]); h != (maps.BackendHandshakes{}) {
 		t.Errorf("a new backend has %+v", h)
 	}
@@ -125,11 +126,11 @@ func TestTracepointsReplaced(t *testing.T) {
 	connect := func() {
 		t.Helper()
 		s := mustSocket(t, l.client, "tcp4")
-		must(t, s.Connect(behaviours["answers"]), s.Close())
+		lab.Must(t, s.Connect(behaviours["answers"]), s.Close())
 	}
 	connect()
 	same := l.mustOpen(t, l.cfg)
-	must(t, same.Attach())
+	lab.Must(t, same.Attach())
 	if now := mustLinkID(t, l.world, "inet_sock_set_state"); now != first {
 		t.Errorf("link %d, want %d: the program is the same", now, first)
 	}
@@ -137,7 +138,7 @@ func TestTracepointsReplaced(t *testing.T) {
 	cfg := l.cfg
 	cfg.PodOptOut = true
 	other := l.mustOpen(t, cfg)
-	must(t, other.Attach(), same.Close(), l.world.Close())
+	lab.Must(t, other.Attach(), same.Close(), l.world.Close())
 	if now := mustLinkID(t, l.world, "inet_sock_set_state"); now == first {
 		t.Error("the link still runs the old program")
 	}
@@ -149,7 +150,7 @@ func TestTracepointsReplaced(t *testing.T) {
 
 	cfg.Handshakes = false
 	off := l.mustOpen(t, cfg)
-	must(t, off.Attach(), other.Close())
+	lab.Must(t, off.Attach(), other.Close())
 	l.Datapath = off
 	if _, err := link.LoadPinnedLink(filepath.Join(linkDir(cfg.BPFRoot), "inet_sock_set_state"), nil); err == nil {
 		t.Error("switched off, there is still a link")
@@ -166,20 +167,20 @@ func TestNotTraced(t *testing.T) {
 	l := newLoaded(t)
 	l.needsTracing(t)
 	programs, err := l.programs()
-	must(t, err)
+	lab.Must(t, err)
 	hook := programs.Trace[0]
 	pin := filepath.Join(linkDir(l.cfg.BPFRoot), hook.Name)
 	broken := hook
 	broken.Program = nil
 	l.links.trace(pin, broken, errors.New("no such tracepoint"))
 	states, err := l.Hooks()
-	must(t, err)
+	lab.Must(t, err)
 	if last := states[len(states)-2]; last.Name != hook.Name || last.Problem != "no such tracepoint" {
 		t.Errorf("%+v is reported", last)
 	}
-	must(t, l.Attach())
+	lab.Must(t, l.Attach())
 	states, err = l.Hooks()
-	must(t, err)
+	lab.Must(t, err)
 	for _, state := range states {
 		if state.Problem != "" {
 			t.Errorf("%s: %s", state.Name, state.Problem)

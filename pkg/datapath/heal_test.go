@@ -36,11 +36,11 @@ func drop(table, hook string) string {
 // silence drops what a pod receives at the port of servers, until the result is called.
 func silence(t testing.TB, pod *lab.Pod) (end func()) {
 	t.Helper()
-	must(t, pod.Netfilter(drop("silence", "input")))
+	lab.Must(t, pod.Netfilter(drop("silence", "input")))
 
 	return func() {
 		t.Helper()
-		must(t, pod.Netfilter("delete table inet silence"))
+		lab.Must(t, pod.Netfilter("delete table inet silence"))
 	}
 }
 
@@ -56,9 +56,9 @@ func mustRun(t testing.TB, client *lab.Caller, x lab.Exchange, rate int, d time.
 	t.Helper()
 	x.Timeout = 400 * time.Millisecond
 	load, err := client.StartLoad(lab.Load{Exchange: x, Rate: rate, Duration: d})
-	must(t, err)
+	lab.Must(t, err)
 	report, err := load.Wait()
-	must(t, err)
+	lab.Must(t, err)
 
 	return report
 }
@@ -120,9 +120,9 @@ func TestHealOpenDatagramSockets(t *testing.T) {
 	s := w.add(t, service{proto: "udp", at: []string{at}, to: w.all4()[:1]})
 	for age, counts := range map[time.Duration]bool{time.Second: true, 20 * time.Second: false} {
 		h := maps.BackendHealth{Id: s.backends[0], Answered: now() - uint64(age)}
-		must(t, w.Maps().Health.Put(maps.Index(h.Id), h))
+		lab.Must(t, w.Maps().Health.Put(maps.Index(h.Id), h))
 		for range 5 {
-			must(t, mustSocket(t, client, "udp4").Connect(at))
+			lab.Must(t, mustSocket(t, client, "udp4").Connect(at))
 		}
 		if h := w.health(h.Id); h.Evidence > 0 != counts {
 			t.Errorf("answered %v ago: %+v", age, h)
@@ -141,22 +141,22 @@ func TestHealReconnectedSocket(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			socket := mustSocket(t, client, "udp4")
 			if again {
-				must(t, socket.Connect("10.96.1.1:80"), socket.Send("who\n"))
+				lab.Must(t, socket.Connect("10.96.1.1:80"), socket.Send("who\n"))
 				_, _, err := socket.Recv()
-				must(t, err)
+				lab.Must(t, err)
 			}
 			was := maps.BackendHealth{Id: other.backends[0], Answered: now() - uint64(time.Second)}
-			must(t, w.Maps().Health.Put(maps.Index(was.Id), was))
-			must(t, socket.Connect("10.96.1.2:80"))
+			lab.Must(t, w.Maps().Health.Put(maps.Index(was.Id), was))
+			lab.Must(t, socket.Connect("10.96.1.2:80"))
 			if h := w.health(was.Id); h.Evidence > 0 == again {
 				t.Errorf("after connect(), it is %+v", h)
 			}
 			if !again {
-				must(t, socket.Send("who\n"))
+				lab.Must(t, socket.Send("who\n"))
 				_, _, err := socket.Recv()
-				must(t, err)
+				lab.Must(t, err)
 			}
-			must(t, socket.Close())
+			lab.Must(t, socket.Close())
 			if h := w.health(was.Id); h.Answered > was.Answered == again {
 				t.Errorf("after close(), it is %+v", h)
 			}
@@ -176,7 +176,7 @@ func TestConnectFailsNoSooner(t *testing.T) {
 	// begin begins a connection that may send its SYN again so often, and returns how long it takes.
 	begin := func(to string, syns int) (took chan time.Duration) {
 		socket := mustSocket(t, w.pod(t), "tcp4") // a caller makes one call at a time
-		must(t, socket.SetTimeout(time.Minute), socket.SetOption(unix.IPPROTO_TCP, unix.TCP_SYNCNT, syns))
+		lab.Must(t, socket.SetTimeout(time.Minute), socket.SetOption(unix.IPPROTO_TCP, unix.TCP_SYNCNT, syns))
 		took = make(chan time.Duration, 1)
 		go func() {
 			began := time.Now()
@@ -215,10 +215,10 @@ func TestDatagramsLeaveSuspect(t *testing.T) {
 			const at = "10.96.1.1:80"
 			s := w.add(t, service{proto: "udp", at: []string{at}, to: w.all4()})
 			socket, err := client.Socket("udp4")
-			must(t, err)
-			must(t, socket.SetTimeout(400*time.Millisecond))
+			lab.Must(t, err)
+			lab.Must(t, socket.SetTimeout(400*time.Millisecond))
 			ask := func() (string, error) {
-				must(t, socket.SendTo("who\n", at))
+				lab.Must(t, socket.SendTo("who\n", at))
 				text, from, err := socket.Recv()
 				if err != nil {
 					return "", err
@@ -230,7 +230,7 @@ func TestDatagramsLeaveSuspect(t *testing.T) {
 				return mustAnswer(t, strings.TrimSpace(text)).Name, nil
 			}
 			first, err := ask()
-			must(t, err)
+			lab.Must(t, err)
 			n := slices.Index(colours, first)
 			silence(t, w.answers[n])
 			mustRun(t, client, lab.Exchange{Network: "udp4", Address: at, Unconnected: true}, 200, 1500*time.Millisecond)
@@ -255,7 +255,7 @@ func TestHealRefuses(t *testing.T) {
 	s := w.add(t, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: w.all4()})
 	x := lab.Exchange{Network: "tcp4", Address: "10.96.0.1:80"}
 	mustRun(t, client, x, 100, 300*time.Millisecond)
-	must(t, w.servers[1].Close())
+	lab.Must(t, w.servers[1].Close())
 	report := mustRun(t, client, x, 100, 900*time.Millisecond)
 	if h := w.health(s.backends[1]); !h.IsSuspect() || maps.HealthCause(h.Cause) != maps.HealthRefused {
 		t.Errorf("it is %+v", h)
@@ -279,12 +279,12 @@ func TestHealBrokenClient(t *testing.T) {
 			x := lab.Exchange{Network: "tcp4", Address: "10.96.0.1:80"}
 			pod := w.answers[2]
 			broken := lab.MustCaller(t, pod.Namespace, w.cgroup)
-			must(t, pod.Netfilter(drop("broken", "output")))
+			lab.Must(t, pod.Netfilter(drop("broken", "output")))
 			load, err := broken.StartLoad(lab.Load{Exchange: x, Rate: 200, Duration: 2 * time.Second})
-			must(t, err)
+			lab.Must(t, err)
 			report := mustRun(t, w.pod(t), x, 30, 2*time.Second)
 			failing, err := load.Wait()
-			must(t, err)
+			lab.Must(t, err)
 			if failing.Succeeded > 0 || len(report.Failures) > 0 {
 				t.Errorf("the broken client succeeds %d times, the other one fails %d times", failing.Succeeded, len(report.Failures))
 			}

@@ -35,16 +35,16 @@ func TestReplacement(t *testing.T) {
 	w := newWebWorld(t)
 	before := mustLinkID(t, w, "connect4")
 	load, err := w.pod(t).StartLoad(lab.Load{Exchange: lab.Exchange{Network: "tcp4", Address: webVIP}, Rate: 500})
-	must(t, err)
+	lab.Must(t, err)
 	for range 5 {
 		time.Sleep(100 * time.Millisecond)
-		must(t, w.Close()) // the old agent dies
+		lab.Must(t, w.Close()) // the old agent dies
 		time.Sleep(50 * time.Millisecond)
 		w.Datapath = w.mustOpen(t, w.cfg)
 		w.mustAttach(t)
 	}
 	report, err := load.Stop()
-	must(t, err)
+	lab.Must(t, err)
 	if report.Succeeded < 200 || len(report.Failures) > 0 {
 		t.Errorf("%d of %d connects succeeded; failures: %v", report.Succeeded, report.Started, report.Failures)
 	}
@@ -60,10 +60,10 @@ func TestReplacement(t *testing.T) {
 func mustLinkID(t testing.TB, w *world, hook string) link.ID {
 	t.Helper()
 	pinned, err := link.LoadPinnedLink(filepath.Join(linkDir(w.cfg.BPFRoot), hook), nil)
-	must(t, err)
+	lab.Must(t, err)
 	defer pinned.Close()
 	info, err := pinned.Info()
-	must(t, err)
+	lab.Must(t, err)
 
 	return info.ID
 }
@@ -72,10 +72,10 @@ func mustLinkID(t testing.TB, w *world, hook string) link.ID {
 func effective(t testing.TB, path string, hook ebpf.AttachType) []link.AttachedProgram {
 	t.Helper()
 	cgroup, err := os.Open(path)
-	must(t, err)
+	lab.Must(t, err)
 	defer cgroup.Close()
 	result, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: hook})
-	must(t, err)
+	lab.Must(t, err)
 
 	return result.Programs
 }
@@ -84,7 +84,7 @@ func effective(t testing.TB, path string, hook ebpf.AttachType) []link.AttachedP
 func TestClosed(t *testing.T) {
 	w := newWebWorld(t)
 	w.add(t, service{proto: "udp", at: []string{webVIP}, to: w.all4()})
-	must(t, w.Close())
+	lab.Must(t, w.Close())
 	client := w.pod(t)
 	for _, x := range []lab.Exchange{
 		{Network: "tcp4", Address: webVIP},
@@ -121,7 +121,7 @@ func TestAnotherCgroupRoot(t *testing.T) {
 func wantHooks(t testing.TB, cfg Config, problem string) {
 	t.Helper()
 	states, err := Hooks(cfg.BPFRoot, cfg.CgroupRoot)
-	must(t, err)
+	lab.Must(t, err)
 	if optional := 1; len(states) < len(bpf.SockHooks())-optional {
 		t.Errorf("%d hooks of %d", len(states), len(bpf.SockHooks()))
 	}
@@ -145,7 +145,7 @@ func isTraced(hook string) bool {
 func TestNoHookToCountWith(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.NoStats = true })
 	states, err := w.Hooks()
-	must(t, err)
+	lab.Must(t, err)
 	if optional := 1; len(states) != len(bpf.SockHooks())-optional {
 		t.Errorf("%d hooks, want %d", len(states), len(bpf.SockHooks())-optional)
 	}
@@ -160,13 +160,13 @@ func TestNoHookToCountWith(t *testing.T) {
 func TestRecreatedCgroup(t *testing.T) {
 	w := newWebWorld(t)
 	child, err := w.cgroup.Child("again")
-	must(t, err)
+	lab.Must(t, err)
 	w.cfg.CgroupRoot = child.Path()
 	w.Datapath = w.mustOpen(t, w.cfg)
 	w.mustAttach(t)
-	must(t, child.Close())
+	lab.Must(t, child.Close())
 	child, err = w.cgroup.Child("again")
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { child.Close() })
 	wantHooks(t, w.cfg, "not effective on")
 
@@ -185,12 +185,12 @@ func TestForeignPrograms(t *testing.T) {
 		Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
 	})
-	must(t, err)
+	lab.Must(t, err)
 	defer foreign.Close()
 	theirs, err := link.AttachCgroup(link.CgroupOptions{
 		Path: w.cfg.CgroupRoot, Attach: ebpf.AttachCGroupInet4Connect, Program: foreign,
 	})
-	must(t, err)
+	lab.Must(t, err)
 	defer theirs.Close()
 	counts := func(want int) {
 		t.Helper()
@@ -204,7 +204,7 @@ func TestForeignPrograms(t *testing.T) {
 	counts(2)
 	w.mustAttach(t)
 	counts(2)
-	must(t, Remove(w.cfg.BPFRoot))
+	lab.Must(t, Remove(w.cfg.BPFRoot))
 	counts(1)
 }
 
@@ -223,27 +223,27 @@ func TestRemovalOrder(t *testing.T) {
 func TestRemoveStops(t *testing.T) {
 	w := newWebWorld(t)
 	pin := filepath.Join(linkDir(w.cfg.BPFRoot), "connect4")
-	must(t, os.Remove(pin))
+	lab.Must(t, os.Remove(pin))
 	noLink, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	must(t, err)
+	lab.Must(t, err)
 	defer noLink.Close()
-	must(t, noLink.Pin(pin))
+	lab.Must(t, noLink.Pin(pin))
 	if err := Remove(w.cfg.BPFRoot); err == nil {
 		t.Error("no error")
 	}
 	if n := len(effective(t, w.cfg.CgroupRoot, ebpf.AttachCGroupUDP4Recvmsg)); n != 1 {
 		t.Errorf("%d programs at recvmsg4, want 1", n)
 	}
-	must(t, os.Remove(pin))
+	lab.Must(t, os.Remove(pin))
 }
 
 func TestRemove(t *testing.T) {
 	w := newWebWorld(t)
 	for _, other := range []string{"v0", "state-v0", "new-v9"} { // of other versions
-		must(t, os.Mkdir(filepath.Join(w.cfg.BPFRoot, other), 0o700))
+		lab.Must(t, os.Mkdir(filepath.Join(w.cfg.BPFRoot, other), 0o700))
 	}
 	for range 2 {
-		must(t, Remove(w.cfg.BPFRoot))
+		lab.Must(t, Remove(w.cfg.BPFRoot))
 		if _, err := os.Stat(w.cfg.BPFRoot); !os.IsNotExist(err) {
 			t.Errorf("pins are left: %v", err)
 		}
@@ -260,9 +260,9 @@ func TestRemove(t *testing.T) {
 func TestHooks(t *testing.T) {
 	w := newWebWorld(t)
 	wantHooks(t, w.cfg, "")
-	must(t, os.Remove(filepath.Join(linkDir(w.cfg.BPFRoot), "sendmsg6")))
+	lab.Must(t, os.Remove(filepath.Join(linkDir(w.cfg.BPFRoot), "sendmsg6")))
 	states, err := Hooks(w.cfg.BPFRoot, w.cfg.CgroupRoot)
-	must(t, err)
+	lab.Must(t, err)
 	for _, state := range states {
 		if missing := state.Problem != ""; missing != (state.Name == "sendmsg6") {
 			t.Errorf("%s: %q", state.Name, state.Problem)
@@ -317,10 +317,10 @@ func loseAndMendPins(t *testing.T, d *Datapath, pin string, attach func() error,
 	t.Helper()
 	root := d.cfg.BPFRoot
 	before := pinnedIDs(t, root, pin)
-	must(t, os.RemoveAll(root))
+	lab.Must(t, os.RemoveAll(root))
 	time.Sleep(100 * time.Millisecond) // the kernel takes its time to detach what has no reference
 	check()
-	must(t, mustOpenLink(t, d, pin).Detach(), attach())
+	lab.Must(t, mustOpenLink(t, d, pin).Detach(), attach())
 	if !slices.Contains(d.MissingPins(), pin) {
 		t.Errorf("missing are %v", d.MissingPins())
 	}
@@ -328,7 +328,7 @@ func loseAndMendPins(t *testing.T, d *Datapath, pin string, attach func() error,
 
 	before[0] = idOf(t, mustOpenLink(t, d, pin))
 	missing, err := d.MendPins()
-	must(t, err)
+	lab.Must(t, err)
 	if !slices.Contains(missing, pin) || !slices.Contains(missing, maps.PinOf(root, maps.NameFlows)) {
 		t.Errorf("missing were %v", missing)
 	}
@@ -338,7 +338,7 @@ func loseAndMendPins(t *testing.T, d *Datapath, pin string, attach func() error,
 	if missing, err := d.MendPins(); err != nil || len(missing) > 0 {
 		t.Errorf("nothing is missing, but %v: %v", missing, err)
 	}
-	must(t, d.Close())
+	lab.Must(t, d.Close())
 	time.Sleep(100 * time.Millisecond)
 	check()
 }
@@ -347,7 +347,7 @@ func loseAndMendPins(t *testing.T, d *Datapath, pin string, attach func() error,
 func mustOpenLink(t *testing.T, d *Datapath, pin string) link.Link {
 	t.Helper()
 	l, err := d.links.get(pin)
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 
 	return l
@@ -356,7 +356,7 @@ func mustOpenLink(t *testing.T, d *Datapath, pin string) link.Link {
 func idOf(t *testing.T, l link.Link) uint32 {
 	t.Helper()
 	info, err := l.Info()
-	must(t, err)
+	lab.Must(t, err)
 
 	return uint32(info.ID)
 }
@@ -365,13 +365,13 @@ func idOf(t *testing.T, l link.Link) uint32 {
 func pinnedIDs(t *testing.T, bpfRoot, pin string) [2]uint32 {
 	t.Helper()
 	l, err := link.LoadPinnedLink(pin, nil)
-	must(t, err)
+	lab.Must(t, err)
 	defer l.Close()
 	flows, err := ebpf.LoadPinnedMap(maps.PinOf(bpfRoot, maps.NameFlows), nil)
-	must(t, err)
+	lab.Must(t, err)
 	defer flows.Close()
 	ofFlows, err := flows.Info()
-	must(t, err)
+	lab.Must(t, err)
 	id, _ := ofFlows.ID()
 
 	return [2]uint32{idOf(t, l), uint32(id)}
@@ -387,12 +387,12 @@ func TestOtherMapsInUse(t *testing.T) {
 		}
 	}
 	mustWork(w.mustOpen(t, w.cfg), false)
-	must(t, os.RemoveAll(filepath.Join(w.cfg.BPFRoot, maps.Version)))
+	lab.Must(t, os.RemoveAll(filepath.Join(w.cfg.BPFRoot, maps.Version)))
 	next := w.mustOpen(t, w.cfg)
 	mustWork(next, true)
-	must(t, next.Attach())
+	lab.Must(t, next.Attach())
 	mustWork(next, false)
-	must(t, Remove(w.cfg.BPFRoot))
+	lab.Must(t, Remove(w.cfg.BPFRoot))
 	mustWork(w.mustOpen(t, w.cfg), false)
 }
 
@@ -400,8 +400,8 @@ func TestOtherMapsInUse(t *testing.T) {
 func TestHookOfAnotherBuild(t *testing.T) {
 	w := newWebWorld(t)
 	dir := linkDir(w.cfg.BPFRoot)
-	must(t, os.Rename(filepath.Join(dir, "sock_release"), filepath.Join(dir, "post_bind4")))
-	must(t, w.Close())
+	lab.Must(t, os.Rename(filepath.Join(dir, "sock_release"), filepath.Join(dir, "post_bind4")))
+	lab.Must(t, w.Close())
 	w.Datapath = w.mustOpen(t, w.cfg)
 	w.mustAttach(t)
 	if _, err := os.Stat(filepath.Join(dir, "post_bind4")); !os.IsNotExist(err) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Hooks that stop being effective, or are effective again, give one event, and the health
@@ -44,9 +45,9 @@ func TestHookEvents(t *testing.T) {
 // Service: until then, no client would reach one.
 func TestHooksWaitForServices(t *testing.T) {
 	w := newWebWorld(t)
-	must(t, os.RemoveAll(filepath.Join(w.cfg.BPFRoot, maps.Version)))
+	lab.Must(t, os.RemoveAll(filepath.Join(w.cfg.BPFRoot, maps.Version)))
 	next := w.mustOpen(t, w.cfg)
-	must(t, next.Loaded())
+	lab.Must(t, next.Loaded())
 	synced := make(chan struct{})
 	m := NewHookMonitor(next, HookMonitorConfig{Synced: synced, Log: slog.New(slog.DiscardHandler)})
 	ended := make(chan error, 1)
@@ -62,7 +63,7 @@ func TestHooksWaitForServices(t *testing.T) {
 		t.Errorf("programs on other maps are at work: %t, %v, want true", others, err)
 	}
 	close(synced)
-	must(t, <-ended)
+	lab.Must(t, <-ended)
 	<-m.Attached()
 	if others, err := next.OtherMapsInUse(); err != nil || others {
 		t.Errorf("programs on other maps are at work: %t, %v, want false", others, err)

@@ -10,15 +10,16 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // programIDs returns the kernel's ids of the programs that a Datapath has loaded.
 func programIDs(t *testing.T, d *Datapath, device Device) map[string]ebpf.ProgramID {
 	t.Helper()
 	programs, err := d.programs()
-	must(t, err)
+	lab.Must(t, err)
 	ofDevice, err := d.loadDevice(device)
-	must(t, err)
+	lab.Must(t, err)
 	all := map[string]*ebpf.Program{"socks": programs.Socks, "ingress": ofDevice.Ingress, "egress": ofDevice.Egress}
 	for _, hook := range slices.Concat(programs.Sock, programs.Trace) {
 		all[hook.Name] = hook.Program
@@ -26,7 +27,7 @@ func programIDs(t *testing.T, d *Datapath, device Device) map[string]ebpf.Progra
 	ids := make(map[string]ebpf.ProgramID)
 	for name, program := range all {
 		info, err := program.Info()
-		must(t, err)
+		lab.Must(t, err)
 		ids[name], _ = info.ID()
 	}
 
@@ -42,7 +43,7 @@ func TestKeptPrograms(t *testing.T) {
 	first := programIDs(t, w.Datapath, device)
 	kept := func() int {
 		entries, err := os.ReadDir(programDir(w.cfg.BPFRoot))
-		must(t, err)
+		lab.Must(t, err)
 
 		return len(entries)
 	}
@@ -55,7 +56,7 @@ func TestKeptPrograms(t *testing.T) {
 		change(&cfg)
 		next := w.mustOpen(t, cfg)
 		ids := programIDs(t, next, device)
-		must(t, next.Attach(), next.removeKept())
+		lab.Must(t, next.Attach(), next.removeKept())
 		if have := kept(); have != len(ids) {
 			t.Errorf("%d programs are kept, want %d", have, len(ids))
 		}
@@ -81,11 +82,11 @@ func TestKeptPrograms(t *testing.T) {
 		t.Errorf("configured otherwise, %d programs are those of before, want 2", n)
 	}
 	pins, err := filepath.Glob(filepath.Join(programDir(w.cfg.BPFRoot), "sluice_connect4-*"))
-	must(t, err)
+	lab.Must(t, err)
 	if len(pins) != 1 {
 		t.Fatalf("%q are kept", pins)
 	}
-	must(t, os.Remove(pins[0]))
+	lab.Must(t, os.Remove(pins[0]))
 	// Beside those of devices: the iterator, and those at tracepoints.
 	want := 3 + len(bpf.TraceHooks(w.config))
 	if n := same(other, open(func(c *Config) { c.UDP = bpf.UDPConnected })); n != want {

@@ -75,7 +75,7 @@ func (l *loaded) mustHave(t testing.TB, n int, of string) {
 func (l *loaded) mustKeep(t testing.TB, n int, of string) {
 	t.Helper()
 	s := mustSocket(t, l.client, "udp4")
-	must(t, s.Connect(behaviours["other"]), s.Close())
+	lab.Must(t, s.Connect(behaviours["other"]), s.Close())
 	l.mustHave(t, n, of)
 }
 
@@ -87,7 +87,7 @@ func TestLoadOfTCP(t *testing.T) {
 		dial := func(t *testing.T) *lab.Socket {
 			t.Helper()
 			s := mustSocket(t, l.client, "tcp"+family)
-			must(t, s.Connect(behaviours[how]))
+			lab.Must(t, s.Connect(behaviours[how]))
 			l.mustHave(t, 1, "tcp "+how)
 
 			return s
@@ -96,30 +96,30 @@ func TestLoadOfTCP(t *testing.T) {
 			s := dial(t)
 			ask(t, s, "")
 			l.mustKeep(t, 1, "tcp "+how)
-			must(t, s.Close())
+			lab.Must(t, s.Close())
 			l.mustHave(t, 0, "")
 		})
 		t.Run("until the client closes after the server, IPv"+family, func(t *testing.T) {
 			s := dial(t)
-			must(t, s.Send("bye\n"))
+			lab.Must(t, s.Send("bye\n"))
 			hear(t, s)
 			if rest, _, err := s.Recv(); rest != "" || err != nil {
 				t.Fatalf("%q, %v, want the end", rest, err)
 			}
 			l.mustKeep(t, 1, "tcp "+how)
-			must(t, s.Close())
+			lab.Must(t, s.Close())
 			l.mustHave(t, 0, "")
 		})
 		t.Run("each on its own, IPv"+family, func(t *testing.T) {
 			var open []*lab.Socket
 			for n := range 5 {
 				s := mustSocket(t, l.client, "tcp"+family)
-				must(t, s.Connect(behaviours[how]))
+				lab.Must(t, s.Connect(behaviours[how]))
 				open = append(open, s)
 				l.mustHave(t, n+1, "tcp "+how)
 			}
 			for n, s := range open {
-				must(t, s.Close())
+				lab.Must(t, s.Close())
 				l.mustHave(t, 4-n, "tcp "+how)
 			}
 		})
@@ -142,23 +142,23 @@ func TestLoadOfFailedConnects(t *testing.T) {
 	} {
 		t.Run(test.how, func(t *testing.T) {
 			s := mustSocket(t, l.client, "tcp4")
-			must(t, s.SetTimeout(200*time.Millisecond))
+			lab.Must(t, s.SetTimeout(200*time.Millisecond))
 			if err := s.Connect(behaviours[test.how]); lab.Errno(err) != test.err {
 				t.Fatalf("connect: %v, want %v", err, test.err)
 			}
 			l.mustKeep(t, test.live, "tcp "+test.how)
-			must(t, s.Close())
+			lab.Must(t, s.Close())
 			l.mustHave(t, 0, "")
 		})
 	}
 	t.Run("given up by the kernel", func(t *testing.T) {
 		s := mustSocket(t, l.client, "tcp4")
-		must(t, s.SetOption(unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 300), s.SetTimeout(20*time.Second))
+		lab.Must(t, s.SetOption(unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 300), s.SetTimeout(20*time.Second))
 		if err := s.Connect(behaviours["is silent"]); lab.Errno(err) != unix.ETIMEDOUT {
 			t.Fatalf("connect: %v, want %v", err, unix.ETIMEDOUT)
 		}
 		l.mustKeep(t, 1, "tcp is silent")
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 }
@@ -170,45 +170,45 @@ func TestLoadOfRepeatedConnects(t *testing.T) {
 	for _, again := range []string{"answers", "other", "no backend"} {
 		t.Run("connected, and "+again, func(t *testing.T) {
 			s := mustSocket(t, l.client, "tcp4")
-			must(t, s.Connect(behaviours["answers"]))
+			lab.Must(t, s.Connect(behaviours["answers"]))
 			mustBeConnected(t, s, behaviours[again])
 			l.mustKeep(t, 1, "tcp answers")
 			if peer, err := s.Peer(); err != nil || peer.String() != behaviours["answers"] {
 				t.Errorf("getpeername: %s, %v, want %s", peer, err, behaviours["answers"])
 			}
-			must(t, s.Close())
+			lab.Must(t, s.Close())
 			l.mustHave(t, 0, "")
 		})
 	}
 	t.Run("connected, and no Service", func(t *testing.T) {
 		s := mustSocket(t, l.client, "tcp4")
-		must(t, s.Connect(behaviours["answers"]))
+		lab.Must(t, s.Connect(behaviours["answers"]))
 		mustBeConnected(t, s, l.v4(2))
 		l.mustKeep(t, 1, "tcp answers")
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 	t.Run("connecting", func(t *testing.T) {
 		s := mustSocket(t, l.client, "tcp4")
-		must(t, s.SetTimeout(100*time.Millisecond))
+		lab.Must(t, s.SetTimeout(100*time.Millisecond))
 		for range 3 {
 			if err := s.Connect(behaviours["is silent"]); err == nil {
 				t.Error("there is an answer")
 			}
 			l.mustKeep(t, 1, "tcp is silent")
 		}
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 	t.Run("after a disconnect", func(t *testing.T) {
 		s := mustSocket(t, l.client, "tcp4")
 		for _, how := range []string{"answers", "other", "answers"} {
-			must(t, s.Connect(behaviours[how]))
+			lab.Must(t, s.Connect(behaviours[how]))
 			l.mustHave(t, 1, "tcp "+how)
-			must(t, s.Disconnect())
+			lab.Must(t, s.Disconnect())
 		}
 		l.mustHave(t, 1, "tcp answers")
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 	t.Run("after a refusal", func(t *testing.T) {
@@ -216,9 +216,9 @@ func TestLoadOfRepeatedConnects(t *testing.T) {
 		if err := s.Connect(behaviours["refuses"]); lab.Errno(err) != unix.ECONNREFUSED {
 			t.Fatalf("connect: %v, want %v", err, unix.ECONNREFUSED)
 		}
-		must(t, connectAnew(s, behaviours["answers"]))
+		lab.Must(t, connectAnew(s, behaviours["answers"]))
 		l.mustHave(t, 1, "tcp answers")
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 }
@@ -240,33 +240,33 @@ func TestLoadOfUDP(t *testing.T) {
 	t.Run("connected", func(t *testing.T) {
 		s := mustSocket(t, l.client, "udp4")
 		for _, how := range []string{"answers", "answers", "other", "refuses"} {
-			must(t, s.Connect(behaviours[how]))
+			lab.Must(t, s.Connect(behaviours[how]))
 			l.mustHave(t, 1, "udp "+how)
 		}
-		must(t, s.Connect(l.v4(2))) // no Service
+		lab.Must(t, s.Connect(l.v4(2))) // no Service
 		l.mustHave(t, 0, "")
-		must(t, s.Connect(behaviours["answers"]))
+		lab.Must(t, s.Connect(behaviours["answers"]))
 		ask(t, s, "")
 		l.mustKeep(t, 1, "udp answers")
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 	t.Run("connected over IPv6", func(t *testing.T) {
 		s := mustSocket(t, l.client, "udp6")
-		must(t, s.Connect(behaviours["v6"]))
+		lab.Must(t, s.Connect(behaviours["v6"]))
 		l.mustHave(t, 1, "udp v6")
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 	t.Run("refused with what it had", func(t *testing.T) {
 		l.needsErrors(t)
 		s := mustSocket(t, l.client, "udp4")
-		must(t, s.Connect(behaviours["answers"]))
+		lab.Must(t, s.Connect(behaviours["answers"]))
 		if err := s.Connect(behaviours["no backend"]); lab.Errno(err) != unix.ECONNREFUSED {
 			t.Fatalf("connect: %v, want %v", err, unix.ECONNREFUSED)
 		}
 		l.mustKeep(t, 1, "udp answers")
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 	t.Run("of datagrams", func(t *testing.T) {
@@ -281,7 +281,7 @@ func TestLoadOfUDP(t *testing.T) {
 				t.Errorf("%d connections of udp %s, want 1", n, how)
 			}
 		}
-		must(t, s.Close())
+		lab.Must(t, s.Close())
 		l.mustHave(t, 0, "")
 	})
 }
@@ -292,10 +292,10 @@ func TestLoadOfKilledProcess(t *testing.T) {
 	client := l.pod(t)
 	for _, network := range []string{"tcp4", "tcp4", "tcp4", "udp4"} {
 		s := mustSocket(t, client, network)
-		must(t, s.Connect(behaviours["answers"]))
+		lab.Must(t, s.Connect(behaviours["answers"]))
 	}
 	dead := mustSocket(t, client, "tcp4")
-	must(t, dead.SetTimeout(50*time.Millisecond))
+	lab.Must(t, dead.SetTimeout(50*time.Millisecond))
 	if err := dead.Connect(behaviours["is silent"]); err == nil {
 		t.Error("there is an answer")
 	}
@@ -304,6 +304,6 @@ func TestLoadOfKilledProcess(t *testing.T) {
 			t.Errorf("%s: %d connections, want %d", of, have, want)
 		}
 	}
-	must(t, client.Close())
+	lab.Must(t, client.Close())
 	l.mustHave(t, 0, "")
 }

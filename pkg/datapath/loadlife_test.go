@@ -31,7 +31,7 @@ func newServed(t testing.TB) *served {
 	at := netip.AddrPortFrom(pod.IPv4, 9090).String()
 	l.at["tcp served"] = l.add(t, service{proto: "tcp", at: []string{servedAt}, to: []string{at}})
 	listener := mustSocket(t, lab.MustCaller(t, pod.Namespace, nil), "tcp4")
-	must(t, listener.Bind(at), listener.Listen(10))
+	lab.Must(t, listener.Bind(at), listener.Listen(10))
 
 	return &served{l, listener}
 }
@@ -39,7 +39,7 @@ func newServed(t testing.TB) *served {
 func (s *served) mustAccept(t testing.TB) *lab.Socket {
 	t.Helper()
 	accepted, _, err := s.listener.Accept()
-	must(t, err)
+	lab.Must(t, err)
 
 	return accepted
 }
@@ -49,14 +49,14 @@ func TestLoadOfBrokenConnections(t *testing.T) {
 	s := newServed(t)
 	t.Run("reset by the server", func(t *testing.T) {
 		client := mustSocket(t, s.client, "tcp4")
-		must(t, client.Connect(servedAt))
+		lab.Must(t, client.Connect(servedAt))
 		server := s.mustAccept(t)
-		must(t, client.Send("unread\n"))
+		lab.Must(t, client.Send("unread\n"))
 		s.mustKeep(t, 1, "tcp served")
 		lab.Eventually(t, "something to read", func() bool { return s.unread(t, len("unread\n")) })
-		must(t, server.Close())
+		lab.Must(t, server.Close())
 		s.mustKeep(t, 1, "tcp served") // the client's socket is still open
-		must(t, client.Close())
+		lab.Must(t, client.Close())
 		s.mustHave(t, 0, "")
 	})
 	t.Run("reset by the client", func(t *testing.T) {
@@ -82,9 +82,9 @@ func TestLoadOfBrokenConnections(t *testing.T) {
 			t.Fatalf("%q, %v, want the end", text, err)
 		}
 		s.mustKeep(t, 1, "tcp served") // the server may go on
-		must(t, server.Send("and more"))
+		lab.Must(t, server.Send("and more"))
 		s.mustKeep(t, 1, "tcp served")
-		must(t, server.Close())
+		lab.Must(t, server.Close())
 		s.mustKeep(t, 1, "tcp served") // the client's socket is still open
 		half.rest(t)
 		s.mustHave(t, 0, "")
@@ -97,7 +97,7 @@ func TestLoadOfBrokenConnections(t *testing.T) {
 		server := s.mustAccept(t)
 		s.mustKeep(t, 1, "tcp served")
 		shared.rest(t)
-		must(t, server.Close())
+		lab.Must(t, server.Close())
 		s.mustHave(t, 0, "")
 	})
 }
@@ -121,7 +121,7 @@ func TestLoadOfUncommonSockets(t *testing.T) {
 	for _, scene := range []string{"fast open", "multipath", "non-blocking connect", "inherit", "listen after connect"} {
 		t.Run(scene, func(t *testing.T) {
 			other := mustSocket(t, l.client, "tcp4")
-			must(t, other.Connect(behaviours["other"]))
+			lab.Must(t, other.Connect(behaviours["other"]))
 			before := l.countOf(t, l.at["tcp answers"].id) + l.countOf(t, l.at["udp answers"].id) + l.countOf(t, l.at["tcp refuses"].id)
 			printed := l.play(t, l.world.client.Namespace, scene, behaviours["answers"], behaviours["refuses"])
 			if strings.HasPrefix(printed, "skip: ") {
@@ -132,7 +132,7 @@ func TestLoadOfUncommonSockets(t *testing.T) {
 				t.Errorf("nothing was translated: %s", printed)
 			}
 			l.mustHave(t, 1, "tcp other")
-			must(t, other.Close())
+			lab.Must(t, other.Close())
 			l.mustHave(t, 0, "")
 		})
 	}
@@ -142,21 +142,21 @@ func TestLoadOfUncommonSockets(t *testing.T) {
 func TestLoadAcrossReplacement(t *testing.T) {
 	l := newLoaded(t)
 	tcp, udp, silent := mustSocket(t, l.client, "tcp4"), mustSocket(t, l.client, "udp4"), mustSocket(t, l.client, "tcp4")
-	must(t, tcp.Connect(behaviours["answers"]), udp.Connect(behaviours["answers"]), silent.SetTimeout(50*time.Millisecond))
+	lab.Must(t, tcp.Connect(behaviours["answers"]), udp.Connect(behaviours["answers"]), silent.SetTimeout(50*time.Millisecond))
 	if err := silent.Connect(behaviours["is silent"]); err == nil {
 		t.Error("there is an answer")
 	}
 	next := l.mustOpen(t, l.cfg)
-	must(t, next.Attach())
+	lab.Must(t, next.Attach())
 	for of, want := range map[string]int{"tcp answers": 1, "udp answers": 1, "tcp is silent": 1} {
 		if have := next.Maps().Loads.Load(l.at[of].backends[0]).Live(); have != want {
 			t.Errorf("%s: %d connections, want %d", of, have, want)
 		}
 	}
-	must(t, silent.Close(), udp.Close())
+	lab.Must(t, silent.Close(), udp.Close())
 	l.mustHave(t, 1, "tcp answers")
 	ask(t, tcp, "")
-	must(t, tcp.Close())
+	lab.Must(t, tcp.Close())
 	l.mustHave(t, 0, "")
 }
 
@@ -167,20 +167,20 @@ func TestStats(t *testing.T) {
 	l.needsErrors(t)
 	restricted := l.add(t, service{proto: "tcp", at: []string{"10.96.0.8:80"}, to: []string{l.v4(0)}, ranges: []string{"203.0.113.0/24"}})
 	socket := mustSocket(t, l.client, "tcp4")
-	must(t, socket.Connect(behaviours["answers"]))
+	lab.Must(t, socket.Connect(behaviours["answers"]))
 	question := strings.Repeat("q", 300000) + "\n"
-	must(t, socket.Send(question))
+	lab.Must(t, socket.Send(question))
 	received := 0
 	for text := ""; !strings.HasSuffix(text, "\n"); received += len(text) {
 		var err error
 		text, _, err = socket.Recv()
-		must(t, err)
+		lab.Must(t, err)
 	}
 	s := l.at["tcp answers"]
 	if now := l.stats(t, s.id); now[maps.StatBytesSent] != 0 {
 		t.Errorf("before the end, %v is counted", now)
 	}
-	must(t, socket.Close())
+	lab.Must(t, socket.Close())
 	l.mustHave(t, 0, "")
 	for range 3 {
 		_, _ = l.client.Request("tcp4", behaviours["no backend"])
@@ -220,9 +220,9 @@ func TestNoStats(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.NoStats = true })
 	s := w.add(t, service{proto: "tcp", at: []string{"10.96.0.1:80"}, to: []string{w.v4(0)}})
 	socket := mustSocket(t, w.pod(t), "tcp4")
-	must(t, socket.Connect("10.96.0.1:80"))
+	lab.Must(t, socket.Connect("10.96.0.1:80"))
 	w.mustRest(t, s, 1)
-	must(t, socket.Close())
+	lab.Must(t, socket.Close())
 	w.mustRest(t, s, 0)
 	if have := w.stats(t, s.id); len(have) > 0 {
 		t.Errorf("%v is counted", have)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Many processes at once make all kinds of calls on sockets, threads share sockets,
@@ -35,7 +36,7 @@ func TestLoadAfterStorm(t *testing.T) {
 			t.Fatal(printed)
 		}
 		if i%2 == 0 {
-			must(t, storm.cmd.Process.Kill())
+			lab.Must(t, storm.cmd.Process.Kill())
 		}
 	}
 	busy := 0

@@ -18,9 +18,7 @@ import (
 func mustLock(t *testing.T, bpfRoot string) *MapsLock {
 	t.Helper()
 	lock, err := LockMaps(bpfRoot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { lock.Release() })
 
 	return lock
@@ -47,9 +45,7 @@ func TestMapsHaveOneLock(t *testing.T) {
 		t.Errorf("the same folder again: %v", err)
 	}
 	mustBeLocked(t, root)
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lock.Release())
 	mustLock(t, root)
 }
 
@@ -134,22 +130,14 @@ func TestMapsLockOfAFolderThatIsRemoved(t *testing.T) {
 func TestMapsLockIsRenewed(t *testing.T) {
 	root := lab.MustBPFRoot(t)
 	lock := mustLock(t, root)
-	if err := os.Remove(root); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Remove(root))
 	other := mustLock(t, root)
 	if err := lock.Renew(); !errors.Is(err, ErrRunning) {
 		t.Errorf("another has the new folder: %v, want %v", err, ErrRunning)
 	}
-	if err := other.Release(); err != nil {
-		t.Fatal(err)
-	}
-	if err := lock.Renew(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, other.Release())
+	lab.Must(t, lock.Renew())
 	mustBeLocked(t, root)
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lock.Release())
 	mustLock(t, root)
 }

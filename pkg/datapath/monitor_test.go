@@ -50,11 +50,11 @@ func TestEventsAtSockets(t *testing.T) {
 	tcp := w.add(t, service{proto: "tcp", at: []string{"10.96.1.1:80", "[fd00:96::11]:80"}, to: w.all4()[:1]})
 	udp := w.add(t, service{proto: "udp", at: []string{"10.96.1.1:80", "[fd00:96::11]:80"}, to: w.all4()[:1]})
 	listener, err := w.Maps().Listen()
-	must(t, err)
+	lab.Must(t, err)
 	defer listener.Close()
 	client, host := w.pod(t), w.host(t)
 	cgroup, err := w.cgroup.ID()
-	must(t, err)
+	lab.Must(t, err)
 	of := map[*lab.Caller]called{
 		client: {PID: uint32(client.PID()), Client: w.client.IPv4.String(), Netns: mustCookie(t, w.client.Namespace), Cgroup: cgroup},
 		host:   {PID: uint32(host.PID()), Client: "::", Netns: mustCookie(t, w.node.Namespace), Cgroup: cgroup},
@@ -100,7 +100,7 @@ func TestEventsAtSockets(t *testing.T) {
 			var got []called
 			for {
 				e, ok, err := listener.Read(time.Now().Add(10 * time.Millisecond))
-				must(t, err)
+				lab.Must(t, err)
 				if !ok {
 					break
 				}
@@ -134,7 +134,7 @@ func (w *world) idOf(t testing.TB, proto, at string) uint32 {
 	t.Helper()
 	a := netip.MustParseAddrPort(at)
 	_, pool, ok, err := w.Maps().FrontendOf(maps.FrontendKeyOf(a.Addr(), a.Port(), protocol(proto), maps.ScopeInternal))
-	must(t, err)
+	lab.Must(t, err)
 	if !ok {
 		t.Fatalf("no frontend at %s", at)
 	}
@@ -154,7 +154,7 @@ func TestRefusalsAtSocketsAreKept(t *testing.T) {
 		}
 	}
 	recent, err := w.Maps().RecentRefusals()
-	must(t, err)
+	lab.Must(t, err)
 	var got []string
 	for _, e := range recent {
 		got = append(got, calledOf(e).Client+" to "+calledOf(e).To+": "+maps.Reason(e.Reason).Label())

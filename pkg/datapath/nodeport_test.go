@@ -46,9 +46,7 @@ func TestNodePorts(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			reply, err := test.client.Request(test.network, test.dial)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if got := mustAnswer(t, reply.Text).Name; got != test.want {
 				t.Errorf("%s answered, want %s", got, test.want)
 			}
@@ -59,7 +57,7 @@ func TestNodePorts(t *testing.T) {
 			"0.0.0.0:30080": "127.0.0.1:30080", "[::]:30080": "[::1]:30080", "[::ffff:0.0.0.0]:30080": "[::ffff:127.0.0.1]:30080",
 		} {
 			s := mustSocket(t, host, map[int]string{unix.AF_INET: "tcp4", unix.AF_INET6: "tcp6"}[family(unspecified)])
-			must(t, s.Connect(unspecified))
+			lab.Must(t, s.Connect(unspecified))
 			if peer, err := s.Peer(); err != nil || peer.String() != want {
 				t.Errorf("getpeername of %s: %s, %v, want %s", unspecified, peer, err, want)
 			}

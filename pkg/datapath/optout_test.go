@@ -25,7 +25,7 @@ func (w *world) optOut(t testing.TB, uid string) {
 		if !ok {
 			t.Fatalf("%q is no UID", text)
 		}
-		must(t, w.Maps().OptedOut.Put(pod, 1))
+		lab.Must(t, w.Maps().OptedOut.Put(pod, 1))
 	}
 }
 
@@ -64,7 +64,7 @@ func TestPodOptOut(t *testing.T) {
 			cgroup := w.cgroup
 			for name := range strings.SplitSeq(test.cgroup, "/") {
 				child, err := cgroup.Child(name)
-				must(t, err)
+				lab.Must(t, err)
 				cgroup = child
 			}
 			client := lab.MustCaller(t, test.ns, cgroup)
@@ -80,7 +80,7 @@ func TestPodOptOut(t *testing.T) {
 				} {
 					counted := w.counted(t, func() {
 						s := mustSocket(t, client, network(act[:3], at))
-						must(t, s.SetTimeout(50*time.Millisecond)) // what is left alone gets no answer here
+						lab.Must(t, s.SetTimeout(50*time.Millisecond)) // what is left alone gets no answer here
 						_ = dial(s)
 					})
 					if diff := cmp.Diff(want, counted); diff != "" {
@@ -97,10 +97,10 @@ func TestPodsWithCgroup(t *testing.T) {
 	root := lab.MustCgroup(t, "kubelet")
 	for _, name := range []string{"kubepods-pod" + strings.ReplaceAll(optedOutUID, "-", "_") + ".slice", otherUID} {
 		_, err := root.Child(name)
-		must(t, err)
+		lab.Must(t, err)
 	}
 	found, err := PodsWithCgroup(root.Path(), []string{optedOutUID, otherUID})
-	must(t, err)
+	lab.Must(t, err)
 	if diff := cmp.Diff(map[string]bool{optedOutUID: true}, found); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -112,18 +112,18 @@ func TestPodOptOutLater(t *testing.T) {
 	const vip = "10.96.0.1:80"
 	w.add(t, service{proto: "udp", at: []string{vip}, to: []string{w.v4(0)}})
 	cgroup, err := w.cgroup.Child("pod" + optedOutUID)
-	must(t, err)
+	lab.Must(t, err)
 	s := mustSocket(t, lab.MustCaller(t, w.client.Namespace, cgroup), "udp4")
-	must(t, s.SetTimeout(10*time.Second), s.Connect(vip))
+	lab.Must(t, s.SetTimeout(10*time.Second), s.Connect(vip))
 	w.optOut(t, optedOutUID)
 
 	for _, send := range []func() error{
 		func() error { return s.Send("who\n") },
 		func() error { return s.SendTo("who\n", vip) },
 	} {
-		must(t, send())
+		lab.Must(t, send())
 		text, from, err := s.Recv()
-		must(t, err)
+		lab.Must(t, err)
 		if name := mustAnswer(t, text).Name; name != "red" || from.String() != vip {
 			t.Errorf("%s answered from %s, want red from %s", name, from, vip)
 		}
@@ -145,7 +145,7 @@ func TestServiceOptOut(t *testing.T) {
 		{"translated on the node", w.host(t), maps.ReasonTranslated},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			counted := w.counted(t, func() { must(t, mustSocket(t, test.client, "udp4").Connect(vip)) })
+			counted := w.counted(t, func() { lab.Must(t, mustSocket(t, test.client, "udp4").Connect(vip)) })
 			if diff := cmp.Diff(map[maps.Reason]uint64{test.want: 1}, counted); diff != "" {
 				t.Errorf("reasons (-want +got):\n%s", diff)
 			}
@@ -166,7 +166,7 @@ func TestClusterIPOfNode(t *testing.T) {
 		if addr.Is6() {
 			to = w.v6(0)
 		}
-		must(t, w.node.AddAddress("lo", netip.PrefixFrom(addr, addr.BitLen())))
+		lab.Must(t, w.node.AddAddress("lo", netip.PrefixFrom(addr, addr.BitLen())))
 		w.mark(t, addr, maps.AddrNode)
 		lab.MustServe(t, w.node.Namespace, "cache", at(53))
 		for _, proto := range []string{"tcp", "udp"} {
@@ -176,7 +176,7 @@ func TestClusterIPOfNode(t *testing.T) {
 			for port, want := range map[uint16]string{53: "cache", 54: "red", 55: "red"} {
 				t.Run(proto+" to "+at(port)+" is answered by "+want, func(t *testing.T) {
 					reply, err := host.Request(network(proto, at(port)), at(port))
-					must(t, err)
+					lab.Must(t, err)
 					if name := mustAnswer(t, reply.Text).Name; name != want {
 						t.Errorf("%s answered", name)
 					}
@@ -185,7 +185,7 @@ func TestClusterIPOfNode(t *testing.T) {
 			t.Run(proto+" from a pod to "+vip+" is left to the device", func(t *testing.T) {
 				counted := w.counted(t, func() {
 					s := mustSocket(t, pod, network(proto, at(55)))
-					must(t, s.SetTimeout(50*time.Millisecond))
+					lab.Must(t, s.SetTimeout(50*time.Millisecond))
 					_ = s.Connect(at(55))
 				})
 				if diff := cmp.Diff(map[maps.Reason]uint64{maps.ReasonPassDisabled: 1}, counted); diff != "" {

@@ -28,9 +28,9 @@ func TestDestroyOrphans(t *testing.T) {
 	for where, client := range clients {
 		dial := func(network, to string) *lab.Socket {
 			s := mustSocket(t, client, network)
-			must(t, s.Connect(to), s.Send("who\n"))
+			lab.Must(t, s.Connect(to), s.Send("who\n"))
 			_, _, err := s.Recv()
-			must(t, err)
+			lab.Must(t, err)
 
 			return s
 		}
@@ -44,7 +44,7 @@ func TestDestroyOrphans(t *testing.T) {
 		ask(t, unconnected, vip4)
 		others["unconnected, "+where] = unconnected
 		switched := dial("udp4", vip4)
-		must(t, switched.Connect(w.v4(0)))
+		lab.Must(t, switched.Connect(w.v4(0)))
 		others["connected to the backend itself after the Service, "+where] = switched
 		failed := dial("udp4", other4)
 		if err := failed.Connect(nowhere.at[0]); lab.Errno(err) != unix.EACCES {
@@ -53,7 +53,7 @@ func TestDestroyOrphans(t *testing.T) {
 		others["where it was after a connect in vain, "+where] = failed
 	}
 	bound := mustSocket(t, clients["pod"], "udp4")
-	must(t, bound.SetOption(unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, deviceIndex(t, w.client.Namespace, "eth0")), bound.Connect(vip4))
+	lab.Must(t, bound.SetOption(unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, deviceIndex(t, w.client.Namespace, "eth0")), bound.Connect(vip4))
 	orphans["a socket bound to a device"] = bound
 
 	mustDestroy(t, w, 0) // all backends live
@@ -93,7 +93,7 @@ func mustDestroy(t testing.TB, w *world, want int) {
 func deviceIndex(t testing.TB, ns *lab.Namespace, name string) int {
 	t.Helper()
 	device, err := ns.Netlink().LinkByName(name)
-	must(t, err)
+	lab.Must(t, err)
 
 	return device.Attrs().Index
 }
@@ -105,7 +105,7 @@ func TestOrphanConnectsAnew(t *testing.T) {
 	s := w.add(t, service{proto: "udp", at: []string{vip}, to: []string{w.v4(0), w.v4(1)}})
 	w.publish(t, s, s.backends[0])
 	socket := mustSocket(t, w.pod(t), "udp4")
-	must(t, socket.Connect(vip))
+	lab.Must(t, socket.Connect(vip))
 	w.publish(t, s, s.backends[1])
 	w.forget(t, s.backends[0])
 	mustDestroy(t, w, 1)
@@ -114,7 +114,7 @@ func TestOrphanConnectsAnew(t *testing.T) {
 	if lab.Errno(err) != unix.ECONNABORTED {
 		t.Fatalf("receive: %v, want %v", err, unix.ECONNABORTED)
 	}
-	must(t, socket.Connect(vip))
+	lab.Must(t, socket.Connect(vip))
 	if name, from := ask(t, socket, ""); name != "green" || from != netip.MustParseAddrPort(vip) {
 		t.Errorf("%s answered from %s, want green from %s", name, from, vip)
 	}
@@ -132,7 +132,7 @@ func TestOrphanOfAnAddress(t *testing.T) {
 	}{
 		{"left alone while nothing changes", func(*testing.T, *world, *service) {}, 0},
 		{"destroyed when the address is no frontend any more", func(t *testing.T, w *world, s *service) {
-			must(t, w.maps.FrontendIDs.Delete(s.key(vip)))
+			lab.Must(t, w.maps.FrontendIDs.Delete(s.key(vip)))
 		}, 1},
 		{"destroyed when the address belongs to another Service", func(t *testing.T, w *world, _ *service) {
 			w.add(t, service{proto: "udp", at: []string{vip}, to: []string{w.v4(1)}})
@@ -141,14 +141,14 @@ func TestOrphanOfAnAddress(t *testing.T) {
 			id := s.backends[0]
 			b := w.maps.Backends.Get(id)
 			b.Addr = maps.AddrOf(netip.MustParseAddrPort(w.v4(1)).Addr())
-			must(t, w.maps.Backends.Put(id, b))
+			lab.Must(t, w.maps.Backends.Put(id, b))
 		}, 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t)
 			s := w.add(t, service{proto: "udp", at: []string{vip, kept}, to: []string{w.v4(0)}})
 			client := w.pod(t)
-			must(t, mustSocket(t, client, "udp4").Connect(vip), mustSocket(t, client, "udp4").Connect(kept))
+			lab.Must(t, mustSocket(t, client, "udp4").Connect(vip), mustSocket(t, client, "udp4").Connect(kept))
 			test.do(t, w, s)
 			mustDestroy(t, w, test.want)
 		})

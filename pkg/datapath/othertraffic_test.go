@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Sockets that do not dial a Service are not touched.
@@ -27,9 +28,7 @@ func TestOtherTraffic(t *testing.T) {
 			t.Run(proto+" to "+at, func(t *testing.T) {
 				counted := w.counted(t, func() {
 					reply, err := client.Request(network(proto, at), at)
-					if err != nil {
-						t.Fatal(err)
-					}
+					lab.Must(t, err)
 					if name := mustAnswer(t, reply.Text).Name; name != "red" || reply.Peer.String() != at {
 						t.Errorf("%s answered, and getpeername is %s", name, reply.Peer)
 					}
@@ -44,7 +43,7 @@ func TestOtherTraffic(t *testing.T) {
 		t.Run(name+" to another port of an external address", func(t *testing.T) {
 			counted := w.counted(t, func() {
 				s := mustSocket(t, client, proto)
-				must(t, s.SetTimeout(1)) // no answer comes
+				lab.Must(t, s.SetTimeout(1)) // no answer comes
 				_ = s.Connect("203.0.113.1:81")
 			})
 			if diff := cmp.Diff(map[maps.Reason]uint64{maps.ReasonPassNoFrontend: 1}, counted); diff != "" {
@@ -61,7 +60,7 @@ func TestOtherProtocols(t *testing.T) {
 	for _, proto := range []string{"tcp", "udp"} {
 		w.add(t, service{proto: proto, at: []string{at}, to: w.all4()})
 	}
-	must(t, w.client.Sysctl("net/ipv4/ping_group_range", "0 0"))
+	lab.Must(t, w.client.Sysctl("net/ipv4/ping_group_range", "0 0"))
 
 	for _, test := range []struct {
 		name           string

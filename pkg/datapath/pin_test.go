@@ -67,7 +67,7 @@ func TestPins(t *testing.T) {
 		socket := mustSocket(t, client, "udp4")
 		first, _ := ask(t, socket, dns)
 		port, err := socket.Local()
-		must(t, err)
+		lab.Must(t, err)
 		gone := w.named(t, s, first)
 		w.publish(t, s, s.without(gone)...)
 		w.forget(t, gone)
@@ -125,7 +125,7 @@ func (w *world) pins(t testing.TB, cookie uint64) map[maps.UDPPinKey]maps.UDPPin
 	t.Helper()
 	pins := make(map[maps.UDPPinKey]maps.UDPPin)
 	for pin, err := range w.Maps().UDPPins.All() {
-		must(t, err)
+		lab.Must(t, err)
 		if pin.Key.Cookie == cookie {
 			pins[pin.Key] = pin.Value
 		}
@@ -137,7 +137,7 @@ func (w *world) pins(t testing.TB, cookie uint64) map[maps.UDPPinKey]maps.UDPPin
 func (w *world) pinsOf(t testing.TB, s *lab.Socket) map[maps.UDPPinKey]maps.UDPPin {
 	t.Helper()
 	cookie, err := s.Cookie()
-	must(t, err)
+	lab.Must(t, err)
 
 	return w.pins(t, cookie)
 }

@@ -59,7 +59,7 @@ func eachAttachment(t *testing.T, test func(*testing.T, Attachment)) {
 func needsAttachment(t testing.TB, by Attachment) {
 	t.Helper()
 	features, err := ProbeFeatures()
-	must(t, err)
+	lab.Must(t, err)
 	if by == TCX && !features.TCX {
 		t.Skip("this kernel has no tcx (Linux 6.6)")
 	}
@@ -111,9 +111,9 @@ func (p *port) count(device Device) *counters {
 	p.t.Helper()
 	c := &counters{newCounter(p.t, -1), newCounter(p.t, -1)}
 	ingress, err := c.ingress.program.Clone()
-	must(p.t, err)
+	lab.Must(p.t, err)
 	egress, err := c.egress.program.Clone()
-	must(p.t, err)
+	lab.Must(p.t, err)
 	p.devices.loaded[p.devices.configOf(device)] = &bpf.DevicePrograms{Ingress: ingress, Egress: egress} // Close closes them
 
 	return c
@@ -122,7 +122,7 @@ func (p *port) count(device Device) *counters {
 func (p *port) indexOf(device string) int {
 	p.t.Helper()
 	l, err := p.node.Netlink().LinkByName(device)
-	must(p.t, err)
+	lab.Must(p.t, err)
 
 	return l.Attrs().Index
 }
@@ -259,7 +259,7 @@ func newCounter(t testing.TB, verdict int32) *counter {
 	c := &counter{t: t}
 	var err error
 	c.packets, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { c.packets.Close() })
 	c.program, err = ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "counter", Type: ebpf.SchedCLS, License: "GPL",
@@ -277,7 +277,7 @@ func newCounter(t testing.TB, verdict int32) *counter {
 			asm.Return(),
 		},
 	})
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() { c.program.Close() })
 
 	return c
@@ -286,7 +286,7 @@ func newCounter(t testing.TB, verdict int32) *counter {
 func (c *counter) count() uint64 {
 	c.t.Helper()
 	var n uint64
-	must(c.t, c.packets.Lookup(uint32(0), &n))
+	lab.Must(c.t, c.packets.Lookup(uint32(0), &n))
 
 	return n
 }

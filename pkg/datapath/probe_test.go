@@ -24,20 +24,20 @@ func TestVerify(t *testing.T) {
 		}
 	})
 	t.Run("not effective without the reserved frontend", func(t *testing.T) {
-		must(t, w.Maps().FrontendIDs.Delete((&service{proto: "tcp"}).key(ProbeAddr.String())))
+		lab.Must(t, w.Maps().FrontendIDs.Delete((&service{proto: "tcp"}).key(ProbeAddr.String())))
 		if err := Verify(t.Context(), w.cfg.CgroupRoot); !errors.Is(err, ErrNotEffective) {
 			t.Errorf("got %v, want %v", err, ErrNotEffective)
 		}
 	})
 	w.add(t, service{proto: "tcp", at: []string{ProbeAddr.String()}})
 	t.Run("not effective when detached", func(t *testing.T) {
-		must(t, Remove(w.cfg.BPFRoot))
+		lab.Must(t, Remove(w.cfg.BPFRoot))
 		if err := Verify(t.Context(), w.cfg.CgroupRoot); !errors.Is(err, ErrNotEffective) {
 			t.Errorf("got %v, want %v", err, ErrNotEffective)
 		}
 	})
 	t.Run("not effective, at once, where the kernel routes loopback addresses", func(t *testing.T) {
-		must(t, w.node.Sysctl("net/ipv4/conf/all/route_localnet", "1"))
+		lab.Must(t, w.node.Sysctl("net/ipv4/conf/all/route_localnet", "1"))
 		begin := time.Now()
 		if err := Verify(t.Context(), w.cfg.CgroupRoot); !errors.Is(err, ErrNotEffective) {
 			t.Errorf("got %v, want %v", err, ErrNotEffective)

@@ -103,7 +103,7 @@ func TestRefusalsOfOldKernels(t *testing.T) {
 				if lab.Errno(err) == unix.EINVAL && at[:3] == "[::" {
 					return
 				}
-				must(t, err)
+				lab.Must(t, err)
 				if _, _, err := s.Recv(); lab.Errno(err) != unix.ECONNREFUSED {
 					t.Errorf("receive: %v, want %v", err, unix.ECONNREFUSED)
 				}

@@ -48,7 +48,7 @@ type asker struct {
 // ask sends a question and returns whether there is an answer in time, which has to come from the Service.
 func (a *asker) ask(t *testing.T, at string) bool {
 	t.Helper()
-	must(t, a.Send("who\n"))
+	lab.Must(t, a.Send("who\n"))
 	text, from, err := a.Recv()
 	if err != nil {
 		return false
@@ -83,7 +83,7 @@ func TestConnectedDatagramsLeaveSuspect(t *testing.T) {
 			all := make([]*asker, 2*sockets)
 			for i := range all {
 				all[i] = &asker{Socket: mustSocket(t, client, network)}
-				must(t, all[i].SetTimeout(200*time.Millisecond), all[i].Connect(at))
+				lab.Must(t, all[i].SetTimeout(200*time.Millisecond), all[i].Connect(at))
 				if i < sockets && !all[i].ask(t, at) {
 					t.Fatal("no answer while all is well")
 				}
@@ -123,7 +123,7 @@ func TestConnectedDatagramsLeaveSuspect(t *testing.T) {
 				}
 			}
 			for _, a := range all {
-				must(t, a.Close())
+				lab.Must(t, a.Close())
 			}
 			for range 10 { // until a probe is answered
 				if mustRun(t, client, others, 100, 300*time.Millisecond); !w.health(s.backends[blue]).IsSuspect() {
@@ -162,7 +162,7 @@ func (w *world) mustLoad(t *testing.T, s *service, flows, without int) {
 // address: what follows the SYN finds its flow past the filter for these.
 func TestSYNLeavesBackendOnTheNode(t *testing.T) {
 	w := newResteering(t)
-	must(t, w.node.Netfilter(drop("silence", "input")))
+	lab.Must(t, w.node.Netfilter(drop("silence", "input")))
 	for network, backends := range map[string][]string{
 		"tcp4": {netip.AddrPortFrom(w.node.IPv4, serverPort).String(), w.v4(0)},
 		"tcp6": {netip.AddrPortFrom(w.node.IPv6, serverPort).String(), w.v6(0)},
@@ -172,7 +172,7 @@ func TestSYNLeavesBackendOnTheNode(t *testing.T) {
 		w.add(t, service{proto: "tcp", at: []string{at}, algorithm: maps.AlgorithmRR, to: backends})
 		for range backends { // one of the two connections is to the node
 			s := mustSocket(t, w.pod(t), network)
-			must(t, s.SetTimeout(5*time.Second), s.Connect(at))
+			lab.Must(t, s.SetTimeout(5*time.Second), s.Connect(at))
 			if name, _ := ask(t, s, ""); name != colours[0] {
 				t.Errorf("%s: answered by %s", at, name)
 			}
@@ -187,12 +187,12 @@ func TestSYNStaysWithoutRoom(t *testing.T) {
 	s := w.add(t, service{proto: "tcp", at: []string{"10.96.0.1:80"}, algorithm: maps.AlgorithmRR, to: w.all4()[:2]})
 	silence(t, w.answers[0])
 	room, err := w.Maps().FlowsRoom()
-	must(t, err)
+	lab.Must(t, err)
 	w.Maps().FlowUsage.Add(maps.FlowsConnected, int64(room))
 	connected := 0
 	for range s.backends {
 		socket := mustSocket(t, w.pod(t), "tcp4")
-		must(t, socket.SetTimeout(1500*time.Millisecond)) // the SYN is sent again after a second
+		lab.Must(t, socket.SetTimeout(1500*time.Millisecond)) // the SYN is sent again after a second
 		if socket.Connect("10.96.0.1:80") == nil {
 			connected++
 		}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // While frontends and their pools are added and removed, a client of one that stays gets only its
@@ -25,7 +27,7 @@ func TestChangesUnderReaders(t *testing.T) {
 			w.publish(t, mine, mine.backends[1])
 		}},
 		{"of another's frontend", func() {
-			must(t, w.Maps().FrontendIDs.Delete(other.key(other.at[0])))
+			lab.Must(t, w.Maps().FrontendIDs.Delete(other.key(other.at[0])))
 			w.publish(t, other, other.backends...)
 		}},
 	} {

@@ -91,13 +91,9 @@ func (w *world) start(t testing.TB, ns *lab.Namespace, name string, args ...stri
 	cmd.Env = append(os.Environ(), sceneVariable+"="+name)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if err := lab.Start(ns, w.cgroup, cmd); err != nil {
 		t.Fatalf("scene %s: %v", name, err)
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var extentSizes = []int{1, 2, 3, 1000, 10000}
@@ -65,7 +67,7 @@ func chiSquareBound(freedom int) float64 {
 func (w *world) chosen(t testing.TB, s *service) map[uint32]int {
 	t.Helper()
 	socks, err := w.TranslatedSocks()
-	must(t, err)
+	lab.Must(t, err)
 	chosen := make(map[uint32]int)
 	for _, sock := range socks {
 		if sock.State.ServicePortId == s.id {

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/maglev"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // service is one service port, written into the maps by hand.
@@ -36,16 +37,16 @@ func (w *world) add(t testing.TB, s service) *service {
 	var err error
 	if s.id == 0 {
 		s.id, err = w.hand().ServicePort()
-		must(t, err)
+		lab.Must(t, err)
 	}
 	for _, to := range s.to {
 		id, err := w.hand().Backend(s.id, netip.MustParseAddrPort(to), 0)
-		must(t, err)
+		lab.Must(t, err)
 		s.backends = append(s.backends, id)
 	}
 	for _, prefix := range s.ranges {
 		s.flags |= maps.PoolSourceRanges
-		must(t, w.Maps().SourceRanges.Put(maps.SourceRangeKeyOf(s.id, netip.MustParsePrefix(prefix)), 1))
+		lab.Must(t, w.Maps().SourceRanges.Put(maps.SourceRangeKeyOf(s.id, netip.MustParsePrefix(prefix)), 1))
 	}
 	w.publish(t, &s, s.backends...)
 
@@ -68,19 +69,19 @@ func (w *world) publish(t testing.TB, s *service, backends ...uint32) {
 	pool, err := w.hand().Pool(maps.Pool{
 		ServicePortId: s.id, AffinitySeconds: s.affinity, Flags: s.flags, Algorithm: s.algorithm,
 	}, backends, s.table)
-	must(t, err)
+	lab.Must(t, err)
 	for _, at := range s.at {
 		if a := netip.MustParseAddrPort(at).Addr(); !a.IsUnspecified() {
 			w.mark(t, a, maps.AddrService)
 		}
-		must(t, w.hand().Frontend(s.key(at), maps.KindClusterIP, pool))
+		lab.Must(t, w.hand().Frontend(s.key(at), maps.KindClusterIP, pool))
 	}
 }
 
 // mark sets a flag of an address.
 func (w *world) mark(t testing.TB, a netip.Addr, flag uint32) {
 	t.Helper()
-	must(t, w.hand().Mark(maps.AddrOf(a), flag, 0))
+	lab.Must(t, w.hand().Mark(maps.AddrOf(a), flag, 0))
 }
 
 // newTable returns the table of these backends, nil if the algorithm needs none.
@@ -114,7 +115,7 @@ func (s *service) key(at string) maps.FrontendKey {
 func (w *world) forget(t testing.TB, backends ...uint32) {
 	t.Helper()
 	for _, id := range backends {
-		must(t, w.hand().RemoveBackend(id))
+		lab.Must(t, w.hand().RemoveBackend(id))
 	}
 }
 
@@ -135,6 +136,6 @@ func (w *world) nodePortsAt(t testing.TB, addrs ...netip.Addr) {
 func (w *world) serviceCIDRs(t testing.TB, prefixes ...string) {
 	t.Helper()
 	for _, prefix := range prefixes {
-		must(t, mapstest.New(w.Maps().Tables).ServiceCIDR(netip.MustParsePrefix(prefix)))
+		lab.Must(t, mapstest.New(w.Maps().Tables).ServiceCIDR(netip.MustParsePrefix(prefix)))
 	}
 }

@@ -20,16 +20,16 @@ func TestSockets(t *testing.T) {
 	w.add(t, service{proto: "udp", at: []string{vain}, to: []string{"255.255.255.255:8080"}})
 	client := w.pod(t)
 	tcp, udp, failed, closed := mustSocket(t, client, "tcp4"), mustSocket(t, client, "udp4"), mustSocket(t, client, "udp4"), mustSocket(t, client, "tcp4")
-	must(t, tcp.Connect(web), udp.Connect(web), failed.Connect(web), closed.Connect(web), closed.Close())
+	lab.Must(t, tcp.Connect(web), udp.Connect(web), failed.Connect(web), closed.Connect(web), closed.Close())
 	if err := failed.Connect(vain); lab.Errno(err) != unix.EACCES {
 		t.Fatalf("connect to the broadcast address: %v, want %v", err, unix.EACCES)
 	}
 
 	sockets, err := OpenSockets()
-	must(t, err)
+	lab.Must(t, err)
 	defer sockets.Close()
 	all, err := sockets.All(w.Maps())
-	must(t, err)
+	lab.Must(t, err)
 	byCookie := make(map[uint64]maps.TranslatedSock)
 	for _, sock := range all {
 		byCookie[sock.Cookie] = sock
@@ -39,7 +39,7 @@ func TestSockets(t *testing.T) {
 		listed bool
 	}{"of TCP": {tcp, true}, "of UDP": {udp, true}, "connected in vain": {failed, false}} {
 		cookie, err := test.socket.Cookie()
-		must(t, err)
+		lab.Must(t, err)
 		if _, listed := byCookie[cookie]; listed != test.listed {
 			t.Errorf("a socket %s: listed is %v", name, listed)
 		}

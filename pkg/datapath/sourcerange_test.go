@@ -62,9 +62,9 @@ func TestSourceRanges(t *testing.T) {
 			t.Run(test.name+", "+proto, func(t *testing.T) {
 				counted := w.counted(t, func() {
 					s := mustSocket(t, test.client, network(proto, test.dial))
-					must(t, s.SetTimeout(1)) // no answer comes to the other network
+					lab.Must(t, s.SetTimeout(1)) // no answer comes to the other network
 					if test.from != "" {
-						must(t, s.Bind(test.from))
+						lab.Must(t, s.Bind(test.from))
 					}
 					err := s.Connect(test.dial)
 					if !test.allowed && w.Features().SetRetval && lab.Errno(err) != unix.EHOSTUNREACH {
@@ -105,7 +105,7 @@ func (w *world) multiHomed(t testing.TB) *lab.Namespace {
 		}
 		lab.MustVeth(t, end, lab.End{Namespace: w.node.Namespace, Device: "multi-" + device.name})
 	}
-	must(t, ns.AddAddress("down", netip.MustParsePrefix("10.9.3.2/24")), ns.SetDown("down"),
+	lab.Must(t, ns.AddAddress("down", netip.MustParsePrefix("10.9.3.2/24")), ns.SetDown("down"),
 		ns.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.9.1.1")),
 		ns.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr("fd00:9:1::1")))
 

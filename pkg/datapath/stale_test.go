@@ -44,7 +44,7 @@ func TestStaleIDs(t *testing.T) {
 		socket := mustSocket(t, client, "udp4")
 		ask(t, socket, s.at[0])
 		id := s.backends[0]
-		must(t, w.Maps().Backends.Put(id, maps.BackendOf(id, other.id, netip.AddrPortFrom(w.answers[2].IPv4, serverPort), 0)))
+		lab.Must(t, w.Maps().Backends.Put(id, maps.BackendOf(id, other.id, netip.AddrPortFrom(w.answers[2].IPv4, serverPort), 0)))
 		w.add(t, service{id: s.id, proto: "udp", at: s.at, to: []string{w.v4(1)}})
 		if name, _ := ask(t, socket, s.at[0]); name != "green" {
 			t.Errorf("%s answered, want green", name)

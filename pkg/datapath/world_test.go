@@ -144,7 +144,7 @@ func mustCookie(t testing.TB, ns *lab.Namespace) uint64 {
 	if errors.Is(err, unix.ENOPROTOOPT) {
 		t.Skip("this kernel has no cookies of network namespaces (Linux 5.14)")
 	}
-	must(t, err)
+	lab.Must(t, err)
 
 	return cookie
 }
@@ -194,14 +194,10 @@ func (w *world) needsErrors(t testing.TB) {
 func (w *world) counted(t testing.TB, f func()) map[maps.Reason]uint64 {
 	t.Helper()
 	before, err := w.Maps().ReasonCounts()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	f()
 	after, err := w.Maps().ReasonCounts()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	delta := make(map[maps.Reason]uint64)
 	for reason, n := range after {
 		if n != before[reason] {
@@ -210,12 +206,4 @@ func (w *world) counted(t testing.TB, f func()) map[maps.Reason]uint64 {
 	}
 
 	return delta
-}
-
-// must fails the test if one of the errors is one.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }
