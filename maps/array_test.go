@@ -130,9 +130,7 @@ func TestPutStoresFirstWordLast(t *testing.T) {
 			}
 			stages = append(stages, a.Get(7))
 		}
-		if err := a.Put(7, want); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, a.Put(7, want))
 		for i, stage := range stages[:len(stages)-1] {
 			if stage.Id != 0 {
 				t.Errorf("after %d stores of %d, the id is there: %+v", i+1, len(stages), stage)
@@ -144,9 +142,7 @@ func TestPutStoresFirstWordLast(t *testing.T) {
 
 		stages = nil
 		want.Flags |= BackendTerminating
-		if err := a.Put(7, want); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, a.Put(7, want))
 		if diff := gocmp.Diff([]Backend{want}, stages, sameBackend); diff != "" {
 			t.Errorf("stages of a change of one word (-want +have):\n%s", diff)
 		}
@@ -156,9 +152,7 @@ func TestPutStoresFirstWordLast(t *testing.T) {
 // Clear clears the id and leaves the rest for programs that have read the id.
 func TestClear(t *testing.T) {
 	eachArray(t, 4096, func(t *testing.T, a *Array[Backend]) {
-		if err := errors.Join(a.Put(7, backendNo(7)), a.Clear(7)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, a.Put(7, backendNo(7)), a.Clear(7))
 		want := backendNo(7)
 		want.Id = 0
 		if got := a.Get(7); got != want {
@@ -170,9 +164,7 @@ func TestClear(t *testing.T) {
 // A write does not happen if Fail returns an error.
 func TestArrayFails(t *testing.T) {
 	a := NewFakeArray[Backend](NameBackends, 64)
-	if err := a.Put(7, backendNo(7)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, a.Put(7, backendNo(7)))
 	refused := errors.New("refused")
 	var asked []string
 	a.Fail = func(table, operation string) error {
@@ -223,9 +215,7 @@ func TestConcurrentReads(t *testing.T) {
 		}
 		for i := range uint32(places) {
 			b := backendNo(i)
-			if err := errors.Join(a.Put(i, b), a.Clear(i), a.Put(i, b)); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, a.Put(i, b), a.Clear(i), a.Put(i, b))
 		}
 		close(done)
 		readers.Wait()

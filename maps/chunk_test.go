@@ -27,14 +27,10 @@ func mustLookup(t *testing.T, p *Pinned, i uint32) Backend {
 		t.Fatalf("chunk %d: %v", i/perChunk, err)
 	}
 	chunk, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer chunk.Close()
 	var b Backend
-	if err := chunk.Lookup(i%perChunk, &b); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, chunk.Lookup(i%perChunk, &b))
 
 	return b
 }
@@ -43,9 +39,7 @@ func mustLookup(t *testing.T, p *Pinned, i uint32) Backend {
 func TestMappedArray(t *testing.T) {
 	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	for _, i := range []uint32{1, perChunk - 1, perChunk, 3*perChunk + 5} {
-		if err := p.Backends.Put(i, backendNo(i)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.Backends.Put(i, backendNo(i)))
 		if got := mustLookup(t, p, i); got != backendNo(i) {
 			t.Errorf("place %d: programs find %+v", i, got)
 		}
@@ -57,16 +51,12 @@ func TestGrowsWithFewThreads(t *testing.T) {
 	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	threads := func() int {
 		tasks, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 
 		return len(tasks)
 	}
 	before := threads()
-	if err := p.Counts.Reserve(4 * addedAtOnce * int(abiChunkCHUNK_COUNTS)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Counts.Reserve(4*addedAtOnce*int(abiChunkCHUNK_COUNTS)))
 	if more := threads() - before; more > addedAtOnce+10 {
 		t.Errorf("there are %d more threads", more)
 	}
@@ -75,14 +65,10 @@ func TestGrowsWithFewThreads(t *testing.T) {
 // The counts of programs are found in every chunk, also by another id of the place.
 func TestMappedLoads(t *testing.T) {
 	p := mustCreate(t, lab.MustBPFRoot(t), small())
-	if err := p.Loads.Reserve(2 * int(perChunk)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Loads.Reserve(2*int(perChunk)))
 	want := map[uint32]BackendLoad{1: {Flows: 3}, 7: {Flows: -1}, perChunk + 1: {Sockets: 2}}
 	for i, load := range want {
-		if err := p.chunked[NameBackendLoad].chunks[i/perChunk].Put(i%perChunk, load); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.chunked[NameBackendLoad].chunks[i/perChunk].Put(i%perChunk, load))
 	}
 	have := map[uint32]BackendLoad{}
 	for i, load := range p.Loads.All() {
@@ -107,13 +93,9 @@ func TestMappedLoads(t *testing.T) {
 func TestChunkPins(t *testing.T) {
 	root := lab.MustBPFRoot(t)
 	p := mustCreate(t, root, small())
-	if err := p.Backends.Put(perChunk, backendNo(1)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Backends.Put(perChunk, backendNo(1)))
 	chunks, err := os.ReadDir(filepath.Join(root, Version, chunksFolder))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var have []string
 	for _, c := range chunks {
 		have = append(have, c.Name())
@@ -129,13 +111,9 @@ func TestChunkPins(t *testing.T) {
 		t.Errorf("no chunk of %s is among the pins", NameBackendLoad)
 	}
 
-	if err := os.RemoveAll(root); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.RemoveAll(root))
 	again, err := p.PinAgain()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if diff := gocmp.Diff(p.Pins(), again); diff != "" {
 		t.Errorf("pinned again (-want +have):\n%s", diff)
 	}
@@ -150,28 +128,20 @@ func TestCreateAdoptsChunks(t *testing.T) {
 	root := lab.MustBPFRoot(t)
 	first := mustCreate(t, root, small())
 	for _, i := range []uint32{1, perChunk + 1} {
-		if err := first.Backends.Put(i, backendNo(i)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, first.Backends.Put(i, backendNo(i)))
 	}
 	c := first.chunked[NameBackends]
 	m, err := c.create(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, err := range []error{m.Close(), c.outer.Delete(uint32(1)), first.Close()} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 	}
 
 	p := mustCreate(t, root, small())
 	if n := p.Backends.Len(); n != 3*int(perChunk) {
 		t.Errorf("%d places, want %d", n, 3*perChunk)
 	}
-	if err := p.Backends.Put(2*perChunk, backendNo(3)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Backends.Put(2*perChunk, backendNo(3)))
 	for i, want := range map[uint32]Backend{
 		1: backendNo(1), perChunk + 1: backendNo(perChunk + 1), 2 * perChunk: backendNo(3),
 	} {
@@ -189,14 +159,10 @@ func TestGrowsBesideAnother(t *testing.T) {
 	root := lab.MustBPFRoot(t)
 	agent := mustCreate(t, root, small())
 	reader, err := Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer reader.Close()
 	for _, i := range []uint32{1, perChunk + 1} {
-		if err := agent.Backends.Put(i, backendNo(i)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, agent.Backends.Put(i, backendNo(i)))
 	}
 	if got := reader.Backends.Get(1); got != backendNo(1) {
 		t.Errorf("a chunk that was there: %+v", got)
@@ -205,18 +171,14 @@ func TestGrowsBesideAnother(t *testing.T) {
 		t.Errorf("a chunk that was not: %+v, want none", got)
 	}
 	later, err := Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer later.Close()
 	if got := later.Backends.Get(perChunk + 1); got != backendNo(perChunk+1) {
 		t.Errorf("one that opens the maps now finds %+v", got)
 	}
 
 	// A process opens a missing chunk that the other one has added.
-	if err := reader.Backends.Put(perChunk+2, backendNo(2)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, reader.Backends.Put(perChunk+2, backendNo(2)))
 	for what, p := range map[string]*Pinned{"the one": agent, "the other": reader} {
 		if p.Backends.Get(perChunk+1) != backendNo(perChunk+1) || p.Backends.Get(perChunk+2) != backendNo(2) {
 			t.Errorf("%s has %+v and %+v", what, p.Backends.Get(perChunk+1), p.Backends.Get(perChunk+2))
@@ -241,9 +203,7 @@ func TestCreatesBesideAnother(t *testing.T) {
 		}
 		defer made[i].Close()
 		info, err := made[i].Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		ids[i], _ = info.ID()
 	}
 	if ids[0] != ids[1] {
@@ -255,13 +215,9 @@ func TestCreatesBesideAnother(t *testing.T) {
 func TestLoadCreatesNothing(t *testing.T) {
 	root := lab.MustBPFRoot(t)
 	mustCreate(t, root, small())
-	if err := os.RemoveAll(filepath.Join(root, Version, chunksFolder)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.RemoveAll(filepath.Join(root, Version, chunksFolder)))
 	p, err := Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer p.Close()
 	if n := p.Backends.Len(); n != 0 || p.Backends.Get(1) != (Backend{}) {
 		t.Errorf("%d places, and %+v", n, p.Backends.Get(1))
@@ -280,21 +236,15 @@ func TestStaleChunk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := lab.MustBPFRoot(t)
 			specs, err := mapSpecs()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			dir := filepath.Join(root, Version)
 			c := &chunked{name: NamePools, inner: specs[NamePools].InnerMap.Copy(), dir: dir}
 			change(c.inner)
 			for _, err := range []error{os.MkdirAll(dir, 0o700), c.pinOuter(specs[NamePools].Copy())} {
-				if err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
 			}
 			m, err := c.create(0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			defer m.Close()
 			if _, err := Create(root, small()); !errors.Is(err, ErrStale) || !strings.Contains(err.Error(), "chunk 0") {
 				t.Errorf("create: %v, want %v of chunk 0", err, ErrStale)
@@ -324,17 +274,13 @@ func TestWaitForPrograms(t *testing.T) {
 	if err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop); err != nil {
 		t.Skipf("no program can run for long: %v", err)
 	}
-	if err := p.Frontends.Put(1, webFrontend); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Frontends.Put(1, webFrontend))
 	run := mustLongProgram(t)
 	for range 3 {
 		began, ended := run()
 		for !began() {
 		}
-		if err := p.WaitForPrograms(); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.WaitForPrograms())
 		if !ended() {
 			t.Error("the program runs still")
 		}
@@ -349,9 +295,7 @@ func TestWaitForPrograms(t *testing.T) {
 func mustLongProgram(t *testing.T) func() (began, ended func() bool) {
 	t.Helper()
 	words, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { words.Close() })
 	i32 := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
 	u32 := &btf.Int{Name: "u32", Size: 4}
@@ -392,9 +336,7 @@ func mustLongProgram(t *testing.T) func() (began, ended func() bool) {
 	}
 
 	return func() (began, ended func() bool) {
-		if err := errors.Join(words.Put(uint32(0), uint64(0)), words.Put(uint32(1), uint64(0))); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, words.Put(uint32(0), uint64(0)), words.Put(uint32(1), uint64(0)))
 		done := make(chan error, 1)
 		go func() {
 			_, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 14)})

@@ -9,14 +9,14 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Every map of maps.h is described, and no other.
 func TestDescriptions(t *testing.T) {
 	specs, err := mapSpecs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	have := slices.Sorted(slices.Values(namesOf(func(description) bool { return true })))
 	if diff := gocmp.Diff(slices.Sorted(maps.Keys(specs)), have); diff != "" {
 		t.Errorf("descriptions (-maps.h +descriptions):\n%s", diff)
@@ -27,13 +27,9 @@ func TestDescriptions(t *testing.T) {
 func TestDocs(t *testing.T) {
 	const path = "../docs/maps.md"
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	specs, err := mapSpecs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	want := string(text)
 	for _, state := range []bool{false, true} {
 		folder := Version
@@ -60,9 +56,7 @@ func TestDocs(t *testing.T) {
 		want = before + table.String() + "\n" + after
 	}
 	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(path, []byte(want), 0o644))
 		text = []byte(want)
 	}
 	if diff := gocmp.Diff(strings.Split(want, "\n"), strings.Split(string(text), "\n")); diff != "" {

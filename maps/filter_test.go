@@ -103,9 +103,7 @@ func TestAddrFilterAdopts(t *testing.T) {
 	for i := range 3 {
 		first.AddrFilter.Add(numbered(i))
 	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, first.Close())
 
 	p := mustCreate(t, root, small())
 	may := func() [4]bool {

@@ -74,9 +74,7 @@ func TestFlowMemory(t *testing.T) {
 			opts.Capacities[NameFlows] = 16
 			p := mustCreate(t, lab.MustBPFRoot(t), opts)
 			facts, err := p.byName[NameHalfOpen].Info()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			kernel, ok := facts.Memlock()
 			have := FlowMemory(p.HalfOpen.Capacity())
 			estimate := uint64(entries) * (40 + 104)
@@ -92,9 +90,7 @@ func TestFlowCapacities(t *testing.T) {
 	for _, memory := range []uint64{1 << 20, 10_000_000, 64 << 20, 3 << 30, 1 << 36} {
 		t.Run(fmt.Sprintf("of %d bytes", memory), func(t *testing.T) {
 			room, err := FlowCapacities(memory)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			flows, halfOpen := FlowMemory(int(room[NameFlows])), FlowMemory(int(room[NameHalfOpen]))
 			if flows+2*halfOpen > memory {
 				t.Errorf("flows take %d and half_open %d bytes, with unanswered more than %d", flows, halfOpen, memory)
@@ -127,9 +123,7 @@ func TestFlowCapacities(t *testing.T) {
 // If two callers remove an entry at once, Remove reports it to one of them.
 func TestRemove(t *testing.T) {
 	p := mustCreate(t, lab.MustBPFRoot(t), small())
-	if err := p.Flows.Put(drawn.Key(FlowFromClient), drawn); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Flows.Put(drawn.Key(FlowFromClient), drawn))
 	for i, want := range []bool{true, false} {
 		if was, err := p.Flows.Remove(drawn.Key(FlowFromClient)); was != want || err != nil {
 			t.Errorf("time %d: %v, %v, want %v", i+1, was, err, want)
@@ -145,14 +139,10 @@ func TestFlowCounts(t *testing.T) {
 		for cpu := range perCPU {
 			perCPU[cpu] = 1000 + uint64(index)
 		}
-		if err := counters.Put(index, perCPU); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, counters.Put(index, perCPU))
 	}
 	have, err := p.FlowCounts()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	cpus := uint64(ebpf.MustPossibleCPU())
 	want := FlowCounts{
 		FlowsPut: 1000 * cpus, FlowsDeleted: 1001 * cpus,

@@ -19,9 +19,7 @@ import (
 func mustBeOtherState(t *testing.T, p *Pinned, root string) string {
 	t.Helper()
 	other := filepath.Join(root, "state-v0")
-	if err := errors.Join(p.Close(), os.Rename(filepath.Join(root, StateVersion), other)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Close(), os.Rename(filepath.Join(root, StateVersion), other))
 
 	return other
 }
@@ -29,9 +27,7 @@ func mustBeOtherState(t *testing.T, p *Pinned, root string) string {
 func mustID(t *testing.T, p *Pinned, name string) ebpf.MapID {
 	t.Helper()
 	id, err := p.ID(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return id
 }
@@ -48,27 +44,19 @@ func bytesOf[V any](v V, n uint32) []byte {
 func mustReplace(t *testing.T, folder, name string, more int) *ebpf.Map {
 	t.Helper()
 	specs, err := mapSpecs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	spec := specs[name]
 	spec.ValueSize, spec.Value = uint32(int(spec.ValueSize)+more), nil
 	if spec.Type == ebpf.SkStorage { // the kernel compares those with their BTF
 		spec.Type, spec.MaxEntries, spec.Flags = ebpf.Hash, 16, 0
 	}
 	m, err := ebpf.NewMap(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { m.Close() })
 	pin := filepath.Join(folder, name)
 	again, err := m.Clone()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.Remove(pin), again.Pin(pin), again.Close()); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	lab.Must(t, os.Remove(pin), again.Pin(pin), again.Close())
 
 	return m
 }
@@ -98,9 +86,7 @@ func TestStateIsShared(t *testing.T) {
 	if again := p.Pins(); !slices.Equal(pins, again) {
 		t.Errorf("pins\n%v, were\n%v", again, pins)
 	}
-	if err := p.EndInheriting(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.EndInheriting())
 	if _, err := os.Stat(other); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the folder of the other version: %v", err)
 	}
@@ -128,9 +114,7 @@ func TestStateIsCopied(t *testing.T) {
 			put := func(port uint16) FlowKey {
 				key := flowOfWeb
 				key.SrcPort = port
-				if err := old.Put(bytesOf(key, old.KeySize()), bytesOf(whole, old.ValueSize())); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, old.Put(bytesOf(key, old.KeySize()), bytesOf(whole, old.ValueSize())))
 
 				return key
 			}
@@ -142,9 +126,7 @@ func TestStateIsCopied(t *testing.T) {
 			}
 			mustHave(t, p.Flows, before, test.want)
 			ours := Flow{BackendId: 7, Bytes: 99}
-			if err := p.Flows.Put(before, ours); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, p.Flows.Put(before, ours))
 			later := put(2)
 			if err := p.Close(); err != nil { // killed, and started again
 				t.Fatal(err)
@@ -154,9 +136,7 @@ func TestStateIsCopied(t *testing.T) {
 			mustHave(t, p.Flows, later, test.want)
 			last := put(3)
 			p.SourceFilter.Begin(uint64(1 << 60)).End() // a sweep that does not know of the last one
-			if err := p.EndInheriting(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, p.EndInheriting())
 			if !p.SourceFilter.May(FlowKeyOf(HookEgress, 6, last.Destination(), last.Source())) {
 				t.Error("replies to a flow that was copied are kept out")
 			}
@@ -179,9 +159,7 @@ func TestStateWithoutFilters(t *testing.T) {
 	first := mustCreate(t, root, small())
 	other := mustBeOtherState(t, first, root)
 	for _, name := range filterNames {
-		if err := os.Remove(filepath.Join(other, name)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.Remove(filepath.Join(other, name)))
 	}
 	source := FlowKeyOf(HookEgress, 6, netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("192.0.2.1:1"))
 	mustPass := func(p *Pinned, what string, want bool) {
@@ -193,9 +171,7 @@ func TestStateWithoutFilters(t *testing.T) {
 	p := mustCreate(t, root, small())
 	mustPass(p, "beside the other build", true)
 	p.SourceFilter.Begin(uint64(1 << 60)).End() // a sweep that found no flow
-	if err := p.EndInheriting(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.EndInheriting())
 	mustPass(p, "after the last program of the other build has gone", true)
 
 	fresh := mustCreate(t, lab.MustBPFRoot(t), small())

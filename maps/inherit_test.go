@@ -18,9 +18,7 @@ import (
 func mustBeOther(t *testing.T, p *Pinned, root, version string) {
 	t.Helper()
 	err := errors.Join(p.Close(), os.Rename(filepath.Join(root, Version), filepath.Join(root, version)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 }
 
 var (
@@ -43,9 +41,7 @@ func mustHaveState(t *testing.T, p *Pinned) {
 		p.Loads.Reserve(int(perChunk)+2),
 		p.Health.Reserve(int(perChunk)+2),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	p.Loads.AddFlows(backendWeb.Id, 3)
 }
 
@@ -87,14 +83,10 @@ func TestIDsAreInheritedOnce(t *testing.T) {
 	first := mustCreate(t, root, small())
 	mustHaveState(t, first)
 	mustBeOther(t, first, root, "v1x")
-	if err := os.MkdirAll(filepath.Join(root, asidePrefix+Version, "left"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.MkdirAll(filepath.Join(root, asidePrefix+Version, "left"), 0o700))
 
 	p := mustCreate(t, root, small())
-	if err := errors.Join(p.Backends.Clear(perChunk+1), p.Close()); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Backends.Clear(perChunk+1), p.Close())
 	p = mustCreate(t, root, small())
 	if b := p.Backends.Get(perChunk + 1); b.Id != 0 {
 		t.Errorf("a backend that had gone is back: %+v", b)
@@ -112,21 +104,15 @@ func TestLongerValues(t *testing.T) {
 	mustBeOther(t, first, root, "v9")
 	pin := filepath.Join(root, "v9", NameServicePorts)
 	specs, err := mapSpecs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	spec := specs[NameServicePorts]
 	value := make([]byte, spec.ValueSize+8)
 	copy(value, unsafe.Slice((*byte)(unsafe.Pointer(&webPort)), len(value)-8))
 	spec.ValueSize, spec.Value = spec.ValueSize+8, nil
 	longer, err := ebpf.NewMap(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer longer.Close()
-	if err := errors.Join(os.Remove(pin), longer.Pin(pin), longer.Put(ID(7, 1), value)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Remove(pin), longer.Pin(pin), longer.Put(ID(7, 1), value))
 
 	p := mustCreate(t, root, small())
 	mustHave(t, p.ServicePorts, ID(7, 1), webPort)
@@ -139,9 +125,7 @@ func TestStateIsYounger(t *testing.T) {
 	first := mustCreate(t, root, small())
 	err := errors.Join(first.ServicePorts.Put(port, webPort), first.Counts.Begin(port),
 		first.Backends.Put(perChunk+1, backendWeb), first.Close(), os.RemoveAll(filepath.Join(root, StateVersion)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	p := mustCreate(t, root, small())
 	p.Loads.AddFlows(backendWeb.Id, 3)
 	if load := p.Loads.Load(backendWeb.Id); load.Flows != 3 {
@@ -166,9 +150,7 @@ func TestStateWithoutIDsIsDeleted(t *testing.T) {
 			root := lab.MustBPFRoot(t)
 			first := mustCreate(t, root, small())
 			mustHaveState(t, first)
-			if err := errors.Join(first.Close(), harm(root)); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, first.Close(), harm(root))
 			p := mustCreate(t, root, small())
 			if _, ok, err := p.Flows.Lookup(flowOfWeb); ok || err != nil {
 				t.Errorf("the flow is there: %v, %v", ok, err)

@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata with the layout as it is")
@@ -53,9 +55,7 @@ func TestFrozenLayout(t *testing.T) {
 	frozen := []string{prefix + NameServicePorts, prefix + NameBackends, prefix + NameAddrs}
 	have := describeLayout(abi, slices.Collect(maps.Values(typesOf(abi, frozen))), frozen)
 	want, err := os.ReadFile(filepath.Join("testdata", "layout_frozen.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	blocks := make(map[string]string)
 	for _, block := range strings.Split(have, "\n\n") {
 		of, members, _ := strings.Cut(block, "\n")
@@ -79,9 +79,7 @@ func named(head string) string {
 func mustLoadAbi(t *testing.T) *ebpf.CollectionSpec {
 	t.Helper()
 	abi, err := loadAbi()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return abi
 }
@@ -90,9 +88,7 @@ func mustBeGolden(t *testing.T, version, have string) {
 	t.Helper()
 	golden := filepath.Join("testdata", "layout_"+version+".txt")
 	if *update {
-		if err := os.WriteFile(golden, []byte(have), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(golden, []byte(have), 0o644))
 	}
 	want, err := os.ReadFile(golden)
 	if err != nil {
@@ -166,9 +162,7 @@ func mustFindTypes(t *testing.T, spec *btf.Spec) []btf.Type {
 
 	var found []btf.Type
 	for typ, err := range spec.All() {
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		switch typ.(type) {
 		case *btf.Struct, *btf.Enum:
 			// A chunk is not a value, but describes a map in maps.h.

@@ -14,9 +14,7 @@ import (
 func mustListen(t *testing.T, p *Pinned) *Listener {
 	t.Helper()
 	l, err := p.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return l
 }
@@ -73,9 +71,7 @@ func TestKilledListenersAreFreed(t *testing.T) {
 	defer freed.reader.Close()
 	atomic.StoreUint64(&p.listeners.values[killed.place], now()-1)
 	atomic.StoreUint64(&p.listeners.values[freed.place], 0) // by a program
-	if err := p.FreeListeners(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.FreeListeners())
 	if n := rings(t, p); n != 1 {
 		t.Errorf("%d ring buffers are left, want that of the listener that is alive", n)
 	}

@@ -24,9 +24,7 @@ func small() Options {
 func mustCreate(t *testing.T, root string, opts Options) *Pinned {
 	t.Helper()
 	p, err := Create(root, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { p.Close() })
 
 	return p
@@ -43,9 +41,7 @@ func TestCreateAdopts(t *testing.T) {
 	first := mustCreate(t, root, small())
 	err := errors.Join(first.FrontendIDs.Put(web, 9), first.Frontends.Put(9, webFrontend),
 		first.Pools.Put(5, webPool), first.Slots.Put(3, 99), first.Close())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	for name, open := range map[string]func() (*Pinned, error){
 		"Create":                       func() (*Pinned, error) { return Create(root, small()) },
@@ -54,9 +50,7 @@ func TestCreateAdopts(t *testing.T) {
 	} {
 		t.Run("complete after "+name, func(t *testing.T) {
 			p, err := open()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			defer p.Close()
 			if got, ok, err := p.FrontendIDs.Lookup(web); got != 9 || !ok || err != nil {
 				t.Errorf("frontend id %v, %v, %v, want 9", got, ok, err)
@@ -104,9 +98,7 @@ func TestLoadWithoutPins(t *testing.T) {
 		t.Errorf("without any pin: %v, want %v", err, fs.ErrNotExist)
 	}
 	mustCreate(t, root, small())
-	if err := os.Remove(PinOf(root, NameReasons)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Remove(PinOf(root, NameReasons)))
 	if _, err := Load(root); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without one pin: %v, want %v", err, fs.ErrNotExist)
 	}
@@ -122,19 +114,13 @@ func TestStalePins(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := lab.MustBPFRoot(t)
 			specs, err := mapSpecs()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			spec := specs[NameServicePorts]
 			change(spec)
 			dir := filepath.Join(root, Version)
-			if err := os.MkdirAll(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.MkdirAll(dir, 0o700))
 			m, err := create(dir, NameServicePorts, spec)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			defer m.Close()
 
 			if _, err := Create(root, small()); !errors.Is(err, ErrStale) {

@@ -13,9 +13,7 @@ import (
 // bpf/lib/reason.h has the classes.
 func TestReasons(t *testing.T) {
 	var enum *btf.Enum
-	if err := mustLoadAbi(t).Types.TypeByName("reason", &enum); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, mustLoadAbi(t).Types.TypeByName("reason", &enum))
 	texts := make(map[string]Reason)
 	for _, value := range enum.Values {
 		r, label := Reason(value.Value), strings.ToLower(strings.TrimPrefix(value.Name, "REASON_"))
@@ -58,9 +56,7 @@ func TestReasonCountsOfAnEarlierBuild(t *testing.T) {
 	root := lab.MustBPFRoot(t)
 	last := reasonCount - 1
 	p, err := Create(root, Options{Capacities: map[string]uint32{NameReasons: uint32(last), NameFlows: 1024}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer p.Close()
 	counts, err := p.ReasonCounts()
 	if _, there := counts[last]; err != nil || there || len(counts) != len(Reasons())-1 {

@@ -24,18 +24,14 @@ func mustCount(t *testing.T, p *Pinned, servicePortID uint32, c PortCounts) {
 	for cpu := range perCPU {
 		perCPU[cpu] = c
 	}
-	if err := m.Put(at, perCPU); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, m.Put(at, perCPU))
 }
 
 func mustStats(t *testing.T, p *Pinned) map[StatKey]uint64 {
 	t.Helper()
 	all := map[StatKey]uint64{}
 	for e, err := range p.Stats.All() {
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if was, ok := all[e.Key]; ok {
 			t.Errorf("%+v twice: %d and %d", e.Key, was, e.Value)
 		}
@@ -55,26 +51,18 @@ func TestStats(t *testing.T) {
 	web, far := ID(3, 1), ID(700, 2) // in another chunk
 	p.Stats.measures = true
 	for _, id := range []uint32{web, far} {
-		if err := p.Stats.Begin(id); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.ServicePorts.Put(id, ServicePortOf("shop", "web", "http", 6, 4)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.Stats.Begin(id))
+		lab.Must(t, p.ServicePorts.Put(id, ServicePortOf("shop", "web", "http", 6, 4)))
 	}
 	mustCount(t, p, web, PortCounts{Connections: 2, BytesSent: 10, BytesReceived: 100})
 	mustCount(t, p, far, PortCounts{Connections: 5})
 	m, at := p.Stats.handshakes.place(web)
-	if err := m.Put(at, Handshakes{Failed: 3, Buckets: [len(Handshakes{}.Buckets)]uint64{5: 4}}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, m.Put(at, Handshakes{Failed: 3, Buckets: [len(Handshakes{}.Buckets)]uint64{5: 4}}))
 	for key, n := range map[RefusalKey]uint64{
 		{ServicePortId: web, Reason: refused}: 7, {ServicePortId: web, Reason: outOfRange}: 8,
 		{ServicePortId: far, Reason: outOfRange}: 9,
 	} {
-		if err := p.Stats.refusals.Put(key, n); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.Stats.refusals.Put(key, n))
 	}
 	want := map[StatKey]uint64{
 		{web, uint32(ReasonTranslated)}: 2 * cpus, {web, StatBytesSent}: 10 * cpus, {web, StatBytesReceived}: 100 * cpus,
@@ -86,12 +74,8 @@ func TestStats(t *testing.T) {
 	}
 
 	// The id of web is freed, and its place assigned to another service port.
-	if err := p.ServicePorts.Delete(web); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Stats.End(web); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.ServicePorts.Delete(web))
+	lab.Must(t, p.Stats.End(web))
 	maps.DeleteFunc(want, func(key StatKey, _ uint64) bool { return key.ServicePortId != web })
 	if diff := gocmp.Diff(want, p.Stats.Ended()); diff != "" {
 		t.Errorf("ended (-want +have):\n%s", diff)
@@ -100,12 +84,8 @@ func TestStats(t *testing.T) {
 		t.Errorf("ended again: %v", ended)
 	}
 	next := ID(3, 2)
-	if err := p.Stats.Begin(next); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.ServicePorts.Put(next, ServicePortOf("shop", "next", "http", 6, 4)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Stats.Begin(next))
+	lab.Must(t, p.ServicePorts.Put(next, ServicePortOf("shop", "next", "http", 6, 4)))
 	mustCount(t, p, next, PortCounts{Connections: 1}) // nothing of the handshakes before
 	want = map[StatKey]uint64{
 		{far, uint32(ReasonTranslated)}: 5 * cpus, {far, outOfRange}: 9, {next, uint32(ReasonTranslated)}: cpus,
@@ -118,17 +98,11 @@ func TestStats(t *testing.T) {
 // Prune deletes refusals that a killed agent has left.
 func TestPruneStats(t *testing.T) {
 	p := mustCreate(t, lab.MustBPFRoot(t), small())
-	if err := p.ServicePorts.Put(1, ServicePortOf("shop", "web", "", 6, 4)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.ServicePorts.Put(1, ServicePortOf("shop", "web", "", 6, 4)))
 	for _, id := range []uint32{1, ID(1, 1), 2} {
-		if err := p.Stats.refusals.Put(RefusalKey{ServicePortId: id, Reason: 6}, 7); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.Stats.refusals.Put(RefusalKey{ServicePortId: id, Reason: 6}, 7))
 	}
-	if err := p.Stats.Prune(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Stats.Prune())
 	if diff := gocmp.Diff(map[StatKey]uint64{{1, 6}: 7}, mustStats(t, p)); diff != "" {
 		t.Errorf("left (-want +have):\n%s", diff)
 	}
@@ -137,9 +111,7 @@ func TestPruneStats(t *testing.T) {
 // A service port without room for counts has none.
 func TestStatsWithoutRoom(t *testing.T) {
 	p := mustCreate(t, lab.MustBPFRoot(t), small())
-	if err := p.ServicePorts.Put(ID(5, 0), ServicePortOf("shop", "web", "", 6, 4)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.ServicePorts.Put(ID(5, 0), ServicePortOf("shop", "web", "", 6, 4)))
 	if all := mustStats(t, p); len(all) != 0 {
 		t.Errorf("%v, want none", all)
 	}
@@ -165,29 +137,17 @@ func TestBeginAfterRestart(t *testing.T) {
 	for _, withState := range []bool{true, false} {
 		root := lab.MustBPFRoot(t)
 		p := mustCreate(t, root, small())
-		if err := p.ServicePorts.Put(3, ServicePortOf("shop", "web", "http", 6, 4)); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Stats.Begin(3); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.ServicePorts.Put(3, ServicePortOf("shop", "web", "http", 6, 4)))
+		lab.Must(t, p.Stats.Begin(3))
 		mustCount(t, p, 3, PortCounts{Connections: 2})
-		if err := p.Close(); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.Close())
 		if !withState {
-			if err := os.RemoveAll(filepath.Join(root, StateVersion)); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.RemoveAll(filepath.Join(root, StateVersion)))
 		}
 		p = mustCreate(t, root, small())
 		mustCount(t, p, 3, PortCounts{Connections: 5})
-		if err := p.Stats.End(3); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Stats.Begin(ID(3, 1)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, p.Stats.End(3))
+		lab.Must(t, p.Stats.Begin(ID(3, 1)))
 		if c, _, err := p.Stats.port(ID(3, 1)); err != nil || c != (PortCounts{}) {
 			t.Errorf("with the state kept: %v: it begins with %+v, %v", withState, c, err)
 		}
@@ -198,9 +158,7 @@ func TestReserve(t *testing.T) {
 	p := mustCreate(t, lab.MustBPFRoot(t), small())
 	first := p.Stats.counts.inner.MaxEntries
 	room := Room{Frontends: 5000, Pools: 1, Slots: 17000, Backends: 9000}.Plus(Room{ServicePorts: int(first) + 1})
-	if err := p.Tables.Reserve(room); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Tables.Reserve(room))
 	have := Room{p.Frontends.Len(), p.Pools.Len(), p.Slots.Len(), p.Backends.Len(), int(first) * len(p.Stats.counts.chunks)}
 	if want := (Room{8192, 4096, 32768, 12288, 512}); have != want {
 		t.Errorf("there is room for %+v, want %+v", have, want)

@@ -18,9 +18,7 @@ func TestMap(t *testing.T) {
 		t.Errorf("delete of nothing: %v", err)
 	}
 	for _, want := range []uint32{9, 5} {
-		if err := table.Put(web, want); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, table.Put(web, want))
 		if got, ok, err := table.Lookup(web); got != want || !ok || err != nil {
 			t.Errorf("lookup: %v, %v, %v, want %v", got, ok, err, want)
 		}
@@ -30,9 +28,7 @@ func TestMap(t *testing.T) {
 			t.Errorf("all: %v, %v", e, err)
 		}
 	}
-	if err := table.Delete(web); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, table.Delete(web))
 	for e, err := range table.All() {
 		t.Errorf("all after delete: %v, %v", e, err)
 	}
