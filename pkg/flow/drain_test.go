@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Drain deletes all frontends at once, so that new connections pass, and waits for flows that are open: not for
@@ -31,10 +32,10 @@ func TestDrain(t *testing.T) {
 			w.clock = Now()
 			f := flowOf(test.proto, 1)
 			w.put(t, f, note{role: maps.FlowFromClient, state: test.state, idle: test.idle}, note{role: maps.FlowToClient, state: test.state, idle: test.idle})
-			must(t, w.FrontendIDs.Put(maps.FrontendKeyOf(f.OriginalDst.IP(), 80, test.proto, maps.ScopeExternal), 7))
+			lab.Must(t, w.FrontendIDs.Put(maps.FrontendKeyOf(f.OriginalDst.IP(), 80, test.proto, maps.ScopeExternal), 7))
 			var counts []int
 			open, err := Drain(t.Context(), w.Pinned, 0, func(open []Flow) { counts = append(counts, len(open)) })
-			must(t, err)
+			lab.Must(t, err)
 			if open != test.open || !slices.Equal(counts, []int{open, open}) {
 				t.Errorf("%d are open, seen %v, want %d", open, counts, test.open)
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // made is a flow in the tables, with its entries.
@@ -87,7 +88,7 @@ func (m *made) left(t *testing.T, w *world) []note {
 			in = w.Opening(m.flow.Proto)
 		}
 		v, ok, err := in.Lookup(m.flow.Key(n.role))
-		must(t, err)
+		lab.Must(t, err)
 		if ok && v.BackendId == m.flow.BackendId {
 			left = append(left, n)
 		}

@@ -11,11 +11,12 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func TestList(t *testing.T) {
 	w := newWorld(t, 1024)
-	must(t,
+	lab.Must(t,
 		w.ServicePorts.Put(1, maps.ServicePortOf("shop", "web", "http", tcp, 4)),
 		w.ServicePorts.Put(2, maps.ServicePortOf("kube-system", "dns", "", udp, 4)),
 	)
@@ -74,7 +75,7 @@ func TestList(t *testing.T) {
 	}, web...)
 	for service, want := range map[string][]Flow{"": all, "shop/web": web, "shop/nosuch": {}, "kube-system/dns": all[3:4]} {
 		have, err := List(w.Pinned, service, w.clock)
-		must(t, err)
+		lab.Must(t, err)
 		if diff := gocmp.Diff(want, have, gocmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("of Service %q (-want +have):\n%s", service, diff)
 		}
@@ -96,16 +97,16 @@ func TestListOfMany(t *testing.T) {
 	standing := 0
 	for _, table := range l.tables {
 		for e, err := range table.All() {
-			must(t, err)
+			lab.Must(t, err)
 			_, ok, err := l.flow(table, e, "", w.clock)
-			must(t, err)
+			lab.Must(t, err)
 			if ok {
 				standing++
 			}
 		}
 	}
 	flows, err := List(w.Pinned, "", w.clock)
-	must(t, err)
+	lab.Must(t, err)
 	inOrder := slices.IsSortedFunc(flows, func(a, b Flow) int {
 		return cmp.Or(strings.Compare(a.Service, b.Service), int(a.Client.Port())-int(b.Client.Port()))
 	})
@@ -124,7 +125,7 @@ func TestListOfMovingFlow(t *testing.T) {
 		h := &hooked{all: func() {
 			if passes++; passes == at {
 				w.put(t, f, note{fromClient, maps.FlowOpen, false, 0})
-				must(t, w.HalfOpen.Delete(f.Key(fromClient)))
+				lab.Must(t, w.HalfOpen.Delete(f.Key(fromClient)))
 			}
 		}}
 		tables := tablesOf(w.Pinned)
@@ -133,7 +134,7 @@ func TestListOfMovingFlow(t *testing.T) {
 		tables[0].entries, tables[1].entries = &first, &second
 		l := lister{maps: w.Pinned, tables: tables, names: make(map[uint32]name)}
 		flows, err := l.list("", w.clock)
-		must(t, err)
+		lab.Must(t, err)
 		if len(flows) != 1 {
 			t.Errorf("moved before pass %d: listed %d times", at, len(flows))
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // counted returns f with the flag that its backend's load includes it.
@@ -142,7 +143,7 @@ func TestBytesOfEndedFlows(t *testing.T) {
 func TestBytesAreForgotten(t *testing.T) {
 	w := newWorld(t, 1<<15)
 	s := w.sweeper(t)
-	must(t, w.ServicePorts.Put(5, maps.ServicePortOf("ns", "web", "", tcp, 4)))
+	lab.Must(t, w.ServicePorts.Put(5, maps.ServicePortOf("ns", "web", "", tcp, 4)))
 	for n := range manyPorts + 1 {
 		f := flowOf(tcp, n+1)
 		f.ServicePortId, f.Bytes = uint32(n+1), 1
@@ -205,7 +206,7 @@ func (r *traffic) assure() {
 	}
 	f := r.flows[n]
 	r.world.put(r.t, f, note{fromClient, 1, false, 0}, note{toClient, 1, false, 0})
-	must(r.t, r.HalfOpen.Delete(f.Key(fromClient)), r.HalfOpen.Delete(f.Key(toClient)))
+	lab.Must(r.t, r.HalfOpen.Delete(f.Key(fromClient)), r.HalfOpen.Delete(f.Key(toClient)))
 }
 
 // end closes a flow from both sides.
@@ -216,7 +217,7 @@ func (r *traffic) end() {
 	}
 	f := r.flows[n]
 	_, halfOpen, err := r.HalfOpen.Lookup(f.Key(fromClient))
-	must(r.t, err)
+	lab.Must(r.t, err)
 	f.Flags &^= maps.FlowCounted
 	r.world.put(r.t, f, note{fromClient, maps.FlowFin, halfOpen, 0})
 	r.Loads.AddFlows(f.BackendId, -1)
@@ -231,7 +232,7 @@ func (r *traffic) evict() {
 		return
 	}
 	key := r.flows[n].Key(fromClient)
-	must(r.t, r.HalfOpen.Delete(key), r.Flows.Delete(key))
+	lab.Must(r.t, r.HalfOpen.Delete(key), r.Flows.Delete(key))
 	r.loads[r.flows[n].BackendId]--
 	delete(r.flows, n)
 }

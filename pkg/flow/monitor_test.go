@@ -39,7 +39,7 @@ func mustMonitor(t *testing.T) (*monitored, *world) {
 		Searched:  func(_ time.Time, ended Ended) { m.searches = append(m.searches, ended) },
 		Emergency: func(why string) { m.emergencies = append(m.emergencies, why) },
 	})
-	must(t, err)
+	lab.Must(t, err)
 
 	return m, w
 }
@@ -52,7 +52,7 @@ func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int,
 		OriginalDst: addr("10.96.0.1"), OriginalPort: maps.Port(53),
 		Proto: 17, Role: maps.FlowFromClient, State: maps.FlowOpen, LastSeen: seen,
 	}
-	must(t, m.Put(f.Key(f.Role), f))
+	lab.Must(t, m.Put(f.Key(f.Role), f))
 
 	return f.Key(f.Role)
 }
@@ -84,9 +84,7 @@ func TestFlowsAtTheirLimit(t *testing.T) {
 			}
 			perCPU := make([]uint64, ebpf.MustPossibleCPU())
 			perCPU[0] = puts
-			if err := w.Replacements()["sl_flow_counts"].Put(test.index, perCPU); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, w.Replacements()["sl_flow_counts"].Put(test.index, perCPU))
 			m.sweep()
 			m.sweep()
 			status := m.Status()
@@ -116,9 +114,7 @@ func TestFlowsAtTheirLimit(t *testing.T) {
 // What fails again and again is logged once.
 func TestFlowsFailing(t *testing.T) {
 	m, w := mustMonitor(t)
-	if err := w.Replacements()["sl_flows"].Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, w.Replacements()["sl_flows"].Close())
 	for range 3 {
 		m.sweep()
 		if m.searchStale() {
@@ -188,9 +184,9 @@ func mustVanish(t *testing.T, w *world, key maps.FlowKey) {
 	t.Helper()
 	lab.EventuallyIn(t, 8*time.Second, "the flow ends", func() bool {
 		_, inFlows, err := w.Flows.Lookup(key)
-		must(t, err)
+		lab.Must(t, err)
 		_, unanswered, err := w.Unanswered.Lookup(key)
-		must(t, err)
+		lab.Must(t, err)
 
 		return !inFlows && !unanswered
 	})

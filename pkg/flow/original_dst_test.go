@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // flowTo returns the nth flow, to an address.
@@ -73,7 +74,7 @@ func TestOriginalDstsBegin(t *testing.T) {
 	if good.Begin.Before(before) || len(read) != 1 || good.Begin.After(read[0]) {
 		t.Errorf("it began at %v: called at %v, read at %v", good.Begin, before, read)
 	}
-	must(t, w.Replacements()["sl_flows"].Close())
+	lab.Must(t, w.Replacements()["sl_flows"].Close())
 	if _, err := s.Sweep(); err == nil {
 		t.Fatal("no error without a table")
 	}

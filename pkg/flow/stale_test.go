@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // frontend adds a frontend that leads to a service port.
@@ -15,13 +16,13 @@ func (w *world) frontend(t testing.TB, at string, proto, scope uint8, servicePor
 	t.Helper()
 	to := netip.MustParseAddrPort(at)
 	pool, err := w.writer.Pool(maps.Pool{ServicePortId: servicePortID}, nil, nil)
-	must(t, err, w.writer.Frontend(maps.FrontendKeyOf(to.Addr(), to.Port(), proto, scope), maps.KindClusterIP, pool))
+	lab.Must(t, err, w.writer.Frontend(maps.FrontendKeyOf(to.Addr(), to.Port(), proto, scope), maps.KindClusterIP, pool))
 }
 
 // backend adds a backend with an id.
 func (w *world) backend(t testing.TB, id uint32, at string, servicePortID uint32) {
 	t.Helper()
-	must(t, w.Backends.Put(maps.Index(id), maps.BackendOf(id, servicePortID, netip.MustParseAddrPort(at), 0)))
+	lab.Must(t, w.Backends.Put(maps.Index(id), maps.BackendOf(id, servicePortID, netip.MustParseAddrPort(at), 0)))
 }
 
 func (w *world) mustEndStale(t testing.TB, s *Sweeper, want int) {
@@ -50,22 +51,22 @@ func TestStale(t *testing.T) {
 	}{
 		{"kept while nothing changes", flowOf(udp, 1), func(*world) {}, false},
 		{"kept by either scope, internal", flowOf(udp, 1), func(w *world) {
-			must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeExternal)))
+			lab.Must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeExternal)))
 		}, false},
 		{"kept by either scope, external", flowOf(udp, 1), func(w *world) {
-			must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeInternal)))
+			lab.Must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, maps.ScopeInternal)))
 		}, false},
 		{"kept at a node port", to(flowOf(udp, 1), node4), func(*world) {}, false},
 		{"kept at a node port of IPv6", to(flowOf(udp, 1), node6), func(*world) {}, false},
 		{"kept though its frontend has no slots", flowOf(udp, 1), func(*world) {}, false},
-		{"ended with its backend", flowOf(udp, 1), func(w *world) { must(t, w.Backends.Clear(1)) }, true},
+		{"ended with its backend", flowOf(udp, 1), func(w *world) { lab.Must(t, w.Backends.Clear(1)) }, true},
 		{"ended when the id is a backend of another", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.2:8080", 2) }, true},
 		{"ended when the place has another generation", flowOf(udp, 1), func(w *world) { w.backend(t, maps.ID(1, 1), "10.244.2.2:8080", 1) }, true},
 		{"ended when the id is at another address", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.3:8080", 1) }, true},
 		{"ended when the id is at another port", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.2:8081", 1) }, true},
 		{"ended with its frontend", flowOf(udp, 1), func(w *world) {
 			for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-				must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, scope)))
+				lab.Must(t, w.FrontendIDs.Delete(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.1"), 80, udp, scope)))
 			}
 		}, true},
 		{"ended when its frontend is another's", flowOf(udp, 1), func(w *world) {
@@ -79,8 +80,8 @@ func TestStale(t *testing.T) {
 		{"ended if only TCP has the frontend", to(flowOf(udp, 1), "10.96.0.1:443"), func(w *world) {
 			w.frontend(t, "10.96.0.1:443", tcp, maps.ScopeInternal, 1)
 		}, true},
-		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { must(t, w.Backends.Clear(1)) }, false},
-		{"kept if it is of SCTP, without a backend", flowOf(sctp, 1), func(w *world) { must(t, w.Backends.Clear(1)) }, false},
+		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { lab.Must(t, w.Backends.Clear(1)) }, false},
+		{"kept if it is of SCTP, without a backend", flowOf(sctp, 1), func(w *world) { lab.Must(t, w.Backends.Clear(1)) }, false},
 	} {
 		for _, halfOpen := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, half open %v", test.name, halfOpen), func(t *testing.T) {

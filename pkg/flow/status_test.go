@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func TestEvictions(t *testing.T) {
@@ -197,7 +198,7 @@ func TestDeletedByBoth(t *testing.T) {
 	w.mustSweep(t, s)
 	w.clock += uint64(time.Hour)
 	s.hook(false, &hooked{remove: func(k maps.FlowKey) {
-		must(t, w.Flows.Delete(k))
+		lab.Must(t, w.Flows.Delete(k))
 		w.setCount(t, flowsDeleted, 2)
 	}})
 	w.mustSweep(t, s)
@@ -244,7 +245,7 @@ func TestReadStatus(t *testing.T) {
 	w := newWorld(t, 1024)
 	w.put(t, flowOf(tcp, 1), live[0], live[1], note{fromClient, 1, true, time.Hour})
 	status, err := ReadStatus(w.Pinned)
-	must(t, err)
+	lab.Must(t, err)
 	if status.Flows.Entries != 2 || status.HalfOpen.Entries != 1 || status.Flows.Capacity != 1024 {
 		t.Errorf("%+v", status)
 	}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 const (
@@ -55,7 +56,7 @@ func TestStates(t *testing.T) {
 			f := masqueraded(flowOf(test.proto, 1))
 			w.put(t, f, test.notes...)
 			g, err := gather(tablesOf(w.Pinned), f)
-			must(t, err)
+			lab.Must(t, err)
 			if have := g.state(); have != test.want || len(g.entries) != len(test.notes) {
 				t.Errorf("%s by %d entries, want %s by %d", have, len(g.entries), test.want, len(test.notes))
 			}
@@ -128,7 +129,7 @@ func TestTimeouts(t *testing.T) {
 		Opening: time.Second, Established: 2 * time.Second, Closing: 3 * time.Second,
 		Closed: 4 * time.Second, UDPUnanswered: 5 * time.Second, UDPAnswered: 6 * time.Second,
 	}})
-	must(t, err)
+	lab.Must(t, err)
 	flows := map[time.Duration]maps.Flow{}
 	for i, n := range []note{
 		{fromClient, maps.FlowNew, true, 0}, {fromClient, maps.FlowOpen, false, 0},
@@ -160,7 +161,7 @@ func TestSeenSince(t *testing.T) {
 	all := []note{{fromClient, 1, true, time.Hour}, {toClient, 1, true, time.Hour}, {toBackend, 1, true, time.Hour}, {fromBackend, 1, true, time.Hour}}
 	packets := map[string]func(*world){
 		"answered": func(w *world) {
-			must(t, w.Unanswered.Delete(f.Key(fromClient)), w.Unanswered.Delete(f.Key(toClient)),
+			lab.Must(t, w.Unanswered.Delete(f.Key(fromClient)), w.Unanswered.Delete(f.Key(toClient)),
 				w.Unanswered.Delete(f.Key(toBackend)), w.Unanswered.Delete(f.Key(fromBackend)))
 			w.put(t, f, note{fromClient, 1, false, 0}, note{toClient, 1, false, 0}, note{toBackend, 1, false, 0}, note{fromBackend, 1, false, 0})
 		},
@@ -175,9 +176,9 @@ func TestSeenSince(t *testing.T) {
 			w.put(t, f, all...)
 			s := w.sweeper(t)
 			found, err := s.scan(s.timeouts, maps.SourceSweep{})
-			must(t, err)
+			lab.Must(t, err)
 			packet(w)
-			must(t, s.expire(found, s.timeouts))
+			lab.Must(t, s.expire(found, s.timeouts))
 			want := 4
 			if name == "not at all" {
 				want = 0
@@ -201,7 +202,7 @@ func TestSeenMoving(t *testing.T) {
 	move := func() {
 		if moves++; moves == 2 { // between the two
 			w.put(t, f, note{toClient, 1, false, 0})
-			must(t, w.HalfOpen.Delete(reply))
+			lab.Must(t, w.HalfOpen.Delete(reply))
 		}
 	}
 	s.hook(true, &hooked{all: move})
@@ -315,9 +316,9 @@ func processTime() time.Duration {
 // is as old as the first packet of a device may be.
 func TestNow(t *testing.T) {
 	var before, after unix.Timespec
-	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &before))
+	lab.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &before))
 	now := Now()
-	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &after))
+	lab.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &after))
 	if now < uint64(before.Nano()) || now > uint64(after.Nano()) {
 		t.Errorf("%d is not between %d and %d", now, before.Nano(), after.Nano())
 	}
@@ -334,7 +335,7 @@ func TestFlowOfAProcess(t *testing.T) {
 		t.Fatalf("the entries are at hooks %d and %d", from, to)
 	}
 	flows, err := List(w.Pinned, "", w.clock)
-	must(t, err)
+	lab.Must(t, err)
 	if len(flows) != 1 || flows[0].State != Established {
 		t.Errorf("listed are %+v, want one established flow", flows)
 	}

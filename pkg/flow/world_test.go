@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // world is the maps of a node, and a clock. Only the test uses them.
@@ -31,17 +31,10 @@ func newWorld(t testing.TB, capacity uint32) *world {
 	return &world{Pinned: pinned, writer: mapstest.New(pinned.Tables), clock: epoch}
 }
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func (w *world) sweeper(t testing.TB) *Sweeper {
 	t.Helper()
 	s, err := New(Config{Maps: w.Pinned, Now: func() uint64 { return w.clock }})
-	must(t, err)
+	lab.Must(t, err)
 
 	return s
 }
@@ -49,7 +42,7 @@ func (w *world) sweeper(t testing.TB) *Sweeper {
 func (w *world) mustSweep(t testing.TB, s *Sweeper) Status {
 	t.Helper()
 	status, err := s.Sweep()
-	must(t, err)
+	lab.Must(t, err)
 
 	return status
 }
@@ -91,7 +84,7 @@ func (w *world) put(t testing.TB, f maps.Flow, notes ...note) {
 		if n.halfOpen {
 			in = w.Opening(f.Proto)
 		}
-		must(t, in.Put(f.Key(n.role), f))
+		lab.Must(t, in.Put(f.Key(n.role), f))
 	}
 }
 
@@ -102,7 +95,7 @@ func (w *world) count(t testing.TB, f maps.Flow) int {
 	for _, role := range f.Roles() {
 		for _, in := range tablesOf(w.Pinned) {
 			v, ok, err := in.Lookup(f.Key(role))
-			must(t, err)
+			lab.Must(t, err)
 			if ok && v.BackendId == f.BackendId {
 				n++
 			}
@@ -126,7 +119,7 @@ func (w *world) setCount(t testing.TB, index uint32, n int) {
 	t.Helper()
 	perCPU := make([]uint64, ebpf.MustPossibleCPU())
 	perCPU[len(perCPU)-1] = uint64(n)
-	must(t, w.Replacements()["sl_flow_counts"].Put(index, perCPU))
+	lab.Must(t, w.Replacements()["sl_flow_counts"].Put(index, perCPU))
 }
 
 // hooked is a map of flows with calls in between.

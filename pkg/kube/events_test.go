@@ -239,9 +239,7 @@ func TestRecordDoesNotWait(t *testing.T) {
 	defer server.Close()
 	defer close(stuck)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	r := NewRecorder(RecorderConfig{Client: client, NodeName: "node1", limit: flowcontrol.NewFakeAlwaysRateLimiter()})
 	mustRun(t, r.Run)
 	for range 10_000 { // far more than the queue holds

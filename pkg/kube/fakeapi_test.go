@@ -29,6 +29,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // fakeAPI is the part of an API server that serves list and watch. It ignores selectors and
@@ -93,13 +95,9 @@ func (f *fakeAPI) config(t *testing.T, sink Sink) Config {
 	t.Helper()
 	cfg := &rest.Config{Host: f.server.URL, QPS: -1}
 	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	stream, err := NewStream(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return Config{
 		Client:   client,
 		Stream:   stream,
@@ -114,9 +112,7 @@ func (f *fakeAPI) config(t *testing.T, sink Sink) Config {
 func mustWatch(t *testing.T, cfg Config) *Watcher {
 	t.Helper()
 	w, err := NewWatcher(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	mustRun(t, w.Run)
 	return w
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var update = flag.Bool("update", false, "rewrite the scripts in testdata with what happens")
@@ -79,9 +81,7 @@ func TestManifestsWaitForTheWriter(t *testing.T) {
 	path := filepath.Join(dir, "a.yaml")
 	sink := newRecorder()
 	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	m.scan(true)
 	text := ""
 	for i, steps := range []int{1, 1, 2, 2} { // scans after each write
@@ -140,9 +140,7 @@ func TestManifestsDirectoryReplaced(t *testing.T) {
 	mustWrite(t, filepath.Join(dir, "a.yaml"), serviceYAML("one", "10.96.0.1"))
 	sink := newRecorder()
 	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	m.scan(true)
 	mustHave(t, sink, "Service default/one")
 
@@ -168,9 +166,7 @@ func TestManifestsUnreadableFile(t *testing.T) {
 	mustWrite(t, path, serviceYAML("one", "10.96.0.1"))
 	sink := newRecorder()
 	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	m.scan(true)
 
 	// Not even root can read a link without a target.
@@ -201,9 +197,7 @@ func TestManifestsWithoutDirectory(t *testing.T) {
 func mustFollow(t *testing.T, cfg ManifestsConfig) {
 	t.Helper()
 	m, err := NewManifests(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	mustRun(t, m.Run)
 	mustClose(t, "the first scan", m.Synced())
 }
@@ -212,22 +206,15 @@ func serviceYAML(name, clusterIP string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n", name, clusterIP)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func mustMkdir(t *testing.T, path string) { t.Helper(); must(t, os.Mkdir(path, 0o755)) }
+func mustMkdir(t *testing.T, path string) { t.Helper(); lab.Must(t, os.Mkdir(path, 0o755)) }
 func mustWrite(t *testing.T, path, text string) {
 	t.Helper()
-	must(t, os.WriteFile(path, []byte(text), 0o644))
+	lab.Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
-func mustRename(t *testing.T, from, to string) { t.Helper(); must(t, os.Rename(from, to)) }
+func mustRename(t *testing.T, from, to string) { t.Helper(); lab.Must(t, os.Rename(from, to)) }
 func mustDate(t *testing.T, path string) {
 	t.Helper()
-	must(t, os.Chtimes(path, time.Time{}, time.Unix(1e9, 0)))
+	lab.Must(t, os.Chtimes(path, time.Time{}, time.Unix(1e9, 0)))
 }
-func mustRemove(t *testing.T, path string)   { t.Helper(); must(t, os.RemoveAll(path)) }
-func mustLink(t *testing.T, to, path string) { t.Helper(); must(t, os.Symlink(to, path)) }
+func mustRemove(t *testing.T, path string)   { t.Helper(); lab.Must(t, os.RemoveAll(path)) }
+func mustLink(t *testing.T, to, path string) { t.Helper(); lab.Must(t, os.Symlink(to, path)) }

@@ -23,20 +23,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // connected returns both ends of a connection: ours is one of a Stream.
 func connected(t *testing.T) (ours *conn, peer *net.TCPConn, drained *atomic.Int32) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	lab.Must(t, err)
 	defer listener.Close()
 	c, err := net.Dial("tcp", listener.Addr().String())
-	must(t, err)
+	lab.Must(t, err)
 	accepted, err := listener.Accept()
-	must(t, err)
+	lab.Must(t, err)
 	raw, err := c.(*net.TCPConn).SyscallConn()
-	must(t, err)
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		_ = c.Close()
 		_ = accepted.Close()
@@ -66,7 +68,7 @@ func TestConnReads(t *testing.T) {
 	if got := drained.Load(); got != 1 {
 		t.Errorf("drained %d times while there was more", got)
 	}
-	must(t, peer.CloseWrite())
+	lab.Must(t, peer.CloseWrite())
 	if n, err := ours.Read(buf); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("at the end: %d, %v", n, err)
 	}
@@ -75,8 +77,8 @@ func TestConnReads(t *testing.T) {
 func TestConnFails(t *testing.T) {
 	t.Run("with a reset", func(t *testing.T) {
 		ours, peer, _ := connected(t)
-		must(t, peer.SetLinger(0))
-		must(t, peer.Close())
+		lab.Must(t, peer.SetLinger(0))
+		lab.Must(t, peer.Close())
 		var failed *net.OpError
 		if _, err := ours.Read(make([]byte, 1)); !errors.As(err, &failed) {
 			t.Errorf("read %v", err)
@@ -84,7 +86,7 @@ func TestConnFails(t *testing.T) {
 	})
 	t.Run("at a deadline", func(t *testing.T) {
 		ours, _, _ := connected(t)
-		must(t, ours.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
+		lab.Must(t, ours.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
 		if _, err := ours.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("read %v", err)
 		}
@@ -203,7 +205,7 @@ func TestDecodeKeepsWhatIsRead(t *testing.T) {
 		resourceOf(full)
 		body := io.NopCloser(bytes.NewReader(protobufFrame(apiEvent{watch.Modified, full})))
 		_, got, err := (&decoder{body: body}).decode()
-		must(t, err)
+		lab.Must(t, err)
 		decoded := got.(apiObject)
 		if decoded.GetManagedFields() != nil || decoded.GetAnnotations()["other"] != "" {
 			t.Error("fields were decoded that are not read")
@@ -261,7 +263,7 @@ func TestDirectReturnsTheVersion(t *testing.T) {
 // have are deleted, and what the Reflector replaces then is nothing: it was not given any object.
 func TestDirectReportsAList(t *testing.T) {
 	d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"), frameOf(watch.Bookmark, "9", "10.0.1.7"), frameOf(watch.Modified, "10", "10.0.1.10"))
-	must(t, d.store.Replace([]any{slice("web-1", "web", "10.0.1.1"), slice("web-2", "web", "10.0.1.2")}, "1"))
+	lab.Must(t, d.store.Replace([]any{slice("web-1", "web", "10.0.1.1"), slice("web-2", "web", "10.0.1.2")}, "1"))
 	synced := 0
 	d.store.replaced = func() { synced++ }
 	d.store.beginList()
@@ -274,20 +276,20 @@ func TestDirectReportsAList(t *testing.T) {
 	}
 	mustHave(t, sink, "EndpointSlice default/web-1")
 	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.7]")
-	must(t, d.store.Replace(nil, "9"))
+	lab.Must(t, d.store.Replace(nil, "9"))
 	mustHave(t, sink, "EndpointSlice default/web-1")
 	if got := mustDecode(t, d, watch.Bookmark); got != "10" {
 		t.Errorf("the Reflector gets version %q, want 10", got)
 	}
 	mustBecome(t, sink, "EndpointSlice default/web-1", "default/web [8080/TCP] [10.0.1.10]")
-	must(t, d.store.Replace(nil, "11"))
+	lab.Must(t, d.store.Replace(nil, "11"))
 	mustHave(t, sink)
 }
 
 // A streamed list that is cut short deletes nothing, and its versions are not those to watch from.
 func TestDirectListIsCutShort(t *testing.T) {
 	d, sink := directOn(frameOf(watch.Added, "7", "10.0.1.7"))
-	must(t, d.store.Replace([]any{slice("web-2", "web", "10.0.1.2")}, "1"))
+	lab.Must(t, d.store.Replace([]any{slice("web-2", "web", "10.0.1.2")}, "1"))
 	d.store.replaced = func() { t.Error("the list is reported as complete") }
 	d.store.beginList()
 	d.lists = true
@@ -299,7 +301,7 @@ func TestDirectListIsCutShort(t *testing.T) {
 	}
 	mustHave(t, sink, "EndpointSlice default/web-1", "EndpointSlice default/web-2")
 	d.store.replaced = func() {}
-	must(t, d.store.Replace([]any{slice("web-2", "web", "10.0.1.2")}, "8"))
+	lab.Must(t, d.store.Replace([]any{slice("web-2", "web", "10.0.1.2")}, "8"))
 	mustHave(t, sink, "EndpointSlice default/web-2")
 }
 
@@ -322,7 +324,7 @@ func TestDirectRefusesAHugeEvent(t *testing.T) {
 func TestDirectRefusesAnObjectOfNoKind(t *testing.T) {
 	nameless := metav1.WatchEvent{Type: string(watch.Added), Object: runtime.RawExtension{Raw: []byte("k8s\x00")}}
 	encoded, err := nameless.Marshal()
-	must(t, err)
+	lab.Must(t, err)
 	d, _ := directOn(frameOf(watch.Added, "7", "10.0.1.7"), binary.BigEndian.AppendUint32(nil, uint32(len(encoded))), encoded)
 	mustDecode(t, d, watch.Bookmark)
 	if _, _, err := d.Decode(); err == nil || errors.Is(err, io.EOF) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Objects are reported to the sink on every way into the store.
@@ -22,23 +23,23 @@ func TestStore(t *testing.T) {
 	sink := newRecorder()
 	replaced := 0
 	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() { replaced++ }}
-	must(t, s.Replace([]any{service("a", "10.96.0.1"), service("b", "10.96.0.2")}, "1"))
+	lab.Must(t, s.Replace([]any{service("a", "10.96.0.1"), service("b", "10.96.0.2")}, "1"))
 	mustHave(t, sink, "Service default/a", "Service default/b")
 
-	must(t, s.Add(service("c", "10.96.0.3")))
-	must(t, s.Update(service("b", "10.96.0.9")))
-	must(t, s.Delete(service("a", "10.96.0.1")))
-	must(t, s.Delete(service("unknown", "10.96.0.1")))
-	must(t, s.Resync())
+	lab.Must(t, s.Add(service("c", "10.96.0.3")))
+	lab.Must(t, s.Update(service("b", "10.96.0.9")))
+	lab.Must(t, s.Delete(service("a", "10.96.0.1")))
+	lab.Must(t, s.Delete(service("unknown", "10.96.0.1")))
+	lab.Must(t, s.Resync())
 	mustHave(t, sink, "Service default/b", "Service default/c")
 	mustBecome(t, sink, "Service default/b", "[10.96.0.9] [] [80/TCP]")
 
 	streamed, err := s.Transformer()(service("d", "10.96.0.4"))
-	must(t, err)
-	must(t, s.Replace([]any{streamed, service("c", "10.96.0.3")}, "2"))
+	lab.Must(t, err)
+	lab.Must(t, s.Replace([]any{streamed, service("c", "10.96.0.3")}, "2"))
 	mustHave(t, sink, "Service default/c", "Service default/d")
 
-	must(t, s.Replace(nil, "3"))
+	lab.Must(t, s.Replace(nil, "3"))
 	mustHave(t, sink)
 	if replaced != 3 {
 		t.Errorf("replaced was called %d times, want 3", replaced)
@@ -66,7 +67,7 @@ func TestStoreIgnoredSlice(t *testing.T) {
 		{func() error { return s.Update(lost) }, 0, 1},
 		{func() error { return s.Replace(nil, "2") }, 0, 0},
 	} {
-		must(t, step.do())
+		lab.Must(t, step.do())
 		if got := len(sink.names()); got != step.inForce {
 			t.Errorf("%d slices are in force, want %d", got, step.inForce)
 		}
@@ -82,11 +83,11 @@ func TestStoreServiceCIDRs(t *testing.T) {
 	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
 	other := cidr("10.97.0.0/16", "10.96.0.0/16")
 	other.Name = "other"
-	must(t, s.Replace([]any{cidr("10.96.0.0/16"), other}, "1"))
+	lab.Must(t, s.Replace([]any{cidr("10.96.0.0/16"), other}, "1"))
 	mustBecome(t, sink, "ServiceCIDRs", "[10.96.0.0/16 10.97.0.0/16]")
-	must(t, s.Delete(cidr()))
+	lab.Must(t, s.Delete(cidr()))
 	mustBecome(t, sink, "ServiceCIDRs", "[10.96.0.0/16 10.97.0.0/16]")
-	must(t, s.Delete(other))
+	lab.Must(t, s.Delete(other))
 	mustBecome(t, sink, "ServiceCIDRs", "[]")
 }
 
@@ -106,9 +107,7 @@ func BenchmarkStore(b *testing.B) {
 		before := heap()
 		b.StartTimer()
 		s := &store{tracker: newTracker(nowhere{}, slog.New(slog.DiscardHandler)), replaced: func() {}}
-		if err := s.Replace(objects, "1"); err != nil {
-			b.Fatal(err)
-		}
+		lab.Must(b, s.Replace(objects, "1"))
 		b.StopTimer()
 		retained += heap() - before
 		runtime.KeepAlive(s)
@@ -177,11 +176,11 @@ func TestPanicIsOfOneObject(t *testing.T) {
 			s := &store{tracker: newTracker(sink, slog.New(slog.NewTextHandler(&log, nil))), replaced: func() {}}
 			var inForce []string
 			if test.known {
-				must(t, s.Add(service("a", "10.96.0.1")))
+				lab.Must(t, s.Add(service("a", "10.96.0.1")))
 				inForce = []string{"Service default/a"}
 			}
 			s.tracker.put(broken)
-			must(t, s.Replace([]any{broken, service("b", "10.96.0.2")}, "1"))
+			lab.Must(t, s.Replace([]any{broken, service("b", "10.96.0.2")}, "1"))
 			mustHave(t, sink, append(inForce, "Service default/b")...)
 			problems := sink.problems("a")
 			if len(problems) != 1 || !strings.Contains(fmt.Sprint(problems), "Service default/a: internal error, so it stays as it was: panic: this cannot be") {
@@ -190,13 +189,13 @@ func TestPanicIsOfOneObject(t *testing.T) {
 			if n := strings.Count(log.String(), "could not be read"); n != 1 || !strings.Contains(log.String(), "tracker_test.go") {
 				t.Errorf("logged %d times, want once, with the stack:\n%s", n, log.String())
 			}
-			must(t, s.Add(service("a", "10.96.0.9")))
+			lab.Must(t, s.Add(service("a", "10.96.0.9")))
 			mustBecome(t, sink, "Service default/a", "[10.96.0.9] [] [80/TCP]")
 			if problems := sink.problems("a"); len(problems) != 0 {
 				t.Errorf("reported is still %v", problems)
 			}
 			s.tracker.put(broken)
-			must(t, s.Delete(service("a", "10.96.0.1")))
+			lab.Must(t, s.Delete(service("a", "10.96.0.1")))
 			mustHave(t, sink, "Service default/b")
 			if problems := sink.problems("a"); len(problems) != 0 {
 				t.Errorf("reported of one that is gone is %v", problems)
@@ -212,7 +211,7 @@ func TestObjectThatCouldNeverBeRead(t *testing.T) {
 	sink := newRecorder()
 	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
 	s.tracker.put(broken)
-	must(t, s.Delete(service("a", "10.96.0.1")))
+	lab.Must(t, s.Delete(service("a", "10.96.0.1")))
 	if problems := sink.problems("a"); len(problems) != 0 {
 		t.Errorf("reported of one that is gone is %v", problems)
 	}

@@ -196,9 +196,7 @@ func TestWatchEndsDuringBackoff(t *testing.T) {
 	cfg.backoff = wait.Backoff{Duration: time.Hour, Steps: 1}
 	api.server.Close()
 	w, err := NewWatcher(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
 	begin := time.Now()

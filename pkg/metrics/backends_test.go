@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	abi "github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Backends have series of their own up to the limit: first come, first served, while they exist.
@@ -19,7 +20,7 @@ func TestBackends(t *testing.T) {
 	w.at(t, 3, 4, "10.0.0.3:80")
 	w.load(2, abi.BackendLoad{Sockets: 2, Flows: 1})
 	registry := prometheus.NewRegistry()
-	must(t, registry.Register(NewBackends(w.tables(), 2, func() uint64 { return w.moved })))
+	lab.Must(t, registry.Register(NewBackends(w.tables(), 2, func() uint64 { return w.moved })))
 	active := func(when string, want map[string]float64) {
 		t.Helper()
 		w.moved++
@@ -37,7 +38,7 @@ func TestBackends(t *testing.T) {
 
 	w.at(t, 1, 4, "10.0.0.1:80")
 	active("another one comes, in an earlier place", map[string]float64{web2: 3, web3: 0})
-	must(t, w.Backends.Clear(2))
+	lab.Must(t, w.Backends.Clear(2))
 	active("one goes", map[string]float64{web1: 0, web3: 0})
 	w.at(t, 7, 4, "10.0.0.3:80")
 	w.load(7, abi.BackendLoad{Sockets: 5})
@@ -48,7 +49,7 @@ func TestBackends(t *testing.T) {
 func (w *world) at(t *testing.T, id, servicePortID uint32, addr string) {
 	t.Helper()
 	b := abi.BackendOf(id, servicePortID, netip.MustParseAddrPort(addr), 0)
-	must(t, w.Backends.Put(abi.Index(id), b))
+	lab.Must(t, w.Backends.Put(abi.Index(id), b))
 }
 
 // Without a limit above zero there are none.
@@ -56,6 +57,6 @@ func TestNoBackends(t *testing.T) {
 	w := newWorld()
 	w.add(1, "ns", "web", "http", 1)
 	registry := prometheus.NewRegistry()
-	must(t, registry.Register(NewBackends(w.tables(), 0, func() uint64 { return w.moved })))
+	lab.Must(t, registry.Register(NewBackends(w.tables(), 0, func() uint64 { return w.moved })))
 	expect(t, "a scrape", gather(t, registry), map[string]float64{})
 }

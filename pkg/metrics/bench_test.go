@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // A scrape of 10,000 Services with series of their own, with 100,000 backends,
@@ -21,9 +22,7 @@ func BenchmarkScrape(b *testing.B) {
 	w.crowd(10_000)
 	services := w.services(b, 10_000)
 	registry, err := NewRegistry(NewSync(func() time.Time { return w.now }))
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	handler := promhttp.HandlerFor(Gatherers{registry, services}, promhttp.HandlerOpts{})
 	for _, bench := range []struct {
 		name    string
@@ -56,16 +55,14 @@ func BenchmarkKernelMaps(b *testing.B) {
 		Moved:  func() uint64 { return w.moved },
 		Now:    func() time.Time { return w.now },
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	for id, port := range w.ServicePorts.Entries {
-		must(b, pinned.Stats.Begin(id), pinned.ServicePorts.Put(id, port))
+		lab.Must(b, pinned.Stats.Begin(id), pinned.ServicePorts.Put(id, port))
 		mustCount(b, pinned, id, maps.PortCounts{Connections: 7, BytesSent: 100, BytesReceived: 1000})
-		must(b, refusals(pinned).Put(maps.RefusalKey{ServicePortId: id, Reason: noBackend}, uint64(1)))
+		lab.Must(b, refusals(pinned).Put(maps.RefusalKey{ServicePortId: id, Reason: noBackend}, uint64(1)))
 	}
 	for i, backend := range w.Backends.All() {
-		must(b, pinned.Backends.Put(i, backend))
+		lab.Must(b, pinned.Backends.Put(i, backend))
 	}
 	w.moved++
 	for _, bench := range []struct {
@@ -80,7 +77,7 @@ func BenchmarkKernelMaps(b *testing.B) {
 			for b.Loop() {
 				bench.between()
 				families, err := services.Gather()
-				must(b, err)
+				lab.Must(b, err)
 				if n := len(families[0].GetMetric()); n != 10_000 {
 					b.Fatalf("%d Services", n)
 				}
@@ -99,7 +96,7 @@ func reportCPU(b *testing.B) func() {
 
 func cpuTime(b *testing.B) time.Duration {
 	var usage unix.Rusage
-	must(b, unix.Getrusage(unix.RUSAGE_SELF, &usage))
+	lab.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &usage))
 
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

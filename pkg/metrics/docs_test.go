@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 const docsLead = `# Sluice's own metrics
@@ -119,9 +120,9 @@ type row struct{ Name, Labels, State string }
 func mustReadRows(t *testing.T) []row {
 	t.Helper()
 	text, err := os.ReadFile("../../test/compat/metrics.yaml")
-	must(t, err)
+	lab.Must(t, err)
 	var rows []row
-	must(t, yaml.Unmarshal(text, &rows))
+	lab.Must(t, yaml.Unmarshal(text, &rows))
 
 	return rows
 }

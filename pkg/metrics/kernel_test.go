@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustCount makes every CPU count what programs would, of a service port that has begun.
@@ -16,33 +17,26 @@ func mustCount(t testing.TB, pinned *maps.Pinned, id uint32, c maps.PortCounts) 
 	t.Helper()
 	const perChunk = 256
 	var chunk ebpf.MapID
-	must(t, pinned.Replacements()["sl_port_counts"].Lookup(maps.Index(id)/perChunk, &chunk))
+	lab.Must(t, pinned.Replacements()["sl_port_counts"].Lookup(maps.Index(id)/perChunk, &chunk))
 	m, err := ebpf.NewMapFromID(chunk)
-	must(t, err)
+	lab.Must(t, err)
 	defer m.Close()
 	perCPU := make([]maps.PortCounts, ebpf.MustPossibleCPU())
 	for cpu := range perCPU {
 		perCPU[cpu] = c
 	}
-	must(t, m.Put(maps.Index(id)%perChunk, perCPU))
+	lab.Must(t, m.Put(maps.Index(id)%perChunk, perCPU))
 }
 
 // refusals is the map of new flows that got no backend.
 func refusals(pinned *maps.Pinned) *ebpf.Map { return pinned.Replacements()["sl_refusals"] }
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // With real maps, counts of all CPUs come together, also those of an id that was given
 // back, and what is left of an id that is gone is deleted.
 func TestKernelMaps(t *testing.T) {
 	pinned := mapstest.MustCreate(t, nil)
 	web, https, stray := uint32(1), maps.ID(300, 1), maps.RefusalKey{ServicePortId: 9, Reason: noBackend}
-	must(t,
+	lab.Must(t,
 		pinned.Stats.Begin(web), pinned.Stats.Begin(https),
 		pinned.ServicePorts.Put(web, maps.ServicePortOf("ns", "web", "http", 6, 4)),
 		pinned.ServicePorts.Put(https, maps.ServicePortOf("ns", "web", "https", 6, 4)),
@@ -55,7 +49,7 @@ func TestKernelMaps(t *testing.T) {
 		Moved: func() uint64 { return moved },
 		Now:   func() time.Time { return now },
 	})
-	must(t, err)
+	lab.Must(t, err)
 	var left uint64
 	if err := refusals(pinned).Lookup(stray, &left); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("refusals of an id that is gone: %v, %v", left, err)
@@ -70,7 +64,7 @@ func TestKernelMaps(t *testing.T) {
 	}
 	connections("all CPUs", 3*cpus)
 	mustCount(t, pinned, https, maps.PortCounts{Connections: 5})
-	must(t, pinned.ServicePorts.Delete(https), pinned.Stats.End(https), pinned.Stats.Begin(maps.ID(300, 2)))
+	lab.Must(t, pinned.ServicePorts.Delete(https), pinned.Stats.End(https), pinned.Stats.Begin(maps.ID(300, 2)))
 	moved++
 	connections("an id that was given back", 7*cpus)
 }

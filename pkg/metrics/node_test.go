@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/exposition.txt and docs/metrics.md")
@@ -27,10 +28,10 @@ var update = flag.Bool("update", false, "rewrite testdata/exposition.txt and doc
 func golden(t *testing.T, path, got string) {
 	t.Helper()
 	if *update {
-		must(t, os.WriteFile(path, []byte(got), 0o644))
+		lab.Must(t, os.WriteFile(path, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(path)
-	must(t, err)
+	lab.Must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
 	}
@@ -76,13 +77,13 @@ func exposition(t *testing.T) []byte {
 	w.later()
 	registry, err := NewRegistry(s.Sync, NewNodeCollector("v1", func() (Node, error) { return busyNode(), nil }),
 		NewBackends(w.tables(), 1, func() uint64 { return w.moved }))
-	must(t, err)
+	lab.Must(t, err)
 	families, err := Gatherers{registry, services}.Gather()
-	must(t, err)
+	lab.Must(t, err)
 	var text bytes.Buffer
 	for _, f := range families {
 		_, err := expfmt.MetricFamilyToText(&text, f)
-		must(t, err)
+		lab.Must(t, err)
 	}
 
 	return regexp.MustCompile(`(go_version|platform)="[^"]*"`).ReplaceAll(text.Bytes(), []byte(`$1="here"`))
@@ -113,7 +114,7 @@ func TestExposition(t *testing.T) {
 // others.
 func TestLint(t *testing.T) {
 	problems, err := promlint.New(bytes.NewReader(exposition(t))).Lint()
-	must(t, err)
+	lab.Must(t, err)
 	for _, p := range problems {
 		theirs := p.Metric == "kubeproxy_sync_proxy_rules_no_local_endpoints_total" // a gauge
 		if !theirs {
@@ -128,7 +129,7 @@ func TestLint(t *testing.T) {
 // A failed read is reported in the scrape, beside the other metrics.
 func TestNodeUnknown(t *testing.T) {
 	registry, err := NewRegistry(NewSync(standingClock()), NewNodeCollector("v1", func() (Node, error) { return Node{}, errBroken }))
-	must(t, err)
+	lab.Must(t, err)
 	families, err := registry.Gather()
 	if err == nil || !strings.Contains(err.Error(), errBroken.Error()) {
 		t.Errorf("the error is %v", err)

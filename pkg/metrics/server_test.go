@@ -123,9 +123,7 @@ func TestVerbosity(t *testing.T) {
 func TestMetricsOfAllRegistries(t *testing.T) {
 	broken := gathererFunc(func() ([]*dto.MetricFamily, error) { return nil, errors.New("no") })
 	own, err := NewRegistry(NewSync(time.Now))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	server := testServer()
 	server.Gatherers = Gatherers{own, broken}
 	handler := server.handler()
@@ -161,18 +159,14 @@ func TestSLIs(t *testing.T) {
 // has, and ends instead if it is configured so.
 func TestMetricsServerListens(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	server := testServer()
 	server.Address = netip.MustParseAddrPort(taken.Addr().String())
 	server.HardFail = true
 	if err := server.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "metrics at "+taken.Addr().String()) {
 		t.Errorf("the address is taken, and the error is %v", err)
 	}
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, taken.Close())
 
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -202,7 +196,7 @@ func mustGet(t *testing.T, url string) string {
 	})
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	must(t, err)
+	lab.Must(t, err)
 
 	return string(body)
 }

@@ -17,6 +17,7 @@ import (
 
 	abi "github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 const (
@@ -144,7 +145,7 @@ func TestNativeHistograms(t *testing.T) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		must(t, err)
+		lab.Must(t, err)
 		if f.GetType() == dto.MetricType_HISTOGRAM && strings.HasPrefix(f.GetName(), "sluice_") {
 			have[f.GetName()] = f.Metric[0].Histogram
 		}
@@ -290,9 +291,7 @@ func TestOthers(t *testing.T) {
 	connections("all are gone", map[string]float64{"/(others)": 6})
 	for id := range uint32(5) {
 		w.stats.end(id + 1)
-		if err := s.Sweep(); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, s.Sweep())
 	}
 	if len(s.counts) != 0 {
 		t.Errorf("what was counted for them is kept: %v", s.counts)
@@ -338,9 +337,7 @@ func TestEndedFlows(t *testing.T) {
 		Ended: func() map[uint32]flow.Bytes { return maps.Clone(ended) },
 		Now:   func() time.Time { return w.now },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	bytes := func(when string, sent, received float64) {
 		t.Helper()
 		w.later()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // story is a Sync on a clock that the test turns.
@@ -42,9 +43,7 @@ func (s *story) round(r Round) {
 func (s *story) check(when string, want map[string]float64) {
 	s.t.Helper()
 	registry, err := NewRegistry(s.Sync)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	lab.Must(s.t, err)
 	all := gather(s.t, registry)
 	got := make(map[string]float64)
 	for name := range want {
@@ -61,9 +60,7 @@ func (s *story) check(when string, want map[string]float64) {
 func (s *story) absent(when, name string) {
 	s.t.Helper()
 	registry, err := NewRegistry(s.Sync)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	lab.Must(s.t, err)
 	if value, ok := gather(s.t, registry)[name]; ok {
 		s.t.Errorf("%s: %s is %v, should not be", when, name, value)
 	}
@@ -196,13 +193,9 @@ func TestLatency(t *testing.T) {
 func (s *story) checkSums(when string, want map[string]float64) {
 	s.t.Helper()
 	registry, err := NewRegistry(s.Sync)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	lab.Must(s.t, err)
 	families, err := registry.Gather()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	lab.Must(s.t, err)
 	got := make(map[string]float64)
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
