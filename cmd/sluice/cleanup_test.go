@@ -3,15 +3,15 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Cleanups of one bpf root exclude each other, whatever they remove.
 func TestOneCleanupAtATime(t *testing.T) {
 	where := places{bpfRoot: t.TempDir()}
 	first, err := lockCleanup(where.bpfRoot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, args := range [][]string{{}, {"--kube-proxy"}} {
 		cmd := newCleanup(&where)
 		cmd.SetArgs(args)
@@ -19,14 +19,10 @@ func TestOneCleanupAtATime(t *testing.T) {
 			t.Errorf("cleanup %v beside another: %v", args, err)
 		}
 	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, first.Close())
 	again, err := lockCleanup(where.bpfRoot)
 	if err != nil {
 		t.Fatalf("after the other has ended: %v", err)
 	}
-	if err := again.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, again.Close())
 }

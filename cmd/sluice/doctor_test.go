@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/doctor"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 func TestReportOfDoctor(t *testing.T) {
@@ -23,9 +24,7 @@ func TestReportOfDoctor(t *testing.T) {
 		{Check: "node-port-firewall", State: doctor.Problem, Seen: "rules", Remedy: "Change them.", Link: "https://example.net/#it"},
 	}}
 	var out bytes.Buffer
-	if err := newOutput().print(&out, nil, func(t *table) { drawReport(t, report) }); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, newOutput().print(&out, nil, func(t *table) { drawReport(t, report) }))
 	const want = `ok        kernel              Linux 6.12
 problem   node-port-firewall  rules
                               Change them.
@@ -81,19 +80,13 @@ clientConnection:
 detectLocalMode: BridgeInterface
 detectLocal: {bridgeInterface: cni0}
 `
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	flags := newAgentFlags(set)
 	args := []string{"--config", file, "--exclude-devices", "docker*", "--device-attach", "clsact", "--forwarding", "stack", "--flow-table-memory", "64Mi"}
-	if err := set.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, set.Parse(args))
 	got, err := flags.doctorConfig(&places{bpfRoot: "/pins", socket: "/agent.sock", cgroupRoot: "/cgroup"}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if got.ClientErr == nil || !strings.Contains(got.ClientErr.Error(), "/none/kubeconfig") {
 		t.Errorf("the error of the client is %v, want that of the kubeconfig", got.ClientErr)
 	}

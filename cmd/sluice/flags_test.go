@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-lb/sluice/test/compat"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // testdata/kube-proxy-flags.txt was printed by a program that links kube-proxy
@@ -16,9 +17,7 @@ import (
 // a flag without a value means, whether it is hidden, and deprecated.
 func TestFlagsAreKubeProxys(t *testing.T) {
 	text, err := os.ReadFile("testdata/kube-proxy-flags.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	flags := agentFlagSet(t)
 	count := 0
 	for line := range strings.Lines(string(text)) {
@@ -43,9 +42,7 @@ func TestFlagsAreKubeProxys(t *testing.T) {
 func agentFlagSet(t *testing.T) *pflag.FlagSet {
 	t.Helper()
 	agent, _, err := newRoot().Find([]string{"agent"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	agent.InitDefaultHelpFlag()
 
 	return agent.LocalFlags()
@@ -54,9 +51,7 @@ func agentFlagSet(t *testing.T) *pflag.FlagSet {
 // Each flag has a row in docs/kube-proxy.md with its default, and each row is a flag.
 func TestRowsOfFlags(t *testing.T) {
 	sections, err := compat.Read("../../test/compat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	flags := agentFlagSet(t)
 	rows := make(map[string]compat.Row)
 	for _, row := range sections[0].Rows {

@@ -24,14 +24,10 @@ func mustPin(t *testing.T) string {
 	pinned, err := maps.Create(root, maps.Options{Capacities: map[string]uint32{
 		maps.NameFrontendIDs: 16, maps.NameAffinity: 16, maps.NameUDPPins: 16, maps.NameFlows: 1024, maps.NameHalfOpen: 1024, maps.NameUnanswered: 1024,
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer pinned.Close()
 	for id, name := range map[uint32][2]string{1: {"web", "main"}, 2: {"dns", "main"}, 3: {"quiet", "main"}, 4: {"web", "other"}} {
-		if err := pinned.ServicePorts.Put(id, maps.ServicePortOf("shop", name[0], name[1], 6, 4)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, pinned.ServicePorts.Put(id, maps.ServicePortOf("shop", name[0], name[1], 6, 4)))
 	}
 	at := func(text string) (maps.Addr, uint16) {
 		a := netip.MustParseAddrPort(text)
@@ -51,9 +47,7 @@ func mustPin(t *testing.T) string {
 		// Any machine that runs this has been up for so long.
 		f.LastSeen = flow.Now() - 1e9
 		f.Created = f.LastSeen - 1e9
-		if err := pinned.Flows.Put(f.Key(f.Role), f); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, pinned.Flows.Put(f.Key(f.Role), f))
 	}
 
 	return root
@@ -133,9 +127,7 @@ func TestPrintFlows(t *testing.T) {
 	for format, marshal := range whole {
 		var have bytes.Buffer
 		want, err := marshal(flows)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if err := printFlows(&have, format, flows); err != nil || have.String() != string(want) {
 			t.Errorf("%s: %v, it begins with\n%.200s\nwant\n%.200s", format, err, &have, want)
 		}

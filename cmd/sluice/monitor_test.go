@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/pods"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Flags that make no sense are errors that name the flag, before anything is printed.
@@ -37,9 +38,7 @@ func TestMonitorFlags(t *testing.T) {
 		}
 	}
 	cgroups := t.TempDir()
-	if err := os.Mkdir(filepath.Join(cgroups, "pod0f6c2d5e-6b0b-4b1f-9f0e-1d2c3b4a5968"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Mkdir(filepath.Join(cgroups, "pod0f6c2d5e-6b0b-4b1f-9f0e-1d2c3b4a5968"), 0o755))
 	if _, err := runVerb(root, "monitor", "--cgroup-root", cgroups, "--pod-logs", cgroups+"-nosuch", "--pod", "web-0"); !errors.Is(err, pods.ErrNoNames) {
 		t.Errorf("a name of a pod, where none is known: %v", err)
 	}
@@ -52,17 +51,13 @@ func TestMonitorFlags(t *testing.T) {
 func TestTooManyMonitors(t *testing.T) {
 	root := mustPin(t)
 	pinned, err := maps.Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer pinned.Close()
 	var listeners struct{ Until, Lost [maps.MaxListeners]uint64 }
 	for place := range listeners.Until {
 		listeners.Until[place] = math.MaxUint64
 	}
-	if err := pinned.Replacements()["sl_listeners"].Put(uint32(0), &listeners); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, pinned.Replacements()["sl_listeners"].Put(uint32(0), &listeners))
 	_, err = runVerb(root, "monitor")
 	if !errors.Is(err, maps.ErrFull) || !strings.HasPrefix(err.Error(), "4 of `sluice monitor` run on this node already") {
 		t.Errorf("a fifth one: %v", err)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/sluice-lb/sluice/pkg/remote"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Answers of real agents are in test/kubectl; these have what agents seldom answer.
@@ -66,9 +67,7 @@ func TestClusterTop(t *testing.T) {
 		{Node: "d", Code: 1, Errors: `sluice: nothing is programmed`},
 		{Node: "e", Code: 2, Err: errors.New("refused")},
 	}, "live")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	want := `2 of 5 nodes
 03:04:05  7 live, 2.0 new/s, 6.0 refused/s, most of them reject_no_backend; quiet Services: 3
 SERVICE      LIVE   NEW/S   REFUSED/S               SENT/S    RECEIVED/S   HANDSHAKE P50 P99   UNANSWERED/S   RETRANS/S   NODES
@@ -91,16 +90,12 @@ func TestClusterTopWaits(t *testing.T) {
 	defer cancel()
 	p := &plugin{cluster: remote.Cluster{Client: fake.NewClientset(), Namespace: "kube-system", Parallel: 1, Timeout: time.Second}}
 	cmd, _, err := newPlugin().Find([]string{"top"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var out, errs strings.Builder
 	cmd.SetOut(&out)
 	cmd.SetErr(&errs)
 	cmd.SetContext(ctx)
-	if err := p.top(cmd, []remote.Node{{Name: "a"}}, []string{"top"}, minInterval); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.top(cmd, []remote.Node{{Name: "a"}}, []string{"top"}, minInterval))
 	if rounds := strings.Count(out.String(), "0 of 1 nodes"); rounds < 2 || rounds > 11 || !strings.Contains(errs.String(), "no pod in namespace kube-system") {
 		t.Errorf("%d rounds: %s%s", rounds, out.String(), errs.String())
 	}
@@ -161,9 +156,7 @@ func TestArgumentsForNodes(t *testing.T) {
 			}
 			cmd.Flags().VisitAll(func(flag *pflag.Flag) { flag.Changed = false })
 			cmd.SetArgs(strings.Fields(test.args))
-			if err := cmd.Execute(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, cmd.Execute())
 		})
 	}
 }
@@ -193,9 +186,7 @@ func TestSelectPod(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			root := newPlugin()
 			cmd, _, err := root.Find([]string{test.verb})
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if test.to != "" {
 				err = cmd.Flags().Set("to", test.to)
 			}

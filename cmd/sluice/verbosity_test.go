@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"k8s.io/klog/v2"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustLog sets the log up for the flags and file ("none"). Afterwards klog is as
@@ -30,9 +32,7 @@ func mustLog(t *testing.T, stdout, stderr io.Writer, fields string, args ...stri
 		}
 	})
 	log, err := newLog(&mustResolve(t, parse(t, fields, args...)).kubeProxy.Logging, stdout, stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return log
 }
@@ -95,15 +95,11 @@ func TestVerbosityFollowsKlog(t *testing.T) {
 	var out bytes.Buffer
 	log := mustLog(t, io.Discard, &out, "none")
 	var level klog.Level
-	if err := level.Set("3"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, level.Set("3"))
 	if got, want := logged(log, &out), "info V1 V3 info klog klogV1 klogV3 contextV1 contextV3 "; got != want {
 		t.Errorf("logged %q, want %q", got, want)
 	}
-	if err := level.Set("0"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, level.Set("0"))
 	if got, want := logged(log, &out), "info info klog "; got != want {
 		t.Errorf("logged %q, want %q", got, want)
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var kubeProxy = flag.String("kube-proxy", "", "the binary of kube-proxy: rewrite what testdata/written wants")
@@ -34,9 +36,7 @@ func TestWrittenAsKubeProxyWrites(t *testing.T) {
 	for _, path := range scripts {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			script, err := txtar.ParseFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			dir := t.TempDir()
 			args := strings.Fields(string(part(script, "args")))
 			if text := part(script, "config.yaml"); text != nil {
@@ -48,17 +48,13 @@ func TestWrittenAsKubeProxyWrites(t *testing.T) {
 				rewrite(t, path, script, args, filepath.Join(dir, "written.yaml"))
 			}
 			want := part(script, "written.yaml")
-			if err := execute(io.Discard, append([]string{"agent"}, args...)...); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, execute(io.Discard, append([]string{"agent"}, args...)...))
 			got := mustReadFile(t, filepath.Join(dir, "written.yaml"))
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
 				t.Errorf("written (-kube-proxy +sluice):\n%s", diff)
 			}
 			again := filepath.Join(dir, "again.yaml")
-			if err := execute(io.Discard, "agent", "--config", filepath.Join(dir, "written.yaml"), "--write-config-to", again); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, execute(io.Discard, "agent", "--config", filepath.Join(dir, "written.yaml"), "--write-config-to", again))
 			if diff := cmp.Diff(string(got), string(mustReadFile(t, again))); diff != "" {
 				t.Errorf("reading the written file gives another configuration (-written +read):\n%s", diff)
 			}
@@ -104,17 +100,13 @@ func part(script *txtar.Archive, name string) []byte {
 
 func mustWrite(t *testing.T, path string, text []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(path, text, 0o644))
 }
 
 func mustReadFile(t *testing.T, path string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return text
 }

@@ -33,9 +33,7 @@ func (p *loopScene) mustFinish(t *testing.T) {
 func (p *loopScene) inGrace(t *testing.T) bool {
 	t.Helper()
 	running, err := inLoop(t.Context(), p.agent, func() bool { return p.grace.running })
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return running
 }

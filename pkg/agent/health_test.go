@@ -54,9 +54,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 	begin := time.Now()
 	now := func() time.Time { return begin.Add(time.Duration(p.passed.Load())) }
 	writer, err := reconcile.New(reconcile.Config{Tables: p.fakes.Tables, Slice: slice})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
 	p.agent = newAgent(cfg, parts{

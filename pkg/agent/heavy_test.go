@@ -56,9 +56,7 @@ func (p *loopScene) isDecided(t *testing.T, name lb.ServiceName) bool {
 	t.Helper()
 	p.mustFinish(t)
 	waits, err := inLoop(t.Context(), p.agent, func() bool { return p.heavy.has(name) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return !waits
 }
@@ -67,9 +65,7 @@ func (p *loopScene) isDecided(t *testing.T, name lb.ServiceName) bool {
 func (p *loopScene) isIdle(t *testing.T) bool {
 	t.Helper()
 	idle, err := inLoop(t.Context(), p.agent, func() bool { return p.heavy.running == nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return idle
 }
@@ -79,9 +75,7 @@ func (p *loopScene) inMaps(t *testing.T, name lb.ServiceName) bool {
 	t.Helper()
 	p.mustFinish(t) // and what follows from it is done when the loop comes by again
 	is, err := inLoop(t.Context(), p.agent, func() bool { return p.isProgrammed(name) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return is
 }
@@ -208,9 +202,7 @@ func TestHeavyServiceIsReported(t *testing.T) {
 		t.Errorf("reported is %+v", events)
 	}
 	model, err := inLoop(t.Context(), p.agent, p.services)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, svc := range model.Services() {
 		if heavy := svc.Name == h.Name.String(); heavy != (len(svc.Problems) == 1) {
 			t.Errorf("%s has the problems %v", svc.Name, svc.Problems)
@@ -256,9 +248,7 @@ func (p *loopScene) affinityOf(t *testing.T, name lb.ServiceName) uint32 {
 
 		return 0
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return seconds
 }
@@ -441,9 +431,7 @@ func BenchmarkHeavy(b *testing.B) {
 func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration) {
 	b.Helper()
 	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(1 << 23).Tables})
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)},
 		parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: dryRunLimits})
 	a.synced = true

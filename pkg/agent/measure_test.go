@@ -34,9 +34,7 @@ func newMeasured(t *testing.T) *measured {
 	t.Helper()
 	m := &measured{t: t, fakes: maps.NewFakes(1000), now: time.Unix(1_700_000_000, 0)}
 	writer, err := reconcile.New(reconcile.Config{Tables: m.fakes.Tables, Now: func() time.Time { return m.now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	now := func() time.Time { return m.now }
 	m.agent = newAgent(cfg, parts{queue: newEventQueue(nil, now), writer: writer, now: now})
@@ -73,9 +71,7 @@ func (m *measured) setSlice(name string, addr string, triggered time.Time) {
 func (m *measured) check(when, name string, labels map[string]string, want float64) {
 	m.t.Helper()
 	registry, err := metrics.NewRegistry(m.queue.metrics)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	lab.Must(m.t, err)
 	if got := scraped(m.t, registry, "kubeproxy_"+name, labels); got != want {
 		m.t.Errorf("%s: %s%v is %v, want %v", when, name, labels, got, want)
 	}
@@ -85,9 +81,7 @@ func (m *measured) check(when, name string, labels map[string]string, want float
 func scraped(t *testing.T, from prometheus.Gatherer, name string, labels map[string]string) float64 {
 	t.Helper()
 	families, err := from.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, f := range families {
 		for _, series := range f.GetMetric() {
 			same := f.GetName() == name && len(series.GetLabel()) == len(labels)
@@ -232,9 +226,7 @@ func TestMeasuresDrift(t *testing.T) {
 	m.measure(metrics.Round{Full: true}, m.checkDrift)
 	m.check("after the check", "sync_full_proxy_rules_duration_seconds", ipv4, 2)
 	registry, err := metrics.NewRegistry(m.queue.metrics)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if n := scraped(t, registry, "sluice_map_mended_total", map[string]string{"map": maps.NameFrontendIDs}); n != 1 {
 		t.Errorf("%v frontends were mended, want 1", n)
 	}
@@ -252,9 +244,7 @@ func TestMeasuresCleanUps(t *testing.T) {
 			searches.Add(1)
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	mustPutFlow(t, pinned.Flows, 1)
 	mustPutFlow(t, pinned.Unanswered, 2)
 	ctx, stop := context.WithCancel(t.Context())

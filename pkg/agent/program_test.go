@@ -92,9 +92,7 @@ func TestPanicAtTheStart(t *testing.T) {
 	fakes := maps.NewFakes(1000)
 	for _, failing := range []bool{false, true} {
 		writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
 		r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
 			if failing {
@@ -124,9 +122,7 @@ func TestDecisionsAtATime(t *testing.T) {
 	const services = 2*decidedAtOnce + 7
 	fakes := maps.NewFakes(10 * services)
 	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
 	var decided, most atomic.Int64
 	r.agent.resolve = func(s lb.Snapshot) lb.Resolution {

@@ -21,9 +21,7 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 	pinned := mapstest.MustCreate(t, nil)
 	a := mustRunLoopOnPinned(t, pinned)
 	sweeper, err := flow.New(flow.Config{Maps: pinned})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	sweep := func() {
 		t.Helper()
 		if _, err := sweeper.Sweep(); err != nil {
@@ -47,9 +45,7 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 	lab.Eventually(t, "the idle address is forgotten", func() bool { sweep(); return !isKnown(t, pinned, idle) })
 	mustBeKnown(t, pinned, inUse, true)
 
-	if err := pinned.Flows.Delete(inFlow); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, pinned.Flows.Delete(inFlow))
 	sweep()
 	mustBeKnown(t, pinned, inUse, false)
 }
@@ -62,9 +58,7 @@ func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int)
 		OriginalDst: maps.AddrOf(netip.MustParseAddr("10.96.0.1")), OriginalPort: maps.Port(53),
 		Proto: 17, Role: maps.FlowFromClient, State: maps.FlowOpen, LastSeen: flow.Now(),
 	}
-	if err := m.Put(f.Key(f.Role), f); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, m.Put(f.Key(f.Role), f))
 
 	return f.Key(f.Role)
 }
@@ -81,9 +75,7 @@ func (idleSource) PodsSynced() <-chan struct{} { return nil }
 func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 	t.Helper()
 	writer, err := reconcile.New(reconcile.Config{Tables: pinned.Tables})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	proxy := newProxy(cfg)
 	a := newAgent(cfg, parts{
@@ -119,9 +111,7 @@ func mustHaveNoFrontends(t *testing.T, a *agent) {
 func isKnown(t *testing.T, pinned *maps.Pinned, addr netip.Addr) bool {
 	t.Helper()
 	use, _, err := pinned.Addrs.Lookup(maps.AddrOf(addr))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return use.Flags&maps.AddrService != 0
 }

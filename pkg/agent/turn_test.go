@@ -16,9 +16,7 @@ func (p *loopScene) programmed(t *testing.T) bool {
 	defer func() { p.queue.turn <- worker }()
 	frontends := 0
 	for _, err := range p.tables.FrontendIDs.All() {
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		frontends++
 	}
 

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // timeout is how long a test waits for an end that must come.
@@ -15,9 +17,7 @@ const timeout = time.Minute
 func mustOpen(t *testing.T, path string) *File {
 	t.Helper()
 	f, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	f.interval = time.Millisecond
 
 	return f
@@ -25,23 +25,17 @@ func mustOpen(t *testing.T, path string) *File {
 
 func mustRename(t *testing.T, from, to string) {
 	t.Helper()
-	if err := os.Rename(from, to); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Rename(from, to))
 }
 
 func mustLink(t *testing.T, target, path string) {
 	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Symlink(target, path))
 }
 
 func mustMkdir(t *testing.T, path string) {
 	t.Helper()
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.MkdirAll(path, 0o755))
 }
 
 // mounted lays dir out as the volume of a ConfigMap. Swap replaces its content as
@@ -137,9 +131,7 @@ var changes = []struct {
 		mustMkdir(t, filepath.Join(dir, "other"))
 		path, other := filepath.Join(dir, "config.conf"), filepath.Join(dir, "other/config.conf")
 		mustWrite(t, other, before)
-		if err := os.Link(other, path); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.Link(other, path))
 
 		return path, func() { mustWrite(t, other, after) }
 	}},
@@ -189,12 +181,8 @@ func TestFollowIgnoresOtherEvents(t *testing.T) {
 	go func() { ended <- f.Follow(ctx) }()
 
 	mustWrite(t, filepath.Join(dir, "other"), "x")
-	if err := os.Chmod(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Chmod(path, 0o600))
+	lab.Must(t, os.Remove(path))
 	mustWrite(t, path+".new", header)
 	mustRename(t, path+".new", path)
 	select {

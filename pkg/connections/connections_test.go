@@ -12,24 +12,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // A socket of this process is found by its inode number, and others are not looked for.
 func TestProcesses(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer listener.Close()
 	file, err := listener.(*net.TCPListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer file.Close()
 	var stat unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Fstat(int(file.Fd()), &stat))
 	got, err := findProcesses(map[uint64]bool{stat.Ino: true, 1: true})
 	comm, _ := os.ReadFile("/proc/self/comm")
 	want := map[uint64]Process{stat.Ino: {PID: os.Getpid(), Command: strings.TrimSpace(string(comm))}}

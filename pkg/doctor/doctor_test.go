@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/findings.txt")
@@ -300,14 +301,10 @@ func TestFindings(t *testing.T) {
 	}
 	const golden = "testdata/findings.txt"
 	if *update {
-		if err := os.WriteFile(golden, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(golden, []byte(got.String()), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if diff := cmp.Diff(string(want), got.String()); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", golden, diff)
 	}
@@ -397,9 +394,7 @@ func TestNothingSeen(t *testing.T) {
 // same order.
 func TestEveryCheckHasItsHeading(t *testing.T) {
 	text, err := os.ReadFile("../../docs/doctor.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var headings, names []string
 	for _, found := range regexp.MustCompile(`(?m)^### (.+)$`).FindAllStringSubmatch(string(text), -1) {
 		headings = append(headings, found[1])

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/pkg/pods"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // A client is a process of the node, an address, or a pod of the node by its name or UID, which needs neither an
@@ -17,23 +18,15 @@ func TestFindClients(t *testing.T) {
 	write := func(path, content string) {
 		t.Helper()
 		path = filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		lab.Must(t, os.WriteFile(path, []byte(content), 0o644))
 	}
 	uid := func(i int) string { return fmt.Sprintf("0f6c2d5e-6b0b-4b1f-9f0e-%012d", i) }
 	link := func(process, namespace string) {
 		t.Helper()
 		folder := filepath.Join(root, "proc", process, "ns")
-		if err := os.MkdirAll(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink("net:["+namespace+"]", filepath.Join(folder, "net")); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.MkdirAll(folder, 0o755))
+		lab.Must(t, os.Symlink("net:["+namespace+"]", filepath.Join(folder, "net")))
 	}
 	link("self", "1")
 	for i, pod := range []struct{ name, process, namespace string }{
@@ -72,9 +65,7 @@ func TestFindClients(t *testing.T) {
 			t.Errorf("%q: %s, want %s", test.from, got, test.want)
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(root, "logs")); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.RemoveAll(filepath.Join(root, "logs")))
 	if _, err := e.findClients("web-1", new(Question)); err == nil || !strings.HasPrefix(err.Error(), "--from web-1: the names of Pods are not known here") {
 		t.Errorf("where no names are known: %v", err)
 	}

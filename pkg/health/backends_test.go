@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // An episode is reported once, and each of its suspicions a line in the log; what an earlier agent
@@ -18,23 +19,17 @@ func TestSuspectsAreReported(t *testing.T) {
 	fakes := maps.NewFakes(100)
 	hand := mapstest.New(fakes.Tables)
 	port, err := hand.ServicePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var ids []uint32
 	for i := range 2 {
 		id, err := hand.Backend(port, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 80), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		ids = append(ids, id)
 	}
 	put := func(i int, h maps.BackendHealth) {
 		t.Helper()
 		h.Id, h.Cause = ids[i], uint8(maps.HealthUnanswered)
-		if err := fakes.Health.Put(maps.Index(ids[i]), h); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, fakes.Health.Put(maps.Index(ids[i]), h))
 	}
 	put(1, maps.BackendHealth{Suspected: 1, Episodes: 3, PassedOver: 1000})
 	var events []string
@@ -71,9 +66,7 @@ func TestSuspectsAreReported(t *testing.T) {
 		t.Errorf("totals are %+v, want %+v", got, want)
 	}
 
-	if err := Forget(fakes.Health); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, Forget(fakes.Health))
 	b.look()
 	if got := b.Totals().Suspects; got != 0 {
 		t.Errorf("%d suspects are left of an agent that healed", got)

@@ -49,9 +49,7 @@ func mustDialFrom(t *testing.T, ns *lab.Namespace, from, to string) net.Conn {
 
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 
 	return conn
@@ -77,18 +75,14 @@ func stayOpen(t *testing.T, conns []net.Conn) (open int) {
 	t.Helper()
 	for _, conn := range conns {
 		raw, err := conn.(*net.TCPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		err = raw.Control(func(fd uintptr) {
 			_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 			if errors.Is(err, unix.EAGAIN) {
 				open++
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 	}
 
 	return open
@@ -111,9 +105,7 @@ func mustBeBounded(t *testing.T, held []net.Conn) {
 func TestServerBoundsConnections(t *testing.T) {
 	ns := mustServe(t)
 	other := mustDialFrom(t, ns, "127.0.0.2", testAddress)
-	if err := ask(other); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ask(other))
 	held := mustHold(t, ns, 4*maxConnections, testAddress)
 	begin := time.Now()
 	if code, _, _, err := get(ns, "GET", testAddress, "/"); err != nil || code != http.StatusOK {
@@ -280,13 +272,9 @@ func TestAnswersMayTakeLong(t *testing.T) {
 			}
 		})
 		_, err := io.WriteString(conn, request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if body, err := io.ReadAll(response.Body); string(body) != "hello" {
 			t.Errorf("the answer is %q, %v, want hello", body, err)
 		}

@@ -135,13 +135,9 @@ func TestServerListens(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "health")
 			if test.noIPv6 {
-				if err := ns.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, ns.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 			}
-			if err := ns.AddAddress("lo", netip.MustParsePrefix("10.9.8.7/32")); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, ns.AddAddress("lo", netip.MustParsePrefix("10.9.8.7/32")))
 			mustRun(t, Server{
 				Name: "test", Address: netip.MustParseAddrPort(test.address), Handler: hello(),
 				Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
@@ -163,9 +159,7 @@ func TestServerListens(t *testing.T) {
 func TestServerTriesAgain(t *testing.T) {
 	ns := lab.MustNamespace(t, "health")
 	other, err := ns.Listen("tcp", testAddress)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	tries := make(chan struct{}, 1000)
 	var log lockedBuffer
 	mustRun(t, Server{
@@ -190,9 +184,7 @@ func TestServerTriesAgain(t *testing.T) {
 func TestServerFailsHard(t *testing.T) {
 	ns := lab.MustNamespace(t, "health")
 	other, err := ns.Listen("tcp", testAddress)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer other.Close()
 	err = Server{
 		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(), HardFail: true,
@@ -226,9 +218,7 @@ func TestServerEnds(t *testing.T) {
 // A server that ends waits for its open requests, and cancels their contexts.
 func TestServeUntilAnswered(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	asked, canceled := make(chan struct{}), false
 	server := NewHTTPServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		close(asked)

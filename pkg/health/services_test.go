@@ -35,9 +35,7 @@ func mustCheck(t *testing.T) *checker {
 	t.Helper()
 	c := &checker{ns: lab.MustNamespace(t, "health"), failure: make(chan struct{}, 100)}
 	for _, address := range []string{"10.0.0.1/32", "10.0.0.2/32", "fd00::1/128", "fd00::2/128"} {
-		if err := c.ns.AddAddress("lo", netip.MustParsePrefix(address)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, c.ns.AddAddress("lo", netip.MustParsePrefix(address)))
 	}
 	c.Services = NewServices(ServicesConfig{
 		Healthy: func() bool { return !c.sick.Load() },
@@ -209,9 +207,7 @@ func TestServiceCutsConnections(t *testing.T) {
 	c.set(web, ready(30000, 1, 0))
 	c.mustCount(t, "10.0.0.1:30000", 1)
 	conn, err := c.ns.Dial("tcp", "10.0.0.1:30000", timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer conn.Close()
 	ask := func() error {
 		if _, err := fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
@@ -222,9 +218,7 @@ func TestServiceCutsConnections(t *testing.T) {
 
 		return err
 	}
-	if err := ask(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ask())
 	c.set(web, ready(30000, 2, 0))
 	c.mustCount(t, "10.0.0.1:30000", 2)
 	if err := ask(); err != nil {
@@ -242,9 +236,7 @@ func TestServiceCutsConnections(t *testing.T) {
 func TestServicePortInUse(t *testing.T) {
 	c := mustCheck(t)
 	other, err := c.ns.Listen("tcp", "10.0.0.1:30000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	c.listenOn(addrs("10.0.0.1", "10.0.0.2"))
 	c.set(web, ready(30000, 1, 0))
 	c.set(lb.ServiceName{Namespace: "ns1", Name: "svc2"}, ready(30001, 5, 0))
@@ -257,9 +249,7 @@ func TestServicePortInUse(t *testing.T) {
 	c.mustCount(t, "10.0.0.1:30000", 1)
 
 	other, err = c.ns.Listen("tcp", "10.0.0.1:30002")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer other.Close()
 	c.set(web, ready(30002, 1, 0))
 	<-c.failure // another port is another failure

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/status"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // What kube-proxy writes for a Service with external traffic policy Local: a ClusterIP, a load balancer's address with
@@ -65,9 +66,7 @@ COMMIT
 
 func TestFrontendsOfIPTables(t *testing.T) {
 	set, err := rulesetOf(saved, netip.IPv4Unspecified())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	local, all := addresses("10.244.1.2:8080"), addresses("10.244.1.2:8080", "10.244.2.2:8080")
 	front := func(service, address string, protocol lb.Protocol, scope lb.Scope) status.Frontend {
 		return status.Frontend{Service: service, Address: netip.MustParseAddrPort(address), Protocol: protocol, Scope: scope}
@@ -160,9 +159,7 @@ func TestLocalRulesOfNFTables(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			r := nftReader{table: &nftables.Table{Family: nftables.TableFamilyIPv4}, ruleset: newRuleset()}
 			exprs := []expr.Any{test.what, &expr.Cmp{}, &expr.Verdict{Kind: expr.VerdictGoto, Chain: "service-1"}}
-			if err := r.addRule("external-1", exprs); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, r.addRule("external-1", exprs))
 			if rules := r.rules["external-1"]; len(rules) != 1 || rules[0].local != test.local {
 				t.Errorf("rules are %+v, want one that is for local packets: %v", rules, test.local)
 			}
@@ -175,9 +172,7 @@ func TestSaveRules(t *testing.T) {
 	tools := t.TempDir()
 	t.Setenv("PATH", tools)
 	const tool = "#!/bin/sh\necho \"# Table \\`nat' is incompatible, use 'nft' tool.\"\n"
-	if err := os.WriteFile(filepath.Join(tools, "ip6tables-nft-save"), []byte(tool), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(filepath.Join(tools, "ip6tables-nft-save"), []byte(tool), 0o700))
 	if _, err := saveRules(IPTablesNFT, "6"); err == nil || !strings.Contains(err.Error(), "ip6tables-nft-save: table nat ") {
 		t.Errorf("the error is %v, want one with the name of the table", err)
 	}
@@ -272,9 +267,7 @@ func TestAddRanges(t *testing.T) {
 		element("10.0.1.128", true), element("224.0.0.0", false),
 	})
 	got, err := set.IPSet()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var texts []string
 	for _, p := range got.Prefixes() {
 		texts = append(texts, p.String())
@@ -291,9 +284,7 @@ func TestFindTool(t *testing.T) {
 	}
 	t.Setenv("PATH", "/nonexistent")
 	cmd, err := findTool([]string{"/nonexistent", "/"}, "iptables-nft-save", "--version")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if printed, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(printed), "iptables") {
 		t.Errorf("it prints %q, %v", printed, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/pods"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata")
@@ -31,24 +32,18 @@ const (
 func mustNames(t *testing.T) (of names, port, backend uint32) {
 	t.Helper()
 	fakes := maps.NewFakes(1024)
-	must := func(err error) {
-		if err != nil {
-			t.Helper()
-			t.Fatal(err)
-		}
-	}
 	hand := mapstest.New(fakes.Tables)
 	port, err := hand.ServicePort()
-	must(err)
+	lab.Must(t, err)
 	all, err := hand.ServicePort()
-	must(err)
-	must(fakes.ServicePorts.Put(port, maps.ServicePortOf("shop", "db", "main", tcp, 4)))
-	must(fakes.ServicePorts.Put(all, maps.ServicePortOf("shop", "db", "", 0, 4)))
+	lab.Must(t, err)
+	lab.Must(t, fakes.ServicePorts.Put(port, maps.ServicePortOf("shop", "db", "main", tcp, 4)))
+	lab.Must(t, fakes.ServicePorts.Put(all, maps.ServicePortOf("shop", "db", "", 0, 4)))
 	backend, err = hand.Backend(port, netip.MustParseAddrPort("10.244.2.7:5432"), 0)
-	must(err)
+	lab.Must(t, err)
 	catchAll, err := hand.Pool(maps.Pool{ServicePortId: all}, nil, nil)
-	must(err)
-	must(hand.Frontend(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.10"), 0, 0, maps.ScopeInternal), maps.KindClusterIP, catchAll))
+	lab.Must(t, err)
+	lab.Must(t, hand.Frontend(maps.FrontendKeyOf(netip.MustParseAddr("10.96.0.10"), 0, 0, maps.ScopeInternal), maps.KindClusterIP, catchAll))
 	known := map[string]pods.Pod{
 		"10.244.1.2": {Name: "shop/web-1", UID: "1d1a"}, "10.244.2.7": {Name: "shop/db-0", UID: "2d2b"}, "10.244.1.3": {UID: "3d3c"},
 	}
@@ -125,9 +120,7 @@ func TestFiltersAndFormats(t *testing.T) {
 			events := []Event{}
 			for _, e := range raw {
 				event, err := names.event(e)
-				if err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
 				if test.filter.selects(event) {
 					events = append(events, event)
 				}
@@ -147,23 +140,17 @@ func mustPrint(t *testing.T, file string, events []Event) {
 	table, lines := Header()+"\n", ""
 	for _, event := range events {
 		line, err := json.Marshal(event)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		table += event.String() + "\n"
 		lines += string(line) + "\n"
 	}
 	path := filepath.Join("testdata", file)
 	got := table + "\n" + lines
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(path, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("printed (-want +got):\n%s", diff)
 	}
@@ -192,13 +179,9 @@ func TestSuspects(t *testing.T) {
 		{"it answers, and is a suspect again", 25000, 28000, 24900, 25200, []Outcome{Answers, Suspect}},
 	} {
 		h.Suspected, h.Until, h.Cleared = ms(step.suspected), ms(step.until), ms(step.cleared)
-		if err := names.tables.Health.Put(maps.Index(backend), h); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, names.tables.Health.Put(maps.Index(backend), h))
 		found, err := looks.look(ms(step.now))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		var outcomes []Outcome
 		for _, e := range found {
 			outcomes = append(outcomes, e.Outcome)
@@ -222,18 +205,12 @@ func TestRunPrintsSuspects(t *testing.T) {
 	pinned := mapstest.MustCreate(t, nil)
 	hand := mapstest.New(pinned.Tables)
 	port, err := hand.ServicePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	backend, err := hand.Backend(port, netip.MustParseAddrPort("10.244.2.7:5432"), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	now := flow.Now()
 	h := maps.BackendHealth{Id: backend, Suspected: now - uint64(time.Second), Until: now + uint64(time.Second), Cause: uint8(maps.HealthRefused), Clients: 1}
-	if err := pinned.Health.Put(maps.Index(backend), h); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, pinned.Health.Put(maps.Index(backend), h))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var printed []Outcome
@@ -248,9 +225,7 @@ func TestRunPrintsSuspects(t *testing.T) {
 			return pinned.Health.Put(maps.Index(backend), h)
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if diff := cmp.Diff([]Outcome{Suspect, Answers}, printed); diff != "" {
 		t.Errorf("printed (-want +got):\n%s", diff)
 	}
@@ -259,15 +234,11 @@ func TestRunPrintsSuspects(t *testing.T) {
 // The example in docs/monitor.md is what is printed.
 func TestDocs(t *testing.T) {
 	page, err := os.ReadFile("../../docs/monitor.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var printed []byte
 	for _, file := range []string{"testdata/all.txt", "testdata/suspects.txt"} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		printed = append(printed, text...)
 	}
 	checked := 0

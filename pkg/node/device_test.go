@@ -20,9 +20,7 @@ import (
 func mustList(t testing.TB, ns *lab.Namespace) map[string]Device {
 	t.Helper()
 	state, err := mustReader(t, ns).read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return byName(state)
 }
@@ -72,9 +70,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 func mustRoute(t testing.TB, ns *lab.Namespace, to, device, gateway string, change ...func(*netlink.Route)) {
 	t.Helper()
 	link, err := ns.Netlink().LinkByName(device)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	dst := netip.MustParsePrefix(to)
 	route := &netlink.Route{Dst: ipNet(dst), LinkIndex: link.Attrs().Index, Flags: int(netlink.FLAG_ONLINK)}
 	if gateway != "" {
@@ -93,9 +89,7 @@ func mustRoute(t testing.TB, ns *lab.Namespace, to, device, gateway string, chan
 // Each kind of device is listed with its properties.
 func TestDevices(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
-	if err := ns.AddBridge("br0", netip.MustParsePrefix("10.244.1.1/24")); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.AddBridge("br0", netip.MustParsePrefix("10.244.1.1/24")))
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "pod0", Bridge: "br0"}, lab.End{Namespace: peer, Device: "eth0"})
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "here"}, lab.End{Namespace: ns, Device: "there"})
 	mustAddLink(t, ns, &netlink.Vxlan{LinkAttrs: named("flannel.1"), VxlanId: 1, Port: 8472})
@@ -105,9 +99,7 @@ func TestDevices(t *testing.T) {
 	mustAddLink(t, ns, &netlink.Tuntap{LinkAttrs: named("tap0"), Mode: netlink.TUNTAP_MODE_TAP})
 	mustAddLink(t, ns, &netlink.Tuntap{LinkAttrs: named("tun0"), Mode: netlink.TUNTAP_MODE_TUN})
 	below, err := ns.Netlink().LinkByName("here")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	onHere := named("macvlan0")
 	onHere.ParentIndex = below.Attrs().Index
 	mustAddLink(t, ns, &netlink.Macvlan{LinkAttrs: onHere, Mode: netlink.MACVLAN_MODE_BRIDGE})
@@ -175,9 +167,7 @@ func mustAddr(t testing.TB, ns *lab.Namespace, device, text string, change ...fu
 	t.Helper()
 	text, peer, _ := strings.Cut(text, " peer ")
 	addr, err := netlink.ParseAddr(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if peer != "" {
 		if addr.Peer, err = netlink.ParseIPNet(peer); err != nil {
 			t.Fatal(err)
@@ -190,12 +180,8 @@ func mustAddr(t testing.TB, ns *lab.Namespace, device, text string, change ...fu
 		f(addr)
 	}
 	link, err := ns.Netlink().LinkByName(device)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ns.Netlink().LinkSetUp(link); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	lab.Must(t, ns.Netlink().LinkSetUp(link))
 	if err := ns.Netlink().AddrAdd(link, addr); err != nil {
 		t.Fatalf("address %s: %v", text, err)
 	}
@@ -246,9 +232,7 @@ func TestGatewayOfADevice(t *testing.T) {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
 			mustAddLink(t, ns, &netlink.Ifb{LinkAttrs: named("eth0")})
-			if err := ns.SetUp("eth0"); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, ns.SetUp("eth0"))
 			test.add(t, ns)
 			got := ""
 			if gateway := mustList(t, ns)["eth0"].Gateway; gateway.IsValid() {
@@ -268,13 +252,9 @@ func newSourceNode(t *testing.T) *lab.Namespace {
 	ns := lab.MustNamespace(t, "node")
 	for _, name := range []string{"eth0", "eth1", "bare"} {
 		mustAddLink(t, ns, &netlink.Ifb{LinkAttrs: named(name)})
-		if err := ns.SetUp(name); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, ns.SetUp(name))
 	}
-	if err := ns.Sysctl("net/ipv6/conf/eth1/use_tempaddr", "1"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.Sysctl("net/ipv6/conf/eth1/use_tempaddr", "1"))
 	temporary := func(a *netlink.Addr) { a.Flags |= unix.IFA_F_MANAGETEMPADDR } // makes another one
 	old := func(a *netlink.Addr) { a.PreferedLft, a.ValidLft = 0, 1000 }
 

@@ -15,9 +15,7 @@ import (
 func mustReader(t testing.TB, ns *lab.Namespace) *reader {
 	t.Helper()
 	r, err := newReader(ns.Handle())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(r.close)
 
 	return r
@@ -73,9 +71,7 @@ func TestConcernOfRules(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
 			r := mustReader(t, ns)
-			if err := ns.Netfilter(strings.ReplaceAll(test.rules, " }", "; }") + "\n"); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, ns.Netfilter(strings.ReplaceAll(test.rules, " }", "; }")+"\n"))
 			if got := r.concern(); got != test.concern {
 				t.Errorf("concern is %q, want %q", got, test.concern)
 			}
@@ -157,9 +153,7 @@ func TestWatchReportsConcerns(t *testing.T) {
 		}
 		wait("")
 	}
-	if err := ns.Netlink().RuleAdd(source); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.Netlink().RuleAdd(source))
 	watch.wantNoUpdate(4 * quietTime)
 }
 
@@ -174,9 +168,7 @@ func TestWatchFindsLegacyTables(t *testing.T) {
 func mustNet(t testing.TB, text string) *net.IPNet {
 	t.Helper()
 	_, network, err := net.ParseCIDR(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return network
 }

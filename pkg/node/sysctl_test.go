@@ -41,12 +41,8 @@ func kernelFiles(t *testing.T, values map[string]string) string {
 	values["sys/devices/system/cpu/online"] = "0-2,4\n"
 	for name, value := range values {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		lab.Must(t, os.WriteFile(path, []byte(value), 0o644))
 	}
 
 	return root
@@ -133,9 +129,7 @@ func TestConntrackSetInKernel(t *testing.T) {
 
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	want := map[string]string{
 		"nf_conntrack_tcp_timeout_established": "4321", "nf_conntrack_tcp_timeout_close_wait": "1234", "nf_conntrack_tcp_be_liberal": "1",
 		"nf_conntrack_udp_timeout": "12", "nf_conntrack_udp_timeout_stream": "34",
@@ -150,9 +144,7 @@ func TestFamilies(t *testing.T) {
 		ns := lab.MustNamespace(t, "node")
 		mustSysctl(t, ns, "net/ipv6/conf/all/disable_ipv6", disabled)
 		var got []lb.Family
-		if err := ns.Do(func() error { got = Families(); return nil }); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, ns.Do(func() error { got = Families(); return nil }))
 		if !slices.Equal(got, want) {
 			t.Errorf("disable_ipv6=%s: %v, want %v", disabled, got, want)
 		}
@@ -233,9 +225,7 @@ func TestMasqueradePortsOfALongList(t *testing.T) {
 
 func mustSysctl(t *testing.T, ns *lab.Namespace, name, value string) {
 	t.Helper()
-	if err := ns.Sysctl(name, value); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.Sysctl(name, value))
 }
 
 func mustMasqueradePorts(t *testing.T, ns *lab.Namespace) string {

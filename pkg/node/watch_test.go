@@ -27,16 +27,12 @@ func TestMain(m *testing.M) {
 
 func mustAdd(t testing.TB, ns *lab.Namespace, device, address string) {
 	t.Helper()
-	if err := ns.AddAddress(device, netip.MustParsePrefix(address)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.AddAddress(device, netip.MustParsePrefix(address)))
 }
 
 func mustRemove(t testing.TB, ns *lab.Namespace, device, address string) {
 	t.Helper()
-	if err := ns.RemoveAddress(device, netip.MustParsePrefix(address)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.RemoveAddress(device, netip.MustParsePrefix(address)))
 }
 
 func TestWatchReportsEveryChange(t *testing.T) {
@@ -54,9 +50,7 @@ func TestWatchReportsEveryChange(t *testing.T) {
 	mustRemove(t, ns, "lo", "192.0.2.1/32")
 	watch.want("10.0.0.1", "127.0.0.1", "::1", "fd00::1")
 
-	if err := peer.RemoveDevice("eth0"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, peer.RemoveDevice("eth0"))
 	watch.want("127.0.0.1", "::1")
 }
 
@@ -68,9 +62,7 @@ func TestWatchReportsTheDeviceOfAnAddress(t *testing.T) {
 	}
 	mustAdd(t, ns, "eth0", "10.0.0.1/24") // again, with another prefix
 	link, err := ns.Netlink().LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	addresses := slices.DeleteFunc((<-mustWatch(t, ns, Config{}).updates).Addresses, func(a Address) bool {
 		return a.Addr != netip.MustParseAddr("10.0.0.1")
@@ -87,9 +79,7 @@ func TestWatchReportsTheDeviceOfAnAddress(t *testing.T) {
 // kube-proxy in IPVS mode leaves the addresses of Services behind.
 func TestWatchOmitsAddressesOfIPVS(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
-	if err := ns.AddBridge(ipvsDevice); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.AddBridge(ipvsDevice))
 	mustAdd(t, ns, ipvsDevice, "10.96.0.10/32")
 	mustWatch(t, ns, Config{}).want("127.0.0.1", "::1")
 }
@@ -112,25 +102,17 @@ func TestWatchOmitsUnusableAddresses(t *testing.T) {
 		lab.End{Namespace: peer, Device: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("fd00::bad/64")}},
 	)
 	for _, name := range []string{"all", "eth0"} {
-		if err := ns.Sysctl("net/ipv6/conf/"+name+"/accept_dad", "1"); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, ns.Sysctl("net/ipv6/conf/"+name+"/accept_dad", "1"))
 	}
 	watch := mustWatch(t, ns, Config{})
 	watch.want("127.0.0.1", "::1")
 	addDetected := func(address string) {
 		t.Helper()
 		addr, err := netlink.ParseAddr(address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		link, err := ns.Netlink().LinkByName("eth0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := ns.Netlink().AddrAdd(link, addr); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
+		lab.Must(t, ns.Netlink().AddrAdd(link, addr))
 	}
 
 	start := time.Now()
@@ -269,9 +251,7 @@ func TestWatchRefusesInvalidConfig(t *testing.T) {
 		t.Error("no error without Update")
 	}
 	file, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer file.Close()
 	if err := Watch(t.Context(), Config{Netns: file, Update: func(State) {}}); err == nil {
 		t.Error("no error for a file that is no namespace")
@@ -302,26 +282,18 @@ func TestWatchReportsDevices(t *testing.T) {
 	})
 	mustRoute(t, ns, "0.0.0.0/0", "eth0", "192.168.50.254")
 	watch.untilDevice("eth0", "with a gateway", func(d Device, _ bool) bool { return d.Gateway.IsValid() })
-	if err := ns.Netlink().RouteDel(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0"))}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.Netlink().RouteDel(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0"))}))
 	watch.untilDevice("eth0", "without a gateway", func(d Device, _ bool) bool { return !d.Gateway.IsValid() })
 	mustRoute(t, ns, "::/0", "eth0", "fe80::1")
 	watch.untilDevice("eth0", "with a gateway", func(d Device, _ bool) bool { return d.Gateway.IsValid() })
 	mustRemove(t, ns, "eth0", "192.168.50.1/24")
 	watch.untilDevice("eth0", "without a network", func(d Device, _ bool) bool { return !d.Network.IsValid() })
 
-	if err := ns.AddBridge("br0"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.AddBridge("br0"))
 	link, err := ns.Netlink().LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	bridge, err := ns.Netlink().LinkByName("br0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, change := range []error{ns.Netlink().LinkSetMaster(link, bridge), ns.SetDown("eth0"), ns.Netlink().LinkSetName(link, "uplink")} {
 		if change != nil {
 			t.Fatal(change)
@@ -330,9 +302,7 @@ func TestWatchReportsDevices(t *testing.T) {
 	watch.untilDevice("uplink", "below a bridge, and down", func(d Device, _ bool) bool {
 		return d.Master == bridge.Attrs().Index && !d.IsUp
 	})
-	if err := ns.RemoveDevice("uplink"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.RemoveDevice("uplink"))
 	watch.untilDevice("uplink", "gone", func(_ Device, there bool) bool { return !there })
 }
 
@@ -348,9 +318,7 @@ func TestWatchReportsThePeer(t *testing.T) {
 		if err == nil {
 			err = from.Netlink().LinkSetNsFd(link, int(to.Handle()))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 	}
 	move(ns, pod)
 	watch.untilDevice("veth0", "with its peer elsewhere", func(d Device, _ bool) bool { return d.Peer == 0 })
@@ -396,9 +364,7 @@ type observer struct {
 func mustWatch(t testing.TB, ns *lab.Namespace, config Config) observer {
 	t.Helper()
 	file, err := os.Open(ns.Path())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	config.Netns = file
 
 	return startWatch(t, config, func(watch func()) { watch() })

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 const (
@@ -23,18 +25,14 @@ func mustTree(t *testing.T, files map[string]string) (root string) {
 	root = t.TempDir()
 	for name, content := range files {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		var err error
 		if len(content) > 3 && content[:3] == "-> " {
 			err = os.Symlink(content[3:], path)
 		} else {
 			err = os.WriteFile(path, []byte(content), 0o644)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 	}
 
 	return root
@@ -64,9 +62,7 @@ func TestRead(t *testing.T) {
 		"proc/14/net/fib_trie":                             "     |-- 192.168.50.1\n        /32 host LOCAL\n",
 	})
 	all, err := Read(Config{CgroupRoot: filepath.Join(root, "cgroup"), Logs: filepath.Join(root, "logs"), Proc: filepath.Join(root, "proc")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for folder, want := range map[string]Pod{
 		systemd: {web, "shop/web-1"}, systemd + "/cri-containerd-1.scope": {web, "shop/web-1"},
 		cgroupfs: {UID: dns}, cgroupfs + "/container": {UID: dns},
@@ -74,9 +70,7 @@ func TestRead(t *testing.T) {
 		"cgroup/system.slice/kubelet.service": {}, "cgroup/podman": {}, "cgroup": {},
 	} {
 		var stat unix.Stat_t
-		if err := unix.Stat(filepath.Join(root, folder), &stat); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, unix.Stat(filepath.Join(root, folder), &stat))
 		if got := all.ByCgroup(stat.Ino); got != want {
 			t.Errorf("%s is of %v, want %v", folder, got, want)
 		}
@@ -160,13 +154,9 @@ func TestCacheReadsAgain(t *testing.T) {
 		t.Fatalf("%v, %v", pod, err)
 	}
 	started := filepath.Join(root, "cgroup/kubepods/pod"+web)
-	if err := os.Mkdir(started, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Mkdir(started, 0o755))
 	var stat unix.Stat_t
-	if err := unix.Stat(started, &stat); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Stat(started, &stat))
 	if pod, err := c.Pod(stat.Ino, netip.Addr{}); err != nil || pod != (Pod{}) {
 		t.Errorf("everything was read again at once: %v, %v", pod, err)
 	}
@@ -174,9 +164,7 @@ func TestCacheReadsAgain(t *testing.T) {
 	if pod, err := c.Pod(stat.Ino, netip.Addr{}); err != nil || pod.UID != web {
 		t.Errorf("%v, %v", pod, err)
 	}
-	if err := os.RemoveAll(filepath.Join(root, "cgroup")); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.RemoveAll(filepath.Join(root, "cgroup")))
 	if pod, err := c.Pod(stat.Ino, netip.Addr{}); err != nil || pod.UID != web {
 		t.Errorf("a known pod is read again: %v, %v", pod, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // desired is the desired state of one Service in a script.
@@ -126,32 +127,24 @@ func mustParseOption(t testing.TB, f *lb.Frontend, word string) {
 		f.OptedOut = true
 	case "heal":
 		healing, err := lb.ParseHealing(value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		f.Healing = healing
 	case "node":
 		f.NodeInRanges = true
 	case "by":
 		algorithm, err := lb.ParseAlgorithm(value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		f.Algorithm = algorithm
 	case "affinity":
 		d, err := time.ParseDuration(value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		f.Affinity = d
 	case "ranges":
 		for prefix := range strings.SplitSeq(value, ",") {
 			f.SourceRanges = append(f.SourceRanges, netip.MustParsePrefix(prefix))
 		}
 	default:
-		if err := f.Kind.UnmarshalText([]byte(word)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, f.Kind.UnmarshalText([]byte(word)))
 	}
 }
 
@@ -164,9 +157,7 @@ func mustParseVIP(t testing.TB, word string) (netip.AddrPort, lb.Protocol) {
 	addr, name, ok := strings.Cut(word, "/")
 	protocol := lb.TCP
 	if ok {
-		if err := protocol.UnmarshalText([]byte(name)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, protocol.UnmarshalText([]byte(name)))
 	}
 
 	return netip.MustParseAddrPort(addr), protocol

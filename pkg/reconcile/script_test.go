@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var update = flag.Bool("update", false, "rewrite what the scripts in testdata expect")
@@ -126,9 +127,7 @@ type script struct {
 
 func runScript(t *testing.T, path string, tables func(testing.TB, map[string]uint32) maps.Tables) {
 	archive, err := txtar.ParseFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	capacities := make(map[string]uint32)
 	for name, n := range defaultCapacities {
 		capacities[name] = n
@@ -156,9 +155,7 @@ func runScript(t *testing.T, path string, tables func(testing.TB, map[string]uin
 		}
 	}
 	if *update {
-		if err := os.WriteFile(path, txtar.Format(archive), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(path, txtar.Format(archive), 0o644))
 	}
 }
 
@@ -207,9 +204,7 @@ func (s *script) step(name, body string) (string, bool) {
 		}
 	case "wait":
 		d, err := time.ParseDuration(argument)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		lab.Must(s.t, err)
 		s.clock.pass(d)
 		s.apply()
 		graces(s.r)
@@ -273,9 +268,7 @@ func (s *script) upgrade() {
 	mustCopy(s.t, s.tables.ServicePorts, before.ServicePorts)
 	mustCopy(s.t, s.tables.Addrs, before.Addrs)
 	for place, v := range before.Backends.All() {
-		if err := s.tables.Backends.Put(place, v); err != nil {
-			s.t.Fatal(err)
-		}
+		lab.Must(s.t, s.tables.Backends.Put(place, v))
 	}
 	s.restart()
 }
@@ -286,9 +279,7 @@ func mustCopy[K comparable, V any](t *testing.T, to, from maps.Table[K, V]) {
 		if err == nil {
 			err = to.Put(e.Key, e.Value)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // While a Service with 50,000 frontends is published, switched or retired, a change of
@@ -28,15 +29,11 @@ func TestSlices(t *testing.T) {
 	}, nil)
 	clock := newTestClock()
 	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: slice})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	apply := func() {
 		t.Helper()
 		operations = 0
-		if err := r.Apply(); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, r.Apply())
 		if operations > slice+10 {
 			t.Fatalf("%d map operations, want %d at most", operations, slice)
 		}
@@ -114,9 +111,7 @@ func TestPlanOfMeanwhile(t *testing.T) {
 	const frontends = 2000
 	fakes, clock := maps.NewFakes(1<<16), newTestClock()
 	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	h := newHeavy(1, 0, frontends/2, 2)
 	for _, change := range []func(){func() {}, h.moveEndpoint, h.moveEndpoint, h.moveEndpoint} {
 		change()
@@ -161,9 +156,7 @@ func TestWorkersEnd(t *testing.T) {
 	const services = 20
 	fakes, clock := maps.NewFakes(1<<16), newTestClock()
 	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	before := runtime.NumGoroutine()
 	for i := range services {
 		h := newHeavy(400, 0, 0, 2)
@@ -199,9 +192,7 @@ func TestPiecesAreSmall(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			fakes, clock := maps.NewFakes(1<<20), newTestClock()
 			r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: slice})
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			var operations, slots, claims int
 			fakes.Observe(func(table, _ string) error {
 				if table == maps.NameSlots {

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // web is a Service with everything that a frontend can have.
@@ -62,13 +63,9 @@ func programmed(t *testing.T) (*maps.Fakes, []Frontend) {
 	res := lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, node)
 	fakes := maps.NewFakes(1000)
 	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	writer.Set(web().Name, time.Time{}, res)
-	if err := writer.Apply(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, writer.Apply())
 	var desired []Frontend
 	for _, f := range res.Frontends {
 		desired = append(desired, frontendOf(f))
@@ -143,9 +140,7 @@ func TestCompareFinds(t *testing.T) {
 		}, "frontend 192.0.2.1:80/TCP external: sourceRanges"},
 		{"a backend that does not exist", func(f *maps.Fakes) {
 			for i := range f.Backends.All() {
-				if err := f.Backends.Clear(i); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, f.Backends.Clear(i))
 			}
 		}, "frontend 10.96.0.1:80/TCP internal: slot"},
 		{"a backend of another service port", func(f *maps.Fakes) {
@@ -160,9 +155,7 @@ func TestCompareFinds(t *testing.T) {
 			fakes, desired := programmed(t)
 			test.edit(fakes)
 			have, problems, err := Programmed(fakes.Tables)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			found := strings.Join(append(problems, Compare(desired, have)...), "\n")
 			if !strings.Contains(found, test.want) {
 				t.Errorf("found %q, want %q in it", found, test.want)
@@ -186,17 +179,13 @@ func editPool(t *testing.T, key maps.FrontendKey, edit func(*maps.Pool)) func(*m
 
 func mustPut[V any](t *testing.T, a *maps.Array[V], i uint32, v V) {
 	t.Helper()
-	if err := a.Put(i, v); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, a.Put(i, v))
 }
 
 func TestProgrammedServices(t *testing.T) {
 	fakes, _ := programmed(t)
 	services, err := ProgrammedServices(fakes.Tables)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if len(services) != 1 || services[0].Name != "ns/web" || len(services[0].Ports) != 2 {
 		t.Fatalf("services are %+v, want ns/web with two ports", services)
 	}
@@ -212,9 +201,7 @@ func TestProgrammedServices(t *testing.T) {
 func TestSuspects(t *testing.T) {
 	fakes, _ := programmed(t)
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
 	for i, b := range stdmaps.Collect(fakes.Backends.All()) {
 		h := maps.BackendHealth{Id: b.Id, Cause: uint8(maps.HealthRefused), Suspected: uint64(now.Nano()), Until: uint64(now.Nano() + int64(time.Minute))}
 		if b.AddrPort().String() == "10.0.1.10:8080" {
@@ -223,13 +210,9 @@ func TestSuspects(t *testing.T) {
 		mustPut(t, fakes.Health, i, h)
 	}
 	services, err := ProgrammedServices(fakes.Tables)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	with := []Service{serviceOf(web(), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
-	if err := addStates(with, fakes.Tables); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, addStates(with, fakes.Tables))
 	for _, port := range []ServicePort{services[0].Ports[1], with[0].Ports[0]} {
 		for _, b := range port.Backends {
 			if b.Address.String() != "10.0.1.9:8080" {
@@ -270,15 +253,11 @@ func TestConnections(t *testing.T) {
 	mustPut(t, fakes.Loads.Array, drains+1, maps.BackendLoad{Sockets: 100})
 	want := map[string]int{"10.0.1.9:8080": 15, "10.0.1.10:8080": 0}
 	without, err := ProgrammedServices(fakes.Tables)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	checkConnections(t, without[0].Ports[1], want)
 
 	with := []Service{serviceOf(web(), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
-	if err := addStates(with, fakes.Tables); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, addStates(with, fakes.Tables))
 	want["10.0.1.11:8080"] = 0 // not ready
 	checkConnections(t, with[0].Ports[0], want)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // serve starts a server that answers with *state, on fake maps.
@@ -41,9 +42,7 @@ func serve(t *testing.T, state *lb.State) *Client {
 		},
 	}
 	release, err := LockSocket(server.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { release() })
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -158,9 +157,7 @@ func TestClientWithoutAgent(t *testing.T) {
 		t.Errorf("without a socket: %v, want %v", err, ErrNotRunning)
 	}
 	// What a killed agent leaves.
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(path, nil, 0o600))
 	if _, err := NewClient(path).Status(t.Context()); !errors.Is(err, ErrNotRunning) {
 		t.Errorf("with a dead socket: %v, want %v", err, ErrNotRunning)
 	}
@@ -169,15 +166,11 @@ func TestClientWithoutAgent(t *testing.T) {
 func TestSocketHasOneAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "below", "agent.sock")
 	release, err := LockSocket(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if _, err := LockSocket(path); !errors.Is(err, datapath.ErrRunning) || !strings.Contains(err.Error(), path) {
 		t.Errorf("while one runs: %v, want %v with the socket's path", err, datapath.ErrRunning)
 	}
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, release())
 	release, err = LockSocket(path)
 	if err != nil {
 		t.Fatalf("after its end: %v", err)

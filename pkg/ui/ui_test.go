@@ -13,15 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/pkg/remote"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustServe runs a server with a picture until the test ends.
 func mustServe(t *testing.T, collect func(context.Context) (Picture, error)) *Server {
 	t.Helper()
 	s, err := Listen(0, collect)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
@@ -38,20 +37,14 @@ func mustServe(t *testing.T, collect func(context.Context) (Picture, error)) *Se
 func get(t *testing.T, url, host string) (int, string, http.Header) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	request.Host = host
 	request.Header.Set("Origin", "http://other.example")
 	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return response.StatusCode, string(text), response.Header
 }
@@ -166,13 +159,9 @@ func TestCompose(t *testing.T) {
   "refused": {"refused: no endpoint": 4, "dropped: not in the ranges": 2}
 }`
 	text, err := json.Marshal(got)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var have, wanted any
-	if err := errors.Join(json.Unmarshal(text, &have), json.Unmarshal([]byte(want), &wanted)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, json.Unmarshal(text, &have), json.Unmarshal([]byte(want), &wanted))
 	if diff := cmp.Diff(wanted, have); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
