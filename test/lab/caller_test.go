@@ -30,9 +30,7 @@ func mustPair(t testing.TB) pair {
 func mustSocket(t testing.TB, caller *Caller, network string) *Socket {
 	t.Helper()
 	socket, err := caller.Socket(network)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 
 	return socket
 }
@@ -41,16 +39,12 @@ func TestCallerIsInItsCgroup(t *testing.T) {
 	p := mustPair(t)
 
 	path, err := p.caller.Cgroup()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if want := "/" + filepath.Base(p.cgroup.Path()); path != want {
 		t.Errorf("caller sees itself in %s, want %s", path, want)
 	}
 	pids, err := p.cgroup.Processes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if !slices.Equal(pids, []int{p.caller.PID()}) {
 		t.Errorf("cgroup has processes %v, want %d", pids, p.caller.PID())
 	}
@@ -59,15 +53,11 @@ func TestCallerIsInItsCgroup(t *testing.T) {
 func TestCallerIsInANestedCgroup(t *testing.T) {
 	cgroup := MustCgroup(t, "outer")
 	inner, err := cgroup.Child("inner")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	caller := MustCaller(t, nil, inner)
 
 	path, err := caller.Cgroup()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if want := "/" + filepath.Base(cgroup.Path()) + "/inner"; path != want {
 		t.Errorf("caller sees itself in %s, want %s", path, want)
 	}
@@ -106,9 +96,7 @@ func TestExchange(t *testing.T) {
 				return
 			}
 			answer, err := ParseAnswer(reply.Text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			if answer.Name != "echo" || test.client != "" && answer.Client.String() != test.client {
 				t.Errorf("answer is %q, want one to %s", answer, test.client)
 			}
@@ -142,9 +130,7 @@ func TestServerOnEveryAddressAnswersFromTheRightOne(t *testing.T) {
 
 	for _, address := range []string{"127.0.0.7:53", "127.0.0.7:54", "[::1]:54"} {
 		reply, err := p.caller.Exchange(Exchange{Network: "udp", Address: address, Unconnected: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		if reply.From.String() != address {
 			t.Errorf("asked %s, answered from %s", address, reply.From)
 		}
@@ -154,12 +140,8 @@ func TestServerOnEveryAddressAnswersFromTheRightOne(t *testing.T) {
 func TestStoppedServerRefusesAndHangsUp(t *testing.T) {
 	p := mustPair(t)
 	open := mustSocket(t, p.caller, "tcp4")
-	if err := open.Connect("127.0.0.1:8080"); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(open.Send("who\n"), p.server.Stop()); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, open.Connect("127.0.0.1:8080"))
+	Must(t, open.Send("who\n"), p.server.Stop())
 
 	if _, err := p.caller.Request("tcp4", "127.0.0.1:8080"); Errno(err) != unix.ECONNREFUSED {
 		t.Errorf("new connection: %v, want ECONNREFUSED", err)
@@ -188,16 +170,12 @@ func TestSocketListens(t *testing.T) {
 	}
 
 	accepted, from, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	local, err := client.Local()
 	if err != nil || local != from {
 		t.Errorf("accepted from %s, client is %s (%v)", from, local, err)
 	}
-	if err := errors.Join(accepted.Send("hello"), accepted.Close()); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, accepted.Send("hello"), accepted.Close())
 	for _, want := range []string{"hello", ""} {
 		if text, _, err := client.Recv(); text != want || err != nil {
 			t.Errorf("received %q, %v, want %q", text, err, want)
@@ -208,15 +186,11 @@ func TestSocketListens(t *testing.T) {
 func TestSocketDisconnects(t *testing.T) {
 	p := mustPair(t)
 	socket := mustSocket(t, p.caller, "udp4")
-	if err := errors.Join(socket.Connect("127.0.0.1:8080"), socket.Disconnect()); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, socket.Connect("127.0.0.1:8080"), socket.Disconnect())
 	if _, err := socket.Peer(); Errno(err) != unix.ENOTCONN {
 		t.Errorf("peer after disconnect: %v, want ENOTCONN", err)
 	}
-	if err := socket.SendTo("who", "127.0.0.1:8080"); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, socket.SendTo("who", "127.0.0.1:8080"))
 	if _, from, err := socket.Recv(); from.String() != "127.0.0.1:8080" || err != nil {
 		t.Errorf("answer from %s, %v", from, err)
 	}
@@ -235,9 +209,7 @@ func TestSocketReportsCookieAndOptions(t *testing.T) {
 func TestSocketTimesOut(t *testing.T) {
 	p := mustPair(t)
 	socket := mustSocket(t, p.caller, "udp4")
-	if err := errors.Join(socket.Bind("127.0.0.1:0"), socket.SetTimeout(10*time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, socket.Bind("127.0.0.1:0"), socket.SetTimeout(10*time.Millisecond))
 	if _, _, err := socket.Recv(); Errno(err) != unix.ETIMEDOUT {
 		t.Errorf("receive: %v, want ETIMEDOUT", err)
 	}
@@ -245,9 +217,7 @@ func TestSocketTimesOut(t *testing.T) {
 
 func TestSocketIsUnknownOnceClosed(t *testing.T) {
 	socket := mustSocket(t, MustCaller(t, nil, nil), "tcp4")
-	if err := socket.Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, socket.Close())
 	if err := socket.Connect("127.0.0.1:8080"); Errno(err) != unix.EBADF {
 		t.Errorf("connect after close: %v, want EBADF", err)
 	}
@@ -255,9 +225,7 @@ func TestSocketIsUnknownOnceClosed(t *testing.T) {
 
 func TestCallerThatIsKilledSaysSo(t *testing.T) {
 	p := mustPair(t)
-	if err := p.cgroup.Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, p.cgroup.Close())
 
 	if _, err := p.caller.Request("tcp4", "127.0.0.1:8080"); !errors.Is(err, ErrCallerGone) {
 		t.Errorf("error is %v, want ErrCallerGone", err)

@@ -12,20 +12,14 @@ import (
 func TestCgroupCloseEndsWhatIsInside(t *testing.T) {
 	cgroup := MustCgroup(t, "close")
 	child, err := cgroup.Child("child")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	sleep := exec.Command("sleep", "60")
-	if err := Start(nil, child, sleep); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Start(nil, child, sleep))
 	if pids, err := child.Processes(); len(pids) != 1 || err != nil {
 		t.Errorf("processes are %v, %v, want one", pids, err)
 	}
 
-	if err := cgroup.Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, cgroup.Close())
 	if err := sleep.Wait(); err == nil {
 		t.Error("sleep ended by itself, want it killed")
 	}
@@ -40,13 +34,9 @@ func TestCgroupCloseEndsWhatIsInside(t *testing.T) {
 func TestCgroupHasTheKernelsNumber(t *testing.T) {
 	one, other := MustCgroup(t, "one"), MustCgroup(t, "other")
 	first, err := one.ID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	second, err := other.ID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if first == 0 || first == second {
 		t.Errorf("ids are %d and %d", first, second)
 	}
@@ -56,9 +46,7 @@ func TestOutputComesFromNamespaceAndCgroup(t *testing.T) {
 	ns, cgroup := MustNamespace(t, "output"), MustCgroup(t, "output")
 
 	out, err := Output(ns, cgroup, "sh", "-c", "readlink /proc/self/ns/net; cat /proc/self/cgroup")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	var inside string
 	MustDo(t, ns, func() error {
 		inside = currentNetns(t)
@@ -78,9 +66,7 @@ func TestOutputComesFromNamespaceAndCgroup(t *testing.T) {
 func mustCgroupRoot(t testing.TB) string {
 	t.Helper()
 	root, err := CgroupRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 
 	return root
 }

@@ -25,9 +25,7 @@ func TestClusterReaches(t *testing.T) {
 			config.Nodes, config.PodsPerNode, config.Client = 2, 2, true
 			cluster := MustNew(t, config)
 			for _, node := range cluster.Nodes {
-				if err := node.Sysctl("net/ipv4/conf/all/rp_filter", "1"); err != nil {
-					t.Fatal(err)
-				}
+				Must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "1"))
 			}
 			testReach(t, cluster)
 		})
@@ -72,9 +70,7 @@ func testReach(t *testing.T, cluster *Cluster) {
 						t.Fatalf("%s %s: %v", network, address, err)
 					}
 					answer, err := ParseAnswer(reply.Text)
-					if err != nil {
-						t.Fatal(err)
-					}
+					Must(t, err)
 					if answer.Name != test.server || answer.Client.Addr() != test.client[i] {
 						t.Errorf("%s %s: %s, want %s and %s", network, address, answer, test.server, test.client[i])
 					}
@@ -100,15 +96,11 @@ func TestPodIsRemoved(t *testing.T) {
 	cluster := MustNew(t, Config{Nodes: 1, PodsPerNode: 1})
 	node := cluster.Nodes[0]
 	pod, err := node.AddPod()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if pod.IPv4 != netip.MustParseAddr("10.244.1.3") || len(node.Pods) != 2 {
 		t.Errorf("second of %d pods has %s", len(node.Pods), pod.IPv4)
 	}
-	if err := pod.Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, pod.Close())
 	if _, err := node.Netlink().LinkByName(pod.Device); err == nil {
 		t.Errorf("device %s is still there", pod.Device)
 	}
@@ -122,14 +114,10 @@ func TestPodNumbersWrapAround(t *testing.T) {
 	cluster := MustNew(t, Config{Nodes: 1, PodsPerNode: 2})
 	node := cluster.Nodes[0]
 	node.nextNumber = maxPods - 1
-	if err := node.Pods[0].Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, node.Pods[0].Close())
 	for _, want := range []string{"pod-1-199", "pod-1-0", "pod-1-2"} { // pod-1-1 is there
 		pod, err := node.AddPod()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		if pod.Name != want {
 			t.Errorf("the next pod is %s, want %s", pod.Name, want)
 		}
@@ -138,9 +126,7 @@ func TestPodNumbersWrapAround(t *testing.T) {
 
 func BenchmarkCluster(b *testing.B) {
 	for b.Loop() {
-		if err := MustNew(b, Config{Nodes: 2, PodsPerNode: 3, Client: true}).Close(); err != nil {
-			b.Fatal(err)
-		}
+		Must(b, MustNew(b, Config{Nodes: 2, PodsPerNode: 3, Client: true}).Close())
 	}
 }
 

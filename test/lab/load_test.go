@@ -13,13 +13,9 @@ var whoOverTCP = Exchange{Network: "tcp4", Address: "127.0.0.1:8080"}
 func mustLoad(t testing.TB, caller *Caller, load Load) LoadReport {
 	t.Helper()
 	run, err := caller.StartLoad(load)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	report, err := run.Wait()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 
 	return report
 }
@@ -35,14 +31,10 @@ func TestLoadIsAsFastAndAsLongAsItShouldBe(t *testing.T) {
 func TestLoadStops(t *testing.T) {
 	p := mustPair(t)
 	run, err := p.caller.StartLoad(Load{Exchange: whoOverTCP, Rate: 500})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	time.Sleep(20 * time.Millisecond)
 	report, err := run.Stop()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if report.Started == 0 || report.Succeeded != report.Started {
 		t.Errorf("report is %+v, want some answers and no failures", report)
 	}

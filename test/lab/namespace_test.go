@@ -14,9 +14,7 @@ import (
 func currentNetns(t testing.TB) string {
 	t.Helper()
 	name, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 
 	return name
 }
@@ -72,13 +70,9 @@ func TestNamespaceCookie(t *testing.T) {
 	if Errno(err) == unix.ENOPROTOOPT {
 		t.Skip("the kernel does not report it: Linux 5.14 does")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	second, err := other.Cookie()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if first == 0 || first == second {
 		t.Errorf("cookies are %d and %d", first, second)
 	}
@@ -87,15 +81,11 @@ func TestNamespaceCookie(t *testing.T) {
 func TestNamespaceListensAndDials(t *testing.T) {
 	ns := MustNamespace(t, "dial")
 	listener, err := ns.Listen("tcp", "127.0.0.1:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer listener.Close()
 
 	conn, err := ns.Dial("tcp", "127.0.0.1:8080", time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer conn.Close()
 	if elsewhere, err := MustNamespace(t, "elsewhere").Dial("tcp", "127.0.0.1:8080", time.Second); err == nil {
 		elsewhere.Close()
@@ -122,9 +112,7 @@ func TestNamespaceHasUsableAddressesAtOnce(t *testing.T) {
 
 func TestNamespaceIsGoneAfterClose(t *testing.T) {
 	ns := MustNamespace(t, "short")
-	if err := ns.Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, ns.Close())
 	if _, err := os.Stat(ns.Path()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s: %v, want no such file", ns.Path(), err)
 	}
@@ -145,9 +133,7 @@ func TestNetfilterCounts(t *testing.T) {
 				udp dport 9 counter name other drop
 			}
 		}`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	for range 3 {
 		if _, err := p.caller.Request("udp", "127.0.0.1:8080"); err != nil {
 			t.Fatal(err)

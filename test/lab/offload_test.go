@@ -18,14 +18,10 @@ func TestOffloadOfChecksums(t *testing.T) {
 		End{Namespace: receiver, Device: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/24")}})
 
 	for _, on := range []bool{true, false} {
-		if err := sender.SetOffload("eth0", Checksums, on); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, sender.SetOffload("eth0", Checksums, on))
 		fd := mustTap(t, receiver)
 		conn, err := sender.Dial("udp", "10.0.0.2:9", time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		if _, err := conn.Write([]byte("some text")); err != nil {
 			t.Fatal(err)
 		}
@@ -47,9 +43,7 @@ func mustTap(t testing.TB, ns *Namespace) (fd int) {
 		return err
 	})
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}))
 
 	return fd
 }
@@ -60,9 +54,7 @@ func mustDatagram(t testing.TB, fd int) []byte {
 	buffer := make([]byte, 2048)
 	for {
 		size, err := unix.Read(fd, buffer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		if size > 28 && buffer[0] == 0x45 && buffer[9] == unix.IPPROTO_UDP {
 			return buffer[:size]
 		}

@@ -22,9 +22,7 @@ func traces(t testing.TB, pid int) []string {
 	var found []string
 	for _, dir := range []string{netnsDir, mustCgroupRoot(t), bpffs} {
 		left, err := filepath.Glob(filepath.Join(dir, fmt.Sprintf("sluice-%d-*", pid)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		found = append(found, left...)
 	}
 
@@ -40,9 +38,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 			cmd := exec.Command("/proc/self/exe", "-test.run=^TestCleanupAfterDeath$", "-test.v")
 			cmd.Env = append(os.Environ(), deathVariable+"="+death)
 			cmd.Stdout, cmd.Stderr = &out, &out
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, cmd.Start())
 			pid := cmd.Process.Pid
 			if err := cmd.Wait(); (err == nil) != (death == "success") {
 				t.Fatalf("test ended with %v:\n%s", err, &out)
@@ -99,24 +95,16 @@ func TestCleanupAfterDeath(t *testing.T) {
 func TestSweep(t *testing.T) {
 	living := MustNamespace(t, "living")
 	dead := exec.Command("true")
-	if err := dead.Run(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, dead.Run())
 	name := fmt.Sprintf("sluice-%d-abcdef-dead", dead.Process.Pid)
 	Must(t, newNamedNetns(name), os.Mkdir(filepath.Join(bpffs, name), 0o700))
 	cgroup, err := makeCgroup(filepath.Join(mustCgroupRoot(t), name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer cgroup.Close()
 	sleep := exec.Command("sleep", "60")
-	if err := Start(nil, cgroup, sleep); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Start(nil, cgroup, sleep))
 
-	if err := Sweep(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Sweep())
 	if left := traces(t, dead.Process.Pid); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
