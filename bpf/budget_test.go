@@ -120,11 +120,7 @@ func mustVerify[P io.Closer](t testing.TB, programs P, err error) P {
 		t.Fatalf("%+v", verifier)
 	}
 	lab.Must(t, err)
-	t.Cleanup(func() {
-		if err := programs.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { lab.Must(t, programs.Close()) })
 
 	return programs
 }

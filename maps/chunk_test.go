@@ -342,11 +342,7 @@ func mustLongProgram(t *testing.T) func() (began, ended func() bool) {
 			_, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 14)})
 			done <- err
 		}()
-		t.Cleanup(func() {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		})
+		t.Cleanup(func() { lab.Must(t, <-done) })
 
 		return func() bool { return said(0) }, func() bool { return said(1) }
 	}

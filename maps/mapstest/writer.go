@@ -25,11 +25,7 @@ func MustCreate(t testing.TB, capacities map[string]uint32) *maps.Pinned {
 	stdmaps.Copy(all, capacities)
 	pinned, err := maps.Create(lab.MustBPFRoot(t), maps.Options{Capacities: all})
 	lab.Must(t, err)
-	t.Cleanup(func() {
-		if err := pinned.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { lab.Must(t, pinned.Close()) })
 
 	return pinned
 }

@@ -100,11 +100,7 @@ func buildWorldBy(t testing.TB, attachment lab.Attachment, options ...func(*Conf
 	for _, option := range options {
 		option(&w.cfg)
 	}
-	t.Cleanup(func() {
-		if err := Remove(w.cfg.BPFRoot); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { lab.Must(t, Remove(w.cfg.BPFRoot)) })
 	w.node = lab.MustNew(t, lab.Config{Nodes: 1, PodsPerNode: 1 + len(colours), Attachment: attachment}).Nodes[0]
 	w.client, w.answers = w.node.Pods[0], w.node.Pods[1:]
 	for i, colour := range colours {

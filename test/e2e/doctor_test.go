@@ -43,11 +43,7 @@ func mustPatient(t testing.TB) *patient {
 		Manifests: t.TempDir(),
 	})
 	lab.Must(t, err)
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { lab.Must(t, p.Close()) })
 
 	return p
 }

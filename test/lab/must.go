@@ -132,11 +132,7 @@ func MustBPFRoot(t testing.TB) string {
 	needsRoot(t)
 	prepare()
 	root := filepath.Join(bpffs, newName("pins"))
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { Must(t, os.RemoveAll(root)) })
 
 	return root
 }

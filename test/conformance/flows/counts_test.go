@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // datapathMaps are what the programs of a node have written.
@@ -19,23 +20,11 @@ type datapathMaps struct {
 func mustMaps(t *testing.T, root string) *datapathMaps {
 	t.Helper()
 	pinned, err := maps.Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := pinned.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, pinned.Close()) })
 	budgets, err := ebpf.LoadPinnedMap(maps.PinOf(root, maps.NameICMPBudgets), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := budgets.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	lab.Must(t, err)
+	t.Cleanup(func() { lab.Must(t, budgets.Close()) })
 
 	return &datapathMaps{pinned, budgets}
 }
@@ -44,9 +33,7 @@ func mustMaps(t *testing.T, root string) *datapathMaps {
 func (m *datapathMaps) counts(t *testing.T) map[maps.Reason]uint64 {
 	t.Helper()
 	counts, err := m.pinned.ReasonCounts()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return counts
 }
@@ -56,9 +43,7 @@ func (m *datapathMaps) forgetBudgets(t *testing.T) {
 	t.Helper()
 	var client maps.Addr
 	for m.budgets.NextKey(nil, &client) == nil {
-		if err := m.budgets.Delete(&client); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, m.budgets.Delete(&client))
 	}
 }
 

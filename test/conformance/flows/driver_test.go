@@ -57,9 +57,7 @@ func (d *driver) mustStart(t *testing.T, s *scenario) {
 		cfg.Manifests = mustManifests(t, s)
 	}
 	node, err := sluice.NewNode(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := node.Close(); err != nil {
 			t.Error(err)
@@ -68,16 +66,10 @@ func (d *driver) mustStart(t *testing.T, s *scenario) {
 			lab.KeepLog(t, "agent", node.Log())
 		}
 	})
-	if err := node.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, node.Start())
 	d.mustBeProgrammed(t, node, s)
 	d.explainer = explain.New(explain.Config{Maps: d.maps.pinned, BPFRoot: node.BPFRoot(), Agent: node.Client()})
-	t.Cleanup(func() {
-		if err := d.explainer.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { lab.Must(t, d.explainer.Close()) })
 }
 
 // caller is a process where a flow starts: in the cgroup of the node, in a child
@@ -92,9 +84,7 @@ func (d *driver) caller(t *testing.T, f flow, p path) *lab.Caller {
 			cgroup = d.cgroup
 		case p.socket:
 			child, err := d.cgroup.Child(fmt.Sprintf("pod%d", len(d.callers)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			cgroup = child
 		}
 		d.callers[at] = lab.MustCaller(t, at.ns, cgroup)
