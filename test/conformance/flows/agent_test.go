@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
@@ -18,9 +19,7 @@ func (d *driver) mustBeProgrammed(t *testing.T, node *sluice.Node, s *scenario) 
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := node.WaitSynced(ctx); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, node.WaitSynced(ctx))
 	d.maps = mustMaps(t, node.BPFRoot())
 	for missing := "anything"; missing != ""; {
 		if ctx.Err() != nil {
@@ -38,9 +37,7 @@ func (d *driver) unknownAddress(t *testing.T, s *scenario) string {
 	t.Helper()
 	for _, ip := range s.Node.LocalIPs {
 		use, _, err := d.maps.pinned.Addrs.Lookup(maps.AddrOf(ip))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if use.Flags&maps.AddrNode == 0 {
 			return "address " + ip.String()
 		}
@@ -57,9 +54,7 @@ func (d *driver) unattached(t *testing.T, bpfRoot string) string {
 		states, err = datapath.Devices(bpfRoot)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, state := range states {
 		if state.Name != "lo" && state.Attached == "" {
 			return "device " + state.Name

@@ -39,9 +39,7 @@ func mustAPIServer(t *testing.T, ns *lab.Namespace, s *scenario) string {
 		a.given[resource] = sync.OnceFunc(func() { close(watched) })
 	}
 	listener, err := ns.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: a}}
 	server.Start()
 	t.Cleanup(func() {
@@ -51,9 +49,7 @@ func mustAPIServer(t *testing.T, ns *lab.Namespace, s *scenario) string {
 
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(kubeconfig, server.URL)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 
 	return path
 }

@@ -19,9 +19,7 @@ import (
 func TestManyFlows(t *testing.T) {
 	t.Parallel()
 	scenarios, err := read(strings.NewReader(manyFlows(25)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	s := &scenarios[0]
 	if parts := s.parts(portsOfWorld); len(parts) < 2 {
 		t.Errorf("%d flows are played in %d world, want more", len(s.Flows), len(parts))
@@ -80,9 +78,7 @@ services:
 // the ports for is alone in its own.
 func TestParts(t *testing.T) {
 	scenarios, err := read(strings.NewReader(manyFlows(4)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	s := &scenarios[0]
 	for _, ports := range []int{0, 77, 78, 200, 400, 10000} {
 		var flows []flow
@@ -140,9 +136,7 @@ func TestClientPorts(t *testing.T) {
 func TestPortsAreFreeSoon(t *testing.T) {
 	ns := mustClients(t, "clients")
 	at := netip.MustParseAddrPort("10.0.0.1:80")
-	if err := ns.AddAddress("lo", single(at.Addr())); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.AddAddress("lo", single(at.Addr())))
 	lab.MustServe(t, ns, "server", "tcp/"+at.String())
 	caller := lab.MustCaller(t, ns, nil)
 	for range 3 {

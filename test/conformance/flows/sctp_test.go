@@ -89,9 +89,7 @@ func mustServeSCTP(t *testing.T, ns *lab.Namespace, ports map[uint16]bool) {
 	t.Helper()
 	for _, all := range everywhere {
 		conn, err := ns.ListenPacket(rawNetwork(all.Addr(), protocolSCTP), all.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		stopped := make(chan struct{})
 		go func() {
 			defer close(stopped)

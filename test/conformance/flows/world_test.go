@@ -74,9 +74,7 @@ func mustWorld(t *testing.T, s *scenario) *world {
 		}
 	}
 	err = errors.Join(err, w.addLocal(s.localEndpoints()), w.addServers(s))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for ns, listeners := range w.listeners {
 		mustServe(t, ns, listeners)
 	}
@@ -90,9 +88,7 @@ func mustWorld(t *testing.T, s *scenario) *world {
 func mustClients(t *testing.T, what string) *lab.Namespace {
 	t.Helper()
 	ns := lab.MustNamespace(t, what)
-	if err := ns.Sysctl("net/ipv4/tcp_max_tw_buckets", "0"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.Sysctl("net/ipv4/tcp_max_tw_buckets", "0"))
 
 	return ns
 }
@@ -204,9 +200,7 @@ func (w *world) announce(ip netip.Addr, at place) error {
 
 func (w *world) mustAnnounce(t *testing.T, ip netip.Addr, at place) {
 	t.Helper()
-	if err := w.announce(ip, at); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, w.announce(ip, at))
 }
 
 // start is the namespace in which a flow starts.
