@@ -32,9 +32,7 @@ func (w *world) mustSwallow(t *testing.T) {
 func mustSwallow(t *testing.T, ns *lab.Namespace, address string) {
 	t.Helper()
 	listener, err := ns.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {

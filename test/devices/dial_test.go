@@ -114,9 +114,7 @@ func sourcesTo(t *testing.T, node *lab.Node, backend backend) [2]netip.Addr {
 	var sources [2]netip.Addr
 	for _, f := range families {
 		source, err := node.SourceTo(backend.ips[f])
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		sources[f] = source
 	}
 

@@ -36,9 +36,7 @@ func TestSCTP(t *testing.T) {
 			for _, way := range []way{nodePort, loadBalancer} {
 				t.Run(fmt.Sprintf("%s, %s of %s", f, way, pods[i].Name), func(t *testing.T) {
 					saw, err := client.associate(netip.MustParseAddrPort(to.at(way, f, w.Nodes[0])))
-					if err != nil {
-						t.Fatal(err)
-					}
+					lab.Must(t, err)
 					if saw != seen[i][f].String() {
 						t.Errorf("the server saw %s, want %s", saw, seen[i][f])
 					}

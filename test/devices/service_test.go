@@ -191,17 +191,11 @@ func (w *world) publish(t *testing.T, services ...service) {
 	var text bytes.Buffer
 	for _, object := range objects {
 		document, err := yaml.Marshal(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		fmt.Fprintf(&text, "---\n%s", document)
 	}
 	// In one step, or an agent might see half of it.
 	draft := filepath.Join(w.manifests, ".cluster.yaml")
-	if err := os.WriteFile(draft, text.Bytes(), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(draft, filepath.Join(w.manifests, "cluster.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(draft, text.Bytes(), 0o644))
+	lab.Must(t, os.Rename(draft, filepath.Join(w.manifests, "cluster.yaml")))
 }

@@ -168,9 +168,7 @@ func TestMain(m *testing.M) {
 func (w *world) mustOffload(t *testing.T, offload lab.Offload, on bool) {
 	t.Helper()
 	set := func(ns *lab.Namespace, device string) {
-		if err := ns.SetOffload(device, offload, on); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, ns.SetOffload(device, offload, on))
 	}
 	set(w.Client.Namespace, "eth0")
 	for _, node := range w.Nodes {
