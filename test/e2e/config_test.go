@@ -37,9 +37,7 @@ func mustConfigured(t *testing.T, fields string) *configured {
 	c := &configured{folder: t.TempDir()}
 	c.mustSwap(t, fields)
 	path := filepath.Join(c.folder, "config.conf")
-	if err := os.Symlink("..data/config.conf", path); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Symlink("..data/config.conf", path))
 	c.node = sluice.MustNode(t, sluice.Config{
 		Namespace: lab.MustNamespace(t, "node"),
 		Cgroup:    lab.MustCgroup(t, "e2e"),
@@ -54,9 +52,7 @@ func mustConfigured(t *testing.T, fields string) *configured {
 func TestConfigOfProcess(t *testing.T) {
 	c := mustConfigured(t, "oomScoreAdj: 7\nlogging: {format: json}\nwinkernel: {networkName: l2}")
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", c.node.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if got := strings.TrimSpace(string(text)); got != "7" {
 		t.Errorf("oom_score_adj is %s, want 7", got)
 	}
@@ -82,21 +78,15 @@ status: {addresses: [{type: InternalIP, address: 192.168.50.1}]}
 func TestConfigThatDoesNotFitTheNode(t *testing.T) {
 	manifests, path := t.TempDir(), filepath.Join(t.TempDir(), "config.conf")
 	for path, text := range map[string]string{filepath.Join(manifests, "node.yaml"): nodeOfIPv6Pods, path: configHeader + "detectLocalMode: NodeCIDR"} {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	node, err := sluice.NewNode(sluice.Config{
 		Binary: sluice.MustBinary(t), Namespace: lab.MustNamespace(t, "node"), Cgroup: lab.MustCgroup(t, "e2e"),
 		NodeName: "node-1", Manifests: manifests, Args: []string{"--config", path},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { node.Close() })
-	if err := node.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, node.Start())
 	const want = "the Node's podCIDRs [fd00::/64] have only IPv6 addresses, and its primary address is of IPv4"
 	if end := mustEnd(t, node); !strings.Contains(end, want) {
 		t.Errorf("it ended with %s", end)
@@ -116,20 +106,14 @@ func TestConfigChangeEndsAgent(t *testing.T) {
 		t.Errorf("it ended with %s", end)
 	}
 	status, err := c.node.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, hook := range status.Hooks {
 		if hook.Problem != "" {
 			t.Errorf("hook %s is gone with the agent: %s", hook.Name, hook.Problem)
 		}
 	}
-	if err := c.node.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.node.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.node.Kill())
+	lab.Must(t, c.node.Start())
 	sluice.MustWait(t, c.node)
 	if c.node.PID() == pid {
 		t.Error("it is still the same process")

@@ -55,9 +55,7 @@ func notes(events []eventsv1.Event) []string {
 func (s *testbed) events(t testing.TB, namespace, object string) []eventsv1.Event {
 	t.Helper()
 	list, err := s.Client.EventsV1().Events(namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var about []eventsv1.Event
 	for _, e := range list.Items {
 		if e.Regarding.Name == object && e.ReportingController == kube.ReportingController {
@@ -146,9 +144,7 @@ func TestServiceHealthcheckEvent(t *testing.T) {
 	mustNotAnswer(t, of(s.Node), scene.At(self.IPv4.String(), port))
 
 	other, err := self.Namespace.Listen("tcp4", scene.At(self.IPv4.String(), port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer other.Close()
 	s.CreateService(t, "web", balancer, func(svc *corev1.Service) { svc.Spec.HealthCheckNodePort = port })
 	e := s.mustSeeEvent(t, s.Namespace, "web", "FailedToStartServiceHealthcheck", "address already in use")
@@ -174,9 +170,7 @@ func TestNodeEvents(t *testing.T) {
 	// Another process has the health check's address: the agent ends, with the reason.
 	lab.Must(t, s.Agent.Stop())
 	other, err := s.Lab.Nodes[0].Namespace.Listen("tcp4", "127.0.0.1:10256")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer other.Close()
 	s.Agent.SetArgs("--healthz-bind-address=127.0.0.1:10256", "--bind-address-hard-fail")
 	lab.Must(t, s.Agent.Start())

@@ -35,19 +35,13 @@ func mustOccupy(t *testing.T, _ *lab.Namespace, cgroup *lab.Cgroup) func() {
 		Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect,
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { program.Close() })
 	folder, err := os.Open(cgroup.Path())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { folder.Close() })
 	target := int(folder.Fd())
-	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: target, Program: program, Attach: ebpf.AttachCGroupInet4Connect}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, link.RawAttachProgram(link.RawAttachProgramOptions{Target: target, Program: program, Attach: ebpf.AttachCGroupInet4Connect}))
 
 	return func() {
 		if err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: target, Program: program, Attach: ebpf.AttachCGroupInet4Connect}); err != nil {
@@ -60,13 +54,9 @@ func mustIngress(t *testing.T, ns *lab.Namespace, _ *lab.Cgroup) func() {
 	t.Helper()
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "pod0"}, lab.End{Namespace: lab.MustNamespace(t, "pod"), Device: "eth0"})
 	device, err := ns.Netlink().LinkByName("pod0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: device.Attrs().Index, Parent: netlink.HANDLE_INGRESS}}
-	if err := ns.Netlink().QdiscAdd(qdisc); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, ns.Netlink().QdiscAdd(qdisc))
 
 	return func() {
 		if err := ns.Netlink().QdiscDel(qdisc); err != nil {
@@ -86,25 +76,17 @@ func TestFailFast(t *testing.T) {
 				Binary: sluice.MustBinary(t), Namespace: ns, Cgroup: cgroup, NodeName: "node-1", Manifests: t.TempDir(),
 				Args: append([]string{"--fail-fast"}, obstacle.args...),
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			t.Cleanup(func() { node.Close() })
-			if err := node.Start(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, node.Start())
 			if end := mustEnd(t, node); !strings.Contains(end, "exit status 1") {
 				t.Errorf("it ended with %s", end)
 			}
-			if err := node.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, node.Kill())
 
 			tries := strings.Count(node.Log(), obstacle.log)
 			node.SetArgs(obstacle.args...)
-			if err := node.Start(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, node.Start())
 			for begin := time.Now(); strings.Count(node.Log(), obstacle.log) == tries; time.Sleep(10 * time.Millisecond) {
 				if time.Since(begin) > waitTimeout {
 					t.Fatalf("it does not try:\n%s", node.Log())

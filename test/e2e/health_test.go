@@ -32,9 +32,7 @@ func (s *testbed) changeNode(t testing.TB, node *lab.Node, change func(*corev1.N
 
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 }
 
 func (s *testbed) deleteNode(t testing.TB, node *lab.Node) {
@@ -205,9 +203,7 @@ func TestHealthCheckAddresses(t *testing.T) {
 func listens(t testing.TB, agent *sluice.Node, addr netip.Addr, port int32) bool {
 	t.Helper()
 	sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", agent.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ip := addr.As4() // printed as a number of this machine's byte order
 	slices.Reverse(ip[:])
 	const listening = "00000000:0000 0A"

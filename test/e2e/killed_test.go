@@ -28,9 +28,7 @@ func TestKilledWhileProgramming(t *testing.T) {
 		Cgroup:    lab.MustCgroup(t, "e2e"),
 		Manifests: manifests,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { lab.Must(t, agent.Close()) })
 
 	for part := range uint32(5) {

@@ -36,9 +36,7 @@ func (s *testbed) setNodeAddresses(t testing.TB, node *lab.Node, addresses ...st
 	t.Helper()
 	nodes := s.Client.CoreV1().Nodes()
 	object, err := nodes.Get(t.Context(), s.NodeName(node), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	object.Status.Addresses = nil
 	for _, address := range addresses {
 		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})

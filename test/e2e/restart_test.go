@@ -32,9 +32,7 @@ func TestRestart(t *testing.T) {
 	scene.MustReach(t, s.Pod.To("tcp", v4), scene.Names(s.pods()...)...)
 	scene.MustReach(t, s.Pod.To("tcp", v6), scene.Names(s.pods()...)...)
 	newer, err := sluice.Build(t.TempDir(), "newer")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	pinned := sluice.MustLoad(t, s.Agent)
 	second := scene.MustClientIn(t, "another", s.Pod.Namespace, s.Cgroup)
 

@@ -13,9 +13,7 @@ import (
 func mustConnect(t testing.TB, from *scene.Client, address string) *lab.Socket {
 	t.Helper()
 	socket, err := from.Socket("udp4")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	lab.Must(t, socket.Connect(address))
 	mustAsk(t, socket)
 
@@ -27,13 +25,9 @@ func mustAsk(t testing.TB, socket *lab.Socket) string {
 	t.Helper()
 	lab.Must(t, socket.Send("who\n"))
 	text, _, err := socket.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	answer, err := lab.ParseAnswer(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return answer.Name
 }
@@ -43,9 +37,7 @@ func mustBeAborted(t testing.TB, socket *lab.Socket) {
 	t.Helper()
 	lab.Eventually(t, "the socket of a backend that is gone is destroyed", func() bool {
 		pending, err := socket.Option(unix.SOL_SOCKET, unix.SO_ERROR)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 
 		return unix.Errno(pending) == unix.ECONNABORTED
 	})
@@ -112,9 +104,7 @@ func mustSendTo(t testing.TB, from *scene.Client, address, want string) *lab.Soc
 	t.Helper()
 	for {
 		socket, err := from.Socket("udp4")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if name := mustAskAt(t, socket, address); name == want {
 			if again := mustAskAt(t, socket, address); again != want {
 				t.Errorf("an unconnected socket was answered by %s, then by %s", name, again)
@@ -132,16 +122,12 @@ func mustAskAt(t testing.TB, socket *lab.Socket, address string) string {
 	t.Helper()
 	lab.Must(t, socket.SendTo("who\n", address))
 	text, from, err := socket.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if from.String() != address {
 		t.Errorf("the answer comes from %s, want %s", from, address)
 	}
 	answer, err := lab.ParseAnswer(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return answer.Name
 }
