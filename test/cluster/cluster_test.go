@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // What an agent needs of a cluster: objects can be written and read, a watch
@@ -27,15 +28,11 @@ func TestCluster(t *testing.T) {
 	client := mustClient(t, c)
 	services := client.CoreV1().Services("default")
 	watch, err := services.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=web"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer watch.Stop()
 
 	version, err := client.Discovery().ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if version.GitVersion != "v1.36.3" || version.Major != "1" || version.Minor != "36" {
 		t.Errorf("the version is %s (%s.%s), want v1.36.3 (1.36)", version.GitVersion, version.Major, version.Minor)
 	}
@@ -83,9 +80,7 @@ func TestCluster(t *testing.T) {
 	c.StartAPIServer(t)
 
 	after, err := services.Get(t.Context(), "web", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if after.UID != web.UID || !slices.Equal(after.Spec.ClusterIPs, web.Spec.ClusterIPs) {
 		t.Errorf("after the outage the Service is %v, want %v", after, web)
 	}
@@ -118,19 +113,13 @@ subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
 
 	request, err := mustClient(t, c).CoreV1().ServiceAccounts("default").CreateToken(
 		t.Context(), "agent", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	config := c.Config()
 	config.BearerToken = request.Status.Token
 	agent, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	list, err := agent.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if len(list.Items) != 1 || list.Items[0].Name != "kubernetes" {
 		t.Errorf("a new cluster has the Services %v, want just kubernetes", list.Items)
 	}
@@ -172,9 +161,7 @@ func mustClient(t *testing.T, c *cluster.Cluster) kubernetes.Interface {
 	t.Helper()
 
 	client, err := kubernetes.NewForConfig(c.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return client
 }
@@ -185,9 +172,7 @@ func mustCreate[T any](
 	t.Helper()
 
 	created, err := create(t.Context(), object, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return created
 }
@@ -196,16 +181,10 @@ func mustRaiseLoopback(t *testing.T) {
 	t.Helper()
 
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer unix.Close(fd)
 	request, err := unix.NewIfreq("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	request.SetUint16(unix.IFF_UP)
-	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request))
 }

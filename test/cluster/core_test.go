@@ -7,14 +7,13 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/test/cluster"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // Without a test, failures are returned as errors, and nothing outlives Close.
 func TestCore(t *testing.T) {
 	c, err := cluster.New(t.Context(), cluster.Config{Directory: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer c.Close()
 
 	got, err := c.RunKubectl("", "get", "--raw=/readyz")
@@ -27,13 +26,9 @@ func TestCore(t *testing.T) {
 	}
 
 	server, err := url.Parse(c.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	tunnel, err := c.Tunnel(loopback(server.Port()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	near := net.JoinHostPort(nearAddress, server.Port())
 	if !answers(near) {
 		t.Error("no server answers at the near end of the tunnel")

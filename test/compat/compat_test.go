@@ -16,6 +16,7 @@ import (
 	kubeproxyconfig "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/sluice-lb/sluice/pkg/config"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 var update = flag.Bool("update", false, "write docs/kube-proxy.md")
@@ -25,9 +26,7 @@ const page = "../../docs/kube-proxy.md"
 func mustRead(t *testing.T) map[string]Section {
 	t.Helper()
 	all, err := Read(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	byFile := make(map[string]Section)
 	for _, s := range all {
 		byFile[s.File] = s
@@ -145,16 +144,12 @@ func exists(t *testing.T, name string) bool {
 		return false
 	}
 	files, err := filepath.Glob(filepath.Join("../..", folder, "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	declared := regexp.MustCompile(`(?m)^func ` + regexp.QuoteMeta(function) + `\(`)
 
 	return slices.ContainsFunc(files, func(path string) bool {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 
 		return declared.Match(text)
 	})
@@ -162,19 +157,13 @@ func exists(t *testing.T, name string) bool {
 
 func TestPageIsUpToDate(t *testing.T) {
 	all, err := Read(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	want := Page(all)
 	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(page, []byte(want), 0o644))
 	}
 	got, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("docs/kube-proxy.md is not what the rows say (-want +got); go test ./test/compat -update writes it:\n%s", diff)
 	}

@@ -52,9 +52,7 @@ func mustDemo(t *testing.T) (cmd *exec.Cmd, tmp string) {
 func mustBeGone(t *testing.T, cmd *exec.Cmd, tmp string) {
 	t.Helper()
 	root, err := lab.CgroupRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ours := fmt.Sprintf("sluice*-%d-*", cmd.Process.Pid)
 	var left []string
 	for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
@@ -63,9 +61,7 @@ func mustBeGone(t *testing.T, cmd *exec.Cmd, tmp string) {
 			filepath.Join(tmp, "*"), filepath.Join("/run/netns", ours), filepath.Join(root, ours), filepath.Join(bpffs, ours),
 		} {
 			found, err := filepath.Glob(pattern)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			left = append(left, found...)
 		}
 		if len(left) == 0 {
@@ -122,12 +118,8 @@ func TestInterruptedDemo(t *testing.T) {
 	cmd, tmp := mustDemo(t)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	lab.Must(t, cmd.Start())
 
 	moments := []string{headline}
 	for _, scene := range scenes()[:len(scenes())-1] {
@@ -139,13 +131,9 @@ func TestInterruptedDemo(t *testing.T) {
 	}
 	pause := rand.N(200 * time.Millisecond)
 	time.Sleep(pause)
-	if err := unix.Kill(-cmd.Process.Pid, unix.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Kill(-cmd.Process.Pid, unix.SIGINT))
 	rest, err := io.ReadAll(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	_ = cmd.Wait() // the exit code is checked
 	if code := cmd.ProcessState.ExitCode(); code != exitInterrupted {
 		t.Errorf("interrupted %s after %q: exit code is %d, want %d: %s\n%s", pause, moment, code, exitInterrupted, cmd.Stderr, rest)

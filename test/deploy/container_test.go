@@ -58,9 +58,7 @@ type container struct {
 func mustRun(t testing.TB, ns *lab.Namespace, cgroup *lab.Cgroup, spec containerSpec) *container {
 	t.Helper()
 	text, err := json.Marshal(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	flags := uintptr(unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS)
 	if !spec.HostPID {
 		flags |= unix.CLONE_NEWPID
@@ -122,9 +120,7 @@ func (c *container) kill() {
 // is its own.
 func (c *container) mustStop(t testing.TB) {
 	t.Helper()
-	if err := c.cmd.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.cmd.Process.Signal(unix.SIGTERM))
 	<-c.done
 	if c.err != nil {
 		t.Fatalf("the container ended with %v, want 0: %s", c.err, c.output())
@@ -135,9 +131,7 @@ func (c *container) mustStop(t testing.TB) {
 func (c *container) status(t testing.TB, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for line := range strings.Lines(string(text)) {
 		if value, ok := strings.CutPrefix(line, name+":"); ok {
 			return strings.TrimSpace(value)
@@ -152,9 +146,7 @@ func (c *container) status(t testing.TB, name string) string {
 func (c *container) oomScore(t testing.TB) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", c.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return strings.TrimSpace(string(text))
 }

@@ -16,6 +16,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // mustImage makes the image for this machine. The descriptor is that of its index, by
@@ -31,18 +33,12 @@ func mustImage(t testing.TB) (v1.Image, v1.Descriptor) {
 	if err == nil {
 		err = validate.Index(root) // each blob has the size and digest of its descriptor
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	named := mustOne(t, root)
 	index, err := root.ImageIndex(named.Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	image, err := index.Image(mustOne(t, index).Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return image, named
 }
@@ -71,9 +67,7 @@ func TestImage(t *testing.T) {
 		t.Errorf("it has the files %q, want %q", got, want)
 	}
 	file, err := image.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if file.OS != "linux" || file.Architecture != runtime.GOARCH {
 		t.Errorf("its platform is %s/%s", file.OS, file.Architecture)
 	}
@@ -111,18 +105,14 @@ func mustList(t testing.TB, image v1.Image) (files []string) {
 		t.Fatalf("the image has %d layers, want one: %v", len(layers), err)
 	}
 	content, err := layers[0].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer content.Close()
 	for r := tar.NewReader(content); ; {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if header.Typeflag != tar.TypeDir {
 			files = append(files, fmt.Sprintf("%o %d:%d %s", header.FileInfo().Mode().Perm(), header.Uid, header.Gid, header.Name))
 		}

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // manifests is what one kustomization makes: each kind once, or not at all.
@@ -62,9 +64,7 @@ func mustBuild(t testing.TB, folder string, components ...string) manifests {
 func mustKustomize(t testing.TB, folder string, components ...string) string {
 	t.Helper()
 	tool, err := kubectl()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	path := filepath.Join("../../deploy", folder)
 	if len(components) > 0 {
 		path = mustCompose(t, path, components)
@@ -86,9 +86,7 @@ func mustCompose(t testing.TB, overlay string, components []string) string {
 		if err == nil {
 			path, err = filepath.Rel(folder, path)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 
 		return path
 	}
@@ -96,9 +94,7 @@ func mustCompose(t testing.TB, overlay string, components []string) string {
 	for _, name := range components {
 		text += "- " + relative(filepath.Join("../../deploy/components", name)) + "\n"
 	}
-	if err := os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text), 0o600))
 
 	return folder
 }
