@@ -74,15 +74,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 	if prepare != nil {
 		prepare(p.agent)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.loop(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	lab.MustRun(t, p.loop)
 	p.mustPass(t, true)
 
 	return p
@@ -231,15 +223,7 @@ func TestUnready(t *testing.T) {
 // The other verbs are answered from the model as it is now, by the loop.
 func TestSocketAnswersFromTheLoop(t *testing.T) {
 	p := mustRunLoopOn(t, maps.NewFakes(100), 0, func(a *agent) { a.cfg.Socket = filepath.Join(t.TempDir(), "agent.sock") })
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- p.newStatusServer(nil, monitors{flows: new(flow.Monitor)}, time.Time{}).Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	lab.MustRun(t, p.newStatusServer(nil, monitors{flows: new(flow.Monitor)}, time.Time{}).Run)
 	client := status.NewClient(p.cfg.Socket)
 	lab.Eventually(t, "answered", func() bool { _, err := client.Services(t.Context()); return err == nil })
 	sinkOf(p.queue).SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -247,17 +246,12 @@ func TestMeasuresCleanUps(t *testing.T) {
 	lab.Must(t, err)
 	mustPutFlow(t, pinned.Flows, 1)
 	mustPutFlow(t, pinned.Unanswered, 2)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- flows.Run(ctx) }()
+	end := lab.MustRun(t, flows.Run)
 	for n := range int32(2) {
 		flows.EndStale()
 		lab.Eventually(t, "searched", func() bool { return searches.Load() > n })
 	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	end()
 	m.check("after two searches", "conntrack_reconciler_sync_duration_seconds", ipv4, 2)
 	m.check("after two searches", "conntrack_reconciler_sync_duration_seconds", ipv6, 2)
 	m.check("after two searches", "conntrack_reconciler_deleted_entries_total", ipv4, 2)

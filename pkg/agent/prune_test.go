@@ -83,15 +83,7 @@ func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 		checks: newHealthServices(cfg, proxy, nil), waitForPrograms: pinned.WaitForPrograms,
 	})
 	a.synced, a.complete = true, true
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- a.loop(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	lab.MustRun(t, a.loop)
 
 	return a
 }

@@ -2,7 +2,6 @@ package flow
 
 import (
 	"bytes"
-	"context"
 	"log/slog"
 	"slices"
 	"strings"
@@ -131,9 +130,7 @@ func TestFlowMonitorRuns(t *testing.T) {
 	m, w := mustMonitor(t)
 	idle := mustPutFlow(t, w.Flows, 1, 0)
 	stale := mustPutFlow(t, w.Flows, 2, w.clock)
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- m.Run(ctx) }()
+	end := lab.MustRun(t, m.Run)
 	mustVanish(t, w, idle)
 	if _, ok, err := w.Flows.Lookup(stale); !ok || err != nil {
 		t.Errorf("the stale flow: %v, %v; want it there until EndStale is called", ok, err)
@@ -147,10 +144,7 @@ func TestFlowMonitorRuns(t *testing.T) {
 	if took := time.Since(begin); took < staleRest/2 {
 		t.Errorf("searched again after %v, want a rest of %v", took, staleRest)
 	}
-	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	end()
 	if n := strings.Count(m.log.String(), "ended UDP flows"); n != 2 {
 		t.Errorf("logged %d times, want 2:\n%s", n, m.log)
 	}
@@ -168,15 +162,9 @@ func TestFlowMonitorSweepsAFullTableOften(t *testing.T) {
 	for n := range w.Flows.Capacity() {
 		mustPutFlow(t, w.Flows, n, w.clock)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- m.Run(ctx) }()
+	lab.MustRun(t, m.Run)
 	lab.EventuallyIn(t, 10*time.Second, "an emergency, with all of the table filled", func() bool { return m.Status().Emergency != "" })
 	mustVanish(t, w, mustPutFlow(t, w.Flows, 65000, 0))
-	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
 // mustVanish waits for the end of a flow, in whichever table it is.

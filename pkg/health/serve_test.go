@@ -1,7 +1,6 @@
 package health
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"sync"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -27,20 +26,6 @@ func TestMain(m *testing.M) {
 // timeout is long enough for a busy machine.
 const timeout = time.Minute
 
-// mustRun runs something until the test ends.
-func mustRun(t testing.TB, run func(context.Context) error) {
-	t.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // testAddress is where servers of tests listen.
 const testAddress = "127.0.0.1:10256"
 
@@ -48,7 +33,7 @@ const testAddress = "127.0.0.1:10256"
 func mustServe(t testing.TB) *lab.Namespace {
 	t.Helper()
 	ns := lab.MustNamespace(t, "health")
-	mustRun(t, Server{
+	lab.MustRun(t, Server{
 		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(),
 		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
 	}.Run)
@@ -92,26 +77,6 @@ func get(ns *lab.Namespace, method, address, path string) (int, string, http.Hea
 	return response.StatusCode, string(body), response.Header, err
 }
 
-// lockedBuffer is a log that several goroutines write.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) count(text string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-
-	return bytes.Count(b.buf.Bytes(), []byte(text))
-}
-
 func hello() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") })
 }
@@ -138,7 +103,7 @@ func TestServerListens(t *testing.T) {
 				lab.Must(t, ns.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 			}
 			lab.Must(t, ns.AddAddress("lo", netip.MustParsePrefix("10.9.8.7/32")))
-			mustRun(t, Server{
+			lab.MustRun(t, Server{
 				Name: "test", Address: netip.MustParseAddrPort(test.address), Handler: hello(),
 				Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
 			}.Run)
@@ -161,8 +126,8 @@ func TestServerTriesAgain(t *testing.T) {
 	other, err := ns.Listen("tcp", testAddress)
 	lab.Must(t, err)
 	tries := make(chan struct{}, 1000)
-	var log lockedBuffer
-	mustRun(t, Server{
+	var log lab.Log
+	lab.MustRun(t, Server{
 		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(),
 		Listen: func(network, address string) (net.Listener, error) {
 			tries <- struct{}{}
@@ -176,7 +141,7 @@ func TestServerTriesAgain(t *testing.T) {
 	}
 	other.Close()
 	mustSayHello(t, ns, testAddress)
-	if n := log.count("address already in use"); n != 1 {
+	if n := strings.Count(log.String(), "address already in use"); n != 1 {
 		t.Errorf("logged %d times, want once", n)
 	}
 }
@@ -198,18 +163,12 @@ func TestServerFailsHard(t *testing.T) {
 // The end of a server, hard failing or not, is no error.
 func TestServerEnds(t *testing.T) {
 	ns := lab.MustNamespace(t, "health")
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	server := Server{
+	end := lab.MustRun(t, Server{
 		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(), HardFail: true,
 		Listen: ns.Listen, Log: slog.New(slog.DiscardHandler),
-	}
-	go func() { ended <- server.Run(ctx) }()
+	}.Run)
 	mustSayHello(t, ns, testAddress)
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	end()
 	if _, _, _, err := get(ns, "GET", testAddress, "/"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("afterwards: %v, want %v", err, syscall.ECONNREFUSED)
 	}

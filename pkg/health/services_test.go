@@ -52,7 +52,7 @@ func mustCheck(t *testing.T) *checker {
 		},
 		retry: 5 * time.Millisecond,
 	})
-	mustRun(t, c.Run)
+	lab.MustRun(t, c.Run)
 
 	return c
 }

@@ -1,13 +1,11 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -39,18 +37,8 @@ func (f *eventAPI) mustRecord(t *testing.T, node string, change ...func(*Recorde
 		c(&cfg)
 	}
 	r = NewRecorder(cfg)
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	end = sync.OnceFunc(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(end)
 
-	return r, end
+	return r, lab.MustRun(t, r.Run)
 }
 
 var webName = lb.ServiceName{Namespace: "ns", Name: "web"}
@@ -241,7 +229,7 @@ func TestRecordDoesNotWait(t *testing.T) {
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
 	lab.Must(t, err)
 	r := NewRecorder(RecorderConfig{Client: client, NodeName: "node1", limit: flowcontrol.NewFakeAlwaysRateLimiter()})
-	mustRun(t, r.Run)
+	lab.MustRun(t, r.Run)
 	for range 10_000 { // far more than the queue holds
 		r.Record(Event{Service: webName, Reason: ReasonNotProgrammed, Action: "Program"})
 	}

@@ -113,7 +113,7 @@ func mustWatch(t *testing.T, cfg Config) *Watcher {
 	t.Helper()
 	w, err := NewWatcher(cfg)
 	lab.Must(t, err)
-	mustRun(t, w.Run)
+	lab.MustRun(t, w.Run)
 	return w
 }
 

@@ -198,7 +198,7 @@ func mustFollow(t *testing.T, cfg ManifestsConfig) {
 	t.Helper()
 	m, err := NewManifests(cfg)
 	lab.Must(t, err)
-	mustRun(t, m.Run)
+	lab.MustRun(t, m.Run)
 	mustClose(t, "the first scan", m.Synced())
 }
 

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -172,23 +171,4 @@ func mustClose(t *testing.T, what string, c <-chan struct{}) {
 	case <-time.After(10 * time.Second):
 		t.Fatalf("%s does not happen", what)
 	}
-}
-
-// mustRun runs until the test ends, and then waits for it to end too.
-func mustRun(t *testing.T, run func(context.Context) error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Errorf("Run returned %v", err)
-			}
-		case <-time.After(10 * time.Second):
-			t.Error("Run does not end with its context")
-		}
-	})
 }

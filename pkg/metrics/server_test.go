@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -168,16 +167,11 @@ func TestMetricsServerListens(t *testing.T) {
 	}
 	lab.Must(t, taken.Close())
 
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
+	end := lab.MustRun(t, server.Run)
 	if body := mustGet(t, fmt.Sprintf("http://%s/proxyMode", server.Address)); body != proxyMode {
 		t.Errorf("/proxyMode is %q", body)
 	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	end()
 
 	server.Address = netip.AddrPort{}
 	if err := server.Run(t.Context()); err != nil {

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -10,7 +9,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -210,12 +208,13 @@ func churn() error {
 func TestWatchStaysInTheNamespaceOfItsThread(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	mustAdd(t, ns, "lo", "10.3.3.3/32")
-	watch := startWatch(t, Config{receiveBuffer: 1}, func(watch func()) {
+	watch := startWatch(t, Config{receiveBuffer: 1}, func(watch func() error) error {
 		runtime.LockOSThread() // and never unlock: the thread ends with us
 		if err := netns.Set(ns.Handle()); err != nil {
 			t.Error(err)
 		}
-		watch()
+
+		return watch()
 	})
 	watch.want("10.3.3.3", "127.0.0.1", "::1")
 
@@ -231,19 +230,13 @@ func TestWatchFindsAChangeWithoutNotification(t *testing.T) {
 		relistTime: 10 * time.Millisecond,
 	}}
 	silent := &subscription{reader: mustReader(t, ns), changed: make(chan struct{}), broken: make(chan error)}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- w.listOnChange(ctx, silent) }()
+	lab.MustRun(t, func(ctx context.Context) error { return w.listOnChange(ctx, silent) })
 	watch := observer{t: t, updates: updates}
 	watch.want("127.0.0.1", "::1")
 
 	mustAdd(t, ns, "lo", "10.4.4.4/32")
 	watch.want("10.4.4.4", "127.0.0.1", "::1")
 	watch.wantNoUpdate(50 * time.Millisecond)
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
 }
 
 func TestWatchRefusesInvalidConfig(t *testing.T) {
@@ -357,7 +350,7 @@ func TestWatchReportsABurstOfDevicesTogether(t *testing.T) {
 type observer struct {
 	t       testing.TB
 	updates chan State
-	log     *lockedBuffer
+	log     *lab.Log
 }
 
 // mustWatch watches a namespace until the test ends.
@@ -365,28 +358,18 @@ func mustWatch(t testing.TB, ns *lab.Namespace, config Config) observer {
 	t.Helper()
 	file, err := os.Open(ns.Path())
 	lab.Must(t, err)
+	t.Cleanup(func() { file.Close() })
 	config.Netns = file
 
-	return startWatch(t, config, func(watch func()) { watch() })
+	return startWatch(t, config, func(watch func() error) error { return watch() })
 }
 
 // startWatch watches until the test ends, on a goroutine that on prepares.
-func startWatch(t testing.TB, config Config, on func(watch func())) observer {
-	o := observer{t: t, updates: make(chan State, 1000), log: &lockedBuffer{}}
+func startWatch(t testing.TB, config Config, on func(watch func() error) error) observer {
+	o := observer{t: t, updates: make(chan State, 1000), log: &lab.Log{}}
 	config.Update = func(state State) { o.updates <- state }
 	config.Log = slog.New(slog.NewTextHandler(o.log, nil))
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go on(func() { ended <- Watch(ctx, config) })
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("watch: %v", err)
-		}
-		if config.Netns != nil {
-			config.Netns.Close()
-		}
-	})
+	lab.MustRun(t, func(ctx context.Context) error { return on(func() error { return Watch(ctx, config) }) })
 
 	return o
 }
@@ -430,23 +413,4 @@ func (o observer) wantNoUpdate(while time.Duration) {
 		o.t.Fatalf("reported %+v, want nothing", state)
 	case <-time.After(while):
 	}
-}
-
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-
-	return b.buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-
-	return b.buffer.String()
 }

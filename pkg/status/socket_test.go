@@ -44,15 +44,7 @@ func serve(t *testing.T, state *lb.State) *Client {
 	release, err := LockSocket(server.Socket)
 	lab.Must(t, err)
 	t.Cleanup(func() { release() })
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	lab.MustRun(t, server.Run)
 
 	return NewClient(server.Socket)
 }

@@ -21,15 +21,7 @@ func mustServe(t *testing.T, collect func(context.Context) (Picture, error)) *Se
 	t.Helper()
 	s, err := Listen(0, collect)
 	lab.Must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	lab.MustRun(t, s.Run)
 
 	return s
 }

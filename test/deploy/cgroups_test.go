@@ -307,7 +307,7 @@ func testCgroups(t *testing.T, k *kubelet) {
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m mount) bool { return m.To == "/host/cgroup" })
 		agent := k.mustRun(t, spec)
 		lab.EventuallyIn(t, waitTimeout, "the agent ends", agent.ended)
-		if out := agent.output(); !strings.Contains(out, "--cgroup-root is not set: no cgroup2 file system is mounted") {
+		if out := agent.log.String(); !strings.Contains(out, "--cgroup-root is not set: no cgroup2 file system is mounted") {
 			t.Errorf("the agent ended with %v: %s", agent.err, out)
 		}
 	})
@@ -319,7 +319,7 @@ func testCgroups(t *testing.T, k *kubelet) {
 func (k *kubelet) mustReportNotCovered(t *testing.T, agent *container, spec containerSpec, path, relative, end string) {
 	t.Helper()
 	var said string
-	for line := range strings.Lines(agent.output()) {
+	for line := range strings.Lines(agent.log.String()) {
 		if strings.Contains(line, "no mount shows the root of cgroup2") {
 			said += line
 		}

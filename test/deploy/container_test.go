@@ -1,7 +1,6 @@
 package deploy
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -48,9 +46,7 @@ type container struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
 	err  error         // how, to be read after that
-
-	mu  sync.Mutex
-	log bytes.Buffer
+	log  lab.Log
 }
 
 // mustRun starts a container in a network namespace and a cgroup. It ends with
@@ -66,7 +62,7 @@ func mustRun(t testing.TB, ns *lab.Namespace, cgroup *lab.Cgroup, spec container
 	c := &container{cmd: exec.Command("/proc/self/exe"), done: make(chan struct{})}
 	c.cmd.Args[0] = "container"
 	c.cmd.Env = []string{specVariable + "=" + string(text)}
-	c.cmd.Stdout, c.cmd.Stderr = c, c
+	c.cmd.Stdout, c.cmd.Stderr = &c.log, &c.log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
 	if err := lab.Start(ns, cgroup, c.cmd); err != nil {
 		t.Fatalf("start of a container: %v", err)
@@ -78,26 +74,11 @@ func mustRun(t testing.TB, ns *lab.Namespace, cgroup *lab.Cgroup, spec container
 	t.Cleanup(func() {
 		c.kill()
 		if t.Failed() {
-			t.Logf("%s:\n%s", strings.Join(spec.Args, " "), c.output())
+			t.Logf("%s:\n%s", strings.Join(spec.Args, " "), c.log.String())
 		}
 	})
 
 	return c
-}
-
-// Write takes what the container prints.
-func (c *container) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-
-	return c.log.Write(p)
-}
-
-func (c *container) output() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-
-	return c.log.String()
 }
 
 // ended is an error until the container has ended.
@@ -123,7 +104,7 @@ func (c *container) mustStop(t testing.TB) {
 	lab.Must(t, c.cmd.Process.Signal(unix.SIGTERM))
 	<-c.done
 	if c.err != nil {
-		t.Fatalf("the container ended with %v, want 0: %s", c.err, c.output())
+		t.Fatalf("the container ended with %v, want 0: %s", c.err, c.log.String())
 	}
 }
 

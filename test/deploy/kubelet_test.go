@@ -134,7 +134,7 @@ func (k *kubelet) mustExec(t testing.TB, spec containerSpec, verb ...string) (st
 	c := mustRun(t, k.node.Namespace, k.cgroups.agent, spec)
 	<-c.done
 
-	return c.output(), c.cmd.ProcessState.ExitCode()
+	return c.log.String(), c.cmd.ProcessState.ExitCode()
 }
 
 // probe asks as a probe does, and returns an error unless it passes.
@@ -171,7 +171,7 @@ func (k *kubelet) mustBeReady(t testing.TB, c *container) {
 		lab.EventuallyIn(t, waitTimeout, probe.HTTPGet.Path, func() error {
 			select {
 			case <-c.done:
-				t.Fatalf("the agent has ended: %v: %s", c.err, c.output())
+				t.Fatalf("the agent has ended: %v: %s", c.err, c.log.String())
 			default:
 			}
 

@@ -29,7 +29,7 @@ func testNode(t *testing.T, k *kubelet) {
 		mustMount(t, spec, "/host/bpf").From = t.TempDir()
 		agent := k.mustRun(t, spec)
 		lab.EventuallyIn(t, waitTimeout, "the agent ends", agent.ended)
-		if out := agent.output(); !strings.Contains(out, "not on a bpf file system (mount -t bpf bpf /sys/fs/bpf)") {
+		if out := agent.log.String(); !strings.Contains(out, "not on a bpf file system (mount -t bpf bpf /sys/fs/bpf)") {
 			t.Errorf("the agent ended with %v: %s", agent.err, out)
 		}
 	})
@@ -56,7 +56,7 @@ func testInit(t *testing.T, k *kubelet) {
 		c := k.mustRun(t, spec)
 		<-c.done
 		if c.err != nil {
-			t.Errorf("the container ended with %v: %s", c.err, c.output())
+			t.Errorf("the container ended with %v: %s", c.err, c.log.String())
 		}
 	}
 	t.Run("conntrack is set as kube-proxy does", func(t *testing.T) {
@@ -73,7 +73,7 @@ func testInit(t *testing.T, k *kubelet) {
 		}
 		agent := k.mustRun(t, k.mustSpec(t))
 		k.mustBeReady(t, agent)
-		if out := agent.output(); strings.Contains(out, "close_wait") {
+		if out := agent.log.String(); strings.Contains(out, "close_wait") {
 			t.Errorf("the agent still wants to set it: %s", out)
 		}
 		agent.mustStop(t)

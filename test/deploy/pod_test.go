@@ -58,7 +58,7 @@ func testPod(t *testing.T, k *kubelet) {
 		}
 	})
 	t.Run("what concerns forwarded packets can be seen", func(t *testing.T) {
-		if out := agent.output(); !strings.Contains(out, `"forwarding to backends on other nodes" stack=false`) {
+		if out := agent.log.String(); !strings.Contains(out, `"forwarding to backends on other nodes" stack=false`) {
 			t.Errorf("the agent says:\n%s", out)
 		}
 	})
@@ -118,7 +118,7 @@ func testGrants(t *testing.T, agent *container) {
 		t.Errorf("the agent's oom_score_adj is %s, want %s", got, want)
 	}
 	var said []string
-	for line := range strings.Lines(agent.output()) {
+	for line := range strings.Lines(agent.log.String()) {
 		if strings.Contains(line, "oom_score_adj") {
 			said = append(said, line)
 		}
@@ -137,8 +137,8 @@ func testChange(t *testing.T, k *kubelet, agent *container, spec containerSpec) 
 	configMap.Data["config.conf"] += "\n# changed"
 	mustSwap(t, mustMount(t, spec, "/var/lib/kube-proxy").From, "..second", configMap.Data)
 	lab.EventuallyIn(t, waitTimeout, "the agent ends", agent.ended)
-	if agent.err == nil || !strings.Contains(agent.output(), "/var/lib/kube-proxy/config.conf") {
-		t.Errorf("the agent ended with %v, want an error that names the file: %s", agent.err, agent.output())
+	if agent.err == nil || !strings.Contains(agent.log.String(), "/var/lib/kube-proxy/config.conf") {
+		t.Errorf("the agent ended with %v, want an error that names the file: %s", agent.err, agent.log.String())
 	}
 }
 

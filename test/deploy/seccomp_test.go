@@ -100,7 +100,7 @@ func testCapabilities(t *testing.T, k *kubelet) {
 		if got := agent.oomScore(t); got != "-999" { // kube-proxy's default
 			t.Errorf("the agent's oom_score_adj is %s, want -999", got)
 		}
-		if out := agent.output(); strings.Contains(out, "oom_score_adj") {
+		if out := agent.log.String(); strings.Contains(out, "oom_score_adj") {
 			t.Errorf("the agent speaks of its oom_score_adj: %s", out)
 		}
 	})
@@ -110,7 +110,7 @@ func testCapabilities(t *testing.T, k *kubelet) {
 func (k *kubelet) mustEnd(t *testing.T, agent *container, what string) {
 	t.Helper()
 	lab.EventuallyIn(t, waitTimeout, "the agent ends", agent.ended)
-	lines := strings.Split(strings.TrimSpace(agent.output()), "\n")
+	lines := strings.Split(strings.TrimSpace(agent.log.String()), "\n")
 	last := lines[len(lines)-1]
 	if agent.err == nil || !strings.Contains(last, what) || !strings.Contains(last, "operation not permitted") {
 		t.Errorf("the agent ended with %v: %s; want a %s that it is not permitted", agent.err, last, what)

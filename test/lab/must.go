@@ -1,9 +1,11 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 )
@@ -54,6 +56,29 @@ func EventuallyIn[C func() bool | func() error](t testing.TB, timeout time.Durat
 // The Must functions are the lab for tests: they fail the test instead of
 // returning an error, close what they made when the test ends, and skip the test
 // without root.
+
+// MustRun starts what ends with its context, and that without an error. It ends with the
+// test, or before it by end.
+func MustRun(t testing.TB, run func(context.Context) error) (end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	end = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(Timeout):
+			t.Errorf("it does not end with its context, not in %v", Timeout)
+		}
+	})
+	t.Cleanup(end)
+
+	return end
+}
 
 // KeepLog writes what a program has printed to a file that stays, and reports its
 // path. Printed by the test, it would bury the messages of the test.

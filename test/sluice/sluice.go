@@ -88,9 +88,7 @@ type Node struct {
 	bpfRoot string
 	dir     string
 	cgroup  *lab.Cgroup // the agent's own, so that it ends with the test also if that is killed
-
-	mu      sync.Mutex
-	log     bytes.Buffer
+	log     lab.Log
 	running *exec.Cmd
 	done    chan error
 }
@@ -176,7 +174,7 @@ func (n *Node) Start() error {
 		args = append(args, "--kubeconfig", n.cfg.Kubeconfig)
 	}
 	cmd := exec.Command(n.cfg.Binary, append(args, n.cfg.Args...)...)
-	cmd.Stdout, cmd.Stderr = n, n
+	cmd.Stdout, cmd.Stderr = &n.log, &n.log
 	if err := lab.Start(n.cfg.Namespace, n.cgroup, cmd); err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
@@ -186,21 +184,8 @@ func (n *Node) Start() error {
 	return nil
 }
 
-// Write takes the agent's output.
-func (n *Node) Write(p []byte) (int, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-
-	return n.log.Write(p)
-}
-
 // Log returns what agents of this node have printed.
-func (n *Node) Log() string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-
-	return n.log.String()
-}
+func (n *Node) Log() string { return n.log.String() }
 
 // PID is the agent's process, or zero.
 func (n *Node) PID() int {
