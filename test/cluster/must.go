@@ -13,9 +13,7 @@ func Start(t testing.TB, flags ...string) *Cluster {
 	t.Helper()
 
 	c, err := New(t.Context(), Config{Directory: t.TempDir(), Flags: flags})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Errorf("end of the cluster: %v", err)
@@ -41,9 +39,7 @@ func (c *Cluster) KubectlInput(t testing.TB, input string, args ...string) strin
 	t.Helper()
 
 	out, err := c.RunKubectl(input, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return out
 }
@@ -63,9 +59,7 @@ func (c *Cluster) StopAPIServer(t testing.TB) {
 func (c *Cluster) StartAPIServer(t testing.TB) {
 	t.Helper()
 
-	if err := c.startAPIServer(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.startAPIServer(t.Context()))
 }
 
 // MustTunnel is [Cluster.Tunnel]. It ends with the test.
@@ -73,9 +67,7 @@ func (c *Cluster) MustTunnel(t testing.TB, node Listener) *Tunnel {
 	t.Helper()
 
 	w, err := c.Tunnel(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(w.Cut)
 
 	return w
@@ -85,7 +77,5 @@ func (c *Cluster) MustTunnel(t testing.TB, node Listener) *Tunnel {
 func (w *Tunnel) Mend(t testing.TB) {
 	t.Helper()
 
-	if err := w.open(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, w.open())
 }

@@ -135,17 +135,13 @@ func MustNew(t testing.TB, config Config) *Cluster {
 // MustVeth is [Veth].
 func MustVeth(t testing.TB, a, b End) {
 	t.Helper()
-	if err := Veth(a, b); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Veth(a, b))
 }
 
 // MustDo is [Namespace.Do].
 func MustDo(t testing.TB, ns *Namespace, f func() error) {
 	t.Helper()
-	if err := ns.Do(f); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, ns.Do(f))
 }
 
 const bpffs = "/sys/fs/bpf"
@@ -166,9 +162,7 @@ func must[T closer](t testing.TB, open func() (T, error)) T {
 	t.Helper()
 	needsRoot(t)
 	opened, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() {
 		if err := opened.Close(); err != nil {
 			t.Errorf("close: %v", err)

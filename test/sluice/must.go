@@ -23,9 +23,7 @@ var built = sync.OnceValues(func() (string, error) {
 func MustBinary(t testing.TB) string {
 	t.Helper()
 	path, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 
 	return path
 }
@@ -41,9 +39,7 @@ func MustNode(t testing.TB, cfg Config) *Node {
 		cfg.NodeName = "node-1"
 	}
 	n, err := NewNode(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := n.Close(); err != nil {
 			t.Error(err)
@@ -52,9 +48,7 @@ func MustNode(t testing.TB, cfg Config) *Node {
 			lab.KeepLog(t, "agent", n.Log())
 		}
 	})
-	if err := n.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, n.Start())
 	MustWait(t, n)
 
 	return n
@@ -66,9 +60,7 @@ func MustWait(t testing.TB, n *Node) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := n.Wait(ctx); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, n.Wait(ctx))
 }
 
 // binaries is where tests build to: outside of the tree, and for one checkout always
