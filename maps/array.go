@@ -153,31 +153,16 @@ func (a *Array[V]) Put(i uint32, v V) error {
 	}
 	from, to := wordsOf(&v), a.place(i)
 	for w := len(to) - 1; w >= 0; w-- {
-		if atomic.LoadUint32(&to[w]) != from[w] {
-			a.store(&to[w], from[w], "put")
+		if atomic.LoadUint32(&to[w]) == from[w] {
+			continue
+		}
+		atomic.StoreUint32(&to[w], from[w])
+		if a.Wrote != nil {
+			a.Wrote(a.name, "put")
 		}
 	}
 
 	return nil
-}
-
-// Clear sets the first word of a place to zero, and leaves the rest.
-func (a *Array[V]) Clear(i uint32) error {
-	if err := a.refused(a.name, "clear"); err != nil {
-		return err
-	}
-	if to := a.place(i); to != nil {
-		a.store(&to[0], 0, "clear")
-	}
-
-	return nil
-}
-
-func (a *Array[V]) store(word *uint32, value uint32, operation string) {
-	atomic.StoreUint32(word, value)
-	if a.Wrote != nil {
-		a.Wrote(a.name, operation)
-	}
 }
 
 // All yields every value that is not all zero, in order.

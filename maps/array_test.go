@@ -4,7 +4,6 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"testing"
 	"unsafe"
@@ -82,9 +81,6 @@ func TestArrayLimit(t *testing.T) {
 			if got := a.Get(i); got != (Backend{}) {
 				t.Errorf("place %d beyond the limit has %v", i, got)
 			}
-			if err := a.Clear(i); err != nil {
-				t.Errorf("clear of place %d: %v", i, err)
-			}
 		}
 		a.SetLimit(5000)
 		if err := a.Put(4999, backendNo(4999)); err != nil {
@@ -149,18 +145,6 @@ func TestPutStoresFirstWordLast(t *testing.T) {
 	})
 }
 
-// Clear clears the id and leaves the rest for programs that have read the id.
-func TestClear(t *testing.T) {
-	eachArray(t, 4096, func(t *testing.T, a *Array[Backend]) {
-		lab.Must(t, a.Put(7, backendNo(7)), a.Clear(7))
-		want := backendNo(7)
-		want.Id = 0
-		if got := a.Get(7); got != want {
-			t.Errorf("%+v, want %+v", got, want)
-		}
-	})
-}
-
 // A write does not happen if Fail returns an error.
 func TestArrayFails(t *testing.T) {
 	a := NewFakeArray[Backend](NameBackends, 64)
@@ -172,13 +156,10 @@ func TestArrayFails(t *testing.T) {
 
 		return refused
 	}
-	for what, err := range map[string]error{"put": a.Put(7, backendNo(8)), "clear": a.Clear(7)} {
-		if !errors.Is(err, refused) {
-			t.Errorf("%s: %v, want %v", what, err, refused)
-		}
+	if err := a.Put(7, backendNo(8)); !errors.Is(err, refused) {
+		t.Errorf("%v, want %v", err, refused)
 	}
-	slices.Sort(asked)
-	if diff := gocmp.Diff([]string{"backends clear", "backends put"}, asked); diff != "" {
+	if diff := gocmp.Diff([]string{"backends put"}, asked); diff != "" {
 		t.Errorf("asked (-want +have):\n%s", diff)
 	}
 	if got := a.Get(7); got != backendNo(7) {
@@ -214,8 +195,9 @@ func TestConcurrentReads(t *testing.T) {
 			})
 		}
 		for i := range uint32(places) {
-			b := backendNo(i)
-			lab.Must(t, a.Put(i, b), a.Clear(i), a.Put(i, b))
+			b, gone := backendNo(i), backendNo(i)
+			gone.Id = 0
+			lab.Must(t, a.Put(i, b), a.Put(i, gone), a.Put(i, b))
 		}
 		close(done)
 		readers.Wait()

@@ -86,7 +86,7 @@ func TestIDsAreInheritedOnce(t *testing.T) {
 	lab.Must(t, os.MkdirAll(filepath.Join(root, asidePrefix+Version, "left"), 0o700))
 
 	p := mustCreate(t, root, small())
-	lab.Must(t, p.Backends.Clear(perChunk+1), p.Close())
+	lab.Must(t, p.Backends.Put(perChunk+1, Backend{}), p.Close())
 	p = mustCreate(t, root, small())
 	if b := p.Backends.Get(perChunk + 1); b.Id != 0 {
 		t.Errorf("a backend that had gone is back: %+v", b)

@@ -95,11 +95,8 @@ const (
 	ClientAddr  = uint32(abiClientKindCLIENT_ADDR)
 )
 
-// The directions in which a [UDPPin] is looked up.
-const (
-	UDPPinSend    = uint16(abiUdpPinWayUDP_PIN_SEND)
-	UDPPinReceive = uint16(abiUdpPinWayUDP_PIN_RECEIVE)
-)
+// UDPPinSend is the direction of a [UDPPin] that is looked up when a socket sends.
+const UDPPinSend = uint16(abiUdpPinWayUDP_PIN_SEND)
 
 // IndexBits is the number of bits of the index in an id, see [Index].
 const IndexBits = uint32(abiIdLayoutINDEX_BITS)

@@ -61,7 +61,12 @@ func (w *Writer) Backend(servicePort uint32, addr netip.AddrPort, flags uint32) 
 }
 
 // RemoveBackend retires a backend; slots with its id stay.
-func (w *Writer) RemoveBackend(id uint32) error { return w.tables.Backends.Clear(maps.Index(id)) }
+func (w *Writer) RemoveBackend(id uint32) error {
+	gone := w.tables.Backends.Get(maps.Index(id))
+	gone.Id = 0
+
+	return w.tables.Backends.Put(maps.Index(id), gone)
+}
 
 // Pool publishes a pool with the settings of p, these backends, and the table of its algorithm.
 // It returns the id of the pool.

@@ -59,7 +59,7 @@ func TestStale(t *testing.T) {
 		{"kept at a node port", to(flowOf(udp, 1), node4), func(*world) {}, false},
 		{"kept at a node port of IPv6", to(flowOf(udp, 1), node6), func(*world) {}, false},
 		{"kept though its frontend has no slots", flowOf(udp, 1), func(*world) {}, false},
-		{"ended with its backend", flowOf(udp, 1), func(w *world) { lab.Must(t, w.Backends.Clear(1)) }, true},
+		{"ended with its backend", flowOf(udp, 1), func(w *world) { lab.Must(t, w.Backends.Put(1, maps.Backend{})) }, true},
 		{"ended when the id is a backend of another", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.2:8080", 2) }, true},
 		{"ended when the place has another generation", flowOf(udp, 1), func(w *world) { w.backend(t, maps.ID(1, 1), "10.244.2.2:8080", 1) }, true},
 		{"ended when the id is at another address", flowOf(udp, 1), func(w *world) { w.backend(t, 1, "10.244.2.3:8080", 1) }, true},
@@ -80,8 +80,8 @@ func TestStale(t *testing.T) {
 		{"ended if only TCP has the frontend", to(flowOf(udp, 1), "10.96.0.1:443"), func(w *world) {
 			w.frontend(t, "10.96.0.1:443", tcp, maps.ScopeInternal, 1)
 		}, true},
-		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { lab.Must(t, w.Backends.Clear(1)) }, false},
-		{"kept if it is of SCTP, without a backend", flowOf(sctp, 1), func(w *world) { lab.Must(t, w.Backends.Clear(1)) }, false},
+		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { lab.Must(t, w.Backends.Put(1, maps.Backend{})) }, false},
+		{"kept if it is of SCTP, without a backend", flowOf(sctp, 1), func(w *world) { lab.Must(t, w.Backends.Put(1, maps.Backend{})) }, false},
 	} {
 		for _, halfOpen := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, half open %v", test.name, halfOpen), func(t *testing.T) {

@@ -38,7 +38,7 @@ func TestBackends(t *testing.T) {
 
 	w.at(t, 1, 4, "10.0.0.1:80")
 	active("another one comes, in an earlier place", map[string]float64{web2: 3, web3: 0})
-	lab.Must(t, w.Backends.Clear(2))
+	lab.Must(t, w.Backends.Put(2, abi.Backend{}))
 	active("one goes", map[string]float64{web1: 0, web3: 0})
 	w.at(t, 7, 4, "10.0.0.3:80")
 	w.load(7, abi.BackendLoad{Sockets: 5})

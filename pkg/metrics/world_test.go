@@ -129,7 +129,7 @@ func (w *world) remove(id uint32) {
 	delete(w.ServicePorts.Entries, id)
 	for i, b := range w.Backends.All() {
 		if b.ServicePortId == id {
-			if err := w.Backends.Clear(i); err != nil {
+			if err := w.Backends.Put(i, abi.Backend{}); err != nil {
 				panic(err)
 			}
 		}

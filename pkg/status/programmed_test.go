@@ -140,7 +140,7 @@ func TestCompareFinds(t *testing.T) {
 		}, "frontend 192.0.2.1:80/TCP external: sourceRanges"},
 		{"a backend that does not exist", func(f *maps.Fakes) {
 			for i := range f.Backends.All() {
-				lab.Must(t, f.Backends.Clear(i))
+				lab.Must(t, f.Backends.Put(i, maps.Backend{}))
 			}
 		}, "frontend 10.96.0.1:80/TCP internal: slot"},
 		{"a backend of another service port", func(f *maps.Fakes) {

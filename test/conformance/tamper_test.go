@@ -106,7 +106,7 @@ func TestTampering(t *testing.T) {
 		}, "192.0.2.1"},
 		{"backends are deleted", func(t *testing.T) {
 			for id := range m.backends {
-				lab.Must(t, m.pinned.Backends.Clear(maps.Index(id)))
+				lab.Must(t, m.pinned.Backends.Put(maps.Index(id), maps.Backend{}))
 			}
 		}, m.Objects.Namespace + "/web"},
 		{"a pool has no slots", func(t *testing.T) {

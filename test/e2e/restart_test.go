@@ -136,7 +136,7 @@ func TestKilledBeforeSocketsWereEnded(t *testing.T) {
 		}
 	}
 	for id := range mustReadBackends(t, pinned) {
-		lab.Must(t, pinned.Backends.Clear(maps.Index(id)))
+		lab.Must(t, pinned.Backends.Put(maps.Index(id), maps.Backend{}))
 	}
 	lab.Must(t, s.Agent.Start())
 	mustBeAborted(t, connected)
