@@ -82,52 +82,35 @@ func protocol(number layers.IPProtocol, src, dst string) packet {
 	return packet{src: at(src), dst: at(dst), proto: number, hops: 64, payload: "something else"}
 }
 
-// first returns the first packet of a client.
+// ofTransport returns a packet of a protocol of Services: of TCP with these flags, of SCTP with this
+// chunk, of UDP with this text.
+func ofTransport(proto layers.IPProtocol, src, dst, flags string, chunk uint8, text string) packet {
+	switch proto {
+	case layers.IPProtocolTCP:
+		return tcp(src, dst, flags)
+	case layers.IPProtocolSCTP:
+		return sctp(src, dst, chunk)
+	default:
+		return udp(src, dst).with(text)
+	}
+}
+
+// first returns the first packet of a client, second the one after the first answer.
 func first(proto layers.IPProtocol, src, dst string) packet {
-	switch proto {
-	case layers.IPProtocolTCP:
-		return tcp(src, dst, "S")
-	case layers.IPProtocolSCTP:
-		return sctp(src, dst, chunkInit)
-	default:
-		return udp(src, dst)
-	}
+	return ofTransport(proto, src, dst, "S", chunkInit, "who answers")
 }
 
-// second returns the packet of a client after the first answer.
 func second(proto layers.IPProtocol, src, dst string) packet {
-	switch proto {
-	case layers.IPProtocolTCP:
-		return tcp(src, dst, ".")
-	case layers.IPProtocolSCTP:
-		return sctp(src, dst, chunkCookieEcho)
-	default:
-		return udp(src, dst)
-	}
+	return ofTransport(proto, src, dst, ".", chunkCookieEcho, "who answers")
 }
 
-// answer returns the answer to a client's first packet.
+// answer returns the answer to a client's first packet, third the one to its second.
 func answer(proto layers.IPProtocol, src, dst string) packet {
-	switch proto {
-	case layers.IPProtocolTCP:
-		return tcp(src, dst, "S.")
-	case layers.IPProtocolSCTP:
-		return sctp(src, dst, chunkInitAck)
-	default:
-		return udp(src, dst).with("it is me")
-	}
+	return ofTransport(proto, src, dst, "S.", chunkInitAck, "it is me")
 }
 
-// third returns the answer to a client's second packet.
 func third(proto layers.IPProtocol, src, dst string) packet {
-	switch proto {
-	case layers.IPProtocolTCP:
-		return tcp(src, dst, ".")
-	case layers.IPProtocolSCTP:
-		return sctp(src, dst, chunkCookieAck)
-	default:
-		return answer(proto, src, dst)
-	}
+	return ofTransport(proto, src, dst, ".", chunkCookieAck, "it is me")
 }
 
 // transports are the protocols of Services.
