@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -33,7 +34,7 @@ type talk struct {
 }
 
 // ask has a client ask n times, each time with a new socket, and returns an
-// error unless a backend answers every time.
+// error unless a server answers every time, by the address that was asked.
 func (c *client) ask(ctx context.Context, n int, x lab.Exchange) ([]talk, error) {
 	talks := make([]talk, n)
 	for i := range talks {
@@ -45,7 +46,7 @@ func (c *client) ask(ctx context.Context, n int, x lab.Exchange) ([]talk, error)
 			return nil, fmt.Errorf("%s asks %s: %w; want an answer", c.name, x.Address, err)
 		}
 		answer, err := lab.ParseAnswer(reply.Text)
-		if err != nil {
+		if err = errors.Join(err, checkPeer(reply, x.Address)); err != nil {
 			return nil, fmt.Errorf("%s asks %s: %w", c.name, x.Address, err)
 		}
 		talks[i] = talk{reply, answer}
@@ -90,20 +91,16 @@ func (s *stage) shares(counts map[string]int) string {
 	return text
 }
 
-// checkPeers returns an error unless every client has seen the address that it
-// dialed as that of its peer, by getpeername, or by recvfrom over UDP.
-func checkPeers(talks []talk, address string) error {
-	want := netip.MustParseAddrPort(address)
-	for _, t := range talks {
-		if got := t.client.Peer; got.IsValid() && got != want {
-			return fmt.Errorf("getpeername returns %s after connect to %s", got, address)
-		}
-		if got := t.client.From; got.IsValid() && got != want {
-			return fmt.Errorf("recvfrom returns the address %s, asked was %s", got, address)
-		}
-		if !t.client.Peer.IsValid() && !t.client.From.IsValid() {
-			return fmt.Errorf("the address that has answered for %s is unknown", address)
-		}
+// checkPeer returns an error unless the client has seen the address that it dialed as
+// that of its peer, by getpeername, or by recvfrom over UDP.
+func checkPeer(seen lab.Reply, address string) error {
+	switch want := netip.MustParseAddrPort(address); {
+	case !seen.Peer.IsValid() && !seen.From.IsValid():
+		return fmt.Errorf("the address that has answered for %s is unknown", address)
+	case seen.Peer.IsValid() && seen.Peer != want:
+		return fmt.Errorf("getpeername returns %s after connect to %s", seen.Peer, address)
+	case seen.From.IsValid() && seen.From != want:
+		return fmt.Errorf("recvfrom returns the address %s, asked was %s", seen.From, address)
 	}
 
 	return nil
