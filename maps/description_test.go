@@ -10,6 +10,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -30,7 +31,7 @@ func TestDocs(t *testing.T) {
 	lab.Must(t, err)
 	specs, err := mapSpecs()
 	lab.Must(t, err)
-	want := string(text)
+	page := string(text)
 	for _, state := range []bool{false, true} {
 		folder := Version
 		if state {
@@ -48,18 +49,12 @@ func TestDocs(t *testing.T) {
 			}
 			fmt.Fprintf(&table, "| `%s`%s | %s | %s |\n", d.name, chunks, d.content, d.writers)
 		}
-		before, rest, ok := strings.Cut(want, "| pin in `"+folder+"` ")
+		before, rest, ok := strings.Cut(page, "| pin in `"+folder+"` ")
 		if !ok {
 			t.Fatalf("%s has no table of %s", path, folder)
 		}
 		_, after, _ := strings.Cut(rest, "\n\n")
-		want = before + table.String() + "\n" + after
+		page = before + table.String() + "\n" + after
 	}
-	if *update {
-		lab.Must(t, os.WriteFile(path, []byte(want), 0o644))
-		text = []byte(want)
-	}
-	if diff := gocmp.Diff(strings.Split(want, "\n"), strings.Split(string(text), "\n")); diff != "" {
-		t.Errorf("%s (-descriptions +docs):\n%s", path, diff)
-	}
+	golden.Match(t, path, page)
 }

@@ -2,7 +2,6 @@ package maps
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -13,12 +12,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
-	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata with the layout as it is")
 
 // An agent adopts the maps that an earlier one pinned, if their folder is of its own Version
 // or StateVersion. So neither layout may change while its version stays.
@@ -86,20 +83,11 @@ func mustLoadAbi(t *testing.T) *ebpf.CollectionSpec {
 
 func mustBeGolden(t *testing.T, version, have string) {
 	t.Helper()
-	golden := filepath.Join("testdata", "layout_"+version+".txt")
-	if *update {
-		lab.Must(t, os.WriteFile(golden, []byte(have), 0o644))
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatalf("%v\nIs version %s new? Then run: go test ./maps -run Layout -update", err, version)
-	}
-	if diff := gocmp.Diff(strings.Split(string(want), "\n"), strings.Split(have, "\n")); diff != "" {
-		t.Errorf(`the layout of version %s has changed (-was +is):
-%s
-Maps that are pinned on a node have the old one. Raise maps.Version or maps.StateVersion,
-unless no release has had %[1]s yet, or all that is new is a number in an enum, or takes
-what was reserved. Then run: go test ./maps -run Layout -update`, version, diff)
+	golden.Match(t, filepath.Join("testdata", "layout_"+version+".txt"), have)
+	if t.Failed() {
+		t.Logf(`the layout of version %s has changed: maps that are pinned on a node have the old one.
+Raise maps.Version or maps.StateVersion, unless no release has had %[1]s yet, or all that is new is
+a number in an enum, or takes what was reserved. Then run: go test ./maps -run Layout -update`, version)
 	}
 }
 

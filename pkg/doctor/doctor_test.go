@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -23,10 +22,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
+	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/findings.txt")
 
 // healthy is a node on which nothing stands in the way of Sluice, before it is installed.
 func healthy() Node {
@@ -299,15 +297,7 @@ func TestFindings(t *testing.T) {
 			}
 		}
 	}
-	const golden = "testdata/findings.txt"
-	if *update {
-		lab.Must(t, os.WriteFile(golden, []byte(got.String()), 0o644))
-	}
-	want, err := os.ReadFile(golden)
-	lab.Must(t, err)
-	if diff := cmp.Diff(string(want), got.String()); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", golden, diff)
-	}
+	golden.Match(t, "testdata/findings.txt", got.String())
 }
 
 // Each check can find something, and what it finds comes with a remedy and with a link. What one

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -41,7 +42,7 @@ func TestDocs(t *testing.T) {
 			fmt.Fprintf(&text, "\nReasons: %s.\n", reasonList())
 		}
 	}
-	golden(t, "../../docs/metrics.md", text.String())
+	golden.Match(t, "../../docs/metrics.md", text.String())
 }
 
 func reasonList() string {

@@ -2,14 +2,11 @@ package metrics
 
 import (
 	"bytes"
-	"flag"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/prometheus/common/expfmt"
@@ -19,23 +16,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/exposition.txt and docs/metrics.md")
-
-// golden compares the file with got, or rewrites it.
-func golden(t *testing.T, path, got string) {
-	t.Helper()
-	if *update {
-		lab.Must(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	lab.Must(t, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
-	}
-}
 
 // exposition is a scrape of an agent to which everything has happened.
 func exposition(t *testing.T) []byte {
@@ -107,7 +90,7 @@ func busyNode() Node {
 }
 
 func TestExposition(t *testing.T) {
-	golden(t, "testdata/exposition.txt", string(exposition(t)))
+	golden.Match(t, "testdata/exposition.txt", string(exposition(t)))
 }
 
 // Names, units and helps are as Prometheus wants them, but where kube-proxy has

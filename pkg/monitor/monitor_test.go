@@ -3,7 +3,6 @@ package monitor
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,10 +16,9 @@ import (
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/pods"
+	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata")
 
 const (
 	tcp = 6
@@ -144,16 +142,7 @@ func mustPrint(t *testing.T, file string, events []Event) {
 		table += event.String() + "\n"
 		lines += string(line) + "\n"
 	}
-	path := filepath.Join("testdata", file)
-	got := table + "\n" + lines
-	if *update {
-		lab.Must(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	lab.Must(t, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("printed (-want +got):\n%s", diff)
-	}
+	golden.Match(t, filepath.Join("testdata", file), table+"\n"+lines)
 }
 
 // A backend becomes a suspect, gets probes, and answers again, as looks at its health find it. Looks

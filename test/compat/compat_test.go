@@ -1,7 +1,6 @@
 package compat
 
 import (
-	"flag"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,16 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxyconfig "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/sluice-lb/sluice/pkg/config"
+	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
 )
-
-var update = flag.Bool("update", false, "write docs/kube-proxy.md")
 
 const page = "../../docs/kube-proxy.md"
 
@@ -158,13 +155,5 @@ func exists(t *testing.T, name string) bool {
 func TestPageIsUpToDate(t *testing.T) {
 	all, err := Read(".")
 	lab.Must(t, err)
-	want := Page(all)
-	if *update {
-		lab.Must(t, os.WriteFile(page, []byte(want), 0o644))
-	}
-	got, err := os.ReadFile(page)
-	lab.Must(t, err)
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("docs/kube-proxy.md is not what the rows say (-want +got); go test ./test/compat -update writes it:\n%s", diff)
-	}
+	golden.Match(t, page, Page(all))
 }

@@ -10,8 +10,6 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-var update = flag.Bool("update", false, "write deploy/monitoring/prometheusrule.yaml")
-
 const folder = "../../deploy/monitoring/"
 
 func TestMain(m *testing.M) {

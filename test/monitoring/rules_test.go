@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -116,18 +117,12 @@ func TestPrometheusRule(t *testing.T) {
 	rules, err := os.ReadFile(folder + "rules.yaml")
 	lab.Must(t, err)
 	_, groups, _ := strings.Cut(string(rules), "groups:\n")
-	want := prometheusRule + "  groups:\n"
+	made := prometheusRule + "  groups:\n"
 	for line := range strings.Lines(groups) {
 		if line != "\n" {
 			line = "  " + line
 		}
-		want += line
+		made += line
 	}
-	path := folder + "prometheusrule.yaml"
-	if *update {
-		lab.Must(t, os.WriteFile(path, []byte(want), 0o644))
-	}
-	if got, err := os.ReadFile(path); err != nil || string(got) != want {
-		t.Errorf("%s is not what rules.yaml makes: %v: run this test with -update", path, err)
-	}
+	golden.Match(t, folder+"prometheusrule.yaml", made)
 }
