@@ -48,9 +48,7 @@ var (
 
 func mustRig(t testing.TB) *rig {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	lab.NeedsRoot(t)
 	rigOnce.Do(func() {
 		r, err := openRig()
 		lab.Must(t, err)

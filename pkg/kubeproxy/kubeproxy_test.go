@@ -279,9 +279,7 @@ func TestAddRanges(t *testing.T) {
 
 // Where the image has no tools, those of the node are run, in the node's own files.
 func TestFindTool(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	lab.NeedsRoot(t)
 	t.Setenv("PATH", "/nonexistent")
 	cmd, err := findTool([]string{"/nonexistent", "/"}, "iptables-nft-save", "--version")
 	lab.Must(t, err)

@@ -2,7 +2,6 @@ package cluster_test
 
 import (
 	"context"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -130,9 +129,7 @@ subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
 
 // A test whose thread is in another network namespace has its cluster there.
 func TestInNetworkNamespace(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("a network namespace needs root")
-	}
+	lab.NeedsRoot(t)
 	runtime.LockOSThread() // and never back: the thread ends with the test
 	if err := syscall.Unshare(syscall.CLONE_NEWNET); err != nil {
 		t.Fatalf("new network namespace: %v", err)

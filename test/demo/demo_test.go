@@ -36,9 +36,7 @@ func TestMain(m *testing.M) {
 // makes in tmp.
 func mustDemo(t *testing.T) (cmd *exec.Cmd, tmp string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	lab.NeedsRoot(t)
 	tmp = t.TempDir()
 	cmd = exec.Command("/proc/self/exe", "-sluice", sluice.MustBinary(t))
 	cmd.Env = append(os.Environ(), demoVariable+"=yes", "TMPDIR="+tmp)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/sluice"
 )
 
 // TestFlood has the client send 200,000 first packets with forged sources, much
@@ -88,9 +89,7 @@ func TestAnsweredFlood(t *testing.T) {
 	c := casesOf(w)
 	w.start(t, c.local, c.remote)
 	targets := []string{c.local.at(loadBalancer, ipv4, nil), c.remote.at(loadBalancer, ipv4, nil)}
-	pinned, err := maps.Load(w.agents[0].BPFRoot())
-	lab.Must(t, err)
-	defer pinned.Close()
+	pinned := sluice.MustLoad(t, w.agents[0])
 	room, err := pinned.FlowsRoom()
 	lab.Must(t, err)
 	flows := 4 * pinned.Flows.Capacity() / 2 // of two entries each

@@ -27,9 +27,7 @@ func TestLoadAndBytes(t *testing.T) {
 	refuses.number, refuses.port = 78, 1
 	w.start(t, c.local, c.remote, bulk, refuses)
 	w.mustSwallow(t)
-	pinned, err := maps.Load(w.agents[0].BPFRoot())
-	lab.Must(t, err)
-	t.Cleanup(func() { lab.Must(t, pinned.Close()) })
+	pinned := sluice.MustLoad(t, w.agents[0])
 
 	for _, to := range []service{c.local, c.remote} {
 		for _, f := range families {

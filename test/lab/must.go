@@ -150,7 +150,7 @@ const bpffs = "/sys/fs/bpf"
 // yet, and what the test leaves there goes with the test.
 func MustBPFRoot(t testing.TB) string {
 	t.Helper()
-	needsRoot(t)
+	NeedsRoot(t)
 	prepare()
 	root := filepath.Join(bpffs, newName("pins"))
 	t.Cleanup(func() { Must(t, os.RemoveAll(root)) })
@@ -160,7 +160,7 @@ func MustBPFRoot(t testing.TB) string {
 
 func must[T closer](t testing.TB, open func() (T, error)) T {
 	t.Helper()
-	needsRoot(t)
+	NeedsRoot(t)
 	opened, err := open()
 	Must(t, err)
 	t.Cleanup(func() {
@@ -172,7 +172,8 @@ func must[T closer](t testing.TB, open func() (T, error)) T {
 	return opened
 }
 
-func needsRoot(t testing.TB) {
+// NeedsRoot skips the test without root.
+func NeedsRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -30,7 +30,7 @@ func traces(t testing.TB, pid int) []string {
 }
 
 func TestNothingIsLeftBehind(t *testing.T) {
-	needsRoot(t)
+	NeedsRoot(t)
 	for _, death := range []string{"success", "failure", "panic", "panic elsewhere", "exit", "kill"} {
 		t.Run("after "+death, func(t *testing.T) {
 			t.Parallel()

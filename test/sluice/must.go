@@ -93,7 +93,7 @@ func MustLoad(t testing.TB, n *Node) *maps.Pinned {
 	t.Helper()
 	pinned, err := maps.Load(n.BPFRoot())
 	lab.Must(t, err)
-	t.Cleanup(func() { pinned.Close() })
+	t.Cleanup(func() { lab.Must(t, pinned.Close()) })
 
 	return pinned
 }
@@ -101,11 +101,8 @@ func MustLoad(t testing.TB, n *Node) *maps.Pinned {
 // MustRead returns what a table holds.
 func MustRead[K comparable, V any](t testing.TB, table maps.Table[K, V]) map[K]V {
 	t.Helper()
-	entries := make(map[K]V)
-	for entry, err := range table.All() {
-		lab.Must(t, err)
-		entries[entry.Key] = entry.Value
-	}
+	entries, err := maps.Collect(table.All())
+	lab.Must(t, err)
 
 	return entries
 }

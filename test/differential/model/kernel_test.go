@@ -29,9 +29,6 @@ func TestMain(m *testing.M) {
 // The real programs, on real maps, treat packets as the model does. (Sockets
 // are asked in test/conformance/flows, with the flows of the fixtures.)
 func TestInKernel(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
 	m := mustMachine(t)
 	for seed := *first; seed < *first+*kernelSeeds; seed++ {
 		if what := m.play(newSession(seed)); what != "" {
