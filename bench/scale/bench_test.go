@@ -24,18 +24,25 @@ func TestMain(m *testing.M) {
 func BenchmarkStart(b *testing.B) {
 	cluster := mustEncodeCluster(b)
 	var n *node
-	var cpu time.Duration
+	var cpu, attached time.Duration
 	for b.Loop() {
 		b.StopTimer()
 		if n != nil {
 			lab.Must(b, n.Close())
 		}
 		n = mustNode(b, cluster)
+		begin := time.Now()
 		b.StartTimer()
 		n.mustStart(b)
 		cpu += n.mustReadCPU(b)
+		b.StopTimer()
+		attached += n.mustBeAttached(b).Sub(begin)
+		b.StartTimer()
 	}
 	b.StopTimer()
+	hooks := attached.Seconds() / float64(b.N)
+	b.ReportMetric(hooks, "hooks-s")
+	compareWithGoal(b, hooks, "hooks-s")
 	n.report(b, cpu)
 }
 
@@ -82,6 +89,7 @@ var goals = []struct {
 	unit                string
 	most                float64
 }{
+	{"BenchmarkStart", 10, 2, "hooks-s", 0.4},
 	{"BenchmarkStart", 10_000, 2, "s", 1},
 	{"BenchmarkStart", 100_000, 10, "s", 8},
 	{"BenchmarkStart", 100_000, 10, "peak-MB", 350},

@@ -2,6 +2,7 @@ package scale
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -54,6 +55,24 @@ func (n *node) mustStart(b *testing.B) {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// mustBeAttached returns when the programs of hooks were in force, by the agent's log.
+func (n *node) mustBeAttached(b *testing.B) time.Time {
+	b.Helper()
+	var at time.Time
+	lab.Eventually(b, "hooks are attached", func() error {
+		before, _, attached := strings.Cut(n.Log(), " level=INFO msg=attached ")
+		if !attached {
+			return errors.New("the log does not say so")
+		}
+		var err error
+		at, err = time.Parse(time.RFC3339, before[strings.LastIndex(before, "time=")+len("time="):])
+
+		return err
+	})
+
+	return at
 }
 
 func (n *node) mustMaps(b *testing.B) *maps.Pinned {
