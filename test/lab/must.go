@@ -57,8 +57,8 @@ func EventuallyIn[C func() bool | func() error](t testing.TB, timeout time.Durat
 // returning an error, close what they made when the test ends, and skip the test
 // without root.
 
-// MustRun starts what ends with its context, and that without an error. It ends with the
-// test, or before it by end.
+// MustRun starts what runs until its context ends, and then returns no error. It ends with
+// the test, or earlier when end is called.
 func MustRun(t testing.TB, run func(context.Context) error) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -72,7 +72,7 @@ func MustRun(t testing.TB, run func(context.Context) error) (end func()) {
 				t.Error(err)
 			}
 		case <-time.After(Timeout):
-			t.Errorf("it does not end with its context, not in %v", Timeout)
+			t.Errorf("it has not ended %v after its context", Timeout)
 		}
 	})
 	t.Cleanup(end)
