@@ -138,8 +138,12 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 }
 
 // LoadDevices loads the programs for these devices in advance: [Datapath.AttachDevices]
-// loads those that are missing. The two must not be called at the same time.
+// loads those that are missing. The two must not be called at the same time. Programs of
+// hooks are loaded first, because connections of processes wait for them.
 func (d *Datapath) LoadDevices(devices []Device) error {
+	if err := d.Loaded(); err != nil {
+		return err
+	}
 	var errs []error
 	for _, device := range devices {
 		_, err := d.loadDevice(device)
