@@ -108,6 +108,14 @@ func TestLoadBelowZero(t *testing.T) {
 						t.Fatalf("with -1 and 2 connections, flow %d goes to %s", i+1, got)
 					}
 				}
+				got := make(map[string]int)
+				for i := range 64 {
+					w.busy(s, map[string]int32{two[0]: -5 - int32(w.load(s, two[0])), two[1]: -int32(w.load(s, two[1]))})
+					got[w.opens(t, p, tcp(p.client, clusterIP, "S").fromPort(uint16(7100+i)), two...)]++
+				}
+				if len(got) != 2 {
+					t.Errorf("with -5 and no connections, flows go to %v", got)
+				}
 			})
 		})
 	}
