@@ -92,20 +92,22 @@ type abiBackendHandshakes struct {
 }
 
 type abiBackendHealth struct {
-	_          structs.HostLayout
-	Id         uint32
-	Clients    uint32
-	Answered   uint64
-	Unanswered uint64
-	Evidence   uint32
-	Refusals   uint16
-	Cause      uint8
-	Level      uint8
-	Suspected  uint64
-	Until      uint64
-	Cleared    uint64
-	Episodes   uint32
-	PassedOver uint32
+	_                structs.HostLayout
+	Id               uint32
+	Clients          uint16
+	ClientsReaching  uint16
+	Answered         uint64
+	Unanswered       uint64
+	Evidence         uint16
+	EvidenceReaching uint16
+	Refusals         uint16
+	Cause            uint8
+	Level            uint8
+	Suspected        uint64
+	Until            uint64
+	Cleared          uint64
+	Episodes         uint32
+	PassedOver       uint32
 }
 
 type abiBackendLoad struct {

@@ -222,11 +222,14 @@ enum health_cause {
  */
 struct backend_health {
 	__u32 id; /* of the backend that it is about; of another one nothing is known */
-	__u32 clients; /* with unanswered connections: a bit for each, by a hash */
+	/* Clients with unanswered connections: a bit for each, by a hash. */
+	__u16 clients;
+	__u16 clients_reaching; /* that reach other backends of the Service */
 	__u64 answered; /* when it last answered, within ANSWER_STEP; 0: never */
 	/* What speaks against it since it last answered: */
 	__u64 unanswered; /* when the first of the connections began that are in evidence */
-	__u32 evidence; /* a number that grows with each unanswered connection */
+	__u16 evidence; /* a number that grows with each unanswered connection */
+	__u16 evidence_reaching; /* the same, of clients_reaching */
 	__u16 refusals;
 	__u8 cause; /* enum health_cause */
 	__u8 level; /* of the pause: see pause_of */

@@ -41,7 +41,7 @@ volatile const bool config_resteer = false;
 /* How long the first of the unanswered connections waits until the backend is a suspect. */
 #define SILENCE (200 * MS)
 
-/* The same, if no client is known that reaches the others of the Service. */
+/* The same, of clients that reach no other backend of the Service. */
 #define LONG_SILENCE (600 * MS)
 
 /* That a first segment was sent again proves nothing if another was answered within this time. */
@@ -52,8 +52,11 @@ volatile const bool config_resteer = false;
 
 /* The evidence that makes a suspect, and that of a first segment which had to be sent again. */
 #define EVIDENCE_ENOUGH 20
-#define EVIDENCE_RETRANSMIT 4
+#define EVIDENCE_RETRANSMIT 3
 #define REFUSALS_ENOUGH 4
+
+/* More evidence is not counted. */
+#define MAX_EVIDENCE 10000
 
 /* Evidence of this age is dropped. */
 #define EVIDENCE_AGE (60000 * MS)
@@ -234,32 +237,62 @@ static __always_inline bool reached_since(__u32 service_port_id, __u32 client, _
 	       (__s32)((__u32)*word - (__u32)(since >> REACHED_SHIFT)) > 0;
 }
 
-static __always_inline __u32 bits_of(__u32 word)
+/* are_several reports whether at least CLIENTS_ENOUGH bits are set. */
+static __always_inline bool are_several(__u32 clients)
 {
-	__u32 n = 0;
 	int i;
 
-	for (i = 0; i < CLIENTS_ENOUGH && word; i++, n++)
-		word &= word - 1;
-	return n;
+	for (i = 1; i < CLIENTS_ENOUGH; i++)
+		clients &= clients - 1;
+	return clients;
+}
+
+static __always_inline void forget_evidence(struct backend_health *h)
+{
+	h->evidence = 0;
+	h->evidence_reaching = 0;
+	h->refusals = 0;
+	h->clients = 0;
+	h->clients_reaching = 0;
 }
 
 /*
- * update_suspicion makes the backend a suspect if there is enough evidence when a connection of the client has the
- * cause. A client that reaches none of the Service's backends proves nothing about one of them, unless
- * others report the same for longer; and one client alone takes twice as much evidence.
+ * add_evidence records what speaks against the backend: a connection of the client that began at a
+ * time and has the cause, and how much it weighs. It makes the backend a suspect if that is enough.
+ * What a client reports that reaches none of the Service's backends proves nothing about one of them,
+ * unless several report the same for longer; and few clients take twice as much evidence.
  */
-static __always_inline void update_suspicion(struct backend_health *h, __u32 service_port_id,
-					     __u32 client, __u8 cause, __u64 now)
+static __always_inline void add_evidence(struct backend_health *h, __u32 service_port_id,
+					 __u32 client, __u8 cause, __u32 weight, __u64 begun,
+					 __u64 now)
 {
-	bool several = bits_of(h->clients) >= CLIENTS_ENOUGH;
-	bool reaches = reached_since(service_port_id, client, h->unanswered);
-	__u32 times = several && reaches ? 1 : 2;
-	__u64 patience = reaches ? SILENCE : LONG_SILENCE;
-	bool silent = h->evidence >= times * EVIDENCE_ENOUGH && now - h->unanswered >= patience;
-	bool refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches && cause >= HEALTH_REFUSED;
+	bool several, reaches, silent, unreached, refuses;
+	__u32 times, bit = 1U << (client % 16);
+	__u64 waited;
 
-	if (h->suspected || (!several && !reaches) || (!silent && !refuses))
+	if (!(h->evidence | h->refusals) || now - h->unanswered > EVIDENCE_AGE) {
+		h->unanswered = begun;
+		forget_evidence(h);
+	}
+	reaches = reached_since(service_port_id, client, h->unanswered);
+	h->clients |= bit;
+	if (h->evidence < MAX_EVIDENCE)
+		h->evidence += weight;
+	if (reaches) {
+		h->clients_reaching |= bit;
+		if (h->evidence_reaching < MAX_EVIDENCE)
+			h->evidence_reaching += weight;
+	}
+	h->refusals += cause >= HEALTH_REFUSED;
+
+	several = are_several(h->clients);
+	times = several ? 1 : 2;
+	waited = now - h->unanswered;
+	silent = h->evidence_reaching >= times * EVIDENCE_ENOUGH && waited >= SILENCE;
+	unreached = h->evidence >= 2 * EVIDENCE_ENOUGH && waited >= LONG_SILENCE &&
+		    are_several(h->clients & ~h->clients_reaching);
+	refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches && cause >= HEALTH_REFUSED;
+	if (h->suspected || (!silent && !unreached && !refuses))
 		return;
 	if (h->cleared && now - h->cleared < EPISODE_GAP) {
 		h->level += h->level < MAX_LEVEL;
@@ -271,20 +304,6 @@ static __always_inline void update_suspicion(struct backend_health *h, __u32 ser
 	h->until = now + pause_of(h->level);
 	h->suspected = now;
 	note_suspect(now);
-}
-
-/* add_evidence records a connection that speaks against the backend, begun at a time. */
-static __always_inline void add_evidence(struct backend_health *h, __u32 n, __u32 client,
-					 __u64 begun, __u64 now)
-{
-	if (!(h->evidence | h->refusals) || now - h->unanswered > EVIDENCE_AGE) {
-		h->unanswered = begun;
-		h->evidence = 0;
-		h->refusals = 0;
-		h->clients = 0;
-	}
-	h->evidence += n;
-	h->clients |= 1U << (client % 32);
 }
 
 /*
@@ -305,8 +324,7 @@ __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 clien
 	h = health_of(backend_id);
 	if (!h || !h->answered || (__s64)(now - h->answered) < (__s64)ANSWER_FRESH)
 		return 0;
-	add_evidence(h, 1, client, now, now);
-	update_suspicion(h, service_port_id, client, HEALTH_UNANSWERED, now);
+	add_evidence(h, service_port_id, client, HEALTH_UNANSWERED, 1, now, now);
 	return 0;
 }
 
@@ -324,8 +342,8 @@ __noinline int note_retransmit(__u32 backend_id, __u32 service_port_id, __u32 cl
 	h = health_of(backend_id);
 	if (!h || (__s64)(now - h->answered) < (__s64)RETRANSMIT_FRESH)
 		return 0;
-	add_evidence(h, EVIDENCE_RETRANSMIT, client, begun, now);
-	update_suspicion(h, service_port_id, client, HEALTH_RETRANSMIT, now);
+	add_evidence(h, service_port_id, client, HEALTH_RETRANSMIT, EVIDENCE_RETRANSMIT, begun,
+		     now);
 	return 0;
 }
 
@@ -343,9 +361,7 @@ __noinline int note_refusal(__u32 backend_id, __u32 service_port_id, __u32 clien
 	h = health_of(backend_id);
 	if (!h)
 		return 0;
-	add_evidence(h, 0, client, now, now);
-	h->refusals++;
-	update_suspicion(h, service_port_id, client, cause, now);
+	add_evidence(h, service_port_id, client, cause, 0, now, now);
 	return 0;
 }
 
@@ -367,11 +383,8 @@ __noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 clien
 		return 0;
 	if ((__s64)(now - h->answered) > (__s64)ANSWER_STEP)
 		h->answered = now;
-	if (h->evidence | h->refusals) {
-		h->evidence = 0;
-		h->refusals = 0;
-		h->clients = 0;
-	}
+	if (h->evidence | h->refusals)
+		forget_evidence(h);
 	if (h->suspected) {
 		h->suspected = 0;
 		h->cleared = now;

@@ -33,7 +33,7 @@ func (h *healing) look(now uint64) ([]Event, error) {
 		switch {
 		case is.IsSuspect() && is.Suspected != was.Suspected:
 			changes = append(changes, Event{
-				Time: h.at(is.Suspected), Outcome: Suspect, Why: why, Until: h.at(is.Until), Clients: bits.OnesCount32(is.Clients),
+				Time: h.at(is.Suspected), Outcome: Suspect, Why: why, Until: h.at(is.Until), Clients: bits.OnesCount16(is.Clients),
 			})
 		case is.IsSuspect() && is.Until != was.Until && is.Until > now: // else none is passed over, as most are suspects
 			changes = append(changes, Event{Time: h.at(now), Outcome: Probe, Why: why, Until: h.at(is.Until)})

@@ -150,7 +150,7 @@ func mustPrint(t *testing.T, file string, events []Event) {
 func TestSuspects(t *testing.T) {
 	names, _, backend := mustNames(t)
 	ms := func(n uint64) uint64 { return n * uint64(time.Millisecond) }
-	h := maps.BackendHealth{Id: backend, Cause: uint8(maps.HealthUnanswered), Clients: 1<<3 | 1<<7 | 1<<31}
+	h := maps.BackendHealth{Id: backend, Cause: uint8(maps.HealthUnanswered), Clients: 1<<3 | 1<<7 | 1<<15}
 	looks := healing{names: names, known: make(map[uint32]maps.BackendHealth)}
 	var events []Event
 	for _, step := range []struct {
