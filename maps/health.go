@@ -12,6 +12,10 @@ func (t *Tables) HealthOf(id uint32) (BackendHealth, bool) {
 	return h, id != 0 && h.Id == id
 }
 
+// MayBeSuspects reports whether any backend is a suspect that may get a probe, or was within the last
+// minutes: programs note it at place 0, which no backend has.
+func (t *Tables) MayBeSuspects() bool { return t.Health.Get(0).Until != 0 }
+
 // IsSuspect reports whether the backend is passed over, or probed.
 func (h abiBackendHealth) IsSuspect() bool { return h.Suspected != 0 }
 

@@ -3,7 +3,6 @@ package health
 import (
 	"context"
 	"log/slog"
-	stdmaps "maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -21,7 +20,8 @@ type Healing struct {
 // Backends reports which backends are suspects. Programs notice them and pass them over by themselves.
 type Backends struct {
 	cfg   BackendsConfig
-	known map[uint32]maps.BackendHealth // of the last look, by the index of their ids
+	known map[uint32]maps.BackendHealth // of those that were ever suspects, at the last look, by the index of their ids
+	again bool                          // there may have been suspects at the last look
 
 	mu     sync.Mutex
 	totals Healing
@@ -41,7 +41,21 @@ const lookInterval = time.Second
 
 // NewBackends returns what reports changes from now on.
 func NewBackends(cfg BackendsConfig) *Backends {
-	return &Backends{cfg: cfg, known: stdmaps.Collect(cfg.Tables.Health.All())}
+	b := &Backends{cfg: cfg, known: make(map[uint32]maps.BackendHealth)}
+	for i, h := range cfg.Tables.Health.All() {
+		b.remember(i, h)
+	}
+	b.again = len(b.known) > 0
+
+	return b
+}
+
+func (b *Backends) remember(i uint32, h maps.BackendHealth) {
+	if h.IsSuspect() || h.Episodes > 0 {
+		b.known[i] = h
+	} else {
+		delete(b.known, i)
+	}
 }
 
 // Run looks at the health of backends at intervals until ctx ends. It returns nil.
@@ -66,10 +80,16 @@ func (b *Backends) Totals() Healing {
 	return b.totals
 }
 
-// look logs each change of a backend.
+// look logs each change of a backend. There are as many as the cluster has endpoints, and rarely a
+// suspect among them: without one it reads none.
 func (b *Backends) look() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	may := b.cfg.Tables.MayBeSuspects()
+	if !may && !b.again && b.totals.Suspects == 0 {
+		return
+	}
+	b.again = may
 	b.totals.Suspects = 0
 	for i, now := range b.cfg.Tables.Health.All() {
 		was := b.known[i]
@@ -95,7 +115,7 @@ func (b *Backends) look() {
 				b.cfg.Suspected(port, backend.AddrPort(), cause)
 			}
 		}
-		b.known[i] = now
+		b.remember(i, now)
 		b.totals.PassedOver += uint64(now.PassedOver - was.PassedOver)
 		b.totals.Episodes += uint64(now.Episodes - was.Episodes)
 	}

@@ -31,6 +31,10 @@ func TestSuspectsAreReported(t *testing.T) {
 		h.Id, h.Cause = ids[i], uint8(maps.HealthUnanswered)
 		lab.Must(t, fakes.Health.Put(maps.Index(ids[i]), h))
 	}
+	note := func(until uint64) {
+		t.Helper()
+		lab.Must(t, fakes.Health.Put(0, maps.BackendHealth{Until: until}))
+	}
 	put(1, maps.BackendHealth{Suspected: 1, Episodes: 3, PassedOver: 1000})
 	var events []string
 	var log bytes.Buffer
@@ -53,6 +57,9 @@ func TestSuspectsAreReported(t *testing.T) {
 		{"it is a suspect, in the same episode", maps.BackendHealth{Suspected: 7, Episodes: 1, PassedOver: 10}, 1, 3},
 		{"it answers, and was a suspect in another episode", maps.BackendHealth{Episodes: 2, PassedOver: 12}, 2, 4},
 	} {
+		if step.health.Episodes > 0 {
+			note(1)
+		}
 		put(0, step.health)
 		b.look()
 		if lines := strings.Count(log.String(), "\n"); len(events) != step.events || lines != step.lines {
@@ -66,6 +73,26 @@ func TestSuspectsAreReported(t *testing.T) {
 		t.Errorf("totals are %+v, want %+v", got, want)
 	}
 
+	note(0)
+	put(0, maps.BackendHealth{Episodes: 2, PassedOver: 13})
+	put(1, maps.BackendHealth{Episodes: 3, PassedOver: 1001})
+	b.look()
+	if got, want := b.Totals(), (Healing{Episodes: 2, PassedOver: 14}); got != want {
+		t.Errorf("once no suspect is noted any more, totals are %+v, want %+v", got, want)
+	}
+	put(0, maps.BackendHealth{Episodes: 2, PassedOver: 1000})
+	b.look()
+	if got := b.Totals().PassedOver; got != 14 {
+		t.Errorf("without a suspect backends are read: %d were passed over, want 14", got)
+	}
+	note(1)
+	b.look()
+	if got := b.Totals().PassedOver; got != 1001 {
+		t.Errorf("with a suspect, %d were passed over, want 1001", got)
+	}
+
+	put(0, maps.BackendHealth{Suspected: 1, Episodes: 3})
+	b.look()
 	lab.Must(t, Forget(fakes.Health))
 	b.look()
 	if got := b.Totals().Suspects; got != 0 {
