@@ -229,7 +229,7 @@ struct backend_health {
 	/* What speaks against it since it last answered: */
 	__u64 unanswered; /* when the first of the connections began that are in evidence */
 	__u16 evidence; /* a number that grows with each unanswered connection */
-	__u16 evidence_reaching; /* the same, of clients_reaching */
+	__u16 evidence_reaching; /* the same, of clients_reaching, and the first report of others */
 	__u16 refusals;
 	__u8 cause; /* enum health_cause */
 	__u8 level; /* of the pause: see pause_of */

@@ -259,8 +259,9 @@ static __always_inline void forget_evidence(struct backend_health *h)
 /*
  * add_evidence records what speaks against the backend: a connection of the client that began at a
  * time and has the cause, and how much it weighs. It makes the backend a suspect if that is enough.
- * What a client reports that reaches none of the Service's backends proves nothing about one of them,
- * unless several report the same for longer; and few clients take twice as much evidence.
+ * What a client reports that reaches none of the Service's backends proves nothing about one of them:
+ * but for its first report, it only counts if several such clients report the same for longer. And
+ * few clients take twice as much evidence.
  */
 static __always_inline void add_evidence(struct backend_health *h, __u32 service_port_id,
 					 __u32 client, __u8 cause, __u32 weight, __u64 begun,
@@ -275,14 +276,13 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 		forget_evidence(h);
 	}
 	reaches = reached_since(service_port_id, client, h->unanswered);
-	h->clients |= bit;
 	if (h->evidence < MAX_EVIDENCE)
 		h->evidence += weight;
-	if (reaches) {
+	if ((reaches || !(h->clients & bit)) && h->evidence_reaching < MAX_EVIDENCE)
+		h->evidence_reaching += weight;
+	h->clients |= bit;
+	if (reaches)
 		h->clients_reaching |= bit;
-		if (h->evidence_reaching < MAX_EVIDENCE)
-			h->evidence_reaching += weight;
-	}
 	h->refusals += cause >= HEALTH_REFUSED;
 
 	several = are_several(h->clients);
