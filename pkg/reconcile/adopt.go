@@ -32,8 +32,6 @@ func (r *Reconciler) adopt() error {
 		return err
 	}
 	r.poolsByID = make([]*pool, len(r.pools.have))
-	r.poolsPerBackend = make([]int32, len(r.backends.have))
-	r.plannedBackends = make([]bool, len(r.backends.have))
 	for e, err := range r.servicePorts.All() {
 		if err != nil {
 			return err
@@ -74,8 +72,7 @@ func (r *Reconciler) adopt() error {
 	}
 	for _, svc := range r.services {
 		slices.SortFunc(svc.ports, func(a, b *port) int { return cmp.Compare(a.id, b.id) })
-		for i, p := range svc.ports {
-			p.number = int32(i)
+		for _, p := range svc.ports {
 			slices.SortFunc(p.backends, func(a, b uint32) int {
 				return cmp.Or(compareEndpoints(r.endpoint(a), r.endpoint(b)), cmp.Compare(a, b))
 			})
@@ -114,7 +111,8 @@ func (r *adoption) adoptPort(id uint32, of lb.ServiceName, name portName) *port 
 	svc.adopted = true
 	r.portPlaces.setGeneration(maps.Index(id), uint8(maps.Generation(id)))
 
-	r.ports[id] = (&port{svc: svc, portName: name, id: id}).add()
+	r.ports[id] = &port{svc: svc, portName: name, id: id}
+	svc.ports = append(svc.ports, r.ports[id])
 
 	return r.ports[id]
 }
@@ -183,9 +181,6 @@ func (r *adoption) adoptPool(id uint32) *pool {
 	}
 	r.poolsByID[id] = pl
 	pl.port.pools = append(pl.port.pools, pl)
-	for _, backend := range r.backendsOf(pl) {
-		r.poolsPerBackend[maps.Index(backend)]++
-	}
 
 	return pl
 }

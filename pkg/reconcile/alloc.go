@@ -10,6 +10,7 @@ import (
 
 // places allocates the places of an array. Place 0 is never allocated.
 type places struct {
+	room
 	what  string     // the map
 	limit func() int // how many places there can be
 	next  uint32     // from here on no place was ever allocated
@@ -48,7 +49,7 @@ func (p *places) take() (uint32, error) {
 		}
 	}
 	if !grows {
-		return 0, fmt.Errorf("map %s, %d places: %w", p.what, p.limit(), maps.ErrFull)
+		return 0, p.note(fmt.Errorf("map %s, %d places: %w", p.what, p.limit(), maps.ErrFull))
 	}
 	p.next++
 	p.used++
@@ -66,6 +67,7 @@ func (p *places) untake(place uint32) {
 func (p *places) give(given ...uint32) {
 	p.free = append(p.free, given...)
 	p.used -= len(given)
+	p.freed = true
 	if p.generations == nil {
 		return
 	}
@@ -117,6 +119,7 @@ func (s span) end() uint64 { return uint64(s.base) + uint64(s.count) }
 // spans allocates runs of slots: first fit, free neighbours merged. Slot 0 is never allocated, so
 // that base 0 means none.
 type spans struct {
+	room
 	holes []span     // ascending, none touches the next
 	limit func() int // how many slots there can be
 	used  int
@@ -147,8 +150,8 @@ func (s *spans) take(count int) (span, error) {
 		}
 	}
 
-	return span{}, fmt.Errorf("map %s, %d of %d in use, none has room for %d: %w",
-		maps.NameSlots, s.used, s.limit(), count, maps.ErrFull)
+	return span{}, s.note(fmt.Errorf("map %s, %d of %d in use, none has room for %d: %w",
+		maps.NameSlots, s.used, s.limit(), count, maps.ErrFull))
 }
 
 // mark allocates exactly these slots. It returns false if some of them are not free.

@@ -27,13 +27,10 @@ func (r *room) note(err error) error {
 	return err
 }
 
-func (r *room) full() *room { return r }
-
 // managed is one of the maps, as far as all are alike.
 type managed interface {
 	Name() string
 	counters() (Writes, Fill)
-	full() *room
 	// differ adds the differences between the map and what was written to it.
 	differ(c *comparison)
 }
@@ -263,7 +260,7 @@ func (w *whole[K, V]) replace(all map[K]V) {
 type array[V comparable] struct {
 	*maps.Array[V]
 	*budget
-	room
+	*room  // of those who allocate its places
 	writes Writes
 	have   []V  // by place
 	used   *int // number of places in use

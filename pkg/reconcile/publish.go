@@ -12,11 +12,12 @@ import (
 // carryOut is the work for a Service: it replaces its plan if there is a new one, publishes it, and
 // retires what the plan does not need any more.
 func (r *Reconciler) carryOut(svc *service) {
-	if svc.full {
+	if svc.publishing {
 		r.replacePlan(svc)
 		r.publish(svc)
 	}
 	r.retireFrontends(svc)
+	svc.again = false
 	r.sweepPorts(svc)
 }
 
@@ -61,7 +62,7 @@ func (r *Reconciler) replacePlan(svc *service) {
 			r.claims.Remove(former.claimant, key)
 			if to := r.leadsTo(key); to != nil && r.claims.Owner(key) == nil {
 				to.port.svc.retire(key)
-				r.enqueue(to.port.svc)
+				r.retireLater(to.port.svc)
 			}
 		}
 	}
@@ -87,7 +88,7 @@ func (r *Reconciler) moved(s *lb.Claimant, number int, owns bool) {
 // frontend leads to backends that exist. Failures are recorded, and publishing continues with the
 // rest.
 func (r *Reconciler) publish(svc *service) {
-	svc.again = svc.next != nil
+	svc.dirty = svc.next != nil
 	plan := svc.plan
 	if plan.isCompact() {
 		plan.rebuild()
@@ -135,12 +136,8 @@ func (r *Reconciler) matchPorts(svc *service) {
 		if p.planned {
 			continue
 		}
-		r.pay(len(p.backends) * costSlot)
-		p.owned, p.plannedRanges = false, 0
-		for _, id := range p.backends {
-			r.plannedBackends[maps.Index(id)] = false
-		}
-		r.sweepLater(p)
+		p.backends = r.backendsByAddress(p)
+		p.owned, p.plannedBackends, p.plannedRanges = false, 0, 0
 	}
 }
 
@@ -162,7 +159,6 @@ func (r *Reconciler) publishPort(svc *service, want *plannedPort) {
 		want.have = p
 	}
 	p.owned = want.owned
-	r.sweepLater(p)
 	r.publishBackends(p, want)
 	r.publishRanges(p, want)
 	for i := range want.pools {
@@ -195,47 +191,40 @@ func (r *Reconciler) newPort(svc *service, name portName) (*port, error) {
 		return nil, err
 	}
 
-	return p.add(), nil
+	svc.ports = append(svc.ports, p)
+
+	return p, nil
 }
 
 // publishBackends writes the backends of a port that the Service owns a frontend of. Those that
 // cannot be written are left out of the pools. Both lists are in the order of addresses: one pass
 // finds the planned backends among those in the maps.
 func (r *Reconciler) publishBackends(p *port, want *plannedPort) {
-	have := p.backends
-	merged := make([]uint32, 0, max(len(have), len(want.backends)))
-	defer func() { p.backends = append(merged, have...) }()
-	unplanned := func() {
-		r.spend(costSlot)
-		r.plannedBackends[maps.Index(have[0])] = false
-		merged, have = append(merged, have[0]), have[1:]
-	}
+	have := r.backendsByAddress(p)
+	planned := make([]uint32, 0, len(want.backends))
+	var others []uint32
+	defer func() {
+		p.backends, p.plannedBackends = append(append(planned, others...), have...), int32(len(planned))
+	}()
 	for i := range want.backends {
 		r.pay(costSlot)
 		b := &want.backends[i]
-		for len(have) > 0 && compareEndpoints(r.endpoint(have[0]), b.endpoint) < 0 {
-			unplanned()
+		for ; len(have) > 0 && compareEndpoints(r.endpoint(have[0]), b.endpoint) < 0; have = have[1:] {
+			r.spend(costSlot)
+			others = append(others, have[0])
 		}
 		b.id = 0
 		if len(have) > 0 && r.endpoint(have[0]) == b.endpoint {
 			b.id, have = have[0], have[1:]
-			merged = append(merged, b.id)
 		}
-		known := b.id != 0
 		if b.pooled && want.owned {
 			if err := r.publishBackend(p, b); err != nil {
 				p.svc.fail("backend "+b.addrPort().String(), err)
 			}
 		}
 		if b.id != 0 {
-			r.plannedBackends[maps.Index(b.id)] = true
-			if !known {
-				merged = append(merged, b.id)
-			}
+			planned = append(planned, b.id)
 		}
-	}
-	for len(have) > 0 {
-		unplanned()
 	}
 }
 
@@ -249,10 +238,10 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 	}
 	place, err := r.backendPlaces.take()
 	if err != nil {
-		return r.backends.note(err)
+		return err
 	}
 	id := r.backendPlaces.id(place)
-	if err = r.backends.note(r.loads.Begin(place)); err == nil {
+	if err = r.backendPlaces.note(r.loads.Begin(place)); err == nil {
 		err = r.backends.put(place, maps.BackendOf(id, p.id, b.addrPort(), b.flags))
 	}
 	if err != nil {
@@ -260,11 +249,6 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 
 		return err
 	}
-	for int(place) >= len(r.poolsPerBackend) {
-		r.poolsPerBackend = append(r.poolsPerBackend, 0)
-		r.plannedBackends = append(r.plannedBackends, false)
-	}
-	r.poolsPerBackend[place] = 0
 	b.id = id
 
 	return nil
@@ -357,7 +341,7 @@ func (r *Reconciler) publishPool(want *plannedPort, planned *plannedPool) (*pool
 func (r *Reconciler) newPool(p *port, s settings, members, table []uint32) (*pool, error) {
 	id, err := r.poolPlaces.take()
 	if err != nil {
-		return nil, r.pools.note(err)
+		return nil, err
 	}
 	for int(id) >= len(r.poolsByID) {
 		r.poolsByID = append(r.poolsByID, nil)
@@ -372,7 +356,7 @@ func (r *Reconciler) newPool(p *port, s settings, members, table []uint32) (*poo
 	}()
 	write := func(to *span, ids []uint32) (err error) {
 		if *to, err = r.spans.take(len(ids)); err != nil {
-			return r.slots.note(err)
+			return err
 		}
 		for i, id := range ids {
 			r.pay(0)
@@ -394,9 +378,6 @@ func (r *Reconciler) newPool(p *port, s settings, members, table []uint32) (*poo
 		ServicePortId: p.id, AffinitySeconds: s.affinitySeconds, Flags: s.flags, Algorithm: s.algorithm,
 	}); err != nil {
 		return nil, err
-	}
-	for _, id := range members {
-		r.poolsPerBackend[maps.Index(id)]++
 	}
 	r.poolsByID[id] = pl
 	p.pools = append(p.pools, pl)
@@ -428,7 +409,7 @@ func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend, pl *pool)
 	if !there {
 		id, err := r.frontendPlaces.take()
 		if err != nil {
-			return r.frontends.note(err)
+			return err
 		}
 		if err := r.frontends.put(id, want); err != nil {
 			r.frontendPlaces.untake(id)

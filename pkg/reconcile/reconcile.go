@@ -73,6 +73,7 @@ type Reconciler struct {
 	localCIDRs   *whole[maps.CIDRKey, uint32]
 	optedOut     *whole[maps.PodUID, uint32]
 	maps         []managed // all of these, from the bottom up
+	rooms        []*room   // of what one Service can fill and another can free
 	loads        maps.Loads
 	counts       maps.Counts
 
@@ -82,16 +83,14 @@ type Reconciler struct {
 	portPlaces     places
 	spans          spans
 
-	services        map[lb.ServiceName]*service
-	claims          lb.Claims[maps.FrontendKey]
-	poolsByID       []*pool
-	poolsPerBackend []int32 // by place of the backend; pools in their grace period count
-	plannedBackends []bool  // by place: whether the plan of its Service has the backend
-	broken          map[maps.FrontendKey]string
+	services  map[lb.ServiceName]*service
+	claims    lb.Claims[maps.FrontendKey]
+	poolsByID []*pool
+	broken    map[maps.FrontendKey]string
 
 	due         []*service            // in the order of their turns
 	waiting     map[*service]struct{} // for their backoff to end
-	blocked     map[*service]struct{} // those among waiting for which a map was full
+	blocked     map[*service]struct{} // those among waiting for which there was no room
 	retirement  retirement
 	panics      []error      // of this Apply
 	freeAdopted func() error // frees adopted places that nothing led to; nil: done, or queued for a grace period
@@ -128,10 +127,10 @@ func New(cfg Config) (*Reconciler, error) {
 		blocked:      make(map[*service]struct{}),
 	}
 	r.servicePorts = table[uint32, maps.ServicePort]{Table: t.ServicePorts, budget: m, text: servicePortText, want: r.names}
-	r.frontends = array[maps.Frontend]{Array: t.Frontends, budget: m, text: frontendText, cost: costOperation, used: &r.frontendPlaces.used}
-	r.pools = array[maps.Pool]{Array: t.Pools, budget: m, text: poolText, cost: costOperation, used: &r.poolPlaces.used}
-	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, cost: costSlot, used: &r.spans.used}
-	r.backends = array[maps.Backend]{Array: t.Backends, budget: m, text: backendText, cost: costOperation, used: &r.backendPlaces.used}
+	r.frontends = array[maps.Frontend]{Array: t.Frontends, budget: m, text: frontendText, cost: costOperation, room: &r.frontendPlaces.room, used: &r.frontendPlaces.used}
+	r.pools = array[maps.Pool]{Array: t.Pools, budget: m, text: poolText, cost: costOperation, room: &r.poolPlaces.room, used: &r.poolPlaces.used}
+	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, cost: costSlot, room: &r.spans.room, used: &r.spans.used}
+	r.backends = array[maps.Backend]{Array: t.Backends, budget: m, text: backendText, cost: costOperation, room: &r.backendPlaces.room, used: &r.backendPlaces.used}
 	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.now)
 	r.serviceCIDRs.onAdd, r.serviceCIDRs.onRemove = t.CIDRCovers.Add, t.CIDRCovers.Remove
 	r.maps = []managed{
@@ -150,6 +149,10 @@ func New(cfg Config) (*Reconciler, error) {
 		what: maps.NameServicePorts, limit: func() int { return maps.MaxServicePorts }, generations: []uint8{0}, spare: sparePlaces,
 	}
 	r.spans = newSpans(t.Slots.Limit)
+	r.rooms = []*room{
+		&r.servicePorts.room, &r.sourceRanges.room, &r.addrs.room, &r.frontendIDs.room,
+		&r.frontendPlaces.room, &r.poolPlaces.room, &r.backendPlaces.room, &r.portPlaces.room, &r.spans.room,
+	}
 	if err := r.adopt(); err != nil {
 		return nil, fmt.Errorf("adopt: %w", err)
 	}
@@ -344,7 +347,7 @@ func (r *Reconciler) Next() (time.Time, bool) {
 // markDirty makes svc due to publish, whatever its backoff.
 func (r *Reconciler) markDirty(svc *service) {
 	svc.ensureWork()
-	svc.dirty, svc.again = true, true
+	svc.dirty = true
 	svc.retry.at = time.Time{}
 	delete(r.waiting, svc)
 	r.enqueue(svc)
@@ -359,6 +362,12 @@ func (r *Reconciler) enqueue(svc *service) {
 	}
 }
 
+// retireLater makes svc due to retire what it does not need any more, once more if it is doing that.
+func (r *Reconciler) retireLater(svc *service) {
+	r.enqueue(svc)
+	svc.again = true
+}
+
 func (r *Reconciler) markAllDirty(again []*service) {
 	slices.SortFunc(again, compareServices)
 	for _, svc := range again {
@@ -370,10 +379,8 @@ func (r *Reconciler) markAllDirty(again []*service) {
 // full has room again, the Services that it blocked are due.
 func (r *Reconciler) nextDue() *service {
 	if len(r.due) == 0 && len(r.blocked) > 0 && r.hasRoom() {
-		for _, m := range r.maps {
-			if m.full().freed {
-				*m.full() = room{}
-			}
+		for _, room := range r.rooms {
+			room.wasFull = room.wasFull && !room.freed
 		}
 		r.markAllDirty(slices.Collect(stdmaps.Keys(r.blocked)))
 		clear(r.blocked)
@@ -389,9 +396,9 @@ func (r *Reconciler) nextDue() *service {
 	return svc
 }
 
-// hasRoom reports whether something was freed in a map that was full.
+// hasRoom reports whether something was freed where there was no room.
 func (r *Reconciler) hasRoom() bool {
-	return slices.ContainsFunc(r.maps, func(m managed) bool { return m.full().wasFull && m.full().freed })
+	return slices.ContainsFunc(r.rooms, func(room *room) bool { return room.wasFull && room.freed })
 }
 
 // names yields what was written to service_ports.
@@ -412,9 +419,9 @@ func (r *Reconciler) work(svc *service, now time.Time) error {
 		return nil
 	}
 	if svc.worker == nil {
-		svc.full, svc.again, svc.before = svc.dirty && svc.retry.isOver(now), false, svc.fails
-		if svc.full {
-			svc.failures, svc.blocked = nil, false
+		svc.publishing, svc.failed = svc.dirty && svc.retry.isOver(now), false
+		if svc.publishing {
+			svc.dirty, svc.failures, svc.blocked = false, nil, false
 		}
 	}
 	before := len(svc.failures)
@@ -427,24 +434,26 @@ func (r *Reconciler) work(svc *service, now time.Time) error {
 		svc.fail("internal error", failed)
 	}
 	err := svc.errorOf(svc.failures[before:])
+	if done {
+		if svc.publishing && !svc.failed {
+			svc.retry, svc.panicked = backoff{}, ""
+			delete(r.blocked, svc)
+		}
+		svc.publishing = false
+	}
 	switch {
-	case !done || svc.again:
+	case !done || svc.dirty && svc.retry.isOver(now): // it has changed since the turn began
 		r.enqueue(svc)
-	case svc.fails > svc.before:
+	case svc.failed:
 		svc.dirty = true
 		svc.retry.fail(now)
 		r.waiting[svc] = struct{}{}
 		if svc.blocked {
 			r.blocked[svc] = struct{}{}
 		}
-	case svc.full:
-		svc.dirty, svc.retry, svc.panicked = false, backoff{}, ""
-		delete(r.blocked, svc)
-	}
-	switch left := len(svc.retiring[0]) + len(svc.retiring[1]) + len(svc.sweep); {
-	case left > 0 && done && svc.fails == svc.before: // it was added too late for this turn
+	case svc.again || len(svc.retiring[0])+len(svc.retiring[1]) > 0: // that came too late for this turn
 		r.enqueue(svc)
-	case left == 0 && done && !svc.dirty:
+	case !svc.dirty:
 		svc.work = nil
 		if svc.plan.rows() < largePlan {
 			svc.plan.ports = nil

@@ -76,36 +76,22 @@ func (r *Reconciler) runAfterGrace() {
 	}
 }
 
-// drain takes the items of a queue of svc, in order, and calls do. Those at which it fails are put
-// back, for the next try.
-func drain[T any](r *Reconciler, svc *service, queue *[]T, do, back func(T)) {
-	var failed []T
-	defer func() {
-		for _, item := range failed {
-			back(item)
-		}
-	}()
-	for len(*queue) > 0 {
-		r.pay(costLook)
-		item, fails := (*queue)[0], svc.fails
-		*queue = (*queue)[1:]
-		failed = append(failed, item)
-		if do(item); svc.fails == fails {
-			failed = failed[:len(failed)-1]
-		}
-	}
-	*queue = nil
-}
-
 // retireFrontends deletes the frontends in the maps that no Service claims any more, catch-alls
-// first.
+// first. Those that cannot be deleted stay queued.
 func (r *Reconciler) retireFrontends(svc *service) {
-	for queue := range svc.retiring {
-		drain(r, svc, &svc.retiring[queue], func(key maps.FrontendKey) {
+	for i := range svc.retiring {
+		queue, failed := &svc.retiring[i], []maps.FrontendKey(nil)
+		defer func() { *queue = append(failed, *queue...) }()
+		for len(*queue) > 0 {
+			r.pay(costLook)
+			key := (*queue)[0]
+			*queue, failed = (*queue)[1:], append(failed, key)
 			if err := r.retireFrontend(svc, key); err != nil {
 				svc.fail("frontend "+modelKey(key).String(), err)
+			} else {
+				failed = failed[:len(failed)-1]
 			}
-		}, svc.retire)
+		}
 	}
 }
 
@@ -148,7 +134,6 @@ func (r *Reconciler) freeFrontend(id uint32, then func()) {
 			return err
 		}
 		r.frontendPlaces.give(id)
-		r.frontends.freed = true
 		then()
 
 		return nil
@@ -180,7 +165,7 @@ func (r *Reconciler) frontendGone(key maps.FrontendKey, p *port) {
 // releasePool records that one frontend less leads to a pool.
 func (r *Reconciler) releasePool(pl *pool) {
 	if pl.frontends--; pl.frontends == 0 {
-		r.sweepLater(pl.port)
+		r.retireLater(pl.port.svc)
 	}
 }
 
@@ -194,30 +179,20 @@ func (r *Reconciler) retirePool(pl *pool) {
 		if pl.retired != retired {
 			return nil
 		}
-		backends := r.backendsOf(pl)
-		r.spend(len(backends) * costSlot)
 		if err := r.pools.clear(pl.id, maps.Pool{}); err != nil {
 			return err
 		}
-		r.unuse(backends)
 		r.poolsByID[pl.id] = nil
 		r.poolPlaces.give(pl.id)
 		r.spans.give(pl.slots)
 		r.spans.give(pl.table)
-		r.pools.freed, r.slots.freed = true, true
+		r.spans.freed = true
 		p := pl.port
 		p.pools = slices.DeleteFunc(p.pools, func(other *pool) bool { return other == pl })
-		r.sweepLater(p)
+		r.retireLater(p.svc)
 
 		return nil
 	})
-}
-
-// backendsOf returns the backends of a pool, each once.
-func (r *Reconciler) backendsOf(pl *pool) []uint32 {
-	members, _ := r.members(pl)
-
-	return slices.Compact(slices.Clone(members))
 }
 
 // holds reports whether an id is among ids, which ascend.
@@ -227,36 +202,23 @@ func holds(ids []uint32, id uint32) bool {
 	return ok
 }
 
-// unuse records that a pool does not contain these backends any more.
-func (r *Reconciler) unuse(ids []uint32) {
-	for _, id := range ids {
-		r.poolsPerBackend[maps.Index(id)]--
-	}
-}
-
-// sweepLater queues p for sweepPorts.
-func (r *Reconciler) sweepLater(p *port) {
-	p.svc.ensureWork()
-	p.svc.addSweep(p)
-	r.enqueue(p.svc)
-}
-
-func (svc *service) addSweep(p *port) {
-	if !p.sweeps {
-		p.sweeps = true
-		svc.sweep = append(svc.sweep, p)
-	}
-}
-
 // sweepPorts retires what the ports of svc do not need any more.
 func (r *Reconciler) sweepPorts(svc *service) {
-	drain(r, svc, &svc.sweep, r.sweepPort, svc.addSweep)
+	kept, i := 0, 0
+	defer func() { svc.ports = slices.Delete(svc.ports, kept, i) }()
+	for ; i < len(svc.ports); i++ {
+		r.pay(costLook)
+		if !r.sweepPort(svc.ports[i]) {
+			svc.ports[kept], svc.ports[i] = svc.ports[i], svc.ports[kept]
+			kept++
+		}
+	}
 }
 
 // sweepPort retires what p does not need any more: pools to which no frontend leads, backends that
-// are neither in a pool nor planned, source ranges, and finally its name.
-func (r *Reconciler) sweepPort(p *port) {
-	p.sweeps = false
+// are neither in a pool nor planned, source ranges, and finally its name. It reports whether p itself
+// is gone.
+func (r *Reconciler) sweepPort(p *port) (gone bool) {
 	for _, pl := range p.pools {
 		if pl.frontends == 0 && pl.retired == 0 {
 			r.retirePool(pl)
@@ -264,57 +226,53 @@ func (r *Reconciler) sweepPort(p *port) {
 	}
 	r.sweepBackends(p)
 	r.sweepRanges(p)
-	if len(p.pools)+len(p.backends)+len(p.ranges) > 0 || p.owned || p.sweeps { // p.sweeps: it is queued again
-		return
+	if len(p.pools)+len(p.backends)+len(p.ranges) > 0 || p.owned {
+		return false
 	}
 	if p.named {
 		if err := r.servicePorts.remove(p.id, true); err != nil {
 			p.svc.fail("port "+p.String(), err)
 
-			return
+			return false
 		}
 		p.named = false
 	}
 	if err := r.counts.End(p.id); err != nil {
 		p.svc.fail("port "+p.String(), err)
 
-		return
+		return false
 	}
-	ports := p.svc.ports
-	last := len(ports) - 1
-	ports[p.number], ports[last].number = ports[last], p.number
-	ports[last] = nil
-	p.svc.ports = ports[:last]
 	if place := maps.Index(p.id); place != 0 {
 		r.afterGrace(func() error {
 			r.portPlaces.give(place)
-			r.servicePorts.freed = true
 
 			return nil
 		})
 	}
+
+	return true
 }
 
 // sweepBackends clears the ids of p's backends that are in no pool and not planned: a program that
 // remembers such an id finds that the backend is gone. Their places are free after a grace
 // period.
 func (r *Reconciler) sweepBackends(p *port) {
-	kept, rest := p.backends[:0], p.backends
-	defer func() {
-		if p.backends = append(kept, rest...); len(p.backends) == 0 {
-			p.backends = nil
-		}
-	}()
-	r.spend(len(rest) * costSlot)
+	kept, rest := p.backends[:p.plannedBackends], p.backends[p.plannedBackends:]
+	defer func() { p.backends = append(kept, rest...) }()
 	for ; len(rest) > 0; rest = rest[1:] {
+		r.pay(len(p.pools) * costSlot)
 		id := rest[0]
-		place := maps.Index(id)
-		if r.poolsPerBackend[place] > 0 || r.plannedBackends[place] {
+		pooled := slices.ContainsFunc(p.pools, func(pl *pool) bool {
+			members, _ := r.members(pl)
+
+			return holds(members, id)
+		})
+		if pooled {
 			kept = append(kept, id)
 
 			continue
 		}
-		r.pay(0)
+		place := maps.Index(id)
 		v := r.backends.at(place)
 		cleared := v
 		cleared.Id = 0
@@ -332,7 +290,6 @@ func (r *Reconciler) sweepBackends(p *port) {
 				return err
 			}
 			r.backendPlaces.give(place)
-			r.backends.freed = true
 
 			return nil
 		})
@@ -372,24 +329,22 @@ func (r *Reconciler) takeOut(want *plannedPort) {
 		}
 	}
 	for _, pl := range p.pools {
-		before := r.backendsOf(pl)
-		if pl.frontends == 0 || !slices.ContainsFunc(before, func(id uint32) bool { return !pooled[id] }) {
+		members, _ := r.members(pl)
+		if pl.frontends == 0 || !slices.ContainsFunc(members, func(id uint32) bool { return !pooled[id] }) {
 			continue
 		}
 		if err := r.shrinkPool(pl, pooled); err != nil {
 			p.svc.fail("pool of "+p.String(), err)
 		}
-		after, v := r.backendsOf(pl), r.pools.at(pl.id)
+		v := r.pools.at(pl.id)
 		r.afterGrace(func() error {
-			r.unuse(slices.DeleteFunc(before, func(id uint32) bool { return holds(after, id) }))
 			r.spans.give(span{pl.slots.base + v.SlotCount, pl.slots.count - v.SlotCount})
 			pl.slots.count = v.SlotCount
 			if v.TableSize == 0 {
 				r.spans.give(pl.table)
 				pl.table = span{}
 			}
-			r.slots.freed = true
-			r.sweepLater(p)
+			r.spans.freed = true
 
 			return nil
 		})

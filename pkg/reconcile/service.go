@@ -36,36 +36,34 @@ type work struct {
 	// retiring are frontends in the maps that no Service claims any more: catch-alls, which are
 	// deleted first, and others.
 	retiring [2][]maps.FrontendKey
-	sweep    []*port // ports to check for what they do not need any more
 
-	worker *worker // pauses in the middle of the work; may be nil
-	full   bool    // the work that has begun publishes the plan; else it only retires
-	again  bool    // something has changed since
-
-	dirty    bool // publishing has not gone through the whole plan without a failure
+	dirty    bool // the plan is to be published
 	retry    backoff
 	failures []Failure
-	fails    int    // number of failed writes; failures has each only once
-	before   int    // fails when the work began
 	blocked  bool   // a map was full
 	panicked string // the last panic, of which the stack was reported
+
+	// Of the turn:
+	worker     *worker // pauses in the middle of it; may be nil
+	publishing bool    // it publishes the plan; else it only retires
+	failed     bool    // a write has failed
+	again      bool    // it has to go through the ports once more
 }
 
 // port is one service port in one family, in the maps. There are many, so it is small.
 type port struct {
 	svc *service
 	portName
-	backends []uint32 // ids, by address
+	backends []uint32 // ids: those of the plan by address, then others by address
 	pools    []*pool
 	ranges   []maps.SourceRangeKey // those of the plan, then others
 
-	id            uint32
-	plannedRanges int32 // how many of ranges are those of the plan
-	number        int32 // in svc.ports
-	planned       bool  // the plan has it
-	owned         bool  // the Service owns a frontend of it
-	named         bool  // in service_ports
-	sweeps        bool  // in svc.sweep
+	id              uint32
+	plannedBackends int32 // how many of backends are those of the plan
+	plannedRanges   int32 // how many of ranges are
+	planned         bool  // the plan has it
+	owned           bool  // the Service owns a frontend of it
+	named           bool  // in service_ports
 }
 
 // pool is a pool in the maps. Its content is in the mirrors of pools and slots. There are as many as
@@ -93,20 +91,15 @@ func (r *Reconciler) service(name lb.ServiceName) *service {
 	return svc
 }
 
-// add adds a port to those of its Service.
-func (p *port) add() *port {
-	p.number = int32(len(p.svc.ports))
-	p.svc.ports = append(p.svc.ports, p)
-
-	return p
-}
-
 // ensureWork makes svc.work usable.
 func (svc *service) ensureWork() {
 	if svc.work == nil {
 		svc.work = &work{}
 	}
 }
+
+// programmed reports whether the maps are as planned, except for what is to be retired.
+func (svc *service) programmed() bool { return svc.work == nil || !svc.dirty && !svc.publishing }
 
 // retire queues a frontend in the maps for retireFrontends.
 func (svc *service) retire(key maps.FrontendKey) {
@@ -141,6 +134,26 @@ func (r *Reconciler) endpoint(id uint32) endpoint {
 	b := r.backends.at(maps.Index(id))
 
 	return endpoint{b.Addr, maps.Port(b.Port)}
+}
+
+// backendsByAddress returns the backends of p, those of the plan and others.
+func (r *Reconciler) backendsByAddress(p *port) []uint32 {
+	planned, others := p.backends[:p.plannedBackends], p.backends[p.plannedBackends:]
+	if len(others) == 0 {
+		return planned
+	}
+	all := make([]uint32, 0, len(p.backends))
+	for len(planned) > 0 && len(others) > 0 {
+		next := &planned
+		if compareEndpoints(r.endpoint(others[0]), r.endpoint(planned[0])) < 0 {
+			next = &others
+		}
+		all = append(all, (*next)[0])
+		*next = (*next)[1:]
+	}
+	r.spend(len(all) * costSlot)
+
+	return append(append(all, planned...), others...)
 }
 
 // members returns the backends of a pool, ascending by id, and its value.

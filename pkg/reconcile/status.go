@@ -55,7 +55,7 @@ func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 func (r *Reconciler) Programmed(name lb.ServiceName) bool {
 	svc := r.services[name]
 
-	return svc == nil || !svc.wanted || svc.work == nil || !svc.dirty
+	return svc == nil || !svc.wanted || svc.programmed()
 }
 
 // Statuses yields the status of every Service that is Set, and of deleted Services that could not
@@ -85,9 +85,9 @@ func (r *Reconciler) adopts() bool {
 // status returns the status of one Service. It looks up the owners of frontends that the Service
 // does not own, and of the others only if an adopted Service may hold them.
 func (r *Reconciler) status(svc *service, adopts bool) Status {
-	s := Status{Service: svc.name, Programmed: true}
+	s := Status{Service: svc.name, Programmed: svc.programmed()}
 	if svc.work != nil {
-		s.Programmed, s.Failures = !svc.dirty, svc.failures
+		s.Failures = svc.failures
 		if svc.dirty {
 			s.Retry = svc.retry.at
 		}
@@ -175,7 +175,7 @@ const maxFailures = 10
 
 // fail records a failed write, once for each thing written.
 func (svc *service) fail(what string, err error) {
-	svc.fails++
+	svc.failed = true
 	again := slices.ContainsFunc(svc.failures, func(f Failure) bool { return f.What == what })
 	if !again && len(svc.failures) < maxFailures {
 		svc.failures = append(svc.failures, Failure{What: what, Err: err})
