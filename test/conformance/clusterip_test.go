@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
@@ -73,10 +74,8 @@ func TestServiceCIDRAtRunTime(t *testing.T) {
 	first, second := createServiceCIDR(t, s, "first"), createServiceCIDR(t, s, "second")
 	scene.MustAllFail(t, scene.Dropped, scene.Dials(s.Clients(), "tcp", unused)...)
 	create := func(name, ip string, options metav1.CreateOptions) bool {
-		_, err := s.Client.CoreV1().Services(s.Namespace).Create(t.Context(), &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec:       corev1.ServiceSpec{ClusterIP: ip, Ports: scene.Ports()},
-		}, options)
+		svc := object.Service(s.Namespace, name, []string{ip}, scene.Ports()...)
+		_, err := s.Client.CoreV1().Services(s.Namespace).Create(t.Context(), svc, options)
 		if err != nil && !apierrors.IsInvalid(err) && !apierrors.IsInternalError(err) {
 			t.Fatal(err)
 		}
@@ -112,21 +111,18 @@ func TestServiceCIDRAtRunTime(t *testing.T) {
 func createServiceCIDR(t *testing.T, s *scene.Scene, name string) (remove func()) {
 	t.Helper()
 	cidrs := s.Client.NetworkingV1().ServiceCIDRs()
-	object, err := cidrs.Create(t.Context(), &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: s.Namespace + "-" + name},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.99.0.0/16"}},
-	}, metav1.CreateOptions{})
+	cidr, err := cidrs.Create(t.Context(), object.ServiceCIDR(s.Namespace+"-"+name, "10.99.0.0/16"), metav1.CreateOptions{})
 	lab.Must(t, err)
-	t.Cleanup(func() { _ = cidrs.Delete(context.Background(), object.Name, metav1.DeleteOptions{}) }) // gone by now
-	object.Status.Conditions = []metav1.Condition{{
+	t.Cleanup(func() { _ = cidrs.Delete(context.Background(), cidr.Name, metav1.DeleteOptions{}) }) // gone by now
+	cidr.Status.Conditions = []metav1.Condition{{
 		Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, LastTransitionTime: metav1.Now(), Reason: "Test",
 	}}
-	_, err = cidrs.UpdateStatus(t.Context(), object, metav1.UpdateOptions{})
+	_, err = cidrs.UpdateStatus(t.Context(), cidr, metav1.UpdateOptions{})
 	lab.Must(t, err)
 
 	return func() {
 		t.Helper()
-		lab.Must(t, cidrs.Delete(t.Context(), object.Name, metav1.DeleteOptions{}))
+		lab.Must(t, cidrs.Delete(t.Context(), cidr.Name, metav1.DeleteOptions{}))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
@@ -29,9 +30,7 @@ func TestProtocols(t *testing.T) {
 	s := scene.MustShare(t)
 	pod := s.Local()[0]
 	slice := s.Slice("web", discoveryv1.AddressTypeIPv4, scene.ReadyAll(pod)...)
-	slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{
-		Name: new("sctp"), Port: new(int32(scene.PodPort)), Protocol: new(corev1.ProtocolSCTP),
-	})
+	slice.Ports = append(slice.Ports, object.EndpointPort("sctp", corev1.ProtocolSCTP, scene.PodPort))
 	s.PutSlice(t, slice)
 	web := s.CreateService(t, "web", scene.NodePort, func(svc *corev1.Service) {
 		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "sctp", Port: 80, Protocol: corev1.ProtocolSCTP})

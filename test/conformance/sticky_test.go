@@ -8,6 +8,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
@@ -60,7 +61,7 @@ func (k *sticky) set(t *testing.T, endpoints ...scene.Endpoint) {
 	slice := k.Slice("web", discoveryv1.AddressTypeIPv4, endpoints...)
 	slice.Ports = nil
 	for i := range int32(stickyPorts) {
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new(portName(i)), Port: new(int32(scene.PodPort))})
+		slice.Ports = append(slice.Ports, object.EndpointPort(portName(i), corev1.ProtocolTCP, scene.PodPort))
 	}
 	k.PutSlice(t, slice)
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // apiServer is a real one, which notes what our ServiceAccount asks for. It has
@@ -64,13 +65,7 @@ func mustAPIServer(t testing.TB, node *lab.Node) *apiServer {
 	text, err := os.ReadFile("testdata/kubeadm.yaml")
 	lab.Must(t, err)
 	a.KubectlInput(t, strings.ReplaceAll(string(text), "SERVER", a.URL()), "apply", "-f", "-")
-	_, err = a.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: a.nodeName()},
-		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: node.IPv4.String()},
-			{Type: corev1.NodeInternalIP, Address: node.IPv6.String()},
-		}},
-	}, metav1.CreateOptions{})
+	_, err = a.client.CoreV1().Nodes().Create(t.Context(), object.Node(a.nodeName(), node.IPv4, node.IPv6), metav1.CreateOptions{})
 	lab.Must(t, err)
 	a.manifests = mustBuild(t, "overlays/kubeadm")
 	a.KubectlInput(t, a.text, "apply", "--server-side", "--validate=strict", "-f", "-")
@@ -97,25 +92,16 @@ func (a *apiServer) mustToken(t testing.TB, account string) map[string]string {
 // It returns the ClusterIP.
 func (a *apiServer) mustService(t testing.TB, name string, backends ...*lab.Pod) string {
 	t.Helper()
-	svc, err := a.client.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{
-			{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80}, {Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80},
-		}},
-	}, metav1.CreateOptions{})
+	svc := object.Service("default", name, nil,
+		corev1.ServicePort{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80},
+		corev1.ServicePort{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80})
+	svc.Spec.Type = corev1.ServiceTypeNodePort
+	svc, err := a.client.CoreV1().Services("default").Create(t.Context(), svc, metav1.CreateOptions{})
 	lab.Must(t, err)
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports: []discoveryv1.EndpointPort{
-			{Name: new("tcp"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))},
-			{Name: new("udp"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(8080))},
-		},
-	}
+	slice := object.Slice("default", name, name, discoveryv1.AddressTypeIPv4,
+		object.EndpointPort("tcp", corev1.ProtocolTCP, 8080), object.EndpointPort("udp", corev1.ProtocolUDP, 8080))
 	for _, pod := range backends {
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{pod.IPv4.String()}, NodeName: new(a.nodeName()),
-		})
+		slice.Endpoints = append(slice.Endpoints, object.Endpoint(pod.IPv4, a.nodeName()))
 	}
 	_, err = a.client.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice, metav1.CreateOptions{})
 	lab.Must(t, err)

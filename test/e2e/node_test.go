@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
@@ -18,15 +19,12 @@ import (
 // setNode replaces a Node object, which is called after the test.
 func (s *testbed) setNode(t testing.TB, node *lab.Node, podCIDR string, addresses ...string) {
 	t.Helper()
-	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.NodeName(node)}}
-	for _, address := range addresses {
-		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
-	}
+	created := object.Node(s.NodeName(node), addresses...)
 	if podCIDR != "" {
-		object.Spec.PodCIDR, object.Spec.PodCIDRs = podCIDR, []string{podCIDR}
+		created.Spec.PodCIDR, created.Spec.PodCIDRs = podCIDR, []string{podCIDR}
 	}
 	s.deleteNode(t, node)
-	if _, err := s.Client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+	if _, err := s.Client.CoreV1().Nodes().Create(t.Context(), created, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -35,13 +33,10 @@ func (s *testbed) setNode(t testing.TB, node *lab.Node, podCIDR string, addresse
 func (s *testbed) setNodeAddresses(t testing.TB, node *lab.Node, addresses ...string) {
 	t.Helper()
 	nodes := s.Client.CoreV1().Nodes()
-	object, err := nodes.Get(t.Context(), s.NodeName(node), metav1.GetOptions{})
+	changed, err := nodes.Get(t.Context(), s.NodeName(node), metav1.GetOptions{})
 	lab.Must(t, err)
-	object.Status.Addresses = nil
-	for _, address := range addresses {
-		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
-	}
-	if _, err := nodes.UpdateStatus(t.Context(), object, metav1.UpdateOptions{}); err != nil {
+	changed.Status.Addresses = object.InternalIPs(addresses...)
+	if _, err := nodes.UpdateStatus(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 	"github.com/sluice-lb/sluice/test/scene"
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -74,10 +74,7 @@ func TestServiceCIDR(t *testing.T) {
 	outside := s.Pod.To("tcp", "10.99.0.7:80")
 	scene.MustFail(t, outside, scene.Untouched) // it went to the gateway
 	cidrs := s.Client.NetworkingV1().ServiceCIDRs()
-	_, err := cidrs.Create(t.Context(), &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: s.Namespace},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.99.0.0/16"}},
-	}, metav1.CreateOptions{})
+	_, err := cidrs.Create(t.Context(), object.ServiceCIDR(s.Namespace, "10.99.0.0/16"), metav1.CreateOptions{})
 	lab.Must(t, err)
 	t.Cleanup(func() { _ = cidrs.Delete(context.Background(), s.Namespace, metav1.DeleteOptions{}) })
 	scene.MustFail(t, outside, scene.Dropped)

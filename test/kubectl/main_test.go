@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
@@ -125,12 +126,9 @@ func portOf(t testing.TB, addr net.Addr) int32 {
 // mustCreateNode creates a Node with a pod of Sluice.
 func (w *world) mustCreateNode(t testing.TB, name string, kubelet int32) {
 	t.Helper()
-	nodes := w.client.CoreV1().Nodes()
-	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	lab.Must(t, err)
-	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+	node := object.Node(name, "127.0.0.1")
 	node.Status.DaemonEndpoints.KubeletEndpoint.Port = kubelet
-	_, err = nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+	_, err := w.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{})
 	lab.Must(t, err)
 	w.mustCreatePod(t, "kube-system", "sluice-"+name, name, map[string]string{"app.kubernetes.io/name": "sluice"})
 }

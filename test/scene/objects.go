@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // Objects writes into one namespace what users, controllers and kubelets would. All
@@ -73,7 +74,7 @@ func (s *Stage) mustCreateNodes(t testing.TB, addresses []netip.Addr) {
 		if i > 0 || addresses == nil {
 			addresses = []netip.Addr{node.IPv4, node.IPv6}
 		}
-		s.createNode(t, node, addresses)
+		s.createNode(t, node, addresses...)
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
@@ -87,17 +88,12 @@ func (s *Stage) mustCreateNodes(t testing.TB, addresses []netip.Addr) {
 // CreateNode creates the Node object of a node again, after it was deleted.
 func (s *Stage) CreateNode(t testing.TB, node *lab.Node) {
 	t.Helper()
-	s.createNode(t, node, []netip.Addr{node.IPv4, node.IPv6})
+	s.createNode(t, node, node.IPv4, node.IPv6)
 }
 
-func (s *Stage) createNode(t testing.TB, node *lab.Node, addresses []netip.Addr) {
+func (s *Stage) createNode(t testing.TB, node *lab.Node, addresses ...netip.Addr) {
 	t.Helper()
-	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.NodeName(node)}}
-	for _, ip := range addresses {
-		object.Status.Addresses = append(object.Status.Addresses,
-			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
-	}
-	_, err := MustClient(t).CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{})
+	_, err := MustClient(t).CoreV1().Nodes().Create(t.Context(), object.Node(s.NodeName(node), addresses...), metav1.CreateOptions{})
 	lab.Must(t, err)
 }
 

@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // Ports are those of most Services: 80 for TCP and UDP.
@@ -25,13 +26,8 @@ type Change func(*corev1.Service)
 // changes set others.
 func (o *Objects) CreateService(t testing.TB, name string, changes ...Change) *corev1.Service {
 	t.Helper()
-	svc := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.ServiceSpec{
-			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
-			Ports:          Ports(),
-		},
-	}
+	svc := object.Service(o.Namespace, name, nil, Ports()...)
+	svc.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
 	for _, change := range changes {
 		change(svc)
 	}

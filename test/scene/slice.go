@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // Condition is what the endpoint controller writes about a pod, in the order of a
@@ -48,24 +49,16 @@ func ReadyAll(pods ...*lab.Pod) []Endpoint {
 // SetEndpoints writes the slices of a Service: one of each family, named after it.
 func (o *Objects) SetEndpoints(t testing.TB, service string, endpoints ...Endpoint) {
 	t.Helper()
-	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+	for _, family := range object.Families {
 		o.PutSlice(t, o.Slice(service, family, endpoints...))
 	}
 }
 
 // Slice is what SetEndpoints writes for a family.
 func (o *Objects) Slice(service string, family discoveryv1.AddressType, endpoints ...Endpoint) *discoveryv1.EndpointSlice {
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Name:   service + map[discoveryv1.AddressType]string{"IPv4": "-v4", "IPv6": "-v6"}[family],
-			Labels: map[string]string{discoveryv1.LabelServiceName: service},
-		},
-		AddressType: family,
-		Ports: []discoveryv1.EndpointPort{
-			{Name: new("tcp"), Port: new(int32(PodPort)), Protocol: new(corev1.ProtocolTCP)},
-			{Name: new("udp"), Port: new(int32(PodPort)), Protocol: new(corev1.ProtocolUDP)},
-		},
-	}
+	name := service + map[discoveryv1.AddressType]string{"IPv4": "-v4", "IPv6": "-v6"}[family]
+	slice := object.Slice(o.Namespace, name, service, family,
+		object.EndpointPort("tcp", corev1.ProtocolTCP, PodPort), object.EndpointPort("udp", corev1.ProtocolUDP, PodPort))
 	for _, e := range endpoints {
 		slice.Endpoints = append(slice.Endpoints, o.endpointOf(e, family))
 	}
@@ -78,26 +71,11 @@ func (o *Objects) endpointOf(e Endpoint, family discoveryv1.AddressType) discove
 	if family == discoveryv1.AddressTypeIPv6 {
 		address = e.Pod.IPv6
 	}
-	object := discoveryv1.Endpoint{
-		Addresses: []string{address.String()},
-		NodeName:  new(o.stage.NodeName(e.Pod.Node)),
-		Conditions: discoveryv1.EndpointConditions{
-			Ready:       new(e.Is == Ready),
-			Serving:     new(e.Is == Ready || e.Is == Draining),
-			Terminating: new(e.Is >= Draining),
-		},
-	}
-	if len(e.Zones)+len(e.Nodes) > 0 {
-		object.Hints = &discoveryv1.EndpointHints{}
-	}
-	for _, zone := range e.Zones {
-		object.Hints.ForZones = append(object.Hints.ForZones, discoveryv1.ForZone{Name: zone})
-	}
-	for _, node := range e.Nodes {
-		object.Hints.ForNodes = append(object.Hints.ForNodes, discoveryv1.ForNode{Name: node})
-	}
+	endpoint := object.Endpoint(address, o.stage.NodeName(e.Pod.Node))
+	endpoint.Conditions = object.Conditions(e.Is == Ready, e.Is == Ready || e.Is == Draining, e.Is >= Draining)
+	endpoint.Hints = object.Hints(e.Zones, e.Nodes)
 
-	return object
+	return endpoint
 }
 
 // PutSlice creates or replaces a slice.
