@@ -1,22 +1,21 @@
 package devices
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // service is a Service of both families with everything that one can dial: what
@@ -116,28 +115,23 @@ func onHost(node *lab.Node) backend {
 
 var protocols = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
 
+func portName(of corev1.Protocol) string { return strings.ToLower(string(of)) }
+
 func (s service) object() *corev1.Service {
-	object := &corev1.Service{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: s.name(), Annotations: s.annotations},
-		Spec: corev1.ServiceSpec{
-			Type:                  corev1.ServiceTypeLoadBalancer,
-			ClusterIP:             s.ip(clusterIP, ipv4),
-			ClusterIPs:            []string{s.ip(clusterIP, ipv4), s.ip(clusterIP, ipv6)},
-			IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
-			ExternalIPs:           []string{s.ip(externalIP, ipv4), s.ip(externalIP, ipv6)},
-			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
-		},
-	}
+	svc := object.Service("lab", s.name(), []string{s.ip(clusterIP, ipv4), s.ip(clusterIP, ipv6)})
+	svc.Annotations = s.annotations
+	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+	svc.Spec.ExternalIPs = []string{s.ip(externalIP, ipv4), s.ip(externalIP, ipv6)}
+	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 	if s.local {
-		object.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	}
 	if s.sticky {
-		object.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}
 	for _, protocol := range protocols {
-		object.Spec.Ports = append(object.Spec.Ports, corev1.ServicePort{
-			Name:       string(bytes.ToLower([]byte(protocol))),
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{
+			Name:       portName(protocol),
 			Protocol:   protocol,
 			Port:       servicePort,
 			NodePort:   int32(s.nodePort()),
@@ -145,57 +139,36 @@ func (s service) object() *corev1.Service {
 		})
 	}
 	for _, f := range families {
-		object.Status.LoadBalancer.Ingress = append(object.Status.LoadBalancer.Ingress,
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress,
 			corev1.LoadBalancerIngress{IP: s.ip(loadBalancer, f)})
 	}
 
-	return object
+	return svc
 }
 
 func (s service) slice(f family) *discoveryv1.EndpointSlice {
-	object := &discoveryv1.EndpointSlice{
-		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "lab",
-			Name:      fmt.Sprintf("%s-%d", s.name(), f),
-			Labels:    map[string]string{discoveryv1.LabelServiceName: s.name()},
-		},
-		AddressType: []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[f],
-	}
-	port := s.targetPort()
+	slice := object.Slice("lab", fmt.Sprintf("%s-%d", s.name(), f), s.name(), object.Families[f])
 	for _, protocol := range protocols {
-		name := string(bytes.ToLower([]byte(protocol)))
-		object.Ports = append(object.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port})
+		slice.Ports = append(slice.Ports, object.EndpointPort(portName(protocol), protocol, s.targetPort()))
 	}
 	for _, backend := range s.backends {
-		object.Endpoints = append(object.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{backend.ips[f].String()},
-			NodeName:  &backend.node,
-		})
+		slice.Endpoints = append(slice.Endpoints, object.Endpoint(backend.ips[f], backend.node))
 	}
 
-	return object
+	return slice
 }
 
 // publish makes these the cluster's Services.
 func (w *world) publish(t *testing.T, services ...service) {
 	t.Helper()
-	objects := []any{&networkingv1.ServiceCIDR{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
-		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: serviceCIDRs[:]},
-	}}
+	objects := []runtime.Object{object.ServiceCIDR("kubernetes", serviceCIDRs[:]...)}
 	for _, s := range services {
 		objects = append(objects, s.object(), s.slice(ipv4), s.slice(ipv6))
 	}
-	var text bytes.Buffer
-	for _, object := range objects {
-		document, err := yaml.Marshal(object)
-		lab.Must(t, err)
-		fmt.Fprintf(&text, "---\n%s", document)
-	}
+	text, err := object.Manifest(objects...)
+	lab.Must(t, err)
 	// In one step, or an agent might see half of it.
 	draft := filepath.Join(w.manifests, ".cluster.yaml")
-	lab.Must(t, os.WriteFile(draft, text.Bytes(), 0o644))
+	lab.Must(t, os.WriteFile(draft, text, 0o644))
 	lab.Must(t, os.Rename(draft, filepath.Join(w.manifests, "cluster.yaml")))
 }

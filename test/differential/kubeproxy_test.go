@@ -7,10 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"sigs.k8s.io/yaml"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // serviceCount is how many Services there are at most, without twins.
@@ -142,24 +143,22 @@ func (p *play) publish(t testing.TB, o objects) error {
 
 // describe is the Services that were wrong, as YAML.
 func (p *play) describe(o objects) string {
-	text, listed := "", map[string]bool{}
+	listed := map[string]bool{}
+	var wrong []runtime.Object
 	for _, w := range p.wrongs {
 		name := w.frontend.service
 		if o.services[name] == nil || listed[name] {
 			continue
 		}
 		listed[name] = true
-		all := []any{o.services[name]}
+		wrong = append(wrong, o.services[name])
 		for _, slice := range o.slicesOf(name) {
-			all = append(all, slice)
+			wrong = append(wrong, slice)
 		}
-		for _, object := range all {
-			out, err := yaml.Marshal(object)
-			if err != nil {
-				return err.Error()
-			}
-			text += "---\n" + string(out)
-		}
+	}
+	text, err := object.Manifest(wrong...)
+	if err != nil {
+		return err.Error()
 	}
 
 	return fmt.Sprintf("node-1 is in zone %q\n%s", o.zone, text)

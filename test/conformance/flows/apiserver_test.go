@@ -12,6 +12,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -19,7 +20,7 @@ import (
 // apiServer lists the objects of a scenario and watches nothing happen to them.
 // It has them as an old cluster may: no validation, no defaults.
 type apiServer struct {
-	resources map[string][]any
+	resources map[string][]runtime.Object
 
 	// An agent is synced when it knows Services and slices; a scenario is about
 	// one that knows its Node and ServiceCIDRs, too. So these are given out

@@ -1,9 +1,9 @@
 package flows
 
 import (
-	"bytes"
 	"cmp"
-	"fmt"
+	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,26 +12,24 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // resources are the Kubernetes objects of a scenario, by the word for them in
 // a request's path.
-func (s *scenario) resources() map[string][]any {
-	all := map[string][]any{
+func (s *scenario) resources() map[string][]runtime.Object {
+	all := map[string][]runtime.Object{
 		"nodes":          {s.Node.object()},
 		"servicecidrs":   {},
 		"services":       {},
 		"endpointslices": {},
 	}
 	if len(s.Node.ServiceCIDRs) > 0 {
-		all["servicecidrs"] = append(all["servicecidrs"], &networkingv1.ServiceCIDR{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
-			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
-			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: s.Node.ServiceCIDRs},
-		})
+		all["servicecidrs"] = append(all["servicecidrs"], object.ServiceCIDR("kubernetes", s.Node.ServiceCIDRs...))
 	}
 	for i := range s.Services {
 		all["services"] = append(all["services"], s.Services[i].object())
@@ -44,15 +42,12 @@ func (s *scenario) resources() map[string][]any {
 }
 
 func (n *node) object() *corev1.Node {
-	obj := &corev1.Node{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
-	}
+	obj := object.Node[netip.Addr](n.Name)
 	if n.Zone != nil {
 		obj.Labels = map[string]string{corev1.LabelTopologyZone: *n.Zone}
 	}
 	if n.PrimaryIP.IsValid() {
-		obj.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.PrimaryIP.String()}}
+		obj.Status.Addresses = object.InternalIPs(n.PrimaryIP)
 	}
 
 	return obj
@@ -60,7 +55,6 @@ func (n *node) object() *corev1.Node {
 
 func (s *service) object() *corev1.Service {
 	return &corev1.Service{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name},
 		Spec:       s.ServiceSpec,
 		Status:     corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: s.LoadBalancerIngress}},
@@ -69,16 +63,7 @@ func (s *service) object() *corev1.Service {
 
 func (s *slice) object() *discoveryv1.EndpointSlice {
 	namespace, name, _ := strings.Cut(s.Service, "/")
-	obj := &discoveryv1.EndpointSlice{
-		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: cmp.Or(namespace, metav1.NamespaceDefault),
-			Name:      s.Name,
-			Labels:    map[string]string{discoveryv1.LabelServiceName: name},
-		},
-		AddressType: s.AddressType,
-		Ports:       s.Ports,
-	}
+	obj := object.Slice(cmp.Or(namespace, metav1.NamespaceDefault), s.Name, name, s.AddressType, s.Ports...)
 	for i := range s.Endpoints {
 		obj.Endpoints = append(obj.Endpoints, s.Endpoints[i].object())
 	}
@@ -87,43 +72,23 @@ func (s *slice) object() *discoveryv1.EndpointSlice {
 }
 
 func (e *endpoint) object() discoveryv1.Endpoint {
-	obj := discoveryv1.Endpoint{
+	return discoveryv1.Endpoint{
 		Addresses:  e.Addresses,
 		Conditions: e.EndpointConditions,
 		NodeName:   e.NodeName,
 		Zone:       e.Zone,
 		Hostname:   e.Hostname,
+		Hints:      object.Hints(e.ForZones, e.ForNodes),
 	}
-	if len(e.ForZones)+len(e.ForNodes) > 0 {
-		obj.Hints = &discoveryv1.EndpointHints{}
-	}
-	for _, zone := range e.ForZones {
-		obj.Hints.ForZones = append(obj.Hints.ForZones, discoveryv1.ForZone{Name: zone})
-	}
-	for _, name := range e.ForNodes {
-		obj.Hints.ForNodes = append(obj.Hints.ForNodes, discoveryv1.ForNode{Name: name})
-	}
-
-	return obj
 }
 
 // mustManifests writes the objects of a scenario into a folder of its own.
 func mustManifests(t *testing.T, s *scenario) string {
 	t.Helper()
-	var text bytes.Buffer
-	for resource, objects := range s.resources() {
-		for _, obj := range objects {
-			doc, err := yaml.Marshal(obj)
-			if err != nil {
-				t.Fatalf("%s of %s: %v", resource, s.Name, err)
-			}
-			fmt.Fprintf(&text, "---\n%s", doc)
-		}
-	}
+	text, err := object.Manifest(slices.Concat(slices.Collect(maps.Values(s.resources()))...)...)
+	lab.Must(t, err)
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "scenario.yaml"), text.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(filepath.Join(dir, "scenario.yaml"), text, 0o600))
 
 	return dir
 }
