@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // api writes objects to the API server, and records them.
@@ -65,13 +66,9 @@ func (a *api) clear() error {
 
 // createNode creates node-1, as its kubelet would.
 func (a *api) createNode(ctx context.Context) error {
-	node := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: firstNode},
-		Spec:       corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00:10:244:1::/64"}},
-	}
-	for _, address := range hostAddresses(1) {
-		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address.String()})
-	}
+	addresses := hostAddresses(1)
+	node := object.Node(firstNode, addresses[:]...)
+	node.Spec.PodCIDR, node.Spec.PodCIDRs = "10.244.1.0/24", []string{"10.244.1.0/24", "fd00:10:244:1::/64"}
 	_, err := a.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 
 	return err

@@ -5,7 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // directed are two states of Services about which something is shown that chance
@@ -30,7 +31,7 @@ func directed() (before, after objects) {
 		local := directedService(localNumber, corev1.ServiceTypeNodePort)
 		local.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 		states[i].put(local, directedSlices(map[string]discoveryv1.EndpointConditions{
-			"pod-1-1": {Ready: new(false), Serving: new(true), Terminating: new(true)}, "pod-2-0": {},
+			"pod-1-1": object.Conditions(false, true, true), "pod-2-0": {},
 		}))
 		for _, own := range boundVIPs {
 			balancer.Spec.LoadBalancerSourceRanges = append(balancer.Spec.LoadBalancerSourceRanges, own.String())
@@ -52,35 +53,26 @@ const (
 
 func directedService(number int, of corev1.ServiceType) *corev1.Service {
 	v4, v6 := clusterIPs(number)
+	svc := object.Service(namespace, fmt.Sprintf("s%d", number), []string{v4, v6}, corev1.ServicePort{
+		Name: portNames[0], Protocol: corev1.ProtocolUDP, Port: 53, NodePort: int32(30000 + 100*number),
+	})
+	svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = of, corev1.ServiceExternalTrafficPolicyCluster
 
-	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s%d", number)},
-		Spec: corev1.ServiceSpec{
-			Type: of, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
-			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
-			IPFamilies:     []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
-			ClusterIP:      v4, ClusterIPs: []string{v4, v6},
-			Ports: []corev1.ServicePort{{
-				Name: portNames[0], Protocol: corev1.ProtocolUDP, Port: 53, NodePort: int32(30000 + 100*number),
-			}},
-		},
-	}
+	return svc
 }
 
 func directedSlices(is map[string]discoveryv1.EndpointConditions) []*discoveryv1.EndpointSlice {
 	var all []*discoveryv1.EndpointSlice
-	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+	for f, kind := range object.Families {
 		slice := &discoveryv1.EndpointSlice{
 			AddressType: kind,
-			Ports: []discoveryv1.EndpointPort{{
-				Name: new(portNames[0]), Protocol: new(corev1.ProtocolUDP), Port: new(int32(serverPorts[0])),
-			}},
+			Ports:       []discoveryv1.EndpointPort{object.EndpointPort(portNames[0], corev1.ProtocolUDP, int32(serverPorts[0]))},
 		}
 		for _, b := range backends {
 			if conditions, ok := is[b.name]; ok {
-				slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-					Addresses: []string{b.addresses[f].String()}, NodeName: new(b.node), Conditions: conditions,
-				})
+				e := object.Endpoint(b.addresses[f], b.node)
+				e.Conditions = conditions
+				slice.Endpoints = append(slice.Endpoints, e)
 			}
 		}
 		all = append(all, slice)

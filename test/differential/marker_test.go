@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // marker is a Service that is created last. A proxy that answers at its addresses has
@@ -32,34 +33,22 @@ func markerIPs(n int) [2]string {
 // putMarker replaces the marker before the nth by the nth.
 func (a *api) putMarker(ctx context.Context, n int) error {
 	ips := markerIPs(n)
-	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		slice := &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{
-				Name:   fmt.Sprintf("%s-%d", markerName(n), f),
-				Labels: map[string]string{discoveryv1.LabelServiceName: markerName(n)},
-			},
-			AddressType: kind,
-			Ports:       []discoveryv1.EndpointPort{{Name: new(""), Protocol: new(corev1.ProtocolTCP), Port: new(int32(serverPorts[0]))}},
-		}
+	for f, kind := range object.Families {
+		slice := object.Slice(namespace, fmt.Sprintf("%s-%d", markerName(n), f), markerName(n), kind,
+			object.EndpointPort("", corev1.ProtocolTCP, int32(serverPorts[0])))
 		for i, zone := range []string{"a", "b"} {
 			b := backends[[]int{0, 3}[i]]
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
 				Addresses: []string{b.addresses[f].String()},
-				Hints:     &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
+				Hints:     object.Hints([]string{zone}, nil),
 			})
 		}
 		if _, err := a.client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
-	_, err := a.client.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: markerName(n)},
-		Spec: corev1.ServiceSpec{
-			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
-			ClusterIP:      ips[0], ClusterIPs: ips[:],
-			Ports: []corev1.ServicePort{{Port: markerPort}},
-		},
-	}, metav1.CreateOptions{})
+	svc := object.Service(namespace, markerName(n), ips[:], corev1.ServicePort{Port: markerPort})
+	_, err := a.client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
 
 	return err
 }

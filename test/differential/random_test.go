@@ -8,16 +8,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // randomService is one that the API server takes, of any type, with all fields
 // that matter to a proxy. Numbers make it collide with no other: which of two
 // Services an address that both claim belongs to, kube-proxy leaves open.
 func randomService(r *rand.Rand, number int) *corev1.Service {
-	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s%d", number)}}
+	kind := pick(r, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeLoadBalancer)
+	svc := object.Service(namespace, fmt.Sprintf("s%d", number), randomClusterIPs(r, number))
 	spec := &svc.Spec
-	spec.Type = pick(r, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeLoadBalancer)
-	randomFamilies(r, spec, number)
+	spec.Type = kind
 	randomPorts(r, spec, number)
 	spec.InternalTrafficPolicy = pick(r, nil, new(corev1.ServiceInternalTrafficPolicyCluster), new(corev1.ServiceInternalTrafficPolicyLocal))
 	spec.PublishNotReadyAddresses = r.IntN(8) == 0
@@ -59,22 +61,19 @@ func twinIP(ip string) string {
 	return twin.String()
 }
 
-func randomFamilies(r *rand.Rand, spec *corev1.ServiceSpec, number int) {
+// randomClusterIPs are of one family, or of both in either order.
+func randomClusterIPs(r *rand.Rand, number int) []string {
 	v4, v6 := clusterIPs(number)
-	dual, single := new(corev1.IPFamilyPolicyRequireDualStack), new(corev1.IPFamilyPolicySingleStack)
 	switch r.IntN(6) {
 	case 0:
-		spec.IPFamilyPolicy, spec.IPFamilies, spec.ClusterIPs = single, []corev1.IPFamily{corev1.IPv4Protocol}, []string{v4}
+		return []string{v4}
 	case 1:
-		spec.IPFamilyPolicy, spec.IPFamilies, spec.ClusterIPs = single, []corev1.IPFamily{corev1.IPv6Protocol}, []string{v6}
+		return []string{v6}
 	case 2:
-		spec.IPFamilyPolicy, spec.ClusterIPs = dual, []string{v6, v4}
-		spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
+		return []string{v6, v4}
 	default:
-		spec.IPFamilyPolicy, spec.ClusterIPs = dual, []string{v4, v6}
-		spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+		return []string{v4, v6}
 	}
-	spec.ClusterIP = spec.ClusterIPs[0]
 }
 
 // portNames are those that slices may have, too.

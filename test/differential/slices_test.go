@@ -6,6 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // conditions are all that an endpoint may be in, the usual ones more often: ready,
@@ -32,7 +34,7 @@ func randomSlices(r *rand.Rand, svc *corev1.Service) []*discoveryv1.EndpointSlic
 	var all []*discoveryv1.EndpointSlice
 	hints := r.IntN(6) // alike in most endpoints of a Service
 	onePort := r.IntN(3) > 0
-	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+	for f, kind := range object.Families {
 		slices := make([]*discoveryv1.EndpointSlice, r.IntN(4))
 		for i := range slices {
 			slices[i] = &discoveryv1.EndpointSlice{AddressType: kind, Ports: randomSlicePorts(r, svc, i, onePort)}
@@ -79,9 +81,7 @@ func randomSlicePorts(r *rand.Rand, svc *corev1.Service, number int, onePort boo
 		case 1:
 			protocol = corev1.ProtocolSCTP
 		}
-		all = append(all, discoveryv1.EndpointPort{
-			Name: new(port.Name), Protocol: new(protocol), Port: new(int32(serverPorts[number%len(serverPorts)])),
-		})
+		all = append(all, object.EndpointPort(port.Name, protocol, int32(serverPorts[number%len(serverPorts)])))
 	}
 
 	return all
@@ -119,7 +119,7 @@ func spread(r *rand.Rand, slices []*discoveryv1.EndpointSlice, e discoveryv1.End
 		return
 	}
 	if c := e.Conditions; r.IntN(2) == 0 && (c.Terminating == nil || !*c.Terminating) {
-		e.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(r.IntN(2) == 0), Terminating: new(true)}
+		e.Conditions = object.Conditions(false, r.IntN(2) == 0, true)
 	}
 	other.Endpoints = append(other.Endpoints, e)
 }

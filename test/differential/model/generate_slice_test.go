@@ -6,8 +6,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // owner is a Service that has endpoints: mostly one that is there.
@@ -34,14 +35,11 @@ func (g *generator) slice() *discoveryv1.EndpointSlice {
 		pick(g, parts...)(slice)
 		return slice
 	}
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: key.namespace, Name: key.name},
-		AddressType: pick(g, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6),
-	}
+	slice := object.Slice(key.namespace, key.name, owner.name,
+		pick(g, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6))
 	if svc := g.have.services[owner]; svc != nil && len(svc.Spec.IPFamilies) == 1 && !g.one(6) {
 		slice.AddressType = discoveryv1.AddressType(svc.Spec.IPFamilies[0])
 	}
-	slice.Labels = map[string]string{discoveryv1.LabelServiceName: owner.name}
 	if g.one(20) {
 		slice.AddressType = discoveryv1.AddressTypeFQDN
 	}
@@ -79,7 +77,7 @@ func (g *generator) slicePorts(slice *discoveryv1.EndpointSlice) {
 		}
 	}
 	for _, spec := range specs {
-		port := discoveryv1.EndpointPort{Name: ptr.To(spec.name), Protocol: ptr.To(spec.protocol), Port: ptr.To(spec.target)}
+		port := object.EndpointPort(spec.name, spec.protocol, spec.target)
 		switch g.IntN(25) {
 		case 0:
 			port.Name = nil
@@ -179,22 +177,19 @@ func (g *generator) nudge(slice *discoveryv1.EndpointSlice, i int) {
 
 // conditions as the slice controller writes them, and any other.
 func (g *generator) conditions() discoveryv1.EndpointConditions {
-	is := func(ready, serving, terminating bool) discoveryv1.EndpointConditions {
-		return discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
-	}
 	switch g.IntN(10) {
 	case 0, 1:
 		return discoveryv1.EndpointConditions{}
 	case 2, 3:
-		return is(true, true, false)
+		return object.Conditions(true, true, false)
 	case 4, 5:
-		return is(false, true, true)
+		return object.Conditions(false, true, true)
 	case 6:
-		return is(false, false, true)
+		return object.Conditions(false, false, true)
 	case 7:
-		return is(false, false, false)
+		return object.Conditions(false, false, false)
 	case 8:
-		return is(true, false, true) // publishNotReadyAddresses
+		return object.Conditions(true, false, true) // publishNotReadyAddresses
 	}
 	maybe := func() *bool { return pick(g, nil, ptr.To(true), ptr.To(false)) }
 	return discoveryv1.EndpointConditions{Ready: maybe(), Serving: maybe(), Terminating: maybe()}
@@ -205,12 +200,9 @@ func (g *generator) hint(e *discoveryv1.Endpoint, mode hintMode) {
 	forNodes := some(g, 2, discoveryv1.ForNode{Name: nodeName}, discoveryv1.ForNode{Name: "node-2"})
 	switch mode {
 	case zoneHints:
-		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: pick(g, "za", "za", "zb")}}}
+		e.Hints = object.Hints([]string{pick(g, "za", "za", "zb")}, nil)
 	case nodeHints:
-		e.Hints = &discoveryv1.EndpointHints{
-			ForZones: []discoveryv1.ForZone{{Name: pick(g, "za", "zb")}},
-			ForNodes: []discoveryv1.ForNode{{Name: pick(g, nodeName, nodeName, "node-2")}},
-		}
+		e.Hints = object.Hints([]string{pick(g, "za", "zb")}, []string{pick(g, nodeName, nodeName, "node-2")})
 	case anyHints:
 		e.Hints = &discoveryv1.EndpointHints{ForZones: forZones, ForNodes: forNodes}
 	}

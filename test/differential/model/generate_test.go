@@ -6,6 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // generator makes objects, and changes of those that it made. Names, addresses
@@ -177,8 +179,5 @@ func (g *generator) serviceCIDR() *networkingv1.ServiceCIDR {
 	if g.one(5) {
 		cidrs = append(cidrs, "192.168.0.0/16", "nonsense", "172.30.000.0/16")
 	}
-	return &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: pick(g, "kubernetes", "more")},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: some(g, 3, cidrs...)},
-	}
+	return object.ServiceCIDR(pick(g, "kubernetes", "more"), some(g, 3, cidrs...)...)
 }
