@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // teams is how many namespaces the many Services are in.
@@ -29,9 +31,9 @@ func (p Plan) Service(i int) *corev1.Service {
 
 // Slice is the only slice of Service i, in one of its generations.
 func (p Plan) Slice(i, generation int) *discoveryv1.EndpointSlice {
-	ports := []discoveryv1.EndpointPort{endpointPort("http", corev1.ProtocolTCP, BackendPort)}
+	ports := []discoveryv1.EndpointPort{object.EndpointPort("http", corev1.ProtocolTCP, BackendPort)}
 	if p.HasDNS(i) {
-		ports = append(ports, endpointPort("dns", corev1.ProtocolUDP, BackendPort))
+		ports = append(ports, object.EndpointPort("dns", corev1.ProtocolUDP, BackendPort))
 	}
 	s := slice(team(i), name(i), ports)
 	for e := range p.Endpoints {
@@ -44,7 +46,7 @@ func (p Plan) Slice(i, generation int) *discoveryv1.EndpointSlice {
 		if e == 0 && generation > 0 {
 			pod += fmt.Sprintf("-%d", generation)
 		}
-		s.Endpoints = append(s.Endpoints, endpoint(address.String(), place.Node, pod))
+		s.Endpoints = append(s.Endpoints, endpoint(address, place.Node, pod))
 	}
 
 	return s
@@ -57,70 +59,44 @@ func name(i int) string { return fmt.Sprintf("service-%d", i) }
 // sliceName is the name of the slice of a Service.
 func sliceName(service string) string { return service + "-x7k2p" }
 
-// metadata is as large as that of real objects, most of which is of no use to a
-// proxy. The API server adds managedFields.
-func metadata(namespace, name, app string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: namespace,
-		Name:      name,
-		Labels: map[string]string{
-			"app.kubernetes.io/name":       "shop",
-			"app.kubernetes.io/instance":   app,
-			"app.kubernetes.io/managed-by": "helm",
-		},
-		Annotations: map[string]string{
-			"meta.helm.sh/release-name":      app,
-			"meta.helm.sh/release-namespace": namespace,
-		},
-	}
+// addMetadata makes metadata as large as that of real objects, most of which is of no
+// use to a proxy. The API server adds managedFields.
+func addMetadata(to *metav1.ObjectMeta, app string) {
+	metav1.SetMetaDataLabel(to, "app.kubernetes.io/name", "shop")
+	metav1.SetMetaDataLabel(to, "app.kubernetes.io/instance", app)
+	metav1.SetMetaDataLabel(to, "app.kubernetes.io/managed-by", "helm")
+	metav1.SetMetaDataAnnotation(to, "meta.helm.sh/release-name", app)
+	metav1.SetMetaDataAnnotation(to, "meta.helm.sh/release-namespace", to.Namespace)
 }
 
 func service(namespace, name, clusterIP string, ports []corev1.ServicePort) *corev1.Service {
-	return &corev1.Service{
-		ObjectMeta: metadata(namespace, name, name),
-		Spec: corev1.ServiceSpec{
-			Type:       corev1.ServiceTypeClusterIP,
-			ClusterIP:  clusterIP,
-			ClusterIPs: []string{clusterIP},
-			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-			Selector:   map[string]string{"app.kubernetes.io/instance": name},
-			Ports:      ports,
-		},
-	}
+	s := object.Service(namespace, name, []string{clusterIP}, ports...)
+	addMetadata(&s.ObjectMeta, name)
+	s.Spec.Selector = map[string]string{"app.kubernetes.io/instance": name}
+
+	return s
 }
 
 func slice(namespace, service string, ports []discoveryv1.EndpointPort) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metadata(namespace, sliceName(service), service),
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       ports,
-	}
-	s.Labels[discoveryv1.LabelServiceName] = service
+	s := object.Slice(namespace, sliceName(service), service, discoveryv1.AddressTypeIPv4, ports...)
+	addMetadata(&s.ObjectMeta, service)
 	s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
 
 	return s
 }
 
-func endpoint(address, node, pod string) discoveryv1.Endpoint {
-	return discoveryv1.Endpoint{
-		Addresses: []string{address},
-		NodeName:  &node,
-		Zone:      new(zone),
-		Conditions: discoveryv1.EndpointConditions{
-			Ready: new(true), Serving: new(true), Terminating: new(false),
-		},
-		TargetRef: &corev1.ObjectReference{
-			Kind: "Pod", Name: pod, UID: types.UID("7c1d2e3f-4a5b-4c6d-8e9f-000000000000"),
-		},
+func endpoint(address netip.Addr, node, pod string) discoveryv1.Endpoint {
+	e := object.Endpoint(address, node)
+	e.Zone, e.Conditions = new(zone), object.Conditions(true, true, false)
+	e.TargetRef = &corev1.ObjectReference{
+		Kind: "Pod", Name: pod, UID: types.UID("7c1d2e3f-4a5b-4c6d-8e9f-000000000000"),
 	}
+
+	return e
 }
 
 func port(name string, protocol corev1.Protocol, number, target int32) corev1.ServicePort {
 	return corev1.ServicePort{Name: name, Protocol: protocol, Port: number, TargetPort: intstr.FromInt32(target)}
-}
-
-func endpointPort(name string, protocol corev1.Protocol, number int32) discoveryv1.EndpointPort {
-	return discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &number}
 }
 
 // FewNamespace is where the Services are that are measured one by one.
@@ -197,18 +173,17 @@ func bulkPorts(nodePort int32) []corev1.ServicePort {
 func (p Plan) sliceOfPod(service *corev1.Service, place Place) *discoveryv1.EndpointSlice {
 	var ports []discoveryv1.EndpointPort
 	for _, port := range service.Spec.Ports {
-		ports = append(ports, endpointPort(port.Name, port.Protocol, port.TargetPort.IntVal))
+		ports = append(ports, object.EndpointPort(port.Name, port.Protocol, port.TargetPort.IntVal))
 	}
 	s := slice(FewNamespace, service.Name, ports)
-	s.Endpoints = []discoveryv1.Endpoint{endpoint(place.Pod.String(), place.Node, service.Name+"-0")}
+	s.Endpoints = []discoveryv1.Endpoint{endpoint(place.Pod, place.Node, service.Name+"-0")}
 
 	return s
 }
 
 func (p Plan) singleSlice(generation int) *discoveryv1.EndpointSlice {
-	s := slice(FewNamespace, "single", []discoveryv1.EndpointPort{endpointPort("http", corev1.ProtocolTCP, BackendPort)})
-	address := p.SingleAddress(generation).String()
-	s.Endpoints = []discoveryv1.Endpoint{endpoint(address, p.Local.Node, "single-0")}
+	s := slice(FewNamespace, "single", []discoveryv1.EndpointPort{object.EndpointPort("http", corev1.ProtocolTCP, BackendPort)})
+	s.Endpoints = []discoveryv1.Endpoint{endpoint(p.SingleAddress(generation), p.Local.Node, "single-0")}
 
 	return s
 }

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // parallel is how many requests are under way at once.
@@ -175,19 +177,10 @@ func (w *Writer) base(ctx context.Context) error {
 
 // writeNode writes a Node with its address, for which kube-proxy waits.
 func (w *Writer) writeNode(ctx context.Context, place Place) error {
-	nodes := w.client.CoreV1().Nodes()
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name:   place.Node,
-		Labels: map[string]string{corev1.LabelHostname: place.Node, corev1.LabelTopologyZone: zone},
-	}}
-	node.Status.Addresses = []corev1.NodeAddress{
-		{Type: corev1.NodeInternalIP, Address: place.Address.String()},
-		{Type: corev1.NodeHostName, Address: place.Node},
-	}
-	if _, err := nodes.Create(ctx, node, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	_, err := nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{})
+	node := object.Node(place.Node, place.Address)
+	node.Labels = map[string]string{corev1.LabelHostname: place.Node, corev1.LabelTopologyZone: zone}
+	node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: place.Node})
+	_, err := w.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 
 	return err
 }

@@ -11,6 +11,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // The default size of the cluster, which flags override.
@@ -39,58 +41,45 @@ func podIP(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)})
 }
 
-// metadata is as large as that of real objects, most of which is of no use to
-// an agent.
-func metadata(i int, suffix string) metav1.ObjectMeta {
+// addMetadata makes the metadata of Service i or its slice as large as that of real
+// objects, most of which is of no use to an agent.
+func addMetadata(to *metav1.ObjectMeta, i int) {
 	created := metav1.NewTime(time.Unix(1_760_000_000+int64(i), 0))
 	fields := `{"f:metadata":{"f:annotations":{".":{},"f:kubectl.kubernetes.io/last-applied-configuration":{}},` +
 		`"f:labels":{".":{},"f:app.kubernetes.io/instance":{},"f:app.kubernetes.io/name":{}}},` +
 		`"f:spec":{"f:internalTrafficPolicy":{},"f:ports":{".":{},"k:{\"port\":80,\"protocol\":\"TCP\"}":` +
 		`{".":{},"f:name":{},"f:port":{},"f:protocol":{},"f:targetPort":{}}},"f:selector":{},"f:type":{}}}`
 
-	return metav1.ObjectMeta{
-		Name:              fmt.Sprintf("service-%d%s", i, suffix),
-		Namespace:         fmt.Sprintf("team-%d", i%teams),
-		UID:               types.UID(fmt.Sprintf("9b0f5c6e-2c3d-4e5f-8a9b-%012d", i)),
-		ResourceVersion:   fmt.Sprint(1000 + i),
-		CreationTimestamp: created,
-		Labels: map[string]string{
-			"app.kubernetes.io/name":     "shop",
-			"app.kubernetes.io/instance": fmt.Sprintf("service-%d", i),
-		},
-		ManagedFields: []metav1.ManagedFieldsEntry{{
-			Manager: "kubectl", Operation: metav1.ManagedFieldsOperationApply, APIVersion: "v1", Time: &created,
-			FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
-		}},
-	}
+	to.UID = types.UID(fmt.Sprintf("9b0f5c6e-2c3d-4e5f-8a9b-%012d", i))
+	to.ResourceVersion = fmt.Sprint(1000 + i)
+	to.CreationTimestamp = created
+	metav1.SetMetaDataLabel(to, "app.kubernetes.io/name", "shop")
+	metav1.SetMetaDataLabel(to, "app.kubernetes.io/instance", name(i))
+	to.ManagedFields = []metav1.ManagedFieldsEntry{{
+		Manager: "kubectl", Operation: metav1.ManagedFieldsOperationApply, APIVersion: "v1", Time: &created,
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
+	}}
 }
 
+func team(i int) string { return fmt.Sprintf("team-%d", i%teams) }
+
+func name(i int) string { return fmt.Sprintf("service-%d", i) }
+
 func serviceOf(i int) *corev1.Service {
-	return &corev1.Service{
-		ObjectMeta: metadata(i, ""),
-		Spec: corev1.ServiceSpec{
-			Type:       corev1.ServiceTypeClusterIP,
-			ClusterIP:  clusterIP(i).String(),
-			ClusterIPs: []string{clusterIP(i).String()},
-			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-			Selector:   map[string]string{"app.kubernetes.io/instance": fmt.Sprintf("service-%d", i)},
-			Ports:      []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}},
-		},
-	}
+	s := object.Service(team(i), name(i), []string{clusterIP(i).String()}, corev1.ServicePort{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP})
+	addMetadata(&s.ObjectMeta, i)
+	s.Spec.Selector = map[string]string{"app.kubernetes.io/instance": name(i)}
+
+	return s
 }
 
 // sliceOf is the slice of Service i. Its first pod is another one in each
 // generation.
 func sliceOf(i, generation int) *discoveryv1.EndpointSlice {
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metadata(i, "-x7k2p"),
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports: []discoveryv1.EndpointPort{{
-			Name: new("http"), Port: new(int32(backendPort)), Protocol: new(corev1.ProtocolTCP),
-		}},
-	}
+	slice := object.Slice(team(i), name(i)+"-x7k2p", name(i), discoveryv1.AddressTypeIPv4,
+		object.EndpointPort("http", corev1.ProtocolTCP, backendPort))
+	addMetadata(&slice.ObjectMeta, i)
 	slice.ResourceVersion = fmt.Sprint(2_000_000 + generation)
-	slice.Labels[discoveryv1.LabelServiceName] = fmt.Sprintf("service-%d", i)
 	for e := range endpointCount {
 		pod := i*endpointCount + e
 		if e == 0 && generation > 0 {
@@ -103,18 +92,14 @@ func sliceOf(i, generation int) *discoveryv1.EndpointSlice {
 }
 
 func endpointOf(pod int) discoveryv1.Endpoint {
-	return discoveryv1.Endpoint{
-		Addresses: []string{podIP(pod).String()},
-		NodeName:  new(fmt.Sprintf("node-%d", pod%1000)),
-		Zone:      new(fmt.Sprintf("zone-%d", pod%3)),
-		Conditions: discoveryv1.EndpointConditions{
-			Ready: new(true), Serving: new(true), Terminating: new(false),
-		},
-		TargetRef: &corev1.ObjectReference{
-			Kind: "Pod", Name: fmt.Sprintf("service-%d-5d9c7b8f6d-abcde", pod),
-			UID: types.UID(fmt.Sprintf("7c1d2e3f-4a5b-4c6d-8e9f-%012d", pod)),
-		},
+	e := object.Endpoint(podIP(pod), fmt.Sprintf("node-%d", pod%1000))
+	e.Zone, e.Conditions = new(fmt.Sprintf("zone-%d", pod%3)), object.Conditions(true, true, false)
+	e.TargetRef = &corev1.ObjectReference{
+		Kind: "Pod", Name: fmt.Sprintf("service-%d-5d9c7b8f6d-abcde", pod),
+		UID: types.UID(fmt.Sprintf("7c1d2e3f-4a5b-4c6d-8e9f-%012d", pod)),
 	}
+
+	return e
 }
 
 // mustEncodeCluster encodes all objects, by resource.
@@ -126,16 +111,8 @@ func mustEncodeCluster(t testing.TB) map[string][]byte {
 		services = append(services, serviceOf(i+1))
 		slices = append(slices, sliceOf(i+1, 0))
 	}
-	node := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "1"},
-		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: "192.168.50.1"},
-		}},
-	}
-	cidr := &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", ResourceVersion: "1"},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}},
-	}
+	node, cidr := object.Node(nodeName, "192.168.50.1"), object.ServiceCIDR("kubernetes", "10.96.0.0/12")
+	node.ResourceVersion, cidr.ResourceVersion = "1", "1"
 
 	return map[string][]byte{
 		"services":       mustEncodeAll(t, corev1.SchemeGroupVersion, services, &corev1.Service{}),
