@@ -26,6 +26,20 @@ const (
 	UDPAll       = UDPMode(sockUdpModeUDP_ALL)       // and each datagram that names an address
 )
 
+// ParseUDPMode reads "all", "connected" or "off".
+func ParseUDPMode(text string) (UDPMode, error) {
+	switch text {
+	case "all":
+		return UDPAll, nil
+	case "connected":
+		return UDPConnected, nil
+	case "off":
+		return UDPOff, nil
+	}
+
+	return 0, fmt.Errorf("%q: it is all, connected or off", text)
+}
+
 // DefaultUDPIdle is how long a UDP flow keeps its backend without a datagram by default: netfilter's
 // timeout of a stream.
 const DefaultUDPIdle = 120 * time.Second

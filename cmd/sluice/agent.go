@@ -77,7 +77,7 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 	}
 	setConntrack(s.kubeProxy, log)
 	if f.initOnly {
-		return agent.Prepare(cfg)
+		return datapath.Prepare(cfg.Datapath)
 	}
 	setOOMScore(*s.kubeProxy.OOMScoreAdj, log)
 	logCgroup(cfg.Datapath.CgroupRoot, where.cgroupRoot != "", log)

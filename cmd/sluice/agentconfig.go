@@ -42,7 +42,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 			return agent.Config{}, err
 		}
 	}
-	if cfg.Datapath.UDP, err = agent.ParseUDPMode(f.udp); err != nil {
+	if cfg.Datapath.UDP, err = bpf.ParseUDPMode(f.udp); err != nil {
 		return agent.Config{}, fmt.Errorf("--udp: %w", err)
 	}
 	if err := f.setDevices(&cfg); err != nil {

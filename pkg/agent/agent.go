@@ -18,8 +18,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/sluice-lb/sluice/bpf"
-	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
@@ -131,20 +129,6 @@ func (c Config) Validate() error {
 	return c.Datapath.Validate()
 }
 
-// ParseUDPMode reads "all", "connected" or "off".
-func ParseUDPMode(text string) (bpf.UDPMode, error) {
-	switch text {
-	case "all":
-		return bpf.UDPAll, nil
-	case "connected":
-		return bpf.UDPConnected, nil
-	case "off":
-		return bpf.UDPOff, nil
-	}
-
-	return 0, fmt.Errorf("%q: it is all, connected or off", text)
-}
-
 // source follows the cluster: the API server, or a folder of manifests.
 type source interface {
 	Run(ctx context.Context) error
@@ -226,17 +210,14 @@ func Run(ctx context.Context, cfg Config) (err error) {
 // what depends on them.
 func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p parts) error {
 	tables, started := dp.Maps().Tables, time.Now()
-	if err := logMaps(cfg.Log, dp, cfg.Datapath.Capacities); err != nil {
+	if err := dp.LogSizes(cfg.Log); err != nil {
 		return err
 	}
 	writer, err := reconcile.New(reconcile.Config{Tables: tables})
 	if err != nil {
 		return err
 	}
-	p.limits = limitsOf(tables)
-	if p.hadNodePorts, err = nodePortAddrs(tables.Addrs); err != nil {
-		return err
-	}
+	p.limits, p.hadNodePorts = reconcile.LimitsOf(tables), writer.NodePortAddrs()
 	p.writer, p.tables, p.firstSync = writer, tables, make(chan struct{})
 	m, err := newMonitors(cfg, dp, lock, p)
 	if err != nil {
@@ -257,7 +238,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if err != nil {
 		return err
 	}
-	a.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
+	a.writer.Set(status.ProbeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{status.ProbeFrontend()}})
 	a.apply()
 
 	group, ctx := errgroup.WithContext(ctx)
@@ -374,42 +355,6 @@ func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.
 	}
 }
 
-// Prepare mounts bpffs where it is missing, creates the maps and loads the programs once,
-// as [Run] does before it attaches anything. It returns an error if the kernel refuses
-// them. The maps stay pinned. It must be called in the network namespace of the node. The
-// error wraps [datapath.ErrRunning] if an agent has the maps.
-func Prepare(cfg Config) (err error) {
-	if err := datapath.MountBPFFS(cfg.Datapath.BPFRoot); err != nil {
-		return err
-	}
-	lock, err := datapath.LockMaps(cfg.Datapath.BPFRoot)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, lock.Release()) }()
-	dp, err := datapath.Open(cfg.Datapath)
-	if err != nil {
-		return err
-	}
-
-	return errors.Join(dp.Loaded(), dp.Close())
-}
-
-// nodePortAddrs returns the addresses on which node ports answer according to the map.
-func nodePortAddrs(addrs maps.Table[maps.Addr, maps.AddrUse]) (map[netip.Addr]bool, error) {
-	answer := make(map[netip.Addr]bool)
-	for e, err := range addrs.All() {
-		if err != nil {
-			return nil, err
-		}
-		if e.Value.Flags&maps.AddrNodePort != 0 {
-			answer[e.Key.IP()] = true
-		}
-	}
-
-	return answer, nil
-}
-
 func newSource(cfg Config, to kube.Sink) (source, error) {
 	if cfg.Manifests != "" {
 		return kube.NewManifests(kube.ManifestsConfig{
@@ -420,27 +365,6 @@ func newSource(cfg Config, to kube.Sink) (source, error) {
 	return kube.NewWatcher(kube.Config{
 		Client: cfg.Client, Stream: cfg.Stream, PodOptOut: cfg.PodOptOut, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
 	})
-}
-
-// logMaps logs the size of each map, and which were created with another capacity than the wanted one.
-func logMaps(log *slog.Logger, dp *datapath.Datapath, wanted map[string]uint32) error {
-	sizes, err := dp.Maps().Sizes()
-	if err != nil {
-		return err
-	}
-	var total uint64
-	var attrs []any
-	for _, size := range sizes {
-		attrs = append(attrs, slog.String(size.Name, fmt.Sprintf("%d entries, %d KiB", size.Entries, size.Bytes>>10)))
-		total += size.Bytes
-		if want := wanted[size.Name]; want != 0 && want != size.Entries {
-			log.Warn("map keeps the size that it was created with, and the flows in it: a new size (--flow-table-memory) takes effect after a reboot or sluice cleanup",
-				"map", size.Name, "entries", size.Entries, "wanted", want)
-		}
-	}
-	log.Info("maps", append(attrs, slog.String("all", fmt.Sprintf("%d MiB", total>>20)))...)
-
-	return nil
 }
 
 // GOGC, in percent of the live heap. Nearly all that a start reads is garbage at once, and

@@ -6,11 +6,11 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // syncPeriod is kube-proxy's default.
@@ -72,7 +72,8 @@ func (a *agent) reportApplied() {
 	}
 	a.known.Store(true)
 	if a.failing {
-		if err := tryWrite(a.tables.FrontendIDs); err != nil {
+		// Without the probe's frontend hooks are not effective, which the hook monitor reports.
+		if err := a.writer.TryWrite(status.ProbeFrontend().Key); err != nil {
 			if a.unwritable == nil {
 				a.cfg.Log.Error("nothing can be programmed; trying again", "error", err)
 			}
@@ -85,20 +86,6 @@ func (a *agent) reportApplied() {
 	busy := a.busy()
 	a.checks.Publish(func(name lb.ServiceName) bool { return !busy || a.writer.Programmed(name) })
 	a.proxy.Applied()
-}
-
-// tryWrite returns why a map cannot be written, by writing a value that it has already. It
-// leaves a map without the probe's frontend alone: hooks are not effective then, which the
-// hook monitor reports.
-func tryWrite(frontends maps.Table[maps.FrontendKey, uint32]) error {
-	k := probeFrontend().Key
-	key := maps.FrontendKeyOf(k.Addr, k.Port, uint8(k.Protocol), uint8(k.Scope))
-	value, ok, err := frontends.Lookup(key)
-	if err != nil || !ok {
-		return err
-	}
-
-	return frontends.Put(key, value)
 }
 
 // newHealthServices returns the servers of health check node ports.

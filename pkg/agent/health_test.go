@@ -69,7 +69,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 		},
 	})
 	p.synced, p.complete, p.heavy = true, true, &heavyWork{}
-	p.writer.Set(probeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{probeFrontend()}})
+	p.writer.Set(status.ProbeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{status.ProbeFrontend()}})
 	p.apply()
 	if prepare != nil {
 		prepare(p.agent)

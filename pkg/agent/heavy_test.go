@@ -19,7 +19,7 @@ import (
 
 // realLimits are those of the real maps.
 func realLimits(a *agent) {
-	a.model.node.Limits = dryRunLimits
+	a.model.node.Limits = reconcile.DefaultLimits
 	a.model.state.SetNode(a.model.node)
 }
 
@@ -169,10 +169,10 @@ func TestHeavyServiceHoldsUpNoOther(t *testing.T) {
 				t.Error("the heavy Service was always in the maps first")
 			}
 			lab.Eventually(t, "the heavy Service in the maps", func() bool { return p.inMaps(t, h.Name) })
-			if n := len(p.fakes.FrontendIDs.Entries); n > dryRunLimits.Frontends+100 {
+			if n := len(p.fakes.FrontendIDs.Entries); n > reconcile.DefaultLimits.Frontends+100 {
 				t.Errorf("%d frontends are in the maps", n)
 			}
-			if n := len(p.fakes.SourceRanges.Entries); n > dryRunLimits.SourceRanges {
+			if n := len(p.fakes.SourceRanges.Entries); n > reconcile.DefaultLimits.SourceRanges {
 				t.Errorf("%d source ranges are in the maps", n)
 			}
 		})
@@ -433,7 +433,7 @@ func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration
 	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(1 << 23).Tables})
 	lab.Must(b, err)
 	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)},
-		parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: dryRunLimits})
+		parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: reconcile.DefaultLimits})
 	a.synced = true
 	took := func(step string, do func()) {
 		begin := time.Now()

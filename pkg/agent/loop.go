@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -97,24 +96,6 @@ func newAgent(cfg Config, p parts) *agent {
 	}
 
 	return &agent{parts: p, cfg: cfg, model: newModel(cfg, p)}
-}
-
-// probeService owns the frontend that [datapath.Verify] dials. No Service of
-// the cluster can have its name: a namespace has no dot.
-var probeService = lb.ServiceName{Namespace: "sluice.internal", Name: "probe"}
-
-// probeFrontend has no backend, so that hooks refuse every connection to it.
-func probeFrontend() lb.Frontend {
-	return lb.Frontend{
-		Key: lb.FrontendKey{
-			Addr: datapath.ProbeAddr.Addr(), Port: datapath.ProbeAddr.Port(),
-			Protocol: lb.TCP, Scope: lb.Internal,
-		},
-		Kind: lb.KindClusterIP,
-		Port: lb.PortName{Service: probeService, Protocol: lb.TCP},
-
-		Algorithm: lb.Random,
-	}
 }
 
 // nodeWait limits how long, once all Services are known, the first programming waits for

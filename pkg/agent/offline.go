@@ -18,9 +18,6 @@ import (
 // dryRunSlots is the capacity of the real slots map.
 const dryRunSlots = 1 << 21
 
-// dryRunLimits are the limits that follow from the sizes of the real maps in maps.h.
-var dryRunLimits = lb.Limits{Frontends: 524288 / limitShare, SourceRanges: 65536 / limitShare, Endpoints: maxEndpoints}
-
 // DryRun reads all Services once and returns how [Run] would program them, without
 // touching the kernel: cfg needs no Datapath and no Socket.
 func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
@@ -28,7 +25,7 @@ func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	offline := &Offline{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: dryRunLimits})}
+	offline := &Offline{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: reconcile.DefaultLimits})}
 	source, err := newSource(cfg, offline.Sink())
 	if err != nil {
 		return nil, err

@@ -134,32 +134,6 @@ func (a *agent) applyAll() {
 	}
 }
 
-// One Service may take 1/limitShare of a map. Arrays grow with the cluster and have no
-// capacity to share. Their limit is maxEndpoints for one port: the writer walks over these
-// in some milliseconds, which is the longest piece of work that it does not slice.
-const (
-	limitShare   = 8
-	maxEndpoints = 1 << 16
-)
-
-// limitsOf returns how much of these maps one Service may take.
-func limitsOf(t maps.Tables) lb.Limits {
-	return lb.Limits{
-		Frontends:    capacityOf(t.FrontendIDs) / limitShare,
-		SourceRanges: capacityOf(t.SourceRanges) / limitShare,
-		Endpoints:    maxEndpoints,
-	}
-}
-
-// capacityOf returns how many entries fit into a map, zero if it has no limit.
-func capacityOf(table any) int {
-	if sized, ok := table.(interface{ Capacity() int }); ok {
-		return sized.Capacity()
-	}
-
-	return 0
-}
-
 // decision is the outcome of resolving a Service: what to program, or why that failed.
 type decision struct {
 	res     lb.Resolution

@@ -85,7 +85,7 @@ func (a *agent) reportImpaired() {
 func (a *agent) recordNew(notes, known map[lb.ServiceName]string, reason string) {
 	byName := func(x, y lb.ServiceName) int { return strings.Compare(x.String(), y.String()) }
 	for _, name := range slices.SortedFunc(stdmaps.Keys(notes), byName) {
-		if note := notes[name]; note != known[name] && name != probeService {
+		if note := notes[name]; note != known[name] && name != status.ProbeService {
 			a.events.record(kube.Event{Service: name, Reason: reason, Action: actionProgram, Note: note})
 		}
 	}
@@ -181,7 +181,6 @@ func (a *agent) services() status.Model {
 		Problems:  stdmaps.Clone(a.model.problems),
 		Errors:    status.ErrorsOf(a.writer.Statuses()),
 		Owners:    map[lb.FrontendKey]lb.ServiceName{},
-		Own:       []lb.Frontend{probeFrontend()},
 	}
 	for s := range a.writer.Statuses() {
 		for _, l := range s.Lost {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -167,6 +168,27 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	}, nil
 }
 
+// Prepare mounts bpffs where it is missing, creates the maps and loads the programs once,
+// as an agent does before it attaches anything. It returns an error if the kernel refuses
+// them. The maps stay pinned. It must be called in the network namespace of the node. The
+// error wraps [ErrRunning] if an agent has the maps.
+func Prepare(cfg Config) (err error) {
+	if err := MountBPFFS(cfg.BPFRoot); err != nil {
+		return err
+	}
+	lock, err := LockMaps(cfg.BPFRoot)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Release()) }()
+	d, err := Open(cfg)
+	if err != nil {
+		return err
+	}
+
+	return errors.Join(d.Loaded(), d.Close())
+}
+
 // linkDir returns the folder of pinned links. It is not in the folder of a map
 // version: a build with another layout updates the same links, so that there is no
 // moment without a program.
@@ -186,6 +208,27 @@ func (d *Datapath) Loaded() error {
 
 // Maps returns the maps, which d closes.
 func (d *Datapath) Maps() *maps.Pinned { return d.maps }
+
+// LogSizes logs the size of each map, and which have another capacity than [Config].Capacities.
+func (d *Datapath) LogSizes(log *slog.Logger) error {
+	sizes, err := d.maps.Sizes()
+	if err != nil {
+		return err
+	}
+	var total uint64
+	var attrs []any
+	for _, size := range sizes {
+		attrs = append(attrs, slog.String(size.Name, fmt.Sprintf("%d entries, %d KiB", size.Entries, size.Bytes>>10)))
+		total += size.Bytes
+		if want := d.cfg.Capacities[size.Name]; want != 0 && want != size.Entries {
+			log.Warn("map keeps the size that it was created with, and the flows in it: a new size (--flow-table-memory) takes effect after a reboot or sluice cleanup",
+				"map", size.Name, "entries", size.Entries, "wanted", want)
+		}
+	}
+	log.Info("maps", append(attrs, slog.String("all", fmt.Sprintf("%d MiB", total>>20)))...)
+
+	return nil
+}
 
 // Features returns the features of the kernel.
 func (d *Datapath) Features() Features { return d.features }

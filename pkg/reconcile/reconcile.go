@@ -172,6 +172,54 @@ func (r *Reconciler) Room() maps.Room {
 // too, but then the writer waits until running programs have ended. Any goroutine may call it.
 func (r *Reconciler) Reserve(room maps.Room) error { return r.tables.Reserve(room) }
 
+// One Service may take 1/limitShare of a map. Arrays grow with the cluster and have no
+// capacity to share. Their limit is maxEndpoints for one port: the writer walks over these
+// in some milliseconds, which is the longest piece of work that it does not slice.
+const (
+	limitShare   = 8
+	maxEndpoints = 1 << 16
+)
+
+// DefaultLimits are how much one Service may take of maps of the sizes in maps.h.
+var DefaultLimits = lb.Limits{Frontends: 524288 / limitShare, SourceRanges: 65536 / limitShare, Endpoints: maxEndpoints}
+
+// LimitsOf returns how much of these maps one Service may take: no limit where a map has none.
+func LimitsOf(t maps.Tables) lb.Limits {
+	share := func(table any) int {
+		if sized, ok := table.(interface{ Capacity() int }); ok {
+			return sized.Capacity() / limitShare
+		}
+
+		return 0
+	}
+
+	return lb.Limits{Frontends: share(t.FrontendIDs), SourceRanges: share(t.SourceRanges), Endpoints: maxEndpoints}
+}
+
+// NodePortAddrs returns the addresses on which node ports answer, by what is written.
+func (r *Reconciler) NodePortAddrs() map[netip.Addr]bool {
+	answer := make(map[netip.Addr]bool)
+	for addr, use := range r.addrs.have {
+		if use.Flags&maps.AddrNodePort != 0 {
+			answer[addr.IP()] = true
+		}
+	}
+
+	return answer
+}
+
+// TryWrite returns why the maps cannot be written, by writing the entry of a frontend as it is. If the
+// frontend is not in the map, it writes nothing.
+func (r *Reconciler) TryWrite(frontend lb.FrontendKey) error {
+	key := keyOf(frontend)
+	id, ok, err := r.tables.FrontendIDs.Lookup(key)
+	if err != nil || !ok {
+		return err
+	}
+
+	return r.tables.FrontendIDs.Put(key, id)
+}
+
 // Set sets the desired state of one Service; Apply writes it. The resolution must be complete
 // (endpoints included), and must not change afterwards. Created decides which of two Services
 // owns an address that both claim.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
@@ -222,6 +223,24 @@ func ServiceNamed(services []string, name string) (string, error) {
 	}
 }
 
+// ProbeService owns the frontend that [datapath.Verify] dials. No Service of
+// the cluster can have its name: a namespace has no dot.
+var ProbeService = lb.ServiceName{Namespace: "sluice.internal", Name: "probe"}
+
+// ProbeFrontend returns a frontend without a backend, so that hooks refuse every connection to it.
+func ProbeFrontend() lb.Frontend {
+	return lb.Frontend{
+		Key: lb.FrontendKey{
+			Addr: datapath.ProbeAddr.Addr(), Port: datapath.ProbeAddr.Port(),
+			Protocol: lb.TCP, Scope: lb.Internal,
+		},
+		Kind: lb.KindClusterIP,
+		Port: lb.PortName{Service: ProbeService, Protocol: lb.TCP},
+
+		Algorithm: lb.Random,
+	}
+}
+
 // Model is a copy of what an agent knows of Services at one moment. Answers are computed from
 // it without the agent: thousands of Services take too long for its loop.
 type Model struct {
@@ -232,8 +251,6 @@ type Model struct {
 	Errors   []ServiceError
 	// Owners are the Services that own frontends which another Service claims as well.
 	Owners map[lb.FrontendKey]lb.ServiceName
-	// Own are frontends of the agent itself.
-	Own []lb.Frontend
 }
 
 // Services returns every Service, sorted by name, without the connections of its backends.
@@ -290,12 +307,9 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 }
 
 // Desired returns the frontends that should be in the maps, sorted by Service and address:
-// those of all Services, without those that another Service owns.
+// those of all Services, without those that another Service owns, and that of the probe.
 func (m Model) Desired() []Frontend {
-	var frontends []Frontend
-	for _, f := range m.Own {
-		frontends = append(frontends, frontendOf(f))
-	}
+	frontends := []Frontend{frontendOf(ProbeFrontend())}
 	for _, svc := range m.Snapshots {
 		for _, f := range m.Resolve(svc).Frontends {
 			if owner, ok := m.Owners[f.Key]; !ok || owner == svc.Service.Name {

@@ -32,12 +32,6 @@ func serve(t *testing.T, state *lb.State) *Client {
 				Owners: map[lb.FrontendKey]lb.ServiceName{
 					webKey(80): {Namespace: "ns", Name: "other"}, webKey(53): {Namespace: "ns", Name: "web"},
 				},
-				Own: []lb.Frontend{{
-					Key: lb.FrontendKey{
-						Addr: datapath.ProbeAddr.Addr(), Port: datapath.ProbeAddr.Port(), Protocol: lb.TCP, Scope: lb.Internal,
-					},
-					Kind: lb.KindClusterIP,
-				}},
 			}, nil
 		},
 	}
