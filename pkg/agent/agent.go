@@ -12,7 +12,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -168,10 +167,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, unlockSocket()) }()
-	recorder := newRecorder(cfg)
-	var events eventRecorder
-	if recorder != nil {
-		events = recorder.Record
+	var recorder *kube.Recorder // nil: there is no API server
+	if cfg.Manifests == "" {
+		recorder = kube.NewRecorder(kube.RecorderConfig{Client: cfg.Client, NodeName: cfg.NodeName, Log: cfg.Log})
 	}
 	proxy := newProxy(cfg)
 	queue := newEventQueue(proxy.Queued, time.Now)
@@ -200,7 +198,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		}
 		defer func() { err = errors.Join(err, dp.Close()) }()
 
-		return runOn(ctx, cfg, dp, lock, parts{queue: queue, source: source, proxy: proxy, events: events})
+		return runOn(ctx, cfg, dp, lock, parts{queue: queue, source: source, proxy: proxy, events: recorder.Record})
 	})
 
 	return group.Wait()
@@ -233,7 +231,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 			return err
 		}
 	}
-	backends := health.NewBackends(health.BackendsConfig{Tables: tables, Suspected: p.events.suspect, Log: cfg.Log})
+	backends := health.NewBackends(health.BackendsConfig{Tables: tables, Suspected: p.events.Suspect, Log: cfg.Log})
 	gatherers, services, err := a.newGatherers(dp, m, backends)
 	if err != nil {
 		return err
@@ -243,12 +241,12 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		return p.events.failure(kube.ReasonHealthzFailed, a.serveHealth(ctx, func() []string {
+		return p.events.Failure(kube.ReasonHealthzFailed, a.serveHealth(ctx, func() []string {
 			return unready(a.known.Load(), m.hooks.Effective(), m.hooks.Unpinned(), m.devices.Problems())
 		}))
 	})
 	group.Go(func() error {
-		return p.events.failure(kube.ReasonMetricsFailed, metrics.Server{
+		return p.events.Failure(kube.ReasonMetricsFailed, metrics.Server{
 			Address: cfg.MetricsAddress, HardFail: cfg.BindAddressHardFail, Log: cfg.Log,
 			Gatherers: gatherers, Profiling: cfg.Profiling, Configz: cfg.Configz,
 		}.Run(ctx))
@@ -280,10 +278,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 		group.Go(func() error { return backends.Run(ctx) })
 	}
 	group.Go(func() error { return a.loop(ctx) })
-	if missing := dp.Features().Missing(); len(missing) > 0 {
-		p.events.record(kube.Event{Reason: kube.ReasonFeatureMissing, Action: actionStart, Note: strings.Join(missing, "; ")})
-	}
-	p.events.record(kube.Event{Reason: kube.ReasonStarting, Action: actionStart, Normal: true, Note: "Sluice " + cfg.Version})
+	p.events.Start(cfg.Version, dp.Features().Missing())
 
 	return group.Wait()
 }
@@ -299,17 +294,17 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 	m.hooks = datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
 		Lock: lock, Synced: p.firstSync, Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
 		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: p.queue.metrics.SocketsEnded,
-		Record: p.events.datapath, Log: cfg.Log,
+		Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.devices = datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
 		Attached: m.hooks.Attached(), Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
-		UplinksAttached: p.proxy.Attached, Record: p.events.datapath, Log: cfg.Log,
+		UplinksAttached: p.proxy.Attached, Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.flows, err = flow.NewMonitor(flow.MonitorConfig{
 		Config:    flow.Config{Maps: dp.Maps(), Timeouts: cfg.FlowTimeouts},
 		Swept:     func(inUse flow.OriginalDsts) { pruneAddrs(p.queue, p.writer, inUse) },
 		Searched:  p.queue.metrics.Cleaned,
-		Emergency: p.events.emergency, Log: cfg.Log,
+		Emergency: p.events.Emergency, Log: cfg.Log,
 	})
 
 	return m, err

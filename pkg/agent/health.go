@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-lb/sluice/pkg/events"
 	"github.com/sluice-lb/sluice/pkg/health"
-	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
@@ -89,15 +89,12 @@ func (a *agent) reportApplied() {
 }
 
 // newHealthServices returns the servers of health check node ports.
-func newHealthServices(cfg Config, proxy *health.Proxy, events eventRecorder) *health.Services {
+func newHealthServices(cfg Config, proxy *health.Proxy, events events.Recorder) *health.Services {
 	return health.NewServices(health.ServicesConfig{
 		Healthy: proxy.Healthy,
 		Failed: func(service lb.ServiceName, address netip.AddrPort, err error) {
 			cfg.Log.Error("health check node port does not answer; trying again", "service", service, "address", address, "error", err)
-			events.record(kube.Event{
-				Service: service, Reason: kube.ReasonCheckFailed, Action: "Listen",
-				Note: "node " + cfg.NodeName + " cannot answer at the health check node port: " + err.Error(),
-			})
+			events.CheckFailed(service, cfg.NodeName, err)
 		},
 	})
 }

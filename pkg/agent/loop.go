@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/events"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -41,7 +42,7 @@ type parts struct {
 	limits          lb.Limits     // of one Service
 	// hadNodePorts are the addresses on which node ports answered when the agent started.
 	hadNodePorts map[netip.Addr]bool
-	events       eventRecorder
+	events       events.Recorder
 	now          func() time.Time
 	resolve      func(lb.Snapshot) lb.Resolution
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/config"
+	"github.com/sluice-lb/sluice/pkg/events"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
@@ -62,7 +63,7 @@ type model struct {
 	// undecided are Services whose decision failed by a panic.
 	undecided map[lb.ServiceName]struct{}
 	log       *slog.Logger
-	events    eventRecorder
+	events    events.Recorder
 }
 
 func newModel(cfg Config, p parts) *model {
@@ -216,9 +217,7 @@ func (m *model) report(source string, problems []lb.Problem) {
 	for _, p := range problems {
 		if _, reported := known[p]; !reported {
 			m.log.Warn("left out", "object", p.Object, "field", p.Field, "problem", p.Message)
-			if e, ok := m.eventOf(p); ok {
-				m.events.record(e)
-			}
+			m.events.Problem(p, m.node.Name)
 		}
 	}
 	if len(problems) == 0 {

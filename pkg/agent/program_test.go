@@ -64,7 +64,7 @@ func TestPanicIsOfOneService(t *testing.T) {
 			}
 			p.mustPass(t, true)
 			want := []kube.Event{{
-				Service: h.Name, Reason: kube.ReasonIgnored, Action: actionRead,
+				Service: h.Name, Reason: kube.ReasonIgnored, Action: "Read",
 				Note: "internal error, so it stays as it was: panic: this cannot be",
 			}}
 			if !slices.Equal(events, want) {

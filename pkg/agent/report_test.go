@@ -9,17 +9,16 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/events"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // recordingEvents returns a recorder that remembers the Events.
-func recordingEvents() (eventRecorder, *[]kube.Event) {
+func recordingEvents() (events.Recorder, *[]kube.Event) {
 	var events []kube.Event
 
 	return func(e kube.Event) { events = append(events, e) }, &events
@@ -144,34 +143,4 @@ func TestImpairedServicesAreReported(t *testing.T) {
 	s.fail()
 	s.set("d", 0)
 	s.mustReport(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
-}
-
-func TestFlowTableEvents(t *testing.T) {
-	record, events := recordingEvents()
-	record.emergency("full")
-	record.emergency("")
-	want := []kube.Event{
-		{Reason: "FlowTableFull", Action: "Check", Note: "full"},
-		{Reason: "FlowTableNotFull", Action: "Check", Normal: true, Note: "the table of flows has room again"},
-	}
-	if diff := cmp.Diff(want, *events); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// With a folder of manifests there is no API server that takes Events.
-func TestEventsNeedAnAPIServer(t *testing.T) {
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://192.0.2.1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		cfg  Config
-		want bool
-	}{{Config{Manifests: "folder"}, false}, {Config{Client: client}, true}} {
-		if got := newRecorder(test.cfg) != nil; got != test.want {
-			t.Errorf("with %+v there is a recorder: %t, want %t", test.cfg, got, test.want)
-		}
-	}
-	eventRecorder(nil).record(kube.Event{Reason: kube.ReasonStarting})
 }
