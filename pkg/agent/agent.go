@@ -223,7 +223,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	}
 	p.checks = newHealthServices(cfg, p.proxy, p.events)
 	p.waitForPrograms = dp.Maps().WaitForPrograms
-	p.setDevices, p.fibMTU = m.devices.Set, dp.Features().FIBMTU
+	p.setDevices, p.throughStack = m.devices.Set, alwaysThroughStack(cfg, dp.Features())
 	p.endStale = func() { m.hooks.EndOrphans(); m.flows.EndStale() }
 	a := newAgent(cfg, p)
 	if !cfg.Datapath.Heal {
@@ -262,11 +262,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	}
 	group.Go(func() error {
 		return node.Watch(ctx, node.Config{Log: cfg.Log, Update: func(state node.State) {
-			p.queue.enqueue(func(m *model) {
-				m.setLocalAddrs(state.Addresses)
-				m.setDevices(state.Devices)
-				m.setConcern(state.Concern)
-			})
+			p.queue.enqueue(func(m *model) { m.here.SetState(state) })
 		}})
 	})
 	group.Go(func() error { return a.newStatusServer(dp, m, started).Run(ctx) })
@@ -281,6 +277,19 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	p.events.Start(cfg.Version, dp.Features().Missing())
 
 	return group.Wait()
+}
+
+// alwaysThroughStack returns why packets to backends on other nodes have to pass the network stack
+// whatever is on the node, or "" if that depends on it.
+func alwaysThroughStack(cfg Config, features datapath.Features) string {
+	switch {
+	case cfg.ThroughStack:
+		return "--forwarding stack"
+	case !features.FIBMTU:
+		return "the kernel's lookup of routes knows no MTU (Linux 5.12)"
+	default:
+		return ""
+	}
 }
 
 // monitors keep the datapath as it should be. Each has a goroutine of its own.

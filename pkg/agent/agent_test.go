@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
@@ -30,5 +31,22 @@ func TestDeviceRulesAreValidated(t *testing.T) {
 	cfg.Devices = node.Rules{Never: []node.Pattern{{Glob: "eth0", Class: node.ClassPods}}}
 	if err := cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), "config: Devices: ") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// Packets to other nodes pass the stack if the configuration says so, or the kernel cannot do without.
+func TestAlwaysThroughStack(t *testing.T) {
+	for _, test := range []struct {
+		cfg    Config
+		fibMTU bool
+		want   string
+	}{
+		{Config{}, true, ""},
+		{Config{}, false, "the kernel's lookup of routes knows no MTU (Linux 5.12)"},
+		{Config{ThroughStack: true}, true, "--forwarding stack"},
+	} {
+		if got := alwaysThroughStack(test.cfg, datapath.Features{FIBMTU: test.fibMTU}); got != test.want {
+			t.Errorf("%t, with the MTU %t: %q, want %q", test.cfg.ThroughStack, test.fibMTU, got, test.want)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // What a configuration is held against: kube-proxy takes IPv4 for the family of a
@@ -29,12 +30,18 @@ func TestNodeFacts(t *testing.T) {
 		{"the family of the bind address", v4, []netip.Addr{v6}, config.Node{Primary: lb.IPv4, IPs: []netip.Addr{v4, v6}, PodCIDRs: []netip.Prefix{cidr}}},
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
-			m := newModel(Config{NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler)}, parts{})
-			m.setNode(kube.Node{Node: lb.Node{Name: "node-1", PrimaryIPs: test.ips}, Exists: true, PodCIDRs: []netip.Prefix{cidr}})
+			var got config.Node
+			a := newAgent(Config{
+				NodeName: "node-1", NodeIP: test.nodeIP, Log: slog.New(slog.DiscardHandler),
+				CheckNode: func(n config.Node) error { got = n; return nil },
+			}, parts{})
+			a.model.here.StopWaiting()
+			a.model.setNode(kube.Node{Node: lb.Node{Name: "node-1", PrimaryIPs: test.ips}, Exists: true, PodCIDRs: []netip.Prefix{cidr}})
+			lab.Must(t, a.checkNode())
 			test.want.Families = node.Families()
 			same := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 			samePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
-			if diff := cmp.Diff(test.want, m.facts(), same, samePrefix); diff != "" {
+			if diff := cmp.Diff(test.want, got, same, samePrefix); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})

@@ -38,8 +38,10 @@ type parts struct {
 	// waitForPrograms returns when all programs have ended that run now.
 	waitForPrograms func() error
 	firstSync       chan struct{} // closed by the first synchronization
-	fibMTU          bool          // the kernel's lookup of routes knows the MTU
-	limits          lb.Limits     // of one Service
+	// throughStack is why packets to backends on other nodes always pass the network stack, "" if they
+	// need not.
+	throughStack string
+	limits       lb.Limits // of one Service
 	// hadNodePorts are the addresses on which node ports answered when the agent started.
 	hadNodePorts map[netip.Addr]bool
 	events       events.Recorder
@@ -67,9 +69,9 @@ type agent struct {
 	unwritten   bool  // a write has failed in this round
 	unwritable  error // why no map can be written
 	slices      int   // that the writer has written
-	// throughStack is why packets to backends on other nodes pass the network stack, "" if they
+	// stackReason is why packets to backends on other nodes pass the network stack, "" if they
 	// need not; nil if that is not decided yet.
-	throughStack *string
+	stackReason *string
 }
 
 // newAgent returns an agent that has received no object yet.
@@ -152,13 +154,13 @@ func (a *agent) loop(ctx context.Context) error {
 			services, nodeTimeout = nil, time.After(nodeWait)
 		case <-self:
 			self = nil
-			a.queue.enqueue((*model).nodeReceived)
+			a.queue.enqueue(func(m *model) { m.here.ObjectReceived() })
 		case <-pods:
 			pods = nil
 			a.queue.enqueue(func(m *model) { m.optOuts.Received() })
 		case <-nodeTimeout:
 			self = nil
-			a.queue.enqueue((*model).stopWaiting)
+			a.queue.enqueue(func(m *model) { m.here.StopWaiting() })
 		case <-due.C:
 			act = a.retry
 		case <-drift.C:
@@ -181,7 +183,7 @@ func (a *agent) inTurn(act, round func(), known bool) error {
 	defer func() { a.queue.turn <- worker }()
 	act()
 	round()
-	if !known || a.synced || a.model.localAddrs == nil {
+	if !known || a.synced || !a.model.here.HasState() {
 		return nil
 	}
 	if err := a.sync(); err != nil {

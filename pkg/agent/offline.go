@@ -84,7 +84,7 @@ func (o *Offline) Sink() kube.Sink { return sink{o.agent.queue} }
 
 // SetAddresses sets the addresses of this node.
 func (o *Offline) SetAddresses(addrs []node.Address) {
-	o.agent.queue.enqueue(func(m *model) { m.setLocalAddrs(addrs) })
+	o.agent.queue.enqueue(func(m *model) { m.here.SetState(node.State{Addresses: addrs}) })
 }
 
 // Work applies the changes since the last call, and programs what follows from them. Failed
@@ -97,7 +97,7 @@ func (o *Offline) Work() {
 
 		return
 	}
-	o.agent.queue.enqueue((*model).stopWaiting) // the Node is complete
+	o.agent.queue.enqueue(func(m *model) { m.here.StopWaiting() }) // the Node is complete
 	o.agent.processQueue()
 	o.agent.takeOver()
 }

@@ -82,14 +82,15 @@ func (a *agent) programServiceCIDRs() {
 // that is due and returns true.
 func (a *agent) programNode() bool {
 	changed := false
-	if addrs, ok := a.model.newNodeAddrs(); ok {
+	here := a.model.here
+	if addrs, ok := here.NewAddrs(); ok {
 		a.writer.SetNodeAddrs(addrs)
-		if !a.model.awaitsPrimary() {
-			a.checks.PlanAddresses(a.model.checkAddrs())
+		if checked, known := here.CheckAddrs(); known {
+			a.checks.PlanAddresses(checked)
 		}
 		changed = true
 	}
-	if cidrs, ok := a.model.newLocalCIDRs(); ok {
+	if cidrs, ok := here.NewLocalCIDRs(); ok {
 		a.writer.SetLocalCIDRs(cidrs)
 		changed = true
 	}
@@ -97,10 +98,14 @@ func (a *agent) programNode() bool {
 		a.writer.SetOptedOut(uids)
 		changed = true
 	}
-	decisions, redecided := a.model.newDecisions()
+	decisions, devices, redecided := here.NewDecisions()
 	if redecided {
-		a.decideForwarding()
-		a.writer.SetDevices(deviceEntries(decisions, *a.throughStack == ""))
+		why := here.ThroughStack()
+		if a.stackReason == nil || *a.stackReason != why {
+			a.cfg.Log.Info("forwarding to backends on other nodes", "stack", why != "", "because", why)
+		}
+		a.stackReason = &why
+		a.writer.SetDevices(devices)
 		changed = true
 	}
 	if changed {

@@ -46,8 +46,8 @@ func (a *agent) status() status.Status {
 	for _, pod := range a.model.optOuts.List() {
 		s.OptedOut = append(s.OptedOut, status.OptedOutPod{Pod: pod.Namespace + "/" + pod.Name, UID: pod.UID})
 	}
-	if a.throughStack != nil {
-		s.ThroughStack = *a.throughStack
+	if a.stackReason != nil {
+		s.ThroughStack = *a.stackReason
 	}
 	if a.cfg.Manifests != "" {
 		s.Source = "manifests in " + a.cfg.Manifests

@@ -227,12 +227,12 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 }
 
 // Select returns the addresses of local, the node's own, that answer on node
-// ports, in their order. Loopback addresses never do; sockets of the node that
+// ports, in their order. Primary are [Node].PrimaryIPs. Loopback addresses never do; sockets of the node that
 // connect to one are treated elsewhere.
-func (n NodePortAddresses) Select(local []netip.Addr, node *Node) []netip.Addr {
+func (n NodePortAddresses) Select(local, primary []netip.Addr) []netip.Addr {
 	var selected []netip.Addr
 	for _, addr := range local {
-		ranges := n.ofFamily(FamilyOf(addr), node)
+		ranges := n.ofFamily(FamilyOf(addr), primary)
 		contains := func(p netip.Prefix) bool { return p.Contains(addr) }
 		if !addr.IsLoopback() && (len(ranges) == 0 || slices.ContainsFunc(ranges, contains)) {
 			selected = append(selected, addr)
@@ -243,14 +243,14 @@ func (n NodePortAddresses) Select(local []netip.Addr, node *Node) []netip.Addr {
 
 // All reports whether every address of a family is selected, now and later, its loopback
 // address included. Then the unspecified address stands for them.
-func (n NodePortAddresses) All(family Family, node *Node) bool {
-	ranges := n.ofFamily(family, node)
+func (n NodePortAddresses) All(family Family, primary []netip.Addr) bool {
+	ranges := n.ofFamily(family, primary)
 	return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
 }
 
-// ofFamily returns the ranges of one family: n's or, if n has none at all, the node IPs. A
+// ofFamily returns the ranges of one family: n's or, if n has none at all, the primary addresses. A
 // loopback address is no node IP but the placeholder for one that is not known.
-func (n NodePortAddresses) ofFamily(family Family, node *Node) []netip.Prefix {
+func (n NodePortAddresses) ofFamily(family Family, primary []netip.Addr) []netip.Prefix {
 	var ranges []netip.Prefix
 	for _, p := range n.Prefixes {
 		if FamilyOf(p.Addr()) == family {
@@ -260,7 +260,7 @@ func (n NodePortAddresses) ofFamily(family Family, node *Node) []netip.Prefix {
 	if len(n.Prefixes) > 0 {
 		return ranges
 	}
-	for _, ip := range node.PrimaryIPs {
+	for _, ip := range primary {
 		if FamilyOf(ip) == family && !ip.IsLoopback() {
 			ranges = append(ranges, netip.PrefixFrom(ip, ip.BitLen()))
 		}

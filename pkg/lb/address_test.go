@@ -126,13 +126,13 @@ func TestNodePortAddresses(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			selected := n.Select(local, &Node{PrimaryIPs: test.primary})
+			selected := n.Select(local, test.primary)
 			if got := strings.Trim(fmt.Sprint(selected), "[]"); got != test.want {
 				t.Errorf("selected %s, want %s", got, test.want)
 			}
 			var all []string
 			for _, family := range []Family{IPv4, IPv6} {
-				if n.All(family, &Node{PrimaryIPs: test.primary}) {
+				if n.All(family, test.primary) {
 					all = append(all, family.String())
 				}
 			}

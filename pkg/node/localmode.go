@@ -2,7 +2,6 @@ package node
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -75,51 +74,4 @@ func (d LocalDetector) Rules(rules Rules) Rules {
 	}
 
 	return rules
-}
-
-// FirstOfEachFamily returns the first prefix of each family, as kube-proxy uses them.
-func FirstOfEachFamily(prefixes []netip.Prefix) []netip.Prefix {
-	var first []netip.Prefix
-	for _, p := range prefixes {
-		sameFamily := func(q netip.Prefix) bool { return lb.FamilyOf(p.Addr()) == lb.FamilyOf(q.Addr()) }
-		if !slices.ContainsFunc(first, sameFamily) {
-			first = append(first, p)
-		}
-	}
-
-	return first
-}
-
-// LastingIPs returns the addresses of the Node, and those that it had of a family
-// of which it has none any more. If the Node is gone, or loses its addresses for a
-// moment, node ports must not open on every address: "primary" stays what it was.
-func LastingIPs(now, before []netip.Addr) []netip.Addr {
-	lasting := slices.Clone(now)
-	for _, ip := range before {
-		if !hasFamily(now, lb.FamilyOf(ip)) {
-			lasting = append(lasting, ip)
-		}
-	}
-
-	return lasting
-}
-
-// WithNodeIP returns the Node's addresses with the configured one first, which replaces
-// the one of its family. The zero address changes nothing.
-func WithNodeIP(ips []netip.Addr, configured netip.Addr) []netip.Addr {
-	if !configured.IsValid() {
-		return ips
-	}
-	with := []netip.Addr{configured}
-	for _, ip := range ips {
-		if lb.FamilyOf(ip) != lb.FamilyOf(configured) {
-			with = append(with, ip)
-		}
-	}
-
-	return with
-}
-
-func hasFamily(ips []netip.Addr, family lb.Family) bool {
-	return slices.ContainsFunc(ips, func(ip netip.Addr) bool { return lb.FamilyOf(ip) == family })
 }

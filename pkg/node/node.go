@@ -1,8 +1,9 @@
 // Package node watches the addresses of this node, on which node ports answer, and
 // its devices, and decides to which devices programs are attached. It reads the
-// kernel's state by netlink, not the Kubernetes Node object.
+// kernel's state by netlink, and does not read the Kubernetes Node object.
 //
-// [Watch] reports the [State] (watch.go); [Decide] classifies its devices (decide.go).
+// [Watch] reports the [State] (watch.go); [Decide] classifies its devices (decide.go); [Model]
+// has what follows for the maps from the state and the Node object together (model.go).
 package node
 
 import (
