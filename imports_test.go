@@ -8,15 +8,16 @@ import (
 	"testing"
 )
 
-const underAgent = "pkg/events pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb bpf maps"
+const underAgent = "pkg/decision pkg/events pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb bpf maps"
 
 // ownImports lists which packages of this repository a package may import. Imports point one way.
 var ownImports = map[string]string{
 	"cmd/sluice": "pkg/agent pkg/connections pkg/top pkg/monitor pkg/pods pkg/doctor pkg/explain pkg/remote pkg/ui pkg/kubeproxy pkg/status pkg/config " + underAgent, "pkg/agent": "pkg/status pkg/config " + underAgent,
-	"pkg/status": "pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb maps",
-	"pkg/events": "pkg/kube pkg/status pkg/datapath pkg/lb maps",
-	"pkg/doctor": "pkg/status pkg/node pkg/datapath bpf maps",
-	"pkg/config": "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb pkg/pods bpf maps", "pkg/health": "pkg/lb maps",
+	"pkg/status":   "pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb maps",
+	"pkg/events":   "pkg/kube pkg/status pkg/datapath pkg/lb maps",
+	"pkg/decision": "pkg/reconcile pkg/health pkg/lb",
+	"pkg/doctor":   "pkg/status pkg/node pkg/datapath bpf maps",
+	"pkg/config":   "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb pkg/pods bpf maps", "pkg/health": "pkg/lb maps",
 	"pkg/reconcile": "pkg/lb pkg/maglev maps", "pkg/datapath": "pkg/node bpf maps",
 	"pkg/flow": "maps", "pkg/metrics": "pkg/reconcile pkg/flow pkg/health pkg/lb maps", "bpf": "maps",
 	"pkg/kubeproxy": "pkg/status pkg/flow pkg/lb", "pkg/connections": "pkg/datapath pkg/flow pkg/pods maps", "pkg/top": "pkg/datapath pkg/lb maps",

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
@@ -68,7 +69,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 			return nil
 		},
 	})
-	p.synced, p.complete, p.heavy = true, true, &heavyWork{}
+	p.synced, p.complete, p.heavy = true, true, &decision.Heavy{}
 	p.writer.Set(status.ProbeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{status.ProbeFrontend()}})
 	p.apply()
 	if prepare != nil {

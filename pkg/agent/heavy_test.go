@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
@@ -55,7 +56,7 @@ func (p *loopScene) set(h *heavy.Service) {
 func (p *loopScene) isDecided(t *testing.T, name lb.ServiceName) bool {
 	t.Helper()
 	p.mustFinish(t)
-	waits, err := inLoop(t.Context(), p.agent, func() bool { return p.heavy.has(name) })
+	waits, err := inLoop(t.Context(), p.agent, func() bool { return p.heavy.Has(name) })
 	lab.Must(t, err)
 
 	return !waits
@@ -64,7 +65,7 @@ func (p *loopScene) isDecided(t *testing.T, name lb.ServiceName) bool {
 // isIdle reports whether no heavy Service is being decided.
 func (p *loopScene) isIdle(t *testing.T) bool {
 	t.Helper()
-	idle, err := inLoop(t.Context(), p.agent, func() bool { return p.heavy.running == nil })
+	idle, err := inLoop(t.Context(), p.agent, func() bool { return !p.heavy.Busy() })
 	lab.Must(t, err)
 
 	return idle
@@ -221,7 +222,7 @@ func mustGate(t *testing.T) (*loopScene, *gate) {
 	g := newGate()
 	p := mustRunLoopOn(t, maps.NewFakes(1<<20), 0, func(a *agent) {
 		a.resolve = func(s lb.Snapshot) lb.Resolution {
-			if s.Service.Name.Name == "heavy" && s.Size() >= heavySize {
+			if s.Service.Name.Name == "heavy" && s.Size() >= decision.HeavySize {
 				g.begun <- struct{}{}
 				<-g.goOn
 			}
@@ -282,7 +283,7 @@ func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p, g := mustGate(t)
-			h := heavy.New(1, 0, heavySize, 2)
+			h := heavy.New(1, 0, decision.HeavySize, 2)
 			h.Affinity = time.Second
 			p.set(h)
 			<-g.begun
@@ -471,8 +472,8 @@ func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration
 		}
 		a.model.state.SetService(svc)
 		s, _ := a.model.state.Snapshot(h.Name)
-		var d decision
-		took("decide"+when, func() { d = a.decide(s) })
+		var d decision.Decision
+		took("decide"+when, func() { d = a.resolve.Decide(s) })
 		took("enforce"+when, func() { a.enforce(s.Service, d) })
 		write(when)
 	}

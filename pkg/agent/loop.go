@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/events"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
@@ -46,7 +47,7 @@ type parts struct {
 	hadNodePorts map[netip.Addr]bool
 	events       events.Recorder
 	now          func() time.Time
-	resolve      func(lb.Snapshot) lb.Resolution
+	resolve      decision.Resolver
 }
 
 // agent decides what is in the maps.
@@ -60,7 +61,7 @@ type agent struct {
 	model    *model
 	synced   bool            // all Services and endpoints are known
 	complete bool            // and were programmed once
-	heavy    *heavyWork      // nil: all Services are resolved in turn
+	heavy    *decision.Heavy // nil: all Services are resolved in turn
 	impaired status.Impaired // as last reported
 	grace    grace
 
@@ -229,8 +230,8 @@ func (a *agent) sync() error {
 	begin := time.Now()
 	collectBySize(startGC)
 	a.measure(metrics.Round{Full: true}, a.takeOver)
-	a.heavy = &heavyWork{} // not before: all that is known at the start is programmed at the start
-	a.endStale()           // of an agent that was killed before it could end them
+	a.heavy = &decision.Heavy{} // not before: all that is known at the start is programmed at the start
+	a.endStale()                // of an agent that was killed before it could end them
 	close(a.firstSync)
 	a.cfg.Log.Info("synced", "services", a.model.state.Len(), "took", time.Since(begin))
 	collectBySize(usualGC)
@@ -347,7 +348,7 @@ func (a *agent) measure(r metrics.Round, do func()) {
 func (a *agent) isProgrammed(name lb.ServiceName) bool {
 	_, undecided := a.model.undecided[name]
 
-	return !undecided && !a.heavy.has(name) && a.writer.Programmed(name)
+	return !undecided && !a.heavy.Has(name) && a.writer.Programmed(name)
 }
 
 // inLoop calls compute in the goroutine that has the turn, and returns its result.

@@ -1,16 +1,11 @@
 package agent
 
 import (
-	"fmt"
-	"runtime"
-	"runtime/debug"
 	"slices"
-	"sync"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/health"
+	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/lb"
-	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // decidedAtOnce is about how many decisions exist at a time: a decision takes more memory than
@@ -45,21 +40,17 @@ func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
 	var changed []lb.Snapshot
 	for _, name := range names {
 		s, exists := a.model.state.Snapshot(name)
-		if exists && a.heavy != nil && s.Size() >= heavySize {
-			a.heavy.add(name)
-
-			continue
-		}
-		a.heavy.forget(name)
-		if exists {
-			changed = append(changed, s)
-		} else {
+		switch {
+		case !exists:
+			a.heavy.Forget(name)
 			a.retire(name)
+		case !a.heavy.Add(s):
+			changed = append(changed, s)
 		}
 	}
-	decisions := a.decideAll(changed)
+	decisions := a.resolve.DecideAll(changed)
 	for i, s := range changed {
-		room = room.Plus(decisions[i].planned.Room())
+		room = room.Plus(decisions[i].Planned.Room())
 		a.enforce(s.Service, decisions[i])
 	}
 
@@ -139,49 +130,6 @@ func (a *agent) applyAll() {
 	}
 }
 
-// decision is the outcome of resolving a Service: what to program, or why that failed.
-type decision struct {
-	res     lb.Resolution
-	planned reconcile.Planned
-	check   *health.Check
-	failed  string // the panic, "" if there was none
-	stack   []byte
-}
-
-// decide resolves a Service and plans its writes. It changes nothing, and any goroutine
-// may call it.
-func (a *agent) decide(s lb.Snapshot) (d decision) {
-	failed, stack := guard(func() {
-		d.res = a.resolve(s)
-		d.planned = reconcile.PlanOf(d.res, func() lb.Resolution { return a.resolve(s) })
-		d.check = health.CheckOf(s.Service, d.res)
-	})
-	if failed != "" {
-		return decision{failed: failed, stack: stack}
-	}
-
-	return d
-}
-
-// decideAll decides about many Services on all processors.
-func (a *agent) decideAll(snapshots []lb.Snapshot) []decision {
-	decisions := make([]decision, len(snapshots))
-	workers := max(1, min(runtime.GOMAXPROCS(0), len(snapshots)))
-	decide := func(first int) {
-		for i := first; i < len(snapshots); i += workers {
-			decisions[i] = a.decide(snapshots[i])
-		}
-	}
-	var others sync.WaitGroup
-	for first := 1; first < workers; first++ {
-		others.Go(func() { decide(first) })
-	}
-	decide(0)
-	others.Wait()
-
-	return decisions
-}
-
 // reserve makes room in the maps for decisions.
 func (a *agent) reserve(room maps.Room) {
 	if err := a.writer.Reserve(room); err != nil {
@@ -204,37 +152,17 @@ func (a *agent) reserveFor(names []lb.ServiceName) {
 	a.reserve(maps.Room{Frontends: frontends, Pools: ports, Slots: endpoints, Backends: endpoints, ServicePorts: ports})
 }
 
-// resolved returns the resolution of a Service, an empty one if that panics.
-func (a *agent) resolved(s lb.Snapshot) (res lb.Resolution) {
-	guard(func() { res = a.resolve(s) })
-
-	return res
-}
-
-// guard calls do, which is about one Service, and recovers from a panic. A panic is a bug
-// that this object has triggered: it is returned, and other Services are not affected.
-func guard(do func()) (failed string, stack []byte) {
-	defer func() {
-		if why := recover(); why != nil {
-			failed, stack = fmt.Sprintf("panic: %v", why), debug.Stack()
-		}
-	}()
-	do()
-
-	return "", nil
-}
-
 // enforce hands a decision to the writer, the health checks and the metrics. A Service whose
 // decision failed keeps what it has.
-func (a *agent) enforce(svc *lb.Service, d decision) {
+func (a *agent) enforce(svc *lb.Service, d decision.Decision) {
 	name, source := svc.Name, decisionsAbout(svc.Name)
-	if d.failed != "" {
+	if d.Failed != "" {
 		failure := lb.Problem{
 			Object:  "Service " + name.String(),
-			Message: "internal error, so it stays as it was: " + d.failed,
+			Message: "internal error, so it stays as it was: " + d.Failed,
 		}
 		if !slices.Contains(a.model.problems[source], failure) {
-			a.cfg.Log.Error("a Service could not be decided", "service", name, "error", d.failed, "stack", string(d.stack))
+			a.cfg.Log.Error("a Service could not be decided", "service", name, "error", d.Failed, "stack", string(d.Stack))
 		}
 		a.model.report(source, []lb.Problem{failure})
 		a.model.undecided[name] = struct{}{}
@@ -242,10 +170,10 @@ func (a *agent) enforce(svc *lb.Service, d decision) {
 		return
 	}
 	delete(a.model.undecided, name)
-	a.queue.metrics.Resolved(name, d.res)
-	a.model.report(source, d.res.Problems)
-	a.checks.Plan(name, d.check)
-	a.writer.SetPlanned(name, svc.Created, d.planned)
+	a.queue.metrics.Resolved(name, d.Resolution)
+	a.model.report(source, d.Resolution.Problems)
+	a.checks.Plan(name, d.Check)
+	a.writer.SetPlanned(name, svc.Created, d.Planned)
 }
 
 // retire removes a Service from the writer, the health checks and the metrics.
@@ -259,80 +187,20 @@ func (a *agent) retire(name lb.ServiceName) {
 
 func decisionsAbout(name lb.ServiceName) string { return "decisions about Service " + name.String() }
 
-// heavySize is the size ([lb.Snapshot.Size]) from which on a Service is decided beside the
-// loop. Below, it takes the loop about two milliseconds.
-const heavySize = 4000
-
-// heavyWork decides about heavy Services in a goroutine of its own, while the loop goes on
-// with the others. It handles one Service at a time, in the order in which they changed, so
-// that heavy Services wait for each other and leave a processor for everything else.
-type heavyWork struct {
-	waiting []lb.ServiceName
-	running *heavyJob
-}
-
-// heavyJob is a decision in progress.
-type heavyJob struct {
-	name lb.ServiceName
-	// again is set if the Service has changed since. This decision still counts, because
-	// a Service that changes all the time would never be programmed otherwise.
-	again bool
-	// outdated is set if the Service is gone, or was decided in the loop since.
-	outdated bool
-}
-
-// add queues a Service, which is decided as it is when its turn comes.
-func (h *heavyWork) add(name lb.ServiceName) {
-	switch job := h.running; {
-	case job != nil && job.name == name && !job.outdated:
-		job.again = true
-	case !slices.Contains(h.waiting, name):
-		h.waiting = append(h.waiting, name)
-	}
-}
-
-// forget drops a Service from the queue, and the decision about it that is in progress.
-func (h *heavyWork) forget(name lb.ServiceName) {
-	if h == nil {
-		return
-	}
-	if h.running != nil && h.running.name == name {
-		h.running.outdated = true
-	}
-	h.waiting = slices.DeleteFunc(h.waiting, func(n lb.ServiceName) bool { return n == name })
-}
-
-// has reports whether a Service waits for its decision.
-func (h *heavyWork) has(name lb.ServiceName) bool {
-	if h == nil {
-		return false
-	}
-
-	return h.running != nil && h.running.name == name && !h.running.outdated || slices.Contains(h.waiting, name)
-}
-
 // startHeavy starts the decision about the next heavy Service, unless one is in progress.
 func (a *agent) startHeavy() {
-	h := a.heavy
-	if h == nil || h.running != nil || len(h.waiting) == 0 {
+	name, ok := a.heavy.Begin()
+	if !ok {
 		return
 	}
-	job := &heavyJob{name: h.waiting[0]}
-	h.waiting = h.waiting[1:]
-	s, _ := a.model.state.Snapshot(job.name) // it exists: a Service that goes leaves waiting
-	h.running = job
+	s, _ := a.model.state.Snapshot(name) // it exists: a Service that goes is forgotten
 	used := a.writer.Room()
 	go func() {
-		d := a.decide(s)
-		a.reserve(used.Plus(d.planned.Room()))
+		d := a.resolve.Decide(s)
+		a.reserve(used.Plus(d.Planned.Room()))
 		a.queue.enqueue(func(*model) {
-			h.running = nil
-			if job.outdated {
-				return
-			}
-			a.enforce(s.Service, d)
-			if job.again {
-				h.add(job.name)
+			if a.heavy.End() {
+				a.enforce(s.Service, d)
 			}
 		})
 	}()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
@@ -22,7 +23,7 @@ import (
 // A panic about one Service, be it in the loop or beside it, leaves that Service as it was,
 // is reported once, and holds up no other.
 func TestPanicIsOfOneService(t *testing.T) {
-	for _, externalIPs := range []int{0, heavySize} {
+	for _, externalIPs := range []int{0, decision.HeavySize} {
 		t.Run(fmt.Sprint(externalIPs, " external IPs"), func(t *testing.T) {
 			var log bytes.Buffer
 			var events []kube.Event

@@ -63,7 +63,7 @@ func (a *agent) status() status.Status {
 func (a *agent) services() status.Model {
 	m := status.Model{
 		Snapshots: slices.Collect(a.model.state.Snapshots()),
-		Resolve:   a.resolved,
+		Resolve:   a.resolve.Resolve,
 		Problems:  stdmaps.Clone(a.model.problems),
 		Errors:    status.ErrorsOf(a.writer.Statuses()),
 		Owners:    map[lb.FrontendKey]lb.ServiceName{},
