@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -171,7 +173,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if cfg.Manifests == "" {
 		recorder = kube.NewRecorder(kube.RecorderConfig{Client: cfg.Client, NodeName: cfg.NodeName, Log: cfg.Log})
 	}
-	proxy := newProxy(cfg)
+	proxy := health.NewProxy(health.ProxyConfig{Families: node.Families(), Timeout: 2 * cfg.SyncPeriod})
 	queue := newEventQueue(proxy.Queued, time.Now)
 	source, err := newSource(cfg, sink{queue})
 	if err != nil {
@@ -183,7 +185,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Release()) }()
 
-	collectSeldom()
+	collectBySize(startGC)
 	group, ctx := errgroup.WithContext(ctx)
 	if recorder != nil {
 		group.Go(func() error { return recorder.Run(ctx) })
@@ -221,7 +223,13 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if err != nil {
 		return err
 	}
-	p.checks = newHealthServices(cfg, p.proxy, p.events)
+	p.checks = health.NewServices(health.ServicesConfig{
+		Healthy: p.proxy.Healthy,
+		Failed: func(service lb.ServiceName, address netip.AddrPort, err error) {
+			cfg.Log.Error("health check node port does not answer; trying again", "service", service, "address", address, "error", err)
+			p.events.CheckFailed(service, cfg.NodeName, err)
+		},
+	})
 	p.waitForPrograms = dp.Maps().WaitForPrograms
 	p.setDevices, p.throughStack = m.devices.Set, alwaysThroughStack(cfg, dp.Features())
 	p.endStale = func() { m.hooks.EndOrphans(); m.flows.EndStale() }
@@ -240,10 +248,22 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	a.apply()
 
 	group, ctx := errgroup.WithContext(ctx)
+	// Its answers wait for no other goroutine, so that they show when one hangs.
 	group.Go(func() error {
-		return p.events.Failure(kube.ReasonHealthzFailed, a.serveHealth(ctx, func() []string {
-			return unready(a.known.Load(), m.hooks.Effective(), m.hooks.Unpinned(), m.devices.Problems())
-		}))
+		return p.events.Failure(kube.ReasonHealthzFailed, health.Server{
+			Name: "healthz", Address: cfg.HealthzAddress, HardFail: cfg.BindAddressHardFail, Log: cfg.Log,
+			Handler: health.Handler(health.Config{
+				Proxy: p.proxy, Eligible: a.model.eligible.Load, Observe: p.queue.metrics.Probed,
+				Ready: func() []string {
+					var unknown []string
+					if !a.known.Load() {
+						unknown = []string{"not all Services and endpoints are known and programmed yet"}
+					}
+
+					return slices.Concat(unknown, m.hooks.Problems(), m.devices.Problems())
+				},
+			}),
+		}.Run(ctx))
 	})
 	group.Go(func() error {
 		return p.events.Failure(kube.ReasonMetricsFailed, metrics.Server{
@@ -301,12 +321,12 @@ type monitors struct {
 
 func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p parts) (m monitors, err error) {
 	m.hooks = datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
-		Lock: lock, Synced: p.firstSync, Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
+		Lock: lock, Synced: p.firstSync, Interval: cmp.Or(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
 		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: p.queue.metrics.SocketsEnded,
 		Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.devices = datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
-		Attached: m.hooks.Attached(), Interval: orDefault(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
+		Attached: m.hooks.Attached(), Interval: cmp.Or(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
 		UplinksAttached: p.proxy.Attached, Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.flows, err = flow.NewMonitor(flow.MonitorConfig{
@@ -380,14 +400,6 @@ const (
 	leastGC   = 25
 	mostWaste = 100 << 20
 )
-
-// collectSeldom sets GOGC for the time in which objects are read, unless the environment
-// sets it.
-func collectSeldom() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(startGC)
-	}
-}
 
 // collectBySize sets GOGC by the size of the heap, to most percent at most, unless the
 // environment sets it.

@@ -8,13 +8,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
@@ -60,7 +58,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
 	p.agent = newAgent(cfg, parts{
 		queue: newEventQueue(proxy.Queued, time.Now), source: idleSource{}, writer: writer,
-		tables: p.fakes.Tables, proxy: proxy, checks: newHealthServices(cfg, proxy, nil),
+		tables: p.fakes.Tables, proxy: proxy, checks: health.NewServices(health.ServicesConfig{Healthy: proxy.Healthy}),
 		waitForPrograms: func() error {
 			if wait := p.wait.Load(); wait != nil {
 				return (*wait)()
@@ -188,36 +186,6 @@ func TestEligible(t *testing.T) {
 	}
 	if newModel(Config{Log: slog.New(slog.DiscardHandler)}, parts{}).eligible.Load() {
 		t.Error("eligible without any Node")
-	}
-}
-
-// unready names each reason not to be ready.
-func TestUnready(t *testing.T) {
-	detached, noPins := errors.New("another program detached them"), errors.New("no bpffs")
-	for _, test := range []struct {
-		name                string
-		known               bool
-		effective, unpinned error
-		devices, want       []string
-	}{
-		{"at the start", false, errors.New("not checked yet"), nil, []string{"devices are not attached yet"}, []string{
-			"not all Services and endpoints are known and programmed yet", "hooks are not effective: not checked yet", "devices are not attached yet",
-		}},
-		{"with hooks detached", true, detached, nil, nil, []string{"hooks are not effective: another program detached them"}},
-		{"with pins missing", true, nil, noPins, nil, []string{"no bpffs"}},
-		{"with devices that are not attached", true, nil, nil, []string{"device all: x", "device eth0: no room"}, []string{"device all: x", "device eth0: no room"}},
-		{"when ready", true, nil, nil, nil, nil},
-	} {
-		if got := unready(test.known, test.effective, test.unpinned, test.devices); !slices.Equal(got, test.want) {
-			t.Errorf("%s, reasons are %q, want %q", test.name, got, test.want)
-		}
-	}
-	// The monitors of a new agent report that they have checked nothing yet.
-	hooks := datapath.NewHookMonitor(nil, datapath.HookMonitorConfig{})
-	devices := datapath.NewDeviceMonitor(nil, datapath.DeviceMonitorConfig{})
-	want := []string{"hooks are not effective: not checked yet", "devices are not attached yet"}
-	if got := unready(true, hooks.Effective(), hooks.Unpinned(), devices.Problems()); !slices.Equal(got, want) {
-		t.Errorf("reasons are %q, want %q", got, want)
 	}
 }
 

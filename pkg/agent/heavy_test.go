@@ -327,7 +327,7 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 	defer close(stop)
 	var again func(*model)
 	again = func(m *model) {
-		busy := p.busy()
+		busy := p.writer.Due()
 		if p.writer.Programmed(h.Name) {
 			busy = true // from now on, again
 			h.Affinity += time.Second
@@ -443,7 +443,7 @@ func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration
 	}
 	write := func(when string) {
 		for range 3 {
-			for a.busy() {
+			for a.writer.Due() {
 				took("slice"+when, a.apply)
 			}
 			a.writer.BeginGrace()

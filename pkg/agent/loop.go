@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	stdmaps "maps"
 	"net/netip"
@@ -46,7 +47,6 @@ type parts struct {
 	// hadNodePorts are the addresses on which node ports answered when the agent started.
 	hadNodePorts map[netip.Addr]bool
 	events       events.Recorder
-	now          func() time.Time
 	resolve      decision.Resolver
 }
 
@@ -86,15 +86,6 @@ func newAgent(cfg Config, p parts) *agent {
 	if p.setDevices == nil {
 		p.setDevices = func([]node.Decision) {}
 	}
-	if p.waitForPrograms == nil {
-		p.waitForPrograms = func() error { return nil }
-	}
-	if p.firstSync == nil {
-		p.firstSync = make(chan struct{})
-	}
-	if p.now == nil {
-		p.now = time.Now
-	}
 	if p.resolve == nil {
 		p.resolve = lb.Snapshot.Resolve
 	}
@@ -113,7 +104,7 @@ const restTime = 2 * time.Second
 // loop applies queued changes and timers until ctx ends. It takes turns with goroutines that
 // apply the changes which they bring themselves ([eventQueue.flush]).
 func (a *agent) loop(ctx context.Context) error {
-	drift := time.NewTicker(orDefault(a.cfg.DriftInterval, 10*time.Minute))
+	drift := time.NewTicker(cmp.Or(a.cfg.DriftInterval, 10*time.Minute))
 	defer drift.Stop()
 	due := time.NewTimer(0)
 	defer due.Stop()
@@ -199,14 +190,6 @@ func (a *agent) inTurn(act, round func(), known bool) error {
 func (a *agent) retry() {
 	a.proxy.Taken()
 	a.measure(metrics.Round{Retry: true}, a.apply)
-}
-
-// busy reports whether the writer has something to write now. It writes slice by slice, so
-// that a change need not wait until everything else is written.
-func (a *agent) busy() bool {
-	at, ok := a.writer.Next()
-
-	return ok && !at.After(a.now())
 }
 
 // processQueue applies the queued changes to the model, and programs what follows from them.
@@ -332,6 +315,33 @@ func (a *agent) endGrace(ctx context.Context) {
 	})
 }
 
+// reportApplied reports to the health checks that the changes of this round are in force,
+// unless no map can be written. If only writes of some Services fail, the node stays healthy,
+// because the others work; [agent.reportImpaired] reports those Services. The node also stays
+// healthy while a heavy Service is decided or written slice by slice, because other changes
+// do not wait for it. It becomes unhealthy when the loop no longer reaches this call.
+func (a *agent) reportApplied() {
+	if !a.synced {
+		return
+	}
+	a.known.Store(true)
+	if a.failing {
+		// If the probe's frontend is not in the map, hooks are not effective, which their monitor reports.
+		if err := a.writer.TryWrite(status.ProbeFrontend().Key); err != nil {
+			if a.unwritable == nil {
+				a.cfg.Log.Error("nothing can be programmed; trying again", "error", err)
+			}
+			a.unwritable = err
+
+			return
+		}
+		a.failing, a.unwritable = false, nil
+	}
+	busy := a.writer.Due()
+	a.checks.Publish(func(name lb.ServiceName) bool { return !busy || a.writer.Programmed(name) })
+	a.proxy.Applied()
+}
+
 // measure measures the writes of do as one round. Before the first synchronization it only
 // calls do.
 func (a *agent) measure(r metrics.Round, do func()) {
@@ -340,7 +350,7 @@ func (a *agent) measure(r metrics.Round, do func()) {
 	if !a.synced {
 		return
 	}
-	r.Failed, r.Programmed = a.unwritten || a.busy(), a.isProgrammed
+	r.Failed, r.Programmed = a.unwritten || a.writer.Due(), a.isProgrammed
 	a.queue.metrics.Done(r)
 }
 
@@ -363,12 +373,4 @@ func inLoop[T any](ctx context.Context, a *agent, compute func() T) (T, error) {
 	case value := <-done:
 		return value, nil
 	}
-}
-
-func orDefault(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-
-	return d
 }

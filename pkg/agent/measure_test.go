@@ -36,7 +36,7 @@ func newMeasured(t *testing.T) *measured {
 	lab.Must(t, err)
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	now := func() time.Time { return m.now }
-	m.agent = newAgent(cfg, parts{queue: newEventQueue(nil, now), writer: writer, now: now})
+	m.agent = newAgent(cfg, parts{queue: newEventQueue(nil, now), writer: writer})
 
 	return m
 }

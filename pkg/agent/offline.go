@@ -73,10 +73,10 @@ func waitForSource(ctx context.Context, from source) error {
 // One goroutine at a time may use it.
 type Offline struct{ agent *agent }
 
-// NewOffline returns an agent that writes with writer, whose clock is now. Of cfg it
+// NewOffline returns an agent that writes with writer. Of cfg it
 // uses the fields about Services, and Log.
-func NewOffline(cfg Config, writer *reconcile.Reconciler, now func() time.Time) *Offline {
-	return &Offline{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer, now: now})}
+func NewOffline(cfg Config, writer *reconcile.Reconciler) *Offline {
+	return &Offline{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer})}
 }
 
 // Sink receives the objects of the cluster.

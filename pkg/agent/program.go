@@ -60,7 +60,7 @@ func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
 // programServiceCIDRs programs changed ServiceCIDRs once all else is written, because packets
 // to an address in them that has no frontend are dropped.
 func (a *agent) programServiceCIDRs() {
-	if !a.model.serviceCIDRsChanged || a.busy() {
+	if !a.model.serviceCIDRsChanged || a.writer.Due() {
 		return
 	}
 	a.model.serviceCIDRsChanged = false
@@ -125,7 +125,7 @@ func (a *agent) apply() {
 
 // applyAll writes until nothing is due.
 func (a *agent) applyAll() {
-	for a.apply(); a.busy(); {
+	for a.apply(); a.writer.Due(); {
 		a.apply()
 	}
 }

@@ -94,7 +94,7 @@ func TestPanicAtTheStart(t *testing.T) {
 	for _, failing := range []bool{false, true} {
 		writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
 		lab.Must(t, err)
-		r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
+		r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer)
 		r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
 			if failing {
 				panic("this cannot be")
@@ -124,7 +124,7 @@ func TestDecisionsAtATime(t *testing.T) {
 	fakes := maps.NewFakes(10 * services)
 	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
 	lab.Must(t, err)
-	r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer, time.Now)
+	r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer)
 	var decided, most atomic.Int64
 	r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
 		written := int64(len(fakes.FrontendIDs.Entries) / 4)

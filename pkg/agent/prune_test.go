@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -77,10 +78,10 @@ func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 	writer, err := reconcile.New(reconcile.Config{Tables: pinned.Tables})
 	lab.Must(t, err)
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
-	proxy := newProxy(cfg)
+	proxy := health.NewProxy(health.ProxyConfig{})
 	a := newAgent(cfg, parts{
 		queue: newEventQueue(nil, time.Now), source: idleSource{}, writer: writer, tables: pinned.Tables, proxy: proxy,
-		checks: newHealthServices(cfg, proxy, nil), waitForPrograms: pinned.WaitForPrograms,
+		checks: health.NewServices(health.ServicesConfig{Healthy: proxy.Healthy}), waitForPrograms: pinned.WaitForPrograms,
 	})
 	a.synced, a.complete = true, true
 	lab.MustRun(t, a.loop)

@@ -104,6 +104,19 @@ func (m *HookMonitor) Unpinned() error {
 	return m.unpinned
 }
 
+// Problems returns why hooks are not effective, or pins are missing. Any goroutine may call it.
+func (m *HookMonitor) Problems() []string {
+	var reasons []string
+	if err := m.Effective(); err != nil {
+		reasons = append(reasons, fmt.Sprintf("hooks are not effective: %v", err))
+	}
+	if err := m.Unpinned(); err != nil {
+		reasons = append(reasons, err.Error())
+	}
+
+	return reasons
+}
+
 // Run attaches programs, then checks hooks and pins at each interval, until ctx ends. It returns
 // an error if programs cannot be loaded, if FailFast is set and they cannot be attached, or one
 // that wraps [ErrRunning] if another agent has the maps.

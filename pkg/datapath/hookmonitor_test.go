@@ -41,6 +41,28 @@ func TestHookEvents(t *testing.T) {
 	}
 }
 
+// A node is not ready before hooks and devices were checked once, nor while they have problems.
+func TestNotReadyAtTheStart(t *testing.T) {
+	m := NewHookMonitor(nil, HookMonitorConfig{Effective: func(bool) {}, Record: func(Event) {}})
+	check := func(when string, want ...string) {
+		t.Helper()
+		if got := m.Problems(); !slices.Equal(got, want) {
+			t.Errorf("%s, problems are %q, want %q", when, got, want)
+		}
+	}
+	check("at the start", "hooks are not effective: not checked yet")
+	m.setEffective(errors.New("another program detached them"))
+	check("with hooks detached", "hooks are not effective: another program detached them")
+	m.setEffective(nil)
+	check("when ready")
+	m.unpinned = errors.New("no bpffs")
+	check("with pins missing", "no bpffs")
+	devices := NewDeviceMonitor(nil, DeviceMonitorConfig{})
+	if got := devices.Problems(); !slices.Equal(got, []string{"devices are not attached yet"}) {
+		t.Errorf("problems of devices are %q", got)
+	}
+}
+
 // If the attached programs use other maps, ours are attached only once the maps have every
 // Service: until then, no client would reach one.
 func TestHooksWaitForServices(t *testing.T) {

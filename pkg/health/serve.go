@@ -22,7 +22,7 @@ type Server struct {
 	// Name is used in logs and errors.
 	Name string
 	// Address is what to listen on. An unspecified one means all addresses of
-	// both families.
+	// both families; the zero value serves nothing.
 	Address netip.AddrPort
 	Handler http.Handler
 	// HardFail makes an address that cannot be listened on an error. If it is not
@@ -37,6 +37,9 @@ type Server struct {
 
 // Run serves until ctx ends, then returns nil.
 func (s Server) Run(ctx context.Context) error {
+	if !s.Address.IsValid() {
+		return nil
+	}
 	if s.Listen == nil {
 		s.Listen = net.Listen
 	}

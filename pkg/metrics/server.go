@@ -45,10 +45,6 @@ type Server struct {
 
 // Run serves until ctx ends.
 func (s Server) Run(ctx context.Context) error {
-	if !s.Address.IsValid() {
-		return nil
-	}
-
 	return health.Server{
 		Name: "metrics", Address: s.Address, Handler: s.handler(), HardFail: s.HardFail, Log: s.Log,
 	}.Run(ctx)

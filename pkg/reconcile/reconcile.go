@@ -392,6 +392,13 @@ func (r *Reconciler) Next() (time.Time, bool) {
 	return slices.MinFunc(times, time.Time.Compare), true
 }
 
+// Due reports whether Apply has something to do now.
+func (r *Reconciler) Due() bool {
+	at, ok := r.Next()
+
+	return ok && !at.After(r.now())
+}
+
 // markDirty makes svc due to publish, whatever its backoff.
 func (r *Reconciler) markDirty(svc *service) {
 	svc.ensureWork()

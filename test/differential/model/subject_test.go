@@ -56,7 +56,7 @@ func (s *subject) start() error {
 	if err != nil {
 		return err
 	}
-	s.agent = agent.NewOffline(cfg, s.writer, func() time.Time { return s.now })
+	s.agent = agent.NewOffline(cfg, s.writer)
 	s.feed = kube.NewFeed(nodeName, s.agent.Sink())
 	return nil
 }
