@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -174,8 +175,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		recorder = kube.NewRecorder(kube.RecorderConfig{Client: cfg.Client, NodeName: cfg.NodeName, Log: cfg.Log})
 	}
 	proxy := health.NewProxy(health.ProxyConfig{Families: node.Families(), Timeout: 2 * cfg.SyncPeriod})
-	queue := newEventQueue(proxy.Queued, time.Now)
-	source, err := newSource(cfg, sink{queue})
+	p := parts{queue: queue.New[*model](proxy.Queued), metrics: metrics.NewSync(time.Now), proxy: proxy, events: recorder.Record}
+	p.source, err = newSource(cfg, sink{p.queue, p.metrics})
 	if err != nil {
 		return err
 	}
@@ -192,7 +193,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	// Objects are read while the kernel creates maps and verifies programs, because
 	// both take long.
-	group.Go(func() error { return source.Run(ctx) })
+	group.Go(func() error { return p.source.Run(ctx) })
 	group.Go(func() (err error) {
 		dp, err := datapath.Open(cfg.Datapath)
 		if err != nil {
@@ -200,7 +201,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		}
 		defer func() { err = errors.Join(err, dp.Close()) }()
 
-		return runOn(ctx, cfg, dp, lock, parts{queue: queue, source: source, proxy: proxy, events: recorder.Record})
+		return runOn(ctx, cfg, dp, lock, p)
 	})
 
 	return group.Wait()
@@ -253,7 +254,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 		return p.events.Failure(kube.ReasonHealthzFailed, health.Server{
 			Name: "healthz", Address: cfg.HealthzAddress, HardFail: cfg.BindAddressHardFail, Log: cfg.Log,
 			Handler: health.Handler(health.Config{
-				Proxy: p.proxy, Eligible: a.model.eligible.Load, Observe: p.queue.metrics.Probed,
+				Proxy: p.proxy, Eligible: a.model.eligible.Load, Observe: p.metrics.Probed,
 				Ready: func() []string {
 					var unknown []string
 					if !a.known.Load() {
@@ -282,7 +283,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	}
 	group.Go(func() error {
 		return node.Watch(ctx, node.Config{Log: cfg.Log, Update: func(state node.State) {
-			p.queue.enqueue(func(m *model) { m.here.SetState(state) })
+			p.queue.Enqueue(func(m *model) { m.here.SetState(state) })
 		}})
 	})
 	group.Go(func() error { return a.newStatusServer(dp, m, started).Run(ctx) })
@@ -322,7 +323,7 @@ type monitors struct {
 func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p parts) (m monitors, err error) {
 	m.hooks = datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
 		Lock: lock, Synced: p.firstSync, Interval: cmp.Or(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
-		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: p.queue.metrics.SocketsEnded,
+		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: p.metrics.SocketsEnded,
 		Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.devices = datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
@@ -332,7 +333,7 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 	m.flows, err = flow.NewMonitor(flow.MonitorConfig{
 		Config:    flow.Config{Maps: dp.Maps(), Timeouts: cfg.FlowTimeouts},
 		Swept:     func(inUse flow.OriginalDsts) { pruneAddrs(p.queue, p.writer, inUse) },
-		Searched:  p.queue.metrics.Cleaned,
+		Searched:  p.metrics.Cleaned,
 		Emergency: p.events.Emergency, Log: cfg.Log,
 	})
 
@@ -343,11 +344,11 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 // must be called before ids are assigned, see [metrics.NewServices].
 func (a *agent) newGatherers(dp *datapath.Datapath, m monitors, backends *health.Backends) (metrics.Gatherers, *metrics.Services, error) {
 	stats := status.NodeStats{
-		Model: func(ctx context.Context) (metrics.Node, error) { return inLoop(ctx, a, a.modelStats) },
+		Model: func(ctx context.Context) (metrics.Node, error) { return queue.Ask(ctx, a.queue, a.modelStats) },
 		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Healing: backends.Totals, Datapath: dp,
 	}
 	tables := dp.Maps().Tables
-	registry, err := metrics.NewRegistry(a.queue.metrics, metrics.NewNodeCollector(a.cfg.Version, stats.Node),
+	registry, err := metrics.NewRegistry(a.metrics, metrics.NewNodeCollector(a.cfg.Version, stats.Node),
 		metrics.NewBackends(tables, a.cfg.BackendMetrics, a.written.Load))
 	if err != nil || a.cfg.ServiceMetrics == 0 {
 		return metrics.Gatherers{registry}, nil, err
@@ -369,12 +370,12 @@ func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.
 	return status.Server{
 		Socket: a.cfg.Socket, Log: a.cfg.Log, Tables: a.tables,
 		Status: func(ctx context.Context) (status.Status, error) {
-			s, err := inLoop(ctx, a, a.status)
+			s, err := queue.Ask(ctx, a.queue, a.status)
 			s.Started = started
 
 			return s, err
 		},
-		Model:    func(ctx context.Context) (status.Model, error) { return inLoop(ctx, a, a.services) },
+		Model:    func(ctx context.Context) (status.Model, error) { return queue.Ask(ctx, a.queue, a.services) },
 		Datapath: dp, Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status,
 	}
 }

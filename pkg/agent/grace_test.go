@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -16,23 +17,23 @@ func (p *loopScene) retire(t *testing.T, n int) {
 	t.Helper()
 	svc := *web()
 	svc.Name.Name = fmt.Sprintf("web-%d", n)
-	sinkOf(p.queue).SetService(svc, nil)
+	sinkOf(p.agent).SetService(svc, nil)
 	p.mustFinish(t)
-	sinkOf(p.queue).DeleteService(svc.Name)
+	sinkOf(p.agent).DeleteService(svc.Name)
 	p.mustFinish(t)
 }
 
 // mustFinish waits until the loop has applied all changes.
 func (p *loopScene) mustFinish(t *testing.T) {
 	t.Helper()
-	if _, err := inLoop(t.Context(), p.agent, func() struct{} { return struct{}{} }); err != nil {
+	if _, err := queue.Ask(t.Context(), p.queue, func() struct{} { return struct{}{} }); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func (p *loopScene) inGrace(t *testing.T) bool {
 	t.Helper()
-	running, err := inLoop(t.Context(), p.agent, func() bool { return p.grace.running })
+	running, err := queue.Ask(t.Context(), p.queue, func() bool { return p.grace.running })
 	lab.Must(t, err)
 
 	return running
@@ -42,7 +43,7 @@ func (p *loopScene) inGrace(t *testing.T) bool {
 func (a *agent) mustRetireAll(t *testing.T) {
 	t.Helper()
 	lab.Eventually(t, "nothing waits for a grace period", func() bool {
-		waiting, err := inLoop(t.Context(), a, func() bool { return a.grace.running || a.writer.Retired() })
+		waiting, err := queue.Ask(t.Context(), a.queue, func() bool { return a.grace.running || a.writer.Retired() })
 
 		return err == nil && !waiting
 	})
@@ -57,9 +58,9 @@ func TestGracePeriod(t *testing.T) {
 	p.retire(t, 1)
 	lab.Eventually(t, "in a grace period", func() bool { return p.inGrace(t) })
 
-	sinkOf(p.queue).SetService(*web(), nil)
+	sinkOf(p.agent).SetService(*web(), nil)
 	lab.Eventually(t, "programmed meanwhile", func() bool {
-		programmed, err := inLoop(t.Context(), p.agent, func() bool {
+		programmed, err := queue.Ask(t.Context(), p.queue, func() bool {
 			status, ok := p.writer.Status(lb.ServiceName{Namespace: "ns", Name: "web"})
 
 			return ok && status.Programmed

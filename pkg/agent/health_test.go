@@ -18,6 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/health"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -57,7 +59,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	proxy := health.NewProxy(health.ProxyConfig{Families: []lb.Family{lb.IPv4}, Now: now})
 	p.agent = newAgent(cfg, parts{
-		queue: newEventQueue(proxy.Queued, time.Now), source: idleSource{}, writer: writer,
+		queue: queue.New[*model](proxy.Queued), metrics: metrics.NewSync(time.Now), source: idleSource{}, writer: writer,
 		tables: p.fakes.Tables, proxy: proxy, checks: health.NewServices(health.ServicesConfig{Healthy: proxy.Healthy}),
 		waitForPrograms: func() error {
 			if wait := p.wait.Load(); wait != nil {
@@ -83,7 +85,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 // once two minutes have passed.
 func (p *loopScene) mustPass(t *testing.T, healthy bool) {
 	t.Helper()
-	if _, err := inLoop(t.Context(), p.agent, func() struct{} { return struct{}{} }); err != nil {
+	if _, err := queue.Ask(t.Context(), p.queue, func() struct{} { return struct{}{} }); err != nil {
 		t.Fatal(err)
 	}
 	p.passed.Add(int64(2 * time.Minute))
@@ -95,9 +97,9 @@ func (p *loopScene) mustPass(t *testing.T, healthy bool) {
 func TestOneFailingServiceIsHealthy(t *testing.T) {
 	p := mustRunLoop(t)
 	mustChange(t, p, func(*model) { p.fakes.FrontendIDs.Capacity = len(p.fakes.FrontendIDs.Entries) + 2 })
-	sinkOf(p.queue).SetService(*web(), nil)
+	sinkOf(p.agent).SetService(*web(), nil)
 	p.mustPass(t, true)
-	model, err := inLoop(t.Context(), p.agent, p.services)
+	model, err := queue.Ask(t.Context(), p.queue, p.services)
 	if err != nil || len(model.Errors) == 0 {
 		t.Fatalf("no Service fails: %v", err)
 	}
@@ -109,13 +111,13 @@ func TestOneFailingServiceIsHealthy(t *testing.T) {
 func TestNothingCanBeProgrammed(t *testing.T) {
 	p := mustRunLoop(t)
 	p.broken.Store(true)
-	sinkOf(p.queue).SetService(*web(), nil)
+	sinkOf(p.agent).SetService(*web(), nil)
 	p.mustPass(t, false)
 	p.mustPass(t, false)
 	mustChange(t, p, func(*model) {}) // nothing that is written
 	p.mustPass(t, false)
 	p.broken.Store(false)
-	sinkOf(p.queue).DeleteService(web().Name)
+	sinkOf(p.agent).DeleteService(web().Name)
 	p.mustPass(t, true)
 }
 
@@ -123,7 +125,7 @@ func TestNothingCanBeProgrammed(t *testing.T) {
 func TestProgrammedByARetry(t *testing.T) {
 	p := mustRunLoop(t)
 	p.broken.Store(true)
-	sinkOf(p.queue).SetService(*web(), nil)
+	sinkOf(p.agent).SetService(*web(), nil)
 	p.mustPass(t, false)
 	p.broken.Store(false)
 	lab.Eventually(t, "healthy", p.proxy.Healthy)
@@ -131,7 +133,7 @@ func TestProgrammedByARetry(t *testing.T) {
 
 func mustChange(t *testing.T, p *loopScene, change func(*model)) {
 	t.Helper()
-	if _, err := inLoop(t.Context(), p.agent, func() struct{} { change(p.model); return struct{}{} }); err != nil {
+	if _, err := queue.Ask(t.Context(), p.queue, func() struct{} { change(p.model); return struct{}{} }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -140,7 +142,7 @@ func mustChange(t *testing.T, p *loopScene, change func(*model)) {
 func TestHangingLoop(t *testing.T) {
 	p := mustRunLoop(t)
 	hung, release := make(chan struct{}), make(chan struct{})
-	p.queue.enqueue(func(*model) { close(hung); <-release })
+	p.queue.Enqueue(func(*model) { close(hung); <-release })
 	<-hung
 	if !p.proxy.Healthy() {
 		t.Error("unhealthy at once")
@@ -195,7 +197,7 @@ func TestSocketAnswersFromTheLoop(t *testing.T) {
 	lab.MustRun(t, p.newStatusServer(nil, monitors{flows: new(flow.Monitor)}, time.Time{}).Run)
 	client := status.NewClient(p.cfg.Socket)
 	lab.Eventually(t, "answered", func() bool { _, err := client.Services(t.Context()); return err == nil })
-	sinkOf(p.queue).SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
+	sinkOf(p.agent).SetService(*web(), []lb.Problem{{Object: "Service ns/web", Field: "f", Message: "m"}})
 	services, err := client.Services(t.Context())
 	if err != nil || len(services) != 1 || services[0].Name != "ns/web" || len(services[0].Problems) == 0 || services[0].Problems[0].Field != "f" {
 		t.Fatalf("services are %+v, %v, want ns/web with its problem", services, err)
@@ -204,14 +206,14 @@ func TestSocketAnswersFromTheLoop(t *testing.T) {
 	if desired, err := client.Desired(t.Context()); err != nil || len(desired) < 11 {
 		t.Errorf("%d frontends are desired, %v, want at least 11", len(desired), err)
 	}
-	sinkOf(p.queue).DeleteService(web().Name)
+	sinkOf(p.agent).DeleteService(web().Name)
 	if services, err = client.Services(t.Context()); err != nil || len(services) != 0 {
 		t.Errorf("services are %+v, %v, want none", services, err)
 	}
 
 	// What the loop owns is read by the loop alone: an answer waits for it.
 	working, release := make(chan struct{}), make(chan struct{})
-	p.queue.enqueue(func(*model) { close(working); <-release })
+	p.queue.Enqueue(func(*model) { close(working); <-release })
 	<-working
 	soon, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()

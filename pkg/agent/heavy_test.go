@@ -13,6 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/heavy"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -46,9 +48,9 @@ func lightSlice(n int) kube.Slice {
 }
 
 func (p *loopScene) set(h *heavy.Service) {
-	sinkOf(p.queue).SetService(h.Service, nil)
+	sinkOf(p.agent).SetService(h.Service, nil)
 	for _, s := range h.Slices {
-		sinkOf(p.queue).SetSlice(kube.Slice{EndpointSlice: s}, nil)
+		sinkOf(p.agent).SetSlice(kube.Slice{EndpointSlice: s}, nil)
 	}
 }
 
@@ -56,7 +58,7 @@ func (p *loopScene) set(h *heavy.Service) {
 func (p *loopScene) isDecided(t *testing.T, name lb.ServiceName) bool {
 	t.Helper()
 	p.mustFinish(t)
-	waits, err := inLoop(t.Context(), p.agent, func() bool { return p.heavy.Has(name) })
+	waits, err := queue.Ask(t.Context(), p.queue, func() bool { return p.heavy.Has(name) })
 	lab.Must(t, err)
 
 	return !waits
@@ -65,7 +67,7 @@ func (p *loopScene) isDecided(t *testing.T, name lb.ServiceName) bool {
 // isIdle reports whether no heavy Service is being decided.
 func (p *loopScene) isIdle(t *testing.T) bool {
 	t.Helper()
-	idle, err := inLoop(t.Context(), p.agent, func() bool { return !p.heavy.Busy() })
+	idle, err := queue.Ask(t.Context(), p.queue, func() bool { return !p.heavy.Busy() })
 	lab.Must(t, err)
 
 	return idle
@@ -75,7 +77,7 @@ func (p *loopScene) isIdle(t *testing.T) bool {
 func (p *loopScene) inMaps(t *testing.T, name lb.ServiceName) bool {
 	t.Helper()
 	p.mustFinish(t) // and what follows from it is done when the loop comes by again
-	is, err := inLoop(t.Context(), p.agent, func() bool { return p.isProgrammed(name) })
+	is, err := queue.Ask(t.Context(), p.queue, func() bool { return p.isProgrammed(name) })
 	lab.Must(t, err)
 
 	return is
@@ -104,13 +106,13 @@ func (p *loopScene) change(n int) (written int, took time.Duration) {
 			written, took = p.slices-written, time.Since(begin)
 			close(done)
 		} else {
-			p.queue.enqueue(look)
+			p.queue.Enqueue(look)
 		}
 	}
-	p.queue.enqueue(func(m *model) {
+	p.queue.Enqueue(func(m *model) {
 		written = p.slices
 		m.state.SetSlice(slice.EndpointSlice)
-		p.queue.enqueue(look)
+		p.queue.Enqueue(look)
 	})
 	<-done
 
@@ -139,7 +141,7 @@ func TestHeavyServiceHoldsUpNoOther(t *testing.T) {
 	for _, test := range heavyServices {
 		t.Run(test.name, func(t *testing.T) {
 			p := mustRunLoopOn(t, maps.NewFakes(1<<23), 0, realLimits)
-			sinkOf(p.queue).SetService(light(), nil)
+			sinkOf(p.agent).SetService(light(), nil)
 			h := heavy.New(test.ports, test.ranges, test.externalIPs, test.endpoints)
 			h.Algorithm = test.algorithm
 			most, longest := 0, time.Duration(0)
@@ -194,7 +196,7 @@ func TestHeavyServiceIsReported(t *testing.T) {
 	})
 	h := heavy.New(5, 0, 50_000, 2)
 	p.set(h)
-	sinkOf(p.queue).SetService(light(), nil)
+	sinkOf(p.agent).SetService(light(), nil)
 	lab.Eventually(t, "the heavy Service in the maps", func() bool { return p.inMaps(t, h.Name) })
 	mu.Lock()
 	defer mu.Unlock()
@@ -202,7 +204,7 @@ func TestHeavyServiceIsReported(t *testing.T) {
 	if len(events) != 1 || events[0].Service != h.Name || events[0].Note != note || events[0].Reason != kube.ReasonIgnored {
 		t.Errorf("reported is %+v", events)
 	}
-	model, err := inLoop(t.Context(), p.agent, p.services)
+	model, err := queue.Ask(t.Context(), p.queue, p.services)
 	lab.Must(t, err)
 	for _, svc := range model.Services() {
 		if heavy := svc.Name == h.Name.String(); heavy != (len(svc.Problems) == 1) {
@@ -238,7 +240,7 @@ func mustGate(t *testing.T) (*loopScene, *gate) {
 // if it is not there.
 func (p *loopScene) affinityOf(t *testing.T, name lb.ServiceName) uint32 {
 	t.Helper()
-	seconds, err := inLoop(t.Context(), p.agent, func() uint32 {
+	seconds, err := queue.Ask(t.Context(), p.queue, func() uint32 {
 		for _, id := range p.fakes.FrontendIDs.Entries {
 			pool := p.fakes.Pools.Get(p.fakes.Frontends.Get(id).PoolId)
 			port, _, _ := p.fakes.ServicePorts.Lookup(pool.ServicePortId)
@@ -267,18 +269,18 @@ func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 		{"another change", func(p *loopScene, h *heavy.Service) {
 			for n := range 5 {
 				h.Affinity = time.Duration(2+n) * time.Second
-				sinkOf(p.queue).SetService(h.Service, nil)
+				sinkOf(p.agent).SetService(h.Service, nil)
 			}
 		}, 1, 6},
-		{"it goes", func(p *loopScene, h *heavy.Service) { sinkOf(p.queue).DeleteService(h.Name) }, 0, 0},
+		{"it goes", func(p *loopScene, h *heavy.Service) { sinkOf(p.agent).DeleteService(h.Name) }, 0, 0},
 		{"it goes and comes", func(p *loopScene, h *heavy.Service) {
-			sinkOf(p.queue).DeleteService(h.Name)
+			sinkOf(p.agent).DeleteService(h.Name)
 			h.Affinity = 7 * time.Second
-			sinkOf(p.queue).SetService(h.Service, nil)
+			sinkOf(p.agent).SetService(h.Service, nil)
 		}, 1, 7},
 		{"it becomes light", func(p *loopScene, h *heavy.Service) {
 			h.Affinity, h.ExternalIPs = 8*time.Second, nil
-			sinkOf(p.queue).SetService(h.Service, nil)
+			sinkOf(p.agent).SetService(h.Service, nil)
 		}, 0, 8},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -289,7 +291,7 @@ func TestHeavyServiceChangesMeanwhile(t *testing.T) {
 			<-g.begun
 			p.mustFinish(t) // the rest of h
 			test.meanwhile(p, h)
-			sinkOf(p.queue).SetService(light(), nil)
+			sinkOf(p.agent).SetService(light(), nil)
 			lab.Eventually(t, "another Service in the maps meanwhile", func() bool { return p.inMaps(t, light().Name) })
 			g.goOn <- struct{}{}
 			more := test.decided
@@ -338,9 +340,9 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 		case <-stop:
 			return
 		}
-		p.queue.enqueue(again)
+		p.queue.Enqueue(again)
 	}
-	p.queue.enqueue(again)
+	p.queue.Enqueue(again)
 	mustWork := func(n int) {
 		t.Helper()
 		for range n {
@@ -352,7 +354,7 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 	<-rounds
 	svc := *web()
 	svc.HealthCheckNodePort = 32000
-	sinkOf(p.queue).SetService(svc, nil)
+	sinkOf(p.agent).SetService(svc, nil)
 	mustWork(100)
 	for range 5 {
 		p.passed.Add(int64(2 * time.Minute))
@@ -365,7 +367,7 @@ func TestHeavyServiceIsHealthy(t *testing.T) {
 		t.Error("not ready")
 	}
 	published := make(chan bool, 1)
-	p.queue.enqueue(func(*model) {
+	p.queue.Enqueue(func(*model) {
 		isDue := func() (due bool) {
 			p.checks.Publish(func(name lb.ServiceName) bool { due = due || name == svc.Name; return false })
 
@@ -434,7 +436,7 @@ func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration
 	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(1 << 23).Tables})
 	lab.Must(b, err)
 	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)},
-		parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: reconcile.DefaultLimits})
+		parts{queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), writer: writer, limits: reconcile.DefaultLimits})
 	a.synced = true
 	took := func(step string, do func()) {
 		begin := time.Now()

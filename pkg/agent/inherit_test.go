@@ -8,6 +8,8 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
@@ -30,7 +32,7 @@ func TestNothingIsEndedBeforeAllIsProgrammed(t *testing.T) {
 	}
 	searched := false
 	a := newAgent(Config{Log: slog.New(slog.DiscardHandler)},
-		parts{queue: newEventQueue(nil, time.Now), writer: writer, endStale: func() { searched = true }})
+		parts{queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), writer: writer, endStale: func() { searched = true }})
 
 	writer.Delete(lb.ServiceName{Namespace: "ns", Name: "web"})
 	a.apply()

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -25,12 +26,13 @@ import (
 // parts are what an agent works with. A part that is not needed may be left out, except for
 // queue and writer: a dry run has no kernel.
 type parts struct {
-	queue  *eventQueue // any goroutine may add to it
-	source source
-	writer *reconcile.Reconciler
-	tables maps.Tables // written by writer, read by any goroutine
-	proxy  *health.Proxy
-	checks *health.Services
+	queue   *queue.Queue[*model] // any goroutine may add to it
+	metrics *metrics.Sync
+	source  source
+	writer  *reconcile.Reconciler
+	tables  maps.Tables // written by writer, read by any goroutine
+	proxy   *health.Proxy
+	checks  *health.Services
 
 	// endStale starts the search for UDP sockets and flows whose backend or frontend is
 	// gone, and does not wait for it.
@@ -57,7 +59,7 @@ type agent struct {
 	known   atomic.Bool   // everything was programmed once; for any goroutine
 	written atomic.Uint64 // changes when ids do; for any goroutine
 
-	// The goroutine that has the turn ([eventQueue.turn]) owns all of the following.
+	// The goroutine that has the turn of queue owns all of the following.
 	model    *model
 	synced   bool            // all Services and endpoints are known
 	complete bool            // and were programmed once
@@ -102,7 +104,7 @@ const nodeWait = 30 * time.Second
 const restTime = 2 * time.Second
 
 // loop applies queued changes and timers until ctx ends. It takes turns with goroutines that
-// apply the changes which they bring themselves ([eventQueue.flush]).
+// apply the changes which they bring themselves ([queue.Queue.Flush]).
 func (a *agent) loop(ctx context.Context) error {
 	drift := time.NewTicker(cmp.Or(a.cfg.DriftInterval, 10*time.Minute))
 	defer drift.Stop()
@@ -127,32 +129,32 @@ func (a *agent) loop(ctx context.Context) error {
 			due.Reset(time.Until(at))
 		}
 	}
-	a.queue.turn <- func() bool {
+	stop := a.queue.Serve(func() bool {
 		if a.synced {
 			round()
 		}
 
 		return a.synced
-	}
-	defer func() { <-a.queue.turn }() // nothing is programmed after the loop has ended
+	})
+	defer stop() // nothing is programmed after the loop has ended
 
 	for {
 		act := func() {}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.queue.ready:
+		case <-a.queue.Ready():
 		case <-services:
 			services, nodeTimeout = nil, time.After(nodeWait)
 		case <-self:
 			self = nil
-			a.queue.enqueue(func(m *model) { m.here.ObjectReceived() })
+			a.queue.Enqueue(func(m *model) { m.here.ObjectReceived() })
 		case <-pods:
 			pods = nil
-			a.queue.enqueue(func(m *model) { m.optOuts.Received() })
+			a.queue.Enqueue(func(m *model) { m.optOuts.Received() })
 		case <-nodeTimeout:
 			self = nil
-			a.queue.enqueue(func(m *model) { m.here.StopWaiting() })
+			a.queue.Enqueue(func(m *model) { m.here.StopWaiting() })
 		case <-due.C:
 			act = a.retry
 		case <-drift.C:
@@ -162,17 +164,15 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-retired.C: // a grace period may begin
 		}
 		known := services == nil && self == nil
-		if err := a.inTurn(act, round, known); err != nil {
+		if err := a.queue.InTurn(func() error { return a.step(act, round, known) }); err != nil {
 			return err
 		}
 	}
 }
 
-// inTurn calls act and runs a round. Once everything is known, it runs the first
+// step calls act and runs a round. Once everything is known, it runs the first
 // synchronization.
-func (a *agent) inTurn(act, round func(), known bool) error {
-	worker := <-a.queue.turn
-	defer func() { a.queue.turn <- worker }()
+func (a *agent) step(act, round func(), known bool) error {
 	act()
 	round()
 	if !known || a.synced || !a.model.here.HasState() {
@@ -194,9 +194,7 @@ func (a *agent) retry() {
 
 // processQueue applies the queued changes to the model, and programs what follows from them.
 func (a *agent) processQueue() {
-	for _, change := range a.queue.drain() {
-		change(a.model)
-	}
+	a.queue.Apply(a.model)
 	if a.synced {
 		a.measure(metrics.Round{}, a.program)
 	} else {
@@ -238,8 +236,8 @@ func (a *agent) takeOver() {
 
 // pruneAddrs removes the addresses that no Service has any more and that are no flow's
 // original destination. Any goroutine may call it.
-func pruneAddrs(queue *eventQueue, writer *reconcile.Reconciler, inUse flow.OriginalDsts) {
-	queue.enqueue(func(*model) { writer.PruneAddrs(inUse.Addrs, inUse.Begin) }) // the writer is due then
+func pruneAddrs(queue *queue.Queue[*model], writer *reconcile.Reconciler, inUse flow.OriginalDsts) {
+	queue.Enqueue(func(*model) { writer.PruneAddrs(inUse.Addrs, inUse.Begin) }) // the writer is due then
 }
 
 // compare compares the maps with the desired state and repairs them.
@@ -258,7 +256,7 @@ func (a *agent) checkDrift() {
 		a.unwritten = true
 	}
 	for _, d := range drifted {
-		a.queue.metrics.Mended(d.Map)
+		a.metrics.Mended(d.Map)
 		a.cfg.Log.Warn("a map was not as programmed; mended", "map", d.Map, "entry", d.Key, "problem", d.Problem)
 	}
 }
@@ -309,7 +307,7 @@ func (a *agent) endGrace(ctx context.Context) {
 		case <-time.After(graceInterval):
 		}
 	}
-	a.queue.enqueue(func(*model) {
+	a.queue.Enqueue(func(*model) {
 		a.grace.running = false
 		a.writer.EndGrace()
 	})
@@ -351,7 +349,7 @@ func (a *agent) measure(r metrics.Round, do func()) {
 		return
 	}
 	r.Failed, r.Programmed = a.unwritten || a.writer.Due(), a.isProgrammed
-	a.queue.metrics.Done(r)
+	a.metrics.Done(r)
 }
 
 // isProgrammed reports whether a Service is in the maps as it is known, or does not exist.
@@ -359,18 +357,4 @@ func (a *agent) isProgrammed(name lb.ServiceName) bool {
 	_, undecided := a.model.undecided[name]
 
 	return !undecided && !a.heavy.Has(name) && a.writer.Programmed(name)
-}
-
-// inLoop calls compute in the goroutine that has the turn, and returns its result.
-func inLoop[T any](ctx context.Context, a *agent, compute func() T) (T, error) {
-	done := make(chan T, 1)
-	a.queue.enqueue(func(*model) { done <- compute() })
-	select {
-	case <-ctx.Done():
-		var none T
-
-		return none, ctx.Err()
-	case value := <-done:
-		return value, nil
-	}
 }

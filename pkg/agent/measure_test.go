@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -36,7 +37,7 @@ func newMeasured(t *testing.T) *measured {
 	lab.Must(t, err)
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	now := func() time.Time { return m.now }
-	m.agent = newAgent(cfg, parts{queue: newEventQueue(nil, now), writer: writer})
+	m.agent = newAgent(cfg, parts{queue: queue.New[*model](nil), metrics: metrics.NewSync(now), writer: writer})
 
 	return m
 }
@@ -50,7 +51,7 @@ func (m *measured) sync() {
 // retry is what the loop does when the writer is due.
 func (m *measured) retry() { m.measure(metrics.Round{Retry: true}, m.apply) }
 
-func (m *measured) sink() kube.Sink { return sink{m.queue} }
+func (m *measured) sink() kube.Sink { return sink{m.queue, m.agent.metrics} }
 
 // setSlice sends a slice of the Service web, whose change happened at triggered.
 func (m *measured) setSlice(name string, addr string, triggered time.Time) {
@@ -69,7 +70,7 @@ func (m *measured) setSlice(name string, addr string, triggered time.Time) {
 // was observed.
 func (m *measured) check(when, name string, labels map[string]string, want float64) {
 	m.t.Helper()
-	registry, err := metrics.NewRegistry(m.queue.metrics)
+	registry, err := metrics.NewRegistry(m.metrics)
 	lab.Must(m.t, err)
 	if got := scraped(m.t, registry, "kubeproxy_"+name, labels); got != want {
 		m.t.Errorf("%s: %s%v is %v, want %v", when, name, labels, got, want)
@@ -224,7 +225,7 @@ func TestMeasuresDrift(t *testing.T) {
 	}
 	m.measure(metrics.Round{Full: true}, m.checkDrift)
 	m.check("after the check", "sync_full_proxy_rules_duration_seconds", ipv4, 2)
-	registry, err := metrics.NewRegistry(m.queue.metrics)
+	registry, err := metrics.NewRegistry(m.metrics)
 	lab.Must(t, err)
 	if n := scraped(t, registry, "sluice_map_mended_total", map[string]string{"map": maps.NameFrontendIDs}); n != 1 {
 		t.Errorf("%v frontends were mended, want 1", n)
@@ -239,7 +240,7 @@ func TestMeasuresCleanUps(t *testing.T) {
 	flows, err := flow.NewMonitor(flow.MonitorConfig{
 		Config: flow.Config{Maps: pinned}, Log: slog.New(slog.DiscardHandler), Swept: func(flow.OriginalDsts) {},
 		Searched: func(begin time.Time, ended flow.Ended) {
-			m.queue.metrics.Cleaned(begin, ended)
+			m.metrics.Cleaned(begin, ended)
 			searches.Add(1)
 		},
 	})

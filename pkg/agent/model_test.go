@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -84,56 +83,24 @@ func TestReportLogsWhatIsNew(t *testing.T) {
 	}
 }
 
-func TestEventQueueKeepsOrder(t *testing.T) {
-	box := newEventQueue(nil, time.Now)
-	var got [4][]int
-	var senders sync.WaitGroup
-	for sender := range got {
-		senders.Go(func() {
-			for i := range 1000 {
-				box.enqueue(func(*model) { got[sender] = append(got[sender], i) })
-			}
-		})
-	}
-	go func() { senders.Wait(); close(box.ready) }()
-	for range box.ready {
-		for _, change := range box.drain() {
-			change(nil)
-		}
-	}
-	for _, change := range box.drain() {
-		change(nil)
-	}
-	for sender, numbers := range got {
-		if len(numbers) != 1000 {
-			t.Fatalf("sender %d: %d changes arrived, want 1000", sender, len(numbers))
-		}
-		for i, n := range numbers {
-			if i != n {
-				t.Fatalf("sender %d: change %d arrived as number %d", sender, n, i)
-			}
-		}
-	}
-}
-
 // wakingSink is a sink of which the loop works on each change at once, and not the test.
 type wakingSink struct{ sink }
 
-func sinkOf(m *eventQueue) wakingSink { return wakingSink{sink{m}} }
+func sinkOf(a *agent) wakingSink { return wakingSink{sink{a.queue, a.metrics}} }
 
 func (to wakingSink) SetService(svc lb.Service, problems []lb.Problem) {
 	to.sink.SetService(svc, problems)
-	to.wake()
+	to.Enqueue(func(*model) {})
 }
 
 func (to wakingSink) DeleteService(name lb.ServiceName) {
 	to.sink.DeleteService(name)
-	to.wake()
+	to.Enqueue(func(*model) {})
 }
 
 func (to wakingSink) SetSlice(slice kube.Slice, problems []lb.Problem) {
 	to.sink.SetSlice(slice, problems)
-	to.wake()
+	to.Enqueue(func(*model) {})
 }
 
 // web is a Service with everything that a frontend can have.

@@ -10,7 +10,9 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -25,7 +27,7 @@ func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	offline := &Offline{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer, limits: reconcile.DefaultLimits})}
+	offline := newOffline(cfg, writer, reconcile.DefaultLimits)
 	source, err := newSource(cfg, offline.Sink())
 	if err != nil {
 		return nil, err
@@ -76,15 +78,19 @@ type Offline struct{ agent *agent }
 // NewOffline returns an agent that writes with writer. Of cfg it
 // uses the fields about Services, and Log.
 func NewOffline(cfg Config, writer *reconcile.Reconciler) *Offline {
-	return &Offline{newAgent(cfg, parts{queue: newEventQueue(nil, time.Now), writer: writer})}
+	return newOffline(cfg, writer, lb.Limits{})
+}
+
+func newOffline(cfg Config, writer *reconcile.Reconciler, limits lb.Limits) *Offline {
+	return &Offline{newAgent(cfg, parts{queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), writer: writer, limits: limits})}
 }
 
 // Sink receives the objects of the cluster.
-func (o *Offline) Sink() kube.Sink { return sink{o.agent.queue} }
+func (o *Offline) Sink() kube.Sink { return sink{o.agent.queue, o.agent.metrics} }
 
 // SetAddresses sets the addresses of this node.
 func (o *Offline) SetAddresses(addrs []node.Address) {
-	o.agent.queue.enqueue(func(m *model) { m.here.SetState(node.State{Addresses: addrs}) })
+	o.agent.queue.Enqueue(func(m *model) { m.here.SetState(node.State{Addresses: addrs}) })
 }
 
 // Work applies the changes since the last call, and programs what follows from them. Failed
@@ -97,7 +103,7 @@ func (o *Offline) Work() {
 
 		return
 	}
-	o.agent.queue.enqueue(func(m *model) { m.here.StopWaiting() }) // the Node is complete
+	o.agent.queue.Enqueue(func(m *model) { m.here.StopWaiting() }) // the Node is complete
 	o.agent.processQueue()
 	o.agent.takeOver()
 }

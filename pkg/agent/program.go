@@ -170,7 +170,7 @@ func (a *agent) enforce(svc *lb.Service, d decision.Decision) {
 		return
 	}
 	delete(a.model.undecided, name)
-	a.queue.metrics.Resolved(name, d.Resolution)
+	a.metrics.Resolved(name, d.Resolution)
 	a.model.report(source, d.Resolution.Problems)
 	a.checks.Plan(name, d.Check)
 	a.writer.SetPlanned(name, svc.Created, d.Planned)
@@ -179,7 +179,7 @@ func (a *agent) enforce(svc *lb.Service, d decision.Decision) {
 // retire removes a Service from the writer, the health checks and the metrics.
 func (a *agent) retire(name lb.ServiceName) {
 	delete(a.model.undecided, name)
-	a.queue.metrics.Resolved(name, lb.Resolution{})
+	a.metrics.Resolved(name, lb.Resolution{})
 	a.model.report(decisionsAbout(name), nil)
 	a.checks.Plan(name, nil)
 	a.writer.Delete(name)
@@ -198,7 +198,7 @@ func (a *agent) startHeavy() {
 	go func() {
 		d := a.resolve.Decide(s)
 		a.reserve(used.Plus(d.Planned.Room()))
-		a.queue.enqueue(func(*model) {
+		a.queue.Enqueue(func(*model) {
 			if a.heavy.End() {
 				a.enforce(s.Service, d)
 			}

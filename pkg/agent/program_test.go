@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/heavy"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -43,19 +44,19 @@ func TestPanicIsOfOneService(t *testing.T) {
 			p.set(h)
 			lab.Eventually(t, "in the maps", func() bool { return p.inMaps(t, h.Name) })
 			h.Affinity = 2 * time.Second
-			sinkOf(p.queue).SetService(h.Service, nil)
+			sinkOf(p.agent).SetService(h.Service, nil)
 			isReported := func() bool {
-				reported, err := inLoop(t.Context(), p.agent, func() bool { return len(p.model.undecided) == 1 })
+				reported, err := queue.Ask(t.Context(), p.queue, func() bool { return len(p.model.undecided) == 1 })
 
 				return err == nil && reported
 			}
 			lab.Eventually(t, "reported", isReported)
 			for range 3 { // as often as it changes
 				h.HealthCheckNodePort++
-				sinkOf(p.queue).SetService(h.Service, nil)
+				sinkOf(p.agent).SetService(h.Service, nil)
 				lab.Eventually(t, "decided", func() bool { return p.isDecided(t, h.Name) })
 			}
-			sinkOf(p.queue).SetService(light(), nil)
+			sinkOf(p.agent).SetService(light(), nil)
 			lab.Eventually(t, "another Service in the maps", func() bool { return p.inMaps(t, light().Name) })
 			if got := p.affinityOf(t, h.Name); got != 1 {
 				t.Errorf("in the maps is a Service of %d seconds, want 1", got)
@@ -76,7 +77,7 @@ func TestPanicIsOfOneService(t *testing.T) {
 			}
 
 			h.Affinity = 3 * time.Second
-			sinkOf(p.queue).SetService(h.Service, nil)
+			sinkOf(p.agent).SetService(h.Service, nil)
 			lab.Eventually(t, "in the maps", func() bool { return p.inMaps(t, h.Name) })
 			if got := p.affinityOf(t, h.Name); got != 3 {
 				t.Errorf("in the maps is a Service of %d seconds, want 3", got)

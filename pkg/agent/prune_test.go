@@ -12,6 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/health"
+	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -31,12 +33,12 @@ func TestAddressesOutliveTheirService(t *testing.T) {
 		pruneAddrs(a.queue, a.writer, sweeper.OriginalDsts())
 	}
 	inUse, idle := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("192.0.2.1")
-	sinkOf(a.queue).SetService(*web(), nil)
+	sinkOf(a).SetService(*web(), nil)
 	mustBeKnown(t, pinned, inUse, true)
 	mustBeKnown(t, pinned, idle, true)
 	inFlow := mustPutFlow(t, pinned.Flows, 1)
 
-	sinkOf(a.queue).DeleteService(web().Name)
+	sinkOf(a).DeleteService(web().Name)
 	mustHaveNoFrontends(t, a)
 	a.mustRetireAll(t)
 	mustBeKnown(t, pinned, inUse, true)
@@ -80,7 +82,7 @@ func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 	cfg := Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}
 	proxy := health.NewProxy(health.ProxyConfig{})
 	a := newAgent(cfg, parts{
-		queue: newEventQueue(nil, time.Now), source: idleSource{}, writer: writer, tables: pinned.Tables, proxy: proxy,
+		queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), source: idleSource{}, writer: writer, tables: pinned.Tables, proxy: proxy,
 		checks: health.NewServices(health.ServicesConfig{Healthy: proxy.Healthy}), waitForPrograms: pinned.WaitForPrograms,
 	})
 	a.synced, a.complete = true, true
@@ -93,7 +95,7 @@ func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 func mustHaveNoFrontends(t *testing.T, a *agent) {
 	t.Helper()
 	lab.Eventually(t, "no frontends are left", func() bool {
-		used, err := inLoop(t.Context(), a, func() int { return a.writer.Counters().Fill[maps.NameFrontendIDs].Used })
+		used, err := queue.Ask(t.Context(), a.queue, func() int { return a.writer.Counters().Fill[maps.NameFrontendIDs].Used })
 		lab.Must(t, err)
 
 		return used == 0

@@ -14,6 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/pkg/events"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
@@ -71,7 +73,7 @@ func newImpairedScene(t *testing.T) *impairedScene {
 		t.Fatal(err)
 	}
 	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)},
-		parts{queue: newEventQueue(nil, time.Now), writer: writer, events: record})
+		parts{queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), writer: writer, events: record})
 	a.synced, a.complete = true, true
 
 	return &impairedScene{agent: a, fakes: fakes, events: events}

@@ -12,13 +12,15 @@ import (
 // programmed reports whether there are frontends beside that of the probe.
 func (p *loopScene) programmed(t *testing.T) bool {
 	t.Helper()
-	worker := <-p.queue.turn
-	defer func() { p.queue.turn <- worker }()
 	frontends := 0
-	for _, err := range p.tables.FrontendIDs.All() {
-		lab.Must(t, err)
-		frontends++
-	}
+	lab.Must(t, p.queue.InTurn(func() error {
+		for _, err := range p.tables.FrontendIDs.All() {
+			lab.Must(t, err)
+			frontends++
+		}
+
+		return nil
+	}))
 
 	return frontends > 1
 }
@@ -29,12 +31,12 @@ func (p *loopScene) programmed(t *testing.T) bool {
 func TestFlushWorks(t *testing.T) {
 	p := mustRunLoop(t)
 	p.mustFinish(t) // the loop has begun
-	to, caller := sink{p.queue}, goroutine()
+	to, caller := sink{p.queue, p.metrics}, goroutine()
 	for range 100 {
 		worker := make(chan string, 1)
 		to.SetService(*web(), nil)
 		early := p.programmed(t)
-		p.queue.batch(func(*model) { worker <- goroutine() })
+		p.queue.Batch(func(*model) { worker <- goroutine() })
 		to.Flush()
 		after := p.programmed(t)
 		if <-worker == caller && !early {
@@ -64,34 +66,22 @@ func TestFlushDoesNotWait(t *testing.T) {
 	p := mustRunLoop(t)
 	p.mustFinish(t)
 	working, release := make(chan struct{}), make(chan struct{})
-	p.queue.enqueue(func(*model) { close(working); <-release })
+	p.queue.Enqueue(func(*model) { close(working); <-release })
 	<-working
-	to := sink{p.queue}
+	to := sink{p.queue, p.metrics}
 	to.SetService(*web(), nil)
 	to.Flush()
-	if len(p.queue.ready) == 0 {
+	if len(p.queue.Ready()) == 0 {
 		t.Error("the loop does not know that there is more to do")
 	}
 	close(release)
 	lab.Eventually(t, "programmed", func() bool { return p.programmed(t) })
 }
 
-// Changes that are noted do not gather without end while there is more to read.
-func TestLargeBatchNeedsNoFlush(t *testing.T) {
-	p := mustRunLoop(t)
-	p.mustFinish(t)
-	done := make(chan struct{})
-	p.queue.batch(func(*model) { close(done) })
-	for range maxBatch - 1 {
-		p.queue.batch(func(*model) {})
-	}
-	<-done
-}
-
 // What is received before all is known waits for the loop, which programs it with all else.
 func TestFlushBeforeAllIsKnown(t *testing.T) {
 	p := mustRunLoopOn(t, maps.NewFakes(100), 0, func(a *agent) { a.synced = false })
-	to := sink{p.queue}
+	to := sink{p.queue, p.metrics}
 	to.SetService(*web(), nil)
 	to.Flush()
 	p.mustFinish(t)
