@@ -142,9 +142,6 @@ type source interface {
 	PodsSynced() <-chan struct{}
 }
 
-// verifyInterval is the default of [Config.VerifyInterval].
-const verifyInterval = 30 * time.Second
-
 // Run runs an agent until ctx ends. It must be called in the network namespace
 // of the node. Maps and programs stay in force afterwards. The error wraps
 // [datapath.ErrRunning] if another agent has the maps or the socket.
@@ -156,6 +153,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
+	cfg.VerifyInterval = cmp.Or(cfg.VerifyInterval, 30*time.Second)
 	cfg.Devices = cfg.Local.Rules(cfg.Devices)
 	cfg.Datapath.ScopeBySource = cfg.Local.BySource()
 	cfg.Datapath.PodOptOut = cfg.PodOptOut
@@ -322,12 +320,12 @@ type monitors struct {
 
 func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p parts) (m monitors, err error) {
 	m.hooks = datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
-		Lock: lock, Synced: p.firstSync, Interval: cmp.Or(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
+		Lock: lock, Synced: p.firstSync, Interval: cfg.VerifyInterval, FailFast: cfg.FailFast,
 		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: p.metrics.SocketsEnded,
 		Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.devices = datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
-		Attached: m.hooks.Attached(), Interval: cmp.Or(cfg.VerifyInterval, verifyInterval), FailFast: cfg.FailFast,
+		Attached: m.hooks.Attached(), Interval: cfg.VerifyInterval, FailFast: cfg.FailFast,
 		UplinksAttached: p.proxy.Attached, Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.flows, err = flow.NewMonitor(flow.MonitorConfig{

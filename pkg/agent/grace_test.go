@@ -33,7 +33,7 @@ func (p *loopScene) mustFinish(t *testing.T) {
 
 func (p *loopScene) inGrace(t *testing.T) bool {
 	t.Helper()
-	running, err := queue.Ask(t.Context(), p.queue, func() bool { return p.grace.running })
+	running, err := queue.Ask(t.Context(), p.queue, p.writer.InGrace)
 	lab.Must(t, err)
 
 	return running
@@ -43,7 +43,7 @@ func (p *loopScene) inGrace(t *testing.T) bool {
 func (a *agent) mustRetireAll(t *testing.T) {
 	t.Helper()
 	lab.Eventually(t, "nothing waits for a grace period", func() bool {
-		waiting, err := queue.Ask(t.Context(), a.queue, func() bool { return a.grace.running || a.writer.Retired() })
+		waiting, err := queue.Ask(t.Context(), a.queue, func() bool { return a.writer.InGrace() || a.writer.Retired() })
 
 		return err == nil && !waiting
 	})

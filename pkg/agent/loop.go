@@ -3,12 +3,15 @@ package agent
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	stdmaps "maps"
 	"net/netip"
 	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/decision"
@@ -65,7 +68,9 @@ type agent struct {
 	complete bool            // and were programmed once
 	heavy    *decision.Heavy // nil: all Services are resolved in turn
 	impaired status.Impaired // as last reported
-	grace    grace
+	// graceBegun is when the last grace period began. What was taken out of the maps is used again only
+	// after all programs have ended that may still use it.
+	graceBegun time.Time
 
 	newlyFailed bool  // a write has failed since impaired Services were reported
 	failing     bool  // a write has failed since all changes were known to be in force
@@ -266,51 +271,39 @@ func (a *agent) checkDrift() {
 // programs blocks a thread for as long as it takes, and costs as much as several changes.
 const graceInterval = time.Second
 
-// grace is the state of grace periods. What was taken out of the maps is used again only
-// after all programs have ended that may still use it.
-type grace struct {
-	running bool
-	begun   time.Time // the last one
-}
-
 // beginGrace starts a grace period if something was retired. If the last one started too
 // recently, it returns how long to wait, else zero.
 func (a *agent) beginGrace(ctx context.Context) time.Duration {
-	if a.grace.running || !a.writer.Retired() {
+	if a.writer.InGrace() || !a.writer.Retired() {
 		return 0
 	}
-	if rest := time.Until(a.grace.begun.Add(graceInterval)); rest > 0 {
+	if rest := time.Until(a.graceBegun.Add(graceInterval)); rest > 0 {
 		return rest
 	}
-	a.grace.running, a.grace.begun = true, time.Now()
+	a.graceBegun = time.Now()
 	a.writer.BeginGrace()
-	go a.endGrace(ctx)
+	go endGrace(ctx, a.waitForPrograms, a.cfg.Log, func() {
+		a.queue.Enqueue(func(*model) { a.writer.EndGrace() })
+	})
 
 	return 0
 }
 
-// endGrace ends the grace period when all programs have ended. The loop does not wait
-// for it.
-func (a *agent) endGrace(ctx context.Context) {
-	for failed := false; ; {
-		err := a.waitForPrograms()
-		if err == nil {
-			break
+// endGrace calls ended when all programs have ended, unless ctx ends before. The loop does not wait for it.
+func endGrace(ctx context.Context, waitForPrograms func() error, log *slog.Logger, ended func()) {
+	failed := false
+	err := wait.PollUntilContextCancel(ctx, graceInterval, true, func(context.Context) (bool, error) {
+		err := waitForPrograms()
+		if err != nil && !failed {
+			log.Error("what was taken out of the maps cannot be used again; trying again", "error", err)
+			failed = true
 		}
-		if !failed {
-			a.cfg.Log.Error("what was taken out of the maps cannot be used again; trying again", "error", err)
-		}
-		failed = true
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(graceInterval):
-		}
-	}
-	a.queue.Enqueue(func(*model) {
-		a.grace.running = false
-		a.writer.EndGrace()
+
+		return err == nil, nil
 	})
+	if err == nil {
+		ended()
+	}
 }
 
 // reportApplied reports to the health checks that the changes of this round are in force,

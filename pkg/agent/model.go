@@ -2,9 +2,7 @@ package agent
 
 import (
 	"log/slog"
-	stdmaps "maps"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/pkg/config"
@@ -92,16 +90,6 @@ func (m *model) report(source string, problems []lb.Problem) {
 		return
 	}
 	m.problems[source] = problems
-}
-
-// allProblems returns what had to be left out, sorted by source.
-func (m *model) allProblems() []lb.Problem {
-	all := []lb.Problem{}
-	for _, source := range slices.Sorted(stdmaps.Keys(m.problems)) {
-		all = append(all, m.problems[source]...)
-	}
-
-	return all
 }
 
 // checkNode returns an error if the configuration does not fit the node.

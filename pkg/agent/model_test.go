@@ -74,12 +74,12 @@ func TestReportLogsWhatIsNew(t *testing.T) {
 	if n := strings.Count(log.String(), "spec.externalIPs[0]"); n != 1 {
 		t.Errorf("logged %d times, want once", n)
 	}
-	if len(m.allProblems()) != 1 {
-		t.Errorf("problems are %v, want one", m.allProblems())
+	if len(m.problems) != 1 {
+		t.Errorf("problems are %v, want one", m.problems)
 	}
 	m.report("Service ns/web", nil)
-	if len(m.allProblems()) != 0 {
-		t.Errorf("problems are %v, want none", m.allProblems())
+	if len(m.problems) != 0 {
+		t.Errorf("problems are %v, want none", m.problems)
 	}
 }
 

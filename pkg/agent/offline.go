@@ -27,7 +27,7 @@ func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	offline := newOffline(cfg, writer, reconcile.DefaultLimits)
+	offline := NewOffline(cfg, writer)
 	source, err := newSource(cfg, offline.Sink())
 	if err != nil {
 		return nil, err
@@ -76,13 +76,11 @@ func waitForSource(ctx context.Context, from source) error {
 type Offline struct{ agent *agent }
 
 // NewOffline returns an agent that writes with writer. Of cfg it
-// uses the fields about Services, and Log.
+// uses the fields about Services, and Log. One Service may take as much as of the real maps.
 func NewOffline(cfg Config, writer *reconcile.Reconciler) *Offline {
-	return newOffline(cfg, writer, lb.Limits{})
-}
-
-func newOffline(cfg Config, writer *reconcile.Reconciler, limits lb.Limits) *Offline {
-	return &Offline{newAgent(cfg, parts{queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), writer: writer, limits: limits})}
+	return &Offline{newAgent(cfg, parts{
+		queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), writer: writer, limits: reconcile.DefaultLimits,
+	})}
 }
 
 // Sink receives the objects of the cluster.

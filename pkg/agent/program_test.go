@@ -82,8 +82,8 @@ func TestPanicIsOfOneService(t *testing.T) {
 			if got := p.affinityOf(t, h.Name); got != 3 {
 				t.Errorf("in the maps is a Service of %d seconds, want 3", got)
 			}
-			if len(p.model.allProblems()) > 0 {
-				t.Errorf("problems are left: %v", p.model.allProblems())
+			if len(p.model.problems) > 0 {
+				t.Errorf("problems are left: %v", p.model.problems)
 			}
 		})
 	}

@@ -40,8 +40,11 @@ func (a *agent) status() status.Status {
 		ThroughStack: "the devices are not known yet",
 		Services:     a.model.state.Len(),
 		Writes:       make(map[string]uint64),
-		Problems:     a.model.allProblems(),
+		Problems:     []lb.Problem{},
 		Errors:       status.ErrorsOf(a.writer.Statuses()),
+	}
+	for _, source := range slices.Sorted(stdmaps.Keys(a.model.problems)) {
+		s.Problems = append(s.Problems, a.model.problems[source]...)
 	}
 	for _, pod := range a.model.optOuts.List() {
 		s.OptedOut = append(s.OptedOut, status.OptedOutPod{Pod: pod.Namespace + "/" + pod.Name, UID: pod.UID})

@@ -37,6 +37,9 @@ func (r *Reconciler) Retired() bool {
 	return len(q.queue) > max(q.begun, q.over)
 }
 
+// InGrace reports whether a grace period is running.
+func (r *Reconciler) InGrace() bool { return r.retirement.runs }
+
 // BeginGrace begins a grace period for all that was taken out of the maps so far. The caller then
 // waits until every program has ended that is running now, and calls EndGrace. There is one grace
 // period at a time.
