@@ -27,7 +27,7 @@ import (
 )
 
 // parts are what an agent works with. A part that is not needed may be left out, except for
-// queue and writer: a dry run has no kernel.
+// queue, metrics and writer: a dry run has no kernel.
 type parts struct {
 	queue   *queue.Queue[*model] // any goroutine may add to it
 	metrics *metrics.Sync
@@ -44,15 +44,12 @@ type parts struct {
 	setDevices func([]node.Decision)
 	// waitForPrograms returns when all programs have ended that run now.
 	waitForPrograms func() error
-	firstSync       chan struct{} // closed by the first synchronization
-	// throughStack is why packets to backends on other nodes always pass the network stack, "" if they
-	// need not.
-	throughStack string
-	limits       lb.Limits // of one Service
-	// hadNodePorts are the addresses on which node ports answered when the agent started.
-	hadNodePorts map[netip.Addr]bool
-	events       events.Recorder
-	resolve      decision.Resolver
+	firstSync       chan struct{}       // closed by the first synchronization
+	throughStack    string              // see [node.ModelConfig]
+	hadNodePorts    map[netip.Addr]bool // see [node.ModelConfig]
+	limits          lb.Limits           // of one Service
+	events          events.Recorder
+	resolve         decision.Resolver
 }
 
 // agent decides what is in the maps.
