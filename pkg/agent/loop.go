@@ -194,16 +194,6 @@ func (a *agent) retry() {
 	a.measure(metrics.Round{Retry: true}, a.apply)
 }
 
-// processQueue applies the queued changes to the model, and programs what follows from them.
-func (a *agent) processQueue() {
-	a.queue.Apply(a.model)
-	if a.synced {
-		a.measure(metrics.Round{}, a.program)
-	} else {
-		a.programNode()
-	}
-}
-
 // sync runs once, when everything is known: only now is it certain what an earlier agent
 // programmed and no Service has any more.
 func (a *agent) sync() error {

@@ -6,7 +6,18 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/decision"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/metrics"
 )
+
+// processQueue applies the queued changes to the model, and programs what follows from them.
+func (a *agent) processQueue() {
+	a.queue.Apply(a.model)
+	if a.synced {
+		a.measure(metrics.Round{}, a.program)
+	} else {
+		a.programNode()
+	}
+}
 
 // decidedAtOnce is about how many decisions exist at a time: a decision takes more memory than
 // the Service it is made from, and than what is kept once it is written.
