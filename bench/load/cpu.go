@@ -11,27 +11,15 @@ import (
 // The kernel counts in ticks of 10 ms, so that of a window of a second on two
 // processors a percent is two ticks.
 type CPU struct {
-	User    time.Duration // with nice
-	System  time.Duration // system calls, with what they do in the network stack
+	Busy    time.Duration // all but idle and stolen time, soft interrupts among it
 	SoftIRQ time.Duration
-	IRQ     time.Duration
 	Steal   time.Duration // taken by the hypervisor
 	Idle    time.Duration // with iowait
 }
 
-// Busy is all but idle and stolen time.
-func (c CPU) Busy() time.Duration { return c.User + c.System + c.SoftIRQ + c.IRQ }
-
 // Sub returns the time between an earlier reading and c.
 func (c CPU) Sub(earlier CPU) CPU {
-	return CPU{
-		User:    c.User - earlier.User,
-		System:  c.System - earlier.System,
-		SoftIRQ: c.SoftIRQ - earlier.SoftIRQ,
-		IRQ:     c.IRQ - earlier.IRQ,
-		Steal:   c.Steal - earlier.Steal,
-		Idle:    c.Idle - earlier.Idle,
-	}
+	return CPU{c.Busy - earlier.Busy, c.SoftIRQ - earlier.SoftIRQ, c.Steal - earlier.Steal, c.Idle - earlier.Idle}
 }
 
 // ReadCPU returns what the machine's processors have done since it started.
@@ -55,7 +43,7 @@ func cpuOf(t procfs.CPUStat) CPU {
 	}
 
 	return CPU{
-		User: duration(t.User + t.Nice), System: duration(t.System), SoftIRQ: duration(t.SoftIRQ), IRQ: duration(t.IRQ),
-		Steal: duration(t.Steal), Idle: duration(t.Idle + t.Iowait),
+		Busy:    duration(t.User + t.Nice + t.System + t.SoftIRQ + t.IRQ),
+		SoftIRQ: duration(t.SoftIRQ), Steal: duration(t.Steal), Idle: duration(t.Idle + t.Iowait),
 	}
 }

@@ -326,7 +326,7 @@ func (b *bencher) load(ctx context.Context, from client, work load.Work) (measur
 	if r.Failed > 0 {
 		m.failed = failed
 	}
-	if busy := r.Machine.Busy(); busy > 0 { // a short window may lie between two ticks
+	if busy := r.Machine.Busy; busy > 0 { // a short window may lie between two ticks
 		m.values[report.CPU] = micros(busy) / float64(r.Succeeded)
 		m.values[report.SoftIRQ] = 100 * r.Machine.SoftIRQ.Seconds() / busy.Seconds()
 	}
@@ -354,7 +354,7 @@ func bulk(ctx context.Context, b *bencher, from client, to []netip.AddrPort) (me
 
 	return measured{values: values{
 		report.Throughput: r.BitsPerSecond / 1e9,
-		report.CPUPerGbit: r.Machine.Busy().Seconds() / gbit,
+		report.CPUPerGbit: r.Machine.Busy.Seconds() / gbit,
 	}, stolen: stolen(r.Machine)}, nil
 }
 
@@ -369,7 +369,7 @@ func datagrams(ctx context.Context, b *bencher, from client, to []netip.AddrPort
 func (b *bencher) wholeSeconds() string { return strconv.Itoa(int(math.Ceil(b.duration.Seconds()))) }
 
 func stolen(m load.CPU) float64 {
-	return m.Steal.Seconds() / max(m.Busy()+m.Idle+m.Steal, time.Millisecond).Seconds()
+	return m.Steal.Seconds() / max(m.Busy+m.Idle+m.Steal, time.Millisecond).Seconds()
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
