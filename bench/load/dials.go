@@ -82,30 +82,8 @@ func (d Dials) Run(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup) ([]Di
 		d.Network == "udp" && d.Timeout == 0 {
 		return nil, fmt.Errorf("dials: %+v: want tcp or udp, a target, a rate, a duration, and for udp a timeout", d)
 	}
-	if err := widenPorts(ns); err != nil {
-		return nil, fmt.Errorf("dials: %w", err)
-	}
-	p, err := startRole(ns, cg, "dialer", dialerThreads)
-	if err != nil {
-		return nil, fmt.Errorf("dials: %w", err)
-	}
-	defer p.close()
-	defer context.AfterFunc(ctx, func() { _ = p.kill() })()
-
 	var dials []Dial
-	if err = json.NewEncoder(p.stdin).Encode(d); err == nil {
-		err = gob.NewDecoder(p.stdout).Decode(&dials)
-	}
-	if err != nil {
-		_ = p.stdin.Close() // so that it ends
-	}
-	if failed := p.wait(); failed != nil {
-		err = failed // it has the reason why there is no result
-	}
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
+	if err := runRole(ctx, ns, cg, "dialer", dialerThreads, d, &dials); err != nil {
 		return nil, fmt.Errorf("dials: %w", err)
 	}
 

@@ -88,10 +88,10 @@ func TestAnswerToSomethingElseIsAFailure(t *testing.T) {
 				return
 			}
 			// All that is asked, but for the number.
-			request := make([]byte, defaultRequest)
+			request := make([]byte, requestSize)
 			_, _ = io.ReadFull(conn, request)
 			setNumber(request, 0)
-			_, _ = conn.Write(append(request, make([]byte, defaultResponse-defaultRequest)...))
+			_, _ = conn.Write(append(request, make([]byte, responseSize-requestSize)...))
 			_, _ = io.Copy(io.Discard, conn)
 			_ = conn.Close()
 		}

@@ -129,7 +129,7 @@ func newClient(w *Work, number int) *client {
 	}
 	c := &client{
 		work: w, number: number, kept: -1, timeout: unix.NsecToTimeval(int64(timeout)),
-		request: newRequest(ask, w.Request, w.Response), answer: make([]byte, w.Response),
+		request: newRequest(ask, requestSize, responseSize), answer: make([]byte, responseSize),
 		slots: make([]bool, slotsOf(w.Duration)), latencies: newLatencies(), lateness: newLatencies(),
 	}
 	for _, target := range w.Targets {
@@ -167,7 +167,7 @@ func (c *client) run(window window) {
 		if due >= window.from {
 			c.last = began
 			if fault.call != "" {
-				c.fail(fmt.Sprintf("%s %v: %v", fault.call, target.addrPort(), fault.errno))
+				c.fail(fmt.Sprintf("%s %v: %v", fault.call, addrPortOf(target), fault.errno))
 			} else {
 				c.succeeded++
 				if c.work.Rate > 0 {
@@ -324,7 +324,7 @@ func (c *client) exchangeOnNewConnection(target *sockaddr) (t clock, f fault) {
 
 // open returns a socket with time-outs, connected if so demanded, or -1.
 func (c *client) open(target *sockaddr, kind int, connected bool) (int, fault) {
-	fd, errno := openSocket(target.family, kind)
+	fd, errno := openSocket(kind)
 	if errno != 0 {
 		return -1, fault{"socket for", errno}
 	}
@@ -376,7 +376,7 @@ func (c *client) askByDatagram(fd int, to *sockaddr) fault {
 		return fault{"receive from", errno}
 	case n != len(c.answer):
 		return fault{"answer of", unix.EBADMSG}
-	case to != nil && !from.is(to):
+	case to != nil && *from != *to:
 		return fault{"answer of", unix.EREMCHG}
 	}
 

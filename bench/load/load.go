@@ -70,6 +70,9 @@ package load
 
 import (
 	"bytes"
+	"context"
+	"encoding/gob"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -137,6 +140,34 @@ func startRole(ns *lab.Namespace, cg *lab.Cgroup, role string, goroutines int) (
 	)
 
 	return startProcess(ns, cg, cmd)
+}
+
+// runRole has this executable do in another role what input says, and reads what comes out. The end
+// of ctx ends the process; then the error is the context's cause.
+func runRole(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, role string, goroutines int, input, output any) error {
+	if err := widenPorts(ns); err != nil {
+		return err
+	}
+	p, err := startRole(ns, cg, role, goroutines)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	defer context.AfterFunc(ctx, func() { _ = p.kill() })()
+	if err = json.NewEncoder(p.stdin).Encode(input); err == nil {
+		err = gob.NewDecoder(p.stdout).Decode(output)
+	}
+	if err != nil {
+		_ = p.stdin.Close() // so that it ends
+	}
+	if failed := p.wait(); failed != nil {
+		err = failed // it has the reason why there is no result
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+
+	return err
 }
 
 // exitAtEnd ends the process when the other end of stdin is closed.

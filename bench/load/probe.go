@@ -1,15 +1,13 @@
 package load
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
-	"sync/atomic"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,22 +20,19 @@ import (
 // one. Its methods must not be called concurrently.
 type Probe struct {
 	process *process
-	results *bufio.Reader
-	busy    bool // an Awaited is not over
+	results *json.Decoder
 }
 
-// question is a request to a probe: connect to Target until Want answers. Without a
-// target it means: give up.
+// question is a request to a probe: connect to Target until Want answers, or until the timeout is over.
 type question struct {
-	Target netip.AddrPort
-	Want   netip.Addr
+	Target  netip.AddrPort
+	Want    netip.Addr
+	Timeout time.Duration
 }
 
-// result is what a probe writes: once with Begun after the first try, and once at the end.
+// result is what a probe writes: once after the first try, and once at the end.
 type result struct {
-	Begun           bool
-	GaveUp          bool
-	First           int64 // ns, of the kernel's CLOCK_MONOTONIC
+	First           time.Duration // by [Clock]; 0: it gave up
 	Tries, Failures int
 }
 
@@ -53,101 +48,49 @@ func StartProbe(ns *lab.Namespace, cg *lab.Cgroup) (*Probe, error) {
 		return nil, fmt.Errorf("start probe: %w", err)
 	}
 
-	return &Probe{process: p, results: bufio.NewReader(p.stdout)}, nil
+	return &Probe{process: p, results: json.NewDecoder(p.stdout)}, nil
 }
 
 // Close ends the process. Closing twice is not an error.
 func (p *Probe) Close() error { return p.process.close() }
 
-// Awaited is a backend that a [Probe] waits for.
-type Awaited struct{ probe *Probe }
+// Await begins to ask target, until a server at the address want answers or the timeout is over. It
+// returns when the first try is over, whatever its outcome. A probe waits for one backend at a time,
+// so that [Probe.Wait] must be called before the next. The end of ctx ends the probe.
+func (p *Probe) Await(ctx context.Context, target netip.AddrPort, want netip.Addr, timeout time.Duration) error {
+	if err := json.NewEncoder(p.process.stdin).Encode(question{target, want, timeout}); err != nil {
+		return fmt.Errorf("ask probe: %w", errors.Join(err, p.Close()))
+	}
+	_, err := p.read(ctx)
 
-// Await begins to ask target, until a server at the address want answers. It
-// returns when the first try is over, whatever its outcome. A probe waits for one
-// backend at a time, so that [Awaited.Wait] must be called before the next.
-func (p *Probe) Await(ctx context.Context, target netip.AddrPort, want netip.Addr) (*Awaited, error) {
-	if p.busy {
-		return nil, errors.New("probe: already waits for a backend")
-	}
-	if err := p.ask(question{Target: target, Want: want}); err != nil {
-		return nil, errors.Join(err, p.Close())
-	}
-	// A try takes 20 ms at most: if ctx ends before, the process hangs.
-	defer context.AfterFunc(ctx, func() { _ = p.process.kill() })()
-	if _, err := p.read(); err != nil {
-		return nil, errors.Join(err, context.Cause(ctx))
-	}
-	p.busy = true
-
-	return &Awaited{p}, nil
+	return err
 }
 
-// Wait waits until the backend has answered. First is when the connect call
-// returned of the first connection that it answered; tries are how many connections
-// were tried, that one included, and failures how many of them were
-// not answered. The end of the context ends the attempt; then the error wraps its
-// cause.
-func (a *Awaited) Wait(ctx context.Context) (first time.Time, tries, failures int, err error) {
-	p, asked := a.probe, make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		_ = p.ask(question{}) // a process that has ended shows when it is read
-		close(asked)
-	})
-	r, err := p.read()
-	if !stop() {
-		<-asked // not to end a later attempt
-	}
-	p.busy = false
+// Wait waits until the backend has answered, and returns when the connect call returned of the first
+// connection that it answered. The end of ctx ends the probe.
+func (p *Probe) Wait(ctx context.Context) (time.Time, error) {
+	r, err := p.read(ctx)
 	switch {
 	case err != nil:
-		return time.Time{}, 0, 0, err
-	case r.GaveUp:
-		err = fmt.Errorf("probe: gave up after %d tries, %d of them failed: %w", r.Tries, r.Failures, context.Cause(ctx))
-
-		return time.Time{}, r.Tries, r.Failures, err
-	}
-	first, err = timeAt(r.First)
-
-	return first, r.Tries, r.Failures, err
-}
-
-func (p *Probe) ask(q question) error {
-	if err := json.NewEncoder(p.process.stdin).Encode(q); err != nil {
-		return fmt.Errorf("ask probe: %w", err)
+		return time.Time{}, err
+	case r.First == 0:
+		return time.Time{}, fmt.Errorf("probe: gave up after %d tries, %d of them failed", r.Tries, r.Failures)
 	}
 
-	return nil
+	return time.Now().Add(r.First - Clock()), nil
 }
 
-func (p *Probe) read() (r result, err error) {
-	line, err := p.results.ReadBytes('\n')
-	if err != nil {
-		return r, fmt.Errorf("probe has ended: %w", errors.Join(err, p.process.wait()))
+func (p *Probe) read(ctx context.Context) (r result, err error) {
+	defer context.AfterFunc(ctx, func() { _ = p.process.kill() })()
+	if err := p.results.Decode(&r); err != nil {
+		return r, fmt.Errorf("probe has ended: %w", errors.Join(err, p.process.wait(), context.Cause(ctx)))
 	}
 
-	return r, json.Unmarshal(line, &r)
-}
-
-// timeAt turns a reading of CLOCK_MONOTONIC, which is the same for all processes,
-// into a time that can be compared with others of this process.
-func timeAt(monotonic int64) (time.Time, error) {
-	reading, err := readMonotonic()
-
-	return time.Now().Add(time.Duration(monotonic - reading)), err
-}
-
-// readMonotonic reads CLOCK_MONOTONIC, in ns.
-func readMonotonic() (int64, error) {
-	var reading unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &reading); err != nil {
-		return 0, fmt.Errorf("read clock: %w", err)
-	}
-
-	return reading.Nano(), nil
+	return r, nil
 }
 
 const (
-	// The one that asks, the one that reads, and what the runtime may want.
+	// The one that asks, and what the runtime may want.
 	probeThreads = 4
 	// Between two tries, so that the probe is no load.
 	probePause = 50 * time.Microsecond
@@ -156,56 +99,41 @@ const (
 	tryTimeout = 20 * time.Millisecond
 )
 
-// poll is the probe's process: it reads questions and writes results.
+// poll is the probe's process: it reads questions and writes results, on one thread.
 func poll(stdin io.Reader, stdout io.Writer) error {
-	p := &poller{
-		questions: make(chan question),
-		results:   json.NewEncoder(stdout),
-		request:   newRequest(askAddress, headerSize, addressSize),
-		answer:    make([]byte, addressSize),
-		timeout:   unix.NsecToTimeval(int64(tryTimeout)),
+	runtime.LockOSThread()
+	if err := wakeInTime(); err != nil {
+		return fmt.Errorf("set timer slack: %w", err)
 	}
-	go p.run()
-	questions := json.NewDecoder(stdin)
-	for {
+	p := &poller{
+		results: json.NewEncoder(stdout),
+		request: newRequest(askAddress, headerSize, addressSize),
+		answer:  make([]byte, addressSize),
+		timeout: unix.NsecToTimeval(int64(tryTimeout)),
+	}
+	for questions := json.NewDecoder(stdin); ; {
 		var q question
-		if err := questions.Decode(&q); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("read question: %w", err)
+		err := questions.Decode(&q)
+		if err == nil {
+			err = p.await(q)
 		}
-		if !q.Target.IsValid() {
-			p.stop.Store(true)
-
-			continue
+		if err != nil {
+			return fmt.Errorf("question: %w", err)
 		}
-		p.stop.Store(false)
-		p.questions <- q
 	}
 }
 
 // poller is the thread that asks.
 type poller struct {
-	questions chan question
-	stop      atomic.Bool
-	results   *json.Encoder
+	results *json.Encoder
 
 	request, answer []byte
 	timeout         unix.Timeval
 }
 
-func (p *poller) run() {
-	err := wakeInTime()
-	for err == nil {
-		err = p.await(<-p.questions)
-	}
-	fmt.Fprintln(os.Stderr, "load:", err)
-	os.Exit(1)
-}
-
-// await asks until the wanted backend answers, or until it is stopped.
+// await asks until the wanted backend answers, or until the time is over.
 func (p *poller) await(q question) error {
-	target, want := newSockaddr(q.Target), q.Want.As16()
+	target, want, deadline := newSockaddr(q.Target), q.Want.As4(), now()+q.Timeout
 	var r result
 	for {
 		server, connected, ok := p.try(&target)
@@ -214,18 +142,16 @@ func (p *poller) await(q question) error {
 			r.Failures++
 		}
 		if r.Tries == 1 {
-			if err := p.results.Encode(result{Begun: true}); err != nil {
+			if err := p.results.Encode(r); err != nil {
 				return err
 			}
 		}
 		switch {
-		case ok && netip.AddrFrom16(server).Unmap() == netip.AddrFrom16(want).Unmap():
+		case ok && server == want:
 			r.First = connected
 
 			return p.results.Encode(r)
-		case p.stop.Load():
-			r.GaveUp = true
-
+		case now() > deadline:
 			return p.results.Encode(r)
 		}
 		pause(probePause)
@@ -234,8 +160,8 @@ func (p *poller) await(q question) error {
 
 // try makes a connection, asks for the address of the server, and resets it, so that
 // neither a socket here nor a node that tracks connections keeps state.
-func (p *poller) try(target *sockaddr) (server [16]byte, connected int64, ok bool) {
-	fd, errno := openSocket(target.family, unix.SOCK_STREAM)
+func (p *poller) try(target *sockaddr) (server [4]byte, connected time.Duration, ok bool) {
+	fd, errno := openSocket(unix.SOCK_STREAM)
 	if errno != 0 {
 		return server, 0, false
 	}
@@ -245,10 +171,10 @@ func (p *poller) try(target *sockaddr) (server [16]byte, connected int64, ok boo
 		connectSocket(fd, target) != 0 {
 		return server, 0, false
 	}
-	connected, err := readMonotonic()
-	if err != nil || send(fd, p.request, nil) != 0 || receiveAll(fd, p.answer) != 0 {
+	connected = Clock()
+	if send(fd, p.request, nil) != 0 || receiveAll(fd, p.answer) != 0 {
 		return server, 0, false
 	}
 
-	return [16]byte(p.answer[headerSize:]), connected, true
+	return [4]byte(p.answer[headerSize:]), connected, true
 }

@@ -27,7 +27,7 @@ func beParent() {
 		os.Exit(1)
 	}
 	_, err := Run(context.Background(), nil, nil, Work{
-		Kind: Exchange, Targets: targets("127.0.0.1"), Pause: time.Millisecond, Duration: time.Hour,
+		Kind: Exchange, Targets: targets("127.0.0.1"), Clients: 1, Pause: time.Millisecond, Duration: time.Hour,
 	})
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
@@ -56,7 +56,7 @@ func TestGeneratorThatIsKilled(t *testing.T) {
 		cgroup := lab.MustCgroup(t, "killed")
 		ended := make(chan error)
 		go func() {
-			_, err := Run(t.Context(), p.client, cgroup, Work{Kind: Connect, Targets: targets("10.0.0.2"), Pause: time.Millisecond, Duration: time.Hour})
+			_, err := Run(t.Context(), p.client, cgroup, Work{Kind: Connect, Targets: targets("10.0.0.2"), Clients: 1, Pause: time.Millisecond, Duration: time.Hour})
 			ended <- err
 		}()
 		mustHaveProcesses(t, cgroup, 1)

@@ -27,8 +27,8 @@ import (
 //	ip route add local 100.64.0.0/12 dev lo
 type Server struct{ process *process }
 
-// Serve starts a server, TCP and UDP, IPv4 and IPv6, and returns when it listens. Of
-// the connections it serves 96 at a time, of IPv6 16. The caller closes it.
+// Serve starts a server, TCP and UDP, and returns when it listens. Of the connections it serves 96 at
+// a time. The caller closes it.
 func Serve(ns *lab.Namespace, port uint16) (*Server, error) {
 	p, err := startRole(ns, nil, "server", serverThreads)
 	if err != nil {
@@ -101,17 +101,17 @@ func Own(ns *lab.Namespace, prefix netip.Prefix) error {
 const listening = "listening"
 
 const (
-	// How many connections of a family are served at a time, each by a thread of its
-	// own, so that clients do not wait for each other. More connections wait.
-	conversations4, conversations6 = 96, 16
+	// How many connections are served at a time, each by a thread of its own, so that
+	// clients do not wait for each other. More connections wait.
+	conversations = 96
 	// How many threads wait for a connection, in turn: few, so that what the one
 	// that is woken needs is still in the cache.
 	acceptors = 4
-	// How many answer datagrams of a family.
+	// How many answer datagrams.
 	answerers = 2
 
 	// All of them, and the one that reads stdin.
-	serverThreads = conversations4 + conversations6 + 2*answerers + 1
+	serverThreads = conversations + answerers + 1
 
 	backlog = 4096
 	// A connection is accepted when its first request is there, or after so many
@@ -127,18 +127,24 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 	if err := json.NewDecoder(stdin).Decode(&port); err != nil {
 		return fmt.Errorf("read port: %w", err)
 	}
-	conversations := map[int]int{unix.AF_INET: conversations4, unix.AF_INET6: conversations6}
-	for family, threads := range conversations {
-		if err := serveTCP(family, port, threads); err != nil {
-			return err
-		}
-		fd, err := listen(family, unix.SOCK_DGRAM, port)
-		if err != nil {
-			return err
-		}
-		for range answerers {
-			go answerDatagrams(fd)
-		}
+	tcp, err := listen(unix.SOCK_STREAM, port)
+	if err != nil {
+		return err
+	}
+	turns, err := unix.Eventfd(acceptors, unix.EFD_SEMAPHORE|unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("eventfd: %w", err)
+	}
+	l := &listener{fd: tcp, turns: turns}
+	for range conversations {
+		go l.serve()
+	}
+	udp, err := listen(unix.SOCK_DGRAM, port)
+	if err != nil {
+		return err
+	}
+	for range answerers {
+		go answerDatagrams(udp)
 	}
 	if _, err := fmt.Fprintln(stdout, listening); err != nil {
 		return err
@@ -148,60 +154,26 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 	return nil
 }
 
-// serveTCP starts threads that serve connections.
-func serveTCP(family int, port uint16, threads int) error {
-	fd, err := listen(family, unix.SOCK_STREAM, port)
-	if err != nil {
-		return err
-	}
-	turns, err := unix.Eventfd(acceptors, unix.EFD_SEMAPHORE|unix.EFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("eventfd: %w", err)
-	}
-	l := &listener{fd: fd, turns: turns}
-	for range threads {
-		go l.serve()
-	}
-
-	return nil
-}
-
-// listen returns a socket on the wildcard address of a family. What a TCP socket accepts
-// has its options, too.
-func listen(family, kind int, port uint16) (int, error) {
-	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+// listen returns a socket on the wildcard address. What a TCP socket accepts has its options, too.
+func listen(kind int, port uint16) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("socket: %w", err)
 	}
-	var address unix.Sockaddr = &unix.SockaddrInet4{Port: int(port)}
-	if family == unix.AF_INET6 {
-		address = &unix.SockaddrInet6{Port: int(port)}
-	}
-	type option struct{ level, name, value int }
-	var options []option
-	if family == unix.AF_INET6 {
-		options = append(options, option{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1})
-	}
-	switch {
-	case kind == unix.SOCK_STREAM:
-		options = append(options,
-			option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
-			option{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
-			option{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, requestTimeout})
-	case family == unix.AF_INET:
-		options = append(options, option{unix.IPPROTO_IP, unix.IP_PKTINFO, 1})
-	default:
-		// Answers come from addresses that no device has, which in IPv6 has to be allowed.
-		options = append(options,
-			option{unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1},
-			option{unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1})
-	}
-	for _, o := range options {
-		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
-			return -1, fmt.Errorf("set option %d of socket: %w", o.name, err)
+	options := [][3]int{{unix.IPPROTO_IP, unix.IP_PKTINFO, 1}}
+	if kind == unix.SOCK_STREAM {
+		options = [][3]int{
+			{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
+			{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+			{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, requestTimeout},
 		}
 	}
-	if err := unix.Bind(fd, address); err != nil {
+	for _, o := range options {
+		if err := unix.SetsockoptInt(fd, o[0], o[1], o[2]); err != nil {
+			return -1, fmt.Errorf("set option %d of socket: %w", o[1], err)
+		}
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: int(port)}); err != nil {
 		return -1, fmt.Errorf("bind port %d: %w", port, err)
 	}
 	if kind == unix.SOCK_STREAM {
@@ -224,7 +196,7 @@ type listener struct {
 
 // serve serves one connection after the other, each to its end.
 func (l *listener) serve() {
-	request, answer := make([]byte, maxRequest), make([]byte, maxResponse)
+	request, answer := make([]byte, requestSize), make([]byte, responseSize)
 	var turn [8]byte
 	for n := 0; n != len(turn); {
 		n, _ = read(l.turns, turn[:])
@@ -282,26 +254,24 @@ func converse(fd int, request, answer []byte) {
 	}
 }
 
-// localAddress is where a connection arrived, 16 bytes.
+// localAddress is where a connection arrived, nil if the kernel does not tell.
 func localAddress(fd int) []byte {
 	var local sockaddr
-	local.size = uint32(len(local.bytes))
-	_, _, errno := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd),
-		uintptr(unsafe.Pointer(&local.bytes)), uintptr(unsafe.Pointer(&local.size)))
+	size := uint32(unix.SizeofSockaddrInet4)
+	_, _, errno := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(&local)), uintptr(unsafe.Pointer(&size)))
 	if errno != 0 {
 		return nil
 	}
-	address := local.addrPort().Addr().As16()
 
-	return address[:]
+	return local.Addr[:]
 }
 
 // datagrams is what one thread needs to answer datagrams: a message as it comes,
 // with where it came from and, in its control part, where it arrived.
 type datagrams struct {
 	fd      int
-	request [maxRequest]byte
-	answer  [maxResponse]byte
+	request [requestSize]byte
+	answer  [responseSize]byte
 	client  sockaddr
 	control [8]uint64 // aligned as the kernel wants it
 	part    unix.Iovec
@@ -335,8 +305,8 @@ func (d *datagrams) receive() (n int, ok bool) {
 	d.part.Base = &d.request[0]
 	d.part.SetLen(len(d.request))
 	d.message = unix.Msghdr{
-		Name:    &d.client.bytes[0],
-		Namelen: uint32(len(d.client.bytes)),
+		Name:    (*byte)(unsafe.Pointer(&d.client)),
+		Namelen: unix.SizeofSockaddrInet4,
 		Iov:     &d.part,
 		Control: (*byte)(unsafe.Pointer(&d.control)),
 	}
@@ -362,26 +332,17 @@ func (d *datagrams) call(number uintptr) (uintptr, syscall.Errno) {
 	return r, errno
 }
 
-// arrivedAt is the request's destination, 16 bytes, nil if the kernel did not report it.
-// It makes the control part fit for the answer: any device may send it.
+// arrivedAt is the request's destination, nil if the kernel did not report it. It makes the control part
+// fit for the answer: any device may send it.
 func (d *datagrams) arrivedAt() []byte {
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&d.control))
-	switch at := unix.CmsgLen(0); {
-	case header.Level == unix.IPPROTO_IP && header.Type == unix.IP_PKTINFO:
-		info := (*unix.Inet4Pktinfo)(unsafe.Add(unsafe.Pointer(&d.control), at))
-		info.Ifindex, info.Spec_dst = 0, info.Addr
-
-		address := netip.AddrFrom4(info.Addr).As16()
-
-		return address[:]
-	case header.Level == unix.IPPROTO_IPV6 && header.Type == unix.IPV6_PKTINFO:
-		info := (*unix.Inet6Pktinfo)(unsafe.Add(unsafe.Pointer(&d.control), at))
-		info.Ifindex = 0
-
-		return info.Addr[:]
-	default:
+	if header.Level != unix.IPPROTO_IP || header.Type != unix.IP_PKTINFO {
 		return nil
 	}
+	info := (*unix.Inet4Pktinfo)(unsafe.Add(unsafe.Pointer(&d.control), unix.CmsgLen(0)))
+	info.Ifindex, info.Spec_dst = 0, info.Addr
+
+	return info.Addr[:]
 }
 
 // A request begins with a header, which its response repeats:
@@ -393,10 +354,12 @@ func (d *datagrams) arrivedAt() []byte {
 //	      6-9   number of the request
 //
 // Numbers are big endian. The rest is zeros, but that the response to askAddress
-// continues with the 16 bytes of the address at which the request arrived.
+// continues with the 4 bytes of the address at which the request arrived.
 const (
 	headerSize  = 10
-	addressSize = headerSize + 16
+	addressSize = headerSize + 4
+	// Those of [Work]. A request goes in one packet, so that no algorithm of TCP holds a part back.
+	requestSize, responseSize = 64, 128
 )
 
 const (
@@ -427,7 +390,7 @@ func sizes(header []byte) (request, response int, ok bool) {
 		least = addressSize
 	}
 	ok = (header[0] == askSize || header[0] == askLast || header[0] == askAddress) &&
-		request >= headerSize && request <= maxRequest && response >= least && response <= maxResponse
+		request >= headerSize && request <= requestSize && response >= least && response <= responseSize
 
 	return request, response, ok
 }

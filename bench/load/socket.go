@@ -17,8 +17,8 @@ import (
 // timeout is how long a client waits in one system call.
 const timeout = time.Second
 
-func openSocket(family, kind int) (fd int, errno syscall.Errno) {
-	r, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(family), uintptr(kind|unix.SOCK_CLOEXEC), 0)
+func openSocket(kind int) (fd int, errno syscall.Errno) {
+	r, _, errno := unix.RawSyscall(unix.SYS_SOCKET, unix.AF_INET, uintptr(kind|unix.SOCK_CLOEXEC), 0)
 
 	return int(r), errno
 }
@@ -42,7 +42,7 @@ func setOption(fd int, level, option uintptr, value unsafe.Pointer, size uintptr
 }
 
 func connectSocket(fd int, to *sockaddr) syscall.Errno {
-	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to.bytes)), uintptr(to.size))
+	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(to)), unix.SizeofSockaddrInet4)
 	if errno == unix.EINPROGRESS {
 		return unix.ETIMEDOUT
 	}
@@ -51,7 +51,7 @@ func connectSocket(fd int, to *sockaddr) syscall.Errno {
 }
 
 func bindSocket(fd int, to *sockaddr) syscall.Errno {
-	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&to.bytes)), uintptr(to.size))
+	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(to)), unix.SizeofSockaddrInet4)
 
 	return errno
 }
@@ -62,7 +62,7 @@ func send(fd int, what []byte, to *sockaddr) syscall.Errno {
 	var address unsafe.Pointer
 	var size uintptr
 	if to != nil {
-		address, size = unsafe.Pointer(&to.bytes), uintptr(to.size)
+		address, size = unsafe.Pointer(to), unix.SizeofSockaddrInet4
 	}
 	for len(what) > 0 {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&what[0])),
@@ -80,9 +80,9 @@ func send(fd int, what []byte, to *sockaddr) syscall.Errno {
 // the sender. 0 bytes without an error are the end of a connection.
 func receive(fd int, into []byte, from *sockaddr) (int, syscall.Errno) {
 	var address, size unsafe.Pointer
+	length := uint32(unix.SizeofSockaddrInet4)
 	if from != nil {
-		from.size = uint32(len(from.bytes))
-		address, size = unsafe.Pointer(&from.bytes), unsafe.Pointer(&from.size)
+		address, size = unsafe.Pointer(from), unsafe.Pointer(&length)
 	}
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&into[0])),
@@ -149,45 +149,19 @@ func pause(d time.Duration) {
 func wakeInTime() error { return unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) }
 
 // sockaddr is an address as the kernel takes it, made once.
-type sockaddr struct {
-	bytes  [unix.SizeofSockaddrInet6]byte
-	size   uint32
-	family int
-}
+type sockaddr = unix.RawSockaddrInet4
 
 func newSockaddr(target netip.AddrPort) sockaddr {
-	s := sockaddr{size: unix.SizeofSockaddrInet4, family: unix.AF_INET}
-	address := target.Addr().AsSlice()
-	at := 4
-	if !target.Addr().Is4() {
-		s.size, s.family = unix.SizeofSockaddrInet6, unix.AF_INET6
-		at = 8 // behind the flow label
-	}
-	binary.NativeEndian.PutUint16(s.bytes[:], uint16(s.family))
-	binary.BigEndian.PutUint16(s.bytes[2:], target.Port())
-	copy(s.bytes[at:], address)
+	port := binary.BigEndian.AppendUint16(nil, target.Port())
 
-	return s
+	return sockaddr{Family: unix.AF_INET, Port: binary.NativeEndian.Uint16(port), Addr: target.Addr().As4()}
 }
 
-// addrPort is the way back.
-func (s *sockaddr) addrPort() netip.AddrPort {
-	port := binary.BigEndian.Uint16(s.bytes[2:])
-	if binary.NativeEndian.Uint16(s.bytes[:]) == unix.AF_INET6 {
-		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(s.bytes[8:24])), port)
-	}
+// addrPortOf is the way back.
+func addrPortOf(s *sockaddr) netip.AddrPort {
+	port := binary.NativeEndian.AppendUint16(nil, s.Port)
 
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(s.bytes[4:8])), port)
-}
-
-// is reports whether both are the same address and port.
-func (s *sockaddr) is(other *sockaddr) bool {
-	if other.family == unix.AF_INET {
-		return [8]byte(s.bytes[:8]) == [8]byte(other.bytes[:8])
-	}
-
-	// Without the flow label.
-	return [4]byte(s.bytes[:4]) == [4]byte(other.bytes[:4]) && [16]byte(s.bytes[8:24]) == [16]byte(other.bytes[8:24])
+	return netip.AddrPortFrom(netip.AddrFrom4(s.Addr), binary.BigEndian.Uint16(port))
 }
 
 // resetAtClose makes close end the connection with an RST.

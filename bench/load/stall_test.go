@@ -17,7 +17,7 @@ const stall = 300 * time.Millisecond
 // runWithStall does work of two seconds while the server stands still once.
 func runWithStall(t *testing.T, p pair, server *Server, w Work) Result {
 	t.Helper()
-	w.Kind, w.Targets, w.Duration = Exchange, targets("10.0.0.2"), 2*time.Second
+	w.Kind, w.Targets, w.Clients, w.Duration = Exchange, targets("10.0.0.2"), 1, 2*time.Second
 	cgroup := lab.MustCgroup(t, "stall")
 	ended := make(chan Result, 1)
 	go func() {

@@ -2,8 +2,6 @@ package load
 
 import (
 	"context"
-	"encoding/gob"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -53,15 +51,15 @@ type Work struct {
 	// Closing is used by [Connect] only.
 	Closing Closing
 
-	// Sources are addresses that [Connect] dials from in turn, of the targets' family and all
-	// of the namespace's own. None: the kernel chooses.
+	// Sources are addresses that [Connect] dials from in turn, all of the namespace's own. None: the
+	// kernel chooses.
 	Sources []netip.Addr
 
-	// Targets are taken in turn; client c begins at target c. A client that keeps
+	// Targets are taken in turn, IPv4 as all here; client c begins at target c. A client that keeps
 	// its connection keeps its first target.
 	Targets []netip.AddrPort
 
-	// Clients is how many there are, each a thread; 0: 1.
+	// Clients is how many there are, each a thread.
 	Clients int
 
 	// Rate is how many exchanges are due per second, all clients together, at even
@@ -74,40 +72,13 @@ type Work struct {
 
 	// WarmUp comes before Duration, and counts for nothing.
 	WarmUp, Duration time.Duration
-
-	// Request and Response are sizes in bytes; 0: 64 and 128.
-	Request, Response int
 }
 
-const (
-	defaultRequest, defaultResponse = 64, 128
-
-	// A request goes in one packet, so that no algorithm of TCP holds a part back.
-	maxRequest  = 1024
-	maxResponse = 65000
-
-	// The runtime looks at each a hundred times a second.
-	maxClients = 256
-)
-
-// withDefaults replaces zeros by defaults.
-func (w Work) withDefaults() Work {
-	if w.Clients == 0 {
-		w.Clients = 1
-	}
-	if w.Request == 0 {
-		w.Request = defaultRequest
-	}
-	if w.Response == 0 {
-		w.Response = defaultResponse
-	}
-
-	return w
-}
+// maxClients is as many as the runtime looks at a hundred times a second.
+const maxClients = 256
 
 // Validate returns an error that describes what is wrong with the work.
 func (w Work) Validate() error {
-	w = w.withDefaults()
 	switch w.Kind {
 	case Connect, Exchange, UDPConnected, UDPUnconnected, UDPNew:
 	default:
@@ -117,8 +88,8 @@ func (w Work) Validate() error {
 		return fmt.Errorf("work: no targets")
 	}
 	for _, target := range w.Targets {
-		if !target.IsValid() || target.Port() == 0 || target.Addr().Is4() != w.Targets[0].Addr().Is4() {
-			return fmt.Errorf("work: target %v: want ports, and addresses of one family", target)
+		if !target.Addr().Is4() || target.Port() == 0 {
+			return fmt.Errorf("work: target %v: want an IPv4 address and a port", target)
 		}
 	}
 	if w.Kind != Connect && (w.Closing != ClientCloses || len(w.Sources) > 0) {
@@ -130,8 +101,8 @@ func (w Work) Validate() error {
 		return fmt.Errorf("work: unknown closing %q", w.Closing)
 	}
 	for _, source := range w.Sources {
-		if source.Is4() != w.Targets[0].Addr().Is4() {
-			return fmt.Errorf("work: source %v: want the targets' family", source)
+		if !source.Is4() {
+			return fmt.Errorf("work: source %v: want IPv4", source)
 		}
 	}
 	if w.Clients < 1 || w.Clients > maxClients {
@@ -143,12 +114,6 @@ func (w Work) Validate() error {
 	}
 	if w.Rate > 0 && w.Pause > 0 {
 		return fmt.Errorf("work: a rate and a pause")
-	}
-	if w.Request < headerSize || w.Request > maxRequest {
-		return fmt.Errorf("work: request of %d bytes: want %d to %d", w.Request, headerSize, maxRequest)
-	}
-	if w.Response < headerSize || w.Response > maxResponse {
-		return fmt.Errorf("work: response of %d bytes: want %d to %d", w.Response, headerSize, maxResponse)
 	}
 
 	return nil
@@ -251,33 +216,9 @@ func Run(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, w Work) (Result
 	if err := w.Validate(); err != nil {
 		return Result{}, err
 	}
-	w = w.withDefaults()
-	if err := widenPorts(ns); err != nil {
-		return Result{}, fmt.Errorf("run load: %w", err)
-	}
-	// The clients, the goroutine that waits for the end of the window, and the one that reads stdin.
-	p, err := startRole(ns, cg, "generator", w.Clients+2)
-	if err != nil {
-		return Result{}, fmt.Errorf("run load: %w", err)
-	}
-	defer p.close()
-	defer context.AfterFunc(ctx, func() { _ = p.kill() })()
-
 	var result Result
-	err = json.NewEncoder(p.stdin).Encode(w)
-	if err == nil {
-		err = gob.NewDecoder(p.stdout).Decode(&result)
-	}
-	if err != nil {
-		_ = p.stdin.Close() // so that it ends
-	}
-	if failed := p.wait(); failed != nil {
-		err = failed // it has the reason why there is no result
-	}
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
+	// The clients, the goroutine that waits for the end of the window, and the one that reads stdin.
+	if err := runRole(ctx, ns, cg, "generator", w.Clients+2, w, &result); err != nil {
 		return Result{}, fmt.Errorf("run load: %w", err)
 	}
 

@@ -106,8 +106,12 @@ func (c *control) start(ctx context.Context) (values, error) {
 	for k := range askedAfterStart {
 		i := k * (c.plan.Services - 1) / (askedAfterStart - 1)
 		target, want := netip.AddrPortFrom(c.plan.ClusterIP(i), objects.Port), c.plan.EndpointAddress(i, 1, 0) // which is never replaced
-		if err := c.answered(ctx, target, want); err != nil {
-			return nil, err
+		err := c.probe.Await(ctx, target, want, changeTimeout)
+		if err == nil {
+			_, err = c.probe.Wait(ctx)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%v does not answer at %v after %v: %w", want, target, changeTimeout, err)
 		}
 	}
 	took := time.Since(c.proxy.Started())
@@ -117,18 +121,6 @@ func (c *control) start(ctx context.Context) (values, error) {
 	}
 
 	return values{report.StartTime: took.Seconds(), report.StartCPU: costs.CPU.Seconds()}, nil
-}
-
-// answered waits until a backend answers.
-func (c *control) answered(ctx context.Context, target netip.AddrPort, want netip.Addr) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, fmt.Errorf("%v does not answer at %v after %v", want, target, changeTimeout))
-	defer cancel()
-	awaited, err := c.probe.Await(ctx, target, want)
-	if err == nil {
-		_, _, _, err = awaited.Wait(ctx)
-	}
-
-	return err
 }
 
 // memory reads the proxy's memory when it has been idle for a while.
@@ -178,24 +170,27 @@ func (c *control) latencies(ctx context.Context) (values, error) {
 // one replaces the endpoint of the Service "single", and returns how long after
 // the write, and after the API server's event, a client gets the new one.
 func (c *control) one(ctx context.Context) (fromWrite, fromEvent time.Duration, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, fmt.Errorf("not effective after %v", changeTimeout))
-	defer cancel()
 	c.singles++
-	awaited, err := c.probe.Await(ctx, netip.AddrPortFrom(objects.SingleIP, objects.Port), c.plan.SingleAddress(c.singles))
-	if err != nil {
+	if err := c.probe.Await(ctx, netip.AddrPortFrom(objects.SingleIP, objects.Port), c.plan.SingleAddress(c.singles), changeTimeout); err != nil {
 		return 0, 0, err
 	}
+	writeCtx, cancel := context.WithTimeoutCause(ctx, changeTimeout, fmt.Errorf("not written after %v", changeTimeout))
+	defer cancel()
 	begin := time.Now()
-	if err := c.writer.ChangeSingle(ctx, c.singles); err != nil {
-		return 0, 0, err
+	err = c.writer.ChangeSingle(writeCtx, c.singles)
+	var event time.Time
+	if err == nil {
+		event, err = c.events.wait(writeCtx, c.plan.SingleAddress(c.singles))
 	}
-	event, err := c.events.wait(ctx, c.plan.SingleAddress(c.singles))
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, errors.Join(err, c.probe.Close()) // it has a question that does not count any more
 	}
-	first, _, _, err := awaited.Wait(ctx)
+	first, err := c.probe.Wait(ctx)
+	if err != nil {
+		return 0, 0, fmt.Errorf("not effective after %v: %w", changeTimeout, err)
+	}
 
-	return first.Sub(begin), first.Sub(event), err
+	return first.Sub(begin), first.Sub(event), nil
 }
 
 // churning measures changes one by one while many others are made.
