@@ -7,7 +7,6 @@ package objects
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 )
@@ -63,23 +62,6 @@ func (p Plan) Fits() error {
 	}
 	if p.Services*p.perPlace() > spares {
 		return fmt.Errorf("plan of %d Services with %d endpoints: there are %d addresses for each place", p.Services, p.Endpoints, spares)
-	}
-
-	return nil
-}
-
-// Validate returns an error that describes what is wrong with the plan.
-func (p Plan) Validate() error {
-	if err := p.Fits(); err != nil {
-		return err
-	}
-	for _, place := range []Place{p.Local, p.Remote} {
-		if place.Node == "" || !place.Address.Is4() || !place.Pod.Is4() {
-			return fmt.Errorf("plan with a place %+v: want a node and two IPv4 addresses", place)
-		}
-	}
-	if p.Local.Node == p.Remote.Node {
-		return errors.New("plan with both places on one node")
 	}
 
 	return nil

@@ -21,7 +21,7 @@ func planOf(services, endpoints int) Plan {
 // In the largest plan, every address is in its range and belongs to one only.
 func TestAddresses(t *testing.T) {
 	p := planOf(100_000, 10)
-	if err := p.Validate(); err != nil {
+	if err := p.Fits(); err != nil {
 		t.Fatal(err)
 	}
 	services := netip.MustParsePrefix(ServiceRange)
@@ -51,20 +51,14 @@ func TestAddresses(t *testing.T) {
 }
 
 // A plan that does not fit is refused.
-func TestValidate(t *testing.T) {
-	twice := planOf(1, 1)
-	twice.Remote = twice.Local
-	nowhere := planOf(1, 1)
-	nowhere.Local.Pod = netip.Addr{}
+func TestFits(t *testing.T) {
 	for name, wrong := range map[string]Plan{
 		"too many addresses": planOf(100_000, 12),
 		"no endpoints":       planOf(1, 0),
 		"large slices":       planOf(1, 1001),
-		"one node":           twice,
-		"no pod":             nowhere,
 	} {
-		if wrong.Validate() == nil {
-			t.Errorf("%s: a plan is valid that is not: %+v", name, wrong)
+		if wrong.Fits() == nil {
+			t.Errorf("%s: a plan fits that does not: %+v", name, wrong)
 		}
 	}
 }
