@@ -16,13 +16,10 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// BulkServer is iperf3's server.
-type BulkServer struct{ process *process }
-
 // ServeBulk starts iperf3's server in a namespace, TCP and UDP, on the wildcard
 // address, and returns when it listens. It serves one client at a time. The caller
-// closes it.
-func ServeBulk(ns *lab.Namespace, port uint16) (*BulkServer, error) {
+// closes it, and does nothing else with it.
+func ServeBulk(ns *lab.Namespace, port uint16) (*Server, error) {
 	p, err := startProcess(ns, nil, exec.Command("iperf3", "--server", "--forceflush", "--port", strconv.Itoa(int(port))))
 	if err != nil {
 		return nil, err
@@ -32,16 +29,13 @@ func ServeBulk(ns *lab.Namespace, port uint16) (*BulkServer, error) {
 		if strings.Contains(output.Text(), "listening") {
 			go func() { _, _ = io.Copy(io.Discard, p.stdout) }()
 
-			return &BulkServer{process: p}, nil
+			return &Server{process: p}, nil
 		}
 	}
 	err = errors.Join(output.Err(), p.wait(), p.close())
 
 	return nil, fmt.Errorf("serve bulk on port %d: %w", port, err)
 }
-
-// Close ends the server. Closing twice is not an error.
-func (s *BulkServer) Close() error { return s.process.close() }
 
 // Throughput is the result of sending as much as possible.
 type Throughput struct {

@@ -1,6 +1,7 @@
 // Package load measures connections and datagrams: a load generator, a
 // server that answers it, a probe that sees when a Service leads elsewhere, and
-// iperf3 for bulk transfers. Each is a process in a namespace and a cgroup of the
+// iperf3 for bulk transfers, and a
+// client-go watch to compare a proxy with. Each is a process in a namespace and a cgroup of the
 // lab, so that socket hooks see it as they see a pod. [Main] must be called first.
 //
 // # What is on the clock
@@ -69,6 +70,7 @@
 package load
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/gob"
@@ -93,7 +95,7 @@ import (
 const roleVariable = "SLUICE_LOAD_ROLE"
 
 // roles are the functions of the processes that this package starts.
-var roles = map[string]func(stdin io.Reader, stdout io.Writer) error{"generator": generate, "server": serve, "probe": poll, "dialer": dial}
+var roles = map[string]func(stdin io.Reader, stdout io.Writer) error{"generator": generate, "server": serve, "probe": poll, "dialer": dial, "watcher": follow}
 
 // mainCalled reports whether [Main] runs in this executable. Without it, a child would
 // run the whole program again, which would start another child.
@@ -121,8 +123,8 @@ func Main() {
 	os.Exit(0)
 }
 
-// startRole starts this executable in another role, with so many goroutines at a time.
-// The runtime must not disturb the measurement. Goroutines that measure or serve block in
+// startRole starts this executable in another role, with so many goroutines at a time; 0: with the
+// runtime as it is. Otherwise the runtime must not disturb the measurement. Goroutines that measure or serve block in
 // system calls that the scheduler does not see, so each keeps its P: GOMAXPROCS is the exact
 // number, because the scheduler wakes threads to look for work on spare ones. Garbage
 // collection and preemption are off.
@@ -132,12 +134,10 @@ func startRole(ns *lab.Namespace, cg *lab.Cgroup, role string, goroutines int) (
 	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args[0] = "load-" + role
-	cmd.Env = append(os.Environ(),
-		roleVariable+"="+role,
-		"GOMAXPROCS="+strconv.Itoa(goroutines),
-		"GOGC=off",
-		"GODEBUG=asyncpreemptoff=1",
-	)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	if goroutines > 0 {
+		cmd.Env = append(cmd.Env, "GOMAXPROCS="+strconv.Itoa(goroutines), "GOGC=off", "GODEBUG=asyncpreemptoff=1")
+	}
 
 	return startProcess(ns, cg, cmd)
 }
@@ -168,6 +168,27 @@ func runRole(ctx context.Context, ns *lab.Namespace, cg *lab.Cgroup, role string
 	}
 
 	return err
+}
+
+// ready is what a process prints when it has begun to do what it is for.
+const ready = "ready"
+
+// awaitReady sends the process what it needs, and returns when it is ready. It ends one that does not become so.
+func (p *process) awaitReady(input any) error {
+	err := json.NewEncoder(p.stdin).Encode(input)
+	line := ""
+	if err == nil {
+		line, err = bufio.NewReader(p.stdout).ReadString('\n')
+	}
+	if err == nil && strings.TrimSpace(line) == ready {
+		return nil
+	}
+	_ = p.stdin.Close() // so that it ends
+	if failed := p.wait(); failed != nil {
+		err = failed // it has the reason why there is no line
+	}
+
+	return errors.Join(err, p.close())
 }
 
 // exitAtEnd ends the process when the other end of stdin is closed.

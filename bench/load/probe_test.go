@@ -77,15 +77,11 @@ func TestProbe(t *testing.T) {
 func TestProbeGivesUp(t *testing.T) {
 	p, probe := mustProbed(t)
 	mustLose(t, p)
-	for name, test := range map[string]struct{ target, want string }{
-		"another backend": {"100.64.0.1:8080", "tries, 0 of them failed"},
-		"refused":         {"10.0.0.2:9", "tries, "},
-		"lost":            {"100.96.0.1:8080", "tries, "},
-	} {
-		mustTranslate(t, p.client, netip.MustParseAddrPort(test.target))
+	for name, target := range map[string]string{"another backend": "100.64.0.1:8080", "refused": "10.0.0.2:9", "lost": "100.96.0.1:8080"} {
+		mustTranslate(t, p.client, netip.MustParseAddrPort(target))
 		lab.Must(t, probe.Await(t.Context(), virtual, newBackend.Addr(), 100*time.Millisecond))
-		if _, err := probe.Wait(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: error is %v, want …%s", name, err, test.want)
+		if _, err := probe.Wait(t.Context()); err == nil || !strings.Contains(err.Error(), "of them failed") {
+			t.Errorf("%s: error is %v, want that it gave up", name, err)
 		}
 	}
 	mustTranslate(t, p.client, newBackend)

@@ -1,15 +1,11 @@
 package load
 
 import (
-	"bufio"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -34,18 +30,8 @@ func Serve(ns *lab.Namespace, port uint16) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = json.NewEncoder(p.stdin).Encode(port)
-	line := ""
-	if err == nil {
-		line, err = bufio.NewReader(p.stdout).ReadString('\n')
-	}
-	if err != nil || strings.TrimSpace(line) != listening {
-		_ = p.stdin.Close() // so that it ends
-		if failed := p.wait(); failed != nil {
-			err = failed // it has the reason why there is no line
-		}
-
-		return nil, fmt.Errorf("serve port %d: %w", port, errors.Join(err, p.close()))
+	if err := p.awaitReady(port); err != nil {
+		return nil, fmt.Errorf("serve port %d: %w", port, err)
 	}
 
 	return &Server{process: p}, nil
@@ -80,15 +66,12 @@ func Own(ns *lab.Namespace, prefix netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("lo of %s: %w", ns.Name(), err)
 	}
+	to, err := netlink.ParseIPNet(prefix.String())
+	if err != nil {
+		return err
+	}
 	route := &netlink.Route{
-		Dst: &net.IPNet{
-			IP:   prefix.Addr().AsSlice(),
-			Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()),
-		},
-		LinkIndex: lo.Attrs().Index,
-		Type:      unix.RTN_LOCAL,
-		Table:     unix.RT_TABLE_LOCAL,
-		Scope:     unix.RT_SCOPE_HOST,
+		Dst: to, LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: unix.RT_SCOPE_HOST,
 	}
 	if err := ns.Netlink().RouteReplace(route); err != nil {
 		return fmt.Errorf("own %s in %s: %w", prefix, ns.Name(), err)
@@ -96,9 +79,6 @@ func Own(ns *lab.Namespace, prefix netip.Prefix) error {
 
 	return nil
 }
-
-// The server prints this line when it listens.
-const listening = "listening"
 
 const (
 	// How many connections are served at a time, each by a thread of its own, so that
@@ -146,7 +126,7 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 	for range answerers {
 		go answerDatagrams(udp)
 	}
-	if _, err := fmt.Fprintln(stdout, listening); err != nil {
+	if _, err := fmt.Fprintln(stdout, ready); err != nil {
 		return err
 	}
 	exitAtEnd()

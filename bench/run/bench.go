@@ -194,15 +194,16 @@ func (b *bencher) inTurn(round int) []*side {
 	return sides
 }
 
-// proxyConfig returns the configuration of a side's proxy, with a folder of its own.
-func (b *bencher) proxyConfig(s *side) (proxy.Config, error) {
+// start starts a side's proxy, and returns when it has programmed everything.
+// resync is how often it does so again without a change; 0: its default.
+func (b *bencher) start(ctx context.Context, s *side, resync time.Duration) error {
 	directory, err := os.MkdirTemp(b.folder, s.kind)
 	if err != nil {
-		return proxy.Config{}, fmt.Errorf("folder of %s: %w", s.kind, err)
+		return fmt.Errorf("folder of %s: %w", s.kind, err)
 	}
 	cfg := proxy.Config{
 		Kind: proxy.Kind(s.kind), Namespace: s.Node().Namespace, Cgroup: s.Cgroup, NodeName: s.Node().Name,
-		Kubeconfig: b.api.Kubeconfig(), Binary: b.api.Binary("kube-proxy"), Directory: directory,
+		Kubeconfig: b.api.Kubeconfig(), Binary: b.api.Binary("kube-proxy"), Directory: directory, ResyncPeriod: resync,
 	}
 	switch s.kind {
 	case report.Sluice:
@@ -210,18 +211,6 @@ func (b *bencher) proxyConfig(s *side) (proxy.Config, error) {
 	case report.Baseline:
 		cfg.Binary = b.baseline
 	}
-
-	return cfg, nil
-}
-
-// start starts a side's proxy, and returns when it has programmed everything.
-// resync is how often it does so again without a change; 0: its default.
-func (b *bencher) start(ctx context.Context, s *side, resync time.Duration) error {
-	cfg, err := b.proxyConfig(s)
-	if err != nil {
-		return err
-	}
-	cfg.ResyncPeriod = resync
 	if s.proxy, err = proxy.Start(cfg); err != nil {
 		return err
 	}

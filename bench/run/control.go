@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/bench/objects"
 	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/bench/report"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 const (
@@ -239,11 +240,12 @@ func (c *control) updates(ctx context.Context) (values, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := c.proxyConfig(c.side)
+	cgroup, err := lab.NewCgroup("watch")
 	if err != nil {
 		return nil, err
 	}
-	watch, err := proxy.StartWatch(ctx, cfg)
+	defer cgroup.Close()
+	watch, err := load.StartWatch(ctx, c.Node().Namespace, cgroup, c.api.Kubeconfig())
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +253,7 @@ func (c *control) updates(ctx context.Context) (values, error) {
 	cpu := func() (own, bare time.Duration, err error) {
 		costs, err := c.proxy.Costs()
 		if err == nil {
-			bare, err = watch.CPU()
+			bare, err = proxy.ReadCPU(cgroup)
 		}
 
 		return costs.CPU, bare, err

@@ -29,7 +29,6 @@ import (
 func main() {
 	lab.Main()
 	load.Main()
-	proxy.Main()
 	// The first signal ends the run and keeps what it has; a second one ends the program.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	context.AfterFunc(ctx, stop)

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/bench/load"
-	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/bench/report"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -20,7 +19,6 @@ import (
 func TestMain(m *testing.M) {
 	lab.Main()
 	load.Main()
-	proxy.Main()
 	os.Exit(m.Run())
 }
 

@@ -22,7 +22,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -147,8 +146,11 @@ func (s *Side) addRoutes() error {
 
 // refuse makes the namespace answer a range with ICMP unreachable.
 func refuse(ns *lab.Namespace, prefix netip.Prefix) error {
-	to := &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
-	if err := ns.Netlink().RouteReplace(&netlink.Route{Dst: to, Type: unix.RTN_UNREACHABLE}); err != nil {
+	to, err := netlink.ParseIPNet(prefix.String())
+	if err == nil {
+		err = ns.Netlink().RouteReplace(&netlink.Route{Dst: to, Type: unix.RTN_UNREACHABLE})
+	}
+	if err != nil {
 		return fmt.Errorf("route to %s in %s: %w", prefix, ns.Name(), err)
 	}
 
