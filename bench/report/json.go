@@ -67,13 +67,3 @@ func (r *Run) WriteJSON(w io.Writer) error {
 
 	return nil
 }
-
-// ReadJSON reads what [Run.WriteJSON] wrote.
-func ReadJSON(in io.Reader) (*Run, error) {
-	d := document{Run: new(Run)}
-	if err := json.NewDecoder(in).Decode(&d); err != nil {
-		return nil, fmt.Errorf("run from JSON: %w", err)
-	}
-
-	return d.Run, nil
-}

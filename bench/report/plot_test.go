@@ -88,16 +88,6 @@ func TestPlotsOfOddValues(t *testing.T) {
 	}
 }
 
-func TestPlotsNowhere(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := madeRun().WritePlots(file); err == nil {
-		t.Error("plots were written into a file")
-	}
-}
-
 // Each side has a colour and a shape of its own.
 func TestLooks(t *testing.T) {
 	for i, side := range Sides {

@@ -12,14 +12,15 @@
 package report
 
 import (
+	"errors"
 	"fmt"
 	"math"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -104,16 +105,12 @@ func (g Gap) covers(k key) bool {
 func (r *Run) Add(samples ...Sample) {
 	for _, s := range samples {
 		if math.IsNaN(s.Value) || math.IsInf(s.Value, 0) {
-			r.Miss(Gap{s.Services, s.Case, s.Path, s.Side, s.Round, metricOf(s.Metric).Title + " is not a number"})
-
-			continue
+			r.Gaps = append(r.Gaps, Gap{s.Services, s.Case, s.Path, s.Side, s.Round, metricOf(s.Metric).Title + " is not a number"})
+		} else {
+			r.Samples = append(r.Samples, s)
 		}
-		r.Samples = append(r.Samples, s)
 	}
 }
-
-// Miss records why there are no samples.
-func (r *Run) Miss(gap Gap) { r.Gaps = append(r.Gaps, gap) }
 
 // Machine is what a run was made on.
 type Machine struct {
@@ -131,26 +128,28 @@ func ReadMachine() (Machine, error) {
 	if err := unix.Uname(&name); err != nil {
 		return Machine{}, fmt.Errorf("name of the kernel: %w", err)
 	}
-	var system unix.Sysinfo_t
-	if err := unix.Sysinfo(&system); err != nil {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return Machine{}, err
+	}
+	memory, err := fs.Meminfo()
+	if err != nil {
 		return Machine{}, fmt.Errorf("size of the memory: %w", err)
 	}
-	processors, err := os.ReadFile("/proc/cpuinfo")
+	processors, err := fs.CPUInfo()
 	if err != nil {
 		return Machine{}, fmt.Errorf("model of the processor: %w", err)
 	}
-	fields := make(map[string]string)
-	for line := range strings.Lines(string(processors)) {
-		field, value, _ := strings.Cut(line, ":")
-		fields[strings.TrimSpace(field)] = strings.TrimSpace(value)
+	if memory.MemTotalBytes == nil || len(processors) == 0 {
+		return Machine{}, errors.New("/proc does not tell the size of the memory, or no processor")
 	}
 
 	return Machine{
 		Kernel:     unix.ByteSliceToString(name.Release[:]),
-		CPU:        fields["model name"],
+		CPU:        processors[0].ModelName,
 		Cores:      runtime.NumCPU(),
-		Memory:     int64(system.Totalram) * int64(system.Unit),
-		Hypervisor: slices.Contains(strings.Fields(fields["flags"]), "hypervisor"),
+		Memory:     int64(*memory.MemTotalBytes),
+		Hypervisor: slices.Contains(processors[0].Flags, "hypervisor"),
 		Go:         runtime.Version(),
 	}, nil
 }

@@ -34,15 +34,11 @@ func (r *Run) WriteText(w io.Writer) error {
 	return err
 }
 
-// WriteMarkdown writes the same, as sections of a document. Given numbers of
-// Services, it leaves out the tables of all others.
-func (r *Run) WriteMarkdown(w io.Writer, only ...int) error {
+// WriteMarkdown writes the same, as sections of a document.
+func (r *Run) WriteMarkdown(w io.Writer) error {
 	v := r.view()
 	out := "- " + strings.Join(append(r.describe(), reading...), "\n- ") + "\n\n" + v.goals().markdown("##")
 	for _, services := range v.services() {
-		if len(only) > 0 && !slices.Contains(only, services) {
-			continue
-		}
 		out += "## " + countServices(services) + "\n\n"
 		for _, t := range v.tables(services) {
 			out += t.markdown("###")

@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -16,13 +17,12 @@ var update = flag.Bool("update", false, "write what comes out to testdata")
 func TestText(t *testing.T) {
 	for _, test := range []struct {
 		golden string
-		write  func(out *bytes.Buffer) error
+		write  func(out io.Writer) error
 	}{
-		{"run.txt", func(out *bytes.Buffer) error { return madeRun().WriteText(out) }},
-		{"run.md", func(out *bytes.Buffer) error { return madeRun().WriteMarkdown(out) }},
-		{"run-1000.md", func(out *bytes.Buffer) error { return madeRun().WriteMarkdown(out, 1000) }},
-		{"once.txt", func(out *bytes.Buffer) error { return onceRun().WriteText(out) }},
-		{"empty.txt", func(out *bytes.Buffer) error { return new(Run).WriteText(out) }},
+		{"run.txt", madeRun().WriteText},
+		{"run.md", madeRun().WriteMarkdown},
+		{"once.txt", onceRun().WriteText},
+		{"empty.txt", new(Run).WriteText},
 	} {
 		t.Run(test.golden, func(t *testing.T) {
 			var out bytes.Buffer

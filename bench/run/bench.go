@@ -264,7 +264,7 @@ func (b *bencher) record(ctx context.Context, at report.Sample, v values, err er
 		return
 	}
 	if err != nil {
-		b.report.Miss(report.Gap{Services: at.Services, Case: at.Case, Path: at.Path, Side: at.Side, Round: at.Round, Why: err.Error()})
+		b.report.Gaps = append(b.report.Gaps, report.Gap{Services: at.Services, Case: at.Case, Path: at.Path, Side: at.Side, Round: at.Round, Why: err.Error()})
 		b.logf("%s %s %s: %v", at.Side, at.Case, at.Path, err)
 	}
 	for _, metric := range slices.Sorted(maps.Keys(v)) {
@@ -278,7 +278,7 @@ func (b *bencher) write() error {
 	_, err := b.report.WritePlots(b.output)
 	for name, write := range map[string]func(io.Writer) error{
 		"report.txt": b.report.WriteText,
-		"report.md":  func(w io.Writer) error { return b.report.WriteMarkdown(w) },
+		"report.md":  b.report.WriteMarkdown,
 		"report.json.gz": func(w io.Writer) error {
 			packed := gzip.NewWriter(w)
 

@@ -3,6 +3,7 @@ package main
 import (
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -134,8 +135,8 @@ func mustRun(t *testing.T, ctx context.Context, progress io.Writer, args ...stri
 	if err != nil {
 		t.Fatal(err)
 	}
-	run, err := report.ReadJSON(unpacked)
-	if err != nil {
+	run := new(report.Run)
+	if err := json.NewDecoder(unpacked).Decode(run); err != nil {
 		t.Fatal(err)
 	}
 
