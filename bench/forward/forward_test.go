@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -63,9 +62,7 @@ func BenchmarkForward(b *testing.B) {
 func measure(b *testing.B, flows bool) {
 	cluster := lab.MustNew(b, lab.Config{Nodes: 1, PodsPerNode: 1, Client: true})
 	node, pod := cluster.Nodes[0], cluster.Nodes[0].Pods[0]
-	if err := cluster.Client.AddRoute(node.PodCIDRs[0], node.IPv4); err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, cluster.Client.AddRoute(node.PodCIDRs[0], node.IPv4))
 	dp, devices := mustOpen(b, node)
 	mustProgram(b, dp.Maps())
 	send := mustSender(b, cluster.Client, pod)
@@ -150,11 +147,8 @@ func mustOpen(b *testing.B, node *lab.Node) (*datapath.Datapath, []datapath.Devi
 
 func mustIndex(b *testing.B, node *lab.Node, name string) int {
 	b.Helper()
-	var device netlink.Link
 	device, err := node.Netlink().LinkByName(name)
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 
 	return device.Attrs().Index
 }
@@ -180,9 +174,7 @@ func mustAttachEmpty(b *testing.B, node *lab.Node, devices []datapath.Device) (d
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
 		License:      "GPL",
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	var links []link.Link
 	lab.MustDo(b, node.Namespace, func() error {
 		for _, device := range devices {
@@ -200,9 +192,7 @@ func mustAttachEmpty(b *testing.B, node *lab.Node, devices []datapath.Device) (d
 
 	return func() {
 		for _, l := range links {
-			if err := l.Close(); err != nil {
-				b.Fatal(err)
-			}
+			lab.Must(b, l.Close())
 		}
 	}
 }
@@ -212,15 +202,11 @@ func mustProgram(b *testing.B, m *maps.Pinned) {
 	b.Helper()
 	ip := netip.MustParseAddr("10.96.0.1")
 	for range services {
-		if err := m.Addrs.Put(maps.AddrOf(ip), maps.AddrUse{Flags: maps.AddrService}); err != nil {
-			b.Fatal(err)
-		}
+		lab.Must(b, m.Addrs.Put(maps.AddrOf(ip), maps.AddrUse{Flags: maps.AddrService}))
 		ip = ip.Next()
 	}
 	for _, cidr := range []string{"10.96.0.0/12", "fd00:10:96::/112"} {
-		if err := mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix(cidr)); err != nil {
-			b.Fatal(err)
-		}
+		lab.Must(b, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix(cidr)))
 	}
 }
 

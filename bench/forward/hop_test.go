@@ -94,7 +94,7 @@ func measureHop(b *testing.B, proto uint8) {
 func mustRoute(b *testing.B, c *lab.Cluster) {
 	b.Helper()
 	near, far, pod := c.Nodes[0], c.Nodes[1], c.Nodes[1].Pods[0]
-	for _, err := range []error{
+	lab.Must(b,
 		load.Own(c.Client.Namespace, routedClient),
 		load.Own(pod.Namespace, routedBackend),
 		c.Client.AddRoute(netip.PrefixFrom(pod.IPv4, 32), far.IPv4),
@@ -108,11 +108,7 @@ func mustRoute(b *testing.B, c *lab.Cluster) {
 		near.Sysctl("net/ipv4/conf/eth0/send_redirects", "0"),
 		c.Client.Sysctl("net/ipv4/tcp_tw_reuse", "1"),
 		c.Client.Sysctl("net/ipv4/ip_local_port_range", "1024 65535"),
-	} {
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
+	)
 }
 
 // mustServeNodePort programs a node port with one backend, which is remote, and the devices of the node.
@@ -120,29 +116,17 @@ func mustServeNodePort(b *testing.B, m *maps.Pinned, node *lab.Node, proto uint8
 	b.Helper()
 	hand := mapstest.New(m.Tables)
 	port, err := hand.ServicePort()
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	id, err := hand.Backend(port, backend, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	pool, err := hand.Pool(maps.Pool{ServicePortId: port}, []uint32{id}, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	key := maps.FrontendKeyOf(netip.IPv4Unspecified(), nodePort, proto, maps.ScopeExternal)
-	if err := hand.Frontend(key, maps.KindNodePort, pool); err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, hand.Frontend(key, maps.KindNodePort, pool))
 	address := maps.AddrOf(node.IPv4)
-	if err := hand.Mark(address, maps.AddrNode|maps.AddrNodePort, uint32(mustIndex(b, node, "eth0"))); err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, hand.Mark(address, maps.AddrNode|maps.AddrNodePort, uint32(mustIndex(b, node, "eth0"))))
 	uplink := maps.Device{SourceV4: address, Flags: maps.DeviceTurns}
-	if err := m.Devices.Put(uint32(mustIndex(b, node, "eth0")), uplink); err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, m.Devices.Put(uint32(mustIndex(b, node, "eth0")), uplink))
 }
 
 // mustBeTurned fails unless there are flows, none of which passes the stack of the node.
@@ -150,9 +134,7 @@ func mustBeTurned(b *testing.B, m *maps.Pinned) {
 	b.Helper()
 	flows := 0
 	for entry, err := range m.Flows.All() {
-		if err != nil {
-			b.Fatal(err)
-		}
+		lab.Must(b, err)
 		if !entry.Value.IsTurned() {
 			b.Fatalf("the flow of packets from %v to %v passes the stack", entry.Key.Source(), entry.Key.Destination())
 		}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/realproxy"
 	"github.com/sluice-lb/sluice/test/sluice"
@@ -167,16 +168,24 @@ func (p *Proxy) Writes() (uint64, bool, error) {
 	if err != nil {
 		return 0, false, fmt.Errorf("map writes: %w", err)
 	}
-	var sum uint64
-	for name, writes := range status.Writes {
+	calls, _ := CountWrites(status)
+
+	return calls, true, nil
+}
+
+// CountWrites returns how often an agent has written to maps: by system calls, and to arrays, which
+// are in its memory.
+func CountWrites(s status.Status) (calls, stores uint64) {
+	for name, writes := range s.Writes {
 		switch name {
-		case maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends: // in memory
+		case maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends:
+			stores += writes
 		default:
-			sum += writes
+			calls += writes
 		}
 	}
 
-	return sum, true, nil
+	return calls, stores
 }
 
 // kubeProxy is the real one, with rules that go with it.

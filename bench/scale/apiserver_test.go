@@ -3,7 +3,6 @@ package scale
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path"
@@ -38,28 +37,18 @@ type apiServer struct {
 func mustServe(t testing.TB, ns *lab.Namespace, initial map[string][]byte) *apiServer {
 	t.Helper()
 	listener, err := ns.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	lab.Must(t, err)
+	s := &apiServer{
+		initial: initial, watches: make(map[string]http.ResponseWriter), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
 	}
-	s := &apiServer{initial: initial, watches: make(map[string]http.ResponseWriter)}
-	s.kubeconfig = mustWriteKubeconfig(t, listener.Addr())
+	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, users: [],
+		contexts: [{name: c, context: {cluster: c}}], clusters: [{name: c, cluster: {server: "http://%s"}}]}`, listener.Addr())
+	lab.Must(t, os.WriteFile(s.kubeconfig, []byte(text), 0o600))
 	server := &http.Server{Handler: s}
 	go server.Serve(listener)
 	t.Cleanup(func() { server.Close() })
 
 	return s
-}
-
-func mustWriteKubeconfig(t testing.TB, address net.Addr) string {
-	t.Helper()
-	name := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, users: [],
-		contexts: [{name: c, context: {cluster: c}}], clusters: [{name: c, cluster: {server: "http://%s"}}]}`, address)
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-
-	return name
 }
 
 // ServeHTTP answers a watch that asks for the initial events, which is what
@@ -90,12 +79,8 @@ func (s *apiServer) mustSend(t testing.TB, resource string, event []byte) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, err := s.watches[resource].Write(event); err != nil {
-		t.Fatal(err)
-	}
-	if err := http.NewResponseController(s.watches[resource]).Flush(); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.watches[resource].Write(event)
+	lab.Must(t, err, http.NewResponseController(s.watches[resource]).Flush())
 }
 
 // eventEncoder encodes events as they are on the wire.
@@ -117,9 +102,7 @@ func newEventEncoder(version schema.GroupVersion) *eventEncoder {
 
 func (e *eventEncoder) mustEncode(t testing.TB, kind watch.EventType, object runtime.Object) {
 	t.Helper()
-	if err := e.Encode(&watch.Event{Type: kind, Object: object}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, e.Encode(&watch.Event{Type: kind, Object: object}))
 }
 
 // mustEncodeAll encodes all objects of a resource, with the bookmark that ends

@@ -34,7 +34,8 @@ func BenchmarkStart(b *testing.B) {
 		begin := time.Now()
 		b.StartTimer()
 		n.mustStart(b)
-		cpu += n.mustReadCPU(b)
+		_, took := n.mustReadProcess(b)
+		cpu += took
 		b.StopTimer()
 		attached += n.mustBeAttached(b).Sub(begin)
 		b.StartTimer()
@@ -56,7 +57,8 @@ func BenchmarkRestart(b *testing.B) {
 		lab.Must(b, n.Kill())
 		b.StartTimer()
 		n.mustStart(b)
-		cpu += n.mustReadCPU(b)
+		_, took := n.mustReadProcess(b)
+		cpu += took
 	}
 	b.StopTimer()
 	n.report(b, cpu)
@@ -69,15 +71,17 @@ func (n *node) report(b *testing.B, cpu time.Duration) {
 	const mega = 1e6
 	compareWithGoal(b, b.Elapsed().Seconds()/float64(b.N), "s")
 	b.ReportMetric(cpu.Seconds()/float64(b.N), "cpu-s/op")
-	peak := n.mustReadMemory(b, "VmHWM") / mega
+	process, _ := n.mustReadProcess(b)
+	peak := float64(process.VmHWM) / mega
 	b.ReportMetric(peak, "peak-MB")
 	compareWithGoal(b, peak, "peak-MB")
 	mustHold(b, n.mustMaps(b))
 	calls, _ := n.mustCountWrites(b)
 	b.ReportMetric(float64(calls), "writes")
 	time.Sleep(5 * time.Second)
-	b.ReportMetric(n.mustReadMemory(b, "VmRSS")/mega, "rss-MB")
-	b.ReportMetric(n.mustReadMemory(b, "RssAnon")/mega, "anon-MB")
+	process, _ = n.mustReadProcess(b)
+	b.ReportMetric(float64(process.VmRSS)/mega, "rss-MB")
+	b.ReportMetric(float64(process.RssAnon)/mega, "anon-MB")
 	b.ReportMetric(n.mustReadMapMemory(b)/mega, "maps-MB")
 }
 

@@ -56,7 +56,7 @@ func (c *changes) mustMeasure(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
 		event, i := c.next(b)
-		id, _, err := c.pinned.FrontendIDs.Lookup(frontendOf(i))
+		id, _, err := c.pinned.FrontendIDs.Lookup(maps.FrontendKeyOf(clusterIP(i), 80, unix.IPPROTO_TCP, maps.ScopeInternal))
 		lab.Must(b, err)
 		before := c.pinned.Frontends.Get(id)
 		time.Sleep(5 * time.Millisecond) // until all is quiet
@@ -142,7 +142,8 @@ func (c *changes) mustMeasureCPU(b *testing.B, pace time.Duration) {
 	time.Sleep(idleTime)
 	cpu := (c.node.mustReadClock(b) - before).Seconds() - idle*time.Since(begin).Seconds()
 	b.ReportMetric(cpu*1e6/float64(b.N), "cpu-µs/op")
-	b.ReportMetric(c.node.mustReadMemory(b, "VmRSS")/1e6, "rss-MB")
+	process, _ := c.node.mustReadProcess(b)
+	b.ReportMetric(float64(process.VmRSS)/1e6, "rss-MB")
 }
 
 // leave leaves the processor to the agent for some 60 µs. Go's own sleep would

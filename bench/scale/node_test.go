@@ -1,17 +1,15 @@
 package scale
 
 import (
-	"bufio"
 	"errors"
-	"fmt"
-	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/sluice"
@@ -96,61 +94,27 @@ func mustHold(b *testing.B, pinned *maps.Pinned) {
 	}
 }
 
-// mustCountWrites returns how often the agent has written to maps: by system calls, and to
-// arrays, which are in its memory.
+// mustCountWrites returns what [proxy.CountWrites] does.
 func (n *node) mustCountWrites(b *testing.B) (calls, stores uint64) {
 	b.Helper()
 	status, err := n.Status()
 	lab.Must(b, err)
-	for name, writes := range status.Writes {
-		switch name {
-		case maps.NameFrontends, maps.NamePools, maps.NameSlots, maps.NameBackends:
-			stores += writes
-		default:
-			calls += writes
-		}
-	}
 
-	return calls, stores
+	return proxy.CountWrites(status)
 }
 
-// mustReadMemory returns a value of the agent's /proc/PID/status, in bytes.
-func (n *node) mustReadMemory(b *testing.B, name string) float64 {
+// mustReadProcess returns the memory of the agent, and how long it has run on a processor so far, of
+// which /proc counts hundredths of a second.
+func (n *node) mustReadProcess(b *testing.B) (procfs.ProcStatus, time.Duration) {
 	b.Helper()
-	file, err := os.Open(fmt.Sprintf("/proc/%d/status", n.PID()))
+	process, err := procfs.NewProc(n.PID())
 	lab.Must(b, err)
-	defer file.Close()
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		var kilobytes float64
-		if text, ok := strings.CutPrefix(lines.Text(), name+":"); ok {
-			_, err := fmt.Sscan(text, &kilobytes)
-			lab.Must(b, err)
-
-			return kilobytes * 1024
-		}
-	}
-	b.Fatalf("/proc has no %s", name)
-
-	return 0
-}
-
-// mustReadCPU returns how long the agent has run on a processor so far, of which
-// /proc counts hundredths of a second.
-func (n *node) mustReadCPU(b *testing.B) time.Duration {
-	b.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))
+	memory, err := process.NewStatus()
 	lab.Must(b, err)
-	_, after, _ := strings.Cut(string(stat), ") ") // the name of the program
-	fields := strings.Fields(after)
-	var ticks time.Duration
-	for _, field := range fields[11:13] { // user, system
-		var n time.Duration
-		_, err = fmt.Sscan(field, &n)
-		lab.Must(b, err)
-		ticks += n
-	}
+	stat, err := process.Stat()
+	lab.Must(b, err)
 
-	return ticks * 10 * time.Millisecond
+	return memory, time.Duration(stat.UTime+stat.STime) * 10 * time.Millisecond
 }
 
 // mustReadClock returns how long the agent has run on a processor so far, to the
@@ -175,11 +139,4 @@ func (n *node) mustReadMapMemory(b *testing.B) float64 {
 	}
 
 	return sum
-}
-
-// frontendOf is the key of Service i.
-func frontendOf(i int) maps.FrontendKey {
-	addr := netip.AddrPortFrom(clusterIP(i), 80)
-
-	return maps.FrontendKeyOf(addr.Addr(), addr.Port(), 6, maps.ScopeInternal)
 }
