@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/watch"
+
 	"github.com/sluice-lb/sluice/bench/objects"
 	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/bench/report"
@@ -34,9 +36,10 @@ type bencher struct {
 	sides    []*side
 	closers  []io.Closer
 
-	events  *events
-	singles int // how often the endpoint of the Service "single" was replaced
-	changed int // how often those of other Services were
+	events  <-chan observed
+	watch   watch.Interface // of the events
+	singles int             // how often the endpoint of the Service "single" was replaced
+	changed int             // how often those of other Services were
 
 	stolen []float64 // of each measurement of traffic, the part that the hypervisor took
 }
@@ -113,10 +116,9 @@ func (b *bencher) setUp(ctx context.Context) (err error) {
 	if b.writer, err = objects.NewWriter(b.api.Config()); err != nil {
 		return err
 	}
-	if b.events, err = watchEvents(ctx, b.api.Config()); err != nil {
+	if b.events, b.watch, err = watchEvents(ctx, b.api.Config()); err != nil {
 		return err
 	}
-	b.closers = append(b.closers, b.events)
 	for _, kind := range append([]string{report.Ref}, b.proxies...) {
 		b.logf("building a cluster for %s", kind)
 		if err := b.addSide(kind); err != nil {
@@ -302,6 +304,9 @@ func (b *bencher) close() error {
 	var err error
 	for _, s := range b.sides {
 		err = errors.Join(err, s.stop())
+	}
+	if b.watch != nil {
+		b.watch.Stop()
 	}
 	for _, c := range slices.Backward(b.closers) {
 		err = errors.Join(err, c.Close())

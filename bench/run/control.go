@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -51,24 +52,23 @@ type control struct {
 
 func (b *bencher) control(ctx context.Context, s *side, plan objects.Plan, round int) {
 	c := &control{bencher: b, side: s, plan: plan}
-	steps := []struct {
+	type step struct {
 		name    string
 		measure func(context.Context) (values, error)
-		wanted  bool
-	}{
-		{report.Start, c.start, true}, // all others need it
-		{report.Memory, c.memory, b.cases.MatchString(report.Memory)},
-		{report.ChangeQuiet, c.latencies, b.cases.MatchString(report.ChangeQuiet)},
-		{report.ChangeChurn, c.churning, b.cases.MatchString(report.ChangeChurn)},
-		{report.Updates, c.updates, b.cases.MatchString(report.Updates)},
 	}
-	wanted := b.cases.MatchString(report.Start) || steps[1].wanted || steps[2].wanted || steps[3].wanted || steps[4].wanted
-	if s.kind == report.Ref || !wanted || ctx.Err() != nil {
+	steps := []step{
+		{report.Start, c.start}, // all others need it
+		{report.Memory, c.memory},
+		{report.ChangeQuiet, c.latencies},
+		{report.ChangeChurn, c.churning},
+		{report.Updates, c.updates},
+	}
+	if s.kind == report.Ref || !slices.ContainsFunc(steps, func(s step) bool { return b.cases.MatchString(s.name) }) || ctx.Err() != nil {
 		return
 	}
 	defer b.wake(s)()
 	for _, step := range steps {
-		if !step.wanted {
+		if step.name != report.Start && !b.cases.MatchString(step.name) {
 			continue
 		}
 		v, err := step.measure(ctx)
@@ -181,7 +181,7 @@ func (c *control) one(ctx context.Context) (fromWrite, fromEvent time.Duration, 
 	err = c.writer.ChangeSingle(writeCtx, c.singles)
 	var event time.Time
 	if err == nil {
-		event, err = c.events.wait(writeCtx, c.plan.SingleAddress(c.singles))
+		event, err = c.event(writeCtx, c.plan.SingleAddress(c.singles))
 	}
 	if err != nil {
 		return 0, 0, errors.Join(err, c.probe.Close()) // it has a question that does not count any more
@@ -301,51 +301,46 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// events are the API server's events of the Services for single measurements: the
-// agents get the same ones at about the same moment.
-type events struct {
-	observed chan observed
-	stop     func()
-}
-
 // observed is an endpoint of an event, and when it arrived.
 type observed struct {
 	address string
 	at      time.Time
 }
 
-func watchEvents(ctx context.Context, config *rest.Config) (*events, error) {
+// watchEvents returns the API server's events of the Services for single measurements, until the
+// watch is stopped: the agents get the same ones at about the same moment.
+func watchEvents(ctx context.Context, config *rest.Config) (<-chan observed, watch.Interface, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+		return nil, nil, fmt.Errorf("client of the API server: %w", err)
 	}
 	watch, err := client.DiscoveryV1().EndpointSlices(objects.FewNamespace).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("watch of endpoints: %w", err)
+		return nil, nil, fmt.Errorf("watch of endpoints: %w", err)
 	}
-	e := &events{observed: make(chan observed, 1000), stop: watch.Stop}
+	events := make(chan observed, 1000)
 	go func() {
-		defer close(e.observed)
+		defer close(events)
 		for event := range watch.ResultChan() {
 			at := time.Now()
 			if slice, ok := event.Object.(*discoveryv1.EndpointSlice); ok {
 				for _, endpoint := range slice.Endpoints {
-					e.observed <- observed{endpoint.Addresses[0], at}
+					events <- observed{endpoint.Addresses[0], at}
 				}
 			}
 		}
 	}()
 
-	return e, nil
+	return events, watch, nil
 }
 
-// wait returns when the event with an endpoint arrived.
-func (e *events) wait(ctx context.Context, address netip.Addr) (time.Time, error) {
+// event returns when the event with an endpoint arrived.
+func (b *bencher) event(ctx context.Context, address netip.Addr) (time.Time, error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return time.Time{}, context.Cause(ctx)
-		case o, ok := <-e.observed:
+		case o, ok := <-b.events:
 			if !ok {
 				return time.Time{}, errors.New("the API server has ended the watch")
 			}
@@ -354,11 +349,4 @@ func (e *events) wait(ctx context.Context, address netip.Addr) (time.Time, error
 			}
 		}
 	}
-}
-
-// Close ends the watch.
-func (e *events) Close() error {
-	e.stop()
-
-	return nil
 }

@@ -93,30 +93,19 @@ func readPrograms() (map[ebpf.ProgramID]program, error) {
 		} else if err != nil {
 			return nil, fmt.Errorf("list of programs: %w", err)
 		}
-		p, err := readProgram(id)
-		if err != nil && !errors.Is(err, unix.ENOENT) { // it may have gone
+		p, err := ebpf.NewProgramFromID(id)
+		if errors.Is(err, unix.ENOENT) { // it has gone
+			continue
+		} else if err != nil {
 			return nil, fmt.Errorf("program %d: %w", id, err)
 		}
-		if strings.HasPrefix(p.name, "sluice_") {
-			all[id] = p
+		info, failed := p.Info()
+		stats, err := p.Stats()
+		if err = errors.Join(failed, err, p.Close()); err != nil {
+			return nil, fmt.Errorf("program %d: %w", id, err)
+		}
+		if strings.HasPrefix(info.Name, "sluice_") {
+			all[id] = program{info.Name, stats.RunCount, stats.Runtime}
 		}
 	}
-}
-
-func readProgram(id ebpf.ProgramID) (program, error) {
-	p, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return program{}, err
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return program{}, err
-	}
-	stats, err := p.Stats()
-	if err != nil {
-		return program{}, err
-	}
-
-	return program{info.Name, stats.RunCount, stats.Runtime}, nil
 }

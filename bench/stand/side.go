@@ -60,28 +60,70 @@ func New() (*Side, error) {
 	return s, nil
 }
 
-func (s *Side) build() error {
-	cgroup, err := lab.NewCgroup("bench")
-	if err != nil {
+func (s *Side) build() (err error) {
+	if s.Cgroup, err = lab.NewCgroup("bench"); err != nil {
 		return err
 	}
-	s.Cgroup = cgroup
-	s.closers = append(s.closers, cgroup)
+	s.closers = append(s.closers, s.Cgroup)
 	s.Cluster, err = lab.New(lab.Config{Nodes: 2, PodsPerNode: 2, Client: true, Attachment: lab.PointToPoint})
 	if err != nil {
 		return err
 	}
 	s.closers = append(s.closers, s.Cluster)
-	if err := s.addRoutes(); err != nil {
+	// The ranges of endpoints are routed to the pods that have them.
+	near, far := s.Nodes[0], s.Nodes[1]
+	err = errors.Join(
+		load.Own(s.Near().Namespace, objects.LocalPrefix),
+		load.Own(s.Far().Namespace, objects.RemotePrefix),
+		load.Own(s.Client.Namespace, Sources),
+		near.AddRoute(Sources, s.Client.IPv4),
+		far.AddRoute(Sources, s.Client.IPv4),
+		near.AddRoute(objects.LocalPrefix, s.Near().IPv4),
+		near.AddRoute(objects.RemotePrefix, far.IPv4),
+		far.AddRoute(objects.RemotePrefix, s.Far().IPv4),
+		far.AddRoute(objects.LocalPrefix, near.IPv4),
+		s.Client.AddRoute(netip.PrefixFrom(s.Near().IPv4, 32), near.IPv4),
+		s.Client.AddRoute(netip.PrefixFrom(s.Far().IPv4, 32), far.IPv4),
+		s.Client.AddRoute(objects.RemotePrefix, near.IPv4), // through the node with the proxy
+		// A ClusterIP that no proxy translates is refused at once, and does not time out.
+		refuse(near.Namespace, objects.ServiceRange),
+		// These limits are reached by tens of thousands of connections a second between a few
+		// addresses, and not by the traffic of a real cluster between many addresses.
+		near.Sysctl("net/ipv4/icmp_ratelimit", "0"),
+		s.Near().Sysctl("net/core/somaxconn", "4096"),
+		s.Far().Sysctl("net/core/somaxconn", "4096"),
+	)
+	if err != nil {
 		return err
 	}
 	for _, pod := range []*lab.Pod{s.Near(), s.Far()} {
-		if err := s.serve(pod); err != nil {
-			return err
+		server, err := load.Serve(pod.Namespace, objects.BackendPort)
+		if err != nil {
+			return fmt.Errorf("server in %s: %w", pod.Name, err)
 		}
+		s.servers = append(s.servers, server)
+		s.closers = append(s.closers, server)
+		bulk, err := load.ServeBulk(pod.Namespace, objects.BulkPort)
+		if err != nil {
+			return fmt.Errorf("iperf3 in %s: %w", pod.Name, err)
+		}
+		s.closers = append(s.closers, bulk)
 	}
 
-	return s.liftLimits()
+	return nil
+}
+
+// refuse makes the namespace answer a range with ICMP unreachable.
+func refuse(ns *lab.Namespace, prefix string) error {
+	to, err := netlink.ParseIPNet(prefix)
+	if err == nil {
+		err = ns.Netlink().RouteReplace(&netlink.Route{Dst: to, Type: unix.RTN_UNREACHABLE})
+	}
+	if err != nil {
+		return fmt.Errorf("route to %s in %s: %w", prefix, ns.Name(), err)
+	}
+
+	return nil
 }
 
 // Pause makes the servers stand still: they cost the side that is measured something,
@@ -121,69 +163,6 @@ func (s *Side) Near() *lab.Pod { return s.Nodes[0].Pods[1] }
 
 // Far is the pod of the servers on the other node.
 func (s *Side) Far() *lab.Pod { return s.Nodes[1].Pods[0] }
-
-// addRoutes routes the ranges of endpoints to the pods that have them.
-func (s *Side) addRoutes() error {
-	near, far := s.Nodes[0], s.Nodes[1]
-
-	return errors.Join(
-		load.Own(s.Near().Namespace, objects.LocalPrefix),
-		load.Own(s.Far().Namespace, objects.RemotePrefix),
-		load.Own(s.Client.Namespace, Sources),
-		near.AddRoute(Sources, s.Client.IPv4),
-		far.AddRoute(Sources, s.Client.IPv4),
-		near.AddRoute(objects.LocalPrefix, s.Near().IPv4),
-		near.AddRoute(objects.RemotePrefix, far.IPv4),
-		far.AddRoute(objects.RemotePrefix, s.Far().IPv4),
-		far.AddRoute(objects.LocalPrefix, near.IPv4),
-		s.Client.AddRoute(netip.PrefixFrom(s.Near().IPv4, 32), near.IPv4),
-		s.Client.AddRoute(netip.PrefixFrom(s.Far().IPv4, 32), far.IPv4),
-		s.Client.AddRoute(objects.RemotePrefix, near.IPv4), // through the node with the proxy
-		// A ClusterIP that no proxy translates is refused at once, and does not time out.
-		refuse(near.Namespace, netip.MustParsePrefix(objects.ServiceRange)),
-	)
-}
-
-// refuse makes the namespace answer a range with ICMP unreachable.
-func refuse(ns *lab.Namespace, prefix netip.Prefix) error {
-	to, err := netlink.ParseIPNet(prefix.String())
-	if err == nil {
-		err = ns.Netlink().RouteReplace(&netlink.Route{Dst: to, Type: unix.RTN_UNREACHABLE})
-	}
-	if err != nil {
-		return fmt.Errorf("route to %s in %s: %w", prefix, ns.Name(), err)
-	}
-
-	return nil
-}
-
-// serve starts the servers of a pod.
-func (s *Side) serve(pod *lab.Pod) error {
-	server, err := load.Serve(pod.Namespace, objects.BackendPort)
-	if err != nil {
-		return fmt.Errorf("server in %s: %w", pod.Name, err)
-	}
-	s.servers = append(s.servers, server)
-	s.closers = append(s.closers, server)
-	bulk, err := load.ServeBulk(pod.Namespace, objects.BulkPort)
-	if err != nil {
-		return fmt.Errorf("iperf3 in %s: %w", pod.Name, err)
-	}
-	s.closers = append(s.closers, bulk)
-
-	return nil
-}
-
-// liftLimits lifts limits that tens of thousands of connections a second between a few
-// addresses reach, and that the traffic of a real cluster between many addresses does not.
-func (s *Side) liftLimits() error {
-	err := s.Node().Sysctl("net/ipv4/icmp_ratelimit", "0")
-	for _, pod := range []*lab.Pod{s.Near(), s.Far()} {
-		err = errors.Join(err, pod.Sysctl("net/core/somaxconn", "4096"))
-	}
-
-	return err
-}
 
 // ForgetSoon lets the node's netfilter forget connections and datagrams soon after
 // their end: with its own limits, its table would be full after seconds of such
