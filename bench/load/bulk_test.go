@@ -1,8 +1,6 @@
 package load
 
 import (
-	"context"
-	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -64,25 +62,6 @@ func TestBulkReportsErrors(t *testing.T) {
 	if second, err := ServeBulk(p.server, 5201); err == nil {
 		t.Error("no error from a port that is taken", second.Close())
 	}
-}
-
-func TestBulkEndsWithItsContext(t *testing.T) {
-	p := mustPair(t)
-	target := mustServeBulk(t, p.server)
-	cgroup := lab.MustCgroup(t, "bulk")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	enough := errors.New("enough")
-	ended := make(chan error)
-	go func() {
-		_, err := Bulk(ctx, p.client, cgroup, target, "--time", "3600", "--bitrate", "1M")
-		ended <- err
-	}()
-	mustHaveProcesses(t, cgroup, 1)
-	cancel(enough)
-	if err := <-ended; !errors.Is(err, enough) {
-		t.Errorf("error is %v, want %v", err, enough)
-	}
-	mustHaveProcesses(t, cgroup, 0)
 }
 
 func TestReport(t *testing.T) {

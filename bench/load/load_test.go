@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -129,23 +131,32 @@ func TestRateIsExact(t *testing.T) {
 	}
 }
 
-// The second target does not answer. The client asks it in its second turn, and
-// when it has waited for that, time is over.
-func TestTargetsAreTakenInTurn(t *testing.T) {
+// The counts are those of the work.
+func TestCounts(t *testing.T) {
 	p := mustPair(t)
 	mustServe(t, p.server)
 	mustLose(t, p)
-	for _, kind := range []Kind{Connect, UDPUnconnected, UDPNew} {
-		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel()
-			result := mustRun(t, p.client, Work{
-				Kind:     kind,
-				Targets:  targets("100.64.0.7", "100.96.0.1"),
-				Pause:    time.Millisecond,
-				Duration: 900 * time.Millisecond,
-			})
-			if result.Succeeded != 1 || result.Failed != 1 {
-				t.Errorf("%d succeeded and %d failed, want 1 and 1 (%s)", result.Succeeded, result.Failed, result.FirstError)
+	// The second target does not answer. The client asks it in its second turn, and when it has waited
+	// for that, time is over.
+	inTurn := Work{Targets: targets("100.64.0.7", "100.96.0.1"), Pause: time.Millisecond, Duration: 900 * time.Millisecond}
+	ofKind := func(kind Kind, w Work) Work { w.Kind = kind; return w }
+	for _, test := range []struct {
+		name              string
+		work              Work
+		succeeded, failed int
+	}{
+		{"targets of connections are taken in turn", ofKind(Connect, inTurn), 1, 1},
+		{"targets of an unconnected socket are taken in turn", ofKind(UDPUnconnected, inTurn), 1, 1},
+		{"targets of new sockets are taken in turn", ofKind(UDPNew, inTurn), 1, 1},
+		{"many clients have a connection open all the time: none waits for another",
+			Work{Kind: Exchange, Targets: targets("10.0.0.2"), Clients: conversations - acceptors, Rate: 920, Duration: 500 * time.Millisecond}, 460, 0},
+		{"each connection takes one of few ports", Work{Kind: Connect, Targets: targets("10.0.0.2"), Rate: 100, Duration: 500 * time.Millisecond}, 50, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			lab.Must(t, p.client.Sysctl("net/ipv4/ip_local_port_range", "50000 50009")) // Run widens it
+			result := mustRun(t, p.client, test.work)
+			if result.Succeeded != test.succeeded || result.Failed != test.failed {
+				t.Errorf("%d succeeded and %d failed, want %d and %d (%s)", result.Succeeded, result.Failed, test.succeeded, test.failed, result.FirstError)
 			}
 		})
 	}
@@ -157,57 +168,61 @@ func mustLose(t testing.TB, p pair) {
 	lab.Must(t, p.client.AddRoute(netip.MustParsePrefix("100.96.0.0/12"), netip.MustParseAddr("10.0.0.2")))
 }
 
-// Each of many clients has a connection open all the time: none waits for another.
-func TestManyClients(t *testing.T) {
+// The end of a context ends what runs, and returns its cause; what is killed returns an error.
+func TestRunEnds(t *testing.T) {
 	p := mustPair(t)
 	mustServe(t, p.server)
-	result := mustRun(t, p.client, Work{
-		Kind: Exchange, Targets: targets("10.0.0.2"), Clients: conversations - acceptors, Rate: 920, Duration: 500 * time.Millisecond,
-	})
-	if result.Succeeded != 460 || result.Failed != 0 {
-		t.Errorf("%d succeeded and %d failed, want 460 and none (%s)", result.Succeeded, result.Failed, result.FirstError)
-	}
-}
-
-// Each connection takes a port, and the namespace has few until Run makes more of
-// them usable.
-func TestPortsDoNotRunOut(t *testing.T) {
-	p := mustPair(t)
-	mustServe(t, p.server)
-	lab.Must(t, p.client.Sysctl("net/ipv4/ip_local_port_range", "50000 50009"))
-	result := mustRun(t, p.client, Work{Kind: Connect, Targets: targets("10.0.0.2"), Rate: 100, Duration: 500 * time.Millisecond})
-	if result.Succeeded != 50 || result.Failed != 0 {
-		t.Errorf("%d succeeded and %d failed, want 50 and none (%s)", result.Succeeded, result.Failed, result.FirstError)
-	}
-}
-
-func TestRunEndsWithItsContext(t *testing.T) {
-	p := mustPair(t)
-	mustServe(t, p.server)
-	cgroup := lab.MustCgroup(t, "load")
-	ctx, cancel := context.WithCancelCause(t.Context())
+	bulk := mustServeBulk(t, p.server)
 	enough := errors.New("enough")
-	ended := make(chan error)
-	go func() {
-		_, err := Run(ctx, p.client, cgroup, Work{Kind: Exchange, Targets: targets("10.0.0.2"), Clients: 1, Pause: time.Millisecond, Duration: time.Hour})
-		ended <- err
-	}()
-	mustHaveProcesses(t, cgroup, 1)
-	cancel(enough)
-	if err := <-ended; !errors.Is(err, enough) {
-		t.Errorf("error is %v, want %v", err, enough)
+	work := func(ctx context.Context, cgroup *lab.Cgroup) error {
+		_, err := Run(ctx, p.client, cgroup, Work{
+			Kind: Exchange, Targets: targets("10.0.0.2"), Clients: 1, Pause: time.Millisecond, Duration: time.Hour,
+		})
+
+		return err
 	}
-	mustHaveProcesses(t, cgroup, 0)
+	for _, test := range []struct {
+		name string
+		run  func(ctx context.Context, cgroup *lab.Cgroup) error
+		kill unix.Signal // 0: its context ends
+	}{
+		{"work", work, 0},
+		{"work that is ended", work, unix.SIGTERM},
+		{"work that is killed", work, unix.SIGKILL},
+		{"iperf3", func(ctx context.Context, cgroup *lab.Cgroup) error {
+			_, err := Bulk(ctx, p.client, cgroup, bulk, "--time", "3600", "--bitrate", "1M")
+
+			return err
+		}, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cgroup := lab.MustCgroup(t, "load")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			ended := make(chan error)
+			go func() { ended <- test.run(ctx, cgroup) }()
+			pids := mustHaveProcesses(t, cgroup, 1)
+			if test.kill != 0 {
+				lab.Must(t, unix.Kill(pids[0], test.kill))
+			} else {
+				cancel(enough)
+			}
+			if err := <-ended; err == nil || test.kill == 0 && !errors.Is(err, enough) {
+				t.Errorf("error is %v, want %v", err, enough)
+			}
+			mustHaveProcesses(t, cgroup, 0)
+			cancel(nil)
+		})
+	}
 }
 
 // mustHaveProcesses waits until a cgroup has so many processes.
-func mustHaveProcesses(t testing.TB, cgroup *lab.Cgroup, want int) {
+func mustHaveProcesses(t testing.TB, cgroup *lab.Cgroup, want int) []int {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		pids, err := cgroup.Processes()
 		lab.Must(t, err)
 		if len(pids) == want {
-			return
+			return pids
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("cgroup has processes %v, want %d", pids, want)

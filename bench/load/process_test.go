@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -47,27 +45,6 @@ func TestProcessesDieWithTheirParent(t *testing.T) {
 	lab.Must(t, parent.Process.Kill())
 	_ = parent.Wait() // it was killed
 	mustHaveProcesses(t, cgroup, 0)
-}
-
-func TestGeneratorThatIsKilled(t *testing.T) {
-	p := mustPair(t)
-	mustServe(t, p.server)
-	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
-		cgroup := lab.MustCgroup(t, "killed")
-		ended := make(chan error)
-		go func() {
-			_, err := Run(t.Context(), p.client, cgroup, Work{Kind: Connect, Targets: targets("10.0.0.2"), Clients: 1, Pause: time.Millisecond, Duration: time.Hour})
-			ended <- err
-		}()
-		mustHaveProcesses(t, cgroup, 1)
-		pids, err := cgroup.Processes()
-		lab.Must(t, err)
-		lab.Must(t, unix.Kill(pids[0], signal))
-		if err := <-ended; err == nil {
-			t.Errorf("no error after %v", signal)
-		}
-		mustHaveProcesses(t, cgroup, 0)
-	}
 }
 
 func TestServeReportsErrors(t *testing.T) {

@@ -206,12 +206,6 @@ func TestSyncedOfEnded(t *testing.T) {
 	}
 }
 
-func TestUnknownKind(t *testing.T) {
-	if _, err := Start(Config{Kind: "userspace"}); err == nil {
-		t.Error("a proxy of an unknown kind has started")
-	}
-}
-
 // The costs include those of processes that have ended.
 func TestReadCPU(t *testing.T) {
 	cgroup := lab.MustCgroup(t, "cpu")
