@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -30,9 +29,7 @@ var episodes = []episode{
 	},
 	{
 		name: "refuse", title: "the processes of one node's backends have ended: its pods refuse", hit: ofVictim,
-		begin: func(s *side) (func() error, error) {
-			return restartAll(s, ofVictim(s)), killAll(s, ofVictim(s))
-		},
+		begin: func(s *side) (func() error, error) { return refuse(s, ofVictim(s)) },
 	},
 	{
 		name: "loss", title: "of the packets to one node 30 % get lost", hit: ofVictim,
@@ -59,9 +56,7 @@ var episodes = []episode{
 	{
 		name: "flap-refuse", title: "the process of one backend ends and starts again, every second", hit: firstOfVictim,
 		begin: func(s *side) (func() error, error) {
-			return flap(func() (func() error, error) {
-				return restartAll(s, firstOfVictim(s)), killAll(s, firstOfVictim(s))
-			})
+			return flap(func() (func() error, error) { return refuse(s, firstOfVictim(s)) })
 		},
 	},
 	{
@@ -91,50 +86,47 @@ func drop(node *lab.Node, rule string) (end func() error, err error) {
 	}`, rule))
 }
 
-func killAll(s *side, pods []*lab.Pod) error {
+// each does something with all pods.
+func each(pods []*lab.Pod, do func(*lab.Pod) error) error {
 	var err error
 	for _, pod := range pods {
-		err = errors.Join(err, s.kill(pod))
+		err = errors.Join(err, do(pod))
 	}
 
 	return err
 }
 
-func restartAll(s *side, pods []*lab.Pod) func() error {
-	return func() error {
-		var err error
-		for _, pod := range pods {
-			err = errors.Join(err, s.serve(pod))
-		}
-
-		return err
-	}
+// refuse ends the processes of pods, whose kernels then refuse, until its end starts them again.
+func refuse(s *side, pods []*lab.Pod) (end func() error, err error) {
+	return func() error { return each(pods, s.serve) }, each(pods, s.kill)
 }
 
 // atEach begins something in several places at once, and ends it where it has begun.
 func atEach[T any](places []T, begin func(T) (end func() error, err error)) (end func() error, err error) {
-	var mu sync.Mutex
-	var ends []func() error
-	inParallel := func(n int, do func(i int) error) error {
+	ends := make([]func() error, len(places))
+	var begins errgroup.Group
+	for i, place := range places {
+		begins.Go(func() error {
+			end, err := begin(place)
+			if err == nil {
+				ends[i] = end
+			}
+
+			return err
+		})
+	}
+	err = begins.Wait()
+
+	return func() error {
 		var group errgroup.Group
-		for i := range n {
-			group.Go(func() error { return do(i) })
+		for _, end := range ends {
+			if end != nil {
+				group.Go(end)
+			}
 		}
 
 		return group.Wait()
-	}
-	err = inParallel(len(places), func(i int) error {
-		end, err := begin(places[i])
-		if err == nil {
-			mu.Lock()
-			defer mu.Unlock()
-			ends = append(ends, end)
-		}
-
-		return err
-	})
-
-	return func() error { return inParallel(len(ends), func(i int) error { return ends[i]() }) }, err
+	}, err
 }
 
 // flap lets something begin and end in turns, and at last end.

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/sluice-lb/sluice/bench/load"
 	"github.com/sluice-lb/sluice/bench/proxy"
 	"github.com/sluice-lb/sluice/test/cluster"
@@ -232,23 +234,18 @@ func (s *side) dial(ctx context.Context, service int, p path, d load.Dials) ([]l
 	}
 	d.Target = netip.AddrPortFrom(clusterIP(service), servicePort)
 	d.Rate /= clientPods
-	type made struct {
-		dials []load.Dial
-		err   error
+	pods := s.node().Pods
+	made := make([][]load.Dial, len(pods))
+	var clients errgroup.Group
+	for i, pod := range pods {
+		clients.Go(func() (err error) {
+			made[i], err = d.Run(ctx, pod.Namespace, s.cgroup)
+
+			return err
+		})
 	}
-	all := make(chan made)
-	for _, pod := range s.node().Pods {
-		go func() {
-			dials, err := d.Run(ctx, pod.Namespace, s.cgroup)
-			all <- made{dials, err}
-		}()
-	}
-	var dials []load.Dial
-	var err error
-	for range s.node().Pods {
-		m := <-all
-		dials, err = append(dials, m.dials...), errors.Join(err, m.err)
-	}
+	err := clients.Wait()
+	dials := slices.Concat(made...)
 	slices.SortFunc(dials, func(a, b load.Dial) int { return int(a.Began - b.Began) })
 
 	return dials, err

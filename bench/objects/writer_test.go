@@ -83,33 +83,26 @@ func mustHold(t *testing.T, client kubernetes.Interface, plan Plan) {
 	nodes, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	lab.Must(t, err)
 
-	got, want := make(map[string]int), map[string]int{"kubernetes": 1, "bulk": 2, "near": 3, "far": 3, "single": 1}
-	for i := range plan.Services {
-		want[name(i)] = len(plan.Service(i).Spec.Ports)
+	// Ports of Services, endpoints of slices, and addresses of nodes.
+	want := map[string]int{
+		"service kubernetes": 1, "service bulk": 2, "service near": 3, "service far": 3, "service single": 1,
+		"slice bulk": 1, "slice near": 1, "slice far": 1, "slice single": 1,
+		"node " + plan.Local.Address.String(): 1, "node " + plan.Remote.Address.String(): 1,
 	}
+	for i := range plan.Services {
+		want["service "+name(i)], want["slice "+name(i)] = len(plan.Service(i).Spec.Ports), plan.Endpoints
+	}
+	got := make(map[string]int)
 	for _, service := range services.Items {
-		got[service.Name] = len(service.Spec.Ports)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("ports of Services (-want +got):\n%s", diff)
-	}
-
-	got, want = make(map[string]int), map[string]int{"bulk": 1, "near": 1, "far": 1, "single": 1}
-	for i := range plan.Services {
-		want[name(i)] = plan.Endpoints
+		got["service "+service.Name] = len(service.Spec.Ports)
 	}
 	for _, slice := range slices.Items {
-		got[slice.Labels[discoveryv1.LabelServiceName]] += len(slice.Endpoints)
+		got["slice "+slice.Labels[discoveryv1.LabelServiceName]] += len(slice.Endpoints)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("endpoints of Services (-want +got):\n%s", diff)
-	}
-
-	got, want = make(map[string]int), map[string]int{plan.Local.Address.String(): 1, plan.Remote.Address.String(): 1}
 	for _, node := range nodes.Items {
-		got[node.Status.Addresses[0].Address]++
+		got["node "+node.Status.Addresses[0].Address]++
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("addresses of nodes (-want +got):\n%s", diff)
+		t.Fatalf("objects (-want +got):\n%s", diff)
 	}
 }

@@ -1,12 +1,8 @@
 package report
 
 import (
-	"encoding/xml"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -27,44 +23,20 @@ func TestPlots(t *testing.T) {
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	text := mustReadSVG(t, filepath.Join(folder, "connect-p50.svg"))
-	for _, words := range []string{"Latency of connect() to a ClusterIP", "median latency, µs", "Services in the cluster, logarithmic",
-		"1,000", "ref", "sluice, last", "iptables, last", "nftables, last", "First, last: of all Services. ref: a node without a proxy, endpoints dialled directly. Medians of 3 rounds, bars: their quartiles."} {
-		if !slices.Contains(text, words) {
-			t.Errorf("%q is not in the plot: %q", words, text)
-		}
-	}
 	content, err := os.ReadFile(filepath.Join(folder, "connect-p50.svg"))
-	for name, want := range map[string]string{"a common typeface": "Arial", "Sluice's colour": "#0072B2", "iptables' colour": "#D55E00"} {
-		if err != nil || !strings.Contains(string(content), want) {
-			t.Errorf("the plot does not have %s: %v", name, err)
-		}
-	}
-	if slices.Contains(text, "sluice, first") {
-		t.Error("the plot has a curve without values")
-	}
-}
-
-// mustReadSVG returns all words of a file.
-func mustReadSVG(t *testing.T, name string) []string {
-	t.Helper()
-	file, err := os.Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
-	var words []string
-	for decoder := xml.NewDecoder(file); ; {
-		token, err := decoder.Token()
-		if errors.Is(err, io.EOF) {
-			return words
+	for _, words := range []string{">Latency of connect() to a ClusterIP<", ">median latency, µs<", ">Services in the cluster, logarithmic<",
+		">1,000<", ">ref<", ">sluice, last<", ">iptables, last<", ">nftables, last<",
+		">First, last: of all Services. ref: a node without a proxy, endpoints dialled directly. Medians of 3 rounds, bars: their quartiles.<",
+		"Arial", "#0072B2", "#D55E00"} { // a common typeface, and the colours of Sluice and iptables
+		if !strings.Contains(string(content), words) {
+			t.Errorf("%q is not in the plot", words)
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		if text, ok := token.(xml.CharData); ok && strings.TrimSpace(string(text)) != "" {
-			words = append(words, strings.TrimSpace(string(text)))
-		}
+	}
+	if strings.Contains(string(content), "sluice, first") {
+		t.Error("the plot has a curve without values")
 	}
 }
 
