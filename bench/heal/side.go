@@ -58,8 +58,8 @@ type side struct {
 	cgroup  *lab.Cgroup // of the clients in pods: Sluice attaches to it
 	tunnel  *cluster.Tunnel
 	servers map[*lab.Pod]*lab.Server
-	proxy   *proxy.Proxy // nil: none runs
-	folder  string       // of its files
+	proxy   proxy.Proxy // nil: none runs
+	folder  string      // of its files
 }
 
 // newSide builds a side with backends that answer, from whose node with the proxy the API server
@@ -126,7 +126,7 @@ func (s *side) serve(pod *lab.Pod) error {
 // kill ends the process of a backend: the kernel of its pod refuses what comes from then on.
 func (s *side) kill(pod *lab.Pod) error { return s.servers[pod].Stop() }
 
-// Close removes everything. Closing twice is not an error.
+// Close removes everything.
 func (s *side) Close() error {
 	var errs []error
 	if s.proxy != nil {

@@ -22,25 +22,22 @@ type Costs struct {
 	RSS, PeakRSS int64
 }
 
-// Costs returns what the proxy has taken since its start.
-func (p *Proxy) Costs() (Costs, error) {
+// ReadCosts returns what a proxy has taken since its start.
+func ReadCosts(p Proxy) (Costs, error) {
 	cpu, err := ReadCPU(p.Cgroup())
 	if err != nil {
-		return Costs{}, fmt.Errorf("costs of %s: %w", p.cfg.Kind, err)
+		return Costs{}, err
 	}
 	process, err := procfs.NewProc(p.PID())
 	if err != nil {
-		return Costs{}, fmt.Errorf("costs of %s: %w", p.cfg.Kind, err)
+		return Costs{}, err
 	}
 	status, err := process.NewStatus()
-	if err != nil {
-		return Costs{}, fmt.Errorf("costs of %s: %w", p.cfg.Kind, err)
-	}
-	if status.VmRSS == 0 {
-		return Costs{}, fmt.Errorf("costs of %s: process %d has ended", p.cfg.Kind, p.PID())
+	if err == nil && status.VmRSS == 0 {
+		err = fmt.Errorf("process %d has ended", p.PID())
 	}
 
-	return Costs{CPU: cpu, RSS: int64(status.VmRSS), PeakRSS: int64(status.VmHWM)}, nil
+	return Costs{CPU: cpu, RSS: int64(status.VmRSS), PeakRSS: int64(status.VmHWM)}, err
 }
 
 // ReadCPU returns the CPU time of all processes that have ever been in a cgroup.

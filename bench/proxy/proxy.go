@@ -87,14 +87,7 @@ nftables: {syncPeriod: %[4]s}
 
 // Proxy is a proxy that runs. Its methods may be called from many goroutines,
 // except Close.
-type Proxy struct {
-	cfg Config
-	program
-	closed bool
-}
-
-// program is the difference between Sluice and kube-proxy.
-type program interface {
+type Proxy interface {
 	// Version returns that of the program, and of the tools that it uses: "kube-proxy
 	// v1.36.3, nftables v1.0.6 (Lester Gooch #5)".
 	Version() string
@@ -117,16 +110,14 @@ type program interface {
 
 // Start starts the proxy, and returns before it has done anything. The caller
 // closes it.
-func Start(cfg Config) (*Proxy, error) {
-	var err error
-	p := &Proxy{cfg: cfg}
+func Start(cfg Config) (p Proxy, err error) {
 	switch {
 	case cfg.Kind == Sluice || cfg.Kind == Baseline:
-		p.program, err = startAgent(cfg)
+		p, err = startAgent(cfg)
 	case slices.Contains(Kinds, cfg.Kind):
-		p.program, err = startKubeProxy(cfg)
+		p, err = startKubeProxy(cfg)
 	default:
-		return nil, fmt.Errorf("unknown kind of proxy %q: want one of %q", cfg.Kind, Kinds)
+		err = fmt.Errorf("it is none of %q", Kinds)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("start of %s: %w", cfg.Kind, err)
@@ -135,36 +126,15 @@ func Start(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Synced is the program's, with the kind in its error.
-func (p *Proxy) Synced(ctx context.Context) error {
-	if err := p.program.Synced(ctx); err != nil {
-		return fmt.Errorf("sync of %s: %w", p.cfg.Kind, err)
-	}
-
-	return nil
-}
-
-// Close is the program's. Closing twice is not an error.
-func (p *Proxy) Close() error {
-	if p.closed {
-		return nil
-	}
-	p.closed = true
-	if err := p.program.Close(); err != nil {
-		return fmt.Errorf("end of %s: %w", p.cfg.Kind, err)
-	}
-
-	return nil
-}
-
 // Writes returns how many system calls the proxy has made so far to write to its
 // maps; slots, which it writes through memory, are not among them. It is false for all
 // but Sluice, and takes some milliseconds of the agent's CPU.
-func (p *Proxy) Writes() (uint64, bool, error) {
-	if p.cfg.Kind != Sluice { // another build counts in its own way
+func Writes(p Proxy) (uint64, bool, error) {
+	a, ok := p.(*agent)
+	if !ok || a.kind != Sluice { // another build counts in its own way
 		return 0, false, nil
 	}
-	status, err := p.program.(*agent).node.Client().Status(context.Background()) // it has a timeout
+	status, err := a.node.Client().Status(context.Background()) // it has a timeout
 	if err != nil {
 		return 0, false, fmt.Errorf("map writes: %w", err)
 	}
@@ -208,6 +178,7 @@ func (k *kubeProxy) Close() error { return errors.Join(k.Proxy.Close(), k.Clean(
 
 // agent is Sluice.
 type agent struct {
+	kind    Kind
 	node    *sluice.Node
 	version string
 	started time.Time
@@ -224,7 +195,7 @@ func startAgent(cfg Config) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := new(agent)
+	a := &agent{kind: cfg.Kind}
 	a.version, _, _ = strings.Cut(strings.TrimSpace(string(out)), "\n")
 	a.started = time.Now()
 	a.node, err = sluice.NewNode(sluice.Config{

@@ -111,12 +111,12 @@ func TestProxies(t *testing.T) {
 			if result.Failed > 1 { // kube-proxy loses a datagram now and then
 				t.Errorf("%d of %d datagrams failed: %s", result.Failed, result.Started, result.FirstError)
 			}
-			checkReports(t, w, p)
+			checkReports(t, w, kind, p)
 			traces := []string{fmt.Sprintf("/proc/%d", p.PID()), p.Cgroup().Path()}
-			if sluice, ok := p.program.(*agent); ok {
+			if sluice, ok := p.(*agent); ok {
 				traces = append(traces, sluice.node.BPFRoot())
 			}
-			lab.Must(t, p.Close(), p.Close())
+			lab.Must(t, p.Close())
 			for _, trace := range traces {
 				if _, err := os.Stat(trace); err == nil {
 					t.Errorf("%s is still there", trace)
@@ -133,15 +133,15 @@ func TestProxies(t *testing.T) {
 }
 
 // checkReports checks what a proxy reports about itself.
-func checkReports(t *testing.T, w *world, p *Proxy) {
+func checkReports(t *testing.T, w *world, kind Kind, p Proxy) {
 	t.Helper()
-	costs, err := p.Costs()
+	costs, err := ReadCosts(p)
 	lab.Must(t, err)
 	if costs.CPU < time.Millisecond || costs.RSS < 1<<20 || costs.PeakRSS < costs.RSS {
 		t.Errorf("the costs are %+v", costs)
 	}
 	program := "v1.36.3"
-	if p.cfg.Kind == Sluice {
+	if kind == Sluice {
 		program = "sluice"
 	}
 	if !strings.Contains(p.Version(), program) {
@@ -159,14 +159,14 @@ func checkReports(t *testing.T, w *world, p *Proxy) {
 		t.Errorf("the order is %v, want all of %v", ordered, all)
 	}
 	// By chance, once in 20!.
-	if inOrder, byChain := slices.Equal(ordered, all), strings.HasPrefix(string(p.cfg.Kind), "iptables"); inOrder == byChain {
+	if inOrder, byChain := slices.Equal(ordered, all), strings.HasPrefix(string(kind), "iptables"); inOrder == byChain {
 		t.Errorf("the order is %v, want another one than %v: %t", ordered, all, byChain)
 	}
 
-	writes, counted, err := p.Writes()
+	writes, counted, err := Writes(p)
 	lab.Must(t, err)
 	// Two backends and one frontend for each Service, at least.
-	if sluice := p.cfg.Kind == Sluice; counted != sluice || sluice && writes < 60 {
+	if sluice := kind == Sluice; counted != sluice || sluice && writes < 60 {
 		t.Errorf("map writes: %d (%t)", writes, counted)
 	}
 }

@@ -101,12 +101,11 @@ func (v *view) lines(c chart) []line {
 }
 
 // WritePlots writes a plot of each chart that has values to a folder, which it makes,
-// as SVG. It returns the names of the files.
-func (r *Run) WritePlots(folder string) ([]string, error) {
+// as SVG.
+func (r *Run) WritePlots(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, fmt.Errorf("folder of the plots: %w", err)
+		return fmt.Errorf("folder of the plots: %w", err)
 	}
-	var names []string
 	v := r.view()
 	for _, c := range charts {
 		lines := v.lines(c)
@@ -115,7 +114,7 @@ func (r *Run) WritePlots(folder string) ([]string, error) {
 		}
 		p, err := c.plot(lines)
 		if err != nil {
-			return names, fmt.Errorf("plot %s: %w", c.file, err)
+			return fmt.Errorf("plot %s: %w", c.file, err)
 		}
 		var svg bytes.Buffer
 		from, err := p.WriterTo(24*vg.Centimeter, 12*vg.Centimeter, "svg")
@@ -123,19 +122,16 @@ func (r *Run) WritePlots(folder string) ([]string, error) {
 			_, err = from.WriteTo(&svg)
 		}
 		if err != nil {
-			return names, fmt.Errorf("plot %s: %w", c.file, err)
+			return fmt.Errorf("plot %s: %w", c.file, err)
 		}
 		// A reader's machine may lack gonum's typeface.
 		text := bytes.ReplaceAll(svg.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:'Liberation Sans',Arial,sans-serif;"))
-		name := filepath.Join(folder, c.file+".svg")
-		if err := os.WriteFile(name, text, 0o644); err != nil {
-			return names, fmt.Errorf("plot %s: %w", c.file, err)
+		if err := os.WriteFile(filepath.Join(folder, c.file+".svg"), text, 0o644); err != nil {
+			return fmt.Errorf("plot %s: %w", c.file, err)
 		}
-		names = append(names, name)
 	}
-	slices.Sort(names)
 
-	return names, nil
+	return nil
 }
 
 // plot draws the lines with axes that are as long as the values need.

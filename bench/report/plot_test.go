@@ -12,10 +12,10 @@ import (
 // The charts that have values are written, with titles, axes and legends.
 func TestPlots(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "plots") // is made
-	names, err := madeRun().WritePlots(folder)
-	if err != nil {
+	if err := madeRun().WritePlots(folder); err != nil {
 		t.Fatal(err)
 	}
+	names, _ := filepath.Glob(folder + "/*")
 	var want []string
 	for _, file := range []string{"change-quiet", "connect-p50", "connect-rate", "memory", "no-service"} {
 		want = append(want, filepath.Join(folder, file+".svg"))
@@ -53,7 +53,7 @@ func TestPlotsOfOddValues(t *testing.T) {
 						Sample{i * 10, Connect, ServiceLast, side, Rate, 0, value}, Sample{i * 10, Memory, "", side, RSS, 0, value})
 				}
 			}
-			if _, err := r.WritePlots(t.TempDir()); err != nil {
+			if err := r.WritePlots(t.TempDir()); err != nil {
 				t.Error(err)
 			}
 		})

@@ -48,7 +48,7 @@ type bencher struct {
 type side struct {
 	*stand.Side
 	kind  string
-	proxy *proxy.Proxy // nil: none runs
+	proxy proxy.Proxy // nil: none runs
 }
 
 // bench makes the run: for each number of Services first the control plane of each proxy
@@ -63,11 +63,17 @@ func bench(ctx context.Context, o *options, progress, text io.Writer) error {
 		}
 		local, remote := b.sides[0].Places()
 		plan := objects.Plan{Services: n, Endpoints: b.endpoints, Local: local, Remote: remote}
-		if err := b.fill(ctx, plan); err != nil {
+		begin := time.Now()
+		if err := b.writer.Fill(ctx, plan, func(done, total int) {
+			if done%1000 == 0 {
+				b.logf("%d of %d Services are in the API server", done, total)
+			}
+		}); err != nil {
 			b.fail(fmt.Errorf("%d Services: %w", n, err))
 
 			break
 		}
+		b.logf("the API server has %d Services (%.0f s)", n, time.Since(begin).Seconds())
 		for round := range b.starts {
 			for _, s := range b.inTurn(round) {
 				b.control(ctx, s, plan, round)
@@ -121,9 +127,23 @@ func (b *bencher) setUp(ctx context.Context) (err error) {
 	}
 	for _, kind := range append([]string{report.Ref}, b.proxies...) {
 		b.logf("building a cluster for %s", kind)
-		if err := b.addSide(kind); err != nil {
+		s := &side{kind: kind}
+		if s.Side, err = stand.New(); err != nil {
 			return fmt.Errorf("cluster of %s: %w", kind, err)
 		}
+		b.closers = append(b.closers, s.Side)
+		b.sides = append(b.sides, s)
+		if err := s.Pause(); err != nil {
+			return fmt.Errorf("cluster of %s: %w", kind, err)
+		}
+		if kind == report.Ref {
+			continue
+		}
+		tunnel, err := b.api.Tunnel(s.Node().Namespace)
+		if err != nil {
+			return fmt.Errorf("cluster of %s: %w", kind, err)
+		}
+		b.closers = append(b.closers, tunnel)
 	}
 
 	return nil
@@ -150,39 +170,6 @@ func (b *bencher) describe() error {
 	}
 
 	return nil
-}
-
-func (b *bencher) addSide(kind string) (err error) {
-	s := &side{kind: kind}
-	if s.Side, err = stand.New(); err != nil {
-		return err
-	}
-	b.closers = append(b.closers, s.Side)
-	b.sides = append(b.sides, s)
-	if err := s.Pause(); err != nil || kind == report.Ref {
-		return err
-	}
-	tunnel, err := b.api.Tunnel(s.Node().Namespace)
-	if err != nil {
-		return err
-	}
-	b.closers = append(b.closers, tunnel)
-
-	return nil
-}
-
-func (b *bencher) fill(ctx context.Context, plan objects.Plan) error {
-	begin := time.Now()
-	err := b.writer.Fill(ctx, plan, func(done, total int) {
-		if done%1000 == 0 {
-			b.logf("%d of %d Services are in the API server", done, total)
-		}
-	})
-	if err == nil {
-		b.logf("the API server has %d Services (%.0f s)", plan.Services, time.Since(begin).Seconds())
-	}
-
-	return err
 }
 
 // inTurn returns the sides, backwards in every other round, so that the order gives
@@ -277,7 +264,7 @@ func (b *bencher) record(ctx context.Context, at report.Sample, v values, err er
 
 // write writes the report in all its forms.
 func (b *bencher) write() error {
-	_, err := b.report.WritePlots(b.output)
+	err := b.report.WritePlots(b.output)
 	for name, write := range map[string]func(io.Writer) error{
 		"report.txt": b.report.WriteText,
 		"report.md":  b.report.WriteMarkdown,

@@ -116,7 +116,7 @@ func (c *control) start(ctx context.Context) (values, error) {
 		}
 	}
 	took := time.Since(c.proxy.Started())
-	costs, err := c.proxy.Costs()
+	costs, err := proxy.ReadCosts(c.proxy)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func (c *control) memory(ctx context.Context) (values, error) {
 	if err := sleep(ctx, c.rest); err != nil {
 		return nil, err
 	}
-	costs, err := c.proxy.Costs()
+	costs, err := proxy.ReadCosts(c.proxy)
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +236,7 @@ func (b *bencher) change(ctx context.Context, services, rate, count int) error {
 // updates measures the CPU time of many changes: of the proxy, and of a bare watch of
 // the same events.
 func (c *control) updates(ctx context.Context) (values, error) {
-	writesBefore, counts, err := c.proxy.Writes() // costs the agent CPU, too
+	writesBefore, counts, err := proxy.Writes(c.proxy) // costs the agent CPU, too
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +251,7 @@ func (c *control) updates(ctx context.Context) (values, error) {
 	}
 	defer watch.Close()
 	cpu := func() (own, bare time.Duration, err error) {
-		costs, err := c.proxy.Costs()
+		costs, err := proxy.ReadCosts(c.proxy)
 		if err == nil {
 			bare, err = proxy.ReadCPU(cgroup)
 		}
@@ -281,7 +281,7 @@ func (c *control) updates(ctx context.Context) (values, error) {
 	// Milliseconds for each change are seconds for 1,000 of them.
 	v := values{report.CPUThousand: each, report.CPUPerChange: each, report.WatchCPU: (bare - bareBefore).Seconds() * 1000 / n}
 	if counts {
-		writes, _, err := c.proxy.Writes()
+		writes, _, err := proxy.Writes(c.proxy)
 		if err != nil {
 			return nil, err
 		}

@@ -86,11 +86,9 @@ func (c *changes) mustMeasure(b *testing.B) {
 
 // churn changes other Services until what it returns is called.
 func (c *changes) churn(b *testing.B) (stop func()) {
-	done, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		pace := time.NewTicker(churnPace)
-		defer pace.Stop()
+	pace, done := time.NewTicker(churnPace), make(chan struct{})
+	var churning sync.WaitGroup
+	churning.Go(func() {
 		for {
 			select {
 			case <-done:
@@ -100,11 +98,12 @@ func (c *changes) churn(b *testing.B) (stop func()) {
 				c.node.api.mustSend(b, "endpointslices", event)
 			}
 		}
-	}()
+	})
 
 	return func() {
+		pace.Stop()
 		close(done)
-		<-stopped
+		churning.Wait()
 	}
 }
 
