@@ -226,7 +226,7 @@ func noteFlows(m *maps.Pinned) {
 // mustSender returns a function that sends a batch and returns nanoseconds per datagram.
 func mustSender(b *testing.B, client *lab.Host, pod *lab.Pod) func() (float64, error) {
 	b.Helper()
-	var sink, conn net.Conn
+	var sink net.Conn
 	lab.MustDo(b, pod.Namespace, func() (err error) {
 		// A full socket drops datagrams at once, so no one needs to read them.
 		sink, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod.IPv4.AsSlice(), Port: 9000})
@@ -234,11 +234,8 @@ func mustSender(b *testing.B, client *lab.Host, pod *lab.Pod) func() (float64, e
 		return err
 	})
 	b.Cleanup(func() { sink.Close() })
-	lab.MustDo(b, client.Namespace, func() (err error) {
-		conn, err = net.Dial("udp4", netip.AddrPortFrom(pod.IPv4, 9000).String())
-
-		return err
-	})
+	conn, err := client.Dial("udp4", netip.AddrPortFrom(pod.IPv4, 9000).String(), time.Second)
+	lab.Must(b, err)
 	b.Cleanup(func() { conn.Close() })
 	payload := make([]byte, 64)
 

@@ -187,7 +187,7 @@ func (o *options) run(ctx context.Context, progress io.Writer) (err error) {
 	}
 	for service, m := range wanted {
 		logf("%d of %d: %s/%s", service+1, len(wanted), m.path.name, m.episode.name)
-		for _, s := range inTurn(all, m.round) {
+		for _, s := range report.InTurn(all, m.round) {
 			if ctx.Err() != nil {
 				break
 			}
@@ -211,15 +211,4 @@ func (o *options) run(ctx context.Context, progress io.Writer) (err error) {
 	}
 
 	return err
-}
-
-// inTurn returns the sides, backwards in every other round, so that the order gives none of them an
-// advantage.
-func inTurn(sides []*side, round int) []*side {
-	sides = slices.Clone(sides)
-	if round%2 == 1 {
-		slices.Reverse(sides)
-	}
-
-	return sides
 }

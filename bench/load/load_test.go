@@ -3,6 +3,7 @@ package load
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"strings"
@@ -216,18 +217,17 @@ func TestRunEnds(t *testing.T) {
 }
 
 // mustHaveProcesses waits until a cgroup has so many processes.
-func mustHaveProcesses(t testing.TB, cgroup *lab.Cgroup, want int) []int {
+func mustHaveProcesses(t testing.TB, cgroup *lab.Cgroup, want int) (pids []int) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		pids, err := cgroup.Processes()
-		lab.Must(t, err)
-		if len(pids) == want {
-			return pids
+	lab.Eventually(t, "the cgroup has its processes", func() (err error) {
+		if pids, err = cgroup.Processes(); err == nil && len(pids) != want {
+			err = fmt.Errorf("there are %v, want %d", pids, want)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("cgroup has processes %v, want %d", pids, want)
-		}
-	}
+
+		return err
+	})
+
+	return pids
 }
 
 // The side that closes a connection first keeps it in TIME_WAIT, and a reset leaves no state.
@@ -237,45 +237,59 @@ func TestClosings(t *testing.T) {
 		t.Run(string(closing), func(t *testing.T) {
 			p := mustPair(t)
 			mustServe(t, p.server)
-			prefix := netip.MustParsePrefix("198.18.0.0/30")
-			lab.Must(t, Own(p.client, prefix))
-			lab.Must(t, p.server.AddRoute(prefix, netip.MustParseAddr("10.0.0.1")))
 			result := mustRun(t, p.client, Work{
 				Kind: Connect, Closing: closing, Targets: targets("10.0.0.2"), Clients: 2, Pause: time.Millisecond, Duration: 200 * time.Millisecond,
-				Sources: []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("198.18.0.2")},
+				Sources: mustOwnSources(t, p),
 			})
 			if result.Succeeded == 0 || result.Failed > 0 {
 				t.Fatalf("%d succeeded, %d failed: %s", result.Succeeded, result.Failed, result.FirstError)
 			}
 			for i, ns := range []*lab.Namespace{p.client, p.server} {
-				remembered := mustReadTimeWait(t, ns)
-				for _, source := range []string{"010012C6:", "020012C6:"} { // as the kernel writes them
-					if got := strings.Contains(remembered, source); got != want[i] {
-						t.Errorf("%s has TIME_WAIT connections of %s: %v, want %v", ns.Name(), source, got, want[i])
-					}
-				}
+				checkSources(t, ns, want[i])
 			}
 		})
 	}
 }
 
-// mustReadTimeWait returns the connections of a namespace that are in TIME_WAIT.
-func mustReadTimeWait(t *testing.T, ns *lab.Namespace) string {
+// mustOwnSources gives the client two further addresses.
+func mustOwnSources(t *testing.T, p pair) []netip.Addr {
 	t.Helper()
-	const timeWait = " 06 "
-	var lines []string
+	prefix := netip.MustParsePrefix("198.18.0.0/30")
+	lab.Must(t, Own(p.client, prefix), p.server.AddRoute(prefix, netip.MustParseAddr("10.0.0.1")))
+
+	return []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("198.18.0.2")}
+}
+
+// checkSources checks whether a namespace remembers connections of both of these addresses.
+func checkSources(t *testing.T, ns *lab.Namespace, want bool) {
+	t.Helper()
+	remembered := mustReadTCP(t, ns, timeWait)
+	for _, source := range []string{"010012C6:", "020012C6:"} { // as the kernel writes them
+		if got := strings.Contains(remembered, source); got != want {
+			t.Errorf("%s has TIME_WAIT connections of %s: %v, want %v", ns.Name(), source, got, want)
+		}
+	}
+}
+
+// The states of connections, as /proc has them.
+const established, timeWait = " 01 ", " 06 "
+
+// mustReadTCP returns the connections of a namespace that are in a state.
+func mustReadTCP(t *testing.T, ns *lab.Namespace, state string) string {
+	t.Helper()
+	found := ""
 	lab.Must(t, ns.Do(func() error {
 		table, err := os.ReadFile("/proc/thread-self/net/tcp")
 		for line := range strings.Lines(string(table)) {
-			if strings.Contains(line, timeWait) {
-				lines = append(lines, line)
+			if strings.Contains(line, state) {
+				found += line
 			}
 		}
 
 		return err
 	}))
 
-	return strings.Join(lines, "")
+	return found
 }
 
 func TestRunRefusesWorkThatMakesNoSense(t *testing.T) {

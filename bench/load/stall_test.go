@@ -1,8 +1,6 @@
 package load
 
 import (
-	"bytes"
-	"os"
 	"testing"
 	"time"
 
@@ -24,7 +22,7 @@ func runWithStall(t *testing.T, p pair, server *Server, w Work) Result {
 		result, _ := Run(t.Context(), p.client, cgroup, w)
 		ended <- result
 	}()
-	mustHaveConnection(t, p.client)
+	lab.Eventually(t, "there is a connection", func() bool { return mustReadTCP(t, p.client, established) != "" })
 	lab.Must(t, server.Pause())
 	time.Sleep(stall / 2)
 	// A generator that is stopped while it waits, as by Ctrl-Z, goes on waiting.
@@ -40,23 +38,6 @@ func runWithStall(t *testing.T, p pair, server *Server, w Work) Result {
 	}
 
 	return result
-}
-
-// mustHaveConnection waits until a namespace has an established TCP connection.
-func mustHaveConnection(t *testing.T, ns *lab.Namespace) {
-	t.Helper()
-	const established = " 01 "
-	var table []byte
-	for deadline := time.Now().Add(time.Minute); !bytes.Contains(table, []byte(established)); time.Sleep(time.Millisecond) {
-		lab.Must(t, ns.Do(func() (err error) {
-			table, err = os.ReadFile("/proc/thread-self/net/tcp")
-
-			return err
-		}))
-		if time.Now().After(deadline) {
-			t.Fatalf("no connection: %s", table)
-		}
-	}
 }
 
 // The server stands still for 300 ms. With a rate, every exchange that was due

@@ -266,6 +266,17 @@ func isRival(side string) bool {
 	return side != Ref && side != Sluice
 }
 
+// InTurn returns the sides of a round, backwards in every other one, so that the order gives
+// none of them an advantage.
+func InTurn[T any](sides []T, round int) []T {
+	sides = slices.Clone(sides)
+	if round%2 == 1 {
+		slices.Reverse(sides)
+	}
+
+	return sides
+}
+
 // inOrder returns each name once: those of a list in its order, then the others.
 func inOrder(names, list []string) []string {
 	place := func(name string) int {

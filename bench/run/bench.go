@@ -75,7 +75,7 @@ func bench(ctx context.Context, o *options, progress, text io.Writer) error {
 		}
 		b.logf("the API server has %d Services (%.0f s)", n, time.Since(begin).Seconds())
 		for round := range b.starts {
-			for _, s := range b.inTurn(round) {
+			for _, s := range report.InTurn(b.sides, round) {
 				b.control(ctx, s, plan, round)
 			}
 		}
@@ -170,17 +170,6 @@ func (b *bencher) describe() error {
 	}
 
 	return nil
-}
-
-// inTurn returns the sides, backwards in every other round, so that the order gives
-// none of them an advantage.
-func (b *bencher) inTurn(round int) []*side {
-	sides := slices.Clone(b.sides)
-	if round%2 == 1 {
-		slices.Reverse(sides)
-	}
-
-	return sides
 }
 
 // start starts a side's proxy, and returns when it has programmed everything.

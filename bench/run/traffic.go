@@ -100,7 +100,7 @@ func (b *bencher) traffic(ctx context.Context, plan objects.Plan) {
 	}
 	for _, t := range wanted {
 		for round := range b.rounds {
-			for _, s := range b.inTurn(round) {
+			for _, s := range report.InTurn(b.sides, round) {
 				if address, runs := last[s]; runs {
 					b.round(ctx, t, s, plan, address, round)
 				}

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -83,49 +82,33 @@ func (s *apiServer) mustSend(t testing.TB, resource string, event []byte) {
 	lab.Must(t, err, http.NewResponseController(s.watches[resource]).Flush())
 }
 
-// eventEncoder encodes events as they are on the wire.
-type eventEncoder struct {
-	*restwatch.Encoder
-	out *bytes.Buffer
-}
-
-func newEventEncoder(version schema.GroupVersion) *eventEncoder {
-	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-	out := new(bytes.Buffer)
-	// The event itself has the version of the API's own types.
-	events := scheme.Codecs.EncoderForVersion(info.StreamSerializer.Serializer, version)
-	objects := scheme.Codecs.EncoderForVersion(info.Serializer, version)
-	frames := info.StreamSerializer.Framer.NewFrameWriter(out)
-
-	return &eventEncoder{restwatch.NewEncoder(streaming.NewEncoder(frames, events), objects), out}
-}
-
-func (e *eventEncoder) mustEncode(t testing.TB, kind watch.EventType, object runtime.Object) {
+// mustEncode encodes events as they are on the wire.
+func mustEncode(t testing.TB, version schema.GroupVersion, events ...watch.Event) []byte {
 	t.Helper()
-	lab.Must(t, e.Encode(&watch.Event{Type: kind, Object: object}))
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	var out bytes.Buffer
+	// The event itself has the version of the API's own types.
+	types := scheme.Codecs.EncoderForVersion(info.StreamSerializer.Serializer, version)
+	objects := scheme.Codecs.EncoderForVersion(info.Serializer, version)
+	encoder := restwatch.NewEncoder(streaming.NewEncoder(info.StreamSerializer.Framer.NewFrameWriter(&out), types), objects)
+	for _, event := range events {
+		lab.Must(t, encoder.Encode(&event))
+	}
+
+	return out.Bytes()
 }
 
 // mustEncodeAll encodes all objects of a resource, with the bookmark that ends
 // it. Bookmark is an empty object.
 func mustEncodeAll[T runtime.Object](t testing.TB, version schema.GroupVersion, objects []T, bookmark metav1.ObjectMetaAccessor) []byte {
 	t.Helper()
-	e := newEventEncoder(version)
+	var events []watch.Event
 	for _, object := range objects {
-		e.mustEncode(t, watch.Added, object)
+		events = append(events, watch.Event{Type: watch.Added, Object: object})
 	}
 	end := bookmark.GetObjectMeta()
 	end.SetResourceVersion("1000000")
 	end.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
-	e.mustEncode(t, watch.Bookmark, bookmark.(runtime.Object))
 
-	return e.out.Bytes()
-}
-
-// mustEncodeSlice encodes one change.
-func mustEncodeSlice(t testing.TB, slice *discoveryv1.EndpointSlice) []byte {
-	t.Helper()
-	e := newEventEncoder(discoveryv1.SchemeGroupVersion)
-	e.mustEncode(t, watch.Modified, slice)
-
-	return e.out.Bytes()
+	return mustEncode(t, version, append(events, watch.Event{Type: watch.Bookmark, Object: bookmark.(runtime.Object)})...)
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -46,7 +48,7 @@ func (c *changes) next(b *testing.B) (event []byte, i int) {
 	c.made++
 	i = 1 + c.made%serviceCount
 
-	return mustEncodeSlice(b, sliceOf(i, c.made)), i
+	return mustEncode(b, discoveryv1.SchemeGroupVersion, watch.Event{Type: watch.Modified, Object: sliceOf(i, c.made)}), i
 }
 
 // mustMeasure measures b.N changes.
