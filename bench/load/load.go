@@ -1,8 +1,8 @@
-// Package load measures connections and datagrams: a load generator, a
-// server that answers it, a probe that sees when a Service leads elsewhere, and
-// iperf3 for bulk transfers, and a
-// client-go watch to compare a proxy with. Each is a process in a namespace and a cgroup of the
-// lab, so that socket hooks see it as they see a pod. [Main] must be called first.
+// Package load measures connections and datagrams, IPv4 only: a load generator, a
+// server that answers it, a probe that sees when a Service leads elsewhere, iperf3 for
+// bulk transfers, and a client-go watch to compare a proxy with. Each is a process in a
+// namespace and a cgroup of the lab, so that socket hooks see it as they see a pod. [Main]
+// must be called first.
 //
 // # What is on the clock
 //
@@ -104,7 +104,7 @@ var mainCalled atomic.Bool
 var errMainNotCalled = errors.New("load.Main was not called first in main or TestMain")
 
 // Main lets the package run this executable a second time, as load generator,
-// server or probe. It is called first in main or TestMain; in such a second run it
+// server, probe or watch. It is called first in main or TestMain; in such a second run it
 // does the work and does not return.
 func Main() {
 	mainCalled.Store(true)
@@ -124,9 +124,9 @@ func Main() {
 }
 
 // startRole starts this executable in another role, with so many goroutines at a time; 0: with the
-// runtime as it is. Otherwise the runtime must not disturb the measurement. Goroutines that measure or serve block in
-// system calls that the scheduler does not see, so each keeps its P: GOMAXPROCS is the exact
-// number, because the scheduler wakes threads to look for work on spare ones. Garbage
+// runtime as it is. Otherwise the runtime must not disturb the measurement. Goroutines that measure
+// or serve block in system calls that the scheduler does not see, so each keeps its P: GOMAXPROCS is
+// the exact number, because the scheduler wakes threads to look for work on spare ones. Garbage
 // collection and preemption are off.
 func startRole(ns *lab.Namespace, cg *lab.Cgroup, role string, goroutines int) (*process, error) {
 	if !mainCalled.Load() {

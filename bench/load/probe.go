@@ -21,6 +21,7 @@ import (
 type Probe struct {
 	process *process
 	results *json.Decoder
+	timeout time.Duration // of the last question
 }
 
 // question is a request to a probe: connect to Target until Want answers, or until the timeout is over.
@@ -58,6 +59,7 @@ func (p *Probe) Close() error { return p.process.close() }
 // returns when the first try is over, whatever its outcome. A probe waits for one backend at a time,
 // so that [Probe.Wait] must be called before the next. The end of ctx ends the probe.
 func (p *Probe) Await(ctx context.Context, target netip.AddrPort, want netip.Addr, timeout time.Duration) error {
+	p.timeout = timeout
 	if err := json.NewEncoder(p.process.stdin).Encode(question{target, want, timeout}); err != nil {
 		return fmt.Errorf("ask probe: %w", errors.Join(err, p.Close()))
 	}
@@ -74,7 +76,7 @@ func (p *Probe) Wait(ctx context.Context) (time.Time, error) {
 	case err != nil:
 		return time.Time{}, err
 	case r.First == 0:
-		return time.Time{}, fmt.Errorf("probe: gave up after %d tries, %d of them failed", r.Tries, r.Failures)
+		return time.Time{}, fmt.Errorf("probe: gave up after %v and %d tries, %d of them failed", p.timeout, r.Tries, r.Failures)
 	}
 
 	return time.Now().Add(r.First - Clock()), nil

@@ -75,7 +75,7 @@ type Work struct {
 	WarmUp, Duration time.Duration
 }
 
-// maxClients is as many as the runtime looks at a hundred times a second.
+// maxClients bounds the threads: the runtime looks at each a hundred times a second.
 const maxClients = 256
 
 // validate returns an error that describes what is wrong with the work.

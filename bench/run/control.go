@@ -112,7 +112,7 @@ func (c *control) start(ctx context.Context) (values, error) {
 			_, err = c.probe.Wait(ctx)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%v does not answer at %v after %v: %w", want, target, changeTimeout, err)
+			return nil, fmt.Errorf("%v does not answer at %v: %w", want, target, err)
 		}
 	}
 	took := time.Since(c.proxy.Started())
@@ -188,7 +188,7 @@ func (c *control) one(ctx context.Context) (fromWrite, fromEvent time.Duration, 
 	}
 	first, err := c.probe.Wait(ctx)
 	if err != nil {
-		return 0, 0, fmt.Errorf("not effective after %v: %w", changeTimeout, err)
+		return 0, 0, fmt.Errorf("the change is not effective: %w", err)
 	}
 
 	return first.Sub(begin), first.Sub(event), nil
