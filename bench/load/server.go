@@ -176,7 +176,7 @@ type listener struct {
 
 // serve serves one connection after the other, each to its end.
 func (l *listener) serve() {
-	request, answer := make([]byte, requestSize), make([]byte, responseSize)
+	request, answer := make([]byte, maxRequest), make([]byte, maxResponse)
 	var turn [8]byte
 	for n := 0; n != len(turn); {
 		n, _ = read(l.turns, turn[:])
@@ -250,8 +250,8 @@ func localAddress(fd int) []byte {
 // with where it came from and, in its control part, where it arrived.
 type datagrams struct {
 	fd      int
-	request [requestSize]byte
-	answer  [responseSize]byte
+	request [maxRequest]byte
+	answer  [maxResponse]byte
 	client  sockaddr
 	control [8]uint64 // aligned as the kernel wants it
 	part    unix.Iovec
@@ -340,6 +340,8 @@ const (
 	addressSize = headerSize + 4
 	// Those of [Work]. A request goes in one packet, so that no algorithm of TCP holds a part back.
 	requestSize, responseSize = 64, 128
+	// Those that a server takes. Its buffers are so large that threads share no cache line.
+	maxRequest, maxResponse = 1024, 65000
 )
 
 const (
@@ -370,7 +372,7 @@ func sizes(header []byte) (request, response int, ok bool) {
 		least = addressSize
 	}
 	ok = (header[0] == askSize || header[0] == askLast || header[0] == askAddress) &&
-		request >= headerSize && request <= requestSize && response >= least && response <= responseSize
+		request >= headerSize && request <= maxRequest && response >= least && response <= maxResponse
 
 	return request, response, ok
 }
