@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	componentconfig "k8s.io/component-base/config/v1alpha1"
@@ -19,7 +18,6 @@ import (
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/datapath"
-	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
@@ -55,7 +53,8 @@ func newAgent(where *places) *cobra.Command {
 }
 
 // run does what the flags select: write the configuration, clean up, print what
-// would be programmed, prepare the node, or run the agent.
+// would be programmed, prepare the node, or run the agent until the command's context ends
+// or the configuration file changes.
 func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *output) error {
 	log, err := newLog(&s.kubeProxy.Logging, os.Stdout, os.Stderr)
 	if err != nil {
@@ -73,7 +72,12 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 		return err
 	}
 	if f.dryRun {
-		return dryRun(cmd, cfg, out)
+		services, err := agent.DryRun(cmd.Context(), cfg)
+		if err != nil {
+			return err
+		}
+
+		return out.print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) })
 	}
 	setConntrack(s.kubeProxy, log)
 	if f.initOnly {
@@ -82,7 +86,18 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 	setOOMScore(*s.kubeProxy.OOMScoreAdj, log)
 	logCgroup(cfg.Datapath.CgroupRoot, where.cgroupRoot != "", log)
 
-	return runAgent(cmd.Context(), cfg, s)
+	group, ctx := errgroup.WithContext(cmd.Context())
+	ctx, stop := context.WithCancel(ctx)
+	group.Go(func() error {
+		defer stop()
+
+		return agent.Run(ctx, cfg)
+	})
+	if s.file != nil {
+		group.Go(func() error { return s.file.Follow(ctx) })
+	}
+
+	return group.Wait()
 }
 
 // logCgroup logs which processes' sockets are translated, and which are not. It
@@ -101,31 +116,6 @@ func logCgroup(root string, asked bool, log *slog.Logger) {
 		log.Warn("no mount shows the root of cgroup2: sockets of processes in one cgroup are translated",
 			"cgroupRoot", root, "relative", cgroup.Relative, "notCovered", cgroup.NotCovered())
 	}
-}
-
-// runAgent runs the agent until ctx ends or the configuration file changes.
-func runAgent(ctx context.Context, cfg agent.Config, s *settings) error {
-	group, ctx := errgroup.WithContext(ctx)
-	ctx, stop := context.WithCancel(ctx)
-	group.Go(func() error {
-		defer stop()
-
-		return agent.Run(ctx, cfg)
-	})
-	if s.file != nil {
-		group.Go(func() error { return s.file.Follow(ctx) })
-	}
-
-	return group.Wait()
-}
-
-func dryRun(cmd *cobra.Command, cfg agent.Config, out *output) error {
-	services, err := agent.DryRun(cmd.Context(), cfg)
-	if err != nil {
-		return err
-	}
-
-	return out.print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) })
 }
 
 // setConntrack sets the sysctls of the kernel's conntrack as kube-proxy would.
@@ -178,25 +168,8 @@ func setOOMScore(score int32, log *slog.Logger) {
 // configured one, or as the kubelet's.
 func isLowEnough(have, configured int) bool { return have <= max(kubeletOOMScore, configured) }
 
-// setClient sets the clients of the API server, and its address. Without a kubeconfig
-// and --master that is the ClusterIP of the `kubernetes` Service, which does not work
-// before Sluice does: a node without another proxy needs one of the two.
-func setClient(cfg *agent.Config, connection componentconfig.ClientConnectionConfiguration, master string) error {
-	server, err := restConfig(connection, master)
-	if err != nil {
-		return err
-	}
-	cfg.APIServer = server.Host
-	if cfg.Client, err = kubernetes.NewForConfig(server); err == nil {
-		cfg.Stream, err = kube.NewStream(server)
-	}
-	if err != nil {
-		return fmt.Errorf("API server %s: %w", server.Host, err)
-	}
-
-	return nil
-}
-
+// restConfig returns how to reach the API server. Without a kubeconfig and --master that is the ClusterIP of the
+// `kubernetes` Service, which does not work before Sluice does: a node without another proxy needs one of the two.
 func restConfig(connection componentconfig.ClientConnectionConfiguration, master string) (*rest.Config, error) {
 	var cfg *rest.Config
 	var err error

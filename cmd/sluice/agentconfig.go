@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
@@ -15,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
@@ -25,17 +27,9 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	if err := f.validate(s); err != nil {
 		return agent.Config{}, err
 	}
-	cfg := agent.Config{
-		Version:        version,
-		Manifests:      f.manifests,
-		Datapath:       datapath.Config{BPFRoot: where.bpfRoot, Handshakes: f.handshakes, Mark: bpf.Mark(f.mark)},
-		PodOptOut:      f.podOptOut,
-		ServiceMetrics: f.serviceMetrics,
-		BackendMetrics: f.backendMetrics,
-		FailFast:       f.failFast,
-		Socket:         where.socket,
-		Log:            log,
-	}
+	cfg := f.wanted
+	cfg.Version, cfg.Socket, cfg.Log = version, where.socket, log
+	cfg.Datapath.BPFRoot = where.bpfRoot
 	var err error
 	if !f.dryRun {
 		if cfg.Datapath.CgroupRoot, err = where.cgroup(); err != nil {
@@ -63,11 +57,22 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	if cfg.Healing, err = lb.ParseHealing(f.heal); err != nil {
 		return agent.Config{}, fmt.Errorf("--heal: %w", err)
 	}
-	if f.manifests == "" && !f.initOnly {
-		err = setClient(&cfg, s.kubeProxy.ClientConnection, f.master)
+	if f.wanted.Manifests != "" || f.initOnly {
+		return cfg, nil
+	}
+	server, err := restConfig(s.kubeProxy.ClientConnection, f.master)
+	if err != nil {
+		return cfg, err
+	}
+	cfg.APIServer = server.Host
+	if cfg.Client, err = kubernetes.NewForConfig(server); err == nil {
+		cfg.Stream, err = kube.NewStream(server)
+	}
+	if err != nil {
+		return cfg, fmt.Errorf("API server %s: %w", server.Host, err)
 	}
 
-	return cfg, err
+	return cfg, nil
 }
 
 // setDevices sets which devices programs are attached to, by which attachment, and
@@ -205,23 +210,16 @@ func (s *settings) apply(cfg *agent.Config) error {
 	cfg.Configz = config.Shown(kp)
 	period, _ := config.SyncPeriods(kp)
 	cfg.SyncPeriod, cfg.DriftInterval = period.Duration, kp.ConfigSyncPeriod.Duration
-	cfg.CheckNode = checkNode(kp, cfg.Log)
-
-	return nil
-}
-
-// checkNode returns a check for when the node is known. It logs a warning for each
-// setting that does not fit the node, and returns an error where kube-proxy would
-// not start.
-func checkNode(kp *config.KubeProxy, log *slog.Logger) func(config.Node) error {
-	return func(facts config.Node) error {
-		warnings, err := config.CheckNode(kp, facts)
+	cfg.CheckNode = func(facts config.Node) error {
+		warnings, err := config.CheckNode(kp, facts) // the error is for what keeps kube-proxy from starting, too
 		for _, warning := range warnings {
-			log.Warn("the configuration may not do what is intended", "problem", warning)
+			cfg.Log.Warn("the configuration may not do what is intended", "problem", warning)
 		}
 
 		return err
 	}
+
+	return nil
 }
 
 // localDetector returns how traffic of pods is distinguished from other traffic.

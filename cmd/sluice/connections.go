@@ -16,18 +16,11 @@ import (
 	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
-// connectionFlags are the flags of `sluice connections`.
-type connectionFlags struct {
-	filter  connections.Filter
-	order   string
-	podLogs string
-	kill    bool
-	yes     bool
-}
-
 func newConnections(where *places) *cobra.Command {
 	out := newOutput()
-	var flags connectionFlags
+	var filter connections.Filter
+	var order, podLogs string
+	ends, yes := false, false
 	cmd := &cobra.Command{
 		Use:   "connections [NAMESPACE/NAME]",
 		Short: "List the connections that were translated at a socket of this node, with their pod and process, or end some",
@@ -40,76 +33,60 @@ connect again if they are made to.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				flags.filter.Service = args[0]
+				filter.Service = args[0]
 			}
-			if err := flags.validate(); err != nil {
-				return err
+			if err := filter.Validate(); err != nil {
+				return fmt.Errorf("--%w", err)
 			}
-			if flags.kill && flags.filter == (connections.Filter{}) {
+			if !slices.Contains(connections.Orders(), order) {
+				return fmt.Errorf("--sort %q: it is one of %s", order, strings.Join(connections.Orders(), ", "))
+			}
+			if ends && filter == (connections.Filter{}) {
 				return errors.New("--kill: name a Service, or use --pod, --backend, --client, --state or --cookie, or all connections of the node would end")
 			}
-			all, err := readConnections(where, flags)
+			pinned, err := where.load()
 			if err != nil {
 				return err
 			}
+			defer pinned.Close()
+			if filter.Service != "" {
+				if filter.Service, err = namedService(pinned, filter.Service); err != nil {
+					return err
+				}
+			}
+			cgroupRoot, err := where.cgroup()
+			if err != nil {
+				return err
+			}
+			all, err := connections.List(pinned, pods.Config{CgroupRoot: cgroupRoot, Logs: podLogs}, filter)
+			if err != nil {
+				return err
+			}
+			connections.Sort(all, order)
 			if err := out.print(cmd.OutOrStdout(), all, func(t *table) { drawConnections(t, all) }); err != nil {
 				return err
 			}
-			if flags.kill {
-				return kill(all, flags.yes, cmd.InOrStdin(), cmd.ErrOrStderr())
+			if ends {
+				return kill(all, yes, cmd.InOrStdin(), cmd.ErrOrStderr())
 			}
 
 			return nil
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&flags.filter.Service, "service", "", "only of this Service, [NAMESPACE/]NAME")
-	f.StringVar(&flags.filter.Pod, "pod", "", "only of this pod: [NAMESPACE/]NAME or UID")
-	f.StringVar(&flags.filter.Backend, "backend", "", "only to this backend: ADDRESS or ADDRESS:PORT")
-	f.StringVar(&flags.filter.Client, "client", "", "only from this address of a socket: ADDRESS or ADDRESS:PORT")
-	f.StringVar(&flags.filter.State, "state", "", "only in this state: "+strings.Join(connections.States(), ", "))
-	f.Uint64Var(&flags.filter.Cookie, "cookie", 0, "only of the socket with this cookie, which is the last column")
-	f.StringVar(&flags.order, "sort", "service", "sort by "+strings.Join(connections.Orders(), ", "))
-	addPodLogs(cmd, &flags.podLogs)
-	f.BoolVar(&flags.kill, "kill", false, "end the connections that are listed, after a question")
-	f.BoolVar(&flags.yes, "yes", false, "with --kill: do not ask")
+	f.StringVar(&filter.Service, "service", "", "only of this Service, [NAMESPACE/]NAME")
+	f.StringVar(&filter.Pod, "pod", "", "only of this pod: [NAMESPACE/]NAME or UID")
+	f.StringVar(&filter.Backend, "backend", "", "only to this backend: ADDRESS or ADDRESS:PORT")
+	f.StringVar(&filter.Client, "client", "", "only from this address of a socket: ADDRESS or ADDRESS:PORT")
+	f.StringVar(&filter.State, "state", "", "only in this state: "+strings.Join(connections.States(), ", "))
+	f.Uint64Var(&filter.Cookie, "cookie", 0, "only of the socket with this cookie, which is the last column")
+	f.StringVar(&order, "sort", "service", "sort by "+strings.Join(connections.Orders(), ", "))
+	addPodLogs(cmd, &podLogs)
+	f.BoolVar(&ends, "kill", false, "end the connections that are listed, after a question")
+	f.BoolVar(&yes, "yes", false, "with --kill: do not ask")
 	out.flag(cmd)
 
 	return cmd
-}
-
-// validate returns an error that names the flag that cannot be used.
-func (f connectionFlags) validate() error {
-	if err := f.filter.Validate(); err != nil {
-		return fmt.Errorf("--%w", err)
-	}
-	if !slices.Contains(connections.Orders(), f.order) {
-		return fmt.Errorf("--sort %q: it is one of %s", f.order, strings.Join(connections.Orders(), ", "))
-	}
-
-	return nil
-}
-
-// readConnections reads the connections from the kernel, whether an agent runs or not.
-func readConnections(where *places, flags connectionFlags) ([]connections.Connection, error) {
-	pinned, err := where.load()
-	if err != nil {
-		return nil, err
-	}
-	defer pinned.Close()
-	if flags.filter.Service != "" {
-		if flags.filter.Service, err = namedService(pinned, flags.filter.Service); err != nil {
-			return nil, err
-		}
-	}
-	cgroupRoot, err := where.cgroup()
-	if err != nil {
-		return nil, err
-	}
-	all, err := connections.List(pinned, pods.Config{CgroupRoot: cgroupRoot, Logs: flags.podLogs}, flags.filter)
-	connections.Sort(all, flags.order)
-
-	return all, err
 }
 
 func drawConnections(t *table, all []connections.Connection) {

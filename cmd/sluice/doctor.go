@@ -124,7 +124,7 @@ func (f *agentFlags) doctorConfig(where *places, log *slog.Logger) (doctor.Confi
 		CgroupRoot: where.cgroupRoot, BPFRoot: where.bpfRoot, Socket: where.socket,
 		Devices: local.Rules(cfg.Devices), Attachment: cfg.Datapath.Attachment, ThroughStack: cfg.ThroughStack, FlowMemory: memory,
 	}
-	if f.manifests != "" {
+	if f.wanted.Manifests != "" {
 		return wanted, nil
 	}
 	server, err := restConfig(s.kubeProxy.ClientConnection, f.master)

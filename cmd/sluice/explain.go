@@ -13,12 +13,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
-// explainFlags are the flags of `sluice explain`.
-type explainFlags struct{ from, to, device, podLogs string }
-
 func newExplain(where *places) *cobra.Command {
 	out := newOutput()
-	var set explainFlags
+	var from, to, device, podLogs string
 	cmd := &cobra.Command{
 		Use:   "explain [--from POD|IP] --to ADDRESS:PORT[/udp]|SERVICE[:PORT]",
 		Short: "Explain what a new connection gets, and why",
@@ -28,7 +25,7 @@ func newExplain(where *places) *cobra.Command {
 		Example: "  sluice explain --to shop/web:http\n  sluice explain --from 10.244.1.5 --to 10.96.0.10:53/udp\n  sluice explain --from 198.51.100.7 --to 192.168.50.1:30080",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			explanation, err := set.ask(cmd.Context(), where)
+			explanation, err := ask(cmd.Context(), where, podLogs, from, to, device)
 			if err != nil {
 				return err
 			}
@@ -36,10 +33,10 @@ func newExplain(where *places) *cobra.Command {
 			return out.print(cmd.OutOrStdout(), explanation, func(t *table) { drawExplanation(t, explanation) })
 		},
 	}
-	cmd.Flags().StringVar(&set.from, "from", "", "the client: a Pod of this node, [NAMESPACE/]NAME or UID, or an address (default: a process of this node)")
-	cmd.Flags().StringVar(&set.to, "to", "", "the destination: ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp or /sctp for other protocols than TCP")
-	cmd.Flags().StringVar(&set.device, "device", "", "the client's packets arrive by this device, and no socket program has seen them (default: as --from suggests)")
-	addPodLogs(cmd, &set.podLogs)
+	cmd.Flags().StringVar(&from, "from", "", "the client: a Pod of this node, [NAMESPACE/]NAME or UID, or an address (default: a process of this node)")
+	cmd.Flags().StringVar(&to, "to", "", "the destination: ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp or /sctp for other protocols than TCP")
+	cmd.Flags().StringVar(&device, "device", "", "the client's packets arrive by this device, and no socket program has seen them (default: as --from suggests)")
+	addPodLogs(cmd, &podLogs)
 	if err := cmd.MarkFlagRequired("to"); err != nil {
 		panic(err) // there is no such flag
 	}
@@ -48,8 +45,8 @@ func newExplain(where *places) *cobra.Command {
 	return cmd
 }
 
-// ask explains a connection.
-func (f explainFlags) ask(ctx context.Context, where *places) (answer explain.Explanation, err error) {
+// ask explains a connection that is given as in the flags.
+func ask(ctx context.Context, where *places, podLogs, from, to, device string) (answer explain.Explanation, err error) {
 	pinned, err := where.load()
 	if err != nil {
 		return answer, err
@@ -61,10 +58,10 @@ func (f explainFlags) ask(ctx context.Context, where *places) (answer explain.Ex
 	}
 	explainer := explain.New(explain.Config{
 		Maps: pinned, BPFRoot: where.bpfRoot, Agent: status.NewClient(where.socket),
-		Pods: pods.Config{CgroupRoot: cgroups, Logs: f.podLogs},
+		Pods: pods.Config{CgroupRoot: cgroups, Logs: podLogs},
 	})
 	defer func() { err = errors.Join(err, explainer.Close()) }()
-	question, err := explainer.Ask(f.from, f.to, f.device)
+	question, err := explainer.Ask(from, to, device)
 	if err != nil {
 		return answer, err
 	}

@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
-	"k8s.io/kube-proxy/config/v1alpha1"
 	netutils "k8s.io/utils/net"
 
 	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/config"
 )
 
@@ -22,41 +22,38 @@ import (
 type agentFlags struct {
 	*kubeProxyFlags
 
-	manifests       string
+	// wanted receives the flags that are a field of the agent's configuration.
+	wanted agent.Config
+	// The others are parsed, see agentConfig, or select another act than to run the agent.
 	udp             string
 	devices         []string
 	excludeDevices  []string
 	deviceAttach    string
 	forwarding      string
 	flowTableMemory string
-	mark            markFlag
 	algorithm       string
-	podOptOut       bool
 	heal            string
-	serviceMetrics  int
-	handshakes      bool
-	backendMetrics  int
-	failFast        bool
 	dryRun          bool
 }
 
 func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	flags := &agentFlags{kubeProxyFlags: newKubeProxyFlags(f)}
-	f.StringVar(&flags.manifests, "manifests", "", "read Services, EndpointSlices, Nodes, ServiceCIDRs, Pods and Namespaces from the YAML and JSON files in this folder, and follow them, instead of an API server")
+	wanted := &flags.wanted
+	f.StringVar(&wanted.Manifests, "manifests", "", "read Services, EndpointSlices, Nodes, ServiceCIDRs, Pods and Namespaces from the YAML and JSON files in this folder, and follow them, instead of an API server")
 	f.StringVar(&flags.udp, "udp", "all", "which UDP sockets are translated: all, connected (those that connect only), off")
 	f.StringSliceVar(&flags.devices, "devices", nil, "attach to these devices only: shell patterns, each with =pods or =uplink to set what the device leads to instead of detecting it (default: all devices that lead to pods or to other hosts)")
 	f.StringSliceVar(&flags.excludeDevices, "exclude-devices", nil, "never attach to these devices: shell patterns")
 	f.StringVar(&flags.deviceAttach, "device-attach", "", "how to attach to devices: tcx or clsact (default: tcx where the kernel has it)")
 	f.StringVar(&flags.forwarding, "forwarding", "auto", "how packets to backends on other nodes leave: stack (always through the node's network stack) or auto (past it, unless it has rules that apply to them)")
 	f.StringVar(&flags.flowTableMemory, "flow-table-memory", "", "how much memory the flow tables of devices may take; it takes effect when they are created. The default holds as many flows as conntrack.maxPerCore and conntrack.min allow the kernel to track, limited to a 128th of the machine's memory or 16Mi, whichever is more")
-	f.Var(&flags.mark, "mark", "VALUE[/MASK]: set these bits of the mark of packets that devices translate and clients send to Services, so that netfilter rules can match them (default: none)")
+	f.Var((*markFlag)(&wanted.Datapath.Mark), "mark", "VALUE[/MASK]: set these bits of the mark of packets that devices translate and clients send to Services, so that netfilter rules can match them (default: none)")
 	f.StringVar(&flags.algorithm, "algorithm", "", "how Services without an annotation for it choose a backend: random, rr, lc, sed, nq, sh, dh or maglev (default: what ipvs.scheduler selects, or random)")
-	f.BoolVar(&flags.podOptOut, "pod-opt-out", false, "let Pods (annotation sluice-lb.io/socket: \"off\") and Namespaces (label of the same name) opt out of translation at sockets; the agent then follows the Pods of its node, and Namespaces with the label, and needs the rights to")
+	f.BoolVar(&wanted.PodOptOut, "pod-opt-out", false, "let Pods (annotation sluice-lb.io/socket: \"off\") and Namespaces (label of the same name) opt out of translation at sockets; the agent then follows the Pods of its node, and Namespaces with the label, and needs the rights to")
 	f.StringVar(&flags.heal, "heal", "eject", "what is done about backends that do not answer, until Kubernetes notices: off, eject (new connections go to others) or resteer (and those that have begun, too)")
-	f.IntVar(&flags.serviceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
-	f.BoolVar(&flags.handshakes, "handshake-metrics", true, "measure TCP handshakes and retransmissions of Services' clients at sockets, from Linux 5.11 on; switched off, no program runs at tracepoints for it")
-	f.IntVar(&flags.backendMetrics, "backend-metrics", 0, "how many backends have metrics of their own: open connections and TCP handshakes; 0 switches them off")
-	f.BoolVar(&flags.failFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")
+	f.IntVar(&wanted.ServiceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
+	f.BoolVar(&wanted.Datapath.Handshakes, "handshake-metrics", true, "measure TCP handshakes and retransmissions of Services' clients at sockets, from Linux 5.11 on; switched off, no program runs at tracepoints for it")
+	f.IntVar(&wanted.BackendMetrics, "backend-metrics", 0, "how many backends have metrics of their own: open connections and TCP handshakes; 0 switches them off")
+	f.BoolVar(&wanted.FailFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")
 	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as 'sluice services' does, and change nothing")
 
 	return flags
@@ -66,13 +63,13 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 // conflicts with kube-proxy's.
 func (f *agentFlags) validate(s *settings) error {
 	switch {
-	case f.manifests != "" && s.kubeProxy.ClientConnection.Kubeconfig != "":
+	case f.wanted.Manifests != "" && s.kubeProxy.ClientConnection.Kubeconfig != "":
 		return errors.New("--manifests: clientConnection.kubeconfig (--kubeconfig) is given too, and Services come from one of them")
-	case f.manifests != "" && f.master != "":
+	case f.wanted.Manifests != "" && f.master != "":
 		return errors.New("--manifests: --master is given too, and Services come from one of them")
-	case f.serviceMetrics < 0:
+	case f.wanted.ServiceMetrics < 0:
 		return errors.New("--service-metrics: it must not be negative")
-	case f.backendMetrics < 0:
+	case f.wanted.BackendMetrics < 0:
 		return errors.New("--backend-metrics: it must not be negative")
 	}
 
@@ -137,9 +134,9 @@ func (f *kubeProxyFlags) addProcess(set *pflag.FlagSet) {
 }
 
 func (f *kubeProxyFlags) addServers(set *pflag.FlagSet) {
-	set.Var(&addressFlag{&f.cfg.BindAddress, "ip", checkIP}, "bind-address", "the node's primary address, instead of the Node object's")
-	set.Var(&addressFlag{&f.cfg.HealthzBindAddress, "ipport", checkIPPort}, "healthz-bind-address", "address and port of the health checks")
-	set.Var(&addressFlag{&f.cfg.MetricsBindAddress, "ipport", checkIPPort}, "metrics-bind-address", "address and port of the metrics")
+	set.Var(&textFlag{&f.cfg.BindAddress, "ip", checkIP}, "bind-address", "the node's primary address, instead of the Node object's")
+	set.Var(&textFlag{&f.cfg.HealthzBindAddress, "ipport", checkIPPort}, "healthz-bind-address", "address and port of the health checks")
+	set.Var(&textFlag{&f.cfg.MetricsBindAddress, "ipport", checkIPPort}, "metrics-bind-address", "address and port of the metrics")
 	set.Int32Var(&f.healthzPort, "healthz-port", config.HealthzPort, "port of the health checks if --healthz-bind-address has none; 0 switches them off")
 	_ = set.MarkDeprecated("healthz-port", "use --healthz-bind-address") // it exists
 	set.Int32Var(&f.metricsPort, "metrics-port", config.MetricsPort, "port of the metrics if --metrics-bind-address has none")
@@ -152,7 +149,7 @@ func (f *kubeProxyFlags) addServers(set *pflag.FlagSet) {
 func (f *kubeProxyFlags) addSync(set *pflag.FlagSet) {
 	cfg := f.cfg
 	sync, least := cfg.IPTables.SyncPeriod.Duration, cfg.IPTables.MinSyncPeriod.Duration
-	set.Var(&modeFlag[v1alpha1.ProxyMode]{&cfg.Mode, "ProxyMode"}, "proxy-mode", "iptables, ipvs or nftables: selects which of their settings are in force. The datapath is the same in all modes")
+	set.Var(&textFlag{(*string)(&cfg.Mode), "ProxyMode", nil}, "proxy-mode", "iptables, ipvs or nftables: selects which of their settings are in force. The datapath is the same in all modes")
 	set.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all connections to ClusterIPs, also where the client's address could be kept")
 	set.BoolVar(cfg.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "let node ports answer on loopback addresses")
 	set.DurationVar(&f.iptablesSync, "iptables-sync-period", sync, "health checks fail if a change is not programmed within twice this time")
@@ -171,7 +168,7 @@ func (f *kubeProxyFlags) addSync(set *pflag.FlagSet) {
 
 func (f *kubeProxyFlags) addLocal(set *pflag.FlagSet) {
 	cfg := f.cfg
-	set.Var(&modeFlag[v1alpha1.LocalMode]{&cfg.DetectLocalMode, "LocalMode"}, "detect-local-mode", "what distinguishes pods of this node among the traffic of pods' devices: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix (default: ClusterCIDR if --cluster-cidr is given, else all of it is from pods)")
+	set.Var(&textFlag{(*string)(&cfg.DetectLocalMode), "LocalMode", nil}, "detect-local-mode", "what distinguishes pods of this node among the traffic of pods' devices: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix (default: ClusterCIDR if --cluster-cidr is given, else all of it is from pods)")
 	set.StringVar(&cfg.ClusterCIDR, "cluster-cidr", "", "addresses of all pods, for --detect-local-mode ClusterCIDR: one range, or one of each family")
 	set.StringVar(&cfg.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "the bridge of the pods, for --detect-local-mode BridgeInterface")
 	set.StringVar(&cfg.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' devices, for --detect-local-mode InterfaceNamePrefix")
@@ -198,25 +195,27 @@ func isLogging(name string) bool {
 	return name == "v" || name == "vmodule" || strings.HasPrefix(name, "log-") || name == "logging-format"
 }
 
-// addressFlag is the value of a flag that takes an address, which check accepts. An
-// empty text leaves the default.
-type addressFlag struct {
-	address *string
-	kind    string
-	check   func(text string) error
+// textFlag is the value of a flag for a text. An address is accepted by check, and an empty one leaves the default. A
+// mode has no check: [config.Validate] checks it with the rest of the configuration.
+type textFlag struct {
+	text  *string
+	kind  string
+	check func(text string) error
 }
 
-func (f *addressFlag) Type() string   { return f.kind }
-func (f *addressFlag) String() string { return *f.address }
+func (f *textFlag) Type() string   { return f.kind }
+func (f *textFlag) String() string { return *f.text }
 
-func (f *addressFlag) Set(text string) error {
-	if text == "" {
-		return nil
+func (f *textFlag) Set(text string) error {
+	if f.check != nil {
+		if text == "" {
+			return nil
+		}
+		if err := f.check(text); err != nil {
+			return err
+		}
 	}
-	if err := f.check(text); err != nil {
-		return err
-	}
-	*f.address = text
+	*f.text = text
 
 	return nil
 }
@@ -235,22 +234,6 @@ func checkIPPort(text string) error {
 	_, err := config.ParseAddrPort(config.WithPort(text, 1))
 
 	return err
-}
-
-// modeFlag is the value of a flag that takes a mode. It accepts any text:
-// [config.Validate] checks it with the rest of the configuration.
-type modeFlag[T ~string] struct {
-	mode *T
-	kind string
-}
-
-func (f *modeFlag[T]) Type() string   { return f.kind }
-func (f *modeFlag[T]) String() string { return string(*f.mode) }
-
-func (f *modeFlag[T]) Set(text string) error {
-	*f.mode = T(text)
-
-	return nil
 }
 
 // versionFlag is the value of --version: true, false or raw.

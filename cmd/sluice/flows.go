@@ -22,7 +22,18 @@ func newFlows(where *places) *cobra.Command {
 		Long:  "List the flows that are translated at devices: client, original destination and backend.\nConnections that are translated at a socket, when they are opened, are not among them.",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			flows, err := readFlows(where, args)
+			pinned, err := where.load()
+			if err != nil {
+				return err
+			}
+			defer pinned.Close()
+			service := ""
+			if len(args) == 1 {
+				if service, err = namedService(pinned, args[0]); err != nil {
+					return err
+				}
+			}
+			flows, err := flow.List(pinned, service, flow.Now())
 			if err != nil {
 				return err
 			}
@@ -33,23 +44,6 @@ func newFlows(where *places) *cobra.Command {
 	out.flag(cmd)
 
 	return cmd
-}
-
-// readFlows reads the flows from the maps, whether an agent runs or not.
-func readFlows(where *places, args []string) ([]flow.Flow, error) {
-	pinned, err := where.load()
-	if err != nil {
-		return nil, err
-	}
-	defer pinned.Close()
-	service := ""
-	if len(args) == 1 {
-		if service, err = namedService(pinned, args[0]); err != nil {
-			return nil, err
-		}
-	}
-
-	return flow.List(pinned, service, flow.Now())
 }
 
 // namedService returns NAMESPACE/NAME of the Service in the maps with that name, see [status.ServiceNamed].

@@ -25,6 +25,8 @@ func (o *output) flag(cmd *cobra.Command) {
 
 // print writes v in the format of the flag. Draw fills the table.
 func (o *output) print(w io.Writer, v any, draw func(*table)) error {
+	var text []byte
+	var err error
 	switch o.format {
 	case "table":
 		t := newTable(w)
@@ -33,24 +35,19 @@ func (o *output) print(w io.Writer, v any, draw func(*table)) error {
 
 		return t.err
 	case "json":
-		text, err := json.MarshalIndent(v, "", "  ")
-		if err != nil {
-			return fmt.Errorf("output: %w", err)
-		}
-		_, err = fmt.Fprintf(w, "%s\n", text)
-
-		return err
+		text, err = json.MarshalIndent(v, "", "  ")
+		text = append(text, '\n')
 	case "yaml":
-		text, err := yaml.Marshal(v)
-		if err != nil {
-			return fmt.Errorf("output: %w", err)
-		}
-		_, err = w.Write(text)
-
-		return err
+		text, err = yaml.Marshal(v)
 	default:
 		return fmt.Errorf("--output %q: it is table, json or yaml", o.format)
 	}
+	if err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	_, err = w.Write(text)
+
+	return err
 }
 
 // table aligns rows in columns, up to the next note.

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -21,19 +19,15 @@ func newServices(where *places) *cobra.Command {
 		Short: "List Services with the addresses that lead to them, or show one with its backends",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			services, err := readServices(cmd.Context(), where, cmd.ErrOrStderr())
+			services, err := readServices(cmd, where, args)
 			if err != nil {
 				return err
 			}
 			if len(args) == 0 {
 				return out.print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) })
 			}
-			svc, err := findService(services, args[0])
-			if err != nil {
-				return err
-			}
 
-			return out.print(cmd.OutOrStdout(), svc, func(t *table) { drawService(t, svc) })
+			return out.print(cmd.OutOrStdout(), services[0], func(t *table) { drawService(t, services[0]) })
 		},
 	}
 	out.flag(cmd)
@@ -48,23 +42,11 @@ func newBackends(where *places) *cobra.Command {
 		Short: "List the endpoints of Services: those that get new connections, and why others do not",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			services, err := readServices(cmd.Context(), where, cmd.ErrOrStderr())
+			services, err := readServices(cmd, where, args)
 			if err != nil {
 				return err
 			}
-			if len(args) == 1 {
-				svc, err := findService(services, args[0])
-				if err != nil {
-					return err
-				}
-				services = []status.Service{svc}
-			}
-			backends := []status.Backend{}
-			for _, svc := range services {
-				for _, port := range svc.Ports {
-					backends = append(backends, port.Backends...)
-				}
-			}
+			backends := backendsOf(services)
 
 			return out.print(cmd.OutOrStdout(), backends, func(t *table) { drawBackends(t, backends) })
 		},
@@ -74,36 +56,45 @@ func newBackends(where *places) *cobra.Command {
 	return cmd
 }
 
-// readServices returns the agent's Services. If no agent runs it reads the maps,
-// which have no endpoints without traffic, and writes a note about that.
-func readServices(ctx context.Context, where *places, notes io.Writer) ([]status.Service, error) {
-	services, err := status.NewClient(where.socket).Services(ctx)
-	if !errors.Is(err, status.ErrNotRunning) {
+// readServices returns the agent's Services, or only the one that args name, see [status.ServiceNamed]. If no
+// agent runs it reads the maps, which have no endpoints without traffic, and writes a note about that.
+func readServices(cmd *cobra.Command, where *places, args []string) ([]status.Service, error) {
+	services, err := status.NewClient(where.socket).Services(cmd.Context())
+	if errors.Is(err, status.ErrNotRunning) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%v\nThese are the Services in the maps; endpoints without traffic are not in there.\n\n", err)
+		pinned, errLoad := where.load()
+		if errLoad != nil {
+			return nil, errLoad
+		}
+		defer pinned.Close()
+		services, err = status.ProgrammedServices(pinned.Tables)
+	}
+	if err != nil || len(args) == 0 {
 		return services, err
 	}
-	fmt.Fprintf(notes, "%v\nThese are the Services in the maps; endpoints without traffic are not in there.\n\n", err)
-
-	pinned, err := where.load()
-	if err != nil {
-		return nil, err
-	}
-	defer pinned.Close()
-
-	return status.ProgrammedServices(pinned.Tables)
-}
-
-// findService returns the Service with that name, see [status.ServiceNamed].
-func findService(services []status.Service, name string) (status.Service, error) {
 	var names []string
 	for _, svc := range services {
 		names = append(names, svc.Name)
 	}
-	full, err := status.ServiceNamed(names, name)
+	name, err := status.ServiceNamed(names, args[0])
 	if err != nil {
-		return status.Service{}, err
+		return nil, err
+	}
+	i := slices.Index(names, name)
+
+	return services[i : i+1], nil
+}
+
+// backendsOf returns the backends of all ports of Services.
+func backendsOf(services []status.Service) []status.Backend {
+	backends := []status.Backend{}
+	for _, svc := range services {
+		for _, port := range svc.Ports {
+			backends = append(backends, port.Backends...)
+		}
 	}
 
-	return services[slices.Index(names, full)], nil
+	return backends
 }
 
 func drawServices(t *table, services []status.Service) {
@@ -198,11 +189,7 @@ func drawService(t *table, svc status.Service) {
 	t.note("")
 	drawServices(t, []status.Service{svc})
 	t.note("")
-	var backends []status.Backend
-	for _, port := range svc.Ports {
-		backends = append(backends, port.Backends...)
-	}
-	drawBackends(t, backends)
+	drawBackends(t, backendsOf([]status.Service{svc}))
 }
 
 func drawBackends(t *table, backends []status.Backend) {

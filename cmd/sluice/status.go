@@ -15,9 +15,6 @@ import (
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
-// errUnhealthy makes `sluice status` exit with code 1.
-var errUnhealthy = errors.New("Services may not work as they should, see above")
-
 func newStatus(where *places) *cobra.Command {
 	out := newOutput()
 	cmd := &cobra.Command{
@@ -34,7 +31,7 @@ func newStatus(where *places) *cobra.Command {
 				return err
 			}
 			if !status.Well() {
-				return errUnhealthy
+				return errors.New("Services may not work as they should, see above")
 			}
 
 			return nil

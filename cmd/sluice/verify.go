@@ -18,8 +18,6 @@ import (
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
-var errDifferent = errors.New("the maps or hooks are not as they should be, see above")
-
 func newVerify(where *places) *cobra.Command {
 	out := newOutput()
 	against := ""
@@ -44,7 +42,7 @@ func newVerify(where *places) *cobra.Command {
 				return err
 			}
 			if len(report.Differences) > 0 {
-				return errDifferent
+				return errors.New("the maps or hooks are not as they should be, see above")
 			}
 
 			return nil
@@ -126,9 +124,6 @@ func (r verifyReport) draw(t *table) {
 	t.note(fmt.Sprintf("%d frontends and %d hooks compared, %d differences", r.Frontends, r.Hooks, len(r.Differences)))
 }
 
-// errDiffers is errDifferent for kube-proxy's rules.
-var errDiffers = errors.New("kube-proxy's rules and the maps differ, see above")
-
 type againstReport struct {
 	Mode        kubeproxy.Mode         `json:"mode"`
 	Services    int                    `json:"services"`
@@ -149,7 +144,12 @@ func verifyAgainst(cmd *cobra.Command, where *places, out *output) error {
 		if err != nil {
 			return nil, err
 		}
-		report.Mode, report.Services, report.Frontends = rules.Mode, countServices(rules.Frontends), len(rules.Frontends)
+		services := make(map[string]bool)
+		for _, f := range rules.Frontends {
+			name, _, _ := strings.Cut(f.Service, ":")
+			services[name] = true
+		}
+		report.Mode, report.Services, report.Frontends = rules.Mode, len(services), len(rules.Frontends)
 
 		return compareRules(rules, pinned.Tables)
 	})
@@ -160,7 +160,7 @@ func verifyAgainst(cmd *cobra.Command, where *places, out *output) error {
 		return err
 	}
 	if len(report.Differences) > 0 {
-		return errDiffers
+		return errors.New("kube-proxy's rules and the maps differ, see above")
 	}
 
 	return nil
@@ -186,17 +186,6 @@ func compareRules(rules kubeproxy.Rules, tables maps.Tables) ([]kubeproxy.Differ
 	}
 
 	return append(rules.Compare(frontends), rules.CompareNodePorts(nodePorts, all)...), nil
-}
-
-// countServices returns how many Services have one of the frontends.
-func countServices(frontends []status.Frontend) int {
-	names := make(map[string]bool)
-	for _, f := range frontends {
-		name, _, _ := strings.Cut(f.Service, ":")
-		names[name] = true
-	}
-
-	return len(names)
 }
 
 func (r againstReport) draw(t *table) {
