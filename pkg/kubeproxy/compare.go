@@ -22,10 +22,6 @@ type Difference struct {
 	Sluice    string `json:"sluice"`
 }
 
-func (d Difference) String() string {
-	return fmt.Sprintf("%s: frontend %s: %s is %q by kube-proxy's rules, and %q by Sluice", d.Service, d.Frontend, d.Field, d.KubeProxy, d.Sluice)
-}
-
 // Compare returns how the rules differ from the frontends that are programmed, sorted by Service. Frontends of port 0
 // are not compared: they refuse what no rule of iptables mode concerns.
 func (r Rules) Compare(programmed []status.Frontend) []Difference {
@@ -36,48 +32,35 @@ func (r Rules) Compare(programmed []status.Frontend) []Difference {
 		}
 	}
 	differences := []Difference{}
+	compare := func(of status.Frontend, field, theirs, ours string) {
+		if theirs != ours {
+			differences = append(differences, Difference{of.Service, nameOf(of), field, theirs, ours})
+		}
+	}
 	for _, theirs := range r.Frontends {
 		our, ok := ours[theirs.Key()]
 		if !ok {
-			differences = append(differences, Difference{theirs.Service, nameOf(theirs), "exists", "true", "false"})
+			compare(theirs, "exists", "true", "false")
 
 			continue
 		}
 		delete(ours, theirs.Key())
-		differences = append(differences, r.compare(theirs, our)...)
+		compare(our, "service", theirs.Service, our.Service)
+		compare(our, "backends", listOf(theirs.Backends), listOf(our.Backends))
+		compare(our, "whenEmpty", theirs.WhenEmpty, our.WhenEmpty)
+		if len(theirs.Backends) > 0 { // otherwise rules have none
+			compare(our, "affinitySeconds", fmt.Sprint(theirs.AffinitySeconds), fmt.Sprint(our.AffinitySeconds))
+		}
+		if len(theirs.Backends) > 0 || r.Mode == NFTables { // iptables mode has no ranges of Services without endpoints
+			compare(our, "sourceRanges", rangesOf(theirs.SourceRanges), rangesOf(our.SourceRanges))
+		}
 	}
 	for _, our := range ours {
-		differences = append(differences, Difference{our.Service, nameOf(our), "exists", "false", "true"})
+		compare(our, "exists", "false", "true")
 	}
 	slices.SortFunc(differences, func(a, b Difference) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Frontend, b.Frontend), cmp.Compare(a.Field, b.Field))
 	})
-
-	return differences
-}
-
-func (r Rules) compare(theirs, ours status.Frontend) []Difference {
-	fields := []struct{ name, theirs, ours string }{
-		{"service", theirs.Service, ours.Service},
-		{"backends", listOf(theirs.Backends), listOf(ours.Backends)},
-		{"whenEmpty", theirs.WhenEmpty, ours.WhenEmpty},
-	}
-	if len(theirs.Backends) > 0 { // otherwise rules have none
-		fields = append(fields, struct{ name, theirs, ours string }{
-			"affinitySeconds", fmt.Sprint(theirs.AffinitySeconds), fmt.Sprint(ours.AffinitySeconds),
-		})
-	}
-	if len(theirs.Backends) > 0 || r.Mode == NFTables { // iptables mode has no ranges of Services without endpoints
-		fields = append(fields, struct{ name, theirs, ours string }{
-			"sourceRanges", rangesOf(theirs.SourceRanges), rangesOf(ours.SourceRanges),
-		})
-	}
-	var differences []Difference
-	for _, f := range fields {
-		if f.theirs != f.ours {
-			differences = append(differences, Difference{ours.Service, nameOf(ours), f.name, f.theirs, f.ours})
-		}
-	}
 
 	return differences
 }
@@ -114,10 +97,10 @@ func nameOf(f status.Frontend) string {
 	return fmt.Sprintf("%s/%s %s", f.Address, f.Protocol, f.Scope)
 }
 
-func listOf(addresses []netip.AddrPort) string {
-	texts := make([]string, len(addresses))
-	for i, a := range addresses {
-		texts[i] = a.String()
+func listOf[T fmt.Stringer](all []T) string {
+	texts := make([]string, len(all))
+	for i, one := range all {
+		texts[i] = one.String()
 	}
 
 	return strings.Join(texts, " ")
@@ -133,10 +116,6 @@ func rangesOf(ranges []netip.Prefix) string {
 	if err != nil {
 		return err.Error()
 	}
-	var texts []string
-	for _, p := range merged.Prefixes() {
-		texts = append(texts, p.String())
-	}
 
-	return strings.Join(texts, " ")
+	return listOf(merged.Prefixes())
 }
