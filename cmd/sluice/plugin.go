@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/remote"
 	"github.com/sluice-lb/sluice/pkg/ui"
 )
@@ -325,7 +326,7 @@ func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
 			value := flag.Value.String()
 			name := protocolSuffix.ReplaceAllString(value, "")
-			if !strings.Contains(name, "/") && !isAddress(name) && !podUID.MatchString(name) {
+			if !strings.Contains(name, "/") && !isAddress(name) && !pods.IsUID(name) {
 				_ = flag.Value.Set(namespace + "/" + value) // a text, as it was
 			}
 		}
@@ -342,9 +343,6 @@ func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
 
 // protocolSuffix is what --to may end with.
 var protocolSuffix = regexp.MustCompile(`/(tcp|udp|sctp)$`)
-
-// podUID is a UID of a pod, or the hash that the kubelet uses for one of a manifest on the node.
-var podUID = regexp.MustCompile(`^([0-9a-f]{32}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$`)
 
 func isAddress(text string) bool {
 	_, err := netip.ParseAddr(text)

@@ -4,7 +4,6 @@
 package pods
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/hex"
 	"errors"
@@ -100,7 +99,7 @@ func (p Pods) CanFind(pod string) error {
 	for _, one := range p.byCgroup {
 		known = known || one.Name != "" || one.UID == pod
 	}
-	if known || isUID(pod) {
+	if known || IsUID(pod) {
 		return nil
 	}
 
@@ -154,9 +153,9 @@ func Read(cfg Config) (Pods, error) {
 	return all, nil
 }
 
-// isUID reports whether a text is the UID of a pod: hexadecimal digits, 32 of a static pod, whose UID is a
+// IsUID reports whether a text is the UID of a pod: hexadecimal digits, 32 of a static pod, whose UID is a
 // hash, and those with four hyphens of any other.
-func isUID(text string) bool {
+func IsUID(text string) bool {
 	hyphens := strings.Count(text, "-")
 	digits, err := hex.DecodeString(strings.ReplaceAll(text, "-", ""))
 
@@ -172,7 +171,7 @@ func uidOf(folder string) string {
 		return ""
 	}
 	uid := strings.ReplaceAll(name[at+len("pod"):], "_", "-")
-	if !isUID(uid) {
+	if !IsUID(uid) {
 		return ""
 	}
 
@@ -241,24 +240,29 @@ func (c *Cache) Pod(cgroup uint64, addr netip.Addr) (Pod, error) {
 	if pod := known(); age < readAgain || pod != (Pod{}) && age < trusted {
 		return pod, nil
 	}
-	pods, err := Read(c.cfg)
-	if err != nil {
+	if err := c.readPods(); err != nil {
 		return Pod{}, err
 	}
-	c.pods, c.read = pods, time.Now()
 
 	return known(), nil
 }
 
 // CanFind is [Pods.CanFind] of the pods of this moment.
 func (c *Cache) CanFind(pod string) error {
-	pods, err := Read(c.cfg)
-	if err != nil {
+	if err := c.readPods(); err != nil {
 		return err
 	}
-	c.pods, c.read = pods, time.Now()
 
-	return pods.CanFind(pod)
+	return c.pods.CanFind(pod)
+}
+
+func (c *Cache) readPods() error {
+	pods, err := Read(c.cfg)
+	if err == nil {
+		c.pods, c.read = pods, time.Now()
+	}
+
+	return err
 }
 
 // Command returns the name of a process, as the kernel has it, for terminals and lists: the process chooses its
@@ -304,8 +308,8 @@ func addrs4(path string) (addrs []netip.Addr) {
 		return nil
 	}
 	var last netip.Addr
-	for lines := bufio.NewScanner(bytes.NewReader(table)); lines.Scan(); {
-		line := strings.TrimSpace(lines.Text())
+	for line := range strings.Lines(string(table)) {
+		line = strings.TrimSpace(line)
 		if text, ok := strings.CutPrefix(line, "|-- "); ok {
 			last, _ = netip.ParseAddr(text)
 		} else if line == "/32 host LOCAL" && last.IsValid() && !last.IsLoopback() {
@@ -323,8 +327,8 @@ func addrs6(path string) (addrs []netip.Addr) {
 	if err != nil {
 		return nil
 	}
-	for lines := bufio.NewScanner(bytes.NewReader(list)); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
+	for line := range strings.Lines(string(list)) {
+		fields := strings.Fields(line)
 		if len(fields) < 4 || fields[3] != global {
 			continue
 		}
