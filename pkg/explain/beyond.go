@@ -63,19 +63,16 @@ func (i *inquiry) lookBeyond() error {
 			i.Beyond = append(i.Beyond, fmt.Sprintf("%s may be unreachable: the next hop does not answer (neighbour %s on %s)", e.Address, way.Neighbour, way.Device))
 		}
 		for _, rule := range drops {
-			if !turned && isOfFamily(rule, e.Address.Addr()) && rule.Concerns(e.Address) {
-				i.addOnce("a firewall may drop it: " + rule.String())
+			if turned || !isOfFamily(rule, e.Address.Addr()) || !rule.Concerns(e.Address) {
+				continue
+			}
+			if text := "a firewall may drop it: " + rule.String(); !slices.Contains(i.Beyond, text) {
+				i.Beyond = append(i.Beyond, text)
 			}
 		}
 	}
 
 	return nil
-}
-
-func (i *inquiry) addOnce(text string) {
-	if !slices.Contains(i.Beyond, text) {
-		i.Beyond = append(i.Beyond, text)
-	}
 }
 
 // checkReversePath adds that the packets of a client are dropped when they arrive, because this node

@@ -365,7 +365,11 @@ func (i *inquiry) describeFrontend() error {
 		if err != nil {
 			return err
 		}
-		i.step("ranges", "loadBalancerSourceRanges %s: %s", join(ranges), verdict)
+		texts := make([]string, len(ranges))
+		for n, prefix := range ranges {
+			texts[n] = prefix.String()
+		}
+		i.step("ranges", "loadBalancerSourceRanges %s: %s", strings.Join(texts, ", "), verdict)
 	}
 	switch {
 	case pool.AffinitySeconds == 0:
@@ -426,13 +430,4 @@ func (i *inquiry) outcome() Outcome {
 	}
 
 	return Dropped
-}
-
-func join[T fmt.Stringer](all []T) string {
-	texts := make([]string, len(all))
-	for n, one := range all {
-		texts[n] = one.String()
-	}
-
-	return strings.Join(texts, ", ")
 }

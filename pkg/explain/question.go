@@ -24,8 +24,11 @@ func (e *Explainer) Ask(from, to, device string) (Question, error) {
 	var err error
 	if q.To, err = netip.ParseAddrPort(to); err == nil {
 		q.To = netip.AddrPortFrom(q.To.Addr().Unmap(), q.To.Port())
-		if q.To.Addr().IsUnspecified() { // as the kernel treats it
-			q.To = netip.AddrPortFrom(loopbackOf(q.To.Addr()), q.To.Port())
+		switch q.To.Addr() { // as the kernel treats them
+		case netip.IPv4Unspecified():
+			q.To = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), q.To.Port())
+		case netip.IPv6Unspecified():
+			q.To = netip.AddrPortFrom(netip.IPv6Loopback(), q.To.Port())
 		}
 	} else if _, err := netip.ParseAddr(to); err == nil {
 		return q, fmt.Errorf("--to %s: the port is missing", to)
@@ -61,14 +64,6 @@ func (e *Explainer) Ask(from, to, device string) (Question, error) {
 	}
 
 	return q, nil
-}
-
-func loopbackOf(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	}
-
-	return netip.IPv6Loopback()
 }
 
 // cutProtocol cuts a protocol off, and reports whether there is one.
