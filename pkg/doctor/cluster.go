@@ -35,7 +35,12 @@ func checkAPIServer(n Node) []Finding {
 	case err != nil && api.URL == "":
 		return problem(err.Error(), "Correct the kubeconfig, or give another one.")
 	case err != nil:
-		return problem(fmt.Sprintf("%s: %s", api.URL, explain(err)), remedyOf(err))
+		remedy := "Make sure that the address is that of an API server or a load balancer before it, and that this node can reach it without any Service."
+		if errors.As(err, new(*tls.CertificateVerificationError)) {
+			remedy = "Compare the kubeconfig's server and certificate-authority with those of the API server, and this node's clock."
+		}
+
+		return problem(fmt.Sprintf("%s: %s", api.URL, explain(err)), remedy)
 	case api.Status == 401:
 		return problem(api.URL+" does not know this client (401 Unauthorized)", "Renew the token or the certificate in the kubeconfig.")
 	case api.Status >= 500:
@@ -62,27 +67,15 @@ func explain(err error) string {
 	case errors.As(err, &unknown):
 		return "its certificate is signed by an authority that the kubeconfig does not have"
 	case errors.As(err, &name):
-		return fmt.Sprintf("its certificate is for other names than %s: %s", name.Host, status.ListText(certificateNames(name.Certificate)))
+		names := slices.Clone(name.Certificate.DNSNames)
+		for _, ip := range name.Certificate.IPAddresses {
+			names = append(names, ip.String())
+		}
+
+		return fmt.Sprintf("its certificate is for other names than %s: %s", name.Host, status.ListText(names))
 	}
 
 	return err.Error()
-}
-
-func certificateNames(c *x509.Certificate) []string {
-	names := slices.Clone(c.DNSNames)
-	for _, ip := range c.IPAddresses {
-		names = append(names, ip.String())
-	}
-
-	return names
-}
-
-func remedyOf(err error) string {
-	if errors.As(err, new(*tls.CertificateVerificationError)) {
-		return "Compare the kubeconfig's server and certificate-authority with those of the API server, and this node's clock."
-	}
-
-	return "Make sure that the address is that of an API server or a load balancer before it, and that this node can reach it without any Service."
 }
 
 // Differences of clocks that matter: beyond the first, times in logs and Events mislead; beyond the

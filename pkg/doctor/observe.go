@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
@@ -207,19 +208,10 @@ func readKernel() (Kernel, error) {
 	return k, nil
 }
 
-func readNumber(path string) (int, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-
-	return strconv.Atoi(strings.TrimSpace(string(text)))
-}
-
 // readJIT returns net.core.bpf_jit_enable, or 0 or 1 by how the kernel treats a program: only its
 // first network namespace has the sysctl.
 func readJIT() (int, error) {
-	enabled, err := readNumber("/proc/sys/net/core/bpf_jit_enable")
+	enabled, err := node.ReadNumber("/proc/sys/net/core/bpf_jit_enable")
 	if !errors.Is(err, fs.ErrNotExist) {
 		return enabled, err
 	}
@@ -265,14 +257,9 @@ func readProcess() (Process, error) {
 }
 
 func hasCgroupV1() bool {
-	text, _ := os.ReadFile("/proc/self/mounts") // without it, nothing can be said
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 2 && fields[2] == "cgroup" {
-			return true
-		}
-	}
+	mounts, _ := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup")) // without the list, nothing can be said
 
-	return false
+	return len(mounts) > 0
 }
 
 func readPins(root string) (Pins, error) {
@@ -351,11 +338,11 @@ func countIPVS() (int, error) {
 }
 
 func readForwarding() (Forwarding, error) {
-	v4, err := readNumber("/proc/sys/net/ipv4/ip_forward")
+	v4, err := node.ReadNumber("/proc/sys/net/ipv4/ip_forward")
 	if err != nil {
 		return Forwarding{}, err
 	}
-	v6, err := readNumber("/proc/sys/net/ipv6/conf/all/forwarding")
+	v6, err := node.ReadNumber("/proc/sys/net/ipv6/conf/all/forwarding")
 	if errors.Is(err, fs.ErrNotExist) {
 		v6, err = 1, nil // without IPv6 there is nothing to forward
 	}
@@ -373,13 +360,13 @@ func readDevices(decisions []node.Decision) ([]Device, error) {
 	for _, i := range interfaces {
 		mtus[i.Index] = i.MTU
 	}
-	all, err := readNumber("/proc/sys/net/ipv4/conf/all/rp_filter")
+	all, err := node.ReadNumber("/proc/sys/net/ipv4/conf/all/rp_filter")
 	if err != nil {
 		return nil, err
 	}
 	devices := make([]Device, 0, len(decisions))
 	for _, d := range decisions {
-		filter, err := readNumber("/proc/sys/net/ipv4/conf/" + d.Name + "/rp_filter")
+		filter, err := node.ReadNumber("/proc/sys/net/ipv4/conf/" + d.Name + "/rp_filter")
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it has just gone
 			return nil, err
 		}

@@ -63,7 +63,7 @@ func (c Conntrack) setBelow(root string) (set []string, err error) {
 	// write writes the value into a file, if it has another, and reports whether the file has it.
 	write := func(path string, value int) bool {
 		name := filepath.Base(path)
-		now, err := readNumber(path)
+		now, err := ReadNumber(path)
 		if err == nil && now == value {
 			return true
 		}
@@ -83,7 +83,7 @@ func (c Conntrack) setBelow(root string) (set []string, err error) {
 	most := ConntrackMax(c.MaxPerCore, c.Min, cores(root))
 	if most > 0 && write(filepath.Join(dir, conntrackMax), most) {
 		table := filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize")
-		size, err := readNumber(table)
+		size, err := ReadNumber(table)
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("size of the table of connections: %w", err))
@@ -113,7 +113,8 @@ func (c Conntrack) setBelow(root string) (set []string, err error) {
 
 const conntrackMax = "nf_conntrack_max"
 
-func readNumber(path string) (int, error) {
+// ReadNumber returns the number that a file of /proc/sys has.
+func ReadNumber(path string) (int, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
@@ -164,7 +165,7 @@ var defaultICMPLimit = ICMPLimit{PerSecond: 1000, Burst: 50}
 func ReadICMPLimit() (ICMPLimit, error) {
 	limit := defaultICMPLimit
 	for name, value := range map[string]*uint32{"icmp_msgs_per_sec": &limit.PerSecond, "icmp_msgs_burst": &limit.Burst} {
-		number, err := readNumber("/proc/sys/net/ipv4/" + name)
+		number, err := ReadNumber("/proc/sys/net/ipv4/" + name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -191,7 +191,7 @@ func arrivalOf(link netlink.Link) (Arrival, error) {
 	attrs := link.Attrs()
 	a := Arrival{Index: attrs.Index, Name: attrs.Name, MAC: attrs.HardwareAddr, peer: attrs.NetNsID}
 	for _, device := range []string{"all", attrs.Name} {
-		filter, err := readNumber("/proc/sys/net/ipv4/conf/" + device + "/rp_filter")
+		filter, err := ReadNumber("/proc/sys/net/ipv4/conf/" + device + "/rp_filter")
 		if err != nil {
 			return a, err
 		}
