@@ -267,14 +267,11 @@ func Sort(all []Connection, order string) {
 	})
 }
 
-// ErrUnconnected is the error of [Kill] for a UDP socket that is not connected: to destroy it would end
-// what else it sends and receives.
-var ErrUnconnected = errors.New("an unconnected UDP socket has no connection to end")
-
-// CanKill returns an error if a connection cannot be ended.
+// CanKill returns an error if a connection cannot be ended, as that of a UDP socket that is not connected: to destroy
+// the socket would end what else it sends and receives.
 func (c Connection) CanKill() error {
 	if c.State == Unconnected {
-		return ErrUnconnected
+		return errors.New("an unconnected UDP socket has no connection to end")
 	}
 
 	return nil

@@ -22,8 +22,16 @@ func Join(w io.Writer, answers []Answer) error {
 			answered = append(answered, a)
 		}
 	}
-	if rows := tableOf(answered); rows != nil {
-		if err := rows.write(w, len(answers)); err != nil {
+	if rows, nodes := rowsOf(answered); rows != nil {
+		table := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+		for i, row := range rows {
+			node := "SEEN ON" // tables of backends have a column NODE
+			if i > 0 {
+				node = Names(nodes[row], len(answers))
+			}
+			fmt.Fprintf(table, "%s\t%s\n", node, row)
+		}
+		if err := table.Flush(); err != nil {
 			return err
 		}
 	} else {
@@ -132,38 +140,34 @@ func Names(nodes []string, all int) string {
 	}
 }
 
-// rows are those of the tables of several nodes. The first is the header.
-type rows struct {
-	order []string // rows, as the nodes print them but with one tab between cells
-	nodes map[string][]string
-}
-
 var (
 	// The tables of all verbs have three spaces between columns, and no cell that is empty.
 	betweenCells = regexp.MustCompile(` {3,}`)
 	headerCells  = regexp.MustCompile(`^[A-Z][A-Z0-9 /%-]*(\t[A-Z][A-Z0-9 /%-]*)*$`)
 )
 
-// tableOf returns the rows of answers if each of them is one table, with the same header. A row that only some
-// nodes have is behind the one that is before it there.
-func tableOf(answers []Answer) *rows {
-	all := &rows{nodes: make(map[string][]string)}
+// rowsOf returns the rows of answers if each of them is one table, with the same header, and which nodes have each. The
+// first is the header; they are as the nodes print them, but with one tab between cells. A row that only some nodes have
+// is behind the one that is before it there.
+func rowsOf(answers []Answer) (rows []string, nodes map[string][]string) {
+	nodes = make(map[string][]string)
 	for _, a := range answers {
 		seen := make(map[string]bool) // a node may print the same row twice
 		before, at := "", 0           // the row before this one, and where it is if that is known
 		for i, line := range strings.Split(strings.TrimRight(a.Out, "\n"), "\n") {
 			row := betweenCells.ReplaceAllString(strings.TrimRight(line, " "), "\t")
-			if i == 0 && (!headerCells.MatchString(row) || row != all.header(row)) {
-				return nil
+			header := row // of the first table
+			if len(rows) > 0 {
+				header = rows[0]
 			}
-			if strings.Count(row, "\t") != strings.Count(all.header(row), "\t") {
-				return nil
+			if i == 0 && (!headerCells.MatchString(row) || row != header) || strings.Count(row, "\t") != strings.Count(header, "\t") {
+				return nil, nil
 			}
-			if len(all.nodes[row]) == 0 {
+			if len(nodes[row]) == 0 {
 				if at == 0 {
-					at = slices.Index(all.order, before) + 1
+					at = slices.Index(rows, before) + 1
 				}
-				all.order = slices.Insert(all.order, at, row)
+				rows = slices.Insert(rows, at, row)
 				at++
 			} else {
 				at = 0
@@ -171,34 +175,10 @@ func tableOf(answers []Answer) *rows {
 			before = row
 			if !seen[row] {
 				seen[row] = true
-				all.nodes[row] = append(all.nodes[row], a.Node)
+				nodes[row] = append(nodes[row], a.Node)
 			}
 		}
 	}
-	if len(all.order) == 0 {
-		return nil
-	}
 
-	return all
-}
-
-func (r *rows) header(first string) string {
-	if len(r.order) == 0 {
-		return first
-	}
-
-	return r.order[0]
-}
-
-func (r *rows) write(w io.Writer, all int) error {
-	table := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
-	for i, row := range r.order {
-		node := "SEEN ON" // tables of backends have a column NODE
-		if i > 0 {
-			node = Names(r.nodes[row], all)
-		}
-		fmt.Fprintf(table, "%s\t%s\n", node, row)
-	}
-
-	return table.Flush()
+	return rows, nodes
 }
