@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/sluice-lb/sluice/pkg/remote"
 	"github.com/sluice-lb/sluice/pkg/top"
@@ -22,7 +20,7 @@ const clearScreen = "\x1b[H\x1b[2J"
 // context ends, in place if that is on a terminal. A round takes --interval, also if all nodes fail at once.
 func (p *plugin) top(cmd *cobra.Command, nodes []remote.Node, words []string, interval time.Duration) error {
 	words = append(words, "--output=json")
-	inPlace := term.IsTerminal(int(os.Stdout.Fd()))
+	inPlace := isTerminal(cmd.OutOrStdout())
 	for {
 		next := time.After(max(interval, minInterval)) // nodes refuse a shorter one
 		answers := p.cluster.Ask(cmd.Context(), nodes, func(remote.Node) []string { return words })
@@ -76,7 +74,7 @@ func drawClusterTop(w io.Writer, answers []remote.Answer, order string) error {
 		return fmt.Errorf("--sort: %w", err)
 	}
 	fmt.Fprintf(w, "%d of %d nodes\n", added, len(answers))
-	if err := sum.WriteNodes(w, func(nodes []string) string { return remote.Names(nodes, len(answers)) }); err != nil {
+	if err := sum.Write(w, func(nodes []string) string { return remote.Names(nodes, len(answers)) }); err != nil {
 		return err
 	}
 	remote.JoinErrors(w, others)

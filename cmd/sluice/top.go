@@ -105,7 +105,7 @@ func printTop(ctx context.Context, reader *top.Reader, before *top.Sample, cfg t
 		case cfg.Service != "":
 			err = table.WriteBackends(w)
 		default:
-			err = table.Write(w)
+			err = table.Write(w, nil)
 		}
 		if err != nil || once {
 			return err

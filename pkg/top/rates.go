@@ -65,23 +65,27 @@ func Between(before, after *Sample, all bool) Table {
 	for svc, h := range handshakes {
 		svc.Handshake = h.durations()
 	}
-	live := liveRates(before, after, table.Seconds)
+	ports, backends := liveRates(before, after, table.Seconds)
 	for id, svc := range byID {
-		total := Rates{Sent: counted[id].Sent + live.net[id].Sent, Received: counted[id].Received + live.net[id].Received}
-		svc.Sent += max(total.Sent, live.ports[id].Sent)
-		svc.Received += max(total.Received, live.ports[id].Received)
-		svc.Retransmits += max(counted[id].Retransmits, live.ports[id].Retransmits)
+		live := ports.of(id)
+		svc.Sent += max(counted[id].Sent+live.net.Sent, live.Sent)
+		svc.Received += max(counted[id].Received+live.net.Received, live.Received)
+		svc.Retransmits += max(counted[id].Retransmits, live.Retransmits)
 	}
 	for _, b := range after.backends {
 		svc := byID[b.ServicePortId]
 		if svc == nil {
 			continue
 		}
-		port := after.ports[b.ServicePortId]
+		port, live := after.ports[b.ServicePortId], backends.of(b.Id)
+		var rtt uint32
+		if live.sockets > 0 {
+			rtt = uint32(math.Round(live.rtts / live.sockets))
+		}
 		svc.Live += b.live
 		svc.Backends = append(svc.Backends, Backend{
 			Backend: b.AddrPort(), Port: port.String(), Protocol: lb.Protocol(port.Proto).String(), Live: b.live,
-			Rates: live.backends[b.Id], RTTMicroseconds: live.rtt(b.Id),
+			Rates: live.Rates, RTTMicroseconds: rtt,
 		})
 	}
 	for _, svc := range services {
@@ -139,39 +143,45 @@ func per[N uint64 | uint32](after, before N, seconds float64) float64 {
 	return float64(after-before) / seconds
 }
 
-// live is what connections have done that lived at the second of two samples.
-type live struct {
-	ports    map[uint32]Rates // by the id of a service port
-	backends map[uint32]Rates // by the id of a backend
-	// net is what the bytes of all live connections have grown by: less than ports if some have ended.
+// live is what connections have done that lived at the second of two samples, by the id of a service port or of a backend.
+type live map[uint32]*liveSum
+
+type liveSum struct {
+	Rates
+	// net is what the bytes of all live connections have grown by: less than Rates if some have ended.
 	// Where programs count the bytes of those, the sum of both is exact.
-	net   map[uint32]Rates
-	rtts  map[uint32]float64 // the sum of round-trip times by the id of a backend
-	socks map[uint32]float64 // how many
+	net     Rates
+	rtts    float64 // the sum of round-trip times
+	sockets float64 // that have one
 }
 
-func liveRates(before, after *Sample, seconds float64) live {
-	l := live{
-		make(map[uint32]Rates), make(map[uint32]Rates), make(map[uint32]Rates),
-		make(map[uint32]float64), make(map[uint32]float64),
+// of returns the sum of an id, which it adds if it is not there.
+func (l live) of(id uint32) *liveSum {
+	if l[id] == nil {
+		l[id] = new(liveSum)
 	}
+
+	return l[id]
+}
+
+func liveRates(before, after *Sample, seconds float64) (ports, backends live) {
+	ports, backends = make(live), make(live)
 	for _, c := range after.sockets {
 		if c.rtt > 0 {
-			l.rtts[c.backendID] += float64(c.rtt)
-			l.socks[c.backendID]++
+			backends.of(c.backendID).rtts += float64(c.rtt)
+			backends.of(c.backendID).sockets++
 		}
 	}
-	if before == nil {
-		return l
+	if before != nil {
+		addLive(ports, backends, before.sockets, after.sockets, seconds)
+		addLive(ports, backends, before.flows, after.flows, seconds)
 	}
-	addLive(&l, before.sockets, after.sockets, seconds)
-	addLive(&l, before.flows, after.flows, seconds)
 
-	return l
+	return ports, backends
 }
 
 // addLive adds one kind of connections.
-func addLive[K comparable](l *live, before, after map[K]connection, seconds float64) {
+func addLive[K comparable](ports, backends live, before, after map[K]connection, seconds float64) {
 	for key, c := range after {
 		had, ok := before[key]
 		if !ok || had.backendID != c.backendID {
@@ -181,28 +191,11 @@ func addLive[K comparable](l *live, before, after map[K]connection, seconds floa
 			Sent: per(c.sent, had.sent, seconds), Received: per(c.received, had.received, seconds),
 			Retransmits: per(c.retransmits, had.retransmits, seconds),
 		}
-		add(l.ports, c.servicePortID, rates, 1)
-		add(l.backends, c.backendID, rates, 1)
-		add(l.net, c.servicePortID, Rates{Sent: float64(c.sent) / seconds, Received: float64(c.received) / seconds}, 1)
+		ports.of(c.servicePortID).add(rates, 1)
+		backends.of(c.backendID).add(rates, 1)
+		ports.of(c.servicePortID).net.add(Rates{Sent: float64(c.sent) / seconds, Received: float64(c.received) / seconds}, 1)
 	}
 	for _, c := range before {
-		add(l.net, c.servicePortID, Rates{Sent: float64(c.sent) / seconds, Received: float64(c.received) / seconds}, -1)
+		ports.of(c.servicePortID).net.add(Rates{Sent: float64(c.sent) / seconds, Received: float64(c.received) / seconds}, -1)
 	}
-}
-
-func add(to map[uint32]Rates, id uint32, rates Rates, sign float64) {
-	sum := to[id]
-	sum.Sent += sign * rates.Sent
-	sum.Received += sign * rates.Received
-	sum.Retransmits += sign * rates.Retransmits
-	to[id] = sum
-}
-
-// rtt returns the mean round-trip time of the sockets of a backend in microseconds.
-func (l live) rtt(backendID uint32) uint32 {
-	if l.socks[backendID] == 0 {
-		return 0
-	}
-
-	return uint32(math.Round(l.rtts[backendID] / l.socks[backendID]))
 }

@@ -72,12 +72,6 @@ type sampled struct {
 // due is the message that the next reading is due.
 type due struct{}
 
-func (s *screen) sample() tea.Msg {
-	sample, err := s.read()
-
-	return sampled{sample, err}
-}
-
 // Init implements [tea.Model].
 func (s *screen) Init() tea.Cmd { return s.wait() }
 
@@ -90,7 +84,11 @@ func (s *screen) wait() tea.Cmd {
 func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case due:
-		return s, s.sample
+		return s, func() tea.Msg {
+			sample, err := s.read()
+
+			return sampled{sample, err}
+		}
 	case sampled:
 		s.add(msg)
 
@@ -219,11 +217,14 @@ func (s *screen) View() tea.View {
 		if svc := s.chosen(); svc == nil {
 			summary = s.selected + " is gone"
 		} else {
-			summary, titles, rows = s.drawBackends(svc)
+			summary = s.table.At.Format(time.TimeOnly) + "  " + svc.summary() + "  " + sparkline(s.fresh[svc.Service])
+			aligned := align(backendCells(svc))
+			titles, rows = "  "+aligned[0], aligned[1:]
 		}
 	default:
 		shown := s.shown()
-		titles, rows = s.drawServices(shown)
+		aligned := s.table.lines(s.columns(), shown)
+		titles, rows = "  "+aligned[0], aligned[1:]
 		at = slices.IndexFunc(shown, func(svc Service) bool { return svc.Service == s.selected })
 	}
 	if s.err != nil {
@@ -260,9 +261,8 @@ func (s *screen) clip(line string) string {
 	return string([]rune(line)[:s.width])
 }
 
-// drawServices returns the titles and the rows of the table of Services, with a sparkline behind the rate of new
-// connections.
-func (s *screen) drawServices(shown []Service) (titles string, rows []string) {
+// columns returns those of the table of Services, with a sparkline behind the rate of new connections.
+func (s *screen) columns() []column {
 	var all []column
 	for _, c := range columns {
 		if c.key == s.order {
@@ -273,17 +273,8 @@ func (s *screen) drawServices(shown []Service) (titles string, rows []string) {
 			all = append(all, column{text: func(svc *Service) string { return sparkline(s.fresh[svc.Service]) }})
 		}
 	}
-	aligned := s.table.lines(all, shown)
 
-	return "  " + aligned[0], aligned[1:]
-}
-
-// drawBackends returns a summary of a Service, and the titles and the rows of the table of its backends.
-func (s *screen) drawBackends(svc *Service) (summary, titles string, rows []string) {
-	summary = s.table.At.Format(time.TimeOnly) + "  " + svc.summary() + "  " + sparkline(s.fresh[svc.Service])
-	aligned := align(backendCells(svc))
-
-	return summary, "  " + aligned[0], aligned[1:]
+	return all
 }
 
 // sparkline draws rates, the largest of them as a full block.

@@ -59,6 +59,13 @@ type Rates struct {
 	Retransmits float64 `json:"retransmitsPerSecond"`
 }
 
+// add adds other rates, or takes them away if sign is -1.
+func (r *Rates) add(other Rates, sign float64) {
+	r.Sent += sign * other.Sent
+	r.Received += sign * other.Received
+	r.Retransmits += sign * other.Retransmits
+}
+
 // Backend is what happened at one backend. Its rates are those of connections that are live.
 type Backend struct {
 	Backend  netip.AddrPort `json:"backend"`
@@ -178,9 +185,7 @@ func (t *Table) Add(node string, other Table) {
 		have.New += s.New
 		have.Refused = sum(have.Refused, s.Refused)
 		have.Unanswered += s.Unanswered
-		have.Sent += s.Sent
-		have.Received += s.Received
-		have.Retransmits += s.Retransmits
+		have.Rates.add(s.Rates, 1)
 		have.Nodes = append(have.Nodes, node)
 		switch {
 		case have.Handshake == nil:
@@ -204,17 +209,14 @@ func sum(a, b map[string]float64) map[string]float64 {
 	return all
 }
 
-// Write writes the table as text.
-func (t *Table) Write(w io.Writer) error { return t.write(w, columns) }
-
-// WriteNodes writes the sum of several nodes as text, with a column of those that had something of each Service,
-// as names returns them.
-func (t *Table) WriteNodes(w io.Writer, names func(nodes []string) string) error {
-	return t.write(w, append(slices.Clone(columns), column{title: "NODES", text: func(s *Service) string { return names(s.Nodes) }}))
-}
-
-func (t *Table) write(w io.Writer, columns []column) error {
-	_, err := fmt.Fprintf(w, "%s\n%s\n", t.summary(), strings.Join(t.lines(columns, t.Services), "\n"))
+// Write writes the table as text. Of the sum of several nodes it has a column of those that had something of each
+// Service, as names returns them; else names is nil.
+func (t *Table) Write(w io.Writer, names func(nodes []string) string) error {
+	shown := columns
+	if names != nil {
+		shown = append(slices.Clone(columns), column{title: "NODES", text: func(s *Service) string { return names(s.Nodes) }})
+	}
+	_, err := fmt.Fprintf(w, "%s\n%s\n", t.summary(), strings.Join(t.lines(shown, t.Services), "\n"))
 
 	return err
 }

@@ -79,7 +79,7 @@ func TestBetween(t *testing.T) {
 	}
 	first := Between(nil, before, false)
 	var text strings.Builder
-	if err := first.Write(&text); err != nil {
+	if err := first.Write(&text, nil); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(`01:00:00  2 live; quiet Services: 1
