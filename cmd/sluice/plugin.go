@@ -360,7 +360,14 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 	}
 	prefix := func(node, line string) string { return fmt.Sprintf("%-*s   %s", width, node, line) }
 	if objects {
-		prefix = withNode
+		prefix = func(node, line string) string { // adds a field to an object
+			name, _ := json.Marshal(node) // a text can be encoded
+			if rest, ok := strings.CutPrefix(line, "{"); ok {
+				return fmt.Sprintf(`{"node":%s,%s`, name, rest)
+			}
+
+			return line
+		}
 	}
 	out := remote.NewLines(cmd.OutOrStdout(), prefix)
 	errs := remote.NewLines(cmd.ErrOrStderr(), func(node, line string) string { return node + ": " + line })
@@ -387,16 +394,6 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 	_ = group.Wait() // errors are printed
 
 	return codeOfAnswers(answers)
-}
-
-// withNode adds a field with the node to a JSON object.
-func withNode(node, line string) string {
-	name, _ := json.Marshal(node) // a text can be encoded
-	if rest, ok := strings.CutPrefix(line, "{"); ok {
-		return fmt.Sprintf(`{"node":%s,%s`, name, rest)
-	}
-
-	return line
 }
 
 // newAgentFlagSet returns the flags of `sluice agent`.

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -46,7 +47,10 @@ func checkAPIServer(n Node) []Finding {
 	case api.Status >= 500:
 		return problem(fmt.Sprintf("%s answers with status %d", api.URL, api.Status), "Look at the log of the API server.")
 	}
-	host := hostOf(api.URL)
+	host := api.URL
+	if parsed, err := url.Parse(api.URL); err == nil {
+		host = parsed.Hostname()
+	}
 	if slices.Contains(api.ServiceIPs, host) || strings.HasSuffix(host, ".svc") || strings.Contains(host, ".svc.") {
 		return warning(api.URL+" is the Service `kubernetes`, which the agent itself programs",
 			"Give the agent the address of an API server or of a load balancer before it, by the kubeconfig or --master: after a boot there is no Service yet.")

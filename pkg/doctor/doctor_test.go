@@ -38,7 +38,7 @@ func healthy() Node {
 		Memory:  Fact[uint64]{Value: 2 << 30},
 		Process: Fact[Process]{Value: Process{Capabilities: 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_NET_ADMIN}},
 		Cgroup:  Fact[datapath.Cgroup]{Value: datapath.Cgroup{Path: "/sys/fs/cgroup", Relative: "/", WholeMachine: true}},
-		BPFRoot: "/sys/fs/bpf/sluice",
+		Config:  Config{BPFRoot: "/sys/fs/bpf/sluice", FlowMemory: 64 << 20},
 		Agent:   Fact[status.Status]{Err: status.ErrNotRunning},
 
 		AllProcesses: true,
@@ -53,7 +53,6 @@ func healthy() Node {
 		APIServer: Fact[APIServer]{Value: APIServer{
 			URL: "https://192.168.50.10:6443", Status: 200, ServiceIPs: []string{"10.96.0.1"},
 		}},
-		FlowMemory: 64 << 20,
 	}
 }
 
@@ -148,7 +147,7 @@ var patients = []struct {
 	}},
 	{"device-hooks", "the qdisc ingress, before tcx", func(n *Node) {
 		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 ingress", Program: "qdisc ingress", Excludes: true})
-		n.Attachment = datapath.Clsact
+		n.Config.Attachment = datapath.Clsact
 	}},
 	{"device-hooks", "the qdisc ingress, beside tcx", func(n *Node) {
 		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 ingress", Program: "qdisc ingress", Excludes: true})
@@ -217,7 +216,7 @@ var patients = []struct {
 	}},
 	{"connection-marks", "of packets, for routes", func(n *Node) { n.MarkRules.Value = []int{32764} }},
 	{"ipsec", "with policies", func(n *Node) { n.IPsecPolicies.Value = 4 }},
-	{"ipsec", "with policies, through the stack", func(n *Node) { n.IPsecPolicies.Value, n.ThroughStack = 4, true }},
+	{"ipsec", "with policies, through the stack", func(n *Node) { n.IPsecPolicies.Value, n.Config.ThroughStack = 4, true }},
 	{"ip-forward", "off", func(n *Node) { n.IPForward.Value.V4 = false }},
 	{"ip-forward", "off for IPv6", func(n *Node) { n.Addresses = append(n.Addresses, netip.MustParseAddr("fd00:50::1")) }},
 	{"rp-filter", "strict on the only uplink", func(n *Node) { n.Devices.Value[1].RPFilter = 1 }},

@@ -58,7 +58,7 @@ func checkJIT(n Node) []Finding {
 // neededCapabilities are those that the agent does not run without.
 var neededCapabilities = []string{"SYS_ADMIN", "NET_ADMIN"}
 
-// capabilityNumbers are the bits of the capabilities in /proc/self/status.
+// capabilityNumbers are the bits of the capabilities in a [Process].
 var capabilityNumbers = map[string]uint{
 	"NET_ADMIN": unix.CAP_NET_ADMIN, "SYS_ADMIN": unix.CAP_SYS_ADMIN, "SYS_RESOURCE": unix.CAP_SYS_RESOURCE,
 }
@@ -114,8 +114,8 @@ func checkMemory(n Node) []Finding {
 	if n.Pins.Err == nil && len(n.Pins.Value.Folders) > 0 {
 		return ok("%s are free, and the maps are there already", free)
 	}
-	seen := fmt.Sprintf("%s are free; the agent takes %s for flow tables at its start, and some %s beside", free, size(n.FlowMemory), size(agentMemory))
-	if n.Memory.Value < n.FlowMemory+agentMemory {
+	seen := fmt.Sprintf("%s are free; the agent takes %s for flow tables at its start, and some %s beside", free, size(n.Config.FlowMemory), size(agentMemory))
+	if n.Memory.Value < n.Config.FlowMemory+agentMemory {
 		return problem(seen, "Free memory, or set a smaller --flow-table-memory.")
 	}
 
@@ -158,7 +158,7 @@ func checkBPFFS(n Node) []Finding {
 			"Mount it with mount -t bpf bpf /sys/fs/bpf; in a cluster, deploy/components/privileged-init does so.")
 	}
 
-	return ok("%s is on bpffs", n.BPFRoot)
+	return ok("%s is on bpffs", n.Config.BPFRoot)
 }
 
 func checkPins(n Node) []Finding {
@@ -171,11 +171,11 @@ func checkPins(n Node) []Finding {
 		return warning("maps of a build with another layout are pinned: "+strings.Join(n.Pins.Value.Others, ", "),
 			"Nothing has to be done before an agent starts: it takes them over. If none is to run here any more, run sluice cleanup.")
 	case len(n.Pins.Value.Folders) == 0:
-		return ok("nothing is pinned below %s", n.BPFRoot)
+		return ok("nothing is pinned below %s", n.Config.BPFRoot)
 	case n.Pins.Value.Unreadable != nil:
-		return problem(fmt.Sprintf("the maps below %s cannot be read: %v", n.BPFRoot, n.Pins.Value.Unreadable),
+		return problem(fmt.Sprintf("the maps below %s cannot be read: %v", n.Config.BPFRoot, n.Pins.Value.Unreadable),
 			"Run sluice cleanup while no agent runs; the next one makes new maps.")
 	}
 
-	return ok("the maps below %s have the layout of this build", n.BPFRoot)
+	return ok("the maps below %s have the layout of this build", n.Config.BPFRoot)
 }

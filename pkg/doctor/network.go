@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -52,7 +51,7 @@ func checkIPsec(n Node) []Finding {
 	switch {
 	case n.IPsecPolicies.Value == 0:
 		return ok("no IPsec policies")
-	case n.ThroughStack:
+	case n.Config.ThroughStack:
 		return ok("%d IPsec policies; with --forwarding stack they apply to everything", n.IPsecPolicies.Value)
 	}
 
@@ -106,8 +105,10 @@ func checkPorts(n Node) []Finding {
 		}
 	}
 	total := 0
+	var ranges []string
 	for _, r := range n.Masquerade.Value {
 		total += r.Len()
+		ranges = append(ranges, fmt.Sprintf("%d-%d", r.Low, r.High))
 	}
 	if total < leastMasquerade {
 		findings = append(findings, warning(fmt.Sprintf("%d ports are left to masquerade with: neither node ports nor for sockets of the node", total),
@@ -117,16 +118,7 @@ func checkPorts(n Node) []Finding {
 		return findings
 	}
 
-	return ok("node ports are not given to sockets, and connections are masqueraded with ports %s", portsText(n.Masquerade.Value))
-}
-
-func portsText(ranges []bpf.PortRange) string {
-	var texts []string
-	for _, r := range ranges {
-		texts = append(texts, fmt.Sprintf("%d-%d", r.Low, r.High))
-	}
-
-	return strings.Join(texts, " and ")
+	return ok("node ports are not given to sockets, and connections are masqueraded with ports %s", strings.Join(ranges, " and "))
 }
 
 // tunnelOverhead is by how many bytes packets grow in a tunnel, at least: with IPv4 outside.

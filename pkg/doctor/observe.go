@@ -93,6 +93,7 @@ type Forwarding struct{ V4, V6 bool }
 
 // Node is what was seen of a node.
 type Node struct {
+	Config   Config
 	Kernel   Fact[Kernel]
 	Features Fact[datapath.Features]
 	JIT      Fact[int]    // net.core.bpf_jit_enable
@@ -101,8 +102,7 @@ type Node struct {
 	Process  Fact[Process]
 
 	Cgroup   Fact[datapath.Cgroup]
-	CgroupV1 bool // is mounted, too
-	BPFRoot  string
+	CgroupV1 bool  // is mounted, too
 	BPFFS    error // why pins cannot be there
 	Pins     Fact[Pins]
 	Agent    Fact[status.Status]
@@ -126,26 +126,22 @@ type Node struct {
 	Ephemeral     Fact[[]bpf.PortRange]
 	Masquerade    Fact[[]bpf.PortRange]
 	APIServer     Fact[APIServer]
-
-	// Of the configuration.
-	ThroughStack bool
-	FlowMemory   uint64
-	Attachment   datapath.Attachment
 }
 
 // byClsact reports whether the agent attaches to devices by filters.
 func (n Node) byClsact() bool {
-	return n.Attachment == datapath.Clsact || n.Attachment == "" && !n.Features.Value.TCX
+	return n.Config.Attachment == datapath.Clsact || n.Config.Attachment == "" && !n.Features.Value.TCX
 }
 
 // Observe looks at the node of the calling thread's namespaces. It changes nothing: programs that
 // probe the kernel are loaded and closed at once.
 func Observe(ctx context.Context, cfg Config) Node {
 	n := Node{
+		Config: cfg,
 		Kernel: look(readKernel), Features: look(datapath.ProbeFeatures), Memlock: look(readMemlock), Memory: look(readMemory),
 		JIT:     look(readJIT),
 		Process: look(readProcess),
-		BPFRoot: cfg.BPFRoot, BPFFS: datapath.CheckBPFRoot(cfg.BPFRoot),
+		BPFFS:   datapath.CheckBPFRoot(cfg.BPFRoot),
 		Cgroup: look(func() (datapath.Cgroup, error) {
 			if cfg.CgroupRoot == "" {
 				return datapath.FindCgroupRoot()
@@ -160,7 +156,6 @@ func Observe(ctx context.Context, cfg Config) Node {
 		IPForward: look(readForwarding), Ephemeral: look(node.EphemeralPorts), Masquerade: look(node.MasqueradePorts),
 		APIServer: look(func() (APIServer, error) { return askAPIServer(ctx, cfg) }),
 		Processes: look(findProcesses), AllProcesses: seesAllProcesses(),
-		ThroughStack: cfg.ThroughStack, FlowMemory: cfg.FlowMemory, Attachment: cfg.Attachment,
 	}
 	n.CgroupPrograms = look(func() ([]datapath.Foreign, error) {
 		if n.Cgroup.Err != nil {
@@ -427,14 +422,4 @@ func askAPIServer(ctx context.Context, cfg Config) (APIServer, error) {
 	}
 
 	return api, nil
-}
-
-// hostOf returns the host name or address in a URL.
-func hostOf(address string) string {
-	parsed, err := url.Parse(address)
-	if err != nil {
-		return address
-	}
-
-	return parsed.Hostname()
 }

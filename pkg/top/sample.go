@@ -79,8 +79,19 @@ func (r *Reader) Read() (*Sample, error) {
 			s.backends = append(s.backends, backend{b, max(0, pinned.Loads.Load(b.Id).Live())})
 		}
 	}
-	if err := s.readFlows(pinned); err != nil {
-		return nil, err
+	for _, table := range []*maps.Map[maps.FlowKey, maps.Flow]{pinned.HalfOpen, pinned.Unanswered, pinned.Flows} {
+		for e, err := range table.All() {
+			if err != nil {
+				return nil, fmt.Errorf("flows: %w", err)
+			}
+			c := connection{servicePortID: e.Value.ServicePortId, backendID: e.Value.BackendId}
+			if e.Value.Role == maps.FlowFromClient {
+				c.sent = e.Value.Bytes
+			} else {
+				c.received = e.Value.Bytes
+			}
+			s.flows[e.Key] = c
+		}
 	}
 	socks, err := r.sockets.All(pinned)
 	s.addSockets(socks)
@@ -107,23 +118,4 @@ func (s *Sample) addSockets(socks []maps.TranslatedSock) {
 			}
 		}
 	}
-}
-
-func (s *Sample) readFlows(m *maps.Pinned) error {
-	for _, table := range []*maps.Map[maps.FlowKey, maps.Flow]{m.HalfOpen, m.Unanswered, m.Flows} {
-		for e, err := range table.All() {
-			if err != nil {
-				return fmt.Errorf("flows: %w", err)
-			}
-			c := connection{servicePortID: e.Value.ServicePortId, backendID: e.Value.BackendId}
-			if e.Value.Role == maps.FlowFromClient {
-				c.sent = e.Value.Bytes
-			} else {
-				c.received = e.Value.Bytes
-			}
-			s.flows[e.Key] = c
-		}
-	}
-
-	return nil
 }
