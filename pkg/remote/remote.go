@@ -158,7 +158,8 @@ func (n Node) places() []string {
 }
 
 // Run runs a verb on a node until it or ctx ends, with these outputs, and returns its exit code. The error is why
-// the node has not answered, with [CodeNoAnswer].
+// the node has not answered, with [CodeNoAnswer]. It connects by WebSocket, as kubectl does, or by SPDY where the API
+// server or a proxy before it does not take that.
 func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs io.Writer) (int, error) {
 	if why := notRunning(node.pod); why != "" {
 		return CodeNoAnswer, fmt.Errorf("pod %s %s", node.pod.Name, why)
@@ -169,7 +170,17 @@ func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs i
 			Container: container, Command: slices.Concat([]string{"sluice", "--end-with-stdin"}, node.places(), verb),
 			Stdin: true, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec)
-	executor, err := c.executor(request)
+	websocket, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", request.URL().String())
+	if err != nil {
+		return CodeNoAnswer, fmt.Errorf("exec: %w", err)
+	}
+	spdy, err := remotecommand.NewSPDYExecutor(c.Config, "POST", request.URL())
+	if err != nil {
+		return CodeNoAnswer, fmt.Errorf("exec: %w", err)
+	}
+	executor, err := remotecommand.NewFallbackExecutor(websocket, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
 	if err != nil {
 		return CodeNoAnswer, err
 	}
@@ -178,23 +189,6 @@ func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs i
 	defer closeInput.Close()
 
 	return codeOf(executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: open, Stdout: out, Stderr: errs}))
-}
-
-// executor connects by WebSocket, as kubectl does, or by SPDY where the API server or a proxy before it
-// does not take that.
-func (c *Cluster) executor(request *rest.Request) (remotecommand.Executor, error) {
-	websocket, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", request.URL().String())
-	if err != nil {
-		return nil, fmt.Errorf("exec: %w", err)
-	}
-	spdy, err := remotecommand.NewSPDYExecutor(c.Config, "POST", request.URL())
-	if err != nil {
-		return nil, fmt.Errorf("exec: %w", err)
-	}
-
-	return remotecommand.NewFallbackExecutor(websocket, spdy, func(err error) bool {
-		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
-	})
 }
 
 // Answer is what a verb printed on one node.
@@ -213,7 +207,14 @@ func (c *Cluster) Ask(ctx context.Context, nodes []Node, verb func(Node) []strin
 	group.SetLimit(c.Parallel)
 	for i, node := range nodes {
 		group.Go(func() error {
-			answers[i] = c.ask(ctx, node, verb(node))
+			limited, cancel := context.WithTimeout(ctx, c.Timeout)
+			defer cancel()
+			var out, errs bytes.Buffer
+			code, err := c.Run(limited, node, verb(node), &out, &errs)
+			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+				err = fmt.Errorf("no answer after %v", c.Timeout)
+			}
+			answers[i] = Answer{Node: node.Name, Out: out.String(), Errors: errs.String(), Code: code, Err: err}
 
 			return nil
 		})
@@ -221,18 +222,6 @@ func (c *Cluster) Ask(ctx context.Context, nodes []Node, verb func(Node) []strin
 	_ = group.Wait() // errors are in the answers
 
 	return answers
-}
-
-func (c *Cluster) ask(ctx context.Context, node Node, verb []string) Answer {
-	limited, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	var out, errs bytes.Buffer
-	code, err := c.Run(limited, node, verb, &out, &errs)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		err = fmt.Errorf("no answer after %v", c.Timeout)
-	}
-
-	return Answer{Node: node.Name, Out: out.String(), Errors: errs.String(), Code: code, Err: err}
 }
 
 // requestOfKubelet is how the API server begins the error of a kubelet that it does not reach.
