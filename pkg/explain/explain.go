@@ -361,13 +361,13 @@ func (i *inquiry) describeFrontend() error {
 		if i.answer.Reason == maps.ReasonDropSourceRange {
 			verdict = "the client is not among them"
 		}
-		ranges, err := status.SourceRangesOf(i.Maps.Tables, pool.ServicePortId)
+		ranges, err := status.SourceRanges(i.Maps.Tables)
 		if err != nil {
 			return err
 		}
-		texts := make([]string, len(ranges))
-		for n, prefix := range ranges {
-			texts[n] = prefix.String()
+		var texts []string
+		for _, prefix := range ranges[pool.ServicePortId] {
+			texts = append(texts, prefix.String())
 		}
 		i.step("ranges", "loadBalancerSourceRanges %s: %s", strings.Join(texts, ", "), verdict)
 	}

@@ -20,7 +20,14 @@ import (
 // TCP.
 func (e *Explainer) Ask(from, to, device string) (Question, error) {
 	q := Question{Device: device, Protocol: lb.TCP}
-	to, fixed := cutProtocol(to, &q.Protocol)
+	fixed := false // the protocol is given
+	for _, p := range []lb.Protocol{lb.TCP, lb.UDP, lb.SCTP} {
+		if rest, ok := strings.CutSuffix(to, "/"+strings.ToLower(p.String())); ok {
+			to, q.Protocol, fixed = rest, p, true
+
+			break
+		}
+	}
 	var err error
 	if q.To, err = netip.ParseAddrPort(to); err == nil {
 		q.To = netip.AddrPortFrom(q.To.Addr().Unmap(), q.To.Port())
@@ -64,19 +71,6 @@ func (e *Explainer) Ask(from, to, device string) (Question, error) {
 	}
 
 	return q, nil
-}
-
-// cutProtocol cuts a protocol off, and reports whether there is one.
-func cutProtocol(to string, protocol *lb.Protocol) (string, bool) {
-	for _, p := range []lb.Protocol{lb.TCP, lb.UDP, lb.SCTP} {
-		if rest, ok := strings.CutSuffix(to, "/"+strings.ToLower(p.String())); ok {
-			*protocol = p
-
-			return rest, true
-		}
-	}
-
-	return to, false
 }
 
 // findClients returns the addresses of the client; none for a process of this node. It sets the name

@@ -94,7 +94,7 @@ func nameOf(f status.Frontend) string {
 		return fmt.Sprintf("node port %d/%s %s %s", f.Address.Port(), f.Protocol, family, f.Scope)
 	}
 
-	return fmt.Sprintf("%s/%s %s", f.Address, f.Protocol, f.Scope)
+	return f.Key().String()
 }
 
 func listOf[T fmt.Stringer](all []T) string {

@@ -65,9 +65,7 @@ func (s *ruleset) frontends() []status.Frontend {
 			all = append(all, f)
 		}
 	}
-	slices.SortFunc(all, func(a, b status.Frontend) int {
-		return cmp.Or(cmp.Compare(a.Service, b.Service), a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Scope, b.Scope))
-	})
+	slices.SortFunc(all, status.Frontend.Compare)
 
 	return all
 }

@@ -284,18 +284,12 @@ func parseSaved(saved string) (all []savedRule) {
 	return all
 }
 
-// parseRule returns a rule of which what follows "-A " is given.
-func parseRule(table, text string) savedRule {
-	chain, text, _ := strings.Cut(text, " ")
-
-	return savedRule{table, chain, text, optionsOf(text)}
-}
-
 // target returns what a rule jumps or goes to: a chain, or "ACCEPT" and the like.
 func (r savedRule) target() string { return cmp.Or(r.options["-j"], r.options["-g"]) }
 
-// optionsOf splits a rule into its options. A comment is in quotes if it has spaces.
-func optionsOf(text string) map[string]string {
+// parseRule returns a rule of which what follows "-A " is given. A comment is in quotes if it has spaces.
+func parseRule(table, text string) savedRule {
+	chain, text, _ := strings.Cut(text, " ")
 	options := make(map[string]string)
 	name, negated, quoted := "", "", false
 	for _, word := range strings.FieldsFunc(text, func(r rune) bool {
@@ -316,5 +310,5 @@ func optionsOf(text string) map[string]string {
 		}
 	}
 
-	return options
+	return savedRule{table, chain, text, options}
 }

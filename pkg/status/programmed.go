@@ -37,7 +37,7 @@ func ServiceNames(m maps.Tables) ([]string, error) {
 func Programmed(m maps.Tables) ([]Frontend, []string, error) {
 	var frontends []Frontend
 	var problems []string
-	ranges, err := sourceRanges(m)
+	ranges, err := SourceRanges(m)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -64,13 +64,15 @@ func Programmed(m maps.Tables) ([]Frontend, []string, error) {
 			problems = append(problems, fmt.Sprintf("%s: frontend %s: %s", f.Service, f.Key(), w))
 		}
 	}
-	slices.SortFunc(frontends, compareFrontends)
+	slices.SortFunc(frontends, Frontend.Compare)
 	slices.Sort(problems)
 
 	return frontends, problems, nil
 }
 
-func sourceRanges(m maps.Tables) (map[uint32][]netip.Prefix, error) {
+// SourceRanges returns the sources from which clients may connect to the load balancers' addresses of service ports, by
+// their ids, as they are in the maps.
+func SourceRanges(m maps.Tables) (map[uint32][]netip.Prefix, error) {
 	ranges := make(map[uint32][]netip.Prefix)
 	for entry, err := range m.SourceRanges.All() {
 		if err != nil {
@@ -83,14 +85,6 @@ func sourceRanges(m maps.Tables) (map[uint32][]netip.Prefix, error) {
 	}
 
 	return ranges, nil
-}
-
-// SourceRangesOf returns the sources from which clients may connect to the load balancers' addresses
-// of a service port, as they are in the maps.
-func SourceRangesOf(m maps.Tables, servicePortID uint32) ([]netip.Prefix, error) {
-	ranges, err := sourceRanges(m)
-
-	return ranges[servicePortID], err
 }
 
 func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Frontend, []string, error) {

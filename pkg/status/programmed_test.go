@@ -82,7 +82,7 @@ func TestProgrammedIsWhatWasDesired(t *testing.T) {
 	}
 	options := []cmp.Option{
 		cmpopts.EquateComparable(netip.AddrPort{}, netip.Prefix{}), cmpopts.EquateEmpty(),
-		cmpopts.SortSlices(func(a, b Frontend) bool { return compareFrontends(a, b) < 0 }),
+		cmpopts.SortSlices(func(a, b Frontend) bool { return a.Compare(b) < 0 }),
 	}
 	if diff := cmp.Diff(desired, have, options...); diff != "" {
 		t.Errorf("programmed (+) is not what is desired (-):\n%s", diff)

@@ -191,13 +191,14 @@ func serviceOf(svc *lb.Service, res lb.Resolution) Service {
 	return view
 }
 
-func compareFrontends(a, b Frontend) int {
+// Compare orders frontends by Service, kind and address.
+func (f Frontend) Compare(other Frontend) int {
 	return cmp.Or(
-		cmp.Compare(a.Service, b.Service),
-		cmp.Compare(a.Kind, b.Kind),
-		a.Address.Compare(b.Address),
-		cmp.Compare(a.Protocol, b.Protocol),
-		cmp.Compare(a.Scope, b.Scope),
+		cmp.Compare(f.Service, other.Service),
+		cmp.Compare(f.Kind, other.Kind),
+		f.Address.Compare(other.Address),
+		cmp.Compare(f.Protocol, other.Protocol),
+		cmp.Compare(f.Scope, other.Scope),
 	)
 }
 
@@ -317,7 +318,7 @@ func (m Model) Desired() []Frontend {
 			}
 		}
 	}
-	slices.SortFunc(frontends, compareFrontends)
+	slices.SortFunc(frontends, Frontend.Compare)
 
 	return frontends
 }
