@@ -24,6 +24,67 @@ What the agent serves at ` + "`/metrics`" + ` of its metrics address (` + "`--me
 The names may still change. With 10,000 Services, 100,000 backends and 80,000 counts, a scrape takes less than a tenth of a second of one CPU's time, of which most is for reading the counts.
 `
 
+// group is one table of docs/metrics.md.
+type group struct {
+	title   string
+	about   string
+	metrics []*metric
+}
+
+// groups returns all metrics of Sluice's own.
+func groups() []group {
+	var backends []*metric
+	for _, m := range backendMetrics {
+		backends = append(backends, m.metric)
+	}
+
+	return []group{
+		{title: "Services", about: servicesAbout, metrics: []*metric{
+			serviceConnections, serviceFailures, serviceHidden, serviceSent, serviceReceived, serviceActive,
+			serviceHandshakes, serviceSYNs, serviceUnanswered, serviceRetransmits, serviceSeries, serviceSeriesLimit,
+		}},
+		{title: "Backends", about: backendsAbout, metrics: backends},
+		{
+			title: "The agent",
+			about: "A scrape asks the goroutine that programs Services for a few numbers. While it is busy for more than a second, " +
+				"a scrape shows its last answer. Impaired Services are determined every 5 seconds.",
+			metrics: []*metric{buildInfo, synced, knownServices, problems, impaired},
+		},
+		{
+			title: "Maps",
+			about: "For maps that the agent writes, it counts entries and writes itself. Maps that only programs write are read once in a " +
+				"minute at most; the counts of Services are counted whenever they are read.",
+			metrics: []*metric{mapEntries, mapCapacity, mapWrites, mapMended},
+		},
+		{
+			title: "Hooks and devices",
+			about: "Hooks of the cgroup are looked up in the kernel, with a few system calls each. For devices, a scrape shows what the agent " +
+				"found at its last check: every 30 seconds, and after each change.",
+			metrics: []*metric{decisions, effective, hookAttached, devices, deviceProblems},
+		},
+		{
+			title:   "Flows",
+			about:   "From the last sweep over the flow tables of devices: every 10 seconds, less often if they are large.",
+			metrics: []*metric{evictions, alarm, alarms, flowsEnded, flowsRepaired, loadsRepaired, masqueradeRetries, stackPorts, socketsEnded},
+		},
+		{
+			title:   "Healing",
+			about:   "What programs have noticed of [backends that do not answer](healing.md), as the agent saw it at its last look, once a second. Zero with `--heal=off`.",
+			metrics: []*metric{suspects, suspicions, passedOver},
+		},
+	}
+}
+
+const servicesAbout = `Programs count the outcomes of new flows for each service port and family. A scrape reads these counts, and joins them with the names of Services; counts that were read within the last 5 seconds are not read again.
+
+At most ` + "`--service-metrics`" + ` Services have series of their own: first come, first served, and as long as the Service exists. A Service that found none left is counted among the others, also after it is gone; all others together have the namespace ` + "`\"\"`" + ` and the service ` + "`(others)`" + `. 0 switches these series off, and the counting.
+
+TCP handshakes and retransmissions are those of sockets that Sluice translates, not of flows at devices, and of Services that had any; a Service's are counted from Linux 5.11 on, and unless ` + "`--handshake-metrics=false`" + ` is given. Histograms are native ones: Prometheus reads their buckets from 2.40 on with ` + "`--enable-feature=native-histograms`" + `, from 3.8 on with ` + "`scrape_native_histograms: true`" + `, and only ` + "`_sum`" + ` and ` + "`_count`" + ` otherwise. The buckets of durations have four for each factor of two, from 15 µs to 128 s: a quantile is right within 19 %.
+
+A Service's counters continue when its ports come and go. They begin at zero when the agent is started, though programs count meanwhile: the maps do not have everything that an earlier agent has shown, and Prometheus takes a counter that has fallen a little for one that has been reset and has grown to its value since. Counters also begin at zero for a Service that is deleted and created again after a scrape.`
+
+const backendsAbout = `With ` + "`--backend-metrics`" + `, so many backends have series of their own: first come, first served, and as long as the backend exists. ` + "`port`" + ` is the name of the Service's port, and ` + "`backend`" + ` an address and port. These counters go on when the agent is started again. Handshakes are counted as for Services.`
+
 // docs/metrics.md lists every metric.
 func TestDocs(t *testing.T) {
 	var text strings.Builder

@@ -58,7 +58,7 @@ func kubernetesBuild(version string) prometheus.Metric {
 
 // Describe implements [prometheus.Collector].
 func (c *NodeCollector) Describe(to chan<- *prometheus.Desc) {
-	for _, m := range nodeMetrics() {
+	for _, m := range nodeMetrics {
 		to <- m.desc
 	}
 	to <- c.kubernetes.Desc()
@@ -79,43 +79,31 @@ func (c *NodeCollector) Collect(to chan<- prometheus.Metric) {
 	problems.send(to, float64(node.Problems))
 	impaired.send(to, float64(node.Failed), "failed")
 	impaired.send(to, float64(node.Taken), "taken")
-	node.sendMaps(to)
-	node.sendHooks(to)
-	node.sendFlows(to)
-	suspects.send(to, float64(node.Healing.Suspects))
-	suspicions.send(to, float64(node.Healing.Episodes))
-	passedOver.send(to, float64(node.Healing.PassedOver))
-}
 
-func (n *Node) sendMaps(to chan<- prometheus.Metric) {
-	for name, writes := range n.Writes {
+	for name, writes := range node.Writes {
 		mapWrites.send(to, float64(writes.Puts), name, "put")
 		mapWrites.send(to, float64(writes.Deletes), name, "delete")
 	}
-	for name, fill := range n.Fills {
+	for name, fill := range node.Fills {
 		mapEntries.send(to, float64(fill.Used), name)
 		if fill.Capacity > 0 {
 			mapCapacity.send(to, float64(fill.Capacity), name)
 		}
 	}
-}
 
-func (n *Node) sendHooks(to chan<- prometheus.Metric) {
-	for reason, count := range n.Decisions {
+	for reason, count := range node.Decisions {
 		decisions.send(to, float64(count), reason.Label())
 	}
-	effective.sendBool(to, n.Effective)
-	for name, attached := range n.Hooks {
+	effective.sendBool(to, node.Effective)
+	for name, attached := range node.Hooks {
 		hookAttached.sendBool(to, attached, name)
 	}
-	for class, count := range n.Devices {
+	for class, count := range node.Devices {
 		devices.send(to, float64(count), class)
 	}
-	deviceProblems.send(to, float64(n.DeviceProblems))
-}
+	deviceProblems.send(to, float64(node.DeviceProblems))
 
-func (n *Node) sendFlows(to chan<- prometheus.Metric) {
-	f := &n.Flows
+	f := &node.Flows
 	evictions.send(to, float64(f.Flows.Evicted), maps.NameFlows)
 	evictions.send(to, float64(f.HalfOpen.Evicted), maps.NameHalfOpen)
 	alarm.sendBool(to, f.Emergency != "", maps.NameFlows)
@@ -128,4 +116,7 @@ func (n *Node) sendFlows(to chan<- prometheus.Metric) {
 	loadsRepaired.send(to, float64(f.LoadsRepaired))
 	masqueradeRetries.send(to, float64(f.MasqueradeRetries))
 	stackPorts.send(to, float64(f.StackPorts))
+	suspects.send(to, float64(node.Healing.Suspects))
+	suspicions.send(to, float64(node.Healing.Episodes))
+	passedOver.send(to, float64(node.Healing.PassedOver))
 }

@@ -33,8 +33,26 @@ func (s *Sync) Done(r Round) {
 	if r.Retry {
 		families |= s.retry
 	}
-	s.observe(r, families)
-	s.observeLatency(r.Programmed)
+	seconds := s.now().Sub(r.Begin).Seconds()
+	kind := s.partial
+	if r.Full {
+		kind = s.full
+	}
+	for family := range families.names {
+		s.rounds.WithLabelValues(family).Observe(seconds)
+		kind.WithLabelValues(family).Observe(seconds)
+	}
+	// The latency of changes that are not in force yet is observed in a later round.
+	for key, times := range s.triggered {
+		if !r.Programmed(key.service) {
+			continue
+		}
+		latency := s.latency.WithLabelValues(key.family.String())
+		for _, at := range times {
+			latency.Observe(s.now().Sub(at).Seconds())
+		}
+		delete(s.triggered, key)
+	}
 
 	done := s.received | families
 	s.slicesLeft.Sub(float64(s.read.slices))
@@ -50,33 +68,12 @@ func (s *Sync) Done(r Round) {
 	}
 	s.received = None
 	s.stamp(s.programmed, done)
-	s.setNoLocal(done)
-}
-
-func (s *Sync) observe(r Round, families Families) {
-	seconds := s.now().Sub(r.Begin).Seconds()
-	kind := s.partial
-	if r.Full {
-		kind = s.full
-	}
-	for family := range families.names {
-		s.rounds.WithLabelValues(family).Observe(seconds)
-		kind.WithLabelValues(family).Observe(seconds)
-	}
-}
-
-// observeLatency observes the latency of changes that are in force now. Others are left for
-// a later round.
-func (s *Sync) observeLatency(programmed func(lb.ServiceName) bool) {
-	for key, times := range s.triggered {
-		if !programmed(key.service) {
-			continue
+	for p, policy := range []string{"internal", "external"} {
+		for i, family := range []Families{IPv4, IPv6} {
+			for name := range (done & family).names {
+				s.noLocal.WithLabelValues(policy, name).Set(float64(s.lacking[p][i]))
+			}
 		}
-		latency := s.latency.WithLabelValues(key.family.String())
-		for _, at := range times {
-			latency.Observe(s.now().Sub(at).Seconds())
-		}
-		delete(s.triggered, key)
 	}
 }
 
@@ -139,14 +136,4 @@ func lackingLocal(frontends []lb.Frontend) noLocal {
 	}
 
 	return n
-}
-
-func (s *Sync) setNoLocal(families Families) {
-	for p, policy := range []string{"internal", "external"} {
-		for i, family := range []Families{IPv4, IPv6} {
-			for name := range (families & family).names {
-				s.noLocal.WithLabelValues(policy, name).Set(float64(s.lacking[p][i]))
-			}
-		}
-	}
 }
