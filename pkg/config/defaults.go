@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"net"
 	"strconv"
 	"time"
@@ -38,15 +39,13 @@ func Default() *KubeProxy {
 // kube-proxy does when it has read a file. [Complete] sets those that depend on
 // other fields.
 func SetDefaults(cfg *KubeProxy) {
-	setString(&cfg.BindAddress, defaultBindAddress)
+	cfg.BindAddress = cmp.Or(cfg.BindAddress, defaultBindAddress)
 	healthz, metrics := defaultBindAddress, "127.0.0.1"
 	if netutils.IPFamilyOfString(cfg.BindAddress) == netutils.IPv6 {
 		healthz, metrics = "::", "::1"
 	}
-	setString(&cfg.HealthzBindAddress, healthz)
-	cfg.HealthzBindAddress = WithPort(cfg.HealthzBindAddress, HealthzPort)
-	setString(&cfg.MetricsBindAddress, metrics)
-	cfg.MetricsBindAddress = WithPort(cfg.MetricsBindAddress, MetricsPort)
+	cfg.HealthzBindAddress = WithPort(cmp.Or(cfg.HealthzBindAddress, healthz), HealthzPort)
+	cfg.MetricsBindAddress = WithPort(cmp.Or(cfg.MetricsBindAddress, metrics), MetricsPort)
 
 	setPointer(&cfg.IPTables.MasqueradeBit, defaultMasqueradeBit)
 	setPointer(&cfg.IPTables.LocalhostNodePorts, true)
@@ -64,13 +63,9 @@ func SetDefaults(cfg *KubeProxy) {
 	setPointer(&cfg.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
 	setDuration(&cfg.ConfigSyncPeriod, 15*time.Minute)
 
-	setString(&cfg.ClientConnection.ContentType, defaultContentType)
-	if cfg.ClientConnection.QPS == 0 {
-		cfg.ClientConnection.QPS = 5
-	}
-	if cfg.ClientConnection.Burst == 0 {
-		cfg.ClientConnection.Burst = 10
-	}
+	cfg.ClientConnection.ContentType = cmp.Or(cfg.ClientConnection.ContentType, defaultContentType)
+	cfg.ClientConnection.QPS = cmp.Or(cfg.ClientConnection.QPS, 5)
+	cfg.ClientConnection.Burst = cmp.Or(cfg.ClientConnection.Burst, 10)
 	if cfg.FeatureGates == nil {
 		cfg.FeatureGates = make(map[string]bool)
 	}
@@ -80,15 +75,11 @@ func SetDefaults(cfg *KubeProxy) {
 // Complete sets the fields whose default depends on others, once those have their
 // values: the mode, the detection of local traffic, and the addresses of node ports.
 func Complete(cfg *KubeProxy) {
-	if cfg.Mode == "" {
-		cfg.Mode = ModeIPTables
-	}
+	cfg.Mode = cmp.Or(cfg.Mode, ModeIPTables)
 	if cfg.Mode == ModeNFTables && len(cfg.NodePortAddresses) == 0 {
 		cfg.NodePortAddresses = []string{Primary}
 	}
-	if cfg.DetectLocalMode == "" {
-		cfg.DetectLocalMode = LocalClusterCIDR
-	}
+	cfg.DetectLocalMode = cmp.Or(cfg.DetectLocalMode, LocalClusterCIDR)
 }
 
 // WithPort appends port to an address that has none. It returns a text that is no
@@ -101,16 +92,8 @@ func WithPort(address string, port int) string {
 	return net.JoinHostPort(address, strconv.Itoa(port))
 }
 
-func setString(field *string, value string) {
-	if *field == "" {
-		*field = value
-	}
-}
-
 func setDuration(field *metav1.Duration, value time.Duration) {
-	if field.Duration == 0 {
-		field.Duration = value
-	}
+	field.Duration = cmp.Or(field.Duration, value)
 }
 
 func setPointer[T any](field **T, value T) {

@@ -96,17 +96,11 @@ func (d *decider) obstacle(device Device) string {
 		return reason
 	case device.LinkLayer == LinkOther:
 		return "neither Ethernet nor IP"
-	case device.Master != 0:
-		return d.masterObstacle(d.devices[device.Master])
+	case device.Master == 0:
+		return ""
 	}
-
-	return ""
-}
-
-// masterObstacle returns why programs are not attached to a member of master: its
-// packets pass master, or the internal ports of the switch, as well.
-func (d *decider) masterObstacle(master Device) string {
-	switch master.Kind {
+	// Packets of a member pass its master, or the internal ports of the switch, as well.
+	switch master := d.devices[device.Master]; master.Kind {
 	case "bridge", "vrf":
 		return ""
 	case "openvswitch":
@@ -216,13 +210,6 @@ func (p Pattern) String() string {
 	return p.Glob + "=" + p.Class.String()
 }
 
-// matches reports whether the name matches. An invalid glob matches nothing.
-func (p Pattern) matches(name string) bool {
-	ok, err := path.Match(p.Glob, name)
-
-	return ok && err == nil
-}
-
 // ParsePattern reads "GLOB", "GLOB=pods" or "GLOB=uplink".
 func ParsePattern(text string) (Pattern, error) {
 	glob, class, fixed := strings.Cut(text, "=")
@@ -275,10 +262,10 @@ func (r Rules) Validate() error {
 	return nil
 }
 
-// find returns the first pattern that matches.
+// find returns the first pattern that matches. An invalid glob matches nothing.
 func find(patterns []Pattern, name string) (Pattern, bool) {
 	for _, p := range patterns {
-		if p.matches(name) {
+		if ok, err := path.Match(p.Glob, name); ok && err == nil {
 			return p, true
 		}
 	}

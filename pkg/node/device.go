@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -150,13 +151,12 @@ func devicesOf(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Rout
 
 // addAddress sets the fields of the device that follow from one of its addresses.
 func (d *Device) addAddress(ip netip.Addr, addr netlink.Addr) {
-	if isSource(ip, addr) {
-		if ip.Is4() && !d.SourceV4.IsValid() {
-			d.SourceV4 = ip
-		}
-		if ip.Is6() && !d.SourceV6.IsValid() {
-			d.SourceV6 = ip
-		}
+	switch {
+	case !isSource(ip, addr):
+	case ip.Is4():
+		d.SourceV4 = cmp.Or(d.SourceV4, ip)
+	default:
+		d.SourceV6 = cmp.Or(d.SourceV6, ip)
 	}
 	network := addr.IPNet
 	if addr.Peer != nil {
@@ -218,20 +218,12 @@ func isSource(ip netip.Addr, addr netlink.Addr) bool {
 func fillSources(devices []Device, at map[int]int, routes []netlink.Route) {
 	v4, v6 := defaultSource(devices, at, routes, false), defaultSource(devices, at, routes, true)
 	for _, d := range devices {
-		v4, v6 = firstValid(v4, d.SourceV4), firstValid(v6, d.SourceV6)
+		v4, v6 = cmp.Or(v4, d.SourceV4), cmp.Or(v6, d.SourceV6)
 	}
 	for i := range devices {
 		d := &devices[i]
-		d.SourceV4, d.SourceV6 = firstValid(d.SourceV4, v4), firstValid(d.SourceV6, v6)
+		d.SourceV4, d.SourceV6 = cmp.Or(d.SourceV4, v4), cmp.Or(d.SourceV6, v6)
 	}
-}
-
-func firstValid(a, b netip.Addr) netip.Addr {
-	if a.IsValid() {
-		return a
-	}
-
-	return b
 }
 
 // defaultSource returns the source address of the default route of a family: the

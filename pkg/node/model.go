@@ -197,12 +197,9 @@ func (m *Model) NewDecisions() ([]Decision, map[uint32]maps.Device, bool) {
 func entriesOf(decisions []Decision, turns bool) map[uint32]maps.Device {
 	entries := make(map[uint32]maps.Device, len(decisions))
 	for _, d := range decisions {
-		entry := maps.Device{Bridge: uint32(d.Bridge), PeerNetns: d.PeerNetns}
-		if d.SourceV4.IsValid() {
-			entry.SourceV4 = maps.AddrOf(d.SourceV4)
-		}
-		if d.SourceV6.IsValid() {
-			entry.SourceV6 = maps.AddrOf(d.SourceV6)
+		entry := maps.Device{
+			SourceV4: maps.AddrOf(d.SourceV4), SourceV6: maps.AddrOf(d.SourceV6), // zero if they are invalid
+			Bridge: uint32(d.Bridge), PeerNetns: d.PeerNetns,
 		}
 		if turns && d.Class == ClassUplink && d.TakesFrames {
 			entry.Flags = maps.DeviceTurns

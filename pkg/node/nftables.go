@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
@@ -302,13 +301,11 @@ func parse(bytes []byte) (map[uint16][]byte, error) {
 	}
 	attrs := make(map[uint16][]byte, len(list))
 	for _, a := range list {
-		attrs[typeOf(a)] = a.Value
+		attrs[a.Attr.Type&nl.NLA_TYPE_MASK] = a.Value
 	}
 
 	return attrs, nil
 }
-
-func typeOf(a syscall.NetlinkRouteAttr) uint16 { return a.Attr.Type & nl.NLA_TYPE_MASK }
 
 // number parses a number of 32 bits; an attribute of another size is a number without a meaning.
 func number(bytes []byte) uint32 {

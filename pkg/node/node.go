@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// State is this node as the kernel has it.
+// State is this node as the kernel has it. It is read only.
 type State struct {
 	// Addresses are all usable addresses, sorted by address and device.
 	Addresses []Address
@@ -47,18 +47,8 @@ type Address struct {
 	IsLoopback bool
 }
 
-func (a Address) compare(b Address) int {
-	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.IfIndex, b.IfIndex))
-}
-
 func (s State) equal(o State) bool {
 	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Devices, o.Devices) && s.Concern == o.Concern
-}
-
-func (s State) clone() State {
-	s.Addresses, s.Devices = slices.Clone(s.Addresses), slices.Clone(s.Devices)
-
-	return s
 }
 
 // Read returns the state of the calling thread's network namespace.
@@ -135,24 +125,19 @@ func (r *reader) read() (State, error) {
 		routes = append(routes, more...)
 	}
 
-	return State{
-		Addresses: addressesOf(withoutIPVS(addrs, links)), Devices: devicesOf(links, addrs, routes), Concern: r.concern(),
-	}, nil
+	state := State{Devices: devicesOf(links, addrs, routes), Concern: r.concern()}
+	if i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ipvsDevice }); i >= 0 {
+		index := links[i].Attrs().Index
+		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool { return a.LinkIndex == index })
+	}
+	state.Addresses = addressesOf(addrs)
+
+	return state, nil
 }
 
 // ipvsDevice has the addresses of Services when kube-proxy runs in IPVS mode, and
 // still when it has ended. They are not addresses of the node.
 const ipvsDevice = "kube-ipvs0"
-
-func withoutIPVS(addrs []netlink.Addr, links []netlink.Link) []netlink.Addr {
-	i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ipvsDevice })
-	if i < 0 {
-		return addrs
-	}
-	index := links[i].Attrs().Index
-
-	return slices.DeleteFunc(slices.Clone(addrs), func(a netlink.Addr) bool { return a.LinkIndex == index })
-}
 
 // addressesOf returns the usable addresses among those that the kernel lists, as a
 // sorted set.
@@ -169,7 +154,9 @@ func addressesOf(listed []netlink.Addr) []Address {
 			IsLoopback: addr.LinkIndex == loopbackIndex,
 		})
 	}
-	slices.SortFunc(addresses, Address.compare)
+	slices.SortFunc(addresses, func(a, b Address) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.IfIndex, b.IfIndex))
+	})
 
 	// A device may have an address twice, with different prefixes.
 	return slices.Compact(addresses)

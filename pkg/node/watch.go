@@ -31,7 +31,7 @@ const (
 // Config is the configuration of [Watch].
 type Config struct {
 	// Update receives the whole state: at once, and again after each change. It may
-	// keep the slices. Watch calls it on its own goroutine; changes that come while
+	// keep the state. Watch calls it on its own goroutine; changes that come while
 	// it runs are reported together afterwards.
 	Update func(State)
 	// Netns is the network namespace to watch, which may be closed when Watch
@@ -85,22 +85,6 @@ func Watch(ctx context.Context, config Config) error {
 		w.ns = ns
 	}
 
-	return w.run(ctx)
-}
-
-// watcher is the state of a Watch.
-type watcher struct {
-	config Config
-	log    *slog.Logger
-	ns     netns.NsHandle
-
-	reported *State        // nil before the first report
-	next     time.Time     // of the earliest list after a notification
-	retry    time.Duration // before the next subscription
-}
-
-// run follows a subscription, and a new one whenever it breaks.
-func (w *watcher) run(ctx context.Context) error {
 	for {
 		err := w.follow(ctx)
 		if ctx.Err() != nil {
@@ -115,6 +99,17 @@ func (w *watcher) run(ctx context.Context) error {
 		}
 		w.retry = min(2*w.retry, lastRetry)
 	}
+}
+
+// watcher is the state of a Watch.
+type watcher struct {
+	config Config
+	log    *slog.Logger
+	ns     netns.NsHandle
+
+	reported *State        // nil before the first report
+	next     time.Time     // of the earliest list after a notification
+	retry    time.Duration // before the next subscription
 }
 
 // follow subscribes before it lists, so that no change is lost in between. It
@@ -169,7 +164,7 @@ func (w *watcher) report(s *subscription) error {
 	w.next, w.retry = begin.Add(took+max(w.config.quietTime, quietMultiple*took)), firstRetry
 	if w.reported == nil || !w.reported.equal(state) {
 		w.reported = &state
-		w.config.Update(state.clone())
+		w.config.Update(state)
 	}
 
 	return nil
