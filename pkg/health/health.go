@@ -92,24 +92,19 @@ func (p *Proxy) Applied() {
 }
 
 // Effective reports whether programs take effect.
-func (p *Proxy) Effective(effective bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if effective {
-		p.ineffective = time.Time{}
-	} else {
-		p.ineffective = earliest(p.ineffective, p.cfg.Now())
-	}
-}
+func (p *Proxy) Effective(effective bool) { p.follow(&p.ineffective, effective) }
 
 // Attached reports whether programs are attached where packets from outside arrive.
-func (p *Proxy) Attached(attached bool) {
+func (p *Proxy) Attached(attached bool) { p.follow(&p.detached, attached) }
+
+// follow sets the time since which something is wrong, to zero if it is right.
+func (p *Proxy) follow(since *time.Time, right bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if attached {
-		p.detached = time.Time{}
+	if right {
+		*since = time.Time{}
 	} else {
-		p.detached = earliest(p.detached, p.cfg.Now())
+		*since = earliest(*since, p.cfg.Now())
 	}
 }
 
@@ -182,12 +177,6 @@ type familyReport struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// readiness is the body of /readyz.
-type readiness struct {
-	Ready   bool     `json:"ready"`
-	Reasons []string `json:"reasons,omitempty"`
-}
-
 // Handler answers at /healthz, /livez and /readyz, whatever the method. Anything
 // else is not found.
 //
@@ -206,8 +195,12 @@ func Handler(cfg Config) http.Handler {
 		cfg.answer(w, "/livez", r, r.Healthy)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		reasons := cfg.Ready()
-		send(w, statusOf(len(reasons) == 0), readiness{Ready: len(reasons) == 0, Reasons: reasons})
+		body := struct {
+			Ready   bool     `json:"ready"`
+			Reasons []string `json:"reasons,omitempty"`
+		}{Reasons: cfg.Ready()}
+		body.Ready = len(body.Reasons) == 0
+		send(w, statusOf(body.Ready), body)
 	})
 
 	return mux

@@ -48,7 +48,13 @@ func (s Server) Run(ctx context.Context) error {
 	}
 	failure := ""
 	for {
-		err := s.serve(ctx, func() { failure = "" })
+		// To listen on the unspecified address of either family with "tcp" means both families.
+		listener, err := s.Listen("tcp", s.Address.String())
+		if err == nil {
+			failure = ""
+			s.Log.Info("listening", "server", s.Name, "address", listener.Addr())
+			err = ServeUntil(ctx, NewHTTPServer(s.Handler, new(Connections)), listener)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -64,20 +70,6 @@ func (s Server) Run(ctx context.Context) error {
 		case <-time.After(s.retry):
 		}
 	}
-}
-
-// serve serves until something goes wrong or ctx ends.
-func (s Server) serve(ctx context.Context, listening func()) error {
-	// To listen on the unspecified address of either family with "tcp" means
-	// both families.
-	listener, err := s.Listen("tcp", s.Address.String())
-	if err != nil {
-		return err
-	}
-	listening()
-	s.Log.Info("listening", "server", s.Name, "address", listener.Addr())
-
-	return ServeUntil(ctx, NewHTTPServer(s.Handler, new(Connections)), listener)
 }
 
 // shutdownTimeout limits how long a server that ends waits for the answers to earlier requests.

@@ -80,9 +80,6 @@ type port struct {
 	address netip.AddrPort
 }
 
-// family returns the family of the endpoints that the port counts.
-func (p port) family() lb.Family { return lb.FamilyOf(p.address.Addr()) }
-
 // NewServices returns Services without Services and addresses.
 func NewServices(cfg ServicesConfig) *Services {
 	if cfg.Listen == nil {
@@ -249,7 +246,7 @@ func (s *Services) listenAll(wanted map[port]bool, failures map[port]string) {
 
 func (s *Services) answer(w http.ResponseWriter, p port) {
 	s.mu.Lock()
-	count := s.checks[p.service].Ready[p.family()]
+	count := s.checks[p.service].Ready[lb.FamilyOf(p.address.Addr())]
 	s.mu.Unlock()
 	healthy := s.cfg.Healthy()
 
