@@ -139,7 +139,7 @@ func TestLoadOfFailures(t *testing.T) {
 // sweep runs the agent's sweep over all flows after this time.
 func (w *world) sweep(t testing.TB, later time.Duration) *flow.Sweeper {
 	t.Helper()
-	s, err := flow.New(flow.Config{Maps: w.maps, Now: func() uint64 { return flow.Now() + uint64(later) }})
+	s, err := flow.New(flow.Config{Maps: w.maps, Now: func() uint64 { return maps.Now() + uint64(later) }})
 	lab.Must(t, err)
 	_, err = s.Sweep()
 	lab.Must(t, err)

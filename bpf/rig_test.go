@@ -16,7 +16,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -297,5 +296,5 @@ func atLeast(t testing.TB, major, minor uint32) bool {
 // emptySources clears the source filter, as if all flows were long gone.
 func (r *rig) emptySources() {
 	const later = uint64(time.Hour)
-	r.maps.SourceFilter.Begin(flow.Now() + later).End()
+	r.maps.SourceFilter.Begin(maps.Now() + later).End()
 }

@@ -79,21 +79,14 @@ func (c *chunked) openPinned() error {
 		if err != nil {
 			return fmt.Errorf("map %s: chunk %d: %w", c.name, i, err)
 		}
-		if err := sameChunk(m, c.inner); err != nil {
+		err = sameLayout(m, c.inner)
+		if have, want := m.MaxEntries(), c.inner.MaxEntries; err == nil && have != want {
+			err = fmt.Errorf("%w: it has %d values; in this build, a chunk has %d", ErrStale, have, want)
+		}
+		if err != nil {
 			return errors.Join(fmt.Errorf("map %s: chunk %d: %w", c.name, i, err), m.Close())
 		}
 		c.chunks = append(c.chunks, m)
-	}
-
-	return nil
-}
-
-func sameChunk(m *ebpf.Map, spec *ebpf.MapSpec) error {
-	if err := sameLayout(m, spec); err != nil {
-		return err
-	}
-	if m.MaxEntries() != spec.MaxEntries {
-		return fmt.Errorf("%w: it has %d values; in this build, a chunk has %d", ErrStale, m.MaxEntries(), spec.MaxEntries)
 	}
 
 	return nil

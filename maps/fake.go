@@ -43,7 +43,11 @@ func (t *FakeTable[K, V]) Name() string { return t.TableName }
 
 // Put implements [Table].
 func (t *FakeTable[K, V]) Put(k K, v V) error {
-	if _, ok, _ := t.Lookup(k); !ok && t.Capacity != 0 && t.size() >= t.Capacity {
+	t.mu.RLock()
+	_, known := t.Entries[k]
+	full := t.Capacity != 0 && len(t.Entries) >= t.Capacity
+	t.mu.RUnlock()
+	if full && !known {
 		return fmt.Errorf("map %s, %d entries: %w", t.TableName, t.Capacity, ErrFull)
 	}
 
@@ -76,13 +80,6 @@ func (t *FakeTable[K, V]) Lookup(k K) (V, bool, error) {
 	v, ok := t.Entries[k]
 
 	return v, ok, nil
-}
-
-func (t *FakeTable[K, V]) size() int {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-
-	return len(t.Entries)
 }
 
 // All implements [Table].

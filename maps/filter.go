@@ -216,15 +216,16 @@ func sourceCell(k FlowKey, role uint8) uint32 {
 
 // fill marks all sources, until a sweep finds those of flows.
 func (f *SourceFilter) fill() {
-	for at, i := now(), 0; i < len(f.values); i++ {
+	for at, i := Now(), 0; i < len(f.values); i++ {
 		atomic.StoreUint32(&f.values[i], sourceCellTime(at))
 	}
 }
 
-// now returns the time as programs know it.
-func now() uint64 {
+// Now returns the time as programs know it: bpf_ktime_get_ns, which is CLOCK_MONOTONIC. It does
+// not advance while the machine is suspended.
+func Now() uint64 {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // cannot fail: the clock exists
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it cannot fail: the clock exists
 
 	return uint64(now.Nano())
 }

@@ -1,9 +1,6 @@
 package maps
 
-import (
-	"iter"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // BackendLoad is the load of a backend by clients that this node translates, in connections.
 type BackendLoad = abiBackendLoad
@@ -61,6 +58,3 @@ func (l Loads) AddFlows(id uint32, n int32) {
 		atomic.AddUint32(&at[1], uint32(n))
 	}
 }
-
-// All yields every load that is not zero, in order, by the index of the backend's id.
-func (l Loads) All() iter.Seq2[uint32, BackendLoad] { return l.Array.All() }

@@ -60,7 +60,7 @@ func (p *Pinned) Listen() (*Listener, error) {
 	if err := p.FreeListeners(); err != nil {
 		return nil, err
 	}
-	l := &Listener{pinned: p, until: now() + uint64(opening)}
+	l := &Listener{pinned: p, until: Now() + uint64(opening)}
 	for l.place = 0; !p.takePlace(l.place, 0, l.until); {
 		if l.place++; l.place == MaxListeners {
 			return nil, fmt.Errorf("map %s, %d places: %w", NameListeners, MaxListeners, ErrFull)
@@ -91,7 +91,7 @@ func (l *Listener) open() (err error) {
 
 // renew extends the lease.
 func (l *Listener) renew() error {
-	until := now() + uint64(lease)
+	until := Now() + uint64(lease)
 	if !l.pinned.takePlace(l.place, l.until, until) {
 		return ErrLapsed
 	}
@@ -108,7 +108,7 @@ func (l *Listener) Lost() uint64 { return atomic.LoadUint64(l.lost()) }
 // Read waits for the next event until a deadline, and returns false if there was none. The error
 // wraps [ErrLapsed] if events may have been missed.
 func (l *Listener) Read(deadline time.Time) (e MonitorEvent, ok bool, err error) {
-	if l.until < now()+uint64(lease-renewal) {
+	if l.until < Now()+uint64(lease-renewal) {
 		if err := l.renew(); err != nil {
 			return e, false, err
 		}
@@ -148,7 +148,7 @@ func (p *Pinned) takePlace(place int, had, until uint64) bool {
 
 // freePlace removes the ring buffer of a place that contains this time, and frees the place.
 func (p *Pinned) freePlace(place int, had uint64) error {
-	cleaning := now() + uint64(opening)
+	cleaning := Now() + uint64(opening)
 	if !p.takePlace(place, had, cleaning) {
 		return nil // another process has it
 	}
@@ -169,7 +169,7 @@ func (p *Pinned) FreeListeners() error {
 		var ring uint32
 		had := atomic.LoadUint64(&p.listeners.values[place])
 		left := p.byName[NameMonitorRings].Lookup(uint32(place), &ring) == nil
-		if had != 0 && had < now() || had == 0 && left {
+		if had != 0 && had < Now() || had == 0 && left {
 			errs = append(errs, p.freePlace(place, had))
 		}
 	}

@@ -69,7 +69,7 @@ func TestKilledListenersAreFreed(t *testing.T) {
 	defer alive.Close()
 	defer killed.reader.Close()
 	defer freed.reader.Close()
-	atomic.StoreUint64(&p.listeners.values[killed.place], now()-1)
+	atomic.StoreUint64(&p.listeners.values[killed.place], Now()-1)
 	atomic.StoreUint64(&p.listeners.values[freed.place], 0) // by a program
 	lab.Must(t, p.FreeListeners())
 	if n := rings(t, p); n != 1 {
@@ -83,7 +83,7 @@ func TestKilledListenersAreFreed(t *testing.T) {
 	if _, _, err := alive.Read(time.Now()); err != nil {
 		t.Error(err)
 	}
-	if until := p.listeners.values[alive.place]; until < now()+uint64(lease-renewal) {
+	if until := p.listeners.values[alive.place]; until < Now()+uint64(lease-renewal) {
 		t.Errorf("a listener that reads has its place only until %d", until)
 	}
 	if _, _, err := killed.Read(time.Now()); err != nil { // it was renewed less than a second ago

@@ -100,7 +100,7 @@ type Pinned struct {
 	unfiltered        bool // programs of another version may put flows without writing the filters of this one
 	root              string
 	byName            map[string]*ebpf.Map
-	counted           []countable
+	fills             []func() (Fill, error)
 }
 
 // Options are optional settings of [Create].
@@ -341,7 +341,7 @@ func (p *Pinned) WaitForPrograms() error { return p.chunked[NameFrontends].wait(
 
 func table[K comparable, V any](p *Pinned, name string) *Map[K, V] {
 	t := &Map[K, V]{name: name, m: p.byName[name]}
-	p.counted = append(p.counted, t)
+	p.fills = append(p.fills, t.fill)
 
 	return t
 }
@@ -444,12 +444,12 @@ func (p *Pinned) Sizes() ([]Size, error) {
 // them, which is too expensive for every second.
 func (p *Pinned) Fills() ([]Fill, error) {
 	var fills []Fill
-	for _, t := range p.counted {
-		n, err := t.Count()
+	for _, fill := range p.fills {
+		of, err := fill()
 		if err != nil {
 			return nil, err
 		}
-		fills = append(fills, Fill{Name: t.Name(), Entries: n, Capacity: t.Capacity()})
+		fills = append(fills, of)
 	}
 	backends := 0
 	for _, b := range p.Backends.All() {
@@ -461,13 +461,6 @@ func (p *Pinned) Fills() ([]Fill, error) {
 	slices.SortFunc(fills, func(a, b Fill) int { return strings.Compare(a.Name, b.Name) })
 
 	return fills, nil
-}
-
-// countable is a [Map] of any types.
-type countable interface {
-	Name() string
-	Capacity() int
-	Count() (int, error)
 }
 
 // ID returns the kernel's id of a map.
@@ -528,9 +521,8 @@ func (p *Pinned) Pins() []string { return slices.Sorted(maps.Keys(p.pinned())) }
 // is pinned after its chunks, and these from the last to the first: if this process is killed
 // meanwhile, the next agent never finds an array with a gap.
 func (p *Pinned) PinAgain() ([]string, error) {
-	var missing []string
+	var missing, order []string
 	pins := p.pinned()
-	var order []string
 	for _, name := range slices.Sorted(maps.Keys(p.chunked)) {
 		c := p.chunked[name]
 		for i := 0; c.have(i) != nil; i++ {
@@ -538,10 +530,8 @@ func (p *Pinned) PinAgain() ([]string, error) {
 		}
 	}
 	slices.Reverse(order)
-	for _, path := range slices.Sorted(maps.Keys(pins)) {
-		if !slices.Contains(order, path) {
-			order = append(order, path)
-		}
+	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
+		order = append(order, PinOf(p.root, name))
 	}
 	for _, path := range order {
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {

@@ -150,6 +150,12 @@ func (t *Map[K, V]) Count() (int, error) {
 	return n, nil
 }
 
+func (t *Map[K, V]) fill() (Fill, error) {
+	n, err := t.Count()
+
+	return Fill{Name: t.name, Entries: n, Capacity: t.Capacity()}, err
+}
+
 // each yields all entries, with a system call for each.
 func (t *Map[K, V]) each(yield func(Entry[K, V], error) bool) {
 	var e Entry[K, V]

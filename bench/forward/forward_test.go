@@ -21,7 +21,6 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/pkg/datapath"
-	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -217,7 +216,7 @@ func noteFlows(m *maps.Pinned) {
 		for role, src := range map[uint8]netip.AddrPort{
 			maps.FlowToBackend: netip.AddrPortFrom(client, 40000), maps.FlowToClient: netip.AddrPortFrom(backend, 8080),
 		} {
-			m.SourceFilter.Note(maps.FlowKeyOf(maps.HookEgress, unix.IPPROTO_TCP, src, netip.AddrPort{}), role, flow.Now())
+			m.SourceFilter.Note(maps.FlowKeyOf(maps.HookEgress, unix.IPPROTO_TCP, src, netip.AddrPort{}), role, maps.Now())
 		}
 		client, backend = client.Next(), backend.Next()
 	}

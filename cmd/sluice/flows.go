@@ -33,7 +33,7 @@ func newFlows(where *places) *cobra.Command {
 					return err
 				}
 			}
-			flows, err := flow.List(pinned, service, flow.Now())
+			flows, err := flow.List(pinned, service, maps.Now())
 			if err != nil {
 				return err
 			}

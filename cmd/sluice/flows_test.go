@@ -45,7 +45,7 @@ func mustPin(t *testing.T) string {
 			f.Flags, f.StackPort = maps.FlowMasqueraded, maps.Port(10002)
 		}
 		// Any machine that runs this has been up for so long.
-		f.LastSeen = flow.Now() - 1e9
+		f.LastSeen = maps.Now() - 1e9
 		f.Created = f.LastSeen - 1e9
 		lab.Must(t, pinned.Flows.Put(f.Key(f.Role), f))
 	}

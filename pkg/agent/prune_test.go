@@ -59,7 +59,7 @@ func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int)
 	f := maps.Flow{
 		Client: maps.AddrOf(netip.MustParseAddr("198.51.100.7")), ClientPort: uint16(client),
 		OriginalDst: maps.AddrOf(netip.MustParseAddr("10.96.0.1")), OriginalPort: maps.Port(53),
-		Proto: 17, Role: maps.FlowFromClient, State: maps.FlowOpen, LastSeen: flow.Now(),
+		Proto: 17, Role: maps.FlowFromClient, State: maps.FlowOpen, LastSeen: maps.Now(),
 	}
 	lab.Must(t, m.Put(f.Key(f.Role), f))
 

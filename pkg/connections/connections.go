@@ -19,7 +19,6 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
-	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
@@ -137,7 +136,7 @@ func List(pinned *maps.Pinned, node pods.Config, filter Filter) ([]Connection, e
 	if err != nil {
 		return nil, err
 	}
-	now := flow.Now()
+	now := maps.Now()
 	all := []Connection{}
 	for _, sock := range socks {
 		port, known := ports[sock.State.ServicePortId]

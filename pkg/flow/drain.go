@@ -31,7 +31,7 @@ func Drain(ctx context.Context, m *maps.Pinned, timeout time.Duration, look func
 		if _, err := sweeper.Sweep(); err != nil {
 			return 0, err
 		}
-		flows, err := List(m, "", Now())
+		flows, err := List(m, "", maps.Now())
 		if err != nil {
 			return 0, err
 		}

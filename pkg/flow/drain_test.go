@@ -29,7 +29,7 @@ func TestDrain(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t, 256)
-			w.clock = Now()
+			w.clock = maps.Now()
 			f := flowOf(test.proto, 1)
 			w.put(t, f, note{role: maps.FlowFromClient, state: test.state, idle: test.idle}, note{role: maps.FlowToClient, state: test.state, idle: test.idle})
 			lab.Must(t, w.FrontendIDs.Put(maps.FrontendKeyOf(f.OriginalDst.IP(), 80, test.proto, maps.ScopeExternal), 7))
@@ -52,7 +52,7 @@ func TestDrain(t *testing.T) {
 // It ends as soon as the last flow does, or when its context ends.
 func TestDrainEnds(t *testing.T) {
 	w := newWorld(t, 256)
-	w.clock = Now()
+	w.clock = maps.Now()
 	f := flowOf(6, 1)
 	w.put(t, f, note{role: maps.FlowFromClient, state: maps.FlowOpen}, note{role: maps.FlowToClient, state: maps.FlowOpen})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -18,19 +18,8 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/maps"
 )
-
-// Now returns the time in which flows are stamped: bpf_ktime_get_ns, which is CLOCK_MONOTONIC. It does
-// not advance while the machine is suspended.
-func Now() uint64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it cannot fail: the clock exists
-
-	return uint64(now.Nano())
-}
 
 // since returns how much later now is than then, zero if it is earlier: programs may stamp a flow after
 // the clock was read.

@@ -15,7 +15,7 @@ import (
 type Config struct {
 	Maps     *maps.Pinned // the caller closes them
 	Timeouts Timeouts
-	Now      func() uint64 // nil: [Now]
+	Now      func() uint64 // nil: [maps.Now]
 }
 
 // Sweeper ends flows. Only one may exist on a node, because evictions are computed from what it
@@ -43,7 +43,7 @@ func New(cfg Config) (*Sweeper, error) {
 		return nil, errors.New("flow: no maps")
 	}
 	if cfg.Now == nil {
-		cfg.Now = Now
+		cfg.Now = maps.Now
 	}
 	room, err := cfg.Maps.FlowsRoom()
 	if err != nil {

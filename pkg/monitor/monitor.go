@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
-	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
@@ -40,7 +39,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	names := names{
 		tables: cfg.Maps.Tables, pod: cfg.Pods.Pod, device: deviceName,
-		booted: time.Now().Add(-time.Duration(flow.Now())),
+		booted: time.Now().Add(-time.Duration(maps.Now())),
 	}
 	show := func(events ...Event) error {
 		for _, event := range events {
@@ -61,7 +60,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		}
 		defer func() { err = errors.Join(err, live.Close()) }()
 	}
-	begin := flow.Now()
+	begin := maps.Now()
 	recent, err := cfg.Maps.RecentRefusals()
 	if err != nil {
 		return err
@@ -109,7 +108,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 				return err
 			}
 		}
-		if now := flow.Now(); now-looked >= uint64(pollInterval) {
+		if now := maps.Now(); now-looked >= uint64(pollInterval) {
 			looked = now
 			events, err := suspects.look(now)
 			if err == nil {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
-	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/test/golden"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -197,7 +196,7 @@ func TestRunPrintsSuspects(t *testing.T) {
 	lab.Must(t, err)
 	backend, err := hand.Backend(port, netip.MustParseAddrPort("10.244.2.7:5432"), 0)
 	lab.Must(t, err)
-	now := flow.Now()
+	now := maps.Now()
 	h := maps.BackendHealth{Id: backend, Suspected: now - uint64(time.Second), Until: now + uint64(time.Second), Cause: uint8(maps.HealthRefused), Clients: 1}
 	lab.Must(t, pinned.Health.Put(maps.Index(backend), h))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -209,7 +208,7 @@ func TestRunPrintsSuspects(t *testing.T) {
 			if printed = append(printed, e.Outcome); e.Outcome == Answers {
 				cancel()
 			}
-			h.Suspected, h.Cleared = 0, flow.Now()
+			h.Suspected, h.Cleared = 0, maps.Now()
 
 			return pinned.Health.Put(maps.Index(backend), h)
 		},

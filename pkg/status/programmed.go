@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
-	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
@@ -256,7 +255,7 @@ func SuspectOf(m *maps.Tables, id uint32) (*Suspect, error) {
 	if !known || !h.IsSuspect() {
 		return nil, nil
 	}
-	boot := time.Now().Add(-time.Duration(flow.Now())) // when the clock of programs was zero
+	boot := time.Now().Add(-time.Duration(maps.Now())) // when the clock of programs was zero
 	at := func(ns uint64) time.Time { return boot.Add(time.Duration(ns)).Round(time.Millisecond).UTC() }
 
 	return &Suspect{Reason: maps.HealthCause(h.Cause).String(), Since: at(h.Suspected), Until: at(h.Until)}, nil
