@@ -80,19 +80,15 @@ func gather(tables []table, flow maps.Flow) (group, error) {
 				return g, err
 			}
 			if ok && isSame(v, g.flow) {
-				g.add(entry{t, key, v})
+				g.entries = append(g.entries, entry{t, key, v})
+				if v.IsMasqueraded() {
+					g.flow = v
+				}
 			}
 		}
 	}
 
 	return g, nil
-}
-
-func (g *group) add(e entry) {
-	g.entries = append(g.entries, e)
-	if e.value.IsMasqueraded() {
-		g.flow = e.value
-	}
 }
 
 // isSame reports whether two entries are of one flow. An entry that was written before the flow was

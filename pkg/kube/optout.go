@@ -95,7 +95,7 @@ func (w *Watcher) followOptOuts(ctx context.Context) {
 			list: listOf(ofNode.List), watch: ofNode.Watch})
 	})
 	running.Go(func() {
-		w.follow(ctx, &resource{name: "namespaces", example: &corev1.Namespace{}, synced: namespaces, selects: selectNamespaces,
+		w.follow(ctx, &resource{name: "namespaces", example: &corev1.Namespace{}, synced: namespaces, selects: func(options *metav1.ListOptions) { options.LabelSelector = SocketKey },
 			list: listOf(all.List), watch: all.Watch})
 	})
 	for _, first := range []chan struct{}{pods, namespaces} {
@@ -120,8 +120,6 @@ func selectPods(nodeName string) func(*metav1.ListOptions) {
 		).String()
 	}
 }
-
-func selectNamespaces(options *metav1.ListOptions) { options.LabelSelector = SocketKey }
 
 // OptOuts are the Pods of this node, and the Namespaces that have a say in whether their sockets are left alone. One
 // goroutine may use them.
