@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/features"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
@@ -47,8 +45,8 @@ func TestVerifierBudget(t *testing.T) {
 	for _, mode := range []UDPMode{UDPOff, UDPConnected, UDPAll} {
 		for _, setRetval := range []bool{true, false} {
 			t.Run(fmt.Sprintf("kept with UDP mode %d and set_retval %v", mode, setRetval), func(t *testing.T) {
-				if setRetval && features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) != nil {
-					t.Skip("this kernel has no bpf_set_retval (Linux 6.1)")
+				if setRetval {
+					needsSetRetval(t)
 				}
 				programs := mustLoad(t, m, Config{
 					UDP: mode, SetRetval: setRetval, UDPIdle: time.Second, PodOptOut: true,
@@ -123,6 +121,19 @@ func mustVerify[P io.Closer](t testing.TB, programs P, err error) P {
 	t.Cleanup(func() { lab.Must(t, programs.Close()) })
 
 	return programs
+}
+
+// needsSetRetval skips a test where connect and sendmsg hooks cannot choose their errno.
+func needsSetRetval(t *testing.T) {
+	t.Helper()
+	knows, err := KnowsSetRetval()
+	lab.Must(t, err)
+	if !knows {
+		if atLeast(t, 6, 1) {
+			t.Error("this kernel is new enough, and does not know")
+		}
+		t.Skip("this kernel has no bpf_set_retval (Linux 6.1)")
+	}
 }
 
 func knowsTracing(t *testing.T) bool {

@@ -7,9 +7,40 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
 )
+
+// KnowsSetRetval reports whether programs at connect and sendmsg can choose their errno, see
+// [Config].SetRetval (Linux 6.1). The call of the probe is one that every verifier admits.
+func KnowsSetRetval() (bool, error) {
+	program, err := ebpf.NewProgramWithOptions(&ebpf.ProgramSpec{
+		Name: "sluice_probe", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R1, 0), asm.FnSetRetval.Call(), asm.Mov.Imm(asm.R0, 1), asm.Return(),
+		},
+	}, ebpf.ProgramOptions{LogLevel: ebpf.LogLevelBranch})
+	if err == nil {
+		return true, program.Close()
+	}
+	var refused *ebpf.VerifierError
+	if errors.As(err, &refused) && errors.Is(err, unix.EINVAL) && slices.ContainsFunc(refused.Log, refusesHelper) {
+		return false, nil
+	}
+
+	return false, err
+}
+
+// refusesHelper reports whether a verifier says, in this line of its log, that there is no such
+// helper, or none for this type of program.
+func refusesHelper(line string) bool {
+	return strings.Contains(line, "invalid func") || strings.Contains(line, "unknown func") || strings.Contains(line, "cannot use helper")
+}
 
 // KnowsTracing reports whether programs at tracepoints can read the storage of sockets (Linux 5.11).
 func KnowsTracing() (bool, error) {

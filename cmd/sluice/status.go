@@ -59,6 +59,9 @@ func readStatus(ctx context.Context, where *places) (status.Status, error) {
 func drawStatus(t *table, s status.Status) {
 	drawAgent(t, s)
 	drawHooks(t, s)
+	for _, missing := range s.Missing {
+		t.note("kernel    " + missing)
+	}
 	switch {
 	case !s.Running: // the kernel does not have it
 	case s.ThroughStack != "":

@@ -32,6 +32,10 @@ func TestStatusOfHooks(t *testing.T) {
 		{"of an agent that lets packets past the stack", status.Status{Running: true}, "forwarding: what goes to backends on other nodes does not pass the network stack\n"},
 		{"of an agent that does not", status.Status{Running: true, ThroughStack: "--forwarding stack"}, "forwarding: stack, because --forwarding stack\n"},
 		{
+			"on a kernel that lacks something", status.Status{Missing: []string{"no tcx: clsact", "no storage: not measured"}},
+			"kernel    no tcx: clsact\nkernel    no storage: not measured\n",
+		},
+		{
 			"effective in a part of the machine",
 			status.Status{Hooks: hooks[1:], NotCovered: "sockets of processes outside of this cgroup"},
 			"hooks     1 of 1 attached to /cgroup, effective\n" +

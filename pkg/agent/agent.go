@@ -293,7 +293,11 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 		group.Go(func() error { return backends.Run(ctx) })
 	}
 	group.Go(func() error { return a.loop(ctx) })
-	p.events.Start(cfg.Version, dp.Features().Missing())
+	missing := dp.Features().Missing()
+	for _, text := range missing {
+		cfg.Log.Warn("the kernel lacks a feature", "missing", text)
+	}
+	p.events.Start(cfg.Version, missing)
 
 	return group.Wait()
 }

@@ -38,14 +38,17 @@ type Features struct {
 	// Conntrack is that programs can look up the connections that netfilter tracks
 	// (Linux 5.18, if it tracks any).
 	Conntrack bool
+	// Unclear are the errors of probes whose answer is neither yes nor no. Their features are not
+	// used, as if the kernel had none.
+	Unclear []error
 }
 
 // ErrNoBTF is returned when the kernel was built without its own type
 // information.
 var ErrNoBTF = errors.New("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
 
-// ProbeFeatures probes the kernel. The error wraps [ErrNoBTF] if Sluice cannot run
-// on it.
+// ProbeFeatures probes the kernel. A probe that fails ends nothing: see Unclear of [Features].
+// The error wraps [ErrNoBTF] if Sluice cannot run on it, and there is no other.
 func ProbeFeatures() (Features, error) {
 	// The kernel's own file is not parsed here, which takes a while: loading programs does.
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
@@ -55,42 +58,52 @@ func ProbeFeatures() (Features, error) {
 	}
 	// A limit that cannot be lifted only matters if a program cannot be loaded.
 	unlifted := maps.LiftMemlock()
-	err := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval)
-	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) {
-		return Features{}, errors.Join(unlifted, fmt.Errorf("probe of bpf_set_retval: %w", err))
-	}
-	probed := Features{SetRetval: err == nil}
-	if probed.NetnsCookie, err = node.NetnsCookie(); err != nil {
-		return Features{}, err
-	}
+	var probed Features
+	knows := func(what string, probe func() (bool, error)) bool {
+		has, err := probe()
+		if err == nil {
+			return has
+		}
+		if unlifted != nil && errors.Is(err, unix.EPERM) {
+			err = fmt.Errorf("%w (%w)", err, unlifted)
+		}
+		probed.Unclear = append(probed.Unclear, fmt.Errorf("probe of %s: %w", what, err))
 
-	if probed.Conntrack, err = bpf.KnowsConntrack(); err != nil {
-		return Features{}, fmt.Errorf("probe of connection tracking: %w", err)
+		return false
 	}
-	if probed.Tracing, err = bpf.KnowsTracing(); err != nil {
-		return Features{}, fmt.Errorf("probe of tracing: %w", err)
-	}
-	_, err = link.QueryPrograms(link.QueryOptions{Target: loopbackIndex, Attach: ebpf.AttachTCXIngress})
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) {
-		return Features{}, fmt.Errorf("probe of tcx: %w", err)
-	}
-	probed.TCX = err == nil
+	probed.SetRetval = knows("bpf_set_retval", bpf.KnowsSetRetval)
+	knows("network namespace cookies", func() (_ bool, err error) {
+		probed.NetnsCookie, err = node.NetnsCookie()
 
+		return probed.NetnsCookie != 0, err
+	})
+	probed.TCX = knows("tcx", knowsTCX)
 	// Helpers check flags first: an unknown one is EINVAL, and the invalid arguments
 	// below are another error.
-	if probed.FIBSource, err = helperKnows(unix.EAFNOSUPPORT, fibLookup(fibLookupSource)); err != nil {
-		return Features{}, fmt.Errorf("probe of bpf_fib_lookup: %w", err)
-	}
-	if probed.ChecksumIPv6, err = helperKnows(unix.EFAULT, replaceChecksum(checksumIPv6)); err != nil {
-		return Features{}, fmt.Errorf("probe of bpf_l4_csum_replace: %w", err)
-	}
-	version, err := features.LinuxVersionCode()
-	if err != nil {
-		return Features{}, fmt.Errorf("version of the kernel: %w", err)
-	}
-	probed.FIBMTU = version >= linux5_12
+	probed.FIBSource = knows("source addresses of bpf_fib_lookup", func() (bool, error) {
+		return helperKnows(unix.EAFNOSUPPORT, fibLookup(fibLookupSource))
+	})
+	probed.ChecksumIPv6 = knows("IPv6 in bpf_l4_csum_replace", func() (bool, error) {
+		return helperKnows(unix.EFAULT, replaceChecksum(checksumIPv6))
+	})
+	probed.FIBMTU = knows("MTUs in bpf_fib_lookup", func() (bool, error) {
+		version, err := features.LinuxVersionCode()
+
+		return version >= linux5_12, err
+	})
+	probed.Tracing = knows("tracing", bpf.KnowsTracing)
+	probed.Conntrack = knows("connection tracking", bpf.KnowsConntrack)
 
 	return probed, nil
+}
+
+func knowsTCX() (bool, error) {
+	_, err := link.QueryPrograms(link.QueryOptions{Target: loopbackIndex, Attach: ebpf.AttachTCXIngress})
+	if errors.Is(err, unix.EINVAL) {
+		return false, nil // no such hook
+	}
+
+	return err == nil, err
 }
 
 // Compiles reports whether the kernel compiles programs to machine code.
@@ -174,7 +187,7 @@ func replaceChecksum(flags int32) asm.Instructions {
 	}
 }
 
-// Missing returns what the kernel lacks, each with what that costs.
+// Missing returns what the kernel lacks, each with what that costs, and which probes gave no answer.
 func (f Features) Missing() []string {
 	var missing []string
 	for _, feature := range []struct {
@@ -185,11 +198,15 @@ func (f Features) Missing() []string {
 		{f.NetnsCookie != 0, "no network namespace cookies (Linux 5.14): the node must be in the kernel's first namespace"},
 		{f.TCX, "no tcx (Linux 6.6): devices have clsact filters, which others can replace"},
 		{f.Tracing, "no storage of sockets at tracepoints (Linux 5.11): TCP handshakes and retransmissions are not measured, and backends that do not answer are only noticed at devices"},
+		{f.FIBMTU, "no MTUs in bpf_fib_lookup (Linux 5.12): packets to backends on other nodes pass the network stack"},
 		{f.FIBSource, "no source addresses from bpf_fib_lookup (Linux 6.7): a route's own preferred source is not used to masquerade"},
 	} {
 		if !feature.has {
 			missing = append(missing, feature.text)
 		}
+	}
+	for _, err := range f.Unclear {
+		missing = append(missing, err.Error()+", which is taken for a no")
 	}
 
 	return missing

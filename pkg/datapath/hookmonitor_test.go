@@ -94,12 +94,12 @@ func TestHooksWaitForServices(t *testing.T) {
 
 // Each feature that the kernel lacks is named, with the kernel that has it.
 func TestMissingFeatures(t *testing.T) {
-	all := Features{SetRetval: true, NetnsCookie: 1, TCX: true, Tracing: true, FIBSource: true, ChecksumIPv6: true}
+	all := Features{SetRetval: true, NetnsCookie: 1, TCX: true, Tracing: true, FIBMTU: true, FIBSource: true, ChecksumIPv6: true}
 	if missing := all.Missing(); len(missing) != 0 {
 		t.Errorf("nothing is missing, but reported is %q", missing)
 	}
 	missing := strings.Join(Features{}.Missing(), "; ")
-	for _, kernel := range []string{"5.11", "5.14", "6.1)", "6.6", "6.7"} {
+	for _, kernel := range []string{"5.11", "5.12", "5.14", "6.1)", "6.6", "6.7"} {
 		if !strings.Contains(missing, "Linux "+kernel) {
 			t.Errorf("nothing of Linux %s in %q", kernel, missing)
 		}

@@ -92,6 +92,11 @@ var (
 	nodePort   = node.Match{Ports: []bpf.PortRange{{Low: 30080, High: 30080}}}
 )
 
+// unclear lets a probe fail.
+func unclear(n *Node, err error) {
+	n.Features.Value.SetRetval, n.Features.Value.Unclear = false, []error{fmt.Errorf("probe of bpf_set_retval: %w", err)}
+}
+
 // patients are nodes that are healthy but for one thing, with the check that has to find it.
 var patients = []struct {
 	check, name string
@@ -99,13 +104,15 @@ var patients = []struct {
 }{
 	{"kernel", "too old", func(n *Node) { n.Kernel.Value = Kernel{"4.19.0-26-amd64", Version{4, 19}} }},
 	{"kernel", "without newer features", func(n *Node) { n.Features.Value.TCX, n.Features.Value.SetRetval = false, false }},
-	{"kernel", "not probed without root", func(n *Node) { n.Features.Err = fmt.Errorf("probe of bpf_set_retval: %w", unix.EPERM) }},
+	{"kernel", "not probed without root", func(n *Node) { unclear(n, unix.EPERM) }},
+	{"kernel", "with a probe that gives no answer", func(n *Node) { unclear(n, unix.E2BIG) }},
 	{"btf", "a kernel without", func(n *Node) { n.Features.Err = datapath.ErrNoBTF }},
 	{"jit", "off", func(n *Node) { n.JIT.Value = 0 }},
 	{"jit", "for debugging", func(n *Node) { n.JIT.Value = 2 }},
 	{"capabilities", "none", func(n *Node) { n.Process.Value.Capabilities = 0 }},
 	{"seccomp", "which forbids bpf", func(n *Node) {
-		n.Process.Value.Seccomp, n.Features.Err = 2, fmt.Errorf("probe of bpf_set_retval: %w", unix.EPERM)
+		n.Process.Value.Seccomp = 2
+		unclear(n, unix.EPERM)
 	}},
 	{"seccomp", "which allows bpf", func(n *Node) { n.Process.Value.Seccomp = 2 }},
 	{"memlock", "limited on 5.10", func(n *Node) { n.Kernel.Value = Kernel{"5.10.0-36-amd64", Version{5, 10}} }},

@@ -19,12 +19,18 @@ func checkKernel(n Node) []Finding {
 	if kernel.Version.before(leastKernel) {
 		return problem("Linux "+kernel.Release, "Boot Linux 5.10 or later.")
 	}
-	if n.Features.Err != nil {
-		if errors.Is(n.Features.Err, datapath.ErrNoBTF) {
-			return ok("Linux %s; its features are probed once it has BTF", kernel.Release)
+	if errors.Is(n.Features.Err, datapath.ErrNoBTF) {
+		return ok("Linux %s; its features are probed once it has BTF", kernel.Release)
+	}
+	unclear := n.Features.Value.Unclear
+	for _, err := range unclear {
+		if errors.Is(err, unix.EPERM) {
+			return unseen(err)
 		}
-
-		return unseen(n.Features.Err)
+	}
+	if len(unclear) > 0 {
+		return warning(fmt.Sprintf("Linux %s: %s", kernel.Release, strings.Join(n.Features.Value.Missing(), "; ")),
+			"Report the errors of these probes: the agent runs without features that this kernel may have.")
 	}
 	if missing := n.Features.Value.Missing(); len(missing) > 0 {
 		return warning(fmt.Sprintf("Linux %s: %s", kernel.Release, strings.Join(missing, "; ")),
@@ -77,7 +83,7 @@ func checkSeccomp(n Node) []Finding {
 	switch {
 	case n.Process.Value.Seccomp == 0:
 		return ok("system calls of this process are not filtered")
-	case errors.Is(n.Features.Err, unix.EPERM) && n.Process.Value.has("SYS_ADMIN"):
+	case errors.Is(errors.Join(n.Features.Value.Unclear...), unix.EPERM) && n.Process.Value.has("SYS_ADMIN"):
 		return problem("a seccomp profile filters the system calls of this process, and bpf() is refused",
 			"Use the profile RuntimeDefault of a current container runtime, which allows bpf() to processes with SYS_ADMIN, or one that does.")
 	}

@@ -132,6 +132,7 @@ func (s Server) status(ctx context.Context) (Status, error) {
 		status.Effective = err.Error()
 	}
 	status.Flows = s.Flows()
+	status.Missing = s.Datapath.Features().Missing()
 	if missing := s.Datapath.MissingPins(); len(missing) > 0 {
 		status.Unpinned = fmt.Sprintf("%d pins are missing: %s", len(missing), missing[0])
 	}

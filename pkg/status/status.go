@@ -41,6 +41,9 @@ type Status struct {
 	// it is what happened instead.
 	Effective string `json:"effective,omitempty"`
 
+	// Missing is what the kernel lacks, with what that costs. Only an agent knows it.
+	Missing []string `json:"missing,omitempty"`
+
 	Devices []datapath.DeviceState `json:"devices"`
 	// ThroughStack is why packets to backends on other nodes pass this node's network stack;
 	// empty if they need not. Only an agent knows it.
