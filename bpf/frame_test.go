@@ -257,6 +257,9 @@ func (p packet) tcpHeader() *layers.TCP {
 		header.Options = append(header.Options, layers.TCPOption{OptionType: 1}, layers.TCPOption{OptionType: 1},
 			layers.TCPOption{OptionType: 8, OptionLength: 10, OptionData: append(stamp, 0, 0, 0, 1)})
 	}
+	if p.subflow != nil {
+		header.Options = append(header.Options, layers.TCPOption{OptionType: 30, OptionData: p.subflow})
+	}
 
 	return header
 }

@@ -22,6 +22,7 @@ type packet struct {
 	seq, ack uint32            // of TCP, see numbered and acks
 	nothing  bool              // TCP: it acknowledges not even the SYN
 	stamp    uint32            // TCP's timestamp; 0: none
+	subflow  []byte            // the value of the option of Multipath TCP; nil: none
 	chunk    uint8             // SCTP's first
 	bears    uint32            // SCTP's tag; 0: the one that everyone asks for
 	reflects bool              // SCTP: that is the tag of what the packet answers
@@ -132,6 +133,10 @@ func (p packet) numbered(seq uint32) packet { p.seq = seq; return p }
 func (p packet) acks(ack uint32) packet      { p.ack = ack; return p }
 func (p packet) acksNothing() packet         { p.nothing = true; return p }
 func (p packet) stamped(stamp uint32) packet { p.stamp = stamp; return p }
+
+// capable and joins add the option of Multipath TCP with which its first and its further subflows begin.
+func (p packet) capable() packet { p.subflow = []byte{0x01, 0x01}; return p }
+func (p packet) joins() packet   { p.subflow = []byte{0x10, 1, 2, 3, 4, 5, 6, 7, 8, 9}; return p }
 
 // bearing sets the tag of an SCTP packet to the one that a payload has asked for.
 func (p packet) bearing(asked string) packet {

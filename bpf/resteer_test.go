@@ -308,6 +308,86 @@ func TestRefusalPasses(t *testing.T) {
 	}
 }
 
+// The SYN of a further subflow of Multipath TCP shows nothing of the backend that gets it: that has to be the one
+// of the first subflow. So it goes there again, its refusal passes, and neither is evidence. That of a first
+// subflow is a SYN as any other.
+func TestSubflowShowsNothing(t *testing.T) {
+	for _, test := range resteerPlaces {
+		for _, syn := range []struct {
+			name  string
+			of    func(packet) packet
+			joins bool
+		}{
+			{"a further subflow", packet.joins, true},
+			{"a further subflow with a timestamp", func(p packet) packet { return p.stamped(7).joins() }, true},
+			{"a first subflow", packet.capable, false},
+		} {
+			eachFamily(t, func(t *testing.T, f family) {
+				t.Run(syn.name+" to "+test.backends[0]+" at "+test.place.String(), func(t *testing.T) {
+					w := newWorldAt(t, test.place, f, resteer)
+					w.serve(t, service{at: []string{clusterIP}, to: test.backends})
+					for _, b := range w.maps.Backends.All() { // they answered, but not lately
+						lab.Must(t, w.maps.Health.Put(maps.Index(b.Id), maps.BackendHealth{Id: b.Id, Answered: now(t) - uint64(2*time.Second)}))
+					}
+					in := syn.of(tcp(test.place.client, clusterIP, "S"))
+					w.ingress(t, test.place, in)
+					had := w.flowOf(t, test.place.client, clusterIP)
+					c := tried{&conversation{
+						w: w, place: test.place, proto: layers.IPProtocolTCP, vip: clusterIP,
+						backend: w.backendOf(t, had, test.backends...), masqueradedPort: maps.Port(had.MasqueradePort),
+					}, had.BackendId}
+					time.Sleep(later)
+					w.ingress(t, test.place, in)
+					if stays := w.flowOf(t, test.place.client, clusterIP).BackendId == c.id; stays != syn.joins {
+						t.Errorf("the SYN goes to the same backend again: %t", stays)
+					}
+					if h, _ := w.maps.HealthOf(c.id); (h.Evidence == 0) != syn.joins {
+						t.Errorf("the backend that does not answer is %+v", h)
+					}
+					if !syn.joins {
+						return
+					}
+					if c.masqueradedPort != 0 {
+						c.leaves(t, in)
+					}
+					c.refuses(t, false)
+					if h, _ := w.maps.HealthOf(c.id); h.Refusals != 0 {
+						t.Errorf("the backend that has refused is %+v", h)
+					}
+					c.mustHave(t, 0)
+				})
+			})
+		}
+	}
+}
+
+// A further subflow that its backend accepts is a flow as any other.
+func TestSubflowIsAccepted(t *testing.T) {
+	for _, test := range resteerPlaces {
+		eachFamily(t, func(t *testing.T, f family) {
+			t.Run(test.backends[0]+" at "+test.place.String(), func(t *testing.T) {
+				w := newWorldAt(t, test.place, f, resteer)
+				w.serve(t, service{at: []string{clusterIP}, to: test.backends[:1]})
+				w.ingress(t, test.place, tcp(test.place.client, clusterIP, "S").joins())
+				had := w.flowOf(t, test.place.client, clusterIP)
+				c := tried{&conversation{
+					w: w, place: test.place, proto: layers.IPProtocolTCP, vip: clusterIP,
+					backend: test.backends[0], masqueradedPort: maps.Port(had.MasqueradePort),
+				}, had.BackendId}
+				c.establish(t)
+				c.mustHave(t, 1)
+				for _, e := range w.entries(t) {
+					if e.halfOpen || e.flow.State != maps.FlowOpen {
+						t.Errorf("the entry of role %d has the state %d, half open: %t", e.flow.Role, e.flow.State, e.halfOpen)
+					}
+				}
+				c.closes(t)
+				c.mustHave(t, 0)
+			})
+		})
+	}
+}
+
 // Of the connections to a Service, the refusals of one in ten are hidden, and of the first 50. They are counted.
 func TestFewRefusalsAreHidden(t *testing.T) {
 	const connections, most = 400, 50 + 400/10

@@ -111,7 +111,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	__u64 now, netns;
 	enum reason why;
 	__u32 client;
-	bool answered;
+	bool answered, joins;
 
 	why = translates_connects(ctx->protocol);
 	if (why)
@@ -133,10 +133,11 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 
 	client = client_in(netns);
 	answered = has_received(ctx);
-	if (ctx->protocol != IPPROTO_UDP || (!answered && shows_answers(be->id, now)))
+	joins = config_heal && ctx->protocol == IPPROTO_TCP && joins_connection(ctx);
+	if (ctx->protocol == IPPROTO_UDP ? !answered && shows_answers(be->id, now) : !joins)
 		note_dial(be, client, now);
 	set_hook_addr(ctx, v6, &be->addr, be->port);
-	return remember_original_dst(ctx, &original_dst, be, client, answered, now);
+	return remember_original_dst(ctx, &original_dst, be, client, answered, joins, now);
 }
 
 /*

@@ -276,6 +276,7 @@ const (
 	abiFlowStateFLOW_FIN       abiFlowState = 2
 	abiFlowStateFLOW_RESET     abiFlowState = 3
 	abiFlowStateFLOW_ABANDONED abiFlowState = 4
+	abiFlowStateFLOW_JOINING   abiFlowState = 5
 )
 
 type abiFragment struct {
@@ -560,7 +561,7 @@ type abiSockState struct {
 	Resteered        uint16
 	MoreSyns         uint16
 	Refused          uint16
-	Reserved         uint16
+	Joins            uint16
 	Lock             struct {
 		_   structs.HostLayout
 		Val uint32

@@ -34,6 +34,7 @@ const (
 	FlowReset = uint8(abiFlowStateFLOW_RESET)
 
 	FlowAbandoned = uint8(abiFlowStateFLOW_ABANDONED)
+	FlowJoining   = uint8(abiFlowStateFLOW_JOINING)
 )
 
 // Bits of the Ending of a TCP [Flow]: both sides have ended, and the backend is in TIME_WAIT.

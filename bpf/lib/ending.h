@@ -106,7 +106,7 @@ static __always_inline void check_reset(struct packet *pkt, struct flow *f,
 		f->ending |= FLOW_RST_VALID;
 	else if (other && !other->ack && other->end && tcp->acks && tcp->ack == other->end)
 		f->ending |= FLOW_RST_VALID;
-	else if (f->state == FLOW_NEW || !f->end || tcp->seq != f->end)
+	else if (is_new(f) || !f->end || tcp->seq != f->end)
 		pkt->event = EVENT_INVALID;
 }
 
@@ -184,9 +184,9 @@ static __noinline int check_ending(struct packet *pkt, struct flow *f)
 static __always_inline bool is_in_window(const struct flow *f, const struct segment *tcp,
 					 bool half_open)
 {
-	if (half_open && !is_reply(f) && (f->state == FLOW_NEW || f->state == FLOW_RESET))
+	if (half_open && !is_reply(f) && (is_new(f) || f->state == FLOW_RESET))
 		return tcp->syn ? !tcp->acks : tcp->acks && f->ack && tcp->ack - f->ack < MAX_EARLY;
-	if (f->state == FLOW_NEW && is_reply(f))
+	if (is_new(f) && is_reply(f))
 		return tcp->syn && tcp->acks;
 	return !tcp->syn && tcp->acks && is_near(tcp->end, f->end) && is_near(tcp->ack, f->ack);
 }

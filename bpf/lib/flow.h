@@ -108,6 +108,17 @@ static __always_inline bool is_stray(const struct flow *f)
 	return f->role == FLOW_FROM_CLIENT && f->flags & class_flag(other);
 }
 
+/*
+ * is_new reports whether a side has sent nothing but its first packet. In the state FLOW_JOINING that
+ * is the SYN of a further subflow of Multipath TCP, which only the backend of the first one can accept.
+ * It gets any backend, because no tuple shows which that is. So its outcome shows nothing of the health
+ * of a backend, and it is tried nowhere else.
+ */
+static __always_inline bool is_new(const struct flow *f)
+{
+	return f->state == FLOW_NEW || f->state == FLOW_JOINING;
+}
+
 static __always_inline bool is_turned(const struct flow *f)
 {
 	return f->flags & FLOW_TURNED;
@@ -387,7 +398,7 @@ __noinline int put_back(__u32 hook, __u32 role)
 	opening = half_open_at(&pkt->key);
 	if (opening && opening->created != f->created)
 		return 0;
-	f->state = opening && opening->state ? opening->state : FLOW_OPEN;
+	f->state = opening && !is_new(opening) ? opening->state : FLOW_OPEN;
 	f->ending = opening ? opening->ending : 0;
 	f->stamp = opening ? opening->stamp : 0;
 	f->end = opening ? opening->end : 0;

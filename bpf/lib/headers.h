@@ -320,13 +320,17 @@ static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct head
 #define TCP_OPTION_END 0
 #define TCP_OPTION_NOP 1
 #define TCP_OPTION_STAMP 8
+#define TCP_OPTION_MULTIPATH 30
 #define MAX_TCP_OPTIONS 12
 
+#define MULTIPATH_JOIN 1 /* the upper half of the byte after the length */
+
 /*
- * read_stamp looks for the timestamp among the TCP options, up to end, of the packet at a hook. It
- * is global, so that the verifier walks it once.
+ * read_options reads the TCP options, up to end, of the packet at a hook: the timestamp and, of a
+ * SYN, whether it joins a connection of Multipath TCP. It is global, so that the verifier walks it
+ * once.
  */
-__noinline int read_stamp(struct __sk_buff *ctx, __u32 hook, __u32 end)
+__noinline int read_options(struct __sk_buff *ctx, __u32 hook, __u32 end)
 {
 	struct packet *pkt = packet_at(hook);
 	__u32 at, i;
@@ -335,7 +339,7 @@ __noinline int read_stamp(struct __sk_buff *ctx, __u32 hook, __u32 end)
 		return 0;
 	at = pkt->ip.l4 + sizeof(struct tcp_header);
 	for (i = 0; i < MAX_TCP_OPTIONS && at < end; i++) {
-		__u8 option[3]; /* kind, length, and the first byte of the timestamp */
+		__u8 option[3]; /* kind, length, and the first byte of the value */
 
 		if (bpf_skb_load_bytes(ctx, at, option, sizeof(option)) ||
 		    option[0] == TCP_OPTION_END)
@@ -344,7 +348,10 @@ __noinline int read_stamp(struct __sk_buff *ctx, __u32 hook, __u32 end)
 			pkt->tcp.fin |= pkt->tcp.fin ? FLOW_STAMPED : 0;
 			pkt->tcp.stamped = true;
 			pkt->tcp.stamp = option[2];
-			break;
+			if (!pkt->tcp.syn)
+				break;
+		} else if (option[0] == TCP_OPTION_MULTIPATH) {
+			pkt->tcp.joins = option[2] >> 4 == MULTIPATH_JOIN;
 		}
 		at += option[0] == TCP_OPTION_NOP ? 1 : option[1];
 	}
@@ -367,9 +374,10 @@ static __always_inline enum reason read_tcp_event(struct __sk_buff *ctx, struct 
 	pkt->tcp.syn = flags & TCP_SYN;
 	pkt->tcp.end = pkt->tcp.seq + pkt->ip.end - payload + pkt->tcp.syn + (flags & TCP_FIN);
 	pkt->tcp.stamped = false;
+	pkt->tcp.joins = false;
 	pkt->tcp.fin = flags & TCP_FIN ? FLOW_FIN_SENT : 0;
 	if (flags & (TCP_SYN | TCP_FIN))
-		read_stamp(ctx, pkt->ip.key.hook, payload);
+		read_options(ctx, pkt->ip.key.hook, payload);
 	if (flags & TCP_RST)
 		pkt->event = EVENT_RESET;
 	else if (flags & TCP_FIN)

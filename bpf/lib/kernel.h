@@ -6,6 +6,7 @@
 #ifndef SLUICE_KERNEL_H
 #define SLUICE_KERNEL_H
 
+#include <stdbool.h>
 #include <linux/in6.h>
 #include <linux/types.h>
 
@@ -136,10 +137,16 @@ struct tcp_sock {
 	__u32 write_seq;
 	__u32 total_retrans;
 	__u32 srtt_us; /* in eighths */
+	bool is_mptcp;
 };
 
 struct inet_connection_sock {
 	__u32 icsk_rto;
+	void *icsk_ulp_data;
+};
+
+struct mptcp_subflow_context {
+	__u32 request_join : 1;
 };
 
 struct ip_ct_tcp {

@@ -227,6 +227,7 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 	const struct pool *pool = &pkt->pool;
 	const struct flow_key *came = &pkt->ip.key;
 	struct affinity_key client = addr_client(pool->service_port_id, &came->src);
+	bool joins = came->proto == IPPROTO_TCP && pkt->tcp.joins;
 	const struct backend *be;
 	enum reason why;
 
@@ -251,6 +252,7 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.service_port_id = pool->service_port_id,
 		.created = pkt->now,
 		.last_seen = pkt->now,
+		.state = joins ? FLOW_JOINING : FLOW_NEW,
 		.flags = FLOW_COUNTED | class_flag(config_device_class),
 		.end = came->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0, /* of the replies */
 	};
@@ -259,7 +261,7 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		return why;
 
 	add_flows(pkt->flow.backend_id, 1);
-	if (config_heal)
+	if (config_heal && !joins)
 		note_attempt(pkt->flow.backend_id, pool->service_port_id, client_at(&came->src),
 			     pkt->now);
 	count_bytes(pool->service_port_id, pkt->ip.end - pkt->ip.l3, 0);

@@ -130,7 +130,7 @@ __noinline int hide_from_socket(struct __sk_buff *ctx, __u32 hook)
 	pkt->to = pkt->ip.key;
 	state = refused_socket(ctx, pkt);
 	reversed(&pkt->ip.key, &pkt->key);
-	if (!state || state->refused || state->resteered ||
+	if (!state || state->refused || state->resteered || state->joins ||
 	    (config_bridge_port && is_beside(ctx, &pkt->key)))
 		return 0;
 	pkt->flow = (struct flow){

@@ -185,7 +185,7 @@ static __always_inline struct sock_state *leaving_socket(struct __sk_buff *ctx, 
 	if (!udp && (!tcp || !tcp->total_retrans))
 		return NULL;
 	state = bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0);
-	return state && (!udp || leaves_dialled(state)) ? state : NULL;
+	return state && (udp ? leaves_dialled(state) : !state->joins) ? state : NULL;
 }
 
 /*

@@ -165,6 +165,21 @@ static __always_inline bool is_kernel_socket(struct bpf_sock_addr *ctx)
 }
 
 /*
+ * joins_connection reports whether a socket is a further subflow of a connection of Multipath TCP,
+ * which only the backend of the first one can accept: see is_new in flow.h.
+ */
+static __always_inline bool joins_connection(struct bpf_sock_addr *ctx)
+{
+	const struct tcp_sock *tcp = (const void *)bpf_skc_to_tcp_sock(ctx->sk);
+	const struct mptcp_subflow_context *subflow;
+
+	if (!tcp || !bpf_core_field_exists(tcp->is_mptcp) || !tcp->is_mptcp)
+		return false;
+	subflow = ((const struct inet_connection_sock *)tcp)->icsk_ulp_data;
+	return BPF_CORE_READ_BITFIELD_PROBED(subflow, request_join);
+}
+
+/*
  * The address of a network namespace is found by global functions, which the verifier walks once.
  * Their arguments and results are addresses of the kernel's structures as numbers; 0 is none.
  */

@@ -36,6 +36,7 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	state->answered = next->answered;
 	state->resteered = 0;
 	state->refused = 0;
+	state->joins = next->joins;
 	state->since = next->since;
 	state->handshake_counted = 0;
 	state->client = next->client;
@@ -71,7 +72,7 @@ static __always_inline bool has_received(struct bpf_sock_addr *ctx)
 static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *ctx,
 							 const struct frontend_key *original_dst,
 							 const struct backend *be, __u32 client,
-							 bool answered, __u64 now)
+							 bool answered, bool joins, __u64 now)
 {
 	struct sock_state next = {
 		.original_dst = original_dst->addr,
@@ -82,6 +83,7 @@ static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *c
 		.backend_id = be->id,
 		.counted = !is_kernel_socket(ctx),
 		.answered = answered,
+		.joins = joins,
 		.client = client,
 		.since = now,
 	};

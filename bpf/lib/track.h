@@ -18,11 +18,11 @@ static __always_inline __u8 next_state(const struct flow *f, const struct packet
 	/* A side that continues after a reset has not accepted it. */
 	if (f->state == FLOW_RESET && pkt->event == EVENT_NONE)
 		return FLOW_OPEN;
-	if (f->state != FLOW_NEW)
+	if (!is_new(f))
 		return f->state;
 	if (f->proto == IPPROTO_UDP)
 		return FLOW_OPEN;
-	return pkt->event == EVENT_OPEN ? FLOW_NEW : FLOW_OPEN;
+	return pkt->event == EVENT_OPEN ? f->state : FLOW_OPEN;
 }
 
 /*

@@ -176,7 +176,7 @@ static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const s
 		return idle > config_udp_idle_ns ? HOLD_NONE : HOLD_LIVE;
 	if (had->ending & FLOW_OVER)
 		return is_in_time_wait(pkt, had) ? HOLD_ENDED : HOLD_NONE;
-	if (had->state == FLOW_NEW)
+	if (is_new(had))
 		return idle > OPENING_NS ? HOLD_NONE : HOLD_LIVE;
 	if (had->state == FLOW_OPEN || idle <= CLOSING_NS)
 		return HOLD_LIVE;

@@ -3,6 +3,9 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -267,6 +270,64 @@ func TestHealRefuses(t *testing.T) {
 		if f.Errno != unix.ECONNREFUSED {
 			t.Errorf("failed: %v", f)
 		}
+	}
+}
+
+// A further subflow of Multipath TCP, which is for the server of the first one, shows nothing of the backend that
+// refuses it. Here the server announces the address of a Service.
+func TestHealSubflow(t *testing.T) {
+	w := newHealing(t)
+	const vip, announced = "10.96.0.1:80", "10.96.0.2"
+	server, refuses := w.answers[0], w.answers[1]
+	err := errors.Join(w.client.Multipath(), server.Multipath(netip.MustParseAddr(announced)))
+	if errors.Is(err, unix.ENOENT) {
+		t.Skip("this kernel has no Multipath TCP")
+	}
+	lab.Must(t, err)
+	const port = "9090"
+	var listener net.Listener
+	lab.MustDo(t, server.Namespace, func() error {
+		var config net.ListenConfig
+		config.SetMultipathTCP(true)
+		listener, err = config.Listen(t.Context(), "tcp4", ":"+port)
+
+		return err
+	})
+	defer listener.Close()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			time.Sleep(300 * time.Millisecond) // for the further subflow
+			fmt.Fprintf(conn, "red %s saw %s\n", conn.LocalAddr(), conn.RemoteAddr())
+			_, _ = io.Copy(io.Discard, conn) // until the client has closed
+			conn.Close()
+		}
+	}()
+	at := func(pod *lab.Pod) string { return net.JoinHostPort(pod.IPv4.String(), port) }
+	w.add(t, service{proto: "tcp", at: []string{vip}, to: []string{at(server)}})
+	s := w.add(t, service{proto: "tcp", at: []string{net.JoinHostPort(announced, port)}, to: []string{at(refuses)}})
+	lab.Must(t, w.Maps().Health.Put(maps.Index(s.backends[0]), maps.BackendHealth{Id: s.backends[0], Answered: 1}))
+	for range 3 {
+		counts := w.counted(t, func() {
+			if got := w.play(t, w.client.Namespace, "multipath", vip); got != "red, peer "+at(server) {
+				t.Errorf("the client got %q", got)
+			}
+		})
+		if n := counts[maps.ReasonTranslated]; n != 2 {
+			t.Errorf("%d subflows were translated", n)
+		}
+	}
+	if h := w.health(s.backends[0]); h.Refusals != 0 || h.Evidence != 0 {
+		t.Errorf("the backend that has refused further subflows is %+v", h)
+	}
+	if got := w.play(t, w.client.Namespace, "multipath", net.JoinHostPort(announced, port)); got != "ECONNREFUSED" {
+		t.Errorf("a first subflow: %q", got)
+	}
+	if h := w.health(s.backends[0]); h.Refusals != 1 {
+		t.Errorf("the backend that has refused a first subflow is %+v", h)
 	}
 }
 
