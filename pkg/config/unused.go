@@ -61,14 +61,14 @@ func fieldOf(cfg *KubeProxy, name string) any {
 }
 
 // child returns the field of a struct that has that name in a file, or the zero
-// Value. Fields of an inlined struct belong to the outer one.
+// Value. Fields of an embedded struct belong to the outer one.
 func child(value reflect.Value, name string) reflect.Value {
 	for member, in := range value.Fields() {
-		tag, options, _ := strings.Cut(member.Tag.Get("json"), ",")
+		tag, _, _ := strings.Cut(member.Tag.Get("json"), ",")
 		if tag == name && tag != "" {
 			return in
 		}
-		if strings.Contains(options, "inline") {
+		if tag == "" && member.Anonymous {
 			if found := child(in, name); found.IsValid() {
 				return found
 			}

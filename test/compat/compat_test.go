@@ -103,10 +103,10 @@ func fieldsOf(t reflect.Type, prefix string) []string {
 	}
 	var names []string
 	for field := range t.Fields() {
-		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		switch {
 		case field.Type == reflect.TypeFor[metav1.TypeMeta](): // which kind of file it is
-		case name == "" && strings.Contains(options, "inline"):
+		case name == "" && field.Anonymous:
 			names = append(names, fieldsOf(field.Type, prefix)...)
 		default:
 			names = append(names, fieldsOf(field.Type, prefix+"."+name)...)
