@@ -6,7 +6,7 @@ platforms := linux/amd64 linux/arm64
 image := bin/image
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: FORCE help setup build image test lint generate demo bench bench-heal microbench cluster cluster-down test-cluster kernels kernelssmoke mutants clean
+.PHONY: FORCE help setup build image test lint generate demo bench bench-heal microbench cluster cluster-down test-cluster kernels kernelssmoke profiles mutants clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -67,6 +67,10 @@ kernels: ## the tests on older kernels, in virtual machines; takes hours
 kernelssmoke: ## some of them, in ten minutes
 	SLUICE_TEST_PACKAGES='./bpf ./pkg/datapath ./test/devices' SLUICE_TEST_RUN="$$(cat test/kernels/smoke)" \
 		SLUICE_TEST_SECONDS=600 test/kernels/run.sh 5.10 6.1
+
+# Each package that asks for a profile, with each of them.
+profiles: ready-test ## the suites on nodes set up in each of the ways that nodes are, see test/README.md; takes hours
+	test/profiles.sh
 
 mutants: ready-test ready-generate ## breaks the product in one small way at a time: a test has to fail; takes half an hour
 	test/mutants/run.sh

@@ -13,6 +13,7 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	lab.UseProfile("plain")
 	flag.Parse()
 	// Tests wait more than they compute. Those with a crowd
 	// are not parallel.

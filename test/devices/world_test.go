@@ -160,6 +160,7 @@ func (w *world) optedOut(t *testing.T, pod *lab.Pod) *lab.Caller {
 func TestMain(m *testing.M) {
 	playRole()
 	lab.Main()
+	lab.UseProfile("hardened")
 	os.Exit(m.Run())
 }
 

@@ -32,6 +32,7 @@ const waitTimeout = time.Minute
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	lab.UseProfile("plain")
 	flag.Parse()
 	cluster.Run(m)
 }

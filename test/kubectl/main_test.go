@@ -29,6 +29,7 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	lab.UseProfile("plain")
 	os.Exit(m.Run())
 }
 

@@ -28,6 +28,10 @@ type Config struct {
 	// SecondUplink adds a second segment, with a device on each node and on the
 	// client.
 	SecondUplink bool
+
+	// Profile is the name of the nodes' [Profile]; "" is that of the process, see
+	// [UseProfile].
+	Profile string
 }
 
 // Validate returns an error if the configuration cannot be built.
@@ -60,6 +64,8 @@ type Cluster struct {
 	// default gateway on it.
 	Second *Namespace
 
+	Profile Profile // of the nodes
+
 	config Config
 }
 
@@ -73,7 +79,11 @@ func New(config Config) (*Cluster, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	cluster := &Cluster{config: config}
+	profile, err := profileNamed(config.Profile)
+	if err != nil {
+		return nil, err
+	}
+	cluster := &Cluster{Profile: profile, config: config}
 	if err := cluster.build(config); err != nil {
 		return nil, errors.Join(fmt.Errorf("build cluster: %w", err), cluster.Close())
 	}

@@ -3,6 +3,7 @@ package lab
 import (
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +30,21 @@ func TestClusterReaches(t *testing.T) {
 			}
 			testReach(t, cluster)
 		})
+	}
+}
+
+// The worlds themselves work, so that a test that fails in one of them has found something.
+func TestProfilesReach(t *testing.T) {
+	for _, profile := range Profiles {
+		t.Run(profile.Name, func(t *testing.T) {
+			testReach(t, MustNew(t, Config{Nodes: 2, PodsPerNode: 2, Client: true, Profile: profile.Name}))
+		})
+	}
+}
+
+func TestUnknownProfile(t *testing.T) {
+	if _, err := New(Config{Profile: "no-such"}); err == nil || !strings.Contains(err.Error(), "no-such") {
+		t.Errorf("%v, want an error that names it", err)
 	}
 }
 

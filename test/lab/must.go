@@ -128,8 +128,10 @@ func MustServe(t testing.TB, ns *Namespace, name string, addresses ...string) *S
 // MustNew is [New].
 func MustNew(t testing.TB, config Config) *Cluster {
 	t.Helper()
+	cluster := must(t, func() (*Cluster, error) { return New(config) })
+	t.Logf("profile of the nodes: %s", cluster.Profile.Name)
 
-	return must(t, func() (*Cluster, error) { return New(config) })
+	return cluster
 }
 
 // MustVeth is [Veth].

@@ -50,6 +50,9 @@ func (c *Cluster) addNode(number int) error {
 			return err
 		}
 	}
+	if err := c.Profile.Apply(node.Namespace); err != nil {
+		return err
+	}
 	if c.config.Attachment == Bridged {
 		if err := node.AddBridge("br0", podPrefixes(number, 1)...); err != nil {
 			return err

@@ -20,6 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	lab.UseProfile("plain")
 	cluster.Run(m)
 }
 

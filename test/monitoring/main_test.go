@@ -14,6 +14,7 @@ const folder = "../../deploy/monitoring/"
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	lab.UseProfile("plain")
 	flag.Parse()
 	cluster.Run(m)
 }

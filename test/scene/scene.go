@@ -41,6 +41,8 @@ func MustShare(t testing.TB) *Scene {
 		t.Fatal("there is no stage: see the first test that needed it")
 	}
 
+	t.Logf("profile of the nodes: %s", shared.stage.Lab.Profile.Name)
+
 	return shared.stage.mustOpen(t)
 }
 
