@@ -159,7 +159,7 @@ func parsePatterns(texts []string) ([]node.Pattern, error) {
 // apply copies the fields of kube-proxy's configuration into the agent's.
 func (s *settings) apply(cfg *agent.Config) error {
 	kp := s.kubeProxy
-	gates, err := config.Gates(kp.FeatureGates)
+	gates, _, err := config.Gates(kp.FeatureGates)
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (s *settings) apply(cfg *agent.Config) error {
 	cfg.MasqueradeAll = *config.MasqueradeAll(kp)
 	cfg.IgnoreExternalIPs = !gates.Enabled(config.AllowServiceExternalIPs)
 	cfg.BindAddressHardFail, cfg.Profiling = kp.BindAddressHardFail, kp.EnableProfiling
-	cfg.Configz = config.Shown(kp)
+	cfg.Configz, cfg.Ignored = config.Shown(kp), s.unknownParts()
 	period, _ := config.SyncPeriods(kp)
 	cfg.SyncPeriod, cfg.DriftInterval = period.Duration, kp.ConfigSyncPeriod.Duration
 	cfg.CheckNode = func(facts config.Node) error {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/sluice-lb/sluice/pkg/config"
@@ -21,6 +22,8 @@ type settings struct {
 	file      *config.File // nil without --config
 	// unknown names the fields of the file that kube-proxy does not have.
 	unknown error
+	// unknownGates are feature gates that Sluice does not know.
+	unknownGates []string
 	// ignored are flags that are set, and are ignored because there is a file.
 	ignored []string
 	// unused are fields and flags that are set and have no effect in Sluice.
@@ -48,6 +51,9 @@ func (f *kubeProxyFlags) resolve() (*settings, error) {
 		err = config.Validate(s.kubeProxy)
 	}
 	if err != nil {
+		return nil, err
+	}
+	if _, s.unknownGates, err = config.Gates(s.kubeProxy.FeatureGates); err != nil {
 		return nil, err
 	}
 	s.unused = config.Unused(s.kubeProxy)
@@ -152,12 +158,31 @@ func (s *settings) report(log *slog.Logger) {
 	if s.unknown != nil {
 		log.Warn("the configuration file has fields that kube-proxy does not know; they are ignored", "unknown", s.unknown)
 	}
+	if len(s.unknownGates) > 0 {
+		log.Warn("the configuration has feature gates that Sluice does not know: those of another version of Kubernetes, or misspelt ones; they are ignored",
+			"featureGates", s.unknownGates)
+	}
 	if len(s.ignored) > 0 {
 		log.Warn("flags are ignored because there is a configuration file", "flags", s.ignored)
 	}
 	if len(s.unused) > 0 {
 		log.Info("settings without an effect in Sluice", "fields", s.unused)
 	}
+}
+
+// unknownParts returns what Sluice does not know of the configuration, a text for each part.
+func (s *settings) unknownParts() []string {
+	var parts []string
+	if strict, ok := runtime.AsStrictDecodingError(s.unknown); ok {
+		for _, err := range strict.Errors() {
+			parts = append(parts, err.Error())
+		}
+	}
+	for _, name := range s.unknownGates {
+		parts = append(parts, fmt.Sprintf("featureGates[%s]: Sluice knows no such gate", name))
+	}
+
+	return parts
 }
 
 // write writes the configuration into a file, for --write-config-to.

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-lb/sluice/pkg/config"
@@ -107,7 +109,7 @@ func TestResolveRefuses(t *testing.T) {
 		{"a blank name beside a file", "hostnameOverride: file", "--hostname-override= ", `--hostname-override " ": it is blank`},
 		{"a flag's value that is wrong", "none", "--proxy-mode=userspace", "kubeproxyconfig.mode: "},
 		{"a file's value that is wrong", "mode: userspace", "", "kubeproxyconfig.mode: "},
-		{"a gate that there is not", "none", "--feature-gates=NoSuch=true", "kubeproxyconfig.featureGates[NoSuch]: "},
+		{"a gate that is locked", "none", "--feature-gates=MultiCIDRServiceAllocator=false", "kubeproxyconfig.featureGates[MultiCIDRServiceAllocator]: "},
 		{"logging that a file's gates do not allow", "", "--log-text-split-stream", "kubeproxyconfig.logging.options.text.splitStream: "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -149,6 +151,42 @@ func TestIgnoredFlags(t *testing.T) {
 	}
 	if s := mustResolve(t, parse(t, "none", "--proxy-mode=nftables")); len(s.ignored) > 0 {
 		t.Errorf("ignored are %q, without a file", s.ignored)
+	}
+}
+
+// A field and a gate that Sluice does not know, which may be those of a newer Kubernetes or misspelt
+// ones, do not keep the agent from starting. The log and the status name them.
+func TestUnknownPartsAreReported(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		fields string
+		args   string
+		want   []string
+	}{
+		{"a gate of a flag", "none", "--feature-gates=NoSuch=true,AllowServiceExternalIPs=false", []string{"featureGates[NoSuch]: Sluice knows no such gate"}},
+		{"gates of a file", "featureGates: {B: false, A: true, NodeSwap: true}", "", []string{
+			"featureGates[A]: Sluice knows no such gate", "featureGates[B]: Sluice knows no such gate",
+		}},
+		{"fields", "nft: {turbo: true}\niptables: {turbo: true}", "", []string{`unknown field "iptables.turbo"`, `unknown field "nft"`}},
+		{"nothing", "featureGates: {NodeSwap: true}", "", nil},
+	} {
+		t.Run("it names "+test.name, func(t *testing.T) {
+			s := mustResolve(t, parse(t, test.fields, strings.Fields(test.args)...))
+			got := s.unknownParts()
+			if diff := cmp.Diff(test.want, slices.Sorted(slices.Values(got))); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			var log strings.Builder
+			s.report(slog.New(slog.NewTextHandler(&log, nil)))
+			for _, name := range s.unknownGates {
+				if !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), name) {
+					t.Errorf("the log does not warn of %s: %s", name, log.String())
+				}
+			}
+			if len(test.want) == 0 && strings.Contains(log.String(), "WARN") {
+				t.Errorf("the log warns: %s", log.String())
+			}
+		})
 	}
 }
 

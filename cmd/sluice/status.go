@@ -112,6 +112,9 @@ func drawAgent(t *table, s status.Status) {
 			}
 		}
 	}
+	for _, text := range s.Ignored {
+		t.note("ignored   " + text)
+	}
 	pins := "pins      " + s.BPFRoot
 	if s.Unpinned != "" {
 		pins += ", but " + s.Unpinned

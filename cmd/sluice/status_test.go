@@ -36,6 +36,11 @@ func TestStatusOfHooks(t *testing.T) {
 			"kernel    no tcx: clsact\nkernel    no storage: not measured\n",
 		},
 		{
+			"of an agent that does not know all of its configuration",
+			status.Status{Running: true, Ignored: []string{"featureGates[NoSuch]: Sluice knows no such gate"}},
+			"ignored   featureGates[NoSuch]: Sluice knows no such gate\n",
+		},
+		{
 			"effective in a part of the machine",
 			status.Status{Hooks: hooks[1:], NotCovered: "sockets of processes outside of this cgroup"},
 			"hooks     1 of 1 attached to /cgroup, effective\n" +

@@ -89,6 +89,8 @@ type Config struct {
 	// Configz is kube-proxy's effective configuration, which /configz shows. Nil
 	// shows none.
 	Configz any
+	// Ignored is what of the configuration is not known to the agent, for its status.
+	Ignored []string
 	// SyncPeriod is kube-proxy's syncPeriod: a change that is not programmed within
 	// twice this time makes the node unhealthy. Zero is 30 seconds.
 	SyncPeriod time.Duration

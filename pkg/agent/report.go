@@ -34,6 +34,7 @@ func (a *agent) status() status.Status {
 		Version:      a.cfg.Version,
 		Node:         a.cfg.NodeName,
 		Source:       a.cfg.APIServer,
+		Ignored:      a.cfg.Ignored,
 		Synced:       a.synced,
 		CgroupRoot:   a.cfg.Datapath.CgroupRoot,
 		BPFRoot:      a.cfg.Datapath.BPFRoot,

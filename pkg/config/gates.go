@@ -3,6 +3,7 @@ package config
 import (
 	_ "embed"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -11,10 +12,10 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// gates are the feature gates that kube-proxy 1.36.3 accepts, which are those of
-// all of Kubernetes. Each line has a name, a default, a stage, and "locked" if the
-// gate cannot be set to anything else. A program that links kube-proxy and lists
-// its DefaultMutableFeatureGate printed them.
+// gates are the feature gates that kube-proxy 1.37.2 accepts, which are those of
+// all of Kubernetes. Each line has a name, a default, a stage, and "locked" if it
+// could not be set to anything else in the oldest version that is supported either.
+// A program that links kube-proxy and lists its DefaultMutableFeatureGate printed them.
 //
 //go:embed gates.txt
 var gates string
@@ -28,16 +29,26 @@ var effective = []featuregate.Feature{
 	AllowServiceExternalIPs, logsapi.LoggingAlphaOptions, logsapi.LoggingBetaOptions, "AllAlpha", "AllBeta",
 }
 
-// Gates returns kube-proxy's feature gates with these values. The error names
-// those that kube-proxy does not know, or whose value cannot be changed.
-func Gates(values map[string]bool) (featuregate.MutableFeatureGate, error) {
-	gate, err := knownGates()
+// Gates returns kube-proxy's feature gates with these values. Unknown are those that Sluice
+// does not know, sorted, which are ignored: kube-proxy, which is released with its cluster,
+// refuses to start with one, but to an agent it may be a gate of a newer Kubernetes, or one that
+// an older Kubernetes still has. The error names those whose value cannot be changed.
+func Gates(values map[string]bool) (gate featuregate.MutableFeatureGate, unknown []string, err error) {
+	gates, err := knownGates()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	all, known := gates.GetAll(), make(map[string]bool, len(values))
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if _, ok := all[featuregate.Feature(name)]; ok {
+			known[name] = values[name]
+		} else {
+			unknown = append(unknown, name)
+		}
 	}
 
 	// The log of deprecated gates is discarded: they do not concern Sluice.
-	return gate, gate.SetFromMapWithLogger(logr.Discard(), values)
+	return gates, unknown, gates.SetFromMapWithLogger(logr.Discard(), known)
 }
 
 // mutableGates are the interfaces of what featuregate.NewFeatureGate returns.

@@ -26,7 +26,8 @@ var UnusedFields = []string{
 }
 
 // Unused returns the fields and feature gates that have no effect here and are set
-// to something else than their default. The configuration must be valid.
+// to something else than their default. Gates that Sluice does not know are not
+// among them: see [Gates]. The configuration must be valid.
 func Unused(cfg *KubeProxy) []string {
 	var unused []string
 	defaults := Default()
@@ -39,9 +40,10 @@ func Unused(cfg *KubeProxy) []string {
 	if err != nil {
 		return unused
 	}
+	known := gates.GetAll()
 	for name, on := range cfg.FeatureGates {
 		gate := featuregate.Feature(name)
-		if !slices.Contains(effective, gate) && gates.Enabled(gate) != on {
+		if spec, ok := known[gate]; ok && !slices.Contains(effective, gate) && spec.Default != on {
 			unused = append(unused, "featureGates."+name)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // Each field that means nothing is named when it is set, and only then.
 func TestUnused(t *testing.T) {
 	values := map[string]string{
-		"showHiddenMetricsForVersion": `"1.35"`,
+		"showHiddenMetricsForVersion": `"1.36"`,
 		"iptables.masqueradeBit":      "1", "nftables.masqueradeBit": "1",
 		"iptables.minSyncPeriod": "2s", "ipvs.minSyncPeriod": "2s", "nftables.minSyncPeriod": "2s",
 		"ipvs.excludeCIDRs": "[10.0.0.0/8]", "ipvs.strictARP": "true",
@@ -44,8 +44,8 @@ func TestUnusedIsQuiet(t *testing.T) {
 		{"iptables: {masqueradeBit: 14, minSyncPeriod: 1s}\nipvs: {excludeCIDRs: null}\nlogging: {flushFrequency: 5000000000}", nil},
 		{"conntrack: {min: 1}\nipvs: {scheduler: rr}\nmode: ipvs\noomScoreAdj: 1", nil},
 		{"featureGates: {AllowServiceExternalIPs: false, LoggingAlphaOptions: true, AllAlpha: true}", nil},
-		{"featureGates: {WatchListClient: true}", nil},
-		{"featureGates: {WatchListClient: false, NodeSwap: true, NativeHistograms: true}", []string{"featureGates.NativeHistograms", "featureGates.WatchListClient"}},
+		{"featureGates: {WatchListClient: true, NoSuch: true}", nil},
+		{"featureGates: {WatchListClient: false, NodeSwap: true, MutablePVNodeAffinity: true}", []string{"featureGates.MutablePVNodeAffinity", "featureGates.WatchListClient"}},
 	} {
 		if got := Unused(mustDecode(t, test.fields)); !slices.Equal(got, test.want) {
 			t.Errorf("%q: unused are %q, want %q", test.fields, got, test.want)

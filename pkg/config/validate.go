@@ -12,12 +12,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/version"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	netutils "k8s.io/utils/net"
 )
-
-// hiddenMetricsVersion is the only version that kube-proxy 1.36 accepts.
-const hiddenMetricsVersion = "1.35"
 
 const notNegative = "must not be negative"
 
@@ -48,7 +46,9 @@ func (p *problems) inRange(name string, value *int32, low, high int32) {
 // Validate returns all errors of a configuration whose defaults are filled in and
 // which is complete. Each error has the path of its field. Validate refuses what
 // kube-proxy refuses, and besides an ipvs.scheduler to which no algorithm
-// corresponds, and two servers at one address.
+// corresponds, and two servers at one address. It accepts what another version of kube-proxy
+// than the newest may accept: feature gates that Sluice does not know, see [Gates], and
+// any showHiddenMetricsForVersion.
 func Validate(cfg *KubeProxy) error {
 	var p problems
 	p.checkMode(cfg)
@@ -60,8 +60,11 @@ func Validate(cfg *KubeProxy) error {
 	p.checkLogging(cfg)
 	p.inRange("oomScoreAdj", cfg.OOMScoreAdj, -1000, 1000)
 	p.notNegativeCount("clientConnection.burst", cfg.ClientConnection.Burst)
-	if v := cfg.ShowHiddenMetricsForVersion; v != "" && v != hiddenMetricsVersion {
-		p.add("showHiddenMetricsForVersion", v, "only "+hiddenMetricsVersion+" can be given")
+	// kube-proxy accepts the minor version before its own alone, which for a configuration of another Kubernetes is another one.
+	if v := cfg.ShowHiddenMetricsForVersion; v != "" {
+		if _, err := version.ParseMajorMinor(v); err != nil {
+			p.add("showHiddenMetricsForVersion", v, "must be a version of Kubernetes, as 1.36")
+		}
 	}
 
 	return p.list.ToAggregate()
@@ -203,13 +206,13 @@ func (p *problems) checkLogging(cfg *KubeProxy) {
 	good := make(map[string]bool)
 	for _, name := range slices.Sorted(maps.Keys(cfg.FeatureGates)) {
 		on := cfg.FeatureGates[name]
-		if _, err := Gates(map[string]bool{name: on}); err != nil {
+		if _, _, err := Gates(map[string]bool{name: on}); err != nil {
 			p.list = append(p.list, field.Invalid(path("featureGates").Key(name), on, err.Error()))
 			continue
 		}
 		good[name] = on
 	}
-	gates, err := Gates(good)
+	gates, _, err := Gates(good)
 	if err != nil {
 		p.add("featureGates", good, err.Error())
 

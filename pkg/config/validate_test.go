@@ -74,8 +74,7 @@ var refused = []struct {
 	{"a score under -1000", "oomScoreAdj: -1001", "oomScoreAdj: Invalid value: -1001: must be from -1000 to 1000", false},
 	{"a score over 1000", "oomScoreAdj: 1001", "oomScoreAdj: Invalid value: 1001: must be from -1000 to 1000", false},
 	{"a negative burst", "clientConnection: {burst: -1}", "clientConnection.burst: Invalid value: -1: must not be negative", false},
-	{"another version than the last", `showHiddenMetricsForVersion: "1.34"`, `showHiddenMetricsForVersion: Invalid value: "1.34": only 1.35 can be given`, false},
-	{"a feature gate that there is not", "featureGates: {NoSuch: true}", `featureGates[NoSuch]: Invalid value: true: unrecognized feature gate: NoSuch`, false},
+	{"what is no version", "showHiddenMetricsForVersion: last", `showHiddenMetricsForVersion: Invalid value: "last": must be a version of Kubernetes, as 1.36`, false},
 	{"a feature gate that is locked", "featureGates: {MultiCIDRServiceAllocator: false}", `featureGates[MultiCIDRServiceAllocator]: Invalid value: false: cannot set feature gate MultiCIDRServiceAllocator to false, feature is locked to true`, false},
 	{"a format that there is not", "logging: {format: xml}", `logging.format: Invalid value: "xml": Unsupported log format`, false},
 	{"a format whose gate is closed", "featureGates: {LoggingBetaOptions: false}\nlogging: {format: json}", "logging.format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature", false},
@@ -121,13 +120,13 @@ func mustRefuse(t *testing.T, fields string) {
 }
 
 func TestValidateReportsAll(t *testing.T) {
-	err := Validate(mustDecode(t, "bindAddress: x\noomScoreAdj: 2000\nconntrack: {min: -1, maxPerCore: -1}\nfeatureGates: {A: true, B: true}"))
+	err := Validate(mustDecode(t, "bindAddress: x\noomScoreAdj: 2000\nconntrack: {min: -1, maxPerCore: -1}\nfeatureGates: {MultiCIDRServiceAllocator: false, NFTablesProxyMode: false}"))
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
 		"kubeproxyconfig.bindAddress:", "kubeproxyconfig.oomScoreAdj:", "kubeproxyconfig.conntrack.min:",
-		"kubeproxyconfig.conntrack.maxPerCore:", "unrecognized feature gate: A", "unrecognized feature gate: B",
+		"kubeproxyconfig.conntrack.maxPerCore:", "featureGates[MultiCIDRServiceAllocator]: Invalid value: false: ", "featureGates[NFTablesProxyMode]: Invalid value: false: ",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not contain %q: %s", want, err)
@@ -149,6 +148,9 @@ func TestValidateAccepts(t *testing.T) {
 		{"a gate of the kubelet", "featureGates: {NodeSwap: true}"},
 		{"all gates of a stage", "featureGates: {AllAlpha: true}\nlogging: {options: {json: {splitStream: true}}}"},
 		{"JSON", "logging: {format: json}"},
+		{"a gate of a newer Kubernetes, or a misspelt one", "featureGates: {NoSuch: true}"},
+		{"a gate that has been locked since the oldest version that is supported", "featureGates: {JobManagedBy: false}"},
+		{"the last version of another kube-proxy", `showHiddenMetricsForVersion: "1.33"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if err := Validate(mustDecode(t, test.fields)); err != nil {

@@ -25,6 +25,9 @@ type Status struct {
 	Node    string    `json:"node,omitempty"`
 	Source  string    `json:"source,omitempty"` // where Services come from
 	Started time.Time `json:"started,omitzero"`
+	// Ignored is what the agent does not know of its configuration: it may be of another version of
+	// Kubernetes, or misspelt.
+	Ignored []string `json:"ignored,omitempty"`
 	// Synced is set once all Services and endpoints are known, and programmed except
 	// for Errors.
 	Synced bool `json:"synced"`
