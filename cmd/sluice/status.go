@@ -69,6 +69,13 @@ func drawStatus(t *table, s status.Status) {
 	default:
 		t.note("forwarding: what goes to backends on other nodes does not pass the network stack")
 	}
+	if s.MasqueradePorts != "" {
+		line := "masquerade: with the ports " + s.MasqueradePorts
+		if s.PortsProblem != "" {
+			line += "; " + s.PortsProblem
+		}
+		t.note(line)
+	}
 	drawFlowTables(t, s.Flows)
 	drawDevices(t, s.Devices)
 	t.note("")

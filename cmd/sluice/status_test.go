@@ -41,6 +41,14 @@ func TestStatusOfHooks(t *testing.T) {
 			"ignored   featureGates[NoSuch]: Sluice knows no such gate\n",
 		},
 		{
+			"of ports to masquerade with", status.Status{Running: true, MasqueradePorts: "1024-29999 (28976 ports)"},
+			"masquerade: with the ports 1024-29999 (28976 ports)\n",
+		},
+		{
+			"of ports that sockets get as well", status.Status{Running: true, MasqueradePorts: "1024-29999 (28976 ports)", PortsProblem: "sockets get them"},
+			"masquerade: with the ports 1024-29999 (28976 ports); sockets get them\n",
+		},
+		{
 			"effective in a part of the machine",
 			status.Status{Hooks: hooks[1:], NotCovered: "sockets of processes outside of this cgroup"},
 			"hooks     1 of 1 attached to /cgroup, effective\n" +

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	stdmaps "maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -22,9 +23,10 @@ type DeviceMonitor struct {
 	datapath *Datapath
 	cfg      DeviceMonitorConfig
 	changed  chan struct{}
-	free     []bpf.PortRange // for masqueraded flows; nil: not known yet
+	ports    *node.MasqueradePorts // nil: not known yet
 
 	mu        sync.Mutex
+	inForce   *node.MasqueradePorts // of the programs that are attached; nil: not known yet
 	decisions []node.Decision
 	failed    map[int]string // what went wrong, by index
 	unreached map[int]string // where packets pass that our programs do not see, by index
@@ -174,6 +176,9 @@ func (m *DeviceMonitor) attach() bool {
 	ok := len(failed) == 0
 	m.mu.Lock()
 	first := ok && !m.attached
+	if ok {
+		m.inForce = m.ports
+	}
 	m.failed, m.attached, m.replaced = failed, m.attached || ok, m.replaced || err == nil
 	m.mu.Unlock()
 	// Devices of pods do not count: they may be about to go, and concern that pod only.
@@ -313,26 +318,49 @@ func (m *DeviceMonitor) Count() (classes map[string]int, problems int) {
 	return classes, len(m.failed) + len(m.unreached)
 }
 
-// followPorts sets the ports of masqueraded flows, at first and whenever sysctls have changed
-// which ports are free.
+// followPorts sets the ports of masqueraded flows, at first and whenever sysctls have changed which
+// there are. It logs and records what is worse than it could be, or was.
 func (m *DeviceMonitor) followPorts(set func(ports, more bpf.PortRange) error) error {
-	free, err := node.MasqueradePorts()
-	if err != nil || m.free != nil && slices.Equal(free, m.free) {
+	now, err := node.ReadMasqueradePorts()
+	if err != nil || m.ports != nil && reflect.DeepEqual(now, *m.ports) {
 		return err
 	}
-	ports, more := bpf.DefaultMasqueradePorts, bpf.PortRange{}
-	if len(free) > 0 {
-		ports = free[0]
-		m.cfg.Log.Info("ports of masqueraded flows", "ports", free)
-	} else {
-		m.cfg.Log.Warn("every port is for node ports or handed out to sockets of the node, which masqueraded flows "+
-			"can collide with; narrow net.ipv4.ip_local_port_range, or reserve ports in net.ipv4.ip_local_reserved_ports",
-			"masquerade", ports)
+	note := "masqueraded flows have the ports " + now.String()
+	if m.ports != nil {
+		note += ", which were " + m.ports.String()
 	}
-	if len(free) > 1 {
-		more = free[1]
+	problem, remedy := now.Problem()
+	switch {
+	case problem != "":
+		m.cfg.Log.Warn(note, "problem", problem, "remedy", remedy)
+		m.cfg.Record(Event{Kind: MasqueradePortsLimited, Note: note + ": " + problem})
+	case m.ports != nil && now.Len() < m.ports.Len():
+		m.cfg.Log.Warn(note)
+		m.cfg.Record(Event{Kind: MasqueradePortsLimited, Note: note})
+	default:
+		m.cfg.Log.Info(note)
+		if m.ports != nil {
+			m.cfg.Record(Event{Kind: MasqueradePortsExtended, Note: note})
+		}
 	}
-	m.free = append([]bpf.PortRange{}, free...) // not nil
+	m.ports = &now
+	more := bpf.PortRange{}
+	if len(now.Ranges) > 1 {
+		more = now.Ranges[1]
+	}
 
-	return set(ports, more)
+	return set(now.Ranges[0], more)
+}
+
+// MasqueradePorts returns the ports of masqueraded flows, as a text, and what of them is not as it
+// should be, if anything. Both are "" if they are not known yet. Any goroutine may call it.
+func (m *DeviceMonitor) MasqueradePorts() (ports, problem string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.inForce == nil {
+		return "", ""
+	}
+	problem, _ = m.inForce.Problem()
+
+	return m.inForce.String(), problem
 }

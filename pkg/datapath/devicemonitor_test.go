@@ -62,51 +62,58 @@ func TestDeviceOfDecision(t *testing.T) {
 	}
 }
 
-func TestMasqueradePortsAreChosen(t *testing.T) {
-	for _, test := range []struct {
-		name       string
+// The ports of masqueraded flows follow the sysctls. Each change is logged, and one for the worse is an Event, as is
+// the one that mends it.
+func TestMasqueradePortsAreReported(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	m, out, events := recordingMonitor()
+	calls := 0
+	for _, step := range []struct {
 		ephemeral  string
 		want, more bpf.PortRange
-		log        string
+		level      string
+		event      *Event // only the first words of the note
 	}{
-		{"those that are free", "32768 60999", bpf.PortRange{Low: 1024, High: 29999}, bpf.PortRange{Low: 61000, High: 65535}, "1024-29999 61000-65535"},
-		{"the default, with a warning, if none is", "1024 65535", bpf.DefaultMasqueradePorts, bpf.PortRange{}, "level=WARN"},
-		{"the only range that is free", "1024 29999", bpf.PortRange{Low: 32768, High: 65535}, bpf.PortRange{}, "32768-65535"},
+		{ephemeral: "32768 60999", want: bpf.PortRange{Low: 1024, High: 29999}, more: bpf.PortRange{Low: 61000, High: 65535}, level: "INFO"},
+		{
+			ephemeral: "1024 60000", want: bpf.PortRange{Low: 60001, High: 65535}, level: "WARN",
+			event: &Event{MasqueradePortsLimited, "masqueraded flows have the ports 60001-65535 (5535 ports), which were 1024-29999 and 61000-65535 (33512 ports)"},
+		},
+		{
+			ephemeral: "1024 65000", want: bpf.PortRange{Low: 32768, High: 65535}, more: bpf.PortRange{Low: 1024, High: 29999}, level: "WARN",
+			event: &Event{MasqueradePortsLimited, "masqueraded flows have the ports 32768-65535 and 1024-29999 (61744 ports), which were 60001-65535 (5535 ports): connections are masqueraded with ports that sockets"},
+		},
+		{
+			ephemeral: "1024 29999", want: bpf.PortRange{Low: 32768, High: 65535}, level: "WARN",
+			event: &Event{MasqueradePortsLimited, "masqueraded flows have the ports 32768-65535 (32768 ports)"},
+		},
+		{
+			ephemeral: "40000 50000", want: bpf.PortRange{Low: 1024, High: 29999}, more: bpf.PortRange{Low: 50001, High: 65535}, level: "INFO",
+			event: &Event{MasqueradePortsExtended, "masqueraded flows have the ports 1024-29999 and 50001-65535 (44511 ports), which were 32768-65535 (32768 ports)"},
+		},
 	} {
-		t.Run("they are "+test.name, func(t *testing.T) {
-			ns := lab.MustNamespace(t, "node")
-			m, out, _ := recordingMonitor()
-			calls := 0
-			follow := func() {
-				t.Helper()
-				lab.MustDo(t, ns, func() error {
-					return m.followPorts(func(got, more bpf.PortRange) error {
-						calls++
-						if got != test.want || more != test.more {
-							t.Errorf("ports are %v and %v, want %v and %v", got, more, test.want, test.more)
-						}
+		lab.Must(t, ns.Sysctl("net/ipv4/ip_local_port_range", step.ephemeral))
+		out.Reset()
+		*events = nil
+		calls = 0
+		for range 2 { // the second time, nothing has changed
+			lab.MustDo(t, ns, func() error {
+				return m.followPorts(func(got, more bpf.PortRange) error {
+					calls++
+					if got != step.want || more != step.more {
+						t.Errorf("%s: ports are %v and %v, want %v and %v", step.ephemeral, got, more, step.want, step.more)
+					}
 
-						return nil
-					})
+					return nil
 				})
-			}
-			set := func(ephemeral string) {
-				t.Helper()
-				lab.Must(t, ns.Sysctl("net/ipv4/ip_local_port_range", ephemeral))
-			}
-			set(test.ephemeral)
-			follow()
-			follow()
-			if text := out.String(); calls != 1 || strings.Count(text, "\n") != 1 || !strings.Contains(text, test.log) {
-				t.Errorf("ports were set %d times, want once; log is %q, want %q", calls, text, test.log)
-			}
-			set("40000 50000")
-			test.want, test.more = bpf.PortRange{Low: 1024, High: 29999}, bpf.PortRange{Low: 50001, High: 65535}
-			follow()
-			if calls != 2 {
-				t.Error("a change was not followed")
-			}
-		})
+			})
+		}
+		if text := out.String(); calls != 1 || strings.Count(text, "\n") != 1 || !strings.Contains(text, "level="+step.level) {
+			t.Errorf("%s: ports were set %d times, want once; log is %q, want one line of level %s", step.ephemeral, calls, text, step.level)
+		}
+		if step.event == nil && len(*events) > 0 || step.event != nil && (len(*events) != 1 || (*events)[0].Kind != step.event.Kind || !strings.HasPrefix((*events)[0].Note, step.event.Note)) {
+			t.Errorf("%s: events are %v, want %v", step.ephemeral, *events, step.event)
+		}
 	}
 }
 

@@ -20,6 +20,8 @@ const (
 	PinsMadeAgain
 	DevicesNotEffective
 	DevicesEffective
+	MasqueradePortsLimited
+	MasqueradePortsExtended
 )
 
 // Event is one such change.

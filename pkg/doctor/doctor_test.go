@@ -49,7 +49,7 @@ func healthy() Node {
 		Addresses:  []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.50.1")},
 		IPForward:  Fact[Forwarding]{Value: Forwarding{V4: true}},
 		Ephemeral:  Fact[[]bpf.PortRange]{Value: []bpf.PortRange{{Low: 32768, High: 60999}}},
-		Masquerade: Fact[[]bpf.PortRange]{Value: []bpf.PortRange{{Low: 1024, High: 29999}, {Low: 61000, High: 65535}}},
+		Masquerade: Fact[node.MasqueradePorts]{Value: node.MasqueradePorts{Ranges: []bpf.PortRange{{Low: 1024, High: 29999}, {Low: 61000, High: 65535}}}},
 		APIServer: Fact[APIServer]{Value: APIServer{
 			URL: "https://192.168.50.10:6443", Status: 200, ServiceIPs: []string{"10.96.0.1"},
 		}},
@@ -232,7 +232,9 @@ var patients = []struct {
 		n.Devices.Value[4].RPFilter = 1
 	}},
 	{"ports", "of sockets among node ports", func(n *Node) { n.Ephemeral.Value = []bpf.PortRange{{Low: 10000, High: 65535}} }},
-	{"ports", "none to masquerade with", func(n *Node) { n.Masquerade.Value = nil }},
+	{"ports", "few to masquerade with", func(n *Node) { n.Masquerade.Value.Ranges = []bpf.PortRange{{Low: 65000, High: 65535}} }},
+	{"ports", "to masquerade with, which sockets get as well", func(n *Node) { n.Masquerade.Value.Ephemeral = true }},
+	{"ports", "to masquerade with, which are reserved", func(n *Node) { n.Masquerade.Value.Ephemeral, n.Masquerade.Value.Reserved = true, true }},
 	{"mtu", "of a tunnel too large", func(n *Node) { n.Devices.Value[2].MTU = 1500 }},
 	{"mtu", "of pods too large for the tunnel", func(n *Node) { n.Devices.Value[3].MTU = 1500 }},
 	{"mtu", "small on an uplink without a gateway", func(n *Node) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
@@ -91,9 +90,6 @@ func checkRPFilter(n Node) []Finding {
 	return ok("rp_filter drops nothing of what uplinks get")
 }
 
-// leastMasquerade is how many ports are enough for connections to one backend of another node.
-const leastMasquerade = 4096
-
 func checkPorts(n Node) []Finding {
 	var findings []Finding
 	for _, r := range n.Ephemeral.Value {
@@ -104,21 +100,14 @@ func checkPorts(n Node) []Finding {
 			break
 		}
 	}
-	total := 0
-	var ranges []string
-	for _, r := range n.Masquerade.Value {
-		total += r.Len()
-		ranges = append(ranges, fmt.Sprintf("%d-%d", r.Low, r.High))
-	}
-	if total < leastMasquerade {
-		findings = append(findings, warning(fmt.Sprintf("%d ports are left to masquerade with: neither node ports nor for sockets of the node", total),
-			"Narrow net.ipv4.ip_local_port_range to its default, 32768-60999, or reserve ports in net.ipv4.ip_local_reserved_ports.")...)
+	if problem, remedy := n.Masquerade.Value.Problem(); problem != "" {
+		findings = append(findings, warning(problem, remedy)...)
 	}
 	if len(findings) > 0 {
 		return findings
 	}
 
-	return ok("node ports are not given to sockets, and connections are masqueraded with ports %s", strings.Join(ranges, " and "))
+	return ok("node ports are not given to sockets, and connections are masqueraded with the ports %s", n.Masquerade.Value)
 }
 
 // tunnelOverhead is by how many bytes packets grow in a tunnel, at least: with IPv4 outside.

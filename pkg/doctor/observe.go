@@ -124,7 +124,7 @@ type Node struct {
 	IPsecPolicies Fact[int]
 	IPForward     Fact[Forwarding]
 	Ephemeral     Fact[[]bpf.PortRange]
-	Masquerade    Fact[[]bpf.PortRange]
+	Masquerade    Fact[node.MasqueradePorts]
 	APIServer     Fact[APIServer]
 }
 
@@ -153,7 +153,7 @@ func Observe(ctx context.Context, cfg Config) Node {
 		Pins:      look(func() (Pins, error) { return readPins(cfg.BPFRoot) }),
 		Agent:     look(func() (status.Status, error) { return status.NewClient(cfg.Socket).Status(ctx) }),
 		Netfilter: look(node.ReadNetfilter), IPVS: look(countIPVS), MarkRules: look(node.MarkRules), IPsecPolicies: look(node.IPsecPolicies),
-		IPForward: look(readForwarding), Ephemeral: look(node.EphemeralPorts), Masquerade: look(node.MasqueradePorts),
+		IPForward: look(readForwarding), Ephemeral: look(node.EphemeralPorts), Masquerade: look(node.ReadMasqueradePorts),
 		APIServer: look(func() (APIServer, error) { return askAPIServer(ctx, cfg) }),
 		Processes: look(findProcesses), AllProcesses: seesAllProcesses(),
 	}

@@ -116,10 +116,11 @@ func (r Recorder) Datapath(e datapath.Event) {
 		datapath.HooksNotEffective: kube.ReasonHooks, datapath.HooksEffective: kube.ReasonHooksBack,
 		datapath.PinsMissing: kube.ReasonPinsMissing, datapath.PinsMadeAgain: kube.ReasonPinsMadeAgain,
 		datapath.DevicesNotEffective: kube.ReasonUnreached, datapath.DevicesEffective: kube.ReasonReached,
+		datapath.MasqueradePortsLimited: kube.ReasonPortsLimited, datapath.MasqueradePortsExtended: kube.ReasonPortsExtended,
 	}[e.Kind]
 	r.record(kube.Event{
 		Reason: reason, Action: actionCheck, Note: e.Note,
-		Normal: e.Kind == datapath.HooksEffective || e.Kind == datapath.DevicesEffective,
+		Normal: e.Kind == datapath.HooksEffective || e.Kind == datapath.DevicesEffective || e.Kind == datapath.MasqueradePortsExtended,
 	})
 }
 

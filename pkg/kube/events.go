@@ -43,6 +43,8 @@ const (
 	ReasonHooksBack       = "HooksEffective"
 	ReasonUnreached       = "DevicesNotEffective"
 	ReasonReached         = "DevicesEffective"
+	ReasonPortsLimited    = "MasqueradePortsLimited"
+	ReasonPortsExtended   = "MasqueradePortsExtended"
 	ReasonPinsMissing     = "PinsMissing"
 	ReasonPinsMadeAgain   = "PinsMadeAgain"
 	ReasonBackendSuspect  = "BackendSuspect" // it does not answer clients of this node

@@ -178,29 +178,101 @@ func ReadICMPLimit() (ICMPLimit, error) {
 	return limit, nil
 }
 
-// The kernel's files with the range of ephemeral ports, and with the reserved ports
-// in it, which it does not hand out.
+// The kernel's files with the range of ephemeral ports, with the reserved ports in it, which it
+// does not hand out, and with the first port that any process may bind to.
 const (
-	ephemeralPath = "/proc/sys/net/ipv4/ip_local_port_range"
-	reservedPath  = "/proc/sys/net/ipv4/ip_local_reserved_ports"
+	ephemeralPath    = "/proc/sys/net/ipv4/ip_local_port_range"
+	reservedPath     = "/proc/sys/net/ipv4/ip_local_reserved_ports"
+	unprivilegedPath = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
 )
 
 // NodePorts is Kubernetes' default range of node ports.
 var NodePorts = bpf.PortRange{Low: 30000, High: 32767}
 
-// MasqueradePorts returns the two largest ranges of unprivileged ports of the calling
-// thread's network namespace that are neither node ports nor ephemeral ports, the
-// largest first: a connection of the node itself has such a port only if it binds to it.
-// There may be only one range, or none. With the kernel's defaults, the two are all such ports.
-func MasqueradePorts() ([]bpf.PortRange, error) {
-	ephemeral, err := EphemeralPorts()
-	if err != nil {
-		return nil, err
-	}
-	gaps := without([]bpf.PortRange{{Low: 1024, High: 65535}}, append(ephemeral, NodePorts))
-	slices.SortStableFunc(gaps, func(a, b bpf.PortRange) int { return cmp.Compare(b.Len(), a.Len()) })
+// EnoughMasqueradePorts is how many ports are enough for connections at a time to one port of a
+// backend on another node.
+const EnoughMasqueradePorts = 4096
 
-	return gaps[:min(len(gaps), 2)], nil
+// MasqueradePorts are the source ports of masqueraded flows.
+type MasqueradePorts struct {
+	Ranges []bpf.PortRange // one or two, the largest first
+	// Ephemeral is set if sockets of the node that bind to no port get some of these, too.
+	Ephemeral bool
+	// Reserved is set if some of these are in ip_local_reserved_ports.
+	Reserved bool
+}
+
+// Len returns the number of ports.
+func (p MasqueradePorts) Len() int {
+	total := 0
+	for _, r := range p.Ranges {
+		total += r.Len()
+	}
+
+	return total
+}
+
+// String returns the ranges, as "1024-29999 and 61000-65535 (33512 ports)".
+func (p MasqueradePorts) String() string {
+	texts := make([]string, len(p.Ranges))
+	for i, r := range p.Ranges {
+		texts[i] = r.String()
+	}
+
+	return fmt.Sprintf("%s (%d ports)", strings.Join(texts, " and "), p.Len())
+}
+
+// Problem returns what of the ports is not as it should be, and what an operator can do about it;
+// both are "" if all is well.
+func (p MasqueradePorts) Problem() (problem, remedy string) {
+	switch {
+	case p.Len() < EnoughMasqueradePorts:
+		return fmt.Sprintf("there are %d ports to masquerade with: so many connections at a time can go to one port of a backend on another node", p.Len()),
+			"Set net.ipv4.ip_unprivileged_port_start to its default, 1024, or less."
+	case p.Reserved:
+		return "connections are masqueraded with ports that are reserved, because too few others are left",
+			"Narrow net.ipv4.ip_local_port_range to its default, 32768-60999, or reserve fewer ports in net.ipv4.ip_local_reserved_ports."
+	case p.Ephemeral:
+		return "connections are masqueraded with ports that sockets of the node get as well, because too few others are left: a connection of " +
+				"the node to a backend fails if a masqueraded one has its port",
+			"Narrow net.ipv4.ip_local_port_range to its default, 32768-60999."
+	default:
+		return "", ""
+	}
+}
+
+// ReadMasqueradePorts returns the ports of the calling thread's network namespace with which flows
+// are masqueraded: the two largest ranges of unprivileged ports that are neither node ports,
+// ephemeral ports nor reserved, because a connection of the node itself has such a port only if it
+// binds to it. If these are not enough, ephemeral ports are among them, and then reserved ports: a
+// flow takes no port with which another connection of the node has its tuple.
+func ReadMasqueradePorts() (MasqueradePorts, error) {
+	ephemeral, err := readPorts(ephemeralPath)
+	if err != nil {
+		return MasqueradePorts{}, err
+	}
+	reserved, err := readPorts(reservedPath)
+	if err != nil {
+		return MasqueradePorts{}, err
+	}
+	first, err := ReadNumber(unprivilegedPath)
+	if err != nil {
+		return MasqueradePorts{}, fmt.Errorf("first unprivileged port: %w", err)
+	}
+	all := without([]bpf.PortRange{{Low: uint16(max(first, 1024)), High: 65535}}, []bpf.PortRange{NodePorts})
+	var ports MasqueradePorts
+	for _, avoided := range [][]bpf.PortRange{slices.Concat(ephemeral, reserved), reserved, nil} {
+		gaps := without(all, avoided)
+		slices.SortStableFunc(gaps, func(a, b bpf.PortRange) int { return cmp.Compare(b.Len(), a.Len()) })
+		ports.Ranges = gaps[:min(len(gaps), 2)]
+		if ports.Len() >= EnoughMasqueradePorts {
+			break
+		}
+	}
+	ports.Ephemeral = overlap(ports.Ranges, without(ephemeral, reserved))
+	ports.Reserved = overlap(ports.Ranges, reserved)
+
+	return ports, nil
 }
 
 // EphemeralPorts returns the ports that the kernel gives to sockets of the calling thread's network
@@ -277,4 +349,11 @@ func without(ranges, holes []bpf.PortRange) []bpf.PortRange {
 	}
 
 	return ranges
+}
+
+// overlap reports whether a port is in ranges of both.
+func overlap(a, b []bpf.PortRange) bool {
+	return slices.ContainsFunc(a, func(x bpf.PortRange) bool {
+		return slices.ContainsFunc(b, func(y bpf.PortRange) bool { return x.Low <= y.High && y.Low <= x.High })
+	})
 }

@@ -185,30 +185,65 @@ func TestMasqueradePorts(t *testing.T) {
 	for _, test := range []struct {
 		name                string
 		ephemeral, reserved string
-		want                string // the largest first; "" is none
+		unprivileged        string // the first port; "" is the kernel's default
+		want                string // the largest first
+		problem             string // a part of it
 	}{
-		{"all that are left by default", "32768 60999", "", "1024-29999 61000-65535"},
-		{"above ephemeral ports that begin early", "10000 40000", "", "40001-65535 1024-9999"},
-		{"between ephemeral ports and node ports", "1024 15000", "", "32768-65535 15001-29999"},
-		{"what is left of many ephemeral ports", "1024 65000", "", "65001-65535"},
-		{"what is reserved of all ports", "1024 65535", "30000-32767,50000-59999,7000,8000-8001", "50000-59999 8000-8001"},
-		{"what is reserved beside the node ports", "1024 65535", "20000-32767", "20000-29999"},
-		{"one single port", "1024 65535", "1500", "1500-1500"},
-		{"none, where sockets get all", "1024 65535", "", ""},
-		{"none, where only node ports are reserved", "1024 65535", "30000-32767", ""},
+		{name: "all that are left by default", ephemeral: "32768 60999", want: "1024-29999 and 61000-65535 (33512 ports)"},
+		{name: "above ephemeral ports that begin early", ephemeral: "10000 40000", want: "40001-65535 and 1024-9999 (34511 ports)"},
+		{name: "between ephemeral ports and node ports", ephemeral: "1024 15000", want: "32768-65535 and 15001-29999 (47767 ports)"},
+		{name: "just enough below ephemeral ports", ephemeral: "5120 65535", want: "1024-5119 (4096 ports)"},
+		{name: "not what is reserved, where somebody listens", ephemeral: "32768 60999", reserved: "10249,10250", want: "10251-29999 and 1024-10248 (28974 ports)"},
+		{
+			name: "shared with sockets, where too few others are left", ephemeral: "5119 65535",
+			want: "32768-65535 and 1024-29999 (61744 ports)", problem: "sockets of the node get as well",
+		},
+		{
+			name: "shared with sockets, where a range at the end is left", ephemeral: "1024 65000",
+			want: "32768-65535 and 1024-29999 (61744 ports)", problem: "sockets of the node get as well",
+		},
+		{
+			name: "shared with sockets, where these get all", ephemeral: "1024 65535",
+			want: "32768-65535 and 1024-29999 (61744 ports)", problem: "sockets of the node get as well",
+		},
+		{
+			name: "shared with sockets, without what is reserved", ephemeral: "1024 65535", reserved: "10249,10250",
+			want: "32768-65535 and 10251-29999 (52517 ports)", problem: "sockets of the node get as well",
+		},
+		{
+			name: "shared with sockets, also where a large range is reserved", ephemeral: "1024 65535", reserved: "30000-32767,50000-59999",
+			want: "1024-29999 and 32768-49999 (46208 ports)", problem: "sockets of the node get as well",
+		},
+		{
+			name: "those that are reserved, too, where these are all", ephemeral: "1024 65535", reserved: "1024-65000",
+			want: "32768-65535 and 1024-29999 (61744 ports)", problem: "that are reserved",
+		},
+		{
+			name: "few, where few are unprivileged", ephemeral: "65460 65535", unprivileged: "65460",
+			want: "65460-65535 (76 ports)", problem: "there are 76 ports",
+		},
+		{name: "unprivileged, whatever the sysctl is", ephemeral: "32768 60999", unprivileged: "0", want: "1024-29999 and 61000-65535 (33512 ports)"},
 	} {
 		t.Run("they are "+test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
 			mustSysctl(t, ns, "net/ipv4/ip_local_port_range", test.ephemeral)
 			mustSysctl(t, ns, "net/ipv4/ip_local_reserved_ports", test.reserved)
-			if got := mustMasqueradePorts(t, ns); got != test.want {
+			if test.unprivileged != "" {
+				mustSysctl(t, ns, "net/ipv4/ip_unprivileged_port_start", test.unprivileged)
+			}
+			got := mustReadMasqueradePorts(t, ns)
+			if got.String() != test.want {
 				t.Errorf("ports are %q, want %q", got, test.want)
+			}
+			problem, remedy := got.Problem()
+			if (problem == "") != (test.problem == "") || (remedy == "") != (problem == "") || !strings.Contains(problem, test.problem) {
+				t.Errorf("problem is %q, remedy %q, want %q", problem, remedy, test.problem)
 			}
 		})
 	}
 }
 
-// The list of reserved ports is longer than a usual read.
+// The list of reserved ports is longer than a usual read, and leaves no two ports side by side below its end.
 func TestMasqueradePortsOfALongList(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	mustSysctl(t, ns, "net/ipv4/ip_local_port_range", "1024 65535")
@@ -217,9 +252,9 @@ func TestMasqueradePortsOfALongList(t *testing.T) {
 		list.WriteString(",")
 		list.WriteString(bpf.PortRange{Low: uint16(port), High: uint16(port)}.String())
 	}
-	mustSysctl(t, ns, "net/ipv4/ip_local_reserved_ports", list.String()[1:]+",40000-41000")
-	if got := mustMasqueradePorts(t, ns); !strings.HasPrefix(got, "40000-41000 ") {
-		t.Errorf("ports are %q, want the range at the end of the list", got)
+	mustSysctl(t, ns, "net/ipv4/ip_local_reserved_ports", list.String()[1:]+",40000-65535")
+	if got := mustReadMasqueradePorts(t, ns).String(); got != "20000-29999 and 1024-10000 (18977 ports)" {
+		t.Errorf("ports are %q, want those beside the list", got)
 	}
 }
 
@@ -228,17 +263,13 @@ func mustSysctl(t *testing.T, ns *lab.Namespace, name, value string) {
 	lab.Must(t, ns.Sysctl(name, value))
 }
 
-func mustMasqueradePorts(t *testing.T, ns *lab.Namespace) string {
+func mustReadMasqueradePorts(t *testing.T, ns *lab.Namespace) (ports MasqueradePorts) {
 	t.Helper()
-	var got []string
-	lab.MustDo(t, ns, func() error {
-		ranges, err := MasqueradePorts()
-		for _, ports := range ranges {
-			got = append(got, ports.String())
-		}
+	lab.MustDo(t, ns, func() (err error) {
+		ports, err = ReadMasqueradePorts()
 
 		return err
 	})
 
-	return strings.Join(got, " ")
+	return ports
 }

@@ -133,6 +133,7 @@ func (s Server) status(ctx context.Context) (Status, error) {
 	}
 	status.Flows = s.Flows()
 	status.Missing = s.Datapath.Features().Missing()
+	status.MasqueradePorts, status.PortsProblem = s.Devices.MasqueradePorts()
 	if missing := s.Datapath.MissingPins(); len(missing) > 0 {
 		status.Unpinned = fmt.Sprintf("%d pins are missing: %s", len(missing), missing[0])
 	}

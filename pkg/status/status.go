@@ -51,6 +51,10 @@ type Status struct {
 	// ThroughStack is why packets to backends on other nodes pass this node's network stack;
 	// empty if they need not. Only an agent knows it.
 	ThroughStack string `json:"throughStack,omitempty"`
+	// MasqueradePorts are the source ports of masqueraded connections, and PortsProblem is what of
+	// them is not as it should be. Only an agent knows them.
+	MasqueradePorts string `json:"masqueradePorts,omitempty"`
+	PortsProblem    string `json:"portsProblem,omitempty"`
 
 	// OptedOut are the Pods of this node whose sockets are left alone. Only an agent knows them.
 	OptedOut []OptedOutPod `json:"optedOut,omitempty"`

@@ -137,7 +137,10 @@ func ask(conn net.Conn) error {
 // mustHaveFewPorts leaves the node 76 ports to masquerade with, and gives the client its addresses.
 func (w *world) mustHaveFewPorts(t *testing.T) {
 	t.Helper()
-	lab.Must(t, w.Nodes[0].Sysctl("net/ipv4/ip_local_port_range", "1100 65535"))
+	lab.Must(t,
+		w.Nodes[0].Sysctl("net/ipv4/ip_local_port_range", "65460 65535"),
+		w.Nodes[0].Sysctl("net/ipv4/ip_unprivileged_port_start", "65460"),
+	)
 	for _, f := range families {
 		for i := range sources {
 			lab.Must(t, w.Client.AddAddress("eth0", netip.PrefixFrom(sourceAt(f, i), []int{24, 64}[f])))
