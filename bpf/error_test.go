@@ -9,9 +9,6 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// farRouter is on the route to a backend of another node.
-const farRouter = "8.0.50.2:0"
-
 // icmpErrors are the errors that are translated.
 var icmpErrors = map[string]icmpKind{
 	"too big": tooBig, "port unreachable": portUnreachable, "host unreachable": hostUnreachable,

@@ -25,6 +25,10 @@ const (
 	nodePrefers = "8.0.51.77:0"
 	bridge      = "8.0.1.1:0"
 
+	defaultRouter = "8.0.50.254:0" // by eth0
+	farRouter     = "8.0.50.2:0"   // node 2, by the same
+	nodeThree     = "8.0.51.3:0"   // by eth1
+
 	portPod    = "8.0.1.2:8080" // behind the bridge
 	portPodToo = "8.0.1.3:8080"
 	tapPod     = "8.0.4.2:8080"

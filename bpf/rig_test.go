@@ -159,9 +159,9 @@ func both(texts ...string) []netip.Prefix {
 func (r *rig) addRoutes() error {
 	var errs []error
 	for _, route := range []struct{ to, via, device, source string }{
-		{"0.0.0.0/0", "8.0.50.254", "eth0", ""},
-		{"8.0.2.0/24", "8.0.50.2", "eth0", ""},
-		{"8.0.3.0/24", "8.0.51.3", "eth1", "8.0.51.77"},
+		{"0.0.0.0/0", at(defaultRouter).Addr().String(), "eth0", ""},
+		{"8.0.2.0/24", at(farRouter).Addr().String(), "eth0", ""},
+		{"8.0.3.0/24", at(nodeThree).Addr().String(), "eth1", "8.0.51.77"},
 		{"8.0.5.0/24", "169.254.0.9", "eth2", ""},
 		{"8.0.110.0/24", "", "wg0", ""},
 		{"8.0.4.0/24", "", "tap0", ""},
@@ -205,16 +205,38 @@ func macOf(a netip.Addr) net.HardwareAddr {
 	return net.HardwareAddr{2, 8, b[0], b[1], b[2], b[3]}
 }
 
-// addNeighbours adds the pods behind the bridge to the node's neighbours.
+// neighbours are those that the node knows, by device: the pods behind the bridge, and the routers.
+var neighbours = map[string][]string{
+	"br0":  {portPod, portPodToo},
+	"eth0": {defaultRouter, farRouter},
+	"eth1": {nodeThree},
+}
+
+// setNeighbours makes the neighbours of a device known to the node, or forgets them.
+func (r *rig) setNeighbours(device string, known bool) error {
+	var errs []error
+	for _, neighbour := range neighbours[device] {
+		for _, f := range families {
+			neigh := &netlink.Neigh{
+				LinkIndex: r.links[device].Attrs().Index, State: netlink.NUD_PERMANENT,
+				IP: f.addr(at(neighbour).Addr()).AsSlice(), HardwareAddr: macOf(at(neighbour).Addr()),
+			}
+			if known {
+				errs = append(errs, r.node.Netlink().NeighSet(neigh))
+			} else {
+				errs = append(errs, r.node.Netlink().NeighDel(neigh))
+			}
+		}
+	}
+
+	return errors.Join(errs...)
+}
+
+// addNeighbours makes all neighbours known to the node.
 func (r *rig) addNeighbours() error {
 	var errs []error
-	for _, pod := range []string{portPod, portPodToo} {
-		for _, f := range families {
-			errs = append(errs, r.node.Netlink().NeighSet(&netlink.Neigh{
-				LinkIndex: r.links["br0"].Attrs().Index, State: netlink.NUD_PERMANENT,
-				IP: f.addr(at(pod).Addr()).AsSlice(), HardwareAddr: macOf(at(pod).Addr()),
-			}))
-		}
+	for device := range neighbours {
+		errs = append(errs, r.setNeighbours(device, true))
 	}
 
 	return errors.Join(errs...)

@@ -96,6 +96,10 @@ var forStack = []struct {
 		before: func(t *testing.T, w *world) { w.gsoSize = 1461 }},
 	{name: "all stations of the Ethernet for its destination", shape: packet.broadcast},
 	{name: "a way by another device", before: func(t *testing.T, w *world) { w.turn(t, "eth1") }},
+	{name: "a next hop that does not answer yet", reply: true, before: func(t *testing.T, w *world) {
+		t.Cleanup(func() { lab.Must(t, w.setNeighbours("eth0", true)) })
+		lab.Must(t, w.setNeighbours("eth0", false))
+	}},
 	{name: "no way that leads past it", reply: true, before: func(t *testing.T, w *world) { w.turn(t) }},
 }
 
@@ -434,17 +438,6 @@ func (e errorWorld) again(t *testing.T) {
 	e.establish(t)
 }
 
-// neighbours adds the routers of clients and remote pods to the node's neighbours.
-func (w *world) neighbours(t *testing.T, routers ...string) {
-	t.Helper()
-	for _, router := range routers {
-		lab.Must(t, w.node.Netlink().NeighSet(&netlink.Neigh{
-			LinkIndex: int(w.index("eth0")), State: netlink.NUD_PERMANENT,
-			IP: w.family.addr(at(router).Addr()).AsSlice(), HardwareAddr: macOf(at(router).Addr()),
-		}))
-	}
-}
-
 // On a real device, packets leave for the router that leads there, with checksums that their device has yet to
 // compute, and in segments that it has yet to cut.
 func TestTurnedOffloads(t *testing.T) {
@@ -462,7 +455,6 @@ func TestTurnedOffloads(t *testing.T) {
 				c := turned(t, w, p, test.in.proto)
 				c.first(t, maps.ReasonTranslated)
 				c.masqueradedPort = maps.Port(w.flowOf(t, client, clusterIP).MasqueradePort)
-				w.neighbours(t, "8.0.50.2:0", "8.0.50.254:0")
 				outside := mustStation(t, w.outside, "eth0")
 				w.attach(t, "eth0", netlink.HANDLE_MIN_INGRESS, w.programs(t, p).Ingress)
 				w.attach(t, "eth0", netlink.HANDLE_MIN_EGRESS, w.programs(t, p).Egress)
@@ -472,7 +464,7 @@ func TestTurnedOffloads(t *testing.T) {
 				for _, step := range []struct {
 					in, want packet
 					router   string
-				}{{test.in, out, "8.0.50.2:0"}, {back, back.from(clusterIP).to(client), "8.0.50.254:0"}} {
+				}{{test.in, out, farRouter}, {back, back.from(clusterIP).to(client), defaultRouter}} {
 					own := w.links["eth0"].Attrs().HardwareAddr
 					outside.send(t, step.in.frame(w.family, ends{src: macOf(step.in.src.Addr()), dst: own}), kind, test.size)
 					got, header := outside.receive(t, step.want, w.family)
@@ -494,7 +486,6 @@ func TestTagTakenOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			each(t, []place{turning}, func(t *testing.T, w *world, p place) {
 				turned(t, w, p, layers.IPProtocolTCP)
-				w.neighbours(t, "8.0.50.2:0")
 				outside := mustStation(t, w.outside, "eth0")
 				w.attach(t, "eth0", netlink.HANDLE_MIN_INGRESS, w.programs(t, p).Ingress)
 				in := tcp(client, clusterIP, "S")

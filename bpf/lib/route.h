@@ -192,7 +192,11 @@ static __noinline bool find_turn(struct __sk_buff *ctx, struct packet *pkt)
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED && !pkt->is_error && !may_be_cut(ctx, &pkt->ip))
 		pkt->mtu = fib.mtu_result;
-	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+	/*
+	 * Without the Ethernet address of the next hop, the stack asks for it, and tells the sender if
+	 * there is no answer.
+	 */
+	if (found != BPF_FIB_LKUP_RET_SUCCESS)
 		return false;
 	out = fib.ifindex;
 	dev = bpf_map_lookup_elem(&sl_devices, &out);

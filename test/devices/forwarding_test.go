@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -85,6 +88,33 @@ func TestForwarding(t *testing.T) {
 	w.mustForward(t, "--forwarding stack")
 	w.mustTalkToRemote(t, caller, talks)
 	w.mustBeTurned(t, talks, false)
+}
+
+// TestDeadNextHop has a client outside dial backends that are behind a next hop which does not answer for its
+// Ethernet address. As from any router, it hears of that after the three seconds that the kernel asks for it.
+//
+//	client ── eth0 ┐ ┌ eth0 ── 192.168.50.77, which is not there ── 10.244.77.7
+//	               └─┘
+func TestDeadNextHop(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}})
+	first, second := w.Nodes[0], w.Nodes[1]
+	dead := backend{node: second.Name, ips: [2]netip.Addr{netip.MustParseAddr("10.244.77.7"), netip.MustParseAddr("fd00:10:244:77::7")}}
+	for f, hop := range []string{"192.168.50.77", "fd00:50::77"} {
+		bits := dead.ips[f].BitLen()
+		lab.Must(t, first.AddRoute(netip.PrefixFrom(dead.ips[f], bits), netip.MustParseAddr(hop)))
+	}
+	s := service{number: 1, backends: []backend{dead}}
+	w.start(t, s)
+	w.mustForward(t, "")
+	client := w.outside(t)
+	for _, f := range families {
+		begin := time.Now()
+		_, err := client.Exchange(lab.Exchange{Network: "tcp", Address: s.at(nodePort, f, first), Timeout: 10 * time.Second})
+		if took := time.Since(begin); lab.Errno(err) != unix.EHOSTUNREACH || took > 8*time.Second {
+			t.Errorf("over %s: %v after %v", f, err, took)
+		}
+	}
 }
 
 // mustForward waits until node-1's agent reports why packets pass the network stack, or that they need not.
