@@ -137,19 +137,13 @@ func ForeignAtDevices(indices []int) ([]Foreign, error) {
 			all = append(all, Foreign{Hook: name + " ingress", Program: "qdisc " + kind, Excludes: true})
 		}
 		for _, hook := range slices.Backward(deviceHooks()) {
-			chain, err := tcxAt(index, hook)
-			if err == nil && qdiscs[index] == "clsact" {
-				var filters []netlink.Filter
-				filters, err = filtersAt(index, hook) // they run after programs of tcx
-				chain = append(chain, describe(filters)...)
-			}
+			chain, err := chainAt(index, hook, qdiscs[index])
 			if err != nil {
 				return nil, fmt.Errorf("device %s: %s: %w", name, hook.name, err)
 			}
-			isOurs := func(a attached) bool { return strings.HasPrefix(a.String(), programPrefix) }
-			at := slices.IndexFunc(chain, isOurs)
+			at := slices.IndexFunc(chain, attached.isOurs)
 			for i, a := range chain {
-				if !isOurs(a) {
+				if !a.isOurs() {
 					ahead := i < at || at < 0 && !hook.isFirst()
 					all = append(all, Foreign{Hook: name + " " + hook.name, Program: a.String(), Ahead: ahead})
 				}

@@ -109,7 +109,7 @@ func (p *port) open(by Attachment) {
 // count replaces the programs of a device by programs that count.
 func (p *port) count(device Device) *counters {
 	p.t.Helper()
-	c := &counters{newCounter(p.t, -1), newCounter(p.t, -1)}
+	c := &counters{newNamedCounter(p.t, "sluice_ingress", -1), newNamedCounter(p.t, "sluice_egress", -1)}
 	ingress, err := c.ingress.program.Clone()
 	lab.Must(p.t, err)
 	egress, err := c.egress.program.Clone()
@@ -256,13 +256,19 @@ func (p *port) wantCounts(seen bool, counters ...*counter) {
 // newCounter returns a program that counts, and then returns this verdict.
 func newCounter(t testing.TB, verdict int32) *counter {
 	t.Helper()
+
+	return newNamedCounter(t, "counter", verdict)
+}
+
+func newNamedCounter(t testing.TB, name string, verdict int32) *counter {
+	t.Helper()
 	c := &counter{t: t}
 	var err error
 	c.packets, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	lab.Must(t, err)
 	t.Cleanup(func() { c.packets.Close() })
 	c.program, err = ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "counter", Type: ebpf.SchedCLS, License: "GPL",
+		Name: name, Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{
 			asm.Mov.Imm(asm.R0, 0),
 			asm.StoreMem(asm.RFP, -4, asm.R0, asm.Word),

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -77,6 +78,9 @@ func (a attached) String() string {
 
 	return programName(a.id)
 }
+
+// isOurs reports whether some build of Sluice attached it.
+func (a attached) isOurs() bool { return strings.HasPrefix(a.String(), programPrefix) }
 
 // tcxAt returns the programs of tcx at a hook, in the order in which they run. There are none before Linux 6.6.
 func tcxAt(index int, hook deviceHook) ([]attached, error) {

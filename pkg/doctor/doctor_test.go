@@ -159,6 +159,13 @@ var patients = []struct {
 	{"device-hooks", "the qdisc ingress, beside tcx", func(n *Node) {
 		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 ingress", Program: "qdisc ingress", Excludes: true})
 	}},
+	{"device-hooks", "one behind ours at the ingress of an uplink", func(n *Node) {
+		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 ingress", Program: "firewall"})
+	}},
+	{"device-hooks", "one behind ours, where all passes the stack", func(n *Node) {
+		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 ingress", Program: "firewall"})
+		n.Config.ThroughStack = true
+	}},
 	{"device-hooks", "one before ours at egress, where ours is the last", func(n *Node) {
 		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 egress", Program: "shaper", Ahead: true})
 	}},

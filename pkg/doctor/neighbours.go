@@ -87,6 +87,13 @@ func checkDeviceHooks(n Node) []Finding {
 		return findings
 	}
 	others := programs(all, func(f datapath.Foreign) bool { return !f.Excludes })
+	behind := programs(all, func(f datapath.Foreign) bool {
+		return !f.Excludes && !f.Ahead && slices.ContainsFunc(n.uplinks(), func(d Device) bool { return f.Hook == d.Name+" ingress" })
+	})
+	if len(behind) > 0 && !n.Config.ThroughStack {
+		return ok("programs of others stay; packets to backends on other nodes pass the network stack, or these would not see them: %s",
+			status.ListText(behind))
+	}
 	if len(others) > 0 {
 		return ok("programs of others stay, behind Sluice at ingress and before it at egress: %s", status.ListText(others))
 	}

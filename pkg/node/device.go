@@ -40,6 +40,10 @@ type Device struct {
 	// the device.
 	TakesFrames bool
 
+	// Bypassed names what of another owner runs at the device's ingress after the program of Sluice, and so
+	// misses packets that this does not pass on. It is empty if there is nothing.
+	Bypassed string
+
 	// Network is the first address of global scope with a prefix shorter than the
 	// address, as 192.168.50.1/24: other hosts can be reached there. It is invalid if
 	// there is none.

@@ -44,6 +44,35 @@ func (r *reader) concern() string {
 	return ""
 }
 
+// fillBypassed sets which programs at the ingress of devices miss packets that do not enter the stack. It returns a
+// concern if there is one in the stack.
+func (r *reader) fillBypassed(devices []Device) string {
+	if r.bypassed == nil {
+		return ""
+	}
+	indices := make([]int, len(devices))
+	for i, d := range devices {
+		indices[i] = d.Index
+	}
+	var found map[int]string
+	err := InNamespace(r.ns, func() (err error) {
+		found, err = r.bypassed(indices)
+
+		return err
+	})
+	if err != nil {
+		return fmt.Sprintf("programs of others cannot be read: %v", err)
+	}
+	for i := range devices {
+		devices[i].Bypassed = found[devices[i].Index]
+	}
+	if found[0] == "" {
+		return ""
+	}
+
+	return fmt.Sprintf("%q runs at a hook of netfilter", found[0])
+}
+
 // policies returns a concern if there are IPsec policies.
 func (r *reader) policies() (string, error) {
 	if r.xfrm == nil {

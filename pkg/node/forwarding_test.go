@@ -1,13 +1,17 @@
 package node
 
 import (
+	"fmt"
 	"net"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -109,6 +113,49 @@ func mustRun(t testing.TB, ns *lab.Namespace, command ...string) {
 	if output, err := lab.Output(ns, nil, command[0], command[1:]...); err != nil {
 		t.Fatalf("%s: %v: %s", command, err, output)
 	}
+}
+
+// Programs of others that miss packets at an uplink are reported, with filters as soon as they are there.
+func TestWatchReportsBypassed(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
+	link, err := ns.Netlink().LinkByName("eth0")
+	lab.Must(t, err)
+	index := link.Attrs().Index
+	var inStack atomic.Pointer[string]
+	inStack.Store(new(string))
+	watch := mustWatch(t, ns, Config{Bypassed: func(devices []int) (map[int]string, error) {
+		if !slices.Contains(devices, index) {
+			return nil, fmt.Errorf("eth0 is not among %v", devices)
+		}
+		filters, err := netlink.FilterList(link, netlink.HANDLE_MIN_INGRESS) // of the thread's namespace
+		found := map[int]string{0: *inStack.Load()}
+		if len(filters) > 0 {
+			found[index] = filters[0].Type()
+		}
+
+		return found, err
+	}})
+	wait := func(filter, concern string) {
+		t.Helper()
+		watch.until(filter+concern, func(s State) bool {
+			at := slices.IndexFunc(s.Devices, func(d Device) bool { return d.Index == index })
+
+			return s.Devices[at].Bypassed == filter && s.Concern == concern
+		})
+	}
+	wait("", "")
+	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	lab.Must(t, ns.Netlink().QdiscAdd(clsact))
+	filter := &netlink.U32{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 7, Protocol: unix.ETH_P_ALL},
+		ClassId:     netlink.MakeHandle(1, 1),
+	}
+	lab.Must(t, ns.Netlink().FilterAdd(filter))
+	wait("u32", "")
+	inStack.Store(new("their_program"))
+	lab.Must(t, ns.Netlink().QdiscDel(clsact))
+	wait("", `"their_program" runs at a hook of netfilter`)
 }
 
 // Routing rules that select by more than addresses, IPsec policies and nftables chains are reported

@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -179,7 +180,21 @@ func (m *Model) NewLocalCIDRs() ([]netip.Prefix, bool) {
 
 // ThroughStack returns why packets to backends on other nodes have to pass the network stack, or
 // "" if they need not.
-func (m *Model) ThroughStack() string { return cmp.Or(m.cfg.ThroughStack, m.state.Concern) }
+func (m *Model) ThroughStack() string {
+	return cmp.Or(m.cfg.ThroughStack, m.state.Concern, bypassedAt(Decide(m.state.Devices, m.cfg.Devices)))
+}
+
+// bypassedAt returns what would miss packets that leave again where they arrive, or "": that is so at
+// uplinks other than ports of bridges.
+func bypassedAt(decisions []Decision) string {
+	for _, d := range decisions {
+		if d.Class == ClassUplink && d.Bridge == 0 && d.Bypassed != "" {
+			return fmt.Sprintf("%q runs at the ingress of %s", d.Bypassed, d.Name)
+		}
+	}
+
+	return ""
+}
 
 // NewDecisions returns the class of every device, and the entries of the devices map, if one may
 // have changed. Unless [Model.ThroughStack] returns why not, packets may leave by uplinks without

@@ -282,11 +282,30 @@ func TestDeviceEntries(t *testing.T) {
 // Packets bypass the stack unless the configuration or the kernel forbids it, or a rule there
 // concerns them.
 func TestThroughStack(t *testing.T) {
-	for _, test := range []struct{ always, concern, want string }{
-		{"", "", ""}, {"", "a rule", "a rule"}, {"--forwarding stack", "", "--forwarding stack"}, {"no MTU", "a rule", "no MTU"},
+	const atIngress = `"their_filter" runs at the ingress of eth0`
+	for _, test := range []struct{ always, concern, bypassed, want string }{
+		{want: ""},
+		{concern: "a rule", want: "a rule"},
+		{bypassed: "eth0", want: atIngress},
+		{bypassed: "veth0", want: ""}, // of a pod
+		{bypassed: "eth1", want: ""},  // a port of a bridge, where nothing is turned around
+		{concern: "a rule", bypassed: "eth0", want: "a rule"},
+		{always: "--forwarding stack", bypassed: "eth0", want: "--forwarding stack"},
+		{always: "no MTU", concern: "a rule", want: "no MTU"},
 	} {
 		m := NewModel(ModelConfig{ThroughStack: test.always})
-		m.SetState(State{Devices: []Device{{Index: 2, Name: "eth0", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true}}, Concern: test.concern})
+		devices := []Device{
+			{Index: 2, Name: "eth0", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true},
+			{Index: 3, Name: "veth0", Kind: "veth", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true},
+			{Index: 4, Name: "eth1", LinkLayer: LinkEthernet, IsUp: true, TakesFrames: true, Master: 5},
+			{Index: 5, Name: "br0", Kind: "bridge", LinkLayer: LinkEthernet, IsUp: true},
+		}
+		for i := range devices {
+			if devices[i].Name == test.bypassed {
+				devices[i].Bypassed = "their_filter"
+			}
+		}
+		m.SetState(State{Devices: devices, Concern: test.concern})
 		_, entries, ok := m.NewDecisions()
 		if got := m.ThroughStack(); !ok || got != test.want {
 			t.Errorf("%+v: got %q, decided: %t", test, got, ok)

@@ -73,6 +73,8 @@ type reader struct {
 	routes *netlink.Handle
 	xfrm   *netlink.Handle // nil if the kernel has no IPsec
 	tables nftables
+
+	bypassed func(devices []int) (map[int]string, error) // see Config; it may be nil
 }
 
 // newReader returns a reader of the namespace ns. The caller closes it.
@@ -126,6 +128,7 @@ func (r *reader) read() (State, error) {
 	}
 
 	state := State{Devices: devicesOf(links, addrs, routes), Concern: r.concern()}
+	state.Concern = cmp.Or(state.Concern, r.fillBypassed(state.Devices))
 	if i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ipvsDevice }); i >= 0 {
 		index := links[i].Attrs().Index
 		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool { return a.LinkIndex == index })

@@ -37,6 +37,10 @@ type Config struct {
 	// Netns is the network namespace to watch, which may be closed when Watch
 	// has returned. Nil means that of the calling thread.
 	Netns *os.File
+	// Bypassed names a program or filter of another owner that sees no packets which leave again at the
+	// ingress of their device, by the index of that device, or 0 if it is in the network stack. It is
+	// called in the namespace, with all of its devices. Nil means that there is none.
+	Bypassed func(devices []int) (map[int]string, error)
 	// Log gets a warning when a subscription breaks and is renewed. Nil means
 	// no log.
 	Log *slog.Logger
@@ -120,6 +124,7 @@ func (w *watcher) follow(ctx context.Context) error {
 		return err
 	}
 	defer s.close()
+	s.reader.bypassed = w.config.Bypassed
 
 	return w.listOnChange(ctx, s)
 }
@@ -197,7 +202,8 @@ func subscribe(ns netns.NsHandle, receiveBuffer int) (*subscription, error) {
 	// Sockets stay in the namespace in which they are created.
 	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+		unix.RTNLGRP_TC)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to changes of the node: %w", err)
 	}

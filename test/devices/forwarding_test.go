@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -9,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -115,6 +118,82 @@ func TestDeadNextHop(t *testing.T) {
 			t.Errorf("over %s: %v after %v", f, err, took)
 		}
 	}
+}
+
+// TestFilterAtIngress has others filter what comes to node-1: the client is dropped, wherever the backend is. Packets
+// go through the stack as long as there is such a filter or program.
+//
+//	client ── eth0, filter ┐ ┌ vxlan0 ══ pod-2-0
+//	                       └─┘
+func TestFilterAtIngress(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}})
+	c := casesOf(w)
+	w.start(t, c.local, c.remote)
+	w.mustForward(t, "")
+	first, client := w.Nodes[0], w.outside(t)
+	eth0, err := first.Netlink().LinkByName("eth0")
+	lab.Must(t, err)
+	answered := func(s service) bool {
+		_, err := client.Exchange(lab.Exchange{Network: "tcp", Address: s.at(nodePort, ipv4, first), Timeout: time.Second})
+
+		return err == nil
+	}
+	wantAnswers := func(when string, want bool) {
+		t.Helper()
+		for name, s := range map[string]service{"local": c.local, "remote": c.remote} {
+			if got := answered(s); got != want {
+				t.Errorf("%s, the %s backend answers: %t", when, name, got)
+			}
+		}
+	}
+	wantAnswers("without a filter", true)
+
+	drops := mustDropFrom(t, w.Client.IPv4)
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: eth0.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 100, Protocol: unix.ETH_P_ALL},
+		Fd:          drops.FD(), Name: "their_filter", DirectAction: true,
+	}
+	lab.MustDo(t, first.Namespace, func() error {
+		clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: eth0.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		}}
+		if err := netlink.QdiscReplace(clsact); err != nil {
+			return err
+		}
+
+		return netlink.FilterAdd(filter)
+	})
+	w.mustForward(t, `"their_filter" runs at the ingress of eth0`)
+	wantAnswers("with a filter", false)
+	lab.MustDo(t, first.Namespace, func() error { return netlink.FilterDel(filter) })
+	w.mustForward(t, "")
+	wantAnswers("without the filter", true)
+}
+
+// mustDropFrom returns a program of tc that drops packets from an address of IPv4.
+func mustDropFrom(t *testing.T, from netip.Addr) *ebpf.Program {
+	t.Helper()
+	const source = 14 + 12 // behind the Ethernet header
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "their_program", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.LoadAbs(source, asm.Word),
+			asm.Mov.Imm(asm.R1, int32(binary.BigEndian.Uint32(from.AsSlice()))),
+			asm.LSh.Imm(asm.R1, 32), // without its sign
+			asm.RSh.Imm(asm.R1, 32),
+			asm.JEq.Reg(asm.R0, asm.R1, "drop"),
+			asm.Mov.Imm(asm.R0, -1), // TC_ACT_UNSPEC
+			asm.Return(),
+			asm.Mov.Imm(asm.R0, 2).WithSymbol("drop"), // TC_ACT_SHOT
+			asm.Return(),
+		},
+	})
+	lab.Must(t, err)
+	t.Cleanup(func() { program.Close() })
+
+	return program
 }
 
 // mustForward waits until node-1's agent reports why packets pass the network stack, or that they need not.
