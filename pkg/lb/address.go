@@ -22,7 +22,7 @@ type address struct {
 //
 // An address that is several of these has the kind of the first, and source ranges
 // apply to it if one of them is a load balancer's. External IPs that the node
-// ignores and addresses above its limits are left out.
+// ignores, special addresses and those above its limits are left out.
 func (r *resolver) addresses(family Family) []address {
 	s := r.svc
 	clusterIP := s.clusterIP(family)
@@ -34,7 +34,7 @@ func (r *resolver) addresses(family Family) []address {
 	index := make(map[netip.Addr]int) // of found
 	index[clusterIP] = 0
 	add := func(ip netip.Addr, kind Kind, restricted bool) {
-		if FamilyOf(ip) != family || ip.IsUnspecified() {
+		if FamilyOf(ip) != family || isSpecial(ip) {
 			return
 		}
 		i, listed := index[ip]
@@ -62,11 +62,19 @@ func (r *resolver) addresses(family Family) []address {
 func (s *Service) clusterIP(family Family) netip.Addr {
 	for i, ip := range s.ClusterIPs {
 		listed := i == 0 && len(s.Families) == 0 || i < len(s.Families) && s.Families[i] == family
-		if listed && FamilyOf(ip) == family && !ip.IsUnspecified() {
+		if listed && FamilyOf(ip) == family && !isSpecial(ip) {
 			return ip
 		}
 	}
 	return netip.Addr{}
+}
+
+// isSpecial reports whether ip means another destination in each network namespace, or on
+// each link. No Service has it: it would take the localhost of all pods, or what they reach
+// on their link. An API server refuses the same addresses as external IPs and as endpoints,
+// but not as those of a load balancer.
+func isSpecial(ip netip.Addr) bool {
+	return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast()
 }
 
 // unspecified returns the address that stands for all addresses of the node.

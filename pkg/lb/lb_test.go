@@ -291,6 +291,11 @@ func TestKinds(t *testing.T) {
 			[]string{"10.96.0.1:80 ClusterIP"}},
 		{"not what is no address", web(func(s *Service) { s.ExternalIPs = []netip.Addr{{}, ip("0.0.0.0")} }),
 			[]string{"10.96.0.1:80 ClusterIP"}},
+		{"not what is a pod's own localhost, or of its link", web(dualStack, func(s *Service) {
+			s.LoadBalancers = vips("127.0.0.1", "127.1.2.3", "::1", "::", "169.254.169.254", "fe80::1", "224.0.0.1", "ff02::1")
+			s.ExternalIPs = ips("127.0.0.1", "::1")
+		}), []string{"10.96.0.1:80 ClusterIP", "[fd00::1]:80 ClusterIP"}},
+		{"nothing at a ClusterIP that is a pod's own localhost", web(balanced, func(s *Service) { s.ClusterIPs = ips("127.0.0.1") }), nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var got []string

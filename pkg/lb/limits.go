@@ -195,7 +195,11 @@ func (p Problem) String() string {
 func (r *resolver) checkService() {
 	s := r.svc
 	for i, ip := range s.ClusterIPs {
-		if ip.IsValid() && s.clusterIP(FamilyOf(ip)) != ip {
+		switch {
+		case !ip.IsValid() || s.clusterIP(FamilyOf(ip)) == ip:
+		case isSpecial(ip):
+			r.specialAddress("spec.clusterIPs[%d]", i, ip)
+		default:
 			r.problemAt("spec.clusterIPs[%d]", i, "%s is not in use: spec.ipFamilies does not have its family there", ip)
 		}
 	}
@@ -227,11 +231,16 @@ func (r *resolver) checkService() {
 func (r *resolver) checkAddress(list string, i int, ip netip.Addr) {
 	switch family := FamilyOf(ip); {
 	case !ip.IsValid():
-	case ip.IsUnspecified():
-		r.problemAt(list, i, "%s is not an address of one destination", ip)
+	case isSpecial(ip):
+		r.specialAddress(list, i, ip)
 	case !r.svc.clusterIP(family).IsValid():
 		r.problemAt(list, i, "%s is not in use: the Service has no %s ClusterIP", ip, family)
 	}
+}
+
+// specialAddress notes an address, element i of a list, that no Service has.
+func (r *resolver) specialAddress(list string, i int, ip netip.Addr) {
+	r.problemAt(list, i, "%s is not in use: an unspecified, loopback or link-local address means another destination in each network namespace", ip)
 }
 
 // checkSlices notes the endpoints that join has to skip.

@@ -224,6 +224,7 @@ func TestProblemsAreLimited(t *testing.T) {
 }
 
 func TestProblems(t *testing.T) {
+	const special = " is not in use: an unspecified, loopback or link-local address means another destination in each network namespace"
 	ports := func(ports ...ServicePort) *Service { return web(func(s *Service) { s.Ports = ports }) }
 	for _, test := range []struct {
 		name string
@@ -241,8 +242,17 @@ func TestProblems(t *testing.T) {
 			[]string{"Service ns/web: spec.externalIPs[1]: 2001:db8::1 is not in use: the Service has no IPv6 ClusterIP"}},
 		{"a load balancer of a family that is missing", web(func(s *Service) { s.LoadBalancers = vips("2001:db8::1") }),
 			[]string{"Service ns/web: status.loadBalancer.ingress[0].ip: 2001:db8::1 is not in use: the Service has no IPv6 ClusterIP"}},
-		{"an address that is everywhere", web(func(s *Service) { s.ExternalIPs = ips("0.0.0.0") }),
-			[]string{"Service ns/web: spec.externalIPs[0]: 0.0.0.0 is not an address of one destination"}},
+		{"special addresses", web(dualStack, func(s *Service) {
+			s.ExternalIPs = ips("0.0.0.0", "169.254.169.254")
+			s.LoadBalancers = vips("127.0.0.1", "::1")
+		}), []string{
+			"Service ns/web: spec.externalIPs[0]: 0.0.0.0" + special,
+			"Service ns/web: spec.externalIPs[1]: 169.254.169.254" + special,
+			"Service ns/web: status.loadBalancer.ingress[0].ip: 127.0.0.1" + special,
+			"Service ns/web: status.loadBalancer.ingress[1].ip: ::1" + special,
+		}},
+		{"a special ClusterIP", web(func(s *Service) { s.ClusterIPs = ips("127.0.0.2") }),
+			[]string{"Service ns/web: spec.clusterIPs[0]: 127.0.0.2" + special}},
 		{"a ClusterIP that is not listed", web(dualStack, func(s *Service) { s.Families = []Family{IPv4} }),
 			[]string{"Service ns/web: spec.clusterIPs[1]: fd00::1 is not in use: spec.ipFamilies does not have its family there"}},
 		{"no health check port", web(balanced, externalLocal, func(s *Service) { s.HealthCheckNodePort = 0 }),

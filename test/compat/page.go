@@ -18,6 +18,12 @@ that ` + "`sluice agent`" + ` does not have, or if a named test does not exist.
 `
 
 const tail = `
+## Addresses that no Service has
+
+A loopback, link-local or unspecified address means another destination in each network namespace, so it is never an address of a Service, wherever it stands: with
+` + "`status.loadBalancer.ingress: [{ip: 127.0.0.1}]`" + `, as minikube's tunnel writes it, localhost stays that of each pod and of the node. An API server refuses such addresses as external IPs and as endpoints, not as a load balancer's;
+kube-proxy has rules for them. The Service gets an Event that names the field, and its other addresses are in use.
+
 ## Rules of other owners
 
 Services are translated at devices before netfilter sees a packet, so rules in raw, mangle or any prerouting chain that match a node port or another address of a Service,

@@ -93,6 +93,25 @@ func TestTypes(t *testing.T) {
 	load.MustKeepUp(t)
 }
 
+// A load balancer whose address is loopback (as minikube's tunnel writes it) takes neither the
+// localhost of pods nor that of the node.
+//
+//	web:80, 203.0.113.7:80 ── pod-1-0
+func TestLoopbackOfLoadBalancer(t *testing.T) {
+	s := mustTestbed(t)
+	pod := s.Local()[0]
+	s.SetEndpoints(t, "web", scene.ReadyAll(pod)...)
+	s.CreateService(t, "web", func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeLoadBalancer })
+	s.SetLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: "127.0.0.1"}, corev1.LoadBalancerIngress{IP: "::1"},
+		corev1.LoadBalancerIngress{IP: "203.0.113.7"})
+	scene.MustReach(t, s.Pod.To("tcp", "203.0.113.7:80"), pod.Name)
+	for _, client := range []*scene.Client{s.Pod, s.Node} {
+		for _, address := range []string{"127.0.0.1:80", "[::1]:80", "0.0.0.0:80", "[::]:80", "[::ffff:127.0.0.1]:80"} {
+			scene.MustFail(t, client.To("tcp", address), scene.Rejected) // no process listens
+		}
+	}
+}
+
 // A Service with the label of another proxy is withdrawn, and served again without it.
 //
 //	web:80 ── pod-1-0
