@@ -52,6 +52,9 @@ type Config struct {
 	// HostNetnsCookie is the cookie of the node's network namespace; zero means the
 	// first namespace of the kernel.
 	HostNetnsCookie uint64
+	// HostNetnsInode is the inode of the node's network namespace: sockets of other namespaces are
+	// translated if a device of that one, or hardware, leads to them.
+	HostNetnsInode uint32
 
 	// SetRetval lets connect and sendmsg hooks call bpf_set_retval (Linux 6.1). Without
 	// it, a refused connect is redirected to a closed port of loopback, and a refused sendto
@@ -233,6 +236,7 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		sockVarConfigUdpMode:         uint32(cfg.UDP),
 		sockVarConfigUdpIdleNs:       nanoseconds(cfg.UDPIdle, DefaultUDPIdle),
 		sockVarConfigHostNetnsCookie: cfg.HostNetnsCookie,
+		sockVarConfigHostNetnsInode:  cfg.HostNetnsInode,
 		sockVarConfigHasSetRetval:    cfg.SetRetval,
 		sockVarConfigStats:           !cfg.NoStats,
 

@@ -120,7 +120,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	why = lookup_frontend(ctx, &original_dst, &pool);
 	if (why == REASON_PASS_NO_FRONTEND)
 		return why;
-	if (is_left_alone(ctx, v6, &original_dst, pool.flags))
+	if (is_left_alone(ctx, v6, &original_dst, &pool))
 		return REASON_PASS_DISABLED;
 
 	now = bpf_ktime_get_ns();
@@ -279,7 +279,7 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 		set_hook_addr(ctx, v6, &be->addr, be->port);
 		return REASON_TRANSLATED;
 	}
-	if (is_left_alone(ctx, v6, &original_dst, pool.flags))
+	if (is_left_alone(ctx, v6, &original_dst, &pool))
 		return REASON_PASS_DISABLED;
 
 	if (!why)

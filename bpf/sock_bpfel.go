@@ -79,6 +79,7 @@ const (
 	sockVarConfigHasSetRetval       = "config_has_set_retval"
 	sockVarConfigHeal               = "config_heal"
 	sockVarConfigHostNetnsCookie    = "config_host_netns_cookie"
+	sockVarConfigHostNetnsInode     = "config_host_netns_inode"
 	sockVarConfigLocalhostNodePorts = "config_localhost_node_ports"
 	sockVarConfigPodOptOut          = "config_pod_opt_out"
 	sockVarConfigProbeAddr          = "config_probe_addr"
@@ -197,6 +198,7 @@ type sockVariableSpecs struct {
 	ConfigHasSetRetval       *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
 	ConfigHeal               *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigHostNetnsCookie    *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
+	ConfigHostNetnsInode     *ebpf.VariableSpec `ebpf:"config_host_netns_inode"`
 	ConfigLocalhostNodePorts *ebpf.VariableSpec `ebpf:"config_localhost_node_ports"`
 	ConfigPodOptOut          *ebpf.VariableSpec `ebpf:"config_pod_opt_out"`
 	ConfigProbeAddr          *ebpf.VariableSpec `ebpf:"config_probe_addr"`
@@ -325,6 +327,7 @@ type sockVariables struct {
 	ConfigHasSetRetval       *ebpf.Variable `ebpf:"config_has_set_retval"`
 	ConfigHeal               *ebpf.Variable `ebpf:"config_heal"`
 	ConfigHostNetnsCookie    *ebpf.Variable `ebpf:"config_host_netns_cookie"`
+	ConfigHostNetnsInode     *ebpf.Variable `ebpf:"config_host_netns_inode"`
 	ConfigLocalhostNodePorts *ebpf.Variable `ebpf:"config_localhost_node_ports"`
 	ConfigPodOptOut          *ebpf.Variable `ebpf:"config_pod_opt_out"`
 	ConfigProbeAddr          *ebpf.Variable `ebpf:"config_probe_addr"`

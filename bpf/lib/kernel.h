@@ -49,11 +49,25 @@ struct inet6_dev {
 	struct list_head addr_list;
 };
 
+struct rtnl_link_ops {
+	const char *kind;
+};
+
 struct net_device {
 	unsigned int flags;
 	struct list_head dev_list;
 	struct in_device *ip_ptr;
 	struct inet6_dev *ip6_ptr;
+	struct {
+		struct list_head lower;
+	} adj_list;
+	const struct rtnl_link_ops *rtnl_link_ops;
+	possible_net_t nd_net;
+};
+
+struct netdev_adjacent {
+	struct net_device *dev;
+	struct list_head list;
 };
 
 struct kernfs_node {

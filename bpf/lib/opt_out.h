@@ -14,6 +14,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "kernel.h"
+#include "netns.h"
 #include "sock.h"
 
 /* Pods can opt out, which costs each new flow of a pod to a Service a look at its cgroup. */
@@ -66,18 +67,15 @@ static __always_inline bool read_pod_name(const struct cgroup *cg, struct pod_na
 
 /*
  * is_pod_opted_out reports whether the calling process is in the cgroup of a pod that has opted
- * out, and the socket not in the node's network namespace. It is global, so that the verifier walks
- * it once.
+ * out. It is global, so that the verifier walks it once.
  */
-__noinline int is_pod_opted_out(struct bpf_sock_addr *ctx)
+__noinline int is_pod_opted_out(void)
 {
 	const struct task_struct *task = (void *)bpf_get_current_task();
 	const struct cgroup *cg = BPF_CORE_READ(task, cgroups, dfl_cgrp);
 	struct pod_name pod = {};
 	int i;
 
-	if (is_host_netns(ctx))
-		return false;
 	for (i = 0; i < MAX_CGROUPS && cg; i++) {
 		if (read_pod_name(cg, &pod))
 			return bpf_map_lookup_elem(&sl_opted_out, &pod.uid) != NULL;
@@ -115,16 +113,19 @@ __noinline int is_left_to_node_v6(struct bpf_sock_addr *ctx)
 
 /*
  * is_left_alone reports whether a socket must not be translated, although its destination is an
- * address of Services. Only sockets in pods can opt out: no device translates what the node's own
- * processes send. pool_flags are those of the destination's pool, or 0 if it has none.
+ * address of Services. The node's own sockets are translated here or nowhere: no device translates
+ * what they send. pool is that of the destination, or empty.
  */
 static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6,
-					  const struct frontend_key *original_dst, __u32 pool_flags)
+					  const struct frontend_key *original_dst,
+					  const struct pool *pool)
 {
-	if (pool_flags & POOL_OPTED_OUT && !is_host_netns(ctx))
-		return true;
-	if (config_pod_opt_out && is_pod_opted_out(ctx))
-		return true;
+	if (!is_host_netns(ctx)) {
+		if (pool->flags & POOL_OPTED_OUT || is_left_to_pod(ctx, &original_dst->addr))
+			return true;
+		if (config_pod_opt_out && is_pod_opted_out())
+			return true;
+	}
 	if (!may_be_nodes(addr_hash(&original_dst->addr)))
 		return false;
 	return v6 ? is_left_to_node_v6(ctx) : is_left_to_node_v4(ctx);

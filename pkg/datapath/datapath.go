@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // Config is the configuration of a [Datapath].
@@ -125,10 +126,15 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
+	inode, err := node.NetnsInode()
+	if err != nil {
+		return nil, fmt.Errorf("network namespace of the node: %w", err)
+	}
 	config := bpf.Config{
 		UDP:             cfg.UDP,
 		UDPIdle:         cfg.UDPIdle,
 		HostNetnsCookie: features.NetnsCookie,
+		HostNetnsInode:  uint32(inode), // the kernel has no larger ones
 		SetRetval:       features.SetRetval,
 		NoStats:         cfg.NoStats,
 		Handshakes:      cfg.Handshakes && features.Tracing,

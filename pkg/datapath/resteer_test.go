@@ -1,8 +1,6 @@
 package datapath
 
 import (
-	"fmt"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -19,22 +17,7 @@ func newResteering(t testing.TB) *world {
 	w.Datapath = w.mustOpen(t, w.cfg)
 	w.needsTracing(t)
 	w.mustAttach(t)
-	lab.MustDo(t, w.node.Namespace, func() error {
-		var devices []Device
-		for _, pod := range w.node.Pods {
-			device, err := net.InterfaceByName(pod.Device)
-			if err != nil {
-				return err
-			}
-			devices = append(devices, Device{Index: device.Index, Class: maps.DevicePods})
-		}
-		failed, err := w.AttachDevices(devices)
-		if len(failed) > 0 {
-			return fmt.Errorf("devices failed: %v", failed)
-		}
-
-		return err
-	})
+	w.mustAttachPods(t)
 
 	return w
 }

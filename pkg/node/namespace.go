@@ -60,6 +60,9 @@ func inodeOf(path string) (uint64, error) {
 	return stat.Ino, err
 }
 
+// NetnsInode returns the inode of the calling thread's network namespace.
+func NetnsInode() (uint64, error) { return inodeOf("/proc/thread-self/ns/net") }
+
 // InNamespace runs f in a network namespace, on a thread of its own.
 func InNamespace(ns netns.NsHandle, f func() error) error {
 	done := make(chan error)

@@ -218,7 +218,7 @@ func HostNamespace() (Namespace, error) {
 // one than the calling thread's, and false if it is not there. It is the one at the other end of the device, or
 // the one that has the address.
 func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err error) {
-	own, err := inodeOf("/proc/thread-self/ns/net")
+	own, err := NetnsInode()
 	if err != nil {
 		return found, false, err
 	}
