@@ -110,6 +110,41 @@ func TestMasqueradePortOfAClientThatOnlySends(t *testing.T) {
 	}, window)
 }
 
+// A datagram and its answer hold a masquerade port for half a minute, as netfilter holds one, and so does one that has no
+// answer. Only datagrams that go on hold it for two minutes.
+func TestMasqueradePortOfADatagram(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		answered, goesOn bool
+		held             time.Duration
+	}{
+		{"without an answer", false, false, 30 * time.Second},
+		{"with an answer", true, false, 30 * time.Second},
+		{"that goes on", true, true, 120 * time.Second},
+	} {
+		t.Run("it is held by one "+test.name, func(t *testing.T) {
+			each(t, ways, func(t *testing.T, w *world, p place) {
+				w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{remotePod}})
+				c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, vip: clusterIP, backend: remotePod, masqueradedPort: 20000}
+				c.first(t, maps.ReasonTranslated)
+				if test.answered {
+					c.establish(t)
+				}
+				if test.goesOn {
+					w.wait(t, 3*time.Second)
+					c.says(t, udp(client, client))
+					c.leaves(t, udp(client, client))
+				}
+				w.wait(t, test.held-time.Second)
+				w.ingress(t, p, udp(stranger, clusterIP)).drops(maps.ReasonDropMasqueradePort)
+				w.wait(t, 2*time.Second)
+				c.place.client = stranger
+				c.first(t, maps.ReasonTranslated)
+			}, onePort)
+		})
+	}
+}
+
 // A backend that is gone may answer after the client got another one.
 func TestLateAnswerOfABackendThatIsGone(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {

@@ -1,10 +1,8 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/netip"
 	"sync"
 	"testing"
 
@@ -81,31 +79,78 @@ func needsConntrack(t *testing.T) {
 	}
 }
 
-// A port on which the node listens is not used for a masquerade.
-func TestMasqueradeAvoidsSockets(t *testing.T) {
+// A port with which a socket of the node is connected to the backend is not used for a masquerade. One at which a socket
+// listens, or waits for datagrams, is: it has the port, and none of the tuples.
+func TestMasqueradeAvoidsConnectedSockets(t *testing.T) {
 	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
-		t.Run(proto.String(), func(t *testing.T) {
-			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
-				var socket io.Closer
-				lab.Must(t, w.node.Do(func() (err error) {
-					if proto == layers.IPProtocolTCP {
-						socket, err = net.Listen("tcp", ":20000")
-					} else {
-						socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[::]:20000")))
+		for _, test := range []struct {
+			name  string
+			peer  string // "": none, the socket is open to all
+			taken bool
+		}{
+			{"avoids the tuple of a socket", remotePod, true},
+			{"uses the port of a socket that is connected elsewhere", "8.0.2.8:8080", false},
+			{"uses the port of a socket that is open to all", "", false},
+		} {
+			t.Run(fmt.Sprintf("%s: it %s", proto, test.name), func(t *testing.T) {
+				each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+					w.mustSocket(t, proto, at(node).Addr().String()+":20000", test.peer)
+					w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
+					w.ingress(t, p, first(proto, p.client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
+					if port := maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort); test.taken && port != 20001 {
+						t.Errorf("port is %d, and the tuple is that of a socket", port)
 					}
-
-					return err
-				}))
-				defer socket.Close()
-				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
-				w.ingress(t, p, first(proto, p.client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
-				if port := maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort); port != 20001 {
-					t.Errorf("port is %d, want the one without a listener", port)
-				}
-				w.ingress(t, p, first(proto, stranger, clusterIP)).drops(maps.ReasonDropMasqueradePort)
-			}, twoPorts)
-		})
+					second := w.ingress(t, p, first(proto, stranger, clusterIP))
+					if test.taken {
+						second.drops(maps.ReasonDropMasqueradePort)
+					} else {
+						second.ends(verdictNext, maps.ReasonTranslated)
+					}
+				}, twoPorts)
+			})
+		}
 	}
+}
+
+// mustSocket opens a socket of the node, which listens, waits for datagrams, or connects to an address, until the test
+// ends. No one answers there: the SYN of a connection is on its way.
+func (w *world) mustSocket(t *testing.T, proto layers.IPProtocol, local, peer string) {
+	t.Helper()
+	domain, kind := unix.AF_INET, unix.SOCK_STREAM
+	if w.family == ipv6 {
+		domain = unix.AF_INET6
+	}
+	if proto == layers.IPProtocolUDP {
+		kind = unix.SOCK_DGRAM
+	}
+	address := func(text string) unix.Sockaddr {
+		a := w.family.addrPort(at(text))
+		if w.family == ipv6 {
+			return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+		}
+
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	lab.MustDo(t, w.node, func() error {
+		socket, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { lab.Must(t, unix.Close(socket)) })
+		if err := unix.Bind(socket, address(local)); err != nil {
+			return err
+		}
+		switch {
+		case peer != "":
+			if err = unix.Connect(socket, address(peer)); errors.Is(err, unix.EINPROGRESS) {
+				err = nil
+			}
+		case proto == layers.IPProtocolTCP:
+			err = unix.Listen(socket, 1)
+		}
+
+		return err
+	})
 }
 
 // Nor is a port that netfilter has assigned, in whatever state that connection is.

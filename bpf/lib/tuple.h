@@ -47,11 +47,16 @@ static __always_inline __u32 tuple_of(const struct flow_key *key, struct bpf_soc
 	return sizeof(tuple->ipv6);
 }
 
-/* has_socket reports whether a socket of this node would receive the packets of a tuple. */
+/*
+ * has_socket reports whether a socket of this node is connected with a tuple. One that listens, or
+ * that waits for datagrams of anybody, has a port, but no tuple: all ports would be in use if it had
+ * them all.
+ */
 static __always_inline bool has_socket(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple,
 				       __u32 size, __u8 proto)
 {
 	struct bpf_sock *sk = NULL;
+	bool connected;
 
 	if (proto == IPPROTO_TCP)
 		sk = bpf_skc_lookup_tcp(ctx, tuple, size, BPF_F_CURRENT_NETNS, 0);
@@ -59,8 +64,9 @@ static __always_inline bool has_socket(struct __sk_buff *ctx, struct bpf_sock_tu
 		sk = bpf_sk_lookup_udp(ctx, tuple, size, BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return false;
+	connected = proto == IPPROTO_TCP ? sk->state != BPF_TCP_LISTEN : sk->dst_port != 0;
 	bpf_sk_release(sk);
-	return true;
+	return connected;
 }
 
 /*
@@ -91,7 +97,7 @@ static __always_inline bool is_tracked(struct __sk_buff *ctx, struct bpf_sock_tu
  * is_taken reports whether the replies to the flow of the packet, as the entry of this role
  * matches them, could be those of another connection.
  *
- * A masquerade must not use a tuple of a socket of this node, or one that netfilter has assigned.
+ * A masquerade must not use a tuple of a connected socket of this node, or one that netfilter has assigned.
  * A client that has connected to the backend directly, from the same port, keeps that connection;
  * netfilter also keeps flows that have ended, as connections that are unanswered or closed.
  */
@@ -125,6 +131,12 @@ __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 
 /* How long Linux keeps TIME_WAIT, and the second by which last_seen may lag behind. */
 #define TIME_WAIT_NS (61 * 1000000000ULL)
+
+/*
+ * A UDP flow that was answered is a stream from this age on, as for netfilter. Before, it holds its
+ * tuple no longer than one that is unanswered: most are a question and its answer, and do not go on.
+ */
+#define STREAM_NS (2 * 1000000000ULL)
 
 /* How an entry holds its tuple. */
 enum hold {
@@ -164,16 +176,22 @@ static __always_inline bool is_in_time_wait(const struct packet *pkt, const stru
 					 addr_equal(&had->original_dst, &pkt->flow.original_dst)));
 }
 
-/* hold_on_tuple returns how an entry holds its tuple against the flow of the packet. */
-static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const struct flow *had)
+/*
+ * hold_on_tuple returns how an entry holds its tuple against the flow of the packet. The entry is in
+ * half_open, or in flows.
+ */
+static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const struct flow *had,
+					       bool half_open)
 {
-	__u64 idle;
+	bool stream = !half_open && had->last_seen >= had->created + STREAM_NS;
+	__u64 idle, limit;
 
 	if (is_same(had, &pkt->flow))
 		return HOLD_NONE;
 	idle = idle_of(had, pkt->now);
+	limit = stream ? config_udp_idle_ns : config_udp_unanswered_ns;
 	if (had->proto == IPPROTO_UDP)
-		return idle > config_udp_idle_ns ? HOLD_NONE : HOLD_LIVE;
+		return idle > limit ? HOLD_NONE : HOLD_LIVE;
 	if (had->ending & FLOW_OVER)
 		return is_in_time_wait(pkt, had) ? HOLD_ENDED : HOLD_NONE;
 	if (is_new(had))
@@ -257,7 +275,7 @@ static __always_inline int reserve_opening(struct packet *pkt)
 
 	if (put == -EEXIST) {
 		if (!copy_holder(pkt, half_open_at(&pkt->key)) ||
-		    hold_on_tuple(pkt, &pkt->gone) != HOLD_NONE)
+		    hold_on_tuple(pkt, &pkt->gone, true) != HOLD_NONE)
 			return REASON_DROP_MASQUERADE_PORT;
 		drop_half_open(&pkt->key);
 		pkt->evicts = true;
@@ -295,7 +313,7 @@ __noinline int reserve(__u32 role, __u32 urgent)
 	if (why || !copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)))
 		return why;
 
-	hold = hold_on_tuple(pkt, &pkt->gone);
+	hold = hold_on_tuple(pkt, &pkt->gone, false);
 	if (hold == HOLD_ENDED && !urgent)
 		note_ended(pkt, &pkt->gone);
 	if (hold == HOLD_LIVE || (hold == HOLD_ENDED && !urgent)) {
