@@ -245,22 +245,3 @@ func TestUDPFlowEnds(t *testing.T) {
 		})
 	}
 }
-
-// A packet in the middle of an unknown flow passes: the flow belongs to an earlier kube-proxy, or to the
-// host.
-func TestMiddleOfAnUnknownFlow(t *testing.T) {
-	each(t, everyplace, func(t *testing.T, w *world, p place) {
-		w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
-		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolSCTP, to: []string{portPod}})
-		w.serve(t, service{at: []string{"8.0.96.2:80"}}) // without backends: no client is refused, either
-		for _, vip := range []string{clusterIP, "8.0.96.2:80", "8.0.96.2:81"} {
-			for _, flags := range []string{".", "P.", "F.", "R", "R.", "S.", ""} {
-				w.ingress(t, p, tcp(p.client, vip, flags)).passes(maps.ReasonPassNoFlow)
-			}
-		}
-		for _, chunk := range []uint8{chunkData, chunkInitAck, chunkCookieEcho, chunkAbort, chunkShutdown} {
-			w.ingress(t, p, sctp(p.client, clusterIP, chunk)).passes(maps.ReasonPassNoFlow)
-		}
-		w.holds(t, 0, false)
-	})
-}

@@ -31,10 +31,10 @@ func TestPacketOfAClientByAnotherClassOfDevices(t *testing.T) {
 					w.ingress(t, other, first(proto, p.client, clusterIP)).drops(maps.ReasonDropTupleTaken)
 					e := errorWorld{c, unchanged, 8}
 					about := e.about(portUnreachable, p.client, clusterIP, answer(proto, clusterIP, p.client))
-					w.ingress(t, other, about).passes(maps.ReasonPassNoFlow)
+					w.ingress(t, other, about).drops(maps.ReasonDropNoFlow)
 					if proto != layers.IPProtocolUDP {
-						w.ingress(t, other, second(proto, p.client, clusterIP)).passes(maps.ReasonPassNoFlow)
-						w.ingress(t, other, tcp(p.client, clusterIP, "R")).passes(maps.ReasonPassNoFlow)
+						w.refused(t, other, second(proto, p.client, clusterIP)).ends(verdictRedirect, maps.ReasonRejectNoFlow)
+						w.ingress(t, other, ofTransport(proto, p.client, clusterIP, "R", chunkAbort, "")).drops(maps.ReasonDropNoFlow)
 					}
 					if changed := diff.Diff(had, w.sorted(t), diff.AllowUnexported(entry{})); changed != "" {
 						t.Errorf("the flow was changed (-before +after):\n%s", changed)

@@ -54,6 +54,10 @@ type DeviceConfig struct {
 	ChecksumIPv6 bool // bpf_l4_csum_replace knows BPF_F_IPV6 (Linux 6.16)
 	Conntrack    bool // see [KnowsConntrack]
 
+	// ConntrackHidden is that netfilter may track connections that programs cannot look up: see
+	// [ShowsConntrack].
+	ConntrackHidden bool
+
 	NoStats bool   // see [Config]
 	Heal    bool   // see [Config]
 	Resteer bool   // connections whose backend does not answer go to another one
@@ -127,6 +131,7 @@ func deviceSpec(m *maps.Pinned, cfg DeviceConfig) (*ebpf.CollectionSpec, error) 
 		deviceVarConfigMark:               cfg.Mark.Value,
 		deviceVarConfigMarkMask:           cfg.Mark.Mask,
 		deviceVarConfigConntrack:          cfg.Conntrack,
+		deviceVarConfigConntrackHidden:    cfg.ConntrackHidden,
 		deviceVarConfigStats:              !cfg.NoStats,
 		deviceVarConfigHeal:               cfg.Heal,
 		deviceVarConfigResteer:            cfg.Resteer,

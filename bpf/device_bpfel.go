@@ -65,6 +65,7 @@ const (
 	deviceProgSluiceIngress           = "sluice_ingress"
 	deviceVarConfigBridgePort         = "config_bridge_port"
 	deviceVarConfigConntrack          = "config_conntrack"
+	deviceVarConfigConntrackHidden    = "config_conntrack_hidden"
 	deviceVarConfigCsumIpv6           = "config_csum_ipv6"
 	deviceVarConfigDeviceClass        = "config_device_class"
 	deviceVarConfigEthernet           = "config_ethernet"
@@ -189,6 +190,7 @@ type deviceMapSpecs struct {
 type deviceVariableSpecs struct {
 	ConfigBridgePort         *ebpf.VariableSpec `ebpf:"config_bridge_port"`
 	ConfigConntrack          *ebpf.VariableSpec `ebpf:"config_conntrack"`
+	ConfigConntrackHidden    *ebpf.VariableSpec `ebpf:"config_conntrack_hidden"`
 	ConfigCsumIpv6           *ebpf.VariableSpec `ebpf:"config_csum_ipv6"`
 	ConfigDeviceClass        *ebpf.VariableSpec `ebpf:"config_device_class"`
 	ConfigEthernet           *ebpf.VariableSpec `ebpf:"config_ethernet"`
@@ -333,6 +335,7 @@ func (m *deviceMaps) Close() error {
 type deviceVariables struct {
 	ConfigBridgePort         *ebpf.Variable `ebpf:"config_bridge_port"`
 	ConfigConntrack          *ebpf.Variable `ebpf:"config_conntrack"`
+	ConfigConntrackHidden    *ebpf.Variable `ebpf:"config_conntrack_hidden"`
 	ConfigCsumIpv6           *ebpf.Variable `ebpf:"config_csum_ipv6"`
 	ConfigDeviceClass        *ebpf.Variable `ebpf:"config_device_class"`
 	ConfigEthernet           *ebpf.Variable `ebpf:"config_ethernet"`

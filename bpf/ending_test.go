@@ -350,7 +350,7 @@ func TestLateSegmentsAfterTheEnd(t *testing.T) {
 			said.on(t, c)
 		}
 		c.mustHold(t, free, segment("S").numbered(5000))
-		w.ingress(t, p, segment(".").numbered(2).acks(2).from(client).to(clusterIP)).passes(maps.ReasonPassNoFlow)
+		w.ingress(t, p, segment(".").numbered(2).acks(2).from(client).to(clusterIP)).ends(verdictRedirect, maps.ReasonRejectNoFlow)
 
 		now := *c
 		now.place.client = stranger

@@ -155,26 +155,29 @@ func TestShapesOfErrors(t *testing.T) {
 	}
 }
 
-// Errors about other traffic are not translated.
+// Errors about other traffic are not translated, and not forwarded if they are to a Service.
 func TestErrorsAboutOthers(t *testing.T) {
 	for _, test := range []struct {
-		name string
-		in   packet
-		why  maps.Reason
+		name    string
+		in      packet
+		verdict int32
+		why     maps.Reason
 	}{
-		{"an unknown flow", icmpError(tooBig, router, clusterIP, tcp(clusterIP, stranger, ".")), maps.ReasonPassNoFlow},
-		{"another port", icmpError(tooBig, router, clusterIP, tcp(clusterIP, client, ".").fromPort(81)), maps.ReasonPassNoFlow},
-		{"another protocol", icmpError(tooBig, router, clusterIP, udp(clusterIP, client)), maps.ReasonPassNoFlow},
-		{"one without ports", icmpError(timeExceeded, router, clusterIP, ping(clusterIP, client)), maps.ReasonPassNoFlow},
-		{"a later fragment", icmpError(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".").long(400).rest(256)), maps.ReasonPassNoFlow},
-		{"a packet that its receiver did not send", icmpError(tooBig, router, node, tcp(clusterIP, client, ".")), maps.ReasonPassNoFlow},
-		{"a packet that is not quoted", icmpError(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".")).quoting(1), maps.ReasonPassMalformed},
+		{"an unknown flow", icmpError(tooBig, router, clusterIP, tcp(clusterIP, stranger, ".")), verdictDrop, maps.ReasonDropNoFlow},
+		{"another port", icmpError(tooBig, router, clusterIP, tcp(clusterIP, client, ".").fromPort(81)), verdictDrop, maps.ReasonDropNoFlow},
+		{"another protocol", icmpError(tooBig, router, clusterIP, udp(clusterIP, client)), verdictDrop, maps.ReasonDropNoFlow},
+		{"one without ports", icmpError(timeExceeded, router, clusterIP, ping(clusterIP, client)), verdictDrop, maps.ReasonDropNoFlow},
+		{"a later fragment", icmpError(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".").long(400).rest(256)), verdictDrop, maps.ReasonDropNoFlow},
+		{"a packet that its receiver did not send", icmpError(tooBig, router, node, tcp(clusterIP, client, ".")), verdictNext, maps.ReasonPassNoFlow},
+		{"a packet that is not quoted", icmpError(timeExceeded, router, clusterIP, tcp(clusterIP, client, ".")).quoting(1), verdictNext, maps.ReasonPassMalformed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			each(t, []place{uplink, podTun}, func(t *testing.T, w *world, p place) {
 				c := begin(t, w, uplink, layers.IPProtocolTCP, portPod)
 				c.establish(t)
-				w.ingress(t, p, test.in).passes(test.why)
+				o := w.ingress(t, p, test.in)
+				o.ends(test.verdict, test.why)
+				o.isUntouched()
 			})
 		})
 	}
@@ -187,7 +190,7 @@ func TestErrorsByAnotherClassOfDevices(t *testing.T) {
 		c := begin(t, w, uplink, layers.IPProtocolTCP, portPod)
 		c.establish(t)
 		in := icmpError(tooBig, router, clusterIP, tcp(clusterIP, client, "."))
-		w.ingress(t, p, in).passes(maps.ReasonPassNoFlow)
+		w.ingress(t, p, in).drops(maps.ReasonDropNoFlow)
 		w.ingress(t, uplink, in).ends(verdictNext, maps.ReasonFlowError)
 	})
 }

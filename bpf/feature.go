@@ -43,13 +43,19 @@ func refusesHelper(line string) bool {
 }
 
 // KnowsTracing reports whether programs at tracepoints can read the storage of sockets (Linux 5.11).
-func KnowsTracing() (bool, error) {
+func KnowsTracing() (bool, error) { return isAtLeast(5, 11) }
+
+// ShowsConntrack reports whether netfilter tracks no connection that programs cannot look up, see
+// [DeviceConfig].ConntrackHidden: since Linux 5.18.
+func ShowsConntrack() (bool, error) { return isAtLeast(5, 18) }
+
+func isAtLeast(major, minor uint32) (bool, error) {
 	version, err := features.LinuxVersionCode()
 	if err != nil {
 		return false, fmt.Errorf("version of the kernel: %w", err)
 	}
 
-	return version >= 5<<16|11<<8, nil
+	return version >= major<<16|minor<<8, nil
 }
 
 // typesOfKernel are the types and functions of the kernel, and of its connection tracking if that

@@ -55,11 +55,11 @@ func TestEntryOfAnotherFlow(t *testing.T) {
 		lab.Must(t, c.w.maps.Flows.Put(e.key, e.flow))
 		in := second(c.proto, client, clusterIP)
 		in = in.fromPort(in.src.Port() + 1)
-		want := maps.ReasonPassNoFlow
+		want := maps.ReasonRejectNoFlow
 		if c.proto == layers.IPProtocolUDP {
 			want = maps.ReasonTranslated // it opens a flow
 		}
-		if o := c.w.ingress(t, c.place, in); o.reasons[want] != 1 || len(o.reasons) != 1 {
+		if o := c.w.refused(t, c.place, in); o.reasons[want] != 1 || len(o.reasons) != 1 {
 			t.Errorf("reasons are %v, want %q", o.reasons, want)
 		}
 	})

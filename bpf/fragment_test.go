@@ -162,7 +162,7 @@ func TestFragmentsOfNoFlow(t *testing.T) {
 		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP})
 		in := udp(client, clusterIP).long(3000)
 		w.refused(t, p, pieces(in)[0]).ends(verdictRedirect, maps.ReasonRejectNoBackend)
-		w.ingress(t, p, pieces(in)[1]).passes(maps.ReasonPassNoFlow)
+		w.ingress(t, p, pieces(in)[1]).drops(maps.ReasonDropNoFlow)
 		w.holds(t, 0, false)
 		w.ingress(t, p, pieces(ping(client, clusterIP).long(3000))[1]).passes(maps.ReasonPassFragment)
 	})

@@ -233,6 +233,9 @@ func (p packet) tcpHeader() *layers.TCP {
 	if p.seq == 0 && !strings.Contains(p.flags, "S") {
 		header.Seq++
 	}
+	if p.own {
+		header.Window = 0
+	}
 	for _, flag := range p.flags {
 		switch flag {
 		case 'S':

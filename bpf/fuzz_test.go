@@ -74,7 +74,7 @@ func TestMutatedFrames(t *testing.T) {
 			maps.ReasonTranslated, maps.ReasonFlow, maps.ReasonFlowError, maps.ReasonPassOtherTraffic, maps.ReasonPassNoFlow,
 			maps.ReasonPassNoFrontend, maps.ReasonPassFragment, maps.ReasonPassMalformed, maps.ReasonRejectNoBackend,
 			maps.ReasonRejectNoPort, maps.ReasonRejectLimited, maps.ReasonDropUnallocated, maps.ReasonDropSourceRange,
-			maps.ReasonDropNoLocalBackend, maps.ReasonDropRedirect, maps.ReasonDropRewrite,
+			maps.ReasonDropNoLocalBackend, maps.ReasonDropRedirect, maps.ReasonDropRewrite, maps.ReasonRejectNoFlow, maps.ReasonDropNoFlow,
 		} {
 			if after[why] == before[why] && !testing.Short() {
 				t.Errorf("no frame was %q", why)

@@ -127,7 +127,7 @@ func TestErrorsAreNotRefused(t *testing.T) {
 		w.serve(t, service{at: []string{clusterIP}})
 		for _, what := range []icmpKind{tooBig, portUnreachable, timeExceeded, badParameter} {
 			in := icmpError(what, p.client, clusterIP, tcp(clusterIP, p.client, "S."))
-			w.ingress(t, p, in).passes(maps.ReasonPassNoFlow)
+			w.ingress(t, p, in).drops(maps.ReasonDropNoFlow)
 		}
 	})
 }

@@ -24,19 +24,24 @@ const (
 // twoPorts is a range of two ports, of which a test uses the first.
 func twoPorts(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20001} }
 
-// track adds a connection between two addresses to netfilter, whose replies go to a third one: by default the
-// first.
+// track adds a connection between two addresses to netfilter, whose replies go to a third one.
 func (w *world) track(t testing.TB, proto layers.IPProtocol, from, to, answers string, state uint8) {
 	t.Helper()
-	tuple := func(src, dst string) netlink.IPTuple {
-		s, d := w.family.addrPort(at(src)), w.family.addrPort(at(dst))
+	w.trackTuples(t, proto, [2]string{from, to}, [2]string{to, answers}, state)
+}
+
+// trackTuples adds a connection to netfilter, with the source and the destination of both directions.
+func (w *world) trackTuples(t testing.TB, proto layers.IPProtocol, forward, reverse [2]string, state uint8) {
+	t.Helper()
+	tuple := func(ends [2]string) netlink.IPTuple {
+		s, d := w.family.addrPort(at(ends[0])), w.family.addrPort(at(ends[1]))
 
 		return netlink.IPTuple{
 			SrcIP: s.Addr().AsSlice(), SrcPort: s.Port(), DstIP: d.Addr().AsSlice(), DstPort: d.Port(), Protocol: uint8(proto),
 		}
 	}
 	flow := &netlink.ConntrackFlow{
-		FamilyType: unix.AF_INET, Forward: tuple(from, to), Reverse: tuple(to, answers), TimeOut: 100,
+		FamilyType: unix.AF_INET, Forward: tuple(forward), Reverse: tuple(reverse), TimeOut: 100,
 	}
 	if w.family == ipv6 {
 		flow.FamilyType = unix.AF_INET6

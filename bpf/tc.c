@@ -125,7 +125,7 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 		return begin(ctx, flags);
 	}
 	if (is_stray(f))
-		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : REASON_PASS_NO_FLOW;
+		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : begin_flow(ctx, flags);
 	if (starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
 		uncount(f);
 		report_bytes(f);
@@ -173,7 +173,10 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 		return why;
 	pkt->now = bpf_ktime_get_ns();
 	if (pkt->is_error) {
-		why = find_error_flow(ctx, HOOK_INGRESS) ?: turn_or_pass(ctx, pkt, &pkt->flow);
+		why = find_error_flow(ctx, HOOK_INGRESS);
+		if (why == REASON_PASS_NO_FLOW)
+			return why_no_flow(ctx, flags);
+		why = why ?: turn_or_pass(ctx, pkt, &pkt->flow);
 		return why ?: rewrite_error(ctx, HOOK_INGRESS);
 	}
 

@@ -498,7 +498,9 @@ const (
 	abiReasonREASON_DROP_REWRITE            abiReason = 23
 	abiReasonREASON_DROP_TUPLE_TAKEN        abiReason = 24
 	abiReasonREASON_DROP_ABANDONED          abiReason = 25
-	abiReasonREASON_COUNT                   abiReason = 26
+	abiReasonREASON_REJECT_NO_FLOW          abiReason = 26
+	abiReasonREASON_DROP_NO_FLOW            abiReason = 27
+	abiReasonREASON_COUNT                   abiReason = 28
 )
 
 type abiRecent struct {

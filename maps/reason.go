@@ -33,6 +33,8 @@ const (
 	ReasonDropRewrite            = Reason(abiReasonREASON_DROP_REWRITE)
 	ReasonDropTupleTaken         = Reason(abiReasonREASON_DROP_TUPLE_TAKEN)
 	ReasonDropAbandoned          = Reason(abiReasonREASON_DROP_ABANDONED)
+	ReasonRejectNoFlow           = Reason(abiReasonREASON_REJECT_NO_FLOW)
+	ReasonDropNoFlow             = Reason(abiReasonREASON_DROP_NO_FLOW)
 	reasonCount                  = Reason(abiReasonREASON_COUNT)
 )
 
@@ -55,13 +57,15 @@ var reasons = [reasonCount]struct{ label, text string }{
 	ReasonPassNoFlow:             {"pass_no_flow", "passed: not the first packet of a flow, and of none that is known"},
 	ReasonPassFragment:           {"pass_fragment", "passed: a fragment whose first fragment was not seen"},
 	ReasonPassMalformed:          {"pass_malformed", "passed: the headers are truncated, or too many"},
-	ReasonRejectLimited:          {"reject_limited", "dropped: the rate limit of ICMP errors to the client is reached"},
+	ReasonRejectLimited:          {"reject_limited", "dropped: the rate limit of ICMP errors and resets is reached"},
 	ReasonDropMasqueradeAddr:     {"drop_masquerade_addr", "dropped: this node has no address to masquerade with on the route to the backend"},
 	ReasonDropMasqueradePort:     {"drop_masquerade_port", "dropped: no free port to masquerade with was found"},
 	ReasonDropFlowTable:          {"drop_flow_table", "dropped: the flow table has no room"},
 	ReasonDropRedirect:           {"drop_redirect", "dropped: an ICMP redirect that would make the client bypass this node"},
 	ReasonDropRewrite:            {"drop_rewrite", "dropped: the packet could not be written"},
 	ReasonDropAbandoned:          {"drop_abandoned", "dropped: a late answer of a backend that was given up, as another one has got the connection"},
+	ReasonRejectNoFlow:           {"reject_no_flow", "refused: reset, as it is of no connection to the Service that is known, and begins none"},
+	ReasonDropNoFlow:             {"drop_no_flow", "dropped: of no connection to the Service that is known, and itself a reset, an ICMP error or a later fragment, which gets no answer"},
 	ReasonDropTupleTaken:         {"drop_tuple_taken", "dropped: a flow of a client behind another kind of device has the same addresses and ports"},
 }
 

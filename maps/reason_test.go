@@ -38,7 +38,8 @@ func TestReasons(t *testing.T) {
 			t.Errorf("%s: refuses is %v", label, r.Refuses())
 		}
 		// is_drop in bpf/lib/reason.h
-		drops := r >= ReasonDropNoLocalBackend && r <= ReasonDropBackendMissing || r >= ReasonRejectLimited && r < reasonCount
+		drops := r >= ReasonDropNoLocalBackend && r <= ReasonDropBackendMissing ||
+			r >= ReasonRejectLimited && r < reasonCount && r != ReasonRejectNoFlow
 		if drops != strings.HasPrefix(r.String(), "dropped: ") {
 			t.Errorf("%s: programs drop it: %v; its text is %q", label, drops, r)
 		}

@@ -77,7 +77,7 @@ enum device_class {
 /*
  * The outcome of a hook for a packet or a system call. REASON_NEXT means to go on; all others are
  * counted in reasons. Builds share these counts, so a number never changes. bpf/lib/reason.h has
- * the classes of reasons; a new one is at the end, and a drop.
+ * the classes of reasons; a new one is at the end, and a drop unless it is put into another class.
  */
 enum reason {
 	REASON_NEXT = 0,
@@ -107,7 +107,9 @@ enum reason {
 	REASON_DROP_REWRITE = 23, /* the kernel did not let the program write the packet */
 	REASON_DROP_TUPLE_TAKEN = 24, /* the tuple belongs to the flow of a client elsewhere */
 	REASON_DROP_ABANDONED = 25, /* a late answer of a backend that was given up */
-	REASON_COUNT = 26,
+	REASON_REJECT_NO_FLOW = 26, /* reset: of no known flow, and not the first packet of one */
+	REASON_DROP_NO_FLOW = 27, /* the same, but it is a reset itself, or cannot be answered */
+	REASON_COUNT = 28,
 };
 
 /* An IPv6 address, or an IPv4 address mapped into ::ffff:0:0/96. */

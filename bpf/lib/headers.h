@@ -394,6 +394,8 @@ static __always_inline enum reason read_tcp_event(struct __sk_buff *ctx, struct 
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN 7
 #define SCTP_SHUTDOWN_ACK 8
+#define SCTP_ERROR 9
+#define SCTP_COOKIE_ACK 11
 #define SCTP_SHUTDOWN_COMPLETE 14
 
 #define SCTP_REFLECTS 1 /* flag */
@@ -417,6 +419,7 @@ static __always_inline enum reason read_sctp_event(struct __sk_buff *ctx, struct
 	if (!sctp || pkt->ip.l4 + sizeof(*sctp) > pkt->ip.end)
 		return REASON_PASS_MALFORMED;
 	chunk = sctp->chunk;
+	pkt->sctp.chunk = chunk;
 	pkt->sctp.tag = sctp->tag;
 	bpf_skb_load_bytes(ctx, pkt->ip.l4 + SCTP_ASKS, &pkt->sctp.asks, sizeof(pkt->sctp.asks));
 	pkt->sctp.reflects = sctp->flags & SCTP_REFLECTS;

@@ -164,8 +164,8 @@ static __always_inline bool rewrite_quoted(struct __sk_buff *ctx, struct packet 
 }
 
 /*
- * find_error_flow finds the flow that an ICMP error is about, and copies it to pkt->flow. It is
- * global, as begin_flow is.
+ * find_error_flow finds the flow that an ICMP error is about, and copies it to pkt->flow. In any case, it sets
+ * pkt->came to the tuple of that flow, as far as the error tells. It is global, as begin_flow is.
  */
 __noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
 {
@@ -176,6 +176,7 @@ __noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
 
 	if (!pkt)
 		return REASON_PASS_OTHER_TRAFFIC;
+	pkt->came = pkt->ip.key;
 	why = read_quoted(ctx, pkt, &pkt->quoted);
 	if (why)
 		return why;

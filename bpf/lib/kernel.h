@@ -171,7 +171,29 @@ union nf_conntrack_proto {
 	struct ip_ct_tcp tcp;
 };
 
+union nf_inet_addr {
+	__u32 all[4]; /* an IPv4 address is the first */
+};
+
+union nf_conntrack_man_proto {
+	__be16 all;
+};
+
+struct nf_conntrack_man {
+	union nf_inet_addr u3;
+	union nf_conntrack_man_proto u;
+};
+
+struct nf_conntrack_tuple {
+	struct nf_conntrack_man src;
+};
+
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+};
+
 struct nf_conn {
+	struct nf_conntrack_tuple_hash tuplehash[2]; /* of the first packet, and of the replies */
 	unsigned long status;
 	union nf_conntrack_proto proto;
 };

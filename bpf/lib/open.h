@@ -5,6 +5,7 @@
 
 #include "reason.h"
 #include "pick.h"
+#include "reset.h"
 #include "turn.h"
 
 /* How many backends are tried if another flow of the client's port has the first one. */
@@ -329,6 +330,34 @@ static __always_inline enum reason lookup_frontend(const struct flow_key *came, 
 }
 
 /*
+ * why_no_flow returns the reason for a packet, or an ICMP error about one of the other direction, that belongs to no
+ * flow and begins none; pkt->came is the tuple of its connection. If that is to a Service, it is refused: the stack
+ * would only forward it, the router send it back, and so on until its hops are used up. But a connection that
+ * netfilter knows passes, which kube-proxy may have given to a backend, and so does what the node itself answers.
+ * It is global, so that the verifier walks it once.
+ */
+__noinline int why_no_flow(struct __sk_buff *ctx, __u32 flags)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	enum reason why;
+
+	if (!pkt || flags & ADDR_NODE || config_conntrack_hidden)
+		return REASON_PASS_NO_FLOW;
+	why = lookup_frontend(&pkt->came, flags, &pkt->pool);
+	if (why == REASON_PASS_NO_FRONTEND)
+		return REASON_PASS_NO_FLOW;
+	if (is_tracked(ctx, &pkt->came, &pkt->tuple, TRACKED_SERVED))
+		return REASON_PASS_NO_FLOW;
+	if (why == REASON_DROP_UNALLOCATED)
+		return why;
+	if (!why)
+		pkt->service_port_id = pkt->pool.service_port_id;
+	if (!is_answered(pkt))
+		return REASON_DROP_NO_FLOW;
+	return why ?: REASON_REJECT_NO_FLOW;
+}
+
+/*
  * begin_flow opens a flow for its first packet. It is global, and finds the packet by itself, so
  * that the verifier walks it once, and not for each call.
  */
@@ -339,8 +368,10 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 
 	if (!pkt)
 		return REASON_PASS_OTHER_TRAFFIC;
-	if (has_ports(pkt->ip.key.proto) && (pkt->event != EVENT_OPEN || pkt->ip.later))
-		return REASON_PASS_NO_FLOW;
+	if (has_ports(pkt->ip.key.proto) && (pkt->event != EVENT_OPEN || pkt->ip.later)) {
+		pkt->came = pkt->ip.key;
+		return why_no_flow(ctx, flags);
+	}
 	why = lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
 	if (!why && flags & ADDR_NODE && is_nodes_own(ctx))
 		why = REASON_PASS_NO_FRONTEND;

@@ -55,6 +55,9 @@ volatile const bool config_csum_ipv6 = true;
 /* Linux 5.18, where connections are tracked: bpf_skb_ct_lookup is there. */
 volatile const bool config_conntrack = true;
 
+/* Before that: netfilter may track connections that cannot be looked up. */
+volatile const bool config_conntrack_hidden = false;
+
 /* resteers_sockets reports whether connections that were translated at sockets are re-steered here. */
 static __always_inline bool resteers_sockets(void)
 {
@@ -130,6 +133,7 @@ struct sctp_tags {
 	__u32 tag; /* which its receiver has asked for, or 0 */
 	__u32 asks; /* in the first packet of a side: the tag of packets to that side; 0: the packet is too short */
 	bool reflects; /* if it ends the association, its tag is that of the packet that it answers */
+	__u8 chunk; /* the type of its first chunk */
 };
 
 /* Where the headers of an IP packet are, in bytes from the start of the frame, and its tuple. */
@@ -155,7 +159,8 @@ struct headers {
 struct packet {
 	struct headers ip;
 	struct headers quoted; /* of the packet that an ICMP error quotes */
-	struct flow_key came; /* the tuple of the flow that an ICMP error is about */
+	struct flow_key
+		came; /* the tuple of the flow that an ICMP error is about, or of a packet of no flow */
 	struct flow_key to; /* the tuple that the packet gets */
 	struct flow_key key; /* scratch: the tuple of an entry */
 	struct flow flow; /* the flow that is opened or put back */

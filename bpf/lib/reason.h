@@ -30,17 +30,23 @@ static __always_inline bool is_pass(enum reason why)
 	return pass >> why & 1;
 }
 
-/* is_reject reports whether the client gets an error: ECONNREFUSED, or port unreachable. */
+#define REJECTS                                                     \
+	(REASONS(REASON_REJECT_NO_BACKEND, REASON_REJECT_NO_PORT) | \
+	 REASONS(REASON_REJECT_NO_FLOW, REASON_REJECT_NO_FLOW))
+
+/* is_reject reports whether the client gets an error: ECONNREFUSED, port unreachable, or a reset. */
 static __always_inline bool is_reject(enum reason why)
 {
-	return REASONS(REASON_REJECT_NO_BACKEND, REASON_REJECT_NO_PORT) >> why & 1;
+	__u32 reject = REJECTS;
+
+	return reject >> why & 1;
 }
 
-/* is_drop reports whether the packet is dropped, or the call fails. All later reasons are drops. */
+/* is_drop reports whether the packet is dropped, or the call fails. All later reasons but rejects are drops. */
 static __always_inline bool is_drop(enum reason why)
 {
 	__u32 drop = REASONS(REASON_DROP_NO_LOCAL_BACKEND, REASON_DROP_BACKEND_MISSING) |
-		     REASONS(REASON_REJECT_LIMITED, REASON_COUNT - 1);
+		     (REASONS(REASON_REJECT_LIMITED, REASON_COUNT - 1) & ~REJECTS);
 
 	return drop >> why & 1;
 }

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The verdict on a packet; refusing it with an ICMP error that goes back the way it came. */
+/* The verdict on a packet; refusing it with an ICMP error, or a reset, that goes back the way it came. */
 #ifndef SLUICE_REJECT_H
 #define SLUICE_REJECT_H
 
-#include <bpf/bpf_core_read.h>
-
 #include "icmp_error.h"
-#include "kernel.h"
 #include "monitor.h"
 #include "reason.h"
+#include "reset.h"
 #include "route.h"
 #include "service.h"
 
@@ -20,7 +18,6 @@
 
 #define TOS_ERROR 0xc0 /* internetwork control, as in the kernel's errors */
 #define ERROR_TTL 64
-#define CHECKSUM_PARTIAL 3
 
 /* The headers of an error. */
 struct error_v4 {
@@ -56,15 +53,16 @@ static __always_inline bool take_token(const struct addr *owner, __u64 now, __u6
 }
 
 /*
- * take_error_tokens takes a token of the client, and one of those that all clients share: sources
- * can be forged, and the error goes to the real owner of the address. The bucket of all clients is
- * that of the unspecified address, which no client has.
+ * may_answer takes a token of the client, and one of those that all clients share, and is false if there is none:
+ * sources can be forged, and the answer goes to the real owner of the address. The bucket of all clients is
+ * that of the unspecified address, which no client has. Of the client, a reset takes none: all of its connections
+ * may have come from another node at once, and each has to be reset.
  */
-static __always_inline bool take_error_tokens(const struct addr *client, __u64 now)
+static __always_inline bool may_answer(const struct addr *client, __u64 now, bool resets)
 {
 	const struct addr all = {};
 
-	return take_token(client, now, CLIENT_TOKEN_NS, CLIENT_TOKENS) &&
+	return (resets || take_token(client, now, CLIENT_TOKEN_NS, CLIENT_TOKENS)) &&
 	       (!config_icmp_token_ns ||
 		take_token(&all, now, config_icmp_token_ns, config_icmp_tokens));
 }
@@ -91,21 +89,6 @@ static __always_inline bool is_unicast(const struct addr *a)
 static __always_inline bool is_to_one_host(struct __sk_buff *ctx)
 {
 	return ctx->pkt_type != PACKET_BROADCAST && ctx->pkt_type != PACKET_MULTICAST;
-}
-
-/*
- * is_partial reports whether the device will write the transport checksum when the packet leaves.
- */
-static __always_inline bool is_partial(struct __sk_buff *ctx)
-{
-	struct __sk_buff *held = ctx;
-	const struct sk_buff *skb;
-
-	/* The verifier only allows single fields of the context to be read, so its
-	 * address is copied as a number. */
-	if (bpf_probe_read_kernel(&skb, sizeof(skb), &held))
-		return false;
-	return BPF_CORE_READ_BITFIELD_PROBED(skb, ip_summed) == CHECKSUM_PARTIAL;
 }
 
 /*
@@ -207,20 +190,6 @@ static __always_inline bool write_error_v6(struct __sk_buff *ctx, struct packet 
 	return !bpf_skb_store_bytes(ctx, pkt->ip.l3, &hdr, sizeof(hdr), 0);
 }
 
-/* swap_macs swaps the Ethernet addresses. */
-static __always_inline bool swap_macs(struct __sk_buff *ctx)
-{
-	__u8 came[2][ETH_ALEN], goes[2][ETH_ALEN];
-
-	if (!config_ethernet)
-		return true;
-	if (bpf_skb_load_bytes(ctx, 0, came, sizeof(came)))
-		return false;
-	__builtin_memcpy(goes[0], came[1], ETH_ALEN);
-	__builtin_memcpy(goes[1], came[0], ETH_ALEN);
-	return !bpf_skb_store_bytes(ctx, 0, goes, sizeof(goes), 0);
-}
-
 /* make_error turns the packet into the error about it. */
 static __always_inline bool make_error(struct __sk_buff *ctx, struct packet *pkt,
 				       const struct addr *from)
@@ -240,14 +209,15 @@ static __always_inline bool make_error(struct __sk_buff *ctx, struct packet *pkt
 }
 
 /*
- * refuse turns the packet into an error to its sender: that it is too big, if pkt->mtu is set. It
- * returns why, or REASON_REJECT_LIMITED if the packet is to be dropped silently. Like the kernel,
- * it does not limit the rate of errors about packets that are too big. It is for ingress, and
- * global, so that the verifier walks it once.
+ * refuse turns the packet into a reset, if it is of no flow, or else into an error to its sender: that
+ * it is too big, if pkt->mtu is set. It returns why, or REASON_REJECT_LIMITED if the packet is to be
+ * dropped silently. Like the kernel, it does not limit the rate of errors about packets that are too
+ * big. It is for ingress, and global, so that the verifier walks it once.
  */
 __noinline int refuse(struct __sk_buff *ctx, int why)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
+	bool resets = why == REASON_REJECT_NO_FLOW;
 	const struct addr *client;
 	struct addr from;
 
@@ -255,8 +225,10 @@ __noinline int refuse(struct __sk_buff *ctx, int why)
 		return REASON_REJECT_LIMITED;
 	client = &pkt->ip.key.src;
 	if (pkt->ip.later || !is_to_one_host(ctx) || !is_unicast(client) ||
-	    (!pkt->mtu && !take_error_tokens(client, pkt->now)))
+	    (!pkt->mtu && !may_answer(client, pkt->now, resets)))
 		return REASON_REJECT_LIMITED;
+	if (resets)
+		return make_reset(ctx) ? why : REASON_DROP_REWRITE;
 	error_source(ctx, pkt, &from);
 	return make_error(ctx, pkt, &from) ? why : REASON_DROP_REWRITE;
 }

@@ -10,8 +10,10 @@
 #include <linux/tcp.h>
 #include <linux/types.h>
 #include <linux/udp.h>
+#include <bpf/bpf_core_read.h>
 
 #include "headers.h"
+#include "kernel.h"
 
 /*
  * The checksum of SCTP, a CRC-32C of the whole packet. A CRC is linear: when some bytes change, it
@@ -60,11 +62,42 @@ static __noinline __u32 crc_change(__u32 diff, __u32 len)
 	return diff;
 }
 
+/*
+ * crc_of_word adds a word, as it lies in memory, to the remainder of the words before. It is global, as
+ * crc_times is.
+ */
+__noinline __u32 crc_of_word(__u32 crc, __u32 word)
+{
+	int i;
+
+	crc ^= word;
+	for (i = 0; i < 32; i++)
+		crc = crc >> 1 ^ (CRC32C & -(crc & 1));
+	return crc;
+}
+
 #ifndef BPF_F_IPV6
 #define BPF_F_IPV6 (1ULL << 7)
 #endif
 
 #define SCTP_CHECKSUM 8 /* offset */
+
+#define CHECKSUM_PARTIAL 3
+
+/*
+ * is_partial reports whether the device will write the transport checksum when the packet leaves.
+ */
+static __always_inline bool is_partial(struct __sk_buff *ctx)
+{
+	struct __sk_buff *held = ctx;
+	const struct sk_buff *skb;
+
+	/* The verifier only allows single fields of the context to be read, so its
+	 * address is copied as a number. */
+	if (bpf_probe_read_kernel(&skb, sizeof(skb), &held))
+		return false;
+	return BPF_CORE_READ_BITFIELD_PROBED(skb, ip_summed) == CHECKSUM_PARTIAL;
+}
 
 /*
  * checksum_at returns the offset of the transport checksum if that covers a pseudo header,
@@ -255,6 +288,20 @@ static __always_inline enum reason rewrite(struct __sk_buff *ctx, struct packet 
 {
 	return rewrite_ports(ctx, pkt, to) && rewrite_addrs(ctx, pkt, to) ? REASON_NEXT :
 									    REASON_DROP_REWRITE;
+}
+
+/* swap_macs swaps the Ethernet addresses. */
+static __always_inline bool swap_macs(struct __sk_buff *ctx)
+{
+	__u8 came[2][ETH_ALEN], goes[2][ETH_ALEN];
+
+	if (!config_ethernet)
+		return true;
+	if (bpf_skb_load_bytes(ctx, 0, came, sizeof(came)))
+		return false;
+	__builtin_memcpy(goes[0], came[1], ETH_ALEN);
+	__builtin_memcpy(goes[1], came[0], ETH_ALEN);
+	return !bpf_skb_store_bytes(ctx, 0, goes, sizeof(goes), 0);
 }
 
 #endif

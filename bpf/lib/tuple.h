@@ -69,28 +69,51 @@ static __always_inline bool has_socket(struct __sk_buff *ctx, struct bpf_sock_tu
 	return connected;
 }
 
-/*
- * is_tracked reports whether netfilter tracks a connection with packets of a tuple; with
- * only_established, whether that was answered and has not ended.
- */
-static __always_inline bool is_tracked(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple,
-				       __u32 size, __u8 proto, bool only_established)
+/* Which of the connections that netfilter tracks. */
+enum tracked {
+	TRACKED_ANY,
+	TRACKED_ESTABLISHED, /* that were answered and have not ended */
+	TRACKED_SERVED, /* that were answered, or whose packets get another destination */
+};
+
+/* answers_as reports whether the replies of a connection come from an address and port. */
+static __always_inline bool answers_as(const struct nf_conn *ct, const struct addr *a, __be16 port)
 {
-	struct conntrack_options options = { .netns = BPF_F_CURRENT_NETNS, .proto = proto };
-	bool established = true;
+	const struct nf_conntrack_man *from = &ct->tuplehash[1].tuple.src;
+	const union nf_inet_addr *ip = &from->u3;
+
+	if (from->u.all != port)
+		return false;
+	if (addr_is_v4(a))
+		return ip->all[0] == a->words[3];
+	return ip->all[0] == a->words[0] && ip->all[1] == a->words[1] &&
+	       ip->all[2] == a->words[2] && ip->all[3] == a->words[3];
+}
+
+/*
+ * is_tracked reports whether netfilter tracks a connection of this kind with packets of a tuple. The kernel only
+ * looks up those of TCP and UDP.
+ */
+static __always_inline bool is_tracked(struct __sk_buff *ctx, const struct flow_key *key,
+				       struct bpf_sock_tuple *tuple, enum tracked kind)
+{
+	struct conntrack_options options = { .netns = BPF_F_CURRENT_NETNS, .proto = key->proto };
+	bool is = true;
 	struct nf_conn *ct;
 
 	if (!config_conntrack)
 		return false;
-	ct = bpf_skb_ct_lookup(ctx, tuple, size, &options, sizeof(options));
+	ct = bpf_skb_ct_lookup(ctx, tuple, tuple_of(key, tuple), &options, sizeof(options));
 	if (!ct)
 		return false;
-	if (proto == IPPROTO_TCP)
-		established = ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED;
-	else
-		established = ct->status & IPS_SEEN_REPLY;
+	if (kind == TRACKED_SERVED)
+		is = ct->status & IPS_SEEN_REPLY || !answers_as(ct, &key->dst, key->dst_port);
+	else if (kind == TRACKED_ESTABLISHED && key->proto == IPPROTO_TCP)
+		is = ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED;
+	else if (kind == TRACKED_ESTABLISHED)
+		is = ct->status & IPS_SEEN_REPLY;
 	bpf_ct_release(ct);
-	return established || !only_established;
+	return is;
 }
 
 /*
@@ -118,7 +141,7 @@ __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 	size = tuple_of(&pkt->key, &pkt->tuple);
 	if (own && has_socket(ctx, &pkt->tuple, size, proto))
 		return true;
-	return is_tracked(ctx, &pkt->tuple, size, proto, !own);
+	return is_tracked(ctx, &pkt->key, &pkt->tuple, own ? TRACKED_ANY : TRACKED_ESTABLISHED);
 }
 
 /* Reserving a tuple: a new flow takes one that no flow holds, or that of a flow that has ended. */

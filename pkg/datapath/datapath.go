@@ -167,6 +167,8 @@ func open(cfg Config, features Features) (*Datapath, error) {
 				FIBSource:     features.FIBSource,
 				ChecksumIPv6:  features.ChecksumIPv6,
 				Conntrack:     features.Conntrack,
+
+				ConntrackHidden: features.ConntrackHidden,
 			},
 			loaded: make(map[bpf.DeviceConfig]*bpf.DevicePrograms), filtered: make(map[int]bool),
 			ahead: make(map[position][]attached), overtaken: make(map[position]map[ebpf.ProgramID]bool), front: make(map[position]bool),

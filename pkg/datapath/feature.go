@@ -38,6 +38,8 @@ type Features struct {
 	// Conntrack is that programs can look up the connections that netfilter tracks
 	// (Linux 5.18, if it tracks any).
 	Conntrack bool
+	// ConntrackHidden is that it may track some that programs cannot look up (before Linux 5.18).
+	ConntrackHidden bool
 	// Unclear are the errors of probes whose answer is neither yes nor no. Their features are not
 	// used, as if the kernel had none.
 	Unclear []error
@@ -92,7 +94,13 @@ func ProbeFeatures() (Features, error) {
 		return version >= linux5_12, err
 	})
 	probed.Tracing = knows("tracing", bpf.KnowsTracing)
-	probed.Conntrack = knows("connection tracking", bpf.KnowsConntrack)
+	probed.ConntrackHidden = !knows("connection tracking", func() (shown bool, err error) {
+		if probed.Conntrack, err = bpf.KnowsConntrack(); err != nil || probed.Conntrack {
+			return err == nil, err
+		}
+
+		return bpf.ShowsConntrack()
+	})
 
 	return probed, nil
 }

@@ -87,8 +87,13 @@ func addrPort(a net.Addr) netip.AddrPort { return a.(*net.TCPAddr).AddrPort() }
 
 // forge lets a function send segments in the name of src, with any numbers.
 func forge(from *lab.Namespace, src, dst netip.AddrPort, f func(send func(layers.TCP) error) error) error {
+	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: dst.Addr().As16()})
+	if dst.Addr().Is4() {
+		family, to = unix.AF_INET, &unix.SockaddrInet4{Addr: dst.Addr().As4()}
+	}
+
 	return from.Do(func() error {
-		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		socket, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
 			return os.NewSyscallError("socket", err)
 		}
@@ -100,16 +105,25 @@ func forge(from *lab.Namespace, src, dst netip.AddrPort, f func(send func(layers
 				return err
 			}
 
-			return os.NewSyscallError("sendto", unix.Sendto(socket, frame, 0, &unix.SockaddrInet4{Addr: dst.Addr().As4()}))
+			return os.NewSyscallError("sendto", unix.Sendto(socket, frame, 0, to))
 		})
 	})
 }
 
 // segment is one of TCP with any numbers, and these flags.
 func segment(src, dst netip.AddrPort, tcp layers.TCP) ([]byte, error) {
-	ip := &layers.IPv4{
+	var ip interface {
+		gopacket.NetworkLayer
+		gopacket.SerializableLayer
+	} = &layers.IPv4{
 		Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP,
 		SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
+	}
+	if dst.Addr().Is6() {
+		ip = &layers.IPv6{
+			Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolTCP,
+			SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
+		}
 	}
 	tcp.SrcPort, tcp.DstPort = layers.TCPPort(src.Port()), layers.TCPPort(dst.Port())
 	tcp.Seq, tcp.Window = rand.Uint32(), 64_000
