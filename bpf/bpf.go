@@ -68,8 +68,8 @@ type Config struct {
 	Handshakes bool
 	// BackendHandshakes counts them for each backend, too.
 	BackendHandshakes bool
-	// NoLocalhostNodePorts disables node ports on loopback.
-	NoLocalhostNodePorts bool
+	// NoLocalhostNodePortsV4 disables node ports on 127.0.0.1, and NoLocalhostNodePortsV6 on ::1.
+	NoLocalhostNodePortsV4, NoLocalhostNodePortsV6 bool
 	// PodOptOut lets pods opt out: see OptedOut of [maps.Tables].
 	PodOptOut bool
 	// ProbeAddr is an IPv4 address whose refusals are not reported as events; zero means none.
@@ -240,10 +240,11 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		sockVarConfigHasSetRetval:    cfg.SetRetval,
 		sockVarConfigStats:           !cfg.NoStats,
 
-		sockVarConfigLocalhostNodePorts: !cfg.NoLocalhostNodePorts,
-		sockVarConfigPodOptOut:          cfg.PodOptOut,
-		sockVarConfigHeal:               cfg.Heal,
-		sockVarConfigResteer:            cfg.Resteer,
+		sockVarConfigLocalhostNodePortsV4: !cfg.NoLocalhostNodePortsV4,
+		sockVarConfigLocalhostNodePortsV6: !cfg.NoLocalhostNodePortsV6,
+		sockVarConfigPodOptOut:            cfg.PodOptOut,
+		sockVarConfigHeal:                 cfg.Heal,
+		sockVarConfigResteer:              cfg.Resteer,
 	})
 }
 

@@ -196,7 +196,6 @@ func TestProbeOfSockets(t *testing.T) {
 		{"SCTP is not", Config{}, Dial{To: at(clusterIP), Protocol: 132, Source: tapClient}, maps.ReasonPassProtocol},
 		{"a node port of localhost", Config{}, Dial{To: at("127.0.0.1:30080"), Host: true}, maps.ReasonTranslated},
 		{"not in a pod", Config{}, Dial{To: at("127.0.0.1:30080"), Source: tapClient}, maps.ReasonPassNoFrontend},
-		{"not if it is switched off", Config{NoLocalhostNodePorts: true}, Dial{To: at("127.0.0.1:30080"), Host: true}, maps.ReasonPassNoFrontend},
 		{"the node is in the ranges", Config{}, Dial{To: at(balancer), Host: true}, maps.ReasonTranslated},
 		{"a pod is in the ranges", Config{}, Dial{To: at(balancer), Source: tapClient}, maps.ReasonTranslated},
 		{"another is not", Config{}, Dial{To: at(balancer), Source: stranger}, maps.ReasonDropSourceRange},
@@ -235,6 +234,39 @@ func TestProbeOfSockets(t *testing.T) {
 	for _, probe := range probes {
 		lab.Must(t, probe.Close())
 	}
+}
+
+// Node ports answer on the loopback address of each family, or do not.
+func TestProbeOfLocalhost(t *testing.T) {
+	eachFamily(t, func(t *testing.T, f family) {
+		w := newWorld(t, f)
+		w.serve(t, service{at: []string{nodePort}, kind: maps.KindNodePort, to: []string{portPod}})
+		loopback := map[family]string{ipv4: "127.0.0.1:30080", ipv6: "[::1]:30080"}[f]
+		for _, off := range []Config{
+			{}, {NoLocalhostNodePortsV4: true}, {NoLocalhostNodePortsV6: true}, {NoLocalhostNodePortsV4: true, NoLocalhostNodePortsV6: true},
+		} {
+			want := maps.ReasonTranslated
+			if f == ipv4 && off.NoLocalhostNodePortsV4 || f == ipv6 && off.NoLocalhostNodePortsV6 {
+				want = maps.ReasonPassNoFrontend
+			}
+			cfg := off
+			cfg.SetRetval = true
+			attached, err := Load(w.maps, cfg)
+			lab.Must(t, err)
+			probe, err := LoadSocketProbe(w.maps, attached.Sock[0].Program)
+			lab.Must(t, err)
+			lab.Must(t, w.node.Do(func() error {
+				answer, err := probe.Dial(Dial{To: at(loopback), Protocol: 6, Host: true})
+				if err == nil && answer.Reason != want {
+					t.Errorf("off for IPv4 %t, for IPv6 %t: the reason is %q, want %q", off.NoLocalhostNodePortsV4, off.NoLocalhostNodePortsV6, answer.Reason, want)
+				}
+
+				return err
+			}))
+			lab.Must(t, probe.Close())
+			lab.Must(t, attached.Close())
+		}
+	})
 }
 
 // A probe passes over suspects as the programs do, and leaves their health as it is.

@@ -24,69 +24,69 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	sockMapSlAddrFilter             = "sl_addr_filter"
-	sockMapSlAddrs                  = "sl_addrs"
-	sockMapSlAffinity               = "sl_affinity"
-	sockMapSlBackendHealth          = "sl_backend_health"
-	sockMapSlBackendLoad            = "sl_backend_load"
-	sockMapSlBackends               = "sl_backends"
-	sockMapSlBeHandshake            = "sl_be_handshake"
-	sockMapSlCidrCovers             = "sl_cidr_covers"
-	sockMapSlClaims                 = "sl_claims"
-	sockMapSlDevices                = "sl_devices"
-	sockMapSlEnded                  = "sl_ended"
-	sockMapSlFlowCounts             = "sl_flow_counts"
-	sockMapSlFlowUsage              = "sl_flow_usage"
-	sockMapSlFlows                  = "sl_flows"
-	sockMapSlFragments              = "sl_fragments"
-	sockMapSlFrontendIds            = "sl_frontend_ids"
-	sockMapSlFrontends              = "sl_frontends"
-	sockMapSlHalfOpen               = "sl_half_open"
-	sockMapSlHandshakes             = "sl_handshakes"
-	sockMapSlIcmpBudgets            = "sl_icmp_budgets"
-	sockMapSlListeners              = "sl_listeners"
-	sockMapSlLocalCidrs             = "sl_local_cidrs"
-	sockMapSlMonitorRings           = "sl_monitor_rings"
-	sockMapSlOptedOut               = "sl_opted_out"
-	sockMapSlPools                  = "sl_pools"
-	sockMapSlPortCounts             = "sl_port_counts"
-	sockMapSlPortFilter             = "sl_port_filter"
-	sockMapSlReached                = "sl_reached"
-	sockMapSlReasons                = "sl_reasons"
-	sockMapSlRecent                 = "sl_recent"
-	sockMapSlRefusalDebt            = "sl_refusal_debt"
-	sockMapSlRefusals               = "sl_refusals"
-	sockMapSlServiceCidrs           = "sl_service_cidrs"
-	sockMapSlServicePorts           = "sl_service_ports"
-	sockMapSlSlots                  = "sl_slots"
-	sockMapSlSockState              = "sl_sock_state"
-	sockMapSlSourceFilter           = "sl_source_filter"
-	sockMapSlSourceRanges           = "sl_source_ranges"
-	sockMapSlTurns                  = "sl_turns"
-	sockMapSlUdpDials               = "sl_udp_dials"
-	sockMapSlUdpPins                = "sl_udp_pins"
-	sockMapSlUnanswered             = "sl_unanswered"
-	sockProgSluiceConnect4          = "sluice_connect4"
-	sockProgSluiceConnect6          = "sluice_connect6"
-	sockProgSluiceGetpeer4          = "sluice_getpeer4"
-	sockProgSluiceGetpeer6          = "sluice_getpeer6"
-	sockProgSluiceRecvmsg4          = "sluice_recvmsg4"
-	sockProgSluiceRecvmsg6          = "sluice_recvmsg6"
-	sockProgSluiceRelease           = "sluice_release"
-	sockProgSluiceSendmsg4          = "sluice_sendmsg4"
-	sockProgSluiceSendmsg6          = "sluice_sendmsg6"
-	sockVarBtfUdpMode               = "btf_udp_mode"
-	sockVarConfigHasSetRetval       = "config_has_set_retval"
-	sockVarConfigHeal               = "config_heal"
-	sockVarConfigHostNetnsCookie    = "config_host_netns_cookie"
-	sockVarConfigHostNetnsInode     = "config_host_netns_inode"
-	sockVarConfigLocalhostNodePorts = "config_localhost_node_ports"
-	sockVarConfigPodOptOut          = "config_pod_opt_out"
-	sockVarConfigProbeAddr          = "config_probe_addr"
-	sockVarConfigResteer            = "config_resteer"
-	sockVarConfigStats              = "config_stats"
-	sockVarConfigUdpIdleNs          = "config_udp_idle_ns"
-	sockVarConfigUdpMode            = "config_udp_mode"
+	sockMapSlAddrFilter               = "sl_addr_filter"
+	sockMapSlAddrs                    = "sl_addrs"
+	sockMapSlAffinity                 = "sl_affinity"
+	sockMapSlBackendHealth            = "sl_backend_health"
+	sockMapSlBackendLoad              = "sl_backend_load"
+	sockMapSlBackends                 = "sl_backends"
+	sockMapSlBeHandshake              = "sl_be_handshake"
+	sockMapSlCidrCovers               = "sl_cidr_covers"
+	sockMapSlClaims                   = "sl_claims"
+	sockMapSlDevices                  = "sl_devices"
+	sockMapSlEnded                    = "sl_ended"
+	sockMapSlFlowCounts               = "sl_flow_counts"
+	sockMapSlFlowUsage                = "sl_flow_usage"
+	sockMapSlFlows                    = "sl_flows"
+	sockMapSlFragments                = "sl_fragments"
+	sockMapSlFrontendIds              = "sl_frontend_ids"
+	sockMapSlFrontends                = "sl_frontends"
+	sockMapSlHalfOpen                 = "sl_half_open"
+	sockMapSlHandshakes               = "sl_handshakes"
+	sockMapSlIcmpBudgets              = "sl_icmp_budgets"
+	sockMapSlListeners                = "sl_listeners"
+	sockMapSlLocalCidrs               = "sl_local_cidrs"
+	sockMapSlMonitorRings             = "sl_monitor_rings"
+	sockMapSlOptedOut                 = "sl_opted_out"
+	sockMapSlPools                    = "sl_pools"
+	sockMapSlPortCounts               = "sl_port_counts"
+	sockMapSlPortFilter               = "sl_port_filter"
+	sockMapSlReached                  = "sl_reached"
+	sockMapSlReasons                  = "sl_reasons"
+	sockMapSlRecent                   = "sl_recent"
+	sockMapSlRefusalDebt              = "sl_refusal_debt"
+	sockMapSlRefusals                 = "sl_refusals"
+	sockMapSlServiceCidrs             = "sl_service_cidrs"
+	sockMapSlServicePorts             = "sl_service_ports"
+	sockMapSlSlots                    = "sl_slots"
+	sockMapSlSockState                = "sl_sock_state"
+	sockMapSlSourceFilter             = "sl_source_filter"
+	sockMapSlSourceRanges             = "sl_source_ranges"
+	sockMapSlTurns                    = "sl_turns"
+	sockMapSlUdpDials                 = "sl_udp_dials"
+	sockMapSlUdpPins                  = "sl_udp_pins"
+	sockMapSlUnanswered               = "sl_unanswered"
+	sockProgSluiceConnect4            = "sluice_connect4"
+	sockProgSluiceConnect6            = "sluice_connect6"
+	sockProgSluiceGetpeer4            = "sluice_getpeer4"
+	sockProgSluiceGetpeer6            = "sluice_getpeer6"
+	sockProgSluiceRecvmsg4            = "sluice_recvmsg4"
+	sockProgSluiceRecvmsg6            = "sluice_recvmsg6"
+	sockProgSluiceRelease             = "sluice_release"
+	sockProgSluiceSendmsg4            = "sluice_sendmsg4"
+	sockProgSluiceSendmsg6            = "sluice_sendmsg6"
+	sockVarBtfUdpMode                 = "btf_udp_mode"
+	sockVarConfigHasSetRetval         = "config_has_set_retval"
+	sockVarConfigHeal                 = "config_heal"
+	sockVarConfigHostNetnsCookie      = "config_host_netns_cookie"
+	sockVarConfigLocalhostNodePortsV4 = "config_localhost_node_ports_v4"
+	sockVarConfigLocalhostNodePortsV6 = "config_localhost_node_ports_v6"
+	sockVarConfigPodOptOut            = "config_pod_opt_out"
+	sockVarConfigProbeAddr            = "config_probe_addr"
+	sockVarConfigResteer              = "config_resteer"
+	sockVarConfigStats                = "config_stats"
+	sockVarConfigUdpIdleNs            = "config_udp_idle_ns"
+	sockVarConfigUdpMode              = "config_udp_mode"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -194,18 +194,18 @@ type sockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
-	BtfUdpMode               *ebpf.VariableSpec `ebpf:"btf_udp_mode"`
-	ConfigHasSetRetval       *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
-	ConfigHeal               *ebpf.VariableSpec `ebpf:"config_heal"`
-	ConfigHostNetnsCookie    *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
-	ConfigHostNetnsInode     *ebpf.VariableSpec `ebpf:"config_host_netns_inode"`
-	ConfigLocalhostNodePorts *ebpf.VariableSpec `ebpf:"config_localhost_node_ports"`
-	ConfigPodOptOut          *ebpf.VariableSpec `ebpf:"config_pod_opt_out"`
-	ConfigProbeAddr          *ebpf.VariableSpec `ebpf:"config_probe_addr"`
-	ConfigResteer            *ebpf.VariableSpec `ebpf:"config_resteer"`
-	ConfigStats              *ebpf.VariableSpec `ebpf:"config_stats"`
-	ConfigUdpIdleNs          *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
-	ConfigUdpMode            *ebpf.VariableSpec `ebpf:"config_udp_mode"`
+	BtfUdpMode                 *ebpf.VariableSpec `ebpf:"btf_udp_mode"`
+	ConfigHasSetRetval         *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
+	ConfigHeal                 *ebpf.VariableSpec `ebpf:"config_heal"`
+	ConfigHostNetnsCookie      *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
+	ConfigLocalhostNodePortsV4 *ebpf.VariableSpec `ebpf:"config_localhost_node_ports_v4"`
+	ConfigLocalhostNodePortsV6 *ebpf.VariableSpec `ebpf:"config_localhost_node_ports_v6"`
+	ConfigPodOptOut            *ebpf.VariableSpec `ebpf:"config_pod_opt_out"`
+	ConfigProbeAddr            *ebpf.VariableSpec `ebpf:"config_probe_addr"`
+	ConfigResteer              *ebpf.VariableSpec `ebpf:"config_resteer"`
+	ConfigStats                *ebpf.VariableSpec `ebpf:"config_stats"`
+	ConfigUdpIdleNs            *ebpf.VariableSpec `ebpf:"config_udp_idle_ns"`
+	ConfigUdpMode              *ebpf.VariableSpec `ebpf:"config_udp_mode"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -323,18 +323,18 @@ func (m *sockMaps) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
-	BtfUdpMode               *ebpf.Variable `ebpf:"btf_udp_mode"`
-	ConfigHasSetRetval       *ebpf.Variable `ebpf:"config_has_set_retval"`
-	ConfigHeal               *ebpf.Variable `ebpf:"config_heal"`
-	ConfigHostNetnsCookie    *ebpf.Variable `ebpf:"config_host_netns_cookie"`
-	ConfigHostNetnsInode     *ebpf.Variable `ebpf:"config_host_netns_inode"`
-	ConfigLocalhostNodePorts *ebpf.Variable `ebpf:"config_localhost_node_ports"`
-	ConfigPodOptOut          *ebpf.Variable `ebpf:"config_pod_opt_out"`
-	ConfigProbeAddr          *ebpf.Variable `ebpf:"config_probe_addr"`
-	ConfigResteer            *ebpf.Variable `ebpf:"config_resteer"`
-	ConfigStats              *ebpf.Variable `ebpf:"config_stats"`
-	ConfigUdpIdleNs          *ebpf.Variable `ebpf:"config_udp_idle_ns"`
-	ConfigUdpMode            *ebpf.Variable `ebpf:"config_udp_mode"`
+	BtfUdpMode                 *ebpf.Variable `ebpf:"btf_udp_mode"`
+	ConfigHasSetRetval         *ebpf.Variable `ebpf:"config_has_set_retval"`
+	ConfigHeal                 *ebpf.Variable `ebpf:"config_heal"`
+	ConfigHostNetnsCookie      *ebpf.Variable `ebpf:"config_host_netns_cookie"`
+	ConfigLocalhostNodePortsV4 *ebpf.Variable `ebpf:"config_localhost_node_ports_v4"`
+	ConfigLocalhostNodePortsV6 *ebpf.Variable `ebpf:"config_localhost_node_ports_v6"`
+	ConfigPodOptOut            *ebpf.Variable `ebpf:"config_pod_opt_out"`
+	ConfigProbeAddr            *ebpf.Variable `ebpf:"config_probe_addr"`
+	ConfigResteer              *ebpf.Variable `ebpf:"config_resteer"`
+	ConfigStats                *ebpf.Variable `ebpf:"config_stats"`
+	ConfigUdpIdleNs            *ebpf.Variable `ebpf:"config_udp_idle_ns"`
+	ConfigUdpMode              *ebpf.Variable `ebpf:"config_udp_mode"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.

@@ -24,8 +24,9 @@ enum udp_mode {
 
 volatile const __u32 config_udp_mode = UDP_ALL;
 
-/* Node ports also answer the node's own processes on loopback. */
-volatile const bool config_localhost_node_ports = true;
+/* Node ports also answer the node's own processes on the loopback address of the family. */
+volatile const bool config_localhost_node_ports_v4 = true;
+volatile const bool config_localhost_node_ports_v6 = true;
 
 static __always_inline enum reason translates_connects(__u8 proto)
 {
@@ -44,7 +45,10 @@ static __always_inline bool may_be_localhost(const struct frontend_key *original
 {
 	struct addr loopback = addr_loopback(&original_dst->addr);
 
-	return config_localhost_node_ports && addr_equal(&original_dst->addr, &loopback);
+	if (!addr_equal(&original_dst->addr, &loopback))
+		return false;
+	return addr_is_v4(&loopback) ? config_localhost_node_ports_v4 :
+				       config_localhost_node_ports_v6;
 }
 
 /*

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
-	"net/netip"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -171,16 +170,19 @@ func (s *settings) apply(cfg *agent.Config) error {
 		return err
 	}
 	// The list is not empty in nftables mode and without a configuration file, where the default is
-	// "primary". An empty one means all addresses of both families.
-	if len(kp.NodePortAddresses) > 0 {
-		if cfg.NodePortAddresses, err = lb.ParseNodePortAddresses(kp.NodePortAddresses); err != nil {
-			return err
-		}
-	} else {
-		cfg.NodePortAddresses.Prefixes = []netip.Prefix{
-			netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0),
-		}
+	// "primary".
+	nodePorts := kp.NodePortAddresses
+	if len(nodePorts) == 0 {
+		nodePorts = []string{lb.NodePortsAll}
 	}
+	if cfg.NodePortAddresses, err = lb.ParseNodePortAddresses(nodePorts); err != nil {
+		return err
+	}
+	// A list that is given is all there is. The default has the loopback addresses, too.
+	localhost := func(family lb.Family) bool {
+		return *kp.IPTables.LocalhostNodePorts && (s.nodePortsByDefault || cfg.NodePortAddresses.Loopback(family))
+	}
+	cfg.Datapath.NoLocalhostNodePortsV4, cfg.Datapath.NoLocalhostNodePortsV6 = !localhost(lb.IPv4), !localhost(lb.IPv6)
 	ip, err := lb.ParseAddr(kp.BindAddress)
 	if err != nil {
 		return fmt.Errorf("bindAddress: %w", err)
@@ -196,7 +198,6 @@ func (s *settings) apply(cfg *agent.Config) error {
 	if cfg.MetricsAddress, err = config.ParseAddrPort(kp.MetricsBindAddress); err != nil {
 		return fmt.Errorf("metricsBindAddress: %w", err)
 	}
-	cfg.Datapath.NoLocalhostNodePorts = !*kp.IPTables.LocalhostNodePorts
 	cfg.Datapath.UDPIdle = kp.Conntrack.UDPStreamTimeout.Duration
 	cfg.FlowTimeouts = flow.Timeouts{
 		Established:   kp.Conntrack.TCPEstablishedTimeout.Duration,

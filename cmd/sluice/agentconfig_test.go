@@ -87,13 +87,24 @@ var configs = []struct {
 	{"UDP's timeout also at sockets", "conntrack: {udpStreamTimeout: 4s}", nil, func(c agent.Config) any { return c.Datapath.UDPIdle }, 4 * time.Second},
 	{"room for flows", "none", []string{"--flow-table-memory=64Mi"}, flowsRoom, true},
 	{"room for flows by default", "conntrack: {maxPerCore: 1, min: 1}", nil, flowsRoom, false},
-	{"node ports at loopback", "none", nil, noLocalhost, false},
-	{"no node ports at loopback", "iptables: {localhostNodePorts: false}", nil, noLocalhost, true},
-	{"no node ports at loopback, by a flag", "none", []string{"--iptables-localhost-nodeports=false"}, noLocalhost, true},
+	{"node ports at loopback", "none", nil, localhost, "true true"},
+	{"node ports at loopback with a file", "", nil, localhost, "true true"},
+	{"node ports at loopback by default in nftables mode", "mode: nftables", nil, localhost, "true true"},
+	{"no node ports at loopback", "iptables: {localhostNodePorts: false}", nil, localhost, "false false"},
+	{"no node ports at loopback, by a flag", "none", []string{"--iptables-localhost-nodeports=false"}, localhost, "false false"},
+	{"no node ports at loopback if they are only at primary addresses", "mode: nftables\nnodePortAddresses: [primary]", nil, localhost, "false false"},
+	{"no node ports at loopback so, by a flag", "none", []string{"--nodeport-addresses=primary"}, localhost, "false false"},
+	{"no node ports at loopback outside of the ranges", "nodePortAddresses: [10.0.0.0/8, 'fd00::/8']", nil, localhost, "false false"},
+	{"node ports at loopback by name", "mode: nftables\nnodePortAddresses: [primary, localhost]", nil, localhost, "true true"},
+	{"node ports at loopback, by a flag", "none", []string{"--nodeport-addresses=primary,localhost"}, localhost, "true true"},
+	{"node ports at loopback with all addresses", "nodePortAddresses: [all]", nil, localhost, "true true"},
+	{"node ports at loopback of one family", "nodePortAddresses: [127.0.0.0/8, 'fd00::/8']", nil, localhost, "true false"},
+	{"no node ports at loopback where they are switched off", "nodePortAddresses: [localhost]\niptables: {localhostNodePorts: false}", nil, localhost, "false false"},
 	{"node ports at primary addresses", "none", nil, nodePortRanges, "[]"},
 	{"node ports at all addresses", "", nil, nodePortRanges, "[0.0.0.0/0 ::/0]"},
 	{"node ports at all addresses in IPVS mode", "mode: ipvs", nil, nodePortRanges, "[0.0.0.0/0 ::/0]"},
 	{"node ports at primary addresses in nftables mode", "mode: nftables", nil, nodePortRanges, "[]"},
+	{"node ports at primary addresses and others", "nodePortAddresses: [primary, 10.0.0.0/8, localhost]", nil, func(c agent.Config) any { return c.NodePortAddresses }, "{[10.0.0.0/8 127.0.0.0/8 ::1/128] true}"},
 	{"node ports at some addresses", "nodePortAddresses: [10.0.0.0/8]", nil, nodePortRanges, "[10.0.0.0/8]"},
 	{"the node's name", "hostnameOverride: ' File '", nil, func(c agent.Config) any { return c.NodeName }, "file"},
 	{"the automatic way of forwarding", "", nil, func(c agent.Config) any { return c.ThroughStack }, false},
@@ -127,9 +138,11 @@ func nodeIP(c agent.Config) any            { return c.NodeIP }
 func servers(c agent.Config) any           { return fmt.Sprint(c.HealthzAddress, " ", c.MetricsAddress) }
 func periods(c agent.Config) any           { return fmt.Sprint(c.SyncPeriod, " ", c.DriftInterval) }
 func timeouts(c agent.Config) any          { return c.FlowTimeouts }
-func noLocalhost(c agent.Config) any       { return c.Datapath.NoLocalhostNodePorts }
-func flowsRoom(c agent.Config) any         { return c.Datapath.Capacities[maps.NameFlows] > 100_000 }
-func nodePortRanges(c agent.Config) any    { return c.NodePortAddresses.Prefixes }
+func localhost(c agent.Config) any {
+	return fmt.Sprint(!c.Datapath.NoLocalhostNodePortsV4, " ", !c.Datapath.NoLocalhostNodePortsV6)
+}
+func flowsRoom(c agent.Config) any      { return c.Datapath.Capacities[maps.NameFlows] > 100_000 }
+func nodePortRanges(c agent.Config) any { return c.NodePortAddresses.Prefixes }
 
 // Pods are distinguished by the device that they come by, both without settings and in
 // kube-proxy's default mode without a range; else as the mode demands.

@@ -13,6 +13,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/sluice-lb/sluice/pkg/config"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // settings are kube-proxy's configuration as it is in force, from the file or from
@@ -20,6 +21,8 @@ import (
 type settings struct {
 	kubeProxy *config.KubeProxy
 	file      *config.File // nil without --config
+	// nodePortsByDefault is set if nodePortAddresses is not.
+	nodePortsByDefault bool
 	// unknown names the fields of the file that kube-proxy does not have.
 	unknown error
 	// unknownGates are feature gates that Sluice does not know.
@@ -47,6 +50,10 @@ func (f *kubeProxyFlags) resolve() (*settings, error) {
 		}
 	}
 	if err == nil {
+		s.nodePortsByDefault = len(s.kubeProxy.NodePortAddresses) == 0
+		if s.nodePortsByDefault && f.file == "" && !f.set.Changed("proxy-mode") {
+			s.kubeProxy.NodePortAddresses = []string{lb.NodePortsPrimary}
+		}
 		config.Complete(s.kubeProxy)
 		err = config.Validate(s.kubeProxy)
 	}
@@ -106,9 +113,6 @@ func (f *kubeProxyFlags) fillIn() {
 	period.Duration, least.Duration = f.iptablesSync, f.iptablesMin
 	if cfg.Mode == config.ModeIPVS {
 		period.Duration, least.Duration = f.ipvsSync, f.ipvsMin
-	}
-	if !f.set.Changed("proxy-mode") && len(cfg.NodePortAddresses) == 0 {
-		cfg.NodePortAddresses = []string{config.Primary}
 	}
 }
 

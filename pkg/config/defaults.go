@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	netutils "k8s.io/utils/net"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // The ports of kube-proxy.
@@ -77,7 +79,7 @@ func SetDefaults(cfg *KubeProxy) {
 func Complete(cfg *KubeProxy) {
 	cfg.Mode = cmp.Or(cfg.Mode, ModeIPTables)
 	if cfg.Mode == ModeNFTables && len(cfg.NodePortAddresses) == 0 {
-		cfg.NodePortAddresses = []string{Primary}
+		cfg.NodePortAddresses = []string{lb.NodePortsPrimary}
 	}
 	cfg.DetectLocalMode = cmp.Or(cfg.DetectLocalMode, LocalClusterCIDR)
 }

@@ -23,9 +23,6 @@ const (
 	LocalInterfaceNamePrefix kubeproxyconfig.LocalMode = "InterfaceNamePrefix"
 )
 
-// Primary stands in nodePortAddresses for the node IPs.
-const Primary = "primary"
-
 // SyncPeriods returns the fields syncPeriod and minSyncPeriod of the section that the
 // mode selects.
 func SyncPeriods(cfg *KubeProxy) (period, least *metav1.Duration) {

@@ -44,6 +44,7 @@ func CheckNode(cfg *KubeProxy, node Node) (warnings []string, err error) {
 			"detectLocalMode NodeCIDR needs one of these", node.PodCIDRs, other, node.Primary))
 	}
 	warnings = append(warnings, checkNodePorts(cfg, node, other, dual(clusterCIDRs) || dual(node.PodCIDRs))...)
+	warnings = append(warnings, checkLocalhost(cfg)...)
 	if alone {
 		warnings = append(warnings, checkListening("healthzBindAddress", cfg.HealthzBindAddress, other)...)
 		warnings = append(warnings, checkListening("metricsBindAddress", cfg.MetricsBindAddress, other)...)
@@ -56,10 +57,14 @@ func CheckNode(cfg *KubeProxy, node Node) (warnings []string, err error) {
 // family although the configuration does not ask for it. DualCluster is true if
 // other parts of the configuration have both families.
 func checkNodePorts(cfg *KubeProxy, node Node, other lb.Family, dualCluster bool) []string {
-	prefixes := parsePrefixes(cfg.NodePortAddresses)
-	if slices.Equal(cfg.NodePortAddresses, []string{Primary}) {
-		for _, ip := range node.IPs {
-			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
+	var prefixes []netip.Prefix
+	// Validate has found what is wrong with the list.
+	if ranges, err := lb.ParseNodePortAddresses(cfg.NodePortAddresses); err == nil && len(cfg.NodePortAddresses) > 0 {
+		prefixes = ranges.Prefixes
+		if ranges.Primary {
+			for _, ip := range node.IPs {
+				prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
+			}
 		}
 	}
 	const open = "all addresses of the node have node ports"
@@ -73,6 +78,19 @@ func checkNodePorts(cfg *KubeProxy, node Node, other lb.Family, dualCluster bool
 	}
 
 	return nil
+}
+
+// checkLocalhost returns a warning if node ports are to answer on loopback addresses, and must not.
+func checkLocalhost(cfg *KubeProxy) []string {
+	ranges := parsePrefixes(cfg.NodePortAddresses)
+	named := slices.Contains(cfg.NodePortAddresses, lb.NodePortsLocalhost) ||
+		slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+	if !named || *cfg.IPTables.LocalhostNodePorts {
+		return nil
+	}
+
+	return []string{fmt.Sprintf("nodePortAddresses %v has loopback addresses, and iptables.localhostNodePorts is false: node ports do not answer there",
+		cfg.NodePortAddresses)}
 }
 
 func checkListening(name, address string, missing lb.Family) []string {

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	netutils "k8s.io/utils/net"
+
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 const notNegative = "must not be negative"
@@ -152,14 +154,20 @@ func ParseAddrPort(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr.Unmap(), uint16(number)), nil
 }
 
+// checkNodePortAddresses checks that each is a range, or a word that stands for some and is there once.
 func (p *problems) checkNodePortAddresses(addresses []string) {
-	if i := slices.Index(addresses, Primary); i >= 0 {
-		if len(addresses) > 1 {
-			p.addAt("nodePortAddresses", i, Primary, "stands alone, and not beside address ranges")
+	for i, text := range addresses {
+		switch text {
+		case lb.NodePortsPrimary, lb.NodePortsLocalhost, lb.NodePortsAll:
+			if slices.Index(addresses, text) < i {
+				p.list = append(p.list, field.Duplicate(path("nodePortAddresses").Index(i), text))
+			}
+		default:
+			if _, _, err := netutils.ParseCIDRSloppy(text); err != nil {
+				p.addAt("nodePortAddresses", i, text, "must be an address range, as 10.0.0.0/8, or primary, localhost or all")
+			}
 		}
-		addresses = addresses[:i]
 	}
-	p.checkCIDRs("nodePortAddresses", addresses)
 }
 
 // checkLocal checks the detection of local traffic. Fields that the mode does not

@@ -56,8 +56,9 @@ type Config struct {
 	Handshakes bool
 	// BackendHandshakes counts them for each backend, too.
 	BackendHandshakes bool
-	// NoLocalhostNodePorts keeps node ports from answering on 127.0.0.1 and ::1.
-	NoLocalhostNodePorts bool
+	// NoLocalhostNodePortsV4 keeps node ports from answering on 127.0.0.1, and NoLocalhostNodePortsV6
+	// on ::1.
+	NoLocalhostNodePortsV4, NoLocalhostNodePortsV6 bool
 	// PodOptOut lets pods opt out, see OptedOut of [maps.Tables].
 	PodOptOut bool
 	// Heal passes over backends that do not answer, see docs/healing.md.
@@ -140,12 +141,12 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		Handshakes:      cfg.Handshakes && features.Tracing,
 		Keep:            programDir(cfg.BPFRoot),
 
-		BackendHandshakes:    cfg.BackendHandshakes,
-		NoLocalhostNodePorts: cfg.NoLocalhostNodePorts,
-		PodOptOut:            cfg.PodOptOut,
-		Heal:                 cfg.Heal && features.Tracing,
-		Resteer:              cfg.Resteer,
-		ProbeAddr:            ProbeAddr.Addr(),
+		BackendHandshakes:      cfg.BackendHandshakes,
+		NoLocalhostNodePortsV4: cfg.NoLocalhostNodePortsV4, NoLocalhostNodePortsV6: cfg.NoLocalhostNodePortsV6,
+		PodOptOut: cfg.PodOptOut,
+		Heal:      cfg.Heal && features.Tracing,
+		Resteer:   cfg.Resteer,
+		ProbeAddr: ProbeAddr.Addr(),
 	}
 	programs := sync.OnceValues(func() (*bpf.Programs, error) { return bpf.Load(pinned, config) })
 	go programs()

@@ -1,7 +1,6 @@
 package lb
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -211,27 +210,54 @@ func (n *Node) primaryIP(family Family) netip.Addr {
 // 0.0.0.0/0 and ::/0.)
 type NodePortAddresses struct {
 	Prefixes []netip.Prefix
+	// Primary makes the node's primary IPs ranges beside Prefixes.
+	Primary bool
 }
 
-// ParseNodePortAddresses parses the list of kube-proxy's nodePortAddresses:
-// address ranges, or the word "primary" alone. An empty list is "primary" too.
-// The error names the bad element.
+// The words that stand for ranges in kube-proxy's nodePortAddresses (KEP-6032).
+const (
+	NodePortsPrimary   = "primary"   // the node's primary IPs
+	NodePortsLocalhost = "localhost" // 127.0.0.0/8 and ::1/128
+	NodePortsAll       = "all"       // 0.0.0.0/0 and ::/0
+)
+
+// ParseNodePortAddresses parses the list of kube-proxy's nodePortAddresses: address ranges, and
+// words that stand for some. An empty list is "primary". The error names the bad element.
 func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	var n NodePortAddresses
-	if len(list) == 1 && list[0] == "primary" {
-		return n, nil
-	}
 	for i, s := range list {
-		prefix, err := ParsePrefix(s)
-		if s == "primary" {
-			err = errors.New(`"primary" stands alone`)
+		switch s {
+		case NodePortsPrimary:
+			n.Primary = true
+		case NodePortsLocalhost:
+			n.Prefixes = append(n.Prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), netip.PrefixFrom(netip.IPv6Loopback(), 128))
+		case NodePortsAll:
+			n.Prefixes = append(n.Prefixes, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+		default:
+			prefix, err := ParsePrefix(s)
+			if err != nil {
+				return NodePortAddresses{}, fmt.Errorf("nodePortAddresses[%d]: %w", i, err)
+			}
+			n.Prefixes = append(n.Prefixes, prefix)
 		}
-		if err != nil {
-			return NodePortAddresses{}, fmt.Errorf("nodePortAddresses[%d]: %w", i, err)
-		}
-		n.Prefixes = append(n.Prefixes, prefix)
 	}
 	return n, nil
+}
+
+// NeedPrimary reports whether the node's primary IPs are ranges.
+func (n NodePortAddresses) NeedPrimary() bool { return n.Primary || len(n.Prefixes) == 0 }
+
+// Contains reports whether one of n's own ranges, without the primary IPs, contains an address.
+func (n NodePortAddresses) Contains(addr netip.Addr) bool { return contains(n.Prefixes, addr) }
+
+// Loopback reports whether the list selects the loopback address of a family, at which node ports
+// answer the node's own processes. Primary IPs are none.
+func (n NodePortAddresses) Loopback(family Family) bool {
+	loopback := netip.IPv6Loopback()
+	if family == IPv4 {
+		loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return n.Contains(loopback) || !n.NeedPrimary() && len(n.ofFamily(family, nil)) == 0
 }
 
 // Select returns the addresses of local, the node's own, that answer on node
@@ -241,8 +267,7 @@ func (n NodePortAddresses) Select(local, primary []netip.Addr) []netip.Addr {
 	var selected []netip.Addr
 	for _, addr := range local {
 		ranges := n.ofFamily(FamilyOf(addr), primary)
-		contains := func(p netip.Prefix) bool { return p.Contains(addr) }
-		if !addr.IsLoopback() && (len(ranges) == 0 || slices.ContainsFunc(ranges, contains)) {
+		if !addr.IsLoopback() && (len(ranges) == 0 || contains(ranges, addr)) {
 			selected = append(selected, addr)
 		}
 	}
@@ -256,7 +281,7 @@ func (n NodePortAddresses) All(family Family, primary []netip.Addr) bool {
 	return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
 }
 
-// ofFamily returns the ranges of one family: n's or, if n has none at all, the primary addresses. A
+// ofFamily returns the ranges of one family: n's, and the primary addresses if they are ranges. A
 // loopback address is no node IP but the placeholder for one that is not known.
 func (n NodePortAddresses) ofFamily(family Family, primary []netip.Addr) []netip.Prefix {
 	var ranges []netip.Prefix
@@ -265,7 +290,7 @@ func (n NodePortAddresses) ofFamily(family Family, primary []netip.Addr) []netip
 			ranges = append(ranges, p)
 		}
 	}
-	if len(n.Prefixes) > 0 {
+	if !n.NeedPrimary() {
 		return ranges
 	}
 	for _, ip := range primary {
@@ -274,6 +299,10 @@ func (n NodePortAddresses) ofFamily(family Family, primary []netip.Addr) []netip
 		}
 	}
 	return ranges
+}
+
+func contains(ranges []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // ParseAddr parses an address as kube-proxy does: leading zeros are accepted

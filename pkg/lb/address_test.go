@@ -120,6 +120,14 @@ func TestNodePortAddresses(t *testing.T) {
 		{"all of a family without range", []string{"192.168.0.0/24"}, nil, "192.168.0.2 " + allV6, "IPv6"},
 		{"all with a range of everything", []string{"192.168.0.0/24", "0.0.0.0/0", "2001:db8:1::/48"}, nil, allV4 + " 2001:db8:1::2", "IPv4"},
 		{"never loopback", []string{"127.0.0.0/8", "::1/128"}, nil, "", ""},
+		{"none for localhost alone", []string{"localhost"}, ips("192.168.0.2"), "", ""},
+		{"all for all", []string{"all"}, ips("192.168.0.2"), allV4 + " " + allV6, "IPv4 IPv6"},
+		{"all for all beside others", []string{"192.168.0.0/24", "all", "primary", "localhost"}, ips("192.168.0.2"), allV4 + " " + allV6, "IPv4 IPv6"},
+		{"the node IPs and a range", []string{"primary", "10.0.0.0/8"}, ips("192.168.0.2", "2001:db8::2"), "192.168.0.2 10.244.1.1 2001:db8::2", ""},
+		{"the node IP and a range of the other family", []string{"2001:db8:1::/48", "primary"}, ips("192.168.0.2"), "192.168.0.2 2001:db8:1::2", ""},
+		{"a range alone if primary adds none", []string{"primary", "10.0.0.0/8"}, nil, "10.244.1.1 " + allV6, "IPv6"},
+		{"the node IPs beside localhost", []string{"primary", "localhost"}, ips("192.168.0.2", "2001:db8::2"), "192.168.0.2 2001:db8::2", ""},
+		{"none of a family that has localhost alone", []string{"primary", "localhost"}, ips("192.168.0.2"), "192.168.0.2", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n, err := ParseNodePortAddresses(test.list)
@@ -143,6 +151,36 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
+// Whether processes of the node reach node ports on 127.0.0.1 and ::1.
+func TestNodePortsOnLoopback(t *testing.T) {
+	for _, test := range []struct {
+		list   string
+		v4, v6 bool
+	}{
+		{"primary", false, false},
+		{"localhost", true, true},
+		{"all", true, true},
+		{"primary localhost", true, true},
+		{"primary all", true, true},
+		{"primary 10.0.0.0/8", false, false},
+		{"10.0.0.0/8 fd00::/8", false, false},
+		{"10.0.0.0/8 localhost", true, true},
+		{"127.0.0.1/32 fd00::/8", true, false},
+		{"10.0.0.0/8 ::1/128", false, true},
+		{"0.0.0.0/0 fd00::/8", true, false},
+		{"10.0.0.0/8", false, true}, // all of IPv6
+		{"127.1.0.0/16 fd00::/8", false, false},
+	} {
+		n, err := ParseNodePortAddresses(strings.Fields(test.list))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v4, v6 := n.Loopback(IPv4), n.Loopback(IPv6); v4 != test.v4 || v6 != test.v6 {
+			t.Errorf("%s: on 127.0.0.1 %t and on ::1 %t, want %t and %t", test.list, v4, v6, test.v4, test.v6)
+		}
+	}
+}
+
 func TestParseNodePortAddresses(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -151,8 +189,8 @@ func TestParseNodePortAddresses(t *testing.T) {
 	}{
 		{"fine with ranges", []string{"10.0.0.0/8", "fd00::/8"}, ""},
 		{"an error with something else", []string{"10.0.0.0/8", "10.0.0.1"}, `nodePortAddresses[1]: "10.0.0.1" is not an address range: no slash`},
-		{"an error with primary and a range", []string{"primary", "10.0.0.0/8"}, `nodePortAddresses[0]: "primary" stands alone`},
-		{"an error with a range and primary", []string{"10.0.0.0/8", "primary"}, `nodePortAddresses[1]: "primary" stands alone`},
+		{"fine with words and a range", []string{"primary", "10.0.0.0/8", "localhost", "all"}, ""},
+		{"an error with another word", []string{"primary", "loopback"}, `nodePortAddresses[1]: "loopback" is not an address range: no slash`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n, err := ParseNodePortAddresses(test.list)

@@ -92,10 +92,10 @@ func (m *Model) PodCIDRs() []netip.Prefix { return m.podCIDRs }
 // AwaitsIPs reports whether no primary address is known, and the Node object that has them may still arrive.
 func (m *Model) AwaitsIPs() bool { return m.awaitsObject && len(m.PrimaryIPs()) == 0 }
 
-// awaitsPrimary reports whether node ports answer on the primary address only, and the
+// awaitsPrimary reports whether node ports answer on the primary address, and the
 // Node object that has it may still arrive.
 func (m *Model) awaitsPrimary() bool {
-	return len(m.cfg.NodePortAddresses.Prefixes) == 0 && m.awaitsObject && len(m.ips) == 0
+	return m.cfg.NodePortAddresses.NeedPrimary() && m.awaitsObject && len(m.ips) == 0
 }
 
 // NewAddrs returns the addresses of this node, and on which of them node
@@ -114,7 +114,9 @@ func (m *Model) NewAddrs() (map[netip.Addr]maps.AddrUse, bool) {
 	}
 	selected := m.cfg.NodePortAddresses.Select(local, m.PrimaryIPs())
 	if m.awaitsPrimary() {
-		selected = slices.DeleteFunc(local, func(a netip.Addr) bool { return !m.cfg.HadNodePorts[a] })
+		selected = slices.DeleteFunc(local, func(a netip.Addr) bool {
+			return !m.cfg.HadNodePorts[a] && (a.IsLoopback() || !m.cfg.NodePortAddresses.Contains(a))
+		})
 	}
 	for _, a := range selected {
 		entry := addrs[a]
@@ -143,7 +145,8 @@ func (m *Model) CheckAddrs() ([]netip.Addr, bool) {
 
 				break
 			}
-			if len(m.cfg.NodePortAddresses.Select([]netip.Addr{addr}, primary)) == 0 {
+			named := addr.IsLoopback() && m.cfg.NodePortAddresses.Contains(addr)
+			if !named && len(m.cfg.NodePortAddresses.Select([]netip.Addr{addr}, primary)) == 0 {
 				continue
 			}
 			if addr.Is6() && addr.IsLinkLocalUnicast() {

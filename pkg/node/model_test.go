@@ -45,6 +45,15 @@ func TestNodeAddrs(t *testing.T) {
 			m.cfg.HadNodePorts = map[netip.Addr]bool{secondary: true, netip.MustParseAddr("192.0.2.9"): true}
 			m.SetState(State{Addresses: local()})
 		}, []netip.Addr{secondary}},
+		{"those of ranges beside the primary address before the Node is received", func(m *Model) {
+			m.cfg.NodePortAddresses = lb.NodePortAddresses{Primary: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24"), netip.MustParsePrefix("127.0.0.0/8")}}
+			m.SetState(State{Addresses: local()})
+		}, []netip.Addr{secondary}},
+		{"those of ranges and the primary address", func(m *Model) {
+			m.cfg.NodePortAddresses = lb.NodePortAddresses{Primary: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24"), netip.MustParsePrefix("127.0.0.0/8")}}
+			m.SetState(State{Addresses: local()})
+			m.SetObject([]netip.Addr{primary}, nil, true)
+		}, []netip.Addr{primary, secondary}},
 		{"the primary address, whatever an earlier agent's was", func(m *Model) {
 			m.cfg.HadNodePorts = map[netip.Addr]bool{secondary: true}
 			m.SetState(State{Addresses: local()})
@@ -182,6 +191,8 @@ func TestCheckAddrs(t *testing.T) {
 		{"all", "0.0.0.0/0,::/0", dual, []netip.Addr{primary}, "[0.0.0.0 ::]"},
 		{"those in ranges, link-local ones with their device", "10.1.0.0/16,fe80::/10", dual, nil, "[10.1.1.1 10.1.2.1 fe80::1%2 fe80::1%3]"},
 		{"none if the primary one is not the node's", "primary", local(), []netip.Addr{netip.MustParseAddr("192.0.2.9")}, "[]"},
+		{"the primary one and loopback", "primary,localhost", dual, []netip.Addr{primary, global}, "[10.1.1.1 127.0.0.1 2001:db8::1]"},
+		{"the primary one and a range", "primary,10.1.2.0/24", dual, []netip.Addr{primary, global}, "[10.1.1.1 10.1.2.1 2001:db8::1]"},
 		{"one that two devices have", "10.1.1.1/32", append(local(), Address{Addr: primary, IfIndex: 9}), nil, "[10.1.1.1]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

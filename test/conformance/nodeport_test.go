@@ -148,6 +148,43 @@ func TestNodePortsWithoutNodeIPs(t *testing.T) {
 	}
 }
 
+// A list of addresses says whether processes of the node reach node ports on its loopback addresses,
+// those of each family, which is beside what it says of the node's other addresses.
+func TestLocalhostNodePortsOfAList(t *testing.T) {
+	t.Parallel()
+	n := mustNodePorts(t, scene.Config{Args: []string{"--nodeport-addresses", "primary"}})
+	for _, test := range []struct {
+		list   string
+		v4, v6 bool
+		other  bool // the other addresses of the node answer
+	}{
+		{"primary", false, false, false},
+		{"primary,localhost", true, true, false},
+		{"primary,127.0.0.1/32,fd00:51::/64", true, false, false},
+		{"localhost,192.168.51.0/24,primary", true, true, true},
+		{"192.168.50.0/24,fd00:50::/64", false, false, false},
+		{"all", true, true, true},
+	} {
+		sluice.MustRestart(t, n.Agent, "--nodeport-addresses", test.list)
+		n.mustAnswer(t, n.first[0], n.pods...)
+		n.mustAnswer(t, n.first[1], n.pods...)
+		other := []string{dialHost}
+		if test.other {
+			other = n.pods
+		}
+		n.mustAnswer(t, n.other[0], other...)
+		for ip, answers := range map[string]bool{"127.0.0.1": test.v4, "::1": test.v6} {
+			address := scene.At(ip, n.port)
+			if answers {
+				scene.MustReach(t, n.Node.To("tcp", address), n.pods...)
+			} else {
+				scene.MustReach(t, n.Node.To("tcp", address), dialHost)
+			}
+			scene.MustFail(t, n.Pod.To("tcp", address), scene.Rejected) // by the pod itself
+		}
+	}
+}
+
 // Processes of the node reach node ports on its loopback addresses (listed
 // difference 3); in a pod these addresses are the pod's own.
 func TestLocalhostNodePorts(t *testing.T) {

@@ -38,7 +38,7 @@ var rows = []row{
 	{number: "1.7.3", feature: "Per-family default", tests: "TestNodePortAddresses TestNodePortsWithoutNodeIPs"},
 	{number: "1.7.4", feature: "match-all", tests: "TestNodePortsEverywhere"},
 	{number: "1.7.5", feature: "CIDR list", tests: "TestNodePortAddresses"},
-	{number: "1.7.6", feature: "localhost NodePorts", tests: "TestLocalhostNodePorts TestNodePortsEverywhere"},
+	{number: "1.7.6", feature: "localhost NodePorts", tests: "TestLocalhostNodePorts TestLocalhostNodePortsOfAList TestNodePortsEverywhere"},
 	{number: "1.7.7", feature: "Source ranges", tests: "TestSourceRanges"},
 	{number: "1.7.8", feature: "No endpoints", tests: "TestNodePortWithoutEndpoints TestNodePortAddresses"},
 	{number: "1.7.9", feature: "Precedence", tests: "TestNodePortPrecedence TestNodePortAddresses"},

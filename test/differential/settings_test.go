@@ -31,11 +31,13 @@ func randomSettings(r *rand.Rand) settings {
 		masqueradeAll: r.IntN(6) == 0,
 		detect:        pick(r, "ClusterCIDR", "ClusterCIDR", "InterfaceNamePrefix", "NodeCIDR"),
 	}
-	switch r.IntN(3) {
+	switch r.IntN(4) {
 	case 0:
 		s.nodePortAddresses = everyAddress
 	case 1:
 		s.nodePortAddresses = firstSegment
+	case 2:
+		s.nodePortAddresses = []string{"primary", "localhost"}
 	}
 
 	return s

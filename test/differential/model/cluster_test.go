@@ -33,7 +33,7 @@ type cluster struct {
 	podCIDRs []netip.Prefix
 
 	clusterCIDRs []netip.Prefix
-	nodePortIn   []netip.Prefix // options.nodePortAddresses; empty: primary
+	nodePortIn   []netip.Prefix // options.nodePortAddresses, without the node IPs of primary
 
 	ports        []*servicePort // what follows, see read
 	serviceCIDRs []netip.Prefix
@@ -77,7 +77,7 @@ func newCluster(o options) *cluster {
 		cidrs:        map[objectKey]*networkingv1.ServiceCIDR{},
 		nodeIPs:      map[corev1.IPFamily]netip.Addr{},
 		clusterCIDRs: parsePrefixes(o.clusterCIDRs),
-		nodePortIn:   parsePrefixes(o.nodePortAddresses), // "primary" is no prefix
+		nodePortIn:   parsePrefixes(expandWords(o.nodePortAddresses)),
 	}
 }
 
@@ -155,6 +155,20 @@ func (c *cluster) localCIDR(family corev1.IPFamily) netip.Prefix {
 // isOfNode reports whether this node has an address.
 func (c *cluster) isOfNode(ip netip.Addr) bool { return slices.Contains(c.addrs, ip) }
 
+// expandWords replaces localhost and all by the ranges that they stand for (KEP-6032), and leaves primary out.
+func expandWords(list []string) []string {
+	words := map[string][]string{"primary": nil, "localhost": {"127.0.0.0/8", "::1/128"}, "all": {"0.0.0.0/0", "::/0"}}
+	var ranges []string
+	for _, text := range list {
+		if of, isWord := words[text]; isWord {
+			ranges = append(ranges, of...)
+		} else {
+			ranges = append(ranges, text)
+		}
+	}
+	return ranges
+}
+
 // isNodePortAddress: CONTRACT 1.7.1 to 1.7.5, but for addresses that come later,
 // which count at once (DESIGN.md 6.3).
 func (c *cluster) isNodePortAddress(ip netip.Addr) bool {
@@ -162,7 +176,7 @@ func (c *cluster) isNodePortAddress(ip netip.Addr) bool {
 		return false
 	}
 	selected := slices.Clone(c.nodePortIn)
-	if len(selected) == 0 { // primary
+	if len(selected) == 0 || slices.Contains(c.options.nodePortAddresses, "primary") {
 		if nodeIP := c.knownNodeIP(familyOf(ip)); nodeIP.IsValid() && !nodeIP.IsLoopback() {
 			selected = append(selected, netip.PrefixFrom(nodeIP, nodeIP.BitLen()))
 		}

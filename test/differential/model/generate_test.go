@@ -70,7 +70,8 @@ func (g *generator) options() options {
 			[]string{"10.244.0.0/16", "fd00:244::/32"}, []string{"10.244.0.0/16"}, []string{"fd00:244::/32"})
 	}
 	o.nodePortAddresses = pick(g, nil, []string{"primary"}, []string{"0.0.0.0/0", "::/0"},
-		[]string{"192.168.0.0/16"}, []string{"192.168.50.0/24", "fd00:1::/64", "127.0.0.0/8"})
+		[]string{"192.168.0.0/16"}, []string{"192.168.50.0/24", "fd00:1::/64", "127.0.0.0/8"},
+		[]string{"primary", "localhost"}, []string{"10.244.0.0/16", "primary"}, []string{"primary", "all"})
 	return o
 }
 
