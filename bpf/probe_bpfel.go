@@ -137,6 +137,7 @@ const (
 	probeVarBtfQuestion                = "btf_question"
 	probeVarConfigBridgePort           = "config_bridge_port"
 	probeVarConfigConntrack            = "config_conntrack"
+	probeVarConfigConntrackHidden      = "config_conntrack_hidden"
 	probeVarConfigCsumIpv6             = "config_csum_ipv6"
 	probeVarConfigDeviceClass          = "config_device_class"
 	probeVarConfigEthernet             = "config_ethernet"
@@ -267,6 +268,7 @@ type probeVariableSpecs struct {
 	BtfQuestion                *ebpf.VariableSpec `ebpf:"btf_question"`
 	ConfigBridgePort           *ebpf.VariableSpec `ebpf:"config_bridge_port"`
 	ConfigConntrack            *ebpf.VariableSpec `ebpf:"config_conntrack"`
+	ConfigConntrackHidden      *ebpf.VariableSpec `ebpf:"config_conntrack_hidden"`
 	ConfigCsumIpv6             *ebpf.VariableSpec `ebpf:"config_csum_ipv6"`
 	ConfigDeviceClass          *ebpf.VariableSpec `ebpf:"config_device_class"`
 	ConfigEthernet             *ebpf.VariableSpec `ebpf:"config_ethernet"`
@@ -417,6 +419,7 @@ type probeVariables struct {
 	BtfQuestion                *ebpf.Variable `ebpf:"btf_question"`
 	ConfigBridgePort           *ebpf.Variable `ebpf:"config_bridge_port"`
 	ConfigConntrack            *ebpf.Variable `ebpf:"config_conntrack"`
+	ConfigConntrackHidden      *ebpf.Variable `ebpf:"config_conntrack_hidden"`
 	ConfigCsumIpv6             *ebpf.Variable `ebpf:"config_csum_ipv6"`
 	ConfigDeviceClass          *ebpf.Variable `ebpf:"config_device_class"`
 	ConfigEthernet             *ebpf.Variable `ebpf:"config_ethernet"`

@@ -79,6 +79,7 @@ const (
 	sockVarConfigHasSetRetval         = "config_has_set_retval"
 	sockVarConfigHeal                 = "config_heal"
 	sockVarConfigHostNetnsCookie      = "config_host_netns_cookie"
+	sockVarConfigHostNetnsInode       = "config_host_netns_inode"
 	sockVarConfigLocalhostNodePortsV4 = "config_localhost_node_ports_v4"
 	sockVarConfigLocalhostNodePortsV6 = "config_localhost_node_ports_v6"
 	sockVarConfigPodOptOut            = "config_pod_opt_out"
@@ -198,6 +199,7 @@ type sockVariableSpecs struct {
 	ConfigHasSetRetval         *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
 	ConfigHeal                 *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigHostNetnsCookie      *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
+	ConfigHostNetnsInode       *ebpf.VariableSpec `ebpf:"config_host_netns_inode"`
 	ConfigLocalhostNodePortsV4 *ebpf.VariableSpec `ebpf:"config_localhost_node_ports_v4"`
 	ConfigLocalhostNodePortsV6 *ebpf.VariableSpec `ebpf:"config_localhost_node_ports_v6"`
 	ConfigPodOptOut            *ebpf.VariableSpec `ebpf:"config_pod_opt_out"`
@@ -327,6 +329,7 @@ type sockVariables struct {
 	ConfigHasSetRetval         *ebpf.Variable `ebpf:"config_has_set_retval"`
 	ConfigHeal                 *ebpf.Variable `ebpf:"config_heal"`
 	ConfigHostNetnsCookie      *ebpf.Variable `ebpf:"config_host_netns_cookie"`
+	ConfigHostNetnsInode       *ebpf.Variable `ebpf:"config_host_netns_inode"`
 	ConfigLocalhostNodePortsV4 *ebpf.Variable `ebpf:"config_localhost_node_ports_v4"`
 	ConfigLocalhostNodePortsV6 *ebpf.Variable `ebpf:"config_localhost_node_ports_v6"`
 	ConfigPodOptOut            *ebpf.Variable `ebpf:"config_pod_opt_out"`

@@ -13,7 +13,7 @@ import (
 )
 
 // testdata/kube-proxy-flags.txt was printed by a program that links kube-proxy
-// 1.36.3 and walks the flags of its command: name, shorthand, type, default, what
+// 1.37.2 and walks the flags of its command: name, shorthand, type, default, what
 // a flag without a value means, whether it is hidden, and deprecated.
 func TestFlagsAreKubeProxys(t *testing.T) {
 	text, err := os.ReadFile("testdata/kube-proxy-flags.txt")
@@ -34,8 +34,8 @@ func TestFlagsAreKubeProxys(t *testing.T) {
 			t.Errorf("--%s is\n%swant\n%s", name, got, line)
 		}
 	}
-	if count != 59 {
-		t.Errorf("%d flags, kube-proxy has 59", count)
+	if count != 57 {
+		t.Errorf("%d flags, kube-proxy has 57", count)
 	}
 }
 

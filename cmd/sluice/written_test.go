@@ -19,7 +19,7 @@ import (
 
 var kubeProxy = flag.String("kube-proxy", "", "the binary of kube-proxy: rewrite what testdata/written wants")
 
-// What --write-config-to writes is what kube-proxy 1.36.3 writes, given the same
+// What --write-config-to writes is what kube-proxy 1.37.2 writes, given the same
 // flags and the same file: defaults, precedence and all. Each script of
 // testdata/written has
 //

@@ -142,12 +142,13 @@ func TestRowsOfKubeProxy(t *testing.T) {
 	compare(t, "test/compat/metrics.yaml", want, shownBy(t, "kubeproxy_"))
 }
 
-// kubeProxyMetrics are all that kube-proxy 1.36 registers, in whatever mode,
+// kubeProxyMetrics are all that kube-proxy 1.37 registers, in whatever mode,
 // without "kubeproxy_".
 const kubeProxyMetrics = `
 	conntrack_reconciler_deleted_entries_total conntrack_reconciler_sync_duration_seconds
 	iptables_ct_state_invalid_dropped_packets_total iptables_localhost_nodeports_accepted_packets_total
-	network_programming_duration_seconds proxy_healthz_total proxy_livez_total
+	network_programming_duration_seconds nftables_localhost_nodeport_listener_creation_failures_total
+	nftables_localhost_nodeport_listeners nftables_localhost_nodeport_rejected_packets_total proxy_healthz_total proxy_livez_total
 	sync_full_proxy_rules_duration_seconds sync_partial_proxy_rules_duration_seconds
 	sync_proxy_rules_duration_seconds sync_proxy_rules_endpoint_changes_pending
 	sync_proxy_rules_endpoint_changes_total sync_proxy_rules_iptables_last

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	dto "github.com/prometheus/client_model/go"
+	clientmetrics "k8s.io/client-go/tools/metrics"
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-lb/sluice/test/lab"
@@ -123,6 +124,7 @@ func TestMetricsOfAllRegistries(t *testing.T) {
 	broken := gathererFunc(func() ([]*dto.MetricFamily, error) { return nil, errors.New("no") })
 	own, err := NewRegistry(NewSync(time.Now))
 	lab.Must(t, err)
+	clientmetrics.EnsureRegistered() // as the first client does
 	server := testServer()
 	server.Gatherers = Gatherers{own, broken}
 	handler := server.handler()

@@ -7,7 +7,7 @@ import (
 
 const head = `# kube-proxy's contract, row by row
 
-The interfaces of kube-proxy 1.36, and which of them Sluice has. This page is generated from test/compat/*.yaml by
+The interfaces of kube-proxy 1.37, and which of them Sluice has. This page is generated from test/compat/*.yaml by
 ` + "`go test ./test/compat -update`" + `. Tests fail if a flag or field of kube-proxy has no row, if a row names a flag or a default
 that ` + "`sluice agent`" + ` does not have, or if a named test does not exist.
 
