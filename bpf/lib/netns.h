@@ -170,13 +170,23 @@ static __always_inline int find_in_netns(struct bpf_sock_addr *ctx, const struct
 }
 
 /*
- * Namespaces and destinations of which is known that sockets are translated, so that not every one
- * looks around. Each is a hash, and holds for up to some seconds: a pod gets other addresses rarely.
+ * What is known to be translated, so that not every socket looks around. Each is a hash, and holds
+ * for up to some seconds: a pod gets other addresses rarely.
  */
 #define KNOWN_BITS 10
 #define KNOWN_SHIFT 8 /* of the kernel's clock ticks */
 
 static volatile __u64 known[1 << KNOWN_BITS];
+
+static __always_inline bool is_known(__u64 h)
+{
+	return known[h >> (64 - KNOWN_BITS)] == h + (bpf_jiffies64() >> KNOWN_SHIFT);
+}
+
+static __always_inline void note_known(__u64 h)
+{
+	known[h >> (64 - KNOWN_BITS)] = h + (bpf_jiffies64() >> KNOWN_SHIFT);
+}
 
 static __always_inline __u64 hash_of_dial(__u64 netns_cookie, const struct addr *dst)
 {
@@ -195,17 +205,15 @@ static __always_inline __u64 hash_of_dial(__u64 netns_cookie, const struct addr 
 static __always_inline bool is_left_to_pod(struct bpf_sock_addr *ctx, const struct addr *dst)
 {
 	__u64 h = hash_of_dial(bpf_get_netns_cookie(ctx), dst);
-	volatile __u64 *place = &known[h >> (64 - KNOWN_BITS)];
-	__u64 now = h + (bpf_jiffies64() >> KNOWN_SHIFT);
 	int found;
 
-	if (*place == now)
+	if (is_known(h))
 		return false;
 	found = find_in_netns(ctx, dst);
 	if (found & HAS_ADDRESS)
 		return true;
 	if (found & LEADS_TO_NODE)
-		*place = now;
+		note_known(h);
 	return (found & (LEADS_TO_NODE | LEADS_ELSEWHERE)) == LEADS_ELSEWHERE;
 }
 

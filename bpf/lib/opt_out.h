@@ -20,8 +20,8 @@
 /* Pods can opt out, which costs each new flow of a pod to a Service a look at its cgroup. */
 volatile const bool config_pod_opt_out = false;
 
-/* How far above its own cgroup a process' pod is looked for. */
-#define MAX_CGROUPS 6
+/* How far above its own cgroup the pods of a process are looked for. */
+#define MAX_CGROUPS 64
 
 /* What the name of a pod's cgroup ends with; ".slice" follows if systemd has made the cgroup. */
 struct pod_name {
@@ -66,21 +66,48 @@ static __always_inline bool read_pod_name(const struct cgroup *cg, struct pod_na
 }
 
 /*
+ * is_opted_out reports whether a cgroup is that of a pod that has opted out. It is global, so that
+ * the verifier walks it once: the address of the cgroup is a number.
+ */
+__noinline int is_opted_out(__u64 cgroup)
+{
+	struct pod_name pod = {};
+
+	return read_pod_name((const struct cgroup *)cgroup, &pod) &&
+	       bpf_map_lookup_elem(&sl_opted_out, &pod.uid);
+}
+
+/*
  * is_pod_opted_out reports whether the calling process is in the cgroup of a pod that has opted
- * out. It is global, so that the verifier walks it once.
+ * out, or below it: a pod of a cluster in a pod has the names of both.
  */
 __noinline int is_pod_opted_out(void)
 {
 	const struct task_struct *task = (void *)bpf_get_current_task();
 	const struct cgroup *cg = BPF_CORE_READ(task, cgroups, dfl_cgrp);
-	struct pod_name pod = {};
 	int i;
 
 	for (i = 0; i < MAX_CGROUPS && cg; i++) {
-		if (read_pod_name(cg, &pod))
-			return bpf_map_lookup_elem(&sl_opted_out, &pod.uid) != NULL;
+		if (is_opted_out((__u64)cg))
+			return true;
 		cg = BPF_CORE_READ(cg, self.parent, cgroup);
 	}
+	return false;
+}
+
+/*
+ * has_opted_out is is_pod_opted_out, which costs something for each name, once in a while for a
+ * cgroup.
+ */
+static __always_inline bool has_opted_out(void)
+{
+	__u64 h = ~bpf_get_current_cgroup_id() * 0x9e3779b97f4a7c15;
+
+	if (is_known(h))
+		return false;
+	if (is_pod_opted_out())
+		return true;
+	note_known(h);
 	return false;
 }
 
@@ -123,7 +150,7 @@ static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6,
 	if (!is_host_netns(ctx)) {
 		if (pool->flags & POOL_OPTED_OUT || is_left_to_pod(ctx, &original_dst->addr))
 			return true;
-		if (config_pod_opt_out && is_pod_opted_out())
+		if (config_pod_opt_out && has_opted_out())
 			return true;
 	}
 	if (!may_be_nodes(addr_hash(&original_dst->addr)))

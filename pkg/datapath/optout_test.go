@@ -52,6 +52,8 @@ func TestPodOptOut(t *testing.T) {
 		{"left alone, with cgroupfs", "kubepods-1/burstable/pod" + optedOutUID + "/" + strings.Repeat("0123456789abcdef", 4), w.client.Namespace, true},
 		{"left alone, with systemd", "kubepods-2.slice/" + systemd(optedOutUID) + "/" + scope, w.client.Namespace, true},
 		{"left alone in a cgroup that a container has made", "kubepods-3.slice/" + systemd(optedOutUID) + "/" + scope + "/system.slice/x.service", w.client.Namespace, true},
+		{"left alone in a pod of a cluster in it", "kubepods-8/pod" + optedOutUID + "/x/kubelet/kubepods/burstable/pod" + otherUID + "/y", w.client.Namespace, true},
+		{"left alone far below", "kubepods-9/pod" + optedOutUID + strings.Repeat("/x", 40), w.client.Namespace, true},
 		{"translated in another pod, with cgroupfs", "kubepods-4/pod" + otherUID + "/x", w.client.Namespace, false},
 		{"translated in another pod, with systemd", "kubepods-5.slice/" + systemd(otherUID) + "/" + scope, w.client.Namespace, false},
 		{"translated in no pod", "kubepods-6/" + optedOutUID, w.client.Namespace, false},
