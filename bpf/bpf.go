@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-lb/sluice/maps"
 )
@@ -119,7 +118,7 @@ type Programs struct {
 // Load loads all socket programs, with the maps m. Verifier errors wrap *ebpf.VerifierError. The caller
 // closes the result.
 func Load(m *maps.Pinned, cfg Config) (*Programs, error) {
-	loader := loader{m, btf.NewCache()}
+	loader := newLoader(m)
 	programs := make(map[string]*ebpf.Program)
 	trace, sock := TraceHooks(cfg), SockHooks()
 	last := len(sock) - 1
@@ -275,7 +274,7 @@ func LoadIterators() (*Iterators, error) {
 	if err != nil {
 		return nil, err
 	}
-	programs, err := loader{maps: &maps.Pinned{}}.load(spec)
+	programs, err := newLoader(&maps.Pinned{}).load(spec)
 	if err != nil {
 		return nil, fmt.Errorf("socket iterators: %w", err)
 	}

@@ -162,9 +162,9 @@ func attachDelayed(t *testing.T, m *maps.Pinned, cgroup *lab.Cgroup) {
 	lab.Must(t, mapstest.New(m.Tables).ServiceCIDR(netip.MustParsePrefix("10.96.0.0/16")))
 	spec, err := sockSpec(Config{UDP: UDPAll, SetRetval: atLeast(t, 6, 1)})
 	lab.Must(t, err)
-	own := loader{maps: m}.single(spec, sockProgSluiceConnect4)
+	own := newLoader(m).single(spec, sockProgSluiceConnect4)
 	delayLookups(t, own.Programs[sockProgSluiceConnect4], "sl_frontend_ids")
-	program, err := loader{maps: m}.loadOne(own, sockProgSluiceConnect4)
+	program, err := newLoader(m).loadOne(own, sockProgSluiceConnect4)
 	lab.Must(t, err)
 	t.Cleanup(func() { program.Close() })
 	attached, err := link.AttachCgroup(link.CgroupOptions{

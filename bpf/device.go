@@ -82,7 +82,7 @@ func LoadDevice(m *maps.Pinned, cfg DeviceConfig) (*DevicePrograms, error) {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}
 	names := []string{deviceProgSluiceIngress, deviceProgSluiceEgress}
-	programs, err, notKept := loader{maps: m}.loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(m, cfg) })
+	programs, err, notKept := newLoader(m).loadKept(keep, names, func() (*ebpf.CollectionSpec, error) { return deviceSpec(m, cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("device programs: %w", err)
 	}

@@ -81,7 +81,7 @@ func newSimulation(t testing.TB, n int, settings maps.Pool) *simulation {
 	spec, err := loadHeal()
 	lab.Must(t, err)
 	lab.Must(t, spec.Variables[healVarConfigHeal].Set(true))
-	programs, err := loader{maps: m}.load(spec)
+	programs, err := newLoader(m).load(spec)
 	lab.Must(t, err)
 	t.Cleanup(func() { lab.Must(t, closePrograms(programs)) })
 	seed := rand.Uint64()

@@ -14,10 +14,13 @@ import (
 // loader loads programs.
 type loader struct {
 	maps *maps.Pinned
-	// kernel has the types of the kernel, which are slow to read, for all programs. Programs that call functions of
-	// kernel modules, those of devices, must not share it, because it is not safe to search the types of a module
-	// while others search those of the kernel: nil.
-	kernel *btf.Cache
+	// kernel returns the kernel's own types, which are slow to read, for all programs.
+	kernel func() (*btf.Spec, error)
+}
+
+// newLoader returns a loader of programs that have the maps m.
+func newLoader(m *maps.Pinned) loader {
+	return loader{m, sync.OnceValues(btf.LoadKernelSpec)}
 }
 
 // loadKept returns the programs with these names: those in the cache, or else those of spec,
@@ -78,9 +81,17 @@ func (l loader) single(spec *ebpf.CollectionSpec, name string) *ebpf.CollectionS
 	return single
 }
 
+// loadOne loads a program of spec. The fields that it reads are looked up in the kernel's own types.
+// The library would look them up in those of each loaded module as well, which takes long, and is
+// not safe beside another goroutine that does so. A function of a module is looked up in types that
+// this program does not share.
 func (l loader) loadOne(spec *ebpf.CollectionSpec, name string) (*ebpf.Program, error) {
+	kernel, err := l.kernel()
+	if err != nil {
+		return nil, fmt.Errorf("types of the kernel: %w", err)
+	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
-		MapReplacements: l.maps.Replacements(), Cache: l.kernel,
+		MapReplacements: l.maps.Replacements(), Programs: ebpf.ProgramOptions{KernelTypes: kernel},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("program %s: %w", name, err)

@@ -95,7 +95,7 @@ func newProbe(m *maps.Pinned, attached *ebpf.Program, name string) (*Probe, erro
 			}
 		}
 	}
-	loader := loader{maps: m}
+	loader := newLoader(m)
 	program, err := loader.loadOne(loader.single(spec, name), name)
 	if err != nil {
 		return nil, err
