@@ -2,10 +2,12 @@
 #
 # run.sh [VERSION...]
 #
-# Runs the tests of this tree on Debian's kernels (default: 5.10 6.1 6.12), each
-# in a virtual machine, and fails if one fails. Listens to the environment:
+# Runs the tests of this tree on Debian's kernels (default: 5.10 6.1 6.12 7.3), each
+# in a virtual machine, and fails if one fails. 6.12-arm64 is that of another
+# architecture. Listens to the environment:
 #
 #   SLUICE_TEST_PACKAGES  which packages, if not those below
+#   SLUICE_TEST_RACE      not empty: with the race detector, on amd64
 #   SLUICE_TEST_RUN       which tests, as go test -run
 #   SLUICE_TEST_SECONDS   how long a machine may take (default 2400)
 #   SLUICE_TEST_ACCEL     what qemu runs on: tcg (default) or kvm
@@ -17,7 +19,7 @@
 set -euo pipefail
 
 if [[ $# -eq 0 ]]; then
-	set -- 5.10 6.1 6.12
+	set -- 5.10 6.1 6.12 7.3
 fi
 read -ra packages <<<"${SLUICE_TEST_PACKAGES:-./maps ./bpf ./pkg/datapath ./pkg/reconcile ./pkg/node ./test/lab ./test/devices}"
 
@@ -32,6 +34,7 @@ install_missing() {
 		[[ -e $file ]] || packages+=("$package")
 	done <<-EOF
 		/usr/bin/qemu-system-x86_64 qemu-system-x86
+		/usr/bin/qemu-system-aarch64 qemu-system-arm
 		/usr/share/doc/busybox-static busybox-static
 		/usr/bin/cpio cpio
 		/sbin/depmod kmod
@@ -47,13 +50,16 @@ install_missing() {
 # build_tests compiles the tests of packages into a folder as they lie in the
 # tree. Packages without tests are left out of plan, which lists what is to be run.
 build_tests() {
-	local tests=$1 plan=$2 package
+	local tests=$1 plan=$2 package mode=(env CGO_ENABLED=0 go test)
 
+	if [[ -n ${SLUICE_TEST_RACE:-} ]]; then
+		mode=(go test -race -ldflags '-linkmode=external -extldflags=-static')
+	fi
 	find . -name testdata -type d -exec cp -r --parents -t "$tests" {} +
 	for package in "${packages[@]}"; do
 		compgen -G "$package/*_test.go" >/dev/null || continue
 		mkdir -p "$tests/$package"
-		if CGO_ENABLED=0 go test -c -o "$tests/$package/a.test" "$package"; then
+		if "${mode[@]}" -c -o "$tests/$package/a.test" "$package"; then
 			echo "$package" >>"$plan"
 		else
 			echo "FAIL $package does not compile"
@@ -75,6 +81,15 @@ build_agent() {
 	chmod +x "$1/bin/go"
 }
 
+# build_root makes what the machine of an architecture has.
+build_root() {
+	mkdir -p "$1"/{etc,tests}
+	build_tests "$1/tests" "$1/etc/plan"
+	build_agent "$1"
+	echo "${SLUICE_TEST_RUN:-.}" >"$1/etc/run"
+	cp "$here/init" "$1/init"
+}
+
 # write_matrix puts rows at the end of a file, in the place of those of the same kernels and
 # packages.
 write_matrix() {
@@ -88,22 +103,22 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 install_missing
-mkdir -p "$work"/root/{etc,tests}
 : >"$work/rows"
-build_tests "$work/root/tests" "$work/root/etc/plan"
-build_agent "$work/root"
-echo "${SLUICE_TEST_RUN:-.}" >"$work/root/etc/run"
-cp "$here/init" "$work/root/init"
-
 for version; do
+	case $version in
+	*-arm64) export GOARCH=arm64 ;;
+	*) export GOARCH=amd64 ;;
+	esac
+	root=$work/$GOARCH
+	[[ -d $root ]] || build_root "$root"
 	kernel=$("$here/kernel.sh" "$version" | tail -n 1)
 	log=$(dirname "$kernel")/$version
 	exec {lock}>"$log.lock"
 	flock "$lock"
 	rm -f "$log".{console,tests}
 
-	setpriv --pdeathsig TERM "$here/machine.sh" "$kernel" "$work/root" "$log" || echo "The machine of Linux $version was ended."
-	if ! awk -v rows="$work/rows" -f "$here/summary.awk" "$work/root/etc/plan" "$log.tests"; then
+	setpriv --pdeathsig TERM "$here/machine.sh" "$kernel" "$root" "$log" || echo "The machine of Linux $version was ended."
+	if ! awk -v rows="$work/rows" -v today="$(date +%F)" -f "$here/summary.awk" "$root/etc/plan" "$log.tests"; then
 		echo "  see $log.tests and $log.console"
 		failed=1
 	fi

@@ -1,12 +1,13 @@
 # Says how the tests of one machine went: reads the plan, and what init wrote.
 # Exits with 1 if a test failed, or a package did not come to its end. Rows is
-# a file that gets the same as rows of a table.
+# a file that gets the same as rows of a table, with the date in today.
 
 { sub(/\r$/, "") }
 
 FNR == NR { plan[++planned] = $0; next }
 
 /^@@ linux / { linux = substr($0, 10); next }
+/^@@ modules / { modules = $3 " modules, " $4 " with BTF"; next }
 /^@@ begin / { package = $3; since[package] = $4; next }
 /^@@ end / { status[$3] = $4; took[$3] = $5 - since[$3]; package = test = ""; next }
 
@@ -43,12 +44,12 @@ function kernel(    i, n, fields) {
 	n = split(linux, fields, " ")
 	for (i = 2; i <= n; i++)
 		if (fields[i - 1] == "Debian")
-			return fields[i]
+			return fields[i] (linux ~ /arm64/ ? " arm64" : "")
 	return linux
 }
 
 END {
-	print "Linux " (linux ? linux : "did not start its tests")
+	print "Linux " (linux ? linux ", " modules : "did not start its tests")
 	for (i = 1; i <= planned; i++) {
 		p = plan[i]
 		pass = p in status && status[p] == 0
@@ -57,8 +58,8 @@ END {
 		printf "  %s  %-15s %d passed, %d failed, %d skipped, %s\n", pass ? "PASS" : "FAIL", p,
 			count[p, "PASS"], count[p, "FAIL"], count[p, "SKIP"],
 			p in status ? took[p] " s" : p in since ? "did not end" : "did not start"
-		printf "| Debian %s | %s | %d | %d | %d | %s |\n", linux ? kernel() : "?", p, count[p, "PASS"],
-			count[p, "FAIL"], count[p, "SKIP"], p in status ? took[p] " s" : "no" >>rows
+		printf "| Debian %s | %s | %d | %d | %d | %s | %s |\n", linux ? kernel() : "?", p, count[p, "PASS"],
+			count[p, "FAIL"], count[p, "SKIP"], p in status ? took[p] " s" : "no", today >>rows
 		if (skips[p])
 			print "      skipped:" skips[p]
 		if (pass)
