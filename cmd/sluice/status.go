@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,8 +134,8 @@ func drawHooks(t *table, s status.Status) {
 	effective := "effective"
 	if strings.HasPrefix(s.Effective, datapath.ErrNotEffective.Error()) {
 		effective = "but NOT effective: " + s.Effective
-	} else if s.Effective != "" {
-		effective = "but " + s.Effective
+	} else if unknown := cmp.Or(s.Effective, s.Untried); unknown != "" {
+		effective = "but " + unknown
 	}
 	attached := 0
 	for _, hook := range s.Hooks {

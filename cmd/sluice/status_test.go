@@ -29,6 +29,11 @@ func TestStatusOfHooks(t *testing.T) {
 			status.Status{Hooks: hooks[1:], Effective: fmt.Errorf("%w: fork", datapath.ErrNotProbed).Error()},
 			"hooks     1 of 1 attached to /cgroup, but hooks could not be tried: fork\n",
 		},
+		{
+			"on a machine that is too slow",
+			status.Status{Hooks: hooks[1:], Untried: datapath.ErrSlow.Error()},
+			"hooks     1 of 1 attached to /cgroup, but hooks could not be tried: the trial takes too long\n",
+		},
 		{"of an agent that lets packets past the stack", status.Status{Running: true}, "forwarding: what goes to backends on other nodes does not pass the network stack\n"},
 		{"of an agent that does not", status.Status{Running: true, ThroughStack: "--forwarding stack"}, "forwarding: stack, because --forwarding stack\n"},
 		{

@@ -90,7 +90,8 @@ func (m *HookMonitor) EndOrphans() {
 	}
 }
 
-// Effective returns why hooks were not effective at the last check, nil if they were.
+// Effective returns why hooks were not effective at the last check, nil if they were, and an error
+// that wraps [ErrSlow] if they are attached and that check took too long.
 func (m *HookMonitor) Effective() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -109,7 +110,7 @@ func (m *HookMonitor) Unpinned() error {
 // Problems returns why hooks are not effective, or pins are missing. Any goroutine may call it.
 func (m *HookMonitor) Problems() []string {
 	var reasons []string
-	if err := m.Effective(); err != nil {
+	if err := m.Effective(); err != nil && !errors.Is(err, ErrSlow) {
 		reasons = append(reasons, fmt.Sprintf("hooks are not effective: %v", err))
 	}
 	if err := m.Unpinned(); err != nil {
@@ -225,18 +226,34 @@ func (m *HookMonitor) checkHooks(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	if known := m.Effective(); err != nil && (known == nil || known.Error() != err.Error()) {
+	known := m.Effective()
+	switch isNew := err != nil && (known == nil || known.Error() != err.Error()); {
+	case isNew && errors.Is(err, ErrSlow):
+		m.cfg.Log.Warn("hooks are attached, and not tried", "error", err)
+	case isNew:
 		m.cfg.Log.Error("hooks are not effective", "error", err, "features", m.datapath.features)
 	}
 	m.setEffective(err)
 }
 
-// setEffective sets why hooks are not effective, nil if they are, and reports that.
+// setEffective sets why hooks are not effective, nil if they are, and reports that. A trial that was
+// too slow says nothing of them: one that failed before it stays the last one.
 func (m *HookMonitor) setEffective(err error) {
 	m.mu.Lock()
 	before := m.effective
+	if errors.Is(err, ErrSlow) {
+		if !errors.Is(before, ErrNotEffective) {
+			m.effective = err
+		}
+		m.mu.Unlock()
+
+		return
+	}
 	m.effective = err
 	m.mu.Unlock()
+	if errors.Is(before, ErrSlow) {
+		before = nil // nothing was reported
+	}
 	switch {
 	case err != nil && (before == nil || before.Error() != err.Error()):
 		m.cfg.Record(Event{HooksNotEffective, "hooks are not effective: " + err.Error()})

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -38,6 +39,26 @@ func TestHookEvents(t *testing.T) {
 	}
 	if want := []bool{true, true, false, false, false, true, true, false}; !slices.Equal(effective, want) {
 		t.Errorf("reported is %v, want %v", effective, want)
+	}
+}
+
+// A trial that was too slow is not one that failed: hooks that are attached make the node ready, and
+// those of which the last trial that ended has failed do not.
+func TestSlowTrial(t *testing.T) {
+	var kinds []EventKind
+	m := NewHookMonitor(nil, HookMonitorConfig{Effective: func(bool) {}, Record: func(e Event) { kinds = append(kinds, e.Kind) }})
+	failed := fmt.Errorf("%w: connect4", ErrNotEffective)
+	for _, test := range []struct {
+		now   error
+		ready bool
+	}{{ErrSlow, true}, {nil, true}, {ErrSlow, true}, {failed, false}, {ErrSlow, false}, {nil, true}} {
+		m.setEffective(test.now)
+		if problems := m.Problems(); (len(problems) == 0) != test.ready {
+			t.Errorf("after %v, problems are %q", test.now, problems)
+		}
+	}
+	if want := []EventKind{HooksNotEffective, HooksEffective}; !slices.Equal(kinds, want) {
+		t.Errorf("recorded is %v, want %v", kinds, want)
 	}
 }
 

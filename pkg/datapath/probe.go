@@ -30,6 +30,10 @@ var ErrNotEffective = errors.New("sockets are not translated")
 // nothing is known of them.
 var ErrNotProbed = errors.New("hooks could not be tried")
 
+// ErrSlow is returned when that process took too long, as on a machine that is too busy: no trial
+// has failed. It wraps [ErrNotProbed].
+var ErrSlow = fmt.Errorf("%w: the trial takes too long", ErrNotProbed)
+
 // probeTimeout is the timeout of that process, and dialTimeout that of each of its two
 // sockets: if the kernel routes loopback addresses (route_localnet, which kube-proxy
 // in iptables mode leaves behind), no answer comes.
@@ -40,7 +44,7 @@ const (
 
 // Verify starts a process in cgroupRoot that dials the reserved frontend. It returns
 // an error wrapping [ErrNotEffective] if our programs do not refuse that, and one
-// wrapping [ErrNotProbed] if it could not be tried. The reserved frontend must be in
+// wrapping [ErrNotProbed] if it could not be tried, or [ErrSlow] if not in time. The reserved frontend must be in
 // the maps. Only if hooks have no effect, a SYN may leave the node, which reaches at
 // most the next hop.
 //
@@ -65,6 +69,9 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 	exit := new(exec.ExitError)
 	if errors.As(err, &exit) && exit.ExitCode() == probeNotEffective {
 		return fmt.Errorf("%w: %s", ErrNotEffective, strings.TrimSpace(string(out)))
+	}
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return ErrSlow
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w: %s", ErrNotProbed, err, strings.TrimSpace(string(out)))

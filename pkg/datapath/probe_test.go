@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -15,6 +16,13 @@ func TestVerify(t *testing.T) {
 	t.Run("effective when attached", func(t *testing.T) {
 		if err := Verify(t.Context(), w.cfg.CgroupRoot); err != nil {
 			t.Error(err)
+		}
+	})
+	t.Run("too slow when it does not end in time", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := Verify(ctx, w.cfg.CgroupRoot); !errors.Is(err, ErrSlow) || !errors.Is(err, ErrNotProbed) {
+			t.Errorf("got %v, want %v", err, ErrSlow)
 		}
 	})
 	t.Run("not effective in another cgroup", func(t *testing.T) {

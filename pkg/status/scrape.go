@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"errors"
 	stdmaps "maps"
 	"sync"
 	"time"
@@ -50,7 +51,8 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 		s.model = model
 	}
 	n := s.model // its maps are shared, and not changed below
-	n.Effective = s.Hooks.Effective() == nil
+	effective := s.Hooks.Effective()
+	n.Effective = effective == nil || errors.Is(effective, datapath.ErrSlow)
 	n.Devices, n.DeviceProblems = s.Devices.Count()
 	n.Flows = s.Flows()
 	n.Healing = s.Healing()

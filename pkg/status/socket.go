@@ -128,9 +128,7 @@ func (s Server) status(ctx context.Context) (Status, error) {
 			status.OptedOut[i].NoCgroup = !found[pod.UID]
 		}
 	}
-	if err := s.Hooks.Effective(); err != nil {
-		status.Effective = err.Error()
-	}
+	status.setEffective(s.Hooks.Effective())
 	status.Flows = s.Flows()
 	status.Missing = s.Datapath.Features().Missing()
 	status.MasqueradePorts, status.PortsProblem = s.Devices.MasqueradePorts()

@@ -43,6 +43,8 @@ type Status struct {
 	// Effective is empty if our programs refuse a connection to a reserved address, else
 	// it is what happened instead.
 	Effective string `json:"effective,omitempty"`
+	// Untried is why nothing is known of that, although no trial has failed; empty if one was made.
+	Untried string `json:"untried,omitempty"`
 
 	// Missing is what the kernel lacks, with what that costs. Only an agent knows it.
 	Missing []string `json:"missing,omitempty"`
@@ -90,9 +92,7 @@ type ServiceError struct {
 // starts this program's own executable, see [datapath.Verify].
 func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, error) {
 	status := Status{BPFRoot: bpfRoot, CgroupRoot: cgroupRoot, NotCovered: notCovered(cgroupRoot)}
-	if err := datapath.Verify(ctx, cgroupRoot); err != nil {
-		status.Effective = err.Error()
-	}
+	status.setEffective(datapath.Verify(ctx, cgroupRoot))
 	var err error
 	if status.Hooks, err = datapath.Hooks(bpfRoot, cgroupRoot); err != nil {
 		return status, err
@@ -113,6 +113,16 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 	}
 
 	return status, status.readMaps(pinned)
+}
+
+// setEffective sets the outcome of the last trial of the hooks.
+func (s *Status) setEffective(err error) {
+	switch {
+	case errors.Is(err, datapath.ErrSlow):
+		s.Untried = err.Error()
+	case err != nil:
+		s.Effective = err.Error()
+	}
 }
 
 // notCovered returns the sockets that are outside of a cgroup. It is empty if cgroupRoot is no
