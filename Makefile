@@ -6,7 +6,7 @@ platforms := linux/amd64 linux/arm64
 image := bin/image
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: FORCE help setup build image test lint generate demo bench bench-heal microbench cluster cluster-down test-cluster kernels kernelssmoke profiles mutants clean
+.PHONY: FORCE help setup build image test lint generate demo bench bench-heal microbench cluster cluster-down test-cluster kernels kernelssmoke kernelsarm kernelsrace profiles mutants clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -61,12 +61,19 @@ cluster-down: bin/sluice-cluster ## ends the cluster that make cluster has broug
 test-cluster: ready-cluster image ## installs Sluice in a whole cluster, and replaces, kills and drains under load; the first time it builds a kubelet and containerd
 	SLUICE_TEST_CLUSTER=1 go test -count=1 -timeout 20m -v ./test/realcluster
 
-kernels: ## the tests on older kernels, in virtual machines; takes hours
+kernels: ## the tests on other kernels, in virtual machines; takes hours
 	SLUICE_TEST_MATRIX=test/kernels/README.md test/kernels/run.sh
 
-kernelssmoke: ## some of them, in ten minutes
-	SLUICE_TEST_PACKAGES='./bpf ./pkg/datapath ./test/devices' SLUICE_TEST_RUN="$$(cat test/kernels/smoke)" \
-		SLUICE_TEST_SECONDS=600 test/kernels/run.sh 5.10 6.1
+smoke = SLUICE_TEST_PACKAGES='./bpf ./pkg/datapath ./test/devices' SLUICE_TEST_RUN="$$(cat test/kernels/smoke)" SLUICE_TEST_SECONDS=600
+
+kernelssmoke: ## some of them, on the oldest and the newest kernel, in ten minutes
+	$(smoke) test/kernels/run.sh 5.10 7.3
+
+kernelsarm: ## the same on arm64
+	$(smoke) test/kernels/run.sh 6.12-arm64
+
+kernelsrace: ## programs are loaded with the race detector, beside a hundred modules
+	SLUICE_TEST_RACE=1 SLUICE_TEST_PACKAGES=./bpf SLUICE_TEST_RUN=TestProgramsLoadAtOnce test/kernels/run.sh 7.3
 
 # Each package that asks for a profile, with each of them.
 profiles: ready-test ## the suites on nodes set up in each of the ways that nodes are, see test/README.md; takes hours

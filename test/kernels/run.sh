@@ -87,6 +87,7 @@ build_root() {
 	build_tests "$1/tests" "$1/etc/plan"
 	build_agent "$1"
 	echo "${SLUICE_TEST_RUN:-.}" >"$1/etc/run"
+	echo "${SLUICE_TEST_SECONDS:-2400}s" >"$1/etc/timeout"
 	cp "$here/init" "$1/init"
 }
 
