@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
@@ -23,9 +24,20 @@ const (
 	programPrefix = "sluice_"
 )
 
+// errNoRoom is why nothing is attached to a device with a qdisc of another owner: the kernel has one place for
+// the qdiscs ingress and clsact, and the former has no egress. The bandwidth plugin of CNI adds one to the devices of
+// pods whose bandwidth is limited.
+var errNoRoom = errors.New("no room for clsact")
+
+// isLeftOut reports whether a device stays without our programs: that of a pod for which there is no room. That
+// concerns this pod only, and does not change as long as the device is there.
+func (d Device) isLeftOut(err error) bool {
+	return d.Class == maps.DevicePods && errors.Is(err, errNoRoom)
+}
+
 // attachFilter attaches a program as a filter, or replaces, in one step, the one that
 // an earlier agent attached. If stays returns false for the filters that run before it,
-// it is attached anew.
+// it is attached anew. The error wraps errNoRoom if a qdisc of another owner is in the way.
 func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string, stays func(ahead []attached) bool) error {
 	switch qdiscs[index] {
 	case "clsact":
@@ -35,8 +47,7 @@ func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[
 		}
 		qdiscs[index] = "clsact"
 	default:
-		// The qdisc ingress has no egress: filters of egress would run at ingress.
-		return fmt.Errorf("there is a qdisc %s, which leaves no room for clsact", qdiscs[index])
+		return fmt.Errorf("there is a qdisc %s, which leaves %w", qdiscs[index], errNoRoom)
 	}
 	filters, err := filtersAt(index, hook)
 	if err != nil {

@@ -105,7 +105,7 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	if err := d.maps.CopyState(); err != nil {
 		return nil, err
 	}
-	failed := make(map[int]error)
+	failed, complete := make(map[int]error), true
 	clear(d.devices.ahead)
 	d.devices.forget(devices)
 	for _, hook := range deviceHooks() {
@@ -116,6 +116,7 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 			err := d.attachDevice(device, hook, qdiscs)
 			if err != nil && !errors.Is(err, unix.ENODEV) {
 				failed[device.Index] = fmt.Errorf("%s: %w", hook.name, err)
+				complete = complete && device.isLeftOut(err)
 			}
 		}
 	}
@@ -129,8 +130,8 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 			return wanted && (by == d.Attachment() || failed[index] != nil)
 		}
 	}
-	err = errors.Join(d.links.detachDevices(keep(TCX)), d.devices.detachFilters(keep(Clsact), len(failed) == 0))
-	if len(failed) == 0 {
+	err = errors.Join(d.links.detachDevices(keep(TCX)), d.devices.detachFilters(keep(Clsact), complete))
+	if complete {
 		err = errors.Join(err, d.removeKept(), d.maps.EndInheriting())
 	}
 

@@ -28,10 +28,12 @@ type DeviceMonitor struct {
 	mu        sync.Mutex
 	inForce   *node.MasqueradePorts // of the programs that are attached; nil: not known yet
 	decisions []node.Decision
-	failed    map[int]string // what went wrong, by index
-	unreached map[int]string // where packets pass that our programs do not see, by index
-	attached  bool           // to all, once
-	replaced  bool           // no device that is not in failed has programs of an earlier agent
+	appeared  map[int]time.Time // when devices came, by index; zero: before this agent
+	failed    map[int]string    // what went wrong, by index
+	leftOut   map[int]string    // why devices of pods stay without our programs, by index
+	unreached map[int]string    // where packets pass that our programs do not see, by index
+	attached  bool              // to all, once
+	replaced  bool              // no device that is not in failed has programs of an earlier agent
 }
 
 // DeviceMonitorConfig configures a [DeviceMonitor].
@@ -53,6 +55,10 @@ type DeviceMonitorConfig struct {
 // deviceRetry is how long after a failure the next try comes: the device may be
 // about to go, or another program may be changing it.
 const deviceRetry = time.Second
+
+// settleTime is how long the device of a new pod is left alone where our programs are filters. A plugin of the CNI that
+// runs after the one that made the device may add a qdisc, which it cannot if clsact is there: see errNoRoom.
+const settleTime = 2 * time.Second
 
 // NewDeviceMonitor returns a monitor without decisions.
 func NewDeviceMonitor(d *Datapath, cfg DeviceMonitorConfig) *DeviceMonitor {
@@ -90,6 +96,9 @@ func (m *DeviceMonitor) Run(ctx context.Context) error {
 		case <-retry.C:
 		}
 		ok := m.attach()
+		if _, wait := m.settled(time.Now()); wait > 0 {
+			retry.Reset(wait)
+		}
 		switch {
 		case !ok && !m.attached && m.cfg.FailFast: // only this goroutine writes it
 			return errors.New("--fail-fast: " + strings.Join(m.Problems(), "; "))
@@ -119,6 +128,7 @@ func (m *DeviceMonitor) Set(decisions []node.Decision) {
 	m.mu.Lock()
 	known := m.decisions
 	m.decisions = decisions
+	m.noteAppeared(known)
 	m.mu.Unlock()
 
 	for _, d := range decisions {
@@ -135,6 +145,42 @@ func (m *DeviceMonitor) Set(decisions []node.Decision) {
 	}
 }
 
+// noteAppeared notes which devices have come since these decisions. The caller holds mu.
+func (m *DeviceMonitor) noteAppeared(known []node.Decision) {
+	appeared := make(map[int]time.Time)
+	for _, d := range m.decisions {
+		same := func(o node.Decision) bool { return o.Index == d.Index }
+		switch {
+		case slices.ContainsFunc(known, same):
+			appeared[d.Index] = m.appeared[d.Index]
+		case known != nil:
+			appeared[d.Index] = time.Now()
+		}
+	}
+	m.appeared = appeared
+}
+
+// settled returns the decisions about devices to which programs are attached now, and after what time there will be
+// more, 0 if there is none.
+func (m *DeviceMonitor) settled(now time.Time) (decisions []node.Decision, wait time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.datapath.Attachment() != Clsact {
+		return m.decisions, 0
+	}
+	for _, d := range m.decisions {
+		left := m.appeared[d.Index].Add(settleTime).Sub(now)
+		switch {
+		case d.Class != node.ClassPods || left <= 0:
+			decisions = append(decisions, d)
+		case wait == 0 || left < wait:
+			wait = left
+		}
+	}
+
+	return decisions, wait
+}
+
 // decided returns the decisions about devices, nil if there are none yet.
 func (m *DeviceMonitor) decided() []node.Decision {
 	m.mu.Lock()
@@ -146,12 +192,13 @@ func (m *DeviceMonitor) decided() []node.Decision {
 // attach attaches and detaches programs as was decided, and reports whether all of that
 // succeeded.
 func (m *DeviceMonitor) attach() bool {
-	m.mu.Lock()
-	decisions, known := m.decisions, m.failed
-	m.mu.Unlock()
-	if decisions == nil {
+	if m.decided() == nil {
 		return true // nothing is decided yet: what an earlier agent attached stays
 	}
+	decisions, _ := m.settled(time.Now())
+	m.mu.Lock()
+	known, leftOutBefore := m.failed, m.leftOut
+	m.mu.Unlock()
 	devices, names := devicesOf(decisions), make(map[int]string)
 	for _, d := range decisions {
 		names[d.Index] = d.Name
@@ -161,9 +208,18 @@ func (m *DeviceMonitor) attach() bool {
 		m.cfg.Log.Error("ports of masqueraded flows stay as they are", "error", err)
 	}
 	errs, err := m.datapath.AttachDevices(devices)
-	failed := make(map[int]string, len(errs))
-	for index, err := range errs {
-		failed[index] = err.Error()
+	failed, leftOut := make(map[int]string, len(errs)), make(map[int]string)
+	for _, d := range devices {
+		switch err := errs[d.Index]; {
+		case err == nil:
+		case !d.isLeftOut(err):
+			failed[d.Index] = err.Error()
+		default:
+			leftOut[d.Index] = err.Error()
+			if leftOutBefore[d.Index] == "" {
+				m.cfg.Log.Warn("the device of a pod stays without programs", "name", names[d.Index], "because", err)
+			}
+		}
 	}
 	if err != nil {
 		names[noDevice], failed[noDevice] = "all", err.Error()
@@ -179,7 +235,7 @@ func (m *DeviceMonitor) attach() bool {
 	if ok {
 		m.inForce = m.ports
 	}
-	m.failed, m.attached, m.replaced = failed, m.attached || ok, m.replaced || err == nil
+	m.failed, m.leftOut, m.attached, m.replaced = failed, leftOut, m.attached || ok, m.replaced || err == nil
 	m.mu.Unlock()
 	// Devices of pods do not count: they may be about to go, and concern that pod only.
 	m.cfg.UplinksAttached(err == nil && !slices.ContainsFunc(devices, func(d Device) bool {
@@ -285,9 +341,10 @@ func (m *DeviceMonitor) Status() ([]DeviceState, error) {
 		if at >= 0 {
 			decision := m.decisions[at]
 			d.Class, d.Reason = decision.Class.String(), decision.Reason
-			problems := []string{d.Problem, m.failed[d.Index], m.unreached[d.Index]}
+			problems := []string{d.Problem, m.failed[d.Index], m.leftOut[d.Index], m.unreached[d.Index]}
 			wanted, attached := decision.Class != node.ClassNone, d.Attached != ""
 			switch {
+			case m.leftOut[d.Index] != "":
 			case wanted && !attached:
 				problems = append(problems, "not attached")
 			case wanted && !m.replaced: // they may use maps that no agent writes any more

@@ -7,8 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
@@ -203,4 +206,115 @@ func TestDeviceProblems(t *testing.T) {
 	mustHave("device all: x", "device eth0: no room")
 	m.failed = nil
 	mustHave()
+}
+
+// The bandwidth plugin of CNI adds the qdisc ingress to the device of a new pod, with a filter. Where our programs are
+// filters, they leave room for that until the pod's network is complete. A pod that has the qdisc keeps it, stays
+// without our programs, and is no reason for the node not to be ready.
+func TestRoomForBandwidthPlugin(t *testing.T) {
+	p := newPort(t, Clsact)
+	p.devices.loaded[p.devices.configOf(p.podDevice())] = p.devices.loaded[p.devices.configOf(p.device())]
+	var log bytes.Buffer
+	m := NewDeviceMonitor(p.Datapath, DeviceMonitorConfig{
+		UplinksAttached: func(bool) {}, Record: func(Event) {}, Log: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	eth0 := node.Decision{Device: node.Device{Index: p.index, Name: "eth0", LinkLayer: node.LinkEthernet}, Class: node.ClassPods}
+	attach := func(want bool) {
+		t.Helper()
+		lab.MustDo(t, p.node, func() error {
+			if got := m.attach(); got != want {
+				t.Errorf("all is attached: %t", got)
+			}
+
+			return nil
+		})
+	}
+	wait := func() { m.appeared[p.index] = time.Now().Add(-settleTime) }
+	wantProblem := func(want string) {
+		t.Helper()
+		lab.MustDo(t, p.node, func() error {
+			devices, err := m.Status()
+			for _, d := range devices {
+				if d.Index == p.index && d.Problem != want {
+					t.Errorf("the problem is %q, want %q", d.Problem, want)
+				}
+			}
+
+			return err
+		})
+	}
+	m.Set([]node.Decision{})
+	attach(true)
+
+	m.Set([]node.Decision{eth0})
+	attach(true)
+	if _, again := m.settled(time.Now()); again <= 0 || again > settleTime {
+		t.Errorf("the next try is after %v", again)
+	}
+	// What the plugin does.
+	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: p.index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+	lab.Must(t, p.node.Netlink().QdiscAdd(qdisc))
+	filter := &netlink.U32{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: p.index, Parent: qdisc.Handle, Priority: 1, Protocol: unix.ETH_P_ALL},
+		ClassId:     netlink.MakeHandle(1, 1),
+	}
+	lab.Must(t, p.node.Netlink().FilterAdd(filter))
+	m.Set([]node.Decision{eth0})
+	wait()
+	for range 2 {
+		attach(true)
+		wantProblem("egress: there is a qdisc ingress, which leaves no room for clsact")
+		if problems := m.Problems(); len(problems) > 0 {
+			t.Errorf("the node is not ready: %q", problems)
+		}
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 1 {
+		t.Errorf("there are %d warnings:\n%s", n, log.String())
+	}
+	filters, err := p.node.Netlink().FilterList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: p.index}}, qdisc.Handle)
+	if err != nil || !slices.ContainsFunc(filters, func(f netlink.Filter) bool { return f.Type() == "u32" }) {
+		t.Errorf("the plugin's filters are %v, %v", filters, err)
+	}
+
+	eth0.Class = node.ClassUplink
+	m.Set([]node.Decision{eth0})
+	attach(false)
+	if problems := m.Problems(); len(problems) != 1 {
+		t.Errorf("an uplink without room: problems are %q", problems)
+	}
+	lab.Must(t, p.node.Netlink().QdiscDel(qdisc))
+	attach(true)
+	wantProblem("")
+}
+
+// A device that was there before the agent, and an uplink, are attached to at once.
+func TestNoRoomIsLeftLater(t *testing.T) {
+	m := NewDeviceMonitor(&Datapath{cfg: Config{Attachment: Clsact}}, DeviceMonitorConfig{Log: slog.New(slog.DiscardHandler)})
+	pod := node.Decision{Device: node.Device{Index: 7}, Class: node.ClassPods}
+	later := node.Decision{Device: node.Device{Index: 8}, Class: node.ClassPods}
+	uplink := node.Decision{Device: node.Device{Index: 9}, Class: node.ClassUplink}
+	for _, step := range []struct {
+		set  []node.Decision
+		want []int
+		wait bool
+	}{
+		{[]node.Decision{pod}, []int{7}, false},
+		{[]node.Decision{pod, later, uplink}, []int{7, 9}, true},
+		{[]node.Decision{pod, uplink}, []int{7, 9}, false},
+	} {
+		m.Set(step.set)
+		decisions, wait := m.settled(time.Now())
+		var got []int
+		for _, d := range decisions {
+			got = append(got, d.Index)
+		}
+		if !slices.Equal(got, step.want) || (wait > 0) != step.wait {
+			t.Errorf("devices are %v, and more after %v; want %v, and more: %t", got, wait, step.want, step.wait)
+		}
+	}
+	m.datapath = &Datapath{cfg: Config{Attachment: TCX}}
+	m.Set([]node.Decision{pod, later})
+	if decisions, wait := m.settled(time.Now()); len(decisions) != 2 || wait != 0 {
+		t.Errorf("with tcx, %d devices, and more after %v", len(decisions), wait)
+	}
 }

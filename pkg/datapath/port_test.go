@@ -129,6 +129,8 @@ func (p *port) indexOf(device string) int {
 
 func (p *port) device() Device { return Device{Index: p.index, Class: maps.DeviceUplink} }
 
+func (p *port) podDevice() Device { return Device{Index: p.index, Class: maps.DevicePods} }
+
 // attach attaches as the agent does, and fails the test if that fails.
 func (p *port) attach(devices ...Device) {
 	p.t.Helper()

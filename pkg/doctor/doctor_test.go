@@ -156,6 +156,13 @@ var patients = []struct {
 		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 ingress", Program: "qdisc ingress", Excludes: true})
 		n.Config.Attachment = datapath.Clsact
 	}},
+	{"device-hooks", "the qdisc ingress at a pod's device, before tcx, as an agent sees it as well", func(n *Node) {
+		n.Config.Attachment = datapath.Clsact
+		n.DevicePrograms = foreign(datapath.Foreign{Hook: "veth1a ingress", Program: "qdisc ingress", Excludes: true})
+		n.Agent = Fact[status.Status]{Value: status.Status{Version: "v1", Devices: []datapath.DeviceState{
+			{Name: "veth1a", Class: "pods", Problem: "egress: there is a qdisc ingress, which leaves no room for clsact"},
+		}}}
+	}},
 	{"device-hooks", "the qdisc ingress, beside tcx", func(n *Node) {
 		n.DevicePrograms = foreign(datapath.Foreign{Hook: "eth0 ingress", Program: "qdisc ingress", Excludes: true})
 	}},

@@ -60,18 +60,34 @@ func checkDeviceHooks(n Node) []Finding {
 		findings = append(findings, warning("no device looks as if it led to other hosts: "+status.ListText(n.classes()),
 			"Name the node's device with --devices NAME=uplink, or look at why it has no address of a network.")...)
 	}
+	all := n.DevicePrograms.Value
+	var noRoom, leftOut []string // uplinks and devices of pods with a qdisc that excludes clsact
+	for _, f := range all {
+		if !f.Excludes || !n.byClsact() {
+			continue
+		}
+		name, _, _ := strings.Cut(f.Hook, " ")
+		if slices.ContainsFunc(n.Devices.Value, func(d Device) bool { return d.Name == name && d.Class == node.ClassPods }) {
+			leftOut = append(leftOut, name)
+		} else {
+			noRoom = append(noRoom, f.Hook+": "+f.Program)
+		}
+	}
 	if n.Agent.Err == nil {
 		for _, d := range n.Agent.Value.Devices {
-			if d.Problem != "" {
+			if d.Problem != "" && !slices.Contains(leftOut, d.Name) {
 				findings = append(findings, problem(d.Name+": "+d.Problem,
 					"Detach the program that is named, or have its owner attach it behind that of Sluice and return TC_ACT_UNSPEC.")...)
 			}
 		}
 	}
-	all := n.DevicePrograms.Value
-	if found := programs(all, excludes); len(found) > 0 && n.byClsact() {
-		findings = append(findings, problem("no room for clsact: "+status.ListText(found),
+	if len(noRoom) > 0 {
+		findings = append(findings, problem("no room for clsact: "+status.ListText(noRoom),
 			"Have the owner of the qdisc use clsact instead, as ingress and clsact exclude each other.")...)
+	}
+	if len(leftOut) > 0 {
+		findings = append(findings, warning("these devices of pods have the qdisc ingress, as of a bandwidth limit, and stay without programs: "+status.ListText(leftOut),
+			"Services are resolved for the sockets of these pods. Where they need more (SCTP, a pod that opts out), use Linux 6.6 or later, or take the limit away.")...)
 	}
 	xdp := programs(all, func(f datapath.Foreign) bool { return strings.HasSuffix(f.Hook, " xdp") })
 	if len(xdp) > 0 {

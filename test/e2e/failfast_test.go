@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -52,8 +53,9 @@ func mustOccupy(t *testing.T, _ *lab.Namespace, cgroup *lab.Cgroup) func() {
 
 func mustIngress(t *testing.T, ns *lab.Namespace, _ *lab.Cgroup) func() {
 	t.Helper()
-	lab.MustVeth(t, lab.End{Namespace: ns, Device: "pod0"}, lab.End{Namespace: lab.MustNamespace(t, "pod"), Device: "eth0"})
-	device, err := ns.Netlink().LinkByName("pod0")
+	uplink := lab.End{Namespace: ns, Device: "eth7", Addresses: []netip.Prefix{netip.MustParsePrefix("198.18.0.1/24")}}
+	lab.MustVeth(t, uplink, lab.End{Namespace: lab.MustNamespace(t, "network"), Device: "eth0"})
+	device, err := ns.Netlink().LinkByName("eth7")
 	lab.Must(t, err)
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: device.Attrs().Index, Parent: netlink.HANDLE_INGRESS}}
 	lab.Must(t, ns.Netlink().QdiscAdd(qdisc))
