@@ -218,6 +218,12 @@ var patients = []struct {
 		r := selects(nodePort, "drops")
 		n.Netfilter = rules(r, r, r, r)
 	}},
+	{"node-port-firewall", "the address of a container, as Docker drops what comes from outside, and a node port", func(n *Node) {
+		docker := device(9, "docker0", "bridge", node.ClassNone, 1500)
+		docker.Network = netip.MustParsePrefix("172.17.0.1/16")
+		n.Devices.Value = append(n.Devices.Value, docker)
+		n.Netfilter = rules(selects(node.Match{Destination: netip.MustParsePrefix("172.17.0.2/32")}, "drops"), selects(nodePort, "drops"))
+	}},
 	{"node-port-firewall", "ssh, the node's own address, multicast", func(n *Node) {
 		ssh := []bpf.PortRange{{Low: 22, High: 22}}
 		n.Netfilter = rules(

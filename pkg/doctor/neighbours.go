@@ -237,20 +237,40 @@ func checkCalico(n Node) []Finding {
 }
 
 // checkFirewall reports rules that match packets to Services only as long as netfilter sees these
-// before they are translated.
+// before they are translated, and rules that match them only afterwards.
 func checkFirewall(n Node) []Finding {
-	var found []string
+	var findings []Finding
+	var before, after []string
 	for _, rule := range n.Netfilter.Value.Rules {
-		if rule.Does != node.MarksConnections && n.mayMatchService(rule.Match) {
-			found = append(found, rule.String())
+		switch {
+		case rule.Does == node.MarksConnections:
+		case !rule.Original && n.isBehindNode(rule.Destination):
+			after = append(after, rule.String())
+		case n.mayMatchService(rule.Match):
+			before = append(before, rule.String())
 		}
 	}
-	if len(found) > 0 {
-		return warning("these rules will not match packets to Services: "+status.ListText(found),
-			"Use loadBalancerSourceRanges, nodePortAddresses or a NetworkPolicy instead, or match the mark that sluice agent --mark sets.")
+	if len(before) > 0 {
+		findings = append(findings, warning("these rules will not match packets to Services: "+status.ListText(before),
+			"Use loadBalancerSourceRanges, nodePortAddresses or a NetworkPolicy instead, or match the mark that sluice agent --mark sets.")...)
+	}
+	if len(after) > 0 {
+		findings = append(findings, warning("these rules will match packets to Services, if a backend has the address: "+status.ListText(after),
+			"If Services lead there, take the rules away, or accept before them what has the mark that sluice agent --mark sets.")...)
+	}
+	if len(findings) > 0 {
+		return findings
 	}
 
 	return ok("no rule before kube-proxy's selects node ports or addresses of Services")
+}
+
+// isBehindNode reports whether a destination is in a network that only this node leads to, by a bridge or a device of a
+// pod: then it may be the address of a backend, and is none of a Service.
+func (n Node) isBehindNode(to netip.Prefix) bool {
+	return to.IsValid() && to.Bits() > 0 && slices.ContainsFunc(n.Devices.Value, func(d Device) bool {
+		return (d.Kind == "bridge" || d.Class == node.ClassPods) && d.Network.IsValid() && d.Network.Overlaps(to)
+	})
 }
 
 // mayMatchService reports whether the destination may be that of a Service: a node port, or an

@@ -39,6 +39,11 @@ table inet firewall {
 	}
 }
 ` + "```" + `
+
+In the same chains, rules that match the address of a pod or a container now match packets to Services which lead to it: with kube-proxy, these pass raw and mangle with the address of the
+Service. Docker 28 has such rules, which drop in raw what is sent to its containers from outside (` + "`-d 172.17.0.2/32 ! -i docker0 -j DROP`" + `). They are right about all that is no Service's; where a Service
+has such a backend, accept before them what has the mark: ` + "`iptables -t raw -I PREROUTING -m mark --mark 0x100/0x100 -j ACCEPT`" + `. ` + "`sluice doctor`" + ` finds both kinds of rules
+([node-port-firewall](doctor.md#node-port-firewall)).
 `
 
 func sections() []Section {

@@ -116,6 +116,14 @@ func TestDoctor(t *testing.T) {
 			commands("iptables-legacy -t mangle -A PREROUTING -d 192.0.2.7 -p tcp --dport 80 -j DROP"),
 		},
 		{
+			"Docker's rules against what is sent to containers directly", "node-port-firewall",
+			"warning: these rules will match packets to Services, if a backend has the address: nftables ip raw PREROUTING drops packets to 172.17.0.2/32", 0,
+			func(ns *lab.Namespace) error {
+				return errors.Join(ns.AddBridge("docker0", netip.MustParsePrefix("172.17.0.1/16")),
+					commands("iptables-nft -t raw -A PREROUTING -d 172.17.0.2/32 ! -i docker0 -j DROP")(ns))
+			},
+		},
+		{
 			"rules of an old iptables that kube-proxy has left", "kube-proxy", "warning: rules of kube-proxy are there: legacy iptables nat", 0,
 			commands("iptables-legacy -t nat -N KUBE-SERVICES"),
 		},
