@@ -30,6 +30,7 @@ func scenes() map[string]scene {
 		"fast open":            sceneFastOpen,
 		"multipath":            sceneMultipath,
 		"non-blocking connect": sceneNonBlocking,
+		"error queue":          sceneErrorQueue,
 		"inherit":              sceneInherit,
 		"listen after connect": sceneListenAfterConnect,
 		"time connect":         sceneTimeConnect,

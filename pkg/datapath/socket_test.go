@@ -21,6 +21,7 @@ func TestUncommonSockets(t *testing.T) {
 		w.add(t, service{proto: proto, at: []string{vip}, to: []string{w.v4(0)}})
 	}
 	w.add(t, service{proto: "tcp", at: []string{"10.96.0.2:80"}, to: []string{"127.0.0.1:8081"}}) // refuses
+	w.add(t, service{proto: "udp", at: []string{"10.96.0.2:80"}, to: []string{"127.0.0.1:8081"}})
 
 	for _, test := range []struct{ name, scene, want string }{
 		{"translated by sendto with MSG_FASTOPEN", "fast open", "red, peer 10.96.0.1:80"},
@@ -28,6 +29,8 @@ func TestUncommonSockets(t *testing.T) {
 		{"translated with multipath TCP, but for getpeername", "multipath", "red, peer " + w.v4(0)},
 		{"translated when connect does not block", "non-blocking connect", "EINPROGRESS, EALREADY or done, red, peer 10.96.0.1:80"},
 		{"known by duplicates and children", "inherit", "red, peer 10.96.0.1:80; red, peer 10.96.0.1:80; red, peer 10.96.0.1:80"},
+		// The kernel runs no hook when a socket reads its queue of errors.
+		{"translated, but not in the queue of errors", "error queue", "about 127.0.0.1:8081"},
 		{"no memory of a listener that its connections inherit", "listen after connect", "peer 127.0.0.1:8081"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -92,6 +95,30 @@ func sceneMultipath(args []string) (string, error) {
 	}
 
 	return answerOn(fd)
+}
+
+// sceneErrorQueue sends a datagram that is refused, and reads the error from the socket's queue.
+func sceneErrorQueue(args []string) (string, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return "", err
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1); err != nil {
+		return "", err
+	}
+	if err := unix.Sendto(fd, []byte("who\n"), 0, sockaddr(args[1])); err != nil {
+		return "", err
+	}
+	wait := []unix.PollFd{{Fd: int32(fd)}} // errors are always waited for
+	if _, err := unix.Poll(wait, 2000); err != nil {
+		return "", err
+	}
+	_, _, _, to, err := unix.Recvmsg(fd, make([]byte, 200), make([]byte, 200), unix.MSG_ERRQUEUE)
+	if err != nil {
+		return "", err
+	}
+
+	return "about " + addrPort(to).String(), nil
 }
 
 func sceneNonBlocking(args []string) (string, error) {
