@@ -1,7 +1,9 @@
 package datapath
 
 import (
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -81,6 +83,39 @@ func TestBypassedInNetfilter(t *testing.T) {
 		lab.Must(t, at.Close())
 		if got != test.want {
 			t.Errorf("at hook %v: %q, want %q", test.hook, got, test.want)
+		}
+	}
+}
+
+// Links come and go all the time, also while they are listed.
+func TestBypassedWhileLinksAreCreated(t *testing.T) {
+	p := newPort(t, TCX)
+	begin := time.Now()
+	var creators sync.WaitGroup
+	defer creators.Wait()
+	for range 4 {
+		other := newCounter(t, -1)
+		creators.Go(func() {
+			for time.Since(begin) < time.Second {
+				err := p.node.Do(func() error {
+					l, err := link.AttachTCX(link.TCXOptions{Interface: p.index, Program: other.program, Attach: ebpf.AttachTCXEgress})
+					if err != nil {
+						return err
+					}
+
+					return l.Close()
+				})
+				if err != nil {
+					t.Error(err)
+
+					return
+				}
+			}
+		})
+	}
+	for time.Since(begin) < time.Second {
+		if atIngress, inStack := p.bypassed(); atIngress != "" || inStack != "" {
+			t.Fatalf("%q at ingress, %q in the stack", atIngress, inStack)
 		}
 	}
 }
