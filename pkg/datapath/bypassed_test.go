@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -103,7 +104,7 @@ func TestBypassedWhileLinksAreCreated(t *testing.T) {
 						return err
 					}
 
-					return l.Close()
+					return errors.Join(l.Detach(), l.Close()) // a link that is only closed is detached some time later
 				})
 				if err != nil {
 					t.Error(err)
