@@ -261,7 +261,8 @@ static __always_inline bool is_beside(struct __sk_buff *ctx, const struct flow_k
 /*
  * bypass_node addresses the frame to the backend itself if client and backend are behind the bridge
  * of this device. It is false if the frame could not be written. It is global, so that the verifier
- * walks it once.
+ * walks it once. The lookup does not count as a use of the neighbour, so the agent has the kernel
+ * confirm it from time to time: see ConfirmNeighbours in pkg/node.
  */
 __noinline int bypass_node(struct __sk_buff *ctx)
 {

@@ -105,6 +105,9 @@ func (m *DeviceMonitor) Run(ctx context.Context) error {
 		case !ok:
 			retry.Reset(deviceRetry)
 		case due:
+			if err := node.ConfirmNeighbours(bridgesOf(m.decided())); err != nil {
+				m.cfg.Log.Warn("addresses of pods behind bridges are not confirmed", "error", err)
+			}
 			found, again, err := m.datapath.FindUnreached(devicesOf(m.decided()), func() {
 				select {
 				case <-ctx.Done():
@@ -325,6 +328,18 @@ func devicesOf(decisions []node.Decision) []Device {
 	}
 
 	return devices
+}
+
+// bridgesOf returns the bridges of pods: see bypass_node in bpf/lib/route.h.
+func bridgesOf(decisions []node.Decision) []int {
+	var bridges []int
+	for _, d := range decisions {
+		if d.Class == node.ClassPods && d.Bridge != 0 && !slices.Contains(bridges, d.Bridge) {
+			bridges = append(bridges, d.Bridge)
+		}
+	}
+
+	return bridges
 }
 
 // Status returns every device as the kernel has it now, with the decision about it.

@@ -2,8 +2,11 @@ package datapath
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -317,4 +320,43 @@ func TestNoRoomIsLeftLater(t *testing.T) {
 	if decisions, wait := m.settled(time.Now()); len(decisions) != 2 || wait != 0 {
 		t.Errorf("with tcx, %d devices, and more after %v", len(decisions), wait)
 	}
+}
+
+// Programs address frames to pods behind a bridge by themselves. The kernel confirms their Ethernet addresses, although
+// it sends nothing there.
+func TestNeighboursBehindABridgeAreConfirmed(t *testing.T) {
+	p := newPort(t, Clsact)
+	lab.Must(t, p.node.AddBridge("br0", netip.MustParsePrefix("10.244.0.1/24")))
+	lab.MustVeth(t, lab.End{Namespace: p.node, Device: "port0", Bridge: "br0"},
+		lab.End{Namespace: p.peer, Device: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.0.2/24")}})
+	for name, value := range map[string]string{"delay_first_probe_time": "1", "retrans_time_ms": "100"} {
+		lab.Must(t, p.node.Sysctl("net/ipv4/neigh/br0/"+name, value))
+	}
+	port, bridge := p.indexOf("port0"), p.indexOf("br0")
+	p.count(Device{Index: port, Class: maps.DevicePods, BridgePort: true})
+	m := NewDeviceMonitor(p.Datapath, DeviceMonitorConfig{
+		Attached: closedChannel(), Interval: 50 * time.Millisecond,
+		UplinksAttached: func(bool) {}, Record: func(Event) {}, Log: slog.New(slog.DiscardHandler),
+	})
+	m.Set([]node.Decision{{Device: node.Device{Index: port, Name: "port0", LinkLayer: node.LinkEthernet}, Class: node.ClassPods, Bridge: bridge}})
+	former := &netlink.Neigh{ // of a pod that had the address before
+		LinkIndex: bridge, State: netlink.NUD_STALE, IP: net.ParseIP("10.244.0.2"), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 99},
+	}
+	lab.Must(t, p.node.Netlink().NeighSet(former))
+	lab.MustRun(t, func(ctx context.Context) error { return p.node.Do(func() error { return m.Run(ctx) }) })
+	lab.Eventually(t, "the former Ethernet address is forgotten", func() bool {
+		known, err := p.node.Netlink().NeighList(bridge, netlink.FAMILY_V4)
+		lab.Must(t, err)
+
+		return !slices.ContainsFunc(known, func(n netlink.Neigh) bool {
+			return n.HardwareAddr.String() == former.HardwareAddr.String() && n.State != netlink.NUD_FAILED
+		})
+	})
+}
+
+func closedChannel() <-chan struct{} {
+	closed := make(chan struct{})
+	close(closed)
+
+	return closed
 }
