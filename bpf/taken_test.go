@@ -52,9 +52,12 @@ func (w *world) trackTuples(t testing.TB, proto layers.IPProtocol, forward, reve
 	lab.Must(t, w.node.Do(func() error {
 		return netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(flow.FamilyType), flow)
 	}))
-	t.Cleanup(func() {
-		lab.Must(t, w.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
-	})
+	t.Cleanup(func() { lab.Must(t, w.forgetTracked()) })
+}
+
+// forgetTracked deletes all connections of netfilter.
+func (w *world) forgetTracked() error {
+	return w.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 }
 
 // knowsConntrack reports whether programs can look up connections of netfilter.

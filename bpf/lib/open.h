@@ -306,6 +306,26 @@ __noinline int is_nodes_own(struct __sk_buff *ctx)
 	       is_served_here(ctx, &pkt->ip.key.dst, pkt->ip.key.dst_port, pkt->ip.key.proto);
 }
 
+/*
+ * is_awaited reports whether the packet, to an address of this node, is a datagram that answers one from there:
+ * netfilter tracks that, which may have come from a pod and was masqueraded, or a socket is connected to the
+ * sender. A socket that is only bound waits for anybody, and has no claim against a Service. It is global, so that
+ * the verifier walks it once.
+ */
+__noinline int is_awaited(struct __sk_buff *ctx)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	const struct flow_key *came;
+	__u32 size;
+
+	if (!pkt || pkt->ip.key.proto != IPPROTO_UDP)
+		return false;
+	came = &pkt->ip.key;
+	size = tuple_of(came, &pkt->tuple);
+	return has_socket(ctx, &pkt->tuple, size, IPPROTO_UDP) ||
+	       is_tracked(ctx, came, &pkt->tuple, TRACKED_AWAITED);
+}
+
 static __always_inline enum reason lookup_frontend(const struct flow_key *came, __u32 flags,
 						   struct pool *pool)
 {
@@ -373,7 +393,7 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		return why_no_flow(ctx, flags);
 	}
 	why = lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
-	if (!why && flags & ADDR_NODE && is_nodes_own(ctx))
+	if (!why && flags & ADDR_NODE && (is_nodes_own(ctx) || is_awaited(ctx)))
 		why = REASON_PASS_NO_FRONTEND;
 	if (why)
 		return why;

@@ -74,6 +74,7 @@ enum tracked {
 	TRACKED_ANY,
 	TRACKED_ESTABLISHED, /* that were answered and have not ended */
 	TRACKED_SERVED, /* that were answered, or whose packets get another destination */
+	TRACKED_AWAITED, /* whose replies have the tuple */
 };
 
 /* answers_as reports whether the replies of a connection come from an address and port. */
@@ -108,6 +109,8 @@ static __always_inline bool is_tracked(struct __sk_buff *ctx, const struct flow_
 		return false;
 	if (kind == TRACKED_SERVED)
 		is = ct->status & IPS_SEEN_REPLY || !answers_as(ct, &key->dst, key->dst_port);
+	else if (kind == TRACKED_AWAITED)
+		is = answers_as(ct, &key->src, key->src_port);
 	else if (kind == TRACKED_ESTABLISHED && key->proto == IPPROTO_TCP)
 		is = ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED;
 	else if (kind == TRACKED_ESTABLISHED)
