@@ -37,8 +37,8 @@ const (
 	atOnce = 900 * time.Millisecond
 
 	// atSecond is before it would be repeated again. Over a virtual link the error
-	// is there before connect(2) has released the socket, and then IPv6 ignores it,
-	// as it ignores the kernel's own refusals.
+	// is there before connect(2) has released the socket, and then IPv6 and Multipath
+	// TCP ignore it, as they ignore the kernel's own refusals.
 	atSecond = 2500 * time.Millisecond
 )
 
@@ -52,7 +52,7 @@ func (d dialTest) run(t *testing.T, w *world) {
 			for _, way := range d.ways {
 				for _, network := range networks {
 					dialling.Go(func() {
-						if err := d.dial(network, d.to.at(way, f, w.Nodes[0]), f); err != nil {
+						if err := d.dial(w, network, d.to.at(way, f, w.Nodes[0]), f); err != nil {
 							t.Errorf("%s, %s of %s: %v", f, network, way, err)
 						}
 					})
@@ -63,7 +63,7 @@ func (d dialTest) run(t *testing.T, w *world) {
 	})
 }
 
-func (d dialTest) dial(network, address string, f family) error {
+func (d dialTest) dial(w *world, network, address string, f family) error {
 	exchange := lab.Exchange{Network: network, Address: address, Timeout: dialTimeout}
 	if d.errno == unix.ETIMEDOUT {
 		exchange.Timeout = silence
@@ -74,7 +74,7 @@ func (d dialTest) dial(network, address string, f family) error {
 			return fmt.Errorf("%s: %v, %q, want %w", address, err, reply.Text, d.errno)
 		}
 		soon := atOnce
-		if network == "tcp" && f == ipv6 {
+		if network == "tcp" && (f == ipv6 || w.Profile.MPTCP) {
 			soon = atSecond
 		}
 		if d.errno == unix.ECONNREFUSED && reply.Latency > soon {

@@ -56,7 +56,7 @@ func TestManyMasqueraded(t *testing.T) {
 // stay so.
 func TestMasqueradePortsFollow(t *testing.T) {
 	t.Parallel()
-	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}})
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, Profile: "plain"}})
 	c := casesOf(w)
 	w.start(t, c.remote)
 	caller, node := w.outside(t), w.Nodes[0]

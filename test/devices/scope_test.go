@@ -75,7 +75,7 @@ func TestPodsOfOtherNodes(t *testing.T) {
 					address := netip.AddrPortFrom(first.PodCIDRs[f].Addr().Next(), dial.to.nodePort())
 					for range 4 { // or chance may choose the backend on node-1
 						for _, network := range networks {
-							if err := v.dial(network, address.String(), f); err != nil {
+							if err := v.dial(w, network, address.String(), f); err != nil {
 								t.Errorf("%s, %s, %s: %v", dial.name, f, network, err)
 							}
 						}

@@ -36,7 +36,7 @@ type patient struct {
 
 func mustPatient(t testing.TB) *patient {
 	t.Helper()
-	p := &patient{lab: lab.MustNew(t, lab.Config{Nodes: 1, PodsPerNode: 1}).Nodes[0]}
+	p := &patient{lab: lab.MustNew(t, lab.Config{Nodes: 1, PodsPerNode: 1, Profile: "plain"}).Nodes[0]}
 	var err error
 	p.Node, err = sluice.NewNode(sluice.Config{
 		Binary: sluice.MustBinary(t), Namespace: p.lab.Namespace, Cgroup: lab.MustCgroup(t, "doctor"), NodeName: "node-1",

@@ -83,6 +83,7 @@ func New(config Config) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	config.SecondUplink = config.SecondUplink || profile.SecondUplink
 	cluster := &Cluster{Profile: profile, config: config}
 	if err := cluster.build(config); err != nil {
 		return nil, errors.Join(fmt.Errorf("build cluster: %w", err), cluster.Close())
@@ -113,8 +114,13 @@ func (c *Cluster) build(config Config) (err error) {
 		}
 	}
 	if config.Client {
-		if c.Client, err = c.newHost("client", clientNumber); err != nil {
+		if c.Client, err = c.newHost("client", clientNumber, Profile{}); err != nil {
 			return fmt.Errorf("client: %w", err)
+		}
+		if c.Profile.MPTCP {
+			if err := c.Client.addSubflows(); err != nil {
+				return fmt.Errorf("client: %w", err)
+			}
 		}
 	}
 

@@ -36,6 +36,10 @@
 // the addresses 10.244.n.0 and fd00:10:244:n::, as flannel's is; a second segment,
 // by devices eth1 with addresses 192.168.51.x and fd00:51::x.
 //
+// A [Profile] may add more: a device net1 to each pod, with addresses 172.20.n.(2+i) and
+// fd00:172:20::n:(2+i) on the second segment, or a host behind each pod, with addresses
+// 172.30.n.(2+i) and fd00:172:30:n::(2+i).
+//
 // Nodes route to each other's pods. The client has routes to the segment only; a test
 // gives it a route to pods or to a virtual address with [Namespace.AddRoute].
 // Whatever has no route goes to the gateway, which drops it: what a hook failed

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"strings"
 )
 
 // Host is a machine on the uplink segment, by its device eth0, and on the second
@@ -25,6 +26,7 @@ const (
 	secondSegment = 51
 
 	gatewayNumber = 254
+	subflowNumber = 253
 	clientNumber  = 100
 )
 
@@ -49,14 +51,19 @@ func newSegment(name string, segment int) (*Namespace, error) {
 	return ns, nil
 }
 
-// newHost makes a machine on the uplink segments.
-func (c *Cluster) newHost(name string, number int) (*Host, error) {
+// newHost makes a machine of a profile on the uplink segments. Devices begin with what
+// the profile sets as their default.
+func (c *Cluster) newHost(name string, number int, profile Profile) (*Host, error) {
 	ns, err := NewNamespace(name)
 	if err != nil {
 		return nil, err
 	}
 	host := &Host{Namespace: ns, Name: name}
-	if err := host.attach(c, number); err != nil {
+	err = profile.Apply(ns)
+	if err == nil {
+		err = host.attach(c, number)
+	}
+	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
 
@@ -84,6 +91,25 @@ func (h *Host) attach(c *Cluster, number int) error {
 		End{Namespace: h.Namespace, Device: "eth1", Addresses: addresses},
 		End{Namespace: c.Second, Device: h.Name, Bridge: "br0"},
 	)
+}
+
+// addSubflows has Multipath TCP open a further subflow of each connection, from another
+// address of the host.
+func (h *Host) addSubflows() error {
+	commands := []string{"ip mptcp limits set subflow 2"}
+	for _, address := range segmentPrefixes(firstSegment, subflowNumber) {
+		commands = append(commands,
+			fmt.Sprintf("ip address add %s dev eth0 nodad preferred_lft 0", address), // for nothing else
+			fmt.Sprintf("ip mptcp endpoint add %s dev eth0 subflow", address.Addr()))
+	}
+	for _, command := range commands {
+		words := strings.Fields(command)
+		if _, err := Output(h.Namespace, nil, words[0], words[1:]...); err != nil {
+			return err
+		}
+	}
+
+	return nil
 }
 
 // At is where a server of the host listens, for [Serve]: the port on both its

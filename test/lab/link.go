@@ -142,11 +142,17 @@ func (ns *Namespace) RemoveAddress(device string, address netip.Prefix) error {
 	})
 }
 
-// AddRoute leads a prefix to a gateway. A route to the prefix that is there
-// already is replaced.
-func (ns *Namespace) AddRoute(to netip.Prefix, via netip.Addr) error {
-	err := ns.handle.RouteReplace(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()})
-	if err != nil {
+// AddRoute leads a prefix to a gateway, or to several at equal costs. A route to the
+// prefix that is there already is replaced.
+func (ns *Namespace) AddRoute(to netip.Prefix, via ...netip.Addr) error {
+	route := &netlink.Route{Dst: ipNet(to)}
+	for _, gateway := range via {
+		route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: gateway.AsSlice()})
+	}
+	if len(via) == 1 {
+		route.Gw, route.MultiPath = via[0].AsSlice(), nil
+	}
+	if err := ns.handle.RouteReplace(route); err != nil {
 		return fmt.Errorf("route to %s via %s in %s: %w", to, via, ns.name, err)
 	}
 

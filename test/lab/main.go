@@ -24,7 +24,7 @@ var mainCalled atomic.Bool
 func again(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Args[0] = "lab-" + role
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role, profileVariable+"="+processProfile.Name)
 
 	return cmd
 }
@@ -45,7 +45,9 @@ func Main() {
 	case "":
 		return
 	case roleCaller:
-		err = ServeCalls(os.Stdin, os.Stdout)
+		if processProfile, err = profileNamed(os.Getenv(profileVariable)); err == nil {
+			err = ServeCalls(os.Stdin, os.Stdout)
+		}
 	case roleGuardian:
 		err = guard(os.Stdin, os.Args[1:])
 	default:

@@ -183,7 +183,7 @@ func (ns *Namespace) Close() error {
 // Listen opens a TCP listener inside the namespace. Accept it from anywhere.
 func (ns *Namespace) Listen(network, address string) (listener net.Listener, err error) {
 	var config net.ListenConfig
-	config.SetMultipathTCP(false) // Go's default would be an MPTCP socket
+	config.SetMultipathTCP(processProfile.MPTCP) // Go's default would be an MPTCP socket
 	err = ns.Do(func() error {
 		listener, err = config.Listen(context.Background(), network, address)
 		return err
@@ -218,7 +218,7 @@ func (ns *Namespace) ListenPacket(network, address string) (conn net.PacketConn,
 // on a cgroup of the lab do not see it, a [Caller]'s they do.
 func (ns *Namespace) Dial(network, address string, timeout time.Duration) (conn net.Conn, err error) {
 	dialer := net.Dialer{Timeout: timeout}
-	dialer.SetMultipathTCP(false)
+	dialer.SetMultipathTCP(processProfile.MPTCP)
 	err = ns.Do(func() error {
 		conn, err = dialer.Dial(network, address)
 		return err

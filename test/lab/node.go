@@ -20,7 +20,9 @@ type Node struct {
 	Pods     []*Pod
 
 	config     Config
-	nextNumber int // of the next pod, modulo maxPods
+	profile    Profile
+	second     *Namespace // the second segment, or nil
+	nextNumber int        // of the next pod, modulo maxPods
 }
 
 // Pod is a namespace with one device, eth0, that leads to its node.
@@ -31,6 +33,7 @@ type Pod struct {
 	Device string // the node's end of the pair: "pod0"
 	IPv4   netip.Addr
 	IPv6   netip.Addr
+	Behind *Host // that the pod is the gateway of; nil unless the profile has it
 
 	number int
 }
@@ -38,20 +41,17 @@ type Pod struct {
 // addNode makes a node and the routes between its pods and those of the nodes
 // that are there.
 func (c *Cluster) addNode(number int) error {
-	host, err := c.newHost(fmt.Sprintf("node-%d", number), number)
+	host, err := c.newHost(fmt.Sprintf("node-%d", number), number, c.Profile)
 	if err != nil {
 		return err
 	}
-	node := &Node{Host: *host, Number: number, PodCIDRs: podCIDRs(number), config: c.config}
+	node := &Node{Host: *host, Number: number, PodCIDRs: podCIDRs(number), config: c.config, profile: c.Profile, second: c.Second}
 	c.Nodes = append(c.Nodes, node)
 
 	for _, setting := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
 		if err := node.Sysctl(setting, "1"); err != nil {
 			return err
 		}
-	}
-	if err := c.Profile.Apply(node.Namespace); err != nil {
-		return err
 	}
 	if c.config.Attachment == Bridged {
 		if err := node.AddBridge("br0", podPrefixes(number, 1)...); err != nil {
@@ -75,6 +75,12 @@ func (c *Cluster) addNode(number int) error {
 func (n *Node) addRoutesTo(other *Node) error {
 	if n.config.OverlayMTU != 0 {
 		return n.addTunnelTo(other)
+	}
+	if n.profile.SecondUplink {
+		return errors.Join(
+			n.AddRoute(other.PodCIDRs[0], other.IPv4, other.SecondIPv4),
+			n.AddRoute(other.PodCIDRs[1], other.IPv6, other.SecondIPv6),
+		)
 	}
 
 	return errors.Join(
@@ -111,8 +117,12 @@ func (n *Node) AddPod() (*Pod, error) {
 		IPv6:      addresses[1].Addr(),
 		number:    number,
 	}
-	if err := pod.attach(addresses); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), ns.Close())
+	err = pod.attach(addresses)
+	if err == nil && n.profile.Pod != nil {
+		err = n.profile.Pod(pod)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), pod.closeNamespaces())
 	}
 	n.Pods = append(n.Pods, pod)
 
@@ -141,7 +151,16 @@ func (p *Pod) Close() error {
 	}
 	n.Pods = slices.Delete(n.Pods, i, i+1)
 
-	return errors.Join(n.RemoveDevice(p.Device), p.Namespace.Close())
+	return errors.Join(n.RemoveDevice(p.Device), p.closeNamespaces())
+}
+
+func (p *Pod) closeNamespaces() error {
+	var err error
+	if p.Behind != nil {
+		err = p.Behind.Close()
+	}
+
+	return errors.Join(err, p.Namespace.Close())
 }
 
 // Close removes the node with its pods.

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -20,13 +21,26 @@ type Profile struct {
 	// Sysctls are settings of each node's namespace: "net/ipv4/tcp_ecn=1". All
 	// kernels from 5.10 on have them, those of conntrack once a ruleset needs it.
 	Sysctls []string
+
+	// SecondUplink gives the nodes and the client a second uplink. Both lead to the
+	// pods of other nodes, at equal costs.
+	SecondUplink bool
+
+	// MPTCP has servers and callers use Multipath TCP, and the client open further
+	// subflows from another address. It is for whole processes, see [UseProfile].
+	MPTCP bool
+
+	// Pod gives each pod more than its device eth0.
+	Pod func(*Pod) error
+}
+
+var plain = Profile{
+	Name: "plain",
 }
 
 // Profiles are all that the tests know; see [UseProfile].
 var Profiles = []Profile{
-	{
-		Name: "plain",
-	},
+	plain,
 	{
 		// Bottlerocket, EKS and tuning guides: all ports that are not privileged, but
 		// for those of the kubelet and of kube-proxy.
@@ -90,8 +104,8 @@ var Profiles = []Profile{
 			}`,
 	},
 	{
-		// ufw, firewalld, and the ports that Kubernetes' documentation lists. What is
-		// refused is refused as a host without a firewall does it.
+		// ufw, firewalld: the ports that Kubernetes' documentation lists, and what pods and
+		// nodes send to each other. What is refused is refused as by a host without a firewall.
 		Name:    "firewall",
 		Sysctls: []string{"net/netfilter/nf_conntrack_tcp_loose=0"},
 		Ruleset: `
@@ -111,19 +125,59 @@ var Profiles = []Profile{
 					type filter hook forward priority filter; policy drop
 					ct state established,related accept
 					ct state invalid drop
-					ip saddr 10.244.0.0/16 accept
-					ip daddr 10.244.0.0/16 accept
-					ip6 saddr fd00:10:244::/48 accept
-					ip6 daddr fd00:10:244::/48 accept
+					ip saddr { 10.244.0.0/16, 192.168.50.0/24 } accept
+					ip daddr { 10.244.0.0/16, 192.168.50.0/24 } accept
+					ip6 saddr { fd00:10:244::/48, fd00:50::/64 } accept
+					ip6 daddr { fd00:10:244::/48, fd00:50::/64 } accept
 				}
 			}`,
+	},
+	{
+		// Nodes with two uplinks, whose flows are spread by their ports.
+		Name: "two-uplinks",
+		Sysctls: []string{
+			"net/ipv4/conf/all/rp_filter=2", "net/ipv4/conf/default/rp_filter=2",
+			"net/ipv4/fib_multipath_hash_policy=1", "net/ipv6/fib_multipath_hash_policy=1",
+		},
+		SecondUplink: true,
+	},
+	{
+		// Go's servers accept it by default, and mptcpize has any program use it.
+		Name:  "mptcp",
+		MPTCP: true,
+	},
+	{
+		// Multus: pods have a device in a network that is not the cluster's.
+		Name:         "second-interface",
+		SecondUplink: true,
+		Pod:          (*Pod).addSecondInterface,
+	},
+	{
+		// Clusters in pods, such as kind's and k3s's, and builds in pods: they masquerade
+		// what leaves the pod.
+		Name: "nested-cluster",
+		Pod: func(p *Pod) error {
+			return errors.Join(p.addBehind(), p.Netfilter(`
+				table inet nested {
+					chain postrouting {
+						type nat hook postrouting priority srcnat
+						iifname "behind" oifname "eth0" masquerade
+					}
+				}`))
+		},
+	},
+	{
+		// VPNs and gateways in pods: their node has routes to who is behind, other nodes
+		// have none.
+		Name: "gateway-pod",
+		Pod:  func(p *Pod) error { return errors.Join(p.addBehind(), p.leadBehind()) },
 	},
 }
 
 // profileVariable names the profile of a run, whatever the packages ask for.
 const profileVariable = "SLUICE_TEST_PROFILE"
 
-var processProfile = Profiles[0]
+var processProfile = plain
 
 // UseProfile has the nodes of all clusters of this process be of a profile: the one that
 // SLUICE_TEST_PROFILE names or else this one. It is called in TestMain, after [Main].

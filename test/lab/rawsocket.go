@@ -28,7 +28,11 @@ type rawSocket struct {
 }
 
 func newRawSocket(domain, kind int, timeout time.Duration) (*rawSocket, error) {
-	fd, err := unix.Socket(domain, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	protocol := 0
+	if kind == unix.SOCK_STREAM && processProfile.MPTCP {
+		protocol = unix.IPPROTO_MPTCP
+	}
+	fd, err := unix.Socket(domain, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}

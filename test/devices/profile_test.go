@@ -1,0 +1,146 @@
+package devices
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// The tests of this file have clients and routes that few clusters have. Most need the devices of
+// one profile, see lab.Profiles.
+
+// mustReach dials a Service in these ways, from addresses unless they are zero, so often that
+// flows are spread over all paths, and wants its one backend to answer.
+func (w *world) mustReach(t *testing.T, from *lab.Caller, sources [2]netip.Addr, to service, ways ...way) {
+	t.Helper()
+	const dials = 8
+	var dialling sync.WaitGroup
+	for _, f := range families {
+		for _, way := range ways {
+			for _, network := range networks {
+				exchange := lab.Exchange{Network: network, Address: to.at(way, f, w.Nodes[0]), Timeout: dialTimeout}
+				if sources[f].IsValid() {
+					exchange.From = netip.AddrPortFrom(sources[f], 0).String()
+				}
+				dialling.Go(func() {
+					for range dials {
+						answer, err := answerTo(from, exchange)
+						if err != nil || answer.Name != to.backends[0].name {
+							t.Errorf("%s, %s of the %s of %s: %q, %v, want %s",
+								f, network, way, to.name(), answer.Name, err, to.backends[0].name)
+							return
+						}
+					}
+				})
+			}
+		}
+	}
+	dialling.Wait()
+}
+
+func answerTo(from *lab.Caller, exchange lab.Exchange) (lab.Answer, error) {
+	reply, err := from.Exchange(exchange)
+	if err != nil {
+		return lab.Answer{}, err
+	}
+
+	return lab.ParseAnswer(reply.Text)
+}
+
+// mustRefuse dials a Service without endpoints.
+func (w *world) mustRefuse(t *testing.T, from *lab.Caller, to service) {
+	t.Helper()
+	dialTest{name: "no endpoints", from: from, to: to, ways: []way{clusterIP, loadBalancer}, errno: unix.ECONNREFUSED}.run(t, w)
+}
+
+// TestNestedCluster has a cluster in a pod whose Services have addresses of the outer
+// cluster's. Its processes are in the pod's cgroup.
+//
+//	172.30.1.2, 10.96.0.2, DNAT of 10.96.0.1 to itself ── pod-1-0 ── node-1 ─┬─ pod-1-1, node-1
+//	                                                                        └─ pod-2-0, node-2
+func TestNestedCluster(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{Profile: "nested-cluster"}, filter: looseCNI})
+	first := w.Nodes[0]
+	inner := first.Pods[0].Behind
+	c := casesOf(w)
+	translated, own := c.local, c.remote // as the inner cluster has them
+	translated.backends, own.backends = []backend{{name: "inner"}}, []backend{{name: "inner"}}
+	addresses := inner.At(podPort)
+	for _, f := range families {
+		ip := netip.MustParseAddr(own.ip(clusterIP, f))
+		lab.Must(t, inner.AddAddress("lo", netip.PrefixFrom(ip, ip.BitLen())))
+		addresses = append(addresses, netip.AddrPortFrom(ip, servicePort).String())
+	}
+	lab.MustServe(t, inner.Namespace, "inner", addresses...)
+	lab.Must(t, inner.Netfilter(fmt.Sprintf(`table inet nested {
+		chain output {
+			type nat hook output priority -100
+			ip daddr %s meta l4proto { tcp, udp } dnat to %s:%d
+			ip6 daddr %s meta l4proto { tcp, udp } dnat to [%s]:%[3]d
+		}
+	}`, translated.ip(clusterIP, ipv4), inner.IPv4, podPort, translated.ip(clusterIP, ipv6), inner.IPv6)))
+	w.start(t, c.services()...)
+
+	caller := lab.MustCaller(t, inner.Namespace, w.cgroups[0])
+	t.Run("its own Services", func(t *testing.T) {
+		w.mustReach(t, caller, [2]netip.Addr{}, translated, clusterIP)
+		w.mustReach(t, caller, [2]netip.Addr{}, own, clusterIP)
+	})
+	for _, to := range []service{c.host, c.remoteHost} {
+		t.Run("the outer cluster's: "+to.backends[0].name, func(t *testing.T) {
+			w.mustReach(t, caller, [2]netip.Addr{}, to, everyWay...)
+		})
+	}
+	w.mustRefuse(t, caller, c.empty)
+	t.Run("the pod itself, and another", func(t *testing.T) {
+		for _, pod := range first.Pods {
+			for _, cgroup := range []*lab.Cgroup{w.cgroups[0], nil} {
+				w.mustReach(t, lab.MustCaller(t, pod.Namespace, cgroup), [2]netip.Addr{}, c.local, everyWay...)
+				w.mustReach(t, lab.MustCaller(t, pod.Namespace, cgroup), [2]netip.Addr{}, c.remote, everyWay...)
+			}
+		}
+	})
+}
+
+// TestVIPMoves leads the virtual addresses to another node under open connections, as MetalLB
+// and equal routes do it when a node is lost. A connection that the new node does not know is
+// reset at once, so that its client connects again; datagrams go on.
+//
+//	client ═╦═ VIP ═▶ node-1, then node-2 ═▶ pod-2-0 or pod-1-1
+func TestVIPMoves(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{filter: looseCNI})
+	c := casesOf(w)
+	w.start(t, c.services()...)
+	caller := w.outside(t)
+	for _, to := range []service{c.local, c.remote} {
+		backend := to.backends[0].name
+		t.Run(backend, func(t *testing.T) {
+			for _, node := range []*lab.Node{w.Nodes[1], w.Nodes[0]} {
+				var streams, datagrams []*lab.Socket
+				for f, number := range []string{"4", "6"} {
+					address := to.at(loadBalancer, family(f), nil)
+					streams = append(streams, mustConnect(t, caller, "tcp"+number, address))
+					datagrams = append(datagrams, mustConnect(t, caller, "udp"+number, address))
+					lab.Must(t, answeredBy(streams[f], backend), answeredBy(datagrams[f], backend))
+				}
+				w.leadTo(t, node)
+				for _, f := range families {
+					begin := time.Now()
+					if err := answeredBy(streams[f], backend); lab.Errno(err) != unix.ECONNRESET || time.Since(begin) > atOnce {
+						t.Errorf("%s: %v after %v at %s, want %v at once", f, err, time.Since(begin), node.Name, unix.ECONNRESET)
+					}
+					lab.Must(t, answeredBy(datagrams[f], backend))
+				}
+				w.mustReach(t, caller, [2]netip.Addr{}, to, loadBalancer, externalIP)
+			}
+		})
+	}
+}
