@@ -191,7 +191,7 @@ func TestBackendIDOfAnEarlierBackend(t *testing.T) {
 		id := s.backends[portPod]
 		next := maps.ID(maps.Index(id), maps.Generation(id)+1)
 		lab.Must(t, w.maps.Backends.Put(maps.Index(id), maps.BackendOf(next, s.id, w.family.addrPort(at(tapPod)), maps.BackendLocal)))
-		w.replace(t, clusterIP, layers.IPProtocolTCP, maps.Pool{ServicePortId: s.id}, w.putBackend(t, s.id, tapPod))
+		w.replace(t, clusterIP, layers.IPProtocolTCP, maps.Pool{ServicePortId: s.id}, w.putBackend(t, s.id, tapPod, true))
 		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
 	})
 }
@@ -234,7 +234,7 @@ func TestUDPFlowEnds(t *testing.T) {
 					w.removeBackend(t, s, portPod)
 				}
 				// The new choice is another backend of the same Service.
-				w.replace(t, clusterIP, layers.IPProtocolUDP, maps.Pool{ServicePortId: s.id}, w.putBackend(t, s.id, tapPod))
+				w.replace(t, clusterIP, layers.IPProtocolUDP, maps.Pool{ServicePortId: s.id}, w.putBackend(t, s.id, tapPod, true))
 				if test.anew {
 					c.backend = tapPod
 					c.first(t, maps.ReasonTranslated)

@@ -15,10 +15,16 @@ import (
 func TestMasqueradedClients(t *testing.T) {
 	bridged := place{device: "port0", client: "8.0.1.2:40000", class: maps.DevicePods, bridgePort: true}
 	routed := place{device: "tap0", client: "8.0.4.2:40000", class: maps.DevicePods}
+	forwarded := []place{
+		{device: "tap0", client: "8.0.120.5:40000", class: maps.DevicePods},
+		{device: "port0", client: "8.0.121.5:40000", class: maps.DevicePods, bridgePort: true},
+		{device: "tap0", client: "8.0.130.5:40000", class: maps.DevicePods}, // the way there is the default route
+	}
 	for _, test := range []struct {
 		name    string
 		at      []place
 		backend string
+		here    bool // the backend is said to be
 		flags   uint16
 		source  string // of what the backend sees; "" is the client
 	}{
@@ -26,6 +32,10 @@ func TestMasqueradedClients(t *testing.T) {
 		{name: "a client outside, of a pod on another node", at: uplinks, backend: remotePod, source: node},
 		{name: "not a pod, of a pod here", at: podPlaces, backend: tapPod},
 		{name: "not a pod, of a pod on another node", at: podPlaces, backend: remotePod},
+		{name: "a client outside, of a backend that is said to be here, and is not", at: uplinks, backend: remotePod, here: true, source: node},
+		{name: "not a pod, of a backend that is said to be here, and is not", at: podPlaces, backend: remotePod, here: true},
+		{name: "a client for which a pod forwards, of a pod on another node", at: forwarded, backend: remotePod, source: node},
+		{name: "not a client for which a pod forwards, of a pod here", at: forwarded, backend: tapPod},
 		{name: "not a client outside, of this node", at: uplinks, backend: hostPod},
 		{name: "no client, of a backend that has the node's address", at: everyplace, backend: hostPod, flags: maps.PoolMasquerade},
 		{name: "every client, of a pod here, if the pool requires it", at: everyplace, backend: portPodToo, flags: maps.PoolMasquerade, source: bridge},
@@ -35,7 +45,7 @@ func TestMasqueradedClients(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			each(t, test.at, func(t *testing.T, w *world, p place) {
-				w.serve(t, service{at: []string{clusterIP}, to: []string{test.backend}, flags: test.flags})
+				w.serve(t, service{at: []string{clusterIP}, to: []string{test.backend}, here: test.here, flags: test.flags})
 				in := tcp(p.client, clusterIP, "S")
 				w.ingress(t, p, in).ends(verdictNext, maps.ReasonTranslated)
 				f := w.flowOf(t, p.client, clusterIP)

@@ -276,7 +276,7 @@ func TestAffinityEnds(t *testing.T) {
 		{"after the timeout", func(t *testing.T, w *world, s published) { w.remember(t, s, client, portPod, now(t)-101e9) }},
 		{"with the backend", func(t *testing.T, w *world, s published) { w.removeBackend(t, s, portPod) }},
 		{"with the slot", func(t *testing.T, w *world, s published) {
-			w.replace(t, clusterIP, layers.IPProtocolTCP, maps.Pool{ServicePortId: s.id, AffinitySeconds: 100}, w.putBackend(t, s.id, tapPod))
+			w.replace(t, clusterIP, layers.IPProtocolTCP, maps.Pool{ServicePortId: s.id, AffinitySeconds: 100}, w.putBackend(t, s.id, tapPod, true))
 		}},
 		{"not of another client", func(t *testing.T, w *world, s published) { w.remember(t, s, stranger, portPod, now(t)) }},
 	} {

@@ -154,7 +154,7 @@ static __always_inline enum reason explain_way(struct __sk_buff *ctx, struct pac
 	struct route way;
 
 	if (addr_flags(&be->addr) & ADDR_NODE ||
-	    !(misses_node(be, client) || is->pool.flags & POOL_MASQUERADE))
+	    !(is->pool.flags & POOL_MASQUERADE || misses_node(ctx, be, client)))
 		return REASON_TRANSLATED;
 	is->found |= FOUND_MASQUERADE;
 	if (try_turn(ctx, pkt, be)) {

@@ -26,8 +26,8 @@ import (
 //	eth1    8.0.51.1/24, 8.0.51.77    8.0.3.0/24 by 8.0.51.3, source 8.0.51.77
 //	eth2    169.254.0.1/16            8.0.5.0/24 by 169.254.0.9
 //	wg0     8.0.60.1/24               8.0.110.0/24
-//	br0     8.0.1.1/24                a bridge, its ports are port0, port1 and nic0
-//	tap0    8.0.4.1/32                8.0.4.0/24
+//	br0     8.0.1.1/24                a bridge, its ports are port0, port1 and nic0; 8.0.121.0/24 by the pod 8.0.1.2
+//	tap0    8.0.4.1/32                8.0.4.0/24; 8.0.120.0/24 by the pod 8.0.4.9
 //	tun0    8.0.6.1/32                8.0.6.0/24
 //
 // and the same in IPv6. All are veths without listeners at their other ends: the configuration of the
@@ -166,6 +166,8 @@ func (r *rig) addRoutes() error {
 		{"8.0.110.0/24", "", "wg0", ""},
 		{"8.0.4.0/24", "", "tap0", ""},
 		{"8.0.6.0/24", "", "tun0", ""},
+		{"8.0.120.0/24", "8.0.4.9", "tap0", ""},
+		{"8.0.121.0/24", "8.0.1.2", "br0", ""},
 	} {
 		for _, f := range families {
 			to := f.prefix(route.to)

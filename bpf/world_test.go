@@ -137,6 +137,9 @@ func (w *world) putDevices(t testing.TB) {
 		if slices.Contains([]string{"port0", "port1", "nic0"}, device) {
 			value.Bridge = w.index("br0")
 		}
+		if slices.Contains([]string{"eth0", "eth1", "eth2", "wg0"}, device) {
+			value.Flags = maps.DeviceLeadsOut
+		}
 		lab.Must(t, w.maps.Devices.Put(w.index(device), value))
 	}
 }
@@ -172,6 +175,7 @@ type service struct {
 	proto    layers.IPProtocol // zero: TCP
 	kind     uint8             // zero: ClusterIP
 	to       []string          // backends; those in 8.0.1, 8.0.4, 8.0.6 and on the node itself are local
+	here     bool              // all backends are said to be on this node
 	outside  []string          // the backends of the external scope, where they are others
 	flags    uint16
 	affinity uint32 // seconds
@@ -220,7 +224,7 @@ func (w *world) publish(t testing.TB, p *published, s service, scope uint8, to [
 	var ids []uint32
 	for _, backend := range to {
 		if p.backends[backend] == 0 {
-			p.backends[backend] = w.putBackend(t, p.id, backend)
+			p.backends[backend] = w.putBackend(t, p.id, backend, s.here || !isRemote(backend))
 		}
 		ids = append(ids, p.backends[backend])
 	}
@@ -263,10 +267,10 @@ func (w *world) newTable(p *published, algorithm uint8, to []string) []uint32 {
 }
 
 // putBackend publishes another backend of a service port.
-func (w *world) putBackend(t testing.TB, servicePort uint32, text string) uint32 {
+func (w *world) putBackend(t testing.TB, servicePort uint32, text string, here bool) uint32 {
 	t.Helper()
 	var flags uint32
-	if !isRemote(text) {
+	if here {
 		flags = maps.BackendLocal
 	}
 	id, err := w.hand.Backend(servicePort, w.family.addrPort(at(text)), flags)

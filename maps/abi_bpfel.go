@@ -171,7 +171,8 @@ const (
 type abiDeviceFlag uint32
 
 const (
-	abiDeviceFlagDEVICE_TURNS abiDeviceFlag = 1
+	abiDeviceFlagDEVICE_TURNS     abiDeviceFlag = 1
+	abiDeviceFlagDEVICE_LEADS_OUT abiDeviceFlag = 2
 )
 
 type abiFlow struct {

@@ -64,6 +64,9 @@ const (
 // DeviceTurns is a flag of a [Device]: packets may leave by it without passing the stack.
 const DeviceTurns = uint32(abiDeviceFlagDEVICE_TURNS)
 
+// DeviceLeadsOut is a flag of a [Device]: it leads to other hosts only, and to no pod of this node.
+const DeviceLeadsOut = uint32(abiDeviceFlagDEVICE_LEADS_OUT)
+
 // FlowKeyOf returns the key of a packet as it arrives at a hook.
 func FlowKeyOf(hook, protocol uint8, src, dst netip.AddrPort) FlowKey {
 	return FlowKey{

@@ -402,6 +402,7 @@ struct device {
 enum device_flag {
 	DEVICE_TURNS =
 		1, /* packets may leave by it without passing the stack: see bpf/lib/route.h */
+	DEVICE_LEADS_OUT = 2, /* to other hosts only, and to no pod of this node */
 };
 
 /* Prefix lengths count from the first bit after prefix_len. */

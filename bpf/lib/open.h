@@ -15,11 +15,11 @@
  * misses_node reports whether replies of a backend that has no address of this node would bypass
  * the node, or the backend would answer itself, unless the client is masqueraded.
  */
-static __always_inline bool misses_node(const struct backend *be, const struct addr *client)
+static __always_inline bool misses_node(struct __sk_buff *ctx, const struct backend *be,
+					const struct addr *client)
 {
-	bool remote = !(be->flags & BACKEND_LOCAL) && config_device_class == DEVICE_UPLINK;
-
-	return remote || addr_equal(&be->addr, client);
+	return addr_equal(&be->addr, client) ||
+	       (!is_here(ctx, be, client) && !is_pod(ctx, be, client));
 }
 
 /*
@@ -27,7 +27,7 @@ static __always_inline bool misses_node(const struct backend *be, const struct a
  * a backend with an address of this node never leave it. It is global, so that the verifier walks it
  * once.
  */
-__noinline int set_backend(void)
+__noinline int set_backend(struct __sk_buff *ctx)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	const struct backend *be;
@@ -45,7 +45,7 @@ __noinline int set_backend(void)
 	if (addr_flags(&be->addr) & ADDR_NODE)
 		note_port(be->port); /* for direct connections to it: see open_beside */
 	else if (!is_of_node(f) &&
-		 (misses_node(be, &f->client) || pkt->pool.flags & POOL_MASQUERADE))
+		 (pkt->pool.flags & POOL_MASQUERADE || misses_node(ctx, be, &f->client)))
 		f->flags |= FLOW_MASQUERADED;
 	return 0;
 }
@@ -70,7 +70,7 @@ static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *p
 		if (!other)
 			break;
 		pkt->backend = *other;
-		set_backend();
+		set_backend(ctx);
 	}
 	count_flows(COUNT_STACK_PORTS, 1);
 	return reserve_port(ctx, FLOW_TO_CLIENT);
@@ -124,7 +124,7 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt)
 	struct flow *f = &pkt->flow;
 	int why = REASON_NEXT;
 
-	set_backend();
+	set_backend(ctx);
 	if (is_masqueraded(f) && try_turn(ctx, pkt, &pkt->backend))
 		f->flags |= FLOW_TURNED | FLOW_SENT;
 	else

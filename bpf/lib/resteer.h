@@ -391,7 +391,7 @@ __noinline int resteer_own(struct __sk_buff *ctx)
 		return REASON_PASS_OTHER_TRAFFIC;
 
 	begin_resteered(pkt, FLOW_OF_NODE);
-	set_backend();
+	set_backend(ctx);
 	why = reserve_port(ctx, FLOW_TO_CLIENT);
 	evict(pkt);
 	if (why)

@@ -21,6 +21,7 @@
 struct route {
 	__u32 ifindex; /* of the device by which the packet leaves */
 	bool neighbour; /* mac is that of the next hop */
+	bool gateway; /* the next hop is another address than the destination */
 	__u8 mac[ETH_ALEN];
 	struct addr source; /* the address of this node on that route, or unspecified */
 };
@@ -97,6 +98,8 @@ static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 
 	to->ifindex = fib.ifindex;
 	to->neighbour = found == BPF_FIB_LKUP_RET_SUCCESS;
+	to->gateway = v4 ? fib.family != AF_INET || fib.ipv4_dst != dst->words[3] :
+			   __builtin_memcmp(fib.ipv6_dst, dst, sizeof(*dst)) != 0;
 	__builtin_memcpy(to->mac, fib.dmac, sizeof(to->mac));
 	if (!config_fib_source)
 		to->source = addr_any(dst);
@@ -107,6 +110,41 @@ static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 	if (addr_is_any(&to->source) || is_link_local(&to->source))
 		device_source(to->ifindex, v4, &to->source);
 	return true;
+}
+
+/* leads_out reports whether a device leads to other hosts only. */
+static __always_inline bool leads_out(__u32 ifindex)
+{
+	const struct device *dev = bpf_map_lookup_elem(&sl_devices, &ifindex);
+
+	return dev && dev->flags & DEVICE_LEADS_OUT;
+}
+
+/*
+ * is_here reports whether a backend that is said to be on this node is: no route leads out to it.
+ */
+static __always_inline bool is_here(struct __sk_buff *ctx, const struct backend *be,
+				    const struct addr *client)
+{
+	struct route way;
+
+	return be->flags & BACKEND_LOCAL &&
+	       !(find_route(ctx, client, &be->addr, &way) && leads_out(way.ifindex));
+}
+
+/*
+ * is_pod reports whether the client at the device at hand is a pod of this node, to which all nodes
+ * send what is for it by way of this one. What a pod forwards for others, as a gateway of a VPN
+ * does, comes from an address to which that pod is the gateway, or the way of which is another one.
+ */
+static __always_inline bool is_pod(struct __sk_buff *ctx, const struct backend *be,
+				   const struct addr *client)
+{
+	struct route back;
+
+	if (config_device_class != DEVICE_PODS || !find_route(ctx, &be->addr, client, &back))
+		return false;
+	return !leads_out(back.ifindex) && !(back.gateway && back.ifindex == device_in(ctx));
 }
 
 /*

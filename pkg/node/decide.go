@@ -13,6 +13,9 @@ type Decision struct {
 	Class Class
 	// Bridge is the index of the bridge that the device is a port of, or 0.
 	Bridge int
+	// LeadsOut is set if the device leads to other hosts, and to no pod of this node, whatever its class
+	// is by configuration.
+	LeadsOut bool
 	// Reason is a text for the operator.
 	Reason string
 }
@@ -28,7 +31,7 @@ func Decide(devices []Device, rules Rules) []Decision {
 	decisions := make([]Decision, 0, len(devices))
 	for _, device := range devices {
 		class, reason := d.decide(device)
-		decision := Decision{Device: device, Class: class, Reason: reason}
+		decision := Decision{Device: device, Class: class, LeadsOut: d.leadsOut(device), Reason: reason}
 		if d.devices[device.Master].Kind == "bridge" {
 			decision.Bridge = device.Master
 		}
@@ -128,6 +131,29 @@ func (d *decider) appearance(device Device) (Class, string) {
 	default:
 		return ClassPods, "host end of a " + device.Kind + " pair" + d.portOf(device)
 	}
+}
+
+// leadsOut reports [Decision.LeadsOut]. A bridge leads where its ports do.
+func (d *decider) leadsOut(device Device) bool {
+	switch device.Kind {
+	case "openvswitch", "vrf", "dummy", "ifb":
+		return false
+	case "bridge":
+		ports, pods := 0, 0
+		for _, port := range d.devices {
+			if port.Master == device.Index {
+				ports++
+				if class, _ := d.appearance(port); class != ClassUplink {
+					pods++
+				}
+			}
+		}
+
+		return ports > 0 && pods == 0
+	}
+	class, _ := d.appearance(device)
+
+	return class == ClassUplink && !device.IsLoopback
 }
 
 func kindOf(device Device) string {

@@ -216,6 +216,39 @@ d     veth -> x`)
 	}
 }
 
+// A device leads out if only other hosts are behind it, whatever its class is by configuration.
+func TestDecideReportsWhatLeadsOut(t *testing.T) {
+	devices, _ := parseTopology(t, `
+lo      - -> x
+eth0    - net=192.168.50.1/24 -> x
+flannel vxlan -> x
+pod0    veth -> x
+cni0    bridge net=10.244.1.1/24 -> x
+pod1    veth master=cni0 -> x
+lan0    bridge net=192.168.51.1/24 -> x
+nic1    - master=lan0 -> x
+mixed0  bridge net=192.168.52.1/24 -> x
+nic2    - master=mixed0 -> x
+pod2    veth master=mixed0 -> x
+empty0  bridge net=172.17.0.1/16 -> x
+gw0     openvswitch net=10.244.3.1/24 -> x
+shim0   macvlan net=192.168.53.1/24 -> x
+host0   veth peer=net0 -> x
+net0    veth peer=host0 -> x
+dummy0  dummy -> x`)
+	for _, rules := range []Rules{{}, {PodPrefix: "other"}} {
+		var got []string
+		for _, d := range Decide(devices, rules) {
+			if d.LeadsOut {
+				got = append(got, d.Name)
+			}
+		}
+		if want := []string{"eth0", "flannel", "lan0", "nic1", "nic2", "shim0"}; !slices.Equal(got, want) {
+			t.Errorf("%+v: %v lead out, want %v", rules, got, want)
+		}
+	}
+}
+
 // parseTopology gives devices the indices 10, 11 and so on.
 func parseTopology(t *testing.T, text string) ([]Device, []string) {
 	t.Helper()

@@ -222,6 +222,9 @@ func entriesOf(decisions []Decision, turns bool) map[uint32]maps.Device {
 		if turns && d.Class == ClassUplink && d.TakesFrames {
 			entry.Flags = maps.DeviceTurns
 		}
+		if d.LeadsOut {
+			entry.Flags |= maps.DeviceLeadsOut
+		}
 		entries[uint32(d.Index)] = entry
 	}
 

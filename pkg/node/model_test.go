@@ -257,8 +257,8 @@ func TestDeviceEntries(t *testing.T) {
 	}{
 		{
 			"an uplink with addresses",
-			Decision{Device: Device{Index: 2, LinkLayer: LinkEthernet, TakesFrames: true, SourceV4: v4, SourceV6: v6}, Class: ClassUplink},
-			maps.Device{SourceV4: maps.AddrOf(v4), SourceV6: maps.AddrOf(v6), Flags: maps.DeviceTurns},
+			Decision{Device: Device{Index: 2, LinkLayer: LinkEthernet, TakesFrames: true, SourceV4: v4, SourceV6: v6}, Class: ClassUplink, LeadsOut: true},
+			maps.Device{SourceV4: maps.AddrOf(v4), SourceV6: maps.AddrOf(v6), Flags: maps.DeviceTurns | maps.DeviceLeadsOut},
 		},
 		{
 			"a pod's",
@@ -281,7 +281,7 @@ func TestDeviceEntries(t *testing.T) {
 			if diff := cmp.Diff(want, entriesOf([]Decision{test.decision}, true)); diff != "" {
 				t.Errorf("maps (-want +got):\n%s", diff)
 			}
-			test.entry.Flags = 0
+			test.entry.Flags &^= maps.DeviceTurns
 			want[uint32(test.decision.Index)] = test.entry
 			if diff := cmp.Diff(want, entriesOf([]Decision{test.decision}, false)); diff != "" {
 				t.Errorf("maps, through the stack (-want +got):\n%s", diff)
@@ -321,7 +321,7 @@ func TestThroughStack(t *testing.T) {
 		if got := m.ThroughStack(); !ok || got != test.want {
 			t.Errorf("%+v: got %q, decided: %t", test, got, ok)
 		}
-		if turns := entries[2].Flags == maps.DeviceTurns; turns != (test.want == "") {
+		if turns := entries[2].Flags&maps.DeviceTurns != 0; turns != (test.want == "") {
 			t.Errorf("%+v: eth0 turns packets around: %t", test, turns)
 		}
 		if _, _, again := m.NewDecisions(); again {

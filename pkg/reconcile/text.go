@@ -153,6 +153,9 @@ func deviceText(ifindex uint32, v maps.Device) (string, string) {
 	if v.Flags&maps.DeviceTurns != 0 {
 		parts = append(parts, "turns")
 	}
+	if v.Flags&maps.DeviceLeadsOut != 0 {
+		parts = append(parts, "out")
+	}
 
 	return fmt.Sprintf("device %d", ifindex), orNothing(parts)
 }

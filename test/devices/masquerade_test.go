@@ -142,6 +142,67 @@ func TestManyMasqueradedWithEachSetting(t *testing.T) {
 	}
 }
 
+// TestMasqueradeByRoutes has clients whose answers would miss node-1 although the devices and the objects look as if they
+// did not: a machine for which a pod forwards, to which node-2 has no route, and a client outside, of an endpoint whose
+// nodeName is node-1 and whose address is on node-2.
+//
+//	behind 10.8.0.5 ── pod-1-0 ══ br0 ┐
+//	                                  ├ node-1 ══ vxlan0 ══ pod-2-0
+//	client ═════════════════════ eth0 ┘
+func TestMasqueradeByRoutes(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}})
+	node, gateway, behind := w.Nodes[0], w.Nodes[0].Pods[0], lab.MustNamespace(t, "behind")
+	inside := [2]netip.Addr{netip.MustParseAddr("10.8.0.5"), netip.MustParseAddr("fd00:108::5")}
+	near := [2]netip.Addr{netip.MustParseAddr("10.8.0.1"), netip.MustParseAddr("fd00:108::1")}
+	bits := [2]int{24, 64}
+	lab.MustVeth(t,
+		lab.End{Namespace: gateway.Namespace, Device: "vpn", Addresses: []netip.Prefix{netip.PrefixFrom(near[ipv4], bits[ipv4]), netip.PrefixFrom(near[ipv6], bits[ipv6])}},
+		lab.End{Namespace: behind, Device: "eth0", Addresses: []netip.Prefix{netip.PrefixFrom(inside[ipv4], bits[ipv4]), netip.PrefixFrom(inside[ipv6], bits[ipv6])}})
+	for _, setting := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		lab.Must(t, gateway.Sysctl(setting, "1"))
+	}
+	for _, f := range families {
+		lab.Must(t,
+			behind.AddRoute([]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}[f], near[f]),
+			node.AddRoute(netip.PrefixFrom(inside[f], bits[f]).Masked(), podIPs(gateway)[f]))
+	}
+	c := casesOf(w)
+	misplaced := c.remote
+	misplaced.number, misplaced.backends = 21, []backend{c.remote.backends[0]}
+	misplaced.backends[0].node = node.Name
+	w.start(t, c.local, c.remote, misplaced)
+	pods, outside := lab.MustCaller(t, behind, nil), w.outside(t)
+	masquerade := sourcesTo(t, node, c.remote.backends[0])
+
+	for _, test := range []struct {
+		name string
+		from *lab.Caller
+		to   service
+		way  way
+		seen [2]netip.Addr
+	}{
+		{"behind a pod, to a pod of another node", pods, c.remote, clusterIP, masquerade},
+		{"behind a pod, to a pod of this node", pods, c.local, clusterIP, inside},
+		{"outside, to an endpoint that is said to be here", outside, misplaced, loadBalancer, masquerade},
+		{"outside, to a pod of this node", outside, c.local, loadBalancer, hostIPs(w.Client)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, f := range families {
+				for _, network := range networks {
+					reply, err := test.from.Exchange(lab.Exchange{Network: network, Address: test.to.at(test.way, f, nil), Timeout: dialTimeout})
+					if err == nil {
+						err = expect(reply, test.to.backends[0].name, test.seen[f])
+					}
+					if err != nil {
+						t.Errorf("%s, %s: %v", f, network, err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestOnePortToTwoServices has a client use one port of its own for several
 // Services, and for several addresses of one, which have one backend. To that they
 // would all be the same connection.
