@@ -168,20 +168,26 @@ func (m *DeviceMonitor) noteAppeared(known []node.Decision) {
 func (m *DeviceMonitor) settled(now time.Time) (decisions []node.Decision, wait time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.datapath.Attachment() != Clsact {
-		return m.decisions, 0
-	}
 	for _, d := range m.decisions {
-		left := m.appeared[d.Index].Add(settleTime).Sub(now)
-		switch {
-		case d.Class != node.ClassPods || left <= 0:
+		left := m.settlesAfter(d, now)
+		if left <= 0 {
 			decisions = append(decisions, d)
-		case wait == 0 || left < wait:
+		} else if wait == 0 || left < wait {
 			wait = left
 		}
 	}
 
 	return decisions, wait
+}
+
+// settlesAfter returns after what time programs are attached to a device, not more than 0 if that is now. The caller
+// holds mu.
+func (m *DeviceMonitor) settlesAfter(d node.Decision, now time.Time) time.Duration {
+	if d.Class != node.ClassPods || m.datapath.Attachment() != Clsact {
+		return 0
+	}
+
+	return m.appeared[d.Index].Add(settleTime).Sub(now)
 }
 
 // decided returns the decisions about devices, nil if there are none yet.
@@ -360,6 +366,7 @@ func (m *DeviceMonitor) Status() ([]DeviceState, error) {
 			wanted, attached := decision.Class != node.ClassNone, d.Attached != ""
 			switch {
 			case m.leftOut[d.Index] != "":
+			case wanted && !attached && m.settlesAfter(decision, time.Now()) > 0:
 			case wanted && !attached:
 				problems = append(problems, "not attached")
 			case wanted && !m.replaced: // they may use maps that no agent writes any more

@@ -251,6 +251,7 @@ func TestRoomForBandwidthPlugin(t *testing.T) {
 
 	m.Set([]node.Decision{eth0})
 	attach(true)
+	wantProblem("")
 	if _, again := m.settled(time.Now()); again <= 0 || again > settleTime {
 		t.Errorf("the next try is after %v", again)
 	}
