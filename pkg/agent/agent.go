@@ -282,7 +282,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 		})
 	}
 	group.Go(func() error {
-		return node.Watch(ctx, node.Config{Log: cfg.Log, Bypassed: datapath.Bypassed, Update: func(state node.State) {
+		return node.Watch(ctx, node.Config{Log: cfg.Log, Bypassed: datapath.Bypassed, Rules: cfg.Devices, Update: func(state node.State) {
 			p.queue.Enqueue(func(m *model) { m.here.SetState(state) })
 		}})
 	})

@@ -20,6 +20,9 @@ type Decision struct {
 	Reason string
 }
 
+// turns reports whether packets that arrive on the device may leave again there.
+func (d Decision) turns() bool { return d.Class == ClassUplink && d.Bridge == 0 }
+
 // Decide returns for each device whether to attach to it and what it leads to, in
 // the order of devices.
 func Decide(devices []Device, rules Rules) []Decision {

@@ -50,9 +50,11 @@ func (r *reader) fillBypassed(devices []Device) string {
 	if r.bypassed == nil {
 		return ""
 	}
-	indices := make([]int, len(devices))
-	for i, d := range devices {
-		indices[i] = d.Index
+	var indices []int
+	for _, d := range Decide(devices, r.devices) {
+		if d.turns() {
+			indices = append(indices, d.Index)
+		}
 	}
 	var found map[int]string
 	err := InNamespace(r.ns, func() (err error) {

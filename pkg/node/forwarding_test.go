@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -118,15 +119,17 @@ func mustRun(t testing.TB, ns *lab.Namespace, command ...string) {
 // Programs of others that miss packets at an uplink are reported, with filters as soon as they are there.
 func TestWatchReportsBypassed(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
-	lab.MustVeth(t, lab.End{Namespace: ns, Device: "eth0"}, lab.End{Namespace: peer, Device: "eth0"})
+	uplink := lab.End{Namespace: ns, Device: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}}
+	lab.MustVeth(t, uplink, lab.End{Namespace: peer, Device: "eth0"})
+	lab.MustVeth(t, lab.End{Namespace: ns, Device: "veth0"}, lab.End{Namespace: peer, Device: "eth1"}) // of a pod
 	link, err := ns.Netlink().LinkByName("eth0")
 	lab.Must(t, err)
 	index := link.Attrs().Index
 	var inStack atomic.Pointer[string]
 	inStack.Store(new(string))
 	watch := mustWatch(t, ns, Config{Bypassed: func(devices []int) (map[int]string, error) {
-		if !slices.Contains(devices, index) {
-			return nil, fmt.Errorf("eth0 is not among %v", devices)
+		if !slices.Equal(devices, []int{index}) {
+			return nil, fmt.Errorf("devices are %v, and not eth0 alone", devices)
 		}
 		filters, err := netlink.FilterList(link, netlink.HANDLE_MIN_INGRESS) // of the thread's namespace
 		found := map[int]string{0: *inStack.Load()}

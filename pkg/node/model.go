@@ -187,11 +187,10 @@ func (m *Model) ThroughStack() string {
 	return cmp.Or(m.cfg.ThroughStack, m.state.Concern, bypassedAt(Decide(m.state.Devices, m.cfg.Devices)))
 }
 
-// bypassedAt returns what would miss packets that leave again where they arrive, or "": that is so at
-// uplinks other than ports of bridges.
+// bypassedAt returns what would miss packets that leave again where they arrive, or "".
 func bypassedAt(decisions []Decision) string {
 	for _, d := range decisions {
-		if d.Class == ClassUplink && d.Bridge == 0 && d.Bypassed != "" {
+		if d.turns() && d.Bypassed != "" {
 			return fmt.Sprintf("%q runs at the ingress of %s", d.Bypassed, d.Name)
 		}
 	}

@@ -75,6 +75,7 @@ type reader struct {
 	tables nftables
 
 	bypassed func(devices []int) (map[int]string, error) // see Config; it may be nil
+	devices  Rules                                       // of devices, see Config
 }
 
 // newReader returns a reader of the namespace ns. The caller closes it.

@@ -39,8 +39,11 @@ type Config struct {
 	Netns *os.File
 	// Bypassed names a program or filter of another owner that sees no packets which leave again at the
 	// ingress of their device, by the index of that device, or 0 if it is in the network stack. It is
-	// called in the namespace, with all of its devices. Nil means that there is none.
+	// called in the namespace, with the devices at which packets may leave again. Nil means that there
+	// is none.
 	Bypassed func(devices []int) (map[int]string, error)
+	// Rules decide which these devices are, as those of [Decide].
+	Rules Rules
 	// Log gets a warning when a subscription breaks and is renewed. Nil means
 	// no log.
 	Log *slog.Logger
@@ -124,7 +127,7 @@ func (w *watcher) follow(ctx context.Context) error {
 		return err
 	}
 	defer s.close()
-	s.reader.bypassed = w.config.Bypassed
+	s.reader.bypassed, s.reader.devices = w.config.Bypassed, w.config.Rules
 
 	return w.listOnChange(ctx, s)
 }
