@@ -139,6 +139,37 @@ __noinline int is_left_to_node_v6(struct bpf_sock_addr *ctx)
 }
 
 /*
+ * is_admitted_by_device reports whether the program at the pod's device decides whether the source
+ * ranges of a service port admit a socket of a pod. Its address here shows only who is refused: the
+ * pod may send by another one of its own, or masquerade. Where no device sees the packets, its
+ * address decides.
+ */
+static __always_inline bool is_admitted_by_device(struct bpf_sock_addr *ctx, bool v6,
+						  __u32 service_port_id)
+{
+	struct addr dst = hook_addr(ctx, v6), source;
+	enum source known;
+
+	if (find_in_netns(ctx, &dst) & LEADS_PAST_DEVICE)
+		return false;
+	known = source_of(ctx, v6, &dst, &source);
+	return known == SOURCE_FIRST ||
+	       (known == SOURCE_ONLY && is_in_ranges_of(service_port_id, &source));
+}
+
+/* is_admitted_by_device as global functions, which the verifier walks once. */
+
+__noinline int is_admitted_by_device_v4(struct bpf_sock_addr *ctx, __u32 service_port_id)
+{
+	return is_admitted_by_device(ctx, false, service_port_id);
+}
+
+__noinline int is_admitted_by_device_v6(struct bpf_sock_addr *ctx, __u32 service_port_id)
+{
+	return is_admitted_by_device(ctx, true, service_port_id);
+}
+
+/*
  * is_left_alone reports whether a socket must not be translated, although its destination is an
  * address of Services. The node's own sockets are translated here or nowhere: no device translates
  * what they send. pool is that of the destination, or empty.
@@ -151,6 +182,10 @@ static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6,
 		if (pool->flags & POOL_OPTED_OUT || is_left_to_pod(ctx, &original_dst->addr))
 			return true;
 		if (config_pod_opt_out && has_opted_out())
+			return true;
+		if (pool->flags & POOL_SOURCE_RANGES &&
+		    (v6 ? is_admitted_by_device_v6(ctx, pool->service_port_id) :
+			  is_admitted_by_device_v4(ctx, pool->service_port_id)))
 			return true;
 	}
 	if (!may_be_nodes(addr_hash(&original_dst->addr)))

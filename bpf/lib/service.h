@@ -180,16 +180,22 @@ static __always_inline enum reason why_no_frontend(const struct frontend_key *or
 
 /* loadBalancerSourceRanges: which clients may connect to a frontend. */
 
-/* is_in_ranges reports whether source_ranges lets src connect to the frontends of the pool. */
-static __always_inline bool is_in_ranges(const struct pool *pool, const struct addr *src)
+/* is_in_ranges_of reports whether source_ranges lets src connect to the service port. */
+static __always_inline bool is_in_ranges_of(__u32 service_port_id, const struct addr *src)
 {
 	struct source_range_key key = {
 		.prefix_len = 32 + 128,
-		.service_port_id = pool->service_port_id,
+		.service_port_id = service_port_id,
 		.addr = *src,
 	};
 
 	return bpf_map_lookup_elem(&sl_source_ranges, &key);
+}
+
+/* is_in_ranges reports whether source_ranges lets src connect to the frontends of the pool. */
+static __always_inline bool is_in_ranges(const struct pool *pool, const struct addr *src)
+{
+	return is_in_ranges_of(pool->service_port_id, src);
 }
 
 #endif

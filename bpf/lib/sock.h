@@ -181,22 +181,29 @@ static __always_inline bool joins_connection(struct bpf_sock_addr *ctx)
 
 /*
  * The address of a network namespace is found by global functions, which the verifier walks once.
- * Their arguments and results are addresses of the kernel's structures as numbers; 0 is none.
+ * Their arguments and results are addresses of the kernel's structures as numbers; 0 is none. With
+ * SEVERAL, there are more than the one.
  */
+
+#define SEVERAL 1ULL
 
 /* v4_addr_of returns the first global struct in_ifaddr of a device. */
 static __always_inline __u64 v4_addr_of(const struct net_device *dev)
 {
 	const struct in_device *in = BPF_CORE_READ(dev, ip_ptr);
 	const struct in_ifaddr *ifa = in ? BPF_CORE_READ(in, ifa_list) : NULL;
+	__u64 found = 0;
 	int i;
 
 	for (i = 0; i < MAX_ADDRS && ifa; i++) {
-		if (BPF_CORE_READ(ifa, ifa_scope) == V4_SCOPE_GLOBAL)
-			return (__u64)ifa;
+		if (BPF_CORE_READ(ifa, ifa_scope) == V4_SCOPE_GLOBAL) {
+			if (found)
+				return found | SEVERAL;
+			found = (__u64)ifa;
+		}
 		ifa = BPF_CORE_READ(ifa, ifa_next);
 	}
-	return 0;
+	return found;
 }
 
 /* v6_addr_of returns the first global struct inet6_ifaddr of a device. */
@@ -205,6 +212,7 @@ static __always_inline __u64 v6_addr_of(const struct net_device *dev)
 	const struct inet6_dev *in = BPF_CORE_READ(dev, ip6_ptr);
 	const struct inet6_ifaddr *ifa;
 	const struct list_head *at;
+	__u64 found = 0;
 	int i;
 
 	at = in ? BPF_CORE_READ(in, addr_list.next) : NULL;
@@ -212,11 +220,14 @@ static __always_inline __u64 v6_addr_of(const struct net_device *dev)
 		if (at == (void *)in + bpf_core_field_offset(struct inet6_dev, addr_list))
 			break;
 		ifa = container(at, struct inet6_ifaddr, if_list);
-		if (BPF_CORE_READ(ifa, scope) == V6_SCOPE_GLOBAL)
-			return (__u64)ifa;
+		if (BPF_CORE_READ(ifa, scope) == V6_SCOPE_GLOBAL) {
+			if (found)
+				return found | SEVERAL;
+			found = (__u64)ifa;
+		}
 		at = BPF_CORE_READ(at, next);
 	}
-	return 0;
+	return found;
 }
 
 /* addr_of_device is v4_addr_of or v6_addr_of for a device that is up and no loopback, else 0. */
@@ -235,6 +246,7 @@ __noinline __u64 addr_of_netns(__u64 netns, int v4)
 {
 	const struct net *net = (const struct net *)netns;
 	const struct list_head *at = BPF_CORE_READ(net, dev_base_head.next);
+	__u64 found = 0;
 	int i;
 
 	for (i = 0; i < MAX_DEVICES; i++) {
@@ -243,38 +255,54 @@ __noinline __u64 addr_of_netns(__u64 netns, int v4)
 		if (at == (void *)net + bpf_core_field_offset(struct net, dev_base_head))
 			break;
 		ifa = addr_of_device((__u64)container(at, struct net_device, dev_list), v4);
-		if (ifa)
+		if (ifa && found)
+			return found | SEVERAL;
+		if (ifa & SEVERAL)
 			return ifa;
+		found = ifa ?: found;
 		at = BPF_CORE_READ(at, next);
 	}
-	return 0;
+	return found;
 }
+
+/* How well the source address of a socket is known before the kernel has chosen one. */
+enum source {
+	SOURCE_NONE = 0, /* its network namespace has no address */
+	SOURCE_ONLY = 1, /* it is bound to this one, or its namespace has no other */
+	SOURCE_FIRST = 2, /* the first one of several */
+};
 
 /*
  * netns_addr sets a to the first global address, in the family of to, of the first device that is
  * up in the network namespace of the socket. Connect hooks run before the kernel chooses a source
  * address; a pod with one address will use this one.
  */
-static __always_inline bool netns_addr(struct bpf_sock_addr *ctx, const struct addr *to,
-				       struct addr *a)
+static __always_inline enum source netns_addr(struct bpf_sock_addr *ctx, const struct addr *to,
+					      struct addr *a)
 {
 	const struct sock *sk = sock_of(ctx);
 	const struct net *net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
 	bool v4 = addr_is_v4(to);
-	__u64 ifa = addr_of_netns((__u64)net, v4);
+	__u64 found = addr_of_netns((__u64)net, v4), ifa = found & ~SEVERAL;
 
 	if (!ifa)
-		return false;
+		return SOURCE_NONE;
 	if (v4)
 		*a = addr_of_v4(BPF_CORE_READ((const struct in_ifaddr *)ifa, ifa_local));
 	else
 		BPF_CORE_READ_INTO(a, (const struct inet6_ifaddr *)ifa, addr);
-	return true;
+	return found & SEVERAL ? SOURCE_FIRST : SOURCE_ONLY;
 }
 
 /*
  * The source address of a socket for loadBalancerSourceRanges, before the kernel has chosen one.
  */
+
+static __always_inline enum source source_of(struct bpf_sock_addr *ctx, bool v6,
+					     const struct addr *to, struct addr *source)
+{
+	return bound_addr(ctx, v6, source) ? SOURCE_ONLY : netns_addr(ctx, to, source);
+}
 
 /*
  * check_source checks the client against loadBalancerSourceRanges. The kernel has not chosen a
@@ -288,12 +316,10 @@ static __always_inline enum reason check_source(struct bpf_sock_addr *ctx, bool 
 
 	if (!(pool->flags & POOL_SOURCE_RANGES))
 		return REASON_NEXT;
-	if (!bound_addr(ctx, v6, &source)) {
-		if (is_host_netns(ctx))
-			return check_client(pool, NULL);
-		if (!netns_addr(ctx, to, &source))
-			return REASON_DROP_SOURCE_RANGE;
-	}
+	if (is_host_netns(ctx))
+		return check_client(pool, bound_addr(ctx, v6, &source) ? &source : NULL);
+	if (!source_of(ctx, v6, to, &source))
+		return REASON_DROP_SOURCE_RANGE;
 	return check_client(pool, &source);
 }
 

@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -149,16 +148,7 @@ func TestWhereNamespacesLead(t *testing.T) {
 	// A namespace to which hardware leads, or a device above one of the node (macvlan, ipvlan, a VLAN: here a
 	// tunnel), has no device on the node that translates.
 	above := w.behind(t, w.client.Namespace, "above", "172.19.1")
-	lab.MustDo(t, w.node.Namespace, func() error {
-		uplink, err := netlink.LinkByName(w.client.Device)
-		if err != nil {
-			return err
-		}
-
-		return errors.Join(netlink.LinkAdd(&netlink.Vxlan{
-			LinkAttrs: netlink.LinkAttrs{Name: "above", NetNsID: -1, Namespace: netlink.NsFd(above.Handle())}, VxlanId: 7, VtepDevIndex: uplink.Attrs().Index,
-		}))
-	})
+	w.mustPutAbove(t, above)
 
 	// Idle devices come before the one that counts, and that is down.
 	late := lab.MustNamespace(t, "late")
@@ -228,5 +218,20 @@ func (w *world) mustAttachPods(t testing.TB) {
 		}
 
 		return err
+	})
+}
+
+// mustPutAbove makes a device in ns that is above the node's one of the client pod.
+func (w *world) mustPutAbove(t testing.TB, ns *lab.Namespace) {
+	t.Helper()
+	lab.MustDo(t, w.node.Namespace, func() error {
+		lower, err := netlink.LinkByName(w.client.Device)
+		if err != nil {
+			return err
+		}
+
+		return netlink.LinkAdd(&netlink.Vxlan{
+			LinkAttrs: netlink.LinkAttrs{Name: "above", NetNsID: -1, Namespace: netlink.NsFd(ns.Handle())}, VxlanId: 7, VtepDevIndex: lower.Attrs().Index,
+		})
 	})
 }
