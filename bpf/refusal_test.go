@@ -190,7 +190,8 @@ func TestRefusalsOfAllAreLimited(t *testing.T) {
 	}, limited)
 }
 
-// Packets to an address in a ServiceCIDR of no Service are dropped, whatever they are.
+// Packets to an address in a ServiceCIDR of no Service are dropped, whatever they are, but not to that of a Service
+// which another proxy serves.
 func TestUnallocated(t *testing.T) {
 	each(t, everyplace, func(t *testing.T, w *world, p place) {
 		lab.Must(t, w.hand.ServiceCIDR(w.family.prefix("8.0.96.0/24")))
@@ -204,6 +205,12 @@ func TestUnallocated(t *testing.T) {
 		in := tcp(p.client, clusterIP, "S")
 		w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
 		w.ingress(t, p, tcp(p.client, "8.0.97.1:80", "S")).passes(maps.ReasonPassOtherTraffic)
+
+		lab.Must(t, w.hand.OtherProxy(w.family.prefix("8.0.96.200/32").Addr()))
+		for _, proto := range transports {
+			w.ingress(t, p, first(proto, p.client, "8.0.96.200:80")).passes(maps.ReasonPassOtherTraffic)
+		}
+		w.ingress(t, p, first(layers.IPProtocolTCP, p.client, "8.0.96.201:80")).drops(maps.ReasonDropUnallocated)
 	})
 }
 

@@ -144,6 +144,13 @@ type abiCidrKey struct {
 	Addr      abiAddr
 }
 
+type abiCidrUse uint32
+
+const (
+	abiCidrUseCIDR_OF_SERVICES    abiCidrUse = 1
+	abiCidrUseCIDR_OF_OTHER_PROXY abiCidrUse = 2
+)
+
 type abiClientKind uint32
 
 const (
@@ -726,6 +733,7 @@ const (
 	abiVarBtfBackendFlag    = "btf_backend_flag"
 	abiVarBtfChunk          = "btf_chunk"
 	abiVarBtfCidrCover      = "btf_cidr_cover"
+	abiVarBtfCidrUse        = "btf_cidr_use"
 	abiVarBtfClientKind     = "btf_client_kind"
 	abiVarBtfDeviceClass    = "btf_device_class"
 	abiVarBtfDeviceFlag     = "btf_device_flag"
@@ -857,6 +865,7 @@ type abiVariableSpecs struct {
 	BtfBackendFlag    *ebpf.VariableSpec `ebpf:"btf_backend_flag"`
 	BtfChunk          *ebpf.VariableSpec `ebpf:"btf_chunk"`
 	BtfCidrCover      *ebpf.VariableSpec `ebpf:"btf_cidr_cover"`
+	BtfCidrUse        *ebpf.VariableSpec `ebpf:"btf_cidr_use"`
 	BtfClientKind     *ebpf.VariableSpec `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.VariableSpec `ebpf:"btf_device_class"`
 	BtfDeviceFlag     *ebpf.VariableSpec `ebpf:"btf_device_flag"`
@@ -1007,6 +1016,7 @@ type abiVariables struct {
 	BtfBackendFlag    *ebpf.Variable `ebpf:"btf_backend_flag"`
 	BtfChunk          *ebpf.Variable `ebpf:"btf_chunk"`
 	BtfCidrCover      *ebpf.Variable `ebpf:"btf_cidr_cover"`
+	BtfCidrUse        *ebpf.Variable `ebpf:"btf_cidr_use"`
 	BtfClientKind     *ebpf.Variable `ebpf:"btf_client_kind"`
 	BtfDeviceClass    *ebpf.Variable `ebpf:"btf_device_class"`
 	BtfDeviceFlag     *ebpf.Variable `ebpf:"btf_device_flag"`

@@ -69,7 +69,7 @@ var descriptions = []description{
 	{name: NameAddrFilter, content: "64 bits of a filter of the addresses in `addrs`, by a hash; those of the node have two bits", writers: "agent"},
 	{name: NameDevices, content: "ifindex → source addresses of this node on the device, its bridge, whether packets may leave by it without passing the stack, and the number of its other end's network namespace", writers: "agent"},
 	{name: NameSourceRanges, content: "service port id, prefix → allowed", writers: "agent"},
-	{name: NameServiceCIDRs, content: "prefix → it is a ServiceCIDR", writers: "agent"},
+	{name: NameServiceCIDRs, content: "prefix → it is a ServiceCIDR, or the address of a Service that another proxy serves", writers: "agent"},
 	{name: NameCIDRCovers, content: "the first 64 bits of these prefixes, a filter of `service_cidrs`", writers: "agent"},
 	{name: NameLocalCIDRs, content: "prefix → it is of pods on this node (empty, unless `--detect-local-mode` requires addresses)", writers: "agent"},
 	{name: NameOptedOut, content: "UID of a pod of this node, with dashes and with underscores → its sockets are left alone (empty without `--pod-opt-out`)", writers: "agent"},

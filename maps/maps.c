@@ -8,6 +8,7 @@ const enum scope *btf_scope __attribute__((unused));
 const enum kind *btf_kind __attribute__((unused));
 const enum algorithm *btf_algorithm __attribute__((unused));
 const enum pool_flag *btf_pool_flag __attribute__((unused));
+const enum cidr_use *btf_cidr_use __attribute__((unused));
 const enum backend_flag *btf_backend_flag __attribute__((unused));
 const enum addr_flag *btf_addr_flag __attribute__((unused));
 const enum device_flag *btf_device_flag __attribute__((unused));

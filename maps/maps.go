@@ -89,6 +89,12 @@ const (
 	AddrService  = uint32(abiAddrFlagADDR_SERVICE)
 )
 
+// What ServiceCIDRs of [Tables] says of a prefix. The longest one that contains an address counts.
+const (
+	CIDROfServices   = uint32(abiCidrUseCIDR_OF_SERVICES)
+	CIDROfOtherProxy = uint32(abiCidrUseCIDR_OF_OTHER_PROXY)
+)
+
 // The kinds of clients in an [AffinityKey].
 const (
 	ClientNetns = uint32(abiClientKindCLIENT_NETNS)

@@ -20,7 +20,7 @@ type Tables struct {
 	PortFilter   *PortFilter                   //
 	Devices      Table[uint32, Device]         // by ifindex
 	SourceRanges Table[SourceRangeKey, uint32] // the value is always 1
-	ServiceCIDRs Table[CIDRKey, uint32]        // the value is always 1
+	ServiceCIDRs Table[CIDRKey, uint32]        // CIDROfServices, or CIDROfOtherProxy of single addresses
 	CIDRCovers   *CIDRCovers                   // of ServiceCIDRs
 	LocalCIDRs   Table[CIDRKey, uint32]        // the value is always 1
 	OptedOut     Table[PodUID, uint32]         // the value is always 1

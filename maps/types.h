@@ -417,6 +417,12 @@ struct cidr_key {
 	struct addr addr;
 };
 
+/* What service_cidrs says of a prefix; the longest one that contains an address counts. */
+enum cidr_use {
+	CIDR_OF_SERVICES = 1, /* an address of no Service is dropped */
+	CIDR_OF_OTHER_PROXY = 2, /* the address of a Service that another proxy serves */
+};
+
 /*
  * A pod by its UID, as the kubelet writes it in the name of the pod's cgroup: with dashes, or with
  * underscores if systemd makes the cgroups.

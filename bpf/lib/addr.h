@@ -129,11 +129,19 @@ static __always_inline bool may_be_service_cidr(const struct addr *a)
 	return covered;
 }
 
+/*
+ * is_service_cidr reports whether an address is in a Service CIDR, and not that of a Service which
+ * another proxy serves.
+ */
 static __always_inline bool is_service_cidr(const struct addr *a)
 {
 	struct cidr_key key = { .prefix_len = 128, .addr = *a };
+	const __u32 *use;
 
-	return may_be_service_cidr(a) && bpf_map_lookup_elem(&sl_service_cidrs, &key);
+	if (!may_be_service_cidr(a))
+		return false;
+	use = bpf_map_lookup_elem(&sl_service_cidrs, &key);
+	return use && *use == CIDR_OF_SERVICES;
 }
 
 /*

@@ -122,7 +122,12 @@ func (w *Writer) ServiceCIDR(cidr netip.Prefix) error {
 	key := maps.CIDRKeyOf(cidr)
 	w.tables.CIDRCovers.Add(key)
 
-	return w.tables.ServiceCIDRs.Put(key, 1)
+	return w.tables.ServiceCIDRs.Put(key, maps.CIDROfServices)
+}
+
+// OtherProxy adds the address of a Service that another proxy serves.
+func (w *Writer) OtherProxy(addr netip.Addr) error {
+	return w.tables.ServiceCIDRs.Put(maps.CIDRKeyOf(netip.PrefixFrom(addr, addr.BitLen())), maps.CIDROfOtherProxy)
 }
 
 // Mark adds flags to the use of an address.

@@ -3,6 +3,7 @@ package agent
 import (
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/pkg/config"
@@ -30,6 +31,7 @@ type model struct {
 	optOuts *kube.OptOuts
 
 	serviceCIDRs        []netip.Prefix
+	others              map[lb.ServiceName][]netip.Addr // the ClusterIPs of Services of other proxies
 	serviceCIDRsChanged bool
 
 	// problems are the parts of objects that had to be left out: by object or source
@@ -57,6 +59,7 @@ func newModel(cfg Config, p parts) *model {
 		here:                here,
 		eligible:            new(atomic.Bool),
 		optOuts:             kube.NewOptOuts(cfg.PodOptOut),
+		others:              map[lb.ServiceName][]netip.Addr{},
 		serviceCIDRsChanged: true, // if none are received, those of an earlier agent have to go
 		problems:            map[string][]lb.Problem{},
 		undecided:           map[lb.ServiceName]struct{}{},
@@ -70,6 +73,22 @@ func (m *model) setNode(n kube.Node) {
 	m.eligible.Store(n.Exists && !n.Leaving)
 	m.node.Name, m.node.Zone, m.node.PrimaryIPs = n.Name, n.Zone, m.here.PrimaryIPs()
 	m.state.SetNode(m.node)
+}
+
+// setOther notes the ClusterIPs of a Service if another proxy serves it; nil: it was deleted.
+func (m *model) setOther(name lb.ServiceName, svc *lb.Service) {
+	var addrs []netip.Addr
+	if svc != nil && svc.OtherProxy {
+		addrs = slices.DeleteFunc(slices.Clone(svc.ClusterIPs), func(ip netip.Addr) bool { return !ip.IsValid() })
+	}
+	if slices.Equal(addrs, m.others[name]) {
+		return
+	}
+	m.serviceCIDRsChanged = true
+	delete(m.others, name)
+	if len(addrs) > 0 {
+		m.others[name] = addrs
+	}
 }
 
 // report replaces the problems of one source. It logs and records those that are new.

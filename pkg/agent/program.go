@@ -1,6 +1,7 @@
 package agent
 
 import (
+	stdmaps "maps"
 	"slices"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -75,7 +76,7 @@ func (a *agent) programServiceCIDRs() {
 		return
 	}
 	a.model.serviceCIDRsChanged = false
-	a.writer.SetServiceCIDRs(a.model.serviceCIDRs)
+	a.writer.SetServiceCIDRs(a.model.serviceCIDRs, slices.Concat(slices.Collect(stdmaps.Values(a.model.others))...))
 	a.apply()
 }
 

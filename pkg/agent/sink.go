@@ -25,6 +25,7 @@ func (s sink) SetService(svc lb.Service, problems []lb.Problem) {
 	s.Batch(func(m *model) {
 		known := m.state.Service(svc.Name)
 		m.state.SetService(svc)
+		m.setOther(svc.Name, &svc)
 		m.claimsChanged = true
 		s.metrics.ServiceRead(metrics.FamiliesOf(&svc)|metrics.FamiliesOf(known), m.state.Service(svc.Name) != known)
 		m.report("Service "+svc.Name.String(), problems)
@@ -37,6 +38,7 @@ func (s sink) DeleteService(name lb.ServiceName) {
 	s.Batch(func(m *model) {
 		s.metrics.ServiceRead(metrics.Both, m.state.Service(name) != nil)
 		m.state.DeleteService(name)
+		m.setOther(name, nil)
 		m.claimsChanged = true
 		m.report("Service "+name.String(), nil)
 	})

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -135,6 +136,20 @@ func TestMissingBackends(t *testing.T) {
 		}
 		if name := mustAnswer(t, reply.Text).Name; name != "green" {
 			t.Errorf("%s answered, want green", name)
+		}
+	}
+}
+
+// What dials the address of a Service that another proxy serves is left to that proxy.
+func TestOtherProxy(t *testing.T) {
+	w := newWorld(t)
+	w.addRefusals(t)
+	pod := w.pod(t)
+	for _, at := range []string{"10.96.7.7:80", "[fd00:96::7]:80"} {
+		lab.Must(t, w.hand().OtherProxy(netip.MustParseAddrPort(at).Addr()))
+		counted := w.counted(t, func() { _ = mustSocket(t, pod, network("udp", at)).Connect(at) })
+		if diff := cmp.Diff(map[maps.Reason]uint64{maps.ReasonPassNoFrontend: 1}, counted); diff != "" {
+			t.Errorf("reasons of %s (-want +got):\n%s", at, diff)
 		}
 	}
 }

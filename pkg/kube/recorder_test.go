@@ -67,6 +67,9 @@ func (r *recorder) SetService(s lb.Service, problems []lb.Problem) {
 	if s.OptedOut {
 		value += " opted out"
 	}
+	if s.OtherProxy {
+		value += " of another proxy"
+	}
 	r.set("Service "+s.Name.String(), value, problems)
 }
 

@@ -26,6 +26,14 @@ const HealAnnotation = "sluice-lb.io/heal"
 func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
 	p := &parser{object: keyOf(kindService, &obj.ObjectMeta)}
 	spec := &obj.Spec
+	if _, other := obj.Labels[labelServiceProxyName]; other {
+		service := lb.Service{
+			Name:    lb.ServiceName{Namespace: p.object.namespace, Name: p.object.name},
+			Created: obj.CreationTimestamp.Time, OtherProxy: true,
+		}
+		service.ClusterIPs, service.Families = p.clusterIPs(spec)
+		return service, nil // what it has is the other proxy's to report
+	}
 	service := lb.Service{
 		Name:                lb.ServiceName{Namespace: p.object.namespace, Name: p.object.name},
 		Created:             obj.CreationTimestamp.Time,

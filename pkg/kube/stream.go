@@ -401,7 +401,7 @@ func isRead(entry []byte) bool {
 		if number == 1 {
 			switch string(value) {
 			case discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime, metav1.InitialEventsAnnotationKey,
-				AlgorithmAnnotation, HealAnnotation, SocketKey:
+				AlgorithmAnnotation, HealAnnotation, SocketKey, labelServiceProxyName:
 				read = true
 			}
 		}

@@ -281,11 +281,11 @@ func sleep(ctx context.Context, d time.Duration) {
 // labelServiceProxyName marks a Service as one of another proxy, with any value.
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// The select functions set the selectors of requests, which are exactly those of
-// kube-proxy. A watch reports an object that stops matching as deleted.
+// The select functions set the selectors of requests, which are those of kube-proxy, but for
+// Services of other proxies: their addresses must not be taken for ones that no Service has. A
+// watch reports an object that stops matching as deleted.
 
 func selectServices(options *metav1.ListOptions) {
-	options.LabelSelector = "!" + labelServiceProxyName
 	options.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
 }
 
@@ -304,8 +304,7 @@ func selectNode(name string) func(*metav1.ListOptions) {
 func selected(obj any, nodeName string) bool {
 	switch obj := obj.(type) {
 	case *corev1.Service:
-		_, optedOut := obj.Labels[labelServiceProxyName]
-		return !optedOut && obj.Spec.ClusterIP != corev1.ClusterIPNone
+		return obj.Spec.ClusterIP != corev1.ClusterIPNone
 	case *discoveryv1.EndpointSlice:
 		_, headless := obj.Labels[corev1.IsHeadlessService]
 		return !headless

@@ -70,17 +70,23 @@ func TestWatch(t *testing.T) {
 			mustBecome(t, sink, "ServiceCIDRs", "[]")
 			api.set(service("web", "10.96.0.3"))
 			mustBecome(t, sink, "Service default/web", "[10.96.0.3] [] [80/TCP]")
+			other := service("web", "10.96.0.3")
+			other.Labels = map[string]string{labelServiceProxyName: "other"}
+			api.set(other)
+			mustBecome(t, sink, "Service default/web", "[10.96.0.3] [] [] of another proxy")
+			api.set(service("web", "10.96.0.3"))
+			mustBecome(t, sink, "Service default/web", "[10.96.0.3] [] [80/TCP]")
 		})
 	}
 }
 
 // The requests must be those of kube-proxy, so that RBAC rules and the load of the API server
-// are the same.
+// are the same. Services of other proxies are requested, too: what has their addresses is not dropped.
 func TestWatchRequests(t *testing.T) {
 	for _, test := range []struct {
 		resource, labels, fields string
 	}{
-		{"services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"},
+		{"services", "", "spec.clusterIP!=None"},
 		{"endpointslices", "!service.kubernetes.io/headless", ""},
 		{"nodes", "", "metadata.name=node1"},
 		{"servicecidrs", "", ""},

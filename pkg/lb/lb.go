@@ -86,11 +86,11 @@ func (r Resolution) LocalReady(family Family) int {
 // them by name). It ignores slices of other Services. The result is read only and does
 // not keep slices.
 //
-// A headless Service and one of type ExternalName have no frontends. In a family in
+// A headless Service, one of type ExternalName and one of another proxy have no frontends. In a family in
 // which the Service has no ClusterIP, it has no frontends at all, not even node ports
 // and external addresses. The parts that are above the node's [Limits] are left out.
 func Resolve(svc *Service, slices []*EndpointSlice, node *Node) Resolution {
-	if svc.Type == ExternalName || len(svc.ClusterIPs) == 0 {
+	if svc.Type == ExternalName || svc.OtherProxy || len(svc.ClusterIPs) == 0 {
 		return Resolution{}
 	}
 	r := resolver{svc: svc, slices: slices, node: node}

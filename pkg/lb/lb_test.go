@@ -197,6 +197,7 @@ func TestWhichServicesCount(t *testing.T) {
 		{"one with a ClusterIP", web(), 4},
 		{"not a headless one", web(external, func(s *Service) { s.ClusterIPs = nil }), 0},
 		{"not an ExternalName, even with a ClusterIP", web(external, func(s *Service) { s.Type = ExternalName }), 0},
+		{"not one of another proxy", web(external, func(s *Service) { s.OtherProxy = true }), 0},
 		{"not one whose ClusterIP is no address", web(external, func(s *Service) { s.ClusterIPs = []netip.Addr{{}} }), 0},
 		{"not one without ports", web(func(s *Service) { s.Ports = nil }), 0},
 	} {

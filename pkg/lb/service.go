@@ -99,6 +99,10 @@ type Service struct {
 	Created time.Time // decides which of two Services owns an address that both claim
 	Type    ServiceType
 
+	// OtherProxy is set if another proxy serves it, by the label service.kubernetes.io/service-proxy-name.
+	// It has no frontends here, and of the other fields only its ClusterIPs count.
+	OtherProxy bool
+
 	// ClusterIPs is spec.clusterIPs, or spec.clusterIP alone where
 	// spec.ipFamilies is empty. A headless Service has none. Families is
 	// spec.ipFamilies, index by index the family of ClusterIPs.

@@ -17,7 +17,7 @@ var nodeTables = map[string]func(*Reconciler){
 	},
 	maps.NameDevices: func(r *Reconciler) { r.SetDevices(map[uint32]maps.Device{2: {Bridge: 7}}) },
 	maps.NameServiceCIDRs: func(r *Reconciler) {
-		r.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")})
+		r.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, nil)
 	},
 	maps.NameOptedOut: func(r *Reconciler) { r.SetOptedOut([]string{strings.Repeat("0", 36)}) },
 	maps.NameLocalCIDRs: func(r *Reconciler) {

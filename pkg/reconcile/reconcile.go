@@ -132,7 +132,15 @@ func New(cfg Config) (*Reconciler, error) {
 	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, cost: costSlot, room: &r.spans.room, used: &r.spans.used}
 	r.backends = array[maps.Backend]{Array: t.Backends, budget: m, text: backendText, cost: costOperation, room: &r.backendPlaces.room, used: &r.backendPlaces.used}
 	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.now)
-	r.serviceCIDRs.onAdd, r.serviceCIDRs.onRemove = t.CIDRCovers.Add, t.CIDRCovers.Remove
+	// Single addresses are excepted from a range that is covered.
+	cover := func(change func(maps.CIDRKey)) func(maps.CIDRKey) {
+		return func(k maps.CIDRKey) {
+			if !k.Prefix().IsSingleIP() {
+				change(k)
+			}
+		}
+	}
+	r.serviceCIDRs.onAdd, r.serviceCIDRs.onRemove = cover(t.CIDRCovers.Add), cover(t.CIDRCovers.Remove)
 	r.maps = []managed{
 		&r.servicePorts, &r.sourceRanges, r.addrs, r.devices, r.localCIDRs, r.optedOut,
 		&r.backends, &r.slots, &r.pools, &r.frontends, &r.frontendIDs, r.serviceCIDRs,
@@ -285,11 +293,16 @@ func (r *Reconciler) SetDevices(devices map[uint32]maps.Device) {
 	r.devices.replace(want)
 }
 
-// SetServiceCIDRs sets the ranges from which ClusterIPs are allocated. Programs drop packets to an
-// address in them that no Service has, so call it once the Services are Set; Apply writes them
-// when no Service is due. Adopted entries stay until the first call.
-func (r *Reconciler) SetServiceCIDRs(prefixes []netip.Prefix) {
-	r.serviceCIDRs.replace(cidrs(prefixes))
+// SetServiceCIDRs sets the ranges from which ClusterIPs are allocated, and the addresses in them of
+// Services that another proxy serves. Programs drop packets to an address in the ranges that no Service
+// has, so call it once the Services are Set; Apply writes them when no Service is due. A range of a
+// single address drops nothing. Adopted entries stay until the first call.
+func (r *Reconciler) SetServiceCIDRs(prefixes []netip.Prefix, others []netip.Addr) {
+	want := cidrs(slices.DeleteFunc(slices.Clone(prefixes), netip.Prefix.IsSingleIP))
+	for _, addr := range others {
+		want[maps.CIDRKeyOf(netip.PrefixFrom(addr, addr.BitLen()))] = maps.CIDROfOtherProxy
+	}
+	r.serviceCIDRs.replace(want)
 }
 
 // SetLocalCIDRs sets the ranges of pod addresses, where detectLocalMode needs them. Adopted

@@ -186,7 +186,15 @@ func (s *script) step(name, body string) (string, bool) {
 		s.r.SetNodeAddrs(mustParseNodeAddrs(s.t, body))
 		s.apply()
 	case "cidrs":
-		s.r.SetServiceCIDRs(mustParsePrefixes(s.t, body))
+		// Single addresses are those of Services of another proxy.
+		var others []netip.Addr
+		prefixes := mustParsePrefixes(s.t, body)
+		for _, prefix := range prefixes {
+			if prefix.IsSingleIP() {
+				others = append(others, prefix.Addr())
+			}
+		}
+		s.r.SetServiceCIDRs(prefixes, others)
 		s.apply()
 	case "local-cidrs":
 		s.r.SetLocalCIDRs(mustParsePrefixes(s.t, body))

@@ -24,6 +24,12 @@ A loopback, link-local or unspecified address means another destination in each 
 ` + "`status.loadBalancer.ingress: [{ip: 127.0.0.1}]`" + `, as minikube's tunnel writes it, localhost stays that of each pod and of the node. An API server refuses such addresses as external IPs and as endpoints, not as a load balancer's;
 kube-proxy has rules for them. The Service gets an Event that names the field, and its other addresses are in use.
 
+## Services of other proxies
+
+A Service with the label ` + "`service.kubernetes.io/service-proxy-name`" + ` has no frontends, as in kube-proxy, and packets to its ClusterIP pass, so that the other proxy gets them wherever it is: kube-proxy drops
+what nobody has translated only after that, Sluice drops packets to addresses of no Service before anybody sees them. So the agent's request for Services has no selector for the label. Up to a thousand
+such addresses pass.
+
 ## Rules of other owners
 
 Services are translated at devices before netfilter sees a packet, so rules in raw, mangle or any prerouting chain that match a node port or another address of a Service,
