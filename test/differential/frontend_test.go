@@ -158,9 +158,8 @@ func (s settings) nodePortsOf(svc *corev1.Service, port corev1.ServicePort) []fr
 				address: netip.AddrPortFrom(ip, uint16(port.NodePort)),
 			}
 			// Of all addresses, kube-proxy has the later ones too; with primary,
-			// neither proxy has. Ranges without loopback addresses are all there is.
-			segment := slices.Equal(s.nodePortAddresses, firstSegment)
-			if k == loopback && !segment || k == lateAddress && segment {
+			// neither proxy has.
+			if k == loopback || k == lateAddress && slices.Equal(s.nodePortAddresses, firstSegment) {
 				f.like = netip.AddrPortFrom(hostAddresses(1)[familyOf(ip)], uint16(port.NodePort))
 			}
 			all = append(all, f)

@@ -32,7 +32,7 @@ const waitTimeout = time.Minute
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	lab.UseProfile("plain")
+	lab.UseProfile("tuned")
 	flag.Parse()
 	cluster.Run(m)
 }

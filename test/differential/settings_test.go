@@ -23,8 +23,8 @@ const (
 // everyAddress are all local addresses but loopback.
 var everyAddress = []string{"0.0.0.0/0", "::/0"}
 
-// firstSegment are the addresses by which the nodes reach each other.
-var firstSegment = []string{"192.168.50.0/24", "fd00:50::/64"}
+// firstSegment are the addresses by which the nodes reach each other, and loopback.
+var firstSegment = []string{"192.168.50.0/24", "fd00:50::/64", "localhost"}
 
 func randomSettings(r *rand.Rand) settings {
 	s := settings{
@@ -35,9 +35,9 @@ func randomSettings(r *rand.Rand) settings {
 	case 0:
 		s.nodePortAddresses = everyAddress
 	case 1:
-		s.nodePortAddresses = firstSegment
-	case 2:
 		s.nodePortAddresses = []string{"primary", "localhost"}
+	case 3:
+		s.nodePortAddresses = firstSegment
 	}
 
 	return s

@@ -13,11 +13,12 @@ import (
 )
 
 // side is a lab with one of the proxies on its first node. Clients are there, in
-// a pod of that node that only dials, in two that answer too, and outside:
+// two pods of that node that only dial, in two that answer too, and outside:
 //
 //	API server ┄ tunnel ┄ node-1 192.168.50.1 ─┬─ pod-1-0 10.244.1.2  client
 //	        client, the proxy    192.168.51.1  ├─ pod-1-1 10.244.1.3  client, servers
-//	        servers       lo     192.168.60.6  └─ pod-1-2 10.244.1.4  client, servers
+//	        servers       lo     192.168.60.6  ├─ pod-1-2 10.244.1.4  client, servers
+//	                                           └─ pod-1-3 10.244.1.5  client
 //	                      node-2 192.168.50.2 ─┬─ pod-2-0 10.244.2.2  servers
 //	        servers              192.168.51.2  ├─ pod-2-1 10.244.2.3  servers
 //	                                           └─ pod-2-2 10.244.2.4  client
@@ -59,14 +60,14 @@ func mustSide(t testing.TB, name string) *side {
 	t.Helper()
 	s := &side{
 		name:    name,
-		Cluster: lab.MustNew(t, lab.Config{Nodes: 2, PodsPerNode: 3, Client: true, SecondUplink: true, Attachment: lab.PointToPoint}),
+		Cluster: lab.MustNew(t, lab.Config{Nodes: 2, PodsPerNode: sparePod + 1, Client: true, SecondUplink: true, Attachment: lab.PointToPoint}),
 		cgroup:  lab.MustCgroup(t, name),
 		callers: make(map[string]*lab.Caller),
 	}
 	lab.Must(t, s.configure())
 	s.mustAnswerElsewhere(t)
 	for _, pod := range s.Pods() {
-		if pod != s.Nodes[0].Pods[0] {
+		if pod != s.Nodes[0].Pods[0] && pod != s.Nodes[0].Pods[sparePod] {
 			lab.MustServe(t, pod.Namespace, pod.Name, ports(pod.At)...)
 		}
 	}
@@ -143,7 +144,7 @@ var sysctls = map[string]string{
 func (s *side) giveSpares() error {
 	var err error
 	for i := range outsiders {
-		for pod, spares := range map[*lab.Pod][]netip.Prefix{s.Nodes[0].Pods[0]: podSpares, s.Nodes[1].Pods[2]: otherSpares} {
+		for pod, spares := range map[*lab.Pod][]netip.Prefix{s.Nodes[0].Pods[sparePod]: podSpares, s.Nodes[1].Pods[2]: otherSpares} {
 			for _, spare := range addressesOf(spares[i]) {
 				err = errors.Join(err, pod.AddAddress("eth0", netip.PrefixFrom(spare, spare.BitLen())))
 			}

@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	lab.UseProfile("plain")
+	lab.UseProfile("firewall")
 	os.Exit(m.Run())
 }
 

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	lab.UseProfile("plain")
+	lab.UseProfile("most-ports")
 	cluster.Run(m)
 }
 
