@@ -59,6 +59,51 @@ func (w *world) mustRefuse(t *testing.T, from *lab.Caller, to service) {
 	dialTest{name: "no endpoints", from: from, to: to, ways: []way{clusterIP, loadBalancer}, errno: unix.ECONNREFUSED}.run(t, w)
 }
 
+// TestPodsWithASecondInterface has the client in the network of the pods' second device: they
+// have a way to it that does not pass by their node, for which the agent has --masquerade-all.
+//
+//	node-1 ── eth0 pod-1-1 net1 172.20.1.3 ══ second segment ══ eth1 172.20.0.100 client
+func TestPodsWithASecondInterface(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{
+		Config: lab.Config{Profile: "second-interface"}, filter: looseCNI, agent: []string{"--masquerade-all"},
+	})
+	first := w.Nodes[0]
+	near := [2]netip.Addr{netip.MustParseAddr("172.20.0.100"), netip.MustParseAddr("fd00:172:20::100")}
+	for _, f := range families {
+		network := netip.PrefixFrom(near[f], []int{16, 64}[f])
+		lab.Must(t, w.Client.AddAddress("eth1", network), first.AddRoute(network.Masked(), hostIPs(w.Client)[f]))
+	}
+	c := casesOf(w)
+	w.start(t, c.services()...)
+	for _, to := range []service{c.local, c.remote, c.host, c.remoteHost} {
+		t.Run("the client to "+to.backends[0].name, func(t *testing.T) {
+			w.mustReach(t, w.outside(t), near, to, fromOutside...)
+		})
+		t.Run("a pod to "+to.backends[0].name, func(t *testing.T) {
+			w.mustReach(t, lab.MustCaller(t, first.Pods[0].Namespace, w.cgroups[0]), [2]netip.Addr{}, to, everyWay...)
+			w.mustReach(t, w.optedOut(t, first.Pods[0]), [2]netip.Addr{}, to, everyWay...)
+		})
+	}
+	w.mustRefuse(t, w.outside(t), c.empty)
+}
+
+// TestGatewayPod has a host behind a pod dial Services. Other nodes have no route to it.
+//
+//	172.30.1.2 ── pod-1-0 ── node-1 ─┬─ pod-1-1, node-1
+//	                                 └─ pod-2-0, node-2
+func TestGatewayPod(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{Profile: "gateway-pod"}, filter: looseCNI})
+	c := casesOf(w)
+	w.start(t, c.services()...)
+	caller := lab.MustCaller(t, w.Nodes[0].Pods[0].Behind.Namespace, nil)
+	for _, to := range []service{c.local, c.remote, c.host, c.remoteHost} {
+		t.Run(to.backends[0].name, func(t *testing.T) { w.mustReach(t, caller, [2]netip.Addr{}, to, everyWay...) })
+	}
+	w.mustRefuse(t, caller, c.empty)
+}
+
 // TestNestedCluster has a cluster in a pod whose Services have addresses of the outer
 // cluster's. Its processes are in the pod's cgroup.
 //
